@@ -1,0 +1,42 @@
+/* One line an event on stderr: `ts level event key=value …`, or one JSON object a line on request.
+ * Values are quoted and escaped where they must be; a prompt's text is never logged unless log-prompts is on.
+ * A write that fails (full disk, closed pipe) is dropped and counted, never fatal, never blocking the engine's state.
+ *
+ *     log_event(LOG_INFO, "listening", LOG_STR("host", host), LOG_I64("port", port));
+ */
+#ifndef QUIRE_CONFIG_LOG_H
+#define QUIRE_CONFIG_LOG_H
+
+#include "config/base.h"
+
+enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR };
+enum log_format { LOG_TEXT, LOG_JSON };
+
+struct log_field {
+    const char *key;
+    enum { LOG_FIELD_STR, LOG_FIELD_I64, LOG_FIELD_F64 } type;
+    const char *str;
+    int64_t i64;
+    double f64;
+};
+
+#define LOG_STR(k, v) ((struct log_field){.key = (k), .type = LOG_FIELD_STR, .str = (v)})
+#define LOG_I64(k, v) ((struct log_field){.key = (k), .type = LOG_FIELD_I64, .i64 = (v)})
+#define LOG_F64(k, v) ((struct log_field){.key = (k), .type = LOG_FIELD_F64, .f64 = (v)})
+
+void log_setup(enum log_format format, enum log_level least);
+enum log_level log_least(void);
+/* Thread-safe; one write(2) a line. Field arrays end at n_fields. */
+void log_fields(enum log_level level, const char *event, const struct log_field *fields, size_t n_fields);
+/* Lines dropped because stderr did not take them. */
+uint64_t log_dropped(void);
+
+#define log_event(level, event, ...)                                            \
+    do {                                                                        \
+        if ((level) >= log_least()) {                                           \
+            const struct log_field log_f_[] = {__VA_ARGS__};                    \
+            log_fields((level), (event), log_f_, ARRAY_LEN(log_f_));            \
+        }                                                                       \
+    } while (0)
+
+#endif

@@ -1,0 +1,93 @@
+/* Every setting once: a row of the table in settings.c gives YAML key, flag, environment variable, aliases,
+ * type, bounds, default and help; `--help`, the README's reference, `quire config` and validation come from it.
+ * Precedence: flag, environment, file, default.
+ */
+#ifndef QUIRE_CONFIG_SETTINGS_H
+#define QUIRE_CONFIG_SETTINGS_H
+
+#include <stdio.h>
+
+#include "config/base.h"
+#include "config/log.h"
+
+enum device_kind { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
+enum dtype_choice { DTYPE_AUTO, DTYPE_BFLOAT16, DTYPE_FLOAT16, DTYPE_FLOAT32 };
+enum load_format { LOAD_AUTO, LOAD_SAFETENSORS, LOAD_GGUF, LOAD_DUMMY };
+enum preemption { PREEMPT_AUTO, PREEMPT_SWAP, PREEMPT_RECOMPUTE };
+enum policy { POLICY_FCFS, POLICY_PRIORITY };
+enum unknown_fields { UNKNOWN_WARN, UNKNOWN_REJECT };
+
+/* One entry of `prefixes:` in the YAML file. */
+struct prefix_setting {
+    char *text;
+};
+
+/* Strings are owned by the struct; NULL where nothing is set. */
+struct settings {
+    /* model */
+    char *model;               /* directory, file, hub name; "null" for the null executor; NULL: the bundled one */
+    char *served_model_name;   /* NULL: derived from `model` */
+    int device;                /* enum device_kind */
+    int dtype;                 /* enum dtype_choice */
+    int load_format;           /* enum load_format */
+    char *generation_config;   /* "auto" or "none" */
+    int64_t max_model_len;     /* tokens; 0: the model's, or what the pool holds */
+    /* scheduling and memory */
+    int64_t max_num_seqs;           /* 0: by device */
+    int64_t max_num_batched_tokens; /* 0: by device */
+    double target_itl_ms;           /* 0: throughput */
+    int64_t block_size;             /* tokens */
+    int64_t kv_blocks;              /* 0: from memory */
+    int64_t kv_cache_memory;        /* bytes; 0: from utilisation */
+    double gpu_memory_utilization;
+    int64_t swap_space;             /* bytes */
+    int preemption;                 /* enum preemption */
+    int policy;                     /* enum policy */
+    bool prefix_cache;
+    struct prefix_setting *prefixes; /* [n_prefixes], YAML only */
+    int64_t n_prefixes;
+    int64_t tensor_parallel_size;
+    int64_t pipeline_parallel_size;
+    bool deterministic;
+    int64_t threads;                /* 0: physical cores */
+    int64_t seed;                   /* -1: random */
+    /* server */
+    char *host;
+    int64_t port;
+    char *uds;
+    char *ssl_certfile;
+    char *ssl_keyfile;
+    char **api_key;                 /* [n_api_keys] */
+    int64_t n_api_keys;
+    char *api_key_file;
+    int64_t max_queue;
+    double queue_timeout;           /* seconds, 0: none */
+    double request_timeout;         /* seconds, 0: none */
+    int64_t max_connections;
+    int64_t max_body_bytes;
+    int64_t http_threads;           /* 0: by cores */
+    double shutdown_timeout;        /* seconds */
+    double step_timeout;            /* seconds */
+    char *metrics_prefix;
+    int unknown_fields;             /* enum unknown_fields */
+    int64_t max_logprobs;
+    int log_format;                 /* enum log_format */
+    int log_level;                  /* enum log_level */
+    bool log_prompts;
+    char *cors_origins;             /* comma-separated, or NULL */
+    bool ui;
+    char *config;                   /* the YAML file that was read, or NULL */
+};
+
+/* Read flags (argv without the program and subcommand names), environment and file into `ret`.
+ * `help` is set where --help was given (the caller prints settings_help). On error nothing is left allocated. */
+int settings_load(struct settings *ret, int argc, char **argv, char **env, bool *ret_help, struct err *e);
+void settings_release(struct settings *s);
+/* `--help` text of all settings, grouped. */
+void settings_help(FILE *out);
+/* Markdown reference for the README. */
+void settings_markdown(FILE *out);
+/* `quire config`: every setting as YAML, each with a comment naming where its value came from. Keys are masked. */
+void settings_print(const struct settings *s, FILE *out);
+
+#endif

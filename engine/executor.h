@@ -1,0 +1,31 @@
+/* The seam between the engine and what computes: launch a batch, wait for its results.
+ *
+ * Real ones: runner.c (one rank: a model on a backend), null.c (answers at once), ranks.c (many; later). In tests: the
+ * oracle, whose memory holds token ids. Launches take effect in order; at most `depth` launches may be outstanding
+ * when another is made (so depth + 1 in flight), and waits return results in launch order.
+ */
+#ifndef QUIRE_ENGINE_EXECUTOR_H
+#define QUIRE_ENGINE_EXECUTOR_H
+
+#include "kernels/batch.h"
+
+struct executor_info {
+    int32_t vocab;         /* width of the logits */
+    int32_t max_len;       /* longest sequence it can hold */
+    int32_t n_blocks, n_host_blocks;
+    int32_t block_size;    /* tokens */
+    int64_t block_bytes;
+    int32_t depth;
+    char device[160];
+};
+
+struct executor {
+    struct executor_info info;
+    /* The arrays of `b` are not read after return. ERR_DEVICE is sticky. */
+    int (*launch)(struct executor *x, const struct batch *b, struct err *e);
+    /* Results of the oldest launch not waited for; arrays hold until the next wait but one. */
+    int (*wait)(struct executor *x, struct results *ret, struct err *e);
+    void (*free)(struct executor *x);
+};
+
+#endif
