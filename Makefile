@@ -1,0 +1,233 @@
+# Quire's build: `make help` lists the targets. Out of tree in $(BUILD); sources are found by wildcard, so a new file needs
+# no line here. What a file's name decides:
+#   *_avx2.c *_avx512.c *_avx512bf16.c   x86-64 only, compiled for that instruction set and entered after a run-time check
+#   *_neon.c                             aarch64 only
+#   tests/test_*.c                       a unit test: its own main, linked to everything but server/main.c
+#   tests/fuzz/fuzz_*.c                  a libFuzzer target
+#   tests/sim/*.c, tests/bench/*.c       a program where the file has a main, shared by the tests where it has none
+# Everything else is compiled for the oldest machine that is supported (x86-64-v2), never for the machine that builds.
+
+MAKEFLAGS += --no-builtin-rules
+.SUFFIXES:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := all
+
+BUILD ?= build
+PREFIX ?= /usr/local
+DESTDIR ?=
+ifeq ($(origin CC),default)
+CC := cc
+endif
+CFLAGS ?= -O2 -g
+SANITIZE ?=
+WERROR ?= -Werror
+FUZZ_SECONDS ?= 60
+CLANG ?= clang
+PYTHON ?= $(firstword $(wildcard build/venv/bin/python) python3)
+
+# ---- sources ------------------------------------------------------------------------------------------------------
+
+arch := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
+other_isa := $(if $(filter x86_64,$(arch)),,%_avx2.c %_avx512.c %_avx512bf16.c) $(if $(filter aarch64,$(arch)),,%_neon.c)
+rooms := config kernels kernels/cpu models engine server
+sources := $(filter-out $(other_isa),$(foreach d,$(rooms),$(wildcard $(d)/*.c)) $(wildcard kernels/cuda/heuristics*.c))
+lib_sources := $(filter-out server/main.c,$(sources))
+unit_sources := $(wildcard tests/test_*.c)
+fuzz_sources := $(wildcard tests/fuzz/fuzz_*.c)
+# A file of tests/sim or tests/bench that has a main is a program, the others are shared.
+tool_candidates := $(wildcard tests/sim/*.c tests/bench/*.c)
+tool_sources := $(if $(tool_candidates),$(shell grep -lw '^int main' $(tool_candidates)))
+shared_sources := $(filter-out $(tool_sources),$(tool_candidates))
+
+lib_objects := $(lib_sources:%.c=$(BUILD)/obj/%.o)
+main_object := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard server/main.c))
+shared_objects := $(shared_sources:%.c=$(BUILD)/obj/%.o)
+objects := $(lib_objects) $(main_object) $(shared_objects) \
+    $(patsubst %.c,$(BUILD)/obj/%.o,$(unit_sources) $(tool_sources) $(fuzz_sources))
+
+lib := $(BUILD)/libquire.a
+shared := $(if $(shared_objects),$(BUILD)/libshared.a)
+quire := $(if $(main_object),$(BUILD)/quire)
+units := $(unit_sources:tests/%.c=$(BUILD)/tests/%)
+tools := $(tool_sources:tests/%.c=$(BUILD)/tests/%)
+sim_tools := $(filter $(BUILD)/tests/sim/%,$(tools))
+bench_tools := $(filter $(BUILD)/tests/bench/%,$(tools))
+fuzzers := $(fuzz_sources:tests/fuzz/%.c=$(BUILD)/tests/fuzz/%)
+
+# ---- flags --------------------------------------------------------------------------------------------------------
+
+packages := libmicrohttpd libcjson yaml-0.1 libxxhash libpcre2-8 libutf8proc ck
+no_build := help clean format lint
+ifneq ($(if $(MAKECMDGOALS),$(filter-out $(no_build),$(MAKECMDGOALS)),all),)
+package_cflags := $(shell pkg-config --cflags $(packages) 2>/dev/null || echo missing)
+ifeq ($(package_cflags),missing)
+$(error libraries are missing (needed: $(packages) and oneDNN): run scripts/install-deps)
+endif
+package_libs := $(shell pkg-config --libs $(packages))
+endif
+
+baseline := $(if $(filter x86_64,$(arch)),-march=x86-64-v2)
+warnings := -Wall -Wextra -Wstrict-prototypes -Wmissing-prototypes -Wvla $(WERROR)
+hardening := -fstack-protector-strong $(if $(SANITIZE),,-D_FORTIFY_SOURCE=2)
+compile := -std=c11 -D_GNU_SOURCE -I. $(warnings) $(baseline) -fno-math-errno $(hardening) $(package_cflags) $(SANITIZE) $(CFLAGS)
+libs := $(package_libs) -ldnnl -ldl -lm -pthread
+link := -pthread -Wl,-z,relro,-z,now $(SANITIZE) $(CFLAGS) $(LDFLAGS)
+
+avx2 := -mavx2 -mfma -mf16c
+avx512 := $(avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq
+$(BUILD)/obj/%_avx2.o: isa := $(avx2)
+$(BUILD)/obj/%_avx512.o: isa := $(avx512)
+$(BUILD)/obj/%_avx512bf16.o: isa := $(avx512) -mavx512bf16
+
+# Other flags mean other objects: the stamp changes when they do.
+stamp := $(BUILD)/flags
+flags_text := $(CC) $(compile) $(link)
+ifneq ($(package_cflags),)
+ifneq ($(flags_text),$(file <$(stamp)))
+$(shell mkdir -p $(BUILD))
+$(file >$(stamp),$(flags_text))
+endif
+endif
+
+# ---- the daemon ---------------------------------------------------------------------------------------------------
+
+.PHONY: all
+all: $(lib) $(quire) ## build/quire and build/libquire.a (the default)
+
+$(BUILD)/obj/%.o: %.c $(stamp)
+	@mkdir -p $(@D)
+	$(CC) $(compile) $(isa) -MMD -MP -c -o $@ $<
+
+$(stamp): ;
+
+# Made anew, so that a source that is gone leaves no object behind.
+$(lib): $(lib_objects)
+	@rm -f $@
+	$(AR) rcs $@ $^
+
+$(BUILD)/libshared.a: $(shared_objects)
+	@rm -f $@
+	$(AR) rcs $@ $^
+
+$(BUILD)/quire: $(main_object) $(lib)
+	$(CC) $(link) -o $@ $^ $(libs)
+
+# ---- tests --------------------------------------------------------------------------------------------------------
+
+.PHONY: check unit units tools bench asan tsan valgrind
+check: all units tools ## every test that this machine can run; scripts/check also installs what it needs
+	scripts/run-tests --build $(BUILD)
+
+unit: units ## the unit tests alone
+	scripts/run-tests --build $(BUILD) unit
+
+units: $(units)
+
+tools: $(sim_tools)
+
+$(units) $(tools): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(shared) $(lib)
+	@mkdir -p $(@D)
+	$(CC) $(link) -o $@ $^ $(libs) $(if $(filter $(units),$@),-lcmocka)
+
+bench: all $(bench_tools) ## build the measuring programs of tests/bench into build/tests/bench
+	@printf 'run one of:\n'; printf '  %s\n' $(bench_tools)
+
+asan: ## the unit tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(MAKE) BUILD=build/asan CFLAGS="-O1 -g" \
+	    SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" unit
+
+tsan: ## the unit tests under ThreadSanitizer
+	$(MAKE) BUILD=build/tsan CFLAGS="-O1 -g" SANITIZE="-fsanitize=thread -fno-omit-frame-pointer" unit
+
+valgrind: units ## the unit tests under valgrind (slow)
+	QUIRE_TEST_WRAPPER="valgrind -q --error-exitcode=99 --leak-check=full" scripts/run-tests --build $(BUILD) unit
+
+# ---- fuzzing: clang and its libFuzzer, everything instrumented for coverage ---------------------------------------
+
+.PHONY: fuzz fuzzers
+fuzz: ## every parser's fuzz target for FUZZ_SECONDS (60) each, with the lines covered
+	@command -v $(CLANG) >/dev/null || { echo "make fuzz needs clang: apt-get install clang llvm"; exit 1; }
+	$(MAKE) BUILD=build/fuzz CC=$(CLANG) CFLAGS="-O1 -g" WERROR= \
+	    SANITIZE="-fsanitize=fuzzer-no-link,address,undefined -fprofile-instr-generate -fcoverage-mapping" fuzzers
+	scripts/fuzz --build build/fuzz --seconds $(FUZZ_SECONDS)
+
+fuzzers: $(fuzzers)
+
+$(fuzzers): $(BUILD)/tests/fuzz/%: $(BUILD)/obj/tests/fuzz/%.o $(lib)
+	@mkdir -p $(@D)
+	$(CC) $(link) -fsanitize=fuzzer -o $@ $^ $(libs)
+
+$(BUILD)/obj/tests/fuzz/%.o: warnings += -Wno-missing-prototypes
+
+# ---- CUDA plugin --------------------------------------------------------------------------------------------------
+
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(firstword $(realpath $(shell command -v nvcc)) $(wildcard /usr/local/cuda/bin/nvcc)))
+CUDA_ARCHS ?= sm_80 sm_86 sm_89 sm_90a
+CUDA_PTX ?= compute_80
+NVCC_FLAGS ?= -O3 -lineinfo
+nvcc := $(CUDA_HOME)/bin/nvcc
+cuda_dir := $(BUILD)/cuda
+cuda_objects := $(patsubst %,$(cuda_dir)/%.o,$(wildcard kernels/cuda/*.cu kernels/cuda/*.c))
+# What the plugin uses of config/ and kernels/ it carries itself, hidden; the linker drops the rest.
+cuda_host := $(patsubst %,$(cuda_dir)/%.o,$(wildcard config/*.c kernels/*.c))
+gencode := $(foreach a,$(CUDA_ARCHS),-gencode arch=$(a:sm_%=compute_%),code=$(a)) \
+    $(foreach a,$(CUDA_PTX),-gencode arch=$(a),code=$(a))
+pic := -fPIC -fvisibility=hidden -ffunction-sections -fdata-sections
+
+.PHONY: cuda
+cuda: $(if $(CUDA_HOME),$(BUILD)/libquire_cuda.so,no-nvcc) ## build/libquire_cuda.so, the plugin for NVIDIA GPUs (CUDA_ARCHS="sm_90a" for one kind)
+
+.PHONY: no-nvcc
+no-nvcc:
+	@echo "make cuda needs NVIDIA's nvcc (the CUDA toolkit, 12.0 or newer): not on PATH, not in /usr/local/cuda; or set CUDA_HOME"
+	@exit 1
+
+$(cuda_dir)/%.cu.o: %.cu $(cuda_dir)/flags
+	@mkdir -p $(@D)
+	$(nvcc) -std=c++17 $(NVCC_FLAGS) $(gencode) -I. -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-g -Werror all-warnings \
+	    -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+
+$(cuda_dir)/%.c.o: %.c $(cuda_dir)/flags
+	@mkdir -p $(@D)
+	$(CC) $(compile) $(pic) -isystem $(CUDA_HOME)/include -MMD -MP -c -o $@ $<
+
+$(cuda_dir)/libhost.a: $(cuda_host)
+	@rm -f $@
+	$(AR) rcs $@ $^
+
+# Visible is what a file marks so: quire_backend_open.
+$(BUILD)/libquire_cuda.so: $(cuda_objects) $(cuda_dir)/libhost.a
+	$(CC) -shared $(link) -Wl,--gc-sections -Wl,--exclude-libs,ALL -o $@ $^ -L$(CUDA_HOME)/lib64 \
+	    -Wl,--push-state,--as-needed -lcublasLt $(CUDA_LIBS) -Wl,--pop-state -lcudart_static -lstdc++ -lrt -ldl -lm -pthread
+
+cuda_flags := $(CUDA_HOME) $(NVCC_FLAGS) $(gencode) $(pic)
+ifneq ($(filter cuda $(BUILD)/libquire_cuda.so,$(MAKECMDGOALS)),)
+ifneq ($(cuda_flags),$(file <$(cuda_dir)/flags))
+$(shell mkdir -p $(cuda_dir))
+$(file >$(cuda_dir)/flags,$(cuda_flags))
+endif
+endif
+$(cuda_dir)/flags: ;
+
+# ---- house-keeping ------------------------------------------------------------------------------------------------
+
+c_files := $(foreach d,$(rooms) kernels/cuda tests tests/sim tests/bench tests/fuzz,$(wildcard $(d)/*.c $(d)/*.h))
+
+.PHONY: format lint install clean help
+format: ## clang-format every C file in place
+	clang-format -i $(c_files)
+
+lint: ## include arrows, headers alone, the scheduler's purity, formatting, the README's settings
+	scripts/run-tests --build $(BUILD) lint
+
+install: all ## into $(DESTDIR)$(PREFIX): the daemon, its settings, its systemd unit, the demo model
+	install -D -m 755 $(BUILD)/quire $(DESTDIR)$(PREFIX)/bin/quire
+
+clean: ## remove what was built (build/venv stays)
+	find $(BUILD) -mindepth 1 -maxdepth 1 ! -name venv -exec rm -rf {} +
+
+help: ## this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo "  variables: BUILD=build PREFIX=/usr/local DESTDIR= CC=cc CFLAGS='-O2 -g' CUDA_ARCHS='sm_80 ...' FUZZ_SECONDS=60"
+
+-include $(objects:.o=.d) $(cuda_objects:.o=.d) $(cuda_host:.o=.d)

@@ -1,0 +1,74 @@
+/* Error values and time. */
+#include "config/base.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+static int err_fill(struct err *e, int code, const char *param, const char *fmt, va_list args)
+{
+    if (e == NULL)
+        return code;
+    e->code = code;
+    snprintf(e->param, sizeof e->param, "%s", param);
+    vsnprintf(e->text, sizeof e->text, fmt, args);
+    return code;
+}
+
+int err_set(struct err *e, int code, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    err_fill(e, code, "", fmt, args);
+    va_end(args);
+    return code;
+}
+
+int err_set_param(struct err *e, int code, const char *param, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    err_fill(e, code, param, fmt, args);
+    va_end(args);
+    return code;
+}
+
+int err_prefix(struct err *e, const char *fmt, ...)
+{
+    if (e == NULL)
+        return ERR_INVALID;
+
+    char context[sizeof e->text];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(context, sizeof context, fmt, args);
+    va_end(args);
+
+    /* A text too long for the room loses its end, never its beginning: the context says where to look. */
+    char tail[sizeof e->text];
+    memcpy(tail, e->text, sizeof tail);
+    size_t used = strlen(context);
+    memcpy(e->text, context, used + 1);
+    const char *part[] = {": ", tail};
+    for (size_t i = 0; i < ARRAY_LEN(part); i++) {
+        size_t room = sizeof e->text - 1 - used;
+        size_t len = strnlen(part[i], sizeof tail);
+        size_t take = MIN(len, room);
+        memcpy(e->text + used, part[i], take);
+        used += take;
+    }
+    e->text[used] = '\0';
+    return e->code;
+}
+
+int err_nomem(struct err *e, const char *what)
+{
+    return err_set(e, ERR_NOMEM, "out of memory: %s", what);
+}
+
+int64_t clock_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
