@@ -25,6 +25,12 @@ FUZZ_SECONDS ?= 60
 CLANG ?= clang
 PYTHON ?= $(firstword $(wildcard build/venv/bin/python) python3)
 
+# `make V=1` shows the commands.
+ifeq ($(V),)
+Q := @
+say = @printf '  %-5s %s\n' $1 $2
+endif
+
 # ---- sources ------------------------------------------------------------------------------------------------------
 
 arch := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
@@ -96,21 +102,23 @@ all: $(lib) $(quire) ## build/quire and build/libquire.a (the default)
 
 $(BUILD)/obj/%.o: %.c $(stamp)
 	@mkdir -p $(@D)
-	$(CC) $(compile) $(isa) -MMD -MP -c -o $@ $<
+	$(call say,CC,$<)
+	$(Q)$(CC) $(compile) $(isa) -MMD -MP -c -o $@ $<
 
 $(stamp): ;
 
 # Made anew, so that a source that is gone leaves no object behind.
 $(lib): $(lib_objects)
 	@rm -f $@
-	$(AR) rcs $@ $^
+	$(Q)$(AR) rcs $@ $^
 
 $(BUILD)/libshared.a: $(shared_objects)
 	@rm -f $@
-	$(AR) rcs $@ $^
+	$(Q)$(AR) rcs $@ $^
 
 $(BUILD)/quire: $(main_object) $(lib)
-	$(CC) $(link) -o $@ $^ $(libs)
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(link) -o $@ $^ $(libs)
 
 # ---- tests --------------------------------------------------------------------------------------------------------
 
@@ -127,7 +135,8 @@ tools: $(sim_tools)
 
 $(units) $(tools): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(shared) $(lib)
 	@mkdir -p $(@D)
-	$(CC) $(link) -o $@ $^ $(libs) $(if $(filter $(units),$@),-lcmocka)
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(link) -o $@ $^ $(libs) $(if $(filter $(units),$@),-lcmocka)
 
 bench: all $(bench_tools) ## build the measuring programs of tests/bench into build/tests/bench
 	@printf 'run one of:\n'; printf '  %s\n' $(bench_tools)
@@ -155,7 +164,8 @@ fuzzers: $(fuzzers)
 
 $(fuzzers): $(BUILD)/tests/fuzz/%: $(BUILD)/obj/tests/fuzz/%.o $(lib)
 	@mkdir -p $(@D)
-	$(CC) $(link) -fsanitize=fuzzer -o $@ $^ $(libs)
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(link) -fsanitize=fuzzer -o $@ $^ $(libs)
 
 $(BUILD)/obj/tests/fuzz/%.o: warnings += -Wno-missing-prototypes
 
@@ -184,20 +194,23 @@ no-nvcc:
 
 $(cuda_dir)/%.cu.o: %.cu $(cuda_dir)/flags
 	@mkdir -p $(@D)
-	$(nvcc) -std=c++17 $(NVCC_FLAGS) $(gencode) -I. -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-g -Werror all-warnings \
+	$(call say,NVCC,$<)
+	$(Q)$(nvcc) -std=c++17 $(NVCC_FLAGS) $(gencode) -I. -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-g -Werror all-warnings \
 	    -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 
 $(cuda_dir)/%.c.o: %.c $(cuda_dir)/flags
 	@mkdir -p $(@D)
-	$(CC) $(compile) $(pic) -isystem $(CUDA_HOME)/include -MMD -MP -c -o $@ $<
+	$(call say,CC,$<)
+	$(Q)$(CC) $(compile) $(pic) -isystem $(CUDA_HOME)/include -MMD -MP -c -o $@ $<
 
 $(cuda_dir)/libhost.a: $(cuda_host)
 	@rm -f $@
-	$(AR) rcs $@ $^
+	$(Q)$(AR) rcs $@ $^
 
 # Visible is what a file marks so: quire_backend_open.
 $(BUILD)/libquire_cuda.so: $(cuda_objects) $(cuda_dir)/libhost.a
-	$(CC) -shared $(link) -Wl,--gc-sections -Wl,--exclude-libs,ALL -o $@ $^ -L$(CUDA_HOME)/lib64 \
+	$(call say,LINK,$@)
+	$(Q)$(CC) -shared $(link) -Wl,--gc-sections -Wl,--exclude-libs,ALL -o $@ $^ -L$(CUDA_HOME)/lib64 \
 	    -Wl,--push-state,--as-needed -lcublasLt $(CUDA_LIBS) -Wl,--pop-state -lcudart_static -lstdc++ -lrt -ldl -lm -pthread
 
 cuda_flags := $(CUDA_HOME) $(NVCC_FLAGS) $(gencode) $(pic)
