@@ -45,9 +45,12 @@ int err_nomem(struct err *e, const char *what);
 #define ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
-#define CONTAINER_OF(ptr, type, member) ((type *)((char *)(ptr) - offsetof(type, member)))
+#define CONTAINER_OF(ptr, type, member) ((type *)((char *)(ptr)-offsetof(type, member)))
 
-static inline int64_t div_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline int64_t div_ceil(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
 
 /* CLOCK_MONOTONIC in microseconds. */
 int64_t clock_us(void);

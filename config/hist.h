@@ -9,9 +9,9 @@
 enum { HIST_MAX_BUCKETS = 24 };
 
 struct hist {
-    const double *bound;                              /* [n_bounds] upper bounds, ascending; +Inf is implied */
+    const double *bound; /* [n_bounds] upper bounds, ascending; +Inf is implied */
     int n_bounds;
-    _Atomic uint64_t count[HIST_MAX_BUCKETS + 1];     /* one a bucket, not cumulative */
+    _Atomic uint64_t count[HIST_MAX_BUCKETS + 1]; /* one a bucket, not cumulative */
     _Atomic double sum;
 };
 

@@ -3,34 +3,34 @@
 #define QUIRE_CONFIG_LIMITS_H
 
 enum {
-    LIMIT_PROMPTS = 1024,            /* prompts a request */
-    LIMIT_CHOICES = 128,             /* n, best_of, beam_width */
-    LIMIT_REQUEST_CHOICES = 4096,    /* prompts x best_of of one HTTP request */
+    LIMIT_PROMPTS = 1024,         /* prompts a request */
+    LIMIT_CHOICES = 128,          /* n, best_of, beam_width */
+    LIMIT_REQUEST_CHOICES = 4096, /* prompts x best_of of one HTTP request */
     LIMIT_STOP_STRINGS = 16,
-    LIMIT_STOP_BYTES = 1024,         /* one stop string */
+    LIMIT_STOP_BYTES = 1024, /* one stop string */
     LIMIT_STOP_TOKEN_IDS = 128,
     LIMIT_BAD_WORDS = 128,
-    LIMIT_BAD_WORD_TOKENS = 16,      /* one bad word, encoded */
+    LIMIT_BAD_WORD_TOKENS = 16, /* one bad word, encoded */
     LIMIT_LOGIT_BIAS = 1024,
     LIMIT_ALLOWED_TOKEN_IDS = 65536,
-    LIMIT_LOGPROBS = 20,             /* ceiling of the setting max_logprobs */
-    LIMIT_CANDIDATES = 2 * 128,      /* top-2k of a beam row */
-    LIMIT_JSON_DEPTH = 32,           /* request bodies */
-    LIMIT_FILE_JSON_DEPTH = 64,      /* config.json, tokenizer.json, safetensors headers */
+    LIMIT_LOGPROBS = 20,        /* ceiling of the setting max_logprobs */
+    LIMIT_CANDIDATES = 2 * 128, /* top-2k of a beam row */
+    LIMIT_JSON_DEPTH = 32,      /* request bodies */
+    LIMIT_FILE_JSON_DEPTH = 64, /* config.json, tokenizer.json, safetensors headers */
     LIMIT_HEADER_BYTES = 16 * 1024,
     LIMIT_REQUEST_ID_BYTES = 128,
     LIMIT_CACHE_SALT_BYTES = 256,
     LIMIT_MODEL_NAME_BYTES = 256,
-    LIMIT_STREAM_BYTES = 1024 * 1024,/* unread bytes of one stream before its client is cut off */
-    LIMIT_KEEPALIVE_S = 10,          /* silence on a stream before an SSE comment */
+    LIMIT_STREAM_BYTES = 1024 * 1024, /* unread bytes of one stream before its client is cut off */
+    LIMIT_KEEPALIVE_S = 10,           /* silence on a stream before an SSE comment */
     LIMIT_API_KEYS = 1024,
-    LIMIT_MODEL_LEN = 1 << 20,       /* positions: 2^20 */
+    LIMIT_MODEL_LEN = 1 << 20, /* positions: 2^20 */
     LIMIT_LAYERS = 512,
     LIMIT_HEADS = 1024,
     LIMIT_HEAD_DIM = 512,
     LIMIT_HIDDEN = 1 << 17,
     LIMIT_VOCAB = 1 << 22,
-    LIMIT_TENSORS = 1 << 16,         /* of one checkpoint */
+    LIMIT_TENSORS = 1 << 16, /* of one checkpoint */
     LIMIT_SHARDS = 1024,
     LIMIT_EOS_IDS = 16,
     LIMIT_NUM_SEQS = 16384,

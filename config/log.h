@@ -31,12 +31,12 @@ void log_fields(enum log_level level, const char *event, const struct log_field 
 /* Lines dropped because stderr did not take them. */
 uint64_t log_dropped(void);
 
-#define log_event(level, event, ...)                                            \
-    do {                                                                        \
-        if ((level) >= log_least()) {                                           \
-            const struct log_field log_f_[] = {__VA_ARGS__};                    \
-            log_fields((level), (event), log_f_, ARRAY_LEN(log_f_));            \
-        }                                                                       \
+#define log_event(level, event, ...)                                 \
+    do {                                                             \
+        if ((level) >= log_least()) {                                \
+            const struct log_field log_f_[] = {__VA_ARGS__};         \
+            log_fields((level), (event), log_f_, ARRAY_LEN(log_f_)); \
+        }                                                            \
     } while (0)
 
 #endif

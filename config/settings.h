@@ -25,13 +25,13 @@ struct prefix_setting {
 /* Strings are owned by the struct; NULL where nothing is set. */
 struct settings {
     /* model */
-    char *model;               /* directory, file, hub name; "null" for the null executor; NULL: the bundled one */
-    char *served_model_name;   /* NULL: derived from `model` */
-    int device;                /* enum device_kind */
-    int dtype;                 /* enum dtype_choice */
-    int load_format;           /* enum load_format */
-    char *generation_config;   /* "auto" or "none" */
-    int64_t max_model_len;     /* tokens; 0: the model's, or what the pool holds */
+    char *model;             /* directory, file, hub name; "null" for the null executor; NULL: the bundled one */
+    char *served_model_name; /* NULL: derived from `model` */
+    int device;              /* enum device_kind */
+    int dtype;               /* enum dtype_choice */
+    int load_format;         /* enum load_format */
+    char *generation_config; /* "auto" or "none" */
+    int64_t max_model_len;   /* tokens; 0: the model's, or what the pool holds */
     /* scheduling and memory */
     int64_t max_num_seqs;           /* 0: by device */
     int64_t max_num_batched_tokens; /* 0: by device */
@@ -40,43 +40,43 @@ struct settings {
     int64_t kv_blocks;              /* 0: from memory */
     int64_t kv_cache_memory;        /* bytes; 0: from utilisation */
     double gpu_memory_utilization;
-    int64_t swap_space;             /* bytes */
-    int preemption;                 /* enum preemption */
-    int policy;                     /* enum policy */
+    int64_t swap_space; /* bytes */
+    int preemption;     /* enum preemption */
+    int policy;         /* enum policy */
     bool prefix_cache;
     struct prefix_setting *prefixes; /* [n_prefixes], YAML only */
     int64_t n_prefixes;
     int64_t tensor_parallel_size;
     int64_t pipeline_parallel_size;
     bool deterministic;
-    int64_t threads;                /* 0: physical cores */
-    int64_t seed;                   /* -1: random */
+    int64_t threads; /* 0: physical cores */
+    int64_t seed;    /* -1: random */
     /* server */
     char *host;
     int64_t port;
     char *uds;
     char *ssl_certfile;
     char *ssl_keyfile;
-    char **api_key;                 /* [n_api_keys] */
+    char **api_key; /* [n_api_keys] */
     int64_t n_api_keys;
     char *api_key_file;
     int64_t max_queue;
-    double queue_timeout;           /* seconds, 0: none */
-    double request_timeout;         /* seconds, 0: none */
+    double queue_timeout;   /* seconds, 0: none */
+    double request_timeout; /* seconds, 0: none */
     int64_t max_connections;
     int64_t max_body_bytes;
-    int64_t http_threads;           /* 0: by cores */
-    double shutdown_timeout;        /* seconds */
-    double step_timeout;            /* seconds */
+    int64_t http_threads;    /* 0: by cores */
+    double shutdown_timeout; /* seconds */
+    double step_timeout;     /* seconds */
     char *metrics_prefix;
-    int unknown_fields;             /* enum unknown_fields */
+    int unknown_fields; /* enum unknown_fields */
     int64_t max_logprobs;
-    int log_format;                 /* enum log_format */
-    int log_level;                  /* enum log_level */
+    int log_format; /* enum log_format */
+    int log_level;  /* enum log_level */
     bool log_prompts;
-    char *cors_origins;             /* comma-separated, or NULL */
+    char *cors_origins; /* comma-separated, or NULL */
     bool ui;
-    char *config;                   /* the YAML file that was read, or NULL */
+    char *config; /* the YAML file that was read, or NULL */
 };
 
 /* Read flags (argv without the program and subcommand names), environment and file into `ret`.

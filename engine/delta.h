@@ -13,17 +13,17 @@ enum delta_kind {
 
 struct delta {
     struct request *request;
-    int32_t kind;    /* enum delta_kind */
-    int32_t choice;  /* sequence: 0 .. best_of-1, or beam rank 0 .. n-1 */
+    int32_t kind;   /* enum delta_kind */
+    int32_t choice; /* sequence: 0 .. best_of-1, or beam rank 0 .. n-1 */
     int32_t token;
     float logprob;
     int32_t n_top;
-    const int32_t *top_token;   /* [n_top]; copied by output_push */
-    const float *top_logprob;   /* [n_top] */
-    int32_t finish;     /* DELTA_FINISH: enum finish_reason */
-    int32_t stop_token; /* DELTA_FINISH with FINISH_STOP: the stop id, or -1 for end of sequence */
-    int32_t cached_tokens; /* DELTA_END and first token: prompt tokens that came from the prefix cache */
-    const char *error;     /* static sentence, or NULL */
+    const int32_t *top_token; /* [n_top]; copied by output_push */
+    const float *top_logprob; /* [n_top] */
+    int32_t finish;           /* DELTA_FINISH: enum finish_reason */
+    int32_t stop_token;       /* DELTA_FINISH with FINISH_STOP: the stop id, or -1 for end of sequence */
+    int32_t cached_tokens;    /* DELTA_END and first token: prompt tokens that came from the prefix cache */
+    const char *error;        /* static sentence, or NULL */
 };
 
 #endif

@@ -17,16 +17,16 @@ struct engine;
 
 /* What is asked for: the fields of API.md that shape generation, validated, defaults filled in. */
 struct gen_params {
-    int32_t max_tokens;   /* >= 1; 0 only with echo */
+    int32_t max_tokens; /* >= 1; 0 only with echo */
     int32_t min_tokens;
-    int32_t n;            /* choices returned */
-    int32_t best_of;      /* >= n; sequences sampled */
-    int32_t beam_width;   /* 0: no beam search */
+    int32_t n;          /* choices returned */
+    int32_t best_of;    /* >= n; sequences sampled */
+    int32_t beam_width; /* 0: no beam search */
     float length_penalty;
     int8_t early_stopping; /* 0 false, 1 true, 2 "never" */
-    float temperature;    /* 0: greedy */
+    float temperature;     /* 0: greedy */
     float top_p, min_p;
-    int32_t top_k;        /* 0: off */
+    int32_t top_k; /* 0: off */
     float presence_penalty, frequency_penalty, repetition_penalty;
     uint64_t seed;
     int32_t n_logprobs;        /* -1: none */
@@ -35,17 +35,20 @@ struct gen_params {
     int32_t priority;
 
     /* Owned by the request; see gen_params_release. */
-    char **stop;               /* [n_stop], UTF-8, none empty */
+    char **stop; /* [n_stop], UTF-8, none empty */
     int32_t n_stop;
-    int32_t *stop_token;       /* [n_stop_token] */
+    int32_t *stop_token; /* [n_stop_token] */
     int32_t n_stop_token;
-    struct gen_bias { int32_t token; float bias; } *bias; /* [n_bias] */
+    struct gen_bias {
+        int32_t token;
+        float bias;
+    } * bias; /* [n_bias] */
     int32_t n_bias;
-    int32_t *allowed_token;    /* [n_allowed] */
+    int32_t *allowed_token; /* [n_allowed] */
     int32_t n_allowed;
-    char **bad_word;           /* [n_bad_words], UTF-8; encoded at submit */
+    char **bad_word; /* [n_bad_words], UTF-8; encoded at submit */
     int32_t n_bad_words;
-    char *cache_salt;          /* or NULL */
+    char *cache_salt; /* or NULL */
 };
 /* API defaults, then the model's generation_config. */
 void gen_params_init(struct gen_params *p, const struct engine *engine);
@@ -53,21 +56,22 @@ void gen_params_release(struct gen_params *p);
 
 /* Immutable once submitted, but for the marks at its end. */
 struct request {
-    char id[136];              /* "cmpl-…": for logs */
-    struct gen_params params;  /* owned */
-    int32_t *prompt;           /* [n_prompt] owned */
+    char id[136];             /* "cmpl-…": for logs */
+    struct gen_params params; /* owned */
+    int32_t *prompt;          /* [n_prompt] owned */
     int32_t n_prompt;
-    int32_t index;             /* of the prompt in its HTTP request */
-    int64_t arrival_us;        /* clock_us when it was accepted */
-    void *user;                /* the caller's: handed back with every output */
+    int32_t index;      /* of the prompt in its HTTP request */
+    int64_t arrival_us; /* clock_us when it was accepted */
+    void *user;         /* the caller's: handed back with every output */
 
     atomic_int refs;
-    atomic_bool cancelled;     /* set by engine_cancel: the client is gone */
+    atomic_bool cancelled; /* set by engine_cancel: the client is gone */
     /* Stop marks, set by the output side: choice i ended textually after stop_at[i] generated tokens; INT32_MAX: not. */
-    _Atomic int32_t *stop_at;  /* [max(best_of, beam_width)] */
+    _Atomic int32_t *stop_at; /* [max(best_of, beam_width)] */
 };
 /* Takes over `params` (zeroed in the caller's hands) and copies the prompt. */
-int request_new(struct request **ret, struct gen_params *params, const int32_t *prompt, int32_t n_prompt, struct err *e);
+int request_new(struct request **ret, struct gen_params *params, const int32_t *prompt, int32_t n_prompt,
+                struct err *e);
 struct request *request_ref(struct request *r);
 void request_unref(struct request *r);
 
@@ -77,11 +81,11 @@ const char *finish_reason_name(enum finish_reason f); /* "stop", … ; NULL for 
 /* One token as a client may see it. */
 struct token_out {
     int32_t id;
-    int32_t text_offset;   /* in characters (code points) of the choice's text, echo included */
-    float logprob;         /* NaN for the first prompt token */
+    int32_t text_offset; /* in characters (code points) of the choice's text, echo included */
+    float logprob;       /* NaN for the first prompt token */
     int32_t n_top;
-    const int32_t *top_id;       /* [n_top] best first */
-    const float *top_logprob;    /* [n_top] */
+    const int32_t *top_id;    /* [n_top] best first */
+    const float *top_logprob; /* [n_top] */
 };
 
 struct usage {
@@ -91,18 +95,18 @@ struct usage {
 /* A piece of one choice. Text is whole UTF-8 characters, never part of a stop string that may yet match. */
 struct output {
     struct request *request;
-    int32_t choice;              /* 0 .. n-1; -1: concerns the request only (`last`, `error`) */
-    const char *text;            /* [text_len] not NUL-terminated; may be empty */
+    int32_t choice;   /* 0 .. n-1; -1: concerns the request only (`last`, `error`) */
+    const char *text; /* [text_len] not NUL-terminated; may be empty */
     size_t text_len;
     const struct token_out *token; /* [n_tokens] the tokens behind the text: always the ids; logprobs where asked for */
     int32_t n_tokens;
-    bool prompt;                 /* these are the prompt's (echo or prompt_logprobs); sent before any other of the choice */
-    enum finish_reason finish;   /* of this choice, with its last piece */
-    const char *stop_string;     /* what matched, or NULL */
-    int32_t stop_token;          /* the stop id that matched, or -1 (end of sequence too) */
-    struct usage usage;          /* of the request so far; complete with `last` */
-    const char *error;           /* with FINISH_ERROR / FINISH_ABORT: a sentence for the client */
-    bool last;                   /* nothing more comes for this request */
+    bool prompt; /* these are the prompt's (echo or prompt_logprobs); sent before any other of the choice */
+    enum finish_reason finish; /* of this choice, with its last piece */
+    const char *stop_string;   /* what matched, or NULL */
+    int32_t stop_token;        /* the stop id that matched, or -1 (end of sequence too) */
+    struct usage usage;        /* of the request so far; complete with `last` */
+    const char *error;         /* with FINISH_ERROR / FINISH_ABORT: a sentence for the client */
+    bool last;                 /* nothing more comes for this request */
 };
 
 /* Where outputs go. Called from the engine's output thread only; must not block. Pointers hold during the call. */
@@ -137,12 +141,12 @@ const char *engine_death(const struct engine *e);
 uint64_t engine_heartbeat(const struct engine *e);
 
 struct engine_info {
-    const char *model_name;   /* served */
+    const char *model_name; /* served */
     const char *model_path;
-    const char *fingerprint;  /* system_fingerprint */
-    const char *device;       /* "cpu: …", "cuda: NVIDIA H200" */
+    const char *fingerprint; /* system_fingerprint */
+    const char *device;      /* "cpu: …", "cuda: NVIDIA H200" */
     const char *dtype;
-    int64_t created;          /* unix seconds */
+    int64_t created;              /* unix seconds */
     int32_t max_model_len, vocab; /* vocab: width of the logits */
     int32_t block_size, n_blocks, n_host_blocks;
     int32_t max_num_seqs, max_num_batched_tokens;
@@ -150,19 +154,20 @@ struct engine_info {
 void engine_info(const struct engine *e, struct engine_info *ret);
 
 /* Tokenizer, for encode (stage 3) and the /tokenize routes. Any thread. `ret_ids` is malloc'd. */
-int engine_encode(const struct engine *e, const char *text, size_t len, bool add_special, int32_t max_tokens, int32_t **ret_ids,
-                  int32_t *ret_n, struct err *err);
-int engine_decode(const struct engine *e, const int32_t *ids, int32_t n, bool skip_special, struct buf *out, struct err *err);
+int engine_encode(const struct engine *e, const char *text, size_t len, bool add_special, int32_t max_tokens,
+                  int32_t **ret_ids, int32_t *ret_n, struct err *err);
+int engine_decode(const struct engine *e, const int32_t *ids, int32_t n, bool skip_special, struct buf *out,
+                  struct err *err);
 /* The bytes of one token, for token strings; may be part of a character. */
 const char *engine_token_bytes(const struct engine *e, int32_t id, size_t *ret_len);
 
 /* Counters and gauges, written by the engine and output threads, read by /metrics without locks. */
 struct engine_stats {
-    _Atomic int64_t running, waiting, swapped;          /* sequences running; requests waiting, swapped */
+    _Atomic int64_t running, waiting, swapped; /* sequences running; requests waiting, swapped */
     _Atomic int64_t blocks_used, blocks_cached, host_blocks_used;
     _Atomic uint64_t prompt_tokens, generation_tokens, preempt_swap, preempt_recompute;
-    _Atomic uint64_t prefix_queries, prefix_hits;       /* tokens */
-    _Atomic uint64_t finished[5];                       /* by enum finish_reason */
+    _Atomic uint64_t prefix_queries, prefix_hits; /* tokens */
+    _Atomic uint64_t finished[5];                 /* by enum finish_reason */
     _Atomic uint64_t steps;
     struct hist ttft_s, itl_s, tpot_s, e2e_s, queue_s, prefill_s, decode_s;
     struct hist prompt_len, generation_len, params_n, iteration_tokens, step_host_s, step_device_s;

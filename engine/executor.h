@@ -10,10 +10,10 @@
 #include "kernels/batch.h"
 
 struct executor_info {
-    int32_t vocab;         /* width of the logits */
-    int32_t max_len;       /* longest sequence it can hold */
+    int32_t vocab;   /* width of the logits */
+    int32_t max_len; /* longest sequence it can hold */
     int32_t n_blocks, n_host_blocks;
-    int32_t block_size;    /* tokens */
+    int32_t block_size; /* tokens */
     int64_t block_bytes;
     int32_t depth;
     char device[160];

@@ -18,7 +18,10 @@
 #define BACKEND_ABI 1 /* raised with every change of this header or batch.h */
 
 enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32 };
-static inline int64_t dtype_bytes(enum dtype t) { return t == DTYPE_F32 || t == DTYPE_I32 ? 4 : 2; }
+static inline int64_t dtype_bytes(enum dtype t)
+{
+    return t == DTYPE_F32 || t == DTYPE_I32 ? 4 : 2;
+}
 const char *dtype_name(enum dtype t);
 
 /* A view of backend memory. [rows, cols], element (r, c) at data + (r * stride + c) * dtype_bytes. */
@@ -86,7 +89,10 @@ struct kv_layout {
 };
 void kv_layout_init(struct kv_layout *l, int32_t block_size, int32_t n_layers, int32_t n_kv_heads, int32_t head_dim,
                     enum dtype dtype);
-static inline int64_t kv_layout_block_bytes(const struct kv_layout *l) { return l->block_stride * dtype_bytes(l->dtype); }
+static inline int64_t kv_layout_block_bytes(const struct kv_layout *l)
+{
+    return l->block_stride * dtype_bytes(l->dtype);
+}
 
 enum activation { ACT_NONE, ACT_RELU, ACT_GELU_ERF, ACT_GELU_TANH, ACT_SILU };
 enum norm_kind { NORM_RMS, NORM_LAYER };
@@ -101,15 +107,16 @@ struct norm {
 
 /* What linear does to x W^T before it stores: + bias, then activation, then + residual (same shape as out). */
 struct epilogue {
-    struct mat bias;     /* [1, out], data NULL: none */
+    struct mat bias; /* [1, out], data NULL: none */
     enum activation act;
     struct mat residual; /* [rows, out], data NULL: none; may be `out` itself */
 };
 
 struct rope {
-    struct mat cos_sin; /* WEIGHT_TABLE [positions, rot_dim], float32: rot_dim/2 cosines, then as many sines; data NULL: no rotation */
-    int32_t rot_dim;    /* leading dims of a head that turn; even */
-    bool interleaved;   /* pairs (2i, 2i+1) instead of (i, i + rot_dim/2) */
+    struct mat
+        cos_sin; /* WEIGHT_TABLE [positions, rot_dim], float32: rot_dim/2 cosines, then as many sines; data NULL: no rotation */
+    int32_t rot_dim;            /* leading dims of a head that turn; even */
+    bool interleaved;           /* pairs (2i, 2i+1) instead of (i, i + rot_dim/2) */
     struct norm q_norm, k_norm; /* per head, before the rotation (Qwen3); weight.data NULL: none */
 };
 
@@ -137,9 +144,9 @@ struct backend_memory {
 
 struct backend {
     const struct backend_ops *ops;
-    const char *name;   /* "cpu", "cuda" */
-    char device[128];   /* for logs: "2 threads, AVX2", "NVIDIA H200" */
-    bool async;         /* operations return before they are done */
+    const char *name;           /* "cpu", "cuda" */
+    char device[128];           /* for logs: "2 threads, AVX2", "NVIDIA H200" */
+    bool async;                 /* operations return before they are done */
     enum dtype act_dtype_of[4]; /* activations' type for weights of a given enum dtype */
 };
 
@@ -152,7 +159,8 @@ struct backend_ops {
     /* Uninitialised activations, [rows, cols]. Owned by the backend. */
     int (*scratch)(struct backend *b, int32_t rows, int32_t cols, enum dtype t, struct mat *ret, struct err *e);
     /* The key/value cache: n_blocks on the device, n_host_blocks in host memory for swapping (may be 0). Once. */
-    int (*kv_create)(struct backend *b, const struct kv_layout *l, int32_t n_blocks, int32_t n_host_blocks, struct err *e);
+    int (*kv_create)(struct backend *b, const struct kv_layout *l, int32_t n_blocks, int32_t n_host_blocks,
+                     struct err *e);
     /* Block until weights are in place. (optional) */
     int (*ready)(struct backend *b, struct err *e);
 

@@ -54,21 +54,21 @@ enum sample_kind {
  * for SAMPLE_CANDIDATES (as transformers' beam search).
  */
 struct sample_row {
-    int32_t logits_row;   /* index into logits_token */
-    int32_t kind;         /* enum sample_kind */
-    float temperature;    /* 0: greedy */
-    float top_p;          /* (0, 1]; 1: off */
-    float min_p;          /* [0, 1]; 0: off */
-    int32_t top_k;        /* 0: off */
+    int32_t logits_row; /* index into logits_token */
+    int32_t kind;       /* enum sample_kind */
+    float temperature;  /* 0: greedy */
+    float top_p;        /* (0, 1]; 1: off */
+    float min_p;        /* [0, 1]; 0: off */
+    int32_t top_k;      /* 0: off */
     float presence_penalty;
     float frequency_penalty;
     float repetition_penalty; /* 1: off */
-    int32_t n_logprobs;   /* -1: none wanted, else the top n beside the chosen token's own; 0..LIMIT_LOGPROBS */
-    int32_t n_candidates; /* SAMPLE_CANDIDATES: 1..LIMIT_CANDIDATES */
-    int32_t target;       /* SAMPLE_SCORE */
-    uint64_t seed;        /* of the sequence */
-    int32_t position;     /* of the token to be drawn, in the sequence */
-    int32_t prev_sample;  /* sampling row of the step launched before, whose token counts as one more generated
+    int32_t n_logprobs;       /* -1: none wanted, else the top n beside the chosen token's own; 0..LIMIT_LOGPROBS */
+    int32_t n_candidates;     /* SAMPLE_CANDIDATES: 1..LIMIT_CANDIDATES */
+    int32_t target;           /* SAMPLE_SCORE */
+    uint64_t seed;            /* of the sequence */
+    int32_t position;         /* of the token to be drawn, in the sequence */
+    int32_t prev_sample;      /* sampling row of the step launched before, whose token counts as one more generated
                              token here (look-ahead: the host does not know it yet); -1: none */
     int32_t counts_first, n_counts;   /* into token_count */
     int32_t bias_first, n_bias;       /* into token_bias */
@@ -91,14 +91,15 @@ struct batch {
     const int32_t *token;     /* [n_tokens] id; not read where token_src >= 0 */
     const int32_t *token_src; /* [n_tokens] sampling row of the step launched before whose token this is; -1: `token` */
     const int32_t *position;  /* [n_tokens] in the sequence, from 0 */
-    const int32_t *slot;      /* [n_tokens] block id * block_size + offset, where the token's key and value go; -1: nowhere */
+    const int32_t
+        *slot; /* [n_tokens] block id * block_size + offset, where the token's key and value go; -1: nowhere */
 
     int32_t n_seqs;
-    int32_t n_decode;         /* the first n_decode sequences have exactly one token */
-    const int32_t *q_start;   /* [n_seqs + 1] first token of each sequence */
-    const int32_t *kv_len;    /* [n_seqs] tokens in the cache once this step's are written; >= its query tokens */
-    const int32_t *row;       /* [n_seqs] block-table row */
-    const int32_t *lcp_blocks;/* [n_seqs] leading blocks shared with the sequence before (0 for the first) */
+    int32_t n_decode;          /* the first n_decode sequences have exactly one token */
+    const int32_t *q_start;    /* [n_seqs + 1] first token of each sequence */
+    const int32_t *kv_len;     /* [n_seqs] tokens in the cache once this step's are written; >= its query tokens */
+    const int32_t *row;        /* [n_seqs] block-table row */
+    const int32_t *lcp_blocks; /* [n_seqs] leading blocks shared with the sequence before (0 for the first) */
 
     /* Rows of the output head. */
     int32_t n_logits;
@@ -115,12 +116,12 @@ struct batch {
 struct results {
     uint64_t step;
     int32_t n_samples;
-    int32_t top_stride;         /* columns of top_token and top_logprob */
-    const int32_t *token;       /* [n_samples] -1: the logits held a NaN, or nothing was allowed */
-    const float *logprob;       /* [n_samples] of the token (SAMPLE_SCORE: of target) */
-    const int32_t *top_token;   /* [n_samples, top_stride] best first; rows that asked for none are unset */
-    const float *top_logprob;   /* [n_samples, top_stride] */
-    int64_t device_us;          /* time the device worked on it; 0: unknown */
+    int32_t top_stride;       /* columns of top_token and top_logprob */
+    const int32_t *token;     /* [n_samples] -1: the logits held a NaN, or nothing was allowed */
+    const float *logprob;     /* [n_samples] of the token (SAMPLE_SCORE: of target) */
+    const int32_t *top_token; /* [n_samples, top_stride] best first; rows that asked for none are unset */
+    const float *top_logprob; /* [n_samples, top_stride] */
+    int64_t device_us;        /* time the device worked on it; 0: unknown */
 };
 
 #endif

@@ -142,7 +142,10 @@ NOISE_FN float sample_exp(float z)
 }
 
 /* Probability relative to the best token's, in units of 2^-MASS_BITS. Sums do not depend on the order. */
-NOISE_FN uint64_t sample_mass(float z) { return (uint64_t)NOISE_MUL(sample_exp(z), 1099511627776.0f); }
+NOISE_FN uint64_t sample_mass(float z)
+{
+    return (uint64_t)NOISE_MUL(sample_exp(z), 1099511627776.0f);
+}
 
 /* What the tokens kept by top-p must weigh together, of `total`. At least 1. */
 NOISE_FN uint64_t sample_mass_goal(float top_p, uint64_t total)

@@ -15,13 +15,13 @@ enum rope_scaling { ROPE_DEFAULT, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_Y
 struct model_config {
     char architecture[64]; /* architectures[0], e.g. LlamaForCausalLM */
     int32_t hidden, n_layers, n_heads, n_kv_heads, head_dim, intermediate, vocab;
-    int32_t max_positions; /* longest context the model was made for */
-    int32_t sliding_window;/* 0: none */
-    enum dtype dtype;      /* as stored */
+    int32_t max_positions;  /* longest context the model was made for */
+    int32_t sliding_window; /* 0: none */
+    enum dtype dtype;       /* as stored */
     enum norm_kind norm;
     float norm_eps;
     enum activation act;
-    bool tied;             /* output head is the embedding */
+    bool tied; /* output head is the embedding */
     bool qkv_bias, o_bias, mlp_bias;
     struct {
         enum rope_scaling kind;
@@ -31,7 +31,7 @@ struct model_config {
         int32_t original_positions;
     } rope;
     int32_t bos, eos[LIMIT_EOS_IDS], n_eos; /* -1 / 0: none; generation_config.json's list wins */
-    int64_t n_parameters;                    /* filled by model_open */
+    int64_t n_parameters;                   /* filled by model_open */
 };
 
 /* generation_config.json: what a request inherits. NaN / -1 where it says nothing. */
@@ -56,11 +56,11 @@ struct model {
     const struct model_family *family;
     struct backend *backend;
     struct model_options options;
-    void *weights;        /* the family's own struct */
-    struct mat hidden;    /* [max_tokens, hidden] after the last norm */
-    struct mat head;      /* [vocab of this rank, hidden] */
-    struct mat logits;    /* [max_logits, vocab], float32 */
-    struct mat gathered;  /* [max_logits, hidden] */
+    void *weights;       /* the family's own struct */
+    struct mat hidden;   /* [max_tokens, hidden] after the last norm */
+    struct mat head;     /* [vocab of this rank, hidden] */
+    struct mat logits;   /* [max_logits, vocab], float32 */
+    struct mat gathered; /* [max_logits, hidden] */
 };
 
 struct checkpoint; /* weights.h: the tensors of a checkpoint by name */

@@ -44,12 +44,12 @@ const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *ret_l
 /* Decoding one token at a time into whole UTF-8 characters. Plain struct, no heap: may be copied (forked). */
 struct detokenizer {
     const struct tokenizer *tokenizer;
-    bool skip_special;   /* leave special tokens out */
+    bool skip_special; /* leave special tokens out */
     bool spaces_between_special;
-    bool started;        /* something was decoded: a leading space is kept from here on */
+    bool started; /* something was decoded: a leading space is kept from here on */
     bool last_special;
     uint8_t n_pending;
-    char pending[32];    /* bytes of a character not complete yet */
+    char pending[32]; /* bytes of a character not complete yet */
 };
 void detokenizer_init(struct detokenizer *d, const struct tokenizer *t, bool skip_special, bool spaces_between_special);
 /* Append the text that token `id` completes; invalid bytes become U+FFFD as Hugging Face does. 0 or a buf error. */
@@ -58,6 +58,7 @@ int detokenizer_push(struct detokenizer *d, int32_t id, struct buf *out);
 int detokenizer_finish(struct detokenizer *d, struct buf *out);
 
 /* All at once. */
-int tokenizer_decode(const struct tokenizer *t, const int32_t *id, int32_t n, bool skip_special, struct buf *out, struct err *e);
+int tokenizer_decode(const struct tokenizer *t, const int32_t *id, int32_t n, bool skip_special, struct buf *out,
+                     struct err *e);
 
 #endif

@@ -135,7 +135,8 @@ int detokenizer_finish(struct detokenizer *d, struct buf *out)
     return buf_append(out, REPLACEMENT, 3); /* pending is a valid beginning, so it is one maximal subpart */
 }
 
-int tokenizer_decode(const struct tokenizer *t, const int32_t *id, int32_t n, bool skip_special, struct buf *out, struct err *e)
+int tokenizer_decode(const struct tokenizer *t, const int32_t *id, int32_t n, bool skip_special, struct buf *out,
+                     struct err *e)
 {
     struct detokenizer d;
     int ret = 0;

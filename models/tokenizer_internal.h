@@ -5,11 +5,11 @@
 #include "models/tokenizer.h"
 
 enum token_flag {
-    TOKEN_DEFINED = 1,   /* the id is in the vocabulary (others are holes) */
-    TOKEN_ADDED = 2,     /* from added_tokens: matched in the text before anything else */
-    TOKEN_SPECIAL = 4,   /* left out by skip_special */
-    TOKEN_WHOLE = 8,     /* its bytes are whole UTF-8 characters */
-    TOKEN_BYTE = 16,     /* a byte-fallback token, <0x00> .. <0xFF> */
+    TOKEN_DEFINED = 1, /* the id is in the vocabulary (others are holes) */
+    TOKEN_ADDED = 2,   /* from added_tokens: matched in the text before anything else */
+    TOKEN_SPECIAL = 4, /* left out by skip_special */
+    TOKEN_WHOLE = 8,   /* its bytes are whole UTF-8 characters */
+    TOKEN_BYTE = 16,   /* a byte-fallback token, <0x00> .. <0xFF> */
 };
 
 /* Both texts lie in tokenizer.text. */
@@ -22,8 +22,8 @@ struct token {
 struct tokenizer {
     struct token *token; /* [n_vocab] */
     int32_t n_vocab;
-    int32_t bos, eos;    /* -1: none */
-    char *text;          /* every token's text and bytes */
+    int32_t bos, eos; /* -1: none */
+    char *text;       /* every token's text and bytes */
     size_t text_len, text_cap;
     bool strip_leading_space; /* decoding drops one space at the start of a text */
 };
