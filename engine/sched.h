@@ -1,0 +1,122 @@
+/* The scheduler: groups and a budget go in, a plan comes out. Pure: no clock, allocation, randomness, threads,
+ * I/O or logging after sched_new, so the code that serves can be simulated; time is an argument.
+ *
+ * One rule, no phases: each sequence's gap n_tokens - n_computed is worked off under the step's token budget.
+ * sched_plan, in this order:
+ *     1. end groups that were cancelled or waited too long
+ *     2. decodes, oldest group first, never kept back by prefill; without a block the newest group is preempted
+ *     3. resume swapped groups, oldest first (not in a step that preempted)
+ *     4. prefill chunks of running groups, oldest first (prompt, recomputation; prefix hits shorten them)
+ *     5. admit waiting groups, first come, first served, while prompt blocks, sequences and budget allow
+ * A group is planned or preempted whole, and never preempted in a step that has planned it; blocks for a prompt
+ * are taken at admission, so only decodes can lack one.
+ *
+ * How the loop uses it (executor depth 1: N+1 is launched before N is waited for):
+ *
+ *     while ((g = next of inbox)) sched_add(s, g, now);
+ *     n = sched_plan(s, now, plan);                      // plans alternate: one in flight, one being made
+ *     if (n > 0) { pack_batch(packer, plan, &batch); x->launch(x, &batch, &e); }
+ *     if (a step is in flight and (n == 0 or two are)) { x->wait(x, &results, &e); decode_commit(s, oldest, &results, now, out); }
+ *     decode_reap(s, out);                               // DELTA_END, and the groups are freed
+ *
+ * n == 0 with nothing in flight and nothing waiting: idle. An empty plan is not launched and has no step number.
+ *
+ * Invariants (sched_check):
+ *  S1  a group is in exactly the queue its state names, in order
+ *  S2  every device block's count equals the number of tables of RUNNING groups holding it (plus pins); the same for host
+ *      blocks and SWAPPED groups; WAITING and ENDED groups hold none
+ *  S3  a live sequence of a RUNNING group has n_computed <= n_tokens and blocks for n_computed tokens
+ *  S4  rows are held by live sequences of RUNNING groups only, each once; reservations add up
+ *  S5  planned tokens <= budget, sequences <= max_num_seqs, logits rows <= max_logits
+ *  S6  every block a planned item writes has count 1
+ *  S7  n_inflight counts the uncommitted plans that name the group
+ */
+#ifndef QUIRE_ENGINE_SCHED_H
+#define QUIRE_ENGINE_SCHED_H
+
+#include "config/limits.h"
+#include "engine/seq.h"
+
+/* A step's time is estimated as fixed + tokens * per_token + context tokens read * per_context; measured at start. */
+struct step_cost {
+    double fixed_us, token_us, context_us;
+    double swap_block_us; /* one block between host and device, one way */
+};
+
+struct sched_config {
+    /* what the executor holds */
+    int32_t n_blocks, n_host_blocks, block_size;
+    int32_t vocab;
+    int32_t max_len; /* prompt and generated tokens of a sequence */
+    /* settings */
+    int32_t max_num_seqs;           /* table rows: sequences of running groups */
+    int32_t max_num_batched_tokens; /* of a step; >= max_num_seqs, so that decodes always fit */
+    int32_t max_logits;             /* rows of the output head in a step; >= max_num_seqs. Sampling rows too */
+    int32_t max_waiting;            /* groups; sched_add says ERR_FULL beyond */
+    int preemption;                 /* enum preemption */
+    int policy;                     /* enum policy */
+    bool prefix_cache;
+    int64_t target_itl_us;                        /* 0: none */
+    int64_t queue_timeout_us, request_timeout_us; /* 0: none */
+    struct step_cost cost;                        /* all 0: unknown */
+    uint64_t secret;                              /* keys the hashes of the prefix cache */
+    int32_t eos[LIMIT_EOS_IDS];                   /* end-of-sequence ids */
+    int32_t n_eos;
+};
+
+/* One sequence's share of a step: `n` tokens from position `first`. The sampling rows of an item are its n_scores
+ * SAMPLE_SCORE rows (positions first + score_offset + i, one a logits row), then n_draws rows that all read the last token's
+ * logits: of the sequence itself, or after the prompt of seq[0 .. n_draws) of the group. */
+struct plan_item {
+    struct seq *seq;
+    uint32_t epoch; /* of the group when planned */
+    int32_t first, n;
+    int32_t score_offset, n_scores;
+    int32_t n_draws;
+    int32_t sample_first; /* index of its first sampling row */
+    bool last_prompt;     /* the prompt is complete with this piece */
+};
+
+/* What one step does. Belongs to the caller; filled by sched_plan, read by pack_batch and decode_commit. */
+struct plan {
+    uint64_t step;          /* 1, 2, ...; 0: empty */
+    struct plan_item *item; /* [max_num_seqs] items of one token first */
+    int32_t n_items, n_decode;
+    int32_t n_tokens, n_logits, n_samples;
+    struct block_copy *copy;               /* [max_num_seqs] */
+    struct block_copy *swap_out, *swap_in; /* [n_host_blocks] */
+    int32_t n_copy, n_swap_out, n_swap_in;
+};
+int plan_init(struct plan *p, const struct sched_config *c, struct err *e);
+void plan_release(struct plan *p);
+
+struct sched;
+/* ERR_INVALID for a configuration that cannot work, with the numbers. */
+int sched_new(struct sched **ret, const struct sched_config *c, struct err *e);
+/* Frees the groups still inside, too. */
+void sched_free(struct sched *s);
+const struct sched_config *sched_config(const struct sched *s);
+
+/* Take over a group (NEW -> WAITING): 0 or ERR_FULL, and then the group is still the caller's. */
+int sched_add(struct sched *s, struct group *g, int64_t now_us);
+/* Fill `p` for the next step: the number of items (0: nothing can run now). */
+int32_t sched_plan(struct sched *s, int64_t now_us, struct plan *p);
+/* End a group in any state: its memory returns at once; decode_reap reports it. O(1) but for its blocks.
+ * Cancelled requests are found by sched_plan itself (running: at once, waiting: within a few steps). */
+void sched_end(struct sched *s, struct group *g, int finish, const char *error);
+/* End every group (device error, shutdown). */
+void sched_end_all(struct sched *s, int finish, const char *error);
+
+/* For gauges and counters. */
+struct sched_counts {
+    int32_t running_groups, running_seqs, waiting_groups, swapped_groups;
+    int32_t blocks_used, blocks_cached, host_blocks_used;
+    uint64_t preempt_swap, preempt_recompute;
+    uint64_t prefix_queries, prefix_hits; /* tokens */
+};
+void sched_counts(const struct sched *s, struct sched_counts *ret);
+
+/* NULL, or the sentence of the first invariant that does not hold. `p`: the plan just made, or NULL. O(everything). */
+const char *sched_check(struct sched *s, const struct plan *p);
+
+#endif

@@ -1,0 +1,129 @@
+/* Sequences and groups: what the scheduler moves about.
+ *
+ * A request is a group: one prompt, `width` sequences (best_of samples, or beams). A group is scheduled, preempted,
+ * swapped and resumed whole. A group's state and the function behind each arrow:
+ *
+ *                  sched_add              sched_admit                decode_commit: its last sequence ended
+ *     GROUP_NEW ─────────────► WAITING ─────────────────► RUNNING ──────────────────────────────► ENDED ──► freed
+ *                                 ▲  preempt_recompute    │     ▲                                   ▲  decode_reap
+ *                                 └───────────────────────┤     │ sched_resume                      │
+ *                                                         ▼     │                                   │
+ *                                      preempt_swap    SWAPPED ─┘                                   │
+ *                  any state but NEW: sched_end (cancelled, timed out, failed) ─────────────────────┘
+ *
+ * Decoding algorithms use three verbs on sequences: fork (a new sequence over the same blocks), append (one
+ * token), free. A sequence is UNBORN until forked (seq 0: until admitted first), LIVE, then DONE.
+ *
+ * Look-ahead: step N+1 is planned while step N runs, so counters exist in two tenses.
+ *     n_tokens    prompt + tokens drawn in steps planned so far; the last ones may be placeholders
+ *     n_out       drawn tokens that are known (committed): n_tokens - n_prompt - n_out are in flight
+ *     n_computed  keys and values written once all planned steps have run; n_computed <= n_tokens
+ *     n_stored    keys and values written by committed steps
+ * Steps take effect in the order launched (kernels/batch.h), so blocks and table rows of a sequence that ended or
+ * was preempted may be given away at once: whatever a step in flight still writes there is written before.
+ */
+#ifndef QUIRE_ENGINE_SEQ_H
+#define QUIRE_ENGINE_SEQ_H
+
+#include "engine/engine.h"
+#include "engine/prefix.h"
+#include "kernels/batch.h"
+
+enum group_state { GROUP_NEW, GROUP_WAITING, GROUP_RUNNING, GROUP_SWAPPED, GROUP_ENDED };
+enum seq_state { SEQ_UNBORN, SEQ_LIVE, SEQ_DONE };
+
+struct sched_config;
+struct beam;
+
+struct seq {
+    struct group *group;
+    int32_t index;  /* choice: 0 .. width-1 */
+    int32_t state;  /* enum seq_state */
+    int32_t finish; /* enum finish_reason once DONE */
+
+    int32_t n_tokens, n_computed, n_stored, n_out; /* see above */
+    int32_t *out;                                  /* [max_tokens] generated ids */
+    uint64_t seed;                                 /* of this sample */
+
+    int32_t *block; /* [max_blocks] block table; device ids, host ids while the group is SWAPPED */
+    int32_t n_blocks;
+    int32_t row;               /* the backend's table row; -1: none */
+    int32_t n_synced;          /* leading table entries that the backend's row is known to hold */
+    struct prefix_chain chain; /* blocks published or found so far */
+
+    uint64_t draw_step; /* step and sampling row of the last token drawn */
+    int32_t draw_row;
+
+    struct token_count *count; /* [n_counts] sparse counts for the penalties; NULL without penalties */
+    int32_t *count_slot;       /* [count_mask + 1] hash table into `count`, -1: empty */
+    int32_t n_counts, count_mask;
+    double cum_logprob; /* beams: of the generated tokens */
+};
+
+/* Token sequences that must not be generated, encoded by the caller: word i is token[first[i] .. first[i + 1]). */
+struct word_list {
+    int32_t *token;
+    int32_t *first; /* [n + 1] */
+    int32_t n;
+};
+void word_list_release(struct word_list *w);
+
+/* Entries of the batch's side arrays that a group may need in one step, at most. */
+struct side_need {
+    int64_t counts, bias, allowed;
+};
+
+struct group {
+    struct request *request; /* borrowed; outlives the group */
+    int32_t state;           /* enum group_state */
+    int32_t priority;        /* 0 unless the policy is priority */
+    uint64_t order;          /* arrival number, from sched_add: smaller is older */
+    int32_t width;           /* sequences it may hold */
+    int32_t n_live;
+    int32_t n_prompt, max_tokens;
+    int32_t max_blocks; /* of one sequence */
+    bool lookahead;     /* may be planned before its last step is committed */
+    bool penalties;
+    bool scores;        /* prompt log-probabilities are wanted */
+    bool swappable;     /* false once preempted before anything was computed */
+    bool started;       /* was admitted once */
+    int32_t n_inflight; /* steps planned with it and not committed */
+    uint32_t epoch;     /* raised by each preemption: items planned before it no longer own their blocks */
+    int32_t root;       /* sequence that computes what the others share, after a recompute */
+    int32_t n_shared;   /* tokens that the others wait for; 0: nobody waits */
+    int32_t n_scores_planned, n_scores_out; /* prompt positions scored */
+    int32_t cached_tokens;                  /* prompt tokens found in the prefix cache at first admission */
+    struct side_need side;
+    struct word_list words; /* owned */
+    struct beam *beam;      /* NULL: sampling */
+
+    int32_t finish;    /* how the group's open choices end: enum finish_reason, set by sched_end */
+    const char *error; /* static sentence for the client, or NULL */
+
+    /* For the histograms; 0: not yet. */
+    int64_t admitted_us, first_token_us, last_token_us;
+
+    int32_t heap_index;        /* WAITING: place in the heap */
+    struct group *prev, *next; /* RUNNING, SWAPPED, ENDED: the queue its state names */
+
+    struct seq seq[]; /* [width] */
+};
+
+/* Everything the group will ever need, allocated here, on the submitting thread (large arrays are touched lazily).
+ * Refuses with ERR_INVALID and the numbers what could never fit alone, and with ERR_UNSUPPORTED what this build
+ * lacks. Takes over `words` on success (NULL: none). The request must outlive the group. */
+int group_new(struct group **ret, struct request *r, struct word_list *words, const struct sched_config *c,
+              struct err *e);
+void group_free(struct group *g);
+
+/* Token at `position`, which must be known (prompt or committed). */
+static inline int32_t seq_token(const struct seq *s, int32_t position)
+{
+    const struct group *g = s->group;
+    return position < g->n_prompt ? g->request->prompt[position] : s->out[position - g->n_prompt];
+}
+
+/* Seed of sample `index` of a request: a bijective mix, so samples of one request never share one. */
+uint64_t seq_seed(uint64_t request_seed, int32_t index);
+
+#endif
