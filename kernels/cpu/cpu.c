@@ -1,0 +1,89 @@
+/* Opening and closing the CPU backend. */
+#include "kernels/cpu/cpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static void cpu_free(struct backend *b)
+{
+    struct cpu_backend *c = cpu_of(b);
+    cpu_pool_free(c->pool);
+    cpu_steps_release(c);
+    cpu_memory_release(c);
+    free(c);
+}
+
+static const struct backend_ops cpu_ops = {
+    .free = cpu_free,
+    .memory = cpu_memory,
+    .weight = cpu_weight,
+    .scratch = cpu_scratch,
+    .kv_create = cpu_kv_create,
+    .step_begin = cpu_step_begin,
+    .step_end = cpu_step_end,
+    .step_wait = cpu_step_wait,
+    .embed = cpu_embed,
+    .embed_position = cpu_embed_position,
+    .norm = cpu_norm,
+    .add_norm = cpu_add_norm,
+    .linear = cpu_linear,
+    .rope_kv = cpu_rope_kv,
+    .attention = cpu_attention,
+    .gated_act = cpu_gated_act,
+    .add = cpu_add,
+    .gather = cpu_gather,
+    .sample = cpu_sample,
+    .download = cpu_download,
+    .upload = cpu_upload,
+};
+
+void cpu_fail(struct cpu_backend *c, int code, const char *what)
+{
+    if (c->failed.code == 0) {
+        err_set(&c->failed, code, "cpu: %s", what);
+    }
+}
+
+static int check_config(const struct backend_config *c, struct err *e)
+{
+    if (c->max_tokens < 1 || c->max_tokens > LIMIT_BATCHED_TOKENS || c->max_seqs < 1 ||
+        c->max_seqs > LIMIT_NUM_SEQS || c->max_samples < 0 || c->max_blocks_per_seq < 0 ||
+        c->max_blocks_per_seq > LIMIT_MODEL_LEN) {
+        return err_set(e, ERR_INVALID, "cpu: sizes out of range: %d tokens, %d sequences, %d samples, %d blocks a sequence",
+                       c->max_tokens, c->max_seqs, c->max_samples, c->max_blocks_per_seq);
+    }
+    return 0;
+}
+
+int cpu_backend_open(struct backend **ret, int abi, const struct backend_config *config, struct err *e)
+{
+    if (abi != BACKEND_ABI) {
+        return err_set(e, ERR_UNSUPPORTED, "cpu: built for backend interface %d, asked for %d", BACKEND_ABI, abi);
+    }
+    int rc = check_config(config, e);
+    if (rc < 0) {
+        return rc;
+    }
+    struct cpu_backend *c = calloc(1, sizeof(*c));
+    if (c == NULL) {
+        return err_nomem(e, "the cpu backend");
+    }
+    c->base = (struct backend){.ops = &cpu_ops, .name = "cpu"}; /* act_dtype_of: all DTYPE_F32, which is 0 */
+    c->config = *config;
+    rc = cpu_isa_detect(&c->isa, e);
+    if (rc == 0) {
+        rc = cpu_pool_new(&c->pool, config->threads, e);
+    }
+    if (rc == 0) {
+        rc = cpu_steps_init(c, e);
+    }
+    if (rc < 0) {
+        cpu_free(&c->base);
+        return rc;
+    }
+    int32_t threads = cpu_pool_threads(c->pool);
+    snprintf(c->base.device, sizeof(c->base.device), "%d thread%s, %s", threads, threads == 1 ? "" : "s",
+             cpu_isa_name(c->isa));
+    *ret = &c->base;
+    return 0;
+}

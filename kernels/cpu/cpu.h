@@ -1,0 +1,119 @@
+/* The CPU backend's inside: its state, and which file holds which operation.
+ *
+ *     cpu.c        open, free, the table of operations
+ *     memory.c     arena, weights, scratch, the cache
+ *     step.c       the batch's copy, block tables, block copies, results
+ *     ops.c        embed, norm, add, activation, gather      linear.c   products with weights
+ *     rope.c       rotation and cache write                  attention.c   over the block table
+ *     sample.c     sampling, the specification of all backends; select.c its threshold selection
+ *     pool.c       threads                                   isa.c      choice of instruction set
+ *
+ * Activations are float32 whatever the weights are; the cache has its layout's type.
+ */
+#ifndef QUIRE_KERNELS_CPU_CPU_H
+#define QUIRE_KERNELS_CPU_CPU_H
+
+#include "config/limits.h"
+#include "kernels/backend.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/pool.h"
+
+/* Memory that lives as long as the backend, cut from large regions of 2 MiB pages. */
+struct cpu_region {
+    struct cpu_region *next;
+    char *base;
+    size_t n_bytes, used_bytes;
+};
+
+/* Results of one step; a ring of them, because two steps may be in flight and answers outlive the next wait. */
+enum { CPU_RESULTS = 4 };
+struct cpu_results {
+    uint64_t step;
+    int32_t n_samples;
+    int32_t top_stride;
+    int64_t device_us;
+    int32_t *token;      /* [max_samples] */
+    float *logprob;      /* [max_samples] */
+    int32_t *top_token;  /* [n_samples, top_stride], top_cap entries */
+    float *top_logprob;
+    int64_t top_cap;
+};
+
+struct cpu_backend {
+    struct backend base;
+    struct backend_config config;
+    enum cpu_isa isa;
+    struct cpu_pool *pool;
+    struct cpu_region *region;
+    uint64_t n_dummies; /* dummy weights made so far: each gets other numbers */
+
+    struct kv_layout kv;
+    int32_t n_blocks, n_host_blocks;
+    char *kv_data, *kv_host;
+    int32_t *table; /* [max_seqs, max_blocks_per_seq] block ids */
+
+    /* Scratch of the threads. */
+    float *scores;       /* [threads, scores_cap] attention weights of one query head */
+    int64_t scores_cap;
+    float *sample_logits; /* [threads, sample_vocab] processed logits */
+    struct cpu_survivor *survivor; /* [threads, sample_vocab] */
+    int32_t sample_vocab;
+
+    /* The step under way. */
+    struct batch batch;  /* arrays in `arena` */
+    char *arena;
+    size_t arena_bytes;
+    bool in_step;
+    int64_t step_start_us;
+    struct cpu_results results[CPU_RESULTS];
+    uint64_t n_begun, n_waited; /* steps; results of step i are results[i % CPU_RESULTS] */
+    struct err failed; /* sticky; code 0: none */
+};
+
+static inline struct cpu_backend *cpu_of(struct backend *b) { return CONTAINER_OF(b, struct cpu_backend, base); }
+
+/* Remember the first error of an operation; step_end reports it. */
+void cpu_fail(struct cpu_backend *c, int code, const char *what);
+
+/* memory.c: zeroed (fresh pages), aligned to 64 bytes, freed with the backend. NULL: no memory. */
+void *cpu_alloc(struct cpu_backend *c, size_t n_bytes);
+void cpu_memory_release(struct cpu_backend *c);
+int cpu_memory(struct backend *b, struct backend_memory *ret, struct err *e);
+int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e);
+int cpu_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtype t, struct mat *ret, struct err *e);
+int cpu_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks, int32_t n_host_blocks, struct err *e);
+int cpu_download(struct backend *b, struct mat m, float *out, struct err *e);
+int cpu_upload(struct backend *b, struct mat m, const float *in, struct err *e);
+
+/* step.c */
+int cpu_steps_init(struct cpu_backend *c, struct err *e);
+void cpu_steps_release(struct cpu_backend *c);
+int cpu_step_begin(struct backend *b, const struct batch *batch, struct err *e);
+int cpu_step_end(struct backend *b, struct err *e);
+int cpu_step_wait(struct backend *b, struct results *ret, struct err *e);
+/* Results being written, and those of the step launched before (NULL before the first). */
+struct cpu_results *cpu_results_now(struct cpu_backend *c);
+const struct cpu_results *cpu_results_before(struct cpu_backend *c);
+
+/* operations */
+void cpu_embed(struct backend *b, struct mat out, struct mat table, float scale);
+void cpu_embed_position(struct backend *b, struct mat x, struct mat table, int32_t offset);
+void cpu_norm(struct backend *b, struct mat out, struct mat x, const struct norm *n);
+void cpu_add_norm(struct backend *b, struct mat out, struct mat x, struct mat y, const struct norm *n, bool partial);
+void cpu_linear(struct backend *b, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);
+void cpu_rope_kv(struct backend *b, struct mat qkv, const struct rope *r, const struct attention *a);
+void cpu_attention(struct backend *b, struct mat out, struct mat qkv, const struct attention *a);
+void cpu_gated_act(struct backend *b, struct mat out, struct mat gate_up, enum activation act);
+void cpu_add(struct backend *b, struct mat x, struct mat y, bool partial);
+void cpu_gather(struct backend *b, struct mat out, struct mat x, int32_t first);
+void cpu_sample(struct backend *b, struct mat logits, int32_t first);
+
+/* ops.c: the plain element functions. */
+float cpu_activate(enum activation act, float x);
+/* out[0..n) = norm(x[0..n)); out may be x. */
+void cpu_norm_row(float *out, const float *x, int32_t n_cols, const struct norm *n);
+
+static inline const float *mat_row_const(struct mat m, int64_t r) { return (const float *)m.data + r * m.stride; }
+static inline float *mat_row(struct mat m, int64_t r) { return (float *)m.data + r * m.stride; }
+
+#endif

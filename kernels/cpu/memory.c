@@ -1,0 +1,281 @@
+/* Memory of the CPU backend: weights, scratch and the cache, all cut from regions of 2 MiB pages.
+ *
+ * Weights are copied even when their file stays mapped: pages of a mapped file are 4 KiB, and streaming through
+ * them costs about a fifth of the read bandwidth in TLB misses. Rows stay as stored, [out, in]: the kernels read whole
+ * rows, so decoding, prefill, embedding and a tied head share one copy.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/cpu.h"
+
+#define HUGE_BYTES ((size_t)2 << 20)
+#define REGION_BYTES ((size_t)64 << 20)
+
+static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+/* A fresh region whose base lies on a 2 MiB border. */
+static struct cpu_region *region_new(size_t n_bytes)
+{
+    struct cpu_region *r = calloc(1, sizeof(*r));
+    if (r == NULL) {
+        return NULL;
+    }
+    size_t want = round_up(n_bytes, HUGE_BYTES);
+    char *raw = mmap(NULL, want + HUGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (raw == MAP_FAILED) {
+        free(r);
+        return NULL;
+    }
+    char *base = (char *)round_up((size_t)raw, HUGE_BYTES);
+    if (base > raw) {
+        munmap(raw, (size_t)(base - raw));
+    }
+    if (raw + HUGE_BYTES > base) {
+        munmap(base + want, (size_t)(raw + HUGE_BYTES - base));
+    }
+    madvise(base, want, MADV_HUGEPAGE); /* a wish: kernels without it serve 4 KiB pages */
+    *r = (struct cpu_region){.base = base, .n_bytes = want};
+    return r;
+}
+
+void *cpu_alloc(struct cpu_backend *c, size_t n_bytes)
+{
+    n_bytes = round_up(MAX(n_bytes, (size_t)1), 64);
+    struct cpu_region *r = c->region;
+    if (r == NULL || r->n_bytes - r->used_bytes < n_bytes) {
+        struct cpu_region *fresh = region_new(MAX(n_bytes, REGION_BYTES));
+        if (fresh == NULL) {
+            return NULL;
+        }
+        /* The region with more room left stays in front. */
+        if (r != NULL && fresh->n_bytes - n_bytes < r->n_bytes - r->used_bytes) {
+            fresh->next = r->next;
+            r->next = fresh;
+        } else {
+            fresh->next = r;
+            c->region = fresh;
+        }
+        r = fresh;
+    }
+    void *p = r->base + r->used_bytes;
+    r->used_bytes += n_bytes;
+    return p;
+}
+
+void cpu_memory_release(struct cpu_backend *c)
+{
+    while (c->region != NULL) {
+        struct cpu_region *next = c->region->next;
+        munmap(c->region->base, c->region->n_bytes);
+        free(c->region);
+        c->region = next;
+    }
+}
+
+int cpu_memory(struct backend *b, struct backend_memory *ret, struct err *e)
+{
+    (void)b;
+    int64_t page = sysconf(_SC_PAGESIZE);
+    int64_t total = sysconf(_SC_PHYS_PAGES);
+    int64_t free_pages = sysconf(_SC_AVPHYS_PAGES);
+    if (page <= 0 || total <= 0 || free_pages < 0) {
+        return err_set(e, ERR_IO, "cpu: the machine's memory size is not known");
+    }
+    *ret = (struct backend_memory){.total_bytes = total * page, .free_bytes = free_pages * page};
+    return 0;
+}
+
+/* ---- weights ---- */
+
+enum { WEIGHT_TASK_ROWS = 64 };
+
+struct fill {
+    const struct weight_desc *desc;
+    struct mat m;
+    uint64_t salt; /* of dummies */
+};
+
+/* A number in +-1e-3 that depends on the weight and the element only. */
+static float dummy_value(uint64_t salt, int64_t index)
+{
+    uint64_t x = (salt * 0x9E3779B97F4A7C15ull) ^ (uint64_t)index;
+    x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCDull;
+    x = (x ^ (x >> 33)) * 0xC4CEB9FE1A85EC53ull;
+    return ((float)(x >> 40) * 0x1p-23f - 1.0f) * 1e-3f;
+}
+
+static int32_t piece_rows(const struct weight_piece *p) { return p->transposed ? p->cols : p->rows; }
+static int32_t piece_cols(const struct weight_piece *p) { return p->transposed ? p->rows : p->cols; }
+
+/* Row r of the weight from row r - first of piece p. */
+static void copy_row(struct mat m, int64_t r, const struct weight_piece *p, int64_t first)
+{
+    char *out = (char *)m.data + r * m.stride * dtype_bytes(m.dtype);
+    int64_t row = r - first;
+    if (!p->transposed && p->dtype == m.dtype) {
+        memcpy(out, (const char *)p->data + row * p->stride * dtype_bytes(p->dtype),
+               (size_t)(m.cols * dtype_bytes(m.dtype)));
+        return;
+    }
+    for (int64_t i = 0; i < m.cols; i++) {
+        int64_t at = p->transposed ? i * p->stride + row : row * p->stride + i;
+        dtype_store(out, m.dtype, i, dtype_load(p->data, p->dtype, at));
+    }
+}
+
+static void fill_rows(void *arg, int32_t task, int32_t thread)
+{
+    (void)thread;
+    struct fill *f = arg;
+    int32_t first = task * WEIGHT_TASK_ROWS;
+    int32_t end = MIN(first + WEIGHT_TASK_ROWS, f->m.rows);
+    int32_t piece = 0;
+    int32_t piece_first = 0;
+    for (int32_t r = first; r < end; r++) {
+        if (f->desc->n_pieces == 0) {
+            char *out = (char *)f->m.data + r * f->m.stride * dtype_bytes(f->m.dtype);
+            for (int32_t i = 0; i < f->m.cols; i++) {
+                dtype_store(out, f->m.dtype, i, dummy_value(f->salt, (int64_t)r * f->m.cols + i));
+            }
+            continue;
+        }
+        while (r >= piece_first + piece_rows(&f->desc->piece[piece])) {
+            piece_first += piece_rows(&f->desc->piece[piece++]);
+        }
+        copy_row(f->m, r, &f->desc->piece[piece], piece_first);
+    }
+}
+
+/* A vector in several pieces ([1, n] each, biases of a fused qkv) is joined along its columns. */
+static void fill_vector(struct fill *f)
+{
+    int64_t at = 0;
+    for (int32_t p = 0; p < f->desc->n_pieces; p++) {
+        const struct weight_piece *piece = &f->desc->piece[p];
+        int64_t n = (int64_t)piece->rows * piece->cols;
+        for (int64_t i = 0; i < n; i++) {
+            dtype_store(f->m.data, f->m.dtype, at++, dtype_load(piece->data, piece->dtype, i));
+        }
+    }
+    for (int32_t i = 0; i < f->m.cols && f->desc->n_pieces == 0; i++) {
+        dtype_store(f->m.data, f->m.dtype, i, dummy_value(f->salt, i));
+    }
+}
+
+static int check_pieces(const struct weight_desc *d, struct err *e)
+{
+    if (d->rows < 1 || d->cols < 1 || d->dtype == DTYPE_I32) {
+        return err_set(e, ERR_INVALID, "weight %s: [%d, %d] of %s is not possible", d->name, d->rows, d->cols,
+                       dtype_name(d->dtype));
+    }
+    int64_t rows = 0;
+    int64_t n = 0;
+    bool fits = true;
+    for (int32_t i = 0; i < d->n_pieces; i++) {
+        const struct weight_piece *p = &d->piece[i];
+        rows += piece_rows(p);
+        n += (int64_t)p->rows * p->cols;
+        fits = fits && p->dtype != DTYPE_I32 && (d->kind == WEIGHT_VECTOR || piece_cols(p) == d->cols);
+    }
+    fits = fits && (d->kind == WEIGHT_VECTOR ? d->rows == 1 && n == d->cols : rows == d->rows);
+    if (d->n_pieces > 0 && !fits) {
+        return err_set(e, ERR_INVALID, "weight %s: its pieces do not make [%d, %d]", d->name, d->rows, d->cols);
+    }
+    return 0;
+}
+
+int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e)
+{
+    struct cpu_backend *c = cpu_of(b);
+    int rc = check_pieces(d, e);
+    if (rc < 0) {
+        return rc;
+    }
+    /* Vectors are small and read by float32 operations: they are kept as float32, which loses nothing. */
+    enum dtype t = d->kind == WEIGHT_VECTOR ? DTYPE_F32 : d->dtype;
+    struct fill f = {.desc = d,
+                     .m = {.stride = d->cols, .rows = d->rows, .cols = d->cols, .dtype = t},
+                     .salt = ++c->n_dummies};
+    f.m.data = cpu_alloc(c, (size_t)d->rows * (size_t)d->cols * (size_t)dtype_bytes(t));
+    if (f.m.data == NULL) {
+        return err_nomem(e, d->name);
+    }
+    if (d->kind == WEIGHT_VECTOR) {
+        fill_vector(&f);
+    } else {
+        cpu_pool_run(c->pool, (int32_t)div_ceil(d->rows, WEIGHT_TASK_ROWS), fill_rows, &f);
+    }
+    *ret = f.m;
+    return 0;
+}
+
+/* ---- activations and cache ---- */
+
+int cpu_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtype t, struct mat *ret, struct err *e)
+{
+    if (rows < 1 || cols < 1) {
+        return err_set(e, ERR_INVALID, "scratch of [%d, %d] is not possible", rows, cols);
+    }
+    int64_t stride = (int64_t)round_up((size_t)cols, 16);
+    void *data = cpu_alloc(cpu_of(b), (size_t)rows * (size_t)stride * (size_t)dtype_bytes(t));
+    if (data == NULL) {
+        return err_nomem(e, "activations");
+    }
+    *ret = (struct mat){.data = data, .stride = stride, .rows = rows, .cols = cols, .dtype = t};
+    return 0;
+}
+
+int cpu_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks, int32_t n_host_blocks, struct err *e)
+{
+    struct cpu_backend *c = cpu_of(b);
+    if (c->kv_data != NULL || l->block_size < 1 || l->head_dim < 1 || l->head_dim > LIMIT_HEAD_DIM || n_blocks < 1 ||
+        n_host_blocks < 0 || l->dtype == DTYPE_I32) {
+        return err_set(e, ERR_INVALID, "cpu: a cache of %d blocks of %d tokens, heads of %d, is not possible", n_blocks,
+                       l->block_size, l->head_dim);
+    }
+    size_t block_bytes = (size_t)kv_layout_block_bytes(l);
+    int64_t scores_cap = (int64_t)MAX(c->config.max_blocks_per_seq, 1) * l->block_size;
+    char *data = cpu_alloc(c, block_bytes * (size_t)n_blocks);
+    char *host = n_host_blocks > 0 ? cpu_alloc(c, block_bytes * (size_t)n_host_blocks) : NULL;
+    c->scores = cpu_alloc(c, (size_t)scores_cap * (size_t)cpu_pool_threads(c->pool) * sizeof(float));
+    if (data == NULL || (n_host_blocks > 0 && host == NULL) || c->scores == NULL) {
+        return err_set(e, ERR_NOMEM, "out of memory: the key/value cache needs %lld MiB",
+                       (long long)(block_bytes * (size_t)(n_blocks + n_host_blocks) >> 20));
+    }
+    c->kv = *l;
+    c->n_blocks = n_blocks;
+    c->n_host_blocks = n_host_blocks;
+    c->kv_data = data;
+    c->kv_host = host;
+    c->scores_cap = scores_cap;
+    return 0;
+}
+
+int cpu_download(struct backend *b, struct mat m, float *out, struct err *e)
+{
+    (void)b;
+    (void)e;
+    for (int64_t r = 0; r < m.rows; r++) {
+        for (int64_t i = 0; i < m.cols; i++) {
+            out[r * m.cols + i] = dtype_load(m.data, m.dtype, r * m.stride + i);
+        }
+    }
+    return 0;
+}
+
+int cpu_upload(struct backend *b, struct mat m, const float *in, struct err *e)
+{
+    (void)b;
+    (void)e;
+    for (int64_t r = 0; r < m.rows; r++) {
+        for (int64_t i = 0; i < m.cols; i++) {
+            dtype_store(m.data, m.dtype, r * m.stride + i, in[r * m.cols + i]);
+        }
+    }
+    return 0;
+}

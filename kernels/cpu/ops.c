@@ -1,0 +1,185 @@
+/* The specification of the element-wise operations: plain loops, float32, a row a task. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/cpu.h"
+
+enum { TASK_ROWS = 16 };
+
+/* Everything an operation here needs; each uses its part. */
+struct rows_job {
+    struct cpu_backend *c;
+    struct mat out, x, y;
+    const struct norm *norm;
+    enum activation act;
+    float scale;
+    int32_t offset, first;
+    void (*row)(const struct rows_job *j, int32_t r);
+};
+
+static void run_rows_task(void *arg, int32_t task, int32_t thread)
+{
+    (void)thread;
+    const struct rows_job *j = arg;
+    int32_t end = MIN((task + 1) * TASK_ROWS, j->out.rows);
+    for (int32_t r = task * TASK_ROWS; r < end; r++) {
+        j->row(j, r);
+    }
+}
+
+static void run_rows(struct rows_job *j)
+{
+    cpu_pool_run(j->c->pool, (int32_t)div_ceil(j->out.rows, TASK_ROWS), run_rows_task, j);
+}
+
+/* ---- embedding ---- */
+
+/* The id of token i of the step; a token that could not be drawn (NaN) counts as 0. */
+static int32_t input_token(struct cpu_backend *c, int32_t i)
+{
+    int32_t src = c->batch.token_src != NULL ? c->batch.token_src[i] : -1;
+    if (src < 0) {
+        return c->batch.token[i];
+    }
+    const struct cpu_results *before = cpu_results_before(c);
+    return before != NULL && src < before->n_samples ? MAX(before->token[src], 0) : 0;
+}
+
+static void embed_row(const struct rows_job *j, int32_t r)
+{
+    float *out = mat_row(j->out, r);
+    int64_t at = input_token(j->c, r) * j->x.stride;
+    for (int32_t i = 0; i < j->out.cols; i++) {
+        out[i] = dtype_load(j->x.data, j->x.dtype, at + i) * j->scale;
+    }
+}
+
+void cpu_embed(struct backend *b, struct mat out, struct mat table, float scale)
+{
+    run_rows(&(struct rows_job){.c = cpu_of(b), .out = out, .x = table, .scale = scale, .row = embed_row});
+}
+
+static void embed_position_row(const struct rows_job *j, int32_t r)
+{
+    float *x = mat_row(j->out, r);
+    int64_t at = (int64_t)(j->c->batch.position[r] + j->offset) * j->y.stride;
+    for (int32_t i = 0; i < j->out.cols; i++) {
+        x[i] += dtype_load(j->y.data, j->y.dtype, at + i);
+    }
+}
+
+void cpu_embed_position(struct backend *b, struct mat x, struct mat table, int32_t offset)
+{
+    run_rows(&(struct rows_job){.c = cpu_of(b), .out = x, .y = table, .offset = offset, .row = embed_position_row});
+}
+
+/* ---- norms ---- */
+
+/* Vectors made by cpu_weight are float32. */
+void cpu_norm_row(float *out, const float *x, int32_t n_cols, const struct norm *n)
+{
+    const float *w = n->weight.data;
+    const float *bias = n->bias.data;
+    float mean = 0;
+    if (n->kind == NORM_LAYER) {
+        for (int32_t i = 0; i < n_cols; i++) {
+            mean += x[i];
+        }
+        mean /= (float)n_cols;
+    }
+    float sum = 0;
+    for (int32_t i = 0; i < n_cols; i++) {
+        float d = x[i] - mean;
+        sum += d * d;
+    }
+    float inv = 1.0f / sqrtf(sum / (float)n_cols + n->eps);
+    for (int32_t i = 0; i < n_cols; i++) {
+        out[i] = (x[i] - mean) * inv * (w[i] + n->weight_offset) + (bias != NULL ? bias[i] : 0);
+    }
+}
+
+static void norm_row(const struct rows_job *j, int32_t r)
+{
+    cpu_norm_row(mat_row(j->out, r), mat_row(j->x, r), j->out.cols, j->norm);
+}
+
+void cpu_norm(struct backend *b, struct mat out, struct mat x, const struct norm *n)
+{
+    run_rows(&(struct rows_job){.c = cpu_of(b), .out = out, .x = x, .norm = n, .row = norm_row});
+}
+
+static void add_row(const struct rows_job *j, int32_t r)
+{
+    float *x = mat_row(j->x, r);
+    const float *y = mat_row(j->y, r);
+    for (int32_t i = 0; i < j->x.cols; i++) {
+        x[i] += y[i];
+    }
+}
+
+static void add_norm_row(const struct rows_job *j, int32_t r)
+{
+    add_row(j, r);
+    norm_row(j, r);
+}
+
+/* One rank: `partial` sums are whole. */
+void cpu_add_norm(struct backend *b, struct mat out, struct mat x, struct mat y, const struct norm *n, bool partial)
+{
+    (void)partial;
+    run_rows(&(struct rows_job){.c = cpu_of(b), .out = out, .x = x, .y = y, .norm = n, .row = add_norm_row});
+}
+
+void cpu_add(struct backend *b, struct mat x, struct mat y, bool partial)
+{
+    (void)partial;
+    run_rows(&(struct rows_job){.c = cpu_of(b), .out = x, .x = x, .y = y, .row = add_row});
+}
+
+/* ---- activations ---- */
+
+float cpu_activate(enum activation act, float x)
+{
+    switch (act) {
+    case ACT_NONE:
+        return x;
+    case ACT_RELU:
+        return x > 0 ? x : 0;
+    case ACT_GELU_ERF:
+        return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+    case ACT_GELU_TANH:
+        return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+    case ACT_SILU:
+        return x / (1.0f + expf(-x));
+    }
+    return x;
+}
+
+static void gated_act_row(const struct rows_job *j, int32_t r)
+{
+    float *out = mat_row(j->out, r);
+    const float *gate = mat_row(j->x, r);
+    const float *up = gate + j->out.cols;
+    for (int32_t i = 0; i < j->out.cols; i++) {
+        out[i] = cpu_activate(j->act, gate[i]) * up[i];
+    }
+}
+
+void cpu_gated_act(struct backend *b, struct mat out, struct mat gate_up, enum activation act)
+{
+    run_rows(&(struct rows_job){.c = cpu_of(b), .out = out, .x = gate_up, .act = act, .row = gated_act_row});
+}
+
+/* ---- output rows ---- */
+
+static void gather_row(const struct rows_job *j, int32_t r)
+{
+    const float *x = mat_row(j->x, j->c->batch.logits_token[j->first + r]);
+    memcpy(mat_row(j->out, r), x, (size_t)j->out.cols * sizeof(*x));
+}
+
+void cpu_gather(struct backend *b, struct mat out, struct mat x, int32_t first)
+{
+    run_rows(&(struct rows_job){.c = cpu_of(b), .out = out, .x = x, .first = first, .row = gather_row});
+}

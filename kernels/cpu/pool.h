@@ -1,0 +1,26 @@
+/* The CPU backend's threads: fork and join over numbered tasks.
+ *
+ * The caller is thread 0 and works too. Helpers spin for a short while after a job, because the next operation of the
+ * step follows within microseconds, and sleep on a futex after that; an idle daemon uses no processor time.
+ */
+#ifndef QUIRE_KERNELS_CPU_POOL_H
+#define QUIRE_KERNELS_CPU_POOL_H
+
+#include "config/base.h"
+
+enum { CPU_POOL_MAX_THREADS = 256 };
+
+struct cpu_pool;
+
+/* Task `task` of a job, on thread `thread` of [0, n_threads). */
+typedef void cpu_task_fn(void *arg, int32_t task, int32_t thread);
+
+/* `threads` 0: the physical cores this process may use (affinity and cgroup quota counted). */
+int cpu_pool_new(struct cpu_pool **ret, int32_t threads, struct err *e);
+void cpu_pool_free(struct cpu_pool *p);
+int32_t cpu_pool_threads(const struct cpu_pool *p);
+
+/* Run tasks 0 .. n_tasks-1, each once, taken in ascending order by whichever thread is free; return when all are done. */
+void cpu_pool_run(struct cpu_pool *p, int32_t n_tasks, cpu_task_fn *fn, void *arg);
+
+#endif

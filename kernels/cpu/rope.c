@@ -1,0 +1,74 @@
+/* The specification of rope_kv: per-head norms, rotation in place, and the write of keys and values into the cache. */
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/cpu.h"
+
+struct rope_job {
+    struct cpu_backend *c;
+    struct mat qkv;
+    const struct rope *rope;
+    const struct attention *att;
+};
+
+/* Turn one head by the angles of its position. Table row: rot_dim/2 cosines, then rot_dim/2 sines. */
+static void rotate(float *head, const float *cos_sin, const struct rope *r)
+{
+    int32_t half = r->rot_dim / 2;
+    for (int32_t i = 0; i < half; i++) {
+        int32_t a = r->interleaved ? 2 * i : i;
+        int32_t b = r->interleaved ? 2 * i + 1 : i + half;
+        float x = head[a];
+        float y = head[b];
+        head[a] = x * cos_sin[i] - y * cos_sin[half + i];
+        head[b] = y * cos_sin[i] + x * cos_sin[half + i];
+    }
+}
+
+static void norm_and_rotate(float *head, const struct rope_job *j, const struct norm *norm, int32_t position)
+{
+    if (norm->weight.data != NULL) {
+        cpu_norm_row(head, head, j->att->head_dim, norm);
+    }
+    if (j->rope->cos_sin.data != NULL) {
+        rotate(head, mat_row_const(j->rope->cos_sin, position), j->rope);
+    }
+}
+
+/* Keys (kv 0) or values (kv 1) of a token, [n_kv_heads, head_dim], into its slot. */
+static void write_cache(const struct rope_job *j, const float *from, int32_t slot, int32_t kv)
+{
+    const struct kv_layout *l = &j->c->kv;
+    int64_t base = slot / l->block_size * l->block_stride + j->att->layer * l->layer_stride + kv * l->kv_stride +
+                   slot % l->block_size * l->token_stride;
+    for (int32_t h = 0; h < j->att->n_kv_heads; h++) {
+        for (int32_t i = 0; i < j->att->head_dim; i++) {
+            dtype_store(j->c->kv_data, l->dtype, base + h * l->head_stride + i, from[h * j->att->head_dim + i]);
+        }
+    }
+}
+
+static void rope_token(void *arg, int32_t t, int32_t thread)
+{
+    (void)thread;
+    const struct rope_job *j = arg;
+    const struct attention *a = j->att;
+    const struct batch *b = &j->c->batch;
+    float *q = mat_row(j->qkv, t); // [n_heads + 2 n_kv_heads, head_dim]
+    float *k = q + (int64_t)a->n_heads * a->head_dim;
+    float *v = k + (int64_t)a->n_kv_heads * a->head_dim;
+    for (int32_t h = 0; h < a->n_heads; h++) {
+        norm_and_rotate(q + (int64_t)h * a->head_dim, j, &j->rope->q_norm, b->position[t]);
+    }
+    for (int32_t h = 0; h < a->n_kv_heads; h++) {
+        norm_and_rotate(k + (int64_t)h * a->head_dim, j, &j->rope->k_norm, b->position[t]);
+    }
+    if (b->slot[t] >= 0) {
+        write_cache(j, k, b->slot[t], 0);
+        write_cache(j, v, b->slot[t], 1);
+    }
+}
+
+void cpu_rope_kv(struct backend *b, struct mat qkv, const struct rope *r, const struct attention *a)
+{
+    struct rope_job j = {.c = cpu_of(b), .qkv = qkv, .rope = r, .att = a};
+    cpu_pool_run(j.c->pool, j.c->batch.n_tokens, rope_token, &j);
+}

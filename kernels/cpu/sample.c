@@ -1,0 +1,299 @@
+/* Sampling: the specification for every backend.
+ *
+ * One row: l = a copy of its logits, in float32, all operations rounded singly:
+ *   1. repetition r: tokens that occur in prompt or output: l > 0 ? l / r : l * r
+ *      frequency f, n occurrences in the output: l -= f * n;  presence p: l -= p where n > 0
+ *      (prev_sample's token, when it is not -1, counts as one occurrence more)
+ *   2. l += bias;  3. tokens not in a non-empty allowed list: l = -infinity
+ *   4. a NaN among the logits, or a greatest l of -infinity: token -1, logprobs not to be used
+ *   5. temperature 0, or top_k 1, or a greatest l of +infinity: the greatest, the smallest id on a tie
+ *   6. else z, mass and noise of kernels/noise.h; tokens of mass 0 leave;
+ *      top-k: leave z below the k-th greatest (ties at the edge stay);
+ *      top-p, of what is left: keep z >= v, v the greatest value that keeps a mass of at least sample_mass_goal;
+ *      min-p: keep mass >= min_p * 2^MASS_BITS
+ *   7. the greatest z + noise, the smallest id on a tie.
+ * logprob: log-softmax of the logits as they came, of the token drawn (SAMPLE_SCORE: of target). SAMPLE_CANDIDATES: of l after
+ * step 3; its token is the best one. Best tokens: greatest first, the smallest id first on a tie, tokens at -infinity are not
+ * taken; columns left over hold token -1 and -infinity.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/select.h"
+#include "kernels/noise.h"
+
+struct sample_job {
+    struct cpu_backend *c;
+    struct mat logits;
+    int32_t first_logits; /* logits_row of logits' row 0 */
+    int32_t first_sample;
+};
+
+/* What a row's scan of the logits found. */
+struct row_max {
+    float value;
+    int32_t token; /* -1: a NaN, or all -infinity */
+};
+
+static struct row_max greatest(const float *l, int32_t vocab)
+{
+    struct row_max m = {.value = -INFINITY, .token = -1};
+    for (int32_t t = 0; t < vocab; t++) {
+        if (isnan(l[t])) {
+            return (struct row_max){.value = NAN, .token = -1};
+        }
+        if (l[t] > m.value) {
+            m = (struct row_max){.value = l[t], .token = t};
+        }
+    }
+    return m;
+}
+
+/* log(sum(exp(l))), max given. */
+static float log_sum_exp(const float *l, int32_t vocab, float max)
+{
+    double sum = 0;
+    for (int32_t t = 0; t < vocab; t++) {
+        sum += expf(l[t] - max);
+    }
+    return max + (float)log(sum);
+}
+
+/* ---- steps 1 to 3 ---- */
+
+static void penalise(float *l, int32_t token, int32_t n_output, bool seen, const struct sample_row *s)
+{
+    float x = l[token];
+    if (seen && s->repetition_penalty != 1.0f) {
+        x = x > 0 ? x / s->repetition_penalty : x * s->repetition_penalty;
+    }
+    if (n_output > 0) {
+        x -= s->frequency_penalty * (float)n_output;
+        x -= s->presence_penalty;
+    }
+    l[token] = x;
+}
+
+static void apply_penalties(float *l, int32_t vocab, const struct sample_row *s, struct cpu_backend *c)
+{
+    const struct cpu_results *before = cpu_results_before(c);
+    int32_t prev = -1;
+    if (s->prev_sample >= 0 && before != NULL && s->prev_sample < before->n_samples) {
+        prev = before->token[s->prev_sample];
+    }
+    for (int32_t i = 0; i < s->n_counts; i++) {
+        const struct token_count *k = &c->batch.token_count[s->counts_first + i];
+        if (k->token < 0 || k->token >= vocab) {
+            continue;
+        }
+        int32_t n_output = k->n_output + (k->token == prev);
+        penalise(l, k->token, n_output, n_output > 0 || k->in_prompt != 0, s);
+        prev = k->token == prev ? -1 : prev;
+    }
+    if (prev >= 0 && prev < vocab) {
+        penalise(l, prev, 1, true, s);
+    }
+}
+
+static void keep_allowed(float *out, const float *l, int32_t vocab, const struct sample_row *s, const struct batch *b)
+{
+    for (int32_t t = 0; t < vocab; t++) {
+        out[t] = -INFINITY;
+    }
+    for (int32_t i = 0; i < s->n_allowed; i++) {
+        int32_t t = b->allowed_token[s->allowed_first + i];
+        if (t >= 0 && t < vocab) {
+            out[t] = l[t];
+        }
+    }
+}
+
+static bool has_penalties(const struct sample_row *s)
+{
+    return s->repetition_penalty != 1.0f || s->frequency_penalty != 0 || s->presence_penalty != 0;
+}
+
+/* The processed logits: the row itself when nothing is asked for, else made in the thread's scratch. */
+static const float *process(struct cpu_backend *c, const float *raw, int32_t vocab, const struct sample_row *s,
+                            int32_t thread)
+{
+    const struct batch *b = &c->batch;
+    bool penalties = has_penalties(s) && (s->n_counts > 0 || s->prev_sample >= 0);
+    if (!penalties && s->n_bias == 0 && s->n_allowed == 0) {
+        return raw;
+    }
+    float *l = c->sample_logits + (int64_t)thread * 2 * c->sample_vocab;
+    memcpy(l, raw, (size_t)vocab * sizeof(*l));
+    if (penalties) {
+        apply_penalties(l, vocab, s, c);
+    }
+    for (int32_t i = 0; i < s->n_bias; i++) {
+        const struct token_bias *k = &b->token_bias[s->bias_first + i];
+        if (k->token >= 0 && k->token < vocab) {
+            l[k->token] += k->bias;
+        }
+    }
+    if (s->n_allowed == 0) {
+        return l;
+    }
+    keep_allowed(l + c->sample_vocab, l, vocab, s, b);
+    return l + c->sample_vocab;
+}
+
+/* ---- steps 6 and 7 ---- */
+
+static int32_t collect(struct cpu_survivor *out, const float *l, int32_t vocab, float max, float inv_temperature)
+{
+    int32_t n = 0;
+    for (int32_t t = 0; t < vocab; t++) {
+        float z = (l[t] - max) * inv_temperature;
+        uint64_t mass = z > -28.0f ? sample_mass(z) : 0; /* e^-28 < 2^-40 */
+        if (mass > 0) {
+            out[n++] = (struct cpu_survivor){.z = z, .token = t, .mass = mass};
+        }
+    }
+    return n;
+}
+
+static int32_t draw(struct cpu_survivor *survivor, const float *l, int32_t vocab, float max, const struct sample_row *s)
+{
+    int32_t n = collect(survivor, l, vocab, max, noise_inv_temperature(s->temperature));
+    if (s->top_k > 0) {
+        n = select_top_k(survivor, n, s->top_k);
+    }
+    if (s->top_p < 1.0f) {
+        n = select_top_p(survivor, n, s->top_p);
+    }
+    uint64_t least = (uint64_t)(s->min_p * 0x1p40f);
+    uint64_t key = noise_key(s->seed, s->position);
+    float best = -INFINITY;
+    int32_t token = -1;
+    for (int32_t i = 0; i < n; i++) { /* ascending ids */
+        float z = survivor[i].z;
+        if (survivor[i].mass < least || z + NOISE_MAX < best) {
+            continue;
+        }
+        float score = z + noise_gumbel(noise_bits(key, survivor[i].token));
+        if (score > best) {
+            best = score;
+            token = survivor[i].token;
+        }
+    }
+    return token;
+}
+
+static int32_t choose(struct cpu_backend *c, const float *l, int32_t vocab, const struct sample_row *s, int32_t thread)
+{
+    struct row_max m = greatest(l, vocab);
+    if (m.token < 0 || s->temperature == 0 || s->top_k == 1 || m.value == INFINITY) {
+        return m.token;
+    }
+    return draw(c->survivor + (int64_t)thread * c->sample_vocab, l, vocab, m.value, s);
+}
+
+/* ---- answers ---- */
+
+/* The n best log-probabilities of l, whose log-sum-exp is lse, into columns [0, n). */
+static void write_best(struct cpu_results *r, int32_t i, const float *l, int32_t vocab, float lse, int32_t n)
+{
+    int32_t *token = r->top_token + (int64_t)i * r->top_stride;
+    float *logprob = r->top_logprob + (int64_t)i * r->top_stride;
+    int32_t found = select_best(l, vocab, n, token, logprob);
+    for (int32_t k = 0; k < n; k++) {
+        token[k] = k < found ? token[k] : -1;
+        logprob[k] = k < found ? logprob[k] - lse : -INFINITY;
+    }
+}
+
+/* A row without an answer: its logits held a NaN, or nothing was allowed. */
+static void write_nothing(struct cpu_results *r, int32_t i, int32_t n)
+{
+    r->token[i] = -1;
+    r->logprob[i] = -INFINITY;
+    for (int32_t k = 0; k < n; k++) {
+        r->top_token[(int64_t)i * r->top_stride + k] = -1;
+        r->top_logprob[(int64_t)i * r->top_stride + k] = -INFINITY;
+    }
+}
+
+static void sample_candidates(struct cpu_results *r, int32_t i, const float *l, int32_t vocab,
+                              const struct sample_row *s)
+{
+    struct row_max m = greatest(l, vocab);
+    if (m.token < 0) {
+        write_nothing(r, i, s->n_candidates);
+        return;
+    }
+    float lse = log_sum_exp(l, vocab, m.value);
+    write_best(r, i, l, vocab, lse, s->n_candidates);
+    r->token[i] = m.token;
+    r->logprob[i] = m.value - lse;
+}
+
+static void sample_row(void *arg, int32_t task, int32_t thread)
+{
+    const struct sample_job *job = arg;
+    struct cpu_backend *c = job->c;
+    int32_t i = job->first_sample + task;
+    const struct sample_row *s = &c->batch.sample[i];
+    struct cpu_results *r = cpu_results_now(c);
+    int32_t vocab = job->logits.cols;
+    const float *raw = mat_row_const(job->logits, s->logits_row - job->first_logits);
+    int32_t n_best = MAX(s->n_logprobs, 0);
+    if (s->kind == SAMPLE_CANDIDATES) {
+        sample_candidates(r, i, process(c, raw, vocab, s, thread), vocab, s);
+        return;
+    }
+    struct row_max m = greatest(raw, vocab);
+    int32_t token = m.token < 0               ? -1
+                    : s->kind == SAMPLE_SCORE ? s->target
+                                              : choose(c, process(c, raw, vocab, s, thread), vocab, s, thread);
+    if (token < 0 || token >= vocab) {
+        write_nothing(r, i, n_best);
+        return;
+    }
+    float lse = log_sum_exp(raw, vocab, m.value);
+    r->token[i] = token;
+    r->logprob[i] = raw[token] - lse;
+    if (n_best > 0) {
+        write_best(r, i, raw, vocab, lse, n_best);
+    }
+}
+
+/* Scratch for the widest vocabulary seen; made at the first step. */
+static int prepare(struct cpu_backend *c, int32_t vocab)
+{
+    if (vocab <= c->sample_vocab) {
+        return 0;
+    }
+    size_t n = (size_t)vocab * (size_t)cpu_pool_threads(c->pool);
+    c->sample_logits = cpu_alloc(c, n * 2 * sizeof(*c->sample_logits));
+    c->survivor = cpu_alloc(c, n * sizeof(*c->survivor));
+    if (c->sample_logits == NULL || c->survivor == NULL) {
+        return ERR_NOMEM;
+    }
+    c->sample_vocab = vocab;
+    return 0;
+}
+
+void cpu_sample(struct backend *b, struct mat logits, int32_t first)
+{
+    struct cpu_backend *c = cpu_of(b);
+    const struct batch *batch = &c->batch;
+    if (prepare(c, logits.cols) < 0) {
+        cpu_fail(c, ERR_NOMEM, "out of memory for sampling");
+        return;
+    }
+    int32_t from = 0;
+    while (from < batch->n_samples && batch->sample[from].logits_row < first) {
+        from++;
+    }
+    int32_t end = from;
+    while (end < batch->n_samples && batch->sample[end].logits_row < first + logits.rows) {
+        end++;
+    }
+    struct sample_job job = {.c = c, .logits = logits, .first_logits = first, .first_sample = from};
+    cpu_pool_run(c->pool, end - from, sample_row, &job);
+}

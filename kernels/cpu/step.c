@@ -1,0 +1,209 @@
+/* A step's state on the CPU: the batch's copy, block copies, block tables, results.
+ *
+ * Everything is done when step_end returns; step_wait only hands out the oldest results not asked for. The tokens of
+ * the step before stay in its results, where token_src and prev_sample look them up.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cpu/cpu.h"
+
+struct cpu_results *cpu_results_now(struct cpu_backend *c) { return &c->results[c->n_begun % CPU_RESULTS]; }
+
+const struct cpu_results *cpu_results_before(struct cpu_backend *c)
+{
+    return c->n_begun > 1 ? &c->results[(c->n_begun - 1) % CPU_RESULTS] : NULL;
+}
+
+int cpu_steps_init(struct cpu_backend *c, struct err *e)
+{
+    size_t n = (size_t)MAX(c->config.max_samples, 1);
+    size_t table = (size_t)c->config.max_seqs * (size_t)MAX(c->config.max_blocks_per_seq, 1);
+    c->table = cpu_alloc(c, table * sizeof(*c->table));
+    bool ok = c->table != NULL;
+    for (int i = 0; i < CPU_RESULTS; i++) {
+        struct cpu_results *r = &c->results[i];
+        r->token = cpu_alloc(c, n * sizeof(*r->token));
+        r->logprob = cpu_alloc(c, n * sizeof(*r->logprob));
+        ok = ok && r->token != NULL && r->logprob != NULL;
+    }
+    return ok ? 0 : err_nomem(e, "block tables and results");
+}
+
+void cpu_steps_release(struct cpu_backend *c)
+{
+    for (int i = 0; i < CPU_RESULTS; i++) {
+        free(c->results[i].top_token);
+        free(c->results[i].top_logprob);
+    }
+    free(c->arena);
+}
+
+/* One array of the batch: where its pointer is, how many bytes it holds. */
+struct batch_array {
+    const void **at;
+    size_t n_bytes;
+};
+
+#define ARRAY(field, n) {(const void **)&b->field, (size_t)(n) * sizeof(*b->field)}
+
+/* Point c->batch's arrays at copies of them. The arena grows to the largest step seen and stays. */
+static int copy_arrays(struct cpu_backend *c, struct err *e)
+{
+    struct batch *b = &c->batch;
+    const struct batch_array array[] = {
+        ARRAY(swap_out, b->n_swap_out), ARRAY(swap_in, b->n_swap_in),
+        ARRAY(copy, b->n_copy), ARRAY(table_update, b->n_table_update),
+        ARRAY(table_block, b->n_table_block), ARRAY(token, b->n_tokens),
+        ARRAY(token_src, b->n_tokens), ARRAY(position, b->n_tokens),
+        ARRAY(slot, b->n_tokens), ARRAY(q_start, b->n_seqs + 1),
+        ARRAY(kv_len, b->n_seqs), ARRAY(row, b->n_seqs),
+        ARRAY(lcp_blocks, b->n_seqs), ARRAY(logits_token, b->n_logits),
+        ARRAY(sample, b->n_samples), ARRAY(token_count, b->n_token_count),
+        ARRAY(token_bias, b->n_token_bias), ARRAY(allowed_token, b->n_allowed_token),
+    };
+    size_t total = 0;
+    for (size_t i = 0; i < ARRAY_LEN(array); i++) {
+        total += (array[i].n_bytes + 15) / 16 * 16;
+    }
+    if (total > c->arena_bytes) {
+        char *bigger = realloc(c->arena, total * 2);
+        if (bigger == NULL) {
+            return err_nomem(e, "a step");
+        }
+        c->arena = bigger;
+        c->arena_bytes = total * 2;
+    }
+    size_t at = 0;
+    for (size_t i = 0; i < ARRAY_LEN(array); i++) {
+        if (*array[i].at != NULL && array[i].n_bytes > 0) {
+            memcpy(c->arena + at, *array[i].at, array[i].n_bytes);
+            *array[i].at = c->arena + at;
+        }
+        at += (array[i].n_bytes + 15) / 16 * 16;
+    }
+    return 0;
+}
+
+static int check_batch(const struct cpu_backend *c, const struct batch *b, struct err *e)
+{
+    const struct backend_config *k = &c->config;
+    if (b->n_tokens < 0 || b->n_tokens > k->max_tokens || b->n_seqs < 0 || b->n_seqs > k->max_seqs ||
+        b->n_samples < 0 || b->n_samples > k->max_samples) {
+        return err_set(e, ERR_INVALID, "cpu: step %llu is too large: %d tokens (of %d), %d sequences (of %d), %d samples (of %d)",
+                       (unsigned long long)b->step, b->n_tokens, k->max_tokens, b->n_seqs, k->max_seqs, b->n_samples,
+                       k->max_samples);
+    }
+    for (int32_t i = 0; i < b->n_table_update; i++) {
+        const struct table_update *u = &b->table_update[i];
+        if (u->row < 0 || u->row >= k->max_seqs || u->index < 0 || u->count < 0 ||
+            u->count > k->max_blocks_per_seq - u->index || u->first < 0 || u->count > b->n_table_block - u->first) {
+            return err_set(e, ERR_INVALID, "cpu: step %llu: block-table update out of range", (unsigned long long)b->step);
+        }
+    }
+    return 0;
+}
+
+/* Room for the best tokens of this step's samples. */
+static int prepare_results(struct cpu_backend *c, struct err *e)
+{
+    struct cpu_results *r = cpu_results_now(c);
+    const struct batch *b = &c->batch;
+    int32_t stride = 0;
+    for (int32_t i = 0; i < b->n_samples; i++) {
+        const struct sample_row *s = &b->sample[i];
+        stride = MAX(stride, s->kind == SAMPLE_CANDIDATES ? s->n_candidates : s->n_logprobs);
+    }
+    int64_t need = (int64_t)stride * b->n_samples;
+    if (need > r->top_cap) {
+        free(r->top_token);
+        free(r->top_logprob);
+        r->top_token = malloc((size_t)need * sizeof(*r->top_token));
+        r->top_logprob = malloc((size_t)need * sizeof(*r->top_logprob));
+        r->top_cap = r->top_token != NULL && r->top_logprob != NULL ? need : 0;
+        if (r->top_cap == 0) {
+            return err_nomem(e, "the best tokens of a step");
+        }
+    }
+    r->step = b->step;
+    r->n_samples = b->n_samples;
+    r->top_stride = stride;
+    return 0;
+}
+
+static void copy_blocks(struct cpu_backend *c, const struct block_copy *copy, int32_t n, char *to, const char *from)
+{
+    size_t bytes = (size_t)kv_layout_block_bytes(&c->kv);
+    for (int32_t i = 0; i < n; i++) {
+        memcpy(to + bytes * (size_t)copy[i].dst, from + bytes * (size_t)copy[i].src, bytes);
+    }
+}
+
+static void update_tables(struct cpu_backend *c)
+{
+    const struct batch *b = &c->batch;
+    for (int32_t i = 0; i < b->n_table_update; i++) {
+        const struct table_update *u = &b->table_update[i];
+        memcpy(c->table + (int64_t)u->row * c->config.max_blocks_per_seq + u->index, b->table_block + u->first,
+               (size_t)u->count * sizeof(*c->table));
+    }
+}
+
+int cpu_step_begin(struct backend *b, const struct batch *batch, struct err *e)
+{
+    struct cpu_backend *c = cpu_of(b);
+    int rc = check_batch(c, batch, e);
+    if (rc < 0) {
+        return rc;
+    }
+    c->step_start_us = clock_us();
+    c->batch = *batch;
+    rc = copy_arrays(c, e);
+    if (rc < 0) {
+        return rc;
+    }
+    c->n_begun++;
+    rc = prepare_results(c, e);
+    if (rc < 0) {
+        c->n_begun--;
+        return rc;
+    }
+    c->in_step = true;
+    copy_blocks(c, c->batch.swap_out, c->batch.n_swap_out, c->kv_host, c->kv_data);
+    copy_blocks(c, c->batch.swap_in, c->batch.n_swap_in, c->kv_data, c->kv_host);
+    copy_blocks(c, c->batch.copy, c->batch.n_copy, c->kv_data, c->kv_data);
+    update_tables(c);
+    return 0;
+}
+
+int cpu_step_end(struct backend *b, struct err *e)
+{
+    struct cpu_backend *c = cpu_of(b);
+    c->in_step = false;
+    cpu_results_now(c)->device_us = MAX(clock_us() - c->step_start_us, 1);
+    if (c->failed.code != 0) {
+        return err_set(e, c->failed.code, "%s", c->failed.text);
+    }
+    return 0;
+}
+
+int cpu_step_wait(struct backend *b, struct results *ret, struct err *e)
+{
+    struct cpu_backend *c = cpu_of(b);
+    if (c->n_waited == c->n_begun) {
+        return err_set(e, ERR_INVALID, "cpu: no step to wait for");
+    }
+    if (c->failed.code != 0) {
+        return err_set(e, c->failed.code, "%s", c->failed.text);
+    }
+    const struct cpu_results *r = &c->results[++c->n_waited % CPU_RESULTS];
+    *ret = (struct results){.step = r->step,
+                            .n_samples = r->n_samples,
+                            .top_stride = r->top_stride,
+                            .token = r->token,
+                            .logprob = r->logprob,
+                            .top_token = r->top_token,
+                            .top_logprob = r->top_logprob,
+                            .device_us = r->device_us};
+    return 0;
+}
