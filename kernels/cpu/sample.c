@@ -5,8 +5,8 @@
  *      frequency f, n occurrences in the output: l -= f * n;  presence p: l -= p where n > 0
  *      (prev_sample's token, when it is not -1, counts as one occurrence more)
  *   2. l += bias;  3. tokens not in a non-empty allowed list: l = -infinity
- *   4. a NaN among the logits, or a greatest l of -infinity: token -1, logprobs not to be used
- *   5. temperature 0, or top_k 1, or a greatest l of +infinity: the greatest, the smallest id on a tie
+ *   4. a NaN or +infinity among the logits, or a greatest l of -infinity: token -1, logprobs -infinity
+ *   5. temperature 0, or top_k 1: the greatest, the smallest id on a tie
  *   6. else z, mass and noise of kernels/noise.h; tokens of mass 0 leave;
  *      top-k: leave z below the k-th greatest (ties at the edge stay);
  *      top-p, of what is left: keep z >= v, v the greatest value that keeps a mass of at least sample_mass_goal;
@@ -34,7 +34,7 @@ struct sample_job {
 /* What a row's scan of the logits found. */
 struct row_max {
     float value;
-    int32_t token; /* -1: a NaN, or all -infinity */
+    int32_t token; /* -1: a NaN or +infinity, or all -infinity */
 };
 
 static struct row_max greatest(const float *l, int32_t vocab)
@@ -48,6 +48,7 @@ static struct row_max greatest(const float *l, int32_t vocab)
             m = (struct row_max){.value = l[t], .token = t};
         }
     }
+    m.token = m.value < INFINITY ? m.token : -1;
     return m;
 }
 
@@ -187,7 +188,7 @@ static int32_t draw(struct cpu_survivor *survivor, const float *l, int32_t vocab
 static int32_t choose(struct cpu_backend *c, const float *l, int32_t vocab, const struct sample_row *s, int32_t thread)
 {
     struct row_max m = greatest(l, vocab);
-    if (m.token < 0 || s->temperature == 0 || s->top_k == 1 || m.value == INFINITY) {
+    if (m.token < 0 || s->temperature == 0 || s->top_k == 1) {
         return m.token;
     }
     return draw(c->survivor + (int64_t)thread * c->sample_vocab, l, vocab, m.value, s);
