@@ -24,7 +24,10 @@ enum {
     LIMIT_STREAM_BYTES = 1024 * 1024, /* unread bytes of one stream before its client is cut off */
     LIMIT_KEEPALIVE_S = 10,           /* silence on a stream before an SSE comment */
     LIMIT_API_KEYS = 1024,
-    LIMIT_MODEL_LEN = 1 << 20, /* positions: 2^20 */
+    LIMIT_API_KEY_BYTES = 4096,
+    LIMIT_SETTING_BYTES = 4096, /* one text of a setting */
+    LIMIT_PREFIXES = 256,       /* entries of the setting prefixes */
+    LIMIT_MODEL_LEN = 1 << 20,  /* positions: 2^20 */
     LIMIT_LAYERS = 512,
     LIMIT_HEADS = 1024,
     LIMIT_HEAD_DIM = 512,

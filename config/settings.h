@@ -17,6 +17,8 @@ enum preemption { PREEMPT_AUTO, PREEMPT_SWAP, PREEMPT_RECOMPUTE };
 enum policy { POLICY_FCFS, POLICY_PRIORITY };
 enum unknown_fields { UNKNOWN_WARN, UNKNOWN_REJECT };
 
+enum { SETTINGS_MAX = 64 }; /* rows of the table at most */
+
 /* One entry of `prefixes:` in the YAML file. */
 struct prefix_setting {
     char *text;
@@ -57,7 +59,7 @@ struct settings {
     char *uds;
     char *ssl_certfile;
     char *ssl_keyfile;
-    char **api_key; /* [n_api_keys] */
+    char **api_key; /* [n_api_keys], those of api_key_file included */
     int64_t n_api_keys;
     char *api_key_file;
     int64_t max_queue;
@@ -77,6 +79,8 @@ struct settings {
     char *cors_origins; /* comma-separated, or NULL */
     bool ui;
     char *config; /* the YAML file that was read, or NULL */
+
+    uint8_t origin[SETTINGS_MAX]; /* where each row's value came from; for settings_print */
 };
 
 /* Read flags (argv without the program and subcommand names), environment and file into `ret`.
