@@ -64,6 +64,8 @@ struct request {
     int64_t arrival_us; /* clock_us when it was accepted */
     void *user;         /* the caller's: handed back with every output */
 
+    struct emission *emission; /* the output side's own, from submit to `last` */
+
     atomic_int refs;
     atomic_bool cancelled; /* set by engine_cancel: the client is gone */
     /* Stop marks, set by the output side: choice i ended textually after stop_at[i] generated tokens; INT32_MAX: not. */

@@ -9,14 +9,21 @@
 
 #include "kernels/batch.h"
 
+struct settings;
+struct model_config;
+
 struct executor_info {
     int32_t vocab;   /* width of the logits */
     int32_t max_len; /* longest sequence it can hold */
     int32_t n_blocks, n_host_blocks;
     int32_t block_size; /* tokens */
     int64_t block_bytes;
+    int32_t max_num_seqs; /* table rows */
+    int32_t max_num_batched_tokens;
+    int32_t max_samples; /* sampling rows, and rows of the output head, of a step */
     int32_t depth;
     char device[160];
+    char dtype[16];
 };
 
 struct executor {
@@ -27,5 +34,11 @@ struct executor {
     int (*wait)(struct executor *x, struct results *ret, struct err *e);
     void (*free)(struct executor *x);
 };
+
+/* runner.c: a model (its directory and configuration) on the backend that the settings ask for, pools sized from them. */
+int runner_open(struct executor **ret, const struct settings *s, const char *dir, const struct model_config *c,
+                struct err *e);
+/* null.c: no model; every sample is a letter or a space of the byte tokenizer, at once. */
+int null_open(struct executor **ret, const struct settings *s, struct err *e);
 
 #endif
