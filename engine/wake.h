@@ -1,0 +1,26 @@
+/* Waking one sleeping thread: an eventfd that is only written when its reader said it sleeps.
+ *
+ * The sleeper raises `asleep`, looks for work once more, and only then polls; a poster makes its work visible, and
+ * only then looks at `asleep`. Both sides are sequentially consistent, so one of them always sees the other: no
+ * wake-up is lost, and a busy reader costs its posters one load and no system call.
+ */
+#ifndef QUIRE_ENGINE_WAKE_H
+#define QUIRE_ENGINE_WAKE_H
+
+#include <stdatomic.h>
+
+#include "config/base.h"
+
+struct wake {
+    int fd;
+    atomic_bool asleep;
+};
+
+int wake_init(struct wake *w, struct err *e);
+void wake_release(struct wake *w);
+/* Any thread. What it announces must have been stored with memory_order_seq_cst (or by a read-modify-write). */
+void wake_post(struct wake *w);
+/* Reader only. Sleep until a post or `timeout_us` (< 0: for ever), unless has_work(ctx) says not to. */
+void wake_sleep(struct wake *w, bool (*has_work)(void *ctx), void *ctx, int64_t timeout_us);
+
+#endif
