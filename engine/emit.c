@@ -1,0 +1,482 @@
+/* One choice's way from token ids to pieces of text.
+ *
+ *     token ──► detokenizer ──► text not released ──► stop strings ──► piece ──► sink
+ *
+ * A token is held together with its text: it leaves with the first piece that reaches its first byte, so ids, text and
+ * log-probabilities always speak of the same stretch. Text is held back while a character is incomplete (inside the
+ * detokenizer), while it may yet become a stop string (stop_state.held bytes), and with best_of > n until the end.
+ *
+ * When a stop string is complete the choice has ended for the client at once. The engine learns of it through the
+ * stop mark and may by then have sampled further tokens; their deltas find the choice ended and are dropped, so they are
+ * neither sent nor counted. The tokens of the stop string itself were generated: they are counted, and their ids go
+ * out with the last piece, though their text does not.
+ */
+#include "engine/emit.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/inbox.h"
+
+/* No text of one choice passes this: LIMIT_MODEL_LEN tokens of 256 bytes. */
+#define CHOICE_TEXT_BYTES ((size_t)LIMIT_MODEL_LEN * 256)
+
+/* ---- making and freeing ------------------------------------------------------------------------------------------- */
+
+static int emission_prompt_new(struct emission *m, const struct request *r, struct err *e)
+{
+    const struct gen_params *p = &r->params;
+    bool scored = p->n_prompt_logprobs >= 0 || (p->echo && p->n_logprobs >= 0);
+    m->with_prompt = p->echo || scored;
+    if (!m->with_prompt)
+        return 0;
+    m->prompt = calloc((size_t)r->n_prompt, sizeof(*m->prompt));
+    m->prompt_top_stride = scored ? MAX(p->n_prompt_logprobs, p->n_logprobs) : 0;
+    if (m->prompt_top_stride > 0) {
+        size_t n = (size_t)r->n_prompt * (size_t)m->prompt_top_stride;
+        m->prompt_top_id = malloc(n * sizeof(*m->prompt_top_id));
+        m->prompt_top_logprob = malloc(n * sizeof(*m->prompt_top_logprob));
+    }
+    if (!m->prompt || (m->prompt_top_stride > 0 && (!m->prompt_top_id || !m->prompt_top_logprob)))
+        return err_nomem(e, "the prompt's log-probabilities");
+    for (int32_t i = 0; i < r->n_prompt; i++)
+        m->prompt[i] = (struct token_out){.id = r->prompt[i], .logprob = NAN};
+    return 0;
+}
+
+int emission_new(struct request *r, const struct tokenizer *t, struct err *e)
+{
+    const struct gen_params *p = &r->params;
+    int32_t n = p->beam_width > 0 ? p->n : p->best_of;
+    struct emission *m = calloc(1, sizeof(*m) + (size_t)n * sizeof(m->choice[0]));
+    if (!m)
+        return err_nomem(e, "a request's output");
+    m->n_choices = n;
+    m->ranked = p->beam_width == 0 && p->best_of > p->n;
+    buf_init(&m->prompt_text, CHOICE_TEXT_BYTES);
+    detokenizer_init(&m->prompt_detok, t, p->skip_special, p->spaces_between_special);
+    for (int32_t i = 0; i < n; i++) {
+        struct choice *c = &m->choice[i];
+        buf_init(&c->text, CHOICE_TEXT_BYTES);
+        detokenizer_init(&c->detok, t, p->skip_special, p->spaces_between_special);
+        c->detok.started = true; /* a prompt stands before it */
+        c->stop_token = -1;
+    }
+    int rc = stop_set_new(&m->stops, p->stop, p->n_stop, e);
+    if (rc == 0)
+        rc = emission_prompt_new(m, r, e);
+    if (rc < 0) {
+        emission_free(m);
+        return rc;
+    }
+    r->emission = m;
+    return 0;
+}
+
+void emission_free(struct emission *m)
+{
+    if (!m)
+        return;
+    for (int32_t i = 0; i < m->n_choices; i++) {
+        struct held_tokens *h = &m->choice[i].held;
+        buf_release(&m->choice[i].text);
+        free(h->token);
+        free(h->text_at);
+        free(h->top_id);
+        free(h->top_logprob);
+    }
+    stop_set_free(m->stops);
+    buf_release(&m->prompt_text);
+    free(m->prompt);
+    free(m->prompt_top_id);
+    free(m->prompt_top_logprob);
+    free(m);
+}
+
+/* ---- tokens held with their text ---------------------------------------------------------------------------------- */
+
+static int grow(void *array, int32_t *cap, int32_t need, size_t size)
+{
+    void **a = array;
+    int32_t n = MAX(*cap, 4);
+    while (n < need)
+        n *= 2;
+    void *p = realloc(*a, (size_t)n * size);
+    if (!p)
+        return ERR_NOMEM;
+    *a = p;
+    *cap = n;
+    return 0;
+}
+
+static int held_reserve(struct held_tokens *h, int32_t n_top)
+{
+    if (h->n == h->cap) {
+        int32_t cap = h->cap;
+        if (grow(&h->text_at, &cap, h->n + 1, sizeof(*h->text_at)) < 0 ||
+            grow(&h->token, &h->cap, h->n + 1, sizeof(*h->token)) < 0)
+            return ERR_NOMEM;
+    }
+    if (h->n_top + n_top > h->cap_top) {
+        int32_t cap = h->cap_top;
+        if (grow(&h->top_id, &cap, h->n_top + n_top, sizeof(*h->top_id)) < 0 ||
+            grow(&h->top_logprob, &h->cap_top, h->n_top + n_top, sizeof(*h->top_logprob)) < 0)
+            return ERR_NOMEM;
+    }
+    return 0;
+}
+
+static int held_push(struct held_tokens *h, const struct delta *d, int32_t text_offset, size_t text_at)
+{
+    if (held_reserve(h, d->n_top) < 0)
+        return ERR_NOMEM;
+    h->token[h->n] =
+        (struct token_out){.id = d->token, .text_offset = text_offset, .logprob = d->logprob, .n_top = d->n_top};
+    h->text_at[h->n++] = text_at;
+    if (d->n_top > 0) {
+        memcpy(h->top_id + h->n_top, d->top_token, (size_t)d->n_top * sizeof(*h->top_id));
+        memcpy(h->top_logprob + h->n_top, d->top_logprob, (size_t)d->n_top * sizeof(*h->top_logprob));
+        h->n_top += d->n_top;
+    }
+    return 0;
+}
+
+/* Point the first n tokens at their tops. Returns how many tops that are. */
+static int32_t held_link(struct held_tokens *h, int32_t n)
+{
+    int32_t at = 0;
+    for (int32_t i = 0; i < n; i++) {
+        h->token[i].top_id = h->top_id + at;
+        h->token[i].top_logprob = h->top_logprob + at;
+        at += h->token[i].n_top;
+    }
+    return at;
+}
+
+/* Forget the first n tokens with their n_top tops; text_bytes of text went with them. */
+static void held_drop(struct held_tokens *h, int32_t n, int32_t n_top, size_t text_bytes)
+{
+    h->n -= n;
+    h->n_top -= n_top;
+    if (h->n == 0)
+        return;
+    memmove(h->token, h->token + n, (size_t)h->n * sizeof(*h->token));
+    memmove(h->text_at, h->text_at + n, (size_t)h->n * sizeof(*h->text_at));
+    for (int32_t i = 0; i < h->n; i++)
+        h->text_at[i] -= MIN(text_bytes, h->text_at[i]);
+    if (h->n_top > 0) {
+        memmove(h->top_id, h->top_id + n_top, (size_t)h->n_top * sizeof(*h->top_id));
+        memmove(h->top_logprob, h->top_logprob + n_top, (size_t)h->n_top * sizeof(*h->top_logprob));
+    }
+}
+
+/* ---- pieces ------------------------------------------------------------------------------------------------------- */
+
+static struct usage usage_of(const struct request *r)
+{
+    const struct emission *m = r->emission;
+    return (struct usage){r->n_prompt, m->completion_tokens, m->cached_tokens};
+}
+
+/* Send the first text_bytes of what c holds, as choice `index`, with the tokens that begin there; everything when it ended. */
+static void emit_piece(struct emitter *em, struct request *r, struct choice *c, int32_t index, size_t text_bytes)
+{
+    struct held_tokens *h = &c->held;
+    int32_t n = h->n;
+    if (!c->ended)
+        for (n = 0; n < h->n && h->text_at[n] < text_bytes;)
+            n++;
+    int32_t n_top = held_link(h, n);
+    struct output o = {
+        .request = r,
+        .choice = index,
+        .text = text_bytes ? c->text.data : "",
+        .text_len = text_bytes,
+        .token = h->token,
+        .n_tokens = n,
+        .finish = c->ended ? c->finish : FINISH_NONE,
+        .stop_string = c->stop_string,
+        .stop_token = c->stop_token,
+        .usage = usage_of(r),
+        .error = c->error,
+    };
+    em->sink->emit(em->sink, &o);
+    held_drop(h, n, n_top, text_bytes);
+    buf_consume(&c->text, text_bytes);
+}
+
+static int32_t count_chars(const char *text, size_t len)
+{
+    int32_t n = 0;
+    for (size_t i = 0; i < len; i++)
+        n += ((unsigned char)text[i] & 0xC0) != 0x80;
+    return n;
+}
+
+/* The prompt's text and its tokens' offsets, once a request. */
+static int prompt_prepare(struct request *r)
+{
+    struct emission *m = r->emission;
+    m->prompt_ready = true;
+    for (int32_t i = 0; i < r->n_prompt && r->params.echo; i++) {
+        m->prompt[i].text_offset = m->prompt_chars;
+        size_t before = m->prompt_text.len;
+        if (detokenizer_push(&m->prompt_detok, r->prompt[i], &m->prompt_text) < 0)
+            return ERR_NOMEM;
+        m->prompt_chars += count_chars(m->prompt_text.data + before, m->prompt_text.len - before);
+    }
+    return 0;
+}
+
+/* Before anything else of a choice: the prompt, where the client wants it. */
+static int choice_begin(struct emitter *em, struct request *r, struct choice *c, int32_t index)
+{
+    struct emission *m = r->emission;
+    c->begun = true;
+    if (!m->with_prompt)
+        return 0;
+    if (!m->prompt_ready && prompt_prepare(r) < 0)
+        return ERR_NOMEM;
+    if (r->params.echo) {
+        c->n_chars = m->prompt_chars;
+        c->detok = m->prompt_detok;
+    }
+    struct output o = {
+        .request = r,
+        .choice = index,
+        .text = m->prompt_text.len ? m->prompt_text.data : "",
+        .text_len = m->prompt_text.len,
+        .token = m->prompt,
+        .n_tokens = r->n_prompt,
+        .prompt = true,
+        .stop_token = -1,
+        .usage = usage_of(r),
+    };
+    if (!m->ranked)
+        em->sink->emit(em->sink, &o);
+    return 0;
+}
+
+/* ---- tokens ------------------------------------------------------------------------------------------------------- */
+
+static void choice_end(struct emitter *em, struct request *r, int32_t index, enum finish_reason finish,
+                       int32_t stop_token, const char *error)
+{
+    struct emission *m = r->emission;
+    struct choice *c = &m->choice[index];
+    c->ended = true;
+    c->finish = finish;
+    c->stop_token = stop_token;
+    c->error = error;
+    if (m->finish == FINISH_NONE)
+        m->finish = finish;
+    hist_add(&em->stats->generation_len, c->n_generated);
+    if (!m->ranked)
+        emit_piece(em, r, c, index, c->text.len);
+}
+
+/* Memory ran out for one choice: it ends, the engine goes on. */
+static void choice_fail(struct emitter *em, struct request *r, int32_t index)
+{
+    choice_end(em, r, index, FINISH_ERROR, -1, "the server ran out of memory for this choice's text");
+    atomic_store(&r->stop_at[index], r->emission->choice[index].n_generated);
+    if (em->inbox)
+        inbox_mark(em->inbox);
+}
+
+static void count_token(struct emitter *em, struct request *r, struct choice *c, const struct delta *d)
+{
+    struct emission *m = r->emission;
+    c->n_generated++;
+    c->logprob_sum += d->logprob;
+    m->completion_tokens++;
+    m->cached_tokens = d->cached_tokens;
+    atomic_fetch_add_explicit(&em->stats->generation_tokens, 1, memory_order_relaxed);
+    if (m->first_us == 0) {
+        m->first_us = em->now_us;
+        atomic_fetch_add_explicit(&em->stats->prompt_tokens, (uint64_t)r->n_prompt, memory_order_relaxed);
+        hist_add(&em->stats->ttft_s, (double)(em->now_us - r->arrival_us) * 1e-6);
+    }
+    if (c->first_us == 0)
+        c->first_us = em->now_us;
+    else
+        hist_add(&em->stats->itl_s, (double)(em->now_us - c->last_us) * 1e-6);
+    c->last_us = em->now_us;
+}
+
+/* Look for a stop string in the text from byte `from` on. When one is complete: cut the text, set the mark, end the choice. */
+static bool choice_match(struct emitter *em, struct request *r, int32_t index, size_t from)
+{
+    struct emission *m = r->emission;
+    struct choice *c = &m->choice[index];
+    int32_t which = -1;
+    bool armed = c->n_generated >= r->params.min_tokens;
+    int64_t n = stop_feed(m->stops, &c->stop, c->text.data + from, c->text.len - from, armed, &which);
+    if (n < 0)
+        return false;
+    const struct stop_string *s = &m->stops->stop[which];
+    c->text.len = from + (size_t)n - (r->params.include_stop_str ? 0 : (size_t)s->len);
+    c->text.data[c->text.len] = '\0';
+    c->stop_string = s->text;
+    atomic_store(&r->stop_at[index], c->n_generated);
+    if (em->inbox)
+        inbox_mark(em->inbox);
+    choice_end(em, r, index, FINISH_STOP, -1, NULL);
+    return true;
+}
+
+static int32_t emit_token(struct emitter *em, const struct delta *d, const struct delta *next)
+{
+    struct request *r = d->request;
+    struct emission *m = r->emission;
+    struct choice *c = &m->choice[d->choice];
+    if (c->ended)
+        return 1; /* sampled past the stop mark */
+    const struct delta *end =
+        next && next->kind == DELTA_FINISH && next->request == r && next->choice == d->choice ? next : NULL;
+    count_token(em, r, c, d);
+    /* The token that ended it (end of sequence, a stop id) is no text, unless the stop is to be shown. */
+    bool mute = end && end->finish == FINISH_STOP && !r->params.include_stop_str;
+    size_t before = c->text.len;
+    if ((!c->begun && choice_begin(em, r, c, d->choice) < 0) || held_push(&c->held, d, c->n_chars, before) < 0 ||
+        (!mute && detokenizer_push(&c->detok, d->token, &c->text) < 0) ||
+        (end && detokenizer_finish(&c->detok, &c->text) < 0)) {
+        choice_fail(em, r, d->choice);
+        return end ? 2 : 1;
+    }
+    if (c->text.len > before) {
+        c->n_chars += count_chars(c->text.data + before, c->text.len - before);
+        if (m->stops && choice_match(em, r, d->choice, before))
+            return end ? 2 : 1;
+    }
+    if (end) {
+        choice_end(em, r, d->choice, end->finish, end->stop_token, end->error);
+        return 2;
+    }
+    size_t ready = c->text.len - (size_t)c->stop.held;
+    if (ready > 0 && !m->ranked)
+        emit_piece(em, r, c, d->choice, ready);
+    return 1;
+}
+
+static void emit_finish(struct emitter *em, const struct delta *d)
+{
+    struct request *r = d->request;
+    struct choice *c = &r->emission->choice[d->choice];
+    if (c->ended)
+        return;
+    if ((!c->begun && choice_begin(em, r, c, d->choice) < 0) || detokenizer_finish(&c->detok, &c->text) < 0)
+        choice_fail(em, r, d->choice);
+    else
+        choice_end(em, r, d->choice, d->finish, d->stop_token, d->error);
+}
+
+static void emit_prompt(const struct delta *d)
+{
+    struct emission *m = d->request->emission;
+    if (!m->with_prompt || m->n_prompt_seen >= d->request->n_prompt)
+        return;
+    struct token_out *t = &m->prompt[m->n_prompt_seen];
+    size_t at = (size_t)m->n_prompt_seen++ * (size_t)m->prompt_top_stride;
+    t->logprob = d->logprob;
+    t->n_top = MIN(d->n_top, m->prompt_top_stride);
+    if (t->n_top <= 0)
+        return;
+    memcpy(m->prompt_top_id + at, d->top_token, (size_t)t->n_top * sizeof(int32_t));
+    memcpy(m->prompt_top_logprob + at, d->top_logprob, (size_t)t->n_top * sizeof(float));
+    t->top_id = m->prompt_top_id + at;
+    t->top_logprob = m->prompt_top_logprob + at;
+}
+
+/* ---- the end ------------------------------------------------------------------------------------------------------ */
+
+static double mean_logprob(const struct choice *c)
+{
+    return c->n_generated > 0 ? c->logprob_sum / c->n_generated : -INFINITY;
+}
+
+/* best_of: the n best by mean log-probability, best first; the earlier one on a tie. Only they are billed. */
+static void emit_ranked(struct emitter *em, struct request *r)
+{
+    struct emission *m = r->emission;
+    int32_t order[LIMIT_CHOICES];
+    for (int32_t i = 0; i < m->n_choices; i++) {
+        int32_t at = i;
+        for (; at > 0 && mean_logprob(&m->choice[i]) > mean_logprob(&m->choice[order[at - 1]]); at--)
+            order[at] = order[at - 1];
+        order[at] = i;
+    }
+    m->ranked = false;
+    m->completion_tokens = 0;
+    for (int32_t i = 0; i < r->params.n; i++)
+        m->completion_tokens += m->choice[order[i]].n_generated;
+    for (int32_t i = 0; i < r->params.n; i++) {
+        struct choice *c = &m->choice[order[i]];
+        if (m->with_prompt) {
+            struct choice prompt_only = {.begun = false}; /* its detokenizer and offsets were set when c began */
+            choice_begin(em, r, &prompt_only, i);
+        }
+        emit_piece(em, r, c, i, c->text.len);
+    }
+}
+
+static void count_request(struct emitter *em, const struct request *r)
+{
+    const struct emission *m = r->emission;
+    struct engine_stats *s = em->stats;
+    atomic_fetch_add_explicit(&s->finished[m->finish], 1, memory_order_relaxed);
+    hist_add(&s->e2e_s, (double)(em->now_us - r->arrival_us) * 1e-6);
+    hist_add(&s->prompt_len, r->n_prompt);
+    hist_add(&s->params_n, r->params.n);
+    if (m->first_us == 0)
+        return;
+    hist_add(&s->decode_s, (double)(em->now_us - m->first_us) * 1e-6);
+    const struct choice *c = &m->choice[0];
+    if (c->n_generated > 1)
+        hist_add(&s->tpot_s, (double)(c->last_us - c->first_us) * 1e-6 / (c->n_generated - 1));
+}
+
+static void emit_end(struct emitter *em, const struct delta *d)
+{
+    struct request *r = d->request;
+    struct emission *m = r->emission;
+    struct delta rest = *d;
+    rest.kind = DELTA_FINISH;
+    rest.finish = d->finish != FINISH_NONE ? d->finish : FINISH_ABORT;
+    for (rest.choice = 0; rest.choice < m->n_choices; rest.choice++)
+        emit_finish(em, &rest);
+    if (m->ranked)
+        emit_ranked(em, r);
+    count_request(em, r);
+    struct output o = {.request = r,
+                       .choice = -1,
+                       .text = "",
+                       .stop_token = -1,
+                       .usage = usage_of(r),
+                       .error = d->error,
+                       .last = true};
+    em->sink->emit(em->sink, &o);
+    if (em->active)
+        atomic_fetch_sub(em->active, 1);
+    r->emission = NULL;
+    emission_free(m);
+    request_unref(r);
+}
+
+int emit_delta(struct emitter *em, const struct delta *d, const struct delta *next)
+{
+    switch (d->kind) {
+    case DELTA_TOKEN:
+        return emit_token(em, d, next);
+    case DELTA_PROMPT:
+        emit_prompt(d);
+        return 1;
+    case DELTA_FINISH:
+        emit_finish(em, d);
+        return 1;
+    default:
+        emit_end(em, d);
+        return 1;
+    }
+}

@@ -1,0 +1,80 @@
+/* Stage 10, emit, for one delta at a time: tokens to text, stop strings, echo, log-probabilities, usage, best_of.
+ *
+ * Everything here runs on the output thread (or in a test, with no thread at all); output.c brings the deltas.
+ */
+#ifndef QUIRE_ENGINE_EMIT_H
+#define QUIRE_ENGINE_EMIT_H
+
+#include "engine/delta.h"
+#include "engine/stops.h"
+#include "models/tokenizer.h"
+
+/* Tokens of a choice whose text was not released yet. Parallel arrays, grown by doubling. */
+struct held_tokens {
+    struct token_out *token; /* [n]; top_id and top_logprob are set when they go out */
+    size_t *text_at;         /* [n] byte of choice.text where the token's text begins */
+    int32_t n, cap;
+    int32_t *top_id; /* [n_top] of all of them, one after another */
+    float *top_logprob;
+    int32_t n_top, cap_top;
+};
+
+struct choice {
+    struct detokenizer detok;
+    struct stop_state stop;
+    struct buf text; /* decoded and not released */
+    struct held_tokens held;
+    int32_t n_generated; /* tokens up to and including the one that ended it */
+    int32_t n_chars;     /* code points decoded so far, echo included */
+    double logprob_sum;
+    int64_t first_us, last_us; /* when its first and its latest token came by */
+    bool begun, ended;
+    enum finish_reason finish; /* with best_of: kept until all have ended */
+    const char *stop_string;
+    const char *error;
+    int32_t stop_token;
+};
+
+/* What the output side knows of a request; made at submit, so that nothing is allocated later but room for text held back. */
+struct emission {
+    struct stop_set *stops;    /* or NULL */
+    bool ranked;               /* best_of > n: nothing goes out before all have ended */
+    int32_t n_choices;         /* sequences whose deltas come */
+    int32_t completion_tokens; /* of all choices */
+    int32_t cached_tokens;
+    int64_t first_us;          /* first token of any choice; 0: none yet */
+    enum finish_reason finish; /* of the first choice that ended */
+    /* The prompt, where it goes out: echo or prompt_logprobs. */
+    bool with_prompt, prompt_ready;
+    struct token_out *prompt; /* [n_prompt] */
+    int32_t *prompt_top_id;   /* [n_prompt, prompt_top_stride] */
+    float *prompt_top_logprob;
+    int32_t prompt_top_stride;
+    int32_t n_prompt_seen; /* DELTA_PROMPTs so far */
+    int32_t prompt_chars;
+    struct buf prompt_text;
+    struct detokenizer prompt_detok;
+    struct choice choice[];
+};
+
+/* The stage: one for an engine. */
+struct inbox;
+struct emitter {
+    const struct tokenizer *tokenizer;
+    struct sink *sink;
+    struct engine_stats *stats;
+    struct inbox *inbox;     /* told of stop marks */
+    _Atomic int64_t *active; /* lowered when a request's last output went out */
+    int64_t now_us;          /* set by the caller before each run of deltas */
+};
+
+/* Make r->emission. Any thread. */
+int emission_new(struct request *r, const struct tokenizer *t, struct err *e);
+void emission_free(struct emission *m);
+
+/* Take one delta; `next` is the one that follows it, or NULL when it is not there yet. Returns how many were taken:
+ * 2 when d was a token and `next` the end of the same choice, so that both leave as one piece. After DELTA_END the
+ * request's reference is given back. */
+int emit_delta(struct emitter *em, const struct delta *d, const struct delta *next);
+
+#endif

@@ -1,0 +1,233 @@
+/* A ring with one writer and one reader, in cells of one cache line.
+ *
+ * A delta takes one cell, and one more for every eight of its top log-probabilities. The writer moves its tail in private
+ * and publishes it once a step (output_commit), so the reader sees whole steps, wakes once for each, and calls
+ * sink->flush once for all it found. When the output side falls behind (it decodes text and hands bytes to sockets), several
+ * steps gather: the flushes grow rarer, the pieces do not change. When the ring is full, the engine waits: tokens are
+ * never dropped, and nothing on this side waits for a client, so room always comes.
+ */
+#include "engine/output.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "engine/wake.h"
+
+enum { TOPS_PER_CELL = 8, RING_MIN_CELLS = 1 << 14, FULL_NAP_NS = 20000 };
+
+struct record {
+    struct request *request;
+    const char *error;
+    int16_t kind;
+    int16_t finish;
+    int32_t n_top;
+    int32_t choice;
+    int32_t token;
+    float logprob;
+    int32_t stop_token;
+    int32_t cached_tokens;
+};
+
+union cell {
+    struct record record;
+    struct {
+        int32_t token[TOPS_PER_CELL];
+        float logprob[TOPS_PER_CELL];
+    } tops;
+};
+_Static_assert(sizeof(union cell) == 64, "a cell is a cache line");
+
+struct output_stage {
+    union cell *cell; /* [mask + 1] */
+    uint64_t mask;
+    struct emitter emitter;
+    struct wake wake;
+    pthread_t thread;
+    atomic_bool stopping;
+    uint64_t tail, head_seen;                /* writer's own: next cell to write, last head it read */
+    uint64_t whole;                          /* writer's own: a token from here on may yet be followed by its end */
+    _Alignas(64) _Atomic uint64_t published; /* the reader may read up to here */
+    _Alignas(64) _Atomic uint64_t head;      /* the writer may write up to head + mask + 1 */
+};
+
+/* ---- the engine's side -------------------------------------------------------------------------------------------- */
+
+static void ring_publish(struct output_stage *o, uint64_t tail)
+{
+    if (tail == atomic_load_explicit(&o->published, memory_order_relaxed))
+        return;
+    atomic_store(&o->published, tail);
+    wake_post(&o->wake);
+}
+
+/* Room for n more cells. While the ring is full, what is whole goes to the reader: a token is not parted from its end. */
+static void ring_reserve(struct output_stage *o, uint64_t n)
+{
+    while (o->tail + n - o->head_seen > o->mask + 1) {
+        o->head_seen = atomic_load_explicit(&o->head, memory_order_acquire);
+        if (o->tail + n - o->head_seen <= o->mask + 1)
+            return;
+        ring_publish(o, o->whole);
+        nanosleep(&(struct timespec){.tv_nsec = FULL_NAP_NS}, NULL);
+    }
+}
+
+void output_push(struct output_stage *o, const struct delta *d)
+{
+    int32_t n_top = MIN(d->n_top, LIMIT_LOGPROBS);
+    if (d->kind != DELTA_FINISH)
+        o->whole = o->tail;
+    ring_reserve(o, 1 + (uint64_t)div_ceil(n_top, TOPS_PER_CELL));
+    o->cell[o->tail++ & o->mask].record = (struct record){
+        .request = d->request,
+        .error = d->error,
+        .kind = (int16_t)d->kind,
+        .finish = (int16_t)d->finish,
+        .n_top = n_top,
+        .choice = d->choice,
+        .token = d->token,
+        .logprob = d->logprob,
+        .stop_token = d->stop_token,
+        .cached_tokens = d->cached_tokens,
+    };
+    for (int32_t i = 0; i < n_top; i += TOPS_PER_CELL) {
+        union cell *c = &o->cell[o->tail++ & o->mask];
+        size_t n = (size_t)MIN(TOPS_PER_CELL, n_top - i);
+        memcpy(c->tops.token, d->top_token + i, n * sizeof(int32_t));
+        memcpy(c->tops.logprob, d->top_logprob + i, n * sizeof(float));
+    }
+}
+
+void output_commit(struct output_stage *o)
+{
+    o->whole = o->tail;
+    ring_publish(o, o->tail);
+}
+
+/* ---- the output thread -------------------------------------------------------------------------------------------- */
+
+/* A delta read back, with room for its arrays. */
+struct read_delta {
+    struct delta d;
+    int32_t top_token[LIMIT_LOGPROBS];
+    float top_logprob[LIMIT_LOGPROBS];
+};
+
+/* Read the delta at `at`; returns where the next one begins. */
+static uint64_t ring_read(const struct output_stage *o, uint64_t at, struct read_delta *ret)
+{
+    const struct record *r = &o->cell[at++ & o->mask].record;
+    ret->d = (struct delta){
+        .request = r->request,
+        .kind = r->kind,
+        .choice = r->choice,
+        .token = r->token,
+        .logprob = r->logprob,
+        .n_top = r->n_top,
+        .top_token = ret->top_token,
+        .top_logprob = ret->top_logprob,
+        .finish = r->finish,
+        .stop_token = r->stop_token,
+        .cached_tokens = r->cached_tokens,
+        .error = r->error,
+    };
+    for (int32_t i = 0; i < ret->d.n_top; i += TOPS_PER_CELL) {
+        const union cell *c = &o->cell[at++ & o->mask];
+        size_t n = (size_t)MIN(TOPS_PER_CELL, ret->d.n_top - i);
+        memcpy(ret->top_token + i, c->tops.token, n * sizeof(int32_t));
+        memcpy(ret->top_logprob + i, c->tops.logprob, n * sizeof(float));
+    }
+    return at;
+}
+
+/* Emit the deltas in [at, end). A delta is read one ahead, so that an end can leave with the token before it. */
+static void emit_run(struct output_stage *o, uint64_t at, uint64_t end)
+{
+    struct read_delta two[2];
+    int32_t cur = 0;
+    uint64_t after = ring_read(o, at, &two[cur]); /* where the delta after `cur` begins */
+    while (at < end) {
+        bool more = after < end;
+        uint64_t after_next = more ? ring_read(o, after, &two[!cur]) : after;
+        int taken = emit_delta(&o->emitter, &two[cur].d, more ? &two[!cur].d : NULL);
+        at = after;
+        after = after_next;
+        cur = !cur;
+        if (taken == 2) {
+            at = after;
+            if (at < end)
+                after = ring_read(o, at, &two[cur]);
+        }
+        atomic_store_explicit(&o->head, at, memory_order_release);
+    }
+}
+
+static bool output_has_work(void *ctx)
+{
+    struct output_stage *o = ctx;
+    return atomic_load(&o->stopping) ||
+           atomic_load(&o->published) != atomic_load_explicit(&o->head, memory_order_relaxed);
+}
+
+static void *output_main(void *arg)
+{
+    struct output_stage *o = arg;
+    for (;;) {
+        bool stopping = atomic_load(&o->stopping);
+        uint64_t at = atomic_load_explicit(&o->head, memory_order_relaxed);
+        uint64_t end = atomic_load(&o->published);
+        if (at == end) {
+            if (stopping)
+                return NULL;
+            wake_sleep(&o->wake, output_has_work, o, -1);
+            continue;
+        }
+        o->emitter.now_us = clock_us();
+        emit_run(o, at, end);
+        o->emitter.sink->flush(o->emitter.sink);
+    }
+}
+
+/* ---- start and stop ----------------------------------------------------------------------------------------------- */
+
+int output_open(struct output_stage **ret, const struct emitter *em, int64_t min_records, struct err *e)
+{
+    struct output_stage *o = aligned_alloc(64, (sizeof(*o) + 63) / 64 * 64);
+    if (!o)
+        return err_nomem(e, "the output stage");
+    memset(o, 0, sizeof(*o));
+    o->emitter = *em;
+    o->wake.fd = -1;
+    uint64_t cap = RING_MIN_CELLS;
+    while (cap < (uint64_t)min_records)
+        cap *= 2;
+    o->mask = cap - 1;
+    o->cell = aligned_alloc(64, cap * sizeof(union cell));
+    int rc = o->cell ? wake_init(&o->wake, e) : err_nomem(e, "the output ring");
+    if (rc == 0 && pthread_create(&o->thread, NULL, output_main, o) != 0)
+        rc = err_set(e, ERR_IO, "cannot start the output thread");
+    if (rc < 0) {
+        wake_release(&o->wake);
+        free(o->cell);
+        free(o);
+        return rc;
+    }
+    pthread_setname_np(o->thread, "quire-output");
+    *ret = o;
+    return 0;
+}
+
+void output_free(struct output_stage *o)
+{
+    if (!o)
+        return;
+    output_commit(o);
+    atomic_store(&o->stopping, true);
+    wake_post(&o->wake);
+    pthread_join(o->thread, NULL);
+    wake_release(&o->wake);
+    free(o->cell);
+    free(o);
+}
