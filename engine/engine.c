@@ -1,0 +1,330 @@
+/* Starting and stopping: what must be there before the first step, in the order in which it can be known.
+ *
+ *     model directory ─► configuration ─► tokenizer ─► executor (weights, KV pool) ─► scheduler, packer ─► threads
+ *
+ * The engine's thread is in loop.c, submission in submit.c.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <xxhash.h>
+
+#include "config/log.h"
+#include "engine/engine_state.h"
+#include "engine/model_path.h"
+#include "engine/stats.h"
+
+/* ---- deltas from commit to the output thread ---------------------------------------------------------------------- */
+
+static void on_delta(struct delta_out *out, const struct group *g, const struct delta *d)
+{
+    struct engine *e = CONTAINER_OF(out, struct engine, deltas);
+    if (d->kind == DELTA_END) {
+        const struct request *r = g->request;
+        if (g->admitted_us)
+            hist_add(&e->stats.queue_s, (double)(g->admitted_us - r->arrival_us) * 1e-6);
+        if (g->admitted_us && g->first_token_us)
+            hist_add(&e->stats.prefill_s, (double)(g->first_token_us - g->admitted_us) * 1e-6);
+    }
+    output_push(e->output, d);
+}
+
+/* ---- start -------------------------------------------------------------------------------------------------------- */
+
+static bool is_null_model(const struct settings *s)
+{
+    return s->model && strcmp(s->model, "null") == 0;
+}
+
+static void defaults_none(struct generation_defaults *d)
+{
+    *d = (struct generation_defaults){__builtin_nanf(""), __builtin_nanf(""), __builtin_nanf(""), __builtin_nanf(""),
+                                      -1};
+}
+
+/* Tokenizer, executor, what the model says about ends and sampling. */
+static int open_model(struct engine *e, const struct settings *s, struct err *err)
+{
+    if (is_null_model(s)) {
+        e->model_path = strdup("null");
+        if (!e->model_path)
+            return err_nomem(err, "the model's name");
+        int rc = tokenizer_open_bytes(&e->tokenizer, err);
+        return rc < 0 ? rc : null_open(&e->executor, s, err);
+    }
+    struct model_config c;
+    int rc = model_path_find(&e->model_path, s->model, err);
+    if (rc == 0)
+        rc = model_config_read(&c, &e->defaults, e->model_path, err);
+    if (rc == 0)
+        rc = tokenizer_open(&e->tokenizer, e->model_path, err);
+    if (rc == 0)
+        rc = runner_open(&e->executor, s, e->model_path, &c, err);
+    if (rc < 0)
+        return rc;
+    if (s->generation_config && strcmp(s->generation_config, "none") == 0)
+        defaults_none(&e->defaults);
+    e->config.n_eos = c.n_eos;
+    memcpy(e->config.eos, c.eos, sizeof(e->config.eos));
+    int32_t eos = tokenizer_eos(e->tokenizer);
+    if (c.n_eos == 0 && eos >= 0)
+        e->config.eos[e->config.n_eos++] = eos;
+    return 0;
+}
+
+static int64_t to_us(double seconds)
+{
+    return (int64_t)(seconds * 1e6);
+}
+
+static int configure(struct engine *e, const struct settings *s, struct err *err)
+{
+    const struct executor_info *x = &e->executor->info;
+    struct sched_config *c = &e->config;
+    if (x->depth < 0 || x->depth > ENGINE_MAX_DEPTH)
+        return err_set(err, ERR_UNSUPPORTED, "an executor of depth %d; 0 to %d are allowed", x->depth,
+                       ENGINE_MAX_DEPTH);
+    c->n_blocks = x->n_blocks;
+    c->n_host_blocks = x->n_host_blocks;
+    c->block_size = x->block_size;
+    c->vocab = x->vocab;
+    c->max_len = x->max_len;
+    c->max_num_seqs = x->max_num_seqs;
+    c->max_num_batched_tokens = x->max_num_batched_tokens;
+    c->max_logits = x->max_samples;
+    c->max_waiting = (int32_t)s->max_queue + x->max_num_seqs;
+    c->preemption = s->preemption;
+    c->policy = s->policy;
+    c->prefix_cache = s->prefix_cache;
+    c->target_itl_us = (int64_t)(s->target_itl_ms * 1e3);
+    c->queue_timeout_us = to_us(s->queue_timeout);
+    c->request_timeout_us = to_us(s->request_timeout);
+    e->step_timeout_us = to_us(s->step_timeout);
+    e->max_queue = s->max_queue;
+    if (getrandom(&c->secret, sizeof(c->secret), 0) != (ssize_t)sizeof(c->secret))
+        return err_set(err, ERR_IO, "getrandom gave no seed");
+    return 0;
+}
+
+static int open_core(struct engine *e, struct sink *sink, struct err *err)
+{
+    int rc = sched_new(&e->sched, &e->config, err);
+    if (rc == 0)
+        rc = packer_new(&e->packer, &e->config, err);
+    for (int32_t i = 0; rc == 0 && i <= e->executor->info.depth; i++)
+        rc = plan_init(&e->plan[i], &e->config, err);
+    if (rc == 0)
+        rc = inbox_init(&e->inbox, e->max_queue, err);
+    if (rc < 0)
+        return rc;
+    struct emitter em = {
+        .tokenizer = e->tokenizer, .sink = sink, .stats = &e->stats, .inbox = &e->inbox, .active = &e->active};
+    return output_open(&e->output, &em, 4 * (int64_t)e->config.max_logits, err);
+}
+
+/* What a client sees of the server's make-up: version, model, precision, device kind. */
+static void make_fingerprint(struct engine *e)
+{
+    const struct executor_info *x = &e->executor->info;
+    XXH64_hash_t h = XXH64(QUIRE_VERSION, sizeof(QUIRE_VERSION), 0);
+    h = XXH64(e->model_name, strlen(e->model_name), h);
+    h = XXH64(x->dtype, strlen(x->dtype), h);
+    h = XXH64(x->device, strcspn(x->device, ":"), h);
+    snprintf(e->fingerprint, sizeof(e->fingerprint), "fp_%010llx", (unsigned long long)h & 0xffffffffffULL);
+}
+
+static int start(struct engine *e, const struct settings *s, struct sink *sink, struct err *err)
+{
+    int rc = configure(e, s, err);
+    if (rc == 0)
+        rc = open_core(e, sink, err);
+    if (rc < 0)
+        return rc;
+    e->model_name = s->served_model_name ? strdup(s->served_model_name) : model_path_name(e->model_path);
+    if (!e->model_name)
+        return err_nomem(err, "the model's name");
+    make_fingerprint(e);
+    e->created = time(NULL);
+    atomic_store(&e->state, HEALTH_READY);
+    if (pthread_create(&e->thread, NULL, engine_main, e) != 0)
+        return err_set(err, ERR_IO, "cannot start the engine's thread");
+    e->thread_started = true;
+    pthread_setname_np(e->thread, "quire-engine");
+    return 0;
+}
+
+static struct engine *engine_new(void)
+{
+    struct engine *e = aligned_alloc(64, (sizeof(*e) + 63) / 64 * 64);
+    if (!e)
+        return NULL;
+    memset(e, 0, sizeof(*e));
+    e->inbox.wake.fd = -1;
+    e->deltas.emit = on_delta;
+    defaults_none(&e->defaults);
+    engine_stats_init(&e->stats);
+    return e;
+}
+
+static void log_ready(const struct engine *e)
+{
+    const struct sched_config *c = &e->config;
+    log_event(LOG_INFO, "engine ready", LOG_STR("model", e->model_name), LOG_STR("device", e->executor->info.device),
+              LOG_STR("dtype", e->executor->info.dtype), LOG_I64("blocks", c->n_blocks),
+              LOG_I64("host_blocks", c->n_host_blocks), LOG_I64("block_size", c->block_size),
+              LOG_I64("max_model_len", c->max_len), LOG_I64("max_num_seqs", c->max_num_seqs),
+              LOG_I64("max_num_batched_tokens", c->max_num_batched_tokens));
+}
+
+int engine_open(struct engine **ret, const struct settings *s, struct sink *sink, struct err *err)
+{
+    struct engine *e = engine_new();
+    int rc = e ? open_model(e, s, err) : err_nomem(err, "the engine");
+    if (rc == 0)
+        rc = start(e, s, sink, err);
+    if (rc < 0) {
+        engine_free(e);
+        return rc;
+    }
+    log_ready(e);
+    *ret = e;
+    return 0;
+}
+
+int engine_open_on(struct engine **ret, const struct settings *s, struct executor *x, struct tokenizer *t,
+                   struct sink *sink, struct err *err)
+{
+    struct engine *e = engine_new();
+    if (!e) {
+        x->free(x);
+        tokenizer_free(t);
+        return err_nomem(err, "the engine");
+    }
+    e->executor = x;
+    e->tokenizer = t;
+    e->model_path = strdup("given");
+    int rc = e->model_path ? start(e, s, sink, err) : err_nomem(err, "the engine");
+    if (rc < 0) {
+        engine_free(e);
+        return rc;
+    }
+    *ret = e;
+    return 0;
+}
+
+void engine_free(struct engine *e)
+{
+    if (!e)
+        return;
+    if (e->thread_started) {
+        atomic_store(&e->stopping, true);
+        inbox_mark(&e->inbox);
+        pthread_join(e->thread, NULL);
+    }
+    output_free(e->output);
+    sched_free(e->sched);
+    packer_free(e->packer);
+    for (size_t i = 0; i < ARRAY_LEN(e->plan); i++)
+        plan_release(&e->plan[i]);
+    if (e->executor)
+        e->executor->free(e->executor);
+    tokenizer_free(e->tokenizer);
+    inbox_release(&e->inbox);
+    free(e->model_name);
+    free(e->model_path);
+    free(e);
+}
+
+/* ---- state -------------------------------------------------------------------------------------------------------- */
+
+void engine_drain(struct engine *e)
+{
+    int ready = HEALTH_READY;
+    if (atomic_compare_exchange_strong(&e->state, &ready, HEALTH_DRAINING))
+        inbox_close(&e->inbox);
+}
+
+int64_t engine_active(const struct engine *e)
+{
+    return atomic_load(&e->active);
+}
+
+enum engine_health engine_health(const struct engine *e)
+{
+    enum engine_health h = atomic_load(&e->state);
+    int64_t since = atomic_load_explicit(&e->busy_since, memory_order_relaxed);
+    bool stalled = since > 0 && e->step_timeout_us > 0 && clock_us() - since > e->step_timeout_us;
+    return stalled && h != HEALTH_DEAD ? HEALTH_STALLED : h;
+}
+
+const char *engine_health_name(enum engine_health h)
+{
+    static const char *const name[] = {"starting", "ready", "draining", "stalled", "dead"};
+    return name[h];
+}
+
+const char *engine_death(const struct engine *e)
+{
+    return atomic_load(&e->state) == HEALTH_DEAD ? e->death : "";
+}
+
+uint64_t engine_heartbeat(const struct engine *e)
+{
+    return atomic_load_explicit(&e->heartbeat, memory_order_relaxed);
+}
+
+const struct engine_stats *engine_stats(const struct engine *e)
+{
+    return &e->stats;
+}
+
+void engine_info(const struct engine *e, struct engine_info *ret)
+{
+    const struct executor_info *x = &e->executor->info;
+    *ret = (struct engine_info){
+        .model_name = e->model_name,
+        .model_path = e->model_path,
+        .fingerprint = e->fingerprint,
+        .device = x->device,
+        .dtype = x->dtype,
+        .created = e->created,
+        .max_model_len = x->max_len,
+        .vocab = x->vocab,
+        .block_size = x->block_size,
+        .n_blocks = x->n_blocks,
+        .n_host_blocks = x->n_host_blocks,
+        .max_num_seqs = x->max_num_seqs,
+        .max_num_batched_tokens = x->max_num_batched_tokens,
+    };
+}
+
+/* ---- tokenizer ---------------------------------------------------------------------------------------------------- */
+
+int engine_encode(const struct engine *e, const char *text, size_t len, bool add_special, int32_t max_tokens,
+                  int32_t **ret_ids, int32_t *ret_n, struct err *err)
+{
+    struct token_list ids = {0};
+    int rc = tokenizer_encode(e->tokenizer, text, len, add_special, max_tokens, &ids, err);
+    if (rc < 0) {
+        token_list_release(&ids);
+        return rc;
+    }
+    *ret_ids = ids.id;
+    *ret_n = ids.n;
+    return 0;
+}
+
+int engine_decode(const struct engine *e, const int32_t *ids, int32_t n, bool skip_special, struct buf *out,
+                  struct err *err)
+{
+    return tokenizer_decode(e->tokenizer, ids, n, skip_special, out, err);
+}
+
+const char *engine_token_bytes(const struct engine *e, int32_t id, size_t *ret_len)
+{
+    return tokenizer_bytes(e->tokenizer, id, ret_len);
+}

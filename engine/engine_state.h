@@ -1,0 +1,59 @@
+/* The engine's inside, shared by engine.c (start, stop, state), loop.c (its thread), submit.c and request.c. */
+#ifndef QUIRE_ENGINE_ENGINE_STATE_H
+#define QUIRE_ENGINE_ENGINE_STATE_H
+
+#include <pthread.h>
+
+#include "engine/decode.h"
+#include "engine/executor.h"
+#include "engine/inbox.h"
+#include "engine/output.h"
+#include "engine/pack.h"
+#include "models/model.h"
+
+enum { ENGINE_MAX_DEPTH = 7 };
+
+struct engine {
+    /* Set at start, read by all. */
+    struct tokenizer *tokenizer;
+    struct executor *executor;
+    struct sched_config config;
+    struct generation_defaults defaults;
+    char *model_name, *model_path;
+    char fingerprint[32];
+    int64_t created; /* unix seconds */
+    int64_t step_timeout_us;
+    int64_t max_queue;
+
+    /* Engine's thread. */
+    struct sched *sched;
+    struct packer *packer;
+    struct plan plan[ENGINE_MAX_DEPTH + 1]; /* in turn; plan i belongs to steps i, i + depth + 1, … */
+    uint64_t n_launched, n_committed;       /* steps */
+    struct delta_out deltas;
+    int64_t known_waiting; /* groups in the scheduler that still count as waiting in the inbox */
+    int64_t host_us;       /* this thread's own time since the last commit */
+    pthread_t thread;
+    bool thread_started;
+
+    /* Shared. */
+    struct inbox inbox;
+    struct output_stage *output;
+    struct engine_stats stats;
+    _Atomic int64_t active;     /* requests accepted and not ended */
+    atomic_int state;           /* enum engine_health, never STALLED: that is a matter of time */
+    _Atomic int64_t busy_since; /* clock_us of the turn being worked on; 0: asleep */
+    _Atomic uint64_t heartbeat;
+    atomic_bool stopping;
+    char death[512]; /* written before `state` becomes DEAD */
+};
+
+/* engine_open on an executor and a tokenizer that the caller made (tests, benchmarks); both belong to the engine afterwards, also
+ * when this fails. */
+int engine_open_on(struct engine **ret, const struct settings *s, struct executor *x, struct tokenizer *t,
+                   struct sink *sink, struct err *err);
+
+/* loop.c: the thread's body; `arg` is the engine. */
+void *engine_main(void *arg);
+
+#endif

@@ -1,0 +1,169 @@
+/* The engine's thread. A turn plans and launches one step, and commits the oldest one in flight:
+ *
+ *     take requests ─► plan ─► pack ─► launch      step N+1, while step N runs on the device
+ *                                        │
+ *                        wait ─► commit ─► deltas   step N
+ *
+ * With an executor of depth d, d steps run while another is made ready. When nothing can be planned the turn only waits for
+ * what runs; when nothing runs either, the thread sleeps on the inbox's eventfd.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "config/log.h"
+#include "engine/engine_state.h"
+#include "engine/stats.h"
+
+enum { TAKE_AT_ONCE = 256, IDLE_BEAT_US = 1000000, RETRY_US = 1000 };
+
+static int32_t inflight(const struct engine *e)
+{
+    return (int32_t)(e->n_launched - e->n_committed);
+}
+
+static struct plan *plan_at(struct engine *e, uint64_t n)
+{
+    return &e->plan[n % (uint64_t)(e->executor->info.depth + 1)];
+}
+
+/* A device error is the end: nothing is computed any more, and every request hears of it. */
+static void engine_die(struct engine *e, const struct err *why)
+{
+    snprintf(e->death, sizeof(e->death), "%s", why->text);
+    atomic_store(&e->state, HEALTH_DEAD);
+    log_event(LOG_ERROR, "engine died", LOG_STR("error", e->death));
+    while (inflight(e) > 0)
+        decode_abandon(e->sched, plan_at(e, e->n_committed++));
+}
+
+/* Stage 4's other end: groups from the inbox into the scheduler. */
+static void take_requests(struct engine *e, int64_t now_us)
+{
+    struct group *g[TAKE_AT_ONCE];
+    int32_t n;
+    do {
+        n = inbox_take(&e->inbox, g, TAKE_AT_ONCE);
+        for (int32_t i = 0; i < n; i++)
+            sched_add(e->sched, g[i],
+                      now_us); /* has room: it takes max_queue waiting groups, and as many preempted as can run */
+        e->known_waiting += n;
+    } while (n == TAKE_AT_ONCE);
+}
+
+/* Requests that began to run, or ended, leave their places in the queue to others; one that was preempted takes none. */
+static void give_back_places(struct engine *e, const struct sched_counts *c)
+{
+    if (c->waiting_groups >= e->known_waiting)
+        return;
+    inbox_admit(&e->inbox, e->known_waiting - c->waiting_groups);
+    e->known_waiting = c->waiting_groups;
+}
+
+/* Stages 5 to 7. The number of sequences in the step launched; 0: nothing to run, or the device failed. */
+static int32_t launch_step(struct engine *e, int64_t now_us)
+{
+    struct plan *plan = plan_at(e, e->n_launched);
+    if (sched_plan(e->sched, now_us, plan) == 0)
+        return 0;
+    struct batch batch;
+    struct err err;
+    pack_batch(e->packer, plan, &batch);
+    e->n_launched++;
+    if (e->executor->launch(e->executor, &batch, &err) < 0) {
+        engine_die(e, &err);
+        return 0;
+    }
+    return plan->n_items;
+}
+
+/* Stages 8 and 9: the oldest step's results become tokens and deltas. `turn_us`: when this thread's work on the turn began. */
+static void commit_step(struct engine *e, int64_t turn_us)
+{
+    struct plan *plan = plan_at(e, e->n_committed);
+    struct results results;
+    struct err err;
+    int64_t before_us = clock_us();
+    int rc = e->executor->wait(e->executor, &results, &err);
+    int64_t after_us = clock_us();
+    if (rc < 0) {
+        engine_die(e, &err);
+        return;
+    }
+    int32_t n_tokens = plan->n_tokens;
+    decode_commit(e->sched, plan, &results, after_us, &e->deltas);
+    e->n_committed++;
+    output_commit(e->output);
+    e->host_us += before_us - turn_us + (clock_us() - after_us);
+    engine_stats_step(&e->stats, n_tokens, e->host_us, results.device_us);
+    e->host_us = 0;
+}
+
+static void update_gauges(struct engine *e)
+{
+    struct sched_counts c;
+    sched_counts(e->sched, &c);
+    give_back_places(e, &c);
+    engine_stats_gauges(&e->stats, &c, inbox_waiting(&e->inbox) - e->known_waiting);
+}
+
+/* Nothing runs and nothing can: until a request, a mark or the next heartbeat. What waits all the same (it is being
+ * cancelled) is looked at again soon. */
+static void rest(struct engine *e)
+{
+    bool waits = atomic_load_explicit(&e->stats.waiting, memory_order_relaxed) > 0;
+    atomic_store(&e->busy_since, 0);
+    inbox_sleep(&e->inbox, waits ? RETRY_US : IDLE_BEAT_US);
+}
+
+static void engine_turn(struct engine *e)
+{
+    int64_t now_us = clock_us();
+    atomic_store_explicit(&e->busy_since, now_us, memory_order_relaxed);
+    atomic_fetch_add_explicit(&e->heartbeat, 1, memory_order_relaxed);
+    take_requests(e, now_us);
+    int32_t n = launch_step(e, now_us);
+    if (inflight(e) > (n > 0 ? e->executor->info.depth : 0))
+        commit_step(e, now_us);
+    else
+        e->host_us += clock_us() - now_us;
+    decode_reap(e->sched, &e->deltas);
+    output_commit(e->output);
+    update_gauges(e);
+    if (n == 0 && inflight(e) == 0)
+        rest(e);
+}
+
+/* Every request ends, those too that are being submitted just now. */
+static void wind_down(struct engine *e)
+{
+    bool dead = atomic_load(&e->state) == HEALTH_DEAD;
+    struct err err;
+    struct results results;
+    inbox_close(&e->inbox);
+    for (; inflight(e) > 0; e->n_committed++) {
+        e->executor->wait(e->executor, &results, &err);
+        decode_abandon(e->sched, plan_at(e, e->n_committed));
+    }
+    for (;;) {
+        bool settled = inbox_settled(&e->inbox);
+        take_requests(e, clock_us());
+        sched_end_all(e->sched, dead ? FINISH_ERROR : FINISH_ABORT,
+                      dead ? "the device failed; the server must be restarted" : "the server was shut down");
+        decode_reap(e->sched, &e->deltas);
+        output_commit(e->output);
+        update_gauges(e);
+        if (settled)
+            break;
+        inbox_sleep(&e->inbox, RETRY_US);
+    }
+    atomic_store(&e->busy_since, 0);
+}
+
+void *engine_main(void *arg)
+{
+    struct engine *e = arg;
+    while (!atomic_load(&e->stopping) && atomic_load(&e->state) != HEALTH_DEAD)
+        engine_turn(e);
+    wind_down(e);
+    return NULL;
+}

@@ -1,0 +1,78 @@
+#include "engine/model_path.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static bool has_config(const char *dir)
+{
+    char path[PATH_MAX + 16];
+    snprintf(path, sizeof(path), "%s/config.json", dir);
+    return access(path, R_OK) == 0;
+}
+
+static int keep(char **ret, const char *dir, struct err *e)
+{
+    char *copy = strdup(dir);
+    if (!copy)
+        return err_nomem(e, "the model's path");
+    *ret = copy;
+    return 0;
+}
+
+static int find_bundled(char **ret, struct err *e)
+{
+    char dir[PATH_MAX], exe[PATH_MAX / 2] = "";
+    const char *share = getenv("QUIRE_SHARE");
+    if (share && *share && snprintf(dir, sizeof(dir), "%s/models/demo", share) < (int)sizeof(dir) && has_config(dir))
+        return keep(ret, dir, e);
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
+    exe[MAX(n, 0)] = '\0';
+    char *slash = strrchr(exe, '/');
+    if (slash)
+        *slash = '\0';
+    static const char *const beside[] = {"../share/quire/models/demo", "../models/demo"};
+    for (size_t i = 0; slash && i < ARRAY_LEN(beside); i++) {
+        snprintf(dir, sizeof(dir), "%s/%s", exe, beside[i]);
+        char *real = has_config(dir) ? realpath(dir, NULL) : NULL;
+        if (real) {
+            *ret = real;
+            return 0;
+        }
+    }
+    return err_set_param(e, ERR_NOT_FOUND, "model",
+                         "the bundled model is not installed; give --model DIR, or set QUIRE_SHARE");
+}
+
+int model_path_find(char **ret, const char *model, struct err *e)
+{
+    struct stat st;
+    if (!model || !*model)
+        return find_bundled(ret, e);
+    if (stat(model, &st) != 0)
+        return err_set_param(e, ERR_NOT_FOUND, "model",
+                             "\"%.200s\": %s; a directory in Hugging Face's layout is wanted", model, strerror(errno));
+    if (!S_ISDIR(st.st_mode))
+        return err_set_param(e, ERR_UNSUPPORTED, "model",
+                             "\"%.200s\" is a file; a directory in Hugging Face's layout is wanted", model);
+    char *real = realpath(model, NULL);
+    if (!real)
+        return err_set_param(e, ERR_IO, "model", "\"%.200s\": %s", model, strerror(errno));
+    *ret = real;
+    return 0;
+}
+
+char *model_path_name(const char *path)
+{
+    size_t len = strlen(path);
+    while (len > 1 && path[len - 1] == '/')
+        len--;
+    size_t start = len;
+    while (start > 0 && path[start - 1] != '/')
+        start--;
+    return start < len ? strndup(path + start, len - start) : strdup(path);
+}

@@ -1,0 +1,164 @@
+/* The executor that answers at once: what remains is HTTP, scheduling, packing and output, so their cost can be measured
+ * (`quire serve --model null`, `quire bench offline --model null`) and tested without a model.
+ *
+ * Its tokens are bytes of the byte tokenizer, letters and spaces in about the proportions of English text, chosen by a hash
+ * of (seed, position): a request gives the same text whenever it is asked with the same seed. Bans and allowed ids hold.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "config/limits.h"
+#include "config/settings.h"
+#include "engine/executor.h"
+
+enum { NULL_VOCAB = 256, NULL_BLOCKS = 1 << 16, NULL_MAX_LEN = 1 << 15, NULL_SLOTS = 4 };
+
+/* One step's results; four in turn, so that those of the last two waits stay as they are. */
+struct null_slot {
+    struct results results;
+    int32_t *token;     /* [max_samples] */
+    float *logprob;     /* [max_samples] */
+    int32_t *top_token; /* [max_samples, LIMIT_CANDIDATES] */
+    float *top_logprob;
+};
+
+struct null_executor {
+    struct executor base;
+    struct null_slot slot[NULL_SLOTS];
+    uint64_t n_launched, n_waited;
+};
+
+static uint64_t mix(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static bool is_banned(const struct batch *b, const struct sample_row *s, int32_t token)
+{
+    for (int32_t i = 0; i < s->n_bias; i++) {
+        const struct token_bias *t = &b->token_bias[s->bias_first + i];
+        if (t->token == token && t->bias == -INFINITY)
+            return true;
+    }
+    return false;
+}
+
+/* The k-th choice of a row; more bans than k leave one that is not banned among the first n_bias + 1. */
+static int32_t letter(const struct batch *b, const struct sample_row *s, int32_t k)
+{
+    static const char letters[] = "etaoinshrdlu etaoinshrd cumwfgypbvk etaoins hrdleta oin etao nt";
+    uint64_t h = mix(s->seed + (uint64_t)s->position * 0x9e3779b97f4a7c15u) + (uint64_t)k;
+    if (s->n_allowed > 0)
+        return b->allowed_token[s->allowed_first + (int32_t)(h % (uint64_t)s->n_allowed)];
+    return k < 64 ? (unsigned char)letters[h % (sizeof(letters) - 1)] : (int32_t)(h % NULL_VOCAB);
+}
+
+static int32_t draw(const struct batch *b, const struct sample_row *s)
+{
+    for (int32_t k = 0; k <= s->n_bias + 64 + NULL_VOCAB; k++) {
+        int32_t t = letter(b, s, k);
+        if (!is_banned(b, s, t))
+            return t;
+    }
+    return -1;
+}
+
+static void answer(const struct null_executor *x, const struct batch *b, int32_t i, struct null_slot *ret)
+{
+    (void)x;
+    const struct sample_row *s = &b->sample[i];
+    ret->token[i] = s->kind == SAMPLE_SCORE ? s->target : draw(b, s);
+    ret->logprob[i] = -1;
+    int32_t n = s->kind == SAMPLE_CANDIDATES ? s->n_candidates : s->n_logprobs;
+    for (int32_t k = 0; k < n; k++) {
+        ret->top_token[(int64_t)i * LIMIT_CANDIDATES + k] = k == 0 ? ret->token[i] : (ret->token[i] + k) % NULL_VOCAB;
+        ret->top_logprob[(int64_t)i * LIMIT_CANDIDATES + k] = -1 - (float)k;
+    }
+}
+
+static int null_launch(struct executor *base, const struct batch *b, struct err *e)
+{
+    (void)e;
+    struct null_executor *x = CONTAINER_OF(base, struct null_executor, base);
+    struct null_slot *slot = &x->slot[x->n_launched++ % NULL_SLOTS];
+    for (int32_t i = 0; i < b->n_samples; i++)
+        answer(x, b, i, slot);
+    slot->results = (struct results){
+        .step = b->step,
+        .n_samples = b->n_samples,
+        .top_stride = LIMIT_CANDIDATES,
+        .token = slot->token,
+        .logprob = slot->logprob,
+        .top_token = slot->top_token,
+        .top_logprob = slot->top_logprob,
+    };
+    return 0;
+}
+
+static int null_wait(struct executor *base, struct results *ret, struct err *e)
+{
+    (void)e;
+    struct null_executor *x = CONTAINER_OF(base, struct null_executor, base);
+    *ret = x->slot[x->n_waited++ % NULL_SLOTS].results;
+    return 0;
+}
+
+static void null_free(struct executor *base)
+{
+    struct null_executor *x = CONTAINER_OF(base, struct null_executor, base);
+    for (int i = 0; i < NULL_SLOTS; i++) {
+        free(x->slot[i].token);
+        free(x->slot[i].logprob);
+        free(x->slot[i].top_token);
+        free(x->slot[i].top_logprob);
+    }
+    free(x);
+}
+
+static void null_info(struct executor_info *ret, const struct settings *s)
+{
+    *ret = (struct executor_info){
+        .vocab = NULL_VOCAB,
+        .max_len = s->max_model_len ? (int32_t)s->max_model_len : NULL_MAX_LEN,
+        .n_blocks = s->kv_blocks ? (int32_t)s->kv_blocks : NULL_BLOCKS,
+        .block_size = (int32_t)s->block_size,
+        .max_num_seqs = s->max_num_seqs ? (int32_t)s->max_num_seqs : 1024,
+        .max_num_batched_tokens = s->max_num_batched_tokens ? (int32_t)s->max_num_batched_tokens : 8192,
+        .depth = 1,
+        .device = "null: answers at once",
+        .dtype = "none",
+    };
+    ret->max_samples = MAX(ret->max_num_seqs, MIN(ret->max_num_batched_tokens, 1024));
+    int64_t holds = (int64_t)ret->n_blocks * ret->block_size;
+    if (!s->max_model_len && holds < ret->max_len)
+        ret->max_len = (int32_t)holds;
+}
+
+int null_open(struct executor **ret, const struct settings *s, struct err *e)
+{
+    struct null_executor *x = calloc(1, sizeof(*x));
+    if (!x)
+        return err_nomem(e, "the null executor");
+    null_info(&x->base.info, s);
+    x->base.launch = null_launch;
+    x->base.wait = null_wait;
+    x->base.free = null_free;
+    size_t n = (size_t)x->base.info.max_samples;
+    for (int i = 0; i < NULL_SLOTS; i++) {
+        struct null_slot *slot = &x->slot[i];
+        slot->token = malloc(n * sizeof(int32_t));
+        slot->logprob = malloc(n * sizeof(float));
+        slot->top_token = malloc(n * LIMIT_CANDIDATES * sizeof(int32_t));
+        slot->top_logprob = malloc(n * LIMIT_CANDIDATES * sizeof(float));
+        if (!slot->token || !slot->logprob || !slot->top_token || !slot->top_logprob) {
+            null_free(&x->base);
+            return err_nomem(e, "the null executor's results");
+        }
+    }
+    *ret = &x->base;
+    return 0;
+}

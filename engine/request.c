@@ -1,0 +1,97 @@
+/* Requests: making, counting references, and the parameters they carry. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/emit.h"
+#include "engine/engine_state.h"
+
+static float or_else(float value, float otherwise)
+{
+    return isnan(value) ? otherwise : value;
+}
+
+void gen_params_init(struct gen_params *p, const struct engine *engine)
+{
+    const struct generation_defaults *d = &engine->defaults;
+    *p = (struct gen_params){
+        .max_tokens = 16,
+        .n = 1,
+        .best_of = 1,
+        .length_penalty = 1,
+        .temperature = or_else(d->temperature, 1),
+        .top_p = or_else(d->top_p, 1),
+        .min_p = or_else(d->min_p, 0),
+        .top_k = MAX(d->top_k, 0),
+        .repetition_penalty = or_else(d->repetition_penalty, 1),
+        .n_logprobs = -1,
+        .n_prompt_logprobs = -1,
+        .skip_special = true,
+        .spaces_between_special = true,
+    };
+}
+
+void gen_params_release(struct gen_params *p)
+{
+    for (int32_t i = 0; i < p->n_stop; i++)
+        free(p->stop[i]);
+    for (int32_t i = 0; i < p->n_bad_words; i++)
+        free(p->bad_word[i]);
+    free(p->stop);
+    free(p->stop_token);
+    free(p->bias);
+    free(p->allowed_token);
+    free(p->bad_word);
+    free(p->cache_salt);
+    *p = (struct gen_params){0};
+}
+
+int request_new(struct request **ret, struct gen_params *params, const int32_t *prompt, int32_t n_prompt, struct err *e)
+{
+    int32_t n_seqs = MAX(MAX(params->best_of, params->beam_width), 1);
+    struct request *r = calloc(1, sizeof(*r));
+    int32_t *copy = malloc((size_t)MAX(n_prompt, 1) * sizeof(*copy));
+    _Atomic int32_t *stop_at = malloc((size_t)n_seqs * sizeof(*stop_at));
+    if (!r || !copy || !stop_at) {
+        free(r);
+        free(copy);
+        free((void *)stop_at);
+        return err_nomem(e, "a request");
+    }
+    memcpy(copy, prompt, (size_t)n_prompt * sizeof(*copy));
+    for (int32_t i = 0; i < n_seqs; i++)
+        atomic_init(&stop_at[i], INT32_MAX);
+    r->params = *params;
+    *params = (struct gen_params){0};
+    r->prompt = copy;
+    r->n_prompt = n_prompt;
+    r->stop_at = stop_at;
+    r->arrival_us = clock_us();
+    atomic_init(&r->refs, 1);
+    atomic_init(&r->cancelled, false);
+    *ret = r;
+    return 0;
+}
+
+struct request *request_ref(struct request *r)
+{
+    atomic_fetch_add_explicit(&r->refs, 1, memory_order_relaxed);
+    return r;
+}
+
+void request_unref(struct request *r)
+{
+    if (!r || atomic_fetch_sub_explicit(&r->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    emission_free(r->emission);
+    gen_params_release(&r->params);
+    free(r->prompt);
+    free((void *)r->stop_at);
+    free(r);
+}
+
+const char *finish_reason_name(enum finish_reason f)
+{
+    static const char *const name[] = {NULL, "stop", "length", "abort", "error"};
+    return name[f];
+}

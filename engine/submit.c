@@ -1,0 +1,156 @@
+/* Stage 4 as the HTTP threads see it: what can be refused is refused here, with the numbers; then all of a set or none. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine_state.h"
+
+static int check_state(const struct engine *e, struct err *err)
+{
+    switch (atomic_load(&e->state)) {
+    case HEALTH_READY:
+        return 0;
+    case HEALTH_DEAD:
+        return err_set(err, ERR_DEVICE, "the device failed: %s", e->death);
+    default:
+        return err_set(err, ERR_DRAINING, "the server is shutting down");
+    }
+}
+
+static int check_ids(const char *param, const int32_t *id, int32_t n, int32_t vocab, struct err *err)
+{
+    for (int32_t i = 0; i < n; i++)
+        if (id[i] < 0 || id[i] >= vocab)
+            return err_set_param(err, ERR_INVALID, param, "token id %d at index %d; the model has ids 0 to %d", id[i],
+                                 i, vocab - 1);
+    return 0;
+}
+
+static int check_request(const struct engine *e, const struct request *r, struct err *err)
+{
+    const struct gen_params *p = &r->params;
+    int32_t vocab = e->config.vocab;
+    if (r->n_prompt < 1)
+        return err_set_param(err, ERR_INVALID, "prompt", "the prompt has no tokens; at least one is needed");
+    if (p->max_tokens < 0 || (p->max_tokens == 0 && !p->echo))
+        return err_set_param(err, ERR_INVALID, "max_tokens", "%d; at least 1 is needed, or 0 with echo", p->max_tokens);
+    if ((int64_t)r->n_prompt + p->max_tokens > e->config.max_len)
+        return err_set_param(err, ERR_INVALID, p->max_tokens < e->config.max_len ? "prompt" : "max_tokens",
+                             "the prompt has %d tokens and max_tokens is %d: %lld together, the model takes %d",
+                             r->n_prompt, p->max_tokens, (long long)r->n_prompt + p->max_tokens, e->config.max_len);
+    if (p->n < 1 || p->best_of < p->n || p->best_of > LIMIT_CHOICES || p->beam_width > LIMIT_CHOICES)
+        return err_set_param(err, ERR_INVALID, "n",
+                             "n %d, best_of %d, beam_width %d; 1 <= n <= best_of, and at most %d each", p->n,
+                             p->best_of, p->beam_width, LIMIT_CHOICES);
+    if (p->beam_width > 0 && p->n > p->beam_width)
+        return err_set_param(err, ERR_INVALID, "n", "%d of %d beams asked for", p->n, p->beam_width);
+    int rc = check_ids("prompt", r->prompt, r->n_prompt, vocab, err);
+    if (rc == 0)
+        rc = check_ids("stop_token_ids", p->stop_token, p->n_stop_token, vocab, err);
+    if (rc == 0)
+        rc = check_ids("allowed_token_ids", p->allowed_token, p->n_allowed, vocab, err);
+    for (int32_t i = 0; rc == 0 && i < p->n_bias; i++)
+        rc = check_ids("logit_bias", &p->bias[i].token, 1, vocab, err);
+    return rc;
+}
+
+/* Append the ids of one bad word, as it stands or after a space (in the middle of a text it is another token). */
+static int add_word(const struct engine *e, struct word_list *w, struct token_list *ids, const char *word, bool spaced,
+                    struct err *err)
+{
+    char text[LIMIT_STOP_BYTES + 2];
+    size_t len = strlen(word);
+    if (len == 0 || len > LIMIT_STOP_BYTES)
+        return err_set_param(err, ERR_INVALID, "bad_words", "a word of %zu bytes; 1 to %d are allowed", len,
+                             LIMIT_STOP_BYTES);
+    text[0] = ' ';
+    memcpy(text + 1, word, len);
+    int32_t before = ids->n;
+    int rc =
+        tokenizer_encode(e->tokenizer, spaced ? text : text + 1, len + spaced, false, LIMIT_BAD_WORD_TOKENS, ids, err);
+    if (rc < 0) {
+        err_prefix(err, "bad_words");
+        return rc;
+    }
+    if (ids->n > before)
+        w->first[++w->n] = ids->n;
+    return 0;
+}
+
+static int encode_bad_words(const struct engine *e, const struct gen_params *p, struct word_list *ret, struct err *err)
+{
+    struct token_list ids = {0};
+    struct word_list w = {0};
+    int rc = 0;
+    if (p->n_bad_words == 0)
+        return 0;
+    w.first = calloc((size_t)p->n_bad_words * 2 + 1, sizeof(*w.first));
+    if (!w.first)
+        return err_nomem(err, "bad words");
+    for (int32_t i = 0; i < p->n_bad_words * 2 && rc == 0; i++)
+        rc = add_word(e, &w, &ids, p->bad_word[i / 2], i % 2, err);
+    w.token = ids.id;
+    if (rc < 0) {
+        word_list_release(&w);
+        return rc;
+    }
+    *ret = w;
+    return 0;
+}
+
+/* Everything a request needs inside the engine, or nothing. */
+static int prepare(struct engine *e, struct request *r, struct group **ret, struct err *err)
+{
+    struct word_list words = {0};
+    int rc = check_request(e, r, err);
+    if (rc == 0)
+        rc = encode_bad_words(e, &r->params, &words, err);
+    if (rc == 0)
+        rc = emission_new(r, e->tokenizer, err);
+    if (rc == 0)
+        rc = group_new(ret, r, words.n > 0 ? &words : NULL, &e->config, err);
+    if (rc < 0)
+        word_list_release(&words);
+    return rc;
+}
+
+static void unprepare(struct request *r, struct group *g)
+{
+    group_free(g);
+    emission_free(r->emission);
+    r->emission = NULL;
+}
+
+int engine_submit_all(struct engine *e, struct request **r, int32_t n, struct err *err)
+{
+    int32_t made = 0;
+    struct group **g = calloc((size_t)n, sizeof(*g));
+    int rc = g ? check_state(e, err) : err_nomem(err, "a set of requests");
+    for (; rc == 0 && made < n; made++)
+        rc = prepare(e, r[made], &g[made], err);
+    if (rc == 0) {
+        atomic_fetch_add(&e->active, n);
+        for (int32_t i = 0; i < n; i++)
+            request_ref(r[i]);
+        rc = inbox_submit(&e->inbox, g, n, err);
+        if (rc < 0) {
+            atomic_fetch_sub(&e->active, n);
+            for (int32_t i = 0; i < n; i++)
+                request_unref(r[i]);
+        }
+    }
+    for (int32_t i = 0; rc < 0 && i < made; i++)
+        unprepare(r[i], g[i]);
+    free(g);
+    return rc;
+}
+
+int engine_submit(struct engine *e, struct request *r, struct err *err)
+{
+    return engine_submit_all(e, &r, 1, err);
+}
+
+void engine_cancel(struct engine *e, struct request *r)
+{
+    atomic_store(&r->cancelled, true);
+    inbox_mark(&e->inbox);
+}
