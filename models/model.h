@@ -11,25 +11,39 @@
 
 enum rope_scaling { ROPE_DEFAULT, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN, ROPE_LONGROPE };
 
+/* How positions turn (config.json: rope_theta, rope_scaling; transformers 5: rope_parameters). */
+struct rope_config {
+    enum rope_scaling kind;
+    double theta, factor;
+    int32_t rot_dim;                          /* leading dims of a head that turn; 0: learned positions */
+    int32_t original_positions;               /* longest context before scaling */
+    double low_freq_factor, high_freq_factor; /* llama3 */
+    double beta_fast, beta_slow;              /* yarn */
+    double mscale, mscale_all_dim;            /* yarn; 0: not given */
+    double attention_factor;                  /* yarn, longrope; 0: derived */
+    bool truncate;                            /* yarn */
+    float short_factor[LIMIT_HEAD_DIM / 2], long_factor[LIMIT_HEAD_DIM / 2]; /* longrope, [rot_dim / 2] */
+};
+
 /* config.json, both styles (rope_theta/rope_scaling/torch_dtype and transformers 5's rope_parameters/dtype), checked. */
 struct model_config {
     char architecture[64]; /* architectures[0], e.g. LlamaForCausalLM */
     int32_t hidden, n_layers, n_heads, n_kv_heads, head_dim, intermediate, vocab;
-    int32_t max_positions;  /* longest context the model was made for */
-    int32_t sliding_window; /* 0: none */
-    enum dtype dtype;       /* as stored */
+    int32_t embed_dim;      /* width of the embedding: hidden, but for OPT-350m */
+    int32_t max_positions;  /* longest context, RoPE scaling included */
+    int32_t sliding_window; /* of the layers that have one; 0: none has */
+    bool windowed[LIMIT_LAYERS];
+    enum dtype dtype; /* as stored */
     enum norm_kind norm;
     float norm_eps;
+    bool norm_before; /* norms stand before attention and MLP (OPT-350m: after) */
+    bool final_norm;
     enum activation act;
     bool tied; /* output head is the embedding */
     bool qkv_bias, o_bias, mlp_bias;
-    struct {
-        enum rope_scaling kind;
-        double theta, factor;
-        int32_t rot_dim;
-        double low_freq_factor, high_freq_factor; /* llama3 */
-        int32_t original_positions;
-    } rope;
+    bool qk_norm;        /* q and k are normed per head */
+    bool scale_by_layer; /* attention is divided by the layer's number, from 1 (GPT-2 variants) */
+    struct rope_config rope;
     int32_t bos, eos[LIMIT_EOS_IDS], n_eos; /* -1 / 0: none; generation_config.json's list wins */
     int64_t n_parameters;                   /* filled by model_open */
 };
@@ -51,35 +65,56 @@ struct model_options {
     int32_t rank, n_ranks;
 };
 
+struct checkpoint; /* weights.h: the tensors of a checkpoint by name */
+
 struct model {
     struct model_config config;
     const struct model_family *family;
     struct backend *backend;
     struct model_options options;
-    void *weights;       /* the family's own struct */
-    struct mat hidden;   /* [max_tokens, hidden] after the last norm */
-    struct mat head;     /* [vocab of this rank, hidden] */
-    struct mat logits;   /* [max_logits, vocab], float32 */
-    struct mat gathered; /* [max_logits, hidden] */
+    struct checkpoint
+        *checkpoint;             /* mapped while the model lives: a backend may read weights in place; NULL: dummies */
+    struct transformer *weights; /* layers.h */
+    struct mat hidden;           /* [max_tokens, embed_dim] after the last norm */
+    struct mat head;             /* [vocab, embed_dim] */
+    struct mat logits;           /* [max_logits, vocab], float32 */
+    struct mat gathered;         /* [max_logits, embed_dim] */
 };
 
-struct checkpoint; /* weights.h: the tensors of a checkpoint by name */
+/* One name that config.json's "architectures" may hold, and what holds where the file is silent. */
+struct architecture {
+    const char *name;
+    enum norm_kind norm;
+    float norm_eps;
+    enum activation act;
+    double rope_theta; /* 0: learned positions, no rotation */
+    bool tied;
+    bool qkv_bias, o_bias, mlp_bias;
+    bool qk_norm;
+    int32_t sliding_window; /* 0: none */
+    bool window_switch;     /* a window counts only with use_sliding_window */
+};
 
+struct tensor_spec; /* layers.h */
+
+/* A family: two tables of tensors and a forward pass. */
 struct model_family {
-    const char *const *architectures; /* NULL-terminated */
-    /* Create weights and scratch on model->backend from `c`. */
-    int (*load)(struct model *m, const struct checkpoint *c, struct err *e);
-    /* Enqueue the whole stack for the batch begun: tokens in, model->hidden [n_tokens, hidden] out (normed). */
+    const struct architecture *architectures; /* ends with a NULL name */
+    const struct tensor_spec *tensors;        /* ends with a NULL name */
+    const char *const *ignored; /* endings of tensor names that old checkpoints hold for nothing; NULL-terminated */
+    /* Enqueue the whole stack for the batch begun: tokens in, model->hidden [n_tokens, embed_dim] out (normed). */
     void (*forward)(struct model *m, const struct batch *b);
-    void (*release)(struct model *m);
-    /* Attention shape of this rank, for the cache. */
-    int32_t (*n_kv_heads)(const struct model_config *c, int32_t n_ranks);
 };
 
-/* All families; unknown architectures are refused with this list. */
+/* All families, NULL-terminated; unknown architectures are refused with this list. */
 extern const struct model_family *const model_families[];
+/* The family that knows `name`, and its row; NULL: none. */
+const struct model_family *model_family_find(const char *name, const struct architecture **ret);
+/* Key/value heads of one rank, for the cache: at least one each, so small counts are held by several ranks. */
+int32_t model_n_kv_heads(const struct model_config *c, int32_t n_ranks);
 
-/* Read config, map weights, place them on the backend. `backend` must outlive the model. */
+/* Map the weights and place them on the backend, whose operations read them until model_free; `backend` must outlive the
+ * model. Missing, extra, misshapen and mistyped tensors are named all at once. */
 int model_open(struct model **ret, const char *dir, const struct model_config *c, const struct model_options *o,
                struct backend *backend, struct err *e);
 void model_free(struct model *m);

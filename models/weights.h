@@ -8,6 +8,8 @@ enum { TENSOR_MAX_DIMS = 4 };
 
 struct tensor {
     const char *name;
+    const char *stored_type; /* as the file names it: "BF16", "I64" */
+    bool usable;             /* stored_type is one of enum dtype; false: only its bytes are known */
     enum dtype dtype;
     int32_t n_dims;
     int64_t dim[TENSOR_MAX_DIMS];
@@ -25,7 +27,8 @@ const struct tensor *checkpoint_find(const struct checkpoint *c, const char *nam
 int32_t checkpoint_count(const struct checkpoint *c);
 const struct tensor *checkpoint_at(const struct checkpoint *c, int32_t i);
 
-/* Parse the header of one safetensors file of n_bytes at `data`; for the fuzzer and checkpoint_open. Appends to c. */
+/* Parse the header of one safetensors file of n_bytes at `data`; for the fuzzer and checkpoint_open. Appends to c, whose
+ * tensors then point into `data`. After an error c may only be freed. */
 int safetensors_parse(struct checkpoint *c, const void *data, size_t n_bytes, const char *file, struct err *e);
 int checkpoint_new(struct checkpoint **ret, struct err *e);
 

@@ -1,0 +1,119 @@
+/* See file.h. */
+#include "models/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int join(char *ret, const char *dir, const char *name, struct err *e)
+{
+    if (snprintf(ret, PATH_MAX, "%s/%s", dir, name) >= PATH_MAX)
+        return err_set(e, ERR_INVALID, "%s: the path of the model directory is too long", name);
+    return 0;
+}
+
+static bool inside(const char *path, const char *dir)
+{
+    size_t len = strlen(dir);
+    return strncmp(path, dir, len) == 0 && path[len] == '/';
+}
+
+/* The link `dir`/`name` ends in the directory, or in the cache that the directory is a snapshot of:
+ * <cache>/snapshots/<revision>/<name> -> ../../blobs/<hash>. */
+static int check_link(const char *dir, const char *path, const char *name, struct err *e)
+{
+    char target[PATH_MAX], home[PATH_MAX], blobs[PATH_MAX], real_blobs[PATH_MAX];
+    if (!realpath(path, target) || !realpath(dir, home))
+        return err_set(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: a symbolic link that leads nowhere: %s", name,
+                       strerror(errno));
+    if (inside(target, home))
+        return 0;
+    if (join(blobs, home, "../../blobs", e) == 0 && realpath(blobs, real_blobs) && inside(target, real_blobs))
+        return 0;
+    return err_set(e, ERR_INVALID,
+                   "%s: a symbolic link out of the model directory; only links inside it and into the blobs "
+                   "directory of its Hugging Face cache are followed",
+                   name);
+}
+
+int model_file_open(const char *dir, const char *name, int64_t *ret_bytes, struct err *e)
+{
+    char path[PATH_MAX];
+    if (!*name || strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+        return err_set(e, ERR_INVALID, "'%.200s' is not the name of a file in the model directory", name);
+    int code = join(path, dir, name, e);
+    if (code < 0)
+        return code;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0 && errno == ELOOP) {
+        code = check_link(dir, path, name, e);
+        if (code < 0)
+            return code;
+        fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    }
+    if (fd < 0)
+        return err_set(e, errno == ENOENT || errno == ENOTDIR ? ERR_NOT_FOUND : ERR_IO, "%s: %s", name,
+                       strerror(errno));
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        code = err_set(e, ERR_IO, "%s: %s", name, strerror(errno));
+    else if (!S_ISREG(st.st_mode))
+        code = err_set(e, ERR_INVALID, "%s: not a regular file", name);
+    if (code < 0) {
+        close(fd);
+        return code;
+    }
+    *ret_bytes = st.st_size;
+    return fd;
+}
+
+static int read_all(int fd, char *data, size_t len, const char *name, struct err *e)
+{
+    for (size_t have = 0; have < len;) {
+        ssize_t n = read(fd, data + have, len - have);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return err_set(e, ERR_IO, "%s: %s", name,
+                           n < 0 ? strerror(errno) : "the file became shorter while it was read");
+        have += (size_t)n;
+    }
+    return 0;
+}
+
+int model_file_read(const char *dir, const char *name, size_t max_bytes, char **ret, size_t *ret_len, struct err *e)
+{
+    int64_t n_bytes;
+    int fd = model_file_open(dir, name, &n_bytes, e);
+    if (fd < 0)
+        return fd;
+    int code = 0;
+    char *data = NULL;
+    if ((uint64_t)n_bytes > max_bytes) {
+        code = err_set(e, ERR_INVALID, "%s: %lld bytes, at most %zu are read", name, (long long)n_bytes, max_bytes);
+        goto out;
+    }
+    data = malloc((size_t)n_bytes + 1);
+    code = data ? read_all(fd, data, (size_t)n_bytes, name, e) : err_nomem(e, name);
+    if (code < 0)
+        goto out;
+    data[n_bytes] = 0;
+    *ret = data;
+    *ret_len = (size_t)n_bytes;
+    data = NULL;
+out:
+    free(data);
+    close(fd);
+    return code;
+}
+
+bool model_file_exists(const char *dir, const char *name)
+{
+    char path[PATH_MAX];
+    return join(path, dir, name, NULL) == 0 && access(path, F_OK) == 0;
+}

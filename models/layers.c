@@ -1,0 +1,302 @@
+/* From a table of tensors to weights on a backend: cut this rank's part, stack what is fused, hand it over.
+ *
+ * Nothing is copied here: a piece points into the mapped checkpoint, and the backend reads it in place or packs it.
+ */
+#include "models/layers.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_PIECES = 8 };
+
+/* One weight being put together. */
+struct assembly {
+    struct model *m;
+    struct weight_piece piece[MAX_PIECES];
+    void *aligned[MAX_PIECES]; /* copies of tensors that a file holds at odd places, or NULL */
+    int32_t n_pieces;
+    int32_t rows, cols;
+};
+
+/* A range of one axis. */
+struct range {
+    int32_t first, n;
+};
+
+/* This rank's share of `n` heads; ranks beyond the number of heads hold them several times over. */
+static struct range head_range(const struct model *m, int32_t n)
+{
+    int32_t n_ranks = m->options.n_ranks, rank = m->options.rank;
+    if (n >= n_ranks)
+        return (struct range){rank * (n / n_ranks), n / n_ranks};
+    return (struct range){rank / (n_ranks / n), 1};
+}
+
+int32_t model_n_kv_heads(const struct model_config *c, int32_t n_ranks)
+{
+    return MAX(c->n_kv_heads / n_ranks, 1);
+}
+
+/* The parts of an axis that this rank holds, [at most 3]; the count of parts. */
+static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool split, int64_t size, struct range *ret)
+{
+    const struct model_config *c = &m->config;
+    int32_t d = c->head_dim;
+    struct range q = head_range(m, c->n_heads), kv = head_range(m, c->n_kv_heads);
+    ret[0] = (struct range){0, (int32_t)size};
+    if (dim == DIM_QKV) {
+        if (!split || m->options.n_ranks == 1)
+            return 1;
+        ret[0] = (struct range){q.first * d, q.n * d};
+        ret[1] = (struct range){(c->n_heads + kv.first) * d, kv.n * d};
+        ret[2] = (struct range){(c->n_heads + c->n_kv_heads + kv.first) * d, kv.n * d};
+        return 3;
+    }
+    if (!split)
+        return 1;
+    if (dim == DIM_Q || dim == DIM_KV) {
+        struct range heads = dim == DIM_Q ? q : kv;
+        ret[0] = (struct range){heads.first * d, heads.n * d};
+    } else {
+        int32_t n = (int32_t)size / m->options.n_ranks;
+        ret[0] = (struct range){m->options.rank * n, n};
+    }
+    return 1;
+}
+
+/* The tensor's data at an address that its type may be read from. */
+static const void *aligned_data(struct assembly *a, const struct tensor *t)
+{
+    if ((uintptr_t)t->data % (uintptr_t)dtype_bytes(t->dtype) == 0)
+        return t->data;
+    void *copy = malloc((size_t)t->n_bytes);
+    if (copy)
+        memcpy(copy, t->data, (size_t)t->n_bytes);
+    a->aligned[a->n_pieces] = copy;
+    return copy;
+}
+
+/* Add this rank's rows and columns of a tensor (t NULL: a dummy, only its size counts). */
+static int add_tensor(struct assembly *a, const struct tensor_spec *s, const struct tensor *t, struct err *e)
+{
+    const struct model *m = a->m;
+    int64_t n_rows, n_cols;
+    tensor_spec_shape(s, &m->config, &n_rows, &n_cols);
+    bool vector = s->cols == DIM_ONE;
+    int64_t n_out = s->transposed ? n_cols : n_rows, n_in = s->transposed ? n_rows : n_cols;
+    struct range out[3], in[3];
+    int32_t n_parts = axis_ranges(m, s->rows, s->split == SPLIT_OUT, n_out, out);
+    axis_ranges(m, s->cols, s->split == SPLIT_IN, n_in, in);
+    const void *data = t ? aligned_data(a, t) : NULL;
+    if (t && !data)
+        return err_nomem(e, t->name);
+    for (int32_t i = 0; i < n_parts; i++) {
+        if (a->n_pieces == MAX_PIECES)
+            return err_set(e, ERR_UNSUPPORTED, "%s: more than %d pieces in one weight", s->name, MAX_PIECES);
+        int64_t first =
+            s->transposed ? (int64_t)in[0].first * n_cols + out[i].first : (int64_t)out[i].first * n_cols + in[0].first;
+        struct weight_piece *p = &a->piece[a->n_pieces++];
+        *p = (struct weight_piece){.rows = out[i].n, .cols = in[0].n, .stride = n_cols, .transposed = s->transposed};
+        if (s->transposed)
+            *p = (struct weight_piece){.rows = in[0].n, .cols = out[i].n, .stride = n_cols, .transposed = true};
+        else if (vector) /* stacked along its only axis */
+            *p = (struct weight_piece){.rows = 1, .cols = out[i].n, .stride = out[i].n};
+        if (t) {
+            p->data = (const char *)data + first * dtype_bytes(t->dtype);
+            p->dtype = t->dtype;
+        }
+        if (vector)
+            a->cols += out[i].n;
+        else
+            a->rows += out[i].n;
+    }
+    if (vector)
+        a->rows = 1;
+    else
+        a->cols = in[0].n;
+    return 0;
+}
+
+static int make_weight(struct assembly *a, const struct tensor_spec *s, struct mat *ret, struct err *e)
+{
+    struct model *m = a->m;
+    struct weight_desc d = {.name = s->name,
+                            .kind = s->kind,
+                            .dtype = m->options.dtype,
+                            .rows = a->rows,
+                            .cols = a->cols,
+                            .piece = a->piece,
+                            .n_pieces = m->checkpoint ? a->n_pieces : 0,
+                            .mapped = m->checkpoint != NULL};
+    d.tied_head = s->kind == WEIGHT_EMBEDDING && m->config.tied;
+    for (int32_t i = 0; i < MAX_PIECES; i++)
+        d.mapped &= a->aligned[i] == NULL;
+    m->config.n_parameters += (int64_t)a->rows * a->cols;
+    return m->backend->ops->weight(m->backend, &d, ret, e);
+}
+
+/* The weight whose rows of the table begin at s, for one layer (or layer 0 and base the transformer). */
+static int load_target(struct model *m, const struct tensor_spec *s, int32_t layer, void *base, struct err *e)
+{
+    struct assembly a = {.m = m};
+    size_t target = s->target;
+    const struct tensor_spec *first = s;
+    int code = 0;
+    for (; s->name && s->target == target && code == 0; s++) {
+        if (tensor_spec_wanted(s, &m->config) && (s->split != SPLIT_FIRST || m->options.rank == 0))
+            code = add_tensor(&a, s, m->checkpoint ? tensor_spec_find(s, m->checkpoint, layer) : NULL, e);
+    }
+    if (code == 0 && a.n_pieces > 0)
+        code = make_weight(&a, first, (struct mat *)((char *)base + target), e);
+    for (int32_t i = 0; i < MAX_PIECES; i++)
+        free(a.aligned[i]);
+    return code;
+}
+
+static int load_weights(struct model *m, struct err *e)
+{
+    struct transformer *t = m->weights;
+    const struct tensor_spec *s = m->family->tensors;
+    int code = 0;
+    while (s->name && code == 0) {
+        bool in_layer = strchr(s->name, '%') != NULL;
+        for (int32_t i = 0; i < (in_layer ? t->n_layers : 1) && code == 0; i++)
+            code = load_target(m, s, i, in_layer ? (void *)&t->layer[i] : (void *)t, e);
+        size_t target = s->target;
+        while (s->name && s->target == target && (strchr(s->name, '%') != NULL) == in_layer)
+            s++;
+    }
+    return code;
+}
+
+static int load_rope(struct model *m, struct err *e)
+{
+    struct transformer *t = m->weights;
+    int32_t rows = m->options.max_len, cols = m->config.rope.rot_dim;
+    if (cols == 0)
+        return 0;
+    t->cos_sin_host = malloc((size_t)rows * (size_t)cols * sizeof(float));
+    if (!t->cos_sin_host)
+        return err_nomem(e, "rope table");
+    rope_fill(t->cos_sin_host, &m->config.rope, rows);
+    struct weight_piece piece = {
+        .data = t->cos_sin_host, .dtype = DTYPE_F32, .rows = rows, .cols = cols, .stride = cols};
+    struct weight_desc d = {.name = "rope table",
+                            .kind = WEIGHT_TABLE,
+                            .dtype = DTYPE_F32,
+                            .rows = rows,
+                            .cols = cols,
+                            .piece = &piece,
+                            .n_pieces = 1,
+                            .mapped = true};
+    return m->backend->ops->weight(m->backend, &d, &t->cos_sin, e);
+}
+
+/* What the operations need beside the weights. */
+static void set_parameters(struct model *m)
+{
+    const struct model_config *c = &m->config;
+    struct transformer *t = m->weights;
+    t->final_norm.kind = c->norm;
+    t->final_norm.eps = c->norm_eps;
+    for (int32_t i = 0; i < t->n_layers; i++) {
+        struct layer *l = &t->layer[i];
+        l->attn_norm.kind = l->mlp_norm.kind = c->norm;
+        l->attn_norm.eps = l->mlp_norm.eps = c->norm_eps;
+        l->rope.cos_sin = t->cos_sin;
+        l->rope.rot_dim = c->rope.rot_dim;
+        l->rope.q_norm.kind = l->rope.k_norm.kind = c->norm;
+        l->rope.q_norm.eps = l->rope.k_norm.eps = c->norm_eps;
+        l->attention = (struct attention){.layer = i,
+                                          .n_heads = t->n_heads,
+                                          .n_kv_heads = t->n_kv_heads,
+                                          .head_dim = c->head_dim,
+                                          .scale = (float)(1 / sqrt(c->head_dim) / (c->scale_by_layer ? i + 1 : 1)),
+                                          .window = c->windowed[i] ? c->sliding_window : 0};
+    }
+}
+
+static int make_scratch(struct model *m, struct err *e)
+{
+    const struct model_config *c = &m->config;
+    struct transformer *t = m->weights;
+    enum dtype act = m->backend->act_dtype_of[m->options.dtype];
+    int32_t n = m->options.max_tokens, q = t->n_heads * c->head_dim, kv = t->n_kv_heads * c->head_dim;
+    bool narrow = c->embed_dim != c->hidden;
+    struct {
+        struct mat *mat;
+        int32_t rows, cols;
+        enum dtype dtype;
+    } want[] = {
+        {&t->x, n, c->hidden, act},
+        {&t->h, n, c->hidden, act},
+        {&t->y, n, c->hidden, act},
+        {&t->qkv, n, q + 2 * kv, act},
+        {&t->attn, n, q, act},
+        {&t->up, n, t->layer[0].up.rows, act},
+        {&t->act, n, t->intermediate, act},
+        {&t->narrow, n, narrow ? c->embed_dim : 0, act},
+        {&m->gathered, m->options.max_logits, c->embed_dim, act},
+        {&m->logits, m->options.max_logits, c->vocab, DTYPE_F32},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(want); i++) {
+        int code = want[i].cols == 0 ? 0
+                                     : m->backend->ops->scratch(m->backend, want[i].rows, want[i].cols, want[i].dtype,
+                                                                want[i].mat, e);
+        if (code < 0)
+            return code;
+    }
+    m->head = c->tied ? t->embed : t->head;
+    m->hidden = narrow ? t->narrow : t->h;
+    return 0;
+}
+
+static int check_ranks(const struct model *m, struct err *e)
+{
+    const struct model_config *c = &m->config;
+    int32_t n = m->options.n_ranks;
+    bool kv = c->n_kv_heads % n == 0 || n % c->n_kv_heads == 0;
+    if (c->n_heads % n != 0 || c->intermediate % n != 0 || !kv)
+        return err_set_param(e, ERR_INVALID, "tensor_parallel_size",
+                             "tensor_parallel_size %d does not divide the model: %d heads, %d "
+                             "key/value heads, MLP width %d",
+                             n, c->n_heads, c->n_kv_heads, c->intermediate);
+    return 0;
+}
+
+int transformer_load(struct model *m, struct err *e)
+{
+    const struct model_config *c = &m->config;
+    int code = check_ranks(m, e);
+    if (code < 0)
+        return code;
+    struct transformer *t = calloc(1, sizeof *t);
+    if (!t)
+        return err_nomem(e, "model");
+    m->weights = t;
+    t->n_layers = c->n_layers;
+    t->layer = calloc((size_t)c->n_layers, sizeof *t->layer);
+    if (!t->layer)
+        return err_nomem(e, "model");
+    t->n_heads = c->n_heads / m->options.n_ranks;
+    t->n_kv_heads = model_n_kv_heads(c, m->options.n_ranks);
+    t->intermediate = c->intermediate / m->options.n_ranks;
+    t->partial = m->options.n_ranks > 1;
+    code = load_weights(m, e);
+    if (code == 0)
+        code = load_rope(m, e);
+    if (code < 0)
+        return code;
+    set_parameters(m);
+    return make_scratch(m, e);
+}
+
+void transformer_free(struct transformer *t)
+{
+    if (!t)
+        return;
+    free(t->layer);
+    free(t->cos_sin_host);
+    free(t);
+}

@@ -1,0 +1,110 @@
+/* What the families share: the weights and activations of a decoder stack, and how a table of tensors becomes them.
+ *
+ * A family is two things: rows of `struct tensor_spec`, which say what the checkpoint must hold and where it goes, and a
+ * forward pass over `struct transformer`. The loader does the rest: it checks the whole checkpoint against the table,
+ * names everything wrong at once, cuts this rank's part out of each tensor, stacks what shares a target.
+ */
+#ifndef QUIRE_MODELS_LAYERS_H
+#define QUIRE_MODELS_LAYERS_H
+
+#include "models/model.h"
+#include "models/weights.h"
+
+struct layer {
+    struct norm attn_norm, mlp_norm;
+    struct mat qkv, qkv_bias; /* [(n_heads + 2 n_kv_heads) * head_dim, hidden] */
+    struct mat o, o_bias;     /* [hidden, n_heads * head_dim] */
+    struct mat up, up_bias;   /* [intermediate or 2 * intermediate (gate, up), hidden] */
+    struct mat down, down_bias;
+    struct rope rope; /* the model's, with this layer's q and k norms */
+    struct attention attention;
+};
+
+/* Sizes are this rank's. */
+struct transformer {
+    struct mat embed;                   /* [vocab, embed_dim] */
+    struct mat positions;               /* [max_positions + offset, hidden], learned */
+    struct mat project_in, project_out; /* OPT-350m, where embed_dim is not hidden */
+    struct mat head;                    /* [vocab, embed_dim]; data NULL: tied */
+    struct norm final_norm;
+    struct mat cos_sin;  /* [max_len, rot_dim] */
+    float *cos_sin_host; /* what cos_sin may read in place */
+    struct layer *layer; /* [n_layers] */
+    int32_t n_layers;
+    int32_t n_heads, n_kv_heads, intermediate;
+    bool partial; /* o and down give one summand of several */
+    /* activations, [max_tokens, ..] */
+    struct mat x;         /* residual stream, hidden */
+    struct mat h;         /* normed, hidden */
+    struct mat y;         /* what is added to the residual, hidden */
+    struct mat qkv, attn; /* attn: [n_heads * head_dim] */
+    struct mat up, act;   /* act: [intermediate] */
+    struct mat narrow;    /* embed_dim, only where it is not hidden */
+};
+
+/* One axis of a stored tensor. */
+enum tensor_dim {
+    DIM_ONE, /* as columns: the tensor has one axis */
+    DIM_HIDDEN,
+    DIM_EMBED,
+    DIM_Q,    /* n_heads * head_dim */
+    DIM_KV,   /* n_kv_heads * head_dim */
+    DIM_QKV,  /* q, k, v one after another */
+    DIM_HEAD, /* head_dim */
+    DIM_MLP,  /* intermediate */
+    DIM_VOCAB,
+    DIM_POSITIONS,   /* max_position_embeddings */
+    DIM_POSITIONS_2, /* and OPT's two more */
+};
+
+enum tensor_split {
+    SPLIT_NONE,  /* every rank holds all of it */
+    SPLIT_OUT,   /* each its output features: whole heads, or a slice of the MLP */
+    SPLIT_IN,    /* each its input features: the results are summed over the ranks */
+    SPLIT_FIRST, /* the first rank alone: a bias that is added to such a sum once */
+};
+
+/* When a tensor is wanted. */
+enum tensor_when {
+    WHEN_ALWAYS,
+    WHEN_UNTIED,
+    WHEN_QKV_BIAS,
+    WHEN_O_BIAS,
+    WHEN_MLP_BIAS,
+    WHEN_QK_NORM,
+    WHEN_FINAL_NORM,
+    WHEN_PROJECTED, /* embed_dim is not hidden */
+};
+
+/* One tensor, or one a layer. Rows with the same target stand together and are stacked in their order. */
+struct tensor_spec {
+    const char
+        *name; /* Hugging Face's; %d is the layer; the leading "model." or "transformer." may be absent from a file */
+    enum tensor_dim rows, cols; /* [out, in] */
+    enum tensor_split split;
+    enum weight_kind kind;
+    size_t target; /* of a struct mat, in struct layer when the name has a %d, else in struct transformer */
+    enum tensor_when when;
+    bool transposed; /* stored [in, out] */
+};
+
+#define IN_MODEL(member) offsetof(struct transformer, member)
+#define IN_LAYER(member) offsetof(struct layer, member)
+
+/* Whether `c` fits the family's table; every tensor that is missing, of another shape or type, or unknown is named. */
+int transformer_check(const struct model_family *f, const struct model_config *c, const struct checkpoint *checkpoint,
+                      struct err *e);
+/* Make m->weights on m->backend from m->checkpoint (NULL: dummies), checked before. */
+int transformer_load(struct model *m, struct err *e);
+void transformer_free(struct transformer *t);
+
+/* The stored shape of a tensor: [rows, cols], cols 1 for one axis. */
+void tensor_spec_shape(const struct tensor_spec *s, const struct model_config *c, int64_t *ret_rows, int64_t *ret_cols);
+bool tensor_spec_wanted(const struct tensor_spec *s, const struct model_config *c);
+/* The tensor of the row for `layer`, under its full name or without the leading part; NULL. */
+const struct tensor *tensor_spec_find(const struct tensor_spec *s, const struct checkpoint *c, int32_t layer);
+
+/* Cosines and sines of positions [0, n_positions): out [n_positions, rot_dim], rot_dim / 2 cosines, then sines. */
+void rope_fill(float *out, const struct rope_config *r, int32_t n_positions);
+
+#endif

@@ -1,0 +1,88 @@
+/* The families there are, and what is the same for all of them: opening a model and running a step. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "models/layers.h"
+
+extern const struct model_family llama_family;
+
+const struct model_family *const model_families[] = {&llama_family, NULL};
+
+const struct model_family *model_family_find(const char *name, const struct architecture **ret)
+{
+    for (int i = 0; model_families[i]; i++) {
+        for (const struct architecture *a = model_families[i]->architectures; a->name; a++) {
+            if (strcmp(a->name, name) == 0) {
+                *ret = a;
+                return model_families[i];
+            }
+        }
+    }
+    return NULL;
+}
+
+/* Weights on the backend; what was made is left for model_free. */
+static int load(struct model *m, const char *dir, struct err *e)
+{
+    const struct architecture *a;
+    m->family = model_family_find(m->config.architecture, &a);
+    if (!m->family)
+        return err_set(e, ERR_UNSUPPORTED, "architecture %s is not known", m->config.architecture);
+    int code = 0;
+    if (!m->options.dummy) {
+        code = checkpoint_open(&m->checkpoint, dir, e);
+        if (code == 0)
+            code = transformer_check(m->family, &m->config, m->checkpoint, e);
+    }
+    if (code == 0)
+        code = transformer_load(m, e);
+    if (code == 0 && m->backend->ops->ready)
+        code = m->backend->ops->ready(m->backend, e);
+    return code;
+}
+
+int model_open(struct model **ret, const char *dir, const struct model_config *c, const struct model_options *o,
+               struct backend *backend, struct err *e)
+{
+    struct model *m = calloc(1, sizeof *m);
+    if (!m)
+        return err_nomem(e, "model");
+    m->config = *c;
+    m->options = *o;
+    m->options.n_ranks = MAX(o->n_ranks, 1);
+    m->config.n_parameters = 0;
+    m->backend = backend;
+    int code = load(m, dir, e);
+    if (code < 0) {
+        model_free(m);
+        return code;
+    }
+    *ret = m;
+    return 0;
+}
+
+void model_free(struct model *m)
+{
+    if (!m)
+        return;
+    transformer_free(m->weights);
+    checkpoint_free(m->checkpoint);
+    free(m);
+}
+
+void model_step(struct model *m, const struct batch *b)
+{
+    const struct backend_ops *ops = m->backend->ops;
+    const struct epilogue plain = {0};
+    if (b->n_tokens == 0 || (ops->replay && ops->replay(m->backend, b)))
+        return;
+    m->family->forward(m, b);
+    struct mat hidden = mat_rows(m->hidden, 0, b->n_tokens);
+    for (int32_t first = 0; first < b->n_logits; first += m->options.max_logits) {
+        int32_t n = MIN(b->n_logits - first, m->options.max_logits);
+        struct mat gathered = mat_rows(m->gathered, 0, n), logits = mat_rows(m->logits, 0, n);
+        ops->gather(m->backend, gathered, hidden, first);
+        ops->linear(m->backend, logits, gathered, m->head, &plain);
+        ops->sample(m->backend, logits, first);
+    }
+}
