@@ -18,6 +18,7 @@
 
 #include <cmocka.h>
 
+#include "config/limits.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/isa.h"

@@ -1,0 +1,658 @@
+/* Sampling against an implementation by full sort, to the last token, and against the distribution it should have.
+ *
+ * Given the same logits every backend draws the same token (kernels/noise.h), so tokens are compared exactly; log-probabilities
+ * are compared with float64.
+ *
+ *     build/tests/test_sample [--device cpu|cuda]
+ */
+#include "kernels/noise.h"
+#include "tests/ops.h"
+
+struct table {
+    struct token_count count[4096];
+    struct token_bias bias[4096];
+    int32_t allowed[4096];
+    int32_t n_count, n_bias, n_allowed;
+};
+
+static struct sample_row plain_row(int32_t logits_row)
+{
+    return (struct sample_row){.logits_row = logits_row, .kind = SAMPLE_TOKEN, .temperature = 1, .top_p = 1,
+                               .repetition_penalty = 1, .n_logprobs = -1, .prev_sample = -1};
+}
+
+/* Begin a step of n_logits rows (one token each) with these samples; logits [n_logits, vocab] go through in chunks. */
+static struct results run_sampling(struct rig *r, const float *logits, int32_t n_logits, int32_t vocab,
+                                   const struct sample_row *row, int32_t n, const struct table *t, int32_t chunk)
+{
+    static int32_t zero[RIG_TOKENS];
+    int32_t minus[RIG_TOKENS], pick[RIG_TOKENS], q_start[2] = {0, n_logits};
+    for (int32_t i = 0; i < n_logits; i++) {
+        minus[i] = -1;
+        pick[i] = i;
+    }
+    struct batch b = {.n_tokens = n_logits, .token = zero, .token_src = minus, .position = zero, .slot = minus,
+                      .n_seqs = 1, .q_start = q_start, .kv_len = &n_logits, .row = zero, .lcp_blocks = zero,
+                      .n_logits = n_logits, .logits_token = pick, .n_samples = n, .sample = row};
+    if (t != NULL) {
+        b.token_count = t->count;
+        b.token_bias = t->bias;
+        b.allowed_token = t->allowed;
+        b.n_token_count = t->n_count;
+        b.n_token_bias = t->n_bias;
+        b.n_allowed_token = t->n_allowed;
+    }
+    rig_begin(r, &b);
+    for (int32_t first = 0; first < n_logits; first += chunk) {
+        int32_t rows = MIN(chunk, n_logits - first);
+        struct mat m = rig_mat(r, rows, vocab, DTYPE_F32, logits + (int64_t)first * vocab);
+        r->b->ops->sample(r->b, m, first);
+    }
+    return rig_end(r);
+}
+
+/* ---- the reference: processed logits, sort, cut, draw ---- */
+
+struct entry {
+    float z;
+    int32_t token;
+    uint64_t mass;
+};
+
+static int better_first(const void *a, const void *b)
+{
+    const struct entry *x = a;
+    const struct entry *y = b;
+    return x->z != y->z ? (x->z < y->z ? 1 : -1) : (x->token > y->token) - (x->token < y->token);
+}
+
+static void process_reference(float *l, int32_t vocab, const struct sample_row *s, const struct table *t, int32_t prev)
+{
+    for (int32_t v = 0; v < vocab; v++) {
+        int32_t n = v == prev;
+        bool seen = v == prev;
+        for (int32_t i = 0; i < s->n_counts; i++) {
+            const struct token_count *k = &t->count[s->counts_first + i];
+            n += k->token == v ? k->n_output : 0;
+            seen = seen || (k->token == v && (k->n_output > 0 || k->in_prompt));
+        }
+        if (seen) {
+            l[v] = l[v] > 0 ? l[v] / s->repetition_penalty : l[v] * s->repetition_penalty;
+        }
+        if (n > 0) {
+            l[v] -= s->frequency_penalty * (float)n;
+            l[v] -= s->presence_penalty;
+        }
+        bool allowed = s->n_allowed == 0;
+        for (int32_t i = 0; i < s->n_bias; i++) {
+            l[v] += t->bias[s->bias_first + i].token == v ? t->bias[s->bias_first + i].bias : 0;
+        }
+        for (int32_t i = 0; i < s->n_allowed; i++) {
+            allowed = allowed || t->allowed[s->allowed_first + i] == v;
+        }
+        l[v] = allowed ? l[v] : -INFINITY;
+    }
+}
+
+/* How many of the sorted entries survive. */
+static int32_t cut_reference(const struct entry *e, int32_t n, const struct sample_row *s)
+{
+    int32_t keep = n;
+    if (s->top_k > 0 && s->top_k < n) {
+        for (keep = s->top_k; keep < n && e[keep].z == e[s->top_k - 1].z; keep++) {
+        }
+    }
+    if (s->top_p < 1) {
+        uint64_t total = 0;
+        uint64_t sum = 0;
+        for (int32_t i = 0; i < keep; i++) {
+            total += e[i].mass;
+        }
+        uint64_t goal = sample_mass_goal(s->top_p, total);
+        int32_t i = 0;
+        while (i < keep && (sum < goal || e[i].z == e[i - 1].z)) {
+            sum += e[i++].mass;
+        }
+        keep = i;
+    }
+    while (keep > 0 && e[keep - 1].mass < (uint64_t)(s->min_p * 0x1p40f)) {
+        keep--;
+    }
+    return keep;
+}
+
+static int32_t draw_reference(const float *l, int32_t vocab, const struct sample_row *s)
+{
+    struct entry *e = rig_alloc((size_t)vocab * sizeof(*e));
+    float max = -INFINITY;
+    int32_t greedy = -1;
+    for (int32_t v = 0; v < vocab; v++) {
+        greedy = l[v] > max ? v : greedy;
+        max = MAX(max, l[v]);
+    }
+    int32_t token = greedy;
+    if (greedy >= 0 && s->temperature > 0 && s->top_k != 1) {
+        for (int32_t v = 0; v < vocab; v++) {
+            float z = (l[v] - max) * noise_inv_temperature(s->temperature);
+            e[v] = (struct entry){.z = z, .token = v, .mass = sample_mass(z)};
+        }
+        qsort(e, (size_t)vocab, sizeof(*e), better_first);
+        int32_t n = cut_reference(e, vocab, s);
+        float best = -INFINITY;
+        for (int32_t i = 0; i < n; i++) {
+            float score = e[i].z + noise_gumbel(noise_bits(noise_key(s->seed, s->position), e[i].token));
+            token = score > best || (score == best && e[i].token < token) ? e[i].token : token;
+            best = MAX(best, score);
+        }
+    }
+    free(e);
+    return token;
+}
+
+static double logprob_reference(const float *l, int32_t vocab, int32_t token)
+{
+    double max = -INFINITY;
+    double sum = 0;
+    for (int32_t v = 0; v < vocab; v++) {
+        max = MAX(max, (double)l[v]);
+    }
+    for (int32_t v = 0; v < vocab; v++) {
+        sum += exp(l[v] - max);
+    }
+    return l[token] - max - log(sum);
+}
+
+static void check_top(const struct results *res, int32_t i, const float *l, int32_t vocab, int32_t n)
+{
+    struct entry *e = rig_alloc((size_t)vocab * sizeof(*e));
+    int32_t finite = 0;
+    for (int32_t v = 0; v < vocab; v++) {
+        e[v] = (struct entry){.z = l[v], .token = v};
+        finite += l[v] > -INFINITY;
+    }
+    qsort(e, (size_t)vocab, sizeof(*e), better_first);
+    const int32_t *token = res->top_token + (int64_t)i * res->top_stride;
+    const float *logprob = res->top_logprob + (int64_t)i * res->top_stride;
+    for (int32_t k = 0; k < n; k++) {
+        assert_int_equal(token[k], k < finite ? e[k].token : -1);
+        if (k < finite) {
+            assert_true(fabs(logprob[k] - logprob_reference(l, vocab, token[k])) < 1e-4);
+        } else {
+            assert_true(logprob[k] == -INFINITY);
+        }
+    }
+    free(e);
+}
+
+/* ---- random rows ---- */
+
+/* Logits of different temper: flat, peaked, with ties, with a few banned. */
+static void random_logits(struct rig *r, float *l, int32_t vocab)
+{
+    int32_t kind = rig_below(r, 5);
+    float range = kind == 0 ? 0.5f : kind == 1 ? 4.0f : 12.0f;
+    for (int32_t v = 0; v < vocab; v++) {
+        l[v] = rig_uniform(r) * range;
+        l[v] = kind == 2 ? floorf(l[v]) : l[v];
+        l[v] = kind == 3 && rig_below(r, 3) == 0 ? -INFINITY : l[v];
+    }
+    l[rig_below(r, vocab)] = kind == 4 ? 20.0f : 1.0f;
+}
+
+static void random_lists(struct rig *r, struct sample_row *s, struct table *t, int32_t vocab)
+{
+    if (rig_below(r, 2) == 0) {
+        s->repetition_penalty = rig_below(r, 2) == 0 ? 1.0f : 1.3f;
+        s->presence_penalty = rig_below(r, 2) == 0 ? 0 : rig_uniform(r) * 2;
+        s->frequency_penalty = rig_below(r, 2) == 0 ? 0 : rig_uniform(r) * 2;
+        s->counts_first = t->n_count;
+        for (int32_t v = rig_below(r, 5); v < vocab && s->n_counts < 12; v += 1 + rig_below(r, 9)) {
+            t->count[t->n_count++] = (struct token_count){v, rig_below(r, 3), rig_below(r, 2)};
+            s->n_counts++;
+        }
+    }
+    if (rig_below(r, 3) == 0) {
+        s->bias_first = t->n_bias;
+        for (int32_t v = rig_below(r, 5); v < vocab && s->n_bias < 8; v += 1 + rig_below(r, 9)) {
+            t->bias[t->n_bias++] = (struct token_bias){v, rig_below(r, 3) == 0 ? -INFINITY : rig_uniform(r) * 5};
+            s->n_bias++;
+        }
+    }
+    if (rig_below(r, 4) == 0) {
+        s->allowed_first = t->n_allowed;
+        for (int32_t v = rig_below(r, 5); v < vocab && s->n_allowed < 20; v += 1 + rig_below(r, 9)) {
+            t->allowed[t->n_allowed++] = v;
+            s->n_allowed++;
+        }
+    }
+}
+
+static struct sample_row random_row(struct rig *r, int32_t logits_row, struct table *t, int32_t vocab)
+{
+    static const float temperature[] = {0, 0.01f, 0.7f, 1, 1.8f};
+    static const float top_p[] = {1, 1, 0.05f, 0.5f, 0.9f, 0.999f};
+    static const float min_p[] = {0, 0, 0.02f, 0.3f, 1};
+    static const int32_t top_k[] = {0, 0, 1, 2, 7, 50, 100000};
+    struct sample_row s = plain_row(logits_row);
+    s.temperature = temperature[rig_below(r, 5)];
+    s.top_p = top_p[rig_below(r, 6)];
+    s.min_p = min_p[rig_below(r, 5)];
+    s.top_k = top_k[rig_below(r, 7)];
+    s.n_logprobs = rig_below(r, 6) - 1;
+    s.seed = rig_next(r);
+    s.position = rig_below(r, 5000);
+    random_lists(r, &s, t, vocab);
+    return s;
+}
+
+static void every_row_draws_what_a_full_sort_draws(void **state)
+{
+    (void)state;
+    static const int32_t vocab_of[] = {1, 7, 64, 1000, 5003, 49152};
+    struct rig r;
+    rig_open(&r);
+    struct table *t = rig_alloc(sizeof(*t));
+    for (int32_t round = 0; round < 24; round++) {
+        enum { ROWS = 10 };
+        int32_t vocab = vocab_of[round % 6];
+        float *logits = rig_alloc((size_t)ROWS * (size_t)vocab * sizeof(*logits));
+        struct sample_row row[2 * ROWS];
+        t->n_count = t->n_bias = t->n_allowed = 0;
+        for (int32_t i = 0; i < 2 * ROWS; i++) { /* two samples a logits row */
+            if (i % 2 == 0) {
+                random_logits(&r, logits + (int64_t)(i / 2) * vocab, vocab);
+            }
+            row[i] = random_row(&r, i / 2, t, vocab);
+        }
+        struct results res = run_sampling(&r, logits, ROWS, vocab, row, 2 * ROWS, t, round % 2 == 0 ? ROWS : 4);
+        for (int32_t i = 0; i < 2 * ROWS; i++) {
+            const float *raw = logits + (int64_t)(i / 2) * vocab;
+            float *l = rig_alloc((size_t)vocab * sizeof(*l));
+            memcpy(l, raw, (size_t)vocab * sizeof(*l));
+            process_reference(l, vocab, &row[i], t, -1);
+            int32_t want = draw_reference(l, vocab, &row[i]);
+            assert_int_equal(res.token[i], want);
+            if (want >= 0) {
+                assert_true(fabs(res.logprob[i] - logprob_reference(raw, vocab, want)) < 1e-4);
+                check_top(&res, i, raw, vocab, row[i].n_logprobs);
+            }
+            free(l);
+        }
+        free(logits);
+    }
+    free(t);
+    rig_close(&r);
+}
+
+static void candidates_are_the_best_processed_tokens(void **state)
+{
+    (void)state;
+    enum { ROWS = 6 };
+    static const int32_t vocab_of[] = {3, 300, 20000};
+    struct rig r;
+    rig_open(&r);
+    struct table *t = rig_alloc(sizeof(*t));
+    for (int32_t round = 0; round < 9; round++) {
+        int32_t vocab = vocab_of[round % 3];
+        float *logits = rig_alloc((size_t)ROWS * (size_t)vocab * sizeof(*logits));
+        struct sample_row row[ROWS];
+        t->n_count = t->n_bias = t->n_allowed = 0;
+        for (int32_t i = 0; i < ROWS; i++) {
+            random_logits(&r, logits + (int64_t)i * vocab, vocab);
+            row[i] = random_row(&r, i, t, vocab);
+            row[i].kind = SAMPLE_CANDIDATES;
+            row[i].n_logprobs = -1;
+            row[i].n_candidates = i == 0 ? LIMIT_CANDIDATES : 2 * (i + round);
+            row[i].n_candidates = MAX(row[i].n_candidates, 1);
+        }
+        struct results res = run_sampling(&r, logits, ROWS, vocab, row, ROWS, t, ROWS);
+        for (int32_t i = 0; i < ROWS; i++) {
+            float *l = logits + (int64_t)i * vocab;
+            process_reference(l, vocab, &row[i], t, -1);
+            check_top(&res, i, l, vocab, row[i].n_candidates);
+            assert_int_equal(res.token[i], res.top_token[(int64_t)i * res.top_stride]);
+        }
+        free(logits);
+    }
+    free(t);
+    rig_close(&r);
+}
+
+static void a_score_is_the_log_probability_of_its_target(void **state)
+{
+    (void)state;
+    enum { ROWS = 5, VOCAB = 3000 };
+    struct rig r;
+    rig_open(&r);
+    float *logits = rig_alloc((size_t)ROWS * VOCAB * sizeof(*logits));
+    struct sample_row row[ROWS];
+    for (int32_t i = 0; i < ROWS; i++) {
+        random_logits(&r, logits + (int64_t)i * VOCAB, VOCAB);
+        row[i] = plain_row(i);
+        row[i].kind = SAMPLE_SCORE;
+        row[i].target = 17 * i;
+        row[i].n_logprobs = i;
+        logits[(int64_t)i * VOCAB + 17 * i] = (float)i;
+    }
+    struct results res = run_sampling(&r, logits, ROWS, VOCAB, row, ROWS, NULL, 2);
+    for (int32_t i = 0; i < ROWS; i++) {
+        const float *l = logits + (int64_t)i * VOCAB;
+        assert_int_equal(res.token[i], row[i].target);
+        assert_true(fabs(res.logprob[i] - logprob_reference(l, VOCAB, row[i].target)) < 1e-4);
+        check_top(&res, i, l, VOCAB, i);
+    }
+    free(logits);
+    rig_close(&r);
+}
+
+static void greedy_takes_the_smallest_id_of_a_tie(void **state)
+{
+    (void)state;
+    enum { VOCAB = 49157 };
+    struct rig r;
+    rig_open(&r);
+    float *logits = rig_floats(&r, VOCAB, 1, DTYPE_F32);
+    struct sample_row row = plain_row(0);
+    row.temperature = 0;
+    static const int32_t at[] = {0, 1, 7, 8, 1023, 30000, VOCAB - 2};
+    for (size_t i = 0; i < ARRAY_LEN(at); i++) {
+        logits[at[i]] = 5 + (float)i; /* greater each round */
+        logits[VOCAB - 1] = 5 + (float)i;
+        assert_int_equal(run_sampling(&r, logits, 1, VOCAB, &row, 1, NULL, 1).token[0], at[i]);
+    }
+    for (int32_t v = 0; v < VOCAB; v++) {
+        logits[v] = -0.0f;
+    }
+    logits[9] = 0.0f; /* equal to -0 */
+    assert_int_equal(run_sampling(&r, logits, 1, VOCAB, &row, 1, NULL, 1).token[0], 0);
+    free(logits);
+    rig_close(&r);
+}
+
+/* A NaN anywhere, an infinity, or nothing allowed: -1, in that row only. */
+static void bad_logits_give_no_token(void **state)
+{
+    (void)state;
+    enum { VOCAB = 1003, ROWS = 8 };
+    struct rig r;
+    rig_open(&r);
+    float *logits = rig_floats(&r, ROWS * VOCAB, 1, DTYPE_F32);
+    struct sample_row row[2 * ROWS];
+    for (int32_t i = 0; i < 2 * ROWS; i++) {
+        row[i] = plain_row(i / 2);
+        row[i].temperature = i % 2 == 0 ? 0 : 0.8f;
+        row[i].n_logprobs = 3;
+    }
+    logits[1 * VOCAB] = NAN;
+    logits[2 * VOCAB + 501] = -NAN;
+    logits[3 * VOCAB + VOCAB - 1] = NAN;
+    logits[4 * VOCAB + 77] = INFINITY;
+    for (int32_t v = 0; v < VOCAB; v++) {
+        logits[5 * VOCAB + v] = -INFINITY;
+    }
+    logits[6 * VOCAB + 5] = -INFINITY;
+    struct results res = run_sampling(&r, logits, ROWS, VOCAB, row, 2 * ROWS, NULL, ROWS);
+    for (int32_t i = 0; i < 2 * ROWS; i++) {
+        bool bad = i / 2 >= 1 && i / 2 <= 5;
+        assert_true(bad ? res.token[i] == -1 : res.token[i] >= 0 && res.token[i] < VOCAB);
+    }
+    free(logits);
+    rig_close(&r);
+}
+
+/* The token drawn by the step before, unknown to the host, is penalised and fed back. */
+static void the_step_before_is_looked_up_on_the_device(void **state)
+{
+    (void)state;
+    enum { VOCAB = 50, WIDTH = 16 };
+    struct rig r;
+    rig_open(&r);
+    float logits[2 * VOCAB] = {0};
+    logits[VOCAB + 31] = 9;
+    logits[VOCAB + 8] = 7;
+    logits[12] = 5;
+    struct sample_row row[2] = {plain_row(0), plain_row(1)};
+    row[0].temperature = row[1].temperature = 0;
+    struct results res = run_sampling(&r, logits, 2, VOCAB, row, 2, NULL, 2);
+    assert_int_equal(res.token[1], 31);
+
+    enum dtype at = act_of(&r, DTYPE_BF16);
+    float *table = rig_floats(&r, VOCAB * WIDTH, 1, DTYPE_BF16);
+    struct mat w = rig_weight(&r, WEIGHT_EMBEDDING, DTYPE_BF16, VOCAB, WIDTH, table);
+    struct mat out = rig_mat(&r, 2, WIDTH, at, NULL);
+    struct table *t = rig_alloc(sizeof(*t));
+    t->count[0] = (struct token_count){31, 1, 0};
+    t->n_count = 1;
+    struct sample_row next[3] = {plain_row(0), plain_row(1), plain_row(1)};
+    for (int i = 0; i < 3; i++) {
+        next[i].temperature = 0;
+        next[i].frequency_penalty = 1.2f; /* 31: 9 - 1.2 beats 7, 9 - 2.4 does not */
+    }
+    next[1].n_counts = 1;
+    next[2].n_counts = 1;
+    next[2].prev_sample = 1;
+    int32_t zero[2] = {0}, src[2] = {1, 0}, minus[2] = {-1, -1}, q_start[3] = {0, 1, 2}, len[2] = {1, 1}, pick[2] = {0, 1};
+    struct batch b = {.n_tokens = 2, .token = minus, .token_src = src, .position = zero, .slot = minus, .n_seqs = 2,
+                      .n_decode = 2, .q_start = q_start, .kv_len = len, .row = pick, .lcp_blocks = zero, .n_logits = 2,
+                      .logits_token = pick, .n_samples = 3, .sample = next, .token_count = t->count, .n_token_count = 1};
+    rig_begin(&r, &b);
+    r.b->ops->embed(r.b, out, w, 1);
+    float *got = rig_download(&r, out);
+    r.b->ops->sample(r.b, rig_mat(&r, 2, VOCAB, DTYPE_F32, logits), 0);
+    res = rig_end(&r);
+    assert_memory_equal(got, table + 31 * WIDTH, WIDTH * sizeof(*got));
+    assert_memory_equal(got + WIDTH, table + 12 * WIDTH, WIDTH * sizeof(*got));
+    assert_int_equal(res.token[0], 12);
+    assert_int_equal(res.token[1], 31);
+    assert_int_equal(res.token[2], 8);
+    free(got);
+    free(table);
+    free(t);
+    rig_close(&r);
+}
+
+/* Two steps are in flight at once, and answers outlive the next wait. */
+static void answers_are_kept_for_two_steps(void **state)
+{
+    (void)state;
+    enum { VOCAB = 40 };
+    struct rig r;
+    rig_open(&r);
+    struct err e = {0};
+    const int32_t *token[3];
+    for (int32_t i = 0; i < 3; i++) {
+        float logits[VOCAB] = {0};
+        logits[10 + i] = 3;
+        struct sample_row row = plain_row(0);
+        row.temperature = 0;
+        struct results res = run_sampling(&r, logits, 1, VOCAB, &row, 1, NULL, 1);
+        token[i] = res.token;
+        assert_int_equal(token[i][0], 10 + i);
+        assert_true(i == 0 || token[i - 1][0] == 10 + i - 1);
+    }
+    struct results none;
+    assert_true(r.b->ops->step_wait(r.b, &none, &e) < 0);
+    rig_close(&r);
+}
+
+/* ---- distributions ---- */
+
+/* Draw n tokens at positions 0.. with one seed; counts by token. */
+static void count_draws(struct rig *r, const float *logits, int32_t vocab, struct sample_row s, int32_t n, int32_t *count)
+{
+    struct sample_row row[RIG_SAMPLES];
+    memset(count, 0, (size_t)vocab * sizeof(*count));
+    for (int32_t done = 0; done < n; done += RIG_SAMPLES) {
+        for (int32_t i = 0; i < RIG_SAMPLES; i++) {
+            row[i] = s;
+            row[i].position = done + i;
+        }
+        struct results res = run_sampling(r, logits, 1, vocab, row, RIG_SAMPLES, NULL, 1);
+        for (int32_t i = 0; i < RIG_SAMPLES; i++) {
+            assert_in_range(res.token[i], 0, vocab - 1);
+            count[res.token[i]]++;
+        }
+    }
+}
+
+/* Chi-square of the counts against p, over the tokens expected at least five times; the rest as one. */
+static double chi_square(const int32_t *count, const double *p, int32_t vocab, int32_t n, int32_t *ret_freedom)
+{
+    double chi = 0;
+    double rest_p = 0;
+    int32_t rest = 0;
+    *ret_freedom = -1;
+    for (int32_t v = 0; v < vocab; v++) {
+        if (p[v] * n >= 5) {
+            chi += (count[v] - p[v] * n) * (count[v] - p[v] * n) / (p[v] * n);
+            ++*ret_freedom;
+        } else {
+            rest_p += p[v];
+            rest += count[v];
+        }
+    }
+    if (rest_p * n >= 5) {
+        chi += (rest - rest_p * n) * (rest - rest_p * n) / (rest_p * n);
+        ++*ret_freedom;
+    }
+    return chi;
+}
+
+struct draw_case {
+    const char *name;
+    float temperature, top_p, min_p;
+    int32_t top_k;
+};
+
+static void draws_follow_the_distribution(void **state)
+{
+    (void)state;
+    static const struct draw_case cases[] = {{"temperature 1", 1, 1, 0, 0},      {"temperature 0.6", 0.6f, 1, 0, 0},
+                                             {"temperature 2", 2, 1, 0, 0},      {"top-k 5", 1, 1, 0, 5},
+                                             {"top-p 0.8", 1, 0.8f, 0, 0},       {"min-p 0.1", 1, 1, 0.1f, 0},
+                                             {"all three", 0.9f, 0.9f, 0.05f, 12}};
+    enum { VOCAB = 60, N = 40 * RIG_SAMPLES };
+    struct rig r;
+    rig_open(&r);
+    float *l = rig_floats(&r, VOCAB, 2.5f, DTYPE_F32);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const struct draw_case *c = &cases[i];
+        struct entry e[VOCAB];
+        double p[VOCAB] = {0};
+        double sum = 0;
+        int32_t count[VOCAB];
+        struct sample_row s = plain_row(0);
+        s.temperature = c->temperature;
+        s.top_p = c->top_p;
+        s.min_p = c->min_p;
+        s.top_k = c->top_k;
+        s.seed = 1234 + i;
+        float max = l[0];
+        for (int32_t v = 1; v < VOCAB; v++) {
+            max = MAX(max, l[v]);
+        }
+        for (int32_t v = 0; v < VOCAB; v++) {
+            float z = (l[v] - max) / c->temperature;
+            e[v] = (struct entry){.z = z, .token = v, .mass = sample_mass(z)};
+        }
+        qsort(e, VOCAB, sizeof(e[0]), better_first);
+        int32_t keep = cut_reference(e, VOCAB, &s);
+        for (int32_t k = 0; k < keep; k++) {
+            p[e[k].token] = exp((double)e[k].z);
+            sum += p[e[k].token];
+        }
+        for (int32_t v = 0; v < VOCAB; v++) {
+            p[v] /= sum;
+        }
+        count_draws(&r, l, VOCAB, s, N, count);
+        int32_t freedom;
+        double chi = chi_square(count, p, VOCAB, N, &freedom);
+        for (int32_t v = 0; v < VOCAB; v++) {
+            assert_true(p[v] > 0 || count[v] == 0);
+        }
+        /* Five standard deviations; the seeds are fixed, so this passes or fails for good. */
+        if (chi > freedom + 5 * sqrt(2.0 * freedom)) {
+            fail_msg("%s: chi-square %.1f with %d degrees of freedom", c->name, chi, freedom);
+        }
+    }
+    free(l);
+    rig_close(&r);
+}
+
+/* Neighbouring positions, and neighbouring seeds, are independent: pairs of draws fill their square evenly. */
+static void draws_are_independent(void **state)
+{
+    (void)state;
+    enum { SIDE = 6, N = 60 * RIG_SAMPLES };
+    struct rig r;
+    rig_open(&r);
+    float logits[SIDE] = {0};
+    for (int32_t by_seed = 0; by_seed < 2; by_seed++) {
+        int32_t pair[SIDE * SIDE] = {0};
+        double p[SIDE * SIDE];
+        int32_t last = -1;
+        for (int32_t done = 0; done < N; done += RIG_SAMPLES) {
+            struct sample_row row[RIG_SAMPLES];
+            for (int32_t i = 0; i < RIG_SAMPLES; i++) {
+                row[i] = plain_row(0);
+                row[i].seed = by_seed ? (uint64_t)(done + i) : 99;
+                row[i].position = by_seed ? 3 : done + i;
+            }
+            struct results res = run_sampling(&r, logits, 1, SIDE, row, RIG_SAMPLES, NULL, 1);
+            for (int32_t i = 0; i < RIG_SAMPLES; i++) {
+                pair[last >= 0 ? last * SIDE + res.token[i] : 0] += last >= 0;
+                last = res.token[i];
+            }
+        }
+        for (int32_t i = 0; i < SIDE * SIDE; i++) {
+            p[i] = 1.0 / (SIDE * SIDE);
+        }
+        int32_t freedom;
+        assert_true(chi_square(pair, p, SIDE * SIDE, N, &freedom) < 35 + 5 * sqrt(70));
+    }
+    rig_close(&r);
+}
+
+/* The shared arithmetic against libm. */
+static void noise_arithmetic_is_accurate(void **state)
+{
+    (void)state;
+    double sum = 0;
+    double square = 0;
+    enum { N = 200000 };
+    for (int32_t i = 0; i < N; i++) {
+        uint32_t bits = noise_bits(noise_key(5, 6), i);
+        double u = 1 - ((double)bits + 0.5) / 4294967296.0;
+        double want = -log(-log1p(-((double)bits + 0.5) / 4294967296.0));
+        double g = noise_gumbel(bits);
+        assert_true(u > 0 && fabs(g - want) < 4e-6 * MAX(1, fabs(want)));
+        sum += g;
+        square += g * g;
+        double z = -30.0 * i / N;
+        assert_true(fabs(sample_exp((float)z) / exp((float)z) - 1) < 4e-7);
+    }
+    assert_true(fabs(sum / N - 0.5772157) < 0.012);          /* Euler's constant */
+    assert_true(fabs(square / N - 0.3331724 - 1.6449341) < 0.05); /* its square + pi^2/6 */
+    assert_true(noise_gumbel(0) <= NOISE_MAX && noise_gumbel(0) > 22 && noise_gumbel(UINT32_MAX) >= NOISE_MIN);
+    assert_true(isfinite(noise_gumbel(0x7FFFFFFF)) && isfinite(noise_gumbel(0x80000000)));
+    assert_true(sample_mass(0) == 1ull << MASS_BITS && sample_mass(-28) == 0 && sample_mass(-INFINITY) == 0);
+}
+
+static int group(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(noise_arithmetic_is_accurate),
+        cmocka_unit_test(greedy_takes_the_smallest_id_of_a_tie),
+        cmocka_unit_test(every_row_draws_what_a_full_sort_draws),
+        cmocka_unit_test(candidates_are_the_best_processed_tokens),
+        cmocka_unit_test(a_score_is_the_log_probability_of_its_target),
+        cmocka_unit_test(bad_logits_give_no_token),
+        cmocka_unit_test(the_step_before_is_looked_up_on_the_device),
+        cmocka_unit_test(answers_are_kept_for_two_steps),
+        cmocka_unit_test(draws_follow_the_distribution),
+        cmocka_unit_test(draws_are_independent),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+int main(int argc, char **argv) { return rig_main(argc, argv, group); }
