@@ -13,10 +13,10 @@
 struct packer;
 int packer_new(struct packer **ret, const struct sched_config *c, struct err *e);
 void packer_free(struct packer *p);
-/* `plan` has items. The arrays of `ret` belong to the packer and hold until the next call. */
+/* `plan` has items. The arrays of `ret` belong to the packer and the plan and hold until the next call. */
 void pack_batch(struct packer *p, const struct plan *plan, struct batch *ret);
 
-/* Entries of the side arrays that a packer holds: what groups may reserve together (struct side_need). */
+/* Entries of the side arrays that a packer holds: what running groups may reserve together (struct side_need). */
 void pack_side_capacity(const struct sched_config *c, struct side_need *ret);
 
 #endif

@@ -51,10 +51,11 @@ struct sched_config {
     /* settings */
     int32_t max_num_seqs;           /* table rows: sequences of running groups */
     int32_t max_num_batched_tokens; /* of a step; >= max_num_seqs, so that decodes always fit */
-    int32_t max_logits;             /* rows of the output head in a step; >= max_num_seqs. Sampling rows too */
-    int32_t max_waiting;            /* groups; sched_add says ERR_FULL beyond */
-    int preemption;                 /* enum preemption */
-    int policy;                     /* enum policy */
+    int32_t max_logits; /* rows of the output head, and sampling rows, in a step; > max_num_seqs: the rest is for prompt
+                                       log-probabilities */
+    int32_t max_waiting; /* groups; sched_add says ERR_FULL beyond */
+    int preemption;      /* enum preemption */
+    int policy;          /* enum policy */
     bool prefix_cache;
     int64_t target_itl_us;                        /* 0: none */
     int64_t queue_timeout_us, request_timeout_us; /* 0: none */
@@ -74,6 +75,7 @@ struct plan_item {
     int32_t score_offset, n_scores;
     int32_t n_draws;
     int32_t sample_first; /* index of its first sampling row */
+    int32_t src_row;      /* sampling row of the step before that draws its last token; -1: the token is known */
     bool last_prompt;     /* the prompt is complete with this piece */
 };
 

@@ -84,15 +84,19 @@ struct group {
     int32_t max_blocks; /* of one sequence */
     bool lookahead;     /* may be planned before its last step is committed */
     bool penalties;
-    bool scores;        /* prompt log-probabilities are wanted */
-    bool swappable;     /* false once preempted before anything was computed */
-    bool started;       /* was admitted once */
-    int32_t n_inflight; /* steps planned with it and not committed */
-    uint32_t epoch;     /* raised by each preemption: items planned before it no longer own their blocks */
-    int32_t root;       /* sequence that computes what the others share, after a recompute */
-    int32_t n_shared;   /* tokens that the others wait for; 0: nobody waits */
-    int32_t n_scores_planned, n_scores_out; /* prompt positions scored */
-    int32_t cached_tokens;                  /* prompt tokens found in the prefix cache at first admission */
+    bool scores;                     /* prompt log-probabilities are wanted */
+    bool started;                    /* was admitted once */
+    int32_t n_inflight;              /* steps planned with it and not committed */
+    uint64_t plan_step, commit_step; /* the last step that named it, planned and committed */
+    int32_t n_reserved;              /* RUNNING: rows set aside for it */
+    int32_t probe_available;         /* blocks that could be taken when it was last found not to fit */
+    uint64_t probe_step;
+    uint32_t epoch;           /* raised by each preemption: items planned before it no longer own their blocks */
+    int32_t root;             /* sequence that computes what the others share, after a recompute */
+    int32_t n_shared;         /* tokens that the others wait for; 0: nobody waits */
+    int32_t n_scores_planned; /* prompt positions scored, in steps planned so far */
+    bool scored_first;        /* the first prompt token was reported; it has no score */
+    int32_t cached_tokens;    /* prompt tokens found in the prefix cache at first admission */
     struct side_need side;
     struct word_list words; /* owned */
     struct beam *beam;      /* NULL: sampling */
@@ -122,6 +126,11 @@ static inline int32_t seq_token(const struct seq *s, int32_t position)
     const struct group *g = s->group;
     return position < g->n_prompt ? g->request->prompt[position] : s->out[position - g->n_prompt];
 }
+
+/* Sparse counts: one more occurrence of `token`; a copy of another sequence's. No-ops are the caller's affair:
+ * sequences of a group without penalties have no counts. */
+void seq_count(struct seq *s, int32_t token, bool in_prompt);
+void seq_copy_counts(struct seq *dst, const struct seq *src);
 
 /* Seed of sample `index` of a request: a bijective mix, so samples of one request never share one. */
 uint64_t seq_seed(uint64_t request_seed, int32_t index);

@@ -1,0 +1,211 @@
+#include "engine/decode.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#include "engine/sched_impl.h"
+
+/* What a commit carries along. */
+struct commit {
+    struct sched *s;
+    const struct results *r;
+    struct delta_out *out;
+    int64_t now_us;
+};
+
+static bool contains(const int32_t *list, int32_t n, int32_t token)
+{
+    for (int32_t i = 0; i < n; i++)
+        if (list[i] == token)
+            return true;
+    return false;
+}
+
+static void emit_token(struct commit *c, const struct group *g, int32_t kind, int32_t choice, int32_t token,
+                       int32_t row, int32_t n_top)
+{
+    const struct results *r = c->r;
+    struct delta d = {.request = g->request, .kind = kind, .choice = choice, .token = token, .stop_token = -1};
+    d.cached_tokens = g->cached_tokens;
+    d.logprob = row < 0 ? NAN : r->logprob[row];
+    if (row >= 0 && n_top > 0) {
+        d.n_top = MIN(n_top, r->top_stride);
+        d.top_token = r->top_token + (int64_t)row * r->top_stride;
+        d.top_logprob = r->top_logprob + (int64_t)row * r->top_stride;
+    }
+    c->out->emit(c->out, g, &d);
+}
+
+static void emit_finish(struct delta_out *out, const struct group *g, int32_t choice, int finish, int32_t stop_token,
+                        const char *error)
+{
+    struct delta d = {.request = g->request,
+                      .kind = DELTA_FINISH,
+                      .choice = choice,
+                      .token = -1,
+                      .finish = finish,
+                      .stop_token = stop_token,
+                      .cached_tokens = g->cached_tokens,
+                      .error = error};
+    out->emit(out, g, &d);
+}
+
+/* ---- prompt log-probabilities ---- */
+
+static void commit_scores(struct commit *c, const struct plan_item *it)
+{
+    struct group *g = it->seq->group;
+    const struct gen_params *p = &g->request->params;
+    int32_t n_top = MAX(p->n_prompt_logprobs, p->echo ? p->n_logprobs : -1);
+    if (g->scores && !g->scored_first) {
+        g->scored_first = true;
+        emit_token(c, g, DELTA_PROMPT, 0, g->request->prompt[0], -1, 0);
+    }
+    for (int32_t i = 0; i < it->n_scores; i++) {
+        int32_t position = it->first + it->score_offset + i + 1;
+        emit_token(c, g, DELTA_PROMPT, 0, g->request->prompt[position], it->sample_first + i, n_top);
+    }
+}
+
+/* ---- one token ---- */
+
+static void append(struct seq *q, int32_t token)
+{
+    q->out[q->n_out++] = token;
+    if (q->count)
+        seq_count(q, token, false);
+}
+
+/* How the token just appended ends the sequence; FINISH_NONE: not. `stop_token` is set for a stop id. */
+static int finish_of(const struct sched *s, const struct seq *q, int32_t token, int32_t *stop_token)
+{
+    const struct group *g = q->group;
+    const struct gen_params *p = &g->request->params;
+    bool may_stop = q->n_out > p->min_tokens;
+    if (atomic_load_explicit(&g->request->stop_at[q->index], memory_order_relaxed) <= q->n_out)
+        return FINISH_STOP;
+    if (may_stop && !p->ignore_eos && contains(s->c.eos, s->c.n_eos, token))
+        return FINISH_STOP;
+    if (may_stop && contains(p->stop_token, p->n_stop_token, token)) {
+        *stop_token = token;
+        return FINISH_STOP;
+    }
+    return q->n_out >= g->max_tokens ? FINISH_LENGTH : FINISH_NONE;
+}
+
+static void commit_token(struct commit *c, struct seq *q, int32_t row)
+{
+    struct group *g = q->group;
+    int32_t token = c->r->token[row], stop_token = -1;
+    if (g->state == GROUP_ENDED || q->state != SEQ_LIVE)
+        return; /* it ended while this step was in flight */
+    if (token < 0) {
+        sched_end(c->s, g, FINISH_ERROR, "the model's output held no usable number for the next token");
+        return;
+    }
+    append(q, token);
+    if (g->first_token_us == 0)
+        g->first_token_us = c->now_us;
+    g->last_token_us = c->now_us;
+    emit_token(c, g, DELTA_TOKEN, q->index, token, row, g->request->params.n_logprobs);
+    int finish = finish_of(c->s, q, token, &stop_token);
+    if (finish == FINISH_NONE)
+        return;
+    seq_finish(c->s, q, finish);
+    emit_finish(c->out, g, q->index, finish, stop_token, NULL);
+}
+
+/* ---- one item ---- */
+
+/* What the step has written now counts as stored, if the blocks are still the sequence's. */
+static void commit_memory(struct commit *c, const struct plan_item *it)
+{
+    struct seq *q = it->seq;
+    struct group *g = q->group;
+    if (g->state != GROUP_RUNNING || it->epoch != g->epoch || q->state != SEQ_LIVE)
+        return;
+    q->n_stored = it->first + it->n;
+    seq_publish(c->s, q);
+    for (int32_t i = 1; i < it->n_draws; i++) { /* forked behind the prompt: what is named is named for all */
+        g->seq[i].n_stored = q->n_stored;
+        g->seq[i].chain = q->chain;
+    }
+}
+
+static void commit_item(struct commit *c, const struct plan_item *it)
+{
+    struct group *g = it->seq->group;
+    if (g->commit_step != c->r->step) {
+        g->commit_step = c->r->step;
+        g->n_inflight--;
+    }
+    if (g->state == GROUP_ENDED)
+        return;
+    commit_memory(c, it);
+    commit_scores(c, it);
+    int32_t row = it->sample_first + it->n_scores;
+    if (it->n_draws == 1)
+        commit_token(c, it->seq, row);
+    else
+        for (int32_t i = 0; i < it->n_draws; i++)
+            commit_token(c, &g->seq[i], row + i);
+    if (it->last_prompt && it->n_draws == 0) /* max_tokens 0: the prompt was all */
+        sched_end(c->s, g, FINISH_LENGTH, NULL);
+}
+
+static void leave_flight(struct sched *s, const struct plan *plan)
+{
+    assert(s->n_in_flight > 0 && s->in_flight[0] == plan);
+    memmove(s->in_flight, s->in_flight + 1, (size_t)--s->n_in_flight * sizeof *s->in_flight);
+}
+
+void decode_commit(struct sched *s, struct plan *plan, const struct results *r, int64_t now_us, struct delta_out *out)
+{
+    struct commit c = {.s = s, .r = r, .out = out, .now_us = now_us};
+    assert(r->step == plan->step && r->n_samples == plan->n_samples);
+    leave_flight(s, plan);
+    for (int32_t i = 0; i < plan->n_items; i++)
+        commit_item(&c, &plan->item[i]);
+}
+
+void decode_abandon(struct sched *s, struct plan *plan)
+{
+    leave_flight(s, plan);
+    for (int32_t i = 0; i < plan->n_items; i++) {
+        struct group *g = plan->item[i].seq->group;
+        if (g->commit_step != plan->step) {
+            g->commit_step = plan->step;
+            g->n_inflight--;
+        }
+    }
+}
+
+/* ---- the end of a group ---- */
+
+static void emit_end(struct delta_out *out, struct group *g)
+{
+    for (int32_t i = 0; i < g->width; i++)
+        if (g->seq[i].state != SEQ_DONE)
+            emit_finish(out, g, i, g->finish, -1, g->error);
+    struct delta d = {.request = g->request, .kind = DELTA_END, .choice = -1, .token = -1, .stop_token = -1};
+    d.cached_tokens = g->cached_tokens;
+    d.finish = g->finish;
+    d.error = g->error;
+    out->emit(out, g, &d);
+}
+
+int32_t decode_reap(struct sched *s, struct delta_out *out)
+{
+    int32_t n = 0;
+    for (struct group *g = s->ended.first, *next; g; g = next) {
+        next = g->next;
+        if (g->n_inflight > 0)
+            continue;
+        list_remove(&s->ended, g);
+        emit_end(out, g);
+        group_free(g);
+        n++;
+    }
+    return n;
+}

@@ -1,0 +1,30 @@
+/* The packer's arrays: between pack.c, which fills them, and sched_setup.c, which sizes them. */
+#ifndef QUIRE_ENGINE_PACK_IMPL_H
+#define QUIRE_ENGINE_PACK_IMPL_H
+
+#include "engine/pack.h"
+
+enum { PACK_RUNS = 4 }; /* table updates a sequence and step, at most; the last one covers the rest */
+
+struct packer {
+    struct sched_config c;
+    int32_t table_width; /* blocks of the longest sequence */
+    int32_t *shadow;     /* [max_num_seqs, table_width] what the backend's rows hold */
+
+    struct table_update *table_update;            /* [PACK_RUNS * max_num_seqs] */
+    int32_t *table_block;                         /* [max_num_seqs * table_width] */
+    int32_t *token, *token_src, *position, *slot; /* [max_num_batched_tokens] */
+    int32_t *q_start, *kv_len, *row, *lcp_blocks; /* [max_num_seqs + 1] */
+    int32_t *logits_token;                        /* [max_logits] */
+    struct sample_row *sample;                    /* [max_logits] */
+    struct token_count *token_count;              /* [side.counts] */
+    struct token_bias *token_bias;                /* [side.bias] */
+    int32_t *allowed_token;                       /* [side.allowed] */
+    struct side_need side;
+
+    /* The bias and allowed slices last written: rows of one group that have drawn as many tokens share them. */
+    const struct group *slice_group;
+    int32_t slice_drawn, bias_first, n_bias, allowed_first;
+};
+
+#endif

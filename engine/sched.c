@@ -1,0 +1,197 @@
+#include "engine/sched.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "engine/sched_impl.h"
+
+static void plan_clear(struct plan *p)
+{
+    p->step = 0;
+    p->n_items = p->n_decode = p->n_tokens = p->n_logits = p->n_samples = 0;
+    p->n_copy = p->n_swap_out = p->n_swap_in = 0;
+}
+
+/* Items of one token go to the front of the plan, pieces behind them when it is complete. */
+static struct plan_item *add_item(struct sched *s, struct plan *p, struct seq *q, int32_t n)
+{
+    struct plan_item *it = n == 1 ? &p->item[p->n_items++] : &s->piece[s->n_pieces++];
+    *it = (struct plan_item){.seq = q, .epoch = q->group->epoch, .first = q->n_computed, .n = n, .src_row = -1};
+    s->tokens_left -= n;
+    return it;
+}
+
+/* ---- decodes ---- */
+
+/* Blocks for the group's next tokens, at the cost of the newest groups if need be. False: it was the newest itself,
+ * and was preempted. */
+static bool make_room(struct sched *s, struct group *g)
+{
+    int32_t need = decode_need(s, &s->pool, g);
+    while (kvpool_available(&s->pool) < need) {
+        struct group *victim = s->running.last;
+        preempt(s, victim);
+        if (victim == g)
+            return false;
+    }
+    return true;
+}
+
+/* One token for each live sequence of a group that has its prefill behind it. False: the group was preempted. */
+bool plan_decode(struct sched *s, struct group *g, struct plan *p)
+{
+    if (in_prefill(g) || (!g->lookahead && g->n_inflight > 0))
+        return true;
+    if (!make_room(s, g))
+        return false;
+    for (int32_t i = 0; i < g->width; i++) {
+        struct seq *q = &g->seq[i];
+        if (q->state != SEQ_LIVE || !can_draw(g, q))
+            continue; /* a sequence at its max_tokens waits for its last token to be committed */
+        seq_own_next_block(s, q, p);
+        add_item(s, p, q, 1)->n_draws = 1;
+    }
+    return true;
+}
+
+static void plan_decodes(struct sched *s, struct plan *p)
+{
+    for (struct group *g = s->running.first; g; g = g->next)
+        if (!plan_decode(s, g, p))
+            return; /* it was the last of the list */
+}
+
+/* ---- prefill ---- */
+
+/* Where a piece scores prompt tokens: the row of position i tells the log-probability of the token at i + 1. Shortens
+ * the piece to what the step's logits rows allow. */
+static int32_t plan_scores(struct sched *s, struct group *g, struct plan_item *it, int32_t n)
+{
+    int32_t last = MIN(it->first + n, g->n_prompt - 1); /* behind the last scoring position */
+    int32_t start = MAX(it->first, g->n_scores_planned);
+    if (!g->scores || start >= last)
+        return n;
+    if (last - start > s->scores_left) {
+        last = start + s->scores_left;
+        n = last - it->first;
+    }
+    it->score_offset = start - it->first;
+    it->n_scores = last - start;
+    return n;
+}
+
+static void plan_piece(struct sched *s, struct seq *q, struct plan *p)
+{
+    struct group *g = q->group;
+    int32_t n = MIN(prefill_target(g, q) - q->n_computed, s->tokens_left);
+    struct plan_item piece = {.first = q->n_computed};
+    n = plan_scores(s, g, &piece, n);
+    if (n <= 0)
+        return;
+    struct plan_item *it = add_item(s, p, q, n);
+    it->score_offset = piece.score_offset;
+    it->n_scores = piece.n_scores;
+    s->scores_left -= it->n_scores;
+    g->n_scores_planned += it->n_scores;
+    if (q->n_tokens == g->n_prompt && it->first + n == g->n_prompt) {
+        it->last_prompt = true;
+        it->n_draws = g->max_tokens == 0 ? 0 : g->beam ? 1 : g->width;
+    }
+}
+
+/* What the budget leaves of the group's gaps. */
+void plan_prefill(struct sched *s, struct group *g, struct plan *p)
+{
+    bool shared_is_there = g->seq[g->root].n_computed >= g->n_shared;
+    for (int32_t i = 0; i < g->width && s->tokens_left > 0; i++) {
+        struct seq *q = &g->seq[i];
+        if (q->state == SEQ_LIVE && q->n_computed < prefill_target(g, q) && (i == g->root || shared_is_there))
+            plan_piece(s, q, p);
+    }
+}
+
+/* target_itl bounds the prefill that joins decodes; a block's worth always may, so that it is not starved either. */
+static void bound_prefill(struct sched *s, const struct plan *p)
+{
+    const struct step_cost *k = &s->c.cost;
+    if (s->c.target_itl_us == 0 || k->token_us <= 0 || p->n_items == 0)
+        return;
+    double us = k->fixed_us;
+    for (int32_t i = 0; i < p->n_items; i++)
+        us += k->token_us + k->context_us * p->item[i].first;
+    double room = MAX(((double)s->c.target_itl_us - us) / k->token_us, s->c.block_size);
+    if (room < s->tokens_left)
+        s->tokens_left = (int32_t)room;
+}
+
+/* ---- numbering and bookkeeping of the finished plan ---- */
+
+/* `q` draws sampling row `row` of this step: a placeholder until the commit. */
+static void draw(struct sched *s, struct seq *q, int32_t row)
+{
+    q->n_tokens++;
+    q->draw_step = s->step;
+    q->draw_row = row;
+}
+
+static void account(struct sched *s, struct plan *p, struct plan_item *it)
+{
+    struct seq *q = it->seq;
+    struct group *g = q->group;
+    if (it->first + it->n > g->n_prompt + q->n_out) { /* its last token is drawn by the step before */
+        assert(q->draw_step == s->step - 1 && it->first + it->n == g->n_prompt + q->n_out + 1);
+        it->src_row = q->draw_row;
+    }
+    it->sample_first = p->n_samples;
+    p->n_tokens += it->n;
+    p->n_logits += it->n_scores + (it->n_draws > 0);
+    p->n_samples += it->n_scores + it->n_draws;
+    q->n_computed += it->n;
+    int32_t row = it->sample_first + it->n_scores;
+    for (int32_t i = 1; i < it->n_draws; i++) {
+        seq_fork(s, &g->seq[i], q);
+        g->n_live++;
+        draw(s, &g->seq[i], row + i);
+    }
+    if (it->n_draws > 0)
+        draw(s, q, row);
+    if (g->plan_step != s->step) {
+        g->plan_step = s->step;
+        g->n_inflight++;
+    }
+}
+
+static int32_t finish_plan(struct sched *s, struct plan *p)
+{
+    p->n_decode = p->n_items;
+    memcpy(p->item + p->n_items, s->piece, (size_t)s->n_pieces * sizeof *s->piece);
+    p->n_items += s->n_pieces;
+    if (p->n_items == 0)
+        return 0; /* swap-outs, if any, wait for a step to travel with */
+    p->step = ++s->step;
+    memcpy(p->swap_out, s->out, (size_t)s->n_out * sizeof *s->out);
+    p->n_swap_out = s->n_out;
+    s->n_out = 0;
+    for (int32_t i = 0; i < p->n_items; i++)
+        account(s, p, &p->item[i]);
+    s->in_flight[s->n_in_flight++] = p;
+    return p->n_items;
+}
+
+int32_t sched_plan(struct sched *s, int64_t now_us, struct plan *p)
+{
+    assert(s->n_in_flight < MAX_IN_FLIGHT);
+    plan_clear(p);
+    s->n_pieces = 0;
+    s->preempted = false;
+    s->tokens_left = s->c.max_num_batched_tokens;
+    s->scores_left = s->c.max_logits - s->c.max_num_seqs;
+    sched_sweep(s, now_us);
+    plan_decodes(s, p);
+    sched_resume(s, p);
+    bound_prefill(s, p);
+    for (struct group *g = s->running.first; g && s->tokens_left > 0; g = g->next)
+        plan_prefill(s, g, p);
+    sched_admit(s, now_us, p);
+    return finish_plan(s, p);
+}

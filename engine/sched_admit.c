@@ -1,0 +1,253 @@
+/* Into RUNNING: from the waiting queue with blocks for all that prefill will write, or back from the host pool. */
+#include <assert.h>
+#include <string.h>
+
+#include "engine/sched_impl.h"
+
+/* ---- WAITING -> RUNNING ---- */
+
+/* What an admission will take: the root's blocks, `shared` of them by all live sequences, and for each of the others
+ * the blocks after. A recomputed group shares the full blocks of its prompt: the root computes them, the others wait
+ * (group->n_shared) and then compute the rest of their own. */
+struct demand {
+    struct seq *root;
+    int32_t blocks; /* all, those found in the prefix cache included */
+    int32_t shared;
+    int32_t found;      /* leading blocks found */
+    int32_t found_held; /* those of them that others hold already */
+};
+
+static int32_t blocks_for(const struct sched *s, int32_t n_tokens)
+{
+    return (int32_t)div_ceil(n_tokens, s->c.block_size);
+}
+
+static void demand_init(const struct sched *s, struct group *g, struct demand *d)
+{
+    *d = (struct demand){.root = group_first_live(g)};
+    if (g->n_live > 1)
+        d->shared = (g->n_prompt - 1) / s->c.block_size; /* each computes one token at least */
+    for (int32_t i = 0; i < g->width; i++)
+        if (g->seq[i].state == SEQ_LIVE)
+            d->blocks += blocks_for(s, prefill_target(g, &g->seq[i])) - d->shared;
+    d->blocks += d->shared;
+}
+
+/* Walk the prefix cache; the found blocks stand in the root's table, not yet counted. */
+static void find_prefix(struct sched *s, struct group *g, struct demand *d)
+{
+    struct seq *q = d->root;
+    int32_t size = s->c.block_size;
+    int32_t most =
+        g->n_live > 1 ? d->shared : (prefill_target(g, q) - 1) / size; /* the last token is always computed */
+    prefix_start(&s->prefix, &q->chain, g->request->params.cache_salt);
+    if (!s->c.prefix_cache || (g->scores && g->n_scores_planned < g->n_prompt - 1))
+        return; /* scoring needs every prompt position computed */
+    while (d->found < most) {
+        for (int32_t i = 0; i < size; i++)
+            s->tokens[i] = seq_token(q, d->found * size + i);
+        int32_t b = prefix_find(&s->prefix, &q->chain, s->tokens);
+        if (b < 0)
+            break;
+        d->found_held += s->pool.block[b].count > 0;
+        q->block[d->found++] = b;
+    }
+}
+
+/* Blocks kept back for those who run, so that an admission is not followed by a preemption at once. */
+static int32_t watermark(const struct sched *s)
+{
+    return s->running.n > 0 ? s->c.n_blocks / 100 : 0;
+}
+
+static bool rows_and_side_fit(const struct sched *s, const struct group *g, int32_t rows)
+{
+    const struct side_need *need = &g->side, *have = &s->side_free;
+    return s->n_reserved + rows <= s->c.max_num_seqs && need->counts <= have->counts && need->bias <= have->bias &&
+           need->allowed <= have->allowed;
+}
+
+/* A group that did not fit is looked at again when more can be taken, or now and then: hashing a long prompt at
+ * every step would cost more than it finds. */
+static bool worth_probing(const struct sched *s, const struct group *g, int32_t available, int32_t blocks)
+{
+    enum { AGAIN_AFTER_STEPS = 32 };
+    return blocks <= available || g->probe_step == 0 || available > g->probe_available ||
+           s->step >= g->probe_step + AGAIN_AFTER_STEPS;
+}
+
+static bool blocks_fit(struct sched *s, struct group *g, struct demand *d)
+{
+    int32_t available = kvpool_available(&s->pool) - watermark(s);
+    demand_init(s, g, d);
+    if (!worth_probing(s, g, available, d->blocks))
+        return false;
+    find_prefix(s, g, d);
+    if (d->blocks - d->found_held <= available)
+        return true;
+    g->probe_available = available;
+    g->probe_step = s->step + 1;
+    return false;
+}
+
+static void extend_table(struct sched *s, struct seq *q, int32_t n_blocks)
+{
+    while (q->n_blocks < n_blocks)
+        q->block[q->n_blocks++] = take_block(s);
+}
+
+static void take_blocks(struct sched *s, struct group *g, const struct demand *d)
+{
+    struct seq *root = d->root;
+    for (int32_t b = 0; b < d->found; b++)
+        kvpool_ref(&s->pool, root->block[b]);
+    root->n_blocks = d->found;
+    root->n_computed = root->n_stored = d->found * s->c.block_size;
+    extend_table(s, root, blocks_for(s, prefill_target(g, root)));
+    seq_take_row(s, root);
+    for (struct seq *q = root + 1; q < g->seq + g->width; q++) {
+        if (q->state != SEQ_LIVE)
+            continue;
+        for (int32_t b = 0; b < d->shared; b++) {
+            q->block[b] = root->block[b];
+            kvpool_ref(&s->pool, q->block[b]);
+        }
+        q->n_blocks = d->shared;
+        q->n_computed = q->n_stored = d->shared * s->c.block_size;
+        prefix_start(&s->prefix, &q->chain, g->request->params.cache_salt);
+        extend_table(s, q, blocks_for(s, prefill_target(g, q)));
+        seq_take_row(s, q);
+    }
+}
+
+/* Rows it may come to hold: all of its width until the prompt has been forked. */
+static int32_t group_rows(const struct group *g)
+{
+    return g->beam || group_fresh(g) ? g->width : g->n_live;
+}
+
+static void group_reserve(struct sched *s, struct group *g)
+{
+    g->n_reserved = group_rows(g);
+    s->n_reserved += g->n_reserved;
+    s->side_free.counts -= g->side.counts;
+    s->side_free.bias -= g->side.bias;
+    s->side_free.allowed -= g->side.allowed;
+}
+
+static void admit(struct sched *s, struct group *g, const struct demand *d, int64_t now_us)
+{
+    waiting_remove(s, g);
+    group_reserve(s, g);
+    take_blocks(s, g, d);
+    g->root = d->root->index;
+    g->n_shared = d->shared * s->c.block_size;
+    if (!g->started) {
+        g->started = true;
+        g->admitted_us = now_us;
+        g->cached_tokens = d->root->n_computed;
+        s->counted.prefix_queries += (uint64_t)g->n_prompt;
+        s->counted.prefix_hits += (uint64_t)g->cached_tokens;
+    }
+    g->state = GROUP_RUNNING;
+    list_insert(&s->running, g);
+}
+
+void sched_admit(struct sched *s, int64_t now_us, struct plan *p)
+{
+    while (s->n_waiting > 0 && s->tokens_left > 0 && !s->preempted) {
+        struct group *g = s->waiting[0];
+        struct demand d;
+        if (g->n_inflight > 0) /* preempted a moment ago: a token of it is still being drawn */
+            return;
+        if (s->swapped.first && !(g->started && group_before(g, s->swapped.first)))
+            return; /* while anything is swapped out, nothing new comes in */
+        if (!rows_and_side_fit(s, g, group_rows(g)) || !blocks_fit(s, g, &d))
+            return;
+        admit(s, g, &d, now_us);
+        plan_prefill(s, g, p);
+        if (p->n_items + s->n_pieces == 0)
+            return;
+    }
+}
+
+/* ---- SWAPPED -> RUNNING ---- */
+
+static int32_t host_blocks(struct sched *s, struct group *g)
+{
+    int32_t n = 0;
+    for (int pass = 0; pass < 2; pass++) /* count, then clear the marks */
+        for (int32_t i = 0; i < g->width; i++)
+            for (int32_t b = 0; g->seq[i].state == SEQ_LIVE && b < g->seq[i].n_blocks; b++) {
+                int32_t *mark = &s->mark[g->seq[i].block[b]];
+                n += pass == 0 && *mark == 0;
+                *mark = pass == 0;
+            }
+    return n;
+}
+
+/* Blocks besides the swapped ones that it needs to run at once: the rest of its prefill, or its next tokens. */
+static int32_t blocks_missing(struct sched *s, struct group *g)
+{
+    int32_t n = 0;
+    if (!in_prefill(g))
+        return decode_need(s, &s->host, g);
+    for (int32_t i = 0; i < g->width; i++) {
+        const struct seq *q = &g->seq[i];
+        if (q->state == SEQ_LIVE)
+            n += MAX(blocks_for(s, prefill_target(g, q)) - q->n_blocks, 0);
+    }
+    return n;
+}
+
+/* mark[host block] is its new device block + 1. */
+static int32_t swap_in_block(struct sched *s, int32_t h, struct plan *p)
+{
+    if (s->mark[h] > 0) {
+        kvpool_ref(&s->pool, s->mark[h] - 1);
+    } else {
+        s->mark[h] = take_block(s) + 1;
+        p->swap_in[p->n_swap_in++] = (struct block_copy){.src = h, .dst = s->mark[h] - 1};
+    }
+    kvpool_unref(&s->host, h);
+    return s->mark[h] - 1;
+}
+
+static void swap_in(struct sched *s, struct group *g, struct plan *p)
+{
+    int32_t first_in = p->n_swap_in;
+    for (int32_t i = 0; i < g->width; i++) {
+        struct seq *q = &g->seq[i];
+        if (q->state != SEQ_LIVE)
+            continue;
+        for (int32_t b = 0; b < q->n_blocks; b++)
+            q->block[b] = swap_in_block(s, q->block[b], p);
+        q->n_stored = q->n_computed;
+        seq_take_row(s, q);
+    }
+    for (int32_t i = first_in; i < p->n_swap_in; i++)
+        s->mark[p->swap_in[i].src] = 0;
+    /* Only now: what takes a block must not see the marks of another table. */
+    for (int32_t i = 0; i < g->width; i++)
+        if (g->seq[i].state == SEQ_LIVE)
+            extend_table(s, &g->seq[i], blocks_for(s, prefill_target(g, &g->seq[i])));
+}
+
+/* Oldest first. A group resumed runs in the same step: its swap-in needs a step to travel with. */
+void sched_resume(struct sched *s, struct plan *p)
+{
+    while (s->swapped.first && !s->preempted) {
+        struct group *g = s->swapped.first;
+        if (g->n_inflight > 0 || (s->n_waiting > 0 && s->waiting[0]->started && group_before(s->waiting[0], g)))
+            return;
+        int32_t need = host_blocks(s, g) + blocks_missing(s, g) + watermark(s);
+        if (!rows_and_side_fit(s, g, group_rows(g)) || need > kvpool_available(&s->pool))
+            return;
+        list_remove(&s->swapped, g);
+        group_reserve(s, g);
+        swap_in(s, g, p);
+        g->state = GROUP_RUNNING;
+        list_insert(&s->running, g);
+        plan_decode(s, g, p);
+    }
+}

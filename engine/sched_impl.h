@@ -1,0 +1,131 @@
+/* Inside the scheduler: what sched*.c and decode.c share. Nobody else includes this.
+ *
+ *     sched.c          the step: decodes, prefill, numbering of rows
+ *     sched_queue.c    the queues, ends, time-outs
+ *     sched_admit.c    WAITING -> RUNNING, SWAPPED -> RUNNING
+ *     sched_preempt.c  RUNNING -> WAITING, RUNNING -> SWAPPED
+ *     sched_seq.c      fork, free, blocks and rows of one sequence
+ *     sched_check.c    the invariants
+ *     sched_setup.c    all that allocates
+ */
+#ifndef QUIRE_ENGINE_SCHED_IMPL_H
+#define QUIRE_ENGINE_SCHED_IMPL_H
+
+#include "engine/kvpool.h"
+#include "engine/prefix.h"
+#include "engine/sched.h"
+
+struct group_list {
+    struct group *first, *last;
+    int32_t n;
+};
+
+enum { MAX_IN_FLIGHT = 4 }; /* plans made and not committed */
+
+struct sched {
+    struct sched_config c;
+    struct kvpool pool, host;
+    struct prefix prefix;
+
+    struct group **waiting; /* [max_waiting + max_num_seqs] heap, the oldest of the best priority on top */
+    int32_t n_waiting;
+    int32_t sweep;             /* the entry of `waiting` to look at next for cancels and time-outs */
+    struct group_list running; /* by group_before */
+    struct group_list swapped; /* by group_before */
+    struct group_list ended;   /* waiting for decode_reap */
+
+    int32_t *row; /* [max_num_seqs] free table rows, a stack */
+    int32_t n_rows;
+    uint8_t *row_seen;          /* [max_num_seqs] scratch of sched_check */
+    int32_t n_reserved;         /* rows set aside for running groups, taken or not */
+    struct side_need side_free; /* room in the packer's side arrays */
+
+    struct block_copy *out; /* [n_host_blocks] swap-outs not launched yet */
+    int32_t n_out;
+    int32_t *mark; /* [max(n_blocks, n_host_blocks)] scratch: a number by block, all 0 between uses */
+
+    int32_t *tokens; /* [block_size] scratch */
+
+    struct plan_item *piece; /* [max_num_seqs] scratch: items of several tokens */
+    int32_t n_pieces;
+    int32_t tokens_left, scores_left; /* of the step being planned */
+    bool preempted;                   /* in the step being planned */
+    uint64_t step;                    /* the last one planned */
+    uint64_t next_order;
+    struct plan *in_flight[MAX_IN_FLIGHT]; /* oldest first */
+    int32_t n_in_flight;
+
+    struct sched_counts counted; /* the counters of it */
+};
+
+/* sched_queue.c */
+static inline bool group_before(const struct group *a, const struct group *b)
+{
+    return a->priority != b->priority ? a->priority < b->priority : a->order < b->order;
+}
+void list_insert(struct group_list *l, struct group *g);
+void list_append(struct group_list *l, struct group *g);
+void list_remove(struct group_list *l, struct group *g);
+void waiting_push(struct sched *s, struct group *g);
+void waiting_remove(struct sched *s, struct group *g);
+/* End the groups whose client is gone or whose time is up. */
+void sched_sweep(struct sched *s, int64_t now_us);
+/* Its last sequence ended: to the ended queue. */
+void group_finish(struct sched *s, struct group *g);
+
+/* sched_seq.c */
+/* A block for a table, the least recently used one; its old name is dropped. There must be one. */
+int32_t take_block(struct sched *s);
+void seq_take_row(struct sched *s, struct seq *q);
+/* Give back blocks and row; the sequence keeps its tokens. */
+void seq_drop_memory(struct sched *s, struct seq *q);
+/* A running sequence over the same blocks, rows and counts aside: `child` becomes LIVE where `parent` stands. */
+void seq_fork(struct sched *s, struct seq *child, const struct seq *parent);
+/* LIVE -> DONE, memory returned; ends the group with its last one. */
+void seq_finish(struct sched *s, struct seq *q, int finish);
+/* The group leaves RUNNING: rows and side room are no longer set aside. */
+void group_unreserve(struct sched *s, struct group *g);
+/* Name the full blocks that committed steps have written. */
+void seq_publish(struct sched *s, struct seq *q);
+
+/* The first live sequence; there is one in any group that has not ended. */
+static inline struct seq *group_first_live(struct group *g)
+{
+    struct seq *q = g->seq;
+    while (q->state != SEQ_LIVE)
+        q++;
+    return q;
+}
+/* Nothing was drawn yet: only seq[0] exists and computes the prompt. */
+static inline bool group_fresh(const struct group *g)
+{
+    return g->seq[0].n_tokens == g->n_prompt && g->n_live == 1 && g->seq[0].state == SEQ_LIVE;
+}
+/* Where prefill ends for a sequence: after the prompt the first time, else before the last token, which the decode
+ * pass computes, so that all sequences of a group draw in the same step. */
+static inline int32_t prefill_target(const struct group *g, const struct seq *q)
+{
+    return q->n_tokens == g->n_prompt ? g->n_prompt : q->n_tokens - 1;
+}
+
+static inline bool can_draw(const struct group *g, const struct seq *q)
+{
+    return q->n_tokens - g->n_prompt < g->max_tokens;
+}
+/* Some live sequence has more to compute than the token that it draws from. */
+bool in_prefill(const struct group *g);
+/* Blocks that the group's next tokens take: new ones, and copies of shared ones. `pool` is the one its tables name. */
+int32_t decode_need(struct sched *s, const struct kvpool *pool, struct group *g);
+/* The block that the next token of `q` goes to is its own afterwards. */
+void seq_own_next_block(struct sched *s, struct seq *q, struct plan *p);
+
+/* sched_admit.c */
+void sched_resume(struct sched *s, struct plan *p);
+void sched_admit(struct sched *s, int64_t now_us, struct plan *p);
+/* sched_preempt.c */
+void preempt(struct sched *s, struct group *g);
+/* sched.c */
+bool plan_decode(struct sched *s, struct group *g, struct plan *p);
+void plan_prefill(struct sched *s, struct group *g, struct plan *p);
+
+#endif

@@ -1,0 +1,237 @@
+/* The queues: a heap of waiting groups, ordered lists of running and swapped ones, the ended ones. */
+#include <assert.h>
+#include <string.h>
+
+#include "engine/sched_impl.h"
+
+void list_append(struct group_list *l, struct group *g)
+{
+    g->prev = l->last;
+    g->next = NULL;
+    if (l->last)
+        l->last->next = g;
+    else
+        l->first = g;
+    l->last = g;
+    l->n++;
+}
+
+/* In order, sought from the end: what comes is nearly always the newest. */
+void list_insert(struct group_list *l, struct group *g)
+{
+    struct group *after = l->last;
+    while (after && group_before(g, after))
+        after = after->prev;
+    if (!after || after == l->last) {
+        if (after || !l->first) {
+            list_append(l, g);
+            return;
+        }
+        g->prev = NULL;
+        g->next = l->first;
+        l->first->prev = g;
+        l->first = g;
+        l->n++;
+        return;
+    }
+    g->prev = after;
+    g->next = after->next;
+    after->next->prev = g;
+    after->next = g;
+    l->n++;
+}
+
+void list_remove(struct group_list *l, struct group *g)
+{
+    if (g->prev)
+        g->prev->next = g->next;
+    else
+        l->first = g->next;
+    if (g->next)
+        g->next->prev = g->prev;
+    else
+        l->last = g->prev;
+    g->prev = g->next = NULL;
+    l->n--;
+}
+
+/* ---- the waiting heap ---- */
+
+static void heap_set(struct sched *s, int32_t i, struct group *g)
+{
+    s->waiting[i] = g;
+    g->heap_index = i;
+}
+
+static void sift_up(struct sched *s, int32_t i, struct group *g)
+{
+    for (; i > 0 && group_before(g, s->waiting[(i - 1) / 2]); i = (i - 1) / 2)
+        heap_set(s, i, s->waiting[(i - 1) / 2]);
+    heap_set(s, i, g);
+}
+
+static void sift_down(struct sched *s, int32_t i, struct group *g)
+{
+    for (;;) {
+        int32_t child = 2 * i + 1;
+        if (child >= s->n_waiting)
+            break;
+        if (child + 1 < s->n_waiting && group_before(s->waiting[child + 1], s->waiting[child]))
+            child++;
+        if (!group_before(s->waiting[child], g))
+            break;
+        heap_set(s, i, s->waiting[child]);
+        i = child;
+    }
+    heap_set(s, i, g);
+}
+
+void waiting_push(struct sched *s, struct group *g)
+{
+    g->state = GROUP_WAITING;
+    g->probe_step = 0;
+    sift_up(s, s->n_waiting++, g);
+}
+
+void waiting_remove(struct sched *s, struct group *g)
+{
+    int32_t i = g->heap_index;
+    struct group *moved = s->waiting[--s->n_waiting];
+    g->heap_index = -1;
+    if (moved == g)
+        return;
+    if (i > 0 && group_before(moved, s->waiting[(i - 1) / 2]))
+        sift_up(s, i, moved);
+    else
+        sift_down(s, i, moved);
+}
+
+int sched_add(struct sched *s, struct group *g, int64_t now_us)
+{
+    (void)now_us;
+    assert(g->state == GROUP_NEW);
+    if (s->n_waiting >= s->c.max_waiting)
+        return ERR_FULL;
+    g->order = s->next_order++;
+    g->seq[0].state = SEQ_LIVE;
+    g->n_live = 1;
+    waiting_push(s, g);
+    return 0;
+}
+
+/* ---- ends ---- */
+
+void group_finish(struct sched *s, struct group *g)
+{
+    switch (g->state) {
+    case GROUP_WAITING:
+        waiting_remove(s, g);
+        break;
+    case GROUP_RUNNING:
+        list_remove(&s->running, g);
+        group_unreserve(s, g);
+        break;
+    case GROUP_SWAPPED:
+        list_remove(&s->swapped, g);
+        break;
+    default:
+        return;
+    }
+    g->state = GROUP_ENDED;
+    list_append(&s->ended, g);
+}
+
+void sched_end(struct sched *s, struct group *g, int finish, const char *error)
+{
+    if (g->state == GROUP_ENDED)
+        return;
+    g->finish = finish;
+    g->error = error;
+    for (int32_t i = 0; i < g->width; i++)
+        if (g->seq[i].state == SEQ_LIVE)
+            seq_drop_memory(s, &g->seq[i]);
+    group_finish(s, g);
+}
+
+static void end_list(struct sched *s, struct group_list *l, int finish, const char *error)
+{
+    while (l->first)
+        sched_end(s, l->first, finish, error);
+}
+
+void sched_end_all(struct sched *s, int finish, const char *error)
+{
+    end_list(s, &s->running, finish, error);
+    end_list(s, &s->swapped, finish, error);
+    while (s->n_waiting > 0)
+        sched_end(s, s->waiting[s->n_waiting - 1], finish, error);
+}
+
+/* The output side has closed every open choice. While a group runs decode_commit sees to that. */
+static bool all_stopped(const struct group *g)
+{
+    if (g->state == GROUP_RUNNING || !g->started || g->beam)
+        return false;
+    for (int32_t i = 0; i < g->width; i++)
+        if (g->seq[i].state != SEQ_DONE &&
+            atomic_load_explicit(&g->request->stop_at[i], memory_order_relaxed) > g->seq[i].n_out)
+            return false;
+    return true;
+}
+
+/* True when the group was ended. */
+static bool end_if_due(struct sched *s, struct group *g, int64_t now_us)
+{
+    int64_t waited_us = now_us - g->request->arrival_us;
+    if (atomic_load_explicit(&g->request->cancelled, memory_order_relaxed))
+        sched_end(s, g, FINISH_ABORT, NULL);
+    else if (s->c.request_timeout_us > 0 && waited_us > s->c.request_timeout_us)
+        sched_end(s, g, FINISH_ABORT, "the request took longer than request_timeout allows");
+    else if (s->c.queue_timeout_us > 0 && !g->started && waited_us > s->c.queue_timeout_us)
+        sched_end(s, g, FINISH_ABORT, "the request waited in the queue longer than queue_timeout allows");
+    else if (all_stopped(g))
+        sched_end(s, g, FINISH_STOP, NULL);
+    else
+        return false;
+    return true;
+}
+
+static void sweep_list(struct sched *s, struct group_list *l, int64_t now_us)
+{
+    for (struct group *g = l->first, *next; g; g = next) {
+        next = g->next;
+        end_if_due(s, g, now_us);
+    }
+}
+
+void sched_sweep(struct sched *s, int64_t now_us)
+{
+    enum { A_STEP = 64 }; /* waiting groups looked at in a step: all in turn, at a cost that does not grow with them */
+    sweep_list(s, &s->running, now_us);
+    sweep_list(s, &s->swapped, now_us);
+    while (s->n_waiting > 0 && end_if_due(s, s->waiting[0], now_us))
+        ;
+    for (int32_t i = 0; i < A_STEP && s->n_waiting > 0; i++) {
+        if (s->sweep >= s->n_waiting)
+            s->sweep = 0;
+        if (!end_if_due(s, s->waiting[s->sweep], now_us))
+            s->sweep++;
+    }
+}
+
+void sched_counts(const struct sched *s, struct sched_counts *ret)
+{
+    *ret = s->counted;
+    ret->running_groups = s->running.n;
+    ret->running_seqs = s->c.max_num_seqs - s->n_rows;
+    ret->waiting_groups = s->n_waiting;
+    ret->swapped_groups = s->swapped.n;
+    ret->blocks_used = kvpool_used(&s->pool);
+    ret->blocks_cached = s->pool.n_cached;
+    ret->host_blocks_used = kvpool_used(&s->host);
+}
+
+const struct sched_config *sched_config(const struct sched *s)
+{
+    return &s->c;
+}

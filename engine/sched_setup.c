@@ -1,0 +1,239 @@
+/* Everything of the pure files that allocates: the pools, the prefix cache, the scheduler, its plans. Sized here once, so
+ * that the rest can do without an allocator. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/pack_impl.h"
+#include "engine/sched_impl.h"
+
+/* n zeroed elements; n = 0 gives a pointer too. */
+static void *array(int64_t n, size_t size)
+{
+    return calloc((size_t)MAX(n, 1), size);
+}
+
+int kvpool_init(struct kvpool *p, int32_t n_blocks, struct err *e)
+{
+    *p =
+        (struct kvpool){.n_blocks = n_blocks, .n_free = n_blocks, .first = n_blocks > 0 ? 0 : -1, .last = n_blocks - 1};
+    p->block = array(n_blocks, sizeof *p->block);
+    if (!p->block)
+        return err_nomem(e, "the block pool");
+    for (int32_t b = 0; b < n_blocks; b++) {
+        p->block[b].prev = b - 1;
+        p->block[b].next = b + 1 < n_blocks ? b + 1 : -1;
+    }
+    return 0;
+}
+
+void kvpool_release(struct kvpool *p)
+{
+    free(p->block);
+    *p = (struct kvpool){0};
+}
+
+int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, uint64_t secret, struct err *e)
+{
+    uint32_t buckets = 1;
+    while (buckets < (uint32_t)pool->n_blocks)
+        buckets *= 2;
+    *px = (struct prefix){.pool = pool, .block_size = block_size, .bucket_mask = buckets - 1, .secret = secret};
+    px->entry = array(pool->n_blocks, sizeof *px->entry);
+    px->token = array((int64_t)pool->n_blocks * block_size, sizeof *px->token);
+    px->bucket = array(buckets, sizeof *px->bucket);
+    if (!px->entry || !px->token || !px->bucket) {
+        prefix_release(px);
+        return err_nomem(e, "the prefix cache");
+    }
+    memset(px->bucket, -1, buckets * sizeof *px->bucket);
+    return 0;
+}
+
+void prefix_release(struct prefix *px)
+{
+    free(px->entry);
+    free(px->token);
+    free(px->bucket);
+    *px = (struct prefix){0};
+}
+
+int plan_init(struct plan *p, const struct sched_config *c, struct err *e)
+{
+    *p = (struct plan){0};
+    p->item = array(c->max_num_seqs, sizeof *p->item);
+    p->copy = array(c->max_num_seqs, sizeof *p->copy);
+    p->swap_out = array(c->n_host_blocks, sizeof *p->swap_out);
+    p->swap_in = array(c->n_host_blocks, sizeof *p->swap_in);
+    if (p->item && p->copy && p->swap_out && p->swap_in)
+        return 0;
+    plan_release(p);
+    return err_nomem(e, "a step's plan");
+}
+
+void plan_release(struct plan *p)
+{
+    free(p->item);
+    free(p->copy);
+    free(p->swap_out);
+    free(p->swap_in);
+    *p = (struct plan){0};
+}
+
+static int check_config(const struct sched_config *c, struct err *e)
+{
+    if (c->n_blocks < 1 || c->n_host_blocks < 0 || c->block_size < 1 || c->max_len < 1 || c->vocab < 1)
+        return err_set(e, ERR_INVALID,
+                       "a scheduler needs blocks (%d of %d tokens), a model length (%d) and a vocabulary (%d)",
+                       c->n_blocks, c->block_size, c->max_len, c->vocab);
+    if (c->max_num_seqs < 1 || c->max_num_seqs > LIMIT_NUM_SEQS)
+        return err_set_param(e, ERR_INVALID, "max_num_seqs", "max_num_seqs is %d; allowed are 1 to %d", c->max_num_seqs,
+                             LIMIT_NUM_SEQS);
+    if (c->max_num_batched_tokens < c->max_num_seqs)
+        return err_set_param(
+            e, ERR_INVALID, "max_num_batched_tokens",
+            "max_num_batched_tokens (%d) is less than max_num_seqs (%d): a step could not hold one token of "
+            "each sequence",
+            c->max_num_batched_tokens, c->max_num_seqs);
+    if (c->max_logits <= c->max_num_seqs)
+        return err_set(e, ERR_INVALID, "max_logits (%d) must be more than max_num_seqs (%d)", c->max_logits,
+                       c->max_num_seqs);
+    if (c->max_waiting < 1)
+        return err_set_param(e, ERR_INVALID, "max_queue", "the waiting queue holds %d requests; at least 1",
+                             c->max_waiting);
+    return 0;
+}
+
+static int allocate(struct sched *s, struct err *e)
+{
+    const struct sched_config *c = &s->c;
+    int code = kvpool_init(&s->pool, c->n_blocks, e);
+    if (code == 0)
+        code = kvpool_init(&s->host, c->n_host_blocks, e);
+    if (code == 0)
+        code = prefix_init(&s->prefix, &s->pool, c->block_size, c->secret, e);
+    if (code < 0)
+        return code;
+    s->waiting = array((int64_t)c->max_waiting + c->max_num_seqs, sizeof *s->waiting);
+    s->row = array(c->max_num_seqs, sizeof *s->row);
+    s->row_seen = array(c->max_num_seqs, sizeof *s->row_seen);
+    s->out = array(c->n_host_blocks, sizeof *s->out);
+    s->mark = array(MAX(c->n_blocks, c->n_host_blocks), sizeof *s->mark);
+    s->tokens = array(c->block_size, sizeof *s->tokens);
+    s->piece = array(c->max_num_seqs, sizeof *s->piece);
+    if (!s->waiting || !s->row || !s->row_seen || !s->out || !s->mark || !s->tokens || !s->piece)
+        return err_nomem(e, "the scheduler");
+    return 0;
+}
+
+int sched_new(struct sched **ret, const struct sched_config *c, struct err *e)
+{
+    int code = check_config(c, e);
+    if (code < 0)
+        return code;
+    struct sched *s = calloc(1, sizeof *s);
+    if (!s)
+        return err_nomem(e, "the scheduler");
+    s->c = *c;
+    code = allocate(s, e);
+    if (code < 0) {
+        sched_free(s);
+        return code;
+    }
+    s->n_rows = c->max_num_seqs;
+    for (int32_t i = 0; i < s->n_rows; i++)
+        s->row[i] = s->n_rows - 1 - i; /* row 0 is taken first */
+    pack_side_capacity(c, &s->side_free);
+    *ret = s;
+    return 0;
+}
+
+static void free_list(struct group_list *l)
+{
+    for (struct group *g = l->first, *next; g; g = next) {
+        next = g->next;
+        group_free(g);
+    }
+}
+
+void sched_free(struct sched *s)
+{
+    if (!s)
+        return;
+    for (int32_t i = 0; i < s->n_waiting; i++)
+        group_free(s->waiting[i]);
+    free_list(&s->running);
+    free_list(&s->swapped);
+    free_list(&s->ended);
+    prefix_release(&s->prefix);
+    kvpool_release(&s->pool);
+    kvpool_release(&s->host);
+    free(s->waiting);
+    free(s->row);
+    free(s->row_seen);
+    free(s->out);
+    free(s->mark);
+    free(s->tokens);
+    free(s->piece);
+    free(s);
+}
+
+/* ---- the packer ---- */
+
+int packer_new(struct packer **ret, const struct sched_config *c, struct err *e)
+{
+    struct packer *p = calloc(1, sizeof *p);
+    if (!p)
+        return err_nomem(e, "the packer");
+    int64_t seqs = c->max_num_seqs, tokens = c->max_num_batched_tokens;
+    p->c = *c;
+    p->table_width = (int32_t)div_ceil(c->max_len, c->block_size);
+    pack_side_capacity(c, &p->side);
+    p->shadow = malloc((size_t)(seqs * p->table_width) * sizeof *p->shadow);
+    p->table_update = array(PACK_RUNS * seqs, sizeof *p->table_update);
+    p->table_block = array(seqs * p->table_width, sizeof *p->table_block);
+    p->token = array(tokens, sizeof *p->token);
+    p->token_src = array(tokens, sizeof *p->token_src);
+    p->position = array(tokens, sizeof *p->position);
+    p->slot = array(tokens, sizeof *p->slot);
+    p->q_start = array(seqs + 1, sizeof *p->q_start);
+    p->kv_len = array(seqs, sizeof *p->kv_len);
+    p->row = array(seqs, sizeof *p->row);
+    p->lcp_blocks = array(seqs, sizeof *p->lcp_blocks);
+    p->logits_token = array(c->max_logits, sizeof *p->logits_token);
+    p->sample = array(c->max_logits, sizeof *p->sample);
+    p->token_count = array(p->side.counts, sizeof *p->token_count);
+    p->token_bias = array(p->side.bias, sizeof *p->token_bias);
+    p->allowed_token = array(p->side.allowed, sizeof *p->allowed_token);
+    if (!p->shadow || !p->table_update || !p->table_block || !p->token || !p->token_src || !p->position || !p->slot ||
+        !p->q_start || !p->kv_len || !p->row || !p->lcp_blocks || !p->logits_token || !p->sample || !p->token_count ||
+        !p->token_bias || !p->allowed_token) {
+        packer_free(p);
+        return err_nomem(e, "the packer");
+    }
+    memset(p->shadow, -1, (size_t)(seqs * p->table_width) * sizeof *p->shadow);
+    *ret = p;
+    return 0;
+}
+
+void packer_free(struct packer *p)
+{
+    if (!p)
+        return;
+    free(p->shadow);
+    free(p->table_update);
+    free(p->table_block);
+    free(p->token);
+    free(p->token_src);
+    free(p->position);
+    free(p->slot);
+    free(p->q_start);
+    free(p->kv_len);
+    free(p->row);
+    free(p->lcp_blocks);
+    free(p->logits_token);
+    free(p->sample);
+    free(p->token_count);
+    free(p->token_bias);
+    free(p->allowed_token);
+    free(p);
+}
