@@ -28,7 +28,7 @@ PYTHON ?= $(firstword $(wildcard build/venv/bin/python) python3)
 # `make V=1` shows the commands.
 ifeq ($(V),)
 Q := @
-say = @printf '  %-5s %s\n' $1 $2
+say = $(if $(findstring s,$(firstword -$(MAKEFLAGS))),,@printf '  %-5s %s\n' $1 $2)
 endif
 
 # ---- sources ------------------------------------------------------------------------------------------------------
@@ -233,8 +233,24 @@ format: ## clang-format every C file in place
 lint: ## include arrows, headers alone, the scheduler's purity, formatting, the README's settings
 	scripts/run-tests --build $(BUILD) lint
 
-install: all ## into $(DESTDIR)$(PREFIX): the daemon, its settings, its systemd unit, the demo model
+SYSCONFDIR ?= /etc
+UNITDIR ?= $(PREFIX)/lib/systemd/system
+share := $(DESTDIR)$(PREFIX)/share
+
+# Settings that are there are kept; the unit names the prefix.
+install: all ## into $(DESTDIR)$(PREFIX): the daemon, the bundled model, the systemd unit; /etc/quire/quire.yaml where there is none
 	install -D -m 755 $(BUILD)/quire $(DESTDIR)$(PREFIX)/bin/quire
+	[ ! -e $(BUILD)/libquire_cuda.so ] || \
+	    install -D -m 755 $(BUILD)/libquire_cuda.so $(DESTDIR)$(PREFIX)/lib/quire/libquire_cuda.so
+	install -d $(share)/quire/models/demo
+	$(if $(wildcard models/demo/*),install -m 644 $(wildcard models/demo/*) $(share)/quire/models/demo/)
+	install -D -m 644 LICENSE $(share)/doc/quire/LICENSE
+	[ ! -e README.md ] || install -m 644 README.md $(share)/doc/quire/README.md
+	[ -e $(DESTDIR)$(SYSCONFDIR)/quire/quire.yaml ] || \
+	    install -D -m 644 config/quire.yaml $(DESTDIR)$(SYSCONFDIR)/quire/quire.yaml
+	install -d $(DESTDIR)$(UNITDIR)
+	sed 's|@PREFIX@|$(PREFIX)|g' config/quire.service >$(DESTDIR)$(UNITDIR)/quire.service
+	chmod 644 $(DESTDIR)$(UNITDIR)/quire.service
 
 clean: ## remove what was built (build/venv stays)
 	find $(BUILD) -mindepth 1 -maxdepth 1 ! -name venv -exec rm -rf {} +

@@ -461,6 +461,37 @@ static void help_and_reference_name_every_setting(void **state)
     free(table);
 }
 
+/* config/quire.yaml, which `make install` puts into /etc: as it is, and with the '#' of every setting taken away. */
+static void the_shipped_file_shows_every_default(void **state)
+{
+    (void)state;
+    struct settings s;
+    struct err e;
+    static char text[32768], open_text[32768];
+    FILE *f = fopen("config/quire.yaml", "r");
+    assert_non_null(f);
+    text[fread(text, 1, sizeof text - 1, f)] = '\0';
+    fclose(f);
+    size_t n = 0;
+    for (const char *c = text; *c != '\0'; c++)
+        if (*c != '#' || (c != text && c[-1] != '\n') || (c[1] == ' ' && c[2] != ' ') || c[1] == '#')
+            open_text[n++] = *c;
+    assert_int_equal(load(&s, "--config config/quire.yaml", "", &e), 0);
+    settings_release(&s);
+    if (load(&s, with_yaml(open_text), "", &e) < 0)
+        fail_msg("%s", e.text);
+    for (int i = 0; i < setting_count; i++) {
+        const struct setting *row = &setting_table[i];
+        char line[128];
+        snprintf(line, sizeof line, "\n#%s:%s%s", row->key, row->preset == NULL ? "" : " ",
+                 row->preset == NULL ? "" : row->preset);
+        if (strcmp(row->key, "config") != 0 && strstr(text, line) == NULL)
+            fail_msg("config/quire.yaml lacks the line '%s'", line + 1);
+    }
+    assert_int_equal(s.n_prefixes, 1);
+    settings_release(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -477,6 +508,7 @@ int main(void)
         cmocka_unit_test(large_files_are_refused),
         cmocka_unit_test(what_is_printed_reads_back_the_same),
         cmocka_unit_test(help_and_reference_name_every_setting),
+        cmocka_unit_test(the_shipped_file_shows_every_default),
     };
     return cmocka_run_group_tests(tests, make_file, remove_file);
 }
