@@ -1,0 +1,271 @@
+/* The executor of one rank: a model on a backend.
+ *
+ * A backend whose operations return before they are done (a GPU) is called on the engine's thread: launch enqueues the
+ * step, wait waits for it. One that computes inside its operations (the CPU) gets a thread of its own, so that the engine
+ * plans step N+1 while step N is computed; a launch then only copies the batch. Its two jobs are taken in turn: job i is
+ * free again once its results were waited for, which the executor's depth of one guarantees.
+ */
+#include "engine/runner.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/batch_copy.h"
+
+enum { N_JOBS = 2, CPU_LOGITS_ROWS = 64, GPU_LOGITS_ROWS = 256 };
+
+struct job {
+    struct batch_copy batch;
+    struct results results;
+    struct err err;
+    int rc;
+};
+
+struct runner {
+    struct executor base;
+    struct backend *backend;
+    struct model *model;
+    /* With a thread of its own. */
+    bool threaded;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool stopping;                         /* these four under `lock` */
+    uint64_t n_launched, n_done, n_waited; /* jobs */
+    struct job job[N_JOBS];
+};
+
+/* ---- a step ------------------------------------------------------------------------------------------------------- */
+
+static int run_step(struct runner *r, const struct batch *b, struct err *e)
+{
+    struct backend *k = r->backend;
+    int rc = k->ops->step_begin(k, b, e);
+    if (rc < 0)
+        return rc;
+    if (!k->ops->replay || !k->ops->replay(k, b))
+        model_step(r->model, b);
+    return k->ops->step_end(k, e);
+}
+
+static int direct_launch(struct executor *x, const struct batch *b, struct err *e)
+{
+    return run_step(CONTAINER_OF(x, struct runner, base), b, e);
+}
+
+static int direct_wait(struct executor *x, struct results *ret, struct err *e)
+{
+    struct runner *r = CONTAINER_OF(x, struct runner, base);
+    return r->backend->ops->step_wait(r->backend, ret, e);
+}
+
+/* ---- the same on a thread ----------------------------------------------------------------------------------------- */
+
+static void *runner_main(void *arg)
+{
+    struct runner *r = arg;
+    pthread_mutex_lock(&r->lock);
+    for (;;) {
+        while (!r->stopping && r->n_done == r->n_launched)
+            pthread_cond_wait(&r->changed, &r->lock);
+        if (r->stopping)
+            break;
+        struct job *j = &r->job[r->n_done % N_JOBS];
+        pthread_mutex_unlock(&r->lock);
+        j->rc = run_step(r, &j->batch.batch, &j->err);
+        if (j->rc == 0)
+            j->rc = r->backend->ops->step_wait(r->backend, &j->results, &j->err);
+        pthread_mutex_lock(&r->lock);
+        r->n_done++;
+        pthread_cond_broadcast(&r->changed);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return NULL;
+}
+
+static int threaded_launch(struct executor *x, const struct batch *b, struct err *e)
+{
+    struct runner *r = CONTAINER_OF(x, struct runner, base);
+    int rc = batch_copy_set(&r->job[r->n_launched % N_JOBS].batch, b, e); /* only this thread changes n_launched */
+    if (rc < 0)
+        return rc;
+    pthread_mutex_lock(&r->lock);
+    r->n_launched++;
+    pthread_cond_broadcast(&r->changed);
+    pthread_mutex_unlock(&r->lock);
+    return 0;
+}
+
+static int threaded_wait(struct executor *x, struct results *ret, struct err *e)
+{
+    struct runner *r = CONTAINER_OF(x, struct runner, base);
+    pthread_mutex_lock(&r->lock);
+    while (r->n_done == r->n_waited)
+        pthread_cond_wait(&r->changed, &r->lock);
+    struct job *j = &r->job[r->n_waited++ % N_JOBS];
+    pthread_mutex_unlock(&r->lock);
+    if (j->rc < 0) {
+        if (e)
+            *e = j->err;
+        return j->rc;
+    }
+    *ret = j->results;
+    return 0;
+}
+
+/* ---- start and stop ----------------------------------------------------------------------------------------------- */
+
+static void runner_free(struct executor *x)
+{
+    struct runner *r = CONTAINER_OF(x, struct runner, base);
+    if (r->threaded) {
+        pthread_mutex_lock(&r->lock);
+        r->stopping = true;
+        pthread_cond_broadcast(&r->changed);
+        pthread_mutex_unlock(&r->lock);
+        pthread_join(r->thread, NULL);
+    }
+    model_free(r->model);
+    if (r->backend)
+        r->backend->ops->free(r->backend);
+    for (int i = 0; i < N_JOBS; i++)
+        batch_copy_release(&r->job[i].batch);
+    pthread_mutex_destroy(&r->lock);
+    pthread_cond_destroy(&r->changed);
+    free(r);
+}
+
+static int refuse_unsupported(const struct settings *s, struct err *e)
+{
+    if (s->tensor_parallel_size > 1 || s->pipeline_parallel_size > 1)
+        return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size", "this build runs a model on one device");
+    if (s->load_format == LOAD_GGUF)
+        return err_set_param(e, ERR_UNSUPPORTED, "load_format", "gguf: this build reads safetensors");
+    return 0;
+}
+
+/* Open the backend named, with the limits of its kind. */
+static int open_backend(struct runner *r, const char *name, const struct settings *s, const struct model_config *c,
+                        struct err *e)
+{
+    struct executor_info *x = &r->base.info;
+    int rc = runner_limits(x, s, c, strcmp(name, "cpu") != 0, e);
+    if (rc < 0)
+        return rc;
+    struct backend_config config = {
+        .threads = (int32_t)s->threads,
+        .max_tokens = x->max_num_batched_tokens,
+        .max_seqs = x->max_num_seqs,
+        .max_samples = x->max_samples,
+        .max_blocks_per_seq = (int32_t)div_ceil(x->max_len, x->block_size),
+        .deterministic = s->deterministic,
+    };
+    return backend_open(&r->backend, name, &config, e);
+}
+
+static int choose_backend(struct runner *r, const struct settings *s, const struct model_config *c, struct err *e)
+{
+    if (s->device != DEVICE_AUTO)
+        return open_backend(r, s->device == DEVICE_CPU ? "cpu" : "cuda", s, c, e);
+    struct err why = {0};
+    if (open_backend(r, "cuda", s, c, &why) == 0)
+        return 0;
+    log_event(LOG_INFO, "no GPU used", LOG_STR("because", why.text));
+    return open_backend(r, "cpu", s, c, e);
+}
+
+static enum dtype weights_dtype(const struct settings *s, const struct model_config *c)
+{
+    switch (s->dtype) {
+    case DTYPE_BFLOAT16:
+        return DTYPE_BF16;
+    case DTYPE_FLOAT16:
+        return DTYPE_F16;
+    case DTYPE_FLOAT32:
+        return DTYPE_F32;
+    default:
+        return c->dtype;
+    }
+}
+
+static int load_model(struct runner *r, const struct settings *s, const char *dir, const struct model_config *c,
+                      struct err *e)
+{
+    struct executor_info *x = &r->base.info;
+    bool gpu = r->backend->async;
+    struct model_options o = {
+        .dtype = weights_dtype(s, c),
+        .dummy = s->load_format == LOAD_DUMMY,
+        .max_tokens = x->max_num_batched_tokens,
+        .max_logits = MIN(x->max_samples, gpu ? GPU_LOGITS_ROWS : CPU_LOGITS_ROWS),
+        .max_len = x->max_len,
+        .n_ranks = 1,
+    };
+    snprintf(x->dtype, sizeof(x->dtype), "%s", dtype_name(o.dtype));
+    return model_open(&r->model, dir, c, &o, r->backend, e);
+}
+
+/* The cache takes what the weights left. */
+static int make_pools(struct runner *r, const struct settings *s, const struct model_config *c, struct err *e)
+{
+    struct executor_info *x = &r->base.info;
+    struct backend *k = r->backend;
+    struct kv_layout layout;
+    struct backend_memory memory;
+    kv_layout_init(&layout, x->block_size, c->n_layers, r->model->family->n_kv_heads(c, 1), c->head_dim,
+                   k->act_dtype_of[r->model->options.dtype]);
+    x->block_bytes = kv_layout_block_bytes(&layout);
+    int rc = k->ops->memory(k, &memory, e);
+    if (rc == 0)
+        rc = runner_pools(x, s, &memory, k->async, e);
+    if (rc == 0)
+        rc = k->ops->kv_create(k, &layout, x->n_blocks, x->n_host_blocks, e);
+    if (rc == 0 && k->ops->ready)
+        rc = k->ops->ready(k, e);
+    return rc;
+}
+
+static int runner_start(struct runner *r, struct err *e)
+{
+    struct executor *x = &r->base;
+    x->info.depth = 1;
+    snprintf(x->info.device, sizeof(x->info.device), "%s: %s", r->backend->name, r->backend->device);
+    x->launch = r->backend->async ? direct_launch : threaded_launch;
+    x->wait = r->backend->async ? direct_wait : threaded_wait;
+    if (r->backend->async)
+        return 0;
+    if (pthread_create(&r->thread, NULL, runner_main, r) != 0)
+        return err_set(e, ERR_IO, "cannot start the runner's thread");
+    r->threaded = true;
+    pthread_setname_np(r->thread, "quire-runner");
+    return 0;
+}
+
+int runner_open(struct executor **ret, const struct settings *s, const char *dir, const struct model_config *c,
+                struct err *e)
+{
+    int rc = refuse_unsupported(s, e);
+    if (rc < 0)
+        return rc;
+    struct runner *r = calloc(1, sizeof(*r));
+    if (!r)
+        return err_nomem(e, "the runner");
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_cond_init(&r->changed, NULL);
+    r->base.free = runner_free;
+    rc = choose_backend(r, s, c, e);
+    if (rc == 0)
+        rc = load_model(r, s, dir, c, e);
+    if (rc == 0)
+        rc = make_pools(r, s, c, e);
+    if (rc == 0)
+        rc = runner_start(r, e);
+    if (rc < 0) {
+        runner_free(&r->base);
+        return rc;
+    }
+    *ret = &r->base;
+    return 0;
+}
