@@ -311,7 +311,7 @@ static bool choice_match(struct emitter *em, struct request *r, int32_t index, s
     struct emission *m = r->emission;
     struct choice *c = &m->choice[index];
     int32_t which = -1;
-    bool armed = c->n_generated >= r->params.min_tokens;
+    bool armed = c->n_generated > r->params.min_tokens; /* as for stop ids: decode.c */
     int64_t n = stop_feed(m->stops, &c->stop, c->text.data + from, c->text.len - from, armed, &which);
     if (n < 0)
         return false;

@@ -132,7 +132,7 @@ static void null_info(struct executor_info *ret, const struct settings *s)
         .device = "null: answers at once",
         .dtype = "none",
     };
-    ret->max_samples = MAX(ret->max_num_seqs, MIN(ret->max_num_batched_tokens, 1024));
+    ret->max_samples = ret->max_num_seqs + MIN(ret->max_num_batched_tokens, 1024);
     int64_t holds = (int64_t)ret->n_blocks * ret->block_size;
     if (!s->max_model_len && holds < ret->max_len)
         ret->max_len = (int32_t)holds;

@@ -214,7 +214,7 @@ static int make_pools(struct runner *r, const struct settings *s, const struct m
     struct backend *k = r->backend;
     struct kv_layout layout;
     struct backend_memory memory;
-    kv_layout_init(&layout, x->block_size, c->n_layers, r->model->family->n_kv_heads(c, 1), c->head_dim,
+    kv_layout_init(&layout, x->block_size, c->n_layers, model_n_kv_heads(c, 1), c->head_dim,
                    k->act_dtype_of[r->model->options.dtype]);
     x->block_bytes = kv_layout_block_bytes(&layout);
     int rc = k->ops->memory(k, &memory, e);

@@ -4,7 +4,7 @@
 #include "engine/runner.h"
 
 #define CPU_KV_BYTES ((int64_t)2 << 30)
-enum { SAMPLES_MIN = 1024, MAX_BLOCKS = 1 << 26 };
+enum { SCORES_MAX = 1024, MAX_BLOCKS = 1 << 26 };
 
 static int32_t either(int64_t given, int32_t otherwise)
 {
@@ -22,8 +22,8 @@ int runner_limits(struct executor_info *ret, const struct settings *s, const str
     ret->max_len = either(s->max_model_len, MIN(c->max_positions, LIMIT_MODEL_LEN));
     ret->max_num_seqs = either(s->max_num_seqs, gpu ? 1024 : 64);
     ret->max_num_batched_tokens = MAX(either(s->max_num_batched_tokens, gpu ? 8192 : 512), ret->max_num_seqs);
-    /* Prompt log-probabilities take a row a token, so there are more than sequences, but not as many as tokens. */
-    ret->max_samples = MAX(ret->max_num_seqs, MIN(ret->max_num_batched_tokens, SAMPLES_MIN));
+    /* Prompt log-probabilities take a row a token beside those of the sequences. */
+    ret->max_samples = ret->max_num_seqs + MIN(ret->max_num_batched_tokens, SCORES_MAX);
     return 0;
 }
 

@@ -16,41 +16,21 @@ static int check_state(const struct engine *e, struct err *err)
     }
 }
 
-static int check_ids(const char *param, const int32_t *id, int32_t n, int32_t vocab, struct err *err)
-{
-    for (int32_t i = 0; i < n; i++)
-        if (id[i] < 0 || id[i] >= vocab)
-            return err_set_param(err, ERR_INVALID, param, "token id %d at index %d; the model has ids 0 to %d", id[i],
-                                 i, vocab - 1);
-    return 0;
-}
-
-static int check_request(const struct engine *e, const struct request *r, struct err *err)
+/* What group_new does not look at; the rest (fit, ids, widths) it refuses itself. */
+static int check_request(const struct request *r, struct err *err)
 {
     const struct gen_params *p = &r->params;
-    int32_t vocab = e->config.vocab;
-    if (r->n_prompt < 1)
-        return err_set_param(err, ERR_INVALID, "prompt", "the prompt has no tokens; at least one is needed");
     if (p->max_tokens < 0 || (p->max_tokens == 0 && !p->echo))
-        return err_set_param(err, ERR_INVALID, "max_tokens", "%d; at least 1 is needed, or 0 with echo", p->max_tokens);
-    if ((int64_t)r->n_prompt + p->max_tokens > e->config.max_len)
-        return err_set_param(err, ERR_INVALID, p->max_tokens < e->config.max_len ? "prompt" : "max_tokens",
-                             "the prompt has %d tokens and max_tokens is %d: %lld together, the model takes %d",
-                             r->n_prompt, p->max_tokens, (long long)r->n_prompt + p->max_tokens, e->config.max_len);
-    if (p->n < 1 || p->best_of < p->n || p->best_of > LIMIT_CHOICES || p->beam_width > LIMIT_CHOICES)
-        return err_set_param(err, ERR_INVALID, "n",
-                             "n %d, best_of %d, beam_width %d; 1 <= n <= best_of, and at most %d each", p->n,
-                             p->best_of, p->beam_width, LIMIT_CHOICES);
-    if (p->beam_width > 0 && p->n > p->beam_width)
-        return err_set_param(err, ERR_INVALID, "n", "%d of %d beams asked for", p->n, p->beam_width);
-    int rc = check_ids("prompt", r->prompt, r->n_prompt, vocab, err);
-    if (rc == 0)
-        rc = check_ids("stop_token_ids", p->stop_token, p->n_stop_token, vocab, err);
-    if (rc == 0)
-        rc = check_ids("allowed_token_ids", p->allowed_token, p->n_allowed, vocab, err);
-    for (int32_t i = 0; rc == 0 && i < p->n_bias; i++)
-        rc = check_ids("logit_bias", &p->bias[i].token, 1, vocab, err);
-    return rc;
+        return err_set_param(err, ERR_INVALID, "max_tokens", "max_tokens is %d; at least 1, or 0 with echo",
+                             p->max_tokens);
+    if (p->n < 1 || p->best_of < p->n || p->best_of > LIMIT_CHOICES)
+        return err_set_param(err, ERR_INVALID, "n", "n is %d and best_of %d; 1 <= n <= best_of <= %d is allowed", p->n,
+                             p->best_of, LIMIT_CHOICES);
+    if (p->beam_width < 0 || p->beam_width > LIMIT_CHOICES || (p->beam_width > 0 && p->n > p->beam_width))
+        return err_set_param(err, ERR_INVALID, "beam_width",
+                             "beam_width is %d and n %d; n <= beam_width <= %d is allowed", p->beam_width, p->n,
+                             LIMIT_CHOICES);
+    return 0;
 }
 
 /* Append the ids of one bad word, as it stands or after a space (in the middle of a text it is another token). */
@@ -101,15 +81,20 @@ static int encode_bad_words(const struct engine *e, const struct gen_params *p, 
 static int prepare(struct engine *e, struct request *r, struct group **ret, struct err *err)
 {
     struct word_list words = {0};
-    int rc = check_request(e, r, err);
+    int rc = check_request(r, err);
     if (rc == 0)
         rc = encode_bad_words(e, &r->params, &words, err);
     if (rc == 0)
-        rc = emission_new(r, e->tokenizer, err);
-    if (rc == 0)
         rc = group_new(ret, r, words.n > 0 ? &words : NULL, &e->config, err);
-    if (rc < 0)
+    if (rc < 0) {
         word_list_release(&words);
+        return rc;
+    }
+    rc = emission_new(r, e->tokenizer, err);
+    if (rc < 0) {
+        group_free(*ret);
+        *ret = NULL;
+    }
     return rc;
 }
 
