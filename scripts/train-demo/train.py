@@ -144,7 +144,7 @@ def save(model, tok, out):
     save_file(model.hf_tensors(), os.path.join(out, "model.safetensors"), metadata={"format": "pt"})
     tok.save(os.path.join(out, "tokenizer.json"), pretty=False)
     dump("config.json", CONFIG)
-    dump("generation_config.json", dict(bos_token_id=0, eos_token_id=1, do_sample=True, temperature=0.7, top_p=0.95))
+    dump("generation_config.json", dict(bos_token_id=0, eos_token_id=1, do_sample=True, temperature=0.4, top_p=0.95))
     dump("tokenizer_config.json", dict(tokenizer_class="PreTrainedTokenizerFast", bos_token=BOS, eos_token=EOS, model_max_length=1024,
                                        add_bos_token=True, add_eos_token=False, clean_up_tokenization_spaces=False))
 
