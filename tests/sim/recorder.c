@@ -107,6 +107,14 @@ static bool wait_for(struct recorder *r, struct recording *rec, int32_t n_tokens
     return ok;
 }
 
+bool recorder_ended(struct recorder *r, const struct recording *rec)
+{
+    pthread_mutex_lock(&r->lock);
+    bool ended = rec->last;
+    pthread_mutex_unlock(&r->lock);
+    return ended;
+}
+
 bool recorder_wait(struct recorder *r, struct recording *rec, double seconds)
 {
     return wait_for(r, rec, 0, seconds);

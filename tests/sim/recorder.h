@@ -44,6 +44,8 @@ void recorder_init(struct recorder *r);
 void recorder_release(struct recorder *r);
 struct recording *recording_new(void);
 void recording_free(struct recording *r);
+/* Has the recording seen `last`? */
+bool recorder_ended(struct recorder *r, const struct recording *rec);
 /* Wait until the recording saw `last` (seconds: true) or gave up (false). */
 bool recorder_wait(struct recorder *r, struct recording *rec, double seconds);
 /* Wait until choice 0 of the recording has n tokens. */
