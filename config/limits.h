@@ -16,12 +16,16 @@ enum {
     LIMIT_LOGPROBS = 20,        /* ceiling of the setting max_logprobs */
     LIMIT_CANDIDATES = 2 * 128, /* top-2k of a beam row */
     LIMIT_JSON_DEPTH = 32,      /* request bodies */
+    LIMIT_JSON_VALUES = 1 << 20, /* values in one request body: about 100 MB of tree while it is read */
+    LIMIT_JSON_MEMBERS = 256,   /* fields at the top of a request body */
     LIMIT_FILE_JSON_DEPTH = 64, /* config.json, tokenizer.json, safetensors headers */
     LIMIT_HEADER_BYTES = 16 * 1024,
     LIMIT_REQUEST_ID_BYTES = 128,
     LIMIT_CACHE_SALT_BYTES = 256,
     LIMIT_MODEL_NAME_BYTES = 256,
     LIMIT_STREAM_BYTES = 1024 * 1024, /* unread bytes of one stream before its client is cut off */
+    LIMIT_REQUEST_S = 105, /* from a connection's last answer (or its start) to the end of its next request */
+    LIMIT_STALL_S = 60,    /* a client that takes not one byte of a full socket for so long is cut off */
     LIMIT_KEEPALIVE_S = 10,           /* silence on a stream before an SSE comment */
     LIMIT_API_KEYS = 1024,
     LIMIT_API_KEY_BYTES = 4096,
@@ -40,6 +44,10 @@ enum {
     LIMIT_BATCHED_TOKENS = 1 << 18,
 };
 
+/* A JSON answer that grows beyond this is given up; streams have no such end. */
+#define LIMIT_RESPONSE_BYTES ((size_t)256 << 20)
+/* Bodies of all requests being received at once. */
+#define LIMIT_BODIES_BYTES ((size_t)1 << 30)
 #define LIMIT_CONFIG_JSON_BYTES ((size_t)4 << 20)
 #define LIMIT_TOKENIZER_JSON_BYTES ((size_t)256 << 20)
 #define LIMIT_SAFETENSORS_HEADER_BYTES ((size_t)100 << 20)
