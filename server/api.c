@@ -1,0 +1,261 @@
+/* Stage 2, parse: a body becomes a `struct completion`, or one refusal.
+ *
+ * Order: JSON, the fields one by one (api_fields.c), then what the fields mean together, then the prompts, whose
+ * encoding is the only costly part. Nothing here knows HTTP or the engine's insides.
+ */
+#include "server/api.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/json.h"
+
+static int refuse(struct err *e, const char *param, const char *text)
+{
+    return err_set_param(e, ERR_INVALID, param, "%s", text);
+}
+
+/* ---- seed: 64 bits, exact ---- */
+
+/* The digits of an integer from -2^63 to 2^64 - 1. */
+static int parse_seed(uint64_t *ret, const char *text, size_t len, struct err *e)
+{
+    char copy[32];
+
+    if (len >= sizeof(copy) || strspn(text, "-0123456789") < len) {
+        return err_set_param(e, ERR_INVALID, "seed", "seed is %.*s but must be an integer of 64 bits", (int)MIN(len, (size_t)40), text);
+    }
+    memcpy(copy, text, len);
+    copy[len] = '\0';
+    errno = 0;
+    if (copy[0] == '-') {
+        *ret = (uint64_t)strtoll(copy, NULL, 10);
+    } else {
+        *ret = strtoull(copy, NULL, 10);
+    }
+    return errno ? err_set_param(e, ERR_INVALID, "seed", "seed is %s but must be from -2^63 to 2^64 - 1", copy) : 0;
+}
+
+static int read_seed(struct completion *c, const cJSON *tree, const char *body, size_t len, struct err *e)
+{
+    int k = 0;
+    const char *text;
+
+    for (const cJSON *m = tree->child; m; m = m->next, k++) {
+        if (strcmp(m->string, "seed") != 0 || cJSON_IsNull(m)) {
+            continue;
+        }
+        if (!cJSON_IsNumber(m)) {
+            return err_set_param(e, ERR_INVALID, "seed", "seed must be an integer, not %s", json_kind(m));
+        }
+        size_t n = json_member_text(body, len, k, &text);
+        return parse_seed(&c->params.seed, text, n, e);
+    }
+    return 0;
+}
+
+/* ---- what the fields mean together ---- */
+
+static int check_beams(struct completion *c, struct err *e)
+{
+    struct gen_params *p = &c->params;
+
+    if (!c->use_beam_search) {
+        return c->has_beam_width       ? refuse(e, "beam_width", "beam_width needs use_beam_search: true")
+               : c->has_length_penalty && p->length_penalty != 1.0f
+                   ? refuse(e, "length_penalty", "length_penalty needs use_beam_search: true")
+               : c->has_early_stopping && p->early_stopping ? refuse(e, "early_stopping", "early_stopping needs use_beam_search: true")
+                                                            : 0;
+    }
+    if (c->has_temperature && p->temperature != 0) {
+        return refuse(e, "temperature", "use_beam_search takes no temperature other than 0: beams are not sampled");
+    }
+    /* best_of is what this width was called before beam_width was. */
+    int32_t width = c->has_beam_width ? p->beam_width : c->has_best_of ? p->best_of : p->n;
+    if (c->has_beam_width && c->has_best_of && p->best_of != p->beam_width) {
+        return refuse(e, "best_of", "best_of and beam_width differ; with use_beam_search give beam_width only");
+    }
+    if (width < p->n) {
+        return err_set_param(e, ERR_INVALID, c->has_beam_width ? "beam_width" : "best_of", "the beam's width is %d but must be at least n, which is %d",
+                             width, p->n);
+    }
+    p->beam_width = width;
+    p->best_of = p->n;
+    p->temperature = 0;
+    return 0;
+}
+
+static int check_samples(struct completion *c, struct err *e)
+{
+    struct gen_params *p = &c->params;
+
+    if (c->use_beam_search) {
+        return 0;
+    }
+    p->beam_width = 0;
+    if (!c->has_best_of) {
+        p->best_of = p->n;
+    }
+    if (p->best_of < p->n) {
+        return err_set_param(e, ERR_INVALID, "best_of", "best_of is %d but must be at least n, which is %d", p->best_of, p->n);
+    }
+    if (p->stream && p->best_of != p->n) {
+        return refuse(e, "best_of", "best_of must equal n with stream: the best are only known at the end");
+    }
+    if (p->temperature == 0 && p->best_of > 1) {
+        return refuse(e, p->n > 1 ? "n" : "best_of", "with temperature 0 all samples would be equal; set a temperature, n 1, or use_beam_search");
+    }
+    return 0;
+}
+
+static int check_lengths(struct completion *c, struct err *e)
+{
+    struct gen_params *p = &c->params;
+
+    if (p->max_tokens == 0 && !p->echo) {
+        return refuse(e, "max_tokens", "max_tokens is 0 but must be at least 1; 0 is allowed with echo: true");
+    }
+    if (c->has_max_tokens && p->min_tokens > p->max_tokens) {
+        return err_set_param(e, ERR_INVALID, "min_tokens", "min_tokens is %d but must be at most max_tokens, which is %d", p->min_tokens, p->max_tokens);
+    }
+    return 0;
+}
+
+static int check_together(struct completion *c, struct err *e)
+{
+    struct gen_params *p = &c->params;
+    int rc = check_beams(c, e);
+
+    rc = rc ? rc : check_samples(c, e);
+    rc = rc ? rc : check_lengths(c, e);
+    if (!rc && c->has_stream_options && !p->stream) {
+        rc = refuse(e, "stream_options", "stream_options needs stream: true");
+    }
+    c->echo_logprobs = p->echo && p->n_logprobs >= 0;
+    if (c->echo_logprobs) {
+        p->n_prompt_logprobs = MAX(p->n_prompt_logprobs, p->n_logprobs);
+    }
+    return rc;
+}
+
+/* Prompt and answer must fit the model's length. A max_tokens that was not asked for gives way. */
+static int check_room(struct completion *c, const struct api_context *ctx, struct err *e)
+{
+    struct gen_params *p = &c->params;
+    int32_t longest = 0, max_len = ctx->info.max_model_len;
+
+    for (int32_t i = 0; i < c->n_prompts; i++) {
+        longest = MAX(longest, c->prompt[i].n);
+    }
+    if (!c->has_max_tokens && longest < max_len) {
+        p->max_tokens = MIN(p->max_tokens, max_len - longest);
+    }
+    if (p->max_tokens > max_len - longest) {
+        return err_set_param(e, ERR_INVALID, c->has_max_tokens ? "max_tokens" : "prompt",
+                             "prompt has %d tokens and max_tokens is %d, together %lld; the model takes %d: shorten one of them", longest, p->max_tokens,
+                             (long long)longest + p->max_tokens, max_len);
+    }
+    if (p->min_tokens > p->max_tokens) {
+        return err_set_param(e, ERR_INVALID, "min_tokens", "min_tokens is %d but must be at most max_tokens, which is %d", p->min_tokens, p->max_tokens);
+    }
+    int64_t choices = (int64_t)c->n_prompts * MAX(p->best_of, p->beam_width);
+    if (choices > LIMIT_REQUEST_CHOICES) {
+        return err_set_param(e, ERR_INVALID, "n", "%d prompts with %d sequences each are %lld sequences; at most %d are allowed in one request", c->n_prompts,
+                             MAX(p->best_of, p->beam_width), (long long)choices, LIMIT_REQUEST_CHOICES);
+    }
+    return 0;
+}
+
+static int parse_tree(struct completion *c, const cJSON *tree, const char *body, size_t len, const struct api_context *ctx, struct err *e)
+{
+    int rc = fields_read(&completion_fields, c, tree, ctx, c->ignored, sizeof(c->ignored), e);
+
+    rc = rc ? rc : read_seed(c, tree, body, len, e);
+    rc = rc ? rc : check_together(c, e);
+    rc = rc ? rc : prompt_read(c, cJSON_GetObjectItemCaseSensitive(tree, "prompt"), ctx, e);
+    return rc ? rc : check_room(c, ctx, e);
+}
+
+int completion_parse(struct completion *ret, const char *body, size_t len, const struct api_context *ctx, struct err *e)
+{
+    struct completion c = {.add_special = true};
+    cJSON *tree;
+    int rc = json_parse(&tree, body, len, e);
+
+    if (rc) {
+        return rc;
+    }
+    ctx->defaults(ctx->arg, &c.params);
+    rc = parse_tree(&c, tree, body, len, ctx, e);
+    cJSON_Delete(tree);
+    if (rc) {
+        completion_release(&c);
+        return rc;
+    }
+    *ret = c;
+    return 0;
+}
+
+void completion_release(struct completion *c)
+{
+    for (int32_t i = 0; i < c->n_prompts; i++) {
+        free(c->prompt[i].id);
+    }
+    free(c->prompt);
+    c->prompt = NULL;
+    c->n_prompts = 0;
+    gen_params_release(&c->params);
+}
+
+/* ---- a copy for every prompt of a request ---- */
+
+/* `n` elements of `size` bytes; NULL for none. `ok` turns false where memory ran out. */
+static void *copy_of(const void *from, int32_t n, size_t size, bool *ok)
+{
+    if (n == 0 || !from) {
+        return NULL;
+    }
+    void *to = malloc((size_t)n * size);
+    if (to) {
+        memcpy(to, from, (size_t)n * size);
+    } else {
+        *ok = false;
+    }
+    return to;
+}
+
+static char **copy_strings(char *const *from, int32_t n, bool *ok)
+{
+    char **to = n ? calloc((size_t)n, sizeof(*to)) : NULL;
+
+    *ok = *ok && (to || !n);
+    for (int32_t i = 0; to && i < n; i++) {
+        to[i] = strdup(from[i]);
+        *ok = *ok && to[i];
+    }
+    return to;
+}
+
+int gen_params_clone(struct gen_params *ret, const struct gen_params *p, struct err *e)
+{
+    struct gen_params c = *p;
+    bool ok = true;
+
+    c.stop = copy_strings(p->stop, p->n_stop, &ok);
+    c.bad_word = copy_strings(p->bad_word, p->n_bad_words, &ok);
+    c.stop_token = copy_of(p->stop_token, p->n_stop_token, sizeof(*p->stop_token), &ok);
+    c.bias = copy_of(p->bias, p->n_bias, sizeof(*p->bias), &ok);
+    c.allowed_token = copy_of(p->allowed_token, p->n_allowed, sizeof(*p->allowed_token), &ok);
+    c.cache_salt = p->cache_salt ? strdup(p->cache_salt) : NULL;
+    ok = ok && (c.cache_salt || !p->cache_salt);
+    if (!ok) {
+        /* What a failed copy left out has no elements. */
+        c.n_stop = c.stop ? c.n_stop : 0;
+        c.n_bad_words = c.bad_word ? c.n_bad_words : 0;
+        gen_params_release(&c);
+        return err_nomem(e, "the request's parameters");
+    }
+    *ret = c;
+    return 0;
+}

@@ -1,0 +1,127 @@
+/* What may be asked for: bodies of /v1/completions, /tokenize and /detokenize, checked field by field.
+ *
+ * One table (api_fields.c) has a row for every field: name, type, bounds, meaning. It validates requests and it is what
+ * /openapi.json is printed from, so the document cannot say anything else than the server does. Fields whose rule is
+ * more than a type and a range have a reader of their own (api_lists.c, api_prompt.c). Every refusal names the field, what
+ * was given and what is allowed, through `struct err`.
+ */
+#ifndef QUIRE_SERVER_API_H
+#define QUIRE_SERVER_API_H
+
+#include <cjson/cJSON.h>
+
+#include "config/limits.h"
+#include "engine/engine.h"
+
+/* What checking must know of the model and the settings; filled when the engine is ready, then constant. */
+struct api_context {
+    struct engine_info info;
+    int32_t max_logprobs;
+    bool reject_unknown; /* setting unknown_fields */
+    /* Defaults of a request, a fresh seed among them. */
+    void (*defaults)(void *arg, struct gen_params *ret);
+    /* As engine_encode and engine_decode. */
+    int (*encode)(void *arg, const char *text, size_t len, bool add_special, int32_t max_tokens, int32_t **ret_ids,
+                  int32_t *ret_n, struct err *e);
+    void *arg;
+};
+
+struct prompt {
+    int32_t *id; /* [n] owned */
+    int32_t n;
+};
+
+/* A completion request, ready to be handed to the engine. */
+struct completion {
+    struct gen_params params;
+    struct prompt *prompt; /* [n_prompts] owned */
+    int32_t n_prompts;
+    bool echo_logprobs;    /* the prompt's log-probabilities belong into `logprobs` */
+    bool include_usage, continuous_usage, return_token_ids;
+    char request_id[LIMIT_REQUEST_ID_BYTES + 1]; /* "" when none was given */
+    char ignored[256];     /* unknown fields, comma-separated, for X-Quire-Ignored */
+
+    /* While it is read: what the fields said, before they are checked against each other. */
+    bool add_special, use_beam_search, has_stream_options;
+    bool has_max_tokens, has_best_of, has_beam_width, has_temperature, has_length_penalty, has_early_stopping;
+    bool has_prompt_logprobs;
+    int32_t truncate; /* keep the last N prompt tokens; 0: all */
+};
+
+/* Read and check `body`. On failure nothing is left allocated and `e` says why: ERR_INVALID, ERR_UNSUPPORTED (400),
+ * ERR_NOT_FOUND (model, 404), ERR_NOMEM. */
+int completion_parse(struct completion *ret, const char *body, size_t len, const struct api_context *ctx, struct err *e);
+void completion_release(struct completion *c);
+/* A deep copy, for a request of several prompts. */
+int gen_params_clone(struct gen_params *ret, const struct gen_params *p, struct err *e);
+
+struct tokenize {
+    int32_t *id; /* [n] owned */
+    int32_t n;
+    bool return_strings;
+};
+int tokenize_parse(struct tokenize *ret, const char *body, size_t len, const struct api_context *ctx, struct err *e);
+/* /detokenize: the ids into ret->id. */
+int detokenize_parse(struct tokenize *ret, const char *body, size_t len, const struct api_context *ctx, struct err *e);
+void tokenize_release(struct tokenize *t);
+
+/* ---- the field table ---- */
+
+enum field_type {
+    FIELD_BOOL,
+    FIELD_INT,      /* int32 */
+    FIELD_FLOAT,    /* float, finite */
+    FIELD_STRING,   /* checked, not kept: `user` */
+    FIELD_CUSTOM,   /* `read` decides */
+    FIELD_MISSING,  /* known to the field, not to this server: 400 */
+};
+
+struct field {
+    const char *name;
+    enum field_type type;
+    int32_t offset;      /* in the struct that the table fills */
+    int32_t given;       /* offset of a bool that tells it was given, or -1 */
+    double lo, hi;       /* both allowed, but `lo` where `lo_open` */
+    bool lo_open;
+    int (*read)(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
+    const char *schema;  /* JSON Schema of a FIELD_CUSTOM */
+    const char *help;
+};
+
+struct field_table {
+    const struct field *field;
+    int n;
+};
+extern const struct field_table completion_fields, tokenize_fields, detokenize_fields;
+
+/* Give every member of `object` to its row of the table; null means not given. Unknown names go to `ignored` (or are refused). */
+int fields_read(const struct field_table *t, void *ret, const cJSON *object, const struct api_context *ctx, char *ignored,
+                size_t ignored_size, struct err *e);
+/* An integer inside [lo, hi] out of `v`, which stands in `name`. */
+int field_integer(int32_t *ret, const char *name, const cJSON *v, double lo, double hi, struct err *e);
+/* `read` functions of the tables. */
+int read_model(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
+int read_stop(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
+int read_stop_token_ids(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
+int read_allowed_token_ids(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
+int read_bad_words(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
+int read_logit_bias(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
+int read_stream_options(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
+
+/* All four forms of `prompt` into c->prompt, truncated as c->truncate says. */
+int prompt_read(struct completion *c, const cJSON *v, const struct api_context *ctx, struct err *e);
+/* A list of ids inside the vocabulary, 1 .. max of them. `ret` is malloc'd. */
+int read_ids(int32_t **ret, int32_t *ret_n, const char *name, const cJSON *v, int32_t max, const struct api_context *ctx,
+             struct err *e);
+
+/* ---- answers ---- */
+
+int http_status_of(int err_code);
+/* {"error":{message, type, param, code}} */
+void api_error(struct buf *b, int status, const char *param, const char *message);
+void api_models(struct buf *b, const struct api_context *ctx);
+void api_model(struct buf *b, const struct api_context *ctx);
+/* /openapi.json, from the field tables. */
+void api_openapi(struct buf *b);
+
+#endif

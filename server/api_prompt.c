@@ -1,0 +1,181 @@
+/* `prompt` in its four forms, encoded (stage 3), and the bodies of /tokenize and /detokenize. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/api.h"
+#include "server/json.h"
+
+static int encode_text(struct prompt *ret, const char *name, const char *text, bool add_special, int32_t max, const struct api_context *ctx,
+                       struct err *e)
+{
+    size_t len = strlen(text);
+
+    if (len == 0) {
+        return err_set_param(e, ERR_INVALID, name, "%s is empty; give at least one character", name);
+    }
+    int rc = ctx->encode(ctx->arg, text, len, add_special, max, &ret->id, &ret->n, e);
+    if (rc == ERR_INVALID && e && !e->param[0]) {
+        snprintf(e->param, sizeof(e->param), "%s", name);
+    }
+    if (!rc && ret->n == 0) {
+        return err_set_param(e, ERR_INVALID, name, "%s gives no tokens", name);
+    }
+    return rc;
+}
+
+/* Keep the last c->truncate tokens, then hold it against the model's length. */
+static int fit_prompt(struct completion *c, struct prompt *p, const struct api_context *ctx, struct err *e)
+{
+    if (c->truncate && p->n > c->truncate) {
+        memmove(p->id, p->id + p->n - c->truncate, (size_t)c->truncate * sizeof(*p->id));
+        p->n = c->truncate;
+    }
+    if (p->n > ctx->info.max_model_len) {
+        return err_set_param(e, ERR_INVALID, "prompt",
+                             "prompt has %d tokens, the model takes %d with those to be made; shorten it, or set truncate_prompt_tokens", p->n,
+                             ctx->info.max_model_len);
+    }
+    return 0;
+}
+
+static int read_one(struct completion *c, struct prompt *p, const cJSON *v, const struct api_context *ctx, struct err *e)
+{
+    /* A text that is cut anyway is encoded whole; otherwise one token too many is enough to know. */
+    int32_t max = c->truncate ? INT32_MAX : ctx->info.max_model_len + 1;
+    int rc = cJSON_IsString(v) ? encode_text(p, "prompt", v->valuestring, c->add_special, max, ctx, e)
+                               : read_ids(&p->id, &p->n, "prompt", v, LIMIT_JSON_VALUES, ctx, e);
+
+    return rc ? rc : fit_prompt(c, p, ctx, e);
+}
+
+/* The elements of a list must be of one kind, lists of ids or texts. */
+static int check_kinds(const cJSON *v, struct err *e)
+{
+    const cJSON *first = v->child;
+
+    if (!first) {
+        return err_set_param(e, ERR_INVALID, "prompt", "prompt is an empty list; give a text, texts, token ids, or lists of token ids");
+    }
+    if (!cJSON_IsString(first) && !cJSON_IsArray(first) && !cJSON_IsNumber(first)) {
+        return err_set_param(e, ERR_INVALID, "prompt", "prompt must hold texts, token ids or lists of token ids, not %s", json_kind(first));
+    }
+    for (const cJSON *m = first->next; m; m = m->next) {
+        if ((m->type & 0xff) != (first->type & 0xff)) {
+            return err_set_param(e, ERR_INVALID, "prompt", "prompt mixes %s and %s; all its entries must be of one kind", json_kind(first), json_kind(m));
+        }
+    }
+    return 0;
+}
+
+int prompt_read(struct completion *c, const cJSON *v, const struct api_context *ctx, struct err *e)
+{
+    bool many = cJSON_IsArray(v) && v->child && !cJSON_IsNumber(v->child);
+    int rc = cJSON_IsArray(v) ? check_kinds(v, e) : 0;
+
+    if (!v || cJSON_IsNull(v)) {
+        return err_set_param(e, ERR_INVALID, "prompt", "prompt is missing; give a text, texts, token ids, or lists of token ids");
+    }
+    if (!rc && !cJSON_IsArray(v) && !cJSON_IsString(v)) {
+        rc = err_set_param(e, ERR_INVALID, "prompt", "prompt must be a text, texts, token ids, or lists of token ids, not %s", json_kind(v));
+    }
+    if (rc) {
+        return rc;
+    }
+    int n = many ? cJSON_GetArraySize(v) : 1;
+    if (n > LIMIT_PROMPTS) {
+        return err_set_param(e, ERR_INVALID, "prompt", "prompt has %d entries; at most %d are allowed", n, LIMIT_PROMPTS);
+    }
+    c->prompt = calloc((size_t)n, sizeof(*c->prompt));
+    if (!c->prompt) {
+        return err_nomem(e, "prompts");
+    }
+    for (const cJSON *m = many ? v->child : v; c->n_prompts < n && !rc; m = m->next) {
+        rc = read_one(c, &c->prompt[c->n_prompts++], m, ctx, e);
+    }
+    return rc;
+}
+
+/* ---- /tokenize and /detokenize ---- */
+
+struct tokenize_body {
+    struct tokenize out;
+    bool add_special;
+};
+
+static int read_token_text(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
+{
+    (void)ret, (void)ctx;
+    return cJSON_IsString(v) ? 0 : err_set_param(e, ERR_INVALID, f->name, "%s must be a string, not %s", f->name, json_kind(v));
+}
+
+static int read_token_list(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
+{
+    struct tokenize *t = &((struct tokenize_body *)ret)->out;
+
+    return read_ids(&t->id, &t->n, f->name, v, LIMIT_JSON_VALUES, ctx, e);
+}
+
+static const struct field tokenize_rows[] = {
+    {.name = "model", .type = FIELD_CUSTOM, .given = -1, .read = read_model, .schema = "{\"type\":\"string\"}", .help = "The served model; it may be left out."},
+    {.name = "prompt", .type = FIELD_CUSTOM, .given = -1, .read = read_token_text, .schema = "{\"type\":\"string\",\"minLength\":1}", .help = "The text."},
+    {.name = "add_special_tokens", .type = FIELD_BOOL, .given = -1, .offset = offsetof(struct tokenize_body, add_special),
+     .help = "Begin as the model's tokenizer does (BOS)."},
+    {.name = "return_token_strs", .type = FIELD_BOOL, .given = -1, .offset = offsetof(struct tokenize_body, out.return_strings),
+     .help = "The tokens' texts too."},
+};
+const struct field_table tokenize_fields = {tokenize_rows, ARRAY_LEN(tokenize_rows)};
+
+static const struct field detokenize_rows[] = {
+    {.name = "model", .type = FIELD_CUSTOM, .given = -1, .read = read_model, .schema = "{\"type\":\"string\"}", .help = "The served model; it may be left out."},
+    {.name = "tokens", .type = FIELD_CUSTOM, .given = -1, .read = read_token_list,
+     .schema = "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"integer\",\"minimum\":0}}", .help = "Token ids."},
+};
+const struct field_table detokenize_fields = {detokenize_rows, ARRAY_LEN(detokenize_rows)};
+
+static int token_body_parse(struct tokenize *ret, const struct field_table *t, const char *required, const char *body, size_t len,
+                            const struct api_context *ctx, struct err *e)
+{
+    struct tokenize_body b = {.add_special = true};
+    char ignored[8] = "";
+    cJSON *tree;
+    int rc = json_parse(&tree, body, len, e);
+
+    if (rc) {
+        return rc;
+    }
+    rc = fields_read(t, &b, tree, ctx, ignored, sizeof(ignored), e);
+    const cJSON *v = rc ? NULL : cJSON_GetObjectItemCaseSensitive(tree, required);
+    if (!rc && (!v || cJSON_IsNull(v))) {
+        rc = err_set_param(e, ERR_INVALID, required, "%s is missing", required);
+    }
+    if (!rc && cJSON_IsString(v)) {
+        struct prompt p = {0};
+        rc = encode_text(&p, required, v->valuestring, b.add_special, INT32_MAX, ctx, e);
+        b.out.id = p.id;
+        b.out.n = p.n;
+    }
+    cJSON_Delete(tree);
+    if (rc) {
+        tokenize_release(&b.out);
+        return rc;
+    }
+    *ret = b.out;
+    return 0;
+}
+
+int tokenize_parse(struct tokenize *ret, const char *body, size_t len, const struct api_context *ctx, struct err *e)
+{
+    return token_body_parse(ret, &tokenize_fields, "prompt", body, len, ctx, e);
+}
+
+int detokenize_parse(struct tokenize *ret, const char *body, size_t len, const struct api_context *ctx, struct err *e)
+{
+    return token_body_parse(ret, &detokenize_fields, "tokens", body, len, ctx, e);
+}
+
+void tokenize_release(struct tokenize *t)
+{
+    free(t->id);
+    *t = (struct tokenize){0};
+}

@@ -1,0 +1,57 @@
+/* Pieces of answers as bytes: server-sent events, and the fragments of JSON that both forms of answer are made of.
+ *
+ * Pure functions over `struct buf`: no HTTP, no threads. Nothing is built as a tree; an event is the request's constant
+ * head, the choice's index, the escaped text and a constant tail, written in one pass.
+ */
+#ifndef QUIRE_SERVER_SSE_H
+#define QUIRE_SERVER_SSE_H
+
+#include "engine/engine.h"
+
+/* What all events of one HTTP request have in common. */
+struct sse_style {
+    char *head;              /* `data: {"id":…,"choices":[{"index":`, owned */
+    size_t head_len;
+    char *bare;              /* `data: {"id":…,"choices":[` owned: for the usage event */
+    size_t bare_len;
+    bool logprobs;           /* the tokens' log-probabilities were asked for */
+    bool echo_logprobs;      /* the prompt's too */
+    bool prompt_logprobs;    /* the field of that name was given */
+    bool token_ids;
+    bool continuous_usage;
+    /* The bytes of a token, for its text in `logprobs`; as engine_token_bytes. */
+    const char *(*token_bytes)(const void *arg, int32_t id, size_t *ret_len);
+    const void *arg;
+};
+
+/* Prepare head and bare. `model` and `fingerprint` are escaped here. */
+int sse_style_init(struct sse_style *s, const char *id, int64_t created, const char *model, const char *fingerprint, struct err *e);
+void sse_style_release(struct sse_style *s);
+
+/* One event: the piece `o` of choice `index`. `prompt` [n_prompt] is given with a choice's first event where token ids
+ * were asked for. `total` is the usage of the whole HTTP request so far. All return what the buf says. */
+int sse_piece(struct buf *b, const struct sse_style *s, int32_t index, const struct output *o, const int32_t *prompt, int32_t n_prompt,
+              const struct usage *total);
+int sse_usage(struct buf *b, const struct sse_style *s, const struct usage *total);
+int sse_error(struct buf *b, int status, const char *message);
+int sse_done(struct buf *b);
+int sse_keepalive(struct buf *b);
+
+/* ---- fragments ---- */
+
+int put_i64(struct buf *b, int64_t v);
+/* A log-probability; null where it is not finite. */
+int put_logprob(struct buf *b, float v);
+/* "text" of a token: its UTF-8, or "bytes:\xe2\x80" where it is part of a character. */
+int put_token_string(struct buf *b, const struct sse_style *s, int32_t id);
+/* {"tok": logprob, …}: the best ones and the token itself. */
+int put_top(struct buf *b, const struct sse_style *s, const struct token_out *t);
+/* One entry of prompt_logprobs: {"id": {"logprob", "rank", "decoded_token"}, …}, or null. */
+int put_prompt_logprob(struct buf *b, const struct sse_style *s, const struct token_out *t);
+int put_ids(struct buf *b, const int32_t *id, int32_t n);
+/* "usage":{…} */
+int put_usage(struct buf *b, const struct usage *u);
+/* "finish_reason":…[,"stop_reason":…] of a piece. */
+int put_finish(struct buf *b, enum finish_reason finish, const char *stop_string, int32_t stop_token);
+
+#endif
