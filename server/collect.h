@@ -1,0 +1,35 @@
+/* The one JSON body of a request without `stream`: pieces are added to their choice as they come, already as JSON. */
+#ifndef QUIRE_SERVER_COLLECT_H
+#define QUIRE_SERVER_COLLECT_H
+
+#include "server/sse.h"
+
+/* Every buf holds the inside of a JSON string or list. */
+struct choice_parts {
+    struct buf text, tokens, logprobs, top, offsets, ids, prompt_logprobs;
+    enum finish_reason finish;
+    char *stop_string; /* owned */
+    int32_t stop_token;
+};
+
+struct collector {
+    struct choice_parts *choice; /* [n_choices] */
+    int32_t n_choices;
+    size_t bytes;                /* of all parts; LIMIT_RESPONSE_BYTES at most */
+};
+
+int collector_init(struct collector *c, int32_t n_choices, struct err *e);
+void collector_release(struct collector *c);
+/* Add a piece to choice `index`: 0, ERR_FULL (the answer has grown beyond its cap), ERR_NOMEM. */
+int collector_add(struct collector *c, const struct sse_style *s, int32_t index, const struct output *o);
+
+/* The prompts of the request, for `prompt_token_ids`. */
+struct prompt_ids {
+    const int32_t *id;
+    int32_t n;
+};
+/* The body. `prompts` [n_choices / n] where the style asks for token ids. */
+int collector_body(struct buf *b, const struct collector *c, const struct sse_style *s, const struct prompt_ids *prompts, int32_t n,
+                   const struct usage *total);
+
+#endif
