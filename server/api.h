@@ -20,9 +20,10 @@ struct api_context {
     bool reject_unknown; /* setting unknown_fields */
     /* Defaults of a request, a fresh seed among them. */
     void (*defaults)(void *arg, struct gen_params *ret);
-    /* As engine_encode and engine_decode. */
+    /* As engine_encode, engine_token_bytes. */
     int (*encode)(void *arg, const char *text, size_t len, bool add_special, int32_t max_tokens, int32_t **ret_ids,
                   int32_t *ret_n, struct err *e);
+    const char *(*token_bytes)(const void *arg, int32_t id, size_t *ret_len);
     void *arg;
 };
 

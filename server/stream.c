@@ -1,0 +1,455 @@
+#include "server/stream.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "server/writer.h"
+
+/* Room in front of an HTTP chunk for its length, always eight digits: "0000012c\r\n". */
+#define CHUNK_HEAD "00000000\r\n"
+
+/* ---- making one ---- */
+
+/* Bytes that may gather unread: what a step may bring at once must not count as a slow client. */
+static size_t stream_limit(const struct completion *c)
+{
+    const struct gen_params *p = &c->params;
+    size_t event = 512, limit = LIMIT_STREAM_BYTES, sequences = (size_t)c->n_prompts * (size_t)p->n;
+    size_t tokens = p->beam_width ? (size_t)p->max_tokens * sequences : 0; /* a beam search's rest comes at its end */
+
+    if (p->n_logprobs > 0) {
+        event += 64 * (size_t)p->n_logprobs;
+    }
+    for (int32_t i = 0; (p->echo || p->n_prompt_logprobs >= 0) && i < c->n_prompts; i++) {
+        size_t each = 64 + 64 * (size_t)MAX(p->n_prompt_logprobs, 0);
+        limit += (size_t)c->prompt[i].n * each * (size_t)p->n;
+    }
+    limit += tokens * event;
+    return MIN(limit, LIMIT_RESPONSE_BYTES / 2);
+}
+
+static int make_requests(struct stream *s, struct completion *c, const char *id, struct err *e)
+{
+    for (int32_t i = 0; i < c->n_prompts; i++) {
+        struct gen_params params;
+        int rc = gen_params_clone(&params, &c->params, e);
+        if (rc) {
+            return rc;
+        }
+        rc = request_new(&s->request[i], &params, c->prompt[i].id, c->prompt[i].n, e);
+        if (rc) {
+            gen_params_release(&params);
+            return rc;
+        }
+        struct request *r = s->request[i];
+        snprintf(r->id, sizeof(r->id), "%s", id);
+        r->index = i;
+        r->arrival_us = s->begin_us;
+        r->user = s;
+        s->n_requests++;
+    }
+    return 0;
+}
+
+static int stream_fill(struct stream *s, struct completion *c, const char *id, const struct api_context *ctx, struct err *e)
+{
+    struct sse_style *st = &s->style;
+    int32_t n_choices = c->n_prompts * c->params.n;
+
+    s->request = calloc((size_t)c->n_prompts, sizeof(*s->request));
+    s->usage = calloc((size_t)c->n_prompts, sizeof(*s->usage));
+    s->begun = c->return_token_ids ? calloc((size_t)n_choices, 1) : NULL;
+    if (!s->request || !s->usage || (c->return_token_ids && !s->begun)) {
+        return err_nomem(e, "an answer");
+    }
+    st->logprobs = c->params.n_logprobs >= 0;
+    st->echo_logprobs = c->echo_logprobs;
+    st->prompt_logprobs = c->has_prompt_logprobs;
+    st->token_ids = c->return_token_ids;
+    st->continuous_usage = c->continuous_usage;
+    st->arg = ctx->arg;
+    st->token_bytes = ctx->token_bytes;
+    int rc = sse_style_init(st, id, s->begin_unix, ctx->info.model_name, ctx->info.fingerprint, e);
+    if (!rc && s->mode == STREAM_COLLECT) {
+        rc = collector_init(&s->collector, n_choices, e);
+    }
+    return rc ? rc : make_requests(s, c, id, e);
+}
+
+int stream_new(struct stream **ret, struct stream_hub *h, struct completion *c, const char *id, const struct api_context *ctx, struct err *e)
+{
+    struct stream *s = calloc(1, sizeof(*s));
+
+    if (!s) {
+        return err_nomem(e, "an answer");
+    }
+    atomic_init(&s->refs, 1);
+    atomic_fetch_add(&h->n_streams, 1);
+    s->hub = h;
+    s->writer = writer_pick(h);
+    s->mode = c->params.stream ? STREAM_DIRECT : STREAM_COLLECT;
+    s->include_usage = c->include_usage;
+    s->n = c->params.n;
+    s->limit_bytes = stream_limit(c);
+    s->begin_us = s->wrote_us = clock_us();
+    s->begin_unix = time(NULL);
+    s->status = 200;
+    s->fd = -1;
+    pthread_mutex_init(&s->lock, NULL);
+    buf_init(&s->pending, LIMIT_RESPONSE_BYTES);
+    buf_init(&s->out, LIMIT_RESPONSE_BYTES);
+    int rc = stream_fill(s, c, id, ctx, e);
+    if (rc) {
+        stream_unref(s);
+        return rc;
+    }
+    *ret = s;
+    return 0;
+}
+
+int stream_submit(struct stream *s, struct engine *engine, struct err *e)
+{
+    s->n_left = s->n_requests;
+    stream_ref(s); /* the engine's, until the last `last` */
+    int rc = engine_submit_all(engine, s->request, s->n_requests, e);
+    if (rc) {
+        s->n_left = 0;
+        stream_unref(s);
+    }
+    return rc;
+}
+
+struct stream *stream_ref(struct stream *s)
+{
+    atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed);
+    return s;
+}
+
+void stream_unref(struct stream *s)
+{
+    if (atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    for (int32_t i = 0; i < s->n_requests; i++) {
+        request_unref(s->request[i]);
+    }
+    free(s->request);
+    free(s->usage);
+    free(s->begun);
+    collector_release(&s->collector);
+    sse_style_release(&s->style);
+    buf_release(&s->pending);
+    buf_release(&s->out);
+    pthread_mutex_destroy(&s->lock);
+    atomic_fetch_sub(&s->hub->n_streams, 1);
+    free(s);
+}
+
+/* ---- the engine's side: sink.emit and sink.flush, on the output thread ---- */
+
+static void cancel_all(struct stream *s)
+{
+    struct engine *engine = atomic_load(&s->hub->engine);
+
+    for (int32_t i = 0; i < s->n_requests; i++) {
+        engine_cancel(engine, s->request[i]);
+    }
+}
+
+/* Under lock: `pending` begins with room for a chunk's length. */
+static void pending_begin(struct stream *s)
+{
+    if (s->pending.len == 0 && s->mode == STREAM_DIRECT && s->chunked) {
+        buf_append(&s->pending, CHUNK_HEAD, sizeof(CHUNK_HEAD) - 1);
+    }
+}
+
+/* Under lock: all has been said. */
+static void stream_finish(struct stream *s)
+{
+    if (s->mode != STREAM_COLLECT) {
+        pending_begin(s);
+        if (s->status == 200 && s->include_usage) {
+            sse_usage(&s->pending, &s->style, &s->total);
+        }
+        if (s->status != 200) {
+            sse_error(&s->pending, s->status, s->error);
+        }
+        sse_done(&s->pending);
+    }
+    s->finished = true;
+}
+
+/* Under lock. */
+static void set_error(struct stream *s, int status, const char *message)
+{
+    if (s->status == 200) {
+        s->status = status;
+        snprintf(s->error, sizeof(s->error), "%s", message);
+    }
+}
+
+static void add_usage(struct stream *s, const struct output *o)
+{
+    struct usage *u = &s->usage[o->request->index];
+
+    s->total.prompt_tokens += o->usage.prompt_tokens - u->prompt_tokens;
+    s->total.completion_tokens += o->usage.completion_tokens - u->completion_tokens;
+    s->total.cached_tokens += o->usage.cached_tokens - u->cached_tokens;
+    *u = o->usage;
+}
+
+static int add_event(struct stream *s, int32_t index, const struct output *o)
+{
+    const struct request *r = o->request;
+    bool first = s->begun && !s->begun[index];
+
+    if (s->pending.len + s->unsent > s->limit_bytes) {
+        return ERR_FULL;
+    }
+    pending_begin(s);
+    if (first) {
+        s->begun[index] = 1;
+    }
+    return sse_piece(&s->pending, &s->style, index, o, first ? r->prompt : NULL, first ? r->n_prompt : 0, &s->total);
+}
+
+/* Under lock: a piece of a choice. False when the stream cannot go on. */
+static bool add_piece(struct stream *s, const struct output *o)
+{
+    int32_t index = o->request->index * s->n + o->choice;
+
+    if (!s->first_us && o->n_tokens && !o->prompt) {
+        s->first_us = clock_us();
+    }
+    if (o->finish != FINISH_NONE && s->finish == FINISH_NONE) {
+        s->finish = o->finish;
+    }
+    int rc = s->mode == STREAM_COLLECT ? collector_add(&s->collector, &s->style, index, o) : add_event(s, index, o);
+    if (!rc) {
+        return true;
+    }
+    if (s->mode == STREAM_COLLECT) {
+        set_error(s, rc == ERR_FULL ? 400 : 503, rc == ERR_FULL ? "the answer grew too large for one body: ask for less, or stream" : "out of memory");
+        s->finished = true;
+    } else {
+        s->lost = true;
+        atomic_fetch_add(&s->hub->n_slow, 1);
+    }
+    return false;
+}
+
+/* A request that ended before it began (its queue time ran out, the server stops) is refused; one under way says so in finish_reason. */
+static void note_error(struct stream *s, const struct output *o)
+{
+    bool begun = s->total.completion_tokens > 0;
+
+    if (o->finish == FINISH_ERROR) {
+        set_error(s, 500, o->error ? o->error : "the request failed");
+    } else if (o->error && !begun) {
+        set_error(s, 503, o->error);
+    }
+}
+
+static void hub_emit(struct sink *sink, const struct output *o)
+{
+    struct stream *s = o->request->user;
+    bool ended = false, broken = false;
+
+    (void)sink;
+    pthread_mutex_lock(&s->lock);
+    if (!s->finished && !s->lost && !s->detached) {
+        add_usage(s, o);
+        if (o->error) {
+            note_error(s, o);
+        }
+        if (s->status != 200) {
+            stream_finish(s);
+            broken = true;
+        } else if (o->choice >= 0 && o->choice < s->n) {
+            broken = !add_piece(s, o);
+        }
+    }
+    if (o->last) {
+        ended = --s->n_left == 0;
+        if (ended && !s->finished && !s->lost) {
+            stream_finish(s);
+        }
+    }
+    bool tell = s->mode != STREAM_COLLECT || s->finished;
+    pthread_mutex_unlock(&s->lock);
+    if (broken) {
+        cancel_all(s);
+    }
+    if (tell || broken) {
+        writer_push(s->writer, s);
+    }
+    if (ended) {
+        stream_unref(s);
+    }
+}
+
+static void hub_flush(struct sink *sink)
+{
+    struct stream_hub *h = CONTAINER_OF(sink, struct stream_hub, sink);
+
+    for (int i = 0; i < h->n_writers; i++) {
+        writer_wake(&h->writer[i]);
+    }
+}
+
+/* ---- MHD's side ---- */
+
+/* Under lock, on an MHD thread inside a callback: nothing to do until the writer says so. */
+static void stream_park(struct stream *s)
+{
+    if (!s->attached) {
+        int on = 1;
+        /* What MHD held back of the headers goes out, and small events are never held back. Not TCP: no matter. */
+        setsockopt(s->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+        s->attached = true;
+        writer_attach(s->writer, s);
+    }
+    s->parked = true;
+    MHD_suspend_connection(s->connection);
+}
+
+static void stream_tell_writer(struct stream *s)
+{
+    writer_push(s->writer, s);
+    writer_wake(s->writer);
+}
+
+ssize_t stream_read(void *stream, uint64_t pos, char *to, size_t max)
+{
+    struct stream *s = stream;
+    ssize_t n = 0;
+
+    (void)pos;
+    pthread_mutex_lock(&s->lock);
+    size_t have = s->mode == STREAM_READER ? MIN(s->pending.len, max) : 0;
+    bool written = s->pending.len == 0 && s->out.len == 0;
+    if (s->lost) {
+        n = MHD_CONTENT_READER_END_WITH_ERROR;
+    } else if (have) {
+        memcpy(to, s->pending.data, have);
+        buf_consume(&s->pending, have);
+        n = (ssize_t)have;
+    } else if (s->finished && written) {
+        n = MHD_CONTENT_READER_END_OF_STREAM;
+    } else {
+        stream_park(s);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (n == 0) {
+        stream_tell_writer(s);
+    }
+    return n;
+}
+
+bool stream_collected(struct stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool done = s->finished || s->lost;
+    if (!done) {
+        stream_park(s);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (!done) {
+        stream_tell_writer(s);
+    }
+    return done;
+}
+
+void stream_detach(struct stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool attached = s->attached, running = s->n_left > 0 && !s->finished;
+    s->detached = true;
+    s->attached = false;
+    if (attached) {
+        writer_forget(s->writer, s);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (running) {
+        atomic_fetch_add(&s->hub->n_gone, 1);
+        cancel_all(s);
+    }
+    if (attached) {
+        stream_tell_writer(s);
+    }
+}
+
+/* ---- the writer's side ---- */
+
+void stream_lose(struct stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool running = s->n_left > 0 && !s->lost;
+    s->lost = true;
+    pthread_mutex_unlock(&s->lock);
+    if (running) {
+        cancel_all(s);
+    }
+}
+
+void stream_fail(struct stream *s, int status, const char *message)
+{
+    pthread_mutex_lock(&s->lock);
+    bool running = !s->finished && !s->lost;
+    if (running) {
+        set_error(s, status, message);
+        stream_finish(s);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (running) {
+        cancel_all(s);
+    }
+}
+
+void stream_keepalive(struct stream *s)
+{
+    pending_begin(s);
+    sse_keepalive(&s->pending);
+}
+
+/* ---- the hub ---- */
+
+int stream_hub_open(struct stream_hub *h, int n_writers, struct err *e)
+{
+    memset(h, 0, sizeof(*h));
+    h->sink = (struct sink){.emit = hub_emit, .flush = hub_flush};
+    h->writer = calloc((size_t)n_writers, sizeof(*h->writer));
+    if (!h->writer) {
+        return err_nomem(e, "writers");
+    }
+    for (; h->n_writers < n_writers; h->n_writers++) {
+        int rc = writer_open(&h->writer[h->n_writers], h, e);
+        if (rc) {
+            stream_hub_close(h);
+            return rc;
+        }
+    }
+    return 0;
+}
+
+void stream_hub_close(struct stream_hub *h)
+{
+    for (int i = 0; i < h->n_writers; i++) {
+        writer_close(&h->writer[i]);
+    }
+    free(h->writer);
+    h->writer = NULL;
+    h->n_writers = 0;
+}
+
+void stream_hub_abort(struct stream_hub *h, const char *why)
+{
+    for (int i = 0; i < h->n_writers; i++) {
+        writer_abort(&h->writer[i], why);
+    }
+}

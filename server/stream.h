@@ -1,0 +1,121 @@
+/* An answer on its way: what stands between the engine's sink and one HTTP connection.
+ *
+ * A stream belongs to one HTTP request, which has one engine request a prompt. Three parties hold references: the HTTP
+ * side (from stream_new to the request's end), the engine (until `last` came for every prompt), and the writer that
+ * watches the socket (while attached).
+ *
+ *   engine's output thread   sink.emit: append an event to `pending`            sink.flush: wake each writer at most once
+ *   writer (writer.c)        take `pending`, write it to the socket, watch for clients that leave, keep silent ones alive
+ *   MHD worker               headers before, the end of the body after; the connection is suspended ("parked") in between
+ *
+ * While a connection is parked, MHD does not touch its socket, so the writer writes there itself, in HTTP chunks that it
+ * frames: a token costs one send(2) at most, and none of MHD's wake-ups and walks over all suspended connections (a
+ * resume for every stream and step). MHD is resumed once, when all is written, and ends the body. Where the writer cannot
+ * (TLS), it resumes MHD's content reader instead, which copies from `pending`.
+ *
+ * `parked` says who owns the socket: the writer while true, MHD while false. It turns true only on an MHD thread, inside a
+ * callback and together with MHD_suspend_connection, and false only in the writer, together with MHD_resume_connection;
+ * both under `lock`. So a connection is never resumed that is not suspended.
+ */
+#ifndef QUIRE_SERVER_STREAM_H
+#define QUIRE_SERVER_STREAM_H
+
+#include <microhttpd.h>
+#include <pthread.h>
+
+#include "server/api.h"
+#include "server/collect.h"
+#include "server/sse.h"
+
+struct writer;
+
+/* What all streams share. */
+struct stream_hub {
+    struct sink sink;         /* given to engine_open */
+    struct writer *writer;    /* [n_writers] */
+    int n_writers;
+    atomic_uint next_writer;
+    struct engine *_Atomic engine;
+    _Atomic int64_t n_streams;      /* streams that exist */
+    _Atomic uint64_t n_gone, n_slow; /* clients that left before the end; that were cut off because they did not read */
+};
+
+enum stream_mode {
+    STREAM_DIRECT,  /* events; the writer writes them */
+    STREAM_READER,  /* events through MHD (TLS) */
+    STREAM_COLLECT, /* one JSON body at the end */
+};
+
+struct stream {
+    /* Constant. */
+    struct stream_hub *hub;
+    struct writer *writer;
+    enum stream_mode mode;
+    bool chunked;              /* HTTP/1.1: bodies of unknown length are chunked */
+    bool include_usage;
+    struct sse_style style;
+    struct request **request;  /* [n_requests] one a prompt */
+    int32_t n_requests, n;     /* n: choices a prompt */
+    size_t limit_bytes;        /* unread beyond this: cut off */
+    struct MHD_Connection *connection;
+    int fd;
+
+    pthread_mutex_t lock;
+    /* Under `lock`. */
+    struct buf pending;        /* events made and not taken by the writer */
+    size_t unsent;             /* bytes that the writer has taken, at most */
+    struct collector collector;
+    struct usage *usage;       /* [n_requests] */
+    struct usage total;
+    uint8_t *begun;            /* [n_requests * n] whether the choice's first event went out; only with token ids */
+    int32_t n_left;            /* requests whose `last` has not come */
+    bool attached, parked, detached;
+    bool finished;             /* nothing more will be appended */
+    bool lost;                 /* the client is gone or cut off: the connection is to be closed */
+    enum finish_reason finish; /* of the first choice that ended: for the log */
+    int status;                /* 200, or what went wrong */
+    char error[256];
+    int64_t begin_us, begin_unix, first_us;
+
+    atomic_int refs;
+    atomic_bool queued;        /* in the writer's inbox */
+    struct stream *next_queued;
+
+    /* The writer's own. */
+    struct buf out;            /* framed, [out_at, len) not written yet */
+    size_t out_at;
+    bool linked, blocked;
+    int64_t wrote_us;          /* last progress */
+    struct stream *prev, *next;
+};
+
+/* n_writers threads; `sink` is usable from here on. */
+int stream_hub_open(struct stream_hub *h, int n_writers, struct err *e);
+/* No stream may be left. */
+void stream_hub_close(struct stream_hub *h);
+/* The server ends: every stream still there gets an error and its requests are cancelled. */
+void stream_hub_abort(struct stream_hub *h, const char *why);
+
+/* Takes over c's parameters and prompts and makes its requests, named `id`. One reference is the caller's. */
+int stream_new(struct stream **ret, struct stream_hub *h, struct completion *c, const char *id, const struct api_context *ctx, struct err *e);
+/* Hand all requests to the engine; on failure the caller still holds its reference. */
+int stream_submit(struct stream *s, struct engine *engine, struct err *e);
+struct stream *stream_ref(struct stream *s);
+void stream_unref(struct stream *s);
+
+/* Called by MHD threads, with s->connection, fd, mode and chunked set. */
+/* As MHD_ContentReaderCallback: parks the connection where there is nothing to say. */
+ssize_t stream_read(void *stream, uint64_t pos, char *to, size_t max);
+/* STREAM_COLLECT: true when the answer is complete; otherwise the connection was parked. */
+bool stream_collected(struct stream *s);
+/* The MHD request has ended, by whatever way: nothing of it is touched any more, and what still runs is cancelled. */
+void stream_detach(struct stream *s);
+
+/* For the writer: the client is gone. Under no lock. */
+void stream_lose(struct stream *s);
+/* End it with an error that the client is told. */
+void stream_fail(struct stream *s, int status, const char *message);
+/* Append an SSE comment. Under s->lock. */
+void stream_keepalive(struct stream *s);
+
+#endif
