@@ -1,0 +1,108 @@
+/* Stage 1, accept: libmicrohttpd's epoll pool, and what every route has in common.
+ *
+ * MHD accepts, parses, decrypts and answers; a request's body is gathered up to its cap, then its route's handler runs on
+ * the pool's thread. A handler either answers at once or leaves a stream behind (stream.h).
+ */
+#ifndef QUIRE_SERVER_HTTP_H
+#define QUIRE_SERVER_HTTP_H
+
+#include <microhttpd.h>
+
+#include "server/auth.h"
+#include "server/stream.h"
+
+enum { HTTP_STATUS_SLOTS = 16 };
+
+/* One connection, from accept to close. */
+struct peer {
+    struct peer *prev, *next;
+    int fd;
+    int64_t due_us; /* a whole request must be there by then; INT64_MAX while one is being answered */
+};
+
+struct server {
+    const struct settings *settings;
+    struct MHD_Daemon *daemon;
+    int listen_fd;
+    char url[300];               /* where it listens, for people */
+    bool tls;
+    char *tls_cert, *tls_key;    /* owned PEM text */
+    struct keys keys;
+    struct stream_hub hub;
+    struct api_context api;      /* constant once `engine` is set */
+    struct engine *_Atomic engine; /* NULL while starting */
+    atomic_bool draining;
+    atomic_bool dead;            /* the engine could not start or died: told by /health */
+    _Atomic int64_t body_bytes;  /* of all bodies being received */
+    _Atomic int64_t connections;
+    pthread_mutex_t peers_lock;
+    struct peer *peers;
+    /* http_requests_total, [route][status slot] */
+    _Atomic uint64_t (*requests)[HTTP_STATUS_SLOTS];
+};
+
+/* One request, from its headers to its end. */
+struct exchange {
+    struct server *server;
+    const struct route *route;   /* NULL: none matched */
+    struct peer *peer;
+    const char *method;          /* of MHD: hold while the request does */
+    char path[256];
+    char request_id[LIMIT_REQUEST_ID_BYTES + 1];
+    char origin[256];            /* of a CORS request that is allowed, or "" */
+    struct buf body;
+    bool refused;                /* answer `refusal`, drop the body */
+    bool parked;
+    struct reply *refusal;       /* owned */
+    struct stream *stream;       /* holds a reference */
+    char ignored[256];
+    int64_t begin_us;
+    int status;
+};
+
+/* What a handler answers. */
+struct reply {
+    int status;
+    const char *content_type;    /* application/json when NULL */
+    const char *allow;           /* Allow, with 405 and OPTIONS */
+    struct buf body;
+    bool close;
+};
+void reply_init(struct reply *r, int status);
+/* An error body in place of what was there. */
+void reply_error(struct reply *r, int status, const char *param, const char *message);
+
+struct route {
+    const char *method;          /* GET or POST */
+    const char *path;            /* exact; or a prefix that ends in '/', the rest is an argument */
+    const char *label;           /* in metrics */
+    bool open;                   /* no API key asked */
+    bool quiet;                  /* logged at debug only */
+    bool needs_engine;           /* 503 while starting */
+    /* Answer into `r`; or set x->stream, and nothing of `r` is used. `arg`: what follows a prefix. */
+    void (*handle)(struct exchange *x, const char *arg, struct reply *r);
+};
+extern const struct route routes[];
+extern const int n_routes;
+/* NULL with *ret_allow set: the path exists, with other methods. */
+const struct route *route_find(const char *method, const char *path, const char **ret_arg, const char **ret_allow);
+
+/* Bind and start answering; `s->settings` is set. Everything but the engine is ready. */
+int server_open(struct server *s, const struct settings *settings, struct err *e);
+/* The engine is there: requests are taken from here on. */
+void server_ready(struct server *s, struct engine *engine);
+/* Once a second, from main: connections that bring no request in time are closed. */
+void server_sweep(struct server *s);
+/* Requests that have not been answered to the end. */
+int64_t server_busy(const struct server *s);
+/* All streams must be gone (stream_hub_abort); joins MHD's threads. */
+void server_close(struct server *s);
+
+/* The slot of http_requests_total for a status, and back (0: other). */
+int status_slot(int status);
+int slot_status(int slot);
+
+/* Prometheus text of everything (metrics.c). */
+void metrics_write(struct buf *b, const struct server *s);
+
+#endif
