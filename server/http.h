@@ -17,7 +17,7 @@ enum { HTTP_STATUS_SLOTS = 16 };
 struct peer {
     struct peer *prev, *next;
     int fd;
-    int64_t due_us; /* a whole request must be there by then; INT64_MAX while one is being answered */
+    _Atomic int64_t due_us; /* a whole request must be there by then; INT64_MAX while one is being answered */
 };
 
 struct server {
@@ -46,7 +46,10 @@ struct exchange {
     struct server *server;
     const struct route *route;   /* NULL: none matched */
     struct peer *peer;
-    const char *method;          /* of MHD: hold while the request does */
+    const char *method;          /* MHD's: good until the request is dispatched */
+    char method_name[16];        /* for the log */
+    bool http_1_0;
+    uint64_t body_seen;          /* bytes of body, dropped ones too */
     char path[256];
     char request_id[LIMIT_REQUEST_ID_BYTES + 1];
     char origin[256];            /* of a CORS request that is allowed, or "" */

@@ -1,0 +1,67 @@
+/* `quire`: its subcommands. */
+#include <stdio.h>
+#include <string.h>
+
+#include "config/settings.h"
+#include "server/commands.h"
+
+extern char **environ;
+
+static void print_help(FILE *out)
+{
+    fprintf(out, "quire " QUIRE_VERSION ": serves large language models to OpenAI clients\n\n"
+                 "usage: quire COMMAND [flags]\n\n"
+                 "  serve [MODEL]  answer requests; MODEL is a directory, a bundled name, or null\n"
+                 "  config         print every setting and where its value came from\n"
+                 "  health         ask a running server whether it is ready (exit status 0 or 1)\n"
+                 "  version        print the version\n"
+                 "  help           print this\n\n"
+                 "quire serve --help lists the settings.\n");
+}
+
+static int config_main(int argc, char **argv, char **env)
+{
+    struct settings s;
+    struct err e = {0};
+    bool help = false;
+
+    if (settings_load(&s, argc, argv, env, &help, &e)) {
+        fprintf(stderr, "quire: %s\n", e.text);
+        return 2;
+    }
+    if (help) {
+        settings_help(stdout);
+    } else {
+        settings_print(&s, stdout);
+    }
+    settings_release(&s);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    const char *name = argc > 1 ? argv[1] : "help";
+    int n = argc > 2 ? argc - 2 : 0;
+    char **rest = argv + (argc > 2 ? 2 : argc);
+
+    if (strcmp(name, "serve") == 0) {
+        return serve_main(n, rest, environ);
+    }
+    if (strcmp(name, "config") == 0) {
+        return config_main(n, rest, environ);
+    }
+    if (strcmp(name, "health") == 0) {
+        return health_main(n, rest, environ);
+    }
+    if (strcmp(name, "version") == 0 || strcmp(name, "--version") == 0) {
+        printf("quire " QUIRE_VERSION "\n");
+        return 0;
+    }
+    if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
+        print_help(stdout);
+        return 0;
+    }
+    fprintf(stderr, "quire: no command '%.60s'\n\n", name);
+    print_help(stderr);
+    return 2;
+}

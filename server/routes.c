@@ -1,0 +1,225 @@
+/* The routes and what each of them answers. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/http.h"
+#include "server/json.h"
+
+static void reply_failure(struct reply *r, const struct err *e)
+{
+    reply_error(r, http_status_of(e->code), e->param, e->text);
+}
+
+/* ---- completions ---- */
+
+/* "cmpl-" and the name that the body, the header or chance gave. */
+static void name_completion(struct exchange *x, const struct completion *c, char *id, size_t size)
+{
+    if (c->request_id[0]) {
+        snprintf(x->request_id, sizeof(x->request_id), "%s", c->request_id);
+    }
+    snprintf(id, size, "cmpl-%s", x->request_id);
+}
+
+static void handle_completions(struct exchange *x, const char *arg, struct reply *r)
+{
+    struct server *s = x->server;
+    struct completion c;
+    struct stream *stream;
+    struct err e = {0};
+    char id[sizeof(x->request_id) + 8];
+
+    (void)arg;
+    if (atomic_load(&s->draining)) {
+        reply_error(r, 503, NULL, "the server is shutting down; send this to another");
+        return;
+    }
+    if (completion_parse(&c, x->body.data ? x->body.data : "", x->body.len, &s->api, &e)) {
+        reply_failure(r, &e);
+        return;
+    }
+    memcpy(x->ignored, c.ignored, sizeof(x->ignored));
+    name_completion(x, &c, id, sizeof(id));
+    int rc = stream_new(&stream, &s->hub, &c, id, &s->api, &e);
+    completion_release(&c);
+    if (rc) {
+        reply_failure(r, &e);
+        return;
+    }
+    stream->begin_us = x->begin_us;
+    stream->chunked = !x->http_1_0;
+    if (s->tls && stream->mode == STREAM_DIRECT) {
+        stream->mode = STREAM_READER;
+    }
+    if (stream_submit(stream, atomic_load(&s->engine), &e)) {
+        stream_unref(stream);
+        reply_failure(r, &e);
+        return;
+    }
+    x->stream = stream;
+}
+
+static void handle_chat(struct exchange *x, const char *arg, struct reply *r)
+{
+    (void)x, (void)arg;
+    reply_error(r, 400, NULL, "chat completions are not there yet in this version; use /v1/completions with a prompt");
+}
+
+/* ---- tokens ---- */
+
+static void handle_tokenize(struct exchange *x, const char *arg, struct reply *r)
+{
+    const struct api_context *api = &x->server->api;
+    struct sse_style style = {.token_bytes = api->token_bytes, .arg = api->arg};
+    struct tokenize t;
+    struct err e = {0};
+
+    (void)arg;
+    if (tokenize_parse(&t, x->body.data ? x->body.data : "", x->body.len, api, &e)) {
+        reply_failure(r, &e);
+        return;
+    }
+    buf_printf(&r->body, "{\"count\":%d,\"max_model_len\":%d,\"tokens\":", t.n, api->info.max_model_len);
+    put_ids(&r->body, t.id, t.n);
+    if (t.return_strings) {
+        buf_puts(&r->body, ",\"token_strs\":[");
+        for (int32_t i = 0; i < t.n; i++) {
+            if (i) {
+                buf_putc(&r->body, ',');
+            }
+            put_token_string(&r->body, &style, t.id[i]);
+        }
+        buf_putc(&r->body, ']');
+    }
+    buf_putc(&r->body, '}');
+    tokenize_release(&t);
+}
+
+static void handle_detokenize(struct exchange *x, const char *arg, struct reply *r)
+{
+    struct server *s = x->server;
+    struct tokenize t;
+    struct err e = {0};
+    struct buf text;
+
+    (void)arg;
+    if (detokenize_parse(&t, x->body.data ? x->body.data : "", x->body.len, &s->api, &e)) {
+        reply_failure(r, &e);
+        return;
+    }
+    buf_init(&text, LIMIT_RESPONSE_BYTES);
+    if (engine_decode(atomic_load(&s->engine), t.id, t.n, false, &text, &e)) {
+        reply_failure(r, &e);
+    } else {
+        buf_puts(&r->body, "{\"prompt\":\"");
+        buf_json_escape(&r->body, text.data ? text.data : "", text.len);
+        buf_puts(&r->body, "\"}");
+    }
+    buf_release(&text);
+    tokenize_release(&t);
+}
+
+/* ---- models ---- */
+
+static void handle_models(struct exchange *x, const char *arg, struct reply *r)
+{
+    (void)arg;
+    api_models(&r->body, &x->server->api);
+}
+
+static void handle_model(struct exchange *x, const char *arg, struct reply *r)
+{
+    const char *served = x->server->api.info.model_name;
+    char text[256];
+
+    if (strcmp(arg, served) != 0) {
+        snprintf(text, sizeof(text), "model '%.80s' is not served here; '%.100s' is", arg, served);
+        reply_error(r, 404, "model", text);
+        return;
+    }
+    api_model(&r->body, &x->server->api);
+}
+
+/* ---- operating ---- */
+
+static void handle_health(struct exchange *x, const char *arg, struct reply *r)
+{
+    struct server *s = x->server;
+    const struct engine *engine = atomic_load(&s->engine);
+    enum engine_health h = atomic_load(&s->dead) ? HEALTH_DEAD : engine ? engine_health(engine) : HEALTH_STARTING;
+
+    (void)arg;
+    if (h == HEALTH_READY && atomic_load(&s->draining)) {
+        h = HEALTH_DRAINING;
+    }
+    r->status = h == HEALTH_READY ? 200 : 503;
+    buf_printf(&r->body, "{\"status\":\"%s\"", engine_health_name(h));
+    if (h == HEALTH_DEAD && engine && engine_death(engine)[0]) {
+        buf_puts(&r->body, ",\"reason\":\"");
+        buf_json_escape(&r->body, engine_death(engine), strlen(engine_death(engine)));
+        buf_putc(&r->body, '"');
+    }
+    buf_putc(&r->body, '}');
+}
+
+static void handle_metrics(struct exchange *x, const char *arg, struct reply *r)
+{
+    (void)arg;
+    r->content_type = "text/plain; version=0.0.4; charset=utf-8";
+    metrics_write(&r->body, x->server);
+}
+
+static void handle_version(struct exchange *x, const char *arg, struct reply *r)
+{
+    (void)x, (void)arg;
+    buf_puts(&r->body, "{\"version\":\"" QUIRE_VERSION "\"}");
+}
+
+static void handle_openapi(struct exchange *x, const char *arg, struct reply *r)
+{
+    (void)x, (void)arg;
+    api_openapi(&r->body);
+}
+
+/* ---- the table ---- */
+
+const struct route routes[] = {
+    {"POST", "/v1/completions", "/v1/completions", .needs_engine = true, .handle = handle_completions},
+    {"POST", "/v1/chat/completions", "/v1/chat/completions", .handle = handle_chat},
+    {"GET", "/v1/models", "/v1/models", .needs_engine = true, .handle = handle_models},
+    {"GET", "/v1/models/", "/v1/models/{id}", .needs_engine = true, .handle = handle_model},
+    {"POST", "/tokenize", "/tokenize", .needs_engine = true, .handle = handle_tokenize},
+    {"POST", "/detokenize", "/detokenize", .needs_engine = true, .handle = handle_detokenize},
+    {"GET", "/health", "/health", .open = true, .quiet = true, .handle = handle_health},
+    {"GET", "/ping", "/ping", .open = true, .quiet = true, .handle = handle_health},
+    {"GET", "/metrics", "/metrics", .quiet = true, .handle = handle_metrics},
+    {"GET", "/version", "/version", .handle = handle_version},
+    {"GET", "/openapi.json", "/openapi.json", .handle = handle_openapi},
+};
+const int n_routes = ARRAY_LEN(routes);
+
+static bool path_matches(const struct route *t, const char *path)
+{
+    size_t n = strlen(t->path);
+
+    return t->path[n - 1] == '/' ? strncmp(path, t->path, n) == 0 && path[n] : strcmp(path, t->path) == 0;
+}
+
+const struct route *route_find(const char *method, const char *path, const char **ret_arg, const char **ret_allow)
+{
+    for (int i = 0; i < n_routes; i++) {
+        const struct route *t = &routes[i];
+        if (!path_matches(t, path)) {
+            continue;
+        }
+        bool get = strcmp(t->method, "GET") == 0;
+        if (strcmp(method, t->method) == 0 || (get && strcmp(method, "HEAD") == 0)) {
+            *ret_arg = path + strlen(t->path);
+            return t;
+        }
+        *ret_allow = get ? "GET, HEAD, OPTIONS" : "POST, OPTIONS";
+        return NULL;
+    }
+    return NULL;
+}

@@ -1,0 +1,271 @@
+/* `quire serve`: the life of the daemon.
+ *
+ *     listen ─► load the model (in a thread; /health says starting) ─► ready ─► SIGTERM: drain ─► stop
+ *
+ * The main thread only waits: for signals, and once a second to sweep connections, feed systemd's watchdog and see whether
+ * the engine died. Signals are blocked everywhere else.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "server/commands.h"
+#include "server/http.h"
+#include "server/notify.h"
+
+enum {
+    TICK_MS = 250,
+    ABORT_WAIT_S = 5, /* for streams to take their error and the engine to let go of them */
+};
+
+struct daemon {
+    struct settings settings;
+    struct server server;
+    struct engine *engine;
+    struct err open_err;
+    int open_rc;
+    atomic_bool opened;
+    pthread_t opener;
+    sigset_t signals;
+    uint64_t heartbeat;
+    int64_t fed_us;
+    int exit_status;
+};
+
+/* ---- the model, in a thread of its own so that signals and /health are answered meanwhile ---- */
+
+static void *open_engine(void *arg)
+{
+    struct daemon *d = arg;
+
+    d->open_rc = engine_open(&d->engine, &d->settings, &d->server.hub.sink, &d->open_err);
+    atomic_store(&d->opened, true);
+    kill(getpid(), SIGUSR2); /* main waits for it */
+    return NULL;
+}
+
+/* ---- what the server asks of the engine ---- */
+
+static void api_defaults(void *arg, struct gen_params *p)
+{
+    static atomic_ullong count;
+    struct daemon *d = arg;
+
+    gen_params_init(p, d->engine);
+    if (d->settings.seed >= 0) {
+        /* The n-th request of a server with a seed has always the same one. */
+        p->seed = ((uint64_t)d->settings.seed << 32) + atomic_fetch_add(&count, 1);
+        return;
+    }
+    ssize_t got = getrandom(&p->seed, sizeof(p->seed), 0);
+    (void)got;
+}
+
+static int api_encode(void *arg, const char *text, size_t len, bool add_special, int32_t max_tokens, int32_t **ret_ids, int32_t *ret_n,
+                      struct err *e)
+{
+    return engine_encode(((struct daemon *)arg)->engine, text, len, add_special, max_tokens, ret_ids, ret_n, e);
+}
+
+static const char *api_token_bytes(const void *arg, int32_t id, size_t *ret_len)
+{
+    return engine_token_bytes(((const struct daemon *)arg)->engine, id, ret_len);
+}
+
+static void make_ready(struct daemon *d)
+{
+    struct api_context *api = &d->server.api;
+
+    engine_info(d->engine, &api->info);
+    api->max_logprobs = (int32_t)MIN(d->settings.max_logprobs, LIMIT_LOGPROBS);
+    api->reject_unknown = d->settings.unknown_fields == UNKNOWN_REJECT;
+    api->defaults = api_defaults;
+    api->encode = api_encode;
+    api->token_bytes = api_token_bytes;
+    api->arg = d;
+    server_ready(&d->server, d->engine);
+}
+
+/* ---- waiting ---- */
+
+/* The next signal, or 0 after a tick. */
+static int wait_signal(const struct daemon *d)
+{
+    struct timespec tick = {.tv_nsec = TICK_MS * 1000000L};
+    int sig = sigtimedwait(&d->signals, NULL, &tick);
+
+    return sig > 0 ? sig : 0;
+}
+
+static bool is_stop(int sig)
+{
+    return sig == SIGTERM || sig == SIGINT;
+}
+
+static void feed_watchdog(struct daemon *d)
+{
+    int64_t every = notify_watchdog_us(), now = clock_us();
+    uint64_t beat = engine_heartbeat(d->engine);
+
+    if (every && beat != d->heartbeat && now - d->fed_us >= every / 4) {
+        notify("WATCHDOG=1");
+        d->heartbeat = beat;
+        d->fed_us = now;
+    }
+}
+
+/* Whether the streams went away in `seconds`. A signal to stop ends the process. */
+static bool wait_idle(struct daemon *d, double seconds)
+{
+    int64_t until = clock_us() + (int64_t)(seconds * 1e6);
+
+    while (server_busy(&d->server) > 0 && clock_us() < until) {
+        int sig = wait_signal(d);
+        if (is_stop(sig)) {
+            log_event(LOG_WARN, "stopped at once", LOG_STR("signal", strsignal(sig)), LOG_I64("unfinished", server_busy(&d->server)));
+            _exit(128 + sig);
+        }
+        feed_watchdog(d);
+        if (engine_health(d->engine) == HEALTH_DEAD) {
+            return false;
+        }
+    }
+    return server_busy(&d->server) == 0;
+}
+
+/* ---- the phases ---- */
+
+static void announce(const struct daemon *d)
+{
+    const struct engine_info *i = &d->server.api.info;
+    const char *url = d->server.url;
+
+    log_event(LOG_INFO, "ready", LOG_STR("url", url), LOG_STR("model", i->model_name), LOG_STR("version", QUIRE_VERSION));
+    if (!isatty(STDOUT_FILENO)) {
+        return;
+    }
+    const char *key = d->settings.n_api_keys ? " -H 'Authorization: Bearer YOUR_KEY'" : "";
+    bool local = strncmp(url, "unix:", 5) == 0;
+    printf("\nQuire serves %s at %s. Try:\n\n  curl %s%s%s/v1/completions%s -H 'Content-Type: application/json' \\\n"
+           "    -d '{\"prompt\": \"Once upon a time\", \"max_tokens\": 40}'\n\n",
+           i->model_name, url, local ? "--unix-socket " : "", local ? url + 5 : url, local ? " http://localhost" : "", key);
+    fflush(stdout);
+}
+
+/* Until the model is there: 0, or the status to exit with. */
+static int start(struct daemon *d)
+{
+    if (pthread_create(&d->opener, NULL, open_engine, d) != 0) {
+        fprintf(stderr, "quire: cannot start a thread\n");
+        return 1;
+    }
+    while (!atomic_load(&d->opened)) {
+        int sig = wait_signal(d);
+        if (is_stop(sig)) {
+            log_event(LOG_INFO, "stopped while starting", LOG_STR("signal", strsignal(sig)));
+            _exit(0); /* nothing was accepted, and a model half read need not be given back in order */
+        }
+        server_sweep(&d->server);
+    }
+    pthread_join(d->opener, NULL);
+    if (d->open_rc) {
+        log_event(LOG_ERROR, "cannot start", LOG_STR("error", d->open_err.text));
+        return 1;
+    }
+    make_ready(d);
+    notify("READY=1");
+    announce(d);
+    return 0;
+}
+
+static void serve(struct daemon *d)
+{
+    for (;;) {
+        int sig = wait_signal(d);
+        if (is_stop(sig)) {
+            log_event(LOG_INFO, "draining", LOG_STR("signal", strsignal(sig)), LOG_I64("unfinished", server_busy(&d->server)));
+            return;
+        }
+        if (engine_health(d->engine) == HEALTH_DEAD) {
+            atomic_store(&d->server.dead, true);
+            log_event(LOG_ERROR, "engine died", LOG_STR("reason", engine_death(d->engine)));
+            d->exit_status = 1;
+            return;
+        }
+        server_sweep(&d->server);
+        feed_watchdog(d);
+    }
+}
+
+/* New requests get a 503 and running ones go on, for shutdown_timeout; then they are ended. */
+static void stop(struct daemon *d)
+{
+    notify("STOPPING=1");
+    atomic_store(&d->server.draining, true);
+    engine_drain(d->engine);
+    if (!wait_idle(d, d->exit_status ? 1 : d->settings.shutdown_timeout)) {
+        log_event(LOG_WARN, "ending unfinished requests", LOG_I64("unfinished", server_busy(&d->server)));
+        stream_hub_abort(&d->server.hub, "the server is shutting down");
+        if (!wait_idle(d, ABORT_WAIT_S) && server_busy(&d->server) > 0) {
+            /* A parked connection must not be stopped, and an engine that hangs cannot be joined. */
+            log_event(LOG_ERROR, "stopped by force", LOG_I64("unfinished", server_busy(&d->server)));
+            _exit(1);
+        }
+    }
+    server_close(&d->server);
+    engine_free(d->engine);
+    log_event(LOG_INFO, "stopped");
+}
+
+static void block_signals(struct daemon *d)
+{
+    signal(SIGPIPE, SIG_IGN);
+    sigemptyset(&d->signals);
+    sigaddset(&d->signals, SIGTERM);
+    sigaddset(&d->signals, SIGINT);
+    sigaddset(&d->signals, SIGUSR2);
+    pthread_sigmask(SIG_BLOCK, &d->signals, NULL);
+}
+
+int serve_main(int argc, char **argv, char **env)
+{
+    struct daemon *d = calloc(1, sizeof(*d));
+    struct err e = {0};
+    bool help = false;
+
+    if (!d || settings_load(&d->settings, argc, argv, env, &help, &e)) {
+        fprintf(stderr, "quire: %s\n", d ? e.text : "out of memory");
+        free(d);
+        return 2;
+    }
+    if (help) {
+        printf("usage: quire serve [MODEL] [flags]\n\n");
+        settings_help(stdout);
+        settings_release(&d->settings);
+        free(d);
+        return 0;
+    }
+    log_setup((enum log_format)d->settings.log_format, (enum log_level)d->settings.log_level);
+    block_signals(d);
+    int rc = server_open(&d->server, &d->settings, &e);
+    if (rc) {
+        log_event(LOG_ERROR, "cannot start", LOG_STR("error", e.text));
+        d->exit_status = 1;
+    } else if (start(d)) {
+        server_close(&d->server);
+        d->exit_status = 1;
+    } else {
+        serve(d);
+        stop(d);
+    }
+    rc = d->exit_status;
+    settings_release(&d->settings);
+    free(d);
+    return rc;
+}
