@@ -24,7 +24,8 @@ static int parse_seed(uint64_t *ret, const char *text, size_t len, struct err *e
     char copy[32];
 
     if (len >= sizeof(copy) || strspn(text, "-0123456789") < len) {
-        return err_set_param(e, ERR_INVALID, "seed", "seed is %.*s but must be an integer of 64 bits", (int)MIN(len, (size_t)40), text);
+        return err_set_param(e, ERR_INVALID, "seed", "seed is %.*s but must be an integer of 64 bits",
+                             (int)MIN(len, (size_t)40), text);
     }
     memcpy(copy, text, len);
     copy[len] = '\0';
@@ -62,11 +63,12 @@ static int check_beams(struct completion *c, struct err *e)
     struct gen_params *p = &c->params;
 
     if (!c->use_beam_search) {
-        return c->has_beam_width       ? refuse(e, "beam_width", "beam_width needs use_beam_search: true")
+        return c->has_beam_width ? refuse(e, "beam_width", "beam_width needs use_beam_search: true")
                : c->has_length_penalty && p->length_penalty != 1.0f
                    ? refuse(e, "length_penalty", "length_penalty needs use_beam_search: true")
-               : c->has_early_stopping && p->early_stopping ? refuse(e, "early_stopping", "early_stopping needs use_beam_search: true")
-                                                            : 0;
+               : c->has_early_stopping && p->early_stopping
+                   ? refuse(e, "early_stopping", "early_stopping needs use_beam_search: true")
+                   : 0;
     }
     if (c->has_temperature && p->temperature != 0) {
         return refuse(e, "temperature", "use_beam_search takes no temperature other than 0: beams are not sampled");
@@ -77,8 +79,8 @@ static int check_beams(struct completion *c, struct err *e)
         return refuse(e, "best_of", "best_of and beam_width differ; with use_beam_search give beam_width only");
     }
     if (width < p->n) {
-        return err_set_param(e, ERR_INVALID, c->has_beam_width ? "beam_width" : "best_of", "the beam's width is %d but must be at least n, which is %d",
-                             width, p->n);
+        return err_set_param(e, ERR_INVALID, c->has_beam_width ? "beam_width" : "best_of",
+                             "the beam's width is %d but must be at least n, which is %d", width, p->n);
     }
     p->beam_width = width;
     p->best_of = p->n;
@@ -98,13 +100,15 @@ static int check_samples(struct completion *c, struct err *e)
         p->best_of = p->n;
     }
     if (p->best_of < p->n) {
-        return err_set_param(e, ERR_INVALID, "best_of", "best_of is %d but must be at least n, which is %d", p->best_of, p->n);
+        return err_set_param(e, ERR_INVALID, "best_of", "best_of is %d but must be at least n, which is %d", p->best_of,
+                             p->n);
     }
     if (p->stream && p->best_of != p->n) {
         return refuse(e, "best_of", "best_of must equal n with stream: the best are only known at the end");
     }
     if (p->temperature == 0 && p->best_of > 1) {
-        return refuse(e, p->n > 1 ? "n" : "best_of", "with temperature 0 all samples would be equal; set a temperature, n 1, or use_beam_search");
+        return refuse(e, p->n > 1 ? "n" : "best_of",
+                      "with temperature 0 all samples would be equal; set a temperature, n 1, or use_beam_search");
     }
     return 0;
 }
@@ -117,7 +121,9 @@ static int check_lengths(struct completion *c, struct err *e)
         return refuse(e, "max_tokens", "max_tokens is 0 but must be at least 1; 0 is allowed with echo: true");
     }
     if (c->has_max_tokens && p->min_tokens > p->max_tokens) {
-        return err_set_param(e, ERR_INVALID, "min_tokens", "min_tokens is %d but must be at most max_tokens, which is %d", p->min_tokens, p->max_tokens);
+        return err_set_param(e, ERR_INVALID, "min_tokens",
+                             "min_tokens is %d but must be at most max_tokens, which is %d", p->min_tokens,
+                             p->max_tokens);
     }
     return 0;
 }
@@ -152,22 +158,28 @@ static int check_room(struct completion *c, const struct api_context *ctx, struc
         p->max_tokens = MIN(p->max_tokens, max_len - longest);
     }
     if (p->max_tokens > max_len - longest) {
-        return err_set_param(e, ERR_INVALID, c->has_max_tokens ? "max_tokens" : "prompt",
-                             "prompt has %d tokens and max_tokens is %d, together %lld; the model takes %d: shorten one of them", longest, p->max_tokens,
-                             (long long)longest + p->max_tokens, max_len);
+        return err_set_param(
+            e, ERR_INVALID, c->has_max_tokens ? "max_tokens" : "prompt",
+            "prompt has %d tokens and max_tokens is %d, together %lld; the model takes %d: shorten one of them",
+            longest, p->max_tokens, (long long)longest + p->max_tokens, max_len);
     }
     if (p->min_tokens > p->max_tokens) {
-        return err_set_param(e, ERR_INVALID, "min_tokens", "min_tokens is %d but must be at most max_tokens, which is %d", p->min_tokens, p->max_tokens);
+        return err_set_param(e, ERR_INVALID, "min_tokens",
+                             "min_tokens is %d but must be at most max_tokens, which is %d", p->min_tokens,
+                             p->max_tokens);
     }
     int64_t choices = (int64_t)c->n_prompts * MAX(p->best_of, p->beam_width);
     if (choices > LIMIT_REQUEST_CHOICES) {
-        return err_set_param(e, ERR_INVALID, "n", "%d prompts with %d sequences each are %lld sequences; at most %d are allowed in one request", c->n_prompts,
-                             MAX(p->best_of, p->beam_width), (long long)choices, LIMIT_REQUEST_CHOICES);
+        return err_set_param(
+            e, ERR_INVALID, "n",
+            "%d prompts with %d sequences each are %lld sequences; at most %d are allowed in one request", c->n_prompts,
+            MAX(p->best_of, p->beam_width), (long long)choices, LIMIT_REQUEST_CHOICES);
     }
     return 0;
 }
 
-static int parse_tree(struct completion *c, const cJSON *tree, const char *body, size_t len, const struct api_context *ctx, struct err *e)
+static int parse_tree(struct completion *c, const cJSON *tree, const char *body, size_t len,
+                      const struct api_context *ctx, struct err *e)
 {
     int rc = fields_read(&completion_fields, c, tree, ctx, c->ignored, sizeof(c->ignored), e);
 

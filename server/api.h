@@ -37,10 +37,10 @@ struct completion {
     struct gen_params params;
     struct prompt *prompt; /* [n_prompts] owned */
     int32_t n_prompts;
-    bool echo_logprobs;    /* the prompt's log-probabilities belong into `logprobs` */
+    bool echo_logprobs; /* the prompt's log-probabilities belong into `logprobs` */
     bool include_usage, continuous_usage, return_token_ids;
     char request_id[LIMIT_REQUEST_ID_BYTES + 1]; /* "" when none was given */
-    char ignored[256];     /* unknown fields, comma-separated, for X-Quire-Ignored */
+    char ignored[256];                           /* unknown fields, comma-separated, for X-Quire-Ignored */
 
     /* While it is read: what the fields said, before they are checked against each other. */
     bool add_special, use_beam_search, has_stream_options;
@@ -51,7 +51,8 @@ struct completion {
 
 /* Read and check `body`. On failure nothing is left allocated and `e` says why: ERR_INVALID, ERR_UNSUPPORTED (400),
  * ERR_NOT_FOUND (model, 404), ERR_NOMEM. */
-int completion_parse(struct completion *ret, const char *body, size_t len, const struct api_context *ctx, struct err *e);
+int completion_parse(struct completion *ret, const char *body, size_t len, const struct api_context *ctx,
+                     struct err *e);
 void completion_release(struct completion *c);
 /* A deep copy, for a request of several prompts. */
 int gen_params_clone(struct gen_params *ret, const struct gen_params *p, struct err *e);
@@ -70,22 +71,22 @@ void tokenize_release(struct tokenize *t);
 
 enum field_type {
     FIELD_BOOL,
-    FIELD_INT,      /* int32 */
-    FIELD_FLOAT,    /* float, finite */
-    FIELD_STRING,   /* checked, not kept: `user` */
-    FIELD_CUSTOM,   /* `read` decides */
-    FIELD_MISSING,  /* known to the field, not to this server: 400 */
+    FIELD_INT,     /* int32 */
+    FIELD_FLOAT,   /* float, finite */
+    FIELD_STRING,  /* checked, not kept: `user` */
+    FIELD_CUSTOM,  /* `read` decides */
+    FIELD_MISSING, /* known to the field, not to this server: 400 */
 };
 
 struct field {
     const char *name;
     enum field_type type;
-    int32_t offset;      /* in the struct that the table fills */
-    int32_t given;       /* offset of a bool that tells it was given, or -1 */
-    double lo, hi;       /* both allowed, but `lo` where `lo_open` */
+    int32_t offset; /* in the struct that the table fills */
+    int32_t given;  /* offset of a bool that tells it was given, or -1 */
+    double lo, hi;  /* both allowed, but `lo` where `lo_open` */
     bool lo_open;
     int (*read)(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
-    const char *schema;  /* JSON Schema of a FIELD_CUSTOM */
+    const char *schema; /* JSON Schema of a FIELD_CUSTOM */
     const char *help;
 };
 
@@ -96,15 +97,16 @@ struct field_table {
 extern const struct field_table completion_fields, tokenize_fields, detokenize_fields;
 
 /* Give every member of `object` to its row of the table; null means not given. Unknown names go to `ignored` (or are refused). */
-int fields_read(const struct field_table *t, void *ret, const cJSON *object, const struct api_context *ctx, char *ignored,
-                size_t ignored_size, struct err *e);
+int fields_read(const struct field_table *t, void *ret, const cJSON *object, const struct api_context *ctx,
+                char *ignored, size_t ignored_size, struct err *e);
 /* An integer inside [lo, hi] out of `v`, which stands in `name`. */
 int field_integer(int32_t *ret, const char *name, const cJSON *v, double lo, double hi, struct err *e);
 /* `read` functions of the tables. */
 int read_model(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
 int read_stop(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
 int read_stop_token_ids(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
-int read_allowed_token_ids(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
+int read_allowed_token_ids(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                           struct err *e);
 int read_bad_words(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
 int read_logit_bias(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
 int read_stream_options(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
@@ -112,8 +114,8 @@ int read_stream_options(void *ret, const struct field *f, const cJSON *v, const 
 /* All four forms of `prompt` into c->prompt, truncated as c->truncate says. */
 int prompt_read(struct completion *c, const cJSON *v, const struct api_context *ctx, struct err *e);
 /* A list of ids inside the vocabulary, 1 .. max of them. `ret` is malloc'd. */
-int read_ids(int32_t **ret, int32_t *ret_n, const char *name, const cJSON *v, int32_t max, const struct api_context *ctx,
-             struct err *e);
+int read_ids(int32_t **ret, int32_t *ret_n, const char *name, const cJSON *v, int32_t max,
+             const struct api_context *ctx, struct err *e);
 
 /* ---- answers ---- */
 

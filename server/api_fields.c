@@ -9,23 +9,47 @@
 #define AT(m) .offset = offsetof(struct completion, m)
 #define GIVEN(m) .given = offsetof(struct completion, m)
 
-#define ROW_BOOL(n, m, h) {.name = n, .type = FIELD_BOOL, AT(m), .given = -1, .help = h}
-#define ROW_INT(n, m, l, u, h) {.name = n, .type = FIELD_INT, AT(m), .given = -1, .lo = l, .hi = u, .help = h}
-#define ROW_FLOAT(n, m, l, u, h) {.name = n, .type = FIELD_FLOAT, AT(m), .given = -1, .lo = l, .hi = u, .help = h}
-#define ROW_OVER(n, m, l, u, h) {.name = n, .type = FIELD_FLOAT, AT(m), .given = -1, .lo = l, .hi = u, .lo_open = true, .help = h}
-#define ROW_CUSTOM(n, f, s, h) {.name = n, .type = FIELD_CUSTOM, .given = -1, .read = f, .schema = s, .help = h}
-#define ROW_MISSING(n, h) {.name = n, .type = FIELD_MISSING, .given = -1, .help = h}
+#define ROW_BOOL(n, m, h)                                            \
+    {                                                                \
+        .name = n, .type = FIELD_BOOL, AT(m), .given = -1, .help = h \
+    }
+#define ROW_INT(n, m, l, u, h)                                                        \
+    {                                                                                 \
+        .name = n, .type = FIELD_INT, AT(m), .given = -1, .lo = l, .hi = u, .help = h \
+    }
+#define ROW_FLOAT(n, m, l, u, h)                                                        \
+    {                                                                                   \
+        .name = n, .type = FIELD_FLOAT, AT(m), .given = -1, .lo = l, .hi = u, .help = h \
+    }
+#define ROW_OVER(n, m, l, u, h)                                                                          \
+    {                                                                                                    \
+        .name = n, .type = FIELD_FLOAT, AT(m), .given = -1, .lo = l, .hi = u, .lo_open = true, .help = h \
+    }
+#define ROW_CUSTOM(n, f, s, h)                                                          \
+    {                                                                                   \
+        .name = n, .type = FIELD_CUSTOM, .given = -1, .read = f, .schema = s, .help = h \
+    }
+#define ROW_MISSING(n, h)                                        \
+    {                                                            \
+        .name = n, .type = FIELD_MISSING, .given = -1, .help = h \
+    }
 
 #define IDS_SCHEMA "{\"type\":\"array\",\"items\":{\"type\":\"integer\",\"minimum\":0}}"
 
-static int read_early_stopping(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
-static int read_logprobs(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
-static int read_prompt_logprobs(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
+static int read_early_stopping(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                               struct err *e);
+static int read_logprobs(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                         struct err *e);
+static int read_prompt_logprobs(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                                struct err *e);
 static int read_top_k(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
-static int read_cache_salt(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
-static int read_request_id(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
+static int read_cache_salt(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                           struct err *e);
+static int read_request_id(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                           struct err *e);
 static int read_suffix(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
-static int read_response_format(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
+static int read_response_format(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                                struct err *e);
 static int read_later(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
 
 static const struct field completion_rows[] = {
@@ -37,64 +61,110 @@ static const struct field completion_rows[] = {
                "{\"type\":\"array\",\"minItems\":1,\"maxItems\":1024,\"items\":{\"type\":\"array\",\"minItems\":1,"
                "\"items\":{\"type\":\"integer\",\"minimum\":0}}}]}",
                "A text, a list of texts, a list of token ids, or a list of lists of token ids."),
-    {.name = "max_tokens", .type = FIELD_INT, AT(params.max_tokens), GIVEN(has_max_tokens), .lo = 0, .hi = INT32_MAX,
+    {.name = "max_tokens",
+     .type = FIELD_INT,
+     AT(params.max_tokens),
+     GIVEN(has_max_tokens),
+     .lo = 0,
+     .hi = INT32_MAX,
      .help = "Tokens to make at most, 16 by default; 0 only with echo."},
     ROW_INT("min_tokens", params.min_tokens, 0, INT32_MAX, "No end before so many tokens; at most max_tokens."),
     ROW_INT("n", params.n, 1, LIMIT_CHOICES, "Choices a prompt."),
-    {.name = "best_of", .type = FIELD_INT, AT(params.best_of), GIVEN(has_best_of), .lo = 1, .hi = LIMIT_CHOICES,
+    {.name = "best_of",
+     .type = FIELD_INT,
+     AT(params.best_of),
+     GIVEN(has_best_of),
+     .lo = 1,
+     .hi = LIMIT_CHOICES,
      .help = "Samples a prompt, of which the n best come back; at least n, and equal to it with stream."},
     ROW_BOOL("use_beam_search", use_beam_search, "Beam search instead of sampling; the n best beams come back."),
-    {.name = "beam_width", .type = FIELD_INT, AT(params.beam_width), GIVEN(has_beam_width), .lo = 1, .hi = LIMIT_CHOICES,
+    {.name = "beam_width",
+     .type = FIELD_INT,
+     AT(params.beam_width),
+     GIVEN(has_beam_width),
+     .lo = 1,
+     .hi = LIMIT_CHOICES,
      .help = "Width of the beam; n by default and at least n."},
-    {.name = "length_penalty", .type = FIELD_FLOAT, AT(params.length_penalty), GIVEN(has_length_penalty), .lo = -INFINITY,
-     .hi = INFINITY, .help = "A finished beam scores cumulative log-probability / length^length_penalty."},
-    {.name = "early_stopping", .type = FIELD_CUSTOM, .given = offsetof(struct completion, has_early_stopping),
-     .read = read_early_stopping, .schema = "{\"oneOf\":[{\"type\":\"boolean\"},{\"type\":\"string\",\"const\":\"never\"}]}",
+    {.name = "length_penalty",
+     .type = FIELD_FLOAT,
+     AT(params.length_penalty),
+     GIVEN(has_length_penalty),
+     .lo = -INFINITY,
+     .hi = INFINITY,
+     .help = "A finished beam scores cumulative log-probability / length^length_penalty."},
+    {.name = "early_stopping",
+     .type = FIELD_CUSTOM,
+     .given = offsetof(struct completion, has_early_stopping),
+     .read = read_early_stopping,
+     .schema = "{\"oneOf\":[{\"type\":\"boolean\"},{\"type\":\"string\",\"const\":\"never\"}]}",
      .help = "When a beam search may end: true, false or \"never\"."},
-    {.name = "temperature", .type = FIELD_FLOAT, AT(params.temperature), GIVEN(has_temperature), .lo = 0, .hi = 2,
+    {.name = "temperature",
+     .type = FIELD_FLOAT,
+     AT(params.temperature),
+     GIVEN(has_temperature),
+     .lo = 0,
+     .hi = 2,
      .help = "0 is greedy."},
     ROW_OVER("top_p", params.top_p, 0, 1, "Keep the likeliest tokens of this mass."),
-    ROW_CUSTOM("top_k", read_top_k, "{\"type\":\"integer\",\"minimum\":-1,\"maximum\":2147483647}", "Keep the k likeliest tokens; -1 or 0: all."),
+    ROW_CUSTOM("top_k", read_top_k, "{\"type\":\"integer\",\"minimum\":-1,\"maximum\":2147483647}",
+               "Keep the k likeliest tokens; -1 or 0: all."),
     ROW_FLOAT("min_p", params.min_p, 0, 1, "Keep tokens of at least this share of the likeliest one's probability."),
-    ROW_FLOAT("presence_penalty", params.presence_penalty, -2, 2, "Taken from the logit of a token that was made before."),
+    ROW_FLOAT("presence_penalty", params.presence_penalty, -2, 2,
+              "Taken from the logit of a token that was made before."),
     ROW_FLOAT("frequency_penalty", params.frequency_penalty, -2, 2, "The same for each time it was made."),
-    ROW_OVER("repetition_penalty", params.repetition_penalty, 0, INFINITY, "Divides (or multiplies, below 0) the logits of tokens seen."),
+    ROW_OVER("repetition_penalty", params.repetition_penalty, 0, INFINITY,
+             "Divides (or multiplies, below 0) the logits of tokens seen."),
     ROW_CUSTOM("logit_bias", read_logit_bias,
                "{\"type\":\"object\",\"maxProperties\":1024,\"propertyNames\":{\"pattern\":\"^[0-9]+$\"},"
                "\"additionalProperties\":{\"type\":\"number\",\"minimum\":-100,\"maximum\":100}}",
                "Added to the logits of these token ids."),
-    ROW_CUSTOM("seed", read_later, "{\"type\":\"integer\",\"minimum\":-9223372036854775808,\"maximum\":18446744073709551615}",
+    ROW_CUSTOM("seed", read_later,
+               "{\"type\":\"integer\",\"minimum\":-9223372036854775808,\"maximum\":18446744073709551615}",
                "The same seed gives the same tokens."),
     ROW_CUSTOM("stop", read_stop,
-               "{\"oneOf\":[{\"type\":\"string\",\"minLength\":1},{\"type\":\"array\",\"maxItems\":16,\"items\":{\"type\":\"string\",\"minLength\":1}}]}",
+               "{\"oneOf\":[{\"type\":\"string\",\"minLength\":1},{\"type\":\"array\",\"maxItems\":16,\"items\":{"
+               "\"type\":\"string\",\"minLength\":1}}]}",
                "The text ends before any of these."),
     ROW_CUSTOM("stop_token_ids", read_stop_token_ids, IDS_SCHEMA, "Tokens that end a choice."),
     ROW_BOOL("include_stop_str_in_output", params.include_stop_str, "Keep the stop string that matched."),
     ROW_BOOL("ignore_eos", params.ignore_eos, "Do not end at the model's end-of-sequence tokens."),
-    ROW_CUSTOM("bad_words", read_bad_words, "{\"type\":\"array\",\"maxItems\":128,\"items\":{\"type\":\"string\",\"minLength\":1}}",
+    ROW_CUSTOM("bad_words", read_bad_words,
+               "{\"type\":\"array\",\"maxItems\":128,\"items\":{\"type\":\"string\",\"minLength\":1}}",
                "Words that are never made."),
-    ROW_CUSTOM("allowed_token_ids", read_allowed_token_ids, "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"integer\",\"minimum\":0}}",
+    ROW_CUSTOM("allowed_token_ids", read_allowed_token_ids,
+               "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"integer\",\"minimum\":0}}",
                "Only these tokens are made."),
     ROW_BOOL("echo", params.echo, "The prompt before the text."),
-    ROW_CUSTOM("logprobs", read_logprobs, "{\"type\":\"integer\",\"minimum\":0,\"maximum\":20}", "Log-probabilities of the so many likeliest tokens."),
-    {.name = "prompt_logprobs", .type = FIELD_CUSTOM, .given = offsetof(struct completion, has_prompt_logprobs),
-     .read = read_prompt_logprobs, .schema = "{\"type\":\"integer\",\"minimum\":0,\"maximum\":20}", .help = "The same for the prompt's tokens."},
+    ROW_CUSTOM("logprobs", read_logprobs, "{\"type\":\"integer\",\"minimum\":0,\"maximum\":20}",
+               "Log-probabilities of the so many likeliest tokens."),
+    {.name = "prompt_logprobs",
+     .type = FIELD_CUSTOM,
+     .given = offsetof(struct completion, has_prompt_logprobs),
+     .read = read_prompt_logprobs,
+     .schema = "{\"type\":\"integer\",\"minimum\":0,\"maximum\":20}",
+     .help = "The same for the prompt's tokens."},
     ROW_BOOL("stream", params.stream, "Server-sent events instead of one JSON body."),
     ROW_CUSTOM("stream_options", read_stream_options,
-               "{\"type\":\"object\",\"properties\":{\"include_usage\":{\"type\":\"boolean\"},\"continuous_usage_stats\":{\"type\":\"boolean\"}}}",
+               "{\"type\":\"object\",\"properties\":{\"include_usage\":{\"type\":\"boolean\"},\"continuous_usage_"
+               "stats\":{\"type\":\"boolean\"}}}",
                "Only with stream."),
-    ROW_CUSTOM("suffix", read_suffix, "{\"type\":\"string\",\"maxLength\":0}", "For models with fill-in-the-middle tokens; the served one has none."),
+    ROW_CUSTOM("suffix", read_suffix, "{\"type\":\"string\",\"maxLength\":0}",
+               "For models with fill-in-the-middle tokens; the served one has none."),
     ROW_BOOL("skip_special_tokens", params.skip_special, "Leave special tokens out of the text."),
-    ROW_BOOL("spaces_between_special_tokens", params.spaces_between_special, "Spaces between special tokens that are left in."),
+    ROW_BOOL("spaces_between_special_tokens", params.spaces_between_special,
+             "Spaces between special tokens that are left in."),
     ROW_BOOL("add_special_tokens", add_special, "Begin text prompts as the model's tokenizer does (BOS)."),
     ROW_INT("truncate_prompt_tokens", truncate, 1, LIMIT_MODEL_LEN, "Keep the last N tokens of each prompt."),
     ROW_BOOL("return_token_ids", return_token_ids, "token_ids and prompt_token_ids in the choices."),
     ROW_INT("priority", params.priority, INT32_MIN, INT32_MAX, "Lower goes first, with the setting policy: priority."),
-    ROW_CUSTOM("cache_salt", read_cache_salt, "{\"type\":\"string\",\"minLength\":1,\"maxLength\":256}", "Keeps the prefix cache apart from other salts'."),
-    ROW_CUSTOM("request_id", read_request_id, "{\"type\":\"string\",\"pattern\":\"^[A-Za-z0-9._:-]{1,128}$\"}", "Names the request in the answer and the log."),
+    ROW_CUSTOM("cache_salt", read_cache_salt, "{\"type\":\"string\",\"minLength\":1,\"maxLength\":256}",
+               "Keeps the prefix cache apart from other salts'."),
+    ROW_CUSTOM("request_id", read_request_id, "{\"type\":\"string\",\"pattern\":\"^[A-Za-z0-9._:-]{1,128}$\"}",
+               "Names the request in the answer and the log."),
     {.name = "user", .type = FIELD_STRING, .given = -1, .help = "Accepted, not used."},
     ROW_CUSTOM("response_format", read_response_format,
-               "{\"type\":\"object\",\"required\":[\"type\"],\"properties\":{\"type\":{\"const\":\"text\"}}}", "Only text."),
+               "{\"type\":\"object\",\"required\":[\"type\"],\"properties\":{\"type\":{\"const\":\"text\"}}}",
+               "Only text."),
     ROW_MISSING("guided_json", "constrained output"),
     ROW_MISSING("guided_regex", "constrained output"),
     ROW_MISSING("guided_choice", "constrained output"),
@@ -137,9 +207,11 @@ static int float_range_error(const struct field *f, double d, struct err *e)
         return err_set_param(e, ERR_INVALID, f->name, "%s is %g but must be finite in single precision", f->name, d);
     }
     if (isinf(f->hi)) {
-        return err_set_param(e, ERR_INVALID, f->name, "%s is %g but must be %s %g, and finite in single precision", f->name, d, than, f->lo);
+        return err_set_param(e, ERR_INVALID, f->name, "%s is %g but must be %s %g, and finite in single precision",
+                             f->name, d, than, f->lo);
     }
-    return err_set_param(e, ERR_INVALID, f->name, "%s is %g but must be %s %g and at most %g", f->name, d, than, f->lo, f->hi);
+    return err_set_param(e, ERR_INVALID, f->name, "%s is %g but must be %s %g and at most %g", f->name, d, than, f->lo,
+                         f->hi);
 }
 
 static int read_float(float *ret, const struct field *f, const cJSON *v, struct err *e)
@@ -175,7 +247,8 @@ static int field_read(const struct field *f, void *ret, const cJSON *v, const st
     case FIELD_STRING:
         return cJSON_IsString(v) ? 0 : wrong_type(f, v, "a string", e);
     case FIELD_MISSING:
-        return err_set_param(e, ERR_UNSUPPORTED, f->name, "%s is not supported: this server has no %s; leave it out", f->name, f->help);
+        return err_set_param(e, ERR_UNSUPPORTED, f->name, "%s is not supported: this server has no %s; leave it out",
+                             f->name, f->help);
     default:
         return f->read(ret, f, v, ctx, e);
     }
@@ -196,12 +269,14 @@ int read_model(void *ret, const struct field *f, const cJSON *v, const struct ap
         return wrong_type(f, v, "a string", e);
     }
     if (strcmp(v->valuestring, ctx->info.model_name) != 0) {
-        return err_set_param(e, ERR_NOT_FOUND, f->name, "model '%.*s' is not served here; '%s' is", 100, v->valuestring, ctx->info.model_name);
+        return err_set_param(e, ERR_NOT_FOUND, f->name, "model '%.*s' is not served here; '%s' is", 100, v->valuestring,
+                             ctx->info.model_name);
     }
     return 0;
 }
 
-static int read_early_stopping(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
+static int read_early_stopping(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                               struct err *e)
 {
     struct completion *c = ret;
 
@@ -222,7 +297,8 @@ static int read_logprobs(void *ret, const struct field *f, const cJSON *v, const
     return field_integer(&((struct completion *)ret)->params.n_logprobs, f->name, v, 0, ctx->max_logprobs, e);
 }
 
-static int read_prompt_logprobs(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
+static int read_prompt_logprobs(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                                struct err *e)
 {
     return field_integer(&((struct completion *)ret)->params.n_prompt_logprobs, f->name, v, 0, ctx->max_logprobs, e);
 }
@@ -239,7 +315,8 @@ static int read_top_k(void *ret, const struct field *f, const cJSON *v, const st
     return rc;
 }
 
-static int read_cache_salt(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
+static int read_cache_salt(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                           struct err *e)
 {
     struct completion *c = ret;
 
@@ -249,14 +326,16 @@ static int read_cache_salt(void *ret, const struct field *f, const cJSON *v, con
     }
     size_t len = strlen(v->valuestring);
     if (len < 1 || len > LIMIT_CACHE_SALT_BYTES) {
-        return err_set_param(e, ERR_INVALID, f->name, "%s has %zu bytes; 1 to %d are allowed", f->name, len, LIMIT_CACHE_SALT_BYTES);
+        return err_set_param(e, ERR_INVALID, f->name, "%s has %zu bytes; 1 to %d are allowed", f->name, len,
+                             LIMIT_CACHE_SALT_BYTES);
     }
     free(c->params.cache_salt);
     c->params.cache_salt = strdup(v->valuestring);
     return c->params.cache_salt ? 0 : err_nomem(e, "cache_salt");
 }
 
-static int read_request_id(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
+static int read_request_id(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                           struct err *e)
 {
     static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-";
     struct completion *c = ret;
@@ -267,7 +346,8 @@ static int read_request_id(void *ret, const struct field *f, const cJSON *v, con
     }
     size_t len = strlen(v->valuestring);
     if (len < 1 || len > LIMIT_REQUEST_ID_BYTES || strspn(v->valuestring, allowed) != len) {
-        return err_set_param(e, ERR_INVALID, f->name, "%s must be 1 to %d letters, digits, '.', '_', ':' or '-'", f->name, LIMIT_REQUEST_ID_BYTES);
+        return err_set_param(e, ERR_INVALID, f->name, "%s must be 1 to %d letters, digits, '.', '_', ':' or '-'",
+                             f->name, LIMIT_REQUEST_ID_BYTES);
     }
     memcpy(c->request_id, v->valuestring, len + 1);
     return 0;
@@ -280,13 +360,15 @@ static int read_suffix(void *ret, const struct field *f, const cJSON *v, const s
         return wrong_type(f, v, "a string", e);
     }
     if (v->valuestring[0]) {
-        return err_set_param(e, ERR_UNSUPPORTED, f->name, "%s is not supported: model '%s' is served without fill-in-the-middle; leave it out",
+        return err_set_param(e, ERR_UNSUPPORTED, f->name,
+                             "%s is not supported: model '%s' is served without fill-in-the-middle; leave it out",
                              f->name, ctx->info.model_name);
     }
     return 0;
 }
 
-static int read_response_format(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
+static int read_response_format(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                                struct err *e)
 {
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(v, "type");
 
@@ -295,8 +377,9 @@ static int read_response_format(void *ret, const struct field *f, const cJSON *v
         return wrong_type(f, v, "an object with a type", e);
     }
     if (strcmp(type->valuestring, "text") != 0) {
-        return err_set_param(e, ERR_UNSUPPORTED, f->name, "%s '%.60s' is not supported: this server has no constrained output, only 'text'",
-                             f->name, type->valuestring);
+        return err_set_param(e, ERR_UNSUPPORTED, f->name,
+                             "%s '%.60s' is not supported: this server has no constrained output, only 'text'", f->name,
+                             type->valuestring);
     }
     return 0;
 }
@@ -342,8 +425,8 @@ static bool repeated(const cJSON *object, const cJSON *member)
     return false;
 }
 
-int fields_read(const struct field_table *t, void *ret, const cJSON *object, const struct api_context *ctx, char *ignored,
-                size_t ignored_size, struct err *e)
+int fields_read(const struct field_table *t, void *ret, const cJSON *object, const struct api_context *ctx,
+                char *ignored, size_t ignored_size, struct err *e)
 {
     int n = 0;
 
@@ -359,7 +442,8 @@ int fields_read(const struct field_table *t, void *ret, const cJSON *object, con
             return err_set_param(e, ERR_INVALID, f ? f->name : "", "field '%.64s' is given twice", m->string);
         }
         if (!f && ctx->reject_unknown) {
-            return err_set(e, ERR_INVALID, "field '%.64s' is not known; leave it out (or set unknown-fields: warn)", m->string);
+            return err_set(e, ERR_INVALID, "field '%.64s' is not known; leave it out (or set unknown-fields: warn)",
+                           m->string);
         }
         if (!f) {
             note_ignored(ignored, ignored_size, m->string);

@@ -20,13 +20,15 @@ static int check_string(const char *name, const cJSON *v, size_t max_bytes, stru
     }
     size_t len = strlen(v->valuestring);
     if (len < 1 || len > max_bytes) {
-        return err_set_param(e, ERR_INVALID, name, "%s holds a string of %zu bytes; 1 to %zu are allowed", name, len, max_bytes);
+        return err_set_param(e, ERR_INVALID, name, "%s holds a string of %zu bytes; 1 to %zu are allowed", name, len,
+                             max_bytes);
     }
     return 0;
 }
 
 /* A list of strings, each 1 .. max_bytes long, or one string where `single`. An empty list gives none. */
-static int read_strings(char ***ret, int32_t *ret_n, const char *name, const cJSON *v, bool single, int max, size_t max_bytes, struct err *e)
+static int read_strings(char ***ret, int32_t *ret_n, const char *name, const cJSON *v, bool single, int max,
+                        size_t max_bytes, struct err *e)
 {
     const cJSON *first = v;
     int n = 1, rc = 0, made = 0;
@@ -35,7 +37,8 @@ static int read_strings(char ***ret, int32_t *ret_n, const char *name, const cJS
         first = v->child;
         n = cJSON_GetArraySize(v);
     } else if (!single || !cJSON_IsString(v)) {
-        return err_set_param(e, ERR_INVALID, name, "%s must be a list of strings%s, not %s", name, single ? " or a string" : "", json_kind(v));
+        return err_set_param(e, ERR_INVALID, name, "%s must be a list of strings%s, not %s", name,
+                             single ? " or a string" : "", json_kind(v));
     }
     if (n > max) {
         return err_set_param(e, ERR_INVALID, name, "%s has %d entries; at most %d are allowed", name, n, max);
@@ -78,7 +81,8 @@ int read_bad_words(void *ret, const struct field *f, const cJSON *v, const struc
     return read_strings(&p->bad_word, &p->n_bad_words, f->name, v, false, LIMIT_BAD_WORDS, LIMIT_STOP_BYTES, e);
 }
 
-int read_ids(int32_t **ret, int32_t *ret_n, const char *name, const cJSON *v, int32_t max, const struct api_context *ctx, struct err *e)
+int read_ids(int32_t **ret, int32_t *ret_n, const char *name, const cJSON *v, int32_t max,
+             const struct api_context *ctx, struct err *e)
 {
     if (!cJSON_IsArray(v)) {
         return err_set_param(e, ERR_INVALID, name, "%s must be a list of token ids, not %s", name, json_kind(v));
@@ -115,7 +119,8 @@ int read_stop_token_ids(void *ret, const struct field *f, const cJSON *v, const 
     return read_ids(&p->stop_token, &p->n_stop_token, f->name, v, LIMIT_STOP_TOKEN_IDS, ctx, e);
 }
 
-int read_allowed_token_ids(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
+int read_allowed_token_ids(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                           struct err *e)
 {
     struct gen_params *p = &((struct completion *)ret)->params;
 
@@ -141,12 +146,14 @@ static int compare_bias(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static int read_bias(struct gen_bias *ret, const struct field *f, const cJSON *m, const struct api_context *ctx, struct err *e)
+static int read_bias(struct gen_bias *ret, const struct field *f, const cJSON *m, const struct api_context *ctx,
+                     struct err *e)
 {
     int32_t id = bias_key(m->string, ctx->info.vocab);
 
     if (id < 0) {
-        return err_set_param(e, ERR_INVALID, f->name, "%s has the key '%.40s'; keys are token ids, 0 to %d", f->name, m->string, ctx->info.vocab - 1);
+        return err_set_param(e, ERR_INVALID, f->name, "%s has the key '%.40s'; keys are token ids, 0 to %d", f->name,
+                             m->string, ctx->info.vocab - 1);
     }
     if (!cJSON_IsNumber(m) || m->valuedouble < -100 || m->valuedouble > 100) {
         return err_set_param(e, ERR_INVALID, f->name, "%s of token %d must be a number from -100 to 100", f->name, id);
@@ -160,11 +167,13 @@ int read_logit_bias(void *ret, const struct field *f, const cJSON *v, const stru
     struct gen_params *p = &((struct completion *)ret)->params;
 
     if (!cJSON_IsObject(v)) {
-        return err_set_param(e, ERR_INVALID, f->name, "%s must be an object of token id: bias, not %s", f->name, json_kind(v));
+        return err_set_param(e, ERR_INVALID, f->name, "%s must be an object of token id: bias, not %s", f->name,
+                             json_kind(v));
     }
     int n = cJSON_GetArraySize(v), i = 0;
     if (n > LIMIT_LOGIT_BIAS) {
-        return err_set_param(e, ERR_INVALID, f->name, "%s has %d entries; at most %d are allowed", f->name, n, LIMIT_LOGIT_BIAS);
+        return err_set_param(e, ERR_INVALID, f->name, "%s has %d entries; at most %d are allowed", f->name, n,
+                             LIMIT_LOGIT_BIAS);
     }
     if (n == 0) {
         return 0;
@@ -205,12 +214,13 @@ int read_stream_options(void *ret, const struct field *f, const cJSON *v, const 
     for (const cJSON *m = v->child; m; m = m->next) {
         bool *at = strcmp(m->string, "include_usage") == 0            ? &c->include_usage
                    : strcmp(m->string, "continuous_usage_stats") == 0 ? &c->continuous_usage
-                                                                       : NULL;
+                                                                      : NULL;
         if (!at || cJSON_IsNull(m)) {
             continue;
         }
         if (!cJSON_IsBool(m)) {
-            return err_set_param(e, ERR_INVALID, f->name, "%s.%s must be true or false, not %s", f->name, m->string, json_kind(m));
+            return err_set_param(e, ERR_INVALID, f->name, "%s.%s must be true or false, not %s", f->name, m->string,
+                                 json_kind(m));
         }
         *at = cJSON_IsTrue(m);
     }

@@ -6,8 +6,8 @@
 #include "server/api.h"
 #include "server/json.h"
 
-static int encode_text(struct prompt *ret, const char *name, const char *text, bool add_special, int32_t max, const struct api_context *ctx,
-                       struct err *e)
+static int encode_text(struct prompt *ret, const char *name, const char *text, bool add_special, int32_t max,
+                       const struct api_context *ctx, struct err *e)
 {
     size_t len = strlen(text);
 
@@ -32,14 +32,16 @@ static int fit_prompt(struct completion *c, struct prompt *p, const struct api_c
         p->n = c->truncate;
     }
     if (p->n > ctx->info.max_model_len) {
-        return err_set_param(e, ERR_INVALID, "prompt",
-                             "prompt has %d tokens, the model takes %d with those to be made; shorten it, or set truncate_prompt_tokens", p->n,
-                             ctx->info.max_model_len);
+        return err_set_param(
+            e, ERR_INVALID, "prompt",
+            "prompt has %d tokens, the model takes %d with those to be made; shorten it, or set truncate_prompt_tokens",
+            p->n, ctx->info.max_model_len);
     }
     return 0;
 }
 
-static int read_one(struct completion *c, struct prompt *p, const cJSON *v, const struct api_context *ctx, struct err *e)
+static int read_one(struct completion *c, struct prompt *p, const cJSON *v, const struct api_context *ctx,
+                    struct err *e)
 {
     /* A text that is cut anyway is encoded whole; otherwise one token too many is enough to know. */
     int32_t max = c->truncate ? INT32_MAX : ctx->info.max_model_len + 1;
@@ -55,14 +57,18 @@ static int check_kinds(const cJSON *v, struct err *e)
     const cJSON *first = v->child;
 
     if (!first) {
-        return err_set_param(e, ERR_INVALID, "prompt", "prompt is an empty list; give a text, texts, token ids, or lists of token ids");
+        return err_set_param(e, ERR_INVALID, "prompt",
+                             "prompt is an empty list; give a text, texts, token ids, or lists of token ids");
     }
     if (!cJSON_IsString(first) && !cJSON_IsArray(first) && !cJSON_IsNumber(first)) {
-        return err_set_param(e, ERR_INVALID, "prompt", "prompt must hold texts, token ids or lists of token ids, not %s", json_kind(first));
+        return err_set_param(e, ERR_INVALID, "prompt",
+                             "prompt must hold texts, token ids or lists of token ids, not %s", json_kind(first));
     }
     for (const cJSON *m = first->next; m; m = m->next) {
         if ((m->type & 0xff) != (first->type & 0xff)) {
-            return err_set_param(e, ERR_INVALID, "prompt", "prompt mixes %s and %s; all its entries must be of one kind", json_kind(first), json_kind(m));
+            return err_set_param(e, ERR_INVALID, "prompt",
+                                 "prompt mixes %s and %s; all its entries must be of one kind", json_kind(first),
+                                 json_kind(m));
         }
     }
     return 0;
@@ -74,17 +80,20 @@ int prompt_read(struct completion *c, const cJSON *v, const struct api_context *
     int rc = cJSON_IsArray(v) ? check_kinds(v, e) : 0;
 
     if (!v || cJSON_IsNull(v)) {
-        return err_set_param(e, ERR_INVALID, "prompt", "prompt is missing; give a text, texts, token ids, or lists of token ids");
+        return err_set_param(e, ERR_INVALID, "prompt",
+                             "prompt is missing; give a text, texts, token ids, or lists of token ids");
     }
     if (!rc && !cJSON_IsArray(v) && !cJSON_IsString(v)) {
-        rc = err_set_param(e, ERR_INVALID, "prompt", "prompt must be a text, texts, token ids, or lists of token ids, not %s", json_kind(v));
+        rc = err_set_param(e, ERR_INVALID, "prompt",
+                           "prompt must be a text, texts, token ids, or lists of token ids, not %s", json_kind(v));
     }
     if (rc) {
         return rc;
     }
     int n = many ? cJSON_GetArraySize(v) : 1;
     if (n > LIMIT_PROMPTS) {
-        return err_set_param(e, ERR_INVALID, "prompt", "prompt has %d entries; at most %d are allowed", n, LIMIT_PROMPTS);
+        return err_set_param(e, ERR_INVALID, "prompt", "prompt has %d entries; at most %d are allowed", n,
+                             LIMIT_PROMPTS);
     }
     c->prompt = calloc((size_t)n, sizeof(*c->prompt));
     if (!c->prompt) {
@@ -103,13 +112,17 @@ struct tokenize_body {
     bool add_special;
 };
 
-static int read_token_text(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
+static int read_token_text(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                           struct err *e)
 {
     (void)ret, (void)ctx;
-    return cJSON_IsString(v) ? 0 : err_set_param(e, ERR_INVALID, f->name, "%s must be a string, not %s", f->name, json_kind(v));
+    return cJSON_IsString(v)
+               ? 0
+               : err_set_param(e, ERR_INVALID, f->name, "%s must be a string, not %s", f->name, json_kind(v));
 }
 
-static int read_token_list(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
+static int read_token_list(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                           struct err *e)
 {
     struct tokenize *t = &((struct tokenize_body *)ret)->out;
 
@@ -117,24 +130,49 @@ static int read_token_list(void *ret, const struct field *f, const cJSON *v, con
 }
 
 static const struct field tokenize_rows[] = {
-    {.name = "model", .type = FIELD_CUSTOM, .given = -1, .read = read_model, .schema = "{\"type\":\"string\"}", .help = "The served model; it may be left out."},
-    {.name = "prompt", .type = FIELD_CUSTOM, .given = -1, .read = read_token_text, .schema = "{\"type\":\"string\",\"minLength\":1}", .help = "The text."},
-    {.name = "add_special_tokens", .type = FIELD_BOOL, .given = -1, .offset = offsetof(struct tokenize_body, add_special),
+    {.name = "model",
+     .type = FIELD_CUSTOM,
+     .given = -1,
+     .read = read_model,
+     .schema = "{\"type\":\"string\"}",
+     .help = "The served model; it may be left out."},
+    {.name = "prompt",
+     .type = FIELD_CUSTOM,
+     .given = -1,
+     .read = read_token_text,
+     .schema = "{\"type\":\"string\",\"minLength\":1}",
+     .help = "The text."},
+    {.name = "add_special_tokens",
+     .type = FIELD_BOOL,
+     .given = -1,
+     .offset = offsetof(struct tokenize_body, add_special),
      .help = "Begin as the model's tokenizer does (BOS)."},
-    {.name = "return_token_strs", .type = FIELD_BOOL, .given = -1, .offset = offsetof(struct tokenize_body, out.return_strings),
+    {.name = "return_token_strs",
+     .type = FIELD_BOOL,
+     .given = -1,
+     .offset = offsetof(struct tokenize_body, out.return_strings),
      .help = "The tokens' texts too."},
 };
 const struct field_table tokenize_fields = {tokenize_rows, ARRAY_LEN(tokenize_rows)};
 
 static const struct field detokenize_rows[] = {
-    {.name = "model", .type = FIELD_CUSTOM, .given = -1, .read = read_model, .schema = "{\"type\":\"string\"}", .help = "The served model; it may be left out."},
-    {.name = "tokens", .type = FIELD_CUSTOM, .given = -1, .read = read_token_list,
-     .schema = "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"integer\",\"minimum\":0}}", .help = "Token ids."},
+    {.name = "model",
+     .type = FIELD_CUSTOM,
+     .given = -1,
+     .read = read_model,
+     .schema = "{\"type\":\"string\"}",
+     .help = "The served model; it may be left out."},
+    {.name = "tokens",
+     .type = FIELD_CUSTOM,
+     .given = -1,
+     .read = read_token_list,
+     .schema = "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"integer\",\"minimum\":0}}",
+     .help = "Token ids."},
 };
 const struct field_table detokenize_fields = {detokenize_rows, ARRAY_LEN(detokenize_rows)};
 
-static int token_body_parse(struct tokenize *ret, const struct field_table *t, const char *required, const char *body, size_t len,
-                            const struct api_context *ctx, struct err *e)
+static int token_body_parse(struct tokenize *ret, const struct field_table *t, const char *required, const char *body,
+                            size_t len, const struct api_context *ctx, struct err *e)
 {
     struct tokenize_body b = {.add_special = true};
     char ignored[8] = "";

@@ -9,13 +9,15 @@
 int http_status_of(int err_code)
 {
     switch (err_code) {
-    case ERR_INVALID: case ERR_UNSUPPORTED:
+    case ERR_INVALID:
+    case ERR_UNSUPPORTED:
         return 400;
     case ERR_NOT_FOUND:
         return 404;
     case ERR_FULL:
         return 429;
-    case ERR_DRAINING: case ERR_NOMEM:
+    case ERR_DRAINING:
+    case ERR_NOMEM:
         return 503;
     case ERR_TIMEOUT:
         return 504;
@@ -26,8 +28,11 @@ int http_status_of(int err_code)
 
 static const char *error_type(int status)
 {
-    return status == 401 ? "authentication_error" : status == 404 ? "not_found_error" : status == 429 ? "rate_limit_error"
-           : status >= 500 ? "server_error" : "invalid_request_error";
+    return status == 401   ? "authentication_error"
+           : status == 404 ? "not_found_error"
+           : status == 429 ? "rate_limit_error"
+           : status >= 500 ? "server_error"
+                           : "invalid_request_error";
 }
 
 static void put_string(struct buf *b, const char *s)
@@ -54,7 +59,8 @@ void api_model(struct buf *b, const struct api_context *ctx)
 {
     PUT(b, "{\"id\":");
     put_string(b, ctx->info.model_name);
-    buf_printf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"quire\",\"root\":", (long long)ctx->info.created);
+    buf_printf(b,
+               ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"quire\",\"root\":", (long long)ctx->info.created);
     put_string(b, ctx->info.model_name);
     buf_printf(b, ",\"parent\":null,\"max_model_len\":%d}", ctx->info.max_model_len);
 }
@@ -87,7 +93,8 @@ static void put_schema(struct buf *b, const struct field *f)
     case FIELD_STRING:
         PUT(b, "{\"type\":\"string\"}");
         break;
-    case FIELD_INT: case FIELD_FLOAT:
+    case FIELD_INT:
+    case FIELD_FLOAT:
         buf_printf(b, "{\"type\":\"%s\"", f->type == FIELD_INT ? "integer" : "number");
         put_bounds(b, f);
         buf_putc(b, '}');
@@ -136,24 +143,32 @@ static void put_table(struct buf *b, const char *name, const struct field_table 
 }
 
 /* The answers that any route may give besides its own. */
-#define ERROR_ANSWER(code, what) "\"" code "\":{\"description\":\"" what "\",\"content\":{\"application/json\":{\"schema\":{\"$ref\":\"#/components/schemas/error\"}}}}"
-#define COMMON_ANSWERS ERROR_ANSWER("401", "API key missing or wrong") "," ERROR_ANSWER("503", "starting, draining or out of memory")
-#define POST_ANSWERS                                                                                             \
-    ERROR_ANSWER("400", "a field is wrong") "," ERROR_ANSWER("404", "unknown model") ","                         \
-    ERROR_ANSWER("413", "body too large") "," ERROR_ANSWER("415", "not application/json") "," COMMON_ANSWERS
+#define ERROR_ANSWER(code, what)            \
+    "\"" code "\":{\"description\":\"" what \
+    "\",\"content\":{\"application/json\":{\"schema\":{\"$ref\":\"#/components/schemas/error\"}}}}"
+#define COMMON_ANSWERS \
+    ERROR_ANSWER("401", "API key missing or wrong") "," ERROR_ANSWER("503", "starting, draining or out of memory")
+#define POST_ANSWERS                                                                                     \
+    ERROR_ANSWER("400", "a field is wrong")                                                              \
+    "," ERROR_ANSWER("404", "unknown model") "," ERROR_ANSWER("413", "body too large") "," ERROR_ANSWER( \
+        "415", "not application/json") "," COMMON_ANSWERS
 
 static void put_post(struct buf *b, const char *path, const char *summary, const char *table, const char *answer)
 {
     buf_printf(b,
-               "\"%s\":{\"post\":{\"summary\":\"%s\",\"requestBody\":{\"required\":true,\"content\":{\"application/json\":{\"schema\":"
-               "{\"$ref\":\"#/components/schemas/%s\"}}}},\"responses\":{\"200\":{\"description\":\"OK\",\"content\":{%s}},%s}}}",
+               "\"%s\":{\"post\":{\"summary\":\"%s\",\"requestBody\":{\"required\":true,\"content\":{\"application/"
+               "json\":{\"schema\":"
+               "{\"$ref\":\"#/components/schemas/"
+               "%s\"}}}},\"responses\":{\"200\":{\"description\":\"OK\",\"content\":{%s}},%s}}}",
                path, summary, table, answer, POST_ANSWERS);
 }
 
 static void put_get(struct buf *b, const char *path, const char *summary, const char *content_type, const char *answers)
 {
-    buf_printf(b, ",\"%s\":{\"get\":{\"summary\":\"%s\",\"responses\":{\"200\":{\"description\":\"OK\",\"content\":{\"%s\":{}}}%s}}}", path, summary,
-               content_type, answers);
+    buf_printf(b,
+               ",\"%s\":{\"get\":{\"summary\":\"%s\",\"responses\":{\"200\":{\"description\":\"OK\",\"content\":{\"%"
+               "s\":{}}}%s}}}",
+               path, summary, content_type, answers);
 }
 
 void api_openapi(struct buf *b)
@@ -161,10 +176,13 @@ void api_openapi(struct buf *b)
     static const char json[] = "\"application/json\":{\"schema\":{\"type\":\"object\"}}";
     static const char common[] = "," COMMON_ANSWERS;
 
-    PUT(b, "{\"openapi\":\"3.1.0\",\"info\":{\"title\":\"Quire\",\"version\":\"" QUIRE_VERSION "\"},\"security\":[{\"key\":[]},{}],\"paths\":{");
+    PUT(b, "{\"openapi\":\"3.1.0\",\"info\":{\"title\":\"Quire\",\"version\":\"" QUIRE_VERSION
+           "\"},\"security\":[{\"key\":[]},{}],\"paths\":{");
     buf_printf(b,
-               "\"/v1/completions\":{\"post\":{\"summary\":\"Complete prompts\",\"requestBody\":{\"required\":true,\"content\":{\"application/json\":{"
-               "\"schema\":{\"$ref\":\"#/components/schemas/completion\"}}}},\"responses\":{\"200\":{\"description\":\"OK\",\"content\":{%s,"
+               "\"/v1/completions\":{\"post\":{\"summary\":\"Complete "
+               "prompts\",\"requestBody\":{\"required\":true,\"content\":{\"application/json\":{"
+               "\"schema\":{\"$ref\":\"#/components/schemas/"
+               "completion\"}}}},\"responses\":{\"200\":{\"description\":\"OK\",\"content\":{%s,"
                "\"text/event-stream\":{}}},%s,%s,%s}}}",
                json, POST_ANSWERS, ERROR_ANSWER("429", "the queue is full"), ERROR_ANSWER("500", "the device failed"));
     buf_putc(b, ',');
@@ -172,11 +190,14 @@ void api_openapi(struct buf *b)
     buf_putc(b, ',');
     put_post(b, "/detokenize", "Token ids to text", "detokenize", json);
     put_get(b, "/v1/models", "The served model", "application/json", common);
-    PUT(b, ",\"/v1/models/{id}\":{\"get\":{\"summary\":\"One model\",\"parameters\":[{\"name\":\"id\",\"in\":\"path\",\"required\":true,"
-           "\"schema\":{\"type\":\"string\"}}],\"responses\":{\"200\":{\"description\":\"OK\",\"content\":{\"application/json\":{}}},"
-           ERROR_ANSWER("404", "unknown model") "," COMMON_ANSWERS "}}}");
-    put_get(b, "/health", "Whether requests are answered", "application/json", ",\"503\":{\"description\":\"starting, draining, stalled or dead\"}");
-    put_get(b, "/ping", "The same", "application/json", ",\"503\":{\"description\":\"starting, draining, stalled or dead\"}");
+    PUT(b, ",\"/v1/models/{id}\":{\"get\":{\"summary\":\"One "
+           "model\",\"parameters\":[{\"name\":\"id\",\"in\":\"path\",\"required\":true,"
+           "\"schema\":{\"type\":\"string\"}}],\"responses\":{\"200\":{\"description\":\"OK\",\"content\":{"
+           "\"application/json\":{}}}," ERROR_ANSWER("404", "unknown model") "," COMMON_ANSWERS "}}}");
+    put_get(b, "/health", "Whether requests are answered", "application/json",
+            ",\"503\":{\"description\":\"starting, draining, stalled or dead\"}");
+    put_get(b, "/ping", "The same", "application/json",
+            ",\"503\":{\"description\":\"starting, draining, stalled or dead\"}");
     put_get(b, "/metrics", "Prometheus metrics", "text/plain", common);
     put_get(b, "/version", "Version", "application/json", "," ERROR_ANSWER("401", "API key missing or wrong"));
     PUT(b, "},\"components\":{\"securitySchemes\":{\"key\":{\"type\":\"http\",\"scheme\":\"bearer\"}},\"schemas\":{");
@@ -185,7 +206,9 @@ void api_openapi(struct buf *b)
     put_table(b, "tokenize", &tokenize_fields, "prompt");
     buf_putc(b, ',');
     put_table(b, "detokenize", &detokenize_fields, "tokens");
-    PUT(b, ",\"error\":{\"type\":\"object\",\"required\":[\"error\"],\"properties\":{\"error\":{\"type\":\"object\",\"required\":[\"message\",\"type\","
-           "\"param\",\"code\"],\"properties\":{\"message\":{\"type\":\"string\"},\"type\":{\"type\":\"string\"},\"param\":{\"type\":[\"string\",\"null\"]},"
+    PUT(b, ",\"error\":{\"type\":\"object\",\"required\":[\"error\"],\"properties\":{\"error\":{\"type\":\"object\","
+           "\"required\":[\"message\",\"type\","
+           "\"param\",\"code\"],\"properties\":{\"message\":{\"type\":\"string\"},\"type\":{\"type\":\"string\"},"
+           "\"param\":{\"type\":[\"string\",\"null\"]},"
            "\"code\":{\"type\":\"integer\"}}}}}}}}");
 }

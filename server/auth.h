@@ -9,7 +9,7 @@ struct keys {
     uint64_t secret;
     struct key_digest {
         uint64_t low, high;
-    } *digest; /* [n] */
+    } * digest; /* [n] */
     int n;
 };
 

@@ -47,7 +47,8 @@ static void comma(struct buf *b)
     }
 }
 
-static void add_token(struct choice_parts *p, const struct sse_style *s, const struct output *o, const struct token_out *t)
+static void add_token(struct choice_parts *p, const struct sse_style *s, const struct output *o,
+                      const struct token_out *t)
 {
     if (s->token_ids && !o->prompt) {
         comma(&p->ids);
@@ -71,12 +72,14 @@ static void add_token(struct choice_parts *p, const struct sse_style *s, const s
 
 static size_t parts_bytes(const struct choice_parts *p)
 {
-    return p->text.len + p->tokens.len + p->logprobs.len + p->top.len + p->offsets.len + p->ids.len + p->prompt_logprobs.len;
+    return p->text.len + p->tokens.len + p->logprobs.len + p->top.len + p->offsets.len + p->ids.len +
+           p->prompt_logprobs.len;
 }
 
 static bool parts_failed(const struct choice_parts *p)
 {
-    return p->text.failed || p->tokens.failed || p->logprobs.failed || p->top.failed || p->offsets.failed || p->ids.failed || p->prompt_logprobs.failed;
+    return p->text.failed || p->tokens.failed || p->logprobs.failed || p->top.failed || p->offsets.failed ||
+           p->ids.failed || p->prompt_logprobs.failed;
 }
 
 int collector_add(struct collector *c, const struct sse_style *s, int32_t index, const struct output *o)
@@ -108,7 +111,8 @@ static void put_list(struct buf *b, const char *opening, const struct buf *insid
     buf_putc(b, ']');
 }
 
-static void put_choice(struct buf *b, const struct choice_parts *p, const struct sse_style *s, int32_t index, const struct prompt_ids *prompt)
+static void put_choice(struct buf *b, const struct choice_parts *p, const struct sse_style *s, int32_t index,
+                       const struct prompt_ids *prompt)
 {
     PUT(b, "{\"index\":");
     put_i64(b, index);
@@ -137,8 +141,8 @@ static void put_choice(struct buf *b, const struct choice_parts *p, const struct
     buf_putc(b, '}');
 }
 
-int collector_body(struct buf *b, const struct collector *c, const struct sse_style *s, const struct prompt_ids *prompts, int32_t n,
-                   const struct usage *total)
+int collector_body(struct buf *b, const struct collector *c, const struct sse_style *s,
+                   const struct prompt_ids *prompts, int32_t n, const struct usage *total)
 {
     const size_t skip = sizeof("data: ") - 1;
 

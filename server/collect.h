@@ -15,7 +15,7 @@ struct choice_parts {
 struct collector {
     struct choice_parts *choice; /* [n_choices] */
     int32_t n_choices;
-    size_t bytes;                /* of all parts; LIMIT_RESPONSE_BYTES at most */
+    size_t bytes; /* of all parts; LIMIT_RESPONSE_BYTES at most */
 };
 
 int collector_init(struct collector *c, int32_t n_choices, struct err *e);
@@ -29,7 +29,7 @@ struct prompt_ids {
     int32_t n;
 };
 /* The body. `prompts` [n_choices / n] where the style asks for token ids. */
-int collector_body(struct buf *b, const struct collector *c, const struct sse_style *s, const struct prompt_ids *prompts, int32_t n,
-                   const struct usage *total);
+int collector_body(struct buf *b, const struct collector *c, const struct sse_style *s,
+                   const struct prompt_ids *prompts, int32_t n, const struct usage *total);
 
 #endif

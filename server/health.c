@@ -50,7 +50,9 @@ static void from_settings(struct target *t, const struct settings *s)
     const char *host = s->host ? s->host : "127.0.0.1";
 
     /* "Any address" is listened on, not connected to. */
-    host = strcmp(host, "0.0.0.0") == 0 ? "127.0.0.1" : strcmp(host, "::") == 0 || strcmp(host, "[::]") == 0 ? "::1" : host;
+    host = strcmp(host, "0.0.0.0") == 0                           ? "127.0.0.1"
+           : strcmp(host, "::") == 0 || strcmp(host, "[::]") == 0 ? "::1"
+                                                                  : host;
     snprintf(t->host, sizeof(t->host), "%s", host);
     snprintf(t->port, sizeof(t->port), "%lld", (long long)s->port);
     snprintf(t->path, sizeof(t->path), "%s", s->uds ? s->uds : "");
@@ -154,7 +156,8 @@ int health_main(int argc, char **argv, char **env)
     }
     int fd = dial(&t);
     if (fd < 0) {
-        fprintf(stderr, "quire: no server at %s%s%s: %s\n", t.path[0] ? t.path : t.host, t.path[0] ? "" : ":", t.path[0] ? "" : t.port, strerror(errno));
+        fprintf(stderr, "quire: no server at %s%s%s: %s\n", t.path[0] ? t.path : t.host, t.path[0] ? "" : ":",
+                t.path[0] ? "" : t.port, strerror(errno));
         return 1;
     }
     if (t.tls) {

@@ -11,8 +11,9 @@
 #include "server/listen.h"
 
 enum {
-    IDLE_TIMEOUT_S = 75,     /* a connection with nothing on it */
-    REFUSED_BODY_FACTOR = 4, /* a body over the cap is read to its end up to so many times the cap: the answer is then seen */
+    IDLE_TIMEOUT_S = 75, /* a connection with nothing on it */
+    REFUSED_BODY_FACTOR =
+        4, /* a body over the cap is read to its end up to so many times the cap: the answer is then seen */
 };
 
 /* ---- replies ---- */
@@ -84,7 +85,8 @@ static enum MHD_Result send_reply(struct exchange *x, struct MHD_Connection *c, 
         reply_error(r, 503, NULL, "out of memory");
     }
     size_t len = r->body.len;
-    struct MHD_Response *m = MHD_create_response_from_buffer(len, r->body.data ? r->body.data : "", r->body.data ? MHD_RESPMEM_MUST_FREE : MHD_RESPMEM_PERSISTENT);
+    struct MHD_Response *m = MHD_create_response_from_buffer(
+        len, r->body.data ? r->body.data : "", r->body.data ? MHD_RESPMEM_MUST_FREE : MHD_RESPMEM_PERSISTENT);
     if (!m) {
         buf_release(&r->body);
         return MHD_NO;
@@ -121,7 +123,8 @@ static void free_nothing(void *cls)
 
 static enum MHD_Result send_events(struct exchange *x, struct MHD_Connection *c)
 {
-    struct MHD_Response *m = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 1024, stream_read, x->stream, free_nothing);
+    struct MHD_Response *m =
+        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 1024, stream_read, x->stream, free_nothing);
 
     if (!m) {
         return MHD_NO;
@@ -207,7 +210,8 @@ static void name_request(struct exchange *x, struct MHD_Connection *c)
     }
     ssize_t got = getrandom(random, sizeof(random), 0);
     (void)got;
-    snprintf(x->request_id, sizeof(x->request_id), "%016llx%016llx", (unsigned long long)random[0], (unsigned long long)random[1]);
+    snprintf(x->request_id, sizeof(x->request_id), "%016llx%016llx", (unsigned long long)random[0],
+             (unsigned long long)random[1]);
 }
 
 /* Remember the Origin of a request from a page that the settings allow. */
@@ -234,7 +238,8 @@ static bool is_json(const char *content_type)
     static const char json[] = "application/json";
     size_t n = sizeof(json) - 1;
 
-    return !content_type || (strncasecmp(content_type, json, n) == 0 && (!content_type[n] || strchr("; \t", content_type[n])));
+    return !content_type ||
+           (strncasecmp(content_type, json, n) == 0 && (!content_type[n] || strchr("; \t", content_type[n])));
 }
 
 /* What can be refused before the body is read. */
@@ -244,7 +249,8 @@ static void check_headers(struct exchange *x, struct MHD_Connection *c, const ch
     bool preflight = strcmp(x->method, "OPTIONS") == 0;
     char text[256];
 
-    if (!(x->route && x->route->open) && !preflight && !keys_allow(&s->keys, header(c, MHD_HTTP_HEADER_AUTHORIZATION))) {
+    if (!(x->route && x->route->open) && !preflight &&
+        !keys_allow(&s->keys, header(c, MHD_HTTP_HEADER_AUTHORIZATION))) {
         set_refusal(x, 401, "API key missing or wrong; send the header 'Authorization: Bearer KEY'");
     } else if (!x->route && !allow) {
         snprintf(text, sizeof(text), "no route %.100s; see /openapi.json", x->path);
@@ -292,7 +298,8 @@ static void too_large(struct exchange *x)
 {
     char text[128];
 
-    snprintf(text, sizeof(text), "body is larger than %lld bytes (max-body-bytes)", (long long)x->server->settings->max_body_bytes);
+    snprintf(text, sizeof(text), "body is larger than %lld bytes (max-body-bytes)",
+             (long long)x->server->settings->max_body_bytes);
     set_refusal(x, 413, text);
 }
 
@@ -327,7 +334,8 @@ static void take_body(struct exchange *x, const char *data, size_t len)
 static bool refuse_unsent(struct exchange *x, struct MHD_Connection *c)
 {
     const char *length = header(c, MHD_HTTP_HEADER_CONTENT_LENGTH), *expect = header(c, MHD_HTTP_HEADER_EXPECT);
-    unsigned long long n = length ? strtoull(length, NULL, 10) : 0, max = (unsigned long long)x->server->settings->max_body_bytes;
+    unsigned long long n = length ? strtoull(length, NULL, 10) : 0,
+                       max = (unsigned long long)x->server->settings->max_body_bytes;
 
     if (!x->refused && n > max) {
         too_large(x);
@@ -363,8 +371,8 @@ static enum MHD_Result dispatch(struct exchange *x, struct MHD_Connection *c)
     return begin_stream(x, c);
 }
 
-static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const char *url, const char *method, const char *version,
-                                  const char *data, size_t *size, void **context)
+static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const char *url, const char *method,
+                                  const char *version, const char *data, size_t *size, void **context)
 {
     struct exchange *x = *context;
 
@@ -403,15 +411,17 @@ static void log_request(const struct exchange *x)
     const char *route = x->route ? x->route->label : "other";
 
     if (!s) {
-        log_event(level, "request", LOG_STR("id", x->request_id), LOG_STR("method", x->method_name), LOG_STR("route", route),
-                  LOG_I64("status", x->status), LOG_F64("ms", ms));
+        log_event(level, "request", LOG_STR("id", x->request_id), LOG_STR("method", x->method_name),
+                  LOG_STR("route", route), LOG_I64("status", x->status), LOG_F64("ms", ms));
         return;
     }
     double ttft_ms = s->first_us ? (double)(s->first_us - x->begin_us) / 1e3 : -1;
-    log_event(level, "request", LOG_STR("id", x->request_id), LOG_STR("method", x->method_name), LOG_STR("route", route), LOG_I64("status", x->status),
-              LOG_F64("ms", ms), LOG_F64("ttft_ms", ttft_ms), LOG_I64("prompts", s->n_requests), LOG_I64("n", s->n),
-              LOG_I64("prompt_tokens", s->total.prompt_tokens), LOG_I64("cached_tokens", s->total.cached_tokens),
-              LOG_I64("completion_tokens", s->total.completion_tokens), LOG_STR("finish", s->finish ? finish_reason_name(s->finish) : "none"));
+    log_event(level, "request", LOG_STR("id", x->request_id), LOG_STR("method", x->method_name),
+              LOG_STR("route", route), LOG_I64("status", x->status), LOG_F64("ms", ms), LOG_F64("ttft_ms", ttft_ms),
+              LOG_I64("prompts", s->n_requests), LOG_I64("n", s->n), LOG_I64("prompt_tokens", s->total.prompt_tokens),
+              LOG_I64("cached_tokens", s->total.cached_tokens),
+              LOG_I64("completion_tokens", s->total.completion_tokens),
+              LOG_STR("finish", s->finish ? finish_reason_name(s->finish) : "none"));
 }
 
 static void count_request(const struct exchange *x)
@@ -552,7 +562,8 @@ static int load_tls(struct server *s, struct err *e)
         return 0;
     }
     if (!o->ssl_certfile || !o->ssl_keyfile) {
-        return err_set_param(e, ERR_INVALID, o->ssl_certfile ? "ssl-keyfile" : "ssl-certfile", "ssl-certfile and ssl-keyfile go together; one is missing");
+        return err_set_param(e, ERR_INVALID, o->ssl_certfile ? "ssl-keyfile" : "ssl-certfile",
+                             "ssl-certfile and ssl-keyfile go together; one is missing");
     }
     if (MHD_is_feature_supported(MHD_FEATURE_TLS) != MHD_YES) {
         return err_set_param(e, ERR_UNSUPPORTED, "ssl-certfile", "this machine's libmicrohttpd was built without TLS");
@@ -567,20 +578,22 @@ static int start_daemon(struct server *s, struct err *e)
 {
     int threads = pool_threads(s->settings);
     int64_t connections = MAX(raise_nofile(s->settings->max_connections), threads);
-    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | (s->tls ? MHD_USE_TLS : 0);
+    unsigned flags =
+        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | (s->tls ? MHD_USE_TLS : 0);
     struct MHD_OptionItem more[] = {
         {s->tls ? MHD_OPTION_HTTPS_MEM_CERT : MHD_OPTION_END, 0, s->tls_cert},
         {MHD_OPTION_HTTPS_MEM_KEY, 0, s->tls_key},
         {MHD_OPTION_END, 0, NULL},
     };
 
-    s->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_request, s, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_message, NULL,
-                                 MHD_OPTION_LISTEN_SOCKET, s->listen_fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)connections,
-                                 MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)LIMIT_HEADER_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
-                                 (unsigned)IDLE_TIMEOUT_S, MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_NOTIFY_CONNECTION,
-                                 on_connection, s, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)(threads > 1 ? threads : 0), MHD_OPTION_ARRAY, more,
-                                 MHD_OPTION_END);
-    return s->daemon ? 0 : err_set(e, ERR_IO, "libmicrohttpd did not start%s", s->tls ? ": is the certificate right?" : "");
+    s->daemon = MHD_start_daemon(
+        flags, 0, NULL, NULL, on_request, s, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_message, NULL, MHD_OPTION_LISTEN_SOCKET,
+        s->listen_fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)LIMIT_HEADER_BYTES, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_TIMEOUT_S,
+        MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_NOTIFY_CONNECTION, on_connection, s,
+        MHD_OPTION_THREAD_POOL_SIZE, (unsigned)(threads > 1 ? threads : 0), MHD_OPTION_ARRAY, more, MHD_OPTION_END);
+    return s->daemon ? 0
+                     : err_set(e, ERR_IO, "libmicrohttpd did not start%s", s->tls ? ": is the certificate right?" : "");
 }
 
 int server_open(struct server *s, const struct settings *settings, struct err *e)

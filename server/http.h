@@ -24,16 +24,16 @@ struct server {
     const struct settings *settings;
     struct MHD_Daemon *daemon;
     int listen_fd;
-    char url[300];               /* where it listens, for people */
+    char url[300]; /* where it listens, for people */
     bool tls;
-    char *tls_cert, *tls_key;    /* owned PEM text */
+    char *tls_cert, *tls_key; /* owned PEM text */
     struct keys keys;
     struct stream_hub hub;
-    struct api_context api;      /* constant once `engine` is set */
+    struct api_context api;        /* constant once `engine` is set */
     struct engine *_Atomic engine; /* NULL while starting */
     atomic_bool draining;
-    atomic_bool dead;            /* the engine could not start or died: told by /health */
-    _Atomic int64_t body_bytes;  /* of all bodies being received */
+    atomic_bool dead;           /* the engine could not start or died: told by /health */
+    _Atomic int64_t body_bytes; /* of all bodies being received */
     _Atomic int64_t connections;
     pthread_mutex_t peers_lock;
     struct peer *peers;
@@ -44,20 +44,20 @@ struct server {
 /* One request, from its headers to its end. */
 struct exchange {
     struct server *server;
-    const struct route *route;   /* NULL: none matched */
+    const struct route *route; /* NULL: none matched */
     struct peer *peer;
-    const char *method;          /* MHD's: good until the request is dispatched */
-    char method_name[16];        /* for the log */
+    const char *method;   /* MHD's: good until the request is dispatched */
+    char method_name[16]; /* for the log */
     bool http_1_0;
-    uint64_t body_seen;          /* bytes of body, dropped ones too */
+    uint64_t body_seen; /* bytes of body, dropped ones too */
     char path[256];
     char request_id[LIMIT_REQUEST_ID_BYTES + 1];
-    char origin[256];            /* of a CORS request that is allowed, or "" */
+    char origin[256]; /* of a CORS request that is allowed, or "" */
     struct buf body;
-    bool refused;                /* answer `refusal`, drop the body */
+    bool refused; /* answer `refusal`, drop the body */
     bool parked;
-    struct reply *refusal;       /* owned */
-    struct stream *stream;       /* holds a reference */
+    struct reply *refusal; /* owned */
+    struct stream *stream; /* holds a reference */
     char ignored[256];
     int64_t begin_us;
     int status;
@@ -66,8 +66,8 @@ struct exchange {
 /* What a handler answers. */
 struct reply {
     int status;
-    const char *content_type;    /* application/json when NULL */
-    const char *allow;           /* Allow, with 405 and OPTIONS */
+    const char *content_type; /* application/json when NULL */
+    const char *allow;        /* Allow, with 405 and OPTIONS */
     struct buf body;
     bool close;
 };
@@ -76,12 +76,12 @@ void reply_init(struct reply *r, int status);
 void reply_error(struct reply *r, int status, const char *param, const char *message);
 
 struct route {
-    const char *method;          /* GET or POST */
-    const char *path;            /* exact; or a prefix that ends in '/', the rest is an argument */
-    const char *label;           /* in metrics */
-    bool open;                   /* no API key asked */
-    bool quiet;                  /* logged at debug only */
-    bool needs_engine;           /* 503 while starting */
+    const char *method; /* GET or POST */
+    const char *path;   /* exact; or a prefix that ends in '/', the rest is an argument */
+    const char *label;  /* in metrics */
+    bool open;          /* no API key asked */
+    bool quiet;         /* logged at debug only */
+    bool needs_engine;  /* 503 while starting */
     /* Answer into `r`; or set x->stream, and nothing of `r` is used. `arg`: what follows a prefix. */
     void (*handle)(struct exchange *x, const char *arg, struct reply *r);
 };

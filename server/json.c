@@ -56,7 +56,8 @@ size_t utf8_char_len(const unsigned char *s, size_t left)
         }
     }
     /* Overlong forms, surrogates, beyond U+10FFFF. */
-    bool wrong = (a == 0xe0 && s[1] < 0xa0) || (a == 0xed && s[1] > 0x9f) || (a == 0xf0 && s[1] < 0x90) || (a == 0xf4 && s[1] > 0x8f);
+    bool wrong = (a == 0xe0 && s[1] < 0xa0) || (a == 0xed && s[1] > 0x9f) || (a == 0xf0 && s[1] < 0x90) ||
+                 (a == 0xf4 && s[1] > 0x8f);
     return wrong ? 0 : n;
 }
 
@@ -96,7 +97,8 @@ static int scan_unicode(struct scan *s)
         return scan_fail(s, "four hexadecimal digits");
     }
     if (unit == 0) {
-        return err_set(s->e, ERR_INVALID, "body has \\u0000 at byte %zu: strings cannot hold the character NUL", s->at - 2);
+        return err_set(s->e, ERR_INVALID, "body has \\u0000 at byte %zu: strings cannot hold the character NUL",
+                       s->at - 2);
     }
     s->at += 4;
     if (unit < 0xd800 || unit > 0xdfff) {
@@ -134,7 +136,8 @@ static int scan_string(struct scan *s)
             return 0;
         }
         if (c < 0x20) {
-            return err_set(s->e, ERR_INVALID, "body has a control character (0x%02x) inside a string at byte %zu: escape it", c, s->at);
+            return err_set(s->e, ERR_INVALID,
+                           "body has a control character (0x%02x) inside a string at byte %zu: escape it", c, s->at);
         }
         if (c == '\\') {
             s->at++;
@@ -190,7 +193,8 @@ static int scan_number(struct scan *s)
     }
     /* cJSON copies a number to 64 bytes of stack and reads what fits. */
     if (s->at - begin > 60) {
-        return err_set(s->e, ERR_INVALID, "body has a number of %zu characters at byte %zu; at most 60 are read", s->at - begin, begin);
+        return err_set(s->e, ERR_INVALID, "body has a number of %zu characters at byte %zu; at most 60 are read",
+                       s->at - begin, begin);
     }
     if (!plain) {
         char copy[64];
@@ -281,7 +285,17 @@ static int scan_value(struct scan *s, int depth)
         return scan_word(s, "false");
     case 'n':
         return scan_word(s, "null");
-    case '-': case '0': case '1': case '2': case '3': case '4': case '5': case '6': case '7': case '8': case '9':
+    case '-':
+    case '0':
+    case '1':
+    case '2':
+    case '3':
+    case '4':
+    case '5':
+    case '6':
+    case '7':
+    case '8':
+    case '9':
         return scan_number(s);
     default:
         return scan_fail(s, "a value");
@@ -344,7 +358,8 @@ size_t json_member_text(const char *text, size_t len, int k, const char **ret)
 const char *json_kind(const cJSON *v)
 {
     switch (v->type & 0xff) {
-    case cJSON_True: case cJSON_False:
+    case cJSON_True:
+    case cJSON_False:
         return "a boolean";
     case cJSON_Number:
         return "a number";

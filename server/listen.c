@@ -33,7 +33,8 @@ static int listen_unix(int *ret, const char *path, struct err *e)
     struct stat st;
 
     if (strlen(path) >= sizeof(a.sun_path)) {
-        return err_set_param(e, ERR_INVALID, "uds", "uds is a path of %zu bytes; at most %zu are allowed", strlen(path), sizeof(a.sun_path) - 1);
+        return err_set_param(e, ERR_INVALID, "uds", "uds is a path of %zu bytes; at most %zu are allowed", strlen(path),
+                             sizeof(a.sun_path) - 1);
     }
     strcpy(a.sun_path, path);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -41,12 +42,14 @@ static int listen_unix(int *ret, const char *path, struct err *e)
         return err_set(e, ERR_IO, "cannot make a socket: %s", strerror(errno));
     }
     /* A path left by a server that is gone is replaced; one that answers is not. */
-    if (lstat(path, &st) == 0 && S_ISSOCK(st.st_mode) && connect(fd, (struct sockaddr *)&a, sizeof(a)) != 0 && errno == ECONNREFUSED) {
+    if (lstat(path, &st) == 0 && S_ISSOCK(st.st_mode) && connect(fd, (struct sockaddr *)&a, sizeof(a)) != 0 &&
+        errno == ECONNREFUSED) {
         unlink(path);
     }
     if (bind(fd, (struct sockaddr *)&a, sizeof(a)) != 0 || listen(fd, BACKLOG) != 0) {
         int rc = err_set_param(e, ERR_IO, "uds", "cannot listen on uds '%s': %s", path,
-                               errno == EADDRINUSE ? "the path is in use; stop the other server or choose another" : strerror(errno));
+                               errno == EADDRINUSE ? "the path is in use; stop the other server or choose another"
+                                                   : strerror(errno));
         close(fd);
         return rc;
     }
@@ -80,18 +83,24 @@ static int listen_error(const struct settings *s, struct err *e)
     const char *host = s->host ? s->host : "127.0.0.1";
 
     if (errno == EADDRINUSE) {
-        return err_set_param(e, ERR_IO, "port", "port %lld on %s is in use by another process; stop it or choose another with --port",
+        return err_set_param(e, ERR_IO, "port",
+                             "port %lld on %s is in use by another process; stop it or choose another with --port",
                              (long long)s->port, host);
     }
     if (errno == EACCES) {
-        return err_set_param(e, ERR_IO, "port", "port %lld needs privileges; choose one above 1023 with --port", (long long)s->port);
+        return err_set_param(e, ERR_IO, "port", "port %lld needs privileges; choose one above 1023 with --port",
+                             (long long)s->port);
     }
-    return err_set_param(e, ERR_IO, "host", "cannot listen on %s port %lld: %s", host, (long long)s->port, strerror(errno));
+    return err_set_param(e, ERR_IO, "host", "cannot listen on %s port %lld: %s", host, (long long)s->port,
+                         strerror(errno));
 }
 
 static int listen_tcp(int *ret, const struct settings *s, struct err *e)
 {
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV}, *list;
+    struct addrinfo hints = {.ai_family = AF_UNSPEC,
+                             .ai_socktype = SOCK_STREAM,
+                             .ai_flags = AI_PASSIVE | AI_NUMERICSERV},
+                    *list;
     const char *host = s->host ? s->host : "127.0.0.1";
     char port[16], bare[256];
 
@@ -100,7 +109,8 @@ static int listen_tcp(int *ret, const struct settings *s, struct err *e)
     bare[strcspn(bare, "]")] = '\0';
     int rc = getaddrinfo(bare, port, &hints, &list);
     if (rc) {
-        return err_set_param(e, ERR_INVALID, "host", "host '%s' is no address of this machine: %s", host, gai_strerror(rc));
+        return err_set_param(e, ERR_INVALID, "host", "host '%s' is no address of this machine: %s", host,
+                             gai_strerror(rc));
     }
     int fd = -1;
     for (const struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
@@ -128,7 +138,8 @@ static void describe(char *url, size_t size, int fd, bool tls)
         snprintf(url, size, "%s://?", scheme);
     } else if (a.ss_family == AF_UNIX) {
         snprintf(url, size, "unix:%s", ((struct sockaddr_un *)&a)->sun_path);
-    } else if (getnameinfo((struct sockaddr *)&a, len, host, sizeof(host), port, sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV) == 0) {
+    } else if (getnameinfo((struct sockaddr *)&a, len, host, sizeof(host), port, sizeof(port),
+                           NI_NUMERICHOST | NI_NUMERICSERV) == 0) {
         bool v6 = strchr(host, ':');
         snprintf(url, size, "%s://%s%s%s:%s", scheme, v6 ? "[" : "", host, v6 ? "]" : "", port);
     }

@@ -29,7 +29,8 @@ static void counter(struct page *p, const char *name, const char *help, uint64_t
 
 static void labelled(struct page *p, const char *name, const char *label, const char *value, uint64_t count)
 {
-    buf_printf(p->b, "%s%s{model_name=\"%s\",%s=\"%s\"} %llu\n", p->prefix, name, p->model, label, value, (unsigned long long)count);
+    buf_printf(p->b, "%s%s{model_name=\"%s\",%s=\"%s\"} %llu\n", p->prefix, name, p->model, label, value,
+               (unsigned long long)count);
 }
 
 /* The buckets are read one after another while they are written to: each is right, and +Inf is the sum of what was read. */
@@ -40,11 +41,14 @@ static void histogram(struct page *p, const char *name, const char *help, const 
     head(p, name, "histogram", help);
     for (int i = 0; i < h->n_bounds; i++) {
         total += atomic_load_explicit(&h->count[i], memory_order_relaxed);
-        buf_printf(p->b, "%s%s_bucket{model_name=\"%s\",le=\"%.12g\"} %llu\n", p->prefix, name, p->model, h->bound[i], (unsigned long long)total);
+        buf_printf(p->b, "%s%s_bucket{model_name=\"%s\",le=\"%.12g\"} %llu\n", p->prefix, name, p->model, h->bound[i],
+                   (unsigned long long)total);
     }
     total += atomic_load_explicit(&h->count[h->n_bounds], memory_order_relaxed);
-    buf_printf(p->b, "%s%s_bucket{model_name=\"%s\",le=\"+Inf\"} %llu\n", p->prefix, name, p->model, (unsigned long long)total);
-    buf_printf(p->b, "%s%s_sum{model_name=\"%s\"} %.17g\n", p->prefix, name, p->model, atomic_load_explicit(&h->sum, memory_order_relaxed));
+    buf_printf(p->b, "%s%s_bucket{model_name=\"%s\",le=\"+Inf\"} %llu\n", p->prefix, name, p->model,
+               (unsigned long long)total);
+    buf_printf(p->b, "%s%s_sum{model_name=\"%s\"} %.17g\n", p->prefix, name, p->model,
+               atomic_load_explicit(&h->sum, memory_order_relaxed));
     buf_printf(p->b, "%s%s_count{model_name=\"%s\"} %llu\n", p->prefix, name, p->model, (unsigned long long)total);
 }
 
@@ -58,8 +62,10 @@ static void write_gauges(struct page *p, const struct engine_stats *s, const str
     gauge(p, "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", (double)s->blocks_used / blocks);
     gauge(p, "cpu_cache_usage_perc", "Share of host KV blocks in use, 0 to 1.", (double)s->host_blocks_used / host);
     head(p, "cache_config_info", "gauge", "The KV cache's make-up, as labels.");
-    buf_printf(p->b, "%scache_config_info{model_name=\"%s\",block_size=\"%d\",num_gpu_blocks=\"%d\",num_cpu_blocks=\"%d\"} 1\n", p->prefix,
-               p->model, info->block_size, info->n_blocks, info->n_host_blocks);
+    buf_printf(
+        p->b,
+        "%scache_config_info{model_name=\"%s\",block_size=\"%d\",num_gpu_blocks=\"%d\",num_cpu_blocks=\"%d\"} 1\n",
+        p->prefix, p->model, info->block_size, info->n_blocks, info->n_host_blocks);
 }
 
 static void write_counters(struct page *p, const struct engine_stats *s)
@@ -73,7 +79,8 @@ static void write_counters(struct page *p, const struct engine_stats *s)
     counter(p, "prefix_cache_hits_total", "Prompt tokens found there.", s->prefix_hits);
     head(p, "request_success_total", "counter", "Requests ended, by reason.");
     for (int f = FINISH_STOP; f <= FINISH_ERROR; f++) {
-        labelled(p, "request_success_total", "finished_reason", finish_reason_name((enum finish_reason)f), s->finished[f]);
+        labelled(p, "request_success_total", "finished_reason", finish_reason_name((enum finish_reason)f),
+                 s->finished[f]);
     }
 }
 
@@ -98,7 +105,8 @@ static void write_http(struct page *p, const struct server *s)
 {
     char status[16];
 
-    head(p, "http_requests_total", "counter", "HTTP requests, by route and status; 499: the client left before the end.");
+    head(p, "http_requests_total", "counter",
+         "HTTP requests, by route and status; 499: the client left before the end.");
     for (int r = 0; r <= n_routes; r++) {
         for (int i = 0; i < HTTP_STATUS_SLOTS; i++) {
             uint64_t n = atomic_load_explicit(&s->requests[r][i], memory_order_relaxed);
@@ -106,8 +114,8 @@ static void write_http(struct page *p, const struct server *s)
                 continue;
             }
             snprintf(status, sizeof(status), "%d", slot_status(i));
-            buf_printf(p->b, "%shttp_requests_total{route=\"%s\",status=\"%s\"} %llu\n", p->prefix, r < n_routes ? routes[r].label : "other",
-                       i ? status : "other", (unsigned long long)n);
+            buf_printf(p->b, "%shttp_requests_total{route=\"%s\",status=\"%s\"} %llu\n", p->prefix,
+                       r < n_routes ? routes[r].label : "other", i ? status : "other", (unsigned long long)n);
         }
     }
     gauge(p, "http_connections", "Open connections.", (double)atomic_load(&s->connections));

@@ -67,8 +67,8 @@ static void api_defaults(void *arg, struct gen_params *p)
     (void)got;
 }
 
-static int api_encode(void *arg, const char *text, size_t len, bool add_special, int32_t max_tokens, int32_t **ret_ids, int32_t *ret_n,
-                      struct err *e)
+static int api_encode(void *arg, const char *text, size_t len, bool add_special, int32_t max_tokens, int32_t **ret_ids,
+                      int32_t *ret_n, struct err *e)
 {
     return engine_encode(((struct daemon *)arg)->engine, text, len, add_special, max_tokens, ret_ids, ret_n, e);
 }
@@ -128,7 +128,8 @@ static bool wait_idle(struct daemon *d, double seconds)
     while (server_busy(&d->server) > 0 && clock_us() < until) {
         int sig = wait_signal(d);
         if (is_stop(sig)) {
-            log_event(LOG_WARN, "stopped at once", LOG_STR("signal", strsignal(sig)), LOG_I64("unfinished", server_busy(&d->server)));
+            log_event(LOG_WARN, "stopped at once", LOG_STR("signal", strsignal(sig)),
+                      LOG_I64("unfinished", server_busy(&d->server)));
             _exit(128 + sig);
         }
         feed_watchdog(d);
@@ -146,7 +147,8 @@ static void announce(const struct daemon *d)
     const struct engine_info *i = &d->server.api.info;
     const char *url = d->server.url;
 
-    log_event(LOG_INFO, "ready", LOG_STR("url", url), LOG_STR("model", i->model_name), LOG_STR("version", QUIRE_VERSION));
+    log_event(LOG_INFO, "ready", LOG_STR("url", url), LOG_STR("model", i->model_name),
+              LOG_STR("version", QUIRE_VERSION));
     if (!isatty(STDOUT_FILENO)) {
         return;
     }
@@ -154,7 +156,8 @@ static void announce(const struct daemon *d)
     bool local = strncmp(url, "unix:", 5) == 0;
     printf("\nQuire serves %s at %s. Try:\n\n  curl %s%s%s/v1/completions%s -H 'Content-Type: application/json' \\\n"
            "    -d '{\"prompt\": \"Once upon a time\", \"max_tokens\": 40}'\n\n",
-           i->model_name, url, local ? "--unix-socket " : "", local ? url + 5 : url, local ? " http://localhost" : "", key);
+           i->model_name, url, local ? "--unix-socket " : "", local ? url + 5 : url, local ? " http://localhost" : "",
+           key);
     fflush(stdout);
 }
 
@@ -189,7 +192,8 @@ static void serve(struct daemon *d)
     for (;;) {
         int sig = wait_signal(d);
         if (is_stop(sig)) {
-            log_event(LOG_INFO, "draining", LOG_STR("signal", strsignal(sig)), LOG_I64("unfinished", server_busy(&d->server)));
+            log_event(LOG_INFO, "draining", LOG_STR("signal", strsignal(sig)),
+                      LOG_I64("unfinished", server_busy(&d->server)));
             return;
         }
         if (engine_health(d->engine) == HEALTH_DEAD) {

@@ -177,8 +177,11 @@ int put_ids(struct buf *b, const int32_t *id, int32_t n)
 
 int put_usage(struct buf *b, const struct usage *u)
 {
-    return buf_printf(b, "\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,\"prompt_tokens_details\":{\"cached_tokens\":%d}}",
-                      u->prompt_tokens, u->completion_tokens, u->prompt_tokens + u->completion_tokens, u->cached_tokens);
+    return buf_printf(b,
+                      "\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,\"prompt_tokens_"
+                      "details\":{\"cached_tokens\":%d}}",
+                      u->prompt_tokens, u->completion_tokens, u->prompt_tokens + u->completion_tokens,
+                      u->cached_tokens);
 }
 
 int put_finish(struct buf *b, enum finish_reason finish, const char *stop_string, int32_t stop_token)
@@ -202,7 +205,8 @@ int put_finish(struct buf *b, enum finish_reason finish, const char *stop_string
 
 /* ---- events ---- */
 
-int sse_style_init(struct sse_style *s, const char *id, int64_t created, const char *model, const char *fingerprint, struct err *e)
+int sse_style_init(struct sse_style *s, const char *id, int64_t created, const char *model, const char *fingerprint,
+                   struct err *e)
 {
     struct buf b;
 
@@ -356,8 +360,8 @@ static int put_short(struct buf *b, const struct sse_style *s, int32_t index, co
     return 0;
 }
 
-int sse_piece(struct buf *b, const struct sse_style *s, int32_t index, const struct output *o, const int32_t *prompt, int32_t n_prompt,
-              const struct usage *total)
+int sse_piece(struct buf *b, const struct sse_style *s, int32_t index, const struct output *o, const int32_t *prompt,
+              int32_t n_prompt, const struct usage *total)
 {
     bool plain = o->finish == FINISH_NONE && !s->logprobs && !s->token_ids && !s->continuous_usage && !o->prompt;
 

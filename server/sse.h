@@ -10,13 +10,13 @@
 
 /* What all events of one HTTP request have in common. */
 struct sse_style {
-    char *head;              /* `data: {"id":…,"choices":[{"index":`, owned */
+    char *head; /* `data: {"id":…,"choices":[{"index":`, owned */
     size_t head_len;
-    char *bare;              /* `data: {"id":…,"choices":[` owned: for the usage event */
+    char *bare; /* `data: {"id":…,"choices":[` owned: for the usage event */
     size_t bare_len;
-    bool logprobs;           /* the tokens' log-probabilities were asked for */
-    bool echo_logprobs;      /* the prompt's too */
-    bool prompt_logprobs;    /* the field of that name was given */
+    bool logprobs;        /* the tokens' log-probabilities were asked for */
+    bool echo_logprobs;   /* the prompt's too */
+    bool prompt_logprobs; /* the field of that name was given */
     bool token_ids;
     bool continuous_usage;
     /* The bytes of a token, for its text in `logprobs`; as engine_token_bytes. */
@@ -25,13 +25,14 @@ struct sse_style {
 };
 
 /* Prepare head and bare. `model` and `fingerprint` are escaped here. */
-int sse_style_init(struct sse_style *s, const char *id, int64_t created, const char *model, const char *fingerprint, struct err *e);
+int sse_style_init(struct sse_style *s, const char *id, int64_t created, const char *model, const char *fingerprint,
+                   struct err *e);
 void sse_style_release(struct sse_style *s);
 
 /* One event: the piece `o` of choice `index`. `prompt` [n_prompt] is given with a choice's first event where token ids
  * were asked for. `total` is the usage of the whole HTTP request so far. All return what the buf says. */
-int sse_piece(struct buf *b, const struct sse_style *s, int32_t index, const struct output *o, const int32_t *prompt, int32_t n_prompt,
-              const struct usage *total);
+int sse_piece(struct buf *b, const struct sse_style *s, int32_t index, const struct output *o, const int32_t *prompt,
+              int32_t n_prompt, const struct usage *total);
 int sse_usage(struct buf *b, const struct sse_style *s, const struct usage *total);
 int sse_error(struct buf *b, int status, const char *message);
 int sse_done(struct buf *b);

@@ -55,7 +55,8 @@ static int make_requests(struct stream *s, struct completion *c, const char *id,
     return 0;
 }
 
-static int stream_fill(struct stream *s, struct completion *c, const char *id, const struct api_context *ctx, struct err *e)
+static int stream_fill(struct stream *s, struct completion *c, const char *id, const struct api_context *ctx,
+                       struct err *e)
 {
     struct sse_style *st = &s->style;
     int32_t n_choices = c->n_prompts * c->params.n;
@@ -80,7 +81,8 @@ static int stream_fill(struct stream *s, struct completion *c, const char *id, c
     return rc ? rc : make_requests(s, c, id, e);
 }
 
-int stream_new(struct stream **ret, struct stream_hub *h, struct completion *c, const char *id, const struct api_context *ctx, struct err *e)
+int stream_new(struct stream **ret, struct stream_hub *h, struct completion *c, const char *id,
+               const struct api_context *ctx, struct err *e)
 {
     struct stream *s = calloc(1, sizeof(*s));
 
@@ -234,7 +236,8 @@ static bool add_piece(struct stream *s, const struct output *o)
         return true;
     }
     if (s->mode == STREAM_COLLECT) {
-        set_error(s, rc == ERR_FULL ? 400 : 503, rc == ERR_FULL ? "the answer grew too large for one body: ask for less, or stream" : "out of memory");
+        set_error(s, rc == ERR_FULL ? 400 : 503,
+                  rc == ERR_FULL ? "the answer grew too large for one body: ask for less, or stream" : "out of memory");
         s->finished = true;
     } else {
         s->lost = true;

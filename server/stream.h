@@ -31,12 +31,12 @@ struct writer;
 
 /* What all streams share. */
 struct stream_hub {
-    struct sink sink;         /* given to engine_open */
-    struct writer *writer;    /* [n_writers] */
+    struct sink sink;      /* given to engine_open */
+    struct writer *writer; /* [n_writers] */
     int n_writers;
     atomic_uint next_writer;
     struct engine *_Atomic engine;
-    _Atomic int64_t n_streams;      /* streams that exist */
+    _Atomic int64_t n_streams;       /* streams that exist */
     _Atomic uint64_t n_gone, n_slow; /* clients that left before the end; that were cut off because they did not read */
 };
 
@@ -51,24 +51,24 @@ struct stream {
     struct stream_hub *hub;
     struct writer *writer;
     enum stream_mode mode;
-    bool chunked;              /* HTTP/1.1: bodies of unknown length are chunked */
+    bool chunked; /* HTTP/1.1: bodies of unknown length are chunked */
     bool include_usage;
     struct sse_style style;
-    struct request **request;  /* [n_requests] one a prompt */
-    int32_t n_requests, n;     /* n: choices a prompt */
-    size_t limit_bytes;        /* unread beyond this: cut off */
+    struct request **request; /* [n_requests] one a prompt */
+    int32_t n_requests, n;    /* n: choices a prompt */
+    size_t limit_bytes;       /* unread beyond this: cut off */
     struct MHD_Connection *connection;
     int fd;
 
     pthread_mutex_t lock;
     /* Under `lock`. */
-    struct buf pending;        /* events made and not taken by the writer */
-    size_t unsent;             /* bytes that the writer has taken, at most */
+    struct buf pending; /* events made and not taken by the writer */
+    size_t unsent;      /* bytes that the writer has taken, at most */
     struct collector collector;
-    struct usage *usage;       /* [n_requests] */
+    struct usage *usage; /* [n_requests] */
     struct usage total;
-    uint8_t *begun;            /* [n_requests * n] whether the choice's first event went out; only with token ids */
-    int32_t n_left;            /* requests whose `last` has not come */
+    uint8_t *begun; /* [n_requests * n] whether the choice's first event went out; only with token ids */
+    int32_t n_left; /* requests whose `last` has not come */
     bool attached, parked, detached;
     bool finished;             /* nothing more will be appended */
     bool lost;                 /* the client is gone or cut off: the connection is to be closed */
@@ -78,14 +78,14 @@ struct stream {
     int64_t begin_us, begin_unix, first_us;
 
     atomic_int refs;
-    atomic_bool queued;        /* in the writer's inbox */
+    atomic_bool queued; /* in the writer's inbox */
     struct stream *next_queued;
 
     /* The writer's own. */
-    struct buf out;            /* framed, [out_at, len) not written yet */
+    struct buf out; /* framed, [out_at, len) not written yet */
     size_t out_at;
     bool linked, blocked;
-    int64_t wrote_us;          /* last progress */
+    int64_t wrote_us; /* last progress */
     struct stream *prev, *next;
 };
 
@@ -97,7 +97,8 @@ void stream_hub_close(struct stream_hub *h);
 void stream_hub_abort(struct stream_hub *h, const char *why);
 
 /* Takes over c's parameters and prompts and makes its requests, named `id`. One reference is the caller's. */
-int stream_new(struct stream **ret, struct stream_hub *h, struct completion *c, const char *id, const struct api_context *ctx, struct err *e);
+int stream_new(struct stream **ret, struct stream_hub *h, struct completion *c, const char *id,
+               const struct api_context *ctx, struct err *e);
 /* Hand all requests to the engine; on failure the caller still holds its reference. */
 int stream_submit(struct stream *s, struct engine *engine, struct err *e);
 struct stream *stream_ref(struct stream *s);

@@ -45,7 +45,8 @@ void writer_attach(struct writer *w, struct stream *s)
     struct epoll_event ev = {.events = EPOLLRDHUP | EPOLLOUT | EPOLLET, .data.ptr = s};
 
     stream_ref(s);
-    epoll_ctl(w->epoll_fd, EPOLL_CTL_ADD, s->fd, &ev); /* without memory for it, keepalives still find a client that left */
+    epoll_ctl(w->epoll_fd, EPOLL_CTL_ADD, s->fd,
+              &ev); /* without memory for it, keepalives still find a client that left */
 }
 
 void writer_forget(struct writer *w, struct stream *s)
