@@ -1,4 +1,4 @@
-/* The packer's arrays: between pack.c, which fills them, and sched_setup.c, which sizes them. */
+/* The packer's arrays: between pack.c, which fills them, and setup.c, which sizes them. */
 #ifndef QUIRE_ENGINE_PACK_IMPL_H
 #define QUIRE_ENGINE_PACK_IMPL_H
 

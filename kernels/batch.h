@@ -89,7 +89,8 @@ struct batch {
     /* Tokens, sequence after sequence. Decodes (one token) come first, then the longer pieces. */
     int32_t n_tokens;
     const int32_t *token;     /* [n_tokens] id; not read where token_src >= 0 */
-    const int32_t *token_src; /* [n_tokens] sampling row of the step launched before whose token this is; -1: `token` */
+    const int32_t *token_src; /* [n_tokens] sampling row of the step launched before whose token this is; -1: `token`.
+                                 That row's token may be -1 (none could be drawn): read as 0, its results are thrown away */
     const int32_t *position;  /* [n_tokens] in the sequence, from 0 */
     const int32_t
         *slot; /* [n_tokens] block id * block_size + offset, where the token's key and value go; -1: nowhere */

@@ -1,0 +1,209 @@
+/* A group, made and freed: everything a request will ever need in the engine is allocated here, on the thread that
+ * submits it, and what can never be served is refused before any block is taken. */
+#include "engine/seq.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/pack.h"
+#include "engine/sched.h"
+
+void word_list_release(struct word_list *w)
+{
+    free(w->token);
+    free(w->first);
+    *w = (struct word_list){0};
+}
+
+/* ---- what is refused ---- */
+
+static int check_ids(const int32_t *id, int32_t n, const char *field, const struct sched_config *c, struct err *e)
+{
+    for (int32_t i = 0; i < n; i++)
+        if (id[i] < 0 || id[i] >= c->vocab)
+            return err_set_param(e, ERR_INVALID, field, "%s: token id %d is outside the vocabulary (0 to %d)", field,
+                                 id[i], c->vocab - 1);
+    return 0;
+}
+
+static int check_bias_ids(const struct gen_params *p, const struct sched_config *c, struct err *e)
+{
+    for (int32_t i = 0; i < p->n_bias; i++)
+        if (check_ids(&p->bias[i].token, 1, "logit_bias", c, e) < 0)
+            return ERR_INVALID;
+    return 0;
+}
+
+static int check_tokens(const struct request *r, const struct sched_config *c, struct err *e)
+{
+    const struct gen_params *p = &r->params;
+    int code = check_ids(r->prompt, r->n_prompt, "prompt", c, e);
+    if (code == 0)
+        code = check_ids(p->stop_token, p->n_stop_token, "stop_token_ids", c, e);
+    if (code == 0)
+        code = check_ids(p->allowed_token, p->n_allowed, "allowed_token_ids", c, e);
+    return code < 0 ? code : check_bias_ids(p, c, e);
+}
+
+/* Blocks of one sequence at its longest: the last token drawn is never written. */
+static int32_t blocks_of(int32_t n_prompt, int32_t max_tokens, int32_t block_size)
+{
+    return (int32_t)div_ceil((int64_t)n_prompt + MAX(max_tokens - 1, 0), block_size);
+}
+
+static int check_fit(const struct request *r, int32_t width, const struct sched_config *c, struct err *e)
+{
+    const struct gen_params *p = &r->params;
+    if (r->n_prompt < 1)
+        return err_set_param(e, ERR_INVALID, "prompt", "the prompt has no tokens");
+    if (p->max_tokens < 0 || (int64_t)r->n_prompt + p->max_tokens > c->max_len)
+        return err_set_param(e, ERR_INVALID, "max_tokens",
+                             "%d prompt tokens and max_tokens %d are %lld, more than the model length of %d tokens",
+                             r->n_prompt, p->max_tokens, (long long)r->n_prompt + p->max_tokens, c->max_len);
+    if (width < 1 || width > c->max_num_seqs)
+        return err_set_param(e, ERR_INVALID, p->beam_width > 0 ? "beam_width" : "n",
+                             "%d sequences of one request are more than the %d that run at a time (max_num_seqs)",
+                             width, c->max_num_seqs);
+    int64_t most = blocks_of(r->n_prompt, p->max_tokens, c->block_size);
+    int64_t shared = (r->n_prompt - 1) / c->block_size; /* as a recompute lays it out: sched_admit.c */
+    int64_t need = shared + width * (most - shared);
+    if (need > c->n_blocks)
+        return err_set_param(e, ERR_INVALID, "max_tokens",
+                             "%d prompt tokens and %d sequences of up to %d tokens need %lld KV blocks of %d tokens; "
+                             "the pool has %d",
+                             r->n_prompt, width, p->max_tokens, (long long)need, c->block_size, c->n_blocks);
+    return 0;
+}
+
+static bool wants_penalties(const struct gen_params *p)
+{
+    return p->presence_penalty != 0 || p->frequency_penalty != 0 || p->repetition_penalty != 1;
+}
+
+static void side_need(struct group *g, const struct sched_config *c)
+{
+    const struct gen_params *p = &g->request->params;
+    if (g->penalties)
+        g->side.counts = (int64_t)g->width * MIN(c->vocab, g->n_prompt + g->max_tokens);
+    g->side.bias = (int64_t)g->width * (p->n_bias + p->n_stop_token + c->n_eos + g->words.n);
+    g->side.allowed = p->n_allowed;
+}
+
+static int check_side(const struct group *g, const struct sched_config *c, struct err *e)
+{
+    struct side_need have;
+    pack_side_capacity(c, &have);
+    if (g->side.counts > have.counts)
+        return err_set(e, ERR_INVALID, "penalties over %lld distinct tokens are more than the %lld a step can carry",
+                       (long long)g->side.counts, (long long)have.counts);
+    if (g->side.bias > have.bias)
+        return err_set_param(e, ERR_INVALID, "logit_bias", "%lld biases are more than the %lld a step can carry",
+                             (long long)g->side.bias, (long long)have.bias);
+    if (g->side.allowed > have.allowed)
+        return err_set_param(e, ERR_INVALID, "allowed_token_ids", "%lld ids are more than the %lld a step can carry",
+                             (long long)g->side.allowed, (long long)have.allowed);
+    return 0;
+}
+
+/* ---- making one ---- */
+
+static int seq_init_counts(struct seq *s, const struct sched_config *c, struct err *e)
+{
+    struct group *g = s->group;
+    int32_t capacity = MIN(c->vocab, g->n_prompt + g->max_tokens);
+    int32_t slots = 16;
+    while (slots < 2 * capacity)
+        slots *= 2;
+    s->count = malloc((size_t)capacity * sizeof *s->count);
+    s->count_slot = malloc((size_t)slots * sizeof *s->count_slot);
+    if (!s->count || !s->count_slot)
+        return err_nomem(e, "a request's token counts");
+    memset(s->count_slot, -1, (size_t)slots * sizeof *s->count_slot);
+    s->count_mask = slots - 1;
+    return 0;
+}
+
+static int seq_init(struct seq *s, struct group *g, int32_t index, const struct sched_config *c, struct err *e)
+{
+    s->group = g;
+    s->index = index;
+    s->row = -1;
+    s->n_tokens = g->n_prompt;
+    s->seed = seq_seed(g->request->params.seed, index);
+    s->out = malloc((size_t)MAX(g->max_tokens, 1) * sizeof *s->out);
+    s->block = malloc((size_t)g->max_blocks * sizeof *s->block);
+    if (!s->out || !s->block)
+        return err_nomem(e, "a request's tokens and block table");
+    return g->penalties ? seq_init_counts(s, c, e) : 0;
+}
+
+/* What the request says, in the form the scheduler uses. */
+static void group_read_params(struct group *g, const struct sched_config *c)
+{
+    const struct gen_params *p = &g->request->params;
+    g->n_prompt = g->request->n_prompt;
+    g->max_tokens = p->max_tokens;
+    g->priority = c->policy == POLICY_PRIORITY ? p->priority : 0;
+    g->max_blocks = blocks_of(g->n_prompt, g->max_tokens, c->block_size);
+    g->penalties = wants_penalties(p);
+    g->scores = p->n_prompt_logprobs >= 0 || (p->echo && p->n_logprobs >= 0);
+    g->heap_index = -1;
+    g->lookahead = true;
+    for (int32_t w = 0; w < g->words.n; w++)
+        if (g->words.first[w + 1] - g->words.first[w] > 1)
+            g->lookahead = false; /* whether such a word's last token is banned depends on tokens the host must see */
+}
+
+int group_new(struct group **ret, struct request *r, struct word_list *words, const struct sched_config *c,
+              struct err *e)
+{
+    const struct gen_params *p = &r->params;
+    if (p->beam_width > 0)
+        return err_set_param(e, ERR_UNSUPPORTED, "use_beam_search", "beam search is not supported yet");
+    int32_t width = p->best_of;
+    int code = check_fit(r, width, c, e);
+    if (code == 0)
+        code = check_tokens(r, c, e);
+    if (code == 0 && words)
+        code = check_ids(words->token, words->n ? words->first[words->n] : 0, "bad_words", c, e);
+    if (code < 0)
+        return code;
+    struct group *g = calloc(1, sizeof *g + (size_t)width * sizeof g->seq[0]);
+    if (!g)
+        return err_nomem(e, "a request");
+    g->request = r;
+    g->width = width;
+    if (words)
+        g->words = *words; /* given back on failure */
+    group_read_params(g, c);
+    side_need(g, c);
+    code = check_side(g, c, e);
+    for (int32_t i = 0; i < width && code == 0; i++)
+        code = seq_init(&g->seq[i], g, i, c, e);
+    if (code < 0) {
+        g->words = (struct word_list){0};
+        group_free(g);
+        return code;
+    }
+    if (p->repetition_penalty != 1)
+        for (int32_t i = 0; i < g->n_prompt; i++)
+            seq_count(&g->seq[0], r->prompt[i], true);
+    if (words)
+        *words = (struct word_list){0};
+    *ret = g;
+    return 0;
+}
+
+void group_free(struct group *g)
+{
+    if (!g)
+        return;
+    for (int32_t i = 0; i < g->width; i++) {
+        free(g->seq[i].out);
+        free(g->seq[i].block);
+        free(g->seq[i].count);
+        free(g->seq[i].count_slot);
+    }
+    word_list_release(&g->words);
+    free(g);
+}

@@ -1,0 +1,349 @@
+#include "tests/sim/oracle.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "config/limits.h"
+#include "tests/sim/toy.h"
+
+enum { ANSWERS = 4 }; /* results kept: those in flight, and the one being read */
+
+struct answer {
+    uint64_t step;
+    int32_t n_samples;
+    int32_t *token; /* [max_samples] */
+    float *logprob; /* [max_samples] */
+    int32_t *top;   /* [max_samples, stride] */
+    float *top_logprob;
+};
+
+struct oracle {
+    struct executor base;
+    int32_t stride, table_width;
+    int32_t *device, *host; /* [blocks * block_size] token ids; -1: never written */
+    int32_t *table;         /* [max_num_seqs, table_width] */
+    struct answer answer[ANSWERS];
+    uint64_t launched, waited, fail_at;
+};
+
+#define REFUSE(...) return err_set(e, ERR_DEVICE, __VA_ARGS__)
+
+/* ---- memory operations ---- */
+
+static int copy_blocks(const struct block_copy *c, int32_t n, const int32_t *from, int32_t n_from, int32_t *to,
+                       int32_t n_to, int32_t size, const char *what, struct err *e)
+{
+    for (int32_t i = 0; i < n; i++) {
+        if (c[i].src < 0 || c[i].src >= n_from || c[i].dst < 0 || c[i].dst >= n_to)
+            REFUSE("%s names a block outside its pool", what);
+        for (int32_t k = 0; k < n; k++)
+            if (k != i && (c[k].dst == c[i].dst || (from == to && c[k].dst == c[i].src)))
+                REFUSE("%s: a destination is used twice, or is a source", what);
+        memcpy(to + (int64_t)c[i].dst * size, from + (int64_t)c[i].src * size, (size_t)size * sizeof(*to));
+    }
+    return 0;
+}
+
+static int move_blocks(struct oracle *o, const struct batch *b, struct err *e)
+{
+    const struct executor_info *x = &o->base.info;
+    int code = copy_blocks(b->swap_out, b->n_swap_out, o->device, x->n_blocks, o->host, x->n_host_blocks, x->block_size,
+                           "swap_out", e);
+    if (code == 0)
+        code = copy_blocks(b->swap_in, b->n_swap_in, o->host, x->n_host_blocks, o->device, x->n_blocks, x->block_size,
+                           "swap_in", e);
+    return code < 0 ? code
+                    : copy_blocks(b->copy, b->n_copy, o->device, x->n_blocks, o->device, x->n_blocks, x->block_size,
+                                  "copy", e);
+}
+
+static int update_tables(struct oracle *o, const struct batch *b, struct err *e)
+{
+    for (int32_t i = 0; i < b->n_table_update; i++) {
+        const struct table_update *u = &b->table_update[i];
+        if (u->row < 0 || u->row >= o->base.info.max_num_seqs || u->index < 0 || u->count < 1 ||
+            u->index + u->count > o->table_width || u->first < 0 || u->first + u->count > b->n_table_block)
+            REFUSE("a table update lies outside the tables");
+        memcpy(o->table + (int64_t)u->row * o->table_width + u->index, b->table_block + u->first,
+               (size_t)u->count * sizeof(*o->table));
+    }
+    return 0;
+}
+
+/* ---- tokens ---- */
+
+/* The sampling row of the step launched before; -1 where there is none. */
+static int32_t drawn_before(const struct oracle *o, const struct batch *b, int32_t row)
+{
+    const struct answer *a = &o->answer[(b->step - 1) % ANSWERS];
+    return a->step == b->step - 1 && row < a->n_samples ? a->token[row] : -1;
+}
+
+static int write_token(struct oracle *o, const struct batch *b, int32_t seq, int32_t t, struct err *e)
+{
+    const struct executor_info *x = &o->base.info;
+    int32_t position = b->position[t];
+    int32_t token = b->token_src[t] >= 0 ? drawn_before(o, b, b->token_src[t]) : b->token[t];
+    if (token == -1 && b->token_src[t] >= 0)
+        token = 0; /* there was none to draw: the engine throws away what follows */
+    if (token < 0 || token >= x->vocab)
+        REFUSE("token %d is outside the vocabulary", token);
+    if (position != b->kv_len[seq] - (b->q_start[seq + 1] - t))
+        REFUSE("position %d does not follow from the cache's length", position);
+    int32_t block = o->table[(int64_t)b->row[seq] * o->table_width + position / x->block_size];
+    if (b->slot[t] != block * x->block_size + position % x->block_size)
+        REFUSE("slot %d is not where the table puts position %d", b->slot[t], position);
+    o->device[b->slot[t]] = token;
+    return 0;
+}
+
+static int write_seq(struct oracle *o, const struct batch *b, int32_t seq, struct err *e)
+{
+    int32_t n = b->q_start[seq + 1] - b->q_start[seq];
+    if (n < 1 || (n > 1) != (seq >= b->n_decode) || b->kv_len[seq] < n || b->kv_len[seq] > o->base.info.max_len)
+        REFUSE("sequence %d of the step has %d tokens", seq, n);
+    if (b->row[seq] < 0 || b->row[seq] >= o->base.info.max_num_seqs)
+        REFUSE("row %d does not exist", b->row[seq]);
+    for (int32_t t = b->q_start[seq]; t < b->q_start[seq + 1]; t++)
+        if (write_token(o, b, seq, t, e) < 0)
+            return ERR_DEVICE;
+    return 0;
+}
+
+static int check_shape(const struct oracle *o, const struct batch *b, struct err *e)
+{
+    const struct executor_info *x = &o->base.info;
+    if (b->step != o->launched + 1)
+        REFUSE("step %llu follows step %llu", (unsigned long long)b->step, (unsigned long long)o->launched);
+    if (b->n_tokens < 1 || b->n_tokens > x->max_num_batched_tokens || b->n_seqs < 1 || b->n_seqs > x->max_num_seqs ||
+        b->n_samples > x->max_samples || b->n_logits > x->max_samples)
+        REFUSE("the step is larger than the executor");
+    if (b->q_start[0] != 0 || b->q_start[b->n_seqs] != b->n_tokens)
+        REFUSE("the sequences do not cover the tokens");
+    for (int32_t i = 0; i < b->n_seqs; i++)
+        for (int32_t k = 0; k < i; k++)
+            if (b->row[i] == b->row[k])
+                REFUSE("two sequences share row %d", b->row[i]);
+    return 0;
+}
+
+static int check_lcp(const struct oracle *o, const struct batch *b, struct err *e)
+{
+    for (int32_t i = 0; i < b->n_seqs; i++) {
+        if (i == 0 && b->lcp_blocks[0] != 0)
+            REFUSE("the first sequence shares blocks with nobody");
+        for (int32_t k = 0; k < b->lcp_blocks[i]; k++)
+            if (o->table[(int64_t)b->row[i] * o->table_width + k] !=
+                o->table[(int64_t)b->row[i - 1] * o->table_width + k])
+                REFUSE("lcp_blocks counts a block that is not shared");
+    }
+    return 0;
+}
+
+/* ---- sampling ---- */
+
+/* The context of logits row `l`, read back through the block table; 0 and a message for a hole in it. */
+static int read_context(const struct oracle *o, const struct batch *b, int32_t l, uint64_t *ret, struct err *e)
+{
+    int32_t size = o->base.info.block_size, t = b->logits_token[l], seq = 0;
+    if (t < 0 || t >= b->n_tokens || (l > 0 && t <= b->logits_token[l - 1]))
+        REFUSE("logits rows are not ascending tokens");
+    while (b->q_start[seq + 1] <= t)
+        seq++;
+    const int32_t *table = o->table + (int64_t)b->row[seq] * o->table_width;
+    uint64_t h = toy_start();
+    for (int32_t p = 0; p <= b->position[t]; p++) {
+        int32_t block = table[p / size];
+        if (block < 0 || block >= o->base.info.n_blocks)
+            REFUSE("the table has no block for position %d", p);
+        int32_t token = o->device[block * size + p % size];
+        if (token < 0)
+            REFUSE("position %d was never written", p);
+        h = toy_read(h, token);
+    }
+    *ret = h;
+    return 0;
+}
+
+/* Penalties, bias and allowed ids as the batch lists them. */
+static void process(const struct oracle *o, const struct batch *b, const struct sample_row *r, const float *raw,
+                    float *logit)
+{
+    int32_t vocab = o->base.info.vocab, n_output[TOY_MAX_VOCAB] = {0};
+    bool in_prompt[TOY_MAX_VOCAB] = {0}, allowed[TOY_MAX_VOCAB] = {0};
+    for (int32_t i = r->counts_first; i < r->counts_first + r->n_counts; i++) {
+        n_output[b->token_count[i].token] += b->token_count[i].n_output;
+        in_prompt[b->token_count[i].token] = b->token_count[i].in_prompt;
+    }
+    int32_t before = r->prev_sample >= 0 ? drawn_before(o, b, r->prev_sample) : -1;
+    if (before >= 0)
+        n_output[before]++;
+    for (int32_t i = r->allowed_first; i < r->allowed_first + r->n_allowed; i++)
+        allowed[b->allowed_token[i]] = true;
+    for (int32_t t = 0; t < vocab; t++)
+        logit[t] = r->n_allowed > 0 && !allowed[t]
+                       ? -INFINITY
+                       : toy_penalise(raw[t], n_output[t], in_prompt[t], r->presence_penalty, r->frequency_penalty,
+                                      r->repetition_penalty);
+    for (int32_t i = r->bias_first; i < r->bias_first + r->n_bias; i++)
+        logit[b->token_bias[i].token] += b->token_bias[i].bias;
+}
+
+static void draw(const struct oracle *o, const struct batch *b, const struct sample_row *r, const float *raw,
+                 struct answer *a, int32_t i)
+{
+    int32_t vocab = o->base.info.vocab;
+    int32_t *top = a->top + (int64_t)i * o->stride;
+    float *top_logprob = a->top_logprob + (int64_t)i * o->stride, logit[TOY_MAX_VOCAB];
+    process(o, b, r, raw, logit);
+    if (r->n_logprobs > 0)
+        toy_top(raw, vocab, r->n_logprobs, top, top_logprob);
+    if (r->kind == SAMPLE_SCORE) {
+        a->token[i] = r->target;
+    } else if (r->kind == SAMPLE_CANDIDATES) {
+        int32_t found = toy_top(logit, vocab, r->n_candidates, top, top_logprob);
+        for (; found < r->n_candidates; found++)
+            top[found] = -1;
+        a->token[i] = top[0];
+    } else {
+        struct toy_sampling s = {r->temperature, r->top_p, r->min_p, r->top_k, r->seed, r->position};
+        a->token[i] = toy_draw(logit, vocab, &s);
+    }
+    a->logprob[i] = a->token[i] >= 0 ? raw[a->token[i]] : 0;
+    if (o->fail_at > 0 && b->step >= o->fail_at)
+        a->token[i] = -1;
+}
+
+static int sample(struct oracle *o, const struct batch *b, struct answer *a, struct err *e)
+{
+    float raw[TOY_MAX_VOCAB];
+    int32_t l = -1;
+    for (int32_t i = 0; i < b->n_samples; i++) {
+        const struct sample_row *r = &b->sample[i];
+        if (r->logits_row < l || r->logits_row > l + 1 || r->logits_row >= b->n_logits)
+            REFUSE("sampling rows do not ascend over the logits rows");
+        if (r->logits_row > l) {
+            uint64_t h = 0;
+            l = r->logits_row;
+            if (read_context(o, b, l, &h, e) < 0)
+                return ERR_DEVICE;
+            toy_logprobs(h, o->base.info.vocab, raw);
+        }
+        draw(o, b, r, raw, a, i);
+    }
+    if (l != b->n_logits - 1)
+        REFUSE("a logits row is read by no sampling row");
+    return 0;
+}
+
+/* ---- the executor ---- */
+
+static int oracle_launch(struct executor *x, const struct batch *b, struct err *e)
+{
+    struct oracle *o = (struct oracle *)x;
+    struct answer *a = &o->answer[b->step % ANSWERS];
+    if (o->launched - o->waited > (uint64_t)x->info.depth)
+        REFUSE("more steps in flight than the executor's depth allows");
+    if (check_shape(o, b, e) < 0 || move_blocks(o, b, e) < 0 || update_tables(o, b, e) < 0 || check_lcp(o, b, e) < 0)
+        return ERR_DEVICE;
+    for (int32_t i = 0; i < b->n_seqs; i++)
+        if (write_seq(o, b, i, e) < 0)
+            return ERR_DEVICE;
+    if (sample(o, b, a, e) < 0)
+        return ERR_DEVICE;
+    a->step = b->step;
+    a->n_samples = b->n_samples;
+    o->launched = b->step;
+    return 0;
+}
+
+static int oracle_wait(struct executor *x, struct results *ret, struct err *e)
+{
+    struct oracle *o = (struct oracle *)x;
+    if (o->waited == o->launched)
+        REFUSE("nothing is in flight");
+    const struct answer *a = &o->answer[++o->waited % ANSWERS];
+    *ret = (struct results){.step = a->step,
+                            .n_samples = a->n_samples,
+                            .top_stride = o->stride,
+                            .token = a->token,
+                            .logprob = a->logprob,
+                            .top_token = a->top,
+                            .top_logprob = a->top_logprob};
+    return 0;
+}
+
+static void oracle_free(struct executor *x)
+{
+    struct oracle *o = (struct oracle *)x;
+    for (int i = 0; i < ANSWERS; i++) {
+        free(o->answer[i].token);
+        free(o->answer[i].logprob);
+        free(o->answer[i].top);
+        free(o->answer[i].top_logprob);
+    }
+    free(o->device);
+    free(o->host);
+    free(o->table);
+    free(o);
+}
+
+static int32_t *filled(int64_t n)
+{
+    int32_t *a = malloc((size_t)MAX(n, 1) * sizeof(*a));
+    if (a)
+        memset(a, -1, (size_t)MAX(n, 1) * sizeof(*a));
+    return a;
+}
+
+static bool allocate(struct oracle *o, const struct oracle_config *c)
+{
+    size_t samples = (size_t)c->max_samples, tops = samples * (size_t)o->stride;
+    o->device = filled((int64_t)c->n_blocks * c->block_size);
+    o->host = filled((int64_t)c->n_host_blocks * c->block_size);
+    o->table = filled((int64_t)c->max_num_seqs * o->table_width);
+    bool there = o->device && o->host && o->table;
+    for (int i = 0; i < ANSWERS; i++) {
+        struct answer *a = &o->answer[i];
+        a->token = malloc(samples * sizeof(*a->token));
+        a->logprob = malloc(samples * sizeof(*a->logprob));
+        a->top = malloc(tops * sizeof(*a->top));
+        a->top_logprob = malloc(tops * sizeof(*a->top_logprob));
+        there = there && a->token && a->logprob && a->top && a->top_logprob;
+    }
+    return there;
+}
+
+int oracle_open(struct executor **ret, const struct oracle_config *c, struct err *e)
+{
+    struct oracle *o = calloc(1, sizeof(*o));
+    if (!o)
+        return err_nomem(e, "the oracle");
+    o->base = (struct executor){.launch = oracle_launch, .wait = oracle_wait, .free = oracle_free};
+    o->base.info = (struct executor_info){.vocab = c->vocab,
+                                          .max_len = c->max_len,
+                                          .n_blocks = c->n_blocks,
+                                          .n_host_blocks = c->n_host_blocks,
+                                          .block_size = c->block_size,
+                                          .block_bytes = c->block_size * 4,
+                                          .max_num_seqs = c->max_num_seqs,
+                                          .max_num_batched_tokens = c->max_num_batched_tokens,
+                                          .max_samples = c->max_samples,
+                                          .depth = c->depth,
+                                          .device = "oracle",
+                                          .dtype = "token"};
+    o->stride = MIN(c->vocab, TOY_MAX_VOCAB);
+    o->table_width = (int32_t)div_ceil(c->max_len, c->block_size);
+    if (!allocate(o, c)) {
+        oracle_free(&o->base);
+        return err_nomem(e, "the oracle");
+    }
+    *ret = &o->base;
+    return 0;
+}
+
+void oracle_fail_at(struct executor *x, uint64_t step)
+{
+    ((struct oracle *)x)->fail_at = step;
+}

@@ -1,0 +1,21 @@
+/* The oracle: an executor whose key/value memory holds token ids.
+ *
+ * It keeps its own block tables from the updates it is sent, writes each token where its slot says, and draws the next token from
+ * a hash of the context read back through those tables. One wrong slot, stale table entry, lost copy or block given away too
+ * early changes what it answers. It also refuses a batch that breaks a rule of kernels/batch.h: launch fails and says which.
+ */
+#ifndef QUIRE_TESTS_SIM_ORACLE_H
+#define QUIRE_TESTS_SIM_ORACLE_H
+
+#include "engine/executor.h"
+
+struct oracle_config {
+    int32_t vocab, max_len, n_blocks, n_host_blocks, block_size;
+    int32_t max_num_seqs, max_num_batched_tokens, max_samples;
+    int32_t depth;
+};
+int oracle_open(struct executor **ret, const struct oracle_config *c, struct err *e);
+/* From this step on every sample is -1, as a model's NaN; 0: never. */
+void oracle_fail_at(struct executor *x, uint64_t step);
+
+#endif

@@ -1,0 +1,122 @@
+/* What each request gives alone: no blocks, no batches, no engine. Loops over whole contexts. */
+#include <math.h>
+#include <string.h>
+
+#include "tests/sim/scenario.h"
+#include "tests/sim/toy.h"
+
+static bool listed(const int32_t *list, int32_t n, int32_t token)
+{
+    for (int32_t i = 0; i < n; i++)
+        if (list[i] == token)
+            return true;
+    return false;
+}
+
+static void context_logprobs(const struct scenario *s, const struct sim_request *r, const int32_t *out, int32_t n_out,
+                             float *raw)
+{
+    uint64_t h = toy_start();
+    for (int32_t i = 0; i < r->n_prompt; i++)
+        h = toy_read(h, r->prompt[i]);
+    for (int32_t i = 0; i < n_out; i++)
+        h = toy_read(h, out[i]);
+    toy_logprobs(h, s->config.vocab, raw);
+}
+
+static int32_t occurrences(const int32_t *list, int32_t n, int32_t token)
+{
+    int32_t count = 0;
+    for (int32_t i = 0; i < n; i++)
+        count += list[i] == token;
+    return count;
+}
+
+static bool completes_bad_word(const struct sim_request *r, const int32_t *out, int32_t n_out, int32_t token)
+{
+    for (int32_t w = 0; w < r->n_words; w++) {
+        const int32_t *word = r->word + r->word_first[w];
+        int32_t before = r->word_first[w + 1] - r->word_first[w] - 1;
+        bool match = word[before] == token && before <= n_out;
+        for (int32_t i = 0; match && i < before; i++)
+            match = out[n_out - before + i] == word[i];
+        if (match)
+            return true;
+    }
+    return false;
+}
+
+static bool banned(const struct scenario *s, const struct sim_request *r, const int32_t *out, int32_t n_out,
+                   int32_t token)
+{
+    if (r->n_allowed > 0 && !listed(r->allowed, r->n_allowed, token))
+        return true;
+    if (n_out < r->min_tokens && (listed(r->stop_token, r->n_stop_token, token) ||
+                                  (!r->ignore_eos && listed(s->config.eos, s->config.n_eos, token))))
+        return true;
+    return completes_bad_word(r, out, n_out, token);
+}
+
+/* raw: as the model gives them; logit: after everything the request asks for. */
+static void next_logits(const struct scenario *s, const struct sim_request *r, const int32_t *out, int32_t n_out,
+                        float *raw, float *logit)
+{
+    context_logprobs(s, r, out, n_out, raw);
+    for (int32_t t = 0; t < s->config.vocab; t++) {
+        bool in_prompt = occurrences(r->prompt, r->n_prompt, t) > 0;
+        logit[t] =
+            toy_penalise(raw[t], occurrences(out, n_out, t), in_prompt, r->presence, r->frequency, r->repetition);
+        for (int32_t i = 0; i < r->n_bias; i++)
+            logit[t] += r->bias[i].token == t ? r->bias[i].bias : 0;
+        if (banned(s, r, out, n_out, t))
+            logit[t] = -INFINITY;
+    }
+}
+
+/* How `token`, as the n-th, ends a choice. */
+static int finish_by(const struct scenario *s, const struct sim_request *r, int32_t token, int32_t n,
+                     int32_t *stop_token)
+{
+    *stop_token = -1;
+    if (n > r->min_tokens && !r->ignore_eos && listed(s->config.eos, s->config.n_eos, token))
+        return FINISH_STOP;
+    if (n > r->min_tokens && listed(r->stop_token, r->n_stop_token, token)) {
+        *stop_token = token;
+        return FINISH_STOP;
+    }
+    return n == r->max_tokens ? FINISH_LENGTH : FINISH_NONE;
+}
+
+static void run_sample(const struct scenario *s, const struct sim_request *r, int32_t index, struct sim_choice *c)
+{
+    float raw[TOY_MAX_VOCAB], logit[TOY_MAX_VOCAB];
+    *c = (struct sim_choice){.finish = r->max_tokens == 0 ? FINISH_LENGTH : FINISH_NONE, .stop_token = -1};
+    while (c->finish == FINISH_NONE) {
+        next_logits(s, r, c->token, c->n, raw, logit);
+        struct toy_sampling how = {r->temperature,           r->top_p,          r->min_p, r->top_k,
+                                   seq_seed(r->seed, index), r->n_prompt + c->n};
+        int32_t t = toy_draw(logit, s->config.vocab, &how);
+        if (t < 0) {
+            c->finish = FINISH_ERROR;
+            return;
+        }
+        c->logprob[c->n] = raw[t];
+        c->token[c->n++] = t;
+        c->finish = finish_by(s, r, t, c->n, &c->stop_token);
+    }
+}
+
+void reference_run(const struct scenario *s, const struct sim_request *r, struct sim_choice *ret)
+{
+    for (int32_t i = 0; i < r->best_of; i++)
+        run_sample(s, r, i, &ret[i]);
+}
+
+float reference_score(const struct scenario *s, const struct sim_request *r, int32_t position)
+{
+    float raw[TOY_MAX_VOCAB];
+    struct sim_request shorter = *r;
+    shorter.n_prompt = position;
+    context_logprobs(s, &shorter, NULL, 0, raw);
+    return raw[r->prompt[position]];
+}

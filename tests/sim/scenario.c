@@ -1,0 +1,222 @@
+#include "tests/sim/scenario.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "tests/sim/toy.h"
+
+static void random_config(struct scenario *s, struct rng *r)
+{
+    struct sched_config *c = &s->config;
+    static const int32_t sizes[] = {1, 2, 3, 4, 4, 8, 16};
+    c->block_size = sizes[rng_range(r, 0, (int32_t)ARRAY_LEN(sizes) - 1)];
+    c->vocab = rng_range(r, 3, 40);
+    c->max_len = SIM_PROMPT + SIM_OUTPUT;
+    int32_t full = (int32_t)div_ceil(c->max_len, c->block_size);
+    c->n_blocks = rng_range(r, MAX(full / 2, 2), rng_chance(r, 70) ? full * 3 / 2 + 1 : full * 5);
+    c->n_host_blocks = rng_chance(r, 30) ? 0 : rng_range(r, 1, c->n_blocks);
+    c->max_num_seqs = rng_chance(r, 20) ? rng_range(r, 1, 4) : rng_range(r, 4, 12);
+    c->max_num_batched_tokens = c->max_num_seqs + rng_range(r, 0, rng_chance(r, 40) ? 6 : 60);
+    c->max_logits = c->max_num_seqs + rng_range(r, 1, 12);
+    c->max_waiting = SIM_REQUESTS;
+    c->preemption = rng_range(r, PREEMPT_AUTO, PREEMPT_RECOMPUTE);
+    c->policy = rng_chance(r, 80) ? POLICY_FCFS : POLICY_PRIORITY;
+    c->prefix_cache = rng_chance(r, 70);
+    c->cost = (struct step_cost){100, 10, 0.1, rng_range(r, 1, 60)};
+    c->target_itl_us = rng_chance(r, 20) ? rng_range(r, 100, 400) : 0;
+    c->queue_timeout_us = rng_chance(r, 10) ? rng_range(r, 1, 40) * 1000 : 0;
+    c->request_timeout_us = rng_chance(r, 10) ? rng_range(r, 5, 80) * 1000 : 0;
+    c->secret = rng_next(r);
+    c->n_eos = rng_chance(r, 50) ? 0 : rng_range(r, 1, 2);
+    for (int32_t i = 0; i < c->n_eos; i++)
+        c->eos[i] = rng_range(r, 0, c->vocab - 1);
+    s->depth = rng_chance(r, 75) ? 1 : 0;
+    s->fail_at = rng_chance(r, 3) ? (uint64_t)rng_range(r, 2, 30) : 0;
+}
+
+/* Prompts of a run begin alike, so that there are prefixes to share. */
+static void random_prompt(struct sim_request *q, const struct sim_request *others, int32_t n_others, int32_t vocab,
+                          struct rng *r)
+{
+    int32_t kept = 0;
+    q->n_prompt = rng_range(r, 1, rng_chance(r, 60) ? 16 : SIM_PROMPT);
+    if (n_others > 0 && rng_chance(r, 60)) {
+        const struct sim_request *o = &others[rng_range(r, 0, n_others - 1)];
+        kept = MIN(rng_chance(r, 50) ? o->n_prompt : rng_range(r, 0, o->n_prompt), q->n_prompt);
+        memcpy(q->prompt, o->prompt, (size_t)kept * sizeof(*q->prompt));
+    }
+    for (int32_t i = kept; i < q->n_prompt; i++)
+        q->prompt[i] = rng_range(r, 0, vocab - 1);
+}
+
+static void random_sampling(struct sim_request *q, struct rng *r)
+{
+    q->temperature = rng_chance(r, 40) ? 0 : (float)rng_range(r, 1, 20) / 10;
+    q->top_p = rng_chance(r, 70) ? 1 : 0.5F;
+    q->min_p = rng_chance(r, 70) ? 0 : 0.1F;
+    q->top_k = rng_chance(r, 70) ? 0 : rng_range(r, 1, 9);
+    q->seed = rng_next(r);
+    q->repetition = 1;
+    if (rng_chance(r, 25)) {
+        q->presence = (float)rng_range(r, -4, 4) / 2;
+        q->frequency = (float)rng_range(r, -4, 4) / 2;
+        q->repetition = rng_chance(r, 50) ? 1 : 1.3F;
+    }
+    q->n_logprobs = rng_chance(r, 75) ? -1 : rng_range(r, 0, 3);
+    q->n_prompt_logprobs = rng_chance(r, 85) ? -1 : rng_range(r, 0, 3);
+    q->echo = rng_chance(r, 15);
+}
+
+static void random_lists(struct sim_request *q, int32_t vocab, struct rng *r)
+{
+    q->n_stop_token = rng_chance(r, 25) ? rng_range(r, 1, SIM_IDS) : 0;
+    q->n_bias = rng_chance(r, 20) ? rng_range(r, 1, SIM_IDS) : 0;
+    q->n_allowed = rng_chance(r, 8) ? rng_range(r, 1, SIM_IDS) : 0;
+    for (int32_t i = 0; i < SIM_IDS; i++) {
+        q->stop_token[i] = rng_range(r, 0, vocab - 1);
+        q->bias[i] = (struct gen_bias){rng_range(r, 0, vocab - 1), (float)rng_range(r, -8, 8) / 2};
+        q->allowed[i] = rng_range(r, 0, vocab - 1);
+        q->word[i] = rng_range(r, 0, vocab - 1);
+    }
+    if (!rng_chance(r, 12))
+        return;
+    q->n_words = rng_range(r, 1, 2); /* one word of three tokens, or one of two and one of one, or ... */
+    q->word_first[1] = q->n_words == 1 ? rng_range(r, 1, SIM_IDS) : rng_range(r, 1, 2);
+    q->word_first[2] = SIM_IDS;
+}
+
+static void random_width(struct sim_request *q, struct rng *r)
+{
+    q->n = q->best_of = 1;
+    if (rng_chance(r, 30)) {
+        q->best_of = rng_range(r, 2, SIM_WIDTH);
+        q->n = rng_range(r, 1, q->best_of);
+    }
+    q->length_penalty = 1;
+    if (rng_chance(r, 15)) {
+        q->beam_width = q->best_of = rng_range(r, 1, SIM_WIDTH);
+        q->n = rng_range(r, 1, q->beam_width);
+        q->length_penalty = (float)rng_range(r, -2, 4) / 2;
+        q->early_stopping = (int8_t)rng_range(r, 0, 2);
+        q->temperature = 0;
+    }
+}
+
+static void random_request(struct scenario *s, int32_t i, struct rng *r)
+{
+    struct sim_request *q = &s->request[i];
+    int32_t vocab = s->config.vocab;
+    random_prompt(q, s->request, i, vocab, r);
+    random_sampling(q, r);
+    random_lists(q, vocab, r);
+    random_width(q, r);
+    q->max_tokens = rng_range(r, 1, rng_chance(r, 30) ? 6 : SIM_OUTPUT);
+    if (rng_chance(r, 4) && q->beam_width == 0) {
+        q->max_tokens = 0;
+        q->echo = true;
+    }
+    q->min_tokens = rng_chance(r, 20) ? rng_range(r, 0, q->max_tokens) : 0;
+    q->ignore_eos = rng_chance(r, 30);
+    q->priority = rng_range(r, -2, 2);
+    q->salt = rng_chance(r, 15) ? rng_range(r, 1, 2) : 0;
+    q->arrival = (i > 0 ? s->request[i - 1].arrival : 0) + (rng_chance(r, 50) ? 0 : rng_range(r, 0, 8));
+    q->cancel = rng_chance(r, 10) ? rng_range(r, 1, 30) : 0;
+    q->text_lag = rng_range(r, 0, 3);
+    for (int32_t k = 0; k < SIM_WIDTH; k++)
+        q->text_stop[k] = rng_chance(r, 10) && q->max_tokens > 0 ? rng_range(r, 1, q->max_tokens) : 0;
+}
+
+void scenario_random(struct scenario *ret, uint64_t seed)
+{
+    struct rng r = {seed};
+    *ret = (struct scenario){.seed = seed};
+    random_config(ret, &r);
+    ret->n_requests = rng_range(&r, 1, SIM_REQUESTS);
+    for (int32_t i = 0; i < ret->n_requests; i++)
+        random_request(ret, i, &r);
+}
+
+void scenario_oracle(const struct scenario *s, struct oracle_config *ret)
+{
+    const struct sched_config *c = &s->config;
+    *ret = (struct oracle_config){.vocab = c->vocab,
+                                  .max_len = c->max_len,
+                                  .n_blocks = c->n_blocks,
+                                  .n_host_blocks = c->n_host_blocks,
+                                  .block_size = c->block_size,
+                                  .max_num_seqs = c->max_num_seqs,
+                                  .max_num_batched_tokens = c->max_num_batched_tokens,
+                                  .max_samples = c->max_logits,
+                                  .depth = s->depth};
+}
+
+void sim_request_params(const struct sim_request *r, struct gen_params *ret)
+{
+    static char *const salts[] = {NULL, "one", "two"};
+    *ret = (struct gen_params){.max_tokens = r->max_tokens,
+                               .min_tokens = r->min_tokens,
+                               .n = r->n,
+                               .best_of = r->best_of,
+                               .beam_width = r->beam_width,
+                               .length_penalty = r->length_penalty,
+                               .early_stopping = r->early_stopping,
+                               .temperature = r->temperature,
+                               .top_p = r->top_p,
+                               .min_p = r->min_p,
+                               .top_k = r->top_k,
+                               .presence_penalty = r->presence,
+                               .frequency_penalty = r->frequency,
+                               .repetition_penalty = r->repetition,
+                               .seed = r->seed,
+                               .n_logprobs = r->n_logprobs,
+                               .n_prompt_logprobs = r->n_prompt_logprobs,
+                               .echo = r->echo,
+                               .ignore_eos = r->ignore_eos,
+                               .priority = r->priority,
+                               .stop_token = (int32_t *)r->stop_token,
+                               .n_stop_token = r->n_stop_token,
+                               .bias = (struct gen_bias *)r->bias,
+                               .n_bias = r->n_bias,
+                               .allowed_token = (int32_t *)r->allowed,
+                               .n_allowed = r->n_allowed,
+                               .cache_salt = salts[r->salt]};
+}
+
+int32_t sim_choices(const struct sim_request *r)
+{
+    return r->beam_width > 0 ? r->n : r->best_of;
+}
+
+static void print_request(const struct sim_request *q, int32_t i, FILE *out)
+{
+    fprintf(out, "  request %d: arrival %d, prompt %d tokens [", i, q->arrival, q->n_prompt);
+    for (int32_t k = 0; k < q->n_prompt; k++)
+        fprintf(out, "%s%d", k ? " " : "", q->prompt[k]);
+    fprintf(out, "], max_tokens %d, min_tokens %d, n %d, best_of %d, beam %d (length_penalty %g, early_stopping %d)\n",
+            q->max_tokens, q->min_tokens, q->n, q->best_of, q->beam_width, (double)q->length_penalty,
+            q->early_stopping);
+    fprintf(out, "    temperature %g, penalties %g %g %g, logprobs %d, prompt_logprobs %d, echo %d, ignore_eos %d\n",
+            (double)q->temperature, (double)q->presence, (double)q->frequency, (double)q->repetition, q->n_logprobs,
+            q->n_prompt_logprobs, q->echo, q->ignore_eos);
+    fprintf(out, "    priority %d, salt %d, %d stop ids, %d biases, %d allowed, %d words, cancel %d, text stops",
+            q->priority, q->salt, q->n_stop_token, q->n_bias, q->n_allowed, q->n_words, q->cancel);
+    for (int32_t k = 0; k < SIM_WIDTH; k++)
+        fprintf(out, " %d", q->text_stop[k]);
+    fprintf(out, " (lag %d)\n", q->text_lag);
+}
+
+void scenario_print(const struct scenario *s, FILE *out)
+{
+    const struct sched_config *c = &s->config;
+    fprintf(out, "  %d blocks of %d, %d host blocks, %d seqs, %d batched tokens, %d logits rows, depth %d, vocab %d\n",
+            c->n_blocks, c->block_size, c->n_host_blocks, c->max_num_seqs, c->max_num_batched_tokens, c->max_logits,
+            s->depth, c->vocab);
+    fprintf(
+        out,
+        "  preemption %d, policy %d, prefix cache %d, target itl %lld us, timeouts %lld %lld us, NaN from step %llu\n",
+        c->preemption, c->policy, c->prefix_cache, (long long)c->target_itl_us, (long long)c->queue_timeout_us,
+        (long long)c->request_timeout_us, (unsigned long long)s->fail_at);
+    for (int32_t i = 0; i < s->n_requests; i++)
+        if (!s->request[i].absent)
+            print_request(&s->request[i], i, out);
+}

@@ -1,0 +1,81 @@
+/* One random run, as data: so that it can be printed, replayed from its seed, and shrunk. */
+#ifndef QUIRE_TESTS_SIM_SCENARIO_H
+#define QUIRE_TESTS_SIM_SCENARIO_H
+
+#include <stdio.h>
+
+#include "engine/sched.h"
+#include "tests/sim/oracle.h"
+
+enum {
+    SIM_REQUESTS = 12,
+    SIM_PROMPT = 40,
+    SIM_OUTPUT = 24,
+    SIM_WIDTH = 5,
+    SIM_IDS = 3, /* entries of each short list */
+};
+
+struct sim_request {
+    bool absent; /* taken out by the shrinker */
+    int32_t prompt[SIM_PROMPT], n_prompt;
+    int32_t max_tokens, min_tokens, n, best_of, beam_width;
+    float length_penalty;
+    int8_t early_stopping;
+    float temperature, top_p, min_p;
+    int32_t top_k;
+    float presence, frequency, repetition;
+    uint64_t seed;
+    int32_t n_logprobs, n_prompt_logprobs;
+    bool echo, ignore_eos;
+    int32_t priority, salt; /* salt 0: none */
+    int32_t stop_token[SIM_IDS], n_stop_token;
+    struct gen_bias bias[SIM_IDS];
+    int32_t n_bias;
+    int32_t allowed[SIM_IDS], n_allowed;
+    int32_t word[SIM_IDS], word_first[SIM_IDS + 1], n_words; /* bad words, encoded */
+    /* what happens to it */
+    int32_t arrival;              /* turn */
+    int32_t cancel;               /* turns after arrival; 0: never */
+    int32_t text_stop[SIM_WIDTH]; /* choice i ends textually after so many tokens; 0: never */
+    int32_t text_lag;             /* turns until the engine hears of it */
+};
+
+struct scenario {
+    uint64_t seed;
+    struct sched_config config;
+    int32_t depth;
+    uint64_t fail_at; /* step from which the model answers NaN; 0: never */
+    struct sim_request request[SIM_REQUESTS];
+    int32_t n_requests;
+};
+
+void scenario_random(struct scenario *ret, uint64_t seed);
+void scenario_print(const struct scenario *s, FILE *out);
+void scenario_oracle(const struct scenario *s, struct oracle_config *ret);
+/* The request's parameters; lists point into `r`. */
+void sim_request_params(const struct sim_request *r, struct gen_params *ret);
+
+/* What the engine should answer for one choice, or has answered. */
+struct sim_choice {
+    int32_t token[SIM_OUTPUT];
+    float logprob[SIM_OUTPUT];
+    int32_t n;
+    int32_t finish, stop_token;
+};
+/* What the request gives alone on an unlimited machine, computed without the engine: [choices of it]. */
+void reference_run(const struct scenario *s, const struct sim_request *r, struct sim_choice *ret);
+/* Choices that the engine reports for a request. */
+int32_t sim_choices(const struct sim_request *r);
+/* The log-probability of prompt token `position` (>= 1). */
+float reference_score(const struct scenario *s, const struct sim_request *r, int32_t position);
+
+/* Totals over runs, for the report at the end. */
+struct sim_totals {
+    int64_t runs, steps, tokens, requests, refused, cancelled, preempt_swap, preempt_recompute, cached_tokens, copies;
+};
+/* Run it: 0, or -1 with the reason in `why`. */
+int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t why_size);
+/* Take out requests and features while the run still fails. */
+void scenario_shrink(struct scenario *s, char *why, size_t why_size);
+
+#endif

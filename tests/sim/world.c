@@ -1,0 +1,334 @@
+/* Runs a scenario through scheduler, packer, oracle and commit as engine/loop.c does, and compares every delta with what the request
+ * gives alone. All invariants are checked after each step. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/decode.h"
+#include "engine/pack.h"
+#include "tests/sim/scenario.h"
+#include "tests/sim/toy.h"
+
+enum { TURN_US = 1000, TURNS = 20000 };
+
+/* One request on its way, and what has come back. */
+struct journey {
+    const struct sim_request *plan;
+    struct request request;
+    _Atomic int32_t stop_at[SIM_WIDTH];
+    struct sim_choice got[SIM_WIDTH], want[SIM_WIDTH];
+    int32_t stop_seen[SIM_WIDTH]; /* turn at which the text ended; 0: not yet */
+    int32_t n_scores;
+    bool submitted, refused, ended, cancelled;
+};
+
+struct world {
+    const struct scenario *s;
+    struct sim_totals *totals;
+    struct executor *executor;
+    struct sched *sched;
+    struct packer *packer;
+    struct plan plan[2];
+    struct delta_out out;
+    struct journey journey[SIM_REQUESTS];
+    uint64_t launched, committed;
+    int32_t turn;
+    char *why;
+    size_t why_size;
+};
+
+#define FAIL(w, ...) ((void)((w)->why[0] ? 0 : snprintf((w)->why, (w)->why_size, __VA_ARGS__)))
+
+static bool failed(const struct world *w)
+{
+    return w->why[0] != '\0';
+}
+
+/* ---- what comes back ---- */
+
+static void on_token(struct world *w, struct journey *j, const struct delta *d)
+{
+    struct sim_choice *c = &j->got[d->choice];
+    int32_t id = (int32_t)(j - w->journey);
+    if (c->finish != FINISH_NONE || c->n >= j->plan->max_tokens) {
+        FAIL(w, "request %d choice %d got a token after its end", id, d->choice);
+        return;
+    }
+    c->logprob[c->n] = d->logprob;
+    c->token[c->n++] = d->token;
+    if (j->plan->text_stop[d->choice] == c->n)
+        j->stop_seen[d->choice] = w->turn;
+    if (j->plan->n_logprobs > 0 && j->plan->beam_width == 0) {
+        int32_t n = MIN(j->plan->n_logprobs, w->s->config.vocab);
+        if (d->n_top < n || d->top_logprob[0] < d->logprob)
+            FAIL(w, "request %d choice %d: top log-probabilities are missing or out of order", id, d->choice);
+    }
+}
+
+static void on_prompt(struct world *w, struct journey *j, const struct delta *d)
+{
+    int32_t position = j->n_scores++, id = (int32_t)(j - w->journey);
+    if (d->token != j->plan->prompt[position])
+        FAIL(w, "request %d: prompt token %d is reported as %d", id, position, d->token);
+    else if (position == 0 ? !isnan(d->logprob) : d->logprob != reference_score(w->s, j->plan, position))
+        FAIL(w, "request %d: prompt token %d has a wrong log-probability", id, position);
+}
+
+static void on_delta(struct delta_out *out, const struct group *g, const struct delta *d)
+{
+    struct world *w = CONTAINER_OF(out, struct world, out);
+    struct journey *j = d->request->user;
+    int32_t id = (int32_t)(j - w->journey);
+    (void)g;
+    if (j->ended || d->choice >= sim_choices(j->plan))
+        FAIL(w, "request %d: a delta after its end, or of a choice it does not have", id);
+    else if (d->kind == DELTA_TOKEN)
+        on_token(w, j, d);
+    else if (d->kind == DELTA_PROMPT)
+        on_prompt(w, j, d);
+    else if (d->kind == DELTA_FINISH) {
+        if (j->got[d->choice].finish != FINISH_NONE)
+            FAIL(w, "request %d choice %d finished twice", id, d->choice);
+        j->got[d->choice].finish = d->finish;
+        j->got[d->choice].stop_token = d->stop_token;
+    } else {
+        j->ended = true;
+        w->totals->cached_tokens += d->cached_tokens;
+        if (d->cached_tokens < 0 || d->cached_tokens >= j->plan->n_prompt)
+            FAIL(w, "request %d: %d cached tokens of %d", id, d->cached_tokens, j->plan->n_prompt);
+    }
+}
+
+/* ---- what goes in ---- */
+
+static int words_of(const struct sim_request *r, struct word_list *ret)
+{
+    *ret = (struct word_list){0};
+    if (r->n_words == 0)
+        return 0;
+    ret->token = malloc(sizeof(r->word));
+    ret->first = malloc(sizeof(r->word_first));
+    if (!ret->token || !ret->first)
+        return ERR_NOMEM;
+    memcpy(ret->token, r->word, sizeof(r->word));
+    memcpy(ret->first, r->word_first, sizeof(r->word_first));
+    ret->n = r->n_words;
+    return 0;
+}
+
+static void submit(struct world *w, struct journey *j)
+{
+    struct group *g = NULL;
+    struct word_list words;
+    struct err e = {0};
+    struct request *r = &j->request;
+    j->submitted = true;
+    sim_request_params(j->plan, &r->params);
+    r->prompt = (int32_t *)j->plan->prompt;
+    r->n_prompt = j->plan->n_prompt;
+    r->arrival_us = (int64_t)w->turn * TURN_US;
+    r->user = j;
+    r->stop_at = j->stop_at;
+    for (int32_t i = 0; i < SIM_WIDTH; i++)
+        atomic_init(&j->stop_at[i], INT32_MAX);
+    if (words_of(j->plan, &words) < 0 || group_new(&g, r, &words, &w->s->config, &e) < 0) {
+        word_list_release(&words);
+        if (e.code != ERR_INVALID && e.code != ERR_UNSUPPORTED)
+            FAIL(w, "group_new: %s", e.text);
+        j->refused = j->ended = true;
+        w->totals->refused++;
+        return;
+    }
+    reference_run(w->s, j->plan, j->want);
+    w->totals->requests++;
+    if (sched_add(w->sched, g, (int64_t)w->turn * TURN_US) < 0)
+        FAIL(w, "sched_add refuses a request although the queue has room");
+}
+
+static void marks(struct world *w, struct journey *j)
+{
+    if (j->plan->cancel > 0 && w->turn >= j->plan->arrival + j->plan->cancel && !j->cancelled) {
+        j->cancelled = true;
+        w->totals->cancelled++;
+        atomic_store(&j->request.cancelled, true);
+    }
+    for (int32_t i = 0; i < SIM_WIDTH && j->plan->beam_width == 0; i++)
+        if (j->stop_seen[i] > 0 && w->turn >= j->stop_seen[i] + j->plan->text_lag)
+            atomic_store(&j->stop_at[i], j->plan->text_stop[i]);
+}
+
+/* ---- one turn ---- */
+
+static void check(struct world *w, const struct plan *p)
+{
+    const char *wrong = sched_check(w->sched, p);
+    if (wrong)
+        FAIL(w, "turn %d: %s", w->turn, wrong);
+}
+
+static void commit(struct world *w)
+{
+    struct results r;
+    struct err e;
+    if (w->executor->wait(w->executor, &r, &e) < 0) {
+        FAIL(w, "wait: %s", e.text);
+        return;
+    }
+    decode_commit(w->sched, &w->plan[w->committed++ % 2], &r, (int64_t)w->turn * TURN_US, &w->out);
+    check(w, NULL);
+}
+
+static void step(struct world *w)
+{
+    struct plan *p = &w->plan[w->launched % 2];
+    struct batch b;
+    struct err e;
+    int32_t n = sched_plan(w->sched, (int64_t)w->turn * TURN_US, p);
+    check(w, p);
+    if (n > 0 && !failed(w)) {
+        w->launched++;
+        w->totals->steps++;
+        w->totals->tokens += p->n_tokens;
+        w->totals->copies += p->n_copy;
+        pack_batch(w->packer, p, &b);
+        if (w->executor->launch(w->executor, &b, &e) < 0)
+            FAIL(w, "turn %d, step %llu: %s", w->turn, (unsigned long long)b.step, e.text);
+    }
+    if (!failed(w) && w->launched - w->committed > (uint64_t)(n > 0 ? w->s->depth : 0))
+        commit(w);
+    decode_reap(w->sched, &w->out);
+    check(w, NULL);
+}
+
+static bool all_ended(const struct world *w)
+{
+    for (int32_t i = 0; i < w->s->n_requests; i++)
+        if (!w->s->request[i].absent && !w->journey[i].ended)
+            return false;
+    return w->launched == w->committed;
+}
+
+static void turn(struct world *w)
+{
+    w->turn++;
+    for (int32_t i = 0; i < w->s->n_requests; i++) {
+        struct journey *j = &w->journey[i];
+        if (j->plan->absent)
+            continue;
+        if (!j->submitted && w->turn > j->plan->arrival)
+            submit(w, j);
+        if (j->submitted && !j->ended)
+            marks(w, j);
+    }
+    step(w);
+}
+
+/* ---- the verdict ---- */
+
+static bool same_tokens(const struct sim_choice *a, const struct sim_choice *b, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++)
+        if (a->token[i] != b->token[i] || a->logprob[i] != b->logprob[i])
+            return false;
+    return true;
+}
+
+/* Ended before its time: by its client, a time-out, or a NaN of this or a sibling's. */
+static bool cut_short(const struct world *w, const struct journey *j, const struct sim_choice *got)
+{
+    const struct sched_config *c = &w->s->config;
+    if (got->finish == FINISH_ABORT)
+        return j->cancelled || c->queue_timeout_us > 0 || c->request_timeout_us > 0;
+    if (got->finish != FINISH_ERROR)
+        return false;
+    bool nothing_allowed = false;
+    for (int32_t i = 0; i < sim_choices(j->plan); i++)
+        nothing_allowed = nothing_allowed || j->want[i].finish == FINISH_ERROR;
+    return w->s->fail_at > 0 || nothing_allowed;
+}
+
+static void judge_choice(struct world *w, struct journey *j, int32_t i)
+{
+    const struct sim_choice *got = &j->got[i], *want = &j->want[i];
+    int32_t id = (int32_t)(j - w->journey), stop = j->plan->text_stop[i];
+    if (got->n > want->n || !same_tokens(got, want, got->n)) {
+        FAIL(w, "request %d choice %d differs from what it gives alone", id, i);
+        return;
+    }
+    if (cut_short(w, j, got))
+        return;
+    if (got->n == want->n && got->finish == want->finish && got->stop_token == want->stop_token)
+        return;
+    if (j->stop_seen[i] > 0 && got->n >= stop && got->finish == FINISH_STOP)
+        return;
+    FAIL(w, "request %d choice %d ends after %d tokens by %d (stop id %d); alone after %d by %d (stop id %d)", id, i,
+         got->n, got->finish, got->stop_token, want->n, want->finish, want->stop_token);
+}
+
+static void judge(struct world *w)
+{
+    struct sched_counts c;
+    for (int32_t i = 0; i < w->s->n_requests; i++) {
+        struct journey *j = &w->journey[i];
+        if (j->plan->absent || j->refused)
+            continue;
+        for (int32_t k = 0; k < sim_choices(j->plan); k++)
+            judge_choice(w, j, k);
+        bool scored = j->plan->n_prompt_logprobs >= 0 || (j->plan->echo && j->plan->n_logprobs >= 0);
+        if (scored && j->got[0].finish != FINISH_ABORT && j->got[0].finish != FINISH_ERROR &&
+            j->n_scores != j->plan->n_prompt)
+            FAIL(w, "request %d: %d prompt tokens of %d were scored", i, j->n_scores, j->plan->n_prompt);
+    }
+    sched_counts(w->sched, &c);
+    w->totals->preempt_swap += (int64_t)c.preempt_swap;
+    w->totals->preempt_recompute += (int64_t)c.preempt_recompute;
+    if (c.blocks_used || c.host_blocks_used || c.running_seqs || c.running_groups || c.waiting_groups ||
+        c.swapped_groups)
+        FAIL(w, "at the end %d blocks, %d host blocks, %d rows are still held", c.blocks_used, c.host_blocks_used,
+             c.running_seqs);
+}
+
+static int open_world(struct world *w)
+{
+    struct oracle_config oc;
+    struct err e = {0};
+    scenario_oracle(w->s, &oc);
+    int code = oracle_open(&w->executor, &oc, &e);
+    if (code == 0)
+        code = sched_new(&w->sched, &w->s->config, &e);
+    if (code == 0)
+        code = packer_new(&w->packer, &w->s->config, &e);
+    for (int i = 0; i < 2 && code == 0; i++)
+        code = plan_init(&w->plan[i], &w->s->config, &e);
+    if (code < 0) {
+        FAIL(w, "start: %s", e.text);
+        return code;
+    }
+    oracle_fail_at(w->executor, w->s->fail_at);
+    w->out.emit = on_delta;
+    for (int32_t i = 0; i < w->s->n_requests; i++)
+        w->journey[i].plan = &w->s->request[i];
+    return 0;
+}
+
+int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t why_size)
+{
+    struct world w = {.s = s, .totals = t, .why = why, .why_size = why_size};
+    why[0] = '\0';
+    if (open_world(&w) == 0) {
+        while (!failed(&w) && !all_ended(&w) && w.turn < TURNS)
+            turn(&w);
+        if (!failed(&w) && !all_ended(&w))
+            FAIL(&w, "not at its end after %d turns", TURNS);
+        if (!failed(&w))
+            judge(&w);
+    }
+    t->runs++;
+    sched_free(w.sched);
+    packer_free(w.packer);
+    for (int i = 0; i < 2; i++)
+        plan_release(&w.plan[i]);
+    if (w.executor)
+        w.executor->free(w.executor);
+    return failed(&w) ? -1 : 0;
+}

@@ -1,0 +1,43 @@
+/* The engine's heart against the oracle: random runs, each request's output compared with what it gives alone.
+ * build/tests/sim/oracle_runs does the same for as many runs as one likes, and replays a seed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "tests/sim/scenario.h"
+
+enum { FIRST_SEED = 1, RUNS = 4000 };
+
+static struct scenario scenario;
+
+static void random_runs_give_each_request_what_it_gives_alone(void **state)
+{
+    (void)state;
+    struct sim_totals t = {0};
+    char why[512];
+    for (uint64_t seed = FIRST_SEED; seed < FIRST_SEED + RUNS; seed++) {
+        scenario_random(&scenario, seed);
+        if (world_run(&scenario, &t, why, sizeof(why)) == 0)
+            continue;
+        scenario_shrink(&scenario, why, sizeof(why));
+        scenario_print(&scenario, stderr);
+        fail_msg("seed %llu: %s (replay: build/tests/sim/oracle_runs --seed %llu)", (unsigned long long)seed, why,
+                 (unsigned long long)seed);
+    }
+    /* Runs in which nothing of interest happens would prove nothing. */
+    assert_true(t.requests > RUNS);
+    assert_true(t.preempt_swap > 0);
+    assert_true(t.preempt_recompute > 0);
+    assert_true(t.cached_tokens > 0);
+    assert_true(t.copies > 0);
+    assert_true(t.cancelled > 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(random_runs_give_each_request_what_it_gives_alone)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
