@@ -1,0 +1,132 @@
+/* Engine host time a step: the null executor behind a pause, N sequences decoding, everything real but the model and HTTP.
+ *
+ *     build/tests/bench/engine_step [steps]
+ *
+ * One line for 1, 256 and 1024 running: the engine thread's own time a step (struct engine_stats.step_host_s: plan, pack,
+ * launch, commit, deltas; not the wait), and the output thread's processor time a token.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "engine/engine_state.h"
+
+static atomic_llong n_pieces, n_last, output_cpu_ns;
+
+static void emit(struct sink *s, const struct output *o)
+{
+    (void)s;
+    atomic_fetch_add_explicit(&n_pieces, o->choice >= 0, memory_order_relaxed);
+    atomic_fetch_add_explicit(&n_last, o->last, memory_order_relaxed);
+}
+
+static void flush(struct sink *s)
+{
+    (void)s;
+    struct timespec ts;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+    atomic_store_explicit(&output_cpu_ns, ts.tv_sec * 1000000000LL + ts.tv_nsec, memory_order_relaxed);
+}
+
+/* The null executor, with a wait that takes as long as a device would: the output side keeps up, as it does in earnest. */
+struct paced {
+    struct executor base;
+    struct executor *inner;
+    int64_t pause_us;
+};
+
+static int paced_launch(struct executor *x, const struct batch *b, struct err *e)
+{
+    struct paced *p = CONTAINER_OF(x, struct paced, base);
+    return p->inner->launch(p->inner, b, e);
+}
+
+static int paced_wait(struct executor *x, struct results *ret, struct err *e)
+{
+    struct paced *p = CONTAINER_OF(x, struct paced, base);
+    nanosleep(&(struct timespec){.tv_nsec = p->pause_us * 1000}, NULL);
+    return p->inner->wait(p->inner, ret, e);
+}
+
+static void paced_free(struct executor *x)
+{
+    struct paced *p = CONTAINER_OF(x, struct paced, base);
+    p->inner->free(p->inner);
+    free(p);
+}
+
+static void die(const struct err *e)
+{
+    fprintf(stderr, "%s\n", e->text);
+    exit(1);
+}
+
+static struct engine *open_engine(struct sink *sink, int64_t pause_us)
+{
+    struct settings s = {.block_size = 16, .max_queue = 2048, .step_timeout = 60, .prefix_cache = true};
+    struct paced *p = calloc(1, sizeof(*p));
+    struct tokenizer *t;
+    struct engine *engine;
+    struct err e;
+    s.max_model_len = 8192;
+    s.kv_blocks = 1 << 19;
+    if (!p || null_open(&p->inner, &s, &e) < 0 || tokenizer_open_bytes(&t, &e) < 0)
+        die(&e);
+    p->pause_us = pause_us;
+    p->base = (struct executor){p->inner->info, paced_launch, paced_wait, paced_free};
+    if (engine_open_on(&engine, &s, &p->base, t, sink, &e) < 0)
+        die(&e);
+    return engine;
+}
+
+static void submit(struct engine *engine, int32_t n, int32_t max_tokens)
+{
+    for (int32_t i = 0; i < n; i++) {
+        struct gen_params p;
+        struct request *r;
+        struct err e;
+        int32_t prompt[100];
+        for (int32_t k = 0; k < 100; k++)
+            prompt[k] = (i * 31 + k * 7) % 256;
+        gen_params_init(&p, engine);
+        p.max_tokens = max_tokens;
+        p.seed = (uint64_t)i;
+        if (request_new(&r, &p, prompt, 100, &e) < 0 || engine_submit(engine, r, &e) < 0)
+            die(&e);
+        request_unref(r);
+    }
+}
+
+static void measure(int32_t n_running, int32_t n_steps)
+{
+    struct sink sink = {emit, flush};
+    struct engine *e = open_engine(&sink, n_running >= 1024 ? 500 : n_running >= 256 ? 200 : 50);
+    const struct engine_stats *s = engine_stats(e);
+    submit(e, n_running, n_steps + 400);
+    while (atomic_load(&s->running) < n_running || atomic_load(&s->steps) < 200)
+        usleep(1000);
+    uint64_t steps = atomic_load(&s->steps);
+    double host = atomic_load(&s->step_host_s.sum);
+    long long pieces = atomic_load(&n_pieces), cpu = atomic_load(&output_cpu_ns);
+    while (atomic_load(&s->steps) < steps + (uint64_t)n_steps)
+        usleep(1000);
+    double n = (double)(atomic_load(&s->steps) - steps);
+    host = atomic_load(&s->step_host_s.sum) - host;
+    pieces = atomic_load(&n_pieces) - pieces;
+    cpu = atomic_load(&output_cpu_ns) - cpu;
+    printf("running %5d   host %7.1f us a step   output %6.0f ns of processor a token\n", n_running, host / n * 1e6,
+           (double)cpu / (double)pieces);
+    engine_free(e);
+}
+
+int main(int argc, char **argv)
+{
+    int32_t n_steps = argc > 1 ? atoi(argv[1]) : 4000;
+    static const int32_t running[] = {1, 256, 1024};
+    for (size_t i = 0; i < ARRAY_LEN(running); i++)
+        measure(running[i], MIN(n_steps, 7000));
+    return 0;
+}
