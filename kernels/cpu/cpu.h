@@ -32,9 +32,9 @@ struct cpu_results {
     int32_t n_samples;
     int32_t top_stride;
     int64_t device_us;
-    int32_t *token;     /* [max_samples] */
-    float *logprob;     /* [max_samples] */
-    int32_t *top_token; /* [n_samples, top_stride], top_cap entries */
+    int32_t *token;      /* [max_samples] */
+    float *logprob;      /* [max_samples] */
+    int32_t *top_token;  /* [n_samples, top_stride], top_cap entries */
     float *top_logprob;
     int64_t top_cap;
 };
@@ -53,27 +53,24 @@ struct cpu_backend {
     int32_t *table; /* [max_seqs, max_blocks_per_seq] block ids */
 
     /* Scratch of the threads. */
-    float *scores; /* [threads, scores_cap] attention weights of one query head */
+    float *scores;       /* [threads, scores_cap] attention weights of one query head */
     int64_t scores_cap;
-    float *sample_logits;          /* [threads, sample_vocab] processed logits */
+    float *sample_logits; /* [threads, sample_vocab] processed logits */
     struct cpu_survivor *survivor; /* [threads, sample_vocab] */
     int32_t sample_vocab;
 
     /* The step under way. */
-    struct batch batch; /* arrays in `arena` */
+    struct batch batch;  /* arrays in `arena` */
     char *arena;
     size_t arena_bytes;
     bool in_step;
     int64_t step_start_us;
     struct cpu_results results[CPU_RESULTS];
     uint64_t n_begun, n_waited; /* steps; results of step i are results[i % CPU_RESULTS] */
-    struct err failed;          /* sticky; code 0: none */
+    struct err failed; /* sticky; code 0: none */
 };
 
-static inline struct cpu_backend *cpu_of(struct backend *b)
-{
-    return CONTAINER_OF(b, struct cpu_backend, base);
-}
+static inline struct cpu_backend *cpu_of(struct backend *b) { return CONTAINER_OF(b, struct cpu_backend, base); }
 
 /* Remember the first error of an operation; step_end reports it. */
 void cpu_fail(struct cpu_backend *c, int code, const char *what);
@@ -116,13 +113,7 @@ float cpu_activate(enum activation act, float x);
 /* out[0..n) = norm(x[0..n)); out may be x. */
 void cpu_norm_row(float *out, const float *x, int32_t n_cols, const struct norm *n);
 
-static inline const float *mat_row_const(struct mat m, int64_t r)
-{
-    return (const float *)m.data + r * m.stride;
-}
-static inline float *mat_row(struct mat m, int64_t r)
-{
-    return (float *)m.data + r * m.stride;
-}
+static inline const float *mat_row_const(struct mat m, int64_t r) { return (const float *)m.data + r * m.stride; }
+static inline float *mat_row(struct mat m, int64_t r) { return (float *)m.data + r * m.stride; }
 
 #endif
