@@ -10,6 +10,7 @@ static void cpu_free(struct backend *b)
     cpu_pool_free(c->pool);
     cpu_steps_release(c);
     cpu_memory_release(c);
+    free(c->packed);
     free(c);
 }
 
@@ -70,8 +71,10 @@ int cpu_backend_open(struct backend **ret, int abi, const struct backend_config 
     }
     c->base = (struct backend){.ops = &cpu_ops, .name = "cpu"}; /* act_dtype_of: all DTYPE_F32, which is 0 */
     c->config = *config;
-    rc = cpu_isa_detect(&c->isa, e);
+    enum cpu_isa isa;
+    rc = cpu_isa_detect(&isa, e);
     if (rc == 0) {
+        cpu_kernels_for(&c->k, isa);
         rc = cpu_pool_new(&c->pool, config->threads, e);
     }
     if (rc == 0) {
@@ -83,7 +86,7 @@ int cpu_backend_open(struct backend **ret, int abi, const struct backend_config 
     }
     int32_t threads = cpu_pool_threads(c->pool);
     snprintf(c->base.device, sizeof(c->base.device), "%d thread%s, %s", threads, threads == 1 ? "" : "s",
-             cpu_isa_name(c->isa));
+             cpu_isa_name(isa));
     *ret = &c->base;
     return 0;
 }

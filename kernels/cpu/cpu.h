@@ -3,8 +3,11 @@
  *     cpu.c        open, free, the table of operations
  *     memory.c     arena, weights, scratch, the cache
  *     step.c       the batch's copy, block tables, block copies, results
- *     ops.c        embed, norm, add, activation, gather      linear.c   products with weights
- *     rope.c       rotation and cache write                  attention.c   over the block table
+ *     ops.c        embed, norm, add, activation, gather
+ *     rope.c       rotation and cache write
+ *     linear.c     products with weights, as plain loops;    linear_tiled.c      by tiles
+ *     attention.c  over the block table, as plain loops;     attention_tiled.c   by tiles
+ *     kernels.c    the inner loops, plain; rows_*.c, tile_*.c by instruction set
  *     sample.c     sampling, the specification of all backends; select.c its threshold selection
  *     pool.c       threads                                   isa.c      choice of instruction set
  *
@@ -15,7 +18,7 @@
 
 #include "config/limits.h"
 #include "kernels/backend.h"
-#include "kernels/cpu/isa.h"
+#include "kernels/cpu/kernels.h"
 #include "kernels/cpu/pool.h"
 
 /* Memory that lives as long as the backend, cut from large regions of 2 MiB pages. */
@@ -42,7 +45,7 @@ struct cpu_results {
 struct cpu_backend {
     struct backend base;
     struct backend_config config;
-    enum cpu_isa isa;
+    struct cpu_kernels k;
     struct cpu_pool *pool;
     struct cpu_region *region;
     uint64_t n_dummies; /* dummy weights made so far: each gets other numbers */
@@ -51,6 +54,9 @@ struct cpu_backend {
     int32_t n_blocks, n_host_blocks;
     char *kv_data, *kv_host;
     int32_t *table; /* [max_seqs, max_blocks_per_seq] block ids */
+
+    char *packed; /* activations packed for linear's tiles; grows to the largest seen */
+    size_t packed_bytes;
 
     /* Scratch of the threads. */
     float *scores;       /* [threads, scores_cap] attention weights of one query head */
@@ -108,10 +114,9 @@ void cpu_add(struct backend *b, struct mat x, struct mat y, bool partial);
 void cpu_gather(struct backend *b, struct mat out, struct mat x, int32_t first);
 void cpu_sample(struct backend *b, struct mat logits, int32_t first);
 
-/* ops.c: the plain element functions. */
-float cpu_activate(enum activation act, float x);
-/* out[0..n) = norm(x[0..n)); out may be x. */
-void cpu_norm_row(float *out, const float *x, int32_t n_cols, const struct norm *n);
+/* The same two by tiles; needs c->k.dots. */
+void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);
+void cpu_attention_tiled(struct cpu_backend *c, struct mat out, struct mat qkv, const struct attention *a);
 
 static inline const float *mat_row_const(struct mat m, int64_t r) { return (const float *)m.data + r * m.stride; }
 static inline float *mat_row(struct mat m, int64_t r) { return (float *)m.data + r * m.stride; }

@@ -1,8 +1,8 @@
 /* Memory of the CPU backend: weights, scratch and the cache, all cut from regions of 2 MiB pages.
  *
  * Weights are copied even when their file stays mapped: pages of a mapped file are 4 KiB, and streaming through
- * them costs about a fifth of the read bandwidth in TLB misses. Rows stay as stored, [out, in]: the kernels read whole
- * rows, so decoding, prefill, embedding and a tied head share one copy.
+ * them costs read bandwidth in TLB misses. Rows stay as stored, [out, in], padded with zeros to whole chunks of the tiles:
+ * the kernels read whole rows, so decoding, prefill, embedding and a tied head share one copy.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -198,10 +198,13 @@ int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, 
     }
     /* Vectors are small and read by float32 operations: they are kept as float32, which loses nothing. */
     enum dtype t = d->kind == WEIGHT_VECTOR ? DTYPE_F32 : d->dtype;
+    int64_t stride = d->kind == WEIGHT_LINEAR || d->kind == WEIGHT_EMBEDDING
+                         ? (int64_t)round_up((size_t)d->cols, TILE_CHUNK)
+                         : d->cols;
     struct fill f = {.desc = d,
-                     .m = {.stride = d->cols, .rows = d->rows, .cols = d->cols, .dtype = t},
+                     .m = {.stride = stride, .rows = d->rows, .cols = d->cols, .dtype = t},
                      .salt = ++c->n_dummies};
-    f.m.data = cpu_alloc(c, (size_t)d->rows * (size_t)d->cols * (size_t)dtype_bytes(t));
+    f.m.data = cpu_alloc(c, (size_t)d->rows * (size_t)stride * (size_t)dtype_bytes(t));
     if (f.m.data == NULL) {
         return err_nomem(e, d->name);
     }

@@ -1,5 +1,4 @@
-/* The specification of the element-wise operations: plain loops, float32, a row a task. */
-#include <math.h>
+/* Element-wise operations: a group of rows a task, each row by the table of kernels.h. */
 #include <string.h>
 
 #include "kernels/cpu/convert.h"
@@ -48,11 +47,8 @@ static int32_t input_token(struct cpu_backend *c, int32_t i)
 
 static void embed_row(const struct rows_job *j, int32_t r)
 {
-    float *out = mat_row(j->out, r);
-    int64_t at = input_token(j->c, r) * j->x.stride;
-    for (int32_t i = 0; i < j->out.cols; i++) {
-        out[i] = dtype_load(j->x.data, j->x.dtype, at + i) * j->scale;
-    }
+    int64_t at = input_token(j->c, r) * j->x.stride * dtype_bytes(j->x.dtype);
+    j->c->k.load(mat_row(j->out, r), (const char *)j->x.data + at, j->x.dtype, j->out.cols, j->scale);
 }
 
 void cpu_embed(struct backend *b, struct mat out, struct mat table, float scale)
@@ -76,32 +72,9 @@ void cpu_embed_position(struct backend *b, struct mat x, struct mat table, int32
 
 /* ---- norms ---- */
 
-/* Vectors made by cpu_weight are float32. */
-void cpu_norm_row(float *out, const float *x, int32_t n_cols, const struct norm *n)
-{
-    const float *w = n->weight.data;
-    const float *bias = n->bias.data;
-    float mean = 0;
-    if (n->kind == NORM_LAYER) {
-        for (int32_t i = 0; i < n_cols; i++) {
-            mean += x[i];
-        }
-        mean /= (float)n_cols;
-    }
-    float sum = 0;
-    for (int32_t i = 0; i < n_cols; i++) {
-        float d = x[i] - mean;
-        sum += d * d;
-    }
-    float inv = 1.0f / sqrtf(sum / (float)n_cols + n->eps);
-    for (int32_t i = 0; i < n_cols; i++) {
-        out[i] = (x[i] - mean) * inv * (w[i] + n->weight_offset) + (bias != NULL ? bias[i] : 0);
-    }
-}
-
 static void norm_row(const struct rows_job *j, int32_t r)
 {
-    cpu_norm_row(mat_row(j->out, r), mat_row(j->x, r), j->out.cols, j->norm);
+    j->c->k.norm(mat_row(j->out, r), mat_row(j->x, r), j->out.cols, j->norm);
 }
 
 void cpu_norm(struct backend *b, struct mat out, struct mat x, const struct norm *n)
@@ -111,11 +84,7 @@ void cpu_norm(struct backend *b, struct mat out, struct mat x, const struct norm
 
 static void add_row(const struct rows_job *j, int32_t r)
 {
-    float *x = mat_row(j->x, r);
-    const float *y = mat_row(j->y, r);
-    for (int32_t i = 0; i < j->x.cols; i++) {
-        x[i] += y[i];
-    }
+    j->c->k.add(mat_row(j->x, r), mat_row(j->y, r), j->x.cols);
 }
 
 static void add_norm_row(const struct rows_job *j, int32_t r)
@@ -139,31 +108,10 @@ void cpu_add(struct backend *b, struct mat x, struct mat y, bool partial)
 
 /* ---- activations ---- */
 
-float cpu_activate(enum activation act, float x)
-{
-    switch (act) {
-    case ACT_NONE:
-        return x;
-    case ACT_RELU:
-        return x > 0 ? x : 0;
-    case ACT_GELU_ERF:
-        return 0.5f * x * (1.0f + erff(x * 0.70710678f));
-    case ACT_GELU_TANH:
-        return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
-    case ACT_SILU:
-        return x / (1.0f + expf(-x));
-    }
-    return x;
-}
-
 static void gated_act_row(const struct rows_job *j, int32_t r)
 {
-    float *out = mat_row(j->out, r);
     const float *gate = mat_row(j->x, r);
-    const float *up = gate + j->out.cols;
-    for (int32_t i = 0; i < j->out.cols; i++) {
-        out[i] = cpu_activate(j->act, gate[i]) * up[i];
-    }
+    j->c->k.gate(mat_row(j->out, r), gate, gate + j->out.cols, j->out.cols, j->act);
 }
 
 void cpu_gated_act(struct backend *b, struct mat out, struct mat gate_up, enum activation act)

@@ -1,6 +1,7 @@
-/* The specification of rope_kv: per-head norms, rotation in place, and the write of keys and values into the cache. */
-#include "kernels/cpu/convert.h"
+/* rope_kv: per-head norms, rotation in place, and the write of keys and values into the cache. */
 #include "kernels/cpu/cpu.h"
+
+enum { TASK_TOKENS = 8 };
 
 struct rope_job {
     struct cpu_backend *c;
@@ -10,26 +11,28 @@ struct rope_job {
 };
 
 /* Turn one head by the angles of its position. Table row: rot_dim/2 cosines, then rot_dim/2 sines. */
-static void rotate(float *head, const float *cos_sin, const struct rope *r)
+static void rotate(const struct cpu_kernels *k, float *head, const float *cos_sin, const struct rope *r)
 {
     int32_t half = r->rot_dim / 2;
+    if (!r->interleaved) {
+        k->rotate(head, cos_sin, half);
+        return;
+    }
     for (int32_t i = 0; i < half; i++) {
-        int32_t a = r->interleaved ? 2 * i : i;
-        int32_t b = r->interleaved ? 2 * i + 1 : i + half;
-        float x = head[a];
-        float y = head[b];
-        head[a] = x * cos_sin[i] - y * cos_sin[half + i];
-        head[b] = y * cos_sin[i] + x * cos_sin[half + i];
+        float x = head[2 * i];
+        float y = head[2 * i + 1];
+        head[2 * i] = x * cos_sin[i] - y * cos_sin[half + i];
+        head[2 * i + 1] = y * cos_sin[i] + x * cos_sin[half + i];
     }
 }
 
 static void norm_and_rotate(float *head, const struct rope_job *j, const struct norm *norm, int32_t position)
 {
     if (norm->weight.data != NULL) {
-        cpu_norm_row(head, head, j->att->head_dim, norm);
+        j->c->k.norm(head, head, j->att->head_dim, norm);
     }
     if (j->rope->cos_sin.data != NULL) {
-        rotate(head, mat_row_const(j->rope->cos_sin, position), j->rope);
+        rotate(&j->c->k, head, mat_row_const(j->rope->cos_sin, position), j->rope);
     }
 }
 
@@ -40,16 +43,13 @@ static void write_cache(const struct rope_job *j, const float *from, int32_t slo
     int64_t base = slot / l->block_size * l->block_stride + j->att->layer * l->layer_stride + kv * l->kv_stride +
                    slot % l->block_size * l->token_stride;
     for (int32_t h = 0; h < j->att->n_kv_heads; h++) {
-        for (int32_t i = 0; i < j->att->head_dim; i++) {
-            dtype_store(j->c->kv_data, l->dtype, base + h * l->head_stride + i, from[h * j->att->head_dim + i]);
-        }
+        char *to = j->c->kv_data + (base + h * l->head_stride) * dtype_bytes(l->dtype);
+        j->c->k.store(to, l->dtype, from + (int64_t)h * j->att->head_dim, j->att->head_dim);
     }
 }
 
-static void rope_token(void *arg, int32_t t, int32_t thread)
+static void rope_token(const struct rope_job *j, int32_t t)
 {
-    (void)thread;
-    const struct rope_job *j = arg;
     const struct attention *a = j->att;
     const struct batch *b = &j->c->batch;
     float *q = mat_row(j->qkv, t); // [n_heads + 2 n_kv_heads, head_dim]
@@ -67,8 +67,18 @@ static void rope_token(void *arg, int32_t t, int32_t thread)
     }
 }
 
+static void rope_task(void *arg, int32_t task, int32_t thread)
+{
+    (void)thread;
+    const struct rope_job *j = arg;
+    int32_t end = MIN((task + 1) * TASK_TOKENS, j->c->batch.n_tokens);
+    for (int32_t t = task * TASK_TOKENS; t < end; t++) {
+        rope_token(j, t);
+    }
+}
+
 void cpu_rope_kv(struct backend *b, struct mat qkv, const struct rope *r, const struct attention *a)
 {
     struct rope_job j = {.c = cpu_of(b), .qkv = qkv, .rope = r, .att = a};
-    cpu_pool_run(j.c->pool, j.c->batch.n_tokens, rope_token, &j);
+    cpu_pool_run(j.c->pool, (int32_t)div_ceil(j.c->batch.n_tokens, TASK_TOKENS), rope_task, &j);
 }

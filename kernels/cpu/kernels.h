@@ -1,0 +1,77 @@
+/* The inner loops that differ between instruction sets, as one table. The plain ones are the specification.
+ *
+ * Row functions work on n floats. `dots` is the heart of linear and of attention's scores: inner products of stored rows
+ * (weights, cached keys) with packed rows of activations. Rows are summed in blocks of `k_block` elements, each block
+ * in lanes that are added in one fixed tree, so a product does not depend on what else is in the batch: linear and attention
+ * give the same bits for one row as for a thousand.
+ */
+#ifndef QUIRE_KERNELS_CPU_KERNELS_H
+#define QUIRE_KERNELS_CPU_KERNELS_H
+
+#include "kernels/backend.h"
+#include "kernels/cpu/isa.h"
+
+enum {
+    TILE_ROWS = 4,  /* rows of x packed together, at most */
+    TILE_CHUNK = 32 /* elements of a row packed together; stored rows are zero-padded to a multiple of it */
+};
+
+/* Whom to fetch while computing: the bytes at `distance` from what is being read, for groups of rows whose number
+ * is `phase` modulo `period` (several passes over the same rows share the work of fetching the next ones). */
+struct prefetch {
+    int64_t distance;
+    int32_t period, phase;
+};
+
+/* Stored rows seen by dots. */
+struct dot_rows {
+    const void *const *row; /* [n] each zero-padded to a multiple of TILE_CHUNK elements */
+    int32_t n;
+    enum dtype dtype;
+    int64_t first; /* element of the rows where this block begins, a multiple of TILE_CHUNK */
+};
+
+struct row_scan {
+    float max;     /* -infinity when n is 0 */
+    bool bad;      /* a NaN or +infinity */
+};
+
+struct cpu_kernels {
+    enum cpu_isa isa;
+
+    /* Row functions. `out` may be an input. */
+    void (*norm)(float *out, const float *x, int32_t n, const struct norm *k);
+    void (*add)(float *x, const float *y, int32_t n);
+    void (*gate)(float *out, const float *gate, const float *up, int32_t n, enum activation act);
+    /* linear's epilogue: out = act(sum + bias) + residual; bias and residual may be NULL. */
+    void (*finish)(float *out, const float *sum, const float *bias, const float *residual, int32_t n, enum activation act);
+    void (*load)(float *out, const void *x, enum dtype t, int32_t n, float scale);
+    void (*store)(void *out, enum dtype t, const float *x, int32_t n);
+    /* First half and second half of a head turned against each other; cos_sin: half cosines, half sines. */
+    void (*rotate)(float *head, const float *cos_sin, int32_t half);
+    struct row_scan (*scan)(const float *x, int32_t n);
+    double (*sum_exp)(const float *x, int32_t n, float max); /* sum of exp(x - max) */
+
+    /* Tiles; NULL in the plain table, whose linear and attention are plain loops. */
+    int32_t k_block;
+    /* Bytes of one packed element of x against rows of type t. */
+    int32_t (*packed_bytes)(enum dtype t);
+    /* Pack n_x <= TILE_ROWS rows of n floats as dots reads them: [chunk][n_x][TILE_CHUNK], zero-padded. */
+    void (*pack)(void *out, const float *const *x, int32_t n_x, int32_t n, enum dtype t);
+    /* sum[w * n_x + x] (+)= row w . x over n_chunks chunks; one float past the end may be written. */
+    void (*dots)(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks, bool add,
+                 const struct prefetch *ahead);
+    /* Attention: s = exp(s - max) for n_keys scores, in place; returns their sum. */
+    float (*softmax_part)(float *s, int32_t n_keys, float max);
+    /* acc[0, n) = acc * keep + sum over j of p[j] * v_j, v_j rows of type t. */
+    void (*weigh)(float *acc, float keep, const float *p, const void *const *v, int32_t n_keys, int32_t n, enum dtype t);
+};
+
+/* The best functions for an instruction set the machine has. */
+void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa);
+/* Each fills in what it has, over what is there. */
+void cpu_kernels_plain(struct cpu_kernels *k);
+void cpu_kernels_avx2(struct cpu_kernels *k);
+void cpu_tiles_avx2(struct cpu_kernels *k);
+
+#endif

@@ -1,0 +1,169 @@
+/* linear by tiles: the order in which rows of w and of x meet, so that memory is read once and caches are reused.
+ *
+ * x is packed first (tiles of TILE_ROWS rows). A task owns a run of w's rows and a range of tiles of x, and takes
+ * its rows of w in blocks that fit the second-level cache: the block stays there while every tile of x meets it, block
+ * of k_block elements by block, the tile's share of x in the first-level cache. What is not used yet of w is fetched
+ * ahead meanwhile. With one tile of x a block is read once; its rows are then taken from eight places at a time, so that as many
+ * streams of loads run.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cpu/cpu.h"
+
+enum {
+    BLOCK_BYTES = 192 << 10, /* of w, in the second-level cache */
+    BLOCK_STEP = 24,         /* a multiple of every tile's rows of w */
+    BLOCK_MAX_ROWS = 240,
+    STREAMS = 8,
+    STREAM_AHEAD_BYTES = 1024,
+    SERIAL_PACK_TILES = 8,
+};
+
+struct linear_job {
+    struct cpu_backend *c;
+    struct mat out, x, w;
+    const struct epilogue *ep;
+    int64_t tile_bytes;   /* of a full tile, packed */
+    int32_t n_tiles;      /* of x */
+    int32_t block_rows;   /* of w in a block */
+    int32_t task_rows;    /* of w in a task, whole blocks */
+    int32_t task_tiles;   /* of x in a task */
+    int32_t n_row_tasks;
+};
+
+static int32_t tile_rows(const struct linear_job *j, int32_t tile) { return MIN(TILE_ROWS, j->x.rows - tile * TILE_ROWS); }
+
+static void pack_tile(void *arg, int32_t tile, int32_t thread)
+{
+    (void)thread;
+    const struct linear_job *j = arg;
+    const float *row[TILE_ROWS];
+    int32_t n = tile_rows(j, tile);
+    for (int32_t i = 0; i < n; i++) {
+        row[i] = mat_row_const(j->x, tile * TILE_ROWS + i);
+    }
+    j->c->k.pack(j->c->packed + tile * j->tile_bytes, row, n, j->x.cols, j->w.dtype);
+}
+
+static int pack_all(struct linear_job *j)
+{
+    struct cpu_backend *c = j->c;
+    int64_t padded = div_ceil(j->x.cols, TILE_CHUNK) * TILE_CHUNK;
+    j->tile_bytes = padded * TILE_ROWS * c->k.packed_bytes(j->w.dtype);
+    size_t need = (size_t)(j->tile_bytes * j->n_tiles);
+    if (need > c->packed_bytes) {
+        free(c->packed);
+        c->packed = aligned_alloc(64, (need + 63) / 64 * 64);
+        c->packed_bytes = c->packed != NULL ? need : 0;
+        if (c->packed == NULL) {
+            return ERR_NOMEM;
+        }
+    }
+    if (j->n_tiles <= SERIAL_PACK_TILES) {
+        for (int32_t i = 0; i < j->n_tiles; i++) {
+            pack_tile(j, i, 0);
+        }
+    } else {
+        cpu_pool_run(c->pool, j->n_tiles, pack_tile, j);
+    }
+    return 0;
+}
+
+/* The rows of a block in the order dots meets them; order[i] is the row of sum i, from the block's first. */
+static void order_rows(const struct linear_job *j, int32_t first, int32_t n, const void **row, int32_t *order)
+{
+    const char *base = (const char *)j->w.data + first * j->w.stride * dtype_bytes(j->w.dtype);
+    int32_t streams = j->n_tiles == 1 && n % STREAMS == 0 ? STREAMS : 1;
+    int32_t run = n / streams;
+    for (int32_t i = 0; i < n; i++) {
+        order[i] = i % streams * run + i / streams;
+        row[i] = base + order[i] * j->w.stride * dtype_bytes(j->w.dtype);
+    }
+}
+
+/* sum [n][n_x], in `order`, to rows of out through the epilogue. */
+static void finish_tile(const struct linear_job *j, int32_t tile, int32_t first, int32_t n, const float *sum,
+                        const int32_t *order)
+{
+    const float *bias = j->ep->bias.data;
+    int32_t n_x = tile_rows(j, tile);
+    float line[TILE_ROWS][BLOCK_MAX_ROWS];
+    for (int32_t i = 0; i < n; i++) {
+        for (int32_t x = 0; x < n_x; x++) {
+            line[x][order[i]] = sum[i * n_x + x];
+        }
+    }
+    for (int32_t x = 0; x < n_x; x++) {
+        int32_t r = tile * TILE_ROWS + x;
+        j->c->k.finish(mat_row(j->out, r) + first, line[x], bias != NULL ? bias + first : NULL,
+                       j->ep->residual.data != NULL ? mat_row_const(j->ep->residual, r) + first : NULL, n, j->ep->act);
+    }
+}
+
+/* One block of w against tiles [from, end) of x. */
+static void run_block(const struct linear_job *j, int32_t first, int32_t n, int32_t from, int32_t end)
+{
+    const struct cpu_kernels *k = &j->c->k;
+    const void *row[BLOCK_MAX_ROWS];
+    int32_t order[BLOCK_MAX_ROWS];
+    float sum[TILE_ROWS * BLOCK_MAX_ROWS + 4];
+    struct dot_rows w = {.row = row, .n = n, .dtype = j->w.dtype};
+    struct prefetch ahead = {.distance = STREAM_AHEAD_BYTES, .period = 1};
+    order_rows(j, first, n, row, order);
+    if (j->n_tiles > 1) {
+        ahead.distance = n * j->w.stride * dtype_bytes(j->w.dtype);
+        ahead.period = end - from;
+    }
+    for (int32_t tile = from; tile < end; tile++) {
+        const char *x = j->c->packed + tile * j->tile_bytes;
+        int32_t n_x = tile_rows(j, tile);
+        ahead.phase = j->n_tiles > 1 ? tile - from : 0;
+        for (w.first = 0; w.first < j->w.cols; w.first += k->k_block) {
+            int32_t n_k = (int32_t)MIN(k->k_block, j->w.cols - w.first);
+            k->dots(sum, &w, x + w.first * n_x * k->packed_bytes(w.dtype), n_x, (int32_t)div_ceil(n_k, TILE_CHUNK),
+                    w.first > 0, &ahead);
+        }
+        finish_tile(j, tile, first, n, sum, order);
+    }
+}
+
+static void linear_task(void *arg, int32_t task, int32_t thread)
+{
+    (void)thread;
+    const struct linear_job *j = arg;
+    int32_t first = task % j->n_row_tasks * j->task_rows;
+    int32_t end = MIN(first + j->task_rows, j->w.rows);
+    int32_t from = task / j->n_row_tasks * j->task_tiles;
+    for (; first < end; first += j->block_rows) {
+        run_block(j, first, MIN(j->block_rows, end - first), from, MIN(from + j->task_tiles, j->n_tiles));
+    }
+}
+
+/* Enough tasks that threads which run at different speeds end together, each as large as that allows. */
+static int32_t plan(struct linear_job *j)
+{
+    int32_t threads = cpu_pool_threads(j->c->pool);
+    int32_t want = threads == 1 ? 1 : threads * 8;
+    int64_t row_bytes = j->w.stride * dtype_bytes(j->w.dtype);
+    int64_t fit = BLOCK_BYTES / row_bytes / BLOCK_STEP * BLOCK_STEP;
+    j->block_rows = (int32_t)MIN(MAX(fit, BLOCK_STEP), BLOCK_MAX_ROWS);
+    int64_t share = div_ceil(div_ceil(j->w.rows, want), BLOCK_STEP) * BLOCK_STEP;
+    j->block_rows = (int32_t)MIN(j->block_rows, share);
+    j->task_rows = (int32_t)(MAX(share / j->block_rows, 1) * j->block_rows);
+    j->n_row_tasks = (int32_t)div_ceil(j->w.rows, j->task_rows);
+    int32_t parts = (int32_t)MIN(div_ceil(want, j->n_row_tasks), MAX(j->n_tiles / 8, 1));
+    j->task_tiles = (int32_t)div_ceil(j->n_tiles, parts);
+    return j->n_row_tasks * (int32_t)div_ceil(j->n_tiles, j->task_tiles);
+}
+
+void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep)
+{
+    struct linear_job j = {.c = c, .out = out, .x = x, .w = w, .ep = ep};
+    j.n_tiles = (int32_t)div_ceil(x.rows, TILE_ROWS);
+    if (pack_all(&j) < 0) {
+        cpu_fail(c, ERR_NOMEM, "out of memory for a matrix product");
+        return;
+    }
+    cpu_pool_run(c->pool, plan(&j), linear_task, &j);
+}

@@ -1,0 +1,354 @@
+/* The row functions of kernels.h for AVX2 with FMA and F16C: eight floats at a time, tails by mask. */
+#include <immintrin.h>
+#include <math.h>
+
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/kernels.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+static const int32_t tail_mask[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
+
+/* Lanes [0, n) of 8, 0 <= n <= 8. */
+static inline __m256i first_lanes(int32_t n) { return _mm256_loadu_si256((const __m256i *)(tail_mask + 8 - n)); }
+
+static inline float sum_lanes(__m256 v)
+{
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
+static inline float max_lanes(__m256 v)
+{
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+
+/* e^x for x <= 88, 0 below -87.3; relative error about 1e-7. Cephes' reduction and polynomial. */
+static inline __m256 exp8(__m256 x)
+{
+    __m256 low = _mm256_cmp_ps(x, _mm256_set1_ps(-87.3f), _CMP_LT_OQ);
+    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
+    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
+    __m256 p = _mm256_set1_ps(1.9875691500e-4f);
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.3981999507e-3f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(8.3334519073e-3f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(4.1665795894e-2f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.6666665459e-1f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(5.0000001201e-1f));
+    p = _mm256_fmadd_ps(_mm256_mul_ps(r, r), p, _mm256_add_ps(r, _mm256_set1_ps(1.0f)));
+    __m256i e = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_andnot_ps(low, _mm256_mul_ps(p, _mm256_castsi256_ps(e)));
+}
+
+/* 1 / (1 + e^-x), from e^-|x| so that nothing overflows. */
+static inline __m256 sigmoid8(__m256 x)
+{
+    __m256 sign = _mm256_set1_ps(-0.0f);
+    __m256 one = _mm256_set1_ps(1.0f);
+    __m256 e = exp8(_mm256_or_ps(x, sign));
+    __m256 top = _mm256_blendv_ps(one, e, x);
+    return _mm256_div_ps(top, _mm256_add_ps(one, e));
+}
+
+static inline __m256 activate8(enum activation act, __m256 x)
+{
+    switch (act) {
+    case ACT_RELU:
+        return _mm256_max_ps(x, _mm256_setzero_ps());
+    case ACT_SILU:
+        return _mm256_mul_ps(x, sigmoid8(x));
+    case ACT_GELU_TANH: { /* (1 + tanh y) / 2 = sigmoid(2y) */
+        __m256 cube = _mm256_mul_ps(_mm256_mul_ps(x, x), x);
+        __m256 y = _mm256_fmadd_ps(cube, _mm256_set1_ps(0.044715f), x);
+        return _mm256_mul_ps(x, sigmoid8(_mm256_mul_ps(y, _mm256_set1_ps(1.59576912f))));
+    }
+    case ACT_GELU_ERF: {
+        float v[8];
+        _mm256_storeu_ps(v, x);
+        for (int i = 0; i < 8; i++) {
+            v[i] = 0.5f * v[i] * (1.0f + erff(v[i] * 0.70710678f));
+        }
+        return _mm256_loadu_ps(v);
+    }
+    default:
+        return x;
+    }
+}
+
+/* ---- loads and stores of any type ---- */
+
+INLINE __m256 load8(const void *x, enum dtype t, int64_t i)
+{
+    if (t == DTYPE_F32) {
+        return _mm256_loadu_ps((const float *)x + i);
+    }
+    __m128i h = _mm_loadu_si128((const __m128i *)((const uint16_t *)x + i));
+    return t == DTYPE_F16 ? _mm256_cvtph_ps(h)
+                          : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+
+static inline __m128i to_bf16(__m256 x)
+{
+    __m256i u = _mm256_castps_si256(x);
+    __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(u, lsb), _mm256_set1_epi32(0x7FFF));
+    __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+    __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+    __m256i h = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(nan)), 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+}
+
+static void load_row(float *out, const void *x, enum dtype t, int32_t n, float scale)
+{
+    __m256 s = _mm256_set1_ps(scale);
+    int32_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        _mm256_storeu_ps(out + i, _mm256_mul_ps(load8(x, t, i), s));
+    }
+    for (; i < n; i++) {
+        out[i] = dtype_load(x, t, i) * scale;
+    }
+}
+
+static void store_row(void *out, enum dtype t, const float *x, int32_t n)
+{
+    int32_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256 v = _mm256_loadu_ps(x + i);
+        if (t == DTYPE_F32) {
+            _mm256_storeu_ps((float *)out + i, v);
+        } else {
+            __m128i h = t == DTYPE_F16 ? _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT) : to_bf16(v);
+            _mm_storeu_si128((__m128i *)((uint16_t *)out + i), h);
+        }
+    }
+    for (; i < n; i++) {
+        dtype_store(out, t, i, x[i]);
+    }
+}
+
+/* ---- norm, add, activation ---- */
+
+static float mean_row(const float *x, int32_t n)
+{
+    __m256 sum = _mm256_setzero_ps();
+    for (int32_t i = 0; i < n; i += 8) {
+        sum = _mm256_add_ps(sum, _mm256_maskload_ps(x + i, first_lanes(MIN(8, n - i))));
+    }
+    return sum_lanes(sum) / (float)n;
+}
+
+static float square_sum_row(const float *x, int32_t n, float mean)
+{
+    __m256 m = _mm256_set1_ps(mean);
+    __m256 a = _mm256_setzero_ps();
+    __m256 b = a;
+    int32_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m256 u = _mm256_sub_ps(_mm256_loadu_ps(x + i), m);
+        __m256 v = _mm256_sub_ps(_mm256_loadu_ps(x + i + 8), m);
+        a = _mm256_fmadd_ps(u, u, a);
+        b = _mm256_fmadd_ps(v, v, b);
+    }
+    float sum = sum_lanes(_mm256_add_ps(a, b));
+    for (; i < n; i++) {
+        sum += (x[i] - mean) * (x[i] - mean);
+    }
+    return sum;
+}
+
+static void norm_row(float *out, const float *x, int32_t n, const struct norm *k)
+{
+    const float *w = k->weight.data;
+    const float *bias = k->bias.data;
+    float mean = k->kind == NORM_LAYER ? mean_row(x, n) : 0;
+    float inv = 1.0f / sqrtf(square_sum_row(x, n, mean) / (float)n + k->eps);
+    __m256 vm = _mm256_set1_ps(mean);
+    __m256 vi = _mm256_set1_ps(inv);
+    __m256 off = _mm256_set1_ps(k->weight_offset);
+    for (int32_t i = 0; i < n; i += 8) {
+        __m256i lanes = first_lanes(MIN(8, n - i));
+        __m256 v = _mm256_mul_ps(_mm256_sub_ps(_mm256_maskload_ps(x + i, lanes), vm), vi);
+        v = _mm256_mul_ps(v, _mm256_add_ps(_mm256_maskload_ps(w + i, lanes), off));
+        v = bias != NULL ? _mm256_add_ps(v, _mm256_maskload_ps(bias + i, lanes)) : v;
+        _mm256_maskstore_ps(out + i, lanes, v);
+    }
+}
+
+static void add_row(float *x, const float *y, int32_t n)
+{
+    int32_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        _mm256_storeu_ps(x + i, _mm256_add_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(y + i)));
+    }
+    for (; i < n; i++) {
+        x[i] += y[i];
+    }
+}
+
+static void gate_row(float *out, const float *gate, const float *up, int32_t n, enum activation act)
+{
+    for (int32_t i = 0; i < n; i += 8) {
+        __m256i lanes = first_lanes(MIN(8, n - i));
+        __m256 v = activate8(act, _mm256_maskload_ps(gate + i, lanes));
+        _mm256_maskstore_ps(out + i, lanes, _mm256_mul_ps(v, _mm256_maskload_ps(up + i, lanes)));
+    }
+}
+
+static void finish_row(float *out, const float *sum, const float *bias, const float *residual, int32_t n,
+                       enum activation act)
+{
+    for (int32_t i = 0; i < n; i += 8) {
+        __m256i lanes = first_lanes(MIN(8, n - i));
+        __m256 v = _mm256_maskload_ps(sum + i, lanes);
+        v = bias != NULL ? _mm256_add_ps(v, _mm256_maskload_ps(bias + i, lanes)) : v;
+        v = act != ACT_NONE ? activate8(act, v) : v;
+        v = residual != NULL ? _mm256_add_ps(v, _mm256_maskload_ps(residual + i, lanes)) : v;
+        _mm256_maskstore_ps(out + i, lanes, v);
+    }
+}
+
+static void rotate_row(float *head, const float *cos_sin, int32_t half)
+{
+    for (int32_t i = 0; i < half; i += 8) {
+        __m256i lanes = first_lanes(MIN(8, half - i));
+        __m256 x = _mm256_maskload_ps(head + i, lanes);
+        __m256 y = _mm256_maskload_ps(head + half + i, lanes);
+        __m256 c = _mm256_maskload_ps(cos_sin + i, lanes);
+        __m256 s = _mm256_maskload_ps(cos_sin + half + i, lanes);
+        _mm256_maskstore_ps(head + i, lanes, _mm256_fmsub_ps(x, c, _mm256_mul_ps(y, s)));
+        _mm256_maskstore_ps(head + half + i, lanes, _mm256_fmadd_ps(y, c, _mm256_mul_ps(x, s)));
+    }
+}
+
+/* ---- scans of logits ---- */
+
+static struct row_scan scan_row(const float *x, int32_t n)
+{
+    __m256 inf = _mm256_set1_ps(INFINITY);
+    __m256 best = _mm256_set1_ps(-INFINITY);
+    __m256 bad = _mm256_setzero_ps();
+    int32_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256 v = _mm256_loadu_ps(x + i);
+        best = _mm256_max_ps(best, v);
+        bad = _mm256_or_ps(bad, _mm256_cmp_ps(v, inf, _CMP_NLT_UQ)); /* not less: infinity or NaN */
+    }
+    struct row_scan s = {.bad = _mm256_movemask_ps(bad) != 0};
+    s.max = s.bad ? NAN : max_lanes(best);
+    for (; i < n; i++) {
+        s.bad = s.bad || !(x[i] < INFINITY);
+        s.max = x[i] > s.max ? x[i] : s.max;
+    }
+    return s;
+}
+
+/* Lanes are added up in double every 1024 elements, so that a wide vocabulary loses nothing. */
+static double sum_exp_row(const float *x, int32_t n, float max)
+{
+    __m256 m = _mm256_set1_ps(max);
+    double total = 0;
+    for (int32_t from = 0; from < n; from += 1024) {
+        int32_t end = MIN(n, from + 1024);
+        __m256 a = _mm256_setzero_ps();
+        int32_t i = from;
+        for (; i + 8 <= end; i += 8) {
+            a = _mm256_add_ps(a, exp8(_mm256_sub_ps(_mm256_loadu_ps(x + i), m)));
+        }
+        total += (double)sum_lanes(a);
+        for (; i < end; i++) {
+            total += (double)expf(x[i] - max);
+        }
+    }
+    return total;
+}
+
+/* ---- attention ---- */
+
+static float softmax_part(float *s, int32_t n_keys, float max)
+{
+    __m256 m = _mm256_set1_ps(max);
+    __m256 sum = _mm256_setzero_ps();
+    for (int32_t i = 0; i < n_keys; i += 8) {
+        __m256i lanes = first_lanes(MIN(8, n_keys - i));
+        __m256 p = exp8(_mm256_sub_ps(_mm256_maskload_ps(s + i, lanes), m));
+        p = _mm256_and_ps(p, _mm256_castsi256_ps(lanes));
+        _mm256_maskstore_ps(s + i, lanes, p);
+        sum = _mm256_add_ps(sum, p);
+    }
+    return sum_lanes(sum);
+}
+
+/* 32 columns of acc in registers while the keys go by. */
+INLINE void weigh_columns(float *acc, __m256 keep, const float *p, const void *const *v, int32_t n_keys,
+                                 int64_t at, enum dtype t)
+{
+    __m256 a[4];
+    for (int i = 0; i < 4; i++) {
+        a[i] = _mm256_mul_ps(_mm256_loadu_ps(acc + at + 8 * i), keep);
+    }
+    for (int32_t j = 0; j < n_keys; j++) {
+        __m256 w = _mm256_broadcast_ss(p + j);
+        a[0] = _mm256_fmadd_ps(w, load8(v[j], t, at), a[0]);
+        a[1] = _mm256_fmadd_ps(w, load8(v[j], t, at + 8), a[1]);
+        a[2] = _mm256_fmadd_ps(w, load8(v[j], t, at + 16), a[2]);
+        a[3] = _mm256_fmadd_ps(w, load8(v[j], t, at + 24), a[3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps(acc + at + 8 * i, a[i]);
+    }
+}
+
+INLINE void weigh_type(float *acc, float keep, const float *p, const void *const *v, int32_t n_keys, int32_t n,
+                              enum dtype t)
+{
+    __m256 k = _mm256_set1_ps(keep);
+    int32_t at = 0;
+    for (; at + 32 <= n; at += 32) {
+        weigh_columns(acc, k, p, v, n_keys, at, t);
+    }
+    for (; at + 8 <= n; at += 8) {
+        __m256 a = _mm256_mul_ps(_mm256_loadu_ps(acc + at), k);
+        for (int32_t j = 0; j < n_keys; j++) {
+            a = _mm256_fmadd_ps(_mm256_broadcast_ss(p + j), load8(v[j], t, at), a);
+        }
+        _mm256_storeu_ps(acc + at, a);
+    }
+    for (; at < n; at++) {
+        float a = acc[at] * keep;
+        for (int32_t j = 0; j < n_keys; j++) {
+            a += p[j] * dtype_load(v[j], t, at);
+        }
+        acc[at] = a;
+    }
+}
+
+static void weigh(float *acc, float keep, const float *p, const void *const *v, int32_t n_keys, int32_t n, enum dtype t)
+{
+    if (t == DTYPE_BF16) {
+        weigh_type(acc, keep, p, v, n_keys, n, DTYPE_BF16);
+    } else if (t == DTYPE_F16) {
+        weigh_type(acc, keep, p, v, n_keys, n, DTYPE_F16);
+    } else {
+        weigh_type(acc, keep, p, v, n_keys, n, DTYPE_F32);
+    }
+}
+
+void cpu_kernels_avx2(struct cpu_kernels *k)
+{
+    k->norm = norm_row;
+    k->add = add_row;
+    k->gate = gate_row;
+    k->finish = finish_row;
+    k->load = load_row;
+    k->store = store_row;
+    k->rotate = rotate_row;
+    k->scan = scan_row;
+    k->sum_exp = sum_exp_row;
+    k->softmax_part = softmax_part;
+    k->weigh = weigh;
+}

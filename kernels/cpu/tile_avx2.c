@@ -1,0 +1,235 @@
+/* Inner products of stored rows with packed rows of activations, AVX2 and FMA.
+ *
+ * Rows are summed along their elements, sixteen at a time, into eight lanes an accumulator; nothing is transposed or
+ * repacked, because weights lie as [out, in] and are converted in registers. A bfloat16 is the upper half of a
+ * float32: of sixteen loaded, a shift yields the even and a mask the odd ones, so x is packed with the even elements of
+ * sixteen first. Tiles hold twelve accumulators (three rows of w by four of x), enough to hide the FMA's latency;
+ * with one row of x the loop is bound by memory, and eight rows of w in parallel are eight streams of loads.
+ */
+#include <immintrin.h>
+#include <string.h>
+
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/kernels.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { K_BLOCK = 1024 };
+
+/* Elements of sixteen stored ones that meet lanes [0, 8) and [8, 16) of packed x. */
+INLINE __m256 stored_low(const void *w, enum dtype t)
+{
+    if (t == DTYPE_BF16) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(w), 16));
+    }
+    return t == DTYPE_F16 ? _mm256_cvtph_ps(_mm_loadu_si128(w)) : _mm256_loadu_ps(w);
+}
+
+INLINE __m256 stored_high(const void *w, enum dtype t)
+{
+    if (t == DTYPE_BF16) {
+        return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(w), _mm256_set1_epi32((int)0xFFFF0000u)));
+    }
+    return t == DTYPE_F16 ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)w + 1)) : _mm256_loadu_ps((const float *)w + 8);
+}
+
+/* The sums over the lanes of four accumulators, always in the same tree. */
+INLINE __m128 sum4(__m256 a, __m256 b, __m256 c, __m256 d)
+{
+    __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    return _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+}
+
+INLINE void put4(float *sum, __m128 s, bool add)
+{
+    _mm_storeu_ps(sum, add ? _mm_add_ps(_mm_loadu_ps(sum), s) : s);
+}
+
+/* Write the n_w x n_x accumulators as [n_w][n_x]. */
+INLINE void put_tile(float *sum, const __m256 *acc, const int n_w, const int n_x, bool add)
+{
+    const __m256 zero = _mm256_setzero_ps();
+    if (n_x == 3) { /* the fourth float belongs to the next row, which is written next */
+        for (int w = 0; w < n_w; w++) {
+            put4(sum + 3 * w, sum4(acc[3 * w], acc[3 * w + 1], acc[3 * w + 2], zero), add);
+        }
+        return;
+    }
+    for (int i = 0; i < n_w * n_x; i += 4) {
+        put4(sum + i, sum4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]), add);
+    }
+}
+
+/* One tile: n_w rows of w, n_x of x, n_chunks chunks of 32 elements. All but the last three are constants. */
+INLINE void tile(float *sum, const char *const *w, const float *x, const enum dtype t, const int n_w, const int n_x,
+                 int32_t n_chunks, bool add, int64_t fetch)
+{
+    const int width = t == DTYPE_F32 ? 64 : 32; /* bytes of sixteen stored elements */
+    __m256 acc[12];
+#pragma GCC unroll 12
+    for (int i = 0; i < n_w * n_x; i++) {
+        acc[i] = _mm256_setzero_ps();
+    }
+    const char *row[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < n_w; i++) {
+        row[i] = w[i];
+    }
+    for (int32_t c = 0; c < n_chunks; c++) {
+        if (fetch != 0) {
+#pragma GCC unroll 8
+            for (int i = 0; i < n_w; i++) {
+                _mm_prefetch(row[i] + fetch, _MM_HINT_T0);
+                if (t == DTYPE_F32) {
+                    _mm_prefetch(row[i] + fetch + 64, _MM_HINT_T0);
+                }
+            }
+        }
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; h++) { /* sixteen elements each */
+#pragma GCC unroll 2
+            for (int part = 0; part < 2; part++) {
+                __m256 u[8];
+#pragma GCC unroll 8
+                for (int i = 0; i < n_w; i++) {
+                    const char *at = row[i] + h * width;
+                    u[i] = part == 0 ? stored_low(at, t) : stored_high(at, t);
+                }
+#pragma GCC unroll 4
+                for (int j = 0; j < n_x; j++) {
+                    __m256 v = _mm256_load_ps(x + j * TILE_CHUNK + h * 16 + part * 8);
+#pragma GCC unroll 8
+                    for (int i = 0; i < n_w; i++) {
+                        acc[i * n_x + j] = _mm256_fmadd_ps(u[i], v, acc[i * n_x + j]);
+                    }
+                }
+            }
+        }
+        x += n_x * TILE_CHUNK;
+#pragma GCC unroll 8
+        for (int i = 0; i < n_w; i++) {
+            row[i] += 2 * width;
+        }
+    }
+    put_tile(sum, acc, n_w, n_x, add);
+}
+
+/* All rows of w, n_w at a time; the last group is filled up with its last row, whose surplus sums are dropped. */
+INLINE void all_rows(float *sum, const struct dot_rows *w, const float *x, const enum dtype t, const int n_w,
+                     const int n_x, int32_t n_chunks, bool add, const struct prefetch *ahead)
+{
+    int64_t offset = w->first * dtype_bytes(t);
+    int32_t group = 0;
+    for (int32_t i = 0; i < w->n; i += n_w, group++) {
+        const char *row[8];
+        for (int j = 0; j < n_w; j++) {
+            row[j] = (const char *)w->row[MIN(i + j, w->n - 1)] + offset;
+        }
+        int64_t fetch = ahead->period > 0 && group % ahead->period == ahead->phase ? ahead->distance : 0;
+        if (i + n_w <= w->n) {
+            tile(sum + i * n_x, row, x, t, n_w, n_x, n_chunks, add, fetch);
+        } else {
+            float last[13];
+            tile(last, row, x, t, n_w, n_x, n_chunks, false, fetch);
+            for (int32_t k = 0; k < (w->n - i) * n_x; k++) {
+                sum[i * n_x + k] = add ? sum[i * n_x + k] + last[k] : last[k];
+            }
+        }
+    }
+}
+
+INLINE void dots_type(float *sum, const struct dot_rows *w, const float *x, const enum dtype t, int32_t n_x,
+                      int32_t n_chunks, bool add, const struct prefetch *ahead)
+{
+    switch (n_x) {
+    case 1:
+        all_rows(sum, w, x, t, 8, 1, n_chunks, add, ahead);
+        break;
+    case 2:
+        all_rows(sum, w, x, t, 6, 2, n_chunks, add, ahead);
+        break;
+    case 3:
+        all_rows(sum, w, x, t, 4, 3, n_chunks, add, ahead);
+        break;
+    default:
+        all_rows(sum, w, x, t, 3, 4, n_chunks, add, ahead);
+        break;
+    }
+}
+
+static void dots_bf16(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks, bool add,
+                      const struct prefetch *ahead)
+{
+    dots_type(sum, w, x, DTYPE_BF16, n_x, n_chunks, add, ahead);
+}
+
+static void dots_f16(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks, bool add,
+                     const struct prefetch *ahead)
+{
+    dots_type(sum, w, x, DTYPE_F16, n_x, n_chunks, add, ahead);
+}
+
+static void dots_f32(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks, bool add,
+                     const struct prefetch *ahead)
+{
+    dots_type(sum, w, x, DTYPE_F32, n_x, n_chunks, add, ahead);
+}
+
+static void dots(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks, bool add,
+                 const struct prefetch *ahead)
+{
+    if (w->dtype == DTYPE_BF16) {
+        dots_bf16(sum, w, x, n_x, n_chunks, add, ahead);
+    } else if (w->dtype == DTYPE_F16) {
+        dots_f16(sum, w, x, n_x, n_chunks, add, ahead);
+    } else {
+        dots_f32(sum, w, x, n_x, n_chunks, add, ahead);
+    }
+}
+
+static int32_t packed_bytes(enum dtype t)
+{
+    (void)t;
+    return 4;
+}
+
+/* Sixteen floats, the even ones first when the stored rows are bfloat16. */
+INLINE void pack16(float *out, const float *x, enum dtype t)
+{
+    __m256 a = _mm256_loadu_ps(x);
+    __m256 b = _mm256_loadu_ps(x + 8);
+    if (t == DTYPE_BF16) {
+        __m256 even = _mm256_shuffle_ps(a, b, 0x88); /* a0 a2 b0 b2 | a4 a6 b4 b6 */
+        __m256 odd = _mm256_shuffle_ps(a, b, 0xDD);
+        a = _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(even), 0xD8));
+        b = _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(odd), 0xD8));
+    }
+    _mm256_store_ps(out, a);
+    _mm256_store_ps(out + 8, b);
+}
+
+static void pack(void *out, const float *const *x, int32_t n_x, int32_t n, enum dtype t)
+{
+    float *to = out;
+    for (int32_t at = 0; at < n; at += TILE_CHUNK) {
+        for (int32_t j = 0; j < n_x; j++, to += TILE_CHUNK) {
+            if (at + TILE_CHUNK <= n) {
+                pack16(to, x[j] + at, t);
+                pack16(to + 16, x[j] + at + 16, t);
+            } else {
+                float last[TILE_CHUNK] = {0};
+                memcpy(last, x[j] + at, (size_t)(n - at) * sizeof(*last));
+                pack16(to, last, t);
+                pack16(to + 16, last + 16, t);
+            }
+        }
+    }
+}
+
+void cpu_tiles_avx2(struct cpu_kernels *k)
+{
+    k->k_block = K_BLOCK;
+    k->packed_bytes = packed_bytes;
+    k->pack = pack;
+    k->dots = dots;
+}
