@@ -248,7 +248,7 @@ static int make_scratch(struct model *m, struct err *e)
             return code;
     }
     m->head = c->tied ? t->embed : t->head;
-    m->hidden = narrow ? t->narrow : t->h;
+    m->hidden = narrow ? t->narrow : c->final_norm ? t->h : t->x;
     return 0;
 }
 

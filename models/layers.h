@@ -88,6 +88,8 @@ struct tensor_spec {
     bool transposed; /* stored [in, out] */
 };
 
+extern const struct model_family llama_family, opt_family, gpt2_family;
+
 #define IN_MODEL(member) offsetof(struct transformer, member)
 #define IN_LAYER(member) offsetof(struct layer, member)
 

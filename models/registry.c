@@ -4,9 +4,7 @@
 
 #include "models/layers.h"
 
-extern const struct model_family llama_family;
-
-const struct model_family *const model_families[] = {&llama_family, NULL};
+const struct model_family *const model_families[] = {&llama_family, &opt_family, &gpt2_family, NULL};
 
 const struct model_family *model_family_find(const char *name, const struct architecture **ret)
 {
