@@ -2,11 +2,11 @@
  * one before has set, so the order of the four calls in settings_load is the precedence. */
 #include "config/settings.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <unistd.h>
 
 #include "config/limits.h"
 #include "config/settings_table.h"
@@ -164,6 +164,27 @@ static int set_from_environment(struct settings *s, char **env, const struct set
 
 /* ---- files ------------------------------------------------------------------------------------------------------ */
 
+/* A file's bytes into `ret`, which bounds them. ERR_NOT_FOUND where there is no such file. */
+static int read_file(struct buf *ret, const char *path, struct err *e)
+{
+    FILE *in = fopen(path, "re");
+    if (in == NULL)
+        return err_set(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "'%s' cannot be opened: %s", path, strerror(errno));
+    char chunk[4096];
+    size_t n;
+    int rc = 0;
+    while (rc == 0 && (n = fread(chunk, 1, sizeof chunk, in)) > 0)
+        rc = buf_append(ret, chunk, n);
+    if (rc == ERR_FULL)
+        rc = err_set(e, ERR_INVALID, "'%s' is larger than %zu bytes", path, ret->max);
+    else if (rc < 0)
+        rc = err_nomem(e, path);
+    else if (ferror(in))
+        rc = err_set(e, ERR_IO, "'%s' cannot be read: %s", path, strerror(errno));
+    fclose(in);
+    return rc;
+}
+
 static int set_from_file(struct settings *s, struct err *e)
 {
     bool chosen = s->config != NULL;
@@ -172,7 +193,7 @@ static int set_from_file(struct settings *s, struct err *e)
     const char *path = chosen ? s->config : DEFAULT_CONFIG;
     struct buf text;
     buf_init(&text, LIMIT_YAML_BYTES);
-    int rc = settings_read_file(&text, path, e);
+    int rc = read_file(&text, path, e);
     if (rc == ERR_NOT_FOUND && !chosen) {
         err_set(e, 0, "%s", "");
         rc = 0;
@@ -196,7 +217,7 @@ static int add_keys_of_file(struct settings *s, struct err *e)
     char where[WHERE_BYTES];
     buf_init(&text, LIMIT_YAML_BYTES);
     int64_t before = s->n_api_keys;
-    int rc = settings_read_file(&text, s->api_key_file, e);
+    int rc = read_file(&text, s->api_key_file, e);
     if (rc < 0)
         err_prefix(e, "api_key_file");
     const char *line = text.data == NULL ? "" : text.data;

@@ -59,8 +59,6 @@ int setting_add_prefix(struct settings *s, const char *text, const char *where, 
 /* The value as YAML, keys masked. */
 void setting_format(const struct settings *s, const struct setting *row, struct buf *out);
 
-/* A file's bytes into `ret`, which bounds them. ERR_NOT_FOUND where there is no such file. */
-int settings_read_file(struct buf *ret, const char *path, struct err *e);
 /* The settings of a YAML text; `name` stands for the file in messages. */
 int settings_parse_yaml(struct settings *s, const char *text, size_t len, const char *name, struct err *e);
 

@@ -1,6 +1,5 @@
 /* The YAML file of settings: one mapping of names to scalars, the lists `api_key` and `prefixes` beside them.
  * Messages name the file and the line. A key without a value (or null, ~) is as if it were not there. */
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -174,25 +173,5 @@ int settings_parse_yaml(struct settings *s, const char *text, size_t len, const 
     if (rc == 0)
         rc = expect_end(&f, &parser, e);
     yaml_parser_delete(&parser);
-    return rc;
-}
-
-int settings_read_file(struct buf *ret, const char *path, struct err *e)
-{
-    FILE *in = fopen(path, "re");
-    if (in == NULL)
-        return err_set(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "'%s' cannot be opened: %s", path, strerror(errno));
-    char chunk[4096];
-    size_t n;
-    int rc = 0;
-    while (rc == 0 && (n = fread(chunk, 1, sizeof chunk, in)) > 0)
-        rc = buf_append(ret, chunk, n);
-    if (rc == ERR_FULL)
-        rc = err_set(e, ERR_INVALID, "'%s' is larger than %zu bytes", path, ret->max);
-    else if (rc < 0)
-        rc = err_nomem(e, path);
-    else if (ferror(in))
-        rc = err_set(e, ERR_IO, "'%s' cannot be read: %s", path, strerror(errno));
-    fclose(in);
     return rc;
 }
