@@ -25,6 +25,11 @@ static int config_main(int argc, char **argv, char **env)
     struct err e = {0};
     bool help = false;
 
+    /* For scripts/check-readme: the settings as the README shows them. */
+    if (argc == 1 && strcmp(argv[0], "--markdown") == 0) {
+        settings_markdown(stdout);
+        return 0;
+    }
     if (settings_load(&s, argc, argv, env, &help, &e)) {
         fprintf(stderr, "quire: %s\n", e.text);
         return 2;
