@@ -1,8 +1,8 @@
 /* config.json and generation_config.json of a Hugging Face directory into a checked `struct model_config`.
  *
- * Two passes over two tables. FIELDS says for each key where its value goes and what is allowed, so that the files are
- * read without knowing the architecture; finish() then fills in what is missing from the architecture's row and checks
- * what holds between fields. Keys that are not in the table mean nothing to inference here and are passed over.
+ * Two passes. FIELDS says for each key where its value goes and what is allowed, so that the files are
+ * read without knowing the architecture; hfconfig_derive.c then fills in what is missing from the architecture's row and
+ * checks what holds between fields. Keys that are not in the table mean nothing to inference here and are passed over.
  */
 #include <math.h>
 #include <stdio.h>
@@ -10,28 +10,11 @@
 #include <string.h>
 
 #include "models/file.h"
+#include "models/hfconfig_internal.h"
 #include "models/json.h"
-#include "models/model.h"
 #include "models/weights.h"
 
 static const char CONFIG[] = "config.json", GENERATION[] = "generation_config.json";
-
-/* config.json as it stands; -1 (NAN for reals) where it says nothing. */
-struct raw {
-    char architecture[64], act[32], dtype[16], rope_type[16];
-    int32_t hidden, n_layers, n_heads, n_kv_heads, head_dim, intermediate, vocab, embed_dim, max_positions, window;
-    int32_t window_from_layer, bos, original_positions, rope_original_positions;
-    double norm_eps, theta, rope_theta, partial, rope_partial;
-    double factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow, mscale, mscale_all_dim, attention_factor;
-    int8_t tied, attention_bias, mlp_bias, enable_bias, use_window, norm_before, no_final_norm, affine, scale_by_layer;
-    int8_t scale_attention, truncate;
-    bool window_is_null, quantized;
-    int32_t n_eos, eos[LIMIT_EOS_IDS];
-    int32_t n_layer_types;
-    bool layer_windowed[LIMIT_LAYERS];
-    int32_t n_short, n_long;
-    float short_factor[LIMIT_HEAD_DIM / 2], long_factor[LIMIT_HEAD_DIM / 2];
-};
 
 enum field_kind { FIELD_INT, FIELD_REAL, FIELD_BOOL };
 
@@ -42,7 +25,7 @@ struct field {
     double min, max; /* INT and REAL, both allowed */
 };
 
-#define AT(member) offsetof(struct raw, member)
+#define AT(member) offsetof(struct raw_config, member)
 
 /* Old families have names of their own for the same thing. */
 static const struct field FIELDS[] = {
@@ -151,7 +134,7 @@ static const struct field *find_field(const struct field *fields, const char *ke
     return NULL;
 }
 
-static bool read_field(struct json *j, const struct field *f, struct raw *raw)
+static bool read_field(struct json *j, const struct field *f, struct raw_config *raw)
 {
     void *at = (char *)raw + f->offset;
     bool value = false;
@@ -210,7 +193,7 @@ static bool read_factors(struct json *j, const char *key, float *ret, int32_t *r
     return !j->failed;
 }
 
-static bool read_rope(struct json *j, const char *key, struct raw *raw)
+static bool read_rope(struct json *j, const char *key, struct raw_config *raw)
 {
     if (json_peek(j) == JSON_NULL)
         return json_skip(j);
@@ -235,7 +218,7 @@ static bool read_rope(struct json *j, const char *key, struct raw *raw)
     return !j->failed;
 }
 
-static bool read_architectures(struct json *j, struct raw *raw)
+static bool read_architectures(struct json *j, struct raw_config *raw)
 {
     char other[64];
     if (json_peek(j) != JSON_ARRAY)
@@ -246,7 +229,7 @@ static bool read_architectures(struct json *j, struct raw *raw)
     return !j->failed;
 }
 
-static bool read_layer_types(struct json *j, struct raw *raw)
+static bool read_layer_types(struct json *j, struct raw_config *raw)
 {
     char text[32];
     if (json_peek(j) == JSON_NULL)
@@ -268,7 +251,7 @@ static bool read_layer_types(struct json *j, struct raw *raw)
     return !j->failed;
 }
 
-static bool read_member(struct json *j, struct raw *raw)
+static bool read_member(struct json *j, struct raw_config *raw)
 {
     const struct field *f = find_field(FIELDS, j->key);
     bool null = json_peek(j) == JSON_NULL;
@@ -292,7 +275,7 @@ static bool read_member(struct json *j, struct raw *raw)
     return json_skip(j);
 }
 
-static void raw_init(struct raw *raw)
+static void raw_init(struct raw_config *raw)
 {
     memset(raw, 0, sizeof *raw);
     for (const struct field *table = FIELDS; table; table = table == FIELDS ? ROPE_FIELDS : NULL) {
@@ -308,62 +291,7 @@ static void raw_init(struct raw *raw)
     raw->n_layer_types = -1;
 }
 
-/* ---- what follows from what was read ---------------------------------------------------------------------------- */
-
-static bool either(int8_t given, bool otherwise)
-{
-    return given < 0 ? otherwise : given;
-}
-
-static double real_or(double given, double otherwise)
-{
-    return isnan(given) ? otherwise : given;
-}
-
-static int unknown_architecture(const char *name, struct err *e)
-{
-    char known[320] = "";
-    for (int i = 0; model_families[i]; i++) {
-        for (const struct architecture *a = model_families[i]->architectures; a->name; a++) {
-            size_t len = strlen(known);
-            snprintf(known + len, sizeof known - len, "%s%s", len ? ", " : "", a->name);
-        }
-    }
-    if (!*name)
-        return err_set(e, ERR_INVALID, "%s: architectures is missing; known are %s", CONFIG, known);
-    return err_set(e, ERR_UNSUPPORTED, "%s: architecture %s is not known; known are %s", CONFIG, name, known);
-}
-
-static int set_activation(struct model_config *c, const char *name, struct err *e)
-{
-    static const struct {
-        const char *name;
-        enum activation act;
-    } ACTS[] = {
-        {"silu", ACT_SILU},
-        {"swish", ACT_SILU},
-        {"relu", ACT_RELU},
-        {"gelu", ACT_GELU_ERF},
-        {"gelu_new", ACT_GELU_TANH},
-        {"gelu_fast", ACT_GELU_TANH},
-        {"gelu_pytorch_tanh", ACT_GELU_TANH},
-    };
-    for (size_t i = 0; i < ARRAY_LEN(ACTS) && *name; i++) {
-        if (strcmp(name, ACTS[i].name) == 0) {
-            c->act = ACTS[i].act;
-            return 0;
-        }
-    }
-    if (!*name)
-        return 0;
-    return err_set(e, ERR_UNSUPPORTED,
-                   "%s: hidden_act is '%s', allowed are silu, swish, relu, gelu, gelu_new, gelu_fast, "
-                   "gelu_pytorch_tanh",
-                   CONFIG, name);
-}
-
-/* The type the file names, or where it names none the type of the checkpoint's first tensor. */
-static int set_dtype(struct model_config *c, const char *name, const char *dir, struct err *e)
+static int set_dtype(struct model_config *c, const char *name, struct err *e)
 {
     static const char *const NAMES[] = {[DTYPE_F32] = "float32", [DTYPE_F16] = "float16", [DTYPE_BF16] = "bfloat16"};
     if (strncmp(name, "torch.", 6) == 0)
@@ -376,184 +304,19 @@ static int set_dtype(struct model_config *c, const char *name, const char *dir, 
     }
     if (*name)
         return err_set(e, ERR_UNSUPPORTED, "%s: dtype is '%s', allowed are bfloat16, float16, float32", CONFIG, name);
-    c->dtype = DTYPE_F32;
-    struct checkpoint *checkpoint;
-    if (checkpoint_open(&checkpoint, dir, NULL) < 0)
-        return 0; /* model_open will say why, unless the weights are dummies */
-    const struct tensor *t = checkpoint_count(checkpoint) > 0 ? checkpoint_at(checkpoint, 0) : NULL;
-    if (t && t->usable && t->dtype != DTYPE_I32)
-        c->dtype = t->dtype;
-    checkpoint_free(checkpoint);
     return 0;
 }
 
-static int set_shape(struct model_config *c, const struct raw *r, struct err *e)
+/* config.json does not say: the type of the first tensor. */
+static enum dtype checkpoint_dtype(const char *dir)
 {
-    const struct {
-        const char *key;
-        int32_t value;
-    } required[] = {{"hidden_size", r->hidden},
-                    {"num_hidden_layers", r->n_layers},
-                    {"num_attention_heads", r->n_heads},
-                    {"vocab_size", r->vocab},
-                    {"max_position_embeddings", r->max_positions}};
-    for (size_t i = 0; i < ARRAY_LEN(required); i++) {
-        if (required[i].value < 0)
-            return err_set(e, ERR_INVALID, "%s: %s is missing", CONFIG, required[i].key);
-    }
-    c->hidden = r->hidden;
-    c->n_layers = r->n_layers;
-    c->n_heads = r->n_heads;
-    c->vocab = r->vocab;
-    c->max_positions = r->max_positions;
-    c->n_kv_heads = r->n_kv_heads > 0 ? r->n_kv_heads : r->n_heads;
-    c->head_dim = r->head_dim > 0 ? r->head_dim : r->hidden / r->n_heads;
-    c->intermediate = r->intermediate > 0 ? r->intermediate : 4 * r->hidden;
-    c->embed_dim = r->embed_dim > 0 ? r->embed_dim : r->hidden;
-    if (r->head_dim < 0 && r->hidden % r->n_heads != 0)
-        return err_set(e, ERR_INVALID,
-                       "%s: hidden_size %d is no multiple of num_attention_heads %d, and head_dim is not given", CONFIG,
-                       r->hidden, r->n_heads);
-    if (c->head_dim < 1 || c->head_dim > LIMIT_HEAD_DIM)
-        return err_set(e, ERR_INVALID, "%s: head_dim is %d, allowed are 1 to %d", CONFIG, c->head_dim, LIMIT_HEAD_DIM);
-    if (c->n_heads % c->n_kv_heads != 0)
-        return err_set(e, ERR_INVALID, "%s: num_attention_heads %d is no multiple of num_key_value_heads %d", CONFIG,
-                       c->n_heads, c->n_kv_heads);
-    return 0;
-}
-
-static int set_window(struct model_config *c, const struct raw *r, const struct architecture *a, struct err *e)
-{
-    int32_t window = r->window > 0 ? r->window : r->window_is_null ? 0 : a->sliding_window;
-    if (r->n_layer_types >= 0 && r->n_layer_types != c->n_layers)
-        return err_set(e, ERR_INVALID, "%s: layer_types has %d entries for num_hidden_layers %d", CONFIG,
-                       r->n_layer_types, c->n_layers);
-    if (window == 0 || (a->window_switch && r->use_window != 1))
-        return 0;
-    int32_t from = a->window_switch ? MAX(r->window_from_layer, 0) : 0;
-    for (int32_t i = 0; i < c->n_layers; i++) {
-        c->windowed[i] = r->n_layer_types >= 0 ? r->layer_windowed[i] : i >= from;
-        if (c->windowed[i])
-            c->sliding_window = window;
-    }
-    return 0;
-}
-
-/* What each kind needs beyond theta. */
-static int check_rope(const struct model_config *c, const struct raw *r, struct err *e)
-{
-    const struct rope_config *rope = &c->rope;
-    const char *missing = NULL;
-    bool scaled = rope->kind != ROPE_DEFAULT && rope->kind != ROPE_LONGROPE && rope->kind != ROPE_YARN;
-    if (scaled && isnan(r->factor))
-        missing = "factor";
-    else if (rope->kind == ROPE_LLAMA3 && isnan(r->low_freq_factor))
-        missing = "low_freq_factor";
-    else if (rope->kind == ROPE_LLAMA3 && isnan(r->high_freq_factor))
-        missing = "high_freq_factor";
-    if (missing)
-        return err_set(e, ERR_INVALID, "%s: rope_parameters: %s is missing for rope_type '%s'", CONFIG, missing,
-                       r->rope_type);
-    if (rope->kind == ROPE_LLAMA3 && rope->high_freq_factor <= rope->low_freq_factor)
-        return err_set(e, ERR_INVALID,
-                       "%s: rope_parameters: high_freq_factor %g must be greater than low_freq_factor %g", CONFIG,
-                       rope->high_freq_factor, rope->low_freq_factor);
-    if (rope->kind == ROPE_LONGROPE && (r->n_short != rope->rot_dim / 2 || r->n_long != rope->rot_dim / 2))
-        return err_set(e, ERR_INVALID,
-                       "%s: rope_parameters: short_factor and long_factor have %d and %d numbers, %d are needed",
-                       CONFIG, r->n_short, r->n_long, rope->rot_dim / 2);
-    if (rope->rot_dim < 2 || rope->rot_dim % 2 != 0)
-        return err_set(e, ERR_INVALID,
-                       "%s: %d dimensions of a head would turn (head_dim times partial_rotary_factor); an even "
-                       "number is needed",
-                       CONFIG, rope->rot_dim);
-    return 0;
-}
-
-static int set_rope(struct model_config *c, const struct raw *r, const struct architecture *a, struct err *e)
-{
-    static const struct {
-        const char *name;
-        enum rope_scaling kind;
-    } KINDS[] = {{"", ROPE_DEFAULT},          {"default", ROPE_DEFAULT}, {"linear", ROPE_LINEAR},
-                 {"dynamic", ROPE_DYNAMIC},   {"llama3", ROPE_LLAMA3},   {"yarn", ROPE_YARN},
-                 {"longrope", ROPE_LONGROPE}, {"su", ROPE_LONGROPE}};
-    struct rope_config *rope = &c->rope;
-    size_t kind = 0;
-    if (a->rope_theta == 0)
-        return 0;
-    while (kind < ARRAY_LEN(KINDS) && strcmp(KINDS[kind].name, r->rope_type) != 0)
-        kind++;
-    if (kind == ARRAY_LEN(KINDS))
-        return err_set(e, ERR_UNSUPPORTED,
-                       "%s: rope_type is '%s', allowed are default, linear, dynamic, llama3, yarn, longrope", CONFIG,
-                       r->rope_type);
-    rope->kind = KINDS[kind].kind;
-    rope->theta = real_or(r->rope_theta, real_or(r->theta, a->rope_theta));
-    rope->rot_dim = (int32_t)(c->head_dim * real_or(r->rope_partial, real_or(r->partial, 1)));
-    /* Phi-3 keeps it outside, and there it wins. */
-    rope->original_positions = r->original_positions > 0        ? r->original_positions
-                               : r->rope_original_positions > 0 ? r->rope_original_positions
-                                                                : c->max_positions;
-    if (rope->kind == ROPE_DYNAMIC)
-        rope->original_positions = c->max_positions;
-    rope->factor = real_or(r->factor, (double)c->max_positions / rope->original_positions);
-    rope->low_freq_factor = r->low_freq_factor;
-    rope->high_freq_factor = r->high_freq_factor;
-    rope->beta_fast = real_or(r->beta_fast, 0) > 0 ? r->beta_fast : 32;
-    rope->beta_slow = real_or(r->beta_slow, 0) > 0 ? r->beta_slow : 1;
-    rope->mscale = real_or(r->mscale, 0);
-    rope->mscale_all_dim = real_or(r->mscale_all_dim, 0);
-    rope->attention_factor = real_or(r->attention_factor, 0);
-    rope->truncate = either(r->truncate, true);
-    memcpy(rope->short_factor, r->short_factor, sizeof rope->short_factor);
-    memcpy(rope->long_factor, r->long_factor, sizeof rope->long_factor);
-    /* These kinds reach `factor` times the context that the file names; the others name what they reach. */
-    double reach = c->max_positions;
-    if (rope->kind == ROPE_LINEAR || rope->kind == ROPE_DYNAMIC)
-        reach *= rope->factor;
-    else if (rope->kind == ROPE_YARN)
-        reach = MAX(reach, rope->original_positions * rope->factor);
-    c->max_positions = (int32_t)MIN(reach, (double)LIMIT_MODEL_LEN);
-    return check_rope(c, r, e);
-}
-
-static int finish(struct model_config *c, const struct raw *r, const char *dir, struct err *e)
-{
-    const struct architecture *a;
-    memcpy(c->architecture, r->architecture, sizeof c->architecture);
-    if (!model_family_find(r->architecture, &a))
-        return unknown_architecture(r->architecture, e);
-    if (r->quantized)
-        return err_set(e, ERR_UNSUPPORTED, "%s: quantization_config: quantised weights are not supported", CONFIG);
-    if (r->affine == 0 || r->scale_attention == 0)
-        return err_set(e, ERR_UNSUPPORTED, "%s: %s false is not supported", CONFIG,
-                       r->affine == 0 ? "layer_norm_elementwise_affine" : "scale_attn_weights");
-    c->norm = a->norm;
-    c->norm_eps = (float)real_or(r->norm_eps, a->norm_eps);
-    c->norm_before = either(r->norm_before, true);
-    c->final_norm = c->norm_before && r->no_final_norm != 1;
-    c->act = a->act;
-    c->tied = either(r->tied, a->tied);
-    /* attention_bias speaks for all four projections where an architecture has the choice. */
-    bool all = a->o_bias || !a->qkv_bias;
-    c->qkv_bias = either(r->enable_bias, all ? either(r->attention_bias, a->qkv_bias) : a->qkv_bias);
-    c->o_bias = either(r->enable_bias, all ? either(r->attention_bias, a->o_bias) : a->o_bias);
-    c->mlp_bias = either(r->enable_bias, either(r->mlp_bias, a->mlp_bias));
-    c->qk_norm = a->qk_norm;
-    c->scale_by_layer = r->scale_by_layer == 1;
-    c->bos = r->bos;
-    c->n_eos = r->n_eos;
-    memcpy(c->eos, r->eos, sizeof c->eos);
-    int code = set_shape(c, r, e);
-    if (code == 0)
-        code = set_activation(c, r->act, e);
-    if (code == 0)
-        code = set_window(c, r, a, e);
-    if (code == 0)
-        code = set_rope(c, r, a, e);
-    c->max_positions = MIN(c->max_positions, LIMIT_MODEL_LEN);
-    return code == 0 ? set_dtype(c, r->dtype, dir, e) : code;
+    struct checkpoint *c;
+    if (checkpoint_open(&c, dir, NULL) < 0)
+        return DTYPE_F32; /* model_open will say why, unless the weights are dummies */
+    const struct tensor *t = checkpoint_count(c) > 0 ? checkpoint_at(c, 0) : NULL;
+    enum dtype dtype = t && t->usable && t->dtype != DTYPE_I32 ? t->dtype : DTYPE_F32;
+    checkpoint_free(c);
+    return dtype;
 }
 
 /* ---- generation_config.json ------------------------------------------------------------------------------------- */
@@ -588,26 +351,18 @@ static bool read_generation_member(struct json *j, struct generation_defaults *g
     return json_skip(j);
 }
 
-static int read_generation(struct generation_defaults *g, struct model_config *c, const char *dir, struct err *e)
+static int read_generation(struct generation_defaults *g, struct model_config *c, const char *text, size_t len,
+                           struct err *e)
 {
-    *g = (struct generation_defaults){
-        .temperature = NAN, .top_p = NAN, .min_p = NAN, .repetition_penalty = NAN, .top_k = -1};
-    char *text;
-    size_t len;
-    if (!model_file_exists(dir, GENERATION))
-        return 0;
-    int code = model_file_read(dir, GENERATION, LIMIT_CONFIG_JSON_BYTES, &text, &len, e);
-    if (code < 0)
-        return code;
     struct json j;
     json_init(&j, text, len, GENERATION, e);
     json_enter_object(&j);
     while (json_next_member(&j))
         read_generation_member(&j, g, c);
-    json_finish(&j);
-    free(text);
-    return j.failed ? ERR_INVALID : 0;
+    return json_finish(&j) ? 0 : ERR_INVALID;
 }
+
+/* ---- together --------------------------------------------------------------------------------------------------- */
 
 /* Ids that the logits do not reach can never come. */
 static int check_ids(const struct model_config *c, struct err *e)
@@ -621,38 +376,60 @@ static int check_ids(const struct model_config *c, struct err *e)
     return 0;
 }
 
-int model_config_read(struct model_config *ret, struct generation_defaults *ret_gen, const char *dir, struct err *e)
+/* config.json alone into *c, by way of *raw. */
+static int parse_config(struct model_config *c, struct raw_config *raw, const char *text, size_t len, struct err *e)
 {
-    char *text;
-    size_t len;
-    int code = model_file_read(dir, CONFIG, LIMIT_CONFIG_JSON_BYTES, &text, &len, e);
-    if (code < 0)
-        return code;
-    struct raw *raw = malloc(sizeof *raw);
-    struct model_config *c = calloc(1, sizeof *c);
-    struct generation_defaults gen;
     struct json j;
-    if (!raw || !c) {
-        code = err_nomem(e, CONFIG);
-        goto out;
-    }
     raw_init(raw);
     json_init(&j, text, len, CONFIG, e);
     json_enter_object(&j);
     while (json_next_member(&j))
         read_member(&j, raw);
-    code = json_finish(&j) ? finish(c, raw, dir, e) : ERR_INVALID;
-    if (code == 0)
-        code = read_generation(&gen, c, dir, e);
+    if (!json_finish(&j))
+        return ERR_INVALID;
+    c->bos = raw->bos;
+    c->n_eos = raw->n_eos;
+    memcpy(c->eos, raw->eos, sizeof c->eos);
+    int code = raw_config_derive(c, raw, e);
+    return code == 0 ? set_dtype(c, raw->dtype, e) : code;
+}
+
+int model_config_parse(struct model_config *ret, struct generation_defaults *ret_gen, bool *ret_dtype_given,
+                       const char *config, size_t config_len, const char *generation, size_t generation_len,
+                       struct err *e)
+{
+    struct generation_defaults gen = {
+        .temperature = NAN, .top_p = NAN, .min_p = NAN, .repetition_penalty = NAN, .top_k = -1};
+    struct raw_config *raw = malloc(sizeof *raw);
+    struct model_config *c = calloc(1, sizeof *c);
+    int code = raw && c ? parse_config(c, raw, config, config_len, e) : err_nomem(e, CONFIG);
+    if (code == 0 && generation)
+        code = read_generation(&gen, c, generation, generation_len, e);
     if (code == 0)
         code = check_ids(c, e);
     if (code == 0) {
         *ret = *c;
         *ret_gen = gen;
+        *ret_dtype_given = raw->dtype[0] != 0;
     }
-out:
     free(raw);
     free(c);
-    free(text);
+    return code;
+}
+
+int model_config_read(struct model_config *ret, struct generation_defaults *ret_gen, const char *dir, struct err *e)
+{
+    char *config = NULL, *generation = NULL;
+    size_t config_len = 0, generation_len = 0;
+    bool dtype_given;
+    int code = model_file_read(dir, CONFIG, LIMIT_CONFIG_JSON_BYTES, &config, &config_len, e);
+    if (code == 0 && model_file_exists(dir, GENERATION))
+        code = model_file_read(dir, GENERATION, LIMIT_CONFIG_JSON_BYTES, &generation, &generation_len, e);
+    if (code == 0)
+        code = model_config_parse(ret, ret_gen, &dtype_given, config, config_len, generation, generation_len, e);
+    if (code == 0 && !dtype_given)
+        ret->dtype = checkpoint_dtype(dir);
+    free(config);
+    free(generation);
     return code;
 }
