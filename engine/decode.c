@@ -4,23 +4,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/sched_impl.h"
-
-/* What a commit carries along. */
-struct commit {
-    struct sched *s;
-    const struct results *r;
-    struct delta_out *out;
-    int64_t now_us;
-};
-
-static bool contains(const int32_t *list, int32_t n, int32_t token)
-{
-    for (int32_t i = 0; i < n; i++)
-        if (list[i] == token)
-            return true;
-    return false;
-}
+#include "engine/beam.h"
+#include "engine/commit.h"
 
 static void emit_token(struct commit *c, const struct group *g, int32_t kind, int32_t choice, int32_t token,
                        int32_t row, int32_t n_top)
@@ -37,8 +22,8 @@ static void emit_token(struct commit *c, const struct group *g, int32_t kind, in
     c->out->emit(c->out, g, &d);
 }
 
-static void emit_finish(struct delta_out *out, const struct group *g, int32_t choice, int finish, int32_t stop_token,
-                        const char *error)
+void emit_finish(struct delta_out *out, const struct group *g, int32_t choice, int finish, int32_t stop_token,
+                 const char *error)
 {
     struct delta d = {.request = g->request,
                       .kind = DELTA_FINISH,
@@ -70,28 +55,30 @@ static void commit_scores(struct commit *c, const struct plan_item *it)
 
 /* ---- one token ---- */
 
-static void append(struct seq *q, int32_t token)
+void seq_append(struct seq *q, int32_t token)
 {
     q->out[q->n_out++] = token;
     if (q->count)
         seq_count(q, token, false);
 }
 
-/* How the token just appended ends the sequence; FINISH_NONE: not. `stop_token` is set for a stop id. */
-static int finish_of(const struct sched *s, const struct seq *q, int32_t token, int32_t *stop_token)
+int finish_by_token(const struct sched *s, const struct group *g, int32_t token, int32_t n_out, int32_t *ret_stop_token)
 {
-    const struct group *g = q->group;
     const struct gen_params *p = &g->request->params;
-    bool may_stop = q->n_out > p->min_tokens;
-    if (atomic_load_explicit(&g->request->stop_at[q->index], memory_order_relaxed) <= q->n_out)
+    bool may_stop = n_out > p->min_tokens;
+    if (may_stop && !p->ignore_eos && id_in(s->c.eos, s->c.n_eos, token))
         return FINISH_STOP;
-    if (may_stop && !p->ignore_eos && contains(s->c.eos, s->c.n_eos, token))
-        return FINISH_STOP;
-    if (may_stop && contains(p->stop_token, p->n_stop_token, token)) {
-        *stop_token = token;
+    if (may_stop && id_in(p->stop_token, p->n_stop_token, token)) {
+        *ret_stop_token = token;
         return FINISH_STOP;
     }
-    return q->n_out >= g->max_tokens ? FINISH_LENGTH : FINISH_NONE;
+    return n_out >= g->max_tokens ? FINISH_LENGTH : FINISH_NONE;
+}
+
+/* The output side has ended the choice by its text. */
+static bool stop_marked(const struct seq *q)
+{
+    return atomic_load_explicit(&q->group->request->stop_at[q->index], memory_order_relaxed) <= q->n_out;
 }
 
 static void commit_token(struct commit *c, struct seq *q, int32_t row)
@@ -104,12 +91,12 @@ static void commit_token(struct commit *c, struct seq *q, int32_t row)
         sched_end(c->s, g, FINISH_ERROR, "the model's output held no usable number for the next token");
         return;
     }
-    append(q, token);
+    seq_append(q, token);
     if (g->first_token_us == 0)
         g->first_token_us = c->now_us;
     g->last_token_us = c->now_us;
     emit_token(c, g, DELTA_TOKEN, q->index, token, row, g->request->params.n_logprobs);
-    int finish = finish_of(c->s, q, token, &stop_token);
+    int finish = stop_marked(q) ? FINISH_STOP : finish_by_token(c->s, g, token, q->n_out, &stop_token);
     if (finish == FINISH_NONE)
         return;
     seq_finish(c->s, q, finish);
@@ -133,17 +120,17 @@ static void commit_memory(struct commit *c, const struct plan_item *it)
     }
 }
 
-static void commit_item(struct commit *c, const struct plan_item *it)
+static void land(struct group *g, uint64_t step)
 {
-    struct group *g = it->seq->group;
-    if (g->commit_step != c->r->step) {
-        g->commit_step = c->r->step;
+    if (g->commit_step != step) {
+        g->commit_step = step;
         g->n_inflight--;
     }
-    if (g->state == GROUP_ENDED)
-        return;
-    commit_memory(c, it);
-    commit_scores(c, it);
+}
+
+static void commit_draws(struct commit *c, const struct plan_item *it)
+{
+    struct group *g = it->seq->group;
     int32_t row = it->sample_first + it->n_scores;
     if (it->n_draws == 1)
         commit_token(c, it->seq, row);
@@ -152,6 +139,26 @@ static void commit_item(struct commit *c, const struct plan_item *it)
             commit_token(c, &g->seq[i], row + i);
     if (it->last_prompt && it->n_draws == 0) /* max_tokens 0: the prompt was all */
         sched_end(c->s, g, FINISH_LENGTH, NULL);
+}
+
+/* The items of a group stand together; those of a beam search that draw are committed as one. The number taken. */
+static int32_t commit_group(struct commit *c, const struct plan_item *it, int32_t n_left)
+{
+    struct group *g = it->seq->group;
+    int32_t n = 0;
+    land(g, c->r->step);
+    do {
+        if (g->state != GROUP_ENDED) {
+            commit_memory(c, &it[n]);
+            commit_scores(c, &it[n]);
+            if (!g->beam)
+                commit_draws(c, &it[n]);
+        }
+        n++;
+    } while (n < n_left && it[n].seq->group == g);
+    if (g->beam && it->n_draws > 0)
+        beam_commit(c, g, it, n);
+    return n;
 }
 
 static void leave_flight(struct sched *s, const struct plan *plan)
@@ -165,27 +172,24 @@ void decode_commit(struct sched *s, struct plan *plan, const struct results *r, 
     struct commit c = {.s = s, .r = r, .out = out, .now_us = now_us};
     assert(r->step == plan->step && r->n_samples == plan->n_samples);
     leave_flight(s, plan);
-    for (int32_t i = 0; i < plan->n_items; i++)
-        commit_item(&c, &plan->item[i]);
+    for (int32_t i = 0; i < plan->n_items;)
+        i += commit_group(&c, &plan->item[i], plan->n_items - i);
 }
 
 void decode_abandon(struct sched *s, struct plan *plan)
 {
     leave_flight(s, plan);
-    for (int32_t i = 0; i < plan->n_items; i++) {
-        struct group *g = plan->item[i].seq->group;
-        if (g->commit_step != plan->step) {
-            g->commit_step = plan->step;
-            g->n_inflight--;
-        }
-    }
+    for (int32_t i = 0; i < plan->n_items; i++)
+        land(plan->item[i].seq->group, plan->step);
 }
 
 /* ---- the end of a group ---- */
 
 static void emit_end(struct delta_out *out, struct group *g)
 {
-    for (int32_t i = 0; i < g->width; i++)
+    for (int32_t i = 0; g->beam && !g->beam->over && i < g->beam->n; i++)
+        emit_finish(out, g, i, g->finish, -1, g->error);
+    for (int32_t i = 0; !g->beam && i < g->width; i++)
         if (g->seq[i].state != SEQ_DONE)
             emit_finish(out, g, i, g->finish, -1, g->error);
     struct delta d = {.request = g->request, .kind = DELTA_END, .choice = -1, .token = -1, .stop_token = -1};

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/beam.h"
 #include "engine/pack.h"
 #include "engine/sched.h"
 
@@ -148,7 +149,7 @@ static void group_read_params(struct group *g, const struct sched_config *c)
     g->penalties = wants_penalties(p);
     g->scores = p->n_prompt_logprobs >= 0 || (p->echo && p->n_logprobs >= 0);
     g->heap_index = -1;
-    g->lookahead = true;
+    g->lookahead = p->beam_width == 0; /* beams go on from candidates that the host ranks */
     for (int32_t w = 0; w < g->words.n; w++)
         if (g->words.first[w + 1] - g->words.first[w] > 1)
             g->lookahead = false; /* whether such a word's last token is banned depends on tokens the host must see */
@@ -158,9 +159,7 @@ int group_new(struct group **ret, struct request *r, struct word_list *words, co
               struct err *e)
 {
     const struct gen_params *p = &r->params;
-    if (p->beam_width > 0)
-        return err_set_param(e, ERR_UNSUPPORTED, "use_beam_search", "beam search is not supported yet");
-    int32_t width = p->best_of;
+    int32_t width = p->beam_width > 0 ? p->beam_width : p->best_of;
     int code = check_fit(r, width, c, e);
     if (code == 0)
         code = check_tokens(r, c, e);
@@ -178,6 +177,8 @@ int group_new(struct group **ret, struct request *r, struct word_list *words, co
     group_read_params(g, c);
     side_need(g, c);
     code = check_side(g, c, e);
+    if (code == 0 && p->beam_width > 0)
+        code = beam_new(&g->beam, p, c, e);
     for (int32_t i = 0; i < width && code == 0; i++)
         code = seq_init(&g->seq[i], g, i, c, e);
     if (code < 0) {
@@ -204,6 +205,7 @@ void group_free(struct group *g)
         free(g->seq[i].count);
         free(g->seq[i].count_slot);
     }
+    beam_free(g->beam);
     word_list_release(&g->words);
     free(g);
 }

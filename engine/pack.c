@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "engine/beam.h"
 #include "engine/pack_impl.h"
 
 void pack_side_capacity(const struct sched_config *c, struct side_need *ret)
@@ -153,7 +154,7 @@ static struct sample_row draw_row(struct packer *p, struct batch *b, const struc
         .frequency_penalty = params->frequency_penalty,
         .repetition_penalty = params->repetition_penalty,
         .n_logprobs = MAX(params->n_logprobs, params->best_of > params->n ? 0 : -1), /* best_of ranks by them */
-        .n_candidates = g->beam ? MIN(2 * g->width, p->c.vocab) : 0,
+        .n_candidates = g->beam ? g->beam->n_candidates : 0,
         .target = -1,
         .seed = q->seed,
         .position = position,

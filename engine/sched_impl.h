@@ -79,7 +79,7 @@ int32_t take_block(struct sched *s);
 void seq_take_row(struct sched *s, struct seq *q);
 /* Give back blocks and row; the sequence keeps its tokens. */
 void seq_drop_memory(struct sched *s, struct seq *q);
-/* A running sequence over the same blocks, rows and counts aside: `child` becomes LIVE where `parent` stands. */
+/* `child`, which holds nothing, becomes LIVE where `parent` stands, over the same blocks. */
 void seq_fork(struct sched *s, struct seq *child, const struct seq *parent);
 /* LIVE -> DONE, memory returned; ends the group with its last one. */
 void seq_finish(struct sched *s, struct seq *q, int finish);

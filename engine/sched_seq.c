@@ -66,13 +66,13 @@ void seq_fork(struct sched *s, struct seq *child, const struct seq *parent)
     child->draw_row = parent->draw_row;
     child->cum_logprob = parent->cum_logprob;
     seq_copy_counts(child, parent);
+    struct kvpool *pool = child->group->state == GROUP_SWAPPED ? &s->host : &s->pool;
     for (int32_t i = 0; i < parent->n_blocks; i++)
-        kvpool_ref(&s->pool, parent->block[i]);
+        kvpool_ref(pool, parent->block[i]);
     memcpy(child->block, parent->block, (size_t)parent->n_blocks * sizeof *parent->block);
     child->n_blocks = parent->n_blocks;
-    if (child->row < 0)
+    if (child->group->state == GROUP_RUNNING)
         seq_take_row(s, child);
-    child->n_synced = 0;
 }
 
 void seq_finish(struct sched *s, struct seq *q, int finish)

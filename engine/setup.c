@@ -179,6 +179,12 @@ void sched_free(struct sched *s)
 
 /* ---- the packer ---- */
 
+/* The packer's arrays are written before they are read, so they need no zeros, which would touch every page. */
+static void *room(int64_t n, size_t size)
+{
+    return malloc((size_t)MAX(n, 1) * size);
+}
+
 int packer_new(struct packer **ret, const struct sched_config *c, struct err *e)
 {
     struct packer *p = calloc(1, sizeof *p);
@@ -189,21 +195,21 @@ int packer_new(struct packer **ret, const struct sched_config *c, struct err *e)
     p->table_width = (int32_t)div_ceil(c->max_len, c->block_size);
     pack_side_capacity(c, &p->side);
     p->shadow = malloc((size_t)(seqs * p->table_width) * sizeof *p->shadow);
-    p->table_update = array(PACK_RUNS * seqs, sizeof *p->table_update);
-    p->table_block = array(seqs * p->table_width, sizeof *p->table_block);
-    p->token = array(tokens, sizeof *p->token);
-    p->token_src = array(tokens, sizeof *p->token_src);
-    p->position = array(tokens, sizeof *p->position);
-    p->slot = array(tokens, sizeof *p->slot);
-    p->q_start = array(seqs + 1, sizeof *p->q_start);
-    p->kv_len = array(seqs, sizeof *p->kv_len);
-    p->row = array(seqs, sizeof *p->row);
-    p->lcp_blocks = array(seqs, sizeof *p->lcp_blocks);
-    p->logits_token = array(c->max_logits, sizeof *p->logits_token);
-    p->sample = array(c->max_logits, sizeof *p->sample);
-    p->token_count = array(p->side.counts, sizeof *p->token_count);
-    p->token_bias = array(p->side.bias, sizeof *p->token_bias);
-    p->allowed_token = array(p->side.allowed, sizeof *p->allowed_token);
+    p->table_update = room(PACK_RUNS * seqs, sizeof *p->table_update);
+    p->table_block = room(seqs * p->table_width, sizeof *p->table_block);
+    p->token = room(tokens, sizeof *p->token);
+    p->token_src = room(tokens, sizeof *p->token_src);
+    p->position = room(tokens, sizeof *p->position);
+    p->slot = room(tokens, sizeof *p->slot);
+    p->q_start = room(seqs + 1, sizeof *p->q_start);
+    p->kv_len = room(seqs, sizeof *p->kv_len);
+    p->row = room(seqs, sizeof *p->row);
+    p->lcp_blocks = room(seqs, sizeof *p->lcp_blocks);
+    p->logits_token = room(c->max_logits, sizeof *p->logits_token);
+    p->sample = room(c->max_logits, sizeof *p->sample);
+    p->token_count = room(p->side.counts, sizeof *p->token_count);
+    p->token_bias = room(p->side.bias, sizeof *p->token_bias);
+    p->allowed_token = room(p->side.allowed, sizeof *p->allowed_token);
     if (!p->shadow || !p->table_update || !p->table_block || !p->token || !p->token_src || !p->position || !p->slot ||
         !p->q_start || !p->kv_len || !p->row || !p->lcp_blocks || !p->logits_token || !p->sample || !p->token_count ||
         !p->token_bias || !p->allowed_token) {

@@ -33,6 +33,7 @@ static void random_runs_give_each_request_what_it_gives_alone(void **state)
     assert_true(t.preempt_recompute > 0);
     assert_true(t.cached_tokens > 0);
     assert_true(t.copies > 0);
+    assert_true(t.beams > 0);
     assert_true(t.cancelled > 0);
 }
 

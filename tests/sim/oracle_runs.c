@@ -35,13 +35,14 @@ static int runs(uint64_t first, uint64_t n, bool show)
             return fail(seed, &s, why, sizeof(why));
     }
     double s_taken = (double)(clock_us() - start_us) * 1e-6;
-    printf("%lld runs (seeds %llu to %llu) in %.1f s, %.0f a second: %lld requests (%lld refused, %lld cancelled), "
+    printf("%lld runs (seeds %llu to %llu) in %.1f s, %.0f a second: %lld requests (%lld beams, %lld refused, %lld "
+           "cancelled), "
            "%lld steps, "
            "%lld tokens, %lld swaps, %lld recomputations, %lld cached tokens, %lld copies on write\n",
            (long long)t.runs, (unsigned long long)first, (unsigned long long)(first + n - 1), s_taken,
-           (double)t.runs / s_taken, (long long)t.requests, (long long)t.refused, (long long)t.cancelled,
-           (long long)t.steps, (long long)t.tokens, (long long)t.preempt_swap, (long long)t.preempt_recompute,
-           (long long)t.cached_tokens, (long long)t.copies);
+           (double)t.runs / s_taken, (long long)t.requests, (long long)t.beams, (long long)t.refused,
+           (long long)t.cancelled, (long long)t.steps, (long long)t.tokens, (long long)t.preempt_swap,
+           (long long)t.preempt_recompute, (long long)t.cached_tokens, (long long)t.copies);
     return 0;
 }
 

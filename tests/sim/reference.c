@@ -1,5 +1,6 @@
 /* What each request gives alone: no blocks, no batches, no engine. Loops over whole contexts. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tests/sim/scenario.h"
@@ -106,10 +107,113 @@ static void run_sample(const struct scenario *s, const struct sim_request *r, in
     }
 }
 
-void reference_run(const struct scenario *s, const struct sim_request *r, struct sim_choice *ret)
+/* ---- beams, over whole texts ---- */
+
+struct text {
+    struct sim_choice c;
+    double cum, score;
+};
+
+struct option {
+    double cum;
+    int32_t from, token;
+    float logit;
+};
+
+static int by_cum(const void *a, const void *b)
 {
+    double x = ((const struct option *)a)->cum, y = ((const struct option *)b)->cum;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+static int by_score(const void *a, const void *b)
+{
+    double x = ((const struct text *)a)->score, y = ((const struct text *)b)->score;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+static struct text longer(const struct text *t, const struct option *o)
+{
+    struct text x = *t;
+    x.cum = o->cum;
+    x.c.logprob[x.c.n] = o->logit;
+    x.c.token[x.c.n++] = o->token;
+    return x;
+}
+
+/* Every way to go on from every live text, best first: the number. */
+static int32_t options(const struct scenario *s, const struct sim_request *r, const struct text *live, int32_t n_live,
+                       struct option *ret)
+{
+    float raw[TOY_MAX_VOCAB], logit[TOY_MAX_VOCAB];
+    int32_t n = 0;
+    for (int32_t i = 0; i < n_live; i++) {
+        next_logits(s, r, live[i].c.token, live[i].c.n, raw, logit);
+        for (int32_t t = 0; t < s->config.vocab; t++)
+            if (logit[t] != -INFINITY)
+                ret[n++] = (struct option){live[i].cum + (double)logit[t], i, t, logit[t]};
+    }
+    qsort(ret, (size_t)n, sizeof(*ret), by_cum);
+    return n;
+}
+
+static bool search_over(const struct sim_request *r, const struct text *live, int32_t n_live, const struct text *done,
+                        int32_t n_done)
+{
+    if (n_live == 0)
+        return true;
+    if (n_done < r->beam_width)
+        return false;
+    int32_t length = r->early_stopping == 2 && r->length_penalty > 0 ? r->max_tokens : live[0].c.n;
+    return r->early_stopping == 1 ||
+           live[0].cum / pow(length, (double)r->length_penalty) <= done[r->beam_width - 1].score;
+}
+
+/* False when two options tie, and which is better is anybody's guess. */
+static bool run_beams(const struct scenario *s, const struct sim_request *r, struct sim_choice *ret)
+{
+    struct text live[SIM_WIDTH] = {{.c.stop_token = -1}}, next[SIM_WIDTH], done[2 * SIM_WIDTH];
+    struct option option[SIM_WIDTH * TOY_MAX_VOCAB];
+    int32_t n_live = 1, n_done = 0, k = r->beam_width;
+    do {
+        int32_t n = options(s, r, live, n_live, option), n_next = 0, n_before = n_live;
+        for (int32_t i = 0; i < n; i++) {
+            int32_t stop_token = -1;
+            struct text x = longer(&live[option[i].from], &option[i]);
+            x.c.finish = finish_by(s, r, option[i].token, x.c.n, &stop_token);
+            x.c.stop_token = stop_token;
+            x.score = x.cum / pow(x.c.n, (double)r->length_penalty);
+            if (i > 0 && i <= 3 * k && option[i].cum == option[i - 1].cum)
+                return false;
+            if (x.c.finish != FINISH_NONE && i < k)
+                done[n_done++] = x;
+            else if (x.c.finish == FINISH_NONE && n_next < k)
+                next[n_next++] = x;
+        }
+        if (n == 0 && n_before > 0) {
+            ret[0].finish = FINISH_ERROR;
+            return true;
+        }
+        qsort(done, (size_t)n_done, sizeof(*done), by_score);
+        n_done = MIN(n_done, k);
+        n_live = n_next;
+        memcpy(live, next, sizeof(live));
+    } while (!search_over(r, live, n_live, done, n_done));
+    for (int32_t i = 0; i < r->n; i++)
+        ret[i] = done[MIN(i, n_done - 1)].c;
+    for (int32_t i = 1; i < n_done; i++)
+        if (done[i].score == done[i - 1].score)
+            return false;
+    return true;
+}
+
+bool reference_run(const struct scenario *s, const struct sim_request *r, struct sim_choice *ret)
+{
+    if (r->beam_width > 0)
+        return run_beams(s, r, ret);
     for (int32_t i = 0; i < r->best_of; i++)
         run_sample(s, r, i, &ret[i]);
+    return true;
 }
 
 float reference_score(const struct scenario *s, const struct sim_request *r, int32_t position)

@@ -62,8 +62,9 @@ struct sim_choice {
     int32_t n;
     int32_t finish, stop_token;
 };
-/* What the request gives alone on an unlimited machine, computed without the engine: [choices of it]. */
-void reference_run(const struct scenario *s, const struct sim_request *r, struct sim_choice *ret);
+/* What the request gives alone on an unlimited machine, computed without the engine: [choices of it]. False: two beams tie, so
+ * there is more than one right answer. */
+bool reference_run(const struct scenario *s, const struct sim_request *r, struct sim_choice *ret);
 /* Choices that the engine reports for a request. */
 int32_t sim_choices(const struct sim_request *r);
 /* The log-probability of prompt token `position` (>= 1). */
@@ -71,7 +72,8 @@ float reference_score(const struct scenario *s, const struct sim_request *r, int
 
 /* Totals over runs, for the report at the end. */
 struct sim_totals {
-    int64_t runs, steps, tokens, requests, refused, cancelled, preempt_swap, preempt_recompute, cached_tokens, copies;
+    int64_t runs, beams, steps, tokens, requests, refused, cancelled, preempt_swap, preempt_recompute, cached_tokens,
+        copies;
 };
 /* Run it: 0, or -1 with the reason in `why`. */
 int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t why_size);

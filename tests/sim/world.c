@@ -19,7 +19,7 @@ struct journey {
     struct sim_choice got[SIM_WIDTH], want[SIM_WIDTH];
     int32_t stop_seen[SIM_WIDTH]; /* turn at which the text ended; 0: not yet */
     int32_t n_scores;
-    bool submitted, refused, ended, cancelled;
+    bool submitted, refused, ended, cancelled, tie;
 };
 
 struct world {
@@ -139,8 +139,9 @@ static void submit(struct world *w, struct journey *j)
         w->totals->refused++;
         return;
     }
-    reference_run(w->s, j->plan, j->want);
+    j->tie = !reference_run(w->s, j->plan, j->want);
     w->totals->requests++;
+    w->totals->beams += j->plan->beam_width > 1;
     if (sched_add(w->sched, g, (int64_t)w->turn * TURN_US) < 0)
         FAIL(w, "sched_add refuses a request although the queue has room");
 }
@@ -270,7 +271,7 @@ static void judge(struct world *w)
     struct sched_counts c;
     for (int32_t i = 0; i < w->s->n_requests; i++) {
         struct journey *j = &w->journey[i];
-        if (j->plan->absent || j->refused)
+        if (j->plan->absent || j->refused || j->tie)
             continue;
         for (int32_t k = 0; k < sim_choices(j->plan); k++)
             judge_choice(w, j, k);

@@ -1,0 +1,342 @@
+#include "engine/beam.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/commit.h"
+
+/* ---- making one ---- */
+
+int beam_new(struct beam **ret, const struct gen_params *p, const struct sched_config *c, struct err *e)
+{
+    struct beam *b = calloc(1, sizeof(*b));
+    if (!b)
+        return err_nomem(e, "a beam search");
+    int32_t stops = p->n_stop_token + c->n_eos;
+    b->width = p->beam_width;
+    b->n = p->n;
+    /* Enough that `width` candidates remain when every stop id is among the best. */
+    b->n_candidates = MIN(MIN(MAX(2 * b->width, b->width + stops), LIMIT_CANDIDATES), c->vocab);
+    b->n_top = MIN(MAX(p->n_logprobs, 0), b->n_candidates);
+    b->n_nodes = 1 + 2 * b->width * (p->max_tokens + 1); /* live beams' and hypotheses' paths */
+    size_t nodes = (size_t)b->n_nodes, width = (size_t)b->width, tops = MAX(nodes * (size_t)b->n_top, 1);
+    b->node = malloc(nodes * sizeof(*b->node));
+    b->top_token = malloc(tops * sizeof(*b->top_token));
+    b->top_logprob = malloc(tops * sizeof(*b->top_logprob));
+    b->tip = malloc(width * sizeof(*b->tip));
+    b->hypothesis = malloc(width * sizeof(*b->hypothesis));
+    b->next = malloc(width * sizeof(*b->next));
+    b->column = malloc(width * sizeof(*b->column));
+    b->live = malloc(width * sizeof(struct seq *));
+    if (!b->node || !b->top_token || !b->top_logprob || !b->tip || !b->hypothesis || !b->next || !b->column ||
+        !b->live) {
+        beam_free(b);
+        return err_nomem(e, "a beam search");
+    }
+    memset(b->tip, -1, width * sizeof(*b->tip));
+    b->node[0] = (struct beam_node){.parent = -1, .token = -1, .n_holders = 1};
+    b->tip[0] = 0;
+    b->n_used = 1;
+    b->first_free = -1;
+    *ret = b;
+    return 0;
+}
+
+void beam_free(struct beam *b)
+{
+    if (!b)
+        return;
+    free(b->node);
+    free(b->top_token);
+    free(b->top_logprob);
+    free(b->tip);
+    free(b->hypothesis);
+    free(b->next);
+    free(b->column);
+    free(b->live);
+    free(b);
+}
+
+/* The sampling row that holds an item's candidates. */
+static int32_t draw_row_of(const struct plan_item *it)
+{
+    return it->sample_first + it->n_scores;
+}
+
+/* ---- the tree ---- */
+
+static void node_drop(struct beam *b, int32_t id)
+{
+    struct beam_node *x = &b->node[id];
+    x->n_holders--;
+    while (id > 0 && x->n_holders == 0 && x->n_children == 0) {
+        int32_t parent = x->parent;
+        x->next_free = b->first_free;
+        b->first_free = id;
+        b->node[parent].n_children--;
+        b->node[parent].child_xor ^= id;
+        id = parent;
+        x = &b->node[id];
+    }
+}
+
+/* A child of `parent` with one holder, for column `column` of sampling row `row`. */
+static int32_t node_add(struct beam *b, int32_t parent, const struct beam_choice *c, const struct results *r,
+                        int32_t row)
+{
+    int32_t id = b->first_free;
+    if (id >= 0)
+        b->first_free = b->node[id].next_free;
+    else
+        id = b->n_used++;
+    assert(id < b->n_nodes);
+    b->node[id] = (struct beam_node){.parent = parent, .token = c->token, .logprob = c->logprob, .n_holders = 1};
+    b->node[parent].n_children++;
+    b->node[parent].child_xor ^= id;
+    size_t from = (size_t)row * (size_t)r->top_stride, to = (size_t)id * (size_t)b->n_top;
+    if (b->n_top > 0) {
+        memcpy(b->top_token + to, r->top_token + from, (size_t)b->n_top * sizeof(*b->top_token));
+        memcpy(b->top_logprob + to, r->top_logprob + from, (size_t)b->n_top * sizeof(*b->top_logprob));
+    }
+    return id;
+}
+
+/* ---- deltas ---- */
+
+static void emit_node(struct commit *c, const struct group *g, int32_t choice, int32_t id)
+{
+    const struct beam *b = g->beam;
+    const struct beam_node *x = &b->node[id];
+    struct delta d = {.request = g->request,
+                      .kind = DELTA_TOKEN,
+                      .choice = choice,
+                      .token = x->token,
+                      .logprob = x->logprob,
+                      .n_top = b->n_top,
+                      .top_token = b->top_token + (size_t)id * (size_t)b->n_top,
+                      .top_logprob = b->top_logprob + (size_t)id * (size_t)b->n_top,
+                      .stop_token = -1,
+                      .cached_tokens = g->cached_tokens};
+    while (d.n_top > 0 && d.top_token[d.n_top - 1] < 0) /* fewer candidates than were asked for */
+        d.n_top--;
+    c->out->emit(c->out, g, &d);
+}
+
+/* Send the tokens on which everything that may be returned agrees by now. */
+static void settle(struct commit *c, struct group *g)
+{
+    struct beam *b = g->beam;
+    while (b->node[b->settled].n_holders == 0 && b->node[b->settled].n_children == 1) {
+        b->settled = b->node[b->settled].child_xor;
+        for (int32_t i = 0; i < b->n; i++)
+            emit_node(c, g, i, b->settled);
+    }
+}
+
+/* The tokens of a hypothesis behind the settled ones, first to last. */
+static void emit_rest(struct commit *c, struct group *g, int32_t choice, int32_t node)
+{
+    struct beam *b = g->beam;
+    int32_t behind = -1;
+    /* Turn the path round by its own links, walk it, and turn it back. */
+    while (node != b->settled) {
+        int32_t parent = b->node[node].parent;
+        b->node[node].parent = behind;
+        behind = node;
+        node = parent;
+    }
+    while (behind >= 0) {
+        int32_t after = b->node[behind].parent;
+        emit_node(c, g, choice, behind);
+        b->node[behind].parent = node;
+        node = behind;
+        behind = after;
+    }
+}
+
+/* When so few tokens are allowed that there are not n different texts, the last one is given more than once. */
+static void report(struct commit *c, struct group *g)
+{
+    struct beam *b = g->beam;
+    int32_t last = MIN(b->n, b->n_hypotheses) - 1;
+    for (int32_t i = 0; i < b->n; i++)
+        emit_rest(c, g, i, b->hypothesis[MIN(i, last)].node);
+    for (int32_t i = 0; i < b->n; i++) {
+        const struct beam_hypothesis *h = &b->hypothesis[MIN(i, last)];
+        emit_finish(c->out, g, i, h->finish, h->stop_token, NULL);
+    }
+    b->over = true;
+    sched_end(c->s, g, FINISH_STOP, NULL);
+}
+
+/* ---- one step of the search ---- */
+
+static void add_hypothesis(struct beam *b, const struct beam_hypothesis *h)
+{
+    int32_t i = b->n_hypotheses;
+    if (i == b->width) {
+        if (h->score <= b->hypothesis[i - 1].score) {
+            node_drop(b, h->node);
+            return;
+        }
+        if (b->hypothesis[--i].node >= 0)
+            node_drop(b, b->hypothesis[i].node);
+    } else {
+        b->n_hypotheses++;
+    }
+    for (; i > 0 && b->hypothesis[i - 1].score < h->score; i--)
+        b->hypothesis[i] = b->hypothesis[i - 1];
+    b->hypothesis[i] = *h;
+    if (b->n >= b->n_hypotheses)
+        return;
+    int32_t out = MAX(i, b->n); /* it, or what it pushed out of those that are returned */
+    if (b->hypothesis[out].node >= 0)
+        node_drop(b, b->hypothesis[out].node);
+    b->hypothesis[out].node = -1;
+}
+
+/* The best candidate not taken yet, over all live beams. False: none is left. */
+static bool best_choice(struct beam *b, const struct results *r, const struct plan_item *it, int32_t n,
+                        struct beam_choice *ret)
+{
+    bool found = false;
+    for (int32_t i = 0; i < n; i++) {
+        int64_t at = (int64_t)draw_row_of(&it[i]) * r->top_stride + b->column[i];
+        if (b->column[i] >= b->n_candidates || r->top_token[at] < 0)
+            continue;
+        double cum = b->live[i]->cum_logprob + (double)r->top_logprob[at];
+        if (!found || cum > ret->cum_logprob)
+            *ret = (struct beam_choice){cum, i, b->column[i], r->top_token[at], r->top_logprob[at]};
+        found = true;
+    }
+    if (found)
+        b->column[ret->from]++;
+    return found;
+}
+
+/* Split the candidates into hypotheses and the beams that live on: their number. */
+static int32_t choose(struct commit *c, struct group *g, const struct plan_item *it, int32_t n)
+{
+    struct beam *b = g->beam;
+    const struct gen_params *p = &g->request->params;
+    int32_t n_next = 0, n_out = b->live[0]->n_out + 1;
+    struct beam_choice x;
+    for (int32_t rank = 0; n_next < b->width || rank < b->width; rank++) {
+        if (!best_choice(b, c->r, it, n, &x))
+            break;
+        struct beam_hypothesis h = {.n_tokens = n_out, .stop_token = -1};
+        h.finish = finish_by_token(c->s, g, x.token, n_out, &h.stop_token);
+        if (h.finish == FINISH_NONE) {
+            if (n_next < b->width)
+                b->next[n_next++] = x;
+        } else if (rank < b->width) {
+            h.score = x.cum_logprob / pow(n_out, (double)p->length_penalty);
+            h.node = node_add(b, b->tip[b->live[x.from]->index], &x, c->r, draw_row_of(&it[x.from]));
+            add_hypothesis(b, &h);
+        }
+    }
+    return n_next;
+}
+
+static bool is_over(const struct group *g, int32_t n_next, int32_t n_out)
+{
+    const struct beam *b = g->beam;
+    const struct gen_params *p = &g->request->params;
+    if (n_next == 0)
+        return true;
+    if (b->n_hypotheses < b->width)
+        return false;
+    if (p->early_stopping == 1)
+        return true;
+    int32_t length = p->early_stopping == 2 && p->length_penalty > 0 ? g->max_tokens : n_out;
+    double best_possible = b->next[0].cum_logprob / pow(length, (double)p->length_penalty);
+    return best_possible <= b->hypothesis[b->width - 1].score;
+}
+
+/* A place for a second child of a beam: one that is not live. */
+static struct seq *free_place(struct group *g)
+{
+    for (int32_t i = 0; i < g->width; i++)
+        if (g->seq[i].state != SEQ_LIVE)
+            return &g->seq[i];
+    assert(false);
+    return NULL;
+}
+
+static void append_choice(struct commit *c, struct group *g, struct seq *q, const struct beam_choice *x,
+                          int32_t parent_node, int32_t row)
+{
+    g->beam->tip[q->index] = node_add(g->beam, parent_node, x, c->r, row);
+    q->cum_logprob = x->cum_logprob;
+    seq_append(q, x->token);
+}
+
+/* Losers are freed, winners forked, tokens appended. The first child of a beam stays where its parent is. */
+static void move_on(struct commit *c, struct group *g, const struct plan_item *it, int32_t n, int32_t n_next)
+{
+    struct beam *b = g->beam;
+    int32_t *parent_node = b->column; /* the tips before this step, by live beam: the columns are done with */
+    for (int32_t i = 0; i < n; i++) {
+        parent_node[i] = b->tip[b->live[i]->index];
+        bool wins = false;
+        for (int32_t k = 0; k < n_next; k++)
+            wins = wins || b->next[k].from == i;
+        if (wins)
+            continue;
+        seq_drop_memory(c->s, b->live[i]);
+        b->live[i]->state = SEQ_UNBORN;
+        b->tip[b->live[i]->index] = -1;
+        g->n_live--;
+    }
+    /* Children first, while the parents stand where they were. Later children of a parent follow its first. */
+    for (int32_t k = n_next - 1; k >= 0; k--) {
+        const struct beam_choice *x = &b->next[k];
+        bool first = true;
+        for (int32_t before = 0; before < k; before++)
+            first = first && b->next[before].from != x->from;
+        if (first)
+            continue;
+        struct seq *child = free_place(g);
+        seq_fork(c->s, child, b->live[x->from]);
+        g->n_live++;
+        append_choice(c, g, child, x, parent_node[x->from], draw_row_of(&it[x->from]));
+    }
+    for (int32_t k = 0; k < n_next; k++) {
+        const struct beam_choice *x = &b->next[k];
+        bool first = true;
+        for (int32_t before = 0; before < k; before++)
+            first = first && b->next[before].from != x->from;
+        if (first)
+            append_choice(c, g, b->live[x->from], x, parent_node[x->from], draw_row_of(&it[x->from]));
+    }
+    for (int32_t i = 0; i < n; i++)
+        node_drop(b, parent_node[i]);
+}
+
+void beam_commit(struct commit *c, struct group *g, const struct plan_item *it, int32_t n)
+{
+    struct beam *b = g->beam;
+    if (g->state == GROUP_ENDED)
+        return;
+    assert(n == g->n_live);
+    for (int32_t i = 0; i < n; i++) {
+        b->live[i] = it[i].seq;
+        b->column[i] = 0;
+        if (c->r->token[draw_row_of(&it[i])] < 0) {
+            sched_end(c->s, g, FINISH_ERROR, "the model's output held no usable number for the next token");
+            return;
+        }
+    }
+    if (g->first_token_us == 0)
+        g->first_token_us = c->now_us;
+    g->last_token_us = c->now_us;
+    int32_t n_next = choose(c, g, it, n);
+    if (is_over(g, n_next, b->live[0]->n_out + 1)) {
+        report(c, g);
+        return;
+    }
+    move_on(c, g, it, n, n_next);
+    settle(c, g);
+}
