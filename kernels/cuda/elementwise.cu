@@ -1,0 +1,359 @@
+/* Everything between matrix products and attention: embedding, norms, rotation with cache write, gates, sums.
+ *
+ * Each is bound by memory or, at few rows, by launch latency: one block a row (or a row and some heads), 16-byte
+ * accesses where the width allows, sums in float32. Kernels first, then launchers.
+ */
+#include "kernels/cuda/common.cuh"
+
+template <typename T, int V>
+__global__ void embed_kernel(T *out, int64_t out_stride, const T *table, int64_t table_stride, const int32_t *token,
+                             int32_t cols, float scale)
+{
+    pdl_release();
+    pdl_wait();
+    const T *from = table + token[blockIdx.x] * table_stride;
+    T *to = out + blockIdx.x * out_stride;
+    for (int i = threadIdx.x * V; i < cols; i += blockDim.x * V) {
+        vec<T, V> x = *(const vec<T, V> *)(from + i);
+        if (scale != 1.0f)
+            for (int j = 0; j < V; j++)
+                x.v[j] = from_float<T>(to_float(x.v[j]) * scale);
+        *(vec<T, V> *)(to + i) = x;
+    }
+}
+
+template <typename T>
+__global__ void embed_position_kernel(T *x, int64_t x_stride, const void *table, int table_type, int64_t table_stride,
+                                      const int32_t *position, int32_t offset, int32_t cols)
+{
+    pdl_release();
+    pdl_wait();
+    int64_t from = (int64_t)(position[blockIdx.x] + offset) * table_stride;
+    T *to = x + blockIdx.x * x_stride;
+    for (int i = threadIdx.x; i < cols; i += blockDim.x)
+        to[i] = from_float<T>(to_float(to[i]) + load_any(table, table_type, from + i));
+}
+
+/* One block a row. A thread keeps its first NORM_KEEP vectors in registers; longer rows are read again. */
+enum { NORM_KEEP = 4 };
+
+template <typename T, int V>
+__global__ void __launch_bounds__(1024)
+norm_kernel(T *out, int64_t out_stride, T *x, int64_t x_stride, const T *y, int64_t y_stride, norm_args n, int32_t cols)
+{
+    __shared__ float shared[33];
+    pdl_release();
+    pdl_wait();
+    T *row = x + blockIdx.x * x_stride;
+    const T *add = y ? y + blockIdx.x * y_stride : nullptr;
+    T *to = out + blockIdx.x * out_stride;
+    float keep[NORM_KEEP][V];
+    float sum = 0.0f, squares = 0.0f;
+    int k = 0;
+    for (int i = threadIdx.x * V; i < cols; i += blockDim.x * V, k++) {
+        vec<T, V> a = *(const vec<T, V> *)(row + i);
+        if (add) {
+            vec<T, V> b = *(const vec<T, V> *)(add + i);
+            for (int j = 0; j < V; j++)
+                a.v[j] = from_float<T>(to_float(a.v[j]) + to_float(b.v[j]));
+            *(vec<T, V> *)(row + i) = a;
+        }
+#pragma unroll
+        for (int j = 0; j < V; j++) {
+            float f = to_float(a.v[j]);
+            sum += f;
+            squares += f * f;
+        }
+#pragma unroll
+        for (int q = 0; q < NORM_KEEP; q++)
+            if (q == k)
+#pragma unroll
+                for (int j = 0; j < V; j++)
+                    keep[q][j] = to_float(a.v[j]);
+    }
+    float mean = 0.0f, scale;
+    if (n.layer_norm) {
+        mean = block_sum(sum, shared) / cols;
+        float var = 0.0f;
+        k = 0;
+        for (int i = threadIdx.x * V; i < cols; i += blockDim.x * V, k++) {
+            vec<T, V> a = *(const vec<T, V> *)(row + i);
+            for (int j = 0; j < V; j++) {
+                float f = to_float(a.v[j]) - mean;
+                var += f * f;
+            }
+        }
+        scale = rsqrtf(block_sum(var, shared) / cols + n.eps);
+    } else {
+        scale = rsqrtf(block_sum(squares, shared) / cols + n.eps);
+    }
+    k = 0;
+    for (int i = threadIdx.x * V; i < cols; i += blockDim.x * V, k++) {
+        vec<T, V> a;
+        float f[V];
+        if (k >= NORM_KEEP) {
+            a = *(const vec<T, V> *)(row + i);
+#pragma unroll
+            for (int j = 0; j < V; j++)
+                f[j] = to_float(a.v[j]);
+        }
+#pragma unroll
+        for (int q = 0; q < NORM_KEEP; q++)
+            if (q == k)
+#pragma unroll
+                for (int j = 0; j < V; j++)
+                    f[j] = keep[q][j];
+        if (n.weight_type == T_F32) {
+#pragma unroll
+            for (int j = 0; j < V; j++)
+                a.v[j] = from_float<T>((f[j] - mean) * scale * (((const float *)n.weight)[i + j] + n.weight_offset) +
+                                       (n.bias ? ((const float *)n.bias)[i + j] : 0.0f));
+        } else {
+            vec<T, V> w = *(const vec<T, V> *)((const T *)n.weight + i);
+#pragma unroll
+            for (int j = 0; j < V; j++)
+                a.v[j] = from_float<T>((f[j] - mean) * scale * (to_float(w.v[j]) + n.weight_offset) +
+                                       (n.bias ? to_float(((const T *)n.bias)[i + j]) : 0.0f));
+        }
+        *(vec<T, V> *)(to + i) = a;
+    }
+}
+
+template <typename T, int V>
+__global__ void gated_act_kernel(T *out, int64_t out_stride, const T *in, int64_t in_stride, int32_t n, int act)
+{
+    pdl_release();
+    pdl_wait();
+    const T *gate = in + blockIdx.y * in_stride, *up = gate + n;
+    T *to = out + blockIdx.y * out_stride;
+    int i = (blockIdx.x * blockDim.x + threadIdx.x) * V;
+    if (i >= n)
+        return;
+    vec<T, V> g = *(const vec<T, V> *)(gate + i), u = *(const vec<T, V> *)(up + i);
+#pragma unroll
+    for (int j = 0; j < V; j++)
+        g.v[j] = from_float<T>(activate(to_float(g.v[j]), act) * to_float(u.v[j]));
+    *(vec<T, V> *)(to + i) = g;
+}
+
+template <typename T, int V>
+__global__ void add_kernel(T *x, int64_t x_stride, const T *y, int64_t y_stride, int32_t cols)
+{
+    pdl_release();
+    pdl_wait();
+    int i = (blockIdx.x * blockDim.x + threadIdx.x) * V;
+    if (i >= cols)
+        return;
+    vec<T, V> *to = (vec<T, V> *)(x + blockIdx.y * x_stride + i);
+    vec<T, V> a = *to, b = *(const vec<T, V> *)(y + blockIdx.y * y_stride + i);
+#pragma unroll
+    for (int j = 0; j < V; j++)
+        a.v[j] = from_float<T>(to_float(a.v[j]) + to_float(b.v[j]));
+    *to = a;
+}
+
+template <typename T, int V>
+__global__ void gather_kernel(T *out, int64_t out_stride, const T *x, int64_t x_stride, const int32_t *index, int32_t cols)
+{
+    pdl_release();
+    pdl_wait();
+    const T *from = x + index[blockIdx.x] * x_stride;
+    T *to = out + blockIdx.x * out_stride;
+    for (int i = threadIdx.x * V; i < cols; i += blockDim.x * V)
+        *(vec<T, V> *)(to + i) = *(const vec<T, V> *)(from + i);
+}
+
+template <typename T>
+__global__ void epilogue_kernel(T *out, int64_t out_stride, const void *bias, int bias_type, int act, const T *residual,
+                                int64_t residual_stride, int32_t cols)
+{
+    pdl_release();
+    pdl_wait();
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= cols)
+        return;
+    T *to = out + blockIdx.y * out_stride + i;
+    float v = to_float(*to);
+    if (bias)
+        v += load_any(bias, bias_type, i);
+    v = activate(v, act);
+    if (residual)
+        v += to_float(residual[blockIdx.y * residual_stride + i]);
+    *to = from_float<T>(v);
+}
+
+/* Mean and reciprocal deviation of one head, by its warp. */
+template <typename T>
+__device__ __forceinline__ void head_stats(const T *x, int d, const norm_args &n, float *mean, float *scale)
+{
+    int lane = threadIdx.x & 31;
+    float sum = 0.0f, squares = 0.0f;
+    for (int i = lane; i < d; i += 32) {
+        float f = to_float(x[i]);
+        sum += f;
+        squares += f * f;
+    }
+    sum = warp_sum(sum);
+    *mean = 0.0f;
+    if (!n.layer_norm) {
+        *scale = rsqrtf(warp_sum(squares) / d + n.eps);
+        return;
+    }
+    *mean = sum / d;
+    squares = 0.0f;
+    for (int i = lane; i < d; i += 32) {
+        float f = to_float(x[i]) - *mean;
+        squares += f * f;
+    }
+    *scale = rsqrtf(warp_sum(squares) / d + n.eps);
+}
+
+template <typename T>
+__device__ __forceinline__ float head_normed(float x, int i, const norm_args &n, float mean, float scale)
+{
+    if (!n.weight)
+        return x;
+    x = (x - mean) * scale * (load_any(n.weight, n.weight_type, i) + n.weight_offset);
+    if (n.bias)
+        x += load_any(n.bias, n.weight_type, i);
+    return rounded<T>(x);
+}
+
+/* One warp a (token, head): q heads are normed and turned, k heads too and stored, v heads stored. */
+template <typename T>
+__global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv, const int32_t *position,
+                               const int32_t *slot)
+{
+    pdl_release();
+    pdl_wait();
+    int lane = threadIdx.x & 31, head = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5);
+    int token = blockIdx.x, d = kv.head_dim;
+    if (head >= r.n_heads + 2 * kv.n_kv_heads)
+        return;
+    T *x = qkv + token * stride + (int64_t)head * d;
+    bool is_q = head < r.n_heads, is_v = head >= r.n_heads + kv.n_kv_heads;
+    int s = is_q ? -1 : slot[token];
+    T *cache = nullptr;
+    int t = 0;
+    if (s >= 0) {
+        int kv_head = is_v ? head - r.n_heads - kv.n_kv_heads : head - r.n_heads;
+        t = s % kv.block_size;
+        cache = (T *)kv.base + (s / kv.block_size) * kv.block_stride + r.layer * kv.layer_stride +
+                (is_v ? kv.kv_stride : 0) + kv_head * kv.head_stride;
+    }
+    if (is_v) {
+        if (cache)
+            for (int i = lane; i < d; i += 32)
+                cache[kv_offset(kv, t, i)] = x[i];
+        return;
+    }
+    const norm_args &n = is_q ? r.q_norm : r.k_norm;
+    float mean = 0.0f, scale = 1.0f;
+    if (n.weight)
+        head_stats(x, d, n, &mean, &scale);
+    int rot = r.cos_sin ? r.rot_dim : 0, half = rot / 2;
+    const float *cs = r.cos_sin ? r.cos_sin + position[token] * r.cos_sin_stride : nullptr;
+    __syncwarp();
+    for (int i = lane; i < half; i += 32) {
+        int a = r.interleaved ? 2 * i : i, b = r.interleaved ? 2 * i + 1 : i + half;
+        float xa = head_normed<T>(to_float(x[a]), a, n, mean, scale), xb = head_normed<T>(to_float(x[b]), b, n, mean, scale);
+        float c = cs[i], sn = cs[half + i];
+        T ya = from_float<T>(xa * c - xb * sn), yb = from_float<T>(xb * c + xa * sn);
+        x[a] = ya;
+        x[b] = yb;
+        if (cache) {
+            cache[kv_offset(kv, t, a)] = ya;
+            cache[kv_offset(kv, t, b)] = yb;
+        }
+    }
+    for (int i = rot + lane; i < d; i += 32) {
+        T y = from_float<T>(head_normed<T>(to_float(x[i]), i, n, mean, scale));
+        x[i] = y;
+        if (cache)
+            cache[kv_offset(kv, t, i)] = y;
+    }
+}
+
+/* Widest access that pointers and strides of a row allow. */
+template <typename T> static int width(int64_t cols, int64_t s0, int64_t s1, const void *p0, const void *p1)
+{
+    const int v = 16 / sizeof(T);
+    bool ok = cols % v == 0 && s0 % v == 0 && s1 % v == 0 && (uintptr_t)p0 % 16 == 0 && (uintptr_t)p1 % 16 == 0;
+    return ok ? v : 1;
+}
+
+#define WIDE(v_, T, kernel, ...)                                      \
+    do {                                                              \
+        if ((v_) == 1)                                                \
+            launch(kernel<T, 1>, __VA_ARGS__);                        \
+        else                                                          \
+            launch(kernel<T, 16 / sizeof(T)>, __VA_ARGS__);           \
+    } while (0)
+
+static int row_threads(int64_t cols, int v) { return (int)(cols / v >= 512 ? 512 : (cols / v + 31) / 32 * 32 < 32 ? 32 : (cols / v + 31) / 32 * 32); }
+
+extern "C" void launch_embed(void *out, int64_t out_stride, const void *table, int64_t table_stride,
+                             const int32_t *token, int32_t rows, int32_t cols, float scale, int type, cudaStream_t stream)
+{
+    DISPATCH_TYPE(type, int v = width<T>(cols, out_stride, table_stride, out, table);
+                  WIDE(v, T, embed_kernel, dim3(rows), dim3(row_threads(cols, v)), 0, stream, (T *)out, out_stride,
+                       (const T *)table, table_stride, token, cols, scale));
+}
+
+extern "C" void launch_embed_position(void *x, int64_t x_stride, const void *table, int table_type,
+                                      int64_t table_stride, const int32_t *position, int32_t offset, int32_t rows,
+                                      int32_t cols, int type, cudaStream_t stream)
+{
+    DISPATCH_TYPE(type, launch(embed_position_kernel<T>, dim3(rows), dim3(256), 0, stream, (T *)x, x_stride, table,
+                               table_type, table_stride, position, offset, cols));
+}
+
+extern "C" void launch_norm(void *out, int64_t out_stride, void *x, int64_t x_stride, const void *y, int64_t y_stride,
+                            const struct norm_args *n, int32_t rows, int32_t cols, int type, cudaStream_t stream)
+{
+    DISPATCH_TYPE(type, int v = width<T>(cols, out_stride, x_stride, out, x);
+                  if (y && width<T>(cols, y_stride, 0, y, n->weight) == 1) v = 1;
+                  if ((uintptr_t)n->weight % 16) v = 1;
+                  WIDE(v, T, norm_kernel, dim3(rows), dim3(row_threads(cols, v)), 0, stream, (T *)out, out_stride, (T *)x,
+                       x_stride, (const T *)y, y_stride, *n, cols));
+}
+
+extern "C" void launch_gated_act(void *out, int64_t out_stride, const void *gate_up, int64_t in_stride, int32_t rows,
+                                 int32_t n, int act, int type, cudaStream_t stream)
+{
+    DISPATCH_TYPE(type, int v = width<T>(n, out_stride, in_stride, out, gate_up);
+                  WIDE(v, T, gated_act_kernel, dim3((n / v + 255) / 256, rows), dim3(256), 0, stream, (T *)out, out_stride,
+                       (const T *)gate_up, in_stride, n, act));
+}
+
+extern "C" void launch_add(void *x, int64_t x_stride, const void *y, int64_t y_stride, int32_t rows, int32_t cols,
+                           int type, cudaStream_t stream)
+{
+    DISPATCH_TYPE(type, int v = width<T>(cols, x_stride, y_stride, x, y);
+                  WIDE(v, T, add_kernel, dim3((cols / v + 255) / 256, rows), dim3(256), 0, stream, (T *)x, x_stride,
+                       (const T *)y, y_stride, cols));
+}
+
+extern "C" void launch_gather(void *out, int64_t out_stride, const void *x, int64_t x_stride, const int32_t *index,
+                              int32_t rows, int32_t cols, int type, cudaStream_t stream)
+{
+    DISPATCH_TYPE(type, int v = width<T>(cols, out_stride, x_stride, out, x);
+                  WIDE(v, T, gather_kernel, dim3(rows), dim3(row_threads(cols, v)), 0, stream, (T *)out, out_stride,
+                       (const T *)x, x_stride, index, cols));
+}
+
+extern "C" void launch_epilogue(void *out, int out_type, int64_t out_stride, const void *bias, int bias_type, int act,
+                                const void *residual, int64_t residual_stride, int32_t rows, int32_t cols,
+                                cudaStream_t stream)
+{
+    DISPATCH_TYPE(out_type, launch(epilogue_kernel<T>, dim3((cols + 255) / 256, rows), dim3(256), 0, stream, (T *)out,
+                                   out_stride, bias, bias_type, act, (const T *)residual, residual_stride, cols));
+}
+
+extern "C" void launch_rope_kv(void *qkv, int64_t stride, const struct rope_args *r, const struct kv_view *kv,
+                               const int32_t *position, const int32_t *slot, int32_t rows, cudaStream_t stream)
+{
+    int heads = r->n_heads + 2 * kv->n_kv_heads;
+    DISPATCH_TYPE(kv->dtype, launch(rope_kv_kernel<T>, dim3(rows, (heads + 7) / 8), dim3(256), 0, stream, (T *)qkv, stride,
+                                    *r, *kv, position, slot));
+}

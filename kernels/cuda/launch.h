@@ -1,0 +1,191 @@
+/* The kernels as C sees them: every launcher enqueues on `stream` and returns; errors show in cudaGetLastError.
+ *
+ * Types come as `enum dtype`; activations and cache share one type. A launcher that has no kernel for a shape
+ * returns false and enqueues nothing. Shapes stand behind the parameters.
+ */
+#ifndef QUIRE_CUDA_LAUNCH_H
+#define QUIRE_CUDA_LAUNCH_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { CUDA_MAX_WINDOWS = 4 }; /* different sliding windows of one model */
+
+/* The key/value cache on the device. `swizzled`: the tile of one (block, layer, k|v, head) is stored as
+ * [head_dim / 64][token][64] with its 16-byte chunks permuted (chunk ^ (token & 7)), so that a plain bulk copy
+ * brings shared memory into the order that ldmatrix and wgmma read without bank conflicts. Else [token][dim]. */
+struct kv_view {
+    void *base;
+    int64_t block_stride, layer_stride, kv_stride, head_stride; /* elements */
+    int32_t block_size, head_dim, n_kv_heads;
+    int32_t dtype;
+    int32_t swizzled;
+};
+
+/* How the decode attention of a step is cut: the key ranges of all (sequence, head) pairs, laid end to end in
+ * chunks of ATTN_CHUNK tokens, are dealt to n_workers blocks in equal contiguous spans. */
+enum { ATTN_CHUNK = 16 };
+struct attn_plan {
+    int32_t n_workers;
+    int32_t n_chunks; /* of all sequences, one head */
+};
+
+/* Start of the staging buffer that carries a step to the device; offsets are bytes from the header. */
+struct step_header {
+    int32_t n_tokens, n_padded; /* rows n_tokens .. n_padded of a captured graph are padding */
+    int32_t n_seqs, n_decode;
+    int32_t n_logits, n_samples;
+    int32_t n_prev; /* samples of the step before */
+    int32_t n_table_update;
+    int32_t result_slot;
+    int32_t n_windows;
+    int32_t greedy; /* every row: plain argmax, nothing else wanted */
+    int32_t pad;
+    int32_t off_token, off_token_src, off_position, off_slot;
+    int32_t off_q_start, off_kv_len, off_row;
+    int32_t off_update, off_table_block;
+    int32_t off_logits_token, off_sample, off_group;
+    int32_t off_count, off_bias, off_allowed;
+    int32_t off_chunk_start; /* [n_windows][n_decode + 1] */
+    struct attn_plan plan[CUDA_MAX_WINDOWS];
+};
+
+/* Arrays at fixed addresses, filled from the staging buffer by launch_prologue; what captured kernels read. */
+struct step_arrays {
+    struct step_header *header; /* the staging buffer itself */
+    int32_t *token, *position, *slot;              /* [max_tokens] */
+    int32_t *q_start, *kv_len, *row;               /* [max_seqs + 1] */
+    int32_t *logits_token;                         /* [max_samples] */
+    int32_t *chunk_start;                          /* [CUDA_MAX_WINDOWS][max_seqs + 1] */
+    int32_t *table;                                /* [max_seqs, table_width] block ids */
+    int32_t table_width, max_seqs;
+    int32_t *sampled;                              /* [max_samples] tokens of the latest step */
+    int32_t *sampled_before;                       /* [max_samples] of the step before it */
+};
+
+/* Results of a step in pinned host memory, RESULT_SLOTS of them. */
+enum { RESULT_SLOTS = 4 };
+struct result_view {
+    int32_t *token;     /* [RESULT_SLOTS][max_samples] */
+    float *logprob;     /* the same */
+    int32_t *top_token; /* [RESULT_SLOTS][max_samples][top_stride] */
+    float *top_logprob;
+    int32_t max_samples, top_stride;
+};
+
+/* steps and memory (memory.cu) */
+void launch_prologue(const struct step_arrays *a, int32_t max_rows, cudaStream_t stream);
+/* All pairs (src, dst) of int32 at `pair`; block_bytes a multiple of 16. */
+void launch_block_copy(void *cache, int64_t block_bytes, const int32_t *pair, int32_t n, cudaStream_t stream);
+/* dst [rows, cols] at stride dst_stride = src [rows, cols] at src_stride (or its transpose: src [cols, rows]). */
+void launch_convert(void *dst, int dst_type, int64_t dst_stride, const void *src, int src_type, int64_t src_stride,
+                    int32_t rows, int32_t cols, bool transposed, cudaStream_t stream);
+/* Uniform in +-1e-3. */
+void launch_dummy(void *dst, int type, int64_t n, uint64_t seed, cudaStream_t stream);
+
+/* element-wise (elementwise.cu); strides in elements */
+void launch_embed(void *out, int64_t out_stride, const void *table, int64_t table_stride, const int32_t *token,
+                  int32_t rows, int32_t cols, float scale, int type, cudaStream_t stream);
+void launch_embed_position(void *x, int64_t x_stride, const void *table, int table_type, int64_t table_stride,
+                           const int32_t *position, int32_t offset, int32_t rows, int32_t cols, int type,
+                           cudaStream_t stream);
+struct norm_args {
+    const void *weight, *bias; /* [cols]; bias may be NULL */
+    int32_t weight_type;
+    int32_t layer_norm; /* else RMS */
+    float eps, weight_offset;
+};
+/* y NULL: out = norm(x); else x += y first. */
+void launch_norm(void *out, int64_t out_stride, void *x, int64_t x_stride, const void *y, int64_t y_stride,
+                 const struct norm_args *n, int32_t rows, int32_t cols, int type, cudaStream_t stream);
+void launch_gated_act(void *out, int64_t out_stride, const void *gate_up, int64_t in_stride, int32_t rows, int32_t n,
+                      int act, int type, cudaStream_t stream);
+void launch_add(void *x, int64_t x_stride, const void *y, int64_t y_stride, int32_t rows, int32_t cols, int type,
+                cudaStream_t stream);
+void launch_gather(void *out, int64_t out_stride, const void *x, int64_t x_stride, const int32_t *index, int32_t rows,
+                   int32_t cols, int type, cudaStream_t stream);
+/* out = act(out + bias) + residual: what a matrix product's own epilogue could not do. */
+void launch_epilogue(void *out, int out_type, int64_t out_stride, const void *bias, int bias_type, int act,
+                     const void *residual, int64_t residual_stride, int32_t rows, int32_t cols, cudaStream_t stream);
+struct rope_args {
+    const float *cos_sin; /* [positions, rot_dim]; NULL: no rotation */
+    int64_t cos_sin_stride;
+    int32_t rot_dim, interleaved;
+    struct norm_args q_norm, k_norm; /* weight NULL: none */
+    int32_t n_heads, layer;
+};
+void launch_rope_kv(void *qkv, int64_t stride, const struct rope_args *r, const struct kv_view *kv,
+                    const int32_t *position, const int32_t *slot, int32_t rows, cudaStream_t stream);
+
+/* attention (attention.cu, attn_decode.cu, attn_prefill.cu) */
+struct attn_args {
+    void *out;
+    const void *qkv;
+    int64_t out_stride, qkv_stride; /* elements */
+    int32_t layer, n_heads;
+    float scale, softcap;
+    int32_t window, window_index;
+    struct kv_view kv;
+};
+struct attn_workspace {
+    float *partial_o;  /* [2 * max_workers][16][head_dim] */
+    float *partial_ml; /* [2 * max_workers][16][2] */
+    int32_t *arrived;  /* [max_seqs * n_kv_heads * row tiles], zero between launches */
+    int32_t max_workers;
+};
+/* Any head size, type and block size, one warp a (token, head): tokens first .. first + n of sequences from first_seq. */
+void launch_attn_plain(const struct attn_args *a, const struct step_arrays *s, int32_t first_seq, int32_t n_seqs,
+                       int32_t first_token, int32_t n_tokens, cudaStream_t stream);
+/* The first n_rows sequences, one token each. False: no such kernel, use launch_attn_plain. */
+bool launch_attn_decode(const struct attn_args *a, const struct step_arrays *s, const struct attn_workspace *w,
+                        int32_t n_rows, cudaStream_t stream);
+/* Workers that fill the device at this head size; 0: launch_attn_decode has no kernel. */
+int32_t attn_decode_workers(int head_dim, int dtype, int swizzled);
+/* Tiles of query rows: tile i covers rows [tile[2i + 1], +ATTN_PREFILL_ROWS) of sequence tile[2i]. False as above. */
+enum { ATTN_PREFILL_ROWS = 128 };
+bool launch_attn_prefill(const struct attn_args *a, const struct step_arrays *s, const int32_t *tile, int32_t n_tiles,
+                         cudaStream_t stream);
+
+/* sampling (sample.cu) */
+struct sample_args {
+    float *logits; /* [rows, vocab] at stride; overwritten */
+    int64_t stride;
+    int32_t vocab, first, rows;
+    int32_t greedy; /* as step_header.greedy, known to the host */
+    float *saved;   /* [counts + biases] scratch: logits before they were changed */
+    struct result_view result;
+};
+void launch_sample(const struct sample_args *a, const struct step_arrays *s, cudaStream_t stream);
+
+/* Skinny matrix product (gemm_skinny.cu), sm_90a */
+struct skinny_args {
+    void *out; /* [m, n] at out_stride, out_type */
+    int64_t out_stride;
+    const void *x; /* [m, k] at x_stride */
+    int64_t x_stride;
+    const void *w; /* [n, k] contiguous */
+    int32_t m, n, k;
+    int32_t type, out_type;
+    const void *bias;     /* [n], type; may be NULL */
+    const void *residual; /* [m, n], type; may be NULL */
+    int64_t residual_stride;
+    int32_t act;
+    float *workspace;   /* partial sums */
+    int32_t *arrived;   /* zero between launches */
+};
+int64_t skinny_workspace_bytes(void);
+/* `map_w`: CUtensorMap of the weight. False: shape not taken. */
+bool launch_skinny(const struct skinny_args *a, const void *map_w, cudaStream_t stream);
+/* Encode the map of a weight into 128 bytes at `ret_map`; false when the shape cannot be taken. */
+bool skinny_map_weight(void *ret_map, const void *w, int32_t n, int32_t k, int type);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,123 @@
+/* Start of a step, block copies, and the making of weights. */
+#include "kernels/cuda/common.cuh"
+
+bool pdl_available(void)
+{
+    static int known = -1;
+    if (known < 0) {
+        int device = 0, major = 0;
+        cudaGetDevice(&device);
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+        known = major >= 9;
+    }
+    return known;
+}
+
+struct table_change {
+    int32_t row, index, count, first; /* struct table_update */
+};
+
+/* Spread the packed inputs of a step to the arrays at fixed addresses, apply the table changes, and resolve tokens
+ * that the step before has drawn. Rows past n_tokens of a captured graph become padding. */
+__global__ void prologue_kernel(step_arrays a)
+{
+    pdl_release();
+    pdl_wait();
+    const char *base = (const char *)a.header;
+    const step_header h = *a.header;
+    int i = blockIdx.x * blockDim.x + threadIdx.x, n_threads = gridDim.x * blockDim.x;
+    const int32_t *token = (const int32_t *)(base + h.off_token), *src = (const int32_t *)(base + h.off_token_src);
+    const int32_t *position = (const int32_t *)(base + h.off_position), *slot = (const int32_t *)(base + h.off_slot);
+    for (int t = i; t < h.n_padded; t += n_threads) {
+        bool real = t < h.n_tokens;
+        int from = real ? src[t] : -1;
+        a.token[t] = !real ? 0 : from >= 0 ? max(a.sampled[from], 0) : token[t];
+        a.position[t] = real ? position[t] : 0;
+        a.slot[t] = real ? slot[t] : -1;
+    }
+    for (int t = i; t < h.n_prev; t += n_threads)
+        a.sampled_before[t] = a.sampled[t];
+    int pad_seqs = h.n_padded > h.n_tokens ? h.n_seqs + h.n_padded - h.n_tokens : h.n_seqs;
+    for (int s = i; s < pad_seqs; s += n_threads) {
+        bool real = s < h.n_seqs;
+        a.q_start[s] = real ? ((const int32_t *)(base + h.off_q_start))[s] : h.n_tokens + s - h.n_seqs;
+        a.kv_len[s] = real ? ((const int32_t *)(base + h.off_kv_len))[s] : 0;
+        a.row[s] = real ? ((const int32_t *)(base + h.off_row))[s] : 0;
+        if (s == pad_seqs - 1)
+            a.q_start[s + 1] = h.n_padded;
+    }
+    for (int l = i; l < max(h.n_logits, h.n_padded); l += n_threads)
+        a.logits_token[l] = l < h.n_logits ? ((const int32_t *)(base + h.off_logits_token))[l] : 0;
+    for (int w = 0; w < h.n_windows; w++)
+        for (int s = i; s <= h.n_decode; s += n_threads)
+            a.chunk_start[w * (a.max_seqs + 1) + s] =
+                ((const int32_t *)(base + h.off_chunk_start))[w * (h.n_decode + 1) + s];
+    const table_change *u = (const table_change *)(base + h.off_update);
+    const int32_t *block = (const int32_t *)(base + h.off_table_block);
+    int lane = threadIdx.x & 31;
+    for (int c = i >> 5; c < h.n_table_update; c += n_threads >> 5)
+        for (int k = lane; k < u[c].count; k += 32)
+            a.table[(int64_t)u[c].row * a.table_width + u[c].index + k] = block[u[c].first + k];
+}
+
+__global__ void block_copy_kernel(char *cache, int64_t block_bytes, const int32_t *pair)
+{
+    pdl_release();
+    pdl_wait();
+    const uint4 *from = (const uint4 *)(cache + pair[2 * blockIdx.y] * block_bytes);
+    uint4 *to = (uint4 *)(cache + pair[2 * blockIdx.y + 1] * block_bytes);
+    int64_t n = block_bytes / 16;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x)
+        to[i] = from[i];
+}
+
+__global__ void convert_kernel(void *dst, int dst_type, int64_t dst_stride, const void *src, int src_type,
+                               int64_t src_stride, int32_t rows, int32_t cols, bool transposed)
+{
+    int64_t n = (int64_t)rows * cols;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+        int64_t r = i / cols, c = i % cols;
+        float x = load_any(src, src_type, transposed ? c * src_stride + r : r * src_stride + c);
+        store_any(dst, dst_type, r * dst_stride + c, x);
+    }
+}
+
+__global__ void dummy_kernel(void *dst, int type, int64_t n, uint64_t seed)
+{
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+        uint64_t z = (uint64_t)i + seed * 0x9e3779b97f4a7c15ull; /* splitmix64 */
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+        z ^= z >> 31;
+        store_any(dst, type, i, ((float)(z >> 40) * (1.0f / 8388608.0f) - 1.0f) * 1e-3f);
+    }
+}
+
+extern "C" void launch_prologue(const struct step_arrays *a, int32_t max_rows, cudaStream_t stream)
+{
+    int blocks = (max_rows + 255) / 256;
+    launch(prologue_kernel, dim3(blocks < 1 ? 1 : blocks > 64 ? 64 : blocks), dim3(256), 0, stream, *a);
+}
+
+extern "C" void launch_block_copy(void *cache, int64_t block_bytes, const int32_t *pair, int32_t n, cudaStream_t stream)
+{
+    int64_t wide = (block_bytes / 16 + 1023) / 1024;
+    for (int32_t first = 0; first < n; first += 65535) {
+        int32_t count = n - first < 65535 ? n - first : 65535;
+        launch(block_copy_kernel, dim3(wide < 1 ? 1 : wide > 128 ? 128 : wide, count), dim3(256), 0, stream,
+               (char *)cache, block_bytes, pair + 2 * first);
+    }
+}
+
+extern "C" void launch_convert(void *dst, int dst_type, int64_t dst_stride, const void *src, int src_type,
+                               int64_t src_stride, int32_t rows, int32_t cols, bool transposed, cudaStream_t stream)
+{
+    int64_t n = ((int64_t)rows * cols + 255) / 256;
+    convert_kernel<<<n < 1 ? 1 : n > 4096 ? 4096 : n, 256, 0, stream>>>(dst, dst_type, dst_stride, src, src_type,
+                                                                        src_stride, rows, cols, transposed);
+}
+
+extern "C" void launch_dummy(void *dst, int type, int64_t n, uint64_t seed, cudaStream_t stream)
+{
+    dummy_kernel<<<2048, 256, 0, stream>>>(dst, type, n, seed);
+}
