@@ -164,7 +164,7 @@ __global__ void gather_kernel(T *out, int64_t out_stride, const T *x, int64_t x_
 }
 
 template <typename T>
-__global__ void epilogue_kernel(T *out, int64_t out_stride, const void *bias, int bias_type, int act, const T *residual,
+__global__ void epilogue_kernel(T *out, const T *from, int64_t out_stride, const void *bias, int bias_type, int act, const T *residual,
                                 int64_t residual_stride, int32_t cols)
 {
     pdl_release();
@@ -173,7 +173,7 @@ __global__ void epilogue_kernel(T *out, int64_t out_stride, const void *bias, in
     if (i >= cols)
         return;
     T *to = out + blockIdx.y * out_stride + i;
-    float v = to_float(*to);
+    float v = to_float(from[blockIdx.y * out_stride + i]);
     if (bias)
         v += load_any(bias, bias_type, i);
     v = activate(v, act);
@@ -342,12 +342,12 @@ extern "C" void launch_gather(void *out, int64_t out_stride, const void *x, int6
                        (const T *)x, x_stride, index, cols));
 }
 
-extern "C" void launch_epilogue(void *out, int out_type, int64_t out_stride, const void *bias, int bias_type, int act,
+extern "C" void launch_epilogue(void *out, const void *from, int out_type, int64_t out_stride, const void *bias, int bias_type, int act,
                                 const void *residual, int64_t residual_stride, int32_t rows, int32_t cols,
                                 cudaStream_t stream)
 {
     DISPATCH_TYPE(out_type, launch(epilogue_kernel<T>, dim3((cols + 255) / 256, rows), dim3(256), 0, stream, (T *)out,
-                                   out_stride, bias, bias_type, act, (const T *)residual, residual_stride, cols));
+                                   (const T *)from, out_stride, bias, bias_type, act, (const T *)residual, residual_stride, cols));
 }
 
 extern "C" void launch_rope_kv(void *qkv, int64_t stride, const struct rope_args *r, const struct kv_view *kv,

@@ -27,13 +27,9 @@ struct kv_view {
     int32_t swizzled;
 };
 
-/* How the decode attention of a step is cut: the key ranges of all (sequence, head) pairs, laid end to end in
- * chunks of ATTN_CHUNK tokens, are dealt to n_workers blocks in equal contiguous spans. */
+/* Decode attention lays the key ranges of all (sequence, head) pairs end to end in chunks of ATTN_CHUNK tokens and
+ * deals them to its blocks in equal contiguous spans; chunk_start says where each sequence begins. */
 enum { ATTN_CHUNK = 16 };
-struct attn_plan {
-    int32_t n_workers;
-    int32_t n_chunks; /* of all sequences, one head */
-};
 
 /* Start of the staging buffer that carries a step to the device; offsets are bytes from the header. */
 struct step_header {
@@ -42,17 +38,20 @@ struct step_header {
     int32_t n_logits, n_samples;
     int32_t n_prev; /* samples of the step before */
     int32_t n_table_update;
-    int32_t result_slot;
     int32_t n_windows;
-    int32_t greedy; /* every row: plain argmax, nothing else wanted */
-    int32_t pad;
+    int32_t n_counts; /* token counts of all rows */
+    int32_t top_stride;
+    int32_t *result_token; /* in pinned host memory: [n_samples], and [n_samples][top_stride] */
+    float *result_logprob;
+    int32_t *result_top_token;
+    float *result_top_logprob;
     int32_t off_token, off_token_src, off_position, off_slot;
     int32_t off_q_start, off_kv_len, off_row;
     int32_t off_update, off_table_block;
     int32_t off_logits_token, off_sample, off_group;
     int32_t off_count, off_bias, off_allowed;
     int32_t off_chunk_start; /* [n_windows][n_decode + 1] */
-    struct attn_plan plan[CUDA_MAX_WINDOWS];
+    int32_t n_chunks[CUDA_MAX_WINDOWS]; /* of all decoding sequences, one head */
 };
 
 /* Arrays at fixed addresses, filled from the staging buffer by launch_prologue; what captured kernels read. */
@@ -66,16 +65,6 @@ struct step_arrays {
     int32_t table_width, max_seqs;
     int32_t *sampled;                              /* [max_samples] tokens of the latest step */
     int32_t *sampled_before;                       /* [max_samples] of the step before it */
-};
-
-/* Results of a step in pinned host memory, RESULT_SLOTS of them. */
-enum { RESULT_SLOTS = 4 };
-struct result_view {
-    int32_t *token;     /* [RESULT_SLOTS][max_samples] */
-    float *logprob;     /* the same */
-    int32_t *top_token; /* [RESULT_SLOTS][max_samples][top_stride] */
-    float *top_logprob;
-    int32_t max_samples, top_stride;
 };
 
 /* steps and memory (memory.cu) */
@@ -109,8 +98,8 @@ void launch_add(void *x, int64_t x_stride, const void *y, int64_t y_stride, int3
                 cudaStream_t stream);
 void launch_gather(void *out, int64_t out_stride, const void *x, int64_t x_stride, const int32_t *index, int32_t rows,
                    int32_t cols, int type, cudaStream_t stream);
-/* out = act(out + bias) + residual: what a matrix product's own epilogue could not do. */
-void launch_epilogue(void *out, int out_type, int64_t out_stride, const void *bias, int bias_type, int act,
+/* out = act(from + bias) + residual: what a matrix product's own epilogue could not do. from: as out, may be it. */
+void launch_epilogue(void *out, const void *from, int out_type, int64_t out_stride, const void *bias, int bias_type, int act,
                      const void *residual, int64_t residual_stride, int32_t rows, int32_t cols, cudaStream_t stream);
 struct rope_args {
     const float *cos_sin; /* [positions, rot_dim]; NULL: no rotation */
@@ -144,23 +133,30 @@ void launch_attn_plain(const struct attn_args *a, const struct step_arrays *s, i
 /* The first n_rows sequences, one token each. False: no such kernel, use launch_attn_plain. */
 bool launch_attn_decode(const struct attn_args *a, const struct step_arrays *s, const struct attn_workspace *w,
                         int32_t n_rows, cudaStream_t stream);
-/* Workers that fill the device at this head size; 0: launch_attn_decode has no kernel. */
-int32_t attn_decode_workers(int head_dim, int dtype, int swizzled);
+/* Whether launch_attn_decode and launch_attn_prefill have kernels for such a cache, which must then be swizzled. */
+bool attn_fast(int32_t head_dim, int32_t block_size, int dtype);
+/* Blocks that fill the device; sizes attn_workspace. */
+int32_t attn_decode_workers(void);
 /* Tiles of query rows: tile i covers rows [tile[2i + 1], +ATTN_PREFILL_ROWS) of sequence tile[2i]. False as above. */
 enum { ATTN_PREFILL_ROWS = 128 };
 bool launch_attn_prefill(const struct attn_args *a, const struct step_arrays *s, const int32_t *tile, int32_t n_tiles,
                          cudaStream_t stream);
 
 /* sampling (sample.cu) */
+enum { GREEDY_BLOCKS = 32 }; /* at most, a row */
 struct sample_args {
     float *logits; /* [rows, vocab] at stride; overwritten */
     int64_t stride;
-    int32_t vocab, first, rows;
-    int32_t greedy; /* as step_header.greedy, known to the host */
-    float *saved;   /* [counts + biases] scratch: logits before they were changed */
-    struct result_view result;
+    int32_t vocab, first, rows; /* row i is row first + i of the step's logits */
+    int32_t greedy;             /* every row takes its greatest logit, nothing else is asked */
+    int32_t any_allowed;        /* some row has a list of allowed tokens */
+    float *saved;               /* [counts + biases] scratch: logits before they were changed */
+    void *partial;              /* sample_partial_bytes */
+    int32_t *arrived;           /* [rows], zero between launches */
 };
-void launch_sample(const struct sample_args *a, const struct step_arrays *s, cudaStream_t stream);
+int64_t sample_partial_bytes(int32_t max_rows);
+/* False: the vocabulary is too wide for lists of allowed tokens. */
+bool launch_sample(const struct sample_args *a, const struct step_arrays *s, cudaStream_t stream);
 
 /* Skinny matrix product (gemm_skinny.cu), sm_90a */
 struct skinny_args {

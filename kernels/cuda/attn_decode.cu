@@ -1,0 +1,418 @@
+/* Paged decode attention on tensor cores: split-KV over a balanced work list.
+ *
+ * The key ranges of all (sequence, kv head) pairs are laid end to end in chunks of 16 tokens, and every block takes
+ * an equal contiguous span of them, whatever the lengths. Within a span, a piece is what belongs to one pair. The
+ * four warps of a block take the chunks of a piece in turn, each with its own ring of stages in shared memory, so
+ * nothing in the loop waits for another warp and loads run on across pieces. The query heads of one kv head are
+ * the rows of one matrix tile (16), so a chunk is read once for all of them. At the end of a piece the warps merge
+ * through shared memory; a pair cut between blocks goes through global memory, and the block that arrives last
+ * adds the partial results in the order of the blocks.
+ */
+#include "kernels/cuda/attn_common.cuh"
+
+enum { DECODE_WARPS = 4, DECODE_ROWS = 16, BLOCKS_PER_SM = 2 };
+
+/* A piece: chunks [lo, hi) of the n of one (sequence, head) pair. */
+struct piece {
+    int seq, head;
+    int n, lo, hi;
+    int len;         /* tokens of the sequence */
+    int first_token; /* of chunk 0 */
+    int begin_token; /* the first that is seen */
+    int64_t base;    /* flat index of chunk 0 */
+    const int32_t *table;
+};
+
+struct span {
+    const int32_t *start; /* chunk_start */
+    int heads, n_seqs;
+    int64_t total, begin, end;
+    int workers;
+};
+
+__device__ __forceinline__ int64_t span_begin(const span &w, int worker) { return w.total * worker / w.workers; }
+/* The worker whose span holds flat chunk x. */
+__device__ __forceinline__ int span_owner(const span &w, int64_t x) { return (int)(((x + 1) * w.workers - 1) / w.total); }
+
+__device__ __forceinline__ void piece_fill(piece &p, const span &w, const attn_args &a, const step_arrays &s, int64_t flat)
+{
+    int c0 = w.start[p.seq];
+    p.n = w.start[p.seq + 1] - c0;
+    p.base = (int64_t)c0 * w.heads + (int64_t)p.head * p.n;
+    p.lo = (int)(flat - p.base);
+    p.hi = (int)min((int64_t)p.n, w.end - p.base);
+    p.len = s.kv_len[p.seq];
+    p.begin_token = a.window > 0 && p.len > a.window ? p.len - a.window : 0;
+    p.first_token = p.begin_token / ATTN_CHUNK * ATTN_CHUNK;
+    p.table = s.table + (int64_t)s.row[p.seq] * s.table_width;
+}
+
+/* The pair that holds chunk `flat`, by a search of 32 places at a time. Whole warp. */
+__device__ __forceinline__ void piece_find(piece &p, const span &w, const attn_args &a, const step_arrays &s, int64_t flat)
+{
+    int lane = threadIdx.x & 31, lo = 0, hi = w.n_seqs; /* start[lo] * heads <= flat < start[hi] * heads */
+    while (hi - lo > 1) {
+        int step = (hi - lo + 31) / 32, at = min(lo + lane * step, hi);
+        unsigned below = __ballot_sync(0xffffffffu, at < hi && (int64_t)w.start[at] * w.heads <= flat);
+        lo += (31 - __clz(below)) * step; /* lane 0 always votes; votes are a prefix */
+        hi = min(lo + step, hi);
+    }
+    p.seq = lo;
+    int c0 = w.start[lo], n = w.start[lo + 1] - c0;
+    p.head = (int)((flat - (int64_t)c0 * w.heads) / n);
+    piece_fill(p, w, a, s, flat);
+}
+
+/* The piece after p; false at the end of the span. */
+__device__ __forceinline__ bool piece_next(piece &p, const span &w, const attn_args &a, const step_arrays &s)
+{
+    int64_t flat = p.base + p.hi;
+    if (flat >= w.end)
+        return false;
+    if (++p.head == w.heads) {
+        p.head = 0;
+        do
+            p.seq++;
+        while (w.start[p.seq + 1] == w.start[p.seq]);
+    }
+    piece_fill(p, w, a, s, flat);
+    return true;
+}
+
+template <typename T, int D, int STAGES> struct decode_layout {
+    static constexpr int KV = 16 * D * (int)sizeof(T); /* keys of a chunk, bytes */
+    static constexpr int STAGE = 2 * KV;
+    static constexpr int RING = DECODE_WARPS * STAGES * STAGE;
+    static constexpr int MERGE = 2 * D / 8 * 4 * 32 * 4;
+    static constexpr int ML = DECODE_WARPS * DECODE_ROWS * 2 * 4;
+    static constexpr int BYTES = RING + MERGE + ML + DECODE_WARPS * STAGES * 8 + 128;
+};
+
+/* Where a warp's loads stand: the piece and chunk that come next, and the block ids of the coming 32 chunks. */
+struct loader {
+    piece p;
+    int c; /* next chunk of this warp in p */
+    bool more;
+};
+
+template <typename T, int D>
+__device__ __forceinline__ bool loader_issue(loader &l, const span &w, const attn_args &a, const step_arrays &s,
+                                             uint32_t to, uint32_t bar, int warp, int lane)
+{
+    while (l.more && l.c >= l.p.hi) {
+        l.more = piece_next(l.p, w, a, s);
+        l.c = l.p.lo + warp;
+    }
+    if (!l.more)
+        return false;
+    int token = l.p.first_token + l.c * ATTN_CHUNK, bs = a.kv.block_size;
+    int index = token / bs, block0 = l.p.table[index];
+    int block1 = bs < 16 && token + 8 < l.p.len ? l.p.table[index + 1] : block0;
+    int row_tiles = w.heads / a.kv.n_kv_heads;
+    const T *base = (const T *)a.kv.base + a.layer * a.kv.layer_stride + l.p.head / row_tiles * a.kv.head_stride;
+    if (BULK_COPY && lane == 0)
+        barrier_expect(bar, 2 * 16 * D * sizeof(T));
+    __syncwarp();
+    load_chunk<T, D>(a.kv, base, block0, block1, token % bs, to, 16 * D * sizeof(T), 16 * 128, bar, lane);
+    l.c += DECODE_WARPS;
+    return true;
+}
+
+template <typename T, int D, int STAGES, bool TALL>
+__global__ void __launch_bounds__(DECODE_WARPS * 32)
+attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
+{
+    using L = decode_layout<T, D, STAGES>;
+    constexpr int NT = D / 8; /* tiles of 8 dims */
+    extern __shared__ __align__(128) char shared[];
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
+    float *merge = (float *)(shared + L::RING);
+    float *ml = merge + L::MERGE / 4; /* [warp][row][max, sum] */
+    int *last = (int *)(ml + L::ML / 4 + DECODE_WARPS * STAGES * 2);
+    uint32_t bars = shared_address(ml + L::ML / 4) + warp * STAGES * 8;
+    uint32_t ring = shared_address(shared) + warp * STAGES * L::STAGE;
+    if (lane == 0) {
+        for (int i = 0; i < STAGES; i++)
+            barrier_init(bars + i * 8, 1);
+        barrier_init_fence();
+    }
+    __syncwarp();
+    pdl_wait();
+    pdl_release();
+
+    int group = a.n_heads / a.kv.n_kv_heads, row_tiles = (group + DECODE_ROWS - 1) / DECODE_ROWS;
+    span w;
+    w.start = s.chunk_start + a.window_index * (s.max_seqs + 1);
+    w.heads = a.kv.n_kv_heads * row_tiles;
+    w.n_seqs = s.header->n_decode;
+    w.total = (int64_t)s.header->n_chunks[a.window_index] * w.heads;
+    w.workers = (int)min((int64_t)gridDim.x, (w.total + DECODE_WARPS - 1) / DECODE_WARPS);
+    int worker = blockIdx.x;
+    if (worker >= w.workers)
+        return;
+    w.begin = span_begin(w, worker);
+    w.end = span_begin(w, worker + 1);
+
+    loader load;
+    piece_find(load.p, w, a, s, w.begin);
+    load.c = load.p.lo + warp;
+    load.more = true;
+    piece p = load.p;
+    for (int i = 0; i < STAGES - 1; i++) {
+        loader_issue<T, D>(load, w, a, s, ring + i * L::STAGE, bars + i * 8, warp, lane);
+        copy_commit();
+    }
+    int turn = 0; /* chunks this warp has consumed */
+    const float scale = a.softcap > 0.0f ? a.scale : a.scale * LOG2E;
+    for (bool more = true; more; more = piece_next(p, w, a, s)) {
+        /* Q rows of this pair, as the left operand */
+        int kv_head = p.head / row_tiles, row0 = p.head % row_tiles * DECODE_ROWS;
+        const T *q = (const T *)a.qkv + p.seq * a.qkv_stride + ((int64_t)kv_head * group + row0) * D;
+        int rows = min(DECODE_ROWS, group - row0);
+        uint32_t qf[D / 16][4];
+#pragma unroll
+        for (int k = 0; k < D / 16; k++) {
+            const T *at = q + g * D + k * 16 + t4 * 2;
+            qf[k][0] = g < rows ? *(const uint32_t *)at : 0;
+            qf[k][2] = g < rows ? *(const uint32_t *)(at + 8) : 0;
+            qf[k][1] = TALL && g + 8 < rows ? *(const uint32_t *)(at + 8 * D) : 0;
+            qf[k][3] = TALL && g + 8 < rows ? *(const uint32_t *)(at + 8 * D + 8) : 0;
+        }
+        float o[NT][4];
+#pragma unroll
+        for (int i = 0; i < NT; i++)
+            o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.0f;
+        float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};
+
+        for (int c = p.lo + warp; c < p.hi; c += DECODE_WARPS, turn++) {
+            int stage = turn % STAGES, ahead = (turn + STAGES - 1) % STAGES;
+            __syncwarp(); /* all lanes have read the stage that is filled next */
+            loader_issue<T, D>(load, w, a, s, ring + ahead * L::STAGE, bars + ahead * 8, warp, lane);
+            copy_commit();
+            barrier_wait(bars + stage * 8, turn / STAGES & 1);
+            copy_wait<STAGES - 1>();
+            __syncwarp();
+            uint32_t keys = ring + stage * L::STAGE, values = keys + L::KV;
+            int token = p.first_token + c * ATTN_CHUNK, valid = p.len - token;
+            if (valid < ATTN_CHUNK) { /* what lies past the end may be anything: 0 * NaN is NaN */
+                char *v = shared + (warp * STAGES + stage) * L::STAGE + L::KV;
+                for (int i = lane; i < D / 64 * (ATTN_CHUNK - valid) * 8; i += 32) {
+                    int panel = i / ((ATTN_CHUNK - valid) * 8), rest = i % ((ATTN_CHUNK - valid) * 8);
+                    *(uint4 *)(v + panel * 2048 + (valid + rest / 8) * 128 + rest % 8 * 16) = make_uint4(0, 0, 0, 0);
+                }
+                proxy_fence();
+                __syncwarp();
+            }
+            float sc[2][4] = {};
+            int kt = (lane >> 4) * 8 + (lane & 7), kc = (lane >> 3) & 1;
+#pragma unroll
+            for (int k = 0; k < D / 16; k++) {
+                uint32_t b[4];
+                int chunk = k * 2 + kc;
+                ldmatrix_x4(b, keys + (chunk >> 3) * 2048 + kt * 128 + (((chunk & 7) ^ (kt & 7)) << 4));
+                mma16816<T>(sc[0], qf[k], b[0], b[1]);
+                mma16816<T>(sc[1], qf[k], b[2], b[3]);
+            }
+            bool edge = valid < ATTN_CHUNK || token < p.begin_token;
+#pragma unroll
+            for (int h = 0; h < (TALL ? 2 : 1); h++) {
+                float v[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    v[j] = sc[j >> 1][h * 2 + (j & 1)] * scale;
+                    if (a.softcap > 0.0f)
+                        v[j] = soft_cap(v[j], a.softcap) * LOG2E;
+                    int at = (j >> 1) * 8 + t4 * 2 + (j & 1);
+                    if (edge && (at >= valid || token + at < p.begin_token))
+                        v[j] = -INFINITY;
+                }
+                float top = fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3]));
+                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+                float old = m[h];
+                m[h] = fmaxf(old, top);
+                float keep = exp2f(old - m[h]);
+                float add = 0.0f;
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    v[j] = exp2f(v[j] - m[h]);
+                    add += v[j];
+                    sc[j >> 1][h * 2 + (j & 1)] = v[j];
+                }
+                l[h] = l[h] * keep + add;
+                if (__any_sync(0xffffffffu, keep != 1.0f)) {
+#pragma unroll
+                    for (int i = 0; i < NT; i++) {
+                        o[i][h * 2] *= keep;
+                        o[i][h * 2 + 1] *= keep;
+                    }
+                }
+            }
+            uint32_t pf[4] = {pack2<T>(sc[0][0], sc[0][1]), TALL ? pack2<T>(sc[0][2], sc[0][3]) : 0,
+                              pack2<T>(sc[1][0], sc[1][1]), TALL ? pack2<T>(sc[1][2], sc[1][3]) : 0};
+            int vt = ((lane >> 3) & 1) * 8 + (lane & 7), vc = lane >> 4;
+#pragma unroll
+            for (int i = 0; i < NT / 2; i++) {
+                uint32_t b[4];
+                int chunk = i * 2 + vc;
+                ldmatrix_x4_trans(b, values + (chunk >> 3) * 2048 + vt * 128 + (((chunk & 7) ^ (vt & 7)) << 4));
+                mma16816<T>(o[2 * i], pf, b[0], b[1]);
+                mma16816<T>(o[2 * i + 1], pf, b[2], b[3]);
+            }
+        }
+
+        /* merge the warps */
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            l[h] += __shfl_xor_sync(0xffffffffu, l[h], 1);
+            l[h] += __shfl_xor_sync(0xffffffffu, l[h], 2);
+            if (t4 == 0) {
+                ml[(warp * DECODE_ROWS + g + h * 8) * 2] = m[h];
+                ml[(warp * DECODE_ROWS + g + h * 8) * 2 + 1] = l[h];
+            }
+        }
+        __syncthreads();
+        float best[2], sum[2], factor[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            best[h] = -INFINITY;
+            for (int i = 0; i < DECODE_WARPS; i++)
+                best[h] = fmaxf(best[h], ml[(i * DECODE_ROWS + g + h * 8) * 2]);
+            sum[h] = 0.0f;
+            for (int i = 0; i < DECODE_WARPS; i++) {
+                float mi = ml[(i * DECODE_ROWS + g + h * 8) * 2];
+                sum[h] += mi == -INFINITY ? 0.0f : ml[(i * DECODE_ROWS + g + h * 8) * 2 + 1] * exp2f(mi - best[h]);
+            }
+            factor[h] = m[h] == -INFINITY ? 0.0f : exp2f(m[h] - best[h]);
+        }
+#pragma unroll
+        for (int i = 0; i < NT; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                o[i][j] *= factor[j >> 1];
+        for (int half = DECODE_WARPS / 2; half > 0; half /= 2) {
+            if (warp >= half && warp < 2 * half)
+#pragma unroll
+                for (int i = 0; i < NT; i++)
+#pragma unroll
+                    for (int j = 0; j < (TALL ? 4 : 2); j++)
+                        merge[(((warp - half) * NT + i) * 4 + j) * 32 + lane] = o[i][j];
+            __syncthreads();
+            if (warp < half)
+#pragma unroll
+                for (int i = 0; i < NT; i++)
+#pragma unroll
+                    for (int j = 0; j < (TALL ? 4 : 2); j++)
+                        o[i][j] += merge[((warp * NT + i) * 4 + j) * 32 + lane];
+            __syncwarp();
+        }
+
+        T *out = (T *)a.out + p.seq * a.out_stride + ((int64_t)kv_head * group + row0) * D;
+        if (p.lo == 0 && p.hi == p.n) {
+            if (warp == 0)
+#pragma unroll
+                for (int h = 0; h < (TALL ? 2 : 1); h++)
+                    if (g + h * 8 < rows)
+#pragma unroll
+                        for (int i = 0; i < NT; i++)
+                            *(uint32_t *)(out + (g + h * 8) * D + i * 8 + t4 * 2) =
+                                pack2<T>(o[i][h * 2] / sum[h], o[i][h * 2 + 1] / sum[h]);
+            continue;
+        }
+        int slot = 2 * worker + (w.begin >= p.base ? 0 : 1);
+        if (warp == 0) {
+#pragma unroll
+            for (int h = 0; h < (TALL ? 2 : 1); h++)
+                if (g + h * 8 < rows) {
+                    float *to = ws.partial_o + ((int64_t)slot * DECODE_ROWS + g + h * 8) * D;
+#pragma unroll
+                    for (int i = 0; i < NT; i++)
+                        *(float2 *)(to + i * 8 + t4 * 2) = make_float2(o[i][h * 2], o[i][h * 2 + 1]);
+                    if (t4 == 0)
+                        *(float2 *)(ws.partial_ml + ((int64_t)slot * DECODE_ROWS + g + h * 8) * 2) =
+                            make_float2(best[h], sum[h]);
+                }
+            __threadfence();
+            __syncwarp();
+            if (lane == 0) {
+                int first = span_owner(w, p.base), final = span_owner(w, p.base + p.n - 1);
+                int32_t *count = ws.arrived + (int64_t)p.seq * w.heads + p.head;
+                *last = atomicAdd(count, 1) == final - first;
+                if (*last)
+                    *count = 0;
+                __threadfence();
+            }
+        }
+        __syncthreads();
+        if (*last) { /* all of the pair is there: add it up */
+            int first = span_owner(w, p.base), final = span_owner(w, p.base + p.n - 1);
+            for (int r = warp; r < rows; r += DECODE_WARPS) {
+                float top = -INFINITY, all = 0.0f, acc[D / 32] = {};
+                for (int k = first; k <= final; k++) {
+                    int at = 2 * k + (span_begin(w, k) >= p.base ? 0 : 1);
+                    float2 v = __ldcg((const float2 *)(ws.partial_ml + ((int64_t)at * DECODE_ROWS + r) * 2));
+                    float next = fmaxf(top, v.x);
+                    float keep = top == -INFINITY ? 0.0f : exp2f(top - next), f = exp2f(v.x - next);
+                    top = next;
+                    all = all * keep + v.y * f;
+                    const float *from = ws.partial_o + ((int64_t)at * DECODE_ROWS + r) * D;
+#pragma unroll
+                    for (int i = 0; i < D / 32; i++)
+                        acc[i] = acc[i] * keep + __ldcg(from + i * 32 + lane) * f;
+                }
+#pragma unroll
+                for (int i = 0; i < D / 32; i++)
+                    out[(int64_t)r * D + i * 32 + lane] = from_float<T>(acc[i] / all);
+            }
+        }
+        __syncthreads(); /* `last` is free again */
+    }
+}
+
+template <typename T, int D, int STAGES, bool TALL>
+static void decode_launch(const attn_args *a, const step_arrays *s, const attn_workspace *w, cudaStream_t stream)
+{
+    static bool ready;
+    constexpr int bytes = decode_layout<T, D, STAGES>::BYTES;
+    auto kernel = attn_decode_kernel<T, D, STAGES, TALL>;
+    if (!ready) {
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        ready = true;
+    }
+    launch(kernel, dim3(w->max_workers), dim3(DECODE_WARPS * 32), bytes, stream, *a, *s, *w);
+}
+
+template <typename T>
+static bool decode_dispatch(const attn_args *a, const step_arrays *s, const attn_workspace *w, cudaStream_t stream)
+{
+    bool tall = a->n_heads / a->kv.n_kv_heads > 8;
+    switch (a->kv.head_dim) {
+    case 64: tall ? decode_launch<T, 64, 4, true>(a, s, w, stream) : decode_launch<T, 64, 4, false>(a, s, w, stream); return true;
+    case 128: tall ? decode_launch<T, 128, 3, true>(a, s, w, stream) : decode_launch<T, 128, 3, false>(a, s, w, stream); return true;
+    case 256: tall ? decode_launch<T, 256, 2, true>(a, s, w, stream) : decode_launch<T, 256, 2, false>(a, s, w, stream); return true;
+    default: return false;
+    }
+}
+
+extern "C" bool attn_fast(int32_t head_dim, int32_t block_size, int dtype)
+{
+    return (head_dim == 64 || head_dim == 128 || head_dim == 256) && (block_size == 8 || block_size % 16 == 0) &&
+           (dtype == T_F16 || dtype == T_BF16);
+}
+
+extern "C" int32_t attn_decode_workers(void)
+{
+    int device = 0, sms = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    return sms * BLOCKS_PER_SM;
+}
+
+extern "C" bool launch_attn_decode(const struct attn_args *a, const struct step_arrays *s, const struct attn_workspace *w,
+                                   int32_t n_rows, cudaStream_t stream)
+{
+    (void)n_rows;
+    if (!a->kv.swizzled || a->qkv_stride % 2 || a->out_stride % 2)
+        return false;
+    return a->kv.dtype == T_F16 ? decode_dispatch<__half>(a, s, w, stream) : decode_dispatch<__nv_bfloat16>(a, s, w, stream);
+}

@@ -1,0 +1,463 @@
+/* The CUDA backend: opening a device, its memory, and the operations as kernel launches. */
+#include "kernels/cuda/cuda.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cuda/heuristics.h"
+
+int cuda_error(struct err *e, cudaError_t rc, const char *what)
+{
+    cudaGetLastError(); /* an error that is not sticky is forgotten */
+    int code = rc == cudaErrorMemoryAllocation ? ERR_NOMEM : ERR_DEVICE;
+    return err_set(e, code, "cuda: %s: %s", what, cudaGetErrorString(rc));
+}
+
+bool cuda_check(struct cuda_backend *c, cudaError_t rc, const char *what)
+{
+    if (rc != cudaSuccess && c->failed.code == 0) {
+        cuda_error(&c->failed, rc, what);
+    }
+    return rc == cudaSuccess;
+}
+
+void *cuda_alloc(struct cuda_backend *c, size_t n_bytes, const char *what, struct err *e)
+{
+    if (c->n_owned == c->owned_cap) {
+        int32_t cap = c->owned_cap * 2 + 64;
+        void **grown = realloc(c->owned, (size_t)cap * sizeof(*grown));
+        if (grown == NULL) {
+            err_nomem(e, what);
+            return NULL;
+        }
+        c->owned = grown;
+        c->owned_cap = cap;
+    }
+    void *p = NULL;
+    cudaError_t rc = cudaMalloc(&p, MAX(n_bytes, (size_t)256));
+    if (rc != cudaSuccess) {
+        cudaGetLastError();
+        err_set(e, ERR_NOMEM, "cuda: %s: no room for %zu MiB on the device (%s)", what, n_bytes >> 20, cudaGetErrorString(rc));
+        return NULL;
+    }
+    c->owned[c->n_owned++] = p;
+    return p;
+}
+
+static int cuda_memory(struct backend *b, struct backend_memory *ret, struct err *e)
+{
+    (void)b;
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    cudaError_t rc = cudaMemGetInfo(&free_bytes, &total_bytes);
+    if (rc != cudaSuccess) {
+        return cuda_error(e, rc, "memory size");
+    }
+    *ret = (struct backend_memory){.total_bytes = (int64_t)total_bytes, .free_bytes = (int64_t)free_bytes};
+    return 0;
+}
+
+static int cuda_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtype t, struct mat *ret, struct err *e)
+{
+    struct cuda_backend *c = cuda_of(b);
+    if (rows < 1 || cols < 1) {
+        return err_set(e, ERR_INVALID, "scratch of [%d, %d] is not possible", rows, cols);
+    }
+    int64_t stride = div_ceil(cols, 8) * 8; /* rows start at 16 bytes or more */
+    int64_t row_bytes = stride * dtype_bytes(t);
+    struct cuda_scratch *grown = realloc(c->scratch, (size_t)(c->n_scratch + 1) * sizeof(*grown));
+    if (grown == NULL) {
+        return err_nomem(e, "activations");
+    }
+    c->scratch = grown;
+    void *data = cuda_alloc(c, (size_t)(row_bytes * rows), "activations", e);
+    if (data == NULL) {
+        return ERR_NOMEM;
+    }
+    c->scratch[c->n_scratch++] = (struct cuda_scratch){.data = data, .n_bytes = row_bytes * rows, .row_bytes = row_bytes};
+    *ret = (struct mat){.data = data, .stride = stride, .rows = rows, .cols = cols, .dtype = t};
+    return 0;
+}
+
+/* Rows from m's first one to the end of its allocation. */
+static int32_t rows_behind(const struct cuda_backend *c, struct mat m)
+{
+    for (int32_t i = 0; i < c->n_scratch; i++) {
+        const struct cuda_scratch *s = &c->scratch[i];
+        int64_t offset = (char *)m.data - s->data;
+        if (offset >= 0 && offset < s->n_bytes) {
+            return (int32_t)((s->n_bytes - offset + s->row_bytes - 1) / s->row_bytes);
+        }
+    }
+    return m.rows;
+}
+
+int32_t cuda_rows(struct cuda_backend *c, struct mat m)
+{
+    if (c->capturing) {
+        return m.rows == c->batch.n_tokens ? c->padded : m.rows;
+    }
+    if (c->in_step && c->recording != NULL) { /* the eager step before a capture: learn how far rows can be padded */
+        c->max_graph_rows = MIN(c->max_graph_rows, m.rows < c->batch.n_tokens ? m.rows : rows_behind(c, m));
+    }
+    return m.rows;
+}
+
+/* ---- operations ---- */
+
+static struct norm_args norm_args(const struct norm *n)
+{
+    return (struct norm_args){.weight = n->weight.data,
+                              .bias = n->bias.data,
+                              .weight_type = (int32_t)n->weight.dtype,
+                              .layer_norm = n->kind == NORM_LAYER,
+                              .eps = n->eps,
+                              .weight_offset = n->weight_offset};
+}
+
+static void cuda_embed(struct backend *b, struct mat out, struct mat table, float scale)
+{
+    struct cuda_backend *c = cuda_of(b);
+    cuda_start(c);
+    launch_embed(out.data, out.stride, table.data, table.stride, c->arrays.token, cuda_rows(c, out), out.cols, scale,
+                 (int)out.dtype, c->stream);
+}
+
+static void cuda_embed_position(struct backend *b, struct mat x, struct mat table, int32_t offset)
+{
+    struct cuda_backend *c = cuda_of(b);
+    cuda_start(c);
+    launch_embed_position(x.data, x.stride, table.data, (int)table.dtype, table.stride, c->arrays.position, offset,
+                          cuda_rows(c, x), x.cols, (int)x.dtype, c->stream);
+}
+
+static void cuda_norm(struct backend *b, struct mat out, struct mat x, const struct norm *n)
+{
+    struct cuda_backend *c = cuda_of(b);
+    struct norm_args a = norm_args(n);
+    cuda_start(c);
+    launch_norm(out.data, out.stride, x.data, x.stride, NULL, 0, &a, cuda_rows(c, out), out.cols, (int)x.dtype, c->stream);
+}
+
+static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struct mat y, const struct norm *n, bool partial)
+{
+    (void)partial; /* one rank: sums are whole */
+    struct cuda_backend *c = cuda_of(b);
+    struct norm_args a = norm_args(n);
+    cuda_start(c);
+    launch_norm(out.data, out.stride, x.data, x.stride, y.data, y.stride, &a, cuda_rows(c, out), out.cols, (int)x.dtype,
+                c->stream);
+}
+
+static void cuda_add(struct backend *b, struct mat x, struct mat y, bool partial)
+{
+    (void)partial;
+    struct cuda_backend *c = cuda_of(b);
+    cuda_start(c);
+    launch_add(x.data, x.stride, y.data, y.stride, cuda_rows(c, x), x.cols, (int)x.dtype, c->stream);
+}
+
+static void cuda_gated_act(struct backend *b, struct mat out, struct mat gate_up, enum activation act)
+{
+    struct cuda_backend *c = cuda_of(b);
+    cuda_start(c);
+    launch_gated_act(out.data, out.stride, gate_up.data, gate_up.stride, cuda_rows(c, out), out.cols, (int)act,
+                     (int)out.dtype, c->stream);
+}
+
+static void cuda_gather(struct backend *b, struct mat out, struct mat x, int32_t first)
+{
+    struct cuda_backend *c = cuda_of(b);
+    cuda_start(c);
+    launch_gather(out.data, out.stride, x.data, x.stride, c->arrays.logits_token + first, cuda_rows(c, out), out.cols,
+                  (int)out.dtype, c->stream);
+}
+
+static void cuda_rope_kv(struct backend *b, struct mat qkv, const struct rope *r, const struct attention *a)
+{
+    struct cuda_backend *c = cuda_of(b);
+    struct rope_args k = {.cos_sin = r->cos_sin.data,
+                          .cos_sin_stride = r->cos_sin.stride,
+                          .rot_dim = r->rot_dim,
+                          .interleaved = r->interleaved,
+                          .q_norm = norm_args(&r->q_norm),
+                          .k_norm = norm_args(&r->k_norm),
+                          .n_heads = a->n_heads,
+                          .layer = a->layer};
+    cuda_start(c);
+    launch_rope_kv(qkv.data, qkv.stride, &k, &c->kv_view, c->arrays.position, c->arrays.slot, cuda_rows(c, qkv), c->stream);
+}
+
+/* Work space of the decode kernel, made when the first model's shape is seen. */
+static bool attention_prepare(struct cuda_backend *c, const struct attention *a)
+{
+    if (c->attn.partial_o != NULL) {
+        return true;
+    }
+    struct attn_workspace w = {.max_workers = attn_decode_workers()};
+    size_t rows = (size_t)w.max_workers * 2 * 16;
+    size_t n_arrived = (size_t)c->config.max_seqs * (size_t)a->n_heads;
+    w.partial_ml = cuda_alloc(c, rows * 2 * sizeof(float), "attention", &c->failed);
+    w.arrived = cuda_alloc(c, n_arrived * sizeof(int32_t), "attention", &c->failed);
+    w.partial_o = cuda_alloc(c, rows * (size_t)a->head_dim * sizeof(float), "attention", &c->failed);
+    if (!cuda_usable(c) || !cuda_check(c, cudaMemsetAsync(w.arrived, 0, n_arrived * sizeof(int32_t), c->stream), "attention")) {
+        return false;
+    }
+    c->attn = w;
+    return true;
+}
+
+/* Index of the chunk starts of `window`; a window met for the first time gets them now. -1: too many windows. */
+static int32_t attention_window(struct cuda_backend *c, int32_t window)
+{
+    for (int32_t i = 0; i < c->n_windows; i++) {
+        if (c->window[i] == window) {
+            return i;
+        }
+    }
+    if (c->n_windows == CUDA_MAX_WINDOWS || c->capturing) {
+        return -1;
+    }
+    int32_t i = c->n_windows++;
+    c->window[i] = window;
+    int32_t *start = malloc((size_t)(c->batch.n_decode + 1) * sizeof(*start));
+    if (start == NULL) {
+        err_nomem(&c->failed, "attention");
+        return -1;
+    }
+    int32_t total = attn_chunk_starts(&c->batch, window, ATTN_CHUNK, start);
+    cuda_check(c, cudaMemcpyAsync(c->arrays.chunk_start + (int64_t)i * (c->config.max_seqs + 1), start,
+                                  (size_t)(c->batch.n_decode + 1) * sizeof(*start), cudaMemcpyHostToDevice, c->stream),
+               "attention");
+    cuda_check(c, cudaMemcpyAsync((char *)c->arrays.header + offsetof(struct step_header, n_chunks) + (size_t)i * 4, &total,
+                                  sizeof(total), cudaMemcpyHostToDevice, c->stream),
+               "attention");
+    cuda_check(c, cudaStreamSynchronize(c->stream), "attention");
+    free(start);
+    return i;
+}
+
+static void cuda_attention(struct backend *b, struct mat out, struct mat qkv, const struct attention *a)
+{
+    struct cuda_backend *c = cuda_of(b);
+    cuda_start(c);
+    cuda_rows(c, out);
+    int32_t window = attention_window(c, a->window);
+    if (!attention_prepare(c, a)) {
+        return;
+    }
+    struct attn_args k = {.out = out.data,
+                          .qkv = qkv.data,
+                          .out_stride = out.stride,
+                          .qkv_stride = qkv.stride,
+                          .layer = a->layer,
+                          .n_heads = a->n_heads,
+                          .scale = a->scale,
+                          .softcap = a->softcap,
+                          .window = a->window,
+                          .window_index = MAX(window, 0),
+                          .kv = c->kv_view};
+    int32_t n_decode = c->capturing ? c->padded : c->batch.n_decode;
+    if (n_decode > 0 && (window < 0 || !launch_attn_decode(&k, &c->arrays, &c->attn, n_decode, c->stream))) {
+        launch_attn_plain(&k, &c->arrays, 0, n_decode, 0, n_decode, c->stream);
+    }
+    int32_t rest = c->batch.n_tokens - c->batch.n_decode;
+    if (rest > 0 && !launch_attn_prefill(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream)) {
+        launch_attn_plain(&k, &c->arrays, c->batch.n_decode, c->batch.n_seqs - c->batch.n_decode, c->batch.n_decode, rest,
+                          c->stream);
+    }
+}
+
+static void cuda_sample(struct backend *b, struct mat logits, int32_t first)
+{
+    struct cuda_backend *c = cuda_of(b);
+    cuda_start(c);
+    struct sample_args a = c->sample;
+    a.logits = logits.data;
+    a.stride = logits.stride;
+    a.vocab = logits.cols;
+    a.first = first;
+    a.rows = cuda_rows(c, logits);
+    a.greedy = c->greedy;
+    a.any_allowed = c->any_allowed;
+    if (!launch_sample(&a, &c->arrays, c->stream) && cuda_usable(c)) {
+        err_set(&c->failed, ERR_UNSUPPORTED, "cuda: lists of allowed tokens need a vocabulary of at most 1,000,000 (got %d)",
+                logits.cols);
+    }
+}
+
+/* ---- tests and profiling ---- */
+
+/* The buffer through which float32 copies pass, of at least n floats. */
+static int convert_room(struct cuda_backend *c, int64_t n, struct err *e)
+{
+    if (n * 4 > c->convert_bytes) {
+        cudaFree(c->convert);
+        c->convert = NULL;
+        c->convert_bytes = 0;
+        cudaError_t rc = cudaMalloc((void **)&c->convert, (size_t)n * 4);
+        if (rc != cudaSuccess) {
+            return cuda_error(e, rc, "a copy to the host");
+        }
+        c->convert_bytes = n * 4;
+    }
+    return 0;
+}
+
+static int cuda_download(struct backend *b, struct mat m, float *out, struct err *e)
+{
+    struct cuda_backend *c = cuda_of(b);
+    int64_t n = (int64_t)m.rows * m.cols;
+    int rc = convert_room(c, n, e);
+    if (rc < 0) {
+        return rc;
+    }
+    launch_convert(c->convert, DTYPE_F32, m.cols, m.data, (int)m.dtype, m.stride, m.rows, m.cols, false, c->stream);
+    cudaError_t status = cudaMemcpyAsync(out, c->convert, (size_t)n * 4, cudaMemcpyDeviceToHost, c->stream);
+    status = status == cudaSuccess ? cudaStreamSynchronize(c->stream) : status;
+    return status == cudaSuccess ? 0 : cuda_error(e, status, "download");
+}
+
+static int cuda_upload(struct backend *b, struct mat m, const float *in, struct err *e)
+{
+    struct cuda_backend *c = cuda_of(b);
+    int64_t n = (int64_t)m.rows * m.cols;
+    int rc = convert_room(c, n, e);
+    if (rc < 0) {
+        return rc;
+    }
+    cudaError_t status = cudaMemcpyAsync(c->convert, in, (size_t)n * 4, cudaMemcpyHostToDevice, c->stream);
+    launch_convert(m.data, (int)m.dtype, m.stride, c->convert, DTYPE_F32, m.cols, m.rows, m.cols, false, c->stream);
+    status = status == cudaSuccess ? cudaStreamSynchronize(c->stream) : status;
+    return status == cudaSuccess ? 0 : cuda_error(e, status, "upload");
+}
+
+/* ---- opening ---- */
+
+static void cuda_free(struct backend *b)
+{
+    if (b == NULL) {
+        return;
+    }
+    struct cuda_backend *c = cuda_of(b);
+    if (c->stream != NULL) {
+        cudaStreamSynchronize(c->stream);
+    }
+    cuda_kv_release(c);
+    cuda_steps_release(c);
+    cuda_linear_release(c);
+    cuda_upload_release(c);
+    for (int32_t i = 0; i < c->n_owned; i++) {
+        cudaFree(c->owned[i]);
+    }
+    cudaFree(c->convert);
+    if (c->stream != NULL) {
+        cudaStreamDestroy(c->stream);
+    }
+    free(c->owned);
+    free(c->scratch);
+    free(c);
+}
+
+static const struct backend_ops ops = {
+    .free = cuda_free,
+    .memory = cuda_memory,
+    .weight = cuda_weight,
+    .scratch = cuda_scratch,
+    .kv_create = cuda_kv_create,
+    .ready = cuda_ready,
+    .step_begin = cuda_step_begin,
+    .replay = cuda_replay,
+    .step_end = cuda_step_end,
+    .step_wait = cuda_step_wait,
+    .embed = cuda_embed,
+    .embed_position = cuda_embed_position,
+    .norm = cuda_norm,
+    .add_norm = cuda_add_norm,
+    .linear = cuda_linear,
+    .rope_kv = cuda_rope_kv,
+    .attention = cuda_attention,
+    .gated_act = cuda_gated_act,
+    .add = cuda_add,
+    .gather = cuda_gather,
+    .sample = cuda_sample,
+    .download = cuda_download,
+    .upload = cuda_upload,
+};
+
+/* Choose the device and describe it. */
+static int open_device(struct cuda_backend *c, struct err *e)
+{
+    int n = 0;
+    cudaError_t rc = cudaGetDeviceCount(&n);
+    if (rc != cudaSuccess || n == 0) {
+        cudaGetLastError();
+        return err_set(e, ERR_UNSUPPORTED, "no usable GPU: %s", rc != cudaSuccess ? cudaGetErrorString(rc) : "none found");
+    }
+    if (c->config.device < 0 || c->config.device >= n) {
+        return err_set(e, ERR_INVALID, "GPU %d does not exist: there are %d", c->config.device, n);
+    }
+    struct cudaDeviceProp p;
+    rc = cudaSetDevice(c->config.device);
+    rc = rc == cudaSuccess ? cudaGetDeviceProperties(&p, c->config.device) : rc;
+    if (rc != cudaSuccess) {
+        return cuda_error(e, rc, "opening the device");
+    }
+    if (p.major < 8) {
+        return err_set(e, ERR_UNSUPPORTED, "%s has compute capability %d.%d: 8.0 or newer is needed", p.name, p.major, p.minor);
+    }
+    c->n_sms = p.multiProcessorCount;
+    c->capability = p.major * 10 + p.minor;
+    snprintf(c->base.device, sizeof(c->base.device), "%.100s, %zu GiB", p.name, p.totalGlobalMem >> 30);
+    rc = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
+    return rc == cudaSuccess ? 0 : cuda_error(e, rc, "a stream");
+}
+
+static int check_config(const struct backend_config *k, struct err *e)
+{
+    if (k->max_tokens < 1 || k->max_seqs < 1 || k->max_samples < 0 || k->max_blocks_per_seq < 0) {
+        return err_set(e, ERR_INVALID, "cuda: steps of %d tokens, %d sequences, %d samples are not possible", k->max_tokens,
+                       k->max_seqs, k->max_samples);
+    }
+    if (k->deterministic) {
+        return err_set(e, ERR_UNSUPPORTED, "the CUDA backend has no deterministic mode yet");
+    }
+    return 0;
+}
+
+__attribute__((visibility("default"))) int quire_backend_open(struct backend **ret, int abi, const struct backend_config *k,
+                                                              struct err *e);
+
+int quire_backend_open(struct backend **ret, int abi, const struct backend_config *k, struct err *e)
+{
+    if (abi != BACKEND_ABI) {
+        return err_set(e, ERR_UNSUPPORTED, "libquire_cuda.so is of interface %d, the program of %d: install both from one build",
+                       BACKEND_ABI, abi);
+    }
+    int rc = check_config(k, e);
+    if (rc < 0) {
+        return rc;
+    }
+    struct cuda_backend *c = calloc(1, sizeof(*c));
+    if (c == NULL) {
+        return err_nomem(e, "the CUDA backend");
+    }
+    c->base = (struct backend){.ops = &ops,
+                               .name = "cuda",
+                               .async = true,
+                               .act_dtype_of = {DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32}};
+    c->config = *k;
+    c->config.max_samples = MAX(k->max_samples, 1);
+    c->config.max_blocks_per_seq = MAX(k->max_blocks_per_seq, 1);
+    c->max_graph_rows = MIN(MIN(k->max_tokens, k->max_seqs), MIN(c->config.max_samples, GRAPH_MAX_ROWS));
+    rc = open_device(c, e);
+    rc = rc < 0 ? rc : cuda_steps_init(c, e);
+    rc = rc < 0 ? rc : cuda_linear_init(c, e);
+    if (rc < 0) {
+        cuda_free(&c->base);
+        return rc;
+    }
+    *ret = &c->base;
+    return 0;
+}

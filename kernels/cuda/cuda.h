@@ -1,0 +1,158 @@
+/* The CUDA backend's own state, shared by its C files. One compute stream; every call comes from one thread.
+ *
+ * A step crosses to the device as one staging buffer (struct step_header and what its offsets name), packed in a pinned
+ * ring and copied once; answers are written by the sampling kernels straight into pinned memory. Steps whose sequences
+ * all decode are replayed as graphs, one a padded number of rows, so kernels read only fixed addresses: the staging
+ * buffer on the device and the arrays that the prologue fills from it.
+ */
+#ifndef QUIRE_CUDA_CUDA_H
+#define QUIRE_CUDA_CUDA_H
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/launch.h"
+
+enum {
+    STEP_RING = 4,          /* steps whose host buffers are in use at most */
+    GRAPH_MAX_ROWS = 1024,  /* larger decode steps are enqueued kernel by kernel */
+    MATMUL_PLANS = 1024,    /* remembered matrix product set-ups */
+    WORKSPACE_BYTES = 64 << 20,
+};
+
+/* The host's side of one step in flight. */
+struct cuda_step {
+    uint64_t step;
+    char *staging; /* pinned, staging_cap bytes */
+    cudaEvent_t begun, done;
+    bool in_flight;
+    int32_t n_samples, top_stride;
+    int32_t *token, *top_token; /* pinned: [max_samples], [top_cap] */
+    float *logprob, *top_logprob;
+    int64_t top_cap;
+};
+
+/* A captured decode step. */
+struct cuda_graph {
+    int32_t rows;
+    bool greedy;
+    int32_t n_seen; /* steps of this kind so far; captured at the second, when nothing is left to be set up */
+    cudaGraphExec_t exec;
+};
+
+/* An allocation of scratch: how many rows stand behind a mat that shows some of them. */
+struct cuda_scratch {
+    char *data;
+    int64_t n_bytes, row_bytes;
+};
+
+struct matmul_plan; /* linear.c */
+
+struct cuda_backend {
+    struct backend base;
+    struct backend_config config;
+    cudaStream_t stream;
+    int32_t n_sms, capability; /* 90: compute capability 9.0 */
+    struct err failed;         /* sticky */
+
+    /* memory */
+    void **owned; /* device allocations that live as long as the backend */
+    int32_t n_owned, owned_cap;
+    struct cuda_scratch *scratch;
+    int32_t n_scratch;
+    char *upload_pinned[2], *upload_device; /* weights on their way */
+    cudaEvent_t upload_free[2];
+    int upload_turn;
+    uint64_t n_dummies;
+    float *convert; /* download and upload in tests */
+    int64_t convert_bytes;
+
+    /* cache */
+    struct kv_layout kv;
+    struct kv_view kv_view;
+    int32_t n_blocks, n_host_blocks;
+    char *kv_data, *kv_host;
+    size_t kv_host_bytes;
+    pthread_t pinner;
+    bool pinner_running;
+    _Atomic bool pinner_stop;
+
+    /* the step being built */
+    struct cuda_step step[STEP_RING];
+    int64_t n_begun, n_waited;
+    int64_t staging_cap;
+    char *staging_device;
+    struct step_arrays arrays;
+    struct batch batch; /* counts and scalars of the step; its arrays are not the caller's any more */
+    const struct step_header *header;
+    int32_t *tile_device; /* prefill tiles inside the staging buffer */
+    int32_t n_tiles, n_prefill_tokens;
+    bool in_step, started, capturing, greedy, any_allowed;
+    int32_t padded; /* rows of a decode step's graph; n_tokens when there is none */
+    int32_t n_prev_samples;
+
+    /* graphs */
+    struct cuda_graph *graph;
+    int32_t n_graphs, graphs_cap;
+    struct cuda_graph *recording;
+    int32_t max_graph_rows; /* what every activation buffer has room for */
+
+    /* attention */
+    int32_t window[CUDA_MAX_WINDOWS];
+    int32_t n_windows;
+    struct attn_workspace attn;
+
+    /* sampling */
+    struct sample_args sample;
+    int64_t saved_cap;
+
+    /* matrix products */
+    cublasLtHandle_t lt;
+    void *workspace;
+    struct matmul_plan *plan; /* [MATMUL_PLANS] */
+    void *side; /* see side_buffer */
+    int64_t side_bytes;
+    void *skinny_partial;
+    int32_t *skinny_arrived;
+};
+
+static inline struct cuda_backend *cuda_of(struct backend *b) { return (struct cuda_backend *)b; }
+
+/* Record the first failure; it is reported by step_end and step_wait. Returns false when rc is an error. */
+bool cuda_check(struct cuda_backend *c, cudaError_t rc, const char *what);
+/* ERR_DEVICE or ERR_NOMEM with CUDA's own words. */
+int cuda_error(struct err *e, cudaError_t rc, const char *what);
+/* Device memory owned by the backend, 256-byte aligned. NULL with `e` set. */
+void *cuda_alloc(struct cuda_backend *c, size_t n_bytes, const char *what, struct err *e);
+/* Rows that a kernel must run over for m: the padded number while a graph is captured. */
+int32_t cuda_rows(struct cuda_backend *c, struct mat m);
+/* Enqueue the prologue if this step has not been started on the device yet; every operation calls it. */
+void cuda_start(struct cuda_backend *c);
+static inline bool cuda_usable(struct cuda_backend *c) { return c->failed.code == 0; }
+
+/* weights.c */
+int cuda_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e);
+int cuda_ready(struct backend *b, struct err *e);
+void cuda_upload_release(struct cuda_backend *c);
+
+/* kv.c */
+int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks, int32_t n_host_blocks, struct err *e);
+void cuda_kv_release(struct cuda_backend *c);
+void cuda_swap(struct cuda_backend *c, const struct block_copy *copy, int32_t n, bool out);
+
+/* step.c */
+int cuda_steps_init(struct cuda_backend *c, struct err *e);
+void cuda_steps_release(struct cuda_backend *c);
+int cuda_step_begin(struct backend *b, const struct batch *batch, struct err *e);
+bool cuda_replay(struct backend *b, const struct batch *batch);
+int cuda_step_end(struct backend *b, struct err *e);
+int cuda_step_wait(struct backend *b, struct results *ret, struct err *e);
+
+/* linear.c */
+int cuda_linear_init(struct cuda_backend *c, struct err *e);
+void cuda_linear_release(struct cuda_backend *c);
+void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);
+
+#endif

@@ -1,0 +1,107 @@
+/* See heuristics.h. */
+#include "kernels/cuda/heuristics.h"
+
+#include <stdlib.h>
+
+static int32_t round_up_to(int32_t n, int32_t to) { return (n + to - 1) / to * to; }
+
+int32_t graph_rows(int32_t n)
+{
+    return n <= 8 ? n : n <= 64 ? round_up_to(n, 8) : n <= 256 ? round_up_to(n, 16) : round_up_to(n, 32);
+}
+
+bool graph_eligible(const struct batch *b)
+{
+    if (b->n_seqs < 1 || b->n_decode != b->n_seqs || b->n_tokens != b->n_seqs || b->n_logits != b->n_tokens ||
+        b->n_samples != b->n_tokens || b->n_allowed_token > 0) {
+        return false;
+    }
+    for (int32_t i = 0; i < b->n_logits; i++) {
+        if (b->logits_token[i] != i || b->sample[i].logits_row != i) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool batch_greedy(const struct batch *b)
+{
+    for (int32_t i = 0; i < b->n_samples; i++) {
+        const struct sample_row *s = &b->sample[i];
+        bool penalties = (s->repetition_penalty != 1.0f || s->frequency_penalty != 0 || s->presence_penalty != 0) &&
+                         (s->n_counts > 0 || s->prev_sample >= 0);
+        if (s->kind != SAMPLE_TOKEN || (s->temperature != 0 && s->top_k != 1) || penalties || s->n_bias > 0 ||
+            s->n_allowed > 0 || s->n_logprobs > 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+int32_t attn_chunks(int32_t kv_len, int32_t window, int32_t chunk)
+{
+    if (kv_len <= 0) {
+        return 0;
+    }
+    int32_t begin = window > 0 && kv_len > window ? (kv_len - window) / chunk * chunk : 0;
+    return (int32_t)div_ceil(kv_len - begin, chunk);
+}
+
+int32_t attn_chunk_starts(const struct batch *b, int32_t window, int32_t chunk, int32_t *ret)
+{
+    int32_t total = 0;
+    for (int32_t i = 0; i < b->n_decode; i++) {
+        ret[i] = total;
+        total += attn_chunks(b->kv_len[i], window, chunk);
+    }
+    ret[b->n_decode] = total;
+    return total;
+}
+
+struct tile {
+    int32_t seq, first;
+    int32_t keys; /* of its last row */
+};
+
+static int by_keys(const void *a, const void *b)
+{
+    const struct tile *x = a;
+    const struct tile *y = b;
+    if (x->keys != y->keys) {
+        return x->keys < y->keys ? 1 : -1;
+    }
+    return x->seq != y->seq ? (x->seq < y->seq ? -1 : 1) : (x->first > y->first) - (x->first < y->first);
+}
+
+int32_t prefill_tiles(const struct batch *b, int32_t rows, int32_t *ret)
+{
+    int32_t n = 0;
+    for (int32_t s = b->n_decode; s < b->n_seqs; s++) {
+        n += (int32_t)div_ceil(b->q_start[s + 1] - b->q_start[s], rows);
+    }
+    if (ret == NULL || n == 0) {
+        return n;
+    }
+    struct tile *tile = malloc((size_t)n * sizeof(*tile));
+    int32_t i = 0;
+    for (int32_t s = b->n_decode; s < b->n_seqs; s++) {
+        int32_t end = b->q_start[s + 1];
+        for (int32_t first = b->q_start[s]; first < end; first += rows, i++) {
+            struct tile t = {.seq = s, .first = first, .keys = b->kv_len[s] - (end - MIN(first + rows, end))};
+            if (tile != NULL) {
+                tile[i] = t;
+            }
+            ret[2 * i] = s;
+            ret[2 * i + 1] = first;
+        }
+    }
+    if (tile != NULL) { /* without memory the order is merely worse */
+        qsort(tile, (size_t)n, sizeof(*tile), by_keys);
+        for (i = 0; i < n; i++) {
+            ret[2 * i] = tile[i].seq;
+            ret[2 * i + 1] = tile[i].first;
+        }
+    }
+    free(tile);
+    return n;
+}

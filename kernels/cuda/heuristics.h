@@ -1,0 +1,27 @@
+/* Decisions of the CUDA backend that need no device: pure functions, tested without one. */
+#ifndef QUIRE_CUDA_HEURISTICS_H
+#define QUIRE_CUDA_HEURISTICS_H
+
+#include "kernels/batch.h"
+
+/* Rows of the captured graph that serves a decode step of n rows: steps of 1 to 8, of 8 to 64, of 16 to 256, then of 32. */
+int32_t graph_rows(int32_t n);
+
+/* Whether the step can be served by a graph: every sequence has one token, one logits row and one sample, nothing is
+ * moved but table entries, and no row lists allowed tokens (their bitmap sizes the kernel's shared memory). */
+bool graph_eligible(const struct batch *b);
+
+/* Every sampling row takes its greatest logit and nothing else is asked. */
+bool batch_greedy(const struct batch *b);
+
+/* Chunks of `chunk` tokens that hold the last `window` (0: all) of kv_len tokens, from a multiple of `chunk` on. */
+int32_t attn_chunks(int32_t kv_len, int32_t window, int32_t chunk);
+
+/* Exclusive sums of attn_chunks over the decoding sequences into ret [n_decode + 1]; returns the total. */
+int32_t attn_chunk_starts(const struct batch *b, int32_t window, int32_t chunk, int32_t *ret);
+
+/* Tiles of `rows` query rows of the sequences past n_decode: pairs (sequence, first token), those with most keys first.
+ * Returns their number; `ret` NULL only counts. */
+int32_t prefill_tiles(const struct batch *b, int32_t rows, int32_t *ret);
+
+#endif

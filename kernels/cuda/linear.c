@@ -1,0 +1,273 @@
+/* Matrix products: cuBLASLt with remembered set-ups; what its epilogue cannot do follows as a kernel. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cuda/cuda.h"
+
+/* What decides a set-up. Zeroed before filling: it is compared as bytes. */
+struct plan_key {
+    int64_t x_stride, w_stride, out_stride, residual_stride;
+    int32_t m, n, k;
+    int32_t x_type, out_type;
+    int32_t epilogue; /* cublasLtEpilogue_t */
+    int32_t residual; /* added by the product itself */
+    int32_t alignment;
+};
+
+struct matmul_plan {
+    struct plan_key key;
+    bool used;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t w, x, residual, out;
+    cublasLtMatmulAlgo_t algo;
+    size_t workspace_bytes;
+};
+
+static const char *lt_text(cublasStatus_t s)
+{
+    switch (s) {
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+        return "shape or type not supported";
+    case CUBLAS_STATUS_ALLOC_FAILED:
+        return "out of memory";
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+        return "not initialised";
+    default:
+        return "failed";
+    }
+}
+
+static void fail(struct cuda_backend *c, cublasStatus_t s, const struct plan_key *k)
+{
+    if (c->failed.code == 0) {
+        err_set(&c->failed, ERR_DEVICE, "cuda: matrix product %d x %d x %d: %s (%d)", k->m, k->n, k->k, lt_text(s), (int)s);
+    }
+}
+
+int cuda_linear_init(struct cuda_backend *c, struct err *e)
+{
+    c->plan = calloc(MATMUL_PLANS, sizeof(*c->plan));
+    if (c->plan == NULL) {
+        return err_nomem(e, "matrix products");
+    }
+    cublasStatus_t s = cublasLtCreate(&c->lt);
+    if (s != CUBLAS_STATUS_SUCCESS) {
+        return err_set(e, ERR_DEVICE, "cuda: cuBLASLt: %s (%d)", lt_text(s), (int)s);
+    }
+    c->workspace = cuda_alloc(c, WORKSPACE_BYTES, "matrix products", e);
+    return c->workspace == NULL ? ERR_NOMEM : 0;
+}
+
+static void plan_clear(struct matmul_plan *p)
+{
+    if (p->used) {
+        cublasLtMatmulDescDestroy(p->desc);
+        cublasLtMatrixLayoutDestroy(p->w);
+        cublasLtMatrixLayoutDestroy(p->x);
+        cublasLtMatrixLayoutDestroy(p->residual);
+        cublasLtMatrixLayoutDestroy(p->out);
+    }
+    memset(p, 0, sizeof(*p));
+}
+
+void cuda_linear_release(struct cuda_backend *c)
+{
+    for (int32_t i = 0; c->plan != NULL && i < MATMUL_PLANS; i++) {
+        plan_clear(&c->plan[i]);
+    }
+    free(c->plan);
+    c->plan = NULL;
+    if (c->lt != NULL) {
+        cublasLtDestroy(c->lt);
+    }
+}
+
+static cudaDataType_t lt_type(int32_t t) { return t == DTYPE_F32 ? CUDA_R_32F : t == DTYPE_F16 ? CUDA_R_16F : CUDA_R_16BF; }
+
+static int32_t alignment_of(const void *p)
+{
+    uintptr_t a = (uintptr_t)p;
+    int32_t n = 256;
+    while (n > 1 && a % (uintptr_t)n != 0) {
+        n /= 2;
+    }
+    return n;
+}
+
+static uint64_t hash_key(const struct plan_key *k)
+{
+    const unsigned char *p = (const unsigned char *)k;
+    uint64_t h = 0xCBF29CE484222325ull;
+    for (size_t i = 0; i < sizeof(*k); i++) {
+        h = (h ^ p[i]) * 0x100000001B3ull;
+    }
+    return h ^ (h >> 29);
+}
+
+/* cuBLAS thinks in columns: out^T [n, m] = w^T' x^T, with w [n, k] row-major read as a transposed [k, n]. */
+static cublasStatus_t plan_make(struct cuda_backend *c, struct matmul_plan *p, const struct plan_key *k)
+{
+    memset(p, 0, sizeof(*p));
+    p->key = *k;
+    cublasOperation_t transpose = CUBLAS_OP_T;
+    cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)k->epilogue;
+    cublasStatus_t s = cublasLtMatmulDescCreate(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    p->used = s == CUBLAS_STATUS_SUCCESS;
+    if (!p->used) {
+        return s;
+    }
+    cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof(transpose));
+    cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue));
+    cublasLtMatrixLayoutCreate(&p->w, lt_type(k->x_type), (uint64_t)k->k, (uint64_t)k->n, k->w_stride);
+    cublasLtMatrixLayoutCreate(&p->x, lt_type(k->x_type), (uint64_t)k->k, (uint64_t)k->m, k->x_stride);
+    cublasLtMatrixLayoutCreate(&p->out, lt_type(k->out_type), (uint64_t)k->n, (uint64_t)k->m, k->out_stride);
+    cublasLtMatrixLayoutCreate(&p->residual, lt_type(k->out_type), (uint64_t)k->n, (uint64_t)k->m,
+                               k->residual ? k->residual_stride : k->out_stride);
+    cublasLtMatmulPreference_t want;
+    s = cublasLtMatmulPreferenceCreate(&want);
+    if (s != CUBLAS_STATUS_SUCCESS) {
+        return s;
+    }
+    size_t workspace = WORKSPACE_BYTES;
+    uint32_t alignment = (uint32_t)k->alignment;
+    cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace));
+    cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &alignment, sizeof(alignment));
+    cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &alignment, sizeof(alignment));
+    cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &alignment, sizeof(alignment));
+    cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &alignment, sizeof(alignment));
+    cublasLtMatmulHeuristicResult_t found;
+    int n = 0;
+    s = cublasLtMatmulAlgoGetHeuristic(c->lt, p->desc, p->w, p->x, p->residual, p->out, want, 1, &found, &n);
+    cublasLtMatmulPreferenceDestroy(want);
+    if (s == CUBLAS_STATUS_SUCCESS && n == 0) {
+        s = CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    p->algo = found.algo;
+    p->workspace_bytes = found.workspaceSize;
+    return s;
+}
+
+/* The set-up for k, remembered or made. NULL: cuBLASLt has none, status in *ret. */
+static struct matmul_plan *plan_find(struct cuda_backend *c, const struct plan_key *k, cublasStatus_t *ret)
+{
+    uint64_t h = hash_key(k);
+    struct matmul_plan *p = NULL;
+    for (int i = 0; i < 8; i++) {
+        p = &c->plan[(h + (uint64_t)i) % MATMUL_PLANS];
+        if (p->used && memcmp(&p->key, k, sizeof(*k)) == 0) {
+            return p;
+        }
+        if (!p->used) {
+            break;
+        }
+    }
+    if (p->used) { /* crowded: the last one looked at makes room */
+        plan_clear(p);
+    }
+    *ret = plan_make(c, p, k);
+    if (*ret != CUBLAS_STATUS_SUCCESS) {
+        plan_clear(p);
+        return NULL;
+    }
+    return p;
+}
+
+/* What cuBLASLt is asked to do of an epilogue; the rest is for launch_epilogue. */
+struct split {
+    cublasLtEpilogue_t epilogue;
+    bool bias, act, residual; /* done by the product */
+};
+
+static struct split split_epilogue(const struct epilogue *ep, struct mat out)
+{
+    struct split s = {.epilogue = CUBLASLT_EPILOGUE_DEFAULT};
+    if (ep == NULL) {
+        return s;
+    }
+    bool has_residual = ep->residual.data != NULL;
+    s.bias = ep->bias.data != NULL && ep->bias.dtype == out.dtype && out.dtype != DTYPE_F32 && alignment_of(ep->bias.data) >= 16;
+    s.act = ep->act == ACT_RELU && !has_residual && (s.bias || ep->bias.data == NULL);
+    s.residual = has_residual && ep->act == ACT_NONE && ep->residual.dtype == out.dtype;
+    if (s.act) {
+        s.epilogue = s.bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU;
+    } else if (s.bias) {
+        s.epilogue = CUBLASLT_EPILOGUE_BIAS;
+    }
+    return s;
+}
+
+static void run_plan(struct cuda_backend *c, const struct plan_key *k, const struct split *s, struct mat out, struct mat x,
+                     struct mat w, const struct epilogue *ep)
+{
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    struct matmul_plan *p = plan_find(c, k, &status);
+    if (p == NULL) {
+        fail(c, status, k);
+        return;
+    }
+    if (s->bias) {
+        const void *bias = ep->bias.data;
+        cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
+    }
+    float one = 1.0f;
+    float beta = s->residual ? 1.0f : 0.0f;
+    status = cublasLtMatmul(c->lt, p->desc, &one, w.data, p->w, x.data, p->x, &beta,
+                            s->residual ? ep->residual.data : out.data, p->residual, out.data, p->out, &p->algo, c->workspace,
+                            WORKSPACE_BYTES, c->stream);
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        fail(c, status, k);
+    }
+}
+
+/* A buffer shaped like out for products whose residual lies in out itself but must be added after an activation. */
+static struct mat side_buffer(struct cuda_backend *c, struct mat out, int32_t rows)
+{
+    int64_t need = rows * out.stride * dtype_bytes(out.dtype);
+    if (need > c->side_bytes) {
+        c->side = cuda_alloc(c, (size_t)need * 2, "matrix products", &c->failed);
+        c->side_bytes = c->side != NULL ? need * 2 : 0;
+    }
+    out.data = c->side;
+    return out;
+}
+
+void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w, const struct epilogue *ep)
+{
+    struct cuda_backend *c = cuda_of(b);
+    cuda_start(c);
+    int32_t rows = cuda_rows(c, out);
+    if (rows < 1 || !cuda_usable(c)) {
+        return;
+    }
+    struct split s = split_epilogue(ep, out);
+    bool bias = ep != NULL && ep->bias.data != NULL && !s.bias;
+    bool act = ep != NULL && ep->act != ACT_NONE && !s.act;
+    bool residual = ep != NULL && ep->residual.data != NULL && !s.residual;
+    struct mat product = residual && ep->residual.data == out.data ? side_buffer(c, out, rows) : out;
+    if (product.data == NULL) {
+        return;
+    }
+    struct plan_key k;
+    memset(&k, 0, sizeof(k));
+    k.x_stride = x.stride;
+    k.w_stride = w.stride;
+    k.out_stride = product.stride;
+    k.residual_stride = s.residual ? ep->residual.stride : 0;
+    k.m = rows;
+    k.n = w.rows;
+    k.k = w.cols;
+    k.x_type = (int32_t)x.dtype;
+    k.out_type = (int32_t)out.dtype;
+    k.epilogue = (int32_t)s.epilogue;
+    k.residual = s.residual;
+    k.alignment = MIN(MIN(alignment_of(product.data), alignment_of(x.data)), alignment_of(w.data));
+    if (s.residual) {
+        k.alignment = MIN(k.alignment, alignment_of(ep->residual.data));
+    }
+    run_plan(c, &k, &s, product, x, w, ep);
+    if (bias || act || residual) {
+        launch_epilogue(out.data, product.data, (int)out.dtype, out.stride, bias ? ep->bias.data : NULL,
+                        bias ? (int)ep->bias.dtype : 0, act ? (int)ep->act : 0, residual ? ep->residual.data : NULL,
+                        residual ? ep->residual.stride : 0, rows, w.rows, c->stream);
+    }
+}

@@ -1,0 +1,432 @@
+/* A step on the device: packing its inputs, the prologue, graphs of decode steps, results.
+ *
+ * Order on the stream: staging copy, swaps, block copies, then either a graph (prologue, forward, sampling) or the same
+ * kernel by kernel. The host comes back at once; step_wait waits for the step's last event.
+ */
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/heuristics.h"
+
+static struct cuda_step *step_at(struct cuda_backend *c, int64_t i) { return &c->step[i % STEP_RING]; }
+static struct cuda_step *step_now(struct cuda_backend *c) { return step_at(c, c->n_begun); }
+
+/* ---- buffers ---- */
+
+static void staging_release(struct cuda_backend *c)
+{
+    for (int i = 0; i < STEP_RING; i++) {
+        cudaFreeHost(c->step[i].staging);
+        c->step[i].staging = NULL;
+    }
+    cudaFree(c->staging_device);
+    cudaFree(c->sample.saved);
+    c->staging_device = NULL;
+    c->sample.saved = NULL;
+    c->staging_cap = 0;
+}
+
+static void graphs_drop(struct cuda_backend *c)
+{
+    for (int32_t i = 0; i < c->n_graphs; i++) {
+        if (c->graph[i].exec != NULL) {
+            cudaGraphExecDestroy(c->graph[i].exec);
+        }
+    }
+    c->n_graphs = 0;
+}
+
+/* Room for a step of n bytes. Growing waits for the device and drops the graphs, which hold the old address. */
+static int staging_reserve(struct cuda_backend *c, int64_t n, struct err *e)
+{
+    if (n <= c->staging_cap) {
+        return 0;
+    }
+    cudaError_t rc = cudaStreamSynchronize(c->stream);
+    graphs_drop(c);
+    staging_release(c);
+    int64_t cap = div_ceil(n + n / 2, 4096) * 4096;
+    for (int i = 0; i < STEP_RING && rc == cudaSuccess; i++) {
+        rc = cudaHostAlloc((void **)&c->step[i].staging, (size_t)cap, cudaHostAllocDefault);
+    }
+    rc = rc == cudaSuccess ? cudaMalloc((void **)&c->staging_device, (size_t)cap) : rc;
+    rc = rc == cudaSuccess ? cudaMalloc((void **)&c->sample.saved, (size_t)cap) : rc; /* 4 bytes an entry of at least 8 */
+    if (rc != cudaSuccess) {
+        return cuda_error(e, rc, "buffers of a step");
+    }
+    c->staging_cap = cap;
+    c->arrays.header = (struct step_header *)c->staging_device;
+    return 0;
+}
+
+/* Room for n best tokens in the results of `s`. */
+static int top_reserve(struct cuda_step *s, int64_t n, struct err *e)
+{
+    if (n <= s->top_cap) {
+        return 0;
+    }
+    cudaFreeHost(s->top_token);
+    cudaFreeHost(s->top_logprob);
+    s->top_token = NULL;
+    s->top_logprob = NULL;
+    s->top_cap = 0;
+    cudaError_t rc = cudaHostAlloc((void **)&s->top_token, (size_t)n * 4, cudaHostAllocMapped);
+    rc = rc == cudaSuccess ? cudaHostAlloc((void **)&s->top_logprob, (size_t)n * 4, cudaHostAllocMapped) : rc;
+    if (rc != cudaSuccess) {
+        return cuda_error(e, rc, "results of a step");
+    }
+    s->top_cap = n;
+    return 0;
+}
+
+static int32_t *ints(struct cuda_backend *c, int64_t n, struct err *e)
+{
+    int32_t *p = cuda_alloc(c, (size_t)n * sizeof(*p), "arrays of a step", e);
+    if (p != NULL && !cuda_check(c, cudaMemsetAsync(p, 0, (size_t)n * sizeof(*p), c->stream), "arrays of a step")) {
+        *e = c->failed;
+        return NULL;
+    }
+    return p;
+}
+
+int cuda_steps_init(struct cuda_backend *c, struct err *e)
+{
+    const struct backend_config *k = &c->config;
+    struct step_arrays *a = &c->arrays;
+    int64_t rows = MAX(MAX(k->max_tokens, k->max_seqs), k->max_samples) + 1;
+    a->table_width = k->max_blocks_per_seq;
+    a->max_seqs = k->max_seqs;
+    bool ok = (a->token = ints(c, rows, e)) != NULL && (a->position = ints(c, rows, e)) != NULL &&
+              (a->slot = ints(c, rows, e)) != NULL && (a->q_start = ints(c, rows, e)) != NULL &&
+              (a->kv_len = ints(c, rows, e)) != NULL && (a->row = ints(c, rows, e)) != NULL &&
+              (a->logits_token = ints(c, rows, e)) != NULL && (a->sampled = ints(c, rows, e)) != NULL &&
+              (a->sampled_before = ints(c, rows, e)) != NULL && (c->sample.arrived = ints(c, rows, e)) != NULL &&
+              (a->chunk_start = ints(c, (int64_t)CUDA_MAX_WINDOWS * (k->max_seqs + 1), e)) != NULL &&
+              (a->table = ints(c, (int64_t)k->max_seqs * k->max_blocks_per_seq, e)) != NULL &&
+              (c->sample.partial = cuda_alloc(c, (size_t)sample_partial_bytes((int32_t)rows), "sampling", e)) != NULL;
+    if (!ok) {
+        return e->code;
+    }
+    cudaError_t rc = cudaSuccess;
+    for (int i = 0; i < STEP_RING && rc == cudaSuccess; i++) {
+        struct cuda_step *s = &c->step[i];
+        rc = cudaEventCreate(&s->begun);
+        rc = rc == cudaSuccess ? cudaEventCreate(&s->done) : rc;
+        rc = rc == cudaSuccess ? cudaHostAlloc((void **)&s->token, (size_t)k->max_samples * 4, cudaHostAllocMapped) : rc;
+        rc = rc == cudaSuccess ? cudaHostAlloc((void **)&s->logprob, (size_t)k->max_samples * 4, cudaHostAllocMapped) : rc;
+        if (rc == cudaSuccess && top_reserve(s, (int64_t)k->max_samples * 24, e) < 0) {
+            return e->code;
+        }
+    }
+    if (rc != cudaSuccess) {
+        return cuda_error(e, rc, "results of a step");
+    }
+    return staging_reserve(c, 65536 + rows * 128, e);
+}
+
+void cuda_steps_release(struct cuda_backend *c)
+{
+    graphs_drop(c);
+    staging_release(c);
+    for (int i = 0; i < STEP_RING; i++) {
+        struct cuda_step *s = &c->step[i];
+        if (s->begun != NULL) {
+            cudaEventDestroy(s->begun);
+        }
+        if (s->done != NULL) {
+            cudaEventDestroy(s->done);
+        }
+        cudaFreeHost(s->token);
+        cudaFreeHost(s->logprob);
+        cudaFreeHost(s->top_token);
+        cudaFreeHost(s->top_logprob);
+    }
+    free(c->graph);
+}
+
+/* ---- packing ---- */
+
+struct packer {
+    char *base;
+    int64_t at;
+};
+
+/* Append n bytes (16-byte aligned); returns their offset. With `base` NULL only the size is found. */
+static int32_t pack(struct packer *p, const void *data, int64_t n_bytes)
+{
+    int64_t at = p->at;
+    if (p->base != NULL && n_bytes > 0) {
+        memcpy(p->base + at, data, (size_t)n_bytes);
+    }
+    p->at += div_ceil(n_bytes, 16) * 16;
+    return (int32_t)at;
+}
+
+/* First sample of every logits row: [n_logits + 1]. */
+static void fill_groups(int32_t *group, const struct batch *b)
+{
+    int32_t i = 0;
+    for (int32_t row = 0; row <= b->n_logits; row++) {
+        while (i < b->n_samples && b->sample[i].logits_row < row) {
+            i++;
+        }
+        group[row] = i;
+    }
+}
+
+/* Offsets, beside the header's, that only the host needs. */
+struct packed {
+    int32_t off_copy, off_tiles;
+};
+
+static void pack_batch(struct cuda_backend *c, struct packer *p, struct step_header *h, const struct batch *b, struct packed *ret)
+{
+    const int64_t I = sizeof(int32_t);
+    p->at = div_ceil((int64_t)sizeof(*h), 16) * 16;
+    h->off_token = pack(p, b->token, b->n_tokens * I);
+    h->off_token_src = pack(p, b->token_src, b->n_tokens * I);
+    h->off_position = pack(p, b->position, b->n_tokens * I);
+    h->off_slot = pack(p, b->slot, b->n_tokens * I);
+    h->off_q_start = pack(p, b->q_start, (b->n_seqs + 1) * I);
+    h->off_kv_len = pack(p, b->kv_len, b->n_seqs * I);
+    h->off_row = pack(p, b->row, b->n_seqs * I);
+    h->off_update = pack(p, b->table_update, b->n_table_update * (int64_t)sizeof(*b->table_update));
+    h->off_table_block = pack(p, b->table_block, b->n_table_block * I);
+    h->off_logits_token = pack(p, b->logits_token, b->n_logits * I);
+    h->off_sample = pack(p, b->sample, b->n_samples * (int64_t)sizeof(*b->sample));
+    h->off_count = pack(p, b->token_count, b->n_token_count * (int64_t)sizeof(*b->token_count));
+    h->off_bias = pack(p, b->token_bias, b->n_token_bias * (int64_t)sizeof(*b->token_bias));
+    h->off_allowed = pack(p, b->allowed_token, b->n_allowed_token * I);
+    h->off_group = (int32_t)p->at;
+    if (p->base != NULL) {
+        fill_groups((int32_t *)(p->base + p->at), b);
+    }
+    p->at += div_ceil((b->n_logits + 1) * I, 16) * 16;
+    h->off_chunk_start = (int32_t)p->at;
+    for (int32_t w = 0; w < c->n_windows && p->base != NULL; w++) {
+        int32_t *start = (int32_t *)(p->base + p->at) + (int64_t)w * (b->n_decode + 1);
+        h->n_chunks[w] = attn_chunk_starts(b, c->window[w], ATTN_CHUNK, start);
+    }
+    p->at += div_ceil(c->n_windows * (int64_t)(b->n_decode + 1) * I, 16) * 16;
+    ret->off_copy = pack(p, b->copy, b->n_copy * (int64_t)sizeof(*b->copy));
+    ret->off_tiles = (int32_t)p->at;
+    c->n_tiles = prefill_tiles(b, ATTN_PREFILL_ROWS, p->base != NULL ? (int32_t *)(p->base + p->at) : NULL);
+    p->at += c->n_tiles * 2 * I;
+}
+
+/* token_src may be NULL in a batch without look-ahead. */
+static int check_batch(const struct cuda_backend *c, const struct batch *b, struct err *e)
+{
+    const struct backend_config *k = &c->config;
+    if (b->n_tokens < 0 || b->n_tokens > k->max_tokens || b->n_seqs < 0 || b->n_seqs > k->max_seqs || b->n_samples < 0 ||
+        b->n_samples > k->max_samples || b->n_logits > b->n_tokens || b->n_decode > b->n_seqs) {
+        return err_set(e, ERR_INVALID, "cuda: step %llu is too large: %d tokens (of %d), %d sequences (of %d), %d samples (of %d)",
+                       (unsigned long long)b->step, b->n_tokens, k->max_tokens, b->n_seqs, k->max_seqs, b->n_samples,
+                       k->max_samples);
+    }
+    for (int32_t i = 0; i < b->n_table_update; i++) {
+        const struct table_update *u = &b->table_update[i];
+        if (u->row < 0 || u->row >= k->max_seqs || u->index < 0 || u->count < 0 || u->count > k->max_blocks_per_seq - u->index ||
+            u->first < 0 || u->count > b->n_table_block - u->first) {
+            return err_set(e, ERR_INVALID, "cuda: step %llu: block-table update out of range", (unsigned long long)b->step);
+        }
+    }
+    return 0;
+}
+
+static int32_t top_stride(const struct batch *b)
+{
+    int32_t stride = 0;
+    for (int32_t i = 0; i < b->n_samples; i++) {
+        const struct sample_row *s = &b->sample[i];
+        stride = MAX(stride, s->kind == SAMPLE_CANDIDATES ? s->n_candidates : s->n_logprobs);
+    }
+    return stride;
+}
+
+static void fill_header(struct cuda_backend *c, struct step_header *h, const struct cuda_step *s, const struct batch *b)
+{
+    h->n_tokens = b->n_tokens;
+    h->n_padded = c->padded;
+    h->n_seqs = b->n_seqs;
+    h->n_decode = b->n_decode;
+    h->n_logits = b->n_logits;
+    h->n_samples = b->n_samples;
+    h->n_prev = c->n_prev_samples;
+    h->n_table_update = b->n_table_update;
+    h->n_windows = c->n_windows;
+    h->n_counts = b->n_token_count;
+    h->top_stride = s->top_stride;
+    h->result_token = s->token;
+    h->result_logprob = s->logprob;
+    h->result_top_token = s->top_token;
+    h->result_top_logprob = s->top_logprob;
+}
+
+int cuda_step_begin(struct backend *backend, const struct batch *batch, struct err *e)
+{
+    struct cuda_backend *c = cuda_of(backend);
+    int rc = check_batch(c, batch, e);
+    if (rc < 0) {
+        return rc;
+    }
+    struct batch b = *batch;
+    struct step_header measured;
+    struct packer size = {0};
+    struct packed off;
+    pack_batch(c, &size, &measured, &b, &off);
+    struct cuda_step *s = step_now(c);
+    s->top_stride = top_stride(&b);
+    if (s->in_flight && !cuda_check(c, cudaEventSynchronize(s->done), "an earlier step")) {
+        return err_set(e, c->failed.code, "%s", c->failed.text);
+    }
+    rc = staging_reserve(c, size.at, e);
+    rc = rc < 0 ? rc : top_reserve(s, (int64_t)s->top_stride * b.n_samples, e);
+    if (rc < 0) {
+        return rc;
+    }
+    c->batch = b;
+    c->greedy = batch_greedy(&b);
+    c->any_allowed = b.n_allowed_token > 0;
+    c->padded = graph_eligible(&b) ? MIN(graph_rows(b.n_tokens), c->max_graph_rows) : 0;
+    c->padded = MAX(c->padded, b.n_tokens);
+    struct step_header *h = (struct step_header *)s->staging;
+    memset(h, 0, sizeof(*h));
+    struct packer p = {.base = s->staging};
+    pack_batch(c, &p, h, &b, &off);
+    if (b.token_src == NULL && b.n_tokens > 0) {
+        memset(s->staging + h->off_token_src, 0xFF, (size_t)b.n_tokens * sizeof(int32_t));
+    }
+    fill_header(c, h, s, &b);
+    c->header = h;
+    c->tile_device = (int32_t *)(c->staging_device + off.off_tiles);
+    cuda_check(c, cudaEventRecord(s->begun, c->stream), "starting a step");
+    cuda_check(c, cudaMemcpyAsync(c->staging_device, s->staging, (size_t)p.at, cudaMemcpyHostToDevice, c->stream), "starting a step");
+    cuda_swap(c, b.swap_out, b.n_swap_out, true);
+    cuda_swap(c, b.swap_in, b.n_swap_in, false);
+    if (b.n_copy > 0) {
+        launch_block_copy(c->kv_data, kv_layout_block_bytes(&c->kv), (int32_t *)(c->staging_device + off.off_copy), b.n_copy,
+                          c->stream);
+    }
+    s->step = b.step;
+    s->n_samples = b.n_samples;
+    c->in_step = true;
+    c->started = false;
+    return 0;
+}
+
+void cuda_start(struct cuda_backend *c)
+{
+    if (!c->started) {
+        c->started = true;
+        launch_prologue(&c->arrays, MAX(c->padded, 256), c->stream);
+    }
+}
+
+/* ---- graphs ---- */
+
+static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows, bool greedy)
+{
+    for (int32_t i = 0; i < c->n_graphs; i++) {
+        if (c->graph[i].rows == rows && c->graph[i].greedy == greedy) {
+            return &c->graph[i];
+        }
+    }
+    if (c->n_graphs == c->graphs_cap) {
+        int32_t cap = c->graphs_cap * 2 + 32;
+        struct cuda_graph *grown = realloc(c->graph, (size_t)cap * sizeof(*grown));
+        if (grown == NULL) {
+            return NULL;
+        }
+        c->graph = grown;
+        c->graphs_cap = cap;
+    }
+    c->graph[c->n_graphs] = (struct cuda_graph){.rows = rows, .greedy = greedy};
+    return &c->graph[c->n_graphs++];
+}
+
+/* The first decode step of a size runs kernel by kernel, so that everything made on demand is there; the second is
+ * captured, padded, and launched by step_end; the later ones are replayed. */
+bool cuda_replay(struct backend *backend, const struct batch *batch)
+{
+    struct cuda_backend *c = cuda_of(backend);
+    c->recording = NULL;
+    if (!cuda_usable(c) || c->started || !graph_eligible(batch)) {
+        return false;
+    }
+    int32_t rows = MIN(graph_rows(batch->n_tokens), c->max_graph_rows);
+    if (rows < batch->n_tokens || rows != c->padded) {
+        return false;
+    }
+    struct cuda_graph *g = graph_of(c, rows, c->greedy);
+    if (g == NULL) {
+        return false;
+    }
+    if (g->exec != NULL) {
+        c->started = true;
+        return cuda_check(c, cudaGraphLaunch(g->exec, c->stream), "launching a step");
+    }
+    c->recording = g;
+    if (g->n_seen++ > 0) {
+        c->capturing = cuda_check(c, cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal), "capturing a step");
+    }
+    return false;
+}
+
+static void finish_capture(struct cuda_backend *c)
+{
+    cudaGraph_t graph = NULL;
+    c->capturing = false;
+    if (!cuda_check(c, cudaStreamEndCapture(c->stream, &graph), "capturing a step")) {
+        return;
+    }
+    if (cuda_check(c, cudaGraphInstantiate(&c->recording->exec, graph, 0), "capturing a step")) {
+        cuda_check(c, cudaGraphLaunch(c->recording->exec, c->stream), "launching a step");
+    }
+    cudaGraphDestroy(graph);
+}
+
+int cuda_step_end(struct backend *backend, struct err *e)
+{
+    struct cuda_backend *c = cuda_of(backend);
+    struct cuda_step *s = step_now(c);
+    cuda_start(c);
+    if (c->capturing) {
+        finish_capture(c);
+    }
+    c->recording = NULL;
+    c->in_step = false;
+    cuda_check(c, cudaGetLastError(), "a kernel of the step");
+    cuda_check(c, cudaEventRecord(s->done, c->stream), "ending a step");
+    s->in_flight = true;
+    c->n_prev_samples = s->n_samples;
+    c->n_begun++;
+    return cuda_usable(c) ? 0 : err_set(e, c->failed.code, "%s", c->failed.text);
+}
+
+int cuda_step_wait(struct backend *backend, struct results *ret, struct err *e)
+{
+    struct cuda_backend *c = cuda_of(backend);
+    if (c->n_waited == c->n_begun) {
+        return err_set(e, ERR_INVALID, "cuda: no step to wait for");
+    }
+    struct cuda_step *s = step_at(c, c->n_waited++);
+    cuda_check(c, cudaEventSynchronize(s->done), "a step");
+    s->in_flight = false;
+    if (!cuda_usable(c)) {
+        return err_set(e, c->failed.code, "%s", c->failed.text);
+    }
+    float ms = 0;
+    cuda_check(c, cudaEventElapsedTime(&ms, s->begun, s->done), "a step");
+    *ret = (struct results){.step = s->step,
+                            .n_samples = s->n_samples,
+                            .top_stride = s->top_stride,
+                            .token = s->token,
+                            .logprob = s->logprob,
+                            .top_token = s->top_token,
+                            .top_logprob = s->top_logprob,
+                            .device_us = MAX((int64_t)(ms * 1000.0f), 1)};
+    return 0;
+}
