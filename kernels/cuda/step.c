@@ -236,6 +236,16 @@ static int check_batch(const struct cuda_backend *c, const struct batch *b, stru
     return 0;
 }
 
+/* Leading sequences of exactly one token. */
+static int32_t count_decodes(const struct batch *b)
+{
+    int32_t n = 0;
+    while (n < b->n_seqs && b->q_start[n + 1] - b->q_start[n] == 1) {
+        n++;
+    }
+    return n;
+}
+
 static int32_t top_stride(const struct batch *b)
 {
     int32_t stride = 0;
@@ -273,6 +283,7 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
         return rc;
     }
     struct batch b = *batch;
+    b.n_decode = count_decodes(batch);
     struct step_header measured;
     struct packer size = {0};
     struct packed off;
