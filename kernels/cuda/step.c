@@ -153,11 +153,11 @@ struct packer {
     int64_t at;
 };
 
-/* Append n bytes (16-byte aligned); returns their offset. With `base` NULL only the size is found. */
+/* Append n bytes (16-byte aligned; data NULL: unset); returns their offset. With `base` NULL only the size is found. */
 static int32_t pack(struct packer *p, const void *data, int64_t n_bytes)
 {
     int64_t at = p->at;
-    if (p->base != NULL && n_bytes > 0) {
+    if (p->base != NULL && data != NULL && n_bytes > 0) {
         memcpy(p->base + at, data, (size_t)n_bytes);
     }
     p->at += div_ceil(n_bytes, 16) * 16;

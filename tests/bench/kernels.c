@@ -370,6 +370,7 @@ int main(int argc, char **argv)
         ints[i] = calloc(MAX_TOKENS + 1, sizeof(int32_t));
     }
     memset(ints[3], 0xFF, (MAX_TOKENS + 1) * sizeof(int32_t));
+    setvbuf(stdout, NULL, _IOLBF, 0);
     printf("device %s\n", b->device);
     if (all || want[3]) {
         bench_glue();
