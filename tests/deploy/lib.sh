@@ -1,5 +1,5 @@
-# For the scripts beside it: what a deployment test needs of this machine, and a fresh system to test in.
-# Sourced, not run. Nothing here reaches beyond $work, which goes away at the end.
+# For the scripts beside it, which source it: what a deployment test needs of this machine, and a fresh system to test
+# in. Nothing here reaches beyond $work, which goes away at the end.
 # shellcheck shell=bash
 set -euo pipefail
 
