@@ -35,7 +35,7 @@ mirror_of() { # suite
     case $1 in
     bookworm | trixie)
         { awk '/^URIs:/ {print $2; exit}' /etc/apt/sources.list.d/debian.sources 2>/dev/null
-          awk '$1 == "deb" && /debian/ && !/security/ {print $2; exit}' /etc/apt/sources.list 2>/dev/null; } | head -1 ;;
+          awk '$1 == "deb" && /debian/ && !/security/ {print $2; exit}' /etc/apt/sources.list 2>/dev/null || true; } | head -1 ;;
     esac
 }
 
