@@ -35,11 +35,6 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
 
 /* ---- start -------------------------------------------------------------------------------------------------------- */
 
-static bool is_null_model(const struct settings *s)
-{
-    return s->model && strcmp(s->model, "null") == 0;
-}
-
 static void defaults_none(struct generation_defaults *d)
 {
     *d = (struct generation_defaults){__builtin_nanf(""), __builtin_nanf(""), __builtin_nanf(""), __builtin_nanf(""),
@@ -49,7 +44,7 @@ static void defaults_none(struct generation_defaults *d)
 /* Tokenizer, executor, what the model says about ends and sampling. */
 static int open_model(struct engine *e, const struct settings *s, struct err *err)
 {
-    if (is_null_model(s)) {
+    if (is_null_model(s->model)) {
         e->model_path = strdup("null");
         if (!e->model_path)
             return err_nomem(err, "the model's name");

@@ -38,7 +38,8 @@ struct executor {
 /* runner.c: a model (its directory and configuration) on the backend that the settings ask for, pools sized from them. */
 int runner_open(struct executor **ret, const struct settings *s, const char *dir, const struct model_config *c,
                 struct err *e);
-/* null.c: no model; every sample is a letter or a space of the byte tokenizer, at once. */
+/* null.c: no model; every sample is a letter or a space of the byte tokenizer, at once or at the pace in the model's name. */
+bool is_null_model(const char *model);
 int null_open(struct executor **ret, const struct settings *s, struct err *e);
 
 #endif

@@ -8,12 +8,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "config/limits.h"
 #include "config/settings.h"
 #include "engine/executor.h"
 
-enum { NULL_VOCAB = 256, NULL_BLOCKS = 1 << 16, NULL_MAX_LEN = 1 << 15, NULL_SLOTS = 4 };
+enum { NULL_VOCAB = 256, NULL_BLOCKS = 1 << 16, NULL_MAX_LEN = 1 << 15, NULL_SLOTS = 4, NULL_STEP_MAX_US = 60000000 };
 
 /* One step's results; four in turn, so that those of the last two waits stay as they are. */
 struct null_slot {
@@ -22,12 +23,15 @@ struct null_slot {
     float *logprob;     /* [max_samples] */
     int32_t *top_token; /* [max_samples, LIMIT_CANDIDATES] */
     float *top_logprob;
+    int64_t ready_us;
 };
 
 struct null_executor {
     struct executor base;
     struct null_slot slot[NULL_SLOTS];
     uint64_t n_launched, n_waited;
+    int64_t step_us; /* 0: at once */
+    int64_t free_us; /* when the step launched last will have ended */
 };
 
 static uint64_t mix(uint64_t x)
@@ -87,8 +91,11 @@ static int null_launch(struct executor *base, const struct batch *b, struct err 
     struct null_slot *slot = &x->slot[x->n_launched++ % NULL_SLOTS];
     for (int32_t i = 0; i < b->n_samples; i++)
         answer(x, b, i, slot);
+    if (x->step_us > 0)
+        slot->ready_us = x->free_us = MAX(x->free_us, clock_us()) + x->step_us;
     slot->results = (struct results){
         .step = b->step,
+        .device_us = x->step_us,
         .n_samples = b->n_samples,
         .top_stride = LIMIT_CANDIDATES,
         .token = slot->token,
@@ -103,7 +110,11 @@ static int null_wait(struct executor *base, struct results *ret, struct err *e)
 {
     (void)e;
     struct null_executor *x = CONTAINER_OF(base, struct null_executor, base);
-    *ret = x->slot[x->n_waited++ % NULL_SLOTS].results;
+    struct null_slot *slot = &x->slot[x->n_waited++ % NULL_SLOTS];
+    int64_t left_us = x->step_us > 0 ? slot->ready_us - clock_us() : 0;
+    if (left_us > 0)
+        nanosleep(&(struct timespec){.tv_sec = left_us / 1000000, .tv_nsec = left_us % 1000000 * 1000}, NULL);
+    *ret = slot->results;
     return 0;
 }
 
@@ -138,11 +149,32 @@ static void null_info(struct executor_info *ret, const struct settings *s)
         ret->max_len = (int32_t)holds;
 }
 
+bool is_null_model(const char *model)
+{
+    return model && (strcmp(model, "null") == 0 || strncmp(model, "null:", 5) == 0);
+}
+
+/* The time of a step in the model's name. */
+static int read_step_us(int64_t *ret, const char *model, struct err *e)
+{
+    long long us = 0;
+    char rest;
+    if (model && model[4] == ':' && (sscanf(model + 5, "%lld%c", &us, &rest) != 1 || us < 0 || us > NULL_STEP_MAX_US))
+        return err_set_param(e, ERR_INVALID, "model", "\"%.100s\": null, or null:MICROSECONDS a step up to %d", model,
+                             NULL_STEP_MAX_US);
+    *ret = us;
+    return 0;
+}
+
 int null_open(struct executor **ret, const struct settings *s, struct err *e)
 {
     struct null_executor *x = calloc(1, sizeof(*x));
     if (!x)
         return err_nomem(e, "the null executor");
+    if (read_step_us(&x->step_us, is_null_model(s->model) ? s->model : NULL, e) < 0) {
+        free(x);
+        return ERR_INVALID;
+    }
     null_info(&x->base.info, s);
     x->base.launch = null_launch;
     x->base.wait = null_wait;

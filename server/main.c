@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "config/settings.h"
+#include "server/bench.h"
 #include "server/commands.h"
 
 extern char **environ;
@@ -12,6 +13,7 @@ static void print_help(FILE *out)
     fprintf(out, "quire " QUIRE_VERSION ": serves large language models to OpenAI clients\n\n"
                  "usage: quire COMMAND [flags]\n\n"
                  "  serve [MODEL]  answer requests; MODEL is a directory, a bundled name, or null\n"
+                 "  bench          measure the engine in this process, or a server: quire bench --help\n"
                  "  config         print every setting and where its value came from\n"
                  "  health         ask a running server whether it is ready (exit status 0 or 1)\n"
                  "  version        print the version\n"
@@ -51,6 +53,9 @@ int main(int argc, char **argv)
 
     if (strcmp(name, "serve") == 0) {
         return serve_main(n, rest, environ);
+    }
+    if (strcmp(name, "bench") == 0) {
+        return bench_main(n, rest);
     }
     if (strcmp(name, "config") == 0) {
         return config_main(n, rest, environ);

@@ -554,6 +554,8 @@ static void null_is_a_model_name(void **state)
     assert_int_equal(n, 3);
     free(ids);
     engine_free(engine);
+    s.model = "null:fast";
+    assert_int_equal(engine_open(&engine, &s, &recorder.sink, &e), ERR_INVALID);
     s.model = "/nowhere/at all";
     assert_int_equal(engine_open(&engine, &s, &recorder.sink, &e), ERR_NOT_FOUND);
     recorder_release(&recorder);
