@@ -8,9 +8,6 @@
  */
 #include <errno.h>
 #include <math.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,31 +17,16 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#include "config/buf.h"
 #include "server/bench.h"
-#include "server/bench_stream.h"
+#include "server/bench_conn.h"
 
-enum { READ_BYTES = 256 * 1024, EVENTS_AT_ONCE = 512, REQUEST_BYTES = 16 << 20 };
-
-enum conn_state { CONN_CLOSED, CONN_CONNECTING, CONN_SENDING, CONN_READING, CONN_IDLE };
-
-struct conn {
-    int fd;
-    enum conn_state state;
-    bool used;      /* answered before: the server may have closed it meanwhile */
-    struct buf out; /* the request */
-    size_t sent;
-    struct stream_reader reader;
-    int64_t sent_us, first_us, last_us;
-};
+enum { READ_BYTES = 256 * 1024, EVENTS_AT_ONCE = 512 };
 
 struct serve_run {
     const struct bench_options *o;
     struct bench_load load;
-    struct sockaddr_storage addr;
-    socklen_t addr_len;
-    char host[256], path[256];
-    int epoll_fd, timer_fd;
+    struct target target;
+    int timer_fd;
     struct conn *conn; /* [n_conns] */
     int32_t n_conns;
     int32_t *prompt; /* [load.max_prompt] */
@@ -55,109 +37,6 @@ struct serve_run {
     struct spread ttft, itl, tpot, e2e;
     char first_failure[256];
 };
-
-/* ---- one request -------------------------------------------------------------------------------------------------- */
-
-static void write_body(struct serve_run *r, struct buf *b, int32_t item)
-{
-    const struct bench_options *o = r->o;
-    const struct bench_item *it = &r->load.item[item];
-    bench_load_prompt(&r->load, item, r->prompt);
-    buf_puts(b, "{\"prompt\":[");
-    for (int32_t i = 0; i < it->n_prompt; i++)
-        buf_printf(b, i ? ",%d" : "%d", r->prompt[i]);
-    buf_printf(b, "],\"max_tokens\":%d,\"stream\":true,\"stream_options\":{\"include_usage\":true}", it->max_tokens);
-    buf_printf(b, ",\"temperature\":%g,\"top_p\":%g,\"ignore_eos\":%s", o->temperature, o->top_p,
-               o->stop_at_eos ? "false" : "true");
-    if (o->n > 1)
-        buf_printf(b, ",\"n\":%lld", (long long)o->n);
-    if (o->beam_width > 0)
-        buf_printf(b, ",\"use_beam_search\":true,\"beam_width\":%lld", (long long)o->beam_width);
-    if (o->model) {
-        buf_puts(b, ",\"model\":\"");
-        buf_json_escape(b, o->model, strlen(o->model));
-        buf_puts(b, "\"");
-    }
-    buf_puts(b, "}");
-}
-
-static int write_request(struct serve_run *r, struct conn *c, int32_t item, struct err *e)
-{
-    struct buf body;
-    buf_init(&body, REQUEST_BYTES);
-    write_body(r, &body, item);
-    buf_clear(&c->out);
-    buf_printf(&c->out, "POST %s/v1/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n", r->path,
-               r->host);
-    buf_printf(&c->out, "Accept: text/event-stream\r\nContent-Length: %zu\r\n", body.len);
-    if (r->o->api_key)
-        buf_printf(&c->out, "Authorization: Bearer %s\r\n", r->o->api_key);
-    buf_puts(&c->out, "\r\n");
-    bool failed = body.failed || !body.data || buf_append(&c->out, body.data, body.len) < 0 || c->out.failed;
-    buf_release(&body);
-    return failed ? err_set(e, ERR_FULL, "a request of %d prompt tokens does not fit %d bytes",
-                            r->load.item[item].n_prompt, REQUEST_BYTES)
-                  : 0;
-}
-
-static int conn_watch(struct serve_run *r, struct conn *c, uint32_t events, int op)
-{
-    struct epoll_event ev = {.events = events, .data.ptr = c};
-    return epoll_ctl(r->epoll_fd, op, c->fd, &ev);
-}
-
-static void conn_close(struct conn *c)
-{
-    if (c->fd >= 0)
-        close(c->fd);
-    c->fd = -1;
-    c->state = CONN_CLOSED;
-    c->used = false;
-}
-
-static int conn_open(struct serve_run *r, struct conn *c, struct err *e)
-{
-    c->fd = socket(r->addr.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (c->fd < 0)
-        return err_set(e, ERR_IO, "socket: %s", strerror(errno));
-    int one = 1;
-    setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    if ((connect(c->fd, (struct sockaddr *)&r->addr, r->addr_len) != 0 && errno != EINPROGRESS) ||
-        conn_watch(r, c, EPOLLOUT, EPOLL_CTL_ADD) != 0)
-        return err_set(e, ERR_IO, "%s: %s", r->o->url, strerror(errno));
-    c->state = CONN_CONNECTING;
-    return 0;
-}
-
-/* Send what is left; then wait for the answer. */
-static int conn_send(struct serve_run *r, struct conn *c, struct err *e)
-{
-    while (c->sent < c->out.len) {
-        ssize_t n = send(c->fd, c->out.data + c->sent, c->out.len - c->sent, MSG_NOSIGNAL);
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-            conn_watch(r, c, EPOLLOUT | EPOLLIN, EPOLL_CTL_MOD);
-            return 0;
-        }
-        if (n < 0)
-            return err_set(e, ERR_IO, "send: %s", strerror(errno));
-        c->sent += (size_t)n;
-    }
-    c->state = CONN_READING;
-    conn_watch(r, c, EPOLLIN, EPOLL_CTL_MOD);
-    return 0;
-}
-
-static int conn_begin(struct serve_run *r, struct conn *c, struct err *e)
-{
-    stream_reader_init(&c->reader);
-    c->sent = 0;
-    c->first_us = 0;
-    c->sent_us = clock_us();
-    if (c->state == CONN_CLOSED)
-        return conn_open(r, c, e);
-    c->state = CONN_SENDING;
-    return conn_send(r, c, e);
-}
 
 /* ---- ends --------------------------------------------------------------------------------------------------------- */
 
@@ -215,9 +94,9 @@ static void start_next(struct serve_run *r, struct conn *c)
             return; /* the timer will */
         r->n_late += r->load.item[item].start_us > 0 && clock_us() - due_us > 5000;
         r->n_started++;
-        int rc = write_request(r, c, item, &e);
+        int rc = conn_write(c, &r->target, r->o, &r->load, item, r->prompt, &e);
         if (rc == 0)
-            rc = conn_begin(r, c, &e);
+            rc = conn_begin(c, &r->target, &e);
         if (rc == 0)
             return;
         conn_close(c);
@@ -254,7 +133,7 @@ static void conn_read(struct serve_run *r, struct conn *c)
     }
     if (n <= 0 && c->used && c->reader.status == 0) { /* closed while idle: the request was not seen */
         conn_close(c);
-        if (conn_begin(r, c, &e) < 0)
+        if (conn_begin(c, &r->target, &e) < 0)
             conn_fail(r, c, e.text);
         return;
     }
@@ -272,19 +151,8 @@ static void conn_read(struct serve_run *r, struct conn *c)
 static void conn_writable(struct serve_run *r, struct conn *c)
 {
     struct err e;
-    int error = 0;
-    socklen_t len = sizeof(error);
-    if (c->state == CONN_CONNECTING) {
-        getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &error, &len);
-        if (error) {
-            char text[128];
-            snprintf(text, sizeof(text), "%.60s: %s", r->o->url, strerror(error));
-            conn_fail(r, c, text);
-            return;
-        }
-        c->state = CONN_SENDING;
-    }
-    if (conn_send(r, c, &e) < 0)
+    int rc = c->state == CONN_CONNECTING ? conn_connected(c, &r->target, &e) : conn_send(c, &r->target, &e);
+    if (rc < 0)
         conn_fail(r, c, e.text);
 }
 
@@ -345,7 +213,7 @@ static int loop(struct serve_run *r, struct err *e)
         for (int32_t i = 0; i < r->n_conns; i++)
             start_next(r, &r->conn[i]);
     while (r->n_ended < r->load.n) {
-        int n = epoll_wait(r->epoll_fd, ev, EVENTS_AT_ONCE, 500);
+        int n = epoll_wait(r->target.epoll_fd, ev, EVENTS_AT_ONCE, 500);
         if (n < 0 && errno != EINTR)
             return err_set(e, ERR_IO, "epoll_wait: %s", strerror(errno));
         for (int i = 0; i < n; i++) {
@@ -363,37 +231,6 @@ static int loop(struct serve_run *r, struct err *e)
 
 /* ---- the command -------------------------------------------------------------------------------------------------- */
 
-/* http://HOST[:PORT][/PATH] */
-static int parse_url(struct serve_run *r, struct err *e)
-{
-    const char *url = r->o->url;
-    char name[256], port[16] = "80";
-    if (strncmp(url, "http://", 7) != 0)
-        return err_set(e, ERR_INVALID, "--url %s: http://HOST:PORT is wanted", url);
-    size_t len = strcspn(url + 7, "/");
-    snprintf(r->host, sizeof(r->host), "%.*s", (int)MIN(len, sizeof(r->host) - 1), url + 7);
-    snprintf(r->path, sizeof(r->path), "%s", url + 7 + len);
-    if (r->path[0] && r->path[strlen(r->path) - 1] == '/')
-        r->path[strlen(r->path) - 1] = '\0';
-    const char *colon = strrchr(r->host, ':');
-    bool has_port = colon && !strchr(colon, ']');
-    snprintf(name, sizeof(name), "%.*s", has_port ? (int)(colon - r->host) : (int)strlen(r->host), r->host);
-    if (has_port)
-        snprintf(port, sizeof(port), "%s", colon + 1);
-    if (name[0] == '[') { /* IPv6 */
-        memmove(name, name + 1, strlen(name));
-        name[strcspn(name, "]")] = '\0';
-    }
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found;
-    int rc = getaddrinfo(name, port, &hints, &found);
-    if (rc != 0)
-        return err_set(e, ERR_INVALID, "--url %s: %s", url, gai_strerror(rc));
-    memcpy(&r->addr, found->ai_addr, found->ai_addrlen);
-    r->addr_len = found->ai_addrlen;
-    freeaddrinfo(found);
-    return 0;
-}
-
 static void raise_file_limit(int32_t n)
 {
     struct rlimit l;
@@ -405,7 +242,7 @@ static void raise_file_limit(int32_t n)
 
 static int run_open(struct serve_run *r, struct err *e)
 {
-    int rc = parse_url(r, e);
+    int rc = target_parse(&r->target, r->o->url, e);
     if (rc == 0)
         rc = bench_load_make(&r->load, r->o, e);
     if (rc < 0)
@@ -418,13 +255,14 @@ static int run_open(struct serve_run *r, struct err *e)
         return err_nomem(e, "the connections");
     for (int32_t i = 0; i < r->n_conns; i++) {
         r->conn[i].fd = -1;
-        buf_init(&r->conn[i].out, REQUEST_BYTES);
+        buf_init(&r->conn[i].out, CONN_REQUEST_BYTES);
     }
     raise_file_limit(r->n_conns);
-    r->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    r->target.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     r->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     struct epoll_event ev = {.events = EPOLLIN};
-    if (r->epoll_fd < 0 || r->timer_fd < 0 || epoll_ctl(r->epoll_fd, EPOLL_CTL_ADD, r->timer_fd, &ev) != 0)
+    if (r->target.epoll_fd < 0 || r->timer_fd < 0 ||
+        epoll_ctl(r->target.epoll_fd, EPOLL_CTL_ADD, r->timer_fd, &ev) != 0)
         return err_set(e, ERR_IO, "epoll: %s", strerror(errno));
     return 0;
 }
@@ -435,8 +273,8 @@ static void run_close(struct serve_run *r)
         conn_close(&r->conn[i]);
         buf_release(&r->conn[i].out);
     }
-    if (r->epoll_fd >= 0)
-        close(r->epoll_fd);
+    if (r->target.epoll_fd >= 0)
+        close(r->target.epoll_fd);
     if (r->timer_fd >= 0)
         close(r->timer_fd);
     free(r->conn);
@@ -499,7 +337,7 @@ int bench_serve(const struct bench_options *given, struct err *e)
     if (o.requests == 0 && !o.workload)
         o.requests = 4 * o.concurrency;
     r->o = &o;
-    r->epoll_fd = r->timer_fd = -1;
+    r->target.epoll_fd = r->timer_fd = -1;
     signal(SIGPIPE, SIG_IGN);
     int rc = run_open(r, e);
     double cpu = cpu_s();
