@@ -256,8 +256,10 @@ int settings_load(struct settings *ret, int argc, char **argv, char **env, bool 
 {
     struct settings s = {0};
     *ret_help = asks_for_help(argc, argv);
-    if (*ret_help)
+    if (*ret_help) {
+        *ret = s; /* the caller may release it */
         return 0;
+    }
     const struct setting *config = setting_find("config", 6);
     int rc = set_defaults(&s, e);
     if (rc == 0)
