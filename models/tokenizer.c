@@ -1,8 +1,10 @@
-/* Text to token ids: opening a tokenizer, its vocabulary, and the stages of encoding. */
+/* Text to token ids: opening a tokenizer, and the stages of encoding from the top. */
 #include "models/tokenizer_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+#include "models/file.h"
 
 void token_list_release(struct token_list *l)
 {
@@ -26,10 +28,23 @@ int token_list_push(struct token_list *l, int32_t id)
     return 0;
 }
 
+/* ---- open and free ---------------------------------------------------------------------------------------------------- */
+
 void tokenizer_free(struct tokenizer *t)
 {
     if (!t)
         return;
+    for (int32_t i = 0; i < t->n_stages; i++)
+        pattern_release(&t->stage[i].pattern);
+    for (int32_t i = 0; i < t->n_normal; i++) {
+        pattern_release(&t->normal[i].pattern);
+        free(t->normal[i].text);
+    }
+    bpe_release(&t->bpe);
+    free(t->raw.node);
+    free(t->normalized.node);
+    free(t->added);
+    free(t->map.slot);
     free(t->token);
     free(t->text);
     free(t);
@@ -41,27 +56,106 @@ int tokenizer_open_bytes(struct tokenizer **ret, struct err *e)
     if (!t)
         return err_nomem(e, "a tokenizer");
     t->bos = t->eos = -1;
-    t->n_vocab = 256;
-    t->token = calloc(256, sizeof(*t->token));
-    t->text = malloc(256);
-    if (!t->token || !t->text) {
-        tokenizer_free(t);
-        return err_nomem(e, "a tokenizer");
-    }
-    t->text_len = t->text_cap = 256;
-    for (uint32_t i = 0; i < 256; i++) {
-        t->text[i] = (char)i;
-        t->token[i] = (struct token){i, 1, i, 1, (uint8_t)(TOKEN_DEFINED | (i < 128 ? TOKEN_WHOLE : 0))};
+    t->model = MODEL_BYTES;
+    for (int32_t i = 0; i < 256; i++) {
+        char byte = (char)i;
+        int code = vocab_add(t, i, &byte, 1, e);
+        if (code != 0) {
+            tokenizer_free(t);
+            return code;
+        }
+        t->token[i].out_len = 1;
+        t->token[i].flags |= i < 128 ? TOKEN_WHOLE : 0;
     }
     *ret = t;
     return 0;
 }
 
+int tokenizer_open_json(struct tokenizer **ret, const char *json, size_t len, struct err *e)
+{
+    struct tokenizer *t = calloc(1, sizeof(*t));
+    if (!t)
+        return err_nomem(e, "a tokenizer");
+    int code = tokenizer_parse(t, json, len, e);
+    if (code != 0) {
+        tokenizer_free(t);
+        return code;
+    }
+    *ret = t;
+    return 0;
+}
+
+/* "eos_token": "</s>", or {"content": "</s>", ...}, or null; the id in *id where there is one. */
+static void read_token_name(struct json *j, const struct tokenizer *t, int32_t *id)
+{
+    char text[TOKEN_TEXT_BYTES] = "";
+    size_t len = 0;
+    if (json_peek(j) == JSON_STRING) {
+        json_read_string(j, text, sizeof text, &len);
+    } else if (json_peek(j) == JSON_OBJECT) {
+        json_enter_object(j);
+        while (json_next_member(j)) {
+            if (json_key_is(j, "content"))
+                json_read_string(j, text, sizeof text, &len);
+            else
+                json_skip(j);
+        }
+    } else {
+        json_skip(j);
+    }
+    if (!j->failed && len > 0)
+        *id = vocab_find(t, text, len);
+}
+
+/* bos_token and eos_token of one file, if it is there. */
+static int read_special_names(struct tokenizer *t, const char *dir, const char *name, struct err *e)
+{
+    char *text = NULL;
+    size_t len = 0;
+    if (!model_file_exists(dir, name))
+        return 0;
+    int ret = model_file_read(dir, name, LIMIT_CONFIG_JSON_BYTES, &text, &len, e);
+    if (ret != 0)
+        return ret;
+    struct err own = {0};
+    struct json j;
+    json_init(&j, text, len, name, e ? e : &own);
+    json_enter_object(&j);
+    while (json_next_member(&j)) {
+        if (json_key_is(&j, "bos_token"))
+            read_token_name(&j, t, &t->bos);
+        else if (json_key_is(&j, "eos_token"))
+            read_token_name(&j, t, &t->eos);
+        else
+            json_skip(&j);
+    }
+    json_finish(&j);
+    free(text);
+    return j.failed ? ERR_INVALID : 0;
+}
+
 int tokenizer_open(struct tokenizer **ret, const char *dir, struct err *e)
 {
-    (void)ret;
-    return err_set(e, ERR_UNSUPPORTED, "%s: this build reads no tokenizer.json", dir);
+    struct tokenizer *t = NULL;
+    char *json = NULL;
+    size_t len = 0;
+    int code = model_file_read(dir, "tokenizer.json", LIMIT_TOKENIZER_JSON_BYTES, &json, &len, e);
+    if (code == 0)
+        code = tokenizer_open_json(&t, json, len, e);
+    if (code == 0)
+        code = read_special_names(t, dir, "special_tokens_map.json", e);
+    if (code == 0)
+        code = read_special_names(t, dir, "tokenizer_config.json", e);
+    free(json);
+    if (code != 0) {
+        tokenizer_free(t);
+        return code;
+    }
+    *ret = t;
+    return 0;
 }
+
+/* ---- the vocabulary ---------------------------------------------------------------------------------------------------- */
 
 int32_t tokenizer_vocab_size(const struct tokenizer *t)
 {
@@ -80,12 +174,7 @@ int32_t tokenizer_eos(const struct tokenizer *t)
 
 int32_t tokenizer_find(const struct tokenizer *t, const char *text, size_t len)
 {
-    for (int32_t i = 0; i < t->n_vocab; i++) {
-        const struct token *k = &t->token[i];
-        if ((k->flags & TOKEN_DEFINED) && k->text_len == len && memcmp(t->text + k->text_off, text, len) == 0)
-            return i;
-    }
-    return -1;
+    return vocab_find(t, text, len);
 }
 
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id)
@@ -103,17 +192,66 @@ const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *ret_l
     return t->text + t->token[id].out_off;
 }
 
+/* ---- encoding ---------------------------------------------------------------------------------------------------------- */
+
+int encoder_emit(struct encoder *enc, const int32_t *id, int32_t n)
+{
+    struct token_list *l = enc->out;
+    if (n > enc->limit - l->n)
+        return err_set(enc->e, ERR_INVALID, "the text is more than %d tokens", enc->max_tokens);
+    for (int32_t i = 0; i < n; i++)
+        if (token_list_push(l, id[i]) != 0)
+            return err_nomem(enc->e, "token ids");
+    return 0;
+}
+
+int encode_word(struct encoder *enc, const char *s, size_t len)
+{
+    if (enc->t->model == MODEL_BPE)
+        return bpe_encode_word(enc, s, len);
+    for (size_t i = 0; i < len; i++) {
+        int32_t id = (uint8_t)s[i];
+        int ret = encoder_emit(enc, &id, 1);
+        if (ret != 0)
+            return ret;
+    }
+    return 0;
+}
+
+static int encode_normalized(struct encoder *enc, const char *s, size_t len, bool first)
+{
+    return encode_piece(enc, 0, s, len, first);
+}
+
+/* A piece between added tokens: normalized, then cut at the added tokens that are matched in normalized text. */
+static int encode_raw(struct encoder *enc, const char *s, size_t len, bool first)
+{
+    struct normalized n = {s, len, NULL};
+    int ret = enc->t->n_normal > 0 ? normalize(enc, s, len, &n) : 0;
+    if (ret == 0)
+        ret = added_split(enc, &enc->t->normalized, n.s, n.len, first, encode_normalized);
+    free(n.own);
+    return ret;
+}
+
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, bool add_special, int32_t max_tokens,
                      struct token_list *ret, struct err *e)
 {
-    (void)t;
-    (void)add_special;
     if (!utf8_valid(text, len))
         return err_set(e, ERR_INVALID, "the text is not valid UTF-8");
-    if (len > (size_t)max_tokens)
-        return err_set(e, ERR_INVALID, "the text is %zu tokens, at most %d are allowed", len, max_tokens);
-    for (size_t i = 0; i < len; i++)
-        if (token_list_push(ret, (uint8_t)text[i]) != 0)
-            return err_nomem(e, "token ids");
-    return 0;
+    int32_t before = ret->n;
+    struct encoder enc = {.t = t, .out = ret, .max_tokens = max_tokens, .e = e};
+    enc.limit = (int32_t)MIN((int64_t)before + max_tokens, (int64_t)INT32_MAX);
+    int code = add_special ? encoder_emit(&enc, t->prefix, t->n_prefix) : 0;
+    if (code == 0)
+        code = added_split(&enc, &t->raw, text, len, true, encode_raw);
+    if (code == 0 && add_special)
+        code = encoder_emit(&enc, t->suffix, t->n_suffix);
+    pcre2_match_data_free(enc.match);
+    pcre2_match_context_free(enc.limits);
+    free(enc.symbol);
+    free(enc.heap);
+    if (code != 0)
+        ret->n = before;
+    return code;
 }

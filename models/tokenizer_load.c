@@ -1,0 +1,304 @@
+/* tokenizer.json: the vocabulary, its merges and its added tokens. What stands around the model (normalizer,
+ * pre-tokenizer, post-processor, decoder) is read by tokenizer_parts.c.
+ *
+ * The file is read once, in its own order; only merges that stand before the vocabulary, and the decoder, are put off.
+ */
+#include "models/tokenizer_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct loader {
+    struct tokenizer *t;
+    char model_type[32];
+    bool have_model, have_vocab, have_merges, have_decoder, dropped_affix;
+    char unk[TOKEN_TEXT_BYTES];
+    struct json merges, decoder_at; /* where they stand, when they come too early */
+    bool merges_waiting, decoder_waiting;
+    bool byte_fallback, have_byte_fallback;
+    struct decoder decoder;
+    struct err *e;
+};
+
+/* An error that has its text already, as one of the file. */
+static void fail_with(struct json *j, struct err *e)
+{
+    struct err copy = *e;
+    if (!j->failed) {
+        json_fail(j, "%s", copy.text);
+        if (copy.code == ERR_NOMEM || copy.code == ERR_UNSUPPORTED)
+            e->code = copy.code;
+    }
+}
+
+/* ---- the model ------------------------------------------------------------------------------------------------------ */
+
+static void read_vocab(struct json *j, struct loader *l)
+{
+    json_enter_object(j);
+    while (json_next_member(j)) {
+        int64_t id;
+        if (!json_read_int(j, &id))
+            return;
+        if (id < 0 || id >= LIMIT_VOCAB) {
+            json_fail(j, "token \"%.40s\" has the id %lld; 0 to %d are allowed", j->key, (long long)id,
+                      LIMIT_VOCAB - 1);
+            return;
+        }
+        if (vocab_add(l->t, (int32_t)id, j->key, j->key_len, l->e) != 0) {
+            fail_with(j, l->e);
+            return;
+        }
+    }
+    l->have_vocab = true;
+}
+
+static int32_t merge_part(struct json *j, struct loader *l, const char *text, size_t len)
+{
+    int32_t id = vocab_find(l->t, text, len);
+    if (id < 0)
+        json_fail(j, "merge %u: \"%.*s\" is not in the vocabulary", l->t->bpe.n, (int)MIN(len, (size_t)40), text);
+    return id;
+}
+
+/* One merge, "left right" or ["left", "right"]. */
+static void read_merge(struct json *j, struct loader *l)
+{
+    char text[2 * TOKEN_TEXT_BYTES];
+    size_t len, left_len;
+    if (json_peek(j) == JSON_ARRAY) {
+        size_t right_len = 0;
+        json_enter_array(j);
+        if (!json_next_element(j) || !json_read_string(j, text, TOKEN_TEXT_BYTES, &left_len) || !json_next_element(j) ||
+            !json_read_string(j, text + left_len, TOKEN_TEXT_BYTES, &right_len) || json_next_element(j)) {
+            json_fail(j, "merge %u is not two strings", l->t->bpe.n);
+            return;
+        }
+        len = left_len + right_len;
+    } else {
+        if (!json_read_string(j, text, sizeof text, &len))
+            return;
+        char *space = memchr(text, ' ', len);
+        if (!space || memchr(space + 1, ' ', len - (size_t)(space + 1 - text))) {
+            json_fail(j, "merge %u, \"%.40s\", is not two tokens with a space between", l->t->bpe.n, text);
+            return;
+        }
+        left_len = (size_t)(space - text);
+        memmove(space, space + 1, len - left_len - 1);
+        len--;
+    }
+    int32_t left = merge_part(j, l, text, left_len);
+    int32_t right = left < 0 ? -1 : merge_part(j, l, text + left_len, len - left_len);
+    int32_t id = right < 0 ? -1 : merge_part(j, l, text, len);
+    if (id >= 0 && bpe_add_merge(&l->t->bpe, left, right, id) != 0) {
+        err_nomem(l->e, "the merges");
+        fail_with(j, l->e);
+    }
+}
+
+static void read_merges(struct json *j, struct loader *l)
+{
+    json_enter_array(j);
+    while (json_next_element(j)) {
+        read_merge(j, l);
+        if (j->failed)
+            return;
+    }
+    l->have_merges = true;
+}
+
+static bool read_flag(struct json *j)
+{
+    bool value = false;
+    if (json_peek(j) == JSON_NULL)
+        json_skip(j);
+    else
+        json_read_bool(j, &value);
+    return value;
+}
+
+/* A string, or "" for null. */
+static void read_text_or_null(struct json *j, char *ret, size_t cap)
+{
+    ret[0] = 0;
+    if (json_peek(j) == JSON_NULL)
+        json_skip(j);
+    else
+        json_read_string(j, ret, cap, NULL);
+}
+
+static void read_model(struct json *j, struct loader *l)
+{
+    struct bpe *b = &l->t->bpe;
+    char affix[64];
+    json_enter_object(j);
+    while (json_next_member(j)) {
+        if (json_key_is(j, "type")) {
+            read_text_or_null(j, l->model_type, sizeof l->model_type);
+        } else if (json_key_is(j, "vocab")) {
+            if (json_peek(j) != JSON_OBJECT) {
+                json_fail(j, "the model's vocabulary is not an object of tokens and ids: only BPE is supported");
+                return;
+            }
+            read_vocab(j, l);
+        } else if (json_key_is(j, "merges")) {
+            l->merges = *j;
+            l->merges_waiting = !l->have_vocab;
+            if (l->have_vocab)
+                read_merges(j, l);
+            else
+                json_skip(j);
+        } else if (json_key_is(j, "unk_token")) {
+            read_text_or_null(j, l->unk, sizeof l->unk);
+        } else if (json_key_is(j, "byte_fallback")) {
+            b->byte_fallback = read_flag(j);
+        } else if (json_key_is(j, "fuse_unk")) {
+            b->fuse_unk = read_flag(j);
+        } else if (json_key_is(j, "ignore_merges")) {
+            b->ignore_merges = read_flag(j);
+        } else if (json_key_is(j, "continuing_subword_prefix") || json_key_is(j, "end_of_word_suffix")) {
+            read_text_or_null(j, affix, sizeof affix);
+            if (affix[0])
+                json_fail(j, "%s \"%s\": marks at the edges of words are not supported", j->key, affix);
+        } else {
+            json_skip(j);
+        }
+    }
+    l->have_model = true;
+}
+
+/* ---- added tokens --------------------------------------------------------------------------------------------------- */
+
+static int add_token(struct loader *l, const struct added_token *a, const char *text, size_t len, bool special)
+{
+    struct tokenizer *t = l->t;
+    int ret = vocab_add(t, a->id, text, len, l->e);
+    if (ret != 0)
+        return ret;
+    t->token[a->id].flags |= (uint8_t)(TOKEN_ADDED | (special ? TOKEN_SPECIAL : 0));
+    if ((t->n_added & (t->n_added - 1)) == 0) { /* capacity doubles at powers of two */
+        struct added_token *p = realloc(t->added, (size_t)MAX(t->n_added * 2, 1) * sizeof(*p));
+        if (!p)
+            return err_nomem(l->e, "the added tokens");
+        t->added = p;
+    }
+    t->added[t->n_added++] = *a;
+    return 0;
+}
+
+static void read_added_token(struct json *j, struct loader *l)
+{
+    struct added_token a = {.id = -1, .normalized = true};
+    char text[TOKEN_TEXT_BYTES];
+    size_t len = 0;
+    int64_t id = -1;
+    bool special = false;
+    json_enter_object(j);
+    while (json_next_member(j)) {
+        if (json_key_is(j, "id"))
+            json_read_int(j, &id);
+        else if (json_key_is(j, "content"))
+            json_read_string(j, text, sizeof text, &len);
+        else if (json_key_is(j, "special"))
+            special = read_flag(j);
+        else if (json_key_is(j, "single_word"))
+            a.single_word = read_flag(j);
+        else if (json_key_is(j, "lstrip"))
+            a.lstrip = read_flag(j);
+        else if (json_key_is(j, "rstrip"))
+            a.rstrip = read_flag(j);
+        else if (json_key_is(j, "normalized"))
+            a.normalized = read_flag(j);
+        else
+            json_skip(j);
+    }
+    if (j->failed)
+        return;
+    if (len == 0 || id < 0 || id >= LIMIT_VOCAB) {
+        json_fail(j, "an added token needs a \"content\" that is not empty and an \"id\" of 0 to %d", LIMIT_VOCAB - 1);
+        return;
+    }
+    a.id = (int32_t)id;
+    if (add_token(l, &a, text, len, special) != 0)
+        fail_with(j, l->e);
+}
+
+/* Once everything is known: the tries. A token that is matched in normalized text is normalized itself. */
+static int build_tries(struct tokenizer *t, struct err *e)
+{
+    struct encoder enc = {.t = t, .e = e};
+    int ret = 0;
+    for (int32_t i = 0; i < t->n_added && ret == 0; i++) {
+        const struct token *k = &t->token[t->added[i].id];
+        struct normalized n = {t->text + k->text_off, k->text_len, NULL};
+        if (t->added[i].normalized)
+            ret = normalize(&enc, n.s, n.len, &n);
+        if (ret == 0 && trie_add(t->added[i].normalized ? &t->normalized : &t->raw, n.s, n.len, i) != 0)
+            ret = err_nomem(e, "the added tokens");
+        free(n.own);
+    }
+    pcre2_match_data_free(enc.match);
+    pcre2_match_context_free(enc.limits);
+    return ret;
+}
+
+/* ---- the file ------------------------------------------------------------------------------------------------------- */
+
+static void read_all(struct json *j, struct loader *l)
+{
+    json_enter_object(j);
+    while (json_next_member(j)) {
+        if (json_key_is(j, "model")) {
+            read_model(j, l);
+        } else if (json_key_is(j, "added_tokens")) {
+            json_enter_array(j);
+            while (json_next_element(j))
+                read_added_token(j, l);
+        } else if (json_key_is(j, "normalizer")) {
+            read_normalizer(j, l->t);
+        } else if (json_key_is(j, "pre_tokenizer")) {
+            read_pre_tokenizer(j, l->t);
+        } else if (json_key_is(j, "post_processor")) {
+            read_post_processor(j, l->t);
+        } else if (json_key_is(j, "decoder")) {
+            l->t->join_spaces = json_peek(j) == JSON_NULL;
+            l->have_decoder = true;
+            read_decoder(j, &l->decoder);
+        } else {
+            json_skip(j);
+        }
+    }
+    json_finish(j);
+    if (!j->failed && l->merges_waiting) {
+        read_merges(&l->merges, l);
+        j->failed = l->merges.failed;
+    }
+}
+
+int tokenizer_parse(struct tokenizer *t, const char *text, size_t len, struct err *e)
+{
+    struct err none = {0};
+    struct loader l = {.t = t, .e = e ? e : &none};
+    struct json j;
+    t->bos = t->eos = t->bpe.unk = -1;
+    json_init(&j, text, len, "tokenizer.json", l.e);
+    read_all(&j, &l);
+    if (j.failed)
+        return l.e->code < 0 ? l.e->code : ERR_INVALID;
+    if (!l.have_model || !l.have_vocab || t->n_vocab == 0)
+        return err_set(e, ERR_INVALID, "tokenizer.json: no model with a vocabulary");
+    if (strcmp(l.model_type, "BPE") != 0 && !(l.model_type[0] == 0 && l.have_merges))
+        return err_set(e, ERR_UNSUPPORTED, "tokenizer.json: the model type \"%s\" is not supported; BPE is",
+                       l.model_type);
+    if (!l.have_decoder)
+        t->join_spaces = true;
+    t->model = MODEL_BPE;
+    if (l.unk[0])
+        t->bpe.unk = vocab_find(t, l.unk, strlen(l.unk));
+    int ret = bpe_finish(t, e);
+    if (ret == 0)
+        ret = build_tries(t, e);
+    if (ret == 0)
+        ret = decoder_apply(&l.decoder, t, e);
+    return ret == 0 ? 0 : err_prefix(e, "tokenizer.json");
+}
