@@ -103,5 +103,9 @@ static void attend_token(void *arg, int32_t t, int32_t thread)
 void cpu_attention(struct backend *b, struct mat out, struct mat qkv, const struct attention *a)
 {
     struct attention_job job = {.c = cpu_of(b), .out = out, .qkv = qkv, .att = a};
+    if (job.c->k.score.k_block > 0) {
+        cpu_attention_tiled(job.c, out, qkv, a);
+        return;
+    }
     cpu_pool_run(job.c->pool, job.c->batch.n_seqs > 0 ? job.c->batch.n_tokens : 0, attend_token, &job);
 }

@@ -59,6 +59,12 @@ struct cpu_backend {
     size_t packed_bytes;
 
     /* Scratch of the threads. */
+    char *attention_scratch; /* [threads, attention_scratch_bytes] */
+    int64_t attention_scratch_bytes;
+    struct attention_unit *attention_unit; /* work list of attention_tiled.c */
+    int64_t attention_unit_cap;
+    float *attention_partial;
+    int64_t attention_partial_floats;
     float *scores;       /* [threads, scores_cap] attention weights of one query head */
     int64_t scores_cap;
     float *sample_logits; /* [threads, sample_vocab] processed logits */

@@ -112,6 +112,37 @@ static double sum_exp_row(const float *x, int32_t n, float max)
     return sum;
 }
 
+static void spread_rows(float *out, int32_t stride, const float *sum, int32_t n, int32_t n_x)
+{
+    for (int32_t i = 0; i < n; i++) {
+        for (int32_t x = 0; x < n_x; x++) {
+            out[x * stride + i] = sum[i * n_x + x];
+        }
+    }
+}
+
+static float softmax_part(float *s, int32_t n_keys, float max)
+{
+    float sum = 0;
+    for (int32_t j = 0; j < n_keys; j++) {
+        s[j] = expf(s[j] - max);
+        sum += s[j];
+    }
+    return sum;
+}
+
+static void weigh(float *acc, float keep, const float *p, const void *const *v, int32_t n_keys, int32_t n, enum dtype t)
+{
+    for (int32_t i = 0; i < n; i++) {
+        acc[i] *= keep;
+    }
+    for (int32_t j = 0; j < n_keys; j++) {
+        for (int32_t i = 0; i < n; i++) {
+            acc[i] += p[j] * dtype_load(v[j], t, i);
+        }
+    }
+}
+
 void cpu_kernels_plain(struct cpu_kernels *k)
 {
     *k = (struct cpu_kernels){.norm = norm_row,
@@ -122,7 +153,10 @@ void cpu_kernels_plain(struct cpu_kernels *k)
                               .store = store_row,
                               .rotate = rotate_row,
                               .scan = scan_row,
-                              .sum_exp = sum_exp_row};
+                              .sum_exp = sum_exp_row,
+                              .spread = spread_rows,
+                              .softmax_part = softmax_part,
+                              .weigh = weigh};
 }
 
 /* ---- choice ---- */
@@ -130,7 +164,6 @@ void cpu_kernels_plain(struct cpu_kernels *k)
 void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
 {
     cpu_kernels_plain(k);
-    k->isa = isa;
 #if defined(__x86_64__)
     if (isa >= CPU_AVX2 && isa <= CPU_AVX512_BF16) {
         cpu_kernels_avx2(k);

@@ -36,9 +36,20 @@ struct row_scan {
     bool bad;      /* a NaN or +infinity */
 };
 
-struct cpu_kernels {
-    enum cpu_isa isa;
+/* Inner products of stored rows with packed rows of x. */
+struct cpu_tiles {
+    int32_t k_block; /* elements summed before lanes are added; 0: no tiles here */
+    /* Bytes of one packed element of x against rows of type t. */
+    int32_t (*packed_bytes)(enum dtype t);
+    /* Pack n_x <= TILE_ROWS rows of n floats as dots reads them: [chunk][n_x][TILE_CHUNK], zero-padded. */
+    void (*pack)(void *out, const float *const *x, int32_t n_x, int32_t n, enum dtype t);
+    /* sum[w * n_x + x] (+)= row w . x over n_chunks chunks, k_block elements after k_block elements; one float past
+     * the end may be written. With `add`, w->first is a multiple of k_block and n_chunks at most one block's. */
+    void (*dots)(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks, bool add,
+                 const struct prefetch *ahead);
+};
 
+struct cpu_kernels {
     /* Row functions. `out` may be an input. */
     void (*norm)(float *out, const float *x, int32_t n, const struct norm *k);
     void (*add)(float *x, const float *y, int32_t n);
@@ -51,20 +62,16 @@ struct cpu_kernels {
     void (*rotate)(float *head, const float *cos_sin, int32_t half);
     struct row_scan (*scan)(const float *x, int32_t n);
     double (*sum_exp)(const float *x, int32_t n, float max); /* sum of exp(x - max) */
+    /* sum [n][n_x] to n_x rows of n, `stride` floats apart. */
+    void (*spread)(float *out, int32_t stride, const float *sum, int32_t n, int32_t n_x);
 
-    /* Tiles; NULL in the plain table, whose linear and attention are plain loops. */
-    int32_t k_block;
-    /* Bytes of one packed element of x against rows of type t. */
-    int32_t (*packed_bytes)(enum dtype t);
-    /* Pack n_x <= TILE_ROWS rows of n floats as dots reads them: [chunk][n_x][TILE_CHUNK], zero-padded. */
-    void (*pack)(void *out, const float *const *x, int32_t n_x, int32_t n, enum dtype t);
-    /* sum[w * n_x + x] (+)= row w . x over n_chunks chunks; one float past the end may be written. */
-    void (*dots)(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks, bool add,
-                 const struct prefetch *ahead);
     /* Attention: s = exp(s - max) for n_keys scores, in place; returns their sum. */
     float (*softmax_part)(float *s, int32_t n_keys, float max);
     /* acc[0, n) = acc * keep + sum over j of p[j] * v_j, v_j rows of type t. */
     void (*weigh)(float *acc, float keep, const float *p, const void *const *v, int32_t n_keys, int32_t n, enum dtype t);
+
+    struct cpu_tiles linear; /* may round x to the stored rows' type */
+    struct cpu_tiles score;  /* keeps x as float32 */
 };
 
 /* The best functions for an instruction set the machine has. */

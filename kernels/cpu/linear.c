@@ -34,7 +34,7 @@ void cpu_linear(struct backend *b, struct mat out, struct mat x, struct mat w, c
 {
     static const struct epilogue none;
     struct linear_job j = {.c = cpu_of(b), .out = out, .x = x, .w = w, .ep = ep != NULL ? ep : &none};
-    if (j.c->k.dots != NULL) {
+    if (j.c->k.linear.k_block > 0) {
         cpu_linear_tiled(j.c, out, x, w, j.ep);
         return;
     }

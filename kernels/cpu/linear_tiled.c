@@ -15,8 +15,8 @@ enum {
     BLOCK_BYTES = 192 << 10, /* of w, in the second-level cache */
     BLOCK_STEP = 24,         /* a multiple of every tile's rows of w */
     BLOCK_MAX_ROWS = 240,
-    STREAMS = 8,
-    STREAM_AHEAD_BYTES = 1024,
+    STREAMS = 4,
+    STREAM_AHEAD_BYTES = 512,
     SERIAL_PACK_TILES = 8,
 };
 
@@ -43,14 +43,14 @@ static void pack_tile(void *arg, int32_t tile, int32_t thread)
     for (int32_t i = 0; i < n; i++) {
         row[i] = mat_row_const(j->x, tile * TILE_ROWS + i);
     }
-    j->c->k.pack(j->c->packed + tile * j->tile_bytes, row, n, j->x.cols, j->w.dtype);
+    j->c->k.linear.pack(j->c->packed + tile * j->tile_bytes, row, n, j->x.cols, j->w.dtype);
 }
 
 static int pack_all(struct linear_job *j)
 {
     struct cpu_backend *c = j->c;
     int64_t padded = div_ceil(j->x.cols, TILE_CHUNK) * TILE_CHUNK;
-    j->tile_bytes = padded * TILE_ROWS * c->k.packed_bytes(j->w.dtype);
+    j->tile_bytes = padded * TILE_ROWS * c->k.linear.packed_bytes(j->w.dtype);
     size_t need = (size_t)(j->tile_bytes * j->n_tiles);
     if (need > c->packed_bytes) {
         free(c->packed);
@@ -89,7 +89,10 @@ static void finish_tile(const struct linear_job *j, int32_t tile, int32_t first,
     const float *bias = j->ep->bias.data;
     int32_t n_x = tile_rows(j, tile);
     float line[TILE_ROWS][BLOCK_MAX_ROWS];
-    for (int32_t i = 0; i < n; i++) {
+    if (j->n_tiles > 1) { /* in order */
+        j->c->k.spread(line[0], BLOCK_MAX_ROWS, sum, n, n_x);
+    }
+    for (int32_t i = 0; i < n && j->n_tiles == 1; i++) {
         for (int32_t x = 0; x < n_x; x++) {
             line[x][order[i]] = sum[i * n_x + x];
         }
@@ -104,7 +107,7 @@ static void finish_tile(const struct linear_job *j, int32_t tile, int32_t first,
 /* One block of w against tiles [from, end) of x. */
 static void run_block(const struct linear_job *j, int32_t first, int32_t n, int32_t from, int32_t end)
 {
-    const struct cpu_kernels *k = &j->c->k;
+    const struct cpu_tiles *k = &j->c->k.linear;
     const void *row[BLOCK_MAX_ROWS];
     int32_t order[BLOCK_MAX_ROWS];
     float sum[TILE_ROWS * BLOCK_MAX_ROWS + 4];
@@ -119,8 +122,9 @@ static void run_block(const struct linear_job *j, int32_t first, int32_t n, int3
         const char *x = j->c->packed + tile * j->tile_bytes;
         int32_t n_x = tile_rows(j, tile);
         ahead.phase = j->n_tiles > 1 ? tile - from : 0;
-        for (w.first = 0; w.first < j->w.cols; w.first += k->k_block) {
-            int32_t n_k = (int32_t)MIN(k->k_block, j->w.cols - w.first);
+        int32_t block = j->n_tiles > 1 ? k->k_block : j->w.cols; /* a single tile reads each row to its end */
+        for (w.first = 0; w.first < j->w.cols; w.first += block) {
+            int32_t n_k = (int32_t)MIN(block, j->w.cols - w.first);
             k->dots(sum, &w, x + w.first * n_x * k->packed_bytes(w.dtype), n_x, (int32_t)div_ceil(n_k, TILE_CHUNK),
                     w.first > 0, &ahead);
         }

@@ -267,6 +267,29 @@ static double sum_exp_row(const float *x, int32_t n, float max)
     return total;
 }
 
+/* ---- sums of tiles to rows ---- */
+
+static void spread_rows(float *out, int32_t stride, const float *sum, int32_t n, int32_t n_x)
+{
+    int32_t i = 0;
+    for (; n_x == 4 && i + 4 <= n; i += 4) {
+        __m128 a = _mm_loadu_ps(sum + 4 * i);
+        __m128 b = _mm_loadu_ps(sum + 4 * i + 4);
+        __m128 c = _mm_loadu_ps(sum + 4 * i + 8);
+        __m128 d = _mm_loadu_ps(sum + 4 * i + 12);
+        _MM_TRANSPOSE4_PS(a, b, c, d);
+        _mm_storeu_ps(out + i, a);
+        _mm_storeu_ps(out + stride + i, b);
+        _mm_storeu_ps(out + 2 * stride + i, c);
+        _mm_storeu_ps(out + 3 * stride + i, d);
+    }
+    for (; i < n; i++) {
+        for (int32_t x = 0; x < n_x; x++) {
+            out[x * stride + i] = sum[i * n_x + x];
+        }
+    }
+}
+
 /* ---- attention ---- */
 
 static float softmax_part(float *s, int32_t n_keys, float max)
@@ -283,40 +306,38 @@ static float softmax_part(float *s, int32_t n_keys, float max)
     return sum_lanes(sum);
 }
 
-/* 32 columns of acc in registers while the keys go by. */
-INLINE void weigh_columns(float *acc, __m256 keep, const float *p, const void *const *v, int32_t n_keys,
-                                 int64_t at, enum dtype t)
+/* 8 n_v columns of acc in registers while the keys go by. */
+INLINE void weigh_columns(float *acc, __m256 keep, const float *p, const void *const *v, int32_t n_keys, int64_t at,
+                          const enum dtype t, const int n_v)
 {
-    __m256 a[4];
-    for (int i = 0; i < 4; i++) {
+    __m256 a[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < n_v; i++) {
         a[i] = _mm256_mul_ps(_mm256_loadu_ps(acc + at + 8 * i), keep);
     }
     for (int32_t j = 0; j < n_keys; j++) {
         __m256 w = _mm256_broadcast_ss(p + j);
-        a[0] = _mm256_fmadd_ps(w, load8(v[j], t, at), a[0]);
-        a[1] = _mm256_fmadd_ps(w, load8(v[j], t, at + 8), a[1]);
-        a[2] = _mm256_fmadd_ps(w, load8(v[j], t, at + 16), a[2]);
-        a[3] = _mm256_fmadd_ps(w, load8(v[j], t, at + 24), a[3]);
+#pragma GCC unroll 8
+        for (int i = 0; i < n_v; i++) {
+            a[i] = _mm256_fmadd_ps(w, load8(v[j], t, at + 8 * i), a[i]);
+        }
     }
-    for (int i = 0; i < 4; i++) {
+#pragma GCC unroll 8
+    for (int i = 0; i < n_v; i++) {
         _mm256_storeu_ps(acc + at + 8 * i, a[i]);
     }
 }
 
 INLINE void weigh_type(float *acc, float keep, const float *p, const void *const *v, int32_t n_keys, int32_t n,
-                              enum dtype t)
+                       const enum dtype t)
 {
     __m256 k = _mm256_set1_ps(keep);
     int32_t at = 0;
-    for (; at + 32 <= n; at += 32) {
-        weigh_columns(acc, k, p, v, n_keys, at, t);
+    for (; at + 64 <= n; at += 64) {
+        weigh_columns(acc, k, p, v, n_keys, at, t, 8);
     }
     for (; at + 8 <= n; at += 8) {
-        __m256 a = _mm256_mul_ps(_mm256_loadu_ps(acc + at), k);
-        for (int32_t j = 0; j < n_keys; j++) {
-            a = _mm256_fmadd_ps(_mm256_broadcast_ss(p + j), load8(v[j], t, at), a);
-        }
-        _mm256_storeu_ps(acc + at, a);
+        weigh_columns(acc, k, p, v, n_keys, at, t, 1);
     }
     for (; at < n; at++) {
         float a = acc[at] * keep;
@@ -349,6 +370,7 @@ void cpu_kernels_avx2(struct cpu_kernels *k)
     k->rotate = rotate_row;
     k->scan = scan_row;
     k->sum_exp = sum_exp_row;
+    k->spread = spread_rows;
     k->softmax_part = softmax_part;
     k->weigh = weigh;
 }

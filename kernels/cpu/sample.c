@@ -37,29 +37,21 @@ struct row_max {
     int32_t token; /* -1: a NaN or +infinity, or all -infinity */
 };
 
-static struct row_max greatest(const float *l, int32_t vocab)
+static struct row_max greatest(const struct cpu_backend *c, const float *l, int32_t vocab)
 {
-    struct row_max m = {.value = -INFINITY, .token = -1};
-    for (int32_t t = 0; t < vocab; t++) {
-        if (isnan(l[t])) {
-            return (struct row_max){.value = NAN, .token = -1};
-        }
-        if (l[t] > m.value) {
-            m = (struct row_max){.value = l[t], .token = t};
-        }
+    struct row_scan s = c->k.scan(l, vocab);
+    struct row_max m = {.value = s.max, .token = -1};
+    if (s.bad || s.max == -INFINITY) {
+        return m;
     }
-    m.token = m.value < INFINITY ? m.token : -1;
+    for (m.token = 0; l[m.token] != s.max; m.token++) {
+    }
     return m;
 }
 
-/* log(sum(exp(l))), max given. */
-static float log_sum_exp(const float *l, int32_t vocab, float max)
+static float log_sum_exp(const struct cpu_backend *c, const float *l, int32_t vocab, float max)
 {
-    double sum = 0;
-    for (int32_t t = 0; t < vocab; t++) {
-        sum += expf(l[t] - max);
-    }
-    return max + (float)log(sum);
+    return max + (float)log(c->k.sum_exp(l, vocab, max));
 }
 
 /* ---- steps 1 to 3 ---- */
@@ -187,7 +179,7 @@ static int32_t draw(struct cpu_survivor *survivor, const float *l, int32_t vocab
 
 static int32_t choose(struct cpu_backend *c, const float *l, int32_t vocab, const struct sample_row *s, int32_t thread)
 {
-    struct row_max m = greatest(l, vocab);
+    struct row_max m = greatest(c, l, vocab);
     if (m.token < 0 || s->temperature == 0 || s->top_k == 1) {
         return m.token;
     }
@@ -219,15 +211,15 @@ static void write_nothing(struct cpu_results *r, int32_t i, int32_t n)
     }
 }
 
-static void sample_candidates(struct cpu_results *r, int32_t i, const float *l, int32_t vocab,
+static void sample_candidates(struct cpu_backend *c, struct cpu_results *r, int32_t i, const float *l, int32_t vocab,
                               const struct sample_row *s)
 {
-    struct row_max m = greatest(l, vocab);
+    struct row_max m = greatest(c, l, vocab);
     if (m.token < 0) {
         write_nothing(r, i, s->n_candidates);
         return;
     }
-    float lse = log_sum_exp(l, vocab, m.value);
+    float lse = log_sum_exp(c, l, vocab, m.value);
     write_best(r, i, l, vocab, lse, s->n_candidates);
     r->token[i] = m.token;
     r->logprob[i] = m.value - lse;
@@ -244,10 +236,10 @@ static void sample_row(void *arg, int32_t task, int32_t thread)
     const float *raw = mat_row_const(job->logits, s->logits_row - job->first_logits);
     int32_t n_best = MAX(s->n_logprobs, 0);
     if (s->kind == SAMPLE_CANDIDATES) {
-        sample_candidates(r, i, process(c, raw, vocab, s, thread), vocab, s);
+        sample_candidates(c, r, i, process(c, raw, vocab, s, thread), vocab, s);
         return;
     }
-    struct row_max m = greatest(raw, vocab);
+    struct row_max m = greatest(c, raw, vocab);
     int32_t token = m.token < 0               ? -1
                     : s->kind == SAMPLE_SCORE ? s->target
                                               : choose(c, process(c, raw, vocab, s, thread), vocab, s, thread);
@@ -255,7 +247,7 @@ static void sample_row(void *arg, int32_t task, int32_t thread)
         write_nothing(r, i, n_best);
         return;
     }
-    float lse = log_sum_exp(raw, vocab, m.value);
+    float lse = log_sum_exp(c, raw, vocab, m.value);
     r->token[i] = token;
     r->logprob[i] = raw[token] - lse;
     if (n_best > 0) {

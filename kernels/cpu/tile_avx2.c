@@ -126,14 +126,20 @@ INLINE void all_rows(float *sum, const struct dot_rows *w, const float *x, const
             row[j] = (const char *)w->row[MIN(i + j, w->n - 1)] + offset;
         }
         int64_t fetch = ahead->period > 0 && group % ahead->period == ahead->phase ? ahead->distance : 0;
-        if (i + n_w <= w->n) {
-            tile(sum + i * n_x, row, x, t, n_w, n_x, n_chunks, add, fetch);
-        } else {
-            float last[13];
-            tile(last, row, x, t, n_w, n_x, n_chunks, false, fetch);
-            for (int32_t k = 0; k < (w->n - i) * n_x; k++) {
-                sum[i * n_x + k] = add ? sum[i * n_x + k] + last[k] : last[k];
+        float last[13];
+        bool whole = i + n_w <= w->n;
+        float *to = whole ? sum + i * n_x : last;
+        const float *from = x;
+        for (int32_t c = 0; c < n_chunks; c += K_BLOCK / TILE_CHUNK) {
+            int32_t n = MIN(n_chunks - c, K_BLOCK / TILE_CHUNK);
+            tile(to, row, from, t, n_w, n_x, n, c > 0 || (add && whole), fetch);
+            from += (int64_t)n * n_x * TILE_CHUNK;
+            for (int j = 0; j < n_w; j++) {
+                row[j] += n * TILE_CHUNK * dtype_bytes(t);
             }
+        }
+        for (int32_t k = 0; k < (w->n - i) * n_x && !whole; k++) {
+            sum[i * n_x + k] = add ? sum[i * n_x + k] + last[k] : last[k];
         }
     }
 }
@@ -143,7 +149,7 @@ INLINE void dots_type(float *sum, const struct dot_rows *w, const float *x, cons
 {
     switch (n_x) {
     case 1:
-        all_rows(sum, w, x, t, 8, 1, n_chunks, add, ahead);
+        all_rows(sum, w, x, t, 4, 1, n_chunks, add, ahead);
         break;
     case 2:
         all_rows(sum, w, x, t, 6, 2, n_chunks, add, ahead);
@@ -228,8 +234,6 @@ static void pack(void *out, const float *const *x, int32_t n_x, int32_t n, enum 
 
 void cpu_tiles_avx2(struct cpu_kernels *k)
 {
-    k->k_block = K_BLOCK;
-    k->packed_bytes = packed_bytes;
-    k->pack = pack;
-    k->dots = dots;
+    k->linear = (struct cpu_tiles){.k_block = K_BLOCK, .packed_bytes = packed_bytes, .pack = pack, .dots = dots};
+    k->score = k->linear;
 }
