@@ -1,0 +1,111 @@
+"""A real server for each module of tests, on a free port, with the null model: its answers are made up, everything else is real."""
+import os
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+QUIRE = os.environ.get("QUIRE_BIN", os.path.join(ROOT, "build", "quire"))
+
+
+class Server:
+    """`quire serve` with some flags. `url`, `host`, `port` are where it listens."""
+
+    def __init__(self, *flags, model="null", env=None, wait=True):
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_")}
+        environment.update(env or {})
+        self.log_file = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            [QUIRE, "serve", "--model", model, "--port", "0", *flags],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.log_file, env=environment)
+        if wait:
+            self.wait_ready()
+
+    @property
+    def log(self):
+        size = os.fstat(self.log_file.fileno()).st_size
+        return os.pread(self.log_file.fileno(), size, 0).decode()
+
+    def wait_ready(self, seconds=60):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            found = re.search(r" ready url=(\S+)", self.log)
+            if found:
+                self.url = found[1]
+                if self.url.startswith("http"):
+                    self.host, port = re.fullmatch(r"https?://\[?([^\]]*?)\]?:(\d+)", self.url).groups()
+                    self.port = int(port)
+                return
+            assert self.process.poll() is None, "the server ended: " + self.log
+            time.sleep(0.01)
+        raise AssertionError("the server is not ready: " + self.log)
+
+    def connect(self, timeout=20):
+        return socket.create_connection((self.host, self.port), timeout=timeout)
+
+    def get(self, path):
+        with urllib.request.urlopen(self.url + path, timeout=20) as answer:
+            return answer.read().decode()
+
+    def metric(self, name, **labels):
+        """The value of one metric without its prefix; the sum over what the labels leave open."""
+        total = 0.0
+        for line in self.get("/metrics").splitlines():
+            found = re.fullmatch(r"quire_(\w+)(?:\{(.*)\})? (\S+)", line)
+            if found and found[1] == name and all(f'{k}="{v}"' in (found[2] or "") for k, v in labels.items()):
+                total += float(found[3])
+        return total
+
+    def wait_metric(self, name, value, seconds=15, **labels):
+        end = time.monotonic() + seconds
+        while self.metric(name, **labels) != value:
+            assert time.monotonic() < end, f"{name} is {self.metric(name, **labels)}, not {value}"
+            time.sleep(0.02)
+
+    def wait_idle(self):
+        """Everything that was asked for has been given back."""
+        for name in ("http_streams", "num_requests_running", "num_requests_waiting", "num_requests_swapped"):
+            self.wait_metric(name, 0)
+        self.wait_metric("kv_cache_usage_perc", 0)
+
+    def stop(self, sig=signal.SIGTERM, seconds=40):
+        if self.process.poll() is None:
+            self.process.send_signal(sig)
+        try:
+            status = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        return status
+
+
+@pytest.fixture(scope="module")
+def server():
+    s = Server()
+    yield s
+    s.wait_idle()
+    assert s.stop() == 0, s.log
+
+
+@pytest.fixture
+def start():
+    """Start servers with flags of one's own; they are stopped at the end."""
+    made = []
+
+    def begin(*flags, **options):
+        s = Server(*flags, **options)
+        made.append(s)
+        return s
+
+    yield begin
+    for s in made:
+        if s.process.poll() is None:
+            s.process.kill()
+            s.process.wait()

@@ -1,0 +1,36 @@
+"""/metrics as Prometheus reads it, with both prefixes."""
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+GAUGES = ["num_requests_running", "num_requests_waiting", "num_requests_swapped", "kv_cache_usage_perc", "cpu_cache_usage_perc",
+          "cache_config_info"]
+COUNTERS = ["prompt_tokens", "generation_tokens", "num_preemptions", "prefix_cache_queries", "prefix_cache_hits", "request_success",
+            "http_requests"]
+HISTOGRAMS = ["time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds",
+              "e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",
+              "request_decode_time_seconds", "request_prompt_tokens", "request_generation_tokens", "request_params_n",
+              "iteration_tokens_total", "step_host_seconds", "step_device_seconds"]
+
+
+@pytest.mark.parametrize("prefix", ["quire_", "vllm:"])
+def test_all_of_them(start, prefix):
+    s = start("--metrics-prefix", prefix, "--served-model-name", 'a "model"')
+    assert httpx.post(s.url + "/v1/completions", json=dict(prompt="abc", max_tokens=5, n=2)).status_code == 200
+    families = {f.name: f for f in text_string_to_metric_families(s.get("/metrics"))}
+    assert all(name.startswith(prefix) for name in families)
+    for kind, names in (("gauge", GAUGES), ("counter", COUNTERS), ("histogram", HISTOGRAMS)):
+        for name in names:
+            assert families[prefix + name].type == kind, name
+    value = {(x.name[len(prefix):], x.labels.get("finished_reason"), x.labels.get("route"), x.labels.get("le")): x.value
+             for f in families.values() for x in f.samples}
+    assert value["prompt_tokens_total", None, None, None] == 3
+    assert value["generation_tokens_total", None, None, None] == 10
+    assert value["request_success_total", "length", None, None] >= 1
+    assert value["http_requests_total", None, "/v1/completions", None] == 1
+    assert value["request_params_n_bucket", None, None, "+Inf"] == value["request_params_n_count", None, None, None] == 1
+    for f in families.values():
+        if f.type == "histogram":
+            counts = [x.value for x in f.samples if x.name.endswith("_bucket")]
+            assert counts == sorted(counts)
+    assert all(x.labels.get("model_name", 'a "model"') == 'a "model"' for f in families.values() for x in f.samples)
