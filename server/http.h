@@ -17,6 +17,7 @@ enum { HTTP_STATUS_SLOTS = 16 };
 struct peer {
     struct peer *prev, *next;
     int fd;
+    bool left;              /* the last sweep saw that the client closed its side */
     _Atomic int64_t due_us; /* a whole request must be there by then; INT64_MAX while one is being answered */
 };
 
@@ -37,6 +38,7 @@ struct server {
     _Atomic int64_t connections;
     pthread_mutex_t peers_lock;
     struct peer *peers;
+    int64_t swept_us;
     /* http_requests_total, [route][status slot] */
     _Atomic uint64_t (*requests)[HTTP_STATUS_SLOTS];
 };
@@ -94,7 +96,7 @@ const struct route *route_find(const char *method, const char *path, const char 
 int server_open(struct server *s, const struct settings *settings, struct err *e);
 /* The engine is there: requests are taken from here on. */
 void server_ready(struct server *s, struct engine *engine);
-/* Once a second, from main: connections that bring no request in time are closed. */
+/* Now and then, from main: connections that bring no request in time, or whose client left, are closed. */
 void server_sweep(struct server *s);
 /* Requests that have not been answered to the end. */
 int64_t server_busy(const struct server *s);

@@ -205,12 +205,22 @@ static void add_usage(struct stream *s, const struct output *o)
     *u = o->usage;
 }
 
+/* More is unread than should be. A client that still takes something is given time, as long as there is memory. */
+static bool is_slow(const struct stream *s)
+{
+    int64_t silent_us = clock_us() - atomic_load_explicit(&s->wrote_us, memory_order_relaxed);
+
+    return silent_us > LIMIT_SLOW_S * (int64_t)1000000 ||
+           s->pending.len + s->unsent > s->limit_bytes + LIMIT_BURST_BYTES ||
+           atomic_load_explicit(&s->hub->unsent_bytes, memory_order_relaxed) > (int64_t)LIMIT_UNSENT_BYTES;
+}
+
 static int add_event(struct stream *s, int32_t index, const struct output *o)
 {
     const struct request *r = o->request;
     bool first = s->begun && !s->begun[index];
 
-    if (s->pending.len + s->unsent > s->limit_bytes) {
+    if (s->pending.len + s->unsent > s->limit_bytes && is_slow(s)) {
         return ERR_FULL;
     }
     pending_begin(s);
@@ -373,7 +383,6 @@ void stream_detach(struct stream *s)
     pthread_mutex_lock(&s->lock);
     bool attached = s->attached, running = s->n_left > 0 && !s->finished;
     s->detached = true;
-    s->attached = false;
     if (attached) {
         writer_forget(s->writer, s);
     }

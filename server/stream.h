@@ -36,6 +36,7 @@ struct stream_hub {
     int n_writers;
     atomic_uint next_writer;
     struct engine *_Atomic engine;
+    _Atomic int64_t unsent_bytes;    /* taken by writers and not written yet, of all streams */
     _Atomic int64_t n_streams;       /* streams that exist */
     _Atomic uint64_t n_gone, n_slow; /* clients that left before the end; that were cut off because they did not read */
 };
@@ -69,7 +70,8 @@ struct stream {
     struct usage total;
     uint8_t *begun; /* [n_requests * n] whether the choice's first event went out; only with token ids */
     int32_t n_left; /* requests whose `last` has not come */
-    bool attached, parked, detached;
+    bool attached;  /* the writer holds a reference */
+    bool parked, detached;
     bool finished;             /* nothing more will be appended */
     bool lost;                 /* the client is gone or cut off: the connection is to be closed */
     enum finish_reason finish; /* of the first choice that ended: for the log */

@@ -113,6 +113,7 @@ static bool take_pending(struct stream *s)
 {
     bool more = false;
 
+    int64_t before = (int64_t)s->out.len;
     pthread_mutex_lock(&s->lock);
     reuse(&s->out);
     s->out_at = 0;
@@ -133,6 +134,9 @@ static bool take_pending(struct stream *s)
         give_back(s);
     }
     pthread_mutex_unlock(&s->lock);
+    if (before + (int64_t)s->out.len > 0) {
+        atomic_fetch_add_explicit(&s->hub->unsent_bytes, (int64_t)s->out.len - before, memory_order_relaxed);
+    }
     return more;
 }
 
@@ -169,6 +173,9 @@ static void service(struct writer *w, struct stream *s, int64_t now)
 {
     pthread_mutex_lock(&s->lock);
     bool parked = s->parked, detached = s->detached, attached = s->attached;
+    if (detached) {
+        s->attached = false;
+    }
     bool direct = s->mode == STREAM_DIRECT && !s->lost;
     if (parked && !direct) {
         bool ready = s->lost || s->finished || (s->mode == STREAM_READER && s->pending.len);
@@ -178,14 +185,19 @@ static void service(struct writer *w, struct stream *s, int64_t now)
         }
     }
     pthread_mutex_unlock(&s->lock);
+    if (detached && s->linked) {
+        writer_unlink(w, s);
+    }
+    if (detached && attached) {
+        atomic_fetch_sub(&s->hub->unsent_bytes, (int64_t)s->out.len);
+        stream_unref(s); /* the caller holds another */
+        return;
+    }
     if (attached && !s->linked) {
         writer_link(w, s);
         s->wrote_us = now;
     }
-    if (detached && s->linked) {
-        writer_unlink(w, s);
-        stream_unref(s);
-    } else if (parked && direct && !s->blocked) {
+    if (parked && direct && !s->blocked) {
         write_direct(s, now);
     }
 }
