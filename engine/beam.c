@@ -128,7 +128,7 @@ static void emit_node(struct commit *c, const struct group *g, int32_t choice, i
 static void settle(struct commit *c, struct group *g)
 {
     struct beam *b = g->beam;
-    while (b->node[b->settled].n_holders == 0 && b->node[b->settled].n_children == 1) {
+    while (b->node[b->settled].n_children == 1) { /* what is held has no children: it ends a text, or a live beam */
         b->settled = b->node[b->settled].child_xor;
         for (int32_t i = 0; i < b->n; i++)
             emit_node(c, g, i, b->settled);

@@ -110,7 +110,7 @@ static void commit_memory(struct commit *c, const struct plan_item *it)
 {
     struct seq *q = it->seq;
     struct group *g = q->group;
-    if (g->state != GROUP_RUNNING || it->epoch != g->epoch || q->state != SEQ_LIVE)
+    if (g->state != GROUP_RUNNING || q->state != SEQ_LIVE)
         return;
     q->n_stored = it->first + it->n;
     seq_publish(c->s, q);

@@ -105,7 +105,8 @@ static void pack_bias(struct packer *p, struct batch *b, const struct seq *q, in
     p->n_bias = b->n_token_bias - p->bias_first;
 }
 
-/* Rows of one group come one after another, so one slice of each kind is remembered. */
+/* Rows of one group come one after another and have drawn as many tokens, so they share their slices; but what bad words ban
+ * depends on the tokens themselves. */
 static void pack_slices(struct packer *p, struct batch *b, const struct seq *q, int32_t n_drawn)
 {
     const struct group *g = q->group;
@@ -118,10 +119,9 @@ static void pack_slices(struct packer *p, struct batch *b, const struct seq *q, 
                    (size_t)params->n_allowed * sizeof *params->allowed_token);
         b->n_allowed_token += params->n_allowed;
     }
-    if (p->slice_group != g || p->slice_drawn != n_drawn || g->words.n > 0)
+    if (p->slice_group != g || g->words.n > 0)
         pack_bias(p, b, q, n_drawn);
     p->slice_group = g;
-    p->slice_drawn = n_drawn;
 }
 
 static int32_t pack_counts(struct packer *p, struct batch *b, const struct seq *q)

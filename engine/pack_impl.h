@@ -22,9 +22,9 @@ struct packer {
     int32_t *allowed_token;                       /* [side.allowed] */
     struct side_need side;
 
-    /* The bias and allowed slices last written: rows of one group that have drawn as many tokens share them. */
+    /* The bias and allowed slices last written: rows of one group share them. */
     const struct group *slice_group;
-    int32_t slice_drawn, bias_first, n_bias, allowed_first;
+    int32_t bias_first, n_bias, allowed_first;
 };
 
 #endif

@@ -14,7 +14,7 @@ static struct prefix_name name_after(const struct prefix *px, struct prefix_name
     /* The parent seeds the hash; both halves enter, one as the seed and one folded into the result's seed. */
     XXH128_hash_t h = XXH3_128bits_withSeed(token, (size_t)px->block_size * sizeof *token, parent.lo ^ px->secret);
     XXH128_hash_t mixed = XXH3_128bits_withSeed(&h, sizeof h, parent.hi);
-    return (struct prefix_name){mixed.low64, mixed.high64};
+    return (struct prefix_name){mixed.low64 & px->name_mask.lo, mixed.high64 & px->name_mask.hi};
 }
 
 static bool same_name(struct prefix_name a, struct prefix_name b)

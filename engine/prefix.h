@@ -44,10 +44,13 @@ struct prefix {
     uint32_t bucket_mask;
     int32_t block_size;
     uint64_t last_serial;
-    uint64_t secret; /* seed of the hashes */
+    struct prefix_name name_mask; /* bits of a name that count: all, but in tests that want collisions */
+    uint64_t secret;              /* seed of the hashes */
 };
 
-int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, uint64_t secret, struct err *e);
+/* `name_bits`: how many bits of a name count; 0: all 128. */
+int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, int32_t name_bits, uint64_t secret,
+                struct err *e);
 void prefix_release(struct prefix *px);
 
 /* The start of a chain. `salt` may be NULL. */

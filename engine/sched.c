@@ -16,7 +16,7 @@ static void plan_clear(struct plan *p)
 static struct plan_item *add_item(struct sched *s, struct plan *p, struct seq *q, int32_t n)
 {
     struct plan_item *it = n == 1 ? &p->item[p->n_items++] : &s->piece[s->n_pieces++];
-    *it = (struct plan_item){.seq = q, .epoch = q->group->epoch, .first = q->n_computed, .n = n, .src_row = -1};
+    *it = (struct plan_item){.seq = q, .first = q->n_computed, .n = n, .src_row = -1};
     s->tokens_left -= n;
     return it;
 }
@@ -37,10 +37,26 @@ static bool make_room(struct sched *s, struct group *g)
     return true;
 }
 
+/* Whether the next token can be asked for before the last ones are known. A batch can name the sampling rows of the step
+ * before, no older ones; and penalties can count one such token. */
+static bool may_look_ahead(const struct sched *s, const struct group *g)
+{
+    if (g->n_inflight == 0)
+        return true;
+    if (!g->lookahead || (g->penalties && g->n_inflight > 1))
+        return false;
+    for (int32_t i = 0; i < g->width; i++) {
+        const struct seq *q = &g->seq[i];
+        if (q->state == SEQ_LIVE && q->n_tokens > g->n_prompt + q->n_out && q->draw_step != s->step)
+            return false;
+    }
+    return true;
+}
+
 /* One token for each live sequence of a group that has its prefill behind it. False: the group was preempted. */
 bool plan_decode(struct sched *s, struct group *g, struct plan *p)
 {
-    if (in_prefill(g) || (!g->lookahead && g->n_inflight > 0))
+    if (in_prefill(g) || !may_look_ahead(s, g))
         return true;
     if (!make_room(s, g))
         return false;
@@ -139,7 +155,7 @@ static void account(struct sched *s, struct plan *p, struct plan_item *it)
     struct seq *q = it->seq;
     struct group *g = q->group;
     if (it->first + it->n > g->n_prompt + q->n_out) { /* its last token is drawn by the step before */
-        assert(q->draw_step == s->step - 1 && it->first + it->n == g->n_prompt + q->n_out + 1);
+        assert(q->draw_step == s->step - 1 && it->n == 1 && it->first == q->n_tokens - 1);
         it->src_row = q->draw_row;
     }
     it->sample_first = p->n_samples;

@@ -60,8 +60,10 @@ struct sched_config {
     int64_t target_itl_us;                        /* 0: none */
     int64_t queue_timeout_us, request_timeout_us; /* 0: none */
     struct step_cost cost;                        /* all 0: unknown */
-    uint64_t secret;                              /* keys the hashes of the prefix cache */
-    int32_t eos[LIMIT_EOS_IDS];                   /* end-of-sequence ids */
+    int32_t name_bits; /* of a block's hash that count in the prefix cache; 0: all 128. Few make hashes collide,
+                                       which must cost time only */
+    uint64_t secret;   /* keys the hashes of the prefix cache */
+    int32_t eos[LIMIT_EOS_IDS]; /* end-of-sequence ids */
     int32_t n_eos;
 };
 
@@ -70,7 +72,6 @@ struct sched_config {
  * logits: of the sequence itself, or after the prompt of seq[0 .. n_draws) of the group. */
 struct plan_item {
     struct seq *seq;
-    uint32_t epoch; /* of the group when planned */
     int32_t first, n;
     int32_t score_offset, n_scores;
     int32_t n_draws;

@@ -42,8 +42,9 @@ static const char *check_waiting(const struct sched *s)
         if (g->state != GROUP_WAITING || g->heap_index != i || (i > 0 && group_before(g, s->waiting[(i - 1) / 2])))
             return "S1: the heap of waiting groups is broken";
         for (int32_t k = 0; k < g->width; k++)
-            if (g->seq[k].state == SEQ_LIVE && (g->seq[k].n_blocks > 0 || g->seq[k].row >= 0))
-                return "S2: a waiting group holds memory";
+            if (g->seq[k].state == SEQ_LIVE &&
+                (g->seq[k].n_blocks > 0 || g->seq[k].row >= 0 || g->seq[k].n_computed > 0))
+                return "S2: a waiting group holds memory, or counts on some";
     }
     return NULL;
 }

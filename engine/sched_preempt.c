@@ -2,21 +2,21 @@
  *
  * A group is never preempted in a step that has planned it, but the step before may still be in flight: its swap-out
  * takes effect after that step, so what the step writes is saved too, and the tokens it draws are appended when it
- * is committed. `epoch` tells decode_commit that blocks of such an item are no longer the sequence's.
+ * is committed. It does not come back before (sched_admit, sched_resume).
  */
 #include "engine/sched_impl.h"
 
-/* Blocks of a sequence that hold something. */
+/* Blocks of a sequence that hold something, or will for all who share them: the root of a recompute may not have
+ * come to the end of what its siblings count on. */
 static int32_t blocks_computed(const struct sched *s, const struct seq *q)
 {
-    return MIN(q->n_blocks, (int32_t)div_ceil(q->n_computed, s->c.block_size));
+    return MIN(q->n_blocks, (int32_t)div_ceil(MAX(q->n_computed, q->group->n_shared), s->c.block_size));
 }
 
 static void leave_running(struct sched *s, struct group *g)
 {
     list_remove(&s->running, g);
     group_unreserve(s, g);
-    g->epoch++;
     s->preempted = true;
 }
 

@@ -91,7 +91,6 @@ struct group {
     int32_t n_reserved;              /* RUNNING: rows set aside for it */
     int32_t probe_available;         /* blocks that could be taken when it was last found not to fit */
     uint64_t probe_step;
-    uint32_t epoch;           /* raised by each preemption: items planned before it no longer own their blocks */
     int32_t root;             /* sequence that computes what the others share, after a recompute */
     int32_t n_shared;         /* tokens that the others wait for; 0: nobody waits */
     int32_t n_scores_planned; /* prompt positions scored, in steps planned so far */

@@ -32,12 +32,15 @@ void kvpool_release(struct kvpool *p)
     *p = (struct kvpool){0};
 }
 
-int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, uint64_t secret, struct err *e)
+int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, int32_t name_bits, uint64_t secret,
+                struct err *e)
 {
     uint32_t buckets = 1;
     while (buckets < (uint32_t)pool->n_blocks)
         buckets *= 2;
     *px = (struct prefix){.pool = pool, .block_size = block_size, .bucket_mask = buckets - 1, .secret = secret};
+    px->name_mask = name_bits == 0 ? (struct prefix_name){UINT64_MAX, UINT64_MAX}
+                                   : (struct prefix_name){(UINT64_C(1) << name_bits) - 1, 0};
     px->entry = array(pool->n_blocks, sizeof *px->entry);
     px->token = array((int64_t)pool->n_blocks * block_size, sizeof *px->token);
     px->bucket = array(buckets, sizeof *px->bucket);
@@ -110,7 +113,7 @@ static int allocate(struct sched *s, struct err *e)
     if (code == 0)
         code = kvpool_init(&s->host, c->n_host_blocks, e);
     if (code == 0)
-        code = prefix_init(&s->prefix, &s->pool, c->block_size, c->secret, e);
+        code = prefix_init(&s->prefix, &s->pool, c->block_size, c->name_bits, c->secret, e);
     if (code < 0)
         return code;
     s->waiting = array((int64_t)c->max_waiting + c->max_num_seqs, sizeof *s->waiting);

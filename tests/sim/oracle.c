@@ -18,11 +18,18 @@ struct answer {
     float *top_logprob;
 };
 
+/* What a key and a value are to a model: the token, and what it was computed on. */
+struct cell {
+    int32_t token;    /* -1: never written */
+    uint64_t context; /* hash of all tokens up to this one */
+    uint64_t step;    /* that wrote it */
+};
+
 struct oracle {
     struct executor base;
     int32_t stride, table_width;
-    int32_t *device, *host; /* [blocks * block_size] token ids; -1: never written */
-    int32_t *table;         /* [max_num_seqs, table_width] */
+    struct cell *device, *host; /* [blocks * block_size] */
+    int32_t *table;             /* [max_num_seqs, table_width] */
     struct answer answer[ANSWERS];
     uint64_t launched, waited, fail_at;
 };
@@ -31,7 +38,7 @@ struct oracle {
 
 /* ---- memory operations ---- */
 
-static int copy_blocks(const struct block_copy *c, int32_t n, const int32_t *from, int32_t n_from, int32_t *to,
+static int copy_blocks(const struct block_copy *c, int32_t n, const struct cell *from, int32_t n_from, struct cell *to,
                        int32_t n_to, int32_t size, const char *what, struct err *e)
 {
     for (int32_t i = 0; i < n; i++) {
@@ -80,6 +87,14 @@ static int32_t drawn_before(const struct oracle *o, const struct batch *b, int32
     return a->step == b->step - 1 && row < a->n_samples ? a->token[row] : -1;
 }
 
+/* Where the table says that a position lies; NULL: nowhere. */
+static const struct cell *cell_at(const struct oracle *o, int32_t row, int32_t position)
+{
+    int32_t size = o->base.info.block_size;
+    int32_t block = o->table[(int64_t)row * o->table_width + position / size];
+    return block < 0 || block >= o->base.info.n_blocks ? NULL : &o->device[block * size + position % size];
+}
+
 static int write_token(struct oracle *o, const struct batch *b, int32_t seq, int32_t t, struct err *e)
 {
     const struct executor_info *x = &o->base.info;
@@ -94,7 +109,16 @@ static int write_token(struct oracle *o, const struct batch *b, int32_t seq, int
     int32_t block = o->table[(int64_t)b->row[seq] * o->table_width + position / x->block_size];
     if (b->slot[t] != block * x->block_size + position % x->block_size)
         REFUSE("slot %d is not where the table puts position %d", b->slot[t], position);
-    o->device[b->slot[t]] = token;
+    uint64_t context = toy_start();
+    if (position > 0) {
+        const struct cell *before = cell_at(o, b->row[seq], position - 1);
+        if (!before || before->token < 0)
+            REFUSE("position %d is computed on one that was never written", position);
+        if (before->step == b->step && t == b->q_start[seq])
+            REFUSE("position %d is computed on what another sequence writes in the same step", position);
+        context = before->context;
+    }
+    o->device[b->slot[t]] = (struct cell){.token = token, .context = toy_read(context, token), .step = b->step};
     return 0;
 }
 
@@ -146,21 +170,21 @@ static int check_lcp(const struct oracle *o, const struct batch *b, struct err *
 /* The context of logits row `l`, read back through the block table; 0 and a message for a hole in it. */
 static int read_context(const struct oracle *o, const struct batch *b, int32_t l, uint64_t *ret, struct err *e)
 {
-    int32_t size = o->base.info.block_size, t = b->logits_token[l], seq = 0;
+    int32_t t = b->logits_token[l], seq = 0;
     if (t < 0 || t >= b->n_tokens || (l > 0 && t <= b->logits_token[l - 1]))
         REFUSE("logits rows are not ascending tokens");
     while (b->q_start[seq + 1] <= t)
         seq++;
-    const int32_t *table = o->table + (int64_t)b->row[seq] * o->table_width;
     uint64_t h = toy_start();
     for (int32_t p = 0; p <= b->position[t]; p++) {
-        int32_t block = table[p / size];
-        if (block < 0 || block >= o->base.info.n_blocks)
+        const struct cell *cell = cell_at(o, b->row[seq], p);
+        if (!cell)
             REFUSE("the table has no block for position %d", p);
-        int32_t token = o->device[block * size + p % size];
-        if (token < 0)
+        if (cell->token < 0)
             REFUSE("position %d was never written", p);
-        h = toy_read(h, token);
+        h = toy_read(h, cell->token);
+        if (cell->context != h)
+            REFUSE("position %d was computed on another context", p);
     }
     *ret = h;
     return 0;
@@ -289,20 +313,20 @@ static void oracle_free(struct executor *x)
     free(o);
 }
 
-static int32_t *filled(int64_t n)
+static void *filled(int64_t n, size_t size)
 {
-    int32_t *a = malloc((size_t)MAX(n, 1) * sizeof(*a));
+    void *a = malloc((size_t)MAX(n, 1) * size);
     if (a)
-        memset(a, -1, (size_t)MAX(n, 1) * sizeof(*a));
+        memset(a, -1, (size_t)MAX(n, 1) * size);
     return a;
 }
 
 static bool allocate(struct oracle *o, const struct oracle_config *c)
 {
     size_t samples = (size_t)c->max_samples, tops = samples * (size_t)o->stride;
-    o->device = filled((int64_t)c->n_blocks * c->block_size);
-    o->host = filled((int64_t)c->n_host_blocks * c->block_size);
-    o->table = filled((int64_t)c->max_num_seqs * o->table_width);
+    o->device = filled((int64_t)c->n_blocks * c->block_size, sizeof(*o->device));
+    o->host = filled((int64_t)c->n_host_blocks * c->block_size, sizeof(*o->host));
+    o->table = filled((int64_t)c->max_num_seqs * o->table_width, sizeof(*o->table));
     bool there = o->device && o->host && o->table;
     for (int i = 0; i < ANSWERS; i++) {
         struct answer *a = &o->answer[i];

@@ -141,17 +141,20 @@ static struct text longer(const struct text *t, const struct option *o)
     return x;
 }
 
-/* Every way to go on from every live text, best first: the number. */
+/* Every way to go on from every live text, best first: the number; 0 when one of them has none. */
 static int32_t options(const struct scenario *s, const struct sim_request *r, const struct text *live, int32_t n_live,
                        struct option *ret)
 {
     float raw[TOY_MAX_VOCAB], logit[TOY_MAX_VOCAB];
     int32_t n = 0;
     for (int32_t i = 0; i < n_live; i++) {
+        int32_t before = n;
         next_logits(s, r, live[i].c.token, live[i].c.n, raw, logit);
         for (int32_t t = 0; t < s->config.vocab; t++)
             if (logit[t] != -INFINITY)
                 ret[n++] = (struct option){live[i].cum + (double)logit[t], i, t, logit[t]};
+        if (n == before)
+            return 0;
     }
     qsort(ret, (size_t)n, sizeof(*ret), by_cum);
     return n;
@@ -176,7 +179,11 @@ static bool run_beams(const struct scenario *s, const struct sim_request *r, str
     struct option option[SIM_WIDTH * TOY_MAX_VOCAB];
     int32_t n_live = 1, n_done = 0, k = r->beam_width;
     do {
-        int32_t n = options(s, r, live, n_live, option), n_next = 0, n_before = n_live;
+        int32_t n = options(s, r, live, n_live, option), n_next = 0;
+        for (int32_t i = 0; i < r->n && n == 0; i++)
+            ret[i] = (struct sim_choice){.finish = FINISH_ERROR};
+        if (n == 0)
+            return true;
         for (int32_t i = 0; i < n; i++) {
             int32_t stop_token = -1;
             struct text x = longer(&live[option[i].from], &option[i]);
@@ -189,10 +196,6 @@ static bool run_beams(const struct scenario *s, const struct sim_request *r, str
                 done[n_done++] = x;
             else if (x.c.finish == FINISH_NONE && n_next < k)
                 next[n_next++] = x;
-        }
-        if (n == 0 && n_before > 0) {
-            ret[0].finish = FINISH_ERROR;
-            return true;
         }
         qsort(done, (size_t)n_done, sizeof(*done), by_score);
         n_done = MIN(n_done, k);

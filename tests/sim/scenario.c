@@ -30,7 +30,8 @@ static void random_config(struct scenario *s, struct rng *r)
     c->n_eos = rng_chance(r, 50) ? 0 : rng_range(r, 1, 2);
     for (int32_t i = 0; i < c->n_eos; i++)
         c->eos[i] = rng_range(r, 0, c->vocab - 1);
-    s->depth = rng_chance(r, 75) ? 1 : 0;
+    c->name_bits = rng_chance(r, 20) ? rng_range(r, 1, 3) : 0;
+    s->depth = rng_chance(r, 20) ? 0 : rng_chance(r, 75) ? 1 : 2;
     s->fail_at = rng_chance(r, 3) ? (uint64_t)rng_range(r, 2, 30) : 0;
 }
 

@@ -12,7 +12,8 @@ enum {
     SIM_PROMPT = 40,
     SIM_OUTPUT = 24,
     SIM_WIDTH = 5,
-    SIM_IDS = 3, /* entries of each short list */
+    SIM_DEPTH = 2, /* deepest executor */
+    SIM_IDS = 3,   /* entries of each short list */
 };
 
 struct sim_request {

@@ -18,6 +18,8 @@ struct journey {
     _Atomic int32_t stop_at[SIM_WIDTH];
     struct sim_choice got[SIM_WIDTH], want[SIM_WIDTH];
     int32_t stop_seen[SIM_WIDTH]; /* turn at which the text ended; 0: not yet */
+    int32_t n_at_mark[SIM_WIDTH]; /* tokens there when the engine heard of it */
+    int32_t cancel_turn;
     int32_t n_scores;
     bool submitted, refused, ended, cancelled, tie;
 };
@@ -28,7 +30,7 @@ struct world {
     struct executor *executor;
     struct sched *sched;
     struct packer *packer;
-    struct plan plan[2];
+    struct plan plan[SIM_DEPTH + 1];
     struct delta_out out;
     struct journey journey[SIM_REQUESTS];
     uint64_t launched, committed;
@@ -74,6 +76,14 @@ static void on_prompt(struct world *w, struct journey *j, const struct delta *d)
         FAIL(w, "request %d: prompt token %d has a wrong log-probability", id, position);
 }
 
+static bool others_with_salt(const struct world *w, const struct journey *j)
+{
+    for (int32_t i = 0; i < w->s->n_requests; i++)
+        if (&w->journey[i] != j && w->journey[i].submitted && w->journey[i].plan->salt == j->plan->salt)
+            return true;
+    return false;
+}
+
 static void on_delta(struct delta_out *out, const struct group *g, const struct delta *d)
 {
     struct world *w = CONTAINER_OF(out, struct world, out);
@@ -96,6 +106,8 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
         w->totals->cached_tokens += d->cached_tokens;
         if (d->cached_tokens < 0 || d->cached_tokens >= j->plan->n_prompt)
             FAIL(w, "request %d: %d cached tokens of %d", id, d->cached_tokens, j->plan->n_prompt);
+        if (d->cached_tokens > 0 && !others_with_salt(w, j))
+            FAIL(w, "request %d reads the cache of another salt", id);
     }
 }
 
@@ -146,16 +158,26 @@ static void submit(struct world *w, struct journey *j)
         FAIL(w, "sched_add refuses a request although the queue has room");
 }
 
+static void set_stop_mark(struct journey *j, int32_t i)
+{
+    if (atomic_load(&j->stop_at[i]) == INT32_MAX)
+        j->n_at_mark[i] = j->got[i].n;
+    atomic_store(&j->stop_at[i], j->plan->text_stop[i]);
+}
+
 static void marks(struct world *w, struct journey *j)
 {
+    if (j->cancelled && w->turn > j->cancel_turn + SIM_DEPTH + 3)
+        FAIL(w, "request %d was cancelled and is still there", (int32_t)(j - w->journey));
     if (j->plan->cancel > 0 && w->turn >= j->plan->arrival + j->plan->cancel && !j->cancelled) {
         j->cancelled = true;
+        j->cancel_turn = w->turn;
         w->totals->cancelled++;
         atomic_store(&j->request.cancelled, true);
     }
     for (int32_t i = 0; i < SIM_WIDTH && j->plan->beam_width == 0; i++)
         if (j->stop_seen[i] > 0 && w->turn >= j->stop_seen[i] + j->plan->text_lag)
-            atomic_store(&j->stop_at[i], j->plan->text_stop[i]);
+            set_stop_mark(j, i);
 }
 
 /* ---- one turn ---- */
@@ -175,13 +197,13 @@ static void commit(struct world *w)
         FAIL(w, "wait: %s", e.text);
         return;
     }
-    decode_commit(w->sched, &w->plan[w->committed++ % 2], &r, (int64_t)w->turn * TURN_US, &w->out);
+    decode_commit(w->sched, &w->plan[w->committed++ % (SIM_DEPTH + 1)], &r, (int64_t)w->turn * TURN_US, &w->out);
     check(w, NULL);
 }
 
 static void step(struct world *w)
 {
-    struct plan *p = &w->plan[w->launched % 2];
+    struct plan *p = &w->plan[w->launched % (SIM_DEPTH + 1)];
     struct batch b;
     struct err e;
     int32_t n = sched_plan(w->sched, (int64_t)w->turn * TURN_US, p);
@@ -252,10 +274,14 @@ static void judge_choice(struct world *w, struct journey *j, int32_t i)
 {
     const struct sim_choice *got = &j->got[i], *want = &j->want[i];
     int32_t id = (int32_t)(j - w->journey), stop = j->plan->text_stop[i];
+    if (j->plan->beam_width > 0 && want->finish == FINISH_ERROR && got->finish == FINISH_ERROR)
+        return; /* what had settled before may be anything */
     if (got->n > want->n || !same_tokens(got, want, got->n)) {
         FAIL(w, "request %d choice %d differs from what it gives alone", id, i);
         return;
     }
+    if (atomic_load(&j->stop_at[i]) != INT32_MAX && got->n > j->n_at_mark[i] + 1)
+        FAIL(w, "request %d choice %d went on after its text had ended", id, i);
     if (cut_short(w, j, got))
         return;
     if (got->n == want->n && got->finish == want->finish && got->stop_token == want->stop_token)
@@ -299,7 +325,7 @@ static int open_world(struct world *w)
         code = sched_new(&w->sched, &w->s->config, &e);
     if (code == 0)
         code = packer_new(&w->packer, &w->s->config, &e);
-    for (int i = 0; i < 2 && code == 0; i++)
+    for (int i = 0; i <= SIM_DEPTH && code == 0; i++)
         code = plan_init(&w->plan[i], &w->s->config, &e);
     if (code < 0) {
         FAIL(w, "start: %s", e.text);
@@ -327,7 +353,7 @@ int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t 
     t->runs++;
     sched_free(w.sched);
     packer_free(w.packer);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i <= SIM_DEPTH; i++)
         plan_release(&w.plan[i]);
     if (w.executor)
         w.executor->free(w.executor);

@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""Break the engine's heart on purpose, one line at a time, and see that the oracle notices.
+
+    tests/sim/mutants.py [--runs N] [--only TEXT]
+
+Each mutant is one textual replacement in one file. It is compiled alone and linked with the untouched objects; the oracle's random
+runs must fail (a violated invariant, a wrong token, a crash, or no end). A mutant that survives is an invariant nobody checks:
+exit status 1.
+"""
+import argparse
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-w", "-I."]
+SOURCES = [
+    *(f"engine/{n}.c" for n in "kvpool prefix seq group sched sched_queue sched_seq sched_admit sched_preempt sched_check "
+      "setup pack decode beam".split()),
+    "config/base.c",
+    *(f"tests/sim/{n}.c" for n in "toy oracle scenario reference world shrink oracle_runs".split()),
+]
+
+# what breaks, file, what stands there, what stands there instead
+MUTANTS = [
+    ("a taken block counts 2", "engine/kvpool.c", "p->block[b].count = 1;", "p->block[b].count = 2;"),
+    ("a reference is not counted", "engine/kvpool.c", "if (p->block[b].count++ > 0)\n        return;", "if (p->block[b].count > 0)\n        return;\n    p->block[b].count++;"),
+    ("a revived block stays in the list", "engine/kvpool.c", "unlink_block(p, b);\n    p->n_cached--;", "p->n_cached--;"),
+    ("a block is freed while others hold it", "engine/kvpool.c", "if (--p->block[b].count > 0)\n        return;", "if (--p->block[b].count > 1)\n        return;\n    p->block[b].count = 0;"),
+    ("named blocks are taken first", "engine/kvpool.c", "push_back(p, b);\n    else\n        push_front(p, b);", "push_front(p, b);\n    else\n        push_back(p, b);"),
+    ("a hash is proof", "engine/prefix.c", "return x->parent_serial == chain->serial &&", "return true || x->parent_serial == chain->serial &&"),
+    ("a hit does not compare the parent", "engine/prefix.c", "x->parent_serial == chain->serial && same_name(x->parent_name, chain->name) &&", ""),
+    ("a hit does not compare the tokens", "engine/prefix.c", "memcmp(block_tokens(px, b), token, (size_t)px->block_size * sizeof *token) == 0", "true"),
+    ("a name outlives its block", "engine/sched_seq.c", "prefix_drop(&s->prefix, kvpool_peek(&s->pool));", "kvpool_name(&s->pool, kvpool_peek(&s->pool), false);"),
+    ("a dropped entry stays in its bucket", "engine/prefix.c", "*link = x->next;", ";"),
+    ("all tenants share one salt", "engine/prefix.c", "if (!salt)\n        return;", "if (true)\n        return;"),
+    ("names are published before they are computed", "engine/sched_seq.c", "<= q->n_stored)", "<= q->n_stored + size && (q->chain.n_blocks + 1) * size <= g->n_prompt && q->chain.n_blocks < q->n_blocks)"),
+    ("the last prompt token is not computed", "engine/sched_admit.c", "(prefill_target(g, q) - 1) / size", "prefill_target(g, q) / size"),
+    ("found blocks are not counted", "engine/sched_admit.c", "kvpool_ref(&s->pool, root->block[b]);", ";"),
+    ("a fork shares without counting", "engine/sched_seq.c", "kvpool_ref(pool, parent->block[i]);", ";"),
+    ("a shared block is written in place", "engine/sched_seq.c", "if (s->pool.block[old].count == 1)\n        return;", "return;"),
+    ("the copied block is not copied", "engine/sched_seq.c", "p->copy[p->n_copy++] = (struct block_copy){.src = old, .dst = q->block[b]};", ";"),
+    ("the copied block is never given back", "engine/sched_seq.c", "kvpool_unref(&s->pool, old);", ";"),
+    ("the copied block's entry is not sent", "engine/sched_seq.c", "q->n_synced = MIN(q->n_synced, b);", ";"),
+    ("a new row is taken for the old one", "engine/sched_seq.c", "q->n_synced = 0;", ";"),
+    ("a finished sequence keeps its row", "engine/sched_seq.c", "s->row[s->n_rows++] = q->row;", ";"),
+    ("a finished sequence keeps a block", "engine/sched_seq.c", "while (q->n_blocks > 0) /*", "while (q->n_blocks > 1) /*"),
+    ("rows set aside are not given back", "engine/sched_seq.c", "s->n_reserved -= g->n_reserved;", ";"),
+    ("a fork starts behind its parent", "engine/sched_seq.c", "child->n_computed = parent->n_computed;", "child->n_computed = parent->n_computed - 1;"),
+    ("a fork loses the counts", "engine/sched_seq.c", "seq_copy_counts(child, parent);", ";"),
+    ("decodes are budgeted twice", "engine/sched.c", "s->tokens_left -= n;", ";"),
+    ("the newest group's preemption goes unnoticed", "engine/sched.c", "if (victim == g)\n            return false;", "if (victim == g)\n            return true;"),
+    ("the oldest group is preempted", "engine/sched.c", "struct group *victim = s->running.last;", "struct group *victim = s->running.first;"),
+    ("a step may decode without a block", "engine/sched.c", "if (!make_room(s, g))\n        return false;", ""),
+    ("groups with beams look ahead", "engine/group.c", "g->lookahead = p->beam_width == 0;", "g->lookahead = true;"),
+    ("bad words look ahead", "engine/group.c", "g->lookahead = false;", ";"),
+    ("sequences draw past max_tokens", "engine/sched_impl.h", "return q->n_tokens - g->n_prompt < g->max_tokens;", "return q->n_tokens - g->n_prompt <= g->max_tokens;"),
+    ("tails start before the shared prompt is there", "engine/sched.c", "(i == g->root || shared_is_there)", "true"),
+    ("a placeholder is taken for a known token", "engine/sched.c", "it->src_row = q->draw_row;", ";"),
+    ("the row of a drawn token is off by one", "engine/sched.c", "q->draw_row = row;", "q->draw_row = row > 0 ? row - 1 : row + 1;"),
+    ("scored positions are counted twice", "engine/sched.c", "g->n_scores_planned += it->n_scores;", "g->n_scores_planned += it->n_scores + 1;"),
+    ("score rows exceed the head", "engine/sched.c", "if (last - start > s->scores_left) {", "if (false) {"),
+    ("the swap forgets a sequence's blocks", "engine/sched_preempt.c", "if (b < keep)", "if (b < keep - 1)"),
+    ("shared blocks are swapped out twice", "engine/sched_preempt.c", "if (s->mark[block] > 0) {", "if (false) {"),
+    ("swap marks are left behind", "engine/sched_preempt.c", "s->mark[s->out[i].src] = 0;", ";"),
+    ("preemption keeps what was computed", "engine/sched_preempt.c", "q->n_computed = q->n_stored = 0;", ";"),
+    ("a swap-in mixes up blocks", "engine/sched_admit.c", "return s->mark[h] - 1;", "return MAX(s->mark[h] - 2, 0);"),
+    ("a swap-in is not sent", "engine/sched_admit.c", "p->swap_in[p->n_swap_in++] = (struct block_copy){.src = h, .dst = s->mark[h] - 1};", ";"),
+    ("a resumed group keeps its host blocks", "engine/sched_admit.c", "kvpool_unref(&s->host, h);", ";"),
+    ("a half-known group is resumed", "engine/sched_admit.c", "if (g->n_inflight > 0 || (s->n_waiting", "if ((s->n_waiting"),
+    ("a half-known group is admitted", "engine/sched_admit.c", "if (g->n_inflight > 0) /*", "if (false) /*"),
+    ("rows are overbooked", "engine/sched_admit.c", "return s->n_reserved + rows <= s->c.max_num_seqs &&", "return"),
+    ("a prompt's blocks are undercounted", "engine/sched_admit.c", "if (d->blocks - d->found_held <= available)", "if (d->blocks - d->found <= available)"),
+    ("the running list is out of order", "engine/sched_queue.c", "while (after && group_before(g, after))\n        after = after->prev;", ""),
+    ("the heap forgets to sift", "engine/sched_queue.c", "sift_down(s, i, moved);", "heap_set(s, i, moved);"),
+    ("cancelled requests run on", "engine/sched_queue.c", "if (atomic_load_explicit(&g->request->cancelled, memory_order_relaxed))", "if (false)"),
+    ("table updates are off by one", "engine/pack.c", ".index = first, .count = count", ".index = first + 1, .count = count"),
+    ("a changed entry behind an unchanged one is lost", "engine/pack.c", "i = end;", "i = q->n_blocks;"),
+    ("slots forget the offset", "engine/pack.c", "* size + position % size;", "* size;"),
+    ("min_tokens bans nothing", "engine/pack.c", "if (n_drawn < params->min_tokens)", "if (false)"),
+    ("samples share one seed", "engine/pack.c", "row.seed = it->seq->group->seq[i].seed;", ";"),
+    ("penalties forget the token in flight", "engine/pack.c", ".prev_sample = it->src_row", ".prev_sample = -1"),
+    ("bad words match anywhere", "engine/pack.c", "memcmp(q->out + q->n_out - before, word, (size_t)before * sizeof *word) == 0", "true"),
+    ("shared blocks are overstated", "engine/pack.c", "while (i < n && a->block[i] == b->block[i])", "while (i < n)"),
+    ("tokens of ended sequences are sent", "engine/decode.c", "if (g->state == GROUP_ENDED || q->state != SEQ_LIVE)\n        return;", ""),
+    ("the end-of-sequence token is ignored", "engine/decode.c", "if (may_stop && !p->ignore_eos && id_in", "if (false && id_in"),
+    ("max_tokens is one too many", "engine/decode.c", "return n_out >= g->max_tokens ?", "return n_out > g->max_tokens ?"),
+    ("stop marks are ignored", "engine/decode.c", "<= q->n_out;\n}", "< -1;\n}"),
+    ("steps in flight are not counted down", "engine/decode.c", "g->n_inflight--;", ";"),
+    ("groups are freed while in flight", "engine/decode.c", "if (g->n_inflight > 0)\n            continue;", ""),
+    ("losing beams keep their blocks", "engine/beam.c", "seq_drop_memory(c->s, b->live[i]);", ";"),
+    ("a beam's score forgets its length", "engine/beam.c", "h.score = x.cum_logprob / pow(n_out, (double)p->length_penalty);", "h.score = x.cum_logprob;"),
+    ("hypotheses of any rank count", "engine/beam.c", "} else if (rank < b->width) {", "} else {"),
+    ("the search ends with the first k hypotheses", "engine/beam.c", "if (p->early_stopping == 1)", "if (true)"),
+    ("tokens settle while beams disagree", "engine/beam.c", "n_children == 1) { /*", "n_children >= 1 && b->node[b->settled].child_xor > 0 && b->node[b->settled].child_xor < b->n_used) { /*"),
+    ("forked beams append twice", "engine/beam.c", "append_choice(c, g, child, x,", "append_choice(c, g, b->live[x->from], x,"),
+]
+
+
+def compile_one(root, source, target):
+    return subprocess.run(["cc", *FLAGS, "-c", source, "-o", str(target)], cwd=root, capture_output=True, text=True)
+
+
+def link(objects, target):
+    subprocess.run(["cc", "-o", str(target), *map(str, objects), "-lxxhash", "-lm"], check=True)
+
+
+def survives(program, runs, seconds):
+    """True when the oracle saw nothing wrong."""
+    try:
+        done = subprocess.run([str(program), "--runs", str(runs)], capture_output=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def users_of(path):
+    """The sources to compile again: a header's mutant concerns every file."""
+    return SOURCES if path.endswith(".h") else [path]
+
+
+def main():
+    ap = argparse.ArgumentParser()
+    ap.add_argument("--runs", type=int, default=3000)
+    ap.add_argument("--seconds", type=int, default=60, help="a mutant that runs longer is caught")
+    ap.add_argument("--only", default="", help="mutants whose description holds this text")
+    args = ap.parse_args()
+    work = pathlib.Path(tempfile.mkdtemp(prefix="mutants-"))
+    survivors = []
+    try:
+        objects = {s: work / (s.replace("/", "_") + ".o") for s in SOURCES}
+        for s in SOURCES:
+            built = compile_one(ROOT, s, objects[s])
+            if built.returncode:
+                sys.exit(built.stderr)
+        link(objects.values(), work / "sound")
+        if not survives(work / "sound", args.runs, 600):
+            sys.exit("the untouched sources fail: nothing to learn from mutants")
+        tree = work / "tree"
+        for folder in ("engine", "config", "kernels", "tests/sim"):
+            shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("*.cu", "cuda", "cpu"))
+        chosen = [m for m in MUTANTS if args.only in m[0]]
+        for name, path, old, new in chosen:
+            text = (ROOT / path).read_text()
+            if text.count(old) == 0:
+                sys.exit(f"mutant '{name}': {path} no longer holds {old!r}")
+            (tree / path).write_text(text.replace(old, new, 1))
+            mutated = dict(objects)
+            failed_build = ""
+            for s in users_of(path):
+                mutated[s] = work / ("mutant_" + s.replace("/", "_") + ".o")
+                built = compile_one(tree, s, mutated[s])
+                failed_build = failed_build or (built.stderr if built.returncode else "")
+            (tree / path).write_text(text)
+            if failed_build:
+                sys.exit(f"mutant '{name}' does not compile:\n{failed_build}")
+            link(mutated.values(), work / "mutant")
+            alive = survives(work / "mutant", args.runs, args.seconds)
+            print(f"{'SURVIVES' if alive else 'caught  '} {name}", flush=True)
+            if alive:
+                survivors.append(name)
+        print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants caught")
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    os.environ["LC_ALL"] = "C"
+    sys.exit(main())
