@@ -35,9 +35,9 @@ class Server:
     def wait_ready(self, seconds=60):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            found = re.search(r" ready url=(\S+)", self.log)
+            found = re.search(r""" ready url=(\S+)|"ready","url":"([^"]+)""", self.log)
             if found:
-                self.url = found[1]
+                self.url = found[1] or found[2]
                 if self.url.startswith("http"):
                     self.host, port = re.fullmatch(r"https?://\[?([^\]]*?)\]?:(\d+)", self.url).groups()
                     self.port = int(port)

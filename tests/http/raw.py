@@ -27,14 +27,14 @@ class Reader:
     def until(self, mark):
         while mark not in self.buffer:
             if not self.more():
-                raise EOFError(self.buffer)
+                raise EOFError(f"the connection ended after {self.buffer[-200:]}")
         head, self.buffer = self.buffer.split(mark, 1)
         return head
 
     def exactly(self, n):
         while len(self.buffer) < n:
             if not self.more():
-                raise EOFError(self.buffer)
+                raise EOFError(f"the connection ended after {self.buffer[-200:]}")
         data, self.buffer = self.buffer[:n], self.buffer[n:]
         return data
 

@@ -1,0 +1,292 @@
+"""The daemon from outside: start, keys, CORS, sockets, TLS, health, SIGTERM."""
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+import time
+
+import httpx
+import pytest
+
+from conftest import QUIRE
+from raw import Reader, error_of, events, post
+
+SLOW = dict(prompt=["x"] * 64, max_tokens=30000, ignore_eos=True)  # half a minute for one sequence at a time
+
+
+def run(*args, **env):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_")} | env
+    return subprocess.run([QUIRE, *args], capture_output=True, text=True, timeout=30, env=environment)
+
+
+# ---- commands ----
+
+def test_commands():
+    assert run().returncode == 0 and "usage: quire COMMAND" in run().stdout
+    assert run("version").stdout.startswith("quire ")
+    assert run("serve", "--help").returncode == 0 and "--max-num-seqs" in run("serve", "--help").stdout
+    assert "port" in run("config", "--port", "9001").stdout
+    bad = run("frobnicate")
+    assert bad.returncode == 2 and "no command 'frobnicate'" in bad.stderr
+    bad = run("serve", "--prot", "1")
+    assert bad.returncode == 2 and "--port" in bad.stderr
+
+
+def test_health_command(start):
+    s = start()
+    assert run("health", "--url", s.url).returncode == 0
+    assert run("health", "--port", str(s.port)).returncode == 0
+    assert run("health", QUIRE_PORT=str(s.port)).returncode == 0
+    s.stop()
+    gone = run("health", "--url", s.url)
+    assert gone.returncode == 1 and "no server at" in gone.stderr
+    assert run("health", "--url", "nonsense").returncode == 2
+
+
+def test_busy_port(start):
+    s = start()
+    other = run("serve", "--model", "null", "--port", str(s.port))
+    assert other.returncode == 1 and f"port {s.port}" in other.stderr and "in use" in other.stderr
+    assert len(other.stderr.strip().splitlines()) == 1
+
+
+def test_missing_model():
+    bad = run("serve", "--model", "/nonexistent/model", "--port", "0")
+    assert bad.returncode == 1 and "cannot start" in bad.stderr
+
+
+def test_bad_host():
+    bad = run("serve", "--model", "null", "--host", "203.0.113.7", "--port", "0")
+    assert bad.returncode == 1 and "203.0.113.7" in bad.stderr
+
+
+# ---- keys and pages ----
+
+def test_api_keys(start, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("# operators\nfrom-file\n")
+    s = start("--api-key", "key-one", "--api-key-file", str(keys))
+
+    def status(path, key=None, method="GET"):
+        return httpx.request(method, s.url + path, headers={"Authorization": key} if key else {}).status_code
+
+    assert status("/health") == status("/ping") == 200
+    for path in ("/v1/models", "/metrics", "/version", "/openapi.json", "/nothing"):
+        a = httpx.get(s.url + path)
+        assert a.status_code == 401 and a.headers["www-authenticate"] == "Bearer"
+        assert error_of(a.content)["type"] == "authentication_error"
+    assert status("/v1/models", "Bearer key-one") == status("/v1/models", "Bearer from-file") == 200
+    for wrong in ("Bearer two", "Bearer key-on", "Bearer key-onee", "key-one", "Basic key-one", "Bearer # operators"):
+        assert status("/v1/models", wrong) == 401
+    a = httpx.post(s.url + "/v1/completions", json=dict(prompt="x"))
+    assert a.status_code == 401
+    assert "key-one" not in s.log and "from-file" not in s.log
+
+
+def test_api_key_from_the_environment(start):
+    s = start(env={"QUIRE_API_KEY": "secret"})
+    assert httpx.get(s.url + "/v1/models").status_code == 401
+    assert httpx.get(s.url + "/v1/models", headers={"Authorization": "Bearer secret"}).status_code == 200
+
+
+def test_cors(start):
+    s = start("--cors-origins", "https://a.example, https://b.example", "--api-key", "k")
+    ask = {"Origin": "https://b.example", "Access-Control-Request-Method": "POST"}
+    a = httpx.options(s.url + "/v1/completions", headers=ask)
+    assert a.status_code == 204 and a.headers["access-control-allow-origin"] == "https://b.example"
+    assert "POST" in a.headers["access-control-allow-methods"] and "Authorization" in a.headers["access-control-allow-headers"]
+    a = httpx.post(s.url + "/v1/completions", json=dict(prompt="x"), headers={"Origin": "https://b.example", "Authorization": "Bearer k"})
+    assert a.status_code == 200 and a.headers["access-control-allow-origin"] == "https://b.example"
+    a = httpx.get(s.url + "/health", headers={"Origin": "https://c.example"})
+    assert "access-control-allow-origin" not in a.headers
+
+
+# ---- sockets ----
+
+def test_unix_socket(start, tmp_path):
+    path = str(tmp_path / "q.sock")
+    s = start("--uds", path)
+    assert s.url == "unix:" + path
+    with httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url="http://q") as c:
+        assert c.get("/health").json() == {"status": "ready"}
+        body = c.post("/v1/completions", json=dict(prompt="x", max_tokens=9, stream=True)).content
+        assert len(events(body)) == 10
+    assert run("health", "--url", s.url).returncode == 0
+    assert run("serve", "--model", "null", "--uds", path).returncode == 1
+    assert s.stop() == 0
+    again = start("--uds", path)  # the path of a server that is gone is taken over
+    assert again.stop() == 0
+
+
+def test_ipv6(start):
+    if not socket.has_ipv6 or not os.path.exists("/proc/net/if_inet6") or not open("/proc/net/if_inet6").read():
+        pytest.skip("no IPv6 here")
+    s = start("--host", "::1")
+    assert s.url.startswith("http://[::1]:")
+    assert httpx.get(s.url + "/health").status_code == 200
+    assert run("health", "--url", s.url).returncode == 0
+
+
+def test_inherited_socket():
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    script = f'exec 3<&{listener.fileno()}; export LISTEN_FDS=1 LISTEN_PID=$$; exec "{QUIRE}" serve --model null'
+    p = subprocess.Popen(["bash", "-c", script], pass_fds=[listener.fileno()], stderr=subprocess.PIPE)
+    try:
+        assert httpx.get(f"http://127.0.0.1:{port}/version", timeout=20).status_code == 200
+    finally:
+        p.terminate()
+        assert p.wait(20) == 0
+
+
+def test_tls(start, tmp_path):
+    cert, key = str(tmp_path / "c.pem"), str(tmp_path / "k.pem")
+    made = subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+                           "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert], capture_output=True)
+    if made.returncode:
+        pytest.skip("openssl made no certificate")
+    s = start("--ssl-certfile", cert, "--ssl-keyfile", key)
+    assert s.url.startswith("https://")
+    with httpx.Client(base_url=s.url, verify=ssl.create_default_context(cafile=cert), timeout=30) as c:
+        assert c.get("/health").json() == {"status": "ready"}
+        ask = dict(prompt="x", max_tokens=3000, seed=1)
+        whole = c.post("/v1/completions", json=ask).json()["choices"][0]["text"]
+        parts = events(c.post("/v1/completions", json=dict(ask, stream=True)).content)
+        assert parts[-1] == "[DONE]" and "".join(json.loads(p)["choices"][0]["text"] for p in parts[:-1]) == whole
+        with c.stream("POST", "/v1/completions", json=dict(prompt="x", max_tokens=30000, n=4, stream=True)) as a:
+            next(a.iter_bytes())
+    deadline = time.monotonic() + 20
+    with httpx.Client(base_url=s.url, verify=False) as c:
+        while 'http_streams{model_name="null"} 0' not in c.get("/metrics").text:
+            assert time.monotonic() < deadline
+    assert s.stop() == 0
+
+
+# ---- the log ----
+
+def test_log_has_no_prompt(start):
+    s = start("--log-level", "debug")
+    httpx.post(s.url + "/v1/completions", json=dict(prompt="SECRET-PROMPT", max_tokens=3), headers={"X-Request-Id": "r1"})
+    httpx.post(s.url + "/v1/completions", json=dict(prompt="SECRET-PROMPT", n=0))
+    assert s.stop() == 0
+    line = [x for x in s.log.splitlines() if "id=r1" in x][0]
+    assert "route=/v1/completions status=200" in line and "completion_tokens=3" in line and "prompt_tokens=13" in line
+    assert "SECRET" not in s.log
+
+
+def test_json_log(start):
+    s = start("--log-format", "json")
+    httpx.get(s.url + "/version")
+    s.stop()
+    lines = [json.loads(x) for x in s.log.splitlines()]
+    assert any(x.get("route") == "/version" and x.get("status") == 200 for x in lines)
+
+
+# ---- the end ----
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+def test_idle_stop(start, sig):
+    s = start()
+    idle = s.connect()
+    assert s.stop(sig) == 0
+    assert idle.recv(10) == b""
+
+
+def test_drain_under_load(start):
+    s = start("--max-num-seqs", "4", "--shutdown-timeout", "60")
+    answers = {}
+
+    def one(i):
+        with s.connect(timeout=60) as c:
+            c.sendall(post("/v1/completions", dict(prompt="x", max_tokens=30000, ignore_eos=True, stream=i % 2 == 0)))
+            status, headers, body = Reader(c).answer()
+            text = "".join(json.loads(e)["choices"][0]["text"] for e in events(body)[:-1]) if i % 2 == 0 else \
+                json.loads(body)["choices"][0]["text"]
+            answers[i] = (status, len(text))
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(12)]
+    late = s.connect()
+    for t in threads:
+        t.start()
+    s.wait_metric("http_streams", 12)
+    s.process.send_signal(signal.SIGTERM)
+    while "draining" not in s.log:
+        time.sleep(0.01)
+    late.sendall(post("/v1/completions", dict(prompt="x")))
+    status, headers, body = Reader(late).answer()
+    assert status == 503 and headers["retry-after"] and headers["connection"] == "close"
+    assert "shutting down" in error_of(body)["message"]
+    with s.connect() as c:
+        c.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        status, _, body = Reader(c).answer()
+        assert status == 503 and json.loads(body) == {"status": "draining"}
+    for t in threads:
+        t.join()
+    assert s.process.wait(30) == 0
+    assert answers == {i: (200, 30000) for i in range(12)}
+
+
+def test_drain_has_an_end(start):
+    """One request runs and three wait; all are told, in the form they asked for."""
+    s = start("--max-num-seqs", "1", "--shutdown-timeout", "0.3")
+    socks = [s.connect() for _ in range(4)]
+    for i, c in enumerate(socks):
+        c.sendall(post("/v1/completions", dict(SLOW, stream=i % 2 == 1)))
+        s.wait_metric("http_streams", i + 1)
+    begin = time.monotonic()
+    s.process.send_signal(signal.SIGTERM)
+    for i, c in enumerate(socks):
+        status, _, body = Reader(c).answer()
+        if i % 2 == 1:
+            assert status == 200 and events(body)[-1] == "[DONE]"
+            assert "shutting down" in json.loads(events(body)[-2])["error"]["message"]
+        else:
+            assert status == 503 and "shutting down" in error_of(body)["message"]
+    assert s.process.wait(20) == 0
+    assert time.monotonic() - begin < 10
+
+
+def test_drain_does_not_wait_for_a_client_that_does_not_read(start):
+    s = start("--shutdown-timeout", "0.5")
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((s.host, s.port))
+        slow.sendall(post("/v1/completions", dict(prompt="x", max_tokens=20000, ignore_eos=True, stream=True)))
+        s.wait_metric("generation_tokens_total", 20000)
+        begin = time.monotonic()
+        assert s.stop() == 0
+        assert time.monotonic() - begin < 10
+
+
+def test_second_signal_ends_at_once(start):
+    s = start("--max-num-seqs", "1", "--shutdown-timeout", "60")
+    with s.connect() as c:
+        c.sendall(post("/v1/completions", SLOW))
+        s.wait_metric("http_streams", 1)
+        s.process.send_signal(signal.SIGTERM)
+        while "draining" not in s.log:
+            time.sleep(0.01)
+        begin = time.monotonic()
+        s.process.send_signal(signal.SIGTERM)
+        assert s.process.wait(10) == 128 + signal.SIGTERM
+        assert time.monotonic() - begin < 2
+
+
+def test_notify(start, tmp_path):
+    """systemd's protocol: READY when ready, WATCHDOG while alive, STOPPING at the end."""
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        told.bind(path)
+        told.settimeout(20)
+        s = start(env={"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "1000000"})
+        assert told.recv(100) == b"READY=1"
+        assert told.recv(100) == b"WATCHDOG=1"
+        assert told.recv(100) == b"WATCHDOG=1"
+        s.process.send_signal(signal.SIGTERM)
+        while (state := told.recv(100)) == b"WATCHDOG=1":
+            pass
+        assert state == b"STOPPING=1"
+        assert s.process.wait(20) == 0
