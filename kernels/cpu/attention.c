@@ -103,7 +103,7 @@ static void attend_token(void *arg, int32_t t, int32_t thread)
 void cpu_attention(struct backend *b, struct mat out, struct mat qkv, const struct attention *a)
 {
     struct attention_job job = {.c = cpu_of(b), .out = out, .qkv = qkv, .att = a};
-    if (job.c->k.score.k_block > 0) {
+    if (job.c->k.scores != NULL) {
         cpu_attention_tiled(job.c, out, qkv, a);
         return;
     }

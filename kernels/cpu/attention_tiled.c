@@ -1,4 +1,4 @@
-/* Paged attention by tiles, with an online softmax (Milakov and Gimelshein 2018) over parts of PART_KEYS keys.
+/* Paged attention by parts of PART_KEYS keys, with an online softmax (Milakov and Gimelshein 2018).
  *
  * A unit is one KV head of one sequence with up to UNIT_ROWS rows: query heads of that KV head times query tokens. Keys and
  * values are read where they lie, through the block table, once for all rows; heads are never copied. Parts and splits
@@ -13,10 +13,9 @@
 #include "kernels/cpu/cpu.h"
 
 enum {
-    PART_KEYS = 64,
     SPLIT_KEYS = 512,
-    UNIT_ROWS = 32,
-    CONVERT_ROWS = 4, /* from this many rows on, values are converted to float32 once for all of them */
+    UNIT_ROWS = 64,
+    CONVERT_ROWS = 8, /* from this many rows on, values are converted to float32 once for all of them */
     TASKS_PER_THREAD = 4,
 };
 
@@ -37,7 +36,6 @@ struct attention_job {
     int32_t n_units;
     float *partial;       /* [n_units * n_kv_heads] states, when splits are apart */
     int64_t state_floats; /* of one state */
-    int64_t packed_tile_bytes;
 };
 
 /* What is known of a unit's rows after some keys: per row the greatest score, the sum of weights, the weighted values. */
@@ -48,13 +46,11 @@ struct state {
 
 /* A thread's scratch, cut from one allocation. */
 struct attention_scratch {
-    float *query;   /* [UNIT_ROWS, head_dim] scaled */
-    char *packed;   /* [UNIT_ROWS / TILE_ROWS] tiles */
-    float *score;   /* [UNIT_ROWS, PART_KEYS] */
-    float *sum;     /* [PART_KEYS, TILE_ROWS] and one more */
-    float *value;   /* [PART_KEYS, head_dim] */
-    char *key;      /* [PART_KEYS, padded head_dim] when head_dim is not whole chunks */
+    float *score;        /* [UNIT_ROWS, PART_KEYS] */
+    float *key;          /* [head_dim, PART_KEYS] */
+    float *value;        /* [PART_KEYS, head_dim] */
     float *total, *part; /* states */
+    const float *query[UNIT_ROWS];
 };
 
 static int64_t state_floats(int32_t head_dim) { return UNIT_ROWS * (2 + (int64_t)head_dim); }
@@ -64,60 +60,60 @@ static struct state state_at(float *base)
     return (struct state){.max = base, .sum = base + UNIT_ROWS, .acc = base + 2 * (int64_t)UNIT_ROWS};
 }
 
-/* Bytes a thread needs; fills `ret` when base is not NULL. */
-static size_t scratch_cut(struct attention_scratch *ret, char *base, int32_t head_dim)
+/* Floats a thread needs, a multiple of a cache line's; fills `ret` when base is not NULL. */
+static int64_t scratch_cut(struct attention_scratch *ret, float *base, int32_t head_dim)
 {
-    size_t dim = (size_t)div_ceil(head_dim, TILE_CHUNK) * TILE_CHUNK;
-    size_t state = ((size_t)state_floats(head_dim) * 4 + 63) / 64 * 64;
-    size_t at = 0;
-    size_t query = at, packed = at += UNIT_ROWS * dim * 4, score = at += UNIT_ROWS * dim * 4;
-    size_t sum = at += UNIT_ROWS * PART_KEYS * 4, value = at += (PART_KEYS * TILE_ROWS + 16) * 4;
-    size_t key = at += PART_KEYS * dim * 4, total = at += PART_KEYS * dim * 4, part = at += state;
+    int64_t dim = div_ceil(head_dim, 16) * 16;
+    int64_t state = UNIT_ROWS * (2 + dim);
+    int64_t key = UNIT_ROWS * PART_KEYS;
+    int64_t value = key + dim * PART_KEYS;
+    int64_t total = value + dim * PART_KEYS;
     if (base != NULL) {
-        *ret = (struct attention_scratch){.query = (float *)(base + query), .packed = base + packed,
-                                          .score = (float *)(base + score), .sum = (float *)(base + sum),
-                                          .value = (float *)(base + value), .key = base + key,
-                                          .total = (float *)(base + total), .part = (float *)(base + part)};
+        *ret = (struct attention_scratch){.score = base, .key = base + key, .value = base + value,
+                                          .total = base + total, .part = base + total + state};
     }
-    return at + state;
+    return total + 2 * state;
 }
 
 /* ---- one part of keys ---- */
 
 struct part {
-    int32_t first, n;              /* cache indices */
+    int32_t first;  /* cache index of its first key, a multiple of PART_KEYS */
+    int32_t lo, hi; /* those of its keys that some row of the unit sees; the others are not touched */
     const void *key[PART_KEYS];
     const void *value[PART_KEYS];
     enum dtype value_type;
 };
 
-/* Where the part's keys and values lie. Keys off whole chunks are padded, values for many rows are converted. */
-static void find_part(const struct attention_job *j, const struct attention_unit *u, int32_t kv_head,
+/* Where the part's keys and values lie; the keys transposed, the values of many rows converted. */
+static void load_part(const struct attention_job *j, const struct attention_unit *u, int32_t kv_head,
                       const struct attention_scratch *s, struct part *p)
 {
     const struct cpu_backend *c = j->c;
     const struct kv_layout *l = &c->kv;
     int32_t dim = j->att->head_dim;
     int64_t bytes = dtype_bytes(l->dtype);
-    int64_t padded = div_ceil(dim, TILE_CHUNK) * TILE_CHUNK;
     const int32_t *table = c->table + (int64_t)c->batch.row[u->seq] * c->config.max_blocks_per_seq;
     int64_t base = j->att->layer * l->layer_stride + kv_head * l->head_stride;
-    p->value_type = l->dtype;
-    for (int32_t i = 0; i < p->n; i++) {
-        int32_t at = p->first + i;
-        const char *k = c->kv_data + (table[at / l->block_size] * l->block_stride + base +
-                                      at % l->block_size * l->token_stride) * bytes;
+    int32_t in_block = 0;
+    const char *k = NULL;
+    for (int32_t i = p->lo; i < p->hi; i++, in_block--, k += l->token_stride * bytes) {
+        if (in_block == 0) {
+            int32_t at = p->first + i;
+            int32_t offset = at % l->block_size;
+            in_block = l->block_size - offset;
+            k = c->kv_data + (table[at / l->block_size] * l->block_stride + base + offset * l->token_stride) * bytes;
+        }
         p->key[i] = k;
         p->value[i] = k + l->kv_stride * bytes;
     }
-    for (int32_t i = 0; i < p->n && padded != dim; i++) {
-        char *to = s->key + i * padded * bytes;
-        memcpy(to, p->key[i], (size_t)(dim * bytes));
-        memset(to + dim * bytes, 0, (size_t)((padded - dim) * bytes));
-        p->key[i] = to;
+    for (int32_t i = 0; i < PART_KEYS; i++) {
+        p->key[i] = i < p->lo ? p->key[p->lo] : i >= p->hi ? p->key[p->hi - 1] : p->key[i];
     }
+    c->k.transpose_keys(s->key, p->key, dim, l->dtype);
+    p->value_type = l->dtype;
     if (u->n_tokens * u->n_heads >= CONVERT_ROWS && l->dtype != DTYPE_F32) {
-        for (int32_t i = 0; i < p->n; i++) {
+        for (int32_t i = p->lo; i < p->hi; i++) {
             c->k.load(s->value + (int64_t)i * dim, p->value[i], l->dtype, dim, 1);
             p->value[i] = s->value + (int64_t)i * dim;
         }
@@ -125,44 +121,32 @@ static void find_part(const struct attention_job *j, const struct attention_unit
     }
 }
 
-/* score[row][key] = q . k, softcapped. */
-static void score_part(const struct attention_job *j, const struct attention_unit *u, const struct attention_scratch *s,
-                       const struct part *p)
+/* Fold a part into the state of the unit's rows, the first of which stands at cache index `index`. */
+static void fold_part(const struct attention_job *j, const struct attention_unit *u, const struct attention_scratch *s,
+                      const struct part *p, const struct state *to, int32_t index)
 {
-    static const struct prefetch none;
     const struct cpu_kernels *k = &j->c->k;
     int32_t rows = u->n_tokens * u->n_heads;
-    struct dot_rows w = {.row = p->key, .n = p->n, .dtype = j->c->kv.dtype};
-    for (int32_t r = 0; r < rows; r += TILE_ROWS) {
-        int32_t n_x = MIN(TILE_ROWS, rows - r);
-        k->score.dots(s->sum, &w, s->packed + r / TILE_ROWS * j->packed_tile_bytes, n_x,
-                      (int32_t)div_ceil(j->att->head_dim, TILE_CHUNK), false, &none);
-        k->spread(s->score + r * PART_KEYS, PART_KEYS, s->sum, p->n, n_x);
-    }
-    float cap = j->att->softcap;
-    for (int32_t i = 0; i < rows * PART_KEYS && cap > 0; i++) {
-        s->score[i] = i % PART_KEYS < p->n ? cap * tanhf(s->score[i] / cap) : 0;
-    }
-}
-
-/* Fold the part into the state of row r, which stands at cache index `index`. */
-static void fold_row(const struct attention_job *j, const struct state *to, const struct part *p, float *score, int32_t r,
-                     int32_t index)
-{
-    const struct cpu_kernels *k = &j->c->k;
     int32_t window = j->att->window;
-    int32_t from = window > 0 ? MAX(p->first, index + 1 - window) : p->first;
-    int32_t end = MIN(p->first + p->n, index + 1);
-    if (from >= end) {
-        return;
+    float cap = j->att->softcap;
+    float keep[UNIT_ROWS];
+    k->scores(s->score, s->query, rows, s->key, j->att->head_dim, j->att->scale);
+    for (int32_t i = 0; i < rows * PART_KEYS && cap > 0; i++) {
+        s->score[i] = cap * tanhf(s->score[i] / cap);
     }
-    int32_t lo = from - p->first;
-    int32_t n = end - from;
-    float max = MAX(to->max[r], k->scan(score + lo, n).max);
-    float keep = expf(to->max[r] - max); /* 0 the first time */
-    to->sum[r] = to->sum[r] * keep + k->softmax_part(score + lo, n, max);
-    to->max[r] = max;
-    k->weigh(to->acc + (int64_t)r * j->att->head_dim, keep, score + lo, p->value + lo, n, j->att->head_dim, p->value_type);
+    for (int32_t r = 0; r < rows; r++) {
+        int32_t at = index + r / u->n_heads - p->first; /* of the row, among the part's keys */
+        int32_t hi = MIN(p->hi, at + 1);
+        int32_t lo = window > 0 ? MAX(p->lo, at + 1 - window) : p->lo;
+        float *score = s->score + r * PART_KEYS;
+        keep[r] = 1;
+        if (lo < hi) {
+            keep[r] = k->softmax(score, lo, hi, &to->max[r], &to->sum[r]);
+        } else {
+            memset(score, 0, PART_KEYS * sizeof(*score));
+        }
+    }
+    k->weigh(to->acc, j->att->head_dim, keep, s->score, rows, p->value, p->lo, p->hi, p->value_type);
 }
 
 /* ---- one split, merging ---- */
@@ -181,14 +165,12 @@ static void run_split(const struct attention_job *j, const struct attention_unit
         to.sum[r] = 0;
     }
     memset(to.acc, 0, (size_t)rows * (size_t)j->att->head_dim * sizeof(float));
-    struct part p = {.first = MAX(split * SPLIT_KEYS, first_seen / PART_KEYS * PART_KEYS)};
-    for (; p.first < end; p.first += PART_KEYS) {
-        p.n = MIN(PART_KEYS, end - p.first);
-        find_part(j, u, kv_head, s, &p);
-        score_part(j, u, s, &p);
-        for (int32_t r = 0; r < rows; r++) {
-            fold_row(j, &to, &p, s->score + r * PART_KEYS, r, index + r / u->n_heads);
-        }
+    struct part p;
+    for (p.first = MAX(split * SPLIT_KEYS, first_seen / PART_KEYS * PART_KEYS); p.first < end; p.first += PART_KEYS) {
+        p.lo = MAX(first_seen - p.first, 0);
+        p.hi = MIN(end - p.first, PART_KEYS);
+        load_part(j, u, kv_head, s, &p);
+        fold_part(j, u, s, &p, &to, index);
     }
 }
 
@@ -229,24 +211,13 @@ static void write_rows(const struct attention_job *j, const struct attention_uni
 
 /* ---- a unit ---- */
 
-static void pack_queries(const struct attention_job *j, const struct attention_unit *u, int32_t kv_head,
-                         const struct attention_scratch *s)
+static void find_queries(const struct attention_job *j, const struct attention_unit *u, int32_t kv_head,
+                         struct attention_scratch *s)
 {
-    int32_t dim = j->att->head_dim;
-    int32_t group = j->att->n_heads / j->att->n_kv_heads;
-    int32_t rows = u->n_tokens * u->n_heads;
-    for (int32_t first = 0; first < rows; first += TILE_ROWS) {
-        const float *row[TILE_ROWS];
-        int32_t n = MIN(TILE_ROWS, rows - first);
-        for (int32_t i = 0; i < n; i++) {
-            int32_t r = first + i;
-            int32_t head = kv_head * group + u->head + r % u->n_heads;
-            float *to = s->query + (int64_t)r * dim;
-            j->c->k.load(to, mat_row_const(j->qkv, u->token + r / u->n_heads) + (int64_t)head * dim, DTYPE_F32, dim,
-                         j->att->scale);
-            row[i] = to;
-        }
-        j->c->k.score.pack(s->packed + first / TILE_ROWS * j->packed_tile_bytes, row, n, dim, j->c->kv.dtype);
+    int32_t first = kv_head * (j->att->n_heads / j->att->n_kv_heads) + u->head;
+    for (int32_t r = 0; r < u->n_tokens * u->n_heads; r++) {
+        s->query[r] = mat_row_const(j->qkv, u->token + r / u->n_heads) +
+                      (int64_t)(first + r % u->n_heads) * j->att->head_dim;
     }
 }
 
@@ -258,8 +229,8 @@ static void unit_task(void *arg, int32_t task, int32_t thread)
     int32_t kv_head = task % n_kv;
     const struct attention_unit *u = &j->unit[at];
     struct attention_scratch s;
-    scratch_cut(&s, j->c->attention_scratch + (int64_t)thread * j->c->attention_scratch_bytes, j->att->head_dim);
-    pack_queries(j, u, kv_head, &s);
+    scratch_cut(&s, j->c->attention_scratch + thread * j->c->attention_scratch_floats, j->att->head_dim);
+    find_queries(j, u, kv_head, &s);
     if (u->n_parts > 1) {
         run_split(j, u, kv_head, u->split, &s, j->partial + ((int64_t)at * n_kv + kv_head) * j->state_floats);
         return;
@@ -350,12 +321,12 @@ static int32_t list_units(const struct attention_job *j, bool apart)
 
 static int prepare(struct cpu_backend *c, int32_t head_dim)
 {
-    size_t need = scratch_cut(NULL, NULL, head_dim);
-    if ((int64_t)need <= c->attention_scratch_bytes) {
+    int64_t need = scratch_cut(NULL, NULL, head_dim);
+    if (need <= c->attention_scratch_floats) {
         return 0;
     }
-    c->attention_scratch = cpu_alloc(c, need * (size_t)cpu_pool_threads(c->pool));
-    c->attention_scratch_bytes = c->attention_scratch != NULL ? (int64_t)need : 0;
+    c->attention_scratch = cpu_alloc(c, (size_t)need * (size_t)cpu_pool_threads(c->pool) * sizeof(float));
+    c->attention_scratch_floats = c->attention_scratch != NULL ? need : 0;
     return c->attention_scratch != NULL ? 0 : ERR_NOMEM;
 }
 
@@ -375,7 +346,6 @@ static int prepare_partial(struct attention_job *j)
 void cpu_attention_tiled(struct cpu_backend *c, struct mat out, struct mat qkv, const struct attention *a)
 {
     struct attention_job j = {.c = c, .out = out, .qkv = qkv, .att = a, .state_floats = state_floats(a->head_dim)};
-    j.packed_tile_bytes = div_ceil(a->head_dim, TILE_CHUNK) * TILE_CHUNK * TILE_ROWS * c->k.score.packed_bytes(c->kv.dtype);
     int rc = prepare(c, a->head_dim);
     j.n_units = rc < 0 ? rc : list_units(&j, false);
     bool apart = j.n_units > 0 && j.n_units * a->n_kv_heads < TASKS_PER_THREAD * cpu_pool_threads(c->pool);

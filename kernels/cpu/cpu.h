@@ -6,8 +6,8 @@
  *     ops.c        embed, norm, add, activation, gather
  *     rope.c       rotation and cache write
  *     linear.c     products with weights, as plain loops;    linear_tiled.c      by tiles
- *     attention.c  over the block table, as plain loops;     attention_tiled.c   by tiles
- *     kernels.c    the inner loops, plain; rows_*.c, tile_*.c by instruction set
+ *     attention.c  over the block table, as plain loops;     attention_tiled.c   by parts
+ *     kernels.c    the inner loops, plain; rows_*.c, tile_*.c, attention_*.c by instruction set
  *     sample.c     sampling, the specification of all backends; select.c its threshold selection
  *     pool.c       threads                                   isa.c      choice of instruction set
  *
@@ -59,8 +59,8 @@ struct cpu_backend {
     size_t packed_bytes;
 
     /* Scratch of the threads. */
-    char *attention_scratch; /* [threads, attention_scratch_bytes] */
-    int64_t attention_scratch_bytes;
+    float *attention_scratch; /* [threads, attention_scratch_floats] */
+    int64_t attention_scratch_floats;
     struct attention_unit *attention_unit; /* work list of attention_tiled.c */
     int64_t attention_unit_cap;
     float *attention_partial;

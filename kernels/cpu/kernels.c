@@ -121,28 +121,6 @@ static void spread_rows(float *out, int32_t stride, const float *sum, int32_t n,
     }
 }
 
-static float softmax_part(float *s, int32_t n_keys, float max)
-{
-    float sum = 0;
-    for (int32_t j = 0; j < n_keys; j++) {
-        s[j] = expf(s[j] - max);
-        sum += s[j];
-    }
-    return sum;
-}
-
-static void weigh(float *acc, float keep, const float *p, const void *const *v, int32_t n_keys, int32_t n, enum dtype t)
-{
-    for (int32_t i = 0; i < n; i++) {
-        acc[i] *= keep;
-    }
-    for (int32_t j = 0; j < n_keys; j++) {
-        for (int32_t i = 0; i < n; i++) {
-            acc[i] += p[j] * dtype_load(v[j], t, i);
-        }
-    }
-}
-
 void cpu_kernels_plain(struct cpu_kernels *k)
 {
     *k = (struct cpu_kernels){.norm = norm_row,
@@ -154,9 +132,7 @@ void cpu_kernels_plain(struct cpu_kernels *k)
                               .rotate = rotate_row,
                               .scan = scan_row,
                               .sum_exp = sum_exp_row,
-                              .spread = spread_rows,
-                              .softmax_part = softmax_part,
-                              .weigh = weigh};
+                              .spread = spread_rows};
 }
 
 /* ---- choice ---- */
@@ -168,6 +144,7 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
     if (isa >= CPU_AVX2 && isa <= CPU_AVX512_BF16) {
         cpu_kernels_avx2(k);
         cpu_tiles_avx2(k);
+        cpu_attention_avx2(k);
     }
 #endif
 }

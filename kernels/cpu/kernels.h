@@ -1,7 +1,7 @@
 /* The inner loops that differ between instruction sets, as one table. The plain ones are the specification.
  *
- * Row functions work on n floats. `dots` is the heart of linear and of attention's scores: inner products of stored rows
- * (weights, cached keys) with packed rows of activations. Rows are summed in blocks of `k_block` elements, each block
+ * Row functions work on n floats. `dots` is the heart of linear: inner products of stored rows of weights with packed rows
+ * of activations. Rows are summed in blocks of `k_block` elements, each block
  * in lanes that are added in one fixed tree, so a product does not depend on what else is in the batch: linear and attention
  * give the same bits for one row as for a thousand.
  */
@@ -13,7 +13,8 @@
 
 enum {
     TILE_ROWS = 4,  /* rows of x packed together, at most */
-    TILE_CHUNK = 32 /* elements of a row packed together; stored rows are zero-padded to a multiple of it */
+    TILE_CHUNK = 32, /* elements of a row packed together; stored rows are zero-padded to a multiple of it */
+    PART_KEYS = 64   /* keys of attention taken together */
 };
 
 /* Whom to fetch while computing: the bytes at `distance` from what is being read, for groups of rows whose number
@@ -65,13 +66,19 @@ struct cpu_kernels {
     /* sum [n][n_x] to n_x rows of n, `stride` floats apart. */
     void (*spread)(float *out, int32_t stride, const float *sum, int32_t n, int32_t n_x);
 
-    /* Attention: s = exp(s - max) for n_keys scores, in place; returns their sum. */
-    float (*softmax_part)(float *s, int32_t n_keys, float max);
-    /* acc[0, n) = acc * keep + sum over j of p[j] * v_j, v_j rows of type t. */
-    void (*weigh)(float *acc, float keep, const float *p, const void *const *v, int32_t n_keys, int32_t n, enum dtype t);
+    /* Attention, a part of PART_KEYS keys at a time; NULL in the plain table, whose attention is plain loops. */
+    /* out [dim][PART_KEYS] from keys of type t. */
+    void (*transpose_keys)(float *out, const void *const *key, int32_t dim, enum dtype t);
+    /* score [rows][PART_KEYS] = scale * q[row] [dim] . keys [dim][PART_KEYS]. */
+    void (*scores)(float *score, const float *const *q, int32_t rows, const float *keys, int32_t dim, float scale);
+    /* Fold one row's scores, of which [lo, hi) count, into its running maximum and sum; s becomes the weights (0 outside).
+     * Returns the factor for what was accumulated before. */
+    float (*softmax)(float *s, int32_t lo, int32_t hi, float *max, float *sum);
+    /* acc [rows][dim] = acc * keep[row] + sum over j in [lo, hi) of p[row][j] * value_j, values of type t. */
+    void (*weigh)(float *acc, int32_t dim, const float *keep, const float *p, int32_t rows, const void *const *value,
+                  int32_t lo, int32_t hi, enum dtype t);
 
-    struct cpu_tiles linear; /* may round x to the stored rows' type */
-    struct cpu_tiles score;  /* keeps x as float32 */
+    struct cpu_tiles linear;
 };
 
 /* The best functions for an instruction set the machine has. */
@@ -80,5 +87,6 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa);
 void cpu_kernels_plain(struct cpu_kernels *k);
 void cpu_kernels_avx2(struct cpu_kernels *k);
 void cpu_tiles_avx2(struct cpu_kernels *k);
+void cpu_attention_avx2(struct cpu_kernels *k);
 
 #endif

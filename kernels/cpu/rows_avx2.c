@@ -2,47 +2,12 @@
 #include <immintrin.h>
 #include <math.h>
 
-#include "kernels/cpu/convert.h"
-#include "kernels/cpu/kernels.h"
-
-#define INLINE static inline __attribute__((always_inline))
+#include "kernels/cpu/avx2.h"
 
 static const int32_t tail_mask[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
 
 /* Lanes [0, n) of 8, 0 <= n <= 8. */
 static inline __m256i first_lanes(int32_t n) { return _mm256_loadu_si256((const __m256i *)(tail_mask + 8 - n)); }
-
-static inline float sum_lanes(__m256 v)
-{
-    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
-}
-
-static inline float max_lanes(__m256 v)
-{
-    __m128 s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
-    return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
-}
-
-/* e^x for x <= 88, 0 below -87.3; relative error about 1e-7. Cephes' reduction and polynomial. */
-static inline __m256 exp8(__m256 x)
-{
-    __m256 low = _mm256_cmp_ps(x, _mm256_set1_ps(-87.3f), _CMP_LT_OQ);
-    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
-    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
-    __m256 p = _mm256_set1_ps(1.9875691500e-4f);
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.3981999507e-3f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(8.3334519073e-3f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(4.1665795894e-2f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.6666665459e-1f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(5.0000001201e-1f));
-    p = _mm256_fmadd_ps(_mm256_mul_ps(r, r), p, _mm256_add_ps(r, _mm256_set1_ps(1.0f)));
-    __m256i e = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
-    return _mm256_andnot_ps(low, _mm256_mul_ps(p, _mm256_castsi256_ps(e)));
-}
 
 /* 1 / (1 + e^-x), from e^-|x| so that nothing overflows. */
 static inline __m256 sigmoid8(__m256 x)
@@ -80,16 +45,6 @@ static inline __m256 activate8(enum activation act, __m256 x)
 }
 
 /* ---- loads and stores of any type ---- */
-
-INLINE __m256 load8(const void *x, enum dtype t, int64_t i)
-{
-    if (t == DTYPE_F32) {
-        return _mm256_loadu_ps((const float *)x + i);
-    }
-    __m128i h = _mm_loadu_si128((const __m128i *)((const uint16_t *)x + i));
-    return t == DTYPE_F16 ? _mm256_cvtph_ps(h)
-                          : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
-}
 
 static inline __m128i to_bf16(__m256 x)
 {
@@ -290,75 +245,6 @@ static void spread_rows(float *out, int32_t stride, const float *sum, int32_t n,
     }
 }
 
-/* ---- attention ---- */
-
-static float softmax_part(float *s, int32_t n_keys, float max)
-{
-    __m256 m = _mm256_set1_ps(max);
-    __m256 sum = _mm256_setzero_ps();
-    for (int32_t i = 0; i < n_keys; i += 8) {
-        __m256i lanes = first_lanes(MIN(8, n_keys - i));
-        __m256 p = exp8(_mm256_sub_ps(_mm256_maskload_ps(s + i, lanes), m));
-        p = _mm256_and_ps(p, _mm256_castsi256_ps(lanes));
-        _mm256_maskstore_ps(s + i, lanes, p);
-        sum = _mm256_add_ps(sum, p);
-    }
-    return sum_lanes(sum);
-}
-
-/* 8 n_v columns of acc in registers while the keys go by. */
-INLINE void weigh_columns(float *acc, __m256 keep, const float *p, const void *const *v, int32_t n_keys, int64_t at,
-                          const enum dtype t, const int n_v)
-{
-    __m256 a[8];
-#pragma GCC unroll 8
-    for (int i = 0; i < n_v; i++) {
-        a[i] = _mm256_mul_ps(_mm256_loadu_ps(acc + at + 8 * i), keep);
-    }
-    for (int32_t j = 0; j < n_keys; j++) {
-        __m256 w = _mm256_broadcast_ss(p + j);
-#pragma GCC unroll 8
-        for (int i = 0; i < n_v; i++) {
-            a[i] = _mm256_fmadd_ps(w, load8(v[j], t, at + 8 * i), a[i]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < n_v; i++) {
-        _mm256_storeu_ps(acc + at + 8 * i, a[i]);
-    }
-}
-
-INLINE void weigh_type(float *acc, float keep, const float *p, const void *const *v, int32_t n_keys, int32_t n,
-                       const enum dtype t)
-{
-    __m256 k = _mm256_set1_ps(keep);
-    int32_t at = 0;
-    for (; at + 64 <= n; at += 64) {
-        weigh_columns(acc, k, p, v, n_keys, at, t, 8);
-    }
-    for (; at + 8 <= n; at += 8) {
-        weigh_columns(acc, k, p, v, n_keys, at, t, 1);
-    }
-    for (; at < n; at++) {
-        float a = acc[at] * keep;
-        for (int32_t j = 0; j < n_keys; j++) {
-            a += p[j] * dtype_load(v[j], t, at);
-        }
-        acc[at] = a;
-    }
-}
-
-static void weigh(float *acc, float keep, const float *p, const void *const *v, int32_t n_keys, int32_t n, enum dtype t)
-{
-    if (t == DTYPE_BF16) {
-        weigh_type(acc, keep, p, v, n_keys, n, DTYPE_BF16);
-    } else if (t == DTYPE_F16) {
-        weigh_type(acc, keep, p, v, n_keys, n, DTYPE_F16);
-    } else {
-        weigh_type(acc, keep, p, v, n_keys, n, DTYPE_F32);
-    }
-}
-
 void cpu_kernels_avx2(struct cpu_kernels *k)
 {
     k->norm = norm_row;
@@ -371,6 +257,4 @@ void cpu_kernels_avx2(struct cpu_kernels *k)
     k->scan = scan_row;
     k->sum_exp = sum_exp_row;
     k->spread = spread_rows;
-    k->softmax_part = softmax_part;
-    k->weigh = weigh;
 }

@@ -9,10 +9,7 @@
 #include <immintrin.h>
 #include <string.h>
 
-#include "kernels/cpu/convert.h"
-#include "kernels/cpu/kernels.h"
-
-#define INLINE static inline __attribute__((always_inline))
+#include "kernels/cpu/avx2.h"
 
 enum { K_BLOCK = 1024 };
 
@@ -235,5 +232,4 @@ static void pack(void *out, const float *const *x, int32_t n_x, int32_t n, enum 
 void cpu_tiles_avx2(struct cpu_kernels *k)
 {
     k->linear = (struct cpu_tiles){.k_block = K_BLOCK, .packed_bytes = packed_bytes, .pack = pack, .dots = dots};
-    k->score = k->linear;
 }
