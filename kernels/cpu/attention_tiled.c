@@ -14,7 +14,7 @@
 
 enum {
     SPLIT_KEYS = 512,
-    UNIT_ROWS = 64,
+    UNIT_ROWS = 32,
     CONVERT_ROWS = 8, /* from this many rows on, values are converted to float32 once for all of them */
     TASKS_PER_THREAD = 4,
 };
