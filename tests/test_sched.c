@@ -1,0 +1,387 @@
+/* What the scheduler promises, one case each. Random cases: test_oracle. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "tests/sim/rig.h"
+
+static struct rig rig;
+static struct sched_config config;
+
+static int start(void **state)
+{
+    (void)state;
+    rig_config(&config);
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    struct sched_counts c;
+    rig_run(&rig, 1000);
+    sched_counts(rig.sched, &c);
+    int leaked = c.blocks_used + c.host_blocks_used + c.running_seqs + c.waiting_groups + c.swapped_groups;
+    rig_close(&rig);
+    return leaked == 0 ? 0 : -1;
+}
+
+static struct gen_params tokens(int32_t n)
+{
+    struct gen_params p = rig_params();
+    p.max_tokens = n;
+    return p;
+}
+
+static void a_configuration_that_cannot_work_is_refused(void **state)
+{
+    (void)state;
+    struct sched *s;
+    struct err e = {0};
+    config.max_num_batched_tokens = config.max_num_seqs - 1;
+    assert_int_equal(sched_new(&s, &config, &e), ERR_INVALID);
+    assert_string_equal(e.param, "max_num_batched_tokens");
+}
+
+static void a_long_prompt_is_computed_in_chunks(void **state)
+{
+    (void)state;
+    rig_open(&rig, &config);
+    struct rig_request *a = rig_add(&rig, tokens(2), 0, 70);
+    const int32_t chunk[] = {32, 32, 6};
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(rig_plan(&rig), 1);
+        assert_int_equal(rig_item(&rig, a, 0)->n, chunk[i]);
+        assert_int_equal(rig.batch.n_samples, i == 2);
+        rig_commit(&rig);
+    }
+    assert_int_equal(rig_count(&rig, a, DELTA_TOKEN, 0), 1);
+}
+
+static void decodes_are_not_starved_by_prefill(void **state)
+{
+    (void)state;
+    rig_open(&rig, &config);
+    struct rig_request *a = rig_add(&rig, tokens(16), 0, 5);
+    rig_step(&rig);
+    rig_add(&rig, tokens(4), 20, 100);
+    for (int i = 0; i < 4; i++) {
+        rig_plan(&rig);
+        assert_int_equal(rig_item(&rig, a, 0)->n, 1);
+        assert_int_equal(rig.batch.n_decode, 1);
+        assert_int_equal(rig.batch.n_tokens, i < 3 ? 32 : 1 + 7);
+        rig_commit(&rig);
+    }
+}
+
+static void first_come_first_served_even_when_a_later_one_would_fit(void **state)
+{
+    (void)state;
+    config.n_blocks = 10;
+    rig_open(&rig, &config);
+    rig_add(&rig, tokens(4), 0, 24); /* 6 blocks now, 7 in all */
+    rig_step(&rig);
+    struct rig_request *big = rig_add(&rig, tokens(1), 30, 20); /* 5: does not fit */
+    struct rig_request *small = rig_add(&rig, tokens(1), 60, 4);
+    rig_step(&rig);
+    assert_int_equal(rig_count(&rig, small, DELTA_TOKEN, 0), 0);
+    rig_run(&rig, 100);
+    assert_true(big->ended && small->ended);
+}
+
+/* Two groups that outgrow the pool together. */
+static void crowd(struct rig_request **old, struct rig_request **new)
+{
+    config.n_blocks = 9;
+    rig_open(&rig, &config);
+    *old = rig_add(&rig, tokens(16), 0, 8);
+    *new = rig_add(&rig, tokens(16), 30, 8);
+}
+
+static void run_until_preempted(struct sched_counts *c)
+{
+    do {
+        assert_true(rig_step(&rig));
+        sched_counts(rig.sched, c);
+    } while (c->preempt_recompute + c->preempt_swap == 0);
+}
+
+static void a_recomputed_group_goes_before_the_queue(void **state)
+{
+    (void)state;
+    struct rig_request *old, *new;
+    struct sched_counts c;
+    crowd(&old, &new);
+    struct rig_request *third = rig_add(&rig, tokens(1), 60, 4);
+    (void)third;
+    run_until_preempted(&c);
+    assert_int_equal(c.preempt_recompute, 1);
+    assert_int_equal(new->group->state, GROUP_WAITING);
+    assert_int_equal(old->group->state, GROUP_RUNNING);
+    rig_run(&rig, 100);
+    assert_int_equal(rig_count(&rig, old, DELTA_TOKEN, 0), 16);
+    assert_int_equal(rig_count(&rig, new, DELTA_TOKEN, 0), 16);
+}
+
+static void nothing_new_comes_in_while_a_group_is_swapped_out(void **state)
+{
+    (void)state;
+    struct rig_request *old, *new;
+    struct sched_counts c;
+    config.preemption = PREEMPT_SWAP;
+    config.n_host_blocks = 9;
+    crowd(&old, &new);
+    run_until_preempted(&c);
+    assert_int_equal(c.preempt_swap, 1);
+    assert_int_equal(new->group->state, GROUP_SWAPPED);
+    assert_int_equal(c.host_blocks_used, 4); /* 8 prompt tokens and 7 generated ones are computed */
+    struct rig_request *third = rig_add(&rig, tokens(1), 60, 4);
+    rig_step(&rig);
+    assert_int_equal(third->group->state, GROUP_WAITING);
+    while (new->group &&new->group->state == GROUP_SWAPPED)
+        rig_step(&rig);
+    assert_true(old->ended);
+    rig_run(&rig, 100);
+    assert_true(new->ended && third->ended);
+}
+
+static void blocks_shared_by_samples_are_swapped_once(void **state)
+{
+    (void)state;
+    struct sched_counts c;
+    config.preemption = PREEMPT_SWAP;
+    config.n_host_blocks = config.n_blocks = 24;
+    rig_open(&rig, &config);
+    rig_add(&rig, tokens(16), 30, 8);
+    struct gen_params p = tokens(16);
+    p.n = p.best_of = 4;
+    p.temperature = 1;
+    struct rig_request *new = rig_add(&rig, p, 0, 16);
+    run_until_preempted(&c);
+    int32_t distinct = c.host_blocks_used, entries = 0;
+    for (int i = 0; i < 4; i++)
+        entries += new->group->seq[i].n_blocks;
+    assert_int_equal(new->group->state, GROUP_SWAPPED);
+    assert_int_equal(entries - distinct, 3 * 4); /* four prompt blocks, held by four */
+    rig_run(&rig, 200);
+    assert_true(new->ended);
+}
+
+static void the_cheaper_preemption_is_taken(void **state)
+{
+    (void)state;
+    for (int costly_swap = 0; costly_swap < 2; costly_swap++) {
+        struct rig_request *old, *new;
+        struct sched_counts c;
+        rig_config(&config);
+        config.preemption = PREEMPT_AUTO;
+        config.n_host_blocks = 9;
+        config.cost = (struct step_cost){.token_us = 10, .swap_block_us = costly_swap ? 1000 : 1};
+        crowd(&old, &new);
+        run_until_preempted(&c);
+        assert_int_equal(c.preempt_swap, !costly_swap);
+        assert_int_equal(c.preempt_recompute, costly_swap);
+        rig_run(&rig, 100);
+        if (!costly_swap)
+            rig_close(&rig);
+    }
+}
+
+static void samples_share_their_prompt_and_copy_one_block(void **state)
+{
+    (void)state;
+    struct sched_counts c;
+    struct gen_params p = tokens(8);
+    p.n = p.best_of = 3;
+    p.temperature = 1;
+    rig_open(&rig, &config);
+    struct rig_request *a = rig_add(&rig, p, 0, 10); /* two full blocks and a half */
+    rig_step(&rig);
+    sched_counts(rig.sched, &c);
+    assert_int_equal(c.blocks_used, 3);
+    assert_int_equal(c.running_seqs, 3);
+    rig_plan(&rig);
+    assert_int_equal(rig.batch.n_copy, 2); /* the last of the three writes in place */
+    assert_int_equal(rig.batch.lcp_blocks[1], 2);
+    rig_commit(&rig);
+    rig_plan(&rig);
+    assert_int_equal(rig.batch.n_copy, 0);
+    rig_commit(&rig);
+    rig_run(&rig, 100);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(rig_count(&rig, a, DELTA_TOKEN, i), 8);
+}
+
+static void a_prefix_hit_leaves_the_last_token_to_compute(void **state)
+{
+    (void)state;
+    config.prefix_cache = true;
+    rig_open(&rig, &config);
+    rig_add(&rig, tokens(1), 0, 16);
+    rig_run(&rig, 10);
+    struct rig_request *b = rig_add(&rig, tokens(1), 0, 16);
+    rig_plan(&rig);
+    assert_int_equal(rig_item(&rig, b, 0)->first, 12);
+    assert_int_equal(rig_item(&rig, b, 0)->n, 4);
+    rig_commit(&rig);
+    assert_int_equal(rig.delta[rig.n_deltas - 1].kind, DELTA_END);
+    assert_int_equal(rig.delta[rig.n_deltas - 1].cached_tokens, 12);
+}
+
+static void generated_blocks_are_found_by_the_next_turn(void **state)
+{
+    (void)state;
+    config.prefix_cache = true;
+    rig_open(&rig, &config);
+    rig.token = 8; /* the prompt 0..7 goes on 8, 8, 8, ... */
+    rig_add(&rig, tokens(9), 0, 8);
+    rig_run(&rig, 20);
+    struct rig_request *b = rig_add(&rig, tokens(1), 0, 20);
+    for (int32_t i = 8; i < 17; i++)
+        b->request.prompt[i] = 8;
+    rig_plan(&rig);
+    assert_int_equal(rig_item(&rig, b, 0)->first, 16);
+    rig_commit(&rig);
+}
+
+static void scoring_a_prompt_reads_no_cache(void **state)
+{
+    (void)state;
+    config.prefix_cache = true;
+    rig_open(&rig, &config);
+    rig_add(&rig, tokens(1), 0, 16);
+    rig_run(&rig, 10);
+    struct gen_params p = tokens(1);
+    p.n_prompt_logprobs = 0;
+    struct rig_request *b = rig_add(&rig, p, 0, 16);
+    rig_run(&rig, 10);
+    assert_int_equal(rig_count(&rig, b, DELTA_PROMPT, 0), 16);
+}
+
+static void priority_goes_first_and_stays_longest(void **state)
+{
+    (void)state;
+    config.policy = POLICY_PRIORITY;
+    config.n_blocks = 9;
+    rig_open(&rig, &config);
+    struct gen_params low = tokens(16), high = tokens(16);
+    low.priority = 5;
+    high.priority = -5;
+    struct rig_request *a = rig_add(&rig, low, 0, 8);
+    struct rig_request *b = rig_add(&rig, high, 30, 8);
+    struct sched_counts c;
+    run_until_preempted(&c);
+    assert_int_equal(a->group->state, GROUP_WAITING);
+    assert_int_equal(b->group->state, GROUP_RUNNING);
+}
+
+static void who_waits_too_long_is_told(void **state)
+{
+    (void)state;
+    config.queue_timeout_us = 5000;
+    config.n_blocks = 8;
+    rig_open(&rig, &config);
+    struct rig_request *a = rig_add(&rig, tokens(12), 0, 20);
+    struct rig_request *b = rig_add(&rig, tokens(1), 30, 20);
+    rig_run(&rig, 7);
+    assert_false(a->ended);
+    assert_true(b->ended);
+    assert_int_equal(rig_finish(&rig, b, 0)->finish, FINISH_ABORT);
+    assert_non_null(rig_finish(&rig, b, 0)->error);
+}
+
+static void a_request_ends_at_request_timeout(void **state)
+{
+    (void)state;
+    config.request_timeout_us = 5000;
+    rig_open(&rig, &config);
+    struct rig_request *a = rig_add(&rig, tokens(100), 0, 20);
+    rig_run(&rig, 20);
+    assert_true(a->ended);
+    assert_int_equal(rig_finish(&rig, a, 0)->finish, FINISH_ABORT);
+    assert_in_range(rig_count(&rig, a, DELTA_TOKEN, 0), 3, 6);
+}
+
+static void a_cancelled_request_is_gone_with_the_next_step(void **state)
+{
+    (void)state;
+    struct sched_counts c;
+    rig_open(&rig, &config);
+    struct rig_request *a = rig_add(&rig, tokens(50), 0, 20);
+    rig_run(&rig, 3);
+    atomic_store(&a->request.cancelled, true);
+    assert_false(rig_step(&rig));
+    sched_counts(rig.sched, &c);
+    assert_true(a->ended);
+    assert_int_equal(c.blocks_used, 0);
+}
+
+static void a_full_queue_says_so(void **state)
+{
+    (void)state;
+    struct group *g;
+    struct err e;
+    config.max_waiting = 1;
+    rig_open(&rig, &config);
+    struct rig_request *a = rig_add(&rig, tokens(1), 0, 4);
+    assert_int_equal(group_new(&g, &a->request, NULL, &config, &e), 0);
+    assert_int_equal(sched_add(rig.sched, g, 0), ERR_FULL);
+    group_free(g);
+}
+
+static void prefill_beside_decodes_keeps_to_the_itl_target(void **state)
+{
+    (void)state;
+    config.target_itl_us = 200;
+    config.cost = (struct step_cost){.fixed_us = 90, .token_us = 10};
+    rig_open(&rig, &config);
+    rig_add(&rig, tokens(8), 0, 5);
+    rig_step(&rig);
+    rig_add(&rig, tokens(1), 20, 60);
+    rig_plan(&rig);
+    assert_int_equal(rig.batch.n_tokens, 1 + 10);
+    rig_commit(&rig);
+}
+
+static void rows_are_set_aside_for_samples_to_come(void **state)
+{
+    (void)state;
+    struct gen_params p = tokens(4);
+    p.n = p.best_of = 6;
+    p.temperature = 1;
+    rig_open(&rig, &config);
+    rig_add(&rig, p, 0, 40);
+    struct rig_request *b = rig_add(&rig, p, 50, 4);
+    rig_step(&rig); /* a's prompt is not done: it has one row, but six of eight are spoken for */
+    assert_int_equal(b->group->state, GROUP_WAITING);
+}
+
+int main(void)
+{
+#define CASE(f) cmocka_unit_test_setup_teardown(f, start, stop)
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(a_configuration_that_cannot_work_is_refused, start),
+        CASE(a_long_prompt_is_computed_in_chunks),
+        CASE(decodes_are_not_starved_by_prefill),
+        CASE(first_come_first_served_even_when_a_later_one_would_fit),
+        CASE(a_recomputed_group_goes_before_the_queue),
+        CASE(nothing_new_comes_in_while_a_group_is_swapped_out),
+        CASE(blocks_shared_by_samples_are_swapped_once),
+        CASE(the_cheaper_preemption_is_taken),
+        CASE(samples_share_their_prompt_and_copy_one_block),
+        CASE(a_prefix_hit_leaves_the_last_token_to_compute),
+        CASE(generated_blocks_are_found_by_the_next_turn),
+        CASE(scoring_a_prompt_reads_no_cache),
+        CASE(priority_goes_first_and_stays_longest),
+        CASE(who_waits_too_long_is_told),
+        CASE(a_request_ends_at_request_timeout),
+        CASE(a_cancelled_request_is_gone_with_the_next_step),
+        CASE(a_full_queue_says_so),
+        CASE(prefill_beside_decodes_keeps_to_the_itl_target),
+        CASE(rows_are_set_aside_for_samples_to_come),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
