@@ -1,6 +1,6 @@
 /* Starting and stopping: what must be there before the first step, in the order in which it can be known.
  *
- *     model directory ─► configuration ─► tokenizer ─► executor (weights, KV pool) ─► scheduler, packer ─► threads
+ *     model directory ─► configuration ─► tokenizer ─► executor (weights, KV pool) ─► step costs ─► scheduler, packer ─► threads
  *
  * The engine's thread is in loop.c, submission in submit.c.
  */
@@ -14,6 +14,7 @@
 #include <xxhash.h>
 
 #include "config/log.h"
+#include "engine/cost.h"
 #include "engine/engine_state.h"
 #include "engine/model_path.h"
 #include "engine/stats.h"
@@ -105,6 +106,19 @@ static int configure(struct engine *e, const struct settings *s, struct err *err
     return 0;
 }
 
+/* Start-up does not pay for figures that no setting asks for. */
+static int measure_costs(struct engine *e, struct err *err)
+{
+    struct sched_config *c = &e->config;
+    if (c->target_itl_us == 0 && !(c->preemption == PREEMPT_AUTO && c->n_host_blocks > 0))
+        return 0;
+    int rc = cost_measure(e->executor, &c->cost, err);
+    if (rc == 0)
+        log_event(LOG_INFO, "step costs", LOG_F64("fixed_us", c->cost.fixed_us), LOG_F64("token_us", c->cost.token_us),
+                  LOG_F64("context_us", c->cost.context_us), LOG_F64("swap_block_us", c->cost.swap_block_us));
+    return rc;
+}
+
 static int open_core(struct engine *e, struct sink *sink, struct err *err)
 {
     int rc = sched_new(&e->sched, &e->config, err);
@@ -135,6 +149,8 @@ static void make_fingerprint(struct engine *e)
 static int start(struct engine *e, const struct settings *s, struct sink *sink, struct err *err)
 {
     int rc = configure(e, s, err);
+    if (rc == 0)
+        rc = measure_costs(e, err);
     if (rc == 0)
         rc = open_core(e, sink, err);
     if (rc < 0)

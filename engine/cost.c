@@ -1,0 +1,168 @@
+/* Four kinds of step tell the four figures:
+ *
+ *     one token, no context            fixed
+ *     a long prefill                   fixed + tokens * token
+ *     one token, the longest context   fixed + context * context's
+ *     one token, blocks swapped out    fixed + blocks * swap
+ *
+ * Each is the fastest of a few, so that a disturbed one does not count. Time is not linear in tokens on a GPU (the weights
+ * are read anyway, so the first hundreds are nearly free): the line through one token and a full step is above the truth
+ * in between, so a plan made by it keeps its target.
+ */
+#include "engine/cost.h"
+
+#include <stdlib.h>
+
+enum {
+    TRIES = 3,
+    LONG_TRY_US = 100000,
+    PREFILL_MAX_US = 400000,
+    FEW_TOKENS = 64,
+    TOKENS_MAX = 2048,
+    CONTEXT_MAX = 4096,
+    SWAP_BLOCKS = 16,
+};
+
+struct probe {
+    struct executor *x;
+    uint64_t step;
+    int32_t *token, *token_src, *position, *slot; /* [max tokens] */
+    int32_t *block;                               /* [blocks of the longest probe] 0, 1, 2, … */
+    struct block_copy copy[SWAP_BLOCKS];
+    int32_t n_table; /* entries of row 0 that the executor knows */
+};
+
+static int probe_init(struct probe *p, struct executor *x, int32_t n_tokens, int32_t n_blocks, struct err *e)
+{
+    *p = (struct probe){.x = x};
+    size_t n = (size_t)n_tokens * sizeof(int32_t);
+    p->token = calloc(1, n);
+    p->token_src = malloc(n);
+    p->position = malloc(n);
+    p->slot = malloc(n);
+    p->block = malloc((size_t)n_blocks * sizeof(int32_t));
+    if (!p->token || !p->token_src || !p->position || !p->slot || !p->block)
+        return err_nomem(e, "measuring the steps");
+    for (int32_t i = 0; i < n_tokens; i++)
+        p->token_src[i] = -1;
+    for (int32_t i = 0; i < n_blocks; i++)
+        p->block[i] = i;
+    for (int32_t i = 0; i < SWAP_BLOCKS; i++)
+        p->copy[i] = (struct block_copy){i, i};
+    return 0;
+}
+
+static void probe_release(struct probe *p)
+{
+    free(p->token);
+    free(p->token_src);
+    free(p->position);
+    free(p->slot);
+    free(p->block);
+}
+
+/* One sequence in row 0: n tokens behind `context` others; the last one is sampled. */
+static int probe_step(struct probe *p, int32_t n, int32_t context, int32_t n_swap, int64_t *ret_us, struct err *e)
+{
+    int32_t size = p->x->info.block_size, n_blocks = (int32_t)div_ceil(context + n, size);
+    int32_t q_start[2] = {0, n}, kv_len = context + n, row = 0, lcp = 0, last = n - 1;
+    struct table_update update = {.row = 0, .index = p->n_table, .count = n_blocks - p->n_table, .first = p->n_table};
+    struct sample_row sample = {.kind = SAMPLE_TOKEN,
+                                .top_p = 1,
+                                .repetition_penalty = 1,
+                                .n_logprobs = -1,
+                                .target = -1,
+                                .position = kv_len,
+                                .prev_sample = -1};
+    struct results results;
+    for (int32_t i = 0; i < n; i++) {
+        p->position[i] = context + i;
+        p->slot[i] = p->block[(context + i) / size] * size + (context + i) % size;
+    }
+    struct batch b = {
+        .step = ++p->step,
+        .swap_out = p->copy,
+        .n_swap_out = n_swap,
+        .table_update = &update,
+        .n_table_update = update.count > 0,
+        .table_block = p->block,
+        .n_table_block = n_blocks,
+        .n_tokens = n,
+        .token = p->token,
+        .token_src = p->token_src,
+        .position = p->position,
+        .slot = p->slot,
+        .n_seqs = 1,
+        .n_decode = n == 1,
+        .q_start = q_start,
+        .kv_len = &kv_len,
+        .row = &row,
+        .lcp_blocks = &lcp,
+        .n_logits = 1,
+        .logits_token = &last,
+        .n_samples = 1,
+        .sample = &sample,
+    };
+    p->n_table = MAX(p->n_table, n_blocks);
+    int64_t start_us = clock_us();
+    int rc = p->x->launch(p->x, &b, e);
+    if (rc == 0)
+        rc = p->x->wait(p->x, &results, e);
+    *ret_us = clock_us() - start_us;
+    return rc;
+}
+
+/* The fastest of a few; of two where a step is long. */
+static int probe_best(struct probe *p, int32_t n, int32_t context, int32_t n_swap, double *ret_us, struct err *e)
+{
+    int64_t best = INT64_MAX, us;
+    for (int32_t i = 0; i < TRIES && (i < 2 || best < LONG_TRY_US); i++) {
+        int rc = probe_step(p, n, context, n_swap, &us, e);
+        if (rc < 0)
+            return rc;
+        best = MIN(best, us);
+    }
+    *ret_us = (double)best;
+    return 0;
+}
+
+/* The longest prefill of up to *n tokens that does not keep the start waiting; *n becomes its length. */
+static int probe_prefill(struct probe *p, int32_t *n, double *ret_us, struct err *e)
+{
+    int32_t few = MIN(*n, FEW_TOKENS);
+    int rc = probe_best(p, few, 0, 0, ret_us, e);
+    if (rc < 0 || few == *n || *ret_us * *n / few > PREFILL_MAX_US) {
+        *n = few;
+        return rc;
+    }
+    return probe_best(p, *n, 0, 0, ret_us, e);
+}
+
+int cost_measure(struct executor *x, struct step_cost *ret, struct err *e)
+{
+    const struct executor_info *info = &x->info;
+    int32_t room = (int32_t)MIN((int64_t)info->n_blocks * info->block_size, info->max_len);
+    int32_t n_tokens = MIN(MIN(info->max_num_batched_tokens, TOKENS_MAX), room), context = MIN(CONTEXT_MAX, room - 1);
+    int32_t n_swap = MIN(SWAP_BLOCKS, MIN(info->n_blocks, info->n_host_blocks));
+    double one = 0, full = 0, deep = 0, swap = 0;
+    struct probe p;
+    int rc = probe_init(&p, x, n_tokens, (int32_t)div_ceil(room, info->block_size), e);
+    if (rc == 0)
+        rc = probe_best(&p, 1, 0, 0, &one, e);
+    if (rc == 0)
+        rc = probe_prefill(&p, &n_tokens, &full, e);
+    if (rc == 0)
+        rc = probe_best(&p, 1, context, 0, &deep, e);
+    if (rc == 0 && n_swap > 0)
+        rc = probe_best(&p, 1, 0, n_swap, &swap, e);
+    probe_release(&p);
+    if (rc < 0)
+        return rc;
+    *ret = (struct step_cost){
+        .fixed_us = one,
+        .token_us = n_tokens > 1 ? MAX(full - one, 1) / (n_tokens - 1) : 1,
+        .context_us = context > 0 ? MAX(deep - one, 0) / context : 0,
+        .swap_block_us = n_swap > 0 ? MAX(swap - one, 1) / n_swap : 0,
+    };
+    return 0;
+}

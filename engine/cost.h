@@ -1,0 +1,11 @@
+/* What a step costs on this executor, measured at start: the table that target_itl_ms and preemption: auto go by. */
+#ifndef QUIRE_ENGINE_COST_H
+#define QUIRE_ENGINE_COST_H
+
+#include "engine/executor.h"
+#include "engine/sched.h"
+
+/* Runs a dozen steps, before anything else has run: they write into KV blocks that nobody holds yet. */
+int cost_measure(struct executor *x, struct step_cost *ret, struct err *e);
+
+#endif
