@@ -36,9 +36,13 @@ static struct merge_slot *find_slot(struct merge_slot *slot, uint32_t mask, uint
     return &slot[k];
 }
 
-static int grow_merges(struct bpe *b)
+int bpe_reserve(struct bpe *b, size_t n)
 {
-    uint32_t cap = b->slot ? (b->mask + 1) * 2 : 1024;
+    uint32_t cap = b->slot ? b->mask + 1 : 1024;
+    while (cap < 2 * MIN(n, (size_t)1 << 29))
+        cap *= 2;
+    if (b->slot && cap == b->mask + 1)
+        return 0;
     struct merge_slot *slot = malloc(cap * sizeof(*slot));
     if (!slot)
         return ERR_NOMEM;
@@ -55,12 +59,18 @@ static int grow_merges(struct bpe *b)
 
 int bpe_add_merge(struct bpe *b, int32_t left, int32_t right, int32_t id)
 {
-    if ((b->n + 1) * 2 > (b->slot ? b->mask + 1 : 0) && grow_merges(b) != 0)
+    if (bpe_reserve(b, (size_t)b->n + 1) != 0)
         return ERR_NOMEM;
     /* A pair that is listed twice keeps its last place, as in a map that is filled in order. */
     *find_slot(b->slot, b->mask, pair_of(left, right)) = (struct merge_slot){pair_of(left, right), (int32_t)b->n, id};
     b->n++;
     return 0;
+}
+
+void bpe_fetch_merge(const struct bpe *b, int32_t left, int32_t right)
+{
+    if (b->slot)
+        __builtin_prefetch(&b->slot[pair_hash(pair_of(left, right)) & b->mask], 1);
 }
 
 /* NULL: the two do not merge. */

@@ -41,11 +41,13 @@ struct token {
     uint8_t flags;
 };
 
-/* Open addressing over token texts; the upper half of the hash spares most comparisons. */
+/* Open addressing over token texts. A slot has all that a comparison needs but the text itself: a vocabulary is larger
+ * than the caches, and every further look costs a miss. */
 struct token_map {
     struct token_slot {
         uint32_t hash;
         int32_t id; /* -1: free */
+        uint32_t text_off, text_len;
     } * slot;
     uint32_t mask, n;
 };
@@ -191,15 +193,25 @@ struct encoder {
 /* Give `id` this text. ERR_INVALID when the id is out of range, has another text, or the text has another id. */
 int vocab_add(struct tokenizer *t, int32_t id, const char *text, size_t len, struct err *e);
 int32_t vocab_find(const struct tokenizer *t, const char *text, size_t len);
+/* Room for `n` tokens, so that the map need not grow step by step. */
+int vocab_reserve(struct tokenizer *t, size_t n);
+bool vocab_is(const struct tokenizer *t, int32_t id, const char *text, size_t len);
+/* vocab_find in steps, for whoever looks up many: the hash, fetching the slot, fetching the text, the id. */
+uint32_t vocab_hash(const char *text, size_t len);
+void vocab_fetch_slot(const struct tokenizer *t, uint32_t hash);
+void vocab_fetch_text(const struct tokenizer *t, uint32_t hash);
+int32_t vocab_find_hashed(const struct tokenizer *t, const char *text, size_t len, uint32_t hash);
 /* Append bytes to tokenizer.text; their offset in *ret_off. */
 int vocab_text(struct tokenizer *t, const char *text, size_t len, uint32_t *ret_off, struct err *e);
 
-/* ---- tokenizer_load.c, tokenizer_parts.c -------------------------------------------------------------------------- */
+/* ---- tokenizer_load.c, tokenizer_merges.c, tokenizer_parts.c -------------------------------------------------------------------------- */
 
 /* A tokenizer from tokenizer.json's text alone, without the names of its special ids. */
 int tokenizer_open_json(struct tokenizer **ret, const char *json, size_t len, struct err *e);
 /* tokenizer.json's text into a zeroed tokenizer. */
 int tokenizer_parse(struct tokenizer *t, const char *json, size_t len, struct err *e);
+/* The value of "merges", once the vocabulary is known; errors stay in the reader. */
+void read_merges(struct json *j, struct tokenizer *t);
 /* The values of "normalizer", "pre_tokenizer", "post_processor" and "decoder"; errors stay in the reader. */
 void read_normalizer(struct json *j, struct tokenizer *t);
 void read_pre_tokenizer(struct json *j, struct tokenizer *t);
@@ -267,6 +279,8 @@ int added_split(struct encoder *enc, const struct trie *tr, const char *s, size_
 /* ---- tokenizer_bpe.c ---------------------------------------------------------------------------------------------- */
 
 /* left and right make `id`; ranks are given in the order of the calls. */
+int bpe_reserve(struct bpe *b, size_t n);
+void bpe_fetch_merge(const struct bpe *b, int32_t left, int32_t right);
 int bpe_add_merge(struct bpe *b, int32_t left, int32_t right, int32_t id);
 int bpe_finish(struct tokenizer *t, struct err *e);
 void bpe_release(struct bpe *b);

@@ -53,60 +53,6 @@ static void read_vocab(struct json *j, struct loader *l)
     l->have_vocab = true;
 }
 
-static int32_t merge_part(struct json *j, struct loader *l, const char *text, size_t len)
-{
-    int32_t id = vocab_find(l->t, text, len);
-    if (id < 0)
-        json_fail(j, "merge %u: \"%.*s\" is not in the vocabulary", l->t->bpe.n, (int)MIN(len, (size_t)40), text);
-    return id;
-}
-
-/* One merge, "left right" or ["left", "right"]. */
-static void read_merge(struct json *j, struct loader *l)
-{
-    char text[2 * TOKEN_TEXT_BYTES];
-    size_t len, left_len;
-    if (json_peek(j) == JSON_ARRAY) {
-        size_t right_len = 0;
-        json_enter_array(j);
-        if (!json_next_element(j) || !json_read_string(j, text, TOKEN_TEXT_BYTES, &left_len) || !json_next_element(j) ||
-            !json_read_string(j, text + left_len, TOKEN_TEXT_BYTES, &right_len) || json_next_element(j)) {
-            json_fail(j, "merge %u is not two strings", l->t->bpe.n);
-            return;
-        }
-        len = left_len + right_len;
-    } else {
-        if (!json_read_string(j, text, sizeof text, &len))
-            return;
-        char *space = memchr(text, ' ', len);
-        if (!space || memchr(space + 1, ' ', len - (size_t)(space + 1 - text))) {
-            json_fail(j, "merge %u, \"%.40s\", is not two tokens with a space between", l->t->bpe.n, text);
-            return;
-        }
-        left_len = (size_t)(space - text);
-        memmove(space, space + 1, len - left_len - 1);
-        len--;
-    }
-    int32_t left = merge_part(j, l, text, left_len);
-    int32_t right = left < 0 ? -1 : merge_part(j, l, text + left_len, len - left_len);
-    int32_t id = right < 0 ? -1 : merge_part(j, l, text, len);
-    if (id >= 0 && bpe_add_merge(&l->t->bpe, left, right, id) != 0) {
-        err_nomem(l->e, "the merges");
-        fail_with(j, l->e);
-    }
-}
-
-static void read_merges(struct json *j, struct loader *l)
-{
-    json_enter_array(j);
-    while (json_next_element(j)) {
-        read_merge(j, l);
-        if (j->failed)
-            return;
-    }
-    l->have_merges = true;
-}
-
 static bool read_flag(struct json *j)
 {
     bool value = false;
@@ -144,8 +90,9 @@ static void read_model(struct json *j, struct loader *l)
         } else if (json_key_is(j, "merges")) {
             l->merges = *j;
             l->merges_waiting = !l->have_vocab;
+            l->have_merges = true;
             if (l->have_vocab)
-                read_merges(j, l);
+                read_merges(j, l->t);
             else
                 json_skip(j);
         } else if (json_key_is(j, "unk_token")) {
@@ -270,7 +217,7 @@ static void read_all(struct json *j, struct loader *l)
     }
     json_finish(j);
     if (!j->failed && l->merges_waiting) {
-        read_merges(&l->merges, l);
+        read_merges(&l->merges, l->t);
         j->failed = l->merges.failed;
     }
 }
@@ -282,6 +229,9 @@ int tokenizer_parse(struct tokenizer *t, const char *text, size_t len, struct er
     struct json j;
     t->bos = t->eos = t->bpe.unk = -1;
     json_init(&j, text, len, "tokenizer.json", l.e);
+    /* About the size that files of this length come to; a wrong guess costs a little time or memory. */
+    if (vocab_reserve(t, len / 96) != 0 || bpe_reserve(&t->bpe, len / 96) != 0)
+        return err_nomem(e, "the vocabulary");
     read_all(&j, &l);
     if (j.failed)
         return l.e->code < 0 ? l.e->code : ERR_INVALID;

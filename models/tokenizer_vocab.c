@@ -6,24 +6,19 @@
 
 #include <xxhash.h>
 
-static uint32_t text_hash(const char *text, size_t len)
+uint32_t vocab_hash(const char *text, size_t len)
 {
     return (uint32_t)(XXH3_64bits(text, len) >> 32);
 }
 
-static struct token_slot *map_slot(const struct token_map *m, uint32_t hash)
+/* Texts are not looked at. */
+static int map_resize(struct token_map *m, uint32_t cap)
 {
-    return &m->slot[hash & m->mask];
-}
-
-/* Twice the slots; texts are not looked at. */
-static int map_grow(struct token_map *m)
-{
-    uint32_t cap = m->slot ? (m->mask + 1) * 2 : 1024;
     struct token_slot *slot = malloc(cap * sizeof(*slot));
     if (!slot)
         return ERR_NOMEM;
-    memset(slot, 0xFF, cap * sizeof(*slot)); /* id -1 */
+    for (uint32_t i = 0; i < cap; i++)
+        slot[i].id = -1;
     for (uint32_t i = 0; m->slot && i <= m->mask; i++) {
         if (m->slot[i].id < 0)
             continue;
@@ -38,26 +33,51 @@ static int map_grow(struct token_map *m)
     return 0;
 }
 
-static bool token_is(const struct tokenizer *t, int32_t id, const char *text, size_t len)
+int vocab_reserve(struct tokenizer *t, size_t n)
+{
+    uint32_t cap = t->map.slot ? t->map.mask + 1 : 1024;
+    while (cap < 2 * MIN(n, (size_t)LIMIT_VOCAB))
+        cap *= 2;
+    return t->map.slot && cap == t->map.mask + 1 ? 0 : map_resize(&t->map, cap);
+}
+
+bool vocab_is(const struct tokenizer *t, int32_t id, const char *text, size_t len)
 {
     const struct token *k = &t->token[id];
     return k->text_len == len && memcmp(t->text + k->text_off, text, len) == 0;
 }
 
-static int32_t find_hashed(const struct tokenizer *t, const char *text, size_t len, uint32_t hash)
+/* The slot of a text, or the free one where it belongs. There is always a free one. */
+static struct token_slot *find_slot(const struct tokenizer *t, const char *text, size_t len, uint32_t hash)
 {
     const struct token_map *m = &t->map;
-    if (!m->slot)
-        return -1;
-    for (uint32_t k = hash & m->mask; m->slot[k].id >= 0; k = (k + 1) & m->mask)
-        if (m->slot[k].hash == hash && token_is(t, m->slot[k].id, text, len))
-            return m->slot[k].id;
-    return -1;
+    for (uint32_t k = hash & m->mask;; k = (k + 1) & m->mask) {
+        struct token_slot *s = &m->slot[k];
+        if (s->id < 0 || (s->hash == hash && s->text_len == len && memcmp(t->text + s->text_off, text, len) == 0))
+            return s;
+    }
 }
 
 int32_t vocab_find(const struct tokenizer *t, const char *text, size_t len)
 {
-    return find_hashed(t, text, len, text_hash(text, len));
+    return t->map.slot ? find_slot(t, text, len, vocab_hash(text, len))->id : -1;
+}
+
+int32_t vocab_find_hashed(const struct tokenizer *t, const char *text, size_t len, uint32_t hash)
+{
+    return t->map.slot ? find_slot(t, text, len, hash)->id : -1;
+}
+
+void vocab_fetch_slot(const struct tokenizer *t, uint32_t hash)
+{
+    if (t->map.slot)
+        __builtin_prefetch(&t->map.slot[hash & t->map.mask]);
+}
+
+void vocab_fetch_text(const struct tokenizer *t, uint32_t hash)
+{
+    if (t->map.slot && t->map.slot[hash & t->map.mask].id >= 0)
+        __builtin_prefetch(t->text + t->map.slot[hash & t->map.mask].text_off);
 }
 
 int vocab_text(struct tokenizer *t, const char *text, size_t len, uint32_t *ret_off, struct err *e)
@@ -103,25 +123,21 @@ int vocab_add(struct tokenizer *t, int32_t id, const char *text, size_t len, str
         return ret;
     struct token *k = &t->token[id];
     if (k->flags & TOKEN_DEFINED) {
-        if (token_is(t, id, text, len))
+        if (vocab_is(t, id, text, len))
             return 0;
         return err_set(e, ERR_INVALID, "id %d belongs to two tokens, one is \"%.40s\"", id, text);
     }
-    uint32_t hash = text_hash(text, len);
-    int32_t other = find_hashed(t, text, len, hash);
-    if (other >= 0)
-        return err_set(e, ERR_INVALID, "token \"%.40s\" has two ids, %d and %d", text, other, id);
-    if ((t->map.n + 1) * 2 > (t->map.slot ? t->map.mask + 1 : 0) && map_grow(&t->map) != 0)
+    if (vocab_reserve(t, (size_t)t->map.n + 1) != 0)
         return err_nomem(e, "the vocabulary");
-    uint32_t off;
+    uint32_t hash = vocab_hash(text, len), off;
+    struct token_slot *s = find_slot(t, text, len, hash);
+    if (s->id >= 0)
+        return err_set(e, ERR_INVALID, "token \"%.40s\" has two ids, %d and %d", text, s->id, id);
     ret = vocab_text(t, text, len, &off, e);
     if (ret != 0)
         return ret;
     *k = (struct token){.text_off = off, .text_len = (uint32_t)len, .out_off = off, .flags = TOKEN_DEFINED};
-    struct token_slot *s = map_slot(&t->map, hash);
-    while (s->id >= 0)
-        s = s == &t->map.slot[t->map.mask] ? t->map.slot : s + 1;
-    *s = (struct token_slot){hash, id};
+    *s = (struct token_slot){hash, id, off, (uint32_t)len};
     t->map.n++;
     return 0;
 }
