@@ -204,6 +204,15 @@ static int read_char(struct json *j, char *ret)
     return read_unicode_escape(j, ret);
 }
 
+/* How many characters from `p` on stand for themselves and are ASCII. */
+static size_t plain_run(const char *p, const char *end)
+{
+    const char *q = p;
+    while (q < end && (unsigned char)*q >= 0x20 && (unsigned char)*q < 0x80 && *q != '"' && *q != '\\')
+        q++;
+    return (size_t)(q - p);
+}
+
 /* ret NULL: the string is checked and dropped. */
 static bool read_string(struct json *j, char *ret, size_t cap, size_t *ret_len)
 {
@@ -213,15 +222,22 @@ static bool read_string(struct json *j, char *ret, size_t cap, size_t *ret_len)
     size_t len = 0;
     while (j->at < j->end && *j->at != '"') {
         char c[4];
-        int n = read_char(j, c);
-        if (n == 0)
-            return false;
-        if (ret) {
-            if (len + (size_t)n >= cap)
-                return json_fail(j, "a string is longer than the %zu bytes allowed here", cap - 1);
-            memcpy(ret + len, c, (size_t)n);
+        const char *from = j->at;
+        size_t n = plain_run(from, j->end);
+        if (n > 0) {
+            j->at += n;
+        } else {
+            n = (size_t)read_char(j, c);
+            if (n == 0)
+                return false;
+            from = c;
         }
-        len += (size_t)n;
+        if (ret) {
+            if (len + n >= cap)
+                return json_fail(j, "a string is longer than the %zu bytes allowed here", cap - 1);
+            memcpy(ret + len, from, n);
+        }
+        len += n;
     }
     if (j->at == j->end)
         return json_fail(j, "the text ends inside a string");
