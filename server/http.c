@@ -143,10 +143,14 @@ static enum MHD_Result send_collected(struct exchange *x, struct MHD_Connection 
     struct stream *s = x->stream;
     struct reply r;
 
-    reply_init(&r, s->status);
-    if (s->lost) {
+    pthread_mutex_lock(&s->lock);
+    bool lost = s->lost;
+    pthread_mutex_unlock(&s->lock);
+    if (lost) {
         return MHD_NO;
     }
+    /* Finished: nothing of it changes any more, but `lost`. */
+    reply_init(&r, s->status);
     if (s->status != 200) {
         reply_error(&r, s->status, NULL, s->error);
         return send_reply(x, c, &r);
@@ -658,13 +662,20 @@ int64_t server_busy(const struct server *s)
     return atomic_load(&s->hub.n_streams);
 }
 
-void server_close(struct server *s)
+void server_stop(struct server *s)
 {
     if (s->daemon) {
         MHD_stop_daemon(s->daemon); /* closes the listening socket */
     } else if (s->listen_fd >= 0) {
         close(s->listen_fd);
     }
+    s->daemon = NULL;
+    s->listen_fd = -1;
+}
+
+void server_close(struct server *s)
+{
+    server_stop(s);
     stream_hub_close(&s->hub);
     keys_release(&s->keys);
     free(s->tls_cert);

@@ -100,7 +100,9 @@ void server_ready(struct server *s, struct engine *engine);
 void server_sweep(struct server *s);
 /* Requests that have not been answered to the end. */
 int64_t server_busy(const struct server *s);
-/* All streams must be gone (stream_hub_abort); joins MHD's threads. */
+/* Answer nothing more; joins MHD's threads. All streams must be gone (stream_hub_abort). */
+void server_stop(struct server *s);
+/* server_stop, and give everything back. The engine, which uses the hub's sink, must be gone. */
 void server_close(struct server *s);
 
 /* The slot of http_requests_total for a status, and back (0: other). */

@@ -170,7 +170,9 @@ static int start(struct daemon *d)
     }
     while (!atomic_load(&d->opened)) {
         int sig = wait_signal(d);
-        if (is_stop(sig)) {
+        if (is_stop(sig) && atomic_load(&d->opened)) {
+            kill(getpid(), sig); /* ready just now: stop in order */
+        } else if (is_stop(sig)) {
             log_event(LOG_INFO, "stopped while starting", LOG_STR("signal", strsignal(sig)));
             _exit(0); /* nothing was accepted, and a model half read need not be given back in order */
         }
@@ -222,8 +224,9 @@ static void stop(struct daemon *d)
             _exit(1);
         }
     }
-    server_close(&d->server);
+    server_stop(&d->server);
     engine_free(d->engine);
+    server_close(&d->server);
     log_event(LOG_INFO, "stopped");
 }
 

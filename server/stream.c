@@ -97,7 +97,8 @@ int stream_new(struct stream **ret, struct stream_hub *h, struct completion *c, 
     s->include_usage = c->include_usage;
     s->n = c->params.n;
     s->limit_bytes = stream_limit(c);
-    s->begin_us = s->wrote_us = clock_us();
+    s->begin_us = clock_us();
+    atomic_init(&s->wrote_us, s->begin_us);
     s->begin_unix = time(NULL);
     s->status = 200;
     s->fd = -1;

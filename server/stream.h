@@ -87,7 +87,7 @@ struct stream {
     struct buf out; /* framed, [out_at, len) not written yet */
     size_t out_at;
     bool linked, blocked;
-    int64_t wrote_us; /* last progress */
+    _Atomic int64_t wrote_us; /* last progress; the output thread reads it */
     struct stream *prev, *next;
 };
 

@@ -80,6 +80,11 @@ static void writer_unlink(struct writer *w, struct stream *s)
 
 /* ---- writing ---- */
 
+static void progress(struct stream *s, int64_t now)
+{
+    atomic_store_explicit(&s->wrote_us, now, memory_order_relaxed);
+}
+
 /* Under s->lock: MHD owns the socket again. */
 static void give_back(struct stream *s)
 {
@@ -157,7 +162,7 @@ static void write_direct(struct stream *s, int64_t now)
         ssize_t n = send(s->fd, s->out.data + s->out_at, s->out.len - s->out_at, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (n > 0) {
             s->out_at += (size_t)n;
-            s->wrote_us = now;
+            progress(s, now);
         } else if (n < 0 && errno == EAGAIN) {
             s->blocked = true;
             return;
@@ -180,7 +185,7 @@ static void service(struct writer *w, struct stream *s, int64_t now)
     if (parked && !direct) {
         bool ready = s->lost || s->finished || (s->mode == STREAM_READER && s->pending.len);
         if (ready) {
-            s->wrote_us = now;
+            progress(s, now);
             give_back(s);
         }
     }
@@ -195,7 +200,7 @@ static void service(struct writer *w, struct stream *s, int64_t now)
     }
     if (attached && !s->linked) {
         writer_link(w, s);
-        s->wrote_us = now;
+        progress(s, now);
     }
     if (parked && direct && !s->blocked) {
         write_direct(s, now);
@@ -235,13 +240,14 @@ static void sweep_one(struct stream *s, int64_t now, const char *why)
         stream_fail(s, 503, why);
         writer_push(s->writer, s);
     }
-    bool stuck = s->blocked && now - s->wrote_us > (why ? 1 : LIMIT_STALL_S) * (int64_t)1000000;
+    int64_t silent_us = now - atomic_load_explicit(&s->wrote_us, memory_order_relaxed);
+    bool stuck = s->blocked && silent_us > (why ? 1 : LIMIT_STALL_S) * (int64_t)1000000;
     if (stuck) {
         atomic_fetch_add(&s->hub->n_slow, 1);
         drop(s);
         return;
     }
-    if (s->mode == STREAM_COLLECT || s->blocked || now - s->wrote_us < LIMIT_KEEPALIVE_S * (int64_t)1000000) {
+    if (s->mode == STREAM_COLLECT || s->blocked || silent_us < LIMIT_KEEPALIVE_S * (int64_t)1000000) {
         return;
     }
     pthread_mutex_lock(&s->lock);

@@ -44,9 +44,15 @@ static inline uint64_t rig_next(struct rig *r)
     return x ^ (x >> 31);
 }
 
-static inline int32_t rig_below(struct rig *r, int32_t n) { return (int32_t)(rig_next(r) % (uint64_t)n); }
+static inline int32_t rig_below(struct rig *r, int32_t n)
+{
+    return (int32_t)(rig_next(r) % (uint64_t)n);
+}
 /* Uniform in [-1, 1). */
-static inline float rig_uniform(struct rig *r) { return (float)(rig_next(r) >> 40) * 0x1p-23f - 1.0f; }
+static inline float rig_uniform(struct rig *r)
+{
+    return (float)(rig_next(r) >> 40) * 0x1p-23f - 1.0f;
+}
 
 static inline float round_to(enum dtype t, float f)
 {
@@ -85,10 +91,16 @@ static inline void rig_open(struct rig *r)
     }
 }
 
-static inline void rig_close(struct rig *r) { r->b->ops->free(r->b); }
+static inline void rig_close(struct rig *r)
+{
+    r->b->ops->free(r->b);
+}
 
 /* The type activations have when weights are of type t. */
-static inline enum dtype act_of(const struct rig *r, enum dtype t) { return r->b->act_dtype_of[t]; }
+static inline enum dtype act_of(const struct rig *r, enum dtype t)
+{
+    return r->b->act_dtype_of[t];
+}
 
 /* The type in which linear multiplies x: AVX-512-bf16 rounds it to the weights' type, as a GPU's activations are. */
 static inline enum dtype operand_of(const struct rig *r, enum dtype t)
@@ -129,8 +141,14 @@ static inline struct mat rig_weight(struct rig *r, enum weight_kind kind, enum d
     struct err e = {0};
     struct mat m;
     struct weight_piece p = {.data = v, .dtype = DTYPE_F32, .rows = rows, .cols = cols, .stride = cols};
-    struct weight_desc d = {.name = "test", .kind = kind, .dtype = t, .rows = rows, .cols = cols, .piece = &p,
-                            .n_pieces = 1, .tied_head = kind == WEIGHT_EMBEDDING};
+    struct weight_desc d = {.name = "test",
+                            .kind = kind,
+                            .dtype = t,
+                            .rows = rows,
+                            .cols = cols,
+                            .piece = &p,
+                            .n_pieces = 1,
+                            .tied_head = kind == WEIGHT_EMBEDDING};
     assert_int_equal(r->b->ops->weight(r->b, &d, &m, &e), 0);
     if (r->b->ops->ready != NULL) {
         assert_int_equal(r->b->ops->ready(r->b, &e), 0);
@@ -168,8 +186,17 @@ static inline void rig_begin_plain(struct rig *r, int32_t n)
     memset(minus, 0xFF, sizeof(minus));
     int32_t q_start[2] = {0, n};
     int32_t kv_len = n;
-    struct batch b = {.n_tokens = n, .token = zero, .token_src = minus, .position = zero, .slot = minus, .n_seqs = 1,
-                      .n_decode = n == 1, .q_start = q_start, .kv_len = &kv_len, .row = zero, .lcp_blocks = zero};
+    struct batch b = {.n_tokens = n,
+                      .token = zero,
+                      .token_src = minus,
+                      .position = zero,
+                      .slot = minus,
+                      .n_seqs = 1,
+                      .n_decode = n == 1,
+                      .q_start = q_start,
+                      .kv_len = &kv_len,
+                      .row = zero,
+                      .lcp_blocks = zero};
     rig_begin(r, &b);
 }
 
@@ -188,7 +215,10 @@ static inline double nmse(const float *a, const double *ref, int64_t n)
 }
 
 /* What rounding a result once to type t may cost, with room for a few float32 operations. */
-static inline double nmse_limit(enum dtype t) { return t == DTYPE_BF16 ? 1e-5 : t == DTYPE_F16 ? 2e-7 : 1e-12; }
+static inline double nmse_limit(enum dtype t)
+{
+    return t == DTYPE_BF16 ? 1e-5 : t == DTYPE_F16 ? 2e-7 : 1e-12;
+}
 
 /* Error against float64 at most twice that of the plain same-precision implementation (root of the mean square). */
 static inline void assert_no_worse(const char *what, const float *got, const float *plain, const double *ref, int64_t n)

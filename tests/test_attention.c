@@ -21,10 +21,10 @@ struct scene_case {
 };
 
 struct scene_seq {
-    int32_t len;     /* tokens so far */
+    int32_t len; /* tokens so far */
     int32_t n_blocks;
     int32_t block[RIG_BLOCKS_PER_SEQ];
-    float *k, *v;    /* [len, n_kv_heads, head_dim] as cached */
+    float *k, *v; /* [len, n_kv_heads, head_dim] as cached */
 };
 
 struct scene {
@@ -78,8 +78,12 @@ static void scene_open(struct scene *s, const struct scene_case *c)
     if (s->at != DTYPE_F32) {
         s->cache = s->at; /* a device whose activations are 16-bit caches them as they are */
     }
-    s->att = (struct attention){.layer = 1, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads, .head_dim = c->head_dim,
-                                .scale = 1.0f / sqrtf((float)c->head_dim) * 1.5f, .softcap = c->softcap,
+    s->att = (struct attention){.layer = 1,
+                                .n_heads = c->n_heads,
+                                .n_kv_heads = c->n_kv_heads,
+                                .head_dim = c->head_dim,
+                                .scale = 1.0f / sqrtf((float)c->head_dim) * 1.5f,
+                                .softcap = c->softcap,
                                 .window = c->window};
     kv_layout_init(&s->kv, c->block_size, 2, c->n_kv_heads, c->head_dim, s->cache);
     assert_int_equal(s->r.b->ops->kv_create(s->r.b, &s->kv, SCENE_BLOCKS, 8, &e), 0);
@@ -327,8 +331,8 @@ static void run_case(const struct scene_case *c)
 {
     /* Prefill in chunks, decodes beside them, then all decode; lengths off the block borders. */
     static const struct scene_step steps[] = {
-        {.n = {0, 0, 0, 5, 37, 64}},    {.n = {0, 0, 1, 1, 50, 133}}, {.n = {1, 2, 1, 1, 1, 200}},
-        {.n = {1, 1, 1, 1, 1, 1}},      {.n = {0, 0, 40, 3, 17, 16}}, {.n = {1, 1, 1, 1, 1, 1}},
+        {.n = {0, 0, 0, 5, 37, 64}}, {.n = {0, 0, 1, 1, 50, 133}}, {.n = {1, 2, 1, 1, 1, 200}},
+        {.n = {1, 1, 1, 1, 1, 1}},   {.n = {0, 0, 40, 3, 17, 16}}, {.n = {1, 1, 1, 1, 1, 1}},
     };
     struct scene s;
     scene_open(&s, c);
@@ -370,13 +374,41 @@ static void attention_variants(void **state)
 {
     (void)state;
     static const struct scene_case cases[] = {
-        {.name = "window 20", .n_heads = 4, .n_kv_heads = 2, .head_dim = 64, .block_size = 16, .rot_dim = 64, .window = 20},
-        {.name = "window 100", .n_heads = 4, .n_kv_heads = 2, .head_dim = 64, .block_size = 16, .rot_dim = 64, .window = 100},
-        {.name = "softcap", .n_heads = 4, .n_kv_heads = 2, .head_dim = 64, .block_size = 16, .rot_dim = 64, .softcap = 2},
-        {.name = "interleaved", .n_heads = 4, .n_kv_heads = 4, .head_dim = 64, .block_size = 16, .rot_dim = 64,
+        {.name = "window 20",
+         .n_heads = 4,
+         .n_kv_heads = 2,
+         .head_dim = 64,
+         .block_size = 16,
+         .rot_dim = 64,
+         .window = 20},
+        {.name = "window 100",
+         .n_heads = 4,
+         .n_kv_heads = 2,
+         .head_dim = 64,
+         .block_size = 16,
+         .rot_dim = 64,
+         .window = 100},
+        {.name = "softcap",
+         .n_heads = 4,
+         .n_kv_heads = 2,
+         .head_dim = 64,
+         .block_size = 16,
+         .rot_dim = 64,
+         .softcap = 2},
+        {.name = "interleaved",
+         .n_heads = 4,
+         .n_kv_heads = 4,
+         .head_dim = 64,
+         .block_size = 16,
+         .rot_dim = 64,
          .interleaved = true},
         {.name = "partial", .n_heads = 4, .n_kv_heads = 4, .head_dim = 80, .block_size = 16, .rot_dim = 20},
-        {.name = "norm of q and k", .n_heads = 4, .n_kv_heads = 2, .head_dim = 128, .block_size = 16, .rot_dim = 128,
+        {.name = "norm of q and k",
+         .n_heads = 4,
+         .n_kv_heads = 2,
+         .head_dim = 128,
+         .block_size = 16,
+         .rot_dim = 128,
          .qk_norm = true},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
@@ -392,8 +424,14 @@ static void cache_writes_are_exact(void **state)
     (void)state;
     static const enum dtype types[] = {DTYPE_BF16, DTYPE_F16, DTYPE_F32};
     for (size_t t = 0; t < ARRAY_LEN(types); t++) {
-        struct scene_case c = {.name = "window 1", .n_heads = 2, .n_kv_heads = 2, .head_dim = 64, .block_size = 16,
-                               .rot_dim = 64, .window = 1, .dtype = types[t]};
+        struct scene_case c = {.name = "window 1",
+                               .n_heads = 2,
+                               .n_kv_heads = 2,
+                               .head_dim = 64,
+                               .block_size = 16,
+                               .rot_dim = 64,
+                               .window = 1,
+                               .dtype = types[t]};
         struct scene s;
         struct packed p;
         enum { WIDTH = 6 * 64 };
@@ -421,12 +459,18 @@ static void cache_writes_are_exact(void **state)
 static void shared_leading_blocks(void **state)
 {
     (void)state;
-    struct scene_case c = {.name = "shared blocks", .n_heads = 8, .n_kv_heads = 2, .head_dim = 64, .block_size = 16,
-                           .rot_dim = 64, .dtype = DTYPE_BF16};
+    struct scene_case c = {.name = "shared blocks",
+                           .n_heads = 8,
+                           .n_kv_heads = 2,
+                           .head_dim = 64,
+                           .block_size = 16,
+                           .rot_dim = 64,
+                           .dtype = DTYPE_BF16};
     struct scene s;
     scene_open(&s, &c);
     scene_run(&s, &(struct scene_step){.n = {0, 0, 0, 32, 0, 0}});
-    struct table_update update[2] = {{.row = 4, .index = 0, .count = 2, .first = 0}, {.row = 5, .index = 0, .count = 2}};
+    struct table_update update[2] = {{.row = 4, .index = 0, .count = 2, .first = 0},
+                                     {.row = 5, .index = 0, .count = 2}};
     struct batch b = {.n_table_update = 2, .n_table_block = 2, .table_update = update, .table_block = s.seq[3].block};
     int32_t q_start[1] = {0};
     b.q_start = q_start;
@@ -449,8 +493,13 @@ static void shared_leading_blocks(void **state)
 static void padding_rows_are_harmless(void **state)
 {
     (void)state;
-    struct scene_case c = {.name = "padding", .n_heads = 4, .n_kv_heads = 2, .head_dim = 64, .block_size = 16,
-                           .rot_dim = 64, .dtype = DTYPE_F32};
+    struct scene_case c = {.name = "padding",
+                           .n_heads = 4,
+                           .n_kv_heads = 2,
+                           .head_dim = 64,
+                           .block_size = 16,
+                           .rot_dim = 64,
+                           .dtype = DTYPE_F32};
     struct scene s;
     struct packed p;
     enum { WIDTH = 8 * 64 };
@@ -488,8 +537,13 @@ static void padding_rows_are_harmless(void **state)
 static void block_copies_and_swaps_move_every_layer(void **state)
 {
     (void)state;
-    struct scene_case c = {.name = "copies", .n_heads = 4, .n_kv_heads = 2, .head_dim = 64, .block_size = 16,
-                           .rot_dim = 64, .dtype = DTYPE_BF16};
+    struct scene_case c = {.name = "copies",
+                           .n_heads = 4,
+                           .n_kv_heads = 2,
+                           .head_dim = 64,
+                           .block_size = 16,
+                           .rot_dim = 64,
+                           .dtype = DTYPE_BF16};
     struct scene s;
     scene_open(&s, &c);
     scene_run(&s, &(struct scene_step){.n = {0, 0, 0, 0, 0, 60}});
@@ -504,8 +558,13 @@ static void block_copies_and_swaps_move_every_layer(void **state)
     rig_end(&s.r);
     struct block_copy in[2] = {{.src = 7, .dst = fresh[1]}, {.src = 2, .dst = fresh[2]}};
     struct table_update update = {.row = 5, .index = 0, .count = 4, .first = 0};
-    b = (struct batch){.swap_in = in, .n_swap_in = 2, .table_update = &update, .n_table_update = 1,
-                       .table_block = fresh, .n_table_block = 4, .q_start = q_start};
+    b = (struct batch){.swap_in = in,
+                       .n_swap_in = 2,
+                       .table_update = &update,
+                       .n_table_update = 1,
+                       .table_block = fresh,
+                       .n_table_block = 4,
+                       .q_start = q_start};
     rig_begin(&s.r, &b);
     rig_end(&s.r);
     memcpy(q->block, fresh, sizeof(fresh));
@@ -528,8 +587,12 @@ static void steps_out_of_range_are_refused(void **state)
                                  {.index = 1, .count = RIG_BLOCKS_PER_SEQ},
                                  {.first = 3, .count = 2}};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
-        struct batch b = {.step = 1, .q_start = q_start, .table_update = &bad[i], .n_table_update = 1,
-                          .table_block = block, .n_table_block = 4};
+        struct batch b = {.step = 1,
+                          .q_start = q_start,
+                          .table_update = &bad[i],
+                          .n_table_update = 1,
+                          .table_block = block,
+                          .n_table_block = 4};
         assert_int_equal(r.b->ops->step_begin(r.b, &b, &e), ERR_INVALID);
     }
     struct batch large = {.step = 1, .n_tokens = RIG_TOKENS + 1};
@@ -540,15 +603,15 @@ static void steps_out_of_range_are_refused(void **state)
 static int group(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(attention_over_shuffled_blocks),
-        cmocka_unit_test(attention_variants),
-        cmocka_unit_test(cache_writes_are_exact),
-        cmocka_unit_test(shared_leading_blocks),
-        cmocka_unit_test(padding_rows_are_harmless),
-        cmocka_unit_test(block_copies_and_swaps_move_every_layer),
+        cmocka_unit_test(attention_over_shuffled_blocks), cmocka_unit_test(attention_variants),
+        cmocka_unit_test(cache_writes_are_exact),         cmocka_unit_test(shared_leading_blocks),
+        cmocka_unit_test(padding_rows_are_harmless),      cmocka_unit_test(block_copies_and_swaps_move_every_layer),
         cmocka_unit_test(steps_out_of_range_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
-int main(int argc, char **argv) { return rig_main(argc, argv, group); }
+int main(int argc, char **argv)
+{
+    return rig_main(argc, argv, group);
+}

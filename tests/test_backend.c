@@ -5,8 +5,8 @@
 #include "kernels/cpu/pool.h"
 #include "tests/ops.h"
 
-static const struct backend_config small = {.threads = 1, .max_tokens = 8, .max_seqs = 2, .max_samples = 2,
-                                            .max_blocks_per_seq = 4};
+static const struct backend_config small = {
+    .threads = 1, .max_tokens = 8, .max_seqs = 2, .max_samples = 2, .max_blocks_per_seq = 4};
 
 static void an_unknown_device_is_named_in_the_error(void **state)
 {

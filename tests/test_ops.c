@@ -24,8 +24,8 @@ static void every_half_survives_the_way_through_float32(void **state)
 static void conversions_round_to_nearest_even(void **state)
 {
     (void)state;
-    assert_int_equal(f16_store(1.0f + 0x1p-11f), 0x3C00);             /* half way, to even */
-    assert_int_equal(f16_store(1.0f + 0x1p-10f + 0x1p-11f), 0x3C02);  /* half way, up to even */
+    assert_int_equal(f16_store(1.0f + 0x1p-11f), 0x3C00);            /* half way, to even */
+    assert_int_equal(f16_store(1.0f + 0x1p-10f + 0x1p-11f), 0x3C02); /* half way, up to even */
     assert_int_equal(f16_store(1.0f + 0x1.1p-11f), 0x3C01);
     assert_int_equal(f16_store(65519.0f), 0x7BFF);
     assert_int_equal(f16_store(65520.0f), 0x7C00);
@@ -51,8 +51,17 @@ static void check_embed(struct rig *r, enum dtype t, int32_t width, int32_t n, f
         id[i] = rig_below(r, VOCAB);
         minus[i] = -1;
     }
-    struct batch b = {.n_tokens = n, .token = id, .token_src = minus, .position = zero, .slot = minus, .n_seqs = 1,
-                      .n_decode = n == 1, .q_start = q_start, .kv_len = &n, .row = zero, .lcp_blocks = zero};
+    struct batch b = {.n_tokens = n,
+                      .token = id,
+                      .token_src = minus,
+                      .position = zero,
+                      .slot = minus,
+                      .n_seqs = 1,
+                      .n_decode = n == 1,
+                      .q_start = q_start,
+                      .kv_len = &n,
+                      .row = zero,
+                      .lcp_blocks = zero};
     rig_begin(r, &b);
     r->b->ops->embed(r->b, out, w, scale);
     float *got = rig_download(r, out);
@@ -97,8 +106,16 @@ static void positions_are_added_with_their_offset(void **state)
             position[i] = rig_below(&r, ROWS - OFFSET);
             minus[i] = -1;
         }
-        struct batch b = {.n_tokens = N, .token = zero, .token_src = minus, .position = position, .slot = minus,
-                          .n_seqs = 1, .q_start = q_start, .kv_len = &n, .row = zero, .lcp_blocks = zero};
+        struct batch b = {.n_tokens = N,
+                          .token = zero,
+                          .token_src = minus,
+                          .position = position,
+                          .slot = minus,
+                          .n_seqs = 1,
+                          .q_start = q_start,
+                          .kv_len = &n,
+                          .row = zero,
+                          .lcp_blocks = zero};
         rig_begin(&r, &b);
         r.b->ops->embed_position(r.b, m, w, OFFSET);
         float *got = rig_download(&r, m);
@@ -130,7 +147,8 @@ static void norm_reference(double *out, const float *x, const float *w, const fl
         }
         double inv = 1 / sqrt(sum / n + (double)k->eps);
         for (int32_t i = 0; i < n; i++) {
-            out[i] = (x[i] - mean) * inv * ((double)w[i] + (double)k->weight_offset) + (bias != NULL ? (double)bias[i] : 0);
+            out[i] =
+                (x[i] - mean) * inv * ((double)w[i] + (double)k->weight_offset) + (bias != NULL ? (double)bias[i] : 0);
         }
     }
 }
@@ -328,8 +346,17 @@ static void gather_is_exact(void **state)
     for (int32_t i = 0; i < FIRST + N; i++) {
         pick[i] = i * 4 + 1;
     }
-    struct batch b = {.n_tokens = ROWS, .token = zero, .token_src = minus, .position = zero, .slot = minus, .n_seqs = 1,
-                      .q_start = q_start, .kv_len = &n, .row = zero, .lcp_blocks = zero, .n_logits = FIRST + N,
+    struct batch b = {.n_tokens = ROWS,
+                      .token = zero,
+                      .token_src = minus,
+                      .position = zero,
+                      .slot = minus,
+                      .n_seqs = 1,
+                      .q_start = q_start,
+                      .kv_len = &n,
+                      .row = zero,
+                      .lcp_blocks = zero,
+                      .n_logits = FIRST + N,
                       .logits_token = pick};
     rig_begin(&r, &b);
     r.b->ops->gather(r.b, out, mx, FIRST);
@@ -462,8 +489,10 @@ static void linear_blocks_large_shapes_right(void **state)
 {
     (void)state;
     static const struct linear_case cases[] = {
-        {.rows = 1, .in = 8200, .out = 130},  {.rows = 16, .in = 8200, .out = 67},
-        {.rows = 40, .in = 4100, .out = 300}, {.rows = 300, .in = 520, .out = 514},
+        {.rows = 1, .in = 8200, .out = 130},
+        {.rows = 16, .in = 8200, .out = 67},
+        {.rows = 40, .in = 4100, .out = 300},
+        {.rows = 300, .in = 520, .out = 514},
     };
     struct rig r;
     rig_open(&r);
@@ -491,10 +520,16 @@ static void weights_are_made_of_pieces(void **state)
     for (int i = 0; i < 5 * IN; i++) {
         b[i] = f16_store(rig_uniform(&r));
     }
-    struct weight_piece piece[2] = {{.data = a, .dtype = DTYPE_BF16, .rows = 6, .cols = IN, .stride = IN},
-                                    {.data = b, .dtype = DTYPE_F16, .rows = IN, .cols = 5, .stride = 5, .transposed = true}};
-    struct weight_desc d = {.name = "test", .kind = WEIGHT_TABLE, .dtype = DTYPE_F32, .rows = 11, .cols = IN,
-                            .piece = piece, .n_pieces = 2};
+    struct weight_piece piece[2] = {
+        {.data = a, .dtype = DTYPE_BF16, .rows = 6, .cols = IN, .stride = IN},
+        {.data = b, .dtype = DTYPE_F16, .rows = IN, .cols = 5, .stride = 5, .transposed = true}};
+    struct weight_desc d = {.name = "test",
+                            .kind = WEIGHT_TABLE,
+                            .dtype = DTYPE_F32,
+                            .rows = 11,
+                            .cols = IN,
+                            .piece = piece,
+                            .n_pieces = 2};
     struct mat m;
     assert_int_equal(r.b->ops->weight(r.b, &d, &m, &e), 0);
     float *got = rig_download(&r, m);
@@ -558,4 +593,7 @@ static int group(void)
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
-int main(int argc, char **argv) { return rig_main(argc, argv, group); }
+int main(int argc, char **argv)
+{
+    return rig_main(argc, argv, group);
+}

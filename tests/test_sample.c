@@ -17,8 +17,13 @@ struct table {
 
 static struct sample_row plain_row(int32_t logits_row)
 {
-    return (struct sample_row){.logits_row = logits_row, .kind = SAMPLE_TOKEN, .temperature = 1, .top_p = 1,
-                               .repetition_penalty = 1, .n_logprobs = -1, .prev_sample = -1};
+    return (struct sample_row){.logits_row = logits_row,
+                               .kind = SAMPLE_TOKEN,
+                               .temperature = 1,
+                               .top_p = 1,
+                               .repetition_penalty = 1,
+                               .n_logprobs = -1,
+                               .prev_sample = -1};
 }
 
 /* Begin a step of n_logits rows (one token each) with these samples; logits [n_logits, vocab] go through in chunks. */
@@ -31,9 +36,20 @@ static struct results run_sampling(struct rig *r, const float *logits, int32_t n
         minus[i] = -1;
         pick[i] = i;
     }
-    struct batch b = {.n_tokens = n_logits, .token = zero, .token_src = minus, .position = zero, .slot = minus,
-                      .n_seqs = 1, .q_start = q_start, .kv_len = &n_logits, .row = zero, .lcp_blocks = zero,
-                      .n_logits = n_logits, .logits_token = pick, .n_samples = n, .sample = row};
+    struct batch b = {.n_tokens = n_logits,
+                      .token = zero,
+                      .token_src = minus,
+                      .position = zero,
+                      .slot = minus,
+                      .n_seqs = 1,
+                      .q_start = q_start,
+                      .kv_len = &n_logits,
+                      .row = zero,
+                      .lcp_blocks = zero,
+                      .n_logits = n_logits,
+                      .logits_token = pick,
+                      .n_samples = n,
+                      .sample = row};
     if (t != NULL) {
         b.token_count = t->count;
         b.token_bias = t->bias;
@@ -431,10 +447,25 @@ static void the_step_before_is_looked_up_on_the_device(void **state)
     next[1].n_counts = 1;
     next[2].n_counts = 1;
     next[2].prev_sample = 1;
-    int32_t zero[2] = {0}, src[2] = {1, 0}, minus[2] = {-1, -1}, q_start[3] = {0, 1, 2}, len[2] = {1, 1}, pick[2] = {0, 1};
-    struct batch b = {.n_tokens = 2, .token = minus, .token_src = src, .position = zero, .slot = minus, .n_seqs = 2,
-                      .n_decode = 2, .q_start = q_start, .kv_len = len, .row = pick, .lcp_blocks = zero, .n_logits = 2,
-                      .logits_token = pick, .n_samples = 3, .sample = next, .token_count = t->count, .n_token_count = 1};
+    int32_t zero[2] = {0}, src[2] = {1, 0}, minus[2] = {-1, -1}, q_start[3] = {0, 1, 2}, len[2] = {1, 1},
+            pick[2] = {0, 1};
+    struct batch b = {.n_tokens = 2,
+                      .token = minus,
+                      .token_src = src,
+                      .position = zero,
+                      .slot = minus,
+                      .n_seqs = 2,
+                      .n_decode = 2,
+                      .q_start = q_start,
+                      .kv_len = len,
+                      .row = pick,
+                      .lcp_blocks = zero,
+                      .n_logits = 2,
+                      .logits_token = pick,
+                      .n_samples = 3,
+                      .sample = next,
+                      .token_count = t->count,
+                      .n_token_count = 1};
     rig_begin(&r, &b);
     r.b->ops->embed(r.b, out, w, 1);
     float *got = rig_download(&r, out);
@@ -478,7 +509,8 @@ static void answers_are_kept_for_two_steps(void **state)
 /* ---- distributions ---- */
 
 /* Draw n tokens at positions 0.. with one seed; counts by token. */
-static void count_draws(struct rig *r, const float *logits, int32_t vocab, struct sample_row s, int32_t n, int32_t *count)
+static void count_draws(struct rig *r, const float *logits, int32_t vocab, struct sample_row s, int32_t n,
+                        int32_t *count)
 {
     struct sample_row row[RIG_SAMPLES];
     memset(count, 0, (size_t)vocab * sizeof(*count));
@@ -527,9 +559,9 @@ struct draw_case {
 static void draws_follow_the_distribution(void **state)
 {
     (void)state;
-    static const struct draw_case cases[] = {{"temperature 1", 1, 1, 0, 0},      {"temperature 0.6", 0.6f, 1, 0, 0},
-                                             {"temperature 2", 2, 1, 0, 0},      {"top-k 5", 1, 1, 0, 5},
-                                             {"top-p 0.8", 1, 0.8f, 0, 0},       {"min-p 0.1", 1, 1, 0.1f, 0},
+    static const struct draw_case cases[] = {{"temperature 1", 1, 1, 0, 0},       {"temperature 0.6", 0.6f, 1, 0, 0},
+                                             {"temperature 2", 2, 1, 0, 0},       {"top-k 5", 1, 1, 0, 5},
+                                             {"top-p 0.8", 1, 0.8f, 0, 0},        {"min-p 0.1", 1, 1, 0.1f, 0},
                                              {"all three", 0.9f, 0.9f, 0.05f, 12}};
     enum { VOCAB = 60, N = 40 * RIG_SAMPLES };
     struct rig r;
@@ -631,7 +663,7 @@ static void noise_arithmetic_is_accurate(void **state)
         double z = -30.0 * i / N;
         assert_true(fabs(sample_exp((float)z) / exp((float)z) - 1) < 4e-7);
     }
-    assert_true(fabs(sum / N - 0.5772157) < 0.012);          /* Euler's constant */
+    assert_true(fabs(sum / N - 0.5772157) < 0.012);               /* Euler's constant */
     assert_true(fabs(square / N - 0.3331724 - 1.6449341) < 0.05); /* its square + pi^2/6 */
     assert_true(noise_gumbel(0) <= NOISE_MAX && noise_gumbel(0) > 22 && noise_gumbel(UINT32_MAX) >= NOISE_MIN);
     assert_true(isfinite(noise_gumbel(0x7FFFFFFF)) && isfinite(noise_gumbel(0x80000000)));
@@ -655,4 +687,7 @@ static int group(void)
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
-int main(int argc, char **argv) { return rig_main(argc, argv, group); }
+int main(int argc, char **argv)
+{
+    return rig_main(argc, argv, group);
+}

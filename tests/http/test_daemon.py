@@ -136,7 +136,8 @@ def test_inherited_socket():
     script = f'exec 3<&{listener.fileno()}; export LISTEN_FDS=1 LISTEN_PID=$$; exec "{QUIRE}" serve --model null'
     p = subprocess.Popen(["bash", "-c", script], pass_fds=[listener.fileno()], stderr=subprocess.PIPE)
     try:
-        assert httpx.get(f"http://127.0.0.1:{port}/version", timeout=20).status_code == 200
+        while httpx.get(f"http://127.0.0.1:{port}/health", timeout=20).status_code != 200:
+            time.sleep(0.01)
     finally:
         p.terminate()
         assert p.wait(20) == 0
