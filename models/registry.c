@@ -36,6 +36,8 @@ static int load(struct model *m, const char *dir, struct err *e)
         code = transformer_load(m, e);
     if (code == 0 && m->backend->ops->ready)
         code = m->backend->ops->ready(m->backend, e);
+    if (code == 0 && m->checkpoint)
+        checkpoint_rest(m->checkpoint); /* a backend that copied is not to be charged for the file as well */
     return code;
 }
 

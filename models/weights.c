@@ -43,6 +43,12 @@ void checkpoint_free(struct checkpoint *c)
     free(c);
 }
 
+void checkpoint_rest(const struct checkpoint *c)
+{
+    for (int32_t i = 0; i < c->n_mappings; i++)
+        madvise(c->mapping[i].data, c->mapping[i].n_bytes, MADV_DONTNEED);
+}
+
 /* The slot that holds `name`, or the free one where it belongs. There is always a free one. */
 static int32_t *find_slot(const struct checkpoint *c, const char *name)
 {

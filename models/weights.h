@@ -22,6 +22,8 @@ struct checkpoint;
 /* Map model.safetensors, or model.safetensors.index.json and its shards, in `dir`. Nothing of a tensor is read. */
 int checkpoint_open(struct checkpoint **ret, const char *dir, struct err *e);
 void checkpoint_free(struct checkpoint *c);
+/* Give the pages that were read back to the page cache; what is read again comes back by itself. */
+void checkpoint_rest(const struct checkpoint *c);
 /* NULL when there is none of that name. */
 const struct tensor *checkpoint_find(const struct checkpoint *c, const char *name);
 int32_t checkpoint_count(const struct checkpoint *c);

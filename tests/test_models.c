@@ -49,7 +49,8 @@ static const struct tensor *expected(const struct rig *r, const char *name, int 
             fail_msg("%s: %s", #call, (e).text); \
     } while (0)
 
-static void rig_open(struct rig *r, const char *dir, const char *golden, int32_t max_len)
+/* `dtype` < 0: as stored. */
+static void rig_open_as(struct rig *r, const char *dir, const char *golden, int32_t max_len, int dtype, bool dummy)
 {
     struct err e = {0};
     char path[512];
@@ -68,7 +69,8 @@ static void rig_open(struct rig *r, const char *dir, const char *golden, int32_t
                                 .max_blocks_per_seq = r->n_table};
     const char *name = getenv("QUIRE_TEST_BACKEND");
     OK(backend_open(&r->backend, name ? name : "cpu", &bc, &e), e);
-    struct model_options o = {.dtype = r->config.dtype,
+    struct model_options o = {.dtype = dtype < 0 ? r->config.dtype : (enum dtype)dtype,
+                              .dummy = dummy,
                               .max_tokens = MAX_TOKENS,
                               .max_logits = MAX_LOGITS,
                               .max_len = r->max_len,
@@ -78,6 +80,11 @@ static void rig_open(struct rig *r, const char *dir, const char *golden, int32_t
     kv_layout_init(&kv, BLOCK, r->config.n_layers, model_n_kv_heads(&r->config, 1), r->config.head_dim,
                    r->backend->act_dtype_of[o.dtype]);
     OK(r->backend->ops->kv_create(r->backend, &kv, N_ROWS * r->n_table, 0, &e), e);
+}
+
+static void rig_open(struct rig *r, const char *dir, const char *golden, int32_t max_len)
+{
+    rig_open_as(r, dir, golden, max_len, -1, false);
 }
 
 static void rig_close(struct rig *r)
@@ -231,6 +238,46 @@ static void logits_are_those_of_transformers(void **state)
     rig_close(&r);
 }
 
+/* Root mean square of what the logits of prompt 2 differ from the reference's. */
+static double error_as(const char *dir, int dtype, bool dummy)
+{
+    struct rig r;
+    rig_open_as(&r, dir, dir, 0, dtype, dummy);
+    const struct tensor *prompt = expected(&r, "prompt", 2);
+    int64_t n = prompt->dim[0] * r.config.vocab;
+    const float *want = expected(&r, "logits", 2)->data;
+    float *got = malloc((size_t)n * sizeof(float));
+    double sum = 0;
+    step_logits(&r, &(struct piece){prompt->data, 0, 0, (int32_t)prompt->dim[0]}, 1, got);
+    for (int64_t i = 0; i < n; i++)
+        sum += ((double)got[i] - want[i]) * ((double)got[i] - want[i]);
+    free(got);
+    rig_close(&r);
+    return sqrt(sum / (double)n);
+}
+
+static void weights_are_converted_to_the_type_asked_for(void **state)
+{
+    (void)state;
+    double as_stored = error_as("tests/golden/llama-mha24", DTYPE_F32, false);
+    double half = error_as("tests/golden/llama-mha24", DTYPE_F16, false);
+    double brain = error_as("tests/golden/llama-mha24", DTYPE_BF16, false);
+    assert_true(as_stored < half && half < brain);
+    assert_true(half < 0.01 && brain < 0.05);
+    if (!getenv("QUIRE_TEST_BACKEND")) /* widening loses nothing where activations are float32 anyhow */
+        assert_true(error_as("tests/golden/qwen2-tied", DTYPE_F32, false) < 1e-5);
+    assert_true(error_as("tests/golden/gpt2-scaled", DTYPE_F16, false) < 0.01); /* transposed as it is converted */
+}
+
+static void dummy_weights_give_numbers(void **state)
+{
+    (void)state;
+    double error = error_as("tests/golden/llama-gqa64-tied", DTYPE_BF16, true);
+    assert_true(isfinite(error) && error > 0.1);
+    error = error_as("tests/golden/gpt2", DTYPE_F32, true);
+    assert_true(isfinite(error) && error > 0.1);
+}
+
 /* Greedy continuation of prompt i; the number of tokens compared before the first tie. */
 static int32_t compare_greedy(struct rig *r, int i, double tie, double logprob_bound)
 {
@@ -312,7 +359,7 @@ enum { MAX_CASES = 64 };
 int main(void)
 {
     static char dir[MAX_CASES][300], name[2 * MAX_CASES][300];
-    struct CMUnitTest tests[2 * MAX_CASES + 1];
+    struct CMUnitTest tests[2 * MAX_CASES + 3];
     int n_dirs = 0, n = 0;
     DIR *golden = opendir("tests/golden");
     for (struct dirent *d; golden && (d = readdir(golden)) && n_dirs < MAX_CASES;) {
@@ -337,6 +384,8 @@ int main(void)
             .name = name[n], .test_func = greedy_text_is_that_of_transformers, .initial_state = dir[i]};
         n++;
     }
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test(weights_are_converted_to_the_type_asked_for);
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test(dummy_weights_give_numbers);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(smollm2_continues_as_with_transformers);
     return _cmocka_run_group_tests("models", tests, (size_t)n, NULL, NULL);
 }
