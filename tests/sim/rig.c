@@ -116,6 +116,16 @@ int32_t rig_plan(struct rig *r)
     return n;
 }
 
+/* The sequence whose logits a sampling row reads. */
+static const struct seq *seq_of_row(const struct rig *r, int32_t row)
+{
+    const struct plan *p = &r->plan[r->committed % 2];
+    int32_t i = 0;
+    while (i + 1 < p->n_items && p->item[i + 1].sample_first <= row)
+        i++;
+    return p->item[i].seq;
+}
+
 static void answer(struct rig *r, struct results *ret)
 {
     static int32_t token[64], top[64 * RIG_TOPS];
@@ -129,6 +139,8 @@ static void answer(struct rig *r, struct results *ret)
             top[i * RIG_TOPS + k] = token[i] < 0 ? -1 : (token[i] + k) % 100;
             top_logprob[i * RIG_TOPS + k] = -1 - (float)k;
         }
+        if (r->tops)
+            r->tops(r, seq_of_row(r, i), top + i * RIG_TOPS, top_logprob + i * RIG_TOPS);
     }
     *ret = (struct results){.step = r->batch.step,
                             .n_samples = n,

@@ -30,6 +30,8 @@ struct rig {
     /* What every sampling row answers, unless `answer` says otherwise. */
     int32_t token;
     int32_t (*answer)(struct rig *r, const struct sample_row *row);
+    /* Fills a row's best tokens, best first, for beams; NULL: the tokens that follow. */
+    void (*tops)(struct rig *r, const struct seq *q, int32_t *top, float *top_logprob);
 };
 
 /* 64 blocks of 4, 8 sequences, 32 tokens a step, vocabulary 100, end of sequence 99, no prefix cache, recompute, no time-outs. */
