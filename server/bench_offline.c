@@ -293,6 +293,7 @@ int bench_offline(const struct bench_options *given, int argc, char **argv, stru
     struct engine *engine;
     if (o.requests == 0 && !o.workload)
         o.requests = 64;
+    o.seed = MAX(o.seed, 0);
     int rc = settings_of(&s, argc, argv, o.requests ? (int32_t)o.requests : 1 << 16, e);
     if (rc < 0)
         return rc;

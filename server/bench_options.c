@@ -24,7 +24,8 @@ static const struct option options[] = {
     {"--workload", KIND_TEXT, AT(workload), 0, 0,
      "file with a line \"PROMPT OUTPUT\" of lengths a request (scripts/make-workload)"},
     {"--vocab", KIND_INT, AT(vocab), 2, 1 << 22, "prompts are random token ids below this (the model's; serve: 256)"},
-    {"--bench-seed", KIND_INT, AT(seed), 0, 9e15, "of the prompts and the arrival times (0)"},
+    {"--bench-seed", KIND_INT, AT(seed), 0, 9e15,
+     "of the prompts and the arrival times (offline: 0; serve: another each run, so that no prompt is cached)"},
     {"--temperature", KIND_REAL, AT(temperature), 0, 2, "(0: greedy)"},
     {"--top-p", KIND_REAL, AT(top_p), 1e-9, 1, "(1)"},
     {"--n", KIND_INT, AT(n), 1, 128, "samples a prompt (1)"},
@@ -85,7 +86,8 @@ static int set(struct bench_options *o, const struct option *k, char *value, str
 
 int bench_options_read(struct bench_options *ret, int argc, char **argv, int *ret_argc, struct err *e)
 {
-    struct bench_options o = {.input_len = 512, .output_len = 128, .top_p = 1, .n = 1, .concurrency = 64, .warmup = 8};
+    struct bench_options o = {
+        .input_len = 512, .output_len = 128, .top_p = 1, .n = 1, .seed = -1, .concurrency = 64, .warmup = 8};
     int left = 0;
     for (int i = 0; i < argc; i++) {
         char *equals = strchr(argv[i], '=');

@@ -307,6 +307,7 @@ static int report(struct serve_run *r, double wall_s, double client_s, struct er
         bench_report_number(p, "request_rate", r->o->request_rate, "a second, asked for");
         bench_report_number(p, "late", r->n_late, "requests more than 5 ms late: too few connections");
     }
+    bench_report_number(p, "seed", (double)r->o->seed, "");
     bench_report_number(p, "wall_s", wall_s, "s");
     bench_report_number(p, "requests_s", (r->n_ended - r->n_failed) / wall_s, "requests/s");
     bench_report_number(p, "prompt_tokens", (double)r->load.prompt_tokens, "");
@@ -336,6 +337,8 @@ int bench_serve(const struct bench_options *given, struct err *e)
         o.url = default_url;
     if (o.requests == 0 && !o.workload)
         o.requests = 4 * o.concurrency;
+    if (o.seed < 0)
+        o.seed = clock_us() & 0xffffffff;
     r->o = &o;
     r->target.epoll_fd = r->timer_fd = -1;
     signal(SIGPIPE, SIG_IGN);

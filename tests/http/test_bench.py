@@ -1,0 +1,58 @@
+"""`quire bench` against a real server and in its own process: the figures must be those of what was asked for."""
+import json
+import subprocess
+
+import pytest
+
+from conftest import QUIRE, Server
+
+
+def bench(*args, ok=True):
+    run = subprocess.run([QUIRE, "bench", *args, "--json", "-"], capture_output=True, text=True, timeout=120)
+    assert (run.returncode == 0) == ok, run.stdout + run.stderr
+    return json.loads(run.stdout.splitlines()[-1]) if ok else run.stderr
+
+
+@pytest.fixture(scope="module")
+def paced():
+    server = Server(model="null:2000")
+    yield server
+    server.stop()
+
+
+def test_a_closed_loop_counts_every_token(paced):
+    r = bench("serve", "--url", paced.url, "--requests", "24", "--concurrency", "8", "--input-len", "20", "--output-len", "30")
+    assert (r["requests"], r["failed"], r["concurrency"]) == (24, 0, 8)
+    assert (r["prompt_tokens"], r["output_tokens"]) == (24 * 20, 24 * 30)
+    assert r["merged_share"] == 0
+    assert 1.5 < r["itl_ms"]["mean"] < 20 and r["itl_ms"]["p50"] <= r["itl_ms"]["p99"] <= r["itl_ms"]["max"]
+    assert r["ttft_ms"]["p50"] > 1 and r["e2e_ms"]["p50"] > 29 * 1.9
+    paced.wait_idle()
+
+
+def test_poisson_arrivals_and_several_samples(paced):
+    r = bench("serve", "--url", paced.url + "/", "--requests", "40", "--request-rate", "200", "--input-len", "5",
+              "--output-len", "4", "--n", "3", "--temperature", "1")
+    assert (r["failed"], r["output_tokens"]) == (0, 40 * 4 * 3)
+    assert r["wall_s"] > 0.05
+
+
+def test_what_fails_is_said(paced):
+    assert "HTTP 400" in bench("serve", "--url", paced.url, "--requests", "2", "--output-len", "999999", ok=False)
+    assert "refused" in bench("serve", "--url", "http://127.0.0.1:9", "--requests", "2", ok=False)
+    assert "no flag" in bench("serve", "--kv-blocks", "9", ok=False)
+
+
+def test_offline_measures_the_steady_batch():
+    r = bench("offline", "null:2000", "--requests", "8", "--input-len", "16", "--output-len", "40")
+    assert (r["requests"], r["prompt_tokens"], r["output_tokens"]) == (8, 8 * 16, 8 * 40)
+    assert 1.9 < r["decode_step_ms"] < 6
+    assert r["decode_steps"] == pytest.approx(40 - 8 - 2 - 1, abs=2)
+    assert r["step_host_us"] < r["decode_step_ms"] * 1000
+
+
+def test_offline_takes_a_workload_and_settings(tmp_path):
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("# prompt output\n10 5\n30 7\n")
+    r = bench("offline", "null", "--workload", str(lengths), "--kv-blocks", "64", "--max-num-seqs", "1")
+    assert (r["requests"], r["prompt_tokens"], r["output_tokens"]) == (2, 40, 12)
