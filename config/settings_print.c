@@ -114,15 +114,15 @@ static void markdown_row(FILE *out, const struct setting *row)
     if (row->alias != NULL) {
         buf_puts(&name, "` [`");
         spell(&name, row->alias, false);
-        buf_putc(&name, ']');
+        buf_puts(&name, "`]");
+    } else {
+        buf_putc(&name, '`');
     }
     if (row->choice != NULL)
         put_choices(&values, row, ", ");
     const char *preset = row->preset == NULL ? "" : row->preset;
-    bool alias = row->alias != NULL;
-    fprintf(out, "| `%s%s | %s%s%s | %s%s%s |\n", name.data == NULL ? "" : name.data, alias ? "" : "`",
-            *preset == '\0' ? "" : "`", preset, *preset == '\0' ? "" : "`", row->help, values.len > 0 ? ": " : "",
-            values.len > 0 ? values.data : "");
+    fprintf(out, "| `%s | %s%s%s | %s%s%s |\n", name.data == NULL ? "" : name.data, *preset == '\0' ? "" : "`", preset,
+            *preset == '\0' ? "" : "`", row->help, values.len > 0 ? ": " : "", values.len > 0 ? values.data : "");
     buf_release(&name);
     buf_release(&values);
 }

@@ -457,6 +457,7 @@ static void help_and_reference_name_every_setting(void **state)
             assert_non_null(strstr(text, name + 1));
         assert_true(strlen(setting_table[i].help) > 0 && strlen(setting_table[i].key) < 48);
     }
+    assert_non_null(strstr(table, "| `kv-blocks` [`num-gpu-blocks-override`] | `0` |"));
     free(text);
     free(table);
 }
