@@ -68,11 +68,12 @@ static int check_fit(const struct request *r, int32_t width, const struct sched_
     int64_t most = blocks_of(r->n_prompt, p->max_tokens, c->block_size);
     int64_t shared = (r->n_prompt - 1) / c->block_size; /* as a recompute lays it out: sched_admit.c */
     int64_t need = shared + width * (most - shared);
-    if (need > c->n_blocks)
+    if (need > c->n_blocks - c->n_pinned)
         return err_set_param(e, ERR_INVALID, "max_tokens",
                              "%d prompt tokens and %d sequences of up to %d tokens need %lld KV blocks of %d tokens; "
-                             "the pool has %d",
-                             r->n_prompt, width, p->max_tokens, (long long)need, c->block_size, c->n_blocks);
+                             "there are %d",
+                             r->n_prompt, width, p->max_tokens, (long long)need, c->block_size,
+                             c->n_blocks - c->n_pinned);
     return 0;
 }
 

@@ -46,6 +46,7 @@ struct step_cost {
 struct sched_config {
     /* what the executor holds */
     int32_t n_blocks, n_host_blocks, block_size;
+    int32_t n_pinned; /* blocks that sched_pin holds: no group can have them */
     int32_t vocab;
     int32_t max_len; /* prompt and generated tokens of a sequence */
     /* settings */
@@ -109,6 +110,10 @@ int32_t sched_plan(struct sched *s, int64_t now_us, struct plan *p);
 void sched_end(struct sched *s, struct group *g, int finish, const char *error);
 /* End every group (device error, shutdown). */
 void sched_end_all(struct sched *s, int finish, const char *error);
+
+/* Hold for good the cached blocks of a prefix that a request has just computed: how many blocks this adds. Only full blocks; 0 when
+ * nothing is cached. The caller then raises n_pinned in the configuration that it hands to group_new. */
+int32_t sched_pin(struct sched *s, const int32_t *token, int32_t n_tokens, const char *salt);
 
 /* For gauges and counters. */
 struct sched_counts {

@@ -171,6 +171,24 @@ void sched_admit(struct sched *s, int64_t now_us, struct plan *p)
     }
 }
 
+int32_t sched_pin(struct sched *s, const int32_t *token, int32_t n_tokens, const char *salt)
+{
+    int32_t n = 0, size = s->c.block_size;
+    struct prefix_chain chain;
+    prefix_start(&s->prefix, &chain, salt);
+    while ((chain.n_blocks + 1) * size <= n_tokens) {
+        int32_t b = prefix_find(&s->prefix, &chain, token + chain.n_blocks * size);
+        if (b < 0)
+            break;
+        if (s->pinned[b])
+            continue;
+        s->pinned[b] = true;
+        kvpool_ref(&s->pool, b);
+        n++;
+    }
+    return n;
+}
+
 /* ---- SWAPPED -> RUNNING ---- */
 
 static int32_t host_blocks(struct sched *s, struct group *g)

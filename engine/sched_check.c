@@ -12,12 +12,12 @@ static void mark_tables(struct sched *s, const struct group_list *l, int32_t sig
                 s->mark[g->seq[i].block[b]] += sign;
 }
 
-static bool counts_match(struct sched *s, const struct kvpool *pool, const struct group_list *l)
+static bool counts_match(struct sched *s, const struct kvpool *pool, const struct group_list *l, const bool *pinned)
 {
     bool same = true;
     mark_tables(s, l, 1);
     for (int32_t b = 0; b < pool->n_blocks; b++)
-        same = same && s->mark[b] == pool->block[b].count;
+        same = same && s->mark[b] + (pinned && pinned[b]) == pool->block[b].count;
     mark_tables(s, l, -1);
     return same;
 }
@@ -159,9 +159,9 @@ const char *sched_check(struct sched *s, const struct plan *p)
         wrong = check_list(&s->ended, GROUP_ENDED);
     if (!wrong)
         wrong = check_waiting(s);
-    if (!wrong && !counts_match(s, &s->pool, &s->running))
+    if (!wrong && !counts_match(s, &s->pool, &s->running, s->pinned))
         wrong = "S2: a block's count is not the number of tables that hold it";
-    if (!wrong && !counts_match(s, &s->host, &s->swapped))
+    if (!wrong && !counts_match(s, &s->host, &s->swapped, NULL))
         wrong = "S2: a host block's count is not the number of tables that hold it";
     if (!wrong)
         wrong = check_seqs(s);

@@ -42,6 +42,7 @@ struct sched {
 
     struct block_copy *out; /* [n_host_blocks] swap-outs not launched yet */
     int32_t n_out;
+    bool *pinned;  /* [n_blocks] */
     int32_t *mark; /* [max(n_blocks, n_host_blocks)] scratch: a number by block, all 0 between uses */
 
     int32_t *tokens; /* [block_size] scratch */

@@ -29,6 +29,14 @@ static int stop(void **state)
     return leaked == 0 ? 0 : -1;
 }
 
+/* Pinned blocks stay. */
+static int stop_pinned(void **state)
+{
+    (void)state;
+    rig_close(&rig);
+    return 0;
+}
+
 static struct gen_params tokens(int32_t n)
 {
     struct gen_params p = rig_params();
@@ -247,6 +255,33 @@ static void generated_blocks_are_found_by_the_next_turn(void **state)
     rig_commit(&rig);
 }
 
+static void a_pinned_prefix_outlives_everything(void **state)
+{
+    (void)state;
+    struct sched_counts c;
+    config.prefix_cache = true;
+    config.n_blocks = 12;
+    rig_open(&rig, &config);
+    struct rig_request *a = rig_add(&rig, tokens(1), 0, 17);
+    rig_run(&rig, 10);
+    assert_int_equal(sched_pin(rig.sched, a->request.prompt, 17, NULL), 4);
+    assert_int_equal(sched_pin(rig.sched, a->request.prompt, 17, NULL), 0); /* they are pinned already */
+    rig.config.n_pinned = 4;
+    for (int32_t i = 0; i < 5; i++) /* others need all the rest */
+        rig_add(&rig, tokens(2), 20 + 10 * i, 30);
+    rig_run(&rig, 100);
+    sched_counts(rig.sched, &c);
+    assert_int_equal(c.blocks_used, 4);
+    struct rig_request *b = rig_add(&rig, tokens(1), 0, 17);
+    rig_plan(&rig);
+    assert_int_equal(rig_item(&rig, b, 0)->first, 16);
+    rig_commit(&rig);
+    struct group *g;
+    struct err e = {0};
+    b->request.params.max_tokens = 20; /* 9 blocks of the 8 that are not pinned */
+    assert_int_equal(group_new(&g, &b->request, NULL, &rig.config, &e), ERR_INVALID);
+}
+
 static void scoring_a_prompt_reads_no_cache(void **state)
 {
     (void)state;
@@ -374,6 +409,7 @@ int main(void)
         CASE(samples_share_their_prompt_and_copy_one_block),
         CASE(a_prefix_hit_leaves_the_last_token_to_compute),
         CASE(generated_blocks_are_found_by_the_next_turn),
+        cmocka_unit_test_setup_teardown(a_pinned_prefix_outlives_everything, start, stop_pinned),
         CASE(scoring_a_prompt_reads_no_cache),
         CASE(priority_goes_first_and_stays_longest),
         CASE(who_waits_too_long_is_told),
