@@ -74,13 +74,8 @@ static void on_output(struct sink *s, const struct output *o)
     }
 }
 
-static void on_flush(struct sink *s)
+static void note_window(struct offline_run *r)
 {
-    struct offline_run *r = CONTAINER_OF(s, struct offline_run, sink);
-    pthread_mutex_lock(&r->lock);
-    r->n_told = r->n_ended;
-    pthread_cond_signal(&r->changed);
-    pthread_mutex_unlock(&r->lock);
     if (r->n_settled < r->n * r->choices || r->nearly_done)
         return;
     r->window_to_us = clock_us();
@@ -89,6 +84,17 @@ static void on_flush(struct sink *s)
         r->window_from_us = r->window_to_us;
         r->window_from = r->tokens;
     }
+}
+
+/* Once all requests are told of, the run belongs to the main thread again. */
+static void on_flush(struct sink *s)
+{
+    struct offline_run *r = CONTAINER_OF(s, struct offline_run, sink);
+    note_window(r);
+    pthread_mutex_lock(&r->lock);
+    r->n_told = r->n_ended;
+    pthread_cond_signal(&r->changed);
+    pthread_mutex_unlock(&r->lock);
 }
 
 /* ---- one run ------------------------------------------------------------------------------------------------------ */
