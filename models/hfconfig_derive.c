@@ -84,6 +84,7 @@ static int set_shape(struct model_config *c, const struct raw_config *r, struct 
     c->head_dim = r->head_dim > 0 ? r->head_dim : r->hidden / r->n_heads;
     c->intermediate = r->intermediate > 0 ? r->intermediate : 4 * r->hidden;
     c->embed_dim = r->embed_dim > 0 ? r->embed_dim : r->hidden;
+    c->embed_scale = c->norm_offset > 0 ? sqrtf((float)r->hidden) : 1;
     if (r->head_dim < 0 && r->hidden % r->n_heads != 0)
         return err_set(e, ERR_INVALID,
                        "%s: hidden_size %d is no multiple of num_attention_heads %d, and head_dim is not given", CONFIG,
@@ -205,6 +206,7 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
                        r->affine == 0 ? "layer_norm_elementwise_affine" : "scale_attn_weights");
     c->norm = a->norm;
     c->norm_eps = (float)real_or(r->norm_eps, a->norm_eps);
+    c->norm_offset = a->gemma ? 1 : 0;
     c->norm_before = either(r->norm_before, true);
     c->final_norm = c->norm_before && r->no_final_norm != 1;
     c->act = a->act;
@@ -219,6 +221,8 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
     int code = set_shape(c, r, e);
     if (code == 0)
         code = set_activation(c, r->act, e);
+    if (a->gemma && c->act == ACT_GELU_ERF)
+        c->act = ACT_GELU_TANH; /* Gemma's first files say "gelu" and mean this one */
     if (code == 0)
         code = set_window(c, r, a, e);
     if (code == 0)

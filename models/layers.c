@@ -53,6 +53,12 @@ static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool spli
         ret[2] = (struct range){(c->n_heads + c->n_kv_heads + kv.first) * d, kv.n * d};
         return 3;
     }
+    if (dim == DIM_GATE_UP && split) {
+        int32_t n = c->intermediate / m->options.n_ranks;
+        ret[0] = (struct range){m->options.rank * n, n};
+        ret[1] = (struct range){c->intermediate + m->options.rank * n, n};
+        return 2;
+    }
     if (!split)
         return 1;
     if (dim == DIM_Q || dim == DIM_KV) {
@@ -200,10 +206,12 @@ static void set_parameters(struct model *m)
     struct transformer *t = m->weights;
     t->final_norm.kind = c->norm;
     t->final_norm.eps = c->norm_eps;
+    t->final_norm.weight_offset = c->norm_offset;
     for (int32_t i = 0; i < t->n_layers; i++) {
         struct layer *l = &t->layer[i];
         l->attn_norm.kind = l->mlp_norm.kind = c->norm;
         l->attn_norm.eps = l->mlp_norm.eps = c->norm_eps;
+        l->attn_norm.weight_offset = l->mlp_norm.weight_offset = c->norm_offset;
         l->rope.cos_sin = t->cos_sin;
         l->rope.rot_dim = c->rope.rot_dim;
         l->rope.q_norm.kind = l->rope.k_norm.kind = c->norm;

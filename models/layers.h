@@ -47,11 +47,12 @@ enum tensor_dim {
     DIM_ONE, /* as columns: the tensor has one axis */
     DIM_HIDDEN,
     DIM_EMBED,
-    DIM_Q,    /* n_heads * head_dim */
-    DIM_KV,   /* n_kv_heads * head_dim */
-    DIM_QKV,  /* q, k, v one after another */
-    DIM_HEAD, /* head_dim */
-    DIM_MLP,  /* intermediate */
+    DIM_Q,       /* n_heads * head_dim */
+    DIM_KV,      /* n_kv_heads * head_dim */
+    DIM_QKV,     /* q, k, v one after another */
+    DIM_HEAD,    /* head_dim */
+    DIM_MLP,     /* intermediate */
+    DIM_GATE_UP, /* gate, up one after another */
     DIM_VOCAB,
     DIM_POSITIONS,   /* max_position_embeddings */
     DIM_POSITIONS_2, /* and OPT's two more */
@@ -88,7 +89,10 @@ struct tensor_spec {
     bool transposed; /* stored [in, out] */
 };
 
-extern const struct model_family llama_family, opt_family, gpt2_family;
+extern const struct model_family llama_family, phi3_family, opt_family, gpt2_family;
+
+/* The forward pass of llama.c, for families that differ in their tensors alone. */
+void llama_forward(struct model *m, const struct batch *b);
 
 #define IN_MODEL(member) offsetof(struct transformer, member)
 #define IN_LAYER(member) offsetof(struct layer, member)

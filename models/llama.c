@@ -1,6 +1,7 @@
 /* LLaMA and what shares its shape: RMS norm before, rotary positions, grouped-query attention, gated MLP.
  *
- * Mistral adds a sliding window, Qwen2 biases on q, k and v, Qwen3 norms of q and k per head: columns and conditions of
+ * Mistral adds a sliding window, Qwen2 biases on q, k and v, Qwen3 norms of q and k per head, Gemma scales its
+ * embeddings and counts norm weights from 1: columns and conditions of
  * the tables below, the forward pass is one.
  */
 #include "models/layers.h"
@@ -29,6 +30,13 @@ static const struct architecture ARCHITECTURES[] = {
      .qk_norm = true,
      .sliding_window = 4096,
      .window_switch = true},
+    {.name = "GemmaForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_GELU_TANH,
+     .rope_theta = 10000,
+     .tied = true,
+     .gemma = true},
     {0},
 };
 
@@ -72,7 +80,7 @@ static const struct tensor_spec TENSORS[] = {
 
 static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
 
-static void forward(struct model *m, const struct batch *b)
+void llama_forward(struct model *m, const struct batch *b)
 {
     struct backend *be = m->backend;
     const struct backend_ops *ops = be->ops;
@@ -84,7 +92,7 @@ static void forward(struct model *m, const struct batch *b)
     struct mat up = mat_rows(t->up, 0, n);     /* [n_tokens, 2 * intermediate] */
     struct mat act = mat_rows(t->act, 0, n);   /* [n_tokens, intermediate] */
 
-    ops->embed(be, x, t->embed, 1);
+    ops->embed(be, x, t->embed, m->config.embed_scale);
     ops->norm(be, h, x, &t->layer[0].attn_norm);
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];
@@ -102,4 +110,4 @@ static void forward(struct model *m, const struct batch *b)
 }
 
 const struct model_family llama_family = {
-    .architectures = ARCHITECTURES, .tensors = TENSORS, .ignored = IGNORED, .forward = forward};
+    .architectures = ARCHITECTURES, .tensors = TENSORS, .ignored = IGNORED, .forward = llama_forward};

@@ -36,7 +36,9 @@ struct model_config {
     enum dtype dtype; /* as stored */
     enum norm_kind norm;
     float norm_eps;
-    bool norm_before; /* norms stand before attention and MLP (OPT-350m: after) */
+    float norm_offset; /* added to the weights of norms: 1 for Gemma */
+    float embed_scale; /* embeddings are multiplied by it: 1, or Gemma\'s sqrt(hidden) */
+    bool norm_before;  /* norms stand before attention and MLP (OPT-350m: after) */
     bool final_norm;
     enum activation act;
     bool tied; /* output head is the embedding */
@@ -93,6 +95,7 @@ struct architecture {
     bool qk_norm;
     int32_t sliding_window; /* 0: none */
     bool window_switch;     /* a window counts only with use_sliding_window */
+    bool gemma;             /* norms weigh by 1 + w, embeddings are scaled by sqrt(hidden) */
 };
 
 struct tensor_spec; /* layers.h */

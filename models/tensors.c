@@ -38,6 +38,8 @@ static int64_t dim_size(enum tensor_dim d, const struct model_config *c)
         return c->head_dim;
     case DIM_MLP:
         return c->intermediate;
+    case DIM_GATE_UP:
+        return 2 * (int64_t)c->intermediate;
     case DIM_VOCAB:
         return c->vocab;
     case DIM_POSITIONS:

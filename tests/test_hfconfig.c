@@ -117,7 +117,14 @@ static void silence_means_the_architectures_defaults(void **state)
     assert_int_equal(c.norm, NORM_LAYER);
     assert_int_equal(c.act, ACT_GELU_TANH);
     accept(LLAMA ",\"attention_bias\":true,\"mlp_bias\":true}");
+    assert_float_equal(c.embed_scale, 1, 0);
+    assert_float_equal(c.norm_offset, 0, 0);
     assert_true(c.qkv_bias && c.o_bias && c.mlp_bias);
+    accept("{\"architectures\":[\"GemmaForCausalLM\"],\"hidden_act\":\"gelu\"," SIZES "}");
+    assert_int_equal(c.act, ACT_GELU_TANH);
+    assert_float_equal(c.embed_scale, 8, 0);
+    assert_float_equal(c.norm_offset, 1, 0);
+    assert_true(c.tied);
 }
 
 static void windows_hold_for_the_layers_they_name(void **state)

@@ -140,7 +140,8 @@ static void ranks_hold_their_heads_and_slices(void **state)
 {
     (void)state;
     static const char *const DIRS[] = {"tests/golden/qwen2-tied", "tests/golden/llama-mha24",
-                                       "tests/golden/opt-postnorm", "tests/golden/gpt2-scaled"};
+                                       "tests/golden/opt-postnorm", "tests/golden/gpt2-scaled",
+                                       "tests/golden/phi3-longrope"};
     for (size_t i = 0; i < ARRAY_LEN(DIRS); i++) {
         for (int32_t rank = 0; rank < 2; rank++)
             check_rank(DIRS[i], rank, 2);
