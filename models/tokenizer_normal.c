@@ -117,7 +117,8 @@ done:
 
 static bool is_mark(int32_t c)
 {
-    return utf8proc_category(c) == UTF8PROC_CATEGORY_MN;
+    utf8proc_category_t k = utf8proc_category(c);
+    return k >= UTF8PROC_CATEGORY_MN && k <= UTF8PROC_CATEGORY_ME;
 }
 
 /* Character by character: lower case, or combining marks left out. */

@@ -402,12 +402,9 @@ static void add_pre_tokenizer(struct json *j, const struct component *c, void *c
         add_class_stage(j, c, t, char_is_punctuation, SPLIT_ISOLATED);
     } else if (type_is(c, "WhitespaceSplit")) {
         add_class_stage(j, c, t, char_is_space, SPLIT_REMOVED);
-    } else if (type_is(c, "Whitespace")) {
-        add_regex_stage(j, t, "\\w+|[^\\w\\s]+");
-        if (!j->failed) {
-            t->stage[t->n_stages - 1].invert = true;
-            t->stage[t->n_stages - 1].behavior = SPLIT_REMOVED;
-        }
+    } else if (type_is(c, "Whitespace")) { /* \w+|[^\w\s]+ */
+        add_class_stage(j, c, t, char_is_space, SPLIT_REMOVED);
+        add_class_stage(j, c, t, char_is_word, SPLIT_CONTIGUOUS);
     } else if (type_is(c, "Metaspace")) {
         add_metaspace(j, c, t);
     } else {

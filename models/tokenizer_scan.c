@@ -50,12 +50,15 @@ bool char_is_number(int32_t c)
     return k >= UTF8PROC_CATEGORY_ND && k <= UTF8PROC_CATEGORY_NO;
 }
 
-/* Alphabetic is taken as letter, mark or letter number. */
+/* Unicode's \w: alphabetic, marks, decimal digits, connectors, and the two joiners. Alphabetic are letters, letter
+ * numbers and letters in circles and squares. */
 bool char_is_word(int32_t c)
 {
     utf8proc_category_t k = utf8proc_category(c);
     return (k >= UTF8PROC_CATEGORY_LU && k <= UTF8PROC_CATEGORY_ME) || k == UTF8PROC_CATEGORY_ND ||
-           k == UTF8PROC_CATEGORY_NL || k == UTF8PROC_CATEGORY_PC;
+           k == UTF8PROC_CATEGORY_NL || k == UTF8PROC_CATEGORY_PC || c == 0x200C || c == 0x200D ||
+           (c >= 0x24B6 && c <= 0x24E9) || (c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) ||
+           (c >= 0x1F170 && c <= 0x1F189);
 }
 
 bool char_is_punctuation(int32_t c)

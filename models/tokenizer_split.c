@@ -2,7 +2,7 @@
  *
  * Regular expressions come from the model's files and run over clients' text, so PCRE2 works with its JIT under a match
  * limit: an expression that backtracks without end is an error for that request, not a stalled thread. The files mean
- * Oniguruma's dialect; the one difference that tokenizers meet, which characters \s stands for, is rewritten.
+ * Oniguruma's dialect; the differences that tokenizers meet, which characters \s and \w stand for, are written out.
  */
 #include "models/tokenizer_internal.h"
 
@@ -11,10 +11,32 @@
 
 enum { MATCH_LIMIT = 20 * 1000 * 1000, MATCH_HEAP_KIB = 64 * 1024 };
 
-/* White_Space, which PCRE2's \s nearly is (it takes U+180E too). */
+/* White_Space, which PCRE2's \s nearly is (it takes U+180E too), and Oniguruma's word characters, which are letters, marks,
+ * decimal digits, connectors and a few by themselves. */
 #define SPACE_CLASS "\\t-\\r \\x{85}\\p{Z}"
+#define WORD_CLASS                                                                                                  \
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}\\x{24B6}-\\x{24E9}\\x{1F130}-\\x{1F149}" \
+    "\\x{1F150}-\\x{1F169}"                                                                                         \
+    "\\x{1F170}-\\x{1F189}"
 
-/* The expression with \s and \S written out, into ret[TOKENIZER_PATTERN_BYTES * 2]; the length, or -1: too long. */
+/* What stands for an escape, or NULL: itself. A negated one inside brackets is left to PCRE2. */
+static const char *written_out(char escape, bool in_class)
+{
+    switch (escape) {
+    case 's':
+        return in_class ? SPACE_CLASS : "[" SPACE_CLASS "]";
+    case 'w':
+        return in_class ? WORD_CLASS : "[" WORD_CLASS "]";
+    case 'S':
+        return in_class ? NULL : "[^" SPACE_CLASS "]";
+    case 'W':
+        return in_class ? NULL : "[^" WORD_CLASS "]";
+    default:
+        return NULL;
+    }
+}
+
+/* The expression with its escapes written out, into ret[TOKENIZER_PATTERN_BYTES * 2]; the length, or -1: too long. */
 static int rewrite(const char *in, size_t len, char *ret)
 {
     size_t n = 0;
@@ -23,14 +45,9 @@ static int rewrite(const char *in, size_t len, char *ret)
         const char *put = in + i;
         size_t put_len = 1;
         if (in[i] == '\\' && i + 1 < len) {
-            put_len = 2;
-            i++;
-            if (in[i] == 's')
-                put = in_class ? SPACE_CLASS : "[" SPACE_CLASS "]";
-            else if (in[i] == 'S' && !in_class)
-                put = "[^" SPACE_CLASS "]";
-            if (put != in + i - 1)
-                put_len = strlen(put);
+            const char *other = written_out(in[++i], in_class);
+            put_len = other ? strlen(other) : 2;
+            put = other ? other : put;
         } else if (in[i] == '[') {
             in_class = true;
         } else if (in[i] == ']') {
