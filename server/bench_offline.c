@@ -32,7 +32,8 @@ struct offline_run {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int32_t n_ended;
-    int32_t n_told;                  /* of the ended, by a flush; under lock */
+    int32_t n_told;                  /* of the ended, by a flush; under lock, as the next */
+    int64_t tokens_told;             /* of the tokens */
     struct offline_request *request; /* [n] */
     int32_t *n_tokens;               /* [n * choices] */
     int32_t n, choices;
@@ -93,6 +94,7 @@ static void on_flush(struct sink *s)
     note_window(r);
     pthread_mutex_lock(&r->lock);
     r->n_told = r->n_ended;
+    r->tokens_told = r->tokens;
     pthread_cond_signal(&r->changed);
     pthread_mutex_unlock(&r->lock);
 }
@@ -105,7 +107,7 @@ static int run_init(struct offline_run *r, const struct bench_load *l, int32_t c
     r->choices = choices;
     r->n_ended = r->n_told = r->n_begun = r->n_settled = 0;
     r->nearly_done = false;
-    r->tokens = r->completion_tokens = 0;
+    r->tokens = r->tokens_told = r->completion_tokens = 0;
     r->start_us = r->end_us = r->all_begun_us = r->window_from_us = r->window_to_us = 0;
     r->ttft = (struct spread){.n = 0};
     free(r->request);
@@ -135,15 +137,16 @@ static int make_request(struct request **ret, struct engine *engine, const struc
     return request_new(ret, &p, prompt, l->item[i].n_prompt, e);
 }
 
-/* Wait for all, with a progress bar. */
-static void wait_all(struct offline_run *r, const char *what)
+/* Wait for all, with a progress bar over the tokens asked for. */
+static void wait_all(struct offline_run *r, const char *what, int64_t tokens)
 {
     struct timespec until;
     pthread_mutex_lock(&r->lock);
     while (r->n_told < r->n) {
-        char text[64];
-        snprintf(text, sizeof(text), "%s: %d of %d requests", what, r->n_told, r->n);
-        bench_progress((double)r->n_told / r->n, text);
+        char text[96];
+        snprintf(text, sizeof(text), "%s: %lld of %lld tokens, %d of %d requests", what, (long long)r->tokens_told,
+                 (long long)tokens, r->n_told, r->n);
+        bench_progress(MIN((double)r->tokens_told / (double)tokens, 1), text);
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_sec += 1;
         pthread_cond_timedwait(&r->changed, &r->lock, &until);
@@ -160,9 +163,11 @@ static int run_once(struct offline_run *r, struct engine *engine, const struct b
     int32_t *prompt = malloc((size_t)l->max_prompt * sizeof(*prompt));
     if (rc == 0 && (!q || !prompt))
         rc = err_nomem(e, "the requests");
+    int64_t tokens = 0;
     for (int32_t i = 0; rc == 0 && i < l->n; i++) {
         int32_t max_tokens = most_tokens > 0 ? MIN(most_tokens, l->item[i].max_tokens) : l->item[i].max_tokens;
         r->request[i] = (struct offline_request){r, max_tokens, r->n_tokens + (int64_t)i * r->choices};
+        tokens += (int64_t)max_tokens * r->choices;
         rc = make_request(&q[i], engine, o, l, i, max_tokens, prompt, e);
         if (rc == 0)
             q[i]->user = &r->request[i];
@@ -173,7 +178,7 @@ static int run_once(struct offline_run *r, struct engine *engine, const struct b
     if (rc == 0)
         rc = engine_submit_all(engine, q, l->n, e);
     if (rc == 0)
-        wait_all(r, most_tokens > 0 ? "warm-up" : "offline");
+        wait_all(r, most_tokens > 0 ? "warm-up" : "offline", tokens);
     for (int32_t i = 0; q && i < l->n; i++)
         request_unref(q[i]);
     free(q);

@@ -162,8 +162,9 @@ void bench_progress(double fraction, const char *text)
     if (now_us - drawn_us < 100000 || !isatty(STDERR_FILENO))
         return;
     drawn_us = now_us;
-    struct winsize w = {.ws_col = 80};
-    ioctl(STDERR_FILENO, TIOCGWINSZ, &w);
+    struct winsize w;
+    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &w) != 0 || w.ws_col == 0)
+        w.ws_col = 80;
     int width = MAX(MIN((int)w.ws_col - (int)strlen(text) - 10, 40), 0);
     int full = (int)(fraction * width);
     fprintf(stderr, "\r\033[K%3.0f %% ", fraction * 100);
