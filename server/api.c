@@ -189,6 +189,15 @@ static int parse_tree(struct completion *c, const cJSON *tree, const char *body,
     return rc ? rc : check_room(c, ctx, e);
 }
 
+void api_one_line(struct err *e)
+{
+    for (char *c = e ? e->text : ""; *c; c++) {
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) {
+            *c = '?';
+        }
+    }
+}
+
 int completion_parse(struct completion *ret, const char *body, size_t len, const struct api_context *ctx, struct err *e)
 {
     struct completion c = {.add_special = true};
@@ -203,6 +212,7 @@ int completion_parse(struct completion *ret, const char *body, size_t len, const
     cJSON_Delete(tree);
     if (rc) {
         completion_release(&c);
+        api_one_line(e);
         return rc;
     }
     *ret = c;

@@ -120,6 +120,8 @@ int read_ids(int32_t **ret, int32_t *ret_n, const char *name, const cJSON *v, in
 /* ---- answers ---- */
 
 int http_status_of(int err_code);
+/* A refusal may quote what the client sent: control characters in it become '?'. */
+void api_one_line(struct err *e);
 /* {"error":{message, type, param, code}} */
 void api_error(struct buf *b, int status, const char *param, const char *message);
 void api_models(struct buf *b, const struct api_context *ctx);

@@ -196,6 +196,7 @@ static int token_body_parse(struct tokenize *ret, const struct field_table *t, c
     cJSON_Delete(tree);
     if (rc) {
         tokenize_release(&b.out);
+        api_one_line(e);
         return rc;
     }
     *ret = b.out;

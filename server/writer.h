@@ -4,6 +4,9 @@
  * It writes what is pending, sees clients leave (EPOLLRDHUP, which MHD does not while a connection is suspended), puts a
  * comment on silent streams, cuts off clients that do not read, and gives sockets back to MHD.
  *
+ * A client that closes only its sending side counts as gone too: from here it looks the same as one that left, and what
+ * it asked for must not go on for nobody.
+ *
  * The inbox is a stack of streams, pushed with one compare-and-swap and taken whole; a stream is in it at most once. A
  * push does not wake: writer_wake does, with one eventfd write if the writer sleeps, so a step of the engine costs one.
  */

@@ -282,6 +282,7 @@ static void test_refused_json(void **state)
         {"{\"a\":\"x", "", "'\"'"},
         {"{\"prompt\":\"x\",\"n\":1,\"n\":2}", "n", "given twice"},
         {"{\"prompt\":\"x\",\"foo\":1,\"foo\":2}", "", "'foo' is given twice"},
+        {"{\"prompt\":\"x\",\"f\\no\":1,\"f\\no\":2}", "", "'f?o' is given twice"},
     };
     (void)state;
     refuse_all(r, ARRAY_LEN(r), ERR_INVALID);

@@ -1,4 +1,5 @@
-/* HTTP bodies: whatever the bytes, a body is refused with one sentence, or what it became is inside every limit. */
+/* HTTP bodies: whatever the bytes, a body is refused with one sentence, or what it became is inside every limit.
+ * covers: server/api.c server/api_fields.c server/api_lists.c server/api_prompt.c server/json.c */
 #include <math.h>
 #include <stdio.h>
 

@@ -66,6 +66,15 @@ def test_http_1_0(server):
     assert len(events(body)) == 6 and events(body)[-1] == "[DONE]"
 
 
+def test_connection_close(server):
+    with server.connect() as s:
+        s.sendall(post("/v1/completions", dict(prompt="x", max_tokens=5, stream=True), "Connection: close"))
+        r = Reader(s)
+        status, headers, body = r.answer()
+        assert status == 200 and len(events(body)) == 6
+        assert r.more() == b""
+
+
 def test_chunked_body(server):
     body = json.dumps(dict(prompt="abc", max_tokens=3)).encode()
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(c), c) for c in (body[:5], body[5:6], body[6:])) + b"0\r\n\r\n"
@@ -129,6 +138,27 @@ def test_client_that_leaves_while_waiting(start):
     s.wait_metric("http_streams", 1)
     first.close()
     s.wait_idle()
+
+
+def test_silent_stream_gets_comments(start):
+    """A stream that waits for its turn is kept alive; the comment is no event."""
+    s = start("--max-num-seqs", "1")
+    with s.connect() as first, s.connect(timeout=30) as waiting:
+        first.sendall(post("/v1/completions", MANY))
+        s.wait_metric("num_requests_running", 1)
+        waiting.sendall(post("/v1/completions", dict(prompt="x", stream=True)))
+        r = Reader(waiting)
+        assert r.head()[0] == 200
+        assert next(r.chunks()) == b": keepalive\n\n"
+    s.wait_idle()
+
+
+def test_half_closed_stream_counts_as_gone(server):
+    with server.connect() as s:
+        s.sendall(post("/v1/completions", dict(MANY, stream=False)))
+        server.wait_metric("num_requests_running", 500)
+        s.shutdown(socket.SHUT_WR)
+        server.wait_idle()
 
 
 def test_leaving_mid_request(server):
