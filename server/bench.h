@@ -16,7 +16,7 @@ struct bench_options {
     int64_t requests, input_len, output_len; /* requests 0: as many as the workload has, or the concurrency */
     char *workload;                          /* file of lengths, or NULL */
     int64_t vocab; /* prompts are random ids below it; 0: the model's (offline), 256 (serve) */
-    int64_t seed;                            /* -1: not given */
+    int64_t seed;  /* -1: not given */
     /* how tokens are drawn */
     double temperature, top_p;
     int64_t n, beam_width;
