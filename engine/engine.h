@@ -176,4 +176,7 @@ struct engine_stats {
 };
 const struct engine_stats *engine_stats(const struct engine *e);
 
+/* `quire simulate`: arguments behind the subcommand's name; the exit status. */
+int simulate_main(int argc, char **argv);
+
 #endif
