@@ -12,6 +12,10 @@ static int err_fill(struct err *e, int code, const char *param, const char *fmt,
     e->code = code;
     snprintf(e->param, sizeof e->param, "%s", param);
     vsnprintf(e->text, sizeof e->text, fmt, args);
+    /* One line, whatever a file or a client had in the name that is quoted. */
+    for (char *p = e->text; *p; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7F)
+            *p = '?';
     return code;
 }
 

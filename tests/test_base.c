@@ -36,6 +36,14 @@ static void prefix_goes_in_front(void **state)
     assert_string_equal(e.text, "model 'demo': no such file");
 }
 
+static void a_text_is_one_line(void **state)
+{
+    (void)state;
+    struct err e;
+    err_set(&e, ERR_INVALID, "\"%s\"", "a\nb\x1B[31m\x7F\xC3\xA9");
+    assert_string_equal(e.text, "\"a?b?[31m?\xC3\xA9\"");
+}
+
 static void long_texts_are_cut_at_the_end(void **state)
 {
     (void)state;
@@ -68,7 +76,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sets_code_text_and_param), cmocka_unit_test(null_error_keeps_the_code),
         cmocka_unit_test(prefix_goes_in_front),     cmocka_unit_test(long_texts_are_cut_at_the_end),
-        cmocka_unit_test(clock_goes_forward),
+        cmocka_unit_test(a_text_is_one_line),       cmocka_unit_test(clock_goes_forward),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
