@@ -1,6 +1,10 @@
 /* Byte-pair encoding of one word: of all neighbouring pairs the one with the lowest rank is merged, the leftmost first,
  * until none is left (Sennrich et al. 2016, as Hugging Face tokenizers orders it).
  *
+ * Where no byte-level alphabet is, a word can be a whole text (LLaMA 1 and 2, Mistral): its spaces are U+2581 and nothing splits
+ * it. Such a text is cut before each U+2581 that follows another character, if no token that a merge makes has one
+ * there: no merge can cross the cut then, so the ids are the same, and the words come from the cache.
+ *
  * Short words keep the rank of every pair in a small array and look for the least; long ones (a megabyte of one
  * character is one word) use a linked list and a heap, O(n log n). Words of ordinary text come from the cache.
  */
@@ -334,7 +338,7 @@ static int32_t whole_word(const struct tokenizer *t, const char *s, size_t len)
     return vocab_find(t, text, n);
 }
 
-int bpe_encode_word(struct encoder *enc, const char *s, size_t len)
+static int encode_cut(struct encoder *enc, const char *s, size_t len)
 {
     const struct bpe *b = &enc->t->bpe;
     int32_t id[SHORT_WORD], n;
@@ -360,6 +364,53 @@ int bpe_encode_word(struct encoder *enc, const char *s, size_t len)
     return encoder_emit(enc, id, n);
 }
 
+static const char MARK[] = "\xE2\x96\x81"; /* U+2581 */
+enum { MARK_BYTES = sizeof MARK - 1 };
+
+/* The first mark behind another character than a mark, from `s` + 1 on; NULL: none. */
+static const char *find_cut(const char *s, size_t len)
+{
+    const char *end = s + len, *p = s;
+    bool other = false;
+    while (p < end) {
+        if (end - p >= MARK_BYTES && memcmp(p, MARK, MARK_BYTES) == 0) {
+            if (other)
+                return p;
+            p += MARK_BYTES;
+        } else {
+            other = true;
+            p = memchr(p + 1, MARK[0], (size_t)(end - p - 1));
+            if (!p)
+                return NULL;
+        }
+    }
+    return NULL;
+}
+
+int bpe_encode_word(struct encoder *enc, const char *s, size_t len)
+{
+    int ret = 0;
+    while (enc->t->bpe.cut_at_marks && len > 0 && ret == 0) {
+        const char *cut = find_cut(s, len);
+        size_t n = cut ? (size_t)(cut - s) : len;
+        ret = encode_cut(enc, s, n);
+        s += n;
+        len -= n;
+    }
+    return ret == 0 && len > 0 ? encode_cut(enc, s, len) : ret;
+}
+
+/* No merge makes a token with a mark behind another character. */
+static bool marks_begin_words(const struct tokenizer *t)
+{
+    for (uint32_t i = 0; t->bpe.slot && i <= t->bpe.mask; i++) {
+        const struct merge_slot *m = &t->bpe.slot[i];
+        if (m->rank >= 0 && find_cut(t->text + t->token[m->id].text_off, t->token[m->id].text_len))
+            return false;
+    }
+    return !t->bpe.ignore_merges;
+}
+
 int bpe_finish(struct tokenizer *t, struct err *e)
 {
     struct bpe *b = &t->bpe;
@@ -381,6 +432,7 @@ int bpe_finish(struct tokenizer *t, struct err *e)
         text[0] = (char)i;
         b->ascii_id[i] = vocab_find(t, text, 1);
     }
+    b->cut_at_marks = !b->byte_level && vocab_find(t, MARK, MARK_BYTES) >= 0 && marks_begin_words(t);
     b->cache = aligned_alloc(64, sizeof(*b->cache));
     if (!b->cache)
         return err_nomem(e, "the tokenizer's word cache");

@@ -136,6 +136,7 @@ struct bpe {
     int32_t byte_id[256];  /* byte-level: the id of each byte; else of <0xNN>; -1: none */
     int32_t ascii_id[128]; /* not byte-level: ids of one-character tokens */
     bool byte_level, byte_fallback, fuse_unk, ignore_merges;
+    bool cut_at_marks; /* texts may be cut before U+2581, see tokenizer_bpe.c */
     int32_t unk;
     struct word_cache *cache; /* NULL: words are not cached */
 };
