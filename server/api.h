@@ -86,7 +86,7 @@ struct field {
     double lo, hi;  /* both allowed, but `lo` where `lo_open` */
     bool lo_open;
     int (*read)(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
-    const char *schema; /* JSON Schema of a FIELD_CUSTOM */
+    const char *schema; /* JSON Schema of a FIELD_CUSTOM; @vocab and @logprobs stand for the largest id and count */
     const char *help;
 };
 
@@ -127,6 +127,6 @@ void api_error(struct buf *b, int status, const char *param, const char *message
 void api_models(struct buf *b, const struct api_context *ctx);
 void api_model(struct buf *b, const struct api_context *ctx);
 /* /openapi.json, from the field tables. */
-void api_openapi(struct buf *b);
+void api_openapi(struct buf *b, const struct api_context *ctx);
 
 #endif

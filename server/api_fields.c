@@ -34,7 +34,7 @@
         .name = n, .type = FIELD_MISSING, .given = -1, .help = h \
     }
 
-#define IDS_SCHEMA "{\"type\":\"array\",\"items\":{\"type\":\"integer\",\"minimum\":0}}"
+#define IDS_SCHEMA "{\"type\":\"array\",\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":@vocab}}"
 
 static int read_early_stopping(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
                                struct err *e);
@@ -57,9 +57,9 @@ static const struct field completion_rows[] = {
     ROW_CUSTOM("prompt", read_later,
                "{\"oneOf\":[{\"type\":\"string\",\"minLength\":1},"
                "{\"type\":\"array\",\"minItems\":1,\"maxItems\":1024,\"items\":{\"type\":\"string\",\"minLength\":1}},"
-               "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"integer\",\"minimum\":0}},"
+               "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":@vocab}},"
                "{\"type\":\"array\",\"minItems\":1,\"maxItems\":1024,\"items\":{\"type\":\"array\",\"minItems\":1,"
-               "\"items\":{\"type\":\"integer\",\"minimum\":0}}}]}",
+               "\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":@vocab}}}]}",
                "A text, a list of texts, a list of token ids, or a list of lists of token ids."),
     {.name = "max_tokens",
      .type = FIELD_INT,
@@ -132,16 +132,16 @@ static const struct field completion_rows[] = {
                "{\"type\":\"array\",\"maxItems\":128,\"items\":{\"type\":\"string\",\"minLength\":1}}",
                "Words that are never made."),
     ROW_CUSTOM("allowed_token_ids", read_allowed_token_ids,
-               "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"integer\",\"minimum\":0}}",
+               "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":@vocab}}",
                "Only these tokens are made."),
     ROW_BOOL("echo", params.echo, "The prompt before the text."),
-    ROW_CUSTOM("logprobs", read_logprobs, "{\"type\":\"integer\",\"minimum\":0,\"maximum\":20}",
+    ROW_CUSTOM("logprobs", read_logprobs, "{\"type\":\"integer\",\"minimum\":0,\"maximum\":@logprobs}",
                "Log-probabilities of the so many likeliest tokens."),
     {.name = "prompt_logprobs",
      .type = FIELD_CUSTOM,
      .given = offsetof(struct completion, has_prompt_logprobs),
      .read = read_prompt_logprobs,
-     .schema = "{\"type\":\"integer\",\"minimum\":0,\"maximum\":20}",
+     .schema = "{\"type\":\"integer\",\"minimum\":0,\"maximum\":@logprobs}",
      .help = "The same for the prompt's tokens."},
     ROW_BOOL("stream", params.stream, "Server-sent events instead of one JSON body."),
     ROW_CUSTOM("stream_options", read_stream_options,

@@ -166,7 +166,7 @@ static const struct field detokenize_rows[] = {
      .type = FIELD_CUSTOM,
      .given = -1,
      .read = read_token_list,
-     .schema = "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"integer\",\"minimum\":0}}",
+     .schema = "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":@vocab}}",
      .help = "Token ids."},
 };
 const struct field_table detokenize_fields = {detokenize_rows, ARRAY_LEN(detokenize_rows)};

@@ -1,4 +1,5 @@
 /* Bodies that are not completions: errors, the list of models, the OpenAPI document. */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -74,17 +75,31 @@ void api_models(struct buf *b, const struct api_context *ctx)
 
 /* ---- OpenAPI ---- */
 
+/* The bounds as they hold for the single that is kept: nothing below its smallest is more than 0, nothing above its
+ * largest is finite. */
 static void put_bounds(struct buf *b, const struct field *f)
 {
-    if (!isinf(f->lo)) {
-        buf_printf(b, ",\"%s\":%.17g", f->lo_open ? "exclusiveMinimum" : "minimum", f->lo);
-    }
-    if (!isinf(f->hi)) {
-        buf_printf(b, ",\"maximum\":%.17g", f->hi);
-    }
+    bool single = f->type == FIELD_FLOAT;
+    double lo = isinf(f->lo) ? -FLT_MAX : f->lo_open ? FLT_TRUE_MIN : f->lo, hi = isinf(f->hi) ? FLT_MAX : f->hi;
+
+    buf_printf(b, ",\"minimum\":%.*g,\"maximum\":%.*g", single ? 9 : 17, lo, single ? 9 : 17, hi);
 }
 
-static void put_schema(struct buf *b, const struct field *f)
+/* A schema with its placeholders filled in. */
+static void put_custom(struct buf *b, const char *schema, const struct api_context *ctx)
+{
+    static const char vocab[] = "@vocab", logprobs[] = "@logprobs";
+
+    for (const char *at; (at = strchr(schema, '@')) != NULL;) {
+        bool is_vocab = strncmp(at, vocab, sizeof(vocab) - 1) == 0;
+        buf_append(b, schema, (size_t)(at - schema));
+        buf_printf(b, "%d", is_vocab ? ctx->info.vocab - 1 : ctx->max_logprobs);
+        schema = at + (is_vocab ? sizeof(vocab) : sizeof(logprobs)) - 1;
+    }
+    buf_puts(b, schema);
+}
+
+static void put_schema(struct buf *b, const struct field *f, const struct api_context *ctx)
 {
     switch (f->type) {
     case FIELD_BOOL:
@@ -100,28 +115,29 @@ static void put_schema(struct buf *b, const struct field *f)
         buf_putc(b, '}');
         break;
     default:
-        buf_puts(b, f->schema);
+        put_custom(b, f->schema, ctx);
     }
 }
 
 /* Null means not given, for every field but the required one. */
-static void put_property(struct buf *b, const struct field *f, bool required)
+static void put_property(struct buf *b, const struct field *f, bool required, const struct api_context *ctx)
 {
     put_string(b, f->name);
     PUT(b, ":{\"description\":");
     put_string(b, f->help);
     if (required) {
         PUT(b, ",\"allOf\":[");
-        put_schema(b, f);
+        put_schema(b, f, ctx);
         PUT(b, "]}");
     } else {
         PUT(b, ",\"anyOf\":[");
-        put_schema(b, f);
+        put_schema(b, f, ctx);
         PUT(b, ",{\"type\":\"null\"}]}");
     }
 }
 
-static void put_table(struct buf *b, const char *name, const struct field_table *t, const char *required)
+static void put_table(struct buf *b, const char *name, const struct field_table *t, const char *required,
+                      const struct api_context *ctx)
 {
     bool any = false;
 
@@ -136,7 +152,7 @@ static void put_table(struct buf *b, const char *name, const struct field_table 
         if (any) {
             buf_putc(b, ',');
         }
-        put_property(b, &t->field[i], strcmp(t->field[i].name, required) == 0);
+        put_property(b, &t->field[i], strcmp(t->field[i].name, required) == 0, ctx);
         any = true;
     }
     PUT(b, "}}");
@@ -171,7 +187,7 @@ static void put_get(struct buf *b, const char *path, const char *summary, const 
                path, summary, content_type, answers);
 }
 
-void api_openapi(struct buf *b)
+void api_openapi(struct buf *b, const struct api_context *ctx)
 {
     static const char json[] = "\"application/json\":{\"schema\":{\"type\":\"object\"}}";
     static const char common[] = "," COMMON_ANSWERS;
@@ -201,11 +217,11 @@ void api_openapi(struct buf *b)
     put_get(b, "/metrics", "Prometheus metrics", "text/plain", common);
     put_get(b, "/version", "Version", "application/json", "," ERROR_ANSWER("401", "API key missing or wrong"));
     PUT(b, "},\"components\":{\"securitySchemes\":{\"key\":{\"type\":\"http\",\"scheme\":\"bearer\"}},\"schemas\":{");
-    put_table(b, "completion", &completion_fields, "prompt");
+    put_table(b, "completion", &completion_fields, "prompt", ctx);
     buf_putc(b, ',');
-    put_table(b, "tokenize", &tokenize_fields, "prompt");
+    put_table(b, "tokenize", &tokenize_fields, "prompt", ctx);
     buf_putc(b, ',');
-    put_table(b, "detokenize", &detokenize_fields, "tokens");
+    put_table(b, "detokenize", &detokenize_fields, "tokens", ctx);
     PUT(b, ",\"error\":{\"type\":\"object\",\"required\":[\"error\"],\"properties\":{\"error\":{\"type\":\"object\","
            "\"required\":[\"message\",\"type\","
            "\"param\",\"code\"],\"properties\":{\"message\":{\"type\":\"string\"},\"type\":{\"type\":\"string\"},"

@@ -178,8 +178,8 @@ static void handle_version(struct exchange *x, const char *arg, struct reply *r)
 
 static void handle_openapi(struct exchange *x, const char *arg, struct reply *r)
 {
-    (void)x, (void)arg;
-    api_openapi(&r->body);
+    (void)arg;
+    api_openapi(&r->body, &x->server->api);
 }
 
 /* ---- the table ---- */
@@ -195,7 +195,7 @@ const struct route routes[] = {
     {"GET", "/ping", "/ping", .open = true, .quiet = true, .handle = handle_health},
     {"GET", "/metrics", "/metrics", .quiet = true, .handle = handle_metrics},
     {"GET", "/version", "/version", .handle = handle_version},
-    {"GET", "/openapi.json", "/openapi.json", .handle = handle_openapi},
+    {"GET", "/openapi.json", "/openapi.json", .needs_engine = true, .handle = handle_openapi},
 };
 const int n_routes = ARRAY_LEN(routes);
 

@@ -530,12 +530,14 @@ static void test_openapi_is_json(void **state)
     cJSON *tree;
     (void)state;
     buf_init(&b, 1 << 20);
-    api_openapi(&b);
+    api_openapi(&b, &test_context);
     if (json_parse(&tree, b.data, b.len, &e))
         fail_msg("%s", e.text);
     const cJSON *schemas = cJSON_GetObjectItem(cJSON_GetObjectItem(tree, "components"), "schemas");
     const cJSON *properties = cJSON_GetObjectItem(cJSON_GetObjectItem(schemas, "completion"), "properties");
     assert_non_null(cJSON_GetObjectItem(properties, "repetition_penalty"));
+    assert_non_null(strstr(b.data, "\"maximum\":255"));
+    assert_null(strchr(b.data, '@'));
     assert_null(cJSON_GetObjectItem(properties, "guided_json")); /* what is not there is not promised */
     cJSON_Delete(tree);
     buf_release(&b);
