@@ -101,7 +101,9 @@ static enum MHD_Result send_reply(struct exchange *x, struct MHD_Connection *c, 
         add_header(m, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
     }
     if (r->status == 429 || r->status == 503) {
-        add_header(m, MHD_HTTP_HEADER_RETRY_AFTER, "1");
+        char seconds[16];
+        snprintf(seconds, sizeof(seconds), "%d", r->status == 429 ? MAX(atomic_load(&x->server->retry_after_s), 1) : 1);
+        add_header(m, MHD_HTTP_HEADER_RETRY_AFTER, seconds);
     }
     if (r->close && !atomic_load(&x->server->draining)) {
         add_header(m, MHD_HTTP_HEADER_CONNECTION, "close");
@@ -518,6 +520,27 @@ static void poll_peers(const struct server *s, struct pollfd *p, nfds_t n)
     }
 }
 
+/* How long until the requests waiting now have ended, at the rate of the last seconds. */
+static void estimate_retry(struct server *s, double seconds)
+{
+    enum { LONGEST_S = 120 };
+    const struct engine *engine = atomic_load(&s->engine);
+    uint64_t ended = 0;
+
+    if (!engine) {
+        return;
+    }
+    const struct engine_stats *stats = engine_stats(engine);
+    for (int f = FINISH_STOP; f <= FINISH_ERROR; f++) {
+        ended += atomic_load_explicit(&stats->finished[f], memory_order_relaxed);
+    }
+    double share = MIN(seconds / 10, 1);
+    s->ended_per_s += share * ((double)(ended - s->ended) / seconds - s->ended_per_s);
+    s->ended = ended;
+    double wait = (double)atomic_load_explicit(&stats->waiting, memory_order_relaxed) / MAX(s->ended_per_s, 1e-3);
+    atomic_store(&s->retry_after_s, (int)MIN(MAX(wait + 0.5, 1), LONGEST_S));
+}
+
 void server_sweep(struct server *s)
 {
     int64_t now = clock_us();
@@ -526,6 +549,7 @@ void server_sweep(struct server *s)
     if (now - s->swept_us < 1000 * 1000) {
         return;
     }
+    estimate_retry(s, (double)(now - s->swept_us) / 1e6);
     s->swept_us = now;
     pthread_mutex_lock(&s->peers_lock);
     for (const struct peer *p = s->peers; p; p = p->next) {

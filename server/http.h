@@ -39,6 +39,10 @@ struct server {
     pthread_mutex_t peers_lock;
     struct peer *peers;
     int64_t swept_us;
+    /* For Retry-After: how fast requests end, by the last sweeps. */
+    uint64_t ended;     /* requests ended when last looked */
+    double ended_per_s; /* smoothed over about ten seconds */
+    _Atomic int retry_after_s;
     /* http_requests_total, [route][status slot] */
     _Atomic uint64_t (*requests)[HTTP_STATUS_SLOTS];
 };

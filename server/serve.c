@@ -6,6 +6,7 @@
  * the engine died. Signals are blocked everywhere else.
  */
 #include <errno.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -21,6 +22,7 @@
 
 enum {
     TICK_MS = 250,
+    QUIET_S = 10,
     ABORT_WAIT_S = 5, /* for streams to take their error and the engine to let go of them */
 };
 
@@ -35,6 +37,7 @@ struct daemon {
     sigset_t signals;
     uint64_t heartbeat;
     int64_t fed_us;
+    int64_t busy_us; /* streams were last seen; 0: memory was trimmed since */
     int exit_status;
 };
 
@@ -189,6 +192,17 @@ static int start(struct daemon *d)
     return 0;
 }
 
+/* A burst's memory goes back to the system once all is quiet. */
+static void trim_memory(struct daemon *d)
+{
+    if (server_busy(&d->server) > 0) {
+        d->busy_us = clock_us();
+    } else if (d->busy_us && clock_us() - d->busy_us > QUIET_S * (int64_t)1000000) {
+        d->busy_us = 0;
+        malloc_trim(0);
+    }
+}
+
 static void serve(struct daemon *d)
 {
     for (;;) {
@@ -206,6 +220,7 @@ static void serve(struct daemon *d)
         }
         server_sweep(&d->server);
         feed_watchdog(d);
+        trim_memory(d);
     }
 }
 
