@@ -110,7 +110,9 @@ static void update_gauges(struct engine *e)
  * cancelled) is looked at again soon. */
 static void rest(struct engine *e)
 {
-    bool waits = atomic_load_explicit(&e->stats.waiting, memory_order_relaxed) > 0;
+    const struct engine_stats *st = &e->stats;
+    bool waits = atomic_load_explicit(&st->waiting, memory_order_relaxed) > 0 ||
+                 atomic_load_explicit(&st->swapped, memory_order_relaxed) > 0;
     atomic_store(&e->busy_since, 0);
     inbox_sleep(&e->inbox, waits ? RETRY_US : IDLE_BEAT_US);
 }
@@ -122,6 +124,7 @@ static void engine_turn(struct engine *e)
     atomic_fetch_add_explicit(&e->heartbeat, 1, memory_order_relaxed);
     take_requests(e, now_us);
     int32_t n = launch_step(e, now_us);
+    bool idle = n == 0 && inflight(e) == 0; /* what is committed below may be planned on at once, as beams are */
     if (inflight(e) > (n > 0 ? e->executor->info.depth : 0))
         commit_step(e, now_us);
     else
@@ -129,7 +132,7 @@ static void engine_turn(struct engine *e)
     decode_reap(e->sched, &e->deltas);
     output_commit(e->output);
     update_gauges(e);
-    if (n == 0 && inflight(e) == 0)
+    if (idle)
         rest(e);
 }
 
