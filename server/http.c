@@ -1,190 +1,18 @@
+/* One request, from its headers to its end. What can be refused by its headers is, but the answer waits for the body
+ * (which is dropped): a client that is still sending would not see it.
+ */
 #include "server/http.h"
 
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/random.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#include "server/listen.h"
+/* A body over the cap is read to its end up to so many times the cap. */
+enum { REFUSED_BODY_FACTOR = 4 };
 
-enum {
-    IDLE_TIMEOUT_S = 75, /* a connection with nothing on it */
-    REFUSED_BODY_FACTOR =
-        4, /* a body over the cap is read to its end up to so many times the cap: the answer is then seen */
-};
-
-/* ---- replies ---- */
-
-void reply_init(struct reply *r, int status)
-{
-    *r = (struct reply){.status = status};
-    buf_init(&r->body, 2 * LIMIT_RESPONSE_BYTES);
-}
-
-void reply_error(struct reply *r, int status, const char *param, const char *message)
-{
-    buf_clear(&r->body);
-    r->status = status;
-    r->content_type = NULL;
-    api_error(&r->body, status, param, message);
-}
-
-static const int known_status[HTTP_STATUS_SLOTS] = {0, 200, 204, 400, 401, 404, 405, 413, 415, 429, 499, 500, 503, 504};
-
-int status_slot(int status)
-{
-    for (int i = 1; i < HTTP_STATUS_SLOTS; i++) {
-        if (known_status[i] == status) {
-            return i;
-        }
-    }
-    return 0;
-}
-
-int slot_status(int slot)
-{
-    return known_status[slot];
-}
-
-static void add_header(struct MHD_Response *m, const char *name, const char *value)
-{
-    if (value && value[0]) {
-        MHD_add_response_header(m, name, value);
-    }
-}
-
-static void add_common_headers(const struct exchange *x, struct MHD_Response *m)
-{
-    add_header(m, "X-Request-Id", x->request_id);
-    add_header(m, "X-Quire-Ignored", x->ignored);
-    if (x->origin[0]) {
-        add_header(m, "Access-Control-Allow-Origin", x->origin);
-        add_header(m, "Access-Control-Expose-Headers", "X-Request-Id, X-Quire-Ignored, Retry-After");
-        add_header(m, "Vary", "Origin");
-    }
-    if (atomic_load(&x->server->draining)) {
-        add_header(m, MHD_HTTP_HEADER_CONNECTION, "close");
-    }
-}
-
-static enum MHD_Result queue(struct exchange *x, struct MHD_Connection *c, int status, struct MHD_Response *m)
-{
-    x->status = status;
-    enum MHD_Result ok = MHD_queue_response(c, (unsigned)status, m);
-    MHD_destroy_response(m);
-    return ok;
-}
-
-/* Takes over r->body. */
-static enum MHD_Result send_reply(struct exchange *x, struct MHD_Connection *c, struct reply *r)
-{
-    if (r->body.failed) {
-        reply_error(r, 503, NULL, "out of memory");
-    }
-    size_t len = r->body.len;
-    struct MHD_Response *m = MHD_create_response_from_buffer(
-        len, r->body.data ? r->body.data : "", r->body.data ? MHD_RESPMEM_MUST_FREE : MHD_RESPMEM_PERSISTENT);
-    if (!m) {
-        buf_release(&r->body);
-        return MHD_NO;
-    }
-    buf_init(&r->body, 1);
-    if (len) {
-        add_header(m, MHD_HTTP_HEADER_CONTENT_TYPE, r->content_type ? r->content_type : "application/json");
-    }
-    add_header(m, MHD_HTTP_HEADER_ALLOW, r->allow);
-    if (r->status == 401) {
-        add_header(m, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
-    }
-    if (r->status == 429 || r->status == 503) {
-        char seconds[16];
-        snprintf(seconds, sizeof(seconds), "%d", r->status == 429 ? MAX(atomic_load(&x->server->retry_after_s), 1) : 1);
-        add_header(m, MHD_HTTP_HEADER_RETRY_AFTER, seconds);
-    }
-    if (r->close && !atomic_load(&x->server->draining)) {
-        add_header(m, MHD_HTTP_HEADER_CONNECTION, "close");
-    }
-    if (r->allow && x->origin[0]) {
-        add_header(m, "Access-Control-Allow-Methods", r->allow);
-        add_header(m, "Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-Id");
-        add_header(m, "Access-Control-Max-Age", "600");
-    }
-    add_common_headers(x, m);
-    return queue(x, c, r->status, m);
-}
-
-/* ---- answering with a stream ---- */
-
-static void free_nothing(void *cls)
-{
-    (void)cls; /* the exchange holds the stream's reference */
-}
-
-static enum MHD_Result send_events(struct exchange *x, struct MHD_Connection *c)
-{
-    struct MHD_Response *m =
-        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 1024, stream_read, x->stream, free_nothing);
-
-    if (!m) {
-        return MHD_NO;
-    }
-    add_header(m, MHD_HTTP_HEADER_CONTENT_TYPE, "text/event-stream; charset=utf-8");
-    add_header(m, MHD_HTTP_HEADER_CACHE_CONTROL, "no-cache");
-    add_header(m, "X-Accel-Buffering", "no");
-    add_common_headers(x, m);
-    return queue(x, c, 200, m);
-}
-
-/* The body of a stream that has come to its end without one. */
-static enum MHD_Result send_collected(struct exchange *x, struct MHD_Connection *c)
-{
-    struct stream *s = x->stream;
-    struct reply r;
-
-    pthread_mutex_lock(&s->lock);
-    bool lost = s->lost;
-    pthread_mutex_unlock(&s->lock);
-    if (lost) {
-        return MHD_NO;
-    }
-    /* Finished: nothing of it changes any more, but `lost`. */
-    reply_init(&r, s->status);
-    if (s->status != 200) {
-        reply_error(&r, s->status, NULL, s->error);
-        return send_reply(x, c, &r);
-    }
-    struct prompt_ids *ids = s->style.token_ids ? calloc((size_t)s->n_requests, sizeof(*ids)) : NULL;
-    for (int32_t i = 0; ids && i < s->n_requests; i++) {
-        ids[i] = (struct prompt_ids){s->request[i]->prompt, s->request[i]->n_prompt};
-    }
-    if (s->style.token_ids && !ids) {
-        reply_error(&r, 503, NULL, "out of memory");
-    } else {
-        collector_body(&r.body, &s->collector, &s->style, ids, s->n, &s->total);
-    }
-    free(ids);
-    return send_reply(x, c, &r);
-}
-
-static enum MHD_Result begin_stream(struct exchange *x, struct MHD_Connection *c)
-{
-    struct stream *s = x->stream;
-
-    if (s->mode != STREAM_COLLECT) {
-        return send_events(x, c);
-    }
-    if (stream_collected(s)) {
-        return send_collected(x, c);
-    }
-    x->parked = true;
-    return MHD_YES;
-}
-
-/* ---- one request ---- */
+/* ---- its headers ---- */
 
 static void set_refusal(struct exchange *x, int status, const char *message)
 {
@@ -301,6 +129,8 @@ static struct exchange *exchange_new(struct server *s, struct MHD_Connection *c,
     return x;
 }
 
+/* ---- its body ---- */
+
 static void too_large(struct exchange *x)
 {
     char text[128];
@@ -352,7 +182,24 @@ static bool refuse_unsent(struct exchange *x, struct MHD_Connection *c)
 
 static enum MHD_Result answer_refusal(struct exchange *x, struct MHD_Connection *c)
 {
-    return x->refusal ? send_reply(x, c, x->refusal) : MHD_NO;
+    return x->refusal ? reply_send(x, c, x->refusal) : MHD_NO;
+}
+
+/* ---- its answer ---- */
+
+/* The answer is on its way: send its head, or wait until it is whole. */
+static enum MHD_Result begin_stream(struct exchange *x, struct MHD_Connection *c)
+{
+    struct stream *s = x->stream;
+
+    if (s->mode != STREAM_COLLECT) {
+        return reply_events(x, c);
+    }
+    if (stream_collected(s)) {
+        return reply_collected(x, c);
+    }
+    x->parked = true;
+    return MHD_YES;
 }
 
 /* The request is whole. */
@@ -369,7 +216,7 @@ static enum MHD_Result dispatch(struct exchange *x, struct MHD_Connection *c)
         x->route->handle(x, arg, &r);
     }
     if (!x->stream) {
-        return send_reply(x, c, &r);
+        return reply_send(x, c, &r);
     }
     buf_release(&r.body);
     drop_body(x);
@@ -378,8 +225,8 @@ static enum MHD_Result dispatch(struct exchange *x, struct MHD_Connection *c)
     return begin_stream(x, c);
 }
 
-static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const char *url, const char *method,
-                                  const char *version, const char *data, size_t *size, void **context)
+enum MHD_Result http_on_request(void *cls, struct MHD_Connection *c, const char *url, const char *method,
+                                const char *version, const char *data, size_t *size, void **context)
 {
     struct exchange *x = *context;
 
@@ -408,7 +255,7 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
     return x->parked ? begin_stream(x, c) : dispatch(x, c);
 }
 
-/* ---- the end of a request ---- */
+/* ---- its end ---- */
 
 static void log_request(const struct exchange *x)
 {
@@ -439,7 +286,7 @@ static void count_request(const struct exchange *x)
     atomic_fetch_add(&s->requests[route][status_slot(x->status)], 1);
 }
 
-static void on_completed(void *cls, struct MHD_Connection *c, void **context, enum MHD_RequestTerminationCode code)
+void http_on_completed(void *cls, struct MHD_Connection *c, void **context, enum MHD_RequestTerminationCode code)
 {
     struct exchange *x = *context;
 
@@ -468,242 +315,4 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **context, en
     drop_body(x);
     free(x);
     *context = NULL;
-}
-
-/* ---- connections ---- */
-
-static void on_connection(void *cls, struct MHD_Connection *c, void **context, enum MHD_ConnectionNotificationCode code)
-{
-    struct server *s = cls;
-    struct peer *p = *context;
-
-    pthread_mutex_lock(&s->peers_lock);
-    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
-        p = calloc(1, sizeof(*p));
-        if (p) {
-            p->fd = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
-            p->due_us = clock_us() + LIMIT_REQUEST_S * (int64_t)1000000;
-            p->next = s->peers;
-            if (p->next) {
-                p->next->prev = p;
-            }
-            s->peers = p;
-        }
-        *context = p;
-        atomic_fetch_add(&s->connections, 1);
-    } else {
-        atomic_fetch_sub(&s->connections, 1);
-        if (p) {
-            *(p->prev ? &p->prev->next : &s->peers) = p->next;
-            if (p->next) {
-                p->next->prev = p->prev;
-            }
-            free(p);
-            *context = NULL;
-        }
-    }
-    pthread_mutex_unlock(&s->peers_lock);
-}
-
-/* Which of the connections between requests have a client that left: microhttpd 0.9.75 misses it where the last bytes of a
- * request cut short and the end came together (it takes a short read for "nothing more", and the edge is gone). */
-static void poll_peers(const struct server *s, struct pollfd *p, nfds_t n)
-{
-    nfds_t i = 0;
-
-    for (const struct peer *q = s->peers; q && i < n; q = q->next, i++) {
-        bool between = q->due_us != INT64_MAX;
-        p[i] = (struct pollfd){.fd = between ? q->fd : -1, .events = POLLRDHUP};
-    }
-    if (poll(p, i, 0) < 0) {
-        memset(p, 0, n * sizeof(*p));
-    }
-}
-
-/* How long until the requests waiting now have ended, at the rate of the last seconds. */
-static void estimate_retry(struct server *s, double seconds)
-{
-    enum { LONGEST_S = 120 };
-    const struct engine *engine = atomic_load(&s->engine);
-    uint64_t ended = 0;
-
-    if (!engine) {
-        return;
-    }
-    const struct engine_stats *stats = engine_stats(engine);
-    for (int f = FINISH_STOP; f <= FINISH_ERROR; f++) {
-        ended += atomic_load_explicit(&stats->finished[f], memory_order_relaxed);
-    }
-    double share = MIN(seconds / 10, 1);
-    s->ended_per_s += share * ((double)(ended - s->ended) / seconds - s->ended_per_s);
-    s->ended = ended;
-    double wait = (double)atomic_load_explicit(&stats->waiting, memory_order_relaxed) / MAX(s->ended_per_s, 1e-3);
-    atomic_store(&s->retry_after_s, (int)MIN(MAX(wait + 0.5, 1), LONGEST_S));
-}
-
-void server_sweep(struct server *s)
-{
-    int64_t now = clock_us();
-    nfds_t n = 0, i = 0;
-
-    if (now - s->swept_us < 1000 * 1000) {
-        return;
-    }
-    estimate_retry(s, (double)(now - s->swept_us) / 1e6);
-    s->swept_us = now;
-    pthread_mutex_lock(&s->peers_lock);
-    for (const struct peer *p = s->peers; p; p = p->next) {
-        n++;
-    }
-    struct pollfd *polled = calloc(n + 1, sizeof(*polled));
-    if (polled) {
-        poll_peers(s, polled, n);
-    }
-    for (struct peer *p = s->peers; p; p = p->next, i++) {
-        /* Seen twice, a second apart: what it sent before it left has been looked at. */
-        bool left = polled && (polled[i].revents & (POLLRDHUP | POLLHUP | POLLERR));
-        if (p->due_us < now || (left && p->left)) {
-            shutdown(p->fd, SHUT_RDWR); /* MHD sees the end and closes it */
-            p->due_us = INT64_MAX;
-        }
-        p->left = left;
-    }
-    pthread_mutex_unlock(&s->peers_lock);
-    free(polled);
-}
-
-/* ---- starting and stopping ---- */
-
-static void on_mhd_message(void *cls, const char *format, va_list args)
-{
-    char text[512];
-
-    (void)cls;
-    vsnprintf(text, sizeof(text), format, args);
-    text[strcspn(text, "\n")] = '\0';
-    log_event(LOG_DEBUG, "microhttpd", LOG_STR("message", text));
-}
-
-static int pool_threads(const struct settings *s)
-{
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-
-    return (int)(s->http_threads ? s->http_threads : MAX(2, MIN(cores / 2, 16)));
-}
-
-static int read_pem(char **ret, const char *path, const char *param, struct err *e)
-{
-    char text[4096];
-    struct buf b;
-    FILE *f = fopen(path, "re");
-    size_t n;
-
-    if (!f) {
-        return err_set_param(e, ERR_IO, param, "cannot read %s '%s': %m", param, path);
-    }
-    buf_init(&b, LIMIT_YAML_BYTES);
-    while ((n = fread(text, 1, sizeof(text), f)) > 0) {
-        buf_append(&b, text, n);
-    }
-    fclose(f);
-    if (b.failed || !b.len) {
-        buf_release(&b);
-        return err_set_param(e, ERR_INVALID, param, "%s '%s' is empty or too large", param, path);
-    }
-    *ret = b.data;
-    return 0;
-}
-
-static int load_tls(struct server *s, struct err *e)
-{
-    const struct settings *o = s->settings;
-
-    if (!o->ssl_certfile && !o->ssl_keyfile) {
-        return 0;
-    }
-    if (!o->ssl_certfile || !o->ssl_keyfile) {
-        return err_set_param(e, ERR_INVALID, o->ssl_certfile ? "ssl-keyfile" : "ssl-certfile",
-                             "ssl-certfile and ssl-keyfile go together; one is missing");
-    }
-    if (MHD_is_feature_supported(MHD_FEATURE_TLS) != MHD_YES) {
-        return err_set_param(e, ERR_UNSUPPORTED, "ssl-certfile", "this machine's libmicrohttpd was built without TLS");
-    }
-    int rc = read_pem(&s->tls_cert, o->ssl_certfile, "ssl-certfile", e);
-    rc = rc ? rc : read_pem(&s->tls_key, o->ssl_keyfile, "ssl-keyfile", e);
-    s->tls = rc == 0;
-    return rc;
-}
-
-static int start_daemon(struct server *s, struct err *e)
-{
-    int threads = pool_threads(s->settings);
-    int64_t connections = MAX(raise_nofile(s->settings->max_connections), threads);
-    unsigned flags =
-        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | (s->tls ? MHD_USE_TLS : 0);
-    struct MHD_OptionItem more[] = {
-        {s->tls ? MHD_OPTION_HTTPS_MEM_CERT : MHD_OPTION_END, 0, s->tls_cert},
-        {MHD_OPTION_HTTPS_MEM_KEY, 0, s->tls_key},
-        {MHD_OPTION_END, 0, NULL},
-    };
-
-    s->daemon = MHD_start_daemon(
-        flags, 0, NULL, NULL, on_request, s, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_message, NULL, MHD_OPTION_LISTEN_SOCKET,
-        s->listen_fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-        (size_t)LIMIT_HEADER_BYTES, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_TIMEOUT_S,
-        MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_NOTIFY_CONNECTION, on_connection, s,
-        MHD_OPTION_THREAD_POOL_SIZE, (unsigned)(threads > 1 ? threads : 0), MHD_OPTION_ARRAY, more, MHD_OPTION_END);
-    return s->daemon ? 0
-                     : err_set(e, ERR_IO, "libmicrohttpd did not start%s", s->tls ? ": is the certificate right?" : "");
-}
-
-int server_open(struct server *s, const struct settings *settings, struct err *e)
-{
-    memset(s, 0, sizeof(*s));
-    s->settings = settings;
-    s->listen_fd = -1;
-    pthread_mutex_init(&s->peers_lock, NULL);
-    s->requests = calloc((size_t)n_routes + 1, sizeof(*s->requests));
-    int rc = s->requests ? 0 : err_nomem(e, "counters");
-    rc = rc ? rc : keys_load(&s->keys, settings, e);
-    rc = rc ? rc : load_tls(s, e);
-    rc = rc ? rc : listen_open(&s->listen_fd, s->url, sizeof(s->url), settings, e);
-    rc = rc ? rc : stream_hub_open(&s->hub, pool_threads(settings) / 2 > 0 ? pool_threads(settings) / 2 : 1, e);
-    rc = rc ? rc : start_daemon(s, e);
-    if (rc) {
-        server_close(s);
-    }
-    return rc;
-}
-
-void server_ready(struct server *s, struct engine *engine)
-{
-    atomic_store(&s->hub.engine, engine);
-    atomic_store(&s->engine, engine); /* last: handlers look at it first */
-}
-
-int64_t server_busy(const struct server *s)
-{
-    return atomic_load(&s->hub.n_streams);
-}
-
-void server_stop(struct server *s)
-{
-    if (s->daemon) {
-        MHD_stop_daemon(s->daemon); /* closes the listening socket */
-    } else if (s->listen_fd >= 0) {
-        close(s->listen_fd);
-    }
-    s->daemon = NULL;
-    s->listen_fd = -1;
-}
-
-void server_close(struct server *s)
-{
-    server_stop(s);
-    stream_hub_close(&s->hub);
-    keys_release(&s->keys);
-    free(s->tls_cert);
-    free(s->tls_key);
-    free(s->requests);
-    pthread_mutex_destroy(&s->peers_lock);
 }

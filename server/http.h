@@ -81,6 +81,18 @@ void reply_init(struct reply *r, int status);
 /* An error body in place of what was there. */
 void reply_error(struct reply *r, int status, const char *param, const char *message);
 
+/* Queue `r` (its body is taken over), the events or the body of x->stream. */
+enum MHD_Result reply_send(struct exchange *x, struct MHD_Connection *c, struct reply *r);
+enum MHD_Result reply_events(struct exchange *x, struct MHD_Connection *c);
+enum MHD_Result reply_collected(struct exchange *x, struct MHD_Connection *c);
+
+/* What MHD calls: a request's headers, body and end of body (http.c); its end; a connection's begin and end (peers.c). */
+enum MHD_Result http_on_request(void *server, struct MHD_Connection *c, const char *url, const char *method,
+                                const char *version, const char *data, size_t *size, void **context);
+void http_on_completed(void *server, struct MHD_Connection *c, void **context, enum MHD_RequestTerminationCode code);
+void http_on_connection(void *server, struct MHD_Connection *c, void **context,
+                        enum MHD_ConnectionNotificationCode code);
+
 struct route {
     const char *method; /* GET or POST */
     const char *path;   /* exact; or a prefix that ends in '/', the rest is an argument */

@@ -1,0 +1,157 @@
+/* What goes out: headers, JSON bodies, and the beginning of a stream of events. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/http.h"
+
+void reply_init(struct reply *r, int status)
+{
+    *r = (struct reply){.status = status};
+    buf_init(&r->body, 2 * LIMIT_RESPONSE_BYTES);
+}
+
+void reply_error(struct reply *r, int status, const char *param, const char *message)
+{
+    buf_clear(&r->body);
+    r->status = status;
+    r->content_type = NULL;
+    api_error(&r->body, status, param, message);
+}
+
+static const int known_status[HTTP_STATUS_SLOTS] = {0, 200, 204, 400, 401, 404, 405, 413, 415, 429, 499, 500, 503, 504};
+
+int status_slot(int status)
+{
+    for (int i = 1; i < HTTP_STATUS_SLOTS; i++) {
+        if (known_status[i] == status) {
+            return i;
+        }
+    }
+    return 0;
+}
+
+int slot_status(int slot)
+{
+    return known_status[slot];
+}
+
+static void add_header(struct MHD_Response *m, const char *name, const char *value)
+{
+    if (value && value[0]) {
+        MHD_add_response_header(m, name, value);
+    }
+}
+
+static void add_common_headers(const struct exchange *x, struct MHD_Response *m)
+{
+    add_header(m, "X-Request-Id", x->request_id);
+    add_header(m, "X-Quire-Ignored", x->ignored);
+    if (x->origin[0]) {
+        add_header(m, "Access-Control-Allow-Origin", x->origin);
+        add_header(m, "Access-Control-Expose-Headers", "X-Request-Id, X-Quire-Ignored, Retry-After");
+        add_header(m, "Vary", "Origin");
+    }
+    if (atomic_load(&x->server->draining)) {
+        add_header(m, MHD_HTTP_HEADER_CONNECTION, "close");
+    }
+}
+
+static enum MHD_Result queue(struct exchange *x, struct MHD_Connection *c, int status, struct MHD_Response *m)
+{
+    x->status = status;
+    enum MHD_Result ok = MHD_queue_response(c, (unsigned)status, m);
+    MHD_destroy_response(m);
+    return ok;
+}
+
+/* Takes over r->body. */
+enum MHD_Result reply_send(struct exchange *x, struct MHD_Connection *c, struct reply *r)
+{
+    if (r->body.failed) {
+        reply_error(r, 503, NULL, "out of memory");
+    }
+    size_t len = r->body.len;
+    struct MHD_Response *m = MHD_create_response_from_buffer(
+        len, r->body.data ? r->body.data : "", r->body.data ? MHD_RESPMEM_MUST_FREE : MHD_RESPMEM_PERSISTENT);
+    if (!m) {
+        buf_release(&r->body);
+        return MHD_NO;
+    }
+    buf_init(&r->body, 1);
+    if (len) {
+        add_header(m, MHD_HTTP_HEADER_CONTENT_TYPE, r->content_type ? r->content_type : "application/json");
+    }
+    add_header(m, MHD_HTTP_HEADER_ALLOW, r->allow);
+    if (r->status == 401) {
+        add_header(m, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
+    }
+    if (r->status == 429 || r->status == 503) {
+        char seconds[16];
+        snprintf(seconds, sizeof(seconds), "%d", r->status == 429 ? MAX(atomic_load(&x->server->retry_after_s), 1) : 1);
+        add_header(m, MHD_HTTP_HEADER_RETRY_AFTER, seconds);
+    }
+    if (r->close && !atomic_load(&x->server->draining)) {
+        add_header(m, MHD_HTTP_HEADER_CONNECTION, "close");
+    }
+    if (r->allow && x->origin[0]) {
+        add_header(m, "Access-Control-Allow-Methods", r->allow);
+        add_header(m, "Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-Id");
+        add_header(m, "Access-Control-Max-Age", "600");
+    }
+    add_common_headers(x, m);
+    return queue(x, c, r->status, m);
+}
+
+/* ---- answering with a stream ---- */
+
+static void free_nothing(void *cls)
+{
+    (void)cls; /* the exchange holds the stream's reference */
+}
+
+enum MHD_Result reply_events(struct exchange *x, struct MHD_Connection *c)
+{
+    struct MHD_Response *m =
+        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 1024, stream_read, x->stream, free_nothing);
+
+    if (!m) {
+        return MHD_NO;
+    }
+    add_header(m, MHD_HTTP_HEADER_CONTENT_TYPE, "text/event-stream; charset=utf-8");
+    add_header(m, MHD_HTTP_HEADER_CACHE_CONTROL, "no-cache");
+    add_header(m, "X-Accel-Buffering", "no");
+    add_common_headers(x, m);
+    return queue(x, c, 200, m);
+}
+
+/* The body of a stream that has come to its end without one. */
+enum MHD_Result reply_collected(struct exchange *x, struct MHD_Connection *c)
+{
+    struct stream *s = x->stream;
+    struct reply r;
+
+    pthread_mutex_lock(&s->lock);
+    bool lost = s->lost;
+    pthread_mutex_unlock(&s->lock);
+    if (lost) {
+        return MHD_NO;
+    }
+    /* Finished: nothing of it changes any more, but `lost`. */
+    reply_init(&r, s->status);
+    if (s->status != 200) {
+        reply_error(&r, s->status, NULL, s->error);
+        return reply_send(x, c, &r);
+    }
+    struct prompt_ids *ids = s->style.token_ids ? calloc((size_t)s->n_requests, sizeof(*ids)) : NULL;
+    for (int32_t i = 0; ids && i < s->n_requests; i++) {
+        ids[i] = (struct prompt_ids){s->request[i]->prompt, s->request[i]->n_prompt};
+    }
+    if (s->style.token_ids && !ids) {
+        reply_error(&r, 503, NULL, "out of memory");
+    } else {
+        collector_body(&r.body, &s->collector, &s->style, ids, s->n, &s->total);
+    }
+    free(ids);
+    return reply_send(x, c, &r);
+}
