@@ -13,7 +13,7 @@
 
 enum {
     BLOCK_BYTES = 192 << 10, /* of w, in the second-level cache */
-    BLOCK_STEP = 24,         /* a multiple of every tile's rows of w */
+    BLOCK_STEP = 12,         /* a multiple of every tile's rows of w */
     BLOCK_MAX_ROWS = 240,
     STREAMS = 4,
     STREAM_AHEAD_BYTES = 512,

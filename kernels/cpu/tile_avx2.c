@@ -11,7 +11,13 @@
 
 #include "kernels/cpu/avx2.h"
 
-enum { K_BLOCK = 1024 };
+enum { K_BLOCK = 2048 };
+
+/* All sixteen registers are taken: twelve sums, three rows of w, one of x. The compiler must not keep what it has loaded for a
+ * second use, which would push sums out to memory; after this it takes a pointer for a new one. */
+#define FORGET(pointer) __asm__("" : "+r"(pointer))
+
+static const _Alignas(32) int32_t upper_halves[8] = {-65536, -65536, -65536, -65536, -65536, -65536, -65536, -65536};
 
 /* Elements of sixteen stored ones that meet lanes [0, 8) and [8, 16) of packed x. */
 INLINE __m256 stored_low(const void *w, enum dtype t)
@@ -25,7 +31,9 @@ INLINE __m256 stored_low(const void *w, enum dtype t)
 INLINE __m256 stored_high(const void *w, enum dtype t)
 {
     if (t == DTYPE_BF16) {
-        return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(w), _mm256_set1_epi32((int)0xFFFF0000u)));
+        const int32_t *mask = upper_halves;
+        FORGET(mask);
+        return _mm256_castsi256_ps(_mm256_and_si256(_mm256_load_si256((const __m256i *)mask), _mm256_loadu_si256(w)));
     }
     return t == DTYPE_F16 ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)w + 1)) : _mm256_loadu_ps((const float *)w + 8);
 }
@@ -89,6 +97,7 @@ INLINE void tile(float *sum, const char *const *w, const float *x, const enum dt
                 __m256 u[8];
 #pragma GCC unroll 8
                 for (int i = 0; i < n_w; i++) {
+                    FORGET(row[i]);
                     const char *at = row[i] + h * width;
                     u[i] = part == 0 ? stored_low(at, t) : stored_high(at, t);
                 }
