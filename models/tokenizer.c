@@ -41,6 +41,7 @@ void tokenizer_free(struct tokenizer *t)
         free(t->normal[i].text);
     }
     bpe_release(&t->bpe);
+    unigram_release(&t->unigram);
     free(t->raw.node);
     free(t->normalized.node);
     free(t->added);
@@ -209,6 +210,8 @@ int encode_word(struct encoder *enc, const char *s, size_t len)
 {
     if (enc->t->model == MODEL_BPE)
         return bpe_encode_word(enc, s, len);
+    if (enc->t->model == MODEL_UNIGRAM)
+        return unigram_encode_word(enc, s, len);
     for (size_t i = 0; i < len; i++) {
         int32_t id = (uint8_t)s[i];
         int ret = encoder_emit(enc, &id, 1);

@@ -22,7 +22,7 @@ static int32_t node_new(struct trie *tr, uint8_t byte)
     return tr->n++;
 }
 
-static int32_t child_of(const struct trie *tr, int32_t node, uint8_t byte)
+int32_t trie_child(const struct trie *tr, int32_t node, uint8_t byte)
 {
     int32_t k = tr->node[node].child;
     while (k >= 0 && tr->node[k].byte != byte)
@@ -39,7 +39,7 @@ int trie_add(struct trie *tr, const char *text, size_t len, int32_t token)
         return ERR_NOMEM;
     tr->first[(uint8_t)text[0]] = true;
     for (size_t i = 0; i < len; i++) {
-        int32_t next = child_of(tr, at, (uint8_t)text[i]);
+        int32_t next = trie_child(tr, at, (uint8_t)text[i]);
         if (next < 0) {
             next = node_new(tr, (uint8_t)text[i]);
             if (next < 0)
@@ -58,7 +58,7 @@ static int32_t longest(const struct trie *tr, const char *s, size_t len, size_t 
 {
     int32_t at = 0, found = -1;
     for (size_t i = 0; i < len; i++) {
-        at = child_of(tr, at, (uint8_t)s[i]);
+        at = trie_child(tr, at, (uint8_t)s[i]);
         if (at < 0)
             break;
         if (tr->node[at].token >= 0) {

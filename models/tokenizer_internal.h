@@ -3,7 +3,7 @@
  * Encoding is a row of stages, each of which hands on pieces of the text:
  *
  *     text ─► added tokens (tokenizer_added.c) ─► normalizer (tokenizer_normal.c) ─► added tokens that match normalized text
- *          ─► pre-tokenizer stages (tokenizer_split.c, tokenizer_scan.c) ─► words ─► model (tokenizer_bpe.c) ─► ids
+ *          ─► pre-tokenizer stages (tokenizer_split.c, tokenizer_scan.c) ─► words ─► model (tokenizer_bpe.c, tokenizer_unigram.c) ─► ids
  *
  * No list of pieces is ever made: a stage calls the next one for each piece (`encode_piece`). Whatever an encoding
  * needs beyond its own stack is in `struct encoder`, so the tokenizer itself is never written to, but for the word
@@ -141,7 +141,17 @@ struct bpe {
     struct word_cache *cache; /* NULL: words are not cached */
 };
 
-enum model_kind { MODEL_BYTES, MODEL_BPE };
+struct unigram {
+    double *score; /* [n], by id */
+    int32_t n;
+    double min_score;
+    struct trie trie; /* its tokens are ids */
+    bool byte_fallback;
+    int32_t byte_id[256];
+    int32_t unk;
+};
+
+enum model_kind { MODEL_BYTES, MODEL_BPE, MODEL_UNIGRAM };
 
 /* What a decoder does to the beginning of a text. */
 enum decode_start {
@@ -167,6 +177,7 @@ struct tokenizer {
     int32_t n_stages;
     enum model_kind model;
     struct bpe bpe;
+    struct unigram unigram;
     int32_t prefix[TOKENIZER_TEMPLATE], suffix[TOKENIZER_TEMPLATE]; /* what add_special adds */
     int32_t n_prefix, n_suffix;
 
@@ -272,6 +283,8 @@ int normalize(struct encoder *enc, const char *s, size_t len, struct normalized 
 
 /* ---- tokenizer_added.c -------------------------------------------------------------------------------------------- */
 
+/* The node one byte further, or -1. */
+int32_t trie_child(const struct trie *tr, int32_t node, uint8_t byte);
 int trie_add(struct trie *tr, const char *text, size_t len, int32_t token);
 /* Cut a text at its added tokens: `piece` for what lies between, the tokens' ids in between. */
 int added_split(struct encoder *enc, const struct trie *tr, const char *s, size_t len, bool first,
@@ -289,6 +302,13 @@ int bpe_encode_word(struct encoder *enc, const char *s, size_t len);
 /* tokenizer.c: a word to whichever model there is; one id to the output, or ERR_INVALID over the limit. */
 int encode_word(struct encoder *enc, const char *s, size_t len);
 int encoder_emit(struct encoder *enc, const int32_t *id, int32_t n);
+
+/* ---- tokenizer_unigram.c --- */
+
+/* Once the vocabulary and its scores are there. */
+int unigram_finish(struct tokenizer *t, struct err *e);
+void unigram_release(struct unigram *u);
+int unigram_encode_word(struct encoder *enc, const char *s, size_t len);
 
 /* ---- UTF-8 and the byte alphabet ---------------------------------------------------------------------------------- */
 

@@ -5,6 +5,7 @@
  */
 #include "models/tokenizer_internal.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -53,6 +54,38 @@ static void read_vocab(struct json *j, struct loader *l)
     l->have_vocab = true;
 }
 
+/* [["<unk>", 0.0], ["▁the", -3.1], ...]: ids are places. */
+static void read_scored_vocab(struct json *j, struct loader *l)
+{
+    struct unigram *u = &l->t->unigram;
+    char text[TOKEN_TEXT_BYTES];
+    size_t len;
+    double score;
+    json_enter_array(j);
+    while (json_next_element(j)) {
+        json_enter_array(j);
+        if (!json_next_element(j) || !json_read_string(j, text, sizeof text, &len) || !json_next_element(j) ||
+            !json_read_double(j, &score) || json_next_element(j) || !isfinite(score)) {
+            json_fail(j, "entry %d of the vocabulary is not a token and its score", u->n);
+            return;
+        }
+        if ((u->n & (u->n - 1)) == 0) { /* capacity doubles at powers of two */
+            double *p = realloc(u->score, (size_t)MAX(u->n * 2, 1) * sizeof(*p));
+            if (!p) {
+                json_fail(j, "no memory for the vocabulary");
+                return;
+            }
+            u->score = p;
+        }
+        if (vocab_add(l->t, u->n, text, len, l->e) != 0) {
+            fail_with(j, l->e);
+            return;
+        }
+        u->score[u->n++] = score;
+    }
+    l->have_vocab = true;
+}
+
 static bool read_flag(struct json *j)
 {
     bool value = false;
@@ -73,6 +106,16 @@ static void read_text_or_null(struct json *j, char *ret, size_t cap)
         json_read_string(j, ret, cap, NULL);
 }
 
+static void read_unk_id(struct json *j, struct loader *l)
+{
+    int64_t id = -1;
+    if (json_peek(j) == JSON_NULL)
+        json_skip(j);
+    else if (json_read_int(j, &id) && (id < 0 || id >= LIMIT_VOCAB))
+        json_fail(j, "unk_id %lld is no token id", (long long)id);
+    l->t->unigram.unk = (int32_t)id;
+}
+
 static void read_model(struct json *j, struct loader *l)
 {
     struct bpe *b = &l->t->bpe;
@@ -82,11 +125,10 @@ static void read_model(struct json *j, struct loader *l)
         if (json_key_is(j, "type")) {
             read_text_or_null(j, l->model_type, sizeof l->model_type);
         } else if (json_key_is(j, "vocab")) {
-            if (json_peek(j) != JSON_OBJECT) {
-                json_fail(j, "the model's vocabulary is not an object of tokens and ids: only BPE is supported");
-                return;
-            }
-            read_vocab(j, l);
+            if (json_peek(j) == JSON_ARRAY)
+                read_scored_vocab(j, l);
+            else
+                read_vocab(j, l);
         } else if (json_key_is(j, "merges")) {
             l->merges = *j;
             l->merges_waiting = !l->have_vocab;
@@ -97,8 +139,10 @@ static void read_model(struct json *j, struct loader *l)
                 json_skip(j);
         } else if (json_key_is(j, "unk_token")) {
             read_text_or_null(j, l->unk, sizeof l->unk);
+        } else if (json_key_is(j, "unk_id")) {
+            read_unk_id(j, l);
         } else if (json_key_is(j, "byte_fallback")) {
-            b->byte_fallback = read_flag(j);
+            b->byte_fallback = l->t->unigram.byte_fallback = read_flag(j);
         } else if (json_key_is(j, "fuse_unk")) {
             b->fuse_unk = read_flag(j);
         } else if (json_key_is(j, "ignore_merges")) {
@@ -227,7 +271,7 @@ int tokenizer_parse(struct tokenizer *t, const char *text, size_t len, struct er
     struct err none = {0};
     struct loader l = {.t = t, .e = e ? e : &none};
     struct json j;
-    t->bos = t->eos = t->bpe.unk = -1;
+    t->bos = t->eos = t->bpe.unk = t->unigram.unk = -1;
     json_init(&j, text, len, "tokenizer.json", l.e);
     /* About the size that files of this length come to; a wrong guess costs a little time or memory. */
     if (vocab_reserve(t, len / 96) != 0 || bpe_reserve(&t->bpe, len / 96) != 0)
@@ -237,15 +281,19 @@ int tokenizer_parse(struct tokenizer *t, const char *text, size_t len, struct er
         return l.e->code < 0 ? l.e->code : ERR_INVALID;
     if (!l.have_model || !l.have_vocab || t->n_vocab == 0)
         return err_set(e, ERR_INVALID, "tokenizer.json: no model with a vocabulary");
-    if (strcmp(l.model_type, "BPE") != 0 && !(l.model_type[0] == 0 && l.have_merges))
-        return err_set(e, ERR_UNSUPPORTED, "tokenizer.json: the model type \"%s\" is not supported; BPE is",
-                       l.model_type);
+    bool scored = t->unigram.n > 0, is_unigram = strcmp(l.model_type, "Unigram") == 0;
+    if (scored != is_unigram || (!scored && strcmp(l.model_type, "BPE") != 0 && (l.model_type[0] || !l.have_merges)))
+        return err_set(e, ERR_UNSUPPORTED,
+                       "tokenizer.json: the model type \"%s\" with %s is not supported; BPE and Unigram are",
+                       l.model_type, scored ? "scores" : "ids");
+    if (scored && t->bpe.byte_level)
+        return err_set(e, ERR_UNSUPPORTED, "tokenizer.json: a Unigram model over bytes is not supported");
     if (!l.have_decoder)
         t->join_spaces = true;
-    t->model = MODEL_BPE;
+    t->model = scored ? MODEL_UNIGRAM : MODEL_BPE;
     if (l.unk[0])
         t->bpe.unk = vocab_find(t, l.unk, strlen(l.unk));
-    int ret = bpe_finish(t, e);
+    int ret = scored ? unigram_finish(t, e) : bpe_finish(t, e);
     if (ret == 0)
         ret = build_tries(t, e);
     if (ret == 0)
