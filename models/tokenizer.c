@@ -135,19 +135,44 @@ static int read_special_names(struct tokenizer *t, const char *dir, const char *
     return j.failed ? ERR_INVALID : 0;
 }
 
+static int open_json_file(struct tokenizer *t, const char *dir, struct err *e)
+{
+    char *text = NULL;
+    size_t len = 0;
+    int code = model_file_read(dir, "tokenizer.json", LIMIT_TOKENIZER_JSON_BYTES, &text, &len, e);
+    if (code == 0)
+        code = tokenizer_parse(t, text, len, e);
+    free(text);
+    return code;
+}
+
+static int open_spm_file(struct tokenizer *t, const char *dir, struct err *e)
+{
+    char *data = NULL;
+    size_t len = 0;
+    int code = model_file_read(dir, "tokenizer.model", LIMIT_TOKENIZER_JSON_BYTES, &data, &len, e);
+    if (code == 0)
+        code = tokenizer_parse_spm(t, (const uint8_t *)data, len, e);
+    free(data);
+    return code;
+}
+
 int tokenizer_open(struct tokenizer **ret, const char *dir, struct err *e)
 {
-    struct tokenizer *t = NULL;
-    char *json = NULL;
-    size_t len = 0;
-    int code = model_file_read(dir, "tokenizer.json", LIMIT_TOKENIZER_JSON_BYTES, &json, &len, e);
-    if (code == 0)
-        code = tokenizer_open_json(&t, json, len, e);
+    struct tokenizer *t = calloc(1, sizeof(*t));
+    int code;
+    if (!t)
+        return err_nomem(e, "a tokenizer");
+    if (!model_file_exists(dir, "tokenizer.json") && model_file_exists(dir, "tokenizer.model"))
+        code = open_spm_file(t, dir, e);
+    else if (!model_file_exists(dir, "tokenizer.json") && model_file_exists(dir, "vocab.json"))
+        code = tokenizer_open_gpt2(t, dir, e);
+    else
+        code = open_json_file(t, dir, e);
     if (code == 0)
         code = read_special_names(t, dir, "special_tokens_map.json", e);
     if (code == 0)
         code = read_special_names(t, dir, "tokenizer_config.json", e);
-    free(json);
     if (code != 0) {
         tokenizer_free(t);
         return code;

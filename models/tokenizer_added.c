@@ -129,3 +129,38 @@ int added_split(struct encoder *enc, const struct trie *tr, const char *s, size_
     }
     return done < len ? piece(enc, s + done, len - done, first && done == 0) : 0;
 }
+
+int added_add(struct tokenizer *t, const struct added_token *a, const char *text, size_t len, bool special,
+              struct err *e)
+{
+    int ret = vocab_add(t, a->id, text, len, e);
+    if (ret != 0)
+        return ret;
+    t->token[a->id].flags |= (uint8_t)(TOKEN_ADDED | (special ? TOKEN_SPECIAL : 0));
+    if ((t->n_added & (t->n_added - 1)) == 0) { /* capacity doubles at powers of two */
+        struct added_token *p = realloc(t->added, (size_t)MAX(t->n_added * 2, 1) * sizeof(*p));
+        if (!p)
+            return err_nomem(e, "the added tokens");
+        t->added = p;
+    }
+    t->added[t->n_added++] = *a;
+    return 0;
+}
+
+int added_finish(struct tokenizer *t, struct err *e)
+{
+    struct encoder enc = {.t = t, .e = e};
+    int ret = 0;
+    for (int32_t i = 0; i < t->n_added && ret == 0; i++) {
+        const struct token *k = &t->token[t->added[i].id];
+        struct normalized n = {t->text + k->text_off, k->text_len, NULL};
+        if (t->added[i].normalized)
+            ret = normalize(&enc, n.s, n.len, &n);
+        if (ret == 0 && trie_add(t->added[i].normalized ? &t->normalized : &t->raw, n.s, n.len, i) != 0)
+            ret = err_nomem(e, "the added tokens");
+        free(n.own);
+    }
+    pcre2_match_data_free(enc.match);
+    pcre2_match_context_free(enc.limits);
+    return ret;
+}

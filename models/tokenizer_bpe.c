@@ -61,12 +61,12 @@ int bpe_reserve(struct bpe *b, size_t n)
     return 0;
 }
 
-int bpe_add_merge(struct bpe *b, int32_t left, int32_t right, int32_t id)
+int bpe_add_merge(struct bpe *b, int32_t left, int32_t right, int32_t id, int32_t rank)
 {
     if (bpe_reserve(b, (size_t)b->n + 1) != 0)
         return ERR_NOMEM;
     /* A pair that is listed twice keeps its last place, as in a map that is filled in order. */
-    *find_slot(b->slot, b->mask, pair_of(left, right)) = (struct merge_slot){pair_of(left, right), (int32_t)b->n, id};
+    *find_slot(b->slot, b->mask, pair_of(left, right)) = (struct merge_slot){pair_of(left, right), rank, id};
     b->n++;
     return 0;
 }

