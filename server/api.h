@@ -61,6 +61,7 @@ struct tokenize {
     int32_t *id; /* [n] owned */
     int32_t n;
     bool return_strings;
+    char ignored[256]; /* unknown fields */
 };
 int tokenize_parse(struct tokenize *ret, const char *body, size_t len, const struct api_context *ctx, struct err *e);
 /* /detokenize: the ids into ret->id. */

@@ -15,7 +15,15 @@ static int encode_text(struct prompt *ret, const char *name, const char *text, b
         return err_set_param(e, ERR_INVALID, name, "%s is empty; give at least one character", name);
     }
     int rc = ctx->encode(ctx->arg, text, len, add_special, max, &ret->id, &ret->n, e);
-    if (rc == ERR_INVALID && e && !e->param[0]) {
+    /* JSON strings are valid UTF-8, so what can be wrong with the text is its length. */
+    if (rc == ERR_INVALID && max < INT32_MAX) {
+        return err_set_param(
+            e, ERR_INVALID, name,
+            "%s has more than %d tokens (%zu bytes), the model takes %d with those to be made; shorten it, or set "
+            "truncate_prompt_tokens",
+            name, max - 1, len, max - 1);
+    }
+    if (rc == ERR_INVALID && e) {
         snprintf(e->param, sizeof(e->param), "%s", name);
     }
     if (!rc && ret->n == 0) {
@@ -175,14 +183,13 @@ static int token_body_parse(struct tokenize *ret, const struct field_table *t, c
                             size_t len, const struct api_context *ctx, struct err *e)
 {
     struct tokenize_body b = {.add_special = true};
-    char ignored[8] = "";
     cJSON *tree;
     int rc = json_parse(&tree, body, len, e);
 
     if (rc) {
         return rc;
     }
-    rc = fields_read(t, &b, tree, ctx, ignored, sizeof(ignored), e);
+    rc = fields_read(t, &b, tree, ctx, b.out.ignored, sizeof(b.out.ignored), e);
     const cJSON *v = rc ? NULL : cJSON_GetObjectItemCaseSensitive(tree, required);
     if (!rc && (!v || cJSON_IsNull(v))) {
         rc = err_set_param(e, ERR_INVALID, required, "%s is missing", required);

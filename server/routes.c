@@ -80,6 +80,7 @@ static void handle_tokenize(struct exchange *x, const char *arg, struct reply *r
         reply_failure(r, &e);
         return;
     }
+    memcpy(x->ignored, t.ignored, sizeof(x->ignored));
     buf_printf(&r->body, "{\"count\":%d,\"max_model_len\":%d,\"tokens\":", t.n, api->info.max_model_len);
     put_ids(&r->body, t.id, t.n);
     if (t.return_strings) {
@@ -108,6 +109,7 @@ static void handle_detokenize(struct exchange *x, const char *arg, struct reply 
         reply_failure(r, &e);
         return;
     }
+    memcpy(x->ignored, t.ignored, sizeof(x->ignored));
     buf_init(&text, LIMIT_RESPONSE_BYTES);
     if (engine_decode(atomic_load(&s->engine), t.id, t.n, false, &text, &e)) {
         reply_failure(r, &e);

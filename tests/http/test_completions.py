@@ -181,6 +181,7 @@ def test_request_ids(http):
 def test_unknown_fields_are_named(http):
     a = http.post("/v1/completions", json=dict(prompt="x", temprature=1, foo={}))
     assert a.status_code == 200 and a.headers["x-quire-ignored"] == "temprature, foo"
+    assert http.post("/tokenize", json=dict(prompt="x", bar=1)).headers["x-quire-ignored"] == "bar"
 
 
 def test_unknown_fields_rejected(start):

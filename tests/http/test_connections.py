@@ -310,6 +310,23 @@ def test_queue_full(start):
     s.wait_idle()
 
 
+def test_timeouts(start):
+    """A request that waits too long is refused; one that runs too long ends where it is."""
+    s = start("--max-num-seqs", "1", "--queue-timeout", "0.5", "--request-timeout", "1.5", model="null:2000")
+    with s.connect() as running, s.connect() as waiting, s.connect() as stream:
+        running.sendall(post("/v1/completions", dict(LONG, stream=False)))
+        s.wait_metric("num_requests_running", 1)
+        waiting.sendall(post("/v1/completions", dict(prompt="x")))
+        stream.sendall(post("/v1/completions", dict(prompt="x", stream=True)))
+        status, headers, body = Reader(waiting).answer()
+        assert status == 503 and headers["retry-after"] and "queue" in error_of(body)["message"]
+        payloads = events(Reader(stream).answer()[2])
+        assert payloads[-1] == "[DONE]" and json.loads(payloads[-2])["error"]["code"] == 503
+        status, _, body = Reader(running).answer()
+        choice = json.loads(body)["choices"][0]
+        assert status == 200 and choice["finish_reason"] == "abort" and len(choice["text"]) > 100
+
+
 def test_many_clients_come_and_go(server):
     """Streams, answers and disconnects at random; everything comes back."""
     import random
