@@ -1,0 +1,210 @@
+/* Every allocation of the request path made to fail in turn: a clean refusal, and nothing is leaked. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include "server/auth.h"
+#include "server/collect.h"
+#include "tests/api_context.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define REPLACED_MALLOC 0 /* the sanitizers bring their own */
+#else
+#define REPLACED_MALLOC 1
+#endif
+
+static long countdown = -1; /* allocations until one fails; -1: none does */
+static long live;           /* allocations not freed, while counting */
+static bool counting;
+
+static bool fails(void)
+{
+    return counting && countdown >= 0 && countdown-- == 0;
+}
+
+#if REPLACED_MALLOC
+void *__libc_malloc(size_t n);
+void *__libc_calloc(size_t n, size_t size);
+void *__libc_realloc(void *p, size_t n);
+void __libc_free(void *p);
+
+void *malloc(size_t n)
+{
+    if (fails())
+        return NULL;
+    live += counting;
+    return __libc_malloc(n);
+}
+
+void *calloc(size_t n, size_t size)
+{
+    if (fails())
+        return NULL;
+    live += counting;
+    return __libc_calloc(n, size);
+}
+
+void *realloc(void *p, size_t n)
+{
+    if (fails())
+        return NULL;
+    live += counting && p == NULL;
+    return __libc_realloc(p, n);
+}
+
+void free(void *p)
+{
+    live -= counting && p != NULL;
+    __libc_free(p);
+}
+#endif
+
+/* Run `step` with the first, second, third … allocation failing, until it gets by without. Returns how many there are. */
+static int fail_each(int (*step)(void))
+{
+    for (int i = 0;; i++) {
+        assert_true(i < 10000);
+        countdown = i;
+        live = 0;
+        counting = true;
+        int rc = step();
+        counting = false;
+        bool spared = countdown >= 0;
+        if (live != 0)
+            fail_msg("%ld allocations leaked when number %d failed", live, i);
+        if (spared) {
+            assert_int_equal(rc, 0);
+            return i;
+        }
+        if (rc >= 0)
+            fail_msg("allocation %d failed and nobody noticed", i);
+    }
+}
+
+static int parse_all(void)
+{
+    static const char body[] =
+        "{\"prompt\":[\"ab\",\"c\"],\"stop\":[\"a\",\"b\"],\"bad_words\":[\"w\",\"v\"],\"logit_bias\":{\"1\":1,\"2\":2}"
+        ","
+        "\"stop_token_ids\":[9],\"allowed_token_ids\":[1,2],\"cache_salt\":\"s\",\"foo\":{\"a\":[1,\"b\"]}}";
+    struct completion c;
+    struct gen_params copy;
+    struct err e = {0};
+    int rc = completion_parse(&c, body, sizeof(body) - 1, &test_context, &e);
+    if (rc) {
+        assert_int_equal(rc, ERR_NOMEM);
+        assert_int_equal(http_status_of(rc), 503);
+        return rc;
+    }
+    rc = gen_params_clone(&copy, &c.params, &e);
+    if (rc == 0)
+        gen_params_release(&copy);
+    completion_release(&c);
+    return rc;
+}
+
+static int tokenize_all(void)
+{
+    struct tokenize t;
+    int rc = tokenize_parse(&t, "{\"prompt\":\"ab\"}", 15, &test_context, NULL);
+    if (rc == 0)
+        tokenize_release(&t);
+    rc = rc ? rc : detokenize_parse(&t, "{\"tokens\":[1,2]}", 16, &test_context, NULL);
+    if (rc == 0)
+        tokenize_release(&t);
+    return rc;
+}
+
+static int answer(struct sse_style *s, struct collector *c)
+{
+    struct token_out t = {.id = 'a', .logprob = -1};
+    struct output o = {
+        .text = "a\n", .text_len = 2, .token = &t, .n_tokens = 1, .finish = FINISH_STOP, .stop_string = "\n"};
+    struct usage u = {0};
+    int32_t id = 7;
+    struct prompt_ids prompt = {&id, 1};
+    struct buf events, body;
+    buf_init(&events, 1 << 20);
+    buf_init(&body, 1 << 20);
+    int rc = collector_add(c, s, 0, &o);
+    rc = rc ? rc : collector_body(&body, c, s, &prompt, 1, &u);
+    rc = rc ? rc : sse_piece(&events, s, 0, &o, &id, 1, &u);
+    o = (struct output){.text = "plain", .text_len = 5};
+    s->logprobs = s->token_ids = false;
+    rc = rc ? rc : sse_piece(&events, s, 0, &o, NULL, 0, &u);
+    rc = rc ? rc : sse_done(&events);
+    buf_release(&events);
+    buf_release(&body);
+    return rc;
+}
+
+static int answer_all(void)
+{
+    struct sse_style s = {.token_bytes = test_token_bytes, .logprobs = true, .token_ids = true};
+    struct collector c;
+    int rc = sse_style_init(&s, "cmpl-1", 5, "m", "fp", NULL);
+    if (rc)
+        return rc;
+    rc = collector_init(&c, 2, NULL);
+    if (rc == 0) {
+        rc = answer(&s, &c);
+        collector_release(&c);
+    }
+    sse_style_release(&s);
+    return rc;
+}
+
+static int load_keys(void)
+{
+    char *list[] = {"alpha"};
+    struct settings s = {.api_key = list, .n_api_keys = 1};
+    struct keys k;
+    int rc = keys_load(&k, &s, NULL);
+    if (rc == 0)
+        keys_release(&k);
+    return rc;
+}
+
+static void check(int (*step)(void), int at_least)
+{
+    if (!REPLACED_MALLOC)
+        skip();
+    assert_true(fail_each(step) >= at_least);
+}
+
+static void test_bodies(void **state)
+{
+    (void)state;
+    check(parse_all, 40);
+}
+
+static void test_token_bodies(void **state)
+{
+    (void)state;
+    check(tokenize_all, 6);
+}
+
+static void test_answers(void **state)
+{
+    (void)state;
+    check(answer_all, 8);
+}
+
+static void test_keys(void **state)
+{
+    (void)state;
+    check(load_keys, 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bodies),
+        cmocka_unit_test(test_token_bodies),
+        cmocka_unit_test(test_answers),
+        cmocka_unit_test(test_keys),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
