@@ -504,6 +504,33 @@ static void linear_blocks_large_shapes_right(void **state)
     rig_close(&r);
 }
 
+/* Shapes that a GPU cuts along k between its multiprocessors: several pieces a tile, tiles that end early. */
+static void products_cut_between_multiprocessors_add_up(void **state)
+{
+    (void)state;
+    if (strcmp(rig_device, "cpu") == 0) {
+        skip();
+    }
+    static const struct linear_case cases[] = {
+        {.rows = 1, .in = 4096, .out = 1000},
+        {.rows = 7, .in = 14336, .out = 384, .bias = true},
+        {.rows = 16, .in = 1024, .out = 18000, .bias = true, .act = ACT_RELU},
+        {.rows = 25, .in = 4096, .out = 1026},
+        {.rows = 64, .in = 4096, .out = 1280, .f32_out = true},
+        {.rows = 64, .in = 64, .out = 17500},
+        {.rows = 100, .in = 2048, .out = 2050, .bias = true, .act = ACT_SILU},
+        {.rows = 128, .in = 4096, .out = 640},
+    };
+    struct rig r;
+    rig_open(&r);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        for (size_t t = 1; t < ARRAY_LEN(weight_types); t++) {
+            check_linear(&r, &cases[i], weight_types[t], cases[i].f32_out);
+        }
+    }
+    rig_close(&r);
+}
+
 /* ---- weights ---- */
 
 static void weights_are_made_of_pieces(void **state)
@@ -589,6 +616,7 @@ static int group(void)
         cmocka_unit_test(linear_blocks_large_shapes_right),
         cmocka_unit_test(weights_are_made_of_pieces),
         cmocka_unit_test(dummies_are_small_and_differ),
+        cmocka_unit_test(products_cut_between_multiprocessors_add_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -158,27 +158,22 @@ int64_t sample_partial_bytes(int32_t max_rows);
 /* False: the vocabulary is too wide for lists of allowed tokens. */
 bool launch_sample(const struct sample_args *a, const struct step_arrays *s, cudaStream_t stream);
 
-/* Skinny matrix product (gemm_skinny.cu), sm_90a */
+/* Matrix products of at most 128 rows (gemm_skinny.cu), compute capability 9.0: out = act(x w^T + bias) */
+enum { SKINNY_MAX_TILES = 32768 }; /* of 128 columns of out */
 struct skinny_args {
-    void *out; /* [m, n] at out_stride, out_type */
-    int64_t out_stride;
+    void *out; /* [m, n] at out_stride; out_type: type or float32 */
     const void *x; /* [m, k] at x_stride */
-    int64_t x_stride;
     const void *w; /* [n, k] contiguous */
+    const void *bias; /* [n]; NULL: none */
+    int64_t out_stride, x_stride;
     int32_t m, n, k;
-    int32_t type, out_type;
-    const void *bias;     /* [n], type; may be NULL */
-    const void *residual; /* [m, n], type; may be NULL */
-    int64_t residual_stride;
-    int32_t act;
-    float *workspace;   /* partial sums */
-    int32_t *arrived;   /* zero between launches */
+    int32_t type, out_type, bias_type, act;
+    float *workspace; /* skinny_workspace_bytes */
+    int32_t *arrived; /* [SKINNY_MAX_TILES], zero between launches */
 };
-int64_t skinny_workspace_bytes(void);
-/* `map_w`: CUtensorMap of the weight. False: shape not taken. */
-bool launch_skinny(const struct skinny_args *a, const void *map_w, cudaStream_t stream);
-/* Encode the map of a weight into 128 bytes at `ret_map`; false when the shape cannot be taken. */
-bool skinny_map_weight(void *ret_map, const void *w, int32_t n, int32_t k, int type);
+int64_t skinny_workspace_bytes(int32_t n_sms);
+/* False: the shape is not taken, nothing was enqueued. */
+bool launch_skinny(const struct skinny_args *a, int32_t n_sms, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

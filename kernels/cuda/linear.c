@@ -44,6 +44,23 @@ static void fail(struct cuda_backend *c, cublasStatus_t s, const struct plan_key
     }
 }
 
+/* The weight-streaming kernels need Hopper; QUIRE_CUDA_SKINNY_ROWS bounds their rows (0: never), for measurements. */
+static int skinny_init(struct cuda_backend *c, struct err *e)
+{
+    const char *rows = getenv("QUIRE_CUDA_SKINNY_ROWS");
+    c->skinny_max_rows = rows != NULL ? atoi(rows) : 128;
+    if (c->capability != 90 || c->skinny_max_rows < 1) {
+        return 0;
+    }
+    c->skinny_partial = cuda_alloc(c, (size_t)skinny_workspace_bytes(c->n_sms), "matrix products", e);
+    c->skinny_arrived = cuda_alloc(c, SKINNY_MAX_TILES * sizeof(int32_t), "matrix products", e);
+    if (c->skinny_partial == NULL || c->skinny_arrived == NULL) {
+        return ERR_NOMEM;
+    }
+    cudaError_t rc = cudaMemsetAsync(c->skinny_arrived, 0, SKINNY_MAX_TILES * sizeof(int32_t), c->stream);
+    return rc == cudaSuccess ? 0 : cuda_error(e, rc, "matrix products");
+}
+
 int cuda_linear_init(struct cuda_backend *c, struct err *e)
 {
     c->plan = calloc(MATMUL_PLANS, sizeof(*c->plan));
@@ -55,7 +72,7 @@ int cuda_linear_init(struct cuda_backend *c, struct err *e)
         return err_set(e, ERR_DEVICE, "cuda: cuBLASLt: %s (%d)", lt_text(s), (int)s);
     }
     c->workspace = cuda_alloc(c, WORKSPACE_BYTES, "matrix products", e);
-    return c->workspace == NULL ? ERR_NOMEM : 0;
+    return c->workspace == NULL ? ERR_NOMEM : skinny_init(c, e);
 }
 
 static void plan_clear(struct matmul_plan *p)
@@ -231,12 +248,37 @@ static struct mat side_buffer(struct cuda_backend *c, struct mat out, int32_t ro
     return out;
 }
 
+/* Few rows: the weight-streaming kernel, where it takes the shape. */
+static bool try_skinny(struct cuda_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep, int32_t rows)
+{
+    if (c->skinny_arrived == NULL || rows > c->skinny_max_rows || (ep != NULL && ep->residual.data != NULL) || w.stride != w.cols ||
+        x.dtype != w.dtype) {
+        return false;
+    }
+    struct skinny_args a = {.out = out.data,
+                            .x = x.data,
+                            .w = w.data,
+                            .bias = ep != NULL ? ep->bias.data : NULL,
+                            .out_stride = out.stride,
+                            .x_stride = x.stride,
+                            .m = rows,
+                            .n = w.rows,
+                            .k = w.cols,
+                            .type = (int32_t)w.dtype,
+                            .out_type = (int32_t)out.dtype,
+                            .bias_type = ep != NULL ? (int32_t)ep->bias.dtype : 0,
+                            .act = ep != NULL ? (int32_t)ep->act : 0,
+                            .workspace = c->skinny_partial,
+                            .arrived = c->skinny_arrived};
+    return launch_skinny(&a, c->n_sms, c->stream);
+}
+
 void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w, const struct epilogue *ep)
 {
     struct cuda_backend *c = cuda_of(b);
     cuda_start(c);
     int32_t rows = cuda_rows(c, out);
-    if (rows < 1 || !cuda_usable(c)) {
+    if (rows < 1 || !cuda_usable(c) || try_skinny(c, out, x, w, ep, rows)) {
         return;
     }
     struct split s = split_epilogue(ep, out);

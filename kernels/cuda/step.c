@@ -325,6 +325,7 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     s->n_samples = b.n_samples;
     c->in_step = true;
     c->started = false;
+    c->recording = NULL;
     return 0;
 }
 
@@ -363,8 +364,7 @@ static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows, bool gr
 bool cuda_replay(struct backend *backend, const struct batch *batch)
 {
     struct cuda_backend *c = cuda_of(backend);
-    c->recording = NULL;
-    if (!cuda_usable(c) || c->started || !graph_eligible(batch)) {
+    if (!cuda_usable(c) || c->started || c->recording != NULL || !graph_eligible(batch)) {
         return false;
     }
     int32_t rows = MIN(graph_rows(batch->n_tokens), c->max_graph_rows);
