@@ -110,12 +110,49 @@ __device__ __forceinline__ bool loader_issue(loader &l, const span &w, const att
     int block1 = bs < 16 && token + 8 < l.p.len ? l.p.table[index + 1] : block0;
     int row_tiles = w.heads / a.kv.n_kv_heads;
     const T *base = (const T *)a.kv.base + a.layer * a.kv.layer_stride + l.p.head / row_tiles * a.kv.head_stride;
+    if (l.c == l.p.n - 1)
+        pdl_wait(); /* the chunk of the newest token */
     if (BULK_COPY && lane == 0)
         barrier_expect(bar, 2 * 16 * D * sizeof(T));
     __syncwarp();
     load_chunk<T, D>(a.kv, base, block0, block1, token % bs, to, 16 * D * sizeof(T), 16 * 128, bar, lane);
     l.c += DECODE_WARPS;
     return true;
+}
+
+/* Row r of a pair from the pieces of workers first .. final, in their order, 32 at a time. By one warp. */
+template <typename T, int D>
+__device__ __forceinline__ void add_partials(const span &w, const attn_workspace &ws, const piece &p, int first, int final, int r,
+                                             T *out, int lane)
+{
+    float top = -INFINITY, all = 0.0f, acc[D / 32] = {};
+    for (int k0 = first; k0 <= final; k0 += 32) {
+        int k = k0 + lane, n = min(32, final - k0 + 1);
+        float2 v = make_float2(-INFINITY, 0.0f);
+        int row = 0;
+        if (k <= final) {
+            row = (2 * k + (span_begin(w, k) >= p.base ? 0 : 1)) * DECODE_ROWS + r;
+            v = __ldcg((const float2 *)(ws.partial_ml + (int64_t)row * 2));
+        }
+        float next = fmaxf(top, warp_max(v.x)), keep = top == -INFINITY ? 0.0f : exp2f(top - next);
+        float f = v.x == -INFINITY ? 0.0f : exp2f(v.x - next);
+        top = next;
+        all = all * keep + warp_sum(v.y * f);
+#pragma unroll
+        for (int i = 0; i < D / 32; i++)
+            acc[i] *= keep;
+#pragma unroll 8
+        for (int j = 0; j < n; j++) {
+            const float *from = ws.partial_o + (int64_t)__shfl_sync(0xffffffffu, row, j) * D + lane;
+            float fj = __shfl_sync(0xffffffffu, f, j);
+#pragma unroll
+            for (int i = 0; i < D / 32; i++)
+                acc[i] += __ldcg(from + i * 32) * fj;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < D / 32; i++)
+        out[(int64_t)r * D + i * 32 + lane] = from_float<T>(acc[i] / all);
 }
 
 template <typename T, int D, int STAGES, bool TALL>
@@ -137,8 +174,8 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
         barrier_init_fence();
     }
     __syncwarp();
-    pdl_wait();
-    pdl_release();
+    /* What the step's prologue wrote is there (rope_kv, the kernel before, starts its successor only then), and so are all
+     * keys and values but those of the sequences' last tokens: loading begins before that kernel is done. */
 
     int group = a.n_heads / a.kv.n_kv_heads, row_tiles = (group + DECODE_ROWS - 1) / DECODE_ROWS;
     span w;
@@ -148,8 +185,10 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
     w.total = (int64_t)s.header->n_chunks[a.window_index] * w.heads;
     w.workers = (int)min((int64_t)gridDim.x, (w.total + DECODE_WARPS - 1) / DECODE_WARPS);
     int worker = blockIdx.x;
-    if (worker >= w.workers)
+    if (worker >= w.workers) {
+        pdl_wait();
         return;
+    }
     w.begin = span_begin(w, worker);
     w.end = span_begin(w, worker + 1);
 
@@ -162,6 +201,8 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
         loader_issue<T, D>(load, w, a, s, ring + i * L::STAGE, bars + i * 8, warp, lane);
         copy_commit();
     }
+    pdl_wait();
+    pdl_release();
     int turn = 0; /* chunks this warp has consumed */
     const float scale = a.softcap > 0.0f ? a.scale : a.scale * LOG2E;
     for (bool more = true; more; more = piece_next(p, w, a, s)) {
@@ -346,24 +387,8 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
         __syncthreads();
         if (*last) { /* all of the pair is there: add it up */
             int first = span_owner(w, p.base), final = span_owner(w, p.base + p.n - 1);
-            for (int r = warp; r < rows; r += DECODE_WARPS) {
-                float top = -INFINITY, all = 0.0f, acc[D / 32] = {};
-                for (int k = first; k <= final; k++) {
-                    int at = 2 * k + (span_begin(w, k) >= p.base ? 0 : 1);
-                    float2 v = __ldcg((const float2 *)(ws.partial_ml + ((int64_t)at * DECODE_ROWS + r) * 2));
-                    float next = fmaxf(top, v.x);
-                    float keep = top == -INFINITY ? 0.0f : exp2f(top - next), f = exp2f(v.x - next);
-                    top = next;
-                    all = all * keep + v.y * f;
-                    const float *from = ws.partial_o + ((int64_t)at * DECODE_ROWS + r) * D;
-#pragma unroll
-                    for (int i = 0; i < D / 32; i++)
-                        acc[i] = acc[i] * keep + __ldcg(from + i * 32 + lane) * f;
-                }
-#pragma unroll
-                for (int i = 0; i < D / 32; i++)
-                    out[(int64_t)r * D + i * 32 + lane] = from_float<T>(acc[i] / all);
-            }
+            for (int r = warp; r < rows; r += DECODE_WARPS)
+                add_partials<T, D>(w, ws, p, first, final, r, out, lane);
         }
         __syncthreads(); /* `last` is free again */
     }

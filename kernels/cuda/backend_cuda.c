@@ -263,7 +263,9 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv, co
         launch_attn_plain(&k, &c->arrays, 0, n_decode, 0, n_decode, c->stream);
     }
     int32_t rest = c->batch.n_tokens - c->batch.n_decode;
-    if (rest > 0 && !launch_attn_prefill(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream)) {
+    if (rest > 0 &&
+        !(c->capability == 90 && launch_attn_prefill_hopper(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream)) &&
+        !launch_attn_prefill(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream)) {
         launch_attn_plain(&k, &c->arrays, c->batch.n_decode, c->batch.n_seqs - c->batch.n_decode, c->batch.n_decode, rest,
                           c->stream);
     }

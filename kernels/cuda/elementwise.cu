@@ -224,8 +224,8 @@ template <typename T>
 __global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv, const int32_t *position,
                                const int32_t *slot)
 {
-    pdl_release();
     pdl_wait();
+    pdl_release(); /* not before: attention counts on the prologue being done when it starts */
     int lane = threadIdx.x & 31, head = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5);
     int token = blockIdx.x, d = kv.head_dim;
     if (head >= r.n_heads + 2 * kv.n_kv_heads)

@@ -141,6 +141,9 @@ int32_t attn_decode_workers(void);
 enum { ATTN_PREFILL_ROWS = 128 };
 bool launch_attn_prefill(const struct attn_args *a, const struct step_arrays *s, const int32_t *tile, int32_t n_tiles,
                          cudaStream_t stream);
+/* The same for compute capability 9.0. */
+bool launch_attn_prefill_hopper(const struct attn_args *a, const struct step_arrays *s, const int32_t *tile, int32_t n_tiles,
+                                cudaStream_t stream);
 
 /* sampling (sample.cu) */
 enum { GREEDY_BLOCKS = 32 }; /* at most, a row */
