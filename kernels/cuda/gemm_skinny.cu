@@ -18,7 +18,7 @@ enum { TILE_N = 128, TILE_K = 64, CONSUMERS = 256, SKINNY_THREADS = CONSUMERS + 
 template <int MT> struct skinny_layout {
     static constexpr int W = TILE_N * TILE_K * 2, X = MT * TILE_K * 2;
     static constexpr int STAGE = W + X;
-    static constexpr int RING = 111 * 1024; /* two blocks a multiprocessor: the next product fills its ring beside this one */
+    static constexpr int RING = 221184;
     static constexpr int STAGES = RING / STAGE;
     static constexpr int BYTES = STAGES * STAGE + STAGES * 16 + 16 + 1024; /* the ring starts at a multiple of 1024 */
 };
@@ -102,7 +102,7 @@ __device__ __forceinline__ void skinny_store(const skinny_args &a, const float (
 }
 
 template <typename T, int MT>
-__global__ void __launch_bounds__(SKINNY_THREADS, 2)
+__global__ void __launch_bounds__(SKINNY_THREADS, 1)
 skinny_kernel(const __grid_constant__ CUtensorMap map_w, const __grid_constant__ CUtensorMap map_x, skinny_args a)
 {
     using L = skinny_layout<MT>;

@@ -21,8 +21,7 @@ struct table_change {
  * that the step before has drawn. Rows past n_tokens of a captured graph become padding. */
 __global__ void prologue_kernel(step_arrays a)
 {
-    pdl_release();
-    pdl_wait();
+    pdl_wait(); /* and no early release: what follows may read the arrays before it waits */
     const char *base = (const char *)a.header;
     const step_header h = *a.header;
     int i = blockIdx.x * blockDim.x + threadIdx.x, n_threads = gridDim.x * blockDim.x;
