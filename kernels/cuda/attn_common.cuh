@@ -166,6 +166,14 @@ __device__ __forceinline__ void load_chunk(const kv_view &kv, const T *head_base
 #endif
 }
 
+/* 2^x by the special function unit; 0 for -infinity, denormals flushed. */
+__device__ __forceinline__ float fast_exp2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 __device__ __forceinline__ float soft_cap(float s, float cap) { return cap * tanhf(s / cap); }
 
 #endif

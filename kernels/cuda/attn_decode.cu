@@ -91,7 +91,9 @@ template <typename T, int D, int STAGES> struct decode_layout {
 /* Where a warp's loads stand: the piece and chunk that come next, and the block ids of the coming 32 chunks. */
 struct loader {
     piece p;
-    int c; /* next chunk of this warp in p */
+    int c;      /* next chunk of this warp in p */
+    int ids;    /* block of the warp's chunk number `turn` + lane in p, good for 32 turns */
+    int turn;
     bool more;
 };
 
@@ -102,12 +104,15 @@ __device__ __forceinline__ bool loader_issue(loader &l, const span &w, const att
     while (l.more && l.c >= l.p.hi) {
         l.more = piece_next(l.p, w, a, s);
         l.c = l.p.lo + warp;
+        l.turn = 0;
     }
     if (!l.more)
         return false;
     int token = l.p.first_token + l.c * ATTN_CHUNK, bs = a.kv.block_size;
-    int index = token / bs, block0 = l.p.table[index];
-    int block1 = bs < 16 && token + 8 < l.p.len ? l.p.table[index + 1] : block0;
+    if ((l.turn & 31) == 0)
+        l.ids = l.p.table[(l.p.first_token + min(l.c + lane * DECODE_WARPS, l.p.n - 1) * ATTN_CHUNK) / bs];
+    int block0 = __shfl_sync(0xffffffffu, l.ids, l.turn++ & 31);
+    int block1 = bs < 16 && token + 8 < l.p.len ? l.p.table[token / bs + 1] : block0;
     int row_tiles = w.heads / a.kv.n_kv_heads;
     const T *base = (const T *)a.kv.base + a.layer * a.kv.layer_stride + l.p.head / row_tiles * a.kv.head_stride;
     if (l.c == l.p.n - 1)
@@ -134,8 +139,8 @@ __device__ __forceinline__ void add_partials(const span &w, const attn_workspace
             row = (2 * k + (span_begin(w, k) >= p.base ? 0 : 1)) * DECODE_ROWS + r;
             v = __ldcg((const float2 *)(ws.partial_ml + (int64_t)row * 2));
         }
-        float next = fmaxf(top, warp_max(v.x)), keep = top == -INFINITY ? 0.0f : exp2f(top - next);
-        float f = v.x == -INFINITY ? 0.0f : exp2f(v.x - next);
+        float next = fmaxf(top, warp_max(v.x)), keep = top == -INFINITY ? 0.0f : fast_exp2(top - next);
+        float f = v.x == -INFINITY ? 0.0f : fast_exp2(v.x - next);
         top = next;
         all = all * keep + warp_sum(v.y * f);
 #pragma unroll
@@ -156,7 +161,7 @@ __device__ __forceinline__ void add_partials(const span &w, const attn_workspace
 }
 
 template <typename T, int D, int STAGES, bool TALL>
-__global__ void __launch_bounds__(DECODE_WARPS * 32)
+__global__ void __launch_bounds__(DECODE_WARPS * 32, D <= 128 ? BLOCKS_PER_SM : 1)
 attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
 {
     using L = decode_layout<T, D, STAGES>;
@@ -195,6 +200,7 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
     loader load;
     piece_find(load.p, w, a, s, w.begin);
     load.c = load.p.lo + warp;
+    load.turn = 0;
     load.more = true;
     piece p = load.p;
     for (int i = 0; i < STAGES - 1; i++) {
@@ -272,11 +278,11 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
                 top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
                 float old = m[h];
                 m[h] = fmaxf(old, top);
-                float keep = exp2f(old - m[h]);
+                float keep = fast_exp2(old - m[h]);
                 float add = 0.0f;
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    v[j] = exp2f(v[j] - m[h]);
+                    v[j] = fast_exp2(v[j] - m[h]);
                     add += v[j];
                     sc[j >> 1][h * 2 + (j & 1)] = v[j];
                 }
@@ -322,9 +328,9 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
             sum[h] = 0.0f;
             for (int i = 0; i < DECODE_WARPS; i++) {
                 float mi = ml[(i * DECODE_ROWS + g + h * 8) * 2];
-                sum[h] += mi == -INFINITY ? 0.0f : ml[(i * DECODE_ROWS + g + h * 8) * 2 + 1] * exp2f(mi - best[h]);
+                sum[h] += mi == -INFINITY ? 0.0f : ml[(i * DECODE_ROWS + g + h * 8) * 2 + 1] * fast_exp2(mi - best[h]);
             }
-            factor[h] = m[h] == -INFINITY ? 0.0f : exp2f(m[h] - best[h]);
+            factor[h] = m[h] == -INFINITY ? 0.0f : fast_exp2(m[h] - best[h]);
         }
 #pragma unroll
         for (int i = 0; i < NT; i++)

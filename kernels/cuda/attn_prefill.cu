@@ -142,14 +142,14 @@ attn_prefill_kernel(attn_args a, step_arrays s, const int32_t *tile)
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
             float next = fmaxf(m[h], top);
             float base = next == -INFINITY ? 0.0f : next; /* nothing seen yet: window or causal edge */
-            float keep = exp2f(m[h] - base);
+            float keep = fast_exp2(m[h] - base);
             m[h] = next;
             float add = 0.0f;
 #pragma unroll
             for (int i = 0; i < ST; i++)
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
-                    float p = exp2f(sc[i][h * 2 + j] - base);
+                    float p = fast_exp2(sc[i][h * 2 + j] - base);
                     sc[i][h * 2 + j] = p;
                     add += p;
                 }

@@ -141,34 +141,35 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1) prefill_hopper_kernel(attn_
     auto softmax = [&](int j) {
         int token = begin + j * KEYS, position = warp_row + shift;
         bool edge = token + KEYS - 1 > position || (a.window > 0 && token <= position + 15 - a.window);
+        if (a.softcap > 0.0f)
+#pragma unroll
+            for (int i = 0; i < KEYS / 2; i++)
+                sc[i] = soft_cap(sc[i] * a.scale, a.softcap);
+        if (edge)
+#pragma unroll
+            for (int i = 0; i < KEYS / 2; i++) {
+                int at = token + i / 4 * 8 + t4 * 2 + (i & 1), mine = row[i >> 1 & 1] + shift;
+                if (at > mine || (a.window > 0 && at <= mine - a.window))
+                    sc[i] = -INFINITY;
+            }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float top = -INFINITY;
 #pragma unroll
             for (int i = 0; i < KEYS / 8; i++)
-#pragma unroll
-                for (int x = 0; x < 2; x++) {
-                    float v = sc[i * 4 + h * 2 + x];
-                    if (a.softcap > 0.0f)
-                        v = soft_cap(v * a.scale, a.softcap);
-                    int at = token + i * 8 + t4 * 2 + x, mine = row[h] + shift;
-                    if (edge && (at > mine || (a.window > 0 && at <= mine - a.window)))
-                        v = -INFINITY;
-                    sc[i * 4 + h * 2 + x] = v;
-                    top = fmaxf(top, v);
-                }
+                top = fmaxf(top, fmaxf(sc[i * 4 + h * 2], sc[i * 4 + h * 2 + 1]));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
             float factor = a.softcap > 0.0f ? LOG2E : scale;
             float next = fmaxf(m[h], top * factor), from = next == -INFINITY ? 0.0f : next;
-            keep[h] = exp2f(m[h] - from);
+            keep[h] = fast_exp2(m[h] - from);
             m[h] = next;
             float add = 0.0f;
 #pragma unroll
             for (int i = 0; i < KEYS / 8; i++)
 #pragma unroll
                 for (int x = 0; x < 2; x++) {
-                    float e = exp2f(sc[i * 4 + h * 2 + x] * factor - from);
+                    float e = fast_exp2(sc[i * 4 + h * 2 + x] * factor - from);
                     sc[i * 4 + h * 2 + x] = e;
                     add += e;
                 }

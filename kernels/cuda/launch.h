@@ -161,8 +161,8 @@ int64_t sample_partial_bytes(int32_t max_rows);
 /* False: the vocabulary is too wide for lists of allowed tokens. */
 bool launch_sample(const struct sample_args *a, const struct step_arrays *s, cudaStream_t stream);
 
-/* Matrix products of few rows (gemm_stream.cu): out = act(x w^T + bias) + residual */
-enum { STREAM_MAX_ROWS = 32 };
+/* Matrix products of few rows (gemm_stream.cu), compute capability 9.0 and up: out = act(x w^T + bias) + residual */
+enum { STREAM_MAX_ROWS = 16 };
 struct stream_args {
     void *out;            /* [m, n] at out_stride */
     const void *x;        /* [m, k] at x_stride */

@@ -91,6 +91,22 @@ __device__ __forceinline__ void stats_join(stats &a, const stats &b)
     a.least = min(a.least, b.least);
 }
 
+__device__ __forceinline__ stats stats_none(void) { return {0ull, 0, 0xFFFFFFFFu, 0.0f}; }
+
+/* Of the lanes of a warp, in lane 0. */
+__device__ __forceinline__ stats stats_warp(stats s)
+{
+    for (int o = 16; o > 0; o >>= 1) {
+        stats b;
+        b.best = __shfl_down_sync(0xffffffffu, s.best, o);
+        b.bad = __shfl_down_sync(0xffffffffu, s.bad, o);
+        b.least = __shfl_down_sync(0xffffffffu, s.least, o);
+        b.sum = __shfl_down_sync(0xffffffffu, s.sum, o);
+        stats_join(s, b);
+    }
+    return s;
+}
+
 /* Greatest, least, sum of exponentials of the row; the same in all threads of the cluster. */
 __device__ stats row_stats(const row_view &r, shared_state *sh)
 {
@@ -114,21 +130,14 @@ __device__ stats row_stats(const row_view &r, shared_state *sh)
     }
     stats s = {m == -INFINITY ? 0ull : (unsigned long long)sample_order(m) << 32 | (uint32_t)~token, bad,
                least == INFINITY ? 0xFFFFFFFFu : sample_order(least), sum};
-    for (int o = 16; o > 0; o >>= 1) {
-        stats b;
-        b.best = __shfl_down_sync(0xffffffffu, s.best, o);
-        b.bad = __shfl_down_sync(0xffffffffu, s.bad, o);
-        b.least = __shfl_down_sync(0xffffffffu, s.least, o);
-        b.sum = __shfl_down_sync(0xffffffffu, s.sum, o);
-        stats_join(s, b);
-    }
+    s = stats_warp(s);
     if ((threadIdx.x & 31) == 0)
         sh->part[threadIdx.x >> 5] = s;
     __syncthreads();
-    if (threadIdx.x == 0) {
-        for (int i = 1; i < (int)(blockDim.x >> 5); i++)
-            stats_join(s, sh->part[i]);
-        sh->whole = s;
+    if (threadIdx.x < 32) {
+        s = stats_warp(sh->part[threadIdx.x]);
+        if (threadIdx.x == 0)
+            sh->whole = s;
     }
     cluster.sync();
     if (threadIdx.x == 0) {
@@ -602,37 +611,33 @@ __global__ void __launch_bounds__(512) greedy_kernel(sample_args a, step_arrays 
         }
     }
     stats st = {m == -INFINITY ? 0ull : (unsigned long long)sample_order(m) << 32 | (uint32_t)~token, bad, 0, sum};
-    for (int o = 16; o > 0; o >>= 1) {
-        stats b;
-        b.best = __shfl_down_sync(0xffffffffu, st.best, o);
-        b.bad = __shfl_down_sync(0xffffffffu, st.bad, o);
-        b.least = 0;
-        b.sum = __shfl_down_sync(0xffffffffu, st.sum, o);
-        stats_join(st, b);
-    }
+    st = stats_warp(st);
     if ((threadIdx.x & 31) == 0)
         part[threadIdx.x >> 5] = st;
     __syncthreads();
-    if (threadIdx.x != 0)
+    if (threadIdx.x >= 32)
         return;
-    for (int i = 1; i < (int)(blockDim.x >> 5); i++)
-        stats_join(st, part[i]);
+    int lane = threadIdx.x, last = 0;
+    st = stats_warp(lane < (int)(blockDim.x >> 5) ? part[lane] : stats_none());
     stats *all = (stats *)a.partial + row * gridDim.x;
-    all[blockIdx.x] = st;
-    __threadfence();
-    if (atomicAdd(&a.arrived[row], 1) != (int)gridDim.x - 1)
-        return;
-    __threadfence();
-    a.arrived[row] = 0;
-    st = {0ull, 0, 0, 0.0f};
-    for (int i = 0; i < (int)gridDim.x; i++) {
-        stats b;
-        b.best = __ldcg(&all[i].best);
-        b.bad = __ldcg(&all[i].bad);
-        b.least = 0;
-        b.sum = __ldcg(&all[i].sum);
-        stats_join(st, b);
+    if (lane == 0) {
+        all[blockIdx.x] = st;
+        __threadfence();
+        last = atomicAdd(&a.arrived[row], 1) == (int)gridDim.x - 1;
+        __threadfence();
     }
+    if (!__shfl_sync(0xffffffffu, last, 0))
+        return;
+    st = stats_none();
+    if (lane < (int)gridDim.x) { /* at most GREEDY_BLOCKS */
+        st.best = __ldcg(&all[lane].best);
+        st.bad = __ldcg(&all[lane].bad);
+        st.sum = __ldcg(&all[lane].sum);
+    }
+    st = stats_warp(st);
+    if (lane != 0)
+        return;
+    a.arrived[row] = 0;
     const int32_t *group = (const int32_t *)((const char *)h + h->off_group);
     int drawn = stats_token(st);
     for (int i = group[a.first + row]; i < group[a.first + row + 1]; i++) {
