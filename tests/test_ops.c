@@ -516,7 +516,6 @@ static void products_cut_between_multiprocessors_add_up(void **state)
         {.rows = 7, .in = 14336, .out = 384, .bias = true},
         {.rows = 16, .in = 1024, .out = 18000, .bias = true, .act = ACT_RELU},
         {.rows = 25, .in = 4096, .out = 1026},
-        {.rows = 64, .in = 512, .out = 9000, .f32_out = true},
         {.rows = 9, .in = 4096, .out = 1280},
         {.rows = 64, .in = 64, .out = 17500},
         {.rows = 100, .in = 2048, .out = 2050, .bias = true, .act = ACT_SILU},

@@ -116,7 +116,7 @@ struct cuda_backend {
     int64_t side_bytes;
     void *skinny_partial;
     int32_t *skinny_arrived; /* NULL: no such kernels here */
-    int32_t skinny_max_rows, stream_max_rows;
+    int32_t skinny_max_rows;
 };
 
 static inline struct cuda_backend *cuda_of(struct backend *b) { return (struct cuda_backend *)b; }

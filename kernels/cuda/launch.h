@@ -161,21 +161,6 @@ int64_t sample_partial_bytes(int32_t max_rows);
 /* False: the vocabulary is too wide for lists of allowed tokens. */
 bool launch_sample(const struct sample_args *a, const struct step_arrays *s, cudaStream_t stream);
 
-/* Matrix products of few rows (gemm_stream.cu), compute capability 9.0 and up: out = act(x w^T + bias) + residual */
-enum { STREAM_MAX_ROWS = 16 };
-struct stream_args {
-    void *out;            /* [m, n] at out_stride */
-    const void *x;        /* [m, k] at x_stride */
-    const void *w;        /* [n, k] contiguous */
-    const void *bias;     /* [n]; NULL: none */
-    const void *residual; /* [m, n] of out_type; NULL: none; may be out */
-    int64_t out_stride, x_stride, residual_stride;
-    int32_t m, n, k;
-    int32_t type, out_type, bias_type, act;
-};
-/* False: the shape is not taken, nothing was enqueued. */
-bool launch_stream(const struct stream_args *a, int32_t n_sms, cudaStream_t stream);
-
 /* Matrix products of at most 128 rows (gemm_skinny.cu), compute capability 9.0: out = act(x w^T + bias) */
 enum { SKINNY_MAX_TILES = 32768 }; /* of 128 columns of out */
 struct skinny_args {

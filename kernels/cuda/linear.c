@@ -49,8 +49,6 @@ static int skinny_init(struct cuda_backend *c, struct err *e)
 {
     const char *rows = getenv("QUIRE_CUDA_SKINNY_ROWS");
     c->skinny_max_rows = rows != NULL ? atoi(rows) : 0;
-    rows = getenv("QUIRE_CUDA_STREAM_ROWS");
-    c->stream_max_rows = rows != NULL ? atoi(rows) : STREAM_MAX_ROWS;
     if (c->capability != 90 || c->skinny_max_rows < 1) {
         return 0;
     }
@@ -250,31 +248,7 @@ static struct mat side_buffer(struct cuda_backend *c, struct mat out, int32_t ro
     return out;
 }
 
-/* Few rows: the weight-streaming kernels, where they take the shape. */
-static bool try_stream(struct cuda_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep, int32_t rows)
-{
-    if (rows > MIN(c->stream_max_rows, STREAM_MAX_ROWS) || w.stride != w.cols || x.dtype != w.dtype ||
-        (ep != NULL && ep->residual.data != NULL && ep->residual.dtype != out.dtype)) {
-        return false;
-    }
-    struct stream_args a = {.out = out.data,
-                            .x = x.data,
-                            .w = w.data,
-                            .bias = ep != NULL ? ep->bias.data : NULL,
-                            .residual = ep != NULL ? ep->residual.data : NULL,
-                            .out_stride = out.stride,
-                            .x_stride = x.stride,
-                            .residual_stride = ep != NULL ? ep->residual.stride : 0,
-                            .m = rows,
-                            .n = w.rows,
-                            .k = w.cols,
-                            .type = (int32_t)w.dtype,
-                            .out_type = (int32_t)out.dtype,
-                            .bias_type = ep != NULL ? (int32_t)ep->bias.dtype : 0,
-                            .act = ep != NULL ? (int32_t)ep->act : 0};
-    return launch_stream(&a, c->n_sms, c->stream);
-}
-
+/* Few rows: the weight-streaming kernel, where it takes the shape. */
 static bool try_skinny(struct cuda_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep, int32_t rows)
 {
     if (c->skinny_arrived == NULL || rows > c->skinny_max_rows || (ep != NULL && ep->residual.data != NULL) || w.stride != w.cols ||
@@ -304,8 +278,7 @@ void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w, 
     struct cuda_backend *c = cuda_of(b);
     cuda_start(c);
     int32_t rows = cuda_rows(c, out);
-    if (rows < 1 || !cuda_usable(c) || try_stream(c, out, x, w, ep, rows) ||
-        try_skinny(c, out, x, w, ep, rows)) {
+    if (rows < 1 || !cuda_usable(c) || try_skinny(c, out, x, w, ep, rows)) {
         return;
     }
     struct split s = split_epilogue(ep, out);
