@@ -81,9 +81,9 @@ link := -pthread -Wl,-z,relro,-z,now $(SANITIZE) $(CFLAGS) $(LDFLAGS)
 
 avx2 := -mavx2 -mfma -mf16c
 avx512 := $(avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq
-$(BUILD)/obj/%_avx2.o: isa := $(avx2)
-$(BUILD)/obj/%_avx512.o: isa := $(avx512)
-$(BUILD)/obj/%_avx512bf16.o: isa := $(avx512) -mavx512bf16
+$(BUILD)/obj/%_avx2.o: extra := $(avx2)
+$(BUILD)/obj/%_avx512.o: extra := $(avx512)
+$(BUILD)/obj/%_avx512bf16.o: extra := $(avx512) -mavx512bf16
 
 # Other flags mean other objects: the stamp changes when they do.
 stamp := $(BUILD)/flags
@@ -103,7 +103,7 @@ all: $(lib) $(quire) ## build/quire and build/libquire.a (the default)
 $(BUILD)/obj/%.o: %.c $(stamp)
 	@mkdir -p $(@D)
 	$(call say,CC,$<)
-	$(Q)$(CC) $(compile) $(isa) -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(compile) $(extra) -MMD -MP -c -o $@ $<
 
 $(stamp): ;
 
@@ -167,7 +167,7 @@ $(fuzzers): $(BUILD)/tests/fuzz/%: $(BUILD)/obj/tests/fuzz/%.o $(lib)
 	$(call say,LINK,$@)
 	$(Q)$(CC) $(link) -fsanitize=fuzzer -o $@ $^ $(libs)
 
-$(BUILD)/obj/tests/fuzz/%.o: warnings += -Wno-missing-prototypes
+$(BUILD)/obj/tests/fuzz/%.o: extra := -Wno-missing-prototypes
 
 # ---- CUDA plugin --------------------------------------------------------------------------------------------------
 
