@@ -9,9 +9,6 @@
 
 #include "server/writer.h"
 
-/* Room in front of an HTTP chunk for its length, always eight digits: "0000012c\r\n". */
-#define CHUNK_HEAD "00000000\r\n"
-
 /* ---- making one ---- */
 
 /* Bytes that may gather unread: what a step may bring at once must not count as a slow client. */
@@ -167,7 +164,7 @@ static void cancel_all(struct stream *s)
 static void pending_begin(struct stream *s)
 {
     if (s->pending.len == 0 && s->mode == STREAM_DIRECT && s->chunked) {
-        buf_append(&s->pending, CHUNK_HEAD, sizeof(CHUNK_HEAD) - 1);
+        buf_append(&s->pending, CHUNK_HEAD, CHUNK_HEAD_BYTES);
     }
 }
 

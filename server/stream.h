@@ -27,6 +27,10 @@
 #include "server/collect.h"
 #include "server/sse.h"
 
+/* Room in front of an HTTP chunk for its length, always eight digits: "0000012c\r\n". */
+#define CHUNK_HEAD "00000000\r\n"
+enum { CHUNK_HEAD_BYTES = sizeof(CHUNK_HEAD) - 1, CHUNK_DIGITS = 8 };
+
 struct writer;
 
 /* What all streams share. */

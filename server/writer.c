@@ -10,6 +10,7 @@
 
 enum {
     EVENTS = 256,
+    TURNS = 8, /* writes of one stream before the others have theirs */
     SWEEP_US = 1000 * 1000,
     KEEP_BYTES = 64 * 1024, /* a buffer larger than this is given back when it is empty */
 };
@@ -96,9 +97,9 @@ static void give_back(struct stream *s)
 static int frame_chunk(struct buf *b)
 {
     static const char hex[] = "0123456789abcdef";
-    size_t len = b->len - 10;
+    size_t len = b->len - CHUNK_HEAD_BYTES;
 
-    for (int i = 7; i >= 0; i--, len >>= 4) {
+    for (int i = CHUNK_DIGITS - 1; i >= 0; i--, len >>= 4) {
         b->data[i] = hex[len & 15];
     }
     return buf_append(b, "\r\n", 2);
@@ -117,8 +118,8 @@ static void reuse(struct buf *b)
 static bool take_pending(struct stream *s)
 {
     bool more = false;
-
     int64_t before = (int64_t)s->out.len;
+
     pthread_mutex_lock(&s->lock);
     reuse(&s->out);
     s->out_at = 0;
@@ -158,7 +159,14 @@ static void drop(struct stream *s)
 
 static void write_direct(struct stream *s, int64_t now)
 {
+    int turn = 0;
+
     while (s->out_at < s->out.len || take_pending(s)) {
+        /* A stream that is refilled as fast as it is written must not keep the others waiting. */
+        if (turn++ == TURNS) {
+            writer_push(s->writer, s);
+            return;
+        }
         ssize_t n = send(s->fd, s->out.data + s->out_at, s->out.len - s->out_at, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (n > 0) {
             s->out_at += (size_t)n;
