@@ -25,6 +25,7 @@ enum {
 
 struct probe {
     struct executor *x;
+    int64_t (*now_us)(void);
     uint64_t step;
     int32_t *token, *token_src, *position, *slot; /* [max tokens] */
     int32_t *block;                               /* [blocks of the longest probe] 0, 1, 2, … */
@@ -32,9 +33,8 @@ struct probe {
     int32_t n_table; /* entries of row 0 that the executor knows */
 };
 
-static int probe_init(struct probe *p, struct executor *x, int32_t n_tokens, int32_t n_blocks, struct err *e)
+static int probe_init(struct probe *p, int32_t n_tokens, int32_t n_blocks, struct err *e)
 {
-    *p = (struct probe){.x = x};
     size_t n = (size_t)n_tokens * sizeof(int32_t);
     p->token = calloc(1, n);
     p->token_src = malloc(n);
@@ -104,11 +104,11 @@ static int probe_step(struct probe *p, int32_t n, int32_t context, int32_t n_swa
         .sample = &sample,
     };
     p->n_table = MAX(p->n_table, n_blocks);
-    int64_t start_us = clock_us();
+    int64_t start_us = p->now_us();
     int rc = p->x->launch(p->x, &b, e);
     if (rc == 0)
         rc = p->x->wait(p->x, &results, e);
-    *ret_us = clock_us() - start_us;
+    *ret_us = p->now_us() - start_us;
     return rc;
 }
 
@@ -138,15 +138,15 @@ static int probe_prefill(struct probe *p, int32_t *n, double *ret_us, struct err
     return probe_best(p, *n, 0, 0, ret_us, e);
 }
 
-int cost_measure(struct executor *x, struct step_cost *ret, struct err *e)
+int cost_measure(struct executor *x, int64_t (*now_us)(void), struct step_cost *ret, struct err *e)
 {
     const struct executor_info *info = &x->info;
     int32_t room = (int32_t)MIN((int64_t)info->n_blocks * info->block_size, info->max_len);
     int32_t n_tokens = MIN(MIN(info->max_num_batched_tokens, TOKENS_MAX), room), context = MIN(CONTEXT_MAX, room - 1);
     int32_t n_swap = MIN(SWAP_BLOCKS, MIN(info->n_blocks, info->n_host_blocks));
     double one = 0, full = 0, deep = 0, swap = 0;
-    struct probe p;
-    int rc = probe_init(&p, x, n_tokens, (int32_t)div_ceil(room, info->block_size), e);
+    struct probe p = {.x = x, .now_us = now_us};
+    int rc = probe_init(&p, n_tokens, (int32_t)div_ceil(room, info->block_size), e);
     if (rc == 0)
         rc = probe_best(&p, 1, 0, 0, &one, e);
     if (rc == 0)

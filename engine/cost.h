@@ -5,7 +5,8 @@
 #include "engine/executor.h"
 #include "engine/sched.h"
 
-/* Runs a dozen steps, before anything else has run: they write into KV blocks that nobody holds yet. */
-int cost_measure(struct executor *x, struct step_cost *ret, struct err *e);
+/* Runs a dozen steps, before anything else has run: they write into KV blocks that nobody holds yet.
+ * `now_us`: the clock to go by, microseconds (clock_us). */
+int cost_measure(struct executor *x, int64_t (*now_us)(void), struct step_cost *ret, struct err *e);
 
 #endif

@@ -112,7 +112,7 @@ static int measure_costs(struct engine *e, struct err *err)
     struct sched_config *c = &e->config;
     if (c->target_itl_us == 0 && !(c->preemption == PREEMPT_AUTO && c->n_host_blocks > 0))
         return 0;
-    int rc = cost_measure(e->executor, &c->cost, err);
+    int rc = cost_measure(e->executor, clock_us, &c->cost, err);
     if (rc == 0)
         log_event(LOG_INFO, "step costs", LOG_F64("fixed_us", c->cost.fixed_us), LOG_F64("token_us", c->cost.token_us),
                   LOG_F64("context_us", c->cost.context_us), LOG_F64("swap_block_us", c->cost.swap_block_us));
