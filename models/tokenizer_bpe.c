@@ -329,6 +329,8 @@ static int32_t whole_word(const struct tokenizer *t, const char *s, size_t len)
     char text[TOKEN_TEXT_BYTES];
     if (!t->bpe.byte_level)
         return vocab_find(t, s, len);
+    if (len == 0)
+        return -1; /* and gcc 14 sees that `text` is written */
     size_t n = 0;
     for (size_t i = 0; i < len; i++) {
         if (n + 2 > sizeof text)
