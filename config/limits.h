@@ -23,13 +23,14 @@ enum {
     LIMIT_REQUEST_ID_BYTES = 128,
     LIMIT_CACHE_SALT_BYTES = 256,
     LIMIT_MODEL_NAME_BYTES = 256,
-    LIMIT_STREAM_BYTES =
-        1024 * 1024,              /* unread bytes of one stream that make its client a slow one: then it is cut off */
-    LIMIT_BURST_BYTES = 16 << 20, /* after this many more at once, */
-    LIMIT_SLOW_S = 5,             /* or when it has taken nothing for so long, or all streams hold LIMIT_UNSENT_BYTES */
-    LIMIT_REQUEST_S = 105,        /* from a connection's last answer (or its start) to the end of its next request */
-    LIMIT_STALL_S = 60,           /* a client that takes not one byte of a full socket for so long is cut off */
-    LIMIT_KEEPALIVE_S = 10,       /* silence on a stream before an SSE comment */
+    /* Unread bytes of one stream that make its client a slow one. It is cut off after LIMIT_BURST_BYTES more, when it has
+     * taken nothing for LIMIT_SLOW_S, or when all streams hold LIMIT_UNSENT_BYTES. */
+    LIMIT_STREAM_BYTES = 1 << 20,
+    LIMIT_BURST_BYTES = 16 << 20,
+    LIMIT_SLOW_S = 5,
+    LIMIT_REQUEST_S = 105,  /* from a connection's last answer (or its start) to the end of its next request */
+    LIMIT_STALL_S = 60,     /* a client that takes not one byte of a full socket for so long is cut off */
+    LIMIT_KEEPALIVE_S = 10, /* silence on a stream before an SSE comment */
     LIMIT_API_KEYS = 1024,
     LIMIT_API_KEY_BYTES = 4096,
     LIMIT_SETTING_BYTES = 4096, /* one text of a setting */

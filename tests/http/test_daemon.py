@@ -186,6 +186,33 @@ def test_json_log(start):
     assert any(x.get("route") == "/version" and x.get("status") == 200 for x in lines)
 
 
+def test_stalled_step_turns_health_red(start, tmp_path):
+    """A step that takes three seconds under a step-timeout of half a one: red meanwhile, no food for the watchdog, green after."""
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        told.bind(path)
+        s = start("--step-timeout", "0.5", model="null:3000000", env={"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "1000000"})
+        with s.connect() as c:
+            c.sendall(post("/v1/completions", dict(prompt="x", max_tokens=1)))
+            s.wait_metric("num_requests_running", 1)
+            time.sleep(1)
+            a = httpx.get(s.url + "/health")
+            assert a.status_code == 503 and a.json() == {"status": "stalled"}
+            told.setblocking(False)
+            while True:
+                try:
+                    told.recv(100)
+                except BlockingIOError:
+                    break
+            time.sleep(0.7)
+            with pytest.raises(BlockingIOError):
+                told.recv(100)
+            assert run("health", "--url", s.url).returncode == 1
+            assert Reader(c).answer()[0] == 200
+        assert httpx.get(s.url + "/health").json() == {"status": "ready"}
+        assert s.stop() == 0
+
+
 # ---- the end ----
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
