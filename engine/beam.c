@@ -315,11 +315,24 @@ static void move_on(struct commit *c, struct group *g, const struct plan_item *i
         node_drop(b, parent_node[i]);
 }
 
+/* The output side found a stop string in what had settled, which is the same in all choices. */
+static bool texts_ended(const struct group *g)
+{
+    for (int32_t i = 0; i < g->beam->n; i++)
+        if (atomic_load_explicit(&g->request->stop_at[i], memory_order_relaxed) == INT32_MAX)
+            return false;
+    return true;
+}
+
 void beam_commit(struct commit *c, struct group *g, const struct plan_item *it, int32_t n)
 {
     struct beam *b = g->beam;
     if (g->state == GROUP_ENDED)
         return;
+    if (texts_ended(g)) {
+        sched_end(c->s, g, FINISH_STOP, NULL);
+        return;
+    }
     assert(n == g->n_live);
     for (int32_t i = 0; i < n; i++) {
         b->live[i] = it[i].seq;

@@ -168,11 +168,36 @@ static void what_beams_agree_on_goes_out_before_the_end(void **state)
     rig_close(&rig);
 }
 
+static void a_search_ends_with_the_text_that_has_settled(void **state)
+{
+    (void)state;
+    struct sched_config c;
+    rig_config(&c);
+    rig_open(&rig, &c);
+    rig.tops = late_leavers;
+    struct gen_params p = rig_params();
+    p.beam_width = p.best_of = 4;
+    p.n = 2;
+    p.max_tokens = 40;
+    struct rig_request *q = rig_add(&rig, p, 0, 5);
+    rig_run(&rig, 10);
+    atomic_store(&q->stop_at[0], 2);
+    rig_run(&rig, 1);
+    assert_false(q->ended); /* the other choice may go on */
+    atomic_store(&q->stop_at[1], 2);
+    rig_run(&rig, 1);
+    assert_true(q->ended);
+    for (int32_t i = 0; i < 2; i++)
+        assert_int_equal(rig_finish(&rig, q, i)->finish, FINISH_STOP);
+    rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_and_scores_are_those_of_transformers),
         cmocka_unit_test(what_beams_agree_on_goes_out_before_the_end),
+        cmocka_unit_test(a_search_ends_with_the_text_that_has_settled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
