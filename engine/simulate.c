@@ -209,8 +209,8 @@ static double step_us(const struct sim *s, const struct plan *p)
     double context = 0;
     for (int32_t i = 0; i < p->n_items; i++)
         context += p->item[i].first;
-    return o->overhead_us + fmax(o->weights_us, p->n_tokens * o->token_us) + context * o->context_us +
-           (p->n_swap_in + p->n_swap_out) * o->swap_block_us;
+    return o->overhead_us + p->n_items * o->seq_us + fmax(o->weights_us, p->n_tokens * o->token_us) +
+           context * o->context_us + (p->n_swap_in + p->n_swap_out) * o->swap_block_us;
 }
 
 static void make_candidates(struct sim *s, int32_t row)

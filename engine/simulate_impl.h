@@ -31,8 +31,8 @@ struct sim_options {
     int preemption; /* enum preemption */
     int manager;    /* enum manager */
     bool prefix_cache, json;
-    /* A step takes overhead + max(weights, tokens * token) + context tokens read * context + blocks swapped * swap_block. */
-    double overhead_us, weights_us, token_us, context_us, swap_block_us;
+    /* A step takes overhead + sequences * seq + max(weights, tokens * token) + context tokens read * context + blocks swapped * swap_block. */
+    double overhead_us, seq_us, weights_us, token_us, context_us, swap_block_us;
     double beam_gap; /* mean distance in nats between a beam's candidates: how fast beams die */
 };
 
