@@ -1,14 +1,15 @@
 /* Beam search of one group: what stands between the candidates of a step and fork, append, free.
  *
- * As transformers' generate(num_beams=k): of all candidates (live beam, token) in order of cumulative log-probability,
- * those among the first k that end (end of sequence, stop id, last token) become hypotheses, scored
- * cumulative / generated_length^length_penalty; the first k that do not end live on. The best k hypotheses are kept. It is over when
- * nothing lives on, when k hypotheses are there and early_stopping is true, or when they are and no live beam can
- * still beat the worst: its length taken as it is, or with "never" and a positive length_penalty as max_tokens.
+ * As transformers' generate(num_beams=k): of all candidates (live beam, token) in order of cumulative
+ * log-probability, those among the first k that end (end of sequence, stop id, last token) become hypotheses, scored
+ * cumulative / generated_length^length_penalty; the first k that do not end live on. The best k hypotheses are kept.
+ * It is over when nothing lives on, when k hypotheses are there and early_stopping is true, or when they are and no
+ * live beam can still beat the worst: its length taken as it is, or with "never" and a positive length_penalty as
+ * max_tokens.
  *
- * Generated tokens form a tree; live beams and the n hypotheses that may still be returned hold its nodes. A node dies with its
- * last holder or child, so the tokens on which all agree are those of the path that has no fork below the root, and
- * they go out as they settle.
+ * Generated tokens form a tree; live beams and the n hypotheses that may still be returned hold its nodes. A node
+ * dies with its last holder or child, so the tokens on which all agree are those of the path that has no fork below
+ * the root, and they go out as they settle.
  */
 #ifndef QUIRE_ENGINE_BEAM_H
 #define QUIRE_ENGINE_BEAM_H

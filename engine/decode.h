@@ -2,9 +2,9 @@
  * cache, and deltas for the output side.
  *
  * What the output side sees, a choice at a time: DELTA_PROMPT from token 0 (its log-probability NaN), when asked
- * for; DELTA_TOKEN for every generated token, the end-of-sequence or stop id included as the last; DELTA_FINISH.
- * A choice whose stop mark (request->stop_at) was set gets DELTA_FINISH with FINISH_STOP, maybe after tokens past the mark: the
- * output side has closed the choice then and passes over both. After all choices DELTA_END, once.
+ * for; DELTA_TOKEN for every generated token, the end-of-sequence or stop id included as the last; DELTA_FINISH. A
+ * choice whose stop mark (request->stop_at) was set gets DELTA_FINISH with FINISH_STOP, maybe after tokens past the
+ * mark: the output side has closed the choice then and passes over both. After all choices DELTA_END, once.
  */
 #ifndef QUIRE_ENGINE_DECODE_H
 #define QUIRE_ENGINE_DECODE_H

@@ -105,8 +105,8 @@ static void pack_bias(struct packer *p, struct batch *b, const struct seq *q, in
     p->n_bias = b->n_token_bias - p->bias_first;
 }
 
-/* Rows of one group come one after another and have drawn as many tokens, so they share their slices; but what bad words ban
- * depends on the tokens themselves. */
+/* Rows of one group come one after another and have drawn as many tokens, so they share their slices; but what bad
+ * words ban depends on the tokens themselves. */
 static void pack_slices(struct packer *p, struct batch *b, const struct seq *q, int32_t n_drawn)
 {
     const struct group *g = q->group;

@@ -37,8 +37,8 @@ static bool make_room(struct sched *s, struct group *g)
     return true;
 }
 
-/* Whether the next token can be asked for before the last ones are known. A batch can name the sampling rows of the step
- * before, no older ones; and penalties can count one such token. */
+/* Whether the next token can be asked for before the last ones are known. A batch can name the sampling rows of the
+ * step before, no older ones; and penalties can count one such token. */
 static bool may_look_ahead(const struct sched *s, const struct group *g)
 {
     if (g->n_inflight == 0)

@@ -16,19 +16,24 @@
  *     while ((g = next of inbox)) sched_add(s, g, now);
  *     n = sched_plan(s, now, plan);                      // plans alternate: one in flight, one being made
  *     if (n > 0) { pack_batch(packer, plan, &batch); x->launch(x, &batch, &e); }
- *     if (a step is in flight and (n == 0 or two are)) { x->wait(x, &results, &e); decode_commit(s, oldest, &results, now, out); }
+ *     if (a step is in flight and (n == 0 or two are)) {
+ *         x->wait(x, &results, &e);
+ *         decode_commit(s, oldest, &results, now, out);
+ *     }
  *     decode_reap(s, out);                               // DELTA_END, and the groups are freed
  *
- * n == 0 with nothing in flight and nothing waiting: idle. An empty plan is not launched and has no step number.
+ * An empty plan is not launched and has no step number. With nothing in flight before it and no group anywhere the
+ * engine is idle; with groups, the next call finds something to do (this one preempted, or their clients are gone).
  *
  * Invariants (sched_check):
  *  S1  a group is in exactly the queue its state names, in order
- *  S2  every device block's count equals the number of tables of RUNNING groups holding it (plus pins); the same for host
- *      blocks and SWAPPED groups; WAITING and ENDED groups hold none
+ *  S2  every device block's count equals the number of tables of RUNNING groups holding it (plus pins); the same for
+ *      host blocks and SWAPPED groups; WAITING and ENDED groups hold none
  *  S3  a live sequence of a RUNNING group has n_computed <= n_tokens and blocks for n_computed tokens
  *  S4  rows are held by live sequences of RUNNING groups only, each once; reservations add up
  *  S5  planned tokens <= budget, sequences <= max_num_seqs, logits rows <= max_logits
- *  S6  every block a planned item writes has count 1
+ *  S6  every block a planned item writes has count 1, but for what others hold and do not read before a later step: the
+ *      prompt that a recompute's root computes for its siblings, the last block of a prompt forked in this step
  *  S7  n_inflight counts the uncommitted plans that name the group
  */
 #ifndef QUIRE_ENGINE_SCHED_H
@@ -69,8 +74,8 @@ struct sched_config {
 };
 
 /* One sequence's share of a step: `n` tokens from position `first`. The sampling rows of an item are its n_scores
- * SAMPLE_SCORE rows (positions first + score_offset + i, one a logits row), then n_draws rows that all read the last token's
- * logits: of the sequence itself, or after the prompt of seq[0 .. n_draws) of the group. */
+ * SAMPLE_SCORE rows (positions first + score_offset + i, one a logits row), then n_draws rows that all read the last
+ * token's logits: of the sequence itself, or after the prompt of seq[0 .. n_draws) of the group. */
 struct plan_item {
     struct seq *seq;
     int32_t first, n;
@@ -111,8 +116,8 @@ void sched_end(struct sched *s, struct group *g, int finish, const char *error);
 /* End every group (device error, shutdown). */
 void sched_end_all(struct sched *s, int finish, const char *error);
 
-/* Hold for good the cached blocks of a prefix that a request has just computed: how many blocks this adds. Only full blocks; 0 when
- * nothing is cached. The caller then raises n_pinned in the configuration that it hands to group_new. */
+/* Hold for good the cached blocks of a prefix that a request has just computed: how many blocks this adds. Only full
+ * blocks; 0 when nothing is cached. The caller then raises n_pinned in the configuration that it hands to group_new. */
 int32_t sched_pin(struct sched *s, const int32_t *token, int32_t n_tokens, const char *salt);
 
 /* For gauges and counters. */

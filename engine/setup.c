@@ -1,5 +1,5 @@
-/* Everything of the pure files that allocates: the pools, the prefix cache, the scheduler, its plans. Sized here once, so
- * that the rest can do without an allocator. */
+/* Everything of the pure files that allocates: the pools, the prefix cache, the scheduler, its plans. Sized here
+ * once, so that the rest can do without an allocator. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,8 +1,8 @@
 /* `quire simulate`: a day of traffic in seconds.
  *
- * The scheduler, the block pool and commit are the ones that serve; only the executor is a formula (struct sim_options). Time is an
- * argument to them, so the loop below just adds up. Tokens are not random: a sample answers the same id every time, and a request
- * ends at its length; beams get random candidates, so that they fork and die.
+ * The scheduler, the block pool and commit are the ones that serve; only the executor is a formula (struct
+ * sim_options). Time is an argument to them, so the loop below just adds up. Tokens are not random: a sample answers
+ * the same id every time, and a request ends at its length; beams get random candidates, so that they fork and die.
  */
 #include <math.h>
 #include <stdlib.h>

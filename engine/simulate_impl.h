@@ -13,9 +13,9 @@
 
 #include "engine/sched_impl.h"
 
-/* Paged is Quire. The others reserve contiguous room for a request's whole life before the same scheduler gets it (SOSP'23 paper, section 6.1):
- * Max for the model's length, Pow2 for the next power of two of the output, Oracle for exactly the output, and Static like
- * Max but a batch at a time, as FasterTransformer. */
+/* Paged is Quire. The others reserve contiguous room for a request's whole life before the same scheduler gets it
+ * (SOSP'23 paper, section 6.1): Max for the model's length, Pow2 for the next power of two of the output, Oracle for
+ * exactly the output, and Static like Max but a batch at a time, as FasterTransformer. */
 enum manager { MANAGER_PAGED, MANAGER_ORCA_MAX, MANAGER_ORCA_POW2, MANAGER_ORCA_ORACLE, MANAGER_STATIC };
 
 struct sim_options {
@@ -31,7 +31,8 @@ struct sim_options {
     int preemption; /* enum preemption */
     int manager;    /* enum manager */
     bool prefix_cache, json;
-    /* A step takes overhead + sequences * seq + max(weights, tokens * token) + context tokens read * context + blocks swapped * swap_block. */
+    /* A step takes overhead + sequences * seq + max(weights, tokens * token) + context tokens read * context +
+     * blocks swapped * swap_block. */
     double overhead_us, seq_us, weights_us, token_us, context_us, swap_block_us;
     double beam_gap; /* mean distance in nats between a beam's candidates: how fast beams die */
 };

@@ -50,9 +50,9 @@ static const struct option_row option_rows[] = {
     ROW("json", OPTION_BOOL, json, 0, 0, NULL, "the report as JSON"),
 };
 
-/* OPT-13B on one A100-40GB, as in the paper: 26 GB of weights, 12 GB for keys and values, 819,200 bytes a token. What a step and a
- * sequence cost beside that is fitted to its system of 2023: batches of 30 at 2 requests a second of ShareGPT, of 132 at 30 of
- * Alpaca (Fig. 13). */
+/* OPT-13B on one A100-40GB, as in the paper: 26 GB of weights, 12 GB for keys and values, 819,200 bytes a token.
+ * What a step and a sequence cost beside that is fitted to its system of 2023: batches of 30 at 2 requests a second
+ * of ShareGPT, of 132 at 30 of Alpaca (Fig. 13). */
 static const struct sim_options default_options = {
     .rate = 1,
     .requests = 1000,

@@ -1,7 +1,8 @@
 /* Memory managers of before paging: each sequence gets one contiguous chunk for its whole life, from a buddy allocator.
  *
- * A chunk has a power of two of slots and starts at a multiple of its size. A chunk is split to serve a smaller one, and joined
- * with its buddy when both are free. An arena that is no power of two begins as the chunks of its binary digits. */
+ * A chunk has a power of two of slots and starts at a multiple of its size. A chunk is split to serve a smaller one,
+ * and joined with its buddy when both are free. An arena that is no power of two begins as the chunks of its binary
+ * digits. */
 #include <stdlib.h>
 #include <string.h>
 

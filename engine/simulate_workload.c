@@ -1,9 +1,10 @@
 /* Requests to simulate.
  *
- * Lengths are lognormal, cut at the model's length, their means those of the paper's datasets (ShareGPT 161.31 and 337.99 tokens, Alpaca
- * 19.31 and 58.45); the spread was chosen so that the paper's batch sizes come out (Fig. 13). The location is found at start by
- * bisection, because cutting moves the mean. A trace file has a request a line: arrival in seconds, prompt tokens, output tokens and,
- * optionally, n and beam width; lines that begin with # are passed over. */
+ * Lengths are lognormal, cut at the model's length, their means those of the paper's datasets (ShareGPT 161.31 and
+ * 337.99 tokens, Alpaca 19.31 and 58.45); the spread was chosen so that the paper's batch sizes come out (Fig. 13).
+ * The location is found at start by bisection, because cutting moves the mean. A trace file has a request a line:
+ * arrival in seconds, prompt tokens, output tokens and, optionally, n and beam width; lines that begin with # are
+ * passed over. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>

@@ -2,8 +2,9 @@
  *
  *     build/tests/bench/sched_time [--steps N]
  *
- * Steady state of decoding with contexts of 500 tokens in blocks of 16, look-ahead as with an executor of depth 1. The last lines show
- * what waiting requests and cached blocks cost: nothing, if all is O(1) in them. Medians; one core. */
+ * Steady state of decoding with contexts of 500 tokens in blocks of 16, look-ahead as with an executor of depth 1.
+ * The last lines show what waiting requests and cached blocks cost: nothing, if all is O(1) in them. Medians; one
+ * core. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

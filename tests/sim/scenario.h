@@ -63,8 +63,8 @@ struct sim_choice {
     int32_t n;
     int32_t finish, stop_token;
 };
-/* What the request gives alone on an unlimited machine, computed without the engine: [choices of it]. False: two beams tie, so
- * there is more than one right answer. */
+/* What the request gives alone on an unlimited machine, computed without the engine: [choices of it]. False: two
+ * beams tie, so there is more than one right answer. */
 bool reference_run(const struct scenario *s, const struct sim_request *r, struct sim_choice *ret);
 /* Choices that the engine reports for a request. */
 int32_t sim_choices(const struct sim_request *r);

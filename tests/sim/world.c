@@ -1,5 +1,5 @@
-/* Runs a scenario through scheduler, packer, oracle and commit as engine/loop.c does, and compares every delta with what the request
- * gives alone. All invariants are checked after each step. */
+/* Runs a scenario through scheduler, packer, oracle and commit as engine/loop.c does, and compares every delta with
+ * what the request gives alone. All invariants are checked after each step. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
