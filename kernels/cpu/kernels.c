@@ -146,5 +146,11 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
         cpu_tiles_avx2(k);
         cpu_attention_avx2(k);
     }
+    if (isa == CPU_AVX512) {
+        cpu_tiles_avx512(k);
+    }
+    if (isa == CPU_AVX512_BF16) {
+        cpu_tiles_avx512bf16(k);
+    }
 #endif
 }

@@ -88,5 +88,7 @@ void cpu_kernels_plain(struct cpu_kernels *k);
 void cpu_kernels_avx2(struct cpu_kernels *k);
 void cpu_tiles_avx2(struct cpu_kernels *k);
 void cpu_attention_avx2(struct cpu_kernels *k);
+void cpu_tiles_avx512(struct cpu_kernels *k);
+void cpu_tiles_avx512bf16(struct cpu_kernels *k);
 
 #endif

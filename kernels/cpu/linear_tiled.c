@@ -13,7 +13,7 @@
 
 enum {
     BLOCK_BYTES = 192 << 10, /* of w, in the second-level cache */
-    BLOCK_STEP = 12,         /* a multiple of every tile's rows of w */
+    BLOCK_STEP = 24,         /* a multiple of every tile's rows of w, halved for long rows */
     BLOCK_MAX_ROWS = 240,
     STREAMS = 4,
     STREAM_AHEAD_BYTES = 512,
@@ -151,8 +151,9 @@ static int32_t plan(struct linear_job *j)
     int32_t want = threads == 1 ? 1 : threads * 8;
     int64_t row_bytes = j->w.stride * dtype_bytes(j->w.dtype);
     int64_t fit = BLOCK_BYTES / row_bytes / BLOCK_STEP * BLOCK_STEP;
-    j->block_rows = (int32_t)MIN(MAX(fit, BLOCK_STEP), BLOCK_MAX_ROWS);
-    int64_t share = div_ceil(div_ceil(j->w.rows, want), BLOCK_STEP) * BLOCK_STEP;
+    fit = fit > 0 ? fit : BLOCK_STEP / 2;
+    j->block_rows = (int32_t)MIN(fit, BLOCK_MAX_ROWS);
+    int64_t share = div_ceil(div_ceil(j->w.rows, want), BLOCK_STEP / 2) * (BLOCK_STEP / 2);
     j->block_rows = (int32_t)MIN(j->block_rows, share);
     j->task_rows = (int32_t)(MAX(share / j->block_rows, 1) * j->block_rows);
     j->n_row_tasks = (int32_t)div_ceil(j->w.rows, j->task_rows);

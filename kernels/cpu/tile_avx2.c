@@ -4,7 +4,7 @@
  * repacked, because weights lie as [out, in] and are converted in registers. A bfloat16 is the upper half of a
  * float32: of sixteen loaded, a shift yields the even and a mask the odd ones, so x is packed with the even elements of
  * sixteen first. Tiles hold twelve accumulators (three rows of w by four of x), enough to hide the FMA's latency;
- * with one row of x the loop is bound by memory, and eight rows of w in parallel are eight streams of loads.
+ * with one row of x the loop is bound by memory, and four rows of w in parallel are four streams of loads.
  */
 #include <immintrin.h>
 #include <string.h>
@@ -66,9 +66,10 @@ INLINE void put_tile(float *sum, const __m256 *acc, const int n_w, const int n_x
 }
 
 /* One tile: n_w rows of w, n_x of x, n_chunks chunks of 32 elements. All but the last three are constants. */
-INLINE void tile(float *sum, const char *const *w, const float *x, const enum dtype t, const int n_w, const int n_x,
+INLINE void tile(float *sum, const char *const *w, const void *packed, const enum dtype t, const int n_w, const int n_x,
                  int32_t n_chunks, bool add, int64_t fetch)
 {
+    const float *x = packed;
     const int width = t == DTYPE_F32 ? 64 : 32; /* bytes of sixteen stored elements */
     __m256 acc[12];
 #pragma GCC unroll 12
@@ -120,90 +121,15 @@ INLINE void tile(float *sum, const char *const *w, const float *x, const enum dt
     put_tile(sum, acc, n_w, n_x, add);
 }
 
-/* All rows of w, n_w at a time; the last group is filled up with its last row, whose surplus sums are dropped. */
-INLINE void all_rows(float *sum, const struct dot_rows *w, const float *x, const enum dtype t, const int n_w,
-                     const int n_x, int32_t n_chunks, bool add, const struct prefetch *ahead)
-{
-    int64_t offset = w->first * dtype_bytes(t);
-    int32_t group = 0;
-    for (int32_t i = 0; i < w->n; i += n_w, group++) {
-        const char *row[8];
-        for (int j = 0; j < n_w; j++) {
-            row[j] = (const char *)w->row[MIN(i + j, w->n - 1)] + offset;
-        }
-        int64_t fetch = ahead->period > 0 && group % ahead->period == ahead->phase ? ahead->distance : 0;
-        float last[13];
-        bool whole = i + n_w <= w->n;
-        float *to = whole ? sum + i * n_x : last;
-        const float *from = x;
-        for (int32_t c = 0; c < n_chunks; c += K_BLOCK / TILE_CHUNK) {
-            int32_t n = MIN(n_chunks - c, K_BLOCK / TILE_CHUNK);
-            tile(to, row, from, t, n_w, n_x, n, c > 0 || (add && whole), fetch);
-            from += (int64_t)n * n_x * TILE_CHUNK;
-            for (int j = 0; j < n_w; j++) {
-                row[j] += n * TILE_CHUNK * dtype_bytes(t);
-            }
-        }
-        for (int32_t k = 0; k < (w->n - i) * n_x && !whole; k++) {
-            sum[i * n_x + k] = add ? sum[i * n_x + k] + last[k] : last[k];
-        }
-    }
-}
-
-INLINE void dots_type(float *sum, const struct dot_rows *w, const float *x, const enum dtype t, int32_t n_x,
-                      int32_t n_chunks, bool add, const struct prefetch *ahead)
-{
-    switch (n_x) {
-    case 1:
-        all_rows(sum, w, x, t, 4, 1, n_chunks, add, ahead);
-        break;
-    case 2:
-        all_rows(sum, w, x, t, 6, 2, n_chunks, add, ahead);
-        break;
-    case 3:
-        all_rows(sum, w, x, t, 4, 3, n_chunks, add, ahead);
-        break;
-    default:
-        all_rows(sum, w, x, t, 3, 4, n_chunks, add, ahead);
-        break;
-    }
-}
-
-static void dots_bf16(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks, bool add,
-                      const struct prefetch *ahead)
-{
-    dots_type(sum, w, x, DTYPE_BF16, n_x, n_chunks, add, ahead);
-}
-
-static void dots_f16(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks, bool add,
-                     const struct prefetch *ahead)
-{
-    dots_type(sum, w, x, DTYPE_F16, n_x, n_chunks, add, ahead);
-}
-
-static void dots_f32(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks, bool add,
-                     const struct prefetch *ahead)
-{
-    dots_type(sum, w, x, DTYPE_F32, n_x, n_chunks, add, ahead);
-}
-
-static void dots(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks, bool add,
-                 const struct prefetch *ahead)
-{
-    if (w->dtype == DTYPE_BF16) {
-        dots_bf16(sum, w, x, n_x, n_chunks, add, ahead);
-    } else if (w->dtype == DTYPE_F16) {
-        dots_f16(sum, w, x, n_x, n_chunks, add, ahead);
-    } else {
-        dots_f32(sum, w, x, n_x, n_chunks, add, ahead);
-    }
-}
-
 static int32_t packed_bytes(enum dtype t)
 {
     (void)t;
     return 4;
 }
+
+enum { ROWS_1 = 4, ROWS_2 = 6, ROWS_3 = 4, ROWS_4 = 3, TILE_SUMS = 12 };
+
+#include "kernels/cpu/tile_rows.h"
 
 /* Sixteen floats, the even ones first when the stored rows are bfloat16. */
 INLINE void pack16(float *out, const float *x, enum dtype t)

@@ -1,0 +1,91 @@
+/* What the tile files share: rows of w in groups of the tile's height, blocks of K_BLOCK elements, a function a type.
+ *
+ * Included once by each tile_*.c after it has defined, for its instruction set,
+ *     tile(sum, w, x, t, n_w, n_x, n_chunks, add, fetch)    inlined; t, n_w and n_x constant
+ *     packed_bytes(t), K_BLOCK, ROWS_1 .. ROWS_4 (rows of w in a tile of so many rows of x), TILE_SUMS (the most sums)
+ * and it defines `dots` of kernels.h.
+ */
+#ifdef INLINE
+
+enum { TILE_MAX_ROWS = 8 };
+
+/* All rows of w, n_w at a time; the last group is filled up with its last row, whose surplus sums are dropped. */
+INLINE void all_rows(float *sum, const struct dot_rows *w, const char *x, const enum dtype t, const int n_w,
+                     const int n_x, int32_t n_chunks, bool add, const struct prefetch *ahead)
+{
+    int64_t offset = w->first * dtype_bytes(t);
+    int32_t group = 0;
+    for (int32_t i = 0; i < w->n; i += n_w, group++) {
+        const char *row[TILE_MAX_ROWS];
+        for (int j = 0; j < n_w; j++) {
+            row[j] = (const char *)w->row[MIN(i + j, w->n - 1)] + offset;
+        }
+        int64_t fetch = ahead->period > 0 && group % ahead->period == ahead->phase ? ahead->distance : 0;
+        float last[TILE_SUMS + 4];
+        bool whole = i + n_w <= w->n;
+        float *to = whole ? sum + i * n_x : last;
+        const char *from = x;
+        for (int32_t c = 0; c < n_chunks; c += K_BLOCK / TILE_CHUNK) {
+            int32_t n = MIN(n_chunks - c, K_BLOCK / TILE_CHUNK);
+            tile(to, row, from, t, n_w, n_x, n, c > 0 || (add && whole), fetch);
+            from += (int64_t)n * n_x * TILE_CHUNK * packed_bytes(t);
+            for (int j = 0; j < n_w; j++) {
+                row[j] += n * TILE_CHUNK * dtype_bytes(t);
+            }
+        }
+        for (int32_t k = 0; k < (w->n - i) * n_x && !whole; k++) {
+            sum[i * n_x + k] = add ? sum[i * n_x + k] + last[k] : last[k];
+        }
+    }
+}
+
+INLINE void dots_type(float *sum, const struct dot_rows *w, const void *x, const enum dtype t, int32_t n_x,
+                      int32_t n_chunks, bool add, const struct prefetch *ahead)
+{
+    switch (n_x) {
+    case 1:
+        all_rows(sum, w, x, t, ROWS_1, 1, n_chunks, add, ahead);
+        break;
+    case 2:
+        all_rows(sum, w, x, t, ROWS_2, 2, n_chunks, add, ahead);
+        break;
+    case 3:
+        all_rows(sum, w, x, t, ROWS_3, 3, n_chunks, add, ahead);
+        break;
+    default:
+        all_rows(sum, w, x, t, ROWS_4, 4, n_chunks, add, ahead);
+        break;
+    }
+}
+
+static void dots_bf16(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks, bool add,
+                      const struct prefetch *ahead)
+{
+    dots_type(sum, w, x, DTYPE_BF16, n_x, n_chunks, add, ahead);
+}
+
+static void dots_f16(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks, bool add,
+                     const struct prefetch *ahead)
+{
+    dots_type(sum, w, x, DTYPE_F16, n_x, n_chunks, add, ahead);
+}
+
+static void dots_f32(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks, bool add,
+                     const struct prefetch *ahead)
+{
+    dots_type(sum, w, x, DTYPE_F32, n_x, n_chunks, add, ahead);
+}
+
+static void dots(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks, bool add,
+                 const struct prefetch *ahead)
+{
+    if (w->dtype == DTYPE_BF16) {
+        dots_bf16(sum, w, x, n_x, n_chunks, add, ahead);
+    } else if (w->dtype == DTYPE_F16) {
+        dots_f16(sum, w, x, n_x, n_chunks, add, ahead);
+    } else {
+        dots_f32(sum, w, x, n_x, n_chunks, add, ahead);
+    }
+}
+
+#endif
