@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "kernels/cpu/convert.h"
+#include "kernels/noise.h"
 
 /* ---- rows ---- */
 
@@ -112,6 +113,23 @@ static double sum_exp_row(const float *x, int32_t n, float max)
     return sum;
 }
 
+static int32_t survivors(struct cpu_survivor *out, const float *logits, int32_t n, float max, float inv_temperature,
+                         float least, uint64_t *ret_total)
+{
+    int32_t found = 0;
+    uint64_t total = 0;
+    for (int32_t t = 0; t < n; t++) {
+        float z = (logits[t] - max) * inv_temperature;
+        uint64_t mass = sample_mass(z);
+        total += mass;
+        if (mass > 0 && z > least) {
+            out[found++] = (struct cpu_survivor){.z = z, .token = t, .mass = mass};
+        }
+    }
+    *ret_total = total;
+    return found;
+}
+
 static void spread_rows(float *out, int32_t stride, const float *sum, int32_t n, int32_t n_x)
 {
     for (int32_t i = 0; i < n; i++) {
@@ -132,6 +150,7 @@ void cpu_kernels_plain(struct cpu_kernels *k)
                               .rotate = rotate_row,
                               .scan = scan_row,
                               .sum_exp = sum_exp_row,
+                              .survivors = survivors,
                               .spread = spread_rows};
 }
 

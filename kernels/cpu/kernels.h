@@ -37,6 +37,13 @@ struct row_scan {
     bool bad;      /* a NaN or +infinity */
 };
 
+/* A token that can still be drawn: z = (logit - max) / temperature, mass = sample_mass(z) > 0 (kernels/noise.h). */
+struct cpu_survivor {
+    float z;
+    int32_t token;
+    uint64_t mass;
+};
+
 /* Inner products of stored rows with packed rows of x. */
 struct cpu_tiles {
     int32_t k_block; /* elements summed before lanes are added; 0: no tiles here */
@@ -63,6 +70,9 @@ struct cpu_kernels {
     void (*rotate)(float *head, const float *cos_sin, int32_t half);
     struct row_scan (*scan)(const float *x, int32_t n);
     double (*sum_exp)(const float *x, int32_t n, float max); /* sum of exp(x - max) */
+    /* The tokens with z > least and a mass, ascending; *ret_total is the mass of all n. Exact, as kernels/noise.h says. */
+    int32_t (*survivors)(struct cpu_survivor *out, const float *logits, int32_t n, float max, float inv_temperature,
+                         float least, uint64_t *ret_total);
     /* sum [n][n_x] to n_x rows of n, `stride` floats apart. */
     void (*spread)(float *out, int32_t stride, const float *sum, int32_t n, int32_t n_x);
 

@@ -137,44 +137,76 @@ static const float *process(struct cpu_backend *c, const float *raw, int32_t voc
 
 /* ---- steps 6 and 7 ---- */
 
-static int32_t collect(struct cpu_survivor *out, const float *l, int32_t vocab, float max, float inv_temperature)
+/* top-k, top-p and min-p of the tokens with z > least, if those decide: false when a token below might stay. */
+static bool cut(struct cpu_backend *c, struct cpu_survivor *survivor, const float *l, int32_t vocab, float max,
+                const struct sample_row *s, float least, int32_t *ret_n)
 {
-    int32_t n = 0;
-    for (int32_t t = 0; t < vocab; t++) {
-        float z = (l[t] - max) * inv_temperature;
-        uint64_t mass = z > -28.0f ? sample_mass(z) : 0; /* e^-28 < 2^-40 */
-        if (mass > 0) {
-            out[n++] = (struct cpu_survivor){.z = z, .token = t, .mass = mass};
-        }
-    }
-    return n;
-}
-
-static int32_t draw(struct cpu_survivor *survivor, const float *l, int32_t vocab, float max, const struct sample_row *s)
-{
-    int32_t n = collect(survivor, l, vocab, max, noise_inv_temperature(s->temperature));
+    uint64_t total;
+    bool all = least < -28.0f; /* e^-28 < 2^-40: no mass below */
+    int32_t n = c->k.survivors(survivor, l, vocab, max, noise_inv_temperature(s->temperature), least, &total);
     if (s->top_k > 0) {
+        if (!all && n < s->top_k) {
+            return false;
+        }
         n = select_top_k(survivor, n, s->top_k);
+        total = survivor_mass(survivor, n);
     }
     if (s->top_p < 1.0f) {
-        n = select_top_p(survivor, n, s->top_p);
+        uint64_t goal = sample_mass_goal(s->top_p, total);
+        if (!all && s->top_k <= 0 && survivor_mass(survivor, n) < goal) {
+            return false;
+        }
+        n = select_top_p(survivor, n, goal);
     }
-    uint64_t least = (uint64_t)(s->min_p * 0x1p40f);
+    uint64_t floor_mass = (uint64_t)(s->min_p * 0x1p40f);
+    if (!all && s->top_k <= 0 && !(s->top_p < 1.0f) && sample_mass(least) >= floor_mass) {
+        return false;
+    }
+    int32_t kept = 0;
+    for (int32_t i = 0; i < n; i++) {
+        if (survivor[i].mass >= floor_mass) {
+            survivor[kept++] = survivor[i];
+        }
+    }
+    *ret_n = kept;
+    return true;
+}
+
+/* Gumbel-max. Noise beats `best - z` only when its bits are below 2^32 exp(z - best): most need no logarithm. */
+static int32_t race(const struct cpu_survivor *survivor, int32_t n, const struct sample_row *s)
+{
     uint64_t key = noise_key(s->seed, s->position);
     float best = -INFINITY;
+    double scale = 0x1p-40 * 0x1p32; /* of a mass; with exp(-best), and 1 % for rounding, an upper bound of the bits */
     int32_t token = -1;
     for (int32_t i = 0; i < n; i++) { /* ascending ids */
-        float z = survivor[i].z;
-        if (survivor[i].mass < least || z + NOISE_MAX < best) {
+        uint32_t bits = noise_bits(key, survivor[i].token);
+        if (token >= 0 && (double)bits > ((double)survivor[i].mass + 1) * scale) {
             continue;
         }
-        float score = z + noise_gumbel(noise_bits(key, survivor[i].token));
+        float score = survivor[i].z + noise_gumbel(bits);
         if (score > best) {
             best = score;
+            scale = 1.01 * 0x1p-8 * exp(-(double)best);
             token = survivor[i].token;
         }
     }
     return token;
+}
+
+/* The tokens that matter are usually few and near the best: they are looked for there first. */
+static int32_t draw(struct cpu_backend *c, struct cpu_survivor *survivor, const float *l, int32_t vocab, float max,
+                    const struct sample_row *s)
+{
+    static const float least[] = {-8.0f, -16.0f, -INFINITY};
+    bool uncut = s->top_k <= 0 && s->top_p >= 1.0f && s->min_p <= 0;
+    int32_t n = 0;
+    for (size_t i = uncut ? ARRAY_LEN(least) - 1 : 0; i < ARRAY_LEN(least); i++) {
+        if (cut(c, survivor, l, vocab, max, s, least[i], &n)) {
+            break;
+        }
+    }
+    return race(survivor, n, s);
 }
 
 static int32_t choose(struct cpu_backend *c, const float *l, int32_t vocab, const struct sample_row *s, int32_t thread)
@@ -183,7 +215,7 @@ static int32_t choose(struct cpu_backend *c, const float *l, int32_t vocab, cons
     if (m.token < 0 || s->temperature == 0 || s->top_k == 1) {
         return m.token;
     }
-    return draw(c->survivor + (int64_t)thread * c->sample_vocab, l, vocab, m.value, s);
+    return draw(c, c->survivor + (int64_t)thread * c->sample_vocab, l, vocab, m.value, s);
 }
 
 /* ---- answers ---- */

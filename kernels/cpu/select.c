@@ -54,13 +54,18 @@ int32_t select_top_k(struct cpu_survivor *s, int32_t n, int32_t k)
     return k >= n ? n : keep_from(s, n, threshold_key(s, n, (uint64_t)k, false));
 }
 
-int32_t select_top_p(struct cpu_survivor *s, int32_t n, float top_p)
+int32_t select_top_p(struct cpu_survivor *s, int32_t n, uint64_t goal)
+{
+    return n <= 1 ? n : keep_from(s, n, threshold_key(s, n, goal, true));
+}
+
+uint64_t survivor_mass(const struct cpu_survivor *s, int32_t n)
 {
     uint64_t total = 0;
     for (int32_t i = 0; i < n; i++) {
         total += s[i].mass;
     }
-    return n <= 1 ? n : keep_from(s, n, threshold_key(s, n, sample_mass_goal(top_p, total), true));
+    return total;
 }
 
 /* ---- the n best, by a heap whose root is the worst kept ---- */

@@ -2,20 +2,15 @@
 #ifndef QUIRE_KERNELS_CPU_SELECT_H
 #define QUIRE_KERNELS_CPU_SELECT_H
 
-#include "config/base.h"
-
-/* A token that can still be drawn: z = (logit - max) / temperature, mass = sample_mass(z) > 0. */
-struct cpu_survivor {
-    float z;
-    int32_t token;
-    uint64_t mass;
-};
+#include "kernels/cpu/kernels.h"
 
 /* Keep the survivors whose z is at least the k-th greatest (ties at the edge stay). Returns how many; order is kept. */
 int32_t select_top_k(struct cpu_survivor *s, int32_t n, int32_t k);
 
-/* Keep the survivors with z >= v, v the greatest value for which those weigh at least sample_mass_goal(top_p, sum of mass). */
-int32_t select_top_p(struct cpu_survivor *s, int32_t n, float top_p);
+/* Keep the survivors with z >= v, v the greatest value for which those weigh at least `goal`, 1 <= goal <= their sum. */
+int32_t select_top_p(struct cpu_survivor *s, int32_t n, uint64_t goal);
+
+uint64_t survivor_mass(const struct cpu_survivor *s, int32_t n);
 
 /* The n best of v[0, n_values) in order, greatest first, the smaller index first on a tie; -infinity is not taken.
  * Returns how many were found. */
