@@ -77,19 +77,23 @@ static inline float *rig_floats(struct rig *r, int64_t n, float range, enum dtyp
 
 /* ---- device ---- */
 
-static inline void rig_open(struct rig *r)
+static inline void rig_open_config(struct rig *r, bool deterministic)
 {
     struct err e = {0};
     struct backend_config c = {.threads = 3,
                                .max_tokens = RIG_TOKENS,
                                .max_seqs = RIG_SEQS,
                                .max_samples = RIG_SAMPLES,
-                               .max_blocks_per_seq = RIG_BLOCKS_PER_SEQ};
+                               .max_blocks_per_seq = RIG_BLOCKS_PER_SEQ,
+                               .deterministic = deterministic};
     *r = (struct rig){.rng = 7};
     if (backend_open(&r->b, rig_device, &c, &e) < 0) {
         fail_msg("%s", e.text);
     }
 }
+
+static inline void rig_open(struct rig *r) { rig_open_config(r, false); }
+static inline void rig_open_deterministic(struct rig *r) { rig_open_config(r, true); }
 
 static inline void rig_close(struct rig *r)
 {

@@ -68,11 +68,11 @@ static void open_rope(struct scene *s)
     }
 }
 
-static void scene_open(struct scene *s, const struct scene_case *c)
+static void scene_open_config(struct scene *s, const struct scene_case *c, bool deterministic)
 {
     struct err e = {0};
     *s = (struct scene){.c = c, .max_len = RIG_BLOCKS_PER_SEQ * c->block_size};
-    rig_open(&s->r);
+    rig_open_config(&s->r, deterministic);
     s->at = act_of(&s->r, c->dtype);
     s->cache = c->dtype;
     if (s->at != DTYPE_F32) {
@@ -104,6 +104,8 @@ static void scene_open(struct scene *s, const struct scene_case *c)
         s->seq[i].v = rig_alloc(bytes);
     }
 }
+
+static void scene_open(struct scene *s, const struct scene_case *c) { scene_open_config(s, c, false); }
 
 static void scene_close(struct scene *s)
 {
@@ -489,6 +491,61 @@ static void shared_leading_blocks(void **state)
     scene_close(&s);
 }
 
+/* The last tokens of a sequence, computed alone, in one chunk, beside others: the same bits every time. */
+static void attention_does_not_depend_on_the_batch(void **state)
+{
+    (void)state;
+    enum { LEN = 1300, LAST = 21, WIDTH = 8 * 64 };
+    struct scene_case c = {.name = "batch", .n_heads = 4, .n_kv_heads = 2, .head_dim = 64, .block_size = 16,
+                           .rot_dim = 64, .dtype = DTYPE_BF16};
+    struct rope none = {0};
+    for (int32_t window = 0; window <= 700; window += 700) {
+        struct scene s;
+        struct packed p;
+        c.window = window;
+        scene_open_config(&s, &c, true);
+        s.att.window = window;
+        float *x = rig_floats(&s.r, (int64_t)LEN * WIDTH, 1, s.at);
+        for (int32_t done = 0; done < LEN; done += p.b.n_tokens) { /* fill the cache */
+            pack_step(&s, &p, &(struct scene_step){.n = {0, 0, 0, 0, 0, MIN(500, LEN - done)}});
+            struct mat qkv = rig_mat(&s.r, p.b.n_tokens, WIDTH, s.at, x + (int64_t)done * WIDTH);
+            rig_begin(&s.r, &p.b);
+            s.r.b->ops->rope_kv(s.r.b, qkv, &none, &s.att);
+            rig_end(&s.r);
+        }
+        struct mat qkv = rig_mat(&s.r, RIG_TOKENS, WIDTH, s.at, NULL);
+        struct mat out = rig_mat(&s.r, RIG_TOKENS, 256, s.at, NULL);
+        float *want = NULL;
+        static const int32_t chunks[] = {LAST, 1, 4, 10, 300};
+        for (size_t i = 0; i < ARRAY_LEN(chunks); i++) {
+            float got[LAST * 256];
+            for (int32_t at = LEN - MAX(chunks[i], LAST); at < LEN; at += chunks[i]) {
+                int32_t n = MIN(chunks[i], LEN - at);
+                s.seq[5].len = at;
+                pack_step(&s, &p, &(struct scene_step){.n = {0, 0, 0, 0, i == 1 ? 3 : 0, n}});
+                int32_t first = p.b.n_tokens - n;
+                rig_upload(&s.r, mat_rows(qkv, first, n), x + (int64_t)at * WIDTH);
+                rig_begin(&s.r, &p.b);
+                s.r.b->ops->rope_kv(s.r.b, mat_rows(qkv, 0, p.b.n_tokens), &none, &s.att);
+                s.r.b->ops->attention(s.r.b, mat_rows(out, 0, p.b.n_tokens), mat_rows(qkv, 0, p.b.n_tokens), &s.att);
+                float *some = rig_download(&s.r, mat_rows(out, first, n));
+                rig_end(&s.r);
+                int32_t skip = MAX(LEN - LAST - at, 0);
+                memcpy(got + (at + skip - (LEN - LAST)) * 256, some + skip * 256, (size_t)(n - skip) * 256 * sizeof(*got));
+                free(some);
+            }
+            if (want == NULL) {
+                want = rig_alloc(sizeof(got));
+                memcpy(want, got, sizeof(got));
+            }
+            assert_memory_equal(got, want, sizeof(got));
+        }
+        free(want);
+        free(x);
+        scene_close(&s);
+    }
+}
+
 /* A captured step is padded with sequences of length 0 and tokens of slot -1: they write and answer nothing harmful. */
 static void padding_rows_are_harmless(void **state)
 {
@@ -605,6 +662,7 @@ static int group(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_over_shuffled_blocks), cmocka_unit_test(attention_variants),
         cmocka_unit_test(cache_writes_are_exact),         cmocka_unit_test(shared_leading_blocks),
+        cmocka_unit_test(attention_does_not_depend_on_the_batch),
         cmocka_unit_test(padding_rows_are_harmless),      cmocka_unit_test(block_copies_and_swaps_move_every_layer),
         cmocka_unit_test(steps_out_of_range_are_refused),
     };

@@ -531,6 +531,41 @@ static void products_cut_between_multiprocessors_add_up(void **state)
     rig_close(&r);
 }
 
+/* A row's product is the same to the last bit whatever rows stand beside it. */
+static void linear_does_not_depend_on_the_batch(void **state)
+{
+    (void)state;
+    enum { ROWS = 70, IN = 2600, OUT = 301 };
+    static const int32_t sizes[] = {1, 2, 3, 4, 7, 16, 33};
+    struct rig r;
+    rig_open_deterministic(&r);
+    for (size_t t = 0; t < ARRAY_LEN(weight_types); t++) {
+        enum dtype at = act_of(&r, weight_types[t]);
+        float *x = rig_floats(&r, ROWS * IN, 1, at);
+        float *w = rig_floats(&r, OUT * IN, 1, weight_types[t]);
+        struct mat mw = rig_weight(&r, WEIGHT_LINEAR, weight_types[t], OUT, IN, w);
+        struct mat mx = rig_mat(&r, ROWS, IN, at, x);
+        struct mat out = rig_mat(&r, ROWS, OUT, at, NULL);
+        struct epilogue ep = {0};
+        rig_begin_plain(&r, ROWS);
+        r.b->ops->linear(r.b, out, mx, mw, &ep);
+        float *all = rig_download(&r, out);
+        for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
+            int32_t n = sizes[i];
+            int32_t first = rig_below(&r, ROWS - n);
+            r.b->ops->linear(r.b, mat_rows(out, 0, n), mat_rows(mx, first, n), mw, &ep);
+            float *some = rig_download(&r, mat_rows(out, 0, n));
+            assert_memory_equal(some, all + (int64_t)first * OUT, (size_t)n * OUT * sizeof(*some));
+            free(some);
+        }
+        rig_end(&r);
+        free(all);
+        free(w);
+        free(x);
+    }
+    rig_close(&r);
+}
+
 /* ---- weights ---- */
 
 static void weights_are_made_of_pieces(void **state)
@@ -614,6 +649,7 @@ static int group(void)
         cmocka_unit_test(linear_is_as_good_as_plain_for_every_row_count),
         cmocka_unit_test(linear_applies_its_epilogue),
         cmocka_unit_test(linear_blocks_large_shapes_right),
+        cmocka_unit_test(linear_does_not_depend_on_the_batch),
         cmocka_unit_test(weights_are_made_of_pieces),
         cmocka_unit_test(dummies_are_small_and_differ),
         cmocka_unit_test(products_cut_between_multiprocessors_add_up),
