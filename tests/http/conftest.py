@@ -24,8 +24,14 @@ class Server:
         self.process = subprocess.Popen(
             [QUIRE, "serve", "--model", model, "--port", "0", *flags],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.log_file, env=environment)
-        if wait:
+        if not wait:
+            return
+        try:
             self.wait_ready()
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
 
     @property
     def log(self):
