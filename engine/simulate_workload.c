@@ -85,8 +85,8 @@ static int choose_dataset(struct workload *w, struct err *e)
     const struct sim_options *o = w->o;
     int32_t in = 0, out = 0;
     char end;
-    w->prompt = (struct lengths){.spread = 1.0, .least = 1, .most = o->max_len / 2};
-    w->output = (struct lengths){.spread = 0.95, .least = 1, .most = o->max_len - o->max_len / 2};
+    w->prompt = (struct lengths){.spread = 1.1, .least = 1, .most = o->max_len / 2};
+    w->output = (struct lengths){.spread = 0.9, .least = 1, .most = o->max_len * 15 / 16};
     if (strcmp(o->dataset, "sharegpt") == 0) {
         fit(&w->prompt, 161.31);
         fit(&w->output, 337.99);
