@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -105,9 +106,21 @@ static void line_field(struct line *l, const struct log_field *f, bool json)
     }
 }
 
+/* A pipe or socket whose reader stands still must not stop a thread that serves: a line it has no room for is dropped.
+ * (A line is shorter than PIPE_BUF, so what poll calls writable takes it whole.) */
+static bool stderr_takes_a_line(void)
+{
+    struct pollfd p = {.fd = STDERR_FILENO, .events = POLLOUT};
+    return poll(&p, 1, 0) > 0 && (p.revents & POLLOUT) != 0;
+}
+
 static void line_write(const struct line *l)
 {
     size_t done = 0;
+    if (!stderr_takes_a_line()) {
+        atomic_fetch_add_explicit(&log_dropped_lines, 1, memory_order_relaxed);
+        return;
+    }
     while (done < l->buf.len) {
         ssize_t n = write(STDERR_FILENO, l->room + done, l->buf.len - done);
         if (n < 0 && errno == EINTR)

@@ -131,6 +131,30 @@ static void a_full_disk_is_counted_not_fatal(void **state)
     assert_int_equal(after, EBUSY);
 }
 
+/* Were a line written all the same, this test would hang: the alarm ends it. */
+static void a_reader_that_stands_still_stops_nobody(void **state)
+{
+    (void)state;
+    int pipe_fd[2];
+    char some[512] = {0};
+    log_setup(LOG_TEXT, LOG_INFO);
+    assert_int_equal(pipe2(pipe_fd, O_NONBLOCK), 0);
+    while (write(pipe_fd[1], some, sizeof some) > 0)
+        ;
+    fcntl(pipe_fd[1], F_SETFL, 0);
+    uint64_t before = log_dropped();
+    int saved = dup(STDERR_FILENO);
+    alarm(20);
+    dup2(pipe_fd[1], STDERR_FILENO);
+    log_event(LOG_INFO, "lost", LOG_I64("a", 1));
+    dup2(saved, STDERR_FILENO);
+    alarm(0);
+    close(saved);
+    close(pipe_fd[0]);
+    close(pipe_fd[1]);
+    assert_int_equal(log_dropped(), before + 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -140,6 +164,7 @@ int main(void)
         cmocka_unit_test(the_least_level_holds),
         cmocka_unit_test(long_values_leave_a_readable_line),
         cmocka_unit_test(a_full_disk_is_counted_not_fatal),
+        cmocka_unit_test(a_reader_that_stands_still_stops_nobody),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
