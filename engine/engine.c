@@ -18,6 +18,7 @@
 #include "engine/engine_state.h"
 #include "engine/model_path.h"
 #include "engine/stats.h"
+#include "models/file.h"
 
 /* ---- deltas from commit to the output thread ---------------------------------------------------------------------- */
 
@@ -42,6 +43,14 @@ static void defaults_none(struct generation_defaults *d)
                                       -1};
 }
 
+/* A model of random weights needs no tokenizer's files. */
+static int open_tokenizer(struct engine *e, const struct settings *s, const struct model_config *c, struct err *err)
+{
+    if (s->load_format == LOAD_DUMMY && !model_file_exists(e->model_path, "tokenizer.json"))
+        return tokenizer_open_dummy(&e->tokenizer, c->vocab, err);
+    return tokenizer_open(&e->tokenizer, e->model_path, err);
+}
+
 /* Tokenizer, executor, what the model says about ends and sampling. */
 static int open_model(struct engine *e, const struct settings *s, struct err *err)
 {
@@ -57,7 +66,7 @@ static int open_model(struct engine *e, const struct settings *s, struct err *er
     if (rc == 0)
         rc = model_config_read(&c, &e->defaults, e->model_path, err);
     if (rc == 0)
-        rc = tokenizer_open(&e->tokenizer, e->model_path, err);
+        rc = open_tokenizer(e, s, &c, err);
     if (rc == 0)
         rc = runner_open(&e->executor, s, e->model_path, &c, err);
     if (rc < 0)

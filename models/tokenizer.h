@@ -22,6 +22,8 @@ int token_list_push(struct token_list *l, int32_t id); /* 0 or ERR_NOMEM */
 int tokenizer_open(struct tokenizer **ret, const char *dir, struct err *e);
 /* 256 ids, one a byte: for `--model null` and tests. */
 int tokenizer_open_bytes(struct tokenizer **ret, struct err *e);
+/* For random weights: ids below 256 are bytes, the others up to `vocab` four letters that no text is encoded to. */
+int tokenizer_open_dummy(struct tokenizer **ret, int32_t vocab, struct err *e);
 void tokenizer_free(struct tokenizer *t);
 
 /* Ids are 0 .. vocab_size - 1, added tokens included; some may be holes (empty text). */

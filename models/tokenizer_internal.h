@@ -202,6 +202,8 @@ struct encoder {
 
 /* ---- tokenizer_vocab.c -------------------------------------------------------------------------------------------- */
 
+/* Ids 0 .. n - 1 exist; those that are new are holes. */
+int vocab_reserve_ids(struct tokenizer *t, int32_t n, struct err *e);
 /* Give `id` this text. ERR_INVALID when the id is out of range, has another text, or the text has another id. */
 int vocab_add(struct tokenizer *t, int32_t id, const char *text, size_t len, struct err *e);
 int32_t vocab_find(const struct tokenizer *t, const char *text, size_t len);

@@ -99,7 +99,7 @@ int vocab_text(struct tokenizer *t, const char *text, size_t len, uint32_t *ret_
     return 0;
 }
 
-static int grow_tokens(struct tokenizer *t, int32_t n, struct err *e)
+int vocab_reserve_ids(struct tokenizer *t, int32_t n, struct err *e)
 {
     if (n > t->token_cap) {
         int32_t cap = MAX(MAX(t->token_cap * 2, n), 1024);
@@ -118,7 +118,7 @@ int vocab_add(struct tokenizer *t, int32_t id, const char *text, size_t len, str
 {
     if (id < 0 || id >= LIMIT_VOCAB)
         return err_set(e, ERR_INVALID, "token \"%.40s\" has the id %d; 0 to %d are allowed", text, id, LIMIT_VOCAB - 1);
-    int ret = grow_tokens(t, id + 1, e);
+    int ret = vocab_reserve_ids(t, id + 1, e);
     if (ret != 0)
         return ret;
     struct token *k = &t->token[id];
