@@ -264,7 +264,8 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv, co
     }
     int32_t rest = c->batch.n_tokens - c->batch.n_decode;
     if (rest > 0 &&
-        !(c->capability == 90 && launch_attn_prefill_hopper(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream)) &&
+        !(c->capability == 90 && !c->config.deterministic &&
+          launch_attn_prefill_hopper(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream)) &&
         !launch_attn_prefill(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream)) {
         launch_attn_plain(&k, &c->arrays, c->batch.n_decode, c->batch.n_seqs - c->batch.n_decode, c->batch.n_decode, rest,
                           c->stream);
@@ -283,6 +284,7 @@ static void cuda_sample(struct backend *b, struct mat logits, int32_t first)
     a.rows = cuda_rows(c, logits);
     a.greedy = c->greedy;
     a.any_allowed = c->any_allowed;
+    a.deterministic = c->config.deterministic;
     if (!launch_sample(&a, &c->arrays, c->stream) && cuda_usable(c)) {
         err_set(&c->failed, ERR_UNSUPPORTED, "cuda: lists of allowed tokens need a vocabulary of at most 1,000,000 (got %d)",
                 logits.cols);
@@ -421,9 +423,6 @@ static int check_config(const struct backend_config *k, struct err *e)
     if (k->max_tokens < 1 || k->max_seqs < 1 || k->max_samples < 0 || k->max_blocks_per_seq < 0) {
         return err_set(e, ERR_INVALID, "cuda: steps of %d tokens, %d sequences, %d samples are not possible", k->max_tokens,
                        k->max_seqs, k->max_samples);
-    }
-    if (k->deterministic) {
-        return err_set(e, ERR_UNSUPPORTED, "the CUDA backend has no deterministic mode yet");
     }
     return 0;
 }

@@ -154,6 +154,15 @@ int cuda_step_wait(struct backend *b, struct results *ret, struct err *e);
 /* linear.c */
 int cuda_linear_init(struct cuda_backend *c, struct err *e);
 void cuda_linear_release(struct cuda_backend *c);
+/* What a product's set-up consists of; layouts as cuBLAS sees them, columns of x, out and residual are rows of ours. */
+struct matmul_setup {
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t w, x, residual, out;
+    cublasLtMatmulPreference_t want;
+};
+/* linear_exact.c: the algorithm for `deterministic`; its results do not depend on `rows`. */
+cublasStatus_t linear_exact_algo(struct cuda_backend *c, const struct matmul_setup *m, int32_t rows,
+                                 cublasLtMatmulHeuristicResult_t *ret);
 void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);
 
 #endif

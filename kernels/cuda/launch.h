@@ -153,6 +153,7 @@ struct sample_args {
     int32_t vocab, first, rows; /* row i is row first + i of the step's logits */
     int32_t greedy;             /* every row takes its greatest logit, nothing else is asked */
     int32_t any_allowed;        /* some row has a list of allowed tokens */
+    int32_t deterministic;      /* one way to add up a row, however many rows there are */
     float *saved;               /* [counts + biases] scratch: logits before they were changed */
     void *partial;              /* sample_partial_bytes */
     int32_t *arrived;           /* [rows], zero between launches */

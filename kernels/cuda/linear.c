@@ -154,7 +154,13 @@ static cublasStatus_t plan_make(struct cuda_backend *c, struct matmul_plan *p, c
     cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &alignment, sizeof(alignment));
     cublasLtMatmulHeuristicResult_t found;
     int n = 0;
-    s = cublasLtMatmulAlgoGetHeuristic(c->lt, p->desc, p->w, p->x, p->residual, p->out, want, 1, &found, &n);
+    if (c->config.deterministic) {
+        struct matmul_setup m = {p->desc, p->w, p->x, p->residual, p->out, want};
+        s = linear_exact_algo(c, &m, k->m, &found);
+        n = 1;
+    } else {
+        s = cublasLtMatmulAlgoGetHeuristic(c->lt, p->desc, p->w, p->x, p->residual, p->out, want, 1, &found, &n);
+    }
     cublasLtMatmulPreferenceDestroy(want);
     if (s == CUBLAS_STATUS_SUCCESS && n == 0) {
         s = CUBLAS_STATUS_NOT_SUPPORTED;
@@ -278,7 +284,7 @@ void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w, 
     struct cuda_backend *c = cuda_of(b);
     cuda_start(c);
     int32_t rows = cuda_rows(c, out);
-    if (rows < 1 || !cuda_usable(c) || try_skinny(c, out, x, w, ep, rows)) {
+    if (rows < 1 || !cuda_usable(c) || (!c->config.deterministic && try_skinny(c, out, x, w, ep, rows))) {
         return;
     }
     struct split s = split_epilogue(ep, out);

@@ -656,7 +656,7 @@ extern "C" bool launch_sample(const struct sample_args *a, const struct step_arr
         launch(greedy_kernel, dim3(blocks, a->rows), dim3(512), 0, stream, *a, *s);
         return true;
     }
-    int cluster = !pdl_available() ? 1 : a->rows <= 16 ? 8 : a->rows <= 33 ? 4 : a->rows <= 66 ? 2 : 1;
+    int cluster = !pdl_available() ? 1 : a->deterministic ? 4 : a->rows <= 16 ? 8 : a->rows <= 33 ? 4 : a->rows <= 66 ? 2 : 1;
     size_t bitmap = a->any_allowed ? (a->vocab / cluster + 64) / 8 + 4 : 0;
     if (bitmap > 128 * 1024)
         return false;
