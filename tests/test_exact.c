@@ -10,7 +10,8 @@ static const int32_t some_rows[] = {1, 2, 3, 5, 8, 16, 17, 31, 32, 48, 64, 65, 1
 static void open_exact(struct rig *r)
 {
     struct err e = {0};
-    struct backend_config c = {.max_tokens = ROWS, .max_seqs = RIG_SEQS, .max_samples = 8, .max_blocks_per_seq = 1, .deterministic = true};
+    struct backend_config c = {
+        .max_tokens = ROWS, .max_seqs = RIG_SEQS, .max_samples = 8, .max_blocks_per_seq = 1, .deterministic = true};
     *r = (struct rig){.rng = 11};
     if (backend_open(&r->b, rig_device, &c, &e) < 0) {
         fail_msg("%s", e.text);
@@ -33,7 +34,8 @@ static void check_shape(struct rig *r, enum dtype t, int32_t n, int32_t k)
     float *xv = rig_floats(r, (int64_t)ROWS * k, 1, t);
     float *wv = rig_floats(r, (int64_t)n * k, 1, t);
     float *rv = rig_floats(r, (int64_t)ROWS * n, 1, t);
-    struct mat x = rig_mat(r, ROWS, k, t, xv), residual = rig_mat(r, ROWS, n, t, rv), out = rig_mat(r, ROWS, n, t, NULL);
+    struct mat x = rig_mat(r, ROWS, k, t, xv), residual = rig_mat(r, ROWS, n, t, rv),
+               out = rig_mat(r, ROWS, n, t, NULL);
     struct mat w = rig_weight(r, WEIGHT_LINEAR, t, n, k, wv);
     float *all = product(r, ROWS, out, x, w, residual);
     for (size_t i = 0; i < ARRAY_LEN(some_rows); i++) {
