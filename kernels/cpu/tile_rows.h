@@ -14,26 +14,27 @@ INLINE void all_rows(float *sum, const struct dot_rows *w, const char *x, const 
                      const int n_x, int32_t n_chunks, bool add, const struct prefetch *ahead)
 {
     int64_t offset = w->first * dtype_bytes(t);
-    int32_t group = 0;
-    for (int32_t i = 0; i < w->n; i += n_w, group++) {
+    int32_t fetch_at = ahead->phase * n_w; /* the next group of rows that fetches */
+    for (int32_t i = 0; i < w->n; i += n_w) {
         const char *row[TILE_MAX_ROWS];
-        for (int j = 0; j < n_w; j++) {
-            row[j] = (const char *)w->row[MIN(i + j, w->n - 1)] + offset;
-        }
-        int64_t fetch = ahead->period > 0 && group % ahead->period == ahead->phase ? ahead->distance : 0;
         float last[TILE_SUMS + 4];
-        bool whole = i + n_w <= w->n;
-        float *to = whole ? sum + i * n_x : last;
+        int32_t n = MIN(n_w, w->n - i);
+        for (int j = 0; j < n_w; j++) {
+            row[j] = (const char *)w->row[i + (j < n ? j : n - 1)] + offset;
+        }
+        int64_t fetch = i == fetch_at ? ahead->distance : 0;
+        fetch_at += i == fetch_at ? ahead->period * n_w : 0;
+        float *to = n == n_w ? sum + i * n_x : last;
         const char *from = x;
         for (int32_t c = 0; c < n_chunks; c += K_BLOCK / TILE_CHUNK) {
-            int32_t n = MIN(n_chunks - c, K_BLOCK / TILE_CHUNK);
-            tile(to, row, from, t, n_w, n_x, n, c > 0 || (add && whole), fetch);
-            from += (int64_t)n * n_x * TILE_CHUNK * packed_bytes(t);
+            int32_t n_c = MIN(n_chunks - c, K_BLOCK / TILE_CHUNK);
+            tile(to, row, from, t, n_w, n_x, n_c, c > 0 || (add && n == n_w), fetch);
+            from += (int64_t)n_c * n_x * TILE_CHUNK * packed_bytes(t);
             for (int j = 0; j < n_w; j++) {
-                row[j] += n * TILE_CHUNK * dtype_bytes(t);
+                row[j] += n_c * TILE_CHUNK * dtype_bytes(t);
             }
         }
-        for (int32_t k = 0; k < (w->n - i) * n_x && !whole; k++) {
+        for (int32_t k = 0; k < n * n_x && n < n_w; k++) {
             sum[i * n_x + k] = add ? sum[i * n_x + k] + last[k] : last[k];
         }
     }

@@ -1,6 +1,6 @@
 /* What the CPU backend gets out of the machine: read bandwidth and multiply-add peak, and linear and attention against them.
  *
- *     build/tests/bench/bench_cpu [--threads N] [--seconds S] [--clock cpu] [read|peak|gemv|gemm|attention|sample]...
+ *     build/tests/bench/bench_cpu [--threads N] [--seconds S] [--clock cpu] [--rows N] [read|peak|gemv|gemm|attention|sample]...
  *
  * `--clock cpu` counts this process's processor time divided by its threads: for compute-bound lines on a busy machine.
  * Every line gives a rate and its share of the ceiling measured in the same run. Weights of the decode lines are larger than the
@@ -24,6 +24,7 @@ static double seconds = 0.5;
 static double read_gbs, peak_gflops;
 
 static bool by_cpu_clock;
+static int32_t only_rows; /* of gemm; 0: 4, 16 and 512 */
 
 static int64_t now_us(void)
 {
@@ -412,6 +413,7 @@ int main(int argc, char **argv)
     struct err e = {0};
     for (int i = 1; i + 1 < argc; i++) {
         threads = strcmp(argv[i], "--threads") == 0 ? atoi(argv[i + 1]) : threads;
+        only_rows = strcmp(argv[i], "--rows") == 0 ? atoi(argv[i + 1]) : only_rows;
         by_cpu_clock = by_cpu_clock || (strcmp(argv[i], "--clock") == 0 && strcmp(argv[i + 1], "cpu") == 0);
         seconds = strcmp(argv[i], "--seconds") == 0 ? atof(argv[i + 1]) : seconds;
     }
@@ -433,9 +435,10 @@ int main(int argc, char **argv)
         measure_linear(1, DTYPE_BF16, false);
     }
     if (chosen(argc, argv, "gemm")) {
-        measure_linear(4, DTYPE_BF16, true);
-        measure_linear(16, DTYPE_BF16, true);
-        measure_linear(512, DTYPE_BF16, true);
+        static const int32_t rows[] = {4, 16, 512};
+        for (size_t i = 0; i < ARRAY_LEN(rows) && (only_rows == 0 || i == 0); i++) {
+            measure_linear(only_rows > 0 ? only_rows : rows[i], DTYPE_BF16, true);
+        }
     }
     if (chosen(argc, argv, "attention")) {
         measure_attentions();
