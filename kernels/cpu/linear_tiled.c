@@ -74,11 +74,14 @@ static int pack_all(struct linear_job *j)
 static void order_rows(const struct linear_job *j, int32_t first, int32_t n, const void **row, int32_t *order)
 {
     const char *base = (const char *)j->w.data + first * j->w.stride * dtype_bytes(j->w.dtype);
+    int64_t row_bytes = j->w.stride * dtype_bytes(j->w.dtype);
     int32_t streams = j->n_tiles == 1 && n % STREAMS == 0 ? STREAMS : 1;
     int32_t run = n / streams;
-    for (int32_t i = 0; i < n; i++) {
-        order[i] = i % streams * run + i / streams;
-        row[i] = base + order[i] * j->w.stride * dtype_bytes(j->w.dtype);
+    for (int32_t k = 0, i = 0; k < run; k++) {
+        for (int32_t at = k; at < n; at += run, i++) {
+            order[i] = at;
+            row[i] = base + at * row_bytes;
+        }
     }
 }
 
@@ -92,8 +95,8 @@ static void finish_tile(const struct linear_job *j, int32_t tile, int32_t first,
     if (j->n_tiles > 1) { /* in order */
         j->c->k.spread(line[0], BLOCK_MAX_ROWS, sum, n, n_x);
     }
-    for (int32_t i = 0; i < n && j->n_tiles == 1; i++) {
-        for (int32_t x = 0; x < n_x; x++) {
+    for (int32_t x = 0; x < n_x && j->n_tiles == 1; x++) {
+        for (int32_t i = 0; i < n; i++) {
             line[x][order[i]] = sum[i * n_x + x];
         }
     }
