@@ -56,7 +56,7 @@ static int read_vocab_file(struct tokenizer *t, const char *dir, struct err *e)
         json_init(&j, text, len, "vocab.json", e);
         read_vocab(&j, t);
         json_finish(&j);
-        ret = j.failed ? ERR_INVALID : 0;
+        ret = j.failed ? e->code : 0;
     }
     free(text);
     return ret;

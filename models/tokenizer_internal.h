@@ -224,6 +224,9 @@ int vocab_text(struct tokenizer *t, const char *text, size_t len, uint32_t *ret_
 int tokenizer_open_json(struct tokenizer **ret, const char *json, size_t len, struct err *e);
 /* tokenizer.json's text into a zeroed tokenizer. */
 int tokenizer_parse(struct tokenizer *t, const char *json, size_t len, struct err *e);
+/* Record in the reader an error that has its code and text already. */
+void json_fail_with(struct json *j, const struct err *e);
+void json_fail_nomem(struct json *j, const char *what);
 /* {"token": id, ...}; errors stay in the reader. */
 void read_vocab(struct json *j, struct tokenizer *t);
 /* The value of "merges", once the vocabulary is known; errors stay in the reader. */

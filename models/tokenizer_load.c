@@ -21,15 +21,21 @@ struct loader {
     struct err *e;
 };
 
-/* An error that has its text already, as one of the file. */
-static void fail_with(struct json *j, struct err *e)
+void json_fail_with(struct json *j, const struct err *e)
 {
-    struct err copy = *e;
-    if (!j->failed) {
-        json_fail(j, "%s", copy.text);
-        if (copy.code == ERR_NOMEM || copy.code == ERR_UNSUPPORTED)
-            e->code = copy.code;
-    }
+    struct err copy = *e; /* which may be the reader's own */
+    if (j->failed)
+        return;
+    json_fail(j, "%s", copy.text);
+    if (j->err)
+        j->err->code = copy.code;
+}
+
+void json_fail_nomem(struct json *j, const char *what)
+{
+    struct err e;
+    err_nomem(&e, what);
+    json_fail_with(j, &e);
 }
 
 /* ---- the model ------------------------------------------------------------------------------------------------------ */
@@ -48,7 +54,7 @@ void read_vocab(struct json *j, struct tokenizer *t)
             return;
         }
         if (vocab_add(t, (int32_t)id, j->key, j->key_len, &e) != 0) {
-            json_fail(j, "%s", e.text);
+            json_fail_with(j, &e);
             return;
         }
     }
@@ -72,13 +78,13 @@ static void read_scored_vocab(struct json *j, struct loader *l)
         if ((u->n & (u->n - 1)) == 0) { /* capacity doubles at powers of two */
             double *p = realloc(u->score, (size_t)MAX(u->n * 2, 1) * sizeof(*p));
             if (!p) {
-                json_fail(j, "no memory for the vocabulary");
+                json_fail_nomem(j, "the vocabulary");
                 return;
             }
             u->score = p;
         }
         if (vocab_add(l->t, u->n, text, len, l->e) != 0) {
-            fail_with(j, l->e);
+            json_fail_with(j, l->e);
             return;
         }
         u->score[u->n++] = score;
@@ -194,7 +200,7 @@ static void read_added_token(struct json *j, struct loader *l)
     }
     a.id = (int32_t)id;
     if (added_add(l->t, &a, text, len, special, l->e) != 0)
-        fail_with(j, l->e);
+        json_fail_with(j, l->e);
 }
 
 /* ---- the file ------------------------------------------------------------------------------------------------------- */

@@ -82,7 +82,7 @@ static void finish_batch(struct json *j, struct tokenizer *t, struct merge_batch
         const struct merge *m = &b->merge[i];
         int32_t id = look_up_result(j, t, m, &b->last_result);
         if (id >= 0 && bpe_add_merge(&t->bpe, m->left, m->right, id, (int32_t)t->bpe.n) != 0)
-            json_fail(j, "no memory for the merges");
+            json_fail_nomem(j, "the merges");
     }
     b->n = 0;
 }

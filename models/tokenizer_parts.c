@@ -197,7 +197,7 @@ static void read_component(struct json *j, component_fn fn, void *ctx)
 {
     struct component *c = calloc(1, sizeof(*c)); /* too large for a recursion's stack */
     if (!c) {
-        json_fail(j, "no memory for a component");
+        json_fail_nomem(j, "a tokenizer's component");
         return;
     }
     c->use_regex = c->split = true;
@@ -231,7 +231,7 @@ static bool type_is(const struct component *c, const char *type)
 static void check(struct json *j, int code, const struct err *e)
 {
     if (code != 0)
-        json_fail(j, "%s", e->text);
+        json_fail_with(j, e);
 }
 
 static void compile(struct json *j, const struct component *c, struct pattern *p)
@@ -249,7 +249,7 @@ static void set_text(struct json *j, struct normal *n, const char *text, size_t 
 {
     n->text = malloc(len + 1);
     if (!n->text) {
-        json_fail(j, "no memory for a normalizer");
+        json_fail_nomem(j, "a normalizer");
         return;
     }
     memcpy(n->text, text, len + 1);
