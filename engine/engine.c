@@ -17,6 +17,7 @@
 #include "engine/cost.h"
 #include "engine/engine_state.h"
 #include "engine/model_path.h"
+#include "engine/pins.h"
 #include "engine/stats.h"
 #include "models/file.h"
 
@@ -162,6 +163,8 @@ static int start(struct engine *e, const struct settings *s, struct sink *sink, 
         rc = measure_costs(e, err);
     if (rc == 0)
         rc = open_core(e, sink, err);
+    if (rc == 0)
+        rc = pins_compute(e, s, err);
     if (rc < 0)
         return rc;
     e->model_name = s->served_model_name ? strdup(s->served_model_name) : model_path_name(e->model_path);

@@ -20,7 +20,7 @@ struct group_list {
     int32_t n;
 };
 
-enum { MAX_IN_FLIGHT = 4 }; /* plans made and not committed */
+enum { MAX_IN_FLIGHT = 16 }; /* plans made and not committed */
 
 struct sched {
     struct sched_config c;
