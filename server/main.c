@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "config/settings.h"
+#include "engine/engine.h"
 #include "server/bench.h"
 #include "server/commands.h"
 
@@ -14,6 +15,7 @@ static void print_help(FILE *out)
                  "usage: quire COMMAND [flags]\n\n"
                  "  serve [MODEL]  answer requests; MODEL is a directory, a bundled name, or null\n"
                  "  bench          measure the engine in this process, or a server: quire bench --help\n"
+                 "  simulate       the scheduler under a cost model, a day in seconds: quire simulate --help\n"
                  "  config         print every setting and where its value came from\n"
                  "  health         ask a running server whether it is ready (exit status 0 or 1)\n"
                  "  version        print the version\n"
@@ -56,6 +58,9 @@ int main(int argc, char **argv)
     }
     if (strcmp(name, "bench") == 0) {
         return bench_main(n, rest);
+    }
+    if (strcmp(name, "simulate") == 0) {
+        return simulate_main(n, rest);
     }
     if (strcmp(name, "config") == 0) {
         return config_main(n, rest, environ);
