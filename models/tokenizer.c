@@ -87,9 +87,8 @@ int tokenizer_open_dummy(struct tokenizer **ret, int32_t vocab, struct err *e)
         return code;
     }
     for (int32_t id = 256; id < vocab; id++)
-        t->token[id] = (struct token){.out_off = off + (uint32_t)id % (sizeof(letters) - 4),
-                                      .out_len = 4,
-                                      .flags = TOKEN_DEFINED | TOKEN_WHOLE};
+        t->token[id] = (struct token){
+            .out_off = off + (uint32_t)id % (sizeof(letters) - 4), .out_len = 4, .flags = TOKEN_DEFINED | TOKEN_WHOLE};
     *ret = t;
     return 0;
 }

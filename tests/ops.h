@@ -92,8 +92,14 @@ static inline void rig_open_config(struct rig *r, bool deterministic)
     }
 }
 
-static inline void rig_open(struct rig *r) { rig_open_config(r, false); }
-static inline void rig_open_deterministic(struct rig *r) { rig_open_config(r, true); }
+static inline void rig_open(struct rig *r)
+{
+    rig_open_config(r, false);
+}
+static inline void rig_open_deterministic(struct rig *r)
+{
+    rig_open_config(r, true);
+}
 
 static inline void rig_close(struct rig *r)
 {

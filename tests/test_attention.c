@@ -105,7 +105,10 @@ static void scene_open_config(struct scene *s, const struct scene_case *c, bool 
     }
 }
 
-static void scene_open(struct scene *s, const struct scene_case *c) { scene_open_config(s, c, false); }
+static void scene_open(struct scene *s, const struct scene_case *c)
+{
+    scene_open_config(s, c, false);
+}
 
 static void scene_close(struct scene *s)
 {
@@ -496,8 +499,13 @@ static void attention_does_not_depend_on_the_batch(void **state)
 {
     (void)state;
     enum { LEN = 1300, LAST = 21, WIDTH = 8 * 64 };
-    struct scene_case c = {.name = "batch", .n_heads = 4, .n_kv_heads = 2, .head_dim = 64, .block_size = 16,
-                           .rot_dim = 64, .dtype = DTYPE_BF16};
+    struct scene_case c = {.name = "batch",
+                           .n_heads = 4,
+                           .n_kv_heads = 2,
+                           .head_dim = 64,
+                           .block_size = 16,
+                           .rot_dim = 64,
+                           .dtype = DTYPE_BF16};
     struct rope none = {0};
     for (int32_t window = 0; window <= 700; window += 700) {
         struct scene s;
@@ -531,7 +539,8 @@ static void attention_does_not_depend_on_the_batch(void **state)
                 float *some = rig_download(&s.r, mat_rows(out, first, n));
                 rig_end(&s.r);
                 int32_t skip = MAX(LEN - LAST - at, 0);
-                memcpy(got + (at + skip - (LEN - LAST)) * 256, some + skip * 256, (size_t)(n - skip) * 256 * sizeof(*got));
+                memcpy(got + (at + skip - (LEN - LAST)) * 256, some + skip * 256,
+                       (size_t)(n - skip) * 256 * sizeof(*got));
                 free(some);
             }
             if (want == NULL) {
@@ -660,10 +669,13 @@ static void steps_out_of_range_are_refused(void **state)
 static int group(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(attention_over_shuffled_blocks), cmocka_unit_test(attention_variants),
-        cmocka_unit_test(cache_writes_are_exact),         cmocka_unit_test(shared_leading_blocks),
+        cmocka_unit_test(attention_over_shuffled_blocks),
+        cmocka_unit_test(attention_variants),
+        cmocka_unit_test(cache_writes_are_exact),
+        cmocka_unit_test(shared_leading_blocks),
         cmocka_unit_test(attention_does_not_depend_on_the_batch),
-        cmocka_unit_test(padding_rows_are_harmless),      cmocka_unit_test(block_copies_and_swaps_move_every_layer),
+        cmocka_unit_test(padding_rows_are_harmless),
+        cmocka_unit_test(block_copies_and_swaps_move_every_layer),
         cmocka_unit_test(steps_out_of_range_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -67,8 +67,8 @@ static void transpose_keys(float *out, const void *const *key, int32_t dim, enum
 }
 
 /* n_rows of q, 8 n_v of the part's keys, in registers while the dimensions go by. */
-INLINE void score_tile(float *score, const float *const *q, const float *keys, int32_t dim, float scale, const int n_rows,
-                       const int n_v)
+INLINE void score_tile(float *score, const float *const *q, const float *keys, int32_t dim, float scale,
+                       const int n_rows, const int n_v)
 {
     __m256 a[8];
 #pragma GCC unroll 8
@@ -139,8 +139,8 @@ static float softmax(float *s, int32_t lo, int32_t hi, float *max, float *sum)
 }
 
 /* Columns [0, 8 n_v) of n_rows rows of acc in registers while the keys go by. */
-INLINE void weigh_tile(float *acc, int32_t stride, const float *keep, const float *p, const void *const *value, int32_t lo,
-                       int32_t hi, int64_t at, const enum dtype t, const int n_rows, const int n_v)
+INLINE void weigh_tile(float *acc, int32_t stride, const float *keep, const float *p, const void *const *value,
+                       int32_t lo, int32_t hi, int64_t at, const enum dtype t, const int n_rows, const int n_v)
 {
     __m256 a[8];
 #pragma GCC unroll 8
@@ -189,8 +189,8 @@ INLINE void weigh_rows(float *acc, int32_t dim, const float *keep, const float *
     }
 }
 
-INLINE void weigh_type(float *acc, int32_t dim, const float *keep, const float *p, int32_t rows, const void *const *value,
-                       int32_t lo, int32_t hi, const enum dtype t)
+INLINE void weigh_type(float *acc, int32_t dim, const float *keep, const float *p, int32_t rows,
+                       const void *const *value, int32_t lo, int32_t hi, const enum dtype t)
 {
     int32_t r = 0;
     for (; r + 2 <= rows; r += 2) {

@@ -25,7 +25,7 @@ struct attention_unit {
     int32_t token, n_tokens; /* of the step */
     int32_t head, n_heads;   /* of the KV head's group */
     int32_t split, n_splits;
-    int32_t n_parts;         /* units that share these rows, each with one split; 1: this one has all */
+    int32_t n_parts; /* units that share these rows, each with one split; 1: this one has all */
 };
 
 struct attention_job {
@@ -53,7 +53,10 @@ struct attention_scratch {
     const float *query[UNIT_ROWS];
 };
 
-static int64_t state_floats(int32_t head_dim) { return UNIT_ROWS * (2 + (int64_t)head_dim); }
+static int64_t state_floats(int32_t head_dim)
+{
+    return UNIT_ROWS * (2 + (int64_t)head_dim);
+}
 
 static struct state state_at(float *base)
 {
@@ -69,8 +72,11 @@ static int64_t scratch_cut(struct attention_scratch *ret, float *base, int32_t h
     int64_t value = key + dim * PART_KEYS;
     int64_t total = value + dim * PART_KEYS;
     if (base != NULL) {
-        *ret = (struct attention_scratch){.score = base, .key = base + key, .value = base + value,
-                                          .total = base + total, .part = base + total + state};
+        *ret = (struct attention_scratch){.score = base,
+                                          .key = base + key,
+                                          .value = base + value,
+                                          .total = base + total,
+                                          .part = base + total + state};
     }
     return total + 2 * state;
 }
@@ -216,8 +222,8 @@ static void find_queries(const struct attention_job *j, const struct attention_u
 {
     int32_t first = kv_head * (j->att->n_heads / j->att->n_kv_heads) + u->head;
     for (int32_t r = 0; r < u->n_tokens * u->n_heads; r++) {
-        s->query[r] = mat_row_const(j->qkv, u->token + r / u->n_heads) +
-                      (int64_t)(first + r % u->n_heads) * j->att->head_dim;
+        s->query[r] =
+            mat_row_const(j->qkv, u->token + r / u->n_heads) + (int64_t)(first + r % u->n_heads) * j->att->head_dim;
     }
 }
 
@@ -301,8 +307,12 @@ static int32_t list_units(const struct attention_job *j, bool apart)
     for (int32_t s = 0; s < b->n_seqs; s++) {
         for (int32_t t = b->q_start[s]; t < b->q_start[s + 1]; t += tokens) {
             for (int32_t h = 0; h < group; h += heads) {
-                struct attention_unit u = {.seq = s, .token = t, .n_tokens = MIN(tokens, b->q_start[s + 1] - t),
-                                           .head = h, .n_heads = MIN(heads, group - h), .n_parts = 1};
+                struct attention_unit u = {.seq = s,
+                                           .token = t,
+                                           .n_tokens = MIN(tokens, b->q_start[s + 1] - t),
+                                           .head = h,
+                                           .n_heads = MIN(heads, group - h),
+                                           .n_parts = 1};
                 count_splits(j, &u);
                 int32_t parts = apart ? u.n_splits : 1;
                 if (grow_units(c, n + parts) < 0) {

@@ -20,7 +20,10 @@ static inline uint32_t bits_of_f32(float f)
     return u;
 }
 
-static inline float bf16_load(uint16_t h) { return f32_of_bits((uint32_t)h << 16); }
+static inline float bf16_load(uint16_t h)
+{
+    return f32_of_bits((uint32_t)h << 16);
+}
 
 static inline uint16_t bf16_store(float f)
 {

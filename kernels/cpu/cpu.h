@@ -35,9 +35,9 @@ struct cpu_results {
     int32_t n_samples;
     int32_t top_stride;
     int64_t device_us;
-    int32_t *token;      /* [max_samples] */
-    float *logprob;      /* [max_samples] */
-    int32_t *top_token;  /* [n_samples, top_stride], top_cap entries */
+    int32_t *token;     /* [max_samples] */
+    float *logprob;     /* [max_samples] */
+    int32_t *top_token; /* [n_samples, top_stride], top_cap entries */
     float *top_logprob;
     int64_t top_cap;
 };
@@ -65,24 +65,27 @@ struct cpu_backend {
     int64_t attention_unit_cap;
     float *attention_partial;
     int64_t attention_partial_floats;
-    float *scores;       /* [threads, scores_cap] attention weights of one query head */
+    float *scores; /* [threads, scores_cap] attention weights of one query head */
     int64_t scores_cap;
-    float *sample_logits; /* [threads, sample_vocab] processed logits */
+    float *sample_logits;          /* [threads, sample_vocab] processed logits */
     struct cpu_survivor *survivor; /* [threads, sample_vocab] */
     int32_t sample_vocab;
 
     /* The step under way. */
-    struct batch batch;  /* arrays in `arena` */
+    struct batch batch; /* arrays in `arena` */
     char *arena;
     size_t arena_bytes;
     bool in_step;
     int64_t step_start_us;
     struct cpu_results results[CPU_RESULTS];
     uint64_t n_begun, n_waited; /* steps; results of step i are results[i % CPU_RESULTS] */
-    struct err failed; /* sticky; code 0: none */
+    struct err failed;          /* sticky; code 0: none */
 };
 
-static inline struct cpu_backend *cpu_of(struct backend *b) { return CONTAINER_OF(b, struct cpu_backend, base); }
+static inline struct cpu_backend *cpu_of(struct backend *b)
+{
+    return CONTAINER_OF(b, struct cpu_backend, base);
+}
 
 /* Remember the first error of an operation; step_end reports it. */
 void cpu_fail(struct cpu_backend *c, int code, const char *what);
@@ -124,7 +127,13 @@ void cpu_sample(struct backend *b, struct mat logits, int32_t first);
 void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);
 void cpu_attention_tiled(struct cpu_backend *c, struct mat out, struct mat qkv, const struct attention *a);
 
-static inline const float *mat_row_const(struct mat m, int64_t r) { return (const float *)m.data + r * m.stride; }
-static inline float *mat_row(struct mat m, int64_t r) { return (float *)m.data + r * m.stride; }
+static inline const float *mat_row_const(struct mat m, int64_t r)
+{
+    return (const float *)m.data + r * m.stride;
+}
+static inline float *mat_row(struct mat m, int64_t r)
+{
+    return (float *)m.data + r * m.stride;
+}
 
 #endif

@@ -10,7 +10,10 @@ static const char *const isa_names[] = {[CPU_PLAIN] = "plain",
                                         [CPU_AVX512_BF16] = "avx512bf16",
                                         [CPU_NEON] = "neon"};
 
-const char *cpu_isa_name(enum cpu_isa isa) { return isa_names[isa]; }
+const char *cpu_isa_name(enum cpu_isa isa)
+{
+    return isa_names[isa];
+}
 
 static bool has(enum cpu_isa isa)
 {

@@ -24,15 +24,18 @@ struct linear_job {
     struct cpu_backend *c;
     struct mat out, x, w;
     const struct epilogue *ep;
-    int64_t tile_bytes;   /* of a full tile, packed */
-    int32_t n_tiles;      /* of x */
-    int32_t block_rows;   /* of w in a block */
-    int32_t task_rows;    /* of w in a task, whole blocks */
-    int32_t task_tiles;   /* of x in a task */
+    int64_t tile_bytes; /* of a full tile, packed */
+    int32_t n_tiles;    /* of x */
+    int32_t block_rows; /* of w in a block */
+    int32_t task_rows;  /* of w in a task, whole blocks */
+    int32_t task_tiles; /* of x in a task */
     int32_t n_row_tasks;
 };
 
-static int32_t tile_rows(const struct linear_job *j, int32_t tile) { return MIN(TILE_ROWS, j->x.rows - tile * TILE_ROWS); }
+static int32_t tile_rows(const struct linear_job *j, int32_t tile)
+{
+    return MIN(TILE_ROWS, j->x.rows - tile * TILE_ROWS);
+}
 
 static void pack_tile(void *arg, int32_t tile, int32_t thread)
 {

@@ -16,7 +16,10 @@
 #define HUGE_BYTES ((size_t)2 << 20)
 #define REGION_BYTES ((size_t)64 << 20)
 
-static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+static size_t round_up(size_t n, size_t to)
+{
+    return (n + to - 1) / to * to;
+}
 
 /* A fresh region whose base lies on a 2 MiB border. */
 static struct cpu_region *region_new(size_t n_bytes)
@@ -26,7 +29,8 @@ static struct cpu_region *region_new(size_t n_bytes)
         return NULL;
     }
     size_t want = round_up(n_bytes, HUGE_BYTES);
-    char *raw = mmap(NULL, want + HUGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *raw =
+        mmap(NULL, want + HUGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (raw == MAP_FAILED) {
         free(r);
         return NULL;
@@ -109,8 +113,14 @@ static float dummy_value(uint64_t salt, int64_t index)
     return ((float)(x >> 40) * 0x1p-23f - 1.0f) * 1e-3f;
 }
 
-static int32_t piece_rows(const struct weight_piece *p) { return p->transposed ? p->cols : p->rows; }
-static int32_t piece_cols(const struct weight_piece *p) { return p->transposed ? p->rows : p->cols; }
+static int32_t piece_rows(const struct weight_piece *p)
+{
+    return p->transposed ? p->cols : p->rows;
+}
+static int32_t piece_cols(const struct weight_piece *p)
+{
+    return p->transposed ? p->rows : p->cols;
+}
 
 /* Row r of the weight from row r - first of piece p. */
 static void copy_row(struct mat m, int64_t r, const struct weight_piece *p, int64_t first)
@@ -201,9 +211,8 @@ int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, 
     int64_t stride = d->kind == WEIGHT_LINEAR || d->kind == WEIGHT_EMBEDDING
                          ? (int64_t)round_up((size_t)d->cols, TILE_CHUNK)
                          : d->cols;
-    struct fill f = {.desc = d,
-                     .m = {.stride = stride, .rows = d->rows, .cols = d->cols, .dtype = t},
-                     .salt = ++c->n_dummies};
+    struct fill f = {
+        .desc = d, .m = {.stride = stride, .rows = d->rows, .cols = d->cols, .dtype = t}, .salt = ++c->n_dummies};
     f.m.data = cpu_alloc(c, (size_t)d->rows * (size_t)stride * (size_t)dtype_bytes(t));
     if (f.m.data == NULL) {
         return err_nomem(e, d->name);

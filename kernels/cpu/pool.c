@@ -138,7 +138,10 @@ void cpu_pool_run(struct cpu_pool *p, int32_t n_tasks, cpu_task_fn *fn, void *ar
     }
 }
 
-int32_t cpu_pool_threads(const struct cpu_pool *p) { return p->n_threads; }
+int32_t cpu_pool_threads(const struct cpu_pool *p)
+{
+    return p->n_threads;
+}
 
 /* First of the cores listed in a file like "0,64" or "0-1"; -1 when unreadable. */
 static int first_sibling(int core)

@@ -7,7 +7,10 @@
 static const int32_t tail_mask[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
 
 /* Lanes [0, n) of 8, 0 <= n <= 8. */
-static inline __m256i first_lanes(int32_t n) { return _mm256_loadu_si256((const __m256i *)(tail_mask + 8 - n)); }
+static inline __m256i first_lanes(int32_t n)
+{
+    return _mm256_loadu_si256((const __m256i *)(tail_mask + 8 - n));
+}
 
 /* 1 / (1 + e^-x), from e^-|x| so that nothing overflows. */
 static inline __m256 sigmoid8(__m256 x)
@@ -245,8 +248,10 @@ static inline __m256 sample_exp8(__m256 z)
 static inline __m256d add_masses(__m256d sum, __m256 exp_z)
 {
     __m256 scaled = _mm256_mul_ps(exp_z, _mm256_set1_ps(0x1p40f));
-    __m256d lo = _mm256_round_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(scaled)), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
-    __m256d hi = _mm256_round_pd(_mm256_cvtps_pd(_mm256_extractf128_ps(scaled, 1)), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+    __m256d lo =
+        _mm256_round_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(scaled)), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+    __m256d hi =
+        _mm256_round_pd(_mm256_cvtps_pd(_mm256_extractf128_ps(scaled, 1)), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
     return _mm256_add_pd(sum, _mm256_add_pd(lo, hi));
 }
 

@@ -8,7 +8,10 @@
 
 #include "kernels/cpu/cpu.h"
 
-struct cpu_results *cpu_results_now(struct cpu_backend *c) { return &c->results[c->n_begun % CPU_RESULTS]; }
+struct cpu_results *cpu_results_now(struct cpu_backend *c)
+{
+    return &c->results[c->n_begun % CPU_RESULTS];
+}
 
 const struct cpu_results *cpu_results_before(struct cpu_backend *c)
 {
@@ -45,22 +48,34 @@ struct batch_array {
     size_t n_bytes;
 };
 
-#define ARRAY(field, n) {(const void **)&b->field, (size_t)(n) * sizeof(*b->field)}
+#define ARRAY(field, n)                                           \
+    {                                                             \
+        (const void **)&b->field, (size_t)(n) * sizeof(*b->field) \
+    }
 
 /* Point c->batch's arrays at copies of them. The arena grows to the largest step seen and stays. */
 static int copy_arrays(struct cpu_backend *c, struct err *e)
 {
     struct batch *b = &c->batch;
     const struct batch_array array[] = {
-        ARRAY(swap_out, b->n_swap_out), ARRAY(swap_in, b->n_swap_in),
-        ARRAY(copy, b->n_copy), ARRAY(table_update, b->n_table_update),
-        ARRAY(table_block, b->n_table_block), ARRAY(token, b->n_tokens),
-        ARRAY(token_src, b->n_tokens), ARRAY(position, b->n_tokens),
-        ARRAY(slot, b->n_tokens), ARRAY(q_start, b->n_seqs + 1),
-        ARRAY(kv_len, b->n_seqs), ARRAY(row, b->n_seqs),
-        ARRAY(lcp_blocks, b->n_seqs), ARRAY(logits_token, b->n_logits),
-        ARRAY(sample, b->n_samples), ARRAY(token_count, b->n_token_count),
-        ARRAY(token_bias, b->n_token_bias), ARRAY(allowed_token, b->n_allowed_token),
+        ARRAY(swap_out, b->n_swap_out),
+        ARRAY(swap_in, b->n_swap_in),
+        ARRAY(copy, b->n_copy),
+        ARRAY(table_update, b->n_table_update),
+        ARRAY(table_block, b->n_table_block),
+        ARRAY(token, b->n_tokens),
+        ARRAY(token_src, b->n_tokens),
+        ARRAY(position, b->n_tokens),
+        ARRAY(slot, b->n_tokens),
+        ARRAY(q_start, b->n_seqs + 1),
+        ARRAY(kv_len, b->n_seqs),
+        ARRAY(row, b->n_seqs),
+        ARRAY(lcp_blocks, b->n_seqs),
+        ARRAY(logits_token, b->n_logits),
+        ARRAY(sample, b->n_samples),
+        ARRAY(token_count, b->n_token_count),
+        ARRAY(token_bias, b->n_token_bias),
+        ARRAY(allowed_token, b->n_allowed_token),
     };
     size_t total = 0;
     for (size_t i = 0; i < ARRAY_LEN(array); i++) {
@@ -90,7 +105,8 @@ static int check_batch(const struct cpu_backend *c, const struct batch *b, struc
     const struct backend_config *k = &c->config;
     if (b->n_tokens < 0 || b->n_tokens > k->max_tokens || b->n_seqs < 0 || b->n_seqs > k->max_seqs ||
         b->n_samples < 0 || b->n_samples > k->max_samples) {
-        return err_set(e, ERR_INVALID, "cpu: step %llu is too large: %d tokens (of %d), %d sequences (of %d), %d samples (of %d)",
+        return err_set(e, ERR_INVALID,
+                       "cpu: step %llu is too large: %d tokens (of %d), %d sequences (of %d), %d samples (of %d)",
                        (unsigned long long)b->step, b->n_tokens, k->max_tokens, b->n_seqs, k->max_seqs, b->n_samples,
                        k->max_samples);
     }
@@ -98,7 +114,8 @@ static int check_batch(const struct cpu_backend *c, const struct batch *b, struc
         const struct table_update *u = &b->table_update[i];
         if (u->row < 0 || u->row >= k->max_seqs || u->index < 0 || u->count < 0 ||
             u->count > k->max_blocks_per_seq - u->index || u->first < 0 || u->count > b->n_table_block - u->first) {
-            return err_set(e, ERR_INVALID, "cpu: step %llu: block-table update out of range", (unsigned long long)b->step);
+            return err_set(e, ERR_INVALID, "cpu: step %llu: block-table update out of range",
+                           (unsigned long long)b->step);
         }
     }
     return 0;
