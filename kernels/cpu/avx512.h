@@ -84,10 +84,11 @@ enum { FLOAT_TILE_SUMS = 24 };
 
 /* One tile against rows of x packed as floats: n_w rows of w, n_x of x, n_chunks chunks of 32 elements. */
 INLINE void float_tile(float *sum, const char *const *w, const float *x, const enum dtype t, const int n_w, const int n_x,
-                       int32_t n_chunks, bool add, int64_t fetch)
+                       int32_t n_chunks, bool add, struct fetch *fetch)
 {
     const int width = t == DTYPE_F32 ? 128 : 64; /* bytes of a chunk of a stored row */
     __m512 acc[FLOAT_TILE_SUMS];
+    struct fetch ahead = *fetch;
     const char *row[8];
 #pragma GCC unroll 24
     for (int i = 0; i < n_w * n_x; i++) {
@@ -98,13 +99,7 @@ INLINE void float_tile(float *sum, const char *const *w, const float *x, const e
         row[i] = w[i];
     }
     for (int32_t c = 0; c < n_chunks; c++, x += n_x * TILE_CHUNK) {
-#pragma GCC unroll 8
-        for (int i = 0; i < n_w && fetch != 0; i++) {
-            _mm_prefetch(row[i] + fetch, _MM_HINT_T0);
-            if (t == DTYPE_F32) {
-                _mm_prefetch(row[i] + fetch + 64, _MM_HINT_T0);
-            }
-        }
+        fetch_chunk(&ahead, row, n_w, width / 64);
 #pragma GCC unroll 2
         for (int part = 0; part < 2; part++) {
             __m512 v[TILE_ROWS];
@@ -126,6 +121,7 @@ INLINE void float_tile(float *sum, const char *const *w, const float *x, const e
             row[i] += width;
         }
     }
+    *fetch = ahead;
     put_tile(sum, acc, n_w, n_x, add);
 }
 

@@ -17,8 +17,9 @@ enum {
     PART_KEYS = 64   /* keys of attention taken together */
 };
 
-/* Whom to fetch while computing: the bytes at `distance` from what is being read, for groups of rows whose number
- * is `phase` modulo `period` (several passes over the same rows share the work of fetching the next ones). */
+/* What to fetch while computing: the bytes at `distance` from the rows read. period 1: of every row, a stream ahead of its
+ * reader; more: of the rows whose number is `phase` modulo `period` (at least half a tile's rows apart), so that several passes
+ * over the same rows share the work of fetching the next ones; 0: nothing. */
 struct prefetch {
     int64_t distance;
     int32_t period, phase;

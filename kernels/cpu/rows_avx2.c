@@ -12,6 +12,21 @@ static inline __m256i first_lanes(int32_t n)
     return _mm256_loadu_si256((const __m256i *)(tail_mask + 8 - n));
 }
 
+/* Up to eight floats, n >= 1; masked stores are slow on some processors, so only a tail pays for being one. */
+static inline __m256 load_some(const float *x, int32_t n)
+{
+    return n >= 8 ? _mm256_loadu_ps(x) : _mm256_maskload_ps(x, first_lanes(n));
+}
+
+static inline void store_some(float *x, __m256 v, int32_t n)
+{
+    if (n >= 8) {
+        _mm256_storeu_ps(x, v);
+    } else {
+        _mm256_maskstore_ps(x, first_lanes(n), v);
+    }
+}
+
 /* 1 / (1 + e^-x), from e^-|x| so that nothing overflows. */
 static inline __m256 sigmoid8(__m256 x)
 {
@@ -95,7 +110,7 @@ static float mean_row(const float *x, int32_t n)
 {
     __m256 sum = _mm256_setzero_ps();
     for (int32_t i = 0; i < n; i += 8) {
-        sum = _mm256_add_ps(sum, _mm256_maskload_ps(x + i, first_lanes(MIN(8, n - i))));
+        sum = _mm256_add_ps(sum, load_some(x + i, n - i));
     }
     return sum_lanes(sum) / (float)n;
 }
@@ -129,11 +144,11 @@ static void norm_row(float *out, const float *x, int32_t n, const struct norm *k
     __m256 vi = _mm256_set1_ps(inv);
     __m256 off = _mm256_set1_ps(k->weight_offset);
     for (int32_t i = 0; i < n; i += 8) {
-        __m256i lanes = first_lanes(MIN(8, n - i));
-        __m256 v = _mm256_mul_ps(_mm256_sub_ps(_mm256_maskload_ps(x + i, lanes), vm), vi);
-        v = _mm256_mul_ps(v, _mm256_add_ps(_mm256_maskload_ps(w + i, lanes), off));
-        v = bias != NULL ? _mm256_add_ps(v, _mm256_maskload_ps(bias + i, lanes)) : v;
-        _mm256_maskstore_ps(out + i, lanes, v);
+        int32_t left = n - i;
+        __m256 v = _mm256_mul_ps(_mm256_sub_ps(load_some(x + i, left), vm), vi);
+        v = _mm256_mul_ps(v, _mm256_add_ps(load_some(w + i, left), off));
+        v = bias != NULL ? _mm256_add_ps(v, load_some(bias + i, left)) : v;
+        store_some(out + i, v, left);
     }
 }
 
@@ -151,9 +166,9 @@ static void add_row(float *x, const float *y, int32_t n)
 static void gate_row(float *out, const float *gate, const float *up, int32_t n, enum activation act)
 {
     for (int32_t i = 0; i < n; i += 8) {
-        __m256i lanes = first_lanes(MIN(8, n - i));
-        __m256 v = activate8(act, _mm256_maskload_ps(gate + i, lanes));
-        _mm256_maskstore_ps(out + i, lanes, _mm256_mul_ps(v, _mm256_maskload_ps(up + i, lanes)));
+        int32_t left = n - i;
+        __m256 v = activate8(act, load_some(gate + i, left));
+        store_some(out + i, _mm256_mul_ps(v, load_some(up + i, left)), left);
     }
 }
 
@@ -161,25 +176,25 @@ static void finish_row(float *out, const float *sum, const float *bias, const fl
                        enum activation act)
 {
     for (int32_t i = 0; i < n; i += 8) {
-        __m256i lanes = first_lanes(MIN(8, n - i));
-        __m256 v = _mm256_maskload_ps(sum + i, lanes);
-        v = bias != NULL ? _mm256_add_ps(v, _mm256_maskload_ps(bias + i, lanes)) : v;
+        int32_t left = n - i;
+        __m256 v = load_some(sum + i, left);
+        v = bias != NULL ? _mm256_add_ps(v, load_some(bias + i, left)) : v;
         v = act != ACT_NONE ? activate8(act, v) : v;
-        v = residual != NULL ? _mm256_add_ps(v, _mm256_maskload_ps(residual + i, lanes)) : v;
-        _mm256_maskstore_ps(out + i, lanes, v);
+        v = residual != NULL ? _mm256_add_ps(v, load_some(residual + i, left)) : v;
+        store_some(out + i, v, left);
     }
 }
 
 static void rotate_row(float *head, const float *cos_sin, int32_t half)
 {
     for (int32_t i = 0; i < half; i += 8) {
-        __m256i lanes = first_lanes(MIN(8, half - i));
-        __m256 x = _mm256_maskload_ps(head + i, lanes);
-        __m256 y = _mm256_maskload_ps(head + half + i, lanes);
-        __m256 c = _mm256_maskload_ps(cos_sin + i, lanes);
-        __m256 s = _mm256_maskload_ps(cos_sin + half + i, lanes);
-        _mm256_maskstore_ps(head + i, lanes, _mm256_fmsub_ps(x, c, _mm256_mul_ps(y, s)));
-        _mm256_maskstore_ps(head + half + i, lanes, _mm256_fmadd_ps(y, c, _mm256_mul_ps(x, s)));
+        int32_t left = half - i;
+        __m256 x = load_some(head + i, left);
+        __m256 y = load_some(head + half + i, left);
+        __m256 c = load_some(cos_sin + i, left);
+        __m256 s = load_some(cos_sin + half + i, left);
+        store_some(head + i, _mm256_fmsub_ps(x, c, _mm256_mul_ps(y, s)), left);
+        store_some(head + half + i, _mm256_fmadd_ps(y, c, _mm256_mul_ps(x, s)), left);
     }
 }
 

@@ -67,7 +67,7 @@ INLINE void put_tile(float *sum, const __m256 *acc, const int n_w, const int n_x
 
 /* One tile: n_w rows of w, n_x of x, n_chunks chunks of 32 elements. All but the last three are constants. */
 INLINE void tile(float *sum, const char *const *w, const void *packed, const enum dtype t, const int n_w, const int n_x,
-                 int32_t n_chunks, bool add, int64_t fetch)
+                 int32_t n_chunks, bool add, struct fetch *fetch)
 {
     const float *x = packed;
     const int width = t == DTYPE_F32 ? 64 : 32; /* bytes of sixteen stored elements */
@@ -76,21 +76,14 @@ INLINE void tile(float *sum, const char *const *w, const void *packed, const enu
     for (int i = 0; i < n_w * n_x; i++) {
         acc[i] = _mm256_setzero_ps();
     }
+    struct fetch ahead = *fetch;
     const char *row[8];
 #pragma GCC unroll 8
     for (int i = 0; i < n_w; i++) {
         row[i] = w[i];
     }
     for (int32_t c = 0; c < n_chunks; c++) {
-        if (fetch != 0) {
-#pragma GCC unroll 8
-            for (int i = 0; i < n_w; i++) {
-                _mm_prefetch(row[i] + fetch, _MM_HINT_T0);
-                if (t == DTYPE_F32) {
-                    _mm_prefetch(row[i] + fetch + 64, _MM_HINT_T0);
-                }
-            }
-        }
+        fetch_chunk(&ahead, row, n_w, width / 32);
 #pragma GCC unroll 2
         for (int h = 0; h < 2; h++) { /* sixteen elements each */
 #pragma GCC unroll 2
@@ -118,6 +111,7 @@ INLINE void tile(float *sum, const char *const *w, const void *packed, const enu
             row[i] += 2 * width;
         }
     }
+    *fetch = ahead;
     put_tile(sum, acc, n_w, n_x, add);
 }
 

@@ -12,7 +12,7 @@ static int32_t packed_bytes(enum dtype t)
 }
 
 INLINE void tile(float *sum, const char *const *w, const void *x, const enum dtype t, const int n_w, const int n_x,
-                 int32_t n_chunks, bool add, int64_t fetch)
+                 int32_t n_chunks, bool add, struct fetch *fetch)
 {
     float_tile(sum, w, x, t, n_w, n_x, n_chunks, add, fetch);
 }

@@ -10,9 +10,10 @@ enum { K_BLOCK = 2048, ROWS_1 = 4, ROWS_2 = 8, ROWS_3 = 6, ROWS_4 = 6, TILE_SUMS
 static int32_t packed_bytes(enum dtype t) { return t == DTYPE_BF16 ? 2 : 4; }
 
 INLINE void bf16_tile(float *sum, const char *const *w, const uint16_t *x, const int n_w, const int n_x, int32_t n_chunks,
-                      bool add, int64_t fetch)
+                      bool add, struct fetch *fetch)
 {
     __m512 acc[TILE_SUMS];
+    struct fetch ahead = *fetch;
     const char *row[8];
 #pragma GCC unroll 24
     for (int i = 0; i < n_w * n_x; i++) {
@@ -23,6 +24,7 @@ INLINE void bf16_tile(float *sum, const char *const *w, const uint16_t *x, const
         row[i] = w[i];
     }
     for (int32_t c = 0; c < n_chunks; c++, x += n_x * TILE_CHUNK) {
+        fetch_chunk(&ahead, row, n_w, 1);
         __m512bh v[TILE_ROWS];
 #pragma GCC unroll 4
         for (int j = 0; j < n_x; j++) {
@@ -30,9 +32,6 @@ INLINE void bf16_tile(float *sum, const char *const *w, const uint16_t *x, const
         }
 #pragma GCC unroll 8
         for (int i = 0; i < n_w; i++) {
-            if (fetch != 0) {
-                _mm_prefetch(row[i] + fetch, _MM_HINT_T0);
-            }
             __m512bh u = (__m512bh)_mm512_loadu_si512(row[i]);
 #pragma GCC unroll 4
             for (int j = 0; j < n_x; j++) {
@@ -41,11 +40,12 @@ INLINE void bf16_tile(float *sum, const char *const *w, const uint16_t *x, const
             row[i] += 2 * TILE_CHUNK;
         }
     }
+    *fetch = ahead;
     put_tile(sum, acc, n_w, n_x, add);
 }
 
 INLINE void tile(float *sum, const char *const *w, const void *x, const enum dtype t, const int n_w, const int n_x,
-                 int32_t n_chunks, bool add, int64_t fetch)
+                 int32_t n_chunks, bool add, struct fetch *fetch)
 {
     if (t == DTYPE_BF16) {
         bf16_tile(sum, w, x, n_w, n_x, n_chunks, add, fetch);

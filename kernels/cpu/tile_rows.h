@@ -1,7 +1,7 @@
 /* What the tile files share: rows of w in groups of the tile's height, blocks of K_BLOCK elements, a function a type.
  *
  * Included once by each tile_*.c after it has defined, for its instruction set,
- *     tile(sum, w, x, t, n_w, n_x, n_chunks, add, fetch)    inlined; t, n_w and n_x constant
+ *     tile(sum, w, x, t, n_w, n_x, n_chunks, add, fetch)    inlined; t, n_w and n_x constant; moves fetch->row on
  *     packed_bytes(t), K_BLOCK, ROWS_1 .. ROWS_4 (rows of w in a tile of so many rows of x), TILE_SUMS (the most sums)
  * and it defines `dots` of kernels.h.
  */
@@ -14,7 +14,7 @@ INLINE void all_rows(float *sum, const struct dot_rows *w, const char *x, const 
                      const int n_x, int32_t n_chunks, bool add, const struct prefetch *ahead)
 {
     int64_t offset = w->first * dtype_bytes(t);
-    int32_t fetch_at = ahead->phase * n_w; /* the next group of rows that fetches */
+    int32_t fetch_at = ahead->phase; /* the next row to be fetched at ahead->distance */
     for (int32_t i = 0; i < w->n; i += n_w) {
         const char *row[TILE_MAX_ROWS];
         float last[TILE_SUMS + 4];
@@ -22,13 +22,15 @@ INLINE void all_rows(float *sum, const struct dot_rows *w, const char *x, const 
         for (int j = 0; j < n_w; j++) {
             row[j] = (const char *)w->row[i + (j < n ? j : n - 1)] + offset;
         }
-        int64_t fetch = i == fetch_at ? ahead->distance : 0;
-        fetch_at += i == fetch_at ? ahead->period * n_w : 0;
+        struct fetch fetch = {.stream = ahead->period == 1 ? ahead->distance : 0};
+        for (int k = 0; fetch_at < i + n_w && ahead->period > 1; fetch_at += ahead->period, k = 1) {
+            fetch.row[k] = row[MIN(fetch_at - i, n_w - 1)] + ahead->distance;
+        }
         float *to = n == n_w ? sum + i * n_x : last;
         const char *from = x;
         for (int32_t c = 0; c < n_chunks; c += K_BLOCK / TILE_CHUNK) {
             int32_t n_c = MIN(n_chunks - c, K_BLOCK / TILE_CHUNK);
-            tile(to, row, from, t, n_w, n_x, n_c, c > 0 || (add && n == n_w), fetch);
+            tile(to, row, from, t, n_w, n_x, n_c, c > 0 || (add && n == n_w), &fetch);
             from += (int64_t)n_c * n_x * TILE_CHUNK * packed_bytes(t);
             for (int j = 0; j < n_w; j++) {
                 row[j] += n_c * TILE_CHUNK * dtype_bytes(t);

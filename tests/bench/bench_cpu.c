@@ -245,12 +245,12 @@ static const struct shape shapes[] = {{"135M qkv", 960, 576},   {"135M gate_up",
                                       {"135M head", 49152, 576}, {"1B qkv", 3072, 2048},     {"1B gate_up", 16384, 2048},
                                       {"1B down", 2048, 8192},   {"1B head", 128256, 2048}};
 
-static void measure_linear(int32_t rows, enum dtype t, bool many)
+static void measure_linear(int32_t rows, enum dtype t)
 {
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         struct backend *b = open_backend(rows);
         const struct shape *s = &shapes[i];
-        double took = time_linear(b, s, t, rows, many ? 1 : 256 << 20);
+        double took = time_linear(b, s, t, rows, rows > 64 ? 1 : 256 << 20);
         double gbs = (double)s->out * s->in * (double)dtype_bytes(t) / took * 1e-9;
         double gflops = 2.0 * rows * s->out * s->in / took * 1e-9;
         printf("linear %4d rows %-8s %-12s %6d x %-5d %8.0f us %6.1f GB/s", rows, dtype_name(t), s->name, s->out, s->in,
@@ -432,12 +432,12 @@ int main(int argc, char **argv)
     }
     cpu_pool_free(pool); /* its helpers would hold the cores the backend's are pinned to */
     if (chosen(argc, argv, "gemv")) {
-        measure_linear(1, DTYPE_BF16, false);
+        measure_linear(1, DTYPE_BF16);
     }
     if (chosen(argc, argv, "gemm")) {
         static const int32_t rows[] = {4, 16, 512};
         for (size_t i = 0; i < ARRAY_LEN(rows) && (only_rows == 0 || i == 0); i++) {
-            measure_linear(only_rows > 0 ? only_rows : rows[i], DTYPE_BF16, true);
+            measure_linear(only_rows > 0 ? only_rows : rows[i], DTYPE_BF16);
         }
     }
     if (chosen(argc, argv, "attention")) {
