@@ -43,6 +43,7 @@ enum {
     LIMIT_VOCAB = 1 << 22,
     LIMIT_TENSORS = 1 << 16, /* of one checkpoint */
     LIMIT_SHARDS = 1024,
+    LIMIT_GGUF_PAIRS = 1 << 14, /* metadata of one GGUF file */
     LIMIT_EOS_IDS = 16,
     LIMIT_NUM_SEQS = 16384,
     LIMIT_BATCHED_TOKENS = 1 << 18,

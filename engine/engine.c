@@ -20,6 +20,7 @@
 #include "engine/pins.h"
 #include "engine/stats.h"
 #include "models/file.h"
+#include "models/gguf.h"
 
 /* ---- deltas from commit to the output thread ---------------------------------------------------------------------- */
 
@@ -47,9 +48,20 @@ static void defaults_none(struct generation_defaults *d)
 /* A model of random weights needs no tokenizer's files. */
 static int open_tokenizer(struct engine *e, const struct settings *s, const struct model_config *c, struct err *err)
 {
-    if (s->load_format == LOAD_DUMMY && !model_file_exists(e->model_path, "tokenizer.json"))
+    if (s->load_format == LOAD_DUMMY && !gguf_is_file(e->model_path) &&
+        !model_file_exists(e->model_path, "tokenizer.json"))
         return tokenizer_open_dummy(&e->tokenizer, c->vocab, err);
     return tokenizer_open(&e->tokenizer, e->model_path, err);
+}
+
+static int check_format(const struct settings *s, const char *path, struct err *err)
+{
+    if (s->load_format == LOAD_GGUF && !gguf_is_file(path))
+        return err_set_param(err, ERR_INVALID, "load_format",
+                             "gguf: the model is neither a GGUF file nor a directory that has one and no config.json");
+    if (s->load_format == LOAD_SAFETENSORS && gguf_is_file(path))
+        return err_set_param(err, ERR_INVALID, "load_format", "safetensors: the model is a file, not a directory");
+    return 0;
 }
 
 /* Tokenizer, executor, what the model says about ends and sampling. */
@@ -64,6 +76,8 @@ static int open_model(struct engine *e, const struct settings *s, struct err *er
     }
     struct model_config c;
     int rc = model_path_find(&e->model_path, s->model, err);
+    if (rc == 0)
+        rc = check_format(s, e->model_path, err);
     if (rc == 0)
         rc = model_config_read(&c, &e->defaults, e->model_path, err);
     if (rc == 0)

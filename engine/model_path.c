@@ -1,5 +1,6 @@
 #include "engine/model_path.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -48,6 +49,25 @@ static int find_bundled(char **ret, struct err *e)
                          "the bundled model is not installed; give --model DIR, or set QUIRE_SHARE");
 }
 
+/* The only GGUF file of a directory that is not in Hugging Face's layout; 0 when there is not just one. */
+static int find_gguf(char **ret, const char *dir, struct err *e)
+{
+    struct dirent *d;
+    int n = 0;
+    char name[NAME_MAX + 1] = "", path[PATH_MAX];
+    DIR *list = has_config(dir) ? NULL : opendir(dir);
+    while (list && (d = readdir(list))) {
+        size_t len = strlen(d->d_name);
+        if (len > 5 && strcmp(d->d_name + len - 5, ".gguf") == 0 && n++ == 0)
+            memcpy(name, d->d_name, len + 1);
+    }
+    if (list)
+        closedir(list);
+    if (n != 1 || snprintf(path, sizeof(path), "%s/%s", dir, name) >= (int)sizeof(path))
+        return 0;
+    return keep(ret, path, e) < 0 ? ERR_NOMEM : 1;
+}
+
 int model_path_find(char **ret, const char *model, struct err *e)
 {
     struct stat st;
@@ -55,10 +75,14 @@ int model_path_find(char **ret, const char *model, struct err *e)
         return find_bundled(ret, e);
     if (stat(model, &st) != 0)
         return err_set_param(e, ERR_NOT_FOUND, "model",
-                             "\"%.200s\": %s; a directory in Hugging Face's layout is wanted", model, strerror(errno));
-    if (!S_ISDIR(st.st_mode))
+                             "\"%.200s\": %s; a directory in Hugging Face's layout or a GGUF file is wanted", model,
+                             strerror(errno));
+    if (!S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode))
         return err_set_param(e, ERR_UNSUPPORTED, "model",
-                             "\"%.200s\" is a file; a directory in Hugging Face's layout is wanted", model);
+                             "\"%.200s\" is neither a directory in Hugging Face's layout nor a GGUF file", model);
+    int found = S_ISDIR(st.st_mode) ? find_gguf(ret, model, e) : 0;
+    if (found != 0)
+        return MIN(found, 0);
     char *real = realpath(model, NULL);
     if (!real)
         return err_set_param(e, ERR_IO, "model", "\"%.200s\": %s", model, strerror(errno));

@@ -141,8 +141,6 @@ static int refuse_unsupported(const struct settings *s, struct err *e)
 {
     if (s->tensor_parallel_size > 1 || s->pipeline_parallel_size > 1)
         return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size", "this build runs a model on one device");
-    if (s->load_format == LOAD_GGUF)
-        return err_set_param(e, ERR_UNSUPPORTED, "load_format", "gguf: this build reads safetensors");
     return 0;
 }
 

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "models/file.h"
+#include "models/gguf.h"
 #include "models/hfconfig_internal.h"
 #include "models/json.h"
 #include "models/weights.h"
@@ -422,6 +423,8 @@ int model_config_read(struct model_config *ret, struct generation_defaults *ret_
     char *config = NULL, *generation = NULL;
     size_t config_len = 0, generation_len = 0;
     bool dtype_given;
+    if (gguf_is_file(dir))
+        return gguf_config_read(ret, ret_gen, dir, e);
     int code = model_file_read(dir, CONFIG, LIMIT_CONFIG_JSON_BYTES, &config, &config_len, e);
     if (code == 0 && model_file_exists(dir, GENERATION))
         code = model_file_read(dir, GENERATION, LIMIT_CONFIG_JSON_BYTES, &generation, &generation_len, e);

@@ -1,6 +1,7 @@
 /* From a table of tensors to weights on a backend: cut this rank's part, stack what is fused, hand it over.
  *
- * Nothing is copied here: a piece points into the mapped checkpoint, and the backend reads it in place or packs it.
+ * A piece points into the mapped checkpoint, and the backend reads it in place or packs it. Only what a file holds encoded or
+ * at an odd place is copied, for as long as the backend takes its own copy.
  */
 #include "models/layers.h"
 
@@ -14,7 +15,7 @@ enum { MAX_PIECES = 8 };
 struct assembly {
     struct model *m;
     struct weight_piece piece[MAX_PIECES];
-    void *aligned[MAX_PIECES]; /* copies of tensors that a file holds at odd places, or NULL */
+    void *copy[MAX_PIECES]; /* of tensors that a file holds at odd places or encoded, or NULL */
     int32_t n_pieces;
     int32_t rows, cols;
 };
@@ -71,16 +72,16 @@ static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool spli
     return 1;
 }
 
-/* The tensor's data at an address that its type may be read from. */
-static const void *aligned_data(struct assembly *a, const struct tensor *t)
+/* The tensor's values, at an address that their type may be read from. */
+static const void *plain_data(struct assembly *a, const struct tensor *t)
 {
-    if ((uintptr_t)t->data % (uintptr_t)dtype_bytes(t->dtype) == 0)
+    if (!t->encoded && (uintptr_t)t->data % (uintptr_t)dtype_bytes(t->dtype) == 0)
         return t->data;
     void *copy = malloc((size_t)t->n_bytes);
-    if (copy)
-        memcpy(copy, t->data, (size_t)t->n_bytes);
-    a->aligned[a->n_pieces] = copy;
-    return copy;
+    a->copy[a->n_pieces] = copy;
+    if (copy && t->encoded)
+        return tensor_decode(t, copy) == 0 ? copy : NULL;
+    return copy ? memcpy(copy, t->data, (size_t)t->n_bytes) : NULL;
 }
 
 /* Add this rank's rows and columns of a tensor (t NULL: a dummy, only its size counts). */
@@ -94,7 +95,7 @@ static int add_tensor(struct assembly *a, const struct tensor_spec *s, const str
     struct range out[3], in[3];
     int32_t n_parts = axis_ranges(m, s->rows, s->split == SPLIT_OUT, n_out, out);
     axis_ranges(m, s->cols, s->split == SPLIT_IN, n_in, in);
-    const void *data = t ? aligned_data(a, t) : NULL;
+    const void *data = t ? plain_data(a, t) : NULL;
     if (t && !data)
         return err_nomem(e, t->name);
     for (int32_t i = 0; i < n_parts; i++) {
@@ -137,7 +138,7 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, struct m
                             .mapped = m->checkpoint != NULL};
     d.tied_head = s->kind == WEIGHT_EMBEDDING && m->config.tied;
     for (int32_t i = 0; i < MAX_PIECES; i++)
-        d.mapped &= a->aligned[i] == NULL;
+        d.mapped &= a->copy[i] == NULL;
     m->config.n_parameters += (int64_t)a->rows * a->cols;
     return m->backend->ops->weight(m->backend, &d, ret, e);
 }
@@ -156,7 +157,7 @@ static int load_target(struct model *m, const struct tensor_spec *s, int32_t lay
     if (code == 0 && a.n_pieces > 0)
         code = make_weight(&a, first, (struct mat *)((char *)base + target), e);
     for (int32_t i = 0; i < MAX_PIECES; i++)
-        free(a.aligned[i]);
+        free(a.copy[i]);
     return code;
 }
 

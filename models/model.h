@@ -56,6 +56,7 @@ struct generation_defaults {
     int32_t top_k;
 };
 
+/* `dir`: a Hugging Face directory, or a GGUF file. */
 int model_config_read(struct model_config *ret, struct generation_defaults *ret_gen, const char *dir, struct err *e);
 
 struct model_options {

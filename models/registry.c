@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "models/gguf.h"
 #include "models/layers.h"
 
 const struct model_family *const model_families[] = {&llama_family, &phi3_family, &opt_family, &gpt2_family, NULL};
@@ -28,7 +29,8 @@ static int load(struct model *m, const char *dir, struct err *e)
         return err_set(e, ERR_UNSUPPORTED, "architecture %s is not known", m->config.architecture);
     int code = 0;
     if (!m->options.dummy) {
-        code = checkpoint_open(&m->checkpoint, dir, e);
+        code = gguf_is_file(dir) ? gguf_checkpoint_open(&m->checkpoint, dir, &m->config, m->options.dtype, e)
+                                 : checkpoint_open(&m->checkpoint, dir, e);
         if (code == 0)
             code = transformer_check(m->family, &m->config, m->checkpoint, e);
     }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "models/file.h"
+#include "models/gguf.h"
 
 void token_list_release(struct token_list *l)
 {
@@ -180,6 +181,8 @@ static int open_spm_file(struct tokenizer *t, const char *dir, struct err *e)
 
 int tokenizer_open(struct tokenizer **ret, const char *dir, struct err *e)
 {
+    if (gguf_is_file(dir))
+        return gguf_tokenizer_open(ret, dir, e);
     struct tokenizer *t = calloc(1, sizeof(*t));
     int code;
     if (!t)

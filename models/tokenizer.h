@@ -19,7 +19,7 @@ void token_list_release(struct token_list *l);
 int token_list_push(struct token_list *l, int32_t id); /* 0 or ERR_NOMEM */
 
 /* Read tokenizer.json, or else tokenizer.model, or else vocab.json and merges.txt, from a model directory; and the names of
- * the special ids in tokenizer_config.json. */
+ * the special ids in tokenizer_config.json. Or the vocabulary of a GGUF file. */
 int tokenizer_open(struct tokenizer **ret, const char *dir, struct err *e);
 /* 256 ids, one a byte: for `--model null` and tests. */
 int tokenizer_open_bytes(struct tokenizer **ret, struct err *e);

@@ -14,6 +14,7 @@
 
 #include "config/limits.h"
 #include "models/file.h"
+#include "models/gguf.h"
 #include "models/json.h"
 
 static const char SINGLE[] = "model.safetensors", INDEX[] = "model.safetensors.index.json";
@@ -37,6 +38,7 @@ void checkpoint_free(struct checkpoint *c)
         munmap(c->mapping[i].data, c->mapping[i].n_bytes);
         free(c->mapping[i].file);
     }
+    gguf_free(c->gguf);
     free(c->tensor);
     free(c->slot);
     free(c->mapping);
@@ -47,6 +49,8 @@ void checkpoint_rest(const struct checkpoint *c)
 {
     for (int32_t i = 0; i < c->n_mappings; i++)
         madvise(c->mapping[i].data, c->mapping[i].n_bytes, MADV_DONTNEED);
+    if (c->gguf && c->gguf->mapped)
+        madvise((void *)(uintptr_t)c->gguf->data, c->gguf->n_bytes, MADV_DONTNEED);
 }
 
 /* The slot that holds `name`, or the free one where it belongs. There is always a free one. */

@@ -1,10 +1,19 @@
-/* A checkpoint on disk: safetensors, one file or sharded, memory-mapped, every header field checked against the file. */
+/* A checkpoint on disk: safetensors, one file or sharded, memory-mapped, every header field checked against the file.
+ * (GGUF files become one too: gguf.h.) */
 #ifndef QUIRE_MODELS_WEIGHTS_H
 #define QUIRE_MODELS_WEIGHTS_H
 
 #include "kernels/backend.h"
 
 enum { TENSOR_MAX_DIMS = 4 };
+
+struct gguf_tensor; /* gguf.h */
+
+enum tensor_order {
+    ORDER_SAME,
+    ORDER_ROTARY_PAIRS, /* a head's rows i and i + half stand side by side: llama.cpp turns such pairs */
+    ORDER_TRANSPOSED,
+};
 
 struct tensor {
     const char *name;
@@ -13,9 +22,15 @@ struct tensor {
     enum dtype dtype;
     int32_t n_dims;
     int64_t dim[TENSOR_MAX_DIMS];
-    const void *data; /* in the mapping, [dim0][dim1].. row-major */
-    int64_t n_bytes;
+    const void *data;                  /* in the mapping, [dim0][dim1].. row-major; not when it is encoded */
+    int64_t n_bytes;                   /* of the values as dtype and dim say */
+    const struct gguf_tensor *encoded; /* not NULL: stored another way, tensor_decode gives the values */
+    enum tensor_order order;           /* of its rows in the file */
+    int32_t n_heads;                   /* ORDER_ROTARY_PAIRS */
 };
+
+/* Write t->n_bytes of values to `ret`, [dim0][dim1].. row-major. 0 or ERR_NOMEM. */
+int tensor_decode(const struct tensor *t, void *ret);
 
 struct checkpoint;
 

@@ -17,6 +17,7 @@ struct checkpoint {
     int32_t n_slots;
     struct mapping *mapping; /* [n_mappings] */
     int32_t n_mappings;
+    struct gguf *gguf; /* the GGUF file that the tensors lie in, or NULL */
 };
 
 /* Append *t (the name is copied). ERR_INVALID: the name is taken; ERR_FULL: LIMIT_TENSORS; ERR_NOMEM. */
