@@ -56,7 +56,7 @@ attn_prefill_kernel(attn_args a, step_arrays s, const int32_t *tile)
     int row[2] = {row0 + warp * 16 + g, row0 + warp * 16 + g + 8};
     int last = min(row0 + ATTN_PREFILL_ROWS, q_end) - 1 + shift; /* greatest position of the tile */
     int first = row0 + shift;
-    int begin = a.window > 0 && first + 1 > a.window ? (first + 1 - a.window) / KEY_TILE * KEY_TILE : 0, end = last + 1;
+    int begin = a.window > 0 && first + 1 > a.window ? (first + 1 - a.window) / 16 * 16 : 0, end = last + 1;
     (void)q_begin;
 
     int kv_head = head / (a.n_heads / a.kv.n_kv_heads);

@@ -238,6 +238,21 @@ static int32_t attention_window(struct cuda_backend *c, int32_t window)
     return i;
 }
 
+/* Every query in one order of keys, whatever shares the step. */
+static void attention_exact(struct cuda_backend *c, const struct attn_args *k, int32_t n_decode, int32_t rest)
+{
+    if (launch_attn_exact(k, &c->arrays, n_decode, c->tile_device, rest > 0 ? c->n_tiles : 0, c->stream)) {
+        return;
+    }
+    if (n_decode > 0) {
+        launch_attn_plain(k, &c->arrays, 0, n_decode, 0, n_decode, c->stream);
+    }
+    if (rest > 0) {
+        launch_attn_plain(k, &c->arrays, c->batch.n_decode, c->batch.n_seqs - c->batch.n_decode, c->batch.n_decode, rest,
+                          c->stream);
+    }
+}
+
 static void cuda_attention(struct backend *b, struct mat out, struct mat qkv, const struct attention *a)
 {
     struct cuda_backend *c = cuda_of(b);
@@ -258,14 +273,16 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv, co
                           .window = a->window,
                           .window_index = MAX(window, 0),
                           .kv = c->kv_view};
-    int32_t n_decode = c->capturing ? c->padded : c->batch.n_decode;
+    int32_t n_decode = c->capturing ? c->padded : c->batch.n_decode, rest = c->batch.n_tokens - c->batch.n_decode;
+    if (c->config.deterministic) {
+        attention_exact(c, &k, n_decode, rest);
+        return;
+    }
     if (n_decode > 0 && (window < 0 || !launch_attn_decode(&k, &c->arrays, &c->attn, n_decode, c->stream))) {
         launch_attn_plain(&k, &c->arrays, 0, n_decode, 0, n_decode, c->stream);
     }
-    int32_t rest = c->batch.n_tokens - c->batch.n_decode;
     if (rest > 0 &&
-        !(c->capability == 90 && !c->config.deterministic &&
-          launch_attn_prefill_hopper(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream)) &&
+        !(c->capability == 90 && launch_attn_prefill_hopper(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream)) &&
         !launch_attn_prefill(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream)) {
         launch_attn_plain(&k, &c->arrays, c->batch.n_decode, c->batch.n_seqs - c->batch.n_decode, c->batch.n_decode, rest,
                           c->stream);

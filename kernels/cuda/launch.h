@@ -145,6 +145,11 @@ bool launch_attn_prefill(const struct attn_args *a, const struct step_arrays *s,
 bool launch_attn_prefill_hopper(const struct attn_args *a, const struct step_arrays *s, const int32_t *tile, int32_t n_tiles,
                                 cudaStream_t stream);
 
+/* For `deterministic` (attn_exact.cu): the first n_single sequences, one token each, and the tiles. False: no such kernel;
+ * launch_attn_plain is as exact, only slow. */
+bool launch_attn_exact(const struct attn_args *a, const struct step_arrays *s, int32_t n_single, const int32_t *tile,
+                       int32_t n_tiles, cudaStream_t stream);
+
 /* sampling (sample.cu) */
 enum { GREEDY_BLOCKS = 32 }; /* at most, a row */
 struct sample_args {

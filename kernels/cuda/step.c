@@ -283,7 +283,7 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
         return rc;
     }
     struct batch b = *batch;
-    b.n_decode = c->config.deterministic ? 0 : count_decodes(batch); /* then every query takes the prefill's way */
+    b.n_decode = count_decodes(batch);
     struct step_header measured;
     struct packer size = {0};
     struct packed off;
@@ -364,7 +364,7 @@ static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows, bool gr
 bool cuda_replay(struct backend *backend, const struct batch *batch)
 {
     struct cuda_backend *c = cuda_of(backend);
-    if (!cuda_usable(c) || c->config.deterministic || c->started || c->recording != NULL || !graph_eligible(batch)) {
+    if (!cuda_usable(c) || c->started || c->recording != NULL || !graph_eligible(batch)) {
         return false;
     }
     int32_t rows = MIN(graph_rows(batch->n_tokens), c->max_graph_rows);

@@ -1,0 +1,263 @@
+/* Attention for `deterministic`: a query's result is the same bit for bit whatever else is in the step, and whether the
+ * query came alone (decoding) or in a chunk of its prompt.
+ *
+ * Every query goes through the keys of its sequence in tiles of 64, laid from position 0, from the first to the last, and
+ * nothing is split between blocks. What differs is only whose queries share a matrix tile of 16 rows: 16 tokens of one
+ * head, or for a single token the query heads of one key/value head. A row of a matrix instruction does not depend on
+ * its neighbours, and a tile that is masked for a row adds exact zeros, so both give the same bits.
+ */
+#include "kernels/cuda/attn_common.cuh"
+
+enum { CHUNK_WARPS = 8, KEY_TILE = 64 };
+
+template <typename T, int D> struct exact_layout {
+    static constexpr int STAGES = 2;
+    static constexpr int KV = KEY_TILE * D * (int)sizeof(T);
+    static constexpr int STAGE = 2 * KV;
+    static constexpr int BYTES = STAGES * STAGE + STAGES * 8;
+};
+
+/* Tokens [token, token + 64) as far as they lie before `end`. By one warp. */
+template <typename T, int D>
+__device__ __forceinline__ void load_keys(const attn_args &a, const T *head_base, const int32_t *table, int token, int end,
+                                          uint32_t to, uint32_t bar, int lane)
+{
+    int bs = a.kv.block_size, chunks = min(KEY_TILE / 16, (end - token + 15) / 16);
+    if (BULK_COPY && lane == 0)
+        barrier_expect(bar, chunks * 2 * 16 * D * sizeof(T));
+    __syncwarp();
+    for (int c = 0; c < chunks; c++) {
+        int t = token + c * 16, index = t / bs, block0 = table[index];
+        int block1 = bs < 16 && t + 8 < end ? table[index + 1] : block0;
+        load_chunk<T, D>(a.kv, head_base, block0, block1, t % bs, to + c * 2048, exact_layout<T, D>::KV, KEY_TILE * 128, bar,
+                         lane);
+    }
+}
+
+/* One warp's 16 rows: queries, running maxima, this lane's part of the sums, results. */
+template <int D> struct rows16 {
+    uint32_t q[D / 16][4];
+    float o[D / 8][4], m[2], l[2];
+    int position[2];
+};
+
+/* The warp's rows meet the tile at `token`. */
+template <typename T, int D>
+__device__ __forceinline__ void meet_tile(rows16<D> &w, const attn_args &a, uint32_t keys, uint32_t values, int token, int lane)
+{
+    constexpr int ST = KEY_TILE / 8, NT = D / 8;
+    int t4 = lane & 3;
+    const float scale = a.softcap > 0.0f ? a.scale : a.scale * LOG2E;
+    float sc[ST][4];
+#pragma unroll
+    for (int i = 0; i < ST; i++)
+        sc[i][0] = sc[i][1] = sc[i][2] = sc[i][3] = 0.0f;
+    int kt = (lane >> 4) * 8 + (lane & 7), kc = (lane >> 3) & 1;
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        int chunk = k * 2 + kc;
+        uint32_t at = keys + (chunk >> 3) * KEY_TILE * 128 + kt * 128 + (((chunk & 7) ^ (kt & 7)) << 4);
+#pragma unroll
+        for (int i = 0; i < ST / 2; i++) {
+            uint32_t b[4];
+            ldmatrix_x4(b, at + i * 16 * 128);
+            mma16816<T>(sc[2 * i], w.q[k], b[0], b[1]);
+            mma16816<T>(sc[2 * i + 1], w.q[k], b[2], b[3]);
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int position = w.position[h];
+        float top = -INFINITY;
+#pragma unroll
+        for (int i = 0; i < ST; i++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                float v = __fmul_rn(sc[i][h * 2 + j], scale);
+                if (a.softcap > 0.0f)
+                    v = __fmul_rn(soft_cap(v, a.softcap), LOG2E);
+                int at = token + i * 8 + t4 * 2 + j;
+                if (at > position || (a.window > 0 && at <= position - a.window))
+                    v = -INFINITY;
+                sc[i][h * 2 + j] = v;
+                top = fmaxf(top, v);
+            }
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        float next = fmaxf(w.m[h], top), base = next == -INFINITY ? 0.0f : next; /* nothing seen yet */
+        float keep = exp2f(__fsub_rn(w.m[h], base)), add = 0.0f;
+        w.m[h] = next;
+#pragma unroll
+        for (int i = 0; i < ST; i++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                float p = exp2f(__fsub_rn(sc[i][h * 2 + j], base));
+                sc[i][h * 2 + j] = p;
+                add = __fadd_rn(add, p);
+            }
+        w.l[h] = __fadd_rn(__fmul_rn(w.l[h], keep), add);
+#pragma unroll
+        for (int i = 0; i < NT; i++) {
+            w.o[i][h * 2] *= keep;
+            w.o[i][h * 2 + 1] *= keep;
+        }
+    }
+    int vt = ((lane >> 3) & 1) * 8 + (lane & 7), vc = lane >> 4;
+#pragma unroll
+    for (int k = 0; k < KEY_TILE / 16; k++) {
+        uint32_t pf[4] = {pack2<T>(sc[2 * k][0], sc[2 * k][1]), pack2<T>(sc[2 * k][2], sc[2 * k][3]),
+                          pack2<T>(sc[2 * k + 1][0], sc[2 * k + 1][1]), pack2<T>(sc[2 * k + 1][2], sc[2 * k + 1][3])};
+#pragma unroll
+        for (int i = 0; i < NT / 2; i++) {
+            uint32_t b[4];
+            int chunk = i * 2 + vc;
+            ldmatrix_x4_trans(b, values + (chunk >> 3) * KEY_TILE * 128 + (k * 16 + vt) * 128 + (((chunk & 7) ^ (vt & 7)) << 4));
+            mma16816<T>(w.o[2 * i], pf, b[0], b[1]);
+            mma16816<T>(w.o[2 * i + 1], pf, b[2], b[3]);
+        }
+    }
+}
+
+/* WARPS warps of 16 rows. SINGLE: block (head tile, sequence), rows are query heads of one key/value head; else block
+ * (head, tile of tokens). */
+template <typename T, int D, int WARPS, bool SINGLE>
+__global__ void __launch_bounds__(WARPS * 32) attn_exact_kernel(attn_args a, step_arrays s, const int32_t *tile)
+{
+    using L = exact_layout<T, D>;
+    extern __shared__ __align__(128) char shared[];
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
+    uint32_t ring = shared_address(shared), bars = ring + L::STAGES * L::STAGE;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < L::STAGES; i++)
+            barrier_init(bars + i * 8, 1);
+        barrier_init_fence();
+    }
+    __syncthreads();
+    pdl_wait();
+    pdl_release();
+    int group = a.n_heads / a.kv.n_kv_heads, head_tiles = (group + 15) / 16;
+    int seq = SINGLE ? blockIdx.y : tile[2 * blockIdx.y], row0 = SINGLE ? s.q_start[seq] : tile[2 * blockIdx.y + 1];
+    int q_end = s.q_start[seq + 1], len = s.kv_len[seq], shift = len - q_end; /* position of token row = row + shift */
+    int kv_head = SINGLE ? blockIdx.x / head_tiles : blockIdx.x / group;
+    int first = row0 + shift, end = SINGLE ? len : min(row0 + ATTN_PREFILL_ROWS, q_end) + shift;
+    int begin = a.window > 0 && first + 1 > a.window ? (first + 1 - a.window) / KEY_TILE * KEY_TILE : 0;
+    if (len <= 0)
+        return; /* padding of a captured step */
+
+    const T *head_base = (const T *)a.kv.base + a.layer * a.kv.layer_stride + kv_head * a.kv.head_stride;
+    const int32_t *table = s.table + (int64_t)s.row[seq] * s.table_width;
+    int n_tiles = (end - begin + KEY_TILE - 1) / KEY_TILE;
+    if (warp == 0)
+        for (int i = 0; i < L::STAGES; i++) {
+            if (i < n_tiles)
+                load_keys<T, D>(a, head_base, table, begin + i * KEY_TILE, end, ring + i * L::STAGE, bars + i * 8, lane);
+            copy_commit();
+        }
+
+    rows16<D> w;
+    int64_t at[2]; /* element of the row in qkv (without the stride) and in out; -1: no such row */
+    int token[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int r = warp * 16 + g + h * 8;
+        int head = SINGLE ? kv_head * group + blockIdx.x % head_tiles * 16 + r : blockIdx.x;
+        token[h] = SINGLE ? row0 : row0 + r;
+        bool real = SINGLE ? blockIdx.x % head_tiles * 16 + r < group : token[h] < q_end;
+        at[h] = real ? (int64_t)head * D : -1;
+        w.position[h] = token[h] + shift;
+        w.m[h] = -INFINITY;
+        w.l[h] = 0.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int h = j & 1;
+            const T *q = (const T *)a.qkv + token[h] * a.qkv_stride + at[h] + k * 16 + t4 * 2 + (j >> 1) * 8;
+            w.q[k][j] = at[h] >= 0 ? *(const uint32_t *)q : 0;
+        }
+#pragma unroll
+    for (int i = 0; i < D / 8; i++)
+        w.o[i][0] = w.o[i][1] = w.o[i][2] = w.o[i][3] = 0.0f;
+    bool busy = SINGLE || row0 + warp * 16 < q_end;
+    int last = SINGLE ? first : min(first + warp * 16 + 15, end - 1); /* the warp's greatest position */
+
+    for (int n = 0; n < n_tiles; n++) {
+        int stage = n % L::STAGES, key = begin + n * KEY_TILE;
+        barrier_wait(bars + stage * 8, n / L::STAGES & 1);
+        if (warp == 0)
+            copy_wait<L::STAGES - 1>();
+        if (!BULK_COPY)
+            __syncthreads();
+        uint32_t keys = ring + stage * L::STAGE;
+        if (key + KEY_TILE > end) { /* what lies past the end may be anything: 0 * NaN is NaN */
+            char *v = shared + stage * L::STAGE + L::KV;
+            int from = end - key, count = KEY_TILE - from;
+            for (int i = threadIdx.x; i < D / 64 * count * 8; i += blockDim.x)
+                *(uint4 *)(v + i / (count * 8) * KEY_TILE * 128 + (from + i % (count * 8) / 8) * 128 + i % 8 * 16) =
+                    make_uint4(0, 0, 0, 0);
+            __syncthreads();
+        }
+        if (busy && key <= last)
+            meet_tile<T, D>(w, a, keys, keys + L::KV, key, lane);
+        __syncthreads(); /* everyone is done with the stage */
+        if (warp == 0) {
+            int ahead = n + L::STAGES;
+            if (ahead < n_tiles)
+                load_keys<T, D>(a, head_base, table, begin + ahead * KEY_TILE, end, ring + stage * L::STAGE, bars + stage * 8, lane);
+            copy_commit();
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        w.l[h] += __shfl_xor_sync(0xffffffffu, w.l[h], 1);
+        w.l[h] += __shfl_xor_sync(0xffffffffu, w.l[h], 2);
+        if (at[h] < 0)
+            continue;
+        T *out = (T *)a.out + token[h] * a.out_stride + at[h];
+        float r = 1.0f / w.l[h];
+#pragma unroll
+        for (int i = 0; i < D / 8; i++)
+            *(uint32_t *)(out + i * 8 + t4 * 2) = pack2<T>(w.o[i][h * 2] * r, w.o[i][h * 2 + 1] * r);
+    }
+}
+
+template <typename T, int D, int WARPS, bool SINGLE>
+static void exact_launch(const attn_args *a, const step_arrays *s, const int32_t *tile, dim3 grid, cudaStream_t stream)
+{
+    static bool ready;
+    constexpr int bytes = exact_layout<T, D>::BYTES;
+    auto kernel = attn_exact_kernel<T, D, WARPS, SINGLE>;
+    if (!ready) {
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        ready = true;
+    }
+    launch(kernel, grid, dim3(WARPS * 32), bytes, stream, *a, *s, tile);
+}
+
+template <typename T, int D>
+static void exact_both(const attn_args *a, const step_arrays *s, int32_t n_single, const int32_t *tile, int32_t n_tiles,
+                       cudaStream_t stream)
+{
+    int group = a->n_heads / a->kv.n_kv_heads;
+    if (n_single > 0)
+        exact_launch<T, D, 1, true>(a, s, nullptr, dim3(a->kv.n_kv_heads * ((group + 15) / 16), n_single), stream);
+    for (int32_t first = 0; first < n_tiles; first += 65535)
+        exact_launch<T, D, CHUNK_WARPS, false>(a, s, tile + 2 * first,
+                                               dim3(a->n_heads, n_tiles - first < 65535 ? n_tiles - first : 65535), stream);
+}
+
+extern "C" bool launch_attn_exact(const struct attn_args *a, const struct step_arrays *s, int32_t n_single, const int32_t *tile,
+                                  int32_t n_tiles, cudaStream_t stream)
+{
+    bool half = a->kv.dtype == T_F16;
+    if (!a->kv.swizzled || a->qkv_stride % 2 || a->out_stride % 2 || (a->kv.head_dim != 64 && a->kv.head_dim != 128))
+        return false;
+    if (a->kv.head_dim == 64)
+        half ? exact_both<__half, 64>(a, s, n_single, tile, n_tiles, stream)
+             : exact_both<__nv_bfloat16, 64>(a, s, n_single, tile, n_tiles, stream);
+    else
+        half ? exact_both<__half, 128>(a, s, n_single, tile, n_tiles, stream)
+             : exact_both<__nv_bfloat16, 128>(a, s, n_single, tile, n_tiles, stream);
+    return true;
+}
