@@ -4,7 +4,8 @@
 
 enum { ROWS = RIG_TOKENS };
 
-static const int32_t shapes[][2] = {{256, 256}, {704, 256}, {4096, 256}, {1280, 1024}, {4096, 4096}, {1024, 14336}};
+static const int32_t shapes[][2] = {{256, 256},  {704, 256},   {4096, 256},  {1280, 1024},
+                                    {301, 2600}, {4096, 4096}, {1024, 14336}};
 static const int32_t some_rows[] = {1, 2, 3, 5, 8, 16, 17, 31, 32, 48, 64, 65, 100, 128, 200, 256, 257, 512};
 
 static void open_exact(struct rig *r)

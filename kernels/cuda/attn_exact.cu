@@ -8,10 +8,10 @@
  */
 #include "kernels/cuda/attn_common.cuh"
 
-enum { CHUNK_WARPS = 8, KEY_TILE = 64 };
+enum { CHUNK_WARPS = 8, KEY_TILE = 64, FEW_PAIRS = 396 };
 
-template <typename T, int D> struct exact_layout {
-    static constexpr int STAGES = 2;
+template <typename T, int D, int N = 1> struct exact_layout {
+    static constexpr int STAGES = N; /* tiles in shared memory */
     static constexpr int KV = KEY_TILE * D * (int)sizeof(T);
     static constexpr int STAGE = 2 * KV;
     static constexpr int BYTES = STAGES * STAGE + STAGES * 8;
@@ -120,10 +120,10 @@ __device__ __forceinline__ void meet_tile(rows16<D> &w, const attn_args &a, uint
 
 /* WARPS warps of 16 rows. SINGLE: block (head tile, sequence), rows are query heads of one key/value head; else block
  * (head, tile of tokens). */
-template <typename T, int D, int WARPS, bool SINGLE>
+template <typename T, int D, int WARPS, bool SINGLE, int STAGES>
 __global__ void __launch_bounds__(WARPS * 32) attn_exact_kernel(attn_args a, step_arrays s, const int32_t *tile)
 {
-    using L = exact_layout<T, D>;
+    using L = exact_layout<T, D, STAGES>;
     extern __shared__ __align__(128) char shared[];
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
     uint32_t ring = shared_address(shared), bars = ring + L::STAGES * L::STAGE;
@@ -222,12 +222,12 @@ __global__ void __launch_bounds__(WARPS * 32) attn_exact_kernel(attn_args a, ste
     }
 }
 
-template <typename T, int D, int WARPS, bool SINGLE>
+template <typename T, int D, int WARPS, bool SINGLE, int STAGES>
 static void exact_launch(const attn_args *a, const step_arrays *s, const int32_t *tile, dim3 grid, cudaStream_t stream)
 {
     static bool ready;
-    constexpr int bytes = exact_layout<T, D>::BYTES;
-    auto kernel = attn_exact_kernel<T, D, WARPS, SINGLE>;
+    constexpr int bytes = exact_layout<T, D, STAGES>::BYTES;
+    auto kernel = attn_exact_kernel<T, D, WARPS, SINGLE, STAGES>;
     if (!ready) {
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
         ready = true;
@@ -240,10 +240,14 @@ static void exact_both(const attn_args *a, const step_arrays *s, int32_t n_singl
                        cudaStream_t stream)
 {
     int group = a->n_heads / a->kv.n_kv_heads;
-    if (n_single > 0)
-        exact_launch<T, D, 1, true>(a, s, nullptr, dim3(a->kv.n_kv_heads * ((group + 15) / 16), n_single), stream);
+    dim3 pairs(a->kv.n_kv_heads * ((group + 15) / 16), n_single);
+    /* Few pairs: each loads ahead. Many: twice as many fit on a multiprocessor without. */
+    if (n_single > 0 && (int)pairs.x * n_single <= FEW_PAIRS)
+        exact_launch<T, D, 1, true, 2>(a, s, nullptr, pairs, stream);
+    else if (n_single > 0)
+        exact_launch<T, D, 1, true, 1>(a, s, nullptr, pairs, stream);
     for (int32_t first = 0; first < n_tiles; first += 65535)
-        exact_launch<T, D, CHUNK_WARPS, false>(a, s, tile + 2 * first,
+        exact_launch<T, D, CHUNK_WARPS, false, 2>(a, s, tile + 2 * first,
                                                dim3(a->n_heads, n_tiles - first < 65535 ? n_tiles - first : 65535), stream);
 }
 

@@ -160,8 +160,9 @@ struct matmul_setup {
     cublasLtMatrixLayout_t w, x, residual, out;
     cublasLtMatmulPreference_t want;
 };
-/* linear_exact.c: the algorithm for `deterministic`; its results do not depend on `rows`. */
-cublasStatus_t linear_exact_algo(struct cuda_backend *c, const struct matmul_setup *m, int32_t rows,
+/* linear_exact.c: the algorithm for `deterministic`; its results do not depend on `rows`. any_tile: the operands suit the
+ * kernels of which that is known for every tile. */
+cublasStatus_t linear_exact_algo(struct cuda_backend *c, const struct matmul_setup *m, int32_t rows, bool any_tile,
                                  cublasLtMatmulHeuristicResult_t *ret);
 void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);
 

@@ -156,7 +156,8 @@ static cublasStatus_t plan_make(struct cuda_backend *c, struct matmul_plan *p, c
     int n = 0;
     if (c->config.deterministic) {
         struct matmul_setup m = {p->desc, p->w, p->x, p->residual, p->out, want};
-        s = linear_exact_algo(c, &m, k->m, &found);
+        bool tma = c->capability == 90 && k->x_type != DTYPE_F32 && k->n % 8 == 0 && k->k % 8 == 0 && k->alignment >= 16;
+        s = linear_exact_algo(c, &m, k->m, tma, &found);
         n = 1;
     } else {
         s = cublasLtMatmulAlgoGetHeuristic(c->lt, p->desc, p->w, p->x, p->residual, p->out, want, 1, &found, &n);

@@ -1,8 +1,10 @@
 /* Matrix products for `deterministic`: a row's result must not depend on how many rows there are.
  *
- * cuBLASLt picks another algorithm for another number of rows. Without splitting the depth, the kernels of one algorithm
- * (one id, many tile shapes) add a row's products in one order, that of the depth, so the algorithm's id is fixed by the
- * weight's shape alone and only the tile may follow the number of rows. tests/test_exact.c holds this to be so.
+ * cuBLASLt picks another algorithm for another number of rows. Hopper's kernels for aligned 16-bit operands, where they do
+ * not split the depth, add a row's products in one order, that of the depth, whatever their tile: there the algorithm's id is
+ * fixed by the weight's shape alone and the tile follows the number of rows. Others slice the depth among the warps of small
+ * tiles (seen: float16, 301 columns), so there one set-up serves every number of rows. tests/test_exact.c and test_ops.c
+ * hold both to be so.
  */
 #include "kernels/cuda/cuda.h"
 
@@ -23,12 +25,13 @@ static bool whole_depth(const cublasLtMatmulAlgo_t *a)
 }
 
 /* The best candidate that does not split the depth, with this id (-1: any). False: none. */
-static bool choose(struct cuda_backend *c, const struct matmul_setup *m, int32_t id, cublasLtMatmulHeuristicResult_t *ret)
+static bool choose(struct cuda_backend *c, const struct matmul_setup *m, int32_t id,
+                   cublasLtMatmulHeuristicResult_t *ret)
 {
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     int n = 0;
-    if (cublasLtMatmulAlgoGetHeuristic(c->lt, m->desc, m->w, m->x, m->residual, m->out, m->want, CANDIDATES, found, &n) !=
-        CUBLAS_STATUS_SUCCESS) {
+    if (cublasLtMatmulAlgoGetHeuristic(c->lt, m->desc, m->w, m->x, m->residual, m->out, m->want, CANDIDATES, found,
+                                       &n) != CUBLAS_STATUS_SUCCESS) {
         return false;
     }
     for (int i = 0; i < n; i++) {
@@ -48,7 +51,7 @@ static void set_rows(const struct matmul_setup *m, uint64_t rows)
     cublasLtMatrixLayoutSetAttribute(m->residual, CUBLASLT_MATRIX_LAYOUT_COLS, &rows, sizeof(rows));
 }
 
-cublasStatus_t linear_exact_algo(struct cuda_backend *c, const struct matmul_setup *m, int32_t rows,
+cublasStatus_t linear_exact_algo(struct cuda_backend *c, const struct matmul_setup *m, int32_t rows, bool any_tile,
                                  cublasLtMatmulHeuristicResult_t *ret)
 {
     uint32_t none = CUBLASLT_REDUCTION_SCHEME_NONE;
@@ -60,9 +63,9 @@ cublasStatus_t linear_exact_algo(struct cuda_backend *c, const struct matmul_set
     if (!known) {
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }
-    if (choose(c, m, config_of(&reference.algo, CUBLASLT_ALGO_CONFIG_ID), ret)) {
+    if (any_tile && choose(c, m, config_of(&reference.algo, CUBLASLT_ALGO_CONFIG_ID), ret)) {
         return CUBLAS_STATUS_SUCCESS;
     }
-    *ret = reference; /* its tile is too large for few rows, but right */
+    *ret = reference; /* its tile may be too large for few rows, but it is right */
     return cublasLtMatmulAlgoCheck(c->lt, m->desc, m->w, m->x, m->residual, m->out, &reference.algo, ret);
 }
