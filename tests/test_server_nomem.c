@@ -19,12 +19,12 @@ static long countdown = -1; /* allocations until one fails; -1: none does */
 static long live;           /* allocations not freed, while counting */
 static bool counting;
 
+#if REPLACED_MALLOC
 static bool fails(void)
 {
     return counting && countdown >= 0 && countdown-- == 0;
 }
 
-#if REPLACED_MALLOC
 void *__libc_malloc(size_t n);
 void *__libc_calloc(size_t n, size_t size);
 void *__libc_realloc(void *p, size_t n);
