@@ -120,7 +120,7 @@ static int configure(struct engine *e, const struct settings *s, struct err *err
     c->preemption = s->preemption;
     c->policy = s->policy;
     c->prefix_cache = s->prefix_cache;
-    c->target_itl_us = (int64_t)(s->target_itl_ms * 1e3);
+    c->target_itl_us = s->target_itl_ms == 0 ? x->target_itl_us : MAX((int64_t)(s->target_itl_ms * 1e3), 0);
     c->queue_timeout_us = to_us(s->queue_timeout);
     c->request_timeout_us = to_us(s->request_timeout);
     e->step_timeout_us = to_us(s->step_timeout);

@@ -22,6 +22,7 @@ struct executor_info {
     int32_t max_num_batched_tokens;
     int32_t max_samples; /* sampling rows, and rows of the output head, of a step */
     int32_t depth;
+    int32_t target_itl_us; /* what suits the device where target_itl_ms leaves it open; 0: none */
     char device[160];
     char dtype[16];
 };

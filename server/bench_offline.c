@@ -262,6 +262,8 @@ static int settings_of(struct settings *ret, int argc, char **argv, int32_t n_re
     int rc = settings_load(ret, argc, argv, environ, &help, e);
     if (rc == 0)
         ret->max_queue = MAX(ret->max_queue, n_requests);
+    if (rc == 0 && ret->target_itl_ms == 0)
+        ret->target_itl_ms = -1; /* nobody waits for a next token */
     return rc;
 }
 
