@@ -47,6 +47,9 @@ enum {
     LIMIT_EOS_IDS = 16,
     LIMIT_NUM_SEQS = 16384,
     LIMIT_BATCHED_TOKENS = 1 << 18,
+    LIMIT_TEMPLATE_DEPTH = 200,      /* nesting of a chat template, macros' calls included */
+    LIMIT_TEMPLATE_STEPS = 20000000, /* work of one rendering: operations, characters looked at by the 16 */
+    LIMIT_MESSAGES = 4096,           /* of one chat request */
 };
 
 /* A JSON answer that grows beyond this is given up; streams have no such end. */
@@ -58,6 +61,10 @@ enum {
 #define LIMIT_CONFIG_JSON_BYTES ((size_t)4 << 20)
 #define LIMIT_TOKENIZER_JSON_BYTES ((size_t)256 << 20)
 #define LIMIT_SAFETENSORS_HEADER_BYTES ((size_t)100 << 20)
+#define LIMIT_TEMPLATE_BYTES ((size_t)1 << 20)         /* a chat template */
+#define LIMIT_TEMPLATE_TREE_BYTES ((size_t)64 << 20)   /* the same, read */
+#define LIMIT_TEMPLATE_MEMORY_BYTES ((size_t)96 << 20) /* values of one rendering */
+#define LIMIT_TEMPLATE_OUTPUT_BYTES ((size_t)16 << 20) /* what it writes */
 #define LIMIT_YAML_BYTES ((size_t)1 << 20)
 
 #endif
