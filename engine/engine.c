@@ -19,6 +19,7 @@
 #include "engine/model_path.h"
 #include "engine/pins.h"
 #include "engine/stats.h"
+#include "models/chat_template.h"
 #include "models/file.h"
 #include "models/gguf.h"
 
@@ -64,6 +65,16 @@ static int check_format(const struct settings *s, const char *path, struct err *
     return 0;
 }
 
+/* A template that cannot be used is told at start; the model is served without chat. */
+static int open_chat(struct engine *e, struct err *err)
+{
+    int rc = chat_template_open(&e->chat, e->model_path, e->tokenizer, err);
+    const char *missing = rc == 0 ? chat_template_missing(e->chat) : NULL;
+    if (missing)
+        log_event(LOG_WARN, "no chat", LOG_STR("reason", missing));
+    return rc;
+}
+
 /* Tokenizer, executor, what the model says about ends and sampling. */
 static int open_model(struct engine *e, const struct settings *s, struct err *err)
 {
@@ -82,6 +93,8 @@ static int open_model(struct engine *e, const struct settings *s, struct err *er
         rc = model_config_read(&c, &e->defaults, e->model_path, err);
     if (rc == 0)
         rc = open_tokenizer(e, s, &c, err);
+    if (rc == 0)
+        rc = open_chat(e, err);
     if (rc == 0)
         rc = runner_open(&e->executor, s, e->model_path, &c, err);
     if (rc < 0)
@@ -270,6 +283,7 @@ void engine_free(struct engine *e)
     if (e->executor)
         e->executor->free(e->executor);
     tokenizer_free(e->tokenizer);
+    chat_template_free(e->chat);
     inbox_release(&e->inbox);
     free(e->model_name);
     free(e->model_path);
@@ -364,4 +378,18 @@ int engine_decode(const struct engine *e, const int32_t *ids, int32_t n, bool sk
 const char *engine_token_bytes(const struct engine *e, int32_t id, size_t *ret_len)
 {
     return tokenizer_bytes(e->tokenizer, id, ret_len);
+}
+
+/* ---- chat --------------------------------------------------------------------------------------------------------- */
+
+void engine_chat(const struct engine *e, struct engine_chat *ret)
+{
+    *ret = (struct engine_chat){.missing = chat_template_missing(e->chat),
+                                .wants_parts = chat_template_wants_parts(e->chat),
+                                .knows_developer = chat_template_knows_developer(e->chat)};
+}
+
+int engine_render_chat(const struct engine *e, const char *context, size_t len, struct buf *out, struct err *err)
+{
+    return chat_template_render(e->chat, context, len, out, err);
 }

@@ -163,6 +163,17 @@ int engine_decode(const struct engine *e, const int32_t *ids, int32_t n, bool sk
 /* The bytes of one token, for token strings; may be part of a character. */
 const char *engine_token_bytes(const struct engine *e, int32_t id, size_t *ret_len);
 
+/* The model's chat template. */
+struct engine_chat {
+    const char *missing;  /* why there is no chat, a sentence for clients; NULL: there is */
+    bool wants_parts;     /* a message's content is to be a list of parts */
+    bool knows_developer; /* the role of that name */
+};
+void engine_chat(const struct engine *e, struct engine_chat *ret);
+/* Append the prompt that messages make. `context`: a JSON object of messages, add_generation_prompt and other variables
+ * of the template. Any thread. ERR_INVALID: the template refuses them; ERR_UNSUPPORTED: there is no chat. */
+int engine_render_chat(const struct engine *e, const char *context, size_t len, struct buf *out, struct err *err);
+
 /* Counters and gauges, written by the engine and output threads, read by /metrics without locks. */
 struct engine_stats {
     _Atomic int64_t running, waiting, swapped; /* sequences running; requests waiting, swapped */

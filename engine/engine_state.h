@@ -16,6 +16,7 @@ enum { ENGINE_MAX_DEPTH = 7 };
 struct engine {
     /* Set at start, read by all. */
     struct tokenizer *tokenizer;
+    struct chat_template *chat; /* NULL with a model that is not in a directory */
     struct executor *executor;
     struct sched_config config;
     struct generation_defaults defaults;

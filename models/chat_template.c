@@ -5,13 +5,14 @@
 #include <string.h>
 
 #include "models/file.h"
+#include "models/gguf.h"
 #include "models/jinja.h"
 #include "models/json.h"
 
 struct chat_template {
     struct jtemplate jinja;
     bool usable, developer;
-    char *specials;   /* members of a JSON object, owned */
+    char *specials;    /* members of a JSON object, owned */
     char missing[400]; /* where not usable */
 };
 
@@ -126,7 +127,7 @@ static void read_special(struct json *j, struct config *c, const char *name)
 
 static int read_config(struct config *c, const char *dir, struct err *e)
 {
-    static const char *const SPECIALS[] = {"bos_token", "eos_token",  "unk_token", "pad_token",
+    static const char *const SPECIALS[] = {"bos_token", "eos_token", "unk_token", "pad_token",
                                            "sep_token", "cls_token", "mask_token"};
     static const char name[] = "tokenizer_config.json";
     struct json j;
@@ -151,6 +152,48 @@ static int read_config(struct config *c, const char *dir, struct err *e)
     json_finish(&j);
     free(text);
     return j.failed ? ERR_INVALID : 0;
+}
+
+static void put_token(struct config *c, const char *name, const struct tokenizer *t, int32_t id)
+{
+    size_t len = 0;
+    const char *text = id >= 0 ? tokenizer_bytes(t, id, &len) : NULL;
+    if (text)
+        put_special(c, name, text, len);
+}
+
+static int read_gguf(struct config *c, const char *path, const struct tokenizer *t, struct err *e)
+{
+    struct gguf *g;
+    struct gguf_text text;
+    int rc = gguf_open(&g, path, e);
+    if (rc < 0)
+        return rc;
+    rc = gguf_string(g, "tokenizer.chat_template", &text, e);
+    if (rc > 0) {
+        c->text = malloc(text.len + 1);
+        c->len = text.len;
+        if (c->text)
+            memcpy(c->text, text.at, text.len);
+        rc = c->text ? 0 : err_nomem(e, "a chat template");
+    }
+    gguf_free(g);
+    put_token(c, "bos_token", t, tokenizer_bos(t));
+    put_token(c, "eos_token", t, tokenizer_eos(t));
+    return rc;
+}
+
+static int read_directory(struct config *c, const char *dir, struct err *e)
+{
+    char *file;
+    size_t len;
+    int rc = read_config(c, dir, e);
+    if (rc)
+        return rc;
+    rc = model_file_read(dir, "chat_template.jinja", LIMIT_TEMPLATE_BYTES, &file, &len, e);
+    if (rc == 0)
+        keep_template(c, file, len);
+    return rc == ERR_NOT_FOUND ? 0 : rc;
 }
 
 /* ---- making ---- */
@@ -178,21 +221,13 @@ int chat_template_new(struct chat_template **ret, const char *text, size_t len, 
     return 0;
 }
 
-int chat_template_open(struct chat_template **ret, const char *dir, struct err *e)
+int chat_template_open(struct chat_template **ret, const char *path, const struct tokenizer *tokenizer, struct err *e)
 {
     struct err own = {0};
     struct config c = {0};
-    char *file;
-    size_t len;
     e = e ? e : &own;
     buf_init(&c.specials, 64 * 1024);
-    int rc = read_config(&c, dir, e);
-    if (rc == 0) {
-        int code = model_file_read(dir, "chat_template.jinja", LIMIT_TEMPLATE_BYTES, &file, &len, e);
-        if (code == 0)
-            keep_template(&c, file, len);
-        rc = code == ERR_NOT_FOUND ? 0 : code;
-    }
+    int rc = gguf_is_file(path) ? read_gguf(&c, path, tokenizer, e) : read_directory(&c, path, e);
     if (rc == 0)
         rc = c.specials.failed ? err_nomem(e, "special tokens")
                                : chat_template_new(ret, c.text, c.len, c.specials.data ? c.specials.data : "", e);
@@ -227,8 +262,7 @@ bool chat_template_knows_developer(const struct chat_template *t)
     return t && t->developer;
 }
 
-int chat_template_render(const struct chat_template *t, const char *context, size_t len, struct buf *out,
-                         struct err *e)
+int chat_template_render(const struct chat_template *t, const char *context, size_t len, struct buf *out, struct err *e)
 {
     struct buf all;
     const char *missing = chat_template_missing(t);

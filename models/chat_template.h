@@ -1,7 +1,7 @@
 /* A model's own chat template: messages to the text of a prompt.
  *
  * It is read at start from the model's directory: chat_template.jinja, or `chat_template` of tokenizer_config.json (a text,
- * or a list of named ones of which "default" is taken). A template that cannot be used does not keep the model from being
+ * or a list of named ones of which "default" is taken), or tokenizer.chat_template of a GGUF file. A template that cannot be used does not keep the model from being
  * served; `chat_template_missing` says why chat is not there.
  */
 #ifndef QUIRE_MODELS_CHAT_TEMPLATE_H
@@ -9,11 +9,13 @@
 
 #include "config/base.h"
 #include "config/buf.h"
+#include "models/tokenizer.h"
 
 struct chat_template;
 
-/* ERR_INVALID, ERR_IO: a file that is wrong; ERR_NOMEM. A directory without a template is no error. */
-int chat_template_open(struct chat_template **ret, const char *dir, struct err *e);
+/* Of a directory or a GGUF file, whose special tokens are asked of `tokenizer`. ERR_INVALID, ERR_IO: a file that is wrong;
+ * ERR_NOMEM. A model without a template is no error. */
+int chat_template_open(struct chat_template **ret, const char *path, const struct tokenizer *tokenizer, struct err *e);
 /* The template `text`; `specials` are members of a JSON object (`"bos_token":"<s>",…`) that it sees as variables, or "". */
 int chat_template_new(struct chat_template **ret, const char *text, size_t len, const char *specials, struct err *e);
 void chat_template_free(struct chat_template *t);

@@ -91,9 +91,9 @@ enum jkind {
     /* Statements. */
     N_TEXT, /* value */
     N_PRINT,
-    N_IF,  /* a: condition, b: body, c: else */
-    N_FOR, /* a: target, b: what, c: filter, d: body, e: else */
-    N_SET, /* a: target, b: value */
+    N_IF,        /* a: condition, b: body, c: else */
+    N_FOR,       /* a: target, b: what, c: filter, d: body, e: else */
+    N_SET,       /* a: target, b: value */
     N_SET_BLOCK, /* a: target, d: body, b: filters around N_CAPTURED */
     N_MACRO,     /* name, a: parameters (N_NAME, `a` its default), d: body */
     N_BREAK,
@@ -102,16 +102,16 @@ enum jkind {
     /* Expressions. */
     N_LITERAL, /* value */
     N_NAME,
-    N_ATTR,  /* a.name */
-    N_INDEX, /* a[b] */
-    N_SLICE, /* a[b:c:d] */
-    N_LIST,  /* args */
-    N_TUPLE, /* args */
-    N_DICT,  /* args: key, value, key, value … */
-    N_CALL,  /* a(args) */
-    N_METHOD, /* a.builtin(args) */
-    N_FILTER, /* a|builtin(args) */
-    N_TEST,   /* a is builtin(args); `negate` */
+    N_ATTR,    /* a.name */
+    N_INDEX,   /* a[b] */
+    N_SLICE,   /* a[b:c:d] */
+    N_LIST,    /* args */
+    N_TUPLE,   /* args */
+    N_DICT,    /* args: key, value, key, value … */
+    N_CALL,    /* a(args) */
+    N_METHOD,  /* a.builtin(args) */
+    N_FILTER,  /* a|builtin(args) */
+    N_TEST,    /* a is builtin(args); `negate` */
     N_KEYWORD, /* name=a, among args */
     N_UNARY,   /* op a */
     N_BINARY,  /* a op b */
@@ -123,7 +123,24 @@ enum jkind {
     N_CAPTURED,  /* the text of a set block */
 };
 
-enum jop { OP_ADD = 1, OP_SUB, OP_MUL, OP_DIV, OP_FLOORDIV, OP_MOD, OP_POW, OP_CONCAT, OP_EQ, OP_NE, OP_LT, OP_LE, OP_GT, OP_GE, OP_IN, OP_NOT_IN };
+enum jop {
+    OP_ADD = 1,
+    OP_SUB,
+    OP_MUL,
+    OP_DIV,
+    OP_FLOORDIV,
+    OP_MOD,
+    OP_POW,
+    OP_CONCAT,
+    OP_EQ,
+    OP_NE,
+    OP_LT,
+    OP_LE,
+    OP_GT,
+    OP_GE,
+    OP_IN,
+    OP_NOT_IN
+};
 
 struct jnode {
     enum jkind kind;
@@ -251,7 +268,19 @@ size_t jspace_len(const char *s, size_t left);
 size_t jspace_len_back(const char *s, size_t len);
 
 /* jinja_lex.c */
-enum jtoken_type { T_END, T_TEXT, T_BLOCK_BEGIN, T_BLOCK_END, T_PRINT_BEGIN, T_PRINT_END, T_NAME, T_STRING, T_INT, T_FLOAT, T_OP };
+enum jtoken_type {
+    T_END,
+    T_TEXT,
+    T_BLOCK_BEGIN,
+    T_BLOCK_END,
+    T_PRINT_BEGIN,
+    T_PRINT_END,
+    T_NAME,
+    T_STRING,
+    T_INT,
+    T_FLOAT,
+    T_OP
+};
 struct jtoken {
     enum jtoken_type type;
     int32_t line;

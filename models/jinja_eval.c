@@ -56,7 +56,9 @@ static struct jvalue int_math(struct jrun *r, enum jop op, int64_t a, int64_t b)
     if ((op == OP_DIV || op == OP_FLOORDIV || op == OP_MOD) && b == 0)
         return jfail(r, "a division by zero");
     if ((op == OP_FLOORDIV || op == OP_MOD) && b == -1)
-        return op == OP_MOD ? jint(0) : __builtin_sub_overflow(0, a, &v) ? jfail(r, "a number has more than 64 bits") : jint(v);
+        return op == OP_MOD                       ? jint(0)
+               : __builtin_sub_overflow(0, a, &v) ? jfail(r, "a number has more than 64 bits")
+                                                  : jint(v);
     switch (op) {
     case OP_ADD:
         over = __builtin_add_overflow(a, b, &v);

@@ -245,9 +245,12 @@ static struct jnode *parse_name(struct jparser *p)
     static const struct {
         const char *name;
         struct jvalue value;
-    } WORDS[] = {{"true", {.type = J_BOOL, .b = true}},   {"True", {.type = J_BOOL, .b = true}},
-                 {"false", {.type = J_BOOL, .b = false}}, {"False", {.type = J_BOOL, .b = false}},
-                 {"none", {.type = J_NONE}},              {"None", {.type = J_NONE}}};
+    } WORDS[] = {{"true", {.type = J_BOOL, .b = true}},
+                 {"True", {.type = J_BOOL, .b = true}},
+                 {"false", {.type = J_BOOL, .b = false}},
+                 {"False", {.type = J_BOOL, .b = false}},
+                 {"none", {.type = J_NONE}},
+                 {"None", {.type = J_NONE}}};
     struct jnode *n = jnode_new(p, N_NAME);
     if (!n)
         return NULL;
@@ -384,7 +387,8 @@ static struct jnode *parse_math(struct jparser *p, int level)
 
 static enum jop take_comparison(struct jparser *p)
 {
-    static const struct level OPS[] = {{"==", OP_EQ}, {"!=", OP_NE}, {"<=", OP_LE}, {">=", OP_GE}, {"<", OP_LT}, {">", OP_GT}};
+    static const struct level OPS[] = {{"==", OP_EQ}, {"!=", OP_NE}, {"<=", OP_LE},
+                                       {">=", OP_GE}, {"<", OP_LT},  {">", OP_GT}};
     for (size_t i = 0; i < ARRAY_LEN(OPS); i++)
         if (jtoken_take(p, T_OP, OPS[i].token))
             return OPS[i].op;

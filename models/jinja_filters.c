@@ -45,7 +45,8 @@ static bool passes(struct jrun *r, struct jvalue v, const struct jargs *a, int32
         return jtruth(v);
     const struct jbuiltin *t = name.type == J_STRING ? jinja_test_find(name.s) : NULL;
     if (!t) {
-        jfail(r, "a test of that name is not there in this version: %.40s", name.type == J_STRING ? name.s : "(no text)");
+        jfail(r, "a test of that name is not there in this version: %.40s",
+              name.type == J_STRING ? name.s : "(no text)");
         return false;
     }
     struct jargs more = rest(a, from + 1);
@@ -195,7 +196,8 @@ static struct jvalue sort_key(struct jrun *r, struct jvalue v, const struct jarg
 }
 
 /* Merge sort of at[n] by key[n]: stable, and every comparison is paid for. */
-static void merge_sort(struct jrun *r, struct jvalue *at, struct jvalue *key, struct jvalue *spare, int32_t n, bool down)
+static void merge_sort(struct jrun *r, struct jvalue *at, struct jvalue *key, struct jvalue *spare, int32_t n,
+                       bool down)
 {
     if (n < 2 || r->failed)
         return;

@@ -278,8 +278,8 @@ static int lex_string(struct lexer *x)
 
 static int lex_operator(struct lexer *x)
 {
-    static const char *const OPS[] = {"==", "!=", "<=", ">=", "//", "**", "+", "-", "*", "/", "%", "~", "<", ">",
-                                      "=",  "(",  ")",  "[",  "]",  "{",  "}", ",", ":", ".", "|"};
+    static const char *const OPS[] = {"==", "!=", "<=", ">=", "//", "**", "+", "-", "*", "/", "%", "~", "<",
+                                      ">",  "=",  "(",  ")",  "[",  "]",  "{", "}", ",", ":", ".", "|"};
     for (size_t i = 0; i < ARRAY_LEN(OPS); i++)
         if (starts(x, OPS[i])) {
             x->at += strlen(OPS[i]);
@@ -307,10 +307,10 @@ static int lex_inside(struct lexer *x, bool is_print)
         char c = *x->at;
         open += c == '(' || c == '[' || c == '{';
         open -= open > 0 && (c == ')' || c == ']' || c == '}');
-        rc = c == '\'' || c == '"'        ? lex_string(x)
-             : c >= '0' && c <= '9'       ? lex_number(x)
-             : is_word(c)                 ? lex_name(x)
-                                          : lex_operator(x);
+        rc = c == '\'' || c == '"'  ? lex_string(x)
+             : c >= '0' && c <= '9' ? lex_number(x)
+             : is_word(c)           ? lex_name(x)
+                                    : lex_operator(x);
     }
     return rc;
 }
@@ -361,7 +361,8 @@ int jinja_lex(struct jtokens *ret, struct arena *arena, const char *text, size_t
     char *copy = normal_text(arena, text, &len);
     if (!copy)
         return err_nomem(e, "a chat template");
-    struct lexer x = {.out = ret, .arena = arena, .at = copy, .end = copy + len, .line = 1, .line_start = true, .err = e};
+    struct lexer x = {
+        .out = ret, .arena = arena, .at = copy, .end = copy + len, .line = 1, .line_start = true, .err = e};
     int rc = 0;
     while (rc == 0 && x.at < x.end) {
         const char *tag = next_tag(x.at, x.end);

@@ -49,7 +49,11 @@ bool jtoken_expect(struct jparser *p, enum jtoken_type type, const char *text)
 {
     if (jtoken_take(p, type, text))
         return true;
-    jparse_fail(p, ERR_INVALID, "%s is missing", text ? text : type == T_BLOCK_END ? "%}" : type == T_PRINT_END ? "}}" : "a name");
+    jparse_fail(p, ERR_INVALID, "%s is missing",
+                text                  ? text
+                : type == T_BLOCK_END ? "%}"
+                : type == T_PRINT_END ? "}}"
+                                      : "a name");
     return false;
 }
 
@@ -165,11 +169,11 @@ static struct jnode *parse_if(struct jparser *p)
 /* Is it a look at a message's content? */
 static bool is_content(const struct jnode *n)
 {
-    const char *name = !n                                                ? NULL
-                       : n->kind == N_ATTR                               ? n->name
+    const char *name = !n                                                                              ? NULL
+                       : n->kind == N_ATTR                                                             ? n->name
                        : n->kind == N_INDEX && n->b->kind == N_LITERAL && n->b->value.type == J_STRING ? n->b->value.s
-                       : n->kind == N_NAME                               ? n->name
-                                                                         : NULL;
+                       : n->kind == N_NAME                                                             ? n->name
+                                                                                                       : NULL;
     return name && strcmp(name, "content") == 0;
 }
 
@@ -278,7 +282,11 @@ static struct jnode *parse_statement(struct jparser *p)
     static const struct {
         const char *name;
         struct jnode *(*parse)(struct jparser *p);
-    } ROWS[] = {{"if", parse_if}, {"for", parse_for}, {"set", parse_set}, {"macro", parse_macro}, {"generation", parse_generation}};
+    } ROWS[] = {{"if", parse_if},
+                {"for", parse_for},
+                {"set", parse_set},
+                {"macro", parse_macro},
+                {"generation", parse_generation}};
     if (p->at->type != T_NAME)
         return jparse_fail(p, ERR_INVALID, "a statement needs a name");
     const char *name = p->at->s;

@@ -4,11 +4,11 @@
 
 #include "models/jinja_strings.h"
 
-#define TEST(name, expression)                                                                  \
+#define TEST(name, expression)                                                              \
     static struct jvalue is_##name(struct jrun *r, struct jvalue in, const struct jargs *a) \
-    {                                                                                           \
-        (void)r, (void)in, (void)a;                                                             \
-        return jbool(expression);                                                               \
+    {                                                                                       \
+        (void)r, (void)in, (void)a;                                                         \
+        return jbool(expression);                                                           \
     }
 
 static bool is_list(struct jvalue v)
@@ -55,22 +55,38 @@ TEST(greater_equal, jcompare(r, in, jarg(a, 0, NULL)) >= 0)
 TEST(in, jcontains(r, jarg(a, 0, NULL), in))
 
 static const struct jbuiltin tests[] = {
-    {"defined", is_defined, 0},       {"undefined", is_undefined, 0},
-    {"none", is_none, 0},             {"string", is_string, 0},
-    {"mapping", is_mapping, 0},       {"iterable", is_iterable, 0},
-    {"sequence", is_sequence, 0},     {"number", is_number, 0},
-    {"integer", is_integer, 0},       {"float", is_float, 0},
-    {"boolean", is_boolean, 0},       {"true", is_true, 0},
-    {"false", is_false, 0},           {"callable", is_callable, 0},
-    {"odd", is_odd, 0},               {"even", is_even, 0},
-    {"divisibleby", is_divisibleby, 0}, {"eq", is_equal, 0},
-    {"equalto", is_equal, 0},         {"==", is_equal, 0},
-    {"ne", is_unequal, 0},            {"!=", is_unequal, 0},
-    {"lt", is_less, 0},               {"lessthan", is_less, 0},
-    {"<", is_less, 0},                {"le", is_less_equal, 0},
-    {"<=", is_less_equal, 0},         {"gt", is_greater, 0},
-    {"greaterthan", is_greater, 0},   {">", is_greater, 0},
-    {"ge", is_greater_equal, 0},      {">=", is_greater_equal, 0},
+    {"defined", is_defined, 0},
+    {"undefined", is_undefined, 0},
+    {"none", is_none, 0},
+    {"string", is_string, 0},
+    {"mapping", is_mapping, 0},
+    {"iterable", is_iterable, 0},
+    {"sequence", is_sequence, 0},
+    {"number", is_number, 0},
+    {"integer", is_integer, 0},
+    {"float", is_float, 0},
+    {"boolean", is_boolean, 0},
+    {"true", is_true, 0},
+    {"false", is_false, 0},
+    {"callable", is_callable, 0},
+    {"odd", is_odd, 0},
+    {"even", is_even, 0},
+    {"divisibleby", is_divisibleby, 0},
+    {"eq", is_equal, 0},
+    {"equalto", is_equal, 0},
+    {"==", is_equal, 0},
+    {"ne", is_unequal, 0},
+    {"!=", is_unequal, 0},
+    {"lt", is_less, 0},
+    {"lessthan", is_less, 0},
+    {"<", is_less, 0},
+    {"le", is_less_equal, 0},
+    {"<=", is_less_equal, 0},
+    {"gt", is_greater, 0},
+    {"greaterthan", is_greater, 0},
+    {">", is_greater, 0},
+    {"ge", is_greater_equal, 0},
+    {">=", is_greater_equal, 0},
     {"in", is_in, 0},
 };
 
@@ -151,8 +167,10 @@ static struct jvalue do_strftime_now(struct jrun *r, struct jvalue in, const str
 }
 
 static const struct jbuiltin functions[] = {
-    {"range", do_range, 0},           {"dict", do_dict, 0},
-    {"namespace", do_namespace, 0},   {"raise_exception", do_raise, 0},
+    {"range", do_range, 0},
+    {"dict", do_dict, 0},
+    {"namespace", do_namespace, 0},
+    {"raise_exception", do_raise, 0},
     {"strftime_now", do_strftime_now, 0},
 };
 

@@ -258,8 +258,9 @@ bool jequal(struct jrun *r, struct jvalue a, struct jvalue b)
     if (!jspend(r, 1))
         return false;
     if (is_number(a) && is_number(b))
-        return a.type == J_FLOAT || b.type == J_FLOAT ? as_double(a) == as_double(b)
-                                                      : (a.type == J_BOOL ? a.b : a.i) == (b.type == J_BOOL ? b.b : b.i);
+        return a.type == J_FLOAT || b.type == J_FLOAT
+                   ? as_double(a) == as_double(b)
+                   : (a.type == J_BOOL ? a.b : a.i) == (b.type == J_BOOL ? b.b : b.i);
     if (a.type != b.type)
         return false;
     if (++r->depth > LIMIT_TEMPLATE_DEPTH)
@@ -322,9 +323,9 @@ bool jcontains(struct jrun *r, struct jvalue in, struct jvalue what)
 
 const char *jtype_name(struct jvalue v)
 {
-    static const char *const NAMES[] = {"an undefined value", "none",      "true or false", "a number", "a number",
-                                        "a text",             "a list",    "a tuple",       "a mapping", "a namespace",
-                                        "loop",               "a macro",   "a function"};
+    static const char *const NAMES[] = {
+        "an undefined value", "none",        "true or false", "a number", "a number",  "a text", "a list", "a tuple",
+        "a mapping",          "a namespace", "loop",          "a macro",  "a function"};
     return NAMES[v.type];
 }
 
@@ -380,7 +381,8 @@ struct jlist *jitems(struct jrun *r, struct jvalue v)
 
 static struct jvalue loop_member(const struct jloop *l, const char *name, size_t len)
 {
-    static const char *const NAMES[] = {"index", "index0", "revindex", "revindex0", "first", "last", "length", "depth", "depth0", "previtem", "nextitem"};
+    static const char *const NAMES[] = {"index",  "index0", "revindex", "revindex0", "first",   "last",
+                                        "length", "depth",  "depth0",   "previtem",  "nextitem"};
     int32_t n = l->items->n, i = l->index;
     size_t k = 0;
     while (k < ARRAY_LEN(NAMES) && (strlen(NAMES[k]) != len || memcmp(NAMES[k], name, len) != 0))
@@ -477,7 +479,8 @@ struct jvalue jslice(struct jrun *r, struct jvalue v, struct jvalue from, struct
     if (!items || by == 0)
         return jfail(r, "a slice's step is a whole number other than 0");
     int64_t n = items->n, lo = by > 0 ? 0 : -1, hi = by > 0 ? n : n - 1;
-    int64_t i = slice_bound(r, from, n, lo, hi, by > 0 ? 0 : n - 1), end = slice_bound(r, to, n, lo, hi, by > 0 ? n : -1);
+    int64_t i = slice_bound(r, from, n, lo, hi, by > 0 ? 0 : n - 1),
+            end = slice_bound(r, to, n, lo, hi, by > 0 ? n : -1);
     if (v.type == J_STRING && by == 1)
         return slice_text(r, v, items, i, end);
     struct jvalue l = jlist_new(r, v.type == J_STRING ? J_LIST : v.type);

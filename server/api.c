@@ -157,9 +157,15 @@ static int check_room(struct completion *c, const struct api_context *ctx, struc
     if (!c->has_max_tokens && longest < max_len) {
         p->max_tokens = MIN(p->max_tokens, max_len - longest);
     }
+    if (!c->has_max_tokens && longest >= max_len) {
+        p->max_tokens = MIN(p->max_tokens, 16);
+    }
     if (p->max_tokens > max_len - longest) {
         return err_set_param(
-            e, ERR_INVALID, c->has_max_tokens ? "max_tokens" : "prompt",
+            e, ERR_INVALID,
+            c->has_max_tokens ? "max_tokens"
+            : c->chat         ? "messages"
+                              : "prompt",
             "prompt has %d tokens and max_tokens is %d, together %lld; the model takes %d: shorten one of them",
             longest, p->max_tokens, (long long)longest + p->max_tokens, max_len);
     }
@@ -178,14 +184,42 @@ static int check_room(struct completion *c, const struct api_context *ctx, struc
     return 0;
 }
 
+/* Chat's own names for what completions call otherwise. */
+static int check_chat(struct completion *c, struct err *e)
+{
+    if (c->has_max_completion_tokens) {
+        c->params.max_tokens = c->max_completion_tokens;
+        c->has_max_tokens = true;
+    }
+    if (c->has_top_logprobs && c->top_logprobs && !c->chat_logprobs) {
+        return refuse(e, "top_logprobs", "top_logprobs needs logprobs: true");
+    }
+    if (c->chat_logprobs) {
+        c->params.n_logprobs = c->top_logprobs;
+    }
+    if (c->continue_final_message && c->has_add_generation_prompt && c->add_generation_prompt) {
+        return refuse(e, "continue_final_message",
+                      "continue_final_message and add_generation_prompt exclude each other; give one of them");
+    }
+    if (c->continue_final_message) {
+        c->add_generation_prompt = false;
+    }
+    return 0;
+}
+
 static int parse_tree(struct completion *c, const cJSON *tree, const char *body, size_t len,
                       const struct api_context *ctx, struct err *e)
 {
-    int rc = fields_read(&completion_fields, c, tree, ctx, c->ignored, sizeof(c->ignored), e);
+    const struct field_table *t = c->chat ? &chat_fields : &completion_fields;
+    int rc = fields_read(t, c, tree, ctx, c->ignored, sizeof(c->ignored), e);
 
     rc = rc ? rc : read_seed(c, tree, body, len, e);
+    rc = rc || !c->chat ? rc : check_chat(c, e);
     rc = rc ? rc : check_together(c, e);
-    rc = rc ? rc : prompt_read(c, cJSON_GetObjectItemCaseSensitive(tree, "prompt"), ctx, e);
+    if (!rc) {
+        rc = c->chat ? chat_read(c, tree, ctx, e)
+                     : prompt_read(c, cJSON_GetObjectItemCaseSensitive(tree, "prompt"), ctx, e);
+    }
     return rc ? rc : check_room(c, ctx, e);
 }
 
@@ -198,9 +232,10 @@ void api_one_line(struct err *e)
     }
 }
 
-int completion_parse(struct completion *ret, const char *body, size_t len, const struct api_context *ctx, struct err *e)
+static int body_parse(struct completion *ret, bool chat, const char *body, size_t len, const struct api_context *ctx,
+                      struct err *e)
 {
-    struct completion c = {.add_special = true};
+    struct completion c = {.add_special = !chat, .chat = chat, .add_generation_prompt = true};
     cJSON *tree;
     int rc = json_parse(&tree, body, len, e);
 
@@ -208,6 +243,8 @@ int completion_parse(struct completion *ret, const char *body, size_t len, const
         return rc;
     }
     ctx->defaults(ctx->arg, &c.params);
+    /* A chat's answer may take what is left of the model's length. */
+    c.params.max_tokens = chat ? INT32_MAX : c.params.max_tokens;
     rc = parse_tree(&c, tree, body, len, ctx, e);
     cJSON_Delete(tree);
     if (rc) {
@@ -217,6 +254,16 @@ int completion_parse(struct completion *ret, const char *body, size_t len, const
     }
     *ret = c;
     return 0;
+}
+
+int completion_parse(struct completion *ret, const char *body, size_t len, const struct api_context *ctx, struct err *e)
+{
+    return body_parse(ret, false, body, len, ctx, e);
+}
+
+int chat_parse(struct completion *ret, const char *body, size_t len, const struct api_context *ctx, struct err *e)
+{
+    return body_parse(ret, true, body, len, ctx, e);
 }
 
 void completion_release(struct completion *c)

@@ -1,4 +1,4 @@
-/* What may be asked for: bodies of /v1/completions, /tokenize and /detokenize, checked field by field.
+/* What may be asked for: bodies of /v1/completions, /v1/chat/completions, /tokenize and /detokenize, checked field by field.
  *
  * One table (api_fields.c) has a row for every field: name, type, bounds, meaning. It validates requests and it is what
  * /openapi.json is printed from, so the document cannot say anything else than the server does. Fields whose rule is
@@ -24,6 +24,9 @@ struct api_context {
     int (*encode)(void *arg, const char *text, size_t len, bool add_special, int32_t max_tokens, int32_t **ret_ids,
                   int32_t *ret_n, struct err *e);
     const char *(*token_bytes)(const void *arg, int32_t id, size_t *ret_len);
+    /* As engine_render_chat; used where chat.missing is NULL. */
+    int (*render_chat)(void *arg, const char *context, size_t len, struct buf *out, struct err *e);
+    struct engine_chat chat;
     void *arg;
 };
 
@@ -47,12 +50,20 @@ struct completion {
     bool has_max_tokens, has_best_of, has_beam_width, has_temperature, has_length_penalty, has_early_stopping;
     bool has_prompt_logprobs;
     int32_t truncate; /* keep the last N prompt tokens; 0: all */
+
+    /* Of chat requests only. */
+    bool chat, chat_logprobs, add_generation_prompt, continue_final_message;
+    bool has_max_completion_tokens, has_top_logprobs, has_add_generation_prompt;
+    int32_t max_completion_tokens, top_logprobs;
+    bool ignored_bool; /* where accepted fields that nothing uses go */
 };
 
 /* Read and check `body`. On failure nothing is left allocated and `e` says why: ERR_INVALID, ERR_UNSUPPORTED (400),
  * ERR_NOT_FOUND (model, 404), ERR_NOMEM. */
 int completion_parse(struct completion *ret, const char *body, size_t len, const struct api_context *ctx,
                      struct err *e);
+/* The same for a body of /v1/chat/completions: `prompt` holds what the template makes of the messages. */
+int chat_parse(struct completion *ret, const char *body, size_t len, const struct api_context *ctx, struct err *e);
 void completion_release(struct completion *c);
 /* A deep copy, for a request of several prompts. */
 int gen_params_clone(struct gen_params *ret, const struct gen_params *p, struct err *e);
@@ -79,9 +90,13 @@ enum field_type {
     FIELD_MISSING, /* known to the field, not to this server: 400 */
 };
 
+/* Rows that only one of the two generating routes has. */
+enum field_route { ROUTE_BOTH, ROUTE_COMPLETIONS, ROUTE_CHAT };
+
 struct field {
     const char *name;
     enum field_type type;
+    enum field_route only;
     int32_t offset; /* in the struct that the table fills */
     int32_t given;  /* offset of a bool that tells it was given, or -1 */
     double lo, hi;  /* both allowed, but `lo` where `lo_open` */
@@ -94,8 +109,10 @@ struct field {
 struct field_table {
     const struct field *field;
     int n;
+    enum field_route route; /* rows of the other one are passed over */
 };
-extern const struct field_table completion_fields, tokenize_fields, detokenize_fields;
+bool field_in(const struct field_table *t, const struct field *f);
+extern const struct field_table completion_fields, chat_fields, tokenize_fields, detokenize_fields;
 
 /* Give every member of `object` to its row of the table; null means not given. Unknown names go to `ignored` (or are refused). */
 int fields_read(const struct field_table *t, void *ret, const cJSON *object, const struct api_context *ctx,
@@ -114,6 +131,10 @@ int read_stream_options(void *ret, const struct field *f, const cJSON *v, const 
 
 /* All four forms of `prompt` into c->prompt, truncated as c->truncate says. */
 int prompt_read(struct completion *c, const cJSON *v, const struct api_context *ctx, struct err *e);
+/* One prompt from the text that the template made. */
+int prompt_from_text(struct completion *c, const char *text, const struct api_context *ctx, struct err *e);
+/* `messages` and what belongs to them, written out by the template, into c->prompt (api_chat.c). */
+int chat_read(struct completion *c, const cJSON *tree, const struct api_context *ctx, struct err *e);
 /* A list of ids inside the vocabulary, 1 .. max of them. `ret` is malloc'd. */
 int read_ids(int32_t **ret, int32_t *ret_n, const char *name, const cJSON *v, int32_t max,
              const struct api_context *ctx, struct err *e);

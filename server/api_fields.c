@@ -34,6 +34,17 @@
         .name = n, .type = FIELD_MISSING, .given = -1, .help = h \
     }
 
+/* Rows that only one route has. */
+#define ROW_FOR(r, n, f, s, h)                                                                     \
+    {                                                                                              \
+        .name = n, .type = FIELD_CUSTOM, .only = r, .given = -1, .read = f, .schema = s, .help = h \
+    }
+#define ROW_CHAT(n, f, s, h) ROW_FOR(ROUTE_CHAT, n, f, s, h)
+#define ROW_CHAT_MISSING(n, h)                                                       \
+    {                                                                                \
+        .name = n, .type = FIELD_MISSING, .only = ROUTE_CHAT, .given = -1, .help = h \
+    }
+
 #define IDS_SCHEMA "{\"type\":\"array\",\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":@vocab}}"
 
 static int read_early_stopping(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
@@ -51,23 +62,31 @@ static int read_suffix(void *ret, const struct field *f, const cJSON *v, const s
 static int read_response_format(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
                                 struct err *e);
 static int read_later(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
+static int read_top_logprobs(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                             struct err *e);
+static int read_object(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
+static int read_no_tools(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                         struct err *e);
+static int read_tool_choice(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                            struct err *e);
 
 static const struct field completion_rows[] = {
     ROW_CUSTOM("model", read_model, "{\"type\":\"string\"}", "The served model; it may be left out."),
-    ROW_CUSTOM("prompt", read_later,
-               "{\"oneOf\":[{\"type\":\"string\",\"minLength\":1},"
-               "{\"type\":\"array\",\"minItems\":1,\"maxItems\":1024,\"items\":{\"type\":\"string\",\"minLength\":1}},"
-               "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":@vocab}},"
-               "{\"type\":\"array\",\"minItems\":1,\"maxItems\":1024,\"items\":{\"type\":\"array\",\"minItems\":1,"
-               "\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":@vocab}}}]}",
-               "A text, a list of texts, a list of token ids, or a list of lists of token ids."),
+    ROW_FOR(ROUTE_COMPLETIONS, "prompt", read_later,
+            "{\"oneOf\":[{\"type\":\"string\",\"minLength\":1},"
+            "{\"type\":\"array\",\"minItems\":1,\"maxItems\":1024,\"items\":{\"type\":\"string\",\"minLength\":1}},"
+            "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":@vocab}},"
+            "{\"type\":\"array\",\"minItems\":1,\"maxItems\":1024,\"items\":{\"type\":\"array\",\"minItems\":1,"
+            "\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":@vocab}}}]}",
+            "A text, a list of texts, a list of token ids, or a list of lists of token ids."),
     {.name = "max_tokens",
      .type = FIELD_INT,
      AT(params.max_tokens),
      GIVEN(has_max_tokens),
      .lo = 0,
      .hi = INT32_MAX,
-     .help = "Tokens to make at most, 16 by default; 0 only with echo."},
+     .help =
+         "Tokens to make at most; 16 by default (0 only with echo), for a chat what is left of the model's length."},
     ROW_INT("min_tokens", params.min_tokens, 0, INT32_MAX, "No end before so many tokens; at most max_tokens."),
     ROW_INT("n", params.n, 1, LIMIT_CHOICES, "Choices a prompt."),
     {.name = "best_of",
@@ -134,11 +153,17 @@ static const struct field completion_rows[] = {
     ROW_CUSTOM("allowed_token_ids", read_allowed_token_ids,
                "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":@vocab}}",
                "Only these tokens are made."),
-    ROW_BOOL("echo", params.echo, "The prompt before the text."),
-    ROW_CUSTOM("logprobs", read_logprobs, "{\"type\":\"integer\",\"minimum\":0,\"maximum\":@logprobs}",
-               "Log-probabilities of the so many likeliest tokens."),
+    {.name = "echo",
+     .type = FIELD_BOOL,
+     .only = ROUTE_COMPLETIONS,
+     AT(params.echo),
+     .given = -1,
+     .help = "The prompt before the text."},
+    ROW_FOR(ROUTE_COMPLETIONS, "logprobs", read_logprobs, "{\"type\":\"integer\",\"minimum\":0,\"maximum\":@logprobs}",
+            "Log-probabilities of the so many likeliest tokens."),
     {.name = "prompt_logprobs",
      .type = FIELD_CUSTOM,
+     .only = ROUTE_COMPLETIONS,
      .given = offsetof(struct completion, has_prompt_logprobs),
      .read = read_prompt_logprobs,
      .schema = "{\"type\":\"integer\",\"minimum\":0,\"maximum\":@logprobs}",
@@ -148,8 +173,8 @@ static const struct field completion_rows[] = {
                "{\"type\":\"object\",\"properties\":{\"include_usage\":{\"type\":\"boolean\"},\"continuous_usage_"
                "stats\":{\"type\":\"boolean\"}}}",
                "Only with stream."),
-    ROW_CUSTOM("suffix", read_suffix, "{\"type\":\"string\",\"maxLength\":0}",
-               "For models with fill-in-the-middle tokens; the served one has none."),
+    ROW_FOR(ROUTE_COMPLETIONS, "suffix", read_suffix, "{\"type\":\"string\",\"maxLength\":0}",
+            "For models with fill-in-the-middle tokens; the served one has none."),
     ROW_BOOL("skip_special_tokens", params.skip_special, "Leave special tokens out of the text."),
     ROW_BOOL("spaces_between_special_tokens", params.spaces_between_special,
              "Spaces between special tokens that are left in."),
@@ -165,6 +190,62 @@ static const struct field completion_rows[] = {
     ROW_CUSTOM("response_format", read_response_format,
                "{\"type\":\"object\",\"required\":[\"type\"],\"properties\":{\"type\":{\"const\":\"text\"}}}",
                "Only text."),
+    ROW_CHAT(
+        "messages", read_later,
+        "{\"type\":\"array\",\"minItems\":1,\"maxItems\":4096,\"items\":{\"type\":\"object\",\"required\":[\"role\","
+        "\"content\"],\"properties\":{\"role\":{\"enum\":[\"system\",\"developer\",\"user\",\"assistant\"]},"
+        "\"name\":{\"type\":\"string\"},\"content\":{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"array\",\"minItems\":"
+        "1,"
+        "\"items\":{\"type\":\"object\",\"required\":[\"type\",\"text\"],\"properties\":{\"type\":{\"const\":\"text\"},"
+        "\"text\":{\"type\":\"string\"}}}}]}}}}",
+        "The conversation, written out by the model's own chat template."),
+    {.name = "max_completion_tokens",
+     .type = FIELD_INT,
+     .only = ROUTE_CHAT,
+     AT(max_completion_tokens),
+     GIVEN(has_max_completion_tokens),
+     .lo = 1,
+     .hi = INT32_MAX,
+     .help = "The newer name of max_tokens; where both are given, this one holds."},
+    {.name = "logprobs",
+     .type = FIELD_BOOL,
+     .only = ROUTE_CHAT,
+     AT(chat_logprobs),
+     .given = -1,
+     .help = "The log-probabilities of the answer's tokens."},
+    {.name = "top_logprobs",
+     .type = FIELD_CUSTOM,
+     .only = ROUTE_CHAT,
+     .given = offsetof(struct completion, has_top_logprobs),
+     .read = read_top_logprobs,
+     .schema = "{\"type\":\"integer\",\"minimum\":0,\"maximum\":@logprobs}",
+     .help = "Those of the so many likeliest tokens too; with logprobs: true."},
+    {.name = "add_generation_prompt",
+     .type = FIELD_BOOL,
+     .only = ROUTE_CHAT,
+     AT(add_generation_prompt),
+     GIVEN(has_add_generation_prompt),
+     .help = "Begin the assistant's turn after the messages; true by default."},
+    {.name = "continue_final_message",
+     .type = FIELD_BOOL,
+     .only = ROUTE_CHAT,
+     AT(continue_final_message),
+     .given = -1,
+     .help = "Go on with the last message instead of beginning a turn."},
+    ROW_CHAT("chat_template_kwargs", read_object, "{\"type\":\"object\"}", "More variables of the template."),
+    ROW_CHAT("tools", read_no_tools, "{\"type\":\"array\",\"maxItems\":0}", "Tools are not there in this version."),
+    ROW_CHAT("tool_choice", read_tool_choice, "{\"enum\":[\"none\",\"auto\"]}", "The same."),
+    ROW_CHAT("functions", read_no_tools, "{\"type\":\"array\",\"maxItems\":0}", "The same."),
+    {.name = "parallel_tool_calls",
+     .type = FIELD_BOOL,
+     .only = ROUTE_CHAT,
+     AT(ignored_bool),
+     .given = -1,
+     .help = "Accepted, not used."},
+    ROW_CHAT_MISSING("chat_template", "templates of clients"),
+    ROW_CHAT_MISSING("documents", "documents in prompts"),
+    ROW_CHAT_MISSING("audio", "audio"),
+    ROW_CHAT_MISSING("prompt_logprobs", "log-probabilities of a chat's prompt (/v1/completions has)"),
     ROW_MISSING("guided_json", "constrained output"),
     ROW_MISSING("guided_regex", "constrained output"),
     ROW_MISSING("guided_choice", "constrained output"),
@@ -174,7 +255,13 @@ static const struct field completion_rows[] = {
     ROW_MISSING("prompt_embeds", "prompts as embeddings"),
 };
 
-const struct field_table completion_fields = {completion_rows, ARRAY_LEN(completion_rows)};
+const struct field_table completion_fields = {completion_rows, ARRAY_LEN(completion_rows), ROUTE_COMPLETIONS};
+const struct field_table chat_fields = {completion_rows, ARRAY_LEN(completion_rows), ROUTE_CHAT};
+
+bool field_in(const struct field_table *t, const struct field *f)
+{
+    return f->only == ROUTE_BOTH || f->only == t->route;
+}
 
 /* ---- scalars ---- */
 
@@ -384,12 +471,48 @@ static int read_response_format(void *ret, const struct field *f, const cJSON *v
     return 0;
 }
 
+/* ---- readers of chat's fields ---- */
+
+static int read_top_logprobs(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                             struct err *e)
+{
+    return field_integer(&((struct completion *)ret)->top_logprobs, f->name, v, 0, ctx->max_logprobs, e);
+}
+
+static int read_object(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
+{
+    (void)ret, (void)ctx;
+    return cJSON_IsObject(v) ? 0 : wrong_type(f, v, "an object", e);
+}
+
+static int read_no_tools(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
+{
+    (void)ret, (void)ctx;
+    if (!cJSON_IsArray(v)) {
+        return wrong_type(f, v, "a list", e);
+    }
+    return v->child ? err_set_param(e, ERR_UNSUPPORTED, f->name,
+                                    "%s is not supported: this server has no tool calls yet; leave it out", f->name)
+                    : 0;
+}
+
+static int read_tool_choice(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                            struct err *e)
+{
+    (void)ret, (void)ctx;
+    if (cJSON_IsString(v) && (strcmp(v->valuestring, "none") == 0 || strcmp(v->valuestring, "auto") == 0)) {
+        return 0;
+    }
+    return err_set_param(e, ERR_UNSUPPORTED, f->name,
+                         "%s is not supported: this server has no tool calls yet, only \"none\" or \"auto\"", f->name);
+}
+
 /* ---- the table at work ---- */
 
 static const struct field *field_find(const struct field_table *t, const char *name)
 {
     for (int i = 0; i < t->n; i++) {
-        if (strcmp(t->field[i].name, name) == 0) {
+        if (field_in(t, &t->field[i]) && strcmp(t->field[i].name, name) == 0) {
             return &t->field[i];
         }
     }

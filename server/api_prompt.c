@@ -59,6 +59,19 @@ static int read_one(struct completion *c, struct prompt *p, const cJSON *v, cons
     return rc ? rc : fit_prompt(c, p, ctx, e);
 }
 
+int prompt_from_text(struct completion *c, const char *text, const struct api_context *ctx, struct err *e)
+{
+    int32_t max = c->truncate ? INT32_MAX : ctx->info.max_model_len + 1;
+
+    c->prompt = calloc(1, sizeof(*c->prompt));
+    if (!c->prompt) {
+        return err_nomem(e, "prompts");
+    }
+    c->n_prompts = 1;
+    int rc = encode_text(c->prompt, "messages", text, c->add_special, max, ctx, e);
+    return rc ? rc : fit_prompt(c, c->prompt, ctx, e);
+}
+
 /* The elements of a list must be of one kind, lists of ids or texts. */
 static int check_kinds(const cJSON *v, struct err *e)
 {
@@ -161,7 +174,7 @@ static const struct field tokenize_rows[] = {
      .offset = offsetof(struct tokenize_body, out.return_strings),
      .help = "The tokens' texts too."},
 };
-const struct field_table tokenize_fields = {tokenize_rows, ARRAY_LEN(tokenize_rows)};
+const struct field_table tokenize_fields = {tokenize_rows, ARRAY_LEN(tokenize_rows), ROUTE_BOTH};
 
 static const struct field detokenize_rows[] = {
     {.name = "model",
@@ -177,7 +190,7 @@ static const struct field detokenize_rows[] = {
      .schema = "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":@vocab}}",
      .help = "Token ids."},
 };
-const struct field_table detokenize_fields = {detokenize_rows, ARRAY_LEN(detokenize_rows)};
+const struct field_table detokenize_fields = {detokenize_rows, ARRAY_LEN(detokenize_rows), ROUTE_BOTH};
 
 static int token_body_parse(struct tokenize *ret, const struct field_table *t, const char *required, const char *body,
                             size_t len, const struct api_context *ctx, struct err *e)

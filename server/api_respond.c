@@ -146,7 +146,7 @@ static void put_table(struct buf *b, const char *name, const struct field_table 
     put_string(b, required);
     PUT(b, "],\"properties\":{");
     for (int i = 0; i < t->n; i++) {
-        if (t->field[i].type == FIELD_MISSING) {
+        if (t->field[i].type == FIELD_MISSING || !field_in(t, &t->field[i])) {
             continue;
         }
         if (any) {
@@ -179,6 +179,18 @@ static void put_post(struct buf *b, const char *path, const char *summary, const
                path, summary, table, answer, POST_ANSWERS);
 }
 
+/* A route that makes text, as JSON or as events. */
+static void put_generating(struct buf *b, const char *path, const char *summary, const char *table)
+{
+    buf_printf(b,
+               "\"%s\":{\"post\":{\"summary\":\"%s\",\"requestBody\":{\"required\":true,\"content\":{\"application/"
+               "json\":{\"schema\":{\"$ref\":\"#/components/schemas/%s\"}}}},\"responses\":{\"200\":{\"description\":"
+               "\"OK\",\"content\":{\"application/json\":{\"schema\":{\"type\":\"object\"}},\"text/event-stream\":{}}},"
+               "%s,%s,%s}}}",
+               path, summary, table, POST_ANSWERS, ERROR_ANSWER("429", "the queue is full"),
+               ERROR_ANSWER("500", "the device failed"));
+}
+
 static void put_get(struct buf *b, const char *path, const char *summary, const char *content_type, const char *answers)
 {
     buf_printf(b,
@@ -194,13 +206,9 @@ void api_openapi(struct buf *b, const struct api_context *ctx)
 
     PUT(b, "{\"openapi\":\"3.1.0\",\"info\":{\"title\":\"Quire\",\"version\":\"" QUIRE_VERSION
            "\"},\"security\":[{\"key\":[]},{}],\"paths\":{");
-    buf_printf(b,
-               "\"/v1/completions\":{\"post\":{\"summary\":\"Complete "
-               "prompts\",\"requestBody\":{\"required\":true,\"content\":{\"application/json\":{"
-               "\"schema\":{\"$ref\":\"#/components/schemas/"
-               "completion\"}}}},\"responses\":{\"200\":{\"description\":\"OK\",\"content\":{%s,"
-               "\"text/event-stream\":{}}},%s,%s,%s}}}",
-               json, POST_ANSWERS, ERROR_ANSWER("429", "the queue is full"), ERROR_ANSWER("500", "the device failed"));
+    put_generating(b, "/v1/completions", "Complete prompts", "completion");
+    buf_putc(b, ',');
+    put_generating(b, "/v1/chat/completions", "Answer a conversation", "chat_completion");
     buf_putc(b, ',');
     put_post(b, "/tokenize", "Text to token ids", "tokenize", json);
     buf_putc(b, ',');
@@ -218,6 +226,8 @@ void api_openapi(struct buf *b, const struct api_context *ctx)
     put_get(b, "/version", "Version", "application/json", "," ERROR_ANSWER("401", "API key missing or wrong"));
     PUT(b, "},\"components\":{\"securitySchemes\":{\"key\":{\"type\":\"http\",\"scheme\":\"bearer\"}},\"schemas\":{");
     put_table(b, "completion", &completion_fields, "prompt", ctx);
+    buf_putc(b, ',');
+    put_table(b, "chat_completion", &chat_fields, "messages", ctx);
     buf_putc(b, ',');
     put_table(b, "tokenize", &tokenize_fields, "prompt", ctx);
     buf_putc(b, ',');

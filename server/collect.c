@@ -58,7 +58,10 @@ static void add_token(struct choice_parts *p, const struct sse_style *s, const s
         comma(&p->prompt_logprobs);
         put_prompt_logprob(&p->prompt_logprobs, s, t);
     }
-    if (o->prompt ? s->echo_logprobs : s->logprobs) {
+    if (s->chat && s->logprobs && !o->prompt) {
+        comma(&p->tokens);
+        put_chat_token(&p->tokens, s, t);
+    } else if (o->prompt ? s->echo_logprobs : s->logprobs) {
         comma(&p->tokens);
         put_token_string(&p->tokens, s, t->id);
         comma(&p->logprobs);
@@ -116,11 +119,19 @@ static void put_choice(struct buf *b, const struct choice_parts *p, const struct
 {
     PUT(b, "{\"index\":");
     put_i64(b, index);
-    PUT(b, ",\"text\":\"");
+    buf_puts(b, s->chat ? ",\"message\":{\"role\":\"assistant\",\"content\":\"" : ",\"text\":\"");
     if (p->text.len) {
         buf_append(b, p->text.data, p->text.len);
     }
-    if (s->logprobs || s->echo_logprobs) {
+    if (s->chat) {
+        PUT(b, "\",\"refusal\":null},\"logprobs\":");
+        if (s->logprobs) {
+            put_list(b, "{\"content\":[", &p->tokens);
+            PUT(b, ",\"refusal\":null},");
+        } else {
+            PUT(b, "null,");
+        }
+    } else if (s->logprobs || s->echo_logprobs) {
         put_list(b, "\",\"logprobs\":{\"tokens\":[", &p->tokens);
         put_list(b, ",\"token_logprobs\":[", &p->logprobs);
         put_list(b, ",\"top_logprobs\":[", &p->top);

@@ -13,29 +13,31 @@ static void reply_failure(struct reply *r, const struct err *e)
 
 /* ---- completions ---- */
 
-/* "cmpl-" and the name that the body, the header or chance gave. */
+/* "cmpl-" or "chatcmpl-" and the name that the body, the header or chance gave. */
 static void name_completion(struct exchange *x, const struct completion *c, char *id, size_t size)
 {
     if (c->request_id[0]) {
         snprintf(x->request_id, sizeof(x->request_id), "%s", c->request_id);
     }
-    snprintf(id, size, "cmpl-%s", x->request_id);
+    snprintf(id, size, "%s-%s", c->chat ? "chatcmpl" : "cmpl", x->request_id);
 }
 
-static void handle_completions(struct exchange *x, const char *arg, struct reply *r)
+/* Both generating routes: `parse` is what tells them apart. */
+static void generate(struct exchange *x, struct reply *r,
+                     int (*parse)(struct completion *ret, const char *body, size_t len, const struct api_context *ctx,
+                                  struct err *e))
 {
     struct server *s = x->server;
     struct completion c;
     struct stream *stream;
     struct err e = {0};
-    char id[sizeof(x->request_id) + 8];
+    char id[sizeof(x->request_id) + 12];
 
-    (void)arg;
     if (atomic_load(&s->draining)) {
         reply_error(r, 503, NULL, "the server is shutting down; send this to another");
         return;
     }
-    if (completion_parse(&c, x->body.data ? x->body.data : "", x->body.len, &s->api, &e)) {
+    if (parse(&c, x->body.data ? x->body.data : "", x->body.len, &s->api, &e)) {
         reply_failure(r, &e);
         return;
     }
@@ -60,10 +62,16 @@ static void handle_completions(struct exchange *x, const char *arg, struct reply
     x->stream = stream;
 }
 
+static void handle_completions(struct exchange *x, const char *arg, struct reply *r)
+{
+    (void)arg;
+    generate(x, r, completion_parse);
+}
+
 static void handle_chat(struct exchange *x, const char *arg, struct reply *r)
 {
-    (void)x, (void)arg;
-    reply_error(r, 400, NULL, "chat completions are not there yet in this version; use /v1/completions with a prompt");
+    (void)arg;
+    generate(x, r, chat_parse);
 }
 
 /* ---- tokens ---- */
@@ -188,7 +196,7 @@ static void handle_openapi(struct exchange *x, const char *arg, struct reply *r)
 
 const struct route routes[] = {
     {"POST", "/v1/completions", "/v1/completions", .needs_engine = true, .handle = handle_completions},
-    {"POST", "/v1/chat/completions", "/v1/chat/completions", .handle = handle_chat},
+    {"POST", "/v1/chat/completions", "/v1/chat/completions", .needs_engine = true, .handle = handle_chat},
     {"GET", "/v1/models", "/v1/models", .needs_engine = true, .handle = handle_models},
     {"GET", "/v1/models/", "/v1/models/{id}", .needs_engine = true, .handle = handle_model},
     {"POST", "/tokenize", "/tokenize", .needs_engine = true, .handle = handle_tokenize},

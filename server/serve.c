@@ -81,6 +81,11 @@ static const char *api_token_bytes(const void *arg, int32_t id, size_t *ret_len)
     return engine_token_bytes(((const struct daemon *)arg)->engine, id, ret_len);
 }
 
+static int api_render_chat(void *arg, const char *context, size_t len, struct buf *out, struct err *e)
+{
+    return engine_render_chat(((struct daemon *)arg)->engine, context, len, out, e);
+}
+
 static void make_ready(struct daemon *d)
 {
     struct api_context *api = &d->server.api;
@@ -91,6 +96,8 @@ static void make_ready(struct daemon *d)
     api->defaults = api_defaults;
     api->encode = api_encode;
     api->token_bytes = api_token_bytes;
+    api->render_chat = api_render_chat;
+    engine_chat(d->engine, &api->chat);
     api->arg = d;
     server_ready(&d->server, d->engine);
 }

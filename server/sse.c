@@ -163,6 +163,40 @@ int put_prompt_logprob(struct buf *b, const struct sse_style *s, const struct to
     return buf_putc(b, '}');
 }
 
+/* "token", "logprob" and "bytes" of one token, its brace open. */
+static void put_chat_entry(struct buf *b, const struct sse_style *s, int32_t id, float logprob)
+{
+    size_t len = 0;
+    const char *text = s->token_bytes(s->arg, id, &len);
+
+    PUT(b, "{\"token\":");
+    put_token_string(b, s, id);
+    PUT(b, ",\"logprob\":");
+    put_logprob(b, logprob);
+    PUT(b, ",\"bytes\":[");
+    for (size_t i = 0; i < len; i++) {
+        if (i) {
+            buf_putc(b, ',');
+        }
+        put_i64(b, (unsigned char)text[i]);
+    }
+    buf_putc(b, ']');
+}
+
+int put_chat_token(struct buf *b, const struct sse_style *s, const struct token_out *t)
+{
+    put_chat_entry(b, s, t->id, t->logprob);
+    PUT(b, ",\"top_logprobs\":[");
+    for (int32_t i = 0; i < t->n_top; i++) {
+        if (i) {
+            buf_putc(b, ',');
+        }
+        put_chat_entry(b, s, t->top_id[i], t->top_logprob[i]);
+        buf_putc(b, '}');
+    }
+    return PUT(b, "]}");
+}
+
 int put_ids(struct buf *b, const int32_t *id, int32_t n)
 {
     buf_putc(b, '[');
@@ -213,7 +247,11 @@ int sse_style_init(struct sse_style *s, const char *id, int64_t created, const c
     buf_init(&b, 64 * 1024);
     PUT(&b, "data: {\"id\":\"");
     buf_json_escape(&b, id, strlen(id));
-    buf_printf(&b, "\",\"object\":\"text_completion\",\"created\":%lld,\"model\":\"", (long long)created);
+    buf_printf(&b, "\",\"object\":\"%s\",\"created\":%lld,\"model\":\"",
+               !s->chat   ? "text_completion"
+               : s->whole ? "chat.completion"
+                          : "chat.completion.chunk",
+               (long long)created);
     buf_json_escape(&b, model, strlen(model));
     PUT(&b, "\",\"system_fingerprint\":\"");
     buf_json_escape(&b, fingerprint, strlen(fingerprint));
@@ -254,23 +292,38 @@ static bool plain_text(const char *s, size_t len)
     return true;
 }
 
+/* What stands before and after a choice's text. */
+struct around {
+    const char *before, *after;
+    size_t before_len, after_len;
+};
+
+static struct around text_around(bool chat)
+{
+    static const char text[] = ",\"text\":\"", delta[] = ",\"delta\":{\"content\":\"";
+
+    return chat ? (struct around){delta, "\"}", sizeof(delta) - 1, 2}
+                : (struct around){text, "\"", sizeof(text) - 1, 1};
+}
+
 /* `head`, index, `,"text":"`, the text and its closing quote. */
 static void put_opening(struct buf *b, const struct sse_style *s, int32_t index, const struct output *o)
 {
     char digits[24];
+    struct around a = text_around(s->chat);
 
     buf_append(b, s->head, s->head_len);
     buf_append(b, digits, format_i64(digits, index));
-    PUT(b, ",\"text\":\"");
+    buf_append(b, a.before, a.before_len);
     if (plain_text(o->text, o->text_len)) {
         buf_append(b, o->text, o->text_len);
     } else {
         buf_json_escape(b, o->text, o->text_len);
     }
-    buf_putc(b, '"');
+    buf_append(b, a.after, a.after_len);
 }
 
-enum logprob_part { PART_TOKENS, PART_LOGPROBS, PART_TOP, PART_OFFSETS };
+enum logprob_part { PART_TOKENS, PART_LOGPROBS, PART_TOP, PART_OFFSETS, PART_CHAT };
 
 static void put_part(struct buf *b, const struct sse_style *s, const struct output *o, enum logprob_part part)
 {
@@ -291,6 +344,9 @@ static void put_part(struct buf *b, const struct sse_style *s, const struct outp
             break;
         case PART_OFFSETS:
             put_i64(b, t->text_offset);
+            break;
+        case PART_CHAT:
+            put_chat_token(b, s, t);
         }
     }
 }
@@ -301,6 +357,12 @@ static void put_logprobs(struct buf *b, const struct sse_style *s, const struct 
 
     if (!wanted || o->n_tokens == 0) {
         PUT(b, ",\"logprobs\":null,");
+        return;
+    }
+    if (s->chat) {
+        PUT(b, ",\"logprobs\":{\"content\":[");
+        put_part(b, s, o, PART_CHAT);
+        PUT(b, "],\"refusal\":null},");
         return;
     }
     PUT(b, ",\"logprobs\":{\"tokens\":[");
@@ -341,9 +403,11 @@ static void put_token_ids(struct buf *b, const struct output *o)
 /* The plain event of a running choice: everything is copied at once, behind one check for room. */
 static int put_short(struct buf *b, const struct sse_style *s, int32_t index, const struct output *o)
 {
-    static const char middle[] = ",\"text\":\"", tail[] = "\",\"logprobs\":null,\"finish_reason\":null}]}\n\n";
+    static const char tail[] = ",\"logprobs\":null,\"finish_reason\":null}]}\n\n";
     char digits[24];
-    size_t n = format_i64(digits, index), need = s->head_len + n + o->text_len + sizeof(middle) + sizeof(tail);
+    struct around a = text_around(s->chat);
+    size_t n = format_i64(digits, index);
+    size_t need = s->head_len + n + o->text_len + a.before_len + a.after_len + sizeof(tail);
 
     int rc = buf_reserve(b, need);
     if (rc) {
@@ -353,8 +417,9 @@ static int put_short(struct buf *b, const struct sse_style *s, int32_t index, co
     char *at = b->data + b->len;
     at = mempcpy(at, s->head, s->head_len);
     at = mempcpy(at, digits, n);
-    at = mempcpy(at, middle, sizeof(middle) - 1);
+    at = mempcpy(at, a.before, a.before_len);
     at = mempcpy(at, o->text, o->text_len);
+    at = mempcpy(at, a.after, a.after_len);
     at = mempcpy(at, tail, sizeof(tail)); /* its NUL too: a buf's data ends with one */
     b->len = (size_t)(at - b->data) - 1;
     return 0;
@@ -388,6 +453,14 @@ int sse_piece(struct buf *b, const struct sse_style *s, int32_t index, const str
     }
     PUT(b, "}\n\n");
     return b->failed ? ERR_FULL : 0;
+}
+
+int sse_role(struct buf *b, const struct sse_style *s, int32_t index)
+{
+    buf_append(b, s->head, s->head_len);
+    put_i64(b, index);
+    return PUT(b,
+               ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}]}\n\n");
 }
 
 int sse_usage(struct buf *b, const struct sse_style *s, const struct usage *total)

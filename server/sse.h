@@ -14,6 +14,8 @@ struct sse_style {
     size_t head_len;
     char *bare; /* `data: {"id":…,"choices":[` owned: for the usage event */
     size_t bare_len;
+    bool chat;            /* events and answers of chat completions */
+    bool whole;           /* one body, not events: told by `object` */
     bool logprobs;        /* the tokens' log-probabilities were asked for */
     bool echo_logprobs;   /* the prompt's too */
     bool prompt_logprobs; /* the field of that name was given */
@@ -24,7 +26,7 @@ struct sse_style {
     const void *arg;
 };
 
-/* Prepare head and bare. `model` and `fingerprint` are escaped here. */
+/* Prepare head and bare; `chat` and `whole` are set. `model` and `fingerprint` are escaped here. */
 int sse_style_init(struct sse_style *s, const char *id, int64_t created, const char *model, const char *fingerprint,
                    struct err *e);
 void sse_style_release(struct sse_style *s);
@@ -33,6 +35,8 @@ void sse_style_release(struct sse_style *s);
  * were asked for. `total` is the usage of the whole HTTP request so far. All return what the buf says. */
 int sse_piece(struct buf *b, const struct sse_style *s, int32_t index, const struct output *o, const int32_t *prompt,
               int32_t n_prompt, const struct usage *total);
+/* The first event of a chat's choice: its role. */
+int sse_role(struct buf *b, const struct sse_style *s, int32_t index);
 int sse_usage(struct buf *b, const struct sse_style *s, const struct usage *total);
 int sse_error(struct buf *b, int status, const char *message);
 int sse_done(struct buf *b);
@@ -49,6 +53,8 @@ int put_token_string(struct buf *b, const struct sse_style *s, int32_t id);
 int put_top(struct buf *b, const struct sse_style *s, const struct token_out *t);
 /* One entry of prompt_logprobs: {"id": {"logprob", "rank", "decoded_token"}, …}, or null. */
 int put_prompt_logprob(struct buf *b, const struct sse_style *s, const struct token_out *t);
+/* One entry of a chat's logprobs.content. */
+int put_chat_token(struct buf *b, const struct sse_style *s, const struct token_out *t);
 int put_ids(struct buf *b, const int32_t *id, int32_t n);
 /* "usage":{…} */
 int put_usage(struct buf *b, const struct usage *u);

@@ -60,10 +60,12 @@ static int stream_fill(struct stream *s, struct completion *c, const char *id, c
 
     s->request = calloc((size_t)c->n_prompts, sizeof(*s->request));
     s->usage = calloc((size_t)c->n_prompts, sizeof(*s->usage));
-    s->begun = c->return_token_ids ? calloc((size_t)n_choices, 1) : NULL;
-    if (!s->request || !s->usage || (c->return_token_ids && !s->begun)) {
+    s->begun = c->return_token_ids || c->chat ? calloc((size_t)n_choices, 1) : NULL;
+    if (!s->request || !s->usage || ((c->return_token_ids || c->chat) && !s->begun)) {
         return err_nomem(e, "an answer");
     }
+    st->chat = c->chat;
+    st->whole = s->mode == STREAM_COLLECT;
     st->logprobs = c->params.n_logprobs >= 0;
     st->echo_logprobs = c->echo_logprobs;
     st->prompt_logprobs = c->has_prompt_logprobs;
@@ -225,6 +227,10 @@ static int add_event(struct stream *s, int32_t index, const struct output *o)
     if (first) {
         s->begun[index] = 1;
     }
+    if (first && s->style.chat) {
+        sse_role(&s->pending, &s->style, index);
+    }
+    first = first && s->style.token_ids;
     return sse_piece(&s->pending, &s->style, index, o, first ? r->prompt : NULL, first ? r->n_prompt : 0, &s->total);
 }
 

@@ -72,7 +72,7 @@ struct stream {
     struct collector collector;
     struct usage *usage; /* [n_requests] */
     struct usage total;
-    uint8_t *begun; /* [n_requests * n] whether the choice's first event went out; only with token ids */
+    uint8_t *begun; /* [n_requests * n] whether the choice's first event went out; only with token ids and for chats */
     int32_t n_left; /* requests whose `last` has not come */
     bool attached;  /* the writer holds a reference */
     bool parked, detached;
