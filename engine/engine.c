@@ -55,13 +55,16 @@ static int open_tokenizer(struct engine *e, const struct settings *s, const stru
     return tokenizer_open(&e->tokenizer, e->model_path, err);
 }
 
+/* A format that was asked for must be what is there. */
 static int check_format(const struct settings *s, const char *path, struct err *err)
 {
     if (s->load_format == LOAD_GGUF && !gguf_is_file(path))
-        return err_set_param(err, ERR_INVALID, "load_format",
-                             "gguf: the model is neither a GGUF file nor a directory that has one and no config.json");
+        return err_set_param(
+            err, ERR_INVALID, "load_format",
+            "load_format gguf: the model is neither a GGUF file nor a directory that has one and no config.json");
     if (s->load_format == LOAD_SAFETENSORS && gguf_is_file(path))
-        return err_set_param(err, ERR_INVALID, "load_format", "safetensors: the model is a file, not a directory");
+        return err_set_param(err, ERR_INVALID, "load_format",
+                             "load_format safetensors: the model is a file, not a directory");
     return 0;
 }
 
