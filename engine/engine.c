@@ -74,7 +74,7 @@ static int open_chat(struct engine *e, struct err *err)
     int rc = chat_template_open(&e->chat, e->model_path, e->tokenizer, err);
     const char *missing = rc == 0 ? chat_template_missing(e->chat) : NULL;
     if (missing)
-        log_event(LOG_WARN, "no chat", LOG_STR("reason", missing));
+        log_event(chat_template_broken(e->chat) ? LOG_WARN : LOG_INFO, "no chat", LOG_STR("reason", missing));
     return rc;
 }
 

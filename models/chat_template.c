@@ -11,7 +11,7 @@
 
 struct chat_template {
     struct jtemplate jinja;
-    bool usable, developer;
+    bool usable, broken, developer;
     char *specials;    /* members of a JSON object, owned */
     char missing[400]; /* where not usable */
 };
@@ -212,6 +212,7 @@ int chat_template_new(struct chat_template **ret, const char *text, size_t len, 
         return err_nomem(e, "a chat template");
     }
     t->usable = rc == 0;
+    t->broken = rc != 0 && text;
     t->developer = text && memmem(text, len, "developer", 9);
     if (!text)
         snprintf(t->missing, sizeof(t->missing), "the model has no chat template");
@@ -250,6 +251,11 @@ void chat_template_free(struct chat_template *t)
 const char *chat_template_missing(const struct chat_template *t)
 {
     return !t ? "the model has no chat template" : t->usable ? NULL : t->missing;
+}
+
+bool chat_template_broken(const struct chat_template *t)
+{
+    return t && t->broken;
 }
 
 bool chat_template_wants_parts(const struct chat_template *t)

@@ -22,6 +22,8 @@ void chat_template_free(struct chat_template *t);
 
 /* Why there is no chat, as a sentence for clients; NULL where there is. `t` may be NULL. */
 const char *chat_template_missing(const struct chat_template *t);
+/* There is one, and it cannot be used. */
+bool chat_template_broken(const struct chat_template *t);
 /* It goes over a message's content as a list of parts, and never asks whether it is a text. */
 bool chat_template_wants_parts(const struct chat_template *t);
 /* It knows the role "developer". */
