@@ -114,9 +114,7 @@ struct cuda_backend {
     struct matmul_plan *plan; /* [MATMUL_PLANS] */
     void *side; /* see side_buffer */
     int64_t side_bytes;
-    void *skinny_partial;
-    int32_t *skinny_arrived; /* NULL: no such kernels here */
-    int32_t skinny_max_rows;
+    int32_t skinny_max_rows; /* of launch_skinny; 0: not on this device */
 };
 
 static inline struct cuda_backend *cuda_of(struct backend *b) { return (struct cuda_backend *)b; }

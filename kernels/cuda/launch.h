@@ -167,22 +167,20 @@ int64_t sample_partial_bytes(int32_t max_rows);
 /* False: the vocabulary is too wide for lists of allowed tokens. */
 bool launch_sample(const struct sample_args *a, const struct step_arrays *s, cudaStream_t stream);
 
-/* Matrix products of at most 128 rows (gemm_skinny.cu), compute capability 9.0: out = act(x w^T + bias) */
-enum { SKINNY_MAX_TILES = 32768 }; /* of 128 columns of out */
+/* Matrix products of few rows (gemm_skinny.cu), compute capability 9.0: out = act(x w^T + bias) */
+enum { SKINNY_MAX_ROWS = 64 };
 struct skinny_args {
-    void *out; /* [m, n] at out_stride; out_type: type or float32 */
-    const void *x; /* [m, k] at x_stride */
-    const void *w; /* [n, k] contiguous */
+    void *out;        /* [m, n] at out_stride; out_type: type or float32 */
+    const void *x;    /* [m, k] at x_stride */
+    const void *w;    /* [n, k] contiguous */
     const void *bias; /* [n]; NULL: none */
     int64_t out_stride, x_stride;
     int32_t m, n, k;
     int32_t type, out_type, bias_type, act;
-    float *workspace; /* skinny_workspace_bytes */
-    int32_t *arrived; /* [SKINNY_MAX_TILES], zero between launches */
+    int32_t tile_rows, splits, blocks; /* struct skinny_shape of heuristics.h */
 };
-int64_t skinny_workspace_bytes(int32_t n_sms);
 /* False: the shape is not taken, nothing was enqueued. */
-bool launch_skinny(const struct skinny_args *a, int32_t n_sms, cudaStream_t stream);
+bool launch_skinny(const struct skinny_args *a, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/heuristics.h"
 
 /* What decides a set-up. Zeroed before filling: it is compared as bytes. */
 struct plan_key {
@@ -44,23 +45,6 @@ static void fail(struct cuda_backend *c, cublasStatus_t s, const struct plan_key
     }
 }
 
-/* The weight-streaming kernels need Hopper; QUIRE_CUDA_SKINNY_ROWS bounds their rows (0: never), for measurements. */
-static int skinny_init(struct cuda_backend *c, struct err *e)
-{
-    const char *rows = getenv("QUIRE_CUDA_SKINNY_ROWS");
-    c->skinny_max_rows = rows != NULL ? atoi(rows) : 0;
-    if (c->capability != 90 || c->skinny_max_rows < 1) {
-        return 0;
-    }
-    c->skinny_partial = cuda_alloc(c, (size_t)skinny_workspace_bytes(c->n_sms), "matrix products", e);
-    c->skinny_arrived = cuda_alloc(c, SKINNY_MAX_TILES * sizeof(int32_t), "matrix products", e);
-    if (c->skinny_partial == NULL || c->skinny_arrived == NULL) {
-        return ERR_NOMEM;
-    }
-    cudaError_t rc = cudaMemsetAsync(c->skinny_arrived, 0, SKINNY_MAX_TILES * sizeof(int32_t), c->stream);
-    return rc == cudaSuccess ? 0 : cuda_error(e, rc, "matrix products");
-}
-
 int cuda_linear_init(struct cuda_backend *c, struct err *e)
 {
     c->plan = calloc(MATMUL_PLANS, sizeof(*c->plan));
@@ -72,7 +56,10 @@ int cuda_linear_init(struct cuda_backend *c, struct err *e)
         return err_set(e, ERR_DEVICE, "cuda: cuBLASLt: %s (%d)", lt_text(s), (int)s);
     }
     c->workspace = cuda_alloc(c, WORKSPACE_BYTES, "matrix products", e);
-    return c->workspace == NULL ? ERR_NOMEM : skinny_init(c, e);
+    /* QUIRE_CUDA_SKINNY_ROWS bounds the rows of the weight-streaming kernel (0: never), for measurements. */
+    const char *rows = getenv("QUIRE_CUDA_SKINNY_ROWS");
+    c->skinny_max_rows = c->capability != 90 ? 0 : rows != NULL ? atoi(rows) : SKINNY_MAX_ROWS;
+    return c->workspace == NULL ? ERR_NOMEM : 0;
 }
 
 static void plan_clear(struct matmul_plan *p)
@@ -258,10 +245,10 @@ static struct mat side_buffer(struct cuda_backend *c, struct mat out, int32_t ro
 /* Few rows: the weight-streaming kernel, where it takes the shape. */
 static bool try_skinny(struct cuda_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep, int32_t rows)
 {
-    if (c->skinny_arrived == NULL || rows > c->skinny_max_rows || (ep != NULL && ep->residual.data != NULL) || w.stride != w.cols ||
-        x.dtype != w.dtype) {
+    if (rows > c->skinny_max_rows || (ep != NULL && ep->residual.data != NULL) || w.stride != w.cols || x.dtype != w.dtype) {
         return false;
     }
+    struct skinny_shape shape = skinny_shape(rows, w.rows, w.cols, c->n_sms);
     struct skinny_args a = {.out = out.data,
                             .x = x.data,
                             .w = w.data,
@@ -275,9 +262,10 @@ static bool try_skinny(struct cuda_backend *c, struct mat out, struct mat x, str
                             .out_type = (int32_t)out.dtype,
                             .bias_type = ep != NULL ? (int32_t)ep->bias.dtype : 0,
                             .act = ep != NULL ? (int32_t)ep->act : 0,
-                            .workspace = c->skinny_partial,
-                            .arrived = c->skinny_arrived};
-    return launch_skinny(&a, c->n_sms, c->stream);
+                            .tile_rows = shape.tile_rows,
+                            .splits = shape.splits,
+                            .blocks = shape.blocks};
+    return shape.splits > 0 && launch_skinny(&a, c->stream);
 }
 
 void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w, const struct epilogue *ep)
