@@ -18,7 +18,7 @@ enum {
     PANEL_K = 64, /* columns of one copy: 128 bytes, the swizzle's width */
     CONSUMERS = 256,
     SKINNY_THREADS = CONSUMERS + 32,
-    SKINNY_RING = 104 * 1024,
+    SKINNY_RING = 103 * 1024,
     SKINNY_STAGES = 16, /* at most */
 };
 
@@ -187,27 +187,33 @@ skinny_kernel(const __grid_constant__ CUtensorMap map_w, const __grid_constant__
 #pragma unroll
                 for (int j = 0; j < MT / 2; j++)
                     acc[i][j] = 0.0f;
-            for (int s = 0; s < stages_a_tile; s++, unit++) {
-                int stage = unit % r.stages, count = min(r.panels, n_panels - s * r.panels);
-                uint32_t from = ring + stage * r.stage_bytes;
-                barrier_wait(full + stage * 8, unit / r.stages & 1);
+            int in_stage = 0;
+            uint32_t from = 0;
+            for (int p = 0; p < n_panels; p++) {
+                if (in_stage == 0) {
+                    int stage = unit % r.stages;
+                    from = ring + stage * r.stage_bytes;
+                    barrier_wait(full + stage * 8, unit / r.stages & 1);
+                }
+                uint64_t dx = wgmma_descriptor(from + r.panels * r.panel_bytes + in_stage * MT * PANEL_K * 2);
                 wgmma_fence();
-                for (int p = 0; p < count; p++) {
-                    uint64_t dx = wgmma_descriptor(from + r.panels * r.panel_bytes + p * MT * PANEL_K * 2);
 #pragma unroll
-                    for (int i = 0; i < GROUPS; i++) {
-                        /* rows past the tile read what lies behind it; they are not stored */
-                        uint64_t dw = wgmma_descriptor(from + p * r.panel_bytes + (group + 2 * i) * 64 * 128);
+                for (int i = 0; i < GROUPS; i++) {
+                    /* rows past the tile read what lies behind it; they are not stored */
+                    if ((group + 2 * i) * 64 >= a.tile_rows)
+                        break;
+                    uint64_t dw = wgmma_descriptor(from + in_stage * r.panel_bytes + (group + 2 * i) * 64 * 128);
 #pragma unroll
-                        for (int k = 0; k < PANEL_K / 16; k++)
-                            wgmma_ss<T, MT>::run(acc[i], dw + 2 * k, dx + 2 * k, 1);
-                    }
+                    for (int k = 0; k < PANEL_K / 16; k++)
+                        wgmma_ss<T, MT>::run(acc[i], dw + 2 * k, dx + 2 * k, 1);
                 }
                 wgmma_commit();
-                if (s > 0) {
-                    wgmma_wait<1>();
-                    if ((threadIdx.x & 127) == 0)
-                        barrier_arrive(empty + (unit - 1) % r.stages * 8);
+                wgmma_wait<1>();
+                if (in_stage == 0 && p > 0 && (threadIdx.x & 127) == 0)
+                    barrier_arrive(empty + (unit - 1) % r.stages * 8);
+                if (++in_stage == r.panels || p + 1 == n_panels) {
+                    in_stage = 0;
+                    unit++;
                 }
             }
             wgmma_wait<0>();
@@ -285,7 +291,7 @@ template <typename T, int MT, int GROUPS> static bool skinny_start(const skinny_
 {
     static bool ready;
     auto kernel = skinny_kernel<T, MT, GROUPS>;
-    int bytes = SKINNY_RING + 1024;
+    int bytes = SKINNY_RING + 1024 + 64 * PANEL_K * 2; /* the last tile of 64 rows may reach behind the ring */
     if (!ready) {
         if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess)
             return false;

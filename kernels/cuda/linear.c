@@ -58,7 +58,7 @@ int cuda_linear_init(struct cuda_backend *c, struct err *e)
     c->workspace = cuda_alloc(c, WORKSPACE_BYTES, "matrix products", e);
     /* QUIRE_CUDA_SKINNY_ROWS bounds the rows of the weight-streaming kernel (0: never), for measurements. */
     const char *rows = getenv("QUIRE_CUDA_SKINNY_ROWS");
-    c->skinny_max_rows = c->capability != 90 ? 0 : rows != NULL ? atoi(rows) : SKINNY_MAX_ROWS;
+    c->skinny_max_rows = c->capability != 90 ? 0 : rows != NULL ? atoi(rows) : 0;
     return c->workspace == NULL ? ERR_NOMEM : 0;
 }
 
