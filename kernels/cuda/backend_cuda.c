@@ -80,8 +80,7 @@ static int cuda_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtyp
     return 0;
 }
 
-/* Rows from m's first one to the end of its allocation. */
-static int32_t rows_behind(const struct cuda_backend *c, struct mat m)
+int32_t cuda_rows_behind(const struct cuda_backend *c, struct mat m)
 {
     for (int32_t i = 0; i < c->n_scratch; i++) {
         const struct cuda_scratch *s = &c->scratch[i];
@@ -99,7 +98,7 @@ int32_t cuda_rows(struct cuda_backend *c, struct mat m)
         return m.rows == c->batch.n_tokens ? c->padded : m.rows;
     }
     if (c->in_step && c->recording != NULL) { /* the eager step before a capture: learn how far rows can be padded */
-        c->max_graph_rows = MIN(c->max_graph_rows, m.rows < c->batch.n_tokens ? m.rows : rows_behind(c, m));
+        c->max_graph_rows = MIN(c->max_graph_rows, m.rows < c->batch.n_tokens ? m.rows : cuda_rows_behind(c, m));
     }
     return m.rows;
 }

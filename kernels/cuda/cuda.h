@@ -114,7 +114,6 @@ struct cuda_backend {
     struct matmul_plan *plan; /* [MATMUL_PLANS] */
     void *side; /* see side_buffer */
     int64_t side_bytes;
-    int32_t skinny_max_rows; /* of launch_skinny; 0: not on this device */
 };
 
 static inline struct cuda_backend *cuda_of(struct backend *b) { return (struct cuda_backend *)b; }
@@ -127,6 +126,8 @@ int cuda_error(struct err *e, cudaError_t rc, const char *what);
 void *cuda_alloc(struct cuda_backend *c, size_t n_bytes, const char *what, struct err *e);
 /* Rows that a kernel must run over for m: the padded number while a graph is captured. */
 int32_t cuda_rows(struct cuda_backend *c, struct mat m);
+/* Rows from m's first one to the end of its allocation. */
+int32_t cuda_rows_behind(const struct cuda_backend *c, struct mat m);
 /* Enqueue the prologue if this step has not been started on the device yet; every operation calls it. */
 void cuda_start(struct cuda_backend *c);
 static inline bool cuda_usable(struct cuda_backend *c) { return c->failed.code == 0; }

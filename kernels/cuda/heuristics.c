@@ -105,28 +105,3 @@ int32_t prefill_tiles(const struct batch *b, int32_t rows, int32_t *ret)
     free(tile);
     return n;
 }
-
-/* Bytes (in elements of k) that the busiest block reads: its tiles of w, and x once a tile. */
-struct skinny_shape skinny_shape(int32_t m, int32_t n, int32_t k, int32_t n_sms)
-{
-    int32_t padded = m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64;
-    struct skinny_shape best = {0};
-    double least = 0;
-    for (int32_t splits = 1; splits <= (m > 16 ? 4 : 1); splits *= 2) {
-        int32_t slots = n_sms / 4 * 4 / splits; /* clusters that are sure to fit at once */
-        slots = splits == 1 ? n_sms : slots - (slots % 4);
-        for (int32_t rounds = 1; rounds <= (splits == 1 ? 64 : 1); rounds++) {
-            int32_t rows = round_up_to((int32_t)div_ceil(n, (int64_t)slots * rounds), 8 * splits);
-            if (rows > 256) {
-                continue;
-            }
-            int32_t tiles = (int32_t)div_ceil(n, rows);
-            double cost = (double)div_ceil(tiles, slots) * (rows + padded) * k / splits + (splits > 1 ? 20000.0 : 0);
-            if (best.splits == 0 || cost < least) {
-                least = cost;
-                best = (struct skinny_shape){.tile_rows = rows, .splits = splits, .blocks = MIN(tiles, slots) * splits};
-            }
-        }
-    }
-    return best;
-}

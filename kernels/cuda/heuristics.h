@@ -24,11 +24,4 @@ int32_t attn_chunk_starts(const struct batch *b, int32_t window, int32_t chunk, 
  * Returns their number; `ret` NULL only counts. */
 int32_t prefill_tiles(const struct batch *b, int32_t rows, int32_t *ret);
 
-/* How a product of few rows is cut: tiles of tile_rows of w's rows (a multiple of 8 * splits, at most 256), each taken by
- * `splits` blocks that share k; blocks in all. With splits > 1 every cluster has one tile. */
-struct skinny_shape {
-    int32_t tile_rows, splits, blocks;
-};
-struct skinny_shape skinny_shape(int32_t m, int32_t n, int32_t k, int32_t n_sms);
-
 #endif

@@ -167,21 +167,6 @@ int64_t sample_partial_bytes(int32_t max_rows);
 /* False: the vocabulary is too wide for lists of allowed tokens. */
 bool launch_sample(const struct sample_args *a, const struct step_arrays *s, cudaStream_t stream);
 
-/* Matrix products of few rows (gemm_skinny.cu), compute capability 9.0: out = act(x w^T + bias) */
-enum { SKINNY_MAX_ROWS = 64 };
-struct skinny_args {
-    void *out;        /* [m, n] at out_stride; out_type: type or float32 */
-    const void *x;    /* [m, k] at x_stride */
-    const void *w;    /* [n, k] contiguous */
-    const void *bias; /* [n]; NULL: none */
-    int64_t out_stride, x_stride;
-    int32_t m, n, k;
-    int32_t type, out_type, bias_type, act;
-    int32_t tile_rows, splits, blocks; /* struct skinny_shape of heuristics.h */
-};
-/* False: the shape is not taken, nothing was enqueued. */
-bool launch_skinny(const struct skinny_args *a, cudaStream_t stream);
-
 #ifdef __cplusplus
 }
 #endif

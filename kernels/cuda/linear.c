@@ -1,9 +1,14 @@
-/* Matrix products: cuBLASLt with remembered set-ups; what its epilogue cannot do follows as a kernel. */
+/* Matrix products: cuBLASLt with remembered set-ups; what its epilogue cannot do follows as a kernel.
+ *
+ * cuBLASLt's first proposal is taken, but for decode steps that are about to be captured as a graph: those run thousands
+ * of times, so in the eager step before the capture its proposals are timed, weights out of the cache, and the best stays.
+ */
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/heuristics.h"
+
+enum { MAX_PROPOSALS = 12, TUNE_REPEATS = 3, TUNE_MAX_ROWS = 256 };
 
 /* What decides a set-up. Zeroed before filling: it is compared as bytes. */
 struct plan_key {
@@ -21,7 +26,7 @@ struct matmul_plan {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t w, x, residual, out;
     cublasLtMatmulAlgo_t algo;
-    size_t workspace_bytes;
+    bool tuned;
 };
 
 static const char *lt_text(cublasStatus_t s)
@@ -56,9 +61,6 @@ int cuda_linear_init(struct cuda_backend *c, struct err *e)
         return err_set(e, ERR_DEVICE, "cuda: cuBLASLt: %s (%d)", lt_text(s), (int)s);
     }
     c->workspace = cuda_alloc(c, WORKSPACE_BYTES, "matrix products", e);
-    /* QUIRE_CUDA_SKINNY_ROWS bounds the rows of the weight-streaming kernel (0: never), for measurements. */
-    const char *rows = getenv("QUIRE_CUDA_SKINNY_ROWS");
-    c->skinny_max_rows = c->capability != 90 ? 0 : rows != NULL ? atoi(rows) : 0;
     return c->workspace == NULL ? ERR_NOMEM : 0;
 }
 
@@ -108,8 +110,67 @@ static uint64_t hash_key(const struct plan_key *k)
     return h ^ (h >> 29);
 }
 
+/* What one product reads and writes. */
+struct operands {
+    const void *w, *x, *residual;
+    void *out;
+    float beta;
+};
+
+static cublasStatus_t plan_run(struct cuda_backend *c, const struct matmul_plan *p, const cublasLtMatmulAlgo_t *algo,
+                               const struct operands *o)
+{
+    float one = 1.0f;
+    return cublasLtMatmul(c->lt, p->desc, &one, o->w, p->w, o->x, p->x, &o->beta, o->residual, p->residual, o->out, p->out, algo,
+                          c->workspace, WORKSPACE_BYTES, c->stream);
+}
+
+/* Microseconds of one run with the weights not in the cache (the workspace, larger than it, is overwritten first); the least
+ * of a few, or a huge value when it does not run. */
+static float time_proposal(struct cuda_backend *c, const struct matmul_plan *p, const cublasLtMatmulAlgo_t *algo,
+                           const struct operands *o, const cudaEvent_t event[2])
+{
+    float least = 1e30f;
+    for (int i = 0; i < TUNE_REPEATS; i++) {
+        float ms = 0;
+        bool ok = cudaMemsetAsync(c->workspace, 0, WORKSPACE_BYTES, c->stream) == cudaSuccess &&
+                  cudaEventRecord(event[0], c->stream) == cudaSuccess && plan_run(c, p, algo, o) == CUBLAS_STATUS_SUCCESS &&
+                  cudaEventRecord(event[1], c->stream) == cudaSuccess && cudaEventSynchronize(event[1]) == cudaSuccess &&
+                  cudaEventElapsedTime(&ms, event[0], event[1]) == cudaSuccess;
+        if (!ok) {
+            cudaGetLastError();
+            return 1e30f;
+        }
+        least = MIN(least, ms * 1000.0f);
+    }
+    return least;
+}
+
+/* Keep the fastest of the proposals. `o->out` is overwritten, as often as it takes. */
+static void plan_tune(struct cuda_backend *c, struct matmul_plan *p, const struct operands *o,
+                      const cublasLtMatmulHeuristicResult_t *found, int n)
+{
+    cudaEvent_t event[2] = {NULL, NULL};
+    if (cudaEventCreate(&event[0]) == cudaSuccess && cudaEventCreate(&event[1]) == cudaSuccess) {
+        float least = time_proposal(c, p, &found[0].algo, o, event); /* also warms up */
+        least = MIN(least, time_proposal(c, p, &found[0].algo, o, event));
+        for (int i = 1; i < n; i++) {
+            float us = found[i].state == CUBLAS_STATUS_SUCCESS ? time_proposal(c, p, &found[i].algo, o, event) : 1e30f;
+            if (us < least * 0.98f) { /* noise does not make a change */
+                least = us;
+                p->algo = found[i].algo;
+            }
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        if (event[i] != NULL) {
+            cudaEventDestroy(event[i]);
+        }
+    }
+}
+
 /* cuBLAS thinks in columns: out^T [n, m] = w^T' x^T, with w [n, k] row-major read as a transposed [k, n]. */
-static cublasStatus_t plan_make(struct cuda_backend *c, struct matmul_plan *p, const struct plan_key *k)
+static cublasStatus_t plan_make(struct cuda_backend *c, struct matmul_plan *p, const struct plan_key *k, const struct operands *tune)
 {
     memset(p, 0, sizeof(*p));
     p->key = *k;
@@ -139,47 +200,55 @@ static cublasStatus_t plan_make(struct cuda_backend *c, struct matmul_plan *p, c
     cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &alignment, sizeof(alignment));
     cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &alignment, sizeof(alignment));
     cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &alignment, sizeof(alignment));
-    cublasLtMatmulHeuristicResult_t found;
+    cublasLtMatmulHeuristicResult_t found[MAX_PROPOSALS];
     int n = 0;
     if (c->config.deterministic) {
         struct matmul_setup m = {p->desc, p->w, p->x, p->residual, p->out, want};
         bool tma = c->capability == 90 && k->x_type != DTYPE_F32 && k->n % 8 == 0 && k->k % 8 == 0 && k->alignment >= 16;
-        s = linear_exact_algo(c, &m, k->m, tma, &found);
+        s = linear_exact_algo(c, &m, k->m, tma, &found[0]);
         n = 1;
     } else {
-        s = cublasLtMatmulAlgoGetHeuristic(c->lt, p->desc, p->w, p->x, p->residual, p->out, want, 1, &found, &n);
+        s = cublasLtMatmulAlgoGetHeuristic(c->lt, p->desc, p->w, p->x, p->residual, p->out, want, tune != NULL ? MAX_PROPOSALS : 1,
+                                           found, &n);
     }
     cublasLtMatmulPreferenceDestroy(want);
     if (s == CUBLAS_STATUS_SUCCESS && n == 0) {
         s = CUBLAS_STATUS_NOT_SUPPORTED;
     }
-    p->algo = found.algo;
-    p->workspace_bytes = found.workspaceSize;
+    p->algo = found[0].algo;
+    if (s == CUBLAS_STATUS_SUCCESS && n > 1) {
+        plan_tune(c, p, tune, found, n);
+    }
     return s;
 }
 
-/* The set-up for k, remembered or made. NULL: cuBLASLt has none, status in *ret. */
-static struct matmul_plan *plan_find(struct cuda_backend *c, const struct plan_key *k, cublasStatus_t *ret)
+/* The set-up for k, remembered or made; with `tune` made by timing on those operands. NULL: cuBLASLt has none, status in
+ * *ret. */
+static struct matmul_plan *plan_find(struct cuda_backend *c, const struct plan_key *k, const struct operands *tune, cublasStatus_t *ret)
 {
     uint64_t h = hash_key(k);
     struct matmul_plan *p = NULL;
     for (int i = 0; i < 8; i++) {
         p = &c->plan[(h + (uint64_t)i) % MATMUL_PLANS];
         if (p->used && memcmp(&p->key, k, sizeof(*k)) == 0) {
-            return p;
+            if (tune == NULL || p->tuned) {
+                return p;
+            }
+            break;
         }
         if (!p->used) {
             break;
         }
     }
-    if (p->used) { /* crowded: the last one looked at makes room */
+    if (p->used) { /* made without timing, or the last one looked at makes room */
         plan_clear(p);
     }
-    *ret = plan_make(c, p, k);
+    *ret = plan_make(c, p, k, tune);
     if (*ret != CUBLAS_STATUS_SUCCESS) {
         plan_clear(p);
         return NULL;
     }
+    p->tuned = tune != NULL;
     return p;
 }
 
@@ -207,29 +276,6 @@ static struct split split_epilogue(const struct epilogue *ep, struct mat out)
     return s;
 }
 
-static void run_plan(struct cuda_backend *c, const struct plan_key *k, const struct split *s, struct mat out, struct mat x,
-                     struct mat w, const struct epilogue *ep)
-{
-    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-    struct matmul_plan *p = plan_find(c, k, &status);
-    if (p == NULL) {
-        fail(c, status, k);
-        return;
-    }
-    if (s->bias) {
-        const void *bias = ep->bias.data;
-        cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
-    }
-    float one = 1.0f;
-    float beta = s->residual ? 1.0f : 0.0f;
-    status = cublasLtMatmul(c->lt, p->desc, &one, w.data, p->w, x.data, p->x, &beta,
-                            s->residual ? ep->residual.data : out.data, p->residual, out.data, p->out, &p->algo, c->workspace,
-                            WORKSPACE_BYTES, c->stream);
-    if (status != CUBLAS_STATUS_SUCCESS) {
-        fail(c, status, k);
-    }
-}
-
 /* A buffer shaped like out for products whose residual lies in out itself but must be added after an activation. */
 static struct mat side_buffer(struct cuda_backend *c, struct mat out, int32_t rows)
 {
@@ -242,30 +288,48 @@ static struct mat side_buffer(struct cuda_backend *c, struct mat out, int32_t ro
     return out;
 }
 
-/* Few rows: the weight-streaming kernel, where it takes the shape. */
-static bool try_skinny(struct cuda_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep, int32_t rows)
+/* In the eager step before a capture: time the set-ups of the product that will be captured, of the padded rows. */
+static void tune(struct cuda_backend *c, const struct plan_key *k, const struct split *s, struct mat out, struct mat x,
+                 const struct operands *o)
 {
-    if (rows > c->skinny_max_rows || (ep != NULL && ep->residual.data != NULL) || w.stride != w.cols || x.dtype != w.dtype) {
-        return false;
+    if (c->config.deterministic || c->recording == NULL || c->capturing || k->m != c->batch.n_tokens || c->padded > TUNE_MAX_ROWS || s->bias ||
+        c->padded > cuda_rows_behind(c, x)) {
+        return;
     }
-    struct skinny_shape shape = skinny_shape(rows, w.rows, w.cols, c->n_sms);
-    struct skinny_args a = {.out = out.data,
-                            .x = x.data,
-                            .w = w.data,
-                            .bias = ep != NULL ? ep->bias.data : NULL,
-                            .out_stride = out.stride,
-                            .x_stride = x.stride,
-                            .m = rows,
-                            .n = w.rows,
-                            .k = w.cols,
-                            .type = (int32_t)w.dtype,
-                            .out_type = (int32_t)out.dtype,
-                            .bias_type = ep != NULL ? (int32_t)ep->bias.dtype : 0,
-                            .act = ep != NULL ? (int32_t)ep->act : 0,
-                            .tile_rows = shape.tile_rows,
-                            .splits = shape.splits,
-                            .blocks = shape.blocks};
-    return shape.splits > 0 && launch_skinny(&a, c->stream);
+    struct plan_key padded = *k;
+    padded.m = c->padded;
+    struct operands trial = *o;
+    trial.out = side_buffer(c, out, padded.m).data; /* not into out: it may be the residual */
+    trial.residual = s->residual ? o->residual : trial.out;
+    cublasStatus_t status;
+    if (trial.out != NULL) {
+        plan_find(c, &padded, &trial, &status);
+    }
+}
+
+static void run_plan(struct cuda_backend *c, const struct plan_key *k, const struct split *s, struct mat out, struct mat x,
+                     struct mat w, const struct epilogue *ep)
+{
+    struct operands o = {.w = w.data,
+                         .x = x.data,
+                         .residual = s->residual ? ep->residual.data : out.data,
+                         .out = out.data,
+                         .beta = s->residual ? 1.0f : 0.0f};
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    tune(c, k, s, out, x, &o);
+    struct matmul_plan *p = plan_find(c, k, NULL, &status);
+    if (p == NULL) {
+        fail(c, status, k);
+        return;
+    }
+    if (s->bias) {
+        const void *bias = ep->bias.data;
+        cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
+    }
+    status = plan_run(c, p, &p->algo, &o);
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        fail(c, status, k);
+    }
 }
 
 void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w, const struct epilogue *ep)
@@ -273,7 +337,7 @@ void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w, 
     struct cuda_backend *c = cuda_of(b);
     cuda_start(c);
     int32_t rows = cuda_rows(c, out);
-    if (rows < 1 || !cuda_usable(c) || (!c->config.deterministic && try_skinny(c, out, x, w, ep, rows))) {
+    if (rows < 1 || !cuda_usable(c)) {
         return;
     }
     struct split s = split_epilogue(ep, out);

@@ -1,0 +1,110 @@
+/* The CUDA backend's decisions that need no device. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "kernels/cuda/heuristics.h"
+
+static void a_graph_has_room_for_the_step_and_little_more(void **state)
+{
+    (void)state;
+    for (int32_t n = 1; n <= 2048; n++) {
+        int32_t rows = graph_rows(n);
+        assert_true(rows >= n && rows <= n + n / 8 + 8);
+        assert_int_equal(graph_rows(rows), rows); /* a full graph serves its own size */
+    }
+}
+
+static void chunks_cover_what_the_window_shows(void **state)
+{
+    (void)state;
+    for (int32_t window = 0; window < 70; window++) {
+        for (int32_t len = 0; len < 200; len++) {
+            int32_t begin = window > 0 && len > window ? len - window : 0;
+            int32_t first = begin / 16 * 16;
+            int32_t n = attn_chunks(len, window, 16);
+            assert_true(first + n * 16 >= len);
+            assert_true(n == 0 ? len == 0 : first + (n - 1) * 16 < len);
+        }
+    }
+}
+
+static void chunk_starts_are_exclusive_sums(void **state)
+{
+    (void)state;
+    const int32_t len[] = {1, 0, 16, 17, 400};
+    int32_t start[6];
+    struct batch b = {.n_decode = 5, .n_seqs = 5, .kv_len = len};
+    assert_int_equal(attn_chunk_starts(&b, 0, 16, start), 29);
+    const int32_t want[] = {0, 1, 1, 2, 4, 29};
+    assert_memory_equal(start, want, sizeof(want));
+}
+
+static void every_prefill_row_lies_in_one_tile_and_long_tiles_come_first(void **state)
+{
+    (void)state;
+    const int32_t q_start[] = {0, 1, 301, 428, 429};
+    const int32_t kv_len[] = {50, 300, 1127, 9};
+    int32_t tile[2 * 8];
+    struct batch b = {.n_seqs = 4, .n_decode = 1, .q_start = q_start, .kv_len = kv_len};
+    assert_int_equal(prefill_tiles(&b, 128, NULL), 5);
+    assert_int_equal(prefill_tiles(&b, 128, tile), 5);
+    int rows[429] = {0};
+    int32_t before = INT32_MAX;
+    for (int i = 0; i < 5; i++) {
+        int32_t s = tile[2 * i];
+        int32_t end = tile[2 * i + 1] + 128 < q_start[s + 1] ? tile[2 * i + 1] + 128 : q_start[s + 1];
+        for (int32_t t = tile[2 * i + 1]; t < end; t++) {
+            rows[t]++;
+        }
+        int32_t keys = kv_len[s] - (q_start[s + 1] - end);
+        assert_true(keys <= before);
+        before = keys;
+    }
+    for (int t = 1; t < 429; t++) {
+        assert_int_equal(rows[t], 1);
+    }
+}
+
+static struct sample_row plain_row(int32_t i)
+{
+    return (struct sample_row){.logits_row = i, .top_p = 1, .repetition_penalty = 1, .n_logprobs = -1, .prev_sample = -1};
+}
+
+static void only_plain_decode_steps_are_replayed(void **state)
+{
+    (void)state;
+    const int32_t logits[] = {0, 1};
+    struct sample_row row[] = {plain_row(0), plain_row(1)};
+    struct batch b = {.n_tokens = 2, .n_seqs = 2, .n_decode = 2, .n_logits = 2, .n_samples = 2, .logits_token = logits, .sample = row};
+    assert_true(graph_eligible(&b));
+    assert_true(batch_greedy(&b));
+    row[1].temperature = 0.5f;
+    assert_true(graph_eligible(&b));
+    assert_false(batch_greedy(&b));
+    row[1].top_k = 1;
+    assert_true(batch_greedy(&b));
+    row[1].logits_row = 0; /* two samples of one row */
+    assert_false(graph_eligible(&b));
+    row[1].logits_row = 1;
+    b.n_allowed_token = 3;
+    assert_false(graph_eligible(&b));
+    b.n_allowed_token = 0;
+    b.n_decode = 1;
+    assert_false(graph_eligible(&b));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_graph_has_room_for_the_step_and_little_more),
+        cmocka_unit_test(chunks_cover_what_the_window_shows),
+        cmocka_unit_test(chunk_starts_are_exclusive_sums),
+        cmocka_unit_test(every_prefill_row_lies_in_one_tile_and_long_tiles_come_first),
+        cmocka_unit_test(only_plain_decode_steps_are_replayed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
