@@ -219,6 +219,8 @@ __device__ __forceinline__ float head_normed(float x, int i, const norm_args &n,
     return rounded<T>(x);
 }
 
+enum { AHEAD = 4 };
+
 /* One warp a (token, head): q heads are normed and turned, k heads too and stored, v heads stored. */
 template <typename T>
 __global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv, const int32_t *position,
@@ -241,10 +243,18 @@ __global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv, 
         cache = (T *)kv.base + (s / kv.block_size) * kv.block_stride + r.layer * kv.layer_stride +
                 (is_v ? kv.kv_stride : 0) + kv_head * kv.head_stride;
     }
+    /* loads first, AHEAD at a time: the stores that follow might alias, so the compiler cannot do it */
     if (is_v) {
-        if (cache)
-            for (int i = lane; i < d; i += 32)
-                cache[kv_offset(kv, t, i)] = x[i];
+        for (int i0 = lane; cache && i0 < d; i0 += 32 * AHEAD) {
+            T v[AHEAD];
+#pragma unroll
+            for (int j = 0; j < AHEAD; j++)
+                v[j] = i0 + 32 * j < d ? x[i0 + 32 * j] : from_float<T>(0.0f);
+#pragma unroll
+            for (int j = 0; j < AHEAD; j++)
+                if (i0 + 32 * j < d)
+                    cache[kv_offset(kv, t, i0 + 32 * j)] = v[j];
+        }
         return;
     }
     const norm_args &n = is_q ? r.q_norm : r.k_norm;
@@ -254,16 +264,31 @@ __global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv, 
     int rot = r.cos_sin ? r.rot_dim : 0, half = rot / 2;
     const float *cs = r.cos_sin ? r.cos_sin + position[token] * r.cos_sin_stride : nullptr;
     __syncwarp();
-    for (int i = lane; i < half; i += 32) {
-        int a = r.interleaved ? 2 * i : i, b = r.interleaved ? 2 * i + 1 : i + half;
-        float xa = head_normed<T>(to_float(x[a]), a, n, mean, scale), xb = head_normed<T>(to_float(x[b]), b, n, mean, scale);
-        float c = cs[i], sn = cs[half + i];
-        T ya = from_float<T>(xa * c - xb * sn), yb = from_float<T>(xb * c + xa * sn);
-        x[a] = ya;
-        x[b] = yb;
-        if (cache) {
-            cache[kv_offset(kv, t, a)] = ya;
-            cache[kv_offset(kv, t, b)] = yb;
+    for (int i0 = lane; i0 < half; i0 += 32 * AHEAD) {
+        float xa[AHEAD], xb[AHEAD], c[AHEAD], sn[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            int i = i0 + 32 * j;
+            if (i < half) {
+                xa[j] = to_float(x[r.interleaved ? 2 * i : i]);
+                xb[j] = to_float(x[r.interleaved ? 2 * i + 1 : i + half]);
+                c[j] = cs[i];
+                sn[j] = cs[half + i];
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            int i = i0 + 32 * j, a = r.interleaved ? 2 * i : i, b = r.interleaved ? 2 * i + 1 : i + half;
+            if (i >= half)
+                break;
+            float na = head_normed<T>(xa[j], a, n, mean, scale), nb = head_normed<T>(xb[j], b, n, mean, scale);
+            T ya = from_float<T>(na * c[j] - nb * sn[j]), yb = from_float<T>(nb * c[j] + na * sn[j]);
+            x[a] = ya;
+            x[b] = yb;
+            if (cache) {
+                cache[kv_offset(kv, t, a)] = ya;
+                cache[kv_offset(kv, t, b)] = yb;
+            }
         }
     }
     for (int i = rot + lane; i < d; i += 32) {
