@@ -401,16 +401,18 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
 }
 
 template <typename T, int D, int STAGES, bool TALL>
-static void decode_launch(const attn_args *a, const step_arrays *s, const attn_workspace *w, cudaStream_t stream)
+static bool decode_launch(const attn_args *a, const step_arrays *s, const attn_workspace *w, cudaStream_t stream)
 {
     static bool ready;
     constexpr int bytes = decode_layout<T, D, STAGES>::BYTES;
     auto kernel = attn_decode_kernel<T, D, STAGES, TALL>;
-    if (!ready) {
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-        ready = true;
+    if (!ready && cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess) {
+        cudaGetLastError(); /* a device with less shared memory */
+        return false;
     }
+    ready = true;
     launch(kernel, dim3(w->max_workers), dim3(DECODE_WARPS * 32), bytes, stream, *a, *s, *w);
+    return true;
 }
 
 template <typename T>
@@ -418,9 +420,9 @@ static bool decode_dispatch(const attn_args *a, const step_arrays *s, const attn
 {
     bool tall = a->n_heads / a->kv.n_kv_heads > 8;
     switch (a->kv.head_dim) {
-    case 64: tall ? decode_launch<T, 64, 4, true>(a, s, w, stream) : decode_launch<T, 64, 4, false>(a, s, w, stream); return true;
-    case 128: tall ? decode_launch<T, 128, 3, true>(a, s, w, stream) : decode_launch<T, 128, 3, false>(a, s, w, stream); return true;
-    case 256: tall ? decode_launch<T, 256, 2, true>(a, s, w, stream) : decode_launch<T, 256, 2, false>(a, s, w, stream); return true;
+    case 64: return tall ? decode_launch<T, 64, 4, true>(a, s, w, stream) : decode_launch<T, 64, 4, false>(a, s, w, stream);
+    case 128: return tall ? decode_launch<T, 128, 3, true>(a, s, w, stream) : decode_launch<T, 128, 3, false>(a, s, w, stream);
+    case 256: return tall ? decode_launch<T, 256, 2, true>(a, s, w, stream) : decode_launch<T, 256, 2, false>(a, s, w, stream);
     default: return false;
     }
 }

@@ -199,26 +199,28 @@ attn_prefill_kernel(attn_args a, step_arrays s, const int32_t *tile)
 }
 
 template <typename T, int D>
-static void prefill_launch(const attn_args *a, const step_arrays *s, const int32_t *tile, int32_t n, cudaStream_t stream)
+static bool prefill_launch(const attn_args *a, const step_arrays *s, const int32_t *tile, int32_t n, cudaStream_t stream)
 {
     static bool ready;
     constexpr int bytes = prefill_layout<T, D>::BYTES;
     auto kernel = attn_prefill_kernel<T, D>;
-    if (!ready) {
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-        ready = true;
+    if (!ready && cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess) {
+        cudaGetLastError(); /* a device with less shared memory */
+        return false;
     }
+    ready = true;
     for (int32_t first = 0; first < n; first += 65535)
         launch(kernel, dim3(a->n_heads, n - first < 65535 ? n - first : 65535), dim3(PREFILL_WARPS * 32), bytes, stream,
                *a, *s, tile + 2 * first);
+    return true;
 }
 
 template <typename T>
 static bool prefill_dispatch(const attn_args *a, const step_arrays *s, const int32_t *tile, int32_t n, cudaStream_t stream)
 {
     switch (a->kv.head_dim) {
-    case 64: prefill_launch<T, 64>(a, s, tile, n, stream); return true;
-    case 128: prefill_launch<T, 128>(a, s, tile, n, stream); return true;
+    case 64: return prefill_launch<T, 64>(a, s, tile, n, stream);
+    case 128: return prefill_launch<T, 128>(a, s, tile, n, stream);
     default: return false;
     }
 }
