@@ -337,20 +337,21 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
 #pragma unroll
             for (int j = 0; j < 4; j++)
                 o[i][j] *= factor[j >> 1];
+        /* two places, by the writer's parity: in the second round warp 1 overwrites what only it has read */
         for (int half = DECODE_WARPS / 2; half > 0; half /= 2) {
             if (warp >= half && warp < 2 * half)
 #pragma unroll
                 for (int i = 0; i < NT; i++)
 #pragma unroll
                     for (int j = 0; j < (TALL ? 4 : 2); j++)
-                        merge[(((warp - half) * NT + i) * 4 + j) * 32 + lane] = o[i][j];
+                        merge[(((warp & 1) * NT + i) * 4 + j) * 32 + lane] = o[i][j];
             __syncthreads();
             if (warp < half)
 #pragma unroll
                 for (int i = 0; i < NT; i++)
 #pragma unroll
                     for (int j = 0; j < (TALL ? 4 : 2); j++)
-                        o[i][j] += merge[((warp * NT + i) * 4 + j) * 32 + lane];
+                        o[i][j] += merge[((((warp + half) & 1) * NT + i) * 4 + j) * 32 + lane];
             __syncwarp();
         }
 
