@@ -1,6 +1,7 @@
 /* A GGUF file: llama.cpp's checkpoint, which holds the configuration, the vocabulary and the weights in one.
  *
- *     gguf.c            the header, every field checked against the file; metadata by key
+ *     gguf.c            the header, every field checked against the file
+ *     gguf_metadata.c   metadata by key
  *     gguf_quant.c      the block formats, decoded to floats
  *     gguf_tensors.c    its tensors as a checkpoint, under Hugging Face's names and in their order
  *     gguf_config.c     its metadata as config.json and generation_config.json
@@ -11,8 +12,26 @@
 #ifndef QUIRE_MODELS_GGUF_H
 #define QUIRE_MODELS_GGUF_H
 
+#include <endian.h>
+#include <string.h>
+
 #include "models/model.h"
 #include "models/weights.h"
+
+/* Numbers of the file, at any address. */
+static inline uint32_t gguf_u32(const uint8_t *p)
+{
+    uint32_t v;
+    memcpy(&v, p, sizeof v);
+    return le32toh(v);
+}
+
+static inline uint64_t gguf_u64(const uint8_t *p)
+{
+    uint64_t v;
+    memcpy(&v, p, sizeof v);
+    return le64toh(v);
+}
 
 /* Types of metadata, numbered as in the file. */
 enum gguf_type {

@@ -5,8 +5,6 @@
  */
 #include "models/gguf.h"
 
-#include <endian.h>
-#include <math.h>
 #include <string.h>
 
 static float load_f16(const uint8_t *p)

@@ -394,7 +394,7 @@ static void block_formats_decode_as_their_layouts_say(void **state)
         uint32_t encoding = ENCODINGS[n];
         int bytes = gguf_block_bytes(encoding), values = gguf_block_values(encoding);
         for (int round = 0; round < 50; round++) {
-            uint8_t b[2 * 256];
+            uint8_t b[2 * 256] = {0};
             float y[2 * 256];
             for (int i = 0; i < 2 * bytes; i++)
                 b[i] = (uint8_t)((seed = seed * 1664525 + 1013904223) >> 24);
