@@ -71,7 +71,8 @@ static void every_prefill_row_lies_in_one_tile_and_long_tiles_come_first(void **
 
 static struct sample_row plain_row(int32_t i)
 {
-    return (struct sample_row){.logits_row = i, .top_p = 1, .repetition_penalty = 1, .n_logprobs = -1, .prev_sample = -1};
+    return (struct sample_row){
+        .logits_row = i, .top_p = 1, .repetition_penalty = 1, .n_logprobs = -1, .prev_sample = -1};
 }
 
 static void only_plain_decode_steps_are_replayed(void **state)
@@ -79,7 +80,13 @@ static void only_plain_decode_steps_are_replayed(void **state)
     (void)state;
     const int32_t logits[] = {0, 1};
     struct sample_row row[] = {plain_row(0), plain_row(1)};
-    struct batch b = {.n_tokens = 2, .n_seqs = 2, .n_decode = 2, .n_logits = 2, .n_samples = 2, .logits_token = logits, .sample = row};
+    struct batch b = {.n_tokens = 2,
+                      .n_seqs = 2,
+                      .n_decode = 2,
+                      .n_logits = 2,
+                      .n_samples = 2,
+                      .logits_token = logits,
+                      .sample = row};
     assert_true(graph_eligible(&b));
     assert_true(batch_greedy(&b));
     row[1].temperature = 0.5f;

@@ -29,7 +29,8 @@ static inline float max_lanes(__m256 v)
 static inline __m256 exp8(__m256 x)
 {
     __m256 low = _mm256_cmp_ps(x, _mm256_set1_ps(-87.3f), _CMP_LT_OQ);
-    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256 n =
+        _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
     r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
     __m256 p = _mm256_set1_ps(1.9875691500e-4f);
@@ -50,8 +51,7 @@ INLINE __m256 load8(const void *x, enum dtype t, int64_t i)
         return _mm256_loadu_ps((const float *)x + i);
     }
     __m128i h = _mm_loadu_si128((const __m128i *)((const uint16_t *)x + i));
-    return t == DTYPE_F16 ? _mm256_cvtph_ps(h)
-                          : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+    return t == DTYPE_F16 ? _mm256_cvtph_ps(h) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
 /* What a tile fetches while it computes: all its rows `stream` bytes ahead, or (0) up to two others, into the second-level

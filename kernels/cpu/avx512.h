@@ -83,8 +83,8 @@ INLINE __m512 stored_high(const void *w, enum dtype t)
 enum { FLOAT_TILE_SUMS = 24 };
 
 /* One tile against rows of x packed as floats: n_w rows of w, n_x of x, n_chunks chunks of 32 elements. */
-INLINE void float_tile(float *sum, const char *const *w, const float *x, const enum dtype t, const int n_w, const int n_x,
-                       int32_t n_chunks, bool add, struct fetch *fetch)
+INLINE void float_tile(float *sum, const char *const *w, const float *x, const enum dtype t, const int n_w,
+                       const int n_x, int32_t n_chunks, bool add, struct fetch *fetch)
 {
     const int width = t == DTYPE_F32 ? 128 : 64; /* bytes of a chunk of a stored row */
     __m512 acc[FLOAT_TILE_SUMS];

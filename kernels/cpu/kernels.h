@@ -12,7 +12,7 @@
 #include "kernels/cpu/isa.h"
 
 enum {
-    TILE_ROWS = 4,  /* rows of x packed together, at most */
+    TILE_ROWS = 4,   /* rows of x packed together, at most */
     TILE_CHUNK = 32, /* elements of a row packed together; stored rows are zero-padded to a multiple of it */
     PART_KEYS = 64   /* keys of attention taken together */
 };
@@ -34,8 +34,8 @@ struct dot_rows {
 };
 
 struct row_scan {
-    float max;     /* -infinity when n is 0 */
-    bool bad;      /* a NaN or +infinity */
+    float max; /* -infinity when n is 0 */
+    bool bad;  /* a NaN or +infinity */
 };
 
 /* A token that can still be drawn: z = (logit - max) / temperature, mass = sample_mass(z) > 0 (kernels/noise.h). */
@@ -64,7 +64,8 @@ struct cpu_kernels {
     void (*add)(float *x, const float *y, int32_t n);
     void (*gate)(float *out, const float *gate, const float *up, int32_t n, enum activation act);
     /* linear's epilogue: out = act(sum + bias) + residual; bias and residual may be NULL. */
-    void (*finish)(float *out, const float *sum, const float *bias, const float *residual, int32_t n, enum activation act);
+    void (*finish)(float *out, const float *sum, const float *bias, const float *residual, int32_t n,
+                   enum activation act);
     void (*load)(float *out, const void *x, enum dtype t, int32_t n, float scale);
     void (*store)(void *out, enum dtype t, const float *x, int32_t n);
     /* First half and second half of a head turned against each other; cos_sin: half cosines, half sines. */

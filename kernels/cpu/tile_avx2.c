@@ -35,7 +35,8 @@ INLINE __m256 stored_high(const void *w, enum dtype t)
         FORGET(mask);
         return _mm256_castsi256_ps(_mm256_and_si256(_mm256_load_si256((const __m256i *)mask), _mm256_loadu_si256(w)));
     }
-    return t == DTYPE_F16 ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)w + 1)) : _mm256_loadu_ps((const float *)w + 8);
+    return t == DTYPE_F16 ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)w + 1))
+                          : _mm256_loadu_ps((const float *)w + 8);
 }
 
 /* The sums over the lanes of four accumulators, always in the same tree. */

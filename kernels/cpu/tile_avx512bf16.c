@@ -7,10 +7,13 @@
 
 enum { K_BLOCK = 2048, ROWS_1 = 4, ROWS_2 = 8, ROWS_3 = 6, ROWS_4 = 6, TILE_SUMS = FLOAT_TILE_SUMS };
 
-static int32_t packed_bytes(enum dtype t) { return t == DTYPE_BF16 ? 2 : 4; }
+static int32_t packed_bytes(enum dtype t)
+{
+    return t == DTYPE_BF16 ? 2 : 4;
+}
 
-INLINE void bf16_tile(float *sum, const char *const *w, const uint16_t *x, const int n_w, const int n_x, int32_t n_chunks,
-                      bool add, struct fetch *fetch)
+INLINE void bf16_tile(float *sum, const char *const *w, const uint16_t *x, const int n_w, const int n_x,
+                      int32_t n_chunks, bool add, struct fetch *fetch)
 {
     __m512 acc[TILE_SUMS];
     struct fetch ahead = *fetch;

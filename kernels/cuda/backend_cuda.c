@@ -38,7 +38,8 @@ void *cuda_alloc(struct cuda_backend *c, size_t n_bytes, const char *what, struc
     cudaError_t rc = cudaMalloc(&p, MAX(n_bytes, (size_t)256));
     if (rc != cudaSuccess) {
         cudaGetLastError();
-        err_set(e, ERR_NOMEM, "cuda: %s: no room for %zu MiB on the device (%s)", what, n_bytes >> 20, cudaGetErrorString(rc));
+        err_set(e, ERR_NOMEM, "cuda: %s: no room for %zu MiB on the device (%s)", what, n_bytes >> 20,
+                cudaGetErrorString(rc));
         return NULL;
     }
     c->owned[c->n_owned++] = p;
@@ -75,7 +76,8 @@ static int cuda_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtyp
     if (data == NULL) {
         return ERR_NOMEM;
     }
-    c->scratch[c->n_scratch++] = (struct cuda_scratch){.data = data, .n_bytes = row_bytes * rows, .row_bytes = row_bytes};
+    c->scratch[c->n_scratch++] =
+        (struct cuda_scratch){.data = data, .n_bytes = row_bytes * rows, .row_bytes = row_bytes};
     *ret = (struct mat){.data = data, .stride = stride, .rows = rows, .cols = cols, .dtype = t};
     return 0;
 }
@@ -136,10 +138,12 @@ static void cuda_norm(struct backend *b, struct mat out, struct mat x, const str
     struct cuda_backend *c = cuda_of(b);
     struct norm_args a = norm_args(n);
     cuda_start(c);
-    launch_norm(out.data, out.stride, x.data, x.stride, NULL, 0, &a, cuda_rows(c, out), out.cols, (int)x.dtype, c->stream);
+    launch_norm(out.data, out.stride, x.data, x.stride, NULL, 0, &a, cuda_rows(c, out), out.cols, (int)x.dtype,
+                c->stream);
 }
 
-static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struct mat y, const struct norm *n, bool partial)
+static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struct mat y, const struct norm *n,
+                          bool partial)
 {
     (void)partial; /* one rank: sums are whole */
     struct cuda_backend *c = cuda_of(b);
@@ -185,7 +189,8 @@ static void cuda_rope_kv(struct backend *b, struct mat qkv, const struct rope *r
                           .n_heads = a->n_heads,
                           .layer = a->layer};
     cuda_start(c);
-    launch_rope_kv(qkv.data, qkv.stride, &k, &c->kv_view, c->arrays.position, c->arrays.slot, cuda_rows(c, qkv), c->stream);
+    launch_rope_kv(qkv.data, qkv.stride, &k, &c->kv_view, c->arrays.position, c->arrays.slot, cuda_rows(c, qkv),
+                   c->stream);
 }
 
 /* Work space of the decode kernel, made when the first model's shape is seen. */
@@ -200,7 +205,8 @@ static bool attention_prepare(struct cuda_backend *c, const struct attention *a)
     w.partial_ml = cuda_alloc(c, rows * 2 * sizeof(float), "attention", &c->failed);
     w.arrived = cuda_alloc(c, n_arrived * sizeof(int32_t), "attention", &c->failed);
     w.partial_o = cuda_alloc(c, rows * (size_t)a->head_dim * sizeof(float), "attention", &c->failed);
-    if (!cuda_usable(c) || !cuda_check(c, cudaMemsetAsync(w.arrived, 0, n_arrived * sizeof(int32_t), c->stream), "attention")) {
+    if (!cuda_usable(c) ||
+        !cuda_check(c, cudaMemsetAsync(w.arrived, 0, n_arrived * sizeof(int32_t), c->stream), "attention")) {
         return false;
     }
     c->attn = w;
@@ -226,11 +232,13 @@ static int32_t attention_window(struct cuda_backend *c, int32_t window)
         return -1;
     }
     int32_t total = attn_chunk_starts(&c->batch, window, ATTN_CHUNK, start);
-    cuda_check(c, cudaMemcpyAsync(c->arrays.chunk_start + (int64_t)i * (c->config.max_seqs + 1), start,
-                                  (size_t)(c->batch.n_decode + 1) * sizeof(*start), cudaMemcpyHostToDevice, c->stream),
+    cuda_check(c,
+               cudaMemcpyAsync(c->arrays.chunk_start + (int64_t)i * (c->config.max_seqs + 1), start,
+                               (size_t)(c->batch.n_decode + 1) * sizeof(*start), cudaMemcpyHostToDevice, c->stream),
                "attention");
-    cuda_check(c, cudaMemcpyAsync((char *)c->arrays.header + offsetof(struct step_header, n_chunks) + (size_t)i * 4, &total,
-                                  sizeof(total), cudaMemcpyHostToDevice, c->stream),
+    cuda_check(c,
+               cudaMemcpyAsync((char *)c->arrays.header + offsetof(struct step_header, n_chunks) + (size_t)i * 4,
+                               &total, sizeof(total), cudaMemcpyHostToDevice, c->stream),
                "attention");
     cuda_check(c, cudaStreamSynchronize(c->stream), "attention");
     free(start);
@@ -247,8 +255,8 @@ static void attention_exact(struct cuda_backend *c, const struct attn_args *k, i
         launch_attn_plain(k, &c->arrays, 0, n_decode, 0, n_decode, c->stream);
     }
     if (rest > 0) {
-        launch_attn_plain(k, &c->arrays, c->batch.n_decode, c->batch.n_seqs - c->batch.n_decode, c->batch.n_decode, rest,
-                          c->stream);
+        launch_attn_plain(k, &c->arrays, c->batch.n_decode, c->batch.n_seqs - c->batch.n_decode, c->batch.n_decode,
+                          rest, c->stream);
     }
 }
 
@@ -283,8 +291,8 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv, co
     if (rest > 0 &&
         !(c->capability == 90 && launch_attn_prefill_hopper(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream)) &&
         !launch_attn_prefill(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream)) {
-        launch_attn_plain(&k, &c->arrays, c->batch.n_decode, c->batch.n_seqs - c->batch.n_decode, c->batch.n_decode, rest,
-                          c->stream);
+        launch_attn_plain(&k, &c->arrays, c->batch.n_decode, c->batch.n_seqs - c->batch.n_decode, c->batch.n_decode,
+                          rest, c->stream);
     }
 }
 
@@ -302,8 +310,8 @@ static void cuda_sample(struct backend *b, struct mat logits, int32_t first)
     a.any_allowed = c->any_allowed;
     a.deterministic = c->config.deterministic;
     if (!launch_sample(&a, &c->arrays, c->stream) && cuda_usable(c)) {
-        err_set(&c->failed, ERR_UNSUPPORTED, "cuda: lists of allowed tokens need a vocabulary of at most 1,000,000 (got %d)",
-                logits.cols);
+        err_set(&c->failed, ERR_UNSUPPORTED,
+                "cuda: lists of allowed tokens need a vocabulary of at most 1,000,000 (got %d)", logits.cols);
     }
 }
 
@@ -413,7 +421,8 @@ static int open_device(struct cuda_backend *c, struct err *e)
     cudaError_t rc = cudaGetDeviceCount(&n);
     if (rc != cudaSuccess || n == 0) {
         cudaGetLastError();
-        return err_set(e, ERR_UNSUPPORTED, "no usable GPU: %s", rc != cudaSuccess ? cudaGetErrorString(rc) : "none found");
+        return err_set(e, ERR_UNSUPPORTED, "no usable GPU: %s",
+                       rc != cudaSuccess ? cudaGetErrorString(rc) : "none found");
     }
     if (c->config.device < 0 || c->config.device >= n) {
         return err_set(e, ERR_INVALID, "GPU %d does not exist: there are %d", c->config.device, n);
@@ -425,7 +434,8 @@ static int open_device(struct cuda_backend *c, struct err *e)
         return cuda_error(e, rc, "opening the device");
     }
     if (p.major < 8) {
-        return err_set(e, ERR_UNSUPPORTED, "%s has compute capability %d.%d: 8.0 or newer is needed", p.name, p.major, p.minor);
+        return err_set(e, ERR_UNSUPPORTED, "%s has compute capability %d.%d: 8.0 or newer is needed", p.name, p.major,
+                       p.minor);
     }
     c->n_sms = p.multiProcessorCount;
     c->capability = p.major * 10 + p.minor;
@@ -437,19 +447,20 @@ static int open_device(struct cuda_backend *c, struct err *e)
 static int check_config(const struct backend_config *k, struct err *e)
 {
     if (k->max_tokens < 1 || k->max_seqs < 1 || k->max_samples < 0 || k->max_blocks_per_seq < 0) {
-        return err_set(e, ERR_INVALID, "cuda: steps of %d tokens, %d sequences, %d samples are not possible", k->max_tokens,
-                       k->max_seqs, k->max_samples);
+        return err_set(e, ERR_INVALID, "cuda: steps of %d tokens, %d sequences, %d samples are not possible",
+                       k->max_tokens, k->max_seqs, k->max_samples);
     }
     return 0;
 }
 
-__attribute__((visibility("default"))) int quire_backend_open(struct backend **ret, int abi, const struct backend_config *k,
-                                                              struct err *e);
+__attribute__((visibility("default"))) int quire_backend_open(struct backend **ret, int abi,
+                                                              const struct backend_config *k, struct err *e);
 
 int quire_backend_open(struct backend **ret, int abi, const struct backend_config *k, struct err *e)
 {
     if (abi != BACKEND_ABI) {
-        return err_set(e, ERR_UNSUPPORTED, "libquire_cuda.so is of interface %d, the program of %d: install both from one build",
+        return err_set(e, ERR_UNSUPPORTED,
+                       "libquire_cuda.so is of interface %d, the program of %d: install both from one build",
                        BACKEND_ABI, abi);
     }
     int rc = check_config(k, e);
@@ -460,10 +471,8 @@ int quire_backend_open(struct backend **ret, int abi, const struct backend_confi
     if (c == NULL) {
         return err_nomem(e, "the CUDA backend");
     }
-    c->base = (struct backend){.ops = &ops,
-                               .name = "cuda",
-                               .async = true,
-                               .act_dtype_of = {DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32}};
+    c->base = (struct backend){
+        .ops = &ops, .name = "cuda", .async = true, .act_dtype_of = {DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32}};
     c->config = *k;
     c->config.max_samples = MAX(k->max_samples, 1);
     c->config.max_blocks_per_seq = MAX(k->max_blocks_per_seq, 1);

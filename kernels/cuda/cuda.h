@@ -16,9 +16,9 @@
 #include "kernels/cuda/launch.h"
 
 enum {
-    STEP_RING = 4,          /* steps whose host buffers are in use at most */
-    GRAPH_MAX_ROWS = 1024,  /* larger decode steps are enqueued kernel by kernel */
-    MATMUL_PLANS = 1024,    /* remembered matrix product set-ups */
+    STEP_RING = 4,         /* steps whose host buffers are in use at most */
+    GRAPH_MAX_ROWS = 1024, /* larger decode steps are enqueued kernel by kernel */
+    MATMUL_PLANS = 1024,   /* remembered matrix product set-ups */
     WORKSPACE_BYTES = 64 << 20,
 };
 
@@ -112,11 +112,14 @@ struct cuda_backend {
     cublasLtHandle_t lt;
     void *workspace;
     struct matmul_plan *plan; /* [MATMUL_PLANS] */
-    void *side; /* see side_buffer */
+    void *side;               /* see side_buffer */
     int64_t side_bytes;
 };
 
-static inline struct cuda_backend *cuda_of(struct backend *b) { return (struct cuda_backend *)b; }
+static inline struct cuda_backend *cuda_of(struct backend *b)
+{
+    return (struct cuda_backend *)b;
+}
 
 /* Record the first failure; it is reported by step_end and step_wait. Returns false when rc is an error. */
 bool cuda_check(struct cuda_backend *c, cudaError_t rc, const char *what);
@@ -130,7 +133,10 @@ int32_t cuda_rows(struct cuda_backend *c, struct mat m);
 int32_t cuda_rows_behind(const struct cuda_backend *c, struct mat m);
 /* Enqueue the prologue if this step has not been started on the device yet; every operation calls it. */
 void cuda_start(struct cuda_backend *c);
-static inline bool cuda_usable(struct cuda_backend *c) { return c->failed.code == 0; }
+static inline bool cuda_usable(struct cuda_backend *c)
+{
+    return c->failed.code == 0;
+}
 
 /* weights.c */
 int cuda_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e);
@@ -138,7 +144,8 @@ int cuda_ready(struct backend *b, struct err *e);
 void cuda_upload_release(struct cuda_backend *c);
 
 /* kv.c */
-int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks, int32_t n_host_blocks, struct err *e);
+int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks, int32_t n_host_blocks,
+                   struct err *e);
 void cuda_kv_release(struct cuda_backend *c);
 void cuda_swap(struct cuda_backend *c, const struct block_copy *copy, int32_t n, bool out);
 

@@ -3,7 +3,10 @@
 
 #include <stdlib.h>
 
-static int32_t round_up_to(int32_t n, int32_t to) { return (n + to - 1) / to * to; }
+static int32_t round_up_to(int32_t n, int32_t to)
+{
+    return (n + to - 1) / to * to;
+}
 
 int32_t graph_rows(int32_t n)
 {

@@ -42,10 +42,10 @@ static void *pin_host_pool(void *arg)
 int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks, int32_t n_host_blocks, struct err *e)
 {
     struct cuda_backend *c = cuda_of(b);
-    if (c->kv_data != NULL || l->block_size < 1 || l->head_dim < 1 || l->head_dim > 512 || n_blocks < 1 || n_host_blocks < 0 ||
-        l->dtype == DTYPE_I32) {
-        return err_set(e, ERR_INVALID, "cuda: a cache of %d blocks of %d tokens, heads of %d, is not possible", n_blocks,
-                       l->block_size, l->head_dim);
+    if (c->kv_data != NULL || l->block_size < 1 || l->head_dim < 1 || l->head_dim > 512 || n_blocks < 1 ||
+        n_host_blocks < 0 || l->dtype == DTYPE_I32) {
+        return err_set(e, ERR_INVALID, "cuda: a cache of %d blocks of %d tokens, heads of %d, is not possible",
+                       n_blocks, l->block_size, l->head_dim);
     }
     size_t block_bytes = (size_t)kv_layout_block_bytes(l);
     if (block_bytes % 16 != 0) {
@@ -113,7 +113,9 @@ void cuda_swap(struct cuda_backend *c, const struct block_copy *copy, int32_t n,
         }
         const char *from = (out ? c->kv_data : c->kv_host) + bytes * (size_t)copy[i].src;
         char *to = (out ? c->kv_host : c->kv_data) + bytes * (size_t)copy[i].dst;
-        cuda_check(c, cudaMemcpyAsync(to, from, bytes * (size_t)run, out ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, c->stream),
+        cuda_check(c,
+                   cudaMemcpyAsync(to, from, bytes * (size_t)run, out ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice,
+                                   c->stream),
                    "swapping");
         i += run;
     }

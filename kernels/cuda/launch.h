@@ -50,21 +50,21 @@ struct step_header {
     int32_t off_update, off_table_block;
     int32_t off_logits_token, off_sample, off_group;
     int32_t off_count, off_bias, off_allowed;
-    int32_t off_chunk_start; /* [n_windows][n_decode + 1] */
+    int32_t off_chunk_start;            /* [n_windows][n_decode + 1] */
     int32_t n_chunks[CUDA_MAX_WINDOWS]; /* of all decoding sequences, one head */
 };
 
 /* Arrays at fixed addresses, filled from the staging buffer by launch_prologue; what captured kernels read. */
 struct step_arrays {
-    struct step_header *header; /* the staging buffer itself */
-    int32_t *token, *position, *slot;              /* [max_tokens] */
-    int32_t *q_start, *kv_len, *row;               /* [max_seqs + 1] */
-    int32_t *logits_token;                         /* [max_samples] */
-    int32_t *chunk_start;                          /* [CUDA_MAX_WINDOWS][max_seqs + 1] */
-    int32_t *table;                                /* [max_seqs, table_width] block ids */
+    struct step_header *header;       /* the staging buffer itself */
+    int32_t *token, *position, *slot; /* [max_tokens] */
+    int32_t *q_start, *kv_len, *row;  /* [max_seqs + 1] */
+    int32_t *logits_token;            /* [max_samples] */
+    int32_t *chunk_start;             /* [CUDA_MAX_WINDOWS][max_seqs + 1] */
+    int32_t *table;                   /* [max_seqs, table_width] block ids */
     int32_t table_width, max_seqs;
-    int32_t *sampled;                              /* [max_samples] tokens of the latest step */
-    int32_t *sampled_before;                       /* [max_samples] of the step before it */
+    int32_t *sampled;        /* [max_samples] tokens of the latest step */
+    int32_t *sampled_before; /* [max_samples] of the step before it */
 };
 
 /* steps and memory (memory.cu) */
@@ -99,8 +99,9 @@ void launch_add(void *x, int64_t x_stride, const void *y, int64_t y_stride, int3
 void launch_gather(void *out, int64_t out_stride, const void *x, int64_t x_stride, const int32_t *index, int32_t rows,
                    int32_t cols, int type, cudaStream_t stream);
 /* out = act(from + bias) + residual: what a matrix product's own epilogue could not do. from: as out, may be it. */
-void launch_epilogue(void *out, const void *from, int out_type, int64_t out_stride, const void *bias, int bias_type, int act,
-                     const void *residual, int64_t residual_stride, int32_t rows, int32_t cols, cudaStream_t stream);
+void launch_epilogue(void *out, const void *from, int out_type, int64_t out_stride, const void *bias, int bias_type,
+                     int act, const void *residual, int64_t residual_stride, int32_t rows, int32_t cols,
+                     cudaStream_t stream);
 struct rope_args {
     const float *cos_sin; /* [positions, rot_dim]; NULL: no rotation */
     int64_t cos_sin_stride;
@@ -142,8 +143,8 @@ enum { ATTN_PREFILL_ROWS = 128 };
 bool launch_attn_prefill(const struct attn_args *a, const struct step_arrays *s, const int32_t *tile, int32_t n_tiles,
                          cudaStream_t stream);
 /* The same for compute capability 9.0. */
-bool launch_attn_prefill_hopper(const struct attn_args *a, const struct step_arrays *s, const int32_t *tile, int32_t n_tiles,
-                                cudaStream_t stream);
+bool launch_attn_prefill_hopper(const struct attn_args *a, const struct step_arrays *s, const int32_t *tile,
+                                int32_t n_tiles, cudaStream_t stream);
 
 /* For `deterministic` (attn_exact.cu): the first n_single sequences, one token each, and the tiles. False: no such kernel;
  * launch_attn_plain is as exact, only slow. */

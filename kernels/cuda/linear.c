@@ -46,7 +46,8 @@ static const char *lt_text(cublasStatus_t s)
 static void fail(struct cuda_backend *c, cublasStatus_t s, const struct plan_key *k)
 {
     if (c->failed.code == 0) {
-        err_set(&c->failed, ERR_DEVICE, "cuda: matrix product %d x %d x %d: %s (%d)", k->m, k->n, k->k, lt_text(s), (int)s);
+        err_set(&c->failed, ERR_DEVICE, "cuda: matrix product %d x %d x %d: %s (%d)", k->m, k->n, k->k, lt_text(s),
+                (int)s);
     }
 }
 
@@ -88,7 +89,10 @@ void cuda_linear_release(struct cuda_backend *c)
     }
 }
 
-static cudaDataType_t lt_type(int32_t t) { return t == DTYPE_F32 ? CUDA_R_32F : t == DTYPE_F16 ? CUDA_R_16F : CUDA_R_16BF; }
+static cudaDataType_t lt_type(int32_t t)
+{
+    return t == DTYPE_F32 ? CUDA_R_32F : t == DTYPE_F16 ? CUDA_R_16F : CUDA_R_16BF;
+}
 
 static int32_t alignment_of(const void *p)
 {
@@ -121,8 +125,8 @@ static cublasStatus_t plan_run(struct cuda_backend *c, const struct matmul_plan 
                                const struct operands *o)
 {
     float one = 1.0f;
-    return cublasLtMatmul(c->lt, p->desc, &one, o->w, p->w, o->x, p->x, &o->beta, o->residual, p->residual, o->out, p->out, algo,
-                          c->workspace, WORKSPACE_BYTES, c->stream);
+    return cublasLtMatmul(c->lt, p->desc, &one, o->w, p->w, o->x, p->x, &o->beta, o->residual, p->residual, o->out,
+                          p->out, algo, c->workspace, WORKSPACE_BYTES, c->stream);
 }
 
 /* Microseconds of one run with the weights not in the cache (the workspace, larger than it, is overwritten first); the least
@@ -133,10 +137,11 @@ static float time_proposal(struct cuda_backend *c, const struct matmul_plan *p, 
     float least = 1e30f;
     for (int i = 0; i < TUNE_REPEATS; i++) {
         float ms = 0;
-        bool ok = cudaMemsetAsync(c->workspace, 0, WORKSPACE_BYTES, c->stream) == cudaSuccess &&
-                  cudaEventRecord(event[0], c->stream) == cudaSuccess && plan_run(c, p, algo, o) == CUBLAS_STATUS_SUCCESS &&
-                  cudaEventRecord(event[1], c->stream) == cudaSuccess && cudaEventSynchronize(event[1]) == cudaSuccess &&
-                  cudaEventElapsedTime(&ms, event[0], event[1]) == cudaSuccess;
+        bool ok =
+            cudaMemsetAsync(c->workspace, 0, WORKSPACE_BYTES, c->stream) == cudaSuccess &&
+            cudaEventRecord(event[0], c->stream) == cudaSuccess && plan_run(c, p, algo, o) == CUBLAS_STATUS_SUCCESS &&
+            cudaEventRecord(event[1], c->stream) == cudaSuccess && cudaEventSynchronize(event[1]) == cudaSuccess &&
+            cudaEventElapsedTime(&ms, event[0], event[1]) == cudaSuccess;
         if (!ok) {
             cudaGetLastError();
             return 1e30f;
@@ -170,7 +175,8 @@ static void plan_tune(struct cuda_backend *c, struct matmul_plan *p, const struc
 }
 
 /* cuBLAS thinks in columns: out^T [n, m] = w^T' x^T, with w [n, k] row-major read as a transposed [k, n]. */
-static cublasStatus_t plan_make(struct cuda_backend *c, struct matmul_plan *p, const struct plan_key *k, const struct operands *tune)
+static cublasStatus_t plan_make(struct cuda_backend *c, struct matmul_plan *p, const struct plan_key *k,
+                                const struct operands *tune)
 {
     memset(p, 0, sizeof(*p));
     p->key = *k;
@@ -196,20 +202,25 @@ static cublasStatus_t plan_make(struct cuda_backend *c, struct matmul_plan *p, c
     size_t workspace = WORKSPACE_BYTES;
     uint32_t alignment = (uint32_t)k->alignment;
     cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace));
-    cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &alignment, sizeof(alignment));
-    cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &alignment, sizeof(alignment));
-    cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &alignment, sizeof(alignment));
-    cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &alignment, sizeof(alignment));
+    cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &alignment,
+                                         sizeof(alignment));
+    cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &alignment,
+                                         sizeof(alignment));
+    cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &alignment,
+                                         sizeof(alignment));
+    cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &alignment,
+                                         sizeof(alignment));
     cublasLtMatmulHeuristicResult_t found[MAX_PROPOSALS];
     int n = 0;
     if (c->config.deterministic) {
         struct matmul_setup m = {p->desc, p->w, p->x, p->residual, p->out, want};
-        bool tma = c->capability == 90 && k->x_type != DTYPE_F32 && k->n % 8 == 0 && k->k % 8 == 0 && k->alignment >= 16;
+        bool tma =
+            c->capability == 90 && k->x_type != DTYPE_F32 && k->n % 8 == 0 && k->k % 8 == 0 && k->alignment >= 16;
         s = linear_exact_algo(c, &m, k->m, tma, &found[0]);
         n = 1;
     } else {
-        s = cublasLtMatmulAlgoGetHeuristic(c->lt, p->desc, p->w, p->x, p->residual, p->out, want, tune != NULL ? MAX_PROPOSALS : 1,
-                                           found, &n);
+        s = cublasLtMatmulAlgoGetHeuristic(c->lt, p->desc, p->w, p->x, p->residual, p->out, want,
+                                           tune != NULL ? MAX_PROPOSALS : 1, found, &n);
     }
     cublasLtMatmulPreferenceDestroy(want);
     if (s == CUBLAS_STATUS_SUCCESS && n == 0) {
@@ -224,7 +235,8 @@ static cublasStatus_t plan_make(struct cuda_backend *c, struct matmul_plan *p, c
 
 /* The set-up for k, remembered or made; with `tune` made by timing on those operands. NULL: cuBLASLt has none, status in
  * *ret. */
-static struct matmul_plan *plan_find(struct cuda_backend *c, const struct plan_key *k, const struct operands *tune, cublasStatus_t *ret)
+static struct matmul_plan *plan_find(struct cuda_backend *c, const struct plan_key *k, const struct operands *tune,
+                                     cublasStatus_t *ret)
 {
     uint64_t h = hash_key(k);
     struct matmul_plan *p = NULL;
@@ -265,7 +277,8 @@ static struct split split_epilogue(const struct epilogue *ep, struct mat out)
         return s;
     }
     bool has_residual = ep->residual.data != NULL;
-    s.bias = ep->bias.data != NULL && ep->bias.dtype == out.dtype && out.dtype != DTYPE_F32 && alignment_of(ep->bias.data) >= 16;
+    s.bias = ep->bias.data != NULL && ep->bias.dtype == out.dtype && out.dtype != DTYPE_F32 &&
+             alignment_of(ep->bias.data) >= 16;
     s.act = ep->act == ACT_RELU && !has_residual && (s.bias || ep->bias.data == NULL);
     s.residual = has_residual && ep->act == ACT_NONE && ep->residual.dtype == out.dtype;
     if (s.act) {
@@ -292,8 +305,8 @@ static struct mat side_buffer(struct cuda_backend *c, struct mat out, int32_t ro
 static void tune(struct cuda_backend *c, const struct plan_key *k, const struct split *s, struct mat out, struct mat x,
                  const struct operands *o)
 {
-    if (c->config.deterministic || c->recording == NULL || c->capturing || k->m != c->batch.n_tokens || c->padded > TUNE_MAX_ROWS || s->bias ||
-        c->padded > cuda_rows_behind(c, x)) {
+    if (c->config.deterministic || c->recording == NULL || c->capturing || k->m != c->batch.n_tokens ||
+        c->padded > TUNE_MAX_ROWS || s->bias || c->padded > cuda_rows_behind(c, x)) {
         return;
     }
     struct plan_key padded = *k;
@@ -307,8 +320,8 @@ static void tune(struct cuda_backend *c, const struct plan_key *k, const struct 
     }
 }
 
-static void run_plan(struct cuda_backend *c, const struct plan_key *k, const struct split *s, struct mat out, struct mat x,
-                     struct mat w, const struct epilogue *ep)
+static void run_plan(struct cuda_backend *c, const struct plan_key *k, const struct split *s, struct mat out,
+                     struct mat x, struct mat w, const struct epilogue *ep)
 {
     struct operands o = {.w = w.data,
                          .x = x.data,

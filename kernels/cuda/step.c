@@ -10,8 +10,14 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/heuristics.h"
 
-static struct cuda_step *step_at(struct cuda_backend *c, int64_t i) { return &c->step[i % STEP_RING]; }
-static struct cuda_step *step_now(struct cuda_backend *c) { return step_at(c, c->n_begun); }
+static struct cuda_step *step_at(struct cuda_backend *c, int64_t i)
+{
+    return &c->step[i % STEP_RING];
+}
+static struct cuda_step *step_now(struct cuda_backend *c)
+{
+    return step_at(c, c->n_begun);
+}
 
 /* ---- buffers ---- */
 
@@ -52,7 +58,8 @@ static int staging_reserve(struct cuda_backend *c, int64_t n, struct err *e)
         rc = cudaHostAlloc((void **)&c->step[i].staging, (size_t)cap, cudaHostAllocDefault);
     }
     rc = rc == cudaSuccess ? cudaMalloc((void **)&c->staging_device, (size_t)cap) : rc;
-    rc = rc == cudaSuccess ? cudaMalloc((void **)&c->sample.saved, (size_t)cap) : rc; /* 4 bytes an entry of at least 8 */
+    rc = rc == cudaSuccess ? cudaMalloc((void **)&c->sample.saved, (size_t)cap)
+                           : rc; /* 4 bytes an entry of at least 8 */
     if (rc != cudaSuccess) {
         return cuda_error(e, rc, "buffers of a step");
     }
@@ -114,8 +121,10 @@ int cuda_steps_init(struct cuda_backend *c, struct err *e)
         struct cuda_step *s = &c->step[i];
         rc = cudaEventCreate(&s->begun);
         rc = rc == cudaSuccess ? cudaEventCreate(&s->done) : rc;
-        rc = rc == cudaSuccess ? cudaHostAlloc((void **)&s->token, (size_t)k->max_samples * 4, cudaHostAllocMapped) : rc;
-        rc = rc == cudaSuccess ? cudaHostAlloc((void **)&s->logprob, (size_t)k->max_samples * 4, cudaHostAllocMapped) : rc;
+        rc =
+            rc == cudaSuccess ? cudaHostAlloc((void **)&s->token, (size_t)k->max_samples * 4, cudaHostAllocMapped) : rc;
+        rc = rc == cudaSuccess ? cudaHostAlloc((void **)&s->logprob, (size_t)k->max_samples * 4, cudaHostAllocMapped)
+                               : rc;
         if (rc == cudaSuccess && top_reserve(s, (int64_t)k->max_samples * 24, e) < 0) {
             return e->code;
         }
@@ -181,7 +190,8 @@ struct packed {
     int32_t off_copy, off_tiles;
 };
 
-static void pack_batch(struct cuda_backend *c, struct packer *p, struct step_header *h, const struct batch *b, struct packed *ret)
+static void pack_batch(struct cuda_backend *c, struct packer *p, struct step_header *h, const struct batch *b,
+                       struct packed *ret)
 {
     const int64_t I = sizeof(int32_t);
     p->at = div_ceil((int64_t)sizeof(*h), 16) * 16;
@@ -220,17 +230,19 @@ static void pack_batch(struct cuda_backend *c, struct packer *p, struct step_hea
 static int check_batch(const struct cuda_backend *c, const struct batch *b, struct err *e)
 {
     const struct backend_config *k = &c->config;
-    if (b->n_tokens < 0 || b->n_tokens > k->max_tokens || b->n_seqs < 0 || b->n_seqs > k->max_seqs || b->n_samples < 0 ||
-        b->n_samples > k->max_samples || b->n_logits > b->n_tokens || b->n_decode > b->n_seqs) {
-        return err_set(e, ERR_INVALID, "cuda: step %llu is too large: %d tokens (of %d), %d sequences (of %d), %d samples (of %d)",
+    if (b->n_tokens < 0 || b->n_tokens > k->max_tokens || b->n_seqs < 0 || b->n_seqs > k->max_seqs ||
+        b->n_samples < 0 || b->n_samples > k->max_samples || b->n_logits > b->n_tokens || b->n_decode > b->n_seqs) {
+        return err_set(e, ERR_INVALID,
+                       "cuda: step %llu is too large: %d tokens (of %d), %d sequences (of %d), %d samples (of %d)",
                        (unsigned long long)b->step, b->n_tokens, k->max_tokens, b->n_seqs, k->max_seqs, b->n_samples,
                        k->max_samples);
     }
     for (int32_t i = 0; i < b->n_table_update; i++) {
         const struct table_update *u = &b->table_update[i];
-        if (u->row < 0 || u->row >= k->max_seqs || u->index < 0 || u->count < 0 || u->count > k->max_blocks_per_seq - u->index ||
-            u->first < 0 || u->count > b->n_table_block - u->first) {
-            return err_set(e, ERR_INVALID, "cuda: step %llu: block-table update out of range", (unsigned long long)b->step);
+        if (u->row < 0 || u->row >= k->max_seqs || u->index < 0 || u->count < 0 ||
+            u->count > k->max_blocks_per_seq - u->index || u->first < 0 || u->count > b->n_table_block - u->first) {
+            return err_set(e, ERR_INVALID, "cuda: step %llu: block-table update out of range",
+                           (unsigned long long)b->step);
         }
     }
     return 0;
@@ -314,12 +326,13 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     c->header = h;
     c->tile_device = (int32_t *)(c->staging_device + off.off_tiles);
     cuda_check(c, cudaEventRecord(s->begun, c->stream), "starting a step");
-    cuda_check(c, cudaMemcpyAsync(c->staging_device, s->staging, (size_t)p.at, cudaMemcpyHostToDevice, c->stream), "starting a step");
+    cuda_check(c, cudaMemcpyAsync(c->staging_device, s->staging, (size_t)p.at, cudaMemcpyHostToDevice, c->stream),
+               "starting a step");
     cuda_swap(c, b.swap_out, b.n_swap_out, true);
     cuda_swap(c, b.swap_in, b.n_swap_in, false);
     if (b.n_copy > 0) {
-        launch_block_copy(c->kv_data, kv_layout_block_bytes(&c->kv), (int32_t *)(c->staging_device + off.off_copy), b.n_copy,
-                          c->stream);
+        launch_block_copy(c->kv_data, kv_layout_block_bytes(&c->kv), (int32_t *)(c->staging_device + off.off_copy),
+                          b.n_copy, c->stream);
     }
     s->step = b.step;
     s->n_samples = b.n_samples;
@@ -381,7 +394,8 @@ bool cuda_replay(struct backend *backend, const struct batch *batch)
     }
     c->recording = g;
     if (g->n_seen++ > 0) {
-        c->capturing = cuda_check(c, cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal), "capturing a step");
+        c->capturing =
+            cuda_check(c, cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal), "capturing a step");
     }
     return false;
 }

@@ -36,8 +36,14 @@ void cuda_upload_release(struct cuda_backend *c)
     c->upload_device = NULL;
 }
 
-static int32_t piece_rows(const struct weight_piece *p) { return p->transposed ? p->cols : p->rows; }
-static int32_t piece_cols(const struct weight_piece *p) { return p->transposed ? p->rows : p->cols; }
+static int32_t piece_rows(const struct weight_piece *p)
+{
+    return p->transposed ? p->cols : p->rows;
+}
+static int32_t piece_cols(const struct weight_piece *p)
+{
+    return p->transposed ? p->rows : p->cols;
+}
 
 static int check_pieces(const struct weight_desc *d, struct err *e)
 {
@@ -64,8 +70,8 @@ static int check_pieces(const struct weight_desc *d, struct err *e)
 
 /* Stored rows [first, first + n) of a piece, packed into a pinned buffer and on their way to the device. `at`: element of
  * the weight where stored row 0 goes (or column, when transposed). */
-static int send_rows(struct cuda_backend *c, const struct weight_piece *p, int32_t first, int32_t n, struct mat m, int64_t at,
-                     struct err *e)
+static int send_rows(struct cuda_backend *c, const struct weight_piece *p, int32_t first, int32_t n, struct mat m,
+                     int64_t at, struct err *e)
 {
     int turn = c->upload_turn ^= 1;
     char *pinned = c->upload_pinned[turn];
@@ -83,8 +89,9 @@ static int send_rows(struct cuda_backend *c, const struct weight_piece *p, int32
     }
     bool direct = !p->transposed && p->dtype == m.dtype;
     char *to = (char *)m.data + (at + (p->transposed ? first : first * m.stride)) * dtype_bytes(m.dtype);
-    rc = rc == cudaSuccess ? cudaMemcpyAsync(direct ? to : device, pinned, row_bytes * (size_t)n, cudaMemcpyHostToDevice, c->stream)
-                           : rc;
+    rc = rc == cudaSuccess
+             ? cudaMemcpyAsync(direct ? to : device, pinned, row_bytes * (size_t)n, cudaMemcpyHostToDevice, c->stream)
+             : rc;
     if (rc == cudaSuccess && !direct) {
         if (p->transposed) {
             launch_convert(to, (int)m.dtype, m.stride, device, (int)p->dtype, p->cols, p->cols, n, true, c->stream);
@@ -132,7 +139,10 @@ int cuda_weight(struct backend *b, const struct weight_desc *d, struct mat *ret,
         const struct weight_piece *p = &d->piece[i];
         struct weight_piece flat = *p;
         if (d->kind == WEIGHT_VECTOR && p->stride == p->cols) { /* joined along the columns */
-            flat = (struct weight_piece){.data = p->data, .dtype = p->dtype, .rows = 1, .cols = p->rows * p->cols,
+            flat = (struct weight_piece){.data = p->data,
+                                         .dtype = p->dtype,
+                                         .rows = 1,
+                                         .cols = p->rows * p->cols,
                                          .stride = (int64_t)p->rows * p->cols};
         }
         rc = send_piece(c, &flat, m, at, e);

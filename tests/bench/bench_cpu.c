@@ -177,8 +177,8 @@ static struct backend *open_backend(int32_t max_tokens)
 {
     struct backend *b;
     struct err e = {0};
-    struct backend_config c = {.threads = threads, .max_tokens = max_tokens, .max_seqs = 64, .max_samples = 64,
-                               .max_blocks_per_seq = 1024};
+    struct backend_config c = {
+        .threads = threads, .max_tokens = max_tokens, .max_seqs = 64, .max_samples = 64, .max_blocks_per_seq = 1024};
     if (backend_open(&b, "cpu", &c, &e) < 0) {
         die(&e);
     }
@@ -241,9 +241,9 @@ static double time_linear(struct backend *b, const struct shape *s, enum dtype t
     return best;
 }
 
-static const struct shape shapes[] = {{"135M qkv", 960, 576},   {"135M gate_up", 3072, 576}, {"135M down", 576, 1536},
-                                      {"135M head", 49152, 576}, {"1B qkv", 3072, 2048},     {"1B gate_up", 16384, 2048},
-                                      {"1B down", 2048, 8192},   {"1B head", 128256, 2048}};
+static const struct shape shapes[] = {
+    {"135M qkv", 960, 576}, {"135M gate_up", 3072, 576}, {"135M down", 576, 1536}, {"135M head", 49152, 576},
+    {"1B qkv", 3072, 2048}, {"1B gate_up", 16384, 2048}, {"1B down", 2048, 8192},  {"1B head", 128256, 2048}};
 
 static void measure_linear(int32_t rows, enum dtype t)
 {
@@ -297,10 +297,22 @@ static void fill_batch(struct batch *ret, const struct attention_shape *s, int32
         }
     }
     q_start[0] = 0;
-    *ret = (struct batch){.step = 1, .n_tokens = n, .token = token, .token_src = src, .position = position, .slot = slot,
-                          .n_seqs = s->n_seqs, .n_decode = s->n_query == 1 ? s->n_seqs : 0, .q_start = q_start,
-                          .kv_len = kv_len, .row = row, .lcp_blocks = token, .table_update = update,
-                          .n_table_update = s->n_seqs, .table_block = block, .n_table_block = s->n_seqs * per_seq};
+    *ret = (struct batch){.step = 1,
+                          .n_tokens = n,
+                          .token = token,
+                          .token_src = src,
+                          .position = position,
+                          .slot = slot,
+                          .n_seqs = s->n_seqs,
+                          .n_decode = s->n_query == 1 ? s->n_seqs : 0,
+                          .q_start = q_start,
+                          .kv_len = kv_len,
+                          .row = row,
+                          .lcp_blocks = token,
+                          .table_update = update,
+                          .n_table_update = s->n_seqs,
+                          .table_block = block,
+                          .n_table_block = s->n_seqs * per_seq};
 }
 
 static void measure_attention(const struct attention_shape *s)
@@ -343,9 +355,12 @@ static void measure_attention(const struct attention_shape *s)
 static void measure_attentions(void)
 {
     static const struct attention_shape cases[] = {
-        {"decode 1 x 512, 9/3 of 64", 1, 1, 512, 9, 3, 64},    {"decode 1 x 4k, 32/8 of 64", 1, 1, 4096, 32, 8, 64},
-        {"decode 16 x 1k, 32/8 of 64", 16, 1, 1024, 32, 8, 64}, {"prefill 512, 9/3 of 64", 1, 512, 512, 9, 3, 64},
-        {"prefill 512, 32/8 of 64", 1, 512, 512, 32, 8, 64},    {"chunk 512 of 4k, 32/8 of 128", 1, 512, 4096, 32, 8, 128},
+        {"decode 1 x 512, 9/3 of 64", 1, 1, 512, 9, 3, 64},
+        {"decode 1 x 4k, 32/8 of 64", 1, 1, 4096, 32, 8, 64},
+        {"decode 16 x 1k, 32/8 of 64", 16, 1, 1024, 32, 8, 64},
+        {"prefill 512, 9/3 of 64", 1, 512, 512, 9, 3, 64},
+        {"prefill 512, 32/8 of 64", 1, 512, 512, 32, 8, 64},
+        {"chunk 512 of 4k, 32/8 of 128", 1, 512, 4096, 32, 8, 128},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         measure_attention(&cases[i]);
@@ -365,16 +380,34 @@ static void measure_sampling(int32_t n, float temperature, float top_p, const ch
     for (int32_t i = 0; i < n; i++) {
         pick[i] = i;
         minus[i] = -1;
-        row[i] = (struct sample_row){.logits_row = i, .temperature = temperature, .top_p = top_p, .seed = (uint64_t)i,
-                                     .repetition_penalty = 1, .n_logprobs = -1, .prev_sample = -1};
+        row[i] = (struct sample_row){.logits_row = i,
+                                     .temperature = temperature,
+                                     .top_p = top_p,
+                                     .seed = (uint64_t)i,
+                                     .repetition_penalty = 1,
+                                     .n_logprobs = -1,
+                                     .prev_sample = -1};
     }
     pick[n] = n;
     double best = 1e9;
     for (uint64_t step = 1; step <= 20; step++) {
         struct results res;
-        struct batch batch = {.step = step, .n_tokens = n, .token = pick, .token_src = minus, .position = pick,
-                              .slot = minus, .n_seqs = n, .n_decode = n, .q_start = pick, .kv_len = pick, .row = pick,
-                              .lcp_blocks = pick, .n_logits = n, .logits_token = pick, .n_samples = n, .sample = row};
+        struct batch batch = {.step = step,
+                              .n_tokens = n,
+                              .token = pick,
+                              .token_src = minus,
+                              .position = pick,
+                              .slot = minus,
+                              .n_seqs = n,
+                              .n_decode = n,
+                              .q_start = pick,
+                              .kv_len = pick,
+                              .row = pick,
+                              .lcp_blocks = pick,
+                              .n_logits = n,
+                              .logits_token = pick,
+                              .n_samples = n,
+                              .sample = row};
         int64_t start = now_us();
         if (b->ops->step_begin(b, &batch, &e) < 0) {
             die(&e);

@@ -12,7 +12,16 @@
 
 #include "kernels/backend.h"
 
-enum { MAX_TOKENS = 16384, MAX_SEQS = 512, BLOCK = 16, REPEATS = 7, HEADS = 32, KV_HEADS = 8, DIM = 128, HIDDEN = 4096 };
+enum {
+    MAX_TOKENS = 16384,
+    MAX_SEQS = 512,
+    BLOCK = 16,
+    REPEATS = 7,
+    HEADS = 32,
+    KV_HEADS = 8,
+    DIM = 128,
+    HIDDEN = 4096
+};
 
 static struct backend *b;
 static uint64_t step;
@@ -91,8 +100,15 @@ static struct batch plain_batch(int32_t n)
     ints[1][0] = 0;
     ints[1][1] = n;
     ints[2][0] = n;
-    return (struct batch){.n_tokens = n, .token = ints[0], .position = ints[0], .slot = ints[3], .n_seqs = 1, .q_start = ints[1],
-                          .kv_len = ints[2], .row = ints[0], .lcp_blocks = ints[0]};
+    return (struct batch){.n_tokens = n,
+                          .token = ints[0],
+                          .position = ints[0],
+                          .slot = ints[3],
+                          .n_seqs = 1,
+                          .q_start = ints[1],
+                          .kv_len = ints[2],
+                          .row = ints[0],
+                          .lcp_blocks = ints[0]};
 }
 
 /* ---- matrix products ---- */
@@ -126,7 +142,8 @@ static void bench_linear(void)
             }
             p.x = weight_of(rows[r], k, DTYPE_BF16);
             p.out = mat_of(rows[r], n, n > 100000 ? DTYPE_F32 : DTYPE_BF16);
-            struct job j = {.batch = plain_batch(rows[r]), .calls = rows[r] > 256 ? 8 : 32, .call = call_linear, .arg = &p};
+            struct job j = {
+                .batch = plain_batch(rows[r]), .calls = rows[r] > 256 ? 8 : 32, .call = call_linear, .arg = &p};
             double us = median_us(&j);
             printf("linear %6d x %5d, %4d rows: %8.2f us, %5.2f TB/s of weights, %6.1f TFLOP/s\n", n, k, rows[r], us,
                    2e-6 * n * k / us, 2e-6 * n * k * rows[r] / us);
@@ -144,8 +161,8 @@ struct scene {
 static void call_attention(int i, void *arg)
 {
     struct scene *s = arg;
-    struct attention a = {.layer = i % s->layers, .n_heads = HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM,
-                          .scale = 0.0883883f};
+    struct attention a = {
+        .layer = i % s->layers, .n_heads = HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .scale = 0.0883883f};
     b->ops->attention(b, s->out, s->qkv, &a);
 }
 
@@ -169,8 +186,16 @@ static double attention_us(int32_t n_seqs, const int32_t *len, const int32_t *n_
             block[j] = t;
         }
     }
-    struct batch a = {.token = ints[0], .position = ints[0], .slot = ints[3], .q_start = ints[4], .kv_len = len, .row = ints[5],
-                      .lcp_blocks = ints[0], .n_seqs = n_seqs, .table_update = update, .table_block = block,
+    struct batch a = {.token = ints[0],
+                      .position = ints[0],
+                      .slot = ints[3],
+                      .q_start = ints[4],
+                      .kv_len = len,
+                      .row = ints[5],
+                      .lcp_blocks = ints[0],
+                      .n_seqs = n_seqs,
+                      .table_update = update,
+                      .table_block = block,
                       .n_table_update = n_seqs};
     ints[4][0] = 0;
     for (int32_t i = 0; i < n_seqs; i++) {
@@ -230,12 +255,14 @@ static void bench_attention(bool decode, bool prefill)
     struct err e;
     struct kv_layout l;
     struct scene s = {.qkv = weight_of(MAX_TOKENS, (HEADS + 2 * KV_HEADS) * DIM, DTYPE_BF16),
-                      .out = mat_of(MAX_TOKENS, HEADS * DIM, DTYPE_BF16), .layers = LAYERS};
+                      .out = mat_of(MAX_TOKENS, HEADS * DIM, DTYPE_BF16),
+                      .layers = LAYERS};
     kv_layout_init(&l, BLOCK, LAYERS, KV_HEADS, DIM, DTYPE_BF16);
     n_blocks = 24576;
     check(b->ops->kv_create(b, &l, n_blocks, 0, &e), &e);
     fill_cache(s.qkv);
-    static const int32_t decodes[][2] = {{1, 1024}, {1, 4096}, {1, 32768}, {8, 1024}, {32, 4096}, {64, 1024}, {256, 1024}, {64, 4096}};
+    static const int32_t decodes[][2] = {{1, 1024},  {1, 4096},  {1, 32768},  {8, 1024},
+                                         {32, 4096}, {64, 1024}, {256, 1024}, {64, 4096}};
     static int32_t len[MAX_SEQS];
     static int32_t query[MAX_SEQS];
     for (size_t i = 0; i < ARRAY_LEN(decodes) && decode; i++) {
@@ -252,7 +279,8 @@ static void bench_attention(bool decode, bool prefill)
             len[k] = !skewed ? 8064 : k == 0 ? 131072 : 4096;
             query[k] = 1;
         }
-        printf("decode attention, %s: %8.2f us\n", skewed ? "1 x 128k + 31 x 4k" : "32 x 8064", attention_us(32, len, query, &s));
+        printf("decode attention, %s: %8.2f us\n", skewed ? "1 x 128k + 31 x 4k" : "32 x 8064",
+               attention_us(32, len, query, &s));
     }
     static const int32_t prefills[][3] = {{1, 4096, 4096}, {1, 16384, 16384}, {8, 2048, 2048}, {1, 16384, 2048}};
     for (size_t i = 0; i < ARRAY_LEN(prefills) && prefill; i++) {
@@ -265,8 +293,8 @@ static void bench_attention(bool decode, bool prefill)
             flops += 4.0 * HEADS * DIM * (n * n - before * before) / 2;
         }
         double us = attention_us(prefills[i][0], len, query, &s);
-        printf("prefill attention %d x %d of %d: %8.1f us, %6.1f TFLOP/s\n", prefills[i][0], prefills[i][2], prefills[i][1], us,
-               flops * 1e-6 / us);
+        printf("prefill attention %d x %d of %d: %8.1f us, %6.1f TFLOP/s\n", prefills[i][0], prefills[i][2],
+               prefills[i][1], us, flops * 1e-6 / us);
     }
 }
 
@@ -296,9 +324,12 @@ static void bench_glue(void)
     static const int32_t rows[] = {1, 64, 256, 8192};
     for (size_t r = 0; r < ARRAY_LEN(rows); r++) {
         int32_t n = rows[r];
-        struct glue g = {.x = mat_of(n, HIDDEN, DTYPE_BF16), .y = weight_of(n, HIDDEN, DTYPE_BF16),
-                         .out = mat_of(n, HIDDEN, DTYPE_BF16), .gate_up = weight_of(n, 28672, DTYPE_BF16),
-                         .act = mat_of(n, 14336, DTYPE_BF16), .norm = {.kind = NORM_RMS, .eps = 1e-5f}};
+        struct glue g = {.x = mat_of(n, HIDDEN, DTYPE_BF16),
+                         .y = weight_of(n, HIDDEN, DTYPE_BF16),
+                         .out = mat_of(n, HIDDEN, DTYPE_BF16),
+                         .gate_up = weight_of(n, 28672, DTYPE_BF16),
+                         .act = mat_of(n, 14336, DTYPE_BF16),
+                         .norm = {.kind = NORM_RMS, .eps = 1e-5f}};
         g.norm.weight = weight_of(1, HIDDEN, DTYPE_BF16);
         struct job norm = {.batch = plain_batch(n), .calls = 64, .call = call_norm, .arg = &g};
         struct job gate = {.batch = plain_batch(n), .calls = 64, .call = call_gate, .arg = &g};
@@ -332,16 +363,25 @@ static void bench_sample(void)
             struct batch a = plain_batch(n);
             for (int32_t i = 0; i < n; i++) {
                 index[i] = i;
-                row[i] = (struct sample_row){.logits_row = i, .temperature = kind == 0 ? 0 : 0.8f, .top_p = kind == 2 ? 0.95f : 1,
-                                             .top_k = kind == 2 ? 50 : 0, .repetition_penalty = 1, .n_logprobs = -1,
-                                             .seed = (uint64_t)i, .position = 7, .prev_sample = -1};
+                row[i] = (struct sample_row){.logits_row = i,
+                                             .temperature = kind == 0 ? 0 : 0.8f,
+                                             .top_p = kind == 2 ? 0.95f : 1,
+                                             .top_k = kind == 2 ? 50 : 0,
+                                             .repetition_penalty = 1,
+                                             .n_logprobs = -1,
+                                             .seed = (uint64_t)i,
+                                             .position = 7,
+                                             .prev_sample = -1};
             }
             a.n_logits = a.n_samples = n;
             a.logits_token = index;
             a.sample = row;
             struct job j = {.batch = a, .calls = 8, .call = call_sample, .arg = &logits};
-            printf("sample %s, %3d rows: %7.1f us\n", kind == 0 ? "greedy" : kind == 1 ? "plain" : "top-k 50, top-p 0.95", n,
-                   median_us(&j));
+            printf("sample %s, %3d rows: %7.1f us\n",
+                   kind == 0   ? "greedy"
+                   : kind == 1 ? "plain"
+                               : "top-k 50, top-p 0.95",
+                   n, median_us(&j));
         }
     }
 }
@@ -364,7 +404,8 @@ int main(int argc, char **argv)
         }
     }
     struct err e;
-    struct backend_config c = {.max_tokens = MAX_TOKENS, .max_seqs = MAX_SEQS, .max_samples = 512, .max_blocks_per_seq = 8448};
+    struct backend_config c = {
+        .max_tokens = MAX_TOKENS, .max_seqs = MAX_SEQS, .max_samples = 512, .max_blocks_per_seq = 8448};
     check(backend_open(&b, device, &c, &e), &e);
     for (size_t i = 0; i < ARRAY_LEN(ints); i++) {
         ints[i] = calloc(MAX_TOKENS + 1, sizeof(int32_t));

@@ -51,8 +51,16 @@ static void set_tables(struct batch *a, int32_t n_seqs, int32_t own)
 
 static struct batch lists_batch(void)
 {
-    return (struct batch){.token = l.token, .token_src = l.src, .position = l.position, .slot = l.slot, .q_start = l.q_start,
-                          .kv_len = l.kv_len, .row = l.row, .lcp_blocks = l.lcp, .logits_token = l.logits, .sample = l.sample};
+    return (struct batch){.token = l.token,
+                          .token_src = l.src,
+                          .position = l.position,
+                          .slot = l.slot,
+                          .q_start = l.q_start,
+                          .kv_len = l.kv_len,
+                          .row = l.row,
+                          .lcp_blocks = l.lcp,
+                          .logits_token = l.logits,
+                          .sample = l.sample};
 }
 
 static void launch(struct batch *a)
@@ -74,8 +82,14 @@ static int64_t wait_us(void)
 
 static struct sample_row row_of(int32_t i, float temperature)
 {
-    return (struct sample_row){.logits_row = i, .temperature = temperature, .top_p = temperature > 0 ? 0.95f : 1, .repetition_penalty = 1,
-                               .n_logprobs = -1, .seed = (uint64_t)i, .position = i, .prev_sample = -1};
+    return (struct sample_row){.logits_row = i,
+                               .temperature = temperature,
+                               .top_p = temperature > 0 ? 0.95f : 1,
+                               .repetition_penalty = 1,
+                               .n_logprobs = -1,
+                               .seed = (uint64_t)i,
+                               .position = i,
+                               .prev_sample = -1};
 }
 
 static void decode(int32_t n, int32_t context, float temperature)
@@ -112,8 +126,8 @@ static void decode(int32_t n, int32_t context, float temperature)
     }
     double us = (double)(clock_us() - begun) / (TIMED - 1);
     wait_us();
-    printf("decode %3d x %6d, temperature %.1f: %8.1f us a step (device %8.1f), %8.1f tok/s\n", n, context, (double)temperature, us,
-           (double)device / (TIMED - 1), n * 1e6 / us);
+    printf("decode %3d x %6d, temperature %.1f: %8.1f us a step (device %8.1f), %8.1f tok/s\n", n, context,
+           (double)temperature, us, (double)device / (TIMED - 1), n * 1e6 / us);
 }
 
 static void prefill(int32_t n, int32_t context)
@@ -156,10 +170,14 @@ static void open_all(const char *device, const char *dir)
     struct generation_defaults gen;
     int64_t begun = clock_us();
     check(model_config_read(&c, &gen, dir, &e), &e);
-    struct backend_config k = {.max_tokens = MAX_TOKENS, .max_seqs = MAX_SEQS, .max_samples = MAX_SEQS, .max_blocks_per_seq = PER_SEQ};
+    struct backend_config k = {
+        .max_tokens = MAX_TOKENS, .max_seqs = MAX_SEQS, .max_samples = MAX_SEQS, .max_blocks_per_seq = PER_SEQ};
     check(backend_open(&b, device, &k, &e), &e);
     int64_t opened = clock_us();
-    struct model_options o = {.dtype = DTYPE_BF16, .dummy = true, .max_tokens = MAX_TOKENS, .max_logits = MAX_SEQS,
+    struct model_options o = {.dtype = DTYPE_BF16,
+                              .dummy = true,
+                              .max_tokens = MAX_TOKENS,
+                              .max_logits = MAX_SEQS,
                               .max_len = MIN(c.max_positions, PER_SEQ * BLOCK)};
     check(model_open(&model, dir, &c, &o, b, &e), &e);
     struct kv_layout kv;
@@ -181,7 +199,8 @@ int main(int argc, char **argv)
 {
     const char *device = "cuda";
     const char *dir = NULL;
-    static const char *const usual[] = {"1x1024", "8x1024", "64x1024", "256x1024", "64x4096", "s64x1024", "p8192x8192", "p2048x16384"};
+    static const char *const usual[] = {"1x1024",  "8x1024",   "64x1024",    "256x1024",
+                                        "64x4096", "s64x1024", "p8192x8192", "p2048x16384"};
     const char *const *job = usual;
     int n_jobs = ARRAY_LEN(usual);
     setvbuf(stdout, NULL, _IOLBF, 0);
