@@ -66,6 +66,8 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=128, help="generated tokens of the one-stream figures")
     args = parser.parse_args()
+    if args.tokens < 32:
+        parser.error("--tokens must be at least 32: quire bench leaves out the first and last steps")
     bench = Bench(args)
     for name, theirs, ours in bench.figures():
         pairs = []
