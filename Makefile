@@ -67,7 +67,7 @@ no_build := help clean format lint
 ifneq ($(if $(MAKECMDGOALS),$(filter-out $(no_build),$(MAKECMDGOALS)),all),)
 package_cflags := $(shell pkg-config --cflags $(packages) 2>/dev/null || echo missing)
 ifeq ($(package_cflags),missing)
-$(error libraries are missing (needed: $(packages) and oneDNN): run scripts/install-deps)
+$(error libraries are missing (needed: $(packages)): run scripts/install-deps)
 endif
 package_libs := $(shell pkg-config --libs $(packages))
 endif
@@ -76,7 +76,7 @@ baseline := $(if $(filter x86_64,$(arch)),-march=x86-64-v2)
 warnings := -Wall -Wextra -Wstrict-prototypes -Wmissing-prototypes -Wvla $(WERROR)
 hardening := -fstack-protector-strong $(if $(SANITIZE),,-D_FORTIFY_SOURCE=2)
 compile := -std=c11 -D_GNU_SOURCE -I. $(warnings) $(baseline) -fno-math-errno $(hardening) $(package_cflags) $(SANITIZE) $(CFLAGS)
-libs := $(package_libs) -ldnnl -ldl -lm -pthread
+libs := $(package_libs) -ldl -lm -pthread
 link := -pthread -Wl,-z,relro,-z,now $(SANITIZE) $(CFLAGS) $(LDFLAGS)
 
 avx2 := -mavx2 -mfma -mf16c
