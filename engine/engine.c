@@ -25,15 +25,27 @@
 
 /* ---- deltas from commit to the output thread ---------------------------------------------------------------------- */
 
+static void note_course(struct request_course *c, const struct group *g)
+{
+    c->preemptions = g->n_preempted;
+    if (g->admitted_us)
+        c->queue_us = g->admitted_us - g->request->arrival_us;
+    if (g->admitted_us && g->first_token_us)
+        c->prefill_us = g->first_token_us - g->admitted_us;
+    if (g->first_token_us && g->last_token_us)
+        c->decode_us = g->last_token_us - g->first_token_us;
+}
+
 static void on_delta(struct delta_out *out, const struct group *g, const struct delta *d)
 {
     struct engine *e = CONTAINER_OF(out, struct engine, deltas);
     if (d->kind == DELTA_END) {
-        const struct request *r = g->request;
+        struct request_course *c = &g->request->course;
+        note_course(c, g);
         if (g->admitted_us)
-            hist_add(&e->stats.queue_s, (double)(g->admitted_us - r->arrival_us) * 1e-6);
+            hist_add(&e->stats.queue_s, (double)c->queue_us * 1e-6);
         if (g->admitted_us && g->first_token_us)
-            hist_add(&e->stats.prefill_s, (double)(g->first_token_us - g->admitted_us) * 1e-6);
+            hist_add(&e->stats.prefill_s, (double)c->prefill_us * 1e-6);
     }
     output_push(e->output, d);
 }
@@ -220,6 +232,7 @@ static struct engine *engine_new(void)
     e->deltas.emit = on_delta;
     defaults_none(&e->defaults);
     engine_stats_init(&e->stats);
+    watch_init(&e->watch);
     return e;
 }
 
@@ -288,6 +301,7 @@ void engine_free(struct engine *e)
     tokenizer_free(e->tokenizer);
     chat_template_free(e->chat);
     inbox_release(&e->inbox);
+    watch_release(&e->watch);
     free(e->model_name);
     free(e->model_path);
     free(e);

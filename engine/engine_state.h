@@ -9,6 +9,7 @@
 #include "engine/inbox.h"
 #include "engine/output.h"
 #include "engine/pack.h"
+#include "engine/watch.h"
 #include "models/model.h"
 
 enum { ENGINE_MAX_DEPTH = 7 };
@@ -39,6 +40,7 @@ struct engine {
 
     /* Shared. */
     struct inbox inbox;
+    struct watch watch;
     struct output_stage *output;
     struct engine_stats stats;
     _Atomic int64_t active;     /* requests accepted and not ended */

@@ -65,6 +65,8 @@ static int32_t launch_step(struct engine *e, int64_t now_us)
     struct plan *plan = plan_at(e, e->n_launched);
     if (sched_plan(e->sched, now_us, plan) == 0)
         return 0;
+    if (watch_wanted(&e->watch, now_us))
+        watch_note(&e->watch, plan);
     struct batch batch;
     struct err err;
     pack_batch(e->packer, plan, &batch);
@@ -132,6 +134,7 @@ static void engine_turn(struct engine *e)
     decode_reap(e->sched, &e->deltas);
     output_commit(e->output);
     update_gauges(e);
+    watch_serve(&e->watch, e->sched, e->n_launched);
     if (idle)
         rest(e);
 }

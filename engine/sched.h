@@ -128,6 +128,8 @@ struct sched_counts {
     uint64_t prefix_queries, prefix_hits; /* tokens */
 };
 void sched_counts(const struct sched *s, struct sched_counts *ret);
+/* Fill all of `p` but its events, step and times. O(blocks + what the picture holds). */
+void sched_picture(const struct sched *s, struct kv_picture *p);
 
 /* NULL, or the sentence of the first invariant that does not hold. `p`: the plan just made, or NULL. O(everything). */
 const char *sched_check(struct sched *s, const struct plan *p);

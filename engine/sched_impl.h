@@ -6,6 +6,7 @@
  *     sched_preempt.c  RUNNING -> WAITING, RUNNING -> SWAPPED
  *     sched_seq.c      fork, free, blocks and rows of one sequence
  *     sched_check.c    the invariants
+ *     sched_picture.c  what observers see
  *     setup.c          all that allocates
  */
 #ifndef QUIRE_ENGINE_SCHED_IMPL_H

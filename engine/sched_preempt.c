@@ -17,6 +17,7 @@ static void leave_running(struct sched *s, struct group *g)
 {
     list_remove(&s->running, g);
     group_unreserve(s, g);
+    g->n_preempted++;
     s->preempted = true;
 }
 

@@ -96,6 +96,7 @@ struct group {
     int32_t n_scores_planned; /* prompt positions scored, in steps planned so far */
     bool scored_first;        /* the first prompt token was reported; it has no score */
     int32_t cached_tokens;    /* prompt tokens found in the prefix cache at first admission */
+    int32_t n_preempted;      /* times it had to make room */
     struct side_need side;
     struct word_list words; /* owned */
     struct beam *beam;      /* NULL: sampling */
