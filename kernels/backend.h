@@ -15,7 +15,9 @@
 
 #include "kernels/batch.h"
 
-#define BACKEND_ABI 1 /* raised with every change of this header or batch.h */
+struct comm; /* comm.h */
+
+#define BACKEND_ABI 2 /* raised with every change of this header or batch.h */
 
 enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32 };
 static inline int64_t dtype_bytes(enum dtype t)
@@ -136,6 +138,8 @@ struct backend_config {
     int32_t max_samples;        /* sampling rows of a step */
     int32_t max_blocks_per_seq; /* width of a table row */
     bool deterministic;
+    struct comm *comm;       /* the other ranks of a model that is cut; NULL: there are none */
+    int32_t share, n_shares; /* CPU: the threads are this share of the machine's cores; n_shares 0: all are */
 };
 
 struct backend_memory {
@@ -196,10 +200,16 @@ struct backend_ops {
     void (*add)(struct backend *b, struct mat x, struct mat y, bool partial);
     /* out[i] = x[logits_token[first + i]] for the rows of out. */
     void (*gather)(struct backend *b, struct mat out, struct mat x, int32_t first);
-    /* Sampling rows whose logits_row lies in [first, first + logits.rows); logits float32 [rows, vocab]; may be overwritten. */
+    /* Sampling rows whose logits_row lies in [first, first + logits.rows); logits float32 [rows, vocab]; may be overwritten.
+     * Of many ranks the first draws; the others take its tokens, for the step after. */
     void (*sample)(struct backend *b, struct mat logits, int32_t first);
-    /* out = x summed over the ranks, in place. (optional: one rank) */
+    /* The last three exist where there are many ranks. */
+    /* x summed over the ranks, in place. (optional: one rank) */
     void (*all_reduce)(struct backend *b, struct mat x);
+    /* embed where `table` holds the ids [first, first + table.rows) alone: the ranks' tables together give every row. (optional: one rank) */
+    void (*embed_part)(struct backend *b, struct mat out, struct mat table, int32_t first, float scale);
+    /* logits [rows, vocab], float32, for the rank that samples: the ranks' parts, each the next div_ceil(vocab, ranks) columns. (optional: one rank) */
+    void (*gather_logits)(struct backend *b, struct mat logits, struct mat part);
     /* Copy a mat to host memory as float32, rows * cols, when all before it is done: tests and profiling only. */
     int (*download)(struct backend *b, struct mat m, float *out, struct err *e);
     int (*upload)(struct backend *b, struct mat m, const float *in, struct err *e);

@@ -17,7 +17,7 @@ static const struct architecture ARCHITECTURES[] = {
 
 static const struct tensor_spec TENSORS[] = {
     /* name, rows and columns of the result, split over ranks, kind, goes to, when, stored transposed */
-    {"transformer.wte.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_NONE, WEIGHT_EMBEDDING, IN_MODEL(embed), WHEN_ALWAYS,
+    {"transformer.wte.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING, IN_MODEL(embed), WHEN_ALWAYS,
      false},
     {"transformer.wpe.weight", DIM_POSITIONS, DIM_HIDDEN, SPLIT_NONE, WEIGHT_TABLE, IN_MODEL(positions), WHEN_ALWAYS,
      false},
@@ -25,7 +25,7 @@ static const struct tensor_spec TENSORS[] = {
      WHEN_ALWAYS, false},
     {"transformer.ln_f.bias", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_MODEL(final_norm.bias), WHEN_ALWAYS,
      false},
-    {"lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_NONE, WEIGHT_LINEAR, IN_MODEL(head), WHEN_UNTIED, false},
+    {"lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head), WHEN_UNTIED, false},
     {LAYER "ln_1.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(attn_norm.weight), WHEN_ALWAYS,
      false},
     {LAYER "ln_1.bias", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(attn_norm.bias), WHEN_ALWAYS, false},
@@ -55,7 +55,7 @@ static void forward(struct model *m, const struct batch *b)
     struct mat x = mat_rows(t->x, 0, n), h = mat_rows(t->h, 0, n), y = mat_rows(t->y, 0, n); /* [n_tokens, hidden] */
     struct mat qkv = mat_rows(t->qkv, 0, n), attn = mat_rows(t->attn, 0, n), up = mat_rows(t->up, 0, n);
 
-    ops->embed(be, x, t->embed, 1);
+    transformer_embed(m, x, 1);
     ops->embed_position(be, x, t->positions, 0);
     ops->norm(be, h, x, &t->layer[0].attn_norm);
     for (int32_t i = 0; i < t->n_layers; i++) {

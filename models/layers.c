@@ -34,6 +34,13 @@ static struct range head_range(const struct model *m, int32_t n)
     return (struct range){rank / (n_ranks / n), 1};
 }
 
+/* This rank's ids: equal parts but for the last one. */
+static struct range vocab_range(const struct model *m)
+{
+    int32_t width = (int32_t)div_ceil(m->config.vocab, m->options.n_ranks), first = m->options.rank * width;
+    return (struct range){first, MIN(width, m->config.vocab - first)};
+}
+
 int32_t model_n_kv_heads(const struct model_config *c, int32_t n_ranks)
 {
     return MAX(c->n_kv_heads / n_ranks, 1);
@@ -65,6 +72,8 @@ static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool spli
     if (dim == DIM_Q || dim == DIM_KV) {
         struct range heads = dim == DIM_Q ? q : kv;
         ret[0] = (struct range){heads.first * d, heads.n * d};
+    } else if (dim == DIM_VOCAB) {
+        ret[0] = vocab_range(m);
     } else {
         int32_t n = (int32_t)size / m->options.n_ranks;
         ret[0] = (struct range){m->options.rank * n, n};
@@ -93,7 +102,8 @@ static int add_tensor(struct assembly *a, const struct tensor_spec *s, const str
     bool vector = s->cols == DIM_ONE;
     int64_t n_out = s->transposed ? n_cols : n_rows, n_in = s->transposed ? n_rows : n_cols;
     struct range out[3], in[3];
-    int32_t n_parts = axis_ranges(m, s->rows, s->split == SPLIT_OUT, n_out, out);
+    bool split_out = s->split == SPLIT_OUT || s->split == SPLIT_VOCAB;
+    int32_t n_parts = axis_ranges(m, s->rows, split_out, n_out, out);
     axis_ranges(m, s->cols, s->split == SPLIT_IN, n_in, in);
     const void *data = t ? plain_data(a, t) : NULL;
     if (t && !data)
@@ -248,6 +258,7 @@ static int make_scratch(struct model *m, struct err *e)
         {&t->narrow, n, narrow ? c->embed_dim : 0, act},
         {&m->gathered, m->options.max_logits, c->embed_dim, act},
         {&m->logits, m->options.max_logits, c->vocab, DTYPE_F32},
+        {&m->logits_part, m->options.max_logits, t->partial ? t->n_vocab : 0, DTYPE_F32},
     };
     for (size_t i = 0; i < ARRAY_LEN(want); i++) {
         int code = want[i].cols == 0 ? 0
@@ -261,23 +272,24 @@ static int make_scratch(struct model *m, struct err *e)
     return 0;
 }
 
-static int check_ranks(const struct model *m, struct err *e)
+int model_check_ranks(const struct model_config *c, int32_t n, struct err *e)
 {
-    const struct model_config *c = &m->config;
-    int32_t n = m->options.n_ranks;
     bool kv = c->n_kv_heads % n == 0 || n % c->n_kv_heads == 0;
     if (c->n_heads % n != 0 || c->intermediate % n != 0 || !kv)
         return err_set_param(e, ERR_INVALID, "tensor_parallel_size",
                              "tensor_parallel_size %d does not divide the model: %d heads, %d "
                              "key/value heads, MLP width %d",
                              n, c->n_heads, c->n_kv_heads, c->intermediate);
+    if (div_ceil(c->vocab, n) * (n - 1) >= c->vocab)
+        return err_set_param(e, ERR_INVALID, "tensor_parallel_size",
+                             "tensor_parallel_size %d leaves the last rank nothing of a vocabulary of %d", n, c->vocab);
     return 0;
 }
 
 int transformer_load(struct model *m, struct err *e)
 {
     const struct model_config *c = &m->config;
-    int code = check_ranks(m, e);
+    int code = model_check_ranks(c, m->options.n_ranks, e);
     if (code < 0)
         return code;
     struct transformer *t = calloc(1, sizeof *t);
@@ -292,6 +304,8 @@ int transformer_load(struct model *m, struct err *e)
     t->n_kv_heads = model_n_kv_heads(c, m->options.n_ranks);
     t->intermediate = c->intermediate / m->options.n_ranks;
     t->partial = m->options.n_ranks > 1;
+    t->vocab_first = vocab_range(m).first;
+    t->n_vocab = vocab_range(m).n;
     code = load_weights(m, e);
     if (code == 0)
         code = load_rope(m, e);
@@ -299,6 +313,26 @@ int transformer_load(struct model *m, struct err *e)
         return code;
     set_parameters(m);
     return make_scratch(m, e);
+}
+
+void transformer_embed(struct model *m, struct mat out, float scale)
+{
+    const struct backend_ops *ops = m->backend->ops;
+    const struct transformer *t = m->weights;
+    if (t->partial)
+        ops->embed_part(m->backend, out, t->embed, t->vocab_first, scale);
+    else
+        ops->embed(m->backend, out, t->embed, scale);
+}
+
+void transformer_head(struct model *m, struct mat logits, struct mat x)
+{
+    const struct backend_ops *ops = m->backend->ops;
+    bool partial = m->weights->partial;
+    struct mat mine = partial ? mat_rows(m->logits_part, 0, x.rows) : logits;
+    ops->linear(m->backend, mine, x, m->head, &(struct epilogue){0});
+    if (partial)
+        ops->gather_logits(m->backend, logits, mine);
 }
 
 void transformer_free(struct transformer *t)

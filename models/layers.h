@@ -22,17 +22,18 @@ struct layer {
 
 /* Sizes are this rank's. */
 struct transformer {
-    struct mat embed;                   /* [vocab, embed_dim] */
+    struct mat embed;                   /* [n_vocab, embed_dim] */
     struct mat positions;               /* [max_positions + offset, hidden], learned */
     struct mat project_in, project_out; /* OPT-350m, where embed_dim is not hidden */
-    struct mat head;                    /* [vocab, embed_dim]; data NULL: tied */
+    struct mat head;                    /* [n_vocab, embed_dim]; data NULL: tied */
     struct norm final_norm;
     struct mat cos_sin;  /* [max_len, rot_dim] */
     float *cos_sin_host; /* what cos_sin may read in place */
     struct layer *layer; /* [n_layers] */
     int32_t n_layers;
     int32_t n_heads, n_kv_heads, intermediate;
-    bool partial; /* o and down give one summand of several */
+    int32_t vocab_first, n_vocab; /* ids of embed and head */
+    bool partial;                 /* there are more ranks: o and down give one summand of several */
     /* activations, [max_tokens, ..] */
     struct mat x;         /* residual stream, hidden */
     struct mat h;         /* normed, hidden */
@@ -62,6 +63,7 @@ enum tensor_split {
     SPLIT_NONE,  /* every rank holds all of it */
     SPLIT_OUT,   /* each its output features: whole heads, or a slice of the MLP */
     SPLIT_IN,    /* each its input features: the results are summed over the ranks */
+    SPLIT_VOCAB, /* each its ids; what is looked up is summed, logits are put side by side */
     SPLIT_FIRST, /* the first rank alone: a bias that is added to such a sum once */
 };
 
@@ -103,6 +105,11 @@ int transformer_check(const struct model_family *f, const struct model_config *c
 /* Make m->weights on m->backend from m->checkpoint (NULL: dummies), checked before. */
 int transformer_load(struct model *m, struct err *e);
 void transformer_free(struct transformer *t);
+
+/* out [n_tokens, embed_dim] = the step's embeddings, times `scale`. */
+void transformer_embed(struct model *m, struct mat out, float scale);
+/* logits [rows, vocab] = the head of x [rows, embed_dim], whole on the rank that samples. */
+void transformer_head(struct model *m, struct mat logits, struct mat x);
 
 /* The stored shape of a tensor: [rows, cols], cols 1 for one axis. */
 void tensor_spec_shape(const struct tensor_spec *s, const struct model_config *c, int64_t *ret_rows, int64_t *ret_cols);

@@ -44,11 +44,11 @@ static const struct architecture ARCHITECTURES[] = {
 
 static const struct tensor_spec TENSORS[] = {
     /* name, rows and columns, split over ranks, kind, goes to, when */
-    {"model.embed_tokens.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_NONE, WEIGHT_EMBEDDING, IN_MODEL(embed), WHEN_ALWAYS,
+    {"model.embed_tokens.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING, IN_MODEL(embed), WHEN_ALWAYS,
      false},
     {"model.norm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_MODEL(final_norm.weight), WHEN_ALWAYS,
      false},
-    {"lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_NONE, WEIGHT_LINEAR, IN_MODEL(head), WHEN_UNTIED, false},
+    {"lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head), WHEN_UNTIED, false},
     {LAYER "input_layernorm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(attn_norm.weight),
      WHEN_ALWAYS, false},
     {LAYER "self_attn.q_proj.weight", DIM_Q, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(qkv), WHEN_ALWAYS, false},
@@ -92,7 +92,7 @@ void llama_forward(struct model *m, const struct batch *b)
     struct mat up = mat_rows(t->up, 0, n);     /* [n_tokens, 2 * intermediate] */
     struct mat act = mat_rows(t->act, 0, n);   /* [n_tokens, intermediate] */
 
-    ops->embed(be, x, t->embed, m->config.embed_scale);
+    transformer_embed(m, x, m->config.embed_scale);
     ops->norm(be, h, x, &t->layer[0].attn_norm);
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];

@@ -79,8 +79,9 @@ struct model {
         *checkpoint;             /* mapped while the model lives: a backend may read weights in place; NULL: dummies */
     struct transformer *weights; /* layers.h */
     struct mat hidden;           /* [max_tokens, embed_dim] after the last norm */
-    struct mat head;             /* [vocab, embed_dim] */
+    struct mat head;             /* [vocab, embed_dim]; this rank's ids of it */
     struct mat logits;           /* [max_logits, vocab], float32 */
+    struct mat logits_part;      /* [max_logits, this rank's ids], float32; only where there are more ranks */
     struct mat gathered;         /* [max_logits, embed_dim] */
 };
 
@@ -116,6 +117,8 @@ extern const struct model_family *const model_families[];
 const struct model_family *model_family_find(const char *name, const struct architecture **ret);
 /* Key/value heads of one rank, for the cache: at least one each, so small counts are held by several ranks. */
 int32_t model_n_kv_heads(const struct model_config *c, int32_t n_ranks);
+/* Whether n ranks can share the model: whole heads, equal slices of the MLP, some of the vocabulary for each. */
+int model_check_ranks(const struct model_config *c, int32_t n, struct err *e);
 
 /* Map the weights and place them on the backend, whose operations read them until model_free; `backend` must outlive the
  * model. Missing, extra, misshapen and mistyped tensors are named all at once. */

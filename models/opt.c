@@ -20,7 +20,7 @@ enum { POSITION_OFFSET = 2 };
 
 static const struct tensor_spec TENSORS[] = {
     /* name, rows and columns, split over ranks, kind, goes to, when */
-    {TOP "embed_tokens.weight", DIM_VOCAB, DIM_EMBED, SPLIT_NONE, WEIGHT_EMBEDDING, IN_MODEL(embed), WHEN_ALWAYS,
+    {TOP "embed_tokens.weight", DIM_VOCAB, DIM_EMBED, SPLIT_VOCAB, WEIGHT_EMBEDDING, IN_MODEL(embed), WHEN_ALWAYS,
      false},
     {TOP "embed_positions.weight", DIM_POSITIONS_2, DIM_HIDDEN, SPLIT_NONE, WEIGHT_TABLE, IN_MODEL(positions),
      WHEN_ALWAYS, false},
@@ -32,7 +32,7 @@ static const struct tensor_spec TENSORS[] = {
      WHEN_FINAL_NORM, false},
     {TOP "final_layer_norm.bias", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_MODEL(final_norm.bias),
      WHEN_FINAL_NORM, false},
-    {"lm_head.weight", DIM_VOCAB, DIM_EMBED, SPLIT_NONE, WEIGHT_LINEAR, IN_MODEL(head), WHEN_UNTIED, false},
+    {"lm_head.weight", DIM_VOCAB, DIM_EMBED, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head), WHEN_UNTIED, false},
     {LAYER "self_attn_layer_norm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(attn_norm.weight),
      WHEN_ALWAYS, false},
     {LAYER "self_attn_layer_norm.bias", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(attn_norm.bias),
@@ -73,7 +73,7 @@ static void forward(struct model *m, const struct batch *b)
     struct mat qkv = mat_rows(t->qkv, 0, n), attn = mat_rows(t->attn, 0, n), up = mat_rows(t->up, 0, n);
     struct mat narrow = mat_rows(t->narrow, 0, n); /* [n_tokens, embed_dim] */
 
-    ops->embed(be, projected ? narrow : x, t->embed, 1);
+    transformer_embed(m, projected ? narrow : x, 1);
     if (projected)
         ops->linear(be, x, narrow, t->project_in, &plain);
     ops->embed_position(be, x, t->positions, POSITION_OFFSET);

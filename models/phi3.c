@@ -10,11 +10,11 @@ static const struct architecture ARCHITECTURES[] = {
 
 static const struct tensor_spec TENSORS[] = {
     /* name, rows and columns, split over ranks, kind, goes to, when */
-    {"model.embed_tokens.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_NONE, WEIGHT_EMBEDDING, IN_MODEL(embed), WHEN_ALWAYS,
+    {"model.embed_tokens.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING, IN_MODEL(embed), WHEN_ALWAYS,
      false},
     {"model.norm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_MODEL(final_norm.weight), WHEN_ALWAYS,
      false},
-    {"lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_NONE, WEIGHT_LINEAR, IN_MODEL(head), WHEN_UNTIED, false},
+    {"lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head), WHEN_UNTIED, false},
     {LAYER "input_layernorm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(attn_norm.weight),
      WHEN_ALWAYS, false},
     {LAYER "self_attn.qkv_proj.weight", DIM_QKV, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(qkv), WHEN_ALWAYS,

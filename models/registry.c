@@ -75,7 +75,6 @@ void model_free(struct model *m)
 void model_step(struct model *m, const struct batch *b)
 {
     const struct backend_ops *ops = m->backend->ops;
-    const struct epilogue plain = {0};
     if (b->n_tokens == 0 || (ops->replay && ops->replay(m->backend, b)))
         return;
     m->family->forward(m, b);
@@ -84,7 +83,7 @@ void model_step(struct model *m, const struct batch *b)
         int32_t n = MIN(b->n_logits - first, m->options.max_logits);
         struct mat gathered = mat_rows(m->gathered, 0, n), logits = mat_rows(m->logits, 0, n);
         ops->gather(m->backend, gathered, hidden, first);
-        ops->linear(m->backend, logits, gathered, m->head, &plain);
+        transformer_head(m, logits, gathered);
         ops->sample(m->backend, logits, first);
     }
 }

@@ -113,7 +113,11 @@ static void check_rank(const char *dir, int32_t rank, int32_t n_ranks)
     int32_t kv = c->n_kv_heads >= n_ranks ? rank * nk : rank * c->n_kv_heads / n_ranks; /* first of this rank */
     assert_int_equal(t->n_heads, nq);
     assert_int_equal(t->n_kv_heads, nk);
-    assert_int_equal(t->embed.rows, c->vocab);
+    int32_t ids = (int32_t)div_ceil(c->vocab, n_ranks);
+    assert_int_equal(t->embed.rows, MIN(ids, c->vocab - rank * ids));
+    same(t->embed, 0, t->embed.rows, w->embed, rank * ids, 0, "embedding");
+    if (!c->tied)
+        same(t->head, 0, t->head.rows, w->head, rank * ids, 0, "head");
     for (int32_t i = 0; i < c->n_layers; i++) {
         const struct layer *p = &t->layer[i], *l = &w->layer[i];
         assert_int_equal(p->qkv.rows, (nq + 2 * nk) * d);

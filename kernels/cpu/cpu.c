@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "kernels/comm.h"
+
 static void cpu_free(struct backend *b)
 {
     struct cpu_backend *c = cpu_of(b);
@@ -36,6 +38,9 @@ static const struct backend_ops cpu_ops = {
     .add = cpu_add,
     .gather = cpu_gather,
     .sample = cpu_sample,
+    .all_reduce = cpu_all_reduce,
+    .embed_part = cpu_embed_part,
+    .gather_logits = cpu_gather_logits,
     .download = cpu_download,
     .upload = cpu_upload,
 };
@@ -44,6 +49,9 @@ void cpu_fail(struct cpu_backend *c, int code, const char *what)
 {
     if (c->failed.code == 0) {
         err_set(&c->failed, code, "cpu: %s", what);
+        if (c->config.comm != NULL) { /* the others wait for this rank's part */
+            c->config.comm->ops->abort(c->config.comm, what);
+        }
     }
 }
 
@@ -77,7 +85,7 @@ int cpu_backend_open(struct backend **ret, int abi, const struct backend_config 
     rc = cpu_isa_detect(&isa, e);
     if (rc == 0) {
         cpu_kernels_for(&c->k, isa);
-        rc = cpu_pool_new(&c->pool, config->threads, e);
+        rc = cpu_pool_new_share(&c->pool, config->threads, config->share, config->n_shares, e);
     }
     if (rc == 0) {
         rc = cpu_steps_init(c, e);

@@ -8,6 +8,7 @@
  *     linear.c     products with weights, as plain loops;    linear_tiled.c      by tiles
  *     attention.c  over the block table, as plain loops;     attention_tiled.c   by parts
  *     kernels.c    the inner loops, plain; rows_*.c, tile_*.c, attention_*.c by instruction set
+ *     ranks.c      sums and exchanges with other ranks
  *     sample.c     sampling, the specification of all backends; select.c its threshold selection
  *     pool.c       threads                                   isa.c      choice of instruction set
  *
@@ -112,6 +113,8 @@ const struct cpu_results *cpu_results_before(struct cpu_backend *c);
 
 /* operations */
 void cpu_embed(struct backend *b, struct mat out, struct mat table, float scale);
+/* Rows of out with a token of [first, first + table.rows), zeros in the others. */
+void cpu_embed_range(struct cpu_backend *c, struct mat out, struct mat table, int32_t first, float scale);
 void cpu_embed_position(struct backend *b, struct mat x, struct mat table, int32_t offset);
 void cpu_norm(struct backend *b, struct mat out, struct mat x, const struct norm *n);
 void cpu_add_norm(struct backend *b, struct mat out, struct mat x, struct mat y, const struct norm *n, bool partial);
@@ -122,6 +125,15 @@ void cpu_gated_act(struct backend *b, struct mat out, struct mat gate_up, enum a
 void cpu_add(struct backend *b, struct mat x, struct mat y, bool partial);
 void cpu_gather(struct backend *b, struct mat out, struct mat x, int32_t first);
 void cpu_sample(struct backend *b, struct mat logits, int32_t first);
+
+/* ranks.c: with one rank they do nothing. */
+void cpu_all_reduce(struct backend *b, struct mat x);
+void cpu_embed_part(struct backend *b, struct mat out, struct mat table, int32_t first, float scale);
+void cpu_gather_logits(struct backend *b, struct mat logits, struct mat part);
+/* Whether this rank draws tokens. */
+bool cpu_draws(const struct cpu_backend *c);
+/* The drawing rank's tokens of sampling rows [first, end) to all. */
+void cpu_share_tokens(struct cpu_backend *c, int32_t first, int32_t end);
 
 /* The same two by tiles; needs c->k.dots. */
 void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);

@@ -56,6 +56,24 @@ void cpu_embed(struct backend *b, struct mat out, struct mat table, float scale)
     run_rows(&(struct rows_job){.c = cpu_of(b), .out = out, .x = table, .scale = scale, .row = embed_row});
 }
 
+static void embed_range_row(const struct rows_job *j, int32_t r)
+{
+    int32_t token = input_token(j->c, r) - j->first;
+    float *out = mat_row(j->out, r);
+    if (token < 0 || token >= j->x.rows) {
+        memset(out, 0, (size_t)j->out.cols * sizeof(*out));
+        return;
+    }
+    const char *row = (const char *)j->x.data + token * j->x.stride * dtype_bytes(j->x.dtype);
+    j->c->k.load(out, row, j->x.dtype, j->out.cols, j->scale);
+}
+
+void cpu_embed_range(struct cpu_backend *c, struct mat out, struct mat table, int32_t first, float scale)
+{
+    run_rows(
+        &(struct rows_job){.c = c, .out = out, .x = table, .first = first, .scale = scale, .row = embed_range_row});
+}
+
 static void embed_position_row(const struct rows_job *j, int32_t r)
 {
     float *x = mat_row(j->out, r);
@@ -93,16 +111,19 @@ static void add_norm_row(const struct rows_job *j, int32_t r)
     norm_row(j, r);
 }
 
-/* One rank: `partial` sums are whole. */
 void cpu_add_norm(struct backend *b, struct mat out, struct mat x, struct mat y, const struct norm *n, bool partial)
 {
-    (void)partial;
+    if (partial) {
+        cpu_all_reduce(b, y);
+    }
     run_rows(&(struct rows_job){.c = cpu_of(b), .out = out, .x = x, .y = y, .norm = n, .row = add_norm_row});
 }
 
 void cpu_add(struct backend *b, struct mat x, struct mat y, bool partial)
 {
-    (void)partial;
+    if (partial) {
+        cpu_all_reduce(b, y);
+    }
     run_rows(&(struct rows_job){.c = cpu_of(b), .out = x, .x = x, .y = y, .row = add_row});
 }
 

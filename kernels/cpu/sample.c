@@ -307,7 +307,7 @@ void cpu_sample(struct backend *b, struct mat logits, int32_t first)
 {
     struct cpu_backend *c = cpu_of(b);
     const struct batch *batch = &c->batch;
-    if (prepare(c, logits.cols) < 0) {
+    if (cpu_draws(c) && prepare(c, logits.cols) < 0) {
         cpu_fail(c, ERR_NOMEM, "out of memory for sampling");
         return;
     }
@@ -320,5 +320,8 @@ void cpu_sample(struct backend *b, struct mat logits, int32_t first)
         end++;
     }
     struct sample_job job = {.c = c, .logits = logits, .first_logits = first, .first_sample = from};
-    cpu_pool_run(c->pool, end - from, sample_row, &job);
+    if (cpu_draws(c)) {
+        cpu_pool_run(c->pool, end - from, sample_row, &job);
+    }
+    cpu_share_tokens(c, from, end);
 }

@@ -1,0 +1,43 @@
+/* The seam between ranks: what the processes that share a model say to each other inside a forward pass.
+ *
+ * A backend gets its `struct comm` through backend_config and calls it from its operations; nobody else does. Every rank
+ * makes the same calls in the same order with the same sizes. Sums are taken in the order of the ranks, in float32, so a
+ * result depends neither on timing nor on who came last. A call fails on all ranks or, when a rank is gone, on those that
+ * are left: ERR_DEVICE, sticky, with the reason that abort was given or the rank that did not come in time.
+ *
+ * Here: memory shared by the processes of one machine (comm_shm.c). A device with collectives of its own (NCCL) keeps them
+ * inside its backend and takes rank, n_ranks and the first exchange of its addresses from here.
+ */
+#ifndef QUIRE_KERNELS_COMM_H
+#define QUIRE_KERNELS_COMM_H
+
+#include "kernels/backend.h"
+
+enum { COMM_MAX_RANKS = 64 };
+
+struct comm_ops {
+    /* x (float32) = the sum of all ranks' x, on every rank. */
+    int (*all_reduce)(struct comm *c, struct mat x, struct err *e);
+    /* On rank 0: out = the ranks' `part`s side by side, rank r's from column r * div_ceil(out.cols, n_ranks) on, the last
+     * ones' as narrow as out leaves them. On the others out is not written. float32. */
+    int (*gather_cols)(struct comm *c, struct mat out, struct mat part, struct err *e);
+    /* data[n_bytes] of rank 0 on every rank. */
+    int (*broadcast)(struct comm *c, void *data, size_t n_bytes, struct err *e);
+    /* Until all ranks are here. */
+    int (*barrier)(struct comm *c, struct err *e);
+    /* Every call under way and to come fails with `why`, on all ranks. Any thread; the first reason stays. */
+    void (*abort)(struct comm *c, const char *why);
+    void (*free)(struct comm *c);
+};
+
+struct comm {
+    const struct comm_ops *ops;
+    int32_t rank, n_ranks;
+};
+
+/* Memory for n_ranks, zeroed by whoever makes it and mapped shared by all; freed by the caller after the ranks' comms. */
+size_t comm_shm_bytes(int32_t n_ranks);
+/* timeout_us: how long a rank waits for another before it gives up, naming it. */
+int comm_shm_open(struct comm **ret, void *shared, int32_t rank, int32_t n_ranks, int64_t timeout_us, struct err *e);
+
+#endif
