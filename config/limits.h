@@ -32,6 +32,7 @@ enum {
     LIMIT_STALL_S = 60,     /* a client that takes not one byte of a full socket for so long is cut off */
     LIMIT_KEEPALIVE_S = 10, /* silence on a stream before an SSE comment */
     LIMIT_API_KEYS = 1024,
+    LIMIT_TENANTS = LIMIT_API_KEYS + 1, /* who requests are counted for: every key, and those without one */
     LIMIT_API_KEY_BYTES = 4096,
     LIMIT_SETTING_BYTES = 4096, /* one text of a setting */
     LIMIT_PREFIXES = 256,       /* entries of the setting prefixes */

@@ -14,7 +14,7 @@ enum device_kind { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 enum dtype_choice { DTYPE_AUTO, DTYPE_BFLOAT16, DTYPE_FLOAT16, DTYPE_FLOAT32 };
 enum load_format { LOAD_AUTO, LOAD_SAFETENSORS, LOAD_GGUF, LOAD_DUMMY };
 enum preemption { PREEMPT_AUTO, PREEMPT_SWAP, PREEMPT_RECOMPUTE };
-enum policy { POLICY_FCFS, POLICY_PRIORITY };
+enum policy { POLICY_FCFS, POLICY_PRIORITY, POLICY_FAIR };
 enum unknown_fields { UNKNOWN_WARN, UNKNOWN_REJECT };
 
 enum { SETTINGS_MAX = 64 }; /* rows of the table at most */

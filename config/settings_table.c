@@ -19,7 +19,8 @@ static const struct setting_choice LOAD_FORMATS[] = {
 static const struct setting_choice GENERATION_CONFIGS[] = {{"auto", 0}, {"none", 1}, {0}};
 static const struct setting_choice PREEMPTIONS[] = {
     {"auto", PREEMPT_AUTO}, {"swap", PREEMPT_SWAP}, {"recompute", PREEMPT_RECOMPUTE}, {0}};
-static const struct setting_choice POLICIES[] = {{"fcfs", POLICY_FCFS}, {"priority", POLICY_PRIORITY}, {0}};
+static const struct setting_choice POLICIES[] = {
+    {"fcfs", POLICY_FCFS}, {"priority", POLICY_PRIORITY}, {"fair", POLICY_FAIR}, {0}};
 static const struct setting_choice UNKNOWN_FIELDS[] = {{"warn", UNKNOWN_WARN}, {"reject", UNKNOWN_REJECT}, {0}};
 static const struct setting_choice LOG_FORMATS[] = {{"text", LOG_TEXT}, {"json", LOG_JSON}, {0}};
 static const struct setting_choice LOG_LEVELS[] = {{"debug", LOG_DEBUG}, {"info", LOG_INFO},    {"warn", LOG_WARN},
@@ -65,7 +66,7 @@ const struct setting setting_table[] = {
     {CHOICE(preemption, "auto", PREEMPTIONS), .alias = "preemption_mode", .group = "Scheduling",
      .help = "what happens to the newest group when blocks run out; auto takes the cheaper"},
     {CHOICE(policy, "fcfs", POLICIES), .alias = "scheduling_policy", .group = "Scheduling",
-     .help = "first come first served, or by the request's priority"},
+     .help = "first come first served; by the request's priority; or fair shares of tokens among API keys"},
     {BOOL(deterministic, "false"), .group = "Scheduling",
      .help = "the same tokens bit for bit whatever else is in the batch; slower"},
     {INT(seed, "-1", -1, 0x1p63), .metavar = "N", .group = "Scheduling",

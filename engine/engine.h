@@ -61,6 +61,8 @@ struct request {
     int32_t *prompt;          /* [n_prompt] owned */
     int32_t n_prompt;
     int32_t index;      /* of the prompt in its HTTP request */
+    int32_t tenant;     /* whom it counts for, < LIMIT_TENANTS; used with policy: fair */
+    float weight;       /* the tenant's share; 0: 1 */
     int64_t arrival_us; /* clock_us when it was accepted */
     void *user;         /* the caller's: handed back with every output */
 

@@ -146,10 +146,11 @@ static void group_read_params(struct group *g, const struct sched_config *c)
     g->n_prompt = g->request->n_prompt;
     g->max_tokens = p->max_tokens;
     g->priority = c->policy == POLICY_PRIORITY ? p->priority : 0;
+    g->tenant = c->policy == POLICY_FAIR ? g->request->tenant : 0;
     g->max_blocks = blocks_of(g->n_prompt, g->max_tokens, c->block_size);
     g->penalties = wants_penalties(p);
     g->scores = p->n_prompt_logprobs >= 0 || (p->echo && p->n_logprobs >= 0);
-    g->heap_index = -1;
+    g->wait_index = -1;
     g->lookahead = p->beam_width == 0; /* beams go on from candidates that the host ranks */
     for (int32_t w = 0; w < g->words.n; w++)
         if (g->words.first[w + 1] - g->words.first[w] > 1)

@@ -53,10 +53,15 @@ static bool may_look_ahead(const struct sched *s, const struct group *g)
     return true;
 }
 
+static bool will_decode(const struct sched *s, const struct group *g)
+{
+    return !in_prefill(g) && may_look_ahead(s, g);
+}
+
 /* One token for each live sequence of a group that has its prefill behind it. False: the group was preempted. */
 bool plan_decode(struct sched *s, struct group *g, struct plan *p)
 {
-    if (in_prefill(g) || !may_look_ahead(s, g))
+    if (!will_decode(s, g))
         return true;
     if (!make_room(s, g))
         return false;
@@ -70,8 +75,23 @@ bool plan_decode(struct sched *s, struct group *g, struct plan *p)
     return true;
 }
 
+/* With fair shares the group to preempt may stand anywhere in the list: room is made before the first is planned. */
+static void make_room_for_all(struct sched *s)
+{
+    int64_t need = 0;
+    for (struct group *g = s->running.first; g; g = g->next)
+        need += will_decode(s, g) ? decode_need(s, &s->pool, g) : 0;
+    while (kvpool_available(&s->pool) < need) {
+        struct group *victim = heaviest(s);
+        need -= will_decode(s, victim) ? decode_need(s, &s->pool, victim) : 0;
+        preempt(s, victim);
+    }
+}
+
 static void plan_decodes(struct sched *s, struct plan *p)
 {
+    if (is_fair(s))
+        make_room_for_all(s);
     for (struct group *g = s->running.first; g; g = g->next)
         if (!plan_decode(s, g, p))
             return; /* it was the last of the list */
@@ -126,6 +146,33 @@ void plan_prefill(struct sched *s, struct group *g, struct plan *p)
     }
 }
 
+/* Prefill and admission, oldest first. */
+static void plan_prefills(struct sched *s, int64_t now_us, struct plan *p)
+{
+    for (struct group *g = s->running.first; g && s->tokens_left > 0; g = g->next)
+        plan_prefill(s, g, p);
+    sched_admit(s, now_us, p, NULL);
+}
+
+/* The same by turns, so that one tenant's long prompts do not stand before another's short one. */
+static void plan_prefills_fairly(struct sched *s, int64_t now_us, struct plan *p)
+{
+    int32_t n = 0;
+    for (struct group *g = s->running.first; g; g = g->next) {
+        if (!in_prefill(g))
+            continue;
+        int32_t i = n++; /* few: admission stops where the budget ends */
+        for (; i > 0 && turn_before(s, g, s->line[i - 1]); i--)
+            s->line[i] = s->line[i - 1];
+        s->line[i] = g;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        sched_admit(s, now_us, p, s->line[i]);
+        plan_prefill(s, s->line[i], p);
+    }
+    sched_admit(s, now_us, p, NULL);
+}
+
 /* target_itl bounds the prefill that joins decodes; a block's worth always may, so that it is not starved either. */
 static void bound_prefill(struct sched *s, const struct plan *p)
 {
@@ -148,6 +195,7 @@ static void draw(struct sched *s, struct seq *q, int32_t row)
     q->n_tokens++;
     q->draw_step = s->step;
     q->draw_row = row;
+    tenant_charge(s, q->group, 1);
 }
 
 static void account(struct sched *s, struct plan *p, struct plan_item *it)
@@ -199,15 +247,17 @@ int32_t sched_plan(struct sched *s, int64_t now_us, struct plan *p)
     assert(s->n_in_flight < MAX_IN_FLIGHT);
     plan_clear(p);
     s->n_pieces = 0;
-    s->preempted = false;
+    s->preempted = s->made_way = false;
     s->tokens_left = s->c.max_num_batched_tokens;
     s->scores_left = s->c.max_logits - s->c.max_num_seqs;
     sched_sweep(s, now_us);
+    make_way(s);
     plan_decodes(s, p);
     sched_resume(s, p);
     bound_prefill(s, p);
-    for (struct group *g = s->running.first; g && s->tokens_left > 0; g = g->next)
-        plan_prefill(s, g, p);
-    sched_admit(s, now_us, p);
+    if (is_fair(s))
+        plan_prefills_fairly(s, now_us, p);
+    else
+        plan_prefills(s, now_us, p);
     return finish_plan(s, p);
 }

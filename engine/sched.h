@@ -8,6 +8,8 @@
  *     3. resume swapped groups, oldest first (not in a step that preempted)
  *     4. prefill chunks of running groups, oldest first (prompt, recomputation; prefix hits shorten them)
  *     5. admit waiting groups, first come, first served, while prompt blocks, sequences and budget allow
+ * With policy: fair the order among groups is their tenants': who was served least goes first, in 3, 4 and 5, and who holds
+ * most gives way (sched_fair.c).
  * A group is planned or preempted whole, and never preempted in a step that has planned it; blocks for a prompt
  * are taken at admission, so only decodes can lack one.
  *
@@ -26,11 +28,11 @@
  * engine is idle; with groups, the next call finds something to do (this one preempted, or their clients are gone).
  *
  * Invariants (sched_check):
- *  S1  a group is in exactly the queue its state names, in order
+ *  S1  a group is in exactly the queue its state names, in order; tenants with waiting groups, and no others, stand ready
  *  S2  every device block's count equals the number of tables of RUNNING groups holding it (plus pins); the same for
  *      host blocks and SWAPPED groups; WAITING and ENDED groups hold none
  *  S3  a live sequence of a RUNNING group has n_computed <= n_tokens and blocks for n_computed tokens
- *  S4  rows are held by live sequences of RUNNING groups only, each once; reservations add up
+ *  S4  rows are held by live sequences of RUNNING groups only, each once; reservations add up, by tenant too
  *  S5  planned tokens <= budget, sequences <= max_num_seqs, logits rows <= max_logits
  *  S6  every block a planned item writes has count 1, but for what others hold and do not read before a later step: the
  *      prompt that a recompute's root computes for its siblings, the last block of a prompt forked in this step

@@ -120,16 +120,9 @@ static void take_blocks(struct sched *s, struct group *g, const struct demand *d
     }
 }
 
-/* Rows it may come to hold: all of its width until the prompt has been forked. */
-static int32_t group_rows(const struct group *g)
-{
-    return g->beam || group_fresh(g) ? g->width : g->n_live;
-}
-
 static void group_reserve(struct sched *s, struct group *g)
 {
-    g->n_reserved = group_rows(g);
-    s->n_reserved += g->n_reserved;
+    reserve_rows(s, g, group_rows(g));
     s->side_free.counts -= g->side.counts;
     s->side_free.bias -= g->side.bias;
     s->side_free.allowed -= g->side.allowed;
@@ -148,20 +141,30 @@ static void admit(struct sched *s, struct group *g, const struct demand *d, int6
         g->cached_tokens = d->root->n_computed;
         s->counted.prefix_queries += (uint64_t)g->n_prompt;
         s->counted.prefix_hits += (uint64_t)g->cached_tokens;
+        tenant_charge(s, g, g->n_prompt - g->cached_tokens);
     }
+    s->last_tenant = g->tenant;
     g->state = GROUP_RUNNING;
     list_insert(&s->running, g);
 }
 
-void sched_admit(struct sched *s, int64_t now_us, struct plan *p)
+bool has_room(struct sched *s, struct group *g)
 {
-    while (s->n_waiting > 0 && s->tokens_left > 0 && !s->preempted) {
-        struct group *g = s->waiting[0];
+    struct demand d;
+    return rows_and_side_fit(s, g, group_rows(g)) && blocks_fit(s, g, &d);
+}
+
+void sched_admit(struct sched *s, int64_t now_us, struct plan *p, const struct group *before)
+{
+    while (s->n_waiting > 0 && s->tokens_left > 0 && (!s->preempted || s->made_way)) {
+        struct group *g = waiting_first(s), *swapped = swapped_first(s);
         struct demand d;
+        if (before && !turn_before(s, g, before))
+            return;
         if (g->n_inflight > 0) /* preempted a moment ago: a token of it is still being drawn */
             return;
-        if (s->swapped.first && !(g->started && group_before(g, s->swapped.first)))
-            return; /* while anything is swapped out, nothing new comes in */
+        if (swapped && !goes_before_swapped(s, g, swapped))
+            return;
         if (!rows_and_side_fit(s, g, group_rows(g)) || !blocks_fit(s, g, &d))
             return;
         admit(s, g, &d, now_us);
@@ -251,12 +254,12 @@ static void swap_in(struct sched *s, struct group *g, struct plan *p)
             extend_table(s, &g->seq[i], blocks_for(s, prefill_target(g, &g->seq[i])));
 }
 
-/* Oldest first. A group resumed runs in the same step: its swap-in needs a step to travel with. */
+/* In turn. A group resumed runs in the same step: its swap-in needs a step to travel with. */
 void sched_resume(struct sched *s, struct plan *p)
 {
     while (s->swapped.first && !s->preempted) {
-        struct group *g = s->swapped.first;
-        if (g->n_inflight > 0 || (s->n_waiting > 0 && s->waiting[0]->started && group_before(s->waiting[0], g)))
+        struct group *g = swapped_first(s), *waiting = waiting_first(s);
+        if (g->n_inflight > 0 || (waiting && goes_before_swapped(s, waiting, g)))
             return;
         int32_t need = host_blocks(s, g) + blocks_missing(s, g) + watermark(s);
         if (!rows_and_side_fit(s, g, group_rows(g)) || need > kvpool_available(&s->pool))

@@ -35,18 +35,50 @@ static const char *check_list(const struct group_list *l, int state)
     return n == l->n && l->last == before ? NULL : "S1: a queue's ends do not match";
 }
 
+/* The groups behind `g` in its tenant's heap; -1: one of them should be before it. */
+static int32_t count_children(const struct group *g)
+{
+    int32_t n = 0;
+    const struct group *before = g;
+    for (const struct group *c = g->child; c; before = c, c = c->next, n++)
+        if (c->prev != before || c->tenant != g->tenant || group_before(c, g))
+            return -1;
+    return n;
+}
+
+static const char *check_tenants(const struct sched *s)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < s->n_tenants; i++) {
+        const struct tenant *t = &s->tenant[i];
+        bool ready = t->ready_index >= 0 && t->ready_index < s->n_ready && s->ready[t->ready_index] == i;
+        if (ready != (t->first != NULL) || (!ready && t->ready_index != -1) || t->n_rows < 0)
+            return "S1: a tenant with waiting groups does not stand ready, or one without does";
+        if (ready && (t->key > t->service || t->first->prev || t->first->next))
+            return "S1: a tenant's place among the others is wrong";
+        n += ready;
+    }
+    for (int32_t i = 1; i < s->n_ready; i++)
+        if (s->tenant[s->ready[i]].key < s->tenant[s->ready[(i - 1) / 2]].key)
+            return "S1: the heap of tenants is broken";
+    return n == s->n_ready ? NULL : "S1: tenants that stand ready are miscounted";
+}
+
 static const char *check_waiting(const struct sched *s)
 {
+    int32_t behind = s->n_ready; /* each is behind another, or its tenant's first */
     for (int32_t i = 0; i < s->n_waiting; i++) {
         const struct group *g = s->waiting[i];
-        if (g->state != GROUP_WAITING || g->heap_index != i || (i > 0 && group_before(g, s->waiting[(i - 1) / 2])))
+        int32_t n = count_children(g);
+        behind += MAX(n, 0);
+        if (g->state != GROUP_WAITING || g->wait_index != i || n < 0)
             return "S1: the heap of waiting groups is broken";
         for (int32_t k = 0; k < g->width; k++)
             if (g->seq[k].state == SEQ_LIVE &&
                 (g->seq[k].n_blocks > 0 || g->seq[k].row >= 0 || g->seq[k].n_computed > 0))
                 return "S2: a waiting group holds memory, or counts on some";
     }
-    return NULL;
+    return behind == s->n_waiting ? check_tenants(s) : "S1: a waiting group is not in its tenant's heap";
 }
 
 static const char *check_seqs(const struct sched *s)
@@ -84,6 +116,9 @@ static const char *check_rows(struct sched *s)
         held += of_group;
         reserved += g->n_reserved;
     }
+    int32_t of_tenants = 0;
+    for (int32_t i = 0; i < s->n_tenants; i++)
+        of_tenants += s->tenant[i].n_rows;
     uint8_t *seen = s->row_seen;
     memset(seen, 0, (size_t)s->c.max_num_seqs);
     for (int32_t i = 0; i < s->n_rows; i++)
@@ -93,7 +128,9 @@ static const char *check_rows(struct sched *s)
             once = once && (g->seq[i].row < 0 || seen[g->seq[i].row]++ == 0);
     if (!once || held + s->n_rows != s->c.max_num_seqs)
         return "S4: a table row is held twice, or lost";
-    return reserved == s->n_reserved && reserved <= s->c.max_num_seqs ? NULL : "S4: reserved rows do not add up";
+    return reserved == s->n_reserved && of_tenants == reserved && reserved <= s->c.max_num_seqs
+               ? NULL
+               : "S4: reserved rows do not add up";
 }
 
 static bool writes_own_block(const struct sched *s, const struct plan_item *it, int32_t b)

@@ -2,6 +2,7 @@
  *
  *     sched.c          the step: decodes, prefill, numbering of rows
  *     sched_queue.c    the queues, ends, time-outs
+ *     sched_fair.c     tenants: whose turn it is among those who wait, whose group gives way
  *     sched_admit.c    WAITING -> RUNNING, SWAPPED -> RUNNING
  *     sched_preempt.c  RUNNING -> WAITING, RUNNING -> SWAPPED
  *     sched_seq.c      fork, free, blocks and rows of one sequence
@@ -21,6 +22,16 @@ struct group_list {
     int32_t n;
 };
 
+/* Whoever requests are counted for. Without policy: fair there is one. */
+struct tenant {
+    struct group *first; /* its waiting groups: a pairing heap by group_before; NULL: nothing waits */
+    int32_t ready_index; /* place in sched->ready; -1: nothing waits */
+    int32_t n_rows;      /* set aside for its running groups */
+    double weight;       /* its share, of its newest request */
+    double service;      /* tokens computed and drawn for it, over its weight; comparable between tenants */
+    double key;          /* `service` when its place in sched->ready was found: service only grows */
+};
+
 enum { MAX_IN_FLIGHT = 16 }; /* plans made and not committed */
 
 struct sched {
@@ -28,8 +39,13 @@ struct sched {
     struct kvpool pool, host;
     struct prefix prefix;
 
-    struct group **waiting; /* [max_waiting + max_num_seqs] heap, the oldest of the best priority on top */
+    struct group **waiting; /* [max_waiting + max_num_seqs] all that wait, in no order; their order is the tenants' */
     int32_t n_waiting;
+    struct tenant *tenant; /* [n_tenants] */
+    int32_t n_tenants;
+    int32_t *ready; /* [n_tenants] heap of the tenants with waiting groups, the least `key` on top */
+    int32_t n_ready;
+    int32_t last_tenant;       /* whose group was admitted last */
     int32_t sweep;             /* the entry of `waiting` to look at next for cancels and time-outs */
     struct group_list running; /* by group_before */
     struct group_list swapped; /* by group_before */
@@ -50,8 +66,10 @@ struct sched {
 
     struct plan_item *piece; /* [max_num_seqs] scratch: items of several tokens */
     int32_t n_pieces;
+    struct group **line;              /* [max_num_seqs] scratch: fair shares' order of prefills */
     int32_t tokens_left, scores_left; /* of the step being planned */
     bool preempted;                   /* in the step being planned */
+    bool made_way;                    /* and only for a group that waits */
     uint64_t step;                    /* the last one planned */
     uint64_t next_order;
     struct plan *in_flight[MAX_IN_FLIGHT]; /* oldest first */
@@ -74,6 +92,31 @@ void waiting_remove(struct sched *s, struct group *g);
 void sched_sweep(struct sched *s, int64_t now_us);
 /* Its last sequence ended: to the ended queue. */
 void group_finish(struct sched *s, struct group *g);
+
+/* sched_fair.c */
+static inline bool is_fair(const struct sched *s)
+{
+    return s->c.policy == POLICY_FAIR;
+}
+/* The waiting group whose turn it is; NULL: none waits. */
+struct group *waiting_first(struct sched *s);
+/* Whose turn it is of two groups: the tenant's who was served less, then the older one's; group_before without fair shares. */
+bool turn_before(const struct sched *s, const struct group *a, const struct group *b);
+/* The swapped group to come back next; NULL: none is swapped out. */
+struct group *swapped_first(const struct sched *s);
+/* Whether waiting `g` goes before swapped `other`: while anything is swapped out, nothing new comes in out of turn. */
+bool goes_before_swapped(const struct sched *s, const struct group *g, const struct group *other);
+/* Its tenant was served so many tokens. */
+void tenant_charge(struct sched *s, const struct group *g, int32_t n_tokens);
+/* The tenant has a waiting group more or less; called by waiting_push, waiting_remove. */
+void tenant_push(struct sched *s, struct group *g);
+void tenant_remove(struct sched *s, struct group *g);
+/* Rows set aside for a running group: n more, or fewer. */
+void reserve_rows(struct sched *s, struct group *g, int32_t n);
+/* The running group to preempt first: the newest of the tenant who holds most rows for its weight. */
+struct group *heaviest(const struct sched *s);
+/* With fair shares, before the step is planned: preempt for a tenant who holds less than others and has no room. */
+void make_way(struct sched *s);
 
 /* sched_seq.c */
 /* A block for a table, the least recently used one; its old name is dropped. There must be one. */
@@ -110,6 +153,12 @@ static inline int32_t prefill_target(const struct group *g, const struct seq *q)
     return q->n_tokens == g->n_prompt ? g->n_prompt : q->n_tokens - 1;
 }
 
+/* Rows it may come to hold: all of its width until the prompt has been forked. */
+static inline int32_t group_rows(const struct group *g)
+{
+    return g->beam || group_fresh(g) ? g->width : g->n_live;
+}
+
 static inline bool can_draw(const struct group *g, const struct seq *q)
 {
     return q->n_tokens - g->n_prompt < g->max_tokens;
@@ -123,7 +172,10 @@ void seq_own_next_block(struct sched *s, struct seq *q, struct plan *p);
 
 /* sched_admit.c */
 void sched_resume(struct sched *s, struct plan *p);
-void sched_admit(struct sched *s, int64_t now_us, struct plan *p);
+/* `before`: only groups whose turn is before that one's; NULL: all. */
+void sched_admit(struct sched *s, int64_t now_us, struct plan *p, const struct group *before);
+/* Rows and blocks for a waiting group are there. */
+bool has_room(struct sched *s, struct group *g);
 /* sched_preempt.c */
 void preempt(struct sched *s, struct group *g);
 /* sched.c */

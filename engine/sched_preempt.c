@@ -19,6 +19,7 @@ static void leave_running(struct sched *s, struct group *g)
     group_unreserve(s, g);
     g->n_preempted++;
     s->preempted = true;
+    s->made_way = false;
 }
 
 static void preempt_recompute(struct sched *s, struct group *g)

@@ -1,4 +1,4 @@
-/* The queues: a heap of waiting groups, ordered lists of running and swapped ones, the ended ones. */
+/* The queues: the waiting groups, ordered lists of running and swapped ones, the ended ones. */
 #include <assert.h>
 #include <string.h>
 
@@ -55,55 +55,24 @@ void list_remove(struct group_list *l, struct group *g)
     l->n--;
 }
 
-/* ---- the waiting heap ---- */
-
-static void heap_set(struct sched *s, int32_t i, struct group *g)
-{
-    s->waiting[i] = g;
-    g->heap_index = i;
-}
-
-static void sift_up(struct sched *s, int32_t i, struct group *g)
-{
-    for (; i > 0 && group_before(g, s->waiting[(i - 1) / 2]); i = (i - 1) / 2)
-        heap_set(s, i, s->waiting[(i - 1) / 2]);
-    heap_set(s, i, g);
-}
-
-static void sift_down(struct sched *s, int32_t i, struct group *g)
-{
-    for (;;) {
-        int32_t child = 2 * i + 1;
-        if (child >= s->n_waiting)
-            break;
-        if (child + 1 < s->n_waiting && group_before(s->waiting[child + 1], s->waiting[child]))
-            child++;
-        if (!group_before(s->waiting[child], g))
-            break;
-        heap_set(s, i, s->waiting[child]);
-        i = child;
-    }
-    heap_set(s, i, g);
-}
+/* ---- the waiting groups ---- */
 
 void waiting_push(struct sched *s, struct group *g)
 {
     g->state = GROUP_WAITING;
     g->probe_step = 0;
-    sift_up(s, s->n_waiting++, g);
+    g->wait_index = s->n_waiting;
+    s->waiting[s->n_waiting++] = g;
+    tenant_push(s, g);
 }
 
 void waiting_remove(struct sched *s, struct group *g)
 {
-    int32_t i = g->heap_index;
     struct group *moved = s->waiting[--s->n_waiting];
-    g->heap_index = -1;
-    if (moved == g)
-        return;
-    if (i > 0 && group_before(moved, s->waiting[(i - 1) / 2]))
-        sift_up(s, i, moved);
-    else
-        sift_down(s, i, moved);
+    tenant_remove(s, g);
+    s->waiting[g->wait_index] = moved;
+    moved->wait_index = g->wait_index;
+    g->wait_index = -1;
 }
 
 int sched_add(struct sched *s, struct group *g, int64_t now_us)
@@ -209,8 +178,8 @@ void sched_sweep(struct sched *s, int64_t now_us)
     enum { A_STEP = 64 }; /* waiting groups looked at in a step: all in turn, at a cost that does not grow with them */
     sweep_list(s, &s->running, now_us);
     sweep_list(s, &s->swapped, now_us);
-    while (s->n_waiting > 0 && end_if_due(s, s->waiting[0], now_us))
-        ;
+    for (struct group *g = waiting_first(s); g && end_if_due(s, g, now_us);)
+        g = waiting_first(s);
     for (int32_t i = 0; i < A_STEP && s->n_waiting > 0; i++) {
         if (s->sweep >= s->n_waiting)
             s->sweep = 0;

@@ -81,18 +81,15 @@ void seq_finish(struct sched *s, struct seq *q, int finish)
     seq_drop_memory(s, q);
     q->state = SEQ_DONE;
     q->finish = finish;
-    if (g->state == GROUP_RUNNING) {
-        g->n_reserved--;
-        s->n_reserved--;
-    }
+    if (g->state == GROUP_RUNNING)
+        reserve_rows(s, g, -1);
     if (--g->n_live == 0)
         group_finish(s, g);
 }
 
 void group_unreserve(struct sched *s, struct group *g)
 {
-    s->n_reserved -= g->n_reserved;
-    g->n_reserved = 0;
+    reserve_rows(s, g, -g->n_reserved);
     s->side_free.counts += g->side.counts;
     s->side_free.bias += g->side.bias;
     s->side_free.allowed += g->side.allowed;

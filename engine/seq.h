@@ -77,6 +77,7 @@ struct group {
     struct request *request; /* borrowed; outlives the group */
     int32_t state;           /* enum group_state */
     int32_t priority;        /* 0 unless the policy is priority */
+    int32_t tenant;          /* 0 unless the policy is fair */
     uint64_t order;          /* arrival number, from sched_add: smaller is older */
     int32_t width;           /* sequences it may hold */
     int32_t n_live;
@@ -107,8 +108,9 @@ struct group {
     /* For the histograms; 0: not yet. */
     int64_t admitted_us, first_token_us, last_token_us;
 
-    int32_t heap_index;        /* WAITING: place in the heap */
-    struct group *prev, *next; /* RUNNING, SWAPPED, ENDED: the queue its state names */
+    int32_t wait_index;        /* WAITING: place in sched->waiting */
+    struct group *prev, *next; /* RUNNING, SWAPPED, ENDED: the queue its state names. WAITING: its siblings */
+    struct group *child;       /* WAITING: first of those behind it in its tenant's heap */
 
     struct seq seq[]; /* [width] */
 };

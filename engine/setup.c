@@ -106,6 +106,12 @@ static int check_config(const struct sched_config *c, struct err *e)
     return 0;
 }
 
+/* Without fair shares everyone is one tenant. */
+static int32_t n_tenants(const struct sched_config *c)
+{
+    return c->policy == POLICY_FAIR ? LIMIT_TENANTS : 1;
+}
+
 static int allocate(struct sched *s, struct err *e)
 {
     const struct sched_config *c = &s->c;
@@ -116,6 +122,9 @@ static int allocate(struct sched *s, struct err *e)
         code = prefix_init(&s->prefix, &s->pool, c->block_size, c->name_bits, c->secret, e);
     if (code < 0)
         return code;
+    s->tenant = array(n_tenants(c), sizeof *s->tenant);
+    s->ready = array(n_tenants(c), sizeof *s->ready);
+    s->line = array(c->max_num_seqs, sizeof *s->line);
     s->waiting = array((int64_t)c->max_waiting + c->max_num_seqs, sizeof *s->waiting);
     s->row = array(c->max_num_seqs, sizeof *s->row);
     s->row_seen = array(c->max_num_seqs, sizeof *s->row_seen);
@@ -124,7 +133,8 @@ static int allocate(struct sched *s, struct err *e)
     s->mark = array(MAX(c->n_blocks, c->n_host_blocks), sizeof *s->mark);
     s->tokens = array(c->block_size, sizeof *s->tokens);
     s->piece = array(c->max_num_seqs, sizeof *s->piece);
-    if (!s->waiting || !s->row || !s->row_seen || !s->out || !s->pinned || !s->mark || !s->tokens || !s->piece)
+    if (!s->tenant || !s->ready || !s->line || !s->waiting || !s->row || !s->row_seen || !s->out || !s->pinned ||
+        !s->mark || !s->tokens || !s->piece)
         return err_nomem(e, "the scheduler");
     return 0;
 }
@@ -146,6 +156,9 @@ int sched_new(struct sched **ret, const struct sched_config *c, struct err *e)
     s->n_rows = c->max_num_seqs;
     for (int32_t i = 0; i < s->n_rows; i++)
         s->row[i] = s->n_rows - 1 - i; /* row 0 is taken first */
+    s->n_tenants = n_tenants(c);
+    for (int32_t i = 0; i < s->n_tenants; i++)
+        s->tenant[i] = (struct tenant){.ready_index = -1, .weight = 1};
     pack_side_capacity(c, &s->side_free);
     *ret = s;
     return 0;
@@ -171,6 +184,9 @@ void sched_free(struct sched *s)
     prefix_release(&s->prefix);
     kvpool_release(&s->pool);
     kvpool_release(&s->host);
+    free(s->tenant);
+    free(s->ready);
+    free(s->line);
     free(s->waiting);
     free(s->row);
     free(s->row_seen);

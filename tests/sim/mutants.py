@@ -18,7 +18,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-w", "-I."]
 SOURCES = [
-    *(f"engine/{n}.c" for n in "kvpool prefix seq group sched sched_queue sched_seq sched_admit sched_preempt sched_check "
+    *(f"engine/{n}.c" for n in "kvpool prefix seq group sched sched_queue sched_fair sched_seq sched_admit sched_preempt sched_check "
       "setup pack decode beam".split()),
     "config/base.c",
     *(f"tests/sim/{n}.c" for n in "toy oracle scenario reference world shrink oracle_runs".split()),
@@ -75,7 +75,13 @@ MUTANTS = [
     ("rows are overbooked", "engine/sched_admit.c", "return s->n_reserved + rows <= s->c.max_num_seqs &&", "return"),
     ("a prompt's blocks are undercounted", "engine/sched_admit.c", "if (d->blocks - d->found_held <= available)", "if (d->blocks - d->found <= available)"),
     ("the running list is out of order", "engine/sched_queue.c", "while (after && group_before(g, after))\n        after = after->prev;", ""),
-    ("the heap forgets to sift", "engine/sched_queue.c", "sift_down(s, i, moved);", "heap_set(s, i, moved);"),
+    ("those behind a group that leaves the queue are lost", "engine/sched_fair.c", "struct group *children = meld_siblings(g->child);", "struct group *children = NULL;"),
+    ("siblings keep a link to one that left", "engine/sched_fair.c", "g->next->prev = g->prev;", ";"),
+    ("the newest waits first", "engine/sched_fair.c", "if (group_before(b, a)) {", "if (group_before(a, b)) {"),
+    ("the heap of tenants forgets to sift", "engine/sched_fair.c", "sift_down(s, i, moved);", "ready_set(s, i, moved);"),
+    ("a tenant without waiting groups stands ready", "engine/sched_fair.c", "t->ready_index = -1;\n    if (moved", "if (moved"),
+    ("a tenant's rows are not given back", "engine/sched_fair.c", "s->tenant[g->tenant].n_rows += n;", "s->tenant[g->tenant].n_rows += n > 0 ? n : 0;"),
+    ("the place of who left goes to nobody", "engine/sched_queue.c", "moved->wait_index = g->wait_index;", ";"),
     ("cancelled requests run on", "engine/sched_queue.c", "if (atomic_load_explicit(&g->request->cancelled, memory_order_relaxed))", "if (false)"),
     ("table updates are off by one", "engine/pack.c", ".index = first, .count = count", ".index = first + 1, .count = count"),
     ("a changed entry behind an unchanged one is lost", "engine/pack.c", "i = end;", "i = q->n_blocks;"),

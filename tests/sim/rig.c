@@ -89,6 +89,8 @@ struct rig_request *rig_add(struct rig *r, struct gen_params p, int32_t first, i
         q->request.prompt[i] = (first + i) % 90;
     q->request.arrival_us = r->now_us;
     q->request.user = q;
+    q->request.tenant = r->tenant;
+    q->request.weight = r->weight;
     q->request.stop_at = q->stop_at;
     for (int32_t i = 0; i < LIMIT_CHOICES; i++)
         atomic_init(&q->stop_at[i], INT32_MAX);

@@ -22,6 +22,8 @@ struct rig {
     struct batch batch;
     uint64_t launched, committed;
     int64_t now_us;
+    int32_t tenant; /* of requests added from now on */
+    float weight;
     struct rig_request *request; /* [RIG_REQUESTS] */
     int32_t n_requests;
     struct delta_out out;

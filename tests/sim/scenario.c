@@ -20,7 +20,7 @@ static void random_config(struct scenario *s, struct rng *r)
     c->max_logits = c->max_num_seqs + rng_range(r, 1, 12);
     c->max_waiting = SIM_REQUESTS;
     c->preemption = rng_range(r, PREEMPT_AUTO, PREEMPT_RECOMPUTE);
-    c->policy = rng_chance(r, 80) ? POLICY_FCFS : POLICY_PRIORITY;
+    c->policy = rng_chance(r, 50) ? POLICY_FCFS : rng_chance(r, 30) ? POLICY_PRIORITY : POLICY_FAIR;
     c->prefix_cache = rng_chance(r, 70);
     c->cost = (struct step_cost){100, 10, 0.1, rng_range(r, 1, 60)};
     c->target_itl_us = rng_chance(r, 20) ? rng_range(r, 100, 400) : 0;
@@ -119,6 +119,8 @@ static void random_request(struct scenario *s, int32_t i, struct rng *r)
     q->min_tokens = rng_chance(r, 20) ? rng_range(r, 0, q->max_tokens) : 0;
     q->ignore_eos = rng_chance(r, 30);
     q->priority = rng_range(r, -2, 2);
+    q->tenant = rng_range(r, 0, SIM_TENANTS - 1);
+    q->weight = rng_chance(r, 70) ? 1 : (float)rng_range(r, 1, 40) / 10;
     q->salt = rng_chance(r, 15) ? rng_range(r, 1, 2) : 0;
     q->arrival = (i > 0 ? s->request[i - 1].arrival : 0) + (rng_chance(r, 50) ? 0 : rng_range(r, 0, 8));
     q->cancel = rng_chance(r, 10) ? rng_range(r, 1, 30) : 0;
@@ -199,8 +201,11 @@ static void print_request(const struct sim_request *q, int32_t i, FILE *out)
     fprintf(out, "    temperature %g, penalties %g %g %g, logprobs %d, prompt_logprobs %d, echo %d, ignore_eos %d\n",
             (double)q->temperature, (double)q->presence, (double)q->frequency, (double)q->repetition, q->n_logprobs,
             q->n_prompt_logprobs, q->echo, q->ignore_eos);
-    fprintf(out, "    priority %d, salt %d, %d stop ids, %d biases, %d allowed, %d words, cancel %d, text stops",
-            q->priority, q->salt, q->n_stop_token, q->n_bias, q->n_allowed, q->n_words, q->cancel);
+    fprintf(out,
+            "    priority %d, tenant %d (weight %g), salt %d, %d stop ids, %d biases, %d allowed, %d words, cancel %d, "
+            "text stops",
+            q->priority, q->tenant, (double)q->weight, q->salt, q->n_stop_token, q->n_bias, q->n_allowed, q->n_words,
+            q->cancel);
     for (int32_t k = 0; k < SIM_WIDTH; k++)
         fprintf(out, " %d", q->text_stop[k]);
     fprintf(out, " (lag %d)\n", q->text_lag);

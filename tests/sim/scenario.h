@@ -13,7 +13,8 @@ enum {
     SIM_OUTPUT = 24,
     SIM_WIDTH = 5,
     SIM_DEPTH = 2, /* deepest executor */
-    SIM_IDS = 3,   /* entries of each short list */
+    SIM_TENANTS = 4,
+    SIM_IDS = 3, /* entries of each short list */
 };
 
 struct sim_request {
@@ -29,6 +30,8 @@ struct sim_request {
     int32_t n_logprobs, n_prompt_logprobs;
     bool echo, ignore_eos;
     int32_t priority, salt; /* salt 0: none */
+    int32_t tenant;
+    float weight;
     int32_t stop_token[SIM_IDS], n_stop_token;
     struct gen_bias bias[SIM_IDS];
     int32_t n_bias;

@@ -75,7 +75,7 @@ static void no_ends(struct sim_request *q)
 }
 static void plain(struct sim_request *q)
 {
-    q->priority = q->salt = 0;
+    q->priority = q->salt = q->tenant = 0;
 }
 static void at_once(struct sim_request *q)
 {

@@ -140,6 +140,8 @@ static void submit(struct world *w, struct journey *j)
     r->n_prompt = j->plan->n_prompt;
     r->arrival_us = (int64_t)w->turn * TURN_US;
     r->user = j;
+    r->tenant = j->plan->tenant;
+    r->weight = j->plan->weight;
     r->stop_at = j->stop_at;
     for (int32_t i = 0; i < SIM_WIDTH; i++)
         atomic_init(&j->stop_at[i], INT32_MAX);

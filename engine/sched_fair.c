@@ -1,0 +1,245 @@
+/* Tenants: whose turn it is among those who wait, and whose group gives way.
+ *
+ * Fair shares are the Virtual Token Counter's (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): each
+ * tenant has a counter of the tokens it was served, over its weight; the first group of the tenant with the least counter is
+ * admitted next. A prompt counts when it is admitted (less what the prefix cache had), a generated token when it is planned.
+ * A tenant that was away does not come back with credit: its counter is lifted to the least of those who wait, less one, so
+ * that it is next in turn and no further ahead. No tenant starves: others' counters grow while it waits, its own does not.
+ *
+ * Counters make shares fair over time; they do not make room. Where a tenant's turn has come and another one's long answers
+ * hold all rows or blocks, the tenant with most rows for its weight gives up its newest group, if it still has no less
+ * than the other then (so they do not take it from each other in turn).
+ *
+ * Cost: a token O(1), an admission O(log tenants + log waiting); where someone waits without room, a walk over the running
+ * groups. A counter only grows while its tenant stands ready, so the heap of tenants is put right when its top is looked at:
+ * `key` is the counter at the tenant's place, at most its counter now. Waiting groups of one tenant are a pairing heap
+ * (Fredman et al., 1986), which needs no memory but pointers in the group. Without fair shares there is one tenant, and all
+ * this is a heap of groups.
+ */
+#include <assert.h>
+
+#include "engine/sched_impl.h"
+
+/* ---- the waiting groups of one tenant ---- */
+
+/* Two heaps as one. */
+static struct group *meld(struct group *a, struct group *b)
+{
+    if (!a || !b)
+        return a ? a : b;
+    if (group_before(b, a)) {
+        struct group *t = a;
+        a = b;
+        b = t;
+    }
+    b->prev = a;
+    b->next = a->child;
+    if (a->child)
+        a->child->prev = b;
+    a->child = b;
+    return a;
+}
+
+static struct group *alone(struct group *g)
+{
+    g->prev = g->next = NULL;
+    return g;
+}
+
+/* Siblings become one heap: in pairs, then the pairs from the last one. */
+static struct group *meld_siblings(struct group *first)
+{
+    struct group *pairs = NULL, *all = NULL;
+    while (first) {
+        struct group *a = first, *b = a->next;
+        first = b ? b->next : NULL;
+        a = meld(alone(a), b ? alone(b) : NULL);
+        a->next = pairs;
+        pairs = a;
+    }
+    while (pairs) {
+        struct group *next = pairs->next;
+        all = meld(all, alone(pairs));
+        pairs = next;
+    }
+    return all;
+}
+
+/* The heap without `g`. */
+static struct group *heap_without(struct group *root, struct group *g)
+{
+    struct group *children = meld_siblings(g->child);
+    g->child = NULL;
+    if (g == root)
+        return children;
+    if (g->prev->child == g)
+        g->prev->child = g->next;
+    else
+        g->prev->next = g->next;
+    if (g->next)
+        g->next->prev = g->prev;
+    alone(g);
+    return meld(root, children);
+}
+
+/* ---- the tenants that stand ready ---- */
+
+static void ready_set(struct sched *s, int32_t i, int32_t tenant)
+{
+    s->ready[i] = tenant;
+    s->tenant[tenant].ready_index = i;
+}
+
+static bool less_served(const struct sched *s, int32_t a, int32_t b)
+{
+    return s->tenant[a].key < s->tenant[b].key;
+}
+
+static void sift_up(struct sched *s, int32_t i, int32_t tenant)
+{
+    for (; i > 0 && less_served(s, tenant, s->ready[(i - 1) / 2]); i = (i - 1) / 2)
+        ready_set(s, i, s->ready[(i - 1) / 2]);
+    ready_set(s, i, tenant);
+}
+
+static void sift_down(struct sched *s, int32_t i, int32_t tenant)
+{
+    for (;;) {
+        int32_t child = 2 * i + 1;
+        if (child >= s->n_ready)
+            break;
+        if (child + 1 < s->n_ready && less_served(s, s->ready[child + 1], s->ready[child]))
+            child++;
+        if (!less_served(s, s->ready[child], tenant))
+            break;
+        ready_set(s, i, s->ready[child]);
+        i = child;
+    }
+    ready_set(s, i, tenant);
+}
+
+/* The tenant with the least counter; there is one. */
+static struct tenant *first_ready(struct sched *s)
+{
+    for (;;) {
+        struct tenant *t = &s->tenant[s->ready[0]];
+        if (t->key == t->service)
+            return t;
+        t->key = t->service;
+        sift_down(s, 0, s->ready[0]);
+    }
+}
+
+/* Where a counter begins whose tenant asks again after a pause. */
+static double lift(struct sched *s)
+{
+    return (s->n_ready > 0 ? first_ready(s) : &s->tenant[s->last_tenant])->service - 1;
+}
+
+void tenant_push(struct sched *s, struct group *g)
+{
+    struct tenant *t = &s->tenant[g->tenant];
+    if (!g->started) {
+        t->weight = g->request->weight > 0 ? (double)g->request->weight : 1;
+        if (!t->first)
+            t->service = MAX(t->service, lift(s));
+    }
+    g->child = NULL;
+    bool was_ready = t->first != NULL;
+    t->first = meld(t->first, alone(g));
+    if (was_ready)
+        return;
+    t->key = t->service;
+    sift_up(s, s->n_ready++, g->tenant);
+}
+
+void tenant_remove(struct sched *s, struct group *g)
+{
+    struct tenant *t = &s->tenant[g->tenant];
+    t->first = heap_without(t->first, g);
+    if (t->first)
+        return;
+    int32_t i = t->ready_index, moved = s->ready[--s->n_ready];
+    t->ready_index = -1;
+    if (moved == g->tenant)
+        return;
+    if (i > 0 && less_served(s, moved, s->ready[(i - 1) / 2]))
+        sift_up(s, i, moved);
+    else
+        sift_down(s, i, moved);
+}
+
+void tenant_charge(struct sched *s, const struct group *g, int32_t n_tokens)
+{
+    struct tenant *t = &s->tenant[g->tenant];
+    t->service += n_tokens / t->weight;
+}
+
+/* ---- turns ---- */
+
+struct group *waiting_first(struct sched *s)
+{
+    return s->n_ready > 0 ? first_ready(s)->first : NULL;
+}
+
+bool turn_before(const struct sched *s, const struct group *a, const struct group *b)
+{
+    double served_a = s->tenant[a->tenant].service, served_b = s->tenant[b->tenant].service;
+    return a->tenant != b->tenant && served_a != served_b ? served_a < served_b : group_before(a, b);
+}
+
+struct group *swapped_first(const struct sched *s)
+{
+    struct group *first = s->swapped.first;
+    for (struct group *g = first; is_fair(s) && g; g = g->next)
+        if (turn_before(s, g, first))
+            first = g;
+    return first;
+}
+
+bool goes_before_swapped(const struct sched *s, const struct group *g, const struct group *other)
+{
+    return (is_fair(s) || g->started) && turn_before(s, g, other);
+}
+
+/* ---- room ---- */
+
+void reserve_rows(struct sched *s, struct group *g, int32_t n)
+{
+    g->n_reserved += n;
+    s->n_reserved += n;
+    s->tenant[g->tenant].n_rows += n;
+}
+
+/* Rows for its weight, with `more` of them. */
+static double rows_held(const struct sched *s, const struct group *g, int32_t more)
+{
+    const struct tenant *t = &s->tenant[g->tenant];
+    return (t->n_rows + more) / t->weight;
+}
+
+struct group *heaviest(const struct sched *s)
+{
+    struct group *most = s->running.last;
+    for (struct group *g = most; g; g = g->prev)
+        if (rows_held(s, g, 0) > rows_held(s, most, 0))
+            most = g;
+    return most;
+}
+
+/* A group to preempt so that `g` can run; NULL: its tenant has its share. */
+static struct group *who_gives_way(const struct sched *s, const struct group *g)
+{
+    struct group *victim = heaviest(s);
+    return victim && rows_held(s, g, group_rows(g)) <= rows_held(s, victim, -victim->n_reserved) ? victim : NULL;
+}
+
+void make_way(struct sched *s)
+{
+    struct group *g = is_fair(s) ? waiting_first(s) : NULL, *swapped = g ? swapped_first(s) : NULL, *victim;
+    if (!g || g->n_inflight > 0 || (swapped && !goes_before_swapped(s, g, swapped)))
+        return;
+    while (!has_room(s, g) && (victim = who_gives_way(s, g)) != NULL)
+        preempt(s, victim);
+    s->made_way = s->preempted; /* the room is for who waits, in this step */
+}

@@ -1,0 +1,217 @@
+/* What fair shares promise, one case each. Random cases of the same code: test_oracle. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "tests/sim/rig.h"
+
+static struct rig rig;
+static struct sched_config config;
+
+static int start(void **state)
+{
+    (void)state;
+    rig_config(&config);
+    config.policy = POLICY_FAIR;
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    struct sched_counts c;
+    rig_run(&rig, 3000);
+    sched_counts(rig.sched, &c);
+    int leaked = c.blocks_used + c.host_blocks_used + c.running_seqs + c.waiting_groups + c.swapped_groups;
+    rig_close(&rig);
+    return leaked == 0 ? 0 : -1;
+}
+
+static struct gen_params tokens(int32_t n)
+{
+    struct gen_params p = rig_params();
+    p.max_tokens = n;
+    p.ignore_eos = true;
+    return p;
+}
+
+/* `n` requests of a tenant, each of 4 prompt tokens and n_tokens answers. */
+static struct rig_request *ask(int32_t tenant, int32_t n, int32_t n_tokens)
+{
+    struct rig_request *first = &rig.request[rig.n_requests];
+    rig.tenant = tenant;
+    for (int32_t i = 0; i < n; i++)
+        rig_add(&rig, tokens(n_tokens), tenant, 4);
+    return first;
+}
+
+/* Tokens drawn for a tenant so far. */
+static int32_t drawn(int32_t tenant)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < rig.n_deltas; i++)
+        n += rig.delta[i].kind == DELTA_TOKEN && rig.delta[i].request->tenant == tenant;
+    return n;
+}
+
+static uint64_t preemptions(void)
+{
+    struct sched_counts c;
+    sched_counts(rig.sched, &c);
+    return c.preempt_recompute + c.preempt_swap;
+}
+
+static void two_floods_share_alike(void **state)
+{
+    (void)state;
+    config.max_num_seqs = 4;
+    rig_open(&rig, &config);
+    ask(1, 30, 8);
+    ask(2, 10, 8);
+    rig_run(&rig, 38);
+    assert_true(drawn(2) >= 64);
+    assert_in_range(drawn(1) - drawn(2) + 16, 0, 32); /* within two requests of each other */
+}
+
+static void shares_follow_weights(void **state)
+{
+    (void)state;
+    config.max_num_seqs = 4;
+    rig_open(&rig, &config);
+    rig.weight = 3;
+    ask(1, 28, 8);
+    rig.weight = 1;
+    ask(2, 28, 8);
+    rig_run(&rig, 60);
+    assert_in_range(drawn(1) * 10 / drawn(2), 25, 36);
+}
+
+static void a_flood_makes_way_at_once(void **state)
+{
+    (void)state;
+    rig_open(&rig, &config);
+    struct rig_request *flood = ask(1, 20, 20);
+    rig_run(&rig, 4);
+    struct rig_request *late = ask(2, 1, 20);
+    rig_run(&rig, 1);
+    assert_int_equal(late->group->state, GROUP_RUNNING);
+    assert_int_equal(rig_count(&rig, late, DELTA_TOKEN, 0), 1);
+    assert_int_equal(preemptions(), 1);
+    assert_int_equal(flood[0].group->state, GROUP_RUNNING); /* the newest of those who ran went */
+    assert_int_equal(flood[7].group->state, GROUP_WAITING);
+}
+
+static void blocks_are_room_too(void **state)
+{
+    (void)state;
+    config.n_blocks = 16;
+    rig_open(&rig, &config);
+    rig.tenant = 1;
+    rig_add(&rig, tokens(4), 0, 28);
+    rig_add(&rig, tokens(4), 30, 28);
+    rig_run(&rig, 2);
+    struct rig_request *late = ask(2, 1, 9);
+    rig.tenant = 2;
+    struct rig_request *large = rig_add(&rig, tokens(4), 60, 24);
+    rig_run(&rig, 3);
+    assert_true(rig_count(&rig, late, DELTA_TOKEN, 0) > 0);
+    assert_true(rig_run(&rig, 200) < 200); /* and nobody waits for ever */
+    assert_true(large->ended);
+}
+
+static void rooms_are_not_taken_back_and_forth(void **state)
+{
+    (void)state;
+    rig_open(&rig, &config);
+    ask(1, 16, 16);
+    ask(2, 16, 16);
+    rig_run(&rig, 60);
+    assert_in_range(preemptions(), 0, 4);
+}
+
+static void a_pause_brings_no_credit(void **state)
+{
+    (void)state;
+    config.max_num_seqs = 2;
+    rig_open(&rig, &config);
+    ask(1, 24, 8);
+    rig_run(&rig, 40);
+    int32_t before = drawn(1);
+    ask(2, 16, 8);
+    rig_run(&rig, 40);
+    assert_true(drawn(1) - before >= 24); /* about 40 of the 80 tokens of 40 steps */
+    assert_true(drawn(2) >= 24);
+}
+
+static void nobody_starves(void **state)
+{
+    (void)state;
+    config.max_num_seqs = 1;
+    rig_open(&rig, &config);
+    ask(1, 20, 6);
+    ask(2, 20, 6);
+    struct rig_request *one = ask(3, 1, 6);
+    rig_run(&rig, 24);
+    assert_true(one->ended);
+}
+
+static void a_long_prompt_lets_a_short_one_pass(void **state)
+{
+    (void)state;
+    rig_open(&rig, &config);
+    rig.tenant = 1;
+    rig_add(&rig, tokens(2), 0, 100);
+    rig_run(&rig, 1); /* 32 of 100 */
+    struct rig_request *late = ask(2, 1, 2);
+    rig_run(&rig, 1);
+    assert_int_equal(rig_count(&rig, late, DELTA_TOKEN, 0), 1);
+}
+
+/* A shortage of blocks is the affair of who holds most of them, not of the newest. */
+static void a_shortage_takes_from_the_heaviest(void **state)
+{
+    (void)state;
+    config.n_blocks = 12;
+    rig_open(&rig, &config);
+    struct rig_request *heavy = ask(1, 3, 20);
+    rig_run(&rig, 1);
+    struct rig_request *light = ask(2, 1, 20);
+    for (int32_t i = 0; i < 40 && preemptions() == 0; i++)
+        rig_step(&rig);
+    assert_int_equal(preemptions(), 1);
+    assert_int_equal(light->group->state, GROUP_RUNNING);
+    assert_int_equal(heavy[2].group->state, GROUP_WAITING);
+}
+
+static void other_policies_know_no_tenants(void **state)
+{
+    (void)state;
+    config.policy = POLICY_FCFS;
+    config.max_num_seqs = 1;
+    rig_open(&rig, &config);
+    ask(1, 5, 4);
+    struct rig_request *late = ask(2, 1, 4);
+    rig_run(&rig, 19);
+    assert_int_equal(drawn(2), 0);
+    assert_false(late->ended);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(two_floods_share_alike, start, stop),
+        cmocka_unit_test_setup_teardown(shares_follow_weights, start, stop),
+        cmocka_unit_test_setup_teardown(a_flood_makes_way_at_once, start, stop),
+        cmocka_unit_test_setup_teardown(blocks_are_room_too, start, stop),
+        cmocka_unit_test_setup_teardown(rooms_are_not_taken_back_and_forth, start, stop),
+        cmocka_unit_test_setup_teardown(a_pause_brings_no_credit, start, stop),
+        cmocka_unit_test_setup_teardown(nobody_starves, start, stop),
+        cmocka_unit_test_setup_teardown(a_long_prompt_lets_a_short_one_pass, start, stop),
+        cmocka_unit_test_setup_teardown(a_shortage_takes_from_the_heaviest, start, stop),
+        cmocka_unit_test_setup_teardown(other_policies_know_no_tenants, start, stop),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
