@@ -385,7 +385,7 @@ bool stream_collected(struct stream *s)
 void stream_detach(struct stream *s)
 {
     pthread_mutex_lock(&s->lock);
-    bool attached = s->attached, running = s->n_left > 0 && !s->finished;
+    bool attached = s->attached, running = s->n_left > 0 && !s->finished && !s->lost;
     s->detached = true;
     if (attached) {
         writer_forget(s->writer, s);
@@ -402,13 +402,17 @@ void stream_detach(struct stream *s)
 
 /* ---- the writer's side ---- */
 
-void stream_lose(struct stream *s)
+void stream_lose(struct stream *s, bool gone)
 {
     pthread_mutex_lock(&s->lock);
-    bool running = s->n_left > 0 && !s->lost;
+    bool running = s->n_left > 0 && !s->finished && !s->lost && !s->detached;
     s->lost = true;
     pthread_mutex_unlock(&s->lock);
     if (running) {
+        /* Before the engine knows: a client that sees its blocks come back sees itself counted. */
+        if (gone) {
+            atomic_fetch_add(&s->hub->n_gone, 1);
+        }
         cancel_all(s);
     }
 }

@@ -118,8 +118,8 @@ bool stream_collected(struct stream *s);
 /* The MHD request has ended, by whatever way: nothing of it is touched any more, and what still runs is cancelled. */
 void stream_detach(struct stream *s);
 
-/* For the writer: the client is gone. Under no lock. */
-void stream_lose(struct stream *s);
+/* For the writer: the client left (`gone`: it is counted), or is cut off. Under no lock. */
+void stream_lose(struct stream *s, bool gone);
 /* End it with an error that the client is told. */
 void stream_fail(struct stream *s, int status, const char *message);
 /* Append an SSE comment. Under s->lock. */

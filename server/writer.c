@@ -146,10 +146,10 @@ static bool take_pending(struct stream *s)
     return more;
 }
 
-/* The socket failed or the client is cut off. */
-static void drop(struct stream *s)
+/* The socket failed (`gone`), or the client is cut off. */
+static void drop(struct stream *s, bool gone)
 {
-    stream_lose(s);
+    stream_lose(s, gone);
     pthread_mutex_lock(&s->lock);
     if (s->parked) {
         give_back(s);
@@ -175,7 +175,7 @@ static void write_direct(struct stream *s, int64_t now)
             s->blocked = true;
             return;
         } else if (n == 0 || errno != EINTR) {
-            drop(s);
+            drop(s, true);
             return;
         }
     }
@@ -234,7 +234,7 @@ static void take_inbox(struct writer *w, int64_t now)
 static void handle_event(struct stream *s, uint32_t events)
 {
     if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) {
-        drop(s);
+        drop(s, true);
     } else if (events & EPOLLOUT && s->blocked) {
         s->blocked = false;
         writer_push(s->writer, s);
@@ -252,7 +252,7 @@ static void sweep_one(struct stream *s, int64_t now, const char *why)
     bool stuck = s->blocked && silent_us > (why ? 1 : LIMIT_STALL_S) * (int64_t)1000000;
     if (stuck) {
         atomic_fetch_add(&s->hub->n_slow, 1);
-        drop(s);
+        drop(s, false);
         return;
     }
     if (s->mode == STREAM_COLLECT || s->blocked || silent_us < LIMIT_KEEPALIVE_S * (int64_t)1000000) {

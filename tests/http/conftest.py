@@ -1,4 +1,5 @@
 """A real server for each module of tests, on a free port, with the null model: its answers are made up, everything else is real."""
+import contextlib
 import os
 import re
 import signal
@@ -6,12 +7,19 @@ import socket
 import subprocess
 import tempfile
 import time
-import urllib.request
 
+import httpx
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 QUIRE = os.environ.get("QUIRE_BIN", os.path.join(ROOT, "build", "quire"))
+
+# The longest wait for what must come: reached only when it never does, however slow and loaded the machine.
+PATIENCE_S = 120
+
+# Ten milliseconds a step, at least. `LONG` of test_connections takes five minutes of it: what runs when a test looks still
+# runs when it acts, on any machine. (The unpaced null model has it done in less than a second.)
+PACED = "null:10000"
 
 
 class Server:
@@ -38,7 +46,7 @@ class Server:
         size = os.fstat(self.log_file.fileno()).st_size
         return os.pread(self.log_file.fileno(), size, 0).decode()
 
-    def wait_ready(self, seconds=60):
+    def wait_ready(self, seconds=PATIENCE_S):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             found = re.search(r""" ready url=(\S+)|"ready","url":"([^"]+)""", self.log)
@@ -52,12 +60,14 @@ class Server:
             time.sleep(0.01)
         raise AssertionError("the server is not ready: " + self.log)
 
-    def connect(self, timeout=20):
+    def connect(self, timeout=PATIENCE_S):
         return socket.create_connection((self.host, self.port), timeout=timeout)
 
+    def ask(self, method, path, **fields):
+        return httpx.request(method, self.url + path, timeout=PATIENCE_S, **fields)
+
     def get(self, path):
-        with urllib.request.urlopen(self.url + path, timeout=20) as answer:
-            return answer.read().decode()
+        return self.ask("GET", path).raise_for_status().text
 
     def metric(self, name, **labels):
         """The value of one metric without its prefix; the sum over what the labels leave open."""
@@ -68,7 +78,7 @@ class Server:
                 total += float(found[3])
         return total
 
-    def wait_metric(self, name, value, seconds=15, **labels):
+    def wait_metric(self, name, value, seconds=PATIENCE_S, **labels):
         end = time.monotonic() + seconds
         while self.metric(name, **labels) != value:
             assert time.monotonic() < end, f"{name} is {self.metric(name, **labels)}, not {value}"
@@ -80,7 +90,7 @@ class Server:
             self.wait_metric(name, 0)
         self.wait_metric("kv_cache_usage_perc", 0)
 
-    def stop(self, sig=signal.SIGTERM, seconds=40):
+    def stop(self, sig=signal.SIGTERM, seconds=PATIENCE_S):
         if self.process.poll() is None:
             self.process.send_signal(sig)
         try:
@@ -92,12 +102,29 @@ class Server:
         return status
 
 
+@contextlib.contextmanager
+def serving(*flags, **options):
+    """A server for several tests; in the end it must be idle and stop well."""
+    s = Server(*flags, **options)
+    try:
+        yield s
+        s.wait_idle()
+        assert s.stop() == 0, s.log
+    finally:
+        s.process.kill()
+        s.process.wait()
+
+
 @pytest.fixture(scope="module")
 def server():
-    s = Server()
-    yield s
-    s.wait_idle()
-    assert s.stop() == 0, s.log
+    with serving() as s:
+        yield s
+
+
+@pytest.fixture(scope="module")
+def paced():
+    with serving(model=PACED) as s:
+        yield s
 
 
 @pytest.fixture
@@ -112,6 +139,5 @@ def start():
 
     yield begin
     for s in made:
-        if s.process.poll() is None:
-            s.process.kill()
-            s.process.wait()
+        s.process.kill()
+        s.process.wait()

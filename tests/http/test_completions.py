@@ -1,11 +1,12 @@
 """The OpenAI SDK and plain JSON against /v1/completions and its neighbours."""
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
 import pytest
 
+from conftest import PATIENCE_S
 from raw import error_of, events
 
 
@@ -16,7 +17,7 @@ def client(server):
 
 @pytest.fixture(scope="module")
 def http(server):
-    with httpx.Client(base_url=server.url, timeout=30) as c:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as c:
         yield c
 
 
@@ -186,7 +187,7 @@ def test_unknown_fields_are_named(http):
 
 def test_unknown_fields_rejected(start):
     s = start("--unknown-fields", "reject")
-    a = httpx.post(s.url + "/v1/completions", json=dict(prompt="x", temprature=1))
+    a = s.ask("POST", "/v1/completions", json=dict(prompt="x", temprature=1))
     assert a.status_code == 400 and "temprature" in error_of(a.content)["message"]
 
 
@@ -220,20 +221,14 @@ def test_tokenize(http):
 
 
 def test_64_streams_at_once(server):
-    texts = {}
-
     def one(i):
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
         ask = dict(model="null", prompt=f"prompt {i}", max_tokens=100, seed=i)
-        texts[i] = "".join(p.choices[0].text for p in client.completions.create(**ask, stream=True))
-        assert client.completions.create(**ask).choices[0].text == texts[i]
+        text = "".join(p.choices[0].text for p in client.completions.create(**ask, stream=True))
+        return len(text) == 100 and client.completions.create(**ask).choices[0].text == text
 
-    threads = [threading.Thread(target=one, args=(i,)) for i in range(64)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert len(texts) == 64 and all(len(t) == 100 for t in texts.values())
+    with ThreadPoolExecutor(64) as pool:
+        assert all(pool.map(one, range(64)))
 
 
 def test_openapi_covers_the_routes(http):

@@ -5,21 +5,21 @@ import signal
 import socket
 import ssl
 import subprocess
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
-from conftest import QUIRE
+from conftest import PACED, PATIENCE_S, QUIRE
 from raw import Reader, error_of, events, post
 
-SLOW = dict(prompt=["x"] * 64, max_tokens=30000, ignore_eos=True)  # half a minute for one sequence at a time
+LONG = dict(prompt="x", max_tokens=30000, ignore_eos=True)  # five minutes on a paced server
 
 
 def run(*args, **env):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_")} | env
-    return subprocess.run([QUIRE, *args], capture_output=True, text=True, timeout=30, env=environment)
+    return subprocess.run([QUIRE, *args], capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
 
 
 # ---- commands ----
@@ -71,36 +71,36 @@ def test_api_keys(start, tmp_path):
     s = start("--api-key", "key-one", "--api-key-file", str(keys))
 
     def status(path, key=None, method="GET"):
-        return httpx.request(method, s.url + path, headers={"Authorization": key} if key else {}).status_code
+        return s.ask(method, path, headers={"Authorization": key} if key else {}).status_code
 
     assert status("/health") == status("/ping") == 200
     for path in ("/v1/models", "/metrics", "/version", "/openapi.json", "/nothing"):
-        a = httpx.get(s.url + path)
+        a = s.ask("GET", path)
         assert a.status_code == 401 and a.headers["www-authenticate"] == "Bearer"
         assert error_of(a.content)["type"] == "authentication_error"
     assert status("/v1/models", "Bearer key-one") == status("/v1/models", "Bearer from-file") == 200
     for wrong in ("Bearer two", "Bearer key-on", "Bearer key-onee", "key-one", "Basic key-one", "Bearer # operators"):
         assert status("/v1/models", wrong) == 401
-    a = httpx.post(s.url + "/v1/completions", json=dict(prompt="x"))
+    a = s.ask("POST", "/v1/completions", json=dict(prompt="x"))
     assert a.status_code == 401
     assert "key-one" not in s.log and "from-file" not in s.log
 
 
 def test_api_key_from_the_environment(start):
     s = start(env={"QUIRE_API_KEY": "secret"})
-    assert httpx.get(s.url + "/v1/models").status_code == 401
-    assert httpx.get(s.url + "/v1/models", headers={"Authorization": "Bearer secret"}).status_code == 200
+    assert s.ask("GET", "/v1/models").status_code == 401
+    assert s.ask("GET", "/v1/models", headers={"Authorization": "Bearer secret"}).status_code == 200
 
 
 def test_cors(start):
     s = start("--cors-origins", "https://a.example, https://b.example", "--api-key", "k")
     ask = {"Origin": "https://b.example", "Access-Control-Request-Method": "POST"}
-    a = httpx.options(s.url + "/v1/completions", headers=ask)
+    a = s.ask("OPTIONS", "/v1/completions", headers=ask)
     assert a.status_code == 204 and a.headers["access-control-allow-origin"] == "https://b.example"
     assert "POST" in a.headers["access-control-allow-methods"] and "Authorization" in a.headers["access-control-allow-headers"]
-    a = httpx.post(s.url + "/v1/completions", json=dict(prompt="x"), headers={"Origin": "https://b.example", "Authorization": "Bearer k"})
+    a = s.ask("POST", "/v1/completions", json=dict(prompt="x"), headers={"Origin": "https://b.example", "Authorization": "Bearer k"})
     assert a.status_code == 200 and a.headers["access-control-allow-origin"] == "https://b.example"
-    a = httpx.get(s.url + "/health", headers={"Origin": "https://c.example"})
+    a = s.ask("GET", "/health", headers={"Origin": "https://c.example"})
     assert "access-control-allow-origin" not in a.headers
 
 
@@ -126,7 +126,7 @@ def test_ipv6(start):
         pytest.skip("no IPv6 here")
     s = start("--host", "::1")
     assert s.url.startswith("http://[::1]:")
-    assert httpx.get(s.url + "/health").status_code == 200
+    assert s.ask("GET", "/health").status_code == 200
     assert run("health", "--url", s.url).returncode == 0
 
 
@@ -136,11 +136,12 @@ def test_inherited_socket():
     script = f'exec 3<&{listener.fileno()}; export LISTEN_FDS=1 LISTEN_PID=$$; exec "{QUIRE}" serve --model null'
     p = subprocess.Popen(["bash", "-c", script], pass_fds=[listener.fileno()], stderr=subprocess.PIPE)
     try:
-        while httpx.get(f"http://127.0.0.1:{port}/health", timeout=20).status_code != 200:
+        while httpx.get(f"http://127.0.0.1:{port}/health", timeout=PATIENCE_S).status_code != 200:
+            assert p.poll() is None
             time.sleep(0.01)
     finally:
         p.terminate()
-        assert p.wait(20) == 0
+        assert p.wait(PATIENCE_S) == 0
 
 
 def test_tls(start, tmp_path):
@@ -151,7 +152,7 @@ def test_tls(start, tmp_path):
         pytest.skip("openssl made no certificate")
     s = start("--ssl-certfile", cert, "--ssl-keyfile", key)
     assert s.url.startswith("https://")
-    with httpx.Client(base_url=s.url, verify=ssl.create_default_context(cafile=cert), timeout=30) as c:
+    with httpx.Client(base_url=s.url, verify=ssl.create_default_context(cafile=cert), timeout=PATIENCE_S) as c:
         assert c.get("/health").json() == {"status": "ready"}
         ask = dict(prompt="x", max_tokens=3000, seed=1)
         whole = c.post("/v1/completions", json=ask).json()["choices"][0]["text"]
@@ -159,19 +160,26 @@ def test_tls(start, tmp_path):
         assert parts[-1] == "[DONE]" and "".join(json.loads(p)["choices"][0]["text"] for p in parts[:-1]) == whole
         with c.stream("POST", "/v1/completions", json=dict(prompt="x", max_tokens=30000, n=4, stream=True)) as a:
             next(a.iter_bytes())
-    deadline = time.monotonic() + 20
-    with httpx.Client(base_url=s.url, verify=False) as c:
+    deadline = time.monotonic() + PATIENCE_S
+    with httpx.Client(base_url=s.url, verify=False, timeout=PATIENCE_S) as c:
         while 'http_streams{model_name="null"} 0' not in c.get("/metrics").text:
             assert time.monotonic() < deadline
     assert s.stop() == 0
+
+
+def wait_health(s, status, state):
+    deadline = time.monotonic() + PATIENCE_S
+    while (a := s.ask("GET", "/health")).status_code != status or a.json() != {"status": state}:
+        assert time.monotonic() < deadline, a.text
+        time.sleep(0.02)
 
 
 # ---- the log ----
 
 def test_log_has_no_prompt(start):
     s = start("--log-level", "debug")
-    httpx.post(s.url + "/v1/completions", json=dict(prompt="SECRET-PROMPT", max_tokens=3), headers={"X-Request-Id": "r1"})
-    httpx.post(s.url + "/v1/completions", json=dict(prompt="SECRET-PROMPT", n=0))
+    s.ask("POST", "/v1/completions", json=dict(prompt="SECRET-PROMPT", max_tokens=3), headers={"X-Request-Id": "r1"})
+    s.ask("POST", "/v1/completions", json=dict(prompt="SECRET-PROMPT", n=0))
     assert s.stop() == 0
     line = [x for x in s.log.splitlines() if "id=r1" in x][0]
     assert "route=/v1/completions status=200" in line and "completion_tokens=3" in line and "prompt_tokens=13" in line
@@ -180,37 +188,39 @@ def test_log_has_no_prompt(start):
 
 def test_json_log(start):
     s = start("--log-format", "json")
-    httpx.get(s.url + "/version")
+    s.ask("GET", "/version")
     s.stop()
     lines = [json.loads(x) for x in s.log.splitlines()]
     assert any(x.get("route") == "/version" and x.get("status") == 200 for x in lines)
 
 
 def test_stalled_step_turns_health_red(start, tmp_path):
-    """A step that takes three seconds under a step-timeout of half a one: red meanwhile, no food for the watchdog, green after."""
+    """A step that takes a minute: red, and no food for the watchdog."""
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
         told.bind(path)
-        s = start("--step-timeout", "0.5", model="null:3000000", env={"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "1000000"})
+        s = start("--step-timeout", "0.5", model="null:60000000", env={"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "1000000"})
         with s.connect() as c:
             c.sendall(post("/v1/completions", dict(prompt="x", max_tokens=1)))
-            s.wait_metric("num_requests_running", 1)
-            time.sleep(1)
-            a = httpx.get(s.url + "/health")
-            assert a.status_code == 503 and a.json() == {"status": "stalled"}
+            wait_health(s, 503, "stalled")
             told.setblocking(False)
-            while True:
-                try:
+            with pytest.raises(BlockingIOError):
+                while True:
                     told.recv(100)
-                except BlockingIOError:
-                    break
-            time.sleep(0.7)
+            time.sleep(1.2)  # fed, it would be every half second
             with pytest.raises(BlockingIOError):
                 told.recv(100)
             assert run("health", "--url", s.url).returncode == 1
-            assert Reader(c).answer()[0] == 200
-        assert httpx.get(s.url + "/health").json() == {"status": "ready"}
-        assert s.stop() == 0
+
+
+def test_health_is_green_again_after_a_stall(start):
+    """Steps of one and a half seconds: green for a third of each, red for the rest."""
+    s = start("--step-timeout", "0.5", model="null:1500000")
+    with s.connect() as c:
+        c.sendall(post("/v1/completions", LONG))
+        for _ in range(2):
+            wait_health(s, 503, "stalled")
+            wait_health(s, 200, "ready")
 
 
 # ---- the end ----
@@ -223,48 +233,53 @@ def test_idle_stop(start, sig):
     assert idle.recv(10) == b""
 
 
+def signal_drain(s):
+    s.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + PATIENCE_S
+    while "draining" not in s.log:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_drain_under_load(start):
-    s = start("--max-num-seqs", "4", "--shutdown-timeout", "60")
-    answers = {}
+    """What was accepted, running or waiting, is answered to its end; what comes later is refused."""
+    s = start("--max-num-seqs", "5", "--shutdown-timeout", "1000", model=PACED)
 
     def one(i):
-        with s.connect(timeout=60) as c:
-            c.sendall(post("/v1/completions", dict(prompt="x", max_tokens=30000, ignore_eos=True, stream=i % 2 == 0)))
+        with s.connect() as c:
+            c.sendall(post("/v1/completions", dict(prompt="x", max_tokens=150, ignore_eos=True, stream=i % 2 == 0)))
             status, headers, body = Reader(c).answer()
             text = "".join(json.loads(e)["choices"][0]["text"] for e in events(body)[:-1]) if i % 2 == 0 else \
                 json.loads(body)["choices"][0]["text"]
-            answers[i] = (status, len(text))
+            return status, len(text)
 
-    threads = [threading.Thread(target=one, args=(i,)) for i in range(12)]
     late = s.connect()
-    for t in threads:
-        t.start()
-    s.wait_metric("http_streams", 12)
-    s.process.send_signal(signal.SIGTERM)
-    while "draining" not in s.log:
-        time.sleep(0.01)
-    late.sendall(post("/v1/completions", dict(prompt="x")))
-    status, headers, body = Reader(late).answer()
-    assert status == 503 and headers["retry-after"] and headers["connection"] == "close"
-    assert "shutting down" in error_of(body)["message"]
-    with s.connect() as c:
-        c.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        status, _, body = Reader(c).answer()
-        assert status == 503 and json.loads(body) == {"status": "draining"}
-    for t in threads:
-        t.join()
-    assert s.process.wait(30) == 0
-    assert answers == {i: (200, 30000) for i in range(12)}
+    with s.connect() as holder, ThreadPoolExecutor(12) as pool:
+        holder.sendall(post("/v1/completions", LONG))  # as long as it runs, so does the server
+        s.wait_metric("num_requests_running", 1)
+        answers = [pool.submit(one, i) for i in range(12)]
+        deadline = time.monotonic() + PATIENCE_S
+        while s.metric("http_streams") + s.metric("request_success_total") < 13:
+            assert time.monotonic() < deadline
+        signal_drain(s)
+        late.sendall(post("/v1/completions", dict(prompt="x")))
+        status, headers, body = Reader(late).answer()
+        assert status == 503 and headers["retry-after"] and headers["connection"] == "close"
+        assert "shutting down" in error_of(body)["message"]
+        a = s.ask("GET", "/health")
+        assert a.status_code == 503 and a.json() == {"status": "draining"}
+        assert [a.result() for a in answers] == [(200, 150)] * 12
+        assert s.process.poll() is None
+    assert s.process.wait(PATIENCE_S) == 0
 
 
 def test_drain_has_an_end(start):
     """One request runs and three wait; all are told, in the form they asked for."""
-    s = start("--max-num-seqs", "1", "--shutdown-timeout", "0.3")
+    s = start("--max-num-seqs", "1", "--shutdown-timeout", "0.3", model=PACED)
     socks = [s.connect() for _ in range(4)]
     for i, c in enumerate(socks):
-        c.sendall(post("/v1/completions", dict(SLOW, stream=i % 2 == 1)))
+        c.sendall(post("/v1/completions", dict(LONG, stream=i % 2 == 1)))
         s.wait_metric("http_streams", i + 1)
-    begin = time.monotonic()
     s.process.send_signal(signal.SIGTERM)
     for i, c in enumerate(socks):
         status, _, body = Reader(c).answer()
@@ -273,8 +288,7 @@ def test_drain_has_an_end(start):
             assert "shutting down" in json.loads(events(body)[-2])["error"]["message"]
         else:
             assert status == 503 and "shutting down" in error_of(body)["message"]
-    assert s.process.wait(20) == 0
-    assert time.monotonic() - begin < 10
+    assert s.process.wait(PATIENCE_S) == 0
 
 
 def test_drain_does_not_wait_for_a_client_that_does_not_read(start):
@@ -282,25 +296,20 @@ def test_drain_does_not_wait_for_a_client_that_does_not_read(start):
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect((s.host, s.port))
+        # More than the sockets take. (A machine that needs more than five seconds for it has cut the client off by then.)
         slow.sendall(post("/v1/completions", dict(prompt="x", max_tokens=20000, ignore_eos=True, stream=True)))
-        s.wait_metric("generation_tokens_total", 20000)
-        begin = time.monotonic()
-        assert s.stop() == 0
-        assert time.monotonic() - begin < 10
+        s.wait_metric("request_success_total", 1)
+        assert s.stop(seconds=50) == 0  # a client that takes nothing is otherwise given a minute
 
 
 def test_second_signal_ends_at_once(start):
-    s = start("--max-num-seqs", "1", "--shutdown-timeout", "60")
+    s = start("--shutdown-timeout", "1000", model=PACED)
     with s.connect() as c:
-        c.sendall(post("/v1/completions", SLOW))
-        s.wait_metric("http_streams", 1)
+        c.sendall(post("/v1/completions", LONG))
+        s.wait_metric("num_requests_running", 1)
+        signal_drain(s)
         s.process.send_signal(signal.SIGTERM)
-        while "draining" not in s.log:
-            time.sleep(0.01)
-        begin = time.monotonic()
-        s.process.send_signal(signal.SIGTERM)
-        assert s.process.wait(10) == 128 + signal.SIGTERM
-        assert time.monotonic() - begin < 2
+        assert s.process.wait(PATIENCE_S) == 128 + signal.SIGTERM
 
 
 def test_notify(start, tmp_path):
@@ -308,7 +317,7 @@ def test_notify(start, tmp_path):
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
         told.bind(path)
-        told.settimeout(20)
+        told.settimeout(PATIENCE_S)
         s = start(env={"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "1000000"})
         assert told.recv(100) == b"READY=1"
         assert told.recv(100) == b"WATCHDOG=1"
@@ -317,4 +326,4 @@ def test_notify(start, tmp_path):
         while (state := told.recv(100)) == b"WATCHDOG=1":
             pass
         assert state == b"STOPPING=1"
-        assert s.process.wait(20) == 0
+        assert s.process.wait(PATIENCE_S) == 0

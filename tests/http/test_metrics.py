@@ -1,7 +1,10 @@
 """/metrics as Prometheus reads it, with both prefixes."""
-import httpx
+import time
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from conftest import PATIENCE_S
 
 GAUGES = ["num_requests_running", "num_requests_waiting", "num_requests_swapped", "kv_cache_usage_perc", "cpu_cache_usage_perc",
           "cache_config_info"]
@@ -16,8 +19,12 @@ HISTOGRAMS = ["time_to_first_token_seconds", "inter_token_latency_seconds", "req
 @pytest.mark.parametrize("prefix", ["quire_", "vllm:"])
 def test_all_of_them(start, prefix):
     s = start("--metrics-prefix", prefix, "--served-model-name", 'a "model"')
-    assert httpx.post(s.url + "/v1/completions", json=dict(prompt="abc", max_tokens=5, n=2)).status_code == 200
-    families = {f.name: f for f in text_string_to_metric_families(s.get("/metrics"))}
+    assert s.ask("POST", "/v1/completions", json=dict(prompt="abc", max_tokens=5, n=2)).status_code == 200
+    # A request is counted when its answer has left: the client may be the faster one.
+    deadline = time.monotonic() + PATIENCE_S
+    while 'route="/v1/completions",status="200"} 1' not in (text := s.get("/metrics")):
+        assert time.monotonic() < deadline, text
+    families = {f.name: f for f in text_string_to_metric_families(text)}
     assert all(name.startswith(prefix) for name in families)
     for kind, names in (("gauge", GAUGES), ("counter", COUNTERS), ("histogram", HISTOGRAMS)):
         for name in names:
