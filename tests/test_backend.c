@@ -106,6 +106,41 @@ static void every_task_runs_once(void **state)
     }
 }
 
+/* The same in shares: however slow a thread is, the others take what it leaves, and each task runs once. */
+static void every_task_of_every_share_runs_once(void **state)
+{
+    (void)state;
+    for (int32_t threads = 1; threads <= 5; threads++) {
+        struct cpu_pool *p = NULL;
+        struct err e = {0};
+        static char data[4096];
+        struct cpu_ahead ahead = {.data = data,
+                                  .n_total = sizeof(data),
+                                  .share_bytes = 1024,
+                                  .stream_bytes = 256,
+                                  .n_bytes = 1 << 20,
+                                  .n_streams = 4};
+        assert_int_equal(cpu_pool_new(&p, threads, &e), 0);
+        struct tally *t = rig_alloc(sizeof(*t));
+        t->n_threads = threads;
+        for (int32_t job = 0; job < 300; job++) {
+            cpu_pool_run_shares(p, job % 7 == 0 ? 200 : job % 5, count_task, t, job % 2 == 0 ? &ahead : NULL);
+            cpu_pool_run(p, job % 3, count_task, t);
+        }
+        for (int32_t i = 0; i < 1000; i++) {
+            int32_t want = 0;
+            for (int32_t job = 0; job < 300; job++) {
+                want += i < threads * (job % 7 == 0 ? 200 : job % 5);
+                want += i < job % 3;
+            }
+            assert_int_equal(atomic_load(&t->count[i]), want);
+        }
+        assert_int_equal(atomic_load(&t->wrong_thread), 0);
+        free(t);
+        cpu_pool_free(p);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -114,6 +149,7 @@ int main(void)
         cmocka_unit_test(wrong_sizes_and_interfaces_are_refused),
         cmocka_unit_test(a_block_is_one_contiguous_segment),
         cmocka_unit_test(every_task_runs_once),
+        cmocka_unit_test(every_task_of_every_share_runs_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

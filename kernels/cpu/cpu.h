@@ -5,7 +5,7 @@
  *     step.c       the batch's copy, block tables, block copies, results
  *     ops.c        embed, norm, add, activation, gather
  *     rope.c       rotation and cache write
- *     linear.c     products with weights, as plain loops;    linear_tiled.c      by tiles
+ *     linear.c     products with weights, as plain loops;    linear_tiled.c      by tiles; linear_stream.c of one tile
  *     attention.c  over the block table, as plain loops;     attention_tiled.c   by parts
  *     kernels.c    the inner loops, plain; rows_*.c, tile_*.c, attention_*.c by instruction set
  *     ranks.c      sums and exchanges with other ranks
@@ -27,6 +27,12 @@ struct cpu_region {
     struct cpu_region *next;
     char *base;
     size_t n_bytes, used_bytes;
+};
+
+/* A weight that linear reads; mat.priv of it. */
+struct cpu_weight {
+    struct mat m;
+    struct cpu_weight *next; /* read after it the last time; NULL: not known yet */
 };
 
 /* Results of one step; a ring of them, because two steps may be in flight and answers outlive the next wait. */
@@ -58,6 +64,7 @@ struct cpu_backend {
 
     char *packed; /* activations packed for linear's tiles; grows to the largest seen */
     size_t packed_bytes;
+    struct cpu_weight *last_weight; /* read last by a product of few rows */
 
     /* Scratch of the threads. */
     float *attention_scratch; /* [threads, attention_scratch_floats] */
@@ -137,6 +144,8 @@ void cpu_share_tokens(struct cpu_backend *c, int32_t first, int32_t end);
 
 /* The same two by tiles; needs c->k.dots. */
 void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);
+/* For x of at most TILE_ROWS rows, packed at c->packed. */
+void cpu_linear_stream(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);
 void cpu_attention_tiled(struct cpu_backend *c, struct mat out, struct mat qkv, const struct attention *a);
 
 static inline const float *mat_row_const(struct mat m, int64_t r)

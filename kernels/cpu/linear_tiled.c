@@ -3,8 +3,7 @@
  * x is packed first (tiles of TILE_ROWS rows). A task owns a run of w's rows and a range of tiles of x, and takes
  * its rows of w in blocks that fit the second-level cache: the block stays there while every tile of x meets it, block
  * of k_block elements by block, the tile's share of x in the first-level cache. What is not used yet of w is fetched
- * ahead meanwhile. With one tile of x a block is read once; its rows are then taken from eight places at a time, so that as many
- * streams of loads run.
+ * ahead meanwhile. With one tile of x a block is read once: linear_stream.c.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +14,6 @@ enum {
     BLOCK_BYTES = 192 << 10, /* of w, in the second-level cache */
     BLOCK_STEP = 24,         /* a multiple of every tile's rows of w, halved for long rows */
     BLOCK_MAX_ROWS = 240,
-    STREAMS = 4,
-    STREAM_AHEAD_BYTES = 512,
     SERIAL_PACK_TILES = 8,
 };
 
@@ -73,36 +70,13 @@ static int pack_all(struct linear_job *j)
     return 0;
 }
 
-/* The rows of a block in the order dots meets them; order[i] is the row of sum i, from the block's first. */
-static void order_rows(const struct linear_job *j, int32_t first, int32_t n, const void **row, int32_t *order)
-{
-    const char *base = (const char *)j->w.data + first * j->w.stride * dtype_bytes(j->w.dtype);
-    int64_t row_bytes = j->w.stride * dtype_bytes(j->w.dtype);
-    int32_t streams = j->n_tiles == 1 && n % STREAMS == 0 ? STREAMS : 1;
-    int32_t run = n / streams;
-    for (int32_t k = 0, i = 0; k < run; k++) {
-        for (int32_t at = k; at < n; at += run, i++) {
-            order[i] = at;
-            row[i] = base + at * row_bytes;
-        }
-    }
-}
-
-/* sum [n][n_x], in `order`, to rows of out through the epilogue. */
-static void finish_tile(const struct linear_job *j, int32_t tile, int32_t first, int32_t n, const float *sum,
-                        const int32_t *order)
+/* sum [n][n_x] to rows of out through the epilogue. */
+static void finish_tile(const struct linear_job *j, int32_t tile, int32_t first, int32_t n, const float *sum)
 {
     const float *bias = j->ep->bias.data;
     int32_t n_x = tile_rows(j, tile);
     float line[TILE_ROWS][BLOCK_MAX_ROWS];
-    if (j->n_tiles > 1) { /* in order */
-        j->c->k.spread(line[0], BLOCK_MAX_ROWS, sum, n, n_x);
-    }
-    for (int32_t x = 0; x < n_x && j->n_tiles == 1; x++) {
-        for (int32_t i = 0; i < n; i++) {
-            line[x][order[i]] = sum[i * n_x + x];
-        }
-    }
+    j->c->k.spread(line[0], BLOCK_MAX_ROWS, sum, n, n_x);
     for (int32_t x = 0; x < n_x; x++) {
         int32_t r = tile * TILE_ROWS + x;
         j->c->k.finish(mat_row(j->out, r) + first, line[x], bias != NULL ? bias + first : NULL,
@@ -114,27 +88,24 @@ static void finish_tile(const struct linear_job *j, int32_t tile, int32_t first,
 static void run_block(const struct linear_job *j, int32_t first, int32_t n, int32_t from, int32_t end)
 {
     const struct cpu_tiles *k = &j->c->k.linear;
+    int64_t row_bytes = j->w.stride * dtype_bytes(j->w.dtype);
     const void *row[BLOCK_MAX_ROWS];
-    int32_t order[BLOCK_MAX_ROWS];
     float sum[TILE_ROWS * BLOCK_MAX_ROWS + 4];
     struct dot_rows w = {.row = row, .n = n, .dtype = j->w.dtype};
-    struct prefetch ahead = {.distance = STREAM_AHEAD_BYTES, .period = 1};
-    order_rows(j, first, n, row, order);
-    if (j->n_tiles > 1) {
-        ahead.distance = n * j->w.stride * dtype_bytes(j->w.dtype);
-        ahead.period = end - from;
+    struct prefetch ahead = {.distance = n * row_bytes, .period = end - from};
+    for (int32_t i = 0; i < n; i++) {
+        row[i] = (const char *)j->w.data + (first + i) * row_bytes;
     }
     for (int32_t tile = from; tile < end; tile++) {
         const char *x = j->c->packed + tile * j->tile_bytes;
         int32_t n_x = tile_rows(j, tile);
-        ahead.phase = j->n_tiles > 1 ? tile - from : 0;
-        int32_t block = j->n_tiles > 1 ? k->k_block : j->w.cols; /* a single tile reads each row to its end */
-        for (w.first = 0; w.first < j->w.cols; w.first += block) {
-            int32_t n_k = (int32_t)MIN(block, j->w.cols - w.first);
+        ahead.phase = tile - from;
+        for (w.first = 0; w.first < j->w.cols; w.first += k->k_block) {
+            int32_t n_k = (int32_t)MIN(k->k_block, j->w.cols - w.first);
             k->dots(sum, &w, x + w.first * n_x * k->packed_bytes(w.dtype), n_x, (int32_t)div_ceil(n_k, TILE_CHUNK),
                     w.first > 0, &ahead);
         }
-        finish_tile(j, tile, first, n, sum, order);
+        finish_tile(j, tile, first, n, sum);
     }
 }
 
@@ -176,5 +147,9 @@ void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struc
         cpu_fail(c, ERR_NOMEM, "out of memory for a matrix product");
         return;
     }
-    cpu_pool_run(c->pool, plan(&j), linear_task, &j);
+    if (j.n_tiles == 1) {
+        cpu_linear_stream(c, out, x, w, ep);
+    } else {
+        cpu_pool_run(c->pool, plan(&j), linear_task, &j);
+    }
 }

@@ -223,6 +223,12 @@ int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, 
         cpu_pool_run(c->pool, (int32_t)div_ceil(d->rows, WEIGHT_TASK_ROWS), fill_rows, &f);
     }
     *ret = f.m;
+    struct cpu_weight *priv = cpu_alloc(c, sizeof(*priv));
+    if (priv == NULL) {
+        return err_nomem(e, d->name);
+    }
+    *priv = (struct cpu_weight){.m = f.m};
+    ret->priv = priv;
     return 0;
 }
 

@@ -4,6 +4,9 @@
  * until none is left, then raise `done`. The caller does the same and waits for `done` of all helpers, so that when
  * cpu_pool_run returns no helper looks at the job any more. A helper that has spun in vain sets `sleeping` and waits on the
  * futex `epoch`; the caller wakes only when someone sleeps.
+ *
+ * Tasks stand in ranges. A plain job has one range, that of thread 0, and all take from its front. A job in shares has one
+ * a thread: the owner takes from the front, and who has none left takes from the end of another's.
  */
 #include "kernels/cpu/pool.h"
 
@@ -20,7 +23,7 @@
 
 #include "kernels/cpu/isa.h"
 
-enum { SPIN_ROUNDS = 20000, YIELD_EVERY = 2000 };
+enum { SPIN_ROUNDS = 20000, YIELD_EVERY = 2000, LINE_BYTES = 64 };
 
 struct helper {
     struct cpu_pool *pool;
@@ -29,18 +32,26 @@ struct helper {
     int32_t core;  /* pinned here; -1: not */
 };
 
+/* What belongs to one thread, on cache lines of its own. */
+struct share {
+    _Alignas(64) _Atomic uint64_t range; /* of tasks left: first, and behind the last in the upper half */
+    _Alignas(64) struct cpu_ahead ahead; /* from here on touched by its thread alone */
+    int64_t fetched;                     /* bytes of each stream of `ahead` */
+};
+
 struct cpu_pool {
     int32_t n_threads;
     int32_t n_started; /* helpers running */
     struct helper *helper;
+    struct share *share; /* [n_threads] */
 
     cpu_task_fn *fn;
     void *arg;
-    int32_t n_tasks;
+    bool in_shares;
+    struct cpu_ahead ahead;
 
-    /* Each on a cache line of its own: `next` is contended. */
+    /* Each on a cache line of its own. */
     _Alignas(64) atomic_uint epoch;
-    _Alignas(64) atomic_int next;
     _Alignas(64) atomic_int done;
     _Alignas(64) atomic_int sleeping;
     atomic_bool stop;
@@ -56,25 +67,76 @@ static void futex_wake_all(atomic_uint *word)
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, CPU_POOL_MAX_THREADS, NULL, NULL, 0);
 }
 
-static void work(struct cpu_pool *p, int32_t thread)
+/* ---- tasks ---- */
+
+static uint64_t make_range(int32_t first, int32_t end)
 {
+    return (uint64_t)(uint32_t)end << 32 | (uint32_t)first;
+}
+
+/* A task of share `of`: its first one, or its last. -1: none is left. */
+static int32_t take(struct cpu_pool *p, int32_t of, bool last)
+{
+    _Atomic uint64_t *range = &p->share[of].range;
+    uint64_t now = atomic_load_explicit(range, memory_order_relaxed);
     for (;;) {
-        int32_t task = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed);
-        if (task >= p->n_tasks) {
-            return;
+        int32_t first = (int32_t)(uint32_t)now;
+        int32_t end = (int32_t)(now >> 32);
+        if (first >= end) {
+            return -1;
         }
-        p->fn(p->arg, task, thread);
+        uint64_t then = last ? make_range(first, end - 1) : make_range(first + 1, end);
+        if (atomic_compare_exchange_weak_explicit(range, &now, then, memory_order_relaxed, memory_order_relaxed)) {
+            return last ? end - 1 : first;
+        }
     }
 }
 
+static void work(struct cpu_pool *p, int32_t thread)
+{
+    int32_t task;
+    int32_t own = p->in_shares ? thread : 0;
+    while ((task = take(p, own, false)) >= 0) {
+        p->fn(p->arg, task, thread);
+    }
+    for (int32_t i = 1; i < p->n_threads && p->in_shares; i++) {
+        while ((task = take(p, (thread + i) % p->n_threads, true)) >= 0) {
+            p->fn(p->arg, task, thread);
+        }
+    }
+    if (p->in_shares) {
+        p->share[thread].ahead = p->ahead;
+        p->share[thread].fetched = 0;
+    }
+}
+
+/* A little of what will be read soon; called over and over while there is nothing else to do. */
+static void fetch_ahead(struct share *s, int32_t thread)
+{
+    const struct cpu_ahead *a = &s->ahead;
+    if (a->data == NULL || s->fetched >= a->n_bytes) {
+        return;
+    }
+    for (int32_t i = 0; i < a->n_streams; i++) {
+        int64_t at = thread * a->share_bytes + i * a->stream_bytes + s->fetched;
+        if (at < a->n_total) {
+            __builtin_prefetch(a->data + at, 0, 2);
+        }
+    }
+    s->fetched += LINE_BYTES;
+}
+
+/* ---- threads ---- */
+
 /* Until the epoch is no longer `seen`; the new one. */
-static unsigned await_job(struct cpu_pool *p, unsigned seen)
+static unsigned await_job(struct cpu_pool *p, int32_t thread, unsigned seen)
 {
     for (int i = 0; i < SPIN_ROUNDS; i++) {
         unsigned now = atomic_load_explicit(&p->epoch, memory_order_acquire);
         if (now != seen) {
             return now;
         }
+        fetch_ahead(&p->share[thread], thread);
         cpu_relax();
         if (i % YIELD_EVERY == YIELD_EVERY - 1) {
             sched_yield();
@@ -103,12 +165,34 @@ static void *helper_main(void *arg)
     pthread_setname_np(pthread_self(), name);
     unsigned seen = 0;
     for (;;) {
-        seen = await_job(p, seen);
+        seen = await_job(p, h->index, seen);
         if (atomic_load(&p->stop)) {
             return NULL;
         }
         work(p, h->index);
         atomic_fetch_add_explicit(&p->done, 1, memory_order_release);
+    }
+}
+
+/* Publish the job, whose tasks stand in the shares, take part, wait for the others. */
+static void run_job(struct cpu_pool *p, cpu_task_fn *fn, void *arg, bool in_shares, const struct cpu_ahead *ahead)
+{
+    p->fn = fn;
+    p->arg = arg;
+    p->in_shares = in_shares;
+    p->ahead = ahead != NULL ? *ahead : (struct cpu_ahead){0};
+    atomic_store_explicit(&p->done, 0, memory_order_relaxed);
+    atomic_fetch_add(&p->epoch, 1);
+    if (atomic_load(&p->sleeping) > 0) {
+        futex_wake_all(&p->epoch);
+    }
+    work(p, 0);
+    for (int i = 1; atomic_load_explicit(&p->done, memory_order_acquire) < p->n_started; i++) {
+        fetch_ahead(&p->share[0], 0);
+        cpu_relax();
+        if (i % YIELD_EVERY == 0) {
+            sched_yield(); /* a helper may have lost its core to another process */
+        }
     }
 }
 
@@ -120,22 +204,16 @@ void cpu_pool_run(struct cpu_pool *p, int32_t n_tasks, cpu_task_fn *fn, void *ar
         }
         return;
     }
-    p->fn = fn;
-    p->arg = arg;
-    p->n_tasks = n_tasks;
-    atomic_store_explicit(&p->next, 0, memory_order_relaxed);
-    atomic_store_explicit(&p->done, 0, memory_order_relaxed);
-    atomic_fetch_add(&p->epoch, 1);
-    if (atomic_load(&p->sleeping) > 0) {
-        futex_wake_all(&p->epoch);
+    atomic_store_explicit(&p->share[0].range, make_range(0, n_tasks), memory_order_relaxed);
+    run_job(p, fn, arg, false, NULL);
+}
+
+void cpu_pool_run_shares(struct cpu_pool *p, int32_t n_each, cpu_task_fn *fn, void *arg, const struct cpu_ahead *ahead)
+{
+    for (int32_t t = 0; t < p->n_threads; t++) {
+        atomic_store_explicit(&p->share[t].range, make_range(t * n_each, (t + 1) * n_each), memory_order_relaxed);
     }
-    work(p, 0);
-    for (int i = 1; atomic_load_explicit(&p->done, memory_order_acquire) < p->n_started; i++) {
-        cpu_relax();
-        if (i % YIELD_EVERY == 0) {
-            sched_yield(); /* a helper may have lost its core to another process */
-        }
-    }
+    run_job(p, fn, arg, true, ahead);
 }
 
 int32_t cpu_pool_threads(const struct cpu_pool *p)
@@ -253,10 +331,12 @@ int cpu_pool_new_share(struct cpu_pool **ret, int32_t threads, int32_t share, in
     p->n_threads = threads > 0 ? threads : n_cores;
     int rc = 0;
     p->helper = calloc((size_t)p->n_threads, sizeof(*p->helper));
-    if (p->helper == NULL) {
+    p->share = aligned_alloc(64, (size_t)p->n_threads * sizeof(*p->share));
+    if (p->helper == NULL || p->share == NULL) {
         rc = err_nomem(e, "threads");
         goto out;
     }
+    memset(p->share, 0, (size_t)p->n_threads * sizeof(*p->share));
     for (int32_t i = 1; i < p->n_threads && rc == 0; i++) {
         struct helper *h = &p->helper[i];
         *h = (struct helper){.pool = p, .index = i, .core = p->n_threads <= n_cores ? core[i] : -1};
@@ -284,5 +364,6 @@ void cpu_pool_free(struct cpu_pool *p)
         pthread_join(p->helper[i].thread, NULL);
     }
     free(p->helper);
+    free(p->share);
     free(p);
 }

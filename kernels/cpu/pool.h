@@ -25,4 +25,17 @@ int32_t cpu_pool_threads(const struct cpu_pool *p);
 /* Run tasks 0 .. n_tasks-1, each once, taken in ascending order by whichever thread is free; return when all are done. */
 void cpu_pool_run(struct cpu_pool *p, int32_t n_tasks, cpu_task_fn *fn, void *arg);
 
+/* Memory that the threads will read soon, while they wait for it to be asked for: of `share` (thread t's begins at
+ * data + t * share_bytes) the first n_bytes of each of n_streams pieces, stream_bytes apart, all inside n_total bytes of data. */
+struct cpu_ahead {
+    const char *data; /* NULL: nothing */
+    int64_t n_total, share_bytes, stream_bytes, n_bytes;
+    int32_t n_streams;
+};
+
+/* Run n_each tasks of each thread: thread t begins with t * n_each, t * n_each + 1, ..., so that neighbours stay on one
+ * thread, and then takes from the ends of those that are behind. A thread that finds nothing left fetches `ahead` (may be NULL)
+ * into its cache, until the next job comes. */
+void cpu_pool_run_shares(struct cpu_pool *p, int32_t n_each, cpu_task_fn *fn, void *arg, const struct cpu_ahead *ahead);
+
 #endif

@@ -1,0 +1,136 @@
+/* linear for a few rows of x (one tile), where time is what it takes to read w once: decoding.
+ *
+ * Every thread has a share of neighbouring rows of w and reads it as STREAMS pieces side by side, so that as many streams of
+ * loads run, from the share's first rows to its last without a break between tasks. While a thread waits (for the others,
+ * through a norm, for attention) it fetches the beginning of its share of the weight that came next in the step
+ * before, so that memory does not pause between products.
+ */
+#include "kernels/cpu/cpu.h"
+
+enum {
+    STREAMS = 4,
+    SLICE_STEP = 3, /* STREAMS slices of it are a multiple of every tile's rows of w */
+    SLICE_MAX = 60, /* rows of one stream in a task */
+    TASK_BYTES = 32 << 10,
+    TASKS_PER_SHARE = 8, /* at least, where the rows allow */
+    STREAM_AHEAD_BYTES = 1024,
+    WAIT_AHEAD_BYTES = 192 << 10, /* of a share, in the second-level cache */
+};
+
+struct stream_job {
+    struct cpu_backend *c;
+    struct mat out, x, w;
+    const struct epilogue *ep;
+    int32_t share_rows; /* of w, of a thread */
+    int32_t run;        /* of a stream */
+    int32_t slice;      /* of a stream in a task */
+    int32_t n_each;     /* tasks of a share */
+};
+
+static int64_t row_bytes(struct mat w)
+{
+    return w.stride * dtype_bytes(w.dtype);
+}
+
+/* What one task reads: n[s] rows of stream s from first[s] on. */
+struct slices {
+    int32_t first[STREAMS], n[STREAMS];
+    int32_t longest;
+};
+
+static struct slices task_slices(const struct stream_job *j, int32_t task)
+{
+    struct slices s = {0};
+    int32_t at = task % j->n_each * j->slice;
+    for (int32_t i = 0; i < STREAMS; i++) {
+        s.first[i] = task / j->n_each * j->share_rows + i * j->run + at;
+        s.n[i] = MAX(MIN(MIN(j->slice, j->run - at), j->w.rows - s.first[i]), 0);
+        s.longest = MAX(s.longest, s.n[i]);
+    }
+    return s;
+}
+
+/* sum [rows in the order read][n_x] to out, stream by stream, through the epilogue. */
+static void finish_slices(const struct stream_job *j, const struct slices *s, const float *sum)
+{
+    float line[TILE_ROWS][STREAMS][SLICE_MAX];
+    const float *bias = j->ep->bias.data;
+    int32_t n_x = j->x.rows;
+    for (int32_t k = 0; k < s->longest; k++) {
+        for (int32_t i = 0; i < STREAMS; i++) {
+            for (int32_t x = 0; x < n_x && k < s->n[i]; x++) {
+                line[x][i][k] = *sum++;
+            }
+        }
+    }
+    for (int32_t x = 0; x < n_x; x++) {
+        for (int32_t i = 0; i < STREAMS; i++) {
+            const float *residual = j->ep->residual.data != NULL ? mat_row_const(j->ep->residual, x) : NULL;
+            j->c->k.finish(mat_row(j->out, x) + s->first[i], line[x][i], bias != NULL ? bias + s->first[i] : NULL,
+                           residual != NULL ? residual + s->first[i] : NULL, s->n[i], j->ep->act);
+        }
+    }
+}
+
+static void stream_task(void *arg, int32_t task, int32_t thread)
+{
+    (void)thread;
+    const struct stream_job *j = arg;
+    const void *row[STREAMS * SLICE_MAX];
+    float sum[TILE_ROWS * STREAMS * SLICE_MAX + 4];
+    struct slices s = task_slices(j, task);
+    struct dot_rows w = {.row = row, .dtype = j->w.dtype};
+    for (int32_t k = 0; k < s.longest; k++) {
+        for (int32_t i = 0; i < STREAMS; i++) {
+            if (k < s.n[i]) {
+                row[w.n++] = (const char *)j->w.data + (s.first[i] + k) * row_bytes(j->w);
+            }
+        }
+    }
+    if (w.n > 0) {
+        j->c->k.linear.dots(sum, &w, j->c->packed, j->x.rows, (int32_t)div_ceil(j->w.cols, TILE_CHUNK), false,
+                            &(struct prefetch){.distance = STREAM_AHEAD_BYTES, .period = 1});
+        finish_slices(j, &s, sum);
+    }
+}
+
+static void plan_shares(struct stream_job *j)
+{
+    int32_t threads = cpu_pool_threads(j->c->pool);
+    j->run = (int32_t)div_ceil(j->w.rows, threads * STREAMS);
+    j->share_rows = j->run * STREAMS;
+    int64_t slice = MIN(TASK_BYTES / (STREAMS * row_bytes(j->w)), j->run / TASKS_PER_SHARE) / SLICE_STEP * SLICE_STEP;
+    j->slice = (int32_t)MIN(MAX(slice, SLICE_STEP), SLICE_MAX);
+    j->n_each = (int32_t)div_ceil(j->run, j->slice);
+}
+
+/* Where the threads will begin to read the weight that followed this one last time. */
+static struct cpu_ahead ahead_of(const struct stream_job *j)
+{
+    struct cpu_weight *now = j->w.priv;
+    struct cpu_weight *before = j->c->last_weight;
+    if (before != NULL) {
+        before->next = now;
+    }
+    j->c->last_weight = now;
+    if (now == NULL || now->next == NULL) {
+        return (struct cpu_ahead){0};
+    }
+    struct stream_job next = {.c = j->c, .w = now->next->m};
+    plan_shares(&next);
+    int64_t bytes = row_bytes(next.w);
+    return (struct cpu_ahead){.data = next.w.data,
+                              .n_total = next.w.rows * bytes,
+                              .share_bytes = next.share_rows * bytes,
+                              .stream_bytes = next.run * bytes,
+                              .n_bytes = MIN(next.run * bytes, WAIT_AHEAD_BYTES / STREAMS),
+                              .n_streams = STREAMS};
+}
+
+void cpu_linear_stream(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep)
+{
+    struct stream_job j = {.c = c, .out = out, .x = x, .w = w, .ep = ep};
+    plan_shares(&j);
+    struct cpu_ahead ahead = ahead_of(&j);
+    cpu_pool_run_shares(c->pool, j.n_each, stream_task, &j, &ahead);
+}
