@@ -62,7 +62,7 @@ fuzzers := $(fuzz_sources:tests/fuzz/%.c=$(BUILD)/tests/fuzz/%)
 
 # ---- flags --------------------------------------------------------------------------------------------------------
 
-packages := libmicrohttpd libcjson yaml-0.1 libxxhash libpcre2-8 libutf8proc ck
+packages := libmicrohttpd libcjson yaml-0.1 libxxhash libpcre2-8 libutf8proc ck libcurl gnutls
 no_build := help clean format lint
 ifneq ($(if $(MAKECMDGOALS),$(filter-out $(no_build),$(MAKECMDGOALS)),all),)
 package_cflags := $(shell pkg-config --cflags $(packages) 2>/dev/null || echo missing)

@@ -45,8 +45,8 @@ static const struct setting_choice LOG_LEVELS[] = {{"debug", LOG_DEBUG}, {"info"
 /* clang-format off */
 const struct setting setting_table[] = {
     {STRING(model, NULL), .metavar = "DIR", .group = "Model",
-     .help = "Hugging Face directory, a file, or a hub name in the local cache; null serves an executor that answers at once; "
-             "without one the bundled model is served"},
+     .help = "Hugging Face directory, GGUF file, or hub name (org/name[@revision], downloaded when it is not in the cache); null "
+             "serves an executor that answers at once; without one the bundled model is served"},
     {STRING(served_model_name, NULL), .metavar = "NAME", .group = "Model",
      .help = "name that clients see; else the directory's or hub name"},
     {CHOICE(device, "auto", DEVICES), .group = "Model", .help = "where the model runs; auto takes a GPU when one is usable"},

@@ -9,6 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "models/hub.h"
+
 static bool has_config(const char *dir)
 {
     char path[PATH_MAX + 16];
@@ -73,10 +75,13 @@ int model_path_find(char **ret, const char *model, struct err *e)
     struct stat st;
     if (!model || !*model)
         return find_bundled(ret, e);
+    if (stat(model, &st) != 0 && errno == ENOENT && hub_is_name(model))
+        return hub_find(ret, model, e);
     if (stat(model, &st) != 0)
-        return err_set_param(e, ERR_NOT_FOUND, "model",
-                             "\"%.200s\": %s; a directory in Hugging Face's layout or a GGUF file is wanted", model,
-                             strerror(errno));
+        return err_set_param(
+            e, ERR_NOT_FOUND, "model",
+            "\"%.200s\": %s; a directory in Hugging Face's layout, a GGUF file or a hub name (org/name) is wanted",
+            model, strerror(errno));
     if (!S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode))
         return err_set_param(e, ERR_UNSUPPORTED, "model",
                              "\"%.200s\" is neither a directory in Hugging Face's layout nor a GGUF file", model);
@@ -92,6 +97,9 @@ int model_path_find(char **ret, const char *model, struct err *e)
 
 char *model_path_name(const char *path)
 {
+    char *hub_name = hub_name_of_path(path);
+    if (hub_name)
+        return hub_name;
     size_t len = strlen(path);
     while (len > 1 && path[len - 1] == '/')
         len--;
