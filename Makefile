@@ -142,11 +142,11 @@ bench: all $(bench_tools) ## build the measuring programs of tests/bench into bu
 	@printf 'run one of:\n'; printf '  %s\n' $(bench_tools)
 
 asan: ## the unit tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	QUIRE_TEST_TIMEOUT=1800 $(MAKE) BUILD=build/asan CFLAGS="-O1 -g" \
+	$(MAKE) BUILD=build/asan CFLAGS="-O1 -g" \
 	    SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" unit
 
 tsan: ## the unit tests under ThreadSanitizer
-	QUIRE_TEST_TIMEOUT=1800 $(MAKE) BUILD=build/tsan CFLAGS="-O2 -g" SANITIZE="-fsanitize=thread -fno-omit-frame-pointer" unit
+	$(MAKE) BUILD=build/tsan CFLAGS="-O2 -g" SANITIZE="-fsanitize=thread -fno-omit-frame-pointer" unit
 
 valgrind: units ## the unit tests under valgrind (slow)
 	QUIRE_TEST_WRAPPER="valgrind -q --error-exitcode=99 --leak-check=full" scripts/run-tests --build $(BUILD) unit

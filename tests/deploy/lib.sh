@@ -90,7 +90,7 @@ free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1
 # Until http://127.0.0.1:$1/health says ready, at most $2 seconds.
 wait_for_health() { # port seconds
     local until=$((SECONDS + $2))
-    until curl -fs --max-time 5 "http://127.0.0.1:$1/health" >/dev/null 2>&1; do
+    until curl -fs --max-time 30 "http://127.0.0.1:$1/health" >/dev/null 2>&1; do
         [ $SECONDS -lt $until ] || return 1
         sleep 0.2
     done
@@ -99,7 +99,7 @@ wait_for_health() { # port seconds
 # A completion must bring text.
 ask() { # port
     local answer
-    answer=$(curl -sS --max-time 60 "http://127.0.0.1:$1/v1/completions" -H 'Content-Type: application/json' \
+    answer=$(curl -sS --max-time 600 "http://127.0.0.1:$1/v1/completions" -H 'Content-Type: application/json' \
         -d '{"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0}')
     grep -q '"text": *"[^"]' <<<"$answer" || { echo "$answer"; return 1; }
     step "answer: $(cut -c1-200 <<<"$answer")"
