@@ -51,22 +51,26 @@ static int find_bundled(char **ret, struct err *e)
                          "the bundled model is not installed; give --model DIR, or set QUIRE_SHARE");
 }
 
-/* The only GGUF file of a directory that is not in Hugging Face's layout; 0 when there is not just one. */
+/* The only GGUF file of a directory that is not in Hugging Face's layout; 0 when it is. */
 static int find_gguf(char **ret, const char *dir, struct err *e)
 {
     struct dirent *d;
     int n = 0;
     char name[NAME_MAX + 1] = "", path[PATH_MAX];
     DIR *list = has_config(dir) ? NULL : opendir(dir);
-    while (list && (d = readdir(list))) {
+    if (!list)
+        return 0;
+    while ((d = readdir(list))) {
         size_t len = strlen(d->d_name);
         if (len > 5 && strcmp(d->d_name + len - 5, ".gguf") == 0 && n++ == 0)
             memcpy(name, d->d_name, len + 1);
     }
-    if (list)
-        closedir(list);
-    if (n != 1 || snprintf(path, sizeof(path), "%s/%s", dir, name) >= (int)sizeof(path))
-        return 0;
+    closedir(list);
+    if (n != 1)
+        return err_set_param(e, ERR_NOT_FOUND, "model", "\"%.200s\": no config.json there that can be read, and %s", dir,
+                             n ? "several GGUF files: name one" : "no GGUF file");
+    if (snprintf(path, sizeof(path), "%s/%s", dir, name) >= (int)sizeof(path))
+        return err_set_param(e, ERR_INVALID, "model", "\"%.200s\": the path is too long", dir);
     return keep(ret, path, e) < 0 ? ERR_NOMEM : 1;
 }
 

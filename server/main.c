@@ -1,6 +1,8 @@
 /* `quire`: its subcommands. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "config/settings.h"
 #include "engine/engine.h"
@@ -47,12 +49,8 @@ static int config_main(int argc, char **argv, char **env)
     return 0;
 }
 
-int main(int argc, char **argv)
+static int run_command(const char *name, int n, char **rest)
 {
-    const char *name = argc > 1 ? argv[1] : "help";
-    int n = argc > 2 ? argc - 2 : 0;
-    char **rest = argv + (argc > 2 ? 2 : argc);
-
     if (strcmp(name, "serve") == 0) {
         return serve_main(n, rest, environ);
     }
@@ -79,4 +77,30 @@ int main(int argc, char **argv)
     fprintf(stderr, "quire: no command '%.60s'\n\n", name);
     print_help(stderr);
     return 2;
+}
+
+/* Started with some of the first three descriptors closed, the next files would get their numbers, and the log its lines
+ * written into them. */
+static void hold_standard_files(void)
+{
+    int fd = open("/dev/null", O_RDWR);
+
+    while (fd >= 0 && fd <= STDERR_FILENO) {
+        fd = dup(fd);
+    }
+    if (fd > STDERR_FILENO) {
+        close(fd);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    hold_standard_files();
+    int status = run_command(argc > 1 ? argv[1] : "help", argc > 2 ? argc - 2 : 0, argv + (argc > 2 ? 2 : argc));
+    /* What was asked for is on standard output: a full disk is a failure. */
+    if ((fflush(stdout) != 0 || ferror(stdout)) && status == 0) {
+        fprintf(stderr, "quire: standard output cannot be written; is the disk full?\n");
+        status = 1;
+    }
+    return status;
 }

@@ -1,4 +1,5 @@
 """The daemon from outside: start, keys, CORS, sockets, TLS, health, SIGTERM."""
+import contextlib
 import json
 import os
 import signal
@@ -35,6 +36,14 @@ def test_commands():
     assert bad.returncode == 2 and "--port" in bad.stderr
 
 
+@pytest.mark.parametrize("command", [["version"], ["config"], ["serve", "--help"], ["simulate", "--requests", "5"],
+                                     ["bench", "offline", "null", "--requests", "2", "--output-len", "3"]])
+def test_output_to_a_full_disk_is_a_failure(command):
+    with open("/dev/full", "w") as full:
+        p = subprocess.run([QUIRE, *command], stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)
+    assert p.returncode == 1 and "disk full" in p.stderr
+
+
 def test_health_command(start):
     s = start()
     assert run("health", "--url", s.url).returncode == 0
@@ -53,9 +62,11 @@ def test_busy_port(start):
     assert len(other.stderr.strip().splitlines()) == 1
 
 
-def test_missing_model():
-    bad = run("serve", "--model", "/nonexistent/model", "--port", "0")
-    assert bad.returncode == 1 and "cannot start" in bad.stderr
+def test_missing_model(tmp_path):
+    for model, why in (("/nonexistent/model", "No such file"), (str(tmp_path), "no config.json"), ("/dev/null", "neither")):
+        bad = run("serve", "--model", model, "--port", "0")
+        assert bad.returncode == 1 and "cannot start" in bad.stderr and model in bad.stderr and why in bad.stderr
+        assert len(bad.stderr.strip().splitlines()) == 1
 
 
 def test_bad_host():
@@ -130,18 +141,38 @@ def test_ipv6(start):
     assert run("health", "--url", s.url).returncode == 0
 
 
-def test_inherited_socket():
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    script = f'exec 3<&{listener.fileno()}; export LISTEN_FDS=1 LISTEN_PID=$$; exec "{QUIRE}" serve --model null'
-    p = subprocess.Popen(["bash", "-c", script], pass_fds=[listener.fileno()], stderr=subprocess.PIPE)
+@contextlib.contextmanager
+def serving_inherited(redirections=""):
+    """A server on a socket that it was started with, as systemd does: its process and its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = "http://127.0.0.1:%d" % listener.getsockname()[1]
+        script = f'exec 3<&{listener.fileno()} {redirections}; export LISTEN_FDS=1 LISTEN_PID=$$; exec "{QUIRE}" serve --model null'
+        p = subprocess.Popen(["bash", "-c", script], pass_fds=[listener.fileno()], stderr=subprocess.DEVNULL)
     try:
-        while httpx.get(f"http://127.0.0.1:{port}/health", timeout=PATIENCE_S).status_code != 200:
+        while httpx.get(url + "/health", timeout=PATIENCE_S).status_code != 200:
             assert p.poll() is None
             time.sleep(0.01)
+        a = httpx.post(url + "/v1/completions", json=dict(prompt="x", max_tokens=5), timeout=PATIENCE_S)
+        assert a.status_code == 200
+        yield p
     finally:
         p.terminate()
         assert p.wait(PATIENCE_S) == 0
+
+
+def test_inherited_socket():
+    with serving_inherited() as p:
+        assert p.poll() is None
+
+
+def test_log_to_a_full_disk_stops_nothing():
+    with serving_inherited("2>/dev/full") as p:
+        assert os.readlink(f"/proc/{p.pid}/fd/2") == "/dev/full"
+
+
+def test_closed_standard_files_are_given_to_nothing_else():
+    with serving_inherited("<&- >&- 2>&-") as p:
+        assert {os.readlink(f"/proc/{p.pid}/fd/{n}") for n in range(3)} == {"/dev/null"}
 
 
 def test_tls(start, tmp_path):
