@@ -5,19 +5,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/beam_text.h"
 #include "engine/commit.h"
+
+enum { TOKENS_A_STOP = 4 }; /* tokens among the best that may complete one stop string: "\n", "\n\n", ".\n" */
 
 /* ---- making one ---- */
 
-int beam_new(struct beam **ret, const struct gen_params *p, const struct sched_config *c, struct err *e)
+int beam_new(struct beam **ret, const struct request *r, const struct sched_config *c, struct err *e)
 {
+    const struct gen_params *p = &r->params;
     struct beam *b = calloc(1, sizeof(*b));
     if (!b)
         return err_nomem(e, "a beam search");
-    int32_t stops = p->n_stop_token + c->n_eos;
+    int32_t stops = p->n_stop_token + c->n_eos + TOKENS_A_STOP * p->n_stop;
     b->width = p->beam_width;
     b->n = p->n;
-    /* Enough that `width` candidates remain when every stop id is among the best. */
+    /* Enough that `width` candidates remain when every stop id is among the best, and tokens that complete stop strings. */
     b->n_candidates = MIN(MIN(MAX(2 * b->width, b->width + stops), LIMIT_CANDIDATES), c->vocab);
     b->n_top = MIN(MAX(p->n_logprobs, 0), b->n_candidates);
     b->n_nodes = 1 + 2 * b->width * (p->max_tokens + 1); /* live beams' and hypotheses' paths */
@@ -34,6 +38,11 @@ int beam_new(struct beam **ret, const struct gen_params *p, const struct sched_c
         !b->live) {
         beam_free(b);
         return err_nomem(e, "a beam search");
+    }
+    int rc = beam_text_new(&b->text, r, c->tokenizer, e);
+    if (rc < 0) {
+        beam_free(b);
+        return rc;
     }
     memset(b->tip, -1, width * sizeof(*b->tip));
     b->node[0] = (struct beam_node){.parent = -1, .token = -1, .n_holders = 1};
@@ -56,6 +65,7 @@ void beam_free(struct beam *b)
     free(b->next);
     free(b->column);
     free(b->live);
+    beam_text_free(b->text);
     free(b);
 }
 
@@ -216,6 +226,18 @@ static bool best_choice(struct beam *b, const struct results *r, const struct pl
     return found;
 }
 
+/* How a candidate ends its beam, as the n_out-th token: by itself, or by the text it completes. */
+static int ends_by(const struct commit *c, const struct group *g, const struct beam_choice *x, int32_t n_out,
+                   int32_t *ret_stop_token)
+{
+    const struct beam *b = g->beam;
+    int finish = finish_by_token(c->s, g, x->token, n_out, ret_stop_token);
+    if (!b->text || finish == FINISH_STOP)
+        return finish;
+    return beam_text_ends(b->text, b->live[x->from]->index, x->token, n_out, finish == FINISH_LENGTH) ? FINISH_STOP
+                                                                                                      : finish;
+}
+
 /* Split the candidates into hypotheses and the beams that live on: their number. */
 static int32_t choose(struct commit *c, struct group *g, const struct plan_item *it, int32_t n)
 {
@@ -227,10 +249,13 @@ static int32_t choose(struct commit *c, struct group *g, const struct plan_item 
         if (!best_choice(b, c->r, it, n, &x))
             break;
         struct beam_hypothesis h = {.n_tokens = n_out, .stop_token = -1};
-        h.finish = finish_by_token(c->s, g, x.token, n_out, &h.stop_token);
+        h.finish = ends_by(c, g, &x, n_out, &h.stop_token);
         if (h.finish == FINISH_NONE) {
-            if (n_next < b->width)
-                b->next[n_next++] = x;
+            if (n_next == b->width)
+                continue;
+            if (b->text)
+                beam_text_keep(b->text, n_next);
+            b->next[n_next++] = x;
         } else if (rank < b->width) {
             h.score = x.cum_logprob / pow(n_out, (double)p->length_penalty);
             h.node = node_add(b, b->tip[b->live[x.from]->index], &x, c->r, draw_row_of(&it[x.from]));
@@ -268,7 +293,10 @@ static struct seq *free_place(struct group *g)
 static void append_choice(struct commit *c, struct group *g, struct seq *q, const struct beam_choice *x,
                           int32_t parent_node, int32_t row)
 {
-    g->beam->tip[q->index] = node_add(g->beam, parent_node, x, c->r, row);
+    struct beam *b = g->beam;
+    b->tip[q->index] = node_add(b, parent_node, x, c->r, row);
+    if (b->text)
+        beam_text_move(b->text, (int32_t)(x - b->next), q->index);
     q->cum_logprob = x->cum_logprob;
     seq_append(q, x->token);
 }
@@ -315,7 +343,7 @@ static void move_on(struct commit *c, struct group *g, const struct plan_item *i
         node_drop(b, parent_node[i]);
 }
 
-/* The output side found a stop string in what had settled, which is the same in all choices. */
+/* The output side has ended every choice: it ran out of memory for their texts. */
 static bool texts_ended(const struct group *g)
 {
     for (int32_t i = 0; i < g->beam->n; i++)

@@ -1,7 +1,7 @@
 /* Beam search of one group: what stands between the candidates of a step and fork, append, free.
  *
  * As transformers' generate(num_beams=k): of all candidates (live beam, token) in order of cumulative
- * log-probability, those among the first k that end (end of sequence, stop id, last token) become hypotheses, scored
+ * log-probability, those among the first k that end (end of sequence, stop id, stop string, last token) become hypotheses, scored
  * cumulative / generated_length^length_penalty; the first k that do not end live on. The best k hypotheses are kept.
  * It is over when nothing lives on, when k hypotheses are there and early_stopping is true, or when they are and no
  * live beam can still beat the worst: its length taken as it is, or with "never" and a positive length_penalty as
@@ -56,10 +56,11 @@ struct beam {
     struct beam_choice *next; /* [width] scratch */
     int32_t *column;          /* [width] scratch */
     struct seq **live;        /* [width] scratch */
+    struct beam_text *text;   /* for stop strings; NULL: none */
     bool over;                /* everything was reported */
 };
 
-int beam_new(struct beam **ret, const struct gen_params *p, const struct sched_config *c, struct err *e);
+int beam_new(struct beam **ret, const struct request *r, const struct sched_config *c, struct err *e);
 void beam_free(struct beam *b);
 
 struct commit;

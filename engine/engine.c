@@ -141,6 +141,7 @@ static int configure(struct engine *e, const struct settings *s, struct err *err
     c->block_size = x->block_size;
     c->vocab = x->vocab;
     c->max_len = x->max_len;
+    c->tokenizer = e->tokenizer;
     c->max_num_seqs = x->max_num_seqs;
     c->max_num_batched_tokens = x->max_num_batched_tokens;
     c->max_logits = x->max_samples;

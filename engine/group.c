@@ -180,7 +180,7 @@ int group_new(struct group **ret, struct request *r, struct word_list *words, co
     side_need(g, c);
     code = check_side(g, c, e);
     if (code == 0 && p->beam_width > 0)
-        code = beam_new(&g->beam, p, c, e);
+        code = beam_new(&g->beam, r, c, e);
     for (int32_t i = 0; i < width && code == 0; i++)
         code = seq_init(&g->seq[i], g, i, c, e);
     if (code < 0) {

@@ -50,6 +50,7 @@ struct step_cost {
     double swap_block_us; /* one block between host and device, one way */
 };
 
+struct tokenizer;
 struct sched_config {
     /* what the executor holds */
     int32_t n_blocks, n_host_blocks, block_size;
@@ -71,6 +72,7 @@ struct sched_config {
     int32_t name_bits; /* of a block's hash that count in the prefix cache; 0: all 128. Few make hashes collide,
                                        which must cost time only */
     uint64_t secret;   /* keys the hashes of the prefix cache */
+    const struct tokenizer *tokenizer; /* for stop strings inside beams; NULL: they are the output side's affair alone */
     int32_t eos[LIMIT_EOS_IDS]; /* end-of-sequence ids */
     int32_t n_eos;
 };

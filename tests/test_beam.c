@@ -12,9 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "models/tokenizer.h"
 #include "tests/sim/rig.h"
 
-enum { VOCAB = 12, ROWS = 48, MAX_PROMPT = 8 };
+enum { VOCAB = 12, ROWS = 48, MAX_PROMPT = 8, STOPS = 2 };
 
 static float table[ROWS][VOCAB];
 static struct rig rig;
@@ -23,6 +24,8 @@ struct golden {
     int32_t k, n, early, max_tokens, n_prompt;
     float penalty;
     int32_t prompt[MAX_PROMPT];
+    int32_t n_stop;
+    char stop[STOPS][3]; /* a token's text is the character of its id */
 };
 
 static FILE *open_goldens(void)
@@ -44,6 +47,16 @@ static bool read_golden(FILE *f, struct golden *g)
         return false;
     for (int32_t i = 0; i < g->n_prompt; i++)
         assert_int_equal(fscanf(f, "%d", &g->prompt[i]), 1);
+    assert_int_equal(fscanf(f, "%d", &g->n_stop), 1);
+    memset(g->stop, 0, sizeof(g->stop));
+    for (int32_t i = 0; i < g->n_stop; i++) {
+        int32_t len, id;
+        assert_int_equal(fscanf(f, "%d", &len), 1);
+        for (int32_t k = 0; k < len; k++) {
+            assert_int_equal(fscanf(f, "%d", &id), 1);
+            g->stop[i][k] = (char)id;
+        }
+    }
     return true;
 }
 
@@ -65,14 +78,18 @@ static void table_tops(struct rig *r, const struct seq *q, int32_t *top, float *
     }
 }
 
-static struct rig_request *add(const struct golden *g)
+static struct rig_request *add(struct golden *g, char **stop)
 {
+    for (int32_t i = 0; i < g->n_stop; i++)
+        stop[i] = g->stop[i];
     struct gen_params p = rig_params();
     p.max_tokens = g->max_tokens;
     p.beam_width = p.best_of = g->k;
     p.n = g->n;
     p.length_penalty = g->penalty;
     p.early_stopping = (int8_t)g->early;
+    p.stop = stop;
+    p.n_stop = g->n_stop;
     struct rig_request *q = rig_add(&rig, p, 0, g->n_prompt);
     memcpy(q->request.prompt, g->prompt, (size_t)g->n_prompt * sizeof(int32_t));
     return q;
@@ -93,6 +110,18 @@ static int32_t collect(const struct rig_request *q, int32_t choice, int32_t *tok
     return n;
 }
 
+static bool ends_with_stop(const struct golden *g, const int32_t *token, int32_t n)
+{
+    for (int32_t i = 0; i < g->n_stop; i++) {
+        int32_t len = (int32_t)strlen(g->stop[i]), same = 0;
+        while (same < len && len <= n && token[n - len + same] == g->stop[i][same])
+            same++;
+        if (same == len)
+            return true;
+    }
+    return false;
+}
+
 static void compare_choice(FILE *f, const struct golden *g, const struct rig_request *q, int32_t choice)
 {
     double score, sum;
@@ -107,7 +136,7 @@ static void compare_choice(FILE *f, const struct golden *g, const struct rig_req
     assert_true(fabs(sum / pow(n, (double)g->penalty) - score) < 1e-3 * fmax(1, fabs(score)));
     const struct delta *end = rig_finish(&rig, q, choice);
     assert_non_null(end);
-    assert_int_equal(end->finish, got[n - 1] == 0 ? FINISH_STOP : FINISH_LENGTH);
+    assert_int_equal(end->finish, got[n - 1] == 0 || ends_with_stop(g, got, n) ? FINISH_STOP : FINISH_LENGTH);
 }
 
 static void texts_and_scores_are_those_of_transformers(void **state)
@@ -115,15 +144,21 @@ static void texts_and_scores_are_those_of_transformers(void **state)
     (void)state;
     struct golden g;
     struct sched_config c;
-    int32_t n_cases = 0;
+    struct tokenizer *t;
+    struct err e;
+    char *stop[STOPS];
+    int32_t n_cases = 0, n_stops = 0;
     FILE *f = open_goldens();
     rig_config(&c);
     c.vocab = VOCAB;
     c.eos[0] = 0;
+    assert_int_equal(tokenizer_open_bytes(&t, &e), 0);
+    c.tokenizer = t;
     for (; read_golden(f, &g); n_cases++) {
         rig_open(&rig, &c);
         rig.tops = table_tops;
-        struct rig_request *q = add(&g);
+        struct rig_request *q = add(&g, stop);
+        n_stops += g.n_stop > 0;
         rig_run(&rig, 100);
         assert_true(q->ended);
         for (int32_t i = 0; i < g.n; i++)
@@ -131,6 +166,8 @@ static void texts_and_scores_are_those_of_transformers(void **state)
         rig_close(&rig);
     }
     assert_true(n_cases > 100);
+    assert_true(n_stops > 50);
+    tokenizer_free(t);
     fclose(f);
 }
 
@@ -192,11 +229,69 @@ static void a_search_ends_with_the_text_that_has_settled(void **state)
     rig_close(&rig);
 }
 
+/* Tokens 256, 257, 258, ... on the best path; each is four letters of a dummy vocabulary. */
+static void counting_tokens(struct rig *r, const struct seq *q, int32_t *top, float *top_logprob)
+{
+    (void)r;
+    for (int32_t k = 0; k < RIG_TOPS; k++) {
+        top[k] = 256 + q->n_out + k;
+        top_logprob[k] = (float)-k;
+    }
+}
+
+/* How many tokens a search of width 1 takes when `stop` ends its text. */
+static int32_t tokens_until(struct tokenizer *t, char *stop, int32_t min_tokens)
+{
+    struct sched_config c;
+    rig_config(&c);
+    c.vocab = 300;
+    c.tokenizer = t;
+    rig_open(&rig, &c);
+    rig.tops = counting_tokens;
+    struct gen_params p = rig_params();
+    p.beam_width = p.best_of = p.early_stopping = 1;
+    p.max_tokens = 12;
+    p.min_tokens = min_tokens;
+    p.stop = &stop;
+    p.n_stop = 1;
+    struct rig_request *q = rig_add(&rig, p, 0, 5);
+    rig_run(&rig, 100);
+    assert_true(q->ended);
+    int32_t n = rig_count(&rig, q, DELTA_TOKEN, 0);
+    assert_int_equal(rig_finish(&rig, q, 0)->finish, n < 12 ? FINISH_STOP : FINISH_LENGTH);
+    rig_close(&rig);
+    return n;
+}
+
+static void a_stop_string_is_found_inside_and_across_tokens(void **state)
+{
+    (void)state;
+    struct tokenizer *t;
+    struct err e;
+    char text[4 * 9 + 1] = "", stop[8] = "";
+    size_t len;
+    assert_int_equal(tokenizer_open_dummy(&t, 300, &e), 0);
+    for (int32_t i = 0; i < 9; i++) {
+        const char *bytes = tokenizer_bytes(t, 256 + i, &len);
+        assert_int_equal(len, 4);
+        memcpy(text + 4 * i, bytes, 4);
+    }
+    for (size_t at = 0; at + 7 <= 36; at++) {
+        memcpy(stop, text + at, 7);
+        int32_t want = (int32_t)((strstr(text, stop) - text + 7 + 3) / 4);
+        assert_int_equal(tokens_until(t, stop, 0), want);
+        assert_int_equal(tokens_until(t, stop, want), 12); /* what completes it does not count yet */
+        assert_int_equal(tokens_until(t, stop, want - 1), want);
+    }
+    tokenizer_free(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_and_scores_are_those_of_transformers),
         cmocka_unit_test(what_beams_agree_on_goes_out_before_the_end),
+        cmocka_unit_test(a_stop_string_is_found_inside_and_across_tokens),
         cmocka_unit_test(a_search_ends_with_the_text_that_has_settled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

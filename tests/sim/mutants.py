@@ -18,9 +18,8 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-w", "-I."]
 SOURCES = [
-    *(f"engine/{n}.c" for n in "kvpool prefix seq group sched sched_queue sched_fair sched_seq sched_admit sched_preempt sched_check "
-      "setup pack decode beam".split()),
-    "config/base.c",
+    *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "engine").glob("sched*.c")),
+    *(f"engine/{n}.c" for n in "kvpool prefix seq group setup pack decode beam beam_text stops".split()),
     *(f"tests/sim/{n}.c" for n in "toy oracle scenario reference world shrink oracle_runs".split()),
 ]
 

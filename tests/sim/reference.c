@@ -109,6 +109,20 @@ static void run_sample(const struct scenario *s, const struct sim_request *r, in
 
 /* ---- beams, over whole texts ---- */
 
+/* A stop string ends the text. */
+static bool text_stops(const struct sim_request *r, const struct sim_choice *c)
+{
+    for (int32_t i = 0; i < r->n_stop && c->n > r->min_tokens; i++) {
+        int32_t len = (int32_t)strlen(r->stop[i]);
+        bool match = len <= c->n;
+        for (int32_t k = 0; match && k < len; k++)
+            match = c->token[c->n - len + k] == r->stop[i][k];
+        if (match)
+            return true;
+    }
+    return false;
+}
+
 struct text {
     struct sim_choice c;
     double cum, score;
@@ -189,6 +203,8 @@ static bool run_beams(const struct scenario *s, const struct sim_request *r, str
             struct text x = longer(&live[option[i].from], &option[i]);
             x.c.finish = finish_by(s, r, option[i].token, x.c.n, &stop_token);
             x.c.stop_token = stop_token;
+            if (text_stops(r, &x.c))
+                x.c.finish = FINISH_STOP;
             x.score = x.cum / pow(x.c.n, (double)r->length_penalty);
             if (i > 0 && i <= 3 * k && option[i].cum == option[i - 1].cum)
                 return false;

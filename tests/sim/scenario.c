@@ -1,9 +1,23 @@
 #include "tests/sim/scenario.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "models/tokenizer.h"
 #include "tests/sim/toy.h"
+
+/* Ids are characters. One for all runs. */
+static const struct tokenizer *tokenizer(void)
+{
+    static struct tokenizer *t;
+    struct err e;
+    if (!t && tokenizer_open_bytes(&t, &e) < 0) {
+        fprintf(stderr, "scenario: %s\n", e.text);
+        exit(1);
+    }
+    return t;
+}
 
 static void random_config(struct scenario *s, struct rng *r)
 {
@@ -11,6 +25,7 @@ static void random_config(struct scenario *s, struct rng *r)
     static const int32_t sizes[] = {1, 2, 3, 4, 4, 8, 16};
     c->block_size = sizes[rng_range(r, 0, (int32_t)ARRAY_LEN(sizes) - 1)];
     c->vocab = rng_range(r, 3, 40);
+    c->tokenizer = tokenizer();
     c->max_len = SIM_PROMPT + SIM_OUTPUT;
     int32_t full = (int32_t)div_ceil(c->max_len, c->block_size);
     c->n_blocks = rng_range(r, MAX(full / 2, 2), rng_chance(r, 70) ? full * 3 / 2 + 1 : full * 5);
@@ -103,6 +118,17 @@ static void random_width(struct sim_request *q, struct rng *r)
     }
 }
 
+/* Sampled requests have text_stop instead: their stop strings are the output side's. */
+static void random_stops(struct sim_request *q, int32_t vocab, struct rng *r)
+{
+    if (q->beam_width == 0 || !rng_chance(r, 40))
+        return;
+    q->n_stop = rng_range(r, 1, SIM_STOPS);
+    for (int32_t i = 0; i < q->n_stop; i++)
+        for (int32_t k = rng_range(r, 1, 2); k > 0; k--)
+            q->stop[i][k - 1] = (char)rng_range(r, 1, vocab - 1);
+}
+
 static void random_request(struct scenario *s, int32_t i, struct rng *r)
 {
     struct sim_request *q = &s->request[i];
@@ -111,6 +137,7 @@ static void random_request(struct scenario *s, int32_t i, struct rng *r)
     random_sampling(q, r);
     random_lists(q, vocab, r);
     random_width(q, r);
+    random_stops(q, vocab, r);
     q->max_tokens = rng_range(r, 1, rng_chance(r, 30) ? 6 : SIM_OUTPUT);
     if (rng_chance(r, 4) && q->beam_width == 0) {
         q->max_tokens = 0;
@@ -153,8 +180,10 @@ void scenario_oracle(const struct scenario *s, struct oracle_config *ret)
                                   .depth = s->depth};
 }
 
-void sim_request_params(const struct sim_request *r, struct gen_params *ret)
+void sim_request_params(const struct sim_request *r, char **stop, struct gen_params *ret)
 {
+    for (int32_t i = 0; i < r->n_stop; i++)
+        stop[i] = (char *)r->stop[i];
     static char *const salts[] = {NULL, "one", "two"};
     *ret = (struct gen_params){.max_tokens = r->max_tokens,
                                .min_tokens = r->min_tokens,
@@ -176,6 +205,8 @@ void sim_request_params(const struct sim_request *r, struct gen_params *ret)
                                .echo = r->echo,
                                .ignore_eos = r->ignore_eos,
                                .priority = r->priority,
+                               .stop = stop,
+                               .n_stop = r->n_stop,
                                .stop_token = (int32_t *)r->stop_token,
                                .n_stop_token = r->n_stop_token,
                                .bias = (struct gen_bias *)r->bias,
@@ -208,7 +239,10 @@ static void print_request(const struct sim_request *q, int32_t i, FILE *out)
             q->cancel);
     for (int32_t k = 0; k < SIM_WIDTH; k++)
         fprintf(out, " %d", q->text_stop[k]);
-    fprintf(out, " (lag %d)\n", q->text_lag);
+    fprintf(out, " (lag %d)", q->text_lag);
+    for (int32_t k = 0; k < q->n_stop; k++)
+        fprintf(out, ", stop string [%d %d]", q->stop[k][0], q->stop[k][1]);
+    fputc('\n', out);
 }
 
 void scenario_print(const struct scenario *s, FILE *out)

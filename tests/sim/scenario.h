@@ -14,7 +14,8 @@ enum {
     SIM_WIDTH = 5,
     SIM_DEPTH = 2, /* deepest executor */
     SIM_TENANTS = 4,
-    SIM_IDS = 3, /* entries of each short list */
+    SIM_IDS = 3,   /* entries of each short list */
+    SIM_STOPS = 2, /* stop strings */
 };
 
 struct sim_request {
@@ -37,6 +38,8 @@ struct sim_request {
     int32_t n_bias;
     int32_t allowed[SIM_IDS], n_allowed;
     int32_t word[SIM_IDS], word_first[SIM_IDS + 1], n_words; /* bad words, encoded */
+    char stop[SIM_STOPS][3]; /* stop strings of a beam search; a token's text is the character of its id */
+    int32_t n_stop;
     /* what happens to it */
     int32_t arrival;              /* turn */
     int32_t cancel;               /* turns after arrival; 0: never */
@@ -56,8 +59,8 @@ struct scenario {
 void scenario_random(struct scenario *ret, uint64_t seed);
 void scenario_print(const struct scenario *s, FILE *out);
 void scenario_oracle(const struct scenario *s, struct oracle_config *ret);
-/* The request's parameters; lists point into `r`. */
-void sim_request_params(const struct sim_request *r, struct gen_params *ret);
+/* The request's parameters; lists point into `r`, and the stop strings are listed in stop[SIM_STOPS]. */
+void sim_request_params(const struct sim_request *r, char **stop, struct gen_params *ret);
 
 /* What the engine should answer for one choice, or has answered. */
 struct sim_choice {

@@ -34,6 +34,7 @@ static void no_cancel(struct sim_request *q)
 static void no_text_stop(struct sim_request *q)
 {
     memset(q->text_stop, 0, sizeof(q->text_stop));
+    q->n_stop = 0;
 }
 static void no_scores(struct sim_request *q)
 {

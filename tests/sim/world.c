@@ -15,6 +15,7 @@ enum { TURN_US = 1000, TURNS = 20000 };
 struct journey {
     const struct sim_request *plan;
     struct request request;
+    char *stop[SIM_STOPS];
     _Atomic int32_t stop_at[SIM_WIDTH];
     struct sim_choice got[SIM_WIDTH], want[SIM_WIDTH];
     int32_t stop_seen[SIM_WIDTH]; /* turn at which the text ended; 0: not yet */
@@ -135,7 +136,7 @@ static void submit(struct world *w, struct journey *j)
     struct err e = {0};
     struct request *r = &j->request;
     j->submitted = true;
-    sim_request_params(j->plan, &r->params);
+    sim_request_params(j->plan, j->stop, &r->params);
     r->prompt = (int32_t *)j->plan->prompt;
     r->n_prompt = j->plan->n_prompt;
     r->arrival_us = (int64_t)w->turn * TURN_US;
