@@ -129,6 +129,7 @@ struct sched_counts {
     int32_t running_groups, running_seqs, waiting_groups, swapped_groups;
     int32_t blocks_used, blocks_cached, host_blocks_used;
     uint64_t preempt_swap, preempt_recompute;
+    uint64_t swap_in_copied, swap_in_found; /* blocks that came back: from the host; still on the device */
     uint64_t prefix_queries, prefix_hits; /* tokens */
 };
 void sched_counts(const struct sched *s, struct sched_counts *ret);

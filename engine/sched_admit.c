@@ -33,6 +33,14 @@ static void demand_init(const struct sched *s, struct group *g, struct demand *d
     d->blocks += d->shared;
 }
 
+/* The cached block that holds tokens i * block_size and on of `q`, whose chain stands before it; -1: none. */
+static int32_t find_block(struct sched *s, struct seq *q, int32_t i)
+{
+    for (int32_t k = 0; k < s->c.block_size; k++)
+        s->tokens[k] = seq_token(q, i * s->c.block_size + k);
+    return prefix_find(&s->prefix, &q->chain, s->tokens);
+}
+
 /* Walk the prefix cache; the found blocks stand in the root's table, not yet counted. */
 static void find_prefix(struct sched *s, struct group *g, struct demand *d)
 {
@@ -44,9 +52,7 @@ static void find_prefix(struct sched *s, struct group *g, struct demand *d)
     if (!s->c.prefix_cache || (g->scores && g->n_scores_planned < g->n_prompt - 1))
         return; /* scoring needs every prompt position computed */
     while (d->found < most) {
-        for (int32_t i = 0; i < size; i++)
-            s->tokens[i] = seq_token(q, d->found * size + i);
-        int32_t b = prefix_find(&s->prefix, &q->chain, s->tokens);
+        int32_t b = find_block(s, q, d->found);
         if (b < 0)
             break;
         d->found_held += s->pool.block[b].count > 0;
@@ -221,6 +227,24 @@ static int32_t blocks_missing(struct sched *s, struct group *g)
     return n;
 }
 
+/* The full blocks of a sequence that the device still holds, by name and tokens: they need no copy. mark[host block] is the
+ * device block + 1, with a count for the mark, so that nobody takes it. What comes after is named again when committed. */
+static void find_on_device(struct sched *s, struct seq *q)
+{
+    prefix_start(&s->prefix, &q->chain, q->group->request->params.cache_salt);
+    while (s->c.prefix_cache && (q->chain.n_blocks + 1) * s->c.block_size <= q->n_computed) {
+        int32_t i = q->chain.n_blocks, *mark = &s->mark[q->block[i]];
+        int32_t b = find_block(s, q, i);
+        if (b < 0)
+            return;
+        if (*mark > 0)
+            continue;
+        *mark = b + 1;
+        kvpool_ref(&s->pool, b);
+        s->found[s->n_found++] = q->block[i];
+    }
+}
+
 /* mark[host block] is its new device block + 1. */
 static int32_t swap_in_block(struct sched *s, int32_t h, struct plan *p)
 {
@@ -234,9 +258,25 @@ static int32_t swap_in_block(struct sched *s, int32_t h, struct plan *p)
     return s->mark[h] - 1;
 }
 
+static void clear_marks(struct sched *s, const struct plan *p, int32_t first_in)
+{
+    for (int32_t i = first_in; i < p->n_swap_in; i++)
+        s->mark[p->swap_in[i].src] = 0;
+    for (int32_t i = 0; i < s->n_found; i++) {
+        kvpool_unref(&s->pool, s->mark[s->found[i]] - 1);
+        s->mark[s->found[i]] = 0;
+    }
+    s->counted.swap_in_copied += (uint64_t)(p->n_swap_in - first_in);
+    s->counted.swap_in_found += (uint64_t)s->n_found;
+    s->n_found = 0;
+}
+
 static void swap_in(struct sched *s, struct group *g, struct plan *p)
 {
     int32_t first_in = p->n_swap_in;
+    for (int32_t i = 0; i < g->width; i++)
+        if (g->seq[i].state == SEQ_LIVE)
+            find_on_device(s, &g->seq[i]);
     for (int32_t i = 0; i < g->width; i++) {
         struct seq *q = &g->seq[i];
         if (q->state != SEQ_LIVE)
@@ -246,8 +286,7 @@ static void swap_in(struct sched *s, struct group *g, struct plan *p)
         q->n_stored = q->n_computed;
         seq_take_row(s, q);
     }
-    for (int32_t i = first_in; i < p->n_swap_in; i++)
-        s->mark[p->swap_in[i].src] = 0;
+    clear_marks(s, p, first_in);
     /* Only now: what takes a block must not see the marks of another table. */
     for (int32_t i = 0; i < g->width; i++)
         if (g->seq[i].state == SEQ_LIVE)

@@ -131,10 +131,11 @@ static int allocate(struct sched *s, struct err *e)
     s->out = array(c->n_host_blocks, sizeof *s->out);
     s->pinned = array(c->n_blocks, sizeof *s->pinned);
     s->mark = array(MAX(c->n_blocks, c->n_host_blocks), sizeof *s->mark);
+    s->found = array(c->n_host_blocks, sizeof *s->found);
     s->tokens = array(c->block_size, sizeof *s->tokens);
     s->piece = array(c->max_num_seqs, sizeof *s->piece);
     if (!s->tenant || !s->ready || !s->line || !s->waiting || !s->row || !s->row_seen || !s->out || !s->pinned ||
-        !s->mark || !s->tokens || !s->piece)
+        !s->mark || !s->found || !s->tokens || !s->piece)
         return err_nomem(e, "the scheduler");
     return 0;
 }
@@ -192,6 +193,7 @@ void sched_free(struct sched *s)
     free(s->row_seen);
     free(s->out);
     free(s->mark);
+    free(s->found);
     free(s->pinned);
     free(s->tokens);
     free(s->piece);

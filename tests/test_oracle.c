@@ -30,6 +30,8 @@ static void random_runs_give_each_request_what_it_gives_alone(void **state)
     /* Runs in which nothing of interest happens would prove nothing. */
     assert_true(t.requests > RUNS);
     assert_true(t.preempt_swap > 0);
+    assert_true(t.swap_in_copied > 0);
+    assert_true(t.swap_in_found > 0);
     assert_true(t.preempt_recompute > 0);
     assert_true(t.cached_tokens > 0);
     assert_true(t.copies > 0);

@@ -1,14 +1,24 @@
 /* Random runs of the engine's heart against the oracle, as many as asked for:
  *
- *     build/tests/sim/oracle_runs [--runs N] [--seed N] [--first N]
+ *     build/tests/sim/oracle_runs [--runs N] [--seed N] [--first N] [--jobs N]
  *
  * --runs N     runs with seeds first, first + 1, ... (default 10,000 from 1)
+ * --jobs N     processes that share them (default 1)
  * --seed N     one run, its scenario printed
  * A failing run is shrunk and printed; the exit status is 1. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "tests/sim/scenario.h"
+
+enum { MAX_JOBS = 64 };
+
+struct runs {
+    uint64_t first, n, jobs;
+    bool show;
+};
 
 static int fail(uint64_t seed, struct scenario *s, char *why, size_t why_size)
 {
@@ -21,49 +31,94 @@ static int fail(uint64_t seed, struct scenario *s, char *why, size_t why_size)
     return 1;
 }
 
-static int runs(uint64_t first, uint64_t n, bool show)
+/* Every jobs-th run from `offset` on. */
+static int run_share(const struct runs *r, uint64_t offset, struct sim_totals *t)
 {
     static struct scenario s;
-    struct sim_totals t = {0};
     char why[512];
-    int64_t start_us = clock_us();
-    for (uint64_t seed = first; seed < first + n; seed++) {
-        scenario_random(&s, seed);
-        if (show)
+    for (uint64_t i = offset; i < r->n; i += r->jobs) {
+        scenario_random(&s, r->first + i);
+        if (r->show)
             scenario_print(&s, stdout);
-        if (world_run(&s, &t, why, sizeof(why)) < 0)
-            return fail(seed, &s, why, sizeof(why));
+        if (world_run(&s, t, why, sizeof(why)) < 0)
+            return fail(r->first + i, &s, why, sizeof(why));
     }
-    double s_taken = (double)(clock_us() - start_us) * 1e-6;
-    printf("%lld runs (seeds %llu to %llu) in %.1f s, %.0f a second: %lld requests (%lld beams, %lld refused, %lld "
-           "cancelled), "
-           "%lld steps, "
-           "%lld tokens, %lld swaps, %lld recomputations, %lld cached tokens, %lld copies on write\n",
-           (long long)t.runs, (unsigned long long)first, (unsigned long long)(first + n - 1), s_taken,
-           (double)t.runs / s_taken, (long long)t.requests, (long long)t.beams, (long long)t.refused,
-           (long long)t.cancelled, (long long)t.steps, (long long)t.tokens, (long long)t.preempt_swap,
-           (long long)t.preempt_recompute, (long long)t.cached_tokens, (long long)t.copies);
     return 0;
+}
+
+/* A child that runs its share and writes its totals into the pipe. */
+static pid_t start_share(const struct runs *r, uint64_t offset, int fd)
+{
+    fflush(stdout);
+    pid_t child = fork();
+    if (child != 0)
+        return child;
+    struct sim_totals t = {0};
+    int status = run_share(r, offset, &t);
+    fflush(stdout);
+    _exit(status == 0 && write(fd, &t, sizeof(t)) != (ssize_t)sizeof(t) ? 2 : status);
+}
+
+static void print_totals(const struct runs *r, const struct sim_totals *t, double s)
+{
+    printf("%lld runs (seeds %llu to %llu) in %.1f s, %.0f a second: %lld requests (%lld beams, %lld refused, %lld "
+           "cancelled), %lld steps, %lld tokens, %lld swaps (%lld blocks back from the host, %lld found on the device), "
+           "%lld recomputations, %lld cached tokens, %lld copies on write\n",
+           (long long)t->runs, (unsigned long long)r->first, (unsigned long long)(r->first + r->n - 1), s,
+           (double)t->runs / s, (long long)t->requests, (long long)t->beams, (long long)t->refused,
+           (long long)t->cancelled, (long long)t->steps, (long long)t->tokens, (long long)t->preempt_swap,
+           (long long)t->swap_in_copied, (long long)t->swap_in_found, (long long)t->preempt_recompute,
+           (long long)t->cached_tokens, (long long)t->copies);
+}
+
+/* The totals are nothing but counters. */
+static void add_totals(struct sim_totals *sum, const struct sim_totals *t)
+{
+    int64_t *to = (int64_t *)sum;
+    const int64_t *from = (const int64_t *)t;
+    for (size_t i = 0; i < sizeof(*sum) / sizeof(*to); i++)
+        to[i] += from[i];
+}
+
+static int run_all(const struct runs *r)
+{
+    struct sim_totals sum = {0}, t;
+    pid_t child[MAX_JOBS];
+    int fd[2], status, failed = 0;
+    int64_t start_us = clock_us();
+    if (pipe(fd) < 0)
+        return 2;
+    for (uint64_t i = 0; i < r->jobs; i++)
+        if ((child[i] = start_share(r, i, fd[1])) < 0)
+            return 2;
+    close(fd[1]);
+    while (read(fd[0], &t, sizeof(t)) == (ssize_t)sizeof(t)) /* a write of this size is whole */
+        add_totals(&sum, &t);
+    for (uint64_t i = 0; i < r->jobs; i++)
+        failed |= waitpid(child[i], &status, 0) < 0 || status != 0;
+    close(fd[0]);
+    if (!failed)
+        print_totals(r, &sum, (double)(clock_us() - start_us) * 1e-6);
+    return failed;
 }
 
 int main(int argc, char **argv)
 {
-    uint64_t first = 1, n = 10000;
-    bool show = false;
-    for (int i = 1; i + 1 < argc; i += 2) {
-        uint64_t value = strtoull(argv[i + 1], NULL, 0);
-        if (strcmp(argv[i], "--runs") == 0) {
-            n = value;
-        } else if (strcmp(argv[i], "--first") == 0) {
-            first = value;
-        } else if (strcmp(argv[i], "--seed") == 0) {
-            first = value;
-            n = 1;
-            show = true;
+    struct runs r = {.first = 1, .n = 10000, .jobs = 1};
+    for (int i = 1; i < argc; i += 2) {
+        uint64_t value = i + 1 < argc ? strtoull(argv[i + 1], NULL, 0) : 0;
+        if (i + 1 < argc && strcmp(argv[i], "--runs") == 0) {
+            r.n = value;
+        } else if (i + 1 < argc && strcmp(argv[i], "--first") == 0) {
+            r.first = value;
+        } else if (i + 1 < argc && strcmp(argv[i], "--jobs") == 0 && value >= 1 && value <= MAX_JOBS) {
+            r.jobs = value;
+        } else if (i + 1 < argc && strcmp(argv[i], "--seed") == 0) {
+            r = (struct runs){.first = value, .n = 1, .jobs = 1, .show = true};
         } else {
-            fprintf(stderr, "usage: oracle_runs [--runs N] [--first N] [--seed N]\n");
+            fprintf(stderr, "usage: oracle_runs [--runs N] [--first N] [--seed N] [--jobs 1..%d]\n", MAX_JOBS);
             return 2;
         }
     }
-    return runs(first, n, show);
+    return run_all(&r);
 }

@@ -80,7 +80,7 @@ float reference_score(const struct scenario *s, const struct sim_request *r, int
 /* Totals over runs, for the report at the end. */
 struct sim_totals {
     int64_t runs, beams, steps, tokens, requests, refused, cancelled, preempt_swap, preempt_recompute, cached_tokens,
-        copies;
+        copies, swap_in_copied, swap_in_found;
 };
 /* Run it: 0, or -1 with the reason in `why`. */
 int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t why_size);

@@ -311,6 +311,8 @@ static void judge(struct world *w)
     }
     sched_counts(w->sched, &c);
     w->totals->preempt_swap += (int64_t)c.preempt_swap;
+    w->totals->swap_in_copied += (int64_t)c.swap_in_copied;
+    w->totals->swap_in_found += (int64_t)c.swap_in_found;
     w->totals->preempt_recompute += (int64_t)c.preempt_recompute;
     if (c.blocks_used || c.host_blocks_used || c.running_seqs || c.running_groups || c.waiting_groups ||
         c.swapped_groups)
