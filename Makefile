@@ -107,6 +107,9 @@ $(BUILD)/obj/%.o: %.c $(stamp)
 
 $(stamp): ;
 
+# The page is put into the program (.incbin), which the compiler's list of dependencies does not tell.
+$(BUILD)/obj/server/ui.o: server/ui/index.html
+
 # Made anew, so that a source that is gone leaves no object behind.
 $(lib): $(lib_objects)
 	@rm -f $@

@@ -31,6 +31,7 @@ enum {
     LIMIT_REQUEST_S = 105,  /* from a connection's last answer (or its start) to the end of its next request */
     LIMIT_STALL_S = 60,     /* a client that takes not one byte of a full socket for so long is cut off */
     LIMIT_KEEPALIVE_S = 10, /* silence on a stream before an SSE comment */
+    LIMIT_WATCHERS = 32,    /* readers of /debug/kv at once */
     LIMIT_API_KEYS = 1024,
     LIMIT_TENANTS = LIMIT_API_KEYS + 1, /* who requests are counted for: every key, and those without one */
     LIMIT_API_KEY_BYTES = 4096,

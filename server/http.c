@@ -202,6 +202,19 @@ static enum MHD_Result begin_stream(struct exchange *x, struct MHD_Connection *c
     return MHD_YES;
 }
 
+bool exchange_argument(const struct exchange *x, const char *name, const char **ret)
+{
+    const char *value = NULL;
+    size_t len;
+
+    if (MHD_lookup_connection_value_n(x->connection, MHD_GET_ARGUMENT_KIND, name, strlen(name), &value, &len) !=
+        MHD_YES) {
+        return false;
+    }
+    *ret = value ? value : "";
+    return true;
+}
+
 /* The request is whole. */
 static enum MHD_Result dispatch(struct exchange *x, struct MHD_Connection *c)
 {
@@ -213,7 +226,9 @@ static enum MHD_Result dispatch(struct exchange *x, struct MHD_Connection *c)
     if (x->route->needs_engine && !atomic_load(&s->engine)) {
         reply_error(&r, 503, NULL, "the server is starting; try again");
     } else {
+        x->connection = c;
         x->route->handle(x, arg, &r);
+        x->connection = NULL;
     }
     if (!x->stream) {
         return reply_send(x, c, &r);

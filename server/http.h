@@ -10,6 +10,7 @@
 
 #include "server/auth.h"
 #include "server/stream.h"
+#include "server/watch.h"
 
 enum { HTTP_STATUS_SLOTS = 16 };
 
@@ -30,6 +31,7 @@ struct server {
     char *tls_cert, *tls_key; /* owned PEM text */
     struct keys keys;
     struct stream_hub hub;
+    struct watchers watchers;
     struct api_context api;        /* constant once `engine` is set */
     struct engine *_Atomic engine; /* NULL while starting */
     atomic_bool draining;
@@ -63,6 +65,7 @@ struct exchange {
     bool refused; /* answer `refusal`, drop the body */
     bool parked;
     struct reply *refusal; /* owned */
+    struct MHD_Connection *connection; /* while a handler runs */
     struct stream *stream; /* holds a reference */
     char ignored[256];
     int64_t begin_us;
@@ -76,6 +79,7 @@ struct reply {
     const char *allow;        /* Allow, with 405 and OPTIONS */
     struct buf body;
     bool close;
+    char nonce[33]; /* of a page's script and style, for its Content-Security-Policy; "": no page */
 };
 void reply_init(struct reply *r, int status);
 /* An error body in place of what was there. */
@@ -107,6 +111,13 @@ extern const struct route routes[];
 extern const int n_routes;
 /* NULL with *ret_allow set: the path exists, with other methods. */
 const struct route *route_find(const char *method, const char *path, const char **ret_arg, const char **ret_allow);
+
+/* Whether the URL has the argument `name`; its value ("" without one) in *ret. While a handler runs. */
+bool exchange_argument(const struct exchange *x, const char *name, const char **ret);
+
+/* Handlers of GET / and GET /debug/kv (ui.c). */
+void handle_page(struct exchange *x, const char *arg, struct reply *r);
+void handle_watch(struct exchange *x, const char *arg, struct reply *r);
 
 /* Bind and start answering; `s->settings` is set. Everything but the engine is ready. */
 int server_open(struct server *s, const struct settings *settings, struct err *e);

@@ -57,6 +57,21 @@ static void add_common_headers(const struct exchange *x, struct MHD_Response *m)
     }
 }
 
+/* A page may run the script and style that it brings, and talk to this server; nothing else. */
+static void add_page_headers(struct MHD_Response *m, const char *nonce)
+{
+    char policy[320];
+
+    snprintf(policy, sizeof(policy),
+             "default-src 'none'; script-src 'nonce-%s'; style-src 'nonce-%s'; connect-src 'self'; img-src data:; "
+             "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+             nonce, nonce);
+    add_header(m, "Content-Security-Policy", policy);
+    add_header(m, "X-Content-Type-Options", "nosniff");
+    add_header(m, "Referrer-Policy", "no-referrer");
+    add_header(m, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
+}
+
 static enum MHD_Result queue(struct exchange *x, struct MHD_Connection *c, int status, struct MHD_Response *m)
 {
     x->status = status;
@@ -90,6 +105,9 @@ enum MHD_Result reply_send(struct exchange *x, struct MHD_Connection *c, struct 
         char seconds[16];
         snprintf(seconds, sizeof(seconds), "%d", r->status == 429 ? MAX(atomic_load(&x->server->retry_after_s), 1) : 1);
         add_header(m, MHD_HTTP_HEADER_RETRY_AFTER, seconds);
+    }
+    if (r->nonce[0]) {
+        add_page_headers(m, r->nonce);
     }
     if (r->close && !atomic_load(&x->server->draining)) {
         add_header(m, MHD_HTTP_HEADER_CONNECTION, "close");
@@ -141,6 +159,10 @@ enum MHD_Result reply_collected(struct exchange *x, struct MHD_Connection *c)
     reply_init(&r, s->status);
     if (s->status != 200) {
         reply_error(&r, s->status, NULL, s->error);
+        return reply_send(x, c, &r);
+    }
+    if (s->n_requests == 0) {
+        buf_append(&r.body, s->pending.data, s->pending.len);
         return reply_send(x, c, &r);
     }
     struct prompt_ids *ids = s->style.token_ids ? calloc((size_t)s->n_requests, sizeof(*ids)) : NULL;

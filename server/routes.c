@@ -205,6 +205,8 @@ const struct route routes[] = {
     {"GET", "/ping", "/ping", .open = true, .quiet = true, .handle = handle_health},
     {"GET", "/metrics", "/metrics", .quiet = true, .handle = handle_metrics},
     {"GET", "/version", "/version", .handle = handle_version},
+    {"GET", "/", "/", .open = true, .quiet = true, .handle = handle_page},
+    {"GET", "/debug/kv", "/debug/kv", .quiet = true, .needs_engine = true, .handle = handle_watch},
     {"GET", "/openapi.json", "/openapi.json", .needs_engine = true, .handle = handle_openapi},
 };
 const int n_routes = ARRAY_LEN(routes);
@@ -213,7 +215,7 @@ static bool path_matches(const struct route *t, const char *path)
 {
     size_t n = strlen(t->path);
 
-    return t->path[n - 1] == '/' ? strncmp(path, t->path, n) == 0 && path[n] : strcmp(path, t->path) == 0;
+    return n > 1 && t->path[n - 1] == '/' ? strncmp(path, t->path, n) == 0 && path[n] : strcmp(path, t->path) == 0;
 }
 
 const struct route *route_find(const char *method, const char *path, const char **ret_arg, const char **ret_allow)

@@ -104,6 +104,7 @@ int server_open(struct server *s, const struct settings *settings, struct err *e
     rc = rc ? rc : load_tls(s, e);
     rc = rc ? rc : listen_open(&s->listen_fd, s->url, sizeof(s->url), settings, e);
     rc = rc ? rc : stream_hub_open(&s->hub, pool_threads(settings) / 2 > 0 ? pool_threads(settings) / 2 : 1, e);
+    rc = rc ? rc : watchers_open(&s->watchers, s, e);
     rc = rc ? rc : start_daemon(s, e);
     if (rc) {
         server_close(s);
@@ -124,6 +125,7 @@ int64_t server_busy(const struct server *s)
 
 void server_stop(struct server *s)
 {
+    watchers_close(&s->watchers);
     if (s->daemon) {
         MHD_stop_daemon(s->daemon); /* closes the listening socket */
     } else if (s->listen_fd >= 0) {

@@ -80,22 +80,18 @@ static int stream_fill(struct stream *s, struct completion *c, const char *id, c
     return rc ? rc : make_requests(s, c, id, e);
 }
 
-int stream_new(struct stream **ret, struct stream_hub *h, struct completion *c, const char *id,
-               const struct api_context *ctx, struct err *e)
+static struct stream *stream_alloc(struct stream_hub *h, enum stream_mode mode)
 {
     struct stream *s = calloc(1, sizeof(*s));
 
     if (!s) {
-        return err_nomem(e, "an answer");
+        return NULL;
     }
     atomic_init(&s->refs, 1);
     atomic_fetch_add(&h->n_streams, 1);
     s->hub = h;
     s->writer = writer_pick(h);
-    s->mode = c->params.stream ? STREAM_DIRECT : STREAM_COLLECT;
-    s->include_usage = c->include_usage;
-    s->n = c->params.n;
-    s->limit_bytes = stream_limit(c);
+    s->mode = mode;
     s->begin_us = clock_us();
     atomic_init(&s->wrote_us, s->begin_us);
     s->begin_unix = time(NULL);
@@ -104,10 +100,35 @@ int stream_new(struct stream **ret, struct stream_hub *h, struct completion *c, 
     pthread_mutex_init(&s->lock, NULL);
     buf_init(&s->pending, LIMIT_RESPONSE_BYTES);
     buf_init(&s->out, LIMIT_RESPONSE_BYTES);
+    return s;
+}
+
+int stream_new(struct stream **ret, struct stream_hub *h, struct completion *c, const char *id,
+               const struct api_context *ctx, struct err *e)
+{
+    struct stream *s = stream_alloc(h, c->params.stream ? STREAM_DIRECT : STREAM_COLLECT);
+
+    if (!s) {
+        return err_nomem(e, "an answer");
+    }
+    s->include_usage = c->include_usage;
+    s->n = c->params.n;
+    s->limit_bytes = stream_limit(c);
     int rc = stream_fill(s, c, id, ctx, e);
     if (rc) {
         stream_unref(s);
         return rc;
+    }
+    *ret = s;
+    return 0;
+}
+
+int stream_new_plain(struct stream **ret, struct stream_hub *h, enum stream_mode mode, struct err *e)
+{
+    struct stream *s = stream_alloc(h, mode);
+
+    if (!s) {
+        return err_nomem(e, "an answer");
     }
     *ret = s;
     return 0;
@@ -435,6 +456,42 @@ void stream_keepalive(struct stream *s)
 {
     pending_begin(s);
     sse_keepalive(&s->pending);
+}
+
+/* ---- streams without requests ---- */
+
+bool stream_offer(struct stream *s, const char *data, size_t len, bool last)
+{
+    pthread_mutex_lock(&s->lock);
+    bool take = !s->finished && !s->lost && !s->detached && s->pending.len == 0 && s->unsent == 0;
+    if (take) {
+        pending_begin(s);
+        s->lost = buf_append(&s->pending, data, len) != 0;
+        s->finished = last;
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (take) {
+        stream_tell_writer(s);
+    }
+    return take;
+}
+
+void stream_end(struct stream *s, int status, const char *message, bool at_once)
+{
+    if (at_once) {
+        stream_lose(s);
+    } else {
+        stream_fail(s, status, message);
+    }
+    stream_tell_writer(s);
+}
+
+bool stream_over(struct stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool over = s->detached;
+    pthread_mutex_unlock(&s->lock);
+    return over;
 }
 
 /* ---- the hub ---- */

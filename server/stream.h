@@ -110,6 +110,16 @@ int stream_submit(struct stream *s, struct engine *engine, struct err *e);
 struct stream *stream_ref(struct stream *s);
 void stream_unref(struct stream *s);
 
+/* A stream without requests (n_requests is 0), for those who watch: events, or one body (STREAM_COLLECT). What it says
+ * comes through stream_offer, from one thread. */
+int stream_new_plain(struct stream **ret, struct stream_hub *h, enum stream_mode mode, struct err *e);
+/* Say `data`, unless the client has not read what was said before: false, and it is passed over. `last`: the end. */
+bool stream_offer(struct stream *s, const char *data, size_t len, bool last);
+/* End it with an error that the client is told, or `at_once` without waiting for the client. */
+void stream_end(struct stream *s, int status, const char *message, bool at_once);
+/* The client is gone, or was told all. */
+bool stream_over(struct stream *s);
+
 /* Called by MHD threads, with s->connection, fd, mode and chunked set. */
 /* As MHD_ContentReaderCallback: parks the connection where there is nothing to say. */
 ssize_t stream_read(void *stream, uint64_t pos, char *to, size_t max);
