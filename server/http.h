@@ -64,9 +64,9 @@ struct exchange {
     struct buf body;
     bool refused; /* answer `refusal`, drop the body */
     bool parked;
-    struct reply *refusal; /* owned */
+    struct reply *refusal;             /* owned */
     struct MHD_Connection *connection; /* while a handler runs */
-    struct stream *stream; /* holds a reference */
+    struct stream *stream;             /* holds a reference */
     char ignored[256];
     int64_t begin_us;
     int status;

@@ -94,7 +94,7 @@ static void put_runs(struct buf *b, const struct kv_picture *p, const struct kv_
     bool first = true;
 
     buf_putc(b, '[');
-    for (int32_t i = 0, n; i < q->n_entries && *runs_left > 0; i += n) {
+    for (int32_t i = 0, n; i<q->n_entries && * runs_left> 0; i += n) {
         for (n = 1; i + n < q->n_entries && entry[i + n] == entry[i] + n && entry[i + n] < to; n++) {
         }
         if (entry[i] < from || entry[i] >= to) {
