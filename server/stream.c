@@ -479,7 +479,7 @@ bool stream_offer(struct stream *s, const char *data, size_t len, bool last)
 void stream_end(struct stream *s, int status, const char *message, bool at_once)
 {
     if (at_once) {
-        stream_lose(s);
+        stream_lose(s, false);
     } else {
         stream_fail(s, status, message);
     }
