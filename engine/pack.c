@@ -9,10 +9,9 @@
 
 void pack_side_capacity(const struct sched_config *c, struct side_need *ret)
 {
-    const int64_t most_counts = INT64_C(16) << 20, most_bias = INT64_C(1) << 20, most_allowed = INT64_C(1) << 20;
-    ret->counts = MIN((int64_t)c->max_num_seqs * MIN(c->vocab, c->max_len), most_counts);
-    ret->bias = most_bias;
-    ret->allowed = most_allowed;
+    ret->counts = MIN((int64_t)c->max_num_seqs * MIN(c->vocab, c->max_len), LIMIT_STEP_COUNTS);
+    ret->bias = LIMIT_STEP_IDS;
+    ret->allowed = LIMIT_STEP_IDS;
 }
 
 /* ---- block tables ---- */
