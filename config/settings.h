@@ -87,6 +87,10 @@ struct settings {
  * `help` is set where --help was given (the caller prints settings_help). On error nothing is left allocated. */
 int settings_load(struct settings *ret, int argc, char **argv, char **env, bool *ret_help, struct err *e);
 void settings_release(struct settings *s);
+/* The settings that decide how `model` is computed and what is logged, as flags for settings_load in a process of our own;
+ * no keys. *ret is NULL-terminated, for settings_pass_on_free. */
+int settings_pass_on(char ***ret, const struct settings *s, const char *model, struct err *e);
+void settings_pass_on_free(char **flags);
 /* `--help` text of all settings, grouped. */
 void settings_help(FILE *out);
 /* Markdown reference for the README. */

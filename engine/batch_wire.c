@@ -16,9 +16,10 @@ struct head {
     int32_t n_token_count, n_token_bias, n_allowed_token;
 };
 
-#define HEAD_NUMBERS(X)                                                                                   \
-    X(step) X(n_swap_out) X(n_swap_in) X(n_copy) X(n_table_update) X(n_table_block) X(n_tokens) X(n_seqs) \
-        X(n_decode) X(n_logits) X(n_samples) X(n_token_count) X(n_token_bias) X(n_allowed_token)
+#define HEAD_NUMBERS(X)                                                                                       \
+    X(step)                                                                                                   \
+    X(n_swap_out) X(n_swap_in) X(n_copy) X(n_table_update) X(n_table_block) X(n_tokens) X(n_seqs) X(n_decode) \
+        X(n_logits) X(n_samples) X(n_token_count) X(n_token_bias) X(n_allowed_token)
 
 static size_t padded(size_t n_bytes)
 {
@@ -54,14 +55,14 @@ size_t batch_wire_write(void *at, const struct batch *b)
     struct head h = {.magic = WIRE_MAGIC};
     size_t n = padded(sizeof(h));
     uint32_t bit = 1;
-#define X(array, count)                                                      \
-    if (b->array && (b->count) > 0) {                                        \
-        size_t n_bytes = (size_t)(b->count) * sizeof(*b->array);             \
-        if (at)                                                              \
-            memcpy((char *)at + n, b->array, n_bytes);                       \
-        n += padded(n_bytes);                                                \
-        h.present |= bit;                                                    \
-    }                                                                        \
+#define X(array, count)                                          \
+    if (b->array && (b->count) > 0) {                            \
+        size_t n_bytes = (size_t)(b->count) * sizeof(*b->array); \
+        if (at)                                                  \
+            memcpy((char *)at + n, b->array, n_bytes);           \
+        n += padded(n_bytes);                                    \
+        h.present |= bit;                                        \
+    }                                                            \
     bit <<= 1;
     BATCH_ARRAYS(X)
 #undef X
@@ -88,8 +89,8 @@ static bool slice(int64_t first, int64_t n, int64_t size)
 
 static bool right_numbers(const struct batch *b, const struct executor_info *x)
 {
-    bool memory = b->n_swap_out >= 0 && b->n_swap_in >= 0 && b->n_copy >= 0 && b->n_table_update >= 0 &&
-                  b->n_table_block >= 0;
+    bool memory =
+        b->n_swap_out >= 0 && b->n_swap_in >= 0 && b->n_copy >= 0 && b->n_table_update >= 0 && b->n_table_block >= 0;
     bool side = b->n_token_count >= 0 && b->n_token_bias >= 0 && b->n_allowed_token >= 0;
     return memory && side && in(b->n_tokens, 0, (int64_t)x->max_num_batched_tokens + 1) &&
            in(b->n_seqs, 0, (int64_t)x->max_num_seqs + 1) && in(b->n_decode, 0, (int64_t)b->n_seqs + 1) &&
@@ -194,16 +195,16 @@ static const char *place_arrays(struct batch *b, const void *at, size_t n_bytes,
 {
     size_t n = padded(sizeof(struct head));
     uint32_t bit = 1;
-#define X(array_, count)                                                                       \
-    if (present & bit) {                                                                       \
-        size_t size = (size_t)(b->count) * sizeof(*b->array_);                                 \
-        if (n > n_bytes || size > n_bytes - n)                                                 \
-            return "is cut short";                                                             \
-        b->array_ = (const void *)((const char *)at + n);                                      \
-        n += padded(size);                                                                     \
-    } else if ((b->count) > 0 && !may_lack(b, &b->array_)) { \
-        return "lacks " #array_;                                                               \
-    }                                                                                          \
+#define X(array_, count)                                       \
+    if (present & bit) {                                       \
+        size_t size = (size_t)(b->count) * sizeof(*b->array_); \
+        if (n > n_bytes || size > n_bytes - n)                 \
+            return "is cut short";                             \
+        b->array_ = (const void *)((const char *)at + n);      \
+        n += padded(size);                                     \
+    } else if ((b->count) > 0 && !may_lack(b, &b->array_)) {   \
+        return "lacks " #array_;                               \
+    }                                                          \
     bit <<= 1;
     BATCH_ARRAYS(X)
 #undef X

@@ -111,7 +111,9 @@ static int open_model(struct engine *e, const struct settings *s, struct err *er
     if (rc == 0)
         rc = open_chat(e, err);
     if (rc == 0)
-        rc = runner_open(&e->executor, s, e->model_path, &c, err);
+        rc = s->tensor_parallel_size > 1 || s->pipeline_parallel_size > 1
+                 ? ranks_open(&e->executor, s, e->model_path, &c, err)
+                 : runner_open(&e->executor, s, e->model_path, &c, err);
     if (rc < 0)
         return rc;
     if (s->generation_config && strcmp(s->generation_config, "none") == 0)

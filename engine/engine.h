@@ -255,6 +255,8 @@ void kv_picture_free(struct kv_picture *p);
  * asks. Any thread but the sink's, and not after engine_free began. ERR_TIMEOUT: a step took longer than timeout_us. */
 int engine_kv_snapshot(struct engine *e, struct kv_picture *p, int64_t timeout_us, struct err *err);
 
+/* `quire rank`, a process that ranks.c starts: arguments behind the name; the exit status. */
+int rank_main(int argc, char **argv);
 /* `quire simulate`: arguments behind the subcommand's name; the exit status. */
 int simulate_main(int argc, char **argv);
 

@@ -108,6 +108,14 @@ static void update_gauges(struct engine *e)
     engine_stats_gauges(&e->stats, &c, inbox_waiting(&e->inbox) - e->known_waiting);
 }
 
+/* A rank may have gone while nothing ran. */
+static void check_executor(struct engine *e)
+{
+    struct err err;
+    if (e->executor->check && e->executor->check(e->executor, &err) < 0)
+        engine_die(e, &err);
+}
+
 /* Nothing runs and nothing can: until a request, a mark or the next heartbeat. What waits all the same (it is being
  * cancelled) is looked at again soon. */
 static void rest(struct engine *e)
@@ -117,6 +125,7 @@ static void rest(struct engine *e)
                  atomic_load_explicit(&st->swapped, memory_order_relaxed) > 0;
     atomic_store(&e->busy_since, 0);
     inbox_sleep(&e->inbox, waits ? RETRY_US : IDLE_BEAT_US);
+    check_executor(e);
 }
 
 static void engine_turn(struct engine *e)

@@ -25,6 +25,7 @@ struct job {
 
 struct runner {
     struct executor base;
+    struct rank_share *share; /* NULL: alone */
     struct backend *backend;
     struct model *model;
     /* With a thread of its own. */
@@ -137,11 +138,9 @@ static void runner_free(struct executor *x)
     free(r);
 }
 
-static int refuse_unsupported(const struct settings *s, struct err *e)
+static int32_t n_ranks(const struct runner *r)
 {
-    if (s->tensor_parallel_size > 1 || s->pipeline_parallel_size > 1)
-        return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size", "this build runs a model on one device");
-    return 0;
+    return r->share ? r->share->n_ranks : 1;
 }
 
 /* Open the backend named, with the limits of its kind. */
@@ -159,6 +158,9 @@ static int open_backend(struct runner *r, const char *name, const struct setting
         .max_samples = x->max_samples,
         .max_blocks_per_seq = (int32_t)div_ceil(x->max_len, x->block_size),
         .deterministic = s->deterministic,
+        .comm = r->share ? r->share->comm : NULL,
+        .share = r->share ? r->share->rank : 0,
+        .n_shares = n_ranks(r),
     };
     return backend_open(&r->backend, name, &config, e);
 }
@@ -174,7 +176,7 @@ static int choose_backend(struct runner *r, const struct settings *s, const stru
     return open_backend(r, "cpu", s, c, e);
 }
 
-static enum dtype weights_dtype(const struct settings *s, const struct model_config *c)
+enum dtype runner_dtype(const struct settings *s, const struct model_config *c)
 {
     switch (s->dtype) {
     case DTYPE_BFLOAT16:
@@ -194,12 +196,13 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
     struct executor_info *x = &r->base.info;
     bool gpu = r->backend->async;
     struct model_options o = {
-        .dtype = weights_dtype(s, c),
+        .dtype = runner_dtype(s, c),
         .dummy = s->load_format == LOAD_DUMMY,
         .max_tokens = x->max_num_batched_tokens,
         .max_logits = MIN(x->max_samples, gpu ? GPU_LOGITS_ROWS : CPU_LOGITS_ROWS),
         .max_len = x->max_len,
-        .n_ranks = 1,
+        .rank = r->share ? r->share->rank : 0,
+        .n_ranks = n_ranks(r),
     };
     snprintf(x->dtype, sizeof(x->dtype), "%s", dtype_name(o.dtype));
     return model_open(&r->model, dir, c, &o, r->backend, e);
@@ -212,12 +215,16 @@ static int make_pools(struct runner *r, const struct settings *s, const struct m
     struct backend *k = r->backend;
     struct kv_layout layout;
     struct backend_memory memory;
-    kv_layout_init(&layout, x->block_size, c->n_layers, model_n_kv_heads(c, 1), c->head_dim,
+    kv_layout_init(&layout, x->block_size, c->n_layers, model_n_kv_heads(c, n_ranks(r)), c->head_dim,
                    k->act_dtype_of[r->model->options.dtype]);
     x->block_bytes = kv_layout_block_bytes(&layout);
     int rc = k->ops->memory(k, &memory, e);
+    if (!k->async) /* the ranks of a machine share its memory */
+        memory.free_bytes /= n_ranks(r);
     if (rc == 0)
         rc = runner_pools(x, s, &memory, k->async, e);
+    if (rc == 0 && r->share)
+        rc = r->share->agree(r->share, x, r->model, e);
     if (rc == 0)
         rc = k->ops->kv_create(k, &layout, x->n_blocks, x->n_host_blocks, e);
     if (rc == 0 && k->ops->ready)
@@ -230,9 +237,10 @@ static int runner_start(struct runner *r, struct err *e)
     struct executor *x = &r->base;
     x->info.depth = 1;
     snprintf(x->info.device, sizeof(x->info.device), "%s: %s", r->backend->name, r->backend->device);
-    x->launch = r->backend->async ? direct_launch : threaded_launch;
-    x->wait = r->backend->async ? direct_wait : threaded_wait;
-    if (r->backend->async)
+    bool direct = r->backend->async || (r->share && r->share->here);
+    x->launch = direct ? direct_launch : threaded_launch;
+    x->wait = direct ? direct_wait : threaded_wait;
+    if (direct)
         return 0;
     if (pthread_create(&r->thread, NULL, runner_main, r) != 0)
         return err_set(e, ERR_IO, "cannot start the runner's thread");
@@ -244,16 +252,20 @@ static int runner_start(struct runner *r, struct err *e)
 int runner_open(struct executor **ret, const struct settings *s, const char *dir, const struct model_config *c,
                 struct err *e)
 {
-    int rc = refuse_unsupported(s, e);
-    if (rc < 0)
-        return rc;
+    return runner_open_share(ret, s, dir, c, NULL, e);
+}
+
+int runner_open_share(struct executor **ret, const struct settings *s, const char *dir, const struct model_config *c,
+                      struct rank_share *share, struct err *e)
+{
     struct runner *r = calloc(1, sizeof(*r));
     if (!r)
         return err_nomem(e, "the runner");
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->changed, NULL);
     r->base.free = runner_free;
-    rc = choose_backend(r, s, c, e);
+    r->share = share;
+    int rc = choose_backend(r, s, c, e);
     if (rc == 0)
         rc = load_model(r, s, dir, c, e);
     if (rc == 0)

@@ -4,7 +4,23 @@
 
 #include "config/settings.h"
 #include "engine/executor.h"
+#include "kernels/comm.h"
 #include "models/model.h"
+
+/* One rank of a model that several share. */
+struct rank_share {
+    int32_t rank, n_ranks;
+    struct comm *comm;
+    bool here; /* steps are computed inside launch, on the thread that calls it */
+    /* Between sizing the pools (x) and making them: all ranks settle for the least. */
+    int (*agree)(struct rank_share *share, struct executor_info *x, const struct model *m, struct err *e);
+};
+
+/* runner_open for one rank of many. `share` outlives the executor. */
+int runner_open_share(struct executor **ret, const struct settings *s, const char *dir, const struct model_config *c,
+                      struct rank_share *share, struct err *e);
+/* The type of the weights on the device. */
+enum dtype runner_dtype(const struct settings *s, const struct model_config *c);
 
 /* Sequences, tokens, sampling rows of a step and the longest sequence, by device: into `ret`. */
 int runner_limits(struct executor_info *ret, const struct settings *s, const struct model_config *c, bool gpu,

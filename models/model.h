@@ -125,6 +125,8 @@ int model_check_ranks(const struct model_config *c, int32_t n, struct err *e);
 int model_open(struct model **ret, const char *dir, const struct model_config *c, const struct model_options *o,
                struct backend *backend, struct err *e);
 void model_free(struct model *m);
+/* Of its configuration and of its tensors' names, types and shapes: equal on all ranks of a model. */
+uint64_t model_digest(const struct model *m);
 /* Stages 7 and 8 between step_begin and step_end: forward, then head and sampling in chunks of max_logits rows. */
 void model_step(struct model *m, const struct batch *b);
 

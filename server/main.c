@@ -60,6 +60,9 @@ static int run_command(const char *name, int n, char **rest)
     if (strcmp(name, "simulate") == 0) {
         return simulate_main(n, rest);
     }
+    if (strcmp(name, "rank") == 0) { /* not for the help: serve starts it */
+        return rank_main(n, rest);
+    }
     if (strcmp(name, "config") == 0) {
         return config_main(n, rest, environ);
     }

@@ -1,0 +1,150 @@
+/* The life of a rank other than the first: a process of its own, which computes what rank 0 tells it.
+ *
+ *     settings ─► model (its slice) ─► hello ─► pools agreed on ─► ready ─► step, step, … ─► stop
+ *
+ * It has no scheduler, no tokenizer, no clients. It logs nothing by itself: what goes wrong is a note to rank 0, whose
+ * service ends with that reason. It ends when it is told to, when a step fails, and with its parent.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "config/settings.h"
+#include "engine/batch_wire.h"
+#include "engine/engine.h"
+#include "engine/rank_note.h"
+#include "engine/rank_process.h"
+#include "engine/rank_shared.h"
+#include "engine/runner.h"
+
+enum { LOOK_US = 1000000 }; /* between looks at whether the parent is there */
+
+struct member {
+    struct rank_share share;
+    struct rank_order order;
+    struct settings settings;
+    struct rank_shared shared;
+    struct executor *executor;
+};
+
+/* The next message; ERR_IO when there will be none. */
+static int next_message(struct member *m, struct rank_message *ret, struct err *e)
+{
+    struct rank_link *l = m->shared.link;
+    for (;;) {
+        int rc = l->ops->take(l, ret, LOOK_US, e);
+        if (rc != 0)
+            return MIN(rc, 0);
+        if (getppid() != m->order.parent)
+            return err_set(e, ERR_IO, "rank 0 is gone");
+    }
+}
+
+/* Tell what there is room for, and take what all have room for. */
+static int agree(struct rank_share *share, struct executor_info *x, const struct model *model, struct err *e)
+{
+    struct member *m = CONTAINER_OF(share, struct member, share);
+    struct rank_note note = {.kind = NOTE_HELLO, .rank = share->rank};
+    struct rank_message got;
+    struct rank_pools pools;
+    rank_hello_fill(&note.hello, x, model, share->n_ranks, m->settings.deterministic);
+    int rc = rank_note_send(m->order.note_fd, &note, e);
+    if (rc == 0)
+        rc = next_message(m, &got, e);
+    if (rc < 0)
+        return rc;
+    if (got.kind == RANK_STOP)
+        return err_set(e, ERR_DRAINING, "rank 0 stopped while starting");
+    if (got.kind != RANK_POOLS || got.n_bytes != sizeof(pools))
+        return err_set(e, ERR_INVALID, "rank 0 sent no pools");
+    memcpy(&pools, got.data, sizeof(pools));
+    m->shared.link->ops->release(m->shared.link);
+    x->n_blocks = pools.n_blocks;
+    x->n_host_blocks = pools.n_host_blocks;
+    x->max_len = pools.max_len;
+    return 0;
+}
+
+static int open_model(struct member *m, struct err *e)
+{
+    const struct rank_order *o = &m->order;
+    const struct settings *s = &m->settings;
+    struct model_config c;
+    struct generation_defaults unused;
+    int rc = rank_shared_open(&m->shared, o->shared_fd, o->rank, o->n_ranks, o->slot_bytes,
+                              (int64_t)(s->step_timeout * 1e6), e);
+    if (rc == 0)
+        rc = model_config_read(&c, &unused, s->model, e);
+    m->share = (struct rank_share){
+        .rank = o->rank, .n_ranks = o->n_ranks, .comm = m->shared.comm, .here = true, .agree = agree};
+    return rc < 0 ? rc : runner_open_share(&m->executor, s, s->model, &c, &m->share, e);
+}
+
+static int compute(struct member *m, const struct rank_message *msg, struct err *e)
+{
+    struct executor *x = m->executor;
+    struct batch b;
+    struct results unused;
+    int rc = batch_wire_read(&b, msg->data, msg->n_bytes, &x->info, e);
+    if (rc == 0)
+        rc = x->launch(x, &b, e);
+    return rc < 0 ? rc : x->wait(x, &unused, e);
+}
+
+static int serve(struct member *m, struct err *e)
+{
+    struct rank_note ready = {.kind = NOTE_READY, .rank = m->order.rank};
+    struct rank_message msg;
+    int rc = rank_note_send(m->order.note_fd, &ready, e);
+    while (rc == 0) {
+        rc = next_message(m, &msg, e);
+        if (rc == 0 && msg.kind == RANK_STOP)
+            return 0;
+        if (rc == 0)
+            rc = compute(m, &msg, e);
+        if (rc == 0)
+            m->shared.link->ops->release(m->shared.link);
+    }
+    return rc;
+}
+
+static void tell_failure(const struct member *m, const struct err *why)
+{
+    struct rank_note note = {.kind = NOTE_FAILED, .rank = m->order.rank};
+    struct err unheard;
+    snprintf(note.text, sizeof(note.text), "%s", why->text);
+    rank_note_send(m->order.note_fd, &note, &unheard);
+}
+
+int rank_main(int argc, char **argv)
+{
+    struct member m = {0};
+    struct err e = {0};
+    bool help;
+    char *no_environment[] = {NULL}, name[16];
+    int rc = rank_order_parse(&m.order, argc, argv, &e), n_flags = 0;
+    if (rc < 0) {
+        fprintf(stderr, "quire: %s\n", e.text);
+        return 2;
+    }
+    while (m.order.settings[n_flags])
+        n_flags++;
+    snprintf(name, sizeof(name), "quire-rank-%d", m.order.rank);
+    prctl(PR_SET_NAME, name);
+    rc = settings_load(&m.settings, n_flags, (char **)m.order.settings, no_environment, &help, &e);
+    if (rc == 0) {
+        log_setup((enum log_format)m.settings.log_format, (enum log_level)m.settings.log_level);
+        rc = open_model(&m, &e);
+    }
+    if (rc == 0)
+        rc = serve(&m, &e);
+    if (rc < 0)
+        tell_failure(&m, &e);
+    if (m.executor)
+        m.executor->free(m.executor);
+    rank_shared_release(&m.shared);
+    settings_release(&m.settings);
+    return rc < 0;
+}

@@ -1,0 +1,27 @@
+/* A rank's process: started by rank 0 from the same executable, never outliving it. */
+#ifndef QUIRE_ENGINE_RANK_PROCESS_H
+#define QUIRE_ENGINE_RANK_PROCESS_H
+
+#include <sys/types.h>
+
+#include "config/settings.h"
+
+/* What a rank is told at its start, before its settings. */
+struct rank_order {
+    int32_t rank, n_ranks;
+    int shared_fd;         /* memory of all ranks: ring, then comm */
+    int note_fd;           /* its end of the socket for notes */
+    size_t slot_bytes;     /* of the ring */
+    pid_t parent;          /* rank 0 */
+    char *const *settings; /* flags, NULL-terminated */
+};
+
+/* fork and exec `quire rank`. The kernel ends the process when the thread that called this ends: call it from one that lives as
+ * long as the ranks. */
+int rank_spawn(pid_t *ret, const struct rank_order *o, struct err *e);
+/* argv of `quire rank` back into an order; ERR_INVALID when it is none. `settings` points into argv. */
+int rank_order_parse(struct rank_order *ret, int argc, char **argv, struct err *e);
+/* "rank 1 (process 4711) was ended by signal 9 (Killed)", from waitpid's status. */
+void rank_exit_text(char *ret, size_t cap, int32_t rank, pid_t pid, int status);
+
+#endif
