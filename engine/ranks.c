@@ -127,8 +127,8 @@ static void on_end(struct ranks *x, int32_t rank)
     close(m->fd);
     m->fd = -1;
     rank_exit_text(text, sizeof(text), rank, m->pid, reap(m->pid, REAP_MS));
+    set_failed(x, text); /* before the state, which waiters take for progress */
     set_state(x, rank, GONE);
-    set_failed(x, text);
 }
 
 static void on_note(struct ranks *x, int32_t rank)

@@ -156,7 +156,8 @@ static int begin(struct comm_shm *c, struct err *e)
 /* A rectangle of a mat that fits a slot. */
 static struct mat tile_of(struct mat m, int32_t row, int32_t col)
 {
-    int32_t cols = MIN(m.cols - col, SLOT_FLOATS), rows = MIN(m.rows - row, SLOT_FLOATS / MAX(cols, 1));
+    int32_t cols = MIN(m.cols, SLOT_FLOATS), rows = MIN(m.rows - row, SLOT_FLOATS / cols);
+    cols = MIN(cols, m.cols - col);
     return mat_cols(mat_rows(m, row, rows), col, cols);
 }
 
