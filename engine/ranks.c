@@ -69,7 +69,7 @@ struct ranks {
     pthread_cond_t changed; /* a member's state, `failed` */
     /* under `lock` */
     struct member member[COMM_MAX_RANKS]; /* [1 .. n-1] */
-    bool failed, stopping, by_force; /* by_force: they were not told to stop */
+    bool failed, stopping, by_force;      /* by_force: they were not told to stop */
     char reason[400];
 };
 

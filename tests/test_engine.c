@@ -73,7 +73,8 @@ static struct rig *rig_open(struct settings s)
     recorder_init(&r->recorder);
     r->gated = calloc(1, sizeof(*r->gated));
     assert_int_equal(null_open(&r->gated->inner, &s, &e), 0);
-    r->gated->base = (struct executor){r->gated->inner->info, gated_launch, gated_wait, gated_free};
+    r->gated->base = (struct executor){
+        .info = r->gated->inner->info, .launch = gated_launch, .wait = gated_wait, .free = gated_free};
     sem_init(&r->gated->gate, 0, 0);
     assert_int_equal(tokenizer_open_bytes(&t, &e), 0);
     if (engine_open_on(&r->engine, &s, &r->gated->base, t, &r->recorder.sink, &e) != 0)
