@@ -17,7 +17,7 @@
 
 struct comm; /* comm.h */
 
-#define BACKEND_ABI 2 /* raised with every change of this header or batch.h */
+#define BACKEND_ABI 3 /* raised with every change of this header or batch.h */
 
 enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32 };
 static inline int64_t dtype_bytes(enum dtype t)
@@ -200,6 +200,8 @@ struct backend_ops {
     void (*add)(struct backend *b, struct mat x, struct mat y, bool partial);
     /* out[i] = x[logits_token[first + i]] for the rows of out. */
     void (*gather)(struct backend *b, struct mat out, struct mat x, int32_t first);
+    /* x[i] = cap * tanh(x[i] / cap), float32 (Gemma-2's logits). (optional: a model that needs it is then refused) */
+    void (*soft_cap)(struct backend *b, struct mat x, float cap);
     /* Sampling rows whose logits_row lies in [first, first + logits.rows); logits float32 [rows, vocab]; may be overwritten.
      * Of many ranks the first draws; the others take its tokens, for the step after. */
     void (*sample)(struct backend *b, struct mat logits, int32_t first);

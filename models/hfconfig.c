@@ -53,6 +53,9 @@ static const struct field FIELDS[] = {
     {"layer_norm_epsilon", FIELD_REAL, AT(norm_eps), 0, 1},
     {"rope_theta", FIELD_REAL, AT(theta), 1, 1e12},
     {"partial_rotary_factor", FIELD_REAL, AT(partial), 0, 1},
+    {"query_pre_attn_scalar", FIELD_REAL, AT(query_scalar), 1e-6, 1e6},
+    {"attn_logit_softcapping", FIELD_REAL, AT(attn_softcap), 1e-6, 1e6},
+    {"final_logit_softcapping", FIELD_REAL, AT(final_softcap), 1e-6, 1e6},
     {"tie_word_embeddings", FIELD_BOOL, AT(tied), 0, 0},
     {"attention_bias", FIELD_BOOL, AT(attention_bias), 0, 0},
     {"mlp_bias", FIELD_BOOL, AT(mlp_bias), 0, 0},
@@ -268,7 +271,8 @@ static bool read_member(struct json *j, struct raw_config *raw)
         return read_eos(j, raw->eos, &raw->n_eos);
     if (json_key_is(j, "layer_types"))
         return read_layer_types(j, raw);
-    if (!null && (json_key_is(j, "hidden_act") || json_key_is(j, "activation_function")))
+    if (!null &&
+        (json_key_is(j, "hidden_act") || json_key_is(j, "activation_function") || json_key_is(j, "hidden_activation")))
         return read_text(j, "hidden_act", raw->act, sizeof raw->act);
     if (!null && (json_key_is(j, "dtype") || json_key_is(j, "torch_dtype")))
         return read_text(j, "dtype", raw->dtype, sizeof raw->dtype);

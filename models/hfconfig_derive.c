@@ -107,7 +107,8 @@ static int set_window(struct model_config *c, const struct raw_config *r, const 
         return 0;
     int32_t from = a->window_switch ? MAX(r->window_from_layer, 0) : 0;
     for (int32_t i = 0; i < c->n_layers; i++) {
-        c->windowed[i] = r->n_layer_types >= 0 ? r->layer_windowed[i] : i >= from;
+        bool usual = a->window_alternates ? i % 2 == 0 : i >= from;
+        c->windowed[i] = r->n_layer_types >= 0 ? r->layer_windowed[i] : usual;
         if (c->windowed[i])
             c->sliding_window = window;
     }
@@ -219,6 +220,9 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
     c->qk_norm = a->qk_norm;
     c->scale_by_layer = r->scale_by_layer == 1;
     int code = set_shape(c, r, e);
+    c->query_scalar = (float)real_or(r->query_scalar, c->head_dim);
+    c->attn_softcap = (float)real_or(r->attn_softcap, 0);
+    c->final_softcap = (float)real_or(r->final_softcap, 0);
     if (code == 0)
         code = set_activation(c, r->act, e);
     if (a->gemma && c->act == ACT_GELU_ERF)

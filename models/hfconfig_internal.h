@@ -9,7 +9,7 @@ struct raw_config {
     char architecture[64], act[32], dtype[16], rope_type[16];
     int32_t hidden, n_layers, n_heads, n_kv_heads, head_dim, intermediate, vocab, embed_dim, max_positions, window;
     int32_t window_from_layer, bos, original_positions, rope_original_positions;
-    double norm_eps, theta, rope_theta, partial, rope_partial;
+    double norm_eps, theta, rope_theta, partial, rope_partial, query_scalar, attn_softcap, final_softcap;
     double factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow, mscale, mscale_all_dim, attention_factor;
     int8_t tied, attention_bias, mlp_bias, enable_bias, use_window, norm_before, no_final_norm, affine, scale_by_layer;
     int8_t scale_attention, truncate;

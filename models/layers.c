@@ -210,29 +210,37 @@ static int load_rope(struct model *m, struct err *e)
     return m->backend->ops->weight(m->backend, &d, &t->cos_sin, e);
 }
 
+static void set_norm(const struct model_config *c, struct norm *n)
+{
+    n->kind = c->norm;
+    n->eps = c->norm_eps;
+    n->weight_offset = c->norm_offset;
+}
+
 /* What the operations need beside the weights. */
 static void set_parameters(struct model *m)
 {
     const struct model_config *c = &m->config;
     struct transformer *t = m->weights;
-    t->final_norm.kind = c->norm;
-    t->final_norm.eps = c->norm_eps;
-    t->final_norm.weight_offset = c->norm_offset;
+    set_norm(c, &t->final_norm);
     for (int32_t i = 0; i < t->n_layers; i++) {
         struct layer *l = &t->layer[i];
-        l->attn_norm.kind = l->mlp_norm.kind = c->norm;
-        l->attn_norm.eps = l->mlp_norm.eps = c->norm_eps;
-        l->attn_norm.weight_offset = l->mlp_norm.weight_offset = c->norm_offset;
+        set_norm(c, &l->attn_norm);
+        set_norm(c, &l->mlp_norm);
+        set_norm(c, &l->attn_post_norm);
+        set_norm(c, &l->mlp_post_norm);
         l->rope.cos_sin = t->cos_sin;
         l->rope.rot_dim = c->rope.rot_dim;
         l->rope.q_norm.kind = l->rope.k_norm.kind = c->norm;
         l->rope.q_norm.eps = l->rope.k_norm.eps = c->norm_eps;
-        l->attention = (struct attention){.layer = i,
-                                          .n_heads = t->n_heads,
-                                          .n_kv_heads = t->n_kv_heads,
-                                          .head_dim = c->head_dim,
-                                          .scale = (float)(1 / sqrt(c->head_dim) / (c->scale_by_layer ? i + 1 : 1)),
-                                          .window = c->windowed[i] ? c->sliding_window : 0};
+        l->attention =
+            (struct attention){.layer = i,
+                               .n_heads = t->n_heads,
+                               .n_kv_heads = t->n_kv_heads,
+                               .head_dim = c->head_dim,
+                               .scale = (float)(1 / sqrt((double)c->query_scalar) / (c->scale_by_layer ? i + 1 : 1)),
+                               .softcap = c->attn_softcap,
+                               .window = c->windowed[i] ? c->sliding_window : 0};
     }
 }
 
@@ -333,6 +341,8 @@ void transformer_head(struct model *m, struct mat logits, struct mat x)
     ops->linear(m->backend, mine, x, m->head, &(struct epilogue){0});
     if (partial)
         ops->gather_logits(m->backend, logits, mine);
+    if (m->config.final_softcap > 0)
+        ops->soft_cap(m->backend, logits, m->config.final_softcap);
 }
 
 void transformer_free(struct transformer *t)

@@ -12,9 +12,10 @@
 
 struct layer {
     struct norm attn_norm, mlp_norm;
-    struct mat qkv, qkv_bias; /* [(n_heads + 2 n_kv_heads) * head_dim, hidden] */
-    struct mat o, o_bias;     /* [hidden, n_heads * head_dim] */
-    struct mat up, up_bias;   /* [intermediate or 2 * intermediate (gate, up), hidden] */
+    struct norm attn_post_norm, mlp_post_norm; /* of what is added to the residual stream (Gemma-2) */
+    struct mat qkv, qkv_bias;                  /* [(n_heads + 2 n_kv_heads) * head_dim, hidden] */
+    struct mat o, o_bias;                      /* [hidden, n_heads * head_dim] */
+    struct mat up, up_bias;                    /* [intermediate or 2 * intermediate (gate, up), hidden] */
     struct mat down, down_bias;
     struct rope rope; /* the model's, with this layer's q and k norms */
     struct attention attention;
@@ -91,7 +92,7 @@ struct tensor_spec {
     bool transposed; /* stored [in, out] */
 };
 
-extern const struct model_family llama_family, phi3_family, opt_family, gpt2_family;
+extern const struct model_family llama_family, phi3_family, gemma2_family, opt_family, gpt2_family;
 
 /* The forward pass of llama.c, for families that differ in their tensors alone. */
 void llama_forward(struct model *m, const struct batch *b);
@@ -108,7 +109,7 @@ void transformer_free(struct transformer *t);
 
 /* out [n_tokens, embed_dim] = the step's embeddings, times `scale`. */
 void transformer_embed(struct model *m, struct mat out, float scale);
-/* logits [rows, vocab] = the head of x [rows, embed_dim], whole on the rank that samples. */
+/* logits [rows, vocab] = the head of x [rows, embed_dim], capped where the model does; whole on the rank that samples. */
 void transformer_head(struct model *m, struct mat logits, struct mat x);
 
 /* The stored shape of a tensor: [rows, cols], cols 1 for one axis. */

@@ -43,8 +43,10 @@ struct model_config {
     enum activation act;
     bool tied; /* output head is the embedding */
     bool qkv_bias, o_bias, mlp_bias;
-    bool qk_norm;        /* q and k are normed per head */
-    bool scale_by_layer; /* attention is divided by the layer's number, from 1 (GPT-2 variants) */
+    bool qk_norm;                      /* q and k are normed per head */
+    float attn_softcap, final_softcap; /* of attention scores and of logits; 0: none */
+    float query_scalar;                /* attention is divided by its root: head_dim, or what Gemma-2 says */
+    bool scale_by_layer;               /* attention is divided by the layer's number, from 1 (GPT-2 variants) */
     struct rope_config rope;
     int32_t bos, eos[LIMIT_EOS_IDS], n_eos; /* -1 / 0: none; generation_config.json's list wins */
     int64_t n_parameters;                   /* filled by model_open */
@@ -97,6 +99,7 @@ struct architecture {
     bool qk_norm;
     int32_t sliding_window; /* 0: none */
     bool window_switch;     /* a window counts only with use_sliding_window */
+    bool window_alternates; /* every other layer has the window, the first one among them (Gemma-2) */
     bool gemma;             /* norms weigh by 1 + w, embeddings are scaled by sqrt(hidden) */
 };
 

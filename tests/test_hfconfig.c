@@ -116,7 +116,16 @@ static void silence_means_the_architectures_defaults(void **state)
     assert_int_equal(c.head_dim, 16);
     assert_int_equal(c.norm, NORM_LAYER);
     assert_int_equal(c.act, ACT_GELU_TANH);
+    accept(
+        "{\"architectures\":[\"Gemma2ForCausalLM\"],\"head_dim\":32,\"query_pre_attn_scalar\":24,\"sliding_window\":8,"
+        "\"hidden_activation\":\"gelu_pytorch_tanh\",\"attn_logit_softcapping\":null,\"final_logit_softcapping\":30."
+        "0," SIZES "}");
+    assert_true(c.windowed[0] && !c.windowed[1] && c.windowed[2]);
+    assert_float_equal(c.query_scalar, 24, 0);
+    assert_float_equal(c.attn_softcap, 0, 0);
+    assert_float_equal(c.final_softcap, 30, 0);
     accept(LLAMA ",\"attention_bias\":true,\"mlp_bias\":true}");
+    assert_float_equal(c.query_scalar, 16, 0);
     assert_float_equal(c.embed_scale, 1, 0);
     assert_float_equal(c.norm_offset, 0, 0);
     assert_true(c.qkv_bias && c.o_bias && c.mlp_bias);

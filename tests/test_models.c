@@ -168,7 +168,7 @@ static float *step_logits(struct rig *r, const struct piece *piece, int32_t n, f
         int32_t rows = MIN(w.b.n_logits - first, MAX_LOGITS);
         struct mat gathered = mat_rows(m->gathered, 0, rows), logits = mat_rows(m->logits, 0, rows);
         ops->gather(r->backend, gathered, mat_rows(m->hidden, 0, w.b.n_tokens), first);
-        ops->linear(r->backend, logits, gathered, m->head, &(struct epilogue){0});
+        transformer_head(m, logits, gathered);
         OK(ops->download(r->backend, logits, out, &e), e);
         out += rows * r->config.vocab;
     }

@@ -298,6 +298,32 @@ static void gated_activations_follow_float64(void **state)
     rig_close(&r);
 }
 
+static void soft_caps_follow_float64(void **state)
+{
+    (void)state;
+    enum { ROWS = 19, COLS = 130 };
+    static const float caps[] = {0.5f, 30, 1e6f};
+    struct rig r;
+    rig_open(&r);
+    for (size_t i = 0; i < ARRAY_LEN(caps) && r.b->ops->soft_cap; i++) {
+        float *x = rig_floats(&r, ROWS * COLS, 60, DTYPE_F32);
+        x[0] = 1e30f;
+        x[1] = -1e30f;
+        struct mat m = rig_mat(&r, ROWS, COLS, DTYPE_F32, x);
+        rig_begin_plain(&r, ROWS);
+        r.b->ops->soft_cap(r.b, m, caps[i]);
+        float *got = rig_download(&r, m);
+        rig_end(&r);
+        for (int32_t k = 0; k < ROWS * COLS; k++) {
+            double want = (double)caps[i] * tanh((double)x[k] / (double)caps[i]);
+            assert_true(fabs((double)got[k] - want) <= 1e-6 * fabs(want));
+        }
+        free(got);
+        free(x);
+    }
+    rig_close(&r);
+}
+
 /* exp must neither overflow to NaN nor lose the sign for inputs far out. */
 static void activations_are_finite_far_out(void **state)
 {
@@ -644,6 +670,7 @@ static int group(void)
         cmocka_unit_test(norms_follow_float64),
         cmocka_unit_test(add_is_exact),
         cmocka_unit_test(gated_activations_follow_float64),
+        cmocka_unit_test(soft_caps_follow_float64),
         cmocka_unit_test(activations_are_finite_far_out),
         cmocka_unit_test(gather_is_exact),
         cmocka_unit_test(linear_is_as_good_as_plain_for_every_row_count),

@@ -35,6 +35,7 @@ static const struct backend_ops cpu_ops = {
     .rope_kv = cpu_rope_kv,
     .attention = cpu_attention,
     .gated_act = cpu_gated_act,
+    .soft_cap = cpu_soft_cap,
     .add = cpu_add,
     .gather = cpu_gather,
     .sample = cpu_sample,

@@ -1,4 +1,5 @@
 /* Element-wise operations: a group of rows a task, each row by the table of kernels.h. */
+#include <math.h>
 #include <string.h>
 
 #include "kernels/cpu/convert.h"
@@ -138,6 +139,19 @@ static void gated_act_row(const struct rows_job *j, int32_t r)
 void cpu_gated_act(struct backend *b, struct mat out, struct mat gate_up, enum activation act)
 {
     run_rows(&(struct rows_job){.c = cpu_of(b), .out = out, .x = gate_up, .act = act, .row = gated_act_row});
+}
+
+static void soft_cap_row(const struct rows_job *j, int32_t r)
+{
+    float *x = mat_row(j->x, r);
+    for (int32_t i = 0; i < j->x.cols; i++) {
+        x[i] = j->scale * tanhf(x[i] / j->scale);
+    }
+}
+
+void cpu_soft_cap(struct backend *b, struct mat x, float cap)
+{
+    run_rows(&(struct rows_job){.c = cpu_of(b), .out = x, .x = x, .scale = cap, .row = soft_cap_row});
 }
 
 /* ---- output rows ---- */

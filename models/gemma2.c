@@ -1,0 +1,88 @@
+/* Gemma-2: LLaMA's column with a norm after attention and MLP as well, soft-capped scores and logits, and a sliding window in
+ * every other layer. As in Gemma, norms weigh by 1 + w and embeddings are scaled by sqrt(hidden). */
+#include "models/layers.h"
+
+static const struct architecture ARCHITECTURES[] = {
+    {.name = "Gemma2ForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_GELU_TANH,
+     .rope_theta = 10000,
+     .tied = true,
+     .sliding_window = 4096,
+     .window_alternates = true,
+     .gemma = true},
+    {0},
+};
+
+#define LAYER "model.layers.%d."
+
+static const struct tensor_spec TENSORS[] = {
+    /* name, rows and columns, split over ranks, kind, goes to, when */
+    {"model.embed_tokens.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING, IN_MODEL(embed), WHEN_ALWAYS,
+     false},
+    {"model.norm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_MODEL(final_norm.weight), WHEN_ALWAYS,
+     false},
+    {"lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head), WHEN_UNTIED, false},
+    {LAYER "input_layernorm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(attn_norm.weight),
+     WHEN_ALWAYS, false},
+    {LAYER "self_attn.q_proj.weight", DIM_Q, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(qkv), WHEN_ALWAYS, false},
+    {LAYER "self_attn.k_proj.weight", DIM_KV, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(qkv), WHEN_ALWAYS, false},
+    {LAYER "self_attn.v_proj.weight", DIM_KV, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(qkv), WHEN_ALWAYS, false},
+    {LAYER "self_attn.o_proj.weight", DIM_HIDDEN, DIM_Q, SPLIT_IN, WEIGHT_LINEAR, IN_LAYER(o), WHEN_ALWAYS, false},
+    {LAYER "post_attention_layernorm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
+     IN_LAYER(attn_post_norm.weight), WHEN_ALWAYS, false},
+    {LAYER "pre_feedforward_layernorm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
+     IN_LAYER(mlp_norm.weight), WHEN_ALWAYS, false},
+    {LAYER "mlp.gate_proj.weight", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(up), WHEN_ALWAYS, false},
+    {LAYER "mlp.up_proj.weight", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(up), WHEN_ALWAYS, false},
+    {LAYER "mlp.down_proj.weight", DIM_HIDDEN, DIM_MLP, SPLIT_IN, WEIGHT_LINEAR, IN_LAYER(down), WHEN_ALWAYS, false},
+    {LAYER "post_feedforward_layernorm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
+     IN_LAYER(mlp_post_norm.weight), WHEN_ALWAYS, false},
+    {0},
+};
+
+static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
+
+/* out = norm of y, which is first summed over the ranks: a norm of a summand is none of the sum. */
+static void post_norm(struct model *m, struct mat out, struct mat y, const struct norm *n)
+{
+    if (m->weights->partial)
+        m->backend->ops->all_reduce(m->backend, y);
+    m->backend->ops->norm(m->backend, out, y, n);
+}
+
+static void forward(struct model *m, const struct batch *b)
+{
+    struct backend *be = m->backend;
+    const struct backend_ops *ops = be->ops;
+    const struct transformer *t = m->weights;
+    const struct epilogue plain = {0};
+    int32_t n = b->n_tokens;
+    struct mat x = mat_rows(t->x, 0, n), h = mat_rows(t->h, 0, n), y = mat_rows(t->y, 0, n); /* [n_tokens, hidden] */
+    struct mat qkv = mat_rows(t->qkv, 0, n);   /* [n_tokens, (n_heads + 2 n_kv_heads) * head_dim] */
+    struct mat attn = mat_rows(t->attn, 0, n); /* [n_tokens, n_heads * head_dim] */
+    struct mat up = mat_rows(t->up, 0, n);     /* [n_tokens, 2 * intermediate] */
+    struct mat act = mat_rows(t->act, 0, n);   /* [n_tokens, intermediate] */
+
+    transformer_embed(m, x, m->config.embed_scale);
+    ops->norm(be, h, x, &t->layer[0].attn_norm);
+    for (int32_t i = 0; i < t->n_layers; i++) {
+        const struct layer *l = &t->layer[i];
+        const struct norm *next = i + 1 < t->n_layers ? &l[1].attn_norm : &t->final_norm;
+        ops->linear(be, qkv, h, l->qkv, &plain);
+        ops->rope_kv(be, qkv, &l->rope, &l->attention);
+        ops->attention(be, attn, qkv, &l->attention);
+        ops->linear(be, h, attn, l->o, &plain);
+        post_norm(m, y, h, &l->attn_post_norm);
+        ops->add_norm(be, h, x, y, &l->mlp_norm, false);
+        ops->linear(be, up, h, l->up, &plain);
+        ops->gated_act(be, act, up, m->config.act);
+        ops->linear(be, h, act, l->down, &plain);
+        post_norm(m, y, h, &l->mlp_post_norm);
+        ops->add_norm(be, h, x, y, next, false);
+    }
+}
+
+const struct model_family gemma2_family = {
+    .architectures = ARCHITECTURES, .tensors = TENSORS, .ignored = IGNORED, .forward = forward};
