@@ -1,8 +1,8 @@
 /* Under `deterministic` a row of a matrix product is the same bit for bit whatever other rows there are. The CPU's products
- * do not take that setting yet, so this runs on a GPU: build/tests/test_exact --device cuda. */
+ * are so always: the plain loops take a row at a time, the others the smaller shapes here. On a GPU: build/tests/test_exact --device cuda. */
 #include "tests/ops.h"
 
-enum { ROWS = RIG_TOKENS };
+enum { ROWS = RIG_TOKENS, CPU_WEIGHTS = 2 << 20 };
 
 static const int32_t shapes[][2] = {{256, 256},  {704, 256},   {4096, 256},  {1280, 1024},
                                     {301, 2600}, {4096, 4096}, {1024, 14336}};
@@ -35,8 +35,9 @@ static void check_shape(struct rig *r, enum dtype t, int32_t n, int32_t k)
     float *xv = rig_floats(r, (int64_t)ROWS * k, 1, t);
     float *wv = rig_floats(r, (int64_t)n * k, 1, t);
     float *rv = rig_floats(r, (int64_t)ROWS * n, 1, t);
-    struct mat x = rig_mat(r, ROWS, k, t, xv), residual = rig_mat(r, ROWS, n, t, rv),
-               out = rig_mat(r, ROWS, n, t, NULL);
+    enum dtype act = r->b->act_dtype_of[t];
+    struct mat x = rig_mat(r, ROWS, k, act, xv), residual = rig_mat(r, ROWS, n, act, rv),
+               out = rig_mat(r, ROWS, n, act, NULL);
     struct mat w = rig_weight(r, WEIGHT_LINEAR, t, n, k, wv);
     float *all = product(r, ROWS, out, x, w, residual);
     for (size_t i = 0; i < ARRAY_LEN(some_rows); i++) {
@@ -55,12 +56,16 @@ static void check_shape(struct rig *r, enum dtype t, int32_t n, int32_t k)
 static void rows_do_not_depend_on_their_number(void **state)
 {
     (void)state;
-    if (strcmp(rig_device, "cpu") == 0) {
-        skip();
+    const char *isa = getenv("QUIRE_CPU_ISA");
+    if (strcmp(rig_device, "cpu") == 0 && isa != NULL && strcmp(isa, "plain") == 0) {
+        return;
     }
     struct rig r;
     open_exact(&r);
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
+        if (strcmp(rig_device, "cpu") == 0 && (int64_t)shapes[i][0] * shapes[i][1] > CPU_WEIGHTS) {
+            continue;
+        }
         check_shape(&r, DTYPE_BF16, shapes[i][0], shapes[i][1]);
         check_shape(&r, DTYPE_F16, shapes[i][0], shapes[i][1]);
     }

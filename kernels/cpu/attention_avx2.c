@@ -4,33 +4,6 @@
 
 #include "kernels/cpu/avx2.h"
 
-/* Eight rows of eight floats become eight columns. */
-INLINE void transpose8(__m256 r[8])
-{
-    __m256 a[8];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i += 2) {
-        a[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-        a[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i += 4) {
-        r[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
-        r[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xEE);
-        r[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
-        r[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xEE);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < 4; i++) {
-        a[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
-        a[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-        r[i] = a[i];
-    }
-}
-
 INLINE void transpose_type(float *out, const void *const *key, int32_t dim, const enum dtype t)
 {
     for (int32_t first = 0; first < PART_KEYS; first += 8) {

@@ -54,6 +54,33 @@ INLINE __m256 load8(const void *x, enum dtype t, int64_t i)
     return t == DTYPE_F16 ? _mm256_cvtph_ps(h) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
+/* Eight rows of eight floats become eight columns. */
+INLINE void transpose8(__m256 r[8])
+{
+    __m256 a[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i += 2) {
+        a[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        a[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i += 4) {
+        r[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
+        r[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xEE);
+        r[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+        r[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xEE);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 4; i++) {
+        a[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
+        a[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        r[i] = a[i];
+    }
+}
+
 /* What a tile fetches while it computes: all its rows `stream` bytes ahead, or (0) up to two others, into the second-level
  * cache, a line a chunk. */
 struct fetch {

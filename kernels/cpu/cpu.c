@@ -13,6 +13,7 @@ static void cpu_free(struct backend *b)
     cpu_steps_release(c);
     cpu_memory_release(c);
     free(c->packed);
+    free(c->panel);
     free(c->attention_unit);
     free(c->attention_partial);
     free(c);

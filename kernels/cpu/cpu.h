@@ -5,7 +5,8 @@
  *     step.c       the batch's copy, block tables, block copies, results
  *     ops.c        embed, norm, add, activation, gather
  *     rope.c       rotation and cache write
- *     linear.c     products with weights, as plain loops;    linear_tiled.c      by tiles; linear_stream.c of one tile
+ *     linear.c     products with weights, as plain loops;    linear_tiled.c      by tiles,
+ *                  linear_stream.c of one tile, linear_panels.c of many
  *     attention.c  over the block table, as plain loops;     attention_tiled.c   by parts
  *     kernels.c    the inner loops, plain; rows_*.c, tile_*.c, attention_*.c by instruction set
  *     ranks.c      sums and exchanges with other ranks
@@ -64,6 +65,8 @@ struct cpu_backend {
 
     char *packed; /* activations packed for linear's tiles; grows to the largest seen */
     size_t packed_bytes;
+    float *panel; /* [threads] panels of weights and their sums, of linear_panels.c; grows alike */
+    int64_t panel_floats;
     struct cpu_weight *last_weight; /* read last by a product of few rows */
 
     /* Scratch of the threads. */
@@ -145,6 +148,10 @@ void cpu_share_tokens(struct cpu_backend *c, int32_t first, int32_t end);
 
 /* The same two by tiles; needs c->k.dots. */
 void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);
+/* For x of many rows; needs c->k.panels. */
+void cpu_linear_panels(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);
+/* c->packed holds n_bytes. 0 or ERR_NOMEM. */
+int cpu_packed_room(struct cpu_backend *c, int64_t n_bytes);
 /* For x of at most TILE_ROWS rows, packed at c->packed. */
 void cpu_linear_stream(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);
 void cpu_attention_tiled(struct cpu_backend *c, struct mat out, struct mat qkv, const struct attention *a);

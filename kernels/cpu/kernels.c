@@ -165,6 +165,9 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
         cpu_tiles_avx2(k);
         cpu_attention_avx2(k);
     }
+    if (isa == CPU_AVX2) {
+        cpu_panels_avx2(k); /* the tiles of AVX-512 add up in another order */
+    }
     if (isa == CPU_AVX512) {
         cpu_tiles_avx512(k);
     }

@@ -14,6 +14,7 @@
 enum {
     TILE_ROWS = 4,   /* rows of x packed together, at most */
     TILE_CHUNK = 32, /* elements of a row packed together; stored rows are zero-padded to a multiple of it */
+    PANEL_ROWS = 24, /* stored rows that make a panel */
     PART_KEYS = 64   /* keys of attention taken together */
 };
 
@@ -58,6 +59,21 @@ struct cpu_tiles {
                  const struct prefetch *ahead);
 };
 
+/* The same sums, bit for bit, where rows of x are many. Floats of a panel and of packed x lie as the instruction set likes. */
+struct cpu_panels {
+    int32_t k_block; /* as in cpu_tiles; 0: no panels here */
+    /* Elements [first, first + n) of PANEL_ROWS rows of type t; n is a multiple of TILE_CHUNK. panel: n * PANEL_ROWS floats. */
+    void (*pack_rows)(float *panel, const void *const *row, int64_t first, int32_t n, enum dtype t);
+    /* Tile `tile` of n_tiles: rows of n floats, n_x <= TILE_ROWS of them, with zeros up to `padded`. out: those of all tiles, each
+     * padded * TILE_ROWS floats. */
+    void (*pack_x)(float *out, int32_t tile, int32_t n_tiles, const float *const *x, int32_t n_x, int32_t n,
+                   int32_t padded, enum dtype t);
+    /* sum [tile][TILE_ROWS][PANEL_ROWS] (+)= packed x . panel over n elements, for tiles [from, end) of n_tiles. Fetches n_lines
+     * cache lines from `ahead` on meanwhile. */
+    void (*dots)(float *sum, const float *panel, const float *x, int32_t from, int32_t end, int32_t n_tiles, int32_t n,
+                 bool add, const char *ahead, int32_t n_lines);
+};
+
 struct cpu_kernels {
     /* Row functions. `out` may be an input. */
     void (*norm)(float *out, const float *x, int32_t n, const struct norm *k);
@@ -91,6 +107,7 @@ struct cpu_kernels {
                   int32_t lo, int32_t hi, enum dtype t);
 
     struct cpu_tiles linear;
+    struct cpu_panels panels;
 };
 
 /* The best functions for an instruction set the machine has. */
@@ -99,6 +116,7 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa);
 void cpu_kernels_plain(struct cpu_kernels *k);
 void cpu_kernels_avx2(struct cpu_kernels *k);
 void cpu_tiles_avx2(struct cpu_kernels *k);
+void cpu_panels_avx2(struct cpu_kernels *k); /* after cpu_tiles_avx2 */
 void cpu_attention_avx2(struct cpu_kernels *k);
 void cpu_tiles_avx512(struct cpu_kernels *k);
 void cpu_tiles_avx512bf16(struct cpu_kernels *k);

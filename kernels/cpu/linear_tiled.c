@@ -15,6 +15,7 @@ enum {
     BLOCK_STEP = 24,         /* a multiple of every tile's rows of w, halved for long rows */
     BLOCK_MAX_ROWS = 240,
     SERIAL_PACK_TILES = 8,
+    PANELS_FROM = 48, /* rows of x */
 };
 
 struct linear_job {
@@ -46,19 +47,24 @@ static void pack_tile(void *arg, int32_t tile, int32_t thread)
     j->c->k.linear.pack(j->c->packed + tile * j->tile_bytes, row, n, j->x.cols, j->w.dtype);
 }
 
+int cpu_packed_room(struct cpu_backend *c, int64_t n_bytes)
+{
+    size_t need = ((size_t)n_bytes + 63) / 64 * 64;
+    if (need > c->packed_bytes) {
+        free(c->packed);
+        c->packed = aligned_alloc(64, need);
+        c->packed_bytes = c->packed != NULL ? need : 0;
+    }
+    return c->packed != NULL ? 0 : ERR_NOMEM;
+}
+
 static int pack_all(struct linear_job *j)
 {
     struct cpu_backend *c = j->c;
     int64_t padded = div_ceil(j->x.cols, TILE_CHUNK) * TILE_CHUNK;
     j->tile_bytes = padded * TILE_ROWS * c->k.linear.packed_bytes(j->w.dtype);
-    size_t need = (size_t)(j->tile_bytes * j->n_tiles);
-    if (need > c->packed_bytes) {
-        free(c->packed);
-        c->packed = aligned_alloc(64, (need + 63) / 64 * 64);
-        c->packed_bytes = c->packed != NULL ? need : 0;
-        if (c->packed == NULL) {
-            return ERR_NOMEM;
-        }
+    if (cpu_packed_room(c, j->tile_bytes * j->n_tiles) < 0) {
+        return ERR_NOMEM;
     }
     if (j->n_tiles <= SERIAL_PACK_TILES) {
         for (int32_t i = 0; i < j->n_tiles; i++) {
@@ -141,6 +147,10 @@ static int32_t plan(struct linear_job *j)
 
 void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep)
 {
+    if (c->k.panels.k_block > 0 && x.rows >= PANELS_FROM) {
+        cpu_linear_panels(c, out, x, w, ep);
+        return;
+    }
     struct linear_job j = {.c = c, .out = out, .x = x, .w = w, .ep = ep};
     j.n_tiles = (int32_t)div_ceil(x.rows, TILE_ROWS);
     if (pack_all(&j) < 0) {

@@ -1,0 +1,114 @@
+/* linear for many rows of x, by panels: PANEL_ROWS rows of w become float32 in the order the inner loop reads them, stay in
+ * the second-level cache, and meet every tile of x, k_block elements after k_block elements. The rows after them are fetched
+ * meanwhile. A task is one panel, or a part of its tiles where panels are few.
+ */
+#include <stdlib.h>
+
+#include "kernels/cpu/cpu.h"
+
+enum { LINE_BYTES = 64, TASKS_PER_THREAD = 8, PART_TILES = 16 };
+
+struct panel_job {
+    struct cpu_backend *c;
+    struct mat out, x, w;
+    const struct epilogue *ep;
+    int32_t padded; /* columns, a multiple of TILE_CHUNK */
+    int32_t n_tiles, n_panels;
+    int32_t part_tiles; /* of x in a task */
+    int64_t thread_floats;
+    int64_t panel_floats; /* of them the panel's, then the sums */
+};
+
+/* Packed x from column `first` on. */
+static float *packed_block(const struct panel_job *j, int32_t first)
+{
+    return (float *)(void *)j->c->packed + (int64_t)first * TILE_ROWS * j->n_tiles;
+}
+
+static void pack_tile(void *arg, int32_t tile, int32_t thread)
+{
+    (void)thread;
+    const struct panel_job *j = arg;
+    const struct cpu_panels *k = &j->c->k.panels;
+    int32_t n_x = MIN(TILE_ROWS, j->x.rows - tile * TILE_ROWS);
+    for (int32_t first = 0; first < j->padded; first += k->k_block) {
+        const float *row[TILE_ROWS];
+        int32_t n = MIN(k->k_block, j->padded - first);
+        for (int32_t i = 0; i < n_x; i++) {
+            row[i] = mat_row_const(j->x, tile * TILE_ROWS + i) + first;
+        }
+        k->pack_x(packed_block(j, first), tile, j->n_tiles, row, n_x, MIN(n, j->x.cols - first), n, j->w.dtype);
+    }
+}
+
+/* Tiles [from, end) of x with the panel's rows, into sum [tile][TILE_ROWS][PANEL_ROWS]. */
+static void multiply(const struct panel_job *j, int32_t first, int32_t from, int32_t end, float *panel, float *sum)
+{
+    const struct cpu_panels *k = &j->c->k.panels;
+    int64_t row_bytes = j->w.stride * dtype_bytes(j->w.dtype);
+    const char *base = j->w.data;
+    const void *row[PANEL_ROWS];
+    for (int32_t i = 0; i < PANEL_ROWS; i++) { /* the last panel is filled up with its last row */
+        row[i] = base + MIN(first + i, j->w.rows - 1) * row_bytes;
+    }
+    const char *ahead = base + (int64_t)(first + PANEL_ROWS) * row_bytes;
+    int64_t lines = MAX(MIN(PANEL_ROWS, j->w.rows - first - PANEL_ROWS), 0) * row_bytes / LINE_BYTES;
+    int64_t n_lines = div_ceil(lines, div_ceil(j->padded, k->k_block)); /* a block */
+    for (int32_t at = 0; at < j->padded; at += k->k_block) {
+        int32_t n = MIN(k->k_block, j->padded - at);
+        k->pack_rows(panel, row, at, n, j->w.dtype);
+        k->dots(sum, panel, packed_block(j, at), from, end, j->n_tiles, n, at > 0, ahead, (int32_t)MIN(n_lines, lines));
+        ahead += n_lines * LINE_BYTES;
+        lines = MAX(lines - n_lines, 0);
+    }
+}
+
+static void panel_task(void *arg, int32_t task, int32_t thread)
+{
+    const struct panel_job *j = arg;
+    int32_t first = task % j->n_panels * PANEL_ROWS;
+    int32_t n = MIN(PANEL_ROWS, j->w.rows - first);
+    int32_t from = task / j->n_panels * j->part_tiles;
+    int32_t end = MIN(from + j->part_tiles, j->n_tiles);
+    const float *bias = j->ep->bias.data;
+    float *panel = j->c->panel + thread * j->thread_floats;
+    float *sum = panel + j->panel_floats;
+    multiply(j, first, from, end, panel, sum);
+    for (int32_t r = from * TILE_ROWS; r < MIN(end * TILE_ROWS, j->x.rows); r++, sum += PANEL_ROWS) {
+        j->c->k.finish(mat_row(j->out, r) + first, sum, bias != NULL ? bias + first : NULL,
+                       j->ep->residual.data != NULL ? mat_row_const(j->ep->residual, r) + first : NULL, n, j->ep->act);
+    }
+}
+
+/* Room for packed x and the threads' panels and sums; both grow to the largest seen. */
+static int make_room(struct panel_job *j)
+{
+    struct cpu_backend *c = j->c;
+    j->panel_floats = (int64_t)MIN(j->padded, c->k.panels.k_block) * PANEL_ROWS;
+    j->thread_floats = j->panel_floats + (int64_t)j->part_tiles * TILE_ROWS * PANEL_ROWS;
+    int64_t need = j->thread_floats * cpu_pool_threads(c->pool);
+    if (need > c->panel_floats) {
+        free(c->panel);
+        c->panel = aligned_alloc(LINE_BYTES, (size_t)need * sizeof(*c->panel));
+        c->panel_floats = c->panel != NULL ? need : 0;
+    }
+    return c->panel != NULL ? cpu_packed_room(c, (int64_t)j->padded * TILE_ROWS * j->n_tiles * (int64_t)sizeof(float))
+                            : ERR_NOMEM;
+}
+
+void cpu_linear_panels(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep)
+{
+    struct panel_job j = {.c = c, .out = out, .x = x, .w = w, .ep = ep};
+    j.padded = (int32_t)(div_ceil(x.cols, TILE_CHUNK) * TILE_CHUNK);
+    j.n_tiles = (int32_t)div_ceil(x.rows, TILE_ROWS);
+    j.n_panels = (int32_t)div_ceil(w.rows, PANEL_ROWS);
+    int64_t want = div_ceil((int64_t)cpu_pool_threads(c->pool) * TASKS_PER_THREAD, j.n_panels);
+    int64_t parts = MIN(want, MAX(j.n_tiles / PART_TILES, 1));
+    j.part_tiles = (int32_t)div_ceil(j.n_tiles, parts);
+    if (make_room(&j) < 0) {
+        cpu_fail(c, ERR_NOMEM, "out of memory for a matrix product");
+        return;
+    }
+    cpu_pool_run(c->pool, j.n_tiles, pack_tile, &j);
+    cpu_pool_run(c->pool, j.n_panels * (int32_t)div_ceil(j.n_tiles, j.part_tiles), panel_task, &j);
+}
