@@ -125,7 +125,7 @@ $(BUILD)/quire: $(main_object) $(lib)
 
 # ---- tests --------------------------------------------------------------------------------------------------------
 
-.PHONY: check unit units tools bench asan tsan valgrind
+.PHONY: check unit units tools bench asan tsan sanitized valgrind
 check: all units tools ## every test that this machine can run; scripts/check also installs what it needs
 	scripts/run-tests --build $(BUILD)
 
@@ -144,12 +144,15 @@ $(units) $(tools): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(shared) $(lib)
 bench: all $(bench_tools) ## build the measuring programs of tests/bench into build/tests/bench
 	@printf 'run one of:\n'; printf '  %s\n' $(bench_tools)
 
-asan: ## the unit tests under AddressSanitizer and UndefinedBehaviorSanitizer
+asan: ## the unit and HTTP tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(MAKE) BUILD=build/asan CFLAGS="-O1 -g" \
-	    SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" unit
+	    SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" sanitized
 
-tsan: ## the unit tests under ThreadSanitizer
-	$(MAKE) BUILD=build/tsan CFLAGS="-O2 -g" SANITIZE="-fsanitize=thread -fno-omit-frame-pointer" unit
+tsan: ## the unit and HTTP tests under ThreadSanitizer
+	$(MAKE) BUILD=build/tsan CFLAGS="-O2 -g" SANITIZE="-fsanitize=thread -fno-omit-frame-pointer" sanitized
+
+sanitized: all units
+	scripts/run-tests --build $(BUILD) unit http
 
 valgrind: units ## the unit tests under valgrind (slow)
 	QUIRE_TEST_WRAPPER="valgrind -q --error-exitcode=99 --leak-check=full" scripts/run-tests --build $(BUILD) unit
