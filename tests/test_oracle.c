@@ -9,26 +9,26 @@
 
 #include "tests/sim/scenario.h"
 
-enum { FIRST_SEED = 1, RUNS = 4000 };
+enum { FIRST_SEED = 1, RUNS = 4000, MANY_RUNS = 800, RANKS = 3 };
 
 static struct scenario scenario;
 
-static void random_runs_give_each_request_what_it_gives_alone(void **state)
+static void random_runs(uint64_t n, int32_t n_ranks)
 {
-    (void)state;
     struct sim_totals t = {0};
     char why[512];
-    for (uint64_t seed = FIRST_SEED; seed < FIRST_SEED + RUNS; seed++) {
+    for (uint64_t seed = FIRST_SEED; seed < FIRST_SEED + n; seed++) {
         scenario_random(&scenario, seed);
+        scenario.n_ranks = n_ranks;
         if (world_run(&scenario, &t, why, sizeof(why)) == 0)
             continue;
         scenario_shrink(&scenario, why, sizeof(why));
         scenario_print(&scenario, stderr);
-        fail_msg("seed %llu: %s (replay: build/tests/sim/oracle_runs --seed %llu)", (unsigned long long)seed, why,
-                 (unsigned long long)seed);
+        fail_msg("seed %llu: %s (replay: build/tests/sim/oracle_runs --ranks %d --seed %llu)", (unsigned long long)seed,
+                 why, n_ranks, (unsigned long long)seed);
     }
     /* Runs in which nothing of interest happens would prove nothing. */
-    assert_true(t.requests > RUNS);
+    assert_true(t.requests > (int64_t)n);
     assert_true(t.preempt_swap > 0);
     assert_true(t.swap_in_copied > 0);
     assert_true(t.swap_in_found > 0);
@@ -39,8 +39,23 @@ static void random_runs_give_each_request_what_it_gives_alone(void **state)
     assert_true(t.cancelled > 0);
 }
 
+static void random_runs_give_each_request_what_it_gives_alone(void **state)
+{
+    (void)state;
+    random_runs(RUNS, 1);
+}
+
+static void so_they_do_when_each_step_goes_to_many_ranks(void **state)
+{
+    (void)state;
+    random_runs(MANY_RUNS, RANKS);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(random_runs_give_each_request_what_it_gives_alone)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_runs_give_each_request_what_it_gives_alone),
+        cmocka_unit_test(so_they_do_when_each_step_goes_to_many_ranks),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

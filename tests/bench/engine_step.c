@@ -76,7 +76,7 @@ static struct engine *open_engine(struct sink *sink, int64_t pause_us)
     if (!p || null_open(&p->inner, &s, &e) < 0 || tokenizer_open_bytes(&t, &e) < 0)
         die(&e);
     p->pause_us = pause_us;
-    p->base = (struct executor){p->inner->info, paced_launch, paced_wait, paced_free};
+    p->base = (struct executor){.info = p->inner->info, .launch = paced_launch, .wait = paced_wait, .free = paced_free};
     if (engine_open_on(&engine, &s, &p->base, t, sink, &e) < 0)
         die(&e);
     return engine;

@@ -19,8 +19,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-w", "-I."]
 SOURCES = [
     *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "engine").glob("sched*.c")),
-    *(f"engine/{n}.c" for n in "kvpool prefix seq group setup pack decode beam beam_text stops".split()),
-    *(f"tests/sim/{n}.c" for n in "toy oracle scenario reference world shrink oracle_runs".split()),
+    *(f"engine/{n}.c" for n in "kvpool prefix seq group setup pack decode beam beam_text stops batch_wire".split()),
+    *(f"tests/sim/{n}.c" for n in "toy oracle many scenario reference world shrink oracle_runs".split()),
 ]
 
 # what breaks, file, what stands there, what stands there instead

@@ -357,6 +357,7 @@ int oracle_open(struct executor **ret, const struct oracle_config *c, struct err
                                           .depth = c->depth,
                                           .device = "oracle",
                                           .dtype = "token"};
+    o->fail_at = c->fail_at;
     o->stride = MIN(c->vocab, TOY_MAX_VOCAB);
     o->table_width = (int32_t)div_ceil(c->max_len, c->block_size);
     if (!allocate(o, c)) {
@@ -365,9 +366,4 @@ int oracle_open(struct executor **ret, const struct oracle_config *c, struct err
     }
     *ret = &o->base;
     return 0;
-}
-
-void oracle_fail_at(struct executor *x, uint64_t step)
-{
-    ((struct oracle *)x)->fail_at = step;
 }

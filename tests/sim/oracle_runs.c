@@ -1,22 +1,25 @@
 /* Random runs of the engine's heart against the oracle, as many as asked for:
  *
- *     build/tests/sim/oracle_runs [--runs N] [--seed N] [--first N] [--jobs N]
+ *     build/tests/sim/oracle_runs [--runs N] [--seed N] [--first N] [--jobs N] [--ranks N]
  *
  * --runs N     runs with seeds first, first + 1, ... (default 10,000 from 1)
  * --jobs N     processes that share them (default 1)
  * --seed N     one run, its scenario printed
+ * --ranks N    each step goes as a message to N oracles, which must agree (default 1)
  * A failing run is shrunk and printed; the exit status is 1. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/sim/many.h"
 #include "tests/sim/scenario.h"
 
 enum { MAX_JOBS = 64 };
 
 struct runs {
     uint64_t first, n, jobs;
+    int32_t n_ranks;
     bool show;
 };
 
@@ -38,6 +41,7 @@ static int run_share(const struct runs *r, uint64_t offset, struct sim_totals *t
     char why[512];
     for (uint64_t i = offset; i < r->n; i += r->jobs) {
         scenario_random(&s, r->first + i);
+        s.n_ranks = r->n_ranks;
         if (r->show)
             scenario_print(&s, stdout);
         if (world_run(&s, t, why, sizeof(why)) < 0)
@@ -61,14 +65,15 @@ static pid_t start_share(const struct runs *r, uint64_t offset, int fd)
 
 static void print_totals(const struct runs *r, const struct sim_totals *t, double s)
 {
-    printf("%lld runs (seeds %llu to %llu) in %.1f s, %.0f a second: %lld requests (%lld beams, %lld refused, %lld "
-           "cancelled), %lld steps, %lld tokens, %lld swaps (%lld blocks back from the host, %lld found on the device), "
-           "%lld recomputations, %lld cached tokens, %lld copies on write\n",
-           (long long)t->runs, (unsigned long long)r->first, (unsigned long long)(r->first + r->n - 1), s,
-           (double)t->runs / s, (long long)t->requests, (long long)t->beams, (long long)t->refused,
-           (long long)t->cancelled, (long long)t->steps, (long long)t->tokens, (long long)t->preempt_swap,
-           (long long)t->swap_in_copied, (long long)t->swap_in_found, (long long)t->preempt_recompute,
-           (long long)t->cached_tokens, (long long)t->copies);
+    printf(
+        "%lld runs (seeds %llu to %llu) in %.1f s, %.0f a second: %lld requests (%lld beams, %lld refused, %lld "
+        "cancelled), %lld steps, %lld tokens, %lld swaps (%lld blocks back from the host, %lld found on the device), "
+        "%lld recomputations, %lld cached tokens, %lld copies on write\n",
+        (long long)t->runs, (unsigned long long)r->first, (unsigned long long)(r->first + r->n - 1), s,
+        (double)t->runs / s, (long long)t->requests, (long long)t->beams, (long long)t->refused,
+        (long long)t->cancelled, (long long)t->steps, (long long)t->tokens, (long long)t->preempt_swap,
+        (long long)t->swap_in_copied, (long long)t->swap_in_found, (long long)t->preempt_recompute,
+        (long long)t->cached_tokens, (long long)t->copies);
 }
 
 /* The totals are nothing but counters. */
@@ -104,7 +109,7 @@ static int run_all(const struct runs *r)
 
 int main(int argc, char **argv)
 {
-    struct runs r = {.first = 1, .n = 10000, .jobs = 1};
+    struct runs r = {.first = 1, .n = 10000, .jobs = 1, .n_ranks = 1};
     for (int i = 1; i < argc; i += 2) {
         uint64_t value = i + 1 < argc ? strtoull(argv[i + 1], NULL, 0) : 0;
         if (i + 1 < argc && strcmp(argv[i], "--runs") == 0) {
@@ -113,10 +118,13 @@ int main(int argc, char **argv)
             r.first = value;
         } else if (i + 1 < argc && strcmp(argv[i], "--jobs") == 0 && value >= 1 && value <= MAX_JOBS) {
             r.jobs = value;
+        } else if (i + 1 < argc && strcmp(argv[i], "--ranks") == 0 && value >= 1 && value <= MANY_MAX) {
+            r.n_ranks = (int32_t)value;
         } else if (i + 1 < argc && strcmp(argv[i], "--seed") == 0) {
-            r = (struct runs){.first = value, .n = 1, .jobs = 1, .show = true};
+            r = (struct runs){.first = value, .n = 1, .jobs = 1, .n_ranks = r.n_ranks, .show = true};
         } else {
-            fprintf(stderr, "usage: oracle_runs [--runs N] [--first N] [--seed N] [--jobs 1..%d]\n", MAX_JOBS);
+            fprintf(stderr, "usage: oracle_runs [--runs N] [--first N] [--seed N] [--jobs 1..%d] [--ranks 1..%d]\n",
+                    MAX_JOBS, MANY_MAX);
             return 2;
         }
     }

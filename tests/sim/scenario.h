@@ -51,6 +51,7 @@ struct scenario {
     uint64_t seed;
     struct sched_config config;
     int32_t depth;
+    int32_t n_ranks;  /* above 1: so many oracles must agree (many.h) */
     uint64_t fail_at; /* step from which the model answers NaN; 0: never */
     struct sim_request request[SIM_REQUESTS];
     int32_t n_requests;

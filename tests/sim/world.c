@@ -6,6 +6,7 @@
 
 #include "engine/decode.h"
 #include "engine/pack.h"
+#include "tests/sim/many.h"
 #include "tests/sim/scenario.h"
 #include "tests/sim/toy.h"
 
@@ -325,7 +326,8 @@ static int open_world(struct world *w)
     struct oracle_config oc;
     struct err e = {0};
     scenario_oracle(w->s, &oc);
-    int code = oracle_open(&w->executor, &oc, &e);
+    oc.fail_at = w->s->fail_at;
+    int code = w->s->n_ranks > 1 ? many_open(&w->executor, &oc, w->s->n_ranks, &e) : oracle_open(&w->executor, &oc, &e);
     if (code == 0)
         code = sched_new(&w->sched, &w->s->config, &e);
     if (code == 0)
@@ -336,7 +338,6 @@ static int open_world(struct world *w)
         FAIL(w, "start: %s", e.text);
         return code;
     }
-    oracle_fail_at(w->executor, w->s->fail_at);
     w->out.emit = on_delta;
     for (int32_t i = 0; i < w->s->n_requests; i++)
         w->journey[i].plan = &w->s->request[i];

@@ -1,0 +1,91 @@
+#include "tests/sim/many.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/batch_wire.h"
+
+struct many {
+    struct executor base;
+    struct executor *rank[MANY_MAX];
+    int32_t n;
+    void *message;
+    size_t max_bytes;
+};
+
+static int many_launch(struct executor *base, const struct batch *b, struct err *e)
+{
+    struct many *m = (struct many *)base;
+    struct batch got;
+    size_t n_bytes = batch_wire_write(NULL, b);
+    if (n_bytes > m->max_bytes)
+        return err_set(e, ERR_DEVICE, "a message of %zu bytes, where %zu are the most", n_bytes, m->max_bytes);
+    batch_wire_write(m->message, b);
+    for (int32_t i = 0; i < m->n; i++) {
+        int code = batch_wire_read(&got, m->message, n_bytes, &base->info, e);
+        if (code == 0)
+            code = m->rank[i]->launch(m->rank[i], &got, e);
+        if (code < 0) {
+            err_prefix(e, "rank %d", i);
+            return code;
+        }
+    }
+    memset(m->message, 0xAA, n_bytes); /* nobody reads it after launch */
+    return 0;
+}
+
+static bool same(const struct results *a, const struct results *b)
+{
+    size_t n = (size_t)a->n_samples;
+    return a->step == b->step && a->n_samples == b->n_samples &&
+           memcmp(a->token, b->token, n * sizeof(*a->token)) == 0 &&
+           memcmp(a->logprob, b->logprob, n * sizeof(*a->logprob)) == 0;
+}
+
+static int many_wait(struct executor *base, struct results *ret, struct err *e)
+{
+    struct many *m = (struct many *)base;
+    struct results other;
+    int code = m->rank[0]->wait(m->rank[0], ret, e);
+    for (int32_t i = 1; i < m->n && code == 0; i++) {
+        code = m->rank[i]->wait(m->rank[i], &other, e);
+        if (code == 0 && !same(ret, &other))
+            code = err_set(e, ERR_DEVICE, "rank %d answers step %llu otherwise than rank 0", i,
+                           (unsigned long long)ret->step);
+    }
+    return code;
+}
+
+static void many_free(struct executor *base)
+{
+    struct many *m = (struct many *)base;
+    for (int32_t i = 0; i < m->n; i++)
+        m->rank[i]->free(m->rank[i]);
+    free(m->message);
+    free(m);
+}
+
+int many_open(struct executor **ret, const struct oracle_config *c, int32_t n, struct err *e)
+{
+    struct many *m = calloc(1, sizeof(*m));
+    if (!m)
+        return err_nomem(e, "many oracles");
+    m->base = (struct executor){.launch = many_launch, .wait = many_wait, .free = many_free};
+    int code = n < 1 || n > MANY_MAX ? err_set(e, ERR_INVALID, "%d oracles", n) : 0;
+    for (int32_t i = 0; i < n && code == 0; i++) {
+        code = oracle_open(&m->rank[i], c, e);
+        m->n += code == 0;
+    }
+    if (code == 0) {
+        m->base.info = m->rank[0]->info;
+        m->max_bytes = batch_wire_max(&m->base.info);
+        m->message = aligned_alloc(64, (m->max_bytes + 63) / 64 * 64);
+        code = m->message ? 0 : err_nomem(e, "many oracles");
+    }
+    if (code < 0) {
+        many_free(&m->base);
+        return code;
+    }
+    *ret = &m->base;
+    return 0;
+}

@@ -1,0 +1,12 @@
+/* A fake of many ranks: n oracles, each given every step as the message that a rank in another process gets. All must answer the
+ * same, so their tables, blocks, copies and swaps stand where the first one's do. */
+#ifndef QUIRE_TESTS_SIM_MANY_H
+#define QUIRE_TESTS_SIM_MANY_H
+
+#include "tests/sim/oracle.h"
+
+enum { MANY_MAX = 8 };
+
+int many_open(struct executor **ret, const struct oracle_config *c, int32_t n, struct err *e);
+
+#endif
