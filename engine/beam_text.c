@@ -81,8 +81,8 @@ bool beam_text_ends(struct beam_text *t, int32_t from, int32_t token, int32_t n_
     /* Without memory for the piece it is read as far as it goes: the output side, which has none either, ends the choice. */
     if (detokenizer_push(&t->tried.detok, token, &t->piece) == 0 && last)
         detokenizer_finish(&t->tried.detok, &t->piece);
-    return t->piece.len > 0 && stop_feed(t->stops, &t->tried.stop, t->piece.data, t->piece.len, n_out > t->min_tokens,
-                                         &which) >= 0;
+    return t->piece.len > 0 &&
+           stop_feed(t->stops, &t->tried.stop, t->piece.data, t->piece.len, n_out > t->min_tokens, &which) >= 0;
 }
 
 void beam_text_keep(struct beam_text *t, int32_t k)

@@ -367,10 +367,17 @@ void engine_info(const struct engine *e, struct engine_info *ret)
         .vocab = x->vocab,
         .block_size = x->block_size,
         .n_blocks = x->n_blocks,
+        .n_ranks = MAX(x->n_ranks, 1),
         .n_host_blocks = x->n_host_blocks,
         .max_num_seqs = x->max_num_seqs,
         .max_num_batched_tokens = x->max_num_batched_tokens,
     };
+}
+
+bool engine_rank_up(const struct engine *e, int32_t rank)
+{
+    struct executor *x = e->executor;
+    return x->ranks_up ? x->ranks_up(x) >> rank & 1 : engine_health(e) != HEALTH_DEAD;
 }
 
 /* ---- tokenizer ---------------------------------------------------------------------------------------------------- */

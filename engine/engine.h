@@ -160,9 +160,12 @@ struct engine_info {
     int64_t created;              /* unix seconds */
     int32_t max_model_len, vocab; /* vocab: width of the logits */
     int32_t block_size, n_blocks, n_host_blocks;
+    int32_t n_ranks; /* processes that share the model */
     int32_t max_num_seqs, max_num_batched_tokens;
 };
 void engine_info(const struct engine *e, struct engine_info *ret);
+/* Whether rank [0, n_ranks) is there. Any thread. */
+bool engine_rank_up(const struct engine *e, int32_t rank);
 
 /* Tokenizer, for encode (stage 3) and the /tokenize routes. Any thread. `ret_ids` is malloc'd. */
 int engine_encode(const struct engine *e, const char *text, size_t len, bool add_special, int32_t max_tokens,

@@ -37,6 +37,8 @@ struct executor {
     void (*free)(struct executor *x);
     /* Whether it could still compute, asked now and then while nothing runs: 0, or ERR_DEVICE and why not. (optional) */
     int (*check)(struct executor *x, struct err *e);
+    /* Bit r: rank r computes. Any thread. (optional: one rank) */
+    uint64_t (*ranks_up)(struct executor *x);
 };
 
 /* runner.c: a model (its directory and configuration) on the backend that the settings ask for, pools sized from them. */

@@ -67,8 +67,8 @@ static int find_gguf(char **ret, const char *dir, struct err *e)
     }
     closedir(list);
     if (n != 1)
-        return err_set_param(e, ERR_NOT_FOUND, "model", "\"%.200s\": no config.json there that can be read, and %s", dir,
-                             n ? "several GGUF files: name one" : "no GGUF file");
+        return err_set_param(e, ERR_NOT_FOUND, "model", "\"%.200s\": no config.json there that can be read, and %s",
+                             dir, n ? "several GGUF files: name one" : "no GGUF file");
     if (snprintf(path, sizeof(path), "%s/%s", dir, name) >= (int)sizeof(path))
         return err_set_param(e, ERR_INVALID, "model", "\"%.200s\": the path is too long", dir);
     return keep(ret, path, e) < 0 ? ERR_NOMEM : 1;

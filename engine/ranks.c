@@ -266,6 +266,17 @@ static int ranks_check(struct executor *base, struct err *e)
     return check_failed(CONTAINER_OF(base, struct ranks, base), e);
 }
 
+static uint64_t ranks_up(struct executor *base)
+{
+    struct ranks *x = CONTAINER_OF(base, struct ranks, base);
+    uint64_t up = 1;
+    pthread_mutex_lock(&x->lock);
+    for (int32_t i = 1; i < x->n; i++)
+        up |= (uint64_t)(x->member[i].state == READY) << i;
+    pthread_mutex_unlock(&x->lock);
+    return up;
+}
+
 /* ---- start ---------------------------------------------------------------------------------------------------------- */
 
 /* Until every other rank has reached `state`. */
@@ -438,7 +449,8 @@ int ranks_open(struct executor **ret, const struct settings *s, const char *dir,
         x->member[i].fd = -1;
     pthread_mutex_init(&x->lock, NULL);
     pthread_cond_init(&x->changed, NULL);
-    x->base = (struct executor){.launch = ranks_launch, .wait = ranks_wait, .free = ranks_free, .check = ranks_check};
+    x->base = (struct executor){
+        .launch = ranks_launch, .wait = ranks_wait, .free = ranks_free, .check = ranks_check, .ranks_up = ranks_up};
     int rc = prepare(x, s, c, e);
     if (rc == 0)
         rc = start(x, &own, dir, c, e);

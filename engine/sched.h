@@ -72,7 +72,8 @@ struct sched_config {
     int32_t name_bits; /* of a block's hash that count in the prefix cache; 0: all 128. Few make hashes collide,
                                        which must cost time only */
     uint64_t secret;   /* keys the hashes of the prefix cache */
-    const struct tokenizer *tokenizer; /* for stop strings inside beams; NULL: they are the output side's affair alone */
+    const struct tokenizer
+        *tokenizer;             /* for stop strings inside beams; NULL: they are the output side's affair alone */
     int32_t eos[LIMIT_EOS_IDS]; /* end-of-sequence ids */
     int32_t n_eos;
 };
@@ -130,7 +131,7 @@ struct sched_counts {
     int32_t blocks_used, blocks_cached, host_blocks_used;
     uint64_t preempt_swap, preempt_recompute;
     uint64_t swap_in_copied, swap_in_found; /* blocks that came back: from the host; still on the device */
-    uint64_t prefix_queries, prefix_hits; /* tokens */
+    uint64_t prefix_queries, prefix_hits;   /* tokens */
 };
 void sched_counts(const struct sched *s, struct sched_counts *ret);
 /* Fill all of `p` but its events, step and times. O(blocks + what the picture holds). */

@@ -62,7 +62,7 @@ struct sched {
     bool *pinned;  /* [n_blocks] */
     int32_t *mark; /* [max(n_blocks, n_host_blocks)] scratch: a number by block, all 0 between uses */
 
-    int32_t *found;  /* [n_host_blocks] scratch: host blocks whose contents the device still has */
+    int32_t *found; /* [n_host_blocks] scratch: host blocks whose contents the device still has */
     int32_t n_found;
 
     int32_t *tokens; /* [block_size] scratch */

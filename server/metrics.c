@@ -68,6 +68,16 @@ static void write_gauges(struct page *p, const struct engine_stats *s, const str
         p->prefix, p->model, info->block_size, info->n_blocks, info->n_host_blocks);
 }
 
+static void write_ranks(struct page *p, const struct engine *engine, int32_t n_ranks)
+{
+    head(p, "rank_up", "gauge", "Whether a process that shares the model is there.");
+    for (int32_t i = 0; i < n_ranks; i++) {
+        char rank[16];
+        snprintf(rank, sizeof(rank), "%d", i);
+        labelled(p, "rank_up", "rank", rank, engine_rank_up(engine, i));
+    }
+}
+
 static void write_counters(struct page *p, const struct engine_stats *s)
 {
     counter(p, "prompt_tokens_total", "Prompt tokens taken.", s->prompt_tokens);
@@ -148,6 +158,7 @@ void metrics_write(struct buf *b, const struct server *s)
     if (engine) {
         escape_label(model, sizeof(model), s->api.info.model_name);
         write_gauges(&p, engine_stats(engine), &s->api.info);
+        write_ranks(&p, engine, s->api.info.n_ranks);
         write_counters(&p, engine_stats(engine));
         write_histograms(&p, engine_stats(engine));
     }

@@ -1,0 +1,198 @@
+"""One model on several ranks: a real server, real processes, and what happens when one of them is gone.
+
+What must still run when a test acts is made to: a rank that is stopped (SIGSTOP) holds every step until it goes on."""
+import json
+import os
+import signal
+import subprocess
+import time
+
+import httpx
+import pytest
+
+from conftest import PATIENCE_S, QUIRE, ROOT
+from raw import Reader, events, post
+
+DEMO = os.path.join(ROOT, "models", "demo")
+FLAGS = ("--device", "cpu", "--threads", "2", "--kv-blocks", "512")
+STORY = dict(prompt="Once upon a time, there was a little fox", temperature=0)
+
+
+def stat(pid):
+    """(state, parent) of a process; None when there is none, or nothing but its entry in the table."""
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            state, parent = f.read().rsplit(")", 1)[1].split()[:2]
+    except OSError:
+        return None
+    return None if state == "Z" else (state, int(parent))
+
+
+def ranks_of(server):
+    pids = [int(d) for d in os.listdir("/proc") if d.isdigit()]
+    return sorted(p for p in pids if (stat(p) or ("", 0))[1] == server.process.pid)
+
+
+def wait_for(what, condition):
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def gone(pids):
+    wait_for(f"ranks {pids} are still there", lambda: not any(stat(p) for p in pids))
+
+
+def ask(server, **fields):
+    answer = httpx.post(server.url + "/v1/completions", json=STORY | fields, timeout=PATIENCE_S)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def stop_process(pid):
+    os.kill(pid, signal.SIGSTOP)
+    wait_for("a rank does not stop", lambda: stat(pid)[0] == "T")
+
+
+def stream(server, **fields):
+    """A stream that has begun; its connection's reader."""
+    sock = server.connect(timeout=PATIENCE_S)
+    sock.sendall(post("/v1/completions", STORY | dict(stream=True, max_tokens=900, ignore_eos=True) | fields))
+    reader = Reader(sock)
+    assert reader.head()[0] == 200
+    return reader
+
+
+def held_stream(server):
+    """A stream that waits for a stopped rank, and that rank."""
+    rank = ranks_of(server)[0]
+    stop_process(rank)
+    reader = stream(server)
+    server.wait_metric("num_requests_running", 1)
+    return reader, rank
+
+
+@pytest.fixture(scope="module")
+def alone():
+    from conftest import Server
+    s = Server(*FLAGS, model=DEMO)
+    yield s
+    assert s.stop() == 0, s.log
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_answers_are_those_of_one_rank(start, alone, n):
+    s = start(*FLAGS, "--tensor-parallel-size", str(n), model=DEMO)
+    pids = ranks_of(s)
+    assert len(pids) == n - 1
+    for fields in (dict(max_tokens=60), dict(max_tokens=20, logprobs=3), dict(max_tokens=20, n=3, temperature=0.8, seed=7),
+                   dict(max_tokens=20, n=2, use_beam_search=True, best_of=4), dict(max_tokens=5, echo=True, logprobs=1)):
+        want, got = ask(alone, **fields), ask(s, **fields)
+        assert [c["text"] for c in got["choices"]] == [c["text"] for c in want["choices"]], fields
+        assert got["usage"]["completion_tokens"] == want["usage"]["completion_tokens"]
+    assert "ranks" in s.log
+    assert s.metric("rank_up") == n
+    s.wait_idle()
+    assert s.stop() == 0, s.log
+    gone(pids)
+
+
+def test_swapping_and_prefixes_stay_the_same(start, alone):
+    s = start("--device", "cpu", "--threads", "2", "--kv-blocks", "40", "--swap-space", "64MiB", "--preemption", "swap",
+              "--tensor-parallel-size", "2", model=DEMO)
+    prompts = [f"The {animal} went to the" for animal in ("dog", "cat", "bird", "bear", "fish", "frog", "cow", "hen")]
+    body = dict(prompt=prompts, max_tokens=100, temperature=0, ignore_eos=True)
+    want, got = ask(alone, **body), ask(s, **body)
+    assert [c["text"] for c in got["choices"]] == [c["text"] for c in want["choices"]]
+    assert s.metric("num_preemptions_total", mode="swap") > 0
+    assert ask(s, **body | dict(prompt=prompts[0] * 4, max_tokens=1))["choices"]
+    s.wait_idle()
+    assert s.stop() == 0, s.log
+
+
+def test_a_killed_rank_ends_the_service_and_tells_why(start):
+    s = start(*FLAGS, "--tensor-parallel-size", "4", model=DEMO)
+    pids = ranks_of(s)
+    reader, rank = held_stream(s)
+    began = time.monotonic()
+    os.kill(rank, signal.SIGKILL)
+    body = b"".join(reader.chunks())
+    last = [json.loads(e) for e in events(body) if e != "[DONE]"][-1]
+    assert "error" in last, body[-500:]
+    assert s.process.wait(PATIENCE_S) == 1
+    print(f"a killed rank: client told, process gone after {time.monotonic() - began:.2f} s")
+    gone(pids)
+    reasons = [line for line in s.log.splitlines() if "was ended by signal 9" in line]
+    assert reasons and all("rank " in line for line in reasons), s.log
+
+
+def test_a_rank_killed_while_nothing_runs_ends_it_too(start):
+    s = start(*FLAGS, "--tensor-parallel-size", "2", model=DEMO)
+    ask(s, max_tokens=3)
+    s.wait_idle()
+    os.kill(ranks_of(s)[0], signal.SIGKILL)
+    assert s.process.wait(PATIENCE_S) == 1
+    assert "was ended by signal 9" in s.log
+
+
+def test_a_rank_that_hangs_ends_the_service(start):
+    s = start(*FLAGS, "--tensor-parallel-size", "2", "--step-timeout", "1s", model=DEMO)
+    reader, rank = held_stream(s)
+    assert b"error" in b"".join(reader.chunks())
+    assert s.process.wait(PATIENCE_S) == 1
+    assert "rank 1 did not answer" in s.log
+    gone([rank])
+
+
+def test_sigterm_drains_over_all_ranks(start):
+    s = start(*FLAGS, "--tensor-parallel-size", "2", "--shutdown-timeout", str(PATIENCE_S), model=DEMO)
+    reader, rank = held_stream(s)
+    s.process.send_signal(signal.SIGTERM)
+    os.kill(rank, signal.SIGTERM)  # as systemd does: to every process of the unit
+    wait_for("the server does not drain", lambda: "draining" in s.log)
+    os.kill(rank, signal.SIGCONT)
+    pieces = [json.loads(e) for e in events(b"".join(reader.chunks())) if e != "[DONE]"]
+    assert pieces[-1]["choices"][0]["finish_reason"] == "length"
+    assert s.process.wait(PATIENCE_S) == 0, s.log
+    gone([rank])
+
+
+def test_two_interrupts_end_all_at_once(start):
+    s = start(*FLAGS, "--tensor-parallel-size", "2", model=DEMO)
+    pids = ranks_of(s)
+    held_stream(s)
+    for pid in (s.process.pid, *pids):  # as a terminal does: to the whole group
+        os.kill(pid, signal.SIGINT)
+    wait_for("the server does not drain", lambda: "draining" in s.log)
+    s.process.send_signal(signal.SIGINT)
+    assert s.process.wait(PATIENCE_S) == 128 + signal.SIGINT
+    gone(pids)
+
+
+def test_ranks_do_not_outlive_a_killed_server(start):
+    s = start(*FLAGS, "--tensor-parallel-size", "4", model=DEMO)
+    pids = ranks_of(s)
+    assert len(pids) == 3
+    s.process.kill()
+    s.process.wait(PATIENCE_S)
+    gone(pids)
+
+
+@pytest.mark.parametrize("flags, why", [
+    (["--tensor-parallel-size", "5"], "tensor_parallel_size 5 does not divide the model"),
+    (["--tensor-parallel-size", "2", "--device", "cuda"], "several ranks run on device cpu only"),
+    (["--pipeline-parallel-size", "2"], "layers are not divided over ranks"),
+    (["--tensor-parallel-size", "2", "--max-model-len", "99999"], "made for"),
+    (["--tensor-parallel-size", "2", "--kv-blocks", "2000000000"], "are free"),
+])
+def test_what_cannot_be_is_one_line(flags, why):
+    bad = subprocess.run([QUIRE, "serve", "--device", "cpu", "--port", "0", "--model", DEMO, *flags],
+                         capture_output=True, text=True, timeout=PATIENCE_S)
+    errors = [line for line in bad.stderr.splitlines() if " error " in line]
+    assert bad.returncode == 1 and len(errors) == 1 and why in errors[0], bad.stderr
+
+
+def test_a_rank_is_not_started_by_hand():
+    bad = subprocess.run([QUIRE, "rank"], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert bad.returncode == 2 and "started by quire serve" in bad.stderr
