@@ -15,6 +15,7 @@ enum dtype_choice { DTYPE_AUTO, DTYPE_BFLOAT16, DTYPE_FLOAT16, DTYPE_FLOAT32 };
 enum load_format { LOAD_AUTO, LOAD_SAFETENSORS, LOAD_GGUF, LOAD_DUMMY };
 enum preemption { PREEMPT_AUTO, PREEMPT_SWAP, PREEMPT_RECOMPUTE };
 enum policy { POLICY_FCFS, POLICY_PRIORITY, POLICY_FAIR };
+enum access_log { ACCESS_ALL, ACCESS_ERRORS, ACCESS_NONE };
 enum unknown_fields { UNKNOWN_WARN, UNKNOWN_REJECT };
 
 enum { SETTINGS_MAX = 64 }; /* rows of the table at most */
@@ -75,6 +76,7 @@ struct settings {
     int64_t max_logprobs;
     int log_format; /* enum log_format */
     int log_level;  /* enum log_level */
+    int access_log; /* enum access_log */
     bool log_prompts;
     char *cors_origins; /* comma-separated, or NULL */
     bool ui;

@@ -23,6 +23,8 @@ static const struct setting_choice POLICIES[] = {
     {"fcfs", POLICY_FCFS}, {"priority", POLICY_PRIORITY}, {"fair", POLICY_FAIR}, {0}};
 static const struct setting_choice UNKNOWN_FIELDS[] = {{"warn", UNKNOWN_WARN}, {"reject", UNKNOWN_REJECT}, {0}};
 static const struct setting_choice LOG_FORMATS[] = {{"text", LOG_TEXT}, {"json", LOG_JSON}, {0}};
+static const struct setting_choice ACCESS_LOGS[] = {
+    {"all", ACCESS_ALL}, {"errors", ACCESS_ERRORS}, {"none", ACCESS_NONE}, {0}};
 static const struct setting_choice LOG_LEVELS[] = {{"debug", LOG_DEBUG}, {"info", LOG_INFO},    {"warn", LOG_WARN},
                                                    {"error", LOG_ERROR}, {"warning", LOG_WARN}, {0}};
 
@@ -109,11 +111,13 @@ const struct setting setting_table[] = {
      .help = "request fields nobody knows: name them in a response header, or answer 400"},
     {INT(max_logprobs, "20", 0, LIMIT_LOGPROBS), .metavar = "N", .group = "Server", .help = "most logprobs a request may ask for"},
     {STRING(cors_origins, NULL), .metavar = "ORIGINS", .group = "Server", .help = "origins that browsers may call from, with commas, or *"},
-    {BOOL(ui, "true"), .group = "Server", .help = "the page at /"},
+    {BOOL(ui, "true"), .group = "Server", .help = "the page at /, and /debug/kv that it draws"},
 
     {STRING(metrics_prefix, "quire_"), .metavar = "PREFIX", .group = "Observing", .help = "front of every metric's name; vllm: suits existing dashboards"},
     {CHOICE(log_format, "text", LOG_FORMATS), .group = "Observing", .help = "key=value lines or JSON lines"},
     {CHOICE(log_level, "info", LOG_LEVELS), .group = "Observing", .help = "the least that is logged"},
+    {CHOICE(access_log, "all", ACCESS_LOGS), .group = "Observing",
+     .help = "requests that get a line when they end; errors: those answered 400 or more"},
     {BOOL(log_prompts, "false"), .group = "Observing", .help = "write prompts into the log"},
     {STRING(config, NULL), .metavar = "FILE", .group = "Observing",
      .help = "YAML file of settings; without one /etc/quire/quire.yaml where there is one; none: no file"},

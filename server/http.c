@@ -124,6 +124,7 @@ static struct exchange *exchange_new(struct server *s, struct MHD_Connection *c,
     snprintf(x->path, sizeof(x->path), "%s", url);
     x->route = strlen(url) < sizeof(x->path) ? route_find(method, x->path, &arg, &allow) : NULL;
     name_request(x, c);
+    trace_read(&x->trace, header(c, "traceparent"));
     check_origin(x, c);
     check_headers(x, c, allow);
     return x;
@@ -272,27 +273,6 @@ enum MHD_Result http_on_request(void *cls, struct MHD_Connection *c, const char 
 
 /* ---- its end ---- */
 
-static void log_request(const struct exchange *x)
-{
-    const struct stream *s = x->stream;
-    enum log_level level = x->route && x->route->quiet ? LOG_DEBUG : LOG_INFO;
-    double ms = (double)(clock_us() - x->begin_us) / 1e3;
-    const char *route = x->route ? x->route->label : "other";
-
-    if (!s) {
-        log_event(level, "request", LOG_STR("id", x->request_id), LOG_STR("method", x->method_name),
-                  LOG_STR("route", route), LOG_I64("status", x->status), LOG_F64("ms", ms));
-        return;
-    }
-    double ttft_ms = s->first_us ? (double)(s->first_us - x->begin_us) / 1e3 : -1;
-    log_event(level, "request", LOG_STR("id", x->request_id), LOG_STR("method", x->method_name),
-              LOG_STR("route", route), LOG_I64("status", x->status), LOG_F64("ms", ms), LOG_F64("ttft_ms", ttft_ms),
-              LOG_I64("prompts", s->n_requests), LOG_I64("n", s->n), LOG_I64("prompt_tokens", s->total.prompt_tokens),
-              LOG_I64("cached_tokens", s->total.cached_tokens),
-              LOG_I64("completion_tokens", s->total.completion_tokens),
-              LOG_STR("finish", s->finish ? finish_reason_name(s->finish) : "none"));
-}
-
 static void count_request(const struct exchange *x)
 {
     const struct server *s = x->server;
@@ -316,7 +296,7 @@ void http_on_completed(void *cls, struct MHD_Connection *c, void **context, enum
         stream_detach(x->stream);
     }
     count_request(x);
-    log_request(x);
+    request_log(x);
     if (x->peer) {
         x->peer->due_us = clock_us() + LIMIT_REQUEST_S * (int64_t)1000000;
     }

@@ -10,6 +10,7 @@
 
 #include "server/auth.h"
 #include "server/stream.h"
+#include "server/trace.h"
 #include "server/watch.h"
 
 enum { HTTP_STATUS_SLOTS = 16 };
@@ -60,6 +61,7 @@ struct exchange {
     uint64_t body_seen; /* bytes of body, dropped ones too */
     char path[256];
     char request_id[LIMIT_REQUEST_ID_BYTES + 1];
+    struct trace trace;
     char origin[256]; /* of a CORS request that is allowed, or "" */
     struct buf body;
     bool refused; /* answer `refusal`, drop the body */
@@ -131,6 +133,11 @@ int64_t server_busy(const struct server *s);
 void server_stop(struct server *s);
 /* server_stop, and give everything back. The engine, which uses the hub's sink, must be gone. */
 void server_close(struct server *s);
+
+/* One line for a request that has ended (request_log.c). */
+void request_log(const struct exchange *x);
+/* What the daemon holds just now, as lines of the log (state.c). From main. */
+void state_log(const struct server *s);
 
 /* The slot of http_requests_total for a status, and back (0: other). */
 int status_slot(int status);

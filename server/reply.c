@@ -45,11 +45,15 @@ static void add_header(struct MHD_Response *m, const char *name, const char *val
 
 static void add_common_headers(const struct exchange *x, struct MHD_Response *m)
 {
+    char trace[TRACE_HEADER_BYTES];
+
     add_header(m, "X-Request-Id", x->request_id);
+    trace_header(&x->trace, trace);
+    add_header(m, "traceparent", trace);
     add_header(m, "X-Quire-Ignored", x->ignored);
     if (x->origin[0]) {
         add_header(m, "Access-Control-Allow-Origin", x->origin);
-        add_header(m, "Access-Control-Expose-Headers", "X-Request-Id, X-Quire-Ignored, Retry-After");
+        add_header(m, "Access-Control-Expose-Headers", "X-Request-Id, X-Quire-Ignored, Retry-After, traceparent");
         add_header(m, "Vary", "Origin");
     }
     if (atomic_load(&x->server->draining)) {
@@ -114,7 +118,7 @@ enum MHD_Result reply_send(struct exchange *x, struct MHD_Connection *c, struct 
     }
     if (r->allow && x->origin[0]) {
         add_header(m, "Access-Control-Allow-Methods", r->allow);
-        add_header(m, "Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-Id");
+        add_header(m, "Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-Id, traceparent");
         add_header(m, "Access-Control-Max-Age", "600");
     }
     add_common_headers(x, m);

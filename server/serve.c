@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "server/commands.h"
+#include "server/crash.h"
 #include "server/http.h"
 #include "server/notify.h"
 
@@ -110,6 +111,9 @@ static int wait_signal(const struct daemon *d)
     struct timespec tick = {.tv_nsec = TICK_MS * 1000000L};
     int sig = sigtimedwait(&d->signals, NULL, &tick);
 
+    if (sig == SIGUSR1) {
+        state_log(&d->server);
+    }
     return sig > 0 ? sig : 0;
 }
 
@@ -258,6 +262,7 @@ static void block_signals(struct daemon *d)
     sigemptyset(&d->signals);
     sigaddset(&d->signals, SIGTERM);
     sigaddset(&d->signals, SIGINT);
+    sigaddset(&d->signals, SIGUSR1);
     sigaddset(&d->signals, SIGUSR2);
     pthread_sigmask(SIG_BLOCK, &d->signals, NULL);
 }
@@ -282,6 +287,7 @@ int serve_main(int argc, char **argv, char **env)
     }
     log_setup((enum log_format)d->settings.log_format, (enum log_level)d->settings.log_level);
     block_signals(d);
+    crash_report();
     int rc = server_open(&d->server, &d->settings, &e);
     if (rc) {
         log_event(LOG_ERROR, "cannot start", LOG_STR("error", e.text));

@@ -226,6 +226,14 @@ static void add_usage(struct stream *s, const struct output *o)
     *u = o->usage;
 }
 
+static void add_course(struct request_course *all, const struct request_course *c)
+{
+    all->queue_us = MAX(all->queue_us, c->queue_us);
+    all->prefill_us = MAX(all->prefill_us, c->prefill_us);
+    all->decode_us = MAX(all->decode_us, c->decode_us);
+    all->preemptions += c->preemptions;
+}
+
 /* More is unread than should be. A client that still takes something is given time, as long as there is memory. */
 static bool is_slow(const struct stream *s)
 {
@@ -313,6 +321,7 @@ static void hub_emit(struct sink *sink, const struct output *o)
         }
     }
     if (o->last) {
+        add_course(&s->course, &o->request->course);
         ended = --s->n_left == 0;
         if (ended && !s->finished && !s->lost) {
             stream_finish(s);

@@ -76,10 +76,11 @@ struct stream {
     int32_t n_left; /* requests whose `last` has not come */
     bool attached;  /* the writer holds a reference */
     bool parked, detached;
-    bool finished;             /* nothing more will be appended */
-    bool lost;                 /* the client is gone or cut off: the connection is to be closed */
-    enum finish_reason finish; /* of the first choice that ended: for the log */
-    int status;                /* 200, or what went wrong */
+    bool finished;                /* nothing more will be appended */
+    bool lost;                    /* the client is gone or cut off: the connection is to be closed */
+    struct request_course course; /* of the prompts that have ended: longest times, all preemptions */
+    enum finish_reason finish;    /* of the first choice that ended: for the log */
+    int status;                   /* 200, or what went wrong */
     char error[256];
     int64_t begin_us, begin_unix, first_us;
 
