@@ -64,7 +64,14 @@ static int open_tokenizer(struct engine *e, const struct settings *s, const stru
     if (s->load_format == LOAD_DUMMY && !gguf_is_file(e->model_path) &&
         !model_file_exists(e->model_path, "tokenizer.json"))
         return tokenizer_open_dummy(&e->tokenizer, c->vocab, err);
-    return tokenizer_open(&e->tokenizer, e->model_path, err);
+    int rc = tokenizer_open(&e->tokenizer, e->model_path, err);
+    int32_t n = rc == 0 ? tokenizer_vocab_size(e->tokenizer) : 0;
+    if (n <= c->vocab)
+        return rc;
+    return err_set(
+        err, ERR_INVALID,
+        "the tokenizer has ids up to %d, the model's logits end at vocab_size %d: they do not belong together", n - 1,
+        c->vocab);
 }
 
 /* A format that was asked for must be what is there. */

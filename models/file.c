@@ -23,22 +23,50 @@ static bool inside(const char *path, const char *dir)
     return strncmp(path, dir, len) == 0 && path[len] == '/';
 }
 
-/* The link `dir`/`name` ends in the directory, or in the cache that the directory is a snapshot of:
- * <cache>/snapshots/<revision>/<name> -> ../../blobs/<hash>. */
+/* Whether `target` lies in the blobs of the Hugging Face cache that `home` is a snapshot of:
+ * <cache>/models--<name>/snapshots/<commit> -> ../../blobs, which may lead on to ../../../blobs, shared by all models. */
+static bool in_blobs(const char *home, const char *target)
+{
+    static const char *const BLOBS[] = {"../../blobs", "../../../blobs"};
+    char path[PATH_MAX], real[PATH_MAX];
+    const char *last = strrchr(home, '/');
+    static const char SNAPSHOTS[] = "/snapshots";
+    size_t len = sizeof SNAPSHOTS - 1;
+    if (!last || (size_t)(last - home) < len || memcmp(last - len, SNAPSHOTS, len) != 0)
+        return false;
+    for (size_t i = 0; i < ARRAY_LEN(BLOBS); i++) {
+        if (join(path, home, BLOBS[i], NULL) == 0 && realpath(path, real) && inside(target, real))
+            return true;
+    }
+    return false;
+}
+
+/* The link `dir`/`name` ends in the directory, or in the cache that the directory is a snapshot of. */
 static int check_link(const char *dir, const char *path, const char *name, struct err *e)
 {
-    char target[PATH_MAX], home[PATH_MAX], blobs[PATH_MAX], real_blobs[PATH_MAX];
+    char target[PATH_MAX], home[PATH_MAX];
     if (!realpath(path, target) || !realpath(dir, home))
         return err_set(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: a symbolic link that leads nowhere: %s", name,
                        strerror(errno));
-    if (inside(target, home))
-        return 0;
-    if (join(blobs, home, "../../blobs", e) == 0 && realpath(blobs, real_blobs) && inside(target, real_blobs))
+    if (inside(target, home) || in_blobs(home, target))
         return 0;
     return err_set(e, ERR_INVALID,
                    "%s: a symbolic link out of the model directory; only links inside it and into the blobs "
                    "directory of its Hugging Face cache are followed",
                    name);
+}
+
+int model_file_check_pointer(int fd, const char *name, struct err *e)
+{
+    static const char BEGIN[] = "version https://git-lfs.github.com/spec/";
+    char text[sizeof BEGIN - 1];
+    if (pread(fd, text, sizeof text, 0) != (ssize_t)sizeof text || memcmp(text, BEGIN, sizeof text) != 0)
+        return 0;
+    return err_set(
+        e, ERR_INVALID,
+        "%s: a Git LFS pointer, not the file itself: git lfs pull fetches it, and so does giving the model's "
+        "hub name",
+        name);
 }
 
 int model_file_open(const char *dir, const char *name, int64_t *ret_bytes, struct err *e)
@@ -64,6 +92,8 @@ int model_file_open(const char *dir, const char *name, int64_t *ret_bytes, struc
         code = err_set(e, ERR_IO, "%s: %s", name, strerror(errno));
     else if (!S_ISREG(st.st_mode))
         code = err_set(e, ERR_INVALID, "%s: not a regular file", name);
+    else
+        code = model_file_check_pointer(fd, name, e);
     if (code < 0) {
         close(fd);
         return code;

@@ -6,6 +6,7 @@
  * tensors must lie in the data without touching each other.
  */
 #include "models/gguf.h"
+#include "models/file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -362,6 +363,11 @@ int gguf_open(struct gguf **ret, const char *path, struct err *e)
     void *data = MAP_FAILED;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     bool ok = fd >= 0 && fstat(fd, &st) == 0;
+    int pointer = ok ? model_file_check_pointer(fd, file, e) : 0;
+    if (pointer < 0) {
+        close(fd);
+        return pointer;
+    }
     if (ok && S_ISREG(st.st_mode) && st.st_size > 0)
         data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     int code = data != MAP_FAILED                            ? 0

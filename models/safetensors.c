@@ -129,8 +129,8 @@ static bool read_entry(struct json *j, struct entry *t, int64_t data_bytes)
                          : t->n_dims < 0 ? "shape"
                                          : "data_offsets");
     if (t->end > data_bytes)
-        return json_fail(j, "tensor '%.200s' ends at byte %lld of the data, the file has %lld", t->name,
-                         (long long)t->end, (long long)data_bytes);
+        return json_fail(j, "tensor '%.200s' ends at byte %lld of the data, the file has %lld: it is not complete",
+                         t->name, (long long)t->end, (long long)data_bytes);
     if (entry_bytes(t) != t->end - t->begin)
         return json_fail(j, "tensor '%.200s' claims %lld bytes, its shape and type make %lld", t->name,
                          (long long)(t->end - t->begin), (long long)entry_bytes(t));

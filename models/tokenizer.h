@@ -38,7 +38,8 @@ bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
 
 /* Append the ids of `len` bytes of UTF-8 to `ret`. Special tokens written out in the text are recognised, as Hugging Face
  * tokenizers do. `add_special`: what the post-processor adds (BOS, EOS). At most `max_tokens` are made, then
- * ERR_INVALID. Invalid UTF-8 is ERR_INVALID. O(n log n) for any input. */
+ * ERR_INVALID. Invalid UTF-8 is ERR_INVALID; a text that the vocabulary's own regular expression cannot split in bounded
+ * time ERR_UNSUPPORTED. O(n log n) for any input. */
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, bool add_special, int32_t max_tokens,
                      struct token_list *ret, struct err *e);
 /* The bytes that one id stands for, as decoding gives them in the middle of a text; may be part of a character. */

@@ -117,7 +117,7 @@ static int find_regex(const struct pattern *p, struct encoder *enc, const char *
     if (n == PCRE2_ERROR_NOMATCH)
         return 0;
     if (n < 0)
-        return err_set(enc->e, ERR_INVALID,
+        return err_set(enc->e, ERR_UNSUPPORTED,
                        "the text is beyond what the tokenizer's regular expression can split (PCRE2 error %d)", n);
     const PCRE2_SIZE *v = pcre2_get_ovector_pointer(enc->match);
     *ret_start = v[0];

@@ -263,6 +263,29 @@ static void links_are_followed_inside_the_model_only(void **state)
     memcpy(root, dir, sizeof dir);
 }
 
+/* m/snapshots/rev/model.safetensors -> m/blobs/hash -> blobs/hash, as newer tools keep what several models have. */
+static void blobs_may_be_shared_by_models(void **state)
+{
+    (void)state;
+    static const char *const FOLDERS[] = {"blobs", "m", "m/blobs", "m/snapshots", "m/snapshots/rev", "m/other"};
+    struct checkpoint *c;
+    char dir[64];
+    memcpy(dir, root, sizeof dir);
+    for (size_t i = 0; i < ARRAY_LEN(FOLDERS); i++)
+        assert_int_equal(mkdir(path_of(FOLDERS[i]), 0700), 0);
+    write_tensor("blobs/hash", "a");
+    assert_int_equal(symlink("../../blobs/hash", path_of("m/blobs/hash")), 0);
+    assert_int_equal(symlink("../../blobs/hash", path_of("m/snapshots/rev/model.safetensors")), 0);
+    assert_int_equal(symlink("../blobs/hash", path_of("m/other/model.safetensors")), 0);
+    snprintf(root, sizeof root, "%.40s/m/snapshots/rev", dir);
+    if (checkpoint_open(&c, root, &e) < 0)
+        fail_msg("%s", e.text);
+    checkpoint_free(c);
+    snprintf(root, sizeof root, "%.40s/m/other", dir); /* no snapshot */
+    refuse_dir(ERR_INVALID, "a symbolic link out of the model directory");
+    memcpy(root, dir, sizeof dir);
+}
+
 static void what_is_no_file_of_weights_is_refused(void **state)
 {
     (void)state;
@@ -277,6 +300,9 @@ static void what_is_no_file_of_weights_is_refused(void **state)
     assert_int_equal(rmdir(path_of("model.safetensors")), 0);
     write_file("model.safetensors", "", 0);
     refuse_dir(ERR_INVALID, "the file is empty");
+    static const char POINTER[] = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n";
+    write_file("model.safetensors", POINTER, sizeof POINTER - 1);
+    refuse_dir(ERR_INVALID, "model.safetensors: a Git LFS pointer");
 }
 
 /* ---- against a family's table -------------------------------------------------------------------------------------- */
@@ -339,6 +365,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(shards_are_opened_by_their_index, setup, teardown),
         cmocka_unit_test_setup_teardown(a_shard_with_more_than_the_index_names_is_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(links_are_followed_inside_the_model_only, setup, teardown),
+        cmocka_unit_test_setup_teardown(blobs_may_be_shared_by_models, setup, teardown),
         cmocka_unit_test_setup_teardown(what_is_no_file_of_weights_is_refused, setup, teardown),
         cmocka_unit_test(tensors_that_do_not_fit_are_named_at_once),
     };

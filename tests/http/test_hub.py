@@ -16,7 +16,7 @@ import threading
 import urllib.parse
 
 import pytest
-from conftest import QUIRE, ROOT
+from conftest import PATIENCE_S, QUIRE, ROOT
 
 DEMO = os.path.join(ROOT, "models", "demo")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -154,7 +154,7 @@ def serve(hub, cache, start):
 
 def fails(server, *texts):
     """Ends with 1 and one line that says all of `texts`."""
-    assert server.process.wait(60) == 1, server.log
+    assert server.process.wait(PATIENCE_S) == 1, server.log
     line = [x for x in server.log.splitlines() if "cannot start" in x]
     assert len(line) == 1 and all(t in line[0] for t in texts), server.log
     assert TOKEN not in server.log
@@ -302,7 +302,7 @@ def test_disk_full_meanwhile(hub, cache, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
     env = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(cache.parent), "HF_HUB_CACHE": "", "HF_TOKEN": TOKEN}
     p = subprocess.run([QUIRE, "serve", "--model", "quire-test/demo", "--port", "0", *FLAGS], env=env, preexec_fn=limit,
-                       restore_signals=False, capture_output=True, text=True, timeout=60)
+                       restore_signals=False, capture_output=True, text=True, timeout=PATIENCE_S)
     assert p.returncode == 1 and "cannot write model.safetensors: File too large" in p.stderr
     assert (cache / REPO / "blobs" / (lfs_oid(hub) + ".incomplete")).stat().st_size == 1 << 20
 
@@ -375,10 +375,10 @@ def test_one_gguf_file_of_several(hub, cache, serve):
 def test_two_at_once_fetch_each_file_once(hub, cache, serve):
     """The first holds the weights back until the second has asked for the list."""
     both = threading.Event()
-    hub.before = lambda name: name == "model.safetensors" and both.wait(60)
+    hub.before = lambda name: name == "model.safetensors" and both.wait(PATIENCE_S)
     listings = lambda: sum("/api/" in path for _, path, _ in hub.requests)  # noqa: E731
     one, other = serve(wait=False), serve(wait=False)
-    for _ in range(6000):
+    for _ in range(100 * PATIENCE_S):
         if listings() == 2:
             break
         threading.Event().wait(0.01)
