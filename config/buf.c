@@ -1,6 +1,7 @@
 /* A growable byte buffer with a maximum. Capacity doubles, so appending n bytes costs O(n) in all. */
 #include "config/buf.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -170,5 +171,25 @@ int buf_json_escape(struct buf *b, const char *text, size_t len)
         b->len = before;
         b->data[before] = '\0';
     }
+    return rc;
+}
+
+int buf_read_file(struct buf *ret, const char *path, struct err *e)
+{
+    FILE *in = fopen(path, "re");
+    if (in == NULL)
+        return err_set(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "'%s' cannot be opened: %s", path, strerror(errno));
+    char chunk[4096];
+    size_t n;
+    int rc = 0;
+    while (rc == 0 && (n = fread(chunk, 1, sizeof chunk, in)) > 0)
+        rc = buf_append(ret, chunk, n);
+    if (rc == ERR_FULL)
+        rc = err_set(e, ERR_INVALID, "'%s' is larger than %zu bytes", path, ret->max);
+    else if (rc < 0)
+        rc = err_nomem(e, path);
+    else if (ferror(in))
+        rc = err_set(e, ERR_IO, "'%s' cannot be read: %s", path, strerror(errno));
+    fclose(in);
     return rc;
 }

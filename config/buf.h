@@ -30,5 +30,7 @@ int buf_json_escape(struct buf *b, const char *text, size_t len);
 int buf_reserve(struct buf *b, size_t len);
 /* Drop the first `len` bytes. */
 void buf_consume(struct buf *b, size_t len);
+/* Append a file's bytes; `max` bounds them. ERR_NOT_FOUND where there is no such file, ERR_IO, ERR_INVALID (too large), ERR_NOMEM. */
+int buf_read_file(struct buf *ret, const char *path, struct err *e);
 
 #endif

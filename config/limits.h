@@ -35,6 +35,7 @@ enum {
     LIMIT_API_KEYS = 1024,
     LIMIT_TENANTS = LIMIT_API_KEYS + 1, /* who requests are counted for: every key, and those without one */
     LIMIT_API_KEY_BYTES = 4096,
+    LIMIT_KEY_NAME_BYTES = 64,
     LIMIT_SETTING_BYTES = 4096, /* one text of a setting */
     LIMIT_PREFIXES = 256,       /* entries of the setting prefixes */
     LIMIT_MODEL_LEN = 1 << 20,  /* positions: 2^20 */

@@ -2,7 +2,6 @@
  * one before has set, so the order of the four calls in settings_load is the precedence. */
 #include "config/settings.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -164,27 +163,6 @@ static int set_from_environment(struct settings *s, char **env, const struct set
 
 /* ---- files ------------------------------------------------------------------------------------------------------ */
 
-/* A file's bytes into `ret`, which bounds them. ERR_NOT_FOUND where there is no such file. */
-static int read_file(struct buf *ret, const char *path, struct err *e)
-{
-    FILE *in = fopen(path, "re");
-    if (in == NULL)
-        return err_set(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "'%s' cannot be opened: %s", path, strerror(errno));
-    char chunk[4096];
-    size_t n;
-    int rc = 0;
-    while (rc == 0 && (n = fread(chunk, 1, sizeof chunk, in)) > 0)
-        rc = buf_append(ret, chunk, n);
-    if (rc == ERR_FULL)
-        rc = err_set(e, ERR_INVALID, "'%s' is larger than %zu bytes", path, ret->max);
-    else if (rc < 0)
-        rc = err_nomem(e, path);
-    else if (ferror(in))
-        rc = err_set(e, ERR_IO, "'%s' cannot be read: %s", path, strerror(errno));
-    fclose(in);
-    return rc;
-}
-
 static int set_from_file(struct settings *s, struct err *e)
 {
     bool chosen = s->config != NULL;
@@ -193,7 +171,7 @@ static int set_from_file(struct settings *s, struct err *e)
     const char *path = chosen ? s->config : DEFAULT_CONFIG;
     struct buf text;
     buf_init(&text, LIMIT_YAML_BYTES);
-    int rc = read_file(&text, path, e);
+    int rc = buf_read_file(&text, path, e);
     if (rc == ERR_NOT_FOUND && !chosen) {
         err_set(e, 0, "%s", "");
         rc = 0;
@@ -204,33 +182,6 @@ static int set_from_file(struct settings *s, struct err *e)
     }
     if (rc == 0 && !chosen && text.data != NULL)
         rc = setting_set(s, setting_find("config", 6), path, FROM_DEFAULT, "config", e);
-    buf_release(&text);
-    return rc;
-}
-
-/* One key a line; blank lines and those that begin with # are passed over. */
-static int add_keys_of_file(struct settings *s, struct err *e)
-{
-    if (s->api_key_file == NULL)
-        return 0;
-    struct buf text;
-    char where[WHERE_BYTES];
-    buf_init(&text, LIMIT_YAML_BYTES);
-    int64_t before = s->n_api_keys;
-    int rc = read_file(&text, s->api_key_file, e);
-    if (rc < 0)
-        err_prefix(e, "api_key_file");
-    const char *line = text.data == NULL ? "" : text.data;
-    for (int number = 1; rc == 0 && *line != '\0'; number++) {
-        size_t len = strcspn(line, "\n");
-        size_t used = len > 0 && line[len - 1] == '\r' ? len - 1 : len;
-        snprintf(where, sizeof where, "api_key_file line %d", number);
-        if (used > 0 && line[0] != '#')
-            rc = setting_add_key(s, line, used, where, e);
-        line += len + (line[len] == '\n');
-    }
-    if (rc == 0 && s->n_api_keys == before)
-        rc = err_set_param(e, ERR_INVALID, "api_key_file", "api_key_file: '%s' holds no key", s->api_key_file);
     buf_release(&text);
     return rc;
 }
@@ -272,8 +223,6 @@ int settings_load(struct settings *ret, int argc, char **argv, char **env, bool 
         rc = set_from_environment(&s, env, NULL, e);
     if (rc == 0)
         rc = set_from_flags(&s, argc, argv, NULL, e);
-    if (rc == 0)
-        rc = add_keys_of_file(&s, e);
     if (rc == 0)
         rc = check_together(&s, e);
     if (rc < 0) {

@@ -60,7 +60,7 @@ struct settings {
     char *uds;
     char *ssl_certfile;
     char *ssl_keyfile;
-    char **api_key; /* [n_api_keys], those of api_key_file included */
+    char **api_key; /* [n_api_keys]; those of api_key_file are the server's affair */
     int64_t n_api_keys;
     char *api_key_file;
     int64_t max_queue;

@@ -155,8 +155,6 @@ static void put_origin(struct buf *out, const struct settings *s, const struct s
         spell(out, row->key, false);
         break;
     }
-    if (row->type == SETTING_KEYS && s->api_key_file != NULL)
-        buf_puts(out, ", and api_key_file");
 }
 
 void settings_print(const struct settings *s, FILE *out)

@@ -98,7 +98,7 @@ const struct setting setting_table[] = {
     {STRING(ssl_keyfile, NULL), .metavar = "FILE", .group = "Server", .help = "TLS private key, PEM"},
     {AT(api_key), .type = SETTING_KEYS, .metavar = "KEY", .group = "Server",
      .help = "key that clients must send; may be given several times, in the environment with commas"},
-    {STRING(api_key_file, NULL), .metavar = "FILE", .group = "Server", .help = "file of such keys, one a line, # begins a comment"},
+    {STRING(api_key_file, NULL), .metavar = "FILE", .group = "Server", .help = "file of keys, with names and limits; read again on SIGHUP"},
     {INT(max_queue, "1024", 1, 1000000), .metavar = "N", .group = "Server", .help = "requests that wait; one more is answered 429"},
     {SECONDS(queue_timeout, "0", 0, DAY_S), .metavar = "SECONDS", .group = "Server", .help = "longest wait for a first token's turn; 0: none"},
     {SECONDS(request_timeout, "0", 0, DAY_S), .metavar = "SECONDS", .group = "Server", .help = "longest life of a request; 0: none"},

@@ -457,8 +457,10 @@ static void emit_end(struct emitter *em, const struct delta *d)
                        .error = d->error,
                        .last = true};
     em->sink->emit(em->sink, &o);
-    if (em->active)
+    if (em->active) {
         atomic_fetch_sub(em->active, 1);
+        atomic_fetch_sub(&em->tenant_active[r->tenant], 1);
+    }
     r->emission = NULL;
     emission_free(m);
     request_unref(r);

@@ -63,9 +63,10 @@ struct emitter {
     const struct tokenizer *tokenizer;
     struct sink *sink;
     struct engine_stats *stats;
-    struct inbox *inbox;     /* told of stop marks */
-    _Atomic int64_t *active; /* lowered when a request's last output went out */
-    int64_t now_us;          /* set by the caller before each run of deltas */
+    struct inbox *inbox;            /* told of stop marks */
+    _Atomic int64_t *active;        /* lowered when a request's last output went out */
+    _Atomic int64_t *tenant_active; /* [LIMIT_TENANTS] the same; NULL with `active` */
+    int64_t now_us;                 /* set by the caller before each run of deltas */
 };
 
 /* Make r->emission. Any thread. */

@@ -192,8 +192,12 @@ static int open_core(struct engine *e, struct sink *sink, struct err *err)
         rc = inbox_init(&e->inbox, e->max_queue, err);
     if (rc < 0)
         return rc;
-    struct emitter em = {
-        .tokenizer = e->tokenizer, .sink = sink, .stats = &e->stats, .inbox = &e->inbox, .active = &e->active};
+    struct emitter em = {.tokenizer = e->tokenizer,
+                         .sink = sink,
+                         .stats = &e->stats,
+                         .inbox = &e->inbox,
+                         .active = &e->active,
+                         .tenant_active = e->tenant_active};
     return output_open(&e->output, &em, 4 * (int64_t)e->config.max_logits, err);
 }
 

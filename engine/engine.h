@@ -134,7 +134,7 @@ void engine_free(struct engine *e);
 
 /* Hand over a request: 0, ERR_FULL (queue), ERR_DRAINING, ERR_INVALID (can never fit: says the numbers), ERR_DEVICE. Any thread. */
 int engine_submit(struct engine *e, struct request *r, struct err *err);
-/* All or none of a set (the prompts of one HTTP request): either every one is queued or none. */
+/* All or none of a set (the prompts of one HTTP request, of one tenant): either every one is queued or none. */
 int engine_submit_all(struct engine *e, struct request **r, int32_t n, struct err *err);
 /* The client is gone: freed within a step. Any thread; outputs may still come until `last`. */
 void engine_cancel(struct engine *e, struct request *r);

@@ -43,9 +43,10 @@ struct engine {
     struct watch watch;
     struct output_stage *output;
     struct engine_stats stats;
-    _Atomic int64_t active;     /* requests accepted and not ended */
-    atomic_int state;           /* enum engine_health, never STALLED: that is a matter of time */
-    _Atomic int64_t busy_since; /* clock_us of the turn being worked on; 0: asleep */
+    _Atomic int64_t active;                       /* requests accepted and not ended */
+    _Atomic int64_t tenant_active[LIMIT_TENANTS]; /* the same, by tenant */
+    atomic_int state;                             /* enum engine_health, never STALLED: that is a matter of time */
+    _Atomic int64_t busy_since;                   /* clock_us of the turn being worked on; 0: asleep */
     _Atomic uint64_t heartbeat;
     atomic_bool stopping;
     char death[512]; /* written before `state` becomes DEAD */

@@ -105,20 +105,39 @@ static void unprepare(struct request *r, struct group *g)
     r->emission = NULL;
 }
 
+/* With fair shares nobody fills the queue: a tenant may have no more under way than can run and the queue has room left, so
+ * one flood takes half of it, two take two thirds, and there is always room for another one. */
+static int check_share(const struct engine *e, int32_t tenant, int32_t n, struct err *err)
+{
+    int64_t left = e->max_queue - inbox_waiting(&e->inbox), under_way = atomic_load(&e->tenant_active[tenant]);
+    if (e->config.policy != POLICY_FAIR || under_way + n <= e->config.max_num_seqs + left)
+        return 0;
+    return err_set(err, ERR_FULL, "this key has %lld requests under way, its share of the queue; try again later",
+                   (long long)under_way);
+}
+
+static void count_active(struct engine *e, int32_t tenant, int32_t n)
+{
+    atomic_fetch_add(&e->active, n);
+    atomic_fetch_add(&e->tenant_active[tenant], n);
+}
+
 int engine_submit_all(struct engine *e, struct request **r, int32_t n, struct err *err)
 {
     int32_t made = 0;
     struct group **g = calloc((size_t)n, sizeof(*g));
     int rc = g ? check_state(e, err) : err_nomem(err, "a set of requests");
+    if (rc == 0)
+        rc = check_share(e, r[0]->tenant, n, err);
     for (; rc == 0 && made < n; made++)
         rc = prepare(e, r[made], &g[made], err);
     if (rc == 0) {
-        atomic_fetch_add(&e->active, n);
+        count_active(e, r[0]->tenant, n);
         for (int32_t i = 0; i < n; i++)
             request_ref(r[i]);
         rc = inbox_submit(&e->inbox, g, n, err);
         if (rc < 0) {
-            atomic_fetch_sub(&e->active, n);
+            count_active(e, r[0]->tenant, -n);
             for (int32_t i = 0; i < n; i++)
                 request_unref(r[i]);
         }

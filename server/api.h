@@ -43,7 +43,10 @@ struct completion {
     bool echo_logprobs; /* the prompt's log-probabilities belong into `logprobs` */
     bool include_usage, continuous_usage, return_token_ids;
     char request_id[LIMIT_REQUEST_ID_BYTES + 1]; /* "" when none was given */
-    char ignored[256];                           /* unknown fields, comma-separated, for X-Quire-Ignored */
+    bool has_priority;
+    int32_t tenant; /* whom it counts for: set by the route */
+    float weight;
+    char ignored[256]; /* unknown fields, comma-separated, for X-Quire-Ignored */
 
     /* While it is read: what the fields said, before they are checked against each other. */
     bool add_special, use_beam_search, has_stream_options;

@@ -84,8 +84,9 @@ static void check_headers(struct exchange *x, struct MHD_Connection *c, const ch
     bool preflight = strcmp(x->method, "OPTIONS") == 0;
     char text[256];
 
+    keys_anyone(&s->keys, &x->grant);
     if (!(x->route && x->route->open) && !preflight &&
-        !keys_allow(&s->keys, header(c, MHD_HTTP_HEADER_AUTHORIZATION))) {
+        !keys_find(&s->keys, header(c, MHD_HTTP_HEADER_AUTHORIZATION), &x->grant)) {
         set_refusal(x, 401, "API key missing or wrong; send the header 'Authorization: Bearer KEY'");
     } else if (!x->route && !allow) {
         snprintf(text, sizeof(text), "no route %.100s; see /openapi.json", x->path);
@@ -297,6 +298,9 @@ void http_on_completed(void *cls, struct MHD_Connection *c, void **context, enum
     }
     count_request(x);
     request_log(x);
+    if (x->counted) {
+        client_end(x->grant.client, x->stream ? x->stream->total.completion_tokens : 0);
+    }
     if (x->peer) {
         x->peer->due_us = clock_us() + LIMIT_REQUEST_S * (int64_t)1000000;
     }

@@ -29,7 +29,6 @@ struct server {
     int listen_fd;
     char url[300]; /* where it listens, for people */
     bool tls;
-    char *tls_cert, *tls_key; /* owned PEM text */
     struct keys keys;
     struct stream_hub hub;
     struct watchers watchers;
@@ -62,7 +61,9 @@ struct exchange {
     char path[256];
     char request_id[LIMIT_REQUEST_ID_BYTES + 1];
     struct trace trace;
-    char origin[256]; /* of a CORS request that is allowed, or "" */
+    char origin[256];   /* of a CORS request that is allowed, or "" */
+    struct grant grant; /* of its key */
+    bool counted;       /* it began for grant.client, and has to end */
     struct buf body;
     bool refused; /* answer `refusal`, drop the body */
     bool parked;
@@ -82,6 +83,7 @@ struct reply {
     struct buf body;
     bool close;
     char nonce[33]; /* of a page's script and style, for its Content-Security-Policy; "": no page */
+    int64_t retry_us; /* with 429, 503: when to come again; 0: by the rate at which requests end */
 };
 void reply_init(struct reply *r, int status);
 /* An error body in place of what was there. */
@@ -106,6 +108,7 @@ struct route {
     bool open;          /* no API key asked */
     bool quiet;         /* logged at debug only */
     bool needs_engine;  /* 503 while starting */
+    bool limited;       /* counts for the key's limits */
     /* Answer into `r`; or set x->stream, and nothing of `r` is used. `arg`: what follows a prefix. */
     void (*handle)(struct exchange *x, const char *arg, struct reply *r);
 };
@@ -121,6 +124,8 @@ bool exchange_argument(const struct exchange *x, const char *name, const char **
 void handle_page(struct exchange *x, const char *arg, struct reply *r);
 void handle_watch(struct exchange *x, const char *arg, struct reply *r);
 
+/* Read the keys file and the certificate again; whichever is bad stays as it was. Each is told in the log. */
+void server_reload(struct server *s);
 /* Bind and start answering; `s->settings` is set. Everything but the engine is ready. */
 int server_open(struct server *s, const struct settings *settings, struct err *e);
 /* The engine is there: requests are taken from here on. */
@@ -144,6 +149,6 @@ int status_slot(int status);
 int slot_status(int slot);
 
 /* Prometheus text of everything (metrics.c). */
-void metrics_write(struct buf *b, const struct server *s);
+void metrics_write(struct buf *b, struct server *s);
 
 #endif

@@ -135,6 +135,54 @@ static void write_http(struct page *p, const struct server *s)
     counter(p, "log_lines_dropped_total", "Log lines that stderr did not take.", log_dropped());
 }
 
+/* One metric of every key's owner: what of it, and under which further label. */
+struct key_metric {
+    struct page *page;
+    const char *name;
+    size_t offset; /* of the counter in struct client */
+    const char *limit;
+};
+
+static void write_key(void *arg, struct client *c)
+{
+    const struct key_metric *k = arg;
+    struct page *p = k->page;
+    uint64_t n = atomic_load((_Atomic uint64_t *)((char *)c + k->offset));
+
+    buf_printf(p->b, "%s%s{model_name=\"%s\",key=\"%s\"", p->prefix, k->name, p->model, c->name);
+    if (k->limit) {
+        buf_printf(p->b, ",limit=\"%s\"", k->limit);
+    }
+    buf_printf(p->b, "} %llu\n", (unsigned long long)n);
+}
+
+/* Labels are the names in the keys file, never what a client sends. */
+static void write_keys(struct page *p, struct keys *keys)
+{
+    struct key_metric m[] = {
+        {p, "key_requests_total", offsetof(struct client, n_requests), NULL},
+        {p, "key_prompt_tokens_total", offsetof(struct client, prompt_tokens), NULL},
+        {p, "key_generation_tokens_total", offsetof(struct client, generation_tokens), NULL},
+    };
+    static const char *const help[] = {"Generating requests, by key.", "Prompt tokens taken, by key.",
+                                       "Tokens made, by key; counted at a request's end."};
+
+    if (keys_count(keys) == 0) {
+        return;
+    }
+    for (size_t i = 0; i < ARRAY_LEN(m); i++) {
+        head(p, m[i].name, "counter", help[i]);
+        keys_each(keys, write_key, &m[i]);
+    }
+    head(p, "key_requests_limited_total", "counter", "Requests answered 429 for a key's limit.");
+    for (int kind = QUOTA_REQUESTS; kind <= QUOTA_CONCURRENT; kind++) {
+        struct key_metric limited = {p, "key_requests_limited_total",
+                                     offsetof(struct client, n_limited) + (size_t)kind * sizeof(uint64_t),
+                                     quota_kind_name((enum quota_kind)kind)};
+        keys_each(keys, write_key, &limited);
+    }
+}
+
 /* A label value: backslash, quote and newline escaped. */
 static void escape_label(char *to, size_t size, const char *from)
 {
@@ -149,7 +197,7 @@ static void escape_label(char *to, size_t size, const char *from)
     to[at] = '\0';
 }
 
-void metrics_write(struct buf *b, const struct server *s)
+void metrics_write(struct buf *b, struct server *s)
 {
     const struct engine *engine = atomic_load(&s->engine);
     char model[2 * LIMIT_MODEL_NAME_BYTES + 4] = "";
@@ -163,4 +211,5 @@ void metrics_write(struct buf *b, const struct server *s)
         write_histograms(&p, engine_stats(engine));
     }
     write_http(&p, s);
+    write_keys(&p, &s->keys);
 }

@@ -43,6 +43,66 @@ static void add_header(struct MHD_Response *m, const char *name, const char *val
     }
 }
 
+/* As Go writes durations, which is what clients of such headers read: "1m2.5s". */
+static void print_duration(char *to, size_t size, int64_t us)
+{
+    long long ms = (us + 999) / 1000, minutes = ms / 60000;
+
+    if (minutes) {
+        snprintf(to, size, "%lldm%lld.%03llds", minutes, ms / 1000 % 60, ms % 1000);
+    } else {
+        snprintf(to, size, "%lld.%03llds", ms / 1000, ms % 1000);
+    }
+}
+
+static void add_quota(struct MHD_Response *m, const char *what, const struct quota_view *v)
+{
+    char name[48], value[32];
+
+    if (!v->limit) {
+        return;
+    }
+    snprintf(name, sizeof(name), "x-ratelimit-limit-%s", what);
+    snprintf(value, sizeof(value), "%d", v->limit);
+    add_header(m, name, value);
+    snprintf(name, sizeof(name), "x-ratelimit-remaining-%s", what);
+    snprintf(value, sizeof(value), "%d", v->remaining);
+    add_header(m, name, value);
+    snprintf(name, sizeof(name), "x-ratelimit-reset-%s", what);
+    print_duration(value, sizeof(value), v->reset_us);
+    add_header(m, name, value);
+}
+
+/* Of a key with limits, on the routes that count. */
+static void add_rate_limits(const struct exchange *x, struct MHD_Response *m)
+{
+    const struct key_limits *l = &x->grant.limits;
+    struct quota_view requests, tokens;
+
+    if (!x->route || !x->route->limited || (!l->requests_per_minute && !l->tokens_per_minute)) {
+        return;
+    }
+    client_view(x->grant.client, l, clock_us(), &requests, &tokens);
+    add_quota(m, "requests", &requests);
+    add_quota(m, "tokens", &tokens);
+}
+
+/* When to come again: what is known, else by the rate at which requests end. */
+static void add_retry_after(const struct exchange *x, const struct reply *r, struct MHD_Response *m)
+{
+    char text[32];
+    int64_t ms = (r->retry_us + 999) / 1000, s = (ms + 999) / 1000;
+
+    if (r->retry_us) {
+        snprintf(text, sizeof(text), "%lld", (long long)ms);
+        add_header(m, "retry-after-ms", text);
+    } else {
+        s = r->status == 429 || x->stream ? MAX(atomic_load(&x->server->retry_after_s), 1) : 1;
+    }
+    snprintf(text, sizeof(text), "%lld", (long long)s);
+    add_header(m, MHD_HTTP_HEADER_RETRY_AFTER, text);
+}
+
 static void add_common_headers(const struct exchange *x, struct MHD_Response *m)
 {
     char trace[TRACE_HEADER_BYTES];
@@ -51,9 +111,13 @@ static void add_common_headers(const struct exchange *x, struct MHD_Response *m)
     trace_header(&x->trace, trace);
     add_header(m, "traceparent", trace);
     add_header(m, "X-Quire-Ignored", x->ignored);
+    add_rate_limits(x, m);
     if (x->origin[0]) {
         add_header(m, "Access-Control-Allow-Origin", x->origin);
-        add_header(m, "Access-Control-Expose-Headers", "X-Request-Id, X-Quire-Ignored, Retry-After, traceparent");
+        add_header(m, "Access-Control-Expose-Headers",
+                   "X-Request-Id, X-Quire-Ignored, Retry-After, retry-after-ms, x-ratelimit-limit-requests, "
+                   "x-ratelimit-remaining-requests, x-ratelimit-reset-requests, x-ratelimit-limit-tokens, "
+                   "x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens, traceparent");
         add_header(m, "Vary", "Origin");
     }
     if (atomic_load(&x->server->draining)) {
@@ -106,9 +170,7 @@ enum MHD_Result reply_send(struct exchange *x, struct MHD_Connection *c, struct 
         add_header(m, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
     }
     if (r->status == 429 || r->status == 503) {
-        char seconds[16];
-        snprintf(seconds, sizeof(seconds), "%d", r->status == 429 ? MAX(atomic_load(&x->server->retry_after_s), 1) : 1);
-        add_header(m, MHD_HTTP_HEADER_RETRY_AFTER, seconds);
+        add_retry_after(x, r, m);
     }
     if (r->nonce[0]) {
         add_page_headers(m, r->nonce);

@@ -22,6 +22,62 @@ static void name_completion(struct exchange *x, const struct completion *c, char
     snprintf(id, size, "%s-%s", c->chat ? "chatcmpl" : "cmpl", x->request_id);
 }
 
+/* ---- what the key's owner may use ---- */
+
+static void reply_limited(struct reply *r, const struct quota_refusal *why)
+{
+    reply_error(r, 429, NULL, why->text);
+    r->retry_us = why->wait_us;
+}
+
+/* Before the body is read: false when answered. */
+static bool begin_for_client(struct exchange *x, struct reply *r)
+{
+    struct quota_refusal why;
+
+    x->counted = client_begin(x->grant.client, &x->grant.limits, clock_us(), &why);
+    if (!x->counted) {
+        reply_limited(r, &why);
+    }
+    return x->counted;
+}
+
+static int64_t prompt_tokens(const struct completion *c)
+{
+    int64_t n = 0;
+
+    for (int32_t i = 0; i < c->n_prompts; i++) {
+        n += c->prompt[i].n;
+    }
+    return n;
+}
+
+/* Once the request is known: its priority within bounds, its tokens taken. False when answered. */
+static bool charge_client(struct exchange *x, struct completion *c, struct reply *r)
+{
+    const struct key_limits *l = &x->grant.limits;
+    struct gen_params *p = &c->params;
+    struct quota_refusal why;
+    char text[160];
+
+    if (!c->has_priority) {
+        p->priority = MIN(MAX(p->priority, l->priority_low), l->priority_high);
+    }
+    if (p->priority < l->priority_low || p->priority > l->priority_high) {
+        snprintf(text, sizeof(text), "priority is %d; %d to %d is allowed with this key", p->priority, l->priority_low,
+                 l->priority_high);
+        reply_error(r, 400, "priority", text);
+        return false;
+    }
+    c->tenant = x->grant.client->tenant;
+    c->weight = l->weight;
+    if (!client_take_tokens(x->grant.client, l, prompt_tokens(c), clock_us(), &why)) {
+        reply_limited(r, &why);
+        return false;
+    }
+    return true;
+}
+
 /* Both generating routes: `parse` is what tells them apart. */
 static void generate(struct exchange *x, struct reply *r,
                      int (*parse)(struct completion *ret, const char *body, size_t len, const struct api_context *ctx,
@@ -32,9 +88,13 @@ static void generate(struct exchange *x, struct reply *r,
     struct stream *stream;
     struct err e = {0};
     char id[sizeof(x->request_id) + 12];
+    int64_t tokens;
 
     if (atomic_load(&s->draining)) {
         reply_error(r, 503, NULL, "the server is shutting down; send this to another");
+        return;
+    }
+    if (!begin_for_client(x, r)) {
         return;
     }
     if (parse(&c, x->body.data ? x->body.data : "", x->body.len, &s->api, &e)) {
@@ -43,9 +103,15 @@ static void generate(struct exchange *x, struct reply *r,
     }
     memcpy(x->ignored, c.ignored, sizeof(x->ignored));
     name_completion(x, &c, id, sizeof(id));
+    if (!charge_client(x, &c, r)) {
+        completion_release(&c);
+        return;
+    }
+    tokens = prompt_tokens(&c);
     int rc = stream_new(&stream, &s->hub, &c, id, &s->api, &e);
     completion_release(&c);
     if (rc) {
+        client_return_tokens(x->grant.client, tokens);
         reply_failure(r, &e);
         return;
     }
@@ -55,6 +121,7 @@ static void generate(struct exchange *x, struct reply *r,
         stream->mode = STREAM_READER;
     }
     if (stream_submit(stream, atomic_load(&s->engine), &e)) {
+        client_return_tokens(x->grant.client, tokens);
         stream_unref(stream);
         reply_failure(r, &e);
         return;
@@ -195,8 +262,9 @@ static void handle_openapi(struct exchange *x, const char *arg, struct reply *r)
 /* ---- the table ---- */
 
 const struct route routes[] = {
-    {"POST", "/v1/completions", "/v1/completions", .needs_engine = true, .handle = handle_completions},
-    {"POST", "/v1/chat/completions", "/v1/chat/completions", .needs_engine = true, .handle = handle_chat},
+    {"POST", "/v1/completions", "/v1/completions", .needs_engine = true, .limited = true, .handle = handle_completions},
+    {"POST", "/v1/chat/completions", "/v1/chat/completions", .needs_engine = true, .limited = true,
+     .handle = handle_chat},
     {"GET", "/v1/models", "/v1/models", .needs_engine = true, .handle = handle_models},
     {"GET", "/v1/models/", "/v1/models/{id}", .needs_engine = true, .handle = handle_model},
     {"POST", "/tokenize", "/tokenize", .needs_engine = true, .handle = handle_tokenize},

@@ -105,14 +105,19 @@ static void make_ready(struct daemon *d)
 
 /* ---- waiting ---- */
 
-/* The next signal, or 0 after a tick. */
-static int wait_signal(const struct daemon *d)
+/* The next signal, or 0 after a tick. SIGHUP is dealt with here, whatever is waited for. */
+static int wait_signal(struct daemon *d)
 {
     struct timespec tick = {.tv_nsec = TICK_MS * 1000000L};
     int sig = sigtimedwait(&d->signals, NULL, &tick);
 
     if (sig == SIGUSR1) {
         state_log(&d->server);
+        return 0;
+    }
+    if (sig == SIGHUP) {
+        server_reload(&d->server);
+        return 0;
     }
     return sig > 0 ? sig : 0;
 }
@@ -156,7 +161,7 @@ static bool wait_idle(struct daemon *d, double seconds)
 
 /* ---- the phases ---- */
 
-static void announce(const struct daemon *d)
+static void announce(struct daemon *d)
 {
     const struct engine_info *i = &d->server.api.info;
     const char *url = d->server.url;
@@ -166,7 +171,7 @@ static void announce(const struct daemon *d)
     if (!isatty(STDOUT_FILENO)) {
         return;
     }
-    const char *key = d->settings.n_api_keys ? " -H 'Authorization: Bearer YOUR_KEY'" : "";
+    const char *key = keys_count(&d->server.keys) ? " -H 'Authorization: Bearer YOUR_KEY'" : "";
     bool local = strncmp(url, "unix:", 5) == 0;
     printf("\nQuire serves %s at %s. Try:\n\n  curl %s%s%s/v1/completions%s -H 'Content-Type: application/json' \\\n"
            "    -d '{\"prompt\": \"Once upon a time\", \"max_tokens\": 40}'\n\n",
@@ -264,6 +269,7 @@ static void block_signals(struct daemon *d)
     sigaddset(&d->signals, SIGINT);
     sigaddset(&d->signals, SIGUSR1);
     sigaddset(&d->signals, SIGUSR2);
+    sigaddset(&d->signals, SIGHUP);
     pthread_sigmask(SIG_BLOCK, &d->signals, NULL);
 }
 
@@ -291,7 +297,7 @@ int serve_main(int argc, char **argv, char **env)
     int rc = server_open(&d->server, &d->settings, &e);
     if (rc) {
         log_event(LOG_ERROR, "cannot start", LOG_STR("error", e.text));
-        d->exit_status = 1;
+        d->exit_status = strcmp(e.param, "api_key_file") == 0 ? 2 : 1; /* as for a wrong setting */
     } else if (start(d)) {
         server_close(&d->server);
         d->exit_status = 1;

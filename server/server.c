@@ -6,6 +6,7 @@
 
 #include "server/http.h"
 #include "server/listen.h"
+#include "server/tls.h"
 
 enum { IDLE_TIMEOUT_S = 75 }; /* a connection with nothing on it */
 
@@ -26,29 +27,6 @@ static int pool_threads(const struct settings *s)
     return (int)(s->http_threads ? s->http_threads : MAX(2, MIN(cores / 2, 16)));
 }
 
-static int read_pem(char **ret, const char *path, const char *param, struct err *e)
-{
-    char text[4096];
-    struct buf b;
-    FILE *f = fopen(path, "re");
-    size_t n;
-
-    if (!f) {
-        return err_set_param(e, ERR_IO, param, "cannot read %s '%s': %m", param, path);
-    }
-    buf_init(&b, LIMIT_YAML_BYTES);
-    while ((n = fread(text, 1, sizeof(text), f)) > 0) {
-        buf_append(&b, text, n);
-    }
-    fclose(f);
-    if (b.failed || !b.len) {
-        buf_release(&b);
-        return err_set_param(e, ERR_INVALID, param, "%s '%s' is empty or too large", param, path);
-    }
-    *ret = b.data;
-    return 0;
-}
-
 static int load_tls(struct server *s, struct err *e)
 {
     const struct settings *o = s->settings;
@@ -63,8 +41,7 @@ static int load_tls(struct server *s, struct err *e)
     if (MHD_is_feature_supported(MHD_FEATURE_TLS) != MHD_YES) {
         return err_set_param(e, ERR_UNSUPPORTED, "ssl-certfile", "this machine's libmicrohttpd was built without TLS");
     }
-    int rc = read_pem(&s->tls_cert, o->ssl_certfile, "ssl-certfile", e);
-    rc = rc ? rc : read_pem(&s->tls_key, o->ssl_keyfile, "ssl-keyfile", e);
+    int rc = tls_load(o, NULL, e);
     s->tls = rc == 0;
     return rc;
 }
@@ -76,8 +53,7 @@ static int start_daemon(struct server *s, struct err *e)
     unsigned flags =
         MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | (s->tls ? MHD_USE_TLS : 0);
     struct MHD_OptionItem more[] = {
-        {s->tls ? MHD_OPTION_HTTPS_MEM_CERT : MHD_OPTION_END, 0, s->tls_cert},
-        {MHD_OPTION_HTTPS_MEM_KEY, 0, s->tls_key},
+        {s->tls ? MHD_OPTION_HTTPS_CERT_CALLBACK : MHD_OPTION_END, 0, (void *)(intptr_t)tls_retrieve},
         {MHD_OPTION_END, 0, NULL},
     };
 
@@ -100,7 +76,7 @@ int server_open(struct server *s, const struct settings *settings, struct err *e
     pthread_mutex_init(&s->peers_lock, NULL);
     s->requests = calloc((size_t)n_routes + 1, sizeof(*s->requests));
     int rc = s->requests ? 0 : err_nomem(e, "counters");
-    rc = rc ? rc : keys_load(&s->keys, settings, e);
+    rc = rc ? rc : keys_open(&s->keys, settings, e);
     rc = rc ? rc : load_tls(s, e);
     rc = rc ? rc : listen_open(&s->listen_fd, s->url, sizeof(s->url), settings, e);
     rc = rc ? rc : stream_hub_open(&s->hub, pool_threads(settings) / 2 > 0 ? pool_threads(settings) / 2 : 1, e);
@@ -110,6 +86,43 @@ int server_open(struct server *s, const struct settings *settings, struct err *e
         server_close(s);
     }
     return rc;
+}
+
+static void reload_keys(struct server *s)
+{
+    struct err e = {0};
+
+    if (!s->settings->api_key_file) {
+        return;
+    }
+    if (keys_reload(&s->keys, s->settings, &e)) {
+        log_event(LOG_ERROR, "keys not reloaded", LOG_STR("error", e.text));
+    } else {
+        log_event(LOG_INFO, "keys reloaded", LOG_I64("keys", keys_count(&s->keys)));
+    }
+}
+
+static void reload_tls(struct server *s)
+{
+    struct err e = {0};
+    bool changed = false;
+
+    if (!s->tls) {
+        return;
+    }
+    if (tls_load(s->settings, &changed, &e)) {
+        log_event(LOG_ERROR, "certificate not reloaded", LOG_STR("error", e.text));
+    } else {
+        log_event(LOG_INFO, changed ? "certificate reloaded" : "certificate unchanged");
+    }
+}
+
+void server_reload(struct server *s)
+{
+    log_event(LOG_INFO, "reloading", LOG_STR("what", "api-key-file, ssl-certfile, ssl-keyfile"),
+              LOG_STR("not", "settings: for those, restart"));
+    reload_keys(s);
+    reload_tls(s);
 }
 
 void server_ready(struct server *s, struct engine *engine)
@@ -139,9 +152,8 @@ void server_close(struct server *s)
 {
     server_stop(s);
     stream_hub_close(&s->hub);
-    keys_release(&s->keys);
-    free(s->tls_cert);
-    free(s->tls_key);
+    keys_close(&s->keys);
+    tls_release();
     free(s->requests);
     pthread_mutex_destroy(&s->peers_lock);
 }

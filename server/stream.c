@@ -47,6 +47,8 @@ static int make_requests(struct stream *s, struct completion *c, const char *id,
         r->index = i;
         r->arrival_us = s->begin_us;
         r->user = s;
+        r->tenant = c->tenant;
+        r->weight = c->weight;
         s->n_requests++;
     }
     return 0;

@@ -16,7 +16,7 @@ struct bench {
     struct tokenizer *tokenizer;
     struct recorder recorder;
     struct engine_stats stats;
-    _Atomic int64_t active;
+    _Atomic int64_t active, tenant_active; /* one tenant */
     struct emitter emitter;
     struct gen_params params;
     struct request *request;
@@ -31,7 +31,8 @@ static struct bench *bench_new(void)
     assert_int_equal(tokenizer_open_bytes(&b->tokenizer, &e), 0);
     recorder_init(&b->recorder);
     engine_stats_init(&b->stats);
-    b->emitter = (struct emitter){b->tokenizer, &b->recorder.sink, &b->stats, NULL, &b->active, 1000};
+    b->emitter =
+        (struct emitter){b->tokenizer, &b->recorder.sink, &b->stats, NULL, &b->active, &b->tenant_active, 1000};
     b->params =
         (struct gen_params){.max_tokens = 4096, .n = 1, .best_of = 1, .n_logprobs = -1, .n_prompt_logprobs = -1};
     b->rec = recording_new();

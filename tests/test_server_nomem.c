@@ -161,9 +161,9 @@ static int load_keys(void)
     char *list[] = {"alpha"};
     struct settings s = {.api_key = list, .n_api_keys = 1};
     struct keys k;
-    int rc = keys_load(&k, &s, NULL);
+    int rc = keys_open(&k, &s, NULL);
     if (rc == 0)
-        keys_release(&k);
+        keys_close(&k);
     return rc;
 }
 

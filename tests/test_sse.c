@@ -231,28 +231,6 @@ static void test_numbers(void **state)
     buf_release(&b);
 }
 
-static void test_api_keys(void **state)
-{
-    char *list[] = {"alpha", "beta"};
-    struct settings s = {.api_key = list, .n_api_keys = 2};
-    struct keys k;
-    (void)state;
-    assert_int_equal(keys_load(&k, &s, NULL), 0);
-    assert_true(keys_allow(&k, "Bearer alpha"));
-    assert_true(keys_allow(&k, "bearer  beta"));
-    assert_false(keys_allow(&k, "Bearer alph"));
-    assert_false(keys_allow(&k, "Bearer alphaa"));
-    assert_false(keys_allow(&k, "Bearer "));
-    assert_false(keys_allow(&k, "Basic alpha"));
-    assert_false(keys_allow(&k, "alpha"));
-    assert_false(keys_allow(&k, NULL));
-    keys_release(&k);
-    s.n_api_keys = 0;
-    assert_int_equal(keys_load(&k, &s, NULL), 0);
-    assert_true(keys_allow(&k, NULL));
-    keys_release(&k);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -263,7 +241,6 @@ int main(void)
         cmocka_unit_test(test_full_buffer_is_told),
         cmocka_unit_test(test_collected_body),
         cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_api_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -28,6 +28,7 @@ class Server:
     def __init__(self, *flags, model="null", env=None, wait=True):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_")}
         environment.update(env or {})
+        self.key_file = flags[flags.index("--api-key-file") + 1] if "--api-key-file" in flags else None
         self.log_file = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
             [QUIRE, "serve", "--model", model, "--port", "0", *flags],
@@ -67,7 +68,8 @@ class Server:
         return httpx.request(method, self.url + path, timeout=PATIENCE_S, **fields)
 
     def get(self, path):
-        return self.ask("GET", path).raise_for_status().text
+        key = re.search(r"key=(\S+)", open(self.key_file).read())[1] if self.key_file else ""
+        return self.ask("GET", path, headers={"Authorization": "Bearer " + key} if key else {}).raise_for_status().text
 
     def metric(self, name, **labels):
         """The value of one metric without its prefix; the sum over what the labels leave open."""

@@ -1,0 +1,202 @@
+"""Keys with names and limits: what their owners may use, and how the file is replaced under way."""
+import hashlib
+import signal
+import socket
+import ssl
+import subprocess
+import time
+
+import httpx
+import openai
+import pytest
+
+from conftest import PACED, PATIENCE_S
+from raw import Reader, error_of, post
+
+# On the paced model it ends long after any test.
+LONG = dict(prompt="x", max_tokens=30000, ignore_eos=True, stream=True)
+
+
+def wait_log(server, text, seconds=PATIENCE_S):
+    end = time.monotonic() + seconds
+    while text not in server.log:
+        assert time.monotonic() < end, server.log
+        time.sleep(0.02)
+
+
+class Asker:
+    def __init__(self, server, key):
+        self.url, self.headers = server.url, {"Authorization": "Bearer " + key}
+
+    def __call__(self, **fields):
+        return httpx.post(self.url + "/v1/completions", json={"prompt": "abcd", "max_tokens": 2, **fields}, headers=self.headers,
+                          timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def keys(tmp_path):
+    return tmp_path / "keys"
+
+
+def test_limits_are_told_and_kept(start, keys):
+    digest = hashlib.sha256(b"sk-bob").hexdigest()
+    keys.write_text("name=alice key=sk-alice requests_per_minute=3\n"
+                    f"name=bob sha256={digest} tokens_per_minute=60\nsk-plain\n")
+    s = start("--api-key-file", str(keys))
+    alice, bob, plain = (Asker(s, k) for k in ("sk-alice", "sk-bob", "sk-plain"))
+    for left in (2, 1, 0):
+        a = alice()
+        assert a.status_code == 200
+        assert a.headers["x-ratelimit-limit-requests"] == "3" and a.headers["x-ratelimit-remaining-requests"] == str(left)
+        assert "x-ratelimit-limit-tokens" not in a.headers
+    a = alice()
+    error = error_of(a.content)
+    assert a.status_code == 429 and error["type"] == "rate_limit_error" and "3 requests a minute" in error["message"]
+    wait_s = int(a.headers["retry-after"])  # one every 20 s
+    assert 1 <= wait_s <= 20 and wait_s == -(-int(a.headers["retry-after-ms"]) // 1000)
+    assert a.headers["x-ratelimit-remaining-requests"] == "0" and a.headers["x-ratelimit-reset-requests"].endswith("s")
+    a = bob(max_tokens=58)  # 4 of the prompt, 58 made: 2 below zero, at one a second
+    assert a.status_code == 200 and a.headers["x-ratelimit-limit-tokens"] == "60"
+    s.wait_metric("key_generation_tokens_total", 58, key="bob")
+    a = bob()
+    assert a.status_code == 429 and "60 tokens a minute" in error_of(a.content)["message"]
+    assert 1 <= int(a.headers["retry-after"]) <= 6
+    assert plain().status_code == 200 and "x-ratelimit-limit-requests" not in plain().headers
+    for name, value in (("key_requests_total", 4), ("key_requests_limited_total", 1)):
+        assert s.metric(name, key="alice") == value
+    assert s.metric("key_requests_limited_total", key="bob", limit="tokens") == 1
+    assert s.metric("key_prompt_tokens_total", key="key-3") == 8
+    assert "sk-" not in s.get("/metrics") and "sk-alice" not in s.log
+
+
+def test_sdk_waits_as_long_as_it_is_told(start, keys):
+    keys.write_text("name=a key=k requests_per_minute=60\n")
+    s = start("--api-key-file", str(keys))
+    with openai.OpenAI(base_url=s.url + "/v1", api_key="k", max_retries=3) as client:
+        for _ in range(62):
+            client.completions.create(model="null", prompt="x", max_tokens=1)
+
+
+def test_requests_at_once(start, keys):
+    keys.write_text("name=a key=k concurrent_requests=2\n")
+    s = start("--api-key-file", str(keys), model=PACED)
+    under_way = [s.connect() for _ in range(2)]
+    for c in under_way:
+        c.sendall(post("/v1/completions", LONG, "Authorization: Bearer k"))
+        assert Reader(c).head()[0] == 200
+    ask = Asker(s, "k")
+    a = ask()
+    assert a.status_code == 429 and a.headers["retry-after"] == "1"
+    under_way.pop().close()
+    end = time.monotonic() + PATIENCE_S
+    while (status := ask().status_code) == 429:
+        assert time.monotonic() < end
+    assert status == 200
+    under_way.pop().close()
+
+
+def test_priority_bounds(start, keys):
+    keys.write_text("name=a key=k priority=1..5\n")
+    s = start("--api-key-file", str(keys), "--policy", "priority")
+    ask = Asker(s, "k")
+    assert ask().status_code == ask(priority=5).status_code == 200
+    for p in (0, 6):
+        a = ask(priority=p)
+        assert a.status_code == 400 and error_of(a.content)["param"] == "priority"
+
+
+def test_bad_file_at_start(start, keys):
+    keys.write_text("fine\nname=a\n")
+    s = start("--api-key-file", str(keys), wait=False)
+    assert s.process.wait(PATIENCE_S) == 2 and "api_key_file line 2" in s.log
+
+
+def test_reload_takes_the_new_file_or_keeps_the_old(start, keys):
+    keys.write_text("name=a key=old\n")
+    s = start("--api-key-file", str(keys), model=PACED)
+    old, new = Asker(s, "old"), Asker(s, "new")
+    assert old().status_code == 200 and new().status_code == 401
+    with s.connect() as running:
+        running.sendall(post("/v1/completions", LONG, "Authorization: Bearer old"))
+        r = Reader(running)
+        assert r.head()[0] == 200
+        keys.write_text("name=a key=new\nname=b\n")
+        s.process.send_signal(signal.SIGHUP)
+        wait_log(s, "keys not reloaded")
+        assert "api_key_file line 2" in s.log and s.log.count("keys not reloaded") == 1
+        assert old().status_code == 200 and new().status_code == 401
+        keys.write_text("name=a key=new\n")
+        s.process.send_signal(signal.SIGHUP)
+        wait_log(s, '"keys reloaded" keys=1')
+        assert "restart" in s.log  # the settings are not read again
+        assert old().status_code == 401 and new().status_code == 200
+        for _ in range(3):  # what runs goes on
+            r.more()
+            assert not r.closed
+    assert s.stop() == 0
+
+
+def make_certificate(folder, name):
+    paths = str(folder / (name + ".pem")), str(folder / (name + ".key"))
+    made = subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+                           "-days", "2", "-subj", "/CN=" + name, "-keyout", paths[1], "-out", paths[0]], capture_output=True)
+    if made.returncode:
+        pytest.skip("openssl made no certificate")
+    return paths
+
+
+def shown_certificate(server):
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection((server.host, server.port), timeout=PATIENCE_S) as c, context.wrap_socket(c) as t:
+        return ssl.DER_cert_to_PEM_cert(t.getpeercert(True))
+
+
+def test_certificate_is_replaced_under_way(start, tmp_path):
+    first, second = make_certificate(tmp_path, "first"), make_certificate(tmp_path, "second")
+    cert, key = tmp_path / "cert", tmp_path / "key"
+
+    def put(c, k):
+        cert.write_bytes(open(c, "rb").read())
+        key.write_bytes(open(k, "rb").read())
+
+    put(*first)
+    s = start("--ssl-certfile", str(cert), "--ssl-keyfile", str(key))
+    assert shown_certificate(s) == open(first[0]).read()
+    put(second[0], first[1])
+    s.process.send_signal(signal.SIGHUP)
+    wait_log(s, "certificate not reloaded")
+    assert shown_certificate(s) == open(first[0]).read()
+    put(*second)
+    s.process.send_signal(signal.SIGHUP)
+    wait_log(s, '"certificate reloaded"')
+    assert shown_certificate(s) == open(second[0]).read()
+    s.process.send_signal(signal.SIGHUP)
+    wait_log(s, "certificate unchanged")
+    assert s.stop() == 0
+
+
+def test_mismatched_certificate_at_start(start, tmp_path):
+    first, second = make_certificate(tmp_path, "first"), make_certificate(tmp_path, "second")
+    s = start("--ssl-certfile", first[0], "--ssl-keyfile", second[1], wait=False)
+    assert s.process.wait(PATIENCE_S) == 1 and "is not the key of" in s.log
+
+
+def test_a_flood_leaves_room_in_the_queue(start, keys):
+    """With fair shares one key's flood takes half of the queue at most, and another key's request runs at once."""
+    keys.write_text("name=flood key=f\nname=calm key=c\n")
+    s = start("--api-key-file", str(keys), "--policy", "fair", "--max-num-seqs", "4", "--max-queue", "20", model=PACED)
+    flood, status = [], 200
+    while status == 200 and len(flood) < 30:
+        flood.append(s.connect())
+        flood[-1].sendall(post("/v1/completions", LONG, "Authorization: Bearer f"))
+        r = Reader(flood[-1])
+        status, headers = r.head()
+    assert status == 429 and int(headers["retry-after"]) >= 1
+    assert "share of the queue" in error_of(r.exactly(int(headers["content-length"])))["message"]
+    assert 12 <= len(flood) <= 15  # 4 that run and half of the queue, or all of them still queued
+    s.wait_metric("num_requests_running", 4)
+    assert Asker(s, "c")(max_tokens=3).status_code == 200  # the flood's four would run for five minutes
+    for c in flood:
+        c.close()
+    s.wait_idle()
