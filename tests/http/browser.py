@@ -8,6 +8,8 @@ import subprocess
 import tempfile
 import time
 
+from conftest import PATIENCE_S
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -59,7 +61,7 @@ class Browser:
             command["sessionId"] = self.session
         os.write(self.to, json.dumps(command).encode() + b"\0")
         while True:
-            m = self.message(120)
+            m = self.message(PATIENCE_S)
             if m.get("id") == self.last_id:
                 assert "error" not in m, (method, m["error"])
                 return m["result"]
@@ -82,7 +84,7 @@ class Browser:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
-    def wait(self, expression, seconds=60):
+    def wait(self, expression, seconds=PATIENCE_S):
         """Until the expression is true."""
         end = time.monotonic() + seconds
         while not (value := self.js(f"document.readyState !== 'loading' && ({expression})")):

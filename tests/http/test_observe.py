@@ -5,12 +5,11 @@ import re
 import signal
 import time
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from conftest import PATIENCE_S, ROOT
-from raw import events, post
+from raw import post
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
@@ -117,6 +116,32 @@ def test_crash_leaves_a_backtrace(start, sig):
     s.process.send_signal(sig)
     assert s.process.wait(PATIENCE_S) == -sig
     assert f"crashed: {sig.name} in thread" in s.log and re.search(r"quire\(\+0x[0-9a-f]+\)", s.log)
+
+
+# ---- metrics ----
+
+LABELS = {"model_name", "le", "mode", "finished_reason", "route", "status", "block_size", "num_gpu_blocks", "num_cpu_blocks",
+          "key", "reason", "rank"}
+
+
+@pytest.mark.parametrize("prefix", ["quire_", "vllm:"])
+def test_every_metric_is_well_formed(start, prefix):
+    s = start("--metrics-prefix", prefix)
+    for body in (dict(prompt=["abc", "d" * 40], max_tokens=30, n=2), dict(prompt=1)):
+        s.ask("POST", "/v1/completions", json=body)
+    families = list(text_string_to_metric_families(s.get("/metrics")))
+    assert len({f.name for f in families}) == len(families) > 25
+    for f in families:
+        assert f.documentation.endswith(".") and f.type in ("gauge", "counter", "histogram"), f.name
+        assert f.name.startswith(prefix) and f.samples and all(set(x.labels) <= LABELS for x in f.samples), f
+        if f.type == "counter":
+            assert all(x.name == f.name + "_total" and x.value >= 0 for x in f.samples)
+        if f.type == "histogram":
+            part = {kind: [x for x in f.samples if x.name == f.name + kind] for kind in ("_bucket", "_sum", "_count")}
+            bounds, counts = zip(*((float(x.labels["le"]), x.value) for x in part["_bucket"]))
+            assert list(bounds) == sorted(set(bounds)) and bounds[-1] == float("inf"), f.name
+            assert list(counts) == sorted(counts) and counts[-1] == part["_count"][0].value, f.name
+            assert len(part["_sum"]) == len(part["_count"]) == 1 and part["_sum"][0].value >= 0
 
 
 # ---- the dashboard ----

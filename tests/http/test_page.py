@@ -7,13 +7,14 @@ import httpx
 import pytest
 
 import browser
-from raw import Reader, error_of
+from conftest import PATIENCE_S
+from raw import Reader, error_of, post
 
 ASK = dict(prompt="a prompt of some blocks", n=3, temperature=1.0, max_tokens=4000, ignore_eos=True)
 
 
 def once(s, query="", **more):
-    return httpx.get(f"{s.url}/debug/kv?once{query}", timeout=30, **more)
+    return s.ask("GET", "/debug/kv?once" + query, **more)
 
 
 def fnv1a(data):
@@ -43,7 +44,7 @@ def pictures(reader):
 # ---- the page ----
 
 def test_page_headers(server):
-    a, b = httpx.get(server.url + "/"), httpx.get(server.url + "/")
+    a, b = server.ask("GET", "/"), server.ask("GET", "/")
     assert a.status_code == 200 and a.headers["content-type"] == "text/html; charset=utf-8"
     policy = a.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe" not in policy
@@ -52,22 +53,22 @@ def test_page_headers(server):
     assert nonce not in b.text and a.headers["x-content-type-options"] == "nosniff"
     for forbidden in ("http://", "https://", " onclick", " style="):
         assert forbidden not in a.text.replace("http://www.w3.org/2000/svg", "")
-    assert httpx.head(server.url + "/").status_code == 200
-    assert httpx.post(server.url + "/", json={}).status_code == 405
+    assert server.ask("HEAD", "/").status_code == 200
+    assert server.ask("POST", "/", json={}).status_code == 405
 
 
 def test_no_ui(start):
     s = start("--no-ui")
     for path in ("/", "/debug/kv", "/debug/kv?once"):
-        a = httpx.get(s.url + path)
+        a = s.ask("GET", path)
         assert a.status_code == 404 and "--no-ui" in error_of(a.content)["message"]
 
 
 def test_key_is_asked(start):
     s = start("--api-key", "k")
-    assert httpx.get(s.url + "/").status_code == 200
+    assert s.ask("GET", "/").status_code == 200
     assert once(s).status_code == 401
-    assert httpx.get(s.url + "/debug/kv").status_code == 401
+    assert s.ask("GET", "/debug/kv").status_code == 401
     assert once(s, headers={"Authorization": "Bearer k"}).status_code == 200
 
 
@@ -78,7 +79,7 @@ def test_picture(start):
     p = once(s, "&n=100").json()
     assert p["pool"]["blocks"] == 2000 and p["pool"]["used"] == 0 and p["requests"] == [] and p["chat"] is False
     assert base64.b64decode(p["pool"]["map"]) == bytes(100)
-    with httpx.stream("POST", s.url + "/v1/completions", json=dict(ASK, stream=True), headers={"X-Request-Id": "mine"}):
+    with httpx.stream("POST", s.url + "/v1/completions", json=dict(ASK, stream=True), headers={"X-Request-Id": "mine"}, timeout=PATIENCE_S):
         s.wait_metric("num_requests_running", 3)
         p = once(s, "&n=1000").json()
         cells = base64.b64decode(p["pool"]["map"])
@@ -112,7 +113,7 @@ def test_events(start):
     sock, reader = watch(s, "?n=64")
     seen = pictures(reader)
     assert next(seen)["requests"] == []
-    with httpx.stream("POST", s.url + "/v1/completions", json=dict(ASK, stream=True)):
+    with httpx.stream("POST", s.url + "/v1/completions", json=dict(ASK, stream=True), timeout=PATIENCE_S):
         copies = 0
         while copies < 2:  # of three holders of the prompt's last block
             copies += sum(kind == "copy" for kind, _, _ in next(seen)["events"])
@@ -130,9 +131,9 @@ def test_many_watch_and_some_do_not_read(start):
     socks = []
     for _ in range(32):
         socks.append(watch(s, "?n=2000")[0])
-    full = httpx.get(s.url + "/debug/kv")
+    full = s.ask("GET", "/debug/kv")
     assert full.status_code == 429 and "32" in error_of(full.content)["message"]
-    a = httpx.post(s.url + "/v1/completions", json=dict(prompt="x", max_tokens=300), timeout=60)
+    a = s.ask("POST", "/v1/completions", json=dict(prompt="x", max_tokens=300))
     assert a.json()["usage"]["completion_tokens"] == 300
     for sock in socks:
         sock.close()
@@ -157,13 +158,12 @@ def test_long_step(start):
     seen = pictures(reader)
     assert next(seen)["pool"]["used"] == 0
     work = s.connect()
-    body = json.dumps(dict(ASK, prompt="x", stream=True)).encode()
-    work.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: q\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    work.sendall(post("/v1/completions", dict(ASK, stream=True)))
     while "stalled_ms" not in next(seen):
         pass
     assert once(s).status_code == 503
-    end = time.monotonic() + 60
-    while (a := httpx.get(s.url + "/health")).json()["status"] != "stalled":
+    end = time.monotonic() + PATIENCE_S
+    while (a := s.ask("GET", "/health")).json()["status"] != "stalled":
         assert time.monotonic() < end
     assert a.status_code == 503
     sock.close()
@@ -209,7 +209,7 @@ def test_in_a_browser(start, chromium):
     assert b.wait(COLOURS + " >= 3")
     b.js("document.getElementById('grid').focus()")
     b.key("ArrowRight")
-    assert "shared by 3" in b.wait("document.getElementById('note').textContent.startsWith('Block 0') && document.getElementById('note').textContent")
+    b.wait("document.getElementById('note').textContent.startsWith('Block 0: shared by 3')")
     b.js("document.querySelector('.answer .text').focus()")
     b.key("ArrowRight")
     b.wait("document.querySelectorAll('#tip tr').length >= 5")
