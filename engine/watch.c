@@ -59,6 +59,7 @@ void watch_serve(struct watch *w, const struct sched *s, uint64_t step)
     int64_t now_us = clock_us();
     w->until_us = now_us + RECORD_US;
     p->cost_us = now_us - p->taken_us;
+    atomic_store_explicit(&w->filled, p, memory_order_release);
     sem_post(&w->done);
 }
 
@@ -96,6 +97,8 @@ int engine_kv_snapshot(struct engine *e, struct kv_picture *p, int64_t timeout_u
         else
             wait_done(&w->done);
     }
+    if (rc == 0 && atomic_load_explicit(&w->filled, memory_order_acquire) != p)
+        rc = err_set(err, ERR_DEVICE, "another picture was filled than the one that was wanted");
     pthread_mutex_unlock(&w->turn);
     return rc;
 }

@@ -19,6 +19,8 @@ struct watch {
     pthread_mutex_t turn; /* of the observers */
     sem_t done;
     struct kv_picture *_Atomic wanted;
+    struct kv_picture *_Atomic filled; /* what `done` was posted for: orders the filling before the reading in so many
+                                        * words, since ThreadSanitizer does not know sem_clockwait */
     /* Engine's thread. */
     int64_t until_us; /* events are recorded till then */
     struct kv_event event[KV_PICTURE_EVENTS];
