@@ -272,7 +272,7 @@ def test_lying_sizes(hub, cache, serve, lie):
     ((404, "RevisionNotFound"), None, "has no revision main"),
     ((403, "GatedRepo"), None, "is gated"),
     (None, (403, "GatedRepo"), "is gated: accept its terms"),
-    (None, (404, "EntryNotFound"), "does not have config.json"),
+    (None, (404, "EntryNotFound"), "does not have "),
     ((418, ""), None, "HTTP status 418"),
 ])
 def test_refusals(hub, cache, serve, listing, file, text):
