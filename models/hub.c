@@ -97,7 +97,7 @@ char *hub_name_of_path(const char *path)
 
 /* ---- surroundings ----------------------------------------------------------------------------------------------- */
 
-static const char *env(const char *name)
+const char *hub_env(const char *name)
 {
     const char *value = getenv(name);
     return value && *value ? value : NULL;
@@ -106,7 +106,7 @@ static const char *env(const char *name)
 static bool env_true(const char *name)
 {
     static const char *const YES[] = {"1", "ON", "YES", "TRUE"};
-    const char *value = env(name);
+    const char *value = hub_env(name);
     for (size_t i = 0; value && i < ARRAY_LEN(YES); i++) {
         if (strcasecmp(value, YES[i]) == 0)
             return true;
@@ -116,7 +116,7 @@ static bool env_true(const char *name)
 
 static int set_endpoint(struct hub *h, struct err *e)
 {
-    const char *value = env("HF_ENDPOINT");
+    const char *value = hub_env("HF_ENDPOINT");
     size_t len = strlen(value ? value : DEFAULT_ENDPOINT);
     if (value && strncmp(value, "https://", 8) != 0 && strncmp(value, "http://", 7) != 0)
         return err_set(e, ERR_INVALID, "HF_ENDPOINT is \"%.100s\"; it begins with https:// or http://", value);
@@ -150,10 +150,10 @@ static int set_token(struct hub *h, const char *text, size_t len, const char *fr
 /* HF_TOKEN, or the file that `hf auth login` writes. */
 static int find_token(struct hub *h, struct err *e)
 {
-    const char *value = env("HF_TOKEN"), *path = env("HF_TOKEN_PATH");
+    const char *value = hub_env("HF_TOKEN"), *path = hub_env("HF_TOKEN_PATH");
     char own[PATH_MAX], text[2 * sizeof h->token];
     if (!value)
-        value = env("HUGGING_FACE_HUB_TOKEN");
+        value = hub_env("HUGGING_FACE_HUB_TOKEN");
     if (value)
         return set_token(h, value, strlen(value), "HF_TOKEN", e);
     if (!path && hub_cache_home(own, "token", e) < 0)
@@ -232,8 +232,11 @@ static int no_weights(const struct hub *h, const struct hub_listing *l, struct e
             return err_set(e, ERR_INVALID, "has several GGUF files and none of a usual name: name one, as in %s/%s",
                            h->name.repo, l->file[i].name);
     }
-    return err_set(e, ERR_NOT_FOUND, "has neither model.safetensors, nor %s, nor a GGUF file at revision %s", INDEX,
-                   h->name.revision);
+    return err_set(
+        e, ERR_NOT_FOUND,
+        "has neither model.safetensors, nor %s, nor a GGUF file at revision %s (pytorch_model.bin is not read; "
+        "many models have their conversion at a revision refs/pr/N)",
+        INDEX, h->name.revision);
 }
 
 /* ---- downloading ------------------------------------------------------------------------------------------------ */

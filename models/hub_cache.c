@@ -32,19 +32,13 @@ static int path_printf(char ret[PATH_MAX], struct err *e, const char *fmt, ...)
     return n >= 0 && n < PATH_MAX ? 0 : err_set(e, ERR_INVALID, "the path of the hub's cache is too long");
 }
 
-static const char *env(const char *name)
-{
-    const char *value = getenv(name);
-    return value && *value ? value : NULL;
-}
-
 int hub_cache_home(char ret[PATH_MAX], const char *name, struct err *e)
 {
-    const char *home = env("HOME");
-    if (env("HF_HOME"))
-        return path_printf(ret, e, "%s/%s", env("HF_HOME"), name);
-    if (env("XDG_CACHE_HOME"))
-        return path_printf(ret, e, "%s/huggingface/%s", env("XDG_CACHE_HOME"), name);
+    const char *home = hub_env("HOME");
+    if (hub_env("HF_HOME"))
+        return path_printf(ret, e, "%s/%s", hub_env("HF_HOME"), name);
+    if (hub_env("XDG_CACHE_HOME"))
+        return path_printf(ret, e, "%s/huggingface/%s", hub_env("XDG_CACHE_HOME"), name);
     if (!home) {
         struct passwd *user = getpwuid(getuid());
         home = user ? user->pw_dir : "/";
@@ -54,7 +48,7 @@ int hub_cache_home(char ret[PATH_MAX], const char *name, struct err *e)
 
 int hub_cache_locate(struct hub *h, struct err *e)
 {
-    const char *own = env("HF_HUB_CACHE") ? env("HF_HUB_CACHE") : env("HUGGINGFACE_HUB_CACHE");
+    const char *own = hub_env("HF_HUB_CACHE") ? hub_env("HF_HUB_CACHE") : hub_env("HUGGINGFACE_HUB_CACHE");
     const char *slash = strchr(h->name.repo, '/');
     int code = own ? path_printf(h->root, e, "%s", own) : hub_cache_home(h->root, "hub", e);
     return code < 0 ? code

@@ -76,7 +76,7 @@ static void set_protocols(CURL *easy, bool https)
 
 CURL *hub_request(const struct hub *h, const char *url, struct hub_answer *a)
 {
-    const char *ca = getenv("SSL_CERT_FILE");
+    const char *ca = hub_env("SSL_CERT_FILE");
     CURL *easy = curl_easy_init();
     if (!easy)
         return NULL;
@@ -86,7 +86,7 @@ CURL *hub_request(const struct hub *h, const char *url, struct hub_answer *a)
         ok &= curl_easy_setopt(easy, CURLOPT_HTTPAUTH, (long)CURLAUTH_BEARER) == CURLE_OK;
         ok &= curl_easy_setopt(easy, CURLOPT_XOAUTH2_BEARER, h->token) == CURLE_OK;
     }
-    if (ca && *ca)
+    if (ca)
         ok &= curl_easy_setopt(easy, CURLOPT_CAINFO, ca) == CURLE_OK;
     set_protocols(easy, strncmp(h->endpoint, "https:", 6) == 0);
     curl_easy_setopt(easy, CURLOPT_USERAGENT, "quire/" QUIRE_VERSION);

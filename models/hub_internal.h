@@ -38,6 +38,8 @@ struct hub {
 
 /* Fill *ret; 0, or ERR_INVALID with what is wrong with it. */
 int hub_name_parse(struct hub_name *ret, const char *text, struct err *e);
+/* The variable's value; NULL when it is not set or empty. */
+const char *hub_env(const char *name);
 /* A name of a file that may stand in a snapshot: letters, digits, '.', '_', '-', '+', no dot in front, not too long. */
 bool hub_file_name_ok(const char *name);
 
