@@ -52,17 +52,25 @@ static void on_crash(int sig)
     raise(sig);
 }
 
+/* Sanitizers report better themselves. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SANITIZED = 1 };
+#else
+enum { SANITIZED = 0 };
+#endif
+
 void crash_report(void)
 {
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* they report better */
-    static char stack[STACK_BYTES];                                 /* for a main thread that has used up its own */
+    static char stack[STACK_BYTES]; /* for a main thread that has used up its own */
     struct sigaction a = {.sa_handler = on_crash, .sa_flags = (int)SA_RESETHAND | SA_ONSTACK};
     void *frame[1];
 
+    if (SANITIZED) {
+        return;
+    }
     backtrace(frame, 1);
     sigaltstack(&(stack_t){.ss_sp = stack, .ss_size = sizeof(stack)}, NULL);
     for (size_t i = 0; i < ARRAY_LEN(fatal); i++) {
         sigaction(fatal[i].number, &a, NULL);
     }
-#endif
 }

@@ -71,6 +71,9 @@ void request_log(const struct exchange *x)
     if (x->stream && x->stream->n_requests > 0) {
         add_answer(&l, x);
     }
+    if (x->grant.client && x->grant.client->tenant > 0) {
+        add(&l, LOG_STR("key", x->grant.client->name));
+    }
     if (x->trace.id[0]) {
         add(&l, LOG_STR("trace_id", x->trace.id));
         add(&l, LOG_STR("span_id", x->trace.span));

@@ -46,6 +46,14 @@ def test_line_of_a_request(start):
     assert float(line["ttft_ms"]) > 0
 
 
+def test_line_names_the_key(start):
+    s = start("--api-key", "secret-one")
+    for name, key in (("good", "secret-one"), ("bad", "secret-two")):
+        s.ask("GET", "/version", headers={"X-Request-Id": name, "Authorization": "Bearer " + key})
+    assert fields(wait_line(s, "id=good"))["key"] == "key-1"
+    assert "key" not in fields(wait_line(s, "id=bad")) and "secret" not in s.log
+
+
 def test_preempted_requests_say_so(start):
     """Two requests in a pool that holds one and a half."""
     s = start("--kv-blocks", "12", "--no-prefix-cache", model="null:1000")
