@@ -41,7 +41,8 @@ def test_line_of_a_request(start):
     line = fields(wait_line(s, "id=second"))
     assert line["finish"] == "length" and line["preemptions"] == "0"
     assert int(line["cached_tokens"]) == 48 and line["prompt_tokens"] == str(len(prompt))
-    assert float(line["decode_ms"]) >= 19 * 2 > 0 < float(line["prefill_ms"])
+    # 19 steps of 2 ms; the first token's time may be late, not the last one's.
+    assert float(line["decode_ms"]) >= 17 * 2 and float(line["prefill_ms"]) > 0
     assert float(line["ms"]) >= float(line["prefill_ms"]) + float(line["decode_ms"])
     assert float(line["ttft_ms"]) > 0
 
