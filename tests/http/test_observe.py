@@ -8,7 +8,7 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from conftest import PATIENCE_S, ROOT
+from conftest import PATIENCE_S, QUIRE, ROOT
 from raw import post
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -95,7 +95,9 @@ def test_state_on_sigusr1(start):
     assert fields(wait_line(s, '"state queues"'))["running"] == "0"
     with s.connect() as c:
         c.sendall(post("/v1/completions", dict(prompt=["a" * 20, "b"], n=2, temperature=1, max_tokens=3000, ignore_eos=True)))
-        s.wait_metric("num_requests_running", 2)
+        deadline = time.monotonic() + PATIENCE_S
+        while s.metric("generation_tokens_total") < 8:  # the prompt's last block has been copied
+            assert time.monotonic() < deadline
         s.process.send_signal(signal.SIGUSR1)
         running = fields(wait_line(s, '"state request"', "state=running"))
         assert running["width"] == running["live"] == "2" and running["prompt_tokens"] == "20"
@@ -121,10 +123,13 @@ def test_state_while_a_step_hangs(start):
 
 @pytest.mark.parametrize("sig", [signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT])
 def test_crash_leaves_a_backtrace(start, sig):
+    with open(QUIRE, "rb") as f:
+        if re.search(rb"__(asan|tsan)_init", f.read()):
+            pytest.skip("a sanitizer reports crashes in its own way")
     s = start()
     s.process.send_signal(sig)
     assert s.process.wait(PATIENCE_S) == -sig
-    assert f"crashed: {sig.name} in thread" in s.log and re.search(r"quire\(\+0x[0-9a-f]+\)", s.log)
+    assert f"crashed: {sig.name} in thread" in s.log and re.search(r"\(\+0x[0-9a-f]+\)", s.log)
 
 
 # ---- metrics ----
