@@ -271,7 +271,7 @@ static inline int rig_main(int argc, char **argv, int (*group)(void))
         return group();
     }
     int failed = 0;
-    for (enum cpu_isa isa = CPU_PLAIN; isa <= CPU_AVX512_BF16; isa++) {
+    for (enum cpu_isa isa = CPU_PLAIN; isa <= CPU_NEON; isa++) {
         setenv("QUIRE_CPU_ISA", cpu_isa_name(isa), 1);
         enum cpu_isa got;
         if (cpu_isa_detect(&got, NULL) == 0) {

@@ -7,9 +7,8 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/convert.h"
+#include "kernels/cpu/fetch.h"
 #include "kernels/cpu/kernels.h"
-
-#define INLINE static inline __attribute__((always_inline))
 
 static inline float sum_lanes(__m256 v)
 {
@@ -78,33 +77,6 @@ INLINE void transpose8(__m256 r[8])
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
         r[i] = a[i];
-    }
-}
-
-/* What a tile fetches while it computes: all its rows `stream` bytes ahead, or (0) up to two others, into the second-level
- * cache, a line a chunk. */
-struct fetch {
-    int64_t stream;
-    const char *row[2];
-};
-
-/* Once a chunk; n_lines of a chunk of a stored row. */
-INLINE void fetch_chunk(struct fetch *f, const char *const *row, const int n_w, const int n_lines)
-{
-    if (f->stream != 0) {
-#pragma GCC unroll 8
-        for (int i = 0; i < n_w; i++) {
-            for (int l = 0; l < n_lines; l++) {
-                _mm_prefetch(row[i] + f->stream + 64 * l, _MM_HINT_T0);
-            }
-        }
-    } else if (f->row[0] != NULL) {
-        for (int l = 0; l < n_lines; l++) {
-            _mm_prefetch(f->row[0], _MM_HINT_T1);
-            _mm_prefetch(f->row[1], _MM_HINT_T1);
-            f->row[0] += 64;
-            f->row[1] += f->row[1] != NULL ? 64 : 0;
-        }
     }
 }
 

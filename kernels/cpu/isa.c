@@ -4,8 +4,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const isa_names[] = {
-    [CPU_PLAIN] = "plain", [CPU_AVX2] = "avx2", [CPU_AVX512] = "avx512", [CPU_AVX512_BF16] = "avx512bf16"};
+#ifdef __aarch64__
+enum { HAS_NEON = true }; /* every one of them has it */
+#else
+enum { HAS_NEON = false };
+#endif
+
+static const char *const isa_names[] = {[CPU_PLAIN] = "plain",
+                                        [CPU_AVX2] = "avx2",
+                                        [CPU_AVX512] = "avx512",
+                                        [CPU_AVX512_BF16] = "avx512bf16",
+                                        [CPU_NEON] = "neon"};
 
 const char *cpu_isa_name(enum cpu_isa isa)
 {
@@ -34,7 +43,7 @@ static bool has(enum cpu_isa isa)
         return false;
     }
 #else
-    return false;
+    return isa == CPU_NEON && HAS_NEON;
 #endif
 }
 
@@ -50,7 +59,7 @@ int cpu_isa_detect(enum cpu_isa *ret, struct err *e)
         }
         return err_set(e, ERR_UNSUPPORTED, "QUIRE_CPU_ISA: this machine cannot run \"%.32s\"", asked);
     }
-    static const enum cpu_isa best_first[] = {CPU_AVX512_BF16, CPU_AVX512, CPU_AVX2};
+    static const enum cpu_isa best_first[] = {CPU_AVX512_BF16, CPU_AVX512, CPU_AVX2, CPU_NEON};
     for (size_t i = 0; i < ARRAY_LEN(best_first); i++) {
         if (has(best_first[i])) {
             *ret = best_first[i];

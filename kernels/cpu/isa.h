@@ -1,6 +1,6 @@
 /* Which instruction set the CPU backend runs on, found at start, never at build time.
  *
- * The environment variable QUIRE_CPU_ISA (plain, avx2, avx512, avx512bf16) asks for a lower one, so that
+ * The environment variable QUIRE_CPU_ISA (plain, avx2, avx512, avx512bf16, neon) asks for another, usually a lower one, so that
  * tests reach every variant the machine has.
  */
 #ifndef QUIRE_KERNELS_CPU_ISA_H
@@ -8,7 +8,7 @@
 
 #include "config/base.h"
 
-enum cpu_isa { CPU_PLAIN, CPU_AVX2, CPU_AVX512, CPU_AVX512_BF16 };
+enum cpu_isa { CPU_PLAIN, CPU_AVX2, CPU_AVX512, CPU_AVX512_BF16, CPU_NEON };
 
 const char *cpu_isa_name(enum cpu_isa isa);
 /* The best this machine and QUIRE_CPU_ISA allow; ERR_UNSUPPORTED when the variable names one that is not there. */

@@ -174,5 +174,11 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
     if (isa == CPU_AVX512_BF16) {
         cpu_tiles_avx512bf16(k);
     }
+#elif defined(__aarch64__)
+    if (isa == CPU_NEON) {
+        cpu_kernels_neon(k);
+        cpu_tiles_neon(k);
+        cpu_attention_neon(k);
+    }
 #endif
 }

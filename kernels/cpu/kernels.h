@@ -118,6 +118,9 @@ void cpu_kernels_avx2(struct cpu_kernels *k);
 void cpu_tiles_avx2(struct cpu_kernels *k);
 void cpu_panels_avx2(struct cpu_kernels *k); /* after cpu_tiles_avx2 */
 void cpu_attention_avx2(struct cpu_kernels *k);
+void cpu_kernels_neon(struct cpu_kernels *k);
+void cpu_tiles_neon(struct cpu_kernels *k);
+void cpu_attention_neon(struct cpu_kernels *k);
 void cpu_tiles_avx512(struct cpu_kernels *k);
 void cpu_tiles_avx512bf16(struct cpu_kernels *k);
 
