@@ -6,14 +6,16 @@
 
 #include "kernels/cpu/cpu.h"
 
-enum { LINE_BYTES = 64, TASKS_PER_THREAD = 8, PART_TILES = 16 };
+enum { LINE_BYTES = 64, TASKS_PER_SHARE = 8, PART_TILES = 16 };
 
 struct panel_job {
     struct cpu_backend *c;
     struct mat out, x, w;
     const struct epilogue *ep;
     int32_t padded; /* columns, a multiple of TILE_CHUNK */
-    int32_t n_tiles, n_panels;
+    int32_t n_tiles;
+    int32_t share_panels; /* of w, of a thread */
+    int32_t n_parts;
     int32_t part_tiles; /* of x in a task */
     int64_t thread_floats;
     int64_t panel_floats; /* of them the panel's, then the sums */
@@ -66,10 +68,14 @@ static void multiply(const struct panel_job *j, int32_t first, int32_t from, int
 static void panel_task(void *arg, int32_t task, int32_t thread)
 {
     const struct panel_job *j = arg;
-    int32_t first = task % j->n_panels * PANEL_ROWS;
+    int32_t share = task / (j->share_panels * j->n_parts);
+    int32_t first = (share * j->share_panels + task % j->share_panels) * PANEL_ROWS;
     int32_t n = MIN(PANEL_ROWS, j->w.rows - first);
-    int32_t from = task / j->n_panels * j->part_tiles;
+    int32_t from = task / j->share_panels % j->n_parts * j->part_tiles;
     int32_t end = MIN(from + j->part_tiles, j->n_tiles);
+    if (n <= 0 || from >= end) {
+        return;
+    }
     const float *bias = j->ep->bias.data;
     float *panel = j->c->panel + thread * j->thread_floats;
     float *sum = panel + j->panel_floats;
@@ -101,14 +107,13 @@ void cpu_linear_panels(struct cpu_backend *c, struct mat out, struct mat x, stru
     struct panel_job j = {.c = c, .out = out, .x = x, .w = w, .ep = ep};
     j.padded = (int32_t)(div_ceil(x.cols, TILE_CHUNK) * TILE_CHUNK);
     j.n_tiles = (int32_t)div_ceil(x.rows, TILE_ROWS);
-    j.n_panels = (int32_t)div_ceil(w.rows, PANEL_ROWS);
-    int64_t want = div_ceil((int64_t)cpu_pool_threads(c->pool) * TASKS_PER_THREAD, j.n_panels);
-    int64_t parts = MIN(want, MAX(j.n_tiles / PART_TILES, 1));
-    j.part_tiles = (int32_t)div_ceil(j.n_tiles, parts);
+    j.share_panels = (int32_t)div_ceil(div_ceil(w.rows, PANEL_ROWS), cpu_pool_threads(c->pool));
+    j.n_parts = (int32_t)MIN(div_ceil(TASKS_PER_SHARE, j.share_panels), MAX(j.n_tiles / PART_TILES, 1));
+    j.part_tiles = (int32_t)div_ceil(j.n_tiles, j.n_parts);
     if (make_room(&j) < 0) {
         cpu_fail(c, ERR_NOMEM, "out of memory for a matrix product");
         return;
     }
     cpu_pool_run(c->pool, j.n_tiles, pack_tile, &j);
-    cpu_pool_run(c->pool, j.n_panels * (int32_t)div_ceil(j.n_tiles, j.part_tiles), panel_task, &j);
+    cpu_pool_run_shares(c->pool, j.share_panels * j.n_parts, panel_task, &j, NULL);
 }

@@ -1,7 +1,7 @@
 /* linear by tiles: the order in which rows of w and of x meet, so that memory is read once and caches are reused.
  *
- * x is packed first (tiles of TILE_ROWS rows). A task owns a run of w's rows and a range of tiles of x, and takes
- * its rows of w in blocks that fit the second-level cache: the block stays there while every tile of x meets it, block
+ * x is packed first (tiles of TILE_ROWS rows). A task is a block of w's rows that fits the second-level cache and a range of
+ * tiles of x: the block stays there while every tile meets it, block
  * of k_block elements by block, the tile's share of x in the first-level cache. What is not used yet of w is fetched
  * ahead meanwhile. With one tile of x a block is read once: linear_stream.c.
  */
@@ -14,6 +14,8 @@ enum {
     BLOCK_BYTES = 192 << 10, /* of w, in the second-level cache */
     BLOCK_STEP = 24,         /* a multiple of every tile's rows of w, halved for long rows */
     BLOCK_MAX_ROWS = 240,
+    TASKS_PER_SHARE = 8, /* at least, where the rows allow */
+    PART_TILES = 8,      /* of x in a task, at least */
     SERIAL_PACK_TILES = 8,
     PANELS_FROM = 48, /* rows of x */
 };
@@ -25,9 +27,10 @@ struct linear_job {
     int64_t tile_bytes; /* of a full tile, packed */
     int32_t n_tiles;    /* of x */
     int32_t block_rows; /* of w in a block */
-    int32_t task_rows;  /* of w in a task, whole blocks */
-    int32_t task_tiles; /* of x in a task */
-    int32_t n_row_tasks;
+    int32_t share_rows; /* of w, of a thread */
+    int32_t n_blocks;   /* in a share */
+    int32_t part_tiles; /* of x in a task */
+    int32_t n_parts;
 };
 
 static int32_t tile_rows(const struct linear_job *j, int32_t tile)
@@ -119,30 +122,31 @@ static void linear_task(void *arg, int32_t task, int32_t thread)
 {
     (void)thread;
     const struct linear_job *j = arg;
-    int32_t first = task % j->n_row_tasks * j->task_rows;
-    int32_t end = MIN(first + j->task_rows, j->w.rows);
-    int32_t from = task / j->n_row_tasks * j->task_tiles;
-    for (; first < end; first += j->block_rows) {
-        run_block(j, first, MIN(j->block_rows, end - first), from, MIN(from + j->task_tiles, j->n_tiles));
+    int32_t share = task / (j->n_blocks * j->n_parts);
+    int32_t first = share * j->share_rows + task % j->n_blocks * j->block_rows;
+    int32_t end = MIN(MIN(first + j->block_rows, (share + 1) * j->share_rows), j->w.rows);
+    int32_t from = task / j->n_blocks % j->n_parts * j->part_tiles;
+    if (first < end && from < j->n_tiles) {
+        run_block(j, first, end - first, from, MIN(from + j->part_tiles, j->n_tiles));
     }
 }
 
-/* Enough tasks that threads which run at different speeds end together, each as large as that allows. */
+/* Each thread has neighbouring rows of w, so that what it fetches ahead is its own; blocks as large as the cache allows, but
+ * enough of them that threads which run at different speeds end together. Returns the tasks of a share. */
 static int32_t plan(struct linear_job *j)
 {
     int32_t threads = cpu_pool_threads(j->c->pool);
-    int32_t want = threads == 1 ? 1 : threads * 8;
+    int32_t want = threads == 1 ? 1 : TASKS_PER_SHARE;
+    int32_t step = BLOCK_STEP / 2;
     int64_t row_bytes = j->w.stride * dtype_bytes(j->w.dtype);
-    int64_t fit = BLOCK_BYTES / row_bytes / BLOCK_STEP * BLOCK_STEP;
-    fit = fit > 0 ? fit : BLOCK_STEP / 2;
-    j->block_rows = (int32_t)MIN(fit, BLOCK_MAX_ROWS);
-    int64_t share = div_ceil(div_ceil(j->w.rows, want), BLOCK_STEP / 2) * (BLOCK_STEP / 2);
-    j->block_rows = (int32_t)MIN(j->block_rows, share);
-    j->task_rows = (int32_t)(MAX(share / j->block_rows, 1) * j->block_rows);
-    j->n_row_tasks = (int32_t)div_ceil(j->w.rows, j->task_rows);
-    int32_t parts = (int32_t)MIN(div_ceil(want, j->n_row_tasks), MAX(j->n_tiles / 8, 1));
-    j->task_tiles = (int32_t)div_ceil(j->n_tiles, parts);
-    return j->n_row_tasks * (int32_t)div_ceil(j->n_tiles, j->task_tiles);
+    j->share_rows = (int32_t)div_ceil(div_ceil(j->w.rows, threads), step) * step;
+    int64_t fit = MAX(BLOCK_BYTES / row_bytes / BLOCK_STEP * BLOCK_STEP, step);
+    int64_t even = div_ceil(div_ceil(j->share_rows, want), step) * step;
+    j->block_rows = (int32_t)MIN(MIN(fit, even), BLOCK_MAX_ROWS);
+    j->n_blocks = (int32_t)div_ceil(j->share_rows, j->block_rows);
+    j->n_parts = (int32_t)MIN(div_ceil(want, j->n_blocks), MAX(j->n_tiles / PART_TILES, 1));
+    j->part_tiles = (int32_t)div_ceil(j->n_tiles, j->n_parts);
+    return j->n_blocks * j->n_parts;
 }
 
 void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep)
@@ -160,6 +164,6 @@ void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struc
     if (j.n_tiles == 1) {
         cpu_linear_stream(c, out, x, w, ep);
     } else {
-        cpu_pool_run(c->pool, plan(&j), linear_task, &j);
+        cpu_pool_run_shares(c->pool, plan(&j), linear_task, &j, NULL);
     }
 }
