@@ -228,6 +228,17 @@ endif
 endif
 $(cuda_dir)/flags: ;
 
+# ---- packages -----------------------------------------------------------------------------------------------------
+
+.PHONY: man deb
+man: $(BUILD)/quire.8 ## build/quire.8, the manual page
+
+$(BUILD)/quire.8: deploy/quire.8.in deploy/make-man $(quire)
+	$(Q)deploy/make-man $(quire) >$@
+
+deb: all $(BUILD)/quire.8 ## Debian packages of the daemon and of the bundled model, into build/deb
+	deploy/make-deb $(BUILD)
+
 # ---- house-keeping ------------------------------------------------------------------------------------------------
 
 c_files := $(foreach d,$(rooms) kernels/cuda tests tests/sim tests/bench tests/fuzz,$(wildcard $(d)/*.c $(d)/*.h))
@@ -244,7 +255,7 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 share := $(DESTDIR)$(PREFIX)/share
 
 # Settings that are there are kept; the unit names the prefix.
-install: all ## into $(DESTDIR)$(PREFIX): the daemon, the bundled model, the systemd unit; /etc/quire/quire.yaml where there is none
+install: all $(BUILD)/quire.8 ## into $(DESTDIR)$(PREFIX): the daemon, the bundled model, the systemd unit; /etc/quire/quire.yaml where there is none
 	install -D -m 755 $(BUILD)/quire $(DESTDIR)$(PREFIX)/bin/quire
 	[ ! -e $(BUILD)/libquire_cuda.so ] || \
 	    install -D -m 755 $(BUILD)/libquire_cuda.so $(DESTDIR)$(PREFIX)/lib/quire/libquire_cuda.so
@@ -252,6 +263,9 @@ install: all ## into $(DESTDIR)$(PREFIX): the daemon, the bundled model, the sys
 	$(if $(wildcard models/demo/*),install -m 644 $(wildcard models/demo/*) $(share)/quire/models/demo/)
 	install -D -m 644 LICENSE $(share)/doc/quire/LICENSE
 	[ ! -e README.md ] || install -m 644 README.md $(share)/doc/quire/README.md
+	install -D -m 644 $(BUILD)/quire.8 $(share)/man/man8/quire.8
+	install -D -m 644 deploy/completion/quire.bash $(share)/bash-completion/completions/quire
+	install -D -m 644 deploy/completion/_quire $(share)/zsh/site-functions/_quire
 	[ -e $(DESTDIR)$(SYSCONFDIR)/quire/quire.yaml ] || \
 	    install -D -m 644 config/quire.yaml $(DESTDIR)$(SYSCONFDIR)/quire/quire.yaml
 	install -d $(DESTDIR)$(UNITDIR)

@@ -97,6 +97,8 @@ void settings_pass_on_free(char **flags);
 void settings_help(FILE *out);
 /* Markdown reference for the README. */
 void settings_markdown(FILE *out);
+/* The same for the manual page, in the macros of man(7). */
+void settings_man(FILE *out);
 /* `quire config`: every setting as YAML, each with a comment naming where its value came from. Keys are masked. */
 void settings_print(const struct settings *s, FILE *out);
 

@@ -1,4 +1,4 @@
-/* The settings as text: --help, the README's reference, and `quire config`. */
+/* The settings as text: --help, the reference of the README and of the manual page, and `quire config`. */
 #include <string.h>
 
 #include "config/settings_table.h"
@@ -72,20 +72,26 @@ static void put_wrapped(FILE *out, const char *text, int column)
     fputc('\n', out);
 }
 
+/* "port to listen on; 0: any free one [8000]" */
+static void put_help(struct buf *out, const struct setting *row)
+{
+    buf_puts(out, row->help);
+    if (row->preset != NULL)
+        buf_printf(out, " [%s]", row->preset);
+    if (row->alias != NULL) {
+        buf_puts(out, " (also --");
+        spell(out, row->alias, false);
+        buf_putc(out, ')');
+    }
+}
+
 static void help_row(FILE *out, const struct setting *row)
 {
     struct buf flag, text;
     buf_init(&flag, 256);
     buf_init(&text, 1024);
     put_flag(&flag, row);
-    buf_puts(&text, row->help);
-    if (row->preset != NULL)
-        buf_printf(&text, " [%s]", row->preset);
-    if (row->alias != NULL) {
-        buf_puts(&text, " (also --");
-        spell(&text, row->alias, false);
-        buf_putc(&text, ')');
-    }
+    put_help(&text, row);
     if (flag.data != NULL && text.data != NULL)
         put_wrapped(out, text.data, fprintf(out, "  %s", flag.data));
     buf_release(&flag);
@@ -133,6 +139,50 @@ void settings_markdown(FILE *out)
         if (begins_group(i))
             fprintf(out, "%s| %s | default | |\n|---|---|---|\n", i == 0 ? "" : "\n", setting_table[i].group);
         markdown_row(out, &setting_table[i]);
+    }
+}
+
+/* Text for troff: a plain dash is a hyphen there, and may be broken at; a backslash begins a command. */
+static void put_roff(FILE *out, const char *text, size_t len)
+{
+    for (size_t i = 0; i < len; i++)
+        if (text[i] == '-')
+            fputs("\\-", out);
+        else if (text[i] == '\\')
+            fputs("\\e", out);
+        else
+            fputc(text[i], out);
+}
+
+/* The flag in bold, its value as it is; then what help_row says. */
+static void man_row(FILE *out, const struct setting *row)
+{
+    struct buf flag, text;
+    buf_init(&flag, 256);
+    buf_init(&text, 1024);
+    put_flag(&flag, row);
+    put_help(&text, row);
+    if (flag.data != NULL && text.data != NULL) {
+        size_t name = strcspn(flag.data, " ");
+        fputs(".TP\n\\fB", out);
+        put_roff(out, flag.data, name);
+        fputs("\\fR", out);
+        put_roff(out, flag.data + name, flag.len - name);
+        fputc('\n', out);
+        put_roff(out, text.data, text.len);
+        fputc('\n', out);
+    }
+    buf_release(&flag);
+    buf_release(&text);
+}
+
+void settings_man(FILE *out)
+{
+    for (int i = 0; i < setting_count; i++) {
+        if (begins_group(i))
+            fprintf(out, ".SS %s\n", setting_table[i].group);
+        if (setting_table[i].type != SETTING_PREFIXES)
+            man_row(out, &setting_table[i]);
     }
 }
 

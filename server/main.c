@@ -31,9 +31,13 @@ static int config_main(int argc, char **argv, char **env)
     struct err e = {0};
     bool help = false;
 
-    /* For scripts/check-readme: the settings as the README shows them. */
+    /* For scripts/check-readme and deploy/make-man: the settings as the README and the manual page show them. */
     if (argc == 1 && strcmp(argv[0], "--markdown") == 0) {
         settings_markdown(stdout);
+        return 0;
+    }
+    if (argc == 1 && strcmp(argv[0], "--man") == 0) {
+        settings_man(stdout);
         return 0;
     }
     if (settings_load(&s, argc, argv, env, &help, &e)) {
