@@ -1,6 +1,7 @@
 #include "server/bench_stream.h"
 
 #include <stdio.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -27,6 +28,15 @@ static void keep(struct stream_reader *r, const char *data, size_t len)
     r->line[r->n_line] = '\0';
 }
 
+/* The digits that text begins with, as a number; a line's end is no NUL, so nothing of the library's can read them. */
+static int32_t count_of(const char *text, const char *end)
+{
+    int32_t n = 0;
+    for (; text < end && *text >= '0' && *text <= '9' && n < INT32_MAX / 10; text++)
+        n = n * 10 + (*text - '0');
+    return n;
+}
+
 /* One line of the body, without its end. Counts tokens' events; the usage event has no choices, the last says [DONE]. */
 static int32_t body_line(struct stream_reader *r, const char *line, size_t len)
 {
@@ -34,7 +44,7 @@ static int32_t body_line(struct stream_reader *r, const char *line, size_t len)
         return 0;
     const char *usage = memmem(line, len, "\"completion_tokens\":", 20);
     if (usage)
-        r->completion_tokens = atoi(usage + 20);
+        r->completion_tokens = count_of(usage + 20, line + len);
     if (memmem(line, MIN(len, 32), "\"error\":", 8)) {
         r->failed = true;
         r->n_line = 0;
@@ -74,15 +84,27 @@ static int32_t body_bytes(struct stream_reader *r, const char *data, size_t len)
     return n;
 }
 
-static void header_line(struct stream_reader *r)
+/* A length as HTTP writes it; ERR_INVALID where it is none. */
+static int read_length(int64_t *ret, const char *text, int base, struct err *e)
+{
+    char *end;
+    errno = 0;
+    *ret = strtoll(text, &end, base);
+    if (end == text || errno || *ret < 0)
+        return err_set(e, ERR_INVALID, "the answer has a length that is none: %.40s", text);
+    return 0;
+}
+
+static int header_line(struct stream_reader *r, struct err *e)
 {
     const char *h = r->protocol;
     if (strncasecmp(h, "transfer-encoding:", 18) == 0 && strcasestr(h, "chunked"))
         r->chunked = true;
     else if (strncasecmp(h, "content-length:", 15) == 0)
-        r->left = atoll(h + 15);
+        return read_length(&r->left, h + 15, 10, e);
     else if (strncasecmp(h, "connection:", 11) == 0 && strcasestr(h, "close"))
         r->close = true;
+    return 0;
 }
 
 static void end_of_headers(struct stream_reader *r)
@@ -108,12 +130,12 @@ static int protocol_line(struct stream_reader *r, struct err *e)
         return 0;
     case HEADER_LINE:
         if (n > 0)
-            header_line(r);
-        else
-            end_of_headers(r);
+            return header_line(r, e);
+        end_of_headers(r);
         return 0;
     case CHUNK_SIZE:
-        r->left = strtoll(r->protocol, NULL, 16);
+        if (read_length(&r->left, r->protocol, 16, e) < 0)
+            return ERR_INVALID;
         r->state = r->left > 0 ? BODY : TRAILER;
         return 0;
     case CHUNK_END:

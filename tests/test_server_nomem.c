@@ -1,87 +1,9 @@
 /* Every allocation of the request path made to fail in turn: a clean refusal, and nothing is leaked. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-
-#include <cmocka.h>
+#include "tests/nomem.h"
 
 #include "server/auth.h"
 #include "server/collect.h"
 #include "tests/api_context.h"
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define REPLACED_MALLOC 0 /* the sanitizers bring their own */
-#else
-#define REPLACED_MALLOC 1
-#endif
-
-static long countdown = -1; /* allocations until one fails; -1: none does */
-static long live;           /* allocations not freed, while counting */
-static bool counting;
-
-#if REPLACED_MALLOC
-static bool fails(void)
-{
-    return counting && countdown >= 0 && countdown-- == 0;
-}
-
-void *__libc_malloc(size_t n);
-void *__libc_calloc(size_t n, size_t size);
-void *__libc_realloc(void *p, size_t n);
-void __libc_free(void *p);
-
-void *malloc(size_t n)
-{
-    if (fails())
-        return NULL;
-    live += counting;
-    return __libc_malloc(n);
-}
-
-void *calloc(size_t n, size_t size)
-{
-    if (fails())
-        return NULL;
-    live += counting;
-    return __libc_calloc(n, size);
-}
-
-void *realloc(void *p, size_t n)
-{
-    if (fails())
-        return NULL;
-    live += counting && p == NULL;
-    return __libc_realloc(p, n);
-}
-
-void free(void *p)
-{
-    live -= counting && p != NULL;
-    __libc_free(p);
-}
-#endif
-
-/* Run `step` with the first, second, third … allocation failing, until it gets by without. Returns how many there are. */
-static int fail_each(int (*step)(void))
-{
-    for (int i = 0;; i++) {
-        assert_true(i < 10000);
-        countdown = i;
-        live = 0;
-        counting = true;
-        int rc = step();
-        counting = false;
-        bool spared = countdown >= 0;
-        if (live != 0)
-            fail_msg("%ld allocations leaked when number %d failed", live, i);
-        if (spared) {
-            assert_int_equal(rc, 0);
-            return i;
-        }
-        if (rc >= 0)
-            fail_msg("allocation %d failed and nobody noticed", i);
-    }
-}
 
 static int parse_all(void)
 {
@@ -167,35 +89,28 @@ static int load_keys(void)
     return rc;
 }
 
-static void check(int (*step)(void), int at_least)
-{
-    if (!REPLACED_MALLOC)
-        skip();
-    assert_true(fail_each(step) >= at_least);
-}
-
 static void test_bodies(void **state)
 {
     (void)state;
-    check(parse_all, 40);
+    nomem_each(parse_all, 10000, 40);
 }
 
 static void test_token_bodies(void **state)
 {
     (void)state;
-    check(tokenize_all, 6);
+    nomem_each(tokenize_all, 10000, 6);
 }
 
 static void test_answers(void **state)
 {
     (void)state;
-    check(answer_all, 8);
+    nomem_each(answer_all, 10000, 8);
 }
 
 static void test_keys(void **state)
 {
     (void)state;
-    check(load_keys, 1);
+    nomem_each(load_keys, 10000, 1);
 }
 
 int main(void)

@@ -85,6 +85,30 @@ inside() { # folder command...
             exec chroot "$root" "$@"' inside "$folder" "$@"
 }
 
+# Boots the system in folder $1 in a container with this machine's network; $container is then systemd-nspawn's guardian.
+boot() { # folder
+    mkdir -p "$1/var/log/journal" /run/systemd/nspawn/propagate
+    timeout 1800 systemd-nspawn -q -D "$1" --boot --register=no --keep-unit --console=read-only </dev/null >"$work/boot.log" 2>&1 &
+    container=$!
+    at_end "kill $container 2>/dev/null; wait $container 2>/dev/null"
+}
+# Until the daemon in it answers.
+wait_for_boot() { # port
+    local booted=$SECONDS
+    until wait_for_health "$1" 1; do
+        kill -0 "$container" 2>/dev/null ||
+            { tail -20 "$work/boot.log"; skip "systemd-nspawn cannot boot here: $(tail -1 "$work/boot.log")"; }
+        [ $((SECONDS - booted)) -lt 900 ] || { tail -20 "$work/boot.log"; journal; fail "not ready"; }
+    done
+}
+# The last the daemon said there.
+journal() { journalctl -D "$work/root/var/log/journal" -u quire --no-pager -o cat 2>/dev/null | tail -40; }
+# To systemd-nspawn, which passes it on as a request to power off. Not to timeout: it signals twice, and twice means kill.
+power_off() {
+    kill -TERM "$(pgrep -P "$container")"
+    wait "$container" || true
+}
+
 free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 
 # Until http://127.0.0.1:$1/health says ready, at most $2 seconds.

@@ -1,0 +1,96 @@
+/* Flags, environment variables and the file of keys, as a person might mistype them. The input is a list of words separated by NUL
+ * bytes: those that begin with QUIRE_ are the environment, the one after the word "--keys" is the text of an api_key_file, all
+ * others are flags. covers: config/settings.c config/settings_value.c config/settings_table.c config/settings_print.c */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "config/settings_table.h"
+
+enum { MAX_WORDS = 24 };
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+struct words {
+    char *argv[MAX_WORDS + 2], *env[MAX_WORDS + 1];
+    int argc, n_env;
+};
+
+/* The keys as a file, named by a flag: one file of this process, written anew. */
+static void add_keys_file(struct words *w, const char *text)
+{
+    static char path[] = "/tmp/quire-fuzz-keys-XXXXXX", flag[64];
+    static FILE *file;
+    if (!file) {
+        file = fdopen(mkstemp(path), "w");
+        snprintf(flag, sizeof(flag), "--api-key-file=%s", path);
+    }
+    rewind(file);
+    if (ftruncate(fileno(file), 0) != 0 || fputs(text, file) < 0 || fflush(file) != 0)
+        abort();
+    w->argv[w->argc++] = flag;
+}
+
+/* A file that is named in the input is not opened: it might be any. */
+static bool names_a_file(const char *word)
+{
+    return strstr(word, "config") || strstr(word, "CONFIG") || strstr(word, "key") || strstr(word, "KEY_FILE");
+}
+
+static void split(struct words *w, char *text, size_t size)
+{
+    bool keys = false;
+    for (size_t at = 0; at < size && w->argc + w->n_env < MAX_WORDS; at += strlen(text + at) + 1) {
+        char *word = text + at;
+        if (keys)
+            add_keys_file(w, word);
+        keys = !keys && strcmp(word, "--keys") == 0;
+        if (keys || (names_a_file(word) && strncmp(word, "--api-key=", 10) != 0))
+            continue;
+        if (strncmp(word, "QUIRE_", 6) == 0)
+            w->env[w->n_env++] = word;
+        else
+            w->argv[w->argc++] = word;
+    }
+}
+
+/* What was accepted is inside its bounds and can be printed. */
+static void check(const struct settings *s, FILE *nowhere)
+{
+    if (s->port < 0 || s->port > 65535 || s->block_size < 1 || s->max_queue < 1 || !(s->step_timeout > 0))
+        abort();
+    settings_print(s, nowhere);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static FILE *nowhere;
+    if (!nowhere)
+        nowhere = fopen("/dev/null", "w");
+    char *text = malloc(size + 1);
+    if (!text || !nowhere)
+        abort();
+    memcpy(text, data, size);
+    text[size] = '\0';
+
+    static char no_file[] = "--config=none";
+    struct words w = {.argv = {no_file}, .argc = 1};
+    split(&w, text, size);
+    struct settings s;
+    struct err e = {0};
+    bool help = false;
+    if (settings_load(&s, w.argc, w.argv, w.env, &help, &e) < 0) {
+        if (e.code >= 0 || e.text[0] == '\0' || strchr(e.text, '\n'))
+            abort(); /* a refusal without its sentence */
+    } else if (help) {
+        settings_help(nowhere);
+        settings_markdown(nowhere);
+        settings_man(nowhere);
+    } else {
+        check(&s, nowhere);
+        settings_release(&s);
+    }
+    free(text);
+    return 0;
+}
