@@ -114,12 +114,13 @@ static int open_model(void)
     struct model_config c;
     struct generation_defaults gen;
     struct model_options o = {.dtype = DTYPE_BF16, .max_tokens = 8, .max_logits = 2, .max_len = 64, .n_ranks = 1};
+    struct backend_config bc = {.threads = 1, .max_tokens = 8, .max_seqs = 2, .max_samples = 2, .max_blocks_per_seq = 4};
     struct backend *b = NULL;
     struct model *m = NULL;
     struct err e = {0};
     int rc = model_config_read(&c, &gen, "models/demo", &e);
     if (rc == 0)
-        rc = backend_open(&b, DEVICE_CPU, 1, &e);
+        rc = backend_open(&b, "cpu", &bc, &e);
     if (rc == 0)
         rc = model_open(&m, "models/demo", &c, &o, b, &e);
     if (rc == 0)
@@ -132,42 +133,42 @@ static int open_model(void)
 static void settings_that_find_no_memory_are_refused(void **state)
 {
     (void)state;
-    nomem_each(load_settings, 10000, 40);
+    nomem_each(load_settings, 10000, 40, 4);
 }
 
 static void checkpoints_that_find_no_memory_are_refused(void **state)
 {
     (void)state;
-    nomem_each(read_config, 10000, 1);
-    nomem_each(open_checkpoint, 10000, 20);
+    nomem_each(read_config, 10000, 1, 0);
+    nomem_each(open_checkpoint, 10000, 20, 0);
 }
 
 static void tokenizers_that_find_no_memory_are_refused(void **state)
 {
     (void)state;
-    nomem_each(open_tokenizer, 200, 20);
+    nomem_each(open_tokenizer, 200, 20, 12);
     struct err e = {0};
     assert_int_equal(tokenizer_open(&tokenizer, "models/demo", &e), 0);
-    nomem_each(encode_and_decode, 10000, 2);
+    nomem_each(encode_and_decode, 10000, 2, 0);
     tokenizer_free(tokenizer);
 }
 
 static void gguf_files_that_find_no_memory_are_refused(void **state)
 {
     (void)state;
-    nomem_each(open_gguf, 10000, 20);
+    nomem_each(open_gguf, 10000, 20, 12);
 }
 
 static void templates_that_find_no_memory_are_refused(void **state)
 {
     (void)state;
-    nomem_each(render_template, 10000, 20);
+    nomem_each(render_template, 10000, 4, 0);
 }
 
 static void models_that_find_no_memory_are_refused(void **state)
 {
     (void)state;
-    nomem_each(open_model, 10000, 20);
+    nomem_each(open_model, 10000, 20, 16);
 }
 
 static int write_files(void **state)

@@ -92,25 +92,25 @@ static int load_keys(void)
 static void test_bodies(void **state)
 {
     (void)state;
-    nomem_each(parse_all, 10000, 40);
+    nomem_each(parse_all, 10000, 40, 0);
 }
 
 static void test_token_bodies(void **state)
 {
     (void)state;
-    nomem_each(tokenize_all, 10000, 6);
+    nomem_each(tokenize_all, 10000, 6, 0);
 }
 
 static void test_answers(void **state)
 {
     (void)state;
-    nomem_each(answer_all, 10000, 8);
+    nomem_each(answer_all, 10000, 8, 0);
 }
 
 static void test_keys(void **state)
 {
     (void)state;
-    nomem_each(load_keys, 10000, 1);
+    nomem_each(load_keys, 10000, 1, 0);
 }
 
 int main(void)
