@@ -26,7 +26,7 @@ static long live;           /* allocations not freed, while counting */
 static bool counting;
 
 #if REPLACED_MALLOC
-static bool fails(void)
+static inline bool fails(void)
 {
     return counting && countdown >= 0 && countdown-- == 0;
 }
@@ -80,7 +80,7 @@ void free(void *p)
 typedef int nomem_step(void);
 
 /* `step` with allocation `i` failing, counted from 0: no leak. Returns how many allocations there were; *ret_noticed: it was refused. */
-static long nomem_try(nomem_step *step, long i, bool *ret_noticed)
+static inline long nomem_try(nomem_step *step, long i, bool *ret_noticed)
 {
     countdown = i;
     live = 0;
@@ -101,7 +101,7 @@ static long nomem_try(nomem_step *step, long i, bool *ret_noticed)
 /* The first, second, third ... allocation fails, to the last; where there are more than `dense`, of those beyond only some do, ever
  * rarer, so that the time stays bounded. There must be `at_least` so many. `spared` may fail without a refusal: those that are
  * done without, such as the buffer of a FILE or the machine code of a pattern. */
-static void nomem_each(nomem_step *step, long dense, long at_least, int spared)
+static inline void nomem_each(nomem_step *step, long dense, long at_least, int spared)
 {
     if (!REPLACED_MALLOC)
         skip();

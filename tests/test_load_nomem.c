@@ -92,8 +92,9 @@ static int open_gguf(void)
 
 static int render_template(void)
 {
-    static const char text[] = "{% set ns = namespace(a=1) %}{% for m in messages %}{{ '<|' + m['role'] + '|>' }}{{ m.content | "
-                               "trim | upper }}{% endfor %}{{ messages[0:1] | tojson }}";
+    static const char text[] =
+        "{% set ns = namespace(a=1) %}{% for m in messages %}{{ '<|' + m['role'] + '|>' }}{{ m.content | "
+        "trim | upper }}{% endfor %}{{ messages[0:1] | tojson }}";
     static const char context[] = "{\"messages\":[{\"role\":\"user\",\"content\":\" hi \"}]}";
     struct chat_template *t;
     struct buf out;
@@ -114,7 +115,8 @@ static int open_model(void)
     struct model_config c;
     struct generation_defaults gen;
     struct model_options o = {.dtype = DTYPE_BF16, .max_tokens = 8, .max_logits = 2, .max_len = 64, .n_ranks = 1};
-    struct backend_config bc = {.threads = 1, .max_tokens = 8, .max_seqs = 2, .max_samples = 2, .max_blocks_per_seq = 4};
+    struct backend_config bc = {
+        .threads = 1, .max_tokens = 8, .max_seqs = 2, .max_samples = 2, .max_blocks_per_seq = 4};
     struct backend *b = NULL;
     struct model *m = NULL;
     struct err e = {0};
@@ -174,7 +176,8 @@ static void models_that_find_no_memory_are_refused(void **state)
 static int write_files(void **state)
 {
     (void)state;
-    static const char yaml[] = "port: 9\nprefixes:\n  - one\n  - text: two\nmodel: here\nuds: /x\n", keys[] = "# c\nalpha\n";
+    static const char yaml[] = "port: 9\nprefixes:\n  - one\n  - text: two\nmodel: here\nuds: /x\n",
+                      keys[] = "# c\nalpha\n";
     int y = mkstemp(yaml_path), k = mkstemp(keys_path);
     if (y < 0 || k < 0 || write(y, yaml, strlen(yaml)) < 0 || write(k, keys, strlen(keys)) < 0)
         return -1;

@@ -90,8 +90,9 @@ static struct server *start(void)
 {
     static struct server s;
     static struct settings settings;
-    static char *argv[] = {"null", "--config=none", "--api-key=alpha", "--api-key=beta", "--max-body-bytes=1KiB",
-                           "--cors-origins=http://a.example, http://b.example"};
+    static char *argv[] = {
+        "null",           "--config=none",         "--api-key=alpha",
+        "--api-key=beta", "--max-body-bytes=1KiB", "--cors-origins=http://a.example, http://b.example"};
     struct err e = {0};
     bool help;
     CHECK(settings_load(&settings, ARRAY_LEN(argv), argv, NULL, &help, &e) == 0);
