@@ -1,10 +1,9 @@
-/* Flags, environment variables and the file of keys, as a person might mistype them. The input is a list of words separated by NUL
- * bytes: those that begin with QUIRE_ are the environment, the one after the word "--keys" is the text of an api_key_file, all
- * others are flags. covers: config/settings.c config/settings_value.c config/settings_table.c config/settings_print.c */
+/* Flags and environment variables, as a person might mistype them. The input is a list of words separated by NUL bytes: those that
+ * begin with QUIRE_ are the environment, all others are flags.
+ * covers: config/settings.c config/settings_value.c config/settings_table.c config/settings_print.c */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "config/settings_table.h"
 
@@ -13,40 +12,21 @@ enum { MAX_WORDS = 24 };
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 struct words {
-    char *argv[MAX_WORDS + 2], *env[MAX_WORDS + 1];
+    char *argv[MAX_WORDS + 1], *env[MAX_WORDS + 1];
     int argc, n_env;
 };
-
-/* The keys as a file, named by a flag: one file of this process, written anew. */
-static void add_keys_file(struct words *w, const char *text)
-{
-    static char path[] = "/tmp/quire-fuzz-keys-XXXXXX", flag[64];
-    static FILE *file;
-    if (!file) {
-        file = fdopen(mkstemp(path), "w");
-        snprintf(flag, sizeof(flag), "--api-key-file=%s", path);
-    }
-    rewind(file);
-    if (ftruncate(fileno(file), 0) != 0 || fputs(text, file) < 0 || fflush(file) != 0)
-        abort();
-    w->argv[w->argc++] = flag;
-}
 
 /* A file that is named in the input is not opened: it might be any. */
 static bool names_a_file(const char *word)
 {
-    return strstr(word, "config") || strstr(word, "CONFIG") || strstr(word, "key") || strstr(word, "KEY_FILE");
+    return strstr(word, "config") || strstr(word, "CONFIG");
 }
 
 static void split(struct words *w, char *text, size_t size)
 {
-    bool keys = false;
     for (size_t at = 0; at < size && w->argc + w->n_env < MAX_WORDS; at += strlen(text + at) + 1) {
         char *word = text + at;
-        if (keys)
-            add_keys_file(w, word);
-        keys = !keys && strcmp(word, "--keys") == 0;
-        if (keys || (names_a_file(word) && strncmp(word, "--api-key=", 10) != 0))
+        if (names_a_file(word))
             continue;
         if (strncmp(word, "QUIRE_", 6) == 0)
             w->env[w->n_env++] = word;

@@ -97,7 +97,7 @@ static struct server *start(void)
     bool help;
     CHECK(settings_load(&settings, ARRAY_LEN(argv), argv, NULL, &help, &e) == 0);
     s.settings = &settings;
-    CHECK(keys_load(&s.keys, &settings, &e) == 0);
+    CHECK(keys_open(&s.keys, &settings, &e) == 0);
     s.requests = calloc((size_t)n_routes + 1, sizeof(*s.requests));
     CHECK(s.requests);
     log_setup(LOG_TEXT, LOG_ERROR);
