@@ -1,5 +1,6 @@
 /* HTTP bodies: whatever the bytes, a body is refused with one sentence, or what it became is inside every limit.
- * covers: server/api.c server/api_fields.c server/api_lists.c server/api_prompt.c server/json.c */
+ * The first byte chooses: 0 completion, 1 chat, 2 tokenize, 3 detokenize (of its lowest bits); 0x80: unknown fields refused.
+ * covers: server/api.c server/api_chat.c server/api_fields.c server/api_lists.c server/api_prompt.c server/json.c */
 #include <math.h>
 #include <stdio.h>
 
@@ -53,6 +54,15 @@ static void check_completion(struct completion *c)
     completion_release(c);
 }
 
+/* A template that writes down everything it is given, and refuses what holds a '%'. */
+static int render_chat(void *arg, const char *context, size_t len, struct buf *out, struct err *e)
+{
+    (void)arg;
+    if (memchr(context, '%', len))
+        return err_set(e, ERR_INVALID, "the chat template says no");
+    return buf_append(out, context, len) == 0 ? 0 : err_nomem(e, "the chat");
+}
+
 static void check_refusal(const struct err *e)
 {
     CHECK(e->code < 0 && e->text[0] && !strchr(e->text, '\n'));
@@ -74,9 +84,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     const char *body = (const char *)data + 1;
     context.reject_unknown = data[0] & 0x80;
+    context.render_chat = render_chat;
     switch (data[0] & 3) {
     default:
         if (completion_parse(&c, body, size - 1, &context, &e) == 0)
+            check_completion(&c);
+        else
+            check_refusal(&e);
+        break;
+    case 1:
+        if (chat_parse(&c, body, size - 1, &context, &e) == 0)
             check_completion(&c);
         else
             check_refusal(&e);
