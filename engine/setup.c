@@ -100,6 +100,8 @@ static int check_config(const struct sched_config *c, struct err *e)
     if (c->max_logits <= c->max_num_seqs)
         return err_set(e, ERR_INVALID, "max_logits (%d) must be more than max_num_seqs (%d)", c->max_logits,
                        c->max_num_seqs);
+    if (c->preemption == PREEMPT_SWAP && c->n_host_blocks == 0)
+        return err_set_param(e, ERR_INVALID, "swap_space", "preemption is swap, and swap_space has room for no block");
     if (c->max_waiting < 1)
         return err_set_param(e, ERR_INVALID, "max_queue", "the waiting queue holds %d requests; at least 1",
                              c->max_waiting);

@@ -2,7 +2,7 @@
  *
  * The scheduler, the block pool and commit are the ones that serve; only the executor is a formula (struct
  * sim_options). Time is an argument to them, so the loop below just adds up. Tokens are not random: a sample answers
- * the same id every time, and a request ends at its length; beams get random candidates, so that they fork and die.
+ * the same id every time, and a request ends at its length; beams fork and die as recorded ones did.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #include "engine/decode.h"
 #include "engine/simulate_impl.h"
 
-enum { VOCAB = 32000, TOKEN = 5, SAMPLE_EVERY = 16 };
+enum { SAMPLE_EVERY = 16 };
 
 /* A request on its way. */
 struct job {
@@ -21,6 +21,7 @@ struct job {
     struct reservation *room; /* [n_room] */
     int32_t n_room;
     int32_t tokens_out;
+    struct beam_replay beams;
     double first_us;
     struct job *next; /* outside, waiting for room */
 };
@@ -60,7 +61,6 @@ static int32_t width_of(const struct sim_arrival *a)
     return MAX(a->n, a->beam);
 }
 
-/* The prompt's tokens: the shared prefix, then what no other request has. */
 static bool make_prompt(struct sim *s, struct job *j)
 {
     int32_t n = j->a.prompt;
@@ -68,8 +68,7 @@ static bool make_prompt(struct sim *s, struct job *j)
     j->request.prompt = malloc((size_t)n * sizeof(int32_t));
     if (!j->request.prompt)
         return false;
-    for (int32_t i = 0; i < n; i++)
-        j->request.prompt[i] = i < s->o->shared_prefix ? i % VOCAB : (int32_t)(sim_uniform(&s->rng) * VOCAB);
+    workload_prompt(s->workload, j->request.prompt, n);
     return true;
 }
 
@@ -213,21 +212,22 @@ static double step_us(const struct sim *s, const struct plan *p)
            context * o->context_us + (p->n_swap_in + p->n_swap_out) * o->swap_block_us;
 }
 
-static void make_candidates(struct sim *s, int32_t row)
-{
-    double logprob = 0;
-    for (int32_t k = 0; k < s->stride; k++) {
-        logprob -= s->o->beam_gap * sim_exponential(&s->rng);
-        s->top[row * s->stride + k] = k + 1;
-        s->top_logprob[row * s->stride + k] = (float)logprob;
-    }
-}
-
+/* Candidates of the beams; the items of a group stand together. */
 static void answer(struct sim *s, const struct plan *p, struct results *ret)
 {
-    for (int32_t i = 0; i < p->n_items; i++)
-        if (p->item[i].seq->group->beam && p->item[i].n_draws > 0)
-            make_candidates(s, p->item[i].sample_first);
+    const struct group *before = NULL;
+    for (int32_t i = 0; i < p->n_items; i++) {
+        const struct plan_item *it = &p->item[i];
+        const struct group *g = it->seq->group;
+        if (!g->beam || it->n_draws == 0)
+            continue;
+        struct job *j = g->request->user;
+        if (g != before)
+            beam_replay_step(&j->beams, g->width, &s->rng);
+        before = g;
+        size_t at = (size_t)it->sample_first * (size_t)s->stride;
+        beam_replay_candidates(&j->beams, it->seq, s->stride, s->top + at, s->top_logprob + at);
+    }
     *ret = (struct results){.step = p->step,
                             .n_samples = p->n_samples,
                             .top_stride = s->stride,
@@ -345,7 +345,7 @@ static void configure(struct sim *s)
     s->config = (struct sched_config){.n_blocks = slots / o->block_size,
                                       .n_host_blocks = o->host_blocks,
                                       .block_size = o->block_size,
-                                      .vocab = VOCAB,
+                                      .vocab = SIM_VOCAB,
                                       .max_len = o->max_len,
                                       .max_num_seqs = o->max_num_seqs,
                                       .max_num_batched_tokens = o->max_num_batched_tokens,
@@ -386,8 +386,10 @@ static int simulate(struct sim *s, struct err *e)
     if (!s->token || !s->logprob || !s->top || !s->top_logprob)
         return err_nomem(e, "the simulated results");
     for (size_t i = 0; i < rows; i++)
-        s->token[i] = TOKEN;
+        s->token[i] = SIM_TOKEN;
     s->more = workload_next(s->workload, &s->coming, e);
+    if (s->more == 0 && o->trace)
+        return err_set_param(e, ERR_INVALID, "trace", "the trace '%s' has no requests", o->trace);
     return s->more < 0 ? s->more : run(s, e);
 }
 
@@ -404,26 +406,16 @@ static void sim_release(struct sim *s)
     free(s->top_logprob);
 }
 
-int simulate_main(int argc, char **argv)
+int simulate_once(const struct sim_options *o, struct sim_report *r, struct err *e)
 {
-    struct sim_options o;
-    struct err e = {0};
-    if (argc > 0 && strcmp(argv[0], "--help") == 0) {
-        sim_options_help();
-        return 0;
-    }
     struct sim *s = calloc(1, sizeof(*s));
-    int code = s ? sim_options_parse(&o, argc, argv, &e) : err_nomem(&e, "the simulation");
-    if (code == 0) {
-        s->o = &o;
-        code = simulate(s, &e);
-    }
-    if (code == 0)
-        report_print(&s->report, &o, stdout);
-    else
-        fprintf(stderr, "quire simulate: %s\n", e.text);
-    if (s)
-        sim_release(s);
+    if (!s)
+        return err_nomem(e, "the simulation");
+    s->o = o;
+    int code = simulate(s, e);
+    *r = s->report;
+    s->report = (struct sim_report){0};
+    sim_release(s);
     free(s);
-    return code == 0 ? 0 : 1;
+    return code;
 }

@@ -26,11 +26,10 @@ static const struct option_row option_rows[] = {
     ROW("rate", OPTION_DOUBLE, rate, 1e-6, 1e9, NULL, "requests a second, arriving as a Poisson process"),
     ROW("requests", OPTION_INT64, requests, 1, 1e9, NULL, "how many"),
     ROW("seed", OPTION_INT64, seed, 0, 9e15, NULL, "of everything random"),
-    ROW("dataset", OPTION_TEXT, dataset, 0, 0, NULL, "lengths: sharegpt, alpaca, or IN:OUT in tokens"),
+    ROW("dataset", OPTION_TEXT, dataset, 0, 0, NULL, "lengths: sharegpt, alpaca, chat, recorded, or IN:OUT in tokens"),
     ROW("trace", OPTION_TEXT, trace, 0, 0, NULL, "file of 'arrival_s prompt output [n [beam]]' instead"),
     ROW("n", OPTION_INT32, n, 1, LIMIT_CHOICES, NULL, "samples a request"),
     ROW("beam", OPTION_INT32, beam, 0, LIMIT_CHOICES, NULL, "beam width, 0: no beam search"),
-    ROW("beam-gap", OPTION_DOUBLE, beam_gap, 0, 100, NULL, "mean gap between a beam's candidates in nats"),
     ROW("shared-prefix", OPTION_INT32, shared_prefix, 0, LIMIT_MODEL_LEN, NULL, "tokens that every prompt begins with"),
     ROW("manager", OPTION_CHOICE, manager, 0, 0, "paged|orca-max|orca-pow2|orca-oracle|static", "memory manager"),
     ROW("preemption", OPTION_CHOICE, preemption, 0, 0, "auto|swap|recompute", "what happens to the newest group"),
@@ -41,6 +40,13 @@ static const struct option_row option_rows[] = {
     ROW("max-num-seqs", OPTION_INT32, max_num_seqs, 1, LIMIT_NUM_SEQS, NULL, "sequences running at a time"),
     ROW("max-num-batched-tokens", OPTION_INT32, max_num_batched_tokens, 1, LIMIT_BATCHED_TOKENS, NULL, "tokens a step"),
     ROW("max-model-len", OPTION_INT32, max_len, 2, LIMIT_MODEL_LEN, NULL, "tokens a sequence"),
+    ROW("replicas", OPTION_INT32, replicas, 1, 1024, NULL, "engines that share the requests"),
+    ROW("routing", OPTION_CHOICE, routing, 0, 0, "round-robin|prefix", "which of them a request goes to"),
+    ROW("target-latency", OPTION_DOUBLE, target_latency_s, 0, 1e6, NULL,
+        "find the rate that keeps the latency a token below so many seconds"),
+    ROW("target-ttft", OPTION_DOUBLE, target_ttft_s, 0, 1e6, NULL, "and the time to the first token below so many"),
+    ROW("target-percentile", OPTION_INT32, target_percentile, 0, 99, NULL, "of requests that keep it; 0: in the mean"),
+    ROW("cost-from", OPTION_TEXT, cost_from, 0, 0, NULL, "records of `quire bench offline`: what a step costs"),
     ROW("overhead-us", OPTION_DOUBLE, overhead_us, 0, 1e9, NULL, "of a step, whatever is in it"),
     ROW("seq-us", OPTION_DOUBLE, seq_us, 0, 1e9, NULL, "of a step for each sequence in it"),
     ROW("weights-us", OPTION_DOUBLE, weights_us, 0, 1e9, NULL, "to read the weights once: the least a step takes"),
@@ -59,7 +65,7 @@ static const struct sim_options default_options = {
     .seed = 1,
     .dataset = "sharegpt",
     .n = 1,
-    .beam_gap = 1,
+    .replicas = 1,
     .slots = 15700,
     .block_size = 16,
     .host_blocks = 0,
@@ -130,9 +136,20 @@ static const struct option_row *row_of(const char *name)
     return NULL;
 }
 
+/* The costs in a file come first, so that flags may correct them. */
+static int read_costs(struct sim_options *o, int argc, char **argv, struct err *e)
+{
+    for (int i = 0; i + 1 < argc; i++)
+        if (strcmp(argv[i], "--cost-from") == 0)
+            return sim_cost_read(o, argv[i + 1], e);
+    return 0;
+}
+
 int sim_options_parse(struct sim_options *o, int argc, char **argv, struct err *e)
 {
     *o = default_options;
+    if (read_costs(o, argc, argv, e) < 0)
+        return e->code;
     for (int i = 0; i < argc; i++) {
         const struct option_row *row = strncmp(argv[i], "--", 2) == 0 ? row_of(argv[i] + 2) : NULL;
         if (!row)

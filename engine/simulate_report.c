@@ -1,5 +1,6 @@
 /* What a simulation saw, as text or as JSON. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/simulate_impl.h"
 
@@ -21,6 +22,33 @@ void report_release(struct sim_report *r)
     free(r->per_token_s);
     free(r->ttft_s);
     *r = (struct sim_report){0};
+}
+
+void report_add(struct sim_report *r, const struct sim_report *x)
+{
+    size_t n = (size_t)x->n_done;
+    memcpy(r->latency_s + r->n_done, x->latency_s, n * sizeof(double));
+    memcpy(r->per_token_s + r->n_done, x->per_token_s, n * sizeof(double));
+    memcpy(r->ttft_s + r->n_done, x->ttft_s, n * sizeof(double));
+    r->n_done += x->n_done;
+    r->n_refused += x->n_refused;
+    r->tokens_out += x->tokens_out;
+    r->steps += x->steps;
+    r->time_us = MAX(r->time_us, x->time_us);
+    r->busy_us += x->busy_us;
+    r->requests_us += x->requests_us;
+    r->seqs_us += x->seqs_us;
+    r->live_us += x->live_us;
+    r->reserved_us += x->reserved_us;
+    r->internal_us += x->internal_us;
+    r->external_us += x->external_us;
+    r->free_us += x->free_us;
+    r->shared_us += x->shared_us;
+    r->entries_us += x->entries_us;
+    r->counts.preempt_swap += x->counts.preempt_swap;
+    r->counts.preempt_recompute += x->counts.preempt_recompute;
+    r->counts.prefix_queries += x->counts.prefix_queries;
+    r->counts.prefix_hits += x->counts.prefix_hits;
 }
 
 static int by_value(const void *a, const void *b)
@@ -47,6 +75,22 @@ static struct summary summarise(double *v, int64_t n)
     return s;
 }
 
+/* The value that a percentile of them stays below; percentile 0: their mean. Sorts. */
+static double at_percentile(double *v, int64_t n, int32_t percentile)
+{
+    struct summary s = summarise(v, n);
+    return percentile == 0 ? s.mean : v[n * percentile / 100];
+}
+
+bool report_keeps_targets(struct sim_report *r, const struct sim_options *o)
+{
+    if (r->n_done == 0)
+        return false;
+    return (o->target_latency_s <= 0 ||
+            at_percentile(r->per_token_s, r->n_done, o->target_percentile) <= o->target_latency_s) &&
+           (o->target_ttft_s <= 0 || at_percentile(r->ttft_s, r->n_done, o->target_percentile) <= o->target_ttft_s);
+}
+
 static double share(double part, double whole)
 {
     return whole > 0 ? part / whole : 0;
@@ -56,7 +100,7 @@ static void print_json(const struct sim_report *r, const struct sim_options *o, 
                        FILE *out)
 {
     static const char *const names[] = {"latency_s", "normalized_latency_s", "ttft_s"};
-    double all = (double)o->slots * r->time_us;
+    double all = (double)o->slots * o->replicas * r->time_us;
     fprintf(out, "{\"requests\": %lld, \"refused\": %lld, \"rate\": %g, \"seconds\": %.3f, \"steps\": %lld, ",
             (long long)r->n_done, (long long)r->n_refused, o->rate, r->time_us * 1e-6, (long long)r->steps);
     fprintf(out,
@@ -83,7 +127,9 @@ static void print_text(const struct sim_report *r, const struct sim_options *o, 
                        FILE *out)
 {
     static const char *const names[] = {"latency", "latency a token", "first token"};
-    double all = (double)o->slots * r->time_us;
+    double all = (double)o->slots * o->replicas * r->time_us;
+    if (o->target_latency_s > 0 || o->target_ttft_s > 0)
+        fprintf(out, "holds              %.3g requests/s\n", o->rate);
     fprintf(out, "%lld requests (%lld refused) in %.1f simulated seconds, %lld steps\n", (long long)r->n_done,
             (long long)r->n_refused, r->time_us * 1e-6, (long long)r->steps);
     fprintf(out, "throughput         %.3f requests/s, %.1f tokens/s\n", (double)r->n_done / (r->time_us * 1e-6),

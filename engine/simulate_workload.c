@@ -1,10 +1,14 @@
 /* Requests to simulate.
  *
- * Lengths are lognormal, cut at the model's length, their means those of the paper's datasets (ShareGPT 161.31 and
- * 337.99 tokens, Alpaca 19.31 and 58.45); the spread was chosen so that the paper's batch sizes come out (Fig. 13).
- * The location is found at start by bisection, because cutting moves the mean. A trace file has a request a line:
- * arrival in seconds, prompt tokens, output tokens and, optionally, n and beam width; lines that begin with # are
- * passed over. */
+ * Lengths have the shape of recorded ones (simulate_record.c: real prompts, and a real model's answers to them), drawn
+ * independently, stretched to the means of the paper's datasets (ShareGPT 161.31 and 337.99 tokens, Alpaca 19.31 and 58.45)
+ * and cut at the model's length; the stretch is found at start by bisection, because cutting moves the mean.
+ *
+ * Chat: as in section 6.5 of the paper a prompt is what was said so far, its last 1024 tokens, and the new question. A few
+ * hundred conversations are open at a time; each arrival goes on with one of them.
+ *
+ * A trace file has a request a line: arrival in seconds, prompt tokens, output tokens and, optionally, n and beam width; lines
+ * that begin with # are passed over. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -12,10 +16,24 @@
 
 #include "engine/simulate_impl.h"
 
+enum {
+    CHAT_OPEN = 256,  /* conversations */
+    CHAT_TURNS = 8,   /* at most; the recorded ones of ShareGPT go on for 3.5 in the mean */
+    CHAT_TOKENS = 1024, /* of history and question, and of an answer */
+};
+#define CHAT_GOES_ON 0.72
+
 struct lengths {
-    double location, spread;
-    int32_t least, most;
+    const int16_t *recorded; /* [sim_n_lengths] sorted */
+    double stretch;
+    int32_t most;
     int32_t fixed; /* > 0: always this */
+};
+
+struct conversation {
+    uint64_t id;
+    int32_t turn; /* the one asked for now */
+    int32_t question[CHAT_TURNS], answer[CHAT_TURNS];
 };
 
 struct workload {
@@ -24,7 +42,10 @@ struct workload {
     FILE *trace;
     int64_t line, made;
     double at_us;
-    uint64_t rng;
+    uint64_t rng, token_rng;
+    bool chat;
+    struct conversation open[CHAT_OPEN];
+    struct conversation *now; /* whose turn it is */
 };
 
 static uint64_t next(uint64_t *state)
@@ -45,38 +66,31 @@ double sim_exponential(uint64_t *state)
     return -log(1 - sim_uniform(state));
 }
 
-static double normal(uint64_t *state)
-{
-    return sqrt(2 * sim_exponential(state)) * cos(2 * M_PI * sim_uniform(state));
-}
-
 static int32_t draw(const struct lengths *l, uint64_t *state)
 {
     if (l->fixed > 0)
         return l->fixed;
-    for (int tries = 0; tries < 1000; tries++) {
-        double x = exp(l->location + l->spread * normal(state));
-        if (x < l->most)
-            return MAX((int32_t)lround(x), l->least);
-    }
-    return l->least;
+    double at = sim_uniform(state) * (sim_n_lengths - 1);
+    int32_t i = (int32_t)at;
+    double x = l->recorded[i] + (at - i) * (l->recorded[i + 1] - l->recorded[i]);
+    return (int32_t)lround(MIN(MAX(x * l->stretch, 1), l->most));
 }
 
-/* Set the location so that the mean of what is drawn is `mean`. */
+/* Stretch the recorded lengths so that the mean of what is drawn is `mean`. */
 static void fit(struct lengths *l, double mean)
 {
     enum { DRAWS = 20000, ROUNDS = 40 };
-    double low = 0, high = log(mean) + 2;
+    double low = 0, high = 1000;
     for (int i = 0; i < ROUNDS; i++) {
         uint64_t state = 1;
         double sum = 0;
-        l->location = (low + high) / 2;
+        l->stretch = (low + high) / 2;
         for (int k = 0; k < DRAWS; k++)
             sum += draw(l, &state);
         if (sum / DRAWS < mean)
-            low = l->location;
+            low = l->stretch;
         else
-            high = l->location;
+            high = l->stretch;
     }
 }
 
@@ -85,24 +99,76 @@ static int choose_dataset(struct workload *w, struct err *e)
     const struct sim_options *o = w->o;
     int32_t in = 0, out = 0;
     char end;
-    w->prompt = (struct lengths){.spread = 1.1, .least = 1, .most = o->max_len / 2};
-    w->output = (struct lengths){.spread = 0.9, .least = 1, .most = o->max_len * 15 / 16};
-    if (strcmp(o->dataset, "sharegpt") == 0) {
+    w->prompt = (struct lengths){.recorded = sim_prompt_lengths, .stretch = 1, .most = o->max_len / 2};
+    w->output = (struct lengths){.recorded = sim_output_lengths, .stretch = 1, .most = o->max_len * 15 / 16};
+    w->chat = strcmp(o->dataset, "chat") == 0;
+    if (w->chat || strcmp(o->dataset, "sharegpt") == 0) {
         fit(&w->prompt, 161.31);
         fit(&w->output, 337.99);
     } else if (strcmp(o->dataset, "alpaca") == 0) {
-        w->prompt.spread = 0.6;
-        w->output.spread = 0.9;
         fit(&w->prompt, 19.31);
         fit(&w->output, 58.45);
     } else if (sscanf(o->dataset, "%d:%d%c", &in, &out, &end) == 2 && in > 0 && out > 0) {
         w->prompt.fixed = in;
         w->output.fixed = out;
-    } else {
+    } else if (strcmp(o->dataset, "recorded") != 0) {
         return err_set_param(e, ERR_INVALID, "dataset",
-                             "--dataset is '%s'; allowed are sharegpt, alpaca and IN:OUT in tokens", o->dataset);
+                             "--dataset is '%s'; allowed are sharegpt, alpaca, chat, recorded and IN:OUT in tokens",
+                             o->dataset);
     }
+    if (w->chat && o->max_len < 2 * CHAT_TOKENS)
+        return err_set_param(e, ERR_INVALID, "dataset", "--dataset chat takes %d tokens of --max-model-len",
+                             2 * CHAT_TOKENS);
     return 0;
+}
+
+/* ---- conversations ---- */
+
+static void converse(struct workload *w)
+{
+    w->now = &w->open[(int32_t)(sim_uniform(&w->rng) * CHAT_OPEN)];
+    struct conversation *c = w->now;
+    bool goes_on = c->id > 0 && c->turn + 1 < CHAT_TURNS && sim_uniform(&w->rng) < CHAT_GOES_ON;
+    if (goes_on)
+        c->turn++;
+    else
+        *c = (struct conversation){.id = (uint64_t)w->made};
+    c->question[c->turn] = MIN(draw(&w->prompt, &w->rng), CHAT_TOKENS);
+    c->answer[c->turn] = MIN(draw(&w->output, &w->rng), CHAT_TOKENS);
+}
+
+/* Tokens said before the answer that is asked for. */
+static int32_t said(const struct conversation *c)
+{
+    int32_t n = c->question[c->turn];
+    for (int32_t i = 0; i < c->turn; i++)
+        n += c->question[i] + c->answer[i];
+    return n;
+}
+
+static void chat_prompt(const struct workload *w, int32_t *token, int32_t n)
+{
+    const struct conversation *c = w->now;
+    int32_t skip = said(c) - n, at = 0;
+    for (int32_t i = 0; i <= c->turn; i++) {
+        uint64_t state = c->id * CHAT_TURNS + (uint64_t)i;
+        int32_t answer = i < c->turn ? c->answer[i] : 0;
+        for (int32_t k = 0; k < c->question[i] + answer; k++, at++) {
+            int32_t t = k < c->question[i] ? (int32_t)(sim_uniform(&state) * SIM_VOCAB) : SIM_TOKEN;
+            if (at >= skip)
+                token[at - skip] = t;
+        }
+    }
+}
+
+void workload_prompt(struct workload *w, int32_t *token, int32_t n)
+{
+    if (w->chat) {
+        chat_prompt(w, token, n);
+        return;
+    }
+    for (int32_t i = 0; i < n; i++)
+        token[i] = i < w->o->shared_prefix ? i % SIM_VOCAB : (int32_t)(sim_uniform(&w->token_rng) * SIM_VOCAB);
 }
 
 int workload_open(struct workload **ret, const struct sim_options *o, struct err *e)
@@ -112,6 +178,7 @@ int workload_open(struct workload **ret, const struct sim_options *o, struct err
         return err_nomem(e, "the workload");
     w->o = o;
     w->rng = o->seed;
+    w->token_rng = o->seed ^ UINT64_C(0x5eed);
     int code = 0;
     if (o->trace) {
         w->trace = fopen(o->trace, "r");
@@ -162,19 +229,41 @@ static int next_of_trace(struct workload *w, struct sim_arrival *ret, struct err
     return 0;
 }
 
+/* Which replica serves the request that was just made: in turn, or by what its prompt begins with. */
+static int32_t replica_of(const struct workload *w)
+{
+    uint64_t key = w->chat ? w->now->id : (uint64_t)w->made;
+    if (w->o->routing == ROUTING_ROUND_ROBIN)
+        return (int32_t)(w->made % w->o->replicas);
+    return (int32_t)(next(&key) % (uint64_t)w->o->replicas);
+}
+
+static void make_next(struct workload *w, struct sim_arrival *ret)
+{
+    const struct sim_options *o = w->o;
+    w->at_us += sim_exponential(&w->rng) * 1e6 / o->rate;
+    *ret = (struct sim_arrival){.at_us = w->at_us, .n = o->n, .beam = o->beam};
+    if (w->chat) {
+        converse(w);
+        ret->prompt = MIN(said(w->now), CHAT_TOKENS);
+        ret->output = w->now->answer[w->now->turn];
+        return;
+    }
+    ret->prompt = o->shared_prefix + draw(&w->prompt, &w->rng);
+    ret->output = MAX(MIN(draw(&w->output, &w->rng), o->max_len - ret->prompt), 1);
+}
+
 int workload_next(struct workload *w, struct sim_arrival *ret, struct err *e)
 {
-    if (w->made >= w->o->requests)
-        return 0;
-    w->made++;
-    if (w->trace)
-        return next_of_trace(w, ret, e);
-    w->at_us += sim_exponential(&w->rng) * 1e6 / w->o->rate;
-    *ret = (struct sim_arrival){.at_us = w->at_us,
-                                .prompt = w->o->shared_prefix + draw(&w->prompt, &w->rng),
-                                .output = draw(&w->output, &w->rng),
-                                .n = w->o->n,
-                                .beam = w->o->beam};
-    ret->output = MAX(MIN(ret->output, w->o->max_len - ret->prompt), 1);
-    return 1;
+    while (w->made < w->o->requests) {
+        w->made++;
+        int code = 1;
+        if (w->trace)
+            code = next_of_trace(w, ret, e);
+        else
+            make_next(w, ret);
+        if (code <= 0 || replica_of(w) == w->o->replica)
+            return code;
+    }
+    return 0;
 }

@@ -8,6 +8,8 @@
 
 #include "tests/sim/rig.h"
 
+#include <string.h>
+
 static struct rig rig;
 static struct sched_config config;
 
@@ -52,6 +54,42 @@ static void a_configuration_that_cannot_work_is_refused(void **state)
     config.max_num_batched_tokens = config.max_num_seqs - 1;
     assert_int_equal(sched_new(&s, &config, &e), ERR_INVALID);
     assert_string_equal(e.param, "max_num_batched_tokens");
+    rig_config(&config);
+    config.preemption = PREEMPT_SWAP;
+    assert_int_equal(sched_new(&s, &config, &e), ERR_INVALID);
+    assert_string_equal(e.param, "swap_space");
+}
+
+static int group_refused(struct request *r, struct err *e)
+{
+    struct group *g = NULL;
+    int code = group_new(&g, r, NULL, &config, e);
+    group_free(g);
+    return code;
+}
+
+static void what_can_never_run_or_be_swapped_is_refused_at_once(void **state)
+{
+    (void)state;
+    int32_t prompt[20] = {0};
+    struct request r = {.params = tokens(12), .prompt = prompt, .n_prompt = 20};
+    struct err e = {0};
+    config.preemption = PREEMPT_SWAP;
+    config.n_host_blocks = 8; /* 20 tokens and 11 are 8 blocks */
+    assert_int_equal(group_refused(&r, &e), 0);
+    config.n_host_blocks = 7;
+    assert_int_equal(group_refused(&r, &e), ERR_INVALID);
+    assert_non_null(strstr(e.text, "need 8 KV blocks"));
+    assert_non_null(strstr(e.text, "room for 7"));
+    config.preemption = PREEMPT_AUTO; /* recomputes it then */
+    assert_int_equal(group_refused(&r, &e), 0);
+    r.params.n = r.params.best_of = config.max_num_seqs + 1;
+    assert_int_equal(group_refused(&r, &e), ERR_INVALID);
+    assert_string_equal(e.param, "n");
+    r.params.n = r.params.best_of = 1;
+    r.params.beam_width = config.max_num_seqs + 1;
+    assert_int_equal(group_refused(&r, &e), ERR_INVALID);
+    assert_string_equal(e.param, "beam_width");
 }
 
 static void a_long_prompt_is_computed_in_chunks(void **state)
@@ -399,6 +437,7 @@ int main(void)
 #define CASE(f) cmocka_unit_test_setup_teardown(f, start, stop)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(a_configuration_that_cannot_work_is_refused, start),
+        cmocka_unit_test_setup(what_can_never_run_or_be_swapped_is_refused_at_once, start),
         CASE(a_long_prompt_is_computed_in_chunks),
         CASE(decodes_are_not_starved_by_prefill),
         CASE(first_come_first_served_even_when_a_later_one_would_fit),

@@ -21,7 +21,7 @@
 #include "models/model.h"
 #include "models/tokenizer.h"
 
-enum { MAX_PROMPTS = 1024, BEAM_TOKENS = 192, SAMPLE_TOKENS = 1024, LINE_BYTES = 1 << 16 };
+enum { MAX_PROMPTS = 1024, BEAM_TOKENS = 192, SAMPLE_TOKENS = 512, LINE_BYTES = 1 << 16 };
 
 extern char **environ;
 

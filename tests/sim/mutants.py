@@ -23,6 +23,10 @@ SOURCES = [
     *(f"tests/sim/{n}.c" for n in "toy oracle many scenario reference world shrink oracle_runs".split()),
 ]
 
+# What the sources above need besides each other: the tokenizer that turns beams into text. Built by make.
+PACKAGES = "libcjson yaml-0.1 libxxhash libpcre2-8 libutf8proc ck"
+LIBS = [*subprocess.run(["pkg-config", "--libs", *PACKAGES.split()], capture_output=True, text=True).stdout.split(), "-ldl", "-lm", "-pthread"]
+
 # what breaks, file, what stands there, what stands there instead
 MUTANTS = [
     ("a taken block counts 2", "engine/kvpool.c", "p->block[b].count = 1;", "p->block[b].count = 2;"),
@@ -47,7 +51,7 @@ MUTANTS = [
     ("a new row is taken for the old one", "engine/sched_seq.c", "q->n_synced = 0;", ";"),
     ("a finished sequence keeps its row", "engine/sched_seq.c", "s->row[s->n_rows++] = q->row;", ";"),
     ("a finished sequence keeps a block", "engine/sched_seq.c", "while (q->n_blocks > 0) /*", "while (q->n_blocks > 1) /*"),
-    ("rows set aside are not given back", "engine/sched_seq.c", "s->n_reserved -= g->n_reserved;", ";"),
+    ("rows set aside are not given back", "engine/sched_seq.c", "reserve_rows(s, g, -g->n_reserved);", ";"),
     ("a fork starts behind its parent", "engine/sched_seq.c", "child->n_computed = parent->n_computed;", "child->n_computed = parent->n_computed - 1;"),
     ("a fork loses the counts", "engine/sched_seq.c", "seq_copy_counts(child, parent);", ";"),
     ("decodes are budgeted twice", "engine/sched.c", "s->tokens_left -= n;", ";"),
@@ -69,7 +73,7 @@ MUTANTS = [
     ("a swap-in mixes up blocks", "engine/sched_admit.c", "return s->mark[h] - 1;", "return MAX(s->mark[h] - 2, 0);"),
     ("a swap-in is not sent", "engine/sched_admit.c", "p->swap_in[p->n_swap_in++] = (struct block_copy){.src = h, .dst = s->mark[h] - 1};", ";"),
     ("a resumed group keeps its host blocks", "engine/sched_admit.c", "kvpool_unref(&s->host, h);", ";"),
-    ("a half-known group is resumed", "engine/sched_admit.c", "if (g->n_inflight > 0 || (s->n_waiting", "if ((s->n_waiting"),
+    ("a half-known group is resumed", "engine/sched_admit.c", "if (g->n_inflight > 0 || (waiting &&", "if ((waiting &&"),
     ("a half-known group is admitted", "engine/sched_admit.c", "if (g->n_inflight > 0) /*", "if (false) /*"),
     ("rows are overbooked", "engine/sched_admit.c", "return s->n_reserved + rows <= s->c.max_num_seqs &&", "return"),
     ("a prompt's blocks are undercounted", "engine/sched_admit.c", "if (d->blocks - d->found_held <= available)", "if (d->blocks - d->found <= available)"),
@@ -96,6 +100,14 @@ MUTANTS = [
     ("stop marks are ignored", "engine/decode.c", "<= q->n_out;\n}", "< -1;\n}"),
     ("steps in flight are not counted down", "engine/decode.c", "g->n_inflight--;", ";"),
     ("groups are freed while in flight", "engine/decode.c", "if (g->n_inflight > 0)\n            continue;", ""),
+    ("a swap-in takes found blocks uncounted", "engine/sched_admit.c", "*mark = b + 1;\n        kvpool_ref(&s->pool, b);", "*mark = b + 1;"),
+    ("a found block's count is kept", "engine/sched_admit.c", "kvpool_unref(&s->pool, s->mark[s->found[i]] - 1);", ";"),
+    ("found marks are left behind", "engine/sched_admit.c", "s->mark[s->found[i]] = 0;", ";"),
+    ("blocks are found beyond what was computed", "engine/sched_admit.c", "* s->c.block_size <= q->n_computed) {", "* s->c.block_size <= q->n_tokens + s->c.block_size && q->chain.n_blocks < q->n_blocks) {"),
+    ("stop strings in beams are ignored", "engine/beam.c", "if (!b->text || finish == FINISH_STOP)", "if (true)"),
+    ("stop strings in beams disregard min_tokens", "engine/beam_text.c", "n_out > t->min_tokens", "true"),
+    ("a beam takes a sibling's text", "engine/beam_text.c", "t->live[to] = t->saved[k];", "t->live[to] = t->saved[0];"),
+    ("a beam's text starts anew", "engine/beam_text.c", "t->tried = t->live[from];", "t->tried = t->live[0];"),
     ("losing beams keep their blocks", "engine/beam.c", "seq_drop_memory(c->s, b->live[i]);", ";"),
     ("a beam's score forgets its length", "engine/beam.c", "h.score = x.cum_logprob / pow(n_out, (double)p->length_penalty);", "h.score = x.cum_logprob;"),
     ("hypotheses of any rank count", "engine/beam.c", "} else if (rank < b->width) {", "} else {"),
@@ -110,7 +122,7 @@ def compile_one(root, source, target):
 
 
 def link(objects, target):
-    subprocess.run(["cc", "-o", str(target), *map(str, objects), "-lxxhash", "-lm"], check=True)
+    subprocess.run(["cc", "-o", str(target), *map(str, objects), str(ROOT / "build/libquire.a"), *LIBS], check=True)
 
 
 def survives(program, runs, seconds):

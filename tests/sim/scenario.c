@@ -35,6 +35,8 @@ static void random_config(struct scenario *s, struct rng *r)
     c->max_logits = c->max_num_seqs + rng_range(r, 1, 12);
     c->max_waiting = SIM_REQUESTS;
     c->preemption = rng_range(r, PREEMPT_AUTO, PREEMPT_RECOMPUTE);
+    if (c->preemption == PREEMPT_SWAP)
+        c->n_host_blocks = MAX(c->n_host_blocks, 1);
     c->policy = rng_chance(r, 50) ? POLICY_FCFS : rng_chance(r, 30) ? POLICY_PRIORITY : POLICY_FAIR;
     c->prefix_cache = rng_chance(r, 70);
     c->cost = (struct step_cost){100, 10, 0.1, rng_range(r, 1, 60)};
