@@ -75,10 +75,11 @@ static int check_fit(const struct request *r, int32_t width, const struct sched_
                              r->n_prompt, width, p->max_tokens, (long long)need, c->block_size,
                              c->n_blocks - c->n_pinned);
     if (c->preemption == PREEMPT_SWAP && need > c->n_host_blocks)
-        return err_set_param(e, ERR_INVALID, "max_tokens",
-                             "%d prompt tokens and %d sequences of up to %d tokens need %lld KV blocks; preemption is swap, "
-                             "and swap_space has room for %d",
-                             r->n_prompt, width, p->max_tokens, (long long)need, c->n_host_blocks);
+        return err_set_param(
+            e, ERR_INVALID, "max_tokens",
+            "%d prompt tokens and %d sequences of up to %d tokens need %lld KV blocks; preemption is swap, "
+            "and swap_space has room for %d",
+            r->n_prompt, width, p->max_tokens, (long long)need, c->n_host_blocks);
     return 0;
 }
 

@@ -131,8 +131,9 @@ int sim_cost_read(struct sim_options *o, const char *path, struct err *e)
         cJSON_Delete(run);
     }
     if (code == 0 && (f->n == 0 || f->token_us == 0 || !solve_positive(f, term)))
-        code = err_set_param(e, ERR_INVALID, "cost-from",
-                             "'%s' has no runs of `quire bench offline` that tell decode_step_ms and prefill_tok_s", path);
+        code =
+            err_set_param(e, ERR_INVALID, "cost-from",
+                          "'%s' has no runs of `quire bench offline` that tell decode_step_ms and prefill_tok_s", path);
     if (code == 0) {
         o->overhead_us = 0;
         o->weights_us = term[0];

@@ -32,8 +32,8 @@ struct sim_options {
     int32_t shared_prefix; /* tokens that all prompts begin with */
     int32_t slots;         /* tokens that the KV memory holds */
     int32_t block_size, host_blocks, max_num_seqs, max_num_batched_tokens, max_len;
-    int preemption; /* enum preemption */
-    int manager;    /* enum manager */
+    int preemption;            /* enum preemption */
+    int manager;               /* enum manager */
     int32_t replicas, replica; /* engines that share the requests; which of them this is */
     int routing;               /* enum routing */
     /* The search for the rate: 0: none. Percentile 0 is the mean. */

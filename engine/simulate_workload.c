@@ -17,8 +17,8 @@
 #include "engine/simulate_impl.h"
 
 enum {
-    CHAT_OPEN = 256,  /* conversations */
-    CHAT_TURNS = 8,   /* at most; the recorded ones of ShareGPT go on for 3.5 in the mean */
+    CHAT_OPEN = 256,    /* conversations */
+    CHAT_TURNS = 8,     /* at most; the recorded ones of ShareGPT go on for 3.5 in the mean */
     CHAT_TOKENS = 1024, /* of history and question, and of an answer */
 };
 #define CHAT_GOES_ON 0.72

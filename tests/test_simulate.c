@@ -225,8 +225,9 @@ static void replicas_share_the_load_and_prefix_routing_keeps_the_cache(void **st
     double two = simulated("--rate 2 --requests 1000 --replicas 2", "\"batch_requests\"");
     assert_true(two < 0.6 * one);
     assert_true(simulated("--rate 2 --requests 1000 --replicas 2", "\"requests\"") == 1000);
-    const char *args[] = {"--dataset chat --prefix-cache --rate 1 --requests 1000 --kv-slots 400000 --replicas 4",
-                          "--dataset chat --prefix-cache --rate 1 --requests 1000 --kv-slots 400000 --replicas 4 --routing prefix"};
+    const char *args[] = {
+        "--dataset chat --prefix-cache --rate 1 --requests 1000 --kv-slots 400000 --replicas 4",
+        "--dataset chat --prefix-cache --rate 1 --requests 1000 --kv-slots 400000 --replicas 4 --routing prefix"};
     assert_true(simulated(args[1], "\"prefix_hit_tokens\"") > 1.5 * simulated(args[0], "\"prefix_hit_tokens\""));
 }
 
