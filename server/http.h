@@ -82,7 +82,7 @@ struct reply {
     const char *allow;        /* Allow, with 405 and OPTIONS */
     struct buf body;
     bool close;
-    char nonce[33]; /* of a page's script and style, for its Content-Security-Policy; "": no page */
+    char nonce[33];   /* of a page's script and style, for its Content-Security-Policy; "": no page */
     int64_t retry_us; /* with 429, 503: when to come again; 0: by the rate at which requests end */
 };
 void reply_init(struct reply *r, int status);
