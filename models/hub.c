@@ -336,7 +336,7 @@ int hub_find(char **ret, const char *model, struct err *e)
     if (code == 0) {
         code = find(h, found, e);
         if (code < 0)
-            err_prefix(e, "model \"%s\"", h->name.repo);
+            err_prefix(e, "model \"%s\" on the hub (no directory of that name is here)", h->name.repo);
     }
     explicit_bzero(h->token, sizeof h->token);
     free(h);

@@ -129,11 +129,9 @@ int hub_refusal(const struct hub *h, const struct hub_answer *a, CURL *easy, CUR
     if (strcmp(a->code, "RevisionNotFound") == 0)
         return err_set(e, ERR_NOT_FOUND, "has no revision %s", h->name.revision);
     if (status == 401 || status == 403 || strcmp(a->code, "RepoNotFound") == 0)
-        return err_set(e, ERR_NOT_FOUND, "no such directory here, and %s has no such model or keeps it private: %s",
-                       h->endpoint, token);
+        return err_set(e, ERR_NOT_FOUND, "%s has no such model or keeps it private: %s", h->endpoint, token);
     if (status == 404)
-        return err_set(e, ERR_NOT_FOUND, "no such directory here, and %s does not have %s at revision %s", h->endpoint,
-                       what, h->name.revision);
+        return err_set(e, ERR_NOT_FOUND, "%s does not have %s at revision %s", h->endpoint, what, h->name.revision);
     return err_set(e, ERR_IO, "%s does not come from %s: HTTP status %ld", what, h->endpoint, status);
 }
 

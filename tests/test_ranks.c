@@ -229,6 +229,7 @@ static void every_family_answers_as_on_one_rank(void **state)
 {
     (void)state;
     static const char *const models[] = {"gemma",
+                                         "gemma2",
                                          "gpt2",
                                          "gpt2-scaled",
                                          "llama-gqa56-llama3-bias",
