@@ -1,0 +1,55 @@
+/* Preloaded into a server: every n-th call of some functions fails, as a machine in trouble would make them. FAULTS names them:
+ * "accept=7 recv=11", with FAULTS_FILE only while that file is there. What a call would have done is not done. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+/* Whether this call fails. `count` is the function's own. */
+static int fails(const char *name, atomic_ulong *count)
+{
+    struct stat s;
+    const char *list = getenv("FAULTS"), *file = getenv("FAULTS_FILE");
+    size_t len = strlen(name);
+    for (; list && *list; list += strcspn(list, " "), list += strspn(list, " "))
+        if (strncmp(list, name, len) == 0 && list[len] == '=') {
+            unsigned long every = strtoul(list + len + 1, NULL, 10);
+            return every && (!file || stat(file, &s) == 0) && atomic_fetch_add(count, 1) % every == every - 1;
+        }
+    return 0;
+}
+
+#define FAULT(result, failure, error, name, option, parameters, arguments)     \
+    FAULT_WHERE(1, result, failure, error, name, option, parameters, arguments)
+#define FAULT_WHERE(where, result, failure, error, name, option, parameters, arguments) \
+    result name parameters                                                     \
+    {                                                                          \
+        static result(*real) parameters;                                       \
+        static atomic_ulong count;                                             \
+        if ((where) && fails(option, &count)) {                                \
+            errno = error;                                                     \
+            return failure;                                                    \
+        }                                                                      \
+        if (!real)                                                             \
+            *(void **)&real = dlsym(RTLD_NEXT, #name);                         \
+        return real arguments;                                                 \
+    }
+
+FAULT(int, -1, EMFILE, accept4, "accept", (int fd, struct sockaddr *a, socklen_t *n, int flags), (fd, a, n, flags))
+FAULT(ssize_t, -1, ECONNRESET, recv, "recv", (int fd, void *to, size_t n, int flags), (fd, to, n, flags))
+FAULT(ssize_t, -1, EPIPE, send, "send", (int fd, const void *from, size_t n, int flags), (fd, from, n, flags))
+FAULT(ssize_t, -1, EPIPE, sendmsg, "send", (int fd, const struct msghdr *m, int flags), (fd, m, flags))
+FAULT(int, -1, EINTR, epoll_wait, "epoll", (int fd, struct epoll_event *e, int n, int ms), (fd, e, n, ms))
+FAULT(ssize_t, -1, EIO, read, "read", (int fd, void *to, size_t n), (fd, to, n))
+FAULT(void *, MAP_FAILED, ENODEV, mmap, "mmap", (void *at, size_t n, int p, int f, int fd, off_t o), (at, n, p, f, fd, o))
+/* Taking something out of a set does not fail. */
+FAULT_WHERE(op == EPOLL_CTL_ADD, int, -1, ENOSPC, epoll_ctl, "epoll_ctl", (int fd, int op, int of, struct epoll_event *e),
+            (fd, op, of, e))

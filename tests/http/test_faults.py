@@ -1,0 +1,72 @@
+"""System calls that fail: a request may be lost, the server is not, and nothing stays behind."""
+import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import raw
+from conftest import QUIRE, ROOT
+
+CC = shutil.which("cc")
+
+
+def is_sanitized():
+    with open(QUIRE, "rb") as f:
+        program = f.read()
+    return b"__asan_init" in program or b"__tsan_init" in program
+
+
+pytestmark = pytest.mark.skipif(CC is None or is_sanitized(), reason="needs a C compiler, and a program without a sanitizer's own calls")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    path = str(tmp_path_factory.mktemp("faults") / "faults.so")
+    subprocess.run([CC, "-shared", "-fPIC", "-O1", "-o", path, os.path.join(ROOT, "tests", "http", "faults.c"), "-ldl"], check=True)
+    return path
+
+
+def ask(server, i):
+    """One request; whether it was answered whole."""
+    body = {"prompt": f"a {i}", "max_tokens": 8, "stream": i % 2 == 0}
+    try:
+        with server.connect() as s:
+            s.sendall(raw.post("/v1/completions", body, "Connection: close"))
+            status, _, answer = raw.Reader(s).answer()
+            return status == 200 and (i % 2 or b"[DONE]" in answer)
+    except (OSError, EOFError, ValueError, IndexError):
+        return False
+
+
+@pytest.mark.parametrize("faults", ["accept=3", "recv=5", "send=5", "epoll=2", "epoll_ctl=7", "accept=5 recv=9 send=11 epoll=3"])
+def test_a_server_outlives_failing_calls(start, library, tmp_path, faults):
+    trouble = tmp_path / "trouble"
+    server = start(env={"LD_PRELOAD": library, "FAULTS": faults, "FAULTS_FILE": str(trouble)})
+    descriptors = f"/proc/{server.process.pid}/fd"
+    assert ask(server, 0)
+    trouble.touch()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: ask(server, i), range(120)))
+    trouble.unlink()
+    assert all(ask(server, i) for i in range(10)), server.log
+    server.wait_idle()
+    server.wait_metric("http_connections", 1)  # the one that asks
+    assert len(os.listdir(descriptors)) < 40
+    assert server.stop() == 0, server.log
+
+
+@pytest.mark.parametrize("faults", ["mmap=1", "read=1"])
+def test_a_model_that_cannot_be_read_is_refused(library, start, faults, tmp_path):
+    """From the first call on, or from any later one: the model is loaded or a sentence says why it is not."""
+    for every in (1, 2, 5):
+        server = start(model=os.path.join(ROOT, "models", "demo"), wait=False,
+                       env={"LD_PRELOAD": library, "FAULTS": faults.replace("1", str(every))})
+        try:
+            server.wait_ready(120)
+        except AssertionError:
+            assert server.process.wait(60) in (1, 2), server.log
+            assert "error" in server.log, server.log
+        else:
+            assert server.stop() == 0, server.log
