@@ -205,7 +205,7 @@ struct backend_ops {
     /* Sampling rows whose logits_row lies in [first, first + logits.rows); logits float32 [rows, vocab]; may be overwritten.
      * Of many ranks the first draws; the others take its tokens, for the step after. */
     void (*sample)(struct backend *b, struct mat logits, int32_t first);
-    /* The last three exist where there are many ranks. */
+    /* These three exist where there are many ranks. */
     /* x summed over the ranks, in place. (optional: one rank) */
     void (*all_reduce)(struct backend *b, struct mat x);
     /* embed where `table` holds the ids [first, first + table.rows) alone: the ranks' tables together give every row. (optional: one rank) */

@@ -216,6 +216,7 @@ static int compare_model(const char *dir)
             if (rc < 0 || generate(many.x, &together, &e) < 0)
                 fail_msg("%s on %d ranks: %s", dir, n, e.text);
             assert_int_equal(many.x->info.n_ranks, n);
+            assert_non_null(strstr(many.x->info.device, "cpu: 1 thread,")); /* of the two that all may have */
             compare(&alone, &together, dir, n);
             compared++;
         }

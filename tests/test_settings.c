@@ -417,6 +417,42 @@ static void what_is_printed_reads_back_the_same(void **state)
     settings_release(&again);
 }
 
+/* What a rank of the same model is started with. */
+static void what_is_passed_on_reads_back_without_keys(void **state)
+{
+    (void)state;
+    struct settings s, again;
+    struct err e;
+    bool help;
+    char **flags, *none[] = {NULL};
+    char *argv[] = {"--config=none",     "--dtype=float16",      "--kv-cache-memory=1000",
+                    "--swap-space=3",    "--deterministic",      "--step-timeout=1.5",
+                    "--api-key=hush",    "--log-format=json",    "--max-num-seqs=7",
+                    "--model=elsewhere", "--ssl-keyfile=secret", "--served-model-name=a 'name' #1"};
+    assert_int_equal(settings_load(&s, ARRAY_LEN(argv), argv, none, &help, &e), 0);
+    assert_int_equal(settings_pass_on(&flags, &s, "/models/a b", &e), 0);
+    int n = 0;
+    for (; flags[n]; n++) {
+        assert_null(strstr(flags[n], "hush"));
+        assert_null(strstr(flags[n], "secret"));
+    }
+    if (settings_load(&again, n, flags, none, &help, &e) < 0)
+        fail_msg("%s", e.text);
+    assert_string_equal(again.model, "/models/a b");
+    assert_string_equal(again.served_model_name, "a 'name' #1");
+    assert_int_equal(again.dtype, DTYPE_FLOAT16);
+    assert_int_equal(again.kv_cache_memory, 1000);
+    assert_int_equal(again.swap_space, INT64_C(3) << 30);
+    assert_true(again.deterministic);
+    assert_true(again.step_timeout == 1.5);
+    assert_int_equal(again.log_format, LOG_JSON);
+    assert_int_equal(again.max_num_seqs, 7);
+    assert_int_equal(again.n_api_keys, 0);
+    settings_pass_on_free(flags);
+    settings_release(&again);
+    settings_release(&s);
+}
+
 static void help_and_reference_name_every_setting(void **state)
 {
     (void)state;
@@ -495,6 +531,7 @@ int main(void)
         cmocka_unit_test(malformed_yaml),
         cmocka_unit_test(large_files_are_refused),
         cmocka_unit_test(what_is_printed_reads_back_the_same),
+        cmocka_unit_test(what_is_passed_on_reads_back_without_keys),
         cmocka_unit_test(help_and_reference_name_every_setting),
         cmocka_unit_test(the_shipped_file_shows_every_default),
     };
