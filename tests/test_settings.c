@@ -425,11 +425,12 @@ static void what_is_passed_on_reads_back_without_keys(void **state)
     struct err e;
     bool help;
     char **flags, *none[] = {NULL};
-    char *argv[] = {"--config=none",     "--dtype=float16",      "--kv-cache-memory=1000",
-                    "--swap-space=3",    "--deterministic",      "--step-timeout=1.5",
-                    "--api-key=hush",    "--log-format=json",    "--max-num-seqs=7",
-                    "--model=elsewhere", "--ssl-keyfile=secret", "--served-model-name=a 'name' #1"};
-    assert_int_equal(settings_load(&s, ARRAY_LEN(argv), argv, none, &help, &e), 0);
+    char *argv[] = {"--config=none",     "--dtype=float16",       "--kv-cache-memory=1000",
+                    "--swap-space=3",    "--deterministic",       "--step-timeout=1.5",
+                    "--api-key=hush",    "--log-format=json",     "--max-num-seqs=7",
+                    "--model=elsewhere", "--cors-origins=secret", "--served-model-name=a 'name' #1"};
+    if (settings_load(&s, ARRAY_LEN(argv), argv, none, &help, &e) < 0)
+        fail_msg("%s", e.text);
     assert_int_equal(settings_pass_on(&flags, &s, "/models/a b", &e), 0);
     int n = 0;
     for (; flags[n]; n++) {
