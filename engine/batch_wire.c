@@ -16,13 +16,21 @@ struct head {
     int32_t n_token_count, n_token_bias, n_allowed_token;
 };
 
-#define HEAD_NUMBERS(X)                                                                                            \
-    X(step)                                                                                                        \
-    X(n_swap_out)                                                                                                  \
-    X(n_swap_in)                                                                                                   \
-    X(n_copy)                                                                                                      \
-    X(n_table_update) X(n_table_block) X(n_tokens) X(n_seqs) X(n_decode) X(n_logits) X(n_samples) X(n_token_count) \
-        X(n_token_bias) X(n_allowed_token)
+#define HEAD_NUMBERS(X) \
+    X(step)             \
+    X(n_swap_out)       \
+    X(n_swap_in)        \
+    X(n_copy)           \
+    X(n_table_update)   \
+    X(n_table_block)    \
+    X(n_tokens)         \
+    X(n_seqs)           \
+    X(n_decode)         \
+    X(n_logits)         \
+    X(n_samples)        \
+    X(n_token_count)    \
+    X(n_token_bias)     \
+    X(n_allowed_token)
 
 static size_t padded(size_t n_bytes)
 {
