@@ -7,7 +7,7 @@
 
 enum { WIRE_MAGIC = 0x51425731, ALIGN = 16, TABLE_RUNS = 4 };
 
-/* One line an array: the numbers of struct batch, and which arrays are there. */
+/* The numbers of struct batch, and which of its arrays follow (bit i: the i-th). */
 struct head {
     uint32_t magic, present;
     uint64_t step;
