@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from conftest import PATIENCE_S
 
 GAUGES = ["num_requests_running", "num_requests_waiting", "num_requests_swapped", "kv_cache_usage_perc", "cpu_cache_usage_perc",
-          "cache_config_info"]
+          "cache_config_info", "rank_up"]
 COUNTERS = ["prompt_tokens", "generation_tokens", "num_preemptions", "prefix_cache_queries", "prefix_cache_hits", "request_success",
             "http_requests"]
 HISTOGRAMS = ["time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds",

@@ -58,7 +58,7 @@ def stop_process(pid):
 def stream(server, **fields):
     """A stream that has begun; its connection's reader."""
     sock = server.connect(timeout=PATIENCE_S)
-    sock.sendall(post("/v1/completions", STORY | dict(stream=True, max_tokens=900, ignore_eos=True) | fields))
+    sock.sendall(post("/v1/completions", STORY | dict(stream=True, max_tokens=20, ignore_eos=True) | fields))
     reader = Reader(sock)
     assert reader.head()[0] == 200
     return reader
@@ -86,8 +86,8 @@ def test_answers_are_those_of_one_rank(start, alone, n):
     s = start(*FLAGS, "--tensor-parallel-size", str(n), model=DEMO)
     pids = ranks_of(s)
     assert len(pids) == n - 1
-    for fields in (dict(max_tokens=60), dict(max_tokens=20, logprobs=3), dict(max_tokens=20, n=3, temperature=0.8, seed=7),
-                   dict(max_tokens=20, n=2, use_beam_search=True, best_of=4), dict(max_tokens=5, echo=True, logprobs=1)):
+    for fields in (dict(max_tokens=24), dict(max_tokens=12, n=3, temperature=0.8, seed=7),
+                   dict(max_tokens=10, n=2, use_beam_search=True, best_of=4), dict(max_tokens=3, echo=True, logprobs=1)):
         want, got = ask(alone, **fields), ask(s, **fields)
         assert [c["text"] for c in got["choices"]] == [c["text"] for c in want["choices"]], fields
         assert got["usage"]["completion_tokens"] == want["usage"]["completion_tokens"]
@@ -99,10 +99,10 @@ def test_answers_are_those_of_one_rank(start, alone, n):
 
 
 def test_swapping_and_prefixes_stay_the_same(start, alone):
-    s = start("--device", "cpu", "--threads", "2", "--kv-blocks", "40", "--swap-space", "64MiB", "--preemption", "swap",
+    s = start("--device", "cpu", "--threads", "2", "--kv-blocks", "12", "--swap-space", "64MiB", "--preemption", "swap",
               "--tensor-parallel-size", "2", model=DEMO)
     prompts = [f"The {animal} went to the" for animal in ("dog", "cat", "bird", "bear", "fish", "frog", "cow", "hen")]
-    body = dict(prompt=prompts, max_tokens=100, temperature=0, ignore_eos=True)
+    body = dict(prompt=prompts, max_tokens=30, temperature=0, ignore_eos=True)
     want, got = ask(alone, **body), ask(s, **body)
     assert [c["text"] for c in got["choices"]] == [c["text"] for c in want["choices"]]
     assert s.metric("num_preemptions_total", mode="swap") > 0
