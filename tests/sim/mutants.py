@@ -18,6 +18,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-w", "-I."]
 SOURCES = [
+    "config/base.c",
     *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "engine").glob("sched*.c")),
     *(f"engine/{n}.c" for n in "kvpool prefix seq group setup pack decode beam beam_text stops batch_wire".split()),
     *(f"tests/sim/{n}.c" for n in "toy oracle many scenario reference world shrink oracle_runs".split()),
