@@ -53,6 +53,19 @@ INLINE __m256 load8(const void *x, enum dtype t, int64_t i)
     return t == DTYPE_F16 ? _mm256_cvtph_ps(h) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
+/* Sixteen floats as the lanes meet them: when the stored rows are bfloat16 the even ones first. */
+INLINE void split16(__m256 ret[2], const float *x, enum dtype t)
+{
+    ret[0] = _mm256_loadu_ps(x);
+    ret[1] = _mm256_loadu_ps(x + 8);
+    if (t == DTYPE_BF16) {
+        __m256 even = _mm256_shuffle_ps(ret[0], ret[1], 0x88); /* a0 a2 b0 b2 | a4 a6 b4 b6 */
+        __m256 odd = _mm256_shuffle_ps(ret[0], ret[1], 0xDD);
+        ret[0] = _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(even), 0xD8));
+        ret[1] = _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(odd), 0xD8));
+    }
+}
+
 /* Eight rows of eight floats become eight columns. */
 INLINE void transpose8(__m256 r[8])
 {

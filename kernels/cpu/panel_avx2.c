@@ -69,24 +69,43 @@ static void pack_rows(float *panel, const void *const *row, int64_t first, int32
     }
 }
 
-/* Element of x that lane l of step s meets. */
-static inline int32_t element_of(int32_t s, int32_t l, enum dtype t)
+/* Four rows' eight lanes to one step of each lane. */
+INLINE void put_step(float *out, int64_t lane_stride, const __m256 r[TILE_ROWS])
 {
-    return t == DTYPE_BF16 ? s / 2 * GROUP + 2 * l + s % 2 : s * LANES + l;
+    __m256 low[2] = {_mm256_unpacklo_ps(r[0], r[1]), _mm256_unpackhi_ps(r[0], r[1])};
+    __m256 high[2] = {_mm256_unpacklo_ps(r[2], r[3]), _mm256_unpackhi_ps(r[2], r[3])};
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        __m256 even = _mm256_shuffle_ps(low[i], high[i], 0x44); /* lanes 2 i and 2 i + 4 */
+        __m256 odd = _mm256_shuffle_ps(low[i], high[i], 0xEE);
+        _mm_store_ps(out + 2 * i * lane_stride, _mm256_castps256_ps128(even));
+        _mm_store_ps(out + (2 * i + 1) * lane_stride, _mm256_castps256_ps128(odd));
+        _mm_store_ps(out + (2 * i + 4) * lane_stride, _mm256_extractf128_ps(even, 1));
+        _mm_store_ps(out + (2 * i + 5) * lane_stride, _mm256_extractf128_ps(odd, 1));
+    }
 }
 
 static void pack_x(float *out, int32_t tile, int32_t n_tiles, const float *const *x, int32_t n_x, int32_t n,
                    int32_t padded, enum dtype t)
 {
-    int32_t n_steps = padded / LANES;
-    for (int32_t l = 0; l < LANES; l++) {
-        float *to = out + ((int64_t)l * n_tiles + tile) * n_steps * TILE_ROWS;
-        for (int32_t s = 0; s < n_steps; s++, to += TILE_ROWS) {
-            int32_t e = element_of(s, l, t);
-            for (int32_t r = 0; r < TILE_ROWS; r++) {
-                to[r] = e < n ? x[MIN(r, n_x - 1)][e] : 0;
+    int64_t tile_floats = (int64_t)padded / LANES * TILE_ROWS;
+    out += tile * tile_floats;
+    for (int32_t at = 0; at < padded; at += GROUP, out += 2 * TILE_ROWS) {
+        __m256 part[2][TILE_ROWS];
+        for (int r = 0; r < TILE_ROWS; r++) {
+            float last[GROUP] = {0};
+            const float *from = x[MIN(r, n_x - 1)] + at;
+            if (at + GROUP > n) {
+                memcpy(last, from, (size_t)MAX(n - at, 0) * sizeof(*last));
+                from = last;
             }
+            __m256 both[2];
+            split16(both, from, t);
+            part[0][r] = both[0];
+            part[1][r] = both[1];
         }
+        put_step(out, n_tiles * tile_floats, part[0]);
+        put_step(out + TILE_ROWS, n_tiles * tile_floats, part[1]);
     }
 }
 

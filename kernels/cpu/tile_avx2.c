@@ -126,19 +126,12 @@ enum { ROWS_1 = 4, ROWS_2 = 6, ROWS_3 = 4, ROWS_4 = 3, TILE_SUMS = 12 };
 
 #include "kernels/cpu/tile_rows.h"
 
-/* Sixteen floats, the even ones first when the stored rows are bfloat16. */
 INLINE void pack16(float *out, const float *x, enum dtype t)
 {
-    __m256 a = _mm256_loadu_ps(x);
-    __m256 b = _mm256_loadu_ps(x + 8);
-    if (t == DTYPE_BF16) {
-        __m256 even = _mm256_shuffle_ps(a, b, 0x88); /* a0 a2 b0 b2 | a4 a6 b4 b6 */
-        __m256 odd = _mm256_shuffle_ps(a, b, 0xDD);
-        a = _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(even), 0xD8));
-        b = _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(odd), 0xD8));
-    }
-    _mm256_store_ps(out, a);
-    _mm256_store_ps(out + 8, b);
+    __m256 part[2];
+    split16(part, x, t);
+    _mm256_store_ps(out, part[0]);
+    _mm256_store_ps(out + 8, part[1]);
 }
 
 static void pack(void *out, const float *const *x, int32_t n_x, int32_t n, enum dtype t)

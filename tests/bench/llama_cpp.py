@@ -5,14 +5,22 @@
 
 MODEL_DIR is a Hugging Face directory, MODEL.gguf the same weights (llama.cpp's convert_hf_to_gguf.py --outtype bf16).
 Each round runs every figure once for both; the line at the end gives the medians and the median of the rounds' ratios.
-`best way` runs llama-bench with its weights copied into huge pages. Nothing else may run on the machine.
+`best way` runs llama-bench with its weights copied into huge pages. Decode is also told as a share of the best read bandwidth of
+the run (build/tests/bench/bench_cpu read, before each pair), and N clients at once meet `llama-server -np N`. Nothing else may run
+on the machine.
 """
 import argparse
+import contextlib
 import json
 import os
+import re
+import socket
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
+import urllib.request
 
 
 def run(command, env=None):
@@ -48,6 +56,57 @@ class Bench:
                               str(self.args.threads), "--requests", str(requests), "--input-len", str(prompt),
                               "--output-len", str(generate), "--json", "-"]))
 
+    def read_gbs(self):
+        """The best read bandwidth of this moment; bench_cpu is built by `make bench`."""
+        text = run([f"{os.path.dirname(self.args.quire)}/tests/bench/bench_cpu", "read", "--threads", str(self.args.threads)])
+        return float(re.search(r"four streams: ([0-9.]+) GB/s", text)[1])
+
+    def share_of_bandwidth(self):
+        """Bytes of the weights read a token, over what could be read in that time. A tied embedding is read once, as the head."""
+        size = sum(entry.stat().st_size for entry in os.scandir(self.args.model) if entry.name.endswith(".safetensors"))
+        read = self.read_gbs()
+        return size * self.quire(1, 16, self.args.tokens)["decode_tok_s"] / 1e9 / max(read, self.read_gbs())
+
+    @contextlib.contextmanager
+    def serving(self, command):
+        """A server of either kind on a free port, from its first healthy answer on."""
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        server = subprocess.Popen(command + ["--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            while True:
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health").close()
+                    break
+                except OSError:
+                    if server.poll() is not None:
+                        sys.exit(f"{command[0]} ended with {server.returncode}")
+                    time.sleep(0.05)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+            server.wait()
+
+    def clients(self, command):
+        """`quire bench serve` against a server: N clients of 64 tokens in and out. A first round is not counted."""
+        n = self.args.clients
+        with self.serving(command) as url, tempfile.NamedTemporaryFile("r") as out:
+            for requests, generate in ((n, 4), (self.args.requests or n, 64)):
+                run([self.args.quire, "bench", "serve", "--url", url, "--concurrency", str(n), "--requests", str(requests),
+                     "--input-len", "64", "--output-len", str(generate), "--json", out.name])
+            figures = last_json(out.read())
+        return figures["output_tok_s"], figures["ttft_ms"]["max"]
+
+    def client_pairs(self):
+        threads = str(self.args.threads)
+        theirs = [f"{self.llama}/llama-server", "-m", self.args.gguf, "-t", threads, "-np", str(self.args.clients), "-c", "4096"]
+        ours = [self.args.quire, "serve", self.args.model, "--device", "cpu", "--threads", threads, "--log-level", "error"]
+        for i in range(self.args.rounds):
+            first, second = (theirs, ours) if i % 2 == 0 else (ours, theirs)
+            pair = self.clients(first), self.clients(second)
+            yield pair if i % 2 == 0 else pair[::-1]
+
     def figures(self):
         n = self.args.tokens
         yield "decode, one stream", lambda: self.llama_bench(0, n), lambda: self.quire(1, 16, n)["decode_tok_s"]
@@ -64,11 +123,16 @@ def main():
     parser.add_argument("--quire", default="build/quire")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--clients", type=int, default=16, help="at once, against the server; 0: none")
+    parser.add_argument("--requests", type=int, default=0, help="of all clients together; 0: one each")
     parser.add_argument("--tokens", type=int, default=128, help="generated tokens of the one-stream figures")
     args = parser.parse_args()
     if args.tokens < 32:
         parser.error("--tokens must be at least 32: quire bench leaves out the first and last steps")
     bench = Bench(args)
+    shares = [bench.share_of_bandwidth() for _ in range(args.rounds)]
+    print(f"decode, one stream: {100 * statistics.median(shares):.0f} % of the read bandwidth (best {100 * max(shares):.0f} %)",
+          flush=True)
     for name, theirs, ours in bench.figures():
         pairs = []
         for i in range(args.rounds):
@@ -78,6 +142,14 @@ def main():
         ratio = statistics.median(b / a for a, b in pairs)
         print(f"{name}: llama.cpp {statistics.median(a for a, _ in pairs):.2f}, "
               f"quire {statistics.median(b for _, b in pairs):.2f} tokens/s, ratio {ratio:.2f}", flush=True)
+    if args.clients > 0:
+        pairs = []
+        for theirs, ours in bench.client_pairs():
+            pairs.append((ours[0] / theirs[0], ours[1] / theirs[1]))
+            print(f"  {args.clients} clients: llama-server {theirs[0]:.0f} tokens/s, worst TTFT {theirs[1]:.0f} ms; quire "
+                  f"{ours[0]:.0f}, {ours[1]:.0f}", flush=True)
+        total, ttft = (statistics.median(column) for column in zip(*pairs))
+        print(f"{args.clients} clients, 64 in, 64 out: total ratio {total:.2f}, worst TTFT ratio {ttft:.2f}")
 
 
 if __name__ == "__main__":
