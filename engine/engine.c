@@ -21,6 +21,7 @@
 #include "engine/stats.h"
 #include "models/chat_template.h"
 #include "models/file.h"
+#include "models/fim.h"
 #include "models/gguf.h"
 
 /* ---- deltas from commit to the output thread ---------------------------------------------------------------------- */
@@ -389,6 +390,19 @@ bool engine_rank_up(const struct engine *e, int32_t rank)
 {
     struct executor *x = e->executor;
     return x->ranks_up ? x->ranks_up(x) >> rank & 1 : engine_health(e) != HEALTH_DEAD;
+}
+
+void engine_fim(const struct engine *e, struct engine_fim *ret)
+{
+    struct fim f;
+    *ret = (struct engine_fim){.end = -1, .bos = tokenizer_bos(e->tokenizer)};
+    if (!fim_find(e->tokenizer, &f))
+        return;
+    ret->there = true;
+    ret->prefix = f.prefix;
+    ret->suffix = f.suffix;
+    ret->middle = f.middle;
+    ret->end = f.end;
 }
 
 /* ---- tokenizer ---------------------------------------------------------------------------------------------------- */

@@ -186,6 +186,15 @@ void engine_chat(const struct engine *e, struct engine_chat *ret);
  * of the template. Any thread. ERR_INVALID: the template refuses them; ERR_UNSUPPORTED: there is no chat. */
 int engine_render_chat(const struct engine *e, const char *context, size_t len, struct buf *out, struct err *err);
 
+/* Fill-in-the-middle: a prompt with a gap is `prefix`, what stands before it, `suffix`, what stands behind, `middle`. */
+struct engine_fim {
+    bool there; /* the model's vocabulary has these tokens */
+    int32_t prefix, suffix, middle;
+    int32_t end; /* ends the gap's text where that is not the end of sequence; -1: none */
+    int32_t bos; /* -1: none */
+};
+void engine_fim(const struct engine *e, struct engine_fim *ret);
+
 /* Counters and gauges, written by the engine and output threads, read by /metrics without locks. */
 struct engine_stats {
     _Atomic int64_t running, waiting, swapped; /* sequences running; requests waiting, swapped */

@@ -58,10 +58,16 @@ static bool will_decode(const struct sched *s, const struct group *g)
     return !in_prefill(g) && may_look_ahead(s, g);
 }
 
+/* With fair shares prompts may have been planned already, which took tokens and blocks. */
+static bool fits_behind(struct sched *s, struct group *g)
+{
+    return g->n_live <= s->tokens_left && decode_need(s, &s->pool, g) <= kvpool_available(&s->pool);
+}
+
 /* One token for each live sequence of a group that has its prefill behind it. False: the group was preempted. */
 bool plan_decode(struct sched *s, struct group *g, struct plan *p)
 {
-    if (!will_decode(s, g))
+    if (!will_decode(s, g) || (s->ahead && !fits_behind(s, g)))
         return true;
     if (!make_room(s, g))
         return false;
@@ -83,6 +89,8 @@ static void make_room_for_all(struct sched *s)
         need += will_decode(s, g) ? decode_need(s, &s->pool, g) : 0;
     while (kvpool_available(&s->pool) < need) {
         struct group *victim = heaviest(s);
+        if (!victim)
+            return;
         need -= will_decode(s, victim) ? decode_need(s, &s->pool, victim) : 0;
         preempt(s, victim);
     }
@@ -151,7 +159,24 @@ static void plan_prefills(struct sched *s, int64_t now_us, struct plan *p)
 {
     for (struct group *g = s->running.first; g && s->tokens_left > 0; g = g->next)
         plan_prefill(s, g, p);
-    sched_admit(s, now_us, p, NULL);
+    while (sched_admit_one(s, now_us, p))
+        ;
+}
+
+/* Prefill of tenants who were served less and hold less than the heaviest: before anything else of the step. */
+static void plan_ahead(struct sched *s, int64_t now_us, struct plan *p)
+{
+    const struct group *rich = is_fair(s) ? heaviest(s) : NULL;
+    if (!rich)
+        return;
+    for (struct group *g = s->running.first; g && s->tokens_left > 0; g = g->next)
+        if (in_prefill(g) && is_poorer(s, g, rich)) {
+            g->ahead_step = s->step + 1;
+            plan_prefill(s, g, p);
+        }
+    for (struct group *g; (g = waiting_first(s)) && is_poorer(s, g, rich) && sched_admit_one(s, now_us, p);)
+        g->ahead_step = s->step + 1;
+    s->ahead = p->n_items + s->n_pieces > 0;
 }
 
 /* The same by turns, so that one tenant's long prompts do not stand before another's short one. */
@@ -159,7 +184,7 @@ static void plan_prefills_fairly(struct sched *s, int64_t now_us, struct plan *p
 {
     int32_t n = 0;
     for (struct group *g = s->running.first; g; g = g->next) {
-        if (!in_prefill(g))
+        if (!in_prefill(g) || goes_ahead(s, g))
             continue;
         int32_t i = n++; /* few: admission stops where the budget ends */
         for (; i > 0 && turn_before(s, g, s->line[i - 1]); i--)
@@ -167,10 +192,12 @@ static void plan_prefills_fairly(struct sched *s, int64_t now_us, struct plan *p
         s->line[i] = g;
     }
     for (int32_t i = 0; i < n; i++) {
-        sched_admit(s, now_us, p, s->line[i]);
+        for (struct group *g; (g = waiting_first(s)) && turn_before(s, g, s->line[i]) && sched_admit_one(s, now_us, p);)
+            ;
         plan_prefill(s, s->line[i], p);
     }
-    sched_admit(s, now_us, p, NULL);
+    while (sched_admit_one(s, now_us, p))
+        ;
 }
 
 /* target_itl bounds the prefill that joins decodes; a block's worth always may, so that it is not starved either. */
@@ -179,7 +206,8 @@ static void bound_prefill(struct sched *s, const struct plan *p)
     const struct step_cost *k = &s->c.cost;
     if (s->c.target_itl_us == 0 || k->token_us <= 0 || p->n_items == 0)
         return;
-    double us = k->fixed_us;
+    int32_t ahead = s->c.max_num_batched_tokens - s->tokens_left - p->n_items;
+    double us = k->fixed_us + ahead * k->token_us;
     for (int32_t i = 0; i < p->n_items; i++)
         us += k->token_us + k->context_us * p->item[i].first;
     double room = MAX(((double)s->c.target_itl_us - us) / k->token_us, s->c.block_size);
@@ -247,11 +275,12 @@ int32_t sched_plan(struct sched *s, int64_t now_us, struct plan *p)
     assert(s->n_in_flight < MAX_IN_FLIGHT);
     plan_clear(p);
     s->n_pieces = 0;
-    s->preempted = s->made_way = false;
+    s->preempted = s->made_way = s->ahead = false;
     s->tokens_left = s->c.max_num_batched_tokens;
     s->scores_left = s->c.max_logits - s->c.max_num_seqs;
     sched_sweep(s, now_us);
     make_way(s);
+    plan_ahead(s, now_us, p);
     plan_decodes(s, p);
     sched_resume(s, p);
     bound_prefill(s, p);

@@ -160,24 +160,21 @@ bool has_room(struct sched *s, struct group *g)
     return rows_and_side_fit(s, g, group_rows(g)) && blocks_fit(s, g, &d);
 }
 
-void sched_admit(struct sched *s, int64_t now_us, struct plan *p, const struct group *before)
+bool sched_admit_one(struct sched *s, int64_t now_us, struct plan *p)
 {
-    while (s->n_waiting > 0 && s->tokens_left > 0 && (!s->preempted || s->made_way)) {
-        struct group *g = waiting_first(s), *swapped = swapped_first(s);
-        struct demand d;
-        if (before && !turn_before(s, g, before))
-            return;
-        if (g->n_inflight > 0) /* preempted a moment ago: a token of it is still being drawn */
-            return;
-        if (swapped && !goes_before_swapped(s, g, swapped))
-            return;
-        if (!rows_and_side_fit(s, g, group_rows(g)) || !blocks_fit(s, g, &d))
-            return;
-        admit(s, g, &d, now_us);
-        plan_prefill(s, g, p);
-        if (p->n_items + s->n_pieces == 0)
-            return;
-    }
+    struct group *g = waiting_first(s), *swapped = swapped_first(s);
+    struct demand d;
+    if (!g || s->tokens_left <= 0 || (s->preempted && !s->made_way))
+        return false;
+    if (g->n_inflight > 0) /* preempted a moment ago: a token of it is still being drawn */
+        return false;
+    if (swapped && !goes_before_swapped(s, g, swapped))
+        return false;
+    if (!rows_and_side_fit(s, g, group_rows(g)) || !blocks_fit(s, g, &d))
+        return false;
+    admit(s, g, &d, now_us);
+    plan_prefill(s, g, p);
+    return p->n_items + s->n_pieces > 0;
 }
 
 int32_t sched_pin(struct sched *s, const int32_t *token, int32_t n_tokens, const char *salt)

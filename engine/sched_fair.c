@@ -8,7 +8,8 @@
  *
  * Counters make shares fair over time; they do not make room. Where a tenant's turn has come and another one's long answers
  * hold all rows or blocks, the tenant with most rows for its weight gives up its newest group, if it still has no less
- * than the other then (so they do not take it from each other in turn).
+ * than the other then (so they do not take it from each other in turn). And where it was served less and holds fewer rows
+ * than others, its prompt is computed before their next tokens are, which may wait a step for it.
  *
  * Cost: a token O(1), an admission O(log tenants + log waiting); where someone waits without room, a walk over the running
  * groups. A counter only grows while its tenant stands ready, so the heap of tenants is put right when its top is looked at:
@@ -220,11 +221,17 @@ static double rows_held(const struct sched *s, const struct group *g, int32_t mo
 
 struct group *heaviest(const struct sched *s)
 {
-    struct group *most = s->running.last;
-    for (struct group *g = most; g; g = g->prev)
-        if (rows_held(s, g, 0) > rows_held(s, most, 0))
+    struct group *most = NULL;
+    for (struct group *g = s->running.last; g; g = g->prev)
+        if (!goes_ahead(s, g) && (!most || rows_held(s, g, 0) > rows_held(s, most, 0)))
             most = g;
     return most;
+}
+
+bool is_poorer(const struct sched *s, const struct group *g, const struct group *other)
+{
+    return s->tenant[g->tenant].service < s->tenant[other->tenant].service &&
+           rows_held(s, g, g->state == GROUP_WAITING ? group_rows(g) : 0) < rows_held(s, other, 0);
 }
 
 /* A group to preempt so that `g` can run; NULL: its tenant has its share. */

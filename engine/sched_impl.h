@@ -73,6 +73,7 @@ struct sched {
     int32_t tokens_left, scores_left; /* of the step being planned */
     bool preempted;                   /* in the step being planned */
     bool made_way;                    /* and only for a group that waits */
+    bool ahead;                       /* it begins with prefills of tenants who hold less than others */
     uint64_t step;                    /* the last one planned */
     uint64_t next_order;
     struct plan *in_flight[MAX_IN_FLIGHT]; /* oldest first */
@@ -116,10 +117,18 @@ void tenant_push(struct sched *s, struct group *g);
 void tenant_remove(struct sched *s, struct group *g);
 /* Rows set aside for a running group: n more, or fewer. */
 void reserve_rows(struct sched *s, struct group *g, int32_t n);
-/* The running group to preempt first: the newest of the tenant who holds most rows for its weight. */
+/* The running group to preempt first: the newest of the tenant who holds most rows for its weight; NULL: none that this step
+ * has not planned. */
 struct group *heaviest(const struct sched *s);
 /* With fair shares, before the step is planned: preempt for a tenant who holds less than others and has no room. */
 void make_way(struct sched *s);
+/* `g`'s tenant holds fewer rows for its weight than `other`'s and was served less. */
+bool is_poorer(const struct sched *s, const struct group *g, const struct group *other);
+/* The step being planned begins with this group's prefill. */
+static inline bool goes_ahead(const struct sched *s, const struct group *g)
+{
+    return g->ahead_step == s->step + 1;
+}
 
 /* sched_seq.c */
 /* A block for a table, the least recently used one; its old name is dropped. There must be one. */
@@ -175,8 +184,8 @@ void seq_own_next_block(struct sched *s, struct seq *q, struct plan *p);
 
 /* sched_admit.c */
 void sched_resume(struct sched *s, struct plan *p);
-/* `before`: only groups whose turn is before that one's; NULL: all. */
-void sched_admit(struct sched *s, int64_t now_us, struct plan *p, const struct group *before);
+/* The waiting group whose turn it is begins in this step; false: there is none, or no room. */
+bool sched_admit_one(struct sched *s, int64_t now_us, struct plan *p);
 /* Rows and blocks for a waiting group are there. */
 bool has_room(struct sched *s, struct group *g);
 /* sched_preempt.c */

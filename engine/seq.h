@@ -89,6 +89,7 @@ struct group {
     bool started;                    /* was admitted once */
     int32_t n_inflight;              /* steps planned with it and not committed */
     uint64_t plan_step, commit_step; /* the last step that named it, planned and committed */
+    uint64_t ahead_step;             /* the last step whose first work was its prefill (fair shares) */
     int32_t n_reserved;              /* RUNNING: rows set aside for it */
     int32_t probe_available;         /* blocks that could be taken when it was last found not to fit */
     uint64_t probe_step;

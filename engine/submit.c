@@ -1,4 +1,5 @@
 /* Stage 4 as the HTTP threads see it: what can be refused is refused here, with the numbers; then all of a set or none. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,6 +50,8 @@ static int add_word(const struct engine *e, struct word_list *w, struct token_li
         tokenizer_encode(e->tokenizer, spaced ? text : text + 1, len + spaced, false, LIMIT_BAD_WORD_TOKENS, ids, err);
     if (rc < 0) {
         err_prefix(err, "bad_words");
+        if (err)
+            snprintf(err->param, sizeof(err->param), "bad_words");
         return rc;
     }
     if (ids->n > before)

@@ -138,6 +138,10 @@ static int check_together(struct completion *c, struct err *e)
     if (!rc && c->has_stream_options && !p->stream) {
         rc = refuse(e, "stream_options", "stream_options needs stream: true");
     }
+    if (!rc && c->suffix && (p->echo || c->truncate)) {
+        rc = refuse(e, p->echo ? "echo" : "truncate_prompt_tokens",
+                    "suffix goes with neither echo nor truncate_prompt_tokens: the prompt has a gap");
+    }
     c->echo_logprobs = p->echo && p->n_logprobs >= 0;
     if (c->echo_logprobs) {
         p->n_prompt_logprobs = MAX(p->n_prompt_logprobs, p->n_logprobs);
@@ -220,6 +224,8 @@ static int parse_tree(struct completion *c, const cJSON *tree, const char *body,
         rc = c->chat ? chat_read(c, tree, ctx, e)
                      : prompt_read(c, cJSON_GetObjectItemCaseSensitive(tree, "prompt"), ctx, e);
     }
+    rc = rc ? rc : prompt_add_suffix(c, ctx, e);
+    c->suffix = NULL; /* the tree's */
     return rc ? rc : check_room(c, ctx, e);
 }
 

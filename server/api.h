@@ -27,6 +27,7 @@ struct api_context {
     /* As engine_render_chat; used where chat.missing is NULL. */
     int (*render_chat)(void *arg, const char *context, size_t len, struct buf *out, struct err *e);
     struct engine_chat chat;
+    struct engine_fim fim;
     void *arg;
 };
 
@@ -52,7 +53,8 @@ struct completion {
     bool add_special, use_beam_search, has_stream_options;
     bool has_max_tokens, has_best_of, has_beam_width, has_temperature, has_length_penalty, has_early_stopping;
     bool has_prompt_logprobs;
-    int32_t truncate; /* keep the last N prompt tokens; 0: all */
+    const char *suffix; /* in the body's tree; NULL: none */
+    int32_t truncate;   /* keep the last N prompt tokens; 0: all */
 
     /* Of chat requests only. */
     bool chat, chat_logprobs, add_generation_prompt, continue_final_message;
@@ -134,6 +136,8 @@ int read_stream_options(void *ret, const struct field *f, const cJSON *v, const 
 
 /* All four forms of `prompt` into c->prompt, truncated as c->truncate says. */
 int prompt_read(struct completion *c, const cJSON *v, const struct api_context *ctx, struct err *e);
+/* With a suffix: each prompt becomes the model's form of a text with a gap. */
+int prompt_add_suffix(struct completion *c, const struct api_context *ctx, struct err *e);
 /* One prompt from the text that the template made. */
 int prompt_from_text(struct completion *c, const char *text, const struct api_context *ctx, struct err *e);
 /* `messages` and what belongs to them, written out by the template, into c->prompt (api_chat.c). */

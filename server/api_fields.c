@@ -173,8 +173,8 @@ static const struct field completion_rows[] = {
                "{\"type\":\"object\",\"properties\":{\"include_usage\":{\"type\":\"boolean\"},\"continuous_usage_"
                "stats\":{\"type\":\"boolean\"}}}",
                "Only with stream."),
-    ROW_FOR(ROUTE_COMPLETIONS, "suffix", read_suffix, "{\"type\":\"string\",\"maxLength\":0}",
-            "For models with fill-in-the-middle tokens; the served one has none."),
+    ROW_FOR(ROUTE_COMPLETIONS, "suffix", read_suffix, "{\"type\":\"string\",\"maxLength\":@suffix}",
+            "What stands behind the text to be made; for models with fill-in-the-middle tokens, of others \"\" only."),
     ROW_BOOL("skip_special_tokens", params.skip_special, "Leave special tokens out of the text."),
     ROW_BOOL("spaces_between_special_tokens", params.spaces_between_special,
              "Spaces between special tokens that are left in."),
@@ -448,14 +448,14 @@ static int read_request_id(void *ret, const struct field *f, const cJSON *v, con
 
 static int read_suffix(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
 {
-    (void)ret;
     if (!cJSON_IsString(v)) {
         return wrong_type(f, v, "a string", e);
     }
-    if (v->valuestring[0]) {
+    ((struct completion *)ret)->suffix = v->valuestring[0] ? v->valuestring : NULL;
+    if (v->valuestring[0] && !ctx->fim.there) {
         return err_set_param(e, ERR_UNSUPPORTED, f->name,
-                             "%s is not supported: model '%s' is served without fill-in-the-middle; leave it out",
-                             f->name, ctx->info.model_name);
+                             "%s is not supported: model '%s' has no fill-in-the-middle tokens; leave it out", f->name,
+                             ctx->info.model_name);
     }
     return 0;
 }

@@ -72,6 +72,61 @@ int prompt_from_text(struct completion *c, const char *text, const struct api_co
     return rc ? rc : fit_prompt(c, c->prompt, ctx, e);
 }
 
+/* ---- fill-in-the-middle ---- */
+
+/* [BOS] prefix before suffix behind middle. */
+static int add_gap(struct prompt *p, const struct prompt *behind, const struct engine_fim *f, struct err *e)
+{
+    int32_t n = p->n + behind->n + 3, bos = p->n > 0 && p->id[0] == f->bos;
+    int32_t *id = malloc((size_t)n * sizeof(*id));
+
+    if (!id) {
+        return err_nomem(e, "prompts");
+    }
+    memcpy(id, p->id, (size_t)bos * sizeof(*id));
+    id[bos] = f->prefix;
+    memcpy(id + bos + 1, p->id + bos, (size_t)(p->n - bos) * sizeof(*id));
+    id[p->n + 1] = f->suffix;
+    memcpy(id + p->n + 2, behind->id, (size_t)behind->n * sizeof(*id));
+    id[n - 1] = f->middle;
+    free(p->id);
+    *p = (struct prompt){id, n};
+    return 0;
+}
+
+/* The token that ends the gap, where the model has one of its own. */
+static int stop_at_end(struct gen_params *p, int32_t end, struct err *e)
+{
+    if (end < 0) {
+        return 0;
+    }
+    int32_t *grown = realloc(p->stop_token, ((size_t)p->n_stop_token + 1) * sizeof(*grown));
+    if (!grown) {
+        return err_nomem(e, "stop_token_ids");
+    }
+    p->stop_token = grown;
+    grown[p->n_stop_token++] = end;
+    return 0;
+}
+
+int prompt_add_suffix(struct completion *c, const struct api_context *ctx, struct err *e)
+{
+    struct prompt behind = {0};
+
+    if (!c->suffix) {
+        return 0;
+    }
+    int rc = encode_text(&behind, "suffix", c->suffix, false, ctx->info.max_model_len + 1, ctx, e);
+    for (int32_t i = 0; i < c->n_prompts && rc == 0; i++) {
+        rc = add_gap(&c->prompt[i], &behind, &ctx->fim, e);
+        rc = rc ? rc : fit_prompt(c, &c->prompt[i], ctx, e);
+    }
+    free(behind.id);
+    return rc ? rc : stop_at_end(&c->params, ctx->fim.end, e);
+}
+
+/* ---- the forms of a prompt ---- */
+
 /* The elements of a list must be of one kind, lists of ids or texts. */
 static int check_kinds(const cJSON *v, struct err *e)
 {

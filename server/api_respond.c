@@ -88,13 +88,21 @@ static void put_bounds(struct buf *b, const struct field *f)
 /* A schema with its placeholders filled in. */
 static void put_custom(struct buf *b, const char *schema, const struct api_context *ctx)
 {
-    static const char vocab[] = "@vocab", logprobs[] = "@logprobs";
+    const struct {
+        const char *name;
+        int64_t value;
+    } known[] = {{"@vocab", ctx->info.vocab - 1},
+                 {"@logprobs", ctx->max_logprobs},
+                 {"@suffix", ctx->fim.there ? ctx->info.max_model_len : 0}};
 
     for (const char *at; (at = strchr(schema, '@')) != NULL;) {
-        bool is_vocab = strncmp(at, vocab, sizeof(vocab) - 1) == 0;
+        size_t i = 0;
+        while (i + 1 < ARRAY_LEN(known) && strncmp(at, known[i].name, strlen(known[i].name)) != 0) {
+            i++;
+        }
         buf_append(b, schema, (size_t)(at - schema));
-        buf_printf(b, "%d", is_vocab ? ctx->info.vocab - 1 : ctx->max_logprobs);
-        schema = at + (is_vocab ? sizeof(vocab) : sizeof(logprobs)) - 1;
+        buf_printf(b, "%lld", (long long)known[i].value);
+        schema = at + strlen(known[i].name);
     }
     buf_puts(b, schema);
 }
@@ -187,7 +195,7 @@ static void put_generating(struct buf *b, const char *path, const char *summary,
                "json\":{\"schema\":{\"$ref\":\"#/components/schemas/%s\"}}}},\"responses\":{\"200\":{\"description\":"
                "\"OK\",\"content\":{\"application/json\":{\"schema\":{\"type\":\"object\"}},\"text/event-stream\":{}}},"
                "%s,%s,%s}}}",
-               path, summary, table, POST_ANSWERS, ERROR_ANSWER("429", "the queue is full"),
+               path, summary, table, POST_ANSWERS, ERROR_ANSWER("429", "the queue is full, or a limit of the key"),
                ERROR_ANSWER("500", "the device failed"));
 }
 

@@ -99,6 +99,7 @@ static void make_ready(struct daemon *d)
     api->token_bytes = api_token_bytes;
     api->render_chat = api_render_chat;
     engine_chat(d->engine, &api->chat);
+    engine_fim(d->engine, &api->fim);
     api->arg = d;
     server_ready(&d->server, d->engine);
 }

@@ -448,6 +448,35 @@ static void test_refused_features(void **state)
     refuse_all(model, ARRAY_LEN(model), ERR_NOT_FOUND);
 }
 
+static void test_suffix(void **state)
+{
+    struct api_context context = test_context;
+    struct completion c;
+    struct err e;
+    (void)state;
+    context.fim = (struct engine_fim){.there = true, .prefix = 200, .suffix = 201, .middle = 202, .end = 203, .bos = 1};
+    const char *body = "{\"prompt\":[\"ab\",\"c\"],\"suffix\":\"yz\",\"stop_token_ids\":[9]}";
+    assert_int_equal(completion_parse(&c, body, strlen(body), &context, &e), 0);
+    const int32_t first[] = {1, 200, 'a', 'b', 201, 'y', 'z', 202}, second[] = {1, 200, 'c', 201, 'y', 'z', 202};
+    assert_int_equal(c.prompt[0].n, ARRAY_LEN(first));
+    assert_memory_equal(c.prompt[0].id, first, sizeof(first));
+    assert_int_equal(c.prompt[1].n, ARRAY_LEN(second));
+    assert_memory_equal(c.prompt[1].id, second, sizeof(second));
+    assert_int_equal(c.params.n_stop_token, 2);
+    assert_int_equal(c.params.stop_token[1], 203);
+    completion_release(&c);
+    body = "{\"prompt\":[7,8],\"suffix\":\"y\"}";
+    assert_int_equal(completion_parse(&c, body, strlen(body), &context, &e), 0);
+    const int32_t of_ids[] = {200, 7, 8, 201, 'y', 202};
+    assert_int_equal(c.prompt[0].n, ARRAY_LEN(of_ids));
+    assert_memory_equal(c.prompt[0].id, of_ids, sizeof(of_ids));
+    completion_release(&c);
+    static const char *const refused[] = {"{\"prompt\":\"x\",\"suffix\":\"y\",\"echo\":true}",
+                                          "{\"prompt\":\"x\",\"suffix\":\"y\",\"truncate_prompt_tokens\":3}"};
+    for (size_t i = 0; i < ARRAY_LEN(refused); i++)
+        assert_int_equal(completion_parse(&c, refused[i], strlen(refused[i]), &context, &e), ERR_INVALID);
+}
+
 static void test_refused_long_prompt(void **state)
 {
     struct completion c;
@@ -559,6 +588,7 @@ int main(void)
         cmocka_unit_test(test_refused_depth_and_size),
         cmocka_unit_test(test_refused_fields),
         cmocka_unit_test(test_refused_features),
+        cmocka_unit_test(test_suffix),
         cmocka_unit_test(test_refused_long_prompt),
         cmocka_unit_test(test_too_many_sequences),
         cmocka_unit_test(test_tokenize),

@@ -170,6 +170,24 @@ static void a_long_prompt_lets_a_short_one_pass(void **state)
     assert_int_equal(rig_count(&rig, late, DELTA_TOKEN, 0), 1);
 }
 
+/* Whoever holds less computes a prompt before others decode: whole in one step, although their tokens would not fit. */
+static void a_prompt_goes_ahead_of_decodes(void **state)
+{
+    (void)state;
+    config.max_num_batched_tokens = 12;
+    rig_open(&rig, &config);
+    struct rig_request *flood = ask(1, 20, 20);
+    rig_run(&rig, 8);
+    rig.tenant = 2;
+    struct rig_request *late = rig_add(&rig, tokens(4), 0, 10);
+    int32_t before = rig_count(&rig, &flood[6], DELTA_TOKEN, 0);
+    rig_run(&rig, 1);
+    assert_int_equal(rig_count(&rig, late, DELTA_TOKEN, 0), 1);
+    assert_int_equal(rig_count(&rig, &flood[6], DELTA_TOKEN, 0), before); /* two of seven found room behind it */
+    rig_run(&rig, 1);
+    assert_int_equal(rig_count(&rig, &flood[6], DELTA_TOKEN, 0), before + 1);
+}
+
 /* A shortage of blocks is the affair of who holds most of them, not of the newest. */
 static void a_shortage_takes_from_the_heaviest(void **state)
 {
@@ -210,6 +228,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_pause_brings_no_credit, start, stop),
         cmocka_unit_test_setup_teardown(nobody_starves, start, stop),
         cmocka_unit_test_setup_teardown(a_long_prompt_lets_a_short_one_pass, start, stop),
+        cmocka_unit_test_setup_teardown(a_prompt_goes_ahead_of_decodes, start, stop),
         cmocka_unit_test_setup_teardown(a_shortage_takes_from_the_heaviest, start, stop),
         cmocka_unit_test_setup_teardown(other_policies_know_no_tenants, start, stop),
     };
