@@ -260,6 +260,8 @@ def test_health_is_green_again_after_a_stall(start):
 def test_idle_stop(start, sig):
     s = start()
     idle = s.connect()
+    idle.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert Reader(idle).answer()[0] == 200  # accepted: what waits in the backlog is reset
     assert s.stop(sig) == 0
     assert idle.recv(10) == b""
 
