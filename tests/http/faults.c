@@ -27,20 +27,20 @@ static int fails(const char *name, atomic_ulong *count)
     return 0;
 }
 
-#define FAULT(result, failure, error, name, option, parameters, arguments)     \
+#define FAULT(result, failure, error, name, option, parameters, arguments) \
     FAULT_WHERE(1, result, failure, error, name, option, parameters, arguments)
 #define FAULT_WHERE(where, result, failure, error, name, option, parameters, arguments) \
-    result name parameters                                                     \
-    {                                                                          \
-        static result(*real) parameters;                                       \
-        static atomic_ulong count;                                             \
-        if ((where) && fails(option, &count)) {                                \
-            errno = error;                                                     \
-            return failure;                                                    \
-        }                                                                      \
-        if (!real)                                                             \
-            *(void **)&real = dlsym(RTLD_NEXT, #name);                         \
-        return real arguments;                                                 \
+    result name parameters                                                              \
+    {                                                                                   \
+        static result(*real) parameters;                                                \
+        static atomic_ulong count;                                                      \
+        if ((where) && fails(option, &count)) {                                         \
+            errno = error;                                                              \
+            return failure;                                                             \
+        }                                                                               \
+        if (!real)                                                                      \
+            *(void **)&real = dlsym(RTLD_NEXT, #name);                                  \
+        return real arguments;                                                          \
     }
 
 FAULT(int, -1, EMFILE, accept4, "accept", (int fd, struct sockaddr *a, socklen_t *n, int flags), (fd, a, n, flags))
@@ -49,7 +49,8 @@ FAULT(ssize_t, -1, EPIPE, send, "send", (int fd, const void *from, size_t n, int
 FAULT(ssize_t, -1, EPIPE, sendmsg, "send", (int fd, const struct msghdr *m, int flags), (fd, m, flags))
 FAULT(int, -1, EINTR, epoll_wait, "epoll", (int fd, struct epoll_event *e, int n, int ms), (fd, e, n, ms))
 FAULT(ssize_t, -1, EIO, read, "read", (int fd, void *to, size_t n), (fd, to, n))
-FAULT(void *, MAP_FAILED, ENODEV, mmap, "mmap", (void *at, size_t n, int p, int f, int fd, off_t o), (at, n, p, f, fd, o))
+FAULT(void *, MAP_FAILED, ENODEV, mmap, "mmap", (void *at, size_t n, int p, int f, int fd, off_t o),
+      (at, n, p, f, fd, o))
 /* Taking something out of a set does not fail. */
-FAULT_WHERE(op == EPOLL_CTL_ADD, int, -1, ENOSPC, epoll_ctl, "epoll_ctl", (int fd, int op, int of, struct epoll_event *e),
-            (fd, op, of, e))
+FAULT_WHERE(op == EPOLL_CTL_ADD, int, -1, ENOSPC, epoll_ctl, "epoll_ctl",
+            (int fd, int op, int of, struct epoll_event *e), (fd, op, of, e))

@@ -193,7 +193,7 @@ COLOURS = """(() => {
 
 
 def test_in_a_browser(start, chromium):
-    s = start("--kv-blocks", "1024", model="null:20000")
+    s = start("--kv-blocks", "1024", model="null:80000")
     b = chromium
     b.size(1280, 900)
     b.open(s.url + "/")
