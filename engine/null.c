@@ -144,6 +144,8 @@ static void null_info(struct executor_info *ret, const struct settings *s)
         .dtype = "none",
     };
     ret->max_samples = ret->max_num_seqs + MIN(ret->max_num_batched_tokens, 1024);
+    if (s->preemption == PREEMPT_SWAP && s->swap_space > 0) /* where it was asked for, as on a CPU; nothing is copied */
+        ret->n_host_blocks = ret->n_blocks;
     int64_t holds = (int64_t)ret->n_blocks * ret->block_size;
     if (!s->max_model_len && holds < ret->max_len)
         ret->max_len = (int32_t)holds;
