@@ -161,7 +161,7 @@ def main():
         if not survives(work / "sound", args.runs, 600):
             sys.exit("the untouched sources fail: nothing to learn from mutants")
         tree = work / "tree"
-        for folder in ("engine", "config", "kernels", "tests/sim"):
+        for folder in ("engine", "config", "kernels", "models", "tests/sim"):
             shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("*.cu", "cuda", "cpu"))
         chosen = [m for m in MUTANTS if args.only in m[0]]
         for name, path, old, new in chosen:
