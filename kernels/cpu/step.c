@@ -48,34 +48,14 @@ struct batch_array {
     size_t n_bytes;
 };
 
-#define ARRAY(field, n)                                           \
-    {                                                             \
-        (const void **)&b->field, (size_t)(n) * sizeof(*b->field) \
-    }
-
 /* Point c->batch's arrays at copies of them. The arena grows to the largest step seen and stays. */
 static int copy_arrays(struct cpu_backend *c, struct err *e)
 {
     struct batch *b = &c->batch;
     const struct batch_array array[] = {
-        ARRAY(swap_out, b->n_swap_out),
-        ARRAY(swap_in, b->n_swap_in),
-        ARRAY(copy, b->n_copy),
-        ARRAY(table_update, b->n_table_update),
-        ARRAY(table_block, b->n_table_block),
-        ARRAY(token, b->n_tokens),
-        ARRAY(token_src, b->n_tokens),
-        ARRAY(position, b->n_tokens),
-        ARRAY(slot, b->n_tokens),
-        ARRAY(q_start, b->n_seqs + 1),
-        ARRAY(kv_len, b->n_seqs),
-        ARRAY(row, b->n_seqs),
-        ARRAY(lcp_blocks, b->n_seqs),
-        ARRAY(logits_token, b->n_logits),
-        ARRAY(sample, b->n_samples),
-        ARRAY(token_count, b->n_token_count),
-        ARRAY(token_bias, b->n_token_bias),
-        ARRAY(allowed_token, b->n_allowed_token),
+#define X(field, count) {(const void **)&b->field, (size_t)(b->count) * sizeof(*b->field)},
+        BATCH_ARRAYS(X)
+#undef X
     };
     size_t total = 0;
     for (size_t i = 0; i < ARRAY_LEN(array); i++) {
