@@ -2,344 +2,10 @@
  *
  * A cluster of blocks takes one logits row, each block a slice of the vocabulary, and answers the row's samples one
  * after another (samples of one prompt share a row). Penalties and biases are written into the row and taken back
- * afterwards. Nothing is sorted: a threshold (top-k, top-p, the n best) is found by histograms of integer keys,
- * eleven bits a pass from the widest bits down, counts or fixed-point masses summed exactly, so that no result depends
- * on the order of threads. Every block of a cluster computes every decision, from the same sums.
+ * afterwards. What a row is looked through for stands in sample_row.cuh, the draw in sample_draw.cuh. Every block of a
+ * cluster computes every decision, from the same sums.
  */
-#include "kernels/cuda/cluster.cuh"
-#include "kernels/noise.h"
-
-enum { SAMPLE_THREADS = 1024, BUCKETS = 2048, MAX_CLUSTER = 8, MAX_BEST = 256 };
-
-/* struct sample_row, token_count, token_bias of batch.h */
-struct row_params {
-    int32_t logits_row, kind;
-    float temperature, top_p, min_p;
-    int32_t top_k;
-    float presence_penalty, frequency_penalty, repetition_penalty;
-    int32_t n_logprobs, n_candidates, target;
-    uint64_t seed;
-    int32_t position, prev_sample;
-    int32_t counts_first, n_counts, bias_first, n_bias, allowed_first, n_allowed;
-};
-static_assert(sizeof(row_params) == 88, "struct sample_row of batch.h");
-enum { KIND_TOKEN, KIND_CANDIDATES, KIND_SCORE };
-struct count_entry {
-    int32_t token, n_output, in_prompt;
-};
-struct bias_entry {
-    int32_t token;
-    float bias;
-};
-
-/* What a scan of the row found: the greatest as (order key, ~token), so that the smallest token wins a tie. */
-struct stats {
-    unsigned long long best; /* 0: nothing above -infinity */
-    uint32_t bad;            /* a NaN or +infinity */
-    uint32_t least;          /* order key of the least above -infinity */
-    float sum;               /* of exp(l - max) */
-};
-
-struct shared_state {
-    unsigned long long bucket[BUCKETS];
-    unsigned long long scan[32];
-    stats part[33];
-    unsigned long long pick;      /* this block's reductions, read by the others of the cluster */
-    stats whole;
-    unsigned long long skipped, inside; /* select_key: weight above the chosen bucket and in it */
-    int32_t chosen;
-    int32_t n_best;
-    int32_t prev_seen;
-    float prev_saved;
-    uint32_t best_key[MAX_BEST];
-    int32_t best_token[MAX_BEST];
-};
-
-struct row_view {
-    float *l;                /* the whole row */
-    int lo, hi;              /* this block's slice */
-    const uint32_t *allowed; /* bitmap of the slice, or NULL */
-};
-
-__device__ __forceinline__ float at(const row_view &r, int t)
-{
-    if (r.allowed && !(r.allowed[(t - r.lo) >> 5] >> ((t - r.lo) & 31) & 1))
-        return -INFINITY;
-    return r.l[t];
-}
-
-__device__ __forceinline__ float key_float(uint32_t k)
-{
-    return noise_bits_float(k & 0x80000000u ? k & 0x7FFFFFFFu : ~k);
-}
-
-__device__ __forceinline__ float stats_max(const stats &s) { return key_float((uint32_t)(s.best >> 32)); }
-__device__ __forceinline__ int stats_token(const stats &s) { return s.best == 0 || s.bad ? -1 : (int)~(uint32_t)s.best; }
-
-__device__ __forceinline__ void stats_join(stats &a, const stats &b)
-{
-    if (b.best != 0) {
-        if (a.best == 0) {
-            a.sum = b.sum;
-        } else {
-            float ma = stats_max(a), mb = stats_max(b), m = fmaxf(ma, mb);
-            a.sum = a.sum * expf(ma - m) + b.sum * expf(mb - m);
-        }
-    }
-    a.best = max(a.best, b.best);
-    a.bad |= b.bad;
-    a.least = min(a.least, b.least);
-}
-
-__device__ __forceinline__ stats stats_none(void) { return {0ull, 0, 0xFFFFFFFFu, 0.0f}; }
-
-/* Of the lanes of a warp, in lane 0. */
-__device__ __forceinline__ stats stats_warp(stats s)
-{
-    for (int o = 16; o > 0; o >>= 1) {
-        stats b;
-        b.best = __shfl_down_sync(0xffffffffu, s.best, o);
-        b.bad = __shfl_down_sync(0xffffffffu, s.bad, o);
-        b.least = __shfl_down_sync(0xffffffffu, s.least, o);
-        b.sum = __shfl_down_sync(0xffffffffu, s.sum, o);
-        stats_join(s, b);
-    }
-    return s;
-}
-
-/* Greatest, least, sum of exponentials of the row; the same in all threads of the cluster. */
-__device__ stats row_stats(const row_view &r, shared_state *sh)
-{
-    const block_cluster cluster;
-    float m = -INFINITY, sum = 0.0f, least = INFINITY;
-    int token = 0;
-    uint32_t bad = 0;
-    for (int t = r.lo + threadIdx.x; t < r.hi; t += blockDim.x) {
-        float v = at(r, t);
-        bad |= !(v < INFINITY);
-        if (v == -INFINITY)
-            continue;
-        least = fminf(least, v);
-        if (v > m) {
-            sum = sum * __expf(m - v) + 1.0f;
-            m = v;
-            token = t;
-        } else {
-            sum += __expf(v - m);
-        }
-    }
-    stats s = {m == -INFINITY ? 0ull : (unsigned long long)sample_order(m) << 32 | (uint32_t)~token, bad,
-               least == INFINITY ? 0xFFFFFFFFu : sample_order(least), sum};
-    s = stats_warp(s);
-    if ((threadIdx.x & 31) == 0)
-        sh->part[threadIdx.x >> 5] = s;
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        s = stats_warp(sh->part[threadIdx.x]);
-        if (threadIdx.x == 0)
-            sh->whole = s;
-    }
-    cluster.sync();
-    if (threadIdx.x == 0) {
-        stats all = *cluster.of(&sh->whole, 0);
-        for (unsigned i = 1; i < cluster.blocks(); i++)
-            stats_join(all, *cluster.of(&sh->whole, i));
-        sh->part[32] = all;
-    }
-    cluster.sync();
-    return sh->part[32];
-}
-
-/* Outcome of select_key: the key, the weight above it, what of the goal is left for entries of that very key, and
- * the weight of those entries. */
-struct selection {
-    uint32_t key;
-    unsigned long long above, goal, inside;
-};
-
-/* The greatest key for which the weights of the entries with that key or a greater one sum to at least the goal, which
- * goal_of makes of the sum of all. Keys lie in [lo, hi]. `entry(token, lo, hi, &key, &weight)` says whether a token
- * takes part with a key in that range. Same answer in all threads of the cluster. */
-template <typename E, typename G>
-__device__ selection select_key(const row_view &r, shared_state *sh, uint32_t lo, uint32_t hi, E entry, G goal_of)
-{
-    const block_cluster cluster;
-    selection s = {lo, 0, 0, 0};
-    for (bool first = true;; first = false) {
-        int shift = 0;
-        while ((hi - lo) >> shift >= BUCKETS)
-            shift++;
-        for (int i = threadIdx.x; i < BUCKETS; i += blockDim.x)
-            sh->bucket[i] = 0;
-        __syncthreads();
-        for (int t = r.lo + threadIdx.x; t < r.hi; t += blockDim.x) {
-            uint32_t key;
-            unsigned long long weight;
-            if (entry(t, lo, hi, &key, &weight))
-                atomicAdd(&sh->bucket[(key - lo) >> shift], weight);
-        }
-        cluster.sync();
-        /* thread i sums two buckets, from the top, over the cluster; then a scan over the block */
-        int top = BUCKETS - 1 - 2 * (int)threadIdx.x, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-        unsigned long long a = 0, b = 0;
-        for (unsigned i = 0; i < cluster.blocks(); i++) {
-            const unsigned long long *other = cluster.of(sh->bucket, i);
-            a += other[top];
-            b += other[top - 1];
-        }
-        unsigned long long sum = a + b;
-        for (int o = 1; o < 32; o <<= 1) {
-            unsigned long long up = __shfl_up_sync(0xffffffffu, sum, o);
-            if (lane >= o)
-                sum += up;
-        }
-        if (lane == 31)
-            sh->scan[warp] = sum;
-        __syncthreads();
-        unsigned long long before = 0, total = 0;
-        for (int i = 0; i < SAMPLE_THREADS / 32; i++) {
-            before += i < warp ? sh->scan[i] : 0;
-            total += sh->scan[i];
-        }
-        if (first)
-            s.goal = goal_of(total);
-        unsigned long long upto = before + sum, over = upto - a - b; /* over: above this thread's buckets */
-        if (over < s.goal && upto >= s.goal) {
-            bool upper = over + a >= s.goal;
-            sh->chosen = upper ? top : top - 1;
-            sh->skipped = upper ? over : over + a;
-            sh->inside = upper ? a : b;
-        }
-        cluster.sync(); /* the choice is there; and nobody reads this block's buckets any more */
-        lo += (uint32_t)sh->chosen << shift;
-        uint32_t end = lo + ((1u << shift) - 1);
-        hi = end < hi ? end : hi;
-        s.goal -= sh->skipped;
-        s.above += sh->skipped;
-        s.inside = sh->inside;
-        __syncthreads();
-        if (lo == hi) {
-            s.key = lo;
-            return s;
-        }
-    }
-}
-
-/* ---- drawing: steps 6 and 7 of the specification ---- */
-
-#define LINEAR_ONE 67108864.0f /* 2^26 */
-
-/* z in (-28, 0] as an integer that orders alike: linear, so that no bucket is crowded; injective for z <= -1/4. */
-__device__ __forceinline__ uint32_t linear_key(float z) { return 0x80000000u - (uint32_t)(-z * LINEAR_ONE); }
-
-/* What is left to draw from: tokens of positive mass whose z reaches both floors. */
-struct drawing {
-    float max, inv_temperature;
-    uint32_t least_linear, least_order;
-};
-
-__device__ __forceinline__ bool takes_part(float l, const drawing &d, float *z)
-{
-    *z = NOISE_MUL(NOISE_SUB(l, d.max), d.inv_temperature);
-    return *z > -28.0f && linear_key(*z) >= d.least_linear && sample_order(*z) >= d.least_order;
-}
-
-/* Raise the floors so that what is left weighs at least the goal; weights are masses, or 1 each. */
-template <typename G>
-__device__ void raise_floor(const row_view &r, shared_state *sh, drawing &d, float least_logit, bool by_mass, G goal_of)
-{
-    const drawing now = d;
-    float z_least = NOISE_MUL(NOISE_SUB(least_logit, d.max), d.inv_temperature);
-    uint32_t lo = max(d.least_linear, linear_key(z_least > -28.0f ? z_least : -28.0f));
-    selection s = select_key(
-        r, sh, lo, 0x80000000u,
-        [&](int token, uint32_t from, uint32_t to, uint32_t *key, unsigned long long *weight) {
-            float z;
-            if (!takes_part(at(r, token), now, &z))
-                return false;
-            *key = linear_key(z);
-            if (*key < from || *key > to)
-                return false;
-            unsigned long long mass = sample_mass(z);
-            *weight = by_mass ? mass : 1ull;
-            return mass > 0;
-        },
-        goal_of);
-    d.least_linear = s.key;
-    uint32_t step = 0x80000000u - s.key;
-    if (step >= 1u << 24 || s.inside == 0)
-        return;
-    /* near 0 several z share a key: settle among them by their exact order */
-    float z_hi = -((float)step / LINEAR_ONE), z_lo = -((float)(step + 1) / LINEAR_ONE);
-    selection exact = select_key(
-        r, sh, sample_order(z_lo), sample_order(step == 0 ? 0.0f : z_hi),
-        [&](int token, uint32_t from, uint32_t to, uint32_t *key, unsigned long long *weight) {
-            float z;
-            if (!takes_part(at(r, token), now, &z) || linear_key(z) != s.key)
-                return false;
-            *key = sample_order(z);
-            if (*key < from || *key > to)
-                return false;
-            *weight = by_mass ? sample_mass(z) : 1ull;
-            return true;
-        },
-        [&](unsigned long long) { return s.goal; });
-    d.least_order = max(d.least_order, exact.key);
-}
-
-/* The greatest of one packed value a thread, over the cluster. */
-__device__ unsigned long long cluster_max(unsigned long long v, shared_state *sh)
-{
-    const block_cluster cluster;
-    for (int o = 16; o > 0; o >>= 1)
-        v = max(v, __shfl_xor_sync(0xffffffffu, v, o));
-    if ((threadIdx.x & 31) == 0)
-        sh->scan[threadIdx.x >> 5] = v;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        for (int i = 1; i < SAMPLE_THREADS / 32; i++)
-            v = max(v, sh->scan[i]);
-        sh->pick = v;
-    }
-    cluster.sync();
-    for (unsigned i = 0; i < cluster.blocks(); i++)
-        v = max(v, *cluster.of(&sh->pick, i));
-    cluster.sync();
-    return v;
-}
-
-__device__ int draw(const row_view &r, shared_state *sh, const row_params &p, const stats &st)
-{
-    drawing d = {stats_max(st), noise_inv_temperature(p.temperature), 0, 0};
-    float least_logit = key_float(st.least);
-    if (p.top_k > 0)
-        raise_floor(r, sh, d, least_logit, false, [&](unsigned long long total) {
-            return total < (unsigned long long)p.top_k ? total : (unsigned long long)p.top_k;
-        });
-    if (p.top_p < 1.0f)
-        raise_floor(r, sh, d, least_logit, true,
-                    [&](unsigned long long total) { return (unsigned long long)sample_mass_goal(p.top_p, total); });
-    unsigned long long least_mass = (unsigned long long)NOISE_MUL(p.min_p, 1099511627776.0f);
-    uint64_t key = noise_key(p.seed, p.position);
-    float best = -INFINITY;
-    int token = -1;
-    for (int t = r.lo + threadIdx.x; t < r.hi; t += blockDim.x) {
-        float z;
-        if (!takes_part(at(r, t), d, &z) || NOISE_ADD(z, NOISE_MAX) < best)
-            continue;
-        unsigned long long mass = sample_mass(z);
-        if (mass == 0 || mass < least_mass)
-            continue;
-        float score = NOISE_ADD(z, noise_gumbel(noise_bits(key, t)));
-        if (score > best) {
-            best = score;
-            token = t;
-        }
-    }
-    unsigned long long v = token < 0 ? 0 : (unsigned long long)sample_order(best) << 32 | (uint32_t)~token;
-    v = cluster_max(v, sh);
-    return v == 0 ? -1 : (int)~(uint32_t)v;
-}
+#include "kernels/cuda/sample_draw.cuh"
 
 /* ---- steps 1 to 3 ---- */
 
@@ -427,32 +93,29 @@ __device__ void write_best(const row_view &r, shared_state *sh, const stats &st,
     if (!st.bad && st.best != 0) {
         selection s = select_key(
             r, sh, st.least, (uint32_t)(st.best >> 32),
-            [&](int token, uint32_t from, uint32_t to, uint32_t *key, unsigned long long *weight) {
-                float v = at(r, token);
+            [&](int, float v, uint32_t from, uint32_t to, uint32_t *key, unsigned long long *weight) {
                 *key = sample_order(v);
                 *weight = 1;
                 return v > -INFINITY && *key >= from && *key <= to;
             },
             [&](unsigned long long total) { return total < (unsigned long long)n ? total : (unsigned long long)n; });
-        least_key = s.key;
+        least_key = s.lo;
         if (s.inside > s.goal) {
             selection tie = select_key(
                 r, sh, 0x80000000u, 0xFFFFFFFFu,
-                [&](int token, uint32_t from, uint32_t to, uint32_t *key, unsigned long long *weight) {
-                    float v = at(r, token);
+                [&](int token, float v, uint32_t from, uint32_t to, uint32_t *key, unsigned long long *weight) {
                     *key = ~(uint32_t)token;
                     *weight = 1;
-                    return v > -INFINITY && sample_order(v) == s.key && *key >= from && *key <= to;
+                    return v > -INFINITY && sample_order(v) == s.lo && *key >= from && *key <= to;
                 },
                 [&](unsigned long long) { return s.goal; });
-            least_id = tie.key;
+            least_id = tie.lo;
         }
     }
     cluster.sync();
     shared_state *root = cluster.of(sh, 0);
     if (least_key != 0xFFFFFFFFu)
-        for (int t = r.lo + threadIdx.x; t < r.hi; t += blockDim.x) {
-            float v = at(r, t);
+        for_row(r, [&](int t, float v) {
             uint32_t key = sample_order(v);
             if (v > -INFINITY && (key > least_key || (key == least_key && ~(uint32_t)t >= least_id))) {
                 int i = atomicAdd(&root->n_best, 1);
@@ -461,7 +124,7 @@ __device__ void write_best(const row_view &r, shared_state *sh, const stats &st,
                     root->best_token[i] = t;
                 }
             }
-        }
+        });
     cluster.sync();
     if (cluster.rank() == 0) {
         int found = min(sh->n_best, n);
