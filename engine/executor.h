@@ -23,6 +23,7 @@ struct executor_info {
     int32_t max_samples; /* sampling rows, and rows of the output head, of a step */
     int32_t depth;
     int32_t n_ranks;       /* processes that share the model; 0: it is not cut */
+    bool sets_up_sizes;    /* the first step of a size takes long: sizes are tried at start */
     int32_t target_itl_us; /* what suits the device where target_itl_ms leaves it open; 0: none */
     char device[160];
     char dtype[16];

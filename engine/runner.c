@@ -237,6 +237,7 @@ static int runner_start(struct runner *r, struct err *e)
     struct executor *x = &r->base;
     x->info.depth = 1;
     snprintf(x->info.device, sizeof(x->info.device), "%s: %s", r->backend->name, r->backend->device);
+    x->info.sets_up_sizes = r->backend->async;
     bool direct = r->backend->async || (r->share && r->share->here);
     x->launch = direct ? direct_launch : threaded_launch;
     x->wait = direct ? direct_wait : threaded_wait;

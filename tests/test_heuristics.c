@@ -18,6 +18,22 @@ static void a_graph_has_room_for_the_step_and_little_more(void **state)
     }
 }
 
+static void products_of_few_sizes_are_chosen_for(void **state)
+{
+    (void)state;
+    int32_t sizes = 0;
+    for (int32_t n = 1; n <= 16384; n++) {
+        int32_t rows = product_rows(n);
+        assert_true(rows >= n && rows <= n + n / 8 + 8);
+        assert_int_equal(product_rows(rows), rows);
+        sizes += rows == n;
+    }
+    assert_true(sizes <= 128);
+    for (int32_t n = 1; n <= 256; n++) { /* what was timed for a graph serves eager steps too */
+        assert_int_equal(product_rows(n), graph_rows(n));
+    }
+}
+
 static void chunks_cover_what_the_window_shows(void **state)
 {
     (void)state;
@@ -108,6 +124,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_graph_has_room_for_the_step_and_little_more),
+        cmocka_unit_test(products_of_few_sizes_are_chosen_for),
         cmocka_unit_test(chunks_cover_what_the_window_shows),
         cmocka_unit_test(chunk_starts_are_exclusive_sums),
         cmocka_unit_test(every_prefill_row_lies_in_one_tile_and_long_tiles_come_first),

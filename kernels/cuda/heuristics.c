@@ -13,6 +13,11 @@ int32_t graph_rows(int32_t n)
     return n <= 8 ? n : n <= 64 ? round_up_to(n, 8) : n <= 256 ? round_up_to(n, 16) : round_up_to(n, 32);
 }
 
+int32_t product_rows(int32_t n)
+{
+    return n <= 256 ? graph_rows(n) : round_up_to(n, n <= 512 ? 32 : n <= 1024 ? 64 : n <= 2048 ? 128 : 256);
+}
+
 bool graph_eligible(const struct batch *b)
 {
     if (b->n_seqs < 1 || b->n_decode != b->n_seqs || b->n_tokens != b->n_seqs || b->n_logits != b->n_tokens ||

@@ -7,6 +7,10 @@
 /* Rows of the captured graph that serves a decode step of n rows: steps of 1 to 8, of 8 to 64, of 16 to 256, then of 32. */
 int32_t graph_rows(int32_t n);
 
+/* Rows for which a matrix product's algorithm is chosen when it has n: as graph_rows up to 256, coarser above, so that the
+ * few hundred choices of a long run are soon made. */
+int32_t product_rows(int32_t n);
+
 /* Whether the step can be served by a graph: every sequence has one token, one logits row and one sample, nothing is
  * moved but table entries, and no row lists allowed tokens (their bitmap sizes the kernel's shared memory). */
 bool graph_eligible(const struct batch *b);

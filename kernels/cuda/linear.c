@@ -1,5 +1,7 @@
 /* Matrix products: cuBLASLt with remembered set-ups; what its epilogue cannot do follows as a kernel.
  *
+ * A set-up is chosen for a number of rows that others near it share (product_rows), and told the step's own number before it
+ * runs: prompts come in every length, and choosing takes the host longer than the step's other work.
  * cuBLASLt's first proposal is taken, but for decode steps that are about to be captured as a graph: those run thousands
  * of times, so in the eager step before the capture its proposals are timed, weights out of the cache, and the best stays.
  */
@@ -7,6 +9,7 @@
 #include <string.h>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/heuristics.h"
 
 enum { MAX_PROPOSALS = 12, TUNE_REPEATS = 3, TUNE_MAX_ROWS = 256 };
 
@@ -26,6 +29,7 @@ struct matmul_plan {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t w, x, residual, out;
     cublasLtMatmulAlgo_t algo;
+    int32_t rows; /* that x, residual and out have at present */
     bool tuned;
 };
 
@@ -121,6 +125,17 @@ struct operands {
     float beta;
 };
 
+static void plan_rows(struct matmul_plan *p, int32_t rows)
+{
+    uint64_t n = (uint64_t)rows;
+    if (p->rows != rows) {
+        cublasLtMatrixLayoutSetAttribute(p->x, CUBLASLT_MATRIX_LAYOUT_COLS, &n, sizeof(n));
+        cublasLtMatrixLayoutSetAttribute(p->out, CUBLASLT_MATRIX_LAYOUT_COLS, &n, sizeof(n));
+        cublasLtMatrixLayoutSetAttribute(p->residual, CUBLASLT_MATRIX_LAYOUT_COLS, &n, sizeof(n));
+        p->rows = rows;
+    }
+}
+
 static cublasStatus_t plan_run(struct cuda_backend *c, const struct matmul_plan *p, const cublasLtMatmulAlgo_t *algo,
                                const struct operands *o)
 {
@@ -180,6 +195,7 @@ static cublasStatus_t plan_make(struct cuda_backend *c, struct matmul_plan *p, c
 {
     memset(p, 0, sizeof(*p));
     p->key = *k;
+    p->rows = k->m;
     cublasOperation_t transpose = CUBLAS_OP_T;
     cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)k->epilogue;
     cublasStatus_t s = cublasLtMatmulDescCreate(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
@@ -302,10 +318,10 @@ static struct mat side_buffer(struct cuda_backend *c, struct mat out, int32_t ro
 }
 
 /* In the eager step before a capture: time the set-ups of the product that will be captured, of the padded rows. */
-static void tune(struct cuda_backend *c, const struct plan_key *k, const struct split *s, struct mat out, struct mat x,
-                 const struct operands *o)
+static void tune(struct cuda_backend *c, const struct plan_key *k, int32_t rows, const struct split *s, struct mat out,
+                 struct mat x, const struct operands *o)
 {
-    if (c->config.deterministic || c->recording == NULL || c->capturing || k->m != c->batch.n_tokens ||
+    if (c->config.deterministic || c->recording == NULL || c->capturing || rows != c->batch.n_tokens ||
         c->padded > TUNE_MAX_ROWS || s->bias || c->padded > cuda_rows_behind(c, x)) {
         return;
     }
@@ -320,7 +336,8 @@ static void tune(struct cuda_backend *c, const struct plan_key *k, const struct 
     }
 }
 
-static void run_plan(struct cuda_backend *c, const struct plan_key *k, const struct split *s, struct mat out,
+/* The product of k's kind with `rows` rows, at most k's. Where the algorithm does not take the number, one is chosen for it. */
+static void run_plan(struct cuda_backend *c, struct plan_key *k, int32_t rows, const struct split *s, struct mat out,
                      struct mat x, struct mat w, const struct epilogue *ep)
 {
     struct operands o = {.w = w.data,
@@ -329,20 +346,24 @@ static void run_plan(struct cuda_backend *c, const struct plan_key *k, const str
                          .out = out.data,
                          .beta = s->residual ? 1.0f : 0.0f};
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-    tune(c, k, s, out, x, &o);
-    struct matmul_plan *p = plan_find(c, k, NULL, &status);
-    if (p == NULL) {
-        fail(c, status, k);
-        return;
+    tune(c, k, rows, s, out, x, &o);
+    for (bool again = true; again; k->m = rows) {
+        again = k->m != rows;
+        struct matmul_plan *p = plan_find(c, k, NULL, &status);
+        if (p == NULL) {
+            continue;
+        }
+        if (s->bias) {
+            const void *bias = ep->bias.data;
+            cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
+        }
+        plan_rows(p, rows);
+        status = plan_run(c, p, &p->algo, &o);
+        if (status == CUBLAS_STATUS_SUCCESS) {
+            return;
+        }
     }
-    if (s->bias) {
-        const void *bias = ep->bias.data;
-        cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
-    }
-    status = plan_run(c, p, &p->algo, &o);
-    if (status != CUBLAS_STATUS_SUCCESS) {
-        fail(c, status, k);
-    }
+    fail(c, status, k);
 }
 
 void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w, const struct epilogue *ep)
@@ -367,7 +388,7 @@ void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w, 
     k.w_stride = w.stride;
     k.out_stride = product.stride;
     k.residual_stride = s.residual ? ep->residual.stride : 0;
-    k.m = rows;
+    k.m = c->config.deterministic ? rows : product_rows(rows);
     k.n = w.rows;
     k.k = w.cols;
     k.x_type = (int32_t)x.dtype;
@@ -378,7 +399,7 @@ void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w, 
     if (s.residual) {
         k.alignment = MIN(k.alignment, alignment_of(ep->residual.data));
     }
-    run_plan(c, &k, &s, product, x, w, ep);
+    run_plan(c, &k, rows, &s, product, x, w, ep);
     if (bias || act || residual) {
         launch_epilogue(out.data, product.data, (int)out.dtype, out.stride, bias ? ep->bias.data : NULL,
                         bias ? (int)ep->bias.dtype : 0, act ? (int)ep->act : 0, residual ? ep->residual.data : NULL,
