@@ -54,9 +54,55 @@ static void chunk_starts_are_exclusive_sums(void **state)
     const int32_t len[] = {1, 0, 16, 17, 400};
     int32_t start[6];
     struct batch b = {.n_decode = 5, .n_seqs = 5, .kv_len = len};
-    assert_int_equal(attn_chunk_starts(&b, 0, 16, start), 29);
+    assert_int_equal(attn_chunk_starts(&b, 0, 16, NULL, start), 29);
     const int32_t want[] = {0, 1, 1, 2, 4, 29};
     assert_memory_equal(start, want, sizeof(want));
+}
+
+static void shared_chunks_are_read_once_where_it_pays(void **state)
+{
+    (void)state;
+    /* six samples of one prompt (10 blocks of 16 in common), a stranger, two that share 2 blocks, two that share all but one */
+    const int32_t kv_len[] = {170, 165, 161, 200, 170, 170, 500, 40, 40, 113, 97};
+    const int32_t lcp[] = {0, 10, 10, 10, 10, 10, 0, 0, 2, 0, 6};
+    struct batch b = {.n_decode = 11, .n_seqs = 11, .kv_len = kv_len, .lcp_blocks = lcp};
+    struct shared_run run[5];
+    int32_t start[6], skip[11];
+    assert_int_equal(shared_runs(&b, 16, 16, 4, 0, run, start, skip), 3);
+    const struct shared_run want[] = {{0, 4, 10}, {4, 2, 10}, {9, 2, 6}};
+    const int32_t want_start[] = {0, 10, 20, 26}, want_skip[] = {10, 10, 10, 10, 10, 10, 0, 0, 0, 6, 6};
+    assert_memory_equal(run, want, sizeof(want));
+    assert_memory_equal(start, want_start, sizeof(want_start));
+    assert_memory_equal(skip, want_skip, sizeof(want_skip));
+    const int32_t *left = skip;
+    int32_t chunks[12];
+    assert_int_equal(attn_chunk_starts(&b, 0, 16, left, chunks), attn_chunk_starts(&b, 0, 16, NULL, chunks) - 72);
+    /* 3 * 10 + 10 + 6 chunks are spared */
+    assert_int_equal(shared_runs(&b, 16, 16, 4, 46, run, start, skip), 3);
+    assert_int_equal(shared_runs(&b, 16, 16, 4, 47, run, start, skip), 0);
+    assert_int_equal(start[0], 0);
+    assert_int_equal(skip[0], 0);
+    assert_int_equal(shared_runs(&b, 16, 16, 1, 0, run, start, skip), 0); /* no room for two in a tile */
+    /* the chunk that is written stays its sequence's own, even if the table says that it is shared */
+    const int32_t whole[] = {0, 8};
+    const int32_t len[] = {128, 128};
+    struct batch two = {.n_decode = 2, .n_seqs = 2, .kv_len = len, .lcp_blocks = whole};
+    assert_int_equal(shared_runs(&two, 16, 16, 4, 0, run, start, skip), 1);
+    assert_int_equal(run[0].n_chunks, 7);
+}
+
+static void a_short_neighbour_does_not_cost_the_run_its_depth(void **state)
+{
+    (void)state;
+    const int32_t kv_len[] = {900, 900, 900, 900};
+    const int32_t lcp[] = {0, 50, 50, 5};
+    struct batch b = {.n_decode = 4, .n_seqs = 4, .kv_len = kv_len, .lcp_blocks = lcp};
+    struct shared_run run[2];
+    int32_t start[3], skip[4];
+    assert_int_equal(shared_runs(&b, 16, 16, 4, 0, run, start, skip), 1);
+    assert_int_equal(run[0].members, 3);
+    assert_int_equal(run[0].n_chunks, 50);
+    assert_int_equal(skip[3], 0);
 }
 
 static void every_prefill_row_lies_in_one_tile_and_long_tiles_come_first(void **state)
@@ -127,6 +173,8 @@ int main(void)
         cmocka_unit_test(products_of_few_sizes_are_chosen_for),
         cmocka_unit_test(chunks_cover_what_the_window_shows),
         cmocka_unit_test(chunk_starts_are_exclusive_sums),
+        cmocka_unit_test(shared_chunks_are_read_once_where_it_pays),
+        cmocka_unit_test(a_short_neighbour_does_not_cost_the_run_its_depth),
         cmocka_unit_test(every_prefill_row_lies_in_one_tile_and_long_tiles_come_first),
         cmocka_unit_test(only_plain_decode_steps_are_replayed),
     };

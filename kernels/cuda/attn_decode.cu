@@ -7,14 +7,20 @@
  * the rows of one matrix tile (16), so a chunk is read once for all of them. At the end of a piece the warps merge
  * through shared memory; a pair cut between blocks goes through global memory, and the block that arrives last
  * adds the partial results in the order of the blocks.
+ *
+ * Samples of one request, beams and cached prefixes share blocks. The chunks that consecutive sequences share are read
+ * once, by a launch before (PREFIX), for the query heads of all members, which are then the rows of the tile (as in
+ * Hydragen, Juravsky et al. 2024); its results join each member's own at the end.
  */
 #include "kernels/cuda/attn_common.cuh"
 
 enum { DECODE_WARPS = 4, DECODE_ROWS = 16, BLOCKS_PER_SM = 2 };
 
-/* A piece: chunks [lo, hi) of the n of one (sequence, head) pair. */
+/* A piece: chunks [lo, hi) of the n of one (sequence, head) pair; or of a run of sequences, whose first is seq. */
 struct piece {
+    int entry; /* in the work list: the sequence, or the run */
     int seq, head;
+    int members;
     int n, lo, hi;
     int len;         /* tokens of the sequence */
     int first_token; /* of chunk 0 */
@@ -28,26 +34,38 @@ struct span {
     int heads, n_seqs;
     int64_t total, begin, end;
     int workers;
+    bool skips; /* the sequences' shared chunks are not theirs */
 };
 
 __device__ __forceinline__ int64_t span_begin(const span &w, int worker) { return w.total * worker / w.workers; }
 /* The worker whose span holds flat chunk x. */
 __device__ __forceinline__ int span_owner(const span &w, int64_t x) { return (int)(((x + 1) * w.workers - 1) / w.total); }
 
+template <bool PREFIX>
 __device__ __forceinline__ void piece_fill(piece &p, const span &w, const attn_args &a, const step_arrays &s, int64_t flat)
 {
-    int c0 = w.start[p.seq];
-    p.n = w.start[p.seq + 1] - c0;
+    int c0 = w.start[p.entry];
+    p.n = w.start[p.entry + 1] - c0;
     p.base = (int64_t)c0 * w.heads + (int64_t)p.head * p.n;
     p.lo = (int)(flat - p.base);
     p.hi = (int)min((int64_t)p.n, w.end - p.base);
-    p.len = s.kv_len[p.seq];
-    p.begin_token = a.window > 0 && p.len > a.window ? p.len - a.window : 0;
-    p.first_token = p.begin_token / ATTN_CHUNK * ATTN_CHUNK;
+    if (PREFIX) {
+        p.seq = s.shared[p.entry].seq;
+        p.members = s.shared[p.entry].members;
+        p.len = p.n * ATTN_CHUNK;
+        p.begin_token = p.first_token = 0;
+    } else {
+        p.seq = p.entry;
+        p.members = 1;
+        p.len = s.kv_len[p.seq];
+        p.begin_token = a.window > 0 && p.len > a.window ? p.len - a.window : w.skips ? s.skip[p.seq] * ATTN_CHUNK : 0;
+        p.first_token = p.begin_token / ATTN_CHUNK * ATTN_CHUNK;
+    }
     p.table = s.table + (int64_t)s.row[p.seq] * s.table_width;
 }
 
 /* The pair that holds chunk `flat`, by a search of 32 places at a time. Whole warp. */
+template <bool PREFIX>
 __device__ __forceinline__ void piece_find(piece &p, const span &w, const attn_args &a, const step_arrays &s, int64_t flat)
 {
     int lane = threadIdx.x & 31, lo = 0, hi = w.n_seqs; /* start[lo] * heads <= flat < start[hi] * heads */
@@ -57,13 +75,14 @@ __device__ __forceinline__ void piece_find(piece &p, const span &w, const attn_a
         lo += (31 - __clz(below)) * step; /* lane 0 always votes; votes are a prefix */
         hi = min(lo + step, hi);
     }
-    p.seq = lo;
+    p.entry = lo;
     int c0 = w.start[lo], n = w.start[lo + 1] - c0;
     p.head = (int)((flat - (int64_t)c0 * w.heads) / n);
-    piece_fill(p, w, a, s, flat);
+    piece_fill<PREFIX>(p, w, a, s, flat);
 }
 
 /* The piece after p; false at the end of the span. */
+template <bool PREFIX>
 __device__ __forceinline__ bool piece_next(piece &p, const span &w, const attn_args &a, const step_arrays &s)
 {
     int64_t flat = p.base + p.hi;
@@ -72,10 +91,10 @@ __device__ __forceinline__ bool piece_next(piece &p, const span &w, const attn_a
     if (++p.head == w.heads) {
         p.head = 0;
         do
-            p.seq++;
-        while (w.start[p.seq + 1] == w.start[p.seq]);
+            p.entry++;
+        while (w.start[p.entry + 1] == w.start[p.entry]);
     }
-    piece_fill(p, w, a, s, flat);
+    piece_fill<PREFIX>(p, w, a, s, flat);
     return true;
 }
 
@@ -97,12 +116,12 @@ struct loader {
     bool more;
 };
 
-template <typename T, int D>
+template <typename T, int D, bool PREFIX>
 __device__ __forceinline__ bool loader_issue(loader &l, const span &w, const attn_args &a, const step_arrays &s,
                                              uint32_t to, uint32_t bar, int warp, int lane)
 {
     while (l.more && l.c >= l.p.hi) {
-        l.more = piece_next(l.p, w, a, s);
+        l.more = piece_next<PREFIX>(l.p, w, a, s);
         l.c = l.p.lo + warp;
         l.turn = 0;
     }
@@ -115,7 +134,7 @@ __device__ __forceinline__ bool loader_issue(loader &l, const span &w, const att
     int block1 = bs < 16 && token + 8 < l.p.len ? l.p.table[token / bs + 1] : block0;
     int row_tiles = w.heads / a.kv.n_kv_heads;
     const T *base = (const T *)a.kv.base + a.layer * a.kv.layer_stride + l.p.head / row_tiles * a.kv.head_stride;
-    if (l.c == l.p.n - 1)
+    if (!PREFIX && l.c == l.p.n - 1)
         pdl_wait(); /* the chunk of the newest token */
     if (BULK_COPY && lane == 0)
         barrier_expect(bar, 2 * 16 * D * sizeof(T));
@@ -125,10 +144,41 @@ __device__ __forceinline__ bool loader_issue(loader &l, const span &w, const att
     return true;
 }
 
+/* Row of the step and query head behind row r of a piece's tile; row0: first query head of the KV head's tile. */
+struct place {
+    int64_t seq;
+    int head;
+};
+
+template <bool PREFIX> __device__ __forceinline__ place place_of(const piece &p, int group, int kv_head, int row0, int r)
+{
+    if (PREFIX)
+        return {p.seq + r / group, kv_head * group + r % group};
+    return {p.seq, kv_head * group + row0 + r};
+}
+
+/* How a row's own part, of greatest score `top` and sum `all`, joins what the shared chunks gave: factors of both, and 1 over
+ * the common sum. */
+struct join {
+    float own, prefix, over_sum;
+    const float *prefix_o; /* NULL: no shared chunks */
+};
+
+__device__ __forceinline__ join join_of(const attn_args &a, const step_arrays &s, const attn_workspace &ws, const place &at, int dim,
+                                        float top, float all)
+{
+    if (!a.shared || s.skip[at.seq] == 0)
+        return {1.0f, 0.0f, 1.0f / all, nullptr};
+    int64_t row = at.seq * a.n_heads + at.head;
+    float2 v = *(const float2 *)(ws.prefix_ml + row * 2);
+    float both = fmaxf(top, v.x), f = fast_exp2(top - both), g = fast_exp2(v.x - both);
+    return {f, g, 1.0f / (all * f + v.y * g), ws.prefix_o + row * dim};
+}
+
 /* Row r of a pair from the pieces of workers first .. final, in their order, 32 at a time. By one warp. */
-template <typename T, int D>
-__device__ __forceinline__ void add_partials(const span &w, const attn_workspace &ws, const piece &p, int first, int final, int r,
-                                             T *out, int lane)
+template <typename T, int D, bool PREFIX>
+__device__ __forceinline__ void add_partials(const attn_args &a, const step_arrays &s, const span &w, const attn_workspace &ws,
+                                             const piece &p, int first, int final, int r, const place &to, int lane)
 {
     float top = -INFINITY, all = 0.0f, acc[D / 32] = {};
     for (int k0 = first; k0 <= final; k0 += 32) {
@@ -155,12 +205,55 @@ __device__ __forceinline__ void add_partials(const span &w, const attn_workspace
                 acc[i] += __ldcg(from + i * 32) * fj;
         }
     }
+    if (PREFIX) {
+        int64_t row = to.seq * a.n_heads + to.head;
 #pragma unroll
-    for (int i = 0; i < D / 32; i++)
-        out[(int64_t)r * D + i * 32 + lane] = from_float<T>(acc[i] / all);
+        for (int i = 0; i < D / 32; i++)
+            ws.prefix_o[row * D + i * 32 + lane] = acc[i];
+        if (lane == 0)
+            *(float2 *)(ws.prefix_ml + row * 2) = make_float2(top, all);
+        return;
+    }
+    T *out = (T *)a.out + to.seq * a.out_stride + (int64_t)to.head * D;
+    join j = join_of(a, s, ws, to, D, top, all);
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) {
+        float v = acc[i] * j.own;
+        if (j.prefix_o)
+            v += j.prefix_o[i * 32 + lane] * j.prefix;
+        out[i * 32 + lane] = from_float<T>(v * j.over_sum);
+    }
 }
 
-template <typename T, int D, int STAGES, bool TALL>
+/* A whole row from the fragments of a warp: accumulators of half h, of which a lane holds two in every eight. */
+template <typename T, int D, bool PREFIX>
+__device__ __forceinline__ void write_row(const attn_args &a, const step_arrays &s, const attn_workspace &ws, const place &to,
+                                          const float (&o)[D / 8][4], int h, float best, float sum, int t4)
+{
+    if (PREFIX) {
+        int64_t row = to.seq * a.n_heads + to.head;
+#pragma unroll
+        for (int i = 0; i < D / 8; i++)
+            *(float2 *)(ws.prefix_o + row * D + i * 8 + t4 * 2) = make_float2(o[i][h * 2], o[i][h * 2 + 1]);
+        if (t4 == 0)
+            *(float2 *)(ws.prefix_ml + row * 2) = make_float2(best, sum);
+        return;
+    }
+    T *out = (T *)a.out + to.seq * a.out_stride + (int64_t)to.head * D;
+    join j = join_of(a, s, ws, to, D, best, sum);
+#pragma unroll
+    for (int i = 0; i < D / 8; i++) {
+        float2 v = make_float2(o[i][h * 2] * j.own, o[i][h * 2 + 1] * j.own);
+        if (j.prefix_o) {
+            float2 x = *(const float2 *)(j.prefix_o + i * 8 + t4 * 2);
+            v.x += x.x * j.prefix;
+            v.y += x.y * j.prefix;
+        }
+        *(uint32_t *)(out + i * 8 + t4 * 2) = pack2<T>(v.x * j.over_sum, v.y * j.over_sum);
+    }
+}
+
+template <typename T, int D, int STAGES, bool TALL, bool PREFIX>
 __global__ void __launch_bounds__(DECODE_WARPS * 32, D <= 128 ? BLOCKS_PER_SM : 1)
 attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
 {
@@ -184,10 +277,11 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
 
     int group = a.n_heads / a.kv.n_kv_heads, row_tiles = (group + DECODE_ROWS - 1) / DECODE_ROWS;
     span w;
-    w.start = s.chunk_start + a.window_index * (s.max_seqs + 1);
+    w.start = PREFIX ? s.shared_start : s.chunk_start + a.window_index * (s.max_seqs + 1);
     w.heads = a.kv.n_kv_heads * row_tiles;
-    w.n_seqs = s.header->n_decode;
-    w.total = (int64_t)s.header->n_chunks[a.window_index] * w.heads;
+    w.n_seqs = PREFIX ? s.header->n_shared : s.header->n_decode;
+    w.total = (int64_t)(PREFIX ? s.header->n_shared_chunks : s.header->n_chunks[a.window_index]) * w.heads;
+    w.skips = a.shared != 0;
     w.workers = (int)min((int64_t)gridDim.x, (w.total + DECODE_WARPS - 1) / DECODE_WARPS);
     int worker = blockIdx.x;
     if (worker >= w.workers) {
@@ -198,32 +292,36 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
     w.end = span_begin(w, worker + 1);
 
     loader load;
-    piece_find(load.p, w, a, s, w.begin);
+    piece_find<PREFIX>(load.p, w, a, s, w.begin);
     load.c = load.p.lo + warp;
     load.turn = 0;
     load.more = true;
     piece p = load.p;
     for (int i = 0; i < STAGES - 1; i++) {
-        loader_issue<T, D>(load, w, a, s, ring + i * L::STAGE, bars + i * 8, warp, lane);
+        loader_issue<T, D, PREFIX>(load, w, a, s, ring + i * L::STAGE, bars + i * 8, warp, lane);
         copy_commit();
     }
     pdl_wait();
     pdl_release();
     int turn = 0; /* chunks this warp has consumed */
     const float scale = a.softcap > 0.0f ? a.scale : a.scale * LOG2E;
-    for (bool more = true; more; more = piece_next(p, w, a, s)) {
+    for (bool more = true; more; more = piece_next<PREFIX>(p, w, a, s)) {
         /* Q rows of this pair, as the left operand */
         int kv_head = p.head / row_tiles, row0 = p.head % row_tiles * DECODE_ROWS;
-        const T *q = (const T *)a.qkv + p.seq * a.qkv_stride + ((int64_t)kv_head * group + row0) * D;
-        int rows = min(DECODE_ROWS, group - row0);
+        int rows = PREFIX ? p.members * group : min(DECODE_ROWS, group - row0);
+        const T *q[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            place from = place_of<PREFIX>(p, group, kv_head, row0, g + h * 8);
+            q[h] = (const T *)a.qkv + from.seq * a.qkv_stride + (int64_t)from.head * D + t4 * 2;
+        }
         uint32_t qf[D / 16][4];
 #pragma unroll
         for (int k = 0; k < D / 16; k++) {
-            const T *at = q + g * D + k * 16 + t4 * 2;
-            qf[k][0] = g < rows ? *(const uint32_t *)at : 0;
-            qf[k][2] = g < rows ? *(const uint32_t *)(at + 8) : 0;
-            qf[k][1] = TALL && g + 8 < rows ? *(const uint32_t *)(at + 8 * D) : 0;
-            qf[k][3] = TALL && g + 8 < rows ? *(const uint32_t *)(at + 8 * D + 8) : 0;
+            qf[k][0] = g < rows ? *(const uint32_t *)(q[0] + k * 16) : 0;
+            qf[k][2] = g < rows ? *(const uint32_t *)(q[0] + k * 16 + 8) : 0;
+            qf[k][1] = TALL && g + 8 < rows ? *(const uint32_t *)(q[1] + k * 16) : 0;
+            qf[k][3] = TALL && g + 8 < rows ? *(const uint32_t *)(q[1] + k * 16 + 8) : 0;
         }
         float o[NT][4];
 #pragma unroll
@@ -234,7 +332,7 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
         for (int c = p.lo + warp; c < p.hi; c += DECODE_WARPS, turn++) {
             int stage = turn % STAGES, ahead = (turn + STAGES - 1) % STAGES;
             __syncwarp(); /* all lanes have read the stage that is filled next */
-            loader_issue<T, D>(load, w, a, s, ring + ahead * L::STAGE, bars + ahead * 8, warp, lane);
+            loader_issue<T, D, PREFIX>(load, w, a, s, ring + ahead * L::STAGE, bars + ahead * 8, warp, lane);
             copy_commit();
             barrier_wait(bars + stage * 8, turn / STAGES & 1);
             copy_wait<STAGES - 1>();
@@ -355,16 +453,13 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
             __syncwarp();
         }
 
-        T *out = (T *)a.out + p.seq * a.out_stride + ((int64_t)kv_head * group + row0) * D;
         if (p.lo == 0 && p.hi == p.n) {
             if (warp == 0)
 #pragma unroll
                 for (int h = 0; h < (TALL ? 2 : 1); h++)
                     if (g + h * 8 < rows)
-#pragma unroll
-                        for (int i = 0; i < NT; i++)
-                            *(uint32_t *)(out + (g + h * 8) * D + i * 8 + t4 * 2) =
-                                pack2<T>(o[i][h * 2] / sum[h], o[i][h * 2 + 1] / sum[h]);
+                        write_row<T, D, PREFIX>(a, s, ws, place_of<PREFIX>(p, group, kv_head, row0, g + h * 8), o, h, best[h], sum[h],
+                                                t4);
             continue;
         }
         int slot = 2 * worker + (w.begin >= p.base ? 0 : 1);
@@ -384,7 +479,7 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
             __syncwarp();
             if (lane == 0) {
                 int first = span_owner(w, p.base), final = span_owner(w, p.base + p.n - 1);
-                int32_t *count = ws.arrived + (int64_t)p.seq * w.heads + p.head;
+                int32_t *count = ws.arrived + (int64_t)p.entry * w.heads + p.head;
                 *last = atomicAdd(count, 1) == final - first;
                 if (*last)
                     *count = 0;
@@ -395,18 +490,18 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
         if (*last) { /* all of the pair is there: add it up */
             int first = span_owner(w, p.base), final = span_owner(w, p.base + p.n - 1);
             for (int r = warp; r < rows; r += DECODE_WARPS)
-                add_partials<T, D>(w, ws, p, first, final, r, out, lane);
+                add_partials<T, D, PREFIX>(a, s, w, ws, p, first, final, r, place_of<PREFIX>(p, group, kv_head, row0, r), lane);
         }
         __syncthreads(); /* `last` is free again */
     }
 }
 
-template <typename T, int D, int STAGES, bool TALL>
+template <typename T, int D, int STAGES, bool TALL, bool PREFIX>
 static bool decode_launch(const attn_args *a, const step_arrays *s, const attn_workspace *w, cudaStream_t stream)
 {
     static bool ready;
     constexpr int bytes = decode_layout<T, D, STAGES>::BYTES;
-    auto kernel = attn_decode_kernel<T, D, STAGES, TALL>;
+    auto kernel = attn_decode_kernel<T, D, STAGES, TALL, PREFIX>;
     if (!ready && cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess) {
         cudaGetLastError(); /* a device with less shared memory */
         return false;
@@ -416,16 +511,27 @@ static bool decode_launch(const attn_args *a, const step_arrays *s, const attn_w
     return true;
 }
 
-template <typename T>
+template <typename T, bool PREFIX>
 static bool decode_dispatch(const attn_args *a, const step_arrays *s, const attn_workspace *w, cudaStream_t stream)
 {
-    bool tall = a->n_heads / a->kv.n_kv_heads > 8;
+    bool tall = PREFIX || a->n_heads / a->kv.n_kv_heads > 8;
     switch (a->kv.head_dim) {
-    case 64: return tall ? decode_launch<T, 64, 4, true>(a, s, w, stream) : decode_launch<T, 64, 4, false>(a, s, w, stream);
-    case 128: return tall ? decode_launch<T, 128, 3, true>(a, s, w, stream) : decode_launch<T, 128, 3, false>(a, s, w, stream);
-    case 256: return tall ? decode_launch<T, 256, 2, true>(a, s, w, stream) : decode_launch<T, 256, 2, false>(a, s, w, stream);
+    case 64:
+        return tall ? decode_launch<T, 64, 4, true, PREFIX>(a, s, w, stream) : decode_launch<T, 64, 4, PREFIX, PREFIX>(a, s, w, stream);
+    case 128:
+        return tall ? decode_launch<T, 128, 3, true, PREFIX>(a, s, w, stream) : decode_launch<T, 128, 3, PREFIX, PREFIX>(a, s, w, stream);
+    case 256:
+        return tall ? decode_launch<T, 256, 2, true, PREFIX>(a, s, w, stream) : decode_launch<T, 256, 2, PREFIX, PREFIX>(a, s, w, stream);
     default: return false;
     }
+}
+
+template <bool PREFIX>
+static bool decode_any(const attn_args *a, const step_arrays *s, const attn_workspace *w, cudaStream_t stream)
+{
+    if (!a->kv.swizzled || a->qkv_stride % 2 || a->out_stride % 2)
+        return false;
+    return a->kv.dtype == T_F16 ? decode_dispatch<__half, PREFIX>(a, s, w, stream) : decode_dispatch<__nv_bfloat16, PREFIX>(a, s, w, stream);
 }
 
 extern "C" bool attn_fast(int32_t head_dim, int32_t block_size, int dtype)
@@ -446,7 +552,11 @@ extern "C" bool launch_attn_decode(const struct attn_args *a, const struct step_
                                    int32_t n_rows, cudaStream_t stream)
 {
     (void)n_rows;
-    if (!a->kv.swizzled || a->qkv_stride % 2 || a->out_stride % 2)
-        return false;
-    return a->kv.dtype == T_F16 ? decode_dispatch<__half>(a, s, w, stream) : decode_dispatch<__nv_bfloat16>(a, s, w, stream);
+    return decode_any<false>(a, s, w, stream);
+}
+
+extern "C" bool launch_attn_shared(const struct attn_args *a, const struct step_arrays *s, const struct attn_workspace *w,
+                                   cudaStream_t stream)
+{
+    return decode_any<true>(a, s, w, stream);
 }

@@ -205,11 +205,14 @@ static bool attention_prepare(struct cuda_backend *c, const struct attention *a)
     w.partial_ml = cuda_alloc(c, rows * 2 * sizeof(float), "attention", &c->failed);
     w.arrived = cuda_alloc(c, n_arrived * sizeof(int32_t), "attention", &c->failed);
     w.partial_o = cuda_alloc(c, rows * (size_t)a->head_dim * sizeof(float), "attention", &c->failed);
+    w.prefix_ml = cuda_alloc(c, n_arrived * 2 * sizeof(float), "attention", &c->failed);
+    w.prefix_o = cuda_alloc(c, n_arrived * (size_t)a->head_dim * sizeof(float), "attention", &c->failed);
     if (!cuda_usable(c) ||
         !cuda_check(c, cudaMemsetAsync(w.arrived, 0, n_arrived * sizeof(int32_t), c->stream), "attention")) {
         return false;
     }
     c->attn = w;
+    c->q_heads = a->n_heads / c->kv_view.n_kv_heads;
     return true;
 }
 
@@ -231,7 +234,7 @@ static int32_t attention_window(struct cuda_backend *c, int32_t window)
         err_nomem(&c->failed, "attention");
         return -1;
     }
-    int32_t total = attn_chunk_starts(&c->batch, window, ATTN_CHUNK, start);
+    int32_t total = attn_chunk_starts(&c->batch, window, ATTN_CHUNK, NULL, start);
     cuda_check(c,
                cudaMemcpyAsync(c->arrays.chunk_start + (int64_t)i * (c->config.max_seqs + 1), start,
                                (size_t)(c->batch.n_decode + 1) * sizeof(*start), cudaMemcpyHostToDevice, c->stream),
@@ -279,12 +282,14 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv, co
                           .softcap = a->softcap,
                           .window = a->window,
                           .window_index = MAX(window, 0),
+                          .shared = c->shared && a->window == 0,
                           .kv = c->kv_view};
     int32_t n_decode = c->capturing ? c->padded : c->batch.n_decode, rest = c->batch.n_tokens - c->batch.n_decode;
     if (c->config.deterministic) {
         attention_exact(c, &k, n_decode, rest);
         return;
     }
+    k.shared = k.shared && launch_attn_shared(&k, &c->arrays, &c->attn, c->stream);
     if (n_decode > 0 && (window < 0 || !launch_attn_decode(&k, &c->arrays, &c->attn, n_decode, c->stream))) {
         launch_attn_plain(&k, &c->arrays, 0, n_decode, 0, n_decode, c->stream);
     }

@@ -37,7 +37,7 @@ struct cuda_step {
 /* A captured decode step. */
 struct cuda_graph {
     int32_t rows;
-    bool greedy;
+    bool greedy, shared;
     int32_t n_seen; /* steps of this kind so far; captured at the second, when nothing is left to be set up */
     cudaGraphExec_t exec;
 };
@@ -90,6 +90,7 @@ struct cuda_backend {
     int32_t *tile_device; /* prefill tiles inside the staging buffer */
     int32_t n_tiles, n_prefill_tokens;
     bool in_step, started, capturing, greedy, any_allowed;
+    bool shared;    /* the step has runs of sequences whose shared chunks are read once */
     int32_t padded; /* rows of a decode step's graph; n_tokens when there is none */
     int32_t n_prev_samples;
 
@@ -102,6 +103,7 @@ struct cuda_backend {
     /* attention */
     int32_t window[CUDA_MAX_WINDOWS];
     int32_t n_windows;
+    int32_t q_heads; /* of one KV head; 0 before the first attention */
     struct attn_workspace attn;
 
     /* sampling */

@@ -2,6 +2,7 @@
 #include "kernels/cuda/heuristics.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static int32_t round_up_to(int32_t n, int32_t to)
 {
@@ -55,15 +56,67 @@ int32_t attn_chunks(int32_t kv_len, int32_t window, int32_t chunk)
     return (int32_t)div_ceil(kv_len - begin, chunk);
 }
 
-int32_t attn_chunk_starts(const struct batch *b, int32_t window, int32_t chunk, int32_t *ret)
+int32_t attn_chunk_starts(const struct batch *b, int32_t window, int32_t chunk, const int32_t *skip, int32_t *ret)
 {
     int32_t total = 0;
     for (int32_t i = 0; i < b->n_decode; i++) {
         ret[i] = total;
-        total += attn_chunks(b->kv_len[i], window, chunk);
+        total += attn_chunks(b->kv_len[i], window, chunk) - (skip != NULL ? skip[i] : 0);
     }
     ret[b->n_decode] = total;
     return total;
+}
+
+enum { SHARED_MIN_CHUNKS = 4 };
+
+/* Chunks that sequence i shares with the one before, its last chunk left out. */
+static int32_t common_chunks(const struct batch *b, int32_t i, int32_t block_size, int32_t chunk)
+{
+    int32_t last = (MIN(b->kv_len[i - 1], b->kv_len[i]) - 1) / chunk;
+    return MIN((int32_t)((int64_t)b->lcp_blocks[i] * block_size / chunk), last);
+}
+
+/* The run that begins at sequence i grows while every member more spares more. */
+static struct shared_run run_from(const struct batch *b, int32_t i, int32_t block_size, int32_t chunk, int32_t most)
+{
+    struct shared_run r = {.seq = i, .members = 1, .n_chunks = INT32_MAX};
+    while (i + r.members < b->n_decode && r.members < most) {
+        int32_t n = MIN(r.n_chunks, common_chunks(b, i + r.members, block_size, chunk));
+        if (n < SHARED_MIN_CHUNKS || (int64_t)n * r.members < (int64_t)r.n_chunks * (r.members - 1)) {
+            break;
+        }
+        r.n_chunks = n;
+        r.members++;
+    }
+    return r;
+}
+
+int32_t shared_runs(const struct batch *b, int32_t block_size, int32_t chunk, int32_t most, int64_t worth,
+                    struct shared_run *ret, int32_t *ret_start, int32_t *ret_skip)
+{
+    int32_t n = 0, total = 0;
+    int64_t spared = 0;
+    memset(ret_skip, 0, (size_t)b->n_decode * sizeof(*ret_skip));
+    for (int32_t i = 0; i < b->n_decode;) {
+        struct shared_run r = run_from(b, i, block_size, chunk, most);
+        i += r.members;
+        if (r.members < 2) {
+            continue;
+        }
+        for (int32_t k = r.seq; k < i; k++) {
+            ret_skip[k] = r.n_chunks;
+        }
+        spared += (int64_t)r.n_chunks * (r.members - 1);
+        ret_start[n] = total;
+        ret[n++] = r;
+        total += r.n_chunks;
+    }
+    if (spared < worth) {
+        n = total = 0;
+        memset(ret_skip, 0, (size_t)b->n_decode * sizeof(*ret_skip));
+    }
+    ret_start[n] = total;
+    return n;
 }
 
 struct tile {

@@ -3,6 +3,7 @@
 #define QUIRE_CUDA_HEURISTICS_H
 
 #include "kernels/batch.h"
+#include "kernels/cuda/launch.h"
 
 /* Rows of the captured graph that serves a decode step of n rows: steps of 1 to 8, of 8 to 64, of 16 to 256, then of 32. */
 int32_t graph_rows(int32_t n);
@@ -21,8 +22,16 @@ bool batch_greedy(const struct batch *b);
 /* Chunks of `chunk` tokens that hold the last `window` (0: all) of kv_len tokens, from a multiple of `chunk` on. */
 int32_t attn_chunks(int32_t kv_len, int32_t window, int32_t chunk);
 
-/* Exclusive sums of attn_chunks over the decoding sequences into ret [n_decode + 1]; returns the total. */
-int32_t attn_chunk_starts(const struct batch *b, int32_t window, int32_t chunk, int32_t *ret);
+/* Exclusive sums of attn_chunks over the decoding sequences into ret [n_decode + 1], less the `skip` [n_decode] (may be NULL)
+ * first chunks of each; returns the total. */
+int32_t attn_chunk_starts(const struct batch *b, int32_t window, int32_t chunk, const int32_t *skip, int32_t *ret);
+
+/* Where decode attention reads shared blocks once: runs of two to `most` consecutive decoding sequences that have leading
+ * chunks in common. What a run covers is in skip [n_decode] of its members (0 elsewhere); of every sequence at least one chunk
+ * is left. start [n + 1]: exclusive sums of the runs' chunks. No runs at all when together they spare less than `worth`
+ * chunks. Room for n_decode / 2 runs. Returns n. */
+int32_t shared_runs(const struct batch *b, int32_t block_size, int32_t chunk, int32_t most, int64_t worth,
+                    struct shared_run *ret, int32_t *ret_start, int32_t *ret_skip);
 
 /* Tiles of `rows` query rows of the sequences past n_decode: pairs (sequence, first token), those with most keys first.
  * Returns their number; `ret` NULL only counts. */

@@ -31,6 +31,11 @@ struct kv_view {
  * deals them to its blocks in equal contiguous spans; chunk_start says where each sequence begins. */
 enum { ATTN_CHUNK = 16 };
 
+/* Consecutive decoding sequences whose first chunks lie in the same blocks: read once for the query heads of all. */
+struct shared_run {
+    int32_t seq, members, n_chunks;
+};
+
 /* Start of the staging buffer that carries a step to the device; offsets are bytes from the header. */
 struct step_header {
     int32_t n_tokens, n_padded; /* rows n_tokens .. n_padded of a captured graph are padding */
@@ -52,6 +57,8 @@ struct step_header {
     int32_t off_count, off_bias, off_allowed;
     int32_t off_chunk_start;            /* [n_windows][n_decode + 1] */
     int32_t n_chunks[CUDA_MAX_WINDOWS]; /* of all decoding sequences, one head */
+    int32_t n_shared, n_shared_chunks;  /* runs, and their chunks, one head */
+    int32_t off_shared, off_shared_start, off_skip;
 };
 
 /* Arrays at fixed addresses, filled from the staging buffer by launch_prologue; what captured kernels read. */
@@ -61,6 +68,9 @@ struct step_arrays {
     int32_t *q_start, *kv_len, *row;  /* [max_seqs + 1] */
     int32_t *logits_token;            /* [max_samples] */
     int32_t *chunk_start;             /* [CUDA_MAX_WINDOWS][max_seqs + 1] */
+    struct shared_run *shared;        /* [max_seqs] */
+    int32_t *shared_start;            /* [max_seqs + 1] exclusive sums of their chunks */
+    int32_t *skip;                    /* [max_seqs] first chunks of a sequence that a run covers; without a window only */
     int32_t *table;                   /* [max_seqs, table_width] block ids */
     int32_t table_width, max_seqs;
     int32_t *sampled;        /* [max_samples] tokens of the latest step */
@@ -120,6 +130,7 @@ struct attn_args {
     int32_t layer, n_heads;
     float scale, softcap;
     int32_t window, window_index;
+    int32_t shared; /* the step has runs of shared chunks; launch_attn_shared comes first */
     struct kv_view kv;
 };
 struct attn_workspace {
@@ -127,10 +138,15 @@ struct attn_workspace {
     float *partial_ml; /* [2 * max_workers][16][2] */
     int32_t *arrived;  /* [max_seqs * n_kv_heads * row tiles], zero between launches */
     int32_t max_workers;
+    float *prefix_o;  /* [max_seqs][n_heads][head_dim] of shared chunks: weighted values, not divided by the sum */
+    float *prefix_ml; /* [max_seqs][n_heads][2] greatest score (times log2 e), sum */
 };
 /* Any head size, type and block size, one warp a (token, head): tokens first .. first + n of sequences from first_seq. */
 void launch_attn_plain(const struct attn_args *a, const struct step_arrays *s, int32_t first_seq, int32_t n_seqs,
                        int32_t first_token, int32_t n_tokens, cudaStream_t stream);
+/* The shared runs of the step into the workspace's prefix. Query heads of a KV head times members at most 16. False: none. */
+bool launch_attn_shared(const struct attn_args *a, const struct step_arrays *s, const struct attn_workspace *w,
+                        cudaStream_t stream);
 /* The first n_rows sequences, one token each. False: no such kernel, use launch_attn_plain. */
 bool launch_attn_decode(const struct attn_args *a, const struct step_arrays *s, const struct attn_workspace *w,
                         int32_t n_rows, cudaStream_t stream);

@@ -51,6 +51,12 @@ __global__ void prologue_kernel(step_arrays a)
         for (int s = i; s <= h.n_decode; s += n_threads)
             a.chunk_start[w * (a.max_seqs + 1) + s] =
                 ((const int32_t *)(base + h.off_chunk_start))[w * (h.n_decode + 1) + s];
+    for (int k = i; k < h.n_shared; k += n_threads)
+        a.shared[k] = ((const shared_run *)(base + h.off_shared))[k];
+    for (int k = i; k <= h.n_shared; k += n_threads)
+        a.shared_start[k] = ((const int32_t *)(base + h.off_shared_start))[k];
+    for (int k = i; k < h.n_decode; k += n_threads)
+        a.skip[k] = ((const int32_t *)(base + h.off_skip))[k];
     const table_change *u = (const table_change *)(base + h.off_update);
     const int32_t *block = (const int32_t *)(base + h.off_table_block);
     int lane = threadIdx.x & 31;

@@ -110,6 +110,8 @@ int cuda_steps_init(struct cuda_backend *c, struct err *e)
               (a->kv_len = ints(c, rows, e)) != NULL && (a->row = ints(c, rows, e)) != NULL &&
               (a->logits_token = ints(c, rows, e)) != NULL && (a->sampled = ints(c, rows, e)) != NULL &&
               (a->sampled_before = ints(c, rows, e)) != NULL && (c->sample.arrived = ints(c, rows, e)) != NULL &&
+              (a->shared = (struct shared_run *)ints(c, 3 * rows, e)) != NULL &&
+              (a->shared_start = ints(c, rows, e)) != NULL && (a->skip = ints(c, rows, e)) != NULL &&
               (a->chunk_start = ints(c, (int64_t)CUDA_MAX_WINDOWS * (k->max_seqs + 1), e)) != NULL &&
               (a->table = ints(c, (int64_t)k->max_seqs * k->max_blocks_per_seq, e)) != NULL &&
               (c->sample.partial = cuda_alloc(c, (size_t)sample_partial_bytes((int32_t)rows), "sampling", e)) != NULL;
@@ -185,6 +187,28 @@ static void fill_groups(int32_t *group, const struct batch *b)
     }
 }
 
+/* Bytes of keys and values that a layer must be spared for its second launch to pay. */
+enum { SHARED_WORTH_BYTES = 16 << 20 };
+
+/* Runs of sequences that share blocks, where the kernels can use them: 16 rows of a tile hold the query heads of several. */
+static void pack_shared(struct cuda_backend *c, struct packer *p, struct step_header *h, const struct batch *b)
+{
+    h->off_shared = pack(p, NULL, (b->n_decode / 2 + 1) * (int64_t)sizeof(struct shared_run));
+    h->off_shared_start = pack(p, NULL, (b->n_decode / 2 + 2) * (int64_t)sizeof(int32_t));
+    h->off_skip = pack(p, NULL, MAX(b->n_decode, 1) * (int64_t)sizeof(int32_t));
+    if (p->base == NULL) {
+        return;
+    }
+    int32_t most = c->q_heads > 0 && c->kv_view.swizzled && !c->config.deterministic ? 16 / c->q_heads : 0;
+    int64_t chunk_bytes = 2ll * ATTN_CHUNK * c->kv_view.head_dim * c->kv_view.n_kv_heads * 2;
+    int32_t *start = (int32_t *)(p->base + h->off_shared_start);
+    struct shared_run *run = (struct shared_run *)(p->base + h->off_shared);
+    h->n_shared = shared_runs(b, c->kv.block_size, ATTN_CHUNK, most, SHARED_WORTH_BYTES / MAX(chunk_bytes, 1) + 1, run,
+                              start, (int32_t *)(p->base + h->off_skip));
+    h->n_shared_chunks = start[h->n_shared];
+    c->shared = h->n_shared > 0;
+}
+
 /* Offsets, beside the header's, that only the host needs. */
 struct packed {
     int32_t off_copy, off_tiles;
@@ -214,10 +238,12 @@ static void pack_batch(struct cuda_backend *c, struct packer *p, struct step_hea
         fill_groups((int32_t *)(p->base + p->at), b);
     }
     p->at += div_ceil((b->n_logits + 1) * I, 16) * 16;
+    pack_shared(c, p, h, b);
+    const int32_t *skip = p->base != NULL ? (const int32_t *)(p->base + h->off_skip) : NULL;
     h->off_chunk_start = (int32_t)p->at;
     for (int32_t w = 0; w < c->n_windows && p->base != NULL; w++) {
         int32_t *start = (int32_t *)(p->base + p->at) + (int64_t)w * (b->n_decode + 1);
-        h->n_chunks[w] = attn_chunk_starts(b, c->window[w], ATTN_CHUNK, start);
+        h->n_chunks[w] = attn_chunk_starts(b, c->window[w], ATTN_CHUNK, c->window[w] == 0 ? skip : NULL, start);
     }
     p->at += div_ceil(c->n_windows * (int64_t)(b->n_decode + 1) * I, 16) * 16;
     ret->off_copy = pack(p, b->copy, b->n_copy * (int64_t)sizeof(*b->copy));
@@ -352,10 +378,10 @@ void cuda_start(struct cuda_backend *c)
 
 /* ---- graphs ---- */
 
-static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows, bool greedy)
+static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows)
 {
     for (int32_t i = 0; i < c->n_graphs; i++) {
-        if (c->graph[i].rows == rows && c->graph[i].greedy == greedy) {
+        if (c->graph[i].rows == rows && c->graph[i].greedy == c->greedy && c->graph[i].shared == c->shared) {
             return &c->graph[i];
         }
     }
@@ -368,7 +394,7 @@ static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows, bool gr
         c->graph = grown;
         c->graphs_cap = cap;
     }
-    c->graph[c->n_graphs] = (struct cuda_graph){.rows = rows, .greedy = greedy};
+    c->graph[c->n_graphs] = (struct cuda_graph){.rows = rows, .greedy = c->greedy, .shared = c->shared};
     return &c->graph[c->n_graphs++];
 }
 
@@ -384,7 +410,7 @@ bool cuda_replay(struct backend *backend, const struct batch *batch)
     if (rows < batch->n_tokens || rows != c->padded) {
         return false;
     }
-    struct cuda_graph *g = graph_of(c, rows, c->greedy);
+    struct cuda_graph *g = graph_of(c, rows);
     if (g == NULL) {
         return false;
     }
