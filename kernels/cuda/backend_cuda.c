@@ -121,8 +121,8 @@ static void cuda_embed(struct backend *b, struct mat out, struct mat table, floa
 {
     struct cuda_backend *c = cuda_of(b);
     cuda_start(c);
-    launch_embed(out.data, out.stride, table.data, table.stride, c->arrays.token, cuda_rows(c, out), out.cols, scale,
-                 (int)out.dtype, c->stream);
+    launch_embed(out.data, out.stride, table.data, table.stride, c->arrays.token, 0, table.rows, cuda_rows(c, out),
+                 out.cols, scale, (int)out.dtype, c->stream);
 }
 
 static void cuda_embed_position(struct backend *b, struct mat x, struct mat table, int32_t offset)
@@ -145,20 +145,24 @@ static void cuda_norm(struct backend *b, struct mat out, struct mat x, const str
 static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struct mat y, const struct norm *n,
                           bool partial)
 {
-    (void)partial; /* one rank: sums are whole */
     struct cuda_backend *c = cuda_of(b);
     struct norm_args a = norm_args(n);
     cuda_start(c);
-    launch_norm(out.data, out.stride, x.data, x.stride, y.data, y.stride, &a, cuda_rows(c, out), out.cols, (int)x.dtype,
-                c->stream);
+    int32_t rows = cuda_rows(c, out);
+    if (!partial || !cuda_rank_sum(c, &out, &x, y, &a, rows)) {
+        launch_norm(out.data, out.stride, x.data, x.stride, y.data, y.stride, &a, rows, out.cols, (int)x.dtype,
+                    c->stream);
+    }
 }
 
 static void cuda_add(struct backend *b, struct mat x, struct mat y, bool partial)
 {
-    (void)partial;
     struct cuda_backend *c = cuda_of(b);
     cuda_start(c);
-    launch_add(x.data, x.stride, y.data, y.stride, cuda_rows(c, x), x.cols, (int)x.dtype, c->stream);
+    int32_t rows = cuda_rows(c, x);
+    if (!partial || !cuda_rank_sum(c, NULL, &x, y, NULL, rows)) {
+        launch_add(x.data, x.stride, y.data, y.stride, rows, x.cols, (int)x.dtype, c->stream);
+    }
 }
 
 static void cuda_gated_act(struct backend *b, struct mat out, struct mat gate_up, enum activation act)
@@ -314,10 +318,11 @@ static void cuda_sample(struct backend *b, struct mat logits, int32_t first)
     a.greedy = c->greedy;
     a.any_allowed = c->any_allowed;
     a.deterministic = c->config.deterministic;
-    if (!launch_sample(&a, &c->arrays, c->stream) && cuda_usable(c)) {
+    if (cuda_draws(c) && !launch_sample(&a, &c->arrays, c->stream) && cuda_usable(c)) {
         err_set(&c->failed, ERR_UNSUPPORTED,
                 "cuda: lists of allowed tokens need a vocabulary of at most 1,000,000 (got %d)", logits.cols);
     }
+    cuda_share_tokens(c, c->capturing ? c->padded : c->batch.n_samples);
 }
 
 /* ---- tests and profiling ---- */
@@ -380,6 +385,7 @@ static void cuda_free(struct backend *b)
     cuda_kv_release(c);
     cuda_steps_release(c);
     cuda_linear_release(c);
+    cuda_ranks_release(c);
     cuda_upload_release(c);
     for (int32_t i = 0; i < c->n_owned; i++) {
         cudaFree(c->owned[i]);
@@ -415,6 +421,9 @@ static const struct backend_ops ops = {
     .add = cuda_add,
     .gather = cuda_gather,
     .sample = cuda_sample,
+    .all_reduce = cuda_all_reduce,
+    .embed_part = cuda_embed_part,
+    .gather_logits = cuda_gather_logits,
     .download = cuda_download,
     .upload = cuda_upload,
 };
@@ -485,6 +494,7 @@ int quire_backend_open(struct backend **ret, int abi, const struct backend_confi
     rc = open_device(c, e);
     rc = rc < 0 ? rc : cuda_steps_init(c, e);
     rc = rc < 0 ? rc : cuda_linear_init(c, e);
+    rc = rc < 0 ? rc : cuda_ranks_init(c, e);
     if (rc < 0) {
         cuda_free(&c->base);
         return rc;

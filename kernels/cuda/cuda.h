@@ -49,6 +49,7 @@ struct cuda_scratch {
 };
 
 struct matmul_plan; /* linear.c */
+struct cuda_ranks;  /* ranks.c */
 
 struct cuda_backend {
     struct backend base;
@@ -115,6 +116,8 @@ struct cuda_backend {
     void *workspace;
     struct matmul_plan *plan; /* [MATMUL_PLANS] */
     void *side;               /* see side_buffer */
+
+    struct cuda_ranks *ranks; /* NULL: one rank */
     int64_t side_bytes;
 };
 
@@ -162,6 +165,21 @@ int cuda_step_wait(struct backend *b, struct results *ret, struct err *e);
 /* linear.c */
 int cuda_linear_init(struct cuda_backend *c, struct err *e);
 void cuda_linear_release(struct cuda_backend *c);
+/* ranks.c: all but init and release do nothing with one rank. */
+int cuda_ranks_init(struct cuda_backend *c, struct err *e);
+void cuda_ranks_release(struct cuda_backend *c);
+/* A peer did not come in time: what the step gave is void. */
+bool cuda_ranks_gave_up(const struct cuda_backend *c);
+/* `rows` rows of y are this rank's summands. True: done as launch_peer_sum says. False: y holds the sum, or there is one rank. */
+bool cuda_rank_sum(struct cuda_backend *c, struct mat *out, struct mat *x, struct mat y, const struct norm_args *n,
+                   int32_t rows);
+void cuda_all_reduce(struct backend *b, struct mat x);
+void cuda_embed_part(struct backend *b, struct mat out, struct mat table, int32_t first, float scale);
+void cuda_gather_logits(struct backend *b, struct mat logits, struct mat part);
+bool cuda_draws(const struct cuda_backend *c);
+/* The first n drawn tokens of the step, from rank 0 to all. */
+void cuda_share_tokens(struct cuda_backend *c, int32_t n);
+
 /* What a product's set-up consists of; layouts as cuBLAS sees them, columns of x, out and residual are rows of ours. */
 struct matmul_setup {
     cublasLtMatmulDesc_t desc;

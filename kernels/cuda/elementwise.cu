@@ -3,18 +3,23 @@
  * Each is bound by memory or, at few rows, by launch latency: one block a row (or a row and some heads), 16-byte
  * accesses where the width allows, sums in float32. Kernels first, then launchers.
  */
-#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/norm.cuh"
 
+/* Rows of ids outside [first, first + n_ids) are zero: another rank has them. */
 template <typename T, int V>
 __global__ void embed_kernel(T *out, int64_t out_stride, const T *table, int64_t table_stride, const int32_t *token,
-                             int32_t cols, float scale)
+                             int32_t first, int32_t n_ids, int32_t cols, float scale)
 {
     pdl_release();
     pdl_wait();
-    const T *from = table + token[blockIdx.x] * table_stride;
+    int id = token[blockIdx.x] - first;
+    bool here = id >= 0 && id < n_ids;
+    const T *from = table + (int64_t)id * table_stride;
     T *to = out + blockIdx.x * out_stride;
     for (int i = threadIdx.x * V; i < cols; i += blockDim.x * V) {
-        vec<T, V> x = *(const vec<T, V> *)(from + i);
+        vec<T, V> x = {};
+        if (here)
+            x = *(const vec<T, V> *)(from + i);
         if (scale != 1.0f)
             for (int j = 0; j < V; j++)
                 x.v[j] = from_float<T>(to_float(x.v[j]) * scale);
@@ -34,89 +39,20 @@ __global__ void embed_position_kernel(T *x, int64_t x_stride, const void *table,
         to[i] = from_float<T>(to_float(to[i]) + load_any(table, table_type, from + i));
 }
 
-/* One block a row. A thread keeps its first NORM_KEEP vectors in registers; longer rows are read again. */
-enum { NORM_KEEP = 4 };
-
+/* One block a row. */
 template <typename T, int V>
 __global__ void __launch_bounds__(1024)
 norm_kernel(T *out, int64_t out_stride, T *x, int64_t x_stride, const T *y, int64_t y_stride, norm_args n, int32_t cols)
 {
-    __shared__ float shared[33];
     pdl_release();
     pdl_wait();
-    T *row = x + blockIdx.x * x_stride;
     const T *add = y ? y + blockIdx.x * y_stride : nullptr;
-    T *to = out + blockIdx.x * out_stride;
-    float keep[NORM_KEEP][V];
-    float sum = 0.0f, squares = 0.0f;
-    int k = 0;
-    for (int i = threadIdx.x * V; i < cols; i += blockDim.x * V, k++) {
-        vec<T, V> a = *(const vec<T, V> *)(row + i);
-        if (add) {
-            vec<T, V> b = *(const vec<T, V> *)(add + i);
-            for (int j = 0; j < V; j++)
-                a.v[j] = from_float<T>(to_float(a.v[j]) + to_float(b.v[j]));
-            *(vec<T, V> *)(row + i) = a;
-        }
+    norm_row<T, V>(out + blockIdx.x * out_stride, x + blockIdx.x * x_stride, n, cols, add != nullptr, [&](int i, float (&b)[V]) {
+        vec<T, V> v = *(const vec<T, V> *)(add + i);
 #pragma unroll
-        for (int j = 0; j < V; j++) {
-            float f = to_float(a.v[j]);
-            sum += f;
-            squares += f * f;
-        }
-#pragma unroll
-        for (int q = 0; q < NORM_KEEP; q++)
-            if (q == k)
-#pragma unroll
-                for (int j = 0; j < V; j++)
-                    keep[q][j] = to_float(a.v[j]);
-    }
-    float mean = 0.0f, scale;
-    if (n.layer_norm) {
-        mean = block_sum(sum, shared) / cols;
-        float var = 0.0f;
-        k = 0;
-        for (int i = threadIdx.x * V; i < cols; i += blockDim.x * V, k++) {
-            vec<T, V> a = *(const vec<T, V> *)(row + i);
-            for (int j = 0; j < V; j++) {
-                float f = to_float(a.v[j]) - mean;
-                var += f * f;
-            }
-        }
-        scale = rsqrtf(block_sum(var, shared) / cols + n.eps);
-    } else {
-        scale = rsqrtf(block_sum(squares, shared) / cols + n.eps);
-    }
-    k = 0;
-    for (int i = threadIdx.x * V; i < cols; i += blockDim.x * V, k++) {
-        vec<T, V> a;
-        float f[V];
-        if (k >= NORM_KEEP) {
-            a = *(const vec<T, V> *)(row + i);
-#pragma unroll
-            for (int j = 0; j < V; j++)
-                f[j] = to_float(a.v[j]);
-        }
-#pragma unroll
-        for (int q = 0; q < NORM_KEEP; q++)
-            if (q == k)
-#pragma unroll
-                for (int j = 0; j < V; j++)
-                    f[j] = keep[q][j];
-        if (n.weight_type == T_F32) {
-#pragma unroll
-            for (int j = 0; j < V; j++)
-                a.v[j] = from_float<T>((f[j] - mean) * scale * (((const float *)n.weight)[i + j] + n.weight_offset) +
-                                       (n.bias ? ((const float *)n.bias)[i + j] : 0.0f));
-        } else {
-            vec<T, V> w = *(const vec<T, V> *)((const T *)n.weight + i);
-#pragma unroll
-            for (int j = 0; j < V; j++)
-                a.v[j] = from_float<T>((f[j] - mean) * scale * (to_float(w.v[j]) + n.weight_offset) +
-                                       (n.bias ? to_float(((const T *)n.bias)[i + j]) : 0.0f));
-        }
-        *(vec<T, V> *)(to + i) = a;
-    }
+        for (int j = 0; j < V; j++)
+            b[j] = to_float(v.v[j]);
+    });
 }
 
 template <typename T, int V>
@@ -318,11 +254,12 @@ template <typename T> static int width(int64_t cols, int64_t s0, int64_t s1, con
 static int row_threads(int64_t cols, int v) { return (int)(cols / v >= 512 ? 512 : (cols / v + 31) / 32 * 32 < 32 ? 32 : (cols / v + 31) / 32 * 32); }
 
 extern "C" void launch_embed(void *out, int64_t out_stride, const void *table, int64_t table_stride,
-                             const int32_t *token, int32_t rows, int32_t cols, float scale, int type, cudaStream_t stream)
+                             const int32_t *token, int32_t first, int32_t n_ids, int32_t rows, int32_t cols, float scale,
+                             int type, cudaStream_t stream)
 {
     DISPATCH_TYPE(type, int v = width<T>(cols, out_stride, table_stride, out, table);
                   WIDE(v, T, embed_kernel, dim3(rows), dim3(row_threads(cols, v)), 0, stream, (T *)out, out_stride,
-                       (const T *)table, table_stride, token, cols, scale));
+                       (const T *)table, table_stride, token, first, n_ids, cols, scale));
 }
 
 extern "C" void launch_embed_position(void *x, int64_t x_stride, const void *table, int table_type,
