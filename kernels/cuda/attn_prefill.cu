@@ -221,6 +221,7 @@ static bool prefill_dispatch(const attn_args *a, const step_arrays *s, const int
     switch (a->kv.head_dim) {
     case 64: return prefill_launch<T, 64>(a, s, tile, n, stream);
     case 128: return prefill_launch<T, 128>(a, s, tile, n, stream);
+    case 256: return prefill_launch<T, 256>(a, s, tile, n, stream);
     default: return false;
     }
 }
