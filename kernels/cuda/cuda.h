@@ -116,9 +116,8 @@ struct cuda_backend {
     void *workspace;
     struct matmul_plan *plan; /* [MATMUL_PLANS] */
     void *side;               /* see side_buffer */
-
-    struct cuda_ranks *ranks; /* NULL: one rank */
     int64_t side_bytes;
+    struct cuda_ranks *ranks; /* NULL: one rank */
 };
 
 static inline struct cuda_backend *cuda_of(struct backend *b)
