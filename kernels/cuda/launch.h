@@ -70,8 +70,8 @@ struct step_arrays {
     int32_t *chunk_start;             /* [CUDA_MAX_WINDOWS][max_seqs + 1] */
     struct shared_run *shared;        /* [max_seqs] */
     int32_t *shared_start;            /* [max_seqs + 1] exclusive sums of their chunks */
-    int32_t *skip;                    /* [max_seqs] first chunks of a sequence that a run covers; without a window only */
-    int32_t *table;                   /* [max_seqs, table_width] block ids */
+    int32_t *skip;  /* [max_seqs] first chunks of a sequence that a run covers; without a window only */
+    int32_t *table; /* [max_seqs, table_width] block ids */
     int32_t table_width, max_seqs;
     int32_t *sampled;        /* [max_samples] tokens of the latest step */
     int32_t *sampled_before; /* [max_samples] of the step before it */
@@ -126,17 +126,18 @@ void launch_rope_kv(void *qkv, int64_t stride, const struct rope_args *r, const 
 /* ranks on peer devices (peer.cu): every rank's inbox is memory that the others write. */
 enum { PEER_MAX_RANKS = 8, PEER_MAX_ROWS = 256, PEER_SLOT_BYTES = 2 << 20 };
 struct peer_args {
-    char *inbox[PEER_MAX_RANKS];     /* each rank's: [2][n_ranks] slots */
+    char *inbox[PEER_MAX_RANKS];       /* each rank's: [2][n_ranks] slots */
     uint32_t *arrived[PEER_MAX_RANKS]; /* each rank's: [n_ranks][PEER_MAX_ROWS] epochs */
-    uint32_t *epoch;                 /* this rank's: [PEER_MAX_ROWS] */
-    int32_t *gave_up;                /* in pinned host memory: set when a peer did not come in time */
+    uint32_t *epoch;                   /* this rank's: [PEER_MAX_ROWS] */
+    int32_t *gave_up;                  /* in pinned host memory: set when a peer did not come in time */
     int32_t rank, n_ranks;
 };
 /* Summed over the ranks, in their order, in float32: x == NULL: y = the sum; else x += the sum, and out = norm(x) when out is
  * not NULL. Every rank calls with the same shape; rows <= PEER_MAX_ROWS, rows of y together <= PEER_SLOT_BYTES, 16-byte
  * aligned. False: not such a shape. */
 bool launch_peer_sum(const struct peer_args *p, void *out, int64_t out_stride, void *x, int64_t x_stride, void *y,
-                     int64_t y_stride, const struct norm_args *n, int32_t rows, int32_t cols, int type, cudaStream_t stream);
+                     int64_t y_stride, const struct norm_args *n, int32_t rows, int32_t cols, int type,
+                     cudaStream_t stream);
 
 /* attention (attention.cu, attn_decode.cu, attn_prefill.cu) */
 struct attn_args {

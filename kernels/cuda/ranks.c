@@ -13,10 +13,10 @@
 #include "kernels/comm.h"
 #include "kernels/cuda/cuda.h"
 
-#define NCCL_FUNCTIONS(X)                                                                                         \
-    X(GetUniqueId)                                                                                                \
-    X(CommInitRank) X(CommAbort) X(AllReduce) X(AllGather) X(Broadcast) X(Send) X(Recv) X(GroupStart) X(GroupEnd) \
-        X(GetErrorString)
+#define NCCL_FUNCTIONS(X) \
+    X(GetUniqueId)        \
+    X(CommInitRank)       \
+    X(CommAbort) X(AllReduce) X(AllGather) X(Broadcast) X(Send) X(Recv) X(GroupStart) X(GroupEnd) X(GetErrorString)
 
 struct cuda_ranks {
     void *lib;
