@@ -1,8 +1,8 @@
 /* What may be asked for: bodies of /v1/completions, /v1/chat/completions, /tokenize and /detokenize, checked field by field.
  *
- * One table (api_fields.c) has a row for every field: name, type, bounds, meaning. It validates requests and it is what
+ * One table (api_table.c) has a row for every field: name, type, bounds, meaning. It validates requests and it is what
  * /openapi.json is printed from, so the document cannot say anything else than the server does. Fields whose rule is
- * more than a type and a range have a reader of their own (api_lists.c, api_prompt.c). Every refusal names the field, what
+ * more than a type and a range have a reader of their own (api_values.c, api_lists.c, api_prompt.c). Every refusal names the field, what
  * was given and what is allowed, through `struct err`.
  */
 #ifndef QUIRE_SERVER_API_H
@@ -98,6 +98,11 @@ enum field_type {
 /* Rows that only one of the two generating routes has. */
 enum field_route { ROUTE_BOTH, ROUTE_COMPLETIONS, ROUTE_CHAT };
 
+struct field;
+/* Checks the value `v` of field `f` and keeps it in `ret`, the struct that the table fills. */
+typedef int field_reader(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                         struct err *e);
+
 struct field {
     const char *name;
     enum field_type type;
@@ -106,7 +111,7 @@ struct field {
     int32_t given;  /* offset of a bool that tells it was given, or -1 */
     double lo, hi;  /* both allowed, but `lo` where `lo_open` */
     bool lo_open;
-    int (*read)(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
+    field_reader *read;
     const char *schema; /* JSON Schema of a FIELD_CUSTOM; @vocab and @logprobs stand for the largest id and count */
     const char *help;
 };
@@ -124,15 +129,15 @@ int fields_read(const struct field_table *t, void *ret, const cJSON *object, con
                 char *ignored, size_t ignored_size, struct err *e);
 /* An integer inside [lo, hi] out of `v`, which stands in `name`. */
 int field_integer(int32_t *ret, const char *name, const cJSON *v, double lo, double hi, struct err *e);
-/* `read` functions of the tables. */
-int read_model(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
-int read_stop(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
-int read_stop_token_ids(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
-int read_allowed_token_ids(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
-                           struct err *e);
-int read_bad_words(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
-int read_logit_bias(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
-int read_stream_options(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e);
+/* `v` is not what `allowed` says. */
+int field_wrong_type(const struct field *f, const cJSON *v, const char *allowed, struct err *e);
+/* Of a field that needs others, or the body's text: whoever has them reads it. */
+field_reader read_later;
+/* Single values (api_values.c), lists (api_lists.c). */
+field_reader read_model, read_early_stopping, read_logprobs, read_prompt_logprobs, read_top_k, read_cache_salt,
+    read_request_id, read_suffix, read_response_format, read_top_logprobs, read_object, read_no_tools, read_tool_choice;
+field_reader read_stop, read_stop_token_ids, read_allowed_token_ids, read_bad_words, read_logit_bias,
+    read_stream_options;
 
 /* All four forms of `prompt` into c->prompt, truncated as c->truncate says. */
 int prompt_read(struct completion *c, const cJSON *v, const struct api_context *ctx, struct err *e);

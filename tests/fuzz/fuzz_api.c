@@ -1,6 +1,6 @@
 /* HTTP bodies: whatever the bytes, a body is refused with one sentence, or what it became is inside every limit.
  * The first byte chooses: 0 completion, 1 chat, 2 tokenize, 3 detokenize (of its lowest bits); 0x80: unknown fields refused.
- * covers: server/api.c server/api_chat.c server/api_fields.c server/api_lists.c server/api_prompt.c server/json.c */
+ * covers: server/api.c server/api_chat.c server/api_fields.c server/api_values.c server/api_lists.c server/api_prompt.c server/json.c */
 #include <math.h>
 #include <stdio.h>
 

@@ -1,0 +1,171 @@
+/* A stream's life: made from a completion with all its requests, handed to the engine, given back with the last reference. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "server/stream.h"
+#include "server/writer.h"
+
+/* Bytes that may gather unread: what a step may bring at once must not count as a slow client. */
+static size_t stream_limit(const struct completion *c)
+{
+    const struct gen_params *p = &c->params;
+    size_t event = 512, limit = LIMIT_STREAM_BYTES, sequences = (size_t)c->n_prompts * (size_t)p->n;
+    size_t tokens = p->beam_width ? (size_t)p->max_tokens * sequences : 0; /* a beam search's rest comes at its end */
+
+    if (p->n_logprobs > 0) {
+        event += 64 * (size_t)p->n_logprobs;
+    }
+    for (int32_t i = 0; (p->echo || p->n_prompt_logprobs >= 0) && i < c->n_prompts; i++) {
+        size_t each = 64 + 64 * (size_t)MAX(p->n_prompt_logprobs, 0);
+        limit += (size_t)c->prompt[i].n * each * (size_t)p->n;
+    }
+    limit += tokens * event;
+    return MIN(limit, LIMIT_RESPONSE_BYTES / 2);
+}
+
+static int make_requests(struct stream *s, struct completion *c, const char *id, struct err *e)
+{
+    for (int32_t i = 0; i < c->n_prompts; i++) {
+        struct gen_params params;
+        int rc = gen_params_clone(&params, &c->params, e);
+        if (rc) {
+            return rc;
+        }
+        rc = request_new(&s->request[i], &params, c->prompt[i].id, c->prompt[i].n, e);
+        if (rc) {
+            gen_params_release(&params);
+            return rc;
+        }
+        struct request *r = s->request[i];
+        snprintf(r->id, sizeof(r->id), "%s", id);
+        r->index = i;
+        r->arrival_us = s->begin_us;
+        r->user = s;
+        r->tenant = c->tenant;
+        r->weight = c->weight;
+        s->n_requests++;
+    }
+    return 0;
+}
+
+static int stream_fill(struct stream *s, struct completion *c, const char *id, const struct api_context *ctx,
+                       struct err *e)
+{
+    struct sse_style *st = &s->style;
+    int32_t n_choices = c->n_prompts * c->params.n;
+
+    s->request = calloc((size_t)c->n_prompts, sizeof(*s->request));
+    s->usage = calloc((size_t)c->n_prompts, sizeof(*s->usage));
+    s->begun = c->return_token_ids || c->chat ? calloc((size_t)n_choices, 1) : NULL;
+    if (!s->request || !s->usage || ((c->return_token_ids || c->chat) && !s->begun)) {
+        return err_nomem(e, "an answer");
+    }
+    st->chat = c->chat;
+    st->whole = s->mode == STREAM_COLLECT;
+    st->logprobs = c->params.n_logprobs >= 0;
+    st->echo_logprobs = c->echo_logprobs;
+    st->prompt_logprobs = c->has_prompt_logprobs;
+    st->token_ids = c->return_token_ids;
+    st->continuous_usage = c->continuous_usage;
+    st->arg = ctx->arg;
+    st->token_bytes = ctx->token_bytes;
+    int rc = sse_style_init(st, id, s->begin_unix, ctx->info.model_name, ctx->info.fingerprint, e);
+    if (!rc && s->mode == STREAM_COLLECT) {
+        rc = collector_init(&s->collector, n_choices, e);
+    }
+    return rc ? rc : make_requests(s, c, id, e);
+}
+
+static struct stream *stream_alloc(struct stream_hub *h, enum stream_mode mode)
+{
+    struct stream *s = calloc(1, sizeof(*s));
+
+    if (!s) {
+        return NULL;
+    }
+    atomic_init(&s->refs, 1);
+    atomic_fetch_add(&h->n_streams, 1);
+    s->hub = h;
+    s->writer = writer_pick(h);
+    s->mode = mode;
+    s->begin_us = clock_us();
+    atomic_init(&s->wrote_us, s->begin_us);
+    s->begin_unix = time(NULL);
+    s->status = 200;
+    s->fd = -1;
+    pthread_mutex_init(&s->lock, NULL);
+    buf_init(&s->pending, LIMIT_RESPONSE_BYTES);
+    buf_init(&s->out, LIMIT_RESPONSE_BYTES);
+    return s;
+}
+
+int stream_new(struct stream **ret, struct stream_hub *h, struct completion *c, const char *id,
+               const struct api_context *ctx, struct err *e)
+{
+    struct stream *s = stream_alloc(h, c->params.stream ? STREAM_DIRECT : STREAM_COLLECT);
+
+    if (!s) {
+        return err_nomem(e, "an answer");
+    }
+    s->include_usage = c->include_usage;
+    s->n = c->params.n;
+    s->limit_bytes = stream_limit(c);
+    int rc = stream_fill(s, c, id, ctx, e);
+    if (rc) {
+        stream_unref(s);
+        return rc;
+    }
+    *ret = s;
+    return 0;
+}
+
+int stream_new_plain(struct stream **ret, struct stream_hub *h, enum stream_mode mode, struct err *e)
+{
+    struct stream *s = stream_alloc(h, mode);
+
+    if (!s) {
+        return err_nomem(e, "an answer");
+    }
+    *ret = s;
+    return 0;
+}
+
+int stream_submit(struct stream *s, struct engine *engine, struct err *e)
+{
+    s->n_left = s->n_requests;
+    stream_ref(s); /* the engine's, until the last `last` */
+    int rc = engine_submit_all(engine, s->request, s->n_requests, e);
+    if (rc) {
+        s->n_left = 0;
+        stream_unref(s);
+    }
+    return rc;
+}
+
+struct stream *stream_ref(struct stream *s)
+{
+    atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed);
+    return s;
+}
+
+void stream_unref(struct stream *s)
+{
+    if (atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    for (int32_t i = 0; i < s->n_requests; i++) {
+        request_unref(s->request[i]);
+    }
+    free(s->request);
+    free(s->usage);
+    free(s->begun);
+    collector_release(&s->collector);
+    sse_style_release(&s->style);
+    buf_release(&s->pending);
+    buf_release(&s->out);
+    pthread_mutex_destroy(&s->lock);
+    atomic_fetch_sub(&s->hub->n_streams, 1);
+    free(s);
+}
