@@ -150,8 +150,10 @@ static int set_from_environment(struct settings *s, char **env, const struct set
             continue;
         const char *value = *env + len + 1;
         /* Kubernetes gives every container of a namespace with a service called "quire" QUIRE_PORT=tcp://... */
-        if (row->offset == offsetof(struct settings, port) && has_prefix(value, "tcp://"))
+        if (row->offset == offsetof(struct settings, port) && has_prefix(value, "tcp://")) {
+            s->kubernetes_port = true;
             continue;
+        }
         char where[WHERE_BYTES];
         snprintf(where, sizeof where, "%.*s", (int)MIN(len, sizeof where - 1), *env);
         int rc = setting_set(s, row, value, FROM_ENV, where, e);

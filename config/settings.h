@@ -82,6 +82,7 @@ struct settings {
     bool ui;
     char *config; /* the YAML file that was read, or NULL */
 
+    bool kubernetes_port; /* QUIRE_PORT said tcp://…, as Kubernetes makes it for a service called quire: passed over */
     uint8_t origin[SETTINGS_MAX]; /* where each row's value came from; for settings_print */
 };
 

@@ -285,6 +285,11 @@ static void choice_fail(struct emitter *em, struct request *r, int32_t index)
         inbox_mark(em->inbox);
 }
 
+static void count_prompt(struct emitter *em, const struct request *r)
+{
+    atomic_fetch_add_explicit(&em->stats->prompt_tokens, (uint64_t)r->n_prompt, memory_order_relaxed);
+}
+
 static void count_token(struct emitter *em, struct request *r, struct choice *c, const struct delta *d)
 {
     struct emission *m = r->emission;
@@ -295,7 +300,7 @@ static void count_token(struct emitter *em, struct request *r, struct choice *c,
     atomic_fetch_add_explicit(&em->stats->generation_tokens, 1, memory_order_relaxed);
     if (m->first_us == 0) {
         m->first_us = em->now_us;
-        atomic_fetch_add_explicit(&em->stats->prompt_tokens, (uint64_t)r->n_prompt, memory_order_relaxed);
+        count_prompt(em, r);
         hist_add(&em->stats->ttft_s, (double)(em->now_us - r->arrival_us) * 1e-6);
     }
     if (c->first_us == 0)
@@ -429,6 +434,8 @@ static void count_request(struct emitter *em, const struct request *r)
     hist_add(&s->e2e_s, (double)(em->now_us - r->arrival_us) * 1e-6);
     hist_add(&s->prompt_len, r->n_prompt);
     hist_add(&s->params_n, r->params.n);
+    if (r->params.max_tokens == 0 && m->finish == FINISH_LENGTH)
+        count_prompt(em, r); /* it was computed, for its log-probabilities; no first token tells */
     if (m->first_us == 0)
         return;
     hist_add(&s->decode_s, (double)(em->now_us - m->first_us) * 1e-6);

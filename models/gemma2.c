@@ -15,30 +15,18 @@ static const struct architecture ARCHITECTURES[] = {
     {0},
 };
 
-#define LAYER "model.layers.%d."
+#define LAYER LLAMA_LAYER
 
 static const struct tensor_spec TENSORS[] = {
     /* name, rows and columns, split over ranks, kind, goes to, when */
-    {"model.embed_tokens.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING, IN_MODEL(embed), WHEN_ALWAYS,
-     false},
-    {"model.norm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_MODEL(final_norm.weight), WHEN_ALWAYS,
-     false},
-    {"lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head), WHEN_UNTIED, false},
-    {LAYER "input_layernorm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(attn_norm.weight),
-     WHEN_ALWAYS, false},
-    {LAYER "self_attn.q_proj.weight", DIM_Q, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(qkv), WHEN_ALWAYS, false},
-    {LAYER "self_attn.k_proj.weight", DIM_KV, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(qkv), WHEN_ALWAYS, false},
-    {LAYER "self_attn.v_proj.weight", DIM_KV, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(qkv), WHEN_ALWAYS, false},
-    {LAYER "self_attn.o_proj.weight", DIM_HIDDEN, DIM_Q, SPLIT_IN, WEIGHT_LINEAR, IN_LAYER(o), WHEN_ALWAYS, false},
-    {LAYER "post_attention_layernorm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
-     IN_LAYER(attn_post_norm.weight), WHEN_ALWAYS, false},
-    {LAYER "pre_feedforward_layernorm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
-     IN_LAYER(mlp_norm.weight), WHEN_ALWAYS, false},
-    {LAYER "mlp.gate_proj.weight", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(up), WHEN_ALWAYS, false},
-    {LAYER "mlp.up_proj.weight", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(up), WHEN_ALWAYS, false},
-    {LAYER "mlp.down_proj.weight", DIM_HIDDEN, DIM_MLP, SPLIT_IN, WEIGHT_LINEAR, IN_LAYER(down), WHEN_ALWAYS, false},
-    {LAYER "post_feedforward_layernorm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
-     IN_LAYER(mlp_post_norm.weight), WHEN_ALWAYS, false},
+    ROWS_LLAMA_ENDS,
+    ROW_NORM(LAYER "input_layernorm", attn_norm),
+    ROWS_QKV(LAYER "self_attn."),
+    ROW_O(LAYER "self_attn.o_proj"),
+    ROW_NORM(LAYER "post_attention_layernorm", attn_post_norm),
+    ROW_NORM(LAYER "pre_feedforward_layernorm", mlp_norm),
+    ROWS_GATED_MLP(LAYER "mlp."),
+    ROW_NORM(LAYER "post_feedforward_layernorm", mlp_post_norm),
     {0},
 };
 

@@ -32,25 +32,33 @@ static int path_printf(char ret[PATH_MAX], struct err *e, const char *fmt, ...)
     return n >= 0 && n < PATH_MAX ? 0 : err_set(e, ERR_INVALID, "the path of the hub's cache is too long");
 }
 
+static const char *home_directory(void)
+{
+    const struct passwd *user = hub_env("HOME") ? NULL : getpwuid(getuid());
+    return hub_env("HOME") ? hub_env("HOME") : user ? user->pw_dir : "/";
+}
+
+/* `folder`, where a leading "~/" is the home directory, as the hub's own library reads it (no shell has: the variable may come
+ * from a unit or a container), and `name` in it. */
+static int in_folder(char ret[PATH_MAX], const char *folder, const char *name, struct err *e)
+{
+    bool home = folder[0] == '~' && (folder[1] == '/' || folder[1] == '\0');
+    return path_printf(ret, e, "%s%s%s", home ? home_directory() : "", folder + home, name);
+}
+
 int hub_cache_home(char ret[PATH_MAX], const char *name, struct err *e)
 {
-    const char *home = hub_env("HOME");
-    if (hub_env("HF_HOME"))
-        return path_printf(ret, e, "%s/%s", hub_env("HF_HOME"), name);
-    if (hub_env("XDG_CACHE_HOME"))
-        return path_printf(ret, e, "%s/huggingface/%s", hub_env("XDG_CACHE_HOME"), name);
-    if (!home) {
-        struct passwd *user = getpwuid(getuid());
-        home = user ? user->pw_dir : "/";
-    }
-    return path_printf(ret, e, "%s/.cache/huggingface/%s", home, name);
+    char behind[PATH_MAX];
+    const char *own = hub_env("HF_HOME"), *cache = hub_env("XDG_CACHE_HOME");
+    int code = path_printf(behind, e, own ? "/%s" : "/huggingface/%s", name);
+    return code < 0 ? code : in_folder(ret, own ? own : cache ? cache : "~/.cache", behind, e);
 }
 
 int hub_cache_locate(struct hub *h, struct err *e)
 {
     const char *own = hub_env("HF_HUB_CACHE") ? hub_env("HF_HUB_CACHE") : hub_env("HUGGINGFACE_HUB_CACHE");
     const char *slash = strchr(h->name.repo, '/');
-    int code = own ? path_printf(h->root, e, "%s", own) : hub_cache_home(h->root, "hub", e);
+    int code = own ? in_folder(h->root, own, "", e) : hub_cache_home(h->root, "hub", e);
     return code < 0 ? code
                     : path_printf(h->repo, e, "%s/models--%.*s--%s", h->root, (int)(slash - h->name.repo), h->name.repo,
                                   slash + 1);

@@ -100,6 +100,35 @@ void llama_forward(struct model *m, const struct batch *b);
 #define IN_MODEL(member) offsetof(struct transformer, member)
 #define IN_LAYER(member) offsetof(struct layer, member)
 
+/* Rows that several families have, for their tables. */
+#define ROW(name, rows, cols, split, kind, target, when)   \
+    {                                                      \
+        name, rows, cols, split, kind, target, when, false \
+    }
+/* What a model named as LLaMA's has outside its layers. */
+#define LLAMA_LAYER "model.layers.%d."
+#define ROWS_LLAMA_ENDS                                                                                       \
+    ROW("model.embed_tokens.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING, IN_MODEL(embed),   \
+        WHEN_ALWAYS),                                                                                         \
+        ROW("model.norm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_MODEL(final_norm.weight), \
+            WHEN_ALWAYS),                                                                                     \
+        ROW("lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head), WHEN_UNTIED)
+/* The weight of a norm in a layer. */
+#define ROW_NORM(name, norm) \
+    ROW(name ".weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(norm.weight), WHEN_ALWAYS)
+/* Attention's: q, k and v each a tensor of its own, their biases, and o. */
+#define ROW_QKV(name, rows) ROW(name ".weight", rows, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(qkv), WHEN_ALWAYS)
+#define ROWS_QKV(attn) ROW_QKV(attn "q_proj", DIM_Q), ROW_QKV(attn "k_proj", DIM_KV), ROW_QKV(attn "v_proj", DIM_KV)
+#define ROW_QKV_BIAS(name, rows) \
+    ROW(name ".bias", rows, DIM_ONE, SPLIT_OUT, WEIGHT_VECTOR, IN_LAYER(qkv_bias), WHEN_QKV_BIAS)
+#define ROWS_QKV_BIAS(attn) \
+    ROW_QKV_BIAS(attn "q_proj", DIM_Q), ROW_QKV_BIAS(attn "k_proj", DIM_KV), ROW_QKV_BIAS(attn "v_proj", DIM_KV)
+#define ROW_O(name) ROW(name ".weight", DIM_HIDDEN, DIM_Q, SPLIT_IN, WEIGHT_LINEAR, IN_LAYER(o), WHEN_ALWAYS)
+/* The MLP's: up (gate and up are stacked), down; and both of a gated one with a tensor each. */
+#define ROW_UP(name, rows) ROW(name ".weight", rows, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(up), WHEN_ALWAYS)
+#define ROW_DOWN(name) ROW(name ".weight", DIM_HIDDEN, DIM_MLP, SPLIT_IN, WEIGHT_LINEAR, IN_LAYER(down), WHEN_ALWAYS)
+#define ROWS_GATED_MLP(mlp) ROW_UP(mlp "gate_proj", DIM_MLP), ROW_UP(mlp "up_proj", DIM_MLP), ROW_DOWN(mlp "down_proj")
+
 /* Whether `c` fits the family's table; every tensor that is missing, of another shape or type, or unknown is named. */
 int transformer_check(const struct model_family *f, const struct model_config *c, const struct checkpoint *checkpoint,
                       struct err *e);

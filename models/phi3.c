@@ -6,25 +6,17 @@ static const struct architecture ARCHITECTURES[] = {
     {0},
 };
 
-#define LAYER "model.layers.%d."
+#define LAYER LLAMA_LAYER
 
 static const struct tensor_spec TENSORS[] = {
     /* name, rows and columns, split over ranks, kind, goes to, when */
-    {"model.embed_tokens.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING, IN_MODEL(embed), WHEN_ALWAYS,
-     false},
-    {"model.norm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_MODEL(final_norm.weight), WHEN_ALWAYS,
-     false},
-    {"lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head), WHEN_UNTIED, false},
-    {LAYER "input_layernorm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(attn_norm.weight),
-     WHEN_ALWAYS, false},
-    {LAYER "self_attn.qkv_proj.weight", DIM_QKV, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(qkv), WHEN_ALWAYS,
-     false},
-    {LAYER "self_attn.o_proj.weight", DIM_HIDDEN, DIM_Q, SPLIT_IN, WEIGHT_LINEAR, IN_LAYER(o), WHEN_ALWAYS, false},
-    {LAYER "post_attention_layernorm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(mlp_norm.weight),
-     WHEN_ALWAYS, false},
-    {LAYER "mlp.gate_up_proj.weight", DIM_GATE_UP, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(up), WHEN_ALWAYS,
-     false},
-    {LAYER "mlp.down_proj.weight", DIM_HIDDEN, DIM_MLP, SPLIT_IN, WEIGHT_LINEAR, IN_LAYER(down), WHEN_ALWAYS, false},
+    ROWS_LLAMA_ENDS,
+    ROW_NORM(LAYER "input_layernorm", attn_norm),
+    ROW_QKV(LAYER "self_attn.qkv_proj", DIM_QKV),
+    ROW_O(LAYER "self_attn.o_proj"),
+    ROW_NORM(LAYER "post_attention_layernorm", mlp_norm),
+    ROW_UP(LAYER "mlp.gate_up_proj", DIM_GATE_UP),
+    ROW_DOWN(LAYER "mlp.down_proj"),
     {0},
 };
 

@@ -293,6 +293,12 @@ int serve_main(int argc, char **argv, char **env)
         return 0;
     }
     log_setup((enum log_format)d->settings.log_format, (enum log_level)d->settings.log_level);
+    if (d->settings.kubernetes_port) {
+        log_event(LOG_WARN, "QUIRE_PORT passed over",
+                  LOG_STR("why", "it is Kubernetes' tcp:// address of a service called quire, not a port; "
+                                 "enableServiceLinks: false keeps it out"),
+                  LOG_I64("port", d->settings.port));
+    }
     block_signals(d);
     crash_report();
     int rc = server_open(&d->server, &d->settings, &e);

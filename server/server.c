@@ -20,6 +20,16 @@ static void on_mhd_message(void *cls, const char *format, va_list args)
     log_event(LOG_DEBUG, "microhttpd", LOG_STR("message", text));
 }
 
+/* libmicrohttpd finds what it holds for impossible (epoll_ctl cannot take a socket out of its set, say): nothing of it can be
+ * trusted any more, so the process ends at once, with its reason, for whoever started it to start it anew. */
+_Noreturn static void on_mhd_panic(void *cls, const char *file, unsigned line, const char *reason)
+{
+    (void)cls;
+    log_event(LOG_ERROR, "microhttpd gave up", LOG_STR("reason", reason ? reason : "it does not say"),
+              LOG_STR("file", file ? file : ""), LOG_I64("line", line));
+    _exit(1);
+}
+
 static int pool_threads(const struct settings *s)
 {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
@@ -57,6 +67,7 @@ static int start_daemon(struct server *s, struct err *e)
         {MHD_OPTION_END, 0, NULL},
     };
 
+    MHD_set_panic_func(on_mhd_panic, NULL);
     s->daemon =
         MHD_start_daemon(flags, 0, NULL, NULL, http_on_request, s, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_message, NULL,
                          MHD_OPTION_LISTEN_SOCKET, s->listen_fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)connections,

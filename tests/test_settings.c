@@ -294,6 +294,7 @@ static void the_environment_is_checked_too(void **state)
              &e),
         0);
     assert_int_equal(s.port, 8000);
+    assert_true(s.kubernetes_port);
     assert_int_equal(s.max_queue, 1024);
     assert_null(s.cors_origins);
     assert_false(s.prefix_cache);

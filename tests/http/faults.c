@@ -51,6 +51,10 @@ FAULT(int, -1, EINTR, epoll_wait, "epoll", (int fd, struct epoll_event *e, int n
 FAULT(ssize_t, -1, EIO, read, "read", (int fd, void *to, size_t n), (fd, to, n))
 FAULT(void *, MAP_FAILED, ENODEV, mmap, "mmap", (void *at, size_t n, int p, int f, int fd, off_t o),
       (at, n, p, f, fd, o))
-/* Taking something out of a set does not fail. */
-FAULT_WHERE(op == EPOLL_CTL_ADD, int, -1, ENOSPC, epoll_ctl, "epoll_ctl",
+
+static const char *epoll_option(int op)
+{
+    return op == EPOLL_CTL_DEL ? "epoll_del" : "epoll_ctl";
+}
+FAULT_WHERE(op != EPOLL_CTL_MOD, int, -1, ENOSPC, epoll_ctl, epoll_option(op),
             (int fd, int op, int of, struct epoll_event *e), (fd, op, of, e))

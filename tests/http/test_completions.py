@@ -130,8 +130,13 @@ def test_logprobs_and_echo(http):
     assert e["logprobs"]["tokens"] == list(e["text"]) and e["logprobs"]["text_offset"] == list(range(6))
     assert e["logprobs"]["token_logprobs"][0] is None and e["logprobs"]["top_logprobs"][0] is None
     assert None not in e["logprobs"]["token_logprobs"][1:]
+
+
+def test_a_prompt_alone(http, server):
+    before = server.metric("prompt_tokens_total")
     only = complete(http, prompt="ab", max_tokens=0, echo=True)["choices"][0]
     assert only["text"] == "ab" and only["finish_reason"] == "length"
+    server.wait_metric("prompt_tokens_total", before + 2)
 
 
 def test_prompt_logprobs(http):

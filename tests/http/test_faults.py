@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import raw
-from conftest import QUIRE, ROOT
+from conftest import PACED, PATIENCE_S, QUIRE, ROOT
 
 CC = shutil.which("cc")
 
@@ -55,6 +55,16 @@ def test_a_server_outlives_failing_calls(start, library, tmp_path, faults):
     server.wait_metric("http_connections", 1)  # the one that asks
     assert len(os.listdir(descriptors)) < 40
     assert server.stop() == 0, server.log
+
+
+def test_a_set_that_lets_nothing_out_ends_the_server_with_its_reason(start, library, tmp_path):
+    """libmicrohttpd cannot go on then: exit 1 and a line in the log, no abort."""
+    trouble = tmp_path / "trouble"
+    server = start(env={"LD_PRELOAD": library, "FAULTS": "epoll_del=1", "FAULTS_FILE": str(trouble)}, model=PACED)
+    trouble.touch()
+    ask(server, 0)
+    assert server.process.wait(PATIENCE_S) == 1, server.log
+    assert "microhttpd gave up" in server.log and "ready" in server.log
 
 
 @pytest.mark.parametrize("faults", ["mmap=1", "read=1"])

@@ -213,7 +213,8 @@ def test_token_file_and_cache_variables(hub, tmp_path, serve):
     fails(serve(HF_TOKEN="two words", wait=False), "HF_TOKEN")
     hub.refuse = None
     for variables, folder in (({"HF_HUB_CACHE": str(tmp_path / "c")}, "c"),
-                              ({"HF_HOME": "", "XDG_CACHE_HOME": str(tmp_path / "x")}, "x/huggingface/hub")):
+                              ({"HF_HOME": "", "XDG_CACHE_HOME": str(tmp_path / "x")}, "x/huggingface/hub"),
+                              ({"HF_HOME": "~/h", "HOME": str(tmp_path)}, "h/hub")):
         serve(**variables).stop()
         assert (tmp_path / folder / REPO / "refs" / "main").exists()
 
