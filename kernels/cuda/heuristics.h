@@ -3,7 +3,7 @@
 #define QUIRE_CUDA_HEURISTICS_H
 
 #include "kernels/batch.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/shared_run.h"
 
 /* Rows of the captured graph that serves a decode step of n rows: steps of 1 to 8, of 8 to 64, of 16 to 256, then of 32. */
 int32_t graph_rows(int32_t n);

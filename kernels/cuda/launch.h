@@ -10,6 +10,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "kernels/cuda/shared_run.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -30,11 +32,6 @@ struct kv_view {
 /* Decode attention lays the key ranges of all (sequence, head) pairs end to end in chunks of ATTN_CHUNK tokens and
  * deals them to its blocks in equal contiguous spans; chunk_start says where each sequence begins. */
 enum { ATTN_CHUNK = 16 };
-
-/* Consecutive decoding sequences whose first chunks lie in the same blocks: read once for the query heads of all. */
-struct shared_run {
-    int32_t seq, members, n_chunks;
-};
 
 /* Start of the staging buffer that carries a step to the device; offsets are bytes from the header. */
 struct step_header {

@@ -1,0 +1,13 @@
+/* What the host's decisions and the kernels both speak of; apart from launch.h, because heuristics.c is also built where
+ * there is no CUDA. */
+#ifndef QUIRE_CUDA_SHARED_RUN_H
+#define QUIRE_CUDA_SHARED_RUN_H
+
+#include <stdint.h>
+
+/* Consecutive decoding sequences whose first chunks lie in the same blocks: read once for the query heads of all. */
+struct shared_run {
+    int32_t seq, members, n_chunks;
+};
+
+#endif
