@@ -15,6 +15,8 @@ enum {
     TILE_ROWS = 4,   /* rows of x packed together, at most */
     TILE_CHUNK = 32, /* elements of a row packed together; stored rows are zero-padded to a multiple of it */
     PANEL_ROWS = 24, /* stored rows that make a panel */
+    PANEL_TILES = 8, /* tiles that meet a panel together, at most */
+    PANEL_SLACK = 256, /* floats that a panel, and a block of packed x, may take besides its elements */
     PART_KEYS = 64   /* keys of attention taken together */
 };
 
@@ -62,16 +64,17 @@ struct cpu_tiles {
 /* The same sums, bit for bit, where rows of x are many. Floats of a panel and of packed x lie as the instruction set likes. */
 struct cpu_panels {
     int32_t k_block; /* as in cpu_tiles; 0: no panels here */
-    /* Elements [first, first + n) of PANEL_ROWS rows of type t; n is a multiple of TILE_CHUNK. panel: n * PANEL_ROWS floats. */
+    /* Elements [first, first + n) of PANEL_ROWS rows of type t; n is a multiple of TILE_CHUNK. panel: n * PANEL_ROWS + PANEL_SLACK
+     * floats. */
     void (*pack_rows)(float *panel, const void *const *row, int64_t first, int32_t n, enum dtype t);
-    /* Tile `tile` of n_tiles: rows of n floats, n_x <= TILE_ROWS of them, with zeros up to `padded`. out: those of all tiles, each
-     * padded * TILE_ROWS floats. */
+    /* Tile `tile` of n_tiles: rows of n floats, n_x <= TILE_ROWS of them, with zeros up to `padded`. out: those of all tiles,
+     * n_tiles * padded * TILE_ROWS + PANEL_SLACK floats. */
     void (*pack_x)(float *out, int32_t tile, int32_t n_tiles, const float *const *x, int32_t n_x, int32_t n,
                    int32_t padded, enum dtype t);
-    /* sum [tile][TILE_ROWS][PANEL_ROWS] (+)= packed x . panel over n elements, for tiles [from, end) of n_tiles. Fetches n_lines
-     * cache lines from `ahead` on meanwhile. */
-    void (*dots)(float *sum, const float *panel, const float *x, int32_t from, int32_t end, int32_t n_tiles, int32_t n,
-                 bool add, const char *ahead, int32_t n_lines);
+    /* sum [tile][TILE_ROWS][PANEL_ROWS] (+)= packed x . panel over n elements, for `count` <= PANEL_TILES tiles of n_tiles from
+     * `tile` on. Fetches n_lines cache lines from `ahead` on meanwhile. */
+    void (*dots)(float *sum, const float *panel, const float *x, int32_t tile, int32_t count, int32_t n_tiles,
+                 int32_t n, bool add, const char *ahead, int32_t n_lines);
 };
 
 struct cpu_kernels {

@@ -19,12 +19,14 @@ struct panel_job {
     int32_t part_tiles; /* of x in a task */
     int64_t thread_floats;
     int64_t panel_floats; /* of them the panel's, then the sums */
+    int32_t n_blocks;     /* of k_block columns */
 };
 
-/* Packed x from column `first` on. */
+/* Packed x from column `first` on, where a block begins. */
 static float *packed_block(const struct panel_job *j, int32_t first)
 {
-    return (float *)(void *)j->c->packed + (int64_t)first * TILE_ROWS * j->n_tiles;
+    return (float *)(void *)j->c->packed + (int64_t)first * TILE_ROWS * j->n_tiles +
+           first / j->c->k.panels.k_block * PANEL_SLACK;
 }
 
 static void pack_tile(void *arg, int32_t tile, int32_t thread)
@@ -43,25 +45,58 @@ static void pack_tile(void *arg, int32_t tile, int32_t thread)
     }
 }
 
-/* Tiles [from, end) of x with the panel's rows, into sum [tile][TILE_ROWS][PANEL_ROWS]. */
-static void multiply(const struct panel_job *j, int32_t first, int32_t from, int32_t end, float *panel, float *sum)
+/* One panel of w, and the rows after it, which are fetched meanwhile. */
+struct panel {
+    int32_t first, n;           /* rows of w */
+    const void *row[PANEL_ROWS]; /* the last panel is filled up with its last row */
+    const char *ahead;
+    int64_t lines;
+};
+
+static struct panel panel_at(const struct panel_job *j, int32_t first)
 {
-    const struct cpu_panels *k = &j->c->k.panels;
+    struct panel p = {.first = first, .n = MIN(PANEL_ROWS, j->w.rows - first)};
     int64_t row_bytes = j->w.stride * dtype_bytes(j->w.dtype);
     const char *base = j->w.data;
-    const void *row[PANEL_ROWS];
-    for (int32_t i = 0; i < PANEL_ROWS; i++) { /* the last panel is filled up with its last row */
-        row[i] = base + MIN(first + i, j->w.rows - 1) * row_bytes;
+    for (int32_t i = 0; i < PANEL_ROWS; i++) {
+        p.row[i] = base + MIN(first + i, j->w.rows - 1) * row_bytes;
     }
-    const char *ahead = base + (int64_t)(first + PANEL_ROWS) * row_bytes;
-    int64_t lines = MAX(MIN(PANEL_ROWS, j->w.rows - first - PANEL_ROWS), 0) * row_bytes / LINE_BYTES;
-    int64_t n_lines = div_ceil(lines, div_ceil(j->padded, k->k_block)); /* a block */
+    p.ahead = base + (int64_t)(first + PANEL_ROWS) * row_bytes;
+    p.lines = MAX(MIN(PANEL_ROWS, j->w.rows - first - PANEL_ROWS), 0) * row_bytes / LINE_BYTES;
+    return p;
+}
+
+/* Rows [from, end) of x have their sums: through the epilogue. */
+static void finish_rows(const struct panel_job *j, const struct panel *p, int32_t from, int32_t end, const float *sum)
+{
+    const float *bias = j->ep->bias.data;
+    for (int32_t r = from; r < end; r++, sum += PANEL_ROWS) {
+        j->c->k.finish(mat_row(j->out, r) + p->first, sum, bias != NULL ? bias + p->first : NULL,
+                       j->ep->residual.data != NULL ? mat_row_const(j->ep->residual, r) + p->first : NULL, p->n,
+                       j->ep->act);
+    }
+}
+
+/* The panel against tiles [from, end) of x, a few at a time. */
+static void multiply(const struct panel_job *j, struct panel *p, int32_t from, int32_t end, float *panel, float *sum)
+{
+    const struct cpu_panels *k = &j->c->k.panels;
+    int32_t n_calls = j->n_blocks * (int32_t)div_ceil(end - from, PANEL_TILES);
+    int64_t lines_a_call = div_ceil(p->lines, n_calls);
     for (int32_t at = 0; at < j->padded; at += k->k_block) {
         int32_t n = MIN(k->k_block, j->padded - at);
-        k->pack_rows(panel, row, at, n, j->w.dtype);
-        k->dots(sum, panel, packed_block(j, at), from, end, j->n_tiles, n, at > 0, ahead, (int32_t)MIN(n_lines, lines));
-        ahead += n_lines * LINE_BYTES;
-        lines = MAX(lines - n_lines, 0);
+        k->pack_rows(panel, p->row, at, n, j->w.dtype);
+        for (int32_t tile = from; tile < end; tile += PANEL_TILES) {
+            int32_t count = MIN(PANEL_TILES, end - tile);
+            float *to = sum + (j->n_blocks > 1 ? (int64_t)(tile - from) * TILE_ROWS * PANEL_ROWS : 0);
+            int64_t lines = MIN(lines_a_call, p->lines);
+            k->dots(to, panel, packed_block(j, at), tile, count, j->n_tiles, n, at > 0, p->ahead, (int32_t)lines);
+            p->ahead += lines * LINE_BYTES;
+            p->lines -= lines;
+            if (at + n == j->padded) {
+                finish_rows(j, p, tile * TILE_ROWS, MIN((tile + count) * TILE_ROWS, j->x.rows), to);
+            }
+        }
     }
 }
 
@@ -70,19 +105,12 @@ static void panel_task(void *arg, int32_t task, int32_t thread)
     const struct panel_job *j = arg;
     int32_t share = task / (j->share_panels * j->n_parts);
     int32_t first = (share * j->share_panels + task % j->share_panels) * PANEL_ROWS;
-    int32_t n = MIN(PANEL_ROWS, j->w.rows - first);
     int32_t from = task / j->share_panels % j->n_parts * j->part_tiles;
     int32_t end = MIN(from + j->part_tiles, j->n_tiles);
-    if (n <= 0 || from >= end) {
-        return;
-    }
-    const float *bias = j->ep->bias.data;
-    float *panel = j->c->panel + thread * j->thread_floats;
-    float *sum = panel + j->panel_floats;
-    multiply(j, first, from, end, panel, sum);
-    for (int32_t r = from * TILE_ROWS; r < MIN(end * TILE_ROWS, j->x.rows); r++, sum += PANEL_ROWS) {
-        j->c->k.finish(mat_row(j->out, r) + first, sum, bias != NULL ? bias + first : NULL,
-                       j->ep->residual.data != NULL ? mat_row_const(j->ep->residual, r) + first : NULL, n, j->ep->act);
+    if (first < j->w.rows && from < end) {
+        struct panel p = panel_at(j, first);
+        float *floats = j->c->panel + thread * j->thread_floats;
+        multiply(j, &p, from, end, floats, floats + j->panel_floats);
     }
 }
 
@@ -90,7 +118,8 @@ static void panel_task(void *arg, int32_t task, int32_t thread)
 static int make_room(struct panel_job *j)
 {
     struct cpu_backend *c = j->c;
-    j->panel_floats = (int64_t)MIN(j->padded, c->k.panels.k_block) * PANEL_ROWS;
+    j->n_blocks = (int32_t)div_ceil(j->padded, c->k.panels.k_block);
+    j->panel_floats = (int64_t)MIN(j->padded, c->k.panels.k_block) * PANEL_ROWS + PANEL_SLACK;
     j->thread_floats = j->panel_floats + (int64_t)j->part_tiles * TILE_ROWS * PANEL_ROWS;
     int64_t need = j->thread_floats * cpu_pool_threads(c->pool);
     if (need > c->panel_floats) {
@@ -98,8 +127,8 @@ static int make_room(struct panel_job *j)
         c->panel = aligned_alloc(LINE_BYTES, (size_t)need * sizeof(*c->panel));
         c->panel_floats = c->panel != NULL ? need : 0;
     }
-    return c->panel != NULL ? cpu_packed_room(c, (int64_t)j->padded * TILE_ROWS * j->n_tiles * (int64_t)sizeof(float))
-                            : ERR_NOMEM;
+    int64_t packed = (int64_t)j->padded * TILE_ROWS * j->n_tiles + (int64_t)j->n_blocks * PANEL_SLACK;
+    return c->panel != NULL ? cpu_packed_room(c, packed * (int64_t)sizeof(float)) : ERR_NOMEM;
 }
 
 void cpu_linear_panels(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep)

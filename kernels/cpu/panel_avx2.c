@@ -16,7 +16,7 @@ enum {
     GROUP = 16, /* elements that give each lane two */
     VECTORS = PANEL_ROWS / 8,
     SUMS = VECTORS * TILE_ROWS,
-    TILES_AT_ONCE = 8,
+    LANE_PAD = PANEL_SLACK / LANES, /* floats between lanes, which would else fall into one set of the cache */
 };
 
 /* Cache lines still to be fetched, so many each time. */
@@ -24,6 +24,16 @@ struct lines {
     const char *at;
     int32_t left, a_call;
 };
+
+/* Floats from a lane to the next: of a panel of n elements, and of packed x. */
+static int64_t panel_lane(int32_t n)
+{
+    return (int64_t)n / LANES * PANEL_ROWS + LANE_PAD;
+}
+static int64_t x_lane(int32_t n, int32_t n_tiles)
+{
+    return (int64_t)n / LANES * TILE_ROWS * n_tiles + LANE_PAD;
+}
 
 /* The elements of sixteen stored ones that the lanes take first (part 0) and then, as tile_avx2.c does. */
 INLINE __m256 lane_elements(const void *w, const enum dtype t, const int part)
@@ -38,7 +48,7 @@ INLINE __m256 lane_elements(const void *w, const enum dtype t, const int part)
 
 INLINE void pack_type(float *panel, const void *const *row, int64_t first, int32_t n, const enum dtype t)
 {
-    int64_t lane_stride = (int64_t)n / LANES * PANEL_ROWS;
+    int64_t lane_stride = panel_lane(n);
     for (int32_t at = 0; at < n; at += GROUP) {
         for (int32_t v = 0; v < VECTORS; v++) {
 #pragma GCC unroll 2
@@ -88,8 +98,8 @@ INLINE void put_step(float *out, int64_t lane_stride, const __m256 r[TILE_ROWS])
 static void pack_x(float *out, int32_t tile, int32_t n_tiles, const float *const *x, int32_t n_x, int32_t n,
                    int32_t padded, enum dtype t)
 {
-    int64_t tile_floats = (int64_t)padded / LANES * TILE_ROWS;
-    out += tile * tile_floats;
+    int64_t lane_stride = x_lane(padded, n_tiles);
+    out += (int64_t)tile * (padded / LANES * TILE_ROWS);
     for (int32_t at = 0; at < padded; at += GROUP, out += 2 * TILE_ROWS) {
         __m256 part[2][TILE_ROWS];
         for (int r = 0; r < TILE_ROWS; r++) {
@@ -104,8 +114,8 @@ static void pack_x(float *out, int32_t tile, int32_t n_tiles, const float *const
             part[0][r] = both[0];
             part[1][r] = both[1];
         }
-        put_step(out, n_tiles * tile_floats, part[0]);
-        put_step(out + TILE_ROWS, n_tiles * tile_floats, part[1]);
+        put_step(out, lane_stride, part[0]);
+        put_step(out + TILE_ROWS, lane_stride, part[1]);
     }
 }
 
@@ -158,40 +168,32 @@ INLINE void lane_tile(struct partial *p, const float *panel, const float *x, int
     fold_lane(p, a, l);
 }
 
-/* A lane's part of the panel stays in the first-level cache while n tiles meet it, whose lanes are lane_stride apart. */
-static void few_tiles(float *sum, const float *panel, const float *x, int64_t lane_stride, int32_t n, int32_t n_steps,
-                      bool add, struct lines *ahead)
+/* A lane's part of the panel stays in the first-level cache while the tiles meet it. */
+static void panel_dots(float *sum, const float *panel, const float *x, int32_t tile, int32_t count, int32_t n_tiles,
+                       int32_t n, bool add, const char *ahead, int32_t n_lines)
 {
-    struct partial p[TILES_AT_ONCE];
+    struct partial p[PANEL_TILES];
+    struct lines lines = {.at = ahead, .left = n_lines, .a_call = n_lines / (count * LANES) + 1};
+    int32_t n_steps = n / LANES;
+    int64_t tile_floats = (int64_t)n_steps * TILE_ROWS;
+    x += tile * tile_floats;
 #pragma GCC unroll 8
     for (int l = 0; l < LANES; l++) {
-        for (int32_t t = 0; t < n; t++) {
-            for (int32_t i = 0; i < ahead->a_call && ahead->left > 0; i++, ahead->left--, ahead->at += 64) {
-                _mm_prefetch(ahead->at, _MM_HINT_T1);
+        for (int32_t t = 0; t < count; t++) {
+            for (int32_t i = 0; i < lines.a_call && lines.left > 0; i++, lines.left--, lines.at += 64) {
+                _mm_prefetch(lines.at, _MM_HINT_T1);
             }
-            lane_tile(&p[t], panel, x + t * (int64_t)n_steps * TILE_ROWS, n_steps, l);
+            lane_tile(&p[t], panel, x + t * tile_floats, n_steps, l);
         }
-        panel += (int64_t)n_steps * PANEL_ROWS;
-        x += lane_stride;
+        panel += panel_lane(n);
+        x += x_lane(n, n_tiles);
     }
-    for (int32_t t = 0; t < n; t++, sum += 8 * SUMS) {
+    for (int32_t t = 0; t < count; t++, sum += 8 * SUMS) {
 #pragma GCC unroll 12
         for (int i = 0; i < SUMS; i++) {
             __m256 s = p[t].at[0][i];
             _mm256_store_ps(sum + 8 * i, add ? _mm256_add_ps(_mm256_load_ps(sum + 8 * i), s) : s);
         }
-    }
-}
-
-static void panel_dots(float *sum, const float *panel, const float *x, int32_t from, int32_t end, int32_t n_tiles,
-                       int32_t n, bool add, const char *ahead, int32_t n_lines)
-{
-    int32_t n_steps = n / LANES;
-    int64_t tile_stride = (int64_t)n_steps * TILE_ROWS;
-    struct lines lines = {.at = ahead, .left = n_lines, .a_call = n_lines / ((end - from) * LANES) + 1};
-    for (int32_t t = from; t < end; t += TILES_AT_ONCE) {
-        few_tiles(sum + (int64_t)(t - from) * 8 * SUMS, panel, x + t * tile_stride, n_tiles * tile_stride,
-                  MIN(TILES_AT_ONCE, end - t), n_steps, add, &lines);
     }
 }
 

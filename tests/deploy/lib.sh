@@ -30,8 +30,9 @@ needs() {
     for tool in "$@"; do command -v "$tool" >/dev/null || skip "needs $tool (apt-get install $tool)"; done
 }
 
-# The mirror this machine itself installs from.
+# Where a suite comes from: QUIRE_DEPLOY_MIRROR, or for Debian the mirror this machine itself installs from.
 mirror_of() { # suite
+    [ -z "${QUIRE_DEPLOY_MIRROR:-}" ] || { echo "$QUIRE_DEPLOY_MIRROR"; return; }
     case $1 in
     bookworm | trixie)
         { awk '/^URIs:/ {print $2; exit}' /etc/apt/sources.list.d/debian.sources 2>/dev/null
@@ -41,14 +42,22 @@ mirror_of() { # suite
 
 # A fresh minimal system, made once in the cache and copied to $1.
 fresh_system() { # folder suite packages
-    local folder=$1 suite=$2 packages=$3 mirror base
+    local folder=$1 suite=$2 packages=$3 mirror base script=() options=()
     base=$cache/$suite-$(sha256sum <<<"$packages" | cut -c1-12)
     if [ ! -e "$base/.complete" ]; then
         mirror=$(mirror_of "$suite")
-        [ -n "$mirror" ] || skip "no Debian mirror in this machine's apt sources"
+        [ -n "$mirror" ] || skip "no mirror of $suite in this machine's apt sources; QUIRE_DEPLOY_MIRROR names one"
+        case $suite in
+        bookworm | trixie) ;;
+        *) # Ubuntu: as its images come, with universe; one script of debootstrap serves all releases
+            script=(/usr/share/debootstrap/scripts/gutsy)
+            options=(--components=main,universe)
+            [ -e /usr/share/keyrings/ubuntu-archive-keyring.gpg ] || options+=(--no-check-gpg) ;;
+        esac
         rm -rf --one-file-system "$base"
         step "debootstrap $suite"
-        debootstrap --variant=minbase --include="$packages" "$suite" "$base" "$mirror" >"$work/debootstrap.log" 2>&1 ||
+        debootstrap --variant=minbase --include="$packages" "${options[@]}" "$suite" "$base" "$mirror" "${script[@]}" \
+            >"$work/debootstrap.log" 2>&1 ||
             { tail -20 "$work/debootstrap.log"; skip "debootstrap cannot make a system here"; }
         touch "$base/.complete"
     fi
