@@ -19,7 +19,10 @@
 #include "engine/rank_shared.h"
 #include "engine/runner.h"
 
-enum { LOOK_US = 1000000 }; /* between looks at whether the parent is there */
+enum {
+    LOOK_US = 1000000,  /* between looks at whether the parent is there */
+    SETTLE_US = 100000, /* without a further step, results of the last one are waited for */
+};
 
 struct member {
     struct rank_share share;
@@ -27,16 +30,27 @@ struct member {
     struct settings settings;
     struct rank_shared shared;
     struct executor *executor;
+    int32_t in_flight; /* launches not waited for */
 };
+
+/* Results are rank 0's to use; they are waited for here to learn of failures. */
+static int settle(struct member *m, struct err *e)
+{
+    struct results unused;
+    m->in_flight--;
+    return m->executor->wait(m->executor, &unused, e);
+}
 
 /* The next message; ERR_IO when there will be none. */
 static int next_message(struct member *m, struct rank_message *ret, struct err *e)
 {
     struct rank_link *l = m->shared.link;
     for (;;) {
-        int rc = l->ops->take(l, ret, LOOK_US, e);
+        int rc = l->ops->take(l, ret, m->in_flight > 0 ? SETTLE_US : LOOK_US, e);
         if (rc != 0)
             return MIN(rc, 0);
+        if (m->in_flight > 0 && (rc = settle(m, e)) < 0)
+            return rc;
         if (getppid() != m->order.parent)
             return err_set(e, ERR_IO, "rank 0 is gone");
     }
@@ -82,15 +96,17 @@ static int open_model(struct member *m, struct err *e)
     return rc < 0 ? rc : runner_open_share(&m->executor, s, s->model, &c, &m->share, e);
 }
 
+/* A step is launched as soon as it is told, so that the device goes from one to the next. */
 static int compute(struct member *m, const struct rank_message *msg, struct err *e)
 {
     struct executor *x = m->executor;
     struct batch b;
-    struct results unused;
     int rc = batch_wire_read(&b, msg->data, msg->n_bytes, &x->info, e);
     if (rc == 0)
         rc = x->launch(x, &b, e);
-    return rc < 0 ? rc : x->wait(x, &unused, e);
+    m->shared.link->ops->release(m->shared.link);
+    m->in_flight += rc == 0;
+    return rc == 0 && m->in_flight > x->info.depth ? settle(m, e) : rc;
 }
 
 static int serve(struct member *m, struct err *e)
@@ -104,8 +120,6 @@ static int serve(struct member *m, struct err *e)
             return 0;
         if (rc == 0)
             rc = compute(m, &msg, e);
-        if (rc == 0)
-            m->shared.link->ops->release(m->shared.link);
     }
     return rc;
 }

@@ -325,26 +325,26 @@ static int agree(struct rank_share *share, struct executor_info *info, const str
     return l->ops->commit(l, RANK_POOLS, sizeof(pools), e);
 }
 
-/* GPUs have no collectives here yet, and a GPU that is there is not passed over in silence. */
-static int check_device(const struct settings *s, const struct executor_info *limits, struct err *e)
+/* All ranks compute on one kind of device, so `auto` is settled here, before there are any. A GPU that is there is not passed
+ * over in silence. */
+static int settle_device(struct settings *s, struct err *e)
 {
     struct backend *gpu = NULL;
+    struct backend_config small = {.max_tokens = 1, .max_seqs = 1, .max_samples = 1};
     struct err why = {0};
-    struct backend_config small = {.max_tokens = limits->max_num_seqs, .max_seqs = 1, .max_samples = 1};
-    bool found =
-        s->device == DEVICE_CUDA || (s->device == DEVICE_AUTO && backend_open(&gpu, "cuda", &small, &why) == 0);
+    int rc = s->device == DEVICE_CPU ? 0 : backend_open(&gpu, "cuda", &small, &why);
     if (gpu)
         gpu->ops->free(gpu);
-    if (found)
-        return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size",
-                             "tensor_parallel_size %lld: several ranks run on device cpu only; collectives between "
-                             "GPUs are not there yet",
-                             (long long)s->tensor_parallel_size);
+    if (rc < 0 && s->device == DEVICE_CUDA)
+        return err_set_param(e, rc, "device", "%s", why.text);
+    if (rc < 0)
+        log_event(LOG_INFO, "no GPU used", LOG_STR("because", why.text));
+    s->device = gpu ? DEVICE_CUDA : DEVICE_CPU;
     return 0;
 }
 
 /* What can be refused before a process is started; the size of a step's message. */
-static int prepare(struct ranks *x, const struct settings *s, const struct model_config *c, struct err *e)
+static int prepare(struct ranks *x, struct settings *s, const struct model_config *c, struct err *e)
 {
     struct executor_info limits = {0};
     if (s->pipeline_parallel_size > 1)
@@ -354,9 +354,9 @@ static int prepare(struct ranks *x, const struct settings *s, const struct model
                              (long long)s->pipeline_parallel_size);
     int rc = model_check_ranks(c, x->n, e);
     if (rc == 0)
-        rc = runner_limits(&limits, s, c, false, e);
+        rc = settle_device(s, e);
     if (rc == 0)
-        rc = check_device(s, &limits, e);
+        rc = runner_limits(&limits, s, c, s->device == DEVICE_CUDA, e);
     limits.n_host_blocks = HOST_BLOCKS_MAX;
     x->slot_bytes = rc < 0 ? 0 : batch_wire_max(&limits);
     return rc;
@@ -440,7 +440,6 @@ int ranks_open(struct executor **ret, const struct settings *s, const char *dir,
     if (!x)
         return err_nomem(e, "the ranks");
     struct settings own = *s; /* texts are the caller's */
-    own.device = DEVICE_CPU;
     x->n = (int32_t)s->tensor_parallel_size;
     x->timeout_us = (int64_t)(s->step_timeout * 1e6);
     x->deterministic = s->deterministic;
@@ -451,7 +450,7 @@ int ranks_open(struct executor **ret, const struct settings *s, const char *dir,
     pthread_cond_init(&x->changed, NULL);
     x->base = (struct executor){
         .launch = ranks_launch, .wait = ranks_wait, .free = ranks_free, .check = ranks_check, .ranks_up = ranks_up};
-    int rc = prepare(x, s, c, e);
+    int rc = prepare(x, &own, c, e);
     if (rc == 0)
         rc = start(x, &own, dir, c, e);
     if (rc < 0) {

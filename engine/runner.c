@@ -153,6 +153,7 @@ static int open_backend(struct runner *r, const char *name, const struct setting
         return rc;
     struct backend_config config = {
         .threads = (int32_t)s->threads,
+        .device = r->share ? r->share->rank : 0,
         .max_tokens = x->max_num_batched_tokens,
         .max_seqs = x->max_num_seqs,
         .max_samples = x->max_samples,

@@ -17,7 +17,7 @@
 
 struct comm; /* comm.h */
 
-#define BACKEND_ABI 3 /* raised with every change of this header or batch.h */
+#define BACKEND_ABI 4 /* raised with every change of this header, batch.h or comm.h */
 
 enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32 };
 static inline int64_t dtype_bytes(enum dtype t)
@@ -139,7 +139,7 @@ struct backend_config {
     int32_t max_blocks_per_seq; /* width of a table row */
     bool deterministic;
     struct comm *comm;       /* the other ranks of a model that is cut; NULL: there are none */
-    int32_t share, n_shares; /* CPU: the threads are this share of the machine's cores; n_shares 0: all are */
+    int32_t share, n_shares; /* this one of the ranks of this machine, which share its cores or have a GPU each; n_shares 0: alone */
 };
 
 struct backend_memory {

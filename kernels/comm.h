@@ -27,17 +27,19 @@ struct comm_ops {
     int (*barrier)(struct comm *c, struct err *e);
     /* Every call under way and to come fails with `why`, on all ranks. Any thread; the first reason stays. */
     void (*abort)(struct comm *c, const char *why);
+    /* 0, or ERR_DEVICE with the reason that abort was given: for ranks that wait for a device. Any thread. */
+    int (*check)(struct comm *c, struct err *e);
     void (*free)(struct comm *c);
 };
 
 struct comm {
     const struct comm_ops *ops;
     int32_t rank, n_ranks;
+    int64_t timeout_us; /* how long a rank waits for the others before it gives up */
 };
 
 /* Memory for n_ranks, zeroed by whoever makes it and mapped shared by all; freed by the caller after the ranks' comms. */
 size_t comm_shm_bytes(int32_t n_ranks);
-/* timeout_us: how long a rank waits for another before it gives up, naming it. */
 int comm_shm_open(struct comm **ret, void *shared, int32_t rank, int32_t n_ranks, int64_t timeout_us, struct err *e);
 
 #endif

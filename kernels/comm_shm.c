@@ -44,7 +44,6 @@ struct shared {
 struct comm_shm {
     struct comm base;
     struct shared *shared;
-    int64_t timeout_us;
     unsigned n; /* exchanges so far */
 };
 
@@ -77,6 +76,12 @@ static int fail(struct comm_shm *c, struct err *e)
     while (atomic_load(&c->shared->aborted) == 1)
         sched_yield();
     return err_set(e, ERR_DEVICE, "%.*s", WHY_BYTES, c->shared->why);
+}
+
+static int shm_check(struct comm *base, struct err *e)
+{
+    struct comm_shm *c = CONTAINER_OF(base, struct comm_shm, base);
+    return atomic_load_explicit(&c->shared->aborted, memory_order_relaxed) ? fail(c, e) : 0;
 }
 
 static void shm_abort(struct comm *base, const char *why)
@@ -118,9 +123,9 @@ static int await(struct comm_shm *c, int32_t rank, struct err *e)
         }
         int64_t now_us = clock_us();
         start_us = start_us ? start_us : now_us;
-        if (now_us - start_us > c->timeout_us) {
+        if (now_us - start_us > c->base.timeout_us) {
             char why[64];
-            snprintf(why, sizeof(why), "rank %d did not answer for %.0f s", rank, (double)c->timeout_us * 1e-6);
+            snprintf(why, sizeof(why), "rank %d did not answer for %.0f s", rank, (double)c->base.timeout_us * 1e-6);
             shm_abort(&c->base, why);
             return fail(c, e);
         }
@@ -145,10 +150,9 @@ static int exchange(struct comm_shm *c, struct err *e)
 
 static int begin(struct comm_shm *c, struct err *e)
 {
-    if (atomic_load_explicit(&c->shared->aborted, memory_order_relaxed))
-        return fail(c, e);
-    c->n++;
-    return 0;
+    int rc = shm_check(&c->base, e);
+    c->n += rc == 0;
+    return rc;
 }
 
 /* ---- floats -------------------------------------------------------------------------------------------------------- */
@@ -296,6 +300,7 @@ static const struct comm_ops SHM_OPS = {
     .broadcast = shm_broadcast,
     .barrier = shm_barrier,
     .abort = shm_abort,
+    .check = shm_check,
     .free = shm_free,
 };
 
@@ -306,9 +311,8 @@ int comm_shm_open(struct comm **ret, void *shared, int32_t rank, int32_t n_ranks
     struct comm_shm *c = calloc(1, sizeof(*c));
     if (!c)
         return err_nomem(e, "exchange between ranks");
-    c->base = (struct comm){.ops = &SHM_OPS, .rank = rank, .n_ranks = n_ranks};
+    c->base = (struct comm){.ops = &SHM_OPS, .rank = rank, .n_ranks = n_ranks, .timeout_us = timeout_us};
     c->shared = shared;
-    c->timeout_us = timeout_us;
     *ret = &c->base;
     return 0;
 }

@@ -380,7 +380,10 @@ static void cuda_free(struct backend *b)
     }
     struct cuda_backend *c = cuda_of(b);
     if (c->stream != NULL) {
-        cudaStreamSynchronize(c->stream);
+        cuda_wait_stream(c);
+    }
+    if (cuda_ranks_stuck(c)) {
+        return; /* the process ends of the failure behind it */
     }
     cuda_kv_release(c);
     cuda_steps_release(c);
@@ -437,6 +440,10 @@ static int open_device(struct cuda_backend *c, struct err *e)
         cudaGetLastError();
         return err_set(e, ERR_UNSUPPORTED, "no usable GPU: %s",
                        rc != cudaSuccess ? cudaGetErrorString(rc) : "none found");
+    }
+    if (c->config.n_shares > n) {
+        return err_set(e, ERR_UNSUPPORTED, "tensor_parallel_size %d needs as many GPUs; this machine has %d",
+                       c->config.n_shares, n);
     }
     if (c->config.device < 0 || c->config.device >= n) {
         return err_set(e, ERR_INVALID, "GPU %d does not exist: there are %d", c->config.device, n);

@@ -126,7 +126,7 @@ struct peer_args {
     char *inbox[PEER_MAX_RANKS];       /* each rank's: [2][n_ranks] slots */
     uint32_t *arrived[PEER_MAX_RANKS]; /* each rank's: [n_ranks][PEER_MAX_ROWS] epochs */
     uint32_t *epoch;                   /* this rank's: [PEER_MAX_ROWS] */
-    int32_t *gave_up;                  /* in pinned host memory: set when a peer did not come in time */
+    int32_t *stop;                     /* in pinned host memory, 1: a rank is gone, wait for none; sums are void */
     int32_t rank, n_ranks;
 };
 /* Summed over the ranks, in their order, in float32: x == NULL: y = the sum; else x += the sum, and out = norm(x) when out is

@@ -155,7 +155,7 @@ static float time_proposal(struct cuda_backend *c, const struct matmul_plan *p, 
         bool ok =
             cudaMemsetAsync(c->workspace, 0, WORKSPACE_BYTES, c->stream) == cudaSuccess &&
             cudaEventRecord(event[0], c->stream) == cudaSuccess && plan_run(c, p, algo, o) == CUBLAS_STATUS_SUCCESS &&
-            cudaEventRecord(event[1], c->stream) == cudaSuccess && cudaEventSynchronize(event[1]) == cudaSuccess &&
+            cudaEventRecord(event[1], c->stream) == cudaSuccess && cuda_wait_event(c, event[1]) == cudaSuccess &&
             cudaEventElapsedTime(&ms, event[0], event[1]) == cudaSuccess;
         if (!ok) {
             cudaGetLastError();

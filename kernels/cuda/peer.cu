@@ -11,8 +11,7 @@
  */
 #include "kernels/cuda/norm.cuh"
 
-enum { PEER_THREADS = 512 };
-#define PEER_TIMEOUT_NS 60000000000ull
+enum { PEER_THREADS = 512, LOOK_EVERY = 256 };
 
 __device__ __forceinline__ void raise(uint32_t *flag, uint32_t epoch)
 {
@@ -26,22 +25,12 @@ __device__ __forceinline__ uint32_t look(const uint32_t *flag)
     return v;
 }
 
-__device__ __forceinline__ uint64_t now_ns(void)
+/* Until the flag has reached the epoch, or the host says that a rank is gone. */
+__device__ void wait_for(const uint32_t *flag, uint32_t epoch, const int32_t *stop)
 {
-    uint64_t t;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
-    return t;
-}
-
-/* Until the flag has reached the epoch. A peer that does not come ends the wait: the host sees gave_up, and results are void. */
-__device__ void wait_for(const uint32_t *flag, uint32_t epoch, int32_t *gave_up)
-{
-    uint64_t start = now_ns();
-    while ((int32_t)(look(flag) - epoch) < 0)
-        if (now_ns() - start > PEER_TIMEOUT_NS) {
-            *(volatile int32_t *)gave_up = 1;
+    for (int i = 1; (int32_t)(look(flag) - epoch) < 0; i++)
+        if (i % LOOK_EVERY == 0 && *(const volatile int32_t *)stop)
             return;
-        }
 }
 
 template <typename T>
@@ -66,7 +55,7 @@ peer_sum_kernel(peer_args p, T *out, int64_t out_stride, T *x, int64_t x_stride,
     if (peer < p.n_ranks && peer != p.rank) {
         __threadfence_system();
         raise(p.arrived[peer] + p.rank * PEER_MAX_ROWS + row, epoch);
-        wait_for(p.arrived[p.rank] + peer * PEER_MAX_ROWS + row, epoch, p.gave_up);
+        wait_for(p.arrived[p.rank] + peer * PEER_MAX_ROWS + row, epoch, p.stop);
     }
     __syncthreads();
     auto sum = [&](int i, float (&b)[V]) {

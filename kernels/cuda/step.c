@@ -50,7 +50,7 @@ static int staging_reserve(struct cuda_backend *c, int64_t n, struct err *e)
     if (n <= c->staging_cap) {
         return 0;
     }
-    cudaError_t rc = cudaStreamSynchronize(c->stream);
+    cudaError_t rc = cuda_wait_stream(c);
     graphs_drop(c);
     staging_release(c);
     int64_t cap = div_ceil(n + n / 2, 4096) * 4096;
@@ -328,7 +328,7 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     pack_batch(c, &size, &measured, &b, &off);
     struct cuda_step *s = step_now(c);
     s->top_stride = top_stride(&b);
-    if (s->in_flight && !cuda_check(c, cudaEventSynchronize(s->done), "an earlier step")) {
+    if (s->in_flight && !cuda_check(c, cuda_wait_event(c, s->done), "an earlier step")) {
         return err_set(e, c->failed.code, "%s", c->failed.text);
     }
     rc = staging_reserve(c, size.at, e);
@@ -464,7 +464,7 @@ int cuda_step_wait(struct backend *backend, struct results *ret, struct err *e)
         return err_set(e, ERR_INVALID, "cuda: no step to wait for");
     }
     struct cuda_step *s = step_at(c, c->n_waited++);
-    cuda_check(c, cudaEventSynchronize(s->done), "a step");
+    cuda_check(c, cuda_wait_event(c, s->done), "a step");
     s->in_flight = false;
     if (!cuda_usable(c)) {
         return err_set(e, c->failed.code, "%s", c->failed.text);

@@ -1,0 +1,277 @@
+/* How ranks on devices of their own find each other.
+ *
+ *     comm: NCCL's id ─► NCCL ─► handles of the inboxes ─► each rank maps the others' memory
+ *
+ * NCCL is opened at run time: a machine with one GPU needs no NCCL library. Its own meeting waits for every rank without a
+ * limit, so it runs on a thread that is left behind when a rank does not come: the process ends then anyway.
+ */
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "kernels/cuda/ranks.h"
+
+enum { LOOK_NS = 1000000 };
+
+static int open_library(struct cuda_ranks *r, struct err *e)
+{
+    r->lib = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    if (r->lib == NULL) {
+        return err_set(e, ERR_UNSUPPORTED, "%d GPUs need the NCCL library: %s", r->n, dlerror());
+    }
+#define X(name)                                                                                            \
+    *(void **)&r->name = dlsym(r->lib, "nccl" #name);                                                      \
+    if (r->name == NULL) {                                                                                 \
+        return err_set(e, ERR_UNSUPPORTED, "%d GPUs need NCCL 2.7 or newer: there is no nccl" #name, r->n); \
+    }
+    NCCL_FUNCTIONS(X)
+#undef X
+    return 0;
+}
+
+/* ---- NCCL's meeting ------------------------------------------------------------------------------------------------- */
+
+/* On the heap, and not freed when the thread is left behind. */
+struct meeting {
+    const struct cuda_ranks *ranks;
+    int device;
+    ncclUniqueId id;
+    ncclComm_t nccl;
+    ncclResult_t rc;
+    atomic_bool done;
+};
+
+static void *meeting_main(void *arg)
+{
+    struct meeting *m = arg;
+    m->rc = cudaSetDevice(m->device) == cudaSuccess
+                ? m->ranks->CommInitRank(&m->nccl, m->ranks->n, m->id, m->ranks->rank)
+                : ncclUnhandledCudaError;
+    atomic_store(&m->done, true);
+    return NULL;
+}
+
+/* 0, or the reason for which not all will come. */
+static int await_meeting(struct cuda_ranks *r, struct meeting *m, struct err *e)
+{
+    int64_t until_us = clock_us() + r->comm->timeout_us;
+    while (!atomic_load(&m->done)) {
+        int rc = r->comm->ops->check(r->comm, e);
+        if (rc == 0 && clock_us() > until_us) {
+            rc = err_set(e, ERR_TIMEOUT, "cuda: rank %d: NCCL has not found the other ranks in %.0f s", r->rank,
+                         (double)r->comm->timeout_us * 1e-6);
+        }
+        if (rc < 0) {
+            return rc;
+        }
+        nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+    }
+    return 0;
+}
+
+static int meet_on_thread(struct cuda_ranks *r, struct meeting *m, bool *ret_left, struct err *e)
+{
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, meeting_main, m) != 0) {
+        return err_set(e, ERR_IO, "cuda: no thread for NCCL's meeting");
+    }
+    int rc = await_meeting(r, m, e);
+    if (rc < 0) {
+        pthread_detach(thread);
+        *ret_left = true;
+        return rc;
+    }
+    pthread_join(thread, NULL);
+    r->nccl = m->nccl;
+    return m->rc == ncclSuccess ? 0
+                                : err_set(e, ERR_DEVICE, "cuda: rank %d: NCCL: %s", r->rank, r->GetErrorString(m->rc));
+}
+
+static int meet(struct cuda_backend *c, struct err *e)
+{
+    struct cuda_ranks *r = c->ranks;
+    struct meeting *m = calloc(1, sizeof(*m));
+    if (m == NULL) {
+        return err_nomem(e, "ranks");
+    }
+    m->ranks = r;
+    m->device = c->config.device;
+    bool left = false;
+    ncclResult_t got = r->rank == 0 ? r->GetUniqueId(&m->id) : ncclSuccess;
+    int rc = got == ncclSuccess
+                 ? r->comm->ops->broadcast(r->comm, &m->id, sizeof(m->id), e)
+                 : err_set(e, ERR_DEVICE, "cuda: rank %d: NCCL: %s", r->rank, r->GetErrorString(got));
+    rc = rc < 0 ? rc : meet_on_thread(r, m, &left, e);
+    if (!left) {
+        free(m);
+    }
+    r->let_go = left;
+    return rc;
+}
+
+/* ---- memory of the others ------------------------------------------------------------------------------------------- */
+
+/* What a rank tells the others of its memory. */
+struct peer_handle {
+    cudaIpcMemHandle_t memory; /* inbox, then arrived */
+    int32_t reachable, pad[15];
+};
+
+static size_t inbox_bytes(int32_t n)
+{
+    return (size_t)2 * (size_t)n * PEER_SLOT_BYTES;
+}
+
+static size_t arrived_bytes(int32_t n)
+{
+    return (size_t)n * PEER_MAX_ROWS * sizeof(uint32_t);
+}
+
+/* Whether this device can reach all the other ranks' devices, which are those of their numbers. */
+static bool peers_reachable(const struct cuda_ranks *r, int32_t first_device)
+{
+    for (int32_t i = 0; i < r->n; i++) {
+        int can = 0;
+        if (i != r->rank &&
+            (cudaDeviceCanAccessPeer(&can, first_device + r->rank, first_device + i) != cudaSuccess || !can)) {
+            cudaGetLastError();
+            return false;
+        }
+    }
+    return r->n <= PEER_MAX_RANKS;
+}
+
+static void place_peer(struct cuda_ranks *r, int32_t i, char *memory)
+{
+    r->peer.inbox[i] = memory;
+    r->peer.arrived[i] = (uint32_t *)(memory + inbox_bytes(r->n));
+}
+
+static int open_peers(struct cuda_ranks *r, const struct peer_handle *h, struct err *e)
+{
+    for (int32_t i = 0; i < r->n; i++) {
+        void *memory = NULL;
+        cudaError_t rc = i == r->rank ? cudaSuccess
+                                      : cudaIpcOpenMemHandle(&memory, h[i].memory, cudaIpcMemLazyEnablePeerAccess);
+        if (rc != cudaSuccess) {
+            return cuda_error(e, rc, "opening a peer's memory");
+        }
+        if (memory != NULL) {
+            r->opened[r->n_opened++] = memory;
+            place_peer(r, i, memory);
+        }
+    }
+    return 0;
+}
+
+/* All ranks' handles, in their order. */
+static int exchange_handles(struct cuda_backend *c, const struct peer_handle *mine, struct peer_handle *all,
+                            struct err *e)
+{
+    struct cuda_ranks *r = c->ranks;
+    size_t n_bytes = sizeof(*mine);
+    struct peer_handle *device = cuda_alloc(c, n_bytes * (size_t)(r->n + 1), "ranks", e);
+    if (device == NULL) {
+        return ERR_NOMEM;
+    }
+    bool ok = cuda_check(c, cudaMemcpyAsync(device, mine, n_bytes, cudaMemcpyHostToDevice, c->stream), "meeting") &&
+              nccl_check(c, r->AllGather(device, device + 1, n_bytes, ncclChar, r->nccl, c->stream), "meeting") &&
+              cuda_check(c,
+                         cudaMemcpyAsync(all, device + 1, n_bytes * (size_t)r->n, cudaMemcpyDeviceToHost, c->stream),
+                         "meeting") &&
+              cuda_check(c, cuda_wait_stream(c), "meeting");
+    return ok ? 0 : err_set(e, c->failed.code, "%s", c->failed.text);
+}
+
+/* Memory that the others write, and the others' here. Without a link between all devices NCCL does every sum. */
+static int meet_peers(struct cuda_backend *c, struct err *e)
+{
+    struct cuda_ranks *r = c->ranks;
+    struct peer_handle mine, all[COMM_MAX_RANKS];
+    size_t n_bytes = inbox_bytes(r->n) + arrived_bytes(r->n);
+    char *memory = cuda_alloc(c, n_bytes, "ranks", e);
+    r->peer.epoch = cuda_alloc(c, PEER_MAX_ROWS * sizeof(uint32_t), "ranks", e);
+    if (memory == NULL || r->peer.epoch == NULL) {
+        return ERR_NOMEM;
+    }
+    memset(&mine, 0, sizeof(mine));
+    mine.reachable = peers_reachable(r, c->config.device - r->rank) &&
+                     cudaIpcGetMemHandle(&mine.memory, memory) == cudaSuccess;
+    cudaGetLastError();
+    cuda_check(c, cudaMemsetAsync(memory, 0, n_bytes, c->stream), "ranks");
+    cuda_check(c, cudaMemsetAsync(r->peer.epoch, 0, PEER_MAX_ROWS * sizeof(uint32_t), c->stream), "ranks");
+    int rc = exchange_handles(c, &mine, all, e);
+    for (int32_t i = 0; i < r->n && rc == 0; i++) {
+        if (!all[i].reachable) {
+            return 0;
+        }
+    }
+    r->peer.rank = r->rank;
+    r->peer.n_ranks = r->n;
+    place_peer(r, r->rank, memory);
+    return rc < 0 ? rc : open_peers(r, all, e);
+}
+
+/* ---- the whole ------------------------------------------------------------------------------------------------------ */
+
+static void describe(struct cuda_backend *c)
+{
+    struct cuda_ranks *r = c->ranks;
+    size_t used = strlen(c->base.device);
+    int version = 0;
+    r->GetVersion(&version);
+    snprintf(c->base.device + used, sizeof(c->base.device) - used, ", NCCL %d.%d.%d%s", version / 10000,
+             version / 100 % 100, version % 100,
+             r->peer.inbox[r->rank] != NULL ? " and peer memory" : ", no peer memory");
+}
+
+int cuda_ranks_init(struct cuda_backend *c, struct err *e)
+{
+    if (c->config.comm == NULL) {
+        return 0;
+    }
+    struct cuda_ranks *r = calloc(1, sizeof(*r));
+    if (r == NULL) {
+        return err_nomem(e, "ranks");
+    }
+    c->ranks = r;
+    r->comm = c->config.comm;
+    r->rank = r->comm->rank;
+    r->n = r->comm->n_ranks;
+    cudaError_t rc = cudaHostAlloc((void **)&r->peer.stop, sizeof(int32_t), cudaHostAllocMapped);
+    if (rc != cudaSuccess) {
+        return cuda_error(e, rc, "ranks");
+    }
+    *r->peer.stop = 0;
+    int code = open_library(r, e);
+    code = code < 0 ? code : meet(c, e);
+    code = code < 0 ? code : meet_peers(c, e);
+    if (code == 0) {
+        describe(c);
+    }
+    return code;
+}
+
+void cuda_ranks_release(struct cuda_backend *c)
+{
+    struct cuda_ranks *r = c->ranks;
+    if (r == NULL) {
+        return;
+    }
+    for (int32_t i = 0; i < r->n_opened; i++) {
+        cudaIpcCloseMemHandle(r->opened[i]);
+    }
+    cudaFreeHost(r->peer.stop);
+    cudaFree(r->logits);
+    if (r->nccl != NULL) {
+        r->CommAbort(r->nccl); /* no last words: another rank may be gone */
+    }
+    if (r->lib != NULL && !r->let_go) {
+        dlclose(r->lib);
+    }
+    free(r);
+    c->ranks = NULL;
+}

@@ -1,0 +1,354 @@
+/* What a backend does over ranks: sums, fused and not, the cut embedding, logits gathered; against the same taken on one.
+ *
+ * `--device cuda` needs a GPU for each of `--ranks N` (2). The ranks are processes. Every step is taken several times, so
+ * that a device that records steps replays what is compared.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "tests/rank_rig.h"
+
+enum { MOST_ROWS = 600, MOST_COLS = 4096, REPEATS = 4, N_TYPES = 3 };
+
+static const char *device = "cpu";
+static int32_t n_ranks = 3;
+
+/* Whole numbers, few enough that every type holds their sums: results are exact, whatever is added first. */
+static float summand(int32_t rank, int32_t row, int32_t col)
+{
+    return (float)((row * 7 + col * 3 + rank * 5) % 9 - 4);
+}
+
+static float total(int32_t row, int32_t col)
+{
+    float sum = 0;
+    for (int32_t r = 0; r < n_ranks; r++)
+        sum += summand(r, row, col);
+    return sum;
+}
+
+static float residual(int32_t row, int32_t col)
+{
+    return (float)((row * 5 + col) % 17 - 8);
+}
+
+static float stream(int32_t row, int32_t col)
+{
+    return residual(row, col) + total(row, col);
+}
+
+static float norm_weight(int32_t col)
+{
+    return 1 + (float)(col % 8) / 8;
+}
+
+/* Every number of rows once: a recorded step is known by it. */
+struct shape {
+    int32_t rows, cols;
+};
+static const struct shape SHAPES[] = {{2, 8},    {1, 4096}, {3, 64},   {8, 4096}, {5, 72},
+                                      {64, 512}, {7, 77},   {200, 64}, {256, 4096}, {600, 64}};
+
+/* Of one type: x and out of add_norm, z of add, w of all_reduce; y and v are what the former two add. */
+struct operands {
+    struct mat x, out, y, z, v, w;
+    struct norm norm;
+};
+
+struct sums {
+    struct operands of[N_TYPES];
+    float host[MOST_ROWS * MOST_COLS];
+};
+
+static int operands_open(struct rank_rig *r, struct operands *o, enum dtype type, struct err *e)
+{
+    float weight[MOST_COLS];
+    struct weight_piece p = {.data = weight, .rows = 1, .cols = MOST_COLS, .stride = MOST_COLS};
+    struct weight_desc d = {
+        .name = "norm", .kind = WEIGHT_VECTOR, .dtype = type, .rows = 1, .cols = MOST_COLS, .piece = &p, .n_pieces = 1};
+    struct mat *mat[] = {&o->x, &o->out, &o->y, &o->z, &o->v, &o->w};
+    for (int32_t k = 0; k < MOST_COLS; k++)
+        weight[k] = norm_weight(k);
+    o->norm = (struct norm){.kind = NORM_RMS, .eps = 1e-5f};
+    int rc = r->b->ops->weight(r->b, &d, &o->norm.weight, e);
+    if (rc == 0 && r->b->ops->ready)
+        rc = r->b->ops->ready(r->b, e);
+    for (size_t i = 0; i < ARRAY_LEN(mat) && rc == 0; i++)
+        rc = r->b->ops->scratch(r->b, MOST_ROWS, MOST_COLS, r->b->act_dtype_of[type], mat[i], e);
+    return rc;
+}
+
+static struct mat part_of(struct mat m, struct shape s)
+{
+    return mat_rows(mat_cols(m, 0, s.cols), 0, s.rows);
+}
+
+static int upload(struct rank_rig *r, struct sums *t, struct mat m, struct shape s, bool mine, struct err *e)
+{
+    for (int32_t i = 0; i < s.rows; i++) {
+        for (int32_t k = 0; k < s.cols; k++)
+            t->host[(int64_t)i * s.cols + k] = mine ? summand(r->rank, i, k) : residual(i, k);
+    }
+    return r->b->ops->upload(r->b, part_of(m, s), t->host, e);
+}
+
+static int fill(struct rank_rig *r, struct sums *t, struct shape s, struct err *e)
+{
+    int rc = 0;
+    for (int i = 0; i < N_TYPES && rc == 0; i++) {
+        struct operands *o = &t->of[i];
+        const struct mat mine[] = {o->y, o->v, o->w}, shared[] = {o->x, o->z};
+        for (size_t k = 0; k < ARRAY_LEN(mine) && rc == 0; k++)
+            rc = upload(r, t, mine[k], s, true, e);
+        for (size_t k = 0; k < ARRAY_LEN(shared) && rc == 0; k++)
+            rc = upload(r, t, shared[k], s, false, e);
+    }
+    return rc;
+}
+
+static int check(struct rank_rig *r, struct sums *t, const char *what, struct mat m, struct shape s,
+                 float (*want_at)(int32_t, int32_t), struct err *e)
+{
+    int rc = r->b->ops->download(r->b, part_of(m, s), t->host, e);
+    for (int32_t i = 0; i < s.rows && rc == 0; i++) {
+        for (int32_t k = 0; k < s.cols; k++) {
+            float got = t->host[(int64_t)i * s.cols + k], want = want_at(i, k);
+            if (!(got == want))
+                return err_set(e, ERR_INVALID, "%s, %s [%d, %d] at (%d, %d): %g, not %g", what, dtype_name(m.dtype),
+                               s.rows, s.cols, i, k, got, want);
+        }
+    }
+    return rc;
+}
+
+static int check_norm(struct rank_rig *r, struct sums *t, struct mat m, struct shape s, struct err *e)
+{
+    double limit = m.dtype == DTYPE_BF16 ? 8e-3 : m.dtype == DTYPE_F16 ? 1e-3 : 1e-5;
+    int rc = r->b->ops->download(r->b, part_of(m, s), t->host, e);
+    for (int32_t i = 0; i < s.rows && rc == 0; i++) {
+        double squares = 0;
+        for (int32_t k = 0; k < s.cols; k++)
+            squares += pow(stream(i, k), 2);
+        double scale = 1 / sqrt(squares / s.cols + 1e-5);
+        for (int32_t k = 0; k < s.cols; k++) {
+            double got = t->host[(int64_t)i * s.cols + k], want = stream(i, k) * scale * norm_weight(k);
+            if (!(fabs(got - want) <= limit * (1 + fabs(want))))
+                return err_set(e, ERR_INVALID, "norm, %s [%d, %d] at (%d, %d): %g, not %g", dtype_name(m.dtype), s.rows,
+                               s.cols, i, k, got, want);
+        }
+    }
+    return rc;
+}
+
+static int sum_step(struct rank_rig *r, struct sums *t, struct shape s, struct err *e)
+{
+    const struct backend_ops *ops = r->b->ops;
+    bool replayed;
+    struct results unused;
+    int rc = rank_rig_begin(r, s.rows, &replayed, e);
+    for (int i = 0; i < N_TYPES && rc == 0 && !replayed; i++) {
+        struct operands *o = &t->of[i];
+        ops->add_norm(r->b, part_of(o->out, s), part_of(o->x, s), part_of(o->y, s), &o->norm, true);
+        ops->add(r->b, part_of(o->z, s), part_of(o->v, s), true);
+        ops->all_reduce(r->b, part_of(o->w, s));
+    }
+    return rc < 0 ? rc : rank_rig_end(r, &unused, e);
+}
+
+static int check_all(struct rank_rig *r, struct sums *t, struct shape s, struct err *e)
+{
+    int rc = 0;
+    for (int i = 0; i < N_TYPES && rc == 0; i++) {
+        struct operands *o = &t->of[i];
+        rc = check(r, t, "add_norm's sum", o->x, s, stream, e);
+        if (rc == 0)
+            rc = check_norm(r, t, o->out, s, e);
+        if (rc == 0)
+            rc = check(r, t, "add", o->z, s, stream, e);
+        if (rc == 0)
+            rc = check(r, t, "all_reduce", o->w, s, total, e);
+    }
+    return rc;
+}
+
+static int sums(struct rank_rig *r, struct err *e)
+{
+    static const enum dtype types[N_TYPES] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
+    static struct sums t;
+    int rc = 0;
+    for (int i = 0; i < N_TYPES && rc == 0; i++)
+        rc = operands_open(r, &t.of[i], types[i], e);
+    for (int i = 0; i < REPEATS * (int)ARRAY_LEN(SHAPES) && rc == 0; i++) {
+        struct shape s = SHAPES[i % (int)ARRAY_LEN(SHAPES)];
+        rc = fill(r, &t, s, e);
+        if (rc == 0)
+            rc = sum_step(r, &t, s, e);
+        if (rc == 0)
+            rc = check_all(r, &t, s, e);
+        if (rc < 0)
+            err_prefix(e, "round %d", i / (int)ARRAY_LEN(SHAPES));
+    }
+    return rc;
+}
+
+/* Many sums one behind the other in one step: what is written into a peer is not overwritten before it was read. */
+static int sums_in_a_row(struct rank_rig *r, struct err *e)
+{
+    enum { SUMS = 60, ROWS = 24, COLS = 1024 };
+    static float host[SUMS * ROWS * COLS];
+    struct results unused;
+    struct mat all;
+    bool replayed;
+    int rc = r->b->ops->scratch(r->b, SUMS * ROWS, COLS, DTYPE_F32, &all, e);
+    for (int step = 0; step < 3 * REPEATS && rc == 0; step++) {
+        for (int32_t i = 0; i < SUMS * ROWS * COLS; i++)
+            host[i] = summand(r->rank, i / COLS + step, i % COLS);
+        rc = r->b->ops->upload(r->b, all, host, e);
+        if (rc == 0)
+            rc = rank_rig_begin(r, ROWS, &replayed, e);
+        for (int32_t i = 0; i < SUMS && rc == 0 && !replayed; i++)
+            r->b->ops->all_reduce(r->b, mat_rows(all, i * ROWS, ROWS));
+        if (rc == 0)
+            rc = rank_rig_end(r, &unused, e);
+        if (rc == 0)
+            rc = r->b->ops->download(r->b, all, host, e);
+        for (int32_t i = 0; i < SUMS * ROWS * COLS && rc == 0; i++) {
+            if (host[i] != total(i / COLS + step, i % COLS))
+                return err_set(e, ERR_INVALID, "step %d, sum %d, row %d: %g, not %g", step, i / COLS / ROWS,
+                               i / COLS % ROWS, host[i], total(i / COLS + step, i % COLS));
+        }
+    }
+    return rc;
+}
+
+/* ---- the cut vocabulary ---- */
+
+enum { VOCAB = 997, WIDTH = 64 };
+
+static float embedding(int32_t id, int32_t col)
+{
+    return (float)((id * 3 + col) % 200 - 100);
+}
+
+static int32_t part_width(void)
+{
+    return (int32_t)div_ceil(VOCAB, n_ranks);
+}
+
+static int embed_part(struct rank_rig *r, struct mat out, int32_t rows, struct err *e)
+{
+    static float rows_of[VOCAB * WIDTH], host[RANK_RIG_TOKENS * WIDTH];
+    int32_t first = part_width() * r->rank, n = MIN(part_width(), VOCAB - first);
+    struct weight_piece p = {.data = rows_of, .rows = n, .cols = WIDTH, .stride = WIDTH};
+    struct weight_desc d = {.name = "embedding",
+                            .kind = WEIGHT_EMBEDDING,
+                            .dtype = DTYPE_F32,
+                            .rows = n,
+                            .cols = WIDTH,
+                            .piece = &p,
+                            .n_pieces = 1};
+    struct results unused;
+    struct mat table;
+    bool replayed;
+    for (int32_t i = 0; i < n * WIDTH; i++)
+        rows_of[i] = embedding(first + i / WIDTH, i % WIDTH);
+    int rc = r->b->ops->weight(r->b, &d, &table, e);
+    if (rc == 0 && r->b->ops->ready)
+        rc = r->b->ops->ready(r->b, e);
+    for (int step = 0; step < REPEATS && rc == 0; step++) {
+        rc = rank_rig_begin(r, rows, &replayed, e);
+        if (rc == 0 && !replayed)
+            r->b->ops->embed_part(r->b, mat_rows(out, 0, rows), table, first, 2);
+        if (rc == 0)
+            rc = rank_rig_end(r, &unused, e);
+        if (rc == 0)
+            rc = r->b->ops->download(r->b, mat_rows(out, 0, rows), host, e);
+        for (int32_t i = 0; i < rows * WIDTH && rc == 0; i++)
+            RANK_CHECK(host[i] == 2 * embedding(r->ints[i / WIDTH], i % WIDTH));
+    }
+    return rc;
+}
+
+static int gather_logits(struct rank_rig *r, int32_t rows, struct err *e)
+{
+    static float host[RANK_RIG_TOKENS * VOCAB];
+    int32_t first = part_width() * r->rank, n = MIN(part_width(), VOCAB - first);
+    struct results unused;
+    struct mat logits, part;
+    bool replayed;
+    int rc = r->b->ops->scratch(r->b, RANK_RIG_TOKENS, VOCAB, DTYPE_F32, &logits, e);
+    if (rc == 0)
+        rc = r->b->ops->scratch(r->b, RANK_RIG_TOKENS, n, DTYPE_F32, &part, e);
+    for (int step = 0; step < REPEATS && rc == 0; step++) {
+        for (int32_t i = 0; i < rows * n; i++)
+            host[i] = embedding(first + i % n + step, i / n);
+        rc = r->b->ops->upload(r->b, mat_rows(part, 0, rows), host, e);
+        if (rc == 0)
+            rc = rank_rig_begin(r, rows, &replayed, e);
+        if (rc == 0 && !replayed)
+            r->b->ops->gather_logits(r->b, mat_rows(logits, 0, rows), mat_rows(part, 0, rows));
+        if (rc == 0)
+            rc = rank_rig_end(r, &unused, e);
+        if (rc == 0 && r->rank == 0)
+            rc = r->b->ops->download(r->b, mat_rows(logits, 0, rows), host, e);
+        for (int32_t i = 0; i < rows * VOCAB && rc == 0 && r->rank == 0; i++)
+            RANK_CHECK(host[i] == embedding(i % VOCAB + step, i / VOCAB));
+    }
+    return rc;
+}
+
+static int cut_vocabulary(struct rank_rig *r, struct err *e)
+{
+    struct mat out;
+    int rc = r->b->ops->scratch(r->b, RANK_RIG_TOKENS, WIDTH, DTYPE_F32, &out, e);
+    if (rc == 0)
+        rc = embed_part(r, out, 6, e);
+    if (rc == 0)
+        rc = embed_part(r, out, 100, e);
+    for (int32_t rows = 1; rows <= 3 && rc == 0; rows += 2)
+        rc = gather_logits(r, rows, e);
+    return rc < 0 ? rc : gather_logits(r, 200, e);
+}
+
+/* ---- tests ---- */
+
+static void test_sums(void **state)
+{
+    (void)state;
+    assert_int_equal(rank_rig_run(device, n_ranks, 2 * RANK_RIG_TOKENS + 88, sums), 0);
+}
+
+static void test_sums_in_a_row(void **state)
+{
+    (void)state;
+    assert_int_equal(rank_rig_run(device, n_ranks, RANK_RIG_TOKENS, sums_in_a_row), 0);
+}
+
+static void test_cut_vocabulary(void **state)
+{
+    (void)state;
+    assert_int_equal(rank_rig_run(device, n_ranks, RANK_RIG_TOKENS, cut_vocabulary), 0);
+}
+
+int main(int argc, char **argv)
+{
+    for (int i = 1; i + 1 < argc; i++) {
+        if (strcmp(argv[i], "--device") == 0) {
+            device = argv[i + 1];
+            n_ranks = 2;
+        }
+    }
+    for (int i = 1; i + 1 < argc; i++)
+        n_ranks = strcmp(argv[i], "--ranks") == 0 ? atoi(argv[i + 1]) : n_ranks;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_sums_in_a_row),
+        cmocka_unit_test(test_cut_vocabulary),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
