@@ -5,10 +5,12 @@
 #ifndef QUIRE_TESTS_RANK_RIG_H
 #define QUIRE_TESTS_RANK_RIG_H
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -65,6 +67,7 @@ static inline int rank_rig_open(struct rank_rig *r, void *shared, struct err *e)
 static inline void rank_rig_child(struct rank_rig *r, void *shared, rank_rig_body *body)
 {
     struct err e = {0};
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     alarm(100); /* a rank that hangs is a failure, not a wait */
     int rc = rank_rig_open(r, shared, &e);
     if (rc == 0)
