@@ -138,8 +138,9 @@ struct backend_config {
     int32_t max_samples;        /* sampling rows of a step */
     int32_t max_blocks_per_seq; /* width of a table row */
     bool deterministic;
-    struct comm *comm;       /* the other ranks of a model that is cut; NULL: there are none */
-    int32_t share, n_shares; /* this one of the ranks of this machine, which share its cores or have a GPU each; n_shares 0: alone */
+    struct comm *comm; /* the other ranks of a model that is cut; NULL: there are none */
+    /* This rank's place among those of this machine, which divide its cores or have a GPU each; n_shares 0: alone. */
+    int32_t share, n_shares;
 };
 
 struct backend_memory {

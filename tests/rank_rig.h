@@ -31,9 +31,9 @@ struct rank_rig {
 
 typedef int rank_rig_body(struct rank_rig *r, struct err *e);
 
-#define RANK_CHECK(cond)                                                                        \
-    do {                                                                                        \
-        if (!(cond))                                                                            \
+#define RANK_CHECK(cond)                                                            \
+    do {                                                                            \
+        if (!(cond))                                                                \
             return err_set(e, ERR_INVALID, "%s:%d: %s", __FILE__, __LINE__, #cond); \
     } while (0)
 

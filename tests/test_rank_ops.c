@@ -51,7 +51,7 @@ static float norm_weight(int32_t col)
 struct shape {
     int32_t rows, cols;
 };
-static const struct shape SHAPES[] = {{2, 8},    {1, 4096}, {3, 64},   {8, 4096}, {5, 72},
+static const struct shape SHAPES[] = {{2, 8},    {1, 4096}, {3, 64},   {8, 4096},   {5, 72},
                                       {64, 512}, {7, 77},   {200, 64}, {256, 4096}, {600, 64}};
 
 /* Of one type: x and out of add_norm, z of add, w of all_reduce; y and v are what the former two add. */

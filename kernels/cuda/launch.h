@@ -120,22 +120,6 @@ struct rope_args {
 void launch_rope_kv(void *qkv, int64_t stride, const struct rope_args *r, const struct kv_view *kv,
                     const int32_t *position, const int32_t *slot, int32_t rows, cudaStream_t stream);
 
-/* ranks on peer devices (peer.cu): every rank's inbox is memory that the others write. */
-enum { PEER_MAX_RANKS = 8, PEER_MAX_ROWS = 256, PEER_SLOT_BYTES = 2 << 20 };
-struct peer_args {
-    char *inbox[PEER_MAX_RANKS];       /* each rank's: [2][n_ranks] slots */
-    uint32_t *arrived[PEER_MAX_RANKS]; /* each rank's: [n_ranks][PEER_MAX_ROWS] epochs */
-    uint32_t *epoch;                   /* this rank's: [PEER_MAX_ROWS] */
-    int32_t *stop;                     /* in pinned host memory, 1: a rank is gone, wait for none; sums are void */
-    int32_t rank, n_ranks;
-};
-/* Summed over the ranks, in their order, in float32: x == NULL: y = the sum; else x += the sum, and out = norm(x) when out is
- * not NULL. Every rank calls with the same shape; rows <= PEER_MAX_ROWS, rows of y together <= PEER_SLOT_BYTES, 16-byte
- * aligned. False: not such a shape. */
-bool launch_peer_sum(const struct peer_args *p, void *out, int64_t out_stride, void *x, int64_t x_stride, void *y,
-                     int64_t y_stride, const struct norm_args *n, int32_t rows, int32_t cols, int type,
-                     cudaStream_t stream);
-
 /* attention (attention.cu, attn_decode.cu, attn_prefill.cu) */
 struct attn_args {
     void *out;

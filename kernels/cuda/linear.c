@@ -152,11 +152,11 @@ static float time_proposal(struct cuda_backend *c, const struct matmul_plan *p, 
     float least = 1e30f;
     for (int i = 0; i < TUNE_REPEATS; i++) {
         float ms = 0;
-        bool ok =
-            cudaMemsetAsync(c->workspace, 0, WORKSPACE_BYTES, c->stream) == cudaSuccess &&
-            cudaEventRecord(event[0], c->stream) == cudaSuccess && plan_run(c, p, algo, o) == CUBLAS_STATUS_SUCCESS &&
-            cudaEventRecord(event[1], c->stream) == cudaSuccess && cuda_wait_event(c, event[1]) == cudaSuccess &&
-            cudaEventElapsedTime(&ms, event[0], event[1]) == cudaSuccess;
+        bool ok = cudaMemsetAsync(c->workspace, 0, WORKSPACE_BYTES, c->stream) == cudaSuccess &&
+                  cudaEventRecord(event[0], c->stream) == cudaSuccess &&
+                  plan_run(c, p, algo, o) == CUBLAS_STATUS_SUCCESS &&
+                  cudaEventRecord(event[1], c->stream) == cudaSuccess && cuda_wait_event(c, event[1]) == cudaSuccess &&
+                  cudaEventElapsedTime(&ms, event[0], event[1]) == cudaSuccess;
         if (!ok) {
             cudaGetLastError();
             return 1e30f;

@@ -14,7 +14,7 @@
 #include "kernels/cuda/ranks.h"
 
 enum {
-    LOOK_EVERY = 16,   /* queries of the device between looks at comm */
+    LOOK_EVERY = 16,     /* queries of the device between looks at comm */
     LET_GO_US = 1000000, /* for kernels to end once they were let go */
 };
 

@@ -6,6 +6,7 @@
 
 #include "kernels/comm.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/peer.h"
 
 #define NCCL_FUNCTIONS(X) \
     X(GetVersion)         \

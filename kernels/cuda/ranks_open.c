@@ -22,9 +22,9 @@ static int open_library(struct cuda_ranks *r, struct err *e)
     if (r->lib == NULL) {
         return err_set(e, ERR_UNSUPPORTED, "%d GPUs need the NCCL library: %s", r->n, dlerror());
     }
-#define X(name)                                                                                            \
-    *(void **)&r->name = dlsym(r->lib, "nccl" #name);                                                      \
-    if (r->name == NULL) {                                                                                 \
+#define X(name)                                                                                             \
+    *(void **)&r->name = dlsym(r->lib, "nccl" #name);                                                       \
+    if (r->name == NULL) {                                                                                  \
         return err_set(e, ERR_UNSUPPORTED, "%d GPUs need NCCL 2.7 or newer: there is no nccl" #name, r->n); \
     }
     NCCL_FUNCTIONS(X)
@@ -101,9 +101,8 @@ static int meet(struct cuda_backend *c, struct err *e)
     m->device = c->config.device;
     bool left = false;
     ncclResult_t got = r->rank == 0 ? r->GetUniqueId(&m->id) : ncclSuccess;
-    int rc = got == ncclSuccess
-                 ? r->comm->ops->broadcast(r->comm, &m->id, sizeof(m->id), e)
-                 : err_set(e, ERR_DEVICE, "cuda: rank %d: NCCL: %s", r->rank, r->GetErrorString(got));
+    int rc = got == ncclSuccess ? r->comm->ops->broadcast(r->comm, &m->id, sizeof(m->id), e)
+                                : err_set(e, ERR_DEVICE, "cuda: rank %d: NCCL: %s", r->rank, r->GetErrorString(got));
     rc = rc < 0 ? rc : meet_on_thread(r, m, &left, e);
     if (!left) {
         free(m);
@@ -154,8 +153,8 @@ static int open_peers(struct cuda_ranks *r, const struct peer_handle *h, struct 
 {
     for (int32_t i = 0; i < r->n; i++) {
         void *memory = NULL;
-        cudaError_t rc = i == r->rank ? cudaSuccess
-                                      : cudaIpcOpenMemHandle(&memory, h[i].memory, cudaIpcMemLazyEnablePeerAccess);
+        cudaError_t rc =
+            i == r->rank ? cudaSuccess : cudaIpcOpenMemHandle(&memory, h[i].memory, cudaIpcMemLazyEnablePeerAccess);
         if (rc != cudaSuccess) {
             return cuda_error(e, rc, "opening a peer's memory");
         }
@@ -179,8 +178,7 @@ static int exchange_handles(struct cuda_backend *c, const struct peer_handle *mi
     }
     bool ok = cuda_check(c, cudaMemcpyAsync(device, mine, n_bytes, cudaMemcpyHostToDevice, c->stream), "meeting") &&
               nccl_check(c, r->AllGather(device, device + 1, n_bytes, ncclChar, r->nccl, c->stream), "meeting") &&
-              cuda_check(c,
-                         cudaMemcpyAsync(all, device + 1, n_bytes * (size_t)r->n, cudaMemcpyDeviceToHost, c->stream),
+              cuda_check(c, cudaMemcpyAsync(all, device + 1, n_bytes * (size_t)r->n, cudaMemcpyDeviceToHost, c->stream),
                          "meeting") &&
               cuda_check(c, cuda_wait_stream(c), "meeting");
     return ok ? 0 : err_set(e, c->failed.code, "%s", c->failed.text);
@@ -198,8 +196,8 @@ static int meet_peers(struct cuda_backend *c, struct err *e)
         return ERR_NOMEM;
     }
     memset(&mine, 0, sizeof(mine));
-    mine.reachable = peers_reachable(r, c->config.device - r->rank) &&
-                     cudaIpcGetMemHandle(&mine.memory, memory) == cudaSuccess;
+    mine.reachable =
+        peers_reachable(r, c->config.device - r->rank) && cudaIpcGetMemHandle(&mine.memory, memory) == cudaSuccess;
     cudaGetLastError();
     cuda_check(c, cudaMemsetAsync(memory, 0, n_bytes, c->stream), "ranks");
     cuda_check(c, cudaMemsetAsync(r->peer.epoch, 0, PEER_MAX_ROWS * sizeof(uint32_t), c->stream), "ranks");
