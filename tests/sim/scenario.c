@@ -158,14 +158,41 @@ static void random_request(struct scenario *s, int32_t i, struct rng *r)
         q->text_stop[k] = rng_chance(r, 10) && q->max_tokens > 0 ? rng_range(r, 1, q->max_tokens) : 0;
 }
 
+/* Small requests of two tenants that begin together and come to the ends of their blocks together, with hardly a block to
+ * spare, just when one more of the poorer tenant's arrives: room must be made for many after its prompt has gone ahead. */
+static void march(struct scenario *s, struct rng *r)
+{
+    struct sched_config *c = &s->config;
+    int32_t n_prompt = rng_range(r, 1, c->block_size), poor = rng_range(r, 2, 4), last = s->n_requests - 1;
+    c->policy = POLICY_FAIR;
+    c->n_blocks = MAX((int32_t)div_ceil(c->max_len, c->block_size), s->n_requests - rng_range(r, 0, 1));
+    c->max_num_seqs = SIM_REQUESTS;
+    c->max_num_batched_tokens = SIM_REQUESTS * SIM_PROMPT;
+    c->max_logits = c->max_num_seqs + 1;
+    for (int32_t i = 0; i <= last; i++) {
+        struct sim_request *q = &s->request[i];
+        q->n_prompt = n_prompt;
+        q->beam_width = q->n_stop = q->n_stop_token = q->cancel = q->min_tokens = 0;
+        q->n = q->best_of = 1;
+        q->max_tokens = SIM_OUTPUT;
+        q->ignore_eos = true;
+        q->weight = 1;
+        q->tenant = i > last - poor;
+        q->arrival = i < last ? 0 : c->block_size - n_prompt + rng_range(r, 0, 3);
+        memset(q->text_stop, 0, sizeof(q->text_stop));
+    }
+}
+
 void scenario_random(struct scenario *ret, uint64_t seed)
 {
-    struct rng r = {seed};
+    struct rng r = {seed}, marching = {~seed};
     *ret = (struct scenario){.seed = seed};
     random_config(ret, &r);
     ret->n_requests = rng_range(&r, 1, SIM_REQUESTS);
     for (int32_t i = 0; i < ret->n_requests; i++)
         random_request(ret, i, &r);
+    if (rng_chance(&marching, 5))
+        march(ret, &marching);
 }
 
 void scenario_oracle(const struct scenario *s, struct oracle_config *ret)
