@@ -136,10 +136,20 @@ units: $(units)
 
 tools: $(sim_tools)
 
+# The scheduler's heart as tests/test_step_work.c wants it: each basic block calls a counter. Linked before the library's.
+counted := $(patsubst %.c,$(BUILD)/counted/%.o,$(filter-out %_check.c %_picture.c,$(wildcard engine/sched*.c)) \
+    $(addprefix engine/,kvpool.c prefix.c pack.c decode.c))
+$(BUILD)/counted/%.o: %.c $(stamp)
+	@mkdir -p $(@D)
+	$(call say,CC,$<)
+	$(Q)$(CC) $(compile) -fsanitize-coverage=trace-pc -MMD -MP -c -o $@ $<
+$(BUILD)/tests/test_step_work: $(counted)
+$(BUILD)/tests/test_step_work: first := $(counted)
+
 $(units) $(tools): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(shared) $(lib)
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
-	$(Q)$(CC) $(link) -o $@ $^ $(libs) $(if $(filter $(units),$@),-lcmocka)
+	$(Q)$(CC) $(link) -o $@ $(first) $(filter-out $(first),$^) $(libs) $(if $(filter $(units),$@),-lcmocka)
 
 bench: all $(bench_tools) ## build the measuring programs of tests/bench into build/tests/bench
 	@printf 'run one of:\n'; printf '  %s\n' $(bench_tools)
@@ -279,4 +289,4 @@ help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo "  variables: BUILD=build PREFIX=/usr/local DESTDIR= CC=cc CFLAGS='-O2 -g' CUDA_ARCHS='sm_80 ...' FUZZ_SECONDS=60"
 
--include $(objects:.o=.d) $(cuda_objects:.o=.d) $(cuda_host:.o=.d)
+-include $(objects:.o=.d) $(counted:.o=.d) $(cuda_objects:.o=.d) $(cuda_host:.o=.d)

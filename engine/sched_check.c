@@ -35,15 +35,20 @@ static const char *check_list(const struct group_list *l, int state)
     return n == l->n && l->last == before ? NULL : "S1: a queue's ends do not match";
 }
 
-/* The groups behind `g` in its tenant's heap; -1: one of them should be before it. */
+/* The groups right behind `g` in its tenant's heap; -1: something is out of order. */
 static int32_t count_children(const struct group *g)
 {
-    int32_t n = 0;
-    const struct group *before = g;
-    for (const struct group *c = g->child; c; before = c, c = c->next, n++)
-        if (c->prev != before || c->tenant != g->tenant || group_before(c, g))
+    const struct group *const child[] = {g->child, g->next};
+    int32_t n = 0, rank[2] = {0};
+    for (int i = 0; i < 2; i++) {
+        if (!child[i])
+            continue;
+        if (child[i]->prev != g || child[i]->tenant != g->tenant || group_before(child[i], g))
             return -1;
-    return n;
+        rank[i] = child[i]->heap_rank;
+        n++;
+    }
+    return rank[0] >= rank[1] && g->heap_rank == rank[1] + 1 ? n : -1;
 }
 
 static const char *check_tenants(const struct sched *s)
@@ -54,7 +59,7 @@ static const char *check_tenants(const struct sched *s)
         bool ready = t->ready_index >= 0 && t->ready_index < s->n_ready && s->ready[t->ready_index] == i;
         if (ready != (t->first != NULL) || (!ready && t->ready_index != -1) || t->n_rows < 0)
             return "S1: a tenant with waiting groups does not stand ready, or one without does";
-        if (ready && (t->key > t->service || t->first->prev || t->first->next))
+        if (ready && (t->key > t->service || t->first->prev))
             return "S1: a tenant's place among the others is wrong";
         n += ready;
     }

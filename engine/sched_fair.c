@@ -13,9 +13,10 @@
  *
  * Cost: a token O(1), an admission O(log tenants + log waiting); where someone waits without room, a walk over the running
  * groups. A counter only grows while its tenant stands ready, so the heap of tenants is put right when its top is looked at:
- * `key` is the counter at the tenant's place, at most its counter now. Waiting groups of one tenant are a pairing heap
- * (Fredman et al., 1986), which needs no memory but pointers in the group. Without fair shares there is one tenant, and all
- * this is a heap of groups.
+ * `key` is the counter at the tenant's place, at most its counter now. Waiting groups of one tenant are a leftist heap
+ * (Crane, 1972), which needs no memory but pointers in the group and is O(log n) each time, so that no step pays for the many
+ * who came before it: the right child of a group has the lesser rank, the number of steps down to a missing child. Without fair
+ * shares there is one tenant, and all this is a heap of groups.
  */
 #include <assert.h>
 
@@ -23,7 +24,25 @@
 
 /* ---- the waiting groups of one tenant ---- */
 
-/* Two heaps as one. */
+static int32_t rank_of(const struct group *g)
+{
+    return g ? g->heap_rank : 0;
+}
+
+/* Its children in order of their ranks, and its own rank. False: nothing changed. */
+static bool settle(struct group *g)
+{
+    int32_t before = g->heap_rank;
+    if (rank_of(g->child) < rank_of(g->next)) {
+        struct group *t = g->child;
+        g->child = g->next;
+        g->next = t;
+    }
+    g->heap_rank = rank_of(g->next) + 1;
+    return g->heap_rank != before;
+}
+
+/* Two heaps as one, along their right sides, which are short. */
 static struct group *meld(struct group *a, struct group *b)
 {
     if (!a || !b)
@@ -33,54 +52,35 @@ static struct group *meld(struct group *a, struct group *b)
         a = b;
         b = t;
     }
-    b->prev = a;
-    b->next = a->child;
-    if (a->child)
-        a->child->prev = b;
-    a->child = b;
+    a->next = meld(a->next, b);
+    a->next->prev = a;
+    settle(a);
     return a;
 }
 
 static struct group *alone(struct group *g)
 {
-    g->prev = g->next = NULL;
+    g->prev = g->next = g->child = NULL;
+    g->heap_rank = 1;
     return g;
 }
 
-/* Siblings become one heap: in pairs, then the pairs from the last one. */
-static struct group *meld_siblings(struct group *first)
-{
-    struct group *pairs = NULL, *all = NULL;
-    while (first) {
-        struct group *a = first, *b = a->next;
-        first = b ? b->next : NULL;
-        a = meld(alone(a), b ? alone(b) : NULL);
-        a->next = pairs;
-        pairs = a;
-    }
-    while (pairs) {
-        struct group *next = pairs->next;
-        all = meld(all, alone(pairs));
-        pairs = next;
-    }
-    return all;
-}
-
-/* The heap without `g`. */
+/* The heap without `g`. Above it ranks can fall, as long as they do. */
 static struct group *heap_without(struct group *root, struct group *g)
 {
-    struct group *children = meld_siblings(g->child);
-    g->child = NULL;
-    if (g == root)
-        return children;
-    if (g->prev->child == g)
-        g->prev->child = g->next;
+    struct group *above = g->prev, *rest = meld(g->child, g->next);
+    if (rest)
+        rest->prev = above;
+    if (!above)
+        root = rest;
+    else if (above->child == g)
+        above->child = rest;
     else
-        g->prev->next = g->next;
-    if (g->next)
-        g->next->prev = g->prev;
+        above->next = rest;
+    while (above && settle(above))
+        above = above->prev;
     alone(g);
-    return meld(root, children);
+    return root;
 }
 
 /* ---- the tenants that stand ready ---- */
@@ -140,12 +140,12 @@ static double lift(struct sched *s)
 void tenant_push(struct sched *s, struct group *g)
 {
     struct tenant *t = &s->tenant[g->tenant];
+    s->n_tenants = MAX(s->n_tenants, g->tenant + 1);
     if (!g->started) {
         t->weight = g->request->weight > 0 ? (double)g->request->weight : 1;
         if (!t->first)
             t->service = MAX(t->service, lift(s));
     }
-    g->child = NULL;
     bool was_ready = t->first != NULL;
     t->first = meld(t->first, alone(g));
     if (was_ready)

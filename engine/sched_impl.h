@@ -24,7 +24,7 @@ struct group_list {
 
 /* Whoever requests are counted for. Without policy: fair there is one. */
 struct tenant {
-    struct group *first; /* its waiting groups: a pairing heap by group_before; NULL: nothing waits */
+    struct group *first; /* its waiting groups: a heap by group_before; NULL: nothing waits */
     int32_t ready_index; /* place in sched->ready; -1: nothing waits */
     int32_t n_rows;      /* set aside for its running groups */
     double weight;       /* its share, of its newest request */
@@ -41,9 +41,9 @@ struct sched {
 
     struct group **waiting; /* [max_waiting + max_num_seqs] all that wait, in no order; their order is the tenants' */
     int32_t n_waiting;
-    struct tenant *tenant; /* [n_tenants] */
-    int32_t n_tenants;
-    int32_t *ready; /* [n_tenants] heap of the tenants with waiting groups, the least `key` on top */
+    struct tenant *tenant; /* [LIMIT_TENANTS], 1 without fair shares */
+    int32_t n_tenants;     /* up to the last one that ever asked */
+    int32_t *ready;        /* as many: heap of the tenants with waiting groups, the least `key` on top */
     int32_t n_ready;
     int32_t last_tenant;       /* whose group was admitted last */
     int32_t sweep;             /* the entry of `waiting` to look at next for cancels and time-outs */

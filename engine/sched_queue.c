@@ -173,14 +173,30 @@ static void sweep_list(struct sched *s, struct group_list *l, int64_t now_us)
     }
 }
 
+enum { SWEPT_A_STEP = 64 }; /* waiting groups looked at in a step: all in turn, at a cost that does not grow with them */
+
+/* Where many wait, none of those to be looked at is in a cache: they are fetched side by side. */
+static void fetch_waiting(const struct sched *s)
+{
+    int32_t last = MIN(s->sweep + SWEPT_A_STEP, s->n_waiting);
+    for (int32_t i = s->sweep; i < last; i++) {
+        __builtin_prefetch(s->waiting[i]);
+        __builtin_prefetch(&s->waiting[i]->started);
+    }
+    for (int32_t i = s->sweep; i < last; i++) {
+        __builtin_prefetch(&s->waiting[i]->request->arrival_us);
+        __builtin_prefetch(&s->waiting[i]->request->cancelled);
+    }
+}
+
 void sched_sweep(struct sched *s, int64_t now_us)
 {
-    enum { A_STEP = 64 }; /* waiting groups looked at in a step: all in turn, at a cost that does not grow with them */
     sweep_list(s, &s->running, now_us);
     sweep_list(s, &s->swapped, now_us);
     for (struct group *g = waiting_first(s); g && end_if_due(s, g, now_us);)
         g = waiting_first(s);
-    for (int32_t i = 0; i < A_STEP && s->n_waiting > 0; i++) {
+    fetch_waiting(s);
+    for (int32_t i = 0; i < SWEPT_A_STEP && s->n_waiting > 0; i++) {
         if (s->sweep >= s->n_waiting)
             s->sweep = 0;
         if (!end_if_due(s, s->waiting[s->sweep], now_us))

@@ -110,8 +110,9 @@ struct group {
     int64_t admitted_us, first_token_us, last_token_us;
 
     int32_t wait_index;        /* WAITING: place in sched->waiting */
-    struct group *prev, *next; /* RUNNING, SWAPPED, ENDED: the queue its state names. WAITING: its siblings */
-    struct group *child;       /* WAITING: first of those behind it in its tenant's heap */
+    /* RUNNING, SWAPPED, ENDED: the queue its state names. WAITING: its tenant's heap, who stands above and the two behind it. */
+    struct group *prev, *next, *child;
+    int32_t heap_rank;
 
     struct seq seq[]; /* [width] */
 };

@@ -109,7 +109,7 @@ static int check_config(const struct sched_config *c, struct err *e)
 }
 
 /* Without fair shares everyone is one tenant. */
-static int32_t n_tenants(const struct sched_config *c)
+static int32_t most_tenants(const struct sched_config *c)
 {
     return c->policy == POLICY_FAIR ? LIMIT_TENANTS : 1;
 }
@@ -124,8 +124,8 @@ static int allocate(struct sched *s, struct err *e)
         code = prefix_init(&s->prefix, &s->pool, c->block_size, c->name_bits, c->secret, e);
     if (code < 0)
         return code;
-    s->tenant = array(n_tenants(c), sizeof *s->tenant);
-    s->ready = array(n_tenants(c), sizeof *s->ready);
+    s->tenant = array(most_tenants(c), sizeof *s->tenant);
+    s->ready = array(most_tenants(c), sizeof *s->ready);
     s->line = array(c->max_num_seqs, sizeof *s->line);
     s->waiting = array((int64_t)c->max_waiting + c->max_num_seqs, sizeof *s->waiting);
     s->row = array(c->max_num_seqs, sizeof *s->row);
@@ -159,8 +159,7 @@ int sched_new(struct sched **ret, const struct sched_config *c, struct err *e)
     s->n_rows = c->max_num_seqs;
     for (int32_t i = 0; i < s->n_rows; i++)
         s->row[i] = s->n_rows - 1 - i; /* row 0 is taken first */
-    s->n_tenants = n_tenants(c);
-    for (int32_t i = 0; i < s->n_tenants; i++)
+    for (int32_t i = 0; i < most_tenants(c); i++)
         s->tenant[i] = (struct tenant){.ready_index = -1, .weight = 1};
     pack_side_capacity(c, &s->side_free);
     *ret = s;
