@@ -160,6 +160,7 @@ static int configure(struct engine *e, const struct settings *s, struct err *err
     c->policy = s->policy;
     c->prefix_cache = s->prefix_cache;
     c->target_itl_us = s->target_itl_ms == 0 ? x->target_itl_us : MAX((int64_t)(s->target_itl_ms * 1e3), 0);
+    c->shared_itl_us = s->policy != POLICY_FAIR ? 0 : s->target_itl_ms == 0 ? x->shared_itl_us : c->target_itl_us;
     c->queue_timeout_us = to_us(s->queue_timeout);
     c->request_timeout_us = to_us(s->request_timeout);
     e->step_timeout_us = to_us(s->step_timeout);
@@ -176,6 +177,8 @@ static int measure_costs(struct engine *e, struct err *err)
     if (c->target_itl_us == 0 && !(c->preemption == PREEMPT_AUTO && c->n_host_blocks > 0))
         return 0;
     int rc = cost_measure(e->executor, clock_us, &c->cost, err);
+    if (rc == 0 && c->shared_itl_us > 0) /* shorter ones would do little but read the weights */
+        c->shared_itl_us = MAX(c->shared_itl_us, (int64_t)(2 * c->cost.fixed_us));
     if (rc == 0)
         log_event(LOG_INFO, "step costs", LOG_F64("fixed_us", c->cost.fixed_us), LOG_F64("token_us", c->cost.token_us),
                   LOG_F64("context_us", c->cost.context_us), LOG_F64("swap_block_us", c->cost.swap_block_us));

@@ -8,6 +8,7 @@
 #include "engine/executor.h"
 #include "engine/inbox.h"
 #include "engine/output.h"
+#include "engine/pace.h"
 #include "engine/pack.h"
 #include "engine/watch.h"
 #include "models/model.h"
@@ -32,6 +33,7 @@ struct engine {
     struct packer *packer;
     struct plan plan[ENGINE_MAX_DEPTH + 1]; /* in turn; plan i belongs to steps i, i + depth + 1, … */
     uint64_t n_launched, n_committed;       /* steps */
+    struct pace pace;
     struct delta_out deltas;
     int64_t known_waiting; /* groups in the scheduler that still count as waiting in the inbox */
     int64_t host_us;       /* this thread's own time since the last commit */

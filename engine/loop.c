@@ -4,6 +4,7 @@
  *                                        │
  *                        wait ─► commit ─► deltas   step N
  *
+ * With fair shares, while several tenants ask, step N+1 is kept back until N is about to end (pace.h): who comes meanwhile is in it.
  * With an executor of depth d, d steps run while another is made ready. When nothing can be planned the turn only waits for
  * what runs; when nothing runs either, the thread sleeps on the inbox's eventfd.
  */
@@ -71,6 +72,7 @@ static int32_t launch_step(struct engine *e, int64_t now_us)
     struct err err;
     pack_batch(e->packer, plan, &batch);
     e->n_launched++;
+    pace_launched(&e->pace, clock_us(), plan->estimate_us);
     if (e->executor->launch(e->executor, &batch, &err) < 0) {
         engine_die(e, &err);
         return 0;
@@ -91,6 +93,7 @@ static void commit_step(struct engine *e, int64_t turn_us)
         engine_die(e, &err);
         return;
     }
+    pace_ended(&e->pace, after_us);
     int32_t n_tokens = plan->n_tokens;
     decode_commit(e->sched, plan, &results, after_us, &e->deltas);
     e->n_committed++;
@@ -128,12 +131,25 @@ static void rest(struct engine *e)
     check_executor(e);
 }
 
+/* Take requests until it is time for the next step; the time by then. */
+static int64_t take_until_due(struct engine *e, int64_t now_us)
+{
+    take_requests(e, now_us);
+    if (e->executor->info.depth != 1 || !sched_is_shared(e->sched, now_us))
+        return now_us;
+    for (int64_t us; (us = pace_hold_us(&e->pace, now_us)) > 0 && !atomic_load(&e->stopping); now_us = clock_us()) {
+        inbox_sleep(&e->inbox, us);
+        take_requests(e, now_us);
+    }
+    return now_us;
+}
+
 static void engine_turn(struct engine *e)
 {
     int64_t now_us = clock_us();
     atomic_store_explicit(&e->busy_since, now_us, memory_order_relaxed);
     atomic_fetch_add_explicit(&e->heartbeat, 1, memory_order_relaxed);
-    take_requests(e, now_us);
+    now_us = take_until_due(e, now_us);
     int32_t n = launch_step(e, now_us);
     bool idle = n == 0 && inflight(e) == 0; /* what is committed below may be planned on at once, as beams are */
     if (inflight(e) > (n > 0 ? e->executor->info.depth : 0))

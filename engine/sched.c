@@ -10,6 +10,7 @@ static void plan_clear(struct plan *p)
     p->step = 0;
     p->n_items = p->n_decode = p->n_tokens = p->n_logits = p->n_samples = 0;
     p->n_copy = p->n_swap_out = p->n_swap_in = 0;
+    p->estimate_us = 0;
 }
 
 /* Items of one token go to the front of the plan, pieces behind them when it is complete. */
@@ -96,10 +97,71 @@ static void make_room_for_all(struct sched *s)
     }
 }
 
+static double item_us(const struct sched *s, const struct plan_item *it)
+{
+    return it->n * s->c.cost.token_us + it->first * s->c.cost.context_us;
+}
+
+/* What the plan takes, so far. */
+static double planned_us(const struct sched *s, const struct plan *p)
+{
+    double us = s->c.cost.fixed_us;
+    for (int32_t i = 0; i < p->n_items; i++)
+        us += item_us(s, &p->item[i]);
+    for (int32_t i = 0; i < s->n_pieces; i++)
+        us += item_us(s, &s->piece[i]);
+    return us;
+}
+
+/* One group's turn; false: no more of them, some group was preempted. *us grows by what it takes. */
+static bool plan_turn(struct sched *s, struct group *g, struct plan *p, double *us)
+{
+    int32_t before = p->n_items, n_running = s->running.n;
+    if (!plan_decode(s, g, p) || s->running.n != n_running)
+        return false;
+    for (int32_t i = before; i < p->n_items; i++) {
+        *us += item_us(s, &p->item[i]);
+        s->turn_order = g->order;
+    }
+    return true;
+}
+
+/* Groups of `tenant`, from the one behind the last turn's on and round, while the step stays short; one at least. */
+static void plan_turns(struct sched *s, int32_t tenant, struct plan *p)
+{
+    double us = planned_us(s, p);
+    struct group *g = s->running.first;
+    while (g && g->order <= s->turn_order)
+        g = g->next;
+    int32_t before = p->n_items;
+    for (int32_t n = s->running.n; n > 0; n--, g = g->next) {
+        g = g ? g : s->running.first;
+        if (us >= (double)s->c.shared_itl_us && p->n_items > before)
+            return;
+        if (g->tenant == tenant && !plan_turn(s, g, p, &us))
+            return;
+    }
+}
+
+/* Tenants share: who holds most decodes last, and only what a short step has room for. */
+static void plan_decodes_by_turns(struct sched *s, struct plan *p)
+{
+    const struct group *rich = heaviest(s);
+    for (struct group *g = s->running.first; g; g = g->next)
+        if ((!rich || g->tenant != rich->tenant) && !plan_decode(s, g, p))
+            return;
+    if (rich)
+        plan_turns(s, rich->tenant, p);
+}
+
 static void plan_decodes(struct sched *s, struct plan *p)
 {
     if (is_fair(s))
         make_room_for_all(s);
+    if (s->shared) {
+        plan_decodes_by_turns(s, p);
+        return;
+    }
     for (struct group *g = s->running.first; g; g = g->next)
         if (!plan_decode(s, g, p))
             return; /* it was the last of the list */
@@ -204,13 +266,10 @@ static void plan_prefills_fairly(struct sched *s, int64_t now_us, struct plan *p
 static void bound_prefill(struct sched *s, const struct plan *p)
 {
     const struct step_cost *k = &s->c.cost;
-    if (s->c.target_itl_us == 0 || k->token_us <= 0 || p->n_items == 0)
+    int64_t target_us = s->shared ? s->c.shared_itl_us : s->c.target_itl_us;
+    if (target_us == 0 || k->token_us <= 0 || (p->n_items == 0 && !s->shared))
         return;
-    int32_t ahead = s->c.max_num_batched_tokens - s->tokens_left - p->n_items;
-    double us = k->fixed_us + ahead * k->token_us;
-    for (int32_t i = 0; i < p->n_items; i++)
-        us += k->token_us + k->context_us * p->item[i].first;
-    double room = MAX(((double)s->c.target_itl_us - us) / k->token_us, s->c.block_size);
+    double room = MAX(((double)target_us - planned_us(s, p)) / k->token_us, s->c.block_size);
     if (room < s->tokens_left)
         s->tokens_left = (int32_t)room;
 }
@@ -255,6 +314,7 @@ static void account(struct sched *s, struct plan *p, struct plan_item *it)
 
 static int32_t finish_plan(struct sched *s, struct plan *p)
 {
+    p->estimate_us = s->c.cost.token_us > 0 ? planned_us(s, p) : 0;
     p->n_decode = p->n_items;
     memcpy(p->item + p->n_items, s->piece, (size_t)s->n_pieces * sizeof *s->piece);
     p->n_items += s->n_pieces;
@@ -276,6 +336,7 @@ int32_t sched_plan(struct sched *s, int64_t now_us, struct plan *p)
     plan_clear(p);
     s->n_pieces = 0;
     s->preempted = s->made_way = s->ahead = false;
+    s->shared = sched_is_shared(s, now_us);
     s->tokens_left = s->c.max_num_batched_tokens;
     s->scores_left = s->c.max_logits - s->c.max_num_seqs;
     sched_sweep(s, now_us);

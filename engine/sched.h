@@ -9,7 +9,8 @@
  *     4. prefill chunks of running groups, oldest first (prompt, recomputation; prefix hits shorten them)
  *     5. admit waiting groups, first come, first served, while prompt blocks, sequences and budget allow
  * With policy: fair the order among groups is their tenants': who was served least goes first, in 3, 4 and 5, and who holds
- * most gives way (sched_fair.c).
+ * most gives way (sched_fair.c). While several tenants ask, a step is kept short: 2 takes only as many groups of who holds most as
+ * fit into shared_itl_us, in turn.
  * A group is planned or preempted whole, and never preempted in a step that has planned it; blocks for a prompt
  * are taken at admission, so only decodes can lack one.
  *
@@ -66,7 +67,8 @@ struct sched_config {
     int preemption;      /* enum preemption */
     int policy;          /* enum policy */
     bool prefix_cache;
-    int64_t target_itl_us;                        /* 0: none */
+    int64_t target_itl_us; /* 0: none */
+    int64_t shared_itl_us; /* with fair shares, while several tenants ask: of whole steps; 0: none */
     int64_t queue_timeout_us, request_timeout_us; /* 0: none */
     struct step_cost cost;                        /* all 0: unknown */
     int32_t name_bits; /* of a block's hash that count in the prefix cache; 0: all 128. Few make hashes collide,
@@ -94,6 +96,7 @@ struct plan_item {
 /* What one step does. Belongs to the caller; filled by sched_plan, read by pack_batch and decode_commit. */
 struct plan {
     uint64_t step;          /* 1, 2, ...; 0: empty */
+    double estimate_us;     /* what it takes, by the costs measured; 0: they are unknown */
     struct plan_item *item; /* [max_num_seqs] items of one token first */
     int32_t n_items, n_decode;
     int32_t n_tokens, n_logits, n_samples;
@@ -133,6 +136,8 @@ struct sched_counts {
     uint64_t swap_in_copied, swap_in_found; /* blocks that came back: from the host; still on the device */
     uint64_t prefix_queries, prefix_hits;   /* tokens */
 };
+/* With fair shares: whether several tenants asked lately, so that each step should be short and begin with who came last. */
+bool sched_is_shared(const struct sched *s, int64_t now_us);
 void sched_counts(const struct sched *s, struct sched_counts *ret);
 /* Fill all of `p` but its events, step and times. O(blocks + what the picture holds). */
 void sched_picture(const struct sched *s, struct kv_picture *p);

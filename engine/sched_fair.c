@@ -11,6 +11,10 @@
  * than the other then (so they do not take it from each other in turn). And where it was served less and holds fewer rows
  * than others, its prompt is computed before their next tokens are, which may wait a step for it.
  *
+ * Short steps: whoever comes waits for the step that runs, so while several tenants ask (each has within the last ten seconds), a
+ * step takes no more decodes of the heaviest tenant than fit into shared_itl_us, in turn, and the loop launches it as late as it
+ * may (pace.h). It costs throughput, so a tenant alone does not pay for it.
+ *
  * Cost: a token O(1), an admission O(log tenants + log waiting); where someone waits without room, a walk over the running
  * groups. A counter only grows while its tenant stands ready, so the heap of tenants is put right when its top is looked at:
  * `key` is the counter at the tenant's place, at most its counter now. Waiting groups of one tenant are a leftist heap
@@ -174,6 +178,23 @@ void tenant_charge(struct sched *s, const struct group *g, int32_t n_tokens)
 {
     struct tenant *t = &s->tenant[g->tenant];
     t->service += n_tokens / t->weight;
+}
+
+/* ---- whether tenants share ---- */
+
+/* A tenant who has not asked for so long need not be waited for. */
+enum { SHARED_US = 10000000 };
+
+void tenant_asks(struct sched *s, int32_t tenant, int64_t now_us)
+{
+    if (tenant != s->last_asker && s->next_order > 1)
+        s->shared_until_us = now_us + SHARED_US;
+    s->last_asker = tenant;
+}
+
+bool sched_is_shared(const struct sched *s, int64_t now_us)
+{
+    return is_fair(s) && s->c.shared_itl_us > 0 && now_us < s->shared_until_us;
 }
 
 /* ---- turns ---- */

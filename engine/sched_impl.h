@@ -46,6 +46,9 @@ struct sched {
     int32_t *ready;        /* as many: heap of the tenants with waiting groups, the least `key` on top */
     int32_t n_ready;
     int32_t last_tenant;       /* whose group was admitted last */
+    int32_t last_asker;        /* whose group was added last */
+    int64_t shared_until_us;   /* so long tenants count as sharing; 0: one alone has asked */
+    uint64_t turn_order;       /* of the group that the last step with turns decoded last */
     int32_t sweep;             /* the entry of `waiting` to look at next for cancels and time-outs */
     struct group_list running; /* by group_before */
     struct group_list swapped; /* by group_before */
@@ -74,6 +77,7 @@ struct sched {
     bool preempted;                   /* in the step being planned */
     bool made_way;                    /* and only for a group that waits */
     bool ahead;                       /* it begins with prefills of tenants who hold less than others */
+    bool shared;                      /* it is to be short, for tenants who share */
     uint64_t step;                    /* the last one planned */
     uint64_t next_order;
     struct plan *in_flight[MAX_IN_FLIGHT]; /* oldest first */
@@ -120,6 +124,8 @@ void reserve_rows(struct sched *s, struct group *g, int32_t n);
 /* The running group to preempt first: the newest of the tenant who holds most rows for its weight; NULL: none that this step
  * has not planned. */
 struct group *heaviest(const struct sched *s);
+/* `tenant` asks: whether tenants share. */
+void tenant_asks(struct sched *s, int32_t tenant, int64_t now_us);
 /* With fair shares, before the step is planned: preempt for a tenant who holds less than others and has no room. */
 void make_way(struct sched *s);
 /* `g`'s tenant holds fewer rows for its weight than `other`'s and was served less. */

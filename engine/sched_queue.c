@@ -77,13 +77,13 @@ void waiting_remove(struct sched *s, struct group *g)
 
 int sched_add(struct sched *s, struct group *g, int64_t now_us)
 {
-    (void)now_us;
     assert(g->state == GROUP_NEW);
     if (s->n_waiting >= s->c.max_waiting)
         return ERR_FULL;
     g->order = s->next_order++;
     g->seq[0].state = SEQ_LIVE;
     g->n_live = 1;
+    tenant_asks(s, g->tenant, now_us);
     waiting_push(s, g);
     return 0;
 }

@@ -81,7 +81,7 @@ static int add_plain(struct key_list *l, const char *key, size_t len, struct err
     return rc ? rc : append(l, &k, e);
 }
 
-/* ---- the words of an entry ---- */
+/* ---- the words of an entry. A refusal quotes no word but names: what stands in a wrong place may be a key ---- */
 
 static int set_name(struct key_entry *k, const char *value, struct err *e)
 {
@@ -117,9 +117,7 @@ static int set_count(int32_t *ret, const char *word, const char *value, struct e
     long long n = strtoll(value, &end, 10);
 
     if (!isdigit((unsigned char)value[0]) || *end || n < 1 || n > INT32_MAX) {
-        return err_set(e, ERR_INVALID,
-                       "%s is '%.40s'; a whole number from 1 is allowed, and without it there is no limit", word,
-                       value);
+        return err_set(e, ERR_INVALID, "%s must be a whole number from 1; without it there is no limit", word);
     }
     *ret = (int32_t)n;
     return 0;
@@ -131,7 +129,7 @@ static int set_weight(struct key_limits *l, const char *value, struct err *e)
     double w = strtod(value, &end);
 
     if (end == value || *end || !(w >= 0.001 && w <= 1000)) {
-        return err_set(e, ERR_INVALID, "weight is '%.40s'; 0.001 to 1000 is allowed", value);
+        return err_set(e, ERR_INVALID, "weight must be a number from 0.001 to 1000");
     }
     l->weight = (float)w;
     return 0;
@@ -148,7 +146,7 @@ static int set_priority(struct key_limits *l, const char *value, struct err *e)
     }
     if (end == value || (range ? last == end + 2 || *last : *end) || low < INT32_MIN || high > INT32_MAX ||
         low > high) {
-        return err_set(e, ERR_INVALID, "priority is '%.40s'; LOW..HIGH or one number is allowed", value);
+        return err_set(e, ERR_INVALID, "priority must be LOW..HIGH or one number");
     }
     l->priority_low = (int32_t)low;
     l->priority_high = (int32_t)high;
@@ -181,9 +179,8 @@ static int set_word(struct key_entry *k, const char *word, const char *value, bo
                                                                 : NULL;
     return count ? set_count(count, word, value, e)
                  : err_set(e, ERR_INVALID,
-                           "'%.40s' is not known; name, key, sha256, weight, priority, requests_per_minute, "
-                           "tokens_per_minute and concurrent_requests are",
-                           word);
+                           "a word is not known; name, key, sha256, weight, priority, requests_per_minute, "
+                           "tokens_per_minute and concurrent_requests are");
 }
 
 /* `line` is NUL-terminated and cut into words here. */

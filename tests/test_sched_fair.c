@@ -217,6 +217,60 @@ static void other_policies_know_no_tenants(void **state)
     assert_false(late->ended);
 }
 
+/* Costs by which a step of 100 + 4 tokens * 25 us is as long as it may be while tenants share. */
+static void keep_steps_short(void)
+{
+    config.cost = (struct step_cost){.fixed_us = 100, .token_us = 25};
+    config.shared_itl_us = 200;
+}
+
+static void a_tenant_alone_pays_nothing_for_short_steps(void **state)
+{
+    (void)state;
+    keep_steps_short();
+    rig_open(&rig, &config);
+    ask(1, 8, 8);
+    rig_run(&rig, 2);
+    rig_plan(&rig);
+    assert_int_equal(rig.batch.n_tokens, 8);
+    assert_true(rig.plan[(rig.launched - 1) % 2].estimate_us == 100 + 8 * 25);
+    rig_commit(&rig);
+}
+
+static void steps_are_short_while_tenants_share_and_all_have_their_turn(void **state)
+{
+    (void)state;
+    keep_steps_short();
+    rig_open(&rig, &config);
+    struct rig_request *flood = ask(1, 7, 40);
+    rig_run(&rig, 2);
+    struct rig_request *late = ask(2, 1, 40);
+    rig_step(&rig); /* its prompt of four tokens, and one decode at least */
+    assert_int_equal(rig_count(&rig, late, DELTA_TOKEN, 0), 1);
+    int32_t before = drawn(1);
+    for (int i = 0; i < 14; i++) {
+        rig_plan(&rig);
+        assert_int_equal(rig.batch.n_tokens, 4);
+        assert_non_null(rig_item(&rig, late, 0)); /* who holds little is in each */
+        rig_commit(&rig);
+    }
+    assert_int_equal(drawn(1) - before, 42);
+    for (int i = 0; i < 7; i++)
+        assert_in_range(rig_count(&rig, &flood[i], DELTA_TOKEN, 0), 6, 9);
+}
+
+static void a_tenant_that_went_away_is_not_waited_for(void **state)
+{
+    (void)state;
+    keep_steps_short();
+    rig_open(&rig, &config);
+    ask(1, 1, 1);
+    assert_false(sched_is_shared(rig.sched, rig.now_us));
+    ask(2, 1, 1);
+    assert_true(sched_is_shared(rig.sched, rig.now_us));
+    assert_false(sched_is_shared(rig.sched, rig.now_us + 10000000));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -230,6 +284,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_long_prompt_lets_a_short_one_pass, start, stop),
         cmocka_unit_test_setup_teardown(a_prompt_goes_ahead_of_decodes, start, stop),
         cmocka_unit_test_setup_teardown(a_shortage_takes_from_the_heaviest, start, stop),
+        cmocka_unit_test_setup_teardown(a_tenant_alone_pays_nothing_for_short_steps, start, stop),
+        cmocka_unit_test_setup_teardown(steps_are_short_while_tenants_share_and_all_have_their_turn, start, stop),
+        cmocka_unit_test_setup_teardown(a_tenant_that_went_away_is_not_waited_for, start, stop),
         cmocka_unit_test_setup_teardown(other_policies_know_no_tenants, start, stop),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

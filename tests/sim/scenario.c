@@ -50,6 +50,8 @@ static void random_config(struct scenario *s, struct rng *r)
     c->name_bits = rng_chance(r, 20) ? rng_range(r, 1, 3) : 0;
     s->depth = rng_chance(r, 20) ? 0 : rng_chance(r, 75) ? 1 : 2;
     s->fail_at = rng_chance(r, 3) ? (uint64_t)rng_range(r, 2, 30) : 0;
+    if (c->policy == POLICY_FAIR)
+        c->shared_itl_us = rng_chance(r, 50) ? rng_range(r, 100, 400) : 0;
 }
 
 /* Prompts of a run begin alike, so that there are prefixes to share. */
@@ -280,11 +282,11 @@ void scenario_print(const struct scenario *s, FILE *out)
     fprintf(out, "  %d blocks of %d, %d host blocks, %d seqs, %d batched tokens, %d logits rows, depth %d, vocab %d\n",
             c->n_blocks, c->block_size, c->n_host_blocks, c->max_num_seqs, c->max_num_batched_tokens, c->max_logits,
             s->depth, c->vocab);
-    fprintf(
-        out,
-        "  preemption %d, policy %d, prefix cache %d, target itl %lld us, timeouts %lld %lld us, NaN from step %llu\n",
-        c->preemption, c->policy, c->prefix_cache, (long long)c->target_itl_us, (long long)c->queue_timeout_us,
-        (long long)c->request_timeout_us, (unsigned long long)s->fail_at);
+    fprintf(out,
+            "  preemption %d, policy %d, prefix cache %d, target itl %lld, shared %lld us, timeouts %lld %lld us, NaN "
+            "from step %llu\n",
+            c->preemption, c->policy, c->prefix_cache, (long long)c->target_itl_us, (long long)c->shared_itl_us,
+            (long long)c->queue_timeout_us, (long long)c->request_timeout_us, (unsigned long long)s->fail_at);
     for (int32_t i = 0; i < s->n_requests; i++)
         if (!s->request[i].absent)
             print_request(&s->request[i], i, out);

@@ -110,7 +110,7 @@ static bool simplify_requests(struct scenario *s, char *why, size_t why_size)
 static bool simplify_config(struct scenario *s, char *why, size_t why_size)
 {
     bool any = false;
-    for (int k = 0; k < 6; k++) {
+    for (int k = 0; k < 7; k++) {
         struct scenario before = *s;
         s->depth = k == 0 ? 0 : s->depth;
         s->fail_at = k == 1 ? 0 : s->fail_at;
@@ -118,6 +118,7 @@ static bool simplify_config(struct scenario *s, char *why, size_t why_size)
         s->config.queue_timeout_us = k == 3 ? 0 : s->config.queue_timeout_us;
         s->config.request_timeout_us = k == 4 ? 0 : s->config.request_timeout_us;
         s->config.target_itl_us = k == 5 ? 0 : s->config.target_itl_us;
+        s->config.shared_itl_us = k == 6 ? 0 : s->config.shared_itl_us;
         if (memcmp(&before, s, sizeof(before)) == 0)
             continue;
         if (still_fails(s, why, why_size))
