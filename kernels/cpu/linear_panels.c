@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/fetch.h"
 
 enum { LINE_BYTES = 64, TASKS_PER_SHARE = 8, PART_TILES = 16 };
 
@@ -77,6 +78,16 @@ static void finish_rows(const struct panel_job *j, const struct panel *p, int32_
     }
 }
 
+/* Their places in out are asked for while they are computed: each lies a row apart, and would be waited for. */
+static void fetch_places(const struct panel_job *j, const struct panel *p, int32_t from, int32_t end)
+{
+    for (int32_t r = from; r < end; r++) {
+        const float *at = mat_row_const(j->out, r) + p->first;
+        fetch_to_write(at);
+        fetch_to_write(at + p->n - 1);
+    }
+}
+
 /* The panel against tiles [from, end) of x, a few at a time. */
 static void multiply(const struct panel_job *j, struct panel *p, int32_t from, int32_t end, float *panel, float *sum)
 {
@@ -90,11 +101,16 @@ static void multiply(const struct panel_job *j, struct panel *p, int32_t from, i
             int32_t count = MIN(PANEL_TILES, end - tile);
             float *to = sum + (j->n_blocks > 1 ? (int64_t)(tile - from) * TILE_ROWS * PANEL_ROWS : 0);
             int64_t lines = MIN(lines_a_call, p->lines);
+            int32_t row = tile * TILE_ROWS;
+            int32_t end_row = MIN((tile + count) * TILE_ROWS, j->x.rows);
+            if (at + n == j->padded) {
+                fetch_places(j, p, row, end_row);
+            }
             k->dots(to, panel, packed_block(j, at), tile, count, j->n_tiles, n, at > 0, p->ahead, (int32_t)lines);
             p->ahead += lines * LINE_BYTES;
             p->lines -= lines;
             if (at + n == j->padded) {
-                finish_rows(j, p, tile * TILE_ROWS, MIN((tile + count) * TILE_ROWS, j->x.rows), to);
+                finish_rows(j, p, row, end_row, to);
             }
         }
     }

@@ -239,7 +239,8 @@ int cpu_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtype t, str
     if (rows < 1 || cols < 1) {
         return err_set(e, ERR_INVALID, "scratch of [%d, %d] is not possible", rows, cols);
     }
-    int64_t stride = (int64_t)round_up((size_t)cols, 16);
+    /* An odd number of cache lines: rows a power of two apart would fall into one set of the cache. */
+    int64_t stride = (int64_t)(round_up((size_t)cols, 16) | 16);
     void *data = cpu_alloc(cpu_of(b), (size_t)rows * (size_t)stride * (size_t)dtype_bytes(t));
     if (data == NULL) {
         return err_nomem(e, "activations");
