@@ -360,8 +360,10 @@ void cpu_attention_tiled(struct cpu_backend *c, struct mat out, struct mat qkv, 
     j.n_units = rc < 0 ? rc : list_units(&j, false);
     bool apart = j.n_units > 0 && j.n_units * a->n_kv_heads < TASKS_PER_THREAD * cpu_pool_threads(c->pool);
     if (apart) {
+        int32_t whole = j.n_units;
         j.n_units = list_units(&j, true);
         rc = j.n_units < 0 ? j.n_units : prepare_partial(&j);
+        apart = j.n_units > whole;
     }
     if (rc < 0 || j.n_units < 0) {
         cpu_fail(c, ERR_NOMEM, "out of memory for attention");
