@@ -201,7 +201,7 @@ struct backend_ops {
     void (*add)(struct backend *b, struct mat x, struct mat y, bool partial);
     /* out[i] = x[logits_token[first + i]] for the rows of out. */
     void (*gather)(struct backend *b, struct mat out, struct mat x, int32_t first);
-    /* x[i] = cap * tanh(x[i] / cap), float32 (Gemma-2's logits). (optional: a model that needs it is then refused) */
+    /* x[i] = cap * tanh(x[i] / cap), float32 (Gemma-2's logits). */
     void (*soft_cap)(struct backend *b, struct mat x, float cap);
     /* Sampling rows whose logits_row lies in [first, first + logits.rows); logits float32 [rows, vocab]; may be overwritten.
      * Of many ranks the first draws; the others take its tokens, for the step after. */

@@ -28,10 +28,6 @@ static int load(struct model *m, const char *dir, struct err *e)
     m->family = model_family_find(m->config.architecture, &a);
     if (!m->family)
         return err_set(e, ERR_UNSUPPORTED, "architecture %s is not known", m->config.architecture);
-    if (m->config.final_softcap > 0 && !m->backend->ops->soft_cap)
-        return err_set(e, ERR_UNSUPPORTED,
-                       "%s caps its logits, for which the device '%s' has no kernel yet: --device cpu",
-                       m->config.architecture, m->backend->name);
     int code = 0;
     if (!m->options.dummy) {
         code = gguf_is_file(dir) ? gguf_checkpoint_open(&m->checkpoint, dir, &m->config, m->options.dtype, e)

@@ -181,6 +181,13 @@ static void cuda_gather(struct backend *b, struct mat out, struct mat x, int32_t
                   (int)out.dtype, c->stream);
 }
 
+static void cuda_soft_cap(struct backend *b, struct mat x, float cap)
+{
+    struct cuda_backend *c = cuda_of(b);
+    cuda_start(c);
+    launch_soft_cap(x.data, x.stride, cuda_rows(c, x), x.cols, cap, c->stream);
+}
+
 static void cuda_rope_kv(struct backend *b, struct mat qkv, const struct rope *r, const struct attention *a)
 {
     struct cuda_backend *c = cuda_of(b);
@@ -423,6 +430,7 @@ static const struct backend_ops ops = {
     .gated_act = cuda_gated_act,
     .add = cuda_add,
     .gather = cuda_gather,
+    .soft_cap = cuda_soft_cap,
     .sample = cuda_sample,
     .all_reduce = cuda_all_reduce,
     .embed_part = cuda_embed_part,

@@ -88,6 +88,15 @@ __global__ void add_kernel(T *x, int64_t x_stride, const T *y, int64_t y_stride,
     *to = a;
 }
 
+__global__ void soft_cap_kernel(float *x, int64_t stride, int32_t cols, float cap)
+{
+    pdl_release();
+    pdl_wait();
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < cols)
+        x[blockIdx.y * stride + i] = cap * tanhf(x[blockIdx.y * stride + i] / cap);
+}
+
 template <typename T, int V>
 __global__ void gather_kernel(T *out, int64_t out_stride, const T *x, int64_t x_stride, const int32_t *index, int32_t cols)
 {
@@ -294,6 +303,11 @@ extern "C" void launch_add(void *x, int64_t x_stride, const void *y, int64_t y_s
     DISPATCH_TYPE(type, int v = width<T>(cols, x_stride, y_stride, x, y);
                   WIDE(v, T, add_kernel, dim3((cols / v + 255) / 256, rows), dim3(256), 0, stream, (T *)x, x_stride,
                        (const T *)y, y_stride, cols));
+}
+
+extern "C" void launch_soft_cap(float *x, int64_t stride, int32_t rows, int32_t cols, float cap, cudaStream_t stream)
+{
+    launch(soft_cap_kernel, dim3((cols + 255) / 256, rows), dim3(256), 0, stream, x, stride, cols, cap);
 }
 
 extern "C" void launch_gather(void *out, int64_t out_stride, const void *x, int64_t x_stride, const int32_t *index,

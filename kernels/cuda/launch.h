@@ -104,6 +104,8 @@ void launch_gated_act(void *out, int64_t out_stride, const void *gate_up, int64_
                       int act, int type, cudaStream_t stream);
 void launch_add(void *x, int64_t x_stride, const void *y, int64_t y_stride, int32_t rows, int32_t cols, int type,
                 cudaStream_t stream);
+/* x = cap * tanh(x / cap). */
+void launch_soft_cap(float *x, int64_t stride, int32_t rows, int32_t cols, float cap, cudaStream_t stream);
 void launch_gather(void *out, int64_t out_stride, const void *x, int64_t x_stride, const int32_t *index, int32_t rows,
                    int32_t cols, int type, cudaStream_t stream);
 /* out = act(from + bias) + residual: what a matrix product's own epilogue could not do. from: as out, may be it. */

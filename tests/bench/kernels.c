@@ -343,10 +343,22 @@ static void call_sample(int i, void *arg)
     b->ops->sample(b, *(struct mat *)arg, 0);
 }
 
+#define ASKED(...) {.repetition_penalty = 1, .n_logprobs = -1, .prev_sample = -1, .position = 7, __VA_ARGS__}
+static const struct {
+    const char *name;
+    struct sample_row row;
+} asked[] = {
+    {"greedy", ASKED(.top_p = 1)},
+    {"plain", ASKED(.temperature = 0.8f, .top_p = 1)},
+    {"top-p 0.95", ASKED(.temperature = 0.8f, .top_p = 0.95f)},
+    {"top-k 50, top-p 0.95", ASKED(.temperature = 0.8f, .top_p = 0.95f, .top_k = 50)},
+    {"beam candidates, 8", ASKED(.kind = SAMPLE_CANDIDATES, .n_candidates = 8, .top_p = 1)},
+};
+
 static void bench_sample(void)
 {
     enum { VOCAB = 128256 };
-    static const int32_t rows[] = {1, 64, 256};
+    static const int32_t rows[] = {1, 64, 128, 256};
     static struct sample_row row[256];
     static int32_t index[256];
     for (size_t r = 0; r < ARRAY_LEN(rows); r++) {
@@ -359,29 +371,19 @@ static void bench_sample(void)
         struct err e;
         check(b->ops->upload(b, logits, v, &e), &e);
         free(v);
-        for (int kind = 0; kind < 3; kind++) {
+        for (size_t kind = 0; kind < ARRAY_LEN(asked); kind++) {
             struct batch a = plain_batch(n);
             for (int32_t i = 0; i < n; i++) {
                 index[i] = i;
-                row[i] = (struct sample_row){.logits_row = i,
-                                             .temperature = kind == 0 ? 0 : 0.8f,
-                                             .top_p = kind == 2 ? 0.95f : 1,
-                                             .top_k = kind == 2 ? 50 : 0,
-                                             .repetition_penalty = 1,
-                                             .n_logprobs = -1,
-                                             .seed = (uint64_t)i,
-                                             .position = 7,
-                                             .prev_sample = -1};
+                row[i] = asked[kind].row;
+                row[i].logits_row = i;
+                row[i].seed = (uint64_t)i;
             }
             a.n_logits = a.n_samples = n;
             a.logits_token = index;
             a.sample = row;
             struct job j = {.batch = a, .calls = 8, .call = call_sample, .arg = &logits};
-            printf("sample %s, %3d rows: %7.1f us\n",
-                   kind == 0   ? "greedy"
-                   : kind == 1 ? "plain"
-                               : "top-k 50, top-p 0.95",
-                   n, median_us(&j));
+            printf("sample %s, %3d rows: %7.1f us\n", asked[kind].name, n, median_us(&j));
         }
     }
 }
