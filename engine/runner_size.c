@@ -66,7 +66,7 @@ int runner_pools(struct executor_info *ret, const struct settings *s, const stru
             e, ERR_INVALID, gpu ? "gpu_memory_utilization" : "kv_cache_memory",
             "no memory for the KV cache: %lld MiB are left for it, one block takes %lld KiB; %lld of %lld MiB "
             "of the device are free",
-            (long long)(bytes >> 20), (long long)(ret->block_bytes >> 10), (long long)(m->free_bytes >> 20),
+            (long long)(MAX(bytes, 0) >> 20), (long long)(ret->block_bytes >> 10), (long long)(m->free_bytes >> 20),
             (long long)(m->total_bytes >> 20));
     if (n * ret->block_bytes > m->free_bytes)
         return err_set_param(e, ERR_INVALID, s->kv_blocks > 0 ? "kv_blocks" : "kv_cache_memory",
@@ -78,7 +78,7 @@ int runner_pools(struct executor_info *ret, const struct settings *s, const stru
     int64_t holds = n * ret->block_size;
     if (s->max_model_len > holds)
         return err_set_param(e, ERR_INVALID, "max_model_len",
-                             "%lld, but the KV cache holds %lld tokens; lower it, or give the cache more memory",
+                             "max_model_len is %lld, but the KV cache holds %lld tokens; lower it, or give the cache more memory",
                              (long long)s->max_model_len, (long long)holds);
     ret->max_len = (int32_t)MIN(ret->max_len, holds);
     return 0;

@@ -135,10 +135,12 @@ static int add_tensor(struct assembly *a, const struct tensor_spec *s, const str
     return 0;
 }
 
-static int make_weight(struct assembly *a, const struct tensor_spec *s, struct mat *ret, struct err *e)
+static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t layer, struct mat *ret, struct err *e)
 {
     struct model *m = a->m;
-    struct weight_desc d = {.name = s->name,
+    char name[TENSOR_NAME_BYTES];
+    tensor_spec_name(s, layer, name);
+    struct weight_desc d = {.name = name,
                             .kind = s->kind,
                             .dtype = m->options.dtype,
                             .rows = a->rows,
@@ -165,7 +167,7 @@ static int load_target(struct model *m, const struct tensor_spec *s, int32_t lay
             code = add_tensor(&a, s, m->checkpoint ? tensor_spec_find(s, m->checkpoint, layer) : NULL, e);
     }
     if (code == 0 && a.n_pieces > 0)
-        code = make_weight(&a, first, (struct mat *)((char *)base + target), e);
+        code = make_weight(&a, first, layer, (struct mat *)((char *)base + target), e);
     for (int32_t i = 0; i < MAX_PIECES; i++)
         free(a.copy[i]);
     return code;

@@ -144,6 +144,9 @@ void transformer_head(struct model *m, struct mat logits, struct mat x);
 /* The stored shape of a tensor: [rows, cols], cols 1 for one axis. */
 void tensor_spec_shape(const struct tensor_spec *s, const struct model_config *c, int64_t *ret_rows, int64_t *ret_cols);
 bool tensor_spec_wanted(const struct tensor_spec *s, const struct model_config *c);
+/* The name for a layer; `layer` < 0 writes a '*' in its place. */
+enum { TENSOR_NAME_BYTES = 256 };
+void tensor_spec_name(const struct tensor_spec *s, int32_t layer, char *ret);
 /* The tensor of the row for `layer`, under its full name or without the leading part; NULL. */
 const struct tensor *tensor_spec_find(const struct tensor_spec *s, const struct checkpoint *c, int32_t layer);
 

@@ -10,7 +10,7 @@
 #include "config/buf.h"
 #include "models/layers.h"
 
-enum { NAME_BYTES = 256, TEXT_BYTES = 400 };
+enum { NAME_BYTES = TENSOR_NAME_BYTES, TEXT_BYTES = 400 };
 
 struct problems {
     struct buf text;
@@ -84,8 +84,7 @@ static bool per_layer(const struct tensor_spec *s)
     return strchr(s->name, '%') != NULL;
 }
 
-/* The name for a layer; `layer` < 0 writes a '*' in its place. */
-static void spec_name(const struct tensor_spec *s, int32_t layer, char *ret)
+void tensor_spec_name(const struct tensor_spec *s, int32_t layer, char *ret)
 {
     const char *mark = strchr(s->name, '%');
     if (!mark)
@@ -99,7 +98,7 @@ static void spec_name(const struct tensor_spec *s, int32_t layer, char *ret)
 const struct tensor *tensor_spec_find(const struct tensor_spec *s, const struct checkpoint *c, int32_t layer)
 {
     char name[NAME_BYTES];
-    spec_name(s, layer, name);
+    tensor_spec_name(s, layer, name);
     const struct tensor *t = checkpoint_find(c, name);
     if (t)
         return t;
@@ -170,7 +169,7 @@ static void check_spec(struct problems *p, const struct tensor_spec *s, const st
             mistyped = t;
     }
     if (n_missing > 0) {
-        spec_name(s, -1, name);
+        tensor_spec_name(s, -1, name);
         if (n_missing > 1)
             snprintf(times, sizeof times, " (%d times)", n_missing);
         snprintf(text, sizeof text, "missing %s%s", name, times);

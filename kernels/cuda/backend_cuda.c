@@ -38,8 +38,10 @@ void *cuda_alloc(struct cuda_backend *c, size_t n_bytes, const char *what, struc
     cudaError_t rc = cudaMalloc(&p, MAX(n_bytes, (size_t)256));
     if (rc != cudaSuccess) {
         cudaGetLastError();
-        err_set(e, ERR_NOMEM, "cuda: %s: no room for %zu MiB on the device (%s)", what, n_bytes >> 20,
-                cudaGetErrorString(rc));
+        size_t free_bytes = 0, total_bytes = 0;
+        cudaMemGetInfo(&free_bytes, &total_bytes);
+        err_set(e, ERR_NOMEM, "cuda: %s: no room for %zu MiB on the device, %zu of %zu MiB are free (%s)", what,
+                n_bytes >> 20, free_bytes >> 20, total_bytes >> 20, cudaGetErrorString(rc));
         return NULL;
     }
     c->owned[c->n_owned++] = p;

@@ -398,6 +398,19 @@ static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows)
     return &c->graph[c->n_graphs++];
 }
 
+/* A captured step that finds no room is lost, and with it the engine; so none is captured where the device is as good as
+ * full, and the step goes kernel by kernel. It is looked at again now and then. */
+static bool room_for_graph(struct cuda_graph *g)
+{
+    enum { ROOM_BYTES = 64 << 20, LOOK_EVERY = 256 };
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    if (g->n_seen % LOOK_EVERY != 2 || cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) {
+        return false;
+    }
+    return free_bytes >= ROOM_BYTES;
+}
+
 /* The first decode step of a size runs kernel by kernel, so that everything made on demand is there; the second is
  * captured, padded, and launched by step_end; the later ones are replayed. */
 bool cuda_replay(struct backend *backend, const struct batch *batch)
@@ -419,7 +432,7 @@ bool cuda_replay(struct backend *backend, const struct batch *batch)
         return cuda_check(c, cudaGraphLaunch(g->exec, c->stream), "launching a step");
     }
     c->recording = g;
-    if (g->n_seen++ > 0) {
+    if (g->n_seen++ > 0 && room_for_graph(g)) {
         c->capturing =
             cuda_check(c, cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal), "capturing a step");
     }
