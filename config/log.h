@@ -20,9 +20,22 @@ struct log_field {
     double f64;
 };
 
-#define LOG_STR(k, v) ((struct log_field){.key = (k), .type = LOG_FIELD_STR, .str = (v)})
-#define LOG_I64(k, v) ((struct log_field){.key = (k), .type = LOG_FIELD_I64, .i64 = (v)})
-#define LOG_F64(k, v) ((struct log_field){.key = (k), .type = LOG_FIELD_F64, .f64 = (v)})
+/* Functions, so that a value may be any expression: gcc 11 loses the names of an initializer in which an atomic is read. */
+static inline struct log_field log_str(const char *key, const char *value)
+{
+    return (struct log_field){.key = key, .type = LOG_FIELD_STR, .str = value};
+}
+static inline struct log_field log_i64(const char *key, int64_t value)
+{
+    return (struct log_field){.key = key, .type = LOG_FIELD_I64, .i64 = value};
+}
+static inline struct log_field log_f64(const char *key, double value)
+{
+    return (struct log_field){.key = key, .type = LOG_FIELD_F64, .f64 = value};
+}
+#define LOG_STR(k, v) log_str((k), (v))
+#define LOG_I64(k, v) log_i64((k), (v))
+#define LOG_F64(k, v) log_f64((k), (v))
 
 void log_setup(enum log_format format, enum log_level least);
 enum log_level log_least(void);

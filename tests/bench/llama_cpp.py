@@ -89,12 +89,12 @@ class Bench:
             server.wait()
 
     def clients(self, command):
-        """`quire bench serve` against a server: N clients of 64 tokens in and out. A first round is not counted."""
+        """`quire bench serve` against a server: N clients of 64 tokens in and out. A first, short round is not counted."""
         n = self.args.clients
         with self.serving(command) as url, tempfile.NamedTemporaryFile("r") as out:
-            for requests, generate in ((n, 4), (self.args.requests or n, 64)):
+            for requests, prompt, generate in ((n, 8, 2), (self.args.requests or n, 64, 64)):
                 run([self.args.quire, "bench", "serve", "--url", url, "--concurrency", str(n), "--requests", str(requests),
-                     "--input-len", "64", "--output-len", str(generate), "--json", out.name])
+                     "--input-len", str(prompt), "--output-len", str(generate), "--json", out.name])
             figures = last_json(out.read())
         return figures["output_tok_s"], figures["ttft_ms"]["max"]
 
