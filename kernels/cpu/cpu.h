@@ -65,7 +65,7 @@ struct cpu_backend {
 
     char *packed; /* activations packed for linear's tiles; grows to the largest seen */
     size_t packed_bytes;
-    float *panel; /* [threads] panels of weights and their sums, of linear_panels.c; grows alike */
+    float *panel; /* [threads] panels of weights, of linear_panels.c; grows alike */
     int64_t panel_floats;
     struct cpu_weight *last_weight; /* read last by a product of few rows */
 

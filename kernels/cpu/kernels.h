@@ -12,12 +12,12 @@
 #include "kernels/cpu/isa.h"
 
 enum {
-    TILE_ROWS = 4,   /* rows of x packed together, at most */
-    TILE_CHUNK = 32, /* elements of a row packed together; stored rows are zero-padded to a multiple of it */
-    PANEL_ROWS = 24, /* stored rows that make a panel */
-    PANEL_TILES = 8, /* tiles that meet a panel together, at most */
+    TILE_ROWS = 4,     /* rows of x packed together, at most */
+    TILE_CHUNK = 32,   /* elements of a row packed together; stored rows are zero-padded to a multiple of it */
+    PANEL_ROWS = 24,   /* stored rows that make a panel */
+    PANEL_TILES = 8,   /* tiles that meet a panel together, at most */
     PANEL_SLACK = 256, /* floats that a panel, and a block of packed x, may take besides its elements */
-    PART_KEYS = 64   /* keys of attention taken together */
+    PART_KEYS = 64     /* keys of attention taken together */
 };
 
 /* What to fetch while computing: the bytes at `distance` from the rows read. period 1: of every row, a stream ahead of its
@@ -61,6 +61,14 @@ struct cpu_tiles {
                  const struct prefetch *ahead);
 };
 
+/* Cache lines to be fetched meanwhile, some with every tile: row_lines of a row, then `skip` bytes further those of the next. */
+struct line_walk {
+    const char *at;
+    int32_t left, a_tile; /* lines */
+    int32_t in_row, row_lines;
+    int64_t skip;
+};
+
 /* The same sums, bit for bit, where rows of x are many. Floats of a panel and of packed x lie as the instruction set likes. */
 struct cpu_panels {
     int32_t k_block; /* as in cpu_tiles; 0: no panels here */
@@ -71,10 +79,10 @@ struct cpu_panels {
      * n_tiles * padded * TILE_ROWS + PANEL_SLACK floats. */
     void (*pack_x)(float *out, int32_t tile, int32_t n_tiles, const float *const *x, int32_t n_x, int32_t n,
                    int32_t padded, enum dtype t);
-    /* sum [tile][TILE_ROWS][PANEL_ROWS] (+)= packed x . panel over n elements, for `count` <= PANEL_TILES tiles of n_tiles from
-     * `tile` on. Fetches n_lines cache lines from `ahead` on meanwhile. */
+    /* sum [tile][TILE_ROWS][PANEL_ROWS] = packed x . panel over n elements, for `count` <= PANEL_TILES tiles of n_tiles from
+     * `tile` on; walks on through `ahead`. */
     void (*dots)(float *sum, const float *panel, const float *x, int32_t tile, int32_t count, int32_t n_tiles,
-                 int32_t n, bool add, const char *ahead, int32_t n_lines);
+                 int32_t n, struct line_walk *ahead);
 };
 
 struct cpu_kernels {

@@ -19,12 +19,6 @@ enum {
     LANE_PAD = PANEL_SLACK / LANES, /* floats between lanes, which would else fall into one set of the cache */
 };
 
-/* Cache lines still to be fetched, so many each time. */
-struct lines {
-    const char *at;
-    int32_t left, a_call;
-};
-
 /* Floats from a lane to the next: of a panel of n elements, and of packed x. */
 static int64_t panel_lane(int32_t n)
 {
@@ -168,21 +162,30 @@ INLINE void lane_tile(struct partial *p, const float *panel, const float *x, int
     fold_lane(p, a, l);
 }
 
+INLINE void walk_on(struct line_walk *w, int32_t n)
+{
+    for (int32_t i = 0; i < n && w->left > 0; i++, w->left--) {
+        _mm_prefetch(w->at, _MM_HINT_T1);
+        w->at += 64;
+        if (++w->in_row == w->row_lines) {
+            w->in_row = 0;
+            w->at += w->skip;
+        }
+    }
+}
+
 /* A lane's part of the panel stays in the first-level cache while the tiles meet it. */
 static void panel_dots(float *sum, const float *panel, const float *x, int32_t tile, int32_t count, int32_t n_tiles,
-                       int32_t n, bool add, const char *ahead, int32_t n_lines)
+                       int32_t n, struct line_walk *ahead)
 {
     struct partial p[PANEL_TILES];
-    struct lines lines = {.at = ahead, .left = n_lines, .a_call = n_lines / (count * LANES) + 1};
     int32_t n_steps = n / LANES;
     int64_t tile_floats = (int64_t)n_steps * TILE_ROWS;
     x += tile * tile_floats;
 #pragma GCC unroll 8
     for (int l = 0; l < LANES; l++) {
         for (int32_t t = 0; t < count; t++) {
-            for (int32_t i = 0; i < lines.a_call && lines.left > 0; i++, lines.left--, lines.at += 64) {
-                _mm_prefetch(lines.at, _MM_HINT_T1);
-            }
+            walk_on(ahead, ahead->a_tile / LANES + 1);
             lane_tile(&p[t], panel, x + t * tile_floats, n_steps, l);
         }
         panel += panel_lane(n);
@@ -191,8 +194,7 @@ static void panel_dots(float *sum, const float *panel, const float *x, int32_t t
     for (int32_t t = 0; t < count; t++, sum += 8 * SUMS) {
 #pragma GCC unroll 12
         for (int i = 0; i < SUMS; i++) {
-            __m256 s = p[t].at[0][i];
-            _mm256_store_ps(sum + 8 * i, add ? _mm256_add_ps(_mm256_load_ps(sum + 8 * i), s) : s);
+            _mm256_store_ps(sum + 8 * i, p[t].at[0][i]);
         }
     }
 }
