@@ -1,8 +1,11 @@
-"""Clients that people use, against a null server; each is skipped where it is not installed.
+"""Clients that people use, against a null server and, for chats, the demo model; each is skipped where it is not installed.
 
 The Python ones are heavy, so scripts/check does not install them: build/venv/bin/pip install langchain-openai litellm
+(LiteLLM may want another openai than scripts/requirements.txt: a virtual environment of its own does.)
 """
+import asyncio
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +14,9 @@ import pytest
 
 from conftest import PATIENCE_S
 from raw import events
+from test_chat import HELLO, chat  # noqa: F401  (a fixture)
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks the network for a list of prices
 
 
 def test_langchain_completions(server):
@@ -20,6 +26,38 @@ def test_langchain_completions(server):
     assert len(whole) == 20 and "".join(llm.stream("hello")) == whole
     assert len(llm.batch(["a", "b", "c"])) == 3
     assert len(llm.generate(["a", "b"]).generations) == 2
+
+
+def test_langchain_chat(chat):
+    langchain = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
+    common = dict(model="demo", base_url=chat.url + "/v1", api_key="none", temperature=0, max_retries=0)
+    llm = langchain.ChatOpenAI(max_tokens=12, **common)
+    whole = llm.invoke(HELLO)
+    assert whole.usage_metadata["output_tokens"] == 12 and whole.response_metadata["finish_reason"] == "length"
+    assert "".join(p.content for p in llm.stream(HELLO)) == whole.content == asyncio.run(llm.ainvoke(HELLO)).content
+    assert len(llm.batch([HELLO, HELLO])) == 2
+    scored = langchain.ChatOpenAI(max_tokens=3, logprobs=True, top_logprobs=2, **common).invoke(HELLO)
+    assert len(scored.response_metadata["logprobs"]["content"]) == 3
+    with pytest.raises(Exception, match="constrained output"):
+        llm.with_structured_output({"title": "a", "type": "object", "properties": {}}).invoke(HELLO)
+
+
+def litellm_chat(litellm, server, **fields):
+    return litellm.completion(messages=HELLO, api_base=server.url + "/v1", api_key="none", temperature=0, max_tokens=12, num_retries=0,
+                              **fields)
+
+
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+def test_litellm_chat(chat, provider):
+    litellm = pytest.importorskip("litellm", reason="litellm is not installed")
+    whole = litellm_chat(litellm, chat, model=provider + "/demo")
+    parts = list(litellm_chat(litellm, chat, model=provider + "/demo", stream=True, stream_options={"include_usage": True}))
+    assert "".join(p.choices[0].delta.content or "" for p in parts if p.choices) == whole.choices[0].message.content
+    assert whole.usage.completion_tokens == 12
+    with pytest.raises(litellm.BadRequestError, match="constrained output"):
+        litellm_chat(litellm, chat, model=provider + "/demo", response_format={"type": "json_object"})
+    with pytest.raises(litellm.NotFoundError):
+        litellm_chat(litellm, chat, model=provider + "/other")
 
 
 def test_litellm_completions(server):
