@@ -174,6 +174,10 @@ __device__ __forceinline__ float fast_exp2(float x)
     return y;
 }
 
-__device__ __forceinline__ float soft_cap(float s, float cap) { return cap * tanhf(s / cap); }
+/* cap tanh(s / cap) as cap - 2 cap / (1 + exp(2 s / cap)): no branches, its error cap times 2e-7. */
+__device__ __forceinline__ float soft_cap(float s, float cap)
+{
+    return cap - __fdividef(2.0f * cap, 1.0f + fast_exp2(s * __fdividef(2.0f * LOG2E, cap)));
+}
 
 #endif

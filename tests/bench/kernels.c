@@ -296,6 +296,13 @@ static void bench_attention(bool decode, bool prefill)
         printf("prefill attention %d x %d of %d: %8.1f us, %6.1f TFLOP/s\n", prefills[i][0], prefills[i][2],
                prefills[i][1], us, flops * 1e-6 / us);
     }
+    for (int32_t k = 0; k <= 64; k++) {
+        len[k] = k < 64 ? 1024 : 2048;
+        query[k] = k < 64 ? 1 : 2048;
+    }
+    if (prefill) {
+        printf("attention, 64 x 1024 decoding and 1 x 2048 of 2048: %8.1f us\n", attention_us(65, len, query, &s));
+    }
 }
 
 /* ---- glue and sampling ---- */
