@@ -40,6 +40,7 @@ struct sim {
     int more; /* 1: `coming` is the next one to arrive */
     double now_us;
     int64_t n_inside, reserved_slots, wanted_slots, needed_slots;
+    double copied; /* tokens whose keys and values the last step's forks copy from one reservation to another */
     uint64_t rng;
     int32_t *token, *top;
     float *logprob, *top_logprob;
@@ -205,25 +206,36 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
 static double step_us(const struct sim *s, const struct plan *p)
 {
     const struct sim_options *o = s->o;
-    double context = 0;
-    for (int32_t i = 0; i < p->n_items; i++)
+    double context = 0, copied = s->reserver ? s->copied : (double)p->n_copy * o->block_size;
+    int32_t requests = 0;
+    for (int32_t i = 0; i < p->n_items; i++) { /* the items of a group stand together */
         context += p->item[i].first;
-    return o->overhead_us + p->n_items * o->seq_us + fmax(o->weights_us, p->n_tokens * o->token_us) +
-           context * o->context_us + (p->n_swap_in + p->n_swap_out) * o->swap_block_us;
+        requests += i == 0 || p->item[i].seq->group != p->item[i - 1].seq->group;
+    }
+    context += 2 * copied; /* read and written */
+    return o->overhead_us + requests * o->request_us + p->n_items * o->seq_us +
+           fmax(o->weights_us, p->n_tokens * o->token_us) + context * o->context_us +
+           (p->n_swap_in + p->n_swap_out) * o->swap_block_us;
 }
 
-/* Candidates of the beams; the items of a group stand together. */
+/* Candidates of the beams; the items of a group stand together. Where each sequence has a reservation of its own, whoever
+ * forks is copied. */
 static void answer(struct sim *s, const struct plan *p, struct results *ret)
 {
     const struct group *before = NULL;
+    s->copied = 0;
     for (int32_t i = 0; i < p->n_items; i++) {
         const struct plan_item *it = &p->item[i];
         const struct group *g = it->seq->group;
+        double context = it->first + it->n;
+        s->copied += MAX(it->n_draws - 1, 0) * context;
         if (!g->beam || it->n_draws == 0)
             continue;
         struct job *j = g->request->user;
-        if (g != before)
+        if (g != before) {
             beam_replay_step(&j->beams, g->width, &s->rng);
+            s->copied += beam_replay_copies(&j->beams, g) * context;
+        }
         before = g;
         size_t at = (size_t)it->sample_first * (size_t)s->stride;
         beam_replay_candidates(&j->beams, it->seq, s->stride, s->top + at, s->top_logprob + at);

@@ -45,6 +45,18 @@ static int32_t parent_of(const struct beam_replay *b, int32_t child, int32_t n_l
     return parent % n_live;
 }
 
+int32_t beam_replay_copies(const struct beam_replay *b, const struct group *g)
+{
+    bool taken[LIMIT_CHOICES] = {false};
+    int32_t n = 0;
+    for (int32_t child = 0; child < g->width; child++) {
+        bool *parent = &taken[parent_of(b, child, g->n_live)];
+        n += *parent;
+        *parent = true;
+    }
+    return n;
+}
+
 void beam_replay_candidates(const struct beam_replay *b, const struct seq *q, int32_t stride, int32_t *top,
                             float *top_logprob)
 {

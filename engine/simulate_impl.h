@@ -40,9 +40,9 @@ struct sim_options {
     double target_latency_s, target_ttft_s;
     int32_t target_percentile;
     bool prefix_cache, json;
-    /* A step takes overhead + sequences * seq + max(weights, tokens * token) + context tokens read * context +
-     * blocks swapped * swap_block. */
-    double overhead_us, seq_us, weights_us, token_us, context_us, swap_block_us;
+    /* A step takes overhead + requests * request + sequences * seq + max(weights, tokens * token) + context tokens read *
+     * context + tokens copied * 2 * context + blocks swapped * swap_block. */
+    double overhead_us, request_us, seq_us, weights_us, token_us, context_us, swap_block_us;
 };
 
 enum { SIM_VOCAB = 32000, SIM_TOKEN = 5 }; /* every sampled token is SIM_TOKEN */
@@ -77,6 +77,8 @@ struct beam_replay {
 };
 /* On to the next step; then the candidates of each live beam: top[stride] and top_logprob[stride]. */
 void beam_replay_step(struct beam_replay *b, int32_t width, uint64_t *rng);
+/* Children of the step that cannot stay in their parent's place, because a sibling does. */
+int32_t beam_replay_copies(const struct beam_replay *b, const struct group *g);
 void beam_replay_candidates(const struct beam_replay *b, const struct seq *q, int32_t stride, int32_t *top,
                             float *top_logprob);
 

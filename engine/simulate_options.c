@@ -48,6 +48,7 @@ static const struct option_row option_rows[] = {
     ROW("target-percentile", OPTION_INT32, target_percentile, 0, 99, NULL, "of requests that keep it; 0: in the mean"),
     ROW("cost-from", OPTION_TEXT, cost_from, 0, 0, NULL, "records of `quire bench offline`: what a step costs"),
     ROW("overhead-us", OPTION_DOUBLE, overhead_us, 0, 1e9, NULL, "of a step, whatever is in it"),
+    ROW("request-us", OPTION_DOUBLE, request_us, 0, 1e9, NULL, "of a step for each request in it"),
     ROW("seq-us", OPTION_DOUBLE, seq_us, 0, 1e9, NULL, "of a step for each sequence in it"),
     ROW("weights-us", OPTION_DOUBLE, weights_us, 0, 1e9, NULL, "to read the weights once: the least a step takes"),
     ROW("token-us", OPTION_DOUBLE, token_us, 0, 1e9, NULL, "of computing one token when a step has many"),
@@ -174,7 +175,7 @@ void sim_options_help(void)
         const struct option_row *row = &option_rows[i];
         printf("  --%-24s %s%s%s\n", row->name, row->help, row->choices ? ": " : "", row->choices ? row->choices : "");
     }
-    printf("\nThe defaults are OPT-13B on one A100-40GB. A step takes overhead + sequences * seq + max(weights, tokens "
-           "* token)\n"
-           "+ cached tokens read * context + blocks swapped * swap-block microseconds.\n");
+    printf("\nThe defaults are OPT-13B on one A100-40GB. A step takes overhead + requests * request + sequences * "
+           "seq\n+ max(weights, tokens * token) + cached tokens read * context + tokens copied from one place to another * 2 "
+           "* context\n+ blocks swapped * swap-block microseconds. Without paging whoever forks is copied.\n");
 }

@@ -160,14 +160,14 @@ static void random_request(struct scenario *s, int32_t i, struct rng *r)
         q->text_stop[k] = rng_chance(r, 10) && q->max_tokens > 0 ? rng_range(r, 1, q->max_tokens) : 0;
 }
 
-/* Small requests of two tenants that begin together and come to the ends of their blocks together, with hardly a block to
- * spare, just when one more of the poorer tenant's arrives: room must be made for many after its prompt has gone ahead. */
+/* Small requests of two tenants that begin together and come to the ends of their blocks together, with hardly
+ * a block to spare, just when one more of the poorer tenant's arrives: room must be made for many after its prompt has gone ahead. */
 static void march(struct scenario *s, struct rng *r)
 {
     struct sched_config *c = &s->config;
-    int32_t n_prompt = rng_range(r, 1, c->block_size), poor = rng_range(r, 2, 4), last = s->n_requests - 1;
+    int32_t n_prompt = rng_range(r, 1, c->block_size), poor = rng_range(r, 2, 5), last = s->n_requests - 1;
     c->policy = POLICY_FAIR;
-    c->n_blocks = MAX((int32_t)div_ceil(c->max_len, c->block_size), s->n_requests - rng_range(r, 0, 1));
+    c->n_blocks = MAX((int32_t)div_ceil(c->max_len, c->block_size), s->n_requests + last / 2 - rng_range(r, 0, 1));
     c->max_num_seqs = SIM_REQUESTS;
     c->max_num_batched_tokens = SIM_REQUESTS * SIM_PROMPT;
     c->max_logits = c->max_num_seqs + 1;
