@@ -15,6 +15,7 @@ enum dtype_choice { DTYPE_AUTO, DTYPE_BFLOAT16, DTYPE_FLOAT16, DTYPE_FLOAT32 };
 enum load_format { LOAD_AUTO, LOAD_SAFETENSORS, LOAD_GGUF, LOAD_DUMMY };
 enum preemption { PREEMPT_AUTO, PREEMPT_SWAP, PREEMPT_RECOMPUTE };
 enum policy { POLICY_FCFS, POLICY_PRIORITY, POLICY_FAIR };
+enum kv_policy { KV_PAGED, KV_ORCA_MAX, KV_ORCA_POW2, KV_ORCA_ORACLE };
 enum access_log { ACCESS_ALL, ACCESS_ERRORS, ACCESS_NONE };
 enum unknown_fields { UNKNOWN_WARN, UNKNOWN_REJECT };
 
@@ -46,6 +47,7 @@ struct settings {
     int64_t swap_space; /* bytes */
     int preemption;     /* enum preemption */
     int policy;         /* enum policy */
+    int kv_policy;      /* enum kv_policy */
     bool prefix_cache;
     struct prefix_setting *prefixes; /* [n_prefixes], YAML only */
     int64_t n_prefixes;

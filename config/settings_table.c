@@ -21,6 +21,8 @@ static const struct setting_choice PREEMPTIONS[] = {
     {"auto", PREEMPT_AUTO}, {"swap", PREEMPT_SWAP}, {"recompute", PREEMPT_RECOMPUTE}, {0}};
 static const struct setting_choice POLICIES[] = {
     {"fcfs", POLICY_FCFS}, {"priority", POLICY_PRIORITY}, {"fair", POLICY_FAIR}, {0}};
+static const struct setting_choice KV_POLICIES[] = {
+    {"paged", KV_PAGED}, {"orca-max", KV_ORCA_MAX}, {"orca-pow2", KV_ORCA_POW2}, {"orca-oracle", KV_ORCA_ORACLE}, {0}};
 static const struct setting_choice UNKNOWN_FIELDS[] = {{"warn", UNKNOWN_WARN}, {"reject", UNKNOWN_REJECT}, {0}};
 static const struct setting_choice LOG_FORMATS[] = {{"text", LOG_TEXT}, {"json", LOG_JSON}, {0}};
 static const struct setting_choice ACCESS_LOGS[] = {
@@ -82,6 +84,9 @@ const struct setting setting_table[] = {
      .help = "KV blocks; 0: from memory"},
     {BYTES(kv_cache_memory, "0", 0, 1024 * TIB), .alias = "kv_cache_memory_bytes", .metavar = "SIZE", .group = "Memory",
      .help = "memory of the KV blocks of a rank; 0: by gpu-memory-utilization, on a CPU 2 GiB or a quarter of its free memory"},
+    {CHOICE(kv_policy, "paged", KV_POLICIES), .group = "Memory",
+     .help = "to measure paging against: admit as if each sequence needed contiguous room for its whole life (the model's length, the "
+             "next power of two of its answer, or exactly its answer), with no cached prefixes"},
     {FLOAT(gpu_memory_utilization, "0.9", 0.01, 1), .metavar = "PART", .group = "Memory",
      .help = "part of the GPU's memory that may be used"},
     {BYTES(swap_space, "4GiB", 0, 64 * TIB), .metavar = "SIZE", .group = "Memory", .gib_without_unit = true,

@@ -80,6 +80,13 @@ static int check_fit(const struct request *r, int32_t width, const struct sched_
             "%d prompt tokens and %d sequences of up to %d tokens need %lld KV blocks; preemption is swap, "
             "and swap_space has room for %d",
             r->n_prompt, width, p->max_tokens, (long long)need, c->n_host_blocks);
+    struct reserve_rule rule = sched_reserve_rule(c);
+    if (c->kv_policy != KV_PAGED && width > reserve_most(&rule, r->n_prompt, p->max_tokens))
+        return err_set_param(
+            e, ERR_INVALID, "max_tokens",
+            "%d prompt tokens and %d sequences of up to %d tokens are more contiguous room than kv_policy "
+            "has (%d tokens)",
+            r->n_prompt, width, p->max_tokens, rule.slots);
     return 0;
 }
 

@@ -12,6 +12,9 @@ static int encode(const struct engine *e, const struct settings *s, struct token
 {
     const struct sched_config *c = &e->config;
     int64_t blocks = 0;
+    if (s->kv_policy != KV_PAGED)
+        return err_set_param(err, ERR_INVALID, "prefixes",
+                             "prefixes are kept in the prefix cache, which kv_policy has none of unless it is paged");
     if (!s->prefix_cache)
         return err_set_param(err, ERR_INVALID, "prefixes",
                              "prefixes are kept in the prefix cache, but prefix_cache is false");

@@ -33,7 +33,8 @@
  *  S2  every device block's count equals the number of tables of RUNNING groups holding it (plus pins); the same for
  *      host blocks and SWAPPED groups; WAITING and ENDED groups hold none
  *  S3  a live sequence of a RUNNING group has n_computed <= n_tokens and blocks for n_computed tokens
- *  S4  rows are held by live sequences of RUNNING groups only, each once; reservations add up, by tenant too
+ *  S4  rows are held by live sequences of RUNNING groups only, each once; reservations add up, by tenant too, and so do the
+ *      chunks of a kv_policy other than paged, which only RUNNING groups have
  *  S5  planned tokens <= budget, sequences <= max_num_seqs, logits rows <= max_logits
  *  S6  every block a planned item writes has count 1, but for what others hold and do not read before a later step: the
  *      prompt that a recompute's root computes for its siblings, the last block of a prompt forked in this step
@@ -65,6 +66,7 @@ struct sched_config {
                                        log-probabilities */
     int32_t max_waiting; /* groups; sched_add says ERR_FULL beyond */
     int preemption;      /* enum preemption */
+    int kv_policy;       /* enum kv_policy: reservations limit who is admitted (reserve.h); no prefix_cache then */
     int policy;          /* enum policy */
     bool prefix_cache;
     int64_t target_itl_us; /* 0: none */
@@ -106,6 +108,16 @@ struct plan {
 };
 int plan_init(struct plan *p, const struct sched_config *c, struct err *e);
 void plan_release(struct plan *p);
+
+/* The arena of kv_policy: the pool, in chunks of a block at least. */
+static inline struct reserve_rule sched_reserve_rule(const struct sched_config *c)
+{
+    int32_t least = 1;
+    while (least < c->block_size)
+        least *= 2;
+    int32_t slots = (int32_t)MIN((int64_t)c->n_blocks * c->block_size, 1 << 30);
+    return (struct reserve_rule){c->kv_policy, slots, c->max_len, least};
+}
 
 struct sched;
 /* ERR_INVALID for a configuration that cannot work, with the numbers. */

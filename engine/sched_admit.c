@@ -66,6 +66,8 @@ static void find_prefix(struct sched *s, struct group *g, struct demand *d)
 static int32_t watermark(const struct sched *s)
 {
     int32_t n_seqs = s->c.max_num_seqs - s->n_rows;
+    if (s->reserver)
+        return 0; /* who runs has all that it will need */
     return s->running.n > 0 ? s->c.n_blocks / 100 + n_seqs / 2 : 0;
 }
 
@@ -160,7 +162,10 @@ static void admit(struct sched *s, struct group *g, const struct demand *d, int6
 bool has_room(struct sched *s, struct group *g)
 {
     struct demand d;
-    return rows_and_side_fit(s, g, group_rows(g)) && blocks_fit(s, g, &d);
+    if (!rows_and_side_fit(s, g, group_rows(g)) || !blocks_fit(s, g, &d) || !take_room(s, g))
+        return false;
+    give_room(s, g);
+    return true;
 }
 
 bool sched_admit_one(struct sched *s, int64_t now_us, struct plan *p)
@@ -173,7 +178,7 @@ bool sched_admit_one(struct sched *s, int64_t now_us, struct plan *p)
         return false;
     if (swapped && !goes_before_swapped(s, g, swapped))
         return false;
-    if (!rows_and_side_fit(s, g, group_rows(g)) || !blocks_fit(s, g, &d))
+    if (!rows_and_side_fit(s, g, group_rows(g)) || !blocks_fit(s, g, &d) || !take_room(s, g))
         return false;
     admit(s, g, &d, now_us);
     plan_prefill(s, g, p);
@@ -301,7 +306,7 @@ void sched_resume(struct sched *s, struct plan *p)
         if (g->n_inflight > 0 || (waiting && goes_before_swapped(s, waiting, g)))
             return;
         int32_t need = host_blocks(s, g) + blocks_missing(s, g) + watermark(s);
-        if (!rows_and_side_fit(s, g, group_rows(g)) || need > kvpool_available(&s->pool))
+        if (!rows_and_side_fit(s, g, group_rows(g)) || need > kvpool_available(&s->pool) || !take_room(s, g))
             return;
         list_remove(&s->swapped, g);
         group_reserve(s, g);

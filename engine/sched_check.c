@@ -103,6 +103,18 @@ static const char *check_seqs(const struct sched *s)
     return NULL;
 }
 
+static const char *check_room(const struct sched *s)
+{
+    int32_t n = 0;
+    for (const struct group *g = s->running.first; g && s->reserver; g = g->next)
+        for (int32_t i = 0; i < g->width; i++)
+            if ((g->seq[i].room.size > 0) != (g->seq[i].state != SEQ_DONE))
+                return "S4: a running sequence has no room set aside, or one that is done has";
+            else
+                n += g->seq[i].room.size > 0;
+    return s->reserver && n != reserver_taken(s->reserver) ? "S4: room set aside does not add up" : NULL;
+}
+
 static const char *check_rows(struct sched *s)
 {
     int32_t held = 0, reserved = 0;
@@ -209,6 +221,8 @@ const char *sched_check(struct sched *s, const struct plan *p)
         wrong = check_seqs(s);
     if (!wrong)
         wrong = check_rows(s);
+    if (!wrong)
+        wrong = check_room(s);
     if (!wrong && p && p->step > 0)
         wrong = check_plan(s, p);
     return wrong ? wrong : check_flights(s);

@@ -54,6 +54,8 @@ struct sched {
     struct group_list swapped; /* by group_before */
     struct group_list ended;   /* waiting for decode_reap */
 
+    struct reserver *reserver; /* NULL: paged */
+
     int32_t *row; /* [max_num_seqs] free table rows, a stack */
     int32_t n_rows;
     uint8_t *row_seen;          /* [max_num_seqs] scratch of sched_check */
@@ -137,6 +139,9 @@ static inline bool goes_ahead(const struct sched *s, const struct group *g)
 }
 
 /* sched_seq.c */
+/* Without paging: contiguous room for every sequence that is not done, or for none; true if there is, or with paging. */
+bool take_room(struct sched *s, struct group *g);
+void give_room(struct sched *s, struct group *g);
 /* A block for a table, the least recently used one; its old name is dropped. There must be one. */
 int32_t take_block(struct sched *s);
 void seq_take_row(struct sched *s, struct seq *q);

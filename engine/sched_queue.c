@@ -173,7 +173,9 @@ static void sweep_list(struct sched *s, struct group_list *l, int64_t now_us)
     }
 }
 
-enum { SWEPT_A_STEP = 64 }; /* waiting groups looked at in a step: all in turn, at a cost that does not grow with them */
+enum {
+    SWEPT_A_STEP = 64
+}; /* waiting groups looked at in a step: all in turn, at a cost that does not grow with them */
 
 /* Where many wait, none of those to be looked at is in a cache: they are fetched side by side. */
 static void fetch_waiting(const struct sched *s)

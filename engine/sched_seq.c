@@ -83,13 +83,32 @@ void seq_finish(struct sched *s, struct seq *q, int finish)
     q->finish = finish;
     if (g->state == GROUP_RUNNING)
         reserve_rows(s, g, -1);
+    if (s->reserver)
+        reserver_give(s->reserver, &q->room);
     if (--g->n_live == 0)
         group_finish(s, g);
+}
+
+bool take_room(struct sched *s, struct group *g)
+{
+    for (int32_t i = 0; s->reserver && i < g->width; i++)
+        if (g->seq[i].state != SEQ_DONE && !reserver_take(s->reserver, g->n_prompt, g->max_tokens, &g->seq[i].room)) {
+            give_room(s, g);
+            return false;
+        }
+    return true;
+}
+
+void give_room(struct sched *s, struct group *g)
+{
+    for (int32_t i = 0; s->reserver && i < g->width; i++)
+        reserver_give(s->reserver, &g->seq[i].room);
 }
 
 void group_unreserve(struct sched *s, struct group *g)
 {
     reserve_rows(s, g, -g->n_reserved);
+    give_room(s, g);
     s->side_free.counts += g->side.counts;
     s->side_free.bias += g->side.bias;
     s->side_free.allowed += g->side.allowed;

@@ -27,6 +27,7 @@
 
 #include "engine/engine.h"
 #include "engine/prefix.h"
+#include "engine/reserve.h"
 #include "kernels/batch.h"
 
 enum group_state { GROUP_NEW, GROUP_WAITING, GROUP_RUNNING, GROUP_SWAPPED, GROUP_ENDED };
@@ -47,6 +48,7 @@ struct seq {
 
     int32_t *block; /* [max_blocks] block table; device ids, host ids while the group is SWAPPED */
     int32_t n_blocks;
+    struct reservation room;   /* kv_policy other than paged: what is set aside for it while its group runs */
     int32_t row;               /* the backend's table row; -1: none */
     int32_t n_synced;          /* leading table entries that the backend's row is known to hold */
     struct prefix_chain chain; /* blocks published or found so far */
@@ -109,7 +111,7 @@ struct group {
     /* For the histograms; 0: not yet. */
     int64_t admitted_us, first_token_us, last_token_us;
 
-    int32_t wait_index;        /* WAITING: place in sched->waiting */
+    int32_t wait_index; /* WAITING: place in sched->waiting */
     /* RUNNING, SWAPPED, ENDED: the queue its state names. WAITING: its tenant's heap, who stands above and the two behind it. */
     struct group *prev, *next, *child;
     int32_t heap_rank;

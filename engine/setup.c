@@ -124,6 +124,9 @@ static int allocate(struct sched *s, struct err *e)
         code = prefix_init(&s->prefix, &s->pool, c->block_size, c->name_bits, c->secret, e);
     if (code < 0)
         return code;
+    struct reserve_rule rule = sched_reserve_rule(c);
+    if (c->kv_policy != KV_PAGED && reserver_open(&s->reserver, &rule, e) < 0)
+        return e->code;
     s->tenant = array(most_tenants(c), sizeof *s->tenant);
     s->ready = array(most_tenants(c), sizeof *s->ready);
     s->line = array(c->max_num_seqs, sizeof *s->line);
@@ -186,6 +189,7 @@ void sched_free(struct sched *s)
     prefix_release(&s->prefix);
     kvpool_release(&s->pool);
     kvpool_release(&s->host);
+    reserver_free(s->reserver);
     free(s->tenant);
     free(s->ready);
     free(s->line);

@@ -121,7 +121,7 @@ static int arrive(struct sim *s, struct err *e)
 static bool reserve(struct sim *s, struct job *j)
 {
     for (int32_t i = 0; i < j->n_room; i++) {
-        if (reserver_take(s->reserver, &j->a, &j->room[i]))
+        if (reserver_take(s->reserver, j->a.prompt, j->a.output, &j->room[i]))
             continue;
         while (i-- > 0)
             reserver_give(s->reserver, &j->room[i]);
@@ -130,7 +130,7 @@ static bool reserve(struct sim *s, struct job *j)
     for (int32_t i = 0; i < j->n_room; i++) {
         s->reserved_slots += j->room[i].size;
         s->wanted_slots += j->room[i].wanted;
-        s->needed_slots += j->room[i].needed;
+        s->needed_slots += j->a.prompt + j->a.output;
     }
     return true;
 }
@@ -138,10 +138,10 @@ static bool reserve(struct sim *s, struct job *j)
 static void give_back(struct sim *s, struct job *j)
 {
     for (int32_t i = 0; i < j->n_room; i++) {
-        reserver_give(s->reserver, &j->room[i]);
         s->reserved_slots -= j->room[i].size;
         s->wanted_slots -= j->room[i].wanted;
-        s->needed_slots -= j->room[i].needed;
+        s->needed_slots -= j->a.prompt + j->a.output;
+        reserver_give(s->reserver, &j->room[i]);
     }
 }
 
@@ -377,9 +377,13 @@ static int simulate(struct sim *s, struct err *e)
     s->stride = MAX(LIMIT_CANDIDATES / 8, 2 * o->beam);
     for (int32_t i = 0; i < LIMIT_CHOICES; i++)
         atomic_init(&s->stop_at[i], INT32_MAX);
+    struct reserve_rule rule = {.policy = o->manager == MANAGER_STATIC ? KV_ORCA_MAX : o->manager,
+                                .slots = o->slots,
+                                .max_len = o->max_len,
+                                .least = 1};
     int code = workload_open(&s->workload, o, e);
     if (code == 0 && o->manager != MANAGER_PAGED)
-        code = reserver_open(&s->reserver, o, e);
+        code = reserver_open(&s->reserver, &rule, e);
     if (code == 0)
         code = report_open(&s->report, o->requests, e);
     if (code < 0)

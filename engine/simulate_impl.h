@@ -6,7 +6,6 @@
  *     simulate_cost.c      what a step costs, from records of `quire bench`
  *     simulate_record.c    real runs: lengths, and how beams fork and die; simulate_beams.c replays them
  *     simulate_workload.c  requests: Poisson arrivals over length distributions, or a trace file
- *     simulate_reserve.c   the memory managers of before paging: contiguous reservations from a buddy allocator
  *     simulate_report.c    what was seen: latencies, batch sizes, memory by kind
  */
 #ifndef QUIRE_ENGINE_SIMULATE_IMPL_H
@@ -14,12 +13,19 @@
 
 #include <stdio.h>
 
+#include "engine/reserve.h"
 #include "engine/sched_impl.h"
 
 /* Paged is Quire. The others reserve contiguous room for a request's whole life before the same scheduler gets it
  * (SOSP'23 paper, section 6.1): Max for the model's length, Pow2 for the next power of two of the output, Oracle for
  * exactly the output, and Static like Max but a batch at a time, as FasterTransformer. */
-enum manager { MANAGER_PAGED, MANAGER_ORCA_MAX, MANAGER_ORCA_POW2, MANAGER_ORCA_ORACLE, MANAGER_STATIC };
+enum manager {
+    MANAGER_PAGED = KV_PAGED,
+    MANAGER_ORCA_MAX = KV_ORCA_MAX,
+    MANAGER_ORCA_POW2 = KV_ORCA_POW2,
+    MANAGER_ORCA_ORACLE = KV_ORCA_ORACLE,
+    MANAGER_STATIC
+};
 
 struct sim_options {
     double rate; /* requests a second */
@@ -92,18 +98,6 @@ int workload_next(struct workload *w, struct sim_arrival *ret, struct err *e);
 void workload_prompt(struct workload *w, int32_t *token, int32_t n);
 double sim_uniform(uint64_t *state);     /* [0, 1) */
 double sim_exponential(uint64_t *state); /* mean 1 */
-
-/* ---- reservations ---- */
-struct reserver;
-int reserver_open(struct reserver **ret, const struct sim_options *o, struct err *e);
-void reserver_free(struct reserver *r);
-struct reservation {
-    int32_t start, size;    /* slots of a chunk; size 0: none */
-    int32_t wanted, needed; /* asked for; will be used in the end */
-};
-/* Room for one sequence of the request; false: not now. */
-bool reserver_take(struct reserver *r, const struct sim_arrival *a, struct reservation *ret);
-void reserver_give(struct reserver *r, const struct reservation *x);
 
 /* ---- report ---- */
 struct sim_report {

@@ -176,6 +176,7 @@ void sim_options_help(void)
         printf("  --%-24s %s%s%s\n", row->name, row->help, row->choices ? ": " : "", row->choices ? row->choices : "");
     }
     printf("\nThe defaults are OPT-13B on one A100-40GB. A step takes overhead + requests * request + sequences * "
-           "seq\n+ max(weights, tokens * token) + cached tokens read * context + tokens copied from one place to another * 2 "
+           "seq\n+ max(weights, tokens * token) + cached tokens read * context + tokens copied from one place to "
+           "another * 2 "
            "* context\n+ blocks swapped * swap-block microseconds. Without paging whoever forks is copied.\n");
 }

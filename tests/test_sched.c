@@ -419,6 +419,48 @@ static void prefill_beside_decodes_keeps_to_the_itl_target(void **state)
     rig_commit(&rig);
 }
 
+/* 256 slots: two of the model's length; prompt 4 and 16 to come are 20, so 32 slots each; prompt 4 and 17 are 36 with the next power
+ * of two, so 64 each. */
+static void reservations_limit_who_runs(void **state)
+{
+    static const struct {
+        int policy;
+        int32_t max_tokens, n, runs;
+    } want[] = {{KV_PAGED, 16, 1, 8},       {KV_ORCA_MAX, 16, 1, 2},  {KV_ORCA_ORACLE, 16, 1, 8},
+                {KV_ORCA_ORACLE, 16, 3, 2}, {KV_ORCA_POW2, 17, 1, 4}, {KV_ORCA_ORACLE, 17, 1, 8}};
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(want); i++) {
+        struct sched_counts c;
+        config.kv_policy = want[i].policy;
+        rig_open(&rig, &config);
+        for (int k = 0; k < 10; k++) {
+            struct gen_params p = tokens(want[i].max_tokens);
+            p.n = p.best_of = want[i].n;
+            rig_add(&rig, p, k, 4);
+        }
+        rig_run(&rig, 4);
+        sched_counts(rig.sched, &c);
+        assert_int_equal(c.running_groups, want[i].runs);
+        rig_run(&rig, 1000); /* all of them get their turn */
+        assert_int_equal(rig_count(&rig, &rig.request[9], DELTA_FINISH, 0), 1);
+        if (i + 1 < ARRAY_LEN(want))
+            assert_int_equal(stop(NULL), 0);
+    }
+}
+
+static void what_no_reservation_can_hold_is_refused(void **state)
+{
+    struct request r = {.params = tokens(16), .prompt = (int32_t[]){1, 2, 3, 4}, .n_prompt = 4};
+    struct group *g;
+    struct err e = {0};
+    (void)state;
+    config.kv_policy = KV_ORCA_MAX;
+    r.params.n = r.params.best_of = 3;
+    assert_int_equal(group_new(&g, &r, NULL, &config, &e), ERR_INVALID);
+    assert_string_equal(e.param, "max_tokens");
+    rig_open(&rig, &config);
+}
+
 static void rows_are_set_aside_for_samples_to_come(void **state)
 {
     (void)state;
@@ -457,6 +499,8 @@ int main(void)
         CASE(a_full_queue_says_so),
         CASE(prefill_beside_decodes_keeps_to_the_itl_target),
         CASE(rows_are_set_aside_for_samples_to_come),
+        CASE(reservations_limit_who_runs),
+        CASE(what_no_reservation_can_hold_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -95,17 +95,17 @@ static void a_trace_is_read_and_a_broken_one_refused(void **state)
 static void a_buddy_arena_is_whole_again_when_all_is_given_back(void **state)
 {
     (void)state;
-    struct sim_options o = options("--manager orca-oracle --kv-slots 15700");
+    struct reserve_rule rule = {.policy = KV_ORCA_ORACLE, .slots = 15700, .max_len = 2048, .least = 1};
     struct reserver *r;
     struct err e;
     struct reservation taken[64];
     uint64_t rng = 3;
     int32_t n = 0;
-    assert_int_equal(reserver_open(&r, &o, &e), 0);
+    assert_int_equal(reserver_open(&r, &rule, &e), 0);
     for (int i = 0; i < 2000; i++) {
-        struct sim_arrival a = {.prompt = 1 + (int32_t)(sim_uniform(&rng) * 300), .output = 100};
-        if (n < 64 && sim_uniform(&rng) < 0.6 && reserver_take(r, &a, &taken[n])) {
-            assert_true(taken[n].size >= a.prompt + a.output && taken[n].start + taken[n].size <= o.slots);
+        int32_t prompt = 1 + (int32_t)(sim_uniform(&rng) * 300);
+        if (n < 64 && sim_uniform(&rng) < 0.6 && reserver_take(r, prompt, 100, &taken[n])) {
+            assert_true(taken[n].size >= prompt + 100 && taken[n].start + taken[n].size <= rule.slots);
             for (int32_t k = 0; k < n; k++) /* nobody else's */
                 assert_true(taken[n].start >= taken[k].start + taken[k].size ||
                             taken[k].start >= taken[n].start + taken[n].size);
@@ -118,9 +118,9 @@ static void a_buddy_arena_is_whole_again_when_all_is_given_back(void **state)
     while (n > 0)
         reserver_give(r, &taken[--n]);
     /* 15700 = 8192 + 4096 + 2048 + 1024 + ...: seven chunks of 2048 fit again. */
-    struct sim_arrival whole = {.prompt = 1000, .output = 1048};
-    while (n < 64 && reserver_take(r, &whole, &taken[n]))
+    while (n < 64 && reserver_take(r, 1000, 1048, &taken[n]))
         n++;
+    assert_int_equal(reserve_most(&rule, 1000, 1048), 7);
     assert_int_equal(n, 7);
     reserver_free(r);
 }

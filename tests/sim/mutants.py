@@ -20,7 +20,7 @@ FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-w", "-I."]
 SOURCES = [
     "config/base.c",
     *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "engine").glob("sched*.c")),
-    *(f"engine/{n}.c" for n in "kvpool prefix seq group setup pack decode beam beam_text stops batch_wire".split()),
+    *(f"engine/{n}.c" for n in "kvpool prefix reserve seq group setup pack decode beam beam_text stops batch_wire".split()),
     *(f"tests/sim/{n}.c" for n in "toy oracle many scenario reference world shrink oracle_runs".split()),
 ]
 
@@ -88,6 +88,9 @@ MUTANTS = [
     ("the newest waits first", "engine/sched_fair.c", "if (group_before(b, a)) {", "if (group_before(a, b)) {"),
     ("the heap of tenants forgets to sift", "engine/sched_fair.c", "sift_down(s, i, moved);", "ready_set(s, i, moved);"),
     ("a tenant without waiting groups stands ready", "engine/sched_fair.c", "t->ready_index = -1;\n    if (moved", "if (moved"),
+    ("room set aside is not given back", "engine/sched_seq.c", "reserve_rows(s, g, -g->n_reserved);\n    give_room(s, g);", "reserve_rows(s, g, -g->n_reserved);"),
+    ("who is done keeps its room", "engine/sched_seq.c", "if (s->reserver)\n        reserver_give(s->reserver, &q->room);", ""),
+    ("half a group gets room", "engine/sched_seq.c", "give_room(s, g);\n            return false;", "return false;"),
     ("a tenant's rows are not given back", "engine/sched_fair.c", "s->tenant[g->tenant].n_rows += n;", "s->tenant[g->tenant].n_rows += n > 0 ? n : 0;"),
     ("the place of who left goes to nobody", "engine/sched_queue.c", "moved->wait_index = g->wait_index;", ";"),
     ("cancelled requests run on", "engine/sched_queue.c", "if (atomic_load_explicit(&g->request->cancelled, memory_order_relaxed))", "if (false)"),

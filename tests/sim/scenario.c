@@ -195,6 +195,10 @@ void scenario_random(struct scenario *ret, uint64_t seed)
         random_request(ret, i, &r);
     if (rng_chance(&marching, 5))
         march(ret, &marching);
+    else if (rng_chance(&marching, 8)) {
+        ret->config.kv_policy = rng_range(&marching, KV_ORCA_MAX, KV_ORCA_ORACLE);
+        ret->config.prefix_cache = false;
+    }
 }
 
 void scenario_oracle(const struct scenario *s, struct oracle_config *ret)
@@ -283,10 +287,12 @@ void scenario_print(const struct scenario *s, FILE *out)
             c->n_blocks, c->block_size, c->n_host_blocks, c->max_num_seqs, c->max_num_batched_tokens, c->max_logits,
             s->depth, c->vocab);
     fprintf(out,
-            "  preemption %d, policy %d, prefix cache %d, target itl %lld, shared %lld us, timeouts %lld %lld us, NaN "
+            "  preemption %d, policy %d, kv policy %d, prefix cache %d, target itl %lld, shared %lld us, timeouts %lld "
+            "%lld us, NaN "
             "from step %llu\n",
-            c->preemption, c->policy, c->prefix_cache, (long long)c->target_itl_us, (long long)c->shared_itl_us,
-            (long long)c->queue_timeout_us, (long long)c->request_timeout_us, (unsigned long long)s->fail_at);
+            c->preemption, c->policy, c->kv_policy, c->prefix_cache, (long long)c->target_itl_us,
+            (long long)c->shared_itl_us, (long long)c->queue_timeout_us, (long long)c->request_timeout_us,
+            (unsigned long long)s->fail_at);
     for (int32_t i = 0; i < s->n_requests; i++)
         if (!s->request[i].absent)
             print_request(&s->request[i], i, out);

@@ -1,18 +1,15 @@
-/* Memory managers of before paging: each sequence gets one contiguous chunk for its whole life, from a buddy allocator.
- *
- * A chunk has a power of two of slots and starts at a multiple of its size. A chunk is split to serve a smaller one,
+/* A chunk has a power of two of slots and starts at a multiple of its size. A chunk is split to serve a smaller one,
  * and joined with its buddy when both are free. An arena that is no power of two begins as the chunks of its binary
  * digits. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/simulate_impl.h"
+#include "engine/reserve.h"
 
 enum { ORDERS = 31 };
 
 struct reserver {
-    int manager;
-    int32_t max_len, slots;
+    struct reserve_rule rule;
     int8_t *free_order;   /* [slots] order of the free chunk that starts here; -1: none */
     int32_t *next, *prev; /* [slots] lists of free chunks by order; -1: end */
     int32_t first[ORDERS];
@@ -49,26 +46,24 @@ static int order_of(int32_t size)
     return order;
 }
 
-int reserver_open(struct reserver **ret, const struct sim_options *o, struct err *e)
+int reserver_open(struct reserver **ret, const struct reserve_rule *rule, struct err *e)
 {
     struct reserver *r = calloc(1, sizeof(*r));
     if (!r)
         return err_nomem(e, "the reservations");
-    r->manager = o->manager;
-    r->max_len = o->max_len;
-    r->slots = o->slots;
-    r->free_order = malloc((size_t)o->slots);
-    r->next = malloc((size_t)o->slots * sizeof(*r->next));
-    r->prev = malloc((size_t)o->slots * sizeof(*r->prev));
+    r->rule = *rule;
+    r->free_order = malloc((size_t)rule->slots);
+    r->next = malloc((size_t)rule->slots * sizeof(*r->next));
+    r->prev = malloc((size_t)rule->slots * sizeof(*r->prev));
     if (!r->free_order || !r->next || !r->prev) {
         reserver_free(r);
         return err_nomem(e, "the reservations");
     }
-    memset(r->free_order, -1, (size_t)o->slots);
+    memset(r->free_order, -1, (size_t)rule->slots);
     memset(r->first, -1, sizeof(r->first));
     int32_t at = 0;
     for (int order = ORDERS - 1; order >= 0; order--)
-        if (o->slots & (1 << order)) {
+        if (rule->slots & (1 << order)) {
             list_add(r, at, order);
             at += 1 << order;
         }
@@ -86,22 +81,27 @@ void reserver_free(struct reserver *r)
     free(r);
 }
 
-static int32_t wanted(const struct reserver *r, const struct sim_arrival *a)
+static int32_t wanted(const struct reserve_rule *rule, int32_t n_prompt, int32_t n_output)
 {
-    switch (r->manager) {
-    case MANAGER_ORCA_POW2:
-        return MIN(a->prompt + (1 << order_of(a->output)), r->max_len);
-    case MANAGER_ORCA_ORACLE:
-        return a->prompt + a->output;
+    switch (rule->policy) {
+    case KV_ORCA_POW2:
+        return MIN(n_prompt + (1 << order_of(n_output)), rule->max_len);
+    case KV_ORCA_ORACLE:
+        return n_prompt + n_output;
     default:
-        return r->max_len;
+        return rule->max_len;
     }
 }
 
-bool reserver_take(struct reserver *r, const struct sim_arrival *a, struct reservation *ret)
+int32_t reserve_most(const struct reserve_rule *rule, int32_t n_prompt, int32_t n_output)
 {
-    *ret = (struct reservation){.wanted = wanted(r, a), .needed = a->prompt + a->output};
-    int order = order_of(ret->wanted), from = order;
+    return rule->slots >> order_of(MAX(wanted(rule, n_prompt, n_output), rule->least));
+}
+
+bool reserver_take(struct reserver *r, int32_t n_prompt, int32_t n_output, struct reservation *ret)
+{
+    *ret = (struct reservation){.wanted = wanted(&r->rule, n_prompt, n_output)};
+    int order = order_of(MAX(ret->wanted, r->rule.least)), from = order;
     while (from < ORDERS && r->first[from] < 0)
         from++;
     if (from == ORDERS)
@@ -118,17 +118,25 @@ bool reserver_take(struct reserver *r, const struct sim_arrival *a, struct reser
     return true;
 }
 
-void reserver_give(struct reserver *r, const struct reservation *x)
+void reserver_give(struct reserver *r, struct reservation *x)
 {
     int32_t at = x->start;
+    if (x->size == 0)
+        return;
     int order = order_of(x->size);
     r->n_taken--;
+    *x = (struct reservation){0};
     for (;; order++) {
         int32_t buddy = at ^ (1 << order);
-        if (buddy >= r->slots || r->free_order[buddy] != order)
+        if (buddy >= r->rule.slots || r->free_order[buddy] != order)
             break;
         list_take(r, buddy);
         at = MIN(at, buddy);
     }
     list_add(r, at, order);
+}
+
+int32_t reserver_taken(const struct reserver *r)
+{
+    return r->n_taken;
 }
