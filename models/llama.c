@@ -66,6 +66,18 @@ static const struct tensor_spec TENSORS[] = {
 
 static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
 
+/* What is left of a step after the last attention: most rows of a prefill end there. */
+static void gather_rows(struct model *m, int32_t n, struct mat *x, struct mat *y, struct mat *attn, struct mat qkv)
+{
+    const struct backend_ops *ops = m->backend->ops;
+    struct mat rows = mat_rows(*y, 0, n), heads = mat_rows(mat_cols(qkv, 0, attn->cols), 0, n);
+    ops->gather(m->backend, rows, *x, 0);
+    ops->gather(m->backend, heads, *attn, 0);
+    *y = mat_rows(*x, 0, n);
+    *x = rows;
+    *attn = heads;
+}
+
 void llama_forward(struct model *m, const struct batch *b)
 {
     struct backend *be = m->backend;
@@ -86,6 +98,13 @@ void llama_forward(struct model *m, const struct batch *b)
         ops->linear(be, qkv, h, l->qkv, &(struct epilogue){.bias = l->qkv_bias});
         ops->rope_kv(be, qkv, &l->rope, &l->attention);
         ops->attention(be, attn, qkv, &l->attention);
+        if (i + 1 == t->n_layers && model_gathers(m, b)) {
+            n = b->n_logits;
+            if (n == 0)
+                return; /* the cache is written */
+            gather_rows(m, n, &x, &y, &attn, qkv);
+            h = mat_rows(h, 0, n), up = mat_rows(up, 0, n), act = mat_rows(act, 0, n);
+        }
         ops->linear(be, y, attn, l->o, &(struct epilogue){.bias = l->o_bias});
         ops->add_norm(be, h, x, y, &l->mlp_norm, t->partial);
         ops->linear(be, up, h, l->up, &(struct epilogue){.bias = l->up_bias});
@@ -96,4 +115,4 @@ void llama_forward(struct model *m, const struct batch *b)
 }
 
 const struct model_family llama_family = {
-    .architectures = ARCHITECTURES, .tensors = TENSORS, .ignored = IGNORED, .forward = llama_forward};
+    .architectures = ARCHITECTURES, .tensors = TENSORS, .ignored = IGNORED, .forward = llama_forward, .gathers = true};

@@ -80,7 +80,7 @@ struct model {
     struct checkpoint
         *checkpoint;             /* mapped while the model lives: a backend may read weights in place; NULL: dummies */
     struct transformer *weights; /* layers.h */
-    struct mat hidden;           /* [max_tokens, embed_dim] after the last norm */
+    struct mat hidden;           /* [max_tokens, embed_dim] after the last norm; its rows: model_gathers */
     struct mat head;             /* [vocab, embed_dim]; this rank's ids of it */
     struct mat logits;           /* [max_logits, vocab], float32 */
     struct mat logits_part;      /* [max_logits, this rank's ids], float32; only where there are more ranks */
@@ -112,6 +112,9 @@ struct model_family {
     const char *const *ignored; /* endings of tensor names that old checkpoints hold for nothing; NULL-terminated */
     /* Enqueue the whole stack for the batch begun: tokens in, model->hidden [n_tokens, embed_dim] out (normed). */
     void (*forward)(struct model *m, const struct batch *b);
+    /* When fewer tokens than all have logits, forward goes on with those alone after the last layer's attention, and leaves
+     * hidden [n_logits, embed_dim]. */
+    bool gathers;
 };
 
 /* All families, NULL-terminated; unknown architectures are refused with this list. */
@@ -130,6 +133,11 @@ int model_open(struct model **ret, const char *dir, const struct model_config *c
 void model_free(struct model *m);
 /* Of its configuration and of its tensors' names, types and shapes: equal on all ranks of a model. */
 uint64_t model_digest(const struct model *m);
+/* Whether row i of hidden is that of logits row i, not of token i. */
+static inline bool model_gathers(const struct model *m, const struct batch *b)
+{
+    return m->family->gathers && b->n_logits < b->n_tokens;
+}
 /* Stages 7 and 8 between step_begin and step_end: forward, then head and sampling in chunks of max_logits rows. */
 void model_step(struct model *m, const struct batch *b);
 

@@ -23,4 +23,4 @@ static const struct tensor_spec TENSORS[] = {
 static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
 
 const struct model_family phi3_family = {
-    .architectures = ARCHITECTURES, .tensors = TENSORS, .ignored = IGNORED, .forward = llama_forward};
+    .architectures = ARCHITECTURES, .tensors = TENSORS, .ignored = IGNORED, .forward = llama_forward, .gathers = true};

@@ -79,12 +79,14 @@ void model_step(struct model *m, const struct batch *b)
     if (b->n_tokens == 0 || (ops->replay && ops->replay(m->backend, b)))
         return;
     m->family->forward(m, b);
-    struct mat hidden = mat_rows(m->hidden, 0, b->n_tokens);
+    bool gathered_before = model_gathers(m, b);
     for (int32_t first = 0; first < b->n_logits; first += m->options.max_logits) {
         int32_t n = MIN(b->n_logits - first, m->options.max_logits);
-        struct mat gathered = mat_rows(m->gathered, 0, n), logits = mat_rows(m->logits, 0, n);
-        ops->gather(m->backend, gathered, hidden, first);
-        transformer_head(m, logits, gathered);
+        struct mat logits = mat_rows(m->logits, 0, n);
+        struct mat rows = mat_rows(gathered_before ? m->hidden : m->gathered, gathered_before ? first : 0, n);
+        if (!gathered_before)
+            ops->gather(m->backend, rows, mat_rows(m->hidden, 0, b->n_tokens), first);
+        transformer_head(m, logits, rows);
         ops->sample(m->backend, logits, first);
     }
 }
