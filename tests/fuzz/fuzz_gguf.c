@@ -1,5 +1,5 @@
-/* A GGUF file, whole: header, configuration, tensors and vocabulary. covers: models/gguf.c models/gguf_metadata.c
- * models/gguf_quant.c models/gguf_tensors.c models/gguf_config.c models/gguf_tokenizer.c */
+/* A GGUF file, whole: header, configuration, tensors and vocabulary. */
+/* covers: models/gguf.c models/gguf_metadata.c models/gguf_quant.c models/gguf_tensors.c models/gguf_config.c models/gguf_tokenizer.c */
 #include <stdlib.h>
 
 #include "models/gguf.h"
