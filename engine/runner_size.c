@@ -77,9 +77,10 @@ int runner_pools(struct executor_info *ret, const struct settings *s, const stru
     ret->n_host_blocks = (int32_t)host_blocks(s, ret, gpu);
     int64_t holds = n * ret->block_size;
     if (s->max_model_len > holds)
-        return err_set_param(e, ERR_INVALID, "max_model_len",
-                             "max_model_len is %lld, but the KV cache holds %lld tokens; lower it, or give the cache more memory",
-                             (long long)s->max_model_len, (long long)holds);
+        return err_set_param(
+            e, ERR_INVALID, "max_model_len",
+            "max_model_len is %lld, but the KV cache holds %lld tokens; lower it, or give the cache more memory",
+            (long long)s->max_model_len, (long long)holds);
     ret->max_len = (int32_t)MIN(ret->max_len, holds);
     return 0;
 }
