@@ -110,19 +110,21 @@ static void every_prefill_row_lies_in_one_tile_and_long_tiles_come_first(void **
     (void)state;
     const int32_t q_start[] = {0, 1, 301, 428, 429};
     const int32_t kv_len[] = {50, 300, 1127, 9};
-    int32_t tile[2 * 8];
-    struct batch b = {.n_seqs = 4, .n_decode = 1, .q_start = q_start, .kv_len = kv_len};
+    const int32_t row[] = {3, 2, 1, 0};
+    struct query_tile tile[8];
+    struct batch b = {.n_seqs = 4, .n_decode = 1, .q_start = q_start, .kv_len = kv_len, .row = row};
     assert_int_equal(prefill_tiles(&b, 128, NULL), 5);
     assert_int_equal(prefill_tiles(&b, 128, tile), 5);
     int rows[429] = {0};
     int32_t before = INT32_MAX;
     for (int i = 0; i < 5; i++) {
-        int32_t s = tile[2 * i];
-        int32_t end = tile[2 * i + 1] + 128 < q_start[s + 1] ? tile[2 * i + 1] + 128 : q_start[s + 1];
-        for (int32_t t = tile[2 * i + 1]; t < end; t++) {
+        int32_t s = 3 - tile[i].row;
+        assert_true(tile[i].first >= q_start[s] && tile[i].end <= q_start[s + 1] && tile[i].end <= tile[i].first + 128);
+        assert_int_equal(tile[i].shift, kv_len[s] - q_start[s + 1]);
+        for (int32_t t = tile[i].first; t < tile[i].end; t++) {
             rows[t]++;
         }
-        int32_t keys = kv_len[s] - (q_start[s + 1] - end);
+        int32_t keys = tile[i].end + tile[i].shift;
         assert_true(keys <= before);
         before = keys;
     }

@@ -121,7 +121,7 @@ __device__ __forceinline__ void meet_tile(rows16<D> &w, const attn_args &a, uint
 /* WARPS warps of 16 rows. SINGLE: block (head tile, sequence), rows are query heads of one key/value head; else block
  * (head, tile of tokens). */
 template <typename T, int D, int WARPS, bool SINGLE, int STAGES>
-__global__ void __launch_bounds__(WARPS * 32) attn_exact_kernel(attn_args a, step_arrays s, const int32_t *tile)
+__global__ void __launch_bounds__(WARPS * 32) attn_exact_kernel(attn_args a, step_arrays s, const query_tile *tile)
 {
     using L = exact_layout<T, D, STAGES>;
     extern __shared__ __align__(128) char shared[];
@@ -136,16 +136,22 @@ __global__ void __launch_bounds__(WARPS * 32) attn_exact_kernel(attn_args a, ste
     pdl_wait();
     pdl_release();
     int group = a.n_heads / a.kv.n_kv_heads, head_tiles = (group + 15) / 16;
-    int seq = SINGLE ? blockIdx.y : tile[2 * blockIdx.y], row0 = SINGLE ? s.q_start[seq] : tile[2 * blockIdx.y + 1];
-    int q_end = s.q_start[seq + 1], len = s.kv_len[seq], shift = len - q_end; /* position of token row = row + shift */
+    query_tile mine;
+    if (SINGLE) {
+        int row = s.q_start[blockIdx.y], len = s.kv_len[blockIdx.y];
+        mine = {s.row[blockIdx.y], row, row + 1, len - row - 1};
+    } else {
+        mine = tile[blockIdx.y];
+    }
+    int row0 = mine.first, shift = mine.shift;
     int kv_head = SINGLE ? blockIdx.x / head_tiles : blockIdx.x / group;
-    int first = row0 + shift, end = SINGLE ? len : min(row0 + ATTN_PREFILL_ROWS, q_end) + shift;
+    int first = row0 + shift, end = mine.end + shift;
     int begin = a.window > 0 && first + 1 > a.window ? (first + 1 - a.window) / KEY_TILE * KEY_TILE : 0;
-    if (len <= 0)
+    if (end <= 0)
         return; /* padding of a captured step */
 
     const T *head_base = (const T *)a.kv.base + a.layer * a.kv.layer_stride + kv_head * a.kv.head_stride;
-    const int32_t *table = s.table + (int64_t)s.row[seq] * s.table_width;
+    const int32_t *table = s.table + (int64_t)mine.row * s.table_width;
     int n_tiles = (end - begin + KEY_TILE - 1) / KEY_TILE;
     if (warp == 0)
         for (int i = 0; i < L::STAGES; i++) {
@@ -162,7 +168,7 @@ __global__ void __launch_bounds__(WARPS * 32) attn_exact_kernel(attn_args a, ste
         int r = warp * 16 + g + h * 8;
         int head = SINGLE ? kv_head * group + blockIdx.x % head_tiles * 16 + r : blockIdx.x;
         token[h] = SINGLE ? row0 : row0 + r;
-        bool real = SINGLE ? blockIdx.x % head_tiles * 16 + r < group : token[h] < q_end;
+        bool real = SINGLE ? blockIdx.x % head_tiles * 16 + r < group : token[h] < mine.end;
         at[h] = real ? (int64_t)head * D : -1;
         w.position[h] = token[h] + shift;
         w.m[h] = -INFINITY;
@@ -179,7 +185,7 @@ __global__ void __launch_bounds__(WARPS * 32) attn_exact_kernel(attn_args a, ste
 #pragma unroll
     for (int i = 0; i < D / 8; i++)
         w.o[i][0] = w.o[i][1] = w.o[i][2] = w.o[i][3] = 0.0f;
-    bool busy = SINGLE || row0 + warp * 16 < q_end;
+    bool busy = SINGLE || row0 + warp * 16 < mine.end;
     int last = SINGLE ? first : min(first + warp * 16 + 15, end - 1); /* the warp's greatest position */
 
     for (int n = 0; n < n_tiles; n++) {
@@ -223,7 +229,7 @@ __global__ void __launch_bounds__(WARPS * 32) attn_exact_kernel(attn_args a, ste
 }
 
 template <typename T, int D, int WARPS, bool SINGLE, int STAGES>
-static void exact_launch(const attn_args *a, const step_arrays *s, const int32_t *tile, dim3 grid, cudaStream_t stream)
+static void exact_launch(const attn_args *a, const step_arrays *s, const query_tile *tile, dim3 grid, cudaStream_t stream)
 {
     static bool ready;
     constexpr int bytes = exact_layout<T, D, STAGES>::BYTES;
@@ -236,7 +242,7 @@ static void exact_launch(const attn_args *a, const step_arrays *s, const int32_t
 }
 
 template <typename T, int D>
-static void exact_both(const attn_args *a, const step_arrays *s, int32_t n_single, const int32_t *tile, int32_t n_tiles,
+static void exact_both(const attn_args *a, const step_arrays *s, int32_t n_single, const query_tile *tile, int32_t n_tiles,
                        cudaStream_t stream)
 {
     int group = a->n_heads / a->kv.n_kv_heads;
@@ -247,11 +253,11 @@ static void exact_both(const attn_args *a, const step_arrays *s, int32_t n_singl
     else if (n_single > 0)
         exact_launch<T, D, 1, true, 1>(a, s, nullptr, pairs, stream);
     for (int32_t first = 0; first < n_tiles; first += 65535)
-        exact_launch<T, D, CHUNK_WARPS, false, 2>(a, s, tile + 2 * first,
+        exact_launch<T, D, CHUNK_WARPS, false, 2>(a, s, tile + first,
                                                dim3(a->n_heads, n_tiles - first < 65535 ? n_tiles - first : 65535), stream);
 }
 
-extern "C" bool launch_attn_exact(const struct attn_args *a, const struct step_arrays *s, int32_t n_single, const int32_t *tile,
+extern "C" bool launch_attn_exact(const struct attn_args *a, const struct step_arrays *s, int32_t n_single, const query_tile *tile,
                                   int32_t n_tiles, cudaStream_t stream)
 {
     bool half = a->kv.dtype == T_F16;

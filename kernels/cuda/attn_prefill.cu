@@ -35,7 +35,7 @@ __device__ __forceinline__ void load_tile(const attn_args &a, const T *head_base
 
 template <typename T, int D>
 __global__ void __launch_bounds__(PREFILL_WARPS * 32)
-attn_prefill_kernel(attn_args a, step_arrays s, const int32_t *tile)
+attn_prefill_kernel(attn_args a, step_arrays s, const query_tile *tile)
 {
     using L = prefill_layout<T, D>;
     constexpr int NT = D / 8, ST = KEY_TILE / 8;
@@ -50,18 +50,16 @@ attn_prefill_kernel(attn_args a, step_arrays s, const int32_t *tile)
     __syncthreads();
     pdl_wait();
     pdl_release();
-    int seq = tile[2 * blockIdx.y], row0 = tile[2 * blockIdx.y + 1], head = blockIdx.x;
-    int q_begin = s.q_start[seq], q_end = s.q_start[seq + 1], len = s.kv_len[seq];
-    int shift = len - q_end; /* position of token row = row + shift */
+    const query_tile mine = tile[blockIdx.y];
+    int row0 = mine.first, head = blockIdx.x, shift = mine.shift;
     int row[2] = {row0 + warp * 16 + g, row0 + warp * 16 + g + 8};
-    int last = min(row0 + ATTN_PREFILL_ROWS, q_end) - 1 + shift; /* greatest position of the tile */
+    int last = mine.end - 1 + shift; /* greatest position of the tile */
     int first = row0 + shift;
     int begin = a.window > 0 && first + 1 > a.window ? (first + 1 - a.window) / 16 * 16 : 0, end = last + 1;
-    (void)q_begin;
 
     int kv_head = head / (a.n_heads / a.kv.n_kv_heads);
     const T *head_base = (const T *)a.kv.base + a.layer * a.kv.layer_stride + kv_head * a.kv.head_stride;
-    const int32_t *table = s.table + (int64_t)s.row[seq] * s.table_width;
+    const int32_t *table = s.table + (int64_t)mine.row * s.table_width;
     int n_tiles = (end - begin + KEY_TILE - 1) / KEY_TILE;
     if (warp == 0)
         for (int i = 0; i < L::STAGES; i++) {
@@ -77,7 +75,7 @@ attn_prefill_kernel(attn_args a, step_arrays s, const int32_t *tile)
         for (int j = 0; j < 4; j++) {
             int r = row[j & 1];
             const T *q = (const T *)a.qkv + r * a.qkv_stride + (int64_t)head * D + k * 16 + t4 * 2 + (j >> 1) * 8;
-            qf[k][j] = r < q_end ? *(const uint32_t *)q : 0;
+            qf[k][j] = r < mine.end ? *(const uint32_t *)q : 0;
         }
     float o[NT][4];
 #pragma unroll
@@ -188,7 +186,7 @@ attn_prefill_kernel(attn_args a, step_arrays s, const int32_t *tile)
     for (int h = 0; h < 2; h++) {
         l[h] += __shfl_xor_sync(0xffffffffu, l[h], 1);
         l[h] += __shfl_xor_sync(0xffffffffu, l[h], 2);
-        if (row[h] < q_end) {
+        if (row[h] < mine.end) {
             T *out = (T *)a.out + row[h] * a.out_stride + (int64_t)head * D;
             float r = 1.0f / l[h];
 #pragma unroll
@@ -199,7 +197,7 @@ attn_prefill_kernel(attn_args a, step_arrays s, const int32_t *tile)
 }
 
 template <typename T, int D>
-static bool prefill_launch(const attn_args *a, const step_arrays *s, const int32_t *tile, int32_t n, cudaStream_t stream)
+static bool prefill_launch(const attn_args *a, const step_arrays *s, const query_tile *tile, int32_t n, cudaStream_t stream)
 {
     static bool ready;
     constexpr int bytes = prefill_layout<T, D>::BYTES;
@@ -211,12 +209,12 @@ static bool prefill_launch(const attn_args *a, const step_arrays *s, const int32
     ready = true;
     for (int32_t first = 0; first < n; first += 65535)
         launch(kernel, dim3(a->n_heads, n - first < 65535 ? n - first : 65535), dim3(PREFILL_WARPS * 32), bytes, stream,
-               *a, *s, tile + 2 * first);
+               *a, *s, tile + first);
     return true;
 }
 
 template <typename T>
-static bool prefill_dispatch(const attn_args *a, const step_arrays *s, const int32_t *tile, int32_t n, cudaStream_t stream)
+static bool prefill_dispatch(const attn_args *a, const step_arrays *s, const query_tile *tile, int32_t n, cudaStream_t stream)
 {
     switch (a->kv.head_dim) {
     case 64: return prefill_launch<T, 64>(a, s, tile, n, stream);
@@ -226,7 +224,7 @@ static bool prefill_dispatch(const attn_args *a, const step_arrays *s, const int
     }
 }
 
-extern "C" bool launch_attn_prefill(const struct attn_args *a, const struct step_arrays *s, const int32_t *tile,
+extern "C" bool launch_attn_prefill(const struct attn_args *a, const struct step_arrays *s, const query_tile *tile,
                                     int32_t n_tiles, cudaStream_t stream)
 {
     if (!a->kv.swizzled || a->qkv_stride % 2 || a->out_stride % 2)

@@ -4,30 +4,30 @@
  * head, 64 a computing warpgroup. The loading warps walk the block table and keep two rings full with bulk copies, two warps
  * the keys' and two the values', tile upon tile (128 tokens) and on into the next piece of work, with the block ids of a
  * tile read while they wait for room. A computing warpgroup issues the scores of tile j, then the product of tile j - 1's
- * weights with its values, and computes the softmax of tile j while the latter runs; it brings the next queries in while
- * its last product runs. The cache's swizzled panels are what wgmma reads: keys as they are, values through its transposed
+ * weights with its values, and computes the softmax of tile j while the latter runs; the queries of the next piece come in
+ * beside those of this one. The cache's swizzled panels are what wgmma reads: keys as they are, values through its transposed
  * form.
  */
 #include "kernels/cuda/attn_common.cuh"
 #include "kernels/cuda/wgmma.cuh"
-
 
 enum { ROWS = ATTN_PREFILL_ROWS, GROUP_ROWS = 64, KEYS = 128, COMPUTE = 256, HOPPER_THREADS = COMPUTE + 128, STAGES = 2 };
 
 template <int D> struct hopper_layout {
     static constexpr int Q = ROWS * D * 2, TILE = KEYS * D * 2; /* bytes; a panel is [rows][64] */
     static constexpr int BARS = 4 * STAGES + 1;
-    static constexpr int BYTES = Q + 2 * STAGES * TILE + BARS * 8 + 1024;
+    static constexpr int BYTES = 2 * Q + 2 * STAGES * TILE + BARS * 8 + 1024;
 };
 
-/* Shared-memory addresses. Keys have index 0, values 1. */
+/* Shared-memory addresses: queries of this piece of work and the next, keys' ring (0), values' ring (1), barriers. */
 template <int D> struct hopper_shared {
     using L = hopper_layout<D>;
-    uint32_t q;
-    __device__ uint32_t tile(int which, int stage) const { return q + L::Q + (which * STAGES + stage) * L::TILE; }
-    __device__ uint32_t full(int which, int stage) const { return q + L::Q + 2 * STAGES * L::TILE + (which * STAGES + stage) * 8; }
-    __device__ uint32_t empty(int which, int stage) const { return full(which, stage) + 2 * STAGES * 8; }
-    __device__ uint32_t last(void) const { return full(0, 0) + 4 * STAGES * 8; } /* values of a tile that is cleared past the end */
+    uint32_t base;
+    __device__ uint32_t queries(int turn) const { return base + (turn & 1) * L::Q; }
+    __device__ uint32_t tile(int which, int stage) const { return base + 2 * L::Q + (which * STAGES + stage) * L::TILE; }
+    __device__ uint32_t full(int which, int stage) const { return tile(2, 0) + (which * STAGES + stage) * 8; }
+    __device__ uint32_t empty(int which, int stage) const { return full(2 + which, stage); }
+    __device__ uint32_t last(void) const { return full(4, 0); } /* values of a tile that is cleared past the end */
 };
 
 /* A place in a ring, and the parity of its turn. */
@@ -43,30 +43,35 @@ struct ring {
     }
 };
 
-/* A piece of work: rows [row0, q_end) of the step as far as ROWS reach, against tokens [begin, end). */
+/* A piece of work: a tile of query rows and a head; what it sees are tokens [begin, end). */
 struct work {
-    int seq, head, row0, q_end;
-    int shift; /* position of a row less its index */
-    int begin, end, n_tiles;
+    query_tile rows;
+    int head, begin, end, n_tiles;
 };
 
-/* The block's piece number `turn`; false: there is none. Turns run forth and back over the blocks, as the longest pieces come first. */
-__device__ __forceinline__ bool work_of(work &w, int turn, const attn_args &a, const step_arrays &s, const int32_t *tile, int n_work)
+/* The tiles come with most keys first, so the turns run forth and back over the blocks. */
+__device__ __forceinline__ int work_index(int turn)
 {
-    int i = turn * gridDim.x + (turn & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    if (i >= n_work)
-        return false;
-    int t = i / a.n_heads;
-    w.head = i - t * a.n_heads;
-    w.seq = tile[2 * t];
-    w.row0 = tile[2 * t + 1];
-    w.q_end = s.q_start[w.seq + 1];
-    w.shift = s.kv_len[w.seq] - w.q_end;
-    int first = w.row0 + w.shift;
-    w.end = min(w.row0 + ROWS, w.q_end) + w.shift;
+    return turn * gridDim.x + (turn & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+}
+
+/* The tile of a block's piece number `turn`, read well before work_of needs it; any when there is none. */
+__device__ __forceinline__ int4 tile_of(const query_tile *tile, int turn, int heads, int n_work)
+{
+    return __ldg((const int4 *)tile + min(work_index(turn), n_work - 1) / heads);
+}
+
+/* The block's piece number `turn`, whose tile is t. False: there is none. */
+__device__ __forceinline__ bool work_of(work &w, int turn, int4 t, const attn_args &a, int n_work)
+{
+    int i = work_index(turn);
+    w.rows = {t.x, t.y, t.z, t.w};
+    w.head = i % a.n_heads;
+    w.end = t.z + t.w;
+    int first = t.y + t.w;
     w.begin = a.window > 0 && first + 1 > a.window ? (first + 1 - a.window) / 16 * 16 : 0;
     w.n_tiles = (w.end - w.begin + KEYS - 1) / KEYS;
-    return true;
+    return i < n_work;
 }
 
 __device__ __forceinline__ void arrive(uint32_t bar)
@@ -76,8 +81,8 @@ __device__ __forceinline__ void arrive(uint32_t bar)
 #endif
 }
 
-__device__ __forceinline__ void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-enum { GROUP_BARRIER = 1 };
+/* The threads of one computing warpgroup. */
+__device__ __forceinline__ void group_sync(int group) { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); }
 
 /* Rows [from, KEYS) of a tile become zero: what lies past the end may be anything, and 0 * NaN is NaN. */
 template <int D> __device__ __forceinline__ void clear_rows(uint32_t tile, int from, int i, int n)
@@ -89,9 +94,10 @@ template <int D> __device__ __forceinline__ void clear_rows(uint32_t tile, int f
     }
 }
 
-/* The loading warps 0 to 3: two a ring, which take its pieces of 16 tokens of a panel (8 with blocks of 8) in turn, a lane each. */
+/* The loading warps 0 to 3: two a ring, which take the pieces of a tile (16 tokens of a panel, 8 with blocks of 8) in turn, a
+ * lane each. */
 template <typename T, int D>
-__device__ __forceinline__ void load_tiles(const attn_args &a, const step_arrays &s, const int32_t *tile, int n_work,
+__device__ __forceinline__ void load_tiles(const attn_args &a, const step_arrays &s, const query_tile *tile, int n_work,
                                            const hopper_shared<D> &sh, int warp, int lane)
 {
     constexpr int PANELS = D / 64;
@@ -100,10 +106,13 @@ __device__ __forceinline__ void load_tiles(const attn_args &a, const step_arrays
     ring r = {0, 1};
     uint32_t last_phase = 0;
     work w;
-    for (int turn = 0; work_of(w, turn, a, s, tile, n_work); turn++) {
-        const T *base = (const T *)a.kv.base + a.layer * a.kv.layer_stride + w.head / (a.n_heads / a.kv.n_kv_heads) * a.kv.head_stride +
-                        which * a.kv.kv_stride + (int64_t)panel * bs * 64;
-        const int32_t *table = s.table + (int64_t)s.row[w.seq] * s.table_width;
+    int4 ahead = tile_of(tile, 0, a.n_heads, n_work);
+    for (int turn = 0; work_of(w, turn, ahead, a, n_work); turn++) {
+        ahead = tile_of(tile, turn + 1, a.n_heads, n_work);
+        int kv_head = w.head / (a.n_heads / a.kv.n_kv_heads);
+        const T *base = (const T *)a.kv.base + a.layer * a.kv.layer_stride + which * a.kv.kv_stride +
+                        kv_head * a.kv.head_stride + (int64_t)panel * bs * 64;
+        const int32_t *table = s.table + (int64_t)w.rows.row * s.table_width;
         auto block_of = [&](int token) { return at < KEYS && token + at < w.end ? table[(token + at) / bs] : 0; };
         int block = block_of(w.begin);
         for (int token = w.begin; token < w.end; token += KEYS) {
@@ -133,7 +142,8 @@ __device__ __forceinline__ void load_tiles(const attn_args &a, const step_arrays
     }
 }
 
-/* A computing warpgroup's queries into swizzled panels, rows past the sequence as zeros; queries_wait makes them visible to wgmma. */
+/* A computing warpgroup's queries into swizzled panels, rows past the tile's as zeros; queries_wait makes them visible to
+ * wgmma. */
 template <typename T, int D>
 __device__ __forceinline__ void queries_fetch(const attn_args &a, const work &w, uint32_t q_tile, int group, int thread)
 {
@@ -141,10 +151,12 @@ __device__ __forceinline__ void queries_fetch(const attn_args &a, const work &w,
 #pragma unroll
     for (int i = 0; i < GROUP_ROWS * D / 8 / 128; i++) {
         int n = i * 128 + thread, r = group * GROUP_ROWS + n / (D / 8), chunk = n % (D / 8);
-        bool in = w.row0 + r < w.q_end;
-        const T *from = (const T *)a.qkv + (in ? w.row0 + r : w.row0) * a.qkv_stride + (int64_t)w.head * D + chunk * 8;
+        int row = w.rows.first + r;
+        bool in = row < w.rows.end;
+        const T *from = (const T *)a.qkv + (in ? row : w.rows.first) * a.qkv_stride + (int64_t)w.head * D + chunk * 8;
         uint32_t to = q_tile + (chunk >> 3) * ROWS * 128 + r * 128 + (((chunk & 7) ^ (r & 7)) << 4);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(in ? 16 : 0) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(in ? 16 : 0)
+                     : "memory");
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
@@ -156,7 +168,7 @@ __device__ __forceinline__ void queries_wait(int group)
     asm volatile("cp.async.wait_group 0;" ::: "memory");
 #endif
     proxy_fence();
-    named_sync(GROUP_BARRIER + group, 128);
+    group_sync(group);
 }
 
 /* What a thread holds of its warpgroup's 64 rows: in each of two rows, g and g + 8 of its warp's 16, every fourth pair. */
@@ -172,7 +184,8 @@ template <typename T, int D> __device__ __forceinline__ void issue_scores(rows<D
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < D / 16; i++)
-        wgmma_ss<T, KEYS>::run(x.s, dq + (i / 4) * (ROWS * 128 / 16) + i % 4 * 2, dk + (i / 4) * (KEYS * 128 / 16) + i % 4 * 2, i > 0);
+        wgmma_ss<T, KEYS>::run(x.s, dq + (i / 4) * (ROWS * 128 / 16) + i % 4 * 2,
+                               dk + (i / 4) * (KEYS * 128 / 16) + i % 4 * 2, i > 0);
     wgmma_commit();
 }
 
@@ -222,7 +235,6 @@ template <int D> __device__ __forceinline__ void softmax(rows<D> &x, float facto
             add[i & 1] += e;
         }
         x.l[h] = x.l[h] * x.keep[h] + (add[0] + add[1]);
-        asm volatile("" : "+f"(x.l[h])); /* summed here, not below the wait for the product that runs meanwhile */
     }
 }
 
@@ -235,6 +247,7 @@ template <typename T, int D> __device__ __forceinline__ void pack_weights(rows<D
             x.p[k][i] = pack2<T>(x.s[k * 8 + i * 2], x.s[k * 8 + i * 2 + 1]);
 }
 
+/* The sums so far meet a greater score; in most tiles none is. */
 template <int D> __device__ __forceinline__ void rescale(rows<D> &x)
 {
     if (__all_sync(0xffffffffu, x.keep[0] == 1.0f && x.keep[1] == 1.0f))
@@ -244,6 +257,20 @@ template <int D> __device__ __forceinline__ void rescale(rows<D> &x)
         x.o[i] *= x.keep[i >> 1 & 1];
 }
 
+/* Lane t of four, which holds element t of each of four vectors, gets vector t. */
+__device__ __forceinline__ void transpose(uint32_t &a, uint32_t &b, uint32_t &c, uint32_t &d, int t)
+{
+    auto swap = [](uint32_t &low, uint32_t &high, int t, int bit) {
+        uint32_t got = __shfl_xor_sync(0xffffffffu, t & bit ? low : high, bit);
+        (t & bit ? low : high) = got;
+    };
+    swap(a, b, t, 1);
+    swap(c, d, t, 1);
+    swap(a, c, t, 2);
+    swap(b, d, t, 2);
+}
+
+/* The sums over a row's four lanes, and the row out, 16 bytes a lane. */
 template <typename T, int D>
 __device__ __forceinline__ void write_rows(rows<D> &x, const attn_args &a, const work &w, int first, int lane)
 {
@@ -253,18 +280,24 @@ __device__ __forceinline__ void write_rows(rows<D> &x, const attn_args &a, const
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         int row = first + (lane >> 2) + h * 8;
-        if (row >= w.q_end)
-            continue;
-        T *out = (T *)a.out + row * a.out_stride + (int64_t)w.head * D + (lane & 3) * 2;
+        T *out = (T *)a.out + row * a.out_stride + (int64_t)w.head * D + (lane & 3) * 8;
         float over = 1.0f / sum;
 #pragma unroll
-        for (int i = 0; i < D / 8; i++)
-            *(uint32_t *)(out + i * 8) = pack2<T>(x.o[i * 4 + h * 2] * over, x.o[i * 4 + h * 2 + 1] * over);
+        for (int i = 0; i < D / 8; i += 4) {
+            uint32_t v[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                v[k] = pack2<T>(x.o[(i + k) * 4 + h * 2] * over, x.o[(i + k) * 4 + h * 2 + 1] * over);
+            transpose(v[0], v[1], v[2], v[3], lane & 3);
+            if (row < w.rows.end)
+                *(uint4 *)(out + i * 8) = make_uint4(v[0], v[1], v[2], v[3]);
+        }
     }
 }
 
+/* A computing warp, 0 to 7, whose 16 rows of the tile begin at 16 * warp. */
 template <typename T, int D>
-__device__ __forceinline__ void compute_rows(const attn_args &a, const step_arrays &s, const int32_t *tile, int n_work,
+__device__ __forceinline__ void compute_rows(const attn_args &a, const query_tile *tile, int n_work,
                                              const hopper_shared<D> &sh, int warp, int lane)
 {
     int group = warp >> 2, thread = threadIdx.x & 127;
@@ -272,10 +305,10 @@ __device__ __forceinline__ void compute_rows(const attn_args &a, const step_arra
     bool speaker = thread == 0;
     ring k = {}, v = {};
     rows<D> x;
-    work w;
-    bool more = work_of(w, 0, a, s, tile, n_work);
-    if (more)
-        queries_fetch<T, D>(a, w, sh.q, group, thread);
+    work w = {}, next;
+    int4 ahead = tile_of(tile, 1, a.n_heads, n_work);
+    work_of(next, 0, tile_of(tile, 0, a.n_heads, n_work), a, n_work);
+    queries_fetch<T, D>(a, next, sh.queries(0), group, thread);
     auto finish_scores = [&](int j) { /* of tile j; done: in x.s, and the keys' place given back */
         if (speaker)
             arrive(sh.empty(0, k.stage));
@@ -284,19 +317,25 @@ __device__ __forceinline__ void compute_rows(const attn_args &a, const step_arra
 #pragma unroll
             for (int i = 0; i < KEYS / 2; i++)
                 x.s[i] = soft_cap(x.s[i] * a.scale, a.softcap);
-        mask(x, w.begin + j * KEYS, w.row0 + w.shift + warp * 16, a.window, lane);
+        mask(x, w.begin + j * KEYS, w.rows.first + w.rows.shift + warp * 16, a.window, lane);
         softmax(x, factor);
     };
-    for (int turn = 1; more; turn++) {
+    bool more = true;
+    for (int turn = 0; more; turn++) {
         queries_wait(group);
+        w = next;
 #pragma unroll
         for (int i = 0; i < D / 2; i++)
             x.o[i] = 0.0f;
         x.m[0] = x.m[1] = -INFINITY;
         x.l[0] = x.l[1] = 0.0f;
-        const uint32_t q = sh.q + group * GROUP_ROWS * 128;
+        const uint32_t q = sh.queries(turn) + group * GROUP_ROWS * 128;
         barrier_wait(sh.full(0, k.stage), k.phase);
         issue_scores<T, D>(x, q, sh.tile(0, k.stage));
+        more = work_of(next, turn + 1, ahead, a, n_work);
+        ahead = tile_of(tile, turn + 2, a.n_heads, n_work);
+        if (more)
+            queries_fetch<T, D>(a, next, sh.queries(turn + 1), group, thread);
         wgmma_wait<0>();
         finish_scores(0);
         pack_weights<T, D>(x);
@@ -307,7 +346,9 @@ __device__ __forceinline__ void compute_rows(const attn_args &a, const step_arra
             issue_values<T, D>(x, sh.tile(1, v.stage));
             wgmma_wait<1>();
             finish_scores(j);
-            if (j + 1 < w.n_tiles) /* the assembler keeps the wait below where it stands only if a block of code ends here */
+            /* The assembler leaves the wait below the softmax only if a block of code ends between them, and the sums above
+             * it only if they are asked for: they are never negative. */
+            if (j + 1 < w.n_tiles || x.l[0] + x.l[1] < 0.0f)
                 barrier_wait(sh.full(0, k.stage), k.phase);
             wgmma_wait<0>();
             if (speaker)
@@ -318,22 +359,17 @@ __device__ __forceinline__ void compute_rows(const attn_args &a, const step_arra
         }
         barrier_wait(sh.full(1, v.stage), v.phase);
         issue_values<T, D>(x, sh.tile(1, v.stage));
-        work now = w;
-        more = work_of(w, turn, a, s, tile, n_work);
-        named_sync(GROUP_BARRIER + group, 128); /* all warps' scores are there: nobody reads the queries any more */
-        if (more)
-            queries_fetch<T, D>(a, w, sh.q, group, thread);
         wgmma_wait<0>();
         if (speaker)
             arrive(sh.empty(1, v.stage));
         v.step();
-        write_rows<T, D>(x, a, now, now.row0 + warp * 16, lane);
+        write_rows<T, D>(x, a, w, w.rows.first + warp * 16, lane);
     }
 }
 
 template <typename T, int D>
 __global__ void __launch_bounds__(HOPPER_THREADS, 1)
-prefill_hopper_kernel(attn_args a, step_arrays s, const int32_t *tile, int n_work)
+prefill_hopper_kernel(attn_args a, step_arrays s, const query_tile *tile, int n_work)
 {
 #if HAS_WGMMA
     extern __shared__ char raw[];
@@ -355,47 +391,43 @@ prefill_hopper_kernel(attn_args a, step_arrays s, const int32_t *tile, int n_wor
         load_tiles<T, D>(a, s, tile, n_work, sh, warp - COMPUTE / 32, lane);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        compute_rows<T, D>(a, s, tile, n_work, sh, warp, lane);
+        compute_rows<T, D>(a, tile, n_work, sh, warp, lane);
     }
 #endif
 }
 
-static int multiprocessors(void)
-{
-    static int n;
-    int device = 0;
-    if (n == 0 && (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) != cudaSuccess))
-        n = 1;
-    return n;
-}
-
 template <typename T, int D>
-static bool hopper_launch(const attn_args *a, const step_arrays *s, const int32_t *tile, int32_t n_tiles, cudaStream_t stream)
+static bool hopper_launch(const attn_args *a, const step_arrays *s, const query_tile *tile, int32_t n_tiles,
+                          cudaStream_t stream)
 {
-    static bool ready;
+    static int blocks; /* one a multiprocessor */
     constexpr int bytes = hopper_layout<D>::BYTES;
     auto kernel = prefill_hopper_kernel<T, D>;
-    if (!ready) {
-        if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess)
-            return false;
-        ready = true;
-    }
-    int n_work = n_tiles * a->n_heads, blocks = multiprocessors();
+    int device, n_work = n_tiles * a->n_heads;
+    if (blocks == 0 &&
+        (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess ||
+         cudaGetDevice(&device) != cudaSuccess ||
+         cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, device) != cudaSuccess))
+        return false;
     launch(kernel, dim3(n_work < blocks ? n_work : blocks), dim3(HOPPER_THREADS), bytes, stream, *a, *s, tile, n_work);
     return true;
 }
 
-extern "C" bool launch_attn_prefill_hopper(const struct attn_args *a, const struct step_arrays *s, const int32_t *tile,
-                                           int32_t n_tiles, cudaStream_t stream)
+template <typename T>
+static bool hopper_dispatch(const attn_args *a, const step_arrays *s, const query_tile *tile, int32_t n, cudaStream_t stream)
 {
-    if (!a->kv.swizzled || a->qkv_stride % 8 || (uintptr_t)a->qkv % 16 || a->out_stride % 2)
-        return false;
-    bool half = a->kv.dtype == T_F16;
     switch (a->kv.head_dim) {
-    case 64:
-        return half ? hopper_launch<__half, 64>(a, s, tile, n_tiles, stream) : hopper_launch<__nv_bfloat16, 64>(a, s, tile, n_tiles, stream);
-    case 128:
-        return half ? hopper_launch<__half, 128>(a, s, tile, n_tiles, stream) : hopper_launch<__nv_bfloat16, 128>(a, s, tile, n_tiles, stream);
+    case 64: return hopper_launch<T, 64>(a, s, tile, n, stream);
+    case 128: return hopper_launch<T, 128>(a, s, tile, n, stream);
     default: return false;
     }
+}
+
+extern "C" bool launch_attn_prefill_hopper(const struct attn_args *a, const struct step_arrays *s, const query_tile *tile,
+                                           int32_t n_tiles, cudaStream_t stream)
+{
+    if (!a->kv.swizzled || a->qkv_stride % 8 || (uintptr_t)a->qkv % 16 || a->out_stride % 8 || (uintptr_t)a->out % 16)
+        return false;
+    return a->kv.dtype == T_F16 ? hopper_dispatch<__half>(a, s, tile, n_tiles, stream)
+                                : hopper_dispatch<__nv_bfloat16>(a, s, tile, n_tiles, stream);
 }

@@ -88,7 +88,7 @@ struct cuda_backend {
     struct step_arrays arrays;
     struct batch batch; /* counts and scalars of the step; its arrays are not the caller's any more */
     const struct step_header *header;
-    int32_t *tile_device; /* prefill tiles inside the staging buffer */
+    struct query_tile *tile_device; /* prefill tiles inside the staging buffer */
     int32_t n_tiles, n_prefill_tokens;
     bool in_step, started, capturing, greedy, any_allowed;
     bool shared;    /* the step has runs of sequences whose shared chunks are read once */

@@ -119,50 +119,28 @@ int32_t shared_runs(const struct batch *b, int32_t block_size, int32_t chunk, in
     return n;
 }
 
-struct tile {
-    int32_t seq, first;
-    int32_t keys; /* of its last row */
-};
-
 static int by_keys(const void *a, const void *b)
 {
-    const struct tile *x = a;
-    const struct tile *y = b;
-    if (x->keys != y->keys) {
-        return x->keys < y->keys ? 1 : -1;
-    }
-    return x->seq != y->seq ? (x->seq < y->seq ? -1 : 1) : (x->first > y->first) - (x->first < y->first);
+    const struct query_tile *x = a;
+    const struct query_tile *y = b;
+    int32_t more = y->end + y->shift - (x->end + x->shift);
+    return more != 0 ? more : x->first - y->first;
 }
 
-int32_t prefill_tiles(const struct batch *b, int32_t rows, int32_t *ret)
+int32_t prefill_tiles(const struct batch *b, int32_t rows, struct query_tile *ret)
 {
     int32_t n = 0;
     for (int32_t s = b->n_decode; s < b->n_seqs; s++) {
-        n += (int32_t)div_ceil(b->q_start[s + 1] - b->q_start[s], rows);
-    }
-    if (ret == NULL || n == 0) {
-        return n;
-    }
-    struct tile *tile = malloc((size_t)n * sizeof(*tile));
-    int32_t i = 0;
-    for (int32_t s = b->n_decode; s < b->n_seqs; s++) {
         int32_t end = b->q_start[s + 1];
-        for (int32_t first = b->q_start[s]; first < end; first += rows, i++) {
-            struct tile t = {.seq = s, .first = first, .keys = b->kv_len[s] - (end - MIN(first + rows, end))};
-            if (tile != NULL) {
-                tile[i] = t;
+        for (int32_t first = b->q_start[s]; first < end; first += rows, n++) {
+            if (ret != NULL) {
+                ret[n] = (struct query_tile){
+                    .row = b->row[s], .first = first, .end = MIN(first + rows, end), .shift = b->kv_len[s] - end};
             }
-            ret[2 * i] = s;
-            ret[2 * i + 1] = first;
         }
     }
-    if (tile != NULL) { /* without memory the order is merely worse */
-        qsort(tile, (size_t)n, sizeof(*tile), by_keys);
-        for (i = 0; i < n; i++) {
-            ret[2 * i] = tile[i].seq;
-            ret[2 * i + 1] = tile[i].first;
-        }
+    if (ret != NULL) {
+        qsort(ret, (size_t)n, sizeof(*ret), by_keys);
     }
-    free(tile);
     return n;
 }

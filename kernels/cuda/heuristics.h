@@ -33,8 +33,8 @@ int32_t attn_chunk_starts(const struct batch *b, int32_t window, int32_t chunk, 
 int32_t shared_runs(const struct batch *b, int32_t block_size, int32_t chunk, int32_t most, int64_t worth,
                     struct shared_run *ret, int32_t *ret_start, int32_t *ret_skip);
 
-/* Tiles of `rows` query rows of the sequences past n_decode: pairs (sequence, first token), those with most keys first.
- * Returns their number; `ret` NULL only counts. */
-int32_t prefill_tiles(const struct batch *b, int32_t rows, int32_t *ret);
+/* Tiles of `rows` query rows of the sequences past n_decode, those with most keys first. Returns their number; `ret` NULL
+ * only counts. */
+int32_t prefill_tiles(const struct batch *b, int32_t rows, struct query_tile *ret);
 
 #endif

@@ -154,18 +154,18 @@ bool launch_attn_decode(const struct attn_args *a, const struct step_arrays *s, 
 bool attn_fast(int32_t head_dim, int32_t block_size, int dtype);
 /* Blocks that fill the device; sizes attn_workspace. */
 int32_t attn_decode_workers(void);
-/* Tiles of query rows: tile i covers rows [tile[2i + 1], +ATTN_PREFILL_ROWS) of sequence tile[2i]. False as above. */
+/* Tiles of at most ATTN_PREFILL_ROWS query rows. False as above. */
 enum { ATTN_PREFILL_ROWS = 128 };
-bool launch_attn_prefill(const struct attn_args *a, const struct step_arrays *s, const int32_t *tile, int32_t n_tiles,
-                         cudaStream_t stream);
+bool launch_attn_prefill(const struct attn_args *a, const struct step_arrays *s, const struct query_tile *tile,
+                         int32_t n_tiles, cudaStream_t stream);
 /* The same for compute capability 9.0. */
-bool launch_attn_prefill_hopper(const struct attn_args *a, const struct step_arrays *s, const int32_t *tile,
+bool launch_attn_prefill_hopper(const struct attn_args *a, const struct step_arrays *s, const struct query_tile *tile,
                                 int32_t n_tiles, cudaStream_t stream);
 
 /* For `deterministic` (attn_exact.cu): the first n_single sequences, one token each, and the tiles. False: no such kernel;
  * launch_attn_plain is as exact, only slow. */
-bool launch_attn_exact(const struct attn_args *a, const struct step_arrays *s, int32_t n_single, const int32_t *tile,
-                       int32_t n_tiles, cudaStream_t stream);
+bool launch_attn_exact(const struct attn_args *a, const struct step_arrays *s, int32_t n_single,
+                       const struct query_tile *tile, int32_t n_tiles, cudaStream_t stream);
 
 /* sampling (sample.cu) */
 enum { GREEDY_BLOCKS = 32 }; /* at most, a row */

@@ -10,4 +10,10 @@ struct shared_run {
     int32_t seq, members, n_chunks;
 };
 
+/* Rows [first, end) of the step, all of one sequence, whose block ids are in row `row` of the table; a row's position is its
+ * index plus shift. Keys of the tile: end + shift. */
+struct query_tile {
+    int32_t row, first, end, shift;
+};
+
 #endif

@@ -248,8 +248,8 @@ static void pack_batch(struct cuda_backend *c, struct packer *p, struct step_hea
     p->at += div_ceil(c->n_windows * (int64_t)(b->n_decode + 1) * I, 16) * 16;
     ret->off_copy = pack(p, b->copy, b->n_copy * (int64_t)sizeof(*b->copy));
     ret->off_tiles = (int32_t)p->at;
-    c->n_tiles = prefill_tiles(b, ATTN_PREFILL_ROWS, p->base != NULL ? (int32_t *)(p->base + p->at) : NULL);
-    p->at += c->n_tiles * 2 * I;
+    c->n_tiles = prefill_tiles(b, ATTN_PREFILL_ROWS, p->base != NULL ? (struct query_tile *)(p->base + p->at) : NULL);
+    p->at += c->n_tiles * (int64_t)sizeof(struct query_tile);
 }
 
 /* token_src may be NULL in a batch without look-ahead. */
@@ -350,7 +350,7 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     }
     fill_header(c, h, s, &b);
     c->header = h;
-    c->tile_device = (int32_t *)(c->staging_device + off.off_tiles);
+    c->tile_device = (struct query_tile *)(c->staging_device + off.off_tiles);
     cuda_check(c, cudaEventRecord(s->begun, c->stream), "starting a step");
     cuda_check(c, cudaMemcpyAsync(c->staging_device, s->staging, (size_t)p.at, cudaMemcpyHostToDevice, c->stream),
                "starting a step");

@@ -350,7 +350,10 @@ static void call_sample(int i, void *arg)
     b->ops->sample(b, *(struct mat *)arg, 0);
 }
 
-#define ASKED(...) {.repetition_penalty = 1, .n_logprobs = -1, .prev_sample = -1, .position = 7, __VA_ARGS__}
+#define ASKED(...)                                                                               \
+    {                                                                                            \
+        .repetition_penalty = 1, .n_logprobs = -1, .prev_sample = -1, .position = 7, __VA_ARGS__ \
+    }
 static const struct {
     const char *name;
     struct sample_row row;
