@@ -34,7 +34,7 @@ struct serve_run {
     int32_t n_started, n_ended, n_failed, n_late;
     int64_t start_us;
     int64_t tokens, events;
-    struct spread ttft, itl, tpot, e2e;
+    struct spread ttft, itl, tpot, e2e, normalized;
     char first_failure[256];
 };
 
@@ -72,6 +72,8 @@ static void conn_done(struct serve_run *r, struct conn *c)
     r->tokens += tokens;
     r->events += s->n_events;
     spread_add(&r->e2e, now_us - c->sent_us);
+    if (tokens > 0)
+        spread_add(&r->normalized, (now_us - c->sent_us) / tokens);
     if (c->first_us)
         spread_add(&r->ttft, c->first_us - c->sent_us);
     if (c->first_us && tokens > 1)
@@ -320,6 +322,7 @@ static int report(struct serve_run *r, double wall_s, double client_s, struct er
     bench_report_spread(p, "itl_ms", &r->itl);
     bench_report_spread(p, "tpot_ms", &r->tpot);
     bench_report_spread(p, "e2e_ms", &r->e2e);
+    bench_report_spread(p, "normalized_ms", &r->normalized); /* end to end over its tokens, as the PagedAttention paper has it */
     bench_report_number(p, "client_cpu_share", client_s / wall_s, "processors this client took");
     rc = bench_report_write(p, stdout, r->o, e);
     bench_report_free(p);

@@ -22,6 +22,7 @@ def test_a_closed_loop_counts_every_token(paced):
     # Thirty steps of ten milliseconds; the parts make up the whole.
     assert r["ttft_ms"]["p50"] > 9 and r["e2e_ms"]["p50"] > 29 * 9.5
     assert r["ttft_ms"]["mean"] + 29 * r["itl_ms"]["mean"] == pytest.approx(r["e2e_ms"]["mean"], rel=0.02)
+    assert r["normalized_ms"]["mean"] == pytest.approx(r["e2e_ms"]["mean"] / 30, rel=0.02)
 
 
 def test_poisson_arrivals_and_several_samples(paced):
