@@ -1,20 +1,9 @@
 /* A chunk has a power of two of slots and starts at a multiple of its size. A chunk is split to serve a smaller one,
  * and joined with its buddy when both are free. An arena that is no power of two begins as the chunks of its binary
  * digits. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "engine/reserve.h"
-
-enum { ORDERS = 31 };
-
-struct reserver {
-    struct reserve_rule rule;
-    int8_t *free_order;   /* [slots] order of the free chunk that starts here; -1: none */
-    int32_t *next, *prev; /* [slots] lists of free chunks by order; -1: end */
-    int32_t first[ORDERS];
-    int32_t n_taken;
-};
 
 static void list_add(struct reserver *r, int32_t at, int order)
 {
@@ -46,39 +35,17 @@ static int order_of(int32_t size)
     return order;
 }
 
-int reserver_open(struct reserver **ret, const struct reserve_rule *rule, struct err *e)
+void reserver_clear(struct reserver *r)
 {
-    struct reserver *r = calloc(1, sizeof(*r));
-    if (!r)
-        return err_nomem(e, "the reservations");
-    r->rule = *rule;
-    r->free_order = malloc((size_t)rule->slots);
-    r->next = malloc((size_t)rule->slots * sizeof(*r->next));
-    r->prev = malloc((size_t)rule->slots * sizeof(*r->prev));
-    if (!r->free_order || !r->next || !r->prev) {
-        reserver_free(r);
-        return err_nomem(e, "the reservations");
-    }
-    memset(r->free_order, -1, (size_t)rule->slots);
-    memset(r->first, -1, sizeof(r->first));
     int32_t at = 0;
-    for (int order = ORDERS - 1; order >= 0; order--)
-        if (rule->slots & (1 << order)) {
+    r->n_taken = 0;
+    memset(r->free_order, -1, (size_t)r->rule.slots);
+    memset(r->first, -1, sizeof(r->first));
+    for (int order = RESERVE_ORDERS - 1; order >= 0; order--)
+        if (r->rule.slots & (1 << order)) {
             list_add(r, at, order);
             at += 1 << order;
         }
-    *ret = r;
-    return 0;
-}
-
-void reserver_free(struct reserver *r)
-{
-    if (!r)
-        return;
-    free(r->free_order);
-    free(r->next);
-    free(r->prev);
-    free(r);
 }
 
 static int32_t wanted(const struct reserve_rule *rule, int32_t n_prompt, int32_t n_output)
@@ -102,9 +69,9 @@ bool reserver_take(struct reserver *r, int32_t n_prompt, int32_t n_output, struc
 {
     *ret = (struct reservation){.wanted = wanted(&r->rule, n_prompt, n_output)};
     int order = order_of(MAX(ret->wanted, r->rule.least)), from = order;
-    while (from < ORDERS && r->first[from] < 0)
+    while (from < RESERVE_ORDERS && r->first[from] < 0)
         from++;
-    if (from == ORDERS)
+    if (from == RESERVE_ORDERS)
         return false;
     int32_t at = r->first[from];
     list_take(r, at);
@@ -134,9 +101,4 @@ void reserver_give(struct reserver *r, struct reservation *x)
         at = MIN(at, buddy);
     }
     list_add(r, at, order);
-}
-
-int32_t reserver_taken(const struct reserver *r)
-{
-    return r->n_taken;
 }

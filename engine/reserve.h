@@ -10,8 +10,6 @@
 
 #include "config/settings.h"
 
-struct reserver;
-
 struct reservation {
     int32_t start, size; /* slots of a chunk; size 0: none */
     int32_t wanted;      /* tokens asked for */
@@ -24,14 +22,25 @@ struct reserve_rule {
     int32_t least; /* slots of the smallest chunk, a power of two */
 };
 
+enum { RESERVE_ORDERS = 31 };
+
+struct reserver {
+    struct reserve_rule rule;
+    int8_t *free_order;   /* [slots] order of the free chunk that starts here; -1: none */
+    int32_t *next, *prev; /* [slots] lists of free chunks by order; -1: end */
+    int32_t first[RESERVE_ORDERS];
+    int32_t n_taken; /* chunks */
+};
+
+/* Both in setup.c: all else is pure. */
 int reserver_open(struct reserver **ret, const struct reserve_rule *rule, struct err *e);
 void reserver_free(struct reserver *r);
+/* Nothing is taken. */
+void reserver_clear(struct reserver *r);
 /* Room for one sequence of so many tokens; false: not now. */
 bool reserver_take(struct reserver *r, int32_t n_prompt, int32_t n_output, struct reservation *ret);
 /* Give a chunk back; nothing for one of size 0. */
 void reserver_give(struct reserver *r, struct reservation *x);
-/* Chunks taken now. */
-int32_t reserver_taken(const struct reserver *r);
 /* Sequences of such lengths that an empty arena has room for. */
 int32_t reserve_most(const struct reserve_rule *rule, int32_t n_prompt, int32_t n_output);
 

@@ -112,7 +112,7 @@ static const char *check_room(const struct sched *s)
                 return "S4: a running sequence has no room set aside, or one that is done has";
             else
                 n += g->seq[i].room.size > 0;
-    return s->reserver && n != reserver_taken(s->reserver) ? "S4: room set aside does not add up" : NULL;
+    return s->reserver && n != s->reserver->n_taken ? "S4: room set aside does not add up" : NULL;
 }
 
 static const char *check_rows(struct sched *s)

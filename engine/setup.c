@@ -60,6 +60,34 @@ void prefix_release(struct prefix *px)
     *px = (struct prefix){0};
 }
 
+int reserver_open(struct reserver **ret, const struct reserve_rule *rule, struct err *e)
+{
+    struct reserver *r = calloc(1, sizeof *r);
+    if (!r)
+        return err_nomem(e, "the reservations");
+    r->rule = *rule;
+    r->free_order = array(rule->slots, sizeof *r->free_order);
+    r->next = array(rule->slots, sizeof *r->next);
+    r->prev = array(rule->slots, sizeof *r->prev);
+    if (!r->free_order || !r->next || !r->prev) {
+        reserver_free(r);
+        return err_nomem(e, "the reservations");
+    }
+    reserver_clear(r);
+    *ret = r;
+    return 0;
+}
+
+void reserver_free(struct reserver *r)
+{
+    if (!r)
+        return;
+    free(r->free_order);
+    free(r->next);
+    free(r->prev);
+    free(r);
+}
+
 int plan_init(struct plan *p, const struct sched_config *c, struct err *e)
 {
     *p = (struct plan){0};
