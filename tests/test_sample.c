@@ -300,6 +300,43 @@ static void every_row_draws_what_a_full_sort_draws(void **state)
     rig_close(&r);
 }
 
+/* Rows that are too wide to be kept in shared memory, and one that just fits. */
+static void wide_rows_draw_what_a_full_sort_draws(void **state)
+{
+    (void)state;
+    enum { SAMPLES = 4 };
+    static const int32_t vocab_of[] = {128256, 500003};
+    struct rig r;
+    rig_open(&r);
+    struct table *t = rig_alloc(sizeof(*t));
+    for (size_t w = 0; w < ARRAY_LEN(vocab_of); w++) {
+        int32_t vocab = vocab_of[w];
+        float *logits = rig_alloc((size_t)vocab * sizeof(*logits));
+        float *l = rig_alloc((size_t)vocab * sizeof(*l));
+        struct sample_row row[SAMPLES];
+        random_logits(&r, logits, vocab);
+        t->n_count = t->n_bias = t->n_allowed = 0;
+        for (int32_t i = 0; i < SAMPLES; i++) {
+            row[i] = random_row(&r, 0, t, vocab);
+            row[i].temperature = 0.8f;
+            row[i].top_k = i == 0 ? 50 : 0;
+            row[i].top_p = i < 2 ? 0.95f : 1;
+            row[i].n_logprobs = i;
+        }
+        struct results res = run_sampling(&r, logits, 1, vocab, row, SAMPLES, t, 1);
+        for (int32_t i = 0; i < SAMPLES; i++) {
+            memcpy(l, logits, (size_t)vocab * sizeof(*l));
+            process_reference(l, vocab, &row[i], t, -1);
+            assert_int_equal(res.token[i], draw_reference(l, vocab, &row[i]));
+            check_top(&res, i, logits, vocab, row[i].n_logprobs);
+        }
+        free(l);
+        free(logits);
+    }
+    free(t);
+    rig_close(&r);
+}
+
 static void candidates_are_the_best_processed_tokens(void **state)
 {
     (void)state;
@@ -676,6 +713,7 @@ static int group(void)
         cmocka_unit_test(noise_arithmetic_is_accurate),
         cmocka_unit_test(greedy_takes_the_smallest_id_of_a_tie),
         cmocka_unit_test(every_row_draws_what_a_full_sort_draws),
+        cmocka_unit_test(wide_rows_draw_what_a_full_sort_draws),
         cmocka_unit_test(candidates_are_the_best_processed_tokens),
         cmocka_unit_test(a_score_is_the_log_probability_of_its_target),
         cmocka_unit_test(bad_logits_give_no_token),

@@ -1,9 +1,9 @@
 /* The draw: steps 6 and 7 of the specification (kernels/cpu/sample.c).
  *
- * One histogram tells where the threshold of top-k or top-p lies. The few tokens around it are gathered into the
- * cluster's first block and sorted, and it is read off. When all that stays is in that list, the draw is made there too;
- * else one more pass over the row makes it. Rows that crowd a bucket, and very large k, are narrowed down to a
- * single key pass by pass.
+ * With a top-k of few, the candidates are gathered into the cluster's first block, which sorts them, cuts and draws. Else
+ * one histogram tells where the threshold of top-k or top-p lies; the few tokens around it are gathered and sorted, and it
+ * is read off. When all that stays is in that list, the draw is made there too; else one more pass over the row makes
+ * it. Rows that crowd a bucket, and very large k, are narrowed down to a single key pass by pass.
  */
 #ifndef QUIRE_CUDA_SAMPLE_DRAW_CUH
 #define QUIRE_CUDA_SAMPLE_DRAW_CUH
@@ -11,22 +11,32 @@
 #include "kernels/cuda/sample_row.cuh"
 
 #define LINEAR_ONE 67108864.0f /* 2^26 */
-enum { LIST = BUCKETS };
 enum : uint32_t { LINEAR_TOP = 0x80000000u };
 
 /* z in (-28, 0] as an integer that orders alike: linear, so that no bucket is crowded; injective for z <= -1/4. */
 __device__ __forceinline__ uint32_t linear_key(float z) { return LINEAR_TOP - (uint32_t)(-z * LINEAR_ONE); }
 
-/* What is left to draw from: tokens of positive mass whose z reaches both floors. */
+/* The next float nearer to zero than a negative one. */
+__device__ __forceinline__ float nearer_zero(float x) { return noise_bits_float(noise_float_bits(x) - 1); }
+
+/* The least z of a linear key. */
+__device__ __forceinline__ float linear_floor(uint32_t key)
+{
+    uint32_t below = LINEAR_TOP - key;
+    return below < (1u << 24) - 1 ? nearer_zero(-((float)(below + 1) / LINEAR_ONE)) : -(__uint2float_rd(below) / LINEAR_ONE);
+}
+
+/* What is left to draw from: tokens of positive mass whose z is at least this. */
 struct drawing {
-    float max, inv_temperature;
-    uint32_t least_linear, least_order;
+    float max, inv_temperature, least;
 };
+
+__device__ __forceinline__ float z_of(float l, const drawing &d) { return NOISE_MUL(NOISE_SUB(l, d.max), d.inv_temperature); }
 
 __device__ __forceinline__ bool takes_part(float l, const drawing &d, float *z)
 {
-    *z = NOISE_MUL(NOISE_SUB(l, d.max), d.inv_temperature);
-    return *z > -28.0f && linear_key(*z) >= d.least_linear && sample_order(*z) >= d.least_order;
+    *z = z_of(l, d);
+    return *z >= d.least;
 }
 
 /* Weights of the tokens that take part: masses, or 1 each. */
@@ -56,7 +66,7 @@ __device__ void raise_floor(const row_view &r, shared_state *sh, drawing &d, sel
     auto known = [&](unsigned long long) { return s.goal; };
     while (s.lo < s.hi)
         narrow(r, sh, s, false, entry, known);
-    d.least_linear = s.lo;
+    d.least = fmaxf(d.least, linear_floor(s.lo));
     uint32_t step = LINEAR_TOP - s.lo;
     if (step >= 1u << 24 || s.inside == 0)
         return;
@@ -75,67 +85,42 @@ __device__ void raise_floor(const row_view &r, shared_state *sh, drawing &d, sel
             return true;
         },
         known);
-    d.least_order = max(d.least_order, exact.lo);
+    d.least = fmaxf(d.least, key_float(exact.lo));
 }
 
 /* The first pass of a threshold. */
 template <typename G>
 __device__ selection first_pass(const row_view &r, shared_state *sh, const drawing &d, float least_logit, bool by_mass, G goal_of)
 {
-    float z = NOISE_MUL(NOISE_SUB(least_logit, d.max), d.inv_temperature);
-    selection s = {max(d.least_linear, linear_key(z > -28.0f ? z : -28.0f)), LINEAR_TOP, 0, 0, 0};
+    selection s = {linear_key(fmaxf(d.least, z_of(least_logit, d))), LINEAR_TOP, 0, 0, 0};
     narrow(r, sh, s, true, weigh_linear{d, by_mass}, goal_of);
     return s;
 }
 
-/* ---- the list ---- */
+/* ---- the list: (order of z, ~token) ---- */
 
-/* Tokens of positive mass with keys in [lo, hi] as (order of z, ~token), into the first block. False: too many. */
-__device__ bool gather(const row_view &r, shared_state *sh, const drawing &d, uint32_t lo, uint32_t hi)
+/* Tokens of positive mass with linear keys in [lo, hi]. */
+__device__ bool collect_keys(const row_view &r, shared_state *sh, int turn, const drawing &d, uint32_t lo, uint32_t hi)
 {
-    const block_cluster cluster;
-    shared_state *root = cluster.of(sh, 0);
     const weigh_linear entry = {d, false};
-    if (threadIdx.x == 0)
-        sh->n_list = 0;
-    cluster.sync();
-    for_row(r, [&](int t, float l) {
-        uint32_t key;
+    return collect(r, sh, turn, [&](int, float l, uint32_t *key) {
         unsigned long long weight;
-        if (!entry(t, l, lo, hi, &key, &weight))
-            return;
-        int i = atomicAdd(&root->n_list, 1);
-        if (i < LIST)
-            root->bucket[i] =
-                (unsigned long long)sample_order(NOISE_MUL(NOISE_SUB(l, d.max), d.inv_temperature)) << 32 | (uint32_t)~t;
+        if (!entry(0, l, lo, hi, key, &weight))
+            return false;
+        *key = sample_order(z_of(l, d));
+        return true;
     });
-    cluster.sync();
-    bool fits = root->n_list <= LIST;
-    cluster.sync(); /* the first block's shared memory stays until all have read it */
-    return fits;
 }
 
-/* Bitonic sort (Batcher 1968), greatest first, filled up with zeros to a power of two. */
-__device__ void sort_list(shared_state *sh)
+/* Tokens of positive mass, at least the k of greatest z and all that equal the last of them. */
+__device__ bool collect_top(const row_view &r, shared_state *sh, int turn, const drawing &d, int k)
 {
-    int n = sh->n_list, size = 32;
-    while (size < n)
-        size *= 2;
-    for (int i = n + threadIdx.x; i < size; i += blockDim.x)
-        sh->bucket[i] = 0;
-    __syncthreads();
-    for (int k = 2; k <= size; k *= 2)
-        for (int j = k / 2; j > 0; j /= 2) {
-            int i = 2 * (int)threadIdx.x - ((int)threadIdx.x & (j - 1));
-            if (i < size) {
-                unsigned long long a = sh->bucket[i], b = sh->bucket[i + j];
-                if ((a < b) == ((i & k) == 0)) {
-                    sh->bucket[i] = b;
-                    sh->bucket[i + j] = a;
-                }
-            }
-            __syncthreads();
-        }
+    float least = z_of(peak_threshold(sh, k), d);
+    return collect_few(r, sh, turn, z_of(sh->peak[threadIdx.x], d) >= least, [&](int, float l, uint32_t *key) {
+        float z = z_of(l, d);
+        *key = sample_order(z);
+        return z >= least && sample_mass(z) > 0;
+    });
 }
 
 __device__ __forceinline__ unsigned long long entry_mass(unsigned long long e)
@@ -143,10 +128,10 @@ __device__ __forceinline__ unsigned long long entry_mass(unsigned long long e)
     return e == 0 ? 0 : sample_mass(key_float((uint32_t)(e >> 32)));
 }
 
-/* sh->floor of the sorted list: with kth > 0 first top-k, whose total then gives the goal of top-p; else the goal is given. */
-__device__ void settle(shared_state *sh, int kth, float top_p, unsigned long long goal)
+/* sh->floor of the sorted list of n: with kth > 0 first top-k, whose total then gives the goal of top-p; else the goal is given. */
+__device__ void settle(shared_state *sh, int n, int kth, float top_p, unsigned long long goal)
 {
-    int n = sh->n_list, i = 2 * (int)threadIdx.x;
+    int i = 2 * (int)threadIdx.x;
     unsigned long long e0 = i < n ? sh->bucket[i] : 0, e1 = i + 1 < n ? sh->bucket[i + 1] : 0, e2 = i + 2 < n ? sh->bucket[i + 2] : 0;
     unsigned long long a = entry_mass(e0), b = entry_mass(e1), all;
     unsigned long long upto1 = block_scan(a + b, sh, &all), upto0 = upto1 - b;
@@ -173,77 +158,88 @@ __device__ void settle(shared_state *sh, int kth, float top_p, unsigned long lon
 
 /* ---- the race ---- */
 
-/* The best so far of one thread, and what noise must beat to matter: noise exceeds best - z only when its bits are at most
- * 2^32 exp(z - best); 2 % for rounding. */
+/* The best so far of one thread. */
 struct race {
     uint64_t key;
     unsigned long long least_mass;
-    float best, scale;
+    float best;
     int token;
 };
 
 __device__ __forceinline__ race race_start(const row_params &p)
 {
-    return {noise_key(p.seed, p.position), (unsigned long long)NOISE_MUL(p.min_p, 1099511627776.0f), -INFINITY, INFINITY, -1};
+    return {noise_key(p.seed, p.position), (unsigned long long)NOISE_MUL(p.min_p, 1099511627776.0f), -INFINITY, -1};
 }
 
-/* Tokens come in ascending order: the smallest id wins a tie. */
+/* The smallest id wins a tie. */
 __device__ __forceinline__ void race_enter(race &c, float z, int t)
 {
     unsigned long long mass = sample_mass(z);
-    uint32_t bits = noise_bits(c.key, t);
-    if (mass == 0 || mass < c.least_mass || (float)bits > ((float)mass + 1.0f) * c.scale)
+    if (mass == 0 || mass < c.least_mass)
         return;
-    float score = NOISE_ADD(z, noise_gumbel(bits));
-    if (score > c.best) {
+    float score = NOISE_ADD(z, noise_gumbel(noise_bits(c.key, t)));
+    if (score > c.best || (score == c.best && t < c.token)) {
         c.best = score;
         c.token = t;
     }
 }
 
-__device__ __forceinline__ int race_end(const race &c, shared_state *sh)
+__device__ __forceinline__ unsigned long long race_result(const race &c)
 {
-    unsigned long long v = c.token < 0 ? 0 : (unsigned long long)sample_order(c.best) << 32 | (uint32_t)~c.token;
-    v = cluster_max(v, sh);
-    return v == 0 ? -1 : (int)~(uint32_t)v;
+    return c.token < 0 ? 0 : (unsigned long long)sample_order(c.best) << 32 | (uint32_t)~c.token;
 }
 
-/* Over the row; a warp shares its best, so that few tokens need a logarithm. */
+/* Over the row. A token's noise exceeds best - z only when w = bits / 2^32 is at most exp(z - best), so w exp(-z) says who
+ * may win: the least of it in a warp is drawn first, and others that come near the best known. */
 __device__ int race_row(const row_view &r, shared_state *sh, const drawing &d, const row_params &p)
 {
     race c = race_start(p);
-    uint32_t known = sample_order(-INFINITY);
-    for_row(r, [&](int t, float l) {
-        float z;
-        if (takes_part(l, d, &z))
-            race_enter(c, z, t);
-        __syncwarp();
-        uint32_t best = __reduce_max_sync(0xffffffffu, sample_order(c.best));
-        if (best != known) {
-            known = best;
-            c.scale = 1.02f / 256.0f * expf(-key_float(best));
+    const float least = fmaxf(d.least, p.min_p > 0.0f ? logf(p.min_p) - 1e-4f : -INFINITY); /* race_enter says it exactly */
+    uint32_t lowest = 0xFFFFFFFFu;
+    float limit = INFINITY;
+    for_quads(r, [&](int t, float4 v) {
+        const float l[4] = {v.x, v.y, v.z, v.w};
+        const uint64_t key = c.key + (uint64_t)(uint32_t)t * 0x9E3779B97F4A7C15ull;
+        float z[4], chance[4], low = INFINITY;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            z[j] = z_of(l[j], d);
+            float w = noise_bits_float(noise_bits(key, j) >> 9 | 0x3F800000u) - 1.0f; /* rounded down */
+            chance[j] = z[j] >= least ? w * __expf(-z[j]) : INFINITY;
+            low = fminf(low, chance[j]);
         }
+        __syncwarp();
+        uint32_t now = __reduce_min_sync(0xffffffffu, noise_float_bits(low)); /* none is negative: ordered as integers */
+        if (now < lowest) {
+            lowest = now;
+            for (int j = 0; j < 4; j++)
+                if (noise_float_bits(chance[j]) == now && z[j] >= least)
+                    race_enter(c, z[j], t + j);
+            __syncwarp();
+            limit = 1.02f * __expf(-key_float(__reduce_max_sync(0xffffffffu, sample_order(c.best))));
+        }
+        if (low <= limit)
+            for (int j = 0; j < 4; j++)
+                if (chance[j] <= limit && z[j] >= least)
+                    race_enter(c, z[j], t + j);
     });
-    return race_end(c, sh);
+    unsigned long long v = cluster_max(race_result(c), sh);
+    return v == 0 ? -1 : (int)~(uint32_t)v;
 }
 
-/* Over the list, by the first block; the others wait. */
-__device__ int race_list(shared_state *sh, const row_params &p)
+/* Over the first block's list of n; the token in its thread 0. */
+__device__ int race_list(shared_state *sh, int n, const row_params &p)
 {
-    race c = race_start(p);
-    if (block_cluster().rank() == 0) {
-        /* in the order of z: a thread's second token may have the smaller id, so each is a race of its own */
-        race other = c;
-        int i = 2 * (int)threadIdx.x;
-        unsigned long long e0 = i < sh->n_list ? sh->bucket[i] : 0, e1 = i + 1 < sh->n_list ? sh->bucket[i + 1] : 0;
-        if (e0 != 0 && (uint32_t)(e0 >> 32) >= sh->floor)
-            race_enter(c, key_float((uint32_t)(e0 >> 32)), (int)~(uint32_t)e0);
-        if (e1 != 0 && (uint32_t)(e1 >> 32) >= sh->floor)
-            race_enter(other, key_float((uint32_t)(e1 >> 32)), (int)~(uint32_t)e1);
-        if (other.token >= 0 && (c.token < 0 || other.best > c.best || (other.best == c.best && other.token < c.token)))
-            c = other;
+    unsigned long long v = 0;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        unsigned long long e = sh->bucket[i];
+        race c = race_start(p); /* one each: the list is in the order of z, not of tokens */
+        if ((uint32_t)(e >> 32) >= sh->floor)
+            race_enter(c, key_float((uint32_t)(e >> 32)), (int)~(uint32_t)e);
+        v = max(v, race_result(c));
     }
-    return race_end(c, sh);
+    v = block_max(v, sh);
+    return (int)~(uint32_t)v;
 }
 
 /* ---- */
@@ -255,35 +251,57 @@ __device__ __forceinline__ unsigned long long most_tokens(unsigned long long wei
     return weight / (least > 0 ? least : 1ull);
 }
 
-/* A token of the row by temperature, top-k, top-p and min-p; -1: none. Same answer in all threads of the cluster. */
-__device__ int draw(const row_view &r, shared_state *sh, const row_params &p, const stats &st)
+/* Cut and draw from the list, which holds all that may stay. The first block alone; the others have no more to do. */
+__device__ int draw_list(shared_state *sh, int turn, const row_params &p, int kth, unsigned long long goal)
+{
+    if (block_cluster().rank() != 0)
+        return 0;
+    int n = sh->n_list[turn & 1];
+    sort_list(sh, n);
+    settle(sh, n, min(kth, n), p.top_p, goal);
+    return race_list(sh, n, p);
+}
+
+/* A token of the row by temperature, top-k, top-p and min-p, in the speaking thread; -1: none. `turn` as in collect, raised
+ * by the lists that were made. *ret_listed: the first block is still at it, the others came back before. */
+__device__ int draw(const row_view &r, shared_state *sh, const row_params &p, const stats &st, int *turn, bool *ret_listed)
 {
     const block_cluster cluster;
-    drawing d = {stats_max(st), noise_inv_temperature(p.temperature), 0, 0};
+    drawing d = {stats_max(st), noise_inv_temperature(p.temperature), nearer_zero(-28.0f)};
     if (p.top_k <= 0 && p.top_p >= 1.0f)
         return race_row(r, sh, d, p);
     bool by_mass = p.top_k <= 0;
-    float least_logit = key_float(st.least);
+    if (!by_mass && p.top_k <= FEW) {
+        if (collect_top(r, sh, ++*turn, d, p.top_k)) {
+            *ret_listed = true;
+            return draw_list(sh, *turn, p, p.top_k, 0);
+        }
+        cluster.sync();
+    }
     auto mass_goal = [&](unsigned long long total) { return (unsigned long long)sample_mass_goal(p.top_p, total); };
-    selection s = first_pass(r, sh, d, least_logit, by_mass, [&](unsigned long long total) {
+    selection s = first_pass(r, sh, d, st.least, by_mass, [&](unsigned long long total) {
         return by_mass ? mass_goal(total) : min(total, (unsigned long long)p.top_k);
     });
     bool whole = most_tokens(s.above + s.inside, s.lo, by_mass) <= LIST;
-    if ((whole || (by_mass && most_tokens(s.inside, s.lo, true) <= LIST)) && gather(r, sh, d, s.lo, whole ? LINEAR_TOP : s.hi)) {
-        if (cluster.rank() == 0) {
-            sort_list(sh);
-            settle(sh, by_mass ? 0 : (int)(s.above + s.goal), p.top_p, whole ? s.above + s.goal : s.goal);
+    if ((whole || (by_mass && most_tokens(s.inside, s.lo, true) <= LIST)) &&
+        collect_keys(r, sh, ++*turn, d, s.lo, whole ? LINEAR_TOP : s.hi)) {
+        int kth = by_mass ? 0 : (int)(s.above + s.goal), n = sh->n_list[*turn & 1];
+        if (whole) {
+            *ret_listed = true;
+            return draw_list(sh, *turn, p, kth, s.above + s.goal);
         }
-        if (whole)
-            return race_list(sh, p);
+        if (cluster.rank() == 0) {
+            sort_list(sh, n);
+            settle(sh, n, 0, p.top_p, s.goal);
+        }
         cluster.sync();
-        d.least_order = cluster.of(sh, 0)->floor;
+        d.least = fmaxf(d.least, key_float(cluster.of(sh, 0)->floor));
         cluster.sync();
         return race_row(r, sh, d, p);
     }
     raise_floor(r, sh, d, s, by_mass);
     if (!by_mass && p.top_p < 1.0f) {
-        s = first_pass(r, sh, d, least_logit, true, mass_goal);
+        s = first_pass(r, sh, d, st.least, true, mass_goal);
         raise_floor(r, sh, d, s, true);
     }
     return race_row(r, sh, d, p);

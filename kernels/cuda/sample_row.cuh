@@ -1,16 +1,20 @@
-/* Looking through a row of logits: its view, statistics, and thresholds by histograms.
+/* Looking through a row of logits: its view, statistics, and thresholds.
  *
- * Nothing is sorted: a threshold (top-k, top-p, the n best) is found by histograms of integer keys, eleven bits a pass
- * from the widest bits down, counts or fixed-point masses summed exactly, so that no result depends on the order of
- * threads.
+ * Nothing is sorted but short lists. A threshold (top-k, top-p, the n best) is found in one of two ways. When few tokens
+ * are wanted: the k-th greatest among the threads' own greatest logits is reached by at least k tokens and by few more,
+ * and those are gathered. Else by histograms of integer keys, ten bits a pass from the widest bits down, counts or
+ * fixed-point masses summed exactly. No result depends on the order of threads.
  */
 #ifndef QUIRE_CUDA_SAMPLE_ROW_CUH
 #define QUIRE_CUDA_SAMPLE_ROW_CUH
 
+#include <float.h>
+
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/noise.h"
 
-enum { SAMPLE_THREADS = 1024, BUCKETS = 2048, MAX_CLUSTER = 8, MAX_BEST = 256 };
+enum { SAMPLE_THREADS = 512, SAMPLE_WARPS = SAMPLE_THREADS / 32, BUCKETS = 1024, LIST = BUCKETS, MAX_CLUSTER = 8 };
+enum { FEW = 256 }; /* as many are looked for among the threads' greatest */
 
 /* struct sample_row, token_count, token_bias of batch.h */
 struct row_params {
@@ -37,55 +41,79 @@ struct bias_entry {
 struct stats {
     unsigned long long best; /* 0: nothing above -infinity */
     uint32_t bad;            /* a NaN or +infinity */
-    uint32_t least;          /* order key of the least above -infinity */
+    float least;             /* no logit is less */
     float sum;               /* of exp(l - max) */
 };
 
 struct shared_state {
-    unsigned long long bucket[BUCKETS]; /* or the list that draw sorts */
-    unsigned long long scan[32];
-    stats part[33];
+    unsigned long long bucket[BUCKETS]; /* or the list of few tokens */
+    unsigned long long scan[SAMPLE_WARPS];
     unsigned long long pick;      /* this block's reductions, read by the others of the cluster */
-    stats whole;
+    unsigned long long arrival;   /* mbarrier of the slice's copy */
+    stats part[SAMPLE_WARPS];
+    stats whole, row;             /* this block's, and the row's */
+    float peak[SAMPLE_THREADS];   /* the greatest logit each thread saw; read by the others */
+    uint32_t tally[2][SAMPLE_WARPS];
+    uint16_t again[SAMPLE_THREADS]; /* threads whose tokens are looked at again */
+    int32_t n_again;
     unsigned long long skipped, inside; /* narrow: weight above the chosen bucket and in it */
     int32_t chosen;
-    int32_t n_list; /* draw's list, in `bucket` of the cluster's first block */
-    uint32_t floor; /* order key of the least z that stays, there too */
-    int32_t n_best;
+    int32_t n_list[2]; /* of the list, in `bucket` of the cluster's first block; lists take turns */
+    uint32_t floor;    /* order key of the least z that stays, there too */
     int32_t prev_seen;
     float prev_saved;
-    uint32_t best_key[MAX_BEST];
-    int32_t best_token[MAX_BEST];
 };
 
 struct row_view {
-    float *l;                /* the whole row */
+    float *l;                /* the whole row; of a staged one the slice alone is there */
     int lo, hi;              /* this block's slice */
     const uint32_t *allowed; /* bitmap of the slice, or NULL */
 };
 
-__device__ __forceinline__ float at(const row_view &r, int t)
+/* Tokens t .. t + 3, t a multiple of 4; -infinity where they are not allowed or past the end. */
+__device__ __forceinline__ float4 quad_at(const row_view &r, int t)
 {
-    if (r.allowed && !(r.allowed[(t - r.lo) >> 5] >> ((t - r.lo) & 31) & 1))
-        return -INFINITY;
-    return r.l[t];
+    float4 v;
+    if (t + 4 <= r.hi && (uintptr_t)(r.l + t) % 16 == 0) {
+        v = *(const float4 *)(r.l + t);
+    } else {
+        v.x = t < r.hi ? r.l[t] : -INFINITY;
+        v.y = t + 1 < r.hi ? r.l[t + 1] : -INFINITY;
+        v.z = t + 2 < r.hi ? r.l[t + 2] : -INFINITY;
+        v.w = t + 3 < r.hi ? r.l[t + 3] : -INFINITY;
+    }
+    if (r.allowed && t < r.hi) {
+        uint32_t may = r.allowed[(t - r.lo) >> 5] >> ((t - r.lo) & 31);
+        v.x = may & 1 ? v.x : -INFINITY;
+        v.y = may & 2 ? v.y : -INFINITY;
+        v.z = may & 4 ? v.z : -INFINITY;
+        v.w = may & 8 ? v.w : -INFINITY;
+    }
+    return v;
 }
 
-/* f(token, logit) for the slice, by whole warps, ascending in each thread; lanes past the end see -infinity. */
+/* f(token, four logits) for the slice, by whole warps, ascending in each thread; the next four are on their way meanwhile. */
+template <typename F> __device__ __forceinline__ void for_quads(const row_view &r, F f)
+{
+    const int step = 4 * SAMPLE_THREADS;
+    int t = r.lo + 4 * (int)threadIdx.x;
+    float4 next = quad_at(r, t);
+    for (; t - 4 * (int)(threadIdx.x & 31) < r.hi; t += step) {
+        float4 v = next;
+        next = quad_at(r, t + step);
+        f(t, v);
+    }
+}
+
+/* f(token, logit), the same way; what is past the end is at -infinity. */
 template <typename F> __device__ __forceinline__ void for_row(const row_view &r, F f)
 {
-    int n = (uintptr_t)r.l % 16 == 0 ? (r.hi - r.lo) / 4 : 0; /* of four tokens; slices begin at multiples of 32 */
-    for (int k = threadIdx.x; (k & ~31) < n; k += blockDim.x) {
-        int t = r.lo + 4 * k;
-        float4 v = k < n ? *(const float4 *)(r.l + t) : make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
-        uint32_t may = r.allowed && k < n ? r.allowed[4 * k >> 5] >> (4 * k & 31) : 0xFu;
-        f(t, may & 1 ? v.x : -INFINITY);
-        f(t + 1, may & 2 ? v.y : -INFINITY);
-        f(t + 2, may & 4 ? v.z : -INFINITY);
-        f(t + 3, may & 8 ? v.w : -INFINITY);
-    }
-    for (int t = r.lo + 4 * n + threadIdx.x; t - (int)(threadIdx.x & 31) < r.hi; t += blockDim.x)
-        f(t, t < r.hi ? at(r, t) : -INFINITY);
+    for_quads(r, [&](int t, float4 v) {
+        f(t, v.x);
+        f(t + 1, v.y);
+        f(t + 2, v.z);
+        f(t + 3, v.w);
+    });
 }
 
 __device__ __forceinline__ float key_float(uint32_t k)
@@ -108,10 +136,10 @@ __device__ __forceinline__ void stats_join(stats &a, const stats &b)
     }
     a.best = max(a.best, b.best);
     a.bad |= b.bad;
-    a.least = min(a.least, b.least);
+    a.least = fminf(a.least, b.least);
 }
 
-__device__ __forceinline__ stats stats_none(void) { return {0ull, 0, 0xFFFFFFFFu, 0.0f}; }
+__device__ __forceinline__ stats stats_none(void) { return {0ull, 0, INFINITY, 0.0f}; }
 
 /* Of the lanes of a warp, in lane 0. */
 __device__ __forceinline__ stats stats_warp(stats s)
@@ -127,44 +155,78 @@ __device__ __forceinline__ stats stats_warp(stats s)
     return s;
 }
 
-/* Greatest, least, sum of exponentials of the row; the same in all threads of the cluster. */
+/* What one thread sees of a row from token `first` on, four tokens every `step`; a NaN or +infinity makes the sum a NaN. */
+struct thread_scan {
+    float peak, least, sum;
+    int at; /* the peak lies in one of the AHEAD fours from here */
+};
+enum { AHEAD = 4 };
+
+__device__ __forceinline__ thread_scan scan_quads(const row_view &r, int first, int step)
+{
+    thread_scan s = {-FLT_MAX, INFINITY, 0.0f, first};
+    for (int t = first; t < r.hi; t += AHEAD * step) {
+        float4 v[AHEAD];
+        float high = -FLT_MAX;
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            v[j] = quad_at(r, t + j * step);
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            high = fmaxf(high, fmaxf(fmaxf(v[j].x, v[j].y), fmaxf(v[j].z, v[j].w)));
+            if (t + j * step < r.hi)
+                s.least = fminf(s.least, fminf(fminf(v[j].x, v[j].y), fminf(v[j].z, v[j].w)));
+        }
+        if (high > s.peak) {
+            s.sum *= __expf(s.peak - high);
+            s.peak = high;
+            s.at = t;
+        }
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            s.sum += (__expf(v[j].x - s.peak) + __expf(v[j].y - s.peak)) + (__expf(v[j].z - s.peak) + __expf(v[j].w - s.peak));
+    }
+    return s;
+}
+
+__device__ __forceinline__ stats scan_stats(const row_view &r, const thread_scan &s, int step)
+{
+    int token = -1;
+    for (int j = 0; j < AHEAD && token < 0; j++) {
+        float4 v = quad_at(r, s.at + j * step);
+        int i = v.x == s.peak ? 0 : v.y == s.peak ? 1 : v.z == s.peak ? 2 : v.w == s.peak ? 3 : -1;
+        token = i < 0 ? -1 : s.at + j * step + i;
+    }
+    unsigned long long best = (unsigned long long)sample_order(s.peak + 0.0f) << 32 | (uint32_t)~token;
+    return {s.sum == 0.0f ? 0ull : best, !(s.sum < INFINITY), s.least, s.sum};
+}
+
+/* Greatest, least, sum of exponentials of the row; the same in all threads of the cluster. Before it is called again, all of
+ * the cluster must have come past what they do with `peak`. */
 __device__ stats row_stats(const row_view &r, shared_state *sh)
 {
     const block_cluster cluster;
-    float m = -INFINITY, sum = 0.0f, least = INFINITY;
-    int token = 0;
-    uint32_t bad = 0;
-    for_row(r, [&](int t, float v) {
-        bad |= !(v < INFINITY);
-        if (v > m) {
-            sum = sum * __expf(m - v) + 1.0f;
-            m = v;
-            token = t;
-        } else if (v > -INFINITY) {
-            sum += __expf(v - m);
-        }
-        least = fminf(least, v > -INFINITY ? v : INFINITY);
-    });
-    stats s = {m == -INFINITY ? 0ull : (unsigned long long)sample_order(m) << 32 | (uint32_t)~token, bad,
-               least == INFINITY ? 0xFFFFFFFFu : sample_order(least), sum};
-    s = stats_warp(s);
-    if ((threadIdx.x & 31) == 0)
+    const int step = 4 * SAMPLE_THREADS;
+    const thread_scan seen = scan_quads(r, r.lo + 4 * (int)threadIdx.x, step);
+    sh->peak[threadIdx.x] = seen.peak;
+    stats s = stats_warp(scan_stats(r, seen, step));
+    int lane = threadIdx.x & 31;
+    if (lane == 0)
         sh->part[threadIdx.x >> 5] = s;
     __syncthreads();
     if (threadIdx.x < 32) {
-        s = stats_warp(sh->part[threadIdx.x]);
-        if (threadIdx.x == 0)
+        s = stats_warp(lane < SAMPLE_WARPS ? sh->part[lane] : stats_none());
+        if (lane == 0)
             sh->whole = s;
     }
     cluster.sync();
-    if (threadIdx.x == 0) {
-        stats all = *cluster.of(&sh->whole, 0);
-        for (unsigned i = 1; i < cluster.blocks(); i++)
-            stats_join(all, *cluster.of(&sh->whole, i));
-        sh->part[32] = all;
+    if (threadIdx.x < 32) {
+        s = stats_warp(lane < (int)cluster.blocks() ? *cluster.of(&sh->whole, lane) : stats_none());
+        if (lane == 0)
+            sh->row = s;
     }
-    cluster.sync();
-    return sh->part[32];
+    __syncthreads();
+    return sh->row;
 }
 
 /* Inclusive sum over the threads of the block; the total in *total. */
@@ -180,13 +242,156 @@ __device__ __forceinline__ unsigned long long block_scan(unsigned long long sum,
         sh->scan[warp] = sum;
     __syncthreads();
     unsigned long long before = 0, all = 0;
-    for (int i = 0; i < SAMPLE_THREADS / 32; i++) {
+    for (int i = 0; i < SAMPLE_WARPS; i++) {
         before += i < warp ? sh->scan[i] : 0;
         all += sh->scan[i];
     }
     *total = all;
     return before + sum;
 }
+
+/* The greatest of one packed value a thread, over the block: in thread 0. */
+__device__ unsigned long long block_max(unsigned long long v, shared_state *sh)
+{
+    for (int o = 16; o > 0; o >>= 1)
+        v = max(v, __shfl_xor_sync(0xffffffffu, v, o));
+    if ((threadIdx.x & 31) == 0)
+        sh->scan[threadIdx.x >> 5] = v;
+    __syncthreads();
+    for (int i = 0; i < SAMPLE_WARPS; i++)
+        v = max(v, sh->scan[i]);
+    return v;
+}
+
+/* The same over the cluster, in all threads. */
+__device__ unsigned long long cluster_max(unsigned long long v, shared_state *sh)
+{
+    const block_cluster cluster;
+    v = block_max(v, sh);
+    if (threadIdx.x == 0)
+        sh->pick = v;
+    cluster.sync();
+    for (unsigned i = 0; i < cluster.blocks(); i++)
+        v = max(v, *cluster.of(&sh->pick, i));
+    cluster.sync();
+    return v;
+}
+
+/* ---- few tokens: the list ---- */
+
+/* A value that at least k tokens reach, and not many more unless they stand close in the row: the greatest, to some bits,
+ * that the peaks of k threads reach. After row_stats of the same view. */
+__device__ float peak_threshold(shared_state *sh, int k)
+{
+    const block_cluster cluster;
+    uint32_t key[MAX_CLUSTER], from = 0;
+#pragma unroll
+    for (unsigned i = 0; i < MAX_CLUSTER; i++)
+        key[i] = i < cluster.blocks() ? sample_order(cluster.of(sh->peak, i)[threadIdx.x]) : 0;
+    for (int bit = 31; bit >= 0; bit--) {
+        uint32_t to = from | 1u << bit, n = 0;
+#pragma unroll
+        for (int i = 0; i < MAX_CLUSTER; i++)
+            n += key[i] >= to;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        n = __reduce_add_sync(0xffffffffu, n);
+#endif
+        uint32_t *tally = sh->tally[bit & 1];
+        if ((threadIdx.x & 31) == 0)
+            tally[threadIdx.x >> 5] = n;
+        __syncthreads();
+        n = 0;
+#pragma unroll
+        for (int i = 0; i < SAMPLE_WARPS; i++)
+            n += tally[i];
+        if (n < (uint32_t)k)
+            continue;
+        from = to;
+        if (n <= (uint32_t)(k + k / 4 + 8))
+            break;
+    }
+    __syncthreads();
+    return from < sample_order(-FLT_MAX) ? -FLT_MAX : key_float(from);
+}
+
+__device__ __forceinline__ void push(shared_state *root, int turn, int t, uint32_t key)
+{
+    int i = atomicAdd(&root->n_list[turn & 1], 1);
+    if (i < LIST)
+        root->bucket[i] = (unsigned long long)key << 32 | (uint32_t)~t;
+}
+
+/* End of a list: returns whether it fits. `turn` counts the lists of this launch; the cluster meets once. */
+__device__ __forceinline__ bool list_end(shared_state *sh, int turn)
+{
+    const block_cluster cluster;
+    if (cluster.rank() == 0 && threadIdx.x == 0)
+        sh->n_list[~turn & 1] = 0;
+    cluster.sync();
+    return cluster.of(sh, 0)->n_list[turn & 1] <= LIST;
+}
+
+/* Gather tokens into the first block's list as (key, ~token); `wanted(token, logit, &key)` says which. */
+template <typename F> __device__ bool collect(const row_view &r, shared_state *sh, int turn, F wanted)
+{
+    shared_state *root = block_cluster().of(sh, 0);
+    for_row(r, [&](int t, float l) {
+        uint32_t key;
+        if (wanted(t, l, &key))
+            push(root, turn, t, key);
+    });
+    return list_end(sh, turn);
+}
+
+/* The same when few threads saw `some` in row_stats: what these saw is shared out among all. */
+template <typename F> __device__ bool collect_few(const row_view &r, shared_state *sh, int turn, bool some, F wanted)
+{
+    const int step = 4 * SAMPLE_THREADS, each = (r.hi - r.lo + step - 1) / step;
+    shared_state *root = block_cluster().of(sh, 0);
+    if (threadIdx.x == 0)
+        sh->n_again = 0;
+    __syncthreads();
+    if (some)
+        sh->again[atomicAdd(&sh->n_again, 1)] = (uint16_t)threadIdx.x;
+    __syncthreads();
+    for (int i = threadIdx.x; i < sh->n_again * each; i += SAMPLE_THREADS) {
+        int t = r.lo + 4 * sh->again[i / each] + i % each * step;
+        float4 v = quad_at(r, t);
+        const float l[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            uint32_t key;
+            if (wanted(t + j, l[j], &key))
+                push(root, turn, t + j, key);
+        }
+    }
+    return list_end(sh, turn);
+}
+
+/* Bitonic sort (Batcher 1968) of the first n, greatest first, filled up with zeros to a power of two. */
+__device__ void sort_list(shared_state *sh, int n)
+{
+    int size = 32;
+    while (size < n)
+        size *= 2;
+    for (int i = n + threadIdx.x; i < size; i += blockDim.x)
+        sh->bucket[i] = 0;
+    __syncthreads();
+    for (int k = 2; k <= size; k *= 2)
+        for (int j = k / 2; j > 0; j /= 2) {
+            int i = 2 * (int)threadIdx.x - ((int)threadIdx.x & (j - 1));
+            if (i < size) {
+                unsigned long long a = sh->bucket[i], b = sh->bucket[i + j];
+                if ((a < b) == ((i & k) == 0)) {
+                    sh->bucket[i] = b;
+                    sh->bucket[i + j] = a;
+                }
+            }
+            __syncthreads();
+        }
+}
+
+/* ---- many: histograms ---- */
 
 /* Where a threshold is looked for: the greatest key for which the weights of the entries with that key or a greater one sum
  * to at least the goal. It lies in [lo, hi]; `above` is the weight of greater keys, `inside` of those in the range, and the
@@ -265,27 +470,6 @@ __device__ selection select_key(const row_view &r, shared_state *sh, uint32_t lo
         first = false;
     } while (s.lo < s.hi);
     return s;
-}
-
-/* The greatest of one packed value a thread, over the cluster. */
-__device__ unsigned long long cluster_max(unsigned long long v, shared_state *sh)
-{
-    const block_cluster cluster;
-    for (int o = 16; o > 0; o >>= 1)
-        v = max(v, __shfl_xor_sync(0xffffffffu, v, o));
-    if ((threadIdx.x & 31) == 0)
-        sh->scan[threadIdx.x >> 5] = v;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        for (int i = 1; i < SAMPLE_THREADS / 32; i++)
-            v = max(v, sh->scan[i]);
-        sh->pick = v;
-    }
-    cluster.sync();
-    for (unsigned i = 0; i < cluster.blocks(); i++)
-        v = max(v, *cluster.of(&sh->pick, i));
-    cluster.sync();
-    return v;
 }
 
 #endif
