@@ -196,11 +196,21 @@ __device__ int race_row(const row_view &r, shared_state *sh, const drawing &d, c
     race c = race_start(p);
     const float least = fmaxf(d.least, p.min_p > 0.0f ? logf(p.min_p) - 1e-4f : -INFINITY); /* race_enter says it exactly */
     uint32_t lowest = 0xFFFFFFFFu;
-    float limit = INFINITY;
+    float limit = FLT_MAX; /* who has no chance is at infinity */
     for_quads(r, [&](int t, float4 v) {
         const float l[4] = {v.x, v.y, v.z, v.w};
         const uint64_t key = c.key + (uint64_t)(uint32_t)t * 0x9E3779B97F4A7C15ull;
         float z[4], chance[4], low = INFINITY;
+        auto enter = [&](float reach) {
+            uint32_t may = 0;
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                may |= (uint32_t)(chance[j] <= reach) << j;
+            for (; may != 0; may &= may - 1) {
+                int j = __ffs(may) - 1;
+                race_enter(c, j < 2 ? (j == 0 ? z[0] : z[1]) : (j == 2 ? z[2] : z[3]), t + j);
+            }
+        };
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             z[j] = z_of(l[j], d);
@@ -212,16 +222,14 @@ __device__ int race_row(const row_view &r, shared_state *sh, const drawing &d, c
         uint32_t now = __reduce_min_sync(0xffffffffu, noise_float_bits(low)); /* none is negative: ordered as integers */
         if (now < lowest) {
             lowest = now;
-            for (int j = 0; j < 4; j++)
-                if (noise_float_bits(chance[j]) == now && z[j] >= least)
-                    race_enter(c, z[j], t + j);
+            if (low == noise_bits_float(now))
+                enter(fminf(low, FLT_MAX));
             __syncwarp();
-            limit = 1.02f * __expf(-key_float(__reduce_max_sync(0xffffffffu, sample_order(c.best))));
+            float best = key_float(__reduce_max_sync(0xffffffffu, sample_order(c.best)));
+            limit = fminf(1.02f * __expf(-best), FLT_MAX);
         }
         if (low <= limit)
-            for (int j = 0; j < 4; j++)
-                if (chance[j] <= limit && z[j] >= least)
-                    race_enter(c, z[j], t + j);
+            enter(limit);
     });
     unsigned long long v = cluster_max(race_result(c), sh);
     return v == 0 ? -1 : (int)~(uint32_t)v;
