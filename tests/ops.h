@@ -44,6 +44,12 @@ struct rig {
     uint64_t step;
 };
 
+/* QUIRE_TEST_SMALL: fewer and smaller shapes, for tools that slow a device down a hundred times. */
+static inline bool rig_small(void)
+{
+    return getenv("QUIRE_TEST_SMALL") != NULL;
+}
+
 /* ---- numbers ---- */
 
 static inline uint64_t rig_next(struct rig *r)
