@@ -149,8 +149,8 @@ def users_of(path):
 
 def main():
     ap = argparse.ArgumentParser()
-    ap.add_argument("--runs", type=int, default=10000)
-    ap.add_argument("--seconds", type=int, default=60, help="a mutant that runs longer is caught")
+    ap.add_argument("--runs", type=int, default=40000)
+    ap.add_argument("--seconds", type=int, default=120, help="a mutant that runs longer is caught")
     ap.add_argument("--only", default="", help="mutants whose description holds this text")
     args = ap.parse_args()
     work = pathlib.Path(tempfile.mkdtemp(prefix="mutants-"))
