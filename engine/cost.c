@@ -3,11 +3,12 @@
  *     one token, no context            fixed
  *     a long prefill                   fixed + tokens * token
  *     one token, the longest context   fixed + context * context's
- *     one token, blocks swapped out    fixed + blocks * swap
+ *     one token, blocks swapped in     fixed + blocks * swap
  *
  * Each is the fastest of a few, so that a disturbed one does not count. Time is not linear in tokens on a GPU (the weights
  * are read anyway, so the first hundreds are nearly free): the line through one token and a full step is above the truth
- * in between, so a plan made by it keeps its target.
+ * in between, so a plan made by it keeps its target. Blocks are swapped in because a step waits for what it reads; what leaves may
+ * still be on its way when the step has ended.
  */
 #include "engine/cost.h"
 
@@ -81,8 +82,8 @@ static int probe_step(struct probe *p, int32_t n, int32_t context, int32_t n_swa
     }
     struct batch b = {
         .step = ++p->step,
-        .swap_out = p->copy,
-        .n_swap_out = n_swap,
+        .swap_in = p->copy,
+        .n_swap_in = n_swap,
         .table_update = &update,
         .n_table_update = update.count > 0,
         .table_block = p->block,

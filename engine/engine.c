@@ -160,6 +160,7 @@ static int configure(struct engine *e, const struct settings *s, struct err *err
     c->policy = s->policy;
     c->kv_policy = s->kv_policy;
     c->prefix_cache = s->prefix_cache && s->kv_policy == KV_PAGED;
+    c->step_quantum = x->step_quantum;
     c->target_itl_us = s->target_itl_ms == 0 ? x->target_itl_us : MAX((int64_t)(s->target_itl_ms * 1e3), 0);
     c->shared_itl_us = s->policy != POLICY_FAIR ? 0 : s->target_itl_ms == 0 ? x->shared_itl_us : c->target_itl_us;
     c->queue_timeout_us = to_us(s->queue_timeout);

@@ -24,6 +24,7 @@ struct executor_info {
     int32_t depth;
     int32_t n_ranks;       /* processes that share the model; 0: it is not cut */
     bool sets_up_sizes;    /* the first step of a size takes long: sizes are tried at start */
+    int32_t step_quantum;  /* large steps are computed best in multiples of so many tokens; 0: no matter */
     int32_t target_itl_us; /* what suits the device where target_itl_ms leaves it open; 0: none */
     int32_t shared_itl_us; /* the same while tenants share it (policy: fair) */
     char device[160];

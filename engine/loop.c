@@ -95,6 +95,7 @@ static void commit_step(struct engine *e, int64_t turn_us)
     }
     pace_ended(&e->pace, after_us);
     int32_t n_tokens = plan->n_tokens;
+    sched_observe(e->sched, plan, results.device_us);
     decode_commit(e->sched, plan, &results, after_us, &e->deltas);
     e->n_committed++;
     output_commit(e->output);

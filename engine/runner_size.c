@@ -4,10 +4,11 @@
 #include "engine/runner.h"
 
 #define CPU_KV_BYTES ((int64_t)2 << 30)
-/* A whole step of 8192 prompt tokens keeps those who decode waiting for 200 ms (8B on an H200); pieces that make it about 40
- * cost less than a hundredth of the throughput, and first tokens come sooner too. With fair shares a CPU's steps are kept short
- * for the same reason: whoever comes waits for the one that runs. */
-enum { GPU_ITL_US = 40000, FAIR_ITL_US = 50000 };
+/* A whole step of 8192 prompt tokens keeps those who decode waiting for 200 ms (8B on an H200); pieces that make it at most 55
+ * cost a few hundredths of the throughput. Shorter ones would keep first tokens of a burst waiting: each step reads the caches of
+ * all who decode. A step of 1088 tokens takes nearly as long as one of 1280, so steps are whole multiples of 256. With fair shares
+ * a CPU's steps are kept short for the same reason: whoever comes waits for the one that runs. */
+enum { GPU_ITL_US = 55000, GPU_STEP_QUANTUM = 256, FAIR_ITL_US = 50000 };
 /* Steps of a GPU that tenants share: the one that runs and its own make whoever comes wait no longer than twice what it would
  * alone (512 tokens, 8B on an H200). */
 enum { GPU_SHARED_US = 11000 };
@@ -28,6 +29,7 @@ int runner_limits(struct executor_info *ret, const struct settings *s, const str
     ret->block_size = (int32_t)s->block_size;
     ret->max_len = either(s->max_model_len, MIN(c->max_positions, LIMIT_MODEL_LEN));
     ret->max_num_seqs = either(s->max_num_seqs, gpu ? 1024 : 64);
+    ret->step_quantum = gpu ? GPU_STEP_QUANTUM : 0;
     ret->target_itl_us = gpu ? GPU_ITL_US : s->policy == POLICY_FAIR ? FAIR_ITL_US : 0;
     ret->shared_itl_us = gpu ? GPU_SHARED_US : FAIR_ITL_US;
     ret->max_num_batched_tokens = MAX(either(s->max_num_batched_tokens, gpu ? 8192 : 512), ret->max_num_seqs);

@@ -262,16 +262,50 @@ static void plan_prefills_fairly(struct sched *s, int64_t now_us, struct plan *p
         ;
 }
 
-/* target_itl bounds the prefill that joins decodes; a block's worth always may, so that it is not starved either. */
+/* Tokens of prompts, and of what is to be computed again, that running and waiting groups have before them. */
+static int64_t prefill_backlog(const struct sched *s)
+{
+    int64_t n = s->waiting_tokens;
+    for (const struct group *g = s->running.first; g; g = g->next)
+        if (in_prefill(g))
+            n += group_gap(g);
+    return n;
+}
+
+/* Tokens of a large step, made a number that the device computes well. */
+static int32_t whole(const struct sched *s, double n_tokens, bool up)
+{
+    int32_t n = (int32_t)MIN(n_tokens, s->c.max_num_batched_tokens), size = s->c.step_quantum;
+    if (size <= 1 || n < 2 * size)
+        return n;
+    return up ? (n + size - 1) / size * size : n / size * size;
+}
+
+/* How much prefill joins decodes. target_itl bounds it, by the cost table at the pace that steps keep. Below the bound what waits
+ * is spread over the next steps: then the steps of a steady load are alike, and prompts fill what a step of decodes leaves of the
+ * device, instead of some steps at the bound and others with nothing. A block's worth always may, so that it is not starved. */
 static void bound_prefill(struct sched *s, const struct plan *p)
 {
-    const struct step_cost *k = &s->c.cost;
+    enum { SPREAD_STEPS = 8, LEAST_PART = 6 };
     int64_t target_us = s->shared ? s->c.shared_itl_us : s->c.target_itl_us;
-    if (target_us == 0 || k->token_us <= 0 || (p->n_items == 0 && !s->shared))
+    if (target_us == 0 || s->c.cost.token_us <= 0 || (p->n_items == 0 && !s->shared))
         return;
-    double room = MAX(((double)target_us - planned_us(s, p)) / k->token_us, s->c.block_size);
-    if (room < s->tokens_left)
-        s->tokens_left = (int32_t)room;
+    double us = (double)target_us / (s->shared ? 1 : s->pace) - planned_us(s, p);
+    double most = MAX(us / s->c.cost.token_us, 0);
+    if (!s->shared) {
+        int32_t others = s->c.max_num_batched_tokens - s->tokens_left;
+        double share = MAX((double)prefill_backlog(s) / SPREAD_STEPS, most / LEAST_PART);
+        most = MIN(whole(s, others + most, false), whole(s, others + share, true)) - others;
+    }
+    s->tokens_left = (int32_t)MIN(MAX(most, s->c.block_size), s->tokens_left);
+}
+
+void sched_observe(struct sched *s, const struct plan *p, int64_t us)
+{
+    const double WEIGHT = 1.0 / 16, LEAST = 0.5, MOST = 4;
+    bool mixed = p->n_decode > 0 && p->n_items > p->n_decode;
+    if (us > 0 && mixed && p->estimate_us > 0)
+        s->pace = MIN(MAX(s->pace + WEIGHT * ((double)us / p->estimate_us - s->pace), LEAST), MOST);
 }
 
 /* ---- numbering and bookkeeping of the finished plan ---- */

@@ -71,6 +71,7 @@ struct sched_config {
     bool prefix_cache;
     int64_t target_itl_us; /* 0: none */
     int64_t shared_itl_us; /* with fair shares, while several tenants ask: of whole steps; 0: none */
+    int32_t step_quantum;  /* large steps are best a multiple of so many tokens; 0: no matter */
     int64_t queue_timeout_us, request_timeout_us; /* 0: none */
     struct step_cost cost;                        /* all 0: unknown */
     int32_t name_bits; /* of a block's hash that count in the prefix cache; 0: all 128. Few make hashes collide,
@@ -130,6 +131,9 @@ const struct sched_config *sched_config(const struct sched *s);
 int sched_add(struct sched *s, struct group *g, int64_t now_us);
 /* Fill `p` for the next step: the number of items (0: nothing can run now). */
 int32_t sched_plan(struct sched *s, int64_t now_us, struct plan *p);
+/* How long a planned step took on the device; 0: unknown. Steps of decodes and prefill that take longer than the cost table says, as under a sustained
+ * load, which lowers clocks, are planned smaller. */
+void sched_observe(struct sched *s, const struct plan *p, int64_t us);
 /* End a group in any state: its memory returns at once; decode_reap reports it. O(1) but for its blocks.
  * Cancelled requests are found by sched_plan itself (running: at once, waiting: within a few steps). */
 void sched_end(struct sched *s, struct group *g, int finish, const char *error);

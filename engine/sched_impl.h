@@ -41,9 +41,10 @@ struct sched {
 
     struct group **waiting; /* [max_waiting + max_num_seqs] all that wait, in no order; their order is the tenants' */
     int32_t n_waiting;
-    struct tenant *tenant; /* [LIMIT_TENANTS], 1 without fair shares */
-    int32_t n_tenants;     /* up to the last one that ever asked */
-    int32_t *ready;        /* as many: heap of the tenants with waiting groups, the least `key` on top */
+    int64_t waiting_tokens; /* that they have to compute, as if nothing of it were in the prefix cache */
+    struct tenant *tenant;  /* [LIMIT_TENANTS], 1 without fair shares */
+    int32_t n_tenants;      /* up to the last one that ever asked */
+    int32_t *ready;         /* as many: heap of the tenants with waiting groups, the least `key` on top */
     int32_t n_ready;
     int32_t last_tenant;       /* whose group was admitted last */
     int32_t last_asker;        /* whose group was added last */
@@ -80,6 +81,7 @@ struct sched {
     bool made_way;                    /* and only for a group that waits */
     bool ahead;                       /* it begins with prefills of tenants who hold less than others */
     bool shared;                      /* it is to be short, for tenants who share */
+    double pace;                      /* how long steps of decodes and prefill take, over what the cost table says */
     uint64_t step;                    /* the last one planned */
     uint64_t next_order;
     struct plan *in_flight[MAX_IN_FLIGHT]; /* oldest first */
@@ -188,6 +190,8 @@ static inline bool can_draw(const struct group *g, const struct seq *q)
 }
 /* Some live sequence has more to compute than the token that it draws from. */
 bool in_prefill(const struct group *g);
+/* Tokens that its sequences have to compute before they draw again. */
+int64_t group_gap(const struct group *g);
 /* Blocks that the group's next tokens take: new ones, and copies of shared ones. `pool` is the one its tables name. */
 int32_t decode_need(struct sched *s, const struct kvpool *pool, struct group *g);
 /* The block that the next token of `q` goes to is its own afterwards. */

@@ -63,6 +63,8 @@ void waiting_push(struct sched *s, struct group *g)
     g->probe_step = 0;
     g->wait_index = s->n_waiting;
     s->waiting[s->n_waiting++] = g;
+    g->wait_tokens = group_gap(g);
+    s->waiting_tokens += g->wait_tokens;
     tenant_push(s, g);
 }
 
@@ -73,6 +75,7 @@ void waiting_remove(struct sched *s, struct group *g)
     s->waiting[g->wait_index] = moved;
     moved->wait_index = g->wait_index;
     g->wait_index = -1;
+    s->waiting_tokens -= g->wait_tokens;
 }
 
 int sched_add(struct sched *s, struct group *g, int64_t now_us)

@@ -111,7 +111,8 @@ struct group {
     /* For the histograms; 0: not yet. */
     int64_t admitted_us, first_token_us, last_token_us;
 
-    int32_t wait_index; /* WAITING: place in sched->waiting */
+    int32_t wait_index;  /* WAITING: place in sched->waiting */
+    int64_t wait_tokens; /* WAITING: its part of sched->waiting_tokens */
     /* RUNNING, SWAPPED, ENDED: the queue its state names. WAITING: its tenant's heap, who stands above and the two behind it. */
     struct group *prev, *next, *child;
     int32_t heap_rank;

@@ -182,6 +182,7 @@ int sched_new(struct sched **ret, const struct sched_config *c, struct err *e)
     if (!s)
         return err_nomem(e, "the scheduler");
     s->c = *c;
+    s->pace = 1;
     code = allocate(s, e);
     if (code < 0) {
         sched_free(s);

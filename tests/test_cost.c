@@ -44,7 +44,7 @@ static int timed_launch(struct executor *x, const struct batch *b, struct err *e
     for (int32_t i = 0; i < b->n_tokens; i++)
         assert_true(b->slot[i] == b->position[i] && b->position[i] == b->kv_len[0] - b->n_tokens + i);
     double us = t->cost.fixed_us + b->n_tokens * t->cost.token_us + b->position[0] * t->cost.context_us +
-                b->n_swap_out * t->cost.swap_block_us;
+                b->n_swap_in * t->cost.swap_block_us;
     t->step_us = (int64_t)us;
     t->n_steps++;
     return 0;

@@ -413,9 +413,45 @@ static void prefill_beside_decodes_keeps_to_the_itl_target(void **state)
     rig_open(&rig, &config);
     rig_add(&rig, tokens(8), 0, 5);
     rig_step(&rig);
-    rig_add(&rig, tokens(1), 20, 60);
+    rig_add(&rig, tokens(1), 20, 120);
     rig_plan(&rig);
     assert_int_equal(rig.batch.n_tokens, 1 + 10);
+    /* Four times as slow as the table says, in the long run: nothing fits but a block's worth. */
+    for (int i = 0; i < 100; i++)
+        sched_observe(rig.sched, &(struct plan){.estimate_us = 200, .n_items = 2, .n_decode = 1}, 4 * 200);
+    rig_commit(&rig);
+    rig_plan(&rig);
+    assert_int_equal(rig.batch.n_tokens, 1 + config.block_size);
+    rig_commit(&rig);
+}
+
+/* What waits is spread over some steps, also below the target; never so thinly that a short prompt takes several. */
+static void prefill_beside_decodes_is_spread(void **state)
+{
+    (void)state;
+    config.target_itl_us = 700;
+    config.cost = (struct step_cost){.fixed_us = 90, .token_us = 10};
+    rig_open(&rig, &config);
+    rig_add(&rig, tokens(8), 0, 5);
+    rig_step(&rig);
+    rig_add(&rig, tokens(1), 20, 96);
+    rig_plan(&rig);
+    assert_int_equal(rig.batch.n_tokens, 1 + 96 / 8);
+    rig_commit(&rig);
+}
+
+static void large_steps_are_whole(void **state)
+{
+    (void)state;
+    config.target_itl_us = 700;
+    config.cost = (struct step_cost){.fixed_us = 90, .token_us = 10};
+    config.step_quantum = 6;
+    rig_open(&rig, &config);
+    rig_add(&rig, tokens(8), 0, 5);
+    rig_step(&rig);
+    rig_add(&rig, tokens(1), 20, 120);
+    rig_plan(&rig);
+    assert_int_equal(rig.batch.n_tokens, 18); /* an eighth of what waits would be 16 */
     rig_commit(&rig);
 }
 
@@ -498,6 +534,8 @@ int main(void)
         CASE(a_cancelled_request_is_gone_with_the_next_step),
         CASE(a_full_queue_says_so),
         CASE(prefill_beside_decodes_keeps_to_the_itl_target),
+        CASE(prefill_beside_decodes_is_spread),
+        CASE(large_steps_are_whole),
         CASE(rows_are_set_aside_for_samples_to_come),
         CASE(reservations_limit_who_runs),
         CASE(what_no_reservation_can_hold_is_refused),
