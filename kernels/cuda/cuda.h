@@ -49,6 +49,8 @@ struct cuda_scratch {
 };
 
 struct matmul_plan; /* linear.c */
+struct upload;      /* upload.c */
+struct swap;        /* swap.c */
 struct cuda_ranks;  /* ranks.c */
 
 struct cuda_backend {
@@ -63,9 +65,7 @@ struct cuda_backend {
     int32_t n_owned, owned_cap;
     struct cuda_scratch *scratch;
     int32_t n_scratch;
-    char *upload_pinned[2], *upload_device; /* weights on their way */
-    cudaEvent_t upload_free[2];
-    int upload_turn;
+    struct upload *upload; /* NULL: no weights are on their way */
     uint64_t n_dummies;
     float *convert; /* download and upload in tests */
     int64_t convert_bytes;
@@ -79,6 +79,7 @@ struct cuda_backend {
     pthread_t pinner;
     bool pinner_running;
     _Atomic bool pinner_stop;
+    struct swap *swap; /* NULL: there is no host pool */
 
     /* the step being built */
     struct cuda_step step[STEP_RING];
@@ -145,13 +146,25 @@ static inline bool cuda_usable(struct cuda_backend *c)
 /* weights.c */
 int cuda_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e);
 int cuda_ready(struct backend *b, struct err *e);
+
+/* upload.c */
+#define UPLOAD_SLICE_BYTES ((int64_t)4 << 20)
+/* Read a piece, whose rows must fit into a slice, and send it to elements [at, ...) of `out`. */
+int upload_send(struct cuda_backend *c, const struct weight_piece *p, struct mat out, int64_t at, struct err *e);
 void cuda_upload_release(struct cuda_backend *c);
 
 /* kv.c */
 int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks, int32_t n_host_blocks,
                    struct err *e);
 void cuda_kv_release(struct cuda_backend *c);
-void cuda_swap(struct cuda_backend *c, const struct block_copy *copy, int32_t n, bool out);
+/* Blocks of one slice of the host pool, which is pinned slice by slice. */
+int32_t cuda_kv_slice_blocks(const struct cuda_backend *c);
+
+/* swap.c */
+int cuda_swap_init(struct cuda_backend *c, struct err *e);
+void cuda_swap_release(struct cuda_backend *c);
+/* The step's blocks leave and come back; what the compute stream runs next sees them in place. */
+void cuda_swap(struct cuda_backend *c, const struct batch *b);
 
 /* step.c */
 int cuda_steps_init(struct cuda_backend *c, struct err *e);
