@@ -1,40 +1,69 @@
 /* The key/value cache and the host pool behind it.
  *
  * The host pool is ordinary memory from the start and becomes pinned slice by slice in the background, so that being
- * ready does not wait for it; a swap through a part that is not pinned yet is merely slower.
+ * ready does not wait for it; a swap through a part that is not pinned yet is merely slower. The first slices are pinned at once: by
+ * them the engine measures what swapping costs.
  */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "kernels/cuda/cuda.h"
 
-#define PIN_BYTES ((size_t)256 << 20)
+#define PIN_BYTES ((int64_t)8 << 20)
+#define PAGE_BYTES ((int64_t)4096)
+/* The driver takes no calls while it pins: the start has it to itself for so long, and then for three quarters of the time. */
+enum { START_US = 3000000, REST_PARTS = 3, FIRST_SLICES = 4 };
 
-/* Blocks of one pinned slice: about PIN_BYTES, and whole pages whatever a block's size (a multiple of 16 bytes). */
-static int32_t slice_blocks(const struct cuda_backend *c)
+/* About PIN_BYTES, and whole pages whatever a block's size (a multiple of 16 bytes). */
+int32_t cuda_kv_slice_blocks(const struct cuda_backend *c)
 {
-    int64_t n = (int64_t)(PIN_BYTES / (size_t)kv_layout_block_bytes(&c->kv));
-    return (int32_t)MAX(n / 256 * 256, 256);
+    int64_t bytes = kv_layout_block_bytes(&c->kv), unit = PAGE_BYTES / MIN(bytes & -bytes, PAGE_BYTES);
+    return (int32_t)MAX(PIN_BYTES / bytes / unit * unit, unit);
 }
 
 static size_t slice_bytes(const struct cuda_backend *c)
 {
-    return (size_t)slice_blocks(c) * (size_t)kv_layout_block_bytes(&c->kv);
+    return (size_t)cuda_kv_slice_blocks(c) * (size_t)kv_layout_block_bytes(&c->kv);
+}
+
+/* The pages are made first: the driver takes no launches while it pins, and pins those that are there in a moment. */
+static bool pin_slice(struct cuda_backend *c, size_t at)
+{
+    size_t n_bytes = MIN(slice_bytes(c), c->kv_host_bytes - at);
+#ifdef MADV_POPULATE_WRITE
+    madvise(c->kv_host + at, n_bytes, MADV_POPULATE_WRITE);
+#endif
+    if (cudaHostRegister(c->kv_host + at, n_bytes, cudaHostRegisterDefault) == cudaSuccess) {
+        return true;
+    }
+    cudaGetLastError(); /* stays pageable */
+    return false;
+}
+
+static bool pin_first(struct cuda_backend *c)
+{
+    bool ok = true;
+    for (size_t at = 0; ok && at < MIN(FIRST_SLICES * slice_bytes(c), c->kv_host_bytes); at += slice_bytes(c)) {
+        ok = pin_slice(c, at);
+    }
+    return ok;
 }
 
 static void *pin_host_pool(void *arg)
 {
     struct cuda_backend *c = arg;
-    if (cudaSetDevice(c->config.device) != cudaSuccess) {
-        return NULL;
-    }
-    for (size_t at = 0; at < c->kv_host_bytes && !c->pinner_stop; at += slice_bytes(c)) {
-        if (cudaHostRegister(c->kv_host + at, MIN(slice_bytes(c), c->kv_host_bytes - at), cudaHostRegisterDefault) !=
-            cudaSuccess) {
-            cudaGetLastError(); /* stays pageable */
-            return NULL;
+    int64_t rest_us = START_US;
+    bool ok = cudaSetDevice(c->config.device) == cudaSuccess;
+    for (size_t at = FIRST_SLICES * slice_bytes(c); ok && at < c->kv_host_bytes && !c->pinner_stop;
+         at += slice_bytes(c)) {
+        for (int64_t until_us = clock_us() + rest_us; clock_us() < until_us && !c->pinner_stop;) {
+            usleep((useconds_t)MIN(rest_us, 10000));
         }
+        int64_t begun_us = clock_us();
+        ok = pin_slice(c, at);
+        rest_us = REST_PARTS * (clock_us() - begun_us);
     }
     return NULL;
 }
@@ -65,7 +94,7 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
         madvise(host, bytes, MADV_HUGEPAGE); /* a wish */
         c->kv_host = host;
         c->kv_host_bytes = bytes;
-        c->pinner_running = pthread_create(&c->pinner, NULL, pin_host_pool, c) == 0;
+        c->pinner_running = pin_first(c) && pthread_create(&c->pinner, NULL, pin_host_pool, c) == 0;
     }
     c->n_blocks = n_blocks;
     c->n_host_blocks = n_host_blocks;
@@ -80,12 +109,17 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
                                   .n_kv_heads = l->n_kv_heads,
                                   .dtype = (int32_t)l->dtype,
                                   .swizzled = attn_fast(l->head_dim, l->block_size, (int)l->dtype)};
-    cudaError_t rc = cudaMemsetAsync(data, 0, block_bytes * (size_t)n_blocks, c->stream);
-    return rc == cudaSuccess ? 0 : cuda_error(e, rc, "the key/value cache");
+    int rc = n_host_blocks > 0 ? cuda_swap_init(c, e) : 0;
+    if (rc < 0) {
+        return rc;
+    }
+    cudaError_t status = cudaMemsetAsync(data, 0, block_bytes * (size_t)n_blocks, c->stream);
+    return status == cudaSuccess ? 0 : cuda_error(e, status, "the key/value cache");
 }
 
 void cuda_kv_release(struct cuda_backend *c)
 {
+    cuda_swap_release(c);
     if (c->pinner_running) {
         c->pinner_stop = true;
         pthread_join(c->pinner, NULL);
@@ -98,25 +132,5 @@ void cuda_kv_release(struct cuda_backend *c)
         cudaGetLastError(); /* slices that were never pinned */
         munmap(c->kv_host, c->kv_host_bytes);
         c->kv_host = NULL;
-    }
-}
-
-/* Neighbouring blocks go as one copy, but never across two slices of pinned memory. */
-void cuda_swap(struct cuda_backend *c, const struct block_copy *copy, int32_t n, bool out)
-{
-    size_t bytes = (size_t)kv_layout_block_bytes(&c->kv);
-    for (int32_t i = 0; i < n;) {
-        int32_t run = 1;
-        while (i + run < n && copy[i + run].src == copy[i].src + run && copy[i + run].dst == copy[i].dst + run &&
-               (out ? copy[i + run].dst : copy[i + run].src) % slice_blocks(c) != 0) {
-            run++;
-        }
-        const char *from = (out ? c->kv_data : c->kv_host) + bytes * (size_t)copy[i].src;
-        char *to = (out ? c->kv_host : c->kv_data) + bytes * (size_t)copy[i].dst;
-        cuda_check(c,
-                   cudaMemcpyAsync(to, from, bytes * (size_t)run, out ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice,
-                                   c->stream),
-                   "swapping");
-        i += run;
     }
 }

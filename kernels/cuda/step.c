@@ -354,8 +354,7 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     cuda_check(c, cudaEventRecord(s->begun, c->stream), "starting a step");
     cuda_check(c, cudaMemcpyAsync(c->staging_device, s->staging, (size_t)p.at, cudaMemcpyHostToDevice, c->stream),
                "starting a step");
-    cuda_swap(c, b.swap_out, b.n_swap_out, true);
-    cuda_swap(c, b.swap_in, b.n_swap_in, false);
+    cuda_swap(c, &b);
     if (b.n_copy > 0) {
         launch_block_copy(c->kv_data, kv_layout_block_bytes(&c->kv), (int32_t *)(c->staging_device + off.off_copy),
                           b.n_copy, c->stream);
