@@ -16,7 +16,18 @@ int32_t graph_rows(int32_t n)
 
 int32_t product_rows(int32_t n)
 {
-    return n <= 256 ? graph_rows(n) : round_up_to(n, n <= 512 ? 32 : n <= 1024 ? 64 : n <= 2048 ? 128 : 256);
+    if (n <= 2) {
+        return n;
+    }
+    int32_t step = n <= 8      ? 4
+                   : n <= 64   ? 16
+                   : n <= 128  ? 32
+                   : n <= 256  ? 64
+                   : n <= 512  ? 32
+                   : n <= 1024 ? 64
+                   : n <= 2048 ? 128
+                               : 256;
+    return round_up_to(n, step);
 }
 
 bool graph_eligible(const struct batch *b)

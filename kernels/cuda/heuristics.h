@@ -8,8 +8,8 @@
 /* Rows of the captured graph that serves a decode step of n rows: steps of 1 to 8, of 8 to 64, of 16 to 256, then of 32. */
 int32_t graph_rows(int32_t n);
 
-/* Rows for which a matrix product's algorithm is chosen when it has n: as graph_rows up to 256, coarser above, so that the
- * few hundred choices of a long run are soon made. */
+/* Rows for which a matrix product's algorithm is chosen when it has n. Up to 256, where it is chosen by timing while others wait,
+ * a dozen numbers; above, so few that the choices of a long run are soon made. */
 int32_t product_rows(int32_t n);
 
 /* Whether the step can be served by a graph: every sequence has one token, one logits row and one sample, nothing is
