@@ -1,10 +1,10 @@
 /* Whole steps of a model with dummy weights on a backend, without the engine: decode at a fixed batch and context, prefill.
  *
- *     build/tests/bench/steps [--device cuda] --model DIR [BATCHxCONTEXT ... | pTOKENSxCONTEXT ...]
+ *     build/tests/bench/steps [--device cuda] --model DIR [BATCHxCONTEXT ... | pTOKENSxCONTEXT ... | mBATCHxCONTEXT+TOKENS ...]
  *
  * Decode: every sequence holds CONTEXT tokens and draws greedily; step N + 1 is launched before step N is waited for, as
  * the engine does. Prints the mean interval of 64 steps, the device's own time, and tokens a second. pTxC: one chunk of T
- * prompt tokens that ends at length C.
+ * prompt tokens that ends at length C. mBxC+T: B decodes and T tokens of prompts in one step.
  */
 #include <math.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 
 #include "models/model.h"
 
-enum { MAX_TOKENS = 8192, MAX_SEQS = 256, BLOCK = 16, WARM = 8, TIMED = 64, BLOCKS = 32768, PER_SEQ = 8320 };
+enum { MAX_TOKENS = 8192, MAX_SEQS = 320, BLOCK = 16, WARM = 8, TIMED = 64, BLOCKS = 32768, PER_SEQ = 8320 };
 
 static struct backend *b;
 static struct model *model;
@@ -68,7 +68,9 @@ static void launch(struct batch *a)
     struct err e;
     a->step = ++n_steps;
     check(b->ops->step_begin(b, a, &e), &e);
-    model_step(model, a);
+    if (b->ops->replay == NULL || !b->ops->replay(b, a)) {
+        model_step(model, a);
+    }
     check(b->ops->step_end(b, &e), &e);
 }
 
@@ -163,6 +165,53 @@ static void prefill(int32_t n, int32_t context)
     printf("prefill %5d of %6d: %9.1f us, %8.1f tok/s\n", n, context, best, n * 1e6 / best);
 }
 
+/* One step of n decodes at `context` and prompts of PROMPT tokens, `chunk` in all, the last one cut off. Launched one ahead, as
+ * the engine does: the interval is what those who decode wait for their next token. */
+static void mixed(int32_t n, int32_t context, int32_t chunk)
+{
+    enum { PROMPT = 512, REPEATS = 12 };
+    int32_t own = (int32_t)div_ceil(MAX(context, PROMPT), BLOCK), n_prompts = (int32_t)div_ceil(chunk, PROMPT);
+    int32_t n_seqs = n + n_prompts;
+    if (n_seqs > MAX_SEQS || n + chunk > MAX_TOKENS || (int64_t)n_seqs * own > BLOCKS || own > PER_SEQ) {
+        printf("m%dx%d+%d does not fit\n", n, context, chunk);
+        return;
+    }
+    int64_t begun = 0;
+    int64_t device = 0;
+    for (int32_t i = 0; i < REPEATS; i++) {
+        struct batch a = lists_batch();
+        set_tables(&a, n_seqs, own);
+        a.n_tokens = n + chunk;
+        a.n_seqs = a.n_logits = a.n_samples = n_seqs;
+        a.n_decode = n;
+        for (int32_t s = 0, t = 0; s < n_seqs; s++) {
+            int32_t length = s < n ? context : MIN(PROMPT, n + chunk - t);
+            int32_t from = s < n ? context - 1 : 0;
+            l.q_start[s] = t;
+            for (int32_t at = from; at < length; at++, t++) {
+                l.token[t] = (t * 7919 + i) % 32000;
+                l.src[t] = -1;
+                l.position[t] = at;
+                l.slot[t] = block[s * own + at / BLOCK] * BLOCK + at % BLOCK;
+            }
+            l.q_start[s + 1] = t;
+            l.kv_len[s] = length;
+            l.row[s] = s;
+            l.logits[s] = t - 1;
+            l.sample[s] = row_of(s, 0);
+        }
+        launch(&a);
+        if (i > 0) {
+            device += wait_us() * (i > 3);
+        }
+        begun = i == 3 ? clock_us() : begun;
+    }
+    double us = (double)(clock_us() - begun) / (REPEATS - 4);
+    wait_us();
+    printf("mixed %3d x %5d + %4d: %8.1f us a step (device %8.1f), %.2f us a token\n", n, context, chunk, us,
+           (double)device / (REPEATS - 4), us / (n + chunk));
+}
+
 static void open_all(const char *device, const char *dir)
 {
     struct err e;
@@ -225,7 +274,10 @@ int main(int argc, char **argv)
     for (int i = 0; i < n_jobs; i++) {
         int n = 0;
         int context = 0;
-        if (sscanf(job[i], "p%dx%d", &n, &context) == 2) {
+        int chunk = 0;
+        if (sscanf(job[i], "m%dx%d+%d", &n, &context, &chunk) == 3) {
+            mixed(n, context, chunk);
+        } else if (sscanf(job[i], "p%dx%d", &n, &context) == 2) {
             prefill(n, context);
         } else if (sscanf(job[i], "s%dx%d", &n, &context) == 2) {
             decode(n, context, 0.8f);
