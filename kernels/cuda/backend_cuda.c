@@ -441,15 +441,29 @@ static const struct backend_ops ops = {
     .upload = cuda_upload,
 };
 
+/* Why CUDA does not run here at all. */
+static int no_gpu(struct err *e, cudaError_t rc)
+{
+    int driver = 0;
+    int runtime = 0;
+    cudaGetLastError();
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
+        return err_set(e, ERR_UNSUPPORTED, "no usable GPU: there is no NVIDIA driver (libcuda.so.1) here");
+    }
+    if (rc == cudaErrorInsufficientDriver && cudaRuntimeGetVersion(&runtime) == cudaSuccess) {
+        return err_set(e, ERR_UNSUPPORTED, "no usable GPU: the NVIDIA driver is for CUDA %d.%d, this build needs %d.%d or newer",
+                       driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    }
+    return err_set(e, ERR_UNSUPPORTED, "no usable GPU: %s", rc != cudaSuccess ? cudaGetErrorString(rc) : "none found");
+}
+
 /* Choose the device and describe it. */
 static int open_device(struct cuda_backend *c, struct err *e)
 {
     int n = 0;
     cudaError_t rc = cudaGetDeviceCount(&n);
     if (rc != cudaSuccess || n == 0) {
-        cudaGetLastError();
-        return err_set(e, ERR_UNSUPPORTED, "no usable GPU: %s",
-                       rc != cudaSuccess ? cudaGetErrorString(rc) : "none found");
+        return no_gpu(e, rc);
     }
     if (c->config.n_shares > n) {
         return err_set(e, ERR_UNSUPPORTED, "tensor_parallel_size %d needs as many GPUs; this machine has %d",
