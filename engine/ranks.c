@@ -38,7 +38,8 @@ enum {
     HOST_BLOCKS_MAX = 1 << 20, /* swapped in one step: part of a message's size */
     START_S = 900,             /* for a rank to read its slice */
     STOP_MS = 2000,            /* for a rank to end when told to */
-    REAP_MS = 1000,            /* between the end of its socket and that of its process */
+    REAP_MS = 300,             /* between the end of its socket and that of its process; a device is given back slowly */
+    KILLED_MS = 3000,          /* for a process that was killed to be gone */
     TICK_MS = 10,
 };
 
@@ -46,8 +47,8 @@ enum member_state { STARTED, GREETED, READY, GONE };
 
 /* A rank, as this process sees it. */
 struct member {
-    pid_t pid;
-    int fd; /* notes; -1: closed */
+    pid_t pid; /* 0: reaped */
+    int fd;    /* notes; -1: closed */
     enum member_state state;
     struct rank_hello hello;
 };
@@ -106,27 +107,32 @@ static void set_state(struct ranks *x, int32_t rank, enum member_state state)
     pthread_mutex_unlock(&x->lock);
 }
 
-/* Wait for a process up to `ms`, then end it. Returns its status. */
-static int reap(pid_t pid, int ms)
+/* Whether the process has ended within `ms`, and with what status. */
+static bool reap(struct member *m, int ms, int *ret_status)
 {
-    int status = 0;
-    for (int waited = 0; waited < ms; waited += TICK_MS) {
-        if (waitpid(pid, &status, WNOHANG) != 0)
-            return status;
-        nanosleep(&(struct timespec){.tv_nsec = TICK_MS * 1000000L}, NULL);
+    for (int waited = 0; m->pid > 0; waited += TICK_MS) {
+        if (waitpid(m->pid, ret_status, WNOHANG) != 0)
+            m->pid = 0;
+        else if (waited >= ms)
+            return false;
+        else
+            nanosleep(&(struct timespec){.tv_nsec = TICK_MS * 1000000L}, NULL);
     }
-    kill(pid, SIGKILL);
-    waitpid(pid, &status, 0);
-    return status;
+    return true;
 }
 
 static void on_end(struct ranks *x, int32_t rank)
 {
     struct member *m = &x->member[rank];
     char text[160];
+    int status = 0;
+    pid_t pid = m->pid;
     close(m->fd);
     m->fd = -1;
-    rank_exit_text(text, sizeof(text), rank, m->pid, reap(m->pid, REAP_MS));
+    if (reap(m, REAP_MS, &status))
+        rank_exit_text(text, sizeof(text), rank, pid, status);
+    else
+        snprintf(text, sizeof(text), "rank %d (process %d) closed its connection", rank, (int)pid);
     set_failed(x, text); /* before the state, which waiters take for progress */
     set_state(x, rank, GONE);
 }
@@ -188,20 +194,27 @@ static void spawn_all(struct ranks *x)
     }
 }
 
+static int ms_until(int64_t at_us)
+{
+    return (int)MAX((at_us - clock_us()) / 1000, 0);
+}
+
 /* The others stop by themselves or, a moment after they were told to, by force. */
 static void end_all(struct ranks *x)
 {
+    int status;
     pthread_mutex_lock(&x->lock);
-    int left_ms = x->by_force ? 0 : STOP_MS;
+    int64_t stop_us = clock_us() + (x->by_force ? 0 : STOP_MS * INT64_C(1000)), gone_us = stop_us + KILLED_MS * 1000;
     pthread_mutex_unlock(&x->lock);
     for (int32_t i = 1; i < x->n; i++) {
+        if (!reap(&x->member[i], ms_until(stop_us), &status))
+            kill(x->member[i].pid, SIGKILL);
+    }
+    for (int32_t i = 1; i < x->n; i++) {
         struct member *m = &x->member[i];
-        if (m->fd < 0)
-            continue;
-        int64_t start_us = clock_us();
-        reap(m->pid, left_ms);
-        left_ms = MAX(left_ms - (int)((clock_us() - start_us) / 1000), 0);
-        close(m->fd);
+        reap(m, ms_until(gone_us), &status);
+        if (m->fd >= 0)
+            close(m->fd);
         m->fd = -1;
         set_state(x, i, GONE);
     }

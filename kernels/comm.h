@@ -5,7 +5,7 @@
  * result depends neither on timing nor on who came last. A call fails on all ranks or, when a rank is gone, on those that
  * are left: ERR_DEVICE, sticky, with the reason that abort was given or the rank that did not come in time.
  *
- * Here: memory shared by the processes of one machine (comm_shm.c). A device with collectives of its own (NCCL) keeps them
+ * Here: memory shared by the processes of one machine (comm_shm.c), sockets between machines (comm_tcp.c). A device with collectives of its own (NCCL) keeps them
  * inside its backend and takes rank, n_ranks and the first exchange of its addresses from here.
  */
 #ifndef QUIRE_KERNELS_COMM_H
@@ -41,5 +41,8 @@ struct comm {
 /* Memory for n_ranks, zeroed by whoever makes it and mapped shared by all; freed by the caller after the ranks' comms. */
 size_t comm_shm_bytes(int32_t n_ranks);
 int comm_shm_open(struct comm **ret, void *shared, int32_t rank, int32_t n_ranks, int64_t timeout_us, struct err *e);
+/* Over connected stream sockets: rank 0 has one to every other, fd[1 .. n_ranks), the others have fd[0]. Closed with the
+ * comm; on error they stay the caller's. */
+int comm_tcp_open(struct comm **ret, const int *fd, int32_t rank, int32_t n_ranks, int64_t timeout_us, struct err *e);
 
 #endif

@@ -341,10 +341,10 @@ void transformer_head(struct model *m, struct mat logits, struct mat x)
     bool partial = m->weights->partial;
     struct mat mine = partial ? mat_rows(m->logits_part, 0, x.rows) : logits;
     ops->linear(m->backend, mine, x, m->head, &(struct epilogue){0});
+    if (m->config.final_softcap > 0)
+        ops->soft_cap(m->backend, mine, m->config.final_softcap);
     if (partial)
         ops->gather_logits(m->backend, logits, mine);
-    if (m->config.final_softcap > 0)
-        ops->soft_cap(m->backend, logits, m->config.final_softcap);
 }
 
 void transformer_free(struct transformer *t)

@@ -328,11 +328,11 @@ static void cuda_sample(struct backend *b, struct mat logits, int32_t first)
     a.greedy = c->greedy;
     a.any_allowed = c->any_allowed;
     a.deterministic = c->config.deterministic;
-    if (cuda_draws(c) && !launch_sample(&a, &c->arrays, c->stream) && cuda_usable(c)) {
+    bool ok = c->ranks != NULL ? cuda_rank_sample(c, &a, logits.cols) : launch_sample(&a, &c->arrays, c->stream);
+    if (!ok && cuda_usable(c)) {
         err_set(&c->failed, ERR_UNSUPPORTED,
                 "cuda: lists of allowed tokens need a vocabulary of at most 1,000,000 (got %d)", logits.cols);
     }
-    cuda_share_tokens(c, c->capturing ? c->padded : c->batch.n_samples);
 }
 
 /* ---- tests and profiling ---- */

@@ -187,7 +187,7 @@ void cuda_ranks_release(struct cuda_backend *c);
 /* Until the event, or all of the stream, is done. When a rank has failed: its reason is c->failed, the device is let go. */
 cudaError_t cuda_wait_event(struct cuda_backend *c, cudaEvent_t event);
 cudaError_t cuda_wait_stream(struct cuda_backend *c);
-/* The device was let go and still works: it cannot be given back in order. */
+/* The ranks have failed, and the device may wait for one that is gone: it cannot be given back in order. */
 bool cuda_ranks_stuck(struct cuda_backend *c);
 /* `rows` rows of y are this rank's summands. True: done as launch_peer_sum says. False: y holds the sum, or there is one rank. */
 bool cuda_rank_sum(struct cuda_backend *c, struct mat *out, struct mat *x, struct mat y, const struct norm_args *n,
@@ -195,9 +195,8 @@ bool cuda_rank_sum(struct cuda_backend *c, struct mat *out, struct mat *x, struc
 void cuda_all_reduce(struct backend *b, struct mat x);
 void cuda_embed_part(struct backend *b, struct mat out, struct mat table, int32_t first, float scale);
 void cuda_gather_logits(struct backend *b, struct mat logits, struct mat part);
-bool cuda_draws(const struct cuda_backend *c);
-/* The first n drawn tokens of the step, from rank 0 to all. */
-void cuda_share_tokens(struct cuda_backend *c, int32_t n);
+/* launch_sample where there are ranks: every rank gets the tokens. */
+bool cuda_rank_sample(struct cuda_backend *c, struct sample_args *a, int32_t vocab);
 
 /* What a product's set-up consists of; layouts as cuBLAS sees them, columns of x, out and residual are rows of ours. */
 struct matmul_setup {

@@ -1,34 +1,23 @@
-/* Sums over ranks on peer devices, fused with the residual and the norm behind them.
+/* What ranks on peer devices do without a library: sums fused with the residual and the norm behind them, and the choice of the
+ * likeliest token. One hop over the link, no host, so a captured graph replays it.
  *
- * One block a row: it writes its rank's summands into every other rank's inbox, waits until the others have done the same
- * here, and adds up what came in the order of the ranks: the same bits everywhere. One hop over the link, no host, so a
- * captured graph replays it. Sums of a row are counted; the count, its epoch, marks what belongs to which.
+ * Sums: one block a row writes its rank's summands into every other rank's inbox, waits until the others' have come here,
+ * and adds up in the order of the ranks: the same bits everywhere. Nothing marks what has come but the data itself: a place
+ * in the inbox is blank, all ones, until it is written, and no summand is all ones (it is a NaN, and sent as another
+ * one). So no fence and no flag is waited for, and nothing needs to arrive in order.
  *
- * Few rows go as lines, eight bytes of data and twice the epoch, which the reader waits for line by line: a store of 16
- * bytes arrives as one, so nothing else needs to be ordered. They take twice the bytes. More rows go as they are, and an epoch
- * is raised behind them, which costs a fence's way to the peer and back.
- *
- * The inbox has two halves, taken in turn, and every row has its place there, whatever the shape. A rank writes a row's
- * half again two sums later, and by then it has seen the other's epoch of the sum between, which that one sent after
- * reading this half: nobody overwrites what is still read. Blocks wait for blocks of the same row elsewhere; each sends before
- * it waits and rows start in ascending order everywhere, so the first unfinished row is always under way on all ranks.
+ * The inbox has three places for every row, whatever the shape, taken in turn: while one is written and read, the one
+ * read last is made blank again, and the next has been blank since the sum before. A rank writes a place again three sums
+ * later; two sums later it has seen what the other sent after wiping it. Blocks wait for blocks of the same row
+ * elsewhere; each sends before it waits and rows start in ascending order everywhere, so the first unfinished row is always
+ * under way on all ranks.
  */
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/peer.h"
 
 enum { PEER_THREADS = 512, LOOK_EVERY = 256 };
-
-__device__ __forceinline__ void raise(uint32_t *flag, uint32_t epoch)
-{
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(epoch) : "memory");
-}
-
-__device__ __forceinline__ uint32_t look(const uint32_t *flag)
-{
-    uint32_t v;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(flag) : "memory");
-    return v;
-}
+#define BLANK 0xFFFFFFFFu
+#define OTHER_NAN 0x7FFF7FFFu /* of float32, float16 and bfloat16 */
 
 /* Whether the host says that a rank is gone; asked now and then. */
 __device__ __forceinline__ bool stopped(const peer_args &p, int round)
@@ -36,13 +25,13 @@ __device__ __forceinline__ bool stopped(const peer_args &p, int round)
     return round % LOOK_EVERY == 0 && *(const volatile int32_t *)p.stop;
 }
 
-__device__ __forceinline__ void line_store(uint4 *to, uint32_t a, uint32_t b, uint32_t epoch)
+__device__ __forceinline__ void peer_store(uint4 *to, uint4 v)
 {
-    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(epoch), "r"(b), "r"(epoch)
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");
 }
 
-__device__ __forceinline__ uint4 line_load(const uint4 *from)
+__device__ __forceinline__ uint4 peer_load(const uint4 *from)
 {
     uint4 v;
     asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -52,69 +41,48 @@ __device__ __forceinline__ uint4 line_load(const uint4 *from)
     return v;
 }
 
-/* One row's exchange. `slot` is that of a sender in a receiver's inbox; vectors of 16 bytes are counted by m. */
+/* ---- sums ----------------------------------------------------------------------------------------------------------- */
+
+__device__ __forceinline__ uint32_t not_blank(uint32_t v)
+{
+    return v == BLANK ? OTHER_NAN : v;
+}
+
+/* One row's exchange; vectors of 16 bytes are counted by m. */
 struct row_exchange {
     const peer_args &p;
-    int row;
-    uint32_t epoch;
+    int row, turn;
 
-    __device__ __forceinline__ char *slot(int receiver, int sender) const
+    __device__ __forceinline__ uint4 *place(int receiver, int sender, int in_turn) const
     {
-        return p.inbox[receiver] + ((int64_t)(epoch & 1) * p.n_ranks + sender) * PEER_SLOT_BYTES;
+        int64_t slot = ((int64_t)in_turn * p.n_ranks + sender) * PEER_MAX_ROWS + row;
+        return (uint4 *)(p.inbox[receiver].row + slot * PEER_ROW_BYTES);
     }
-    __device__ __forceinline__ uint4 *vector(int receiver, int sender, int m) const
+    __device__ __forceinline__ void send(int m, uint4 v) const
     {
-        return (uint4 *)(slot(receiver, sender) + (int64_t)row * PEER_ROW_BYTES) + m;
+        v = make_uint4(not_blank(v.x), not_blank(v.y), not_blank(v.z), not_blank(v.w));
+        for (int r = 0; r < p.n_ranks; r++)
+            if (r != p.rank)
+                peer_store(place(r, p.rank, turn) + m, v);
     }
-    /* The first of a vector's two lines; the second is half a row further. */
-    __device__ __forceinline__ uint4 *line(int receiver, int sender, int m) const
+    __device__ __forceinline__ uint4 receive(int sender, int m) const
     {
-        return (uint4 *)(slot(receiver, sender) + (int64_t)(PEER_MAX_ROWS + row) * PEER_ROW_BYTES) + m;
+        const uint4 *at = place(p.rank, sender, turn) + m;
+        uint4 v = peer_load(at);
+        for (int i = 1; (v.x == BLANK || v.y == BLANK || v.z == BLANK || v.w == BLANK) && !stopped(p, i); i++)
+            v = peer_load(at);
+        return v;
     }
-    static constexpr int SECOND = PEER_ROW_BYTES / 2 / sizeof(uint4);
-
-    template <bool LINES> __device__ __forceinline__ void send(int m, uint4 v) const
+    __device__ __forceinline__ void wipe(int in_turn, int32_t n_bytes) const
     {
-        for (int r = 0; r < p.n_ranks; r++) {
-            if (r == p.rank)
-                continue;
-            if (LINES) {
-                line_store(line(r, p.rank, m), v.x, v.y, epoch);
-                line_store(line(r, p.rank, m) + SECOND, v.z, v.w, epoch);
-            } else {
-                *vector(r, p.rank, m) = v;
-            }
-        }
-    }
-    /* All threads, behind their sends; vectors may be received then. */
-    __device__ __forceinline__ void meet() const
-    {
-        __syncthreads();
-        int peer = threadIdx.x;
-        if (peer < p.n_ranks && peer != p.rank) {
-            __threadfence_system();
-            raise(p.arrived[peer] + p.rank * PEER_MAX_ROWS + row, epoch);
-            const uint32_t *flag = p.arrived[p.rank] + peer * PEER_MAX_ROWS + row;
-            for (int i = 1; (int32_t)(look(flag) - epoch) < 0 && !stopped(p, i); i++)
-                ;
-        }
-        __syncthreads();
-    }
-    template <bool LINES> __device__ __forceinline__ uint4 receive(int sender, int m) const
-    {
-        if (!LINES)
-            return *vector(p.rank, sender, m);
-        const uint4 *at = line(p.rank, sender, m);
-        uint4 a = line_load(at), b = line_load(at + SECOND);
-        for (int i = 1; (a.y != epoch || a.w != epoch || b.y != epoch || b.w != epoch) && !stopped(p, i); i++) {
-            a = line_load(at);
-            b = line_load(at + SECOND);
-        }
-        return make_uint4(a.x, a.z, b.x, b.z);
+        for (int m = threadIdx.x; m < n_bytes / (int)sizeof(uint4); m += blockDim.x)
+            for (int r = 0; r < p.n_ranks; r++)
+                if (r != p.rank)
+                    peer_store(place(p.rank, r, in_turn) + m, make_uint4(BLANK, BLANK, BLANK, BLANK));
     }
 };
 
-template <typename T, bool LINES>
+template <typename T>
 __global__ void __launch_bounds__(PEER_THREADS)
 peer_sum_kernel(peer_args p, T *out, int64_t out_stride, T *x, int64_t x_stride, T *y, int64_t y_stride, norm_args n, int32_t cols)
 {
@@ -122,18 +90,20 @@ peer_sum_kernel(peer_args p, T *out, int64_t out_stride, T *x, int64_t x_stride,
     int row = blockIdx.x;
     pdl_release();
     pdl_wait();
-    row_exchange e = {p, row, p.epoch[row] + 1};
+    peer_row *state = p.row + row;
+    int turn = state->turn, before = (turn + PEER_TURNS - 1) % PEER_TURNS;
+    int32_t stale = state->used[before];
+    row_exchange e = {p, row, turn};
     T *mine = y + row * y_stride;
     for (int i = threadIdx.x * V; i < cols; i += blockDim.x * V)
-        e.send<LINES>(i / V, *(const uint4 *)(mine + i));
-    if (!LINES)
-        e.meet();
+        e.send(i / V, *(const uint4 *)(mine + i));
+    e.wipe(before, stale);
     auto sum = [&](int i, float (&b)[V]) {
 #pragma unroll
         for (int j = 0; j < V; j++)
             b[j] = 0.0f;
         for (int r = 0; r < p.n_ranks; r++) {
-            uint4 got = r == p.rank ? *(const uint4 *)(mine + i) : e.receive<LINES>(r, i / V);
+            uint4 got = r == p.rank ? *(const uint4 *)(mine + i) : e.receive(r, i / V);
             const vec<T, V> v = *(const vec<T, V> *)&got;
 #pragma unroll
             for (int j = 0; j < V; j++)
@@ -155,8 +125,11 @@ peer_sum_kernel(peer_args p, T *out, int64_t out_stride, T *x, int64_t x_stride,
         }
     }
     __syncthreads();
-    if (threadIdx.x == 0)
-        p.epoch[row] = e.epoch;
+    if (threadIdx.x == 0) {
+        state->used[before] = 0;
+        state->used[turn] = cols * (int32_t)sizeof(T);
+        state->turn = (turn + 1) % PEER_TURNS;
+    }
 }
 
 extern "C" bool launch_peer_sum(const struct peer_args *p, void *out, int64_t out_stride, void *x, int64_t x_stride, void *y,
@@ -169,11 +142,87 @@ extern "C" bool launch_peer_sum(const struct peer_args *p, void *out, int64_t ou
     if (!fits)
         return false;
     norm_args none = {};
-    if (rows <= PEER_LINE_ROWS && cols * bytes <= PEER_ROW_BYTES / 2)
-        DISPATCH_TYPE(type, launch(peer_sum_kernel<T, true>, dim3(rows), dim3(PEER_THREADS), 0, stream, *p, (T *)out, out_stride, (T *)x,
-                                   x_stride, (T *)y, y_stride, n ? *n : none, cols));
-    else
-        DISPATCH_TYPE(type, launch(peer_sum_kernel<T, false>, dim3(rows), dim3(PEER_THREADS), 0, stream, *p, (T *)out, out_stride, (T *)x,
-                                   x_stride, (T *)y, y_stride, n ? *n : none, cols));
+    DISPATCH_TYPE(type, launch(peer_sum_kernel<T>, dim3(rows), dim3(PEER_THREADS), 0, stream, *p, (T *)out, out_stride, (T *)x, x_stride,
+                               (T *)y, y_stride, n ? *n : none, cols));
     return true;
+}
+
+/* ---- tokens --------------------------------------------------------------------------------------------------------- */
+
+/* Of a sample, on one rank: its best logit, the token's id, the logarithm of the part's summed exponentials. */
+struct candidate {
+    int32_t token;
+    float logit, lse;
+};
+
+/* Two stores of 8 bytes of data, each with the exchange's number beside its words: whichever arrives first. */
+__device__ __forceinline__ void send_candidate(peer_token *to, candidate c, uint32_t epoch)
+{
+    peer_store((uint4 *)to, make_uint4(c.token, epoch, __float_as_uint(c.logit), epoch));
+    peer_store((uint4 *)to + 1, make_uint4(__float_as_uint(c.lse), epoch, 0, epoch));
+}
+
+__device__ __forceinline__ candidate receive_candidate(const peer_args &p, const peer_token *from, uint32_t epoch)
+{
+    uint4 a = peer_load((const uint4 *)from), b = peer_load((const uint4 *)from + 1);
+    for (int i = 1; (a.y != epoch || a.w != epoch || b.y != epoch || b.w != epoch) && !stopped(p, i); i++) {
+        a = peer_load((const uint4 *)from);
+        b = peer_load((const uint4 *)from + 1);
+    }
+    return {(int32_t)a.x, __uint_as_float(a.z), __uint_as_float(b.x)};
+}
+
+/* The better of two; of equals the one of the lower ids, which is `a`. A token below 0: the logits were no numbers. */
+__device__ __forceinline__ candidate merge(candidate a, candidate b)
+{
+    if (a.token < 0 || b.token < 0)
+        return {-1, 0.0f, 0.0f};
+    float top = fmaxf(a.lse, b.lse);
+    float lse = top > -INFINITY ? top + logf(expf(a.lse - top) + expf(b.lse - top)) : top;
+    return b.logit > a.logit ? candidate{b.token, b.logit, lse} : candidate{a.token, a.logit, lse};
+}
+
+__global__ void __launch_bounds__(PEER_THREADS)
+peer_tokens_kernel(peer_args p, step_arrays s, const float *part, int64_t stride, int32_t first, int32_t first_row, int32_t rows)
+{
+    pdl_wait();
+    pdl_release();
+    const step_header *h = s.header;
+    const int32_t *group = (const int32_t *)((const char *)h + h->off_group);
+    uint32_t epoch = *p.epoch + 1;
+    int64_t half = (int64_t)(epoch & 1) * p.n_ranks;
+    rows = min(rows, h->n_logits - first_row);
+    for (int row = threadIdx.x; row < rows; row += blockDim.x) {
+        int i = group[first_row + row], end = group[first_row + row + 1];
+        if (i == end)
+            continue;
+        candidate mine = {s.sampled[i], 0.0f, 0.0f};
+        if (mine.token >= 0) {
+            mine.logit = part[row * stride + mine.token];
+            mine.lse = mine.logit - *(volatile float *)&h->result_logprob[i];
+            mine.token += first;
+        }
+        for (int r = 0; r < p.n_ranks; r++)
+            if (r != p.rank)
+                send_candidate(p.inbox[r].token + (half + p.rank) * PEER_MAX_TOKEN_ROWS + row, mine, epoch);
+        candidate best;
+        for (int r = 0; r < p.n_ranks; r++) {
+            candidate c = r == p.rank ? mine : receive_candidate(p, p.inbox[p.rank].token + (half + r) * PEER_MAX_TOKEN_ROWS + row, epoch);
+            best = r == 0 ? c : merge(best, c);
+        }
+        for (; i < end; i++) {
+            s.sampled[i] = best.token;
+            h->result_token[i] = best.token;
+            h->result_logprob[i] = best.token >= 0 ? best.logit - best.lse : -INFINITY;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0)
+        *p.epoch = epoch;
+}
+
+extern "C" void launch_peer_tokens(const struct peer_args *p, const struct step_arrays *s, const float *part, int64_t stride,
+                                   int32_t first, int32_t first_row, int32_t rows, cudaStream_t stream)
+{
+    launch(peer_tokens_kernel, dim3(1), dim3(PEER_THREADS), 0, stream, *p, *s, part, stride, first, first_row, rows);
 }

@@ -11,16 +11,32 @@ extern "C" {
 enum {
     PEER_MAX_RANKS = 8,
     PEER_MAX_ROWS = 256,
-    PEER_LINE_ROWS = 64,       /* so few rows go as lines */
-    PEER_ROW_BYTES = 32 << 10, /* of a row; as lines, of half of it */
-    PEER_SLOT_BYTES = (PEER_MAX_ROWS + PEER_LINE_ROWS) * PEER_ROW_BYTES,
+    PEER_ROW_BYTES = 32 << 10,
+    PEER_TURNS = 3, /* see peer.cu */
+    PEER_MAX_TOKEN_ROWS = 1024,
+};
+
+/* What a rank says of a row of logits: its best token, how likely. */
+struct peer_token {
+    uint32_t line[8];
+};
+
+struct peer_row {
+    int32_t turn;             /* [0, PEER_TURNS) */
+    int32_t used[PEER_TURNS]; /* bytes that came in a turn and are not wiped yet */
+};
+
+/* A rank's memory that the others write; all bytes of `row` 0xFF, the rest 0, before anyone does. */
+struct peer_inbox {
+    char *row;                /* [PEER_TURNS][n_ranks][PEER_MAX_ROWS][PEER_ROW_BYTES] */
+    struct peer_token *token; /* [2][n_ranks][PEER_MAX_TOKEN_ROWS] */
 };
 
 struct peer_args {
-    char *inbox[PEER_MAX_RANKS];       /* each rank's: [2][n_ranks] slots of rows, then of rows as lines */
-    uint32_t *arrived[PEER_MAX_RANKS]; /* each rank's: [n_ranks][PEER_MAX_ROWS] epochs */
-    uint32_t *epoch;                   /* this rank's: [PEER_MAX_ROWS] */
-    int32_t *stop;                     /* in pinned host memory, 1: a rank is gone, wait for none; sums are void */
+    struct peer_inbox inbox[PEER_MAX_RANKS]; /* each rank's */
+    struct peer_row *row;                    /* this rank's: [PEER_MAX_ROWS], 0 */
+    uint32_t *epoch;                         /* this rank's: exchanges of tokens, 0 */
+    int32_t *stop;                           /* in pinned host memory, 1: a rank is gone, wait for none; sums are void */
     int32_t rank, n_ranks;
 };
 
@@ -30,6 +46,12 @@ struct peer_args {
 bool launch_peer_sum(const struct peer_args *p, void *out, int64_t out_stride, void *x, int64_t x_stride, void *y,
                      int64_t y_stride, const struct norm_args *n, int32_t rows, int32_t cols, int type,
                      cudaStream_t stream);
+
+/* Each rank has drawn greedily from its part of the vocabulary, part [rows, cols] being its logits, which begin at id
+ * `first`, of the step's rows from `first_row` on: the greatest of all becomes the samples' token, with its
+ * log-probability, on every rank. At most PEER_MAX_TOKEN_ROWS rows. */
+void launch_peer_tokens(const struct peer_args *p, const struct step_arrays *s, const float *part, int64_t stride,
+                        int32_t first, int32_t first_row, int32_t rows, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

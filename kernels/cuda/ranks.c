@@ -5,18 +5,16 @@
  * rank's next step starts without the host.
  *
  * A rank that is gone leaves the others' devices waiting for it. So the host never waits for its device without looking
- * at comm: once that was aborted, or a step takes longer than comm's limit, the kernels are let go (`stop` for ours, an
- * abort for NCCL's), and what they gave is void.
+ * at comm: once that was aborted, or a step takes longer than comm's limit, it stops waiting, and what the device gives is
+ * void. Nothing is given back then: the process ends of the failure, and the driver ends what still runs. (NCCL's own abort
+ * waits for all graphs that use it to be gone, and a graph that runs is not.)
  */
 #include <stdio.h>
 #include <string.h>
 
 #include "kernels/cuda/ranks.h"
 
-enum {
-    LOOK_EVERY = 16,     /* queries of the device between looks at comm */
-    LET_GO_US = 1000000, /* for kernels to end once they were let go */
-};
+enum { LOOK_EVERY = 16 }; /* queries of the device between looks at comm */
 
 bool nccl_check(struct cuda_backend *c, ncclResult_t rc, const char *what)
 {
@@ -31,18 +29,6 @@ bool nccl_check(struct cuda_backend *c, ncclResult_t rc, const char *what)
 static cudaError_t query(struct cuda_backend *c, cudaEvent_t event)
 {
     return event != NULL ? cudaEventQuery(event) : cudaStreamQuery(c->stream);
-}
-
-/* Nothing on the device waits for another rank from here on. */
-static void let_go(struct cuda_backend *c)
-{
-    struct cuda_ranks *r = c->ranks;
-    r->let_go = true;
-    *(volatile int32_t *)r->peer.stop = 1;
-    if (r->nccl != NULL) {
-        r->CommAbort(r->nccl);
-        r->nccl = NULL;
-    }
 }
 
 /* Whether waiting any longer makes sense; if not, why is kept. */
@@ -72,13 +58,10 @@ static cudaError_t wait_for(struct cuda_backend *c, cudaEvent_t event)
         if (rc != cudaErrorNotReady) {
             return rc;
         }
-        if (c->ranks->let_go) {
-            if (clock_us() - start_us > LET_GO_US) {
-                return cudaErrorLaunchTimeout;
-            }
-        } else if (round % LOOK_EVERY == 0 && !ranks_alive(c, start_us)) {
-            let_go(c);
-            start_us = clock_us();
+        if (c->ranks->let_go || (round % LOOK_EVERY == 0 && !ranks_alive(c, start_us))) {
+            c->ranks->let_go = true;
+            *(volatile int32_t *)c->ranks->peer.stop = 1;
+            return cudaErrorLaunchTimeout; /* c->failed has the reason */
         }
     }
 }
@@ -95,7 +78,7 @@ cudaError_t cuda_wait_stream(struct cuda_backend *c)
 
 bool cuda_ranks_stuck(struct cuda_backend *c)
 {
-    return c->ranks != NULL && c->ranks->let_go && query(c, NULL) == cudaErrorNotReady;
+    return c->ranks != NULL && c->ranks->let_go;
 }
 
 /* ---- sums ----------------------------------------------------------------------------------------------------------- */
@@ -120,8 +103,8 @@ bool cuda_rank_sum(struct cuda_backend *c, struct mat *out, struct mat *x, struc
     if (c->ranks == NULL || !cuda_usable(c) || rows < 1) {
         return false;
     }
-    bool peer = c->ranks->peer.inbox[c->ranks->rank] != NULL;
-    if (peer && launch_peer_sum(&c->ranks->peer, out ? out->data : NULL, out ? out->stride : 0, x ? x->data : NULL,
+    if (cuda_ranks_peers(c->ranks) &&
+        launch_peer_sum(&c->ranks->peer, out ? out->data : NULL, out ? out->stride : 0, x ? x->data : NULL,
                                 x ? x->stride : 0, y.data, y.stride, n, rows, y.cols, (int)y.dtype, c->stream)) {
         return true;
     }
@@ -165,6 +148,12 @@ static bool logits_room(struct cuda_backend *c, int64_t n_bytes)
     return true;
 }
 
+/* Greedy steps need no logits but their own rank's: the candidates are compared where they are. */
+static bool compares_candidates(const struct cuda_backend *c, int32_t rows)
+{
+    return c->greedy && c->ranks != NULL && cuda_ranks_peers(c->ranks) && rows <= PEER_MAX_TOKEN_ROWS;
+}
+
 void cuda_gather_logits(struct backend *b, struct mat logits, struct mat part)
 {
     struct cuda_backend *c = cuda_of(b);
@@ -173,6 +162,10 @@ void cuda_gather_logits(struct backend *b, struct mat logits, struct mat part)
     int32_t rows = cuda_rows(c, part);
     size_t slot = (size_t)rows * (size_t)part.stride; /* the first rank's part is the widest: all send its stride */
     if (r == NULL || !cuda_usable(c) || rows < 1) {
+        return;
+    }
+    r->part = part;
+    if (compares_candidates(c, rows)) {
         return;
     }
     if (r->rank > 0) {
@@ -201,17 +194,33 @@ void cuda_gather_logits(struct backend *b, struct mat logits, struct mat part)
     }
 }
 
-bool cuda_draws(const struct cuda_backend *c)
+/* The first n drawn tokens of the step, from rank 0 to all. */
+static void share_tokens(struct cuda_backend *c, int32_t n)
 {
-    return c->ranks == NULL || c->ranks->rank == 0;
-}
-
-void cuda_share_tokens(struct cuda_backend *c, int32_t n)
-{
-    if (c->ranks != NULL && cuda_usable(c) && n > 0) {
+    struct cuda_ranks *r = c->ranks;
+    if (n > 0) {
         nccl_check(c,
-                   c->ranks->Broadcast(c->arrays.sampled, c->arrays.sampled, (size_t)n, ncclInt32, 0, c->ranks->nccl,
-                                       c->stream),
+                   r->Broadcast(c->arrays.sampled, c->arrays.sampled, (size_t)n, ncclInt32, 0, r->nccl, c->stream),
                    "tokens");
     }
+}
+
+bool cuda_rank_sample(struct cuda_backend *c, struct sample_args *a, int32_t vocab)
+{
+    struct cuda_ranks *r = c->ranks;
+    if (!cuda_usable(c)) {
+        return true;
+    }
+    if (compares_candidates(c, a->rows)) {
+        a->logits = r->part.data;
+        a->stride = r->part.stride;
+        a->vocab = r->part.cols;
+        bool ok = launch_sample(a, &c->arrays, c->stream);
+        launch_peer_tokens(&r->peer, &c->arrays, r->part.data, r->part.stride,
+                           r->rank * (int32_t)div_ceil(vocab, r->n), a->first, a->rows, c->stream);
+        return ok;
+    }
+    bool ok = r->rank > 0 || launch_sample(a, &c->arrays, c->stream);
+    share_tokens(c, c->capturing ? c->padded : c->batch.n_samples);
+    return ok;
 }

@@ -22,13 +22,20 @@ struct cuda_ranks {
     ncclComm_t nccl;
     struct comm *comm; /* the config's */
     int32_t rank, n;
-    struct peer_args peer; /* inbox[rank] NULL: the devices cannot reach each other's memory */
+    struct peer_args peer;
     void *opened[PEER_MAX_RANKS];
     int32_t n_opened;
     float *logits; /* rank 0: the other ranks' parts, [n - 1][rows][width] */
     int64_t logits_bytes;
-    bool let_go; /* the ranks have failed: nothing on the device waits for another one any more */
+    struct mat part; /* of the logits gathered last */
+    bool let_go;     /* the ranks have failed: the device may wait for one that does not come */
 };
+
+/* Whether the devices reach each other's memory. */
+static inline bool cuda_ranks_peers(const struct cuda_ranks *r)
+{
+    return r->peer.inbox[r->rank].row != NULL;
+}
 
 bool nccl_check(struct cuda_backend *c, ncclResult_t rc, const char *what);
 

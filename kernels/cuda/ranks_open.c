@@ -115,18 +115,18 @@ static int meet(struct cuda_backend *c, struct err *e)
 
 /* What a rank tells the others of its memory. */
 struct peer_handle {
-    cudaIpcMemHandle_t memory; /* inbox, then arrived */
+    cudaIpcMemHandle_t memory; /* its inbox: rows, then tokens */
     int32_t reachable, pad[15];
 };
 
-static size_t inbox_bytes(int32_t n)
+static size_t row_bytes(int32_t n)
 {
-    return (size_t)2 * (size_t)n * PEER_SLOT_BYTES;
+    return (size_t)PEER_TURNS * (size_t)n * PEER_MAX_ROWS * PEER_ROW_BYTES;
 }
 
-static size_t arrived_bytes(int32_t n)
+static size_t token_bytes(int32_t n)
 {
-    return (size_t)n * PEER_MAX_ROWS * sizeof(uint32_t);
+    return (size_t)2 * (size_t)n * PEER_MAX_TOKEN_ROWS * sizeof(struct peer_token);
 }
 
 /* Whether this device can reach all the other ranks' devices, which are those of their numbers. */
@@ -145,8 +145,8 @@ static bool peers_reachable(const struct cuda_ranks *r, int32_t first_device)
 
 static void place_peer(struct cuda_ranks *r, int32_t i, char *memory)
 {
-    r->peer.inbox[i] = memory;
-    r->peer.arrived[i] = (uint32_t *)(memory + inbox_bytes(r->n));
+    r->peer.inbox[i].row = memory;
+    r->peer.inbox[i].token = (struct peer_token *)(memory + row_bytes(r->n));
 }
 
 static int open_peers(struct cuda_ranks *r, const struct peer_handle *h, struct err *e)
@@ -189,18 +189,21 @@ static int meet_peers(struct cuda_backend *c, struct err *e)
 {
     struct cuda_ranks *r = c->ranks;
     struct peer_handle mine, all[COMM_MAX_RANKS];
-    size_t n_bytes = inbox_bytes(r->n) + arrived_bytes(r->n);
-    char *memory = cuda_alloc(c, n_bytes, "ranks", e);
-    r->peer.epoch = cuda_alloc(c, PEER_MAX_ROWS * sizeof(uint32_t), "ranks", e);
-    if (memory == NULL || r->peer.epoch == NULL) {
+    size_t rows_bytes = PEER_MAX_ROWS * sizeof(*r->peer.row);
+    char *memory = cuda_alloc(c, row_bytes(r->n) + token_bytes(r->n), "ranks", e);
+    r->peer.row = cuda_alloc(c, rows_bytes, "ranks", e);
+    r->peer.epoch = cuda_alloc(c, sizeof(*r->peer.epoch), "ranks", e);
+    if (memory == NULL || r->peer.row == NULL || r->peer.epoch == NULL) {
         return ERR_NOMEM;
     }
     memset(&mine, 0, sizeof(mine));
     mine.reachable =
         peers_reachable(r, c->config.device - r->rank) && cudaIpcGetMemHandle(&mine.memory, memory) == cudaSuccess;
     cudaGetLastError();
-    cuda_check(c, cudaMemsetAsync(memory, 0, n_bytes, c->stream), "ranks");
-    cuda_check(c, cudaMemsetAsync(r->peer.epoch, 0, PEER_MAX_ROWS * sizeof(uint32_t), c->stream), "ranks");
+    cuda_check(c, cudaMemsetAsync(memory, 0xFF, row_bytes(r->n), c->stream), "ranks");
+    cuda_check(c, cudaMemsetAsync(memory + row_bytes(r->n), 0, token_bytes(r->n), c->stream), "ranks");
+    cuda_check(c, cudaMemsetAsync(r->peer.row, 0, rows_bytes, c->stream), "ranks");
+    cuda_check(c, cudaMemsetAsync(r->peer.epoch, 0, sizeof(*r->peer.epoch), c->stream), "ranks");
     int rc = exchange_handles(c, &mine, all, e);
     for (int32_t i = 0; i < r->n && rc == 0; i++) {
         if (!all[i].reachable) {
@@ -223,7 +226,7 @@ static void describe(struct cuda_backend *c)
     r->GetVersion(&version);
     snprintf(c->base.device + used, sizeof(c->base.device) - used, ", NCCL %d.%d.%d%s", version / 10000,
              version / 100 % 100, version % 100,
-             r->peer.inbox[r->rank] != NULL ? " and peer memory" : ", no peer memory");
+             cuda_ranks_peers(r) ? " and peer memory" : ", no peer memory");
 }
 
 int cuda_ranks_init(struct cuda_backend *c, struct err *e)
@@ -267,7 +270,7 @@ void cuda_ranks_release(struct cuda_backend *c)
     if (r->nccl != NULL) {
         r->CommAbort(r->nccl); /* no last words: another rank may be gone */
     }
-    if (r->lib != NULL && !r->let_go) {
+    if (r->lib != NULL) {
         dlclose(r->lib);
     }
     free(r);
