@@ -202,7 +202,7 @@ static int check_together(const struct settings *s, struct err *e)
             "max_num_batched_tokens is %lld, less than max_num_seqs, %lld: each running sequence needs "
             "a token a step",
             (long long)s->max_num_batched_tokens, (long long)s->max_num_seqs);
-    return 0;
+    return settings_check_nodes(s, e);
 }
 
 int settings_load(struct settings *ret, int argc, char **argv, char **env, bool *ret_help, struct err *e)
@@ -225,6 +225,8 @@ int settings_load(struct settings *ret, int argc, char **argv, char **env, bool 
         rc = set_from_environment(&s, env, NULL, e);
     if (rc == 0)
         rc = set_from_flags(&s, argc, argv, NULL, e);
+    if (rc == 0)
+        rc = settings_cluster(&s, env, e);
     if (rc == 0)
         rc = check_together(&s, e);
     if (rc < 0) {

@@ -53,6 +53,11 @@ struct settings {
     int64_t n_prefixes;
     int64_t tensor_parallel_size;
     int64_t pipeline_parallel_size;
+    int64_t nnodes, node_rank; /* machines of a model that is cut, and which this is */
+    char *master_addr;         /* of node 0; NULL: none given */
+    int64_t master_port;
+    double node_timeout;             /* seconds */
+    int64_t local_rank, local_size; /* this node among those that are one machine */
     bool deterministic;
     int64_t threads; /* 0: physical cores */
     int64_t seed;    /* -1: random */

@@ -10,7 +10,7 @@ enum { FLAG_BYTES = 8192 };
 /* What computes a model needs these, how long to wait for it, and the way to log. */
 static bool passes(const struct setting *row)
 {
-    static const char *const groups[] = {"Model", "Scheduling", "Memory"};
+    static const char *const groups[] = {"Model", "Scheduling", "Memory", "Nodes"};
     static const char *const keys[] = {"log_format", "log_level", "step_timeout"};
     bool ours = false;
     for (size_t i = 0; i < ARRAY_LEN(keys); i++)

@@ -62,4 +62,8 @@ void setting_format(const struct settings *s, const struct setting *row, struct 
 /* The settings of a YAML text; `name` stands for the file in messages. */
 int settings_parse_yaml(struct settings *s, const char *text, size_t len, const char *name, struct err *e);
 
+/* settings_cluster.c: what a launcher's environment says of nodes; what cannot be of them. */
+int settings_cluster(struct settings *s, char **env, struct err *e);
+int settings_check_nodes(const struct settings *s, struct err *e);
+
 #endif

@@ -2,8 +2,8 @@
  *
  *     settings ─► model (its slice) ─► hello ─► pools agreed on ─► ready ─► step, step, … ─► stop
  *
- * It has no scheduler, no tokenizer, no clients. It logs nothing by itself: what goes wrong is a note to rank 0, whose
- * service ends with that reason. It ends when it is told to, when a step fails, and with its parent.
+ * It has no scheduler, no tokenizer, no clients. What goes wrong is a note to rank 0, whose service ends with that reason; on a
+ * machine of its own it logs it too. It ends when it is told to, when a step fails, and with its parent.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +14,7 @@
 #include "config/settings.h"
 #include "engine/batch_wire.h"
 #include "engine/engine.h"
+#include "engine/rank_net.h"
 #include "engine/rank_note.h"
 #include "engine/rank_process.h"
 #include "engine/rank_shared.h"
@@ -81,18 +82,39 @@ static int agree(struct rank_share *share, struct executor_info *x, const struct
     return 0;
 }
 
+/* Rank 0 is on another machine, or speaks as if it were. */
+static int join(struct member *m, int64_t timeout_us, struct err *e)
+{
+    const struct settings *s = &m->settings;
+    struct rank_order *o = &m->order;
+    int fd[RANK_NET_KINDS];
+    int rc = rank_net_join(fd, &o->slot_bytes, s->master_addr ? s->master_addr : "", (int)s->master_port, o->rank,
+                           o->n_ranks, (int64_t)(s->node_timeout * 1e6), e);
+    if (rc < 0)
+        return rc;
+    o->note_fd = fd[RANK_NET_CONTROL];
+    return rank_shared_connect(&m->shared, &fd[RANK_NET_CONTROL], &fd[RANK_NET_COMM], o->rank, o->n_ranks, o->slot_bytes,
+                               timeout_us, e);
+}
+
 static int open_model(struct member *m, struct err *e)
 {
     const struct rank_order *o = &m->order;
     const struct settings *s = &m->settings;
     struct model_config c;
     struct generation_defaults unused;
-    int rc = rank_shared_open(&m->shared, o->shared_fd, o->rank, o->n_ranks, o->slot_bytes,
-                              (int64_t)(s->step_timeout * 1e6), e);
+    int64_t timeout_us = (int64_t)(s->step_timeout * 1e6);
+    int rc = o->over_net ? join(m, timeout_us, e)
+                         : rank_shared_open(&m->shared, o->shared_fd, o->rank, o->n_ranks, o->slot_bytes, timeout_us, e);
     if (rc == 0)
         rc = model_config_read(&c, &unused, s->model, e);
-    m->share = (struct rank_share){
-        .rank = o->rank, .n_ranks = o->n_ranks, .comm = m->shared.comm, .here = true, .agree = agree};
+    m->share = (struct rank_share){.rank = o->rank,
+                                   .n_ranks = o->n_ranks,
+                                   .here = o->here,
+                                   .n_here = o->n_here,
+                                   .comm = m->shared.comm,
+                                   .direct = true,
+                                   .agree = agree};
     return rc < 0 ? rc : runner_open_share(&m->executor, s, s->model, &c, &m->share, e);
 }
 
@@ -154,7 +176,9 @@ int rank_main(int argc, char **argv)
     }
     if (rc == 0)
         rc = serve(&m, &e);
-    if (rc < 0)
+    if (rc < 0 && m.order.over_net)
+        log_event(LOG_ERROR, "rank failed", LOG_I64("rank", m.order.rank), LOG_STR("error", e.text));
+    if (rc < 0 && (m.shared.link || !m.order.over_net))
         tell_failure(&m, &e);
     if (m.executor)
         m.executor->free(m.executor);

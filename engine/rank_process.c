@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { N_WORDS = 7, WORD_BYTES = 24, EXIT_NO_EXEC = 127, CLOSE_RANGE_CLOEXEC_FLAG = 4 };
+enum { N_WORDS = 10, WORD_BYTES = 24, EXIT_NO_EXEC = 127, CLOSE_RANGE_CLOEXEC_FLAG = 4 };
 
 static const char NAME[] = "rank";
 
@@ -41,8 +41,10 @@ static void become(const struct rank_order *o, char *const *argv, char *const *e
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC_FLAG); /* old kernels: what was opened so closes */
-    keep_open(o->shared_fd);
-    keep_open(o->note_fd);
+    if (!o->over_net) {
+        keep_open(o->shared_fd);
+        keep_open(o->note_fd);
+    }
     execve("/proc/self/exe", argv, env);
     _exit(EXIT_NO_EXEC);
 }
@@ -67,8 +69,8 @@ int rank_spawn(pid_t *ret, const struct rank_order *o, struct err *e)
 {
     char word[N_WORDS][WORD_BYTES];
     int n = 0, n_flags = 0;
-    const long long number[N_WORDS - 1] = {o->rank,  o->n_ranks, o->shared_fd, o->note_fd, (long long)o->slot_bytes,
-                                           o->parent};
+    const long long number[N_WORDS - 1] = {o->rank,   o->n_ranks, o->shared_fd, o->note_fd, (long long)o->slot_bytes,
+                                           o->parent, o->here,    o->n_here,    o->over_net};
     while (o->settings[n_flags])
         n_flags++;
     char **argv = calloc((size_t)(n_flags + N_WORDS + 2), sizeof(*argv)), **env = environment();
@@ -112,6 +114,9 @@ int rank_order_parse(struct rank_order *ret, int argc, char **argv, struct err *
         .note_fd = (int)number[3],
         .slot_bytes = (size_t)number[4],
         .parent = (pid_t)number[5],
+        .here = (int32_t)number[6],
+        .n_here = (int32_t)number[7],
+        .over_net = number[8] != 0,
         .settings = argv + N_WORDS - 1,
     };
     return 0;

@@ -5,6 +5,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "engine/rank_net.h"
+
 static size_t ring_bytes(size_t slot_bytes)
 {
     return (rank_ring_bytes(slot_bytes) + 4095) / 4096 * 4096;
@@ -39,6 +41,20 @@ int rank_shared_open(struct rank_shared *ret, int fd, int32_t rank, int32_t n_ra
     }
     *ret = s;
     return 0;
+}
+
+int rank_shared_connect(struct rank_shared *ret, const int *control, const int *comm, int32_t rank, int32_t n_ranks,
+                        size_t slot_bytes, int64_t timeout_us, struct err *e)
+{
+    struct rank_shared s = {0};
+    int rc = comm_tcp_open(&s.comm, comm, rank, n_ranks, timeout_us, e);
+    if (rc == 0)
+        rc = rank_stream_open(&s.link, control, rank, n_ranks, slot_bytes, e);
+    if (rc < 0)
+        rank_shared_release(&s);
+    else
+        *ret = s;
+    return rc;
 }
 
 void rank_shared_release(struct rank_shared *s)

@@ -1,4 +1,5 @@
-/* The memory that the ranks of a machine share: the ring of steps, then what they exchange inside them. */
+/* A rank's ends of what leads to the others: messages of rank 0, and comm. On one machine both lie in memory that the ranks
+ * share, the ring of steps, then comm's; between machines they are sockets. */
 #ifndef QUIRE_ENGINE_RANK_SHARED_H
 #define QUIRE_ENGINE_RANK_SHARED_H
 
@@ -6,7 +7,7 @@
 #include "kernels/comm.h"
 
 struct rank_shared {
-    void *memory;
+    void *memory; /* NULL: sockets */
     size_t n_bytes;
     struct rank_link *link;
     struct comm *comm;
@@ -17,6 +18,9 @@ int rank_shared_create(int *ret_fd, int32_t n_ranks, size_t slot_bytes, struct e
 /* One rank's ends. timeout_us: as comm_shm_open. */
 int rank_shared_open(struct rank_shared *ret, int fd, int32_t rank, int32_t n_ranks, size_t slot_bytes,
                      int64_t timeout_us, struct err *e);
+/* Over connected sockets, as in rank_stream_open and comm_tcp_open; comm's are closed with it, or on error. */
+int rank_shared_connect(struct rank_shared *ret, const int *control, const int *comm, int32_t rank, int32_t n_ranks,
+                        size_t slot_bytes, int64_t timeout_us, struct err *e);
 void rank_shared_release(struct rank_shared *s);
 
 #endif

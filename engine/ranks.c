@@ -14,6 +14,9 @@
  * wait and check return it, and the engine dies of it as of any device error. Nothing is restarted here: systemd does that.
  *
  *     STARTED ──hello──► GREETED ──ready──► READY ──end of process──► GONE
+ *
+ * With several nodes all ranks but this one come over the network (rank_net.h), those of this machine too; the other nodes'
+ * are started and watched there (rank_node.c), and known here by their connections alone.
  */
 #include <errno.h>
 #include <poll.h>
@@ -29,6 +32,7 @@
 #include <unistd.h>
 
 #include "engine/batch_wire.h"
+#include "engine/rank_net.h"
 #include "engine/rank_note.h"
 #include "engine/rank_process.h"
 #include "engine/rank_shared.h"
@@ -41,13 +45,14 @@ enum {
     REAP_MS = 300,             /* between the end of its socket and that of its process; a device is given back slowly */
     KILLED_MS = 3000,          /* for a process that was killed to be gone */
     TICK_MS = 10,
+    MEET_MS = 50, /* between looks at the ranks of this machine while others are awaited */
 };
 
 enum member_state { STARTED, GREETED, READY, GONE };
 
 /* A rank, as this process sees it. */
 struct member {
-    pid_t pid; /* 0: reaped */
+    pid_t pid; /* 0: reaped, or another node's */
     int fd;    /* notes; -1: closed */
     enum member_state state;
     struct rank_hello hello;
@@ -63,13 +68,16 @@ struct ranks {
     int64_t timeout_us;
     bool deterministic;
     char **flags; /* settings of the ranks */
-    int32_t n;
+    int32_t n, n_here; /* ranks, and those of this machine, which are the first */
+    const struct settings *settings; /* while it starts */
+    struct rank_net net;
     pthread_t watcher;
     bool watching; /* the thread is there */
     pthread_mutex_t lock;
     pthread_cond_t changed; /* a member's state, `failed` */
     /* under `lock` */
     struct member member[COMM_MAX_RANKS]; /* [1 .. n-1] */
+    bool met;                             /* shared's link and comm are there */
     bool failed, stopping, by_force;      /* by_force: they were not told to stop */
     char reason[400];
 };
@@ -86,7 +94,8 @@ static void set_failed(struct ranks *x, const char *reason)
     }
     pthread_cond_broadcast(&x->changed);
     pthread_mutex_unlock(&x->lock);
-    x->shared.comm->ops->abort(x->shared.comm, reason);
+    if (x->shared.comm)
+        x->shared.comm->ops->abort(x->shared.comm, reason);
 }
 
 static int check_failed(struct ranks *x, struct err *e)
@@ -129,7 +138,9 @@ static void on_end(struct ranks *x, int32_t rank)
     pid_t pid = m->pid;
     close(m->fd);
     m->fd = -1;
-    if (reap(m, REAP_MS, &status))
+    if (pid == 0)
+        snprintf(text, sizeof(text), "rank %d, on node %d, closed its connection", rank, rank / x->n_here);
+    else if (reap(m, REAP_MS, &status))
         rank_exit_text(text, sizeof(text), rank, pid, status);
     else
         snprintf(text, sizeof(text), "rank %d (process %d) closed its connection", rank, (int)pid);
@@ -156,7 +167,7 @@ static void on_note(struct ranks *x, int32_t rank)
     } else {
         snprintf(text, sizeof(text), "rank %d: %.380s", rank, rc == 1 ? note.text : e.text);
         set_failed(x, text);
-        if (rc < 0)
+        if (rc < 0 && m->pid > 0)
             kill(m->pid, SIGKILL);
     }
 }
@@ -164,16 +175,21 @@ static void on_note(struct ranks *x, int32_t rank)
 static int spawn(struct ranks *x, int32_t rank, pid_t parent, struct err *e)
 {
     struct member *m = &x->member[rank];
-    int fd[2];
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd) < 0)
-        return err_set(e, ERR_IO, "rank %d: no socket: %s", rank, strerror(errno));
     struct rank_order order = {.rank = rank,
                                .n_ranks = x->n,
-                               .shared_fd = x->shared_fd,
-                               .note_fd = fd[1],
+                               .here = x->share.here + rank,
+                               .n_here = x->share.n_here,
+                               .over_net = x->n_here < x->n,
                                .slot_bytes = x->slot_bytes,
                                .parent = parent,
                                .settings = x->flags};
+    int fd[2];
+    if (order.over_net)
+        return rank_spawn(&m->pid, &order, e);
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd) < 0)
+        return err_set(e, ERR_IO, "rank %d: no socket: %s", rank, strerror(errno));
+    order.shared_fd = x->shared_fd;
+    order.note_fd = fd[1];
     int rc = rank_spawn(&m->pid, &order, e);
     close(fd[1]);
     if (rc < 0)
@@ -186,7 +202,7 @@ static int spawn(struct ranks *x, int32_t rank, pid_t parent, struct err *e)
 static void spawn_all(struct ranks *x)
 {
     struct err e;
-    for (int32_t i = 1; i < x->n; i++) {
+    for (int32_t i = 1; i < x->n_here; i++) {
         if (spawn(x, i, getpid(), &e) < 0) {
             set_failed(x, e.text);
             return;
@@ -220,10 +236,70 @@ static void end_all(struct ranks *x)
     }
 }
 
+/* A rank of this machine that ended before it came is a failure; its status says which. */
+static bool all_live(struct ranks *x)
+{
+    char text[160];
+    int status;
+    for (int32_t i = 1; i < x->n_here; i++) {
+        pid_t pid = x->member[i].pid;
+        if (pid > 0 && reap(&x->member[i], 0, &status)) {
+            rank_exit_text(text, sizeof(text), i, pid, status);
+            set_failed(x, text);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Take in the ranks as they come over the network, until all are there, one failed, or all is stopped. */
+static int meet(struct ranks *x, struct err *e)
+{
+    const struct settings *s = x->settings;
+    int64_t until_us = clock_us() + (int64_t)(s->node_timeout * 1e6);
+    int32_t missing;
+    while ((missing = rank_net_missing(&x->net)) >= 0) {
+        eventfd_t stop;
+        rank_net_admit(&x->net, x->slot_bytes, MEET_MS);
+        if (eventfd_read(x->wake_fd, &stop) == 0) {
+            eventfd_write(x->wake_fd, stop); /* the watcher's loop shall see it too */
+            return err_set(e, ERR_DRAINING, "stopped while the nodes meet");
+        }
+        if (!all_live(x))
+            return err_set(e, ERR_DEVICE, "%s", x->reason);
+        if (clock_us() > until_us)
+            return err_set(e, ERR_TIMEOUT, "rank %d, on node %d, has not come within node_timeout, %.0f s", missing,
+                           missing / x->n_here, s->node_timeout);
+    }
+    int rc = rank_shared_connect(&x->shared, x->net.fd[RANK_NET_CONTROL], x->net.fd[RANK_NET_COMM], 0, x->n,
+                                 x->slot_bytes, x->timeout_us, e);
+    for (int32_t i = 1; i < x->n; i++) {
+        x->net.fd[RANK_NET_COMM][i] = -1; /* comm's, or closed */
+        x->member[i].fd = x->net.fd[RANK_NET_CONTROL][i];
+        x->net.fd[RANK_NET_CONTROL][i] = -1;
+    }
+    return rc;
+}
+
+static void meet_all(struct ranks *x)
+{
+    struct err e;
+    int rc = meet(x, &e);
+    rank_net_release(&x->net);
+    if (rc < 0)
+        set_failed(x, e.text);
+    pthread_mutex_lock(&x->lock);
+    x->met = rc == 0;
+    pthread_cond_broadcast(&x->changed);
+    pthread_mutex_unlock(&x->lock);
+}
+
 static void *watcher_main(void *arg)
 {
     struct ranks *x = arg;
     spawn_all(x);
+    if (x->n_here < x->n)
+        meet_all(x);
     for (bool stopping = false; !stopping;) {
         struct pollfd p[COMM_MAX_RANKS] = {{.fd = x->wake_fd, .events = POLLIN}};
         for (int32_t i = 1; i < x->n; i++)
@@ -312,6 +388,16 @@ static int await_all(struct ranks *x, enum member_state state, struct err *e)
     return rc;
 }
 
+static int await_meeting(struct ranks *x, struct err *e)
+{
+    pthread_mutex_lock(&x->lock);
+    while (!x->met && !x->failed)
+        pthread_cond_wait(&x->changed, &x->lock);
+    int rc = x->failed ? err_set(e, ERR_DEVICE, "%s", x->reason) : 0;
+    pthread_mutex_unlock(&x->lock);
+    return rc;
+}
+
 /* All hold the same model, and the cache is as large as the smallest room for it. */
 static int agree(struct rank_share *share, struct executor_info *info, const struct model *model, struct err *e)
 {
@@ -391,14 +477,25 @@ static int start_watcher(struct ranks *x, struct err *e)
 static int start(struct ranks *x, const struct settings *s, const char *dir, const struct model_config *c,
                  struct err *e)
 {
+    bool one_machine = x->n_here == x->n;
     int rc = settings_pass_on(&x->flags, s, dir, e);
-    if (rc == 0)
+    x->settings = s;
+    x->share = (struct rank_share){.rank = 0,
+                                   .n_ranks = x->n,
+                                   .here = (int32_t)s->local_rank * x->n_here,
+                                   .n_here = (int32_t)s->local_size * x->n_here,
+                                   .agree = agree};
+    if (rc == 0 && one_machine)
         rc = rank_shared_create(&x->shared_fd, x->n, x->slot_bytes, e);
-    if (rc == 0)
+    if (rc == 0 && one_machine)
         rc = rank_shared_open(&x->shared, x->shared_fd, 0, x->n, x->slot_bytes, x->timeout_us, e);
+    if (rc == 0 && !one_machine)
+        rc = rank_net_listen(&x->net, s->master_addr, (int)s->master_port, x->n, e);
     if (rc == 0)
         rc = start_watcher(x, e);
-    x->share = (struct rank_share){.rank = 0, .n_ranks = x->n, .comm = x->shared.comm, .agree = agree};
+    if (rc == 0 && !one_machine)
+        rc = await_meeting(x, e);
+    x->share.comm = x->shared.comm;
     if (rc == 0)
         rc = runner_open_share(&x->runner, s, dir, c, &x->share, e);
     return rc < 0 ? rc : await_all(x, READY, e);
@@ -414,7 +511,7 @@ static void ranks_free(struct executor *base)
     x->stopping = true;
     pthread_mutex_unlock(&x->lock);
     struct rank_link *l = x->shared.link;
-    bool told = !failed && x->runner && l->ops->begin(l, &at, STOP_MS * 1000, &unheard) == 0 &&
+    bool told = !failed && x->runner && l && l->ops->begin(l, &at, STOP_MS * 1000, &unheard) == 0 &&
                 l->ops->commit(l, RANK_STOP, 0, &unheard) == 0;
     pthread_mutex_lock(&x->lock);
     x->by_force = !told;
@@ -428,6 +525,7 @@ static void ranks_free(struct executor *base)
     if (x->runner)
         x->runner->free(x->runner);
     rank_shared_release(&x->shared);
+    rank_net_release(&x->net);
     settings_pass_on_free(x->flags);
     if (x->shared_fd >= 0)
         close(x->shared_fd);
@@ -456,7 +554,8 @@ int ranks_open(struct executor **ret, const struct settings *s, const char *dir,
     x->n = (int32_t)s->tensor_parallel_size;
     x->timeout_us = (int64_t)(s->step_timeout * 1e6);
     x->deterministic = s->deterministic;
-    x->shared_fd = x->wake_fd = -1;
+    x->n_here = x->n / (int32_t)s->nnodes;
+    x->shared_fd = x->wake_fd = x->net.listen_fd = -1;
     for (int32_t i = 0; i < COMM_MAX_RANKS; i++)
         x->member[i].fd = -1;
     pthread_mutex_init(&x->lock, NULL);

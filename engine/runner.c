@@ -143,6 +143,11 @@ static int32_t n_ranks(const struct runner *r)
     return r->share ? r->share->n_ranks : 1;
 }
 
+static int32_t n_here(const struct runner *r)
+{
+    return r->share ? r->share->n_here : 1;
+}
+
 /* Open the backend named, with the limits of its kind. */
 static int open_backend(struct runner *r, const char *name, const struct settings *s, const struct model_config *c,
                         struct err *e)
@@ -153,15 +158,15 @@ static int open_backend(struct runner *r, const char *name, const struct setting
         return rc;
     struct backend_config config = {
         .threads = (int32_t)s->threads,
-        .device = r->share ? r->share->rank : 0,
+        .device = r->share ? r->share->here : 0,
         .max_tokens = x->max_num_batched_tokens,
         .max_seqs = x->max_num_seqs,
         .max_samples = x->max_samples,
         .max_blocks_per_seq = (int32_t)div_ceil(x->max_len, x->block_size),
         .deterministic = s->deterministic,
         .comm = r->share ? r->share->comm : NULL,
-        .share = r->share ? r->share->rank : 0,
-        .n_shares = n_ranks(r),
+        .share = r->share ? r->share->here : 0,
+        .n_shares = n_here(r),
     };
     return backend_open(&r->backend, name, &config, e);
 }
@@ -221,7 +226,7 @@ static int make_pools(struct runner *r, const struct settings *s, const struct m
     x->block_bytes = kv_layout_block_bytes(&layout);
     int rc = k->ops->memory(k, &memory, e);
     if (!k->async) /* the ranks of a machine share its memory */
-        memory.free_bytes /= n_ranks(r);
+        memory.free_bytes /= n_here(r);
     if (rc == 0)
         rc = runner_pools(x, s, &memory, k->async, e);
     if (rc == 0 && r->share)
@@ -239,7 +244,7 @@ static int runner_start(struct runner *r, struct err *e)
     x->info.depth = 1;
     snprintf(x->info.device, sizeof(x->info.device), "%s: %s", r->backend->name, r->backend->device);
     x->info.sets_up_sizes = r->backend->async;
-    bool direct = r->backend->async || (r->share && r->share->here);
+    bool direct = r->backend->async || (r->share && r->share->direct);
     x->launch = direct ? direct_launch : threaded_launch;
     x->wait = direct ? direct_wait : threaded_wait;
     if (direct)

@@ -211,7 +211,8 @@ struct backend_ops {
     void (*all_reduce)(struct backend *b, struct mat x);
     /* embed where `table` holds the ids [first, first + table.rows) alone: the ranks' tables together give every row. (optional: one rank) */
     void (*embed_part)(struct backend *b, struct mat out, struct mat table, int32_t first, float scale);
-    /* logits [rows, vocab], float32, for the rank that samples: the ranks' parts, each the next div_ceil(vocab, ranks) columns. (optional: one rank) */
+    /* logits [rows, vocab], float32, for the rank that samples: the ranks' parts, each the next div_ceil(vocab, ranks) columns.
+     * Where sample needs no whole row of the step's logits they may stay where they are. (optional: one rank) */
     void (*gather_logits)(struct backend *b, struct mat logits, struct mat part);
     /* Copy a mat to host memory as float32, rows * cols, when all before it is done: tests and profiling only. */
     int (*download)(struct backend *b, struct mat m, float *out, struct err *e);

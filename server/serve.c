@@ -274,6 +274,16 @@ static void block_signals(struct daemon *d)
     pthread_sigmask(SIG_BLOCK, &d->signals, NULL);
 }
 
+/* A node whose ranks compute for another one's clients; signals end it, and its ranks with it. */
+static int node_main(const struct settings *s)
+{
+    struct err e = {0};
+    int rc = node_run(s, &e);
+    if (rc < 0)
+        log_event(LOG_ERROR, "node ended", LOG_STR("error", e.text));
+    return rc < 0;
+}
+
 int serve_main(int argc, char **argv, char **env)
 {
     struct daemon *d = calloc(1, sizeof(*d));
@@ -298,6 +308,12 @@ int serve_main(int argc, char **argv, char **env)
                   LOG_STR("why", "it is Kubernetes' tcp:// address of a service called quire, not a port; "
                                  "enableServiceLinks: false keeps it out"),
                   LOG_I64("port", d->settings.port));
+    }
+    if (d->settings.node_rank > 0) {
+        int status = node_main(&d->settings);
+        settings_release(&d->settings);
+        free(d);
+        return status;
     }
     block_signals(d);
     crash_report();

@@ -26,7 +26,7 @@ struct rank_rig {
     struct backend *b;
     uint64_t step;
     int32_t *ints, *minus;
-    struct sample_row *sample;
+    struct sample_row *sample; /* of decode steps: greedy, each of its row's logits */
 };
 
 typedef int rank_rig_body(struct rank_rig *r, struct err *e);

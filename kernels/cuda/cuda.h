@@ -184,11 +184,11 @@ void cuda_linear_release(struct cuda_backend *c);
 int cuda_ranks_init(struct cuda_backend *c, struct err *e);
 void cuda_ranks_release(struct cuda_backend *c);
 /* ranks.c: all do nothing with one rank, or the plain thing. */
-/* Until the event, or all of the stream, is done. When a rank has failed: its reason is c->failed, the device is let go. */
+/* Until the event, or all of the stream, is done. When a rank has failed, at once: its reason is c->failed. */
 cudaError_t cuda_wait_event(struct cuda_backend *c, cudaEvent_t event);
 cudaError_t cuda_wait_stream(struct cuda_backend *c);
-/* The ranks have failed, and the device may wait for one that is gone: it cannot be given back in order. */
-bool cuda_ranks_stuck(struct cuda_backend *c);
+/* Before anything is freed. False: the ranks have failed, and the device still waits for one that is gone. */
+bool cuda_ranks_rest(struct cuda_backend *c);
 /* `rows` rows of y are this rank's summands. True: done as launch_peer_sum says. False: y holds the sum, or there is one rank. */
 bool cuda_rank_sum(struct cuda_backend *c, struct mat *out, struct mat *x, struct mat y, const struct norm_args *n,
                    int32_t rows);

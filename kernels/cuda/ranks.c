@@ -6,15 +6,18 @@
  *
  * A rank that is gone leaves the others' devices waiting for it. So the host never waits for its device without looking
  * at comm: once that was aborted, or a step takes longer than comm's limit, it stops waiting, and what the device gives is
- * void. Nothing is given back then: the process ends of the failure, and the driver ends what still runs. (NCCL's own abort
- * waits for all graphs that use it to be gone, and a graph that runs is not.)
+ * void. The device comes to rest when the backend is freed: `stop` lets our kernels go, NCCL's abort its own. That returns only
+ * when no graph uses NCCL any more, so it gets a thread.
  */
 #include <stdio.h>
 #include <string.h>
 
 #include "kernels/cuda/ranks.h"
 
-enum { LOOK_EVERY = 16 }; /* queries of the device between looks at comm */
+enum {
+    LOOK_EVERY = 16,   /* queries of the device between looks at comm */
+    REST_US = 2000000, /* for the kernels to end once they were let go */
+};
 
 bool nccl_check(struct cuda_backend *c, ncclResult_t rc, const char *what)
 {
@@ -76,9 +79,26 @@ cudaError_t cuda_wait_stream(struct cuda_backend *c)
     return c->ranks == NULL ? cudaStreamSynchronize(c->stream) : wait_for(c, NULL);
 }
 
-bool cuda_ranks_stuck(struct cuda_backend *c)
+static void *aborter_main(void *arg)
 {
-    return c->ranks != NULL && c->ranks->let_go;
+    struct cuda_ranks *r = arg;
+    r->CommAbort(r->nccl);
+    return NULL;
+}
+
+bool cuda_ranks_rest(struct cuda_backend *c)
+{
+    struct cuda_ranks *r = c->ranks;
+    if (r == NULL || !r->let_go) {
+        return true;
+    }
+    r->aborting = r->nccl != NULL && pthread_create(&r->aborter, NULL, aborter_main, r) == 0;
+    for (int64_t until_us = clock_us() + REST_US; clock_us() < until_us;) {
+        if (query(c, NULL) != cudaErrorNotReady) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* ---- sums ----------------------------------------------------------------------------------------------------------- */

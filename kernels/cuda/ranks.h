@@ -29,6 +29,8 @@ struct cuda_ranks {
     int64_t logits_bytes;
     struct mat part; /* of the logits gathered last */
     bool let_go;     /* the ranks have failed: the device may wait for one that does not come */
+    bool aborting;   /* `aborter` aborts NCCL */
+    pthread_t aborter;
 };
 
 /* Whether the devices reach each other's memory. */

@@ -267,7 +267,9 @@ void cuda_ranks_release(struct cuda_backend *c)
     }
     cudaFreeHost(r->peer.stop);
     cudaFree(r->logits);
-    if (r->nccl != NULL) {
+    if (r->aborting) {
+        pthread_join(r->aborter, NULL); /* the graphs are gone */
+    } else if (r->nccl != NULL) {
         r->CommAbort(r->nccl); /* no last words: another rank may be gone */
     }
     if (r->lib != NULL) {
