@@ -56,7 +56,7 @@ struct settings {
     int64_t nnodes, node_rank; /* machines of a model that is cut, and which this is */
     char *master_addr;         /* of node 0; NULL: none given */
     int64_t master_port;
-    double node_timeout;             /* seconds */
+    double node_timeout;            /* seconds */
     int64_t local_rank, local_size; /* this node among those that are one machine */
     bool deterministic;
     int64_t threads; /* 0: physical cores */

@@ -66,10 +66,11 @@ static int take_master(struct settings *s, char **env, const struct launcher *l,
     }
     if (address)
         return setting_set(s, row, address, FROM_ENV, "MASTER_ADDR", e);
-    return err_set_param(e, ERR_INVALID, "master_addr",
-                         "%s has started several processes, and tensor_parallel_size is %lld, but neither MASTER_ADDR nor "
-                         "master_addr says where the first one is",
-                         l->name, (long long)s->tensor_parallel_size);
+    return err_set_param(
+        e, ERR_INVALID, "master_addr",
+        "%s has started several processes, and tensor_parallel_size is %lld, but neither MASTER_ADDR nor "
+        "master_addr says where the first one is",
+        l->name, (long long)s->tensor_parallel_size);
 }
 
 int settings_cluster(struct settings *s, char **env, struct err *e)

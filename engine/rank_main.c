@@ -93,8 +93,8 @@ static int join(struct member *m, int64_t timeout_us, struct err *e)
     if (rc < 0)
         return rc;
     o->note_fd = fd[RANK_NET_CONTROL];
-    return rank_shared_connect(&m->shared, &fd[RANK_NET_CONTROL], &fd[RANK_NET_COMM], o->rank, o->n_ranks, o->slot_bytes,
-                               timeout_us, e);
+    return rank_shared_connect(&m->shared, &fd[RANK_NET_CONTROL], &fd[RANK_NET_COMM], o->rank, o->n_ranks,
+                               o->slot_bytes, timeout_us, e);
 }
 
 static int open_model(struct member *m, struct err *e)
@@ -104,8 +104,9 @@ static int open_model(struct member *m, struct err *e)
     struct model_config c;
     struct generation_defaults unused;
     int64_t timeout_us = (int64_t)(s->step_timeout * 1e6);
-    int rc = o->over_net ? join(m, timeout_us, e)
-                         : rank_shared_open(&m->shared, o->shared_fd, o->rank, o->n_ranks, o->slot_bytes, timeout_us, e);
+    int rc = o->over_net
+                 ? join(m, timeout_us, e)
+                 : rank_shared_open(&m->shared, o->shared_fd, o->rank, o->n_ranks, o->slot_bytes, timeout_us, e);
     if (rc == 0)
         rc = model_config_read(&c, &unused, s->model, e);
     m->share = (struct rank_share){.rank = o->rank,

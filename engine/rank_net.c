@@ -63,9 +63,9 @@ static int resolve(struct addrinfo **ret, const char *address, int port, bool li
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = listens ? AI_PASSIVE : 0};
     snprintf(service, sizeof(service), "%d", port);
     int rc = getaddrinfo(*address ? address : NULL, service, &hints, ret);
-    return rc == 0 ? 0
-                   : err_set_param(e, ERR_INVALID, "master_addr", "master_addr \"%.80s\": %s", address,
-                                   gai_strerror(rc));
+    return rc == 0
+               ? 0
+               : err_set_param(e, ERR_INVALID, "master_addr", "master_addr \"%.80s\": %s", address, gai_strerror(rc));
 }
 
 /* ---- rank 0 --------------------------------------------------------------------------------------------------------- */
@@ -94,15 +94,6 @@ int rank_net_listen(struct rank_net *ret, const char *address, int port, int32_t
         return err_set_param(e, ERR_IO, "master_port", "rank 0 cannot listen on %.80s, port %d: %s",
                              *address ? address : "any address", port, strerror(why));
     return rc;
-}
-
-int rank_net_port(const struct rank_net *n)
-{
-    struct sockaddr_storage a;
-    socklen_t len = sizeof(a);
-    if (getsockname(n->listen_fd, (struct sockaddr *)&a, &len) < 0)
-        return -1;
-    return ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port : ((struct sockaddr_in *)&a)->sin_port);
 }
 
 /* Why a greeting is refused; empty: it is not. */
@@ -216,8 +207,8 @@ int rank_net_join(int ret_fd[RANK_NET_KINDS], size_t *ret_slot_bytes, const char
         while ((ret_fd[k] = connect_once(found)) < 0 && clock_us() < until_us)
             nanosleep(&(struct timespec){.tv_nsec = RETRY_MS * 1000000L}, NULL);
         if (ret_fd[k] < 0)
-            rc = err_set(e, ERR_TIMEOUT, "rank %d: nobody listens at %.80s, port %d, for %.0f s: is node 0 there?", rank,
-                         address, port, (double)wait_us * 1e-6);
+            rc = err_set(e, ERR_TIMEOUT, "rank %d: nobody listens at %.80s, port %d, for %.0f s: is node 0 there?",
+                         rank, address, port, (double)wait_us * 1e-6);
         else
             rc = greet(ret_fd[k], (uint32_t)k, rank, n_ranks, ret_slot_bytes, e);
     }

@@ -19,9 +19,8 @@ struct rank_net {
     int fd[RANK_NET_KINDS][COMM_MAX_RANKS]; /* -1: not there */
 };
 
-/* Listens; `address` is this machine's, "" any. Port 0: any. */
+/* Listens; `address` is this machine's, "" any. */
 int rank_net_listen(struct rank_net *ret, const char *address, int port, int32_t n_ranks, struct err *e);
-int rank_net_port(const struct rank_net *n);
 /* Take in one that comes within `ms`, if any does. slot_bytes: what rank 0's messages hold. */
 void rank_net_admit(struct rank_net *n, size_t slot_bytes, int ms);
 /* The first rank that is not there with both connections; -1: all are. */

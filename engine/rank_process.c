@@ -17,9 +17,10 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { N_WORDS = 10, WORD_BYTES = 24, EXIT_NO_EXEC = 127, CLOSE_RANGE_CLOEXEC_FLAG = 4 };
+enum { N_WORDS = 10, WORD_BYTES = 24, EXIT_NO_EXEC = 127, CLOSE_RANGE_CLOEXEC_FLAG = 4, TICK_MS = 10 };
 
 static const char NAME[] = "rank";
 
@@ -120,6 +121,19 @@ int rank_order_parse(struct rank_order *ret, int argc, char **argv, struct err *
         .settings = argv + N_WORDS - 1,
     };
     return 0;
+}
+
+bool rank_reap(pid_t *pid, int ms, int *ret_status)
+{
+    for (int waited = 0; *pid > 0; waited += TICK_MS) {
+        if (waitpid(*pid, ret_status, WNOHANG) != 0)
+            *pid = 0;
+        else if (waited >= ms)
+            return false;
+        else
+            nanosleep(&(struct timespec){.tv_nsec = TICK_MS * 1000000L}, NULL);
+    }
+    return true;
 }
 
 void rank_exit_text(char *ret, size_t cap, int32_t rank, pid_t pid, int status)

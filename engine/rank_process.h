@@ -9,8 +9,8 @@
 /* What a rank is told at its start, before its settings. */
 struct rank_order {
     int32_t rank, n_ranks;
-    int32_t here, n_here; /* its place among the ranks of this machine */
-    bool over_net;        /* rank 0 is found as the settings say (rank_net.h), without these descriptors */
+    int32_t here, n_here;  /* its place among the ranks of this machine */
+    bool over_net;         /* rank 0 is found as the settings say (rank_net.h), without these descriptors */
     int shared_fd;         /* memory of all ranks: ring, then comm */
     int note_fd;           /* its end of the socket for notes */
     size_t slot_bytes;     /* of the ring */
@@ -23,6 +23,8 @@ struct rank_order {
 int rank_spawn(pid_t *ret, const struct rank_order *o, struct err *e);
 /* argv of `quire rank` back into an order; ERR_INVALID when it is none. `settings` points into argv. */
 int rank_order_parse(struct rank_order *ret, int argc, char **argv, struct err *e);
+/* Whether *pid, a child, has ended within `ms`, and its status; it is 0 then. True for 0. */
+bool rank_reap(pid_t *pid, int ms, int *ret_status);
 /* "rank 1 (process 4711) was ended by signal 9 (Killed)", from waitpid's status. */
 void rank_exit_text(char *ret, size_t cap, int32_t rank, pid_t pid, int status);
 

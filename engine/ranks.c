@@ -27,7 +27,6 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -42,10 +41,9 @@ enum {
     HOST_BLOCKS_MAX = 1 << 20, /* swapped in one step: part of a message's size */
     START_S = 900,             /* for a rank to read its slice */
     STOP_MS = 2000,            /* for a rank to end when told to */
-    REAP_MS = 300,             /* between the end of its socket and that of its process; a device is given back slowly */
-    KILLED_MS = 3000,          /* for a process that was killed to be gone */
-    TICK_MS = 10,
-    MEET_MS = 50, /* between looks at the ranks of this machine while others are awaited */
+    REAP_MS = 300,    /* between the end of its socket and that of its process; a device is given back slowly */
+    KILLED_MS = 3000, /* for a process that was killed to be gone */
+    MEET_MS = 50,     /* between looks at the ranks of this machine while others are awaited */
 };
 
 enum member_state { STARTED, GREETED, READY, GONE };
@@ -67,8 +65,8 @@ struct ranks {
     size_t slot_bytes;
     int64_t timeout_us;
     bool deterministic;
-    char **flags; /* settings of the ranks */
-    int32_t n, n_here; /* ranks, and those of this machine, which are the first */
+    char **flags;                    /* settings of the ranks */
+    int32_t n, n_here;               /* ranks, and those of this machine, which are the first */
     const struct settings *settings; /* while it starts */
     struct rank_net net;
     pthread_t watcher;
@@ -116,20 +114,6 @@ static void set_state(struct ranks *x, int32_t rank, enum member_state state)
     pthread_mutex_unlock(&x->lock);
 }
 
-/* Whether the process has ended within `ms`, and with what status. */
-static bool reap(struct member *m, int ms, int *ret_status)
-{
-    for (int waited = 0; m->pid > 0; waited += TICK_MS) {
-        if (waitpid(m->pid, ret_status, WNOHANG) != 0)
-            m->pid = 0;
-        else if (waited >= ms)
-            return false;
-        else
-            nanosleep(&(struct timespec){.tv_nsec = TICK_MS * 1000000L}, NULL);
-    }
-    return true;
-}
-
 static void on_end(struct ranks *x, int32_t rank)
 {
     struct member *m = &x->member[rank];
@@ -140,7 +124,7 @@ static void on_end(struct ranks *x, int32_t rank)
     m->fd = -1;
     if (pid == 0)
         snprintf(text, sizeof(text), "rank %d, on node %d, closed its connection", rank, rank / x->n_here);
-    else if (reap(m, REAP_MS, &status))
+    else if (rank_reap(&m->pid, REAP_MS, &status))
         rank_exit_text(text, sizeof(text), rank, pid, status);
     else
         snprintf(text, sizeof(text), "rank %d (process %d) closed its connection", rank, (int)pid);
@@ -223,12 +207,12 @@ static void end_all(struct ranks *x)
     int64_t stop_us = clock_us() + (x->by_force ? 0 : STOP_MS * INT64_C(1000)), gone_us = stop_us + KILLED_MS * 1000;
     pthread_mutex_unlock(&x->lock);
     for (int32_t i = 1; i < x->n; i++) {
-        if (!reap(&x->member[i], ms_until(stop_us), &status))
+        if (!rank_reap(&x->member[i].pid, ms_until(stop_us), &status))
             kill(x->member[i].pid, SIGKILL);
     }
     for (int32_t i = 1; i < x->n; i++) {
         struct member *m = &x->member[i];
-        reap(m, ms_until(gone_us), &status);
+        rank_reap(&m->pid, ms_until(gone_us), &status);
         if (m->fd >= 0)
             close(m->fd);
         m->fd = -1;
@@ -243,7 +227,7 @@ static bool all_live(struct ranks *x)
     int status;
     for (int32_t i = 1; i < x->n_here; i++) {
         pid_t pid = x->member[i].pid;
-        if (pid > 0 && reap(&x->member[i], 0, &status)) {
+        if (pid > 0 && rank_reap(&x->member[i].pid, 0, &status)) {
             rank_exit_text(text, sizeof(text), i, pid, status);
             set_failed(x, text);
             return false;
@@ -424,24 +408,6 @@ static int agree(struct rank_share *share, struct executor_info *info, const str
     return l->ops->commit(l, RANK_POOLS, sizeof(pools), e);
 }
 
-/* All ranks compute on one kind of device, so `auto` is settled here, before there are any. A GPU that is there is not passed
- * over in silence. */
-static int settle_device(struct settings *s, struct err *e)
-{
-    struct backend *gpu = NULL;
-    struct backend_config small = {.max_tokens = 1, .max_seqs = 1, .max_samples = 1};
-    struct err why = {0};
-    int rc = s->device == DEVICE_CPU ? 0 : backend_open(&gpu, "cuda", &small, &why);
-    if (gpu)
-        gpu->ops->free(gpu);
-    if (rc < 0 && s->device == DEVICE_CUDA)
-        return err_set_param(e, rc, "device", "%s", why.text);
-    if (rc < 0)
-        log_event(LOG_INFO, "no GPU used", LOG_STR("because", why.text));
-    s->device = gpu ? DEVICE_CUDA : DEVICE_CPU;
-    return 0;
-}
-
 /* What can be refused before a process is started; the size of a step's message. */
 static int prepare(struct ranks *x, struct settings *s, const struct model_config *c, struct err *e)
 {
@@ -453,7 +419,7 @@ static int prepare(struct ranks *x, struct settings *s, const struct model_confi
                              (long long)s->pipeline_parallel_size);
     int rc = model_check_ranks(c, x->n, e);
     if (rc == 0)
-        rc = settle_device(s, e);
+        rc = runner_settle_device(s, e);
     if (rc == 0)
         rc = runner_limits(&limits, s, c, s->device == DEVICE_CUDA, e);
     limits.n_host_blocks = HOST_BLOCKS_MAX;

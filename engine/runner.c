@@ -182,6 +182,22 @@ static int choose_backend(struct runner *r, const struct settings *s, const stru
     return open_backend(r, "cpu", s, c, e);
 }
 
+int runner_settle_device(struct settings *s, struct err *e)
+{
+    struct backend *gpu = NULL;
+    struct backend_config small = {.max_tokens = 1, .max_seqs = 1, .max_samples = 1};
+    struct err why = {0};
+    int rc = s->device == DEVICE_CPU ? 0 : backend_open(&gpu, "cuda", &small, &why);
+    if (gpu)
+        gpu->ops->free(gpu);
+    if (rc < 0 && s->device == DEVICE_CUDA)
+        return err_set_param(e, rc, "device", "%s", why.text);
+    if (rc < 0)
+        log_event(LOG_INFO, "no GPU used", LOG_STR("because", why.text));
+    s->device = gpu ? DEVICE_CUDA : DEVICE_CPU;
+    return 0;
+}
+
 enum dtype runner_dtype(const struct settings *s, const struct model_config *c)
 {
     switch (s->dtype) {

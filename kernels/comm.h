@@ -5,8 +5,9 @@
  * result depends neither on timing nor on who came last. A call fails on all ranks or, when a rank is gone, on those that
  * are left: ERR_DEVICE, sticky, with the reason that abort was given or the rank that did not come in time.
  *
- * Here: memory shared by the processes of one machine (comm_shm.c), sockets between machines (comm_tcp.c). A device with collectives of its own (NCCL) keeps them
- * inside its backend and takes rank, n_ranks and the first exchange of its addresses from here.
+ * Here: memory shared by the processes of one machine (comm_shm.c), sockets between machines (comm_tcp.c). A device with
+ * collectives of its own (NCCL) keeps them inside its backend and takes rank, n_ranks, the first exchange of its addresses
+ * and word of failures from here.
  */
 #ifndef QUIRE_KERNELS_COMM_H
 #define QUIRE_KERNELS_COMM_H

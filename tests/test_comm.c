@@ -1,4 +1,5 @@
-/* Ranks as threads over one shared mapping: sums in rank order, gathers of uneven widths, and what happens when one does not come. */
+/* Ranks as threads, over one shared mapping and over sockets: sums in rank order, gathers of uneven widths, and what happens
+ * when one does not come. */
 #include "kernels/comm.h"
 
 #include <pthread.h>
@@ -8,14 +9,19 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 enum { RANKS = 3, LONG_S = 60 };
 
+static bool over_tcp; /* which comm the tests run over */
+
 /* One rank's thread and what it found. */
 struct member {
     void *shared;
+    int fd[COMM_MAX_RANKS]; /* over_tcp */
     int32_t rank, n_ranks;
     int64_t timeout_us;
     int (*body)(struct member *m, struct comm *c, struct err *e);
@@ -27,7 +33,8 @@ static void *member_main(void *arg)
 {
     struct member *m = arg;
     struct comm *c = NULL;
-    m->rc = comm_shm_open(&c, m->shared, m->rank, m->n_ranks, m->timeout_us, &m->err);
+    m->rc = over_tcp ? comm_tcp_open(&c, m->fd, m->rank, m->n_ranks, m->timeout_us, &m->err)
+                     : comm_shm_open(&c, m->shared, m->rank, m->n_ranks, m->timeout_us, &m->err);
     if (m->rc == 0)
         m->rc = m->body(m, c, &m->err);
     if (c)
@@ -42,8 +49,15 @@ static void run(struct member *m, int32_t n, int64_t timeout_us,
     size_t n_bytes = comm_shm_bytes(n);
     void *shared = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(shared != MAP_FAILED);
-    for (int32_t r = 0; r < n; r++) {
+    for (int32_t r = 0; r < n; r++)
         m[r] = (struct member){.shared = shared, .rank = r, .n_ranks = n, .timeout_us = timeout_us, .body = body};
+    for (int32_t r = 1; r < n && over_tcp; r++) {
+        int pair[2];
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+        m[0].fd[r] = pair[0];
+        m[r].fd[0] = pair[1];
+    }
+    for (int32_t r = 0; r < n; r++) {
         assert_int_equal(pthread_create(&thread[r], NULL, member_main, &m[r]), 0);
     }
     for (int32_t r = 0; r < n; r++)
@@ -175,6 +189,26 @@ static void bytes_of_the_first_rank_come_to_all(void **state)
     all_well(m, RANKS);
 }
 
+/* Rank 2 is there and says nothing, for longer than the others wait. */
+static int silent_third(struct member *m, struct comm *c, struct err *e)
+{
+    if (m->rank < 2)
+        return c->ops->barrier(c, e);
+    while (c->ops->check(c, e) == 0)
+        usleep(1000);
+    return 0;
+}
+
+static void a_rank_that_says_nothing_is_named(void **state)
+{
+    (void)state;
+    struct member m[RANKS];
+    run(m, RANKS, 200000, silent_third);
+    assert_int_equal(m[0].rc, ERR_DEVICE);
+    assert_int_equal(m[1].rc, ERR_DEVICE);
+    assert_non_null(strstr(m[0].err.text, "did not answer"));
+}
+
 /* Rank 2 stays away. */
 static int two_of_three(struct member *m, struct comm *c, struct err *e)
 {
@@ -188,7 +222,8 @@ static void a_rank_that_does_not_come_is_named(void **state)
     run(m, RANKS, 200000, two_of_three);
     for (int32_t r = 0; r < 2; r++) {
         assert_int_equal(m[r].rc, ERR_DEVICE);
-        assert_non_null(strstr(m[r].err.text, "rank 2 did not answer"));
+        if (r == 0 || !over_tcp) /* where ranks see rank 0 alone, it is what rank 1 misses */
+            assert_non_null(strstr(m[r].err.text, over_tcp ? "rank 2 closed its connection" : "rank 2 did not answer"));
     }
 }
 
@@ -211,7 +246,8 @@ static void an_abort_lets_everyone_go_with_its_reason(void **state)
     run(m, RANKS, LONG_S * INT64_C(1000000), leaves);
     for (int32_t r = 0; r < RANKS; r++) {
         assert_int_equal(m[r].rc, ERR_DEVICE);
-        assert_string_equal(m[r].err.text, "rank 2 was ended");
+        if (r == 2 || !over_tcp)
+            assert_string_equal(m[r].err.text, "rank 2 was ended");
     }
 }
 
@@ -223,6 +259,7 @@ static void impossible_ranks_are_refused(void **state)
     assert_int_equal(comm_shm_open(&c, NULL, 0, COMM_MAX_RANKS + 1, 1, &e), ERR_INVALID);
     assert_int_equal(comm_shm_open(&c, NULL, 2, 2, 1, &e), ERR_INVALID);
     assert_int_equal(comm_shm_open(&c, NULL, -1, 2, 1, &e), ERR_INVALID);
+    assert_int_equal(comm_tcp_open(&c, NULL, 2, 2, 1, &e), ERR_INVALID);
 }
 
 int main(void)
@@ -232,8 +269,11 @@ int main(void)
         cmocka_unit_test(columns_come_to_the_first_rank),
         cmocka_unit_test(bytes_of_the_first_rank_come_to_all),
         cmocka_unit_test(a_rank_that_does_not_come_is_named),
+        cmocka_unit_test(a_rank_that_says_nothing_is_named),
         cmocka_unit_test(an_abort_lets_everyone_go_with_its_reason),
         cmocka_unit_test(impossible_ranks_are_refused),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests_name("shared memory", tests, NULL, NULL);
+    over_tcp = true;
+    return failed + cmocka_run_group_tests_name("sockets", tests, NULL, NULL);
 }

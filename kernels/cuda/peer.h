@@ -36,7 +36,7 @@ struct peer_args {
     struct peer_inbox inbox[PEER_MAX_RANKS]; /* each rank's */
     struct peer_row *row;                    /* this rank's: [PEER_MAX_ROWS], 0 */
     uint32_t *epoch;                         /* this rank's: exchanges of tokens, 0 */
-    int32_t *stop;                           /* in pinned host memory, 1: a rank is gone, wait for none; sums are void */
+    int32_t *stop; /* in pinned host memory, 1: a rank is gone, wait for none; sums are void */
     int32_t rank, n_ranks;
 };
 

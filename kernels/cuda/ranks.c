@@ -125,7 +125,7 @@ bool cuda_rank_sum(struct cuda_backend *c, struct mat *out, struct mat *x, struc
     }
     if (cuda_ranks_peers(c->ranks) &&
         launch_peer_sum(&c->ranks->peer, out ? out->data : NULL, out ? out->stride : 0, x ? x->data : NULL,
-                                x ? x->stride : 0, y.data, y.stride, n, rows, y.cols, (int)y.dtype, c->stream)) {
+                        x ? x->stride : 0, y.data, y.stride, n, rows, y.cols, (int)y.dtype, c->stream)) {
         return true;
     }
     nccl_sum(c, y, rows);
@@ -219,8 +219,7 @@ static void share_tokens(struct cuda_backend *c, int32_t n)
 {
     struct cuda_ranks *r = c->ranks;
     if (n > 0) {
-        nccl_check(c,
-                   r->Broadcast(c->arrays.sampled, c->arrays.sampled, (size_t)n, ncclInt32, 0, r->nccl, c->stream),
+        nccl_check(c, r->Broadcast(c->arrays.sampled, c->arrays.sampled, (size_t)n, ncclInt32, 0, r->nccl, c->stream),
                    "tokens");
     }
 }
@@ -236,8 +235,8 @@ bool cuda_rank_sample(struct cuda_backend *c, struct sample_args *a, int32_t voc
         a->stride = r->part.stride;
         a->vocab = r->part.cols;
         bool ok = launch_sample(a, &c->arrays, c->stream);
-        launch_peer_tokens(&r->peer, &c->arrays, r->part.data, r->part.stride,
-                           r->rank * (int32_t)div_ceil(vocab, r->n), a->first, a->rows, c->stream);
+        launch_peer_tokens(&r->peer, &c->arrays, r->part.data, r->part.stride, r->rank * (int32_t)div_ceil(vocab, r->n),
+                           a->first, a->rows, c->stream);
         return ok;
     }
     bool ok = r->rank > 0 || launch_sample(a, &c->arrays, c->stream);

@@ -225,8 +225,7 @@ static void describe(struct cuda_backend *c)
     int version = 0;
     r->GetVersion(&version);
     snprintf(c->base.device + used, sizeof(c->base.device) - used, ", NCCL %d.%d.%d%s", version / 10000,
-             version / 100 % 100, version % 100,
-             cuda_ranks_peers(r) ? " and peer memory" : ", no peer memory");
+             version / 100 % 100, version % 100, cuda_ranks_peers(r) ? " and peer memory" : ", no peer memory");
 }
 
 int cuda_ranks_init(struct cuda_backend *c, struct err *e)

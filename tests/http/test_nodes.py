@@ -1,0 +1,223 @@
+"""One model on several nodes: each a process of its own with its ranks, which meet over TCP. Here all are one machine; where it may be,
+they stand in network namespaces of their own."""
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+import pytest
+
+from conftest import PATIENCE_S, QUIRE, ROOT
+from test_ranks import ask, ranks_of, stat, stream, wait_for
+
+DEMO = os.path.join(ROOT, "models", "demo")
+FLAGS = ("--device", "cpu", "--threads", "2", "--kv-blocks", "256")
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return str(s.getsockname()[1])
+
+
+def cluster(port, ranks, nodes, address="127.0.0.1"):
+    return (*FLAGS, "--tensor-parallel-size", str(ranks), "--nnodes", str(nodes), "--master-addr", address, "--master-port", port,
+            "--node-timeout", str(PATIENCE_S))
+
+
+class Node:
+    """A node other than the first."""
+
+    def __init__(self, *flags, env=None, before=()):
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_")}
+        self.process = subprocess.Popen([*before, QUIRE, "serve", "--model", DEMO, *flags], stdin=subprocess.DEVNULL,
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=clean | (env or {}))
+
+    def end(self):
+        """Status and log."""
+        _, log = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, log.decode()
+
+    def kill(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def node():
+    made = []
+
+    def start_node(*flags, **options):
+        made.append(Node(*flags, **options))
+        return made[-1]
+
+    yield start_node
+    for n in made:
+        n.kill()
+
+
+@pytest.fixture(scope="module")
+def alone():
+    from conftest import Server
+    s = Server(*FLAGS, model=DEMO)
+    yield s
+    assert s.stop() == 0, s.log
+
+
+def same_answers(one, many):
+    for fields in (dict(max_tokens=24), dict(max_tokens=12, n=3, temperature=0.8, seed=7),
+                   dict(max_tokens=10, n=2, use_beam_search=True, best_of=4)):
+        want, got = ask(one, **fields), ask(many, **fields)
+        assert [c["text"] for c in got["choices"]] == [c["text"] for c in want["choices"]], fields
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_answers_are_those_of_one_rank(start, alone, node, ranks):
+    port = free_port()
+    other = node(*cluster(port, ranks, 2), "--node-rank", "1")  # which node comes first is all one
+    s = start(*cluster(port, ranks, 2), model=DEMO)
+    same_answers(alone, s)
+    assert s.metric("rank_up") == ranks
+    s.wait_idle()
+    assert s.stop() == 0, s.log
+    assert other.end()[0] == 0
+
+
+def test_a_launcher_says_who_is_who(start, alone, node):
+    port = free_port()
+
+    def env(rank):
+        return {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    flags = (*FLAGS, "--tensor-parallel-size", "2", "--node-timeout", str(PATIENCE_S))
+    other = node(*flags, env=env(1))
+    s = start(*flags, model=DEMO, env=env(0))
+    assert ask(s, max_tokens=9)["choices"][0]["text"] == ask(alone, max_tokens=9)["choices"][0]["text"]
+    s.wait_idle()
+    assert s.stop() == 0, s.log
+    assert other.end()[0] == 0
+
+
+@pytest.mark.parametrize("what", ["rank", "node"])
+def test_what_is_killed_on_another_node_ends_the_service(start, node, what):
+    port = free_port()
+    other = node(*cluster(port, 4, 2), "--node-rank", "1")
+    s = start(*cluster(port, 4, 2), model=DEMO)
+    theirs = [p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if (stat(p) or ("", 0))[1] == other.process.pid]
+    assert len(theirs) == 2 and len(ranks_of(s)) == 1
+    os.kill(theirs[0], signal.SIGSTOP)  # holds the step that the stream waits for
+    reader = stream(s)
+    s.wait_metric("num_requests_running", 1)
+    os.kill(theirs[0] if what == "rank" else other.process.pid, signal.SIGKILL)
+    assert b"error" in b"".join(reader.chunks())
+    assert s.process.wait(PATIENCE_S) == 1
+    assert ", on node 1, closed its connection" in s.log, s.log
+    wait_for("ranks are left", lambda: not any(stat(p) for p in theirs))
+    if what == "rank":
+        status, log = other.end()
+        assert status == 1 and "was ended by signal 9" in log, log
+
+
+def test_the_ranks_of_a_node_end_with_node_0(start, node):
+    port = free_port()
+    other = node(*cluster(port, 2, 2), "--node-rank", "1")
+    s = start(*cluster(port, 2, 2), model=DEMO)
+    s.process.kill()
+    s.process.wait(PATIENCE_S)
+    status, log = other.end()
+    assert status == 1 and "rank 0 closed its connection" in log, log
+
+
+def test_strangers_are_refused_and_change_nothing(start, node):
+    port = free_port()
+    s = start(*cluster(port, 2, 2), model=DEMO, wait=False)
+    wait_for("nobody listens", lambda: socket.socket().connect_ex(("127.0.0.1", int(port))) == 0)
+    with socket.create_connection(("127.0.0.1", int(port))) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 8)
+        wait_for("a stranger is not refused", lambda: "no rank's greeting" in s.log)
+    wrong = node(*cluster(port, 4, 2), "--node-rank", "1")
+    status, log = wrong.end()
+    assert status == 1 and "refused by rank 0: it has tensor_parallel_size 4, rank 0 has 2" in log, log
+    other = node(*cluster(port, 2, 2), "--node-rank", "1")
+    s.wait_ready()
+    ask(s, max_tokens=3)
+    s.wait_idle()
+    assert s.stop() == 0, s.log
+    assert other.end()[0] == 0
+
+
+def run(*flags, env=None):
+    return subprocess.run([QUIRE, "serve", "--device", "cpu", "--port", "0", "--model", DEMO, *flags], capture_output=True, text=True,
+                          timeout=PATIENCE_S, env=os.environ | (env or {}))
+
+
+def test_a_node_that_does_not_come_is_named():
+    two = ("--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--node-timeout", "1s")
+    first = run(*two, "--master-port", free_port())
+    assert first.returncode == 1 and "rank 1, on node 1, has not come within node_timeout, 1 s" in first.stderr, first.stderr
+    second = run(*two, "--master-port", free_port(), "--node-rank", "1")
+    assert second.returncode == 1 and "nobody listens at 127.0.0.1" in second.stderr, second.stderr
+
+
+def test_a_port_in_use_is_told():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        bad = run("--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port)
+    assert bad.returncode == 1 and f"port {port}: Address already in use" in bad.stderr, bad.stderr
+
+
+@pytest.mark.parametrize("flags, env, why", [
+    (["--tensor-parallel-size", "4", "--nnodes", "3"], {}, "nnodes 3 does not divide tensor_parallel_size 4"),
+    (["--tensor-parallel-size", "4", "--nnodes", "2"], {}, "master_addr is missing"),
+    (["--tensor-parallel-size", "4", "--node-rank", "1"], {}, "node_rank 1: there are 1 nodes"),
+    (["--tensor-parallel-size", "2"], {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, "neither MASTER_ADDR nor"),
+    (["--tensor-parallel-size", "2"], {"WORLD_SIZE": "3", "RANK": "0", "MASTER_ADDR": "x"}, "nnodes 3 does not divide"),
+])
+def test_what_cannot_be_is_one_line(flags, env, why):
+    bad = run(*flags, env=env)
+    assert bad.returncode == 2 and why in bad.stderr and len(bad.stderr.splitlines()) == 1, bad.stderr
+
+
+def ip(*words):
+    return subprocess.run(["ip", *words], capture_output=True, text=True)
+
+
+@pytest.fixture
+def namespaces():
+    """Two machines, as far as the network goes: names of the namespaces, the first one's address."""
+    if not shutil.which("ip") or os.geteuid() != 0:
+        pytest.skip("network namespaces need root and ip")
+    a, b = (f"quire-{os.getpid()}-{x}" for x in "ab")
+    try:
+        if ip("netns", "add", a).returncode or ip("netns", "add", b).returncode or \
+                ip("link", "add", "quire0", "netns", a, "type", "veth", "peer", "name", "quire0", "netns", b).returncode:
+            pytest.skip("network namespaces are not allowed here")
+        for name, address in ((a, "10.77.0.1/24"), (b, "10.77.0.2/24")):
+            for words in (["addr", "add", address, "dev", "quire0"], ["link", "set", "quire0", "up"], ["link", "set", "lo", "up"]):
+                assert ip("-n", name, *words).returncode == 0
+        yield a, b, "10.77.0.1"
+    finally:
+        ip("netns", "del", a)
+        ip("netns", "del", b)
+
+
+def test_nodes_in_networks_of_their_own(namespaces, node):
+    a, b, address = namespaces
+    port = free_port()
+    flags = cluster(port, 2, 2, address)
+    first = node(*flags, "--host", "0.0.0.0", "--port", "18181", before=("ip", "netns", "exec", a))
+    second = node(*flags, "--node-rank", "1", before=("ip", "netns", "exec", b))
+    fetch = ["ip", "netns", "exec", b, "curl", "-s", f"http://{address}:18181/v1/completions", "-H", "Content-Type: application/json",
+             "-d", '{"prompt": "Once upon a time", "max_tokens": 5, "temperature": 0}']
+    end = time.monotonic() + PATIENCE_S
+    answer = ""
+    while '"text"' not in answer:
+        assert time.monotonic() < end and first.process.poll() is None and second.process.poll() is None
+        answer = subprocess.run(fetch, capture_output=True, text=True).stdout
+        time.sleep(0.05)
+    first.process.send_signal(signal.SIGTERM)
+    assert first.end()[0] == 0 and second.end()[0] == 0
