@@ -149,8 +149,11 @@ static void on_note(struct ranks *x, int32_t rank)
     } else if (rc == 1 && note.kind == NOTE_READY) {
         set_state(x, rank, READY);
     } else {
+        struct comm *c = x->shared.comm;
+        struct err first; /* what rank 0 itself met before, of which this may be a consequence */
+        bool second = c && c->ops->check(c, &first) < 0;
         snprintf(text, sizeof(text), "rank %d: %.380s", rank, rc == 1 ? note.text : e.text);
-        set_failed(x, text);
+        set_failed(x, second ? first.text : text);
         if (rc < 0 && m->pid > 0)
             kill(m->pid, SIGKILL);
     }
