@@ -2,6 +2,7 @@
 
 QUIRE_GPU_RANKS says how many (2). With QUIRE_GPU_DEVICE=cpu the same runs on ranks without GPUs."""
 import concurrent.futures
+import ctypes
 import json
 import os
 import signal
@@ -13,6 +14,20 @@ import pytest
 from test_engine import MIX, POOL, PROMPTS, ask, assert_alike, told
 
 RANKS = ("--tensor-parallel-size", os.environ.get("QUIRE_GPU_RANKS", "2"))
+
+
+def gpus():
+    """How many CUDA shows to this process: the machine may have more."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    n = ctypes.c_int()
+    return n.value if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(n)) == 0 else 0
+
+
+ENOUGH = os.environ.get("QUIRE_GPU_DEVICE") == "cpu" or gpus() >= int(RANKS[1])
+pytestmark = pytest.mark.skipif(not ENOUGH, reason=f"fewer than {RANKS[1]} GPUs")
 
 
 def ask_all(server, jobs):
