@@ -297,7 +297,6 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv, co
                           .window_index = MAX(window, 0),
                           .shared = c->shared && a->window == 0,
                           .kv = c->kv_view};
-    cuda_step_passes(c, a->layer);
     int32_t n_decode = c->capturing ? c->padded : c->batch.n_decode, rest = c->batch.n_tokens - c->batch.n_decode;
     if (c->config.deterministic) {
         attention_exact(c, &k, n_decode, rest);
@@ -452,8 +451,7 @@ static int no_gpu(struct err *e, cudaError_t rc)
         return err_set(e, ERR_UNSUPPORTED, "no usable GPU: there is no NVIDIA driver (libcuda.so.1) here");
     }
     if (rc == cudaErrorInsufficientDriver && cudaRuntimeGetVersion(&runtime) == cudaSuccess) {
-        return err_set(e, ERR_UNSUPPORTED,
-                       "no usable GPU: the NVIDIA driver is for CUDA %d.%d, this build needs %d.%d or newer",
+        return err_set(e, ERR_UNSUPPORTED, "no usable GPU: the NVIDIA driver is for CUDA %d.%d, this build needs %d.%d or newer",
                        driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     }
     return err_set(e, ERR_UNSUPPORTED, "no usable GPU: %s", rc != cudaSuccess ? cudaGetErrorString(rc) : "none found");

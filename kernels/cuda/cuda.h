@@ -26,9 +26,8 @@ enum {
 struct cuda_step {
     uint64_t step;
     char *staging; /* pinned, staging_cap bytes */
-    cudaEvent_t begun, done,
-        late; /* late: three quarters of the layers are behind, where `enqueued` kernel by kernel */
-    bool in_flight, enqueued;
+    cudaEvent_t begun, done;
+    bool in_flight;
     int32_t n_samples, top_stride;
     int32_t *token, *top_token; /* pinned: [max_samples], [top_cap] */
     float *logprob, *top_logprob;
@@ -173,8 +172,6 @@ void cuda_steps_release(struct cuda_backend *c);
 int cuda_step_begin(struct backend *b, const struct batch *batch, struct err *e);
 bool cuda_replay(struct backend *b, const struct batch *batch);
 int cuda_step_end(struct backend *b, struct err *e);
-/* The step comes to a layer. */
-void cuda_step_passes(struct cuda_backend *c, int32_t layer);
 int cuda_step_wait(struct backend *b, struct results *ret, struct err *e);
 
 /* linear.c */

@@ -2,10 +2,6 @@
  *
  * Order on the stream: staging copy, swaps, block copies, then either a graph (prologue, forward, sampling) or the same
  * kernel by kernel. The host comes back at once; step_wait waits for the step's last event.
- *
- * The driver takes fewer launches ahead than two steps have kernels. Where it is full it takes none until it has all but run dry, and
- * the tokens of the step that runs would wait with the host: so the next step is enqueued when the one before is three quarters
- * through, unless that one went as a graph, which is a single launch.
  */
 #include <stddef.h>
 #include <stdlib.h>
@@ -127,7 +123,6 @@ int cuda_steps_init(struct cuda_backend *c, struct err *e)
         struct cuda_step *s = &c->step[i];
         rc = cudaEventCreate(&s->begun);
         rc = rc == cudaSuccess ? cudaEventCreate(&s->done) : rc;
-        rc = rc == cudaSuccess ? cudaEventCreateWithFlags(&s->late, cudaEventDisableTiming) : rc;
         rc =
             rc == cudaSuccess ? cudaHostAlloc((void **)&s->token, (size_t)k->max_samples * 4, cudaHostAllocMapped) : rc;
         rc = rc == cudaSuccess ? cudaHostAlloc((void **)&s->logprob, (size_t)k->max_samples * 4, cudaHostAllocMapped)
@@ -153,9 +148,6 @@ void cuda_steps_release(struct cuda_backend *c)
         }
         if (s->done != NULL) {
             cudaEventDestroy(s->done);
-        }
-        if (s->late != NULL) {
-            cudaEventDestroy(s->late);
         }
         cudaFreeHost(s->token);
         cudaFreeHost(s->logprob);
@@ -321,22 +313,6 @@ static void fill_header(struct cuda_backend *c, struct step_header *h, const str
     h->result_top_logprob = s->top_logprob;
 }
 
-void cuda_step_passes(struct cuda_backend *c, int32_t layer)
-{
-    struct cuda_step *s = step_now(c);
-    if (!c->capturing && !s->enqueued && layer == c->kv.n_layers * 3 / 4) {
-        s->enqueued = cuda_check(c, cudaEventRecord(s->late, c->stream), "a step");
-    }
-}
-
-/* Until the driver has room for a step's launches. */
-static bool wait_for_room(struct cuda_backend *c)
-{
-    struct cuda_step *before = step_at(c, c->n_begun + STEP_RING - 1);
-    return !before->in_flight || !before->enqueued ||
-           cuda_check(c, cuda_wait_event(c, before->late), "an earlier step");
-}
-
 int cuda_step_begin(struct backend *backend, const struct batch *batch, struct err *e)
 {
     struct cuda_backend *c = cuda_of(backend);
@@ -352,10 +328,9 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     pack_batch(c, &size, &measured, &b, &off);
     struct cuda_step *s = step_now(c);
     s->top_stride = top_stride(&b);
-    if ((s->in_flight && !cuda_check(c, cuda_wait_event(c, s->done), "an earlier step")) || !wait_for_room(c)) {
+    if (s->in_flight && !cuda_check(c, cuda_wait_event(c, s->done), "an earlier step")) {
         return err_set(e, c->failed.code, "%s", c->failed.text);
     }
-    s->enqueued = false;
     rc = staging_reserve(c, size.at, e);
     rc = rc < 0 ? rc : top_reserve(s, (int64_t)s->top_stride * b.n_samples, e);
     if (rc < 0) {
