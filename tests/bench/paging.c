@@ -19,8 +19,8 @@ enum {
     DIM = 128,
     MAX_SEQS = 32,
     POOL_TOKENS = 65536,
-    HOST_TOKENS = 16384,
-    SWAP_TOKENS = 8192,
+    SWAP_TOKENS = 256,         /* as many as are pinned before the start ends, and as a recomputed prompt has */
+    HOST_TOKENS = SWAP_TOKENS,
     FILL_TOKENS = 8192,
     REPEATS = 9,
     SWAP_REPEATS = 6, /* the host's memory is pinned in the background: the best counts */
