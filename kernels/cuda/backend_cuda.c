@@ -451,7 +451,8 @@ static int no_gpu(struct err *e, cudaError_t rc)
         return err_set(e, ERR_UNSUPPORTED, "no usable GPU: there is no NVIDIA driver (libcuda.so.1) here");
     }
     if (rc == cudaErrorInsufficientDriver && cudaRuntimeGetVersion(&runtime) == cudaSuccess) {
-        return err_set(e, ERR_UNSUPPORTED, "no usable GPU: the NVIDIA driver is for CUDA %d.%d, this build needs %d.%d or newer",
+        return err_set(e, ERR_UNSUPPORTED,
+                       "no usable GPU: the NVIDIA driver is for CUDA %d.%d, this build needs %d.%d or newer",
                        driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     }
     return err_set(e, ERR_UNSUPPORTED, "no usable GPU: %s", rc != cudaSuccess ? cudaGetErrorString(rc) : "none found");

@@ -19,7 +19,7 @@ enum {
     DIM = 128,
     MAX_SEQS = 32,
     POOL_TOKENS = 65536,
-    SWAP_TOKENS = 256,         /* as many as are pinned before the start ends, and as a recomputed prompt has */
+    SWAP_TOKENS = 256, /* as many as are pinned before the start ends, and as a recomputed prompt has */
     HOST_TOKENS = SWAP_TOKENS,
     FILL_TOKENS = 8192,
     REPEATS = 9,
