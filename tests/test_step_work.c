@@ -158,6 +158,8 @@ static struct cost cost_of(int32_t policy, int32_t waiting, int32_t cached, int3
 
 static const int32_t policies[] = {POLICY_FCFS, POLICY_PRIORITY, POLICY_FAIR};
 
+/* A look at each of those who wait would be 19,800 blocks more a step; where their number decides which way a comparison goes,
+ * a compiler may make a block of it. */
 static void a_step_does_not_pay_for_those_who_wait(void **state)
 {
     int32_t ended;
@@ -167,7 +169,7 @@ static void a_step_does_not_pay_for_those_who_wait(void **state)
         struct cost many = cost_of(policies[i], MANY, 0, 2 * STEPS, &ended);
         assert_int_equal(ended, 0);
         assert_true(few.all > STEPS * RUNNING); /* it does count */
-        assert_true(many.all == few.all && many.worst == few.worst);
+        assert_true(many.all < few.all + few.all / 100 && many.worst < few.worst + few.worst / 20);
     }
 }
 
