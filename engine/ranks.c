@@ -120,8 +120,7 @@ static void on_end(struct ranks *x, int32_t rank)
     char text[160];
     int status = 0;
     pid_t pid = m->pid;
-    close(m->fd);
-    m->fd = -1;
+    shutdown(m->fd, SHUT_RDWR); /* closed by end_all: the engine's thread may be writing to it */
     if (pid == 0)
         snprintf(text, sizeof(text), "rank %d, on node %d, closed its connection", rank, rank / x->n_here);
     else if (rank_reap(&m->pid, REAP_MS, &status))
@@ -290,7 +289,7 @@ static void *watcher_main(void *arg)
     for (bool stopping = false; !stopping;) {
         struct pollfd p[COMM_MAX_RANKS] = {{.fd = x->wake_fd, .events = POLLIN}};
         for (int32_t i = 1; i < x->n; i++)
-            p[i] = (struct pollfd){.fd = x->member[i].fd, .events = POLLIN};
+            p[i] = (struct pollfd){.fd = x->member[i].state == GONE ? -1 : x->member[i].fd, .events = POLLIN};
         poll(p, (nfds_t)x->n, -1);
         for (int32_t i = 1; i < x->n; i++) {
             if (p[i].fd >= 0 && p[i].revents)

@@ -169,7 +169,7 @@ static void a_step_does_not_pay_for_those_who_wait(void **state)
         struct cost many = cost_of(policies[i], MANY, 0, 2 * STEPS, &ended);
         assert_int_equal(ended, 0);
         assert_true(few.all > STEPS * RUNNING); /* it does count */
-        assert_true(many.all < few.all + few.all / 100 && many.worst < few.worst + few.worst / 20);
+        assert_true(many.all < few.all + few.all / 20 && many.worst < few.worst + few.worst / 20);
     }
 }
 
