@@ -280,26 +280,37 @@ static int32_t best(int32_t row, int32_t step)
     return (row * 389 + step * 101) % VOCAB;
 }
 
+/* Room for all logits, and for this rank's part of the vocabulary: n ids from `first` on. */
+struct cut {
+    int32_t first, n;
+    struct mat logits, part;
+};
+
+static int cut_open(struct rank_rig *r, struct cut *ret, struct err *e)
+{
+    int32_t first = part_width() * r->rank;
+    *ret = (struct cut){.first = first, .n = MIN(part_width(), VOCAB - first)};
+    int rc = r->b->ops->scratch(r->b, RANK_RIG_TOKENS, VOCAB, DTYPE_F32, &ret->logits, e);
+    return rc < 0 ? rc : r->b->ops->scratch(r->b, RANK_RIG_TOKENS, ret->n, DTYPE_F32, &ret->part, e);
+}
+
 /* What every rank draws greedily, from its part of the vocabulary, is the best of all. */
 static int draw(struct rank_rig *r, int32_t rows, struct err *e)
 {
     static float host[RANK_RIG_TOKENS * VOCAB];
-    int32_t first = part_width() * r->rank, n = MIN(part_width(), VOCAB - first);
-    struct mat logits, part;
+    struct cut cut;
     struct results res;
     bool replayed;
-    int rc = r->b->ops->scratch(r->b, RANK_RIG_TOKENS, VOCAB, DTYPE_F32, &logits, e);
-    if (rc == 0)
-        rc = r->b->ops->scratch(r->b, RANK_RIG_TOKENS, n, DTYPE_F32, &part, e);
+    int rc = cut_open(r, &cut, e);
     for (int step = 0; step < REPEATS && rc == 0; step++) {
-        for (int32_t i = 0; i < rows * n; i++)
-            host[i] = first + i % n == best(i / n, step) ? 3.0f : 1.0f;
-        rc = r->b->ops->upload(r->b, mat_rows(part, 0, rows), host, e);
+        for (int32_t i = 0; i < rows * cut.n; i++)
+            host[i] = cut.first + i % cut.n == best(i / cut.n, step) ? 3.0f : 1.0f;
+        rc = r->b->ops->upload(r->b, mat_rows(cut.part, 0, rows), host, e);
         if (rc == 0)
             rc = rank_rig_begin(r, rows, &replayed, e);
         if (rc == 0 && !replayed) {
-            r->b->ops->gather_logits(r->b, mat_rows(logits, 0, rows), mat_rows(part, 0, rows));
-            r->b->ops->sample(r->b, mat_rows(logits, 0, rows), 0);
+            r->b->ops->gather_logits(r->b, mat_rows(cut.logits, 0, rows), mat_rows(cut.part, 0, rows));
+            r->b->ops->sample(r->b, mat_rows(cut.logits, 0, rows), 0);
         }
         if (rc == 0)
             rc = rank_rig_end(r, &res, e);
@@ -316,25 +327,22 @@ static int gather_logits(struct rank_rig *r, int32_t rows, struct err *e)
     static float host[RANK_RIG_TOKENS * VOCAB];
     for (int32_t i = 0; i < rows; i++)
         r->sample[i].temperature = 1; /* a greedy step need not gather them */
-    int32_t first = part_width() * r->rank, n = MIN(part_width(), VOCAB - first);
     struct results unused;
-    struct mat logits, part;
+    struct cut cut;
     bool replayed;
-    int rc = r->b->ops->scratch(r->b, RANK_RIG_TOKENS, VOCAB, DTYPE_F32, &logits, e);
-    if (rc == 0)
-        rc = r->b->ops->scratch(r->b, RANK_RIG_TOKENS, n, DTYPE_F32, &part, e);
+    int rc = cut_open(r, &cut, e);
     for (int step = 0; step < REPEATS && rc == 0; step++) {
-        for (int32_t i = 0; i < rows * n; i++)
-            host[i] = embedding(first + i % n + step, i / n);
-        rc = r->b->ops->upload(r->b, mat_rows(part, 0, rows), host, e);
+        for (int32_t i = 0; i < rows * cut.n; i++)
+            host[i] = embedding(cut.first + i % cut.n + step, i / cut.n);
+        rc = r->b->ops->upload(r->b, mat_rows(cut.part, 0, rows), host, e);
         if (rc == 0)
             rc = rank_rig_begin(r, rows, &replayed, e);
         if (rc == 0 && !replayed)
-            r->b->ops->gather_logits(r->b, mat_rows(logits, 0, rows), mat_rows(part, 0, rows));
+            r->b->ops->gather_logits(r->b, mat_rows(cut.logits, 0, rows), mat_rows(cut.part, 0, rows));
         if (rc == 0)
             rc = rank_rig_end(r, &unused, e);
         if (rc == 0 && r->rank == 0)
-            rc = r->b->ops->download(r->b, mat_rows(logits, 0, rows), host, e);
+            rc = r->b->ops->download(r->b, mat_rows(cut.logits, 0, rows), host, e);
         for (int32_t i = 0; i < rows * VOCAB && rc == 0 && r->rank == 0; i++)
             RANK_CHECK(host[i] == embedding(i % VOCAB + step, i / VOCAB));
     }

@@ -12,6 +12,7 @@
 #include "engine/decode.h"
 #include "engine/pack.h"
 #include "engine/sched_impl.h"
+#include "tests/sim/rig.h"
 
 enum { RUNNING = 8, PROMPT = 20, BLOCK = 4, STEPS = 128, WARM = 16, VOCAB = 1000, FEW = 200, MANY = 20000 };
 
@@ -66,16 +67,10 @@ static void ask(struct world *w, struct request *r, int32_t i, int32_t max_token
 {
     struct err e = {0};
     struct group *g = NULL;
-    r->params = (struct gen_params){.max_tokens = max_tokens,
-                                    .n = 1,
-                                    .best_of = 1,
-                                    .length_penalty = 1,
-                                    .top_p = 1,
-                                    .repetition_penalty = 1,
-                                    .n_logprobs = -1,
-                                    .n_prompt_logprobs = -1,
-                                    .priority = policy == POLICY_PRIORITY ? i * 7 % 5 : 0,
-                                    .ignore_eos = true};
+    r->params = rig_params();
+    r->params.max_tokens = max_tokens;
+    r->params.priority = policy == POLICY_PRIORITY ? i * 7 % 5 : 0;
+    r->params.ignore_eos = true;
     r->n_prompt = PROMPT;
     r->prompt = calloc(PROMPT, sizeof(*r->prompt));
     assert_non_null(r->prompt);

@@ -10,6 +10,7 @@
 
 #include "engine/decode.h"
 #include "engine/pace.h"
+#include "tests/sim/rig.h"
 
 enum { FLOOD_MAX = 4096, CALM_MAX = 4096, SAMPLES = 20000, DEPTH = 1, CALM_TOKENS = 32 };
 
@@ -59,14 +60,9 @@ static void ask(struct run *r, struct client *c, int32_t tenant, int64_t arrival
     struct group *g;
     struct err e;
     *c = (struct client){.arrival_us = arrival_us, .busy = true};
-    c->request.params = (struct gen_params){.max_tokens = tenant == 1 ? r->n_tokens : CALM_TOKENS,
-                                            .n = 1,
-                                            .best_of = 1,
-                                            .top_p = 1,
-                                            .repetition_penalty = 1,
-                                            .ignore_eos = true,
-                                            .n_logprobs = -1,
-                                            .n_prompt_logprobs = -1};
+    c->request.params = rig_params();
+    c->request.params.max_tokens = tenant == 1 ? r->n_tokens : CALM_TOKENS;
+    c->request.params.ignore_eos = true;
     c->request.prompt = prompt;
     c->request.n_prompt = r->n_prompt;
     c->request.arrival_us = arrival_us;

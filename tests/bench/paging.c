@@ -4,7 +4,7 @@
  *
  * Shape: Llama-3.1-8B (32 layers, 32/8 heads of 128, bf16: 128 KiB a token). For each block size one line of JSON: one layer's decode
  * attention for 8 and 32 sequences over shuffled blocks, and for the same sequences in blocks that lie in order (what a cache
- * without pages would read); and a token's way to the host and back, 8192 of them at a time.
+ * without pages would read); and a token's way to the host and back, 256 of them at a time.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ enum {
     HOST_TOKENS = SWAP_TOKENS,
     FILL_TOKENS = 8192,
     REPEATS = 9,
-    SWAP_REPEATS = 6, /* the host's memory is pinned in the background: the best counts */
+    SWAP_REPEATS = 6, /* the best counts */
     CALLS = 32,
 };
 

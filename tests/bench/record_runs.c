@@ -20,6 +20,7 @@
 #include "engine/sched_impl.h"
 #include "models/model.h"
 #include "models/tokenizer.h"
+#include "tests/sim/rig.h"
 
 enum { MAX_PROMPTS = 1024, BEAM_TOKENS = 192, SAMPLE_TOKENS = 512, LINE_BYTES = 1 << 16 };
 
@@ -71,17 +72,11 @@ static void add(struct prompt *p, const char *text, const struct tokenizer *t, c
     struct token_list ids = {0};
     struct err e = {0};
     must(tokenizer_encode(t, text, strlen(text), true, c->max_len, &ids, &e) == 0, e.text);
-    p->request.params = (struct gen_params){.max_tokens = width > 0 ? BEAM_TOKENS : SAMPLE_TOKENS,
-                                            .n = 1,
-                                            .best_of = 1,
-                                            .beam_width = width,
-                                            .length_penalty = 1,
-                                            .temperature = width > 0 ? 0 : 1,
-                                            .top_p = 1,
-                                            .repetition_penalty = 1,
-                                            .seed = (uint64_t)n_prompts,
-                                            .n_logprobs = -1,
-                                            .n_prompt_logprobs = -1};
+    p->request.params = rig_params();
+    p->request.params.max_tokens = width > 0 ? BEAM_TOKENS : SAMPLE_TOKENS;
+    p->request.params.beam_width = width;
+    p->request.params.temperature = width > 0 ? 0 : 1;
+    p->request.params.seed = (uint64_t)n_prompts;
     p->request.prompt = ids.id;
     p->request.n_prompt = ids.n;
     p->request.user = p;

@@ -15,6 +15,7 @@
 #include "engine/decode.h"
 #include "engine/pack.h"
 #include "engine/sched_impl.h"
+#include "tests/sim/rig.h"
 #include "tests/sim/toy.h"
 
 enum { PROMPT = 500, OUTPUT = 3000, VOCAB = 32000, TOPS = 16 };
@@ -56,16 +57,11 @@ static void add(const struct sched_config *c, const struct bench *b, int32_t fir
     struct group *g;
     struct err e;
     must(r != NULL, "no memory");
-    r->params = (struct gen_params){.max_tokens = OUTPUT,
-                                    .n = b->width,
-                                    .best_of = b->width,
-                                    .beam_width = b->beams ? b->width : 0,
-                                    .length_penalty = 1,
-                                    .temperature = b->beams ? 0 : 1,
-                                    .top_p = 1,
-                                    .repetition_penalty = 1,
-                                    .n_logprobs = -1,
-                                    .n_prompt_logprobs = -1};
+    r->params = rig_params();
+    r->params.max_tokens = OUTPUT;
+    r->params.n = r->params.best_of = b->width;
+    r->params.beam_width = b->beams ? b->width : 0;
+    r->params.temperature = b->beams ? 0 : 1;
     r->n_prompt = PROMPT;
     r->prompt = malloc(PROMPT * sizeof(int32_t));
     must(r->prompt != NULL, "no memory");
