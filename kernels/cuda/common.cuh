@@ -106,20 +106,23 @@ __device__ __forceinline__ void pdl_release(void)
 /* True when the device takes dependent launches (compute capability 9). */
 bool pdl_available(void);
 
-/* Launch with the dependent-launch attribute where the device has it. */
+/* Launch with the dependent-launch attribute where the device has it, and with most of a multiprocessor's fast memory as shared
+ * memory, as matrix products and attention have it: a change takes time, and keeps blocks of two kernels off one multiprocessor. */
 template <typename... P, typename... A>
 static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, A... args)
 {
     cudaLaunchConfig_t c = {};
-    cudaLaunchAttribute attr[1];
+    cudaLaunchAttribute attr[2];
     attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attr[0].val.programmaticStreamSerializationAllowed = 1;
+    attr[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attr[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
     c.gridDim = grid;
     c.blockDim = block;
     c.dynamicSmemBytes = shared_bytes;
     c.stream = stream;
     c.attrs = attr;
-    c.numAttrs = pdl_available() ? 1 : 0;
+    c.numAttrs = pdl_available() ? 2 : 0;
     cudaLaunchKernelEx(&c, kernel, P(args)...);
 }
 
