@@ -139,7 +139,8 @@ static int probe_prefill(struct probe *p, int32_t *n, double *ret_us, struct err
     return probe_best(p, *n, 0, 0, ret_us, e);
 }
 
-/* One prefill of each power of two, so that no request waits for what a device loads at first use. */
+/* One prefill of each power of two, so that no request waits for what a device loads at first use. Not of the longest: those
+ * take longer than what they would spare. */
 static int probe_sizes(struct probe *p, int32_t most, struct err *e)
 {
     int64_t us;
@@ -153,14 +154,14 @@ int cost_measure(struct executor *x, int64_t (*now_us)(void), struct step_cost *
 {
     const struct executor_info *info = &x->info;
     int32_t room = (int32_t)MIN((int64_t)info->n_blocks * info->block_size, info->max_len);
-    int32_t most = MIN(info->max_num_batched_tokens, room), n_tokens = MIN(most, TOKENS_MAX);
+    int32_t n_tokens = MIN(MIN(info->max_num_batched_tokens, room), TOKENS_MAX);
     int32_t context = MIN(CONTEXT_MAX, room - 1);
     int32_t n_swap = MIN(SWAP_BLOCKS, MIN(info->n_blocks, info->n_host_blocks));
     double one = 0, full = 0, deep = 0, swap = 0;
     struct probe p = {.x = x, .now_us = now_us};
-    int rc = probe_init(&p, most, (int32_t)div_ceil(room, info->block_size), e);
+    int rc = probe_init(&p, n_tokens, (int32_t)div_ceil(room, info->block_size), e);
     if (rc == 0 && info->sets_up_sizes)
-        rc = probe_sizes(&p, most, e);
+        rc = probe_sizes(&p, n_tokens, e);
     if (rc == 0)
         rc = probe_best(&p, 1, 0, 0, &one, e);
     if (rc == 0)
