@@ -17,7 +17,7 @@
 
 struct comm; /* comm.h */
 
-#define BACKEND_ABI 4 /* raised with every change of this header, batch.h or comm.h */
+#define BACKEND_ABI 5 /* raised with every change of this header, batch.h or comm.h */
 
 enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32 };
 static inline int64_t dtype_bytes(enum dtype t)
@@ -191,12 +191,14 @@ struct backend_ops {
     void (*add_norm)(struct backend *b, struct mat out, struct mat x, struct mat y, const struct norm *n, bool partial);
     /* out = epilogue(x W^T). x [rows, in], w [out, in]. */
     void (*linear)(struct backend *b, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);
+    /* out [rows, n] = act(x Wg^T + bias) * (x Wu^T + bias): w [2n, in] and bias [1, 2n] (data NULL: none) hold gate's rows, then
+     * up's. `room` [rows, 2n], as out: where a backend may put the two factors; its contents are undefined afterwards. */
+    void (*linear_gated)(struct backend *b, struct mat out, struct mat room, struct mat x, struct mat w, struct mat bias,
+                         enum activation act);
     /* qkv [n_tokens, (n_heads + 2 n_kv_heads) * head_dim]: norm and turn q and k in place, write k and v to the cache. */
     void (*rope_kv)(struct backend *b, struct mat qkv, const struct rope *r, const struct attention *a);
     /* out [n_tokens, n_heads * head_dim] = softmax(q k^T * scale) v over each sequence's cache, causal. q: the first columns of qkv. */
     void (*attention)(struct backend *b, struct mat out, struct mat qkv, const struct attention *a);
-    /* out [rows, n] = act(gate_up[:, :n]) * gate_up[:, n:]. */
-    void (*gated_act)(struct backend *b, struct mat out, struct mat gate_up, enum activation act);
     /* x += y (parallel residual and post-norm families); `partial` as in add_norm. */
     void (*add)(struct backend *b, struct mat x, struct mat y, bool partial);
     /* out[i] = x[logits_token[first + i]] for the rows of out. */

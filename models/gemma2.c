@@ -64,8 +64,7 @@ static void forward(struct model *m, const struct batch *b)
         ops->linear(be, h, attn, l->o, &plain);
         post_norm(m, y, h, &l->attn_post_norm);
         ops->add_norm(be, h, x, y, &l->mlp_norm, false);
-        ops->linear(be, up, h, l->up, &plain);
-        ops->gated_act(be, act, up, m->config.act);
+        ops->linear_gated(be, act, up, h, l->up, plain.bias, m->config.act);
         ops->linear(be, h, act, l->down, &plain);
         post_norm(m, y, h, &l->mlp_post_norm);
         ops->add_norm(be, h, x, y, next, false);

@@ -107,8 +107,7 @@ void llama_forward(struct model *m, const struct batch *b)
         }
         ops->linear(be, y, attn, l->o, &(struct epilogue){.bias = l->o_bias});
         ops->add_norm(be, h, x, y, &l->mlp_norm, t->partial);
-        ops->linear(be, up, h, l->up, &(struct epilogue){.bias = l->up_bias});
-        ops->gated_act(be, act, up, m->config.act);
+        ops->linear_gated(be, act, up, h, l->up, l->up_bias, m->config.act);
         ops->linear(be, y, act, l->down, &(struct epilogue){.bias = l->down_bias});
         ops->add_norm(be, h, x, y, next, t->partial);
     }

@@ -267,28 +267,47 @@ static double activate_reference(enum activation act, double x)
     }
 }
 
+/* A weight [2n, in] each of whose rows picks one column of x, so that the factors of a gated product are known exactly: gate's
+ * column c is x's column c % in, up's is x's column (c * 7 + 3) % in. */
+static struct mat picking_weight(struct rig *r, enum dtype t, int32_t n, int32_t in)
+{
+    float *w = rig_alloc((size_t)2 * (size_t)n * (size_t)in * sizeof(*w));
+    memset(w, 0, (size_t)2 * (size_t)n * (size_t)in * sizeof(*w));
+    for (int64_t c = 0; c < n; c++) {
+        w[c * in + c % in] = 1;
+        w[(n + c) * in + (c * 7 + 3) % in] = 1;
+    }
+    struct mat m = rig_weight(r, WEIGHT_LINEAR, t, 2 * n, in, w);
+    free(w);
+    return m;
+}
+
 static void gated_activations_follow_float64(void **state)
 {
     (void)state;
+    enum { IN = 64 };
     static const int32_t shape[][2] = {{1, 16}, {3, 100}, {40, 1536}, {17, 8192}};
     struct rig r;
     rig_open(&r);
     for (int i = 0; i < 3 * 4 * 5; i++) {
-        enum dtype at = act_of(&r, weight_types[i % 3]);
+        enum dtype t = weight_types[i % 3];
+        enum dtype at = act_of(&r, t);
         int32_t rows = shape[i / 3 % 4][0];
         int32_t n = shape[i / 3 % 4][1];
         enum activation act = (enum activation)(i / 12);
-        float *x = rig_floats(&r, (int64_t)rows * 2 * n, 12, at);
-        struct mat in = rig_mat(&r, rows, 2 * n, at, x);
+        float *x = rig_floats(&r, (int64_t)rows * IN, 12, operand_of(&r, t));
+        struct mat w = picking_weight(&r, t, n, IN);
+        struct mat in = rig_mat(&r, rows, IN, at, x);
+        struct mat room = rig_mat(&r, rows, 2 * n, at, NULL);
         struct mat out = rig_mat(&r, rows, n, at, NULL);
         rig_begin_plain(&r, rows);
-        r.b->ops->gated_act(r.b, out, in, act);
+        r.b->ops->linear_gated(r.b, out, room, in, w, (struct mat){0}, act);
         float *got = rig_download(&r, out);
         rig_end(&r);
         double *ref = rig_alloc((size_t)rows * (size_t)n * sizeof(*ref));
         for (int64_t k = 0; k < (int64_t)rows * n; k++) {
-            const float *row = x + k / n * 2 * n;
-            ref[k] = activate_reference(act, row[k % n]) * row[n + k % n];
+            const float *row = x + k / n * IN;
+            ref[k] = activate_reference(act, row[k % n % IN]) * row[(k % n * 7 + 3) % IN];
         }
         assert_nmse("gated activation", got, ref, (int64_t)rows * n, at);
         free(ref);
@@ -328,23 +347,22 @@ static void soft_caps_follow_float64(void **state)
 static void activations_are_finite_far_out(void **state)
 {
     (void)state;
-    static const float far[8] = {-1e30f, -200, -100, -88.5f, 88.5f, 100, 200, 1e8f};
+    enum { N = 8 };
+    static const float x[N + 1] = {-1e30f, -200, -100, -88.5f, 88.5f, 100, 200, 1e8f, 1};
+    float w[2 * N * (N + 1)] = {0};
+    for (int i = 0; i < N; i++) {
+        w[i * (N + 1) + i] = 1;
+        w[(N + i) * (N + 1) + N] = 1;
+    }
     struct rig r;
     rig_open(&r);
     for (enum activation act = ACT_RELU; act <= ACT_SILU; act++) {
-        enum { N = 32 };
-        float x[2 * N];
-        for (int i = 0; i < N; i++) {
-            x[i] = far[i % 8];
-            x[N + i] = 1;
-        }
-        struct mat in = rig_mat(&r, 1, 2 * N, DTYPE_F32, x);
+        struct mat mw = rig_weight(&r, WEIGHT_LINEAR, DTYPE_F32, 2 * N, N + 1, w);
+        struct mat in = rig_mat(&r, 1, N + 1, DTYPE_F32, x);
+        struct mat room = rig_mat(&r, 1, 2 * N, DTYPE_F32, NULL);
         struct mat out = rig_mat(&r, 1, N, DTYPE_F32, NULL);
-        if (act_of(&r, DTYPE_F32) != DTYPE_F32) {
-            continue;
-        }
         rig_begin_plain(&r, 1);
-        r.b->ops->gated_act(r.b, out, in, act);
+        r.b->ops->linear_gated(r.b, out, room, in, mw, (struct mat){0}, act);
         float *got = rig_download(&r, out);
         rig_end(&r);
         for (int i = 0; i < N; i++) {
@@ -557,6 +575,66 @@ static void products_cut_between_multiprocessors_add_up(void **state)
     rig_close(&r);
 }
 
+/* out = act(x Wg^T + bias) * (x Wu^T + bias) of random operands: no worse than both products rounded to the activations' type. */
+static void check_gated(struct rig *r, const struct linear_case *k, enum dtype t)
+{
+    enum dtype at = act_of(r, t);
+    int64_t n = (int64_t)k->rows * k->out;
+    float *x = rig_floats(r, (int64_t)k->rows * k->in, 1, at);
+    float *w = rig_floats(r, (int64_t)2 * k->out * k->in, 0.25f, t);
+    float *bias = rig_floats(r, 2 * k->out, 1, t);
+    struct mat mw = rig_weight(r, WEIGHT_LINEAR, t, 2 * k->out, k->in, w);
+    struct mat mb = k->bias ? rig_weight(r, WEIGHT_VECTOR, t, 1, 2 * k->out, bias) : (struct mat){0};
+    struct mat mx = rig_mat(r, k->rows, k->in, at, x);
+    struct mat room = rig_mat(r, k->rows, 2 * k->out, at, NULL);
+    struct mat out = rig_mat(r, k->rows, k->out, at, NULL);
+    rig_begin_plain(r, k->rows);
+    r->b->ops->linear_gated(r->b, out, room, mx, mw, mb, k->act);
+    float *got = rig_download(r, out);
+    rig_end(r);
+    struct linear_case both = {.rows = k->rows, .in = k->in, .out = 2 * k->out, .bias = k->bias};
+    float *plain2 = rig_alloc((size_t)n * 2 * sizeof(*plain2));
+    double *ref2 = rig_alloc((size_t)n * 2 * sizeof(*ref2));
+    linear_references(&both, x, w, bias, NULL, operand_of(r, t), at, plain2, ref2);
+    float *plain = rig_alloc((size_t)n * sizeof(*plain));
+    double *ref = rig_alloc((size_t)n * sizeof(*ref));
+    for (int64_t i = 0; i < n; i++) {
+        int64_t gate = i / k->out * 2 * k->out + i % k->out;
+        ref[i] = activate_reference(k->act, ref2[gate]) * ref2[gate + k->out];
+        plain[i] = round_to(at, (float)activate_reference(k->act, plain2[gate]) * plain2[gate + k->out]);
+    }
+    char what[96];
+    snprintf(what, sizeof(what), "gated %d x %d x %d, %s", k->rows, k->in, k->out, dtype_name(t));
+    assert_no_worse(what, got, plain, ref, n);
+    free(ref);
+    free(plain);
+    free(ref2);
+    free(plain2);
+    free(got);
+    free(bias);
+    free(w);
+    free(x);
+}
+
+static void gated_products_are_as_good_as_plain(void **state)
+{
+    (void)state;
+    static const struct linear_case cases[] = {
+        {.rows = 1, .in = 64, .out = 48, .act = ACT_SILU},
+        {.rows = 5, .in = 72, .out = 33, .act = ACT_GELU_TANH, .bias = true},
+        {.rows = 70, .in = 200, .out = 136, .act = ACT_SILU, .bias = true},
+        {.rows = 200, .in = 328, .out = 264, .act = ACT_GELU_ERF},
+    };
+    struct rig r;
+    rig_open(&r);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        for (size_t t = 0; t < ARRAY_LEN(weight_types); t++) {
+            check_gated(&r, &cases[i], weight_types[t]);
+        }
+    }
+    rig_close(&r);
+}
+
 /* A row's product is the same to the last bit whatever rows stand beside it. */
 static void linear_does_not_depend_on_the_batch(void **state)
 {
@@ -676,6 +754,7 @@ static int group(void)
         cmocka_unit_test(linear_is_as_good_as_plain_for_every_row_count),
         cmocka_unit_test(linear_applies_its_epilogue),
         cmocka_unit_test(linear_blocks_large_shapes_right),
+        cmocka_unit_test(gated_products_are_as_good_as_plain),
         cmocka_unit_test(linear_does_not_depend_on_the_batch),
         cmocka_unit_test(weights_are_made_of_pieces),
         cmocka_unit_test(dummies_are_small_and_differ),

@@ -131,7 +131,8 @@ void cpu_add_norm(struct backend *b, struct mat out, struct mat x, struct mat y,
 void cpu_linear(struct backend *b, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);
 void cpu_rope_kv(struct backend *b, struct mat qkv, const struct rope *r, const struct attention *a);
 void cpu_attention(struct backend *b, struct mat out, struct mat qkv, const struct attention *a);
-void cpu_gated_act(struct backend *b, struct mat out, struct mat gate_up, enum activation act);
+void cpu_linear_gated(struct backend *b, struct mat out, struct mat room, struct mat x, struct mat w, struct mat bias,
+                      enum activation act);
 void cpu_soft_cap(struct backend *b, struct mat x, float cap);
 void cpu_add(struct backend *b, struct mat x, struct mat y, bool partial);
 void cpu_gather(struct backend *b, struct mat out, struct mat x, int32_t first);

@@ -136,9 +136,11 @@ static void gated_act_row(const struct rows_job *j, int32_t r)
     j->c->k.gate(mat_row(j->out, r), gate, gate + j->out.cols, j->out.cols, j->act);
 }
 
-void cpu_gated_act(struct backend *b, struct mat out, struct mat gate_up, enum activation act)
+void cpu_linear_gated(struct backend *b, struct mat out, struct mat room, struct mat x, struct mat w, struct mat bias,
+                      enum activation act)
 {
-    run_rows(&(struct rows_job){.c = cpu_of(b), .out = out, .x = gate_up, .act = act, .row = gated_act_row});
+    cpu_linear(b, room, x, w, &(struct epilogue){.bias = bias});
+    run_rows(&(struct rows_job){.c = cpu_of(b), .out = out, .x = room, .act = act, .row = gated_act_row});
 }
 
 static void soft_cap_row(const struct rows_job *j, int32_t r)

@@ -167,14 +167,6 @@ static void cuda_add(struct backend *b, struct mat x, struct mat y, bool partial
     }
 }
 
-static void cuda_gated_act(struct backend *b, struct mat out, struct mat gate_up, enum activation act)
-{
-    struct cuda_backend *c = cuda_of(b);
-    cuda_start(c);
-    launch_gated_act(out.data, out.stride, gate_up.data, gate_up.stride, cuda_rows(c, out), out.cols, (int)act,
-                     (int)out.dtype, c->stream);
-}
-
 static void cuda_gather(struct backend *b, struct mat out, struct mat x, int32_t first)
 {
     struct cuda_backend *c = cuda_of(b);
@@ -427,9 +419,9 @@ static const struct backend_ops ops = {
     .norm = cuda_norm,
     .add_norm = cuda_add_norm,
     .linear = cuda_linear,
+    .linear_gated = cuda_linear_gated,
     .rope_kv = cuda_rope_kv,
     .attention = cuda_attention,
-    .gated_act = cuda_gated_act,
     .add = cuda_add,
     .gather = cuda_gather,
     .soft_cap = cuda_soft_cap,

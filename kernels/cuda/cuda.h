@@ -206,5 +206,7 @@ struct matmul_setup {
 cublasStatus_t linear_exact_algo(struct cuda_backend *c, const struct matmul_setup *m, int32_t rows, bool any_tile,
                                  cublasLtMatmulHeuristicResult_t *ret);
 void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);
+void cuda_linear_gated(struct backend *b, struct mat out, struct mat room, struct mat x, struct mat w, struct mat bias,
+                       enum activation act);
 
 #endif

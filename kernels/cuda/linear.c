@@ -406,3 +406,12 @@ void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w, 
                         residual ? ep->residual.stride : 0, rows, w.rows, c->stream);
     }
 }
+
+void cuda_linear_gated(struct backend *b, struct mat out, struct mat room, struct mat x, struct mat w, struct mat bias,
+                       enum activation act)
+{
+    struct cuda_backend *c = cuda_of(b);
+    cuda_linear(b, room, x, w, &(struct epilogue){.bias = bias});
+    launch_gated_act(out.data, out.stride, room.data, room.stride, cuda_rows(c, out), out.cols, (int)act,
+                     (int)out.dtype, c->stream);
+}
