@@ -36,6 +36,7 @@ struct comm_ops {
 struct comm {
     const struct comm_ops *ops;
     int32_t rank, n_ranks;
+    int32_t first_rank; /* the number of rank 0 among the ranks of all stages (pipeline.h): in messages */
     int64_t timeout_us; /* how long a rank waits for the others before it gives up */
 };
 

@@ -3,41 +3,19 @@
  * Everything is one step, the exchange: a rank writes its part into its slot and raises its counter; when the counters of all
  * have risen, all slots may be read. Two sets of slots alternate, so no second meeting is needed: who writes set k again
  * in exchange k + 2 has passed exchange k + 1, to which everyone came after reading set k.
- *
- * A rank that waits spins for a moment (a step's collectives are microseconds apart), then sleeps on the late rank's
- * counter; counters are raised before `sleeping` is read, and sleepers counted before counters are read again, so that
- * nobody sleeps through.
  */
 #include "kernels/comm.h"
 
-#include <linux/futex.h>
-#include <sched.h>
-#include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
-enum {
-    SLOT_FLOATS = 1 << 18,
-    SPIN_ROUNDS = 2000,
-    YIELD_EVERY = 500,
-    NAP_MS = 100, /* between looks at the clock */
-    WHY_BYTES = 256,
-};
+#include "kernels/comm_wait.h"
 
-/* Alone on its cache line. */
-struct counter {
-    _Alignas(64) atomic_uint n; /* exchanges this rank has come to; a futex */
-};
+enum { SLOT_FLOATS = 1 << 18 };
 
 struct shared {
-    struct counter came[COMM_MAX_RANKS];
-    _Alignas(64) atomic_int sleeping;
-    _Alignas(64) atomic_int aborted; /* 0, 1: being written, 2: `why` holds */
-    char why[WHY_BYTES];
+    struct counter came[COMM_MAX_RANKS]; /* exchanges each rank has come to */
+    struct gathering all;
     _Alignas(64) float slot[]; /* [2][n_ranks][SLOT_FLOATS] */
 };
 
@@ -57,91 +35,28 @@ static float *slot_of(const struct comm_shm *c, int32_t rank)
     return c->shared->slot + ((int64_t)(c->n & 1) * c->base.n_ranks + rank) * SLOT_FLOATS;
 }
 
-static void relax(int round)
-{
-    if (round % YIELD_EVERY == YIELD_EVERY - 1)
-        sched_yield();
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-}
-
-static void wake(atomic_uint *word)
-{
-    syscall(SYS_futex, word, FUTEX_WAKE, COMM_MAX_RANKS, NULL, NULL, 0);
-}
-
-static int fail(struct comm_shm *c, struct err *e)
-{
-    while (atomic_load(&c->shared->aborted) == 1)
-        sched_yield();
-    return err_set(e, ERR_DEVICE, "%.*s", WHY_BYTES, c->shared->why);
-}
-
 static int shm_check(struct comm *base, struct err *e)
 {
-    struct comm_shm *c = CONTAINER_OF(base, struct comm_shm, base);
-    return atomic_load_explicit(&c->shared->aborted, memory_order_relaxed) ? fail(c, e) : 0;
+    return fate_check(&CONTAINER_OF(base, struct comm_shm, base)->shared->all.fate, e);
 }
 
 static void shm_abort(struct comm *base, const char *why)
 {
     struct comm_shm *c = CONTAINER_OF(base, struct comm_shm, base);
-    int none = 0;
-    if (atomic_compare_exchange_strong(&c->shared->aborted, &none, 1)) {
-        snprintf(c->shared->why, WHY_BYTES, "%s", why);
-        atomic_store(&c->shared->aborted, 2);
-    }
+    fate_set(&c->shared->all.fate, why);
     for (int32_t r = 0; r < base->n_ranks; r++)
-        wake(&c->shared->came[r].n);
-}
-
-/* Sleep until `rank` comes, a nap is over or something happens. */
-static void nap(struct comm_shm *c, atomic_uint *came, unsigned seen)
-{
-    struct timespec t = {.tv_nsec = NAP_MS * 1000000L};
-    atomic_fetch_add(&c->shared->sleeping, 1);
-    if (atomic_load(came) == seen && !atomic_load(&c->shared->aborted))
-        syscall(SYS_futex, came, FUTEX_WAIT, seen, &t, NULL, 0);
-    atomic_fetch_sub(&c->shared->sleeping, 1);
-}
-
-/* Until `rank` has come to exchange c->n. */
-static int await(struct comm_shm *c, int32_t rank, struct err *e)
-{
-    atomic_uint *came = &c->shared->came[rank].n;
-    int64_t start_us = 0;
-    for (int round = 0;; round++) {
-        unsigned now = atomic_load_explicit(came, memory_order_acquire);
-        if ((int)(now - c->n) >= 0)
-            return 0;
-        if (atomic_load_explicit(&c->shared->aborted, memory_order_relaxed))
-            return fail(c, e);
-        if (round < SPIN_ROUNDS) {
-            relax(round);
-            continue;
-        }
-        int64_t now_us = clock_us();
-        start_us = start_us ? start_us : now_us;
-        if (now_us - start_us > c->base.timeout_us) {
-            char why[64];
-            snprintf(why, sizeof(why), "rank %d did not answer for %.0f s", rank, (double)c->base.timeout_us * 1e-6);
-            shm_abort(&c->base, why);
-            return fail(c, e);
-        }
-        nap(c, came, now);
-    }
+        counter_wake(&c->shared->came[r]);
 }
 
 /* What stands in slot_of(c, own rank) is everyone's to read on return, until the exchange after next. */
 static int exchange(struct comm_shm *c, struct err *e)
 {
-    atomic_uint *came = &c->shared->came[c->base.rank].n;
-    atomic_store(came, c->n);
-    if (atomic_load(&c->shared->sleeping) > 0)
-        wake(came);
+    struct shared *s = c->shared;
+    counter_set(&s->all, &s->came[c->base.rank], c->n);
     for (int32_t r = 0; r < c->base.n_ranks; r++) {
-        int rc = r == c->base.rank ? 0 : await(c, r, e);
+        int rc = r == c->base.rank
+                     ? 0
+                     : counter_await(&s->all, &s->came[r], c->n, c->base.first_rank + r, c->base.timeout_us, e);
         if (rc < 0)
             return rc;
     }

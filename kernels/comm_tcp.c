@@ -3,33 +3,19 @@
  * A sum goes to rank 0 piece by piece, is taken there in the order of the ranks, in float32, and comes back: the same bits as
  * through shared memory. Two ways over the network a sum, which is what control and CPUs need; devices have their own
  * collectives and only use the first broadcast, abort and check.
- *
- * Sockets never block: a rank that waits looks at `aborted` and at the clock. A connection that ends is a rank that is gone.
  */
-#include <errno.h>
-#include <poll.h>
-#include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "kernels/comm.h"
+#include "kernels/comm_wait.h"
 
-enum {
-    PIECE_FLOATS = 1 << 16,
-    SPIN_ROUNDS = 200,
-    NAP_MS = 50, /* between looks at `aborted` and the clock */
-    WHY_BYTES = 256,
-};
+enum { PIECE_FLOATS = 1 << 16 };
 
 struct comm_tcp {
     struct comm base;
     int fd[COMM_MAX_RANKS]; /* rank 0: all others'; else [0] */
-    atomic_int aborted;     /* 0, 1: being written, 2: `why` holds */
-    char why[WHY_BYTES];
+    struct fate fate;
     float *piece; /* [PIECE_FLOATS]: rank 0's sum */
     float *other; /* [PIECE_FLOATS]: what came */
 };
@@ -37,83 +23,26 @@ struct comm_tcp {
 static void tcp_abort(struct comm *base, const char *why)
 {
     struct comm_tcp *c = CONTAINER_OF(base, struct comm_tcp, base);
-    int none = 0;
-    if (!atomic_compare_exchange_strong(&c->aborted, &none, 1))
-        return;
-    snprintf(c->why, WHY_BYTES, "%s", why);
-    atomic_store(&c->aborted, 2);
-    for (int32_t r = 0; r < base->n_ranks; r++) {
-        if (c->fd[r] >= 0)
-            shutdown(c->fd[r], SHUT_RDWR); /* the others see that it ended */
-    }
-}
-
-static int fail(struct comm_tcp *c, struct err *e)
-{
-    while (atomic_load(&c->aborted) == 1)
-        nanosleep(&(struct timespec){.tv_nsec = 1000}, NULL);
-    return err_set(e, ERR_DEVICE, "%s", c->why);
-}
-
-static int lost(struct comm_tcp *c, int32_t rank, struct err *e)
-{
-    char why[80];
-    snprintf(why, sizeof(why), "rank %d closed its connection", rank);
-    tcp_abort(&c->base, why);
-    return fail(c, e);
+    sockets_abort(&c->fate, c->fd, base->n_ranks, why);
 }
 
 static int tcp_check(struct comm *base, struct err *e)
 {
     struct comm_tcp *c = CONTAINER_OF(base, struct comm_tcp, base);
-    char byte;
-    if (atomic_load(&c->aborted))
-        return fail(c, e);
-    for (int32_t r = 0; r < base->n_ranks; r++) {
-        if (c->fd[r] >= 0 && recv(c->fd[r], &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
-            return lost(c, r, e);
-    }
-    return 0;
+    int rc = 0;
+    for (int32_t r = 0; r < base->n_ranks && rc == 0; r++)
+        rc = socket_check(&c->fate, c->fd[r], base->first_rank + r, e);
+    return rc;
 }
 
-/* Until the socket can go on; 0, or why it will not. *start_us is when waiting began, 0: now. */
-static int await(struct comm_tcp *c, int32_t rank, short events, int64_t *start_us, struct err *e)
-{
-    int64_t now_us = clock_us();
-    *start_us = *start_us ? *start_us : now_us;
-    if (atomic_load(&c->aborted))
-        return fail(c, e);
-    if (now_us - *start_us > c->base.timeout_us) {
-        char why[80];
-        snprintf(why, sizeof(why), "rank %d did not answer for %.0f s", rank, (double)c->base.timeout_us * 1e-6);
-        tcp_abort(&c->base, why);
-        return fail(c, e);
-    }
-    struct pollfd p = {.fd = c->fd[rank], .events = events};
-    poll(&p, 1, NAP_MS);
-    return 0;
-}
-
-/* n_bytes to (`out`) or from a rank. */
+/* n_bytes to (`out`) or from a rank. A failure is all ranks'. */
 static int move(struct comm_tcp *c, int32_t rank, void *data, size_t n_bytes, bool out, struct err *e)
 {
-    int64_t start_us = 0;
-    int idle = 0;
-    for (size_t at = 0; at < n_bytes;) {
-        ssize_t n = out ? send(c->fd[rank], (char *)data + at, n_bytes - at, MSG_DONTWAIT | MSG_NOSIGNAL)
-                        : recv(c->fd[rank], (char *)data + at, n_bytes - at, MSG_DONTWAIT);
-        if (n > 0) {
-            at += (size_t)n;
-            start_us = idle = 0;
-        } else if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
-            return atomic_load(&c->aborted) ? fail(c, e) : lost(c, rank, e);
-        } else if (idle++ >= SPIN_ROUNDS) {
-            int rc = await(c, rank, out ? POLLOUT : POLLIN, &start_us, e);
-            if (rc < 0)
-                return rc;
-        }
-    }
-    return 0;
+    int64_t timeout_us = c->base.timeout_us;
+    int rc = socket_move(&c->fate, c->fd[rank], c->base.first_rank + rank, data, n_bytes, out, timeout_us, e);
+    if (rc < 0)
+        tcp_abort(&c->base, e->text);
+    return rc;
 }
 
 /* data of rank 0 to all. */
@@ -217,10 +146,7 @@ static int tcp_barrier(struct comm *base, struct err *e)
 static void tcp_free(struct comm *base)
 {
     struct comm_tcp *c = CONTAINER_OF(base, struct comm_tcp, base);
-    for (int32_t r = 0; r < base->n_ranks; r++) {
-        if (c->fd[r] >= 0)
-            close(c->fd[r]);
-    }
+    sockets_close(c->fd, base->n_ranks);
     free(c->piece);
     free(c->other);
     free(c);
