@@ -15,9 +15,10 @@
 
 #include "kernels/batch.h"
 
-struct comm; /* comm.h */
+struct comm;     /* comm.h */
+struct pipeline; /* pipeline.h */
 
-#define BACKEND_ABI 5 /* raised with every change of this header, batch.h or comm.h */
+#define BACKEND_ABI 6 /* raised with every change of this header, batch.h, comm.h or pipeline.h */
 
 enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32 };
 static inline int64_t dtype_bytes(enum dtype t)
@@ -138,7 +139,8 @@ struct backend_config {
     int32_t max_samples;        /* sampling rows of a step */
     int32_t max_blocks_per_seq; /* width of a table row */
     bool deterministic;
-    struct comm *comm; /* the other ranks of a model that is cut; NULL: there are none */
+    struct comm *comm;         /* the other ranks that share each layer; NULL: there are none */
+    struct pipeline *pipeline; /* the stages that hold other layers; NULL: there are none */
     /* This rank's place among those of this machine, which divide its cores or have a GPU each; n_shares 0: alone. */
     int32_t share, n_shares;
 };
@@ -206,7 +208,7 @@ struct backend_ops {
     /* x[i] = cap * tanh(x[i] / cap), float32 (Gemma-2's logits). */
     void (*soft_cap)(struct backend *b, struct mat x, float cap);
     /* Sampling rows whose logits_row lies in [first, first + logits.rows); logits float32 [rows, vocab]; may be overwritten.
-     * Of many ranks the first draws; the others take its tokens, for the step after. */
+     * Of many ranks the first draws; the others take its tokens, for the step after, and those of the first stage too. */
     void (*sample)(struct backend *b, struct mat logits, int32_t first);
     /* These three exist where there are many ranks. */
     /* x summed over the ranks, in place. (optional: one rank) */
@@ -216,6 +218,11 @@ struct backend_ops {
     /* logits [rows, vocab], float32, for the rank that samples: the ranks' parts, each the next div_ceil(vocab, ranks) columns.
      * Where sample needs no whole row of the step's logits they may stay where they are. (optional: one rank) */
     void (*gather_logits)(struct backend *b, struct mat logits, struct mat part);
+    /* These two exist where there are several stages. */
+    /* x = what the stage before sent. (optional: one stage) */
+    void (*stage_receive)(struct backend *b, struct mat x);
+    /* x to the next stage. (optional: one stage) */
+    void (*stage_send)(struct backend *b, struct mat x);
     /* Copy a mat to host memory as float32, rows * cols, when all before it is done: tests and profiling only. */
     int (*download)(struct backend *b, struct mat m, float *out, struct err *e);
     int (*upload)(struct backend *b, struct mat m, const float *in, struct err *e);

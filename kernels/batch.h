@@ -6,6 +6,9 @@
  * the results of step N. Inside a step the order is
  *     swap_out, swap_in, copy, table updates, forward, sampling.
  * Block tables live with the backend, one row a resident sequence; a step carries only what changed.
+ *
+ * Where layers are divided over a pipeline, a step comes to the backend in parts (engine/parts.c), micro-batches: ranges of its
+ * tokens, in their order, the first with all memory operations. Each is a batch as any other, of the same `step`.
  */
 #ifndef QUIRE_KERNELS_BATCH_H
 #define QUIRE_KERNELS_BATCH_H
@@ -76,7 +79,10 @@ struct sample_row {
 };
 
 struct batch {
-    uint64_t step; /* 1, 2, ... */
+    uint64_t step;        /* 1, 2, ... */
+    int32_t part;         /* of the step; 0: the first or only one */
+    int32_t first_sample; /* which of the step's sampling rows is the first here; what token_src and prev_sample name are rows
+                             of the whole step before */
 
     /* Memory operations, before the forward pass. */
     const struct block_copy *swap_out; /* device -> host */

@@ -53,11 +53,11 @@ static void forward(struct model *m, const struct batch *b)
     struct mat up = mat_rows(t->up, 0, n);     /* [n_tokens, 2 * intermediate] */
     struct mat act = mat_rows(t->act, 0, n);   /* [n_tokens, intermediate] */
 
-    transformer_embed(m, x, m->config.embed_scale);
+    if (t->first)
+        transformer_embed(m, x, m->config.embed_scale);
     ops->norm(be, h, x, &t->layer[0].attn_norm);
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];
-        const struct norm *next = i + 1 < t->n_layers ? &l[1].attn_norm : &t->final_norm;
         ops->linear(be, qkv, h, l->qkv, &plain);
         ops->rope_kv(be, qkv, &l->rope, &l->attention);
         ops->attention(be, attn, qkv, &l->attention);
@@ -67,7 +67,7 @@ static void forward(struct model *m, const struct batch *b)
         ops->linear_gated(be, act, up, h, l->up, plain.bias, m->config.act);
         ops->linear(be, h, act, l->down, &plain);
         post_norm(m, y, h, &l->mlp_post_norm);
-        ops->add_norm(be, h, x, y, next, false);
+        transformer_end_layer(m, i, h, x, y, false);
     }
 }
 

@@ -55,12 +55,13 @@ static void forward(struct model *m, const struct batch *b)
     struct mat x = mat_rows(t->x, 0, n), h = mat_rows(t->h, 0, n), y = mat_rows(t->y, 0, n); /* [n_tokens, hidden] */
     struct mat qkv = mat_rows(t->qkv, 0, n), attn = mat_rows(t->attn, 0, n), up = mat_rows(t->up, 0, n);
 
-    transformer_embed(m, x, 1);
-    ops->embed_position(be, x, t->positions, 0);
+    if (t->first) {
+        transformer_embed(m, x, 1);
+        ops->embed_position(be, x, t->positions, 0);
+    }
     ops->norm(be, h, x, &t->layer[0].attn_norm);
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];
-        const struct norm *next = i + 1 < t->n_layers ? &l[1].attn_norm : &t->final_norm;
         ops->linear(be, qkv, h, l->qkv, &(struct epilogue){.bias = l->qkv_bias});
         ops->rope_kv(be, qkv, &l->rope, &l->attention);
         ops->attention(be, attn, qkv, &l->attention);
@@ -68,7 +69,7 @@ static void forward(struct model *m, const struct batch *b)
         ops->add_norm(be, h, x, y, &l->mlp_norm, t->partial);
         ops->linear(be, up, h, l->up, &(struct epilogue){.bias = l->up_bias, .act = m->config.act});
         ops->linear(be, y, up, l->down, &(struct epilogue){.bias = l->down_bias});
-        ops->add_norm(be, h, x, y, next, t->partial);
+        transformer_end_layer(m, i, h, x, y, t->partial);
     }
 }
 

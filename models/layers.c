@@ -148,7 +148,7 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
                             .piece = a->piece,
                             .n_pieces = m->checkpoint ? a->n_pieces : 0,
                             .mapped = m->checkpoint != NULL};
-    d.tied_head = s->kind == WEIGHT_EMBEDDING && m->config.tied;
+    d.tied_head = s->kind == WEIGHT_EMBEDDING && m->config.tied && model_is_last(m);
     for (int32_t i = 0; i < MAX_PIECES; i++)
         d.mapped &= a->copy[i] == NULL;
     m->config.n_parameters += (int64_t)a->rows * a->cols;
@@ -173,6 +173,15 @@ static int load_target(struct model *m, const struct tensor_spec *s, int32_t lay
     return code;
 }
 
+/* Whether this stage has a use for what stands outside of the layers. */
+static bool is_held(const struct model *m, size_t target)
+{
+    bool first = m->weights->first, last = model_is_last(m);
+    if (target == IN_MODEL(embed))
+        return first || (last && m->config.tied);
+    return target == IN_MODEL(positions) || target == IN_MODEL(project_in) ? first : last;
+}
+
 static int load_weights(struct model *m, struct err *e)
 {
     struct transformer *t = m->weights;
@@ -180,8 +189,9 @@ static int load_weights(struct model *m, struct err *e)
     int code = 0;
     while (s->name && code == 0) {
         bool in_layer = strchr(s->name, '%') != NULL;
-        for (int32_t i = 0; i < (in_layer ? t->n_layers : 1) && code == 0; i++)
-            code = load_target(m, s, i, in_layer ? (void *)&t->layer[i] : (void *)t, e);
+        int32_t n = in_layer ? t->n_layers : is_held(m, s->target) ? 1 : 0;
+        for (int32_t i = 0; i < n && code == 0; i++)
+            code = load_target(m, s, t->first_layer + i, in_layer ? (void *)&t->layer[i] : (void *)t, e);
         size_t target = s->target;
         while (s->name && s->target == target && (strchr(s->name, '%') != NULL) == in_layer)
             s++;
@@ -227,6 +237,7 @@ static void set_parameters(struct model *m)
     set_norm(c, &t->final_norm);
     for (int32_t i = 0; i < t->n_layers; i++) {
         struct layer *l = &t->layer[i];
+        int32_t number = t->first_layer + i;
         set_norm(c, &l->attn_norm);
         set_norm(c, &l->mlp_norm);
         set_norm(c, &l->attn_post_norm);
@@ -240,9 +251,9 @@ static void set_parameters(struct model *m)
                                .n_heads = t->n_heads,
                                .n_kv_heads = t->n_kv_heads,
                                .head_dim = c->head_dim,
-                               .scale = (float)(1 / sqrt((double)c->query_scalar) / (c->scale_by_layer ? i + 1 : 1)),
+                               .scale = (float)(1 / sqrt((double)c->query_scalar) / (c->scale_by_layer ? number + 1 : 1)),
                                .softcap = c->attn_softcap,
-                               .window = c->windowed[i] ? c->sliding_window : 0};
+                               .window = c->windowed[number] ? c->sliding_window : 0};
     }
 }
 
@@ -252,6 +263,7 @@ static int make_scratch(struct model *m, struct err *e)
     struct transformer *t = m->weights;
     enum dtype act = m->backend->act_dtype_of[m->options.dtype];
     int32_t n = m->options.max_tokens, q = t->n_heads * c->head_dim, kv = t->n_kv_heads * c->head_dim;
+    int32_t n_logits = model_is_last(m) ? m->options.max_logits : 0;
     bool narrow = c->embed_dim != c->hidden;
     struct {
         struct mat *mat;
@@ -266,14 +278,15 @@ static int make_scratch(struct model *m, struct err *e)
         {&t->up, n, t->layer[0].up.rows, act},
         {&t->act, n, t->intermediate, act},
         {&t->narrow, n, narrow ? c->embed_dim : 0, act},
-        {&m->gathered, m->options.max_logits, c->embed_dim, act},
-        {&m->logits, m->options.max_logits, c->vocab, DTYPE_F32},
-        {&m->logits_part, m->options.max_logits, t->partial ? t->n_vocab : 0, DTYPE_F32},
+        {&m->gathered, n_logits, c->embed_dim, act},
+        {&m->logits, n_logits, c->vocab, DTYPE_F32},
+        {&m->logits_part, n_logits, t->partial ? t->n_vocab : 0, DTYPE_F32},
     };
     for (size_t i = 0; i < ARRAY_LEN(want); i++) {
-        int code = want[i].cols == 0 ? 0
-                                     : m->backend->ops->scratch(m->backend, want[i].rows, want[i].cols, want[i].dtype,
-                                                                want[i].mat, e);
+        if (want[i].rows == 0 || want[i].cols == 0)
+            continue;
+        int code =
+            m->backend->ops->scratch(m->backend, want[i].rows, want[i].cols, want[i].dtype, want[i].mat, e);
         if (code < 0)
             return code;
     }
@@ -296,18 +309,31 @@ int model_check_ranks(const struct model_config *c, int32_t n, struct err *e)
     return 0;
 }
 
+int model_check_stages(const struct model_config *c, int32_t n, struct err *e)
+{
+    if (n > c->n_layers)
+        return err_set_param(e, ERR_INVALID, "pipeline_parallel_size",
+                             "pipeline_parallel_size %d is more than the %d layers of the model", n, c->n_layers);
+    return 0;
+}
+
 int transformer_load(struct model *m, struct err *e)
 {
     const struct model_config *c = &m->config;
+    int32_t stage = m->options.stage, n_stages = m->options.n_stages;
     int code = model_check_ranks(c, m->options.n_ranks, e);
+    if (code == 0)
+        code = model_check_stages(c, n_stages, e);
     if (code < 0)
         return code;
     struct transformer *t = calloc(1, sizeof *t);
     if (!t)
         return err_nomem(e, "model");
     m->weights = t;
-    t->n_layers = c->n_layers;
-    t->layer = calloc((size_t)c->n_layers, sizeof *t->layer);
+    t->first = stage == 0;
+    t->first_layer = model_first_layer(c, stage, n_stages);
+    t->n_layers = model_first_layer(c, stage + 1, n_stages) - t->first_layer;
+    t->layer = calloc((size_t)t->n_layers, sizeof *t->layer);
     if (!t->layer)
         return err_nomem(e, "model");
     t->n_heads = c->n_heads / m->options.n_ranks;
@@ -323,6 +349,17 @@ int transformer_load(struct model *m, struct err *e)
         return code;
     set_parameters(m);
     return make_scratch(m, e);
+}
+
+void transformer_end_layer(struct model *m, int32_t i, struct mat h, struct mat x, struct mat y, bool partial)
+{
+    const struct backend_ops *ops = m->backend->ops;
+    const struct transformer *t = m->weights;
+    const struct norm *next = i + 1 < t->n_layers ? &t->layer[i + 1].attn_norm : &t->final_norm;
+    if (next->weight.data)
+        ops->add_norm(m->backend, h, x, y, next, partial);
+    else
+        ops->add(m->backend, x, y, partial);
 }
 
 void transformer_embed(struct model *m, struct mat out, float scale)

@@ -30,8 +30,9 @@ struct transformer {
     struct norm final_norm;
     struct mat cos_sin;  /* [max_len, rot_dim] */
     float *cos_sin_host; /* what cos_sin may read in place */
-    struct layer *layer; /* [n_layers] */
-    int32_t n_layers;
+    struct layer *layer; /* [n_layers]: from first_layer on of the model's */
+    int32_t first_layer, n_layers;
+    bool first; /* this stage of a pipeline, or the only one, embeds */
     int32_t n_heads, n_kv_heads, intermediate;
     int32_t vocab_first, n_vocab; /* ids of embed and head */
     bool partial;                 /* there are more ranks: o and down give one summand of several */
@@ -136,6 +137,9 @@ int transformer_check(const struct model_family *f, const struct model_config *c
 int transformer_load(struct model *m, struct err *e);
 void transformer_free(struct transformer *t);
 
+/* The end of layer i: x += y, and h = what reads it next, the norm of the layer after, or the last one; nothing where there is
+ * none or another stage has it. `partial` as in add_norm. */
+void transformer_end_layer(struct model *m, int32_t i, struct mat h, struct mat x, struct mat y, bool partial);
 /* out [n_tokens, embed_dim] = the step's embeddings, times `scale`. */
 void transformer_embed(struct model *m, struct mat out, float scale);
 /* logits [rows, vocab] = the head of x [rows, embed_dim], capped where the model does; whole on the rank that samples. */

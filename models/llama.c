@@ -90,11 +90,11 @@ void llama_forward(struct model *m, const struct batch *b)
     struct mat up = mat_rows(t->up, 0, n);     /* [n_tokens, 2 * intermediate] */
     struct mat act = mat_rows(t->act, 0, n);   /* [n_tokens, intermediate] */
 
-    transformer_embed(m, x, m->config.embed_scale);
+    if (t->first)
+        transformer_embed(m, x, m->config.embed_scale);
     ops->norm(be, h, x, &t->layer[0].attn_norm);
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];
-        const struct norm *next = i + 1 < t->n_layers ? &l[1].attn_norm : &t->final_norm;
         ops->linear(be, qkv, h, l->qkv, &(struct epilogue){.bias = l->qkv_bias});
         ops->rope_kv(be, qkv, &l->rope, &l->attention);
         ops->attention(be, attn, qkv, &l->attention);
@@ -109,7 +109,7 @@ void llama_forward(struct model *m, const struct batch *b)
         ops->add_norm(be, h, x, y, &l->mlp_norm, t->partial);
         ops->linear_gated(be, act, up, h, l->up, l->up_bias, m->config.act);
         ops->linear(be, y, act, l->down, &(struct epilogue){.bias = l->down_bias});
-        ops->add_norm(be, h, x, y, next, t->partial);
+        transformer_end_layer(m, i, h, x, y, t->partial);
     }
 }
 

@@ -68,6 +68,7 @@ struct model_options {
     int32_t max_logits; /* rows of the head at once */
     int32_t max_len;    /* positions to prepare (rope table) */
     int32_t rank, n_ranks;
+    int32_t stage, n_stages; /* of a pipeline */
 };
 
 struct checkpoint; /* weights.h: the tensors of a checkpoint by name */
@@ -80,6 +81,7 @@ struct model {
     struct checkpoint
         *checkpoint;             /* mapped while the model lives: a backend may read weights in place; NULL: dummies */
     struct transformer *weights; /* layers.h */
+    /* Of the last stage. */
     struct mat hidden;           /* [max_tokens, embed_dim] after the last norm; its rows: model_gathers */
     struct mat head;             /* [vocab, embed_dim]; this rank's ids of it */
     struct mat logits;           /* [max_logits, vocab], float32 */
@@ -110,7 +112,8 @@ struct model_family {
     const struct architecture *architectures; /* ends with a NULL name */
     const struct tensor_spec *tensors;        /* ends with a NULL name */
     const char *const *ignored; /* endings of tensor names that old checkpoints hold for nothing; NULL-terminated */
-    /* Enqueue the whole stack for the batch begun: tokens in, model->hidden [n_tokens, embed_dim] out (normed). */
+    /* Enqueue the whole stack for the batch begun: tokens in, model->hidden [n_tokens, embed_dim] out (normed). Of several
+     * stages each does its layers: later ones find the residual stream in weights->x [n_tokens, hidden], earlier ones leave it there. */
     void (*forward)(struct model *m, const struct batch *b);
     /* When fewer tokens than all have logits, forward goes on with those alone after the last layer's attention, and leaves
      * hidden [n_logits, embed_dim]. */
@@ -125,6 +128,14 @@ const struct model_family *model_family_find(const char *name, const struct arch
 int32_t model_n_kv_heads(const struct model_config *c, int32_t n_ranks);
 /* Whether n ranks can share the model: whole heads, equal slices of the MLP, some of the vocabulary for each. */
 int model_check_ranks(const struct model_config *c, int32_t n, struct err *e);
+/* Whether there is a layer for each of n stages. */
+int model_check_stages(const struct model_config *c, int32_t n, struct err *e);
+/* The first layer of a stage; that of stage n_stages is the number of layers. Where they do not divide, early stages hold one more:
+ * the last one has the head. */
+static inline int32_t model_first_layer(const struct model_config *c, int32_t stage, int32_t n_stages)
+{
+    return (int32_t)div_ceil((int64_t)c->n_layers * stage, n_stages);
+}
 
 /* Map the weights and place them on the backend, whose operations read them until model_free; `backend` must outlive the
  * model. Missing, extra, misshapen and mistyped tensors are named all at once. */
@@ -133,12 +144,17 @@ int model_open(struct model **ret, const char *dir, const struct model_config *c
 void model_free(struct model *m);
 /* Of its configuration and of its tensors' names, types and shapes: equal on all ranks of a model. */
 uint64_t model_digest(const struct model *m);
+static inline bool model_is_last(const struct model *m)
+{
+    return m->options.stage == m->options.n_stages - 1;
+}
 /* Whether row i of hidden is that of logits row i, not of token i. */
 static inline bool model_gathers(const struct model *m, const struct batch *b)
 {
-    return m->family->gathers && b->n_logits < b->n_tokens;
+    return m->family->gathers && b->n_logits < b->n_tokens && model_is_last(m);
 }
-/* Stages 7 and 8 between step_begin and step_end: forward, then head and sampling in chunks of max_logits rows. */
+/* Stages 7 and 8 between step_begin and step_end: forward, then head and sampling in chunks of max_logits rows; or, of a
+ * pipeline, this stage's share of that. */
 void model_step(struct model *m, const struct batch *b);
 
 #endif

@@ -65,15 +65,16 @@ static void forward(struct model *m, const struct batch *b)
     struct mat qkv = mat_rows(t->qkv, 0, n), attn = mat_rows(t->attn, 0, n), up = mat_rows(t->up, 0, n);
     struct mat narrow = mat_rows(t->narrow, 0, n); /* [n_tokens, embed_dim] */
 
-    transformer_embed(m, projected ? narrow : x, 1);
-    if (projected)
-        ops->linear(be, x, narrow, t->project_in, &plain);
-    ops->embed_position(be, x, t->positions, POSITION_OFFSET);
+    if (t->first) {
+        transformer_embed(m, projected ? narrow : x, 1);
+        if (projected)
+            ops->linear(be, x, narrow, t->project_in, &plain);
+        ops->embed_position(be, x, t->positions, POSITION_OFFSET);
+    }
     if (before)
         ops->norm(be, h, x, &t->layer[0].attn_norm);
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];
-        const struct norm *next = i + 1 < t->n_layers ? &l[1].attn_norm : &t->final_norm;
         ops->linear(be, qkv, before ? h : x, l->qkv, &(struct epilogue){.bias = l->qkv_bias});
         ops->rope_kv(be, qkv, &l->rope, &l->attention);
         ops->attention(be, attn, qkv, &l->attention);
@@ -83,12 +84,10 @@ static void forward(struct model *m, const struct batch *b)
         ops->linear(be, y, up, l->down, &(struct epilogue){.bias = l->down_bias});
         if (!before) /* the normed h is the residual stream here */
             ops->add_norm(be, x, h, y, &l->mlp_norm, t->partial);
-        else if (next->weight.data)
-            ops->add_norm(be, h, x, y, next, t->partial);
         else
-            ops->add(be, x, y, t->partial);
+            transformer_end_layer(m, i, h, x, y, t->partial);
     }
-    if (projected)
+    if (projected && model_is_last(m))
         ops->linear(be, narrow, m->config.final_norm ? h : x, t->project_out, &plain);
 }
 

@@ -53,6 +53,7 @@ int model_open(struct model **ret, const char *dir, const struct model_config *c
     m->config = *c;
     m->options = *o;
     m->options.n_ranks = MAX(o->n_ranks, 1);
+    m->options.n_stages = MAX(o->n_stages, 1);
     m->config.n_parameters = 0;
     m->backend = backend;
     int code = load(m, dir, e);
@@ -78,7 +79,14 @@ void model_step(struct model *m, const struct batch *b)
     const struct backend_ops *ops = m->backend->ops;
     if (b->n_tokens == 0 || (ops->replay && ops->replay(m->backend, b)))
         return;
+    struct mat x = mat_rows(m->weights->x, 0, b->n_tokens);
+    if (!m->weights->first)
+        ops->stage_receive(m->backend, x);
     m->family->forward(m, b);
+    if (!model_is_last(m)) {
+        ops->stage_send(m->backend, x);
+        return;
+    }
     bool gathered_before = model_gathers(m, b);
     for (int32_t first = 0; first < b->n_logits; first += m->options.max_logits) {
         int32_t n = MIN(b->n_logits - first, m->options.max_logits);

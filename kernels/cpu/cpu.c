@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "kernels/comm.h"
+#include "kernels/pipeline.h"
 
 static void cpu_free(struct backend *b)
 {
@@ -43,6 +44,8 @@ static const struct backend_ops cpu_ops = {
     .all_reduce = cpu_all_reduce,
     .embed_part = cpu_embed_part,
     .gather_logits = cpu_gather_logits,
+    .stage_receive = cpu_stage_receive,
+    .stage_send = cpu_stage_send,
     .download = cpu_download,
     .upload = cpu_upload,
 };
@@ -53,6 +56,9 @@ void cpu_fail(struct cpu_backend *c, int code, const char *what)
         err_set(&c->failed, code, "cpu: %s", what);
         if (c->config.comm != NULL) { /* the others wait for this rank's part */
             c->config.comm->ops->abort(c->config.comm, what);
+        }
+        if (c->config.pipeline != NULL) {
+            c->config.pipeline->ops->abort(c->config.pipeline, what);
         }
     }
 }

@@ -9,7 +9,7 @@
  *                  linear_stream.c of one tile, linear_panels.c of many
  *     attention.c  over the block table, as plain loops;     attention_tiled.c   by parts
  *     kernels.c    the inner loops, plain; rows_*.c, tile_*.c, attention_*.c by instruction set
- *     ranks.c      sums and exchanges with other ranks
+ *     ranks.c      sums and exchanges with other ranks;     stages.c   what goes from stage to stage of a pipeline
  *     sample.c     sampling, the specification of all backends; select.c its threshold selection
  *     pool.c       threads                                   isa.c      choice of instruction set
  *
@@ -50,6 +50,19 @@ struct cpu_results {
     int64_t top_cap;
 };
 
+/* The tokens drawn in a step, all its parts. */
+struct cpu_drawn {
+    int32_t *token; /* [max_samples] */
+    int32_t n;
+};
+
+/* A part whose tokens come from the last stage. */
+struct cpu_awaited {
+    struct cpu_drawn *drawn;
+    int32_t first, n;
+};
+enum { CPU_AWAITED = 256 }; /* two steps of as many parts as there may be stages */
+
 struct cpu_backend {
     struct backend base;
     struct backend_config config;
@@ -89,7 +102,11 @@ struct cpu_backend {
     bool in_step;
     int64_t step_start_us;
     struct cpu_results results[CPU_RESULTS];
-    uint64_t n_begun, n_waited; /* steps; results of step i are results[i % CPU_RESULTS] */
+    uint64_t n_begun, n_waited; /* parts of steps; results of part i are results[i % CPU_RESULTS] */
+    uint64_t n_steps;           /* drawn[n_steps & 1] are the tokens of the step under way */
+    struct cpu_drawn drawn[2];
+    struct cpu_awaited awaited[CPU_AWAITED]; /* first stage: from awaited_first on, in a ring */
+    uint32_t n_awaited, awaited_first;
     struct err failed;          /* sticky; code 0: none */
 };
 
@@ -117,9 +134,12 @@ void cpu_steps_release(struct cpu_backend *c);
 int cpu_step_begin(struct backend *b, const struct batch *batch, struct err *e);
 int cpu_step_end(struct backend *b, struct err *e);
 int cpu_step_wait(struct backend *b, struct results *ret, struct err *e);
-/* Results being written, and those of the step launched before (NULL before the first). */
+/* Results being written. */
 struct cpu_results *cpu_results_now(struct cpu_backend *c);
-const struct cpu_results *cpu_results_before(struct cpu_backend *c);
+/* Tokens of the step under way, and of the one before. */
+struct cpu_drawn *cpu_drawn_now(struct cpu_backend *c);
+/* -1 where none could be drawn. */
+int32_t cpu_drawn_before(const struct cpu_backend *c, int32_t row);
 
 /* operations */
 void cpu_embed(struct backend *b, struct mat out, struct mat table, float scale);
@@ -146,6 +166,16 @@ void cpu_gather_logits(struct backend *b, struct mat logits, struct mat part);
 bool cpu_draws(const struct cpu_backend *c);
 /* The drawing rank's tokens of sampling rows [first, end) to all. */
 void cpu_share_tokens(struct cpu_backend *c, int32_t first, int32_t end);
+
+/* stages.c: with one stage they do nothing. */
+void cpu_stage_receive(struct backend *b, struct mat x);
+void cpu_stage_send(struct backend *b, struct mat x);
+/* First stage: before a step's first part overwrites the tokens of the step before the last, take those that have not come. */
+void cpu_settle_tokens(struct cpu_backend *c, const struct cpu_drawn *old);
+/* First stage: take the tokens that this part reads, and expect its own. */
+void cpu_take_tokens(struct cpu_backend *c);
+/* Last stage: a part's tokens to the first. */
+void cpu_return_tokens(struct cpu_backend *c);
 
 /* The same two by tiles; needs c->k.dots. */
 void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);

@@ -42,8 +42,7 @@ static int32_t input_token(struct cpu_backend *c, int32_t i)
     if (src < 0) {
         return c->batch.token[i];
     }
-    const struct cpu_results *before = cpu_results_before(c);
-    return before != NULL && src < before->n_samples ? MAX(before->token[src], 0) : 0;
+    return MAX(cpu_drawn_before(c, src), 0);
 }
 
 static void embed_row(const struct rows_job *j, int32_t r)

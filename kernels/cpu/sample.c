@@ -71,11 +71,7 @@ static void penalise(float *l, int32_t token, int32_t n_output, bool seen, const
 
 static void apply_penalties(float *l, int32_t vocab, const struct sample_row *s, struct cpu_backend *c)
 {
-    const struct cpu_results *before = cpu_results_before(c);
-    int32_t prev = -1;
-    if (s->prev_sample >= 0 && before != NULL && s->prev_sample < before->n_samples) {
-        prev = before->token[s->prev_sample];
-    }
+    int32_t prev = s->prev_sample >= 0 ? cpu_drawn_before(c, s->prev_sample) : -1;
     for (int32_t i = 0; i < s->n_counts; i++) {
         const struct token_count *k = &c->batch.token_count[s->counts_first + i];
         if (k->token < 0 || k->token >= vocab) {

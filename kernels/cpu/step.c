@@ -1,21 +1,28 @@
 /* A step's state on the CPU: the batch's copy, block copies, block tables, results.
  *
  * Everything is done when step_end returns; step_wait only hands out the oldest results not asked for. The tokens of
- * the step before stay in its results, where token_src and prev_sample look them up.
+ * the step before stay in `drawn`, where token_src and prev_sample look them up.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/pipeline.h"
 
 struct cpu_results *cpu_results_now(struct cpu_backend *c)
 {
     return &c->results[c->n_begun % CPU_RESULTS];
 }
 
-const struct cpu_results *cpu_results_before(struct cpu_backend *c)
+struct cpu_drawn *cpu_drawn_now(struct cpu_backend *c)
 {
-    return c->n_begun > 1 ? &c->results[(c->n_begun - 1) % CPU_RESULTS] : NULL;
+    return &c->drawn[c->n_steps & 1];
+}
+
+int32_t cpu_drawn_before(const struct cpu_backend *c, int32_t row)
+{
+    const struct cpu_drawn *d = &c->drawn[(c->n_steps + 1) & 1];
+    return row < d->n ? d->token[row] : -1;
 }
 
 int cpu_steps_init(struct cpu_backend *c, struct err *e)
@@ -29,6 +36,10 @@ int cpu_steps_init(struct cpu_backend *c, struct err *e)
         r->token = cpu_alloc(c, n * sizeof(*r->token));
         r->logprob = cpu_alloc(c, n * sizeof(*r->logprob));
         ok = ok && r->token != NULL && r->logprob != NULL;
+    }
+    for (int i = 0; i < 2; i++) {
+        c->drawn[i].token = cpu_alloc(c, n * sizeof(*c->drawn[i].token));
+        ok = ok && c->drawn[i].token != NULL;
     }
     return ok ? 0 : err_nomem(e, "block tables and results");
 }
@@ -84,7 +95,7 @@ static int check_batch(const struct cpu_backend *c, const struct batch *b, struc
 {
     const struct backend_config *k = &c->config;
     if (b->n_tokens < 0 || b->n_tokens > k->max_tokens || b->n_seqs < 0 || b->n_seqs > k->max_seqs ||
-        b->n_samples < 0 || b->n_samples > k->max_samples) {
+        b->n_samples < 0 || b->first_sample < 0 || b->n_samples > k->max_samples - b->first_sample) {
         return err_set(e, ERR_INVALID,
                        "cpu: step %llu is too large: %d tokens (of %d), %d sequences (of %d), %d samples (of %d)",
                        (unsigned long long)b->step, b->n_tokens, k->max_tokens, b->n_seqs, k->max_seqs, b->n_samples,
@@ -146,6 +157,29 @@ static void update_tables(struct cpu_backend *c)
     }
 }
 
+/* Tokens of the step before are read, those of the one before that make room. */
+static void begin_drawing(struct cpu_backend *c)
+{
+    if (c->batch.part == 0) {
+        c->n_steps++;
+        cpu_settle_tokens(c, cpu_drawn_now(c));
+        cpu_drawn_now(c)->n = 0;
+    }
+    cpu_take_tokens(c);
+}
+
+/* This part's tokens stay for the step after. */
+static void end_drawing(struct cpu_backend *c)
+{
+    struct cpu_drawn *d = cpu_drawn_now(c);
+    const struct batch *b = &c->batch;
+    if (c->config.pipeline == NULL || c->config.pipeline->at.stage > 0) {
+        memcpy(d->token + b->first_sample, cpu_results_now(c)->token, (size_t)b->n_samples * sizeof(*d->token));
+    }
+    d->n = MAX(d->n, b->first_sample + b->n_samples);
+    cpu_return_tokens(c);
+}
+
 int cpu_step_begin(struct backend *b, const struct batch *batch, struct err *e)
 {
     struct cpu_backend *c = cpu_of(b);
@@ -166,6 +200,7 @@ int cpu_step_begin(struct backend *b, const struct batch *batch, struct err *e)
         return rc;
     }
     c->in_step = true;
+    begin_drawing(c);
     copy_blocks(c, c->batch.swap_out, c->batch.n_swap_out, c->kv_host, c->kv_data);
     copy_blocks(c, c->batch.swap_in, c->batch.n_swap_in, c->kv_data, c->kv_host);
     copy_blocks(c, c->batch.copy, c->batch.n_copy, c->kv_data, c->kv_data);
@@ -177,6 +212,7 @@ int cpu_step_end(struct backend *b, struct err *e)
 {
     struct cpu_backend *c = cpu_of(b);
     c->in_step = false;
+    end_drawing(c);
     cpu_results_now(c)->device_us = MAX(clock_us() - c->step_start_us, 1);
     if (c->failed.code != 0) {
         return err_set(e, c->failed.code, "%s", c->failed.text);
