@@ -137,7 +137,7 @@ static int push_run(struct detokenizer *d, const int32_t *id, int32_t i, int32_t
         d->last_special = false;
     }
     *ret_next = i;
-    if (ret != 0 || n_bytes == 0 || utf8_valid(out->data + start, out->len - start))
+    if (ret != 0 || n_bytes == 0 || out->len == start || utf8_valid(out->data + start, out->len - start))
         return ret;
     out->len = start;
     while (n_bytes-- > 0 && ret == 0)

@@ -30,6 +30,8 @@ int utf8_next(const uint8_t *s, size_t len, int *ret_bad)
 
 bool utf8_valid(const char *s, size_t len)
 {
+    if (len == 0) /* of no address perhaps */
+        return true;
     const uint8_t *p = (const uint8_t *)s, *end = p + len;
     int bad;
     while (p < end) {

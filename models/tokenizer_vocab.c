@@ -84,7 +84,7 @@ int vocab_text(struct tokenizer *t, const char *text, size_t len, uint32_t *ret_
 {
     if (len > UINT32_MAX - t->text_len)
         return err_set(e, ERR_INVALID, "the vocabulary's texts are over 4 GiB");
-    if (t->text_len + len > t->text_cap) {
+    if (t->text_len + len >= t->text_cap) { /* an empty text has an address too */
         size_t cap = MAX(t->text_cap * 2, t->text_len + len + 65536);
         char *p = realloc(t->text, cap);
         if (!p)
