@@ -128,9 +128,9 @@ static void runner_free(struct executor *x)
         pthread_mutex_unlock(&r->lock);
         pthread_join(r->thread, NULL);
     }
-    model_free(r->model);
-    if (r->backend)
+    if (r->backend) /* first: it may read weights in the model's file */
         r->backend->ops->free(r->backend);
+    model_free(r->model);
     for (int i = 0; i < N_JOBS; i++)
         batch_copy_release(&r->job[i].batch);
     pthread_mutex_destroy(&r->lock);

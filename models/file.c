@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 static int join(char *ret, const char *dir, const char *name, struct err *e)
@@ -146,4 +147,16 @@ bool model_file_exists(const char *dir, const char *name)
 {
     char path[PATH_MAX];
     return join(path, dir, name, NULL) == 0 && access(path, F_OK) == 0;
+}
+
+bool model_file_cached(int fd, int64_t n_bytes)
+{
+    enum { SAMPLE_EVERY = 256 << 10 };
+    char byte;
+    struct iovec to = {.iov_base = &byte, .iov_len = 1};
+    for (int64_t at = 0; at < n_bytes; at += SAMPLE_EVERY) {
+        if (preadv2(fd, &to, 1, at, RWF_NOWAIT) != 1)
+            return false;
+    }
+    return true;
 }

@@ -15,4 +15,7 @@ bool model_file_exists(const char *dir, const char *name);
 /* ERR_INVALID for what a clone without Git LFS leaves instead of a large file. `name` is for the message. */
 int model_file_check_pointer(int fd, const char *name, struct err *e);
 
+/* Whether the file lies in the page cache, by samples of it; false where the file system does not tell. */
+bool model_file_cached(int fd, int64_t n_bytes);
+
 #endif

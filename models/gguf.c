@@ -373,14 +373,17 @@ int gguf_open(struct gguf **ret, const char *path, struct err *e)
     int code = data != MAP_FAILED                            ? 0
                : ok && (!S_ISREG(st.st_mode) || !st.st_size) ? err_set(e, ERR_INVALID, "%s: not a GGUF file", file)
                                                              : err_set(e, ERR_IO, "%s: %s", file, strerror(errno));
+    bool cached = code == 0 && model_file_cached(fd, st.st_size);
     if (fd >= 0)
         close(fd);
     if (code == 0)
         code = gguf_parse(ret, data, (size_t)st.st_size, file, e);
-    if (code == 0)
+    if (code == 0) {
         (*ret)->mapped = true;
-    else if (data != MAP_FAILED)
+        (*ret)->cached = cached;
+    } else if (data != MAP_FAILED) {
         munmap(data, (size_t)st.st_size);
+    }
     return code;
 }
 

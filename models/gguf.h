@@ -76,6 +76,7 @@ struct gguf {
     const uint8_t *data;
     size_t n_bytes;
     bool mapped; /* data is gguf_open's mapping */
+    bool cached; /* and lay in the page cache then */
     const char *file;
     struct gguf_pair *pair;     /* [n_pairs], sorted by key */
     struct gguf_tensor *tensor; /* [n_tensors], as in the file */

@@ -154,6 +154,7 @@ int gguf_checkpoint(struct checkpoint **ret, struct gguf *g, const struct model_
         return code;
     }
     c->gguf = g;
+    c->uncached = !g->cached;
     code = gguf_string(g, "general.architecture", &text, e);
     snprintf(arch, sizeof arch, "%.*s", (int)MIN(text.len, sizeof arch - 1), text.at ? text.at : "");
     for (int32_t i = 0; i < g->n_tensors && code >= 0; i++) {

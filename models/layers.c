@@ -1,7 +1,8 @@
 /* From a table of tensors to weights on a backend: cut this rank's part, stack what is fused, hand it over.
  *
- * A piece points into the mapped checkpoint, and the backend reads it in place or packs it. Only what a file holds encoded or
- * at an odd place is copied, for as long as the backend takes its own copy.
+ * A piece points into the mapped checkpoint, and the backend reads it in place or packs it. What a file holds encoded or at an
+ * odd place is copied, for as long as the backend takes its own copy; of a file that must be read from disk first, the backend
+ * takes copies too, so that a model that is ready answers at once.
  */
 #include "models/layers.h"
 
@@ -15,7 +16,8 @@ enum { MAX_PIECES = 8 };
 struct assembly {
     struct model *m;
     struct weight_piece piece[MAX_PIECES];
-    void *copy[MAX_PIECES]; /* of tensors that a file holds at odd places or encoded, or NULL */
+    const struct tensor *tensor[MAX_PIECES]; /* that a piece is of */
+    void *copy[MAX_PIECES];                  /* of tensors that a file holds at odd places or encoded, or NULL */
     int32_t n_pieces;
     int32_t rows, cols;
 };
@@ -120,6 +122,7 @@ static int add_tensor(struct assembly *a, const struct tensor_spec *s, const str
         else if (vector) /* stacked along its only axis */
             *p = (struct weight_piece){.rows = 1, .cols = out[i].n, .stride = out[i].n};
         if (t) {
+            a->tensor[a->n_pieces - 1] = t;
             p->data = (const char *)data + first * dtype_bytes(t->dtype);
             p->dtype = t->dtype;
         }
@@ -147,12 +150,16 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
                             .cols = a->cols,
                             .piece = a->piece,
                             .n_pieces = m->checkpoint ? a->n_pieces : 0,
-                            .mapped = m->checkpoint != NULL};
+                            .mapped = m->checkpoint && checkpoint_cached(m->checkpoint)};
     d.tied_head = s->kind == WEIGHT_EMBEDDING && m->config.tied && model_is_last(m);
     for (int32_t i = 0; i < MAX_PIECES; i++)
         d.mapped &= a->copy[i] == NULL;
     m->config.n_parameters += (int64_t)a->rows * a->cols;
-    return m->backend->ops->weight(m->backend, &d, ret, e);
+    int code = m->backend->ops->weight(m->backend, &d, ret, e);
+    bool in_place = code == 0 && d.mapped && ret->data == a->piece[0].data;
+    for (int32_t i = 0; i < a->n_pieces && in_place && code == 0; i++)
+        code = checkpoint_keep(m->checkpoint, a->tensor[i], e);
+    return code;
 }
 
 /* The weight whose rows of the table begin at s, for one layer (or layer 0 and base the transformer). */

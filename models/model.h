@@ -137,8 +137,8 @@ static inline int32_t model_first_layer(const struct model_config *c, int32_t st
     return (int32_t)div_ceil((int64_t)c->n_layers * stage, n_stages);
 }
 
-/* Map the weights and place them on the backend, whose operations read them until model_free; `backend` must outlive the
- * model. Missing, extra, misshapen and mistyped tensors are named all at once. */
+/* Map the weights and place them on the backend, which may read them in the mapped file for as long as it lives: the model is
+ * freed after it. Missing, extra, misshapen and mistyped tensors are named all at once. */
 int model_open(struct model **ret, const char *dir, const struct model_config *c, const struct model_options *o,
                struct backend *backend, struct err *e);
 void model_free(struct model *m);

@@ -42,11 +42,44 @@ void checkpoint_free(struct checkpoint *c)
     free(c->tensor);
     free(c->slot);
     free(c->mapping);
+    free(c->kept);
     free(c);
+}
+
+bool checkpoint_cached(const struct checkpoint *c)
+{
+    return !c->uncached;
+}
+
+int checkpoint_keep(struct checkpoint *c, const struct tensor *t, struct err *e)
+{
+    if (!c->kept)
+        c->kept = calloc((size_t)c->n_tensors, sizeof *c->kept);
+    if (!c->kept)
+        return err_nomem(e, t->name);
+    c->kept[t - c->tensor] = true;
+    return 0;
+}
+
+/* The whole pages of one tensor. Those of a kept one may hold no file any more (kernels/cpu/settle.c). */
+static void rest_tensor(const struct tensor *t)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t at = (uintptr_t)(t->encoded ? t->encoded->data : t->data);
+    uintptr_t end = (at + (uintptr_t)(t->encoded ? t->encoded->n_bytes : t->n_bytes)) / page * page;
+    at = (at + page - 1) / page * page;
+    if (end > at)
+        madvise((void *)at, end - at, MADV_DONTNEED);
 }
 
 void checkpoint_rest(const struct checkpoint *c)
 {
+    for (int32_t i = 0; i < c->n_tensors && c->kept; i++) {
+        if (!c->kept[i])
+            rest_tensor(&c->tensor[i]);
+    }
+    if (c->kept)
+        return;
     for (int32_t i = 0; i < c->n_mappings; i++)
         madvise(c->mapping[i].data, c->mapping[i].n_bytes, MADV_DONTNEED);
     if (c->gguf && c->gguf->mapped)
@@ -131,6 +164,7 @@ static int add_file(struct checkpoint *c, const char *dir, const char *file, str
     int code = data != MAP_FAILED ? 0
                                   : err_set(e, n_bytes > 0 ? ERR_IO : ERR_INVALID, "%s: %s", file,
                                             n_bytes > 0 ? strerror(errno) : "the file is empty");
+    c->uncached |= code == 0 && !model_file_cached(fd, n_bytes);
     close(fd);
     if (code < 0)
         return code;

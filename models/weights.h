@@ -37,7 +37,11 @@ struct checkpoint;
 /* Map model.safetensors, or model.safetensors.index.json and its shards, in `dir`. Nothing of a tensor is read. */
 int checkpoint_open(struct checkpoint **ret, const char *dir, struct err *e);
 void checkpoint_free(struct checkpoint *c);
-/* Give the pages that were read back to the page cache; what is read again comes back by itself. */
+/* Whether all files were in the page cache when they were opened, so that tensors may be read in place at once. */
+bool checkpoint_cached(const struct checkpoint *c);
+/* Tensor t, which is one of c's, is going to be read in place. ERR_NOMEM. */
+int checkpoint_keep(struct checkpoint *c, const struct tensor *t, struct err *e);
+/* Give the pages of tensors that are not kept back to the page cache; what is read again comes back by itself. */
 void checkpoint_rest(const struct checkpoint *c);
 /* NULL when there is none of that name. */
 const struct tensor *checkpoint_find(const struct checkpoint *c, const char *name);

@@ -18,6 +18,8 @@ struct checkpoint {
     struct mapping *mapping; /* [n_mappings] */
     int32_t n_mappings;
     struct gguf *gguf; /* the GGUF file that the tensors lie in, or NULL */
+    bool uncached;     /* a file was not in the page cache when it was opened */
+    bool *kept;        /* [n_tensors] read in place; NULL: none is */
 };
 
 /* Append *t (the name is copied). ERR_INVALID: the name is taken; ERR_FULL: LIMIT_TENSORS; ERR_NOMEM. */

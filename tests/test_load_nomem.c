@@ -125,10 +125,9 @@ static int open_model(void)
         rc = backend_open(&b, "cpu", &bc, &e);
     if (rc == 0)
         rc = model_open(&m, "models/demo", &c, &o, b, &e);
-    if (rc == 0)
-        model_free(m);
     if (b)
         b->ops->free(b);
+    model_free(m);
     return rc;
 }
 

@@ -90,8 +90,8 @@ static void rig_open(struct rig *r, const char *dir, const char *golden, int32_t
 
 static void rig_close(struct rig *r)
 {
-    model_free(r->model);
     r->backend->ops->free(r->backend);
+    model_free(r->model);
     checkpoint_free(r->expected);
 }
 

@@ -10,6 +10,7 @@
 static void cpu_free(struct backend *b)
 {
     struct cpu_backend *c = cpu_of(b);
+    cpu_settle_free(c->settle);
     cpu_pool_free(c->pool);
     cpu_steps_release(c);
     cpu_memory_release(c);
@@ -26,6 +27,7 @@ static const struct backend_ops cpu_ops = {
     .weight = cpu_weight,
     .scratch = cpu_scratch,
     .kv_create = cpu_kv_create,
+    .ready = cpu_ready,
     .step_begin = cpu_step_begin,
     .step_end = cpu_step_end,
     .step_wait = cpu_step_wait,

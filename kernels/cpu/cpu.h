@@ -1,7 +1,7 @@
 /* The CPU backend's inside: its state, and which file holds which operation.
  *
  *     cpu.c        open, free, the table of operations
- *     memory.c     arena, weights, scratch, the cache
+ *     memory.c     arena, weights, scratch, the cache;      settle.c            weights read in their mapped file
  *     step.c       the batch's copy, block tables, block copies, results
  *     ops.c        embed, norm, add, activation, gather
  *     rope.c       rotation and cache write
@@ -69,6 +69,7 @@ struct cpu_backend {
     struct cpu_kernels k;
     struct cpu_pool *pool;
     struct cpu_region *region;
+    struct cpu_settle *settle; /* of weights read in their file; NULL: there are none */
     uint64_t n_dummies; /* dummy weights made so far: each gets other numbers */
 
     struct kv_layout kv;
@@ -127,6 +128,16 @@ int cpu_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtype t, str
 int cpu_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks, int32_t n_host_blocks, struct err *e);
 int cpu_download(struct backend *b, struct mat m, float *out, struct err *e);
 int cpu_upload(struct backend *b, struct mat m, const float *in, struct err *e);
+
+/* settle.c: whether a weight's rows, `stride` elements apart, may be read where its pieces lie. */
+bool cpu_reads_in_place(const struct weight_desc *d, int64_t stride);
+/* The weight is read at `data`: move it into large pages once cpu_ready was called. */
+int cpu_settle_later(struct cpu_backend *c, const void *data, int64_t n_bytes, struct err *e);
+/* Memory that the move will take yet. */
+int64_t cpu_settle_waiting_bytes(const struct cpu_backend *c);
+int cpu_ready(struct backend *b, struct err *e);
+/* Ends the move where it is. Takes NULL. */
+void cpu_settle_free(struct cpu_settle *s);
 
 /* step.c */
 int cpu_steps_init(struct cpu_backend *c, struct err *e);

@@ -1,8 +1,8 @@
 /* Memory of the CPU backend: weights, scratch and the cache, all cut from regions of 2 MiB pages.
  *
- * Weights are copied even when their file stays mapped: pages of a mapped file are 4 KiB, and streaming through
- * them costs read bandwidth in TLB misses. Rows stay as stored, [out, in], padded with zeros to whole chunks of the tiles:
- * the kernels read whole rows, so decoding, prefill, embedding and a tied head share one copy.
+ * Weights are copied, but for large ones that lie in their mapped file as they are needed (settle.c). Rows stay as stored,
+ * [out, in], padded with zeros to whole chunks of the tiles: the kernels read whole rows, so decoding, prefill, embedding and a
+ * tied head share one copy.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -83,14 +83,14 @@ void cpu_memory_release(struct cpu_backend *c)
 
 int cpu_memory(struct backend *b, struct backend_memory *ret, struct err *e)
 {
-    (void)b;
     int64_t page = sysconf(_SC_PAGESIZE);
     int64_t total = sysconf(_SC_PHYS_PAGES);
     int64_t free_pages = sysconf(_SC_AVPHYS_PAGES);
     if (page <= 0 || total <= 0 || free_pages < 0) {
         return err_set(e, ERR_IO, "cpu: the machine's memory size is not known");
     }
-    *ret = (struct backend_memory){.total_bytes = total * page, .free_bytes = free_pages * page};
+    int64_t taken = cpu_settle_waiting_bytes(cpu_of(b));
+    *ret = (struct backend_memory){.total_bytes = total * page, .free_bytes = MAX(free_pages * page - taken, 0)};
     return 0;
 }
 
@@ -199,6 +199,31 @@ static int check_pieces(const struct weight_desc *d, struct err *e)
     return 0;
 }
 
+static int64_t weight_bytes(const struct mat *m)
+{
+    return (int64_t)m->rows * m->stride * dtype_bytes(m->dtype);
+}
+
+static int copy_weight(struct cpu_backend *c, struct fill *f, struct err *e)
+{
+    f->m.data = cpu_alloc(c, (size_t)weight_bytes(&f->m));
+    if (f->m.data == NULL) {
+        return err_nomem(e, f->desc->name);
+    }
+    if (f->desc->kind == WEIGHT_VECTOR) {
+        fill_vector(f);
+    } else {
+        cpu_pool_run(c->pool, (int32_t)div_ceil(f->m.rows, WEIGHT_TASK_ROWS), fill_rows, f);
+    }
+    return 0;
+}
+
+static int place_weight(struct cpu_backend *c, struct fill *f, struct err *e)
+{
+    f->m.data = (void *)(uintptr_t)f->desc->piece[0].data; /* only read */
+    return cpu_settle_later(c, f->m.data, weight_bytes(&f->m), e);
+}
+
 int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e)
 {
     struct cpu_backend *c = cpu_of(b);
@@ -213,14 +238,9 @@ int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, 
                          : d->cols;
     struct fill f = {
         .desc = d, .m = {.stride = stride, .rows = d->rows, .cols = d->cols, .dtype = t}, .salt = ++c->n_dummies};
-    f.m.data = cpu_alloc(c, (size_t)d->rows * (size_t)stride * (size_t)dtype_bytes(t));
-    if (f.m.data == NULL) {
-        return err_nomem(e, d->name);
-    }
-    if (d->kind == WEIGHT_VECTOR) {
-        fill_vector(&f);
-    } else {
-        cpu_pool_run(c->pool, (int32_t)div_ceil(d->rows, WEIGHT_TASK_ROWS), fill_rows, &f);
+    rc = cpu_reads_in_place(d, stride) ? place_weight(c, &f, e) : copy_weight(c, &f, e);
+    if (rc < 0) {
+        return rc;
     }
     *ret = f.m;
     struct cpu_weight *priv = cpu_alloc(c, sizeof(*priv));

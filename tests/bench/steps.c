@@ -285,7 +285,7 @@ int main(int argc, char **argv)
             decode(n, context, 0);
         }
     }
-    model_free(model);
     b->ops->free(b);
+    model_free(model);
     return 0;
 }

@@ -1,0 +1,220 @@
+/* Large weights are read where their file is mapped, so that a server is ready before gigabytes are copied; then a thread of its own
+ * moves them into 2 MiB pages while steps run.
+ *
+ * Pages of a mapped file are 4 KiB, and streaming through them costs a decode step up to a quarter in TLB misses. So whole 2 MiB
+ * of a weight at a time are copied aside and the copy is put in the file's place (mremap): the addresses stay, a step that
+ * reads them meanwhile finds the same values before and after, or waits in the page fault for the two to be exchanged. What is left are
+ * a weight's ends, less than 2 MiB each, which is why small weights are copied at once instead (memory.c).
+ *
+ * On machines with several memory nodes nothing is read in place: there the threads that read a row copy it, each near itself.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "config/log.h"
+#include "kernels/cpu/cpu.h"
+
+#define HUGE_BYTES ((size_t)2 << 20)
+#define CHUNK_BYTES ((size_t)32 << 20) /* put in place at once */
+#define LARGE_BYTES ((int64_t)16 << 20)
+
+enum { NICE = 19 }; /* steps go first */
+
+/* Weights of one mapping that touch are one span. */
+struct span {
+    char *at;
+    size_t n_bytes;
+};
+
+struct cpu_settle {
+    struct span *span; /* [n] */
+    int32_t n, cap;
+    _Atomic int64_t waiting_bytes; /* to be moved yet */
+    pthread_t thread;
+    bool started;
+    _Atomic bool stop;
+};
+
+static bool one_memory_node(void)
+{
+    return access("/sys/devices/system/node/node1", F_OK) != 0;
+}
+
+static bool huge_pages(void)
+{
+    char text[64] = "";
+    FILE *f = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "re");
+    bool ok = f != NULL && fgets(text, sizeof(text), f) != NULL && strstr(text, "[never]") == NULL;
+    if (f != NULL) {
+        fclose(f);
+    }
+    return ok;
+}
+
+/* ---- which weights ---- */
+
+bool cpu_reads_in_place(const struct weight_desc *d, int64_t stride)
+{
+    const struct weight_piece *p = d->piece;
+    bool large = (int64_t)d->rows * stride * dtype_bytes(d->dtype) >= LARGE_BYTES;
+    if (!d->mapped || !large || d->n_pieces == 0 || (d->kind != WEIGHT_LINEAR && d->kind != WEIGHT_EMBEDDING)) {
+        return false;
+    }
+    const char *end = p->data;
+    for (int32_t i = 0; i < d->n_pieces; i++) {
+        if (p[i].data != end || p[i].transposed || p[i].dtype != d->dtype || p[i].stride != stride ||
+            p[i].cols != stride) {
+            return false;
+        }
+        end += (int64_t)p[i].rows * stride * dtype_bytes(d->dtype);
+    }
+    return one_memory_node();
+}
+
+int cpu_settle_later(struct cpu_backend *c, const void *data, int64_t n_bytes, struct err *e)
+{
+    struct cpu_settle *s = c->settle;
+    if (s == NULL) {
+        s = c->settle = calloc(1, sizeof(*s));
+    }
+    if (s != NULL && s->n == s->cap) {
+        int32_t cap = MAX(2 * s->cap, 64);
+        struct span *span = realloc(s->span, (size_t)cap * sizeof(*span));
+        if (span == NULL) {
+            return err_nomem(e, "list of weights");
+        }
+        s->span = span;
+        s->cap = cap;
+    }
+    if (s == NULL) {
+        return err_nomem(e, "list of weights");
+    }
+    s->span[s->n++] = (struct span){.at = (char *)(uintptr_t)data, .n_bytes = (size_t)n_bytes};
+    s->waiting_bytes += n_bytes;
+    return 0;
+}
+
+int64_t cpu_settle_waiting_bytes(const struct cpu_backend *c)
+{
+    return c->settle != NULL ? c->settle->waiting_bytes : 0;
+}
+
+/* ---- the move ---- */
+
+static int by_address(const void *a, const void *b)
+{
+    const struct span *x = a;
+    const struct span *y = b;
+    return x->at < y->at ? -1 : x->at > y->at;
+}
+
+/* Sorted, and those that touch joined: rows of one weight may end in the 2 MiB where the next begins. */
+static void join_spans(struct cpu_settle *s)
+{
+    int32_t n = 0;
+    qsort(s->span, (size_t)s->n, sizeof(*s->span), by_address);
+    for (int32_t i = 0; i < s->n; i++) {
+        struct span *last = n > 0 ? &s->span[n - 1] : NULL;
+        if (last != NULL && last->at + last->n_bytes == s->span[i].at) {
+            last->n_bytes += s->span[i].n_bytes;
+        } else {
+            s->span[n++] = s->span[i];
+        }
+    }
+    s->n = n;
+}
+
+/* Put 2 MiB pages of the same contents in the place of [at, at + n_bytes), whole ones. */
+static bool move_chunk(struct cpu_settle *s, char *at, size_t n_bytes)
+{
+    char *raw =
+        mmap(NULL, n_bytes + HUGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (raw == MAP_FAILED) {
+        return false;
+    }
+    char *copy = raw + (HUGE_BYTES - (uintptr_t)raw % HUGE_BYTES) % HUGE_BYTES;
+    bool ok = madvise(copy, n_bytes, MADV_HUGEPAGE) == 0;
+    for (size_t i = 0; i < n_bytes && ok; i += HUGE_BYTES) {
+        memcpy(copy + i, at + i, HUGE_BYTES);
+        ok = !s->stop;
+    }
+    ok = ok && mprotect(copy, n_bytes, PROT_READ) == 0 &&
+         mremap(copy, n_bytes, n_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, at) != MAP_FAILED;
+    if (ok) { /* what stood before and behind the copy */
+        munmap(raw, (size_t)(copy - raw));
+        munmap(copy + n_bytes, (size_t)(raw + HUGE_BYTES - copy));
+    } else {
+        munmap(raw, n_bytes + HUGE_BYTES);
+    }
+    return ok;
+}
+
+static bool move_span(struct cpu_settle *s, const struct span *span)
+{
+    char *end = span->at + span->n_bytes;
+    end -= (uintptr_t)end % HUGE_BYTES;
+    for (char *at = span->at + (HUGE_BYTES - (uintptr_t)span->at % HUGE_BYTES) % HUGE_BYTES; at < end;) {
+        size_t n = MIN((size_t)(end - at), CHUNK_BYTES);
+        if (!move_chunk(s, at, n)) {
+            return false;
+        }
+        s->waiting_bytes -= (int64_t)n;
+        at += n;
+    }
+    return true;
+}
+
+static void *settle_main(void *arg)
+{
+    struct cpu_settle *s = arg;
+    bool ok = true;
+    pthread_setname_np(pthread_self(), "quire-settle");
+    setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
+    for (int32_t i = 0; i < s->n && ok; i++) {
+        ok = move_span(s, &s->span[i]);
+    }
+    s->waiting_bytes = 0;
+    if (ok) {
+        log_event(LOG_DEBUG, "weights moved into large pages");
+    } else if (!s->stop) {
+        log_event(LOG_WARN, "weights stay in the small pages of their file", LOG_STR("because", strerror(errno)));
+    }
+    return NULL;
+}
+
+int cpu_ready(struct backend *b, struct err *e)
+{
+    struct cpu_settle *s = cpu_of(b)->settle;
+    if (s == NULL || s->started) {
+        return 0;
+    }
+    if (!huge_pages()) {
+        s->waiting_bytes = 0;
+        return 0;
+    }
+    join_spans(s);
+    if (pthread_create(&s->thread, NULL, settle_main, s) != 0) {
+        return err_set(e, ERR_IO, "cpu: the thread that moves weights could not be started");
+    }
+    s->started = true;
+    return 0;
+}
+
+void cpu_settle_free(struct cpu_settle *s)
+{
+    if (s == NULL) {
+        return;
+    }
+    s->stop = true;
+    if (s->started) {
+        pthread_join(s->thread, NULL);
+    }
+    free(s->span);
+    free(s);
+}
