@@ -212,6 +212,10 @@ static void put_config(struct writer *w, const char *name)
     if (take_int(w, under(w, "expert_count", key, sizeof key), &value) && value > 0)
         w->code = err_set(w->e, ERR_UNSUPPORTED, "%s: a mixture of %lld experts is not supported", w->g->file,
                           (long long)value);
+    if (take_int(w, "split.count", &value) && value > 1)
+        w->code = err_set(w->e, ERR_UNSUPPORTED,
+                          "%s: one of %lld files of a model; join them (llama-gguf-split --merge) and give that file",
+                          w->g->file, (long long)value);
     put_rotated(w);
     put_rope(w);
     put_ids(w);

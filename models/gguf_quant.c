@@ -1,7 +1,7 @@
 /* GGUF's encodings of tensors, decoded to floats.
  *
  * A row is a sequence of blocks. Those of 32 values have one scale (and for the _1 kinds one minimum) as float16; those of 256,
- * the K kinds, have float16 scales over 6- or 8-bit scales of sub-blocks. Source: the block layouts that ggml documents.
+ * the K kinds and IQ4_XS, have float16 scales over 4- to 8-bit scales of sub-blocks. Source: the block layouts that ggml documents.
  */
 #include "models/gguf.h"
 
@@ -91,7 +91,64 @@ static void decode_q8_0(const uint8_t *s, float *y)
         y[i] = d * (float)(int8_t)s[2 + i];
 }
 
+/* Four bits that choose one of sixteen levels, closer to each other around zero. */
+static const int8_t LEVELS[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+static void decode_levels(float d, const uint8_t *q, float *y)
+{
+    for (int i = 0; i < 16; i++) {
+        y[i] = d * (float)LEVELS[q[i] & 15];
+        y[i + 16] = d * (float)LEVELS[q[i] >> 4];
+    }
+}
+
+static void decode_iq4_nl(const uint8_t *s, float *y)
+{
+    decode_levels(load_f16(s), s + 2, y);
+}
+
 /* ---- 256 values ---- */
+
+/* Two bits of value i: a byte has those of four values 32 apart. */
+static int two_bits(const uint8_t *q, int i)
+{
+    return q[i / 128 * 32 + i % 32] >> i / 32 % 4 * 2 & 3;
+}
+
+/* Sixteen sub-blocks' scales (low half) and minima [16], values [64], two float16 scales. */
+static void decode_q2_k(const uint8_t *s, float *y)
+{
+    float d = load_f16(s + 80), dmin = load_f16(s + 82);
+    for (int i = 0; i < 256; i++) {
+        int sub = s[i / 16];
+        y[i] = d * (float)(sub & 15) * (float)two_bits(s + 16, i) - dmin * (float)(sub >> 4);
+    }
+}
+
+/* Third bits [32], of which a clear one takes four away; lower two bits [64], sixteen scales of 6 bits [12], one float16 scale. */
+static void decode_q3_k(const uint8_t *s, float *y)
+{
+    const uint8_t *scales = s + 96;
+    float d = load_f16(s + 108);
+    for (int i = 0; i < 256; i++) {
+        int sub = i / 16;
+        int low = sub < 8 ? scales[sub] & 15 : scales[sub - 8] >> 4;
+        int scale = low | (scales[8 + sub % 4] >> sub / 4 * 2 & 3) << 4;
+        int v = two_bits(s + 32, i) - (s[i % 32] >> i / 32 & 1 ? 0 : 4);
+        y[i] = d * (float)(scale - 32) * (float)v;
+    }
+}
+
+/* One float16 scale, the upper two bits of eight sub-blocks' scales [2], their lower four [4], values [128]. */
+static void decode_iq4_xs(const uint8_t *s, float *y)
+{
+    float d = load_f16(s);
+    int high = s[2] | s[3] << 8;
+    for (int i = 0; i < 8; i++) {
+        int scale = (s[4 + i / 2] >> i % 2 * 4 & 15) | (high >> 2 * i & 3) << 4;
+        decode_levels(d * (float)(scale - 32), s + 8 + 16 * i, y + 32 * i);
+    }
+}
 
 /* Eight sub-blocks' scales and minima of 6 bits in 12 bytes: those of the first four whole, the others' upper two bits in what
  * the first four leave free. */
@@ -146,11 +203,13 @@ static const struct {
     int16_t values, bytes;
     void (*decode)(const uint8_t *block, float *ret);
 } ENCODINGS[] = {
-    [0] = {"F32", 1, 4, decode_f32},        [1] = {"F16", 1, 2, decode_f16},
-    [2] = {"Q4_0", 32, 18, decode_q4_0},    [3] = {"Q4_1", 32, 20, decode_q4_1},
-    [6] = {"Q5_0", 32, 22, decode_q5_0},    [7] = {"Q5_1", 32, 24, decode_q5_1},
-    [8] = {"Q8_0", 32, 34, decode_q8_0},    [12] = {"Q4_K", 256, 144, decode_q4_k},
-    [13] = {"Q5_K", 256, 176, decode_q5_k}, [14] = {"Q6_K", 256, 210, decode_q6_k},
+    [0] = {"F32", 1, 4, decode_f32},          [1] = {"F16", 1, 2, decode_f16},
+    [2] = {"Q4_0", 32, 18, decode_q4_0},      [3] = {"Q4_1", 32, 20, decode_q4_1},
+    [6] = {"Q5_0", 32, 22, decode_q5_0},      [7] = {"Q5_1", 32, 24, decode_q5_1},
+    [8] = {"Q8_0", 32, 34, decode_q8_0},      [10] = {"Q2_K", 256, 84, decode_q2_k},
+    [11] = {"Q3_K", 256, 110, decode_q3_k},   [12] = {"Q4_K", 256, 144, decode_q4_k},
+    [13] = {"Q5_K", 256, 176, decode_q5_k},   [14] = {"Q6_K", 256, 210, decode_q6_k},
+    [20] = {"IQ4_NL", 32, 18, decode_iq4_nl}, [23] = {"IQ4_XS", 256, 136, decode_iq4_xs},
     [30] = {"BF16", 1, 2, decode_bf16},
 };
 
@@ -161,7 +220,7 @@ const char *gguf_encoding_name(uint32_t encoding)
 
 const char *gguf_encoding_list(void)
 {
-    return "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K";
+    return "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS";
 }
 
 int32_t gguf_block_values(uint32_t encoding)

@@ -361,6 +361,35 @@ static double q6_value(const uint8_t *b, int i)
     return half(b + 208) * (int8_t)b[192 + i / 16] * (low + 16 * high - 32);
 }
 
+static double q2_value(const uint8_t *b, int i)
+{
+    int part = i / 128, quarter = i % 128 / 32, k = i % 32;
+    int q = bits(b + 16, 8 * (32 * part + k) + 2 * quarter, 2);
+    return half(b + 80) * bits(b + i / 16, 0, 4) * q - half(b + 82) * bits(b + i / 16, 4, 4);
+}
+
+/* Sub-block j: its scale's lower four bits stand in nibble j / 8 of byte j % 8, the upper two in pair j / 4 of byte 8 + j % 4. */
+static double q3_value(const uint8_t *b, int i)
+{
+    int part = i / 128, quarter = i % 128 / 32, k = i % 32, j = i / 16;
+    int scale = bits(b + 96 + j % 8, j / 8 * 4, 4) + 16 * bits(b + 104 + j % 4, j / 4 * 2, 2);
+    int q = bits(b + 32, 8 * (32 * part + k) + 2 * quarter, 2) + 4 * bits(b, 8 * k + 4 * part + quarter, 1);
+    return half(b + 108) * (scale - 32) * (q - 4);
+}
+
+static double level(int q)
+{
+    static const int OF[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    return OF[q];
+}
+
+static double iq4_xs_value(const uint8_t *b, int i)
+{
+    int j = i / 32, k = i % 32;
+    int scale = bits(b + 4, 4 * j, 4) + 16 * bits(b + 2, 2 * j, 2);
+    return half(b) * (scale - 32) * level(bits(b + 8 + 16 * j, k < 16 ? 8 * k : 8 * (k - 16) + 4, 4));
+}
+
 static double value_of(uint32_t encoding, const uint8_t *b, int i)
 {
     switch (encoding) {
@@ -376,10 +405,18 @@ static double value_of(uint32_t encoding, const uint8_t *b, int i)
         return small_value(b, i, 8, 4, 0, true);
     case 8:
         return half(b) * (int8_t)b[2 + i];
+    case 10:
+        return q2_value(b, i);
+    case 11:
+        return q3_value(b, i);
     case 12:
         return k_value(b, i, 16, -1);
     case 13:
         return k_value(b, i, 48, 16);
+    case 20:
+        return half(b) * level(bits(b + 2, i < 16 ? 8 * i : 8 * (i - 16) + 4, 4));
+    case 23:
+        return iq4_xs_value(b, i);
     default:
         return q6_value(b, i);
     }
@@ -388,7 +425,7 @@ static double value_of(uint32_t encoding, const uint8_t *b, int i)
 static void block_formats_decode_as_their_layouts_say(void **state)
 {
     (void)state;
-    static const uint32_t ENCODINGS[] = {1, 2, 3, 6, 7, 8, 12, 13, 14};
+    static const uint32_t ENCODINGS[] = {1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23};
     uint32_t seed = 1;
     for (size_t n = 0; n < ARRAY_LEN(ENCODINGS); n++) {
         uint32_t encoding = ENCODINGS[n];
@@ -399,8 +436,8 @@ static void block_formats_decode_as_their_layouts_say(void **state)
             for (int i = 0; i < 2 * bytes; i++)
                 b[i] = (uint8_t)((seed = seed * 1664525 + 1013904223) >> 24);
             for (int k = 0; k < 2; k++) { /* scales that are finite; now and then subnormal */
-                int at[] = {0, 2, bytes - 2};
-                for (int i = 0; i < 3; i++)
+                int at[] = {0, 2, bytes - 4, bytes - 2};
+                for (int i = 0; i < 4; i++)
                     if (at[i] + 1 < bytes)
                         b[k * bytes + at[i] + 1] &= round % 5 ? 0xbb : 0x83;
             }
@@ -546,6 +583,10 @@ static void what_is_not_supported_is_refused(void **state)
     put_llama(&f, "llama");
     set_int(&f, "llama.expert_count", 8);
     refuse_config(&f, "8 experts");
+    file_init(&f);
+    put_llama(&f, "llama");
+    set_int(&f, "split.count", 3);
+    refuse_config(&f, "one of 3 files");
     file_init(&f);
     put_llama(&f, "llama");
     set_text(&f, "llama.rope.scaling.type", "weird");
