@@ -218,8 +218,8 @@ static int take_tensor(struct cursor *c, struct gguf_tensor *t, uint64_t *ret_of
         return code;
     t->n_dims = (int32_t)n_dims;
     if (!gguf_encoding_name(t->encoding))
-        return err_set(c->e, ERR_UNSUPPORTED, "%s: tensor %.*s is of type %u; read are %s", c->file, (int)t->name.len,
-                       t->name.at, t->encoding, gguf_encoding_list());
+        return err_set(c->e, ERR_UNSUPPORTED, "%s: tensor %.*s is of type %u%s; read are %s", c->file, (int)t->name.len,
+                       t->name.at, t->encoding, gguf_encoding_refused(t->encoding), gguf_encoding_list());
     return set_bytes(c, t);
 }
 

@@ -113,6 +113,8 @@ bool gguf_text_is(struct gguf_text t, const char *text);
 const char *gguf_encoding_name(uint32_t encoding);
 /* Every name, for messages. */
 const char *gguf_encoding_list(void);
+/* " (IQ2_XS)" of one that others read; "" where nothing is known. */
+const char *gguf_encoding_refused(uint32_t encoding);
 /* Values of a block and the bytes that they take. */
 int32_t gguf_block_values(uint32_t encoding);
 int32_t gguf_block_bytes(uint32_t encoding);

@@ -223,6 +223,17 @@ const char *gguf_encoding_list(void)
     return "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS";
 }
 
+const char *gguf_encoding_refused(uint32_t encoding)
+{
+    static const char *const NAMES[] = {
+        [15] = " (Q8_K)",  [16] = " (IQ2_XXS)", [17] = " (IQ2_XS)", [18] = " (IQ3_XXS)",
+        [19] = " (IQ1_S)", [21] = " (IQ3_S)",   [22] = " (IQ2_S)",  [24] = " (I8)",
+        [25] = " (I16)",   [26] = " (I32)",     [27] = " (I64)",    [28] = " (F64)",
+        [29] = " (IQ1_M)", [34] = " (TQ1_0)",   [35] = " (TQ2_0)",  [39] = " (MXFP4)",
+    };
+    return encoding < ARRAY_LEN(NAMES) && NAMES[encoding] ? NAMES[encoding] : "";
+}
+
 int32_t gguf_block_values(uint32_t encoding)
 {
     return ENCODINGS[encoding].values;

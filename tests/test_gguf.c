@@ -268,8 +268,11 @@ static void lying_tensors_are_refused(void **state)
     add_tensor(&f, "t", 8, 33, 0, FOUR, 16);
     refuse(&f, "Q8_0 needs a multiple of 32");
     file_init(&f);
-    add_tensor(&f, "t", 10, 256, 0, FOUR, 16);
-    refuse(&f, "is of type 10; read are F32");
+    add_tensor(&f, "t", 17, 256, 0, FOUR, 16);
+    refuse(&f, "is of type 17 (IQ2_XS); read are F32");
+    file_init(&f);
+    add_tensor(&f, "t", 1000, 256, 0, FOUR, 16);
+    refuse(&f, "is of type 1000; read are F32");
     file_init(&f);
     add_tensor(&f, "t", 0, 4, 0, FOUR, 16);
     f.tensors.data[f.tensors.len - 8] = 4;
