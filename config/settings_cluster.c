@@ -1,13 +1,13 @@
 /* The place of this process among several, as its launcher put it into the environment: torchrun, Slurm's srun, Open MPI and
- * what descends from MPICH. Each process they start is a node of ours. Read where the model is cut (tensor_parallel_size)
- * and no setting says anything of nodes. */
+ * what descends from MPICH. Each process they start is a node of ours. Read where the model is cut (tensor_parallel_size,
+ * pipeline_parallel_size) and no setting says anything of nodes. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "config/settings_table.h"
 
-enum { HOST_BYTES = 256 };
+enum { HOST_BYTES = 256, MOST_RANKS = 64 };
 
 struct launcher {
     const char *name, *size, *rank, *local_size, *local_rank;
@@ -20,6 +20,11 @@ static const struct launcher LAUNCHERS[] = {
      "OMPI_COMM_WORLD_LOCAL_RANK"},
     {"MPI", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"},
 };
+
+static int64_t n_ranks(const struct settings *s)
+{
+    return s->tensor_parallel_size * s->pipeline_parallel_size;
+}
 
 static const char *variable(char **env, const char *name)
 {
@@ -68,14 +73,14 @@ static int take_master(struct settings *s, char **env, const struct launcher *l,
         return setting_set(s, row, address, FROM_ENV, "MASTER_ADDR", e);
     return err_set_param(
         e, ERR_INVALID, "master_addr",
-        "%s has started several processes, and tensor_parallel_size is %lld, but neither MASTER_ADDR nor "
+        "%s has started several processes, and the model is cut for %lld ranks, but neither MASTER_ADDR nor "
         "master_addr says where the first one is",
-        l->name, (long long)s->tensor_parallel_size);
+        l->name, (long long)n_ranks(s));
 }
 
 int settings_cluster(struct settings *s, char **env, struct err *e)
 {
-    if (s->tensor_parallel_size < 2 || setting_origin(s, setting_find("nnodes", 6)) != FROM_DEFAULT)
+    if (n_ranks(s) < 2 || setting_origin(s, setting_find("nnodes", 6)) != FROM_DEFAULT)
         return 0;
     for (size_t i = 0; i < ARRAY_LEN(LAUNCHERS); i++) {
         const struct launcher *l = &LAUNCHERS[i];
@@ -96,7 +101,18 @@ int settings_cluster(struct settings *s, char **env, struct err *e)
 
 int settings_check_nodes(const struct settings *s, struct err *e)
 {
-    if (s->nnodes > 1 && s->tensor_parallel_size % s->nnodes != 0)
+    int64_t n = n_ranks(s);
+    if (n > MOST_RANKS)
+        return err_set_param(e, ERR_INVALID, "pipeline_parallel_size",
+                             "tensor_parallel_size %lld times pipeline_parallel_size %lld is more than %d ranks",
+                             (long long)s->tensor_parallel_size, (long long)s->pipeline_parallel_size, MOST_RANKS);
+    if (s->nnodes > 1 && n % s->nnodes != 0 && s->pipeline_parallel_size > 1)
+        return err_set_param(e, ERR_INVALID, "nnodes",
+                             "nnodes %lld does not divide the %lld ranks of tensor_parallel_size %lld and "
+                             "pipeline_parallel_size %lld",
+                             (long long)s->nnodes, (long long)n, (long long)s->tensor_parallel_size,
+                             (long long)s->pipeline_parallel_size);
+    if (s->nnodes > 1 && n % s->nnodes != 0)
         return err_set_param(e, ERR_INVALID, "nnodes", "nnodes %lld does not divide tensor_parallel_size %lld",
                              (long long)s->nnodes, (long long)s->tensor_parallel_size);
     if (s->node_rank >= s->nnodes)

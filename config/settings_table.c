@@ -76,11 +76,11 @@ const struct setting setting_table[] = {
     {INT(seed, "-1", -1, 0x1p63), .metavar = "N", .group = "Scheduling",
      .help = "seed of requests that bring none; -1: random"},
     {INT(tensor_parallel_size, "1", 1, 64), .metavar = "N", .group = "Scheduling", .help = "processes that share each layer, on as many GPUs or on the CPU"},
-    {INT(pipeline_parallel_size, "1", 1, 64), .metavar = "N", .group = "Scheduling", .help = "processes that divide the layers; 1 only"},
+    {INT(pipeline_parallel_size, "1", 1, 64), .metavar = "N", .group = "Scheduling", .help = "stages that hold a part of the layers each; each is tensor_parallel_size processes"},
     {INT(threads, "0", 0, 1024), .metavar = "N", .group = "Scheduling", .help = "CPU threads that compute, of all ranks together; 0: physical cores"},
 
     {INT(nnodes, "1", 1, 64), .metavar = "N", .group = "Nodes",
-     .help = "machines that share the model, each with as many of tensor_parallel_size; all get the same settings but for node_rank"},
+     .help = "machines that share the model, each with as many of its ranks; all get the same settings but for node_rank"},
     {INT(node_rank, "0", 0, 63), .metavar = "N", .group = "Nodes", .help = "which of the nnodes this is; 0 answers requests"},
     {STRING(master_addr, NULL), .metavar = "ADDRESS", .group = "Nodes", .help = "where node 0 is reached by the others"},
     {INT(master_port, "29500", 1, 65535), .metavar = "PORT", .group = "Nodes",

@@ -29,17 +29,26 @@ struct member {
     struct rank_share share;
     struct rank_order order;
     struct settings settings;
+    struct rank_net net; /* only where rank 0 is on another machine, or speaks as if it were */
     struct rank_shared shared;
     struct executor *executor;
     int32_t in_flight; /* launches not waited for */
 };
 
-/* Results are rank 0's to use; they are waited for here to learn of failures. */
+/* Of several stages the last one's first rank draws, and tells rank 0. */
+static bool draws(const struct member *m)
+{
+    const struct pipeline_place *at = &m->share.at;
+    return at->n_stages > 1 && pipeline_is_last(at) && at->rank == 0;
+}
+
+/* The oldest step's results. Where rank 0 draws itself they are waited for to learn of failures. */
 static int settle(struct member *m, struct err *e)
 {
-    struct results unused;
+    struct results r;
     m->in_flight--;
-    return m->executor->wait(m->executor, &unused, e);
+    int rc = m->executor->wait(m->executor, &r, e);
+    return rc == 0 && draws(m) ? rank_results_send(m->order.note_fd, m->order.rank, &r, e) : rc;
 }
 
 /* The next message; ERR_IO when there will be none. */
@@ -61,10 +70,10 @@ static int next_message(struct member *m, struct rank_message *ret, struct err *
 static int agree(struct rank_share *share, struct executor_info *x, const struct model *model, struct err *e)
 {
     struct member *m = CONTAINER_OF(share, struct member, share);
-    struct rank_note note = {.kind = NOTE_HELLO, .rank = share->rank};
+    struct rank_note note = {.kind = NOTE_HELLO, .rank = m->order.rank};
     struct rank_message got;
     struct rank_pools pools;
-    rank_hello_fill(&note.hello, x, model, share->n_ranks, m->settings.deterministic);
+    rank_hello_fill(&note.hello, x, model, m->settings.deterministic);
     int rc = rank_note_send(m->order.note_fd, &note, e);
     if (rc == 0)
         rc = next_message(m, &got, e);
@@ -87,14 +96,10 @@ static int join(struct member *m, int64_t timeout_us, struct err *e)
 {
     const struct settings *s = &m->settings;
     struct rank_order *o = &m->order;
-    int fd[RANK_NET_KINDS];
-    int rc = rank_net_join(fd, &o->slot_bytes, s->master_addr ? s->master_addr : "", (int)s->master_port, o->rank,
-                           o->n_ranks, (int64_t)(s->node_timeout * 1e6), e);
-    if (rc < 0)
-        return rc;
-    o->note_fd = fd[RANK_NET_CONTROL];
-    return rank_shared_connect(&m->shared, &fd[RANK_NET_CONTROL], &fd[RANK_NET_COMM], o->rank, o->n_ranks,
-                               o->slot_bytes, timeout_us, e);
+    int rc = rank_net_join(&m->net, &o->slot_bytes, s->master_addr ? s->master_addr : "", (int)s->master_port,
+                           (int64_t)(s->node_timeout * 1e6), e);
+    o->note_fd = m->net.fd[RANK_NET_CONTROL][0];
+    return rc < 0 ? rc : rank_shared_connect(&m->shared, &m->net, o->slot_bytes, timeout_us, e);
 }
 
 static int open_model(struct member *m, struct err *e)
@@ -104,16 +109,17 @@ static int open_model(struct member *m, struct err *e)
     struct model_config c;
     struct generation_defaults unused;
     int64_t timeout_us = (int64_t)(s->step_timeout * 1e6);
-    int rc = o->over_net
-                 ? join(m, timeout_us, e)
-                 : rank_shared_open(&m->shared, o->shared_fd, o->rank, o->n_ranks, o->slot_bytes, timeout_us, e);
+    struct pipeline_place at = pipeline_place_of(o->rank, o->n_stages, o->n_ranks / o->n_stages);
+    rank_net_init(&m->net, &at);
+    int rc = o->over_net ? join(m, timeout_us, e)
+                         : rank_shared_open(&m->shared, o->shared_fd, &at, o->slot_bytes, timeout_us, e);
     if (rc == 0)
         rc = model_config_read(&c, &unused, s->model, e);
-    m->share = (struct rank_share){.rank = o->rank,
-                                   .n_ranks = o->n_ranks,
+    m->share = (struct rank_share){.at = at,
                                    .here = o->here,
                                    .n_here = o->n_here,
                                    .comm = m->shared.comm,
+                                   .pipeline = m->shared.pipeline,
                                    .direct = true,
                                    .agree = agree};
     return rc < 0 ? rc : runner_open_share(&m->executor, s, s->model, &c, &m->share, e);
@@ -129,7 +135,7 @@ static int compute(struct member *m, const struct rank_message *msg, struct err 
         rc = x->launch(x, &b, e);
     m->shared.link->ops->release(m->shared.link);
     m->in_flight += rc == 0;
-    return rc == 0 && m->in_flight > x->info.depth ? settle(m, e) : rc;
+    return rc == 0 && (draws(m) || m->in_flight > x->info.depth) ? settle(m, e) : rc;
 }
 
 static int serve(struct member *m, struct err *e)
@@ -184,6 +190,8 @@ int rank_main(int argc, char **argv)
     if (m.executor)
         m.executor->free(m.executor);
     rank_shared_release(&m.shared);
+    if (m.net.n > 0)
+        rank_net_release(&m.net);
     settings_release(&m.settings);
     return rc < 0;
 }

@@ -20,7 +20,8 @@ static int spawn_share(const struct settings *s, char *const *flags, int32_t n_h
     int rc = 0;
     for (int32_t i = 0; i < n_here && rc == 0; i++) {
         struct rank_order order = {.rank = (int32_t)s->node_rank * n_here + i,
-                                   .n_ranks = (int32_t)s->tensor_parallel_size,
+                                   .n_ranks = (int32_t)(s->tensor_parallel_size * s->pipeline_parallel_size),
+                                   .n_stages = (int32_t)s->pipeline_parallel_size,
                                    .here = (int32_t)s->local_rank * n_here + i,
                                    .n_here = (int32_t)s->local_size * n_here,
                                    .over_net = true,
@@ -57,7 +58,7 @@ int node_run(const struct settings *s, struct err *e)
 {
     pid_t pid[COMM_MAX_RANKS];
     char *dir = NULL, **flags = NULL;
-    int32_t n = (int32_t)(s->tensor_parallel_size / s->nnodes);
+    int32_t n = (int32_t)(s->tensor_parallel_size * s->pipeline_parallel_size / s->nnodes);
     int rc = model_path_find(&dir, s->model, e);
     if (rc == 0)
         rc = settings_pass_on(&flags, s, dir, e);

@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { N_WORDS = 10, WORD_BYTES = 24, EXIT_NO_EXEC = 127, CLOSE_RANGE_CLOEXEC_FLAG = 4, TICK_MS = 10 };
+enum { N_WORDS = 11, WORD_BYTES = 24, EXIT_NO_EXEC = 127, CLOSE_RANGE_CLOEXEC_FLAG = 4, TICK_MS = 10 };
 
 static const char NAME[] = "rank";
 
@@ -71,7 +71,7 @@ int rank_spawn(pid_t *ret, const struct rank_order *o, struct err *e)
     char word[N_WORDS][WORD_BYTES];
     int n = 0, n_flags = 0;
     const long long number[N_WORDS - 1] = {o->rank,   o->n_ranks, o->shared_fd, o->note_fd, (long long)o->slot_bytes,
-                                           o->parent, o->here,    o->n_here,    o->over_net};
+                                           o->parent, o->here,    o->n_here,    o->over_net, o->n_stages};
     while (o->settings[n_flags])
         n_flags++;
     char **argv = calloc((size_t)(n_flags + N_WORDS + 2), sizeof(*argv)), **env = environment();
@@ -108,6 +108,8 @@ int rank_order_parse(struct rank_order *ret, int argc, char **argv, struct err *
         if (number[i] < 0 || !end || *end)
             return err_set(e, ERR_INVALID, "quire rank is started by quire serve, not by hand");
     }
+    if (number[9] < 1 || number[1] % number[9] != 0)
+        return err_set(e, ERR_INVALID, "quire rank is started by quire serve, not by hand");
     *ret = (struct rank_order){
         .rank = (int32_t)number[0],
         .n_ranks = (int32_t)number[1],
@@ -118,6 +120,7 @@ int rank_order_parse(struct rank_order *ret, int argc, char **argv, struct err *
         .here = (int32_t)number[6],
         .n_here = (int32_t)number[7],
         .over_net = number[8] != 0,
+        .n_stages = (int32_t)number[9],
         .settings = argv + N_WORDS - 1,
     };
     return 0;

@@ -8,7 +8,7 @@
 
 /* What a rank is told at its start, before its settings. */
 struct rank_order {
-    int32_t rank, n_ranks;
+    int32_t rank, n_ranks, n_stages; /* of a pipeline, each with its share of the ranks */
     int32_t here, n_here;  /* its place among the ranks of this machine */
     bool over_net;         /* rank 0 is found as the settings say (rank_net.h), without these descriptors */
     int shared_fd;         /* memory of all ranks: ring, then comm */

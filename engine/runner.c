@@ -4,6 +4,9 @@
  * step, wait waits for it. One that computes inside its operations (the CPU) gets a thread of its own, so that the engine
  * plans step N+1 while step N is computed; a launch then only copies the batch. Its two jobs are taken in turn: job i is
  * free again once its results were waited for, which the executor's depth of one guarantees.
+ *
+ * As a stage of a pipeline it computes a step in parts (parts.h) and waits for each; the results of all are the last stage's
+ * answer, those of the others are void.
  */
 #include "engine/runner.h"
 
@@ -13,8 +16,9 @@
 #include <string.h>
 
 #include "engine/batch_copy.h"
+#include "engine/parts.h"
 
-enum { N_JOBS = 2, CPU_LOGITS_ROWS = 64, GPU_LOGITS_ROWS = 256 };
+enum { N_JOBS = 2, N_GATHERED = 4, CPU_LOGITS_ROWS = 64, GPU_LOGITS_ROWS = 256 };
 
 struct job {
     struct batch_copy batch;
@@ -28,6 +32,10 @@ struct runner {
     struct rank_share *share; /* NULL: alone */
     struct backend *backend;
     struct model *model;
+    /* Stages: parts and results of step i, which outlive the wait after next. */
+    struct parts parts;
+    struct gathered gathered[N_GATHERED];
+    uint64_t n_computed, n_handed_out;
     /* With a thread of its own. */
     bool threaded;
     pthread_t thread;
@@ -40,7 +48,7 @@ struct runner {
 
 /* ---- a step ------------------------------------------------------------------------------------------------------- */
 
-static int run_step(struct runner *r, const struct batch *b, struct err *e)
+static int run_part(struct runner *r, const struct batch *b, struct err *e)
 {
     struct backend *k = r->backend;
     int rc = k->ops->step_begin(k, b, e);
@@ -51,6 +59,47 @@ static int run_step(struct runner *r, const struct batch *b, struct err *e)
     return k->ops->step_end(k, e);
 }
 
+static int32_t n_stages(const struct runner *r)
+{
+    return r->share ? r->share->at.n_stages : 1;
+}
+
+/* A step of several stages: part by part, each until it is done. */
+static int run_parts(struct runner *r, const struct batch *b, struct err *e)
+{
+    struct gathered *g = &r->gathered[r->n_computed++ % N_GATHERED];
+    struct batch part;
+    struct results got;
+    int32_t n = parts_count(b, n_stages(r));
+    int rc = gathered_begin(g, b->step, b->n_samples, gathered_stride(b), e);
+    for (int32_t i = 0; i < n && rc == 0; i++) {
+        rc = parts_cut(&r->parts, b, i, n, &part, e);
+        if (rc == 0)
+            rc = run_part(r, &part, e);
+        if (rc == 0)
+            rc = r->backend->ops->step_wait(r->backend, &got, e);
+        if (rc == 0 && model_is_last(r->model))
+            gathered_add(g, part.first_sample, &got);
+    }
+    return rc;
+}
+
+static int run_step(struct runner *r, const struct batch *b, struct err *e)
+{
+    return n_stages(r) > 1 ? run_parts(r, b, e) : run_part(r, b, e);
+}
+
+/* Results of the oldest step not handed out. */
+static int take_results(struct runner *r, struct results *ret, struct err *e)
+{
+    if (n_stages(r) == 1)
+        return r->backend->ops->step_wait(r->backend, ret, e);
+    if (r->n_handed_out == r->n_computed)
+        return err_set(e, ERR_INVALID, "no step to wait for");
+    *ret = r->gathered[r->n_handed_out++ % N_GATHERED].results;
+    return 0;
+}
+
 static int direct_launch(struct executor *x, const struct batch *b, struct err *e)
 {
     return run_step(CONTAINER_OF(x, struct runner, base), b, e);
@@ -58,8 +107,7 @@ static int direct_launch(struct executor *x, const struct batch *b, struct err *
 
 static int direct_wait(struct executor *x, struct results *ret, struct err *e)
 {
-    struct runner *r = CONTAINER_OF(x, struct runner, base);
-    return r->backend->ops->step_wait(r->backend, ret, e);
+    return take_results(CONTAINER_OF(x, struct runner, base), ret, e);
 }
 
 /* ---- the same on a thread ----------------------------------------------------------------------------------------- */
@@ -77,7 +125,7 @@ static void *runner_main(void *arg)
         pthread_mutex_unlock(&r->lock);
         j->rc = run_step(r, &j->batch.batch, &j->err);
         if (j->rc == 0)
-            j->rc = r->backend->ops->step_wait(r->backend, &j->results, &j->err);
+            j->rc = take_results(r, &j->results, &j->err);
         pthread_mutex_lock(&r->lock);
         r->n_done++;
         pthread_cond_broadcast(&r->changed);
@@ -133,6 +181,9 @@ static void runner_free(struct executor *x)
     model_free(r->model);
     for (int i = 0; i < N_JOBS; i++)
         batch_copy_release(&r->job[i].batch);
+    for (int i = 0; i < N_GATHERED; i++)
+        gathered_release(&r->gathered[i]);
+    parts_release(&r->parts);
     pthread_mutex_destroy(&r->lock);
     pthread_cond_destroy(&r->changed);
     free(r);
@@ -140,7 +191,7 @@ static void runner_free(struct executor *x)
 
 static int32_t n_ranks(const struct runner *r)
 {
-    return r->share ? r->share->n_ranks : 1;
+    return r->share ? r->share->at.n_ranks : 1;
 }
 
 static int32_t n_here(const struct runner *r)
@@ -165,10 +216,17 @@ static int open_backend(struct runner *r, const char *name, const struct setting
         .max_blocks_per_seq = (int32_t)div_ceil(x->max_len, x->block_size),
         .deterministic = s->deterministic,
         .comm = r->share ? r->share->comm : NULL,
+        .pipeline = r->share ? r->share->pipeline : NULL,
         .share = r->share ? r->share->here : 0,
         .n_shares = n_here(r),
     };
-    return backend_open(&r->backend, name, &config, e);
+    rc = backend_open(&r->backend, name, &config, e);
+    if (rc == 0 && n_stages(r) > 1 && !r->backend->ops->stage_send)
+        rc = err_set_param(e, ERR_UNSUPPORTED, "pipeline_parallel_size",
+                           "pipeline_parallel_size %d: layers are not divided over ranks on device %s; "
+                           "tensor_parallel_size shares each layer",
+                           n_stages(r), name);
+    return rc;
 }
 
 static int choose_backend(struct runner *r, const struct settings *s, const struct model_config *c, struct err *e)
@@ -223,8 +281,10 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
         .max_tokens = x->max_num_batched_tokens,
         .max_logits = MIN(x->max_samples, gpu ? GPU_LOGITS_ROWS : CPU_LOGITS_ROWS),
         .max_len = x->max_len,
-        .rank = r->share ? r->share->rank : 0,
+        .rank = r->share ? r->share->at.rank : 0,
         .n_ranks = n_ranks(r),
+        .stage = r->share ? r->share->at.stage : 0,
+        .n_stages = n_stages(r),
     };
     snprintf(x->dtype, sizeof(x->dtype), "%s", dtype_name(o.dtype));
     return model_open(&r->model, dir, c, &o, r->backend, e);
@@ -237,8 +297,10 @@ static int make_pools(struct runner *r, const struct settings *s, const struct m
     struct backend *k = r->backend;
     struct kv_layout layout;
     struct backend_memory memory;
-    kv_layout_init(&layout, x->block_size, c->n_layers, model_n_kv_heads(c, n_ranks(r)), c->head_dim,
-                   k->act_dtype_of[r->model->options.dtype]);
+    const struct model_options *o = &r->model->options;
+    int32_t n_layers = model_first_layer(c, o->stage + 1, o->n_stages) - model_first_layer(c, o->stage, o->n_stages);
+    kv_layout_init(&layout, x->block_size, n_layers, model_n_kv_heads(c, n_ranks(r)), c->head_dim,
+                   k->act_dtype_of[o->dtype]);
     x->block_bytes = kv_layout_block_bytes(&layout);
     int rc = k->ops->memory(k, &memory, e);
     if (!k->async) /* the ranks of a machine share its memory */

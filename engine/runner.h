@@ -5,13 +5,15 @@
 #include "config/settings.h"
 #include "engine/executor.h"
 #include "kernels/comm.h"
+#include "kernels/pipeline.h"
 #include "models/model.h"
 
 /* One rank of a model that several share. */
 struct rank_share {
-    int32_t rank, n_ranks;
-    int32_t here, n_here; /* its place among the ranks of this machine */
-    struct comm *comm;
+    struct pipeline_place at;
+    int32_t here, n_here;      /* its place among the ranks of this machine */
+    struct comm *comm;         /* NULL: one rank a stage */
+    struct pipeline *pipeline; /* NULL: one stage */
     bool direct; /* steps are computed inside launch, on the thread that calls it */
     /* Between sizing the pools (x) and making them: all ranks settle for the least. */
     int (*agree)(struct rank_share *share, struct executor_info *x, const struct model *m, struct err *e);

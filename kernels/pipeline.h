@@ -35,6 +35,12 @@ struct pipeline_place {
     int32_t rank, n_ranks; /* in the stage */
 };
 
+/* Rank `number` of n_stages * n_ranks. */
+static inline struct pipeline_place pipeline_place_of(int32_t number, int32_t n_stages, int32_t n_ranks)
+{
+    return (struct pipeline_place){number / n_ranks, n_stages, number % n_ranks, n_ranks};
+}
+
 static inline int32_t pipeline_number(const struct pipeline_place *at, int32_t stage, int32_t rank)
 {
     return stage * at->n_ranks + rank;
