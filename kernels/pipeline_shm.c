@@ -65,9 +65,9 @@ static int shm_send(struct pipeline *p, int32_t to, const void *data, size_t n_b
         int rc = counter_await(&s->all, &b->read, written - INBOX_BYTES + 1, target[to], p->timeout_us, e);
         if (rc < 0)
             return rc;
-        size_t n = MIN(n_bytes - at, INBOX_BYTES - (size_t)(written - atomic_load(&b->read.n)));
-        char *room = piece(b, written, &n);
-        memcpy(room, (const char *)data + at, n);
+        size_t room = INBOX_BYTES - (size_t)(written - atomic_load(&b->read.n)), n = MIN(n_bytes - at, room);
+        char *to_here = piece(b, written, &n);
+        memcpy(to_here, (const char *)data + at, n);
         counter_set(&s->all, &b->written, written + (unsigned)n);
         at += n;
     }
@@ -83,9 +83,9 @@ static int shm_receive(struct pipeline *p, void *data, size_t n_bytes, struct er
         int rc = counter_await(&s->all, &b->written, read + 1, pipeline_source(&p->at), p->timeout_us, e);
         if (rc < 0)
             return rc;
-        size_t n = MIN(n_bytes - at, (size_t)(atomic_load(&b->written.n) - read));
-        const char *there = piece(b, read, &n);
-        memcpy((char *)data + at, there, n);
+        size_t there = atomic_load(&b->written.n) - read, n = MIN(n_bytes - at, there);
+        const char *from_here = piece(b, read, &n);
+        memcpy((char *)data + at, from_here, n);
         counter_set(&s->all, &b->read, read + (unsigned)n);
         at += n;
     }

@@ -9,23 +9,24 @@
 
 #include "tests/sim/scenario.h"
 
-enum { FIRST_SEED = 1, RUNS = 4000, MANY_RUNS = 800, RANKS = 3 };
+enum { FIRST_SEED = 1, RUNS = 4000, MANY_RUNS = 800, RANKS = 3, STAGES = 3 };
 
 static struct scenario scenario;
 
-static void random_runs(uint64_t n, int32_t n_ranks)
+static void random_runs(uint64_t n, int32_t n_ranks, int32_t n_stages)
 {
     struct sim_totals t = {0};
     char why[512];
     for (uint64_t seed = FIRST_SEED; seed < FIRST_SEED + n; seed++) {
         scenario_random(&scenario, seed);
         scenario.n_ranks = n_ranks;
+        scenario.n_stages = n_stages;
         if (world_run(&scenario, &t, why, sizeof(why)) == 0)
             continue;
         scenario_shrink(&scenario, why, sizeof(why));
         scenario_print(&scenario, stderr);
-        fail_msg("seed %llu: %s (replay: build/tests/sim/oracle_runs --ranks %d --seed %llu)", (unsigned long long)seed,
-                 why, n_ranks, (unsigned long long)seed);
+        fail_msg("seed %llu: %s (replay: build/tests/sim/oracle_runs --ranks %d --stages %d --seed %llu)",
+                 (unsigned long long)seed, why, n_ranks, n_stages, (unsigned long long)seed);
     }
     /* Runs in which nothing of interest happens would prove nothing. */
     assert_true(t.requests > (int64_t)n);
@@ -42,13 +43,19 @@ static void random_runs(uint64_t n, int32_t n_ranks)
 static void random_runs_give_each_request_what_it_gives_alone(void **state)
 {
     (void)state;
-    random_runs(RUNS, 1);
+    random_runs(RUNS, 1, 1);
 }
 
 static void so_they_do_when_each_step_goes_to_many_ranks(void **state)
 {
     (void)state;
-    random_runs(MANY_RUNS, RANKS);
+    random_runs(MANY_RUNS, RANKS, 1);
+}
+
+static void so_they_do_in_the_parts_of_a_pipeline(void **state)
+{
+    (void)state;
+    random_runs(MANY_RUNS, 2, STAGES);
 }
 
 int main(void)
@@ -56,6 +63,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_runs_give_each_request_what_it_gives_alone),
         cmocka_unit_test(so_they_do_when_each_step_goes_to_many_ranks),
+        cmocka_unit_test(so_they_do_in_the_parts_of_a_pipeline),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,12 +30,19 @@ struct rig {
     struct executor *x;
 };
 
+/* How many ranks share each layer, and how many stages divide the layers. */
+struct cut {
+    int32_t ranks, stages;
+};
+
 /* 0, or the error; `extra`: one more flag, or NULL. */
-static int open_rig(struct rig *r, const char *dir, int32_t n, const char *extra, struct err *e)
+static int open_cut(struct rig *r, const char *dir, struct cut n, const char *extra, struct err *e)
 {
-    char ranks[40];
-    snprintf(ranks, sizeof(ranks), "--tensor-parallel-size=%d", n);
+    char ranks[40], stages[40];
+    snprintf(ranks, sizeof(ranks), "--tensor-parallel-size=%d", n.ranks);
+    snprintf(stages, sizeof(stages), "--pipeline-parallel-size=%d", n.stages);
     char *argv[] = {ranks,
+                    stages,
                     "--device=cpu",
                     "--dtype=float32",
                     "--threads=2",
@@ -53,8 +60,14 @@ static int open_rig(struct rig *r, const char *dir, int32_t n, const char *extra
     if (rc == 0)
         rc = model_config_read(&r->c, &unused, dir, e);
     if (rc == 0)
-        rc = n > 1 ? ranks_open(&r->x, &r->s, dir, &r->c, e) : runner_open(&r->x, &r->s, dir, &r->c, e);
+        rc = n.ranks * n.stages > 1 ? ranks_open(&r->x, &r->s, dir, &r->c, e)
+                                    : runner_open(&r->x, &r->s, dir, &r->c, e);
     return rc;
+}
+
+static int open_rig(struct rig *r, const char *dir, int32_t n, const char *extra, struct err *e)
+{
+    return open_cut(r, dir, (struct cut){n, 1}, extra, e);
 }
 
 static void close_rig(struct rig *r)
@@ -179,49 +192,60 @@ static int generate(struct executor *x, struct answers *ret, struct err *e)
 }
 
 /* Equal tokens, up to the first that was as good as tied. */
-static void compare(const struct answers *one, const struct answers *many, const char *dir, int32_t n)
+static void compare(const struct answers *one, const struct answers *many, const char *dir, struct cut n)
 {
     for (int32_t i = 0; i < N_SEQS; i++) {
         for (int32_t k = 0; k < N_STEPS; k++) {
             if (one->token[k][i] != many->token[k][i]) {
                 if (one->gap[k][i] < 1e-4f)
                     break;
-                fail_msg("%s on %d ranks: token %d of text %d is %d, not %d, which is ahead by %g nats", dir, n, k, i,
-                         many->token[k][i], one->token[k][i], one->gap[k][i]);
+                fail_msg("%s on %d ranks, %d stages: token %d of text %d is %d, not %d, which is ahead by %g nats", dir,
+                         n.ranks, n.stages, k, i, many->token[k][i], one->token[k][i], one->gap[k][i]);
             }
             if (fabsf(one->logprob[k][i] - many->logprob[k][i]) > 1e-3f)
-                fail_msg("%s on %d ranks: token %d of text %d has log-probability %g, not %g", dir, n, k, i,
-                         many->logprob[k][i], one->logprob[k][i]);
+                fail_msg("%s on %d ranks, %d stages: token %d of text %d has log-probability %g, not %g", dir, n.ranks,
+                         n.stages, k, i, many->logprob[k][i], one->logprob[k][i]);
         }
     }
 }
 
-/* How many numbers of ranks the model was compared on. */
+/* Whether the model can be cut so; if it cannot, it is refused with the numbers. */
+static bool compare_cut(const struct answers *alone, const struct model_config *c, const char *dir, struct cut n)
+{
+    struct rig many;
+    struct err e = {0};
+    struct answers together;
+    int rc = open_cut(&many, dir, n, NULL, &e);
+    bool possible = model_check_ranks(c, n.ranks, NULL) == 0 && n.stages <= c->n_layers;
+    if (!possible) {
+        char heads[64], layers[64];
+        snprintf(heads, sizeof(heads), "%d does not divide the model: %d heads", n.ranks, c->n_heads);
+        snprintf(layers, sizeof(layers), "%d is more than the %d layers", n.stages, c->n_layers);
+        assert_int_equal(rc, ERR_INVALID);
+        assert_true(strstr(e.text, heads) || strstr(e.text, layers));
+    } else {
+        if (rc < 0 || generate(many.x, &together, &e) < 0)
+            fail_msg("%s on %d ranks, %d stages: %s", dir, n.ranks, n.stages, e.text);
+        assert_int_equal(many.x->info.n_ranks, n.ranks * n.stages);
+        assert_non_null(strstr(many.x->info.device, "cpu: 1 thread,")); /* of the two that all may have */
+        compare(alone, &together, dir, n);
+    }
+    close_rig(&many);
+    return possible;
+}
+
+/* How many cuts the model was compared on. */
 static int compare_model(const char *dir)
 {
-    struct rig one, many;
+    static const struct cut cuts[] = {{2, 1}, {3, 1}, {4, 1}, {1, 2}, {1, 3}, {2, 2}};
+    struct rig one;
     struct err e = {0};
-    struct answers alone, together;
+    struct answers alone;
     int compared = 0;
     if (open_rig(&one, dir, 1, NULL, &e) < 0 || generate(one.x, &alone, &e) < 0)
         fail_msg("%s: %s", dir, e.text);
-    for (int32_t n = 2; n <= 4; n++) {
-        int rc = open_rig(&many, dir, n, NULL, &e);
-        if (model_check_ranks(&one.c, n, NULL) < 0) {
-            char numbers[64];
-            snprintf(numbers, sizeof(numbers), "%d does not divide the model: %d heads", n, one.c.n_heads);
-            assert_int_equal(rc, ERR_INVALID);
-            assert_non_null(strstr(e.text, numbers));
-        } else {
-            if (rc < 0 || generate(many.x, &together, &e) < 0)
-                fail_msg("%s on %d ranks: %s", dir, n, e.text);
-            assert_int_equal(many.x->info.n_ranks, n);
-            assert_non_null(strstr(many.x->info.device, "cpu: 1 thread,")); /* of the two that all may have */
-            compare(&alone, &together, dir, n);
-            compared++;
-        }
-        close_rig(&many);
-    }
+    for (size_t i = 0; i < ARRAY_LEN(cuts); i++)
+        compared += compare_cut(&alone, &one.c, dir, cuts[i]);
     close_rig(&one);
     return compared;
 }
@@ -249,7 +273,7 @@ static void every_family_answers_as_on_one_rank(void **state)
         snprintf(dir, sizeof(dir), "tests/golden/%s", models[i]);
         compared += compare_model(dir);
     }
-    assert_true(compared >= 15);
+    assert_true(compared >= 40);
     nobody_is_left();
 }
 
@@ -350,8 +374,9 @@ static void impossible_settings_are_refused(void **state)
     assert_string_equal(e.param, "device");
     assert_non_null(strstr(e.text, "device cuda: "));
     close_rig(&r);
-    assert_int_equal(open_rig(&r, MODEL, 2, "--pipeline-parallel-size=2", &e), ERR_UNSUPPORTED);
+    assert_int_equal(open_cut(&r, MODEL, (struct cut){1, 5}, NULL, &e), ERR_INVALID);
     assert_string_equal(e.param, "pipeline_parallel_size");
+    assert_non_null(strstr(e.text, "pipeline_parallel_size 5 is more than the "));
     close_rig(&r);
     nobody_is_left();
 }

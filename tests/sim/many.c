@@ -4,14 +4,41 @@
 #include <string.h>
 
 #include "engine/batch_wire.h"
+#include "engine/parts.h"
+
+enum { ANSWERS = 4, PART_TOKENS = 4 /* smaller parts than in earnest: steps are small here */ };
 
 struct many {
     struct executor base;
     struct executor *rank[MANY_MAX];
-    int32_t n;
+    int32_t n, n_stages;
+    struct parts parts;
+    struct gathered answer[MANY_MAX][ANSWERS];
+    uint64_t launched, waited;
     void *message;
     size_t max_bytes;
 };
+
+/* One rank's step, part by part, its results put together. */
+static int compute(struct many *m, int32_t rank, const struct batch *b, struct err *e)
+{
+    struct executor *x = m->rank[rank];
+    struct gathered *g = &m->answer[rank][m->launched % ANSWERS];
+    struct batch part;
+    struct results got;
+    int32_t n = MAX(MIN(m->n_stages, b->n_tokens / PART_TOKENS), 1);
+    int code = gathered_begin(g, b->step, b->n_samples, gathered_stride(b), e);
+    for (int32_t i = 0; i < n && code == 0; i++) {
+        code = parts_cut(&m->parts, b, i, n, &part, e);
+        if (code == 0)
+            code = x->launch(x, &part, e);
+        if (code == 0)
+            code = x->wait(x, &got, e);
+        if (code == 0)
+            gathered_add(g, part.first_sample, &got);
+    }
+    return code;
+}
 
 static int many_launch(struct executor *base, const struct batch *b, struct err *e)
 {
@@ -24,13 +51,14 @@ static int many_launch(struct executor *base, const struct batch *b, struct err 
     for (int32_t i = 0; i < m->n; i++) {
         int code = batch_wire_read(&got, m->message, n_bytes, &base->info, e);
         if (code == 0)
-            code = m->rank[i]->launch(m->rank[i], &got, e);
+            code = compute(m, i, &got, e);
         if (code < 0) {
             err_prefix(e, "rank %d", i);
             return code;
         }
     }
     memset(m->message, 0xAA, n_bytes); /* nobody reads it after launch */
+    m->launched++;
     return 0;
 }
 
@@ -45,15 +73,14 @@ static bool same(const struct results *a, const struct results *b)
 static int many_wait(struct executor *base, struct results *ret, struct err *e)
 {
     struct many *m = (struct many *)base;
-    struct results other;
-    int code = m->rank[0]->wait(m->rank[0], ret, e);
-    for (int32_t i = 1; i < m->n && code == 0; i++) {
-        code = m->rank[i]->wait(m->rank[i], &other, e);
-        if (code == 0 && !same(ret, &other))
-            code = err_set(e, ERR_DEVICE, "rank %d answers step %llu otherwise than rank 0", i,
+    uint64_t at = m->waited++ % ANSWERS;
+    *ret = m->answer[0][at].results;
+    for (int32_t i = 1; i < m->n; i++) {
+        if (!same(ret, &m->answer[i][at].results))
+            return err_set(e, ERR_DEVICE, "rank %d answers step %llu otherwise than rank 0", i,
                            (unsigned long long)ret->step);
     }
-    return code;
+    return 0;
 }
 
 static void many_free(struct executor *base)
@@ -61,16 +88,20 @@ static void many_free(struct executor *base)
     struct many *m = (struct many *)base;
     for (int32_t i = 0; i < m->n; i++)
         m->rank[i]->free(m->rank[i]);
+    for (int32_t i = 0; i < MANY_MAX * ANSWERS; i++)
+        gathered_release(&m->answer[i / ANSWERS][i % ANSWERS]);
+    parts_release(&m->parts);
     free(m->message);
     free(m);
 }
 
-int many_open(struct executor **ret, const struct oracle_config *c, int32_t n, struct err *e)
+int many_open(struct executor **ret, const struct oracle_config *c, int32_t n, int32_t n_stages, struct err *e)
 {
     struct many *m = calloc(1, sizeof(*m));
     if (!m)
         return err_nomem(e, "many oracles");
     m->base = (struct executor){.launch = many_launch, .wait = many_wait, .free = many_free};
+    m->n_stages = n_stages;
     int code = n < 1 || n > MANY_MAX ? err_set(e, ERR_INVALID, "%d oracles", n) : 0;
     for (int32_t i = 0; i < n && code == 0; i++) {
         code = oracle_open(&m->rank[i], c, e);

@@ -22,7 +22,13 @@ struct answer {
 struct cell {
     int32_t token;    /* -1: never written */
     uint64_t context; /* hash of all tokens up to this one */
-    uint64_t step;    /* that wrote it */
+    uint64_t launch;  /* that wrote it */
+};
+
+/* The tokens drawn in a step, all its parts. */
+struct drawn {
+    uint64_t step;
+    int32_t n, *token; /* [max_samples] */
 };
 
 struct oracle {
@@ -31,7 +37,9 @@ struct oracle {
     struct cell *device, *host; /* [blocks * block_size] */
     int32_t *table;             /* [max_num_seqs, table_width] */
     struct answer answer[ANSWERS];
-    uint64_t launched, waited, fail_at;
+    struct drawn drawn[2]; /* of the step under way and the one before */
+    int32_t part;          /* launched last */
+    uint64_t step, launched, waited, fail_at;
 };
 
 #define REFUSE(...) return err_set(e, ERR_DEVICE, __VA_ARGS__)
@@ -83,8 +91,8 @@ static int update_tables(struct oracle *o, const struct batch *b, struct err *e)
 /* The sampling row of the step launched before; -1 where there is none. */
 static int32_t drawn_before(const struct oracle *o, const struct batch *b, int32_t row)
 {
-    const struct answer *a = &o->answer[(b->step - 1) % ANSWERS];
-    return a->step == b->step - 1 && row < a->n_samples ? a->token[row] : -1;
+    const struct drawn *d = &o->drawn[(b->step - 1) % 2];
+    return d->step == b->step - 1 && row < d->n ? d->token[row] : -1;
 }
 
 /* Where the table says that a position lies; NULL: nowhere. */
@@ -114,11 +122,11 @@ static int write_token(struct oracle *o, const struct batch *b, int32_t seq, int
         const struct cell *before = cell_at(o, b->row[seq], position - 1);
         if (!before || before->token < 0)
             REFUSE("position %d is computed on one that was never written", position);
-        if (before->step == b->step && t == b->q_start[seq])
+        if (before->launch == o->launched && t == b->q_start[seq])
             REFUSE("position %d is computed on what another sequence writes in the same step", position);
         context = before->context;
     }
-    o->device[b->slot[t]] = (struct cell){.token = token, .context = toy_read(context, token), .step = b->step};
+    o->device[b->slot[t]] = (struct cell){.token = token, .context = toy_read(context, token), .launch = o->launched};
     return 0;
 }
 
@@ -138,10 +146,13 @@ static int write_seq(struct oracle *o, const struct batch *b, int32_t seq, struc
 static int check_shape(const struct oracle *o, const struct batch *b, struct err *e)
 {
     const struct executor_info *x = &o->base.info;
-    if (b->step != o->launched + 1)
-        REFUSE("step %llu follows step %llu", (unsigned long long)b->step, (unsigned long long)o->launched);
+    if (b->part == 0 ? b->step != o->step + 1 : b->step != o->step || b->part != o->part + 1)
+        REFUSE("part %d of step %llu follows part %d of step %llu", b->part, (unsigned long long)b->step, o->part,
+               (unsigned long long)o->step);
+    if (b->first_sample != (b->part == 0 ? 0 : o->drawn[b->step % 2].n))
+        REFUSE("the first sampling row is number %d of the step", b->first_sample);
     if (b->n_tokens < 1 || b->n_tokens > x->max_num_batched_tokens || b->n_seqs < 1 || b->n_seqs > x->max_num_seqs ||
-        b->n_samples > x->max_samples || b->n_logits > x->max_samples)
+        b->first_sample + b->n_samples > x->max_samples || b->n_logits > x->max_samples)
         REFUSE("the step is larger than the executor");
     if (b->q_start[0] != 0 || b->q_start[b->n_seqs] != b->n_tokens)
         REFUSE("the sequences do not cover the tokens");
@@ -261,12 +272,20 @@ static int sample(struct oracle *o, const struct batch *b, struct answer *a, str
     return 0;
 }
 
+static void keep_drawn(struct oracle *o, const struct batch *b, const struct answer *a)
+{
+    struct drawn *d = &o->drawn[b->step % 2];
+    d->step = b->step;
+    d->n = b->first_sample + b->n_samples;
+    memcpy(d->token + b->first_sample, a->token, (size_t)b->n_samples * sizeof(*d->token));
+}
+
 /* ---- the executor ---- */
 
 static int oracle_launch(struct executor *x, const struct batch *b, struct err *e)
 {
     struct oracle *o = (struct oracle *)x;
-    struct answer *a = &o->answer[b->step % ANSWERS];
+    struct answer *a = &o->answer[(o->launched + 1) % ANSWERS];
     if (o->launched - o->waited > (uint64_t)x->info.depth)
         REFUSE("more steps in flight than the executor's depth allows");
     if (check_shape(o, b, e) < 0 || move_blocks(o, b, e) < 0 || update_tables(o, b, e) < 0 || check_lcp(o, b, e) < 0)
@@ -278,7 +297,10 @@ static int oracle_launch(struct executor *x, const struct batch *b, struct err *
         return ERR_DEVICE;
     a->step = b->step;
     a->n_samples = b->n_samples;
-    o->launched = b->step;
+    keep_drawn(o, b, a);
+    o->step = b->step;
+    o->part = b->part;
+    o->launched++;
     return 0;
 }
 
@@ -307,6 +329,8 @@ static void oracle_free(struct executor *x)
         free(o->answer[i].top);
         free(o->answer[i].top_logprob);
     }
+    for (int i = 0; i < 2; i++)
+        free(o->drawn[i].token);
     free(o->device);
     free(o->host);
     free(o->table);
@@ -335,6 +359,10 @@ static bool allocate(struct oracle *o, const struct oracle_config *c)
         a->top = malloc(tops * sizeof(*a->top));
         a->top_logprob = malloc(tops * sizeof(*a->top_logprob));
         there = there && a->token && a->logprob && a->top && a->top_logprob;
+    }
+    for (int i = 0; i < 2; i++) {
+        o->drawn[i].token = malloc(samples * sizeof(*o->drawn[i].token));
+        there = there && o->drawn[i].token;
     }
     return there;
 }

@@ -19,7 +19,7 @@ enum { MAX_JOBS = 64 };
 
 struct runs {
     uint64_t first, n, jobs;
-    int32_t n_ranks;
+    int32_t n_ranks, n_stages;
     bool show;
 };
 
@@ -42,6 +42,7 @@ static int run_share(const struct runs *r, uint64_t offset, struct sim_totals *t
     for (uint64_t i = offset; i < r->n; i += r->jobs) {
         scenario_random(&s, r->first + i);
         s.n_ranks = r->n_ranks;
+        s.n_stages = r->n_stages;
         if (r->show)
             scenario_print(&s, stdout);
         if (world_run(&s, t, why, sizeof(why)) < 0)
@@ -109,7 +110,7 @@ static int run_all(const struct runs *r)
 
 int main(int argc, char **argv)
 {
-    struct runs r = {.first = 1, .n = 10000, .jobs = 1, .n_ranks = 1};
+    struct runs r = {.first = 1, .n = 10000, .jobs = 1, .n_ranks = 1, .n_stages = 1};
     for (int i = 1; i < argc; i += 2) {
         uint64_t value = i + 1 < argc ? strtoull(argv[i + 1], NULL, 0) : 0;
         if (i + 1 < argc && strcmp(argv[i], "--runs") == 0) {
@@ -120,11 +121,17 @@ int main(int argc, char **argv)
             r.jobs = value;
         } else if (i + 1 < argc && strcmp(argv[i], "--ranks") == 0 && value >= 1 && value <= MANY_MAX) {
             r.n_ranks = (int32_t)value;
+        } else if (i + 1 < argc && strcmp(argv[i], "--stages") == 0 && value >= 1 && value <= MANY_MAX) {
+            r.n_stages = (int32_t)value;
         } else if (i + 1 < argc && strcmp(argv[i], "--seed") == 0) {
-            r = (struct runs){.first = value, .n = 1, .jobs = 1, .n_ranks = r.n_ranks, .show = true};
+            r.first = value;
+            r.n = r.jobs = 1;
+            r.show = true;
         } else {
-            fprintf(stderr, "usage: oracle_runs [--runs N] [--first N] [--seed N] [--jobs 1..%d] [--ranks 1..%d]\n",
-                    MAX_JOBS, MANY_MAX);
+            fprintf(stderr,
+                    "usage: oracle_runs [--runs N] [--first N] [--seed N] [--jobs 1..%d] [--ranks 1..%d] "
+                    "[--stages 1..%d, with ranks]\n",
+                    MAX_JOBS, MANY_MAX, MANY_MAX);
             return 2;
         }
     }

@@ -52,6 +52,7 @@ struct scenario {
     struct sched_config config;
     int32_t depth;
     int32_t n_ranks;  /* above 1: so many oracles must agree (many.h) */
+    int32_t n_stages; /* of a pipeline, with n_ranks above 1 */
     uint64_t fail_at; /* step from which the model answers NaN; 0: never */
     struct sim_request request[SIM_REQUESTS];
     int32_t n_requests;
