@@ -295,8 +295,8 @@ static int greet(struct rank_net *n, int fd, size_t *ret_slot_bytes, struct err 
     why = why ? why : listen_at(n, (struct sockaddr *)&own, len);
     if (why || getsockname(n->listen_fd, (struct sockaddr *)&own, &len) < 0)
         return err_set(e, ERR_IO, "rank %d cannot listen: %s", rank, strerror(why ? why : errno));
-    if (!say_hello(n, fd, RANK_NET_CONTROL, port_of(&own)) ||
-        !whole(recv(fd, &a, sizeof(a), MSG_WAITALL), sizeof(a)) || a.magic != GREETING_MAGIC)
+    if (!say_hello(n, fd, RANK_NET_CONTROL, port_of(&own)) || !whole(recv(fd, &a, sizeof(a), MSG_WAITALL), sizeof(a)) ||
+        a.magic != GREETING_MAGIC)
         return err_set(e, ERR_IO, "rank %d: what listens at master_addr and master_port is no rank 0", rank);
     a.why[sizeof(a.why) - 1] = '\0';
     if (!a.ok)

@@ -30,9 +30,9 @@ enum rank_net_kind {
 /* A rank's side of it. */
 struct rank_net {
     struct pipeline_place at;
-    int32_t n;     /* ranks in all */
-    int listen_fd; /* -1: none */
-    int fd[RANK_NET_KINDS][COMM_MAX_RANKS]; /* by the other rank's number; -1: not there */
+    int32_t n;                                     /* ranks in all */
+    int listen_fd;                                 /* -1: none */
+    int fd[RANK_NET_KINDS][COMM_MAX_RANKS];        /* by the other rank's number; -1: not there */
     struct sockaddr_storage where[COMM_MAX_RANKS]; /* they listen */
 };
 

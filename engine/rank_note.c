@@ -134,11 +134,8 @@ static void pieces(const struct results *r, struct piece *ret)
 
 int rank_results_send(int fd, int32_t rank, const struct results *r, struct err *e)
 {
-    struct rank_note note = {.kind = NOTE_RESULTS,
-                             .rank = rank,
-                             .step = r->step,
-                             .n_samples = r->n_samples,
-                             .top_stride = r->top_stride};
+    struct rank_note note = {
+        .kind = NOTE_RESULTS, .rank = rank, .step = r->step, .n_samples = r->n_samples, .top_stride = r->top_stride};
     struct piece piece[N_PIECES];
     int rc = rank_note_send(fd, &note, e);
     pieces(r, piece);

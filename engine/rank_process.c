@@ -70,7 +70,7 @@ int rank_spawn(pid_t *ret, const struct rank_order *o, struct err *e)
 {
     char word[N_WORDS][WORD_BYTES];
     int n = 0, n_flags = 0;
-    const long long number[N_WORDS - 1] = {o->rank,   o->n_ranks, o->shared_fd, o->note_fd, (long long)o->slot_bytes,
+    const long long number[N_WORDS - 1] = {o->rank,   o->n_ranks, o->shared_fd, o->note_fd,  (long long)o->slot_bytes,
                                            o->parent, o->here,    o->n_here,    o->over_net, o->n_stages};
     while (o->settings[n_flags])
         n_flags++;

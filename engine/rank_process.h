@@ -9,13 +9,13 @@
 /* What a rank is told at its start, before its settings. */
 struct rank_order {
     int32_t rank, n_ranks, n_stages; /* of a pipeline, each with its share of the ranks */
-    int32_t here, n_here;  /* its place among the ranks of this machine */
-    bool over_net;         /* rank 0 is found as the settings say (rank_net.h), without these descriptors */
-    int shared_fd;         /* memory of all ranks: ring, then comm */
-    int note_fd;           /* its end of the socket for notes */
-    size_t slot_bytes;     /* of the ring */
-    pid_t parent;          /* rank 0 */
-    char *const *settings; /* flags, NULL-terminated */
+    int32_t here, n_here;            /* its place among the ranks of this machine */
+    bool over_net;                   /* rank 0 is found as the settings say (rank_net.h), without these descriptors */
+    int shared_fd;                   /* memory of all ranks: ring, then comm */
+    int note_fd;                     /* its end of the socket for notes */
+    size_t slot_bytes;               /* of the ring */
+    pid_t parent;                    /* rank 0 */
+    char *const *settings;           /* flags, NULL-terminated */
 };
 
 /* fork and exec `quire rank`. The kernel ends the process when the thread that called this ends: call it from one that lives as

@@ -21,9 +21,9 @@
 #include "engine/ranks_impl.h"
 
 enum {
-    REAP_MS = 300,    /* between the end of its socket and that of its process; a device is given back slowly */
-    KILLED_MS = 3000, /* for a process that was killed to be gone */
-    MEET_MS = 50,     /* between looks at the ranks of this machine while others are awaited */
+    REAP_MS = 300,       /* between the end of its socket and that of its process; a device is given back slowly */
+    KILLED_MS = 3000,    /* for a process that was killed to be gone */
+    MEET_MS = 50,        /* between looks at the ranks of this machine while others are awaited */
     GREET_US = 30000000, /* for ranks that are all there to connect to each other */
 };
 
@@ -174,7 +174,8 @@ static void end_all(struct ranks *x)
 {
     int status;
     pthread_mutex_lock(&x->lock);
-    int64_t stop_us = clock_us() + (x->by_force ? 0 : RANKS_STOP_MS * INT64_C(1000)), gone_us = stop_us + KILLED_MS * 1000;
+    int64_t stop_us = clock_us() + (x->by_force ? 0 : RANKS_STOP_MS * INT64_C(1000)),
+            gone_us = stop_us + KILLED_MS * 1000;
     pthread_mutex_unlock(&x->lock);
     for (int32_t i = 1; i < x->n; i++) {
         if (!rank_reap(&x->member[i].pid, ms_until(stop_us), &status))

@@ -14,7 +14,7 @@ struct rank_share {
     int32_t here, n_here;      /* its place among the ranks of this machine */
     struct comm *comm;         /* NULL: one rank a stage */
     struct pipeline *pipeline; /* NULL: one stage */
-    bool direct; /* steps are computed inside launch, on the thread that calls it */
+    bool direct;               /* steps are computed inside launch, on the thread that calls it */
     /* Between sizing the pools (x) and making them: all ranks settle for the least. */
     int (*agree)(struct rank_share *share, struct executor_info *x, const struct model *m, struct err *e);
 };

@@ -195,8 +195,8 @@ struct backend_ops {
     void (*linear)(struct backend *b, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);
     /* out [rows, n] = act(x Wg^T + bias) * (x Wu^T + bias): w [2n, in] and bias [1, 2n] (data NULL: none) hold gate's rows, then
      * up's. `room` [rows, 2n], as out: where a backend may put the two factors; its contents are undefined afterwards. */
-    void (*linear_gated)(struct backend *b, struct mat out, struct mat room, struct mat x, struct mat w, struct mat bias,
-                         enum activation act);
+    void (*linear_gated)(struct backend *b, struct mat out, struct mat room, struct mat x, struct mat w,
+                         struct mat bias, enum activation act);
     /* qkv [n_tokens, (n_heads + 2 n_kv_heads) * head_dim]: norm and turn q and k in place, write k and v to the cache. */
     void (*rope_kv)(struct backend *b, struct mat qkv, const struct rope *r, const struct attention *a);
     /* out [n_tokens, n_heads * head_dim] = softmax(q k^T * scale) v over each sequence's cache, causal. q: the first columns of qkv. */

@@ -79,9 +79,10 @@ struct sample_row {
 };
 
 struct batch {
-    uint64_t step;        /* 1, 2, ... */
-    int32_t part;         /* of the step; 0: the first or only one */
-    int32_t first_sample; /* which of the step's sampling rows is the first here; what token_src and prev_sample name are rows
+    uint64_t step; /* 1, 2, ... */
+    int32_t part;  /* of the step; 0: the first or only one */
+    int32_t
+        first_sample; /* which of the step's sampling rows is the first here; what token_src and prev_sample name are rows
                              of the whole step before */
 
     /* Memory operations, before the forward pass. */

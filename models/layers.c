@@ -253,14 +253,14 @@ static void set_parameters(struct model *m)
         l->rope.rot_dim = c->rope.rot_dim;
         l->rope.q_norm.kind = l->rope.k_norm.kind = c->norm;
         l->rope.q_norm.eps = l->rope.k_norm.eps = c->norm_eps;
-        l->attention =
-            (struct attention){.layer = i,
-                               .n_heads = t->n_heads,
-                               .n_kv_heads = t->n_kv_heads,
-                               .head_dim = c->head_dim,
-                               .scale = (float)(1 / sqrt((double)c->query_scalar) / (c->scale_by_layer ? number + 1 : 1)),
-                               .softcap = c->attn_softcap,
-                               .window = c->windowed[number] ? c->sliding_window : 0};
+        l->attention = (struct attention){
+            .layer = i,
+            .n_heads = t->n_heads,
+            .n_kv_heads = t->n_kv_heads,
+            .head_dim = c->head_dim,
+            .scale = (float)(1 / sqrt((double)c->query_scalar) / (c->scale_by_layer ? number + 1 : 1)),
+            .softcap = c->attn_softcap,
+            .window = c->windowed[number] ? c->sliding_window : 0};
     }
 }
 
@@ -292,8 +292,7 @@ static int make_scratch(struct model *m, struct err *e)
     for (size_t i = 0; i < ARRAY_LEN(want); i++) {
         if (want[i].rows == 0 || want[i].cols == 0)
             continue;
-        int code =
-            m->backend->ops->scratch(m->backend, want[i].rows, want[i].cols, want[i].dtype, want[i].mat, e);
+        int code = m->backend->ops->scratch(m->backend, want[i].rows, want[i].cols, want[i].dtype, want[i].mat, e);
         if (code < 0)
             return code;
     }

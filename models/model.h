@@ -82,11 +82,11 @@ struct model {
         *checkpoint;             /* mapped while the model lives: a backend may read weights in place; NULL: dummies */
     struct transformer *weights; /* layers.h */
     /* Of the last stage. */
-    struct mat hidden;           /* [max_tokens, embed_dim] after the last norm; its rows: model_gathers */
-    struct mat head;             /* [vocab, embed_dim]; this rank's ids of it */
-    struct mat logits;           /* [max_logits, vocab], float32 */
-    struct mat logits_part;      /* [max_logits, this rank's ids], float32; only where there are more ranks */
-    struct mat gathered;         /* [max_logits, embed_dim] */
+    struct mat hidden;      /* [max_tokens, embed_dim] after the last norm; its rows: model_gathers */
+    struct mat head;        /* [vocab, embed_dim]; this rank's ids of it */
+    struct mat logits;      /* [max_logits, vocab], float32 */
+    struct mat logits_part; /* [max_logits, this rank's ids], float32; only where there are more ranks */
+    struct mat gathered;    /* [max_logits, embed_dim] */
 };
 
 /* One name that config.json's "architectures" may hold, and what holds where the file is silent. */

@@ -149,7 +149,13 @@ static void results_come_together(void **state)
     struct err e;
     int32_t token[] = {1, 2, 3}, top[] = {10, 11, 20, 21};
     float logprob[] = {-1, -2, -3}, top_logprob[] = {-10, -11, -20, -21};
-    struct results with = {.n_samples = 2, .top_stride = 2, .token = token, .logprob = logprob, .top_token = top, .top_logprob = top_logprob, .device_us = 5};
+    struct results with = {.n_samples = 2,
+                           .top_stride = 2,
+                           .token = token,
+                           .logprob = logprob,
+                           .top_token = top,
+                           .top_logprob = top_logprob,
+                           .device_us = 5};
     struct results without = {.n_samples = 1, .token = token + 2, .logprob = logprob + 2, .device_us = 6};
     assert_int_equal(gathered_begin(&g, 9, 3, 2, &e), 0);
     gathered_add(&g, 0, &without);

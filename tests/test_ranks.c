@@ -60,8 +60,8 @@ static int open_cut(struct rig *r, const char *dir, struct cut n, const char *ex
     if (rc == 0)
         rc = model_config_read(&r->c, &unused, dir, e);
     if (rc == 0)
-        rc = n.ranks * n.stages > 1 ? ranks_open(&r->x, &r->s, dir, &r->c, e)
-                                    : runner_open(&r->x, &r->s, dir, &r->c, e);
+        rc =
+            n.ranks * n.stages > 1 ? ranks_open(&r->x, &r->s, dir, &r->c, e) : runner_open(&r->x, &r->s, dir, &r->c, e);
     return rc;
 }
 

@@ -108,7 +108,7 @@ struct cpu_backend {
     struct cpu_drawn drawn[2];
     struct cpu_awaited awaited[CPU_AWAITED]; /* first stage: from awaited_first on, in a ring */
     uint32_t n_awaited, awaited_first;
-    struct err failed;          /* sticky; code 0: none */
+    struct err failed; /* sticky; code 0: none */
 };
 
 static inline struct cpu_backend *cpu_of(struct backend *b)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from conftest import PATIENCE_S, QUIRE, ROOT
-from test_ranks import ask, ranks_of, stat, stream, wait_for
+from test_ranks import MANY, STORY, ask, cut, ranks_of, stat, stream, wait_for
 
 DEMO = os.path.join(ROOT, "models", "demo")
 FLAGS = ("--device", "cpu", "--threads", "2", "--kv-blocks", "256")
@@ -23,8 +23,8 @@ def free_port():
         return str(s.getsockname()[1])
 
 
-def cluster(port, ranks, nodes, address="127.0.0.1"):
-    return (*FLAGS, "--tensor-parallel-size", str(ranks), "--nnodes", str(nodes), "--master-addr", address, "--master-port", port,
+def cluster(port, ranks, nodes, address="127.0.0.1", stages=1):
+    return (*FLAGS, *cut(ranks, stages), "--nnodes", str(nodes), "--master-addr", address, "--master-port", port,
             "--node-timeout", str(PATIENCE_S))
 
 
@@ -69,43 +69,44 @@ def alone():
 
 def same_answers(one, many):
     for fields in (dict(max_tokens=24), dict(max_tokens=12, n=3, temperature=0.8, seed=7),
-                   dict(max_tokens=10, n=2, use_beam_search=True, best_of=4)):
+                   dict(max_tokens=10, n=2, use_beam_search=True, best_of=4), MANY, dict(prompt=STORY["prompt"] * 20, max_tokens=5)):
         want, got = ask(one, **fields), ask(many, **fields)
         assert [c["text"] for c in got["choices"]] == [c["text"] for c in want["choices"]], fields
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_answers_are_those_of_one_rank(start, alone, node, ranks):
-    port = free_port()
-    other = node(*cluster(port, ranks, 2), "--node-rank", "1")  # which node comes first is all one
-    s = start(*cluster(port, ranks, 2), model=DEMO)
+@pytest.mark.parametrize("ranks, stages, nodes", [(2, 1, 2), (4, 1, 2), (1, 2, 2), (1, 3, 3), (2, 2, 2)])
+def test_answers_are_those_of_one_rank(start, alone, node, ranks, stages, nodes):
+    flags = cluster(free_port(), ranks, nodes, stages=stages)
+    others = [node(*flags, "--node-rank", str(i)) for i in range(1, nodes)]  # which node comes first is all one
+    s = start(*flags, model=DEMO)
     same_answers(alone, s)
-    assert s.metric("rank_up") == ranks
+    assert s.metric("rank_up") == ranks * stages
     s.wait_idle()
     assert s.stop() == 0, s.log
-    assert other.end()[0] == 0
+    assert [other.end()[0] for other in others] == [0] * (nodes - 1)
 
 
-def test_a_launcher_says_who_is_who(start, alone, node):
-    port = free_port()
+@pytest.mark.parametrize("ranks, stages", [(2, 1), (2, 2)])
+def test_a_launcher_says_who_is_who(start, alone, node, ranks, stages):
+    port, n = free_port(), ranks * stages
 
     def env(rank):
-        return {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
+        return {"WORLD_SIZE": str(n), "RANK": str(rank), "LOCAL_WORLD_SIZE": str(n), "LOCAL_RANK": str(rank),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    flags = (*FLAGS, "--tensor-parallel-size", "2", "--node-timeout", str(PATIENCE_S))
-    other = node(*flags, env=env(1))
+    flags = (*FLAGS, *cut(ranks, stages), "--node-timeout", str(PATIENCE_S))
+    others = [node(*flags, env=env(i)) for i in range(1, n)]
     s = start(*flags, model=DEMO, env=env(0))
     assert ask(s, max_tokens=9)["choices"][0]["text"] == ask(alone, max_tokens=9)["choices"][0]["text"]
     s.wait_idle()
     assert s.stop() == 0, s.log
-    assert other.end()[0] == 0
+    assert [other.end()[0] for other in others] == [0] * (n - 1)
 
 
-@pytest.mark.parametrize("what", ["rank", "node"])
-def test_what_is_killed_on_another_node_ends_the_service(start, node, what):
-    port = free_port()
-    other = node(*cluster(port, 4, 2), "--node-rank", "1")
-    s = start(*cluster(port, 4, 2), model=DEMO)
+@pytest.mark.parametrize("what, ranks, stages", [("rank", 4, 1), ("node", 4, 1), ("rank", 2, 2), ("node", 2, 2)])
+def test_what_is_killed_on_another_node_ends_the_service(start, node, what, ranks, stages):
+    flags = cluster(free_port(), ranks, 2, stages=stages)
+    other = node(*flags, "--node-rank", "1")
+    s = start(*flags, model=DEMO)
     theirs = [p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if (stat(p) or ("", 0))[1] == other.process.pid]
     assert len(theirs) == 2 and len(ranks_of(s)) == 1
     os.kill(theirs[0], signal.SIGSTOP)  # holds the step that the stream waits for
@@ -138,9 +139,9 @@ def test_strangers_are_refused_and_change_nothing(start, node):
     with socket.create_connection(("127.0.0.1", int(port))) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 8)
         wait_for("a stranger is not refused", lambda: "no rank's greeting" in s.log)
-    wrong = node(*cluster(port, 4, 2), "--node-rank", "1")
-    status, log = wrong.end()
-    assert status == 1 and "refused by rank 0: it has tensor_parallel_size 4, rank 0 has 2" in log, log
+    for wrong, what in ((cluster(port, 4, 2), "tensor"), (cluster(port, 2, 2, stages=2), "pipeline")):
+        status, log = node(*wrong, "--node-rank", "1").end()
+        assert status == 1 and f"refused by rank 0: it has {what}_parallel_size" in log, log
     other = node(*cluster(port, 2, 2), "--node-rank", "1")
     s.wait_ready()
     ask(s, max_tokens=3)
@@ -174,6 +175,8 @@ def test_a_port_in_use_is_told():
 @pytest.mark.parametrize("flags, env, why", [
     (["--tensor-parallel-size", "4", "--nnodes", "3"], {}, "nnodes 3 does not divide tensor_parallel_size 4"),
     (["--tensor-parallel-size", "4", "--nnodes", "2"], {}, "master_addr is missing"),
+    (["--pipeline-parallel-size", "3", "--nnodes", "2"], {}, "nnodes 2 does not divide the 3 ranks"),
+    (["--pipeline-parallel-size", "9", "--tensor-parallel-size", "8"], {}, "is more than 64 ranks"),
     (["--tensor-parallel-size", "4", "--node-rank", "1"], {}, "node_rank 1: there are 1 nodes"),
     (["--tensor-parallel-size", "2"], {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, "neither MASTER_ADDR nor"),
     (["--tensor-parallel-size", "2"], {"WORLD_SIZE": "3", "RANK": "0", "MASTER_ADDR": "x"}, "nnodes 3 does not divide"),
@@ -206,10 +209,10 @@ def namespaces():
         ip("netns", "del", b)
 
 
-def test_nodes_in_networks_of_their_own(namespaces, node):
+@pytest.mark.parametrize("ranks, stages", [(2, 1), (1, 2)])
+def test_nodes_in_networks_of_their_own(namespaces, node, ranks, stages):
     a, b, address = namespaces
-    port = free_port()
-    flags = cluster(port, 2, 2, address)
+    flags = cluster(free_port(), ranks, 2, address, stages)
     first = node(*flags, "--host", "0.0.0.0", "--port", "18181", before=("ip", "netns", "exec", a))
     second = node(*flags, "--node-rank", "1", before=("ip", "netns", "exec", b))
     fetch = ["ip", "netns", "exec", b, "curl", "-s", f"http://{address}:18181/v1/completions", "-H", "Content-Type: application/json",

@@ -1,4 +1,5 @@
-"""One model on several ranks: a real server, real processes, and what happens when one of them is gone.
+"""One model on several ranks, which share layers or divide them: a real server, real processes, and what happens when one of them
+is gone.
 
 What must still run when a test acts is made to: a rank that is stopped (SIGSTOP) holds every step until it goes on."""
 import json
@@ -26,6 +27,10 @@ def stat(pid):
     except OSError:
         return None
     return None if state == "Z" else (state, int(parent))
+
+
+def cut(ranks, stages=1):
+    return "--tensor-parallel-size", str(ranks), "--pipeline-parallel-size", str(stages)
 
 
 def ranks_of(server):
@@ -81,13 +86,17 @@ def alone():
     assert s.stop() == 0, s.log
 
 
-@pytest.mark.parametrize("n", [2, 4])
-def test_answers_are_those_of_one_rank(start, alone, n):
-    s = start(*FLAGS, "--tensor-parallel-size", str(n), model=DEMO)
-    pids = ranks_of(s)
+MANY = dict(max_tokens=8, n=24, best_of=24, temperature=0.8, seed=7)  # enough sequences for stages to work at the same time
+
+
+@pytest.mark.parametrize("ranks, stages", [(2, 1), (4, 1), (1, 2), (1, 3), (2, 2)])
+def test_answers_are_those_of_one_rank(start, alone, ranks, stages):
+    s = start(*FLAGS, *cut(ranks, stages), model=DEMO)
+    pids, n = ranks_of(s), ranks * stages
     assert len(pids) == n - 1
     for fields in (dict(max_tokens=24), dict(max_tokens=12, n=3, temperature=0.8, seed=7),
-                   dict(max_tokens=10, n=2, use_beam_search=True, best_of=4), dict(max_tokens=3, echo=True, logprobs=1)):
+                   dict(max_tokens=10, n=2, use_beam_search=True, best_of=4), dict(max_tokens=3, echo=True, logprobs=1), MANY,
+                   dict(prompt=STORY["prompt"] * 20, max_tokens=5)):
         want, got = ask(alone, **fields), ask(s, **fields)
         assert [c["text"] for c in got["choices"]] == [c["text"] for c in want["choices"]], fields
         assert got["usage"]["completion_tokens"] == want["usage"]["completion_tokens"]
@@ -98,9 +107,10 @@ def test_answers_are_those_of_one_rank(start, alone, n):
     gone(pids)
 
 
-def test_swapping_and_prefixes_stay_the_same(start, alone):
+@pytest.mark.parametrize("ranks, stages", [(2, 1), (1, 2)])
+def test_swapping_and_prefixes_stay_the_same(start, alone, ranks, stages):
     s = start("--device", "cpu", "--threads", "2", "--kv-blocks", "12", "--swap-space", "64MiB", "--preemption", "swap",
-              "--tensor-parallel-size", "2", model=DEMO)
+              *cut(ranks, stages), model=DEMO)
     prompts = [f"The {animal} went to the" for animal in ("dog", "cat", "bird", "bear", "fish", "frog", "cow", "hen")]
     body = dict(prompt=prompts, max_tokens=30, temperature=0, ignore_eos=True)
     want, got = ask(alone, **body), ask(s, **body)
@@ -111,8 +121,9 @@ def test_swapping_and_prefixes_stay_the_same(start, alone):
     assert s.stop() == 0, s.log
 
 
-def test_a_killed_rank_ends_the_service_and_tells_why(start):
-    s = start(*FLAGS, "--tensor-parallel-size", "4", model=DEMO)
+@pytest.mark.parametrize("ranks, stages", [(4, 1), (1, 3), (2, 2)])
+def test_a_killed_rank_ends_the_service_and_tells_why(start, ranks, stages):
+    s = start(*FLAGS, *cut(ranks, stages), model=DEMO)
     pids = ranks_of(s)
     reader, rank = held_stream(s)
     began = time.monotonic()
@@ -136,17 +147,19 @@ def test_a_rank_killed_while_nothing_runs_ends_it_too(start):
     assert "was ended by signal 9" in s.log
 
 
-def test_a_rank_that_hangs_ends_the_service(start):
-    s = start(*FLAGS, "--tensor-parallel-size", "2", "--step-timeout", "1s", model=DEMO)
+@pytest.mark.parametrize("ranks, stages, why", [(2, 1, "rank 1 did not answer"), (1, 2, "rank 1 gave no results")])
+def test_a_rank_that_hangs_ends_the_service(start, ranks, stages, why):
+    s = start(*FLAGS, *cut(ranks, stages), "--step-timeout", "1s", model=DEMO)
     reader, rank = held_stream(s)
     assert b"error" in b"".join(reader.chunks())
     assert s.process.wait(PATIENCE_S) == 1
-    assert "rank 1 did not answer" in s.log
+    assert why in s.log or "rank 1 did not answer" in s.log, s.log
     gone([rank])
 
 
-def test_sigterm_drains_over_all_ranks(start):
-    s = start(*FLAGS, "--tensor-parallel-size", "2", "--shutdown-timeout", str(PATIENCE_S), model=DEMO)
+@pytest.mark.parametrize("ranks, stages", [(2, 1), (1, 2)])
+def test_sigterm_drains_over_all_ranks(start, ranks, stages):
+    s = start(*FLAGS, *cut(ranks, stages), "--shutdown-timeout", str(PATIENCE_S), model=DEMO)
     reader, rank = held_stream(s)
     s.process.send_signal(signal.SIGTERM)
     os.kill(rank, signal.SIGTERM)  # as systemd does: to every process of the unit
@@ -182,7 +195,8 @@ def test_ranks_do_not_outlive_a_killed_server(start):
 @pytest.mark.parametrize("flags, why", [
     (["--tensor-parallel-size", "5"], "tensor_parallel_size 5 does not divide the model"),
     (["--tensor-parallel-size", "2", "--device", "cuda"], "device cuda: "),
-    (["--pipeline-parallel-size", "2"], "layers are not divided over ranks"),
+    (["--pipeline-parallel-size", "64"], "pipeline_parallel_size 64 is more than the"),
+    (["--pipeline-parallel-size", "2", "--tensor-parallel-size", "5"], "tensor_parallel_size 5 does not divide the model"),
     (["--tensor-parallel-size", "2", "--max-model-len", "99999"], "made for"),
     (["--tensor-parallel-size", "2", "--kv-blocks", "2000000000"], "are free"),
 ])

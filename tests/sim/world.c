@@ -327,7 +327,8 @@ static int open_world(struct world *w)
     struct err e = {0};
     scenario_oracle(w->s, &oc);
     oc.fail_at = w->s->fail_at;
-    int code = w->s->n_ranks > 1 ? many_open(&w->executor, &oc, w->s->n_ranks, w->s->n_stages, &e) : oracle_open(&w->executor, &oc, &e);
+    int code = w->s->n_ranks > 1 ? many_open(&w->executor, &oc, w->s->n_ranks, w->s->n_stages, &e)
+                                 : oracle_open(&w->executor, &oc, &e);
     if (code == 0)
         code = sched_new(&w->sched, &w->s->config, &e);
     if (code == 0)
