@@ -46,7 +46,7 @@ static const struct tensor_spec TENSORS[] = {
 /* The causal mask, which old checkpoints store. */
 static const char *const IGNORED[] = {".attn.bias", ".attn.masked_bias", NULL};
 
-static void forward(struct model *m, const struct batch *b)
+void gpt2_forward(struct model *m, const struct batch *b)
 {
     struct backend *be = m->backend;
     const struct backend_ops *ops = be->ops;
@@ -55,10 +55,10 @@ static void forward(struct model *m, const struct batch *b)
     struct mat x = mat_rows(t->x, 0, n), h = mat_rows(t->h, 0, n), y = mat_rows(t->y, 0, n); /* [n_tokens, hidden] */
     struct mat qkv = mat_rows(t->qkv, 0, n), attn = mat_rows(t->attn, 0, n), up = mat_rows(t->up, 0, n);
 
-    if (t->first) {
+    if (t->first)
         transformer_embed(m, x, 1);
+    if (t->first && t->positions.data) /* StarCoder2's are rotary */
         ops->embed_position(be, x, t->positions, 0);
-    }
     ops->norm(be, h, x, &t->layer[0].attn_norm);
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];
@@ -74,4 +74,4 @@ static void forward(struct model *m, const struct batch *b)
 }
 
 const struct model_family gpt2_family = {
-    .architectures = ARCHITECTURES, .tensors = TENSORS, .ignored = IGNORED, .forward = forward};
+    .architectures = ARCHITECTURES, .tensors = TENSORS, .ignored = IGNORED, .forward = gpt2_forward};

@@ -93,10 +93,11 @@ struct tensor_spec {
     bool transposed; /* stored [in, out] */
 };
 
-extern const struct model_family llama_family, phi3_family, gemma2_family, opt_family, gpt2_family;
+extern const struct model_family llama_family, phi3_family, gemma2_family, starcoder2_family, opt_family, gpt2_family;
 
-/* The forward pass of llama.c, for families that differ in their tensors alone. */
+/* The forward passes of llama.c and gpt2.c, for families that differ in their tensors alone. */
 void llama_forward(struct model *m, const struct batch *b);
+void gpt2_forward(struct model *m, const struct batch *b);
 
 #define IN_MODEL(member) offsetof(struct transformer, member)
 #define IN_LAYER(member) offsetof(struct layer, member)
@@ -117,6 +118,8 @@ void llama_forward(struct model *m, const struct batch *b);
 /* The weight of a norm in a layer. */
 #define ROW_NORM(name, norm) \
     ROW(name ".weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(norm.weight), WHEN_ALWAYS)
+#define ROW_NORM_BIAS(name, norm) \
+    ROW(name ".bias", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(norm.bias), WHEN_ALWAYS)
 /* Attention's: q, k and v each a tensor of its own, their biases, and o. */
 #define ROW_QKV(name, rows) ROW(name ".weight", rows, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(qkv), WHEN_ALWAYS)
 #define ROWS_QKV(attn) ROW_QKV(attn "q_proj", DIM_Q), ROW_QKV(attn "k_proj", DIM_KV), ROW_QKV(attn "v_proj", DIM_KV)

@@ -5,8 +5,8 @@
 #include "models/gguf.h"
 #include "models/layers.h"
 
-const struct model_family *const model_families[] = {&llama_family, &phi3_family, &gemma2_family,
-                                                     &opt_family,   &gpt2_family, NULL};
+const struct model_family *const model_families[] = {
+    &llama_family, &phi3_family, &gemma2_family, &starcoder2_family, &opt_family, &gpt2_family, NULL};
 
 const struct model_family *model_family_find(const char *name, const struct architecture **ret)
 {
