@@ -142,13 +142,13 @@ static int held_push(struct held_tokens *h, const struct delta *d, int32_t text_
     return 0;
 }
 
-/* Point the first n tokens at their tops. Returns how many tops that are. */
+/* Point the first n tokens at their tops (NULL where none was ever asked for). Returns how many tops that are. */
 static int32_t held_link(struct held_tokens *h, int32_t n)
 {
     int32_t at = 0;
     for (int32_t i = 0; i < n; i++) {
-        h->token[i].top_id = h->top_id + at;
-        h->token[i].top_logprob = h->top_logprob + at;
+        h->token[i].top_id = h->top_id ? h->top_id + at : NULL;
+        h->token[i].top_logprob = h->top_logprob ? h->top_logprob + at : NULL;
         at += h->token[i].n_top;
     }
     return at;

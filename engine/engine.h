@@ -120,7 +120,7 @@ struct output {
     bool last;                 /* nothing more comes for this request */
 };
 
-/* Where outputs go. Called from the engine's output thread only; must not block. Pointers hold during the call. */
+/* Where outputs go. Called by one of the engine's threads at a time; must not block. Pointers hold during the call. */
 struct sink {
     void (*emit)(struct sink *s, const struct output *o);
     /* After the outputs of one step: wake those who wait, once. */
@@ -132,6 +132,8 @@ int engine_open(struct engine **ret, const struct settings *s, struct sink *sink
 /* Stop at once: every request ends with FINISH_ABORT; threads are joined. */
 void engine_free(struct engine *e);
 
+/* A request is being read and will be submitted in some tens of microseconds: an engine that sleeps gets up meanwhile. Any thread. */
+void engine_expect(struct engine *e);
 /* Hand over a request: 0, ERR_FULL (queue), ERR_DRAINING, ERR_INVALID (can never fit: says the numbers), ERR_DEVICE. Any thread. */
 int engine_submit(struct engine *e, struct request *r, struct err *err);
 /* All or none of a set (the prompts of one HTTP request, of one tenant): either every one is queued or none. */

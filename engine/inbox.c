@@ -80,6 +80,11 @@ void inbox_mark(struct inbox *b)
     wake_post(&b->wake);
 }
 
+void inbox_expect(struct inbox *b)
+{
+    wake_expect(&b->wake);
+}
+
 void inbox_close(struct inbox *b)
 {
     /* An add, not a store: reservations made meanwhile must not be lost. */

@@ -33,6 +33,8 @@ void inbox_release(struct inbox *b);
 int inbox_submit(struct inbox *b, struct group *const *g, int32_t n, struct err *e);
 /* Any thread: some request's `cancelled` or `stop_at` was set, or the engine's own state: it should look. */
 void inbox_mark(struct inbox *b);
+/* Any thread: a submit will follow soon; the engine gets up for it. */
+void inbox_expect(struct inbox *b);
 /* Any thread: no submit succeeds from now on. */
 void inbox_close(struct inbox *b);
 

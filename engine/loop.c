@@ -80,7 +80,7 @@ static int32_t launch_step(struct engine *e, int64_t now_us)
     return plan->n_items;
 }
 
-/* Stages 8 and 9: the oldest step's results become tokens and deltas. `turn_us`: when this thread's work on the turn began. */
+/* Stages 8 and 9: the oldest step's results become tokens and deltas, which leave at the turn's end. `turn_us`: when this thread's work on the turn began. */
 static void commit_step(struct engine *e, int64_t turn_us)
 {
     struct plan *plan = plan_at(e, e->n_committed);
@@ -98,7 +98,6 @@ static void commit_step(struct engine *e, int64_t turn_us)
     sched_observe(e->sched, plan, results.device_us);
     decode_commit(e->sched, plan, &results, after_us, &e->deltas);
     e->n_committed++;
-    output_commit(e->output);
     e->host_us += before_us - turn_us + (clock_us() - after_us);
     engine_stats_step(&e->stats, n_tokens, e->host_us, results.device_us);
     e->host_us = 0;

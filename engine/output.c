@@ -5,6 +5,9 @@
  * sink->flush once for all it found. When the output side falls behind (it decodes text and hands bytes to sockets), several
  * steps gather: the flushes grow rarer, the pieces do not change. When the ring is full, the engine waits: tokens are
  * never dropped, and nothing on this side waits for a client, so room always comes.
+ *
+ * Waking the output thread takes longer than putting out a token. So while it sleeps, the writer empties what a step of one or two
+ * sequences has put in itself: `turn` says who is the reader just now.
  */
 #include "engine/output.h"
 
@@ -15,7 +18,12 @@
 
 #include "engine/wake.h"
 
-enum { TOPS_PER_CELL = 8, RING_MIN_CELLS = 1 << 14, FULL_NAP_NS = 20000 };
+enum {
+    TOPS_PER_CELL = 8,
+    RING_MIN_CELLS = 1 << 14,
+    FULL_NAP_NS = 20000,
+    HELP_CELLS = 4, /* the writer reads so many itself: tokens of two sequences and their ends */
+};
 
 struct record {
     struct request *request;
@@ -45,6 +53,7 @@ struct output_stage {
     struct emitter emitter;
     struct wake wake;
     pthread_t thread;
+    pthread_mutex_t turn; /* to be the reader */
     atomic_bool stopping;
     uint64_t tail, head_seen;                /* writer's own: next cell to write, last head it read */
     uint64_t whole;                          /* writer's own: a token from here on may yet be followed by its end */
@@ -54,12 +63,13 @@ struct output_stage {
 
 /* ---- the engine's side -------------------------------------------------------------------------------------------- */
 
-static void ring_publish(struct output_stage *o, uint64_t tail)
+/* Whether there was anything new. */
+static bool ring_publish(struct output_stage *o, uint64_t tail)
 {
     if (tail == atomic_load_explicit(&o->published, memory_order_relaxed))
-        return;
+        return false;
     atomic_store(&o->published, tail);
-    wake_post(&o->wake);
+    return true;
 }
 
 /* Room for n more cells. While the ring is full, what is whole goes to the reader: a token is not parted from its end. */
@@ -69,7 +79,8 @@ static void ring_reserve(struct output_stage *o, uint64_t n)
         o->head_seen = atomic_load_explicit(&o->head, memory_order_acquire);
         if (o->tail + n - o->head_seen <= o->mask + 1)
             return;
-        ring_publish(o, o->whole);
+        if (ring_publish(o, o->whole))
+            wake_post(&o->wake);
         nanosleep(&(struct timespec){.tv_nsec = FULL_NAP_NS}, NULL);
     }
 }
@@ -100,13 +111,7 @@ void output_push(struct output_stage *o, const struct delta *d)
     }
 }
 
-void output_commit(struct output_stage *o)
-{
-    o->whole = o->tail;
-    ring_publish(o, o->tail);
-}
-
-/* ---- the output thread -------------------------------------------------------------------------------------------- */
+/* ---- the reader ------------------------------------------------------------------------------------------------- */
 
 /* A delta read back, with room for its arrays. */
 struct read_delta {
@@ -164,6 +169,31 @@ static void emit_run(struct output_stage *o, uint64_t at, uint64_t end)
     }
 }
 
+/* Emit all that is published. Under `turn`. */
+static void drain(struct output_stage *o)
+{
+    uint64_t at = atomic_load_explicit(&o->head, memory_order_relaxed), end = atomic_load(&o->published);
+    if (at == end)
+        return;
+    o->emitter.now_us = clock_us();
+    emit_run(o, at, end);
+    o->emitter.sink->flush(o->emitter.sink);
+}
+
+void output_commit(struct output_stage *o)
+{
+    o->whole = o->tail;
+    if (!ring_publish(o, o->tail))
+        return;
+    bool few = o->tail - atomic_load_explicit(&o->head, memory_order_relaxed) <= HELP_CELLS;
+    if (few && wake_is_asleep(&o->wake) && pthread_mutex_trylock(&o->turn) == 0) {
+        drain(o);
+        pthread_mutex_unlock(&o->turn);
+    } else {
+        wake_post(&o->wake);
+    }
+}
+
 static bool output_has_work(void *ctx)
 {
     struct output_stage *o = ctx;
@@ -176,17 +206,12 @@ static void *output_main(void *arg)
     struct output_stage *o = arg;
     for (;;) {
         bool stopping = atomic_load(&o->stopping);
-        uint64_t at = atomic_load_explicit(&o->head, memory_order_relaxed);
-        uint64_t end = atomic_load(&o->published);
-        if (at == end) {
-            if (stopping)
-                return NULL;
-            wake_sleep(&o->wake, output_has_work, o, -1);
-            continue;
-        }
-        o->emitter.now_us = clock_us();
-        emit_run(o, at, end);
-        o->emitter.sink->flush(o->emitter.sink);
+        pthread_mutex_lock(&o->turn);
+        drain(o);
+        pthread_mutex_unlock(&o->turn);
+        if (stopping)
+            return NULL;
+        wake_sleep(&o->wake, output_has_work, o, -1);
     }
 }
 
@@ -200,6 +225,7 @@ int output_open(struct output_stage **ret, const struct emitter *em, int64_t min
     memset(o, 0, sizeof(*o));
     o->emitter = *em;
     o->wake.fd = -1;
+    pthread_mutex_init(&o->turn, NULL);
     uint64_t cap = RING_MIN_CELLS;
     while (cap < (uint64_t)min_records)
         cap *= 2;
@@ -210,6 +236,7 @@ int output_open(struct output_stage **ret, const struct emitter *em, int64_t min
         rc = err_set(e, ERR_IO, "cannot start the output thread");
     if (rc < 0) {
         wake_release(&o->wake);
+        pthread_mutex_destroy(&o->turn);
         free(o->cell);
         free(o);
         return rc;
@@ -228,6 +255,7 @@ void output_free(struct output_stage *o)
     wake_post(&o->wake);
     pthread_join(o->thread, NULL);
     wake_release(&o->wake);
+    pthread_mutex_destroy(&o->turn);
     free(o->cell);
     free(o);
 }

@@ -14,7 +14,7 @@ void output_free(struct output_stage *o);
 
 /* Engine's thread. Queue one delta (its arrays are copied). Waits while the ring is full. */
 void output_push(struct output_stage *o, const struct delta *d);
-/* The step's deltas are all there: hand them over, wake the output thread once. */
+/* The step's deltas are all there: hand them over and wake the output thread once, or, where they are few, emit them at once. */
 void output_commit(struct output_stage *o);
 
 #endif

@@ -156,6 +156,11 @@ int engine_submit(struct engine *e, struct request *r, struct err *err)
     return engine_submit_all(e, &r, 1, err);
 }
 
+void engine_expect(struct engine *e)
+{
+    inbox_expect(&e->inbox);
+}
+
 void engine_cancel(struct engine *e, struct request *r)
 {
     atomic_store(&r->cancelled, true);

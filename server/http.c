@@ -106,6 +106,16 @@ static void check_headers(struct exchange *x, struct MHD_Connection *c, const ch
     }
 }
 
+/* What the engine will be asked to compute, it may get up for while the request is read. */
+static void tell_engine(const struct exchange *x)
+{
+    struct engine *engine = atomic_load(&x->server->engine);
+
+    if (engine && x->route && x->route->limited && !x->refused) {
+        engine_expect(engine);
+    }
+}
+
 /* Headers are there. */
 static struct exchange *exchange_new(struct server *s, struct MHD_Connection *c, const char *method, const char *url)
 {
@@ -128,6 +138,7 @@ static struct exchange *exchange_new(struct server *s, struct MHD_Connection *c,
     trace_read(&x->trace, header(c, "traceparent"));
     check_origin(x, c);
     check_headers(x, c, allow);
+    tell_engine(x);
     return x;
 }
 

@@ -188,16 +188,26 @@ static void hub_flush(struct sink *sink)
 
 /* ---- MHD's side ---- */
 
+/* On an MHD thread inside a callback, before the first time that the connection is parked: system calls that need no lock. */
+static void stream_attach(struct stream *s)
+{
+    int on = 1;
+
+    pthread_mutex_lock(&s->lock);
+    bool attached = s->attached;
+    s->attached = true;
+    pthread_mutex_unlock(&s->lock);
+    if (attached) {
+        return;
+    }
+    /* What MHD held back of the headers goes out, and small events are never held back. Not TCP: no matter. */
+    setsockopt(s->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    writer_attach(s->writer, s);
+}
+
 /* Under lock, on an MHD thread inside a callback: nothing to do until the writer says so. */
 static void stream_park(struct stream *s)
 {
-    if (!s->attached) {
-        int on = 1;
-        /* What MHD held back of the headers goes out, and small events are never held back. Not TCP: no matter. */
-        setsockopt(s->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-        s->attached = true;
-        writer_attach(s->writer, s);
-    }
     s->parked = true;
     MHD_suspend_connection(s->connection);
 }
@@ -214,6 +224,7 @@ ssize_t stream_read(void *stream, uint64_t pos, char *to, size_t max)
     ssize_t n = 0;
 
     (void)pos;
+    stream_attach(s);
     pthread_mutex_lock(&s->lock);
     size_t have = s->mode == STREAM_READER ? MIN(s->pending.len, max) : 0;
     bool written = s->pending.len == 0 && s->out.len == 0;
@@ -239,6 +250,13 @@ bool stream_collected(struct stream *s)
 {
     pthread_mutex_lock(&s->lock);
     bool done = s->finished || s->lost;
+    pthread_mutex_unlock(&s->lock);
+    if (done) {
+        return true;
+    }
+    stream_attach(s);
+    pthread_mutex_lock(&s->lock);
+    done = s->finished || s->lost;
     if (!done) {
         stream_park(s);
     }

@@ -4,7 +4,7 @@
  * side (from stream_new to the request's end), the engine (until `last` came for every prompt), and the writer that
  * watches the socket (while attached).
  *
- *   engine's output thread   sink.emit: append an event to `pending`            sink.flush: wake each writer at most once
+ *   engine's output side     sink.emit: append an event to `pending`            sink.flush: wake each writer at most once, or help it
  *   writer (writer.c)        take `pending`, write it to the socket, watch for clients that leave, keep silent ones alive
  *   MHD worker               headers before, the end of the body after; the connection is suspended ("parked") in between
  *
@@ -88,7 +88,7 @@ struct stream {
     atomic_bool queued; /* in the writer's inbox */
     struct stream *next_queued;
 
-    /* The writer's own. */
+    /* The writer's own: under its `turn`. */
     struct buf out; /* framed, [out_at, len) not written yet */
     size_t out_at;
     bool linked, blocked;

@@ -78,6 +78,17 @@ static int stream_fill(struct stream *s, struct completion *c, const char *id, c
     return rc ? rc : make_requests(s, c, id, e);
 }
 
+/* It is never held for long, and to sleep takes longer. */
+static void init_lock(pthread_mutex_t *lock)
+{
+    pthread_mutexattr_t a;
+
+    pthread_mutexattr_init(&a);
+    pthread_mutexattr_settype(&a, PTHREAD_MUTEX_ADAPTIVE_NP);
+    pthread_mutex_init(lock, &a);
+    pthread_mutexattr_destroy(&a);
+}
+
 static struct stream *stream_alloc(struct stream_hub *h, enum stream_mode mode)
 {
     struct stream *s = calloc(1, sizeof(*s));
@@ -95,7 +106,7 @@ static struct stream *stream_alloc(struct stream_hub *h, enum stream_mode mode)
     s->begin_unix = time(NULL);
     s->status = 200;
     s->fd = -1;
-    pthread_mutex_init(&s->lock, NULL);
+    init_lock(&s->lock);
     buf_init(&s->pending, LIMIT_RESPONSE_BYTES);
     buf_init(&s->out, LIMIT_RESPONSE_BYTES);
     return s;

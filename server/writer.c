@@ -11,6 +11,7 @@
 enum {
     EVENTS = 256,
     TURNS = 8, /* writes of one stream before the others have theirs */
+    HELP = 4,  /* streams that are looked at by whoever would wake the writer for them */
     SWEEP_US = 1000 * 1000,
     KEEP_BYTES = 64 * 1024, /* a buffer larger than this is given back when it is empty */
 };
@@ -29,25 +30,25 @@ void writer_push(struct writer *w, struct stream *s)
     } while (!atomic_compare_exchange_weak(&w->inbox, &head, s));
 }
 
-void writer_wake(struct writer *w)
-{
-    if (atomic_load(&w->inbox) && atomic_exchange(&w->asleep, false)) {
-        uint64_t one = 1;
-        ssize_t n = write(w->wake_fd, &one, sizeof(one));
-        (void)n; /* fails only when the counter is full: awake anyway */
-    }
-}
-
 /* ---- attaching ---- */
 
 void writer_attach(struct writer *w, struct stream *s)
 {
-    /* Edge-triggered: told once when the client leaves, and when a full socket takes bytes again. */
-    struct epoll_event ev = {.events = EPOLLRDHUP | EPOLLOUT | EPOLLET, .data.ptr = s};
+    /* Edge-triggered: told once when the client leaves. */
+    struct epoll_event ev = {.events = EPOLLRDHUP | EPOLLET, .data.ptr = s};
 
     stream_ref(s);
     epoll_ctl(w->epoll_fd, EPOLL_CTL_ADD, s->fd,
               &ev); /* without memory for it, keepalives still find a client that left */
+}
+
+/* A full socket, which MHD leaves alone meanwhile: tell once when it takes bytes again, or does so already. */
+static void await_room(struct stream *s)
+{
+    struct epoll_event ev = {.events = EPOLLRDHUP | EPOLLOUT | EPOLLET, .data.ptr = s};
+
+    s->blocked = true;
+    epoll_ctl(s->writer->epoll_fd, EPOLL_CTL_MOD, s->fd, &ev);
 }
 
 void writer_forget(struct writer *w, struct stream *s)
@@ -172,7 +173,7 @@ static void write_direct(struct stream *s, int64_t now)
             s->out_at += (size_t)n;
             progress(s, now);
         } else if (n < 0 && errno == EAGAIN) {
-            s->blocked = true;
+            await_room(s);
             return;
         } else if (n == 0 || errno != EINTR) {
             drop(s, true);
@@ -181,12 +182,13 @@ static void write_direct(struct stream *s, int64_t now)
     }
 }
 
-/* Look at a stream that something happened to. */
-static void service(struct writer *w, struct stream *s, int64_t now)
+/* Look at a stream that something happened to. One that is to be let go of waits for the writer itself (`own`): events fetched by
+ * it may name the stream. */
+static void service(struct writer *w, struct stream *s, int64_t now, bool own)
 {
     pthread_mutex_lock(&s->lock);
     bool parked = s->parked, detached = s->detached, attached = s->attached;
-    if (detached) {
+    if (detached && own) {
         s->attached = false;
     }
     bool direct = s->mode == STREAM_DIRECT && !s->lost;
@@ -198,6 +200,10 @@ static void service(struct writer *w, struct stream *s, int64_t now)
         }
     }
     pthread_mutex_unlock(&s->lock);
+    if (detached && !own) {
+        writer_push(w, s);
+        return;
+    }
     if (detached && s->linked) {
         writer_unlink(w, s);
     }
@@ -215,7 +221,7 @@ static void service(struct writer *w, struct stream *s, int64_t now)
     }
 }
 
-static void take_inbox(struct writer *w, int64_t now)
+static void take_inbox(struct writer *w, int64_t now, bool own)
 {
     struct stream *s = atomic_exchange(&w->inbox, NULL);
 
@@ -223,9 +229,35 @@ static void take_inbox(struct writer *w, int64_t now)
         struct stream *next = s->next_queued;
         /* From here on it may be queued again: what is seen below is then seen twice, never missed. */
         atomic_store(&s->queued, false);
-        service(w, s, now);
+        service(w, s, now, own);
         stream_unref(s);
         s = next;
+    }
+}
+
+/* With the turn, which keeps what is queued where it is: a few streams, none of them to be let go of yet, as far as it is known. */
+static void help(struct writer *w)
+{
+    int n = 0;
+
+    for (const struct stream *s = atomic_load(&w->inbox); s && n <= HELP; s = s->next_queued) {
+        n++;
+    }
+    if (n <= HELP) {
+        take_inbox(w, clock_us(), false);
+    }
+}
+
+void writer_wake(struct writer *w)
+{
+    if (atomic_load(&w->inbox) && atomic_load(&w->asleep) && pthread_mutex_trylock(&w->turn) == 0) {
+        help(w);
+        pthread_mutex_unlock(&w->turn);
+    }
+    if (atomic_load(&w->inbox) && atomic_exchange(&w->asleep, false)) {
+        uint64_t one = 1;
+        ssize_t n = write(w->wake_fd, &one, sizeof(one));
+        (void)n; /* fails only when the counter is full: awake anyway */
     }
 }
 
@@ -276,12 +308,10 @@ static void sweep(struct writer *w, int64_t now)
     w->sweep_us = now + (why ? SWEEP_US / 20 : SWEEP_US);
 }
 
+/* To the next sweep at most: a stream that is there by then may have been attached by someone else's help. */
 static int wait_ms(struct writer *w, int64_t now)
 {
-    if (atomic_load(&w->inbox)) {
-        return 0;
-    }
-    return w->streams || atomic_load(&w->abort_why) ? (int)MAX(0, (w->sweep_us - now) / 1000 + 1) : -1;
+    return atomic_load(&w->inbox) ? 0 : (int)MAX(0, (w->sweep_us - now) / 1000 + 1);
 }
 
 static void *writer_main(void *arg)
@@ -293,6 +323,8 @@ static void *writer_main(void *arg)
         atomic_store(&w->asleep, true);
         int n = epoll_wait(w->epoll_fd, ev, EVENTS, wait_ms(w, clock_us()));
         atomic_store(&w->asleep, false);
+        pthread_mutex_lock(&w->turn);
+        int64_t now = clock_us();
         /* Events before the inbox: a stream that is let go of there may still be named by an event fetched here. */
         for (int i = 0; i < n; i++) {
             if (ev[i].data.ptr) {
@@ -303,11 +335,11 @@ static void *writer_main(void *arg)
                 (void)got;
             }
         }
-        int64_t now = clock_us();
-        take_inbox(w, now);
+        take_inbox(w, now, true);
         if (now >= w->sweep_us) {
             sweep(w, now);
         }
+        pthread_mutex_unlock(&w->turn);
     }
     return NULL;
 }
@@ -317,6 +349,7 @@ int writer_open(struct writer *w, struct stream_hub *h, struct err *e)
     struct epoll_event ev = {.events = EPOLLIN, .data.ptr = NULL};
 
     (void)h;
+    pthread_mutex_init(&w->turn, NULL);
     w->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     w->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (w->epoll_fd < 0 || w->wake_fd < 0 || epoll_ctl(w->epoll_fd, EPOLL_CTL_ADD, w->wake_fd, &ev) != 0 ||
@@ -328,6 +361,7 @@ int writer_open(struct writer *w, struct stream_hub *h, struct err *e)
         if (w->wake_fd >= 0) {
             close(w->wake_fd);
         }
+        pthread_mutex_destroy(&w->turn);
         return rc;
     }
     pthread_setname_np(w->thread, "writer");
@@ -347,9 +381,10 @@ void writer_close(struct writer *w)
     atomic_store(&w->stopping, true);
     poke(w);
     pthread_join(w->thread, NULL);
-    take_inbox(w, clock_us());
+    take_inbox(w, clock_us(), true);
     close(w->epoll_fd);
     close(w->wake_fd);
+    pthread_mutex_destroy(&w->turn);
 }
 
 void writer_abort(struct writer *w, const char *why)

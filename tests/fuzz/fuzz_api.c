@@ -1,5 +1,6 @@
 /* HTTP bodies: whatever the bytes, a body is refused with one sentence, or what it became is inside every limit.
- * The first byte chooses: 0 completion, 1 chat, 2 tokenize, 3 detokenize (of its lowest bits); 0x80: unknown fields refused.
+ * The first byte chooses: 0 completion, 1 chat, 2 tokenize, 3 detokenize (of its lowest bits); 0x80: unknown fields refused; 0x40: a
+ * model that fills gaps (suffix).
  * covers: server/api.c server/api_chat.c server/api_fields.c server/api_values.c server/api_lists.c server/api_prompt.c server/json.c */
 #include <math.h>
 #include <stdio.h>
@@ -85,6 +86,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const char *body = (const char *)data + 1;
     context.reject_unknown = data[0] & 0x80;
     context.render_chat = render_chat;
+    if (data[0] & 0x40)
+        context.fim = (struct engine_fim){.there = true, .prefix = 2, .suffix = 3, .middle = 4, .end = 5, .bos = 1};
     switch (data[0] & 3) {
     default:
         if (completion_parse(&c, body, size - 1, &context, &e) == 0)

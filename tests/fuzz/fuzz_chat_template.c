@@ -1,9 +1,12 @@
 /* Templates and conversations from anyone: a template is read or refused with one sentence, a rendering ends inside its limits.
- * The input is a template, a NUL and the JSON of its variables; without a NUL a fixed conversation is taken.
+ * The input is a template, a NUL and the JSON of its variables; without a NUL a fixed conversation is taken. One that begins with a '{'
+ * and a quote is tokenizer_config.json instead.
  * covers: models/chat_template.c models/jinja_lex.c models/jinja_parse.c models/jinja_expr.c models/jinja_eval.c models/jinja_run.c models/jinja_value.c models/jinja_text.c models/jinja_strings.c models/jinja_filters.c models/jinja_tests.c */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "config/limits.h"
 #include "models/chat_template.h"
@@ -20,10 +23,48 @@ static const char conversation[] = "{\"messages\":[{\"role\":\"system\",\"conten
                                    "\"content\":\"\\u00e9 x\"},{\"role\":\"assistant\",\"content\":[{\"type\":\"text\","
                                    "\"text\":\"yes\"}],\"n\":1.5}],\"add_generation_prompt\":true}";
 
+/* ---- tokenizer_config.json, in a directory of its own ---- */
+
+static char folder[] = "/tmp/fuzz_chat_template.XXXXXX", file[64];
+
+static void remove_folder(void)
+{
+    unlink(file);
+    rmdir(folder);
+}
+
+static void open_config(const uint8_t *data, size_t size)
+{
+    struct chat_template *t;
+    struct err e = {0};
+    struct buf out;
+    if (!file[0]) {
+        CHECK(mkdtemp(folder));
+        snprintf(file, sizeof(file), "%s/tokenizer_config.json", folder);
+        atexit(remove_folder);
+    }
+    FILE *f = fopen(file, "w");
+    CHECK(f && fwrite(data, 1, size, f) == size && fclose(f) == 0);
+    if (chat_template_open(&t, folder, NULL, &e) < 0) {
+        CHECK(e.text[0]);
+        return;
+    }
+    buf_init(&out, LIMIT_TEMPLATE_OUTPUT_BYTES);
+    CHECK(chat_template_render(t, conversation, sizeof(conversation) - 1, &out, &e) <= 0);
+    CHECK(!chat_template_broken(t) || chat_template_missing(t));
+    (void)(chat_template_wants_parts(t) || chat_template_knows_developer(t));
+    buf_release(&out);
+    chat_template_free(t);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct chat_template *t;
     struct err e = {0};
+    if (size > 2 && data[0] == '{' && data[1] == '"') {
+        open_config(data, size);
+        return 0;
+    }
     struct buf out;
     const char *text = (const char *)data, *nul = size ? memchr(data, 0, size) : NULL;
     size_t len = nul ? (size_t)(nul - text) : size;
@@ -34,6 +75,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     CHECK(rc <= 0);
     CHECK(rc == 0 || (e.code == rc && e.text[0]));
     CHECK(!chat_template_missing(t) || rc == ERR_UNSUPPORTED);
+    CHECK(!chat_template_broken(t) || chat_template_missing(t));
+    (void)(chat_template_wants_parts(t) || chat_template_knows_developer(t));
     buf_release(&out);
     chat_template_free(t);
     return 0;

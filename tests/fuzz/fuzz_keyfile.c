@@ -1,10 +1,14 @@
 /* The file of API keys: what is accepted is inside its bounds, with distinct names and keys; a refusal names the line and never a
- * key. covers: server/keyfile.c */
+ * key. A form feed parts the file of the start, the one of a reload and the header that is sent then.
+ * covers: server/keyfile.c server/auth.c */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
-#include "server/keyfile.h"
+#include "server/auth.h"
 
 #define CHECK(x)                                                     \
     do {                                                             \
@@ -42,6 +46,64 @@ static bool is_in_a_name(const char *text, size_t size)
     return false;
 }
 
+/* ---- the file at work ---- */
+
+static void write_file(int fd, const char *text, size_t size)
+{
+    CHECK(ftruncate(fd, 0) == 0 && pwrite(fd, text, size, 0) == (ssize_t)size);
+}
+
+static void see(void *n, struct client *c)
+{
+    CHECK(c->name[0]);
+    ++*(int32_t *)n;
+}
+
+/* Start with one file, read another, and ask with a header; of two that are bad the last good one holds. */
+static void use(struct keys *k, const struct settings *s, int fd, char *first, char *second, const char *header)
+{
+    struct err e = {0};
+    struct grant g;
+    int32_t n = 0;
+    write_file(fd, first, strlen(first));
+    if (keys_open(k, s, &e) < 0) {
+        CHECK(e.text[0] && strcmp(e.param, "api_key_file") == 0);
+        return;
+    }
+    write_file(fd, second, strlen(second));
+    int32_t before = keys_count(k);
+    if (keys_reload(k, s, &e) < 0)
+        CHECK(keys_count(k) == before && e.text[0]);
+    keys_each(k, see, &n);
+    CHECK(n == keys_count(k) && n >= 1);
+    if (keys_find(k, header, &g))
+        CHECK(g.client && strncasecmp(header, "Bearer ", 7) == 0);
+    CHECK(!keys_find(k, NULL, &g) && !keys_find(k, "Basic x", &g));
+    keys_close(k);
+}
+
+static void use_input(const uint8_t *data, size_t size)
+{
+    static char path[40];
+    static struct settings s;
+    static struct keys keys;
+    static int fd;
+    if (!s.api_key_file) {
+        fd = memfd_create("keys", 0);
+        CHECK(fd >= 0);
+        snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+        s.api_key_file = path;
+    }
+    char *text = malloc(size + 1), *rest = text;
+    CHECK(text);
+    memcpy(text, data, size);
+    text[size] = '\0';
+    char *first = strsep(&rest, "\f"), *second = strsep(&rest, "\f");
+    if (second)
+        use(&keys, &s, fd, first, second, rest ? rest : "");
+    free(text);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct key_list l = {0};
@@ -52,5 +114,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         CHECK(e.code < 0 && e.text[0] && !strchr(e.text, '\n') &&
               (!strstr(e.text, "sk-") || is_in_a_name((const char *)data, size)));
     key_list_release(&l);
+    use_input(data, size);
     return 0;
 }

@@ -116,6 +116,27 @@ static void check_event(const struct sse_style *s, const struct piece *p)
     buf_release(&b);
 }
 
+/* What stands around the pieces. */
+static void check_frame(const struct sse_style *s, int32_t index)
+{
+    struct usage total = {3, 4, 1};
+    struct buf b;
+    buf_init(&b, 1 << 16);
+    CHECK(sse_usage(&b, s, &total) == 0);
+    cJSON_Delete(read_event(&b));
+    buf_clear(&b);
+    if (s->chat) {
+        CHECK(sse_role(&b, s, index) == 0);
+        cJSON_Delete(read_event(&b));
+        buf_clear(&b);
+    }
+    CHECK(sse_error(&b, 500, "it \"broke\"\n") == 0);
+    cJSON_Delete(read_event(&b));
+    buf_clear(&b);
+    CHECK(sse_keepalive(&b) == 0 && sse_done(&b) == 0 && strcmp(b.data, ": keepalive\n\ndata: [DONE]\n\n") == 0);
+    buf_release(&b);
+}
+
 static void check_body(const struct sse_style *s, const struct collector *c, const char *text)
 {
     struct usage total = {3, 4, 1};
@@ -157,6 +178,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         CHECK(collector_add(&c, &whole, 0, &p.o) == 0);
         CHECK(buf_append(&text, p.text, p.o.text_len) == 0);
     }
+    check_frame(&events, data[1]);
     check_body(&whole, &c, text.data ? text.data : "");
     buf_release(&text);
     collector_release(&c);
