@@ -54,8 +54,7 @@ static int run_part(struct runner *r, const struct batch *b, struct err *e)
     int rc = k->ops->step_begin(k, b, e);
     if (rc < 0)
         return rc;
-    if (!k->ops->replay || !k->ops->replay(k, b))
-        model_step(r->model, b);
+    model_step(r->model, b);
     return k->ops->step_end(k, e);
 }
 

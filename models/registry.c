@@ -74,19 +74,9 @@ void model_free(struct model *m)
     free(m);
 }
 
-void model_step(struct model *m, const struct batch *b)
+static void head_and_sample(struct model *m, const struct batch *b)
 {
     const struct backend_ops *ops = m->backend->ops;
-    if (b->n_tokens == 0 || (ops->replay && ops->replay(m->backend, b)))
-        return;
-    struct mat x = mat_rows(m->weights->x, 0, b->n_tokens);
-    if (!m->weights->first)
-        ops->stage_receive(m->backend, x);
-    m->family->forward(m, b);
-    if (!model_is_last(m)) {
-        ops->stage_send(m->backend, x);
-        return;
-    }
     bool gathered_before = model_gathers(m, b);
     for (int32_t first = 0; first < b->n_logits; first += m->options.max_logits) {
         int32_t n = MIN(b->n_logits - first, m->options.max_logits);
@@ -97,4 +87,21 @@ void model_step(struct model *m, const struct batch *b)
         transformer_head(m, logits, rows);
         ops->sample(m->backend, logits, first);
     }
+}
+
+void model_step(struct model *m, const struct batch *b)
+{
+    const struct backend_ops *ops = m->backend->ops;
+    if (b->n_tokens == 0)
+        return;
+    struct mat x = mat_rows(m->weights->x, 0, b->n_tokens);
+    if (!m->weights->first)
+        ops->stage_receive(m->backend, x);
+    if (!ops->replay || !ops->replay(m->backend, b)) {
+        m->family->forward(m, b);
+        if (model_is_last(m))
+            head_and_sample(m, b);
+    }
+    if (!model_is_last(m))
+        ops->stage_send(m->backend, x);
 }

@@ -22,6 +22,7 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/pool.h"
+#include "kernels/stage_tokens.h"
 
 /* Memory that lives as long as the backend, cut from large regions of 2 MiB pages. */
 struct cpu_region {
@@ -49,19 +50,6 @@ struct cpu_results {
     float *top_logprob;
     int64_t top_cap;
 };
-
-/* The tokens drawn in a step, all its parts. */
-struct cpu_drawn {
-    int32_t *token; /* [max_samples] */
-    int32_t n;
-};
-
-/* A part whose tokens come from the last stage. */
-struct cpu_awaited {
-    struct cpu_drawn *drawn;
-    int32_t first, n;
-};
-enum { CPU_AWAITED = 256 }; /* two steps of as many parts as there may be stages */
 
 struct cpu_backend {
     struct backend base;
@@ -104,10 +92,7 @@ struct cpu_backend {
     int64_t step_start_us;
     struct cpu_results results[CPU_RESULTS];
     uint64_t n_begun, n_waited; /* parts of steps; results of part i are results[i % CPU_RESULTS] */
-    uint64_t n_steps;           /* drawn[n_steps & 1] are the tokens of the step under way */
-    struct cpu_drawn drawn[2];
-    struct cpu_awaited awaited[CPU_AWAITED]; /* first stage: from awaited_first on, in a ring */
-    uint32_t n_awaited, awaited_first;
+    struct stage_tokens tokens; /* of the step before */
     struct err failed; /* sticky; code 0: none */
 };
 
@@ -147,9 +132,7 @@ int cpu_step_end(struct backend *b, struct err *e);
 int cpu_step_wait(struct backend *b, struct results *ret, struct err *e);
 /* Results being written. */
 struct cpu_results *cpu_results_now(struct cpu_backend *c);
-/* Tokens of the step under way, and of the one before. */
-struct cpu_drawn *cpu_drawn_now(struct cpu_backend *c);
-/* -1 where none could be drawn. */
+/* The token of a sampling row of the step before; -1 where none could be drawn. */
 int32_t cpu_drawn_before(const struct cpu_backend *c, int32_t row);
 
 /* operations */
@@ -181,12 +164,6 @@ void cpu_share_tokens(struct cpu_backend *c, int32_t first, int32_t end);
 /* stages.c: with one stage they do nothing. */
 void cpu_stage_receive(struct backend *b, struct mat x);
 void cpu_stage_send(struct backend *b, struct mat x);
-/* First stage: before a step's first part overwrites the tokens of the step before the last, take those that have not come. */
-void cpu_settle_tokens(struct cpu_backend *c, const struct cpu_drawn *old);
-/* First stage: take the tokens that this part reads, and expect its own. */
-void cpu_take_tokens(struct cpu_backend *c);
-/* Last stage: a part's tokens to the first. */
-void cpu_return_tokens(struct cpu_backend *c);
 
 /* The same two by tiles; needs c->k.dots. */
 void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);

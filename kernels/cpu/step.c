@@ -1,28 +1,22 @@
 /* A step's state on the CPU: the batch's copy, block copies, block tables, results.
  *
  * Everything is done when step_end returns; step_wait only hands out the oldest results not asked for. The tokens of
- * the step before stay in `drawn`, where token_src and prev_sample look them up.
+ * the step before stay in `tokens`, where token_src and prev_sample look them up.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
-#include "kernels/pipeline.h"
 
 struct cpu_results *cpu_results_now(struct cpu_backend *c)
 {
     return &c->results[c->n_begun % CPU_RESULTS];
 }
 
-struct cpu_drawn *cpu_drawn_now(struct cpu_backend *c)
-{
-    return &c->drawn[c->n_steps & 1];
-}
-
 int32_t cpu_drawn_before(const struct cpu_backend *c, int32_t row)
 {
-    const struct cpu_drawn *d = &c->drawn[(c->n_steps + 1) & 1];
-    return row < d->n ? d->token[row] : -1;
+    const struct step_tokens *before = stage_tokens_before(&c->tokens);
+    return row < before->n ? before->token[row] : -1;
 }
 
 int cpu_steps_init(struct cpu_backend *c, struct err *e)
@@ -37,11 +31,8 @@ int cpu_steps_init(struct cpu_backend *c, struct err *e)
         r->logprob = cpu_alloc(c, n * sizeof(*r->logprob));
         ok = ok && r->token != NULL && r->logprob != NULL;
     }
-    for (int i = 0; i < 2; i++) {
-        c->drawn[i].token = cpu_alloc(c, n * sizeof(*c->drawn[i].token));
-        ok = ok && c->drawn[i].token != NULL;
-    }
-    return ok ? 0 : err_nomem(e, "block tables and results");
+    return ok ? stage_tokens_init(&c->tokens, c->config.pipeline, c->config.max_samples, e)
+              : err_nomem(e, "block tables and results");
 }
 
 void cpu_steps_release(struct cpu_backend *c)
@@ -50,6 +41,7 @@ void cpu_steps_release(struct cpu_backend *c)
         free(c->results[i].top_token);
         free(c->results[i].top_logprob);
     }
+    stage_tokens_release(&c->tokens);
     free(c->arena);
 }
 
@@ -157,29 +149,6 @@ static void update_tables(struct cpu_backend *c)
     }
 }
 
-/* Tokens of the step before are read, those of the one before that make room. */
-static void begin_drawing(struct cpu_backend *c)
-{
-    if (c->batch.part == 0) {
-        c->n_steps++;
-        cpu_settle_tokens(c, cpu_drawn_now(c));
-        cpu_drawn_now(c)->n = 0;
-    }
-    cpu_take_tokens(c);
-}
-
-/* This part's tokens stay for the step after. */
-static void end_drawing(struct cpu_backend *c)
-{
-    struct cpu_drawn *d = cpu_drawn_now(c);
-    const struct batch *b = &c->batch;
-    if (c->config.pipeline == NULL || c->config.pipeline->at.stage > 0) {
-        memcpy(d->token + b->first_sample, cpu_results_now(c)->token, (size_t)b->n_samples * sizeof(*d->token));
-    }
-    d->n = MAX(d->n, b->first_sample + b->n_samples);
-    cpu_return_tokens(c);
-}
-
 int cpu_step_begin(struct backend *b, const struct batch *batch, struct err *e)
 {
     struct cpu_backend *c = cpu_of(b);
@@ -200,7 +169,10 @@ int cpu_step_begin(struct backend *b, const struct batch *batch, struct err *e)
         return rc;
     }
     c->in_step = true;
-    begin_drawing(c);
+    struct err why;
+    if (c->failed.code == 0 && (rc = stage_tokens_begin(&c->tokens, &c->batch, &why)) < 0) {
+        cpu_fail(c, rc, why.text); /* step_end tells */
+    }
     copy_blocks(c, c->batch.swap_out, c->batch.n_swap_out, c->kv_host, c->kv_data);
     copy_blocks(c, c->batch.swap_in, c->batch.n_swap_in, c->kv_data, c->kv_host);
     copy_blocks(c, c->batch.copy, c->batch.n_copy, c->kv_data, c->kv_data);
@@ -212,7 +184,11 @@ int cpu_step_end(struct backend *b, struct err *e)
 {
     struct cpu_backend *c = cpu_of(b);
     c->in_step = false;
-    end_drawing(c);
+    struct err why;
+    int rc = c->failed.code != 0 ? 0 : stage_tokens_end(&c->tokens, &c->batch, cpu_results_now(c)->token, &why);
+    if (rc < 0) {
+        cpu_fail(c, rc, why.text);
+    }
     cpu_results_now(c)->device_us = MAX(clock_us() - c->step_start_us, 1);
     if (c->failed.code != 0) {
         return err_set(e, c->failed.code, "%s", c->failed.text);
