@@ -5,8 +5,8 @@
  * plans step N+1 while step N is computed; a launch then only copies the batch. Its two jobs are taken in turn: job i is
  * free again once its results were waited for, which the executor's depth of one guarantees.
  *
- * As a stage of a pipeline it computes a step in parts (parts.h) and waits for each; the results of all are the last stage's
- * answer, those of the others are void.
+ * As a stage of a pipeline it computes a step in parts (parts.h) and waits for each, on a thread too where rank 0's backend is a
+ * GPU's; the results of all parts are the last stage's answer, those of the others are void.
  */
 #include "engine/runner.h"
 
@@ -219,13 +219,7 @@ static int open_backend(struct runner *r, const char *name, const struct setting
         .share = r->share ? r->share->here : 0,
         .n_shares = n_here(r),
     };
-    rc = backend_open(&r->backend, name, &config, e);
-    if (rc == 0 && n_stages(r) > 1 && !r->backend->ops->stage_send)
-        rc = err_set_param(e, ERR_UNSUPPORTED, "pipeline_parallel_size",
-                           "pipeline_parallel_size %d: layers are not divided over ranks on device %s; "
-                           "tensor_parallel_size shares each layer",
-                           n_stages(r), name);
-    return rc;
+    return backend_open(&r->backend, name, &config, e);
 }
 
 static int choose_backend(struct runner *r, const struct settings *s, const struct model_config *c, struct err *e)
@@ -321,7 +315,7 @@ static int runner_start(struct runner *r, struct err *e)
     x->info.depth = 1;
     snprintf(x->info.device, sizeof(x->info.device), "%s: %s", r->backend->name, r->backend->device);
     x->info.sets_up_sizes = r->backend->async;
-    bool direct = r->backend->async || (r->share && r->share->direct);
+    bool direct = (r->backend->async && n_stages(r) == 1) || (r->share && r->share->direct);
     x->launch = direct ? direct_launch : threaded_launch;
     x->wait = direct ? direct_wait : threaded_wait;
     if (direct)

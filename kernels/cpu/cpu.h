@@ -58,7 +58,7 @@ struct cpu_backend {
     struct cpu_pool *pool;
     struct cpu_region *region;
     struct cpu_settle *settle; /* of weights read in their file; NULL: there are none */
-    uint64_t n_dummies; /* dummy weights made so far: each gets other numbers */
+    uint64_t n_dummies;        /* dummy weights made so far: each gets other numbers */
 
     struct kv_layout kv;
     int32_t n_blocks, n_host_blocks;
@@ -93,7 +93,7 @@ struct cpu_backend {
     struct cpu_results results[CPU_RESULTS];
     uint64_t n_begun, n_waited; /* parts of steps; results of part i are results[i % CPU_RESULTS] */
     struct stage_tokens tokens; /* of the step before */
-    struct err failed; /* sticky; code 0: none */
+    struct err failed;          /* sticky; code 0: none */
 };
 
 static inline struct cpu_backend *cpu_of(struct backend *b)

@@ -390,6 +390,7 @@ static void cuda_free(struct backend *b)
     cuda_steps_release(c);
     cuda_linear_release(c);
     cuda_ranks_release(c);
+    cuda_stages_release(c);
     cuda_upload_release(c);
     for (int32_t i = 0; i < c->n_owned; i++) {
         cudaFree(c->owned[i]);
@@ -429,6 +430,8 @@ static const struct backend_ops ops = {
     .all_reduce = cuda_all_reduce,
     .embed_part = cuda_embed_part,
     .gather_logits = cuda_gather_logits,
+    .stage_receive = cuda_stage_receive,
+    .stage_send = cuda_stage_send,
     .download = cuda_download,
     .upload = cuda_upload,
 };
@@ -459,8 +462,8 @@ static int open_device(struct cuda_backend *c, struct err *e)
         return no_gpu(e, rc);
     }
     if (c->config.n_shares > n) {
-        return err_set(e, ERR_UNSUPPORTED, "tensor_parallel_size %d needs as many GPUs; this machine has %d",
-                       c->config.n_shares, n);
+        return err_set(e, ERR_UNSUPPORTED, "%d ranks on this machine need as many GPUs; it has %d", c->config.n_shares,
+                       n);
     }
     if (c->config.device < 0 || c->config.device >= n) {
         return err_set(e, ERR_INVALID, "GPU %d does not exist: there are %d", c->config.device, n);
@@ -519,6 +522,7 @@ int quire_backend_open(struct backend **ret, int abi, const struct backend_confi
     rc = rc < 0 ? rc : cuda_steps_init(c, e);
     rc = rc < 0 ? rc : cuda_linear_init(c, e);
     rc = rc < 0 ? rc : cuda_ranks_init(c, e);
+    rc = rc < 0 ? rc : cuda_stages_init(c, e);
     if (rc < 0) {
         cuda_free(&c->base);
         return rc;

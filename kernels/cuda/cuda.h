@@ -52,6 +52,7 @@ struct matmul_plan; /* linear.c */
 struct upload;      /* upload.c */
 struct swap;        /* swap.c */
 struct cuda_ranks;  /* ranks.c */
+struct cuda_stages; /* stages.c */
 
 struct cuda_backend {
     struct backend base;
@@ -118,7 +119,8 @@ struct cuda_backend {
     struct matmul_plan *plan; /* [MATMUL_PLANS] */
     void *side;               /* see side_buffer */
     int64_t side_bytes;
-    struct cuda_ranks *ranks; /* NULL: one rank */
+    struct cuda_ranks *ranks;   /* NULL: one rank */
+    struct cuda_stages *stages; /* NULL: one stage */
 };
 
 static inline struct cuda_backend *cuda_of(struct backend *b)
@@ -194,6 +196,18 @@ void cuda_embed_part(struct backend *b, struct mat out, struct mat table, int32_
 void cuda_gather_logits(struct backend *b, struct mat logits, struct mat part);
 /* launch_sample where there are ranks: every rank gets the tokens. */
 bool cuda_rank_sample(struct cuda_backend *c, struct sample_args *a, int32_t vocab);
+
+/* stages.c: all do nothing with one stage. */
+int cuda_stages_init(struct cuda_backend *c, struct err *e);
+void cuda_stages_release(struct cuda_backend *c);
+/* step_begin: the tokens of the step before come to the device, from the last stage if need be. */
+int cuda_stage_begin(struct cuda_backend *c, const struct batch *b, struct err *e);
+/* step_end, when all is enqueued: what stage_send was given goes to the next stage. */
+void cuda_stage_end(struct cuda_backend *c);
+/* step_wait: the part's tokens, for the step after. */
+void cuda_stage_drawn(struct cuda_backend *c, const int32_t *token);
+void cuda_stage_receive(struct backend *b, struct mat x);
+void cuda_stage_send(struct backend *b, struct mat x);
 
 /* What a product's set-up consists of; layouts as cuBLAS sees them, columns of x, out and residual are rows of ours. */
 struct matmul_setup {

@@ -257,7 +257,8 @@ static int check_batch(const struct cuda_backend *c, const struct batch *b, stru
 {
     const struct backend_config *k = &c->config;
     if (b->n_tokens < 0 || b->n_tokens > k->max_tokens || b->n_seqs < 0 || b->n_seqs > k->max_seqs ||
-        b->n_samples < 0 || b->n_samples > k->max_samples || b->n_logits > b->n_tokens || b->n_decode > b->n_seqs) {
+        b->n_samples < 0 || b->first_sample < 0 || b->n_samples > k->max_samples - b->first_sample ||
+        b->n_logits > b->n_tokens || b->n_decode > b->n_seqs) {
         return err_set(e, ERR_INVALID,
                        "cuda: step %llu is too large: %d tokens (of %d), %d sequences (of %d), %d samples (of %d)",
                        (unsigned long long)b->step, b->n_tokens, k->max_tokens, b->n_seqs, k->max_seqs, b->n_samples,
@@ -333,6 +334,10 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     }
     rc = staging_reserve(c, size.at, e);
     rc = rc < 0 ? rc : top_reserve(s, (int64_t)s->top_stride * b.n_samples, e);
+    if (rc < 0) {
+        return rc;
+    }
+    rc = cuda_stage_begin(c, &b, e);
     if (rc < 0) {
         return rc;
     }
@@ -462,6 +467,7 @@ int cuda_step_end(struct backend *backend, struct err *e)
     c->recording = NULL;
     c->in_step = false;
     cuda_check(c, cudaGetLastError(), "a kernel of the step");
+    cuda_stage_end(c);
     cuda_check(c, cudaEventRecord(s->done, c->stream), "ending a step");
     s->in_flight = true;
     c->n_prev_samples = s->n_samples;
@@ -483,6 +489,7 @@ int cuda_step_wait(struct backend *backend, struct results *ret, struct err *e)
     }
     float ms = 0;
     cuda_check(c, cudaEventElapsedTime(&ms, s->begun, s->done), "a step");
+    cuda_stage_drawn(c, s->token);
     *ret = (struct results){.step = s->step,
                             .n_samples = s->n_samples,
                             .top_stride = s->top_stride,

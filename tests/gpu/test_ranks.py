@@ -1,6 +1,6 @@
 """One model on several GPUs, against the same on one: texts, preemption, beams, and what happens when a rank is gone.
 
-QUIRE_GPU_RANKS says how many (2). With QUIRE_GPU_DEVICE=cpu the same runs on ranks without GPUs."""
+QUIRE_GPU_RANKS says how many (2). They share each layer; some tests divide the layers over them instead, or both (with four GPUs). With QUIRE_GPU_DEVICE=cpu the same runs on ranks without GPUs."""
 import concurrent.futures
 import ctypes
 import json
@@ -14,6 +14,7 @@ import pytest
 from test_engine import MIX, POOL, PROMPTS, ask, assert_alike, told
 
 RANKS = ("--tensor-parallel-size", os.environ.get("QUIRE_GPU_RANKS", "2"))
+STAGES = ("--pipeline-parallel-size", "2")
 
 
 def gpus():
@@ -28,6 +29,14 @@ def gpus():
 
 ENOUGH = os.environ.get("QUIRE_GPU_DEVICE") == "cpu" or gpus() >= int(RANKS[1])
 pytestmark = pytest.mark.skipif(not ENOUGH, reason=f"fewer than {RANKS[1]} GPUs")
+
+
+BOTH = pytest.mark.skipif(os.environ.get("QUIRE_GPU_DEVICE") != "cpu" and gpus() < 2 * int(RANKS[1]), reason="too few GPUs for both")
+CUTS = [pytest.param(RANKS, id="ranks"), pytest.param(STAGES, id="stages"), pytest.param(RANKS + STAGES, id="both", marks=BOTH)]
+
+
+def n_of(cut):
+    return int(cut[1]) * (int(cut[3]) if len(cut) > 2 else 1)
 
 
 def ask_all(server, jobs):
@@ -48,9 +57,10 @@ def ranks_of(server):
     return sorted(pids)
 
 
-def test_greedy_as_on_one(serve):
-    many, one = serve(*POOL, *RANKS), serve(*POOL)
-    assert len(ranks_of(many)) == int(RANKS[1]) - 1
+@pytest.mark.parametrize("cut", CUTS)
+def test_greedy_as_on_one(serve, cut):
+    many, one = serve(*POOL, *cut), serve(*POOL)
+    assert len(ranks_of(many)) == n_of(cut) - 1
     same = [assert_alike(ask(many, p), ask(one, p)) for p in PROMPTS]
     assert sum(same) > 0.7 * 48 * len(PROMPTS), same
     long = " ".join(PROMPTS * 4)
@@ -64,21 +74,24 @@ def test_tokens_are_the_same_where_logits_stay_with_their_ranks(serve):
         assert with_logits["choices"][0]["text"] == without["choices"][0]["text"]
 
 
-def test_prompt_logprobs_as_on_one(serve):
-    a, b = (ask(s, PROMPTS[1] + " a dog", echo=True, max_tokens=1) for s in (serve(*POOL, *RANKS), serve(*POOL)))
+@pytest.mark.parametrize("cut", CUTS[:2])
+def test_prompt_logprobs_as_on_one(serve, cut):
+    a, b = (ask(s, PROMPTS[1] + " a dog", echo=True, max_tokens=1) for s in (serve(*POOL, *cut), serve(*POOL)))
     x, y = (r["choices"][0]["logprobs"]["token_logprobs"] for r in (a, b))
     assert len(x) == len(y) and max(abs(p - q) for p, q in zip(x[1:], y[1:])) < 0.15
 
 
-def test_beams_as_on_one(serve):
+@pytest.mark.parametrize("cut", CUTS[:2])
+def test_beams_as_on_one(serve, cut):
     fields = dict(n=4, use_beam_search=True, max_tokens=16, logprobs=None)
-    a, b = (ask(s, PROMPTS[1], **fields) for s in (serve(*POOL, *RANKS), serve(*POOL)))
+    a, b = (ask(s, PROMPTS[1], **fields) for s in (serve(*POOL, *cut), serve(*POOL)))
     x, y = ([c["text"] for c in r["choices"]] for r in (a, b))
     assert len(set(x)) == 4 and len(set(x) & set(y)) >= 3, (x, y)
 
 
-def test_many_at_once_are_as_alone(serve):
-    server = serve(*POOL, *RANKS)
+@pytest.mark.parametrize("cut", CUTS)
+def test_many_at_once_are_as_alone(serve, cut):
+    server = serve(*POOL, *cut)
     greedy = [job for job in MIX if "temperature" not in job[1] and "n" not in job[1]]
     alone = [ask(server, p, **fields) for p, fields in greedy]
     for together in (ask_all(server, greedy), ask_all(server, greedy)):
@@ -88,9 +101,10 @@ def test_many_at_once_are_as_alone(serve):
     server.wait_idle()
 
 
+@pytest.mark.parametrize("cut", CUTS[:2])
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
-def test_preempted_as_alone(serve, mode):
-    server = serve("--kv-blocks", "40", "--max-num-seqs", "64", "--preemption", mode, *RANKS)
+def test_preempted_as_alone(serve, mode, cut):
+    server = serve("--kv-blocks", "40", "--max-num-seqs", "64", "--preemption", mode, *cut)
     greedy = [(p, {"max_tokens": 60}) for p in PROMPTS]
     alone = [ask(server, p, **fields) for p, fields in greedy]
     for a, b in zip(alone + alone, ask_all(server, greedy * 2)):
@@ -104,11 +118,12 @@ def test_deterministic_again_and_again(serve):
     assert [told(a) for a in ask_all(server, MIX)] == first
 
 
+@pytest.mark.parametrize("cut", CUTS[:2])
 @pytest.mark.parametrize("after_events", [0, 20])
-def test_a_killed_rank_ends_the_service(serve, after_events):
+def test_a_killed_rank_ends_the_service(serve, after_events, cut):
     """Killed while idle, and in mid-stream: the client is told, the process is gone soon."""
     from conftest import DEVICE, ROOT, Server
-    server = Server("--device", DEVICE, *POOL, *RANKS, model=os.path.join(ROOT, "models", "demo"))
+    server = Server("--device", DEVICE, *POOL, *cut, model=os.path.join(ROOT, "models", "demo"))
     ask(server, PROMPTS[0], max_tokens=3)
     rank = ranks_of(server)[0]
     text = b""
