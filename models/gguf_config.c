@@ -12,11 +12,10 @@
 
 static const struct {
     const char *gguf, *name;
-} ARCHITECTURES[] = {{"llama", "LlamaForCausalLM"},
-                     {"qwen2", "Qwen2ForCausalLM"},
-                     {"qwen3", "Qwen3ForCausalLM"},
-                     {"phi3", "Phi3ForCausalLM"},
-                     {"gpt2", "GPT2LMHeadModel"}};
+} ARCHITECTURES[] = {{"llama", "LlamaForCausalLM"},           {"qwen2", "Qwen2ForCausalLM"},
+                     {"qwen3", "Qwen3ForCausalLM"},           {"phi3", "Phi3ForCausalLM"},
+                     {"gemma", "GemmaForCausalLM"},           {"gemma2", "Gemma2ForCausalLM"},
+                     {"starcoder2", "Starcoder2ForCausalLM"}, {"gpt2", "GPT2LMHeadModel"}};
 
 struct key {
     const char *gguf, *json;
@@ -38,6 +37,8 @@ static const struct key REALS[] = {
     {"attention.layer_norm_rms_epsilon", "rms_norm_eps"},
     {"attention.layer_norm_epsilon", "layer_norm_epsilon"},
     {"rope.freq_base", "rope_theta"},
+    {"attn_logit_softcapping", "attn_logit_softcapping"},
+    {"final_logit_softcapping", "final_logit_softcapping"},
 };
 static const struct key SAMPLING[] = {
     {"general.sampling.temp", "temperature"},
@@ -195,6 +196,17 @@ static void put_found(struct writer *w)
     buf_printf(&w->out, ",\"torch_dtype\":\"%s\"", stored_dtype(w->g));
 }
 
+/* The file does not say what scales Gemma-2's scores: the head's size, but in the one of 46 layers hidden size / heads. */
+static void put_query_scalar(struct writer *w)
+{
+    int64_t layers = 0, hidden = 0, heads = 0;
+    char key[128];
+    if (strcmp(w->arch, "gemma2") == 0 && take_int(w, under(w, "block_count", key, sizeof key), &layers) &&
+        layers == 46 && take_int(w, under(w, "embedding_length", key, sizeof key), &hidden) &&
+        take_int(w, under(w, "attention.head_count", key, sizeof key), &heads) && heads > 0)
+        buf_printf(&w->out, ",\"query_pre_attn_scalar\":%.17g", (double)hidden / (double)heads);
+}
+
 static void put_config(struct writer *w, const char *name)
 {
     char key[128];
@@ -218,6 +230,7 @@ static void put_config(struct writer *w, const char *name)
                           w->g->file, (long long)value);
     put_rotated(w);
     put_rope(w);
+    put_query_scalar(w);
     put_ids(w);
     put_found(w);
     buf_putc(&w->out, '}');
@@ -282,6 +295,8 @@ int gguf_config(struct model_config *ret, struct generation_defaults *ret_gen, c
                                     w.out.len - config_len, e);
         if (w.code < 0)
             err_prefix(e, "%s, read as config.json", g->file);
+        else
+            ret->norm_offset = 0; /* Gemma's norm weights are stored with their 1 added */
     }
     buf_release(&w.out);
     return w.code;

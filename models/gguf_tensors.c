@@ -38,6 +38,16 @@ static const struct rename LAYER[] = {
 static const struct rename LLAMA_LAYER[] = {
     {"attn_q", "self_attn.q_proj", ORDER_ROTARY_PAIRS}, {"attn_k", "self_attn.k_proj", ORDER_ROTARY_PAIRS}, {0}};
 static const struct rename PHI3_LAYER[] = {{"ffn_up", "mlp.gate_up_proj", 0}, {0}};
+static const struct rename GEMMA2_LAYER[] = {{"post_attention_norm", "post_attention_layernorm", 0},
+                                             {"ffn_norm", "pre_feedforward_layernorm", 0},
+                                             {"post_ffw_norm", "post_feedforward_layernorm", 0},
+                                             {0}};
+static const struct rename STARCODER2_LAYER[] = {{"ffn_up", "mlp.c_fc", 0}, {"ffn_down", "mlp.c_proj", 0}, {0}};
+static const struct {
+    const char *arch;
+    const struct rename *layer;
+} OF_ARCHITECTURE[] = {
+    {"llama", LLAMA_LAYER}, {"phi3", PHI3_LAYER}, {"gemma2", GEMMA2_LAYER}, {"starcoder2", STARCODER2_LAYER}};
 
 static const struct rename GPT2_WHOLE[] = {{"token_embd", "transformer.wte", 0},
                                            {"position_embd", "transformer.wpe", 0},
@@ -75,10 +85,9 @@ static const struct rename *look_up(const char *arch, const char *name, size_t s
     size_t len = stem_len > (size_t)used ? stem_len - (size_t)used : 0;
     if (gpt2)
         return find(GPT2_LAYER, stem, len);
-    const struct rename *r = find(strcmp(arch, "llama") == 0  ? LLAMA_LAYER
-                                  : strcmp(arch, "phi3") == 0 ? PHI3_LAYER
-                                                              : NULL,
-                                  stem, len);
+    const struct rename *r = NULL;
+    for (size_t i = 0; i < ARRAY_LEN(OF_ARCHITECTURE) && !r; i++)
+        r = strcmp(arch, OF_ARCHITECTURE[i].arch) == 0 ? find(OF_ARCHITECTURE[i].layer, stem, len) : NULL;
     return r ? r : find(LAYER, stem, len);
 }
 

@@ -579,7 +579,7 @@ static void what_is_not_supported_is_refused(void **state)
     struct file f;
     file_init(&f);
     put_llama(&f, "mamba");
-    refuse_config(&f, "'mamba' is not known; known are llama, qwen2, qwen3, phi3, gpt2");
+    refuse_config(&f, "'mamba' is not known; known are llama, qwen2, qwen3, phi3, gemma, gemma2, starcoder2, gpt2");
     file_init(&f);
     refuse_config(&f, "general.architecture is missing");
     file_init(&f);
@@ -658,6 +658,36 @@ static void gpt2_is_transposed_back(void **state)
     assert_memory_equal(got, BACK, sizeof got);
     checkpoint_free(ck);
     file_release(&f);
+}
+
+static void families_tensors_get_their_names(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *arch, *from, *to;
+    } CASES[] = {{"llama", "blk.3.ffn_norm.weight", "model.layers.3.post_attention_layernorm.weight"},
+                 {"phi3", "blk.0.ffn_up.weight", "model.layers.0.mlp.gate_up_proj.weight"},
+                 {"gemma2", "blk.0.post_attention_norm.weight", "model.layers.0.post_attention_layernorm.weight"},
+                 {"gemma2", "blk.0.ffn_norm.weight", "model.layers.0.pre_feedforward_layernorm.weight"},
+                 {"gemma2", "blk.0.post_ffw_norm.weight", "model.layers.0.post_feedforward_layernorm.weight"},
+                 {"gemma2", "blk.0.ffn_up.weight", "model.layers.0.mlp.up_proj.weight"},
+                 {"starcoder2", "blk.0.ffn_up.bias", "model.layers.0.mlp.c_fc.bias"},
+                 {"starcoder2", "blk.0.ffn_down.weight", "model.layers.0.mlp.c_proj.weight"},
+                 {"starcoder2", "output_norm.bias", "model.norm.bias"}};
+    struct model_config c = {.n_heads = 1, .n_kv_heads = 1};
+    for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
+        struct file f;
+        struct checkpoint *ck;
+        file_init(&f);
+        set_text(&f, "general.architecture", CASES[i].arch);
+        add_tensor(&f, CASES[i].from, 0, 4, 0, FOUR, sizeof FOUR);
+        finish(&f, 3);
+        assert_int_equal(gguf_checkpoint(&ck, parse(&f), &c, DTYPE_BF16, &e), 0);
+        if (!checkpoint_find(ck, CASES[i].to))
+            fail_msg("%s: %s is not %s", CASES[i].arch, CASES[i].from, CASES[i].to);
+        checkpoint_free(ck);
+        file_release(&f);
+    }
 }
 
 /* ---- vocabulary ------------------------------------------------------------------------------------------------------ */
@@ -783,6 +813,7 @@ int main(void)
         cmocka_unit_test(what_is_not_supported_is_refused),
         cmocka_unit_test(rows_of_q_go_back_to_their_places),
         cmocka_unit_test(gpt2_is_transposed_back),
+        cmocka_unit_test(families_tensors_get_their_names),
         cmocka_unit_test(a_byte_level_vocabulary_encodes),
         cmocka_unit_test(a_sentencepiece_vocabulary_encodes),
         cmocka_unit_test(broken_vocabularies_are_refused),
