@@ -79,12 +79,13 @@ struct cuda_backend {
     size_t kv_host_bytes;
     pthread_t pinner;
     bool pinner_running;
-    _Atomic bool pinner_stop;
-    struct swap *swap; /* NULL: there is no host pool */
+    _Atomic bool pinner_stop, pin_wanted;
+    _Atomic size_t kv_pinned_bytes; /* of kv_host, from its start */
+    struct swap *swap;              /* NULL: there is no host pool */
 
     /* the step being built */
     struct cuda_step step[STEP_RING];
-    int64_t n_begun, n_waited;
+    _Atomic int64_t n_begun, n_waited; /* the pinner looks at them */
     int64_t staging_cap;
     char *staging_device;
     struct step_arrays arrays;
@@ -161,6 +162,8 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
 void cuda_kv_release(struct cuda_backend *c);
 /* Blocks of one slice of the host pool, which is pinned slice by slice. */
 int32_t cuda_kv_slice_blocks(const struct cuda_backend *c);
+/* Blocks are copied to or from this one of the host pool: it had better be pinned. */
+void cuda_kv_swaps(struct cuda_backend *c, int32_t host_block);
 
 /* swap.c */
 int cuda_swap_init(struct cuda_backend *c, struct err *e);

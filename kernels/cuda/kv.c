@@ -1,8 +1,12 @@
 /* The key/value cache and the host pool behind it.
  *
- * The host pool is ordinary memory from the start and becomes pinned slice by slice in the background, so that being
- * ready does not wait for it; a swap through a part that is not pinned yet is merely slower. The first slices are pinned at once: by
- * them the engine measures what swapping costs.
+ * The host pool is ordinary memory from the start and becomes pinned in the background, so that being ready does not wait for it; a
+ * swap through a part that is not pinned yet is merely slower. The first slice is pinned at once: by it the engine measures what
+ * swapping costs.
+ *
+ * To pin, the driver may wait until the device has done all that it was given, and takes nothing meanwhile: a step launched
+ * then comes back when the two before it have ended, and their tokens with it. So all pages are made first, and slices, which then
+ * take a few milliseconds each, are pinned while nothing runs; once something was swapped through what is not pinned, under load too.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -11,10 +15,15 @@
 
 #include "kernels/cuda/cuda.h"
 
-#define PIN_BYTES ((int64_t)8 << 20)
+#define PIN_BYTES ((int64_t)64 << 20)
 #define PAGE_BYTES ((int64_t)4096)
-/* The driver takes no calls while it pins: the start has it to itself for so long, and then for three quarters of the time. */
-enum { START_US = 3000000, REST_PARTS = 3, FIRST_SLICES = 4 };
+#define MAKE_BYTES ((size_t)2 << 20) /* of pages at a time */
+enum {
+    START_US = 3000000, /* the start maps much, and would wait for pages that are being made */
+    LOOK_US = 10000,
+    QUIET_LOOKS = 5, /* at a device without work, one after the other: then it is idle, not between two requests */
+    REST_PARTS = 3,  /* of the time that a slice took under load, until the next */
+};
 
 /* About PIN_BYTES, and whole pages whatever a block's size (a multiple of 16 bytes). */
 int32_t cuda_kv_slice_blocks(const struct cuda_backend *c)
@@ -28,44 +37,74 @@ static size_t slice_bytes(const struct cuda_backend *c)
     return (size_t)cuda_kv_slice_blocks(c) * (size_t)kv_layout_block_bytes(&c->kv);
 }
 
-/* The pages are made first: the driver takes no launches while it pins, and pins those that are there in a moment. */
-static bool pin_slice(struct cuda_backend *c, size_t at)
+static void make_pages(char *from, size_t n_bytes)
 {
-    size_t n_bytes = MIN(slice_bytes(c), c->kv_host_bytes - at);
 #ifdef MADV_POPULATE_WRITE
-    madvise(c->kv_host + at, n_bytes, MADV_POPULATE_WRITE);
+    madvise(from, n_bytes, MADV_POPULATE_WRITE); /* a wish: else the driver makes them as it pins */
+#else
+    (void)from, (void)n_bytes;
 #endif
+}
+
+/* The next slice. */
+static bool pin(struct cuda_backend *c)
+{
+    size_t at = c->kv_pinned_bytes, n_bytes = MIN(slice_bytes(c), c->kv_host_bytes - at);
     if (cudaHostRegister(c->kv_host + at, n_bytes, cudaHostRegisterDefault) == cudaSuccess) {
+        c->kv_pinned_bytes += n_bytes;
         return true;
     }
     cudaGetLastError(); /* stays pageable */
     return false;
 }
 
-static bool pin_first(struct cuda_backend *c)
+static bool rest(const struct cuda_backend *c, int64_t us)
 {
-    bool ok = true;
-    for (size_t at = 0; ok && at < MIN(FIRST_SLICES * slice_bytes(c), c->kv_host_bytes); at += slice_bytes(c)) {
-        ok = pin_slice(c, at);
+    for (int64_t until_us = clock_us() + us; clock_us() < until_us && !c->pinner_stop;) {
+        usleep((useconds_t)MIN(us, LOOK_US));
     }
-    return ok;
+    return !c->pinner_stop;
+}
+
+/* Until a slice may be pinned: nothing ran for a while, or a swap wants it. False: stop. */
+static bool wait_to_pin(const struct cuda_backend *c, int64_t *n_steps, int32_t *n_quiet)
+{
+    while (!c->pin_wanted) {
+        bool quiet = c->n_begun == *n_steps && c->n_waited == *n_steps;
+        *n_steps = c->n_begun;
+        *n_quiet = quiet ? *n_quiet : 0;
+        if (*n_quiet == QUIET_LOOKS) {
+            return true;
+        }
+        ++*n_quiet;
+        if (!rest(c, LOOK_US)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 static void *pin_host_pool(void *arg)
 {
     struct cuda_backend *c = arg;
-    int64_t rest_us = START_US;
-    bool ok = cudaSetDevice(c->config.device) == cudaSuccess;
-    for (size_t at = FIRST_SLICES * slice_bytes(c); ok && at < c->kv_host_bytes && !c->pinner_stop;
-         at += slice_bytes(c)) {
-        for (int64_t until_us = clock_us() + rest_us; clock_us() < until_us && !c->pinner_stop;) {
-            usleep((useconds_t)MIN(rest_us, 10000));
-        }
+    int64_t n_steps = 0;
+    int32_t n_quiet = 0;
+    bool ok = cudaSetDevice(c->config.device) == cudaSuccess && rest(c, START_US);
+    for (size_t at = c->kv_pinned_bytes; at < c->kv_host_bytes && ok && !c->pinner_stop; at += MAKE_BYTES) {
+        make_pages(c->kv_host + at, MIN(MAKE_BYTES, c->kv_host_bytes - at));
+    }
+    while (ok && c->kv_pinned_bytes < c->kv_host_bytes && wait_to_pin(c, &n_steps, &n_quiet)) {
         int64_t begun_us = clock_us();
-        ok = pin_slice(c, at);
-        rest_us = REST_PARTS * (clock_us() - begun_us);
+        ok = pin(c) && (!c->pin_wanted || rest(c, REST_PARTS * (clock_us() - begun_us)));
     }
     return NULL;
+}
+
+void cuda_kv_swaps(struct cuda_backend *c, int32_t host_block)
+{
+    if ((size_t)(host_block + 1) * (size_t)kv_layout_block_bytes(&c->kv) > c->kv_pinned_bytes) {
+        c->pin_wanted = true;
+    }
 }
 
 int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks, int32_t n_host_blocks, struct err *e)
@@ -94,7 +133,8 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
         madvise(host, bytes, MADV_HUGEPAGE); /* a wish */
         c->kv_host = host;
         c->kv_host_bytes = bytes;
-        c->pinner_running = pin_first(c) && pthread_create(&c->pinner, NULL, pin_host_pool, c) == 0;
+        make_pages(host, MIN(slice_bytes(c), bytes));
+        c->pinner_running = pin(c) && pthread_create(&c->pinner, NULL, pin_host_pool, c) == 0;
     }
     c->n_blocks = n_blocks;
     c->n_host_blocks = n_host_blocks;

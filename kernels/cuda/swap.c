@@ -80,6 +80,7 @@ static void copy_blocks(struct cuda_backend *c, const struct block_copy *copy, i
         }
         const char *from = (out ? c->kv_data : c->kv_host) + bytes * (size_t)copy[i].src;
         char *to = (out ? c->kv_host : c->kv_data) + bytes * (size_t)copy[i].dst;
+        cuda_kv_swaps(c, (out ? copy[i].dst : copy[i].src) + run - 1);
         enum cudaMemcpyKind kind = out ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice;
         cuda_check(c, cudaMemcpyAsync(to, from, bytes * (size_t)run, kind, c->swap->stream), "swapping");
         i += run;
