@@ -37,8 +37,11 @@ static int load(struct model *m, const char *dir, struct err *e)
     }
     if (code == 0)
         code = transformer_load(m, e);
-    if (code == 0 && m->backend->ops->ready)
-        code = m->backend->ops->ready(m->backend, e);
+    if (m->backend->ops->ready) { /* after a failure too: what was begun reads the files */
+        struct err late;
+        int rc = m->backend->ops->ready(m->backend, code == 0 ? e : &late);
+        code = code == 0 ? rc : code;
+    }
     if (code == 0 && m->checkpoint)
         checkpoint_rest(m->checkpoint); /* a backend that copied is not to be charged for the file as well */
     return code;

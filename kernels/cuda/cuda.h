@@ -152,8 +152,12 @@ int cuda_ready(struct backend *b, struct err *e);
 
 /* upload.c */
 #define UPLOAD_SLICE_BYTES ((int64_t)4 << 20)
-/* Read a piece, whose rows must fit into a slice, and send it to elements [at, ...) of `out`. */
-int upload_send(struct cuda_backend *c, const struct weight_piece *p, struct mat out, int64_t at, struct err *e);
+/* Read a piece, whose rows must fit into a slice, and send it to elements [at, ...) of `out`. What is mapped is read until
+ * cuda_upload_finish returns, what is not until this does. */
+int upload_send(struct cuda_backend *c, const struct weight_piece *p, struct mat out, int64_t at, bool mapped,
+                struct err *e);
+/* Until all is on the device, or why it is not. */
+int cuda_upload_finish(struct cuda_backend *c, struct err *e);
 void cuda_upload_release(struct cuda_backend *c);
 
 /* kv.c */

@@ -1,11 +1,11 @@
 /* Weights from host memory to the device, by several threads: each copies its share into pinned buffers of its own, two in
  * turn, and sends them off; one thread alone copies slower than the device takes them.
  *
- * A weight is cut into slices of whole stored rows, and the threads take the next one until none is left. When upload_send
- * returns the source has been read, but the copies may still be on their way. Slices whose stored type or order differs go
- * through a buffer on the device and are converted into place there.
+ * A weight is cut into slices of whole stored rows, which stand in one line with those of the weights before; the threads take the
+ * next one. What is mapped stays there, so the caller goes on and makes the next weight; what is not has been read when upload_send
+ * returns. The copies may still be on their way. Slices whose stored type or order differs go through a buffer on the device and are
+ * converted into place there.
  */
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -13,19 +13,19 @@
 
 #include "kernels/cuda/cuda.h"
 
-enum { MAX_SENDERS = 8, BUFFERS = 2 };
+enum { MAX_SENDERS = 16, BUFFERS = 2, MAX_JOBS = 64 };
 #define PAGE_BYTES ((uintptr_t)4096)
 
 /* One thread's buffers. */
 struct sender {
     struct upload *upload;
     pthread_t thread;
-    char *pinned[BUFFERS], *device[BUFFERS];
-    cudaEvent_t free[BUFFERS]; /* the copy out of the buffer is done */
+    char *pinned[BUFFERS], *device[BUFFERS]; /* device: made when something is converted */
+    cudaEvent_t free[BUFFERS];               /* the copy out of the buffer is done */
     int turn;
 };
 
-/* One piece on its way. Written by upload_send while no thread is at work. */
+/* One piece on its way. */
 struct job {
     struct weight_piece piece;
     struct mat out;
@@ -35,15 +35,15 @@ struct job {
 
 struct upload {
     struct cuda_backend *backend;
-    struct sender sender[MAX_SENDERS]; /* the first is the caller's own */
-    int32_t n_threads;                 /* of the others */
-    struct job job;
-    atomic_int next_slice;
+    struct sender sender[MAX_SENDERS];
+    int32_t n_threads;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    uint64_t n_jobs; /* these four under `lock` */
-    int32_t n_busy;
-    cudaError_t failed;
+    struct job job[MAX_JOBS]; /* all below under `lock`; job i stands at i % MAX_JOBS */
+    int64_t n_jobs, n_begun;  /* n_begun: jobs of which every slice was taken */
+    int32_t next_slice;       /* of the next job */
+    int32_t n_busy;           /* threads with a slice */
+    cudaError_t failed;       /* no more slices are sent */
     bool stopping;
 };
 
@@ -76,6 +76,39 @@ static void gather_rows(char *to, const struct weight_piece *p, int32_t first, i
     }
 }
 
+/* Memory made here and registered: the driver takes a tenth of a second to make as much itself. */
+static cudaError_t pin_buffer(char **ret)
+{
+    void *p = mmap(NULL, UPLOAD_SLICE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) {
+        return cudaErrorMemoryAllocation;
+    }
+    memset(p, 0, UPLOAD_SLICE_BYTES);
+    *ret = p;
+    return cudaHostRegister(p, UPLOAD_SLICE_BYTES, cudaHostRegisterDefault);
+}
+
+static void unpin_buffer(char *p)
+{
+    if (p != NULL) {
+        cudaHostUnregister(p);
+        munmap(p, UPLOAD_SLICE_BYTES);
+    }
+}
+
+static cudaError_t make_buffer(struct sender *s, int i, bool direct)
+{
+    cudaError_t rc = cudaSuccess;
+    if (s->pinned[i] == NULL) {
+        rc = pin_buffer(&s->pinned[i]);
+        rc = rc == cudaSuccess ? cudaEventCreateWithFlags(&s->free[i], cudaEventDisableTiming) : rc;
+    }
+    if (!direct && s->device[i] == NULL && rc == cudaSuccess) {
+        rc = cudaMalloc((void **)&s->device[i], UPLOAD_SLICE_BYTES);
+    }
+    return rc;
+}
+
 static cudaError_t send_slice(struct sender *s, const struct job *j, int32_t slice)
 {
     const struct weight_piece *p = &j->piece;
@@ -86,7 +119,8 @@ static cudaError_t send_slice(struct sender *s, const struct job *j, int32_t sli
     bool direct = !p->transposed && p->dtype == m->dtype;
     char *to = (char *)m->data + (j->at + (p->transposed ? first : first * m->stride)) * dtype_bytes(m->dtype);
     size_t n_bytes = (size_t)n * (size_t)p->cols * (size_t)dtype_bytes(p->dtype);
-    cudaError_t rc = cudaEventSynchronize(s->free[turn]);
+    cudaError_t rc = make_buffer(s, turn, direct);
+    rc = rc == cudaSuccess ? cudaEventSynchronize(s->free[turn]) : rc;
     if (rc != cudaSuccess) {
         return rc;
     }
@@ -100,63 +134,46 @@ static cudaError_t send_slice(struct sender *s, const struct job *j, int32_t sli
     return rc == cudaSuccess ? cudaEventRecord(s->free[turn], stream) : rc;
 }
 
-static void note_failure(struct upload *u, cudaError_t rc)
-{
-    pthread_mutex_lock(&u->lock);
-    u->failed = u->failed == cudaSuccess ? rc : u->failed;
-    pthread_mutex_unlock(&u->lock);
-}
-
-static cudaError_t make_buffers(struct sender *s)
-{
-    cudaError_t rc = cudaSuccess;
-    for (int i = 0; i < BUFFERS && rc == cudaSuccess; i++) {
-        rc = cudaHostAlloc((void **)&s->pinned[i], UPLOAD_SLICE_BYTES, cudaHostAllocDefault);
-        rc = rc == cudaSuccess ? cudaMalloc((void **)&s->device[i], UPLOAD_SLICE_BYTES) : rc;
-        rc = rc == cudaSuccess ? cudaEventCreateWithFlags(&s->free[i], cudaEventDisableTiming) : rc;
-    }
-    return rc;
-}
-
-static void work(struct sender *s)
-{
-    struct upload *u = s->upload;
-    int32_t slice;
-    cudaError_t rc = s->free[BUFFERS - 1] == NULL ? make_buffers(s) : cudaSuccess;
-    while (rc == cudaSuccess && (slice = atomic_fetch_add(&u->next_slice, 1)) < u->job.n_slices) {
-        rc = send_slice(s, &u->job, slice);
-    }
-    if (rc != cudaSuccess) {
-        note_failure(u, rc);
-    }
-}
-
 /* ---- the threads ---- */
+
+/* The next slice; -1: there is none at present. Under `lock`. */
+static int32_t take_slice(struct upload *u, struct job *ret)
+{
+    if (u->n_begun == u->n_jobs) {
+        return -1;
+    }
+    *ret = u->job[u->n_begun % MAX_JOBS];
+    int32_t slice = u->next_slice++;
+    if (u->next_slice == ret->n_slices) {
+        u->next_slice = 0;
+        u->n_begun++;
+    }
+    return slice;
+}
 
 static void *sender_main(void *arg)
 {
     struct sender *s = arg;
     struct upload *u = s->upload;
-    uint64_t n_seen = 0;
+    struct job job;
     cudaError_t rc = cudaSetDevice(u->backend->config.device);
-    if (rc != cudaSuccess) {
-        note_failure(u, rc);
-    }
     pthread_mutex_lock(&u->lock);
-    for (;;) {
-        while (u->n_jobs == n_seen && !u->stopping) {
+    while (!u->stopping) {
+        u->failed = u->failed == cudaSuccess ? rc : u->failed;
+        int32_t slice = take_slice(u, &job);
+        if (slice < 0) {
             pthread_cond_wait(&u->changed, &u->lock);
+            continue;
         }
-        if (u->stopping) {
-            break;
+        if (u->failed != cudaSuccess) {
+            continue;
         }
-        n_seen = u->n_jobs;
+        u->n_busy++;
         pthread_mutex_unlock(&u->lock);
-        work(s);
+        rc = send_slice(s, &job, slice);
         pthread_mutex_lock(&u->lock);
-        if (--u->n_busy == 0) {
-            pthread_cond_broadcast(&u->changed);
-        }
+        u->n_busy--;
+        pthread_cond_broadcast(&u->changed);
     }
     pthread_mutex_unlock(&u->lock);
     return NULL;
@@ -172,13 +189,13 @@ void cuda_upload_release(struct cuda_backend *c)
     u->stopping = true;
     pthread_cond_broadcast(&u->changed);
     pthread_mutex_unlock(&u->lock);
-    for (int32_t i = 1; i <= u->n_threads; i++) {
+    for (int32_t i = 0; i < u->n_threads; i++) {
         pthread_join(u->sender[i].thread, NULL);
     }
     cudaStreamSynchronize(c->stream);
     for (int32_t i = 0; i < MAX_SENDERS; i++) {
         for (int k = 0; k < BUFFERS; k++) {
-            cudaFreeHost(u->sender[i].pinned[k]);
+            unpin_buffer(u->sender[i].pinned[k]);
             cudaFree(u->sender[i].device[k]);
             if (u->sender[i].free[k] != NULL) {
                 cudaEventDestroy(u->sender[i].free[k]);
@@ -191,6 +208,20 @@ void cuda_upload_release(struct cuda_backend *c)
     c->upload = NULL;
 }
 
+/* One thread at least; fewer than wanted are slower, no more. */
+static int start_threads(struct upload *u, struct err *e)
+{
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    for (int32_t i = 0; i < MIN(MAX(n, 1), MAX_SENDERS); i++) {
+        u->sender[i].upload = u;
+        if (pthread_create(&u->sender[i].thread, NULL, sender_main, &u->sender[i]) != 0) {
+            break;
+        }
+        u->n_threads = i + 1;
+    }
+    return u->n_threads > 0 ? 0 : err_set(e, ERR_IO, "cannot start a thread to load weights");
+}
+
 static int upload_init(struct cuda_backend *c, struct err *e)
 {
     struct upload *u = calloc(1, sizeof(*u));
@@ -201,25 +232,19 @@ static int upload_init(struct cuda_backend *c, struct err *e)
     u->backend = c;
     pthread_mutex_init(&u->lock, NULL);
     pthread_cond_init(&u->changed, NULL);
-    for (int32_t i = 0; i < MAX_SENDERS; i++) {
-        u->sender[i].upload = u;
-    }
-    return 0;
+    return start_threads(u, e);
 }
 
-/* Fewer than wanted are slower, no more. */
-static void start_threads(struct upload *u)
+/* Until every slice of the jobs so far was read and sent off. Under `lock`. */
+static void wait_all_read(struct upload *u)
 {
-    long n = sysconf(_SC_NPROCESSORS_ONLN);
-    for (int32_t i = 1; i < MIN(n, MAX_SENDERS); i++) {
-        if (pthread_create(&u->sender[i].thread, NULL, sender_main, &u->sender[i]) != 0) {
-            return;
-        }
-        u->n_threads = i;
+    while (u->n_begun < u->n_jobs || u->n_busy > 0) {
+        pthread_cond_wait(&u->changed, &u->lock);
     }
 }
 
-int upload_send(struct cuda_backend *c, const struct weight_piece *p, struct mat out, int64_t at, struct err *e)
+int upload_send(struct cuda_backend *c, const struct weight_piece *p, struct mat out, int64_t at, bool mapped,
+                struct err *e)
 {
     int64_t rows = UPLOAD_SLICE_BYTES / (p->cols * dtype_bytes(p->dtype));
     if (rows < 1) {
@@ -230,28 +255,35 @@ int upload_send(struct cuda_backend *c, const struct weight_piece *p, struct mat
         return rc;
     }
     struct upload *u = c->upload;
-    u->job = (struct job){.piece = *p,
-                          .out = out,
-                          .at = at,
-                          .rows_at_once = (int32_t)MIN(rows, p->rows),
-                          .n_slices = (int32_t)div_ceil(p->rows, MIN(rows, p->rows))};
-    atomic_store(&u->next_slice, 0);
-    if (u->job.n_slices > 1 && u->n_threads == 0) {
-        start_threads(u);
-    }
     pthread_mutex_lock(&u->lock);
-    if (u->job.n_slices > 1) {
-        u->n_jobs++;
-        u->n_busy = u->n_threads;
-        pthread_cond_broadcast(&u->changed);
-    }
-    pthread_mutex_unlock(&u->lock);
-    work(&u->sender[0]);
-    pthread_mutex_lock(&u->lock);
-    while (u->n_busy > 0) {
+    while (u->n_jobs - u->n_begun == MAX_JOBS) {
         pthread_cond_wait(&u->changed, &u->lock);
+    }
+    u->job[u->n_jobs++ % MAX_JOBS] = (struct job){.piece = *p,
+                                                  .out = out,
+                                                  .at = at,
+                                                  .rows_at_once = (int32_t)MIN(rows, p->rows),
+                                                  .n_slices = (int32_t)div_ceil(p->rows, MIN(rows, p->rows))};
+    pthread_cond_broadcast(&u->changed);
+    if (!mapped) {
+        wait_all_read(u);
     }
     cudaError_t status = u->failed;
     pthread_mutex_unlock(&u->lock);
     return status == cudaSuccess ? 0 : cuda_error(e, status, "loading weights");
+}
+
+int cuda_upload_finish(struct cuda_backend *c, struct err *e)
+{
+    struct upload *u = c->upload;
+    cudaError_t rc = cudaSuccess;
+    if (u != NULL) {
+        pthread_mutex_lock(&u->lock);
+        wait_all_read(u);
+        rc = u->failed;
+        pthread_mutex_unlock(&u->lock);
+    }
+    rc = rc == cudaSuccess ? cudaStreamSynchronize(c->stream) : rc;
+    cuda_upload_release(c);
+    return rc == cudaSuccess ? 0 : cuda_error(e, rc, "loading weights");
 }

@@ -60,7 +60,7 @@ int cuda_weight(struct backend *b, const struct weight_desc *d, struct mat *ret,
                                          .cols = p->rows * p->cols,
                                          .stride = (int64_t)p->rows * p->cols};
         }
-        rc = upload_send(c, &flat, m, at, e);
+        rc = upload_send(c, &flat, m, at, d->mapped, e);
         if (rc < 0) {
             return rc;
         }
@@ -76,8 +76,5 @@ int cuda_weight(struct backend *b, const struct weight_desc *d, struct mat *ret,
 
 int cuda_ready(struct backend *b, struct err *e)
 {
-    struct cuda_backend *c = cuda_of(b);
-    cudaError_t rc = cudaStreamSynchronize(c->stream);
-    cuda_upload_release(c);
-    return rc == cudaSuccess ? 0 : cuda_error(e, rc, "loading weights");
+    return cuda_upload_finish(cuda_of(b), e);
 }
