@@ -19,9 +19,18 @@ enum {
     LONG_TRY_US = 100000,
     PREFILL_MAX_US = 400000,
     FEW_TOKENS = 64,
-    TOKENS_MAX = 2048,
+    LONG_TOKENS = 1024,
+    SIZES_MAX = 1536, /* of prefills; longer ones take longer than what they would spare */
     CONTEXT_MAX = 4096,
     SWAP_BLOCKS = 16,
+    ROWS_MAX = 256,
+};
+
+/* A step of many sequences: what it needs beside the probe's arrays. */
+struct rows {
+    int32_t q_start[ROWS_MAX + 1], kv_len[ROWS_MAX], number[ROWS_MAX], lcp[ROWS_MAX]; /* number: 0, 1, 2, … */
+    struct table_update update[ROWS_MAX];
+    struct sample_row sample[ROWS_MAX];
 };
 
 struct probe {
@@ -32,6 +41,7 @@ struct probe {
     int32_t *block;                               /* [blocks of the longest probe] 0, 1, 2, … */
     struct block_copy copy[SWAP_BLOCKS];
     int32_t n_table; /* entries of row 0 that the executor knows */
+    int32_t n_rows;  /* table rows that it knows anything of */
 };
 
 static int probe_init(struct probe *p, int32_t n_tokens, int32_t n_blocks, struct err *e)
@@ -62,20 +72,36 @@ static void probe_release(struct probe *p)
     free(p->block);
 }
 
+static struct sample_row greedy(int32_t row, int32_t position)
+{
+    return (struct sample_row){.kind = SAMPLE_TOKEN,
+                               .logits_row = row,
+                               .top_p = 1,
+                               .repetition_penalty = 1,
+                               .n_logprobs = -1,
+                               .target = -1,
+                               .position = position,
+                               .prev_sample = -1};
+}
+
+static int run(struct probe *p, const struct batch *b, int64_t *ret_us, struct err *e)
+{
+    struct results results;
+    int64_t start_us = p->now_us();
+    int rc = p->x->launch(p->x, b, e);
+    if (rc == 0)
+        rc = p->x->wait(p->x, &results, e);
+    *ret_us = p->now_us() - start_us;
+    return rc;
+}
+
 /* One sequence in row 0: n tokens behind `context` others; the last one is sampled. */
 static int probe_step(struct probe *p, int32_t n, int32_t context, int32_t n_swap, int64_t *ret_us, struct err *e)
 {
     int32_t size = p->x->info.block_size, n_blocks = (int32_t)div_ceil(context + n, size);
     int32_t q_start[2] = {0, n}, kv_len = context + n, row = 0, lcp = 0, last = n - 1;
     struct table_update update = {.row = 0, .index = p->n_table, .count = n_blocks - p->n_table, .first = p->n_table};
-    struct sample_row sample = {.kind = SAMPLE_TOKEN,
-                                .top_p = 1,
-                                .repetition_penalty = 1,
-                                .n_logprobs = -1,
-                                .target = -1,
-                                .position = kv_len,
-                                .prev_sample = -1};
-    struct results results;
+    struct sample_row sample = greedy(0, kv_len);
     for (int32_t i = 0; i < n; i++) {
         p->position[i] = context + i;
         p->slot[i] = p->block[(context + i) / size] * size + (context + i) % size;
@@ -105,12 +131,8 @@ static int probe_step(struct probe *p, int32_t n, int32_t context, int32_t n_swa
         .sample = &sample,
     };
     p->n_table = MAX(p->n_table, n_blocks);
-    int64_t start_us = p->now_us();
-    int rc = p->x->launch(p->x, &b, e);
-    if (rc == 0)
-        rc = p->x->wait(p->x, &results, e);
-    *ret_us = p->now_us() - start_us;
-    return rc;
+    p->n_rows = MAX(p->n_rows, 1);
+    return run(p, &b, ret_us, e);
 }
 
 /* The fastest of a few; of two where a step is long. */
@@ -139,14 +161,72 @@ static int probe_prefill(struct probe *p, int32_t *n, double *ret_us, struct err
     return probe_best(p, *n, 0, 0, ret_us, e);
 }
 
-/* One prefill of each power of two, so that no request waits for what a device loads at first use. Not of the longest: those
- * take longer than what they would spare. */
+/* A prefill of each size for which a device loads kernels of its own: it waits until it has nothing else to do before it does
+ * so, and who decodes would wait with it. */
 static int probe_sizes(struct probe *p, int32_t most, struct err *e)
 {
+    enum { FIRST = 8, DENSE = 256 };
     int64_t us;
     int rc = 0;
-    for (int32_t n = FEW_TOKENS / 8; n <= most && rc == 0; n *= 2)
+    for (int32_t n = FIRST; n <= most && rc == 0; n += MIN(n, DENSE))
         rc = probe_step(p, n, 0, 0, &us, e);
+    return rc;
+}
+
+/* n sequences of one token each, in rows 0 to n - 1 and blocks of the same numbers. */
+static int probe_rows(struct probe *p, struct rows *r, int32_t n, struct err *e)
+{
+    int64_t us;
+    for (int32_t i = 0; i < n; i++) {
+        p->position[i] = 0;
+        p->slot[i] = i * p->x->info.block_size;
+        r->q_start[i] = r->number[i] = i;
+        r->kv_len[i] = 1;
+        r->sample[i] = greedy(i, 1);
+        r->update[i] = (struct table_update){.row = i, .index = 0, .count = 1, .first = i};
+    }
+    r->q_start[n] = n;
+    struct batch b = {
+        .step = ++p->step,
+        .table_update = r->update + p->n_rows,
+        .n_table_update = MAX(n - p->n_rows, 0),
+        .table_block = p->block,
+        .n_table_block = n,
+        .n_tokens = n,
+        .token = p->token,
+        .token_src = p->token_src,
+        .position = p->position,
+        .slot = p->slot,
+        .n_seqs = n,
+        .n_decode = n,
+        .q_start = r->q_start,
+        .kv_len = r->kv_len,
+        .row = r->number,
+        .lcp_blocks = r->lcp,
+        .n_logits = n,
+        .logits_token = r->number,
+        .n_samples = n,
+        .sample = r->sample,
+    };
+    p->n_rows = MAX(p->n_rows, n);
+    p->n_table = MAX(p->n_table, 1);
+    return run(p, &b, &us, e);
+}
+
+/* One step of decodes of each size for which a device chooses its products anew: to choose takes it longer than many such
+ * steps, and those who decode would wait. */
+static int probe_decodes(struct probe *p, int32_t most, struct err *e)
+{
+    struct rows *r = calloc(1, sizeof(*r));
+    if (!r)
+        return err_nomem(e, "measuring the steps");
+    int rc = 0;
+    for (int32_t n = 1; n <= most && rc == 0; n *= 2) {
+        rc = probe_rows(p, r, n, e);
+        if (rc == 0 && n >= FEW_TOKENS / 2 && n + n / 2 <= most)
+            rc = probe_rows(p, r, n + n / 2, e);
+    }
+    free(r);
     return rc;
 }
 
@@ -154,14 +234,17 @@ int cost_measure(struct executor *x, int64_t (*now_us)(void), struct step_cost *
 {
     const struct executor_info *info = &x->info;
     int32_t room = (int32_t)MIN((int64_t)info->n_blocks * info->block_size, info->max_len);
-    int32_t n_tokens = MIN(MIN(info->max_num_batched_tokens, room), TOKENS_MAX);
+    int32_t most = MIN(MIN(info->max_num_batched_tokens, room), SIZES_MAX), n_tokens = MIN(most, LONG_TOKENS);
     int32_t context = MIN(CONTEXT_MAX, room - 1);
     int32_t n_swap = MIN(SWAP_BLOCKS, MIN(info->n_blocks, info->n_host_blocks));
+    int32_t n_blocks = (int32_t)div_ceil(room, info->block_size);
     double one = 0, full = 0, deep = 0, swap = 0;
     struct probe p = {.x = x, .now_us = now_us};
-    int rc = probe_init(&p, n_tokens, (int32_t)div_ceil(room, info->block_size), e);
+    int rc = probe_init(&p, most, n_blocks, e);
     if (rc == 0 && info->sets_up_sizes)
-        rc = probe_sizes(&p, n_tokens, e);
+        rc = probe_sizes(&p, most, e);
+    if (rc == 0 && info->sets_up_sizes)
+        rc = probe_decodes(&p, MIN(MIN(ROWS_MAX, info->max_num_seqs), MIN(most, n_blocks)), e);
     if (rc == 0)
         rc = probe_best(&p, 1, 0, 0, &one, e);
     if (rc == 0)

@@ -25,6 +25,8 @@ struct timed {
     int32_t n_table; /* entries of row 0 it was told */
     int32_t token, top;
     float logprob, top_logprob;
+    int32_t n_row_table[1024]; /* entries it was told, by row */
+    bool seen[1025];           /* steps of so many sequences */
 };
 
 static int timed_launch(struct executor *x, const struct batch *b, struct err *e)
@@ -110,11 +112,59 @@ static void a_tiny_pool_is_not_overrun(void **state)
     assert_true(c.token_us > 0 && c.context_us == 0);
 }
 
+/* Takes anything that a backend would; notes how many sequences came. */
+static int sizes_launch(struct executor *x, const struct batch *b, struct err *e)
+{
+    struct timed *t = CONTAINER_OF(x, struct timed, base);
+    (void)e;
+    assert_true(b->n_seqs <= x->info.max_num_seqs && b->n_tokens <= x->info.max_num_batched_tokens);
+    for (int32_t i = 0; i < b->n_table_update; i++) {
+        const struct table_update *u = &b->table_update[i];
+        assert_true(u->row < x->info.max_num_seqs && u->first + u->count <= b->n_table_block);
+        assert_int_equal(u->index, t->n_row_table[u->row]);
+        t->n_row_table[u->row] += u->count;
+    }
+    for (int32_t i = 0; i < b->n_seqs; i++) {
+        assert_true(t->n_row_table[b->row[i]] * x->info.block_size >= b->kv_len[i]);
+        assert_true(b->slot[b->q_start[i + 1] - 1] < x->info.n_blocks * x->info.block_size);
+        assert_true(b->n_seqs == 1 ||
+                    (b->q_start[i + 1] == i + 1 && b->logits_token[i] == i && b->sample[i].logits_row == i));
+    }
+    t->step_us = 1000;
+    t->seen[b->n_seqs] = true;
+    return 0;
+}
+
+static void steps_of_every_size_are_set_up(void **state)
+{
+    (void)state;
+    static const int32_t N_SEQS[] = {1, 5, 100, 1024}, LARGEST[] = {1, 4, 96, 256};
+    struct step_cost c;
+    struct err e;
+    for (int i = 0; i < 4; i++) {
+        struct timed t = make(1000, 0, 4096);
+        t.base.launch = sizes_launch;
+        t.base.info.sets_up_sizes = true;
+        t.base.info.max_num_seqs = N_SEQS[i];
+        assert_int_equal(cost_measure(&t.base, fake_clock, &c, &e), 0);
+        for (int32_t n = 1; n <= 256; n *= 2)
+            assert_true(t.seen[n] == (n <= LARGEST[i]));
+        assert_true(t.seen[LARGEST[i]]);
+        for (int32_t n = LARGEST[i] + 1; n <= 1024; n++)
+            assert_false(t.seen[n]);
+    }
+    struct timed tiny = make(2, 0, 20);
+    tiny.base.launch = sizes_launch;
+    tiny.base.info.sets_up_sizes = true;
+    assert_int_equal(cost_measure(&tiny.base, fake_clock, &c, &e), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_four_figures_are_found),
         cmocka_unit_test(a_tiny_pool_is_not_overrun),
+        cmocka_unit_test(steps_of_every_size_are_set_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
