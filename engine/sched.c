@@ -272,21 +272,24 @@ static int64_t prefill_backlog(const struct sched *s)
     return n;
 }
 
-/* Tokens of a large step, made a number that the device computes well. */
+/* Tokens of a large step, made a number that the device computes well; a small one may be larger. */
 static int32_t whole(const struct sched *s, double n_tokens, bool up)
 {
     int32_t n = (int32_t)MIN(n_tokens, s->c.max_num_batched_tokens), size = s->c.step_quantum;
-    if (size <= 1 || n < 2 * size)
+    if (size <= 1)
         return n;
+    if (n < 2 * size)
+        return up ? MIN(2 * size, s->c.max_num_batched_tokens) : n;
     return up ? (n + size - 1) / size * size : n / size * size;
 }
 
 /* How much prefill joins decodes. target_itl bounds it, by the cost table at the pace that steps keep. Below the bound what waits
  * is spread over the next steps: then the steps of a steady load are alike, and prompts fill what a step of decodes leaves of the
- * device, instead of some steps at the bound and others with nothing. A block's worth always may, so that it is not starved. */
+ * device, instead of some steps at the bound and others with nothing. Four prompt tokens a decode always may: many who decode
+ * bring as many prompts behind them. A block's worth too, so that it is not starved. */
 static void bound_prefill(struct sched *s, const struct plan *p)
 {
-    enum { SPREAD_STEPS = 8, LEAST_PART = 6 };
+    enum { SPREAD_STEPS = 16, TOKENS_A_DECODE = 4, LEAST_PART = 6 };
     int64_t target_us = s->shared ? s->c.shared_itl_us : s->c.target_itl_us;
     if (target_us == 0 || s->c.cost.token_us <= 0 || (p->n_items == 0 && !s->shared))
         return;
@@ -294,7 +297,8 @@ static void bound_prefill(struct sched *s, const struct plan *p)
     double most = MAX(us / s->c.cost.token_us, 0);
     if (!s->shared) {
         int32_t others = s->c.max_num_batched_tokens - s->tokens_left;
-        double share = MAX((double)prefill_backlog(s) / SPREAD_STEPS, most / LEAST_PART);
+        double share = MAX((double)prefill_backlog(s) / SPREAD_STEPS, (double)TOKENS_A_DECODE * p->n_items);
+        share = MAX(share, most / LEAST_PART);
         most = MIN(whole(s, others + most, false), whole(s, others + share, true)) - others;
     }
     s->tokens_left = (int32_t)MIN(MAX(most, s->c.block_size), s->tokens_left);

@@ -408,24 +408,25 @@ static void a_full_queue_says_so(void **state)
 static void prefill_beside_decodes_keeps_to_the_itl_target(void **state)
 {
     (void)state;
-    config.target_itl_us = 200;
+    config.target_itl_us = 160;
     config.cost = (struct step_cost){.fixed_us = 90, .token_us = 10};
     rig_open(&rig, &config);
     rig_add(&rig, tokens(8), 0, 5);
     rig_step(&rig);
     rig_add(&rig, tokens(1), 20, 120);
     rig_plan(&rig);
-    assert_int_equal(rig.batch.n_tokens, 1 + 10);
+    assert_int_equal(rig.batch.n_tokens, 1 + 6);
     /* Four times as slow as the table says, in the long run: nothing fits but a block's worth. */
     for (int i = 0; i < 100; i++)
-        sched_observe(rig.sched, &(struct plan){.estimate_us = 200, .n_items = 2, .n_decode = 1}, 4 * 200);
+        sched_observe(rig.sched, &(struct plan){.estimate_us = 160, .n_items = 2, .n_decode = 1}, 4 * 160);
     rig_commit(&rig);
     rig_plan(&rig);
     assert_int_equal(rig.batch.n_tokens, 1 + config.block_size);
     rig_commit(&rig);
 }
 
-/* What waits is spread over some steps, also below the target; never so thinly that a short prompt takes several. */
+/* What waits is spread over some steps, also below the target; never more thinly than a sixth of what the target allows, nor than four
+ * tokens a decode. */
 static void prefill_beside_decodes_is_spread(void **state)
 {
     (void)state;
@@ -436,7 +437,11 @@ static void prefill_beside_decodes_is_spread(void **state)
     rig_step(&rig);
     rig_add(&rig, tokens(1), 20, 96);
     rig_plan(&rig);
-    assert_int_equal(rig.batch.n_tokens, 1 + 96 / 8);
+    assert_int_equal(rig.batch.n_tokens, 1 + (70 - 9 - 1) / 6);
+    rig_commit(&rig);
+    rig_add(&rig, tokens(1), 40, 120);
+    rig_plan(&rig);
+    assert_int_equal(rig.batch.n_tokens, 1 + (96 - 10 + 120) / 16);
     rig_commit(&rig);
 }
 
@@ -449,9 +454,14 @@ static void large_steps_are_whole(void **state)
     rig_open(&rig, &config);
     rig_add(&rig, tokens(8), 0, 5);
     rig_step(&rig);
-    rig_add(&rig, tokens(1), 20, 120);
+    rig_add(&rig, tokens(1), 20, 30);
     rig_plan(&rig);
-    assert_int_equal(rig.batch.n_tokens, 18); /* an eighth of what waits would be 16 */
+    assert_int_equal(rig.batch.n_tokens, 12); /* two quanta: fewer cost as much */
+    rig_commit(&rig);
+    rig_add(&rig, tokens(1), 30, 105);
+    rig_add(&rig, tokens(1), 40, 105);
+    rig_plan(&rig);
+    assert_int_equal(rig.batch.n_tokens, 18); /* a sixteenth of what waits would be 15 */
     rig_commit(&rig);
 }
 
