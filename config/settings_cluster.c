@@ -1,5 +1,5 @@
 /* The place of this process among several, as its launcher put it into the environment: torchrun, Slurm's srun, Open MPI and
- * what descends from MPICH. Each process they start is a node of ours. Read where the model is cut (tensor_parallel_size,
+ * what descends from MPICH, Kubernetes' LeaderWorkerSet. Each process they start is a node of ours. Read where the model is cut (tensor_parallel_size,
  * pipeline_parallel_size) and no setting says anything of nodes. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 enum { HOST_BYTES = 256, MOST_RANKS = 64 };
 
 struct launcher {
-    const char *name, *size, *rank, *local_size, *local_rank;
+    const char *name, *size, *rank, *local_size, *local_rank; /* local: NULL where each has a machine of its own */
 };
 
 static const struct launcher LAUNCHERS[] = {
@@ -19,6 +19,7 @@ static const struct launcher LAUNCHERS[] = {
     {"Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
      "OMPI_COMM_WORLD_LOCAL_RANK"},
     {"MPI", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"},
+    {"LeaderWorkerSet", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", NULL, NULL},
 };
 
 static int64_t n_ranks(const struct settings *s)
@@ -61,6 +62,7 @@ static int take_master(struct settings *s, char **env, const struct launcher *l,
 {
     const struct setting *row = setting_find("master_addr", 11);
     const char *address = variable(env, "MASTER_ADDR"), *list = variable(env, "SLURM_STEP_NODELIST");
+    address = address ? address : variable(env, "LWS_LEADER_ADDRESS");
     char host[HOST_BYTES];
     int rc = take(s, env, "MASTER_PORT", "master_port", e);
     if (rc < 0 || s->master_addr)
@@ -90,9 +92,9 @@ int settings_cluster(struct settings *s, char **env, struct err *e)
         int rc = take(s, env, l->size, "nnodes", e);
         if (rc == 0)
             rc = take(s, env, l->rank, "node_rank", e);
-        if (rc == 0)
+        if (rc == 0 && l->local_size)
             rc = take(s, env, l->local_size, "local_size", e);
-        if (rc == 0)
+        if (rc == 0 && l->local_rank)
             rc = take(s, env, l->local_rank, "local_rank", e);
         return rc < 0 ? rc : take_master(s, env, l, e);
     }

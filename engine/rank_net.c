@@ -19,6 +19,7 @@ enum {
     GREETING_MAGIC = 0x51524e35,
     GREETING_S = 5, /* for a greeting or its answer to come whole */
     RETRY_MS = 50,
+    LOOK_UP_MS = 500,
     MOST_SLOT_BYTES = 1 << 30,
 };
 
@@ -58,13 +59,23 @@ static bool whole(ssize_t n, size_t wanted)
     return n == (ssize_t)wanted;
 }
 
-/* The addresses of a name; the caller frees them. */
-static int resolve(struct addrinfo **ret, const char *address, int port, bool listens, struct err *e)
+/* The addresses of a name, which may have to become known first; the caller frees them. */
+static int resolve(struct addrinfo **ret, const char *address, int port, bool listens, int64_t wait_us, struct err *e)
 {
     char service[8];
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = listens ? AI_PASSIVE : 0};
+    int64_t until_us = clock_us() + wait_us;
+    int rc;
     snprintf(service, sizeof(service), "%d", port);
-    int rc = getaddrinfo(*address ? address : NULL, service, &hints, ret);
+    for (bool told = false;; told = true) {
+        rc = getaddrinfo(*address ? address : NULL, service, &hints, ret);
+        if ((rc != EAI_NONAME && rc != EAI_AGAIN) || clock_us() > until_us)
+            break;
+        if (!told)
+            log_event(LOG_WARN, "master_addr is not known yet", LOG_STR("master_addr", address),
+                      LOG_STR("because", gai_strerror(rc)));
+        nanosleep(&(struct timespec){.tv_nsec = LOOK_UP_MS * 1000000L}, NULL);
+    }
     return rc == 0
                ? 0
                : err_set_param(e, ERR_INVALID, "master_addr", "master_addr \"%.80s\": %s", address, gai_strerror(rc));
@@ -161,10 +172,10 @@ static int listen_at(struct rank_net *n, const struct sockaddr *address, socklen
     return why;
 }
 
-int rank_net_listen(struct rank_net *n, const char *address, int port, struct err *e)
+int rank_net_listen(struct rank_net *n, const char *address, int port, int64_t wait_us, struct err *e)
 {
     struct addrinfo *found = NULL;
-    int rc = resolve(&found, address, port, true, e), why = EADDRNOTAVAIL;
+    int rc = resolve(&found, address, port, true, wait_us, e), why = EADDRNOTAVAIL;
     for (struct addrinfo *a = found; a && why != 0; a = a->ai_next)
         why = listen_at(n, a->ai_addr, a->ai_addrlen);
     if (found)
@@ -359,7 +370,7 @@ int rank_net_join(struct rank_net *n, size_t *ret_slot_bytes, const char *addres
     int64_t until_us = clock_us() + wait_us;
     struct addrinfo *found = NULL;
     int *fd = &n->fd[RANK_NET_CONTROL][0];
-    int rc = resolve(&found, address, port, false, e);
+    int rc = resolve(&found, address, port, false, wait_us, e);
     while (rc == 0 && (*fd = connect_once(found)) < 0 && clock_us() < until_us)
         nanosleep(&(struct timespec){.tv_nsec = RETRY_MS * 1000000L}, NULL);
     if (found)

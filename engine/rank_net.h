@@ -38,8 +38,9 @@ struct rank_net {
 
 /* Nothing is open. */
 void rank_net_init(struct rank_net *n, const struct pipeline_place *at);
-/* Rank 0 listens; `address` is this machine's, "" any. */
-int rank_net_listen(struct rank_net *n, const char *address, int port, struct err *e);
+/* Rank 0 listens; `address` is this machine's, "" any. Names that nobody knows yet are asked for again for up to wait_us, here and
+ * in rank_net_join: in a cluster they come with the machines. */
+int rank_net_listen(struct rank_net *n, const char *address, int port, int64_t wait_us, struct err *e);
 /* Take in one that comes within `ms`, if any does. slot_bytes: what rank 0's messages hold. */
 void rank_net_admit(struct rank_net *n, size_t slot_bytes, int ms);
 /* Rank 0: the first rank whose control is not there; -1: all are. */

@@ -31,6 +31,7 @@
 enum {
     HOST_BLOCKS_MAX = 1 << 20, /* swapped in one step: part of a message's size */
     START_S = 900,             /* for a rank to read its slice */
+    OWN_NAME_US = 30000000,    /* for this machine's own name to be known */
 };
 
 /* ---- a step --------------------------------------------------------------------------------------------------------- */
@@ -211,7 +212,8 @@ static int start(struct ranks *x, const struct settings *s, const char *dir, con
     if (rc == 0 && one_machine)
         rc = rank_shared_open(&x->shared, x->shared_fd, &x->share.at, x->slot_bytes, x->timeout_us, e);
     if (rc == 0 && !one_machine)
-        rc = rank_net_listen(&x->net, s->master_addr, (int)s->master_port, e);
+        rc = rank_net_listen(&x->net, s->master_addr, (int)s->master_port,
+                             MIN((int64_t)(s->node_timeout * 1e6), OWN_NAME_US), e);
     if (rc == 0)
         rc = ranks_watch(x, e);
     if (rc == 0 && !one_machine)

@@ -86,13 +86,21 @@ def test_answers_are_those_of_one_rank(start, alone, node, ranks, stages, nodes)
     assert [other.end()[0] for other in others] == [0] * (nodes - 1)
 
 
-@pytest.mark.parametrize("ranks, stages", [(2, 1), (2, 2)])
-def test_a_launcher_says_who_is_who(start, alone, node, ranks, stages):
+def torchrun(port, n, rank):
+    return {"WORLD_SIZE": str(n), "RANK": str(rank), "LOCAL_WORLD_SIZE": str(n), "LOCAL_RANK": str(rank),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+def leader_worker_set(port, n, rank):
+    return {"LWS_GROUP_SIZE": str(n), "LWS_WORKER_INDEX": str(rank), "LWS_LEADER_ADDRESS": "127.0.0.1", "MASTER_PORT": port}
+
+
+@pytest.mark.parametrize("launcher, ranks, stages", [(torchrun, 2, 1), (torchrun, 2, 2), (leader_worker_set, 1, 2)])
+def test_a_launcher_says_who_is_who(start, alone, node, launcher, ranks, stages):
     port, n = free_port(), ranks * stages
 
     def env(rank):
-        return {"WORLD_SIZE": str(n), "RANK": str(rank), "LOCAL_WORLD_SIZE": str(n), "LOCAL_RANK": str(rank),
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return launcher(port, n, rank)
     flags = (*FLAGS, *cut(ranks, stages), "--node-timeout", str(PATIENCE_S))
     others = [node(*flags, env=env(i)) for i in range(1, n)]
     s = start(*flags, model=DEMO, env=env(0))
@@ -161,6 +169,12 @@ def test_a_node_that_does_not_come_is_named():
     assert first.returncode == 1 and "rank 1, on node 1, has not come within node_timeout, 1 s" in first.stderr, first.stderr
     second = run(*two, "--master-port", free_port(), "--node-rank", "1")
     assert second.returncode == 1 and "nobody listens at 127.0.0.1" in second.stderr, second.stderr
+
+
+def test_a_name_that_nobody_knows_is_told():
+    bad = run(*cut(1, 2), "--nnodes", "2", "--master-addr", "nobody.invalid", "--node-timeout", "1s", "--node-rank", "1")
+    errors = [line for line in bad.stderr.splitlines() if " error " in line]
+    assert bad.returncode == 1 and "master_addr" in errors[0] and "nobody.invalid" in errors[0], bad.stderr
 
 
 def test_a_port_in_use_is_told():
