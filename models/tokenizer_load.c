@@ -236,6 +236,16 @@ static void read_all(struct json *j, struct loader *l)
     }
 }
 
+/* The ids that the post-processor puts around a text. */
+static int check_around(const int32_t *id, int32_t n, const struct tokenizer *t, struct err *e)
+{
+    for (int32_t i = 0; i < n; i++) {
+        if (id[i] >= t->n_vocab)
+            return err_set(e, ERR_INVALID, "post_processor: id %d, the vocabulary ends at %d", id[i], t->n_vocab - 1);
+    }
+    return 0;
+}
+
 int tokenizer_parse(struct tokenizer *t, const char *text, size_t len, struct err *e)
 {
     struct err none = {0};
@@ -266,6 +276,10 @@ int tokenizer_parse(struct tokenizer *t, const char *text, size_t len, struct er
     int ret = scored ? unigram_finish(t, e) : bpe_finish(t, e);
     if (ret == 0)
         ret = added_finish(t, e);
+    if (ret == 0)
+        ret = check_around(t->prefix, t->n_prefix, t, e);
+    if (ret == 0)
+        ret = check_around(t->suffix, t->n_suffix, t, e);
     if (ret == 0)
         ret = decoder_apply(&l.decoder, t, e);
     return ret == 0 ? 0 : err_prefix(e, "tokenizer.json");

@@ -595,6 +595,11 @@ static void a_broken_file_is_one_clear_error(void **state)
         {"{\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"q\"}}]}," MODEL
          "}",
          "\"q\" has no ids", ERR_INVALID},
+        {"{\"post_processor\":{\"type\":\"BertProcessing\",\"sep\":[\"x\",9],\"cls\":[\"a\",0]}," MODEL "}",
+         "post_processor: id 9, the vocabulary ends", ERR_INVALID},
+        {"{\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"q\"}}],"
+         "\"special_tokens\":{\"q\":{\"ids\":[9]}}}," MODEL "}",
+         "post_processor: id 9, the vocabulary ends", ERR_INVALID},
         {"{\"decoder\":{\"type\":\"Strip\",\"content\":\" \",\"start\":5,\"stop\":0}," MODEL "}",
          "this form of the decoder", ERR_INVALID},
     };
