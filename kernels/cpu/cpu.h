@@ -104,7 +104,11 @@ static inline struct cpu_backend *cpu_of(struct backend *b)
 /* Remember the first error of an operation; step_end reports it. */
 void cpu_fail(struct cpu_backend *c, int code, const char *what);
 
-/* memory.c: zeroed (fresh pages), aligned to 64 bytes, freed with the backend. NULL: no memory. */
+#define CPU_HUGE_BYTES ((size_t)2 << 20)
+
+/* memory.c: fresh memory of large pages, n_bytes a multiple of CPU_HUGE_BYTES and so is the address; munmap frees it. NULL: none. */
+char *cpu_map_huge(size_t n_bytes);
+/* Zeroed (fresh pages), aligned to 64 bytes, freed with the backend. NULL: no memory. */
 void *cpu_alloc(struct cpu_backend *c, size_t n_bytes);
 void cpu_memory_release(struct cpu_backend *c);
 int cpu_memory(struct backend *b, struct backend_memory *ret, struct err *e);

@@ -13,7 +13,6 @@
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/cpu.h"
 
-#define HUGE_BYTES ((size_t)2 << 20)
 #define REGION_BYTES ((size_t)64 << 20)
 
 static size_t round_up(size_t n, size_t to)
@@ -21,28 +20,33 @@ static size_t round_up(size_t n, size_t to)
     return (n + to - 1) / to * to;
 }
 
-/* A fresh region whose base lies on a 2 MiB border. */
-static struct cpu_region *region_new(size_t n_bytes)
+char *cpu_map_huge(size_t n_bytes)
 {
-    struct cpu_region *r = calloc(1, sizeof(*r));
-    if (r == NULL) {
-        return NULL;
-    }
-    size_t want = round_up(n_bytes, HUGE_BYTES);
-    char *raw =
-        mmap(NULL, want + HUGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *raw = mmap(NULL, n_bytes + CPU_HUGE_BYTES, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (raw == MAP_FAILED) {
-        free(r);
         return NULL;
     }
-    char *base = (char *)round_up((size_t)raw, HUGE_BYTES);
+    char *base = (char *)round_up((size_t)raw, CPU_HUGE_BYTES);
     if (base > raw) {
         munmap(raw, (size_t)(base - raw));
     }
-    if (raw + HUGE_BYTES > base) {
-        munmap(base + want, (size_t)(raw + HUGE_BYTES - base));
+    if (raw + CPU_HUGE_BYTES > base) {
+        munmap(base + n_bytes, (size_t)(raw + CPU_HUGE_BYTES - base));
     }
-    madvise(base, want, MADV_HUGEPAGE); /* a wish: kernels without it serve 4 KiB pages */
+    madvise(base, n_bytes, MADV_HUGEPAGE); /* a wish: kernels without it serve 4 KiB pages */
+    return base;
+}
+
+static struct cpu_region *region_new(size_t n_bytes)
+{
+    size_t want = round_up(n_bytes, CPU_HUGE_BYTES);
+    struct cpu_region *r = calloc(1, sizeof(*r));
+    char *base = r != NULL ? cpu_map_huge(want) : NULL;
+    if (base == NULL) {
+        free(r);
+        return NULL;
+    }
     *r = (struct cpu_region){.base = base, .n_bytes = want};
     return r;
 }

@@ -20,7 +20,6 @@
 #include "config/log.h"
 #include "kernels/cpu/cpu.h"
 
-#define HUGE_BYTES ((size_t)2 << 20)
 #define CHUNK_BYTES ((size_t)32 << 20) /* put in place at once */
 #define LARGE_BYTES ((int64_t)16 << 20)
 
@@ -133,24 +132,17 @@ static void join_spans(struct cpu_settle *s)
 /* Put 2 MiB pages of the same contents in the place of [at, at + n_bytes), whole ones. */
 static bool move_chunk(struct cpu_settle *s, char *at, size_t n_bytes)
 {
-    char *raw =
-        mmap(NULL, n_bytes + HUGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (raw == MAP_FAILED) {
+    char *copy = cpu_map_huge(n_bytes);
+    if (copy == NULL) {
         return false;
     }
-    char *copy = raw + (HUGE_BYTES - (uintptr_t)raw % HUGE_BYTES) % HUGE_BYTES;
-    bool ok = madvise(copy, n_bytes, MADV_HUGEPAGE) == 0;
-    for (size_t i = 0; i < n_bytes && ok; i += HUGE_BYTES) {
-        memcpy(copy + i, at + i, HUGE_BYTES);
-        ok = !s->stop;
+    for (size_t i = 0; i < n_bytes && !s->stop; i += CPU_HUGE_BYTES) {
+        memcpy(copy + i, at + i, CPU_HUGE_BYTES);
     }
-    ok = ok && mprotect(copy, n_bytes, PROT_READ) == 0 &&
-         mremap(copy, n_bytes, n_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, at) != MAP_FAILED;
-    if (ok) { /* what stood before and behind the copy */
-        munmap(raw, (size_t)(copy - raw));
-        munmap(copy + n_bytes, (size_t)(raw + HUGE_BYTES - copy));
-    } else {
-        munmap(raw, n_bytes + HUGE_BYTES);
+    bool ok = !s->stop && mprotect(copy, n_bytes, PROT_READ) == 0 &&
+              mremap(copy, n_bytes, n_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, at) != MAP_FAILED;
+    if (!ok) {
+        munmap(copy, n_bytes);
     }
     return ok;
 }
@@ -158,8 +150,8 @@ static bool move_chunk(struct cpu_settle *s, char *at, size_t n_bytes)
 static bool move_span(struct cpu_settle *s, const struct span *span)
 {
     char *end = span->at + span->n_bytes;
-    end -= (uintptr_t)end % HUGE_BYTES;
-    for (char *at = span->at + (HUGE_BYTES - (uintptr_t)span->at % HUGE_BYTES) % HUGE_BYTES; at < end;) {
+    end -= (uintptr_t)end % CPU_HUGE_BYTES;
+    for (char *at = span->at + (CPU_HUGE_BYTES - (uintptr_t)span->at % CPU_HUGE_BYTES) % CPU_HUGE_BYTES; at < end;) {
         size_t n = MIN((size_t)(end - at), CHUNK_BYTES);
         if (!move_chunk(s, at, n)) {
             return false;
