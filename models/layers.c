@@ -1,8 +1,7 @@
 /* From a table of tensors to weights on a backend: cut this rank's part, stack what is fused, hand it over.
  *
  * A piece points into the mapped checkpoint, and the backend reads it in place or packs it. What a file holds encoded or at an
- * odd place is copied, for as long as the backend takes its own copy; of a file that must be read from disk first, the backend
- * takes copies too, so that a model that is ready answers at once.
+ * odd place is copied, for as long as the backend takes its own copy.
  */
 #include "models/layers.h"
 
@@ -150,7 +149,7 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
                             .cols = a->cols,
                             .piece = a->piece,
                             .n_pieces = m->checkpoint ? a->n_pieces : 0,
-                            .mapped = m->checkpoint && checkpoint_cached(m->checkpoint)};
+                            .mapped = m->checkpoint != NULL};
     d.tied_head = s->kind == WEIGHT_EMBEDDING && m->config.tied && model_is_last(m);
     for (int32_t i = 0; i < MAX_PIECES; i++)
         d.mapped &= a->copy[i] == NULL;

@@ -37,6 +37,8 @@ static int load(struct model *m, const char *dir, struct err *e)
     }
     if (code == 0)
         code = transformer_load(m, e);
+    if (code == 0 && m->checkpoint)
+        code = checkpoint_fetch(m->checkpoint, e);
     if (m->backend->ops->ready) { /* after a failure too: what was begun reads the files */
         struct err late;
         int rc = m->backend->ops->ready(m->backend, code == 0 ? e : &late);

@@ -17,6 +17,10 @@
 #include "models/gguf.h"
 #include "models/json.h"
 
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+
 static const char SINGLE[] = "model.safetensors", INDEX[] = "model.safetensors.index.json";
 
 int checkpoint_new(struct checkpoint **ret, struct err *e)
@@ -46,9 +50,14 @@ void checkpoint_free(struct checkpoint *c)
     free(c);
 }
 
-bool checkpoint_cached(const struct checkpoint *c)
+/* madvise of the tensor's whole pages. */
+static int advise(const struct tensor *t, int advice)
 {
-    return !c->uncached;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t at = (uintptr_t)(t->encoded ? t->encoded->data : t->data);
+    uintptr_t end = (at + (uintptr_t)(t->encoded ? t->encoded->n_bytes : t->n_bytes)) / page * page;
+    at = (at + page - 1) / page * page;
+    return end > at ? madvise((void *)at, end - at, advice) : 0;
 }
 
 int checkpoint_keep(struct checkpoint *c, const struct tensor *t, struct err *e)
@@ -58,25 +67,25 @@ int checkpoint_keep(struct checkpoint *c, const struct tensor *t, struct err *e)
     if (!c->kept)
         return err_nomem(e, t->name);
     c->kept[t - c->tensor] = true;
+    if (c->uncached)
+        advise(t, MADV_WILLNEED);
     return 0;
 }
 
-/* The whole pages of one tensor. Those of a kept one may hold no file any more (kernels/cpu/settle.c). */
-static void rest_tensor(const struct tensor *t)
+int checkpoint_fetch(const struct checkpoint *c, struct err *e)
 {
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t at = (uintptr_t)(t->encoded ? t->encoded->data : t->data);
-    uintptr_t end = (at + (uintptr_t)(t->encoded ? t->encoded->n_bytes : t->n_bytes)) / page * page;
-    at = (at + page - 1) / page * page;
-    if (end > at)
-        madvise((void *)at, end - at, MADV_DONTNEED);
+    for (int32_t i = 0; i < c->n_tensors && c->kept && c->uncached; i++) {
+        if (c->kept[i] && advise(&c->tensor[i], MADV_POPULATE_READ) < 0 && errno != EINVAL) /* Linux 5.14 */
+            return err_set(e, ERR_IO, "%s cannot be read: %s", c->tensor[i].name, strerror(errno));
+    }
+    return 0;
 }
 
 void checkpoint_rest(const struct checkpoint *c)
 {
     for (int32_t i = 0; i < c->n_tensors && c->kept; i++) {
-        if (!c->kept[i])
-            rest_tensor(&c->tensor[i]);
+        if (!c->kept[i]) /* pages of a kept one may hold no file any more (kernels/cpu/settle.c) */
+            advise(&c->tensor[i], MADV_DONTNEED);
     }
     if (c->kept)
         return;

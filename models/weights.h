@@ -37,10 +37,10 @@ struct checkpoint;
 /* Map model.safetensors, or model.safetensors.index.json and its shards, in `dir`. Nothing of a tensor is read. */
 int checkpoint_open(struct checkpoint **ret, const char *dir, struct err *e);
 void checkpoint_free(struct checkpoint *c);
-/* Whether all files were in the page cache when they were opened, so that tensors may be read in place at once. */
-bool checkpoint_cached(const struct checkpoint *c);
-/* Tensor t, which is one of c's, is going to be read in place. ERR_NOMEM. */
+/* Tensor t, which is one of c's, is going to be read in place: what of it must come from disk begins to. ERR_NOMEM. */
 int checkpoint_keep(struct checkpoint *c, const struct tensor *t, struct err *e);
+/* Wait until the tensors that are kept have come from disk. ERR_IO. */
+int checkpoint_fetch(const struct checkpoint *c, struct err *e);
 /* Give the pages of tensors that are not kept back to the page cache; what is read again comes back by itself. */
 void checkpoint_rest(const struct checkpoint *c);
 /* NULL when there is none of that name. */

@@ -125,8 +125,8 @@ static void values_and_address_stay_while_the_pages_change(void **state)
         skip();
     assert_true(in_place(r, &d));
     assert_int_equal(cpu_settle_waiting_bytes(cpu_of(r->b)), (int64_t)N_BYTES);
-    assert_int_equal(r->b->ops->ready(r->b, &e), 0);
-    assert_int_equal(r->b->ops->ready(r->b, &e), 0); /* whoever asks twice starts it once */
+    assert_int_equal(cpu_settle_start(cpu_of(r->b), &e), 0);
+    assert_int_equal(cpu_settle_start(cpu_of(r->b), &e), 0); /* whoever asks twice starts it once */
     for (int i = 0; cpu_settle_waiting_bytes(cpu_of(r->b)) > 0; i++) {
         assert_true(i < 100000);
         assert_memory_equal(r->data, r->expected, N_BYTES);
@@ -146,7 +146,7 @@ static void a_move_under_way_ends_with_the_backend(void **state)
     struct weight_desc d = two_pieces(r, p);
     struct err e = {0};
     (void)in_place(r, &d);
-    assert_int_equal(r->b->ops->ready(r->b, &e), 0);
+    assert_int_equal(cpu_settle_start(cpu_of(r->b), &e), 0);
 }
 
 int main(void)

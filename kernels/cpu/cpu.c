@@ -27,7 +27,6 @@ static const struct backend_ops cpu_ops = {
     .weight = cpu_weight,
     .scratch = cpu_scratch,
     .kv_create = cpu_kv_create,
-    .ready = cpu_ready,
     .step_begin = cpu_step_begin,
     .step_end = cpu_step_end,
     .step_wait = cpu_step_wait,

@@ -120,11 +120,11 @@ int cpu_upload(struct backend *b, struct mat m, const float *in, struct err *e);
 
 /* settle.c: whether a weight's rows, `stride` elements apart, may be read where its pieces lie. */
 bool cpu_reads_in_place(const struct weight_desc *d, int64_t stride);
-/* The weight is read at `data`: move it into large pages once cpu_ready was called. */
+/* The weight is read at `data`: move it into large pages once cpu_settle_start was called. */
 int cpu_settle_later(struct cpu_backend *c, const void *data, int64_t n_bytes, struct err *e);
 /* Memory that the move will take yet. */
 int64_t cpu_settle_waiting_bytes(const struct cpu_backend *c);
-int cpu_ready(struct backend *b, struct err *e);
+int cpu_settle_start(struct cpu_backend *c, struct err *e);
 /* Ends the move where it is. Takes NULL. */
 void cpu_settle_free(struct cpu_settle *s);
 

@@ -296,7 +296,8 @@ int cpu_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks
     c->kv_data = data;
     c->kv_host = host;
     c->scores_cap = scores_cap;
-    return 0;
+    return cpu_settle_start(c,
+                            e); /* the model is whole by now: its file stays mapped for as long as the backend lives */
 }
 
 int cpu_download(struct backend *b, struct mat m, float *out, struct err *e)

@@ -180,9 +180,9 @@ static void *settle_main(void *arg)
     return NULL;
 }
 
-int cpu_ready(struct backend *b, struct err *e)
+int cpu_settle_start(struct cpu_backend *c, struct err *e)
 {
-    struct cpu_settle *s = cpu_of(b)->settle;
+    struct cpu_settle *s = c->settle;
     if (s == NULL || s->started) {
         return 0;
     }
