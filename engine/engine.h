@@ -271,7 +271,8 @@ int engine_kv_snapshot(struct engine *e, struct kv_picture *p, int64_t timeout_u
 
 /* `quire rank`, a process that ranks.c starts: arguments behind the name; the exit status. */
 int rank_main(int argc, char **argv);
-/* `quire serve` where node_rank > 0: the ranks of this node, until rank 0 stops (0) or one fails (ERR_DEVICE). */
+/* `quire serve` where node_rank > 0: the ranks of this node, until rank 0 stops (0) or one fails (ERR_DEVICE; without a
+ * text where that rank has logged why). */
 int node_run(const struct settings *s, struct err *e);
 /* `quire simulate`: arguments behind the subcommand's name; the exit status. */
 int simulate_main(int argc, char **argv);

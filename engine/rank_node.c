@@ -32,7 +32,7 @@ static int spawn_share(const struct settings *s, char *const *flags, int32_t n_h
     return rc;
 }
 
-/* Until all have ended well, or one has not. */
+/* Until all have ended well, or one has not. A rank that ended with 1 has logged why: the error has no text then. */
 static int watch(const pid_t *pid, int32_t n, int32_t first, struct err *e)
 {
     for (int32_t left = n; left > 0; left--) {
@@ -43,8 +43,9 @@ static int watch(const pid_t *pid, int32_t n, int32_t first, struct err *e)
             i++;
         if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
             continue;
-        char text[160];
-        rank_exit_text(text, sizeof(text), first + i, ended, status);
+        char text[160] = "";
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != 1)
+            rank_exit_text(text, sizeof(text), first + i, ended, status);
         for (i = 0; i < n; i++)
             kill(pid[i], SIGKILL);
         while (waitpid(-1, NULL, 0) > 0)

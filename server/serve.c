@@ -279,7 +279,7 @@ static int node_main(const struct settings *s)
 {
     struct err e = {0};
     int rc = node_run(s, &e);
-    if (rc < 0)
+    if (rc < 0 && e.text[0] != '\0') /* else one of its ranks has said why */
         log_event(LOG_ERROR, "node ended", LOG_STR("error", e.text));
     return rc < 0;
 }
