@@ -66,8 +66,8 @@ static bool same(const struct results *a, const struct results *b)
 {
     size_t n = (size_t)a->n_samples;
     return a->step == b->step && a->n_samples == b->n_samples &&
-           memcmp(a->token, b->token, n * sizeof(*a->token)) == 0 &&
-           memcmp(a->logprob, b->logprob, n * sizeof(*a->logprob)) == 0;
+           (n == 0 || (memcmp(a->token, b->token, n * sizeof(*a->token)) == 0 &&
+                       memcmp(a->logprob, b->logprob, n * sizeof(*a->logprob)) == 0));
 }
 
 static int many_wait(struct executor *base, struct results *ret, struct err *e)
