@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -386,44 +385,6 @@ static void a_rank_that_does_not_fit_ends_the_start(void **state)
     start_fails("babbles", "rank 1: what came is no rank's note");
 }
 
-/* Results as they go over a socket: whole, or refused before memory is taken for them. */
-static void results_come_as_they_were_sent(void **state)
-{
-    (void)state;
-    enum { N = 700, STRIDE = 3 };
-    static int32_t token[N], top[N * STRIDE];
-    static float logprob[N], top_logprob[N * STRIDE];
-    struct results r = {.step = 9, .n_samples = N, .top_stride = STRIDE};
-    struct gathered g = {0};
-    struct rank_note note;
-    struct err e = {0};
-    int fd[2];
-    for (int32_t i = 0; i < N * STRIDE; i++) {
-        token[i % N] = top[i] = i;
-        logprob[i % N] = top_logprob[i] = (float)-i;
-    }
-    r.token = token, r.logprob = logprob, r.top_token = top, r.top_logprob = top_logprob;
-    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fd), 0);
-    assert_int_equal(rank_results_send(fd[0], 3, &r, &e), 0);
-    assert_int_equal(rank_note_receive(fd[1], &note, &e), 1);
-    assert_int_equal(note.kind, NOTE_RESULTS);
-    assert_int_equal(rank_results_receive(fd[1], &note, &g, N, &e), 1);
-    assert_int_equal(g.results.step, 9);
-    assert_memory_equal(g.results.token, token, sizeof(token));
-    assert_memory_equal(g.results.top_logprob, top_logprob, sizeof(top_logprob));
-    assert_int_equal(rank_results_receive(fd[1], &note, &g, N - 1, &e), ERR_INVALID);
-    note.top_stride = 1 << 30;
-    assert_int_equal(rank_results_receive(fd[1], &note, &g, N, &e), ERR_INVALID);
-    note.top_stride = STRIDE, note.n_samples = -1;
-    assert_int_equal(rank_results_receive(fd[1], &note, &g, N, &e), ERR_INVALID);
-    assert_string_equal(e.text, "what came are no rank's results");
-    close(fd[0]);
-    note.n_samples = N;
-    assert_int_equal(rank_results_receive(fd[1], &note, &g, N, &e), 0); /* it ended before its rows came */
-    close(fd[1]);
-    gathered_release(&g);
-}
-
 static void impossible_settings_are_refused(void **state)
 {
     (void)state;
@@ -439,23 +400,6 @@ static void impossible_settings_are_refused(void **state)
     assert_non_null(strstr(e.text, "pipeline_parallel_size 5 is more than the "));
     close_rig(&r);
     nobody_is_left();
-}
-
-static void hellos_differ_by_name(void **state)
-{
-    (void)state;
-    struct rank_hello first = {.version = "1", .dtype = "float32", .block_size = 16, .max_num_seqs = 64}, other;
-    struct err e;
-    other = first;
-    other.n_blocks = 7; /* room may differ */
-    assert_int_equal(rank_hello_compare(&first, &other, 3, &e), 0);
-    other.max_num_seqs = 32;
-    assert_int_equal(rank_hello_compare(&first, &other, 3, &e), ERR_INVALID);
-    assert_string_equal(e.text, "rank 3 has max_num_seqs 32, rank 0 has 64");
-    other = first;
-    snprintf(other.dtype, sizeof(other.dtype), "float16");
-    assert_int_equal(rank_hello_compare(&first, &other, 3, &e), ERR_INVALID);
-    assert_string_equal(e.text, "rank 3 has dtype float16, rank 0 has float32");
 }
 
 /* ---- this program as a rank ---- */
@@ -505,8 +449,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_rank_that_hangs_is_named_after_the_timeout),
         cmocka_unit_test(a_rank_that_does_not_fit_ends_the_start),
         cmocka_unit_test(impossible_settings_are_refused),
-        cmocka_unit_test(hellos_differ_by_name),
-        cmocka_unit_test(results_come_as_they_were_sent),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
