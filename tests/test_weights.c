@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -286,6 +287,34 @@ static void blobs_may_be_shared_by_models(void **state)
     memcpy(root, dir, sizeof dir);
 }
 
+/* What a backend reads in place may have other pages than the file's by then (kernels/cpu/settle.c): they must stay. */
+static void a_tensor_that_is_kept_keeps_its_pages(void **state)
+{
+    (void)state;
+    static const char HEADER[] = "{\"a\":{\"dtype\":\"F32\",\"shape\":[65536],\"data_offsets\":[0,262144]},"
+                                 "\"b\":{\"dtype\":\"F32\",\"shape\":[65536],\"data_offsets\":[262144,524288]}}";
+    struct checkpoint *c;
+    size_t len, page = (size_t)sysconf(_SC_PAGESIZE);
+    char *f = file_of(HEADER, 524288, &len);
+    write_file("model.safetensors", f, len);
+    free(f);
+    assert_int_equal(checkpoint_open(&c, root, &e), 0);
+    const struct tensor *a = checkpoint_find(c, "a"), *b = checkpoint_find(c, "b");
+    char *in_a = (char *)((uintptr_t)a->data / page * page + page),
+         *in_b = (char *)((uintptr_t)b->data / page * page + page);
+    for (int i = 0; i < 2; i++) { /* pages of our own, with a mark */
+        char *at = i ? in_b : in_a;
+        assert_ptr_equal(mmap(at, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), at);
+        at[0] = 7;
+    }
+    assert_int_equal(checkpoint_keep(c, a, &e), 0);
+    assert_int_equal(checkpoint_fetch(c, &e), 0);
+    checkpoint_rest(c);
+    assert_int_equal(in_a[0], 7);
+    assert_int_equal(in_b[0], 0); /* given back */
+    checkpoint_free(c);
+}
+
 static void what_is_no_file_of_weights_is_refused(void **state)
 {
     (void)state;
@@ -366,6 +395,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_shard_with_more_than_the_index_names_is_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(links_are_followed_inside_the_model_only, setup, teardown),
         cmocka_unit_test_setup_teardown(blobs_may_be_shared_by_models, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_tensor_that_is_kept_keeps_its_pages, setup, teardown),
         cmocka_unit_test_setup_teardown(what_is_no_file_of_weights_is_refused, setup, teardown),
         cmocka_unit_test(tensors_that_do_not_fit_are_named_at_once),
     };
