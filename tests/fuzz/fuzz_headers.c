@@ -311,7 +311,7 @@ static void close_connection(struct MHD_Connection *c)
     pthread_cond_destroy(&c->resumed);
 }
 
-/* A stream whose client left goes on until the engine has heard of it. */
+/* A stream whose client left goes on until the engine has heard of it: now and then all must be back. */
 static void await_quiet(const struct server *s)
 {
     time_t end = time(NULL) + PATIENCE_S;
@@ -353,7 +353,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         http_on_completed(s, &c, &context,
                           ok == MHD_YES ? MHD_REQUEST_TERMINATED_COMPLETED_OK : MHD_REQUEST_TERMINATED_WITH_ERROR);
         CHECK(!context && atomic_load(&s->body_bytes) == 0);
-        await_quiet(s);
+        if (size % 64 == 0)
+            await_quiet(s);
         close_connection(&c);
     }
     free(text);
