@@ -81,6 +81,7 @@ static bool is_json(const char *content_type)
 static void check_headers(struct exchange *x, struct MHD_Connection *c, const char *allow)
 {
     struct server *s = x->server;
+    const char *type = header(c, MHD_HTTP_HEADER_CONTENT_TYPE);
     bool preflight = strcmp(x->method, "OPTIONS") == 0;
     char text[256];
 
@@ -101,8 +102,9 @@ static void check_headers(struct exchange *x, struct MHD_Connection *c, const ch
                 buf_clear(&x->refusal->body);
             }
         }
-    } else if (strcmp(x->route->method, "POST") == 0 && !is_json(header(c, MHD_HTTP_HEADER_CONTENT_TYPE))) {
-        set_refusal(x, 415, "Content-Type must be application/json");
+    } else if (strcmp(x->route->method, "POST") == 0 && !is_json(type)) {
+        snprintf(text, sizeof(text), "Content-Type is '%.80s'; send the header 'Content-Type: application/json'", type);
+        set_refusal(x, 415, text);
     }
 }
 
