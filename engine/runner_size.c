@@ -12,7 +12,7 @@
 enum { GPU_ITL_US = 38000, GPU_STEP_QUANTUM = 256, FAIR_ITL_US = 50000 };
 /* Steps of a GPU that tenants share: the one that runs and its own make whoever comes wait no longer than twice what it would
  * alone (512 tokens, 8B on an H200). */
-enum { GPU_SHARED_US = 11000 };
+enum { GPU_SHARED_US = 9000 };
 enum { SCORES_MAX = 1024, MAX_BLOCKS = 1 << 26 };
 
 static int32_t either(int64_t given, int32_t otherwise)
