@@ -12,7 +12,7 @@
 enum rank_message_kind {
     RANK_POOLS, /* struct rank_pools: make the cache */
     RANK_STEP,  /* batch_wire.h */
-    RANK_STOP,  /* no data: end in order */
+    RANK_STOP,  /* end in order; or, with a text, while starting, for that reason */
 };
 
 struct rank_message {

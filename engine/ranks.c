@@ -153,6 +153,19 @@ static int await_meeting(struct ranks *x, struct err *e)
     return rc;
 }
 
+/* The ranks of other nodes log why the start ends. */
+static void tell_reason(struct ranks *x, const char *why)
+{
+    struct rank_link *l = x->shared.link;
+    struct err unheard;
+    void *at;
+    size_t n = strlen(why);
+    if (n > 0 && n <= l->slot_bytes && l->ops->begin(l, &at, RANKS_STOP_MS * 1000, &unheard) == 0) {
+        memcpy(at, why, n);
+        l->ops->commit(l, RANK_STOP, n, &unheard);
+    }
+}
+
 /* All hold the same model, and the cache is as large as the smallest room for it. */
 static int agree(struct rank_share *share, struct executor_info *info, const struct model *model, struct err *e)
 {
@@ -170,7 +183,9 @@ static int agree(struct rank_share *share, struct executor_info *info, const str
         info->max_len = (int32_t)MIN(info->max_len, h->max_len);
     }
     info->n_host_blocks = MIN(info->n_host_blocks, HOST_BLOCKS_MAX);
-    if (rc == 0)
+    if (rc < 0)
+        tell_reason(x, e->text);
+    else
         rc = l->ops->begin(l, &at, x->timeout_us, e);
     if (rc < 0)
         return rc;

@@ -15,7 +15,7 @@
 
 #include "kernels/comm.h"
 
-enum { STAGES = 3, RANKS = 2, ALL = STAGES * RANKS, MOST_BYTES = 10 << 20, ROUNDS = 40 };
+enum { STAGES = 3, RANKS = 2, ALL = STAGES * RANKS, MOST_BYTES = 5 << 20, ROUNDS = 24, LOOK_EVERY = 61 };
 static const int64_t LONG_US = 60000000;
 
 static bool over_tcp; /* which pipeline the tests run over */
@@ -93,7 +93,7 @@ static void run(struct member *m, int64_t timeout_us, int (*body)(struct pipelin
 /* From a byte to more than an inbox holds, and sizes that do not fit its end. */
 static size_t size_of_round(int32_t round)
 {
-    return round % 8 == 7 ? MOST_BYTES : (size_t)1 + (size_t)(round * 7919) % 300000;
+    return round % 12 == 7 ? MOST_BYTES : (size_t)1 + (size_t)(round * 7919) % 300000;
 }
 
 static char byte_at(int32_t round, int32_t rank, size_t i)
@@ -106,7 +106,7 @@ static int compute(struct pipeline *p, char *data, int32_t round, struct err *e)
     const struct pipeline_place *at = &p->at;
     size_t n = size_of_round(round);
     int rc = at->stage > 0 ? p->ops->receive(p, data, n, e) : 0;
-    for (size_t i = 0; i < n && rc == 0; i++) {
+    for (size_t i = (size_t)round % LOOK_EVERY; i < n && rc == 0; i += LOOK_EVERY) {
         CHECK(at->stage == 0 || data[i] == byte_at(round, at->rank, i));
         data[i] = byte_at(round, at->rank, i);
     }

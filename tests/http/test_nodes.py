@@ -159,6 +159,15 @@ def test_strangers_are_refused_and_change_nothing(start, node):
     assert other.end()[0] == 0
 
 
+def test_nodes_with_other_settings_both_say_why(start, node):
+    flags = cluster(free_port(), 1, 2, stages=2)
+    other = node(*flags, "--node-rank", "1", "--block-size", "32")
+    first = node(*flags, "--port", "0")
+    for status, log in (first.end(), other.end()):
+        errors = [line for line in log.splitlines() if " error " in line]
+        assert status == 1 and len(errors) == 1 and "rank 1 has block_size 32, rank 0 has 16" in errors[0], log
+
+
 def run(*flags, env=None):
     return subprocess.run([QUIRE, "serve", "--device", "cpu", "--port", "0", "--model", DEMO, *flags], capture_output=True, text=True,
                           timeout=PATIENCE_S, env=os.environ | (env or {}))
