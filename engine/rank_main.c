@@ -80,7 +80,8 @@ static int agree(struct rank_share *share, struct executor_info *x, const struct
     if (rc < 0)
         return rc;
     if (got.kind == RANK_STOP && got.n_bytes > 0)
-        return err_set(e, ERR_INVALID, "rank 0 does not start: %.*s", (int)MIN(got.n_bytes, 300), (const char *)got.data);
+        return err_set(e, ERR_INVALID, "rank 0 does not start: %.*s", (int)MIN(got.n_bytes, 300),
+                       (const char *)got.data);
     if (got.kind == RANK_STOP)
         return err_set(e, ERR_DRAINING, "rank 0 stopped while starting");
     if (got.kind != RANK_POOLS || got.n_bytes != sizeof(pools))
