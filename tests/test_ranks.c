@@ -265,7 +265,7 @@ static void every_family_answers_as_on_one_rank(void **state)
                                          "phi3-longrope",
                                          "qwen2-tied",
                                          "qwen3-mixed-window",
-                                         "gemma2",
+                                         "starcoder2-window",
                                          "llama-fp16-llama3"};
     int compared = 0;
     for (size_t i = 0; i < ARRAY_LEN(models); i++) {
