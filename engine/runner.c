@@ -314,6 +314,8 @@ static int runner_start(struct runner *r, struct err *e)
     struct executor *x = &r->base;
     x->info.depth = 1;
     snprintf(x->info.device, sizeof(x->info.device), "%s: %s", r->backend->name, r->backend->device);
+    if (r->backend->note[0])
+        log_event(LOG_WARN, "mended", LOG_STR("device", r->backend->device), LOG_STR("what", r->backend->note));
     x->info.sets_up_sizes = r->backend->async;
     bool direct = (r->backend->async && n_stages(r) == 1) || (r->share && r->share->direct);
     x->launch = direct ? direct_launch : threaded_launch;

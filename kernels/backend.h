@@ -18,7 +18,7 @@
 struct comm;     /* comm.h */
 struct pipeline; /* pipeline.h */
 
-#define BACKEND_ABI 6 /* raised with every change of this header, batch.h, comm.h or pipeline.h */
+#define BACKEND_ABI 7 /* raised with every change of this header, batch.h, comm.h or pipeline.h */
 
 enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32 };
 static inline int64_t dtype_bytes(enum dtype t)
@@ -153,6 +153,7 @@ struct backend {
     const struct backend_ops *ops;
     const char *name;           /* "cpu", "cuda" */
     char device[128];           /* for logs: "2 threads, AVX2", "NVIDIA H200" */
+    char note[256];             /* for logs: what was amiss at opening and has been made good; empty: nothing */
     bool async;                 /* operations return before they are done */
     enum dtype act_dtype_of[4]; /* activations' type for weights of a given enum dtype */
 };
