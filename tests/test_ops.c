@@ -624,6 +624,8 @@ static void gated_products_are_as_good_as_plain(void **state)
         {.rows = 5, .in = 72, .out = 33, .act = ACT_GELU_TANH, .bias = true},
         {.rows = 70, .in = 200, .out = 136, .act = ACT_SILU, .bias = true},
         {.rows = 200, .in = 328, .out = 264, .act = ACT_GELU_ERF},
+        {.rows = 120, .in = 1032, .out = 72, .act = ACT_SILU},
+        {.rows = 33, .in = 1088, .out = 200, .act = ACT_SILU, .bias = true},
     };
     struct rig r;
     rig_open(&r);

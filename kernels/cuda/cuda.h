@@ -13,6 +13,7 @@
 #include <pthread.h>
 
 #include "kernels/backend.h"
+#include "kernels/cuda/heuristics_products.h"
 #include "kernels/cuda/launch.h"
 
 enum {
@@ -118,7 +119,8 @@ struct cuda_backend {
     cublasLtHandle_t lt;
     void *workspace;
     struct matmul_plan *plan; /* [MATMUL_PLANS] */
-    void *side;               /* see side_buffer */
+    struct product_store products;
+    void *side; /* see side_buffer */
     int64_t side_bytes;
     struct cuda_ranks *ranks;   /* NULL: one rank */
     struct cuda_stages *stages; /* NULL: one stage */
