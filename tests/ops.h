@@ -267,11 +267,14 @@ static inline void assert_nmse(const char *what, const float *got, const double 
 
 /* ---- main ---- */
 
-/* Run the group for every variant of the device. */
+/* Run the group for every variant of the device; with --only PATTERN (* and ?) the tests of such names. */
 static inline int rig_main(int argc, char **argv, int (*group)(void))
 {
     for (int i = 1; i + 1 < argc; i++) {
         rig_device = strcmp(argv[i], "--device") == 0 ? argv[i + 1] : rig_device;
+        if (strcmp(argv[i], "--only") == 0) {
+            cmocka_set_test_filter(argv[i + 1]);
+        }
     }
     if (strcmp(rig_device, "cpu") != 0 || getenv("QUIRE_CPU_ISA") != NULL) {
         return group();

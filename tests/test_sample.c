@@ -268,7 +268,7 @@ static void every_row_draws_what_a_full_sort_draws(void **state)
     struct rig r;
     rig_open(&r);
     struct table *t = rig_alloc(sizeof(*t));
-    for (int32_t round = 0; round < (rig_small() ? 6 : 24); round++) {
+    for (int32_t round = 0; round < (rig_small() ? 5 : 24); round++) { /* small: not the widest */
         enum { ROWS = 10 };
         int32_t vocab = vocab_of[round % 6];
         float *logits = rig_alloc((size_t)ROWS * (size_t)vocab * sizeof(*logits));
@@ -296,6 +296,37 @@ static void every_row_draws_what_a_full_sort_draws(void **state)
         }
         free(logits);
     }
+    free(t);
+    rig_close(&r);
+}
+
+/* On a GPU the number of rows says how many blocks share one, and whether they keep it in shared memory. */
+static void rows_of_every_number_draw_what_a_full_sort_draws(void **state)
+{
+    (void)state;
+    enum { VOCAB = 700, MOST = 150 };
+    static const int32_t rows_of[] = {33, 60, 130, MOST};
+    struct rig r;
+    rig_open(&r);
+    struct table *t = rig_alloc(sizeof(*t));
+    float *logits = rig_alloc((size_t)MOST * VOCAB * sizeof(*logits));
+    struct sample_row row[MOST];
+    for (size_t k = 0; k < ARRAY_LEN(rows_of); k++) {
+        t->n_count = t->n_bias = t->n_allowed = 0;
+        for (int32_t i = 0; i < rows_of[k]; i++) {
+            random_logits(&r, logits + (int64_t)i * VOCAB, VOCAB);
+            row[i] = random_row(&r, i, t, VOCAB);
+        }
+        struct results res = run_sampling(&r, logits, rows_of[k], VOCAB, row, rows_of[k], t, rows_of[k]);
+        for (int32_t i = 0; i < rows_of[k]; i++) {
+            float l[VOCAB];
+            memcpy(l, logits + (int64_t)i * VOCAB, sizeof(l));
+            process_reference(l, VOCAB, &row[i], t, -1);
+            assert_int_equal(res.token[i], draw_reference(l, VOCAB, &row[i]));
+            check_top(&res, i, logits + (int64_t)i * VOCAB, VOCAB, row[i].n_logprobs);
+        }
+    }
+    free(logits);
     free(t);
     rig_close(&r);
 }
@@ -345,7 +376,7 @@ static void candidates_are_the_best_processed_tokens(void **state)
     struct rig r;
     rig_open(&r);
     struct table *t = rig_alloc(sizeof(*t));
-    for (int32_t round = 0; round < 9; round++) {
+    for (int32_t round = 0; round < (rig_small() ? 2 : 9); round++) {
         int32_t vocab = vocab_of[round % 3];
         float *logits = rig_alloc((size_t)ROWS * (size_t)vocab * sizeof(*logits));
         struct sample_row row[ROWS];
@@ -600,7 +631,8 @@ static void draws_follow_the_distribution(void **state)
                                              {"temperature 2", 2, 1, 0, 0},       {"top-k 5", 1, 1, 0, 5},
                                              {"top-p 0.8", 1, 0.8f, 0, 0},        {"min-p 0.1", 1, 1, 0.1f, 0},
                                              {"all three", 0.9f, 0.9f, 0.05f, 12}};
-    enum { VOCAB = 60, N = 40 * RIG_SAMPLES };
+    enum { VOCAB = 60 };
+    const int32_t n = rig_small() ? RIG_SAMPLES : 40 * RIG_SAMPLES;
     struct rig r;
     rig_open(&r);
     float *l = rig_floats(&r, VOCAB, 2.5f, DTYPE_F32);
@@ -633,9 +665,9 @@ static void draws_follow_the_distribution(void **state)
         for (int32_t v = 0; v < VOCAB; v++) {
             p[v] /= sum;
         }
-        count_draws(&r, l, VOCAB, s, N, count);
+        count_draws(&r, l, VOCAB, s, n, count);
         int32_t freedom;
-        double chi = chi_square(count, p, VOCAB, N, &freedom);
+        double chi = chi_square(count, p, VOCAB, n, &freedom);
         for (int32_t v = 0; v < VOCAB; v++) {
             assert_true(p[v] > 0 || count[v] == 0);
         }
@@ -652,7 +684,8 @@ static void draws_follow_the_distribution(void **state)
 static void draws_are_independent(void **state)
 {
     (void)state;
-    enum { SIDE = 6, N = 60 * RIG_SAMPLES };
+    enum { SIDE = 6 };
+    const int32_t n = (rig_small() ? 2 : 60) * RIG_SAMPLES;
     struct rig r;
     rig_open(&r);
     float logits[SIDE] = {0};
@@ -660,7 +693,7 @@ static void draws_are_independent(void **state)
         int32_t pair[SIDE * SIDE] = {0};
         double p[SIDE * SIDE];
         int32_t last = -1;
-        for (int32_t done = 0; done < N; done += RIG_SAMPLES) {
+        for (int32_t done = 0; done < n; done += RIG_SAMPLES) {
             struct sample_row row[RIG_SAMPLES];
             for (int32_t i = 0; i < RIG_SAMPLES; i++) {
                 row[i] = plain_row(0);
@@ -677,7 +710,7 @@ static void draws_are_independent(void **state)
             p[i] = 1.0 / (SIDE * SIDE);
         }
         int32_t freedom;
-        assert_true(chi_square(pair, p, SIDE * SIDE, N, &freedom) < 35 + 5 * sqrt(70));
+        assert_true(chi_square(pair, p, SIDE * SIDE, n, &freedom) < 35 + 5 * sqrt(70));
     }
     rig_close(&r);
 }
@@ -713,6 +746,7 @@ static int group(void)
         cmocka_unit_test(noise_arithmetic_is_accurate),
         cmocka_unit_test(greedy_takes_the_smallest_id_of_a_tie),
         cmocka_unit_test(every_row_draws_what_a_full_sort_draws),
+        cmocka_unit_test(rows_of_every_number_draw_what_a_full_sort_draws),
         cmocka_unit_test(wide_rows_draw_what_a_full_sort_draws),
         cmocka_unit_test(candidates_are_the_best_processed_tokens),
         cmocka_unit_test(a_score_is_the_log_probability_of_its_target),
