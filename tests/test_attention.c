@@ -381,6 +381,28 @@ static void attention_over_shuffled_blocks(void **state)
     }
 }
 
+/* What a GPU has tensor-core kernels for, and heads and blocks beside it; 16-bit types in turn. */
+static void heads_and_blocks_of_many_sizes(void **state)
+{
+    (void)state;
+    static const int32_t head_block[][2] = {{80, 16},  {96, 16}, {80, 8},  {96, 24},  {128, 8},  {128, 24}, {64, 40},
+                                            {80, 256}, {96, 64}, {256, 8}, {256, 24}, {128, 12}, {56, 16},  {64, 128}};
+    for (size_t i = 0; i < ARRAY_LEN(head_block); i++) {
+        int32_t d = head_block[i][0], kv = i % 3 == 0 ? 1 : 2; /* one KV head for all, for some, for each */
+        char name[48];
+        snprintf(name, sizeof(name), "%d, blocks of %d", d, head_block[i][1]);
+        run_case(&(struct scene_case){.name = name,
+                                      .n_heads = i % 3 == 1 ? kv : 6,
+                                      .n_kv_heads = kv,
+                                      .head_dim = d,
+                                      .block_size = head_block[i][1],
+                                      .rot_dim = d,
+                                      .window = i % 5 == 3 ? 50 : 0,
+                                      .softcap = i % 5 == 4 ? 3.0f : 0,
+                                      .dtype = i % 2 == 0 ? DTYPE_BF16 : DTYPE_F16});
+    }
+}
+
 static void attention_variants(void **state)
 {
     (void)state;
@@ -676,6 +698,7 @@ static int group(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_over_shuffled_blocks),
+        cmocka_unit_test(heads_and_blocks_of_many_sizes),
         cmocka_unit_test(attention_variants),
         cmocka_unit_test(cache_writes_are_exact),
         cmocka_unit_test(shared_leading_blocks),

@@ -1,7 +1,7 @@
 /* Building blocks of the attention kernels: matrix instructions, and bringing 16 tokens of keys and values of one
  * head from the paged cache into shared memory.
  *
- * A chunk in shared memory is [k|v][D / 64 panels][tokens][64], chunks of 16 bytes permuted as in the cache
+ * A chunk in shared memory is [k|v][panels][tokens][width], chunks of 16 bytes permuted as in the cache
  * (struct kv_view), so the copy is a handful of contiguous pieces: on compute capability 9 bulk copies that
  * complete on an mbarrier, one instruction each; before it, cp.async of 16 bytes a lane.
  */
@@ -11,6 +11,29 @@
 #include "kernels/cuda/bulk.cuh"
 
 #define LOG2E 1.44269504088896341f
+
+/* The panels of a head of D dims. */
+template <int D> struct panels {
+    static constexpr int WIDTH = D % 64 == 0 ? 64 : D % 32 == 0 ? 32 : 16, COUNT = D / WIDTH;
+    static constexpr int ROW = WIDTH * 2, CHUNKS = WIDTH / 8; /* bytes of a token's row, and pieces of 16 bytes in it */
+};
+
+/* Byte of dims 8 * chunk .. + 7 of token t in a tile of TOKENS tokens. */
+template <int D, int TOKENS> __device__ __forceinline__ uint32_t tile_at(uint32_t t, uint32_t chunk)
+{
+    using P = panels<D>;
+    return chunk / P::CHUNKS * (TOKENS * P::ROW) + t * P::ROW + (((chunk % P::CHUNKS) ^ (t * P::WIDTH / 64 % P::CHUNKS)) << 4);
+}
+
+/* Tokens [from, TOKENS) of a tile become zeros: what lies past the end of a sequence may be anything, and 0 * NaN is NaN. By
+ * threads i of n. */
+template <int D, int TOKENS> __device__ __forceinline__ void clear_tokens(char *tile, int from, int i, int n)
+{
+    using P = panels<D>;
+    int count = (TOKENS - from) * P::CHUNKS; /* of a panel */
+    for (; i < P::COUNT * count; i += n)
+        *(uint4 *)(tile + i / count * TOKENS * P::ROW + from * P::ROW + i % count * 16) = make_uint4(0, 0, 0, 0);
+}
 
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address)
 {
@@ -76,29 +99,30 @@ template <int N> __device__ __forceinline__ void copy_wait(void)
 #endif
 }
 
-/* One piece of a chunk: `tokens` tokens of one panel, 128 bytes each, contiguous on both sides. By one warp, all lanes. */
-template <typename T, int D>
-__device__ __forceinline__ void load_chunk(const kv_view &kv, const T *head_base, int block0, int block1, int first,
-                                           uint32_t to, int kv_bytes, int panel_bytes, uint32_t bar, int lane)
+/* Tokens [token, token + 16) of one head's keys and values into tiles of TOKENS tokens, of which they are the first at `to`.
+ * block0, block1: the blocks of the first and the last eight (blocks are of 16 tokens times a number, or else of 8). By one warp,
+ * all lanes. */
+template <typename T, int D, int TOKENS>
+__device__ __forceinline__ void load_chunk(const kv_view &kv, const T *head_base, int block0, int block1, int token,
+                                           uint32_t to, uint32_t bar, int lane)
 {
-    /* block0 holds the first tokens (all 16 when blocks have 16 or more), block1 the last 8 when blocks have 8 */
-    constexpr int PANELS = D / 64;
-    int parts = kv.block_size >= 16 ? 1 : 2;
+    using P = panels<D>;
+    int parts = kv.block_size % 16 == 0 ? 1 : 2;
 #if BULK_COPY
-    int bytes = 16 / parts * 128;
-    if (lane < 2 * PANELS * parts) {
-        int part = lane % parts, panel = lane / parts % PANELS, which = lane / parts / PANELS;
+    if (lane < 2 * P::COUNT * parts) {
+        int part = lane % parts, panel = lane / parts % P::COUNT, which = lane / parts / P::COUNT;
         const T *from = head_base + (part ? block1 : block0) * kv.block_stride + which * kv.kv_stride +
-                        (int64_t)panel * kv.block_size * 64 + (part ? 0 : first) * 64;
-        bulk_copy(to + which * kv_bytes + panel * panel_bytes + part * bytes, from, bytes, bar);
+                        ((int64_t)panel * kv.block_size + (token + part * 8) % kv.block_size) * P::WIDTH;
+        bulk_copy(to + which * TOKENS * D * 2 + (panel * TOKENS + part * 8) * P::ROW, from, 16 / parts * P::ROW, bar);
     }
 #else
-    for (int i = 0; i < 2 * PANELS * 4; i++) { /* 512 bytes, 4 tokens, an access */
-        int token = i % 4 * 4 + lane / 8, panel = i / 4 % PANELS, which = i / 4 / PANELS;
-        int part = parts == 2 && token >= 8;
-        const T *from = head_base + (part ? block1 : block0) * kv.block_stride + which * kv.kv_stride +
-                        (int64_t)panel * kv.block_size * 64 + (part ? token - 8 : first + token) * 64 + lane % 8 * 8;
-        copy16(to + which * kv_bytes + panel * panel_bytes + token * 128 + lane % 8 * 16, from);
+    for (int i = 0; i < D / 8; i++) { /* 512 bytes an access */
+        int n = i * 32 + lane, chunk = n % P::CHUNKS, t = n / P::CHUNKS % 16, panel = n / P::CHUNKS / 16 % P::COUNT;
+        int which = n / (2 * D);
+        bool second = parts == 2 && t >= 8;
+        const T *from = head_base + (second ? block1 : block0) * kv.block_stride + which * kv.kv_stride +
+                        ((int64_t)panel * kv.block_size + (token + t) % kv.block_size) * P::WIDTH + chunk * 8;
+        copy16(to + which * TOKENS * D * 2 + (panel * TOKENS + t) * P::ROW + chunk * 16, from);
     }
 #endif
 }

@@ -12,6 +12,7 @@
  * once, by a launch before (PREFIX), for the query heads of all members, which are then the rows of the tile (as in
  * Hydragen, Juravsky et al. 2024); its results join each member's own at the end.
  */
+#include <stdlib.h>
 #include "kernels/cuda/attn_common.cuh"
 #include "kernels/cuda/attn_spans.cuh"
 
@@ -50,7 +51,7 @@ __device__ __forceinline__ bool loader_issue(loader &l, const span &w, const att
     if ((l.turn & 31) == 0)
         l.ids = l.p.table[(l.p.first_token + min(l.c + lane * DECODE_WARPS, l.p.n - 1) * ATTN_CHUNK) / bs];
     int block0 = __shfl_sync(0xffffffffu, l.ids, l.turn++ & 31);
-    int block1 = bs < 16 && token + 8 < l.p.len ? l.p.table[token / bs + 1] : block0;
+    int block1 = bs % 16 && token + 8 < l.p.len ? l.p.table[(token + 8) / bs] : block0;
     int row_tiles = w.heads / a.kv.n_kv_heads;
     const T *base = (const T *)a.kv.base + a.layer * a.kv.layer_stride + l.p.head / row_tiles * a.kv.head_stride;
     if (!PREFIX && l.c == l.p.n - 1)
@@ -58,7 +59,7 @@ __device__ __forceinline__ bool loader_issue(loader &l, const span &w, const att
     if (BULK_COPY && lane == 0)
         barrier_expect(bar, 2 * 16 * D * sizeof(T));
     __syncwarp();
-    load_chunk<T, D>(a.kv, base, block0, block1, token % bs, to, 16 * D * sizeof(T), 16 * 128, bar, lane);
+    load_chunk<T, D, ATTN_CHUNK>(a.kv, base, block0, block1, token, to, bar, lane);
     l.c += DECODE_WARPS;
     return true;
 }
@@ -81,54 +82,66 @@ __device__ __forceinline__ join join_of(const attn_args &a, const step_arrays &s
     return {f, g, 1.0f / (all * f + v.y * g), ws.prefix_o + row * dim};
 }
 
-/* Row r of a pair from the pieces of workers first .. final, in their order, 32 at a time. By one warp. */
+/* Row r of a pair from the pieces of workers first .. final, in their order, 32 at a time, four dims a lane. By one warp. */
 template <typename T, int D, bool PREFIX>
 __device__ __forceinline__ void add_partials(const attn_args &a, const step_arrays &s, const span &w, const attn_workspace &ws,
                                              const piece &p, int first, int final, int r, const place &to, int lane)
 {
-    float top = -INFINITY, all = 0.0f, acc[D / 32] = {};
-    for (int k0 = first; k0 <= final; k0 += 32) {
-        int k = k0 + lane, n = min(32, final - k0 + 1);
+    constexpr int QUADS = (D / 4 + 31) / 32, AHEAD = 32 / QUADS; /* fours a lane; pieces whose loads are on their way at once */
+    auto row_of = [&](int k) { return (int64_t)(2 * k + (k == first && span_begin(w, k) < p.base)) * DECODE_ROWS + r; };
+    float top = -INFINITY, all = 0.0f;
+    float4 acc[QUADS] = {};
+    for (int k0 = first; k0 <= final; k0 += AHEAD) {
+        int k = k0 + lane, n = min(AHEAD, final - k0 + 1);
         float2 v = make_float2(-INFINITY, 0.0f);
-        int row = 0;
-        if (k <= final) {
-            row = (2 * k + (span_begin(w, k) >= p.base ? 0 : 1)) * DECODE_ROWS + r;
-            v = __ldcg((const float2 *)(ws.partial_ml + (int64_t)row * 2));
-        }
+        if (lane < n)
+            v = __ldcg((const float2 *)(ws.partial_ml + row_of(k) * 2));
+        float4 part[AHEAD][QUADS];
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+#pragma unroll
+            for (int i = 0; i < QUADS; i++)
+                if (j < n && (i * 32 + lane) * 4 < D)
+                    part[j][i] = __ldcg((const float4 *)(ws.partial_o + row_of(k0 + j) * D) + i * 32 + lane);
         float next = fmaxf(top, warp_max(v.x)), keep = top == -INFINITY ? 0.0f : fast_exp2(top - next);
         float f = v.x == -INFINITY ? 0.0f : fast_exp2(v.x - next);
         top = next;
         all = all * keep + warp_sum(v.y * f);
 #pragma unroll
-        for (int i = 0; i < D / 32; i++)
-            acc[i] *= keep;
-#pragma unroll 8
-        for (int j = 0; j < n; j++) {
-            const float *from = ws.partial_o + (int64_t)__shfl_sync(0xffffffffu, row, j) * D + lane;
-            float fj = __shfl_sync(0xffffffffu, f, j);
+        for (int i = 0; i < QUADS; i++)
+            acc[i] = make_float4(acc[i].x * keep, acc[i].y * keep, acc[i].z * keep, acc[i].w * keep);
 #pragma unroll
-            for (int i = 0; i < D / 32; i++)
-                acc[i] += __ldcg(from + i * 32) * fj;
+        for (int j = 0; j < AHEAD; j++) {
+            float fj = __shfl_sync(0xffffffffu, f, j);
+            if (j < n)
+#pragma unroll
+                for (int i = 0; i < QUADS; i++) {
+                    acc[i].x += part[j][i].x * fj;
+                    acc[i].y += part[j][i].y * fj;
+                    acc[i].z += part[j][i].z * fj;
+                    acc[i].w += part[j][i].w * fj;
+                }
         }
     }
-    if (PREFIX) {
-        int64_t row = to.seq * a.n_heads + to.head;
+    int64_t row = to.seq * a.n_heads + to.head;
+    join j = PREFIX ? join{} : join_of(a, s, ws, to, D, top, all);
 #pragma unroll
-        for (int i = 0; i < D / 32; i++)
-            ws.prefix_o[row * D + i * 32 + lane] = acc[i];
-        if (lane == 0)
-            *(float2 *)(ws.prefix_ml + row * 2) = make_float2(top, all);
-        return;
+    for (int i = 0; i < QUADS; i++) {
+        int at = (i * 32 + lane) * 4;
+        if (at >= D)
+            break;
+        float4 v = acc[i];
+        if (PREFIX) {
+            *(float4 *)(ws.prefix_o + row * D + at) = v;
+            continue;
+        }
+        float4 x = j.prefix_o ? *(const float4 *)(j.prefix_o + at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        T *out = (T *)a.out + to.seq * a.out_stride + (int64_t)to.head * D + at;
+        *(uint32_t *)out = pack2<T>((v.x * j.own + x.x * j.prefix) * j.over_sum, (v.y * j.own + x.y * j.prefix) * j.over_sum);
+        *(uint32_t *)(out + 2) = pack2<T>((v.z * j.own + x.z * j.prefix) * j.over_sum, (v.w * j.own + x.w * j.prefix) * j.over_sum);
     }
-    T *out = (T *)a.out + to.seq * a.out_stride + (int64_t)to.head * D;
-    join j = join_of(a, s, ws, to, D, top, all);
-#pragma unroll
-    for (int i = 0; i < D / 32; i++) {
-        float v = acc[i] * j.own;
-        if (j.prefix_o)
-            v += j.prefix_o[i * 32 + lane] * j.prefix;
-        out[i * 32 + lane] = from_float<T>(v * j.over_sum);
-    }
+    if (PREFIX && lane == 0)
+        *(float2 *)(ws.prefix_ml + row * 2) = make_float2(top, all);
 }
 
 /* A whole row from the fragments of a warp: accumulators of half h, of which a lane holds two in every eight. */
@@ -189,6 +202,8 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
     w.total = (int64_t)(PREFIX ? s.header->n_shared_chunks : s.header->n_chunks[a.window_index]) * w.heads;
     w.skips = a.shared != 0;
     w.workers = (int)min((int64_t)gridDim.x, (w.total + DECODE_WARPS - 1) / DECODE_WARPS);
+    if (ws.exp == 1 && w.workers > w.n_seqs * w.heads)
+        w.workers -= w.workers % (w.n_seqs * w.heads);
     int worker = blockIdx.x;
     if (worker >= w.workers) {
         pdl_wait();
@@ -245,12 +260,8 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
             __syncwarp();
             uint32_t keys = ring + stage * L::STAGE, values = keys + L::KV;
             int token = p.first_token + c * ATTN_CHUNK, valid = p.len - token;
-            if (valid < ATTN_CHUNK) { /* what lies past the end may be anything: 0 * NaN is NaN */
-                char *v = shared + (warp * STAGES + stage) * L::STAGE + L::KV;
-                for (int i = lane; i < D / 64 * (ATTN_CHUNK - valid) * 8; i += 32) {
-                    int panel = i / ((ATTN_CHUNK - valid) * 8), rest = i % ((ATTN_CHUNK - valid) * 8);
-                    *(uint4 *)(v + panel * 2048 + (valid + rest / 8) * 128 + rest % 8 * 16) = make_uint4(0, 0, 0, 0);
-                }
+            if (valid < ATTN_CHUNK) {
+                clear_tokens<D, ATTN_CHUNK>(shared + (warp * STAGES + stage) * L::STAGE + L::KV, valid, lane, 32);
                 proxy_fence();
                 __syncwarp();
             }
@@ -259,8 +270,7 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
 #pragma unroll
             for (int k = 0; k < D / 16; k++) {
                 uint32_t b[4];
-                int chunk = k * 2 + kc;
-                ldmatrix_x4(b, keys + (chunk >> 3) * 2048 + kt * 128 + (((chunk & 7) ^ (kt & 7)) << 4));
+                ldmatrix_x4(b, keys + tile_at<D, ATTN_CHUNK>(kt, k * 2 + kc));
                 mma16816<T>(sc[0], qf[k], b[0], b[1]);
                 mma16816<T>(sc[1], qf[k], b[2], b[3]);
             }
@@ -305,8 +315,7 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
 #pragma unroll
             for (int i = 0; i < NT / 2; i++) {
                 uint32_t b[4];
-                int chunk = i * 2 + vc;
-                ldmatrix_x4_trans(b, values + (chunk >> 3) * 2048 + vt * 128 + (((chunk & 7) ^ (vt & 7)) << 4));
+                ldmatrix_x4_trans(b, values + tile_at<D, ATTN_CHUNK>(vt, i * 2 + vc));
                 mma16816<T>(o[2 * i], pf, b[0], b[1]);
                 mma16816<T>(o[2 * i + 1], pf, b[2], b[3]);
             }
@@ -413,7 +422,9 @@ static bool decode_launch(const attn_args *a, const step_arrays *s, const attn_w
         return false;
     }
     ready = true;
-    launch(kernel, dim3(w->max_workers), dim3(DECODE_WARPS * 32), bytes, stream, *a, *s, *w);
+    attn_workspace w2 = *w;
+    w2.exp = getenv("QX") ? atoi(getenv("QX")) : 0;
+    launch(kernel, dim3(w->max_workers), dim3(DECODE_WARPS * 32), bytes, stream, *a, *s, w2);
     return true;
 }
 
@@ -424,6 +435,10 @@ static bool decode_dispatch(const attn_args *a, const step_arrays *s, const attn
     switch (a->kv.head_dim) {
     case 64:
         return tall ? decode_launch<T, 64, 4, true, PREFIX>(a, s, w, stream) : decode_launch<T, 64, 4, PREFIX, PREFIX>(a, s, w, stream);
+    case 80:
+        return tall ? decode_launch<T, 80, 4, true, PREFIX>(a, s, w, stream) : decode_launch<T, 80, 4, PREFIX, PREFIX>(a, s, w, stream);
+    case 96:
+        return tall ? decode_launch<T, 96, 4, true, PREFIX>(a, s, w, stream) : decode_launch<T, 96, 4, PREFIX, PREFIX>(a, s, w, stream);
     case 128:
         return tall ? decode_launch<T, 128, 3, true, PREFIX>(a, s, w, stream) : decode_launch<T, 128, 3, PREFIX, PREFIX>(a, s, w, stream);
     case 256:
@@ -435,15 +450,23 @@ static bool decode_dispatch(const attn_args *a, const step_arrays *s, const attn
 template <bool PREFIX>
 static bool decode_any(const attn_args *a, const step_arrays *s, const attn_workspace *w, cudaStream_t stream)
 {
-    if (!a->kv.swizzled || a->qkv_stride % 2 || a->out_stride % 2)
+    if (a->kv.panel_log2 == 0 || a->qkv_stride % 2 || a->out_stride % 2)
         return false;
     return a->kv.dtype == T_F16 ? decode_dispatch<__half, PREFIX>(a, s, w, stream) : decode_dispatch<__nv_bfloat16, PREFIX>(a, s, w, stream);
 }
 
-extern "C" bool attn_fast(int32_t head_dim, int32_t block_size, int dtype)
+extern "C" int32_t attn_panel_log2(int32_t head_dim, int32_t block_size, int dtype)
 {
-    return (head_dim == 64 || head_dim == 128 || head_dim == 256) && (block_size == 8 || block_size % 16 == 0) &&
-           (dtype == T_F16 || dtype == T_BF16);
+    if (block_size % 8 != 0 || (dtype != T_F16 && dtype != T_BF16))
+        return 0;
+    switch (head_dim) {
+    case 64:
+    case 128:
+    case 256: return 6;
+    case 96: return 5;
+    case 80: return 4;
+    default: return 0;
+    }
 }
 
 extern "C" int32_t attn_decode_workers(void)

@@ -27,10 +27,9 @@ __device__ __forceinline__ void load_keys(const attn_args &a, const T *head_base
         barrier_expect(bar, chunks * 2 * 16 * D * sizeof(T));
     __syncwarp();
     for (int c = 0; c < chunks; c++) {
-        int t = token + c * 16, index = t / bs, block0 = table[index];
-        int block1 = bs < 16 && t + 8 < end ? table[index + 1] : block0;
-        load_chunk<T, D>(a.kv, head_base, block0, block1, t % bs, to + c * 2048, exact_layout<T, D>::KV, KEY_TILE * 128, bar,
-                         lane);
+        int t = token + c * 16, block0 = table[t / bs];
+        int block1 = bs % 16 && t + 8 < end ? table[(t + 8) / bs] : block0;
+        load_chunk<T, D, KEY_TILE>(a.kv, head_base, block0, block1, t, to + c * 16 * panels<D>::ROW, bar, lane);
     }
 }
 
@@ -55,12 +54,11 @@ __device__ __forceinline__ void meet_tile(rows16<D> &w, const attn_args &a, uint
     int kt = (lane >> 4) * 8 + (lane & 7), kc = (lane >> 3) & 1;
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
-        int chunk = k * 2 + kc;
-        uint32_t at = keys + (chunk >> 3) * KEY_TILE * 128 + kt * 128 + (((chunk & 7) ^ (kt & 7)) << 4);
+        uint32_t at = keys + tile_at<D, KEY_TILE>(kt, k * 2 + kc);
 #pragma unroll
         for (int i = 0; i < ST / 2; i++) {
             uint32_t b[4];
-            ldmatrix_x4(b, at + i * 16 * 128);
+            ldmatrix_x4(b, at + i * 16 * panels<D>::ROW);
             mma16816<T>(sc[2 * i], w.q[k], b[0], b[1]);
             mma16816<T>(sc[2 * i + 1], w.q[k], b[2], b[3]);
         }
@@ -110,8 +108,7 @@ __device__ __forceinline__ void meet_tile(rows16<D> &w, const attn_args &a, uint
 #pragma unroll
         for (int i = 0; i < NT / 2; i++) {
             uint32_t b[4];
-            int chunk = i * 2 + vc;
-            ldmatrix_x4_trans(b, values + (chunk >> 3) * KEY_TILE * 128 + (k * 16 + vt) * 128 + (((chunk & 7) ^ (vt & 7)) << 4));
+            ldmatrix_x4_trans(b, values + tile_at<D, KEY_TILE>(k * 16 + vt, i * 2 + vc));
             mma16816<T>(w.o[2 * i], pf, b[0], b[1]);
             mma16816<T>(w.o[2 * i + 1], pf, b[2], b[3]);
         }
@@ -196,12 +193,8 @@ __global__ void __launch_bounds__(WARPS * 32) attn_exact_kernel(attn_args a, ste
         if (!BULK_COPY)
             __syncthreads();
         uint32_t keys = ring + stage * L::STAGE;
-        if (key + KEY_TILE > end) { /* what lies past the end may be anything: 0 * NaN is NaN */
-            char *v = shared + stage * L::STAGE + L::KV;
-            int from = end - key, count = KEY_TILE - from;
-            for (int i = threadIdx.x; i < D / 64 * count * 8; i += blockDim.x)
-                *(uint4 *)(v + i / (count * 8) * KEY_TILE * 128 + (from + i % (count * 8) / 8) * 128 + i % 8 * 16) =
-                    make_uint4(0, 0, 0, 0);
+        if (key + KEY_TILE > end) {
+            clear_tokens<D, KEY_TILE>(shared + stage * L::STAGE + L::KV, end - key, threadIdx.x, blockDim.x);
             __syncthreads();
         }
         if (busy && key <= last)
@@ -257,17 +250,24 @@ static void exact_both(const attn_args *a, const step_arrays *s, int32_t n_singl
                                                dim3(a->n_heads, n_tiles - first < 65535 ? n_tiles - first : 65535), stream);
 }
 
+template <typename T>
+static bool exact_dispatch(const attn_args *a, const step_arrays *s, int32_t n_single, const query_tile *tile, int32_t n_tiles,
+                           cudaStream_t stream)
+{
+    switch (a->kv.head_dim) {
+    case 64: exact_both<T, 64>(a, s, n_single, tile, n_tiles, stream); return true;
+    case 80: exact_both<T, 80>(a, s, n_single, tile, n_tiles, stream); return true;
+    case 96: exact_both<T, 96>(a, s, n_single, tile, n_tiles, stream); return true;
+    case 128: exact_both<T, 128>(a, s, n_single, tile, n_tiles, stream); return true;
+    default: return false;
+    }
+}
+
 extern "C" bool launch_attn_exact(const struct attn_args *a, const struct step_arrays *s, int32_t n_single, const query_tile *tile,
                                   int32_t n_tiles, cudaStream_t stream)
 {
-    bool half = a->kv.dtype == T_F16;
-    if (!a->kv.swizzled || a->qkv_stride % 2 || a->out_stride % 2 || (a->kv.head_dim != 64 && a->kv.head_dim != 128))
+    if (a->kv.panel_log2 == 0 || a->qkv_stride % 2 || a->out_stride % 2)
         return false;
-    if (a->kv.head_dim == 64)
-        half ? exact_both<__half, 64>(a, s, n_single, tile, n_tiles, stream)
-             : exact_both<__nv_bfloat16, 64>(a, s, n_single, tile, n_tiles, stream);
-    else
-        half ? exact_both<__half, 128>(a, s, n_single, tile, n_tiles, stream)
-             : exact_both<__nv_bfloat16, 128>(a, s, n_single, tile, n_tiles, stream);
-    return true;
+    return a->kv.dtype == T_F16 ? exact_dispatch<__half>(a, s, n_single, tile, n_tiles, stream)
+                                : exact_dispatch<__nv_bfloat16>(a, s, n_single, tile, n_tiles, stream);
 }

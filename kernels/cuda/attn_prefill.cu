@@ -21,15 +21,14 @@ template <typename T, int D>
 __device__ __forceinline__ void load_tile(const attn_args &a, const T *head_base, const int32_t *table, int token, int end,
                                           uint32_t to, uint32_t bar, int lane)
 {
-    constexpr int KV = prefill_layout<T, D>::KV;
     int bs = a.kv.block_size, chunks = min(KEY_TILE / 16, (end - token + 15) / 16);
     if (BULK_COPY && lane == 0)
         barrier_expect(bar, chunks * 2 * 16 * D * sizeof(T));
     __syncwarp();
     for (int c = 0; c < chunks; c++) {
-        int t = token + c * 16, index = t / bs, block0 = table[index];
-        int block1 = bs < 16 && t + 8 < end ? table[index + 1] : block0;
-        load_chunk<T, D>(a.kv, head_base, block0, block1, t % bs, to + c * 2048, KV, KEY_TILE * 128, bar, lane);
+        int t = token + c * 16, block0 = table[t / bs];
+        int block1 = bs % 16 && t + 8 < end ? table[(t + 8) / bs] : block0;
+        load_chunk<T, D, KEY_TILE>(a.kv, head_base, block0, block1, t, to + c * 16 * panels<D>::ROW, bar, lane);
     }
 }
 
@@ -92,12 +91,8 @@ attn_prefill_kernel(attn_args a, step_arrays s, const query_tile *tile)
         if (!BULK_COPY)
             __syncthreads();
         uint32_t keys = ring + stage * L::STAGE, values = keys + L::KV;
-        if (token + KEY_TILE > end) { /* what lies past the end may be anything: 0 * NaN is NaN */
-            char *v = shared + stage * L::STAGE + L::KV;
-            int from = end - token, count = KEY_TILE - from;
-            for (int i = threadIdx.x; i < D / 64 * count * 8; i += blockDim.x)
-                *(uint4 *)(v + i / (count * 8) * KEY_TILE * 128 + (from + i % (count * 8) / 8) * 128 + i % 8 * 16) =
-                    make_uint4(0, 0, 0, 0);
+        if (token + KEY_TILE > end) {
+            clear_tokens<D, KEY_TILE>(shared + stage * L::STAGE + L::KV, end - token, threadIdx.x, blockDim.x);
             __syncthreads();
         }
         float sc[ST][4];
@@ -107,12 +102,11 @@ attn_prefill_kernel(attn_args a, step_arrays s, const query_tile *tile)
         int kt = (lane >> 4) * 8 + (lane & 7), kc = (lane >> 3) & 1;
 #pragma unroll
         for (int k = 0; k < D / 16; k++) {
-            int chunk = k * 2 + kc;
-            uint32_t at = keys + (chunk >> 3) * KEY_TILE * 128 + kt * 128 + (((chunk & 7) ^ (kt & 7)) << 4);
+            uint32_t at = keys + tile_at<D, KEY_TILE>(kt, k * 2 + kc);
 #pragma unroll
             for (int i = 0; i < ST / 2; i++) {
                 uint32_t b[4];
-                ldmatrix_x4(b, at + i * 16 * 128);
+                ldmatrix_x4(b, at + i * 16 * panels<D>::ROW);
                 mma16816<T>(sc[2 * i], qf[k], b[0], b[1]);
                 mma16816<T>(sc[2 * i + 1], qf[k], b[2], b[3]);
             }
@@ -166,9 +160,7 @@ attn_prefill_kernel(attn_args a, step_arrays s, const query_tile *tile)
 #pragma unroll
             for (int i = 0; i < NT / 2; i++) {
                 uint32_t b[4];
-                int chunk = i * 2 + vc;
-                ldmatrix_x4_trans(b, values + (chunk >> 3) * KEY_TILE * 128 + (k * 16 + vt) * 128 +
-                                         (((chunk & 7) ^ (vt & 7)) << 4));
+                ldmatrix_x4_trans(b, values + tile_at<D, KEY_TILE>(k * 16 + vt, i * 2 + vc));
                 mma16816<T>(o[2 * i], pf, b[0], b[1]);
                 mma16816<T>(o[2 * i + 1], pf, b[2], b[3]);
             }
@@ -218,6 +210,8 @@ static bool prefill_dispatch(const attn_args *a, const step_arrays *s, const que
 {
     switch (a->kv.head_dim) {
     case 64: return prefill_launch<T, 64>(a, s, tile, n, stream);
+    case 80: return prefill_launch<T, 80>(a, s, tile, n, stream);
+    case 96: return prefill_launch<T, 96>(a, s, tile, n, stream);
     case 128: return prefill_launch<T, 128>(a, s, tile, n, stream);
     case 256: return prefill_launch<T, 256>(a, s, tile, n, stream);
     default: return false;
@@ -227,7 +221,7 @@ static bool prefill_dispatch(const attn_args *a, const step_arrays *s, const que
 extern "C" bool launch_attn_prefill(const struct attn_args *a, const struct step_arrays *s, const query_tile *tile,
                                     int32_t n_tiles, cudaStream_t stream)
 {
-    if (!a->kv.swizzled || a->qkv_stride % 2 || a->out_stride % 2)
+    if (a->kv.panel_log2 == 0 || a->qkv_stride % 2 || a->out_stride % 2)
         return false;
     return a->kv.dtype == T_F16 ? prefill_dispatch<__half>(a, s, tile, n_tiles, stream)
                                 : prefill_dispatch<__nv_bfloat16>(a, s, tile, n_tiles, stream);

@@ -14,7 +14,7 @@
 enum { ROWS = ATTN_PREFILL_ROWS, GROUP_ROWS = 64, KEYS = 128, COMPUTE = 256, HOPPER_THREADS = COMPUTE + 128, STAGES = 2 };
 
 template <int D> struct hopper_layout {
-    static constexpr int Q = ROWS * D * 2, TILE = KEYS * D * 2; /* bytes; a panel is [rows][64] */
+    static constexpr int Q = ROWS * D * 2, TILE = KEYS * D * 2; /* bytes; a panel is [rows][width] */
     static constexpr int BARS = 4 * STAGES + 1;
     static constexpr int BYTES = 2 * Q + 2 * STAGES * TILE + BARS * 8 + 1024;
 };
@@ -84,25 +84,21 @@ __device__ __forceinline__ void arrive(uint32_t bar)
 /* The threads of one computing warpgroup. */
 __device__ __forceinline__ void group_sync(int group) { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); }
 
-/* Rows [from, KEYS) of a tile become zero: what lies past the end may be anything, and 0 * NaN is NaN. */
-template <int D> __device__ __forceinline__ void clear_rows(uint32_t tile, int from, int i, int n)
-{
-    int count = (KEYS - from) * 8;
-    for (; i < count * (D / 64); i += n) {
-        uint32_t at = tile + i / count * KEYS * 128 + from * 128 + i % count * 16;
-        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
-    }
-}
-
-/* The loading warps 0 to 3: two a ring, which take the pieces of a tile (16 tokens of a panel, 8 with blocks of 8) in turn, a
- * lane each. */
+/* The loading warps 0 to 3: two a ring, which take the pieces of a tile (16 tokens of a panel, 8 where blocks are not of 16 tokens
+ * times a number) in turn, each lane ROUNDS of them at most. */
 template <typename T, int D>
 __device__ __forceinline__ void load_tiles(const attn_args &a, const step_arrays &s, const query_tile *tile, int n_work,
                                            const hopper_shared<D> &sh, int warp, int lane)
 {
-    constexpr int PANELS = D / 64;
-    int which = warp >> 1, index = lane * 2 + (warp & 1), panel = index % PANELS;
-    int bs = a.kv.block_size, piece = bs < 16 ? 8 : 16, at = index / PANELS * piece; /* first token of the lane's piece */
+    using P = panels<D>;
+    constexpr int ROUNDS = (KEYS / 8 * P::COUNT + 63) / 64;
+    int which = warp >> 1, index = lane * 2 + (warp & 1), bs = a.kv.block_size, piece = bs % 16 ? 8 : 16;
+    int panel[ROUNDS], at[ROUNDS], block[ROUNDS], next[ROUNDS]; /* of the lane's pieces: at is the first token */
+#pragma unroll
+    for (int i = 0; i < ROUNDS; i++) {
+        panel[i] = (index + i * 64) % P::COUNT;
+        at[i] = (index + i * 64) / P::COUNT * piece;
+    }
     ring r = {0, 1};
     uint32_t last_phase = 0;
     work w;
@@ -111,32 +107,43 @@ __device__ __forceinline__ void load_tiles(const attn_args &a, const step_arrays
         ahead = tile_of(tile, turn + 1, a.n_heads, n_work);
         int kv_head = w.head / (a.n_heads / a.kv.n_kv_heads);
         const T *base = (const T *)a.kv.base + a.layer * a.kv.layer_stride + which * a.kv.kv_stride +
-                        kv_head * a.kv.head_stride + (int64_t)panel * bs * 64;
+                        kv_head * a.kv.head_stride;
         const int32_t *table = s.table + (int64_t)w.rows.row * s.table_width;
-        auto block_of = [&](int token) { return at < KEYS && token + at < w.end ? table[(token + at) / bs] : 0; };
-        int block = block_of(w.begin);
+        auto mine = [&](int i, int token) { return at[i] < KEYS && token + at[i] < w.end; };
+        auto find_blocks = [&](int (&ret)[ROUNDS], int token) {
+#pragma unroll
+            for (int i = 0; i < ROUNDS; i++)
+                ret[i] = mine(i, token) ? table[(token + at[i]) / bs] : 0;
+        };
+        find_blocks(block, w.begin);
         for (int token = w.begin; token < w.end; token += KEYS) {
-            int next = block_of(token + KEYS);
-            bool partial = which && token + KEYS > w.end, mine = at < KEYS && token + at < w.end;
-            const T *from = base + block * a.kv.block_stride + (token + at) % bs * 64;
+            find_blocks(next, token + KEYS);
+            bool partial = which && token + KEYS > w.end;
             uint32_t bar = partial ? sh.last() : sh.full(which, r.stage), to = sh.tile(which, r.stage);
             int rows = (min(KEYS, w.end - token) + piece - 1) / piece * piece;
             barrier_wait(sh.empty(which, r.stage), r.phase);
             if (lane == 0)
                 barrier_expect(bar, rows * D); /* half of the bytes; the other warp says the rest */
             __syncwarp();
-            if (mine)
-                bulk_copy(to + panel * KEYS * 128 + at * 128, from, piece * 128, bar);
+#pragma unroll
+            for (int i = 0; i < ROUNDS; i++)
+                if (mine(i, token)) {
+                    int64_t row = (int64_t)panel[i] * bs + (token + at[i]) % bs;
+                    bulk_copy(to + (panel[i] * KEYS + at[i]) * P::ROW, base + block[i] * a.kv.block_stride + row * P::WIDTH,
+                              piece * P::ROW, bar);
+                }
             if (partial) {
                 barrier_wait(bar, last_phase);
                 last_phase ^= 1;
-                clear_rows<D>(to, w.end - token, (warp & 1) * 32 + lane, 64);
+                clear_tokens<D, KEYS>((char *)__cvta_shared_to_generic(to), w.end - token, (warp & 1) * 32 + lane, 64);
                 proxy_fence();
                 __syncwarp();
                 if (lane == 0)
                     arrive(sh.full(1, r.stage));
             }
-            block = next;
+#pragma unroll
+            for (int i = 0; i < ROUNDS; i++)
+                block[i] = next[i];
             r.step();
         }
     }
@@ -154,7 +161,7 @@ __device__ __forceinline__ void queries_fetch(const attn_args &a, const work &w,
         int row = w.rows.first + r;
         bool in = row < w.rows.end;
         const T *from = (const T *)a.qkv + (in ? row : w.rows.first) * a.qkv_stride + (int64_t)w.head * D + chunk * 8;
-        uint32_t to = q_tile + (chunk >> 3) * ROWS * 128 + r * 128 + (((chunk & 7) ^ (r & 7)) << 4);
+        uint32_t to = q_tile + tile_at<D, ROWS>(r, chunk);
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(in ? 16 : 0)
                      : "memory");
     }
@@ -180,12 +187,14 @@ template <int D> struct rows {
 
 template <typename T, int D> __device__ __forceinline__ void issue_scores(rows<D> &x, uint32_t q, uint32_t k)
 {
-    uint64_t dq = wgmma_descriptor(q), dk = wgmma_descriptor(k);
+    using P = panels<D>;
+    constexpr int STEPS = P::WIDTH / 16; /* of a panel */
+    uint64_t dq = wgmma_descriptor(q, P::ROW), dk = wgmma_descriptor(k, P::ROW);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < D / 16; i++)
-        wgmma_ss<T, KEYS>::run(x.s, dq + (i / 4) * (ROWS * 128 / 16) + i % 4 * 2,
-                               dk + (i / 4) * (KEYS * 128 / 16) + i % 4 * 2, i > 0);
+        wgmma_ss<T, KEYS>::run(x.s, dq + i / STEPS * (ROWS * P::ROW / 16) + i % STEPS * 2,
+                               dk + i / STEPS * (KEYS * P::ROW / 16) + i % STEPS * 2, i > 0);
     wgmma_commit();
 }
 
@@ -194,7 +203,7 @@ template <typename T, int D> __device__ __forceinline__ void issue_values(rows<D
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++)
-        wgmma_rs<T, D>::run(x.o, x.p[i], wgmma_descriptor_n(v + i * 16 * 128, KEYS * 128));
+        wgmma_rs<T, D>::run(x.o, x.p[i], wgmma_descriptor_n(v + i * 16 * panels<D>::ROW, KEYS * panels<D>::ROW, panels<D>::ROW));
     wgmma_commit();
 }
 
@@ -287,9 +296,9 @@ __device__ __forceinline__ void write_rows(rows<D> &x, const attn_args &a, const
             uint32_t v[4];
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                v[k] = pack2<T>(x.o[(i + k) * 4 + h * 2] * over, x.o[(i + k) * 4 + h * 2 + 1] * over);
+                v[k] = i + k < D / 8 ? pack2<T>(x.o[(i + k) * 4 + h * 2] * over, x.o[(i + k) * 4 + h * 2 + 1] * over) : 0;
             transpose(v[0], v[1], v[2], v[3], lane & 3);
-            if (row < w.rows.end)
+            if (row < w.rows.end && i + (lane & 3) < D / 8)
                 *(uint4 *)(out + i * 8) = make_uint4(v[0], v[1], v[2], v[3]);
         }
     }
@@ -329,7 +338,7 @@ __device__ __forceinline__ void compute_rows(const attn_args &a, const query_til
             x.o[i] = 0.0f;
         x.m[0] = x.m[1] = -INFINITY;
         x.l[0] = x.l[1] = 0.0f;
-        const uint32_t q = sh.queries(turn) + group * GROUP_ROWS * 128;
+        const uint32_t q = sh.queries(turn) + group * GROUP_ROWS * panels<D>::ROW;
         barrier_wait(sh.full(0, k.stage), k.phase);
         issue_scores<T, D>(x, q, sh.tile(0, k.stage));
         more = work_of(next, turn + 1, ahead, a, n_work);
@@ -418,6 +427,8 @@ static bool hopper_dispatch(const attn_args *a, const step_arrays *s, const quer
 {
     switch (a->kv.head_dim) {
     case 64: return hopper_launch<T, 64>(a, s, tile, n, stream);
+    case 80: return hopper_launch<T, 80>(a, s, tile, n, stream);
+    case 96: return hopper_launch<T, 96>(a, s, tile, n, stream);
     case 128: return hopper_launch<T, 128>(a, s, tile, n, stream);
     default: return false;
     }
@@ -426,7 +437,7 @@ static bool hopper_dispatch(const attn_args *a, const step_arrays *s, const quer
 extern "C" bool launch_attn_prefill_hopper(const struct attn_args *a, const struct step_arrays *s, const query_tile *tile,
                                            int32_t n_tiles, cudaStream_t stream)
 {
-    if (!a->kv.swizzled || a->qkv_stride % 8 || (uintptr_t)a->qkv % 16 || a->out_stride % 8 || (uintptr_t)a->out % 16)
+    if (a->kv.panel_log2 == 0 || a->qkv_stride % 8 || (uintptr_t)a->qkv % 16 || a->out_stride % 8 || (uintptr_t)a->out % 16)
         return false;
     return a->kv.dtype == T_F16 ? hopper_dispatch<__half>(a, s, tile, n_tiles, stream)
                                 : hopper_dispatch<__nv_bfloat16>(a, s, tile, n_tiles, stream);

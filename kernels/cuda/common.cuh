@@ -129,9 +129,10 @@ static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t sh
 /* Offset in elements of dim `d` of token `t` inside the tile of one (block, layer, k|v, head). */
 __device__ __forceinline__ int64_t kv_offset(const kv_view &kv, int t, int d)
 {
-    if (!kv.swizzled)
+    if (kv.panel_log2 == 0)
         return (int64_t)t * kv.head_dim + d;
-    return (int64_t)(d >> 6) * kv.block_size * 64 + t * 64 + ((((d & 63) >> 3) ^ (t & 7)) << 3) + (d & 7);
+    int width = 1 << kv.panel_log2, in_panel = d & (width - 1), turn = (t << kv.panel_log2 >> 6) & (width / 8 - 1);
+    return ((int64_t)(d >> kv.panel_log2) * kv.block_size + t) * width + ((in_panel >> 3 ^ turn) << 3) + (d & 7);
 }
 
 #define DISPATCH_TYPE(type, ...)                 \

@@ -148,7 +148,7 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
                                   .head_dim = l->head_dim,
                                   .n_kv_heads = l->n_kv_heads,
                                   .dtype = (int32_t)l->dtype,
-                                  .swizzled = attn_fast(l->head_dim, l->block_size, (int)l->dtype)};
+                                  .panel_log2 = attn_panel_log2(l->head_dim, l->block_size, (int)l->dtype)};
     int rc = n_host_blocks > 0 ? cuda_swap_init(c, e) : 0;
     if (rc < 0) {
         return rc;

@@ -18,15 +18,16 @@ extern "C" {
 
 enum { CUDA_MAX_WINDOWS = 4 }; /* different sliding windows of one model */
 
-/* The key/value cache on the device. `swizzled`: the tile of one (block, layer, k|v, head) is stored as
- * [head_dim / 64][token][64] with its 16-byte chunks permuted (chunk ^ (token & 7)), so that a plain bulk copy
- * brings shared memory into the order that ldmatrix and wgmma read without bank conflicts. Else [token][dim]. */
+/* The key/value cache on the device. With panels (64, 32 or 16 dims wide, as the head size divides) the tile of one (block,
+ * layer, k|v, head) is stored as [head_dim / width][token][width] with its 16-byte chunks permuted as the hardware's swizzle of
+ * such rows does, so that a plain bulk copy brings shared memory into the order that ldmatrix and wgmma read without bank
+ * conflicts. Else [token][dim]. */
 struct kv_view {
     void *base;
     int64_t block_stride, layer_stride, kv_stride, head_stride; /* elements */
     int32_t block_size, head_dim, n_kv_heads;
     int32_t dtype;
-    int32_t swizzled;
+    int32_t panel_log2; /* of their width; 0: no panels */
 };
 
 /* Decode attention lays the key ranges of all (sequence, head) pairs end to end in chunks of ATTN_CHUNK tokens and
@@ -137,7 +138,7 @@ struct attn_workspace {
     float *partial_o;  /* [2 * max_workers][16][head_dim] */
     float *partial_ml; /* [2 * max_workers][16][2] */
     int32_t *arrived;  /* [max_seqs * n_kv_heads * row tiles], zero between launches */
-    int32_t max_workers;
+    int32_t max_workers, exp;
     float *prefix_o;  /* [max_seqs][n_heads][head_dim] of shared chunks: weighted values, not divided by the sum */
     float *prefix_ml; /* [max_seqs][n_heads][2] greatest score (times log2 e), sum */
 };
@@ -150,8 +151,8 @@ bool launch_attn_shared(const struct attn_args *a, const struct step_arrays *s, 
 /* The first n_rows sequences, one token each. False: no such kernel, use launch_attn_plain. */
 bool launch_attn_decode(const struct attn_args *a, const struct step_arrays *s, const struct attn_workspace *w,
                         int32_t n_rows, cudaStream_t stream);
-/* Whether launch_attn_decode and launch_attn_prefill have kernels for such a cache, which must then be swizzled. */
-bool attn_fast(int32_t head_dim, int32_t block_size, int dtype);
+/* Log2 of the panels' width that launch_attn_decode and launch_attn_prefill want of such a cache; 0: no kernel of theirs takes it. */
+int32_t attn_panel_log2(int32_t head_dim, int32_t block_size, int dtype);
 /* Blocks that fill the device; sizes attn_workspace. */
 int32_t attn_decode_workers(void);
 /* Tiles of at most ATTN_PREFILL_ROWS query rows. False as above. */

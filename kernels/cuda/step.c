@@ -200,7 +200,7 @@ static void pack_shared(struct cuda_backend *c, struct packer *p, struct step_he
     if (p->base == NULL) {
         return;
     }
-    int32_t most = c->q_heads > 0 && c->kv_view.swizzled && !c->config.deterministic ? 16 / c->q_heads : 0;
+    int32_t most = c->q_heads > 0 && c->kv_view.panel_log2 > 0 && !c->config.deterministic ? 16 / c->q_heads : 0;
     int64_t chunk_bytes = 2ll * ATTN_CHUNK * c->kv_view.head_dim * c->kv_view.n_kv_heads * 2;
     int32_t *start = (int32_t *)(p->base + h->off_shared_start);
     struct shared_run *run = (struct shared_run *)(p->base + h->off_shared);

@@ -13,10 +13,14 @@
 #define HAS_WGMMA 0
 #endif
 
-/* Descriptor of an operand tile: rows of 128 bytes, eight rows a 1024-byte group, base 1024-byte aligned. */
-__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t shared_address)
+/* The swizzle of rows of 128, 64 or 32 bytes, as descriptors say it. */
+__device__ __forceinline__ uint64_t wgmma_swizzle(int row_bytes) { return row_bytes == 128 ? 1 : row_bytes == 64 ? 2 : 3; }
+
+/* Descriptor of an operand tile: rows of row_bytes, eight rows a group, the base aligned to a group. */
+__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t shared_address, int row_bytes = 128)
 {
-    return (uint64_t)((shared_address & 0x3FFFF) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+    return (uint64_t)((shared_address & 0x3FFFF) >> 4) | 1ull << 16 | (uint64_t)(row_bytes / 2) << 32 |
+           wgmma_swizzle(row_bytes) << 62;
 }
 
 __device__ __forceinline__ void wgmma_fence(void)
@@ -44,6 +48,8 @@ template <int N> __device__ __forceinline__ void wgmma_wait(void)
 #define WGMMA_NAMES_32                                                                                                 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "   \
     "%24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_NAMES_40 WGMMA_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define WGMMA_NAMES_48 WGMMA_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define WGMMA_NAMES_64                                                                                                 \
     WGMMA_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
                    "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
@@ -51,6 +57,8 @@ template <int N> __device__ __forceinline__ void wgmma_wait(void)
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7])
 #define WGMMA_BIND_32(d) WGMMA_BIND_8(d, 0), WGMMA_BIND_8(d, 8), WGMMA_BIND_8(d, 16), WGMMA_BIND_8(d, 24)
+#define WGMMA_BIND_40(d) WGMMA_BIND_32(d), WGMMA_BIND_8(d, 32)
+#define WGMMA_BIND_48(d) WGMMA_BIND_40(d), WGMMA_BIND_8(d, 40)
 #define WGMMA_BIND_64(d)                                                                                               \
     WGMMA_BIND_32(d), WGMMA_BIND_8(d, 32), WGMMA_BIND_8(d, 40), WGMMA_BIND_8(d, 48), WGMMA_BIND_8(d, 56)
 
@@ -60,10 +68,11 @@ template <int N> __device__ __forceinline__ void wgmma_wait(void)
 #define WGMMA_ASM(...)
 #endif
 
-/* Descriptor of a right operand [16, N] stored with N contiguous: panels of 64 columns, rows of 128 bytes. */
-__device__ __forceinline__ uint64_t wgmma_descriptor_n(uint32_t shared_address, uint32_t panel_bytes)
+/* Descriptor of a right operand [16, N] stored with N contiguous: panels of row_bytes / 2 columns. */
+__device__ __forceinline__ uint64_t wgmma_descriptor_n(uint32_t shared_address, uint32_t panel_bytes, int row_bytes = 128)
 {
-    return (uint64_t)((shared_address & 0x3FFFF) >> 4) | (uint64_t)(panel_bytes >> 4) << 16 | 64ull << 32 | 1ull << 62;
+    return (uint64_t)((shared_address & 0x3FFFF) >> 4) | (uint64_t)(panel_bytes >> 4) << 16 | (uint64_t)(row_bytes / 2) << 32 |
+           wgmma_swizzle(row_bytes) << 62;
 }
 
 /* Both operands in shared memory; `add` 0: d is overwritten. */
@@ -88,6 +97,24 @@ template <typename T, int N> struct wgmma_rs;
             WGMMA_ASM("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" WGMMA_NAMES_32                  \
                       "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"                                                      \
                       : WGMMA_BIND_32(d)                                                                               \
+                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                           \
+        }                                                                                                              \
+    };                                                                                                                 \
+    template <> struct wgmma_rs<T, 80> {                                                                               \
+        static __device__ __forceinline__ void run(float (&d)[40], const uint32_t (&a)[4], uint64_t b)                 \
+        {                                                                                                              \
+            WGMMA_ASM("wgmma.mma_async.sync.aligned.m64n80k16.f32." type "." type " {" WGMMA_NAMES_40                  \
+                      "}, {%40, %41, %42, %43}, %44, 1, 1, 1, 1;"                                                      \
+                      : WGMMA_BIND_40(d)                                                                               \
+                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                           \
+        }                                                                                                              \
+    };                                                                                                                 \
+    template <> struct wgmma_rs<T, 96> {                                                                               \
+        static __device__ __forceinline__ void run(float (&d)[48], const uint32_t (&a)[4], uint64_t b)                 \
+        {                                                                                                              \
+            WGMMA_ASM("wgmma.mma_async.sync.aligned.m64n96k16.f32." type "." type " {" WGMMA_NAMES_48                  \
+                      "}, {%48, %49, %50, %51}, %52, 1, 1, 1, 1;"                                                      \
+                      : WGMMA_BIND_48(d)                                                                               \
                       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                           \
         }                                                                                                              \
     };                                                                                                                 \
