@@ -274,6 +274,8 @@ int rank_main(int argc, char **argv);
 /* `quire serve` where node_rank > 0: the ranks of this node, until rank 0 stops (0) or one fails (ERR_DEVICE; without a
  * text where that rank has logged why). */
 int node_run(const struct settings *s, struct err *e);
+/* `quire bench kernels`: arguments behind the word kernels; the exit status. */
+int kernels_main(int argc, char **argv);
 /* `quire simulate`: arguments behind the subcommand's name; the exit status. */
 int simulate_main(int argc, char **argv);
 

@@ -115,9 +115,11 @@ int bench_options_read(struct bench_options *ret, int argc, char **argv, int *re
 void bench_options_help(FILE *out)
 {
     fprintf(out, "usage: quire bench offline [MODEL] [flags] [settings of quire serve]\n"
-                 "       quire bench serve [--url http://HOST:PORT] [flags]\n\n"
+                 "       quire bench serve [--url http://HOST:PORT] [flags]\n"
+                 "       quire bench kernels [--device cuda] [linear|decode|prefill|glue|sample ...]\n\n"
                  "offline runs the engine in this process, all requests at once: prefill, decode, whole-job figures.\n"
-                 "serve streams /v1/completions from a server: TTFT, ITL, end to end, tokens a second.\n\n");
+                 "serve streams /v1/completions from a server: TTFT, ITL, end to end, tokens a second.\n"
+                 "kernels times a device's operations on the shapes of an 8B model, against what it reads, copies and multiplies.\n\n");
     for (size_t i = 0; i < ARRAY_LEN(options); i++)
         fprintf(out, "  %-16s %s\n", options[i].flag, options[i].help);
 }
