@@ -388,6 +388,9 @@ static void heads_and_blocks_of_many_sizes(void **state)
     static const int32_t head_block[][2] = {{80, 16},  {96, 16}, {80, 8},  {96, 24},  {128, 8},  {128, 24}, {64, 40},
                                             {80, 256}, {96, 64}, {256, 8}, {256, 24}, {128, 12}, {56, 16},  {64, 128}};
     for (size_t i = 0; i < ARRAY_LEN(head_block); i++) {
+        if (rig_small() && (head_block[i][1] % 16 == 0) == (head_block[i][0] == 128 || i % 2 != 0)) {
+            continue;
+        }
         int32_t d = head_block[i][0], kv = i % 3 == 0 ? 1 : 2; /* one KV head for all, for some, for each */
         char name[48];
         snprintf(name, sizeof(name), "%d, blocks of %d", d, head_block[i][1]);

@@ -12,7 +12,6 @@
  * once, by a launch before (PREFIX), for the query heads of all members, which are then the rows of the tile (as in
  * Hydragen, Juravsky et al. 2024); its results join each member's own at the end.
  */
-#include <stdlib.h>
 #include "kernels/cuda/attn_common.cuh"
 #include "kernels/cuda/attn_spans.cuh"
 
@@ -82,12 +81,12 @@ __device__ __forceinline__ join join_of(const attn_args &a, const step_arrays &s
     return {f, g, 1.0f / (all * f + v.y * g), ws.prefix_o + row * dim};
 }
 
-/* Row r of a pair from the pieces of workers first .. final, in their order, 32 at a time, four dims a lane. By one warp. */
+/* Row r of a pair from the pieces of workers first .. final, in their order, 16 at a time, four dims a lane. By one warp. */
 template <typename T, int D, bool PREFIX>
 __device__ __forceinline__ void add_partials(const attn_args &a, const step_arrays &s, const span &w, const attn_workspace &ws,
                                              const piece &p, int first, int final, int r, const place &to, int lane)
 {
-    constexpr int QUADS = (D / 4 + 31) / 32, AHEAD = 32 / QUADS; /* fours a lane; pieces whose loads are on their way at once */
+    constexpr int QUADS = (D / 4 + 31) / 32, AHEAD = 16 / QUADS; /* fours a lane; pieces whose loads are on their way at once */
     auto row_of = [&](int k) { return (int64_t)(2 * k + (k == first && span_begin(w, k) < p.base)) * DECODE_ROWS + r; };
     float top = -INFINITY, all = 0.0f;
     float4 acc[QUADS] = {};
@@ -202,7 +201,7 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
     w.total = (int64_t)(PREFIX ? s.header->n_shared_chunks : s.header->n_chunks[a.window_index]) * w.heads;
     w.skips = a.shared != 0;
     w.workers = (int)min((int64_t)gridDim.x, (w.total + DECODE_WARPS - 1) / DECODE_WARPS);
-    if (ws.exp == 1 && w.workers > w.n_seqs * w.heads)
+    if (w.workers > w.n_seqs * w.heads) /* equal sequences are then cut at their ends */
         w.workers -= w.workers % (w.n_seqs * w.heads);
     int worker = blockIdx.x;
     if (worker >= w.workers) {
@@ -422,9 +421,7 @@ static bool decode_launch(const attn_args *a, const step_arrays *s, const attn_w
         return false;
     }
     ready = true;
-    attn_workspace w2 = *w;
-    w2.exp = getenv("QX") ? atoi(getenv("QX")) : 0;
-    launch(kernel, dim3(w->max_workers), dim3(DECODE_WARPS * 32), bytes, stream, *a, *s, w2);
+    launch(kernel, dim3(w->max_workers), dim3(DECODE_WARPS * 32), bytes, stream, *a, *s, *w);
     return true;
 }
 

@@ -138,7 +138,7 @@ struct attn_workspace {
     float *partial_o;  /* [2 * max_workers][16][head_dim] */
     float *partial_ml; /* [2 * max_workers][16][2] */
     int32_t *arrived;  /* [max_seqs * n_kv_heads * row tiles], zero between launches */
-    int32_t max_workers, exp;
+    int32_t max_workers;
     float *prefix_o;  /* [max_seqs][n_heads][head_dim] of shared chunks: weighted values, not divided by the sum */
     float *prefix_ml; /* [max_seqs][n_heads][2] greatest score (times log2 e), sum */
 };
