@@ -115,7 +115,7 @@ void times_line(struct times *t, double us, double bytes, double flops, const ch
     va_end(args);
     fprintf(t->out, "%-54s %9.2f us", name, us);
     if (bytes > 0) {
-        fprintf(t->out, ", %9.2f MB, %5.2f TB/s", bytes * 1e-6, bytes / us * 1e-6);
+        fprintf(t->out, ", %9.2f MB, %6.3f TB/s", bytes * 1e-6, bytes / us * 1e-6);
         if (t->read > 0) {
             fprintf(t->out, " (%3.0f %%)", 100 * bytes / us / t->read);
         }
@@ -204,8 +204,8 @@ static void measure_ceilings(struct times *t, const struct kv_layout *l)
     t->copy = copied_bytes_us(t, kv_layout_block_bytes(l));
     t->product = 2.0 * side * side * side / product_us(t, side, side, side);
     if (t->rc == 0) {
-        fprintf(t->out, "ceilings: %.2f TB/s read, %.2f TB/s copied (read and written), %.0f TFLOP/s bf16\n", t->read * 1e-6,
-                t->copy * 1e-6, t->product * 1e-6);
+        fprintf(t->out, "ceilings: %.2f TB/s read, %.2f TB/s copied (read and written), %.0f TFLOP/s bf16\n",
+                t->read * 1e-6, t->copy * 1e-6, t->product * 1e-6);
     }
 }
 
@@ -218,7 +218,8 @@ static void print_share(struct times *t, const struct times_layer *l)
     double glue = layers * (2 * l->norms + l->rope) + l->ends, all = products + attention + glue;
     if (t->rc == 0 && isfinite(all)) {
         fprintf(t->out,
-                "a decode step of %d x %d by its parts: products %.0f us, attention %.0f us, everything else %.0f us (%.1f %% of %.0f us)\n",
+                "a decode step of %d x %d by its parts: products %.0f us, attention %.0f us, everything else %.0f us "
+                "(%.1f %% of %.0f us)\n",
                 l->rows, 1024 / t->shape.context_over, products, attention, glue, 100 * glue / all, all);
     }
 }
@@ -276,7 +277,8 @@ static int read_words(int n_what, char **what, bool *want, struct err *e)
             k++;
         }
         if (k == ARRAY_LEN(words)) {
-            return err_set(e, ERR_INVALID, "there is no kernel %s; linear, decode, prefill, glue and sample are", what[i]);
+            return err_set(e, ERR_INVALID, "there is no kernel %s; linear, decode, prefill, glue and sample are",
+                           what[i]);
         }
         want[k] = true;
     }

@@ -87,8 +87,8 @@ static void open_scene(struct times *t, struct scene *s)
                         .lcp = calloc(n, sizeof(*s->lcp)),
                         .update = calloc(2 * n, sizeof(*s->update)),
                         .block = calloc((size_t)m->n_blocks, sizeof(*s->block))};
-    if (s->len == NULL || s->query == NULL || s->row == NULL || s->q_start == NULL || s->lcp == NULL || s->update == NULL ||
-        s->block == NULL) {
+    if (s->len == NULL || s->query == NULL || s->row == NULL || s->q_start == NULL || s->lcp == NULL ||
+        s->update == NULL || s->block == NULL) {
         times_failed(t, err_nomem(t->e, "the sequences that are measured"));
         return;
     }
@@ -166,8 +166,8 @@ static void decode_line(struct times *t, struct scene *s, int32_t n, int32_t con
     if (l != NULL && t->shape.dim == 128 / (t->shape.context_over > 1 ? 2 : 1)) {
         l->attention = us;
     }
-    times_line(t, us, tokens * token_bytes(t), 4.0 * t->shape.heads * t->shape.dim * tokens, "decode attention, heads of %d, %d x %d",
-               t->shape.dim, n, len);
+    times_line(t, us, tokens * token_bytes(t), 4.0 * t->shape.heads * t->shape.dim * tokens,
+               "decode attention, heads of %d, %d x %d", t->shape.dim, n, len);
 }
 
 /* The tokens of 32 sequences, evenly or most of them in one. */
@@ -192,13 +192,14 @@ static void group_lines(struct times *t, struct scene *s)
 {
     static const int32_t groups[][4] = {{128, 4, 128, 32}, {128, 4, 512, 64}, {128, 8, 512, 64}, {256, 8, 512, 64}};
     for (size_t i = 0; i < ARRAY_LEN(groups); i++) {
-        int32_t n = groups[i][0], members = groups[i][1], shared = groups[i][2] / t->shape.block_size, own = groups[i][3];
+        int32_t n = groups[i][0], members = groups[i][1], shared = groups[i][2] / t->shape.block_size,
+                own = groups[i][3];
         for (int told = 0; told < 2; told++) {
             set_sequences(s, n, groups[i][2] + own, 1);
             double us = attention_us(t, s, members, shared, told);
             double tokens = (double)n * own + (double)groups[i][2] * (told ? (double)n / members : n);
-            times_line(t, us, tokens * token_bytes(t), 0, "decode, %d of %d + %d, %d share the %d%s", n, groups[i][2], own, members,
-                       groups[i][2], told ? ": once" : "");
+            times_line(t, us, tokens * token_bytes(t), 0, "decode, %d of %d + %d, %d share the %d%s", n, groups[i][2],
+                       own, members, groups[i][2], told ? ": once" : "");
         }
     }
 }
@@ -234,13 +235,15 @@ static void prefill_lines(struct times *t, struct scene *s)
     int32_t n = 64, over = t->shape.context_over;
     set_sequences(s, n + 1, 1024 / over, 1);
     s->len[n] = s->query[n] = 2048 / over;
-    times_line(t, attention_us(t, s, 1, 0, false), 0, 0, "attention, %d x %d decoding and a prompt of %d", n, s->len[0], s->len[n]);
+    times_line(t, attention_us(t, s, 1, 0, false), 0, 0, "attention, %d x %d decoding and a prompt of %d", n, s->len[0],
+               s->len[n]);
 }
 
 /* The same for heads of other sizes, over a cache of their own. */
 static void other_heads(struct times *t, bool decode, bool prefill)
 {
-    static const int32_t heads[][3] = {{64, 32, 8}, {80, 32, 32}, {96, 32, 32}, {256, 16, 8}}; /* dims, heads, KV heads */
+    static const int32_t heads[][3] = {
+        {64, 32, 8}, {80, 32, 32}, {96, 32, 32}, {256, 16, 8}}; /* dims, heads, KV heads */
     for (size_t i = 0; i < ARRAY_LEN(heads) && t->rc == 0; i++) {
         struct times other = *t;
         struct scene s = {0};

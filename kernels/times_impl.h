@@ -19,7 +19,8 @@ struct times_shape {
 enum { TIMES_GLUE_ROWS = 3 };
 struct times_layer {
     int32_t rows;
-    double products, attention, norms, rope, ends, head; /* us; ends: embedding, last norm, gather, greedy sampling: once a step */
+    double products, attention, norms, rope, ends,
+        head; /* us; ends: embedding, last norm, gather, greedy sampling: once a step */
 };
 
 struct times {
@@ -57,9 +58,9 @@ uint64_t times_random(struct times *t);
 /* Where the parts of a step of so many rows are kept; NULL: nobody asks. */
 struct times_layer *times_layer_of(struct times *t, int32_t rows);
 
-void times_linear(struct times *t);                            /* times_rows.c */
-void times_glue(struct times *t);                              /* times_rows.c */
-void times_sample(struct times *t);                            /* times_rows.c */
+void times_linear(struct times *t);                               /* times_rows.c */
+void times_glue(struct times *t);                                 /* times_rows.c */
+void times_sample(struct times *t);                               /* times_rows.c */
 void times_attention(struct times *t, bool decode, bool prefill); /* times_attention.c */
 
 #endif

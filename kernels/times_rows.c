@@ -31,15 +31,17 @@ static void product_line(struct times *t, struct products *p, int32_t out, int32
     p->x = times_weight(t, WEIGHT_TABLE, rows, in, t->b->act_dtype_of[DTYPE_BF16]);
     p->out = times_mat(t, rows, out, head ? DTYPE_F32 : DTYPE_BF16);
     p->act = gated ? times_mat(t, rows, out / 2, DTYPE_BF16) : p->out;
-    struct times_job j = {
-        .batch = times_batch(t, rows), .calls = rows > 256 ? 8 : 32, .call = gated ? call_gated : call_linear, .arg = p};
+    struct times_job j = {.batch = times_batch(t, rows),
+                          .calls = rows > 256 ? 8 : 32,
+                          .call = gated ? call_gated : call_linear,
+                          .arg = p};
     double us = times_us(t, &j), flops = 2.0 * out * in * rows;
     struct times_layer *l = times_layer_of(t, rows);
     if (l != NULL) {
         *(head ? &l->head : &l->products) += us;
     }
-    times_line(t, us, 2.0 * out * in + 2.0 * rows * ((double)in + (gated ? out / 2 : out)), flops, "%s %d x %d, %d rows",
-               gated ? "gated product" : "product", out, in, rows);
+    times_line(t, us, 2.0 * out * in + 2.0 * rows * ((double)in + (gated ? out / 2 : out)), flops,
+               "%s %d x %d, %d rows", gated ? "gated product" : "product", out, in, rows);
 }
 
 void times_linear(struct times *t)
@@ -87,7 +89,8 @@ static void call_rope(struct times *t, int i, void *arg)
     const struct times_shape *m = &t->shape;
     struct glue *g = arg;
     struct rope r = {.cos_sin = g->cos_sin, .rot_dim = m->dim};
-    struct attention a = {.layer = i % m->cache_layers, .n_heads = m->heads, .n_kv_heads = m->kv_heads, .head_dim = m->dim};
+    struct attention a = {
+        .layer = i % m->cache_layers, .n_heads = m->heads, .n_kv_heads = m->kv_heads, .head_dim = m->dim};
     t->b->ops->rope_kv(t->b, g->qkv, &r, &a);
 }
 
@@ -146,12 +149,15 @@ static void glue_lines(struct times *t, int32_t n)
     struct times_job rope = {.batch = times_batch(t, n), .calls = 64, .call = call_rope, .arg = &g};
     rope.batch.slot = t->count;
     us = times_us(t, &rope);
-    times_line(t, us, 2.0 * n * (width + (m->heads + 3.0 * m->kv_heads) * m->dim), 0, "rope and cache write, %d rows", n);
+    times_line(t, us, 2.0 * n * (width + (m->heads + 3.0 * m->kv_heads) * m->dim), 0, "rope and cache write, %d rows",
+               n);
     if (l != NULL) {
         g.logits = times_mat(t, n, m->vocab, DTYPE_F32);
-        struct times_job ends = {.batch = sampling_batch(t, n, &greedy, row), .calls = 16, .call = call_ends, .arg = &g};
+        struct times_job ends = {
+            .batch = sampling_batch(t, n, &greedy, row), .calls = 16, .call = call_ends, .arg = &g};
         *l = (struct times_layer){n, l->products, l->attention, norms, us, times_us(t, &ends), l->head};
-        times_line(t, l->ends, 4.0 * n * m->vocab + 12.0 * n * m->hidden, 0, "embedding, last norm, greedy sampling, %d rows", n);
+        times_line(t, l->ends, 4.0 * n * m->vocab + 12.0 * n * m->hidden, 0,
+                   "embedding, last norm, greedy sampling, %d rows", n);
     }
     free(row);
 }
@@ -220,7 +226,8 @@ void times_sample(struct times *t)
                                   .calls = 8,
                                   .call = call_sample,
                                   .arg = &logits};
-            times_line(t, times_us(t, &j), 4.0 * rows[r] * t->shape.vocab, 0, "sampling, %s, %d rows", asked[kind].name, rows[r]);
+            times_line(t, times_us(t, &j), 4.0 * rows[r] * t->shape.vocab, 0, "sampling, %s, %d rows", asked[kind].name,
+                       rows[r]);
         }
     }
 }

@@ -119,7 +119,8 @@ void bench_options_help(FILE *out)
                  "       quire bench kernels [--device cuda] [linear|decode|prefill|glue|sample ...]\n\n"
                  "offline runs the engine in this process, all requests at once: prefill, decode, whole-job figures.\n"
                  "serve streams /v1/completions from a server: TTFT, ITL, end to end, tokens a second.\n"
-                 "kernels times a device's operations on the shapes of an 8B model, against what it reads, copies and multiplies.\n\n");
+                 "kernels times a device's operations on the shapes of an 8B model, against what it reads, copies and "
+                 "multiplies.\n\n");
     for (size_t i = 0; i < ARRAY_LEN(options); i++)
         fprintf(out, "  %-16s %s\n", options[i].flag, options[i].help);
 }

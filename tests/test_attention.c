@@ -406,6 +406,27 @@ static void heads_and_blocks_of_many_sizes(void **state)
     }
 }
 
+/* So many KV heads that a GPU gives each of its warps sequences of its own. */
+static void many_heads_decode(void **state)
+{
+    (void)state;
+    for (int32_t d = 64; d <= 80; d += 16) {
+        struct scene_case c = {.name = "many heads",
+                               .n_heads = 192,
+                               .n_kv_heads = 96,
+                               .head_dim = d,
+                               .block_size = 16,
+                               .rot_dim = d,
+                               .dtype = DTYPE_BF16};
+        struct scene s;
+        scene_open(&s, &c);
+        scene_run(&s, &(struct scene_step){.n = {3, 17, 30, 33, 64, 70}});
+        scene_run(&s, &(struct scene_step){.n = {1, 1, 1, 1, 1, 1}});
+        scene_run(&s, &(struct scene_step){.n = {1, 1, 1, 1, 1, 1}});
+        scene_close(&s);
+    }
+}
+
 static void attention_variants(void **state)
 {
     (void)state;
@@ -529,56 +550,59 @@ static void shared_leading_blocks(void **state)
 static void attention_does_not_depend_on_the_batch(void **state)
 {
     (void)state;
-    enum { LEN = 1300, LAST = 21, WIDTH = 8 * 64 };
-    struct scene_case c = {.name = "batch",
-                           .n_heads = 4,
-                           .n_kv_heads = 2,
-                           .head_dim = 64,
-                           .block_size = 16,
-                           .rot_dim = 64,
-                           .dtype = DTYPE_BF16};
+    enum { LEN = 1300, LAST = 21, MOST = 128 };
+    static const int32_t head_window[][2] = {{64, 0}, {64, 700}, {80, 0}, {96, 300}, {128, 0}};
     struct rope none = {0};
-    for (int32_t window = 0; window <= 700; window += 700) {
+    for (size_t k = 0; k < ARRAY_LEN(head_window); k++) {
         struct scene s;
         struct packed p;
-        c.window = window;
+        int32_t head = head_window[k][0], window = head_window[k][1], wide = 8 * head, own = 4 * head;
+        struct scene_case c = {.name = "batch",
+                               .n_heads = 4,
+                               .n_kv_heads = 2,
+                               .head_dim = head,
+                               .block_size = k % 2 == 0 ? 16 : 24,
+                               .rot_dim = head,
+                               .window = window,
+                               .dtype = DTYPE_BF16};
         scene_open_config(&s, &c, true);
         s.att.window = window;
-        float *x = rig_floats(&s.r, (int64_t)LEN * WIDTH, 1, s.at);
+        float *x = rig_floats(&s.r, (int64_t)LEN * wide, 1, s.at);
         for (int32_t done = 0; done < LEN; done += p.b.n_tokens) { /* fill the cache */
             pack_step(&s, &p, &(struct scene_step){.n = {0, 0, 0, 0, 0, MIN(500, LEN - done)}});
-            struct mat qkv = rig_mat(&s.r, p.b.n_tokens, WIDTH, s.at, x + (int64_t)done * WIDTH);
+            struct mat qkv = rig_mat(&s.r, p.b.n_tokens, wide, s.at, x + (int64_t)done * wide);
             rig_begin(&s.r, &p.b);
             s.r.b->ops->rope_kv(s.r.b, qkv, &none, &s.att);
             rig_end(&s.r);
         }
-        struct mat qkv = rig_mat(&s.r, RIG_TOKENS, WIDTH, s.at, NULL);
-        struct mat out = rig_mat(&s.r, RIG_TOKENS, 256, s.at, NULL);
+        struct mat qkv = rig_mat(&s.r, RIG_TOKENS, wide, s.at, NULL);
+        struct mat out = rig_mat(&s.r, RIG_TOKENS, own, s.at, NULL);
         float *want = NULL;
+        const size_t bytes = (size_t)LAST * (size_t)own * sizeof(*want);
         static const int32_t chunks[] = {LAST, 1, 4, 10, 300};
         for (size_t i = 0; i < ARRAY_LEN(chunks); i++) {
-            float got[LAST * 256];
+            float got[LAST * 4 * MOST];
             for (int32_t at = LEN - MAX(chunks[i], LAST); at < LEN; at += chunks[i]) {
                 int32_t n = MIN(chunks[i], LEN - at);
                 s.seq[5].len = at;
                 pack_step(&s, &p, &(struct scene_step){.n = {0, 0, 0, 0, i == 1 ? 3 : 0, n}});
                 int32_t first = p.b.n_tokens - n;
-                rig_upload(&s.r, mat_rows(qkv, first, n), x + (int64_t)at * WIDTH);
+                rig_upload(&s.r, mat_rows(qkv, first, n), x + (int64_t)at * wide);
                 rig_begin(&s.r, &p.b);
                 s.r.b->ops->rope_kv(s.r.b, mat_rows(qkv, 0, p.b.n_tokens), &none, &s.att);
                 s.r.b->ops->attention(s.r.b, mat_rows(out, 0, p.b.n_tokens), mat_rows(qkv, 0, p.b.n_tokens), &s.att);
                 float *some = rig_download(&s.r, mat_rows(out, first, n));
                 rig_end(&s.r);
                 int32_t skip = MAX(LEN - LAST - at, 0);
-                memcpy(got + (at + skip - (LEN - LAST)) * 256, some + skip * 256,
-                       (size_t)(n - skip) * 256 * sizeof(*got));
+                memcpy(got + (at + skip - (LEN - LAST)) * own, some + skip * own,
+                       (size_t)(n - skip) * (size_t)own * sizeof(*got));
                 free(some);
             }
             if (want == NULL) {
-                want = rig_alloc(sizeof(got));
-                memcpy(want, got, sizeof(got));
+                want = rig_alloc(bytes);
+                memcpy(want, got, bytes);
             }
-            assert_memory_equal(got, want, sizeof(got));
+            assert_memory_equal(got, want, bytes);
         }
         free(want);
         free(x);
@@ -702,6 +726,7 @@ static int group(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_over_shuffled_blocks),
         cmocka_unit_test(heads_and_blocks_of_many_sizes),
+        cmocka_unit_test(many_heads_decode),
         cmocka_unit_test(attention_variants),
         cmocka_unit_test(cache_writes_are_exact),
         cmocka_unit_test(shared_leading_blocks),

@@ -12,6 +12,7 @@
  * once, by a launch before (PREFIX), for the query heads of all members, which are then the rows of the tile (as in
  * Hydragen, Juravsky et al. 2024); its results join each member's own at the end.
  */
+#include <stdlib.h>
 #include "kernels/cuda/attn_common.cuh"
 #include "kernels/cuda/attn_spans.cuh"
 
@@ -26,6 +27,11 @@ template <typename T, int D, int STAGES> struct decode_layout {
     static constexpr int BYTES = RING + MERGE + ML + DECODE_WARPS * STAGES * 8 + 128;
 };
 
+/* The warps that work on a piece together: all of a block, or each warp by itself. */
+struct team {
+    int size, member;
+};
+
 /* Where a warp's loads stand: the piece and chunk that come next, and the block ids of the coming 32 chunks. */
 struct loader {
     piece p;
@@ -37,18 +43,18 @@ struct loader {
 
 template <typename T, int D, bool PREFIX>
 __device__ __forceinline__ bool loader_issue(loader &l, const span &w, const attn_args &a, const step_arrays &s,
-                                             uint32_t to, uint32_t bar, int warp, int lane)
+                                             uint32_t to, uint32_t bar, const team &t, int lane)
 {
     while (l.more && l.c >= l.p.hi) {
         l.more = piece_next<PREFIX>(l.p, w, a, s);
-        l.c = l.p.lo + warp;
+        l.c = l.p.lo + t.member;
         l.turn = 0;
     }
     if (!l.more)
         return false;
     int token = l.p.first_token + l.c * ATTN_CHUNK, bs = a.kv.block_size;
     if ((l.turn & 31) == 0)
-        l.ids = l.p.table[(l.p.first_token + min(l.c + lane * DECODE_WARPS, l.p.n - 1) * ATTN_CHUNK) / bs];
+        l.ids = l.p.table[(l.p.first_token + min(l.c + lane * t.size, l.p.n - 1) * ATTN_CHUNK) / bs];
     int block0 = __shfl_sync(0xffffffffu, l.ids, l.turn++ & 31);
     int block1 = bs % 16 && token + 8 < l.p.len ? l.p.table[(token + 8) / bs] : block0;
     int row_tiles = w.heads / a.kv.n_kv_heads;
@@ -59,7 +65,7 @@ __device__ __forceinline__ bool loader_issue(loader &l, const span &w, const att
         barrier_expect(bar, 2 * 16 * D * sizeof(T));
     __syncwarp();
     load_chunk<T, D, ATTN_CHUNK>(a.kv, base, block0, block1, token, to, bar, lane);
-    l.c += DECODE_WARPS;
+    l.c += t.size;
     return true;
 }
 
@@ -86,7 +92,7 @@ template <typename T, int D, bool PREFIX>
 __device__ __forceinline__ void add_partials(const attn_args &a, const step_arrays &s, const span &w, const attn_workspace &ws,
                                              const piece &p, int first, int final, int r, const place &to, int lane)
 {
-    constexpr int QUADS = (D / 4 + 31) / 32, AHEAD = 16 / QUADS; /* fours a lane; pieces whose loads are on their way at once */
+    constexpr int QUADS = (D / 4 + 31) / 32, AHEAD = D <= 128 ? 16 : 4; /* fours a lane; pieces whose loads are on their way at once */
     auto row_of = [&](int k) { return (int64_t)(2 * k + (k == first && span_begin(w, k) < p.base)) * DECODE_ROWS + r; };
     float top = -INFINITY, all = 0.0f;
     float4 acc[QUADS] = {};
@@ -171,6 +177,57 @@ __device__ __forceinline__ void write_row(const attn_args &a, const step_arrays 
     }
 }
 
+/* The warps of a block add their accumulators, greatest scores and sums up in warp 0; the last two in all. */
+template <int D, bool TALL>
+__device__ __forceinline__ void merge_warps(float (&o)[D / 8][4], float (&m)[2], float (&l)[2], float *ml, float *merge, int warp,
+                                            int lane)
+{
+    constexpr int NT = D / 8;
+    int g = lane >> 2;
+    if ((lane & 3) == 0)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            *(float2 *)(ml + (warp * DECODE_ROWS + g + h * 8) * 2) = make_float2(m[h], l[h]);
+    __syncthreads();
+    float factor[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float2 of[DECODE_WARPS];
+        float best = -INFINITY;
+        for (int i = 0; i < DECODE_WARPS; i++) {
+            of[i] = *(const float2 *)(ml + (i * DECODE_ROWS + g + h * 8) * 2);
+            best = fmaxf(best, of[i].x);
+        }
+        factor[h] = m[h] == -INFINITY ? 0.0f : fast_exp2(m[h] - best);
+        m[h] = best;
+        l[h] = 0.0f;
+        for (int i = 0; i < DECODE_WARPS; i++)
+            l[h] += of[i].x == -INFINITY ? 0.0f : of[i].y * fast_exp2(of[i].x - best);
+    }
+#pragma unroll
+    for (int i = 0; i < NT; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            o[i][j] *= factor[j >> 1];
+    /* two places, by the writer's parity: in the second round warp 1 overwrites what only it has read */
+    for (int half = DECODE_WARPS / 2; half > 0; half /= 2) {
+        if (warp >= half && warp < 2 * half)
+#pragma unroll
+            for (int i = 0; i < NT; i++)
+#pragma unroll
+                for (int j = 0; j < (TALL ? 4 : 2); j++)
+                    merge[(((warp & 1) * NT + i) * 4 + j) * 32 + lane] = o[i][j];
+        __syncthreads();
+        if (warp < half)
+#pragma unroll
+            for (int i = 0; i < NT; i++)
+#pragma unroll
+                for (int j = 0; j < (TALL ? 4 : 2); j++)
+                    o[i][j] += merge[((((warp + half) & 1) * NT + i) * 4 + j) * 32 + lane];
+        __syncwarp();
+    }
+}
+
 template <typename T, int D, int STAGES, bool TALL, bool PREFIX>
 __global__ void __launch_bounds__(DECODE_WARPS * 32, D <= 128 ? BLOCKS_PER_SM : 1)
 attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
@@ -196,29 +253,36 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
     int group = a.n_heads / a.kv.n_kv_heads, row_tiles = (group + DECODE_ROWS - 1) / DECODE_ROWS;
     span w;
     w.start = PREFIX ? s.shared_start : s.chunk_start + a.window_index * (s.max_seqs + 1);
+    int start_of_lane = w.start[min(lane, s.max_seqs)];
     w.heads = a.kv.n_kv_heads * row_tiles;
     w.n_seqs = PREFIX ? s.header->n_shared : s.header->n_decode;
     w.total = (int64_t)(PREFIX ? s.header->n_shared_chunks : s.header->n_chunks[a.window_index]) * w.heads;
     w.skips = a.shared != 0;
-    w.workers = (int)min((int64_t)gridDim.x, (w.total + DECODE_WARPS - 1) / DECODE_WARPS);
-    if (w.workers > w.n_seqs * w.heads) /* equal sequences are then cut at their ends */
-        w.workers -= w.workers % (w.n_seqs * w.heads);
-    int worker = blockIdx.x;
+    int pairs = w.n_seqs * w.heads, x = ws.max_workers >> 6 & 7;
+    const team t = (int64_t)pairs * x >= (int64_t)gridDim.x * DECODE_WARPS ? team{1, 0} : team{DECODE_WARPS, warp};
+    int each = ws.max_workers >> 1 & 15;
+    w.workers = (int)min((int64_t)gridDim.x * (DECODE_WARPS / t.size), (w.total + t.size * each - 1) / (t.size * each));
+    if ((ws.max_workers & 32) && pairs < 16)
+        w.workers = min(w.workers, 132);
+    if (w.workers > pairs) /* equal sequences are then cut at their ends */
+        w.workers -= w.workers % pairs;
+    int worker = t.size > 1 ? blockIdx.x : blockIdx.x * DECODE_WARPS + warp;
     if (worker >= w.workers) {
-        pdl_wait();
+        if (!(ws.max_workers & 1) || worker == 0)
+            pdl_wait();
         return;
     }
     w.begin = span_begin(w, worker);
     w.end = span_begin(w, worker + 1);
 
     loader load;
-    piece_find<PREFIX>(load.p, w, a, s, w.begin);
-    load.c = load.p.lo + warp;
+    piece_find<PREFIX>(load.p, w, a, s, w.begin, start_of_lane);
+    load.c = load.p.lo + t.member;
     load.turn = 0;
     load.more = true;
     piece p = load.p;
     for (int i = 0; i < STAGES - 1; i++) {
-        loader_issue<T, D, PREFIX>(load, w, a, s, ring + i * L::STAGE, bars + i * 8, warp, lane);
+        loader_issue<T, D, PREFIX>(load, w, a, s, ring + i * L::STAGE, bars + i * 8, t, lane);
         copy_commit();
     }
     pdl_wait();
@@ -249,10 +313,10 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
             o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.0f;
         float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};
 
-        for (int c = p.lo + warp; c < p.hi; c += DECODE_WARPS, turn++) {
+        for (int c = p.lo + t.member; c < p.hi; c += t.size, turn++) {
             int stage = turn % STAGES, ahead = (turn + STAGES - 1) % STAGES;
             __syncwarp(); /* all lanes have read the stage that is filled next */
-            loader_issue<T, D, PREFIX>(load, w, a, s, ring + ahead * L::STAGE, bars + ahead * 8, warp, lane);
+            loader_issue<T, D, PREFIX>(load, w, a, s, ring + ahead * L::STAGE, bars + ahead * 8, t, lane);
             copy_commit();
             barrier_wait(bars + stage * 8, turn / STAGES & 1);
             copy_wait<STAGES - 1>();
@@ -320,64 +384,26 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
             }
         }
 
-        /* merge the warps */
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             l[h] += __shfl_xor_sync(0xffffffffu, l[h], 1);
             l[h] += __shfl_xor_sync(0xffffffffu, l[h], 2);
-            if (t4 == 0) {
-                ml[(warp * DECODE_ROWS + g + h * 8) * 2] = m[h];
-                ml[(warp * DECODE_ROWS + g + h * 8) * 2 + 1] = l[h];
-            }
         }
-        __syncthreads();
-        float best[2], sum[2], factor[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            best[h] = -INFINITY;
-            for (int i = 0; i < DECODE_WARPS; i++)
-                best[h] = fmaxf(best[h], ml[(i * DECODE_ROWS + g + h * 8) * 2]);
-            sum[h] = 0.0f;
-            for (int i = 0; i < DECODE_WARPS; i++) {
-                float mi = ml[(i * DECODE_ROWS + g + h * 8) * 2];
-                sum[h] += mi == -INFINITY ? 0.0f : ml[(i * DECODE_ROWS + g + h * 8) * 2 + 1] * fast_exp2(mi - best[h]);
-            }
-            factor[h] = m[h] == -INFINITY ? 0.0f : fast_exp2(m[h] - best[h]);
-        }
-#pragma unroll
-        for (int i = 0; i < NT; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                o[i][j] *= factor[j >> 1];
-        /* two places, by the writer's parity: in the second round warp 1 overwrites what only it has read */
-        for (int half = DECODE_WARPS / 2; half > 0; half /= 2) {
-            if (warp >= half && warp < 2 * half)
-#pragma unroll
-                for (int i = 0; i < NT; i++)
-#pragma unroll
-                    for (int j = 0; j < (TALL ? 4 : 2); j++)
-                        merge[(((warp & 1) * NT + i) * 4 + j) * 32 + lane] = o[i][j];
-            __syncthreads();
-            if (warp < half)
-#pragma unroll
-                for (int i = 0; i < NT; i++)
-#pragma unroll
-                    for (int j = 0; j < (TALL ? 4 : 2); j++)
-                        o[i][j] += merge[((((warp + half) & 1) * NT + i) * 4 + j) * 32 + lane];
-            __syncwarp();
-        }
+        if (t.size > 1)
+            merge_warps<D, TALL>(o, m, l, ml, merge, warp, lane);
 
         if (p.lo == 0 && p.hi == p.n) {
-            if (warp == 0)
+            if (t.member == 0)
 #pragma unroll
                 for (int h = 0; h < (TALL ? 2 : 1); h++)
                     if (g + h * 8 < rows)
-                        write_row<T, D, PREFIX>(a, s, ws, place_of<PREFIX>(p, group, kv_head, row0, g + h * 8), o, h, best[h], sum[h],
+                        write_row<T, D, PREFIX>(a, s, ws, place_of<PREFIX>(p, group, kv_head, row0, g + h * 8), o, h, m[h], l[h],
                                                 t4);
             continue;
         }
-        int slot = 2 * worker + (w.begin >= p.base ? 0 : 1);
-        if (warp == 0) {
+        int slot = 2 * worker + (w.begin >= p.base ? 0 : 1), first = span_owner(w, p.base), final = span_owner(w, p.base + p.n - 1);
+        int complete = 0;
+        if (t.member == 0) {
 #pragma unroll
             for (int h = 0; h < (TALL ? 2 : 1); h++)
                 if (g + h * 8 < rows) {
@@ -386,27 +412,30 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
                     for (int i = 0; i < NT; i++)
                         *(float2 *)(to + i * 8 + t4 * 2) = make_float2(o[i][h * 2], o[i][h * 2 + 1]);
                     if (t4 == 0)
-                        *(float2 *)(ws.partial_ml + ((int64_t)slot * DECODE_ROWS + g + h * 8) * 2) =
-                            make_float2(best[h], sum[h]);
+                        *(float2 *)(ws.partial_ml + ((int64_t)slot * DECODE_ROWS + g + h * 8) * 2) = make_float2(m[h], l[h]);
                 }
             __threadfence();
             __syncwarp();
             if (lane == 0) {
-                int first = span_owner(w, p.base), final = span_owner(w, p.base + p.n - 1);
                 int32_t *count = ws.arrived + (int64_t)p.entry * w.heads + p.head;
-                *last = atomicAdd(count, 1) == final - first;
-                if (*last)
+                complete = atomicAdd(count, 1) == final - first;
+                if (complete)
                     *count = 0;
+                *last = complete;
                 __threadfence();
             }
         }
-        __syncthreads();
-        if (*last) { /* all of the pair is there: add it up */
-            int first = span_owner(w, p.base), final = span_owner(w, p.base + p.n - 1);
-            for (int r = warp; r < rows; r += DECODE_WARPS)
-                add_partials<T, D, PREFIX>(a, s, w, ws, p, first, final, r, place_of<PREFIX>(p, group, kv_head, row0, r), lane);
+        if (t.size > 1) {
+            __syncthreads();
+            complete = *last;
+        } else {
+            complete = __shfl_sync(0xffffffffu, complete, 0);
         }
-        __syncthreads(); /* `last` is free again */
+        if (complete) /* all of the pair is there: add it up */
+            for (int r = t.member; r < rows; r += t.size)
+                add_partials<T, D, PREFIX>(a, s, w, ws, p, first, final, r, place_of<PREFIX>(p, group, kv_head, row0, r), lane);
+        if (t.size > 1)
+            __syncthreads(); /* `last` is free again */
     }
 }
 
@@ -421,7 +450,12 @@ static bool decode_launch(const attn_args *a, const step_arrays *s, const attn_w
         return false;
     }
     ready = true;
-    launch(kernel, dim3(w->max_workers), dim3(DECODE_WARPS * 32), bytes, stream, *a, *s, *w);
+    attn_workspace w2 = *w;
+    static int qx = -1;
+    if (qx < 0)
+        qx = getenv("QX") ? atoi(getenv("QX")) : 2;
+    w2.max_workers = qx;
+    launch(kernel, dim3(w->max_workers / DECODE_WARPS), dim3(DECODE_WARPS * 32), bytes, stream, *a, *s, w2);
     return true;
 }
 
@@ -438,8 +472,10 @@ static bool decode_dispatch(const attn_args *a, const step_arrays *s, const attn
         return tall ? decode_launch<T, 96, 4, true, PREFIX>(a, s, w, stream) : decode_launch<T, 96, 4, PREFIX, PREFIX>(a, s, w, stream);
     case 128:
         return tall ? decode_launch<T, 128, 3, true, PREFIX>(a, s, w, stream) : decode_launch<T, 128, 3, PREFIX, PREFIX>(a, s, w, stream);
-    case 256:
-        return tall ? decode_launch<T, 256, 2, true, PREFIX>(a, s, w, stream) : decode_launch<T, 256, 2, PREFIX, PREFIX>(a, s, w, stream);
+    case 256: /* three stages are more than some devices have room for */
+        return tall ? decode_launch<T, 256, 3, true, PREFIX>(a, s, w, stream) || decode_launch<T, 256, 2, true, PREFIX>(a, s, w, stream)
+                    : decode_launch<T, 256, 3, PREFIX, PREFIX>(a, s, w, stream) ||
+                          decode_launch<T, 256, 2, PREFIX, PREFIX>(a, s, w, stream);
     default: return false;
     }
 }
@@ -471,7 +507,7 @@ extern "C" int32_t attn_decode_workers(void)
     int device = 0, sms = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-    return sms * BLOCKS_PER_SM;
+    return sms * BLOCKS_PER_SM * DECODE_WARPS;
 }
 
 extern "C" bool launch_attn_decode(const struct attn_args *a, const struct step_arrays *s, const struct attn_workspace *w,

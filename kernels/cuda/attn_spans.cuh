@@ -56,11 +56,20 @@ __device__ __forceinline__ void piece_fill(piece &p, const span &w, const attn_a
     p.table = s.table + (int64_t)s.row[p.seq] * s.table_width;
 }
 
-/* The pair that holds chunk `flat`, by a search of 32 places at a time. Whole warp. */
+/* The pair that holds chunk `flat`, by a search of 32 places at a time. Whole warp; lane i brings start[i], which is all that few
+ * entries need. */
 template <bool PREFIX>
-__device__ __forceinline__ void piece_find(piece &p, const span &w, const attn_args &a, const step_arrays &s, int64_t flat)
+__device__ __forceinline__ void piece_find(piece &p, const span &w, const attn_args &a, const step_arrays &s, int64_t flat, int start_of_lane)
 {
     int lane = threadIdx.x & 31, lo = 0, hi = w.n_seqs; /* start[lo] * heads <= flat < start[hi] * heads */
+    if (hi < 32) {
+        lo = 31 - __clz(__ballot_sync(0xffffffffu, lane < hi && (int64_t)start_of_lane * w.heads <= flat));
+        p.entry = lo;
+        int c0 = __shfl_sync(0xffffffffu, start_of_lane, lo), n = __shfl_sync(0xffffffffu, start_of_lane, lo + 1) - c0;
+        p.head = (int)((flat - (int64_t)c0 * w.heads) / n);
+        piece_fill<PREFIX>(p, w, a, s, flat);
+        return;
+    }
     while (hi - lo > 1) {
         int step = (hi - lo + 31) / 32, at = min(lo + lane * step, hi);
         unsigned below = __ballot_sync(0xffffffffu, at < hi && (int64_t)w.start[at] * w.heads <= flat);
