@@ -2,8 +2,9 @@
  *
  * The key ranges of all (sequence, kv head) pairs are laid end to end in chunks of 16 tokens, and every block takes
  * an equal contiguous span of them, whatever the lengths. Within a span, a piece is what belongs to one pair. The
- * four warps of a block take the chunks of a piece in turn, each with its own ring of stages in shared memory, so
- * nothing in the loop waits for another warp and loads run on across pieces. The query heads of one kv head are
+ * four warps of a block take the chunks of a piece in turn (or, where there are many short pairs, have spans of their
+ * own), each with its own ring of stages in shared memory, so nothing in the loop waits for another warp and loads run
+ * on across pieces. The query heads of one kv head are
  * the rows of one matrix tile (16), so a chunk is read once for all of them. At the end of a piece the warps merge
  * through shared memory; a pair cut between blocks goes through global memory, and the block that arrives last
  * adds the partial results in the order of the blocks.
@@ -12,7 +13,6 @@
  * once, by a launch before (PREFIX), for the query heads of all members, which are then the rows of the tile (as in
  * Hydragen, Juravsky et al. 2024); its results join each member's own at the end.
  */
-#include <stdlib.h>
 #include "kernels/cuda/attn_common.cuh"
 #include "kernels/cuda/attn_spans.cuh"
 
@@ -31,6 +31,32 @@ template <typename T, int D, int STAGES> struct decode_layout {
 struct team {
     int size, member;
 };
+
+enum { ALONE_CHUNKS = 48, FEW_CHUNKS = 6 };
+
+/* Many short pairs: each warp takes its own, and nothing is merged. */
+__device__ __forceinline__ team team_of(const span &w, int warp)
+{
+    int pairs = w.n_seqs * w.heads;
+    return pairs >= 2 * (int)gridDim.x && w.total <= (int64_t)pairs * ALONE_CHUNKS ? team{1, 0} : team{DECODE_WARPS, warp};
+}
+
+/* How many teams take part: two chunks a warp at least, and a block a multiprocessor while its warps have few, so that there are few
+ * parts to add up. Sequences of like lengths (by their first half) are cut at their ends. */
+__device__ __forceinline__ int workers_of(const span &w, const team &t)
+{
+    int pairs = w.n_seqs * w.heads, half = w.n_seqs / 2, blocks = gridDim.x;
+    int64_t in_half = (int64_t)w.start[half] * w.heads * w.n_seqs, fair = w.total * half;
+    int n = (int)min((int64_t)blocks * (DECODE_WARPS / t.size), (w.total + 2 * t.size - 1) / (2 * t.size));
+    if (t.size > 1 && n > blocks / BLOCKS_PER_SM && w.total <= (int64_t)blocks / BLOCKS_PER_SM * DECODE_WARPS * FEW_CHUNKS)
+        n = blocks / BLOCKS_PER_SM;
+    if (8 * (in_half > fair ? in_half - fair : fair - in_half) > fair)
+        return n;
+    if (n >= pairs)
+        return n - n % pairs;
+    int each = (pairs + n - 1) / n;
+    return pairs % each == 0 && pairs / each * 10 >= n * 9 ? pairs / each : n;
+}
 
 /* Where a warp's loads stand: the piece and chunk that come next, and the block ids of the coming 32 chunks. */
 struct loader {
@@ -258,18 +284,11 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
     w.n_seqs = PREFIX ? s.header->n_shared : s.header->n_decode;
     w.total = (int64_t)(PREFIX ? s.header->n_shared_chunks : s.header->n_chunks[a.window_index]) * w.heads;
     w.skips = a.shared != 0;
-    int pairs = w.n_seqs * w.heads, x = ws.max_workers >> 6 & 7;
-    const team t = (int64_t)pairs * x >= (int64_t)gridDim.x * DECODE_WARPS ? team{1, 0} : team{DECODE_WARPS, warp};
-    int each = ws.max_workers >> 1 & 15;
-    w.workers = (int)min((int64_t)gridDim.x * (DECODE_WARPS / t.size), (w.total + t.size * each - 1) / (t.size * each));
-    if ((ws.max_workers & 32) && pairs < 16)
-        w.workers = min(w.workers, 132);
-    if (w.workers > pairs) /* equal sequences are then cut at their ends */
-        w.workers -= w.workers % pairs;
+    const team t = team_of(w, warp);
+    w.workers = workers_of(w, t);
     int worker = t.size > 1 ? blockIdx.x : blockIdx.x * DECODE_WARPS + warp;
     if (worker >= w.workers) {
-        if (!(ws.max_workers & 1) || worker == 0)
-            pdl_wait();
+        pdl_wait();
         return;
     }
     w.begin = span_begin(w, worker);
@@ -450,12 +469,7 @@ static bool decode_launch(const attn_args *a, const step_arrays *s, const attn_w
         return false;
     }
     ready = true;
-    attn_workspace w2 = *w;
-    static int qx = -1;
-    if (qx < 0)
-        qx = getenv("QX") ? atoi(getenv("QX")) : 2;
-    w2.max_workers = qx;
-    launch(kernel, dim3(w->max_workers / DECODE_WARPS), dim3(DECODE_WARPS * 32), bytes, stream, *a, *s, w2);
+    launch(kernel, dim3(w->max_workers / DECODE_WARPS), dim3(DECODE_WARPS * 32), bytes, stream, *a, *s, *w);
     return true;
 }
 
