@@ -46,6 +46,8 @@ __device__ __forceinline__ team team_of(const span &w, int warp)
 __device__ __forceinline__ int workers_of(const span &w, const team &t)
 {
     int pairs = w.n_seqs * w.heads, half = w.n_seqs / 2, blocks = gridDim.x;
+    if (w.total == 0)
+        return 0;
     int64_t in_half = (int64_t)w.start[half] * w.heads * w.n_seqs, fair = w.total * half;
     int n = (int)min((int64_t)blocks * (DECODE_WARPS / t.size), (w.total + 2 * t.size - 1) / (2 * t.size));
     if (t.size > 1 && n > blocks / BLOCKS_PER_SM && w.total <= (int64_t)blocks / BLOCKS_PER_SM * DECODE_WARPS * FEW_CHUNKS)

@@ -153,7 +153,7 @@ bool launch_attn_decode(const struct attn_args *a, const struct step_arrays *s, 
                         int32_t n_rows, cudaStream_t stream);
 /* Log2 of the panels' width that launch_attn_decode and launch_attn_prefill want of such a cache; 0: no kernel of theirs takes it. */
 int32_t attn_panel_log2(int32_t head_dim, int32_t block_size, int dtype);
-/* Blocks that fill the device; sizes attn_workspace. */
+/* Warps that fill the device, the most workers there are; sizes attn_workspace. */
 int32_t attn_decode_workers(void);
 /* Tiles of at most ATTN_PREFILL_ROWS query rows. False as above. */
 enum { ATTN_PREFILL_ROWS = 128 };
