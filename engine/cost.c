@@ -72,11 +72,13 @@ static void probe_release(struct probe *p)
     free(p->block);
 }
 
-static struct sample_row greedy(int32_t row, int32_t position)
+/* Greedy with temperature 0. */
+static struct sample_row sample_of(int32_t row, int32_t position, float temperature)
 {
     return (struct sample_row){.kind = SAMPLE_TOKEN,
                                .logits_row = row,
-                               .top_p = 1,
+                               .temperature = temperature,
+                               .top_p = temperature > 0 ? 0.9f : 1,
                                .repetition_penalty = 1,
                                .n_logprobs = -1,
                                .target = -1,
@@ -101,7 +103,7 @@ static int probe_step(struct probe *p, int32_t n, int32_t context, int32_t n_swa
     int32_t size = p->x->info.block_size, n_blocks = (int32_t)div_ceil(context + n, size);
     int32_t q_start[2] = {0, n}, kv_len = context + n, row = 0, lcp = 0, last = n - 1;
     struct table_update update = {.row = 0, .index = p->n_table, .count = n_blocks - p->n_table, .first = p->n_table};
-    struct sample_row sample = greedy(0, kv_len);
+    struct sample_row sample = sample_of(0, kv_len, 0);
     for (int32_t i = 0; i < n; i++) {
         p->position[i] = context + i;
         p->slot[i] = p->block[(context + i) / size] * size + (context + i) % size;
@@ -174,7 +176,7 @@ static int probe_sizes(struct probe *p, int32_t most, struct err *e)
 }
 
 /* n sequences of one token each, in rows 0 to n - 1 and blocks of the same numbers. */
-static int probe_rows(struct probe *p, struct rows *r, int32_t n, struct err *e)
+static int probe_rows(struct probe *p, struct rows *r, int32_t n, float temperature, struct err *e)
 {
     int64_t us;
     for (int32_t i = 0; i < n; i++) {
@@ -182,7 +184,7 @@ static int probe_rows(struct probe *p, struct rows *r, int32_t n, struct err *e)
         p->slot[i] = i * p->x->info.block_size;
         r->q_start[i] = r->number[i] = i;
         r->kv_len[i] = 1;
-        r->sample[i] = greedy(i, 1);
+        r->sample[i] = sample_of(i, 1, temperature);
         r->update[i] = (struct table_update){.row = i, .index = 0, .count = 1, .first = i};
     }
     r->q_start[n] = n;
@@ -214,17 +216,17 @@ static int probe_rows(struct probe *p, struct rows *r, int32_t n, struct err *e)
 }
 
 /* One step of decodes of each size for which a device chooses its products anew: to choose takes it longer than many such
- * steps, and those who decode would wait. */
+ * steps, and those who decode would wait. And one that draws at random. */
 static int probe_decodes(struct probe *p, int32_t most, struct err *e)
 {
     struct rows *r = calloc(1, sizeof(*r));
     if (!r)
         return err_nomem(e, "measuring the steps");
-    int rc = 0;
+    int rc = probe_rows(p, r, 1, 1, e);
     for (int32_t n = 1; n <= most && rc == 0; n *= 2) {
-        rc = probe_rows(p, r, n, e);
+        rc = probe_rows(p, r, n, 0, e);
         if (rc == 0 && n >= FEW_TOKENS / 2 && n + n / 2 <= most)
-            rc = probe_rows(p, r, n + n / 2, e);
+            rc = probe_rows(p, r, n + n / 2, 0, e);
     }
     free(r);
     return rc;
