@@ -97,6 +97,21 @@ static int run(struct probe *p, const struct batch *b, int64_t *ret_us, struct e
     return rc;
 }
 
+/* What steps have in common; each sequence draws once. */
+static struct batch batch_of(struct probe *p, int32_t n_tokens, int32_t n_seqs)
+{
+    return (struct batch){.step = ++p->step,
+                          .table_block = p->block,
+                          .n_tokens = n_tokens,
+                          .token = p->token,
+                          .token_src = p->token_src,
+                          .position = p->position,
+                          .slot = p->slot,
+                          .n_seqs = n_seqs,
+                          .n_logits = n_seqs,
+                          .n_samples = n_seqs};
+}
+
 /* One sequence in row 0: n tokens behind `context` others; the last one is sampled. */
 static int probe_step(struct probe *p, int32_t n, int32_t context, int32_t n_swap, int64_t *ret_us, struct err *e)
 {
@@ -108,30 +123,19 @@ static int probe_step(struct probe *p, int32_t n, int32_t context, int32_t n_swa
         p->position[i] = context + i;
         p->slot[i] = p->block[(context + i) / size] * size + (context + i) % size;
     }
-    struct batch b = {
-        .step = ++p->step,
-        .swap_in = p->copy,
-        .n_swap_in = n_swap,
-        .table_update = &update,
-        .n_table_update = update.count > 0,
-        .table_block = p->block,
-        .n_table_block = n_blocks,
-        .n_tokens = n,
-        .token = p->token,
-        .token_src = p->token_src,
-        .position = p->position,
-        .slot = p->slot,
-        .n_seqs = 1,
-        .n_decode = n == 1,
-        .q_start = q_start,
-        .kv_len = &kv_len,
-        .row = &row,
-        .lcp_blocks = &lcp,
-        .n_logits = 1,
-        .logits_token = &last,
-        .n_samples = 1,
-        .sample = &sample,
-    };
+    struct batch b = batch_of(p, n, 1);
+    b.swap_in = p->copy;
+    b.n_swap_in = n_swap;
+    b.table_update = &update;
+    b.n_table_update = update.count > 0;
+    b.n_table_block = n_blocks;
+    b.n_decode = n == 1;
+    b.q_start = q_start;
+    b.kv_len = &kv_len;
+    b.row = &row;
+    b.lcp_blocks = &lcp;
+    b.logits_token = &last;
+    b.sample = &sample;
     p->n_table = MAX(p->n_table, n_blocks);
     p->n_rows = MAX(p->n_rows, 1);
     return run(p, &b, ret_us, e);
@@ -188,28 +192,17 @@ static int probe_rows(struct probe *p, struct rows *r, int32_t n, float temperat
         r->update[i] = (struct table_update){.row = i, .index = 0, .count = 1, .first = i};
     }
     r->q_start[n] = n;
-    struct batch b = {
-        .step = ++p->step,
-        .table_update = r->update + p->n_rows,
-        .n_table_update = MAX(n - p->n_rows, 0),
-        .table_block = p->block,
-        .n_table_block = n,
-        .n_tokens = n,
-        .token = p->token,
-        .token_src = p->token_src,
-        .position = p->position,
-        .slot = p->slot,
-        .n_seqs = n,
-        .n_decode = n,
-        .q_start = r->q_start,
-        .kv_len = r->kv_len,
-        .row = r->number,
-        .lcp_blocks = r->lcp,
-        .n_logits = n,
-        .logits_token = r->number,
-        .n_samples = n,
-        .sample = r->sample,
-    };
+    struct batch b = batch_of(p, n, n);
+    b.table_update = r->update + p->n_rows;
+    b.n_table_update = MAX(n - p->n_rows, 0);
+    b.n_table_block = n;
+    b.n_decode = n;
+    b.q_start = r->q_start;
+    b.kv_len = r->kv_len;
+    b.row = r->number;
+    b.lcp_blocks = r->lcp;
+    b.logits_token = r->number;
+    b.sample = r->sample;
     p->n_rows = MAX(p->n_rows, n);
     p->n_table = MAX(p->n_table, 1);
     return run(p, &b, &us, e);
