@@ -217,7 +217,8 @@ struct backend_ops {
     /* embed where `table` holds the ids [first, first + table.rows) alone: the ranks' tables together give every row. (optional: one rank) */
     void (*embed_part)(struct backend *b, struct mat out, struct mat table, int32_t first, float scale);
     /* logits [rows, vocab], float32, for the rank that samples: the ranks' parts, each the next div_ceil(vocab, ranks) columns.
-     * Where sample needs no whole row of the step's logits they may stay where they are. (optional: one rank) */
+     * Ranks that share the drawing get the rows that they draw, and where sample needs no whole row the parts may stay where they
+     * are: `logits` is for sample alone. Every rank's is a piece of scratch of the same shape. (optional: one rank) */
     void (*gather_logits)(struct backend *b, struct mat logits, struct mat part);
     /* These two exist where there are several stages. */
     /* x = what the stage before sent. (optional: one stage) */
