@@ -27,6 +27,10 @@ struct rank_rig {
     uint64_t step;
     int32_t *ints, *minus;
     struct sample_row *sample; /* of decode steps: greedy, each of its row's logits */
+    const int32_t *token_src;  /* of the tokens; NULL: they are 0, 1, 2 ... */
+    const struct token_count *count;
+    const struct token_bias *bias;
+    int32_t n_count, n_bias;
 };
 
 typedef int rank_rig_body(struct rank_rig *r, struct err *e);
@@ -37,9 +41,10 @@ typedef int rank_rig_body(struct rank_rig *r, struct err *e);
             return err_set(e, ERR_INVALID, "%s:%d: %s", __FILE__, __LINE__, #cond); \
     } while (0)
 
+/* One rank alone needs no `shared`. */
 static inline int rank_rig_open(struct rank_rig *r, void *shared, struct err *e)
 {
-    int rc = comm_shm_open(&r->comm, shared, r->rank, r->n_ranks, 60000000, e);
+    int rc = r->n_ranks > 1 ? comm_shm_open(&r->comm, shared, r->rank, r->n_ranks, 60000000, e) : 0;
     int32_t n = MIN(r->max_tokens, RANK_RIG_TOKENS);
     struct backend_config c = {.threads = 1,
                                .device = r->rank,
@@ -113,7 +118,7 @@ static inline int rank_rig_begin(struct rank_rig *r, int32_t n, bool *ret_replay
     struct batch b = {.step = ++r->step,
                       .n_tokens = n,
                       .token = r->ints,
-                      .token_src = r->minus,
+                      .token_src = r->token_src ? r->token_src : r->minus,
                       .position = r->ints,
                       .slot = r->minus,
                       .n_seqs = decode ? n : 1,
@@ -125,7 +130,11 @@ static inline int rank_rig_begin(struct rank_rig *r, int32_t n, bool *ret_replay
                       .n_logits = decode ? n : 0,
                       .logits_token = r->ints,
                       .n_samples = decode ? n : 0,
-                      .sample = r->sample};
+                      .sample = r->sample,
+                      .token_count = r->count,
+                      .n_token_count = r->n_count,
+                      .token_bias = r->bias,
+                      .n_token_bias = r->n_bias};
     int rc = r->b->ops->step_begin(r->b, &b, e);
     *ret_replayed = rc == 0 && r->b->ops->replay && r->b->ops->replay(r->b, &b);
     return rc;

@@ -240,9 +240,10 @@ static int32_t part_width(void)
     return (int32_t)div_ceil(VOCAB, n_ranks);
 }
 
-static int embed_part(struct rank_rig *r, struct mat out, int32_t rows, struct err *e)
+/* This rank's part of the embedding. */
+static int table_open(struct rank_rig *r, struct mat *ret, struct err *e)
 {
-    static float rows_of[VOCAB * WIDTH], host[RANK_RIG_TOKENS * WIDTH];
+    static float rows_of[VOCAB * WIDTH];
     int32_t first = part_width() * r->rank, n = MIN(part_width(), VOCAB - first);
     struct weight_piece p = {.data = rows_of, .rows = n, .cols = WIDTH, .stride = WIDTH};
     struct weight_desc d = {.name = "embedding",
@@ -252,14 +253,20 @@ static int embed_part(struct rank_rig *r, struct mat out, int32_t rows, struct e
                             .cols = WIDTH,
                             .piece = &p,
                             .n_pieces = 1};
+    for (int32_t i = 0; i < n * WIDTH; i++)
+        rows_of[i] = embedding(first + i / WIDTH, i % WIDTH);
+    int rc = r->b->ops->weight(r->b, &d, ret, e);
+    return rc == 0 && r->b->ops->ready ? r->b->ops->ready(r->b, e) : rc;
+}
+
+static int embed_part(struct rank_rig *r, struct mat out, int32_t rows, struct err *e)
+{
+    static float host[RANK_RIG_TOKENS * WIDTH];
+    int32_t first = part_width() * r->rank;
     struct results unused;
     struct mat table;
     bool replayed;
-    for (int32_t i = 0; i < n * WIDTH; i++)
-        rows_of[i] = embedding(first + i / WIDTH, i % WIDTH);
-    int rc = r->b->ops->weight(r->b, &d, &table, e);
-    if (rc == 0 && r->b->ops->ready)
-        rc = r->b->ops->ready(r->b, e);
+    int rc = table_open(r, &table, e);
     for (int step = 0; step < REPEATS && rc == 0; step++) {
         rc = rank_rig_begin(r, rows, &replayed, e);
         if (rc == 0 && !replayed)
@@ -322,6 +329,7 @@ static int draw(struct rank_rig *r, int32_t rows, struct err *e)
     return rc;
 }
 
+/* Rank 0 has every column. Devices that share the drawing out have them where they are needed: all_draws tells. */
 static int gather_logits(struct rank_rig *r, int32_t rows, struct err *e)
 {
     static float host[RANK_RIG_TOKENS * VOCAB];
@@ -359,8 +367,148 @@ static int cut_vocabulary(struct rank_rig *r, struct err *e)
         rc = embed_part(r, out, 100, e);
     for (int32_t rows = 1; rows <= 201 && rc == 0; rows += 40)
         rc = draw(r, rows, e);
-    for (int32_t rows = 2; rows <= 202 && rc == 0; rows += 100)
+    for (int32_t rows = 2; rows <= 202 && rc == 0 && strcmp(r->device, "cpu") == 0; rows += 100)
         rc = gather_logits(r, rows, e);
+    return rc;
+}
+
+/* ---- drawing of every kind ---- */
+
+/* What a row may ask for; the counts and biases are of the first few ids of either rank. */
+static const struct sample_row KINDS[] = {
+    {.temperature = 0.8f, .top_p = 0.9f},
+    {.temperature = 1, .top_p = 1, .top_k = 40},
+    {.temperature = 0, .top_p = 1},
+    {.temperature = 1.3f, .top_p = 0.95f, .top_k = 20, .min_p = 0.02f},
+    {.temperature = 1, .top_p = 1, .n_logprobs = 5},
+    {.temperature = 0.7f, .top_p = 1, .frequency_penalty = 0.7f, .presence_penalty = 0.3f, .n_counts = 6},
+    {.temperature = 0, .top_p = 1, .repetition_penalty = 1.5f, .n_counts = 6, .n_bias = 4},
+    {.kind = SAMPLE_CANDIDATES, .top_p = 1, .n_candidates = 8},
+    {.kind = SAMPLE_SCORE, .top_p = 1, .target = VOCAB - 3},
+    {.temperature = 0, .top_p = 1, .n_logprobs = 20},
+};
+static const struct token_count COUNTS[] = {{3, 2, 0}, {4, 1, 1}, {7, 0, 1}, {900, 3, 0}, {950, 1, 0}, {996, 2, 1}};
+static const struct token_bias BIASES[] = {{1, 2.5f}, {2, -INFINITY}, {990, 3}, {991, -1}};
+
+static void ask_for_all(struct rank_rig *r, int32_t rows)
+{
+    r->count = COUNTS;
+    r->bias = BIASES;
+    r->n_count = ARRAY_LEN(COUNTS);
+    r->n_bias = ARRAY_LEN(BIASES);
+    for (int32_t i = 0; i < rows; i++) {
+        struct sample_row *s = &r->sample[i];
+        *s = KINDS[i % (int32_t)ARRAY_LEN(KINDS)];
+        s->logits_row = i;
+        s->prev_sample = -1;
+        s->repetition_penalty = s->repetition_penalty > 0 ? s->repetition_penalty : 1;
+        s->seed = (uint64_t)i * 77 + 5;
+        s->position = i + 3;
+    }
+}
+
+/* Between -4 and 4, a few of a row far above the rest. */
+static float any_logit(int32_t row, int32_t id, int32_t step)
+{
+    uint32_t x = (uint32_t)row * 2654435761u ^ (uint32_t)id * 2246822519u ^ (uint32_t)step * 3266489917u;
+    x = (x ^ x >> 15) * 2246822519u;
+    x ^= x >> 13;
+    return (float)(x % 8000) / 1000 - 4 + (x >> 16) % 97 / 24;
+}
+
+static int fill_logits(struct rank_rig *r, struct mat m, int32_t rows, int32_t first, int32_t step, struct err *e)
+{
+    static float host[RANK_RIG_TOKENS * VOCAB];
+    for (int32_t i = 0; i < rows * m.cols; i++)
+        host[i] = any_logit(i / m.cols, first + i % m.cols, step);
+    return r->b->ops->upload(r->b, mat_rows(m, 0, rows), host, e);
+}
+
+struct drawing {
+    struct cut cut;
+    struct mat table, out; /* this rank's part of an embedding, and what it gives of the step's tokens */
+};
+
+/* One step of `rows` draws; over the ranks from this one's part of the logits, and with the embeddings of the tokens drawn before. */
+static int draw_step(struct rank_rig *r, struct drawing *d, int32_t rows, int32_t step, struct results *ret,
+                     struct err *e)
+{
+    bool replayed, many = r->n_ranks > 1;
+    struct mat logits = mat_rows(d->cut.logits, 0, rows), part = mat_rows(d->cut.part, 0, rows);
+    int rc = fill_logits(r, many ? part : logits, rows, many ? d->cut.first : 0, step, e);
+    r->token_src = r->ints;
+    rc = rc < 0 ? rc : rank_rig_begin(r, rows, &replayed, e);
+    r->token_src = NULL;
+    if (rc == 0 && !replayed && many) {
+        r->b->ops->embed_part(r->b, mat_rows(d->out, 0, rows), d->table, d->cut.first, 2);
+        r->b->ops->gather_logits(r->b, logits, part);
+    }
+    if (rc == 0 && !replayed)
+        r->b->ops->sample(r->b, logits, 0);
+    return rc < 0 ? rc : rank_rig_end(r, ret, e);
+}
+
+static int same_answers(const struct sample_row *ask, const struct results *a, const struct results *b, struct err *e)
+{
+    RANK_CHECK(a->n_samples == b->n_samples && a->top_stride == b->top_stride);
+    for (int32_t i = 0; i < a->n_samples; i++) {
+        int32_t n = ask[i].kind == SAMPLE_CANDIDATES ? ask[i].n_candidates : ask[i].n_logprobs;
+        if (a->token[i] != b->token[i] || !(fabsf(a->logprob[i] - b->logprob[i]) < 1e-4f))
+            return err_set(e, ERR_INVALID, "sample %d: token %d (%g), alone %d (%g)", i, a->token[i], a->logprob[i],
+                           b->token[i], b->logprob[i]);
+        for (int32_t k = i * a->top_stride; k < i * a->top_stride + n; k++) {
+            RANK_CHECK(a->top_token[k] == b->top_token[k]);
+            RANK_CHECK(fabsf(a->top_logprob[k] - b->top_logprob[k]) < 1e-4f);
+        }
+    }
+    return 0;
+}
+
+/* Every rank's device had the tokens of the step before. */
+static int tokens_were_known(struct rank_rig *r, struct drawing *d, const int32_t *token, int32_t rows, struct err *e)
+{
+    static float host[RANK_RIG_TOKENS * WIDTH];
+    int rc = r->b->ops->download(r->b, mat_rows(d->out, 0, rows), host, e);
+    for (int32_t i = 0; i < rows * WIDTH && rc == 0; i++)
+        RANK_CHECK(host[i] == 2 * embedding(MAX(token[i / WIDTH], 0), i % WIDTH));
+    return rc;
+}
+
+/* The same draws as of one rank alone, on the CPU, whose sampling is the specification. */
+static int draws(struct rank_rig *r, struct rank_rig *one, struct drawing *d, struct drawing *whole, int32_t rows,
+                 struct err *e)
+{
+    int32_t before[RANK_RIG_TOKENS] = {0};
+    struct results got, want;
+    int rc = 0;
+    ask_for_all(r, rows);
+    ask_for_all(one, rows);
+    for (int step = 0; step < REPEATS && rc == 0; step++) {
+        rc = draw_step(r, d, rows, step, &got, e);
+        rc = rc < 0 ? rc : draw_step(one, whole, rows, step, &want, e);
+        rc = rc < 0 || step == 0 ? rc : tokens_were_known(r, d, before, rows, e);
+        rc = rc < 0 || r->rank > 0 ? rc : same_answers(r->sample, &got, &want, e);
+        if (rc < 0)
+            return err_prefix(e, "%d rows, step %d", rows, step);
+        memcpy(before, want.token, (size_t)rows * sizeof(*before));
+    }
+    return rc;
+}
+
+static int all_draws(struct rank_rig *r, struct err *e)
+{
+    struct rank_rig one = {.device = "cpu", .n_ranks = 1, .max_tokens = r->max_tokens};
+    struct drawing d, whole;
+    int rc = rank_rig_open(&one, NULL, e);
+    rc = rc < 0 ? rc : cut_open(&one, &whole.cut, e);
+    rc = rc < 0 ? rc : cut_open(r, &d.cut, e);
+    rc = rc < 0 ? rc : table_open(r, &d.table, e);
+    rc = rc < 0 ? rc : r->b->ops->scratch(r->b, RANK_RIG_TOKENS, WIDTH, DTYPE_F32, &d.out, e);
+    static const int32_t rows[] = {1, 2, 10, 33, 64, 201};
+    for (size_t i = 0; i < ARRAY_LEN(rows) && rc == 0; i++)
+        rc = draws(r, &one, &d, &whole, rows[i], e);
+    if (one.b)
+        one.b->ops->free(one.b);
     return rc;
 }
 
@@ -384,6 +532,12 @@ static void test_cut_vocabulary(void **state)
     assert_int_equal(rank_rig_run(device, n_ranks, RANK_RIG_TOKENS, cut_vocabulary), 0);
 }
 
+static void test_drawn_as_by_one(void **state)
+{
+    (void)state;
+    assert_int_equal(rank_rig_run(device, n_ranks, RANK_RIG_TOKENS, all_draws), 0);
+}
+
 int main(int argc, char **argv)
 {
     for (int i = 1; i + 1 < argc; i++) {
@@ -398,6 +552,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_sums),
         cmocka_unit_test(test_sums_in_a_row),
         cmocka_unit_test(test_cut_vocabulary),
+        cmocka_unit_test(test_drawn_as_by_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

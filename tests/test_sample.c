@@ -375,6 +375,40 @@ static void wide_rows_draw_what_a_full_sort_draws(void **state)
     rig_close(&r);
 }
 
+/* As samples of one request do; every row's drawn token is one that the list raises, so its own logit must have been kept. */
+static void rows_that_share_lists_keep_their_own_logits(void **state)
+{
+    (void)state;
+    enum { ROWS = 96, VOCAB = 5000, LISTED = 40 };
+    struct rig r;
+    rig_open(&r);
+    struct table *t = rig_alloc(sizeof(*t));
+    float *logits = rig_alloc((size_t)ROWS * VOCAB * sizeof(*logits));
+    struct sample_row row[ROWS];
+    t->n_count = t->n_bias = t->n_allowed = 0;
+    for (int32_t k = 0; k < LISTED; k++) {
+        t->count[t->n_count++] = (struct token_count){k * 7, 1, 1};
+        t->bias[t->n_bias++] = (struct token_bias){k * 7, 30};
+    }
+    for (int32_t i = 0; i < ROWS; i++) {
+        random_logits(&r, logits + (int64_t)i * VOCAB, VOCAB);
+        row[i] = plain_row(i);
+        row[i].temperature = 0;
+        row[i].frequency_penalty = 0.5f;
+        row[i].n_counts = LISTED;
+        row[i].n_bias = LISTED;
+    }
+    struct results res = run_sampling(&r, logits, ROWS, VOCAB, row, ROWS, t, ROWS);
+    for (int32_t i = 0; i < ROWS; i++) {
+        assert_true(res.token[i] >= 0 && res.token[i] % 7 == 0 && res.token[i] < 7 * LISTED);
+        float want = logprob_reference(logits + (int64_t)i * VOCAB, VOCAB, res.token[i]);
+        assert_true(want == -INFINITY ? res.logprob[i] == want : fabs(res.logprob[i] - want) < 1e-4);
+    }
+    free(logits);
+    free(t);
+    rig_close(&r);
+}
+
 static void candidates_are_the_best_processed_tokens(void **state)
 {
     (void)state;
@@ -755,6 +789,7 @@ static int group(void)
         cmocka_unit_test(every_row_draws_what_a_full_sort_draws),
         cmocka_unit_test(rows_of_every_number_draw_what_a_full_sort_draws),
         cmocka_unit_test(wide_rows_draw_what_a_full_sort_draws),
+        cmocka_unit_test(rows_that_share_lists_keep_their_own_logits),
         cmocka_unit_test(candidates_are_the_best_processed_tokens),
         cmocka_unit_test(a_score_is_the_log_probability_of_its_target),
         cmocka_unit_test(bad_logits_give_no_token),

@@ -319,7 +319,7 @@ static void cuda_sample(struct backend *b, struct mat logits, int32_t first)
     a.greedy = c->greedy;
     a.any_allowed = c->any_allowed;
     a.deterministic = c->config.deterministic;
-    bool ok = c->ranks != NULL ? cuda_rank_sample(c, &a, logits.cols) : launch_sample(&a, &c->arrays, c->stream);
+    bool ok = c->ranks != NULL ? cuda_rank_sample(c, &a) : launch_sample(&a, &c->arrays, c->stream);
     if (!ok && cuda_usable(c)) {
         err_set(&c->failed, ERR_UNSUPPORTED,
                 "cuda: lists of allowed tokens need a vocabulary of at most 1,000,000 (got %d)", logits.cols);

@@ -113,7 +113,6 @@ struct cuda_backend {
 
     /* sampling */
     struct sample_args sample;
-    int64_t saved_cap;
 
     /* matrix products */
     cublasLtHandle_t lt;
@@ -202,9 +201,12 @@ bool cuda_rank_sum(struct cuda_backend *c, struct mat *out, struct mat *x, struc
                    int32_t rows);
 void cuda_all_reduce(struct backend *b, struct mat x);
 void cuda_embed_part(struct backend *b, struct mat out, struct mat table, int32_t first, float scale);
+/* rank_draw.c */
+/* Where the step's answers are written, once its counts are known: where they are the caller's unless ranks share the drawing. */
+void cuda_rank_answers(struct cuda_backend *c, struct step_header *h);
 void cuda_gather_logits(struct backend *b, struct mat logits, struct mat part);
 /* launch_sample where there are ranks: every rank gets the tokens. */
-bool cuda_rank_sample(struct cuda_backend *c, struct sample_args *a, int32_t vocab);
+bool cuda_rank_sample(struct cuda_backend *c, struct sample_args *a);
 
 /* stages.c: all do nothing with one stage. */
 int cuda_stages_init(struct cuda_backend *c, struct err *e);

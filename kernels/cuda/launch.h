@@ -34,6 +34,14 @@ struct kv_view {
  * deals them to its blocks in equal contiguous spans; chunk_start says where each sequence begins. */
 enum { ATTN_CHUNK = 16 };
 
+/* Answers of a step: [n_samples], and [n_samples][top_stride]. */
+struct step_answers {
+    int32_t *token;
+    float *logprob;
+    int32_t *top_token;
+    float *top_logprob;
+};
+
 /* Start of the staging buffer that carries a step to the device; offsets are bytes from the header. */
 struct step_header {
     int32_t n_tokens, n_padded; /* rows n_tokens .. n_padded of a captured graph are padding */
@@ -42,17 +50,19 @@ struct step_header {
     int32_t n_prev; /* samples of the step before */
     int32_t n_table_update;
     int32_t n_windows;
-    int32_t n_counts; /* token counts of all rows */
     int32_t top_stride;
-    int32_t *result_token; /* in pinned host memory: [n_samples], and [n_samples][top_stride] */
+    /* Where a step_answers' arrays are written: in pinned host memory, or on rank 0's device where ranks share the drawing. */
+    int32_t *result_token;
     float *result_logprob;
     int32_t *result_top_token;
     float *result_top_logprob;
+    struct step_answers told; /* then: rank 0's, in pinned host memory */
     int32_t off_token, off_token_src, off_position, off_slot;
     int32_t off_q_start, off_kv_len, off_row;
     int32_t off_update, off_table_block;
     int32_t off_logits_token, off_sample, off_group;
     int32_t off_count, off_bias, off_allowed;
+    int32_t off_saved;                  /* [n_samples] of each sample's changed logits in sample_args.saved */
     int32_t off_chunk_start;            /* [n_windows][n_decode + 1] */
     int32_t n_chunks[CUDA_MAX_WINDOWS]; /* of all decoding sequences, one head */
     int32_t n_shared, n_shared_chunks;  /* runs, and their chunks, one head */
@@ -177,7 +187,7 @@ struct sample_args {
     int32_t greedy;             /* every row takes its greatest logit, nothing else is asked */
     int32_t any_allowed;        /* some row has a list of allowed tokens */
     int32_t deterministic;      /* one way to add up a row, however many rows there are */
-    float *saved;               /* [counts + biases] scratch: logits before they were changed */
+    float *saved;               /* [counts and biases of all samples] scratch: logits before they were changed */
     void *partial;              /* sample_partial_bytes */
     int32_t *arrived;           /* [rows], zero between launches */
 };

@@ -1,7 +1,7 @@
-/* What ranks on peer devices do without a library: sums fused with the residual and the norm behind them, and the choice of the
- * likeliest token. One hop over the link, no host, so a captured graph replays it.
+/* Sums over ranks on peer devices, without a library, fused with the residual and the norm behind them. One hop over the link, no
+ * host, so a captured graph replays it.
  *
- * Sums: one block a row writes its rank's summands into every other rank's inbox, waits until the others' have come here,
+ * One block a row writes its rank's summands into every other rank's inbox, waits until the others' have come here,
  * and adds up in the order of the ranks: the same bits everywhere. Nothing marks what has come but the data itself: a place
  * in the inbox is blank, all ones, until it is written, and no summand is all ones (it is a NaN, and sent as another
  * one). So no fence and no flag is waited for, and nothing needs to arrive in order.
@@ -13,35 +13,10 @@
  * under way on all ranks.
  */
 #include "kernels/cuda/norm.cuh"
-#include "kernels/cuda/peer.h"
+#include "kernels/cuda/peer.cuh"
 
-enum { PEER_THREADS = 512, LOOK_EVERY = 256 };
 #define BLANK 0xFFFFFFFFu
 #define OTHER_NAN 0x7FFF7FFFu /* of float32, float16 and bfloat16 */
-
-/* Whether the host says that a rank is gone; asked now and then. */
-__device__ __forceinline__ bool stopped(const peer_args &p, int round)
-{
-    return round % LOOK_EVERY == 0 && *(const volatile int32_t *)p.stop;
-}
-
-__device__ __forceinline__ void peer_store(uint4 *to, uint4 v)
-{
-    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-                 : "memory");
-}
-
-__device__ __forceinline__ uint4 peer_load(const uint4 *from)
-{
-    uint4 v;
-    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from)
-                 : "memory");
-    return v;
-}
-
-/* ---- sums ----------------------------------------------------------------------------------------------------------- */
 
 __device__ __forceinline__ uint32_t not_blank(uint32_t v)
 {
@@ -145,84 +120,4 @@ extern "C" bool launch_peer_sum(const struct peer_args *p, void *out, int64_t ou
     DISPATCH_TYPE(type, launch(peer_sum_kernel<T>, dim3(rows), dim3(PEER_THREADS), 0, stream, *p, (T *)out, out_stride, (T *)x, x_stride,
                                (T *)y, y_stride, n ? *n : none, cols));
     return true;
-}
-
-/* ---- tokens --------------------------------------------------------------------------------------------------------- */
-
-/* Of a sample, on one rank: its best logit, the token's id, the logarithm of the part's summed exponentials. */
-struct candidate {
-    int32_t token;
-    float logit, lse;
-};
-
-/* Two stores of 8 bytes of data, each with the exchange's number beside its words: whichever arrives first. */
-__device__ __forceinline__ void send_candidate(peer_token *to, candidate c, uint32_t epoch)
-{
-    peer_store((uint4 *)to, make_uint4(c.token, epoch, __float_as_uint(c.logit), epoch));
-    peer_store((uint4 *)to + 1, make_uint4(__float_as_uint(c.lse), epoch, 0, epoch));
-}
-
-__device__ __forceinline__ candidate receive_candidate(const peer_args &p, const peer_token *from, uint32_t epoch)
-{
-    uint4 a = peer_load((const uint4 *)from), b = peer_load((const uint4 *)from + 1);
-    for (int i = 1; (a.y != epoch || a.w != epoch || b.y != epoch || b.w != epoch) && !stopped(p, i); i++) {
-        a = peer_load((const uint4 *)from);
-        b = peer_load((const uint4 *)from + 1);
-    }
-    return {(int32_t)a.x, __uint_as_float(a.z), __uint_as_float(b.x)};
-}
-
-/* The better of two; of equals the one of the lower ids, which is `a`. A token below 0: the logits were no numbers. */
-__device__ __forceinline__ candidate merge(candidate a, candidate b)
-{
-    if (a.token < 0 || b.token < 0)
-        return {-1, 0.0f, 0.0f};
-    float top = fmaxf(a.lse, b.lse);
-    float lse = top > -INFINITY ? top + logf(expf(a.lse - top) + expf(b.lse - top)) : top;
-    return b.logit > a.logit ? candidate{b.token, b.logit, lse} : candidate{a.token, a.logit, lse};
-}
-
-__global__ void __launch_bounds__(PEER_THREADS)
-peer_tokens_kernel(peer_args p, step_arrays s, const float *part, int64_t stride, int32_t first, int32_t first_row, int32_t rows)
-{
-    pdl_wait();
-    pdl_release();
-    const step_header *h = s.header;
-    const int32_t *group = (const int32_t *)((const char *)h + h->off_group);
-    uint32_t epoch = *p.epoch + 1;
-    int64_t half = (int64_t)(epoch & 1) * p.n_ranks;
-    rows = min(rows, h->n_logits - first_row);
-    for (int row = threadIdx.x; row < rows; row += blockDim.x) {
-        int i = group[first_row + row], end = group[first_row + row + 1];
-        if (i == end)
-            continue;
-        candidate mine = {s.sampled[i], 0.0f, 0.0f};
-        if (mine.token >= 0) {
-            mine.logit = part[row * stride + mine.token];
-            mine.lse = mine.logit - *(volatile float *)&h->result_logprob[i];
-            mine.token += first;
-        }
-        for (int r = 0; r < p.n_ranks; r++)
-            if (r != p.rank)
-                send_candidate(p.inbox[r].token + (half + p.rank) * PEER_MAX_TOKEN_ROWS + row, mine, epoch);
-        candidate best;
-        for (int r = 0; r < p.n_ranks; r++) {
-            candidate c = r == p.rank ? mine : receive_candidate(p, p.inbox[p.rank].token + (half + r) * PEER_MAX_TOKEN_ROWS + row, epoch);
-            best = r == 0 ? c : merge(best, c);
-        }
-        for (; i < end; i++) {
-            s.sampled[i] = best.token;
-            h->result_token[i] = best.token;
-            h->result_logprob[i] = best.token >= 0 ? best.logit - best.lse : -INFINITY;
-        }
-    }
-    __syncthreads();
-    if (threadIdx.x == 0)
-        *p.epoch = epoch;
-}
-
-extern "C" void launch_peer_tokens(const struct peer_args *p, const struct step_arrays *s, const float *part, int64_t stride,
-                                   int32_t first, int32_t first_row, int32_t rows, cudaStream_t stream)
-{
-    launch(peer_tokens_kernel, dim3(1), dim3(PEER_THREADS), 0, stream, *p, *s, part, stride, first, first_row, rows);
 }

@@ -1,4 +1,5 @@
-/* Sums over ranks on peer devices (peer.cu): every rank has an inbox, memory that the others write. */
+/* Sums over ranks on peer devices (peer.cu) and the drawing of tokens (peer_draw.cu): every rank has an inbox, memory that the
+ * others write. */
 #ifndef QUIRE_CUDA_PEER_H
 #define QUIRE_CUDA_PEER_H
 
@@ -12,8 +13,11 @@ enum {
     PEER_MAX_RANKS = 8,
     PEER_MAX_ROWS = 256,
     PEER_ROW_BYTES = 32 << 10,
-    PEER_TURNS = 3, /* see peer.cu */
-    PEER_MAX_TOKEN_ROWS = 1024,
+    PEER_TURNS = 3,         /* see peer.cu */
+    PEER_MAX_TOKENS = 1024, /* samples of an exchange */
+    PEER_EPOCH_TOKENS = 0,  /* exchanges of tokens so far */
+    PEER_EPOCH_ROWS = 1,    /* of logits rows */
+    PEER_EPOCHS = 2,
 };
 
 /* What a rank says of a row of logits: its best token, how likely. */
@@ -29,13 +33,15 @@ struct peer_row {
 /* A rank's memory that the others write; all bytes of `row` 0xFF, the rest 0, before anyone does. */
 struct peer_inbox {
     char *row;                /* [PEER_TURNS][n_ranks][PEER_MAX_ROWS][PEER_ROW_BYTES] */
-    struct peer_token *token; /* [2][n_ranks][PEER_MAX_TOKEN_ROWS] */
+    struct peer_token *token; /* [2][n_ranks][PEER_MAX_TOKENS] */
+    uint32_t *came;           /* [n_ranks] exchange of logits rows to which each rank's columns have come */
 };
 
 struct peer_args {
     struct peer_inbox inbox[PEER_MAX_RANKS]; /* each rank's */
     struct peer_row *row;                    /* this rank's: [PEER_MAX_ROWS], 0 */
-    uint32_t *epoch;                         /* this rank's: exchanges of tokens, 0 */
+    uint32_t *epoch;                         /* this rank's: [PEER_EPOCHS], 0 */
+    int32_t *arrived;                        /* this rank's: 0 between launches */
     int32_t *stop; /* in pinned host memory, 1: a rank is gone, wait for none; sums are void */
     int32_t rank, n_ranks;
 };
@@ -47,9 +53,24 @@ bool launch_peer_sum(const struct peer_args *p, void *out, int64_t out_stride, v
                      int64_t y_stride, const struct norm_args *n, int32_t rows, int32_t cols, int type,
                      cudaStream_t stream);
 
+/* Logits rows as those who draw them have them: row i of a step's rows is drawn by rank i / share, share the rows over the
+ * ranks rounded up, and is row i % share there. */
+struct peer_rows {
+    float *row[PEER_MAX_RANKS]; /* each rank's: [share, vocab] at stride */
+    int64_t stride;
+    int32_t vocab, width; /* columns of all, and of a rank's part, the last ones' being what is left */
+};
+/* `part` [rows, the rank's columns] to the ranks that draw its rows; at the end theirs have come here. */
+void launch_peer_rows(const struct peer_args *p, const struct peer_rows *out, const float *part, int64_t stride,
+                      int32_t rows, cudaStream_t stream);
+/* Each rank has drawn its share of the step's rows first_row .. first_row + rows, whose samples are PEER_MAX_TOKENS at most,
+ * and has answered into rank 0's memory: all get the tokens, and rank 0's host the answers. */
+void launch_peer_drawn(const struct peer_args *p, const struct step_arrays *s, int32_t first_row, int32_t rows,
+                       cudaStream_t stream);
+
 /* Each rank has drawn greedily from its part of the vocabulary, part [rows, cols] being its logits, which begin at id
  * `first`, of the step's rows from `first_row` on: the greatest of all becomes the samples' token, with its
- * log-probability, on every rank. At most PEER_MAX_TOKEN_ROWS rows. */
+ * log-probability, on every rank. At most PEER_MAX_TOKENS rows. */
 void launch_peer_tokens(const struct peer_args *p, const struct step_arrays *s, const float *part, int64_t stride,
                         int32_t first, int32_t first_row, int32_t rows, cudaStream_t stream);
 

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "config/limits.h"
 #include "kernels/cuda/ranks.h"
 
 enum { LOOK_NS = 1000000 };
@@ -113,21 +114,11 @@ static int meet(struct cuda_backend *c, struct err *e)
 
 /* ---- memory of the others ------------------------------------------------------------------------------------------- */
 
-/* What a rank tells the others of its memory. */
+/* What a rank tells the others of a piece of its memory. */
 struct peer_handle {
-    cudaIpcMemHandle_t memory; /* its inbox: rows, then tokens */
+    cudaIpcMemHandle_t memory;
     int32_t reachable, pad[15];
 };
-
-static size_t row_bytes(int32_t n)
-{
-    return (size_t)PEER_TURNS * (size_t)n * PEER_MAX_ROWS * PEER_ROW_BYTES;
-}
-
-static size_t token_bytes(int32_t n)
-{
-    return (size_t)2 * (size_t)n * PEER_MAX_TOKEN_ROWS * sizeof(struct peer_token);
-}
 
 /* Whether this device can reach all the other ranks' devices, which are those of their numbers. */
 static bool peers_reachable(const struct cuda_ranks *r, int32_t first_device)
@@ -143,39 +134,12 @@ static bool peers_reachable(const struct cuda_ranks *r, int32_t first_device)
     return r->n <= PEER_MAX_RANKS;
 }
 
-static void place_peer(struct cuda_ranks *r, int32_t i, char *memory)
-{
-    r->peer.inbox[i].row = memory;
-    r->peer.inbox[i].token = (struct peer_token *)(memory + row_bytes(r->n));
-}
-
-static int open_peers(struct cuda_ranks *r, const struct peer_handle *h, struct err *e)
-{
-    for (int32_t i = 0; i < r->n; i++) {
-        void *memory = NULL;
-        cudaError_t rc =
-            i == r->rank ? cudaSuccess : cudaIpcOpenMemHandle(&memory, h[i].memory, cudaIpcMemLazyEnablePeerAccess);
-        if (rc != cudaSuccess) {
-            return cuda_error(e, rc, "opening a peer's memory");
-        }
-        if (memory != NULL) {
-            r->opened[r->n_opened++] = memory;
-            place_peer(r, i, memory);
-        }
-    }
-    return 0;
-}
-
-/* All ranks' handles, in their order. */
-static int exchange_handles(struct cuda_backend *c, const struct peer_handle *mine, struct peer_handle *all,
-                            struct err *e)
+/* All ranks' handles, in their order. `device` [n + 1] of them is scratch. */
+static int exchange_handles(struct cuda_backend *c, struct peer_handle *device, const struct peer_handle *mine,
+                            struct peer_handle *all, struct err *e)
 {
     struct cuda_ranks *r = c->ranks;
     size_t n_bytes = sizeof(*mine);
-    struct peer_handle *device = cuda_alloc(c, n_bytes * (size_t)(r->n + 1), "ranks", e);
-    if (device == NULL) {
-        return ERR_NOMEM;
-    }
     bool ok = cuda_check(c, cudaMemcpyAsync(device, mine, n_bytes, cudaMemcpyHostToDevice, c->stream), "meeting") &&
               nccl_check(c, r->AllGather(device, device + 1, n_bytes, ncclChar, r->nccl, c->stream), "meeting") &&
               cuda_check(c, cudaMemcpyAsync(all, device + 1, n_bytes * (size_t)r->n, cudaMemcpyDeviceToHost, c->stream),
@@ -184,36 +148,136 @@ static int exchange_handles(struct cuda_backend *c, const struct peer_handle *mi
     return ok ? 0 : err_set(e, c->failed.code, "%s", c->failed.text);
 }
 
-/* Memory that the others write, and the others' here. Without a link between all devices NCCL does every sum. */
-static int meet_peers(struct cuda_backend *c, struct err *e)
+static int open_handles(const struct cuda_ranks *r, const struct peer_handle *h, struct rank_map *ret, struct err *e)
+{
+    for (int32_t i = 0; i < r->n; i++) {
+        cudaError_t rc =
+            i == r->rank ? cudaSuccess : cudaIpcOpenMemHandle(&ret->of[i], h[i].memory, cudaIpcMemLazyEnablePeerAccess);
+        if (rc != cudaSuccess) {
+            return cuda_error(e, rc, "opening a peer's memory");
+        }
+    }
+    return 0;
+}
+
+static void map_release(const struct cuda_ranks *r, struct rank_map *m)
+{
+    for (int32_t i = 0; i < MIN(r->n, PEER_MAX_RANKS); i++) {
+        if (i != r->rank && m->of[i] != NULL) {
+            cudaIpcCloseMemHandle(m->of[i]);
+        }
+    }
+    memset(m, 0, sizeof(*m));
+}
+
+/* As cuda_ranks_map; ret stays all NULL when not every device reaches every other. */
+static int map_if_reachable(struct cuda_backend *c, void *memory, struct rank_map *ret, struct err *e)
 {
     struct cuda_ranks *r = c->ranks;
     struct peer_handle mine, all[COMM_MAX_RANKS];
-    size_t rows_bytes = PEER_MAX_ROWS * sizeof(*r->peer.row);
-    char *memory = cuda_alloc(c, row_bytes(r->n) + token_bytes(r->n), "ranks", e);
-    r->peer.row = cuda_alloc(c, rows_bytes, "ranks", e);
-    r->peer.epoch = cuda_alloc(c, sizeof(*r->peer.epoch), "ranks", e);
-    if (memory == NULL || r->peer.row == NULL || r->peer.epoch == NULL) {
-        return ERR_NOMEM;
-    }
+    struct peer_handle *scratch = NULL;
+    memset(ret, 0, sizeof(*ret));
     memset(&mine, 0, sizeof(mine));
     mine.reachable =
         peers_reachable(r, c->config.device - r->rank) && cudaIpcGetMemHandle(&mine.memory, memory) == cudaSuccess;
     cudaGetLastError();
-    cuda_check(c, cudaMemsetAsync(memory, 0xFF, row_bytes(r->n), c->stream), "ranks");
-    cuda_check(c, cudaMemsetAsync(memory + row_bytes(r->n), 0, token_bytes(r->n), c->stream), "ranks");
-    cuda_check(c, cudaMemsetAsync(r->peer.row, 0, rows_bytes, c->stream), "ranks");
-    cuda_check(c, cudaMemsetAsync(r->peer.epoch, 0, sizeof(*r->peer.epoch), c->stream), "ranks");
-    int rc = exchange_handles(c, &mine, all, e);
-    for (int32_t i = 0; i < r->n && rc == 0; i++) {
+    cudaError_t rc = cudaMalloc((void **)&scratch, sizeof(mine) * (size_t)(r->n + 1));
+    int code = rc == cudaSuccess ? exchange_handles(c, scratch, &mine, all, e) : cuda_error(e, rc, "ranks");
+    if (!r->let_go) { /* else the device may not come to rest */
+        cudaFree(scratch);
+    }
+    for (int32_t i = 0; i < r->n && code == 0; i++) {
         if (!all[i].reachable) {
             return 0;
         }
     }
+    code = code < 0 ? code : open_handles(r, all, ret, e);
+    if (code < 0) {
+        map_release(r, ret);
+        return code;
+    }
+    ret->of[r->rank] = memory;
+    return 0;
+}
+
+int cuda_ranks_map(struct cuda_backend *c, void *memory, struct rank_map *ret, struct err *e)
+{
+    int rc = map_if_reachable(c, memory, ret, e);
+    return rc < 0 || ret->of[c->ranks->rank] != NULL
+               ? rc
+               : err_set(e, ERR_DEVICE, "cuda: rank %d: a piece of memory has no handle", c->ranks->rank);
+}
+
+/* ---- inboxes ---------------------------------------------------------------------------------------------------------- */
+
+/* Offsets in the memory of an inbox, and its size. The answers are used on rank 0. */
+struct inbox_layout {
+    size_t tokens, came, answers, n_bytes;
+};
+
+enum { CAME_BYTES = 256, ANSWER_BYTES = PEER_MAX_TOKENS * 4, TOP_BYTES = ANSWER_BYTES * LIMIT_CANDIDATES };
+
+static struct inbox_layout inbox_layout(int32_t n)
+{
+    struct inbox_layout l;
+    l.tokens = (size_t)PEER_TURNS * (size_t)n * PEER_MAX_ROWS * PEER_ROW_BYTES;
+    l.came = l.tokens + (size_t)2 * (size_t)n * PEER_MAX_TOKENS * sizeof(struct peer_token);
+    l.answers = l.came + CAME_BYTES;
+    l.n_bytes = l.answers + 2 * ((size_t)ANSWER_BYTES + TOP_BYTES);
+    return l;
+}
+
+static void place_inboxes(struct cuda_ranks *r, const struct rank_map *m)
+{
+    const struct inbox_layout l = inbox_layout(r->n);
+    for (int32_t i = 0; i < r->n; i++) {
+        char *at = m->of[i];
+        r->peer.inbox[i] = (struct peer_inbox){
+            .row = at, .token = (struct peer_token *)(at + l.tokens), .came = (uint32_t *)(at + l.came)};
+    }
+    char *answers = (char *)m->of[0] + l.answers;
+    r->answers = (struct step_answers){.token = (int32_t *)answers,
+                                       .logprob = (float *)(answers + ANSWER_BYTES),
+                                       .top_token = (int32_t *)(answers + 2 * ANSWER_BYTES),
+                                       .top_logprob = (float *)(answers + 2 * ANSWER_BYTES + TOP_BYTES)};
+}
+
+/* Zeroed memory of this rank's own. */
+static void *counters(struct cuda_backend *c, size_t n_bytes, struct err *e)
+{
+    void *p = cuda_alloc(c, n_bytes, "ranks", e);
+    if (p != NULL) {
+        cuda_check(c, cudaMemsetAsync(p, 0, n_bytes, c->stream), "ranks");
+    }
+    return p;
+}
+
+/* Memory that the others write, and the others' here. Without a link between all devices NCCL does every sum. */
+static int meet_peers(struct cuda_backend *c, struct err *e)
+{
+    struct cuda_ranks *r = c->ranks;
+    const struct inbox_layout l = inbox_layout(r->n);
+    char *memory = cuda_alloc(c, l.n_bytes, "ranks", e);
+    r->peer.row = counters(c, PEER_MAX_ROWS * sizeof(*r->peer.row), e);
+    r->peer.epoch = counters(c, PEER_EPOCHS * sizeof(*r->peer.epoch), e);
+    r->peer.arrived = counters(c, sizeof(*r->peer.arrived), e);
+    r->map = calloc(1, sizeof(*r->map));
+    if (memory == NULL || r->peer.row == NULL || r->peer.epoch == NULL || r->peer.arrived == NULL) {
+        return ERR_NOMEM;
+    }
+    if (r->map == NULL) {
+        return err_nomem(e, "ranks");
+    }
+    r->n_maps = 1;
+    cuda_check(c, cudaMemsetAsync(memory, 0xFF, l.tokens, c->stream), "ranks");
+    cuda_check(c, cudaMemsetAsync(memory + l.tokens, 0, l.n_bytes - l.tokens, c->stream), "ranks");
     r->peer.rank = r->rank;
     r->peer.n_ranks = r->n;
-    place_peer(r, r->rank, memory);
-    return rc < 0 ? rc : open_peers(r, all, e);
+    int rc = map_if_reachable(c, memory, r->map, e);
+    if (rc == 0 && r->map->of[r->rank] != NULL) {
+        place_inboxes(r, r->map);
+    }
+    return rc;
 }
 
 /* ---- the whole ------------------------------------------------------------------------------------------------------ */
@@ -261,9 +325,10 @@ void cuda_ranks_release(struct cuda_backend *c)
     if (r == NULL) {
         return;
     }
-    for (int32_t i = 0; i < r->n_opened; i++) {
-        cudaIpcCloseMemHandle(r->opened[i]);
+    for (int32_t i = 0; i < r->n_maps; i++) {
+        map_release(r, &r->map[i]);
     }
+    free(r->map);
     cudaFreeHost(r->peer.stop);
     cudaFree(r->logits);
     if (r->aborting) {

@@ -219,9 +219,9 @@ __global__ void __launch_bounds__(SAMPLE_THREADS, 2) sample_kernel(sample_args a
         if (p.kind == KIND_SCORE && token >= 0) {
             token = p.target < a.vocab ? p.target : -1;
         } else if (token >= 0 || p.kind == KIND_CANDIDATES) {
+            float *saved = a.saved + ((const int32_t *)(base + h->off_saved))[i];
             changes c = {(const count_entry *)(base + h->off_count) + p.counts_first,
-                         (const bias_entry *)(base + h->off_bias) + p.bias_first, a.saved + p.counts_first,
-                         a.saved + h->n_counts + p.bias_first, -1, false};
+                         (const bias_entry *)(base + h->off_bias) + p.bias_first, saved, saved + p.n_counts, -1, false};
             if (p.prev_sample >= 0 && p.prev_sample < h->n_prev)
                 c.prev = s.sampled_before[p.prev_sample];
             c.penalties = (p.repetition_penalty != 1.0f || p.frequency_penalty != 0.0f || p.presence_penalty != 0.0f) &&

@@ -59,7 +59,7 @@ static int staging_reserve(struct cuda_backend *c, int64_t n, struct err *e)
     }
     rc = rc == cudaSuccess ? cudaMalloc((void **)&c->staging_device, (size_t)cap) : rc;
     rc = rc == cudaSuccess ? cudaMalloc((void **)&c->sample.saved, (size_t)cap)
-                           : rc; /* 4 bytes an entry of at least 8 */
+                           : rc; /* cuda_step_begin asks for room for it too */
     if (rc != cudaSuccess) {
         return cuda_error(e, rc, "buffers of a step");
     }
@@ -187,6 +187,20 @@ static void fill_groups(int32_t *group, const struct batch *b)
     }
 }
 
+/* Where each sample keeps the logits that its penalties and biases change: samples of one request may share the lists, but
+ * not the row. Returns how many in all. */
+static int64_t fill_saved(int32_t *first, const struct batch *b)
+{
+    int64_t n = 0;
+    for (int32_t i = 0; i < b->n_samples; i++) {
+        if (first != NULL) {
+            first[i] = (int32_t)n;
+        }
+        n += b->sample[i].n_counts + b->sample[i].n_bias;
+    }
+    return n;
+}
+
 /* Bytes of keys and values that a layer must be spared for its second launch to pay: for the launch, and for each sequence, whose two
  * parts are joined. Measured on an H200: 128 sequences in fours lose 27 us a layer by 128 tokens read once, and win 9 by 512. */
 enum { SHARED_LAUNCH_BYTES = 43 << 20, SHARED_SEQ_BYTES = 1 << 20 };
@@ -240,6 +254,10 @@ static void pack_batch(struct cuda_backend *c, struct packer *p, struct step_hea
         fill_groups((int32_t *)(p->base + p->at), b);
     }
     p->at += div_ceil((b->n_logits + 1) * I, 16) * 16;
+    h->off_saved = pack(p, NULL, b->n_samples * I);
+    if (p->base != NULL) {
+        fill_saved((int32_t *)(p->base + h->off_saved), b);
+    }
     pack_shared(c, p, h, b);
     const int32_t *skip = p->base != NULL ? (const int32_t *)(p->base + h->off_skip) : NULL;
     h->off_chunk_start = (int32_t)p->at;
@@ -308,12 +326,12 @@ static void fill_header(struct cuda_backend *c, struct step_header *h, const str
     h->n_prev = c->n_prev_samples;
     h->n_table_update = b->n_table_update;
     h->n_windows = c->n_windows;
-    h->n_counts = b->n_token_count;
     h->top_stride = s->top_stride;
     h->result_token = s->token;
     h->result_logprob = s->logprob;
     h->result_top_token = s->top_token;
     h->result_top_logprob = s->top_logprob;
+    cuda_rank_answers(c, h);
 }
 
 int cuda_step_begin(struct backend *backend, const struct batch *batch, struct err *e)
@@ -334,7 +352,7 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     if (s->in_flight && !cuda_check(c, cuda_wait_event(c, s->done), "an earlier step")) {
         return err_set(e, c->failed.code, "%s", c->failed.text);
     }
-    rc = staging_reserve(c, size.at, e);
+    rc = staging_reserve(c, MAX(size.at, fill_saved(NULL, &b) * (int64_t)sizeof(float)), e);
     rc = rc < 0 ? rc : top_reserve(s, (int64_t)s->top_stride * b.n_samples, e);
     if (rc < 0) {
         return rc;

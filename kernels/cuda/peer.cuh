@@ -1,0 +1,45 @@
+/* How kernels reach into the peers' memory: stores and loads over the link that no cache answers, and word of a rank that is gone. */
+#ifndef QUIRE_CUDA_PEER_CUH
+#define QUIRE_CUDA_PEER_CUH
+
+#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/peer.h"
+
+enum { PEER_THREADS = 512, PEER_LOOK_EVERY = 256 };
+
+/* Whether the host says that a rank is gone; asked now and then. */
+__device__ __forceinline__ bool stopped(const peer_args &p, int round)
+{
+    return round % PEER_LOOK_EVERY == 0 && *(const volatile int32_t *)p.stop;
+}
+
+__device__ __forceinline__ void peer_store(uint4 *to, uint4 v)
+{
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
+__device__ __forceinline__ uint4 peer_load(const uint4 *from)
+{
+    uint4 v;
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
+
+/* All that was written before, by this thread or before it, is there when the peer sees the flag. */
+__device__ __forceinline__ void peer_flag(uint32_t *to, uint32_t v)
+{
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
+}
+
+__device__ __forceinline__ uint32_t peer_flagged(const uint32_t *from)
+{
+    uint32_t v;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+    return v;
+}
+
+#endif

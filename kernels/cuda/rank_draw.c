@@ -1,0 +1,202 @@
+/* Logits and tokens over ranks on devices of their own. Each has the logits of its part of the vocabulary; every rank gets every
+ * token on its device, so that its next step starts without the host.
+ *
+ * A step's tokens are found in one of three ways, the same on all ranks:
+ *     compared  all rows greedy: each rank's best of its part, and the ranks compare (no logits move)
+ *     shared    each rank draws its share of the rows, which the others' columns come to; answers go to rank 0
+ *     by rank 0 as on CPUs, through NCCL: where the devices do not reach each other, or there are more than SHARING_RANKS, with whom
+ *               sharing was not tried, or a step has very many samples
+ * The first two are peer_draw.cu.
+ */
+#include <stdlib.h>
+
+#include "kernels/cuda/ranks.h"
+
+enum { SHARING_RANKS = 2 };
+
+/* ---- by rank 0 ------------------------------------------------------------------------------------------------------- */
+
+/* Room on rank 0 for the others' parts. Not while a graph is captured: the eager step before has made it. */
+static bool logits_room(struct cuda_backend *c, int64_t n_bytes)
+{
+    struct cuda_ranks *r = c->ranks;
+    if (n_bytes <= r->logits_bytes) {
+        return true;
+    }
+    cudaFree(r->logits);
+    r->logits = NULL;
+    r->logits_bytes = 0;
+    if (!cuda_check(c, cudaMalloc((void **)&r->logits, (size_t)n_bytes), "the ranks' logits")) {
+        return false;
+    }
+    r->logits_bytes = n_bytes;
+    return true;
+}
+
+/* The parts, which rank 0 has, side by side. */
+static void join_parts(struct cuda_backend *c, struct mat logits, struct mat part, int32_t rows)
+{
+    struct cuda_ranks *r = c->ranks;
+    size_t slot = (size_t)rows * (size_t)part.stride;
+    int32_t width = (int32_t)div_ceil(logits.cols, r->n);
+    for (int32_t i = 0; i < r->n; i++) {
+        const void *from = i == 0 ? part.data : r->logits + (size_t)(i - 1) * slot;
+        int32_t cols = MIN(width, logits.cols - i * width);
+        cuda_check(c,
+                   cudaMemcpy2DAsync((float *)logits.data + (size_t)i * (size_t)width, (size_t)logits.stride * 4, from,
+                                     (size_t)part.stride * 4, (size_t)cols * 4, (size_t)rows, cudaMemcpyDeviceToDevice,
+                                     c->stream),
+                   "logits");
+    }
+}
+
+static void gather_whole(struct cuda_backend *c, struct mat logits, struct mat part, int32_t rows)
+{
+    struct cuda_ranks *r = c->ranks;
+    size_t slot = (size_t)rows * (size_t)part.stride; /* the first rank's part is the widest: all send its stride */
+    if (r->rank > 0) {
+        nccl_check(c, r->Send(part.data, slot, ncclFloat, 0, r->nccl, c->stream), "logits");
+        return;
+    }
+    int64_t most = (int64_t)MAX(c->max_graph_rows, rows) * part.stride * (r->n - 1) * 4;
+    if (!logits_room(c, most)) {
+        return;
+    }
+    bool ok = nccl_check(c, r->GroupStart(), "logits");
+    for (int32_t i = 1; i < r->n && ok; i++) {
+        ok = nccl_check(c, r->Recv(r->logits + (size_t)(i - 1) * slot, slot, ncclFloat, i, r->nccl, c->stream),
+                        "logits");
+    }
+    nccl_check(c, r->GroupEnd(), "logits");
+    join_parts(c, logits, part, rows);
+}
+
+/* The first n drawn tokens of the step, from rank 0 to all. */
+static void share_tokens(struct cuda_backend *c, int32_t n)
+{
+    struct cuda_ranks *r = c->ranks;
+    if (n > 0) {
+        nccl_check(c, r->Broadcast(c->arrays.sampled, c->arrays.sampled, (size_t)n, ncclInt32, 0, r->nccl, c->stream),
+                   "tokens");
+    }
+}
+
+/* ---- shared ---------------------------------------------------------------------------------------------------------- */
+
+void cuda_rank_answers(struct cuda_backend *c, struct step_header *h)
+{
+    struct cuda_ranks *r = c->ranks;
+    if (r == NULL) {
+        return;
+    }
+    r->shares_rows =
+        cuda_ranks_peers(r) && r->n <= SHARING_RANKS && !c->greedy && c->batch.n_samples <= PEER_MAX_TOKENS;
+    if (r->shares_rows) {
+        h->told = (struct step_answers){h->result_token, h->result_logprob, h->result_top_token, h->result_top_logprob};
+        h->result_token = r->answers.token;
+        h->result_logprob = r->answers.logprob;
+        h->result_top_token = r->answers.top_token;
+        h->result_top_logprob = r->answers.top_logprob;
+    }
+}
+
+/* Where all ranks have their `logits`, whose memory is the same piece of scratch everywhere. They are mapped when first met, which
+ * is in an eager step. NULL: c->failed. */
+static const struct rank_map *logits_map(struct cuda_backend *c, struct mat logits)
+{
+    struct cuda_ranks *r = c->ranks;
+    for (int32_t i = 0; i < r->n_maps; i++) {
+        if (r->map[i].of[r->rank] == logits.data) {
+            return &r->map[i];
+        }
+    }
+    struct err e = {0};
+    struct rank_map *grown = realloc(r->map, (size_t)(r->n_maps + 1) * sizeof(*grown));
+    if (grown == NULL) {
+        err_nomem(&c->failed, "ranks");
+        return NULL;
+    }
+    r->map = grown;
+    if (cuda_ranks_map(c, logits.data, &r->map[r->n_maps], &e) < 0) {
+        c->failed = e;
+        return NULL;
+    }
+    return &r->map[r->n_maps++];
+}
+
+static void send_rows(struct cuda_backend *c, struct mat logits, struct mat part, int32_t rows)
+{
+    struct cuda_ranks *r = c->ranks;
+    const struct rank_map *map = logits_map(c, logits);
+    if (map == NULL) {
+        return;
+    }
+    struct peer_rows to = {
+        .stride = logits.stride, .vocab = logits.cols, .width = (int32_t)div_ceil(logits.cols, r->n)};
+    for (int32_t i = 0; i < r->n; i++) {
+        to.row[i] = map->of[i];
+    }
+    launch_peer_rows(&r->peer, &to, part.data, part.stride, rows, c->stream);
+}
+
+static bool draw_share(struct cuda_backend *c, struct sample_args *a)
+{
+    struct cuda_ranks *r = c->ranks;
+    int32_t first = a->first, rows = a->rows, share = (int32_t)div_ceil(rows, r->n);
+    a->first += r->rank * share;
+    a->rows = MIN(share, rows - r->rank * share);
+    bool ok = a->rows <= 0 || launch_sample(a, &c->arrays, c->stream);
+    launch_peer_drawn(&r->peer, &c->arrays, first, rows, c->stream);
+    return ok;
+}
+
+/* ---- compared, and the choice ----------------------------------------------------------------------------------------- */
+
+static bool compares_candidates(const struct cuda_backend *c, int32_t rows)
+{
+    return c->greedy && cuda_ranks_peers(c->ranks) && rows <= PEER_MAX_TOKENS;
+}
+
+void cuda_gather_logits(struct backend *b, struct mat logits, struct mat part)
+{
+    struct cuda_backend *c = cuda_of(b);
+    cuda_start(c);
+    int32_t rows = cuda_rows(c, part);
+    if (c->ranks == NULL || !cuda_usable(c) || rows < 1) {
+        return;
+    }
+    c->ranks->part = part;
+    if (c->ranks->shares_rows) {
+        send_rows(c, logits, part, rows);
+    } else if (!compares_candidates(c, rows)) {
+        gather_whole(c, logits, part, rows);
+    }
+}
+
+static bool draw_compared(struct cuda_backend *c, struct sample_args *a)
+{
+    struct cuda_ranks *r = c->ranks;
+    int32_t first_id = r->rank * (int32_t)div_ceil(a->vocab, r->n);
+    a->logits = r->part.data;
+    a->stride = r->part.stride;
+    a->vocab = r->part.cols;
+    bool ok = launch_sample(a, &c->arrays, c->stream);
+    launch_peer_tokens(&r->peer, &c->arrays, r->part.data, r->part.stride, first_id, a->first, a->rows, c->stream);
+    return ok;
+}
+
+bool cuda_rank_sample(struct cuda_backend *c, struct sample_args *a)
+{
+    if (!cuda_usable(c)) {
+        return true;
+    }
+    if (c->ranks->shares_rows) {
+        return draw_share(c, a);
+    }
+    if (compares_candidates(c, a->rows)) {
+        return draw_compared(c, a);
+    }
+    bool ok = c->ranks->rank > 0 || launch_sample(a, &c->arrays, c->stream);
+    share_tokens(c, c->capturing ? c->padded : c->batch.n_samples);
+    return ok;
+}
