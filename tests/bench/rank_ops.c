@@ -1,6 +1,6 @@
 /* Times of sums over ranks through the backend seam, inside recorded steps: the fused one against the library's.
  *
- *     build/tests/bench/rank_ops --device cuda --ranks 2
+ *     build/tests/bench/rank_ops --device cuda --ranks 2 [--cols 4096]
  *
  * A step of `rows` sums CALLS times; the figure is the device's time by call, the median over steps, the slowest rank's. Rows of
  * an uneven number of columns are none of the fused kernel's, so they show what NCCL and a norm behind it take.
@@ -11,10 +11,10 @@
 
 #include "tests/rank_rig.h"
 
-enum { CALLS = 64, STEPS = 15, HIDDEN = 4096, MOST_ROWS = 2048 };
+enum { CALLS = 64, STEPS = 15, MOST_ROWS = 2048 };
 
 static const char *device = "cpu";
-static int32_t n_ranks = 2;
+static int32_t n_ranks = 2, hidden = 4096;
 
 static int by_time(const void *x, const void *y)
 {
@@ -55,17 +55,17 @@ static int figures(struct rank_rig *r, int32_t cols, const char *what, struct er
     static const int32_t rows[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 2048};
     struct mat x, y, out;
     struct norm n = {.kind = NORM_RMS, .eps = 1e-5f};
-    struct weight_desc d = {.name = "norm", .kind = WEIGHT_VECTOR, .dtype = DTYPE_BF16, .rows = 1, .cols = HIDDEN};
+    struct weight_desc d = {.name = "norm", .kind = WEIGHT_VECTOR, .dtype = DTYPE_BF16, .rows = 1, .cols = hidden};
     enum dtype t = r->b->act_dtype_of[DTYPE_BF16];
     int rc = r->b->ops->weight(r->b, &d, &n.weight, e);
     if (rc == 0 && r->b->ops->ready)
         rc = r->b->ops->ready(r->b, e);
     if (rc == 0)
-        rc = r->b->ops->scratch(r->b, MOST_ROWS, HIDDEN, t, &x, e);
+        rc = r->b->ops->scratch(r->b, MOST_ROWS, hidden, t, &x, e);
     if (rc == 0)
-        rc = r->b->ops->scratch(r->b, MOST_ROWS, HIDDEN, t, &y, e);
+        rc = r->b->ops->scratch(r->b, MOST_ROWS, hidden, t, &y, e);
     if (rc == 0)
-        rc = r->b->ops->scratch(r->b, MOST_ROWS, HIDDEN, t, &out, e);
+        rc = r->b->ops->scratch(r->b, MOST_ROWS, hidden, t, &out, e);
     for (size_t i = 0; i < ARRAY_LEN(rows) && rc == 0; i++) {
         double us;
         rc = measure(r, rows[i], cols, x, y, out, &n, &us, e);
@@ -79,12 +79,12 @@ static int fused(struct rank_rig *r, struct err *e)
 {
     if (r->rank == 0)
         printf("%s\n", r->b->device);
-    return figures(r, HIDDEN, "sum + residual + norm", e);
+    return figures(r, hidden, "sum + residual + norm", e);
 }
 
 static int library(struct rank_rig *r, struct err *e)
 {
-    return figures(r, HIDDEN - 1, "the same by NCCL and a norm", e);
+    return figures(r, hidden - 1, "the same by NCCL and a norm", e);
 }
 
 int main(int argc, char **argv)
@@ -92,6 +92,7 @@ int main(int argc, char **argv)
     for (int i = 1; i + 1 < argc; i++) {
         device = strcmp(argv[i], "--device") == 0 ? argv[i + 1] : device;
         n_ranks = strcmp(argv[i], "--ranks") == 0 ? atoi(argv[i + 1]) : n_ranks;
+        hidden = strcmp(argv[i], "--cols") == 0 ? atoi(argv[i + 1]) : hidden;
     }
     int failed = rank_rig_run(device, n_ranks, MOST_ROWS, fused);
     if (failed == 0 && strcmp(device, "cpu") != 0)
