@@ -122,9 +122,9 @@ bool cuda_rank_sum(struct cuda_backend *c, struct mat *out, struct mat *x, struc
     if (c->ranks == NULL || !cuda_usable(c) || rows < 1) {
         return false;
     }
-    if (cuda_ranks_peers(c->ranks) && launch_peer_sum(&c->ranks->peer, out ? out->data : NULL, out ? out->stride : 0,
-                                                      x ? x->data : NULL, x ? x->stride : 0, y.data, y.stride, n, rows,
-                                                      y.cols, (int)y.dtype, c->stream)) {
+    if (cuda_ranks_peers(c->ranks) &&
+        launch_peer_sum(&c->ranks->peer, out ? out->data : NULL, out ? out->stride : 0, x ? x->data : NULL,
+                        x ? x->stride : 0, y.data, y.stride, n, rows, y.cols, (int)y.dtype, c->stream)) {
         return true;
     }
     nccl_sum(c, y, rows);
