@@ -139,6 +139,9 @@ static void cuda_norm(struct backend *b, struct mat out, struct mat x, const str
 {
     struct cuda_backend *c = cuda_of(b);
     struct norm_args a = norm_args(n);
+    if (cuda_chain_norm(c, out, x, n)) {
+        return;
+    }
     cuda_start(c);
     launch_norm(out.data, out.stride, x.data, x.stride, NULL, 0, &a, cuda_rows(c, out), out.cols, (int)x.dtype,
                 c->stream);
@@ -149,6 +152,9 @@ static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struc
 {
     struct cuda_backend *c = cuda_of(b);
     struct norm_args a = norm_args(n);
+    if (cuda_chain_add_norm(c, out, x, y, n)) {
+        return;
+    }
     cuda_start(c);
     int32_t rows = cuda_rows(c, out);
     if (!partial || !cuda_rank_sum(c, &out, &x, y, &a, rows)) {
@@ -193,6 +199,9 @@ static void cuda_rope_kv(struct backend *b, struct mat qkv, const struct rope *r
                           .k_norm = norm_args(&r->k_norm),
                           .n_heads = a->n_heads,
                           .layer = a->layer};
+    if (cuda_chain_rope_kv(c, qkv, r, a)) {
+        return;
+    }
     cuda_start(c);
     launch_rope_kv(qkv.data, qkv.stride, &k, &c->kv_view, c->arrays.position, c->arrays.slot, cuda_rows(c, qkv),
                    c->stream);
@@ -523,6 +532,7 @@ int quire_backend_open(struct backend **ret, int abi, const struct backend_confi
     rc = rc < 0 ? rc : cuda_linear_init(c, e);
     rc = rc < 0 ? rc : cuda_ranks_init(c, e);
     rc = rc < 0 ? rc : cuda_stages_init(c, e);
+    rc = rc < 0 ? rc : cuda_chain_init(c, e);
     if (rc < 0) {
         cuda_free(&c->base);
         return rc;

@@ -13,6 +13,7 @@
 #include <pthread.h>
 
 #include "kernels/backend.h"
+#include "kernels/cuda/chain.h"
 #include "kernels/cuda/heuristics_products.h"
 #include "kernels/cuda/launch.h"
 
@@ -123,6 +124,10 @@ struct cuda_backend {
     int64_t side_bytes;
     struct cuda_ranks *ranks;   /* NULL: one rank */
     struct cuda_stages *stages; /* NULL: one stage */
+
+    /* chains */
+    struct chain_args chain; /* operations of the step that wait for their common launch; counter NULL: none ever do */
+    int32_t chain_shared_bytes;
 };
 
 static inline struct cuda_backend *cuda_of(struct backend *b)
@@ -140,8 +145,11 @@ void *cuda_alloc(struct cuda_backend *c, size_t n_bytes, const char *what, struc
 int32_t cuda_rows(struct cuda_backend *c, struct mat m);
 /* Rows from m's first one to the end of its allocation. */
 int32_t cuda_rows_behind(const struct cuda_backend *c, struct mat m);
-/* Enqueue the prologue if this step has not been started on the device yet; every operation calls it. */
+/* Enqueue the prologue if this step has not been started on the device yet, and what waits in a chain; every operation calls
+ * it that does not join the chain. */
 void cuda_start(struct cuda_backend *c);
+/* The prologue alone. */
+void cuda_start_step(struct cuda_backend *c);
 static inline bool cuda_usable(struct cuda_backend *c)
 {
     return c->failed.code == 0;
@@ -183,6 +191,18 @@ int cuda_step_begin(struct backend *b, const struct batch *batch, struct err *e)
 bool cuda_replay(struct backend *b, const struct batch *batch);
 int cuda_step_end(struct backend *b, struct err *e);
 int cuda_step_wait(struct backend *b, struct results *ret, struct err *e);
+
+/* chain.c */
+int cuda_chain_init(struct cuda_backend *c, struct err *e);
+/* Launch what waits. */
+void cuda_chain_flush(struct cuda_backend *c);
+/* The operation waits in the chain; false: it is the caller's to launch, after cuda_start. */
+bool cuda_chain_linear(struct cuda_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);
+bool cuda_chain_norm(struct cuda_backend *c, struct mat out, struct mat x, const struct norm *n);
+bool cuda_chain_add_norm(struct cuda_backend *c, struct mat out, struct mat x, struct mat y, const struct norm *n);
+bool cuda_chain_rope_kv(struct cuda_backend *c, struct mat qkv, const struct rope *r, const struct attention *a);
+bool cuda_chain_linear_gated(struct cuda_backend *c, struct mat out, struct mat x, struct mat w, struct mat bias,
+                             enum activation act);
 
 /* linear.c */
 int cuda_linear_init(struct cuda_backend *c, struct err *e);

@@ -6,7 +6,6 @@
 #ifndef QUIRE_CUDA_LAUNCH_H
 #define QUIRE_CUDA_LAUNCH_H
 
-#include <cuda_runtime_api.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -15,6 +14,8 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+typedef struct CUstream_st *cudaStream_t; /* as the runtime has it, so that this header needs none of CUDA's */
 
 enum { CUDA_MAX_WINDOWS = 4 }; /* different sliding windows of one model */
 

@@ -392,12 +392,18 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     return 0;
 }
 
-void cuda_start(struct cuda_backend *c)
+void cuda_start_step(struct cuda_backend *c)
 {
     if (!c->started) {
         c->started = true;
         launch_prologue(&c->arrays, MAX(c->padded, 256), c->stream);
     }
+}
+
+void cuda_start(struct cuda_backend *c)
+{
+    cuda_start_step(c);
+    cuda_chain_flush(c);
 }
 
 /* ---- graphs ---- */

@@ -1,0 +1,123 @@
+/* A chain: row-wise operations of few rows that one launch does, so that weights stream without a pause between them.
+ *
+ * Operations become phases. A phase is a product, with the norm before it and the activation, gate and residual behind
+ * it; phases are divided by a barrier of all blocks. Whatever the operations alone would have written is written, rounded as
+ * they round. What may join and how the work is dealt are pure functions (heuristics_chain.c); chain.c collects the phases
+ * of a step under capture, chain.cu runs them.
+ *
+ * Types are the activations' (bf16 or fp16) throughout. Strides in elements.
+ */
+#ifndef QUIRE_CUDA_CHAIN_H
+#define QUIRE_CUDA_CHAIN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/cuda/launch.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    CHAIN_PHASES = 8,
+    CHAIN_ROWS = 8,             /* activation rows at most: the columns of a matrix instruction */
+    CHAIN_WORTH_ROWS = 2,       /* rows up to which a chain was measured to be faster than its operations one by one */
+    CHAIN_TILE = 16,            /* weight rows of a tile: the rows of a matrix instruction */
+    CHAIN_WARPS = 8,            /* that multiply; each has its share of the depth */
+    CHAIN_STEP = 512,           /* depth of a stage */
+    CHAIN_PANEL_VECTORS = 4096, /* 16-byte vectors of activations that are in shared memory at a time, at most */
+    CHAIN_PAD_BYTES = 64,       /* behind each row of activations in shared memory, against bank conflicts */
+    CHAIN_STAGE_BYTES = CHAIN_TILE * CHAIN_STEP * 2,
+    CHAIN_MAX_STAGES = 16,
+    CHAIN_MIN_STAGES = 4,
+    CHAIN_WINDOW = 3, /* stages on their way at a time: with more, what the multiplying warps read waits behind them */
+    /* partial sums of two tiles, sums of rows, barriers of the ring */
+    CHAIN_FIXED_BYTES = 2 * CHAIN_WARPS * 32 * 16 + 2 * CHAIN_WARPS * 4 + 2 * CHAIN_MAX_STAGES * 8,
+    CHAIN_COUNTERS = CHAIN_PHASES + 1, /* of barriers, each on a cache line of its own */
+    CHAIN_COUNTER_STRIDE = 32,
+};
+
+struct chain_phase {
+    /* source [rows, k]: x, or norm(x), which block after block also writes to `h` */
+    const void *x;
+    int64_t x_stride;
+    void *h; /* NULL: no norm */
+    int64_t h_stride;
+    struct norm_args norm;
+    /* product with w [n, k]; n 0: a norm alone */
+    const void *w;
+    int64_t w_stride;
+    int32_t n, k;
+    const void *bias;     /* [n] or NULL */
+    int32_t act;          /* enum activation */
+    const void *residual; /* [rows, n] or NULL */
+    int64_t residual_stride;
+    void *out; /* [rows, n]; NULL where only `gated` is wanted */
+    int64_t out_stride;
+    /* out's other uses; NULL: none. sum [rows, n] += out; gated [rows, n / 2] = act(out[:, :n / 2]) * out[:, n / 2:] */
+    void *sum;
+    int64_t sum_stride;
+    void *gated;
+    int64_t gated_stride;
+    int32_t gate_act;
+    int32_t turned; /* out is the q, k and v heads of the chain's rope */
+    /* Rows of w that belong together lie half of `pair` apart, in spans of `pair`; a tile has CHAIN_TILE / 2 of each half. */
+    int32_t pair;
+    /* set by chain_plan */
+    int32_t depth; /* columns of x in shared memory at a time */
+    int32_t first; /* the block that has tile 0; tiles go round from there */
+};
+
+/* q and k heads turn by whole halves, k and v heads go to the cache too. */
+struct chain_rope {
+    const float *cos_sin; /* [positions, head_dim]; NULL: no rotation */
+    int64_t cos_sin_stride;
+    const int32_t *position, *slot; /* [rows] */
+    struct kv_view kv;
+    int32_t n_heads, layer;
+};
+
+struct chain_args {
+    struct chain_phase phase[CHAIN_PHASES];
+    struct chain_rope rope; /* of the phase that is `turned` */
+    int32_t n_phases, rows, type;
+    /* set by chain_plan */
+    int32_t rows_shared; /* rows, rounded up to a power of two: the threads are divided by it */
+    int32_t n_stages;    /* of the ring */
+    int32_t panel_bytes, norm_bytes, shared_bytes;
+    int32_t window;   /* stages on their way at a time */
+    int32_t *counter; /* [CHAIN_COUNTERS * CHAIN_COUNTER_STRIDE], zero between launches */
+};
+
+/* A block's tiles of a phase: first, first + n_blocks, ... */
+struct chain_deal {
+    int32_t first, n;
+};
+#ifdef __CUDACC__
+#define CHAIN_BOTH __host__ __device__
+#else
+#define CHAIN_BOTH
+#endif
+static inline CHAIN_BOTH struct chain_deal chain_deal_of(const struct chain_phase *p, int32_t block, int32_t n_blocks)
+{
+    struct chain_deal d = {block - p->first, 0};
+    int32_t n_tiles = p->n / CHAIN_TILE;
+    d.first += d.first < 0 ? n_blocks : 0;
+    d.n = d.first < n_tiles ? (n_tiles - d.first + n_blocks - 1) / n_blocks : 0;
+    return d;
+}
+
+/* The blocks and shared memory of the device; false: the phases do not fit. */
+bool chain_plan(struct chain_args *a, int32_t n_blocks, int32_t max_shared_bytes);
+
+/* Enqueue; n_blocks as planned. */
+void launch_chain(const struct chain_args *a, int32_t n_blocks, cudaStream_t stream);
+/* Let the kernel have this much shared memory. False: the device does not, or the plugin was built for older ones. */
+bool chain_prepare(int32_t max_shared_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

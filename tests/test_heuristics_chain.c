@@ -1,0 +1,252 @@
+/* What joins a chain, and how its work is dealt. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "kernels/cuda/heuristics_chain.h"
+
+enum { HIDDEN = 4096, INNER = 14336, QKV = 6144, BLOCKS = 132, SHARED_BYTES = 232448 };
+
+/* Addresses are only compared, never followed: every mat gets a range of its own. */
+static struct mat mat_at(int32_t place, int32_t rows, int32_t cols)
+{
+    return (struct mat){.data = (char *)NULL + ((int64_t)(place + 1) << 32),
+                        .stride = cols,
+                        .rows = rows,
+                        .cols = cols,
+                        .dtype = DTYPE_BF16};
+}
+
+struct layer {
+    struct mat attn, x, y, h, up, act, qkv, w_o, w_up, w_down, w_qkv;
+    struct norm norm;
+    int32_t rows;
+};
+
+static struct layer layer_of(int32_t rows)
+{
+    return (struct layer){.attn = mat_at(0, rows, HIDDEN),
+                          .x = mat_at(1, rows, HIDDEN),
+                          .y = mat_at(2, rows, HIDDEN),
+                          .h = mat_at(3, rows, HIDDEN),
+                          .up = mat_at(4, rows, 2 * INNER),
+                          .act = mat_at(5, rows, INNER),
+                          .qkv = mat_at(6, rows, QKV),
+                          .w_o = mat_at(7, HIDDEN, HIDDEN),
+                          .w_up = mat_at(8, 2 * INNER, HIDDEN),
+                          .w_down = mat_at(9, HIDDEN, INNER),
+                          .w_qkv = mat_at(10, QKV, HIDDEN),
+                          .norm = {.weight = mat_at(11, 1, HIDDEN), .eps = 1e-5f},
+                          .rows = rows};
+}
+
+static void join_layer(struct chain_args *a, const struct layer *l)
+{
+    assert_true(chain_join_linear(a, l->rows, l->y, l->attn, l->w_o, NULL));
+    assert_true(chain_join_add_norm(a, l->rows, l->h, l->x, l->y, &l->norm));
+    assert_true(chain_join_linear_gated(a, l->rows, l->act, l->h, l->w_up, (struct mat){0}, ACT_SILU));
+    assert_true(chain_join_linear(a, l->rows, l->y, l->act, l->w_down, NULL));
+    assert_true(chain_join_add_norm(a, l->rows, l->h, l->x, l->y, &l->norm));
+    assert_true(chain_join_linear(a, l->rows, l->qkv, l->h, l->w_qkv, NULL));
+}
+
+static void a_layer_is_four_phases(void **state)
+{
+    (void)state;
+    struct layer l = layer_of(8);
+    struct chain_args a = {0};
+    join_layer(&a, &l);
+    assert_int_equal(a.n_phases, 4);
+    const struct chain_phase *o = &a.phase[0], *up = &a.phase[1], *down = &a.phase[2], *qkv = &a.phase[3];
+    assert_true(o->x == l.attn.data && o->h == NULL && o->out == l.y.data && o->sum == l.x.data);
+    assert_true(up->x == l.x.data && up->h == l.h.data && up->out == NULL && up->gated == l.act.data);
+    assert_true(down->x == l.act.data && down->h == NULL && down->k == INNER && down->sum == l.x.data);
+    assert_true(qkv->x == l.x.data && qkv->h == l.h.data && qkv->n == QKV && qkv->sum == NULL && qkv->gated == NULL);
+}
+
+static void a_norm_without_its_product_is_a_phase_of_its_own(void **state)
+{
+    (void)state;
+    struct layer l = layer_of(2);
+    struct chain_args a = {0};
+    assert_true(chain_join_norm(&a, 2, l.h, l.x, &l.norm));
+    assert_true(chain_join_linear(&a, 2, l.y, l.attn, l.w_o, NULL)); /* does not read h */
+    assert_int_equal(a.n_phases, 2);
+    assert_int_equal(a.phase[0].n, 0);
+    assert_true(chain_join_linear(&a, 2, l.qkv, l.h, l.w_qkv, NULL)); /* reads it as any activations */
+    assert_int_equal(a.n_phases, 3);
+    assert_null(a.phase[2].h);
+}
+
+static void full_chains_take_no_more(void **state)
+{
+    (void)state;
+    struct layer l = layer_of(1);
+    struct chain_args a = {0};
+    for (int i = 0; i < CHAIN_PHASES; i++) {
+        assert_true(chain_join_linear(&a, 1, l.y, l.attn, l.w_o, NULL));
+    }
+    struct chain_args before = a;
+    assert_false(chain_join_linear(&a, 1, l.y, l.attn, l.w_o, NULL));
+    assert_false(chain_join_add_norm(&a, 1, l.h, l.x, l.y, &l.norm));
+    assert_memory_equal(&a, &before, sizeof(a));
+}
+
+/* A change of one operand, each of which a chain must refuse. */
+static void operands_that_do_not_suit_are_refused(void **state)
+{
+    (void)state;
+    struct layer l = layer_of(4);
+    struct chain_args a = {0};
+    struct mat odd = l.attn, deep = l.attn, wide = l.w_o, f32 = l.attn, far = l.attn;
+    odd.data = (char *)odd.data + 2;
+    deep.cols = 4096 + 32;
+    wide.rows = 4096 + 8;
+    f32.dtype = DTYPE_F32;
+    far.stride = 4100;
+    struct mat deep_w = l.w_o, wide_out = l.y, f32_w = l.w_o, f32_out = l.y;
+    deep_w.cols = deep.cols;
+    wide_out.cols = wide.rows;
+    f32_w.dtype = f32_out.dtype = DTYPE_F32;
+    assert_false(chain_join_linear(&a, 4, l.y, odd, l.w_o, NULL));
+    assert_false(chain_join_linear(&a, 4, l.y, far, l.w_o, NULL));
+    assert_false(chain_join_linear(&a, 4, l.y, deep, deep_w, NULL));
+    assert_false(chain_join_linear(&a, 4, wide_out, l.attn, wide, NULL));
+    assert_false(chain_join_linear(&a, 4, f32_out, f32, f32_w, NULL));
+    assert_false(chain_join_linear(&a, 4, f32_out, l.attn, l.w_o, NULL));
+    assert_false(chain_join_linear(&a, CHAIN_ROWS + 1, l.y, l.attn, l.w_o, NULL));
+    assert_false(chain_join_linear(&a, 4, l.attn, l.attn, l.w_o, NULL)); /* others still read what one writes */
+    struct epilogue bias = {.bias = mat_at(20, 1, HIDDEN)};
+    bias.bias.dtype = DTYPE_F32;
+    assert_false(chain_join_linear(&a, 4, l.y, l.attn, l.w_o, &bias));
+    assert_false(chain_join_norm(&a, 4, l.x, l.x, &l.norm));
+    assert_false(chain_join_norm(&a, 4, l.h, odd, &l.norm));
+    assert_int_equal(a.n_phases, 0);
+    assert_true(chain_join_linear(&a, 4, l.y, l.attn, l.w_o, NULL));
+    assert_false(chain_join_linear(&a, 3, l.qkv, l.h, l.w_qkv, NULL)); /* another number of rows */
+    assert_int_equal(a.n_phases, 1);
+}
+
+/* What is added to x must be what the product before made, and nobody may still read where it goes. */
+static void only_the_last_product_is_added(void **state)
+{
+    (void)state;
+    struct layer l = layer_of(4);
+    struct chain_args a = {0};
+    assert_false(chain_join_add_norm(&a, 4, l.h, l.x, l.y, &l.norm));
+    assert_true(chain_join_linear(&a, 4, l.y, l.attn, l.w_o, NULL));
+    assert_false(chain_join_add_norm(&a, 4, l.h, l.x, l.attn, &l.norm));
+    assert_false(chain_join_add_norm(&a, 4, l.h, l.attn, l.y, &l.norm));
+    assert_true(chain_join_add_norm(&a, 4, l.h, l.x, l.y, &l.norm));
+    assert_false(chain_join_add_norm(&a, 4, l.h, l.x, l.y, &l.norm));
+    assert_false(chain_join_linear_gated(&a, 4, l.up, l.h, l.w_up, (struct mat){0}, ACT_SILU)); /* twice as wide */
+    assert_false(chain_join_linear_gated(&a, 4, l.x, l.act, l.w_up, (struct mat){0}, ACT_SILU));
+    assert_int_equal(a.n_phases, 2);
+}
+
+/* The rotation needs both halves of a head in one tile; what it cannot do stays an operation of its own. */
+static void heads_turn_where_they_are_made(void **state)
+{
+    (void)state;
+    struct layer l = layer_of(4);
+    struct chain_rope at = {.kv = {.base = (char *)NULL + 64, .dtype = DTYPE_BF16}};
+    struct attention heads = {.layer = 3, .n_heads = 32, .n_kv_heads = 8, .head_dim = 128};
+    struct rope turn = {.cos_sin = mat_at(12, 1, 128), .rot_dim = 128};
+    struct rope part = turn, pairs = turn, normed = turn;
+    part.rot_dim = 64;
+    pairs.interleaved = true;
+    normed.k_norm.weight = mat_at(13, 1, 128);
+    struct attention fewer = heads;
+    fewer.n_heads = 30;
+    struct chain_args a = {0};
+    assert_false(chain_join_rope_kv(&a, 4, l.qkv, &turn, &heads, &at));
+    join_layer(&a, &l);
+    assert_false(chain_join_rope_kv(&a, 4, l.qkv, &part, &heads, &at));
+    assert_false(chain_join_rope_kv(&a, 4, l.qkv, &pairs, &heads, &at));
+    assert_false(chain_join_rope_kv(&a, 4, l.qkv, &normed, &heads, &at));
+    assert_false(chain_join_rope_kv(&a, 4, l.qkv, &turn, &fewer, &at));
+    assert_false(chain_join_rope_kv(&a, 4, l.up, &turn, &heads, &at));
+    assert_true(chain_join_rope_kv(&a, 4, l.qkv, &turn, &heads, &at));
+    assert_int_equal(a.n_phases, 4);
+    assert_true(a.phase[3].turned && a.phase[3].pair == 128 && a.rope.layer == 3 && a.rope.n_heads == 32);
+    assert_false(chain_join_rope_kv(&a, 4, l.qkv, &turn, &heads, &at)); /* once is enough */
+}
+
+/* A norm needs its whole row at once, a product does not. */
+static void rows_too_wide_for_shared_memory(void **state)
+{
+    (void)state;
+    struct layer l = layer_of(8);
+    struct chain_args a = {0};
+    struct mat x = mat_at(1, 8, 2 * HIDDEN), h = mat_at(3, 8, 2 * HIDDEN);
+    struct norm n = {.weight = mat_at(11, 1, 2 * HIDDEN), .eps = 1e-5f};
+    assert_false(chain_join_norm(&a, 8, h, x, &n));
+    assert_true(chain_join_norm(&a, 4, h, x, &n));
+    a = (struct chain_args){0};
+    assert_true(chain_join_linear(&a, 8, l.y, l.act, l.w_down, NULL));
+    assert_true(chain_plan(&a, BLOCKS, SHARED_BYTES));
+    assert_int_equal(a.phase[0].depth, 4096);
+}
+
+/* Every tile once; over all phases no block has two tiles more than another. */
+static void tiles_are_dealt_evenly(void **state)
+{
+    (void)state;
+    for (int32_t rows = 1; rows <= CHAIN_ROWS; rows++) {
+        struct layer l = layer_of(rows);
+        struct chain_args a = {0};
+        int32_t total[BLOCKS] = {0};
+        join_layer(&a, &l);
+        assert_true(chain_plan(&a, BLOCKS, SHARED_BYTES));
+        assert_true(a.shared_bytes <= SHARED_BYTES && a.n_stages >= 9);
+        assert_true(a.rows_shared >= rows && CHAIN_WARPS * 32 % a.rows_shared == 0);
+        for (int32_t p = 0; p < a.n_phases; p++) {
+            static bool seen[2 * INNER / CHAIN_TILE];
+            memset(seen, 0, sizeof(seen));
+            int32_t n_seen = 0;
+            for (int32_t b = 0; b < BLOCKS; b++) {
+                struct chain_deal d = chain_deal_of(&a.phase[p], b, BLOCKS);
+                total[b] += d.n;
+                n_seen += d.n;
+                for (int32_t i = 0; i < d.n; i++) {
+                    assert_false(seen[d.first + i * BLOCKS]);
+                    seen[d.first + i * BLOCKS] = true;
+                }
+            }
+            assert_int_equal(n_seen, a.phase[p].n / CHAIN_TILE);
+            assert_true(seen[0] && seen[n_seen - 1]);
+        }
+        for (int32_t b = 0; b < BLOCKS; b++) {
+            assert_in_range(total[b] - total[0] + 1, 0, 2);
+        }
+    }
+}
+
+static void too_little_shared_memory_makes_no_chain(void **state)
+{
+    (void)state;
+    struct layer l = layer_of(8);
+    struct chain_args a = {0};
+    join_layer(&a, &l);
+    assert_false(chain_plan(&a, BLOCKS, 100 << 10));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_layer_is_four_phases),
+        cmocka_unit_test(a_norm_without_its_product_is_a_phase_of_its_own),
+        cmocka_unit_test(full_chains_take_no_more),
+        cmocka_unit_test(operands_that_do_not_suit_are_refused),
+        cmocka_unit_test(only_the_last_product_is_added),
+        cmocka_unit_test(heads_turn_where_they_are_made),
+        cmocka_unit_test(rows_too_wide_for_shared_memory),
+        cmocka_unit_test(tiles_are_dealt_evenly),
+        cmocka_unit_test(too_little_shared_memory_makes_no_chain),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
