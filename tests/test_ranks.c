@@ -303,24 +303,31 @@ static void a_rank_killed_while_idle_is_told(void **state)
     nobody_is_left();
 }
 
+/* A child of the rig dies inside a step: the step ends with the reason, and nobody is left. */
+static void kill_in_a_step(struct rig *r)
+{
+    struct err e = {0};
+    struct answers unused;
+    pid_t victim = a_child();
+    assert_int_equal(kill(victim, SIGSTOP), 0); /* so that it surely dies inside the step */
+    static struct step s;
+    pack(&s, 0, r->x->info.vocab);
+    assert_int_equal(r->x->launch(r->x, &s.b, &e), 0);
+    assert_int_equal(kill(victim, SIGKILL), 0);
+    assert_int_equal(collect(r->x, &unused, 0, &e), ERR_DEVICE);
+    assert_non_null(strstr(e.text, "was ended by signal 9"));
+    close_rig(r);
+    nobody_is_left();
+}
+
 static void a_rank_killed_in_a_step_ends_it_with_the_reason(void **state)
 {
     (void)state;
     struct rig r;
     struct err e = {0};
-    struct answers unused;
     if (open_rig(&r, MODEL, 4, NULL, &e) < 0)
         fail_msg("%s", e.text);
-    pid_t victim = a_child();
-    assert_int_equal(kill(victim, SIGSTOP), 0); /* so that it surely dies inside the step */
-    static struct step s;
-    pack(&s, 0, r.x->info.vocab);
-    assert_int_equal(r.x->launch(r.x, &s.b, &e), 0);
-    assert_int_equal(kill(victim, SIGKILL), 0);
-    assert_int_equal(collect(r.x, &unused, 0, &e), ERR_DEVICE);
-    assert_non_null(strstr(e.text, "was ended by signal 9"));
-    close_rig(&r);
-    nobody_is_left();
+    kill_in_a_step(&r);
 }
 
 /* A stage between others is gone while they wait for it. */
@@ -329,19 +336,9 @@ static void a_stage_killed_in_a_step_ends_it_with_the_reason(void **state)
     (void)state;
     struct rig r;
     struct err e = {0};
-    struct answers unused;
     if (open_cut(&r, "tests/golden/gemma2", (struct cut){2, 2}, NULL, &e) < 0)
         fail_msg("%s", e.text);
-    pid_t victim = a_child();
-    assert_int_equal(kill(victim, SIGSTOP), 0);
-    static struct step s;
-    pack(&s, 0, r.x->info.vocab);
-    assert_int_equal(r.x->launch(r.x, &s.b, &e), 0);
-    assert_int_equal(kill(victim, SIGKILL), 0);
-    assert_int_equal(collect(r.x, &unused, 0, &e), ERR_DEVICE);
-    assert_non_null(strstr(e.text, "was ended by signal 9"));
-    close_rig(&r);
-    nobody_is_left();
+    kill_in_a_step(&r);
 }
 
 static void a_rank_that_hangs_is_named_after_the_timeout(void **state)
