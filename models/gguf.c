@@ -7,12 +7,12 @@
  */
 #include "models/gguf.h"
 #include "models/file.h"
+#include "models/mapped.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -360,7 +360,7 @@ int gguf_open(struct gguf **ret, const char *path, struct err *e)
 {
     const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path;
     struct stat st = {0};
-    void *data = MAP_FAILED;
+    void *data = NULL;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     bool ok = fd >= 0 && fstat(fd, &st) == 0;
     int pointer = ok ? model_file_check_pointer(fd, file, e) : 0;
@@ -368,11 +368,9 @@ int gguf_open(struct gguf **ret, const char *path, struct err *e)
         close(fd);
         return pointer;
     }
-    if (ok && S_ISREG(st.st_mode) && st.st_size > 0)
-        data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    int code = data != MAP_FAILED                            ? 0
-               : ok && (!S_ISREG(st.st_mode) || !st.st_size) ? err_set(e, ERR_INVALID, "%s: not a GGUF file", file)
-                                                             : err_set(e, ERR_IO, "%s: %s", file, strerror(errno));
+    int code = !ok                                      ? err_set(e, ERR_IO, "%s: %s", file, strerror(errno))
+               : !S_ISREG(st.st_mode) || st.st_size < 1 ? err_set(e, ERR_INVALID, "%s: not a GGUF file", file)
+                                                        : file_map(fd, (size_t)st.st_size, file, &data, e);
     bool cached = code == 0 && model_file_cached(fd, st.st_size);
     if (fd >= 0)
         close(fd);
@@ -381,8 +379,8 @@ int gguf_open(struct gguf **ret, const char *path, struct err *e)
     if (code == 0) {
         (*ret)->mapped = true;
         (*ret)->cached = cached;
-    } else if (data != MAP_FAILED) {
-        munmap(data, (size_t)st.st_size);
+    } else if (data) {
+        file_unmap(data, (size_t)st.st_size);
     }
     return code;
 }
@@ -392,7 +390,7 @@ void gguf_free(struct gguf *g)
     if (!g)
         return;
     if (g->mapped)
-        munmap((void *)(uintptr_t)g->data, g->n_bytes);
+        file_unmap((void *)(uintptr_t)g->data, g->n_bytes);
     free(g->pair);
     free(g->tensor);
     free(g);

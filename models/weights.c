@@ -16,6 +16,7 @@
 #include "models/file.h"
 #include "models/gguf.h"
 #include "models/json.h"
+#include "models/mapped.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -39,7 +40,7 @@ void checkpoint_free(struct checkpoint *c)
     for (int32_t i = 0; i < c->n_tensors; i++)
         free((char *)c->tensor[i].name);
     for (int32_t i = 0; i < c->n_mappings; i++) {
-        munmap(c->mapping[i].data, c->mapping[i].n_bytes);
+        file_unmap(c->mapping[i].data, c->mapping[i].n_bytes);
         free(c->mapping[i].file);
     }
     gguf_free(c->gguf);
@@ -169,10 +170,9 @@ static int add_file(struct checkpoint *c, const char *dir, const char *file, str
     int fd = model_file_open(dir, file, &n_bytes, e);
     if (fd < 0)
         return fd;
-    void *data = n_bytes > 0 ? mmap(NULL, (size_t)n_bytes, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
-    int code = data != MAP_FAILED ? 0
-                                  : err_set(e, n_bytes > 0 ? ERR_IO : ERR_INVALID, "%s: %s", file,
-                                            n_bytes > 0 ? strerror(errno) : "the file is empty");
+    void *data = NULL;
+    int code = n_bytes > 0 ? file_map(fd, (size_t)n_bytes, file, &data, e)
+                           : err_set(e, ERR_INVALID, "%s: the file is empty", file);
     c->uncached |= code == 0 && !model_file_cached(fd, n_bytes);
     close(fd);
     if (code < 0)
@@ -182,7 +182,7 @@ static int add_file(struct checkpoint *c, const char *dir, const char *file, str
     if (list)
         c->mapping = list;
     if (!list || !name) {
-        munmap(data, (size_t)n_bytes);
+        file_unmap(data, (size_t)n_bytes);
         free(name);
         return err_nomem(e, file);
     }
