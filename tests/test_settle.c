@@ -101,7 +101,7 @@ static void only_what_lies_as_it_is_needed_is_read_in_place(void **state)
     assert_false(in_place(r, &d));
     d = two_pieces(r, p); /* small: most of it would stay in small pages */
     d.n_pieces = 1;
-    d.rows = p[0].rows = 1024;
+    d.rows = p[0].rows = 64;
     assert_false(in_place(r, &d));
 }
 
@@ -115,16 +115,9 @@ static bool on_one_node_with_large_pages(void)
     return ok && access("/sys/devices/system/node/node1", F_OK) != 0;
 }
 
-static void values_and_address_stay_while_the_pages_change(void **state)
+static void wait_for_the_move(struct rig *r)
 {
-    struct rig *r = *state;
-    struct weight_piece p[2];
-    struct weight_desc d = two_pieces(r, p);
     struct err e = {0};
-    if (!on_one_node_with_large_pages())
-        skip();
-    assert_true(in_place(r, &d));
-    assert_int_equal(cpu_settle_waiting_bytes(cpu_of(r->b)), (int64_t)N_BYTES);
     assert_int_equal(cpu_settle_start(cpu_of(r->b), &e), 0);
     assert_int_equal(cpu_settle_start(cpu_of(r->b), &e), 0); /* whoever asks twice starts it once */
     for (int i = 0; cpu_settle_waiting_bytes(cpu_of(r->b)) > 0; i++) {
@@ -132,11 +125,53 @@ static void values_and_address_stay_while_the_pages_change(void **state)
         assert_memory_equal(r->data, r->expected, N_BYTES);
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
-    /* The file no longer matters, but for the weight's ends. */
+}
+
+static void zero_in_file(struct rig *r, size_t at)
+{
     char zeros[4096] = {0};
-    off_t middle = (off_t)(OFFSET + N_BYTES / 2);
-    assert_int_equal(pwrite(r->fd, zeros, sizeof(zeros), middle), sizeof(zeros));
+    assert_int_equal(pwrite(r->fd, zeros, sizeof(zeros), (off_t)(OFFSET + at)), sizeof(zeros));
+}
+
+static void values_and_address_stay_while_the_pages_change(void **state)
+{
+    struct rig *r = *state;
+    struct weight_piece p[2];
+    struct weight_desc d = two_pieces(r, p);
+    if (!on_one_node_with_large_pages())
+        skip();
+    assert_true(in_place(r, &d));
+    assert_int_equal(cpu_settle_waiting_bytes(cpu_of(r->b)), (int64_t)N_BYTES);
+    wait_for_the_move(r);
+    /* The file no longer matters, but for the weight's ends. */
+    zero_in_file(r, N_BYTES / 2);
     assert_memory_equal(r->data, r->expected, N_BYTES);
+}
+
+/* Three weights; 64 KiB between the first two, 4 MiB before the third, which stay the file's. */
+static void what_lies_between_two_weights_goes_along(void **state)
+{
+    static const int32_t first[] = {0, 2064, 5120}, end[] = {2048, 4096, ROWS};
+    enum { ROW_BYTES = COLS * 2 };
+    struct rig *r = *state;
+    struct weight_piece p[2];
+    if (!on_one_node_with_large_pages())
+        skip();
+    for (int i = 0; i < 3; i++) {
+        struct weight_desc d = two_pieces(r, p);
+        d.n_pieces = 1;
+        d.rows = p[0].rows = end[i] - first[i];
+        p[0].data = r->data + (size_t)first[i] * ROW_BYTES;
+        assert_true(in_place(r, &d));
+    }
+    wait_for_the_move(r);
+    zero_in_file(r, (size_t)(end[0] + 4) * ROW_BYTES);
+    assert_memory_equal(r->data, r->expected, (size_t)end[1] * ROW_BYTES);
+    size_t other = (size_t)(end[1] + 512) * ROW_BYTES;
+    zero_in_file(r, other);
+    assert_memory_not_equal(r->data + other, r->expected + other, ROW_BYTES);
+    assert_memory_equal(r->data + (size_t)first[2] * ROW_BYTES, r->expected + (size_t)first[2] * ROW_BYTES,
+                        (size_t)(end[2] - first[2]) * ROW_BYTES);
 }
 
 static void a_move_under_way_ends_with_the_backend(void **state)
@@ -154,6 +189,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(only_what_lies_as_it_is_needed_is_read_in_place, open_rig, close_rig),
         cmocka_unit_test_setup_teardown(values_and_address_stay_while_the_pages_change, open_rig, close_rig),
+        cmocka_unit_test_setup_teardown(what_lies_between_two_weights_goes_along, open_rig, close_rig),
         cmocka_unit_test_setup_teardown(a_move_under_way_ends_with_the_backend, open_rig, close_rig),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

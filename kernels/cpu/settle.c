@@ -1,10 +1,11 @@
-/* Large weights are read where their file is mapped, so that a server is ready before gigabytes are copied; then a thread of its own
- * moves them into 2 MiB pages while steps run.
+/* Weights are read where their file is mapped, so that a server is ready before they are copied; then a thread of its own moves them
+ * into 2 MiB pages while steps run.
  *
  * Pages of a mapped file are 4 KiB, and streaming through them costs a decode step up to a quarter in TLB misses. So whole 2 MiB
  * of a weight at a time are copied aside and the copy is put in the file's place (mremap): the addresses stay, a step that
- * reads them meanwhile finds the same values before and after, or waits in the page fault for the two to be exchanged. What is left are
- * a weight's ends, less than 2 MiB each, which is why small weights are copied at once instead (memory.c).
+ * reads them meanwhile finds the same values before and after, or waits in the page fault for the two to be exchanged. What lies between
+ * two weights of one file goes along, so that little but the file's ends stays as it is. Weights of less than LARGE_BYTES are
+ * copied at once instead (memory.c): a model of such ones is small.
  *
  * On machines with several memory nodes nothing is read in place: there the threads that read a row copy it, each near itself.
  */
@@ -21,11 +22,12 @@
 #include "kernels/cpu/cpu.h"
 
 #define CHUNK_BYTES ((size_t)32 << 20) /* put in place at once */
-#define LARGE_BYTES ((int64_t)16 << 20)
+#define LARGE_BYTES ((int64_t)512 << 10)
+#define GAP_BYTES ((int64_t)1 << 20) /* of what is not read in place, between two that are */
 
-enum { NICE = 19 }; /* steps go first */
+enum { NICE = 10 }; /* steps go first, but it takes turns with threads that never rest */
 
-/* Weights of one mapping that touch are one span. */
+/* Weights of one mapping that touch, or nearly so, are one span. */
 struct span {
     char *at;
     size_t n_bytes;
@@ -113,15 +115,35 @@ static int by_address(const void *a, const void *b)
     return x->at < y->at ? -1 : x->at > y->at;
 }
 
-/* Sorted, and those that touch joined: rows of one weight may end in the 2 MiB where the next begins. */
+/* Whether [from, to) lies in one mapping of a file that nobody writes: only such bytes may be exchanged for a copy. */
+static bool in_one_file(const char *from, const char *to)
+{
+    FILE *f = fopen("/proc/self/maps", "re");
+    char line[512], mode[5];
+    unsigned long begin, end, inode;
+    bool found = false;
+    while (f != NULL && !found && fgets(line, sizeof(line), f) != NULL) {
+        found = sscanf(line, "%lx-%lx %4s %*x %*s %lu", &begin, &end, mode, &inode) == 4 && inode != 0 &&
+                strcmp(mode, "r--p") == 0 && begin <= (uintptr_t)from && (uintptr_t)to <= end;
+    }
+    if (f != NULL) {
+        fclose(f);
+    }
+    return found;
+}
+
+/* Sorted, and neighbours joined: rows of one weight may end in the 2 MiB where the next begins. */
 static void join_spans(struct cpu_settle *s)
 {
     int32_t n = 0;
     qsort(s->span, (size_t)s->n, sizeof(*s->span), by_address);
     for (int32_t i = 0; i < s->n; i++) {
         struct span *last = n > 0 ? &s->span[n - 1] : NULL;
-        if (last != NULL && last->at + last->n_bytes == s->span[i].at) {
-            last->n_bytes += s->span[i].n_bytes;
+        char *end = last != NULL ? last->at + last->n_bytes : NULL;
+        int64_t gap = s->span[i].at - end;
+        if (last != NULL && (gap == 0 || (gap <= GAP_BYTES && in_one_file(end, s->span[i].at)))) {
+            last->n_bytes += (size_t)gap + s->span[i].n_bytes;
+            s->waiting_bytes += gap;
         } else {
             s->span[n++] = s->span[i];
         }
@@ -168,6 +190,7 @@ static void *settle_main(void *arg)
     bool ok = true;
     pthread_setname_np(pthread_self(), "quire-settle");
     setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
+    join_spans(s);
     for (int32_t i = 0; i < s->n && ok; i++) {
         ok = move_span(s, &s->span[i]);
     }
@@ -190,7 +213,6 @@ int cpu_settle_start(struct cpu_backend *c, struct err *e)
         s->waiting_bytes = 0;
         return 0;
     }
-    join_spans(s);
     if (pthread_create(&s->thread, NULL, settle_main, s) != 0) {
         return err_set(e, ERR_IO, "cpu: the thread that moves weights could not be started");
     }
