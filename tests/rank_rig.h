@@ -30,7 +30,8 @@ struct rank_rig {
     const int32_t *token_src;  /* of the tokens; NULL: they are 0, 1, 2 ... */
     const struct token_count *count;
     const struct token_bias *bias;
-    int32_t n_count, n_bias;
+    const int32_t *allowed;
+    int32_t n_count, n_bias, n_allowed;
 };
 
 typedef int rank_rig_body(struct rank_rig *r, struct err *e);
@@ -134,7 +135,9 @@ static inline int rank_rig_begin(struct rank_rig *r, int32_t n, bool *ret_replay
                       .token_count = r->count,
                       .n_token_count = r->n_count,
                       .token_bias = r->bias,
-                      .n_token_bias = r->n_bias};
+                      .n_token_bias = r->n_bias,
+                      .allowed_token = r->allowed,
+                      .n_allowed_token = r->n_allowed};
     int rc = r->b->ops->step_begin(r->b, &b, e);
     *ret_replayed = rc == 0 && r->b->ops->replay && r->b->ops->replay(r->b, &b);
     return rc;

@@ -228,7 +228,7 @@ static int sums_in_a_row(struct rank_rig *r, struct err *e)
 
 /* ---- the cut vocabulary ---- */
 
-enum { VOCAB = 997, WIDTH = 64 };
+enum { VOCAB = 4999, WIDTH = 64 }; /* a part of it holds more than a list of ties */
 
 static float embedding(int32_t id, int32_t col)
 {
@@ -387,23 +387,48 @@ static const struct sample_row KINDS[] = {
     {.kind = SAMPLE_SCORE, .top_p = 1, .target = VOCAB - 3},
     {.temperature = 0, .top_p = 1, .n_logprobs = 20},
 };
-static const struct token_count COUNTS[] = {{3, 2, 0}, {4, 1, 1}, {7, 0, 1}, {900, 3, 0}, {950, 1, 0}, {996, 2, 1}};
-static const struct token_bias BIASES[] = {{1, 2.5f}, {2, -INFINITY}, {990, 3}, {991, -1}};
+/* The same of those whose tokens are found in short lists of each part. */
+static const struct sample_row SHORT_KINDS[] = {
+    {.temperature = 1, .top_p = 1, .top_k = 40},
+    {.temperature = 0, .top_p = 1},
+    {.temperature = 1.3f, .top_p = 0.95f, .top_k = 20, .min_p = 0.02f},
+    {.temperature = 4, .top_p = 0.8f, .top_k = 64, .n_logprobs = 5},
+    {.temperature = 0.7f, .top_p = 1, .top_k = 50, .frequency_penalty = 0.7f, .presence_penalty = 0.3f, .n_counts = 6},
+    {.temperature = 0, .top_p = 1, .repetition_penalty = 1.5f, .n_counts = 6, .n_bias = 4, .n_logprobs = 3},
+    {.kind = SAMPLE_CANDIDATES, .top_p = 1, .n_candidates = 8, .n_bias = 4},
+    {.kind = SAMPLE_CANDIDATES, .top_p = 1, .n_candidates = 64},
+    {.kind = SAMPLE_SCORE, .top_p = 1, .target = VOCAB - 3, .n_logprobs = 20},
+    {.temperature = 2, .top_p = 1, .top_k = 3, .n_allowed = 5},
+    {.temperature = 8, .top_p = 0.6f, .top_k = 33, .min_p = 0.1f},
+};
+static const struct token_count COUNTS[] = {{3, 2, 0}, {4, 1, 1}, {7, 0, 1}, {4000, 3, 0}, {4950, 1, 0}, {4998, 2, 1}};
+static const struct token_bias BIASES[] = {{1, 2.5f}, {2, -INFINITY}, {4990, 3}, {4991, -1}};
+static const int32_t ALLOWED[] = {5, 80, 2400, 2600, 4997};
 
-static void ask_for_all(struct rank_rig *r, int32_t rows)
+/* What rows ask for, in turn, and the logits they ask it of. */
+struct asks {
+    const struct sample_row *kind;
+    int32_t n_kinds;
+    float (*logit)(int32_t row, int32_t id, int32_t step);
+};
+
+static void ask_for_all(struct rank_rig *r, const struct asks *asks, int32_t rows)
 {
     r->count = COUNTS;
     r->bias = BIASES;
+    r->allowed = ALLOWED;
     r->n_count = ARRAY_LEN(COUNTS);
     r->n_bias = ARRAY_LEN(BIASES);
+    r->n_allowed = 0;
     for (int32_t i = 0; i < rows; i++) {
         struct sample_row *s = &r->sample[i];
-        *s = KINDS[i % (int32_t)ARRAY_LEN(KINDS)];
+        *s = asks->kind[i % asks->n_kinds];
         s->logits_row = i;
-        s->prev_sample = -1;
+        s->prev_sample = s->presence_penalty > 0 ? i : -1;
         s->repetition_penalty = s->repetition_penalty > 0 ? s->repetition_penalty : 1;
         s->seed = (uint64_t)i * 77 + 5;
         s->position = i + 3;
+        r->n_allowed = MAX(r->n_allowed, s->n_allowed);
     }
 }
 
@@ -416,11 +441,29 @@ static float any_logit(int32_t row, int32_t id, int32_t step)
     return (float)(x % 8000) / 1000 - 4 + (x >> 16) % 97 / 24;
 }
 
-static int fill_logits(struct rank_rig *r, struct mat m, int32_t rows, int32_t first, int32_t step, struct err *e)
+/* In turn: any; of five levels, so that many tie; one above all others, which tie; one above others that lie closer together than
+ * their distances from it. */
+static float tied_logit(int32_t row, int32_t id, int32_t step)
+{
+    bool top = id == best(row, step);
+    switch (step % 4) {
+    case 1:
+        return floorf(any_logit(row, id, step) / 3);
+    case 2:
+        return top ? 3.0f : 1.0f;
+    case 3:
+        return top ? 8.0f : 1 + (float)((id * 7 + row) % VOCAB) * 0x1p-23f;
+    default:
+        return any_logit(row, id, step);
+    }
+}
+
+static int fill_logits(struct rank_rig *r, const struct asks *asks, struct mat m, int32_t rows, int32_t first,
+                       int32_t step, struct err *e)
 {
     static float host[RANK_RIG_TOKENS * VOCAB];
     for (int32_t i = 0; i < rows * m.cols; i++)
-        host[i] = any_logit(i / m.cols, first + i % m.cols, step);
+        host[i] = asks->logit(i / m.cols, first + i % m.cols, step);
     return r->b->ops->upload(r->b, mat_rows(m, 0, rows), host, e);
 }
 
@@ -430,12 +473,12 @@ struct drawing {
 };
 
 /* One step of `rows` draws; over the ranks from this one's part of the logits, and with the embeddings of the tokens drawn before. */
-static int draw_step(struct rank_rig *r, struct drawing *d, int32_t rows, int32_t step, struct results *ret,
-                     struct err *e)
+static int draw_step(struct rank_rig *r, const struct asks *asks, struct drawing *d, int32_t rows, int32_t step,
+                     struct results *ret, struct err *e)
 {
     bool replayed, many = r->n_ranks > 1;
     struct mat logits = mat_rows(d->cut.logits, 0, rows), part = mat_rows(d->cut.part, 0, rows);
-    int rc = fill_logits(r, many ? part : logits, rows, many ? d->cut.first : 0, step, e);
+    int rc = fill_logits(r, asks, many ? part : logits, rows, many ? d->cut.first : 0, step, e);
     r->token_src = r->ints;
     rc = rc < 0 ? rc : rank_rig_begin(r, rows, &replayed, e);
     r->token_src = NULL;
@@ -475,17 +518,17 @@ static int tokens_were_known(struct rank_rig *r, struct drawing *d, const int32_
 }
 
 /* The same draws as of one rank alone, on the CPU, whose sampling is the specification. */
-static int draws(struct rank_rig *r, struct rank_rig *one, struct drawing *d, struct drawing *whole, int32_t rows,
-                 struct err *e)
+static int draws(struct rank_rig *r, struct rank_rig *one, const struct asks *asks, struct drawing *d,
+                 struct drawing *whole, int32_t rows, struct err *e)
 {
     int32_t before[RANK_RIG_TOKENS] = {0};
     struct results got, want;
     int rc = 0;
-    ask_for_all(r, rows);
-    ask_for_all(one, rows);
+    ask_for_all(r, asks, rows);
+    ask_for_all(one, asks, rows);
     for (int step = 0; step < REPEATS && rc == 0; step++) {
-        rc = draw_step(r, d, rows, step, &got, e);
-        rc = rc < 0 ? rc : draw_step(one, whole, rows, step, &want, e);
+        rc = draw_step(r, asks, d, rows, step, &got, e);
+        rc = rc < 0 ? rc : draw_step(one, asks, whole, rows, step, &want, e);
         rc = rc < 0 || step == 0 ? rc : tokens_were_known(r, d, before, rows, e);
         rc = rc < 0 || r->rank > 0 ? rc : same_answers(r->sample, &got, &want, e);
         if (rc < 0)
@@ -495,7 +538,7 @@ static int draws(struct rank_rig *r, struct rank_rig *one, struct drawing *d, st
     return rc;
 }
 
-static int all_draws(struct rank_rig *r, struct err *e)
+static int all_draws(struct rank_rig *r, const struct asks *asks, struct err *e)
 {
     struct rank_rig one = {.device = "cpu", .n_ranks = 1, .max_tokens = r->max_tokens};
     struct drawing d, whole;
@@ -506,10 +549,20 @@ static int all_draws(struct rank_rig *r, struct err *e)
     rc = rc < 0 ? rc : r->b->ops->scratch(r->b, RANK_RIG_TOKENS, WIDTH, DTYPE_F32, &d.out, e);
     static const int32_t rows[] = {1, 2, 10, 33, 64, 201};
     for (size_t i = 0; i < ARRAY_LEN(rows) && rc == 0; i++)
-        rc = draws(r, &one, &d, &whole, rows[i], e);
+        rc = draws(r, &one, asks, &d, &whole, rows[i], e);
     if (one.b)
         one.b->ops->free(one.b);
     return rc;
+}
+
+static int draws_of_every_kind(struct rank_rig *r, struct err *e)
+{
+    return all_draws(r, &(struct asks){KINDS, ARRAY_LEN(KINDS), any_logit}, e);
+}
+
+static int draws_from_short_lists(struct rank_rig *r, struct err *e)
+{
+    return all_draws(r, &(struct asks){SHORT_KINDS, ARRAY_LEN(SHORT_KINDS), tied_logit}, e);
 }
 
 /* ---- tests ---- */
@@ -535,7 +588,13 @@ static void test_cut_vocabulary(void **state)
 static void test_drawn_as_by_one(void **state)
 {
     (void)state;
-    assert_int_equal(rank_rig_run(device, n_ranks, RANK_RIG_TOKENS, all_draws), 0);
+    assert_int_equal(rank_rig_run(device, n_ranks, RANK_RIG_TOKENS, draws_of_every_kind), 0);
+}
+
+static void test_drawn_from_short_lists_as_by_one(void **state)
+{
+    (void)state;
+    assert_int_equal(rank_rig_run(device, n_ranks, RANK_RIG_TOKENS, draws_from_short_lists), 0);
 }
 
 int main(int argc, char **argv)
@@ -553,6 +612,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_sums_in_a_row),
         cmocka_unit_test(test_cut_vocabulary),
         cmocka_unit_test(test_drawn_as_by_one),
+        cmocka_unit_test(test_drawn_from_short_lists_as_by_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

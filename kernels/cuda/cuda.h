@@ -39,7 +39,7 @@ struct cuda_step {
 /* A captured decode step. */
 struct cuda_graph {
     int32_t rows;
-    bool greedy, shared;
+    bool greedy, shorts, shared;
     int32_t n_seen; /* steps of this kind so far; captured at the second, when nothing is left to be set up */
     cudaGraphExec_t exec;
 };
@@ -96,6 +96,7 @@ struct cuda_backend {
     struct query_tile *tile_device; /* prefill tiles inside the staging buffer */
     int32_t n_tiles, n_prefill_tokens;
     bool in_step, started, capturing, greedy, any_allowed;
+    bool shorts;    /* ranks draw every sample of the step from short lists (rank_draw.c) */
     bool shared;    /* the step has runs of sequences whose shared chunks are read once */
     int32_t padded; /* rows of a decode step's graph; n_tokens when there is none */
     int32_t n_prev_samples;
@@ -222,6 +223,8 @@ bool cuda_rank_sum(struct cuda_backend *c, struct mat *out, struct mat *x, struc
 void cuda_all_reduce(struct backend *b, struct mat x);
 void cuda_embed_part(struct backend *b, struct mat out, struct mat table, int32_t first, float scale);
 /* rank_draw.c */
+/* How the ranks draw the step's samples; before its graph is chosen. */
+void cuda_rank_choose(struct cuda_backend *c, const struct batch *b);
 /* Where the step's answers are written, once its counts are known: where they are the caller's unless ranks share the drawing. */
 void cuda_rank_answers(struct cuda_backend *c, struct step_header *h);
 void cuda_gather_logits(struct backend *b, struct mat logits, struct mat part);

@@ -13,10 +13,13 @@ enum {
     PEER_MAX_RANKS = 8,
     PEER_MAX_ROWS = 256,
     PEER_ROW_BYTES = 32 << 10,
-    PEER_TURNS = 3,         /* see peer.cu */
-    PEER_MAX_TOKENS = 1024, /* samples of an exchange */
-    PEER_EPOCH_TOKENS = 0,  /* exchanges of tokens so far */
-    PEER_EPOCH_ROWS = 1,    /* of logits rows */
+    PEER_TURNS = 3,           /* see peer.cu */
+    PEER_MAX_TOKENS = 1024,   /* samples of an exchange */
+    PEER_SHORT_MOST = 64,     /* entries of a short list (peer_short.cu) */
+    PEER_SHORT_SAMPLES = 256, /* samples of an exchange of them */
+    PEER_SHORT_CELLS = 336,   /* of a sample */
+    PEER_EPOCH_TOKENS = 0,    /* exchanges of tokens so far */
+    PEER_EPOCH_ROWS = 1,      /* of logits rows */
     PEER_EPOCHS = 2,
 };
 
@@ -35,6 +38,7 @@ struct peer_inbox {
     char *row;                /* [PEER_TURNS][n_ranks][PEER_MAX_ROWS][PEER_ROW_BYTES] */
     struct peer_token *token; /* [2][n_ranks][PEER_MAX_TOKENS] */
     uint32_t *came;           /* [n_ranks] exchange of logits rows to which each rank's columns have come */
+    unsigned long long *cell; /* [2][n_ranks][PEER_SHORT_SAMPLES][PEER_SHORT_CELLS] a number each, and its exchange's */
 };
 
 struct peer_args {
@@ -67,6 +71,12 @@ void launch_peer_rows(const struct peer_args *p, const struct peer_rows *out, co
  * and has answered into rank 0's memory: all get the tokens, and rank 0's host the answers. */
 void launch_peer_drawn(const struct peer_args *p, const struct step_arrays *s, int32_t first_row, int32_t rows,
                        cudaStream_t stream);
+
+/* Draws the step's rows a->first .. of which a->logits [rows, the rank's columns] is a part, as launch_sample does from `vocab` columns; `width`: of
+ * the first rank's part. Row i is drawn by rank i / share: launch_peer_drawn hands out what it drew. At most PEER_SHORT_SAMPLES samples,
+ * each greedy or with a top_k of at most PEER_SHORT_MOST, with as few candidates and best tokens. False as launch_sample's. */
+bool launch_peer_short(const struct peer_args *p, const struct sample_args *a, const struct step_arrays *s,
+                       int32_t vocab, int32_t width, cudaStream_t stream);
 
 /* Each rank has drawn greedily from its part of the vocabulary, part [rows, cols] being its logits, which begin at id
  * `first`, of the step's rows from `first_row` on: the greatest of all becomes the samples' token, with its

@@ -1,12 +1,14 @@
 /* Logits and tokens over ranks on devices of their own. Each has the logits of its part of the vocabulary; every rank gets every
  * token on its device, so that its next step starts without the host.
  *
- * A step's tokens are found in one of three ways, the same on all ranks:
+ * A step's tokens are found in one of four ways, the same on all ranks:
  *     compared  all rows greedy: each rank's best of its part, and the ranks compare (no logits move)
- *     shared    each rank draws its share of the rows, which the others' columns come to; answers go to rank 0
+ *     short     no row wants more than a few tokens of each part, by top_k or as its best ones: lists of these go to the rank that draws
+ *               the row (peer_short.cu); answers go to rank 0
+ *     shared    each rank draws its share of the rows, which the others' columns come to; answers likewise
  *     by rank 0 as on CPUs, through NCCL: where the devices do not reach each other, or there are more than SHARING_RANKS, with whom
  *               sharing was not tried, or a step has very many samples
- * The first two are peer_draw.cu.
+ * The first and the third are peer_draw.cu.
  */
 #include <stdlib.h>
 
@@ -83,15 +85,32 @@ static void share_tokens(struct cuda_backend *c, int32_t n)
 
 /* ---- shared ---------------------------------------------------------------------------------------------------------- */
 
-void cuda_rank_answers(struct cuda_backend *c, struct step_header *h)
+/* Whether a short list of each part is enough. */
+static bool wants_few(const struct sample_row *s)
+{
+    bool draws = s->kind == SAMPLE_TOKEN && s->temperature != 0 && s->top_k != 1;
+    int32_t n_best = s->kind == SAMPLE_CANDIDATES ? s->n_candidates : s->n_logprobs;
+    return n_best <= PEER_SHORT_MOST && (!draws || (s->top_k > 0 && s->top_k <= PEER_SHORT_MOST));
+}
+
+void cuda_rank_choose(struct cuda_backend *c, const struct batch *b)
 {
     struct cuda_ranks *r = c->ranks;
     if (r == NULL) {
         return;
     }
-    r->shares_rows =
-        cuda_ranks_peers(r) && r->n <= SHARING_RANKS && !c->greedy && c->batch.n_samples <= PEER_MAX_TOKENS;
-    if (r->shares_rows) {
+    bool shared = cuda_ranks_peers(r) && r->n <= SHARING_RANKS && !c->greedy;
+    c->shorts = shared && b->n_samples <= PEER_SHORT_SAMPLES;
+    for (int32_t i = 0; i < b->n_samples && c->shorts; i++) {
+        c->shorts = wants_few(&b->sample[i]);
+    }
+    r->shares_rows = shared && !c->shorts && b->n_samples <= PEER_MAX_TOKENS;
+}
+
+void cuda_rank_answers(struct cuda_backend *c, struct step_header *h)
+{
+    struct cuda_ranks *r = c->ranks;
+    if (r != NULL && (c->shorts || r->shares_rows)) {
         h->told = (struct step_answers){h->result_token, h->result_logprob, h->result_top_token, h->result_top_logprob};
         h->result_token = r->answers.token;
         h->result_logprob = r->answers.logprob;
@@ -168,7 +187,7 @@ void cuda_gather_logits(struct backend *b, struct mat logits, struct mat part)
     c->ranks->part = part;
     if (c->ranks->shares_rows) {
         send_rows(c, logits, part, rows);
-    } else if (!compares_candidates(c, rows)) {
+    } else if (!c->shorts && !compares_candidates(c, rows)) {
         gather_whole(c, logits, part, rows);
     }
 }
@@ -185,10 +204,27 @@ static bool draw_compared(struct cuda_backend *c, struct sample_args *a)
     return ok;
 }
 
+static bool draw_short(struct cuda_backend *c, struct sample_args *a)
+{
+    struct cuda_ranks *r = c->ranks;
+    int32_t vocab = a->vocab;
+    a->logits = r->part.data;
+    a->stride = r->part.stride;
+    a->vocab = r->part.cols;
+    bool ok = launch_peer_short(&r->peer, a, &c->arrays, vocab, (int32_t)div_ceil(vocab, r->n), c->stream);
+    if (ok) {
+        launch_peer_drawn(&r->peer, &c->arrays, a->first, a->rows, c->stream);
+    }
+    return ok;
+}
+
 bool cuda_rank_sample(struct cuda_backend *c, struct sample_args *a)
 {
     if (!cuda_usable(c)) {
         return true;
+    }
+    if (c->shorts) {
+        return draw_short(c, a);
     }
     if (c->ranks->shares_rows) {
         return draw_share(c, a);

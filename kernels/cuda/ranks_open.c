@@ -212,7 +212,7 @@ int cuda_ranks_map(struct cuda_backend *c, void *memory, struct rank_map *ret, s
 
 /* Offsets in the memory of an inbox, and its size. The answers are used on rank 0. */
 struct inbox_layout {
-    size_t tokens, came, answers, n_bytes;
+    size_t tokens, cells, came, answers, n_bytes;
 };
 
 enum { CAME_BYTES = 256, ANSWER_BYTES = PEER_MAX_TOKENS * 4, TOP_BYTES = ANSWER_BYTES * LIMIT_CANDIDATES };
@@ -221,7 +221,8 @@ static struct inbox_layout inbox_layout(int32_t n)
 {
     struct inbox_layout l;
     l.tokens = (size_t)PEER_TURNS * (size_t)n * PEER_MAX_ROWS * PEER_ROW_BYTES;
-    l.came = l.tokens + (size_t)2 * (size_t)n * PEER_MAX_TOKENS * sizeof(struct peer_token);
+    l.cells = l.tokens + (size_t)2 * (size_t)n * PEER_MAX_TOKENS * sizeof(struct peer_token);
+    l.came = l.cells + (size_t)2 * (size_t)n * PEER_SHORT_SAMPLES * PEER_SHORT_CELLS * sizeof(unsigned long long);
     l.answers = l.came + CAME_BYTES;
     l.n_bytes = l.answers + 2 * ((size_t)ANSWER_BYTES + TOP_BYTES);
     return l;
@@ -233,7 +234,11 @@ static void place_inboxes(struct cuda_ranks *r, const struct rank_map *m)
     for (int32_t i = 0; i < r->n; i++) {
         char *at = m->of[i];
         r->peer.inbox[i] = (struct peer_inbox){
-            .row = at, .token = (struct peer_token *)(at + l.tokens), .came = (uint32_t *)(at + l.came)};
+            .row = at,
+            .token = (struct peer_token *)(at + l.tokens),
+            .came = (uint32_t *)(at + l.came),
+            .cell = (unsigned long long *)(at + l.cells),
+        };
     }
     char *answers = (char *)m->of[0] + l.answers;
     r->answers = (struct step_answers){.token = (int32_t *)answers,

@@ -60,7 +60,7 @@ struct weigh_linear {
 };
 
 /* Raise the floors to the single key that `s`, narrowed once, leads to. */
-__device__ void raise_floor(const row_view &r, shared_state *sh, drawing &d, selection s, bool by_mass)
+inline __device__ void raise_floor(const row_view &r, shared_state *sh, drawing &d, selection s, bool by_mass)
 {
     const weigh_linear entry = {d, by_mass};
     auto known = [&](unsigned long long) { return s.goal; };
@@ -90,7 +90,7 @@ __device__ void raise_floor(const row_view &r, shared_state *sh, drawing &d, sel
 
 /* The first pass of a threshold. */
 template <typename G>
-__device__ selection first_pass(const row_view &r, shared_state *sh, const drawing &d, float least_logit, bool by_mass, G goal_of)
+inline __device__ selection first_pass(const row_view &r, shared_state *sh, const drawing &d, float least_logit, bool by_mass, G goal_of)
 {
     selection s = {linear_key(fmaxf(d.least, z_of(least_logit, d))), LINEAR_TOP, 0, 0, 0};
     narrow(r, sh, s, true, weigh_linear{d, by_mass}, goal_of);
@@ -100,7 +100,7 @@ __device__ selection first_pass(const row_view &r, shared_state *sh, const drawi
 /* ---- the list: (order of z, ~token) ---- */
 
 /* Tokens of positive mass with linear keys in [lo, hi]. */
-__device__ bool collect_keys(const row_view &r, shared_state *sh, int turn, const drawing &d, uint32_t lo, uint32_t hi)
+inline __device__ bool collect_keys(const row_view &r, shared_state *sh, int turn, const drawing &d, uint32_t lo, uint32_t hi)
 {
     const weigh_linear entry = {d, false};
     return collect(r, sh, turn, [&](int, float l, uint32_t *key) {
@@ -113,7 +113,7 @@ __device__ bool collect_keys(const row_view &r, shared_state *sh, int turn, cons
 }
 
 /* Tokens of positive mass, at least the k of greatest z and all that equal the last of them. */
-__device__ bool collect_top(const row_view &r, shared_state *sh, int turn, const drawing &d, int k)
+inline __device__ bool collect_top(const row_view &r, shared_state *sh, int turn, const drawing &d, int k)
 {
     float least = z_of(peak_threshold(sh, k), d);
     return collect_few(r, sh, turn, z_of(sh->peak[threadIdx.x], d) >= least, [&](int, float l, uint32_t *key) {
@@ -128,8 +128,10 @@ __device__ __forceinline__ unsigned long long entry_mass(unsigned long long e)
     return e == 0 ? 0 : sample_mass(key_float((uint32_t)(e >> 32)));
 }
 
-/* sh->floor of the sorted list of n: with kth > 0 first top-k, whose total then gives the goal of top-p; else the goal is given. */
-__device__ void settle(shared_state *sh, int n, int kth, float top_p, unsigned long long goal)
+/* sh->floor of the sorted list of n: with kth > 0 first top-k, whose total then gives the goal of top-p; else the goal is given.
+ * `more` tokens that equal `edge` are not in the list, and at least one that is; top-k's floor is no lower. */
+inline __device__ void settle(shared_state *sh, int n, int kth, float top_p, unsigned long long goal, uint32_t edge = 0,
+                       unsigned long long more = 0)
 {
     int i = 2 * (int)threadIdx.x;
     unsigned long long e0 = i < n ? sh->bucket[i] : 0, e1 = i + 1 < n ? sh->bucket[i + 1] : 0, e2 = i + 2 < n ? sh->bucket[i + 2] : 0;
@@ -141,13 +143,16 @@ __device__ void settle(shared_state *sh, int n, int kth, float top_p, unsigned l
         else if (i + 1 == kth - 1)
             sh->floor = (uint32_t)(e1 >> 32);
         __syncthreads();
+        if (threadIdx.x == 0)
+            sh->floor = max(sh->floor, edge);
+        __syncthreads();
         unsigned long long least = (unsigned long long)sh->floor << 32;
         if (e1 >= least && e2 < least)
             sh->inside = upto1;
         else if (e0 >= least && e1 < least)
             sh->inside = upto0;
         __syncthreads();
-        goal = top_p < 1.0f ? sample_mass_goal(top_p, sh->inside) : 0;
+        goal = top_p < 1.0f ? sample_mass_goal(top_p, sh->inside + (sh->floor == edge ? more * sample_mass(key_float(edge)) : 0)) : 0;
     }
     if (goal > 0 && upto0 >= goal && upto0 - a < goal)
         sh->floor = (uint32_t)(e0 >> 32);
@@ -191,7 +196,7 @@ __device__ __forceinline__ unsigned long long race_result(const race &c)
 
 /* Over the row. A token's noise exceeds best - z only when w = bits / 2^32 is at most exp(z - best), so w exp(-z) says who
  * may win: the least of it in a warp is drawn first, and others that come near the best known. */
-__device__ int race_row(const row_view &r, shared_state *sh, const drawing &d, const row_params &p)
+inline __device__ int race_row(const row_view &r, shared_state *sh, const drawing &d, const row_params &p)
 {
     race c = race_start(p);
     const float least = fmaxf(d.least, p.min_p > 0.0f ? logf(p.min_p) - 1e-4f : -INFINITY); /* race_enter says it exactly */
@@ -236,7 +241,7 @@ __device__ int race_row(const row_view &r, shared_state *sh, const drawing &d, c
 }
 
 /* Over the first block's list of n; the token in its thread 0. */
-__device__ int race_list(shared_state *sh, int n, const row_params &p)
+inline __device__ int race_list(shared_state *sh, int n, const row_params &p)
 {
     unsigned long long v = 0;
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
@@ -260,7 +265,7 @@ __device__ __forceinline__ unsigned long long most_tokens(unsigned long long wei
 }
 
 /* Cut and draw from the list, which holds all that may stay. The first block alone; the others have no more to do. */
-__device__ int draw_list(shared_state *sh, int turn, const row_params &p, int kth, unsigned long long goal)
+inline __device__ int draw_list(shared_state *sh, int turn, const row_params &p, int kth, unsigned long long goal)
 {
     if (block_cluster().rank() != 0)
         return 0;
@@ -272,7 +277,7 @@ __device__ int draw_list(shared_state *sh, int turn, const row_params &p, int kt
 
 /* A token of the row by temperature, top-k, top-p and min-p, in the speaking thread; -1: none. `turn` as in collect, raised
  * by the lists that were made. *ret_listed: the first block is still at it, the others came back before. */
-__device__ int draw(const row_view &r, shared_state *sh, const row_params &p, const stats &st, int *turn, bool *ret_listed)
+inline __device__ int draw(const row_view &r, shared_state *sh, const row_params &p, const stats &st, int *turn, bool *ret_listed)
 {
     const block_cluster cluster;
     drawing d = {stats_max(st), noise_inv_temperature(p.temperature), nearer_zero(-28.0f)};

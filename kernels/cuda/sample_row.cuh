@@ -58,10 +58,11 @@ struct shared_state {
     int32_t n_again;
     unsigned long long skipped, inside; /* narrow: weight above the chosen bucket and in it */
     int32_t chosen;
+    int32_t n_ties;    /* tokens that the last entry of a list stands for */
     int32_t n_list[2]; /* of the list, in `bucket` of the cluster's first block; lists take turns */
     uint32_t floor;    /* order key of the least z that stays, there too */
     int32_t prev_seen;
-    float prev_saved;
+    float prev_saved, drawn_logit;
 };
 
 struct row_view {
@@ -203,7 +204,7 @@ __device__ __forceinline__ stats scan_stats(const row_view &r, const thread_scan
 
 /* Greatest, least, sum of exponentials of the row; the same in all threads of the cluster. Before it is called again, all of
  * the cluster must have come past what they do with `peak`. */
-__device__ stats row_stats(const row_view &r, shared_state *sh)
+inline __device__ stats row_stats(const row_view &r, shared_state *sh)
 {
     const block_cluster cluster;
     const int step = 4 * SAMPLE_THREADS;
@@ -251,7 +252,7 @@ __device__ __forceinline__ unsigned long long block_scan(unsigned long long sum,
 }
 
 /* The greatest of one packed value a thread, over the block: in thread 0. */
-__device__ unsigned long long block_max(unsigned long long v, shared_state *sh)
+inline __device__ unsigned long long block_max(unsigned long long v, shared_state *sh)
 {
     for (int o = 16; o > 0; o >>= 1)
         v = max(v, __shfl_xor_sync(0xffffffffu, v, o));
@@ -264,7 +265,7 @@ __device__ unsigned long long block_max(unsigned long long v, shared_state *sh)
 }
 
 /* The same over the cluster, in all threads. */
-__device__ unsigned long long cluster_max(unsigned long long v, shared_state *sh)
+inline __device__ unsigned long long cluster_max(unsigned long long v, shared_state *sh)
 {
     const block_cluster cluster;
     v = block_max(v, sh);
@@ -281,7 +282,7 @@ __device__ unsigned long long cluster_max(unsigned long long v, shared_state *sh
 
 /* A value that at least k tokens reach, and not many more unless they stand close in the row: the greatest, to some bits,
  * that the peaks of k threads reach. After row_stats of the same view. */
-__device__ float peak_threshold(shared_state *sh, int k)
+inline __device__ float peak_threshold(shared_state *sh, int k)
 {
     const block_cluster cluster;
     uint32_t key[MAX_CLUSTER], from = 0;
@@ -369,7 +370,7 @@ template <typename F> __device__ bool collect_few(const row_view &r, shared_stat
 }
 
 /* Bitonic sort (Batcher 1968) of the first n, greatest first, filled up with zeros to a power of two. */
-__device__ void sort_list(shared_state *sh, int n)
+inline __device__ void sort_list(shared_state *sh, int n)
 {
     int size = 32;
     while (size < n)
@@ -416,7 +417,7 @@ __device__ __forceinline__ void add_weight(unsigned long long *sum, unsigned lon
  * &key, &weight)` says whether a token takes part with a key in that range; goal_of makes the goal of the sum of all
  * weights at the first pass. Same answer in all threads of the cluster. */
 template <typename E, typename G>
-__device__ void narrow(const row_view &r, shared_state *sh, selection &s, bool first, E entry, G goal_of)
+inline __device__ void narrow(const row_view &r, shared_state *sh, selection &s, bool first, E entry, G goal_of)
 {
     const block_cluster cluster;
     int shift = 0;
@@ -461,7 +462,7 @@ __device__ void narrow(const row_view &r, shared_state *sh, selection &s, bool f
 
 /* Passes until one key is left: lo. */
 template <typename E, typename G>
-__device__ selection select_key(const row_view &r, shared_state *sh, uint32_t lo, uint32_t hi, E entry, G goal_of)
+inline __device__ selection select_key(const row_view &r, shared_state *sh, uint32_t lo, uint32_t hi, E entry, G goal_of)
 {
     selection s = {lo, hi, 0, 0, 0};
     bool first = true;

@@ -364,6 +364,7 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     c->batch = b;
     c->greedy = batch_greedy(&b) && !c->config.deterministic;
     c->any_allowed = b.n_allowed_token > 0;
+    cuda_rank_choose(c, &b);
     c->padded = graph_eligible(&b) ? MIN(graph_rows(b.n_tokens), c->max_graph_rows) : 0;
     c->padded = MAX(c->padded, b.n_tokens);
     struct step_header *h = (struct step_header *)s->staging;
@@ -411,7 +412,8 @@ void cuda_start(struct cuda_backend *c)
 static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows)
 {
     for (int32_t i = 0; i < c->n_graphs; i++) {
-        if (c->graph[i].rows == rows && c->graph[i].greedy == c->greedy && c->graph[i].shared == c->shared) {
+        if (c->graph[i].rows == rows && c->graph[i].greedy == c->greedy && c->graph[i].shorts == c->shorts &&
+            c->graph[i].shared == c->shared) {
             return &c->graph[i];
         }
     }
@@ -424,7 +426,8 @@ static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows)
         c->graph = grown;
         c->graphs_cap = cap;
     }
-    c->graph[c->n_graphs] = (struct cuda_graph){.rows = rows, .greedy = c->greedy, .shared = c->shared};
+    c->graph[c->n_graphs] =
+        (struct cuda_graph){.rows = rows, .greedy = c->greedy, .shorts = c->shorts, .shared = c->shared};
     return &c->graph[c->n_graphs++];
 }
 
