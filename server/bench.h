@@ -19,7 +19,7 @@ struct bench_options {
     int64_t seed;  /* -1: not given */
     /* how tokens are drawn */
     double temperature, top_p;
-    int64_t n, beam_width;
+    int64_t top_k, n, beam_width;
     bool stop_at_eos;
     /* serve */
     char *url, *api_key, *model;

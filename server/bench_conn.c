@@ -45,6 +45,8 @@ static void write_body(struct buf *b, const struct bench_options *o, const struc
     buf_printf(b, "],\"max_tokens\":%d,\"stream\":true,\"stream_options\":{\"include_usage\":true}", it->max_tokens);
     buf_printf(b, ",\"temperature\":%g,\"top_p\":%g,\"ignore_eos\":%s", o->temperature, o->top_p,
                o->stop_at_eos ? "false" : "true");
+    if (o->top_k > 0)
+        buf_printf(b, ",\"top_k\":%lld", (long long)o->top_k);
     if (o->n > 1)
         buf_printf(b, ",\"n\":%lld", (long long)o->n);
     if (o->beam_width > 0)

@@ -125,7 +125,7 @@ static int make_request(struct request **ret, struct engine *engine, const struc
     p.max_tokens = max_tokens;
     p.temperature = (float)o->temperature;
     p.top_p = (float)o->top_p;
-    p.top_k = 0;
+    p.top_k = (int32_t)o->top_k;
     p.min_p = 0;
     p.repetition_penalty = 1;
     p.n = (int32_t)o->n;

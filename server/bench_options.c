@@ -28,6 +28,7 @@ static const struct option options[] = {
      "of the prompts and the arrival times (offline: 0; serve: another each run, so that no prompt is cached)"},
     {"--temperature", KIND_REAL, AT(temperature), 0, 2, "(0: greedy)"},
     {"--top-p", KIND_REAL, AT(top_p), 1e-9, 1, "(1)"},
+    {"--top-k", KIND_INT, AT(top_k), 0, 1 << 22, "(0: all)"},
     {"--n", KIND_INT, AT(n), 1, 128, "samples a prompt (1)"},
     {"--beam-width", KIND_INT, AT(beam_width), 0, 128, "beam search (0: off)"},
     {"--stop-at-eos", KIND_FLAG, AT(stop_at_eos), 0, 0,

@@ -210,6 +210,8 @@ int cuda_linear_init(struct cuda_backend *c, struct err *e);
 void cuda_linear_release(struct cuda_backend *c);
 /* ranks_open.c */
 int cuda_ranks_init(struct cuda_backend *c, struct err *e);
+/* Until NCCL, whose meeting goes on while weights are read, is there. 0, or why it is not. */
+int cuda_ranks_ready(struct cuda_backend *c, struct err *e);
 void cuda_ranks_release(struct cuda_backend *c);
 /* ranks.c: all do nothing with one rank, or the plain thing. */
 /* Until the event, or all of the stream, is done. When a rank has failed, at once: its reason is c->failed. */

@@ -24,7 +24,10 @@ struct cuda_ranks {
 #define X(name) __typeof__(nccl##name) *name;
     NCCL_FUNCTIONS(X)
 #undef X
-    ncclComm_t nccl;
+    ncclComm_t nccl;         /* NULL until cuda_ranks_ready */
+    struct meeting *meeting; /* ranks_open.c; NULL: it is over */
+    pthread_t meeter;
+    bool left;         /* the meeting's thread is left behind */
     struct comm *comm; /* the config's */
     int32_t rank, n;
     struct peer_args peer;

@@ -1,9 +1,11 @@
 /* How ranks on devices of their own find each other.
  *
- *     comm: NCCL's id ─► NCCL ─► handles of the inboxes ─► each rank maps the others' memory
+ *     comm: NCCL's id ─► NCCL, on a thread, until the weights are there
+ *           handles of the inboxes ─► each rank maps the others' memory
  *
- * NCCL is opened at run time: a machine with one GPU needs no NCCL library. Its own meeting waits for every rank without a
- * limit, so it runs on a thread that is left behind when a rank does not come: the process ends then anyway.
+ * NCCL is opened at run time: a machine with one GPU needs no NCCL library. Its own meeting takes most of a second, in which weights
+ * are read; and it waits for every rank without a limit, so its thread is left behind when one does not come: the process ends
+ * then anyway.
  */
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -73,24 +75,7 @@ static int await_meeting(struct cuda_ranks *r, struct meeting *m, struct err *e)
     return 0;
 }
 
-static int meet_on_thread(struct cuda_ranks *r, struct meeting *m, bool *ret_left, struct err *e)
-{
-    pthread_t thread;
-    if (pthread_create(&thread, NULL, meeting_main, m) != 0) {
-        return err_set(e, ERR_IO, "cuda: no thread for NCCL's meeting");
-    }
-    int rc = await_meeting(r, m, e);
-    if (rc < 0) {
-        pthread_detach(thread);
-        *ret_left = true;
-        return rc;
-    }
-    pthread_join(thread, NULL);
-    r->nccl = m->nccl;
-    return m->rc == ncclSuccess ? 0
-                                : err_set(e, ERR_DEVICE, "cuda: rank %d: NCCL: %s", r->rank, r->GetErrorString(m->rc));
-}
-
+/* Begins the meeting, which goes on while weights are read. */
 static int meet(struct cuda_backend *c, struct err *e)
 {
     struct cuda_ranks *r = c->ranks;
@@ -100,16 +85,50 @@ static int meet(struct cuda_backend *c, struct err *e)
     }
     m->ranks = r;
     m->device = c->config.device;
-    bool left = false;
     ncclResult_t got = r->rank == 0 ? r->GetUniqueId(&m->id) : ncclSuccess;
     int rc = got == ncclSuccess ? r->comm->ops->broadcast(r->comm, &m->id, sizeof(m->id), e)
                                 : err_set(e, ERR_DEVICE, "cuda: rank %d: NCCL: %s", r->rank, r->GetErrorString(got));
-    rc = rc < 0 ? rc : meet_on_thread(r, m, &left, e);
-    if (!left) {
-        free(m);
+    if (rc == 0 && pthread_create(&r->meeter, NULL, meeting_main, m) != 0) {
+        rc = err_set(e, ERR_IO, "cuda: no thread for NCCL's meeting");
     }
-    r->let_go = left;
+    if (rc < 0) {
+        free(m);
+        return rc;
+    }
+    r->meeting = m;
+    return 0;
+}
+
+/* Not all will come, or nobody waits for it any more: the thread is left to itself, with what it uses. */
+static void meeting_leave(struct cuda_ranks *r)
+{
+    pthread_detach(r->meeter);
+    r->meeting = NULL;
+    r->left = true;
+}
+
+/* End the meeting: NCCL is there, or why not. */
+static int meeting_end(struct cuda_ranks *r, struct err *e)
+{
+    struct meeting *m = r->meeting;
+    int rc = await_meeting(r, m, e);
+    if (rc < 0) {
+        meeting_leave(r);
+        return rc;
+    }
+    r->meeting = NULL;
+    pthread_join(r->meeter, NULL);
+    r->nccl = m->nccl;
+    if (m->rc != ncclSuccess) {
+        rc = err_set(e, ERR_DEVICE, "cuda: rank %d: NCCL: %s", r->rank, r->GetErrorString(m->rc));
+    }
+    free(m);
     return rc;
+}
+
+int cuda_ranks_ready(struct cuda_backend *c, struct err *e)
+{
+    return c->ranks == NULL || c->ranks->meeting == NULL ? 0 : meeting_end(c->ranks, e);
 }
 
 /* ---- memory of the others ------------------------------------------------------------------------------------------- */
@@ -134,18 +153,20 @@ static bool peers_reachable(const struct cuda_ranks *r, int32_t first_device)
     return r->n <= PEER_MAX_RANKS;
 }
 
-/* All ranks' handles, in their order. `device` [n + 1] of them is scratch. */
-static int exchange_handles(struct cuda_backend *c, struct peer_handle *device, const struct peer_handle *mine,
-                            struct peer_handle *all, struct err *e)
+/* All ranks' handles, in their order: side by side on rank 0, by way of comm, and from there to all. What was enqueued before is done on
+ * all devices then. */
+static int exchange_handles(struct cuda_backend *c, struct peer_handle *mine, struct peer_handle *all, struct err *e)
 {
-    struct cuda_ranks *r = c->ranks;
-    size_t n_bytes = sizeof(*mine);
-    bool ok = cuda_check(c, cudaMemcpyAsync(device, mine, n_bytes, cudaMemcpyHostToDevice, c->stream), "meeting") &&
-              nccl_check(c, r->AllGather(device, device + 1, n_bytes, ncclChar, r->nccl, c->stream), "meeting") &&
-              cuda_check(c, cudaMemcpyAsync(all, device + 1, n_bytes * (size_t)r->n, cudaMemcpyDeviceToHost, c->stream),
-                         "meeting") &&
-              cuda_check(c, cuda_wait_stream(c), "meeting");
-    return ok ? 0 : err_set(e, c->failed.code, "%s", c->failed.text);
+    enum { WORDS = sizeof(*mine) / sizeof(float) };
+    struct comm *m = c->ranks->comm;
+    struct mat part = {.data = mine, .rows = 1, .cols = WORDS, .stride = WORDS, .dtype = DTYPE_F32};
+    int32_t n = WORDS * m->n_ranks;
+    struct mat whole = {.data = all, .rows = 1, .cols = n, .stride = n, .dtype = DTYPE_F32};
+    if (!cuda_check(c, cuda_wait_stream(c), "meeting")) {
+        return err_set(e, c->failed.code, "%s", c->failed.text);
+    }
+    int rc = m->ops->gather_cols(m, whole, part, e);
+    return rc < 0 ? rc : m->ops->broadcast(m, all, sizeof(*all) * (size_t)m->n_ranks, e);
 }
 
 static int open_handles(const struct cuda_ranks *r, const struct peer_handle *h, struct rank_map *ret, struct err *e)
@@ -175,17 +196,12 @@ static int map_if_reachable(struct cuda_backend *c, void *memory, struct rank_ma
 {
     struct cuda_ranks *r = c->ranks;
     struct peer_handle mine, all[COMM_MAX_RANKS];
-    struct peer_handle *scratch = NULL;
     memset(ret, 0, sizeof(*ret));
     memset(&mine, 0, sizeof(mine));
     mine.reachable =
         peers_reachable(r, c->config.device - r->rank) && cudaIpcGetMemHandle(&mine.memory, memory) == cudaSuccess;
     cudaGetLastError();
-    cudaError_t rc = cudaMalloc((void **)&scratch, sizeof(mine) * (size_t)(r->n + 1));
-    int code = rc == cudaSuccess ? exchange_handles(c, scratch, &mine, all, e) : cuda_error(e, rc, "ranks");
-    if (!r->let_go) { /* else the device may not come to rest */
-        cudaFree(scratch);
-    }
+    int code = exchange_handles(c, &mine, all, e);
     for (int32_t i = 0; i < r->n && code == 0; i++) {
         if (!all[i].reachable) {
             return 0;
@@ -336,10 +352,17 @@ void cuda_ranks_release(struct cuda_backend *c)
     free(r->map);
     cudaFreeHost(r->peer.stop);
     cudaFree(r->logits);
+    if (r->meeting != NULL) {
+        meeting_leave(r);
+    }
     if (r->aborting) {
         pthread_join(r->aborter, NULL); /* the graphs are gone */
     } else if (r->nccl != NULL) {
         r->CommAbort(r->nccl); /* no last words: another rank may be gone */
+    }
+    if (r->left) {
+        c->ranks = NULL;
+        return; /* the thread that waits for the others uses it */
     }
     if (r->lib != NULL) {
         dlclose(r->lib);

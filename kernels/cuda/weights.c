@@ -76,5 +76,7 @@ int cuda_weight(struct backend *b, const struct weight_desc *d, struct mat *ret,
 
 int cuda_ready(struct backend *b, struct err *e)
 {
-    return cuda_upload_finish(cuda_of(b), e);
+    struct cuda_backend *c = cuda_of(b);
+    int rc = cuda_upload_finish(c, e);
+    return rc < 0 ? rc : cuda_ranks_ready(c, e);
 }
