@@ -220,6 +220,7 @@ static void make_fingerprint(struct engine *e)
 
 static int start(struct engine *e, const struct settings *s, struct sink *sink, struct err *err)
 {
+    e->sink = sink;
     int rc = configure(e, s, err);
     if (rc == 0)
         rc = measure_costs(e, err);

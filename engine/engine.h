@@ -125,6 +125,8 @@ struct sink {
     void (*emit)(struct sink *s, const struct output *o);
     /* After the outputs of one step: wake those who wait, once. */
     void (*flush)(struct sink *s);
+    /* (optional) The engine died (engine_health, engine_death), and every request's last output is on its way. The engine's thread. */
+    void (*died)(struct sink *s);
 };
 
 /* Start: read the model, size the pool, start the threads. Blocks until ready or failed. `sink` must outlive the engine. */

@@ -44,6 +44,7 @@ struct engine {
     struct inbox inbox;
     struct watch watch;
     struct output_stage *output;
+    struct sink *sink;
     struct engine_stats stats;
     _Atomic int64_t active;                       /* requests accepted and not ended */
     _Atomic int64_t tenant_active[LIMIT_TENANTS]; /* the same, by tenant */

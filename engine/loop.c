@@ -15,7 +15,12 @@
 #include "engine/engine_state.h"
 #include "engine/stats.h"
 
-enum { TAKE_AT_ONCE = 256, IDLE_BEAT_US = 1000000, RETRY_US = 1000 };
+enum {
+    TAKE_AT_ONCE = 256,
+    IDLE_BEAT_US = 1000000,
+    CHECK_US = 50000 /* of an executor that may fail while nothing runs */,
+    RETRY_US = 1000
+};
 
 static int32_t inflight(const struct engine *e)
 {
@@ -127,7 +132,7 @@ static void rest(struct engine *e)
     bool waits = atomic_load_explicit(&st->waiting, memory_order_relaxed) > 0 ||
                  atomic_load_explicit(&st->swapped, memory_order_relaxed) > 0;
     atomic_store(&e->busy_since, 0);
-    inbox_sleep(&e->inbox, waits ? RETRY_US : IDLE_BEAT_US);
+    inbox_sleep(&e->inbox, waits ? RETRY_US : e->executor->check ? CHECK_US : IDLE_BEAT_US);
     check_executor(e);
 }
 
@@ -188,6 +193,8 @@ static void wind_down(struct engine *e)
         inbox_sleep(&e->inbox, RETRY_US);
     }
     atomic_store(&e->busy_since, 0);
+    if (dead && e->sink->died)
+        e->sink->died(e->sink);
 }
 
 void *engine_main(void *arg)

@@ -20,7 +20,14 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { N_WORDS = 11, WORD_BYTES = 24, EXIT_NO_EXEC = 127, CLOSE_RANGE_CLOEXEC_FLAG = 4, TICK_MS = 10 };
+enum {
+    N_WORDS = 11,
+    WORD_BYTES = 24,
+    EXIT_NO_EXEC = 127,
+    CLOSE_RANGE_CLOEXEC_FLAG = 4,
+    TICK_MS = 2,
+    EXIT_FIELD = 52 /* of /proc/PID/stat */
+};
 
 static const char NAME[] = "rank";
 
@@ -126,6 +133,27 @@ int rank_order_parse(struct rank_order *ret, int argc, char **argv, struct err *
     return 0;
 }
 
+/* The status with which a process is ending; 0: it is not, or ends well. */
+static int ending_status(pid_t pid)
+{
+    char path[32], text[1024];
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? 0 : read(fd, text, sizeof(text) - 1);
+    if (fd >= 0)
+        close(fd);
+    text[MAX(n, 0)] = '\0';
+    char *at = strrchr(text, ')'); /* the second field, the name, may hold anything */
+    for (int field = 2; at && field < EXIT_FIELD; field++)
+        at = strchr(at + 1, ' ');
+    return at ? atoi(at) : 0;
+}
+
+static void tick(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = TICK_MS * 1000000L}, NULL);
+}
+
 bool rank_reap(pid_t *pid, int ms, int *ret_status)
 {
     for (int waited = 0; *pid > 0; waited += TICK_MS) {
@@ -134,7 +162,20 @@ bool rank_reap(pid_t *pid, int ms, int *ret_status)
         else if (waited >= ms)
             return false;
         else
-            nanosleep(&(struct timespec){.tv_nsec = TICK_MS * 1000000L}, NULL);
+            tick();
+    }
+    return true;
+}
+
+bool rank_ended(pid_t *pid, int ms, int *ret_status)
+{
+    for (int waited = 0; !rank_reap(pid, 0, ret_status); waited += TICK_MS) {
+        *ret_status = ending_status(*pid);
+        if (*ret_status != 0)
+            return true;
+        if (waited >= ms)
+            return false;
+        tick();
     }
     return true;
 }

@@ -25,6 +25,9 @@ int rank_spawn(pid_t *ret, const struct rank_order *o, struct err *e);
 int rank_order_parse(struct rank_order *ret, int argc, char **argv, struct err *e);
 /* Whether *pid, a child, has ended within `ms`, and its status; it is 0 then. True for 0. */
 bool rank_reap(pid_t *pid, int ms, int *ret_status);
+/* The same, or it is ending and its status is known: *pid stays then, for rank_reap. What a process holds of a device is given back while
+ * it ends, which takes longer than anyone should wait for the reason. */
+bool rank_ended(pid_t *pid, int ms, int *ret_status);
 /* "rank 1 (process 4711) was ended by signal 9 (Killed)", from waitpid's status. */
 void rank_exit_text(char *ret, size_t cap, int32_t rank, pid_t pid, int status);
 

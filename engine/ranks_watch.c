@@ -21,7 +21,7 @@
 #include "engine/ranks_impl.h"
 
 enum {
-    REAP_MS = 300,       /* between the end of its socket and that of its process; a device is given back slowly */
+    REAP_MS = 300,       /* between the end of its socket and that of its process */
     KILLED_MS = 3000,    /* for a process that was killed to be gone */
     MEET_MS = 50,        /* between looks at the ranks of this machine while others are awaited */
     GREET_US = 30000000, /* for ranks that are all there to connect to each other */
@@ -68,7 +68,7 @@ static void on_end(struct ranks *x, int32_t rank)
     shutdown(m->fd, SHUT_RDWR); /* closed by end_all: the engine's thread may be writing to it */
     if (pid == 0)
         snprintf(text, sizeof(text), "rank %d, on node %d, closed its connection", rank, rank / x->n_here);
-    else if (rank_reap(&m->pid, REAP_MS, &status))
+    else if (rank_ended(&m->pid, REAP_MS, &status))
         rank_exit_text(text, sizeof(text), rank, pid, status);
     else
         snprintf(text, sizeof(text), "rank %d (process %d) closed its connection", rank, (int)pid);
@@ -261,9 +261,19 @@ static void meet_all(struct ranks *x)
     pthread_mutex_unlock(&x->lock);
 }
 
+/* Once one has failed the others of this machine have nothing more to say. What they hold is given back the sooner. */
+static void kill_all(struct ranks *x)
+{
+    for (int32_t i = 1; i < x->n_here; i++) {
+        if (x->member[i].pid > 0)
+            kill(x->member[i].pid, SIGKILL);
+    }
+}
+
 static void *watcher_main(void *arg)
 {
     struct ranks *x = arg;
+    struct err unheard;
     spawn_all(x);
     if (x->n_here < x->n)
         meet_all(x);
@@ -276,6 +286,8 @@ static void *watcher_main(void *arg)
             if (p[i].fd >= 0 && p[i].revents)
                 on_note(x, i);
         }
+        if (ranks_check_failed(x, &unheard) < 0)
+            kill_all(x);
         stopping = p[0].revents != 0;
     }
     end_all(x);

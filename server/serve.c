@@ -23,6 +23,7 @@
 
 enum {
     TICK_MS = 250,
+    IDLE_TICK_MS = 20, /* while the streams' end is waited for */
     QUIET_S = 10,
     ABORT_WAIT_S = 5, /* for streams to take their error and the engine to let go of them */
 };
@@ -52,6 +53,13 @@ static void *open_engine(void *arg)
     atomic_store(&d->opened, true);
     kill(getpid(), SIGUSR2); /* main waits for it */
     return NULL;
+}
+
+/* The main thread looks at the engine at every signal. */
+static void wake_main(struct sink *s)
+{
+    (void)s;
+    kill(getpid(), SIGUSR2);
 }
 
 /* ---- what the server asks of the engine ---- */
@@ -106,10 +114,10 @@ static void make_ready(struct daemon *d)
 
 /* ---- waiting ---- */
 
-/* The next signal, or 0 after a tick. SIGHUP is dealt with here, whatever is waited for. */
-static int wait_signal(struct daemon *d)
+/* The next signal, or 0 after `ms`. SIGHUP is dealt with here, whatever is waited for. */
+static int wait_signal(struct daemon *d, int ms)
 {
-    struct timespec tick = {.tv_nsec = TICK_MS * 1000000L};
+    struct timespec tick = {.tv_nsec = ms * 1000000L};
     int sig = sigtimedwait(&d->signals, NULL, &tick);
 
     if (sig == SIGUSR1) {
@@ -140,20 +148,20 @@ static void feed_watchdog(struct daemon *d)
     }
 }
 
-/* Whether the streams went away in `seconds`. A signal to stop ends the process. */
+/* Whether the streams went away in `seconds`, or before the engine dies. A signal to stop ends the process. */
 static bool wait_idle(struct daemon *d, double seconds)
 {
     int64_t until = clock_us() + (int64_t)(seconds * 1e6);
 
     while (server_busy(&d->server) > 0 && clock_us() < until) {
-        int sig = wait_signal(d);
+        int sig = wait_signal(d, IDLE_TICK_MS);
         if (is_stop(sig)) {
             log_event(LOG_WARN, "stopped at once", LOG_STR("signal", strsignal(sig)),
                       LOG_I64("unfinished", server_busy(&d->server)));
             _exit(128 + sig);
         }
         feed_watchdog(d);
-        if (engine_health(d->engine) == HEALTH_DEAD) {
+        if (!d->exit_status && engine_health(d->engine) == HEALTH_DEAD) {
             return false;
         }
     }
@@ -184,12 +192,13 @@ static void announce(struct daemon *d)
 /* Until the model is there: 0, or the status to exit with. */
 static int start(struct daemon *d)
 {
+    d->server.hub.sink.died = wake_main;
     if (pthread_create(&d->opener, NULL, open_engine, d) != 0) {
         fprintf(stderr, "quire: cannot start a thread\n");
         return 1;
     }
     while (!atomic_load(&d->opened)) {
-        int sig = wait_signal(d);
+        int sig = wait_signal(d, TICK_MS);
         if (is_stop(sig) && atomic_load(&d->opened)) {
             kill(getpid(), sig); /* ready just now: stop in order */
         } else if (is_stop(sig)) {
@@ -223,7 +232,7 @@ static void trim_memory(struct daemon *d)
 static void serve(struct daemon *d)
 {
     for (;;) {
-        int sig = wait_signal(d);
+        int sig = wait_signal(d, TICK_MS);
         if (is_stop(sig)) {
             log_event(LOG_INFO, "draining", LOG_STR("signal", strsignal(sig)),
                       LOG_I64("unfinished", server_busy(&d->server)));
@@ -257,6 +266,11 @@ static void stop(struct daemon *d)
         }
     }
     server_stop(&d->server);
+    if (d->exit_status) {
+        log_event(LOG_INFO, "stopped");
+        _exit(
+            d->exit_status); /* the system takes back what a dead engine holds, sooner than it would be given back in order */
+    }
     engine_free(d->engine);
     server_close(&d->server);
     log_event(LOG_INFO, "stopped");
