@@ -17,6 +17,7 @@ struct scene_case {
     float softcap;
     int32_t rot_dim; /* 0: no rotation */
     bool interleaved, qk_norm;
+    bool wide_norm;   /* its weights are float32 whatever dtype is */
     enum dtype dtype; /* of weights; the cache has the activations' */
 };
 
@@ -58,13 +59,14 @@ static void open_rope(struct scene *s)
         s->rope.rot_dim = c->rot_dim;
         s->rope.interleaved = c->interleaved;
     }
-    s->q_weight = rig_floats(&s->r, c->head_dim, 2, c->dtype);
-    s->k_weight = rig_floats(&s->r, c->head_dim, 2, c->dtype);
+    enum dtype norm_type = c->wide_norm ? DTYPE_F32 : c->dtype;
+    s->q_weight = rig_floats(&s->r, c->head_dim, 2, norm_type);
+    s->k_weight = rig_floats(&s->r, c->head_dim, 2, norm_type);
     if (c->qk_norm) {
         s->rope.q_norm = (struct norm){.kind = NORM_RMS, .eps = 1e-6f};
         s->rope.k_norm = s->rope.q_norm;
-        s->rope.q_norm.weight = rig_weight(&s->r, WEIGHT_VECTOR, c->dtype, 1, c->head_dim, s->q_weight);
-        s->rope.k_norm.weight = rig_weight(&s->r, WEIGHT_VECTOR, c->dtype, 1, c->head_dim, s->k_weight);
+        s->rope.q_norm.weight = rig_weight(&s->r, WEIGHT_VECTOR, norm_type, 1, c->head_dim, s->q_weight);
+        s->rope.k_norm.weight = rig_weight(&s->r, WEIGHT_VECTOR, norm_type, 1, c->head_dim, s->k_weight);
     }
 }
 
@@ -475,6 +477,63 @@ static void attention_variants(void **state)
     }
 }
 
+/* Heads that turn as a whole, in part, by halves or by pairs, with and without norms, whose dims divide among lanes or do not. */
+static void rotations_and_norms_of_heads(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t head_dim, rot_dim, block_size;
+        bool interleaved, qk_norm, wide_norm;
+        enum dtype dtype;
+    } cases[] = {
+        {64, 32, 16, true, true, false, DTYPE_BF16},    {96, 48, 16, false, true, true, DTYPE_F16},
+        {128, 96, 24, false, false, false, DTYPE_BF16}, {256, 256, 16, false, true, true, DTYPE_F16},
+        {256, 64, 16, true, true, false, DTYPE_F32},    {80, 16, 16, true, false, false, DTYPE_BF16},
+        {56, 28, 16, false, true, false, DTYPE_F16},    {128, 0, 16, false, true, true, DTYPE_BF16},
+        {64, 64, 4, false, true, false, DTYPE_F32},     {20, 4, 16, true, true, true, DTYPE_BF16},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        char name[48];
+        snprintf(name, sizeof(name), "%d, %d of them turn", cases[i].head_dim, cases[i].rot_dim);
+        struct scene_case c = {.name = name,
+                               .n_heads = i % 2 == 0 ? 6 : 5,
+                               .n_kv_heads = i % 2 == 0 ? 3 : 1,
+                               .head_dim = cases[i].head_dim,
+                               .block_size = cases[i].block_size,
+                               .rot_dim = cases[i].rot_dim,
+                               .interleaved = cases[i].interleaved,
+                               .qk_norm = cases[i].qk_norm,
+                               .wide_norm = cases[i].wide_norm,
+                               .dtype = cases[i].dtype};
+        struct scene s;
+        scene_open(&s, &c);
+        scene_run(&s, &(struct scene_step){.n = {0, 0, 0, 0, 0, 1}});
+        scene_run(&s, &(struct scene_step){.n = {0, 0, 1, 2, 30, 33}});
+        scene_run(&s, &(struct scene_step){.n = {1, 1, 1, 1, 1, 1}});
+        scene_close(&s);
+    }
+}
+
+/* So many rows and heads that a GPU gives each of its threads several heads. */
+static void rotations_of_many_rows(void **state)
+{
+    (void)state;
+    for (int32_t norm = 0; norm < 2; norm++) {
+        struct scene_case c = {.name = "many rows",
+                               .n_heads = 3,
+                               .n_kv_heads = 3,
+                               .head_dim = 128,
+                               .block_size = 16,
+                               .rot_dim = 128,
+                               .qk_norm = norm == 1,
+                               .dtype = DTYPE_F32};
+        struct scene s;
+        scene_open(&s, &c);
+        scene_run(&s, &(struct scene_step){.n = {0, 0, 1, 2, 120 / RIG_SHORTER, 400 / RIG_SHORTER}});
+        scene_close(&s);
+    }
+}
+
 /* With a window of one token the answer is that token's value: the write and the read of v to the last bit. */
 static void cache_writes_are_exact(void **state)
 {
@@ -728,6 +787,8 @@ static int group(void)
         cmocka_unit_test(heads_and_blocks_of_many_sizes),
         cmocka_unit_test(many_heads_decode),
         cmocka_unit_test(attention_variants),
+        cmocka_unit_test(rotations_and_norms_of_heads),
+        cmocka_unit_test(rotations_of_many_rows),
         cmocka_unit_test(cache_writes_are_exact),
         cmocka_unit_test(shared_leading_blocks),
         cmocka_unit_test(attention_does_not_depend_on_the_batch),

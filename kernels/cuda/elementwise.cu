@@ -1,4 +1,4 @@
-/* Everything between matrix products and attention: embedding, norms, rotation with cache write, gates, sums.
+/* Everything between matrix products and attention but rotation (rope.cu): embedding, norms, gates, sums.
  *
  * Each is bound by memory or, at few rows, by launch latency: one block a row (or a row and some heads), 16-byte
  * accesses where the width allows, sums in float32. Kernels first, then launchers.
@@ -127,123 +127,6 @@ __global__ void epilogue_kernel(T *out, const T *from, int64_t out_stride, const
     *to = from_float<T>(v);
 }
 
-/* Mean and reciprocal deviation of one head, by its warp. */
-template <typename T>
-__device__ __forceinline__ void head_stats(const T *x, int d, const norm_args &n, float *mean, float *scale)
-{
-    int lane = threadIdx.x & 31;
-    float sum = 0.0f, squares = 0.0f;
-    for (int i = lane; i < d; i += 32) {
-        float f = to_float(x[i]);
-        sum += f;
-        squares += f * f;
-    }
-    sum = warp_sum(sum);
-    *mean = 0.0f;
-    if (!n.layer_norm) {
-        *scale = rsqrtf(warp_sum(squares) / d + n.eps);
-        return;
-    }
-    *mean = sum / d;
-    squares = 0.0f;
-    for (int i = lane; i < d; i += 32) {
-        float f = to_float(x[i]) - *mean;
-        squares += f * f;
-    }
-    *scale = rsqrtf(warp_sum(squares) / d + n.eps);
-}
-
-template <typename T>
-__device__ __forceinline__ float head_normed(float x, int i, const norm_args &n, float mean, float scale)
-{
-    if (!n.weight)
-        return x;
-    x = (x - mean) * scale * (load_any(n.weight, n.weight_type, i) + n.weight_offset);
-    if (n.bias)
-        x += load_any(n.bias, n.weight_type, i);
-    return rounded<T>(x);
-}
-
-enum { AHEAD = 4 };
-
-/* One warp a (token, head): q heads are normed and turned, k heads too and stored, v heads stored. */
-template <typename T>
-__global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv, const int32_t *position,
-                               const int32_t *slot)
-{
-    pdl_wait();
-    pdl_release(); /* not before: attention counts on the prologue being done when it starts */
-    int lane = threadIdx.x & 31, head = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5);
-    int token = blockIdx.x, d = kv.head_dim;
-    if (head >= r.n_heads + 2 * kv.n_kv_heads)
-        return;
-    T *x = qkv + token * stride + (int64_t)head * d;
-    bool is_q = head < r.n_heads, is_v = head >= r.n_heads + kv.n_kv_heads;
-    int s = is_q ? -1 : slot[token];
-    T *cache = nullptr;
-    int t = 0;
-    if (s >= 0) {
-        int kv_head = is_v ? head - r.n_heads - kv.n_kv_heads : head - r.n_heads;
-        t = s % kv.block_size;
-        cache = (T *)kv.base + (s / kv.block_size) * kv.block_stride + r.layer * kv.layer_stride +
-                (is_v ? kv.kv_stride : 0) + kv_head * kv.head_stride;
-    }
-    /* loads first, AHEAD at a time: the stores that follow might alias, so the compiler cannot do it */
-    if (is_v) {
-        for (int i0 = lane; cache && i0 < d; i0 += 32 * AHEAD) {
-            T v[AHEAD];
-#pragma unroll
-            for (int j = 0; j < AHEAD; j++)
-                v[j] = i0 + 32 * j < d ? x[i0 + 32 * j] : from_float<T>(0.0f);
-#pragma unroll
-            for (int j = 0; j < AHEAD; j++)
-                if (i0 + 32 * j < d)
-                    cache[kv_offset(kv, t, i0 + 32 * j)] = v[j];
-        }
-        return;
-    }
-    const norm_args &n = is_q ? r.q_norm : r.k_norm;
-    float mean = 0.0f, scale = 1.0f;
-    if (n.weight)
-        head_stats(x, d, n, &mean, &scale);
-    int rot = r.cos_sin ? r.rot_dim : 0, half = rot / 2;
-    const float *cs = r.cos_sin ? r.cos_sin + position[token] * r.cos_sin_stride : nullptr;
-    __syncwarp();
-    for (int i0 = lane; i0 < half; i0 += 32 * AHEAD) {
-        float xa[AHEAD], xb[AHEAD], c[AHEAD], sn[AHEAD];
-#pragma unroll
-        for (int j = 0; j < AHEAD; j++) {
-            int i = i0 + 32 * j;
-            if (i < half) {
-                xa[j] = to_float(x[r.interleaved ? 2 * i : i]);
-                xb[j] = to_float(x[r.interleaved ? 2 * i + 1 : i + half]);
-                c[j] = cs[i];
-                sn[j] = cs[half + i];
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < AHEAD; j++) {
-            int i = i0 + 32 * j, a = r.interleaved ? 2 * i : i, b = r.interleaved ? 2 * i + 1 : i + half;
-            if (i >= half)
-                break;
-            float na = head_normed<T>(xa[j], a, n, mean, scale), nb = head_normed<T>(xb[j], b, n, mean, scale);
-            T ya = from_float<T>(na * c[j] - nb * sn[j]), yb = from_float<T>(nb * c[j] + na * sn[j]);
-            x[a] = ya;
-            x[b] = yb;
-            if (cache) {
-                cache[kv_offset(kv, t, a)] = ya;
-                cache[kv_offset(kv, t, b)] = yb;
-            }
-        }
-    }
-    for (int i = rot + lane; i < d; i += 32) {
-        T y = from_float<T>(head_normed<T>(to_float(x[i]), i, n, mean, scale));
-        x[i] = y;
-        if (cache)
-            cache[kv_offset(kv, t, i)] = y;
-    }
-}
-
 /* Widest access that pointers and strides of a row allow. */
 template <typename T> static int width(int64_t cols, int64_t s0, int64_t s1, const void *p0, const void *p1)
 {
@@ -324,12 +207,4 @@ extern "C" void launch_epilogue(void *out, const void *from, int out_type, int64
 {
     DISPATCH_TYPE(out_type, launch(epilogue_kernel<T>, dim3((cols + 255) / 256, rows), dim3(256), 0, stream, (T *)out,
                                    (const T *)from, out_stride, bias, bias_type, act, (const T *)residual, residual_stride, cols));
-}
-
-extern "C" void launch_rope_kv(void *qkv, int64_t stride, const struct rope_args *r, const struct kv_view *kv,
-                               const int32_t *position, const int32_t *slot, int32_t rows, cudaStream_t stream)
-{
-    int heads = r->n_heads + 2 * kv->n_kv_heads;
-    DISPATCH_TYPE(kv->dtype, launch(rope_kv_kernel<T>, dim3(rows, (heads + 7) / 8), dim3(256), 0, stream, (T *)qkv, stride,
-                                    *r, *kv, position, slot));
 }
