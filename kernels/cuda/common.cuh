@@ -55,7 +55,7 @@ __device__ __forceinline__ float activate(float x, int act)
     case A_RELU: return fmaxf(x, 0.0f);
     case A_GELU_ERF: return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
     case A_GELU_TANH: return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
-    case A_SILU: return x / (1.0f + __expf(-x));
+    case A_SILU: return __fdividef(x, 1.0f + __expf(-x));
     default: return x;
     }
 }

@@ -1,7 +1,7 @@
 /* Everything between matrix products and attention but rotation (rope.cu): embedding, norms, gates, sums.
  *
- * Each is bound by memory or, at few rows, by launch latency: one block a row (or a row and some heads), 16-byte
- * accesses where the width allows, sums in float32. Kernels first, then launchers.
+ * Each is bound by memory or, at few rows, by latency: one block a row or a part of it, 16-byte accesses where the width
+ * allows, sums in float32. Kernels first, then launchers.
  */
 #include "kernels/cuda/norm.cuh"
 
@@ -39,36 +39,51 @@ __global__ void embed_position_kernel(T *x, int64_t x_stride, const void *table,
         to[i] = from_float<T>(to_float(to[i]) + load_any(table, table_type, from + i));
 }
 
+enum { NORM_THREADS = 512 };
+
 /* One block a row. */
-template <typename T, int V>
-__global__ void __launch_bounds__(1024)
-norm_kernel(T *out, int64_t out_stride, T *x, int64_t x_stride, const T *y, int64_t y_stride, norm_args n, int32_t cols)
+template <typename T, int V, int N>
+__global__ void __launch_bounds__(NORM_THREADS, N == 1 ? 3 : 1)
+    norm_kernel(T *out, int64_t out_stride, T *x, int64_t x_stride, const T *y, int64_t y_stride, norm_args n,
+                int32_t cols)
 {
     pdl_release();
+    vec<T, V> weight[N];
+    norm_fetch<T, V, N>(weight, n, cols);
     pdl_wait();
     const T *add = y ? y + blockIdx.x * y_stride : nullptr;
-    norm_row<T, V>(out + blockIdx.x * out_stride, x + blockIdx.x * x_stride, n, cols, add != nullptr, [&](int i, float (&b)[V]) {
-        vec<T, V> v = *(const vec<T, V> *)(add + i);
+    vec<T, V> ahead[N];
 #pragma unroll
-        for (int j = 0; j < V; j++)
-            b[j] = to_float(v.v[j]);
-    });
+    for (int q = 0; q < N; q++)
+        if (add && norm_column<V>(q) < cols)
+            ahead[q] = *(const vec<T, V> *)(add + norm_column<V>(q));
+    norm_row<T, V, N>(out + blockIdx.x * out_stride, x + blockIdx.x * x_stride, weight, n, cols, add != nullptr,
+                      [&](int q, int i, float(&b)[V]) {
+                          vec<T, V> v = q >= 0 ? ahead[q] : *(const vec<T, V> *)(add + i);
+#pragma unroll
+                          for (int j = 0; j < V; j++)
+                              b[j] = to_float(v.v[j]);
+                      });
 }
 
-template <typename T, int V>
-__global__ void gated_act_kernel(T *out, int64_t out_stride, const T *in, int64_t in_stride, int32_t n, int act)
+enum { GATE_THREADS = 256 };
+
+/* ACT: the activation, known when this is compiled so that its code is short; A_NONE: `act` says. */
+template <typename T, int V, int ACT>
+__global__ void __launch_bounds__(GATE_THREADS)
+    gated_act_kernel(T *out, int64_t out_stride, const T *in, int64_t in_stride, int32_t n, int act)
 {
     pdl_release();
     pdl_wait();
     const T *gate = in + blockIdx.y * in_stride, *up = gate + n;
     T *to = out + blockIdx.y * out_stride;
-    int i = (blockIdx.x * blockDim.x + threadIdx.x) * V;
+    int i = (blockIdx.x * GATE_THREADS + threadIdx.x) * V;
     if (i >= n)
         return;
     vec<T, V> g = *(const vec<T, V> *)(gate + i), u = *(const vec<T, V> *)(up + i);
 #pragma unroll
     for (int j = 0; j < V; j++)
-        g.v[j] = from_float<T>(activate(to_float(g.v[j]), act) * to_float(u.v[j]));
+        g.v[j] = from_float<T>(activate(to_float(g.v[j]), ACT == A_NONE ? act : ACT) * to_float(u.v[j]));
     *(vec<T, V> *)(to + i) = g;
 }
 
@@ -98,7 +113,8 @@ __global__ void soft_cap_kernel(float *x, int64_t stride, int32_t cols, float ca
 }
 
 template <typename T, int V>
-__global__ void gather_kernel(T *out, int64_t out_stride, const T *x, int64_t x_stride, const int32_t *index, int32_t cols)
+__global__ void gather_kernel(T *out, int64_t out_stride, const T *x, int64_t x_stride, const int32_t *index,
+                              int32_t cols)
 {
     pdl_release();
     pdl_wait();
@@ -109,8 +125,8 @@ __global__ void gather_kernel(T *out, int64_t out_stride, const T *x, int64_t x_
 }
 
 template <typename T>
-__global__ void epilogue_kernel(T *out, const T *from, int64_t out_stride, const void *bias, int bias_type, int act, const T *residual,
-                                int64_t residual_stride, int32_t cols)
+__global__ void epilogue_kernel(T *out, const T *from, int64_t out_stride, const void *bias, int bias_type, int act,
+                                const T *residual, int64_t residual_stride, int32_t cols)
 {
     pdl_release();
     pdl_wait();
@@ -135,19 +151,22 @@ template <typename T> static int width(int64_t cols, int64_t s0, int64_t s1, con
     return ok ? v : 1;
 }
 
-#define WIDE(v_, T, kernel, ...)                                      \
-    do {                                                              \
-        if ((v_) == 1)                                                \
-            launch(kernel<T, 1>, __VA_ARGS__);                        \
-        else                                                          \
-            launch(kernel<T, 16 / sizeof(T)>, __VA_ARGS__);           \
+#define WIDE(v_, T, kernel, ...)                            \
+    do {                                                    \
+        if ((v_) == 1)                                      \
+            launch(kernel<T, 1>, __VA_ARGS__);              \
+        else                                                \
+            launch(kernel<T, 16 / sizeof(T)>, __VA_ARGS__); \
     } while (0)
 
-static int row_threads(int64_t cols, int v) { return (int)(cols / v >= 512 ? 512 : (cols / v + 31) / 32 * 32 < 32 ? 32 : (cols / v + 31) / 32 * 32); }
+static int row_threads(int64_t cols, int v)
+{
+    return (int)(cols / v >= 512 ? 512 : (cols / v + 31) / 32 * 32 < 32 ? 32 : (cols / v + 31) / 32 * 32);
+}
 
 extern "C" void launch_embed(void *out, int64_t out_stride, const void *table, int64_t table_stride,
-                             const int32_t *token, int32_t first, int32_t n_ids, int32_t rows, int32_t cols, float scale,
-                             int type, cudaStream_t stream)
+                             const int32_t *token, int32_t first, int32_t n_ids, int32_t rows, int32_t cols,
+                             float scale, int type, cudaStream_t stream)
 {
     DISPATCH_TYPE(type, int v = width<T>(cols, out_stride, table_stride, out, table);
                   WIDE(v, T, embed_kernel, dim3(rows), dim3(row_threads(cols, v)), 0, stream, (T *)out, out_stride,
@@ -162,22 +181,45 @@ extern "C" void launch_embed_position(void *x, int64_t x_stride, const void *tab
                                table_type, table_stride, position, offset, cols));
 }
 
+/* As many threads as are, then longer shares: many small blocks on a multiprocessor hide more than many loads of a thread. */
+template <typename T, int V>
+static void launch_norm_of(T *out, int64_t out_stride, T *x, int64_t x_stride, const T *y, int64_t y_stride,
+                           const norm_args &n, int32_t rows, int32_t cols, cudaStream_t stream)
+{
+    int vectors = (cols + V - 1) / V, keep = vectors <= NORM_THREADS ? 1 : vectors <= 2 * NORM_THREADS ? 2 : 4;
+    int threads = min(((vectors + keep - 1) / keep + 31) / 32 * 32, (int)NORM_THREADS);
+    auto kernel = keep == 1 ? norm_kernel<T, V, 1> : keep == 2 ? norm_kernel<T, V, 2> : norm_kernel<T, V, 4>;
+    launch(kernel, dim3(rows), dim3(threads), 0, stream, out, out_stride, x, x_stride, y, y_stride, n, cols);
+}
+
 extern "C" void launch_norm(void *out, int64_t out_stride, void *x, int64_t x_stride, const void *y, int64_t y_stride,
                             const struct norm_args *n, int32_t rows, int32_t cols, int type, cudaStream_t stream)
 {
-    DISPATCH_TYPE(type, int v = width<T>(cols, out_stride, x_stride, out, x);
-                  if (y && width<T>(cols, y_stride, 0, y, n->weight) == 1) v = 1;
-                  if ((uintptr_t)n->weight % 16) v = 1;
-                  WIDE(v, T, norm_kernel, dim3(rows), dim3(row_threads(cols, v)), 0, stream, (T *)out, out_stride, (T *)x,
-                       x_stride, (const T *)y, y_stride, *n, cols));
+    DISPATCH_TYPE(type, bool wide = width<T>(cols, out_stride, x_stride, out, x) > 1 &&
+                                    (uintptr_t)n->weight % 16 == 0 &&
+                                    (!y || width<T>(cols, y_stride, 0, y, n->weight) > 1);
+                  (wide ? launch_norm_of<T, 16 / sizeof(T)> : launch_norm_of<T, 1>)((T *)out, out_stride, (T *)x,
+                                                                                    x_stride, (const T *)y, y_stride,
+                                                                                    *n, rows, cols, stream));
+}
+
+template <typename T, int V>
+static void launch_gated_act_of(T *out, int64_t out_stride, const T *gate_up, int64_t in_stride, int32_t rows,
+                                int32_t n, int act, cudaStream_t stream)
+{
+    constexpr int block = GATE_THREADS * V;
+    launch(act == A_SILU ? gated_act_kernel<T, V, A_SILU> : gated_act_kernel<T, V, A_NONE>,
+           dim3((n + block - 1) / block, rows), dim3(GATE_THREADS), 0, stream, out, out_stride, gate_up, in_stride, n,
+           act);
 }
 
 extern "C" void launch_gated_act(void *out, int64_t out_stride, const void *gate_up, int64_t in_stride, int32_t rows,
                                  int32_t n, int act, int type, cudaStream_t stream)
 {
-    DISPATCH_TYPE(type, int v = width<T>(n, out_stride, in_stride, out, gate_up);
-                  WIDE(v, T, gated_act_kernel, dim3((n / v + 255) / 256, rows), dim3(256), 0, stream, (T *)out, out_stride,
-                       (const T *)gate_up, in_stride, n, act));
+    DISPATCH_TYPE(
+        type, bool wide = width<T>(n, out_stride, in_stride, out, gate_up) > 1;
+        (wide ? launch_gated_act_of<T, 16 / sizeof(T)>
+              : launch_gated_act_of<T, 1>)((T *)out, out_stride, (const T *)gate_up, in_stride, rows, n, act, stream));
 }
 
 extern "C" void launch_add(void *x, int64_t x_stride, const void *y, int64_t y_stride, int32_t rows, int32_t cols,
@@ -201,10 +243,11 @@ extern "C" void launch_gather(void *out, int64_t out_stride, const void *x, int6
                        (const T *)x, x_stride, index, cols));
 }
 
-extern "C" void launch_epilogue(void *out, const void *from, int out_type, int64_t out_stride, const void *bias, int bias_type, int act,
-                                const void *residual, int64_t residual_stride, int32_t rows, int32_t cols,
-                                cudaStream_t stream)
+extern "C" void launch_epilogue(void *out, const void *from, int out_type, int64_t out_stride, const void *bias,
+                                int bias_type, int act, const void *residual, int64_t residual_stride, int32_t rows,
+                                int32_t cols, cudaStream_t stream)
 {
     DISPATCH_TYPE(out_type, launch(epilogue_kernel<T>, dim3((cols + 255) / 256, rows), dim3(256), 0, stream, (T *)out,
-                                   (const T *)from, out_stride, bias, bias_type, act, (const T *)residual, residual_stride, cols));
+                                   (const T *)from, out_stride, bias, bias_type, act, (const T *)residual,
+                                   residual_stride, cols));
 }

@@ -4,22 +4,58 @@
 
 #include "kernels/cuda/common.cuh"
 
-/* A thread keeps its first NORM_KEEP vectors in registers; longer rows are read again. */
-enum { NORM_KEEP = 4 };
+/* Column of the q-th vector of this thread. */
+template <int V> __device__ __forceinline__ int norm_column(int q)
+{
+    return (q * blockDim.x + threadIdx.x) * V;
+}
 
-/* row += add (where `adds`), to = norm(row). `add(i, v)` puts V summands of the columns from i into v. All threads. */
-template <typename T, int V, typename ADD>
-__device__ __forceinline__ void norm_row(T *to, T *row, const norm_args &n, int32_t cols, bool adds, ADD add)
+/* Weights are of the row's type or float32. */
+template <typename T> __device__ __forceinline__ bool norm_weight_wide(const norm_args &n)
+{
+    return sizeof(T) < 4 && n.weight_type == T_F32;
+}
+
+/* The weights of a thread's first N vectors; they may be read before the wait. Wide ones are read when they are needed. */
+template <typename T, int V, int N>
+__device__ __forceinline__ void norm_fetch(vec<T, V> (&weight)[N], const norm_args &n, int32_t cols)
+{
+#pragma unroll
+    for (int q = 0; q < N; q++) {
+        weight[q] = {};
+        if (norm_column<V>(q) < cols && !norm_weight_wide<T>(n))
+            weight[q] = *(const vec<T, V> *)((const T *)n.weight + norm_column<V>(q));
+    }
+}
+
+template <typename T, int V>
+__device__ __forceinline__ vec<T, V> norm_apply(vec<T, V> a, const vec<T, V> &weight, const norm_args &n, int i,
+                                                float mean, float scale)
+{
+    bool wide = norm_weight_wide<T>(n);
+#pragma unroll
+    for (int j = 0; j < V; j++) {
+        float w = wide ? ((const float *)n.weight)[i + j] : to_float(weight.v[j]);
+        float bias = !n.bias ? 0.0f : wide ? ((const float *)n.bias)[i + j] : to_float(((const T *)n.bias)[i + j]);
+        a.v[j] = from_float<T>((to_float(a.v[j]) - mean) * scale * (w + n.weight_offset) + bias);
+    }
+    return a;
+}
+
+/* row += add (where `adds`), to = norm(row). `add(q, i, v)` puts V summands of the columns from i into v; q counts the thread's vectors,
+ * -1: one past the first N. Those are kept in registers, all their loads under way at once; the rest of longer rows is read again. All
+ * threads. */
+template <typename T, int V, int N, typename ADD>
+__device__ __forceinline__ void norm_row(T *to, T *row, const vec<T, V> (&weight)[N], const norm_args &n, int32_t cols,
+                                         bool adds, ADD add)
 {
     __shared__ float shared[33];
-    float keep[NORM_KEEP][V];
+    vec<T, V> keep[N];
     float sum = 0.0f, squares = 0.0f;
-    int k = 0;
-    for (int i = threadIdx.x * V; i < cols; i += blockDim.x * V, k++) {
-        vec<T, V> a = *(const vec<T, V> *)(row + i);
+    auto take = [&](vec<T, V> &a, int q, int i) {
         if (adds) {
             float b[V];
-            add(i, b);
+            add(q, i, b);
 #pragma unroll
             for (int j = 0; j < V; j++)
                 a.v[j] = from_float<T>(to_float(a.v[j]) + b[j]);
@@ -31,59 +67,47 @@ __device__ __forceinline__ void norm_row(T *to, T *row, const norm_args &n, int3
             sum += f;
             squares += f * f;
         }
+    };
+    auto each_other = [&](auto what) {
+        for (int q = N; norm_column<V>(q) < cols; q++)
+            what(*(const vec<T, V> *)(row + norm_column<V>(q)), norm_column<V>(q));
+    };
 #pragma unroll
-        for (int q = 0; q < NORM_KEEP; q++)
-            if (q == k)
-#pragma unroll
-                for (int j = 0; j < V; j++)
-                    keep[q][j] = to_float(a.v[j]);
+    for (int q = 0; q < N; q++) {
+        keep[q] = {};
+        if (norm_column<V>(q) < cols)
+            keep[q] = *(const vec<T, V> *)(row + norm_column<V>(q));
     }
-    float mean = 0.0f, scale;
+#pragma unroll
+    for (int q = 0; q < N; q++)
+        if (norm_column<V>(q) < cols)
+            take(keep[q], q, norm_column<V>(q));
+    each_other([&](vec<T, V> a, int i) { take(a, -1, i); });
+    float mean = 0.0f;
     if (n.layer_norm) {
         mean = block_sum(sum, shared) / cols;
-        float var = 0.0f;
-        k = 0;
-        for (int i = threadIdx.x * V; i < cols; i += blockDim.x * V, k++) {
-            vec<T, V> a = *(const vec<T, V> *)(row + i);
-            for (int j = 0; j < V; j++) {
-                float f = to_float(a.v[j]) - mean;
-                var += f * f;
-            }
-        }
-        scale = rsqrtf(block_sum(var, shared) / cols + n.eps);
-    } else {
-        scale = rsqrtf(block_sum(squares, shared) / cols + n.eps);
+        squares = 0.0f;
+        auto spread = [&](const vec<T, V> &a) {
+#pragma unroll
+            for (int j = 0; j < V; j++)
+                squares += (to_float(a.v[j]) - mean) * (to_float(a.v[j]) - mean);
+        };
+#pragma unroll
+        for (int q = 0; q < N; q++)
+            if (norm_column<V>(q) < cols)
+                spread(keep[q]);
+        each_other([&](const vec<T, V> &a, int) { spread(a); });
     }
-    k = 0;
-    for (int i = threadIdx.x * V; i < cols; i += blockDim.x * V, k++) {
-        vec<T, V> a;
-        float f[V];
-        if (k >= NORM_KEEP) {
-            a = *(const vec<T, V> *)(row + i);
+    float scale = rsqrtf(block_sum(squares, shared) / cols + n.eps);
 #pragma unroll
-            for (int j = 0; j < V; j++)
-                f[j] = to_float(a.v[j]);
-        }
-#pragma unroll
-        for (int q = 0; q < NORM_KEEP; q++)
-            if (q == k)
-#pragma unroll
-                for (int j = 0; j < V; j++)
-                    f[j] = keep[q][j];
-        if (n.weight_type == T_F32) {
-#pragma unroll
-            for (int j = 0; j < V; j++)
-                a.v[j] = from_float<T>((f[j] - mean) * scale * (((const float *)n.weight)[i + j] + n.weight_offset) +
-                                       (n.bias ? ((const float *)n.bias)[i + j] : 0.0f));
-        } else {
-            vec<T, V> w = *(const vec<T, V> *)((const T *)n.weight + i);
-#pragma unroll
-            for (int j = 0; j < V; j++)
-                a.v[j] = from_float<T>((f[j] - mean) * scale * (to_float(w.v[j]) + n.weight_offset) +
-                                       (n.bias ? to_float(((const T *)n.bias)[i + j]) : 0.0f));
-        }
-        *(vec<T, V> *)(to + i) = a;
-    }
+    for (int q = 0; q < N; q++)
+        if (norm_column<V>(q) < cols)
+            *(vec<T, V> *)(to + norm_column<V>(q)) =
+                norm_apply<T, V>(keep[q], weight[q], n, norm_column<V>(q), mean, scale);
+    each_other([&](const vec<T, V> &a, int i) {
+        vec<T, V> w = norm_weight_wide<T>(n) ? vec<T, V>{} : *(const vec<T, V> *)((const T *)n.weight + i);
+        *(vec<T, V> *)(to + i) = norm_apply<T, V>(a, w, n, i, mean, scale);
+    });
 }
 
 #endif

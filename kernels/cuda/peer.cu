@@ -57,9 +57,12 @@ struct row_exchange {
     }
 };
 
+enum { PEER_KEEP = 2 }; /* vectors of a row that a thread keeps */
+
 template <typename T>
-__global__ void __launch_bounds__(PEER_THREADS)
-peer_sum_kernel(peer_args p, T *out, int64_t out_stride, T *x, int64_t x_stride, T *y, int64_t y_stride, norm_args n, int32_t cols)
+__global__ void __launch_bounds__(PEER_THREADS, 1)
+    peer_sum_kernel(peer_args p, T *out, int64_t out_stride, T *x, int64_t x_stride, T *y, int64_t y_stride,
+                    norm_args n, int32_t cols)
 {
     constexpr int V = 16 / sizeof(T);
     int row = blockIdx.x;
@@ -73,7 +76,7 @@ peer_sum_kernel(peer_args p, T *out, int64_t out_stride, T *x, int64_t x_stride,
     for (int i = threadIdx.x * V; i < cols; i += blockDim.x * V)
         e.send(i / V, *(const uint4 *)(mine + i));
     e.wipe(before, stale);
-    auto sum = [&](int i, float (&b)[V]) {
+    auto sum = [&](int, int i, float(&b)[V]) {
 #pragma unroll
         for (int j = 0; j < V; j++)
             b[j] = 0.0f;
@@ -86,12 +89,14 @@ peer_sum_kernel(peer_args p, T *out, int64_t out_stride, T *x, int64_t x_stride,
         }
     };
     if (out) {
-        norm_row<T, V>(out + row * out_stride, x + row * x_stride, n, cols, true, sum);
+        vec<T, V> weight[PEER_KEEP];
+        norm_fetch<T, V, PEER_KEEP>(weight, n, cols);
+        norm_row<T, V, PEER_KEEP>(out + row * out_stride, x + row * x_stride, weight, n, cols, true, sum);
     } else {
         T *to = x ? x + row * x_stride : mine;
         for (int i = threadIdx.x * V; i < cols; i += blockDim.x * V) {
             float b[V];
-            sum(i, b);
+            sum(0, i, b);
             vec<T, V> v = x ? *(const vec<T, V> *)(to + i) : vec<T, V>{};
 #pragma unroll
             for (int j = 0; j < V; j++)
@@ -107,8 +112,9 @@ peer_sum_kernel(peer_args p, T *out, int64_t out_stride, T *x, int64_t x_stride,
     }
 }
 
-extern "C" bool launch_peer_sum(const struct peer_args *p, void *out, int64_t out_stride, void *x, int64_t x_stride, void *y,
-                                int64_t y_stride, const struct norm_args *n, int32_t rows, int32_t cols, int type, cudaStream_t stream)
+extern "C" bool launch_peer_sum(const struct peer_args *p, void *out, int64_t out_stride, void *x, int64_t x_stride,
+                                void *y, int64_t y_stride, const struct norm_args *n, int32_t rows, int32_t cols,
+                                int type, cudaStream_t stream)
 {
     int64_t bytes = type == T_F32 ? 4 : 2, wide = 16 / bytes;
     bool fits = rows <= PEER_MAX_ROWS && cols * bytes <= PEER_ROW_BYTES && cols % wide == 0 && y_stride % wide == 0 &&
@@ -117,7 +123,7 @@ extern "C" bool launch_peer_sum(const struct peer_args *p, void *out, int64_t ou
     if (!fits)
         return false;
     norm_args none = {};
-    DISPATCH_TYPE(type, launch(peer_sum_kernel<T>, dim3(rows), dim3(PEER_THREADS), 0, stream, *p, (T *)out, out_stride, (T *)x, x_stride,
-                               (T *)y, y_stride, n ? *n : none, cols));
+    DISPATCH_TYPE(type, launch(peer_sum_kernel<T>, dim3(rows), dim3(PEER_THREADS), 0, stream, *p, (T *)out, out_stride,
+                               (T *)x, x_stride, (T *)y, y_stride, n ? *n : none, cols));
     return true;
 }
