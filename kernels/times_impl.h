@@ -23,6 +23,10 @@ struct times_layer {
         head; /* us; ends: embedding, last norm, gather, greedy sampling: once a step */
 };
 
+struct times_ceiling {
+    struct mat w, x, out;
+};
+
 struct times {
     struct backend *b;
     struct times_shape shape;
@@ -32,13 +36,17 @@ struct times {
     uint64_t step, rng;
     int32_t *zero, *none, *count; /* [max_tokens + 1]: 0, -1, 0 1 2 ... */
     double read, copy, product;   /* ceilings: bytes and flops a us; NAN: not measured */
+    struct times_ceiling ahead;   /* the product that measured reading: on a GPU some 1 ms; and a step of it alone */
+    double ahead_us;
     struct times_layer layer[TIMES_GLUE_ROWS];
 };
 
-/* `calls` calls of call(t, i, arg) are one step. */
+/* `calls` calls of call(t, i, arg) are one step. `queued`: they stand behind a long product whose time is taken off again, so that what
+ * the host takes to launch short kernels does not show, as it does not where a decode step is a graph. */
 struct times_job {
     struct batch batch;
     int calls;
+    bool queued;
     void (*call)(struct times *t, int i, void *arg);
     void *arg;
 };

@@ -142,11 +142,11 @@ static void glue_lines(struct times *t, int32_t n)
         return;
     }
     struct times_layer *l = times_layer_of(t, n);
-    struct times_job norm = {.batch = times_batch(t, n), .calls = 64, .call = call_norm, .arg = &g};
+    struct times_job norm = {.batch = times_batch(t, n), .calls = 64, .queued = n <= 256, .call = call_norm, .arg = &g};
     double us = times_us(t, &norm);
     times_line(t, us, 8.0 * n * m->hidden, 0, "residual and norm, %d rows", n);
     double norms = us;
-    struct times_job rope = {.batch = times_batch(t, n), .calls = 64, .call = call_rope, .arg = &g};
+    struct times_job rope = {.batch = times_batch(t, n), .calls = 64, .queued = n <= 256, .call = call_rope, .arg = &g};
     rope.batch.slot = t->count;
     us = times_us(t, &rope);
     times_line(t, us, 2.0 * n * (width + (m->heads + 3.0 * m->kv_heads) * m->dim), 0, "rope and cache write, %d rows",
@@ -154,7 +154,7 @@ static void glue_lines(struct times *t, int32_t n)
     if (l != NULL) {
         g.logits = times_mat(t, n, m->vocab, DTYPE_F32);
         struct times_job ends = {
-            .batch = sampling_batch(t, n, &greedy, row), .calls = 16, .call = call_ends, .arg = &g};
+            .batch = sampling_batch(t, n, &greedy, row), .calls = 16, .queued = true, .call = call_ends, .arg = &g};
         *l = (struct times_layer){n, l->products, l->attention, norms, us, times_us(t, &ends), l->head};
         times_line(t, l->ends, 4.0 * n * m->vocab + 12.0 * n * m->hidden, 0,
                    "embedding, last norm, greedy sampling, %d rows", n);
@@ -224,6 +224,7 @@ void times_sample(struct times *t)
         for (size_t kind = 0; kind < ARRAY_LEN(asked) && t->rc == 0; kind++) {
             struct times_job j = {.batch = sampling_batch(t, rows[r], &asked[kind].row, row),
                                   .calls = 8,
+                                  .queued = true,
                                   .call = call_sample,
                                   .arg = &logits};
             times_line(t, times_us(t, &j), 4.0 * rows[r] * t->shape.vocab, 0, "sampling, %s, %d rows", asked[kind].name,
