@@ -203,7 +203,7 @@ static int prepare(struct ranks *x, struct settings *s, const struct model_confi
     if (rc == 0)
         rc = model_check_stages(c, at->n_stages, e);
     if (rc == 0)
-        rc = runner_settle_device(s, e);
+        runner_settle_device(s);
     if (rc == 0)
         rc = runner_limits(&limits, s, c, s->device == DEVICE_CUDA, e);
     limits.n_host_blocks = HOST_BLOCKS_MAX;

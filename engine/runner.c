@@ -224,8 +224,12 @@ static int open_backend(struct runner *r, const char *name, const struct setting
 
 static int choose_backend(struct runner *r, const struct settings *s, const struct model_config *c, struct err *e)
 {
-    if (s->device != DEVICE_AUTO)
-        return open_backend(r, s->device == DEVICE_CPU ? "cpu" : "cuda", s, c, e);
+    if (s->device != DEVICE_AUTO) {
+        int rc = open_backend(r, s->device == DEVICE_CPU ? "cpu" : "cuda", s, c, e);
+        if ((rc == ERR_UNSUPPORTED || rc == ERR_NOT_FOUND) && e && e->param[0] == '\0')
+            snprintf(e->param, sizeof(e->param), "device");
+        return rc;
+    }
     struct err why = {0};
     if (open_backend(r, "cuda", s, c, &why) == 0)
         return 0;
@@ -233,20 +237,18 @@ static int choose_backend(struct runner *r, const struct settings *s, const stru
     return open_backend(r, "cpu", s, c, e);
 }
 
-int runner_settle_device(struct settings *s, struct err *e)
+void runner_settle_device(struct settings *s)
 {
     struct backend *gpu = NULL;
     struct backend_config small = {.max_tokens = 1, .max_seqs = 1, .max_samples = 1};
     struct err why = {0};
-    int rc = s->device == DEVICE_CPU ? 0 : backend_open(&gpu, "cuda", &small, &why);
-    if (gpu)
+    if (s->device != DEVICE_AUTO)
+        return;
+    if (backend_open(&gpu, "cuda", &small, &why) == 0)
         gpu->ops->free(gpu);
-    if (rc < 0 && s->device == DEVICE_CUDA)
-        return err_set_param(e, rc, "device", "%s", why.text);
-    if (rc < 0)
+    else
         log_event(LOG_INFO, "no GPU used", LOG_STR("because", why.text));
     s->device = gpu ? DEVICE_CUDA : DEVICE_CPU;
-    return 0;
 }
 
 enum dtype runner_dtype(const struct settings *s, const struct model_config *c)

@@ -22,9 +22,9 @@ struct rank_share {
 /* runner_open for one rank of many. `share` outlives the executor. */
 int runner_open_share(struct executor **ret, const struct settings *s, const char *dir, const struct model_config *c,
                       struct rank_share *share, struct err *e);
-/* `auto` becomes cuda or cpu, so that all ranks compute on one kind of device; a GPU that is asked for and not usable is an
- * error, one that is there is not passed over. */
-int runner_settle_device(struct settings *s, struct err *e);
+/* `auto` becomes cuda or cpu, so that all ranks compute on one kind of device; a GPU that is there is not passed over. One that is asked
+ * for is not looked at: the ranks open it at once, all together. */
+void runner_settle_device(struct settings *s);
 /* The type of the weights on the device. */
 enum dtype runner_dtype(const struct settings *s, const struct model_config *c);
 

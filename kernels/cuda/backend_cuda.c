@@ -392,7 +392,7 @@ static void cuda_free(struct backend *b)
     if (c->stream != NULL) {
         cuda_wait_stream(c);
     }
-    if (!cuda_ranks_rest(c)) {
+    if (!cuda_rest(c)) {
         return; /* the process ends of the failure behind it */
     }
     cuda_kv_release(c);

@@ -62,6 +62,7 @@ struct cuda_backend {
     cudaStream_t stream;
     int32_t n_sms, capability; /* 90: compute capability 9.0 */
     struct err failed;         /* sticky */
+    bool let_go;               /* ranks or stages have failed: the device may wait for one that does not come */
 
     /* memory */
     void **owned; /* device allocations that live as long as the backend */
@@ -213,12 +214,18 @@ int cuda_ranks_init(struct cuda_backend *c, struct err *e);
 /* Until NCCL, whose meeting goes on while weights are read, is there. 0, or why it is not. */
 int cuda_ranks_ready(struct cuda_backend *c, struct err *e);
 void cuda_ranks_release(struct cuda_backend *c);
-/* ranks.c: all do nothing with one rank, or the plain thing. */
-/* Until the event, or all of the stream, is done. When a rank has failed, at once: its reason is c->failed. */
+/* wait.c */
+/* Until the event, or all of the stream, is done. When a rank or a stage has failed, at once: its reason is c->failed. */
 cudaError_t cuda_wait_event(struct cuda_backend *c, cudaEvent_t event);
 cudaError_t cuda_wait_stream(struct cuda_backend *c);
-/* Before anything is freed. False: the ranks have failed, and the device still waits for one that is gone. */
-bool cuda_ranks_rest(struct cuda_backend *c);
+/* Before anything is freed. False: the others have failed, and the device still waits for one that is gone. */
+bool cuda_rest(struct cuda_backend *c);
+/* Where there are others: 0 while it makes sense to wait for them since start_us, or why not; they have not `what` in time then. */
+int cuda_others_gone(struct cuda_backend *c, int64_t start_us, const char *what, struct err *e);
+/* Of this process among all ranks of all stages: in messages. */
+int32_t cuda_rank_number(const struct cuda_backend *c);
+
+/* ranks.c: all do nothing with one rank, or the plain thing. */
 /* `rows` rows of y are this rank's summands. True: done as launch_peer_sum says. False: y holds the sum, or there is one rank. */
 bool cuda_rank_sum(struct cuda_backend *c, struct mat *out, struct mat *x, struct mat y, const struct norm_args *n,
                    int32_t rows);
@@ -235,6 +242,8 @@ bool cuda_rank_sample(struct cuda_backend *c, struct sample_args *a);
 
 /* stages.c: all do nothing with one stage. */
 int cuda_stages_init(struct cuda_backend *c, struct err *e);
+/* Until the neighbours are there, which are met while weights are read. */
+int cuda_stages_ready(struct cuda_backend *c, struct err *e);
 void cuda_stages_release(struct cuda_backend *c);
 /* step_begin: the tokens of the step before come to the device, from the last stage if need be. */
 int cuda_stage_begin(struct cuda_backend *c, const struct batch *b, struct err *e);

@@ -38,7 +38,7 @@ __device__ void meet(const peer_args &p)
             peer_flag(p.inbox[r].came + p.rank, epoch);
     for (int r = 0; r < p.n_ranks; r++)
         if (r != p.rank)
-            for (int i = 1; peer_flagged(p.inbox[p.rank].came + r) != epoch && !stopped(p, i);) {
+            for (int i = 1; (int32_t)(peer_flagged(p.inbox[p.rank].came + r) - epoch) < 0 && !stopped(p, i);) {
                 i++;
             }
     p.epoch[PEER_EPOCH_ROWS] = epoch;

@@ -18,68 +18,90 @@ enum { SHARING_RANKS = 2 };
 
 /* ---- by rank 0 ------------------------------------------------------------------------------------------------------- */
 
-/* Room on rank 0 for the others' parts. Not while a graph is captured: the eager step before has made it. */
-static bool logits_room(struct cuda_backend *c, int64_t n_bytes)
+/* Room for parts as they are sent. Not while a graph is captured: the eager step before has made it. */
+static bool parts_room(struct cuda_backend *c, int64_t n_bytes)
 {
     struct cuda_ranks *r = c->ranks;
-    if (n_bytes <= r->logits_bytes) {
+    if (n_bytes <= r->parts_bytes) {
         return true;
     }
-    cudaFree(r->logits);
-    r->logits = NULL;
-    r->logits_bytes = 0;
-    if (!cuda_check(c, cudaMalloc((void **)&r->logits, (size_t)n_bytes), "the ranks' logits")) {
+    cudaFree(r->parts);
+    r->parts = NULL;
+    r->parts_bytes = 0;
+    if (!cuda_check(c, cudaMalloc((void **)&r->parts, (size_t)n_bytes), "the ranks' logits")) {
         return false;
     }
-    r->logits_bytes = n_bytes;
+    r->parts_bytes = n_bytes;
     return true;
 }
 
-/* The parts, which rank 0 has, side by side. */
-static void join_parts(struct cuda_backend *c, struct mat logits, struct mat part, int32_t rows)
+/* Columns of a rank's part of `vocab`: the last ones' are what is left. */
+static int32_t part_cols(const struct cuda_ranks *r, int32_t vocab, int32_t rank)
+{
+    int32_t width = (int32_t)div_ceil(vocab, r->n);
+    return MAX(MIN(width, vocab - rank * width), 0);
+}
+
+/* [rows, cols] of float32 from one stride to another. */
+static void copy_cols(struct cuda_backend *c, float *to, int64_t to_stride, const void *from, int64_t from_stride,
+                      int32_t cols, int32_t rows)
+{
+    cuda_check(c,
+               cudaMemcpy2DAsync(to, (size_t)to_stride * 4, from, (size_t)from_stride * 4, (size_t)cols * 4,
+                                 (size_t)rows, cudaMemcpyDeviceToDevice, c->stream),
+               "logits");
+}
+
+/* Without what lies between rows, which differs by rank as the parts' widths do. */
+static void send_part(struct cuda_backend *c, struct mat part, int32_t rows)
 {
     struct cuda_ranks *r = c->ranks;
-    size_t slot = (size_t)rows * (size_t)part.stride;
-    int32_t width = (int32_t)div_ceil(logits.cols, r->n);
-    for (int32_t i = 0; i < r->n; i++) {
-        const void *from = i == 0 ? part.data : r->logits + (size_t)(i - 1) * slot;
-        int32_t cols = MIN(width, logits.cols - i * width);
-        cuda_check(c,
-                   cudaMemcpy2DAsync((float *)logits.data + (size_t)i * (size_t)width, (size_t)logits.stride * 4, from,
-                                     (size_t)part.stride * 4, (size_t)cols * 4, (size_t)rows, cudaMemcpyDeviceToDevice,
-                                     c->stream),
-                   "logits");
+    const struct nccl *n = r->nccl.lib;
+    copy_cols(c, r->parts, part.cols, part.data, part.stride, part.cols, rows);
+    nccl_check(c, n, n->Send(r->parts, (size_t)rows * (size_t)part.cols, ncclFloat, 0, r->nccl.comm, c->stream),
+               "logits");
+}
+
+static void receive_parts(struct cuda_backend *c, struct mat logits, struct mat part, int32_t rows)
+{
+    struct cuda_ranks *r = c->ranks;
+    const struct nccl *n = r->nccl.lib;
+    int64_t width = div_ceil(logits.cols, r->n), slot = width * rows;
+    bool ok = nccl_check(c, n, n->GroupStart(), "logits");
+    for (int32_t i = 1; i < r->n && ok; i++) {
+        size_t count = (size_t)rows * (size_t)part_cols(r, logits.cols, i);
+        ok = nccl_check(c, n, n->Recv(r->parts + (i - 1) * slot, count, ncclFloat, i, r->nccl.comm, c->stream),
+                        "logits");
+    }
+    nccl_check(c, n, n->GroupEnd(), "logits");
+    copy_cols(c, logits.data, logits.stride, part.data, part.stride, part.cols, rows);
+    for (int32_t i = 1; i < r->n; i++) {
+        int32_t cols = part_cols(r, logits.cols, i);
+        copy_cols(c, (float *)logits.data + i * width, logits.stride, r->parts + (i - 1) * slot, cols, cols, rows);
     }
 }
 
 static void gather_whole(struct cuda_backend *c, struct mat logits, struct mat part, int32_t rows)
 {
     struct cuda_ranks *r = c->ranks;
-    size_t slot = (size_t)rows * (size_t)part.stride; /* the first rank's part is the widest: all send its stride */
+    int64_t most = MAX(c->max_graph_rows, rows) * div_ceil(logits.cols, r->n) * 4;
+    if (!parts_room(c, r->rank > 0 ? most : most * (r->n - 1))) {
+        return;
+    }
     if (r->rank > 0) {
-        nccl_check(c, r->Send(part.data, slot, ncclFloat, 0, r->nccl, c->stream), "logits");
-        return;
+        send_part(c, part, rows);
+    } else {
+        receive_parts(c, logits, part, rows);
     }
-    int64_t most = (int64_t)MAX(c->max_graph_rows, rows) * part.stride * (r->n - 1) * 4;
-    if (!logits_room(c, most)) {
-        return;
-    }
-    bool ok = nccl_check(c, r->GroupStart(), "logits");
-    for (int32_t i = 1; i < r->n && ok; i++) {
-        ok = nccl_check(c, r->Recv(r->logits + (size_t)(i - 1) * slot, slot, ncclFloat, i, r->nccl, c->stream),
-                        "logits");
-    }
-    nccl_check(c, r->GroupEnd(), "logits");
-    join_parts(c, logits, part, rows);
 }
 
 /* The first n drawn tokens of the step, from rank 0 to all. */
 static void share_tokens(struct cuda_backend *c, int32_t n)
 {
-    struct cuda_ranks *r = c->ranks;
+    const struct nccl_group *g = &c->ranks->nccl;
+    int32_t *token = c->arrays.sampled;
     if (n > 0) {
-        nccl_check(c, r->Broadcast(c->arrays.sampled, c->arrays.sampled, (size_t)n, ncclInt32, 0, r->nccl, c->stream),
-                   "tokens");
+        nccl_check(c, g->lib, g->lib->Broadcast(token, token, (size_t)n, ncclInt32, 0, g->comm, c->stream), "tokens");
     }
 }
 

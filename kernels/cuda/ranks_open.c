@@ -3,132 +3,30 @@
  *     comm: NCCL's id ─► NCCL, on a thread, until the weights are there
  *           handles of the inboxes ─► each rank maps the others' memory
  *
- * NCCL is opened at run time: a machine with one GPU needs no NCCL library. Its own meeting takes most of a second, in which weights
- * are read; and it waits for every rank without a limit, so its thread is left behind when one does not come: the process ends
- * then anyway.
  */
-#include <dlfcn.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "config/limits.h"
 #include "kernels/cuda/ranks.h"
 
-enum { LOOK_NS = 1000000 };
-
-static int open_library(struct cuda_ranks *r, struct err *e)
-{
-    r->lib = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-    if (r->lib == NULL) {
-        return err_set(e, ERR_UNSUPPORTED, "%d GPUs need the NCCL library: %s", r->n, dlerror());
-    }
-#define X(name)                                                                                             \
-    *(void **)&r->name = dlsym(r->lib, "nccl" #name);                                                       \
-    if (r->name == NULL) {                                                                                  \
-        return err_set(e, ERR_UNSUPPORTED, "%d GPUs need NCCL 2.7 or newer: there is no nccl" #name, r->n); \
-    }
-    NCCL_FUNCTIONS(X)
-#undef X
-    return 0;
-}
-
-/* ---- NCCL's meeting ------------------------------------------------------------------------------------------------- */
-
-/* On the heap, and not freed when the thread is left behind. */
-struct meeting {
-    const struct cuda_ranks *ranks;
-    int device;
-    ncclUniqueId id;
-    ncclComm_t nccl;
-    ncclResult_t rc;
-    atomic_bool done;
-};
-
-static void *meeting_main(void *arg)
-{
-    struct meeting *m = arg;
-    m->rc = cudaSetDevice(m->device) == cudaSuccess
-                ? m->ranks->CommInitRank(&m->nccl, m->ranks->n, m->id, m->ranks->rank)
-                : ncclUnhandledCudaError;
-    atomic_store(&m->done, true);
-    return NULL;
-}
-
-/* 0, or the reason for which not all will come. */
-static int await_meeting(struct cuda_ranks *r, struct meeting *m, struct err *e)
-{
-    int64_t until_us = clock_us() + r->comm->timeout_us;
-    while (!atomic_load(&m->done)) {
-        int rc = r->comm->ops->check(r->comm, e);
-        if (rc == 0 && clock_us() > until_us) {
-            rc = err_set(e, ERR_TIMEOUT, "cuda: rank %d: NCCL has not found the other ranks in %.0f s", r->rank,
-                         (double)r->comm->timeout_us * 1e-6);
-        }
-        if (rc < 0) {
-            return rc;
-        }
-        nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
-    }
-    return 0;
-}
-
-/* Begins the meeting, which goes on while weights are read. */
+/* Begins NCCL's meeting, which goes on while weights are read. */
 static int meet(struct cuda_backend *c, struct err *e)
 {
     struct cuda_ranks *r = c->ranks;
-    struct meeting *m = calloc(1, sizeof(*m));
-    if (m == NULL) {
-        return err_nomem(e, "ranks");
+    ncclUniqueId id = {0};
+    ncclResult_t got = r->rank == 0 ? r->nccl.lib->GetUniqueId(&id) : ncclSuccess;
+    if (got != ncclSuccess) {
+        return err_set(e, ERR_DEVICE, "cuda: rank %d: NCCL: %s", r->rank, r->nccl.lib->GetErrorString(got));
     }
-    m->ranks = r;
-    m->device = c->config.device;
-    ncclResult_t got = r->rank == 0 ? r->GetUniqueId(&m->id) : ncclSuccess;
-    int rc = got == ncclSuccess ? r->comm->ops->broadcast(r->comm, &m->id, sizeof(m->id), e)
-                                : err_set(e, ERR_DEVICE, "cuda: rank %d: NCCL: %s", r->rank, r->GetErrorString(got));
-    if (rc == 0 && pthread_create(&r->meeter, NULL, meeting_main, m) != 0) {
-        rc = err_set(e, ERR_IO, "cuda: no thread for NCCL's meeting");
-    }
-    if (rc < 0) {
-        free(m);
-        return rc;
-    }
-    r->meeting = m;
-    return 0;
-}
-
-/* Not all will come, or nobody waits for it any more: the thread is left to itself, with what it uses. */
-static void meeting_leave(struct cuda_ranks *r)
-{
-    pthread_detach(r->meeter);
-    r->meeting = NULL;
-    r->left = true;
-}
-
-/* End the meeting: NCCL is there, or why not. */
-static int meeting_end(struct cuda_ranks *r, struct err *e)
-{
-    struct meeting *m = r->meeting;
-    int rc = await_meeting(r, m, e);
-    if (rc < 0) {
-        meeting_leave(r);
-        return rc;
-    }
-    r->meeting = NULL;
-    pthread_join(r->meeter, NULL);
-    r->nccl = m->nccl;
-    if (m->rc != ncclSuccess) {
-        rc = err_set(e, ERR_DEVICE, "cuda: rank %d: NCCL: %s", r->rank, r->GetErrorString(m->rc));
-    }
-    free(m);
-    return rc;
+    int rc = r->comm->ops->broadcast(r->comm, &id, sizeof(id), e);
+    return rc < 0 ? rc : nccl_meet(&r->nccl, c->config.device, &id, r->n, r->rank, e);
 }
 
 int cuda_ranks_ready(struct cuda_backend *c, struct err *e)
 {
-    return c->ranks == NULL || c->ranks->meeting == NULL ? 0 : meeting_end(c->ranks, e);
+    return c->ranks == NULL ? 0 : nccl_ready(&c->ranks->nccl, c, e);
 }
 
 /* ---- memory of the others ------------------------------------------------------------------------------------------- */
@@ -305,12 +203,11 @@ static int meet_peers(struct cuda_backend *c, struct err *e)
 
 static void describe(struct cuda_backend *c)
 {
-    struct cuda_ranks *r = c->ranks;
     size_t used = strlen(c->base.device);
-    int version = 0;
-    r->GetVersion(&version);
-    snprintf(c->base.device + used, sizeof(c->base.device) - used, ", NCCL %d.%d.%d%s", version / 10000,
-             version / 100 % 100, version % 100, cuda_ranks_peers(r) ? " and peer memory" : ", no peer memory");
+    char version[32];
+    nccl_version_text(c->ranks->nccl.lib, version, sizeof(version));
+    snprintf(c->base.device + used, sizeof(c->base.device) - used, ", NCCL %s%s", version,
+             cuda_ranks_peers(c->ranks) ? " and peer memory" : ", no peer memory");
 }
 
 int cuda_ranks_init(struct cuda_backend *c, struct err *e)
@@ -331,13 +228,20 @@ int cuda_ranks_init(struct cuda_backend *c, struct err *e)
         return cuda_error(e, rc, "ranks");
     }
     *r->peer.stop = 0;
-    int code = open_library(r, e);
+    int code = nccl_open(&r->nccl.lib, e);
     code = code < 0 ? code : meet(c, e);
     code = code < 0 ? code : meet_peers(c, e);
     if (code == 0) {
         describe(c);
     }
     return code;
+}
+
+void cuda_ranks_abort(struct cuda_backend *c)
+{
+    if (c->ranks != NULL) {
+        nccl_abort(&c->ranks->nccl);
+    }
 }
 
 void cuda_ranks_release(struct cuda_backend *c)
@@ -351,22 +255,8 @@ void cuda_ranks_release(struct cuda_backend *c)
     }
     free(r->map);
     cudaFreeHost(r->peer.stop);
-    cudaFree(r->logits);
-    if (r->meeting != NULL) {
-        meeting_leave(r);
-    }
-    if (r->aborting) {
-        pthread_join(r->aborter, NULL); /* the graphs are gone */
-    } else if (r->nccl != NULL) {
-        r->CommAbort(r->nccl); /* no last words: another rank may be gone */
-    }
-    if (r->left) {
-        c->ranks = NULL;
-        return; /* the thread that waits for the others uses it */
-    }
-    if (r->lib != NULL) {
-        dlclose(r->lib);
-    }
+    cudaFree(r->parts);
+    nccl_release(&r->nccl);
     free(r);
     c->ranks = NULL;
 }

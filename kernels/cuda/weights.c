@@ -78,5 +78,6 @@ int cuda_ready(struct backend *b, struct err *e)
 {
     struct cuda_backend *c = cuda_of(b);
     int rc = cuda_upload_finish(c, e);
-    return rc < 0 ? rc : cuda_ranks_ready(c, e);
+    rc = rc < 0 ? rc : cuda_ranks_ready(c, e);
+    return rc < 0 ? rc : cuda_stages_ready(c, e);
 }
