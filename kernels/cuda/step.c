@@ -483,6 +483,7 @@ static void finish_capture(struct cuda_backend *c)
         cuda_check(c, cudaGraphLaunch(c->recording->exec, c->stream), "launching a step");
     }
     cudaGraphDestroy(graph);
+    product_store_save(&c->products); /* what was timed for it is known to the next start, however this process ends */
 }
 
 int cuda_step_end(struct backend *backend, struct err *e)
