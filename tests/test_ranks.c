@@ -2,12 +2,14 @@
  * leaves nothing behind. */
 #include <dirent.h>
 #include <math.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -356,6 +358,55 @@ static void a_rank_that_hangs_is_named_after_the_timeout(void **state)
     nobody_is_left();
 }
 
+static void *sleep_on(void *unused)
+{
+    while (unused == NULL)
+        pause();
+    return NULL;
+}
+
+/* A process of which one thread is left, while the first has ended with status 7: it is not there to be waited for yet. */
+static pid_t spawn_ending(void)
+{
+    pthread_t left;
+    pid_t pid = fork();
+    if (pid == 0) {
+        pthread_create(&left, NULL, sleep_on, NULL);
+        syscall(SYS_exit, 7);
+    }
+    return pid;
+}
+
+static void the_status_of_a_process_that_is_still_ending_is_known(void **state)
+{
+    (void)state;
+    int status = 0;
+    pid_t pid = spawn_ending(), same = pid;
+    assert_true(pid > 0);
+    assert_true(rank_ended(&pid, PATIENCE_S * 1000, &status));
+    assert_int_equal(pid, same);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+    assert_false(rank_reap(&pid, 0, &status));
+    assert_int_equal(kill(same, SIGKILL), 0);
+    assert_true(rank_reap(&pid, PATIENCE_S * 1000, &status));
+    assert_int_equal(pid, 0);
+}
+
+static void a_process_that_runs_has_not_ended(void **state)
+{
+    (void)state;
+    int status = 0;
+    pid_t pid = fork(), same = pid;
+    if (pid == 0)
+        sleep_on(NULL);
+    assert_true(pid > 0);
+    assert_false(rank_ended(&pid, 20, &status));
+    assert_int_equal(kill(same, SIGKILL), 0);
+    assert_true(rank_ended(&pid, PATIENCE_S * 1000, &status));
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    assert_true(rank_reap(&pid, PATIENCE_S * 1000, &status));
+}
+
 /* The ranks are told to behave so: see fake_rank. */
 static void start_fails(const char *behaviour, const char *why)
 {
@@ -443,6 +494,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_rank_killed_while_idle_is_told),
         cmocka_unit_test(a_rank_killed_in_a_step_ends_it_with_the_reason),
         cmocka_unit_test(a_stage_killed_in_a_step_ends_it_with_the_reason),
+        cmocka_unit_test(the_status_of_a_process_that_is_still_ending_is_known),
+        cmocka_unit_test(a_process_that_runs_has_not_ended),
         cmocka_unit_test(a_rank_that_hangs_is_named_after_the_timeout),
         cmocka_unit_test(a_rank_that_does_not_fit_ends_the_start),
         cmocka_unit_test(impossible_settings_are_refused),

@@ -18,10 +18,10 @@ def serve():
     """Servers by their flags, started when first asked for."""
     made = {}
 
-    def get(*flags, device=DEVICE):
-        key = (device, *flags)
+    def get(*flags, device=DEVICE, env=None):
+        key = (device, *flags, *(env or {}).items())
         if key not in made:
-            made[key] = Server("--device", device, "--swap-space", "256MiB", *flags, model=os.path.join(ROOT, "models", "demo"))
+            made[key] = Server("--device", device, "--swap-space", "256MiB", *flags, env=env, model=os.path.join(ROOT, "models", "demo"))
         return made[key]
 
     yield get

@@ -67,6 +67,17 @@ def test_greedy_as_on_one(serve, cut):
     assert_alike(ask(many, long, max_tokens=24), ask(one, long, max_tokens=24))
 
 
+def test_stages_without_nccl_hand_on_by_way_of_the_host(serve, tmp_path):
+    (tmp_path / "libnccl.so.2").touch()  # found first, and no library
+    paths = [str(tmp_path), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    many, one = serve(*POOL, *STAGES, env={"LD_LIBRARY_PATH": ":".join(paths)}), serve(*POOL)
+    assert "between stages" not in many.log
+    long = " ".join(PROMPTS * 4)
+    same = [assert_alike(ask(many, p), ask(one, p)) for p in PROMPTS]
+    assert sum(same) > 0.7 * 48 * len(PROMPTS), same
+    assert_alike(ask(many, long, max_tokens=24), ask(one, long, max_tokens=24))
+
+
 def test_tokens_are_the_same_where_logits_stay_with_their_ranks(serve):
     many = serve(*POOL, *RANKS)
     for p in PROMPTS:
