@@ -242,10 +242,8 @@ __device__ int draw_merged(const mailbox &m, shared_state *sh, const row_params 
 struct part_row {
     const sample_args &a;
     const step_arrays &s;
-    row_view raw;        /* the part, under the vocabulary's ids */
-    const float *logit;  /* the same in the device's memory: as it came, once changes are undone */
-    uint32_t *bitmap;
-    int slice, vocab, width; /* ids in all, and of a part */
+    row_slice slice;   /* of the part, under the vocabulary's ids */
+    int vocab, width; /* ids in all, and of a part */
     stats mine, all;     /* of the part, of the row */
     int turn;
     bool other_peaks;    /* row_stats saw another view last */
@@ -275,7 +273,7 @@ __device__ float value_of(const mailbox &m, const part_row &row, int token)
     if (threadIdx.x > 0)
         return 0.0f;
     if (m.p.rank == from)
-        m.send(m.owner, CELL_VALUE, __float_as_uint(row.logit[token]));
+        m.send(m.owner, CELL_VALUE, __float_as_uint(row.slice.logit[token]));
     return m.p.rank == m.owner ? __uint_as_float(m.receive(from, CELL_VALUE)) : 0.0f;
 }
 
@@ -285,14 +283,14 @@ __device__ answer answer_changed(const mailbox &m, shared_state *sh, part_row &r
     const block_cluster cluster;
     const step_header *h = row.s.header;
     changes c = changes_of(row.a, row.s, m.sample, p);
-    row_view view = row.raw;
+    row_view view = row.slice.raw;
     stats mine = row.mine, all = row.all;
     bool changed = c.penalties || p.n_bias > 0, other = changed || p.n_allowed > 0, first = cluster.rank() == 0;
     if (changed)
-        changes_apply(row.raw, sh, p, c);
+        changes_apply(row.slice.raw, sh, p, c);
     if (p.n_allowed > 0) {
-        fill_bitmap(row.raw, row.bitmap, row.slice, (const int32_t *)((const char *)h + h->off_allowed) + p.allowed_first, p.n_allowed);
-        view.allowed = row.bitmap;
+        fill_bitmap(row.slice.raw, row.slice.bitmap, row.slice.n, (const int32_t *)((const char *)h + h->off_allowed) + p.allowed_first, p.n_allowed);
+        view.allowed = row.slice.bitmap;
     }
     if (other || row.other_peaks) {
         cluster.sync();
@@ -311,7 +309,7 @@ __device__ answer answer_changed(const mailbox &m, shared_state *sh, part_row &r
         some = list_best(view, sh, mine, p.n_candidates, &row.turn) && ret.token >= 0;
     if (changed) {
         cluster.sync();
-        changes_undo(row.raw, sh, p, c);
+        changes_undo(row.slice.raw, sh, p, c);
         cluster.sync();
     }
     if (!first)
@@ -322,7 +320,7 @@ __device__ answer answer_changed(const mailbox &m, shared_state *sh, part_row &r
         answer_best(m, sh, row, some, p.n_candidates, lse);
         logit = stats_max(all);
     } else if (draws) {
-        send_list(m, sh, n, p.top_k, row.logit);
+        send_list(m, sh, n, p.top_k, row.slice.logit);
         if (m.p.rank == m.owner)
             ret.token = draw_merged(m, sh, p, &logit);
     } else if (ret.token >= 0) {
@@ -347,9 +345,9 @@ __device__ void answer_sample(const mailbox &m, shared_state *sh, part_row &row,
     }
     if (p.kind != KIND_CANDIDATES && p.n_logprobs > 0) {
         cluster.sync();
-        stats mine = row.other_peaks ? row_stats(row.raw, sh) : row.mine;
+        stats mine = row.other_peaks ? row_stats(row.slice.raw, sh) : row.mine;
         row.other_peaks = false;
-        bool some = list_best(row.raw, sh, mine, p.n_logprobs, &row.turn) && stats_token(row.all) >= 0;
+        bool some = list_best(row.slice.raw, sh, mine, p.n_logprobs, &row.turn) && stats_token(row.all) >= 0;
         if (cluster.rank() == 0)
             answer_best(m, sh, row, some, p.n_logprobs, lse);
     }
@@ -363,7 +361,8 @@ __device__ void answer_sample(const mailbox &m, shared_state *sh, part_row &row,
 /* One cluster a logits row, of which a.logits has this rank's part, all its samples. `vocab`: ids of the whole row, `width` those of the first
  * rank's part. Shared memory as sample_kernel's. */
 __global__ void __launch_bounds__(SAMPLE_THREADS, 2)
-short_kernel(const __grid_constant__ peer_args p, const __grid_constant__ sample_args a, const __grid_constant__ step_arrays s, int vocab, int width, bool staged)
+short_kernel(const __grid_constant__ peer_args p, const __grid_constant__ sample_args a, const __grid_constant__ step_arrays s, int vocab,
+             int width, bool staged)
 {
     extern __shared__ __align__(128) uint32_t room[];
     __shared__ shared_state state;
@@ -372,31 +371,19 @@ short_kernel(const __grid_constant__ peer_args p, const __grid_constant__ sample
     pdl_wait();
     pdl_release();
     const step_header *h = s.header;
-    const char *base = (const char *)h;
-    int at = blockIdx.x / cluster.blocks(), share = (a.rows + p.n_ranks - 1) / p.n_ranks;
-    if (a.first + at >= h->n_logits)
+    const cluster_row of = row_of(a, h);
+    if (of.i0 == of.i1)
         return;
-    const int32_t *group = (const int32_t *)(base + h->off_group);
-    int i0 = group[a.first + at], i1 = group[a.first + at + 1];
-    if (i0 == i1)
-        return;
-    int slice = ((a.vocab + (int)cluster.blocks() - 1) / (int)cluster.blocks() + 31) / 32 * 32, first = p.rank * width;
-    float *logits = a.logits + at * a.stride - first;
-    row_view raw = {logits, first + min(a.vocab, (int)cluster.rank() * slice), 0, nullptr};
-    raw.hi = min(first + a.vocab, raw.lo + slice);
-    uint32_t *bitmap = room + (staged ? slice : 0);
-    if (staged)
-        stage(raw, (float *)room, sh);
-    if (threadIdx.x == 0)
-        sh->n_list[0] = sh->n_list[1] = 0;
-    mailbox m = {p, p.epoch[PEER_EPOCH_TOKENS] + 1, i0, at / share};
-    stats mine = row_stats(raw, sh);
-    part_row row = {a, s, raw, logits, bitmap, slice, vocab, width, mine, join_parts(m, sh, mine, CELL_RAW), 0, false};
-    for (int i = i0; i < i1; i++) {
-        if (i > i0)
+    int share = (a.rows + p.n_ranks - 1) / p.n_ranks;
+    const row_slice slice = slice_of(a, of.at, p.rank * width, room, staged, sh);
+    mailbox m = {p, p.epoch[PEER_EPOCH_TOKENS] + 1, of.i0, of.at / share};
+    stats mine = row_stats(slice.raw, sh);
+    part_row row = {a, s, slice, vocab, width, mine, join_parts(m, sh, mine, CELL_RAW), 0, false};
+    for (int i = of.i0; i < of.i1; i++) {
+        if (i > of.i0)
             cluster.sync();
         m.sample = i;
-        answer_sample(m, sh, row, ((const row_params *)(base + h->off_sample))[i]);
+        answer_sample(m, sh, row, ((const row_params *)((const char *)h + h->off_sample))[i]);
     }
     cluster.sync(); /* shared memory stays until the others have read it */
 }

@@ -35,28 +35,17 @@ __global__ void __launch_bounds__(SAMPLE_THREADS, 2) sample_kernel(sample_args a
     pdl_release();
     const char *base = (const char *)s.header;
     const step_header *h = s.header;
-    int row = blockIdx.x / cluster.blocks();
-    if (a.first + row >= h->n_logits)
+    const cluster_row row = row_of(a, h);
+    if (row.i0 == row.i1)
         return;
-    const int32_t *group = (const int32_t *)(base + h->off_group);
-    int i0 = group[a.first + row], i1 = group[a.first + row + 1];
-    if (i0 == i1)
-        return;
-    int slice = ((a.vocab + (int)cluster.blocks() - 1) / (int)cluster.blocks() + 31) / 32 * 32;
-    float *logits = a.logits + row * a.stride;
-    row_view raw = {logits, min(a.vocab, (int)cluster.rank() * slice), 0, nullptr};
-    raw.hi = min(a.vocab, raw.lo + slice);
-    uint32_t *bitmap = room + (staged ? slice : 0);
-    if (staged)
-        stage(raw, (float *)room, sh);
-    if (threadIdx.x == 0)
-        sh->n_list[0] = sh->n_list[1] = 0;
+    const row_slice slice = slice_of(a, row.at, 0, room, staged, sh);
+    const row_view &raw = slice.raw;
     bool speaker = cluster.rank() == 0 && threadIdx.x == 0, listed = false, other_peaks = false;
     int turn = 0;
     const stats st = row_stats(raw, sh);
     float lse = stats_max(st) + logf(st.sum);
-    for (int i = i0; i < i1; i++) {
-        if (i > i0)
+    for (int i = row.i0; i < row.i1; i++) {
+        if (i > row.i0)
             cluster.sync();
         listed = false;
         const row_params p = ((const row_params *)(base + h->off_sample))[i];
@@ -76,8 +65,8 @@ __global__ void __launch_bounds__(SAMPLE_THREADS, 2) sample_kernel(sample_args a
             if (changed)
                 changes_apply(raw, sh, p, c);
             if (p.n_allowed > 0) {
-                fill_bitmap(raw, bitmap, slice, (const int32_t *)(base + h->off_allowed) + p.allowed_first, p.n_allowed);
-                view.allowed = bitmap;
+                fill_bitmap(raw, slice.bitmap, slice.n, (const int32_t *)(base + h->off_allowed) + p.allowed_first, p.n_allowed);
+                view.allowed = slice.bitmap;
             }
             bool other_view = changed || p.n_allowed > 0;
             if (other_view || other_peaks) {
@@ -109,7 +98,7 @@ __global__ void __launch_bounds__(SAMPLE_THREADS, 2) sample_kernel(sample_args a
                 listed = write_best(raw, sh, now, lse, n_best, &turn, top_token, top_logprob);
             }
             if (speaker && token >= 0)
-                logprob = logits[token] - lse;
+                logprob = slice.logit[token] - lse;
         }
         if (speaker) {
             s.sampled[i] = token;

@@ -110,6 +110,41 @@ inline __device__ void fill_bitmap(const row_view &r, uint32_t *bitmap, int slic
     __syncthreads();
 }
 
+/* A cluster's row, of the step's rows from a.first on, and its samples [i0, i1): none past the last row. */
+struct cluster_row {
+    int at, i0, i1;
+};
+
+inline __device__ cluster_row row_of(const sample_args &a, const step_header *h)
+{
+    int at = blockIdx.x / block_cluster().blocks(), row = a.first + at;
+    const int32_t *group = (const int32_t *)((const char *)h + h->off_group);
+    return row < h->n_logits ? cluster_row{at, group[row], group[row + 1]} : cluster_row{at, 0, 0};
+}
+
+/* This block's slice of it, `n` ids wide, whose first logit in the device's memory is that of id `first`; in `room`, when it is staged, and
+ * the bitmap behind. */
+struct row_slice {
+    row_view raw;
+    float *logit; /* of id 0 in the device's memory: as they came, once changes are undone */
+    uint32_t *bitmap;
+    int n;
+};
+
+inline __device__ row_slice slice_of(const sample_args &a, int at, int first, uint32_t *room, bool staged, shared_state *sh)
+{
+    const block_cluster cluster;
+    int n = ((a.vocab + (int)cluster.blocks() - 1) / (int)cluster.blocks() + 31) / 32 * 32;
+    float *logit = a.logits + at * a.stride - first;
+    row_slice s = {{logit, first + min(a.vocab, (int)cluster.rank() * n), 0, nullptr}, logit, room + (staged ? n : 0), n};
+    s.raw.hi = min(first + a.vocab, s.raw.lo + n);
+    if (staged)
+        stage(s.raw, (float *)room, sh);
+    if (threadIdx.x == 0)
+        sh->n_list[0] = sh->n_list[1] = 0;
+    return s;
+}
+
 /* The changes that sample i asks for. */
 inline __device__ changes changes_of(const sample_args &a, const step_arrays &s, int i, const row_params &p)
 {
