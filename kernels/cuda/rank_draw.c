@@ -121,12 +121,12 @@ void cuda_rank_choose(struct cuda_backend *c, const struct batch *b)
     if (r == NULL) {
         return;
     }
-    bool shared = cuda_ranks_peers(r) && r->n <= SHARING_RANKS && !c->greedy;
-    c->shorts = shared && b->n_samples <= PEER_SHORT_SAMPLES;
+    bool peers = cuda_ranks_peers(r) && !c->greedy;
+    c->shorts = peers && b->n_samples <= PEER_SHORT_SAMPLES;
     for (int32_t i = 0; i < b->n_samples && c->shorts; i++) {
         c->shorts = wants_few(&b->sample[i]);
     }
-    r->shares_rows = shared && !c->shorts && b->n_samples <= PEER_MAX_TOKENS;
+    r->shares_rows = peers && r->n <= SHARING_RANKS && !c->shorts && b->n_samples <= PEER_MAX_TOKENS;
 }
 
 void cuda_rank_answers(struct cuda_backend *c, struct step_header *h)
