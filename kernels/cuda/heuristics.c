@@ -80,6 +80,14 @@ int32_t attn_chunk_starts(const struct batch *b, int32_t window, int32_t chunk, 
 
 enum { SHARED_MIN_CHUNKS = 4 };
 
+/* The launch and the parts that it leaves to be joined cost 16 to 27 us on an H200. Few sequences find what they share in the L2 cache
+ * anyway: a MiB spared is 0.07 us for 32 of them, 0.1 for 64, 0.12 from 128 on. Of 216 cases (8 to 256 sequences, in groups of
+ * 2 to 8 that share 64 to 2048 tokens) this takes 38, of which two lose, and brings 1,898 us where the best choice brings 1,922. */
+int64_t shared_worth_bytes(int32_t n_decode)
+{
+    return (int64_t)MAX(280 - n_decode, n_decode + 8) << 20;
+}
+
 /* Chunks that sequence i shares with the one before, its last chunk left out. */
 static int32_t common_chunks(const struct batch *b, int32_t i, int32_t block_size, int32_t chunk)
 {

@@ -26,6 +26,9 @@ int32_t attn_chunks(int32_t kv_len, int32_t window, int32_t chunk);
  * first chunks of each; returns the total. */
 int32_t attn_chunk_starts(const struct batch *b, int32_t window, int32_t chunk, const int32_t *skip, int32_t *ret);
 
+/* Bytes of keys and values that a layer must be spared, of n_decode sequences, for a launch of their own to pay. */
+int64_t shared_worth_bytes(int32_t n_decode);
+
 /* Where decode attention reads shared blocks once: runs of two to `most` consecutive decoding sequences that have leading
  * chunks in common. What a run covers is in skip [n_decode] of its members (0 elsewhere); of every sequence at least one chunk
  * is left. start [n + 1]: exclusive sums of the runs' chunks. No runs at all when together they spare less than `worth`

@@ -201,10 +201,6 @@ static int64_t fill_saved(int32_t *first, const struct batch *b)
     return n;
 }
 
-/* Bytes of keys and values that a layer must be spared for its second launch to pay: for the launch, and for each sequence, whose two
- * parts are joined. Measured on an H200: 128 sequences in fours lose 27 us a layer by 128 tokens read once, and win 9 by 512. */
-enum { SHARED_LAUNCH_BYTES = 43 << 20, SHARED_SEQ_BYTES = 1 << 20 };
-
 /* Runs of sequences that share blocks, where the kernels can use them: 16 rows of a tile hold the query heads of several. */
 static void pack_shared(struct cuda_backend *c, struct packer *p, struct step_header *h, const struct batch *b)
 {
@@ -218,9 +214,9 @@ static void pack_shared(struct cuda_backend *c, struct packer *p, struct step_he
     int64_t chunk_bytes = 2ll * ATTN_CHUNK * c->kv_view.head_dim * c->kv_view.n_kv_heads * 2;
     int32_t *start = (int32_t *)(p->base + h->off_shared_start);
     struct shared_run *run = (struct shared_run *)(p->base + h->off_shared);
-    int64_t worth_bytes = SHARED_LAUNCH_BYTES + (int64_t)b->n_decode * SHARED_SEQ_BYTES;
-    h->n_shared = shared_runs(b, c->kv.block_size, ATTN_CHUNK, most, worth_bytes / MAX(chunk_bytes, 1) + 1, run, start,
-                              (int32_t *)(p->base + h->off_skip));
+    int64_t worth = shared_worth_bytes(b->n_decode) / MAX(chunk_bytes, 1) + 1;
+    h->n_shared =
+        shared_runs(b, c->kv.block_size, ATTN_CHUNK, most, worth, run, start, (int32_t *)(p->base + h->off_skip));
     h->n_shared_chunks = start[h->n_shared];
     c->shared = h->n_shared > 0;
 }
