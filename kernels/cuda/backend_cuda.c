@@ -152,7 +152,7 @@ static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struc
 {
     struct cuda_backend *c = cuda_of(b);
     struct norm_args a = norm_args(n);
-    if (cuda_chain_add_norm(c, out, x, y, n)) {
+    if (cuda_chain_add_norm(c, out, x, y, n, partial)) {
         return;
     }
     cuda_start(c);
