@@ -54,7 +54,8 @@ static void fill(float *v, int64_t n, float range, uint64_t seed)
 
 /* ---- the scene ------------------------------------------------------------------------------------------------------ */
 
-static int weight_open(struct scene *s, struct weight *w, int32_t rows, int32_t cols, float range, uint64_t seed, struct err *e)
+static int weight_open(struct scene *s, struct weight *w, int32_t rows, int32_t cols, float range, uint64_t seed,
+                       struct err *e)
 {
     struct backend *b = s->r->b;
     w->host = malloc((size_t)rows * (size_t)cols * sizeof(float));
@@ -171,8 +172,8 @@ static void product(const float *x, const struct weight *w, int32_t rows, int32_
     }
 }
 
-static int check_product(const struct scene *s, const char *what, struct mat out, const float *x, const struct weight *w,
-                         int32_t rows, struct err *e)
+static int check_product(const struct scene *s, const char *what, struct mat out, const float *x,
+                         const struct weight *w, int32_t rows, struct err *e)
 {
     int rc = s->r->b->ops->download(s->r->b, mat_rows(out, 0, rows), got, e);
     product(x, w, rows, w->mat.rows, w->mat.cols);

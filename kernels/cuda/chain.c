@@ -5,9 +5,10 @@
 int32_t cuda_chain_bytes(struct cuda_backend *c)
 {
     int bytes = 0;
-    bool ok = c->capability == 90 && !c->config.deterministic &&
-              cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->config.device) == cudaSuccess &&
-              chain_prepare(bytes);
+    bool ok =
+        c->capability == 90 && !c->config.deterministic &&
+        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->config.device) == cudaSuccess &&
+        chain_prepare(bytes);
     cudaGetLastError();
     return ok ? bytes : 0;
 }
