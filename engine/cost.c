@@ -20,7 +20,7 @@ enum {
     PREFILL_MAX_US = 400000,
     FEW_TOKENS = 64,
     LONG_TOKENS = 1024,
-    SIZES_MAX = 1536, /* of prefills; longer ones take longer than what they would spare */
+    SIZES_MAX = 2560, /* of prefills; longer ones take longer than what they would spare */
     CONTEXT_MAX = 4096,
     SWAP_BLOCKS = 16,
     ROWS_MAX = 256,
@@ -171,10 +171,10 @@ static int probe_prefill(struct probe *p, int32_t *n, double *ret_us, struct err
  * so, and who decodes would wait with it. */
 static int probe_sizes(struct probe *p, int32_t most, struct err *e)
 {
-    enum { FIRST = 8, DENSE = 256 };
+    enum { FIRST = 8, FAR = 512 };
     int64_t us;
     int rc = 0;
-    for (int32_t n = FIRST; n <= most && rc == 0; n += MIN(n, DENSE))
+    for (int32_t n = FIRST; n <= most && rc == 0; n += MIN(n, FAR))
         rc = probe_step(p, n, 0, 0, &us, e);
     return rc;
 }

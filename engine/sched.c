@@ -280,18 +280,41 @@ static int32_t whole(const struct sched *s, double n_tokens, bool up)
     int32_t n = (int32_t)MIN(n_tokens, s->c.max_num_batched_tokens), size = s->c.step_quantum;
     if (size <= 1)
         return n;
-    if (n < 2 * size)
-        return up ? MIN(2 * size, s->c.max_num_batched_tokens) : n;
+    if (n < size)
+        return up ? MIN(size, s->c.max_num_batched_tokens) : n;
     return up ? (n + size - 1) / size * size : n / size * size;
 }
 
-/* How much prefill joins decodes. target_itl bounds it, by the cost table at the pace that steps keep. Below the bound what waits
- * is spread over the next steps: then the steps of a steady load are alike, and prompts fill what a step of decodes leaves of the
- * device, instead of some steps at the bound and others with nothing. Four prompt tokens a decode always may: many who decode
- * bring as many prompts behind them. A block's worth too, so that it is not starved. */
-static void bound_prefill(struct sched *s, const struct plan *p)
+/* The group that waits for its prompt longest; NULL: none does. */
+static const struct group *oldest_prefill(struct sched *s)
 {
-    enum { SPREAD_STEPS = 16, TOKENS_A_DECODE = 4, LEAST_PART = 6 };
+    for (const struct group *g = s->running.first; g; g = g->next)
+        if (in_prefill(g))
+            return g;
+    return waiting_first(s);
+}
+
+/* Prompt tokens of a step that are due, however many it has room for: as many in each step as make what waits ready a second after
+ * the oldest of it came. So steps of a steady load are alike, and prompts fill what a step of decodes leaves of the device,
+ * instead of some steps at the bound and others with nothing; what is late, as the end of a burst, is computed as fast as the bound
+ * allows. Three prompt tokens a decode always are: many who decode bring as many prompts behind them. */
+static double due_prefill(struct sched *s, int64_t now_us, const struct plan *p)
+{
+    enum { READY_US = 1000000, TOKENS_A_DECODE = 3 };
+    const struct group *oldest = oldest_prefill(s);
+    double backlog = (double)prefill_backlog(s),
+           waited_us = oldest ? (double)(now_us - oldest->request->arrival_us) : 0;
+    double decodes_us =
+        READY_US - waited_us - backlog * s->c.cost.token_us * s->pace; /* left to steps without prompts */
+    if (decodes_us <= 0)
+        return INFINITY;
+    return MAX(backlog * planned_us(s, p) * s->pace / decodes_us, (double)TOKENS_A_DECODE * p->n_items);
+}
+
+/* How much prefill joins decodes: what is due, within target_itl by the cost table at the pace that steps keep. A block's worth
+ * always may, so that it is not starved. */
+static void bound_prefill(struct sched *s, int64_t now_us, const struct plan *p)
+{
     int64_t target_us = s->shared ? s->c.shared_itl_us : s->c.target_itl_us;
     if (target_us == 0 || s->c.cost.token_us <= 0 || (p->n_items == 0 && !s->shared))
         return;
@@ -299,9 +322,7 @@ static void bound_prefill(struct sched *s, const struct plan *p)
     double most = MAX(us / s->c.cost.token_us, 0);
     if (!s->shared) {
         int32_t others = s->c.max_num_batched_tokens - s->tokens_left;
-        double share = MAX((double)prefill_backlog(s) / SPREAD_STEPS, (double)TOKENS_A_DECODE * p->n_items);
-        share = MAX(share, most / LEAST_PART);
-        most = MIN(whole(s, others + most, false), whole(s, others + share, true)) - others;
+        most = MIN(whole(s, others + most, false), whole(s, others + due_prefill(s, now_us, p), true)) - others;
     }
     s->tokens_left = (int32_t)MIN(MAX(most, s->c.block_size), s->tokens_left);
 }
@@ -310,8 +331,10 @@ void sched_observe(struct sched *s, const struct plan *p, int64_t us)
 {
     const double WEIGHT = 1.0 / 16, LEAST = 0.5, MOST = 4;
     bool mixed = p->n_decode > 0 && p->n_items > p->n_decode;
-    if (us > 0 && mixed && p->estimate_us > 0)
-        s->pace = MIN(MAX(s->pace + WEIGHT * ((double)us / p->estimate_us - s->pace), LEAST), MOST);
+    if (us <= 0 || !mixed || p->estimate_us <= 0)
+        return;
+    double weight = MAX(WEIGHT, 1.0 / ++s->n_paced); /* the first ones tell most */
+    s->pace = MIN(MAX(s->pace + weight * ((double)us / p->estimate_us - s->pace), LEAST), MOST);
 }
 
 /* ---- numbering and bookkeeping of the finished plan ---- */
@@ -384,7 +407,7 @@ int32_t sched_plan(struct sched *s, int64_t now_us, struct plan *p)
     plan_ahead(s, now_us, p);
     plan_decodes(s, p);
     sched_resume(s, p);
-    bound_prefill(s, p);
+    bound_prefill(s, now_us, p);
     if (is_fair(s))
         plan_prefills_fairly(s, now_us, p);
     else

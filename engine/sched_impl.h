@@ -82,6 +82,7 @@ struct sched {
     bool ahead;                       /* it begins with prefills of tenants who hold less than others */
     bool shared;                      /* it is to be short, for tenants who share */
     double pace;                      /* how long steps of decodes and prefill take, over what the cost table says */
+    uint64_t n_paced;                 /* steps that told */
     uint64_t step;                    /* the last one planned */
     uint64_t next_order;
     struct plan *in_flight[MAX_IN_FLIGHT]; /* oldest first */

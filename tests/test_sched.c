@@ -405,6 +405,12 @@ static void a_full_queue_says_so(void **state)
     group_free(g);
 }
 
+/* Request `i` has waited for so long. */
+static void make_late(int32_t i, int64_t us)
+{
+    rig.request[i].request.arrival_us = rig.now_us - us;
+}
+
 static void prefill_beside_decodes_keeps_to_the_itl_target(void **state)
 {
     (void)state;
@@ -414,6 +420,7 @@ static void prefill_beside_decodes_keeps_to_the_itl_target(void **state)
     rig_add(&rig, tokens(8), 0, 5);
     rig_step(&rig);
     rig_add(&rig, tokens(1), 20, 120);
+    make_late(1, 1000000);
     rig_plan(&rig);
     assert_int_equal(rig.batch.n_tokens, 1 + 6);
     /* Four times as slow as the table says, in the long run: nothing fits but a block's worth. */
@@ -425,8 +432,8 @@ static void prefill_beside_decodes_keeps_to_the_itl_target(void **state)
     rig_commit(&rig);
 }
 
-/* What waits is spread over some steps, also below the target; never more thinly than a sixth of what the target allows, nor than four
- * tokens a decode. */
+/* What is due joins decodes, also below the target: as much in each step as makes all that waits ready a second after the oldest of it
+ * came; three tokens a decode at least. */
 static void prefill_beside_decodes_is_spread(void **state)
 {
     (void)state;
@@ -437,11 +444,16 @@ static void prefill_beside_decodes_is_spread(void **state)
     rig_step(&rig);
     rig_add(&rig, tokens(1), 20, 96);
     rig_plan(&rig);
-    assert_int_equal(rig.batch.n_tokens, 1 + (70 - 9 - 1) / 6);
+    assert_int_equal(rig.batch.n_tokens,
+                     1 + config.block_size); /* three are due, but a block's worth may always join */
     rig_commit(&rig);
-    rig_add(&rig, tokens(1), 40, 120);
+    make_late(1, 1000000 - 92 * 10 - 800);
+    rig_plan(&rig); /* prompts of 92 tokens in 800 us of decodes, 100 us each */
+    assert_int_equal(rig.batch.n_tokens, 1 + 92 * 100 / 800);
+    rig_commit(&rig);
+    make_late(1, 1000000);
     rig_plan(&rig);
-    assert_int_equal(rig.batch.n_tokens, 1 + (96 - 10 + 120) / 16);
+    assert_int_equal(rig.batch.n_tokens, config.max_num_batched_tokens);
     rig_commit(&rig);
 }
 
@@ -456,12 +468,12 @@ static void large_steps_are_whole(void **state)
     rig_step(&rig);
     rig_add(&rig, tokens(1), 20, 30);
     rig_plan(&rig);
-    assert_int_equal(rig.batch.n_tokens, 12); /* two quanta: fewer cost as much */
+    assert_int_equal(rig.batch.n_tokens, 6); /* fewer cost as much */
     rig_commit(&rig);
     rig_add(&rig, tokens(1), 30, 105);
-    rig_add(&rig, tokens(1), 40, 105);
+    make_late(1, 1000000 - 130 * 10 - 900);
     rig_plan(&rig);
-    assert_int_equal(rig.batch.n_tokens, 18); /* a sixteenth of what waits would be 15 */
+    assert_int_equal(rig.batch.n_tokens, 18); /* 130 tokens in nine steps of 100 us are 15 each, and a decode */
     rig_commit(&rig);
 }
 
