@@ -477,7 +477,8 @@ static void attention_variants(void **state)
     }
 }
 
-/* Heads that turn as a whole, in part, by halves or by pairs, with and without norms, whose dims divide among lanes or do not. */
+/* Heads that turn as a whole, in part, by halves or by pairs, with and without norms, whose dims divide among lanes or do not; of many
+ * rows a GPU gives each of its threads several heads. */
 static void rotations_and_norms_of_heads(void **state)
 {
     (void)state;
@@ -485,13 +486,18 @@ static void rotations_and_norms_of_heads(void **state)
         int32_t head_dim, rot_dim, block_size;
         bool interleaved, qk_norm, wide_norm;
         enum dtype dtype;
+        bool many_rows;
     } cases[] = {
-        {64, 32, 16, true, true, false, DTYPE_BF16},    {96, 48, 16, false, true, true, DTYPE_F16},
-        {128, 96, 24, false, false, false, DTYPE_BF16}, {256, 256, 16, false, true, true, DTYPE_F16},
-        {256, 64, 16, true, true, false, DTYPE_F32},    {80, 16, 16, true, false, false, DTYPE_BF16},
-        {56, 28, 16, false, true, false, DTYPE_F16},    {128, 0, 16, false, true, true, DTYPE_BF16},
-        {64, 64, 4, false, true, false, DTYPE_F32},     {20, 4, 16, true, true, true, DTYPE_BF16},
+        {64, 32, 16, true, true, false, DTYPE_BF16, false},    {96, 48, 16, false, true, true, DTYPE_F16, false},
+        {128, 96, 24, false, false, false, DTYPE_BF16, false}, {256, 256, 16, false, true, true, DTYPE_F16, false},
+        {256, 64, 16, true, true, false, DTYPE_F32, false},    {80, 16, 16, true, false, false, DTYPE_BF16, false},
+        {56, 28, 16, false, true, false, DTYPE_F16, false},    {128, 0, 16, false, true, true, DTYPE_BF16, false},
+        {64, 64, 4, false, true, false, DTYPE_F32, false},     {20, 4, 16, true, true, true, DTYPE_BF16, false},
+        {128, 128, 16, false, false, false, DTYPE_F32, true},  {32, 32, 16, false, true, false, DTYPE_BF16, false},
+        {128, 128, 16, false, true, false, DTYPE_F32, true},
     };
+    const struct scene_step few = {.n = {0, 0, 1, 2, 30, 33}};
+    const struct scene_step many = {.n = {0, 0, 1, 2, 120 / RIG_SHORTER, 400 / RIG_SHORTER}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         char name[48];
         snprintf(name, sizeof(name), "%d, %d of them turn", cases[i].head_dim, cases[i].rot_dim);
@@ -508,28 +514,8 @@ static void rotations_and_norms_of_heads(void **state)
         struct scene s;
         scene_open(&s, &c);
         scene_run(&s, &(struct scene_step){.n = {0, 0, 0, 0, 0, 1}});
-        scene_run(&s, &(struct scene_step){.n = {0, 0, 1, 2, 30, 33}});
+        scene_run(&s, cases[i].many_rows ? &many : &few);
         scene_run(&s, &(struct scene_step){.n = {1, 1, 1, 1, 1, 1}});
-        scene_close(&s);
-    }
-}
-
-/* So many rows and heads that a GPU gives each of its threads several heads. */
-static void rotations_of_many_rows(void **state)
-{
-    (void)state;
-    for (int32_t norm = 0; norm < 2; norm++) {
-        struct scene_case c = {.name = "many rows",
-                               .n_heads = 3,
-                               .n_kv_heads = 3,
-                               .head_dim = 128,
-                               .block_size = 16,
-                               .rot_dim = 128,
-                               .qk_norm = norm == 1,
-                               .dtype = DTYPE_F32};
-        struct scene s;
-        scene_open(&s, &c);
-        scene_run(&s, &(struct scene_step){.n = {0, 0, 1, 2, 120 / RIG_SHORTER, 400 / RIG_SHORTER}});
         scene_close(&s);
     }
 }
@@ -788,7 +774,6 @@ static int group(void)
         cmocka_unit_test(many_heads_decode),
         cmocka_unit_test(attention_variants),
         cmocka_unit_test(rotations_and_norms_of_heads),
-        cmocka_unit_test(rotations_of_many_rows),
         cmocka_unit_test(cache_writes_are_exact),
         cmocka_unit_test(shared_leading_blocks),
         cmocka_unit_test(attention_does_not_depend_on_the_batch),

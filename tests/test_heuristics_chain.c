@@ -47,10 +47,10 @@ static struct layer layer_of(int32_t rows)
 static void join_layer(struct chain_args *a, const struct layer *l)
 {
     assert_true(chain_join_linear(a, l->rows, l->y, l->attn, l->w_o, NULL));
-    assert_true(chain_join_add_norm(a, l->rows, l->h, l->x, l->y, &l->norm));
+    assert_true(chain_join_add_norm(a, l->rows, l->h, l->x, l->y, &l->norm, false));
     assert_true(chain_join_linear_gated(a, l->rows, l->act, l->h, l->w_up, (struct mat){0}, ACT_SILU));
     assert_true(chain_join_linear(a, l->rows, l->y, l->act, l->w_down, NULL));
-    assert_true(chain_join_add_norm(a, l->rows, l->h, l->x, l->y, &l->norm));
+    assert_true(chain_join_add_norm(a, l->rows, l->h, l->x, l->y, &l->norm, false));
     assert_true(chain_join_linear(a, l->rows, l->qkv, l->h, l->w_qkv, NULL));
 }
 
@@ -66,6 +66,23 @@ static void a_layer_is_four_phases(void **state)
     assert_true(up->x == l.x.data && up->h == l.h.data && up->out == NULL && up->gated == l.act.data);
     assert_true(down->x == l.act.data && down->h == NULL && down->k == INNER && down->sum == l.x.data);
     assert_true(qkv->x == l.x.data && qkv->h == l.h.data && qkv->n == QKV && qkv->sum == NULL && qkv->gated == NULL);
+}
+
+static void summands_of_ranks_must_fit_an_inbox(void **state)
+{
+    (void)state;
+    struct layer l = layer_of(1);
+    struct chain_args a = {0};
+    assert_true(chain_join_linear(&a, 1, l.y, l.attn, l.w_o, NULL));
+    assert_true(chain_join_add_norm(&a, 1, l.h, l.x, l.y, &l.norm, true));
+    assert_true(a.phase[0].partial && a.phase[0].sum == l.x.data && !a.phase[1].partial);
+    int32_t wide = PEER_CHAIN_BYTES / CHAIN_SENT_BYTES * CHAIN_TILE + 64;
+    struct mat x = mat_at(20, 1, wide), y = mat_at(21, 1, wide), h = mat_at(22, 1, wide);
+    struct norm n = {.weight = mat_at(24, 1, wide), .eps = 1e-5f};
+    a = (struct chain_args){0};
+    assert_true(chain_join_linear(&a, 1, y, l.attn, mat_at(23, wide, HIDDEN), NULL));
+    assert_false(chain_join_add_norm(&a, 1, h, x, y, &n, true));
+    assert_true(chain_join_add_norm(&a, 1, h, x, y, &n, false));
 }
 
 static void a_norm_without_its_product_is_a_phase_of_its_own(void **state)
@@ -92,7 +109,7 @@ static void full_chains_take_no_more(void **state)
     }
     struct chain_args before = a;
     assert_false(chain_join_linear(&a, 1, l.y, l.attn, l.w_o, NULL));
-    assert_false(chain_join_add_norm(&a, 1, l.h, l.x, l.y, &l.norm));
+    assert_false(chain_join_add_norm(&a, 1, l.h, l.x, l.y, &l.norm, false));
     assert_memory_equal(&a, &before, sizeof(a));
 }
 
@@ -137,12 +154,12 @@ static void only_the_last_product_is_added(void **state)
     (void)state;
     struct layer l = layer_of(4);
     struct chain_args a = {0};
-    assert_false(chain_join_add_norm(&a, 4, l.h, l.x, l.y, &l.norm));
+    assert_false(chain_join_add_norm(&a, 4, l.h, l.x, l.y, &l.norm, false));
     assert_true(chain_join_linear(&a, 4, l.y, l.attn, l.w_o, NULL));
-    assert_false(chain_join_add_norm(&a, 4, l.h, l.x, l.attn, &l.norm));
-    assert_false(chain_join_add_norm(&a, 4, l.h, l.attn, l.y, &l.norm));
-    assert_true(chain_join_add_norm(&a, 4, l.h, l.x, l.y, &l.norm));
-    assert_false(chain_join_add_norm(&a, 4, l.h, l.x, l.y, &l.norm));
+    assert_false(chain_join_add_norm(&a, 4, l.h, l.x, l.attn, &l.norm, false));
+    assert_false(chain_join_add_norm(&a, 4, l.h, l.attn, l.y, &l.norm, false));
+    assert_true(chain_join_add_norm(&a, 4, l.h, l.x, l.y, &l.norm, false));
+    assert_false(chain_join_add_norm(&a, 4, l.h, l.x, l.y, &l.norm, false));
     assert_false(chain_join_linear_gated(&a, 4, l.up, l.h, l.w_up, (struct mat){0}, ACT_SILU)); /* twice as wide */
     assert_false(chain_join_linear_gated(&a, 4, l.x, l.act, l.w_up, (struct mat){0}, ACT_SILU));
     assert_int_equal(a.n_phases, 2);
@@ -239,6 +256,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_layer_is_four_phases),
+        cmocka_unit_test(summands_of_ranks_must_fit_an_inbox),
         cmocka_unit_test(a_norm_without_its_product_is_a_phase_of_its_own),
         cmocka_unit_test(full_chains_take_no_more),
         cmocka_unit_test(operands_that_do_not_suit_are_refused),

@@ -152,7 +152,7 @@ static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struc
 {
     struct cuda_backend *c = cuda_of(b);
     struct norm_args a = norm_args(n);
-    if (cuda_chain_add_norm(c, out, x, y, n)) {
+    if (cuda_chain_add_norm(c, out, x, y, n, partial)) {
         return;
     }
     cuda_start(c);
@@ -361,6 +361,7 @@ static int cuda_download(struct backend *b, struct mat m, float *out, struct err
     if (rc < 0) {
         return rc;
     }
+    cuda_chain_flush(c);
     launch_convert(c->convert, DTYPE_F32, m.cols, m.data, (int)m.dtype, m.stride, m.rows, m.cols, false, c->stream);
     cudaError_t status = cudaMemcpyAsync(out, c->convert, (size_t)n * 4, cudaMemcpyDeviceToHost, c->stream);
     status = status == cudaSuccess ? cudaStreamSynchronize(c->stream) : status;

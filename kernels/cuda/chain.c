@@ -2,13 +2,21 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/heuristics_chain.h"
 
-int cuda_chain_init(struct cuda_backend *c, struct err *e)
+int32_t cuda_chain_bytes(struct cuda_backend *c)
 {
     int bytes = 0;
-    if (c->capability != 90 || c->config.deterministic || c->ranks != NULL ||
-        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->config.device) != cudaSuccess ||
-        !chain_prepare(bytes)) {
-        cudaGetLastError();
+    bool ok =
+        c->capability == 90 && !c->config.deterministic &&
+        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->config.device) == cudaSuccess &&
+        chain_prepare(bytes);
+    cudaGetLastError();
+    return ok ? bytes : 0;
+}
+
+int cuda_chain_init(struct cuda_backend *c, struct err *e)
+{
+    int32_t bytes = c->ranks != NULL ? cuda_ranks_chain(c, &c->chain.peer) : cuda_chain_bytes(c);
+    if (bytes == 0) {
         return 0; /* every operation goes alone */
     }
     size_t n_bytes = (size_t)CHAIN_COUNTERS * CHAIN_COUNTER_STRIDE * sizeof(int32_t);
@@ -34,10 +42,12 @@ void cuda_chain_flush(struct cuda_backend *c)
     }
 }
 
-/* Whether this step's operations may wait: they do while it is captured, when their launches are sure to follow. */
+/* Whether this step's operations may wait: they do while it is captured, when their launches are sure to follow. Where there are
+ * ranks they always do: all ranks have to sum in the same way, and one may have no room left for a graph. */
 static bool chain_open(struct cuda_backend *c)
 {
-    if (!c->capturing || c->padded > CHAIN_WORTH_ROWS || c->chain.counter == NULL || !cuda_usable(c)) {
+    bool waits = c->capturing || c->ranks != NULL;
+    if (!waits || c->padded > CHAIN_WORTH_ROWS || c->chain.counter == NULL || !cuda_usable(c)) {
         return false;
     }
     cuda_start_step(c);
@@ -79,9 +89,10 @@ bool cuda_chain_norm(struct cuda_backend *c, struct mat out, struct mat x, const
     CHAIN_JOIN(c, next, chain_join_norm(&next, cuda_rows(c, out), out, x, n));
 }
 
-bool cuda_chain_add_norm(struct cuda_backend *c, struct mat out, struct mat x, struct mat y, const struct norm *n)
+bool cuda_chain_add_norm(struct cuda_backend *c, struct mat out, struct mat x, struct mat y, const struct norm *n,
+                         bool partial)
 {
-    CHAIN_JOIN(c, next, chain_join_add_norm(&next, cuda_rows(c, out), out, x, y, n));
+    CHAIN_JOIN(c, next, chain_join_add_norm(&next, cuda_rows(c, out), out, x, y, n, partial));
 }
 
 bool cuda_chain_linear_gated(struct cuda_backend *c, struct mat out, struct mat x, struct mat w, struct mat bias,

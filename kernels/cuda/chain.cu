@@ -17,6 +17,7 @@
  * by a tile, which their rings take.
  */
 #include "kernels/cuda/chain_panel.cuh"
+#include "kernels/cuda/chain_sum.cuh"
 
 /* ---- products ------------------------------------------------------------------------------------------------------- */
 
@@ -135,7 +136,7 @@ __device__ __forceinline__ void turn_pair(const chain_rope &r, T &low, T &high, 
 
 template <typename T>
 __device__ __forceinline__ void store_tile(const chain_args &a, const chain_phase &q, int tile, const float (&sum)[4], const fetched<T> &f,
-                                           int lane)
+                                           owed<T> &owed, int lane)
 {
     spot o = spot_of(q, tile, lane);
     float result[4];
@@ -166,17 +167,19 @@ __device__ __forceinline__ void store_tile(const chain_args &a, const chain_phas
         int row = o.row + (i & 1), col = o.out[i >> 1];
         if (row < a.rows && q.out) {
             ((T *)q.out)[row * q.out_stride + col] = y[i];
-            if (q.sum)
+            if (q.sum && !q.partial)
                 ((T *)q.sum)[row * q.sum_stride + col] = from_float<T>(to_float(f.add[i]) + to_float(y[i]));
         }
     }
+    if (q.partial)
+        owe<T>(owed, a, q, tile, y, f.add, lane);
 }
 
 /* A tile's sums of all warps, added by one of them in turn. Two places in turn: what one tile's adder reads is written again after
  * the barrier of the tile between. */
 template <typename T>
 __device__ __forceinline__ void finish_tile(const chain_args &a, const chain_phase &q, const places &s, int tile, int turn, const fragment &f,
-                                            const fetched<T> &fetched, int warp, int lane)
+                                            const fetched<T> &fetched, owed<T> &owed, int warp, int lane)
 {
     float4 *sums = s.sums + (turn & 1) * CHAIN_WARPS * 32;
     sums[warp * 32 + lane] = make_float4(f.even[0] + f.odd[0], f.even[1] + f.odd[1], f.even[2] + f.odd[2], f.even[3] + f.odd[3]);
@@ -192,23 +195,25 @@ __device__ __forceinline__ void finish_tile(const chain_args &a, const chain_pha
         all[2] += v.z;
         all[3] += v.w;
     }
-    store_tile<T>(a, q, tile, all, fetched, lane);
+    store_tile<T>(a, q, tile, all, fetched, owed, lane);
 }
 
-template <typename T>
-__device__ __forceinline__ void multiply_phase(const chain_args &a, const chain_phase &q, const chain_phase *after, ring &r, const places &s, int &turn)
+template <typename T, int N>
+__device__ __forceinline__ void multiply_phase(const chain_args &a, const chain_phase &q, const chain_phase *after, ring &r, const places &s, int &turn,
+                                               uint32_t summed)
 {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     deal d(q);
     int together = tiles_together(q);
-    vector16 v[VECTORS]; /* the next panel */
-    load_panel<T>(v, a, q, 0, min(q.depth, q.k));
+    vector16 v[N]; /* the next panel */
+    load_panel<T, N>(v, a, q, 0, min(q.depth, q.k));
     if (q.depth == q.k)
-        store_panel<T>(v, a, q, s, q.k);
+        store_panel<T, N>(v, a, q, s, q.k);
     if (after)
         fetch_norm_weight(*after, s);
     uint32_t own = shared_address(s.panel) + (lane >> 2) * (q.depth * 2 + CHAIN_PAD_BYTES) + warp * SLICE * 2 + (lane & 3) * 16;
     bool has_row = (lane >> 2) < a.rows;
+    owed<T> owed = {.sum = summed};
     for (int i = 0; i < d.n(); i += together) {
         fragment f[TILES] = {};
         fetched<T> ahead[TILES];
@@ -220,9 +225,9 @@ __device__ __forceinline__ void multiply_phase(const chain_args &a, const chain_
             int end = min(k0 + q.depth, q.k);
             if (q.depth < q.k) {
                 warps_sync(); /* the panel before is read */
-                store_panel<T>(v, a, q, s, end - k0);
+                store_panel<T, N>(v, a, q, s, end - k0);
                 int next = end < q.k ? end : 0;
-                load_panel<T>(v, a, q, next, min(q.depth, q.k - next));
+                load_panel<T, N>(v, a, q, next, min(q.depth, q.k - next));
             }
 #pragma unroll
             for (int j = 0; j < TILES; j++)
@@ -234,31 +239,35 @@ __device__ __forceinline__ void multiply_phase(const chain_args &a, const chain_
 #pragma unroll
         for (int j = 0; j < TILES; j++)
             if (j < together && i + j < d.n())
-                finish_tile<T>(a, q, s, d.tile(i + j), turn++, f[j], ahead[j], warp, lane);
+                finish_tile<T>(a, q, s, d.tile(i + j), turn++, f[j], ahead[j], owed, warp, lane);
     }
+    if (q.partial)
+        settle<T>(owed, a, q, lane);
 }
 
 /* ---- the kernel ----------------------------------------------------------------------------------------------------- */
 
-template <typename T> __device__ __forceinline__ void run_phases(const chain_args &a, ring &r, const places &s)
+template <typename T, int N> __device__ __forceinline__ void run_phases(const chain_args &a, ring &r, const places &s)
 {
     int turn = 0; /* tiles that were finished: warps add them up in turn */
     fetch_norm_weight(a.phase[0], s);
     pdl_wait();
+    uint32_t summed = a.peer.n_ranks > 1 ? __ldcg(a.peer.epoch + PEER_EPOCH_CHAIN) : 0; /* sums so far */
     for (int p = 0; p < a.n_phases; p++) {
         int32_t *counter = a.counter + p * CHAIN_COUNTER_STRIDE;
         if (p + 1 == a.n_phases)
             pdl_release();
         if (p > 0)
             blocks_wait(counter - CHAIN_COUNTER_STRIDE);
-        multiply_phase<T>(a, a.phase[p], p + 1 < a.n_phases ? &a.phase[p + 1] : nullptr, r, s, turn);
+        multiply_phase<T, N>(a, a.phase[p], p + 1 < a.n_phases ? &a.phase[p + 1] : nullptr, r, s, turn, summed);
+        summed += a.phase[p].partial;
         if (p + 1 < a.n_phases)
             blocks_arrive(counter);
     }
-    blocks_leave(a);
+    blocks_leave(a, summed);
 }
 
-template <typename T>
+template <typename T, int N>
 __global__ void __launch_bounds__(THREADS + LOADERS * 32, 1) chain_kernel(const __grid_constant__ chain_args a)
 {
     extern __shared__ __align__(128) char shared[];
@@ -284,24 +293,37 @@ __global__ void __launch_bounds__(THREADS + LOADERS * 32, 1) chain_kernel(const 
     __syncthreads();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
     if (warp < CHAIN_WARPS)
-        run_phases<T>(a, r, s);
+        run_phases<T, N>(a, r, s);
     else if ((threadIdx.x & 31) == 0)
         load_weights<T>(a, r, warp - CHAIN_WARPS);
 }
 
+using chain_function = void (*)(chain_args);
+
+/* For panels of so many vectors a thread, so that what few rows run through is short. */
+template <typename T> static chain_function chain_of(int32_t vectors)
+{
+    return vectors <= 2 ? chain_kernel<T, 2> : vectors <= 4 ? chain_kernel<T, 4> : vectors <= 8 ? chain_kernel<T, 8> : chain_kernel<T, VECTORS>;
+}
+
+static chain_function chain_for(int32_t type, int32_t vectors)
+{
+    return type == T_F16 ? chain_of<__half>(vectors) : chain_of<__nv_bfloat16>(vectors);
+}
+
 extern "C" bool chain_prepare(int32_t max_shared_bytes)
 {
-    constexpr auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
     cudaFuncAttributes made = {};
-    bool ok = cudaFuncGetAttributes(&made, chain_kernel<__half>) == cudaSuccess && made.ptxVersion >= 90 && /* bulk copies */
-              cudaFuncSetAttribute(chain_kernel<__half>, limit, max_shared_bytes) == cudaSuccess &&
-              cudaFuncSetAttribute(chain_kernel<__nv_bfloat16>, limit, max_shared_bytes) == cudaSuccess;
+    bool ok = cudaFuncGetAttributes(&made, chain_for(T_F16, 1)) == cudaSuccess && made.ptxVersion >= 90; /* bulk copies */
+    for (int vectors = 2; vectors <= VECTORS; vectors *= 2)
+        for (int type : {T_F16, T_BF16})
+            ok = ok && cudaFuncSetAttribute(chain_for(type, vectors), cudaFuncAttributeMaxDynamicSharedMemorySize, max_shared_bytes) ==
+                           cudaSuccess;
     cudaGetLastError();
     return ok;
 }
 
 extern "C" void launch_chain(const struct chain_args *a, int32_t n_blocks, cudaStream_t stream)
 {
-    auto kernel = a->type == T_F16 ? chain_kernel<__half> : chain_kernel<__nv_bfloat16>;
-    launch(kernel, dim3(n_blocks), dim3(THREADS + LOADERS * 32), a->shared_bytes, stream, *a);
+    launch(chain_for(a->type, a->vectors), dim3(n_blocks), dim3(THREADS + LOADERS * 32), a->shared_bytes, stream, *a);
 }

@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/peer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -29,6 +29,7 @@ enum {
     CHAIN_PANEL_VECTORS = 4096, /* 16-byte vectors of activations that are in shared memory at a time, at most */
     CHAIN_PAD_BYTES = 64,       /* behind each row of activations in shared memory, against bank conflicts */
     CHAIN_STAGE_BYTES = CHAIN_TILE * CHAIN_STEP * 2,
+    CHAIN_SENT_BYTES = CHAIN_TILE * CHAIN_ROWS * 2, /* of a tile's results, to another rank */
     CHAIN_MAX_STAGES = 16,
     CHAIN_MIN_STAGES = 4,
     CHAIN_WINDOW = 3, /* stages on their way at a time: with more, what the multiplying warps read waits behind them */
@@ -55,12 +56,13 @@ struct chain_phase {
     int64_t residual_stride;
     void *out; /* [rows, n]; NULL where only `gated` is wanted */
     int64_t out_stride;
-    /* out's other uses; NULL: none. sum [rows, n] += out; gated [rows, n / 2] = act(out[:, :n / 2]) * out[:, n / 2:] */
+    /* out's other uses; NULL: none. sum [rows, n] += out, where partial: and the other ranks' out; gated [rows, n / 2] = act(out[:, :n / 2]) * out[:, n / 2:] */
     void *sum;
     int64_t sum_stride;
     void *gated;
     int64_t gated_stride;
     int32_t gate_act;
+    int32_t partial;
     int32_t turned; /* out is the q, k and v heads of the chain's rope */
     /* Rows of w that belong together lie half of `pair` apart, in spans of `pair`; a tile has CHAIN_TILE / 2 of each half. */
     int32_t pair;
@@ -81,9 +83,11 @@ struct chain_rope {
 struct chain_args {
     struct chain_phase phase[CHAIN_PHASES];
     struct chain_rope rope; /* of the phase that is `turned` */
+    struct peer_args peer;  /* of phases that are `partial` */
     int32_t n_phases, rows, type;
     /* set by chain_plan */
     int32_t rows_shared; /* rows, rounded up to a power of two: the threads are divided by it */
+    int32_t vectors;     /* of 16 bytes that a thread has of a panel, at most */
     int32_t n_stages;    /* of the ring */
     int32_t panel_bytes, norm_bytes, shared_bytes;
     int32_t window;   /* stages on their way at a time */

@@ -39,13 +39,13 @@ struct vector16 {
 };
 
 /* Mean and reciprocal deviation of a row whose vectors its threads hold; those from n_vectors on are zero. */
-template <typename T>
-__device__ __forceinline__ float2 row_stats(const vector16 (&v)[VECTORS], const chain_phase &q, const places &s, int at, int threads,
+template <typename T, int N>
+__device__ __forceinline__ float2 row_stats(const vector16 (&v)[N], const chain_phase &q, const places &s, int at, int threads,
                                             int n_vectors)
 {
     float sum = 0.0f, squares = 0.0f;
 #pragma unroll
-    for (int i = 0; i < VECTORS; i++)
+    for (int i = 0; i < N; i++)
 #pragma unroll
         for (int j = 0; j < 4 && i * threads < n_vectors; j++) {
             float2 f = unpack2<T>(v[i].v[j]);
@@ -57,7 +57,7 @@ __device__ __forceinline__ float2 row_stats(const vector16 (&v)[VECTORS], const 
         mean = row_sum(sum, s.row_sums, threads / 32) / q.k;
         squares = 0.0f;
 #pragma unroll
-        for (int i = 0; i < VECTORS; i++)
+        for (int i = 0; i < N; i++)
             if (at + i * threads < n_vectors)
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
@@ -91,22 +91,22 @@ struct part {
 };
 
 /* Columns [k0, k0 + cols) of the source into registers. */
-template <typename T>
-__device__ __forceinline__ void load_panel(vector16 (&v)[VECTORS], const chain_args &a, const chain_phase &q, int k0, int cols)
+template <typename T, int N>
+__device__ __forceinline__ void load_panel(vector16 (&v)[N], const chain_args &a, const chain_phase &q, int k0, int cols)
 {
     part t(a);
     int n_vectors = t.n_vectors(a, cols);
     const uint4 *x = (const uint4 *)((const T *)q.x + t.row * q.x_stride + k0);
 #pragma unroll
-    for (int i = 0; i < VECTORS; i++) {
+    for (int i = 0; i < N; i++) {
         uint4 raw = t.at + i * t.threads < n_vectors ? __ldcg(x + t.at + i * t.threads) : make_uint4(0, 0, 0, 0);
         v[i] = {raw.x, raw.y, raw.z, raw.w};
     }
 }
 
 /* From registers into shared memory, normed on the way: then they are whole rows. */
-template <typename T>
-__device__ __forceinline__ void store_panel(vector16 (&v)[VECTORS], const chain_args &a, const chain_phase &q, const places &s, int cols)
+template <typename T, int N>
+__device__ __forceinline__ void store_panel(vector16 (&v)[N], const chain_args &a, const chain_phase &q, const places &s, int cols)
 {
     part t(a);
     int n_vectors = t.n_vectors(a, cols);
@@ -115,10 +115,10 @@ __device__ __forceinline__ void store_panel(vector16 (&v)[VECTORS], const chain_
     float2 stats = {};
     if (q.h) {
         asm volatile("cp.async.wait_all;" ::: "memory"); /* the norm's weight; row_stats has a barrier */
-        stats = row_stats<T>(v, q, s, t.at, t.threads, n_vectors);
+        stats = row_stats<T, N>(v, q, s, t.at, t.threads, n_vectors);
     }
 #pragma unroll
-    for (int i = 0; i < VECTORS; i++) {
+    for (int i = 0; i < N; i++) {
         int n = t.at + i * t.threads;
         if (n < n_vectors) {
             if (q.h)

@@ -53,13 +53,15 @@ __device__ __forceinline__ void blocks_wait(const int32_t *counter)
 }
 
 /* Every block has passed every barrier once it was here; the last one makes them ready for the next launch. */
-__device__ __forceinline__ void blocks_leave(const chain_args &a)
+__device__ __forceinline__ void blocks_leave(const chain_args &a, uint32_t summed)
 {
     int32_t *left = a.counter + CHAIN_PHASES * CHAIN_COUNTER_STRIDE;
     if (threadIdx.x == 0 && atomicAdd(left, 1) == (int)gridDim.x - 1) {
         for (int i = 0; i < a.n_phases; i++)
             a.counter[i * CHAIN_COUNTER_STRIDE] = 0;
         *left = 0;
+        if (a.peer.n_ranks > 1)
+            a.peer.epoch[PEER_EPOCH_CHAIN] = summed;
     }
 }
 

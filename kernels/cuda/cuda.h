@@ -195,13 +195,16 @@ int cuda_step_end(struct backend *b, struct err *e);
 int cuda_step_wait(struct backend *b, struct results *ret, struct err *e);
 
 /* chain.c */
+/* Shared memory that a chain's block may have on this device; 0: there are no chains. */
+int32_t cuda_chain_bytes(struct cuda_backend *c);
 int cuda_chain_init(struct cuda_backend *c, struct err *e);
 /* Launch what waits. */
 void cuda_chain_flush(struct cuda_backend *c);
 /* The operation waits in the chain; false: it is the caller's to launch, after cuda_start. */
 bool cuda_chain_linear(struct cuda_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);
 bool cuda_chain_norm(struct cuda_backend *c, struct mat out, struct mat x, const struct norm *n);
-bool cuda_chain_add_norm(struct cuda_backend *c, struct mat out, struct mat x, struct mat y, const struct norm *n);
+bool cuda_chain_add_norm(struct cuda_backend *c, struct mat out, struct mat x, struct mat y, const struct norm *n,
+                         bool partial);
 bool cuda_chain_rope_kv(struct cuda_backend *c, struct mat qkv, const struct rope *r, const struct attention *a);
 bool cuda_chain_linear_gated(struct cuda_backend *c, struct mat out, struct mat x, struct mat w, struct mat bias,
                              enum activation act);
@@ -214,6 +217,9 @@ int cuda_ranks_init(struct cuda_backend *c, struct err *e);
 /* Until NCCL, whose meeting goes on while weights are read, is there. 0, or why it is not. */
 int cuda_ranks_ready(struct cuda_backend *c, struct err *e);
 void cuda_ranks_release(struct cuda_backend *c);
+/* As cuda_chain_bytes, of all ranks together, and how chains reach the others. */
+int32_t cuda_ranks_chain(struct cuda_backend *c, struct peer_args *ret);
+
 /* wait.c */
 /* Until the event, or all of the stream, is done. When a rank or a stage has failed, at once: its reason is c->failed. */
 cudaError_t cuda_wait_event(struct cuda_backend *c, cudaEvent_t event);

@@ -135,18 +135,20 @@ bool chain_join_norm(struct chain_args *a, int32_t rows, struct mat out, struct 
 }
 
 bool chain_join_add_norm(struct chain_args *a, int32_t rows, struct mat out, struct mat x, struct mat y,
-                         const struct norm *n)
+                         const struct norm *n, bool partial)
 {
     struct chain_phase *last = last_phase(a);
     bool ends_in_y = last != NULL && last->n == x.cols && last->out == y.data && last->out_stride == y.stride &&
                      y.cols == x.cols && last->sum == NULL && last->gated == NULL;
-    if (!ends_in_y || !apart(x.data, x.stride, last->x, last->x_stride, rows) ||
+    bool fits = !partial || x.cols / CHAIN_TILE * CHAIN_SENT_BYTES <= PEER_CHAIN_BYTES;
+    if (!ends_in_y || !fits || !apart(x.data, x.stride, last->x, last->x_stride, rows) ||
         !apart(x.data, x.stride, last->h, last->h_stride, rows) || !apart(x.data, x.stride, y.data, y.stride, rows) ||
         !chain_join_norm(a, rows, out, x, n)) {
         return false;
     }
     last->sum = x.data;
     last->sum_stride = x.stride;
+    last->partial = partial;
     return true;
 }
 
@@ -196,13 +198,14 @@ bool chain_plan(struct chain_args *a, int32_t n_blocks, int32_t max_shared_bytes
 {
     int32_t first = 0;
     a->rows_shared = power_of_two(a->rows);
-    a->panel_bytes = a->norm_bytes = 0;
+    a->panel_bytes = a->norm_bytes = a->vectors = 0;
     for (int32_t i = 0; i < a->n_phases; i++) {
         struct chain_phase *p = &a->phase[i];
         p->depth = MIN(p->k, panel_depth(a->rows));
         p->first = first;
         first = (first + p->n / CHAIN_TILE) % n_blocks;
         a->panel_bytes = MAX(a->panel_bytes, a->rows * (p->depth * 2 + CHAIN_PAD_BYTES));
+        a->vectors = MAX(a->vectors, (int32_t)div_ceil((int64_t)p->depth / 8 * a->rows_shared, CHAIN_WARPS * 32));
         a->norm_bytes = MAX(a->norm_bytes, p->h != NULL ? p->k * 2 : 0);
     }
     int32_t rest = a->panel_bytes + a->norm_bytes + CHAIN_FIXED_BYTES;

@@ -11,9 +11,9 @@ bool chain_join_linear(struct chain_args *a, int32_t rows, struct mat out, struc
                        const struct epilogue *ep);
 /* out = norm(x). */
 bool chain_join_norm(struct chain_args *a, int32_t rows, struct mat out, struct mat x, const struct norm *n);
-/* x += y; out = norm(x). y must be what the last phase makes. */
+/* x += y; out = norm(x). y must be what the last phase makes; partial: and is each rank's summand. */
 bool chain_join_add_norm(struct chain_args *a, int32_t rows, struct mat out, struct mat x, struct mat y,
-                         const struct norm *n);
+                         const struct norm *n, bool partial);
 bool chain_join_linear_gated(struct chain_args *a, int32_t rows, struct mat out, struct mat x, struct mat w,
                              struct mat bias, enum activation act);
 /* qkv must be what the last phase makes; `at` has the cache and the rows' places, the rest of it is filled in here. */

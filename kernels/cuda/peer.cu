@@ -15,14 +15,6 @@
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/peer.cuh"
 
-#define BLANK 0xFFFFFFFFu
-#define OTHER_NAN 0x7FFF7FFFu /* of float32, float16 and bfloat16 */
-
-__device__ __forceinline__ uint32_t not_blank(uint32_t v)
-{
-    return v == BLANK ? OTHER_NAN : v;
-}
-
 /* One row's exchange; vectors of 16 bytes are counted by m. */
 struct row_exchange {
     const peer_args &p;

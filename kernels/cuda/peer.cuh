@@ -7,6 +7,15 @@
 
 enum { PEER_THREADS = 512, PEER_LOOK_EVERY = 256 };
 
+/* What fills a place that nothing has come to. No summand is it: it is a NaN, and sent as another one. */
+#define BLANK 0xFFFFFFFFu
+#define OTHER_NAN 0x7FFF7FFFu /* of float32, float16 and bfloat16 */
+
+__device__ __forceinline__ uint32_t not_blank(uint32_t v)
+{
+    return v == BLANK ? OTHER_NAN : v;
+}
+
 /* Whether the host says that a rank is gone; asked now and then. */
 __device__ __forceinline__ bool stopped(const peer_args &p, int round)
 {
@@ -17,6 +26,18 @@ __device__ __forceinline__ void peer_store(uint4 *to, uint4 v)
 {
     asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");
+}
+
+__device__ __forceinline__ void peer_store(uint2 *to, uint2 v)
+{
+    asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y) : "memory");
+}
+
+__device__ __forceinline__ uint2 peer_load(const uint2 *from)
+{
+    uint2 v;
+    asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from) : "memory");
+    return v;
 }
 
 __device__ __forceinline__ uint4 peer_load(const uint4 *from)

@@ -20,7 +20,10 @@ enum {
     PEER_SHORT_CELLS = 336,   /* of a sample */
     PEER_EPOCH_TOKENS = 0,    /* exchanges of tokens so far */
     PEER_EPOCH_ROWS = 1,      /* of logits rows */
-    PEER_EPOCHS = 2,
+    PEER_EPOCH_CHAIN = 2,     /* sums in chains */
+    PEER_EPOCHS = 3,
+    PEER_CHAIN_TURNS = 2,                  /* see chain_sum.cuh */
+    PEER_CHAIN_BYTES = 8 * PEER_ROW_BYTES, /* of a sum in a chain */
 };
 
 /* What a rank says of a row of logits: its best token, how likely. */
@@ -33,9 +36,10 @@ struct peer_row {
     int32_t used[PEER_TURNS]; /* bytes that came in a turn and are not wiped yet */
 };
 
-/* A rank's memory that the others write; all bytes of `row` 0xFF, the rest 0, before anyone does. */
+/* A rank's memory that the others write; all bytes of `row` and `chain` 0xFF, the rest 0, before anyone does. */
 struct peer_inbox {
     char *row;                /* [PEER_TURNS][n_ranks][PEER_MAX_ROWS][PEER_ROW_BYTES] */
+    char *chain;              /* [PEER_CHAIN_TURNS][n_ranks][PEER_CHAIN_BYTES] */
     struct peer_token *token; /* [2][n_ranks][PEER_MAX_TOKENS] */
     uint32_t *came;           /* [n_ranks] exchange of logits rows to which each rank's columns have come */
     unsigned long long *cell; /* [2][n_ranks][PEER_SHORT_SAMPLES][PEER_SHORT_CELLS] a number each, and its exchange's */

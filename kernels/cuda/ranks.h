@@ -19,6 +19,7 @@ struct cuda_ranks {
     struct peer_args peer;
     struct rank_map *map; /* [n_maps] the inboxes first; what is of other ranks is closed at the end */
     int32_t n_maps;
+    int32_t chain_bytes;         /* cuda_chain_bytes of the rank that has the least: all collect the same chains */
     struct step_answers answers; /* in rank 0's inbox */
     bool shares_rows;            /* in this step each rank draws its share of the logits rows */
     float *parts; /* rank 0: the other ranks' parts of logits, [n - 1][rows][width]; the others: their own */

@@ -34,7 +34,7 @@ int cuda_ranks_ready(struct cuda_backend *c, struct err *e)
 /* What a rank tells the others of a piece of its memory. */
 struct peer_handle {
     cudaIpcMemHandle_t memory;
-    int32_t reachable, pad[15];
+    int32_t reachable, chain_bytes, pad[14];
 };
 
 /* Whether this device can reach all the other ranks' devices, which are those of their numbers. */
@@ -98,12 +98,14 @@ static int map_if_reachable(struct cuda_backend *c, void *memory, struct rank_ma
     memset(&mine, 0, sizeof(mine));
     mine.reachable =
         peers_reachable(r, c->config.device - r->rank) && cudaIpcGetMemHandle(&mine.memory, memory) == cudaSuccess;
+    mine.chain_bytes = cuda_chain_bytes(c);
     cudaGetLastError();
     int code = exchange_handles(c, &mine, all, e);
     for (int32_t i = 0; i < r->n && code == 0; i++) {
         if (!all[i].reachable) {
             return 0;
         }
+        r->chain_bytes = i == 0 ? all[i].chain_bytes : MIN(r->chain_bytes, all[i].chain_bytes);
     }
     code = code < 0 ? code : open_handles(r, all, ret, e);
     if (code < 0) {
@@ -126,7 +128,7 @@ int cuda_ranks_map(struct cuda_backend *c, void *memory, struct rank_map *ret, s
 
 /* Offsets in the memory of an inbox, and its size. The answers are used on rank 0. */
 struct inbox_layout {
-    size_t tokens, cells, came, answers, n_bytes;
+    size_t chain, tokens, cells, came, answers, n_bytes;
 };
 
 enum { CAME_BYTES = 256, ANSWER_BYTES = PEER_MAX_TOKENS * 4, TOP_BYTES = ANSWER_BYTES * LIMIT_CANDIDATES };
@@ -134,7 +136,8 @@ enum { CAME_BYTES = 256, ANSWER_BYTES = PEER_MAX_TOKENS * 4, TOP_BYTES = ANSWER_
 static struct inbox_layout inbox_layout(int32_t n)
 {
     struct inbox_layout l;
-    l.tokens = (size_t)PEER_TURNS * (size_t)n * PEER_MAX_ROWS * PEER_ROW_BYTES;
+    l.chain = (size_t)PEER_TURNS * (size_t)n * PEER_MAX_ROWS * PEER_ROW_BYTES;
+    l.tokens = l.chain + (size_t)PEER_CHAIN_TURNS * (size_t)n * PEER_CHAIN_BYTES;
     l.cells = l.tokens + (size_t)2 * (size_t)n * PEER_MAX_TOKENS * sizeof(struct peer_token);
     l.came = l.cells + (size_t)2 * (size_t)n * PEER_SHORT_SAMPLES * PEER_SHORT_CELLS * sizeof(unsigned long long);
     l.answers = l.came + CAME_BYTES;
@@ -149,6 +152,7 @@ static void place_inboxes(struct cuda_ranks *r, const struct rank_map *m)
         char *at = m->of[i];
         r->peer.inbox[i] = (struct peer_inbox){
             .row = at,
+            .chain = at + l.chain,
             .token = (struct peer_token *)(at + l.tokens),
             .came = (uint32_t *)(at + l.came),
             .cell = (unsigned long long *)(at + l.cells),
@@ -197,6 +201,12 @@ static int meet_peers(struct cuda_backend *c, struct err *e)
         place_inboxes(r, r->map);
     }
     return rc;
+}
+
+int32_t cuda_ranks_chain(struct cuda_backend *c, struct peer_args *ret)
+{
+    *ret = c->ranks->peer;
+    return cuda_ranks_peers(c->ranks) ? c->ranks->chain_bytes : 0;
 }
 
 /* ---- the whole ------------------------------------------------------------------------------------------------------ */
