@@ -442,7 +442,8 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
                 complete = atomicAdd(count, 1) == final - first;
                 if (complete)
                     *count = 0;
-                *last = complete;
+                if (t.size > 1) /* warps alone have no use for it, and would write it over one another */
+                    *last = complete;
                 __threadfence();
             }
         }
