@@ -66,7 +66,7 @@ const struct setting setting_table[] = {
     {INT(max_num_batched_tokens, "0", 0, LIMIT_BATCHED_TOKENS), .metavar = "TOKENS", .group = "Scheduling",
      .help = "tokens computed in one step; 0: 8192 on a GPU, 512 on a CPU"},
     {FLOAT(target_itl_ms, "0", -1, 60000), .metavar = "MS", .group = "Scheduling",
-     .help = "time between tokens that prefill may not push a step beyond; 0: 50 on a GPU (11 for whole steps while keys share it, with policy fair), none on a CPU (50 with policy fair); -1: none"},
+     .help = "time between tokens that prefill may not push a step beyond; 0: 54 on a GPU (11 for whole steps while keys share it, with policy fair), none on a CPU (50 with policy fair); -1: none"},
     {CHOICE(preemption, "auto", PREEMPTIONS), .alias = "preemption_mode", .group = "Scheduling",
      .help = "what happens to the newest group when blocks run out; auto takes the cheaper"},
     {CHOICE(policy, "fcfs", POLICIES), .alias = "scheduling_policy", .group = "Scheduling",

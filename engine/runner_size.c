@@ -4,12 +4,12 @@
 #include "engine/runner.h"
 
 #define CPU_KV_BYTES ((int64_t)2 << 30)
-/* A whole step of 8192 prompt tokens keeps those who decode waiting for 200 ms (8B on an H200). Steps of 50 ms take 2048 tokens there: a
+/* A whole step of 8192 prompt tokens keeps those who decode waiting for 200 ms (8B on an H200). Steps of 54 ms take 2048 tokens there, and have room for some that are slower: a
  * burst of 256 prompts of 512 is done a tenth sooner than with 38, because fewer steps read the caches of all who decode; under a
  * steady load steps are shorter, as they take only what is due (bound_prefill). Products of 512 rows, 1024 and so on take less time a row
  * than those between, so steps are whole multiples. With fair shares a CPU's steps are kept short for the same reason: whoever comes
  * waits for the one that runs. */
-enum { GPU_ITL_US = 50000, GPU_STEP_QUANTUM = 512, FAIR_ITL_US = 50000 };
+enum { GPU_ITL_US = 54000, GPU_STEP_QUANTUM = 512, FAIR_ITL_US = 50000 };
 /* Steps of a GPU that tenants share: the one that runs and its own make whoever comes wait no longer than twice what it would
  * alone (512 tokens, 8B on an H200). */
 enum { GPU_SHARED_US = 9000 };

@@ -38,7 +38,7 @@ static void limits_follow_the_device(void **state)
     assert_int_equal(gpu.max_num_seqs, 1024);
     assert_int_equal(gpu.max_num_batched_tokens, 8192);
     assert_int_equal(cpu.target_itl_us, 0);
-    assert_int_equal(gpu.target_itl_us, 50000);
+    assert_int_equal(gpu.target_itl_us, 54000);
     assert_true(cpu.max_samples > cpu.max_num_seqs && gpu.max_samples > gpu.max_num_seqs);
     assert_int_equal(cpu.max_len, 4096);
     s.max_num_seqs = 600; /* more than a step of the default would hold */

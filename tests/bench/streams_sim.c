@@ -267,7 +267,7 @@ static void prepare(struct run *r, const struct options *o)
 
 int main(int argc, char **argv)
 {
-    struct options o = {256, 1024, 512, 128, 50, 512, NULL, NULL};
+    struct options o = {256, 1024, 512, 128, 54, 512, NULL, NULL};
     const struct {
         const char *name;
         int32_t *number;
