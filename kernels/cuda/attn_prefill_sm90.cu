@@ -2,29 +2,31 @@
  *
  * A block stays on its multiprocessor and takes pieces of work in turn, those with most keys first: 128 query rows of one
  * head, 64 a computing warpgroup. The loading warps walk the block table and keep two rings full with bulk copies, two warps
- * the keys' and two the values', tile upon tile (128 tokens) and on into the next piece of work, with the block ids of a
- * tile read while they wait for room. A computing warpgroup issues the scores of tile j, then the product of tile j - 1's
- * weights with its values, and computes the softmax of tile j while the latter runs; the queries of the next piece come in
- * beside those of this one. The cache's swizzled panels are what wgmma reads: keys as they are, values through its transposed
- * form.
+ * the keys' and two the values', tile upon tile (128 tokens; 64 of wide heads) and on into the next piece of work, with the
+ * block ids of a tile read while they wait for room. A computing warpgroup issues the scores of tile j, then the product of
+ * tile j - 1's weights with its values, and computes the softmax of tile j while the latter runs; the queries of the next
+ * piece come in beside those of this one, or, of wide heads, once their scores are done. The cache's swizzled panels are what
+ * wgmma reads: keys as they are, values through its transposed form.
  */
 #include "kernels/cuda/attn_common.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
-enum { ROWS = ATTN_PREFILL_ROWS, GROUP_ROWS = 64, KEYS = 128, COMPUTE = 256, HOPPER_THREADS = COMPUTE + 128, STAGES = 2 };
+enum { ROWS = ATTN_PREFILL_ROWS, GROUP_ROWS = 64, COMPUTE = 256, HOPPER_THREADS = COMPUTE + 128, STAGES = 2 };
 
 template <int D> struct hopper_layout {
+    static constexpr int KEYS = D > 128 ? 64 : 128;  /* tokens of a tile */
+    static constexpr int Q_PLACES = D > 128 ? 1 : 2; /* 2: the next piece's queries come in beside this one's */
     static constexpr int Q = ROWS * D * 2, TILE = KEYS * D * 2; /* bytes; a panel is [rows][width] */
     static constexpr int BARS = 4 * STAGES + 1;
-    static constexpr int BYTES = 2 * Q + 2 * STAGES * TILE + BARS * 8 + 1024;
+    static constexpr int BYTES = Q_PLACES * Q + 2 * STAGES * TILE + BARS * 8 + 1024;
 };
 
 /* Shared-memory addresses: queries of this piece of work and the next, keys' ring (0), values' ring (1), barriers. */
 template <int D> struct hopper_shared {
     using L = hopper_layout<D>;
     uint32_t base;
-    __device__ uint32_t queries(int turn) const { return base + (turn & 1) * L::Q; }
-    __device__ uint32_t tile(int which, int stage) const { return base + 2 * L::Q + (which * STAGES + stage) * L::TILE; }
+    __device__ uint32_t queries(int turn) const { return base + turn % L::Q_PLACES * L::Q; }
+    __device__ uint32_t tile(int which, int stage) const { return base + L::Q_PLACES * L::Q + (which * STAGES + stage) * L::TILE; }
     __device__ uint32_t full(int which, int stage) const { return tile(2, 0) + (which * STAGES + stage) * 8; }
     __device__ uint32_t empty(int which, int stage) const { return full(2 + which, stage); }
     __device__ uint32_t last(void) const { return full(4, 0); } /* values of a tile that is cleared past the end */
@@ -62,6 +64,7 @@ __device__ __forceinline__ int4 tile_of(const query_tile *tile, int turn, int he
 }
 
 /* The block's piece number `turn`, whose tile is t. False: there is none. */
+template <int D>
 __device__ __forceinline__ bool work_of(work &w, int turn, int4 t, const attn_args &a, int n_work)
 {
     int i = work_index(turn);
@@ -70,7 +73,7 @@ __device__ __forceinline__ bool work_of(work &w, int turn, int4 t, const attn_ar
     w.end = t.z + t.w;
     int first = t.y + t.w;
     w.begin = a.window > 0 && first + 1 > a.window ? (first + 1 - a.window) / 16 * 16 : 0;
-    w.n_tiles = (w.end - w.begin + KEYS - 1) / KEYS;
+    w.n_tiles = (w.end - w.begin + hopper_layout<D>::KEYS - 1) / hopper_layout<D>::KEYS;
     return i < n_work;
 }
 
@@ -91,7 +94,7 @@ __device__ __forceinline__ void load_tiles(const attn_args &a, const step_arrays
                                            const hopper_shared<D> &sh, int warp, int lane)
 {
     using P = panels<D>;
-    constexpr int ROUNDS = (KEYS / 8 * P::COUNT + 63) / 64;
+    constexpr int KEYS = hopper_layout<D>::KEYS, ROUNDS = (KEYS / 8 * P::COUNT + 63) / 64;
     int which = warp >> 1, index = lane * 2 + (warp & 1), bs = a.kv.block_size, piece = bs % 16 ? 8 : 16;
     int panel[ROUNDS], at[ROUNDS], block[ROUNDS], next[ROUNDS]; /* of the lane's pieces: at is the first token */
 #pragma unroll
@@ -103,7 +106,7 @@ __device__ __forceinline__ void load_tiles(const attn_args &a, const step_arrays
     uint32_t last_phase = 0;
     work w;
     int4 ahead = tile_of(tile, 0, a.n_heads, n_work);
-    for (int turn = 0; work_of(w, turn, ahead, a, n_work); turn++) {
+    for (int turn = 0; work_of<D>(w, turn, ahead, a, n_work); turn++) {
         ahead = tile_of(tile, turn + 1, a.n_heads, n_work);
         int kv_head = w.head / (a.n_heads / a.kv.n_kv_heads);
         const T *base = (const T *)a.kv.base + a.layer * a.kv.layer_stride + which * a.kv.kv_stride +
@@ -180,6 +183,7 @@ __device__ __forceinline__ void queries_wait(int group)
 
 /* What a thread holds of its warpgroup's 64 rows: in each of two rows, g and g + 8 of its warp's 16, every fourth pair. */
 template <int D> struct rows {
+    static constexpr int KEYS = hopper_layout<D>::KEYS;
     float o[D / 2], s[KEYS / 2];
     float m[2], l[2], keep[2]; /* greatest score times log2 e, sum of the weights so far, factor of what was summed before */
     uint32_t p[KEYS / 16][4];
@@ -188,7 +192,7 @@ template <int D> struct rows {
 template <typename T, int D> __device__ __forceinline__ void issue_scores(rows<D> &x, uint32_t q, uint32_t k)
 {
     using P = panels<D>;
-    constexpr int STEPS = P::WIDTH / 16; /* of a panel */
+    constexpr int KEYS = hopper_layout<D>::KEYS, STEPS = P::WIDTH / 16; /* of a panel */
     uint64_t dq = wgmma_descriptor(q, P::ROW), dk = wgmma_descriptor(k, P::ROW);
     wgmma_fence();
 #pragma unroll
@@ -200,6 +204,7 @@ template <typename T, int D> __device__ __forceinline__ void issue_scores(rows<D
 
 template <typename T, int D> __device__ __forceinline__ void issue_values(rows<D> &x, uint32_t v)
 {
+    constexpr int KEYS = hopper_layout<D>::KEYS;
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++)
@@ -210,6 +215,7 @@ template <typename T, int D> __device__ __forceinline__ void issue_values(rows<D
 /* Scores of tokens from `token` on that the rows from `position` on (the warp's first) do not see become -inf. */
 template <int D> __device__ __forceinline__ void mask(rows<D> &x, int token, int position, int window, int lane)
 {
+    constexpr int KEYS = hopper_layout<D>::KEYS;
     if (token + KEYS - 1 <= position && (window == 0 || token > position + 15 - window))
         return;
     token += (lane & 3) * 2;
@@ -225,6 +231,7 @@ template <int D> __device__ __forceinline__ void mask(rows<D> &x, int token, int
 /* Scores become weights. factor: what takes them to powers of two. */
 template <int D> __device__ __forceinline__ void softmax(rows<D> &x, float factor)
 {
+    constexpr int KEYS = hopper_layout<D>::KEYS;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float top = -INFINITY;
@@ -249,6 +256,7 @@ template <int D> __device__ __forceinline__ void softmax(rows<D> &x, float facto
 
 template <typename T, int D> __device__ __forceinline__ void pack_weights(rows<D> &x)
 {
+    constexpr int KEYS = hopper_layout<D>::KEYS;
 #pragma unroll
     for (int k = 0; k < KEYS / 16; k++)
 #pragma unroll
@@ -309,6 +317,8 @@ template <typename T, int D>
 __device__ __forceinline__ void compute_rows(const attn_args &a, const query_tile *tile, int n_work,
                                              const hopper_shared<D> &sh, int warp, int lane)
 {
+    constexpr int KEYS = hopper_layout<D>::KEYS;
+    constexpr bool BESIDE = hopper_layout<D>::Q_PLACES == 2;
     int group = warp >> 2, thread = threadIdx.x & 127;
     const float factor = a.softcap > 0.0f ? LOG2E : a.scale * LOG2E;
     bool speaker = thread == 0;
@@ -316,7 +326,7 @@ __device__ __forceinline__ void compute_rows(const attn_args &a, const query_til
     rows<D> x;
     work w = {}, next;
     int4 ahead = tile_of(tile, 1, a.n_heads, n_work);
-    work_of(next, 0, tile_of(tile, 0, a.n_heads, n_work), a, n_work);
+    work_of<D>(next, 0, tile_of(tile, 0, a.n_heads, n_work), a, n_work);
     queries_fetch<T, D>(a, next, sh.queries(0), group, thread);
     auto finish_scores = [&](int j) { /* of tile j; done: in x.s, and the keys' place given back */
         if (speaker)
@@ -341,9 +351,9 @@ __device__ __forceinline__ void compute_rows(const attn_args &a, const query_til
         const uint32_t q = sh.queries(turn) + group * GROUP_ROWS * panels<D>::ROW;
         barrier_wait(sh.full(0, k.stage), k.phase);
         issue_scores<T, D>(x, q, sh.tile(0, k.stage));
-        more = work_of(next, turn + 1, ahead, a, n_work);
+        more = work_of<D>(next, turn + 1, ahead, a, n_work);
         ahead = tile_of(tile, turn + 2, a.n_heads, n_work);
-        if (more)
+        if (BESIDE && more)
             queries_fetch<T, D>(a, next, sh.queries(turn + 1), group, thread);
         wgmma_wait<0>();
         finish_scores(0);
@@ -368,6 +378,10 @@ __device__ __forceinline__ void compute_rows(const attn_args &a, const query_til
         }
         barrier_wait(sh.full(1, v.stage), v.phase);
         issue_values<T, D>(x, sh.tile(1, v.stage));
+        if (!BESIDE && more) {
+            group_sync(group); /* the warpgroup's scores are done */
+            queries_fetch<T, D>(a, next, sh.queries(turn + 1), group, thread);
+        }
         wgmma_wait<0>();
         if (speaker)
             arrive(sh.empty(1, v.stage));
@@ -430,6 +444,7 @@ static bool hopper_dispatch(const attn_args *a, const step_arrays *s, const quer
     case 80: return hopper_launch<T, 80>(a, s, tile, n, stream);
     case 96: return hopper_launch<T, 96>(a, s, tile, n, stream);
     case 128: return hopper_launch<T, 128>(a, s, tile, n, stream);
+    case 256: return hopper_launch<T, 256>(a, s, tile, n, stream);
     default: return false;
     }
 }

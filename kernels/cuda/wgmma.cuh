@@ -53,14 +53,20 @@ template <int N> __device__ __forceinline__ void wgmma_wait(void)
 #define WGMMA_NAMES_64                                                                                                 \
     WGMMA_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
                    "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_NAMES_128                                                                                                \
+    WGMMA_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, " \
+                   "%83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, " \
+                   "%102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, "  \
+                   "%118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define WGMMA_BIND_8(d, i)                                                                                             \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7])
-#define WGMMA_BIND_32(d) WGMMA_BIND_8(d, 0), WGMMA_BIND_8(d, 8), WGMMA_BIND_8(d, 16), WGMMA_BIND_8(d, 24)
+#define WGMMA_BIND_AT(d, i) WGMMA_BIND_8(d, i), WGMMA_BIND_8(d, i + 8), WGMMA_BIND_8(d, i + 16), WGMMA_BIND_8(d, i + 24)
+#define WGMMA_BIND_32(d) WGMMA_BIND_AT(d, 0)
 #define WGMMA_BIND_40(d) WGMMA_BIND_32(d), WGMMA_BIND_8(d, 32)
 #define WGMMA_BIND_48(d) WGMMA_BIND_40(d), WGMMA_BIND_8(d, 40)
-#define WGMMA_BIND_64(d)                                                                                               \
-    WGMMA_BIND_32(d), WGMMA_BIND_8(d, 32), WGMMA_BIND_8(d, 40), WGMMA_BIND_8(d, 48), WGMMA_BIND_8(d, 56)
+#define WGMMA_BIND_64(d) WGMMA_BIND_AT(d, 0), WGMMA_BIND_AT(d, 32)
+#define WGMMA_BIND_128(d) WGMMA_BIND_64(d), WGMMA_BIND_AT(d, 64), WGMMA_BIND_AT(d, 96)
 
 #if HAS_WGMMA
 #define WGMMA_ASM(...) asm volatile(__VA_ARGS__)
@@ -88,6 +94,16 @@ template <typename T, int N> struct wgmma_rs;
                       "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" WGMMA_NAMES_64                 \
                       "}, %64, %65, p, 1, 1, 0, 0;\n}"                                                                 \
                       : WGMMA_BIND_64(d)                                                                               \
+                      : "l"(a), "l"(b), "r"(add));                                                                     \
+        }                                                                                                              \
+    };                                                                                                                 \
+    template <> struct wgmma_ss<T, 64> {                                                                               \
+        static __device__ __forceinline__ void run(float (&d)[32], uint64_t a, uint64_t b, int add)                    \
+        {                                                                                                              \
+            WGMMA_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                                     \
+                      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" WGMMA_NAMES_32                  \
+                      "}, %32, %33, p, 1, 1, 0, 0;\n}"                                                                 \
+                      : WGMMA_BIND_32(d)                                                                               \
                       : "l"(a), "l"(b), "r"(add));                                                                     \
         }                                                                                                              \
     };                                                                                                                 \
@@ -124,6 +140,15 @@ template <typename T, int N> struct wgmma_rs;
             WGMMA_ASM("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" WGMMA_NAMES_64                 \
                       "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"                                                      \
                       : WGMMA_BIND_64(d)                                                                               \
+                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                           \
+        }                                                                                                              \
+    };                                                                                                                 \
+    template <> struct wgmma_rs<T, 256> {                                                                              \
+        static __device__ __forceinline__ void run(float (&d)[128], const uint32_t (&a)[4], uint64_t b)                \
+        {                                                                                                              \
+            WGMMA_ASM("wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {" WGMMA_NAMES_128                \
+                      "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 1;"                                                 \
+                      : WGMMA_BIND_128(d)                                                                              \
                       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                           \
         }                                                                                                              \
     };
