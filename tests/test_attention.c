@@ -557,6 +557,54 @@ static void cache_writes_are_exact(void **state)
     }
 }
 
+/* More sequences of a few tokens than a device has warps for their heads: prefixes of the scene's, with queries of their own. */
+static void many_short_sequences(void **state)
+{
+    (void)state;
+    enum { SEQS = RIG_SEQS, HEADS = 40, DIM = 64, WIDTH = 3 * HEADS * DIM };
+    struct scene_case c = {
+        .name = "short", .n_heads = HEADS, .n_kv_heads = HEADS, .head_dim = DIM, .block_size = 16, .dtype = DTYPE_BF16};
+    struct scene s;
+    scene_open(&s, &c);
+    scene_run(&s, &(struct scene_step){.n = {30, 60, 40, 50, 70, 35}});
+    int32_t zero[SEQS] = {0}, slot[SEQS], q_start[SEQS + 1] = {0}, kv_len[SEQS], row[SEQS];
+    for (int32_t i = 0; i < SEQS; i++) {
+        slot[i] = -1;
+        q_start[i + 1] = i + 1;
+        row[i] = i % SCENE_SEQS;
+        kv_len[i] = 1 + rig_below(&s.r, s.seq[row[i]].len);
+    }
+    struct batch b = {.n_tokens = SEQS,
+                      .token = zero,
+                      .position = zero,
+                      .slot = slot,
+                      .n_seqs = SEQS,
+                      .n_decode = SEQS,
+                      .q_start = q_start,
+                      .kv_len = kv_len,
+                      .row = row,
+                      .lcp_blocks = zero};
+    float *x = rig_floats(&s.r, (int64_t)SEQS * WIDTH, 1, s.at);
+    struct mat qkv = rig_mat(&s.r, SEQS, WIDTH, s.at, x);
+    struct mat out = rig_mat(&s.r, SEQS, HEADS * DIM, s.at, NULL);
+    rig_begin(&s.r, &b);
+    s.r.b->ops->attention(s.r.b, out, qkv, &s.att);
+    float *got = rig_download(&s.r, out);
+    rig_end(&s.r);
+    double ref[HEADS * DIM];
+    float plain[HEADS * DIM];
+    for (int32_t i = 0; i < SEQS; i++) {
+        for (int32_t h = 0; h < HEADS; h++) {
+            attend_reference(&s, &s.seq[row[i]], x + (int64_t)i * WIDTH + h * DIM, h, kv_len[i] - 1, ref + h * DIM,
+                             plain + h * DIM);
+        }
+        assert_no_worse("many short sequences", got + (int64_t)i * HEADS * DIM, plain, ref, HEADS * DIM);
+    }
+    free(got);
+    free(x);
+    scene_close(&s);
+}
+
 /* Sequences 4 and 5 share the first two blocks of 3; lcp_blocks may be used or ignored, the answer is the same. */
 static void shared_leading_blocks(void **state)
 {
@@ -776,6 +824,7 @@ static int group(void)
         cmocka_unit_test(attention_variants),
         cmocka_unit_test(rotations_and_norms_of_heads),
         cmocka_unit_test(cache_writes_are_exact),
+        cmocka_unit_test(many_short_sequences),
         cmocka_unit_test(shared_leading_blocks),
         cmocka_unit_test(attention_does_not_depend_on_the_batch),
         cmocka_unit_test(padding_rows_are_harmless),

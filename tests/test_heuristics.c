@@ -58,6 +58,50 @@ static void chunk_starts_are_exclusive_sums(void **state)
     assert_memory_equal(start, want, sizeof(want));
 }
 
+/* Starts of n sequences of so many chunks, `more` in every third. */
+static const int32_t *starts(int32_t n, int32_t chunks, int32_t more)
+{
+    static int32_t start[1025];
+    for (int32_t i = 0; i < n; i++) {
+        start[i + 1] = start[i] + chunks + (i % 3 == 0 ? more : 0);
+    }
+    return start;
+}
+
+static void every_team_of_a_cut_has_chunks_and_warps(void **state)
+{
+    (void)state;
+    for (int32_t n = 0; n <= 1024; n += n < 20 ? 1 : 67) {
+        for (int32_t chunks = 1; chunks < 3000; chunks = chunks * 3 + 1) {
+            for (int32_t heads = 1; heads <= 64; heads = heads * 2 + 1) {
+                const int32_t *start = starts(n, chunks, chunks / 2);
+                for (int32_t warps = 4; warps <= 8; warps += 4) {
+                    struct attn_cut c = attn_cut(start, n, heads, 132, warps);
+                    assert_true(c.warps == 1 || c.warps == warps);
+                    assert_true(n == 0 ? c.spans == 0 : c.spans >= 1 && c.spans <= start[n]);
+                    assert_true(c.spans * heads * c.warps <= 132 * warps);
+                    assert_true(c.spans == 0 || c.spans >= MIN(start[n] / c.warps, 132 * warps / c.warps / heads) / 2);
+                }
+            }
+        }
+    }
+}
+
+static void like_sequences_are_cut_at_their_ends(void **state)
+{
+    (void)state;
+    struct attn_cut c = attn_cut(starts(64, 256, 0), 64, 8, 132, 8);
+    assert_true(c.warps == 8 && c.spans == 16);
+    c = attn_cut(starts(16, 64, 0), 16, 8, 132, 8);
+    assert_true(c.warps == 8 && c.spans == 16);
+    c = attn_cut(starts(256, 64, 0), 256, 8, 132, 8); /* short ones: two to a warp */
+    assert_true(c.warps == 1 && c.spans == 128);
+    c = attn_cut(starts(1, 64, 0), 1, 8, 132, 8); /* a chunk for every warp */
+    assert_true(c.warps == 8 && c.spans == 8);
+    c = attn_cut(starts(1, 64, 0), 1, 8, 0, 8); /* a device that is not known yet */
+    assert_true(c.spans == 1);
+}
+
 static void shared_chunks_are_read_once_where_it_pays(void **state)
 {
     (void)state;
@@ -191,6 +235,8 @@ int main(void)
         cmocka_unit_test(products_of_few_sizes_are_chosen_for),
         cmocka_unit_test(chunks_cover_what_the_window_shows),
         cmocka_unit_test(chunk_starts_are_exclusive_sums),
+        cmocka_unit_test(every_team_of_a_cut_has_chunks_and_warps),
+        cmocka_unit_test(like_sequences_are_cut_at_their_ends),
         cmocka_unit_test(shared_chunks_are_read_once_where_it_pays),
         cmocka_unit_test(shared_chunks_are_worth_a_launch_where_they_spared_time),
         cmocka_unit_test(a_short_neighbour_does_not_cost_the_run_its_depth),

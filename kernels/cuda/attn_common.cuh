@@ -109,7 +109,10 @@ __device__ __forceinline__ void load_chunk(const kv_view &kv, const T *head_base
     using P = panels<D>;
     int parts = kv.block_size % 16 == 0 ? 1 : 2;
 #if BULK_COPY
-    if (lane < 2 * P::COUNT * parts) {
+    if (kv.block_size == 16 && TOKENS == 16) { /* all panels of a block are one piece */
+        if (lane < 2)
+            bulk_copy(to + lane * 16 * D * 2, head_base + block0 * kv.block_stride + lane * kv.kv_stride, 16 * D * 2, bar);
+    } else if (lane < 2 * P::COUNT * parts) {
         int part = lane % parts, panel = lane / parts % P::COUNT, which = lane / parts / P::COUNT;
         const T *from = head_base + (part ? block1 : block0) * kv.block_stride + which * kv.kv_stride +
                         ((int64_t)panel * kv.block_size + (token + part * 8) % kv.block_size) * P::WIDTH;

@@ -213,16 +213,17 @@ static bool attention_prepare(struct cuda_backend *c, const struct attention *a)
     if (c->attn.partial_o != NULL) {
         return true;
     }
-    struct attn_workspace w = {.max_workers = attn_decode_workers()};
-    size_t rows = (size_t)w.max_workers * 2 * 16;
-    size_t n_arrived = (size_t)c->config.max_seqs * (size_t)a->n_heads;
+    struct attn_workspace w = {.blocks = attn_decode_blocks()};
+    size_t rows = (size_t)w.blocks * DECODE_WARPS(a->head_dim) * 2 * 16;
+    size_t n_prefix = (size_t)c->config.max_seqs * (size_t)a->n_heads;
     w.partial_ml = cuda_alloc(c, rows * 2 * sizeof(float), "attention", &c->failed);
-    w.arrived = cuda_alloc(c, n_arrived * sizeof(int32_t), "attention", &c->failed);
     w.partial_o = cuda_alloc(c, rows * (size_t)a->head_dim * sizeof(float), "attention", &c->failed);
-    w.prefix_ml = cuda_alloc(c, n_arrived * 2 * sizeof(float), "attention", &c->failed);
-    w.prefix_o = cuda_alloc(c, n_arrived * (size_t)a->head_dim * sizeof(float), "attention", &c->failed);
+    w.prefix_ml = cuda_alloc(c, n_prefix * 2 * sizeof(float), "attention", &c->failed);
+    w.prefix_o = cuda_alloc(c, n_prefix * (size_t)a->head_dim * sizeof(float), "attention", &c->failed);
     if (!cuda_usable(c) ||
-        !cuda_check(c, cudaMemsetAsync(w.arrived, 0, n_arrived * sizeof(int32_t), c->stream), "attention")) {
+        !cuda_check(c, cudaMemsetAsync(w.partial_ml, 0xFF, rows * 2 * sizeof(float), c->stream), "attention") ||
+        !cuda_check(c, cudaMemsetAsync(w.partial_o, 0xFF, rows * (size_t)a->head_dim * sizeof(float), c->stream),
+                    "attention")) {
         return false;
     }
     c->attn = w;
@@ -248,14 +249,15 @@ static int32_t attention_window(struct cuda_backend *c, int32_t window)
         err_nomem(&c->failed, "attention");
         return -1;
     }
-    int32_t total = attn_chunk_starts(&c->batch, window, ATTN_CHUNK, NULL, start);
+    attn_chunk_starts(&c->batch, window, ATTN_CHUNK, NULL, start);
+    struct attn_cut cut = cuda_attn_cut(c, start, c->batch.n_decode);
     cuda_check(c,
                cudaMemcpyAsync(c->arrays.chunk_start + (int64_t)i * (c->config.max_seqs + 1), start,
                                (size_t)(c->batch.n_decode + 1) * sizeof(*start), cudaMemcpyHostToDevice, c->stream),
                "attention");
     cuda_check(c,
-               cudaMemcpyAsync((char *)c->arrays.header + offsetof(struct step_header, n_chunks) + (size_t)i * 4,
-                               &total, sizeof(total), cudaMemcpyHostToDevice, c->stream),
+               cudaMemcpyAsync((char *)c->arrays.header + offsetof(struct step_header, cut) + (size_t)i * sizeof(cut),
+                               &cut, sizeof(cut), cudaMemcpyHostToDevice, c->stream),
                "attention");
     cuda_check(c, cudaStreamSynchronize(c->stream), "attention");
     free(start);
@@ -282,10 +284,10 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv, co
     struct cuda_backend *c = cuda_of(b);
     cuda_start(c);
     cuda_rows(c, out);
-    int32_t window = attention_window(c, a->window);
     if (!attention_prepare(c, a)) {
         return;
     }
+    int32_t window = attention_window(c, a->window);
     struct attn_args k = {.out = out.data,
                           .qkv = qkv.data,
                           .out_stride = out.stride,

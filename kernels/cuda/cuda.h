@@ -193,6 +193,9 @@ int cuda_step_begin(struct backend *b, const struct batch *batch, struct err *e)
 bool cuda_replay(struct backend *b, const struct batch *batch);
 int cuda_step_end(struct backend *b, struct err *e);
 int cuda_step_wait(struct backend *b, struct results *ret, struct err *e);
+/* How decode attention cuts n sequences whose chunks begin at start [n + 1]. Before the first attention, which tells the number of
+ * query heads and makes the work space, one span does. */
+struct attn_cut cuda_attn_cut(const struct cuda_backend *c, const int32_t *start, int32_t n);
 
 /* chain.c */
 /* Shared memory that a chain's block may have on this device; 0: there are no chains. */

@@ -78,6 +78,37 @@ int32_t attn_chunk_starts(const struct batch *b, int32_t window, int32_t chunk, 
     return total;
 }
 
+/* Spans for sequences of like lengths (by their first half) are cut at their ends, where that leaves few teams without work. */
+static int32_t even_spans(const int32_t *start, int32_t n, int32_t most)
+{
+    int64_t in_half = (int64_t)start[n / 2] * n, fair = (int64_t)start[n] * (n / 2);
+    if (8 * llabs(in_half - fair) > fair) {
+        return most;
+    }
+    if (most >= n) {
+        int32_t spans = most - most % n;
+        return spans * 10 >= most * 8 ? spans : most;
+    }
+    int32_t each = (int32_t)div_ceil(n, most);
+    return n % each == 0 && n / each * 10 >= most * 9 ? n / each : most;
+}
+
+/* Many short sequences are cut for single warps, whose sums need not meet: a span of a sequence or more, and few turns in each. */
+enum { ALONE_CHUNKS = 64 };
+
+struct attn_cut attn_cut(const int32_t *start, int32_t n, int32_t heads, int32_t blocks, int32_t block_warps)
+{
+    if (start[n] == 0) {
+        return (struct attn_cut){.warps = 1};
+    }
+    int32_t alone = blocks * block_warps / heads; /* spans for single warps */
+    bool singly = heads > blocks || (n * 10 >= alone * 9 && start[n] <= (int64_t)n * ALONE_CHUNKS);
+    int32_t warps = singly ? 1 : block_warps;
+    int32_t most = even_spans(start, n, MAX(blocks * block_warps / warps / heads, 1));
+    return (struct attn_cut){
+        .chunks = start[n], .spans = MIN(most, (int32_t)div_ceil(start[n], warps)), .warps = warps};
+}
+
 enum { SHARED_MIN_CHUNKS = 4 };
 
 /* The launch and the parts that it leaves to be joined cost 16 to 27 us on an H200. Few sequences find what they share in the L2 cache

@@ -31,8 +31,8 @@ struct kv_view {
     int32_t panel_log2; /* of their width; 0: no panels */
 };
 
-/* Decode attention lays the key ranges of all (sequence, head) pairs end to end in chunks of ATTN_CHUNK tokens and
- * deals them to its blocks in equal contiguous spans; chunk_start says where each sequence begins. */
+/* Decode attention lays the key ranges of all sequences end to end in chunks of ATTN_CHUNK tokens and cuts them into equal spans;
+ * chunk_start says where each sequence begins. */
 enum { ATTN_CHUNK = 16 };
 
 /* Answers of a step: [n_samples], and [n_samples][top_stride]. */
@@ -63,10 +63,11 @@ struct step_header {
     int32_t off_update, off_table_block;
     int32_t off_logits_token, off_sample, off_group;
     int32_t off_count, off_bias, off_allowed;
-    int32_t off_saved;                  /* [n_samples] of each sample's changed logits in sample_args.saved */
-    int32_t off_chunk_start;            /* [n_windows][n_decode + 1] */
-    int32_t n_chunks[CUDA_MAX_WINDOWS]; /* of all decoding sequences, one head */
-    int32_t n_shared, n_shared_chunks;  /* runs, and their chunks, one head */
+    int32_t off_saved;                     /* [n_samples] of each sample's changed logits in sample_args.saved */
+    int32_t off_chunk_start;               /* [n_windows][n_decode + 1] */
+    struct attn_cut cut[CUDA_MAX_WINDOWS]; /* of the decoding sequences */
+    struct attn_cut shared_cut;            /* of the runs */
+    int32_t n_shared;                      /* runs */
     int32_t off_shared, off_shared_start, off_skip;
 };
 
@@ -146,12 +147,11 @@ struct attn_args {
     struct kv_view kv;
 };
 struct attn_workspace {
-    float *partial_o;  /* [2 * max_workers][16][head_dim] */
-    float *partial_ml; /* [2 * max_workers][16][2] */
-    int32_t *arrived;  /* [max_seqs * n_kv_heads * row tiles], zero between launches */
-    int32_t max_workers;
-    float *prefix_o;  /* [max_seqs][n_heads][head_dim] of shared chunks: weighted values, not divided by the sum */
-    float *prefix_ml; /* [max_seqs][n_heads][2] greatest score (times log2 e), sum */
+    float *partial_o;  /* [2 * warps][16][head_dim], blank between launches: all bits ones */
+    float *partial_ml; /* [2 * warps][16][2], likewise */
+    int32_t blocks;    /* attn_decode_blocks, of DECODE_WARPS(head_dim) each */
+    float *prefix_o;   /* [max_seqs][n_heads][head_dim] of shared chunks: weighted values, not divided by the sum */
+    float *prefix_ml;  /* [max_seqs][n_heads][2] greatest score (times log2 e), sum */
 };
 /* Any head size, type and block size, one warp a (token, head): tokens first .. first + n of sequences from first_seq. */
 void launch_attn_plain(const struct attn_args *a, const struct step_arrays *s, int32_t first_seq, int32_t n_seqs,
@@ -164,8 +164,8 @@ bool launch_attn_decode(const struct attn_args *a, const struct step_arrays *s, 
                         int32_t n_rows, cudaStream_t stream);
 /* Log2 of the panels' width that launch_attn_decode and launch_attn_prefill want of such a cache; 0: no kernel of theirs takes it. */
 int32_t attn_panel_log2(int32_t head_dim, int32_t block_size, int dtype);
-/* Warps that fill the device, the most workers there are; sizes attn_workspace. */
-int32_t attn_decode_workers(void);
+/* Blocks that fill the device. */
+int32_t attn_decode_blocks(void);
 /* Tiles of at most ATTN_PREFILL_ROWS query rows. False as above. */
 enum { ATTN_PREFILL_ROWS = 128 };
 bool launch_attn_prefill(const struct attn_args *a, const struct step_arrays *s, const struct query_tile *tile,

@@ -16,4 +16,13 @@ struct query_tile {
     int32_t row, first, end, shift;
 };
 
+/* Decode attention has a block on each multiprocessor, of so many warps; their stages fill its shared memory. */
+#define DECODE_WARPS(head_dim) ((head_dim) > 128 ? 4 : 8)
+
+/* How its work is cut: the chunks of all sequences (of one head), end to end, into so many equal spans, and a team of so many
+ * warps of one block for each span and head. */
+struct attn_cut {
+    int32_t chunks, spans, warps;
+};
+
 #endif

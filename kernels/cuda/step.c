@@ -201,6 +201,12 @@ static int64_t fill_saved(int32_t *first, const struct batch *b)
     return n;
 }
 
+struct attn_cut cuda_attn_cut(const struct cuda_backend *c, const int32_t *start, int32_t n)
+{
+    int32_t tiles = (int32_t)div_ceil(MAX(c->q_heads, 1), 16);
+    return attn_cut(start, n, c->kv_view.n_kv_heads * tiles, c->attn.blocks, DECODE_WARPS(c->kv_view.head_dim));
+}
+
 /* Runs of sequences that share blocks, where the kernels can use them: 16 rows of a tile hold the query heads of several. */
 static void pack_shared(struct cuda_backend *c, struct packer *p, struct step_header *h, const struct batch *b)
 {
@@ -217,7 +223,7 @@ static void pack_shared(struct cuda_backend *c, struct packer *p, struct step_he
     int64_t worth = shared_worth_bytes(b->n_decode) / MAX(chunk_bytes, 1) + 1;
     h->n_shared =
         shared_runs(b, c->kv.block_size, ATTN_CHUNK, most, worth, run, start, (int32_t *)(p->base + h->off_skip));
-    h->n_shared_chunks = start[h->n_shared];
+    h->shared_cut = cuda_attn_cut(c, start, h->n_shared);
     c->shared = h->n_shared > 0;
 }
 
@@ -259,7 +265,8 @@ static void pack_batch(struct cuda_backend *c, struct packer *p, struct step_hea
     h->off_chunk_start = (int32_t)p->at;
     for (int32_t w = 0; w < c->n_windows && p->base != NULL; w++) {
         int32_t *start = (int32_t *)(p->base + p->at) + (int64_t)w * (b->n_decode + 1);
-        h->n_chunks[w] = attn_chunk_starts(b, c->window[w], ATTN_CHUNK, c->window[w] == 0 ? skip : NULL, start);
+        attn_chunk_starts(b, c->window[w], ATTN_CHUNK, c->window[w] == 0 ? skip : NULL, start);
+        h->cut[w] = cuda_attn_cut(c, start, b->n_decode);
     }
     p->at += div_ceil(c->n_windows * (int64_t)(b->n_decode + 1) * I, 16) * 16;
     ret->off_copy = pack(p, b->copy, b->n_copy * (int64_t)sizeof(*b->copy));
