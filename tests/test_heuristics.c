@@ -142,9 +142,9 @@ static void shared_chunks_are_worth_a_launch_where_they_spared_time(void **state
     static const struct {
         int32_t n, spared_tokens;
         bool faster;
-    } cases[] = {{16, 12 * 2048, false},  {32, 24 * 1024, false}, {64, 32 * 1024, false}, {64, 48 * 1024, false},
-                 {64, 48 * 2048, true},   {128, 64 * 512, false}, {128, 96 * 512, true},  {128, 64 * 1024, true},
-                 {256, 128 * 512, false}, {256, 192 * 512, true}, {256, 128 * 1024, true}};
+    } cases[] = {{16, 12 * 2048, false}, {32, 24 * 1024, false}, {64, 32 * 1024, false}, {64, 48 * 1024, false},
+                 {64, 48 * 2048, true},  {128, 64 * 512, false}, {128, 64 * 1024, true}, {256, 128 * 512, false},
+                 {256, 192 * 512, true}, {256, 128 * 1024, true}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         bool pays = (int64_t)cases[i].spared_tokens * TOKEN_BYTES >= shared_worth_bytes(cases[i].n);
         assert_int_equal(pays, cases[i].faster);

@@ -117,7 +117,7 @@ static void run_groups(const struct groups *g)
 static void much_that_is_shared_is_read_once(void **state)
 {
     (void)state;
-    static const struct groups g[] = {{"16 with 544 tokens", 32, 16, 34, 16}, {"4 with 2688 tokens", 8, 4, 84, 32}};
+    static const struct groups g[] = {{"16 with 672 tokens", 32, 16, 42, 16}, {"4 with 3200 tokens", 8, 4, 100, 32}};
     for (size_t i = 0; i < (rig_small() || strcmp(rig_device, "cpu") == 0 ? 1 : ARRAY_LEN(g)); i++) {
         run_groups(&g[i]);
     }

@@ -111,12 +111,13 @@ struct attn_cut attn_cut(const int32_t *start, int32_t n, int32_t heads, int32_t
 
 enum { SHARED_MIN_CHUNKS = 4 };
 
-/* The launch and the parts that it leaves to be joined cost 16 to 27 us on an H200. Few sequences find what they share in the L2 cache
- * anyway: a MiB spared is 0.07 us for 32 of them, 0.1 for 64, 0.12 from 128 on. Of 216 cases (8 to 256 sequences, in groups of
- * 2 to 8 that share 64 to 2048 tokens) this takes 38, of which two lose, and brings 1,898 us where the best choice brings 1,922. */
+/* The launch and the parts that it leaves to be joined cost 16 to 27 us on an H200, and few sequences find what they share in the L2 cache
+ * anyway: of 216 cases (8 to 256 sequences, in groups of 2 to 8 that share 64 to 2048 tokens) a MiB spared brought 0.07 us for 32
+ * sequences, 0.1 for 64, 0.12 from 128 on. Blocks of eight warps read faster without it: since then 192 MiB just pay for
+ * 128 sequences, and 384 for 256 bring 8 us. */
 int64_t shared_worth_bytes(int32_t n_decode)
 {
-    return (int64_t)MAX(280 - n_decode, n_decode + 8) << 20;
+    return (int64_t)MAX(328 - n_decode, n_decode + 44) << 20;
 }
 
 /* Chunks that sequence i shares with the one before, its last chunk left out. */
