@@ -30,14 +30,15 @@ def ask_all(server, jobs):
         return list(pool.map(lambda job: told(ask(server, job[0], **job[1])), jobs))
 
 
-def assert_alike(a, b, penalties=False):
+def assert_alike(a, b, penalty=0.0):
     """Equal greedy texts, or different from a token on that was nearly a tie; the log-probabilities agree before. They are told as they
-    were before penalties: with these they do not show how near the tie was."""
+    were before penalties: one of the two tokens may have had the presence penalty."""
     a, b = a["choices"][0]["logprobs"], b["choices"][0]["logprobs"]
     for i, (x, y) in enumerate(zip(a["tokens"], b["tokens"])):
         if x != y:
-            tie = abs(a["token_logprobs"][i] - b["token_logprobs"][i])
-            assert tie < 0.1 or penalties, f"token {i}: {x!r} {y!r}, log-probabilities {tie} apart"
+            apart = abs(a["token_logprobs"][i] - b["token_logprobs"][i])
+            tie = min(apart, abs(apart - penalty))
+            assert tie < 0.1, f"token {i}: {x!r} {y!r}, log-probabilities {tie} apart"
             return i
         assert abs(a["token_logprobs"][i] - b["token_logprobs"][i]) < 0.1, i
     assert len(a["tokens"]) == len(b["tokens"])
