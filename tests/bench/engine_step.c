@@ -102,7 +102,7 @@ static void submit(struct engine *engine, int32_t n, int32_t max_tokens)
 
 static void measure(int32_t n_running, int32_t n_steps)
 {
-    struct sink sink = {emit, flush};
+    struct sink sink = {.emit = emit, .flush = flush};
     struct engine *e = open_engine(&sink, n_running >= 1024 ? 500 : n_running >= 256 ? 200 : 50);
     const struct engine_stats *s = engine_stats(e);
     submit(e, n_running, n_steps + 400);
