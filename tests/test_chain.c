@@ -17,11 +17,12 @@ struct shape {
 
 static const struct shape shapes[] = {
     {256, 512, 3, 1, 64, NORM_RMS, ACT_SILU, true, false, true},
-    {192, 16960, 3, 1, 64, NORM_RMS, ACT_GELU_TANH, true, true,
-     true}, /* deeper than shared memory, and not by whole steps */
+    {192, 16960, 3, 1, 64, NORM_RMS, ACT_GELU_TANH, true, true, true}, /* a deep product, and not by whole steps */
     {1024, 2112, 4, 4, 128, NORM_LAYER, ACT_RELU, false, true, false},
     {80, 112, 2, 1, 40, NORM_RMS, ACT_SILU, true, false, true}, /* widths that suit no fast way */
     {512, 768, 8, 2, 128, NORM_RMS, ACT_SILU, true, false, true},
+    {4672, 128, 1, 1, 64, NORM_RMS, ACT_SILU, true, false, true}, /* wide norms */
+    {4672, 128, 1, 1, 64, NORM_LAYER, ACT_RELU, false, true, false},
 };
 
 static int32_t heads_of(const struct shape *k)
@@ -496,8 +497,9 @@ static void layers_of_few_rows_follow_float64_step_after_step(void **state)
     static const struct {
         int32_t shape, rows;
         enum dtype t;
-    } cases[] = {{4, 1, DTYPE_BF16}, {4, 2, DTYPE_F16}, {4, 8, DTYPE_BF16}, {0, 2, DTYPE_BF16}, {0, 7, DTYPE_BF16},
-                 {1, 2, DTYPE_BF16}, {2, 2, DTYPE_F16}, {2, 5, DTYPE_F16},  {3, 2, DTYPE_BF16}, {0, 2, DTYPE_F32}};
+    } cases[] = {{4, 1, DTYPE_BF16}, {6, 2, DTYPE_F16},  {1, 8, DTYPE_BF16}, {4, 2, DTYPE_F16},
+                 {4, 8, DTYPE_BF16}, {0, 2, DTYPE_BF16}, {0, 7, DTYPE_BF16}, {2, 2, DTYPE_F16},
+                 {2, 5, DTYPE_F16},  {3, 2, DTYPE_BF16}, {0, 2, DTYPE_F32},  {5, 3, DTYPE_BF16}};
     for (size_t i = 0; i < (rig_small() ? 3 : ARRAY_LEN(cases)); i++) {
         struct rig r;
         rig_open(&r);

@@ -193,52 +193,94 @@ static void heads_turn_where_they_are_made(void **state)
     assert_false(chain_join_rope_kv(&a, 4, l.qkv, &turn, &heads, &at)); /* once is enough */
 }
 
-/* A norm needs its whole row at once, a product does not. */
-static void rows_too_wide_for_shared_memory(void **state)
+/* What is deeper than registers hold is done in parts of whole stages, as even as they can be. */
+static void deep_products_are_cut_into_parts(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t k, parts, depth;
+    } cases[] = {{64, 1, 512},    {4096, 1, 4096},  {4160, 2, 2560}, {5120, 2, 2560},
+                 {8192, 2, 4096}, {14336, 4, 3584}, {16960, 5, 3584}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct chain_args a = {0};
+        struct mat x = mat_at(0, 8, cases[i].k), y = mat_at(1, 8, HIDDEN), w = mat_at(2, HIDDEN, cases[i].k);
+        assert_true(chain_join_linear(&a, 8, y, x, w, NULL));
+        assert_true(chain_plan(&a, BLOCKS, SHARED_BYTES));
+        assert_int_equal(a.phase[0].parts, cases[i].parts);
+        assert_int_equal(a.phase[0].depth, cases[i].depth);
+    }
+}
+
+/* The weight of a norm lies in shared memory, the sums of parts in a buffer of their own. */
+static void what_is_too_wide_makes_no_chain(void **state)
 {
     (void)state;
     struct layer l = layer_of(8);
     struct chain_args a = {0};
-    struct mat x = mat_at(1, 8, 2 * HIDDEN), h = mat_at(3, 8, 2 * HIDDEN);
-    struct norm n = {.weight = mat_at(11, 1, 2 * HIDDEN), .eps = 1e-5f};
+    int32_t wide = CHAIN_MAX_NORM + 64;
+    struct mat x = mat_at(1, 8, wide), h = mat_at(3, 8, wide);
+    struct norm n = {.weight = mat_at(11, 1, wide), .eps = 1e-5f};
     assert_false(chain_join_norm(&a, 8, h, x, &n));
-    assert_true(chain_join_norm(&a, 4, h, x, &n));
-    a = (struct chain_args){0};
-    assert_true(chain_join_linear(&a, 8, l.y, l.act, l.w_down, NULL));
+    int32_t rows = CHAIN_MAX_SUMS / 4 * CHAIN_TILE;
+    struct mat most = mat_at(4, 8, rows), more = mat_at(4, 8, rows + CHAIN_TILE), w = mat_at(9, rows, INNER);
+    assert_true(chain_join_linear(&a, 8, most, l.act, w, NULL));
     assert_true(chain_plan(&a, BLOCKS, SHARED_BYTES));
-    assert_int_equal(a.phase[0].depth, 4096);
+    a = (struct chain_args){0};
+    w.rows += CHAIN_TILE;
+    assert_true(chain_join_linear(&a, 8, more, l.act, w, NULL));
+    assert_false(chain_plan(&a, BLOCKS, SHARED_BYTES));
 }
 
-/* Every tile once; over all phases no block has two tiles more than another. */
-static void tiles_are_dealt_evenly(void **state)
+/* Every part of every tile once, a block's all of one part; over all phases no block has much more than another. */
+static void parts_of_tiles_are_dealt_evenly(void **state)
 {
     (void)state;
-    for (int32_t rows = 1; rows <= CHAIN_ROWS; rows++) {
-        struct layer l = layer_of(rows);
-        struct chain_args a = {0};
-        int32_t total[BLOCKS] = {0};
-        join_layer(&a, &l);
-        assert_true(chain_plan(&a, BLOCKS, SHARED_BYTES));
-        assert_true(a.shared_bytes <= SHARED_BYTES && a.n_stages >= 9);
-        assert_true(a.rows_shared >= rows && CHAIN_WARPS * 32 % a.rows_shared == 0);
-        for (int32_t p = 0; p < a.n_phases; p++) {
-            static bool seen[2 * INNER / CHAIN_TILE];
-            memset(seen, 0, sizeof(seen));
-            int32_t n_seen = 0;
-            for (int32_t b = 0; b < BLOCKS; b++) {
-                struct chain_deal d = chain_deal_of(&a.phase[p], b, BLOCKS);
-                total[b] += d.n;
-                n_seen += d.n;
-                for (int32_t i = 0; i < d.n; i++) {
-                    assert_false(seen[d.first + i * BLOCKS]);
-                    seen[d.first + i * BLOCKS] = true;
-                }
-            }
-            assert_int_equal(n_seen, a.phase[p].n / CHAIN_TILE);
-            assert_true(seen[0] && seen[n_seen - 1]);
-        }
+    struct layer l = layer_of(CHAIN_ROWS);
+    struct chain_args a = {0};
+    int32_t total[BLOCKS] = {0};
+    join_layer(&a, &l);
+    assert_true(chain_plan(&a, BLOCKS, SHARED_BYTES));
+    assert_true(a.shared_bytes <= SHARED_BYTES && a.n_stages >= 13);
+    for (int32_t p = 0; p < a.n_phases; p++) {
+        static bool seen[2 * INNER / CHAIN_TILE];
+        memset(seen, 0, sizeof(seen));
+        int32_t n_seen = 0, n_tiles = a.phase[p].n / CHAIN_TILE;
         for (int32_t b = 0; b < BLOCKS; b++) {
-            assert_in_range(total[b] - total[0] + 1, 0, 2);
+            struct chain_deal d = chain_deal_of(&a.phase[p], b, BLOCKS);
+            assert_in_range(d.part, 0, a.phase[p].parts - 1);
+            total[b] += d.n;
+            n_seen += d.n;
+            for (int32_t i = 0; i < d.n; i++) {
+                int32_t tile = d.first + i * d.step;
+                assert_in_range(tile, 0, n_tiles - 1);
+                assert_false(seen[d.part * n_tiles + tile]);
+                seen[d.part * n_tiles + tile] = true;
+            }
+        }
+        assert_int_equal(n_seen, n_tiles * a.phase[p].parts);
+    }
+    for (int32_t b = 0; b < BLOCKS; b++) {
+        assert_in_range(total[b] - total[0] + 1, 0, 2);
+    }
+}
+
+/* Also where blocks cannot be divided by parts, and where there are fewer tiles than blocks. */
+static void odd_numbers_of_parts_are_dealt_too(void **state)
+{
+    (void)state;
+    for (int32_t parts = 1; parts <= 7; parts++) {
+        for (int32_t n_tiles = 1; n_tiles < 200; n_tiles += 33) {
+            struct chain_phase p = {.n = n_tiles * CHAIN_TILE, .parts = parts, .first = 100};
+            int32_t n[7] = {0};
+            for (int32_t b = 0; b < BLOCKS; b++) {
+                struct chain_deal d = chain_deal_of(&p, b, BLOCKS);
+                assert_in_range(d.part, 0, parts - 1);
+                assert_true(d.n == 0 || d.first + (d.n - 1) * d.step < n_tiles);
+                n[d.part] += d.n;
+            }
+            for (int32_t i = 0; i < parts; i++) {
+                assert_int_equal(n[i], n_tiles);
+            }
         }
     }
 }
@@ -249,7 +291,7 @@ static void too_little_shared_memory_makes_no_chain(void **state)
     struct layer l = layer_of(8);
     struct chain_args a = {0};
     join_layer(&a, &l);
-    assert_false(chain_plan(&a, BLOCKS, 100 << 10));
+    assert_false(chain_plan(&a, BLOCKS, 64 << 10));
 }
 
 int main(void)
@@ -262,8 +304,10 @@ int main(void)
         cmocka_unit_test(operands_that_do_not_suit_are_refused),
         cmocka_unit_test(only_the_last_product_is_added),
         cmocka_unit_test(heads_turn_where_they_are_made),
-        cmocka_unit_test(rows_too_wide_for_shared_memory),
-        cmocka_unit_test(tiles_are_dealt_evenly),
+        cmocka_unit_test(deep_products_are_cut_into_parts),
+        cmocka_unit_test(what_is_too_wide_makes_no_chain),
+        cmocka_unit_test(parts_of_tiles_are_dealt_evenly),
+        cmocka_unit_test(odd_numbers_of_parts_are_dealt_too),
         cmocka_unit_test(too_little_shared_memory_makes_no_chain),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

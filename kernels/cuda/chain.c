@@ -19,8 +19,9 @@ int cuda_chain_init(struct cuda_backend *c, struct err *e)
     if (bytes == 0) {
         return 0; /* every operation goes alone */
     }
-    size_t n_bytes = (size_t)CHAIN_COUNTERS * CHAIN_COUNTER_STRIDE * sizeof(int32_t);
-    int32_t *counter = cuda_alloc(c, n_bytes, "chains", e);
+    size_t n_counters = (size_t)CHAIN_COUNTERS * CHAIN_COUNTER_STRIDE + CHAIN_MAX_SUMS;
+    size_t n_bytes = n_counters * sizeof(int32_t);
+    int32_t *counter = cuda_alloc(c, n_bytes + (size_t)CHAIN_MAX_SUMS * CHAIN_SUM_BYTES, "chains", e);
     if (counter == NULL) {
         return ERR_NOMEM;
     }
@@ -29,6 +30,8 @@ int cuda_chain_init(struct cuda_backend *c, struct err *e)
         return cuda_error(e, rc, "chains");
     }
     c->chain.counter = counter;
+    c->chain.arrived = counter + (ptrdiff_t)CHAIN_COUNTERS * CHAIN_COUNTER_STRIDE;
+    c->chain.sums = counter + n_counters;
     c->chain_shared_bytes = bytes;
     return 0;
 }
@@ -47,7 +50,8 @@ void cuda_chain_flush(struct cuda_backend *c)
 static bool chain_open(struct cuda_backend *c)
 {
     bool waits = c->capturing || c->ranks != NULL;
-    if (!waits || c->padded > CHAIN_WORTH_ROWS || c->chain.counter == NULL || !cuda_usable(c)) {
+    int32_t worth = c->ranks != NULL ? CHAIN_WORTH_ROWS_OVER_RANKS : CHAIN_WORTH_ROWS;
+    if (!waits || c->padded > worth || c->chain.counter == NULL || !cuda_usable(c)) {
         return false;
     }
     cuda_start_step(c);

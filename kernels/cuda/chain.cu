@@ -2,42 +2,32 @@
  *
  * Loading warps (chain_ring.cuh) walk the weight tiles of all phases in order and keep a ring of shared memory filled by bulk
  * copies; they wait for nobody but the ring, for weights depend on nothing. So while the others wait at a barrier, write back
- * and compute a norm (chain_panel.cuh), the memory goes on: what the ring takes, some 5 us of it, is what these may last.
+ * and compute a norm (chain_panel.cuh), the memory goes on: what the ring takes, some 6 us of it, is what these may last.
  *
- * The other warps multiply: a tile is 16 rows of weights, the left operand of a matrix instruction, up to 8 rows of
- * activations are its right one. Each warp has an eighth of a stage's depth; at a tile's end their sums are added through
- * shared memory by one of them, in turn. Which columns a lane takes is free as long as both operands agree: vectors of 16
- * bytes, so that no transposing loads are needed. A tile of a gated product has 8 rows of the gate and the 8 of `up` that
- * belong to them, one of qkv 8 dims of a head's lower half and the 8 of its upper half that turn with them: so the same lane
- * gets both.
+ * Eight warps multiply: a tile is 16 rows of weights, the left operand of a matrix instruction, up to 8 rows of activations are
+ * its right one. Each warp has an eighth of a stage's depth; its sums of a tile go through shared memory to one of the finishing
+ * warps, which take tiles in turn, add up, and do what becomes of a result: so nobody who multiplies waits for global memory.
+ * Which columns a lane takes is free as long as both operands agree: vectors of 16 bytes, so that no transposing loads are
+ * needed. A tile of a gated product has 8 rows of the gate and the 8 of `up` that belong to them, one of qkv 8 dims of a head's
+ * lower half and the 8 of its upper half that turn with them: so the same lane gets both.
  *
- * Every block computes the norm of all rows itself: they are few and lie in the second-level cache.
+ * A warp needs the activations of its own columns alone, and has them in registers for a whole phase: shared memory is for
+ * weights. A product deeper than that is done in parts, each by blocks of its own; the last of a tile's parts to arrive adds all
+ * of them up, in their order. Every block computes the norm of all rows itself: they are few and lie in the second-level cache.
  *
- * Tiles are dealt round all blocks, from where the phase before stopped. The blocks that have one tile less in a phase are ahead
- * by a tile, which their rings take.
+ * Tiles are dealt round all blocks, or those of a part, from where the phase before stopped. The blocks that have one tile less
+ * in a phase are ahead by a tile, which their rings take.
  */
 #include "kernels/cuda/chain_panel.cuh"
 #include "kernels/cuda/chain_sum.cuh"
 
 /* ---- products ------------------------------------------------------------------------------------------------------- */
 
-struct fragment {
-    float even[4], odd[4]; /* two sums, so that matrix instructions need not wait for each other */
-};
-
 __device__ __forceinline__ uint4 load_shared(uint32_t at)
 {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
     return v;
-}
-
-template <typename T>
-__device__ __forceinline__ void multiply16(fragment &f, const uint4 &low, const uint4 &high, const uint4 &x)
-{
-    uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
-    mma16816<T>(f.even, first, x.x, x.y);
-    mma16816<T>(f.odd, second, x.z, x.w);
 }
 
 /* 16 columns of a row of weights, two vectors 4 vectors apart. Rows lie 1 KB apart, all in the same banks, so odd rows are read
@@ -49,17 +39,13 @@ __device__ __forceinline__ void load_row(uint4 &first, uint4 &second, uint32_t a
     second = odd ? a : b;
 }
 
-/* One stage of a tile; panel: this lane's place in it for the stage. */
+/* One stage of a tile; x: this lane's activations of the stage's columns. */
 template <typename T>
-__device__ __forceinline__ void multiply_stage(ring &r, fragment &f, uint32_t panel, int cols, bool has_row, int warp, int lane)
+__device__ __forceinline__ void multiply_stage(ring &r, fragment &f, const vector16 &x0, const vector16 &x1, bool mine, int warp, int lane)
 {
     uint32_t at = r.place() + (lane >> 2) * PITCH + warp * SLICE * 2 + (lane & 3) * 16;
-    bool mine = warp * SLICE < cols, odd = lane & 4;
-    uint4 x0 = {}, x1 = {}, low0, low1, high0, high1;
-    if (mine && has_row) {
-        x0 = load_shared(panel);
-        x1 = load_shared(panel + 64);
-    }
+    bool odd = lane & 4;
+    uint4 low0, low1, high0, high1;
     barrier_wait(r.full + r.at * 8, r.round);
     if (mine) {
         load_row(low0, low1, at, odd);
@@ -134,11 +120,14 @@ __device__ __forceinline__ void turn_pair(const chain_rope &r, T &low, T &high, 
     cache[kv_offset(r.kv, slot % r.kv.block_size, dim + half)] = high;
 }
 
+__device__ __noinline__ float activated(float x, int act) { return activate(x, act); }
+
 template <typename T>
-__device__ __forceinline__ void store_tile(const chain_args &a, const chain_phase &q, int tile, const float (&sum)[4], const fetched<T> &f,
+__device__ __forceinline__ void store_tile(const chain_args &a, const chain_phase &q, int tile, const float4 &all, const fetched<T> &f,
                                            owed<T> &owed, int lane)
 {
     spot o = spot_of(q, tile, lane);
+    const float sum[4] = {all.x, all.y, all.z, all.w};
     float result[4];
     T y[4];
 #pragma unroll
@@ -147,7 +136,8 @@ __device__ __forceinline__ void store_tile(const chain_args &a, const chain_phas
         float v = sum[i];
         if (q.bias)
             v += to_float(((const T *)q.bias)[col]);
-        v = activate(v, q.act);
+        if (q.act)
+            v = activated(v, q.act);
         if (q.residual && row < a.rows)
             v += to_float(q.sum ? ((const T *)q.residual)[row * q.residual_stride + col] : f.add[i]);
         result[i] = v;
@@ -160,7 +150,7 @@ __device__ __forceinline__ void store_tile(const chain_args &a, const chain_phas
                 turn_pair<T>(a.rope, y[i], y[i + 2], o.out[0], f.cosine[i], f.sine[i], f.slot[i]);
             if (q.gated)
                 ((T *)q.gated)[(o.row + i) * q.gated_stride + o.out[0]] =
-                    from_float<T>(activate(result[i], q.gate_act) * result[i + 2]);
+                    from_float<T>(activated(result[i], q.gate_act) * result[i + 2]);
         }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -175,111 +165,153 @@ __device__ __forceinline__ void store_tile(const chain_args &a, const chain_phas
         owe<T>(owed, a, q, tile, y, f.add, lane);
 }
 
-/* A tile's sums of all warps, added by one of them in turn. Two places in turn: what one tile's adder reads is written again after
- * the barrier of the tile between. */
-template <typename T>
-__device__ __forceinline__ void finish_tile(const chain_args &a, const chain_phase &q, const places &s, int tile, int turn, const fragment &f,
-                                            const fetched<T> &fetched, owed<T> &owed, int warp, int lane)
+__device__ __forceinline__ float4 added(const float4 &x, const float4 &y) { return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w); }
+
+/* This warp's sums of a part of a tile go to the others'. True where the others are there: then `all` are the sums of all parts, in
+ * the order of these. */
+__device__ __forceinline__ bool add_parts(const chain_args &a, const chain_phase &q, int part, int tile, float4 &all, int lane)
 {
-    float4 *sums = s.sums + (turn & 1) * CHAIN_WARPS * 32;
-    sums[warp * 32 + lane] = make_float4(f.even[0] + f.odd[0], f.even[1] + f.odd[1], f.even[2] + f.odd[2], f.even[3] + f.odd[3]);
-    warps_sync();
-    if (warp != turn % CHAIN_WARPS)
-        return;
-    float all[4] = {};
-#pragma unroll
-    for (int w = 0; w < CHAIN_WARPS; w++) {
-        float4 v = sums[w * 32 + lane];
-        all[0] += v.x;
-        all[1] += v.y;
-        all[2] += v.z;
-        all[3] += v.w;
-    }
-    store_tile<T>(a, q, tile, all, fetched, owed, lane);
+    float4 *at = (float4 *)a.sums + tile * q.parts * 32 + lane;
+    int before = 0;
+    __stcg(at + part * 32, all);
+    __syncwarp();
+    if (lane == 0)
+        asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(a.arrived + tile) : "memory");
+    if (__shfl_sync(0xffffffffu, before, 0) + 1 < q.parts)
+        return false;
+    all = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int i = 0; i < q.parts; i++)
+        all = added(all, __ldcg(at + i * 32));
+    if (lane == 0)
+        a.arrived[tile] = 0;
+    return true;
 }
 
-template <typename T, int N>
-__device__ __forceinline__ void multiply_phase(const chain_args &a, const chain_phase &q, const chain_phase *after, ring &r, const places &s, int &turn,
-                                               uint32_t summed)
+/* ---- the warps that multiply ---------------------------------------------------------------------------------------- */
+
+/* This warp's sums of a tile, for the finishing warp. There is room for two tiles; `turn` counts them. */
+__device__ __forceinline__ void hand_over(const places &s, const fragment &f, int turn, int warp, int lane)
+{
+    int place = turn & 1;
+    barrier_wait(s.sums_empty + place * 8, ~(turn >> 1) & 1);
+    s.sums[(place * CHAIN_WARPS + warp) * 32 + lane] =
+        make_float4(f.even[0] + f.odd[0], f.even[1] + f.odd[1], f.even[2] + f.odd[2], f.even[3] + f.odd[3]);
+    __syncwarp();
+    if (lane == 0)
+        ring_arrive(s.sums_full + turn % FINISHERS * 8);
+}
+
+template <typename T> __device__ __forceinline__ void multiply_phase(const chain_args &a, const chain_phase &q, ring &r, const places &s, int &turn)
 {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    deal d(q);
-    int together = tiles_together(q);
-    vector16 v[N]; /* the next panel */
-    load_panel<T, N>(v, a, q, 0, min(q.depth, q.k));
-    if (q.depth == q.k)
-        store_panel<T, N>(v, a, q, s, q.k);
-    if (after)
-        fetch_norm_weight(*after, s);
-    uint32_t own = shared_address(s.panel) + (lane >> 2) * (q.depth * 2 + CHAIN_PAD_BYTES) + warp * SLICE * 2 + (lane & 3) * 16;
-    bool has_row = (lane >> 2) < a.rows;
-    owed<T> owed = {.sum = summed};
-    for (int i = 0; i < d.n(); i += together) {
-        fragment f[TILES] = {};
-        fetched<T> ahead[TILES];
+    chain_deal d = deal_of(q);
+    if (d.n == 0 && (q.n > 0 || d.first > 0)) /* nothing to do, not even a norm alone */
+        return;
+    span columns(q, d.part);
+    source<T> x;
+    x.take(q, s, d.part, a.rows);
+    if (q.h && d.first == 0)
+        x.keep(q, columns, a.rows);
+    for (int i = 0; i < d.n; i++) {
+        fragment f = {};
+        int at = columns.begin;
 #pragma unroll
-        for (int j = 0; j < TILES; j++)
-            if (j < together && i + j < d.n() && warp == (turn + j) % CHAIN_WARPS)
-                fetch_tile<T>(ahead[j], a, q, d.tile(i + j), lane);
-        for (int k0 = 0; k0 < q.k; k0 += q.depth) {
-            int end = min(k0 + q.depth, q.k);
-            if (q.depth < q.k) {
-                warps_sync(); /* the panel before is read */
-                store_panel<T, N>(v, a, q, s, end - k0);
-                int next = end < q.k ? end : 0;
-                load_panel<T, N>(v, a, q, next, min(q.depth, q.k - next));
+        for (int j = 0; j < CHAIN_PART_STEPS; j++)
+            if (j < columns.n) {
+                multiply_stage<T>(r, f, x.v[2 * j], x.v[2 * j + 1], at + warp * SLICE < columns.cols, warp, lane);
+                at = columns.after(at);
             }
-#pragma unroll
-            for (int j = 0; j < TILES; j++)
-                if (j < together && i + j < d.n()) {
-                    for (int k = k0; k < end; k += CHAIN_STEP)
-                        multiply_stage<T>(r, f[j], own + (k - k0) * 2, end - k, has_row, warp, lane);
-                }
-        }
-#pragma unroll
-        for (int j = 0; j < TILES; j++)
-            if (j < together && i + j < d.n())
-                finish_tile<T>(a, q, s, d.tile(i + j), turn++, f[j], ahead[j], owed, warp, lane);
+        hand_over(s, f, turn++, warp, lane);
     }
-    if (q.partial)
-        settle<T>(owed, a, q, lane);
 }
 
-/* ---- the kernel ----------------------------------------------------------------------------------------------------- */
-
-template <typename T, int N> __device__ __forceinline__ void run_phases(const chain_args &a, ring &r, const places &s)
+template <typename T> __device__ __forceinline__ void multiply_phases(const chain_args &a, ring &r, const places &s)
 {
-    int turn = 0; /* tiles that were finished: warps add them up in turn */
+    int turn = 0;
     fetch_norm_weight(a.phase[0], s);
+    pdl_wait();
+    for (int p = 0; p < a.n_phases; p++) {
+        if (p + 1 == a.n_phases)
+            pdl_release();
+        if (p > 0)
+            phase_sync(PHASE_OPEN);
+        multiply_phase<T>(a, a.phase[p], r, s, turn);
+        warps_sync(); /* all have read the weight of this phase's norm */
+        phase_arrive(PHASE_DONE);
+        if (p + 1 < a.n_phases)
+            fetch_norm_weight(a.phase[p + 1], s);
+    }
+}
+
+/* ---- the warps that finish tiles ------------------------------------------------------------------------------------ */
+
+/* A tile's sums of all warps. */
+__device__ __forceinline__ float4 take_sums(const places &s, int turn, int lane)
+{
+    int place = turn & 1;
+    barrier_wait(s.sums_full + turn % FINISHERS * 8, turn / FINISHERS & 1);
+    const float4 *sums = s.sums + place * CHAIN_WARPS * 32 + lane;
+    float4 all = sums[0];
+#pragma unroll
+    for (int w = 1; w < CHAIN_WARPS; w++)
+        all = added(all, sums[w * 32]);
+    __syncwarp();
+    if (lane == 0)
+        ring_arrive(s.sums_empty + place * 8);
+    return all;
+}
+
+template <typename T> __device__ __forceinline__ void finish_phases(const chain_args &a, const places &s, int finisher)
+{
+    int lane = threadIdx.x & 31, turn = 0;
     pdl_wait();
     uint32_t summed = a.peer.n_ranks > 1 ? __ldcg(a.peer.epoch + PEER_EPOCH_CHAIN) : 0; /* sums so far */
     for (int p = 0; p < a.n_phases; p++) {
+        const chain_phase &q = a.phase[p];
+        owed<T> owed = {.sum = summed};
+        chain_deal d = deal_of(q);
         int32_t *counter = a.counter + p * CHAIN_COUNTER_STRIDE;
         if (p + 1 == a.n_phases)
             pdl_release();
         if (p > 0)
-            blocks_wait(counter - CHAIN_COUNTER_STRIDE);
-        multiply_phase<T, N>(a, a.phase[p], p + 1 < a.n_phases ? &a.phase[p + 1] : nullptr, r, s, turn, summed);
-        summed += a.phase[p].partial;
-        if (p + 1 < a.n_phases)
+            blocks_wait(counter - CHAIN_COUNTER_STRIDE, finisher);
+        for (int i = 0; i < d.n; i++, turn++) {
+            if (turn % FINISHERS != finisher)
+                continue;
+            int tile = d.first + i * d.step;
+            fetched<T> ahead;
+            fetch_tile<T>(ahead, a, q, tile, lane);
+            float4 all = take_sums(s, turn, lane);
+            if (q.parts == 1 || add_parts(a, q, d.part, tile, all, lane))
+                store_tile<T>(a, q, tile, all, ahead, owed, lane);
+        }
+        if (q.partial)
+            settle<T>(owed, a, q, lane);
+        summed += q.partial;
+        phase_sync(PHASE_DONE);
+        if (finisher == 0 && p + 1 < a.n_phases)
             blocks_arrive(counter);
     }
-    blocks_leave(a, summed);
+    if (finisher == 0)
+        blocks_leave(a, summed);
 }
 
-template <typename T, int N>
-__global__ void __launch_bounds__(THREADS + LOADERS * 32, 1) chain_kernel(const __grid_constant__ chain_args a)
+/* ---- the kernel ----------------------------------------------------------------------------------------------------- */
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS + FINISHERS * 32 + LOADERS * 32, 1) chain_kernel(const __grid_constant__ chain_args a)
 {
     extern __shared__ __align__(128) char shared[];
     places s;
-    s.panel = shared + a.n_stages * CHAIN_STAGE_BYTES;
-    s.norm_weight = s.panel + a.panel_bytes;
+    s.norm_weight = shared + a.n_stages * CHAIN_STAGE_BYTES;
     s.sums = (float4 *)(s.norm_weight + a.norm_bytes);
     s.row_sums = (float *)(s.sums + 2 * CHAIN_WARPS * 32);
     ring r;
     r.stage = shared_address(shared);
-    r.full = shared_address(s.row_sums + 2 * CHAIN_WARPS);
+    r.full = shared_address(s.row_sums + 2 * CHAIN_WARPS * CHAIN_ROWS);
     r.empty = r.full + CHAIN_MAX_STAGES * 8;
+    s.sums_full = r.empty + CHAIN_MAX_STAGES * 8;
+    s.sums_empty = s.sums_full + FINISHERS * 8;
     r.n = a.n_stages;
     r.at = 0;
     r.round = 0;
@@ -288,42 +320,35 @@ __global__ void __launch_bounds__(THREADS + LOADERS * 32, 1) chain_kernel(const 
             barrier_init(r.full + i * 8, LOADERS);
             barrier_init(r.empty + i * 8, CHAIN_WARPS);
         }
+        for (int i = 0; i < FINISHERS; i++)
+            barrier_init(s.sums_full + i * 8, CHAIN_WARPS);
+        for (int i = 0; i < 2; i++)
+            barrier_init(s.sums_empty + i * 8, 1);
         barrier_init_fence();
     }
     __syncthreads();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
     if (warp < CHAIN_WARPS)
-        run_phases<T, N>(a, r, s);
+        multiply_phases<T>(a, r, s);
+    else if (warp < CHAIN_WARPS + FINISHERS)
+        finish_phases<T>(a, s, warp - CHAIN_WARPS);
     else if ((threadIdx.x & 31) == 0)
-        load_weights<T>(a, r, warp - CHAIN_WARPS);
-}
-
-using chain_function = void (*)(chain_args);
-
-/* For panels of so many vectors a thread, so that what few rows run through is short. */
-template <typename T> static chain_function chain_of(int32_t vectors)
-{
-    return vectors <= 2 ? chain_kernel<T, 2> : vectors <= 4 ? chain_kernel<T, 4> : vectors <= 8 ? chain_kernel<T, 8> : chain_kernel<T, VECTORS>;
-}
-
-static chain_function chain_for(int32_t type, int32_t vectors)
-{
-    return type == T_F16 ? chain_of<__half>(vectors) : chain_of<__nv_bfloat16>(vectors);
+        load_weights<T>(a, r, warp - CHAIN_WARPS - FINISHERS);
 }
 
 extern "C" bool chain_prepare(int32_t max_shared_bytes)
 {
+    constexpr auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
     cudaFuncAttributes made = {};
-    bool ok = cudaFuncGetAttributes(&made, chain_for(T_F16, 1)) == cudaSuccess && made.ptxVersion >= 90; /* bulk copies */
-    for (int vectors = 2; vectors <= VECTORS; vectors *= 2)
-        for (int type : {T_F16, T_BF16})
-            ok = ok && cudaFuncSetAttribute(chain_for(type, vectors), cudaFuncAttributeMaxDynamicSharedMemorySize, max_shared_bytes) ==
-                           cudaSuccess;
+    bool ok = cudaFuncGetAttributes(&made, chain_kernel<__half>) == cudaSuccess && made.ptxVersion >= 90 && /* bulk copies */
+              cudaFuncSetAttribute(chain_kernel<__half>, limit, max_shared_bytes) == cudaSuccess &&
+              cudaFuncSetAttribute(chain_kernel<__nv_bfloat16>, limit, max_shared_bytes) == cudaSuccess;
     cudaGetLastError();
     return ok;
 }
 
 extern "C" void launch_chain(const struct chain_args *a, int32_t n_blocks, cudaStream_t stream)
 {
-    launch(chain_for(a->type, a->vectors), dim3(n_blocks), dim3(THREADS + LOADERS * 32), a->shared_bytes, stream, *a);
+    auto kernel = a->type == T_F16 ? chain_kernel<__half> : chain_kernel<__nv_bfloat16>;
+    launch(kernel, dim3(n_blocks), dim3(THREADS + FINISHERS * 32 + LOADERS * 32), a->shared_bytes, stream, *a);
 }

@@ -2,7 +2,7 @@
  *
  * Operations become phases. A phase is a product, with the norm before it and the activation, gate and residual behind
  * it; phases are divided by a barrier of all blocks. Whatever the operations alone would have written is written, rounded as
- * they round. What may join and how the work is dealt are pure functions (heuristics_chain.c); chain.c collects the phases
+ * they round; sums are taken in an order of their own, the same in every run. What may join and how the work is dealt are pure functions (heuristics_chain.c); chain.c collects the phases
  * of a step under capture, chain.cu runs them.
  *
  * Types are the activations' (bf16 or fp16) throughout. Strides in elements.
@@ -21,26 +21,30 @@ extern "C" {
 
 enum {
     CHAIN_PHASES = 8,
-    CHAIN_ROWS = 8,             /* activation rows at most: the columns of a matrix instruction */
-    CHAIN_WORTH_ROWS = 2,       /* rows up to which a chain was measured to be faster than its operations one by one */
-    CHAIN_TILE = 16,            /* weight rows of a tile: the rows of a matrix instruction */
-    CHAIN_WARPS = 8,            /* that multiply; each has its share of the depth */
-    CHAIN_STEP = 512,           /* depth of a stage */
-    CHAIN_PANEL_VECTORS = 4096, /* 16-byte vectors of activations that are in shared memory at a time, at most */
-    CHAIN_PAD_BYTES = 64,       /* behind each row of activations in shared memory, against bank conflicts */
+    CHAIN_ROWS = 8,       /* activation rows at most: the columns of a matrix instruction */
+    CHAIN_WORTH_ROWS = 8, /* rows up to which a chain was measured to be faster than its operations one by one */
+    CHAIN_WORTH_ROWS_OVER_RANKS = 2, /* the same, measured no further */
+    CHAIN_TILE = 16,                 /* weight rows of a tile: the rows of a matrix instruction */
+    CHAIN_WARPS = 8,                 /* that multiply; each has its share of the depth */
+    CHAIN_STEP = 512,                /* depth of a stage */
+    CHAIN_PART_STEPS = 8, /* stages whose activations a block holds in registers: what is deeper is done in parts */
+    CHAIN_DEPTH = CHAIN_PART_STEPS * CHAIN_STEP,
     CHAIN_STAGE_BYTES = CHAIN_TILE * CHAIN_STEP * 2,
     CHAIN_SENT_BYTES = CHAIN_TILE * CHAIN_ROWS * 2, /* of a tile's results, to another rank */
     CHAIN_MAX_STAGES = 16,
     CHAIN_MIN_STAGES = 4,
     CHAIN_WINDOW = 3, /* stages on their way at a time: with more, what the multiplying warps read waits behind them */
-    /* partial sums of two tiles, sums of rows, barriers of the ring */
-    CHAIN_FIXED_BYTES = 2 * CHAIN_WARPS * 32 * 16 + 2 * CHAIN_WARPS * 4 + 2 * CHAIN_MAX_STAGES * 8,
+    /* partial sums of two tiles, sums of rows, barriers of the ring and of the sums */
+    CHAIN_FIXED_BYTES = 2 * CHAIN_WARPS * 32 * 16 + 2 * CHAIN_WARPS * CHAIN_ROWS * 4 + (2 * CHAIN_MAX_STAGES + 8) * 8,
     CHAIN_COUNTERS = CHAIN_PHASES + 1, /* of barriers, each on a cache line of its own */
     CHAIN_COUNTER_STRIDE = 32,
+    CHAIN_SUM_BYTES = CHAIN_TILE * CHAIN_ROWS * 4, /* of a part of a tile */
+    CHAIN_MAX_SUMS = 8192,                         /* parts of tiles whose sums wait for the others of their tile */
+    CHAIN_MAX_NORM = 32768,                        /* columns of a norm, whose weight is in shared memory */
 };
 
 struct chain_phase {
-    /* source [rows, k]: x, or norm(x), which block after block also writes to `h` */
+    /* source [rows, k]: x, or norm(x), which the block with tile 0 also writes to `h` */
     const void *x;
     int64_t x_stride;
     void *h; /* NULL: no norm */
@@ -67,8 +71,8 @@ struct chain_phase {
     /* Rows of w that belong together lie half of `pair` apart, in spans of `pair`; a tile has CHAIN_TILE / 2 of each half. */
     int32_t pair;
     /* set by chain_plan */
-    int32_t depth; /* columns of x in shared memory at a time */
-    int32_t first; /* the block that has tile 0; tiles go round from there */
+    int32_t depth, parts; /* columns of a part, but for the last */
+    int32_t first;        /* the block that has tile 0 of part 0 */
 };
 
 /* q and k heads turn by whole halves, k and v heads go to the cache too. */
@@ -86,17 +90,17 @@ struct chain_args {
     struct peer_args peer;  /* of phases that are `partial` */
     int32_t n_phases, rows, type;
     /* set by chain_plan */
-    int32_t rows_shared; /* rows, rounded up to a power of two: the threads are divided by it */
-    int32_t vectors;     /* of 16 bytes that a thread has of a panel, at most */
-    int32_t n_stages;    /* of the ring */
-    int32_t panel_bytes, norm_bytes, shared_bytes;
+    int32_t n_stages; /* of the ring */
+    int32_t norm_bytes, shared_bytes;
     int32_t window;   /* stages on their way at a time */
     int32_t *counter; /* [CHAIN_COUNTERS * CHAIN_COUNTER_STRIDE], zero between launches */
+    int32_t *arrived; /* [CHAIN_MAX_SUMS] parts of a tile that are there; zero between launches */
+    void *sums;       /* [CHAIN_MAX_SUMS] of CHAIN_SUM_BYTES */
 };
 
-/* A block's tiles of a phase: first, first + n_blocks, ... */
+/* What a block has of a phase: of one part, tiles first, first + step, ... */
 struct chain_deal {
-    int32_t first, n;
+    int32_t part, first, step, n;
 };
 #ifdef __CUDACC__
 #define CHAIN_BOTH __host__ __device__
@@ -105,10 +109,13 @@ struct chain_deal {
 #endif
 static inline CHAIN_BOTH struct chain_deal chain_deal_of(const struct chain_phase *p, int32_t block, int32_t n_blocks)
 {
-    struct chain_deal d = {block - p->first, 0};
-    int32_t n_tiles = p->n / CHAIN_TILE;
-    d.first += d.first < 0 ? n_blocks : 0;
-    d.n = d.first < n_tiles ? (n_tiles - d.first + n_blocks - 1) / n_blocks : 0;
+    int32_t turn = block - p->first + (block < p->first ? n_blocks : 0), n_tiles = p->n / CHAIN_TILE;
+    struct chain_deal d;
+    d.part = turn * p->parts / n_blocks;
+    int32_t begin = (d.part * n_blocks + p->parts - 1) / p->parts; /* the first turn that has this part */
+    d.step = ((d.part + 1) * n_blocks + p->parts - 1) / p->parts - begin;
+    d.first = turn - begin;
+    d.n = d.first < n_tiles ? (n_tiles - d.first + d.step - 1) / d.step : 0;
     return d;
 }
 

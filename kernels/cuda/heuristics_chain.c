@@ -24,21 +24,6 @@ static bool vector_suits(struct mat v, enum dtype t)
     return v.data == NULL || (v.dtype == t && aligned(v.data, 0));
 }
 
-static int32_t power_of_two(int32_t n)
-{
-    int32_t p = 1;
-    while (p < n) {
-        p *= 2;
-    }
-    return p;
-}
-
-/* Columns of `rows` rows that shared memory holds. */
-static int32_t panel_depth(int32_t rows)
-{
-    return CHAIN_PANEL_VECTORS * 8 / power_of_two(rows);
-}
-
 static bool rows_suit(const struct chain_args *a, int32_t rows, enum dtype t)
 {
     bool first = a->n_phases == 0;
@@ -115,7 +100,7 @@ bool chain_join_linear(struct chain_args *a, int32_t rows, struct mat out, struc
 bool chain_join_norm(struct chain_args *a, int32_t rows, struct mat out, struct mat x, const struct norm *n)
 {
     if (!rows_suit(a, rows, x.dtype) || out.dtype != x.dtype || n->weight.data == NULL || x.cols % DEPTH_UNIT != 0 ||
-        x.cols > panel_depth(rows) || !vector_suits(n->weight, x.dtype) || !vector_suits(n->bias, x.dtype) ||
+        x.cols > CHAIN_MAX_NORM || !vector_suits(n->weight, x.dtype) || !vector_suits(n->bias, x.dtype) ||
         !aligned(x.data, x.stride) || !aligned(out.data, out.stride) ||
         !apart(x.data, x.stride, out.data, out.stride, rows)) {
         return false;
@@ -194,23 +179,35 @@ bool chain_join_rope_kv(struct chain_args *a, int32_t rows, struct mat qkv, cons
 
 /* ---- dealing ---- */
 
+/* Parts of whole stages, as even as these allow. */
+static void plan_parts(struct chain_phase *p)
+{
+    p->parts = (p->k + CHAIN_DEPTH - 1) / CHAIN_DEPTH;
+    int32_t depth = (p->k + p->parts - 1) / p->parts;
+    p->depth = (depth + CHAIN_STEP - 1) / CHAIN_STEP * CHAIN_STEP;
+    p->parts = (p->k + p->depth - 1) / p->depth;
+}
+
 bool chain_plan(struct chain_args *a, int32_t n_blocks, int32_t max_shared_bytes)
 {
     int32_t first = 0;
-    a->rows_shared = power_of_two(a->rows);
-    a->panel_bytes = a->norm_bytes = a->vectors = 0;
+    bool fits = true;
+    a->norm_bytes = 0;
     for (int32_t i = 0; i < a->n_phases; i++) {
         struct chain_phase *p = &a->phase[i];
-        p->depth = MIN(p->k, panel_depth(a->rows));
+        plan_parts(p);
+        if (p->parts > n_blocks) {
+            return false;
+        }
         p->first = first;
-        first = (first + p->n / CHAIN_TILE) % n_blocks;
-        a->panel_bytes = MAX(a->panel_bytes, a->rows * (p->depth * 2 + CHAIN_PAD_BYTES));
-        a->vectors = MAX(a->vectors, (int32_t)div_ceil((int64_t)p->depth / 8 * a->rows_shared, CHAIN_WARPS * 32));
+        int32_t n_tiles = p->n / CHAIN_TILE;
+        first = (first + n_tiles % (n_blocks / p->parts)) % n_blocks;
+        fits = fits && (p->parts == 1 || n_tiles * p->parts <= CHAIN_MAX_SUMS);
         a->norm_bytes = MAX(a->norm_bytes, p->h != NULL ? p->k * 2 : 0);
     }
-    int32_t rest = a->panel_bytes + a->norm_bytes + CHAIN_FIXED_BYTES;
+    int32_t rest = a->norm_bytes + CHAIN_FIXED_BYTES;
     a->n_stages = MIN(CHAIN_MAX_STAGES, (max_shared_bytes - rest) / CHAIN_STAGE_BYTES);
     a->window = MIN(CHAIN_WINDOW, a->n_stages);
     a->shared_bytes = a->n_stages * CHAIN_STAGE_BYTES + rest;
-    return a->n_stages >= CHAIN_MIN_STAGES;
+    return fits && a->n_stages >= CHAIN_MIN_STAGES;
 }
