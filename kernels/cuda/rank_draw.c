@@ -122,7 +122,8 @@ void cuda_rank_choose(struct cuda_backend *c, const struct batch *b)
         return;
     }
     bool peers = cuda_ranks_peers(r) && !c->greedy;
-    c->shorts = peers && b->n_samples <= PEER_SHORT_SAMPLES;
+    /* With lists a row's exponentials are added part by part: not to the bit what whole rows give, which others in the batch may ask for. */
+    c->shorts = peers && !c->config.deterministic && b->n_samples <= PEER_SHORT_SAMPLES;
     for (int32_t i = 0; i < b->n_samples && c->shorts; i++) {
         c->shorts = wants_few(&b->sample[i]);
     }
