@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -27,6 +28,7 @@ static struct mapped list[LIMIT_SHARDS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sigaction before;
 static bool handled;
+static atomic_flag told = ATOMIC_FLAG_INIT;
 
 static void say(const char *text)
 {
@@ -42,6 +44,8 @@ static void on_bus(int sig, siginfo_t *info, void *context)
     for (size_t i = 0; i < ARRAY_LEN(list) && info->si_code > 0; i++) { /* else kill() sent it */
         const char *at = list[i].at;
         if (at != NULL && address >= at && address < at + list[i].n_bytes) {
+            while (atomic_flag_test_and_set(&told)) /* several threads read the file: the first tells and ends all */
+                pause();
             say("\nquire " QUIRE_VERSION " ended: ");
             say(list[i].name);
             say(" cannot be read any more: it was cut short while in use, or its disk failed\n");
