@@ -47,7 +47,7 @@ int beam_text_new(struct beam_text **ret, const struct request *r, const struct 
     struct beam_text *t = calloc(1, sizeof(*t));
     if (!t)
         return err_nomem(e, "a beam search's texts");
-    int rc = stop_set_new(&t->stops, p->stop, p->n_stop, e);
+    int rc = stop_set_new(&t->stops, p->stop, p->stop_len, p->n_stop, e);
     t->min_tokens = p->min_tokens;
     t->live = calloc((size_t)p->beam_width, sizeof(*t->live));
     t->saved = calloc((size_t)p->beam_width, sizeof(*t->saved));

@@ -63,7 +63,7 @@ int emission_new(struct request *r, const struct tokenizer *t, struct err *e)
         c->detok.started = true; /* a prompt stands before it */
         c->stop_token = -1;
     }
-    int rc = stop_set_new(&m->stops, p->stop, p->n_stop, e);
+    int rc = stop_set_new(&m->stops, p->stop, p->stop_len, p->n_stop, e);
     if (rc == 0)
         rc = emission_prompt_new(m, r, e);
     if (rc < 0) {
@@ -197,6 +197,7 @@ static void emit_piece(struct emitter *em, struct request *r, struct choice *c, 
         .n_tokens = n,
         .finish = c->ended ? c->finish : FINISH_NONE,
         .stop_string = c->stop_string,
+        .stop_string_len = c->stop_string_len,
         .stop_token = c->stop_token,
         .usage = usage_of(r),
         .error = c->error,
@@ -324,6 +325,7 @@ static bool choice_match(struct emitter *em, struct request *r, int32_t index, s
     c->text.len = from + (size_t)n - (r->params.include_stop_str ? 0 : (size_t)s->len);
     c->text.data[c->text.len] = '\0';
     c->stop_string = s->text;
+    c->stop_string_len = s->len;
     atomic_store(&r->stop_at[index], c->n_generated);
     if (em->inbox)
         inbox_mark(em->inbox);

@@ -31,6 +31,7 @@ struct choice {
     bool begun, ended;
     enum finish_reason finish; /* with best_of: kept until all have ended */
     const char *stop_string;
+    int32_t stop_string_len;
     const char *error;
     int32_t stop_token;
 };

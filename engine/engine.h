@@ -35,7 +35,8 @@ struct gen_params {
     int32_t priority;
 
     /* Owned by the request; see gen_params_release. */
-    char **stop; /* [n_stop], UTF-8, none empty */
+    char **stop;       /* [n_stop], UTF-8, none empty */
+    int32_t *stop_len; /* [n_stop] their bytes; NULL: each ends at its NUL */
     int32_t n_stop;
     int32_t *stop_token; /* [n_stop_token] */
     int32_t n_stop_token;
@@ -46,7 +47,8 @@ struct gen_params {
     int32_t n_bias;
     int32_t *allowed_token; /* [n_allowed] */
     int32_t n_allowed;
-    char **bad_word; /* [n_bad_words], UTF-8; encoded at submit */
+    char **bad_word;       /* [n_bad_words], UTF-8; encoded at submit */
+    int32_t *bad_word_len; /* [n_bad_words] as stop_len */
     int32_t n_bad_words;
     char *cache_salt; /* or NULL */
 };
@@ -113,7 +115,8 @@ struct output {
     int32_t n_tokens;
     bool prompt; /* these are the prompt's (echo or prompt_logprobs); sent before any other of the choice */
     enum finish_reason finish; /* of this choice, with its last piece */
-    const char *stop_string;   /* what matched, or NULL */
+    const char *stop_string;   /* [stop_string_len] what matched, or NULL */
+    int32_t stop_string_len;
     int32_t stop_token;        /* the stop id that matched, or -1 (end of sequence too) */
     struct usage usage;        /* of the request so far; complete with `last` */
     const char *error;         /* with FINISH_ERROR / FINISH_ABORT: a sentence for the client */

@@ -38,10 +38,12 @@ void gen_params_release(struct gen_params *p)
     for (int32_t i = 0; i < p->n_bad_words; i++)
         free(p->bad_word[i]);
     free(p->stop);
+    free(p->stop_len);
     free(p->stop_token);
     free(p->bias);
     free(p->allowed_token);
     free(p->bad_word);
+    free(p->bad_word_len);
     free(p->cache_salt);
     *p = (struct gen_params){0};
 }

@@ -7,9 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void stop_string_init(struct stop_string *s, const char *text, int16_t *border)
+static size_t length_of(char *const *stop, const int32_t *len, int32_t i)
 {
-    *s = (struct stop_string){.text = text, .len = (int32_t)strlen(text), .border = border};
+    return len ? (size_t)len[i] : strlen(stop[i]);
+}
+
+static void stop_string_init(struct stop_string *s, const char *text, size_t len, int16_t *border)
+{
+    *s = (struct stop_string){.text = text, .len = (int32_t)len, .border = border};
     border[0] = border[1] = 0;
     for (int32_t i = 1; i < s->len; i++) {
         int16_t m = border[i];
@@ -19,7 +24,7 @@ static void stop_string_init(struct stop_string *s, const char *text, int16_t *b
     }
 }
 
-int stop_set_new(struct stop_set **ret, char *const *stop, int32_t n, struct err *e)
+int stop_set_new(struct stop_set **ret, char *const *stop, const int32_t *stop_len, int32_t n, struct err *e)
 {
     if (n == 0) {
         *ret = NULL;
@@ -29,7 +34,7 @@ int stop_set_new(struct stop_set **ret, char *const *stop, int32_t n, struct err
         return err_set_param(e, ERR_INVALID, "stop", "%d stop strings; at most %d are allowed", n, LIMIT_STOP_STRINGS);
     size_t borders = 0;
     for (int32_t i = 0; i < n; i++) {
-        size_t len = strlen(stop[i]);
+        size_t len = length_of(stop, stop_len, i);
         if (len == 0 || len > LIMIT_STOP_BYTES)
             return err_set_param(e, ERR_INVALID, "stop", "a stop string of %zu bytes; 1 to %d are allowed", len,
                                  LIMIT_STOP_BYTES);
@@ -41,7 +46,7 @@ int stop_set_new(struct stop_set **ret, char *const *stop, int32_t n, struct err
     s->n = n;
     int16_t *border = (int16_t *)(s + 1);
     for (int32_t i = 0; i < n; i++) {
-        stop_string_init(&s->stop[i], stop[i], border);
+        stop_string_init(&s->stop[i], stop[i], length_of(stop, stop_len, i), border);
         border += s->stop[i].len + 1;
         s->first[(unsigned char)stop[i][0]] = true;
     }

@@ -35,16 +35,16 @@ static int check_request(const struct request *r, struct err *err)
 }
 
 /* Append the ids of one bad word, as it stands or after a space (in the middle of a text it is another token). */
-static int add_word(const struct engine *e, struct word_list *w, struct token_list *ids, const char *word, bool spaced,
-                    struct err *err)
+static int add_word(const struct engine *e, struct word_list *w, struct token_list *ids, const char *word, size_t len,
+                    bool spaced, struct err *err)
 {
     char text[LIMIT_STOP_BYTES + 2];
-    size_t len = strlen(word);
     if (len == 0 || len > LIMIT_STOP_BYTES)
         return err_set_param(err, ERR_INVALID, "bad_words", "a word of %zu bytes; 1 to %d are allowed", len,
                              LIMIT_STOP_BYTES);
     text[0] = ' ';
     memcpy(text + 1, word, len);
+    text[1 + len] = '\0';
     int32_t before = ids->n;
     int rc =
         tokenizer_encode(e->tokenizer, spaced ? text : text + 1, len + spaced, false, LIMIT_BAD_WORD_TOKENS, ids, err);
@@ -69,8 +69,11 @@ static int encode_bad_words(const struct engine *e, const struct gen_params *p, 
     w.first = calloc((size_t)p->n_bad_words * 2 + 1, sizeof(*w.first));
     if (!w.first)
         return err_nomem(err, "bad words");
-    for (int32_t i = 0; i < p->n_bad_words * 2 && rc == 0; i++)
-        rc = add_word(e, &w, &ids, p->bad_word[i / 2], i % 2, err);
+    for (int32_t i = 0; i < p->n_bad_words * 2 && rc == 0; i++) {
+        const char *word = p->bad_word[i / 2];
+        size_t len = p->bad_word_len ? (size_t)p->bad_word_len[i / 2] : strlen(word);
+        rc = add_word(e, &w, &ids, word, len, i % 2, err);
+    }
     w.token = ids.id;
     if (rc < 0) {
         word_list_release(&w);

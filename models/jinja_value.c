@@ -567,6 +567,7 @@ struct jvalue jfrom_json(struct jrun *r, const char *text, size_t len)
     struct json j;
     struct err e = {0};
     json_init(&j, text, len, "the conversation", &e);
+    j.takes_nul = true;
     struct jvalue v = read_value(r, &j);
     if (!r->failed && !json_finish(&j))
         return jfail(r, "%s", e.text);

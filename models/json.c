@@ -150,7 +150,7 @@ static int read_unicode_escape(struct json *j, char *ret)
         j->at += 6;
         c = 0x10000 + ((c - 0xD800) << 10) + (low - 0xDC00);
     }
-    if (c == 0)
+    if (c == 0 && !j->takes_nul)
         return json_fail(j, "a NUL character in a string");
     if (c < 0x80) {
         ret[0] = (char)c;

@@ -25,6 +25,7 @@ struct json {
     const char *file; /* for messages */
     struct err *err;
     bool failed;
+    bool takes_nul; /* strings may hold the character NUL */
     bool first; /* just entered: the next member or element has no comma before it */
     int32_t depth;
     char key[JSON_KEY_BYTES]; /* of the member json_next_member found; NUL-terminated, escapes resolved */

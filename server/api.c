@@ -5,7 +5,6 @@
  */
 #include "server/api.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,46 +13,6 @@
 static int refuse(struct err *e, const char *param, const char *text)
 {
     return err_set_param(e, ERR_INVALID, param, "%s", text);
-}
-
-/* ---- seed: 64 bits, exact ---- */
-
-/* The digits of an integer from -2^63 to 2^64 - 1. */
-static int parse_seed(uint64_t *ret, const char *text, size_t len, struct err *e)
-{
-    char copy[32];
-
-    if (len >= sizeof(copy) || strspn(text, "-0123456789") < len) {
-        return err_set_param(e, ERR_INVALID, "seed", "seed is %.*s but must be an integer of 64 bits",
-                             (int)MIN(len, (size_t)40), text);
-    }
-    memcpy(copy, text, len);
-    copy[len] = '\0';
-    errno = 0;
-    if (copy[0] == '-') {
-        *ret = (uint64_t)strtoll(copy, NULL, 10);
-    } else {
-        *ret = strtoull(copy, NULL, 10);
-    }
-    return errno ? err_set_param(e, ERR_INVALID, "seed", "seed is %s but must be from -2^63 to 2^64 - 1", copy) : 0;
-}
-
-static int read_seed(struct completion *c, const cJSON *tree, const char *body, size_t len, struct err *e)
-{
-    int k = 0;
-    const char *text;
-
-    for (const cJSON *m = tree->child; m; m = m->next, k++) {
-        if (strcmp(m->string, "seed") != 0 || cJSON_IsNull(m)) {
-            continue;
-        }
-        if (!cJSON_IsNumber(m)) {
-            return err_set_param(e, ERR_INVALID, "seed", "seed must be an integer, not %s", json_kind(m));
-        }
-        size_t n = json_member_text(body, len, k, &text);
-        return parse_seed(&c->params.seed, text, n, e);
-    }
-    return 0;
 }
 
 /* ---- what the fields mean together ---- */
@@ -211,13 +170,19 @@ static int check_chat(struct completion *c, struct err *e)
     return 0;
 }
 
-static int parse_tree(struct completion *c, const cJSON *tree, const char *body, size_t len,
-                      const struct api_context *ctx, struct err *e)
+/* Prompts of a request that brings no seed share no noise. */
+static void give_seeds(struct completion *c, const struct api_context *ctx)
+{
+    for (int32_t i = 0; i < c->n_prompts; i++) {
+        c->prompt[i].seed = c->has_seed ? c->params.seed : ctx->new_seed(ctx->arg);
+    }
+}
+
+static int parse_tree(struct completion *c, const cJSON *tree, const struct api_context *ctx, struct err *e)
 {
     const struct field_table *t = c->chat ? &chat_fields : &completion_fields;
     int rc = fields_read(t, c, tree, ctx, c->ignored, sizeof(c->ignored), e);
 
-    rc = rc ? rc : read_seed(c, tree, body, len, e);
     rc = rc || !c->chat ? rc : check_chat(c, e);
     rc = rc ? rc : check_together(c, e);
     if (!rc) {
@@ -226,7 +191,11 @@ static int parse_tree(struct completion *c, const cJSON *tree, const char *body,
     }
     rc = rc ? rc : prompt_add_suffix(c, ctx, e);
     c->suffix = NULL; /* the tree's */
-    return rc ? rc : check_room(c, ctx, e);
+    rc = rc ? rc : check_room(c, ctx, e);
+    if (!rc) {
+        give_seeds(c, ctx);
+    }
+    return rc;
 }
 
 void api_one_line(struct err *e)
@@ -251,7 +220,7 @@ static int body_parse(struct completion *ret, bool chat, const char *body, size_
     ctx->defaults(ctx->arg, &c.params);
     /* A chat's answer may take what is left of the model's length. */
     c.params.max_tokens = chat ? INT32_MAX : c.params.max_tokens;
-    rc = parse_tree(&c, tree, body, len, ctx, e);
+    rc = parse_tree(&c, tree, ctx, e);
     cJSON_Delete(tree);
     if (rc) {
         completion_release(&c);
@@ -300,14 +269,13 @@ static void *copy_of(const void *from, int32_t n, size_t size, bool *ok)
     return to;
 }
 
-static char **copy_strings(char *const *from, int32_t n, bool *ok)
+static char **copy_strings(char *const *from, const int32_t *len, int32_t n, bool *ok)
 {
     char **to = n ? calloc((size_t)n, sizeof(*to)) : NULL;
 
     *ok = *ok && (to || !n);
     for (int32_t i = 0; to && i < n; i++) {
-        to[i] = strdup(from[i]);
-        *ok = *ok && to[i];
+        to[i] = copy_of(from[i], len[i] + 1, 1, ok);
     }
     return to;
 }
@@ -317,8 +285,10 @@ int gen_params_clone(struct gen_params *ret, const struct gen_params *p, struct 
     struct gen_params c = *p;
     bool ok = true;
 
-    c.stop = copy_strings(p->stop, p->n_stop, &ok);
-    c.bad_word = copy_strings(p->bad_word, p->n_bad_words, &ok);
+    c.stop = copy_strings(p->stop, p->stop_len, p->n_stop, &ok);
+    c.stop_len = copy_of(p->stop_len, p->n_stop, sizeof(*p->stop_len), &ok);
+    c.bad_word = copy_strings(p->bad_word, p->bad_word_len, p->n_bad_words, &ok);
+    c.bad_word_len = copy_of(p->bad_word_len, p->n_bad_words, sizeof(*p->bad_word_len), &ok);
     c.stop_token = copy_of(p->stop_token, p->n_stop_token, sizeof(*p->stop_token), &ok);
     c.bias = copy_of(p->bias, p->n_bias, sizeof(*p->bias), &ok);
     c.allowed_token = copy_of(p->allowed_token, p->n_allowed, sizeof(*p->allowed_token), &ok);

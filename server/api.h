@@ -18,8 +18,9 @@ struct api_context {
     struct engine_info info;
     int32_t max_logprobs;
     bool reject_unknown; /* setting unknown_fields */
-    /* Defaults of a request, a fresh seed among them. */
+    /* Defaults of a request; the seed of a prompt that brings none. */
     void (*defaults)(void *arg, struct gen_params *ret);
+    uint64_t (*new_seed)(void *arg);
     /* As engine_encode, engine_token_bytes. */
     int (*encode)(void *arg, const char *text, size_t len, bool add_special, int32_t max_tokens, int32_t **ret_ids,
                   int32_t *ret_n, struct err *e);
@@ -34,6 +35,7 @@ struct api_context {
 struct prompt {
     int32_t *id; /* [n] owned */
     int32_t n;
+    uint64_t seed; /* of its samples */
 };
 
 /* A completion request, ready to be handed to the engine. */
@@ -52,8 +54,8 @@ struct completion {
     /* While it is read: what the fields said, before they are checked against each other. */
     bool add_special, use_beam_search, has_stream_options;
     bool has_max_tokens, has_best_of, has_beam_width, has_temperature, has_length_penalty, has_early_stopping;
-    bool has_prompt_logprobs;
-    const char *suffix; /* in the body's tree; NULL: none */
+    bool has_prompt_logprobs, has_seed;
+    const cJSON *suffix; /* a string of the body's tree; NULL: none */
     int32_t truncate;   /* keep the last N prompt tokens; 0: all */
 
     /* Of chat requests only. */
@@ -131,10 +133,12 @@ int fields_read(const struct field_table *t, void *ret, const cJSON *object, con
 int field_integer(int32_t *ret, const char *name, const cJSON *v, double lo, double hi, struct err *e);
 /* `v` is not what `allowed` says. */
 int field_wrong_type(const struct field *f, const cJSON *v, const char *allowed, struct err *e);
+/* A string that is a name or the like holds the character NUL. */
+int field_has_nul(const char *name, struct err *e);
 /* Of a field that needs others, or the body's text: whoever has them reads it. */
 field_reader read_later;
 /* Single values (api_values.c), lists (api_lists.c). */
-field_reader read_model, read_early_stopping, read_logprobs, read_prompt_logprobs, read_top_k, read_cache_salt,
+field_reader read_model, read_early_stopping, read_logprobs, read_prompt_logprobs, read_top_k, read_seed, read_cache_salt,
     read_request_id, read_suffix, read_response_format, read_top_logprobs, read_object, read_no_tools, read_tool_choice;
 field_reader read_stop, read_stop_token_ids, read_allowed_token_ids, read_bad_words, read_logit_bias,
     read_stream_options;
@@ -144,7 +148,8 @@ int prompt_read(struct completion *c, const cJSON *v, const struct api_context *
 /* With a suffix: each prompt becomes the model's form of a text with a gap. */
 int prompt_add_suffix(struct completion *c, const struct api_context *ctx, struct err *e);
 /* One prompt from the text that the template made. */
-int prompt_from_text(struct completion *c, const char *text, const struct api_context *ctx, struct err *e);
+int prompt_from_text(struct completion *c, const char *text, size_t len, const struct api_context *ctx,
+                     struct err *e);
 /* `messages` and what belongs to them, written out by the template, into c->prompt (api_chat.c). */
 int chat_read(struct completion *c, const cJSON *tree, const struct api_context *ctx, struct err *e);
 /* A list of ids inside the vocabulary, 1 .. max of them. `ret` is malloc'd. */

@@ -3,6 +3,7 @@
  * Content may be a text or a list of text parts. A template that goes over parts gets parts; any other gets one text, the
  * parts with newlines between them. What the template writes as special tokens is encoded as such.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,13 +18,6 @@ static int refuse(struct err *e, int i, const char *what)
     return err_set_param(e, ERR_INVALID, "messages", "messages[%d]%s", i, what);
 }
 
-static void put_text(struct buf *b, const char *text)
-{
-    buf_putc(b, '"');
-    buf_json_escape(b, text, strlen(text));
-    buf_putc(b, '"');
-}
-
 /* ---- one message ---- */
 
 /* The role as the template is to see it. */
@@ -36,14 +30,13 @@ static int read_role(const char **ret, const cJSON *m, int i, const struct api_c
         return refuse(e, i, " needs a role: system, developer, user or assistant");
     }
     for (size_t k = 0; k < ARRAY_LEN(ROLES); k++) {
-        if (strcmp(role->valuestring, ROLES[k]) == 0) {
+        if (json_is(role, ROLES[k])) {
             /* Most models know the developer by the older name. */
             *ret = k == 3 && !ctx->chat.knows_developer ? "system" : ROLES[k];
             return 0;
         }
     }
-    bool tool = strcmp(role->valuestring, "tool") == 0 || strcmp(role->valuestring, "function") == 0;
-    if (tool) {
+    if (json_is(role, "tool") || json_is(role, "function")) {
         return err_set_param(e, ERR_UNSUPPORTED, "messages",
                              "messages[%d] has the role '%s', but this server has no tool calls yet", i,
                              role->valuestring);
@@ -53,8 +46,8 @@ static int read_role(const char **ret, const cJSON *m, int i, const struct api_c
                          role->valuestring);
 }
 
-/* The text of part `part`, or NULL with the error set. */
-static const char *part_text(const cJSON *part, int i, struct err *e)
+/* The text of part `part`, a string, or NULL with the error set. */
+static const cJSON *part_text(const cJSON *part, int i, struct err *e)
 {
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(part, "type");
     const cJSON *text = cJSON_GetObjectItemCaseSensitive(part, "text");
@@ -63,7 +56,7 @@ static const char *part_text(const cJSON *part, int i, struct err *e)
         refuse(e, i, ".content has a part that is no object with a type");
         return NULL;
     }
-    if (strcmp(type->valuestring, "text") != 0) {
+    if (!json_is(type, "text")) {
         err_set_param(e, ERR_UNSUPPORTED, "messages",
                       "messages[%d].content has a part of type '%.40s'; this server takes only 'text'", i,
                       type->valuestring);
@@ -73,55 +66,40 @@ static const char *part_text(const cJSON *part, int i, struct err *e)
         refuse(e, i, ".content has a text part without text");
         return NULL;
     }
-    return text->valuestring;
+    return text;
 }
 
-/* Content as one text, malloc'd. */
-static int join_content(char **ret, const cJSON *content, int i, struct err *e)
+/* Append content as one text. */
+static int put_joined(struct buf *b, const cJSON *content, int i, struct err *e)
 {
-    struct buf b;
-    int rc = 0;
-
-    buf_init(&b, LIMIT_RESPONSE_BYTES);
     if (cJSON_IsString(content)) {
-        buf_puts(&b, content->valuestring);
-    } else if (!cJSON_IsArray(content) || !content->child) {
-        rc = refuse(e, i, ".content must be a text, or a list of text parts");
+        buf_json_escape(b, content->valuestring, json_string_len(content));
+        return 0;
     }
-    for (const cJSON *p = cJSON_IsArray(content) ? content->child : NULL; p && !rc; p = p->next) {
-        const char *text = part_text(p, i, e);
+    if (!cJSON_IsArray(content) || !content->child) {
+        return refuse(e, i, ".content must be a text, or a list of text parts");
+    }
+    for (const cJSON *p = content->child; p; p = p->next) {
+        const cJSON *text = part_text(p, i, e);
         if (!text) {
-            rc = e ? e->code : ERR_INVALID;
-            break;
+            return e ? e->code : ERR_INVALID;
         }
-        if (p != content->child) {
-            buf_putc(&b, '\n');
-        }
-        buf_puts(&b, text);
+        buf_puts(b, p == content->child ? "" : "\\n");
+        buf_json_escape(b, text->valuestring, json_string_len(text));
     }
-    *ret = rc || b.failed ? NULL : strdup(b.data ? b.data : "");
-    rc = rc || *ret ? rc : err_nomem(e, "messages");
-    buf_release(&b);
-    return rc;
+    return 0;
 }
 
 static int put_content(struct buf *b, const cJSON *content, int i, bool mark, const struct api_context *ctx,
                        struct err *e)
 {
-    char *text = NULL;
-    int rc = join_content(&text, content, i, e);
-
-    if (rc) {
-        return rc;
-    }
     buf_puts(b, ctx->chat.wants_parts ? "[{\"type\":\"text\",\"text\":\"" : "\"");
-    buf_json_escape(b, text, strlen(text));
+    int rc = put_joined(b, content, i, e);
     buf_puts(b, mark ? CONTINUE_MARK "\"" : "\"");
     if (ctx->chat.wants_parts) {
         buf_puts(b, "}]");
     }
-    free(text);
-    return 0;
+    return rc;
 }
 
 /* Members besides role and content: name and what else the template may know (reasoning_content …). */
@@ -148,9 +126,9 @@ static int put_others(struct buf *b, const cJSON *m, int i, struct err *e)
             continue;
         }
         buf_putc(b, ',');
-        put_text(b, k->string);
+        json_put_string(b, k->string, strlen(k->string));
         buf_putc(b, ':');
-        put_text(b, k->valuestring);
+        json_put(b, k);
     }
     return 0;
 }
@@ -167,7 +145,7 @@ static int put_message(struct buf *b, const cJSON *m, int i, bool mark, const st
         return rc;
     }
     buf_puts(b, i ? ",{\"role\":" : "{\"role\":");
-    put_text(b, role);
+    json_put_string(b, role, strlen(role));
     buf_puts(b, ",\"content\":");
     rc = put_content(b, cJSON_GetObjectItemCaseSensitive(m, "content"), i, mark, ctx, e);
     rc = rc ? rc : put_others(b, m, i, e);
@@ -196,6 +174,30 @@ static int put_messages(struct buf *b, const cJSON *messages, bool mark, const s
     return rc;
 }
 
+/* Numbers that the template's language does not hold: integers beyond 64 bits, what is not finite as a double. */
+static int check_numbers(const cJSON *v, struct err *e)
+{
+    enum { MOST = 60 };
+    char text[JSON_NUMBER_ROOM];
+    bool minus, number = cJSON_IsNumber(v) && v->valuestring;
+    uint64_t n;
+
+    if (number && (!isfinite(v->valuedouble) || strlen(v->valuestring) > MOST ||
+                   (!strpbrk(v->valuestring, ".eE") && (json_integer(v, &minus, &n) || n > INT64_MAX)))) {
+        return err_set_param(e, ERR_INVALID, "chat_template_kwargs",
+                             "chat_template_kwargs holds the number %s; integers of 63 bits and finite doubles of at "
+                             "most %d characters are allowed",
+                             json_number_text(v, text), MOST);
+    }
+    for (const cJSON *m = v->child; m; m = m->next) {
+        int rc = check_numbers(m, e);
+        if (rc) {
+            return rc;
+        }
+    }
+    return 0;
+}
+
 static int put_variables(struct buf *b, const cJSON *kwargs, struct err *e)
 {
     static const char *const OURS[] = {"messages", "tools", "documents", "add_generation_prompt"};
@@ -207,15 +209,14 @@ static int put_variables(struct buf *b, const cJSON *kwargs, struct err *e)
                                      "chat_template_kwargs may not set %s, which is a field of its own", OURS[i]);
             }
         }
-        char *text = cJSON_PrintUnformatted(k);
-        if (!text) {
-            return err_nomem(e, "chat_template_kwargs");
+        int rc = check_numbers(k, e);
+        if (rc) {
+            return rc;
         }
         buf_putc(b, ',');
-        put_text(b, k->string);
+        json_put_string(b, k->string, strlen(k->string));
         buf_putc(b, ':');
-        buf_puts(b, text);
-        cJSON_free(text);
+        json_put(b, k);
     }
     return 0;
 }
@@ -225,9 +226,9 @@ static int cut_at_mark(struct buf *prompt, struct err *e)
 {
     const char mark[] = CONTINUE_MARK;
     size_t n = sizeof(mark) - 2; /* a template that trims takes the mark's space */
-    char *found = NULL;
+    char *found = NULL, *end = prompt->data + prompt->len;
 
-    for (char *at = prompt->data; at && (at = strstr(at, "CONTINUE_FINAL_MESSAGE_TAG")) != NULL; at++) {
+    for (char *at = prompt->data; at && (at = memmem(at, (size_t)(end - at), mark, n)) != NULL; at++) {
         found = at;
     }
     if (!found) {
@@ -269,7 +270,7 @@ int chat_read(struct completion *c, const cJSON *tree, const struct api_context 
         }
     }
     rc = rc || !c->continue_final_message ? rc : cut_at_mark(&prompt, e);
-    rc = rc ? rc : prompt_from_text(c, prompt.data ? prompt.data : "", ctx, e);
+    rc = rc ? rc : prompt_from_text(c, prompt.data ? prompt.data : "", prompt.len, ctx, e);
     buf_release(&context);
     buf_release(&prompt);
     return rc;

@@ -12,35 +12,48 @@ int field_wrong_type(const struct field *f, const cJSON *v, const char *allowed,
     return err_set_param(e, ERR_INVALID, f->name, "%s must be %s, not %s", f->name, allowed, json_kind(v));
 }
 
+int field_has_nul(const char *name, struct err *e)
+{
+    return err_set_param(e, ERR_INVALID, name, "%s holds the character NUL (\\u0000), which it may not", name);
+}
+
 int field_integer(int32_t *ret, const char *name, const cJSON *v, double lo, double hi, struct err *e)
 {
     if (!cJSON_IsNumber(v)) {
         return err_set_param(e, ERR_INVALID, name, "%s must be an integer, not %s", name, json_kind(v));
     }
-    double d = v->valuedouble;
-    if (d != floor(d)) {
-        return err_set_param(e, ERR_INVALID, name, "%s is %.17g but must be an integer", name, d);
+    char text[JSON_NUMBER_ROOM];
+    uint64_t n;
+    bool minus;
+    int rc = json_integer(v, &minus, &n);
+    if (rc == ERR_INVALID) {
+        return err_set_param(e, ERR_INVALID, name, "%s is %s but must be an integer", name,
+                             json_number_text(v, text));
     }
-    if (d < lo || d > hi) {
-        return err_set_param(e, ERR_INVALID, name, "%s is %.17g but must be between %.0f and %.0f", name, d, lo, hi);
+    double d = minus ? -(double)n : (double)n; /* rounded only where it is far beyond any bound */
+    if (rc || d < lo || d > hi) {
+        return err_set_param(e, ERR_INVALID, name, "%s is %s but must be between %.0f and %.0f", name,
+                             json_number_text(v, text), lo, hi);
     }
     *ret = (int32_t)d;
     return 0;
 }
 
-static int float_range_error(const struct field *f, double d, struct err *e)
+static int float_range_error(const struct field *f, const cJSON *v, struct err *e)
 {
     const char *than = f->lo_open ? "greater than" : "at least";
+    char text[JSON_NUMBER_ROOM];
 
+    json_number_text(v, text);
     if (isinf(f->lo)) {
-        return err_set_param(e, ERR_INVALID, f->name, "%s is %g but must be finite in single precision", f->name, d);
+        return err_set_param(e, ERR_INVALID, f->name, "%s is %s but must be finite in single precision", f->name, text);
     }
     if (isinf(f->hi)) {
-        return err_set_param(e, ERR_INVALID, f->name, "%s is %g but must be %s %g, and finite in single precision",
-                             f->name, d, than, f->lo);
+        return err_set_param(e, ERR_INVALID, f->name, "%s is %s but must be %s %g, and finite in single precision",
+                             f->name, text, than, f->lo);
     }
-    return err_set_param(e, ERR_INVALID, f->name, "%s is %g but must be %s %g and at most %g", f->name, d, than, f->lo,
-                         f->hi);
+    return err_set_param(e, ERR_INVALID, f->name, "%s is %s but must be %s %g and at most %g", f->name, text, than,
+                         f->lo, f->hi);
 }
 
 static int read_float(float *ret, const struct field *f, const cJSON *v, struct err *e)
@@ -52,7 +65,7 @@ static int read_float(float *ret, const struct field *f, const cJSON *v, struct 
     double d = v->valuedouble;
     float single = (float)d;
     if (!isfinite(single) || d < f->lo || d > f->hi || (f->lo_open && single <= f->lo)) {
-        return float_range_error(f, d, e);
+        return float_range_error(f, v, e);
     }
     *ret = single;
     return 0;

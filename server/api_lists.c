@@ -5,20 +5,12 @@
 #include "server/api.h"
 #include "server/json.h"
 
-static void free_strings(char **s, int32_t n)
-{
-    for (int32_t i = 0; i < n; i++) {
-        free(s[i]);
-    }
-    free(s);
-}
-
 static int check_string(const char *name, const cJSON *v, size_t max_bytes, struct err *e)
 {
     if (!cJSON_IsString(v)) {
         return err_set_param(e, ERR_INVALID, name, "%s must hold strings, not %s", name, json_kind(v));
     }
-    size_t len = strlen(v->valuestring);
+    size_t len = json_string_len(v);
     if (len < 1 || len > max_bytes) {
         return err_set_param(e, ERR_INVALID, name, "%s holds a string of %zu bytes; 1 to %zu are allowed", name, len,
                              max_bytes);
@@ -26,12 +18,47 @@ static int check_string(const char *name, const cJSON *v, size_t max_bytes, stru
     return 0;
 }
 
+/* Strings with their bytes; a NUL that does not count stands behind each. */
+struct strings {
+    char **text;
+    int32_t *len;
+    int32_t n;
+};
+
+static void free_strings(struct strings *s)
+{
+    for (int32_t i = 0; s->text && i < s->n; i++) {
+        free(s->text[i]);
+    }
+    free(s->text);
+    free(s->len);
+}
+
+/* Append a copy of `v`; there is room for it. */
+static int add_string(struct strings *s, const char *name, const cJSON *v, size_t max_bytes, struct err *e)
+{
+    int rc = check_string(name, v, max_bytes, e);
+
+    if (rc) {
+        return rc;
+    }
+    size_t len = json_string_len(v);
+    char *copy = malloc(len + 1);
+    if (!copy) {
+        return err_nomem(e, name);
+    }
+    memcpy(copy, v->valuestring, len + 1);
+    s->text[s->n] = copy;
+    s->len[s->n++] = (int32_t)len;
+    return 0;
+}
+
 /* A list of strings, each 1 .. max_bytes long, or one string where `single`. An empty list gives none. */
-static int read_strings(char ***ret, int32_t *ret_n, const char *name, const cJSON *v, bool single, int max,
-                        size_t max_bytes, struct err *e)
+static int read_strings(struct strings *ret, const char *name, const cJSON *v, bool single, int max, size_t max_bytes,
+                        struct err *e)
 {
     const cJSON *first = v;
-    int n = 1, rc = 0, made = 0;
+    int n = 1, rc = 0;
 
     if (cJSON_IsArray(v)) {
         first = v->child;
@@ -43,42 +70,51 @@ static int read_strings(char ***ret, int32_t *ret_n, const char *name, const cJS
     if (n > max) {
         return err_set_param(e, ERR_INVALID, name, "%s has %d entries; at most %d are allowed", name, n, max);
     }
+    *ret = (struct strings){0};
     if (n == 0) {
         return 0;
     }
-    char **list = calloc((size_t)n, sizeof(*list));
-    if (!list) {
-        return err_nomem(e, name);
+    struct strings s = {.text = calloc((size_t)n, sizeof(*s.text)), .len = calloc((size_t)n, sizeof(*s.len))};
+    rc = s.text && s.len ? 0 : err_nomem(e, name);
+    for (const cJSON *m = first; s.n < n && !rc; m = m->next) {
+        rc = add_string(&s, name, m, max_bytes, e);
     }
-    for (const cJSON *s = first; made < n; s = s->next, made++) {
-        rc = check_string(name, s, max_bytes, e);
-        if (!rc && !(list[made] = strdup(s->valuestring))) {
-            rc = err_nomem(e, name);
-        }
-        if (rc) {
-            free_strings(list, made);
-            return rc;
-        }
+    if (rc) {
+        free_strings(&s);
+        return rc;
     }
-    *ret = list;
-    *ret_n = n;
+    *ret = s;
     return 0;
 }
 
 int read_stop(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
 {
     struct gen_params *p = &((struct completion *)ret)->params;
+    struct strings s;
+    int rc = read_strings(&s, f->name, v, true, LIMIT_STOP_STRINGS, LIMIT_STOP_BYTES, e);
 
     (void)ctx;
-    return read_strings(&p->stop, &p->n_stop, f->name, v, true, LIMIT_STOP_STRINGS, LIMIT_STOP_BYTES, e);
+    if (!rc) {
+        p->stop = s.text;
+        p->stop_len = s.len;
+        p->n_stop = s.n;
+    }
+    return rc;
 }
 
 int read_bad_words(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
 {
     struct gen_params *p = &((struct completion *)ret)->params;
+    struct strings s;
+    int rc = read_strings(&s, f->name, v, false, LIMIT_BAD_WORDS, LIMIT_STOP_BYTES, e);
 
     (void)ctx;
-    return read_strings(&p->bad_word, &p->n_bad_words, f->name, v, false, LIMIT_BAD_WORDS, LIMIT_STOP_BYTES, e);
+    if (!rc) {
+        p->bad_word = s.text;
+        p->bad_word_len = s.len;
+        p->n_bad_words = s.n;
+    }
+    return rc;
 }
 
 int read_ids(int32_t **ret, int32_t *ret_n, const char *name, const cJSON *v, int32_t max,

@@ -6,22 +6,35 @@
 #include "server/api.h"
 #include "server/json.h"
 
-static int encode_text(struct prompt *ret, const char *name, const char *text, bool add_special, int32_t max,
-                       const struct api_context *ctx, struct err *e)
-{
-    size_t len = strlen(text);
+/* What is to be encoded: `name` is the field that brought it. */
+struct source {
+    const char *name, *text;
+    size_t len;
+    bool add_special;
+    int32_t max; /* tokens */
+};
 
-    if (len == 0) {
+static struct source source_of(const cJSON *v, const char *name, bool add_special, int32_t max)
+{
+    return (struct source){name, v->valuestring, json_string_len(v), add_special, max};
+}
+
+static int encode_text(struct prompt *ret, const struct source *s, const struct api_context *ctx, struct err *e)
+{
+    const char *name = s->name;
+    int32_t max = s->max;
+
+    if (s->len == 0) {
         return err_set_param(e, ERR_INVALID, name, "%s is empty; give at least one character", name);
     }
-    int rc = ctx->encode(ctx->arg, text, len, add_special, max, &ret->id, &ret->n, e);
+    int rc = ctx->encode(ctx->arg, s->text, s->len, s->add_special, max, &ret->id, &ret->n, e);
     /* JSON strings are valid UTF-8, so what can be wrong with the text is its length. */
     if (rc == ERR_INVALID && max < INT32_MAX) {
         return err_set_param(
             e, ERR_INVALID, name,
             "%s has more than %d tokens (%zu bytes), the model takes %d with those to be made; shorten it, or set "
             "truncate_prompt_tokens",
-            name, max - 1, len, max - 1);
+            name, max - 1, s->len, max - 1);
     }
     if (rc == ERR_INVALID && e) {
         snprintf(e->param, sizeof(e->param), "%s", name);
@@ -53,22 +66,28 @@ static int read_one(struct completion *c, struct prompt *p, const cJSON *v, cons
 {
     /* A text that is cut anyway is encoded whole; otherwise one token too many is enough to know. */
     int32_t max = c->truncate ? INT32_MAX : ctx->info.max_model_len + 1;
-    int rc = cJSON_IsString(v) ? encode_text(p, "prompt", v->valuestring, c->add_special, max, ctx, e)
-                               : read_ids(&p->id, &p->n, "prompt", v, LIMIT_JSON_VALUES, ctx, e);
+    int rc;
 
+    if (cJSON_IsString(v)) {
+        struct source s = source_of(v, "prompt", c->add_special, max);
+        rc = encode_text(p, &s, ctx, e);
+    } else {
+        rc = read_ids(&p->id, &p->n, "prompt", v, LIMIT_JSON_VALUES, ctx, e);
+    }
     return rc ? rc : fit_prompt(c, p, ctx, e);
 }
 
-int prompt_from_text(struct completion *c, const char *text, const struct api_context *ctx, struct err *e)
+int prompt_from_text(struct completion *c, const char *text, size_t len, const struct api_context *ctx, struct err *e)
 {
     int32_t max = c->truncate ? INT32_MAX : ctx->info.max_model_len + 1;
+    struct source s = {"messages", text, len, c->add_special, max};
 
     c->prompt = calloc(1, sizeof(*c->prompt));
     if (!c->prompt) {
         return err_nomem(e, "prompts");
     }
     c->n_prompts = 1;
-    int rc = encode_text(c->prompt, "messages", text, c->add_special, max, ctx, e);
+    int rc = encode_text(c->prompt, &s, ctx, e);
     return rc ? rc : fit_prompt(c, c->prompt, ctx, e);
 }
 
@@ -90,7 +109,7 @@ static int add_gap(struct prompt *p, const struct prompt *behind, const struct e
     memcpy(id + p->n + 2, behind->id, (size_t)behind->n * sizeof(*id));
     id[n - 1] = f->middle;
     free(p->id);
-    *p = (struct prompt){id, n};
+    *p = (struct prompt){.id = id, .n = n};
     return 0;
 }
 
@@ -116,7 +135,8 @@ int prompt_add_suffix(struct completion *c, const struct api_context *ctx, struc
     if (!c->suffix) {
         return 0;
     }
-    int rc = encode_text(&behind, "suffix", c->suffix, false, ctx->info.max_model_len + 1, ctx, e);
+    struct source s = source_of(c->suffix, "suffix", false, ctx->info.max_model_len + 1);
+    int rc = encode_text(&behind, &s, ctx, e);
     for (int32_t i = 0; i < c->n_prompts && rc == 0; i++) {
         rc = add_gap(&c->prompt[i], &behind, &ctx->fim, e);
         rc = rc ? rc : fit_prompt(c, &c->prompt[i], ctx, e);
@@ -202,6 +222,9 @@ static int read_token_list(void *ret, const struct field *f, const cJSON *v, con
 {
     struct tokenize *t = &((struct tokenize_body *)ret)->out;
 
+    if (cJSON_IsArray(v) && !v->child) {
+        return 0;
+    }
     return read_ids(&t->id, &t->n, f->name, v, LIMIT_JSON_VALUES, ctx, e);
 }
 
@@ -216,8 +239,8 @@ static const struct field tokenize_rows[] = {
      .type = FIELD_CUSTOM,
      .given = -1,
      .read = read_token_text,
-     .schema = "{\"type\":\"string\",\"minLength\":1}",
-     .help = "The text."},
+     .schema = "{\"type\":\"string\"}",
+     .help = "The text; it may be empty."},
     {.name = "add_special_tokens",
      .type = FIELD_BOOL,
      .given = -1,
@@ -242,8 +265,8 @@ static const struct field detokenize_rows[] = {
      .type = FIELD_CUSTOM,
      .given = -1,
      .read = read_token_list,
-     .schema = "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":@vocab}}",
-     .help = "Token ids."},
+     .schema = "{\"type\":\"array\",\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":@vocab}}",
+     .help = "Token ids; there may be none."},
 };
 const struct field_table detokenize_fields = {detokenize_rows, ARRAY_LEN(detokenize_rows), ROUTE_BOTH};
 
@@ -262,9 +285,11 @@ static int token_body_parse(struct tokenize *ret, const struct field_table *t, c
     if (!rc && (!v || cJSON_IsNull(v))) {
         rc = err_set_param(e, ERR_INVALID, required, "%s is missing", required);
     }
-    if (!rc && cJSON_IsString(v)) {
+    /* An empty text has no tokens, not even those that stand before every text. */
+    if (!rc && cJSON_IsString(v) && json_string_len(v)) {
+        struct source s = source_of(v, required, b.add_special, INT32_MAX);
         struct prompt p = {0};
-        rc = encode_text(&p, required, v->valuestring, b.add_special, INT32_MAX, ctx, e);
+        rc = encode_text(&p, &s, ctx, e);
         b.out.id = p.id;
         b.out.n = p.n;
     }

@@ -111,9 +111,12 @@ static const struct field completion_rows[] = {
                "{\"type\":\"object\",\"maxProperties\":1024,\"propertyNames\":{\"pattern\":\"^[0-9]+$\"},"
                "\"additionalProperties\":{\"type\":\"number\",\"minimum\":-100,\"maximum\":100}}",
                "Added to the logits of these token ids."),
-    ROW_CUSTOM("seed", read_later,
-               "{\"type\":\"integer\",\"minimum\":-9223372036854775808,\"maximum\":18446744073709551615}",
-               "The same seed gives the same tokens."),
+    {.name = "seed",
+     .type = FIELD_CUSTOM,
+     GIVEN(has_seed),
+     .read = read_seed,
+     .schema = "{\"type\":\"integer\",\"minimum\":-9223372036854775808,\"maximum\":18446744073709551615}",
+     .help = "The same seed gives the same tokens. Without one each prompt has its own."},
     ROW_CUSTOM("stop", read_stop,
                "{\"oneOf\":[{\"type\":\"string\",\"minLength\":1},{\"type\":\"array\",\"maxItems\":16,\"items\":{"
                "\"type\":\"string\",\"minLength\":1}}]}",

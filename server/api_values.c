@@ -19,7 +19,10 @@ int read_model(void *ret, const struct field *f, const cJSON *v, const struct ap
     if (!cJSON_IsString(v)) {
         return field_wrong_type(f, v, "a string", e);
     }
-    if (strcmp(v->valuestring, ctx->info.model_name) != 0) {
+    if (json_has_nul(v)) {
+        return field_has_nul(f->name, e);
+    }
+    if (!json_is(v, ctx->info.model_name)) {
         return err_set_param(e, ERR_NOT_FOUND, f->name, "model '%.*s' is not served here; '%s' is", 100, v->valuestring,
                              ctx->info.model_name);
     }
@@ -35,7 +38,7 @@ int read_early_stopping(void *ret, const struct field *f, const cJSON *v, const 
         c->params.early_stopping = cJSON_IsTrue(v) ? 1 : 0;
         return 0;
     }
-    if (cJSON_IsString(v) && strcmp(v->valuestring, "never") == 0) {
+    if (json_is(v, "never")) {
         c->params.early_stopping = 2;
         return 0;
     }
@@ -64,6 +67,31 @@ int read_top_k(void *ret, const struct field *f, const cJSON *v, const struct ap
     return rc;
 }
 
+/* 64 bits, exact: those of a negative one are its two's complement. */
+int read_seed(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
+{
+    struct completion *c = ret;
+    char text[JSON_NUMBER_ROOM];
+    uint64_t n;
+    bool minus;
+
+    (void)ctx;
+    if (!cJSON_IsNumber(v)) {
+        return field_wrong_type(f, v, "an integer", e);
+    }
+    int rc = json_integer(v, &minus, &n);
+    if (rc == ERR_INVALID) {
+        return err_set_param(e, ERR_INVALID, f->name, "%s is %s but must be an integer of 64 bits", f->name,
+                             json_number_text(v, text));
+    }
+    if (rc || (minus && n > UINT64_C(1) << 63)) {
+        return err_set_param(e, ERR_INVALID, f->name, "%s is %s but must be from -2^63 to 2^64 - 1", f->name,
+                             json_number_text(v, text));
+    }
+    c->params.seed = minus ? 0 - n : n;
+    return 0;
+}
+
 int read_cache_salt(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
 {
     struct completion *c = ret;
@@ -72,7 +100,10 @@ int read_cache_salt(void *ret, const struct field *f, const cJSON *v, const stru
     if (!cJSON_IsString(v)) {
         return field_wrong_type(f, v, "a string", e);
     }
-    size_t len = strlen(v->valuestring);
+    if (json_has_nul(v)) {
+        return field_has_nul(f->name, e);
+    }
+    size_t len = json_string_len(v);
     if (len < 1 || len > LIMIT_CACHE_SALT_BYTES) {
         return err_set_param(e, ERR_INVALID, f->name, "%s has %zu bytes; 1 to %d are allowed", f->name, len,
                              LIMIT_CACHE_SALT_BYTES);
@@ -91,7 +122,7 @@ int read_request_id(void *ret, const struct field *f, const cJSON *v, const stru
     if (!cJSON_IsString(v)) {
         return field_wrong_type(f, v, "a string", e);
     }
-    size_t len = strlen(v->valuestring);
+    size_t len = json_string_len(v);
     if (len < 1 || len > LIMIT_REQUEST_ID_BYTES || strspn(v->valuestring, allowed) != len) {
         return err_set_param(e, ERR_INVALID, f->name, "%s must be 1 to %d letters, digits, '.', '_', ':' or '-'",
                              f->name, LIMIT_REQUEST_ID_BYTES);
@@ -105,8 +136,8 @@ int read_suffix(void *ret, const struct field *f, const cJSON *v, const struct a
     if (!cJSON_IsString(v)) {
         return field_wrong_type(f, v, "a string", e);
     }
-    ((struct completion *)ret)->suffix = v->valuestring[0] ? v->valuestring : NULL;
-    if (v->valuestring[0] && !ctx->fim.there) {
+    ((struct completion *)ret)->suffix = json_string_len(v) ? v : NULL;
+    if (json_string_len(v) && !ctx->fim.there) {
         return err_set_param(e, ERR_UNSUPPORTED, f->name,
                              "%s is not supported: model '%s' has no fill-in-the-middle tokens; leave it out", f->name,
                              ctx->info.model_name);
@@ -122,7 +153,7 @@ int read_response_format(void *ret, const struct field *f, const cJSON *v, const
     if (!cJSON_IsObject(v) || !cJSON_IsString(type)) {
         return field_wrong_type(f, v, "an object with a type", e);
     }
-    if (strcmp(type->valuestring, "text") != 0) {
+    if (!json_is(type, "text")) {
         return err_set_param(e, ERR_UNSUPPORTED, f->name,
                              "%s '%.60s' is not supported: this server has no constrained output, only 'text'", f->name,
                              type->valuestring);
@@ -157,7 +188,7 @@ int read_no_tools(void *ret, const struct field *f, const cJSON *v, const struct
 int read_tool_choice(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
 {
     (void)ret, (void)ctx;
-    if (cJSON_IsString(v) && (strcmp(v->valuestring, "none") == 0 || strcmp(v->valuestring, "auto") == 0)) {
+    if (json_is(v, "none") || json_is(v, "auto")) {
         return 0;
     }
     return err_set_param(e, ERR_UNSUPPORTED, f->name,

@@ -97,8 +97,13 @@ int collector_add(struct collector *c, const struct sse_style *s, int32_t index,
     if (o->finish != FINISH_NONE) {
         p->finish = o->finish;
         p->stop_token = o->stop_token;
-        if (o->stop_string && !p->stop_string && !(p->stop_string = strdup(o->stop_string))) {
-            return ERR_NOMEM;
+        if (o->stop_string && !p->stop_string) {
+            p->stop_string = malloc((size_t)o->stop_string_len + 1);
+            if (!p->stop_string) {
+                return ERR_NOMEM;
+            }
+            memcpy(p->stop_string, o->stop_string, (size_t)o->stop_string_len);
+            p->stop_string_len = o->stop_string_len;
         }
     }
     c->bytes += parts_bytes(p) - before;
@@ -140,7 +145,7 @@ static void put_choice(struct buf *b, const struct choice_parts *p, const struct
     } else {
         PUT(b, "\",\"logprobs\":null,");
     }
-    put_finish(b, p->finish, p->stop_string, p->stop_token);
+    put_finish(b, p->finish, p->stop_string, p->stop_string_len, p->stop_token);
     if (s->token_ids) {
         put_list(b, ",\"token_ids\":[", &p->ids);
         PUT(b, ",\"prompt_token_ids\":");

@@ -8,7 +8,8 @@
 struct choice_parts {
     struct buf text, tokens, logprobs, top, offsets, ids, prompt_logprobs;
     enum finish_reason finish;
-    char *stop_string; /* owned */
+    char *stop_string; /* [stop_string_len] owned */
+    int32_t stop_string_len;
     int32_t stop_token;
 };
 

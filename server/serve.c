@@ -66,17 +66,22 @@ static void wake_main(struct sink *s)
 
 static void api_defaults(void *arg, struct gen_params *p)
 {
+    gen_params_init(p, ((struct daemon *)arg)->engine);
+}
+
+static uint64_t api_new_seed(void *arg)
+{
     static atomic_ullong count;
     struct daemon *d = arg;
+    uint64_t seed = 0;
 
-    gen_params_init(p, d->engine);
     if (d->settings.seed >= 0) {
-        /* The n-th request of a server with a seed has always the same one. */
-        p->seed = ((uint64_t)d->settings.seed << 32) + atomic_fetch_add(&count, 1);
-        return;
+        /* The n-th prompt of a server with a seed has always the same one. */
+        return ((uint64_t)d->settings.seed << 32) + atomic_fetch_add(&count, 1);
     }
-    ssize_t got = getrandom(&p->seed, sizeof(p->seed), 0);
+    ssize_t got = getrandom(&seed, sizeof(seed), 0);
     (void)got;
+    return seed;
 }
 
 static int api_encode(void *arg, const char *text, size_t len, bool add_special, int32_t max_tokens, int32_t **ret_ids,
@@ -103,6 +108,7 @@ static void make_ready(struct daemon *d)
     api->max_logprobs = (int32_t)MIN(d->settings.max_logprobs, LIMIT_LOGPROBS);
     api->reject_unknown = d->settings.unknown_fields == UNKNOWN_REJECT;
     api->defaults = api_defaults;
+    api->new_seed = api_new_seed;
     api->encode = api_encode;
     api->token_bytes = api_token_bytes;
     api->render_chat = api_render_chat;

@@ -218,7 +218,8 @@ int put_usage(struct buf *b, const struct usage *u)
                       u->cached_tokens);
 }
 
-int put_finish(struct buf *b, enum finish_reason finish, const char *stop_string, int32_t stop_token)
+int put_finish(struct buf *b, enum finish_reason finish, const char *stop_string, int32_t stop_string_len,
+               int32_t stop_token)
 {
     const char *name = finish_reason_name(finish);
 
@@ -228,7 +229,7 @@ int put_finish(struct buf *b, enum finish_reason finish, const char *stop_string
     buf_printf(b, "\"finish_reason\":\"%s\",\"stop_reason\":", name);
     if (finish == FINISH_STOP && stop_string) {
         buf_putc(b, '"');
-        buf_json_escape(b, stop_string, strlen(stop_string));
+        buf_json_escape(b, stop_string, (size_t)stop_string_len);
         return buf_putc(b, '"');
     }
     if (finish == FINISH_STOP && stop_token >= 0) {
@@ -435,7 +436,7 @@ int sse_piece(struct buf *b, const struct sse_style *s, int32_t index, const str
     }
     put_opening(b, s, index, o);
     put_logprobs(b, s, o);
-    put_finish(b, o->finish, o->stop_string, o->stop_token);
+    put_finish(b, o->finish, o->stop_string, o->stop_string_len, o->stop_token);
     if (s->token_ids) {
         put_token_ids(b, o);
     }

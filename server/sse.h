@@ -59,6 +59,7 @@ int put_ids(struct buf *b, const int32_t *id, int32_t n);
 /* "usage":{…} */
 int put_usage(struct buf *b, const struct usage *u);
 /* "finish_reason":…[,"stop_reason":…] of a piece. */
-int put_finish(struct buf *b, enum finish_reason finish, const char *stop_string, int32_t stop_token);
+int put_finish(struct buf *b, enum finish_reason finish, const char *stop_string, int32_t stop_string_len,
+               int32_t stop_token);
 
 #endif

@@ -33,6 +33,7 @@ static int make_requests(struct stream *s, struct completion *c, const char *id,
         if (rc) {
             return rc;
         }
+        params.seed = c->prompt[i].seed;
         rc = request_new(&s->request[i], &params, c->prompt[i].id, c->prompt[i].n, e);
         if (rc) {
             gen_params_release(&params);

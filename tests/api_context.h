@@ -17,7 +17,6 @@ static void test_defaults(void *arg, struct gen_params *p)
                              .temperature = 1,
                              .top_p = 1,
                              .repetition_penalty = 1,
-                             .seed = 99,
                              .n_logprobs = -1,
                              .n_prompt_logprobs = -1,
                              .skip_special = true,
@@ -52,10 +51,18 @@ static const char *test_token_bytes(const void *arg, int32_t id, size_t *ret_len
     return &all[id];
 }
 
+static uint64_t test_new_seed(void *arg)
+{
+    static uint64_t n = 98;
+    (void)arg;
+    return ++n;
+}
+
 static const struct api_context test_context = {
     .info = {.model_name = "m", .fingerprint = "fp_1", .max_model_len = 1000, .vocab = 256},
     .max_logprobs = 20,
     .defaults = test_defaults,
+    .new_seed = test_new_seed,
     .encode = test_encode,
     .token_bytes = test_token_bytes,
 };

@@ -60,7 +60,7 @@ static void test_defaults_stand(void **state)
     assert_int_equal(c.params.best_of, 1);
     assert_int_equal(c.params.beam_width, 0);
     assert_int_equal(c.params.n_logprobs, -1);
-    assert_int_equal(c.params.seed, 99);
+    assert_int_equal(c.prompt[0].seed, 99);
     assert_true(c.params.skip_special);
     assert_string_equal(c.ignored, "");
     completion_release(&c);
@@ -91,7 +91,7 @@ static void test_every_field_arrives(void **state)
     assert_int_equal(p->n_bias, 2);
     assert_int_equal(p->bias[0].token, 3); /* ascending */
     assert_true(p->bias[1].bias == -100);
-    assert_int_equal(p->seed, 5);
+    assert_int_equal(c.prompt[0].seed, 5);
     assert_int_equal(p->n_stop, 2);
     assert_string_equal(p->stop[1], "bc");
     assert_int_equal(p->stop_token[0], 9);
@@ -155,6 +155,13 @@ static void test_seed_is_exact(void **state)
              {"9007199254740993", 9007199254740993u},
              {"18446744073709551615", UINT64_MAX},
              {"-1", UINT64_MAX},
+             {"-0", 0},
+             {"0.000e99999999999999999999", 0},
+             {"1.0", 1},
+             {"1e3", 1000},
+             {"9007199254740993.000", 9007199254740993u},
+             {"1844674407370955161.5e1", UINT64_MAX},
+             {"184467440737095516150000e-4", UINT64_MAX},
              {"-9223372036854775808", (uint64_t)1 << 63}};
     char body[200];
     (void)state;
@@ -163,9 +170,84 @@ static void test_seed_is_exact(void **state)
         /* A seed deeper in the body is not the seed. */
         snprintf(body, sizeof(body), "{\"x\":{\"seed\":1}, \"\\u0073eed\" : %s ,\"prompt\":\"x\"}", t[i].text);
         accept_body(&c, body);
-        assert_true(c.params.seed == t[i].seed);
+        assert_true(c.prompt[0].seed == t[i].seed);
         completion_release(&c);
     }
+}
+
+static void test_prompts_without_a_seed_share_none(void **state)
+{
+    struct completion c;
+
+    (void)state;
+    accept_body(&c, "{\"prompt\":[\"x\",\"x\",\"x\"]}");
+    assert_true(c.prompt[0].seed != c.prompt[1].seed && c.prompt[1].seed != c.prompt[2].seed &&
+                c.prompt[0].seed != c.prompt[2].seed);
+    completion_release(&c);
+    accept_body(&c, "{\"prompt\":[\"x\",\"x\"],\"seed\":0}");
+    assert_true(c.prompt[0].seed == 0 && c.prompt[1].seed == 0);
+    completion_release(&c);
+}
+
+/* `field`: the digits of a number with 100,000 zeros in their midst. */
+static void test_long_numbers(void **state)
+{
+    enum { ZEROS = 100000 };
+    static const struct {
+        const char *before, *behind, *param, *text;
+    } t[] = {
+        {"{\"prompt\":\"x\",\"max_tokens\":0.", "1}", "max_tokens", "(100003 characters) but must be an integer"},
+        {"{\"prompt\":\"x\",\"seed\":1.", "1}", "seed", "must be an integer of 64 bits"},
+        {"{\"prompt\":\"x\",\"n\":1", "}", "n", "must be between 1 and 128"},
+        {"{\"prompt\":\"x\",\"temperature\":1", "}", "temperature", "must be at least 0 and at most 2"},
+        {"{\"prompt\":\"x\",\"max_tokens\":7.", "}", NULL, NULL},
+        {"{\"prompt\":\"x\",\"foo\":1", "}", NULL, NULL},
+    };
+    char *body = malloc(ZEROS + 100);
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(t); i++) {
+        size_t at = strlen(t[i].before);
+        struct completion c;
+        struct err e;
+        memcpy(body, t[i].before, at);
+        memset(body + at, '0', ZEROS);
+        strcpy(body + at + ZEROS, t[i].behind);
+        if (!t[i].param) {
+            accept_body(&c, body);
+            completion_release(&c);
+            continue;
+        }
+        assert_int_equal(parse(&c, body, &e), ERR_INVALID);
+        assert_string_equal(e.param, t[i].param);
+        assert_non_null(strstr(e.text, t[i].text));
+    }
+    free(body);
+}
+
+static void test_nul_is_a_character(void **state)
+{
+    struct completion c;
+    struct tokenize t;
+    struct err e;
+    const char *text = "{\"prompt\":\"a\\u0000b\"}";
+
+    (void)state;
+    accept_body(&c, "{\"prompt\":[\"a\\u0000b\",\"\\u0000\"],\"stop\":[\"\\u0000\",\"x\\u0000y\"],"
+                    "\"bad_words\":[\"\\u0000z\"],\"foo\":\"\\u0000\",\"add_special_tokens\":false}");
+    assert_int_equal(c.prompt[0].n, 3);
+    assert_int_equal(c.prompt[0].id[1], 0);
+    assert_int_equal(c.prompt[0].id[2], 'b');
+    assert_int_equal(c.prompt[1].n, 1);
+    assert_int_equal(c.params.stop_len[0], 1);
+    assert_int_equal(c.params.stop_len[1], 3);
+    assert_memory_equal(c.params.stop[1], "x\0y", 4);
+    assert_int_equal(c.params.bad_word_len[0], 2);
+    assert_memory_equal(c.params.bad_word[0], "\0z", 3);
+    completion_release(&c);
+    assert_int_equal(tokenize_parse(&t, text, strlen(text), &test_context, &e), 0);
+    assert_int_equal(t.n, 4);
+    tokenize_release(&t);
 }
 
 static void test_beams(void **state)
@@ -263,16 +345,13 @@ static void test_refused_json(void **state)
         {"{\"a\":1e}", "", "a digit"},
         {"{\"a\":NaN}", "", "a value"},
         {"{\"a\":Infinity}", "", "a value"},
-        {"{\"a\":1e999}", "", "not finite"},
-        {"{\"a\":-1e999}", "", "not finite"},
-        {"{\"a\":1000000000000000000000000000000000000000000000000000000000000000000}", "", "67 characters"},
         {"{\"a\":\"\x01\"}", "", "control character (0x01)"},
         {"{\"a\":\"\xff\"}", "", "not valid UTF-8 at byte 6"},
         {"{\"a\":\"\xc0\x80\"}", "", "not valid UTF-8"},
         {"{\"a\":\"\xed\xa0\x80\"}", "", "not valid UTF-8"},
         {"{\"a\":\"\xf5\x80\x80\x80\"}", "", "not valid UTF-8"},
         {"{\"a\":\"\xe2\x82\"}", "", "not valid UTF-8"},
-        {"{\"a\":\"\\u0000\"}", "", "NUL"},
+        {"{\"a\\u0000\":1}", "", "name holds the character NUL at byte 1"},
         {"{\"a\":\"\\ud800\"}", "", "half of a surrogate pair"},
         {"{\"a\":\"\\udc00\\ud800\"}", "", "half of a surrogate pair"},
         {"{\"a\":\"\\ud800\\u0041\"}", "", "half of a surrogate pair"},
@@ -390,7 +469,27 @@ static void test_refused_fields(void **state)
         {"{\"prompt\":\"x\",\"logit_bias\":{\"1\":\"a\"}}", "logit_bias", "must be a number"},
         {"{\"prompt\":\"x\",\"logit_bias\":{\"1\":1,\"01\":2}}", "logit_bias", "names token 1 twice"},
         {"{\"prompt\":\"x\",\"seed\":1.5}", "seed", "integer of 64 bits"},
-        {"{\"prompt\":\"x\",\"seed\":1e3}", "seed", "integer of 64 bits"},
+        {"{\"prompt\":\"x\",\"seed\":1e-3}", "seed", "integer of 64 bits"},
+        {"{\"prompt\":\"x\",\"seed\":0.1e0}", "seed", "seed is 0.1e0 but must be an integer of 64 bits"},
+        {"{\"prompt\":\"x\",\"seed\":1e400}", "seed", "from -2^63 to 2^64 - 1"},
+        {"{\"prompt\":\"x\",\"seed\":1e99999999999999999999}", "seed", "from -2^63 to 2^64 - 1"},
+        {"{\"prompt\":\"x\",\"seed\":18446744073709551615.5}", "seed", "integer of 64 bits"},
+        {"{\"prompt\":\"x\",\"seed\":1000000000000000000000000000000000000000000000000000000000000000000}", "seed",
+         "1000000000000000000000000000000000000000... (67 characters)"},
+        {"{\"prompt\":\"x\",\"n\":1.00000000000000000001}", "n", "must be an integer"},
+        {"{\"prompt\":\"x\",\"n\":0.99999999999999999999}", "n", "must be an integer"},
+        {"{\"prompt\":\"x\",\"max_tokens\":1e-400}", "max_tokens", "is 1e-400 but must be an integer"},
+        {"{\"prompt\":\"x\",\"max_tokens\":4294967297}", "max_tokens", "must be between"},
+        {"{\"prompt\":\"x\",\"max_tokens\":18446744073709551617}", "max_tokens", "must be between"},
+        {"{\"prompt\":\"x\",\"top_k\":-1e30}", "top_k", "-1e30 but must be between"},
+        {"{\"prompt\":\"x\",\"temperature\":1e400}", "temperature", "temperature is 1e400 but must be at least 0"},
+        {"{\"prompt\":\"x\",\"top_p\":1e999}", "top_p", "at most 1"},
+        {"{\"prompt\":\"x\",\"logit_bias\":{\"1\":-1e999}}", "logit_bias", "-100 to 100"},
+        {"{\"prompt\":\"x\",\"model\":\"m\\u0000\"}", "model", "holds the character NUL"},
+        {"{\"prompt\":\"x\",\"cache_salt\":\"m\\u0000\"}", "cache_salt", "holds the character NUL"},
+        {"{\"prompt\":\"x\",\"request_id\":\"m\\u0000\"}", "request_id", "letters, digits"},
+        {"{\"prompt\":\"x\",\"use_beam_search\":true,\"early_stopping\":\"never\\u0000\"}", "early_stopping",
+         "\"never\""},
         {"{\"prompt\":\"x\",\"seed\":\"1\"}", "seed", "not a string"},
         {"{\"prompt\":\"x\",\"seed\":18446744073709551616}", "seed", "from -2^63 to 2^64 - 1"},
         {"{\"prompt\":\"x\",\"seed\":-9223372036854775809}", "seed", "from -2^63 to 2^64 - 1"},
@@ -514,15 +613,19 @@ static void test_tokenize(void **state)
 {
     struct tokenize t;
     struct err e = {0};
-    const char *body = "{\"prompt\":\"ab\",\"return_token_strs\":true}", *bad = "{\"prompt\":\"\"}",
+    const char *body = "{\"prompt\":\"ab\",\"return_token_strs\":true}", *empty = "{\"prompt\":\"\"}",
                *ids = "{\"tokens\":[5,6]}";
     (void)state;
     assert_int_equal(tokenize_parse(&t, body, strlen(body), &test_context, &e), 0);
     assert_int_equal(t.n, 3);
     assert_true(t.return_strings);
     tokenize_release(&t);
-    assert_int_equal(tokenize_parse(&t, bad, strlen(bad), &test_context, &e), ERR_INVALID);
-    assert_string_equal(e.param, "prompt");
+    assert_int_equal(tokenize_parse(&t, empty, strlen(empty), &test_context, &e), 0);
+    assert_int_equal(t.n, 0);
+    tokenize_release(&t);
+    assert_int_equal(detokenize_parse(&t, "{\"tokens\":[]}", 13, &test_context, &e), 0);
+    assert_int_equal(t.n, 0);
+    tokenize_release(&t);
     assert_int_equal(tokenize_parse(&t, "{}", 2, &test_context, &e), ERR_INVALID);
     assert_string_equal(e.text, "prompt is missing");
     assert_int_equal(tokenize_parse(&t, "{\"prompt\":1}", 12, &test_context, &e), ERR_INVALID);
@@ -580,6 +683,9 @@ int main(void)
         cmocka_unit_test(test_null_means_not_given),
         cmocka_unit_test(test_prompt_forms),
         cmocka_unit_test(test_seed_is_exact),
+        cmocka_unit_test(test_prompts_without_a_seed_share_none),
+        cmocka_unit_test(test_long_numbers),
+        cmocka_unit_test(test_nul_is_a_character),
         cmocka_unit_test(test_beams),
         cmocka_unit_test(test_unknown_fields_are_named),
         cmocka_unit_test(test_room),

@@ -57,6 +57,7 @@ static void test_events(void **state)
            "{\"index\":0,\"text\":\"\",\"logprobs\":null,\"finish_reason\":\"length\",\"stop_reason\":null}]}\n\n");
     o = piece("x", FINISH_STOP);
     o.stop_string = "\"";
+    o.stop_string_len = 1;
     sse_piece(&b, &s, 0, &o, NULL, 0, &u);
     expect(&b, HEAD
            "{\"index\":0,\"text\":\"x\",\"logprobs\":null,\"finish_reason\":\"stop\",\"stop_reason\":\"\\\"\"}]}\n\n");
@@ -197,6 +198,7 @@ static void test_collected_body(void **state)
     assert_int_equal(collector_add(&c, &s, 1, &o), 0);
     o = piece("b", FINISH_STOP);
     o.stop_string = "END";
+    o.stop_string_len = 3;
     assert_int_equal(collector_add(&c, &s, 1, &o), 0);
     o = piece("z", FINISH_LENGTH);
     assert_int_equal(collector_add(&c, &s, 0, &o), 0);

@@ -37,7 +37,7 @@ static void check_params(const struct gen_params *p)
         CHECK(p->bias[i].bias >= -100 && p->bias[i].bias <= 100);
     }
     for (int32_t i = 0; i < p->n_stop; i++)
-        CHECK(p->stop[i][0]);
+        CHECK(p->stop_len[i] > 0 && p->stop[i][p->stop_len[i]] == '\0');
 }
 
 static void check_completion(struct completion *c)

@@ -186,6 +186,12 @@ static void api_defaults(void *arg, struct gen_params *p)
     gen_params_init(p, arg);
 }
 
+static uint64_t api_new_seed(void *arg)
+{
+    (void)arg;
+    return 1;
+}
+
 static int api_encode(void *arg, const char *text, size_t len, bool add_special, int32_t max_tokens, int32_t **ret_ids,
                       int32_t *ret_n, struct err *e)
 {
@@ -208,6 +214,7 @@ static struct engine *start_engine(struct server *s)
     engine_info(engine, &api->info);
     api->max_logprobs = 20;
     api->defaults = api_defaults;
+    api->new_seed = api_new_seed;
     api->encode = api_encode;
     api->token_bytes = api_token_bytes;
     api->arg = engine;

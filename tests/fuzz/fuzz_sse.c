@@ -39,7 +39,7 @@ static size_t take_text(char *to, const uint8_t *data, size_t len)
     return at;
 }
 
-/* Token 0 is the byte NUL, which json_check lets no string hold. */
+/* Token 0 is the byte NUL, which a string that cJSON reads cannot hold. */
 static int32_t token_of(int32_t number)
 {
     return 1 + number % (test_context.info.vocab - 1);
@@ -77,6 +77,7 @@ static bool next_piece(struct piece *p, const uint8_t **at, const uint8_t *end)
                            .prompt = flags & 0x80,
                            .finish = flags & 0x40 ? (enum finish_reason)(number % 3) : FINISH_NONE,
                            .stop_string = flags & 0x20 ? p->text : NULL,
+                           .stop_string_len = flags & 0x20 ? (int32_t)strlen(p->text) : 0,
                            .stop_token = flags & 0x10 ? number : -1};
     return true;
 }
