@@ -18,7 +18,7 @@
 #include "config/limits.h"
 
 enum json_type { JSON_END, JSON_OBJECT, JSON_ARRAY, JSON_STRING, JSON_NUMBER, JSON_BOOL, JSON_NULL };
-enum { JSON_KEY_BYTES = 512 };
+enum { JSON_KEY_BYTES = 8192 }; /* vocabularies have runs of hundreds of spaces as keys, three bytes each */
 
 struct json {
     const char *start, *at, *end;

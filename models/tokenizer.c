@@ -66,7 +66,7 @@ int tokenizer_open_bytes(struct tokenizer **ret, struct err *e)
             tokenizer_free(t);
             return code;
         }
-        t->token[i].out_len = 1;
+        t->token[i].out_len = t->longest = 1;
         t->token[i].flags |= i < 128 ? TOKEN_WHOLE : 0;
     }
     *ret = t;
@@ -87,6 +87,7 @@ int tokenizer_open_dummy(struct tokenizer **ret, int32_t vocab, struct err *e)
         tokenizer_free(t);
         return code;
     }
+    t->longest = 4;
     for (int32_t id = 256; id < vocab; id++)
         t->token[id] = (struct token){
             .out_off = off + (uint32_t)id % (sizeof(letters) - 4), .out_len = 4, .flags = TOKEN_DEFINED | TOKEN_WHOLE};
@@ -230,6 +231,11 @@ int32_t tokenizer_find(const struct tokenizer *t, const char *text, size_t len)
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id)
 {
     return id >= 0 && id < t->n_vocab && (t->token[id].flags & TOKEN_SPECIAL);
+}
+
+size_t tokenizer_longest(const struct tokenizer *t)
+{
+    return t->longest;
 }
 
 const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *ret_len)

@@ -45,6 +45,9 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, bo
 /* The bytes that one id stands for, as decoding gives them in the middle of a text; may be part of a character. */
 const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *ret_len);
 
+/* The greatest length of those. */
+size_t tokenizer_longest(const struct tokenizer *t);
+
 /* Decoding one token at a time into whole UTF-8 characters. Plain struct, no heap: may be copied (forked). */
 struct detokenizer {
     const struct tokenizer *tokenizer;

@@ -283,10 +283,14 @@ int decoder_apply(const struct decoder *d, struct tokenizer *t, struct err *e)
         ret = byte_level ? (from_byte_alphabet(&x), 0) : apply_steps(d, t, &x, &k->flags);
         if (ret != 0)
             ret = err_nomem(e, "the vocabulary");
+        if (ret == 0 && x.len > TOKEN_OUT_BYTES)
+            ret = err_set(e, ERR_INVALID, "token %d decodes to %zu bytes; at most %d are allowed", id, x.len,
+                          TOKEN_OUT_BYTES);
         bool same = x.len == k->text_len && memcmp(x.s, t->text + k->text_off, x.len) == 0;
         if (ret == 0 && !same)
             ret = vocab_text(t, x.s, x.len, &k->out_off, e);
         k->out_len = (uint32_t)x.len;
+        t->longest = MAX(t->longest, x.len);
         if (utf8_valid(x.s, x.len) && !(k->flags & TOKEN_BYTE))
             k->flags |= TOKEN_WHOLE;
     }

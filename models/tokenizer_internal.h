@@ -23,6 +23,7 @@ enum {
     TOKENIZER_TEMPLATE = 16, /* ids that the post-processor adds on either side */
     TOKENIZER_PATTERN_BYTES = 4096,
     TOKEN_TEXT_BYTES = JSON_KEY_BYTES,
+    TOKEN_OUT_BYTES = 1 << 16, /* what a token decodes to, at most */
     WORD_MAX_BYTES = 1 << 28, /* positions in a word fit 32 bits with room to spare */
 };
 
@@ -163,6 +164,7 @@ enum decode_start {
 struct tokenizer {
     struct token *token; /* [n_vocab], capacity token_cap */
     int32_t n_vocab, token_cap;
+    size_t longest;   /* bytes that a token decodes to, at most */
     int32_t bos, eos; /* -1: none */
     char *text;       /* every token's text and bytes */
     size_t text_len, text_cap;

@@ -633,6 +633,77 @@ static void every_beginning_of_a_file_is_refused(void **state)
     }
 }
 
+/* A vocabulary with a run of `n` spaces as one token, as an added one or as the last of merges that double; `n` is a
+ * power of two. */
+static char *json_of_spaces(int n, bool added)
+{
+    struct buf b;
+    int id = 1;
+
+    buf_init(&b, (size_t)1 << 20);
+    buf_puts(&b, "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0");
+    for (int len = 1; len <= (added ? 1 : n); len *= 2) {
+        buf_puts(&b, ",\"");
+        for (int i = 0; i < len; i++) {
+            buf_puts(&b, "\xe2\x96\x81");
+        }
+        buf_printf(&b, "\":%d", id++);
+    }
+    buf_puts(&b, "},\"merges\":[");
+    for (int len = 1; len < n && !added; len *= 2) {
+        buf_puts(&b, len > 1 ? ",[\"" : "[\"");
+        for (int i = 0; i < 2 * len; i++) {
+            buf_puts(&b, i == len ? "\",\"\xe2\x96\x81" : "\xe2\x96\x81");
+        }
+        buf_puts(&b, "\"]");
+    }
+    buf_puts(&b, "]}");
+    if (added) {
+        buf_printf(&b, ",\"added_tokens\":[{\"id\":%d,\"content\":\"%*s\"}]", id, n, "");
+    }
+    buf_puts(&b, ",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"\xe2\x96\x81\"},"
+                 "\"decoder\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"\xe2\x96\x81\"},\"content\":\" \"}}");
+    assert_false(b.failed);
+    return b.data;
+}
+
+static void runs_of_hundreds_of_spaces_are_tokens(void **state)
+{
+    (void)state;
+    for (int added = 0; added < 2; added++) {
+        char *json = json_of_spaces(1024, added == 1), text[1026];
+        struct tokenizer *t = open_text(json);
+        struct token_list l = {0};
+        struct buf out;
+        memset(text, ' ', 1024);
+        memcpy(text + 1024, "a", 2);
+        assert_int_equal(tokenizer_encode(t, text, 1025, false, 100, &l, NULL), 0);
+        assert_int_equal(l.n, 2);
+        buf_init(&out, 1 << 16);
+        assert_int_equal(tokenizer_decode(t, l.id, l.n, false, &out, NULL), 0);
+        assert_string_equal(out.data, text);
+        assert_int_equal(tokenizer_longest(t), 1024);
+        buf_release(&out);
+        token_list_release(&l);
+        tokenizer_free(t);
+        free(json);
+    }
+}
+
+static void a_token_longer_than_any_real_one_is_refused(void **state)
+{
+    struct tokenizer *t = NULL;
+    struct err e = {0};
+
+    (void)state;
+    for (int added = 0; added < 2; added++) {
+        char *json = json_of_spaces(added ? 8192 : 4096, added == 1);
+        assert_int_equal(tokenizer_open_json(&t, json, strlen(json), &e), ERR_INVALID);
+        assert_non_null(strstr(e.text, "8191 bytes"));
+        free(json);
+    }
+}
+
 static void deep_nesting_is_refused(void **state)
 {
     (void)state;
@@ -675,6 +746,8 @@ int main(void)
         cmocka_unit_test(threads_share_one_tokenizer),
         cmocka_unit_test(a_broken_file_is_one_clear_error),
         cmocka_unit_test(every_beginning_of_a_file_is_refused),
+        cmocka_unit_test(runs_of_hundreds_of_spaces_are_tokens),
+        cmocka_unit_test(a_token_longer_than_any_real_one_is_refused),
         cmocka_unit_test(deep_nesting_is_refused),
         cmocka_unit_test(a_directory_without_a_tokenizer_is_not_found),
     };
