@@ -29,6 +29,9 @@ static int read_role(const char **ret, const cJSON *m, int i, const struct api_c
     if (!cJSON_IsString(role)) {
         return refuse(e, i, " needs a role: system, developer, user or assistant");
     }
+    if (json_has_nul(role)) {
+        return refuse(e, i, ".role holds the character NUL (\\u0000), which it may not");
+    }
     for (size_t k = 0; k < ARRAY_LEN(ROLES); k++) {
         if (json_is(role, ROLES[k])) {
             /* Most models know the developer by the older name. */

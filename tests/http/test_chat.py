@@ -44,7 +44,7 @@ def client(chat):
 
 
 def post(server, body):
-    request = urllib.request.Request(server.url + "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    request = urllib.request.Request(server.url + "/v1/chat/completions", json.dumps(body).replace("Infinity", "1e999").encode(), {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, json.load(answer)
@@ -128,6 +128,18 @@ def test_continue_final_message(client):
     assert a.choices[0].message.content == completion.choices[0].text
 
 
+def test_nul_is_a_character(client):
+    def messages(text):
+        return [{"role": "user", "content": text, "name": "a\0"}, {"role": "assistant", "content": [{"type": "text", "text": text + "!"}]}]
+
+    text = "once\0upon"
+    rendered = f"<user>{text}\n<assistant>{text}!"
+    completion = client.completions.create(model="demo", prompt=rendered, temperature=0, max_tokens=12, extra_body={"add_special_tokens": False})
+    a = greedy(client, messages(text), extra_body={"continue_final_message": True})
+    assert a.choices[0].message.content == completion.choices[0].text
+    assert a.usage.prompt_tokens == completion.usage.prompt_tokens
+
+
 def test_template_kwargs(client):
     plain, other = (greedy(client, extra_body=b).usage.prompt_tokens for b in ({}, {"chat_template_kwargs": {"who": "a very long name of someone"}}))
     assert other > plain
@@ -155,6 +167,9 @@ def test_template_kwargs(client):
     ({"max_tokens": 5000}, "max_tokens", "1024"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "exclude"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "field of its own"),
+    ({"chat_template_kwargs": {"a": [1, {"b": 2**63}]}}, "chat_template_kwargs", "9223372036854775808"),
+    ({"chat_template_kwargs": {"a": float("inf")}}, "chat_template_kwargs", "1e999"),
+    ({"messages": [{"role": "user\0", "content": "x"}]}, "messages", "the character NUL"),
     ({"chat_template": "x"}, "chat_template", "templates of clients"),
     ({"temperature": 3}, "temperature", "at most 2"),
 ])

@@ -225,6 +225,58 @@ def test_tokenize(http):
     assert error_of(http.post("/detokenize", json=dict(tokens=[-1])).content)["param"] == "tokens"
 
 
+def test_tokens_of_nothing(http):
+    a = http.post("/tokenize", json=dict(prompt="", return_token_strs=True))
+    assert a.status_code == 200 and a.json()["tokens"] == [] == a.json()["token_strs"] and a.json()["count"] == 0
+    a = http.post("/detokenize", json=dict(tokens=[]))
+    assert a.status_code == 200 and a.json() == {"prompt": ""}
+
+
+def test_nul_is_a_character(http):
+    a = http.post("/tokenize", json=dict(prompt="a\0b"))
+    assert a.status_code == 200 and a.json()["tokens"] == [97, 0, 98]
+    assert http.post("/detokenize", json=dict(tokens=[97, 0, 98])).json() == {"prompt": "a\0b"}
+    ids, text = (complete(http, prompt=p, seed=5, max_tokens=8, echo=True)["choices"][0]["text"] for p in ([97, 0, 98], "a\0b"))
+    assert ids == text and text.startswith("a\0b")
+    only = dict(prompt="x", seed=5, max_tokens=9, temperature=0, allowed_token_ids=[0], logit_bias={"0": 100})
+    assert complete(http, **only)["choices"][0]["text"] == "\0" * 9
+    a = complete(http, **only, stop=["\0\0\0"])["choices"][0]
+    assert (a["text"], a["finish_reason"], a["stop_reason"]) == ("", "stop", "\0\0\0")
+    body = http.post("/v1/completions", json=dict(**only, stop=["\0\0\0"], min_tokens=4, stream=True)).content
+    last = json.loads(events(body)[-2])["choices"][0]
+    assert (last["finish_reason"], last["stop_reason"]) == ("stop", "\0\0\0")
+    a = complete(http, prompt="x", seed=5, max_tokens=9, temperature=0, allowed_token_ids=[0, 65], bad_words=["\0"])["choices"][0]
+    assert a["text"] == "A" * 9
+
+
+def test_integers_are_judged_by_their_text(http):
+    same = [http.post("/v1/completions", content=b'{"prompt":"x","temperature":1,"max_tokens":8,"seed":%s}' % seed,
+                      headers={"Content-Type": "application/json"}).json()["choices"][0]["text"]
+            for seed in (b"9007199254740993", b"9007199254740993.0", b"90071992547409930e-1", b"9007199254740992")]
+    assert same[0] == same[1] == same[2] != same[3]
+    a = http.post("/v1/completions", content=b'{"prompt":"x","max_tokens":1.%s,"seed":-0}' % (b"0" * 100_000),
+                  headers={"Content-Type": "application/json"}).json()
+    assert a["usage"]["completion_tokens"] == 1
+
+
+def test_prompts_of_a_list_share_no_noise(http):
+    texts = [c["text"] for c in complete(http, prompt=["x"] * 8, max_tokens=16, temperature=1)["choices"]]
+    assert len(set(texts)) == 8
+    texts = [c["text"] for c in complete(http, prompt=["x"] * 8, max_tokens=16, temperature=1, seed=3)["choices"]]
+    assert len(set(texts)) == 1 and texts[0] == complete(http, prompt="x", max_tokens=16, temperature=1, seed=3)["choices"][0]["text"]
+
+
+def test_prompts_of_a_server_with_a_seed(start):
+    def texts(*lists):
+        s = start("--seed", "7")
+        with httpx.Client(base_url=s.url, timeout=PATIENCE_S) as http:
+            return [c["text"] for p in lists for c in complete(http, prompt=p, max_tokens=16, temperature=1)["choices"]]
+
+    of_a_list = texts(["x"] * 3)
+    assert len(set(of_a_list)) == 3
+    assert of_a_list == texts("x", "x", "x")
+
+
 def test_64_streams_at_once(server):
     def one(i):
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
