@@ -253,10 +253,12 @@ static int32_t choose(struct commit *c, struct group *g, const struct plan_item 
         if (h.finish == FINISH_NONE) {
             if (n_next == b->width)
                 continue;
+            g->n_chosen++;
             if (b->text)
                 beam_text_keep(b->text, n_next);
             b->next[n_next++] = x;
         } else if (rank < b->width) {
+            g->n_chosen++;
             h.score = x.cum_logprob / pow(n_out, (double)p->length_penalty);
             h.node = node_add(b, b->tip[b->live[x.from]->index], &x, c->r, draw_row_of(&it[x.from]));
             add_hypothesis(b, &h);

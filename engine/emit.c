@@ -291,6 +291,11 @@ static void count_prompt(struct emitter *em, const struct request *r)
     atomic_fetch_add_explicit(&em->stats->prompt_tokens, (uint64_t)r->n_prompt, memory_order_relaxed);
 }
 
+static void count_drawn(struct emitter *em, int64_t n)
+{
+    atomic_fetch_add_explicit(&em->stats->generation_tokens, (uint64_t)n, memory_order_relaxed);
+}
+
 static void count_token(struct emitter *em, struct request *r, struct choice *c, const struct delta *d)
 {
     struct emission *m = r->emission;
@@ -298,7 +303,8 @@ static void count_token(struct emitter *em, struct request *r, struct choice *c,
     c->logprob_sum += d->logprob;
     m->completion_tokens++;
     m->cached_tokens = d->cached_tokens;
-    atomic_fetch_add_explicit(&em->stats->generation_tokens, 1, memory_order_relaxed);
+    if (r->params.beam_width == 0)
+        count_drawn(em, 1);
     if (m->first_us == 0) {
         m->first_us = em->now_us;
         count_prompt(em, r);
@@ -403,7 +409,7 @@ static double mean_logprob(const struct choice *c)
     return c->n_generated > 0 ? c->logprob_sum / c->n_generated : -INFINITY;
 }
 
-/* best_of: the n best by mean log-probability, best first; the earlier one on a tie. Only they are billed. */
+/* best_of: the n best by mean log-probability, best first; the earlier one on a tie. */
 static void emit_ranked(struct emitter *em, struct request *r)
 {
     struct emission *m = r->emission;
@@ -415,9 +421,6 @@ static void emit_ranked(struct emitter *em, struct request *r)
         order[at] = i;
     }
     m->ranked = false;
-    m->completion_tokens = 0;
-    for (int32_t i = 0; i < r->params.n; i++)
-        m->completion_tokens += m->choice[order[i]].n_generated;
     for (int32_t i = 0; i < r->params.n; i++) {
         struct choice *c = &m->choice[order[i]];
         if (m->with_prompt) {
@@ -426,6 +429,16 @@ static void emit_ranked(struct emitter *em, struct request *r)
         }
         emit_piece(em, r, c, i, c->text.len);
     }
+}
+
+/* What the engine drew for beams it knows itself; for samples it draws on until it learns that a text has ended, which is
+ * nothing that was asked for, so those are counted here. */
+static void settle_drawn(struct emitter *em, struct request *r)
+{
+    if (r->params.beam_width > 0)
+        count_drawn(em, r->course.n_drawn);
+    else
+        r->course.n_drawn = r->emission->completion_tokens;
 }
 
 static void count_request(struct emitter *em, const struct request *r)
@@ -457,6 +470,7 @@ static void emit_end(struct emitter *em, const struct delta *d)
         emit_finish(em, &rest);
     if (m->ranked)
         emit_ranked(em, r);
+    settle_drawn(em, r);
     count_request(em, r);
     struct output o = {.request = r,
                        .choice = -1,

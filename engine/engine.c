@@ -29,6 +29,7 @@
 static void note_course(struct request_course *c, const struct group *g)
 {
     c->preemptions = g->n_preempted;
+    c->n_drawn = g->n_chosen;
     if (g->admitted_us)
         c->queue_us = g->admitted_us - g->request->arrival_us;
     if (g->admitted_us && g->first_token_us)

@@ -80,6 +80,9 @@ struct request {
         int64_t prefill_us; /* from there to its first token */
         int64_t decode_us;  /* from its first token to its last */
         int32_t preemptions;
+        /* Tokens drawn, whatever became of them: of all samples, best_of's too, up to where each ended; of a beam
+         * search those of every live beam and hypothesis in every step. None twice for a recompute. */
+        int64_t n_drawn;
     } course;
 };
 /* Takes over `params` (zeroed in the caller's hands) and copies the prompt. */

@@ -101,6 +101,7 @@ struct group {
     bool scored_first;        /* the first prompt token was reported; it has no score */
     int32_t cached_tokens;    /* prompt tokens found in the prefix cache at first admission */
     int32_t n_preempted;      /* times it had to make room */
+    int64_t n_chosen;         /* beams: tokens chosen for live beams and hypotheses */
     struct side_need side;
     struct word_list words; /* owned */
     struct beam *beam;      /* NULL: sampling */

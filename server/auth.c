@@ -39,7 +39,7 @@ static struct client *reuse_client(struct keys *k, const char *name, const struc
         }
         pthread_mutex_lock(&c->lock);
         memcpy(c->name, name, strlen(name) + 1);
-        c->requests = c->tokens = (struct bucket){0};
+        c->requests = c->tokens = c->bytes = (struct bucket){0};
         c->n_requests = c->prompt_tokens = c->generation_tokens = 0;
         memset(c->n_limited, 0, sizeof(c->n_limited));
         pthread_mutex_unlock(&c->lock);

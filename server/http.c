@@ -113,7 +113,7 @@ static void tell_engine(const struct exchange *x)
 {
     struct engine *engine = atomic_load(&x->server->engine);
 
-    if (engine && x->route && x->route->limited && !x->refused) {
+    if (engine && x->route && x->route->generates && !x->refused) {
         engine_expect(engine);
     }
 }
@@ -312,7 +312,7 @@ void http_on_completed(void *cls, struct MHD_Connection *c, void **context, enum
     count_request(x);
     request_log(x);
     if (x->counted) {
-        client_end(x->grant.client, x->stream ? x->stream->total.completion_tokens : 0);
+        client_end(x->grant.client);
     }
     if (x->peer) {
         x->peer->due_us = clock_us() + LIMIT_REQUEST_S * (int64_t)1000000;

@@ -109,6 +109,7 @@ struct route {
     bool quiet;         /* logged at debug only */
     bool needs_engine;  /* 503 while starting */
     bool limited;       /* counts for the key's limits */
+    bool generates;     /* the engine will be asked */
     /* Answer into `r`; or set x->stream, and nothing of `r` is used. `arg`: what follows a prefix. */
     void (*handle)(struct exchange *x, const char *arg, struct reply *r);
 };

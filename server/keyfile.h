@@ -6,6 +6,7 @@
  *     name=bob sha256=9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
  *
  * A line is an entry with limits if it begins with "name=", else it is a key. `weight` is the share with policy: fair.
+ * tokens_per_minute counts tokens of prompts and tokens drawn, and bounds the bytes of bodies too (quota.h).
  * Keys are kept as their SHA-256 only, so the file need not hold them either (printf %s KEY | sha256sum).
  */
 #ifndef QUIRE_SERVER_KEYFILE_H

@@ -81,7 +81,7 @@ static void write_ranks(struct page *p, const struct engine *engine, int32_t n_r
 static void write_counters(struct page *p, const struct engine_stats *s)
 {
     counter(p, "prompt_tokens_total", "Prompt tokens taken.", s->prompt_tokens);
-    counter(p, "generation_tokens_total", "Tokens made.", s->generation_tokens);
+    counter(p, "generation_tokens_total", "Tokens drawn, those of best_of and of all beams too.", s->generation_tokens);
     head(p, "num_preemptions_total", "counter", "Groups preempted.");
     labelled(p, "num_preemptions_total", "mode", "swap", s->preempt_swap);
     labelled(p, "num_preemptions_total", "mode", "recompute", s->preempt_recompute);
@@ -164,8 +164,8 @@ static void write_keys(struct page *p, struct keys *keys)
         {p, "key_prompt_tokens_total", offsetof(struct client, prompt_tokens), NULL},
         {p, "key_generation_tokens_total", offsetof(struct client, generation_tokens), NULL},
     };
-    static const char *const help[] = {"Generating requests, by key.", "Prompt tokens taken, by key.",
-                                       "Tokens made, by key; counted at a request's end."};
+    static const char *const help[] = {"Requests that count for limits, by key.", "Prompt tokens taken, by key.",
+                                       "Tokens drawn, by key; counted at a request's end."};
 
     if (keys_count(keys) == 0) {
         return;
@@ -175,7 +175,7 @@ static void write_keys(struct page *p, struct keys *keys)
         keys_each(keys, write_key, &m[i]);
     }
     head(p, "key_requests_limited_total", "counter", "Requests answered 429 for a key's limit.");
-    for (int kind = QUOTA_REQUESTS; kind <= QUOTA_CONCURRENT; kind++) {
+    for (int kind = QUOTA_REQUESTS; kind < QUOTA_KINDS; kind++) {
         struct key_metric limited = {p, "key_requests_limited_total",
                                      offsetof(struct client, n_limited) + (size_t)kind * sizeof(uint64_t),
                                      quota_kind_name((enum quota_kind)kind)};

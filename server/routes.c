@@ -30,12 +30,12 @@ static void reply_limited(struct reply *r, const struct quota_refusal *why)
     r->retry_us = why->wait_us;
 }
 
-/* Before the body is read: false when answered. */
+/* Before the body is looked at: false when answered. */
 static bool begin_for_client(struct exchange *x, struct reply *r)
 {
     struct quota_refusal why;
 
-    x->counted = client_begin(x->grant.client, &x->grant.limits, clock_us(), &why);
+    x->counted = client_begin(x->grant.client, &x->grant.limits, (int64_t)x->body.len, clock_us(), &why);
     if (!x->counted) {
         reply_limited(r, &why);
     }
@@ -115,6 +115,7 @@ static void generate(struct exchange *x, struct reply *r,
         reply_failure(r, &e);
         return;
     }
+    stream->client = x->grant.client;
     stream->begin_us = x->begin_us;
     stream->chunked = !x->http_1_0;
     if (s->tls && stream->mode == STREAM_DIRECT) {
@@ -151,6 +152,9 @@ static void handle_tokenize(struct exchange *x, const char *arg, struct reply *r
     struct err e = {0};
 
     (void)arg;
+    if (!begin_for_client(x, r)) {
+        return;
+    }
     if (tokenize_parse(&t, x->body.data ? x->body.data : "", x->body.len, api, &e)) {
         reply_failure(r, &e);
         return;
@@ -180,6 +184,9 @@ static void handle_detokenize(struct exchange *x, const char *arg, struct reply 
     struct buf text;
 
     (void)arg;
+    if (!begin_for_client(x, r)) {
+        return;
+    }
     if (detokenize_parse(&t, x->body.data ? x->body.data : "", x->body.len, &s->api, &e)) {
         reply_failure(r, &e);
         return;
@@ -262,13 +269,14 @@ static void handle_openapi(struct exchange *x, const char *arg, struct reply *r)
 /* ---- the table ---- */
 
 const struct route routes[] = {
-    {"POST", "/v1/completions", "/v1/completions", .needs_engine = true, .limited = true, .handle = handle_completions},
-    {"POST", "/v1/chat/completions", "/v1/chat/completions", .needs_engine = true, .limited = true,
+    {"POST", "/v1/completions", "/v1/completions", .needs_engine = true, .limited = true, .generates = true,
+     .handle = handle_completions},
+    {"POST", "/v1/chat/completions", "/v1/chat/completions", .needs_engine = true, .limited = true, .generates = true,
      .handle = handle_chat},
     {"GET", "/v1/models", "/v1/models", .needs_engine = true, .handle = handle_models},
     {"GET", "/v1/models/", "/v1/models/{id}", .needs_engine = true, .handle = handle_model},
-    {"POST", "/tokenize", "/tokenize", .needs_engine = true, .handle = handle_tokenize},
-    {"POST", "/detokenize", "/detokenize", .needs_engine = true, .handle = handle_detokenize},
+    {"POST", "/tokenize", "/tokenize", .needs_engine = true, .limited = true, .handle = handle_tokenize},
+    {"POST", "/detokenize", "/detokenize", .needs_engine = true, .limited = true, .handle = handle_detokenize},
     {"GET", "/health", "/health", .open = true, .quiet = true, .handle = handle_health},
     {"GET", "/ping", "/ping", .open = true, .quiet = true, .handle = handle_health},
     {"GET", "/metrics", "/metrics", .quiet = true, .handle = handle_metrics},

@@ -69,6 +69,7 @@ static void add_course(struct request_course *all, const struct request_course *
     all->prefill_us = MAX(all->prefill_us, c->prefill_us);
     all->decode_us = MAX(all->decode_us, c->decode_us);
     all->preemptions += c->preemptions;
+    all->n_drawn += c->n_drawn;
 }
 
 /* More is unread than should be. A client that still takes something is given time, as long as there is memory. */
@@ -160,6 +161,9 @@ static void hub_emit(struct sink *sink, const struct output *o)
     if (o->last) {
         add_course(&s->course, &o->request->course);
         ended = --s->n_left == 0;
+        if (ended && s->client) { /* before the client hears of the end: it may ask again at once */
+            client_charge(s->client, s->course.n_drawn);
+        }
         if (ended && !s->finished && !s->lost) {
             stream_finish(s);
         }

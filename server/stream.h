@@ -25,6 +25,7 @@
 
 #include "server/api.h"
 #include "server/collect.h"
+#include "server/quota.h"
 #include "server/sse.h"
 
 /* Room in front of an HTTP chunk for its length, always eight digits: "0000012c\r\n". */
@@ -62,6 +63,7 @@ struct stream {
     struct request **request; /* [n_requests] one a prompt */
     int32_t n_requests, n;    /* n: choices a prompt */
     size_t limit_bytes;       /* unread beyond this: cut off */
+    struct client *client;    /* pays for what is drawn; NULL: none */
     struct MHD_Connection *connection;
     int fd;
 

@@ -161,7 +161,7 @@ static void a_reload_replaces_all_or_nothing(void **state)
     assert_int_equal(keys_open(&k, &s, &e), 0);
     assert_true(keys_find(&k, "Bearer one", &g));
     struct client *a = g.client;
-    assert_true(client_begin(a, &g.limits, 1, &why));
+    assert_true(client_begin(a, &g.limits, 0, 1, &why));
 
     write_file("name=a key=three\nname=c\n");
     assert_int_equal(keys_reload(&k, &s, &e), ERR_INVALID);
@@ -175,8 +175,8 @@ static void a_reload_replaces_all_or_nothing(void **state)
     assert_false(keys_find(&k, "Bearer one", &g) || keys_find(&k, "Bearer two", &g));
     assert_true(keys_find(&k, "Bearer three", &g));
     assert_ptr_equal(g.client, a); /* what it has used stays with the name */
-    assert_true(client_begin(a, &g.limits, 1, &why));
-    assert_false(client_begin(a, &g.limits, 1, &why));
+    assert_true(client_begin(a, &g.limits, 0, 1, &why));
+    assert_false(client_begin(a, &g.limits, 0, 1, &why));
     assert_true(keys_find(&k, "Bearer four", &g));
     assert_int_equal(keys_count(&k), 2);
 
@@ -221,18 +221,18 @@ static void buckets_fill_evenly(void **state)
     client_init(&c, "a", 1);
     l.requests_per_minute = 60;
     for (int i = 0; i < 60; i++)
-        assert_true(client_begin(&c, &l, 0, &why));
-    assert_false(client_begin(&c, &l, 0, &why));
+        assert_true(client_begin(&c, &l, 0, 0, &why));
+    assert_false(client_begin(&c, &l, 0, 0, &why));
     assert_int_equal(why.wait_us, SECOND_US);
-    assert_false(client_begin(&c, &l, SECOND_US / 4, &why));
+    assert_false(client_begin(&c, &l, 0, SECOND_US / 4, &why));
     assert_int_equal(why.wait_us, SECOND_US * 3 / 4);
     client_view(&c, &l, SECOND_US / 4, &requests, &tokens);
     assert_int_equal(requests.limit, 60);
     assert_int_equal(requests.remaining, 0);
     assert_int_equal(requests.reset_us, 60 * SECOND_US - SECOND_US / 4);
     assert_int_equal(tokens.limit, 0);
-    assert_true(client_begin(&c, &l, SECOND_US, &why));
-    assert_false(client_begin(&c, &l, SECOND_US, &why));
+    assert_true(client_begin(&c, &l, 0, SECOND_US, &why));
+    assert_false(client_begin(&c, &l, 0, SECOND_US, &why));
     assert_int_equal(atomic_load(&c.n_limited[QUOTA_REQUESTS]), 3);
     client_release(&c);
 }
@@ -245,9 +245,10 @@ static void answers_are_paid_at_their_end(void **state)
     (void)state;
     client_init(&c, "a", 1);
     l.tokens_per_minute = 600;
-    assert_true(client_begin(&c, &l, 0, &why));
+    assert_true(client_begin(&c, &l, 0, 0, &why));
     assert_true(client_take_tokens(&c, &l, 100, 0, &why));
-    client_end(&c, 700); /* 200 below zero, at 10 a second */
+    client_end(&c);
+    client_charge(&c, 700); /* 200 below zero, at 10 a second */
     assert_false(client_take_tokens(&c, &l, 50, 0, &why));
     assert_int_equal(why.wait_us, 25 * SECOND_US);
     assert_true(client_take_tokens(&c, &l, 50, 25 * SECOND_US, &why));
@@ -262,6 +263,32 @@ static void answers_are_paid_at_their_end(void **state)
     client_release(&c);
 }
 
+static void bodies_are_paid_in_bytes(void **state)
+{
+    struct client c;
+    struct key_limits l = key_limits_none();
+    struct quota_refusal why;
+
+    (void)state;
+    client_init(&c, "a", 1);
+    l.tokens_per_minute = 600; /* 9600 bytes */
+    assert_true(client_begin(&c, &l, 9000, 0, &why));
+    assert_false(client_begin(&c, &l, 760, 0, &why));
+    assert_int_equal(why.wait_us, SECOND_US);
+    assert_non_null(strstr(why.text, "9600 bytes of request bodies a minute"));
+    assert_int_equal(atomic_load(&c.n_limited[QUOTA_BYTES]), 1);
+    assert_true(client_begin(&c, &l, 760, SECOND_US, &why));
+    /* More than the bucket holds: when it is full. */
+    assert_false(client_begin(&c, &l, 1 << 20, 60 * SECOND_US, &why));
+    assert_int_equal(why.wait_us, SECOND_US);
+    assert_true(client_begin(&c, &l, 1 << 20, 61 * SECOND_US, &why));
+    l.tokens_per_minute = INT32_MAX; /* and no overflow */
+    assert_true(client_begin(&c, &l, 1 << 20, 121 * SECOND_US, &why));
+    l.tokens_per_minute = 0;
+    assert_true(client_begin(&c, &l, 1 << 30, 121 * SECOND_US, &why));
+    client_release(&c);
+}
+
 static void requests_at_once(void **state)
 {
     struct client c;
@@ -271,11 +298,11 @@ static void requests_at_once(void **state)
     client_init(&c, "a", 1);
     l.concurrent_requests = 2;
     l.requests_per_minute = 3;
-    assert_true(client_begin(&c, &l, 0, &why) && client_begin(&c, &l, 0, &why));
-    assert_false(client_begin(&c, &l, 0, &why));
+    assert_true(client_begin(&c, &l, 0, 0, &why) && client_begin(&c, &l, 0, 0, &why));
+    assert_false(client_begin(&c, &l, 0, 0, &why));
     assert_non_null(strstr(why.text, "2 requests at once"));
-    client_end(&c, 0);
-    assert_true(client_begin(&c, &l, 0, &why)); /* who was refused took nothing from the bucket */
+    client_end(&c);
+    assert_true(client_begin(&c, &l, 0, 0, &why)); /* who was refused took nothing from the bucket */
     client_release(&c);
 }
 
@@ -290,6 +317,7 @@ int main(void)
         cmocka_unit_test(names_come_and_go_without_end),
         cmocka_unit_test(buckets_fill_evenly),
         cmocka_unit_test(answers_are_paid_at_their_end),
+        cmocka_unit_test(bodies_are_paid_in_bytes),
         cmocka_unit_test(requests_at_once),
     };
     return cmocka_run_group_tests(tests, make_file, remove_file);

@@ -440,7 +440,7 @@ static void best_of_returns_the_best_by_mean_logprob(void **state)
     assert_string_equal(text(b, 0), "best");
     assert_string_equal(text(b, 1), "second");
     assert_int_equal(b->rec->choice[2].n_pieces, 0);
-    assert_int_equal(b->rec->usage.completion_tokens, 10);
+    assert_int_equal(b->rec->usage.completion_tokens, 15);
     finish_bench(b);
 }
 

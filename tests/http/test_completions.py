@@ -163,7 +163,7 @@ def test_continuous_usage(http):
 
 def test_best_of(http):
     a = complete(http, prompt="x", n=2, best_of=4, max_tokens=5, seed=1)
-    assert len(a["choices"]) == 2
+    assert len(a["choices"]) == 2 and a["usage"]["completion_tokens"] == 20
 
 
 def test_text_is_whole_characters(http):

@@ -69,6 +69,71 @@ def test_limits_are_told_and_kept(start, keys):
     assert "sk-" not in s.get("/metrics") and "sk-alice" not in s.log
 
 
+def charged(server, key="a"):
+    return server.metric("key_generation_tokens_total", key=key)
+
+
+def test_what_is_drawn_is_charged(start, keys):
+    keys.write_text("name=a key=k tokens_per_minute=1000\n")
+    s = start("--api-key-file", str(keys))
+    ask = Asker(s, "k")
+    a = ask(n=1, best_of=8, max_tokens=50, temperature=1, ignore_eos=True).json()
+    assert a["usage"]["completion_tokens"] == 400 == charged(s) == s.metric("generation_tokens_total")
+    a = ask(n=1, beam_width=4, use_beam_search=True, max_tokens=10, ignore_eos=True)
+    assert a.json()["usage"]["completion_tokens"] == 10 and charged(s) == 440 == s.metric("generation_tokens_total")
+    # 440 drawn and eight of the prompts: the next takes more than is left of a thousand, whatever has flown in since.
+    a = ask(prompt=["abcd"] * 2, best_of=64, max_tokens=5, temperature=1, ignore_eos=True)
+    assert a.json()["usage"]["completion_tokens"] == 640 and ask().status_code == 429
+
+
+def test_a_client_that_leaves_pays(start, keys):
+    keys.write_text("name=a key=k tokens_per_minute=1000000\n")
+    s = start("--api-key-file", str(keys), model=PACED)
+    with s.connect() as c:
+        c.sendall(post("/v1/completions", {**LONG, "n": 4, "temperature": 1}, "Authorization: Bearer k"))
+        r = Reader(c)
+        assert r.head()[0] == 200
+        while r.buffer.count(b"text_completion") < 40:
+            r.more()
+    s.wait_metric("http_streams", 0)
+    assert charged(s) == s.metric("generation_tokens_total") >= 40
+
+
+def test_a_recompute_is_not_charged_again(start, keys):
+    keys.write_text("name=a key=k tokens_per_minute=1000000\n")
+    s = start("--api-key-file", str(keys), "--kv-blocks", "40", "--max-model-len", "512", "--preemption", "recompute")
+    prompt, made = [1] * 100, 300
+    a = httpx.post(s.url + "/v1/completions", headers={"Authorization": "Bearer k"}, timeout=PATIENCE_S,
+                   json=dict(prompt=[prompt] * 6, max_tokens=made, temperature=1, ignore_eos=True)).json()
+    assert s.metric("num_preemptions_total") > 0 and a["usage"]["completion_tokens"] == 6 * made
+    assert charged(s) == s.metric("generation_tokens_total") == 6 * made
+    assert s.metric("key_prompt_tokens_total", key="a") == 6 * len(prompt)
+
+
+def test_texts_that_make_no_token_are_limited(start, keys):
+    keys.write_text("name=a key=ka requests_per_minute=3\nname=b key=kb tokens_per_minute=60\n")
+    s = start("--api-key-file", str(keys))
+
+    def send(key, path, **body):
+        return httpx.post(s.url + path, json=body, headers={"Authorization": "Bearer " + key}, timeout=PATIENCE_S)
+
+    assert send("ka", "/tokenize", prompt="x").status_code == 200
+    a = send("ka", "/detokenize", tokens=[65])
+    assert a.status_code == 200 and a.headers["x-ratelimit-remaining-requests"] == "1"
+    assert send("ka", "/v1/chat/completions", messages=[]).status_code == 400
+    a = send("ka", "/tokenize", prompt="x")
+    assert a.status_code == 429 and "3 requests a minute" in error_of(a.content)["message"]
+    # 60 tokens are 960 bytes: one larger body takes the bucket below zero.
+    assert send("kb", "/tokenize", prompt="x" * 2000).status_code == 200
+    for path, body in (("/tokenize", dict(prompt="x" * 200)), ("/detokenize", dict(tokens=[65] * 100)),
+                       ("/v1/chat/completions", dict(messages=[{"role": "user", "content": "x" * 200}])),
+                       ("/v1/completions", dict(prompt="x", user="x" * 200))):
+        a = send("kb", path, **body)
+        assert a.status_code == 429 and "960 bytes of request bodies" in error_of(a.content)["message"]
+        assert int(a.headers["retry-after"]) >= 60
+    assert s.metric("key_requests_limited_total", key="b", limit="bytes") == 4
+
+
 def test_sdk_waits_as_long_as_it_is_told(start, keys):
     keys.write_text("name=a key=k requests_per_minute=60\n")
     s = start("--api-key-file", str(keys))
