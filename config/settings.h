@@ -17,9 +17,10 @@ enum preemption { PREEMPT_AUTO, PREEMPT_SWAP, PREEMPT_RECOMPUTE };
 enum policy { POLICY_FCFS, POLICY_PRIORITY, POLICY_FAIR };
 enum kv_policy { KV_PAGED, KV_ORCA_MAX, KV_ORCA_POW2, KV_ORCA_ORACLE };
 enum access_log { ACCESS_ALL, ACCESS_ERRORS, ACCESS_NONE };
+enum prefix_cache_scope { PREFIX_CACHE_KEY, PREFIX_CACHE_SERVER };
 enum unknown_fields { UNKNOWN_WARN, UNKNOWN_REJECT };
 
-enum { SETTINGS_MAX = 64 }; /* rows of the table at most */
+enum { SETTINGS_MAX = 96 }; /* rows of the table at most */
 
 /* One entry of `prefixes:` in the YAML file. */
 struct prefix_setting {
@@ -70,6 +71,7 @@ struct settings {
     char **api_key; /* [n_api_keys]; those of api_key_file are the server's affair */
     int64_t n_api_keys;
     char *api_key_file;
+    int prefix_cache_scope; /* enum prefix_cache_scope */
     int64_t max_queue;
     double queue_timeout;   /* seconds, 0: none */
     double request_timeout; /* seconds, 0: none */

@@ -72,7 +72,7 @@ static int compute(struct engine *e, const struct token_list *ids, struct err *e
     if (rc == 0)
         rc = run_to_end(e, err);
     if (rc == 0)
-        e->config.n_pinned += sched_pin(e->sched, ids->id, ids->n, NULL);
+        e->config.n_pinned += sched_pin(e->sched, ids->id, ids->n);
     request_unref(r);
     return rc;
 }

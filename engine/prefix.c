@@ -5,8 +5,6 @@
 
 #include <xxhash.h>
 
-#include "config/limits.h"
-
 #define SALT_MARK (UINT64_C(1) << 63)
 
 static struct prefix_name name_after(const struct prefix *px, struct prefix_name parent, const int32_t *token)
@@ -53,13 +51,26 @@ void prefix_start(const struct prefix *px, struct prefix_chain *ret, const char 
     *ret = (struct prefix_chain){.serial = SALT_MARK};
     if (!salt)
         return;
-    size_t len = 0;
-    while (len < LIMIT_CACHE_SALT_BYTES && salt[len])
-        len++;
+    size_t len = strlen(salt);
     XXH128_hash_t a = XXH3_128bits_withSeed(salt, len, px->secret);
     XXH128_hash_t b = XXH3_128bits_withSeed(salt, len, ~px->secret);
-    ret->name = (struct prefix_name){a.low64, a.high64};
-    ret->serial = SALT_MARK | b.low64;
+    ret->salt = (struct prefix_name){a.low64, a.high64};
+    ret->salt_serial = SALT_MARK | b.low64;
+}
+
+/* From here on the chain is its salt's own: name and serial are hashes of those of the last shared block and the salt. */
+static void enter_salt(const struct prefix *px, struct prefix_chain *chain)
+{
+    if (chain->salt_serial == 0)
+        return;
+    const uint64_t mixed[] = {chain->name.lo, chain->name.hi, chain->serial,
+                              chain->salt.lo, chain->salt.hi, chain->salt_serial};
+    XXH128_hash_t a = XXH3_128bits_withSeed(mixed, sizeof mixed, px->secret);
+    XXH128_hash_t b = XXH3_128bits_withSeed(mixed, sizeof mixed, ~px->secret);
+    chain->name = (struct prefix_name){a.low64, a.high64};
+    chain->serial = SALT_MARK | b.low64;
+    chain->salt = (struct prefix_name){0};
+    chain->salt_serial = 0;
 }
 
 static void advance(struct prefix_chain *chain, struct prefix_name name, uint64_t serial)
@@ -69,25 +80,47 @@ static void advance(struct prefix_chain *chain, struct prefix_name name, uint64_
     chain->n_blocks++;
 }
 
+/* The entry that follows `chain` with these tokens, among those of its salt or, before the salt has entered, the
+ * shared ones; *ret_name is its name. -1: none. */
+static int32_t find_next(const struct prefix *px, struct prefix_chain *chain, const int32_t *token,
+                         struct prefix_name *ret_name)
+{
+    if (chain->salt_serial != 0) {
+        *ret_name = name_after(px, chain->name, token);
+        int32_t b = lookup(px, *ret_name);
+        if (b >= 0 && px->entry[b].shared && proven(px, b, chain, token))
+            return b;
+        enter_salt(px, chain);
+    }
+    *ret_name = name_after(px, chain->name, token);
+    int32_t b = lookup(px, *ret_name);
+    return b >= 0 && proven(px, b, chain, token) ? b : -1;
+}
+
 int32_t prefix_find(const struct prefix *px, struct prefix_chain *chain, const int32_t *token)
 {
-    struct prefix_name name = name_after(px, chain->name, token);
-    int32_t b = lookup(px, name);
-    if (b < 0 || !proven(px, b, chain, token))
-        return -1;
-    advance(chain, name, px->entry[b].serial);
+    struct prefix_name name;
+    int32_t b = find_next(px, chain, token, &name);
+    if (b >= 0)
+        advance(chain, name, px->entry[b].serial);
     return b;
 }
 
 void prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t block, const int32_t *token)
 {
-    struct prefix_name name = name_after(px, chain->name, token);
-    int32_t known = lookup(px, name);
-    if (known >= 0 && proven(px, known, chain, token)) {
+    struct prefix_name name;
+    int32_t known = find_next(px, chain, token, &name);
+    if (known >= 0) {
         advance(chain, name, px->entry[known].serial);
         return;
     }
-    /* What stands under this name hangs on a parent that is gone (or collides): the newer one is reachable. */
+    /* What stands under this name hangs on a parent that is gone (or collides): the newer one is reachable. But what is
+     * shared keeps its name, and the newer one stays without. */
+    known = lookup(px, name);
+    if (known >= 0 && px->entry[known].shared) {
+        advance(chain, name, ++px->last_serial);
+        return;
+    }
     if (known >= 0)
         prefix_drop(px, known);
     prefix_drop(px, block);
@@ -102,6 +135,12 @@ void prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t block
     memcpy(block_tokens(px, block), token, (size_t)px->block_size * sizeof *token);
     kvpool_name(px->pool, block, true);
     advance(chain, name, x->serial);
+}
+
+void prefix_share(struct prefix *px, int32_t block)
+{
+    assert(px->entry[block].serial != 0);
+    px->entry[block].shared = true;
 }
 
 void prefix_drop(struct prefix *px, int32_t block)

@@ -4,7 +4,11 @@
  * name of the salt. A hash is never proof: a hit compares the tokens, and the parent by serial number. Every entry
  * gets a serial of its own when it is published, and holds the serial of its parent's entry, so a chain matches
  * only if each block was computed on top of exactly the one before; an entry whose parent was dropped can no
- * longer be reached and ages out. The salt is compared in 256 bits of hash keyed by a secret drawn at start.
+ * longer be reached and ages out. The salt is compared in 191 bits of hash keyed by a secret drawn at start.
+ *
+ * A shared block (prefix_share: the texts that the settings pin) is found whatever the salt, as long as only shared
+ * blocks stand before it: a chain begins without its salt, which enters its name where the shared blocks end. What is
+ * shared must stay named, and be shared before the first salted chain begins.
  *
  * Entries are indexed by block id, so there is nothing to allocate. The caller walks a prompt block by block with
  * a `struct prefix_chain`, which also carries a running sequence's place, so nothing is hashed twice.
@@ -26,6 +30,8 @@ struct prefix_chain {
     struct prefix_name name; /* of the last block, or of the salt */
     uint64_t serial;         /* of the last block's entry, or a salt's mark (top bit set) */
     int32_t n_blocks;        /* blocks behind us */
+    struct prefix_name salt; /* that has not entered the name yet */
+    uint64_t salt_serial;    /* the same; 0: there is none, or it has entered */
 };
 
 struct prefix_entry {
@@ -34,6 +40,7 @@ struct prefix_entry {
     uint64_t serial; /* 0: no entry */
     uint64_t parent_serial;
     int32_t next; /* in the bucket; -1: last */
+    bool shared;  /* found behind shared blocks whatever the salt */
 };
 
 struct prefix {
@@ -55,11 +62,14 @@ void prefix_release(struct prefix *px);
 
 /* The start of a chain. `salt` may be NULL. */
 void prefix_start(const struct prefix *px, struct prefix_chain *ret, const char *salt);
-/* The block that holds token[0 .. block_size) after `chain`, or -1. On a hit the chain moves on; no count changes. */
+/* The block that holds token[0 .. block_size) after `chain`, or -1. On a hit the chain moves on, else its salt enters;
+ * no count changes. */
 int32_t prefix_find(const struct prefix *px, struct prefix_chain *chain, const int32_t *token);
 /* `block`, which the caller holds, contains the tokens after `chain`. Becomes its name unless an equal block has
  * one already; the chain moves on either way. */
 void prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t block, const int32_t *token);
+/* A named block of a chain without a salt is found with any. The caller holds it for good. */
+void prefix_share(struct prefix *px, int32_t block);
 /* Forget the block's name (before it is taken for something else). No-op for a nameless one. */
 void prefix_drop(struct prefix *px, int32_t block);
 

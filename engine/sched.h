@@ -142,7 +142,7 @@ void sched_end_all(struct sched *s, int finish, const char *error);
 
 /* Hold for good the cached blocks of a prefix that a request has just computed: how many blocks this adds. Only full
  * blocks; 0 when nothing is cached. The caller then raises n_pinned in the configuration that it hands to group_new. */
-int32_t sched_pin(struct sched *s, const int32_t *token, int32_t n_tokens, const char *salt);
+int32_t sched_pin(struct sched *s, const int32_t *token, int32_t n_tokens);
 
 /* For gauges and counters. */
 struct sched_counts {

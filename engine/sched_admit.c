@@ -187,11 +187,11 @@ bool sched_admit_one(struct sched *s, int64_t now_us, struct plan *p)
     return p->n_items + s->n_pieces > 0;
 }
 
-int32_t sched_pin(struct sched *s, const int32_t *token, int32_t n_tokens, const char *salt)
+int32_t sched_pin(struct sched *s, const int32_t *token, int32_t n_tokens)
 {
     int32_t n = 0, size = s->c.block_size;
     struct prefix_chain chain;
-    prefix_start(&s->prefix, &chain, salt);
+    prefix_start(&s->prefix, &chain, NULL);
     while ((chain.n_blocks + 1) * size <= n_tokens) {
         int32_t b = prefix_find(&s->prefix, &chain, token + chain.n_blocks * size);
         if (b < 0)
@@ -199,6 +199,7 @@ int32_t sched_pin(struct sched *s, const int32_t *token, int32_t n_tokens, const
         if (s->pinned[b])
             continue;
         s->pinned[b] = true;
+        prefix_share(&s->prefix, b);
         kvpool_ref(&s->pool, b);
         n++;
     }

@@ -1,5 +1,6 @@
 #include "server/auth.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -114,7 +115,17 @@ void keys_close(struct keys *k)
 
 void keys_anyone(const struct keys *k, struct grant *ret)
 {
-    *ret = (struct grant){k->client[0], key_limits_none()};
+    *ret = (struct grant){.client = k->client[0], .limits = key_limits_none()};
+}
+
+/* The name; where it is but a place in the file, which may be another key's tomorrow, a part of the digest too. */
+static void put_scope(char ret[LIMIT_KEY_SCOPE_BYTES + 1], const struct key_entry *k)
+{
+    size_t n = (size_t)snprintf(ret, LIMIT_KEY_SCOPE_BYTES + 1, "%s", k->name);
+
+    for (size_t i = 0; !k->named && i < 16; i++) {
+        n += (size_t)snprintf(ret + n, LIMIT_KEY_SCOPE_BYTES + 1 - n, i ? "%02x" : "/%02x", k->digest[i]);
+    }
 }
 
 /* The index of the key with this digest, or -1: equal work for every key and every guess. */
@@ -147,7 +158,8 @@ bool keys_find(struct keys *k, const char *authorization, struct grant *ret)
     pthread_rwlock_rdlock(&k->lock);
     int32_t i = bearer ? find_digest(&k->list, digest) : -1;
     if (i >= 0) {
-        *ret = (struct grant){k->owner[i], k->list.key[i].limits};
+        *ret = (struct grant){.client = k->owner[i], .limits = k->list.key[i].limits};
+        put_scope(ret->scope, &k->list.key[i]);
         found = true;
     } else if (k->list.n == 0) {
         keys_anyone(k, ret);

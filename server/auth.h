@@ -16,6 +16,7 @@ struct keys {
 struct grant {
     struct client *client; /* outlives the request */
     struct key_limits limits;
+    char scope[LIMIT_KEY_SCOPE_BYTES + 1]; /* no other key's, whatever file is read later; "": no key */
 };
 
 /* The keys as they are now. None: every request is let in. */

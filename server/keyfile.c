@@ -92,6 +92,7 @@ static int set_name(struct key_entry *k, const char *value, struct err *e)
         return err_set(e, ERR_INVALID, "a name has 1 to %d letters, digits, '.', '_' or '-'", LIMIT_KEY_NAME_BYTES);
     }
     memcpy(k->name, value, len + 1);
+    k->named = true;
     return 0;
 }
 

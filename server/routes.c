@@ -78,6 +78,24 @@ static bool charge_client(struct exchange *x, struct completion *c, struct reply
     return true;
 }
 
+/* The key's scope in front of the salt that the client gave: neither holds a line end between them, as names have none.
+ * So what is cached of one key's prompts is found by no other. */
+static int scope_cache(const struct exchange *x, struct completion *c, struct err *e)
+{
+    const char *scope = x->grant.scope, *given = c->params.cache_salt;
+    char *salt;
+
+    if (!scope[0] || x->server->settings->prefix_cache_scope != PREFIX_CACHE_KEY) {
+        return 0;
+    }
+    if (asprintf(&salt, "%s\n%s", scope, given ? given : "") < 0) {
+        return err_nomem(e, "cache_salt");
+    }
+    free(c->params.cache_salt);
+    c->params.cache_salt = salt;
+    return 0;
+}
+
 /* Both generating routes: `parse` is what tells them apart. */
 static void generate(struct exchange *x, struct reply *r,
                      int (*parse)(struct completion *ret, const char *body, size_t len, const struct api_context *ctx,
@@ -108,7 +126,8 @@ static void generate(struct exchange *x, struct reply *r,
         return;
     }
     tokens = prompt_tokens(&c);
-    int rc = stream_new(&stream, &s->hub, &c, id, &s->api, &e);
+    int rc = scope_cache(x, &c, &e);
+    rc = rc ? rc : stream_new(&stream, &s->hub, &c, id, &s->api, &e);
     completion_release(&c);
     if (rc) {
         client_return_tokens(x->grant.client, tokens);

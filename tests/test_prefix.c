@@ -102,6 +102,54 @@ static void salts_keep_tenants_apart(void **state)
     assert_int_equal(found("one", tokens, 2), 2);
 }
 
+/* Pin what publish has named without a salt. */
+static void share(const int32_t *block, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        kvpool_ref(&pool, block[i]);
+        prefix_share(&px, block[i]);
+    }
+}
+
+static void shared_blocks_are_found_with_any_salt(void **state)
+{
+    (void)state;
+    int32_t pinned[2], block[3];
+    publish(NULL, tokens, 2, pinned);
+    share(pinned, 2);
+    assert_int_equal(found(NULL, tokens, 3), 2);
+    assert_int_equal(found("one", tokens, 3), 2);
+    publish(NULL, tokens, 3, block); /* the third is nobody's salt's */
+    assert_int_equal(found(NULL, tokens, 3), 3);
+    assert_int_equal(found("one", tokens, 3), 2);
+    publish("one", tokens, 3, block);
+    assert_int_equal(found("one", tokens, 3), 3);
+    assert_int_equal(found("two", tokens, 3), 2);
+    /* Behind other tokens, and behind a block of a salt's own, nothing is shared. */
+    const int32_t turned[] = {9, 10, 11, 12, 1, 2, 3, 4, 5, 6, 7, 8};
+    publish("one", turned, 3, block);
+    assert_int_equal(found("one", turned, 3), 3);
+    assert_int_equal(found("two", turned, 3), 0);
+    assert_int_equal(found(NULL, turned, 3), 0);
+    for (int32_t i = 0; i < 2; i++)
+        kvpool_unref(&pool, pinned[i]);
+}
+
+static void what_is_shared_keeps_its_name(void **state)
+{
+    (void)state;
+    int32_t pinned[1], block[1];
+    publish(NULL, tokens, 1, pinned);
+    share(pinned, 1);
+    for (int32_t i = 0; i < 200; i++) { /* with two bits of hash most of these want its name */
+        int32_t mine[SIZE] = {i, 7, 7, 7};
+        publish(i % 2 ? "one" : NULL, mine, 1, block);
+        assert_int_equal(found("two", tokens, 1), 1);
+        assert_int_equal(found(NULL, tokens, 1), 1);
+    }
+    kvpool_unref(&pool, pinned[0]);
+}
+
 static void a_chain_is_taken_from_its_tail(void **state)
 {
     (void)state;
@@ -162,6 +210,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(what_was_published_is_found_block_by_block, open_cache, close_cache),
         cmocka_unit_test_setup_teardown(equal_tokens_on_another_parent_are_not_found, open_cache, close_cache),
         cmocka_unit_test_setup_teardown(salts_keep_tenants_apart, open_cache, close_cache),
+        cmocka_unit_test_setup_teardown(shared_blocks_are_found_with_any_salt, open_cache, close_cache),
+        cmocka_unit_test_setup_teardown(what_is_shared_keeps_its_name, open_colliding, close_cache),
         cmocka_unit_test_setup_teardown(a_chain_is_taken_from_its_tail, open_cache, close_cache),
         cmocka_unit_test_setup_teardown(nothing_is_found_behind_a_lost_parent, open_cache, close_cache),
         cmocka_unit_test_setup_teardown(an_equal_block_keeps_the_first_name, open_cache, close_cache),

@@ -302,8 +302,8 @@ static void a_pinned_prefix_outlives_everything(void **state)
     rig_open(&rig, &config);
     struct rig_request *a = rig_add(&rig, tokens(1), 0, 17);
     rig_run(&rig, 10);
-    assert_int_equal(sched_pin(rig.sched, a->request.prompt, 17, NULL), 4);
-    assert_int_equal(sched_pin(rig.sched, a->request.prompt, 17, NULL), 0); /* they are pinned already */
+    assert_int_equal(sched_pin(rig.sched, a->request.prompt, 17), 4);
+    assert_int_equal(sched_pin(rig.sched, a->request.prompt, 17), 0); /* they are pinned already */
     rig.config.n_pinned = 4;
     for (int32_t i = 0; i < 5; i++) /* others need all the rest */
         rig_add(&rig, tokens(2), 20 + 10 * i, 30);

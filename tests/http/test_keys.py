@@ -1,5 +1,6 @@
 """Keys with names and limits: what their owners may use, and how the file is replaced under way."""
 import hashlib
+import json
 import signal
 import socket
 import ssl
@@ -132,6 +133,56 @@ def test_texts_that_make_no_token_are_limited(start, keys):
         assert a.status_code == 429 and "960 bytes of request bodies" in error_of(a.content)["message"]
         assert int(a.headers["retry-after"]) >= 60
     assert s.metric("key_requests_limited_total", key="b", limit="bytes") == 4
+
+
+PREFIX = "You are the mate of a small ketch. "
+COMMON = PREFIX + "What does a mate do, and what does a small ketch need when the wind turns? "
+
+
+def cached(server, key, prompt=COMMON, **fields):
+    a = httpx.post(server.url + "/v1/completions", json=dict(prompt=prompt, max_tokens=2, **fields), timeout=PATIENCE_S,
+                   headers={"Authorization": "Bearer " + key})
+    return a.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def whole_blocks(text):
+    return (len(text) - 1) // 16 * 16
+
+
+def test_a_key_does_not_see_what_another_sent(start, keys, tmp_path):
+    (tmp_path / "quire.yaml").write_text(f"prefixes:\n  - {json.dumps(PREFIX)}\n")
+    config = "--config", str(tmp_path / "quire.yaml")
+    keys.write_text("name=a key=ka\nname=b key=kb\nkc\nkd\n")
+    pinned, whole = len(PREFIX) // 16 * 16, whole_blocks(COMMON)
+    assert 0 < pinned < whole
+    s = start("--api-key-file", str(keys), *config)
+    for key in ("ka", "kb", "kc", "kd"):  # the prefixes of the settings are everybody's
+        assert [cached(s, key), cached(s, key)] == [pinned, whole]
+    # A salt keeps apart within a key, and no salt of one key is another's.
+    assert cached(s, "ka", cache_salt="x") == pinned
+    assert cached(s, "kb", cache_salt="x") == pinned
+    assert cached(s, "ka", cache_salt="x") == whole
+    # Keys without a name change places: what the third line's key sent is not its successor's.
+    keys.write_text("name=a key=ka\nname=b key=kb\nkd\nke\n")
+    s.process.send_signal(signal.SIGHUP)
+    wait_log(s, "keys reloaded")
+    assert [cached(s, "ka"), cached(s, "kd"), cached(s, "ke")] == [whole, pinned, pinned]
+
+
+def test_keys_of_flags_are_keys(start):
+    s = start("--api-key", "ka", "--api-key", "kb")
+    assert [cached(s, "ka"), cached(s, "kb"), cached(s, "ka")] == [0, 0, whole_blocks(COMMON)]
+
+
+def test_a_cache_for_the_whole_server(start, keys):
+    keys.write_text("name=a key=ka\nname=b key=kb\n")
+    s = start("--api-key-file", str(keys), "--prefix-cache-scope", "server")
+    assert [cached(s, "ka"), cached(s, "kb"), cached(s, "kb", cache_salt="x")] == [0, whole_blocks(COMMON), 0]
+
+
+def test_without_keys_all_share(start):
+    s = start()
+    assert [cached(s, "ka"), cached(s, "kb")] == [0, whole_blocks(COMMON)]
 
 
 def test_sdk_waits_as_long_as_it_is_told(start, keys):
