@@ -80,10 +80,32 @@ static void line_quoted(struct line *l, const char *text)
     buf_putc(&l->buf, '"');
 }
 
+/* The beginning of a text of any length: whole characters whose escapes fit, with room for what stands behind. */
+static void line_text(struct line *l, const char *text, size_t len)
+{
+    enum { ESCAPE_BYTES = 6, ROOM_BEHIND = 64 };
+    size_t used = l->buf.len + ROOM_BEHIND, max = l->buf.max, n = 0;
+
+    for (size_t step = 1; n < len; n += step) {
+        unsigned char c = (unsigned char)text[n];
+        step = c < 0xc0 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
+        bool control = c < 0x20 || c == 0x7f, quoted = c == '"' || c == '\\';
+        used += control ? ESCAPE_BYTES : quoted ? 2 : MAX(step, (size_t)(c < 0x80 ? 1 : 3));
+        if (used > max || step > len - n) {
+            break;
+        }
+    }
+    buf_putc(&l->buf, '"');
+    buf_json_escape(&l->buf, text, n);
+    buf_putc(&l->buf, '"');
+}
+
 static void line_value(struct line *l, const struct log_field *f, bool json)
 {
     if (f->type == LOG_FIELD_I64)
         buf_printf(&l->buf, "%lld", (long long)f->i64);
+    else if (f->type == LOG_FIELD_TEXT)
+        line_text(l, f->str, f->len);
     else if (f->type == LOG_FIELD_F64 && (isfinite(f->f64) || !json))
         buf_printf(&l->buf, "%.6g", f->f64);
     else if (f->type == LOG_FIELD_F64 || f->str == NULL)

@@ -14,8 +14,9 @@ enum log_format { LOG_TEXT, LOG_JSON };
 
 struct log_field {
     const char *key;
-    enum { LOG_FIELD_STR, LOG_FIELD_I64, LOG_FIELD_F64 } type;
+    enum { LOG_FIELD_STR, LOG_FIELD_TEXT, LOG_FIELD_I64, LOG_FIELD_F64 } type;
     const char *str;
+    size_t len; /* of a LOG_FIELD_TEXT */
     int64_t i64;
     double f64;
 };
@@ -24,6 +25,11 @@ struct log_field {
 static inline struct log_field log_str(const char *key, const char *value)
 {
     return (struct log_field){.key = key, .type = LOG_FIELD_STR, .str = value};
+}
+/* UTF-8 that may hold any character, as much of it as a line has room for. */
+static inline struct log_field log_text(const char *key, const char *text, size_t len)
+{
+    return (struct log_field){.key = key, .type = LOG_FIELD_TEXT, .str = text, .len = len};
 }
 static inline struct log_field log_i64(const char *key, int64_t value)
 {
@@ -34,6 +40,7 @@ static inline struct log_field log_f64(const char *key, double value)
     return (struct log_field){.key = key, .type = LOG_FIELD_F64, .f64 = value};
 }
 #define LOG_STR(k, v) log_str((k), (v))
+#define LOG_PART(k, v, n) log_text((k), (v), (n))
 #define LOG_I64(k, v) log_i64((k), (v))
 #define LOG_F64(k, v) log_f64((k), (v))
 

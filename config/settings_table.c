@@ -137,7 +137,7 @@ const struct setting setting_table[] = {
     {CHOICE(log_level, "info", LOG_LEVELS), .group = "Observing", .help = "the least that is logged"},
     {CHOICE(access_log, "all", ACCESS_LOGS), .group = "Observing",
      .help = "requests that get a line when they end; errors: those answered 400 or more"},
-    {BOOL(log_prompts, "false"), .group = "Observing", .help = "write prompts into the log"},
+    {BOOL(log_prompts, "false"), .group = "Observing", .help = "write the beginning of every prompt into the log, as the model gets it"},
     {STRING(config, NULL), .metavar = "FILE", .group = "Observing",
      .help = "YAML file of settings; without one /etc/quire/quire.yaml where there is one; none: no file"},
 };

@@ -1,4 +1,5 @@
-/* One line of the log for a request that has ended (setting access-log). */
+/* Lines of the log for a request: its prompts when it is taken (setting log-prompts), and one when it has ended
+ * (setting access-log). */
 #include <stdio.h>
 #include <string.h>
 
@@ -80,4 +81,41 @@ void request_log(const struct exchange *x)
         add(&l, LOG_STR("parent_id", x->trace.parent));
     }
     log_fields(level, "request", l.field, l.n);
+}
+
+/* ---- prompts -------------------------------------------------------------------------------- */
+
+/* The beginning of what the model is given, special tokens written out: a chat's rendered text too. */
+static void log_prompt(const struct exchange *x, const struct request *r)
+{
+    enum { TOKENS = 1024 }; /* their text is more than a line has room for, but for unusual ones */
+    const struct engine *engine = atomic_load(&x->server->engine);
+    struct err e = {0};
+    struct buf text;
+
+    buf_init(&text, LIMIT_TEMPLATE_OUTPUT_BYTES);
+    if (engine_decode(engine, r->prompt, MIN(r->n_prompt, TOKENS), false, &text, &e) == 0) {
+        log_event(LOG_INFO, "prompt", LOG_STR("id", x->request_id), LOG_I64("index", r->index),
+                  LOG_I64("tokens", r->n_prompt), LOG_PART("text", text.data ? text.data : "", text.len));
+    } else {
+        log_event(LOG_INFO, "prompt", LOG_STR("id", x->request_id), LOG_I64("index", r->index),
+                  LOG_I64("tokens", r->n_prompt), LOG_STR("error", e.text));
+    }
+    buf_release(&text);
+}
+
+void prompts_log(const struct exchange *x)
+{
+    enum { PROMPTS = 16 };
+    const struct stream *s = x->stream;
+
+    if (!x->server->settings->log_prompts || LOG_INFO < log_least()) {
+        return;
+    }
+    for (int32_t i = 0; i < MIN(s->n_requests, PROMPTS); i++) {
+        log_prompt(x, s->request[i]);
+    }
+    if (s->n_requests > PROMPTS) {
+        log_event(LOG_INFO, "more prompts", LOG_STR("id", x->request_id), LOG_I64("prompts", s->n_requests - PROMPTS));
+    }
 }

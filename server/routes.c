@@ -147,6 +147,7 @@ static void generate(struct exchange *x, struct reply *r,
         return;
     }
     x->stream = stream;
+    prompts_log(x);
 }
 
 static void handle_completions(struct exchange *x, const char *arg, struct reply *r)

@@ -111,6 +111,32 @@ static void long_values_leave_a_readable_line(void **state)
     cJSON_Delete(o);
 }
 
+static void a_text_of_any_length_and_any_characters(void **state)
+{
+    char text[6000];
+
+    (void)state;
+    log_setup(LOG_JSON, LOG_INFO);
+    for (int round = 0; round < 3; round++) {
+        static const char *const filling[] = {"a\0\n", "\xe2\x82\xac", "\"\\"};
+        size_t step = round == 2 ? 2 : 3, n = sizeof(text) / step;
+        for (size_t i = 0; i < n; i++) {
+            memcpy(text + i * step, filling[round], step);
+        }
+        int saved = capture_begin();
+        log_event(LOG_INFO, "prompt", LOG_PART("text", text, n * step), LOG_I64("behind", 7));
+        capture_end(saved);
+        cJSON *o = cJSON_Parse(captured);
+        assert_non_null(o);
+        const char *logged = cJSON_GetObjectItemCaseSensitive(o, "text")->valuestring;
+        assert_true(round == 0 ? strcmp(logged, "a") >= 0 : strlen(logged) > 1800);
+        assert_true(round != 1 || strlen(logged) % step == 0); /* whole characters */
+        assert_true(round > 0 || strstr(captured, "a\\u0000\\na\\u0000\\n"));
+        assert_int_equal(cJSON_GetObjectItemCaseSensitive(o, "behind")->valueint, 7);
+        cJSON_Delete(o);
+    }
+}
+
 static void a_full_disk_is_counted_not_fatal(void **state)
 {
     (void)state;
@@ -163,6 +189,7 @@ int main(void)
         cmocka_unit_test(json_is_one_object_a_line),
         cmocka_unit_test(the_least_level_holds),
         cmocka_unit_test(long_values_leave_a_readable_line),
+        cmocka_unit_test(a_text_of_any_length_and_any_characters),
         cmocka_unit_test(a_full_disk_is_counted_not_fatal),
         cmocka_unit_test(a_reader_that_stands_still_stops_nobody),
     };

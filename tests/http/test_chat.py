@@ -185,6 +185,32 @@ def test_fields_of_completions_are_not_chats(chat):
         assert answer.headers["X-Quire-Ignored"] == "echo, suffix"
 
 
+def test_prompts_are_logged_as_the_model_gets_them(start, tmp_path):
+    def lines(server, event):
+        return [line for line in map(json.loads, server.log.splitlines()) if line["event"] == event]
+
+    s = start("--device", "cpu", "--kv-cache-memory", "64MiB", "--log-prompts", "--log-format", "json",
+              model=model_with(tmp_path / "demo", TEMPLATE))
+    status, a = post(s, {"messages": [{"role": "user", "content": 'say\n"hé"'}], "max_tokens": 1})
+    assert status == 200
+    [line] = lines(s, "prompt")
+    assert line["text"].lstrip() == '<user>say\n"hé"\n<assistant>' and line["tokens"] == a["usage"]["prompt_tokens"]
+    assert "chatcmpl-" + line["id"] == a["id"]
+    assert s.ask("POST", "/v1/completions", json=dict(prompt=["one", "two\0", "long " * 900], max_tokens=1)).status_code == 200
+    found = lines(s, "prompt")[1:]
+    assert [line["index"] for line in found] == [0, 1, 2] and "one" in found[0]["text"] and found[1]["text"].endswith("two\0")
+    assert 2000 < len(found[2]["text"]) < 4000 and found[2]["tokens"] > 900
+    assert s.ask("POST", "/v1/completions", json=dict(prompt=["x"] * 20, max_tokens=1)).status_code == 200
+    assert len(lines(s, "prompt")) == 20 and lines(s, "more prompts")[0]["prompts"] == 4
+    assert all(len(line) < 4096 for line in s.log.splitlines())
+
+
+def test_prompts_are_not_logged_unasked(start):
+    s = start("--log-level", "debug")
+    assert s.ask("POST", "/v1/completions", json=dict(prompt="a secret", max_tokens=1)).status_code == 200
+    assert "secret" not in s.log
+
+
 def test_a_template_that_cannot_be_used_is_told_at_start(start, tmp_path):
     s = start("--device", "cpu", "--kv-cache-memory", "64MiB", model=model_with(tmp_path / "demo", "{% include 'x' %}"))
     assert "no chat" in s.log and "the statement 'include'" in s.log
