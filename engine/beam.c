@@ -12,7 +12,7 @@ enum { TOKENS_A_STOP = 4 }; /* tokens among the best that may complete one stop 
 
 /* ---- making one ---- */
 
-int beam_new(struct beam **ret, const struct request *r, const struct sched_config *c, struct err *e)
+int beam_new(struct beam **ret, const struct request *r, int32_t max_tokens, const struct sched_config *c, struct err *e)
 {
     const struct gen_params *p = &r->params;
     struct beam *b = calloc(1, sizeof(*b));
@@ -24,7 +24,7 @@ int beam_new(struct beam **ret, const struct request *r, const struct sched_conf
     /* Enough that `width` candidates remain when every stop id is among the best, and tokens that complete stop strings. */
     b->n_candidates = MIN(MIN(MAX(2 * b->width, b->width + stops), LIMIT_CANDIDATES), c->vocab);
     b->n_top = MIN(MAX(p->n_logprobs, 0), b->n_candidates);
-    b->n_nodes = 1 + 2 * b->width * (p->max_tokens + 1); /* live beams' and hypotheses' paths */
+    b->n_nodes = 1 + 2 * b->width * (max_tokens + 1); /* live beams' and hypotheses' paths */
     size_t nodes = (size_t)b->n_nodes, width = (size_t)b->width, tops = MAX(nodes * (size_t)b->n_top, 1);
     b->node = malloc(nodes * sizeof(*b->node));
     b->top_token = malloc(tops * sizeof(*b->top_token));

@@ -18,6 +18,7 @@ struct engine;
 /* What is asked for: the fields of API.md that shape generation, validated, defaults filled in. */
 struct gen_params {
     int32_t max_tokens; /* >= 1; 0 only with echo */
+    bool max_tokens_yields; /* nobody asked for it: less will do where the KV pool holds no more */
     int32_t min_tokens;
     int32_t n;          /* choices returned */
     int32_t best_of;    /* >= n; sequences sampled */

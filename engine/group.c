@@ -52,42 +52,65 @@ static int32_t blocks_of(int32_t n_prompt, int32_t max_tokens, int32_t block_siz
     return (int32_t)div_ceil((int64_t)n_prompt + MAX(max_tokens - 1, 0), block_size);
 }
 
-static int check_fit(const struct request *r, int32_t width, const struct sched_config *c, struct err *e)
+/* Whether `width` sequences of so many tokens could run if they were alone. */
+static int check_fit(const struct request *r, int32_t width, int32_t max_tokens, const struct sched_config *c,
+                     struct err *e)
 {
     const struct gen_params *p = &r->params;
+    const char *field = !p->max_tokens_yields ? "max_tokens" : width > 1 ? "n" : "prompt";
     if (r->n_prompt < 1)
         return err_set_param(e, ERR_INVALID, "prompt", "the prompt has no tokens");
-    if (p->max_tokens < 0 || (int64_t)r->n_prompt + p->max_tokens > c->max_len)
-        return err_set_param(e, ERR_INVALID, "max_tokens",
+    if (max_tokens < 0 || (int64_t)r->n_prompt + max_tokens > c->max_len)
+        return err_set_param(e, ERR_INVALID, field,
                              "%d prompt tokens and max_tokens %d are %lld, more than the model length of %d tokens",
-                             r->n_prompt, p->max_tokens, (long long)r->n_prompt + p->max_tokens, c->max_len);
+                             r->n_prompt, max_tokens, (long long)r->n_prompt + max_tokens, c->max_len);
     if (width < 1 || width > c->max_num_seqs)
         return err_set_param(e, ERR_INVALID, p->beam_width > 0 ? "beam_width" : "n",
                              "%d sequences of one request are more than the %d that run at a time (max_num_seqs)",
                              width, c->max_num_seqs);
-    int64_t most = blocks_of(r->n_prompt, p->max_tokens, c->block_size);
+    int64_t most = blocks_of(r->n_prompt, max_tokens, c->block_size);
     int64_t shared = (r->n_prompt - 1) / c->block_size; /* as a recompute lays it out: sched_admit.c */
     int64_t need = shared + width * (most - shared);
     if (need > c->n_blocks - c->n_pinned)
-        return err_set_param(e, ERR_INVALID, "max_tokens",
+        return err_set_param(e, ERR_INVALID, field,
                              "%d prompt tokens and %d sequences of up to %d tokens need %lld KV blocks of %d tokens; "
                              "there are %d",
-                             r->n_prompt, width, p->max_tokens, (long long)need, c->block_size,
+                             r->n_prompt, width, max_tokens, (long long)need, c->block_size,
                              c->n_blocks - c->n_pinned);
     if (c->preemption == PREEMPT_SWAP && need > c->n_host_blocks)
         return err_set_param(
-            e, ERR_INVALID, "max_tokens",
+            e, ERR_INVALID, field,
             "%d prompt tokens and %d sequences of up to %d tokens need %lld KV blocks; preemption is swap, "
             "and swap_space has room for %d",
-            r->n_prompt, width, p->max_tokens, (long long)need, c->n_host_blocks);
+            r->n_prompt, width, max_tokens, (long long)need, c->n_host_blocks);
     struct reserve_rule rule = sched_reserve_rule(c);
-    if (c->kv_policy != KV_PAGED && width > reserve_most(&rule, r->n_prompt, p->max_tokens))
+    if (c->kv_policy != KV_PAGED && width > reserve_most(&rule, r->n_prompt, max_tokens))
         return err_set_param(
-            e, ERR_INVALID, "max_tokens",
+            e, ERR_INVALID, field,
             "%d prompt tokens and %d sequences of up to %d tokens are more contiguous room than kv_policy "
             "has (%d tokens)",
-            r->n_prompt, width, p->max_tokens, rule.slots);
+            r->n_prompt, width, max_tokens, rule.slots);
     return 0;
+}
+
+/* The request's max_tokens; one that nobody asked for becomes the most with which it fits, but no less than min_tokens. */
+static int32_t tokens_of(const struct request *r, int32_t width, const struct sched_config *c)
+{
+    const struct gen_params *p = &r->params;
+    int32_t most = p->max_tokens, least = MIN(MAX(p->min_tokens, 1), most);
+
+    if (!p->max_tokens_yields || check_fit(r, width, most, c, NULL) == 0) {
+        return most;
+    }
+    while (least < most) { /* `most` does not fit */
+        int32_t half = least + (most - least) / 2;
+        if (half > least && check_fit(r, width, half, c, NULL) == 0) {
+            least = half;
+        } else {
+            most = half;
+        }
+    }
+    return least;
 }
 
 static bool wants_penalties(const struct gen_params *p)
@@ -153,11 +176,11 @@ static int seq_init(struct seq *s, struct group *g, int32_t index, const struct 
 }
 
 /* What the request says, in the form the scheduler uses. */
-static void group_read_params(struct group *g, const struct sched_config *c)
+static void group_read_params(struct group *g, int32_t max_tokens, const struct sched_config *c)
 {
     const struct gen_params *p = &g->request->params;
     g->n_prompt = g->request->n_prompt;
-    g->max_tokens = p->max_tokens;
+    g->max_tokens = max_tokens;
     g->priority = c->policy == POLICY_PRIORITY ? p->priority : 0;
     g->tenant = c->policy == POLICY_FAIR ? g->request->tenant : 0;
     g->max_blocks = blocks_of(g->n_prompt, g->max_tokens, c->block_size);
@@ -175,7 +198,8 @@ int group_new(struct group **ret, struct request *r, struct word_list *words, co
 {
     const struct gen_params *p = &r->params;
     int32_t width = p->beam_width > 0 ? p->beam_width : p->best_of;
-    int code = check_fit(r, width, c, e);
+    int32_t max_tokens = tokens_of(r, width, c);
+    int code = check_fit(r, width, max_tokens, c, e);
     if (code == 0)
         code = check_tokens(r, c, e);
     if (code == 0 && words)
@@ -189,11 +213,11 @@ int group_new(struct group **ret, struct request *r, struct word_list *words, co
     g->width = width;
     if (words)
         g->words = *words; /* given back on failure */
-    group_read_params(g, c);
+    group_read_params(g, max_tokens, c);
     side_need(g, c);
     code = check_side(g, c, e);
     if (code == 0 && p->beam_width > 0)
-        code = beam_new(&g->beam, r, c, e);
+        code = beam_new(&g->beam, r, max_tokens, c, e);
     for (int32_t i = 0; i < width && code == 0; i++)
         code = seq_init(&g->seq[i], g, i, c, e);
     if (code < 0) {

@@ -117,6 +117,7 @@ static int check_room(struct completion *c, const struct api_context *ctx, struc
     for (int32_t i = 0; i < c->n_prompts; i++) {
         longest = MAX(longest, c->prompt[i].n);
     }
+    p->max_tokens_yields = !c->has_max_tokens;
     if (!c->has_max_tokens && longest < max_len) {
         p->max_tokens = MIN(p->max_tokens, max_len - longest);
     }

@@ -92,6 +92,57 @@ static void what_can_never_run_or_be_swapped_is_refused_at_once(void **state)
     assert_string_equal(e.param, "beam_width");
 }
 
+/* What the request's group may make, 0: it is refused. */
+static int32_t granted(struct request *r, struct err *e)
+{
+    struct group *g = NULL;
+
+    if (group_new(&g, r, NULL, &config, e) < 0) {
+        return 0;
+    }
+    int32_t n = g->max_tokens;
+    group_free(g);
+    return n;
+}
+
+static void a_max_tokens_that_nobody_asked_for_gives_way(void **state)
+{
+    int32_t prompt[20] = {0};
+    struct request r = {.params = tokens(1000), .prompt = prompt, .n_prompt = 10};
+    struct gen_params *p = &r.params;
+    struct err e = {0};
+
+    (void)state;
+    config.max_len = 1010;
+    config.n_blocks = 22; /* of four tokens: two shared, four sequences of five more are 28, and the last is not written */
+    config.n_host_blocks = 12;
+    p->n = p->best_of = 4;
+    assert_int_equal(granted(&r, &e), 0);
+    assert_string_equal(e.param, "max_tokens");
+    p->max_tokens_yields = true;
+    assert_int_equal(granted(&r, &e), 28 - 10 + 1);
+    p->max_tokens = 5;
+    assert_int_equal(granted(&r, &e), 5);
+    p->max_tokens = 1000;
+    p->min_tokens = 20;
+    assert_int_equal(granted(&r, &e), 0);
+    assert_string_equal(e.param, "n");
+    p->min_tokens = 0;
+    config.preemption = PREEMPT_SWAP; /* twelve: two shared, and 2.5 each */
+    assert_int_equal(granted(&r, &e), 16 - 10 + 1);
+    config.preemption = PREEMPT_AUTO;
+    config.n_pinned = 8; /* three each */
+    assert_int_equal(granted(&r, &e), 20 - 10 + 1);
+    p->n = p->best_of = 1;
+    p->beam_width = 4;
+    assert_int_equal(granted(&r, &e), 20 - 10 + 1);
+    r.n_prompt = 20;
+    config.n_blocks = 11;
+    p->beam_width = 1;
+    assert_int_equal(granted(&r, &e), 0);
+    assert_string_equal(e.param, "prompt");
+}
+
 static void a_long_prompt_is_computed_in_chunks(void **state)
 {
     (void)state;
@@ -538,6 +589,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(a_configuration_that_cannot_work_is_refused, start),
         cmocka_unit_test_setup(what_can_never_run_or_be_swapped_is_refused_at_once, start),
+        cmocka_unit_test_setup(a_max_tokens_that_nobody_asked_for_gives_way, start),
         CASE(a_long_prompt_is_computed_in_chunks),
         CASE(decodes_are_not_starved_by_prefill),
         CASE(first_come_first_served_even_when_a_later_one_would_fit),

@@ -185,6 +185,23 @@ def test_fields_of_completions_are_not_chats(chat):
         assert answer.headers["X-Quire-Ignored"] == "echo, suffix"
 
 
+@pytest.mark.parametrize("flags, blocks", [((), 16), (("--preemption", "swap", "--swap-space", "1GiB"), 16)])
+def test_a_pool_that_holds_the_model_once(start, tmp_path, flags, blocks):
+    """What nobody asked for yields to what the pool holds, however many sequences there are."""
+    s = start("--device", "cpu", "--kv-blocks", str(blocks), "--max-model-len", str(blocks * 16), *flags,
+              model=model_with(tmp_path / "demo", TEMPLATE))
+    for fields in (dict(n=2), dict(n=1), dict(n=1, best_of=3), dict(n=2, use_beam_search=True, beam_width=4)):
+        status, a = post(s, {"messages": HELLO, "ignore_eos": True, "temperature": 0 if "beam_width" in fields else 1, **fields})
+        assert status == 200, a
+        prompt, width = a["usage"]["prompt_tokens"], max(fields.values())
+        shared = (prompt - 1) // 16
+        most = ((blocks - shared) // width + shared) * 16 + 1 - prompt if width > 1 else blocks * 16 - prompt
+        assert a["usage"]["completion_tokens"] == most * fields.get("best_of", fields["n"])
+        assert all(c["finish_reason"] == "length" for c in a["choices"])
+    status, error = post(s, {"messages": HELLO, "max_tokens": 200, "n": 2})
+    assert status == 400 and error["param"] == "max_tokens"
+
+
 def test_prompts_are_logged_as_the_model_gets_them(start, tmp_path):
     def lines(server, event):
         return [line for line in map(json.loads, server.log.splitlines()) if line["event"] == event]

@@ -158,6 +158,7 @@ static void random_request(struct scenario *s, int32_t i, struct rng *r)
     q->text_lag = rng_range(r, 0, 3);
     for (int32_t k = 0; k < SIM_WIDTH; k++)
         q->text_stop[k] = rng_chance(r, 10) && q->max_tokens > 0 ? rng_range(r, 1, q->max_tokens) : 0;
+    q->yields = rng_chance(r, 25) && q->max_tokens > 0;
 }
 
 /* Small requests of two tenants that begin together and come to the ends of their blocks together, with hardly
@@ -221,6 +222,7 @@ void sim_request_params(const struct sim_request *r, char **stop, struct gen_par
         stop[i] = (char *)r->stop[i];
     static char *const salts[] = {NULL, "one", "two"};
     *ret = (struct gen_params){.max_tokens = r->max_tokens,
+                               .max_tokens_yields = r->yields,
                                .min_tokens = r->min_tokens,
                                .n = r->n,
                                .best_of = r->best_of,
@@ -261,8 +263,8 @@ static void print_request(const struct sim_request *q, int32_t i, FILE *out)
     fprintf(out, "  request %d: arrival %d, prompt %d tokens [", i, q->arrival, q->n_prompt);
     for (int32_t k = 0; k < q->n_prompt; k++)
         fprintf(out, "%s%d", k ? " " : "", q->prompt[k]);
-    fprintf(out, "], max_tokens %d, min_tokens %d, n %d, best_of %d, beam %d (length_penalty %g, early_stopping %d)\n",
-            q->max_tokens, q->min_tokens, q->n, q->best_of, q->beam_width, (double)q->length_penalty,
+    fprintf(out, "], max_tokens %d%s, min_tokens %d, n %d, best_of %d, beam %d (length_penalty %g, early_stopping %d)\n",
+            q->max_tokens, q->yields ? " (yields)" : "", q->min_tokens, q->n, q->best_of, q->beam_width, (double)q->length_penalty,
             q->early_stopping);
     fprintf(out, "    temperature %g, penalties %g %g %g, logprobs %d, prompt_logprobs %d, echo %d, ignore_eos %d\n",
             (double)q->temperature, (double)q->presence, (double)q->frequency, (double)q->repetition, q->n_logprobs,

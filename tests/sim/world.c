@@ -15,6 +15,7 @@ enum { TURN_US = 1000, TURNS = 20000 };
 /* One request on its way, and what has come back. */
 struct journey {
     const struct sim_request *plan;
+    struct sim_request less; /* the plan with fewer tokens than were offered */
     struct request request;
     char *stop[SIM_STOPS];
     _Atomic int32_t stop_at[SIM_WIDTH];
@@ -130,10 +131,39 @@ static int words_of(const struct sim_request *r, struct word_list *ret)
     return 0;
 }
 
+static int make_group(struct world *w, struct journey *j, struct group **ret, struct err *e)
+{
+    struct word_list words;
+    int code = words_of(j->plan, &words);
+    if (code == 0)
+        code = group_new(ret, &j->request, &words, &w->s->config, e);
+    if (code < 0)
+        word_list_release(&words);
+    return code;
+}
+
+/* A max_tokens that nobody asked for has become the most that fits: one more does not. From here on it is the plan's. */
+static void take_less(struct world *w, struct journey *j, int32_t max_tokens)
+{
+    struct gen_params *p = &j->request.params;
+    struct group *g = NULL;
+    struct err e = {0};
+    w->totals->yielded++;
+    p->max_tokens_yields = false;
+    p->max_tokens = max_tokens + 1;
+    if (make_group(w, j, &g, &e) == 0) {
+        FAIL(w, "a default max_tokens became %d, and %d fits", max_tokens, max_tokens + 1);
+        group_free(g);
+    }
+    p->max_tokens = max_tokens;
+    j->less = *j->plan;
+    j->less.max_tokens = max_tokens;
+    j->plan = &j->less;
+}
+
 static void submit(struct world *w, struct journey *j)
 {
     struct group *g = NULL;
-    struct word_list words;
     struct err e = {0};
     struct request *r = &j->request;
     j->submitted = true;
@@ -147,14 +177,15 @@ static void submit(struct world *w, struct journey *j)
     r->stop_at = j->stop_at;
     for (int32_t i = 0; i < SIM_WIDTH; i++)
         atomic_init(&j->stop_at[i], INT32_MAX);
-    if (words_of(j->plan, &words) < 0 || group_new(&g, r, &words, &w->s->config, &e) < 0) {
-        word_list_release(&words);
+    if (make_group(w, j, &g, &e) < 0) {
         if (e.code != ERR_INVALID && e.code != ERR_UNSUPPORTED)
             FAIL(w, "group_new: %s", e.text);
         j->refused = j->ended = true;
         w->totals->refused++;
         return;
     }
+    if (g->max_tokens != j->plan->max_tokens)
+        take_less(w, j, g->max_tokens);
     j->tie = !reference_run(w->s, j->plan, j->want);
     w->totals->requests++;
     w->totals->beams += j->plan->beam_width > 1;
