@@ -17,14 +17,13 @@
  * A thread starts the ranks and watches them (ranks_watch.c): once one failed, launch, wait and check return why, and the engine
  * dies of it as of any device error.
  */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "config/wait.h"
 #include "engine/batch_wire.h"
 #include "engine/ranks_impl.h"
 
@@ -61,23 +60,15 @@ static int ranks_launch(struct executor *base, const struct batch *b, struct err
     return rc < 0 ? rc : x->runner->launch(x->runner, b, e);
 }
 
-static struct timespec time_after_us(int64_t us)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    int64_t ns = t.tv_nsec + us % 1000000 * 1000;
-    return (struct timespec){.tv_sec = t.tv_sec + us / 1000000 + ns / 1000000000, .tv_nsec = ns % 1000000000};
-}
-
 /* The results of the oldest step, which another rank drew. */
 static int await_answer(struct ranks *x, struct results *ret, struct err *e)
 {
     const struct rank_answer *a = &x->answer[x->n_waited % RANKS_ANSWERS];
-    struct timespec until = time_after_us(x->timeout_us);
+    int64_t until_us = clock_us() + x->timeout_us;
     bool late = false;
     pthread_mutex_lock(&x->lock);
     while (x->n_answered <= x->n_waited && !x->failed && !late)
-        late = pthread_cond_timedwait(&x->changed, &x->lock, &until) == ETIMEDOUT;
+        late = !wait_until(&x->changed, &x->lock, until_us);
     bool there = x->n_answered > x->n_waited;
     pthread_mutex_unlock(&x->lock);
     if (!there) {
@@ -126,17 +117,15 @@ static uint64_t ranks_up(struct executor *base)
 /* Until every other rank has reached `state`. */
 static int await_all(struct ranks *x, enum member_state state, struct err *e)
 {
-    struct timespec until;
+    int64_t until_us = clock_us() + START_S * (int64_t)1000000;
     int rc = 0;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += START_S;
     pthread_mutex_lock(&x->lock);
     for (int32_t i = 1; i < x->n && rc == 0;) {
         if (x->failed)
             rc = err_set(e, ERR_DEVICE, "%s", x->reason);
         else if (x->member[i].state >= state)
             i++;
-        else if (pthread_cond_timedwait(&x->changed, &x->lock, &until) == ETIMEDOUT)
+        else if (!wait_until(&x->changed, &x->lock, until_us))
             rc = err_set(e, ERR_TIMEOUT, "rank %d is not ready after %d s", i, START_S);
     }
     pthread_mutex_unlock(&x->lock);
@@ -305,7 +294,7 @@ int ranks_open(struct executor **ret, const struct settings *s, const char *dir,
     for (int32_t i = 0; i < COMM_MAX_RANKS; i++)
         x->member[i].fd = -1;
     pthread_mutex_init(&x->lock, NULL);
-    pthread_cond_init(&x->changed, NULL);
+    wait_init(&x->changed);
     x->base = (struct executor){
         .launch = ranks_launch, .wait = ranks_wait, .free = ranks_free, .check = ranks_check, .ranks_up = ranks_up};
     int rc = prepare(x, &own, c, e);

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "config/settings.h"
+#include "config/wait.h"
 #include "engine/engine.h"
 #include "server/bench.h"
 
@@ -140,16 +141,13 @@ static int make_request(struct request **ret, struct engine *engine, const struc
 /* Wait for all, with a progress bar over the tokens asked for. */
 static void wait_all(struct offline_run *r, const char *what, int64_t tokens)
 {
-    struct timespec until;
     pthread_mutex_lock(&r->lock);
     while (r->n_told < r->n) {
         char text[96];
         snprintf(text, sizeof(text), "%s: %lld of %lld tokens, %d of %d requests", what, (long long)r->tokens_told,
                  (long long)tokens, r->n_told, r->n);
         bench_progress(MIN((double)r->tokens_told / (double)tokens, 1), text);
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_sec += 1;
-        pthread_cond_timedwait(&r->changed, &r->lock, &until);
+        wait_until(&r->changed, &r->lock, clock_us() + 1000000);
     }
     pthread_mutex_unlock(&r->lock);
 }
@@ -313,7 +311,7 @@ int bench_offline(const struct bench_options *given, int argc, char **argv, stru
     log_setup(s.log_format, LOG_WARN);
     struct offline_run r = {.sink = {on_output, on_flush}};
     pthread_mutex_init(&r.lock, NULL);
-    pthread_cond_init(&r.changed, NULL);
+    wait_init(&r.changed);
     int64_t start_us = clock_us();
     rc = engine_open(&engine, &s, &r.sink, e);
     if (rc == 0) {

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "config/wait.h"
 #include "server/http.h"
 
 enum {
@@ -128,18 +129,9 @@ static void round_of(struct watchers *w, struct buf *b)
 static void rest(struct watchers *w)
 {
     int64_t pause_us = MAX(PERIOD_US, w->picture->cost_us * COST_SHARE);
-    struct timespec until;
+    int64_t until_us = clock_us() + pause_us;
 
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += pause_us / 1000000;
-    until.tv_nsec += pause_us % 1000000 * 1000;
-    if (until.tv_nsec >= 1000000000) {
-        until.tv_sec++;
-        until.tv_nsec -= 1000000000;
-    }
-    int rc = 0;
-    while (!w->stopping && rc == 0) {
-        rc = pthread_cond_timedwait(&w->changed, &w->lock, &until);
+    while (!w->stopping && wait_until(&w->changed, &w->lock, until_us)) {
     }
 }
 
@@ -171,14 +163,10 @@ static void *watch_main(void *arg)
 
 int watchers_open(struct watchers *w, struct server *s, struct err *e)
 {
-    pthread_condattr_t monotonic;
 
     *w = (struct watchers){.server = s};
     pthread_mutex_init(&w->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&w->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    wait_init(&w->changed);
     w->watcher = calloc(LIMIT_WATCHERS, sizeof(*w->watcher));
     return w->watcher ? 0 : err_nomem(e, "watchers");
 }

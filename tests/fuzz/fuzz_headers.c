@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "config/wait.h"
 #include "server/http.h"
 
 #define CHECK(x)                                                     \
@@ -123,19 +124,13 @@ void MHD_resume_connection(struct MHD_Connection *c)
 static void await_resume(struct MHD_Connection *c)
 {
     char unread[4096];
-    struct timespec at;
-    clock_gettime(CLOCK_REALTIME, &at);
-    time_t end = at.tv_sec + PATIENCE_S;
+    int64_t end_us = clock_us() + PATIENCE_S * (int64_t)1000000;
     if (c->leaves)
         shutdown(c->other, SHUT_RDWR);
     pthread_mutex_lock(&c->lock);
     while (c->suspended) {
-        clock_gettime(CLOCK_REALTIME, &at);
-        CHECK(at.tv_sec < end);
-        at.tv_nsec += 1000000;
-        at.tv_sec += at.tv_nsec / 1000000000;
-        at.tv_nsec %= 1000000000;
-        pthread_cond_timedwait(&c->resumed, &c->lock, &at);
+        CHECK(clock_us() < end_us);
+        wait_until(&c->resumed, &c->lock, clock_us() + 1000);
         while (recv(c->other, unread, sizeof(unread), MSG_DONTWAIT) > 0)
             ;
     }
@@ -304,7 +299,7 @@ static void open_connection(struct MHD_Connection *c, size_t size)
     c->fd = c->other = -1;
     c->leaves = size % 11 == 0;
     pthread_mutex_init(&c->lock, NULL);
-    pthread_cond_init(&c->resumed, NULL);
+    wait_init(&c->resumed);
     current = c;
 }
 
@@ -321,9 +316,9 @@ static void close_connection(struct MHD_Connection *c)
 /* A stream whose client left goes on until the engine has heard of it: now and then all must be back. */
 static void await_quiet(const struct server *s)
 {
-    time_t end = time(NULL) + PATIENCE_S;
+    int64_t end_us = clock_us() + PATIENCE_S * (int64_t)1000000;
     while (server_busy(s) > 0) {
-        CHECK(time(NULL) < end);
+        CHECK(clock_us() < end_us);
         sched_yield();
     }
 }

@@ -1,5 +1,6 @@
 /* Preloaded into a server: every n-th call of some functions fails, as a machine in trouble would make them. FAULTS names them:
- * "accept=7 recv=11", with FAULTS_FILE only while that file is there. What a call would have done is not done. */
+ * "accept=7 recv=11", with FAULTS_FILE only while that file is there. What a call would have done is not done.
+ * FAULTS_CLOCK: the wall clock is so many seconds off, as if it were set while the process runs. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -10,19 +11,28 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/types.h>
+#include <time.h>
 #include <unistd.h>
+
+static int is_trouble(void)
+{
+    struct stat s;
+    const char *file = getenv("FAULTS_FILE");
+
+    return !file || stat(file, &s) == 0;
+}
 
 /* Whether this call fails. `count` is the function's own. */
 static int fails(const char *name, atomic_ulong *count)
 {
-    struct stat s;
-    const char *list = getenv("FAULTS"), *file = getenv("FAULTS_FILE");
+    const char *list = getenv("FAULTS");
     size_t len = strlen(name);
     for (; list && *list; list += strcspn(list, " "), list += strspn(list, " "))
         if (strncmp(list, name, len) == 0 && list[len] == '=') {
             unsigned long every = strtoul(list + len + 1, NULL, 10);
-            return every && (!file || stat(file, &s) == 0) && atomic_fetch_add(count, 1) % every == every - 1;
+            return every && is_trouble() && atomic_fetch_add(count, 1) % every == every - 1;
         }
     return 0;
 }
@@ -58,3 +68,47 @@ static const char *epoll_option(int op)
 }
 FAULT_WHERE(op != EPOLL_CTL_MOD, int, -1, ENOSPC, epoll_ctl, epoll_option(op),
             (int fd, int op, int of, struct epoll_event *e), (fd, op, of, e))
+
+/* ---- the wall clock ---- */
+
+static time_t clock_shift(void)
+{
+    const char *shift = getenv("FAULTS_CLOCK");
+
+    return shift && is_trouble() ? (time_t)strtol(shift, NULL, 10) : 0;
+}
+
+int clock_gettime(clockid_t clock, struct timespec *ret)
+{
+    static int (*real)(clockid_t, struct timespec *);
+
+    if (!real) {
+        *(void **)&real = dlsym(RTLD_NEXT, "clock_gettime");
+    }
+    int rc = real(clock, ret);
+    if (rc == 0 && clock == CLOCK_REALTIME) {
+        ret->tv_sec += clock_shift();
+    }
+    return rc;
+}
+
+time_t time(time_t *ret)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (ret) {
+        *ret = now.tv_sec;
+    }
+    return now.tv_sec;
+}
+
+int gettimeofday(struct timeval *ret, void *zone)
+{
+    struct timespec now;
+
+    (void)zone;
+    clock_gettime(CLOCK_REALTIME, &now);
+    *ret = (struct timeval){.tv_sec = now.tv_sec, .tv_usec = now.tv_nsec / 1000};
+    return 0;
+}

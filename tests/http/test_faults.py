@@ -80,3 +80,28 @@ def test_a_model_that_cannot_be_read_is_refused(library, start, faults, tmp_path
             assert "error" in server.log, server.log
         else:
             assert server.stop() == 0, server.log
+
+
+@pytest.mark.parametrize("ranks, stages", [(1, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("seconds", [-3600, 3600])
+def test_a_jump_of_the_wall_clock_ends_nothing(start, library, tmp_path, ranks, stages, seconds):
+    jump = tmp_path / "jump"
+    server = start("--device", "cpu", "--threads", "2", "--kv-blocks", "64", "--step-timeout", "60",
+                   "--tensor-parallel-size", str(ranks), "--pipeline-parallel-size", str(stages),
+                   model=os.path.join(ROOT, "models", "demo"),
+                   env={"LD_PRELOAD": library, "FAULTS_CLOCK": str(seconds), "FAULTS_FILE": str(jump)})
+
+    def ask():
+        a = server.ask("POST", "/v1/completions", json=dict(prompt="Once upon a time", max_tokens=8, temperature=0))
+        assert a.status_code == 200, a.text + server.log
+        return a.json()
+
+    before = ask()
+    jump.touch()
+    during = ask()
+    assert abs(during["created"] - before["created"] - seconds) < 600  # the shim works: this is a time of day
+    jump.unlink()
+    after = ask()
+    assert before["choices"] == during["choices"] == after["choices"]
+    assert server.get("/health") == '{"status":"ready"}'
+    assert server.stop() == 0, server.log

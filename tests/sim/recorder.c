@@ -3,7 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "config/wait.h"
 
 static void record_tokens(struct recorded_choice *c, const struct output *o)
 {
@@ -62,7 +63,7 @@ void recorder_init(struct recorder *r)
 {
     *r = (struct recorder){.sink = {record, flush}};
     pthread_mutex_init(&r->lock, NULL);
-    pthread_cond_init(&r->changed, NULL);
+    wait_init(&r->changed);
 }
 
 void recorder_release(struct recorder *r)
@@ -95,13 +96,11 @@ static bool seen(const struct recording *rec, int32_t n_tokens)
 
 static bool wait_for(struct recorder *r, struct recording *rec, int32_t n_tokens, double seconds)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += (time_t)seconds + 1;
+    int64_t until_us = clock_us() + (int64_t)(seconds * 1e6);
+    bool early = true;
     pthread_mutex_lock(&r->lock);
-    int rc = 0;
-    while (!seen(rec, n_tokens) && rc == 0)
-        rc = pthread_cond_timedwait(&r->changed, &r->lock, &until);
+    while (!seen(rec, n_tokens) && early)
+        early = wait_until(&r->changed, &r->lock, until_us);
     bool ok = seen(rec, n_tokens);
     pthread_mutex_unlock(&r->lock);
     return ok;
