@@ -36,7 +36,7 @@ enum {
     LIMIT_TENANTS = LIMIT_API_KEYS + 1, /* who requests are counted for: every key, and those without one */
     LIMIT_API_KEY_BYTES = 4096,
     LIMIT_KEY_NAME_BYTES = 64,
-    LIMIT_KEY_SCOPE_BYTES = LIMIT_KEY_NAME_BYTES + 1 + 32, /* what keeps a key's blocks in the prefix cache apart */
+    LIMIT_KEY_SCOPE_BYTES = 97, /* a name, and 16 bytes in hexadecimal behind a slash */
     LIMIT_SETTING_BYTES = 4096, /* one text of a setting */
     LIMIT_PREFIXES = 256,       /* entries of the setting prefixes */
     LIMIT_MODEL_LEN = 1 << 20,  /* positions: 2^20 */

@@ -80,7 +80,8 @@ static void line_quoted(struct line *l, const char *text)
     buf_putc(&l->buf, '"');
 }
 
-/* The beginning of a text of any length: whole characters whose escapes fit, with room for what stands behind. */
+/* The beginning of a text of any length: whole characters whose escapes fit, with room
+ * for what stands behind. */
 static void line_text(struct line *l, const char *text, size_t len)
 {
     enum { ESCAPE_BYTES = 6, ROOM_BEHIND = 64 };

@@ -27,7 +27,8 @@ static const struct setting_choice UNKNOWN_FIELDS[] = {{"warn", UNKNOWN_WARN}, {
 static const struct setting_choice LOG_FORMATS[] = {{"text", LOG_TEXT}, {"json", LOG_JSON}, {0}};
 static const struct setting_choice ACCESS_LOGS[] = {
     {"all", ACCESS_ALL}, {"errors", ACCESS_ERRORS}, {"none", ACCESS_NONE}, {0}};
-static const struct setting_choice PREFIX_CACHE_SCOPES[] = {{"key", PREFIX_CACHE_KEY}, {"server", PREFIX_CACHE_SERVER}, {0}};
+static const struct setting_choice PREFIX_CACHE_SCOPES[] = {
+    {"key", PREFIX_CACHE_KEY}, {"server", PREFIX_CACHE_SERVER}, {0}};
 static const struct setting_choice LOG_LEVELS[] = {{"debug", LOG_DEBUG}, {"info", LOG_INFO},    {"warn", LOG_WARN},
                                                    {"error", LOG_ERROR}, {"warning", LOG_WARN}, {0}};
 
@@ -117,7 +118,7 @@ const struct setting setting_table[] = {
      .help = "key that clients must send; may be given several times, in the environment with commas"},
     {STRING(api_key_file, NULL), .metavar = "FILE", .group = "Server", .help = "file of keys, with names and limits; read again on SIGHUP"},
     {CHOICE(prefix_cache_scope, "key", PREFIX_CACHE_SCOPES), .group = "Server",
-     .help = "who shares cached beginnings where keys are set: the requests of one key, or all; prefixes are shared by all"},
+     .help = "which requests share cached beginnings where keys are set: those of one key, or all; prefixes are shared by all"},
     {INT(max_queue, "1024", 1, 1000000), .metavar = "N", .group = "Server", .help = "requests that wait; one more is answered 429"},
     {SECONDS(queue_timeout, "0", 0, DAY_S), .metavar = "SECONDS", .group = "Server", .help = "longest wait for a first token's turn; 0: none"},
     {SECONDS(request_timeout, "0", 0, DAY_S), .metavar = "SECONDS", .group = "Server", .help = "longest life of a request; 0: none"},

@@ -12,7 +12,8 @@ enum { TOKENS_A_STOP = 4 }; /* tokens among the best that may complete one stop 
 
 /* ---- making one ---- */
 
-int beam_new(struct beam **ret, const struct request *r, int32_t max_tokens, const struct sched_config *c, struct err *e)
+int beam_new(struct beam **ret, const struct request *r, int32_t max_tokens, const struct sched_config *c,
+             struct err *e)
 {
     const struct gen_params *p = &r->params;
     struct beam *b = calloc(1, sizeof(*b));

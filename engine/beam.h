@@ -60,7 +60,8 @@ struct beam {
     bool over;                /* everything was reported */
 };
 
-int beam_new(struct beam **ret, const struct request *r, int32_t max_tokens, const struct sched_config *c, struct err *e);
+int beam_new(struct beam **ret, const struct request *r, int32_t max_tokens, const struct sched_config *c,
+             struct err *e);
 void beam_free(struct beam *b);
 
 struct commit;

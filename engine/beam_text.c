@@ -6,7 +6,8 @@
 #include "models/tokenizer.h"
 
 /* One push makes a few characters at most; more is taken when a vocabulary has longer tokens. */
-/* What one token adds at most: a space, and three bytes for each that is no part of a character, those held back too. */
+/* What one token adds at most: a space, and three bytes for each that is no part of a
+ * character, those held back too. */
 static size_t piece_bytes(const struct tokenizer *t)
 {
     return 1 + 3 * (tokenizer_longest(t) + sizeof(((struct detokenizer *)0)->pending));
@@ -56,7 +57,8 @@ int beam_text_new(struct beam_text **ret, const struct request *r, const struct 
     t->live = calloc((size_t)p->beam_width, sizeof(*t->live));
     t->saved = calloc((size_t)p->beam_width, sizeof(*t->saved));
     buf_init(&t->piece, (size_t)1 << 20);
-    if (rc == 0 && (!t->live || !t->saved || buf_reserve(&t->piece, piece_bytes(tokenizer)) < 0 || start(t, r, tokenizer) < 0))
+    if (rc == 0 &&
+        (!t->live || !t->saved || buf_reserve(&t->piece, piece_bytes(tokenizer)) < 0 || start(t, r, tokenizer) < 0))
         rc = err_nomem(e, "a beam search's texts");
     if (rc < 0) {
         beam_text_free(t);

@@ -431,8 +431,9 @@ static void emit_ranked(struct emitter *em, struct request *r)
     }
 }
 
-/* What the engine drew for beams it knows itself; for samples it draws on until it learns that a text has ended, which is
- * nothing that was asked for, so those are counted here. */
+/* What the engine drew for beams it knows itself; for samples it draws on until it
+ * learns that a text has ended, which is nothing that was asked for, so those are
+ * counted here. */
 static void settle_drawn(struct emitter *em, struct request *r)
 {
     if (r->params.beam_width > 0)

@@ -17,8 +17,8 @@ struct engine;
 
 /* What is asked for: the fields of API.md that shape generation, validated, defaults filled in. */
 struct gen_params {
-    int32_t max_tokens; /* >= 1; 0 only with echo */
-    bool max_tokens_yields; /* nobody asked for it: less will do where the KV pool holds no more */
+    int32_t max_tokens;     /* >= 1; 0 only with echo */
+    bool max_tokens_yields; /* a default: it yields to what the KV pool holds */
     int32_t min_tokens;
     int32_t n;          /* choices returned */
     int32_t best_of;    /* >= n; sequences sampled */
@@ -81,8 +81,9 @@ struct request {
         int64_t prefill_us; /* from there to its first token */
         int64_t decode_us;  /* from its first token to its last */
         int32_t preemptions;
-        /* Tokens drawn, whatever became of them: of all samples, best_of's too, up to where each ended; of a beam
-         * search those of every live beam and hypothesis in every step. None twice for a recompute. */
+        /* Tokens drawn, whatever became of them: of all samples, best_of's too, up to
+         * where each ended; of a beam search those of every live beam and hypothesis in
+         * every step. None twice for a recompute. */
         int64_t n_drawn;
     } course;
 };
@@ -120,7 +121,7 @@ struct output {
     bool prompt; /* these are the prompt's (echo or prompt_logprobs); sent before any other of the choice */
     enum finish_reason finish; /* of this choice, with its last piece */
     const char *stop_string;   /* [stop_string_len] what matched, or NULL */
-    int32_t stop_string_len;
+    int32_t stop_string_len;   /* its bytes */
     int32_t stop_token;        /* the stop id that matched, or -1 (end of sequence too) */
     struct usage usage;        /* of the request so far; complete with `last` */
     const char *error;         /* with FINISH_ERROR / FINISH_ABORT: a sentence for the client */

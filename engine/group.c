@@ -75,8 +75,7 @@ static int check_fit(const struct request *r, int32_t width, int32_t max_tokens,
         return err_set_param(e, ERR_INVALID, field,
                              "%d prompt tokens and %d sequences of up to %d tokens need %lld KV blocks of %d tokens; "
                              "there are %d",
-                             r->n_prompt, width, max_tokens, (long long)need, c->block_size,
-                             c->n_blocks - c->n_pinned);
+                             r->n_prompt, width, max_tokens, (long long)need, c->block_size, c->n_blocks - c->n_pinned);
     if (c->preemption == PREEMPT_SWAP && need > c->n_host_blocks)
         return err_set_param(
             e, ERR_INVALID, field,
@@ -93,7 +92,8 @@ static int check_fit(const struct request *r, int32_t width, int32_t max_tokens,
     return 0;
 }
 
-/* The request's max_tokens; one that nobody asked for becomes the most with which it fits, but no less than min_tokens. */
+/* The request's max_tokens; a default becomes the most with which it fits, but no less
+ * than min_tokens. */
 static int32_t tokens_of(const struct request *r, int32_t width, const struct sched_config *c)
 {
     const struct gen_params *p = &r->params;

@@ -58,7 +58,8 @@ void prefix_start(const struct prefix *px, struct prefix_chain *ret, const char 
     ret->salt_serial = SALT_MARK | b.low64;
 }
 
-/* From here on the chain is its salt's own: name and serial are hashes of those of the last shared block and the salt. */
+/* From here on the chain is its salt's own: name and serial are hashes of those of the
+ * last shared block and the salt. */
 static void enter_salt(const struct prefix *px, struct prefix_chain *chain)
 {
     if (chain->salt_serial == 0)
@@ -80,8 +81,8 @@ static void advance(struct prefix_chain *chain, struct prefix_name name, uint64_
     chain->n_blocks++;
 }
 
-/* The entry that follows `chain` with these tokens, among those of its salt or, before the salt has entered, the
- * shared ones; *ret_name is its name. -1: none. */
+/* The entry that follows `chain` with these tokens, among those of its salt or, before
+ * the salt has entered, the shared ones; *ret_name is its name. -1: none. */
 static int32_t find_next(const struct prefix *px, struct prefix_chain *chain, const int32_t *token,
                          struct prefix_name *ret_name)
 {
@@ -114,8 +115,9 @@ void prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t block
         advance(chain, name, px->entry[known].serial);
         return;
     }
-    /* What stands under this name hangs on a parent that is gone (or collides): the newer one is reachable. But what is
-     * shared keeps its name, and the newer one stays without. */
+    /* What stands under this name hangs on a parent that is gone (or collides): the
+     * newer one is reachable. But what is shared keeps its name, and the newer one
+     * stays without. */
     known = lookup(px, name);
     if (known >= 0 && px->entry[known].shared) {
         advance(chain, name, ++px->last_serial);

@@ -6,9 +6,10 @@
  * only if each block was computed on top of exactly the one before; an entry whose parent was dropped can no
  * longer be reached and ages out. The salt is compared in 191 bits of hash keyed by a secret drawn at start.
  *
- * A shared block (prefix_share: the texts that the settings pin) is found whatever the salt, as long as only shared
- * blocks stand before it: a chain begins without its salt, which enters its name where the shared blocks end. What is
- * shared must stay named, and be shared before the first salted chain begins.
+ * A shared block (prefix_share: the texts that the settings pin) is found whatever the
+ * salt, as long as only shared blocks stand before it: a chain begins without its salt,
+ * which enters its name where the shared blocks end. What is shared must stay named,
+ * and be shared before the first salted chain begins.
  *
  * Entries are indexed by block id, so there is nothing to allocate. The caller walks a prompt block by block with
  * a `struct prefix_chain`, which also carries a running sequence's place, so nothing is hashed twice.
@@ -62,13 +63,14 @@ void prefix_release(struct prefix *px);
 
 /* The start of a chain. `salt` may be NULL. */
 void prefix_start(const struct prefix *px, struct prefix_chain *ret, const char *salt);
-/* The block that holds token[0 .. block_size) after `chain`, or -1. On a hit the chain moves on, else its salt enters;
- * no count changes. */
+/* The block that holds token[0 .. block_size) after `chain`, or -1. On a hit the chain
+ * moves on, else its salt enters; no count changes. */
 int32_t prefix_find(const struct prefix *px, struct prefix_chain *chain, const int32_t *token);
 /* `block`, which the caller holds, contains the tokens after `chain`. Becomes its name unless an equal block has
  * one already; the chain moves on either way. */
 void prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t block, const int32_t *token);
-/* A named block of a chain without a salt is found with any. The caller holds it for good. */
+/* A named block of a chain without a salt is found with any. The caller holds it for
+ * good. */
 void prefix_share(struct prefix *px, int32_t block);
 /* Forget the block's name (before it is taken for something else). No-op for a nameless one. */
 void prefix_drop(struct prefix *px, int32_t block);

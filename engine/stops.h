@@ -24,7 +24,8 @@ struct stop_state {
     int16_t held; /* the greatest of them: so many bytes at the text's end may yet be part of a stop string */
 };
 
-/* NULL through ret_ when n is 0. `stop` must outlive the set; stop_len[i]: bytes of each, NULL: each ends at its NUL. */
+/* NULL through ret_ when n is 0. `stop` must outlive the set; stop_len[i]: bytes of
+ * each, NULL: each ends at its NUL. */
 int stop_set_new(struct stop_set **ret, char *const *stop, const int32_t *stop_len, int32_t n, struct err *e);
 void stop_set_free(struct stop_set *s);
 /* Read on until a stop string is complete: the bytes read including its last one, its index in ret_which; or -1 when all

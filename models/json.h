@@ -26,7 +26,7 @@ struct json {
     struct err *err;
     bool failed;
     bool takes_nul; /* strings may hold the character NUL */
-    bool first; /* just entered: the next member or element has no comma before it */
+    bool first;     /* just entered: the next member or element has no comma before it */
     int32_t depth;
     char key[JSON_KEY_BYTES]; /* of the member json_next_member found; NUL-terminated, escapes resolved */
     size_t key_len;

@@ -24,7 +24,7 @@ enum {
     TOKENIZER_PATTERN_BYTES = 4096,
     TOKEN_TEXT_BYTES = JSON_KEY_BYTES,
     TOKEN_OUT_BYTES = 1 << 16, /* what a token decodes to, at most */
-    WORD_MAX_BYTES = 1 << 28, /* positions in a word fit 32 bits with room to spare */
+    WORD_MAX_BYTES = 1 << 28,  /* positions in a word fit 32 bits with room to spare */
 };
 
 enum token_flag {

@@ -56,7 +56,7 @@ struct completion {
     bool has_max_tokens, has_best_of, has_beam_width, has_temperature, has_length_penalty, has_early_stopping;
     bool has_prompt_logprobs, has_seed;
     const cJSON *suffix; /* a string of the body's tree; NULL: none */
-    int32_t truncate;   /* keep the last N prompt tokens; 0: all */
+    int32_t truncate;    /* keep the last N prompt tokens; 0: all */
 
     /* Of chat requests only. */
     bool chat, chat_logprobs, add_generation_prompt, continue_final_message;
@@ -138,8 +138,9 @@ int field_has_nul(const char *name, struct err *e);
 /* Of a field that needs others, or the body's text: whoever has them reads it. */
 field_reader read_later;
 /* Single values (api_values.c), lists (api_lists.c). */
-field_reader read_model, read_early_stopping, read_logprobs, read_prompt_logprobs, read_top_k, read_seed, read_cache_salt,
-    read_request_id, read_suffix, read_response_format, read_top_logprobs, read_object, read_no_tools, read_tool_choice;
+field_reader read_model, read_early_stopping, read_logprobs, read_prompt_logprobs, read_top_k, read_seed,
+    read_cache_salt, read_request_id, read_suffix, read_response_format, read_top_logprobs, read_object, read_no_tools,
+    read_tool_choice;
 field_reader read_stop, read_stop_token_ids, read_allowed_token_ids, read_bad_words, read_logit_bias,
     read_stream_options;
 
@@ -148,8 +149,7 @@ int prompt_read(struct completion *c, const cJSON *v, const struct api_context *
 /* With a suffix: each prompt becomes the model's form of a text with a gap. */
 int prompt_add_suffix(struct completion *c, const struct api_context *ctx, struct err *e);
 /* One prompt from the text that the template made. */
-int prompt_from_text(struct completion *c, const char *text, size_t len, const struct api_context *ctx,
-                     struct err *e);
+int prompt_from_text(struct completion *c, const char *text, size_t len, const struct api_context *ctx, struct err *e);
 /* `messages` and what belongs to them, written out by the template, into c->prompt (api_chat.c). */
 int chat_read(struct completion *c, const cJSON *tree, const struct api_context *ctx, struct err *e);
 /* A list of ids inside the vocabulary, 1 .. max of them. `ret` is malloc'd. */

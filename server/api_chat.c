@@ -177,7 +177,8 @@ static int put_messages(struct buf *b, const cJSON *messages, bool mark, const s
     return rc;
 }
 
-/* Numbers that the template's language does not hold: integers beyond 64 bits, what is not finite as a double. */
+/* Numbers that the template's language does not hold: integers beyond 64 bits, what is
+ * not finite as a double. */
 static int check_numbers(const cJSON *v, struct err *e)
 {
     enum { MOST = 60 };

@@ -27,8 +27,7 @@ int field_integer(int32_t *ret, const char *name, const cJSON *v, double lo, dou
     bool minus;
     int rc = json_integer(v, &minus, &n);
     if (rc == ERR_INVALID) {
-        return err_set_param(e, ERR_INVALID, name, "%s is %s but must be an integer", name,
-                             json_number_text(v, text));
+        return err_set_param(e, ERR_INVALID, name, "%s is %s but must be an integer", name, json_number_text(v, text));
     }
     double d = minus ? -(double)n : (double)n; /* rounded only where it is far beyond any bound */
     if (rc || d < lo || d > hi) {

@@ -118,7 +118,8 @@ void keys_anyone(const struct keys *k, struct grant *ret)
     *ret = (struct grant){.client = k->client[0], .limits = key_limits_none()};
 }
 
-/* The name; where it is but a place in the file, which may be another key's tomorrow, a part of the digest too. */
+/* The name; where it is but a place in the file, which may be another key's tomorrow, a
+ * part of the digest too. */
 static void put_scope(char ret[LIMIT_KEY_SCOPE_BYTES + 1], const struct key_entry *k)
 {
     size_t n = (size_t)snprintf(ret, LIMIT_KEY_SCOPE_BYTES + 1, "%s", k->name);

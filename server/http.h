@@ -140,7 +140,8 @@ void server_stop(struct server *s);
 /* server_stop, and give everything back. The engine, which uses the hub's sink, must be gone. */
 void server_close(struct server *s);
 
-/* One line for a request that has ended; one for each of the first prompts of one that was taken (request_log.c). */
+/* One line for a request that has ended; one for each of the first prompts of one that
+ * was taken (request_log.c). */
 void request_log(const struct exchange *x);
 void prompts_log(const struct exchange *x);
 /* What the daemon holds just now, as lines of the log (state.c). From main. */

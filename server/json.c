@@ -112,8 +112,7 @@ static int scan_unicode(struct scan *s, uint32_t *ret)
     bool pair = unit < 0xdc00 && s->at + 6 <= s->len && s->text[s->at] == '\\' && s->text[s->at + 1] == 'u';
     int low = pair ? scan_hex4(s, s->at + 2) : -1;
     if (low < 0xdc00 || low > 0xdfff) {
-        return err_set(s->e, ERR_INVALID, "body has half of a surrogate pair (\\u%04x) at byte %zu", unit,
-                       s->at - 6);
+        return err_set(s->e, ERR_INVALID, "body has half of a surrogate pair (\\u%04x) at byte %zu", unit, s->at - 6);
     }
     s->at += 6;
     *ret = 0x10000 + ((uint32_t)(unit - 0xd800) << 10) + (uint32_t)(low - 0xdc00);
@@ -189,8 +188,8 @@ static size_t put_utf8(char *to, uint32_t c)
     return n;
 }
 
-/* The characters of a string that scan_string has passed, its text in [s->at, end); no escape is shorter than what it
- * stands for. Returns their bytes. */
+/* The characters of a string that scan_string has passed, its text in [s->at, end); no
+ * escape is shorter than what it stands for. Returns their bytes. */
 static size_t unescape(struct scan *s, size_t end, char *to)
 {
     size_t n = 0;
@@ -248,7 +247,8 @@ static bool scan_digits(struct scan *s)
     return s->at > begin;
 }
 
-/* Its text is whole; `plain` where it is nothing but at most PLAIN_DIGITS digits and a sign. */
+/* Its text is whole; `plain` where it is nothing but at most PLAIN_DIGITS digits and a
+ * sign. */
 static int scan_number(struct scan *s, bool *plain)
 {
     bool minus = scan_take(s, '-');
@@ -486,7 +486,8 @@ int json_parse(cJSON **ret, const char *text, size_t len, struct err *e)
     return 0;
 }
 
-/* ---- values --------------------------------------------------------------------------------- */
+/* ---- values
+ * --------------------------------------------------------------------------------- */
 
 size_t json_string_len(const cJSON *v)
 {
@@ -503,7 +504,8 @@ bool json_has_nul(const cJSON *v)
     return memchr(v->valuestring, '\0', json_string_len(v)) != NULL;
 }
 
-/* The exponent behind a number's digits, at most EXPONENT_MAX either way; 0 where there is none. */
+/* The exponent behind a number's digits, at most EXPONENT_MAX either way; 0 where there
+ * is none. */
 static int64_t exponent_of(const char *text)
 {
     size_t digits = strcspn(text, "eE");
@@ -520,9 +522,9 @@ static int64_t exponent_of(const char *text)
     return minus ? -n : n;
 }
 
-/* Where the decimal point of a number's text stands, and its digits other than zeros in front and behind: those of
- * [first, last], which may have the point between them; NULL for zero. The value is those digits as an integer times
- * ten to the power of `scale`. */
+/* Where the decimal point of a number's text stands, and its digits other than zeros in
+ * front and behind: those of [first, last], which may have the point between them; NULL
+ * for zero. The value is those digits as an integer times ten to the power of `scale`. */
 struct decimal {
     const char *first, *last;
     int64_t scale;
@@ -604,7 +606,8 @@ const char *json_number_text(const cJSON *v, char room[JSON_NUMBER_ROOM])
     return room;
 }
 
-/* ---- back into text ------------------------------------------------------------------------- */
+/* ---- back into text
+ * ------------------------------------------------------------------------- */
 
 void json_put_string(struct buf *b, const char *text, size_t len)
 {

@@ -27,7 +27,7 @@ struct key_limits {
 
 struct key_entry {
     char name[LIMIT_KEY_NAME_BYTES + 1]; /* for metrics and logs; a key without one is "key-1", ... by its place */
-    bool named; /* the file says so */
+    bool named;                          /* the file says so */
     uint8_t digest[KEY_DIGEST_BYTES];
     struct key_limits limits;
 };

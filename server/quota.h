@@ -1,11 +1,13 @@
 /* What the owner of a key has used and may still use: token buckets of requests, tokens and bytes of bodies a minute,
  * requests under way.
  *
- * A bucket holds a minute's worth and fills evenly. A request takes one from the bucket of requests and its body from
- * the bucket of bytes when it comes, its prompts' tokens from the bucket of tokens before it is queued (what is larger
- * than a bucket: the bucket full), and the tokens drawn for it when the engine has let go of it, which may bring the
- * bucket below zero: the next one waits for that too. Bytes pay for the work on a text that makes no token: a chat that
- * is rendered and refused, /tokenize. There are BODY_BYTES_PER_TOKEN of them for each token a minute.
+ * A bucket holds a minute's worth and fills evenly. A request takes one from the bucket
+ * of requests and its body from the bucket of bytes when it comes, its prompts' tokens
+ * from the bucket of tokens before it is queued (what is larger than a bucket: the
+ * bucket full), and the tokens drawn for it when the engine has let go of it, which may
+ * bring the bucket below zero: the next one waits for that too. Bytes pay for the work
+ * on a text that makes no token: a chat that is rendered and refused, /tokenize. There
+ * are BODY_BYTES_PER_TOKEN of them for each token a minute.
  */
 #ifndef QUIRE_SERVER_QUOTA_H
 #define QUIRE_SERVER_QUOTA_H
@@ -34,7 +36,8 @@ struct client {
     struct bucket requests, tokens, bytes; /* under lock */
     int32_t running;                       /* under lock: requests under way */
     /* For metrics. */
-    _Atomic uint64_t n_requests, n_limited[QUOTA_KINDS], prompt_tokens, generation_tokens; /* n_limited by enum quota_kind */
+    _Atomic uint64_t n_requests, n_limited[QUOTA_KINDS], prompt_tokens,
+        generation_tokens; /* n_limited by enum quota_kind */
 };
 
 /* Why not, and when again. */
@@ -45,7 +48,8 @@ struct quota_refusal {
 
 void client_init(struct client *c, const char *name, int32_t tenant);
 void client_release(struct client *c);
-/* A request with a body of so many bytes begins: false with the reason, and nothing is taken. What began must end. */
+/* A request with a body of so many bytes begins: false with the reason, and nothing is
+ * taken. What began must end. */
 bool client_begin(struct client *c, const struct key_limits *l, int64_t body_bytes, int64_t now_us,
                   struct quota_refusal *ret);
 /* Its prompts' tokens. Taken back when the queue refuses the request. */

@@ -1,5 +1,5 @@
-/* Lines of the log for a request: its prompts when it is taken (setting log-prompts), and one when it has ended
- * (setting access-log). */
+/* Lines of the log for a request: its prompts when it is taken (setting log-prompts),
+ * and one when it has ended (setting access-log). */
 #include <stdio.h>
 #include <string.h>
 
@@ -83,9 +83,11 @@ void request_log(const struct exchange *x)
     log_fields(level, "request", l.field, l.n);
 }
 
-/* ---- prompts -------------------------------------------------------------------------------- */
+/* ---- prompts
+ * -------------------------------------------------------------------------------- */
 
-/* The beginning of what the model is given, special tokens written out: a chat's rendered text too. */
+/* The beginning of what the model is given, special tokens written out: a chat's
+ * rendered text too. */
 static void log_prompt(const struct exchange *x, const struct request *r)
 {
     enum { TOKENS = 1024 }; /* their text is more than a line has room for, but for unusual ones */

@@ -119,7 +119,7 @@ static void shared_blocks_are_found_with_any_salt(void **state)
     share(pinned, 2);
     assert_int_equal(found(NULL, tokens, 3), 2);
     assert_int_equal(found("one", tokens, 3), 2);
-    publish(NULL, tokens, 3, block); /* the third is nobody's salt's */
+    publish(NULL, tokens, 3, block); /* the third belongs to no salt */
     assert_int_equal(found(NULL, tokens, 3), 3);
     assert_int_equal(found("one", tokens, 3), 2);
     publish("one", tokens, 3, block);

@@ -105,7 +105,7 @@ static int32_t granted(struct request *r, struct err *e)
     return n;
 }
 
-static void a_max_tokens_that_nobody_asked_for_gives_way(void **state)
+static void a_default_max_tokens_gives_way(void **state)
 {
     int32_t prompt[20] = {0};
     struct request r = {.params = tokens(1000), .prompt = prompt, .n_prompt = 10};
@@ -114,7 +114,8 @@ static void a_max_tokens_that_nobody_asked_for_gives_way(void **state)
 
     (void)state;
     config.max_len = 1010;
-    config.n_blocks = 22; /* of four tokens: two shared, four sequences of five more are 28, and the last is not written */
+    config.n_blocks =
+        22; /* of four tokens: two shared, four sequences of five more are 28, and the last is not written */
     config.n_host_blocks = 12;
     p->n = p->best_of = 4;
     assert_int_equal(granted(&r, &e), 0);
@@ -589,7 +590,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(a_configuration_that_cannot_work_is_refused, start),
         cmocka_unit_test_setup(what_can_never_run_or_be_swapped_is_refused_at_once, start),
-        cmocka_unit_test_setup(a_max_tokens_that_nobody_asked_for_gives_way, start),
+        cmocka_unit_test_setup(a_default_max_tokens_gives_way, start),
         CASE(a_long_prompt_is_computed_in_chunks),
         CASE(decodes_are_not_starved_by_prefill),
         CASE(first_come_first_served_even_when_a_later_one_would_fit),

@@ -42,8 +42,13 @@ static int tokenize_all(void)
 static int answer(struct sse_style *s, struct collector *c)
 {
     struct token_out t = {.id = 'a', .logprob = -1};
-    struct output o = {
-        .text = "a\n", .text_len = 2, .token = &t, .n_tokens = 1, .finish = FINISH_STOP, .stop_string = "\n", .stop_string_len = 1};
+    struct output o = {.text = "a\n",
+                       .text_len = 2,
+                       .token = &t,
+                       .n_tokens = 1,
+                       .finish = FINISH_STOP,
+                       .stop_string = "\n",
+                       .stop_string_len = 1};
     struct usage u = {0};
     int32_t id = 7;
     struct prompt_ids prompt = {&id, 1};

@@ -633,8 +633,8 @@ static void every_beginning_of_a_file_is_refused(void **state)
     }
 }
 
-/* A vocabulary with a run of `n` spaces as one token, as an added one or as the last of merges that double; `n` is a
- * power of two. */
+/* A vocabulary with a run of `n` spaces as one token, as an added one or as the last of
+ * merges that double; `n` is a power of two. */
 static char *json_of_spaces(int n, bool added)
 {
     struct buf b;

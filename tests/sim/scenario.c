@@ -263,9 +263,10 @@ static void print_request(const struct sim_request *q, int32_t i, FILE *out)
     fprintf(out, "  request %d: arrival %d, prompt %d tokens [", i, q->arrival, q->n_prompt);
     for (int32_t k = 0; k < q->n_prompt; k++)
         fprintf(out, "%s%d", k ? " " : "", q->prompt[k]);
-    fprintf(out, "], max_tokens %d%s, min_tokens %d, n %d, best_of %d, beam %d (length_penalty %g, early_stopping %d)\n",
-            q->max_tokens, q->yields ? " (yields)" : "", q->min_tokens, q->n, q->best_of, q->beam_width, (double)q->length_penalty,
-            q->early_stopping);
+    fprintf(out,
+            "], max_tokens %d%s, min_tokens %d, n %d, best_of %d, beam %d (length_penalty %g, early_stopping %d)\n",
+            q->max_tokens, q->yields ? " (yields)" : "", q->min_tokens, q->n, q->best_of, q->beam_width,
+            (double)q->length_penalty, q->early_stopping);
     fprintf(out, "    temperature %g, penalties %g %g %g, logprobs %d, prompt_logprobs %d, echo %d, ignore_eos %d\n",
             (double)q->temperature, (double)q->presence, (double)q->frequency, (double)q->repetition, q->n_logprobs,
             q->n_prompt_logprobs, q->echo, q->ignore_eos);

@@ -22,7 +22,7 @@ struct sim_request {
     bool absent; /* taken out by the shrinker */
     int32_t prompt[SIM_PROMPT], n_prompt;
     int32_t max_tokens, min_tokens, n, best_of, beam_width;
-    bool yields; /* nobody asked for max_tokens: less will do where the pool holds no more */
+    bool yields; /* max_tokens is a default: it yields to what the pool holds */
     float length_penalty;
     int8_t early_stopping;
     float temperature, top_p, min_p;
@@ -82,8 +82,8 @@ float reference_score(const struct scenario *s, const struct sim_request *r, int
 
 /* Totals over runs, for the report at the end. */
 struct sim_totals {
-    int64_t runs, beams, steps, tokens, requests, refused, yielded, cancelled, preempt_swap, preempt_recompute, cached_tokens,
-        copies, swap_in_copied, swap_in_found;
+    int64_t runs, beams, steps, tokens, requests, refused, yielded, cancelled, preempt_swap, preempt_recompute,
+        cached_tokens, copies, swap_in_copied, swap_in_found;
 };
 /* Run it: 0, or -1 with the reason in `why`. */
 int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t why_size);

@@ -142,7 +142,8 @@ static int make_group(struct world *w, struct journey *j, struct group **ret, st
     return code;
 }
 
-/* A max_tokens that nobody asked for has become the most that fits: one more does not. From here on it is the plan's. */
+/* A default max_tokens has become the most that fits: one more does not. From here on
+ * it is the plan's. */
 static void take_less(struct world *w, struct journey *j, int32_t max_tokens)
 {
     struct gen_params *p = &j->request.params;
