@@ -37,6 +37,7 @@ enum {
     LIMIT_API_KEY_BYTES = 4096,
     LIMIT_KEY_NAME_BYTES = 64,
     LIMIT_KEY_SCOPE_BYTES = 97, /* a name, and 16 bytes in hexadecimal behind a slash */
+    LIMIT_PREFIX_SALT_BYTES = LIMIT_KEY_SCOPE_BYTES + 1 + LIMIT_CACHE_SALT_BYTES,
     LIMIT_SETTING_BYTES = 4096, /* one text of a setting */
     LIMIT_PREFIXES = 256,       /* entries of the setting prefixes */
     LIMIT_MODEL_LEN = 1 << 20,  /* positions: 2^20 */

@@ -5,6 +5,8 @@
 
 #include <xxhash.h>
 
+#include "config/limits.h"
+
 #define SALT_MARK (UINT64_C(1) << 63)
 
 static struct prefix_name name_after(const struct prefix *px, struct prefix_name parent, const int32_t *token)
@@ -51,7 +53,9 @@ void prefix_start(const struct prefix *px, struct prefix_chain *ret, const char 
     *ret = (struct prefix_chain){.serial = SALT_MARK};
     if (!salt)
         return;
-    size_t len = strlen(salt);
+    size_t len = 0;
+    while (len < LIMIT_PREFIX_SALT_BYTES && salt[len])
+        len++;
     XXH128_hash_t a = XXH3_128bits_withSeed(salt, len, px->secret);
     XXH128_hash_t b = XXH3_128bits_withSeed(salt, len, ~px->secret);
     ret->salt = (struct prefix_name){a.low64, a.high64};
