@@ -38,6 +38,7 @@ static void random_runs(uint64_t n, int32_t n_ranks, int32_t n_stages)
     assert_true(t.copies > 0);
     assert_true(t.beams > 0);
     assert_true(t.yielded > 0);
+    assert_true(t.pin_hits > 0);
     assert_true(t.cancelled > 0);
 }
 

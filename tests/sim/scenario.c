@@ -186,6 +186,22 @@ static void march(struct scenario *s, struct rng *r)
     }
 }
 
+/* Hold some blocks of the first prompt from the start. (Where names collide, blocks may have none to be held by.) */
+static void random_pins(struct scenario *s, struct rng *r)
+{
+    struct sched_config *c = &s->config;
+    int32_t most = MIN(s->request[0].n_prompt / c->block_size, c->n_blocks / 2);
+
+    if (c->preemption == PREEMPT_SWAP) {
+        most = MIN(most, c->n_host_blocks);
+    }
+    if (!c->prefix_cache || c->name_bits > 0 || most < 1 || !rng_chance(r, 30)) {
+        return;
+    }
+    c->n_pinned = rng_range(r, 1, most);
+    s->n_pin = c->n_pinned * c->block_size;
+}
+
 void scenario_random(struct scenario *ret, uint64_t seed)
 {
     struct rng r = {seed}, marching = {~seed};
@@ -200,6 +216,7 @@ void scenario_random(struct scenario *ret, uint64_t seed)
         ret->config.kv_policy = rng_range(&marching, KV_ORCA_MAX, KV_ORCA_ORACLE);
         ret->config.prefix_cache = false;
     }
+    random_pins(ret, &marching);
 }
 
 void scenario_oracle(const struct scenario *s, struct oracle_config *ret)
@@ -286,9 +303,11 @@ static void print_request(const struct sim_request *q, int32_t i, FILE *out)
 void scenario_print(const struct scenario *s, FILE *out)
 {
     const struct sched_config *c = &s->config;
-    fprintf(out, "  %d blocks of %d, %d host blocks, %d seqs, %d batched tokens, %d logits rows, depth %d, vocab %d\n",
-            c->n_blocks, c->block_size, c->n_host_blocks, c->max_num_seqs, c->max_num_batched_tokens, c->max_logits,
-            s->depth, c->vocab);
+    fprintf(out,
+            "  %d blocks of %d (%d pinned), %d host blocks, %d seqs, %d batched tokens, %d logits rows, depth %d, "
+            "vocab %d\n",
+            c->n_blocks, c->block_size, c->n_pinned, c->n_host_blocks, c->max_num_seqs, c->max_num_batched_tokens,
+            c->max_logits, s->depth, c->vocab);
     fprintf(out,
             "  preemption %d, policy %d, kv policy %d, prefix cache %d, target itl %lld, shared %lld us, timeouts %lld "
             "%lld us, NaN "

@@ -57,6 +57,7 @@ struct scenario {
     uint64_t fail_at; /* step from which the model answers NaN; 0: never */
     struct sim_request request[SIM_REQUESTS];
     int32_t n_requests;
+    int32_t n_pin; /* leading tokens of the first prompt that are computed and pinned before anything comes */
 };
 
 void scenario_random(struct scenario *ret, uint64_t seed);
@@ -82,8 +83,8 @@ float reference_score(const struct scenario *s, const struct sim_request *r, int
 
 /* Totals over runs, for the report at the end. */
 struct sim_totals {
-    int64_t runs, beams, steps, tokens, requests, refused, yielded, cancelled, preempt_swap, preempt_recompute,
-        cached_tokens, copies, swap_in_copied, swap_in_found;
+    int64_t runs, beams, steps, tokens, requests, refused, yielded, pin_hits, cancelled, preempt_swap,
+        preempt_recompute, cached_tokens, copies, swap_in_copied, swap_in_found;
 };
 /* Run it: 0, or -1 with the reason in `why`. */
 int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t why_size);

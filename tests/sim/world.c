@@ -79,6 +79,15 @@ static void on_prompt(struct world *w, struct journey *j, const struct delta *d)
         FAIL(w, "request %d: prompt token %d has a wrong log-probability", id, position);
 }
 
+/* Leading tokens of its prompt that are pinned: they are found whatever the salt. */
+static int32_t pinned_tokens(const struct world *w, const struct journey *j)
+{
+    int32_t n = 0, most = MIN(w->s->n_pin, j->plan->n_prompt);
+    while (n < most && j->plan->prompt[n] == w->s->request[0].prompt[n])
+        n++;
+    return n;
+}
+
 static bool others_with_salt(const struct world *w, const struct journey *j)
 {
     for (int32_t i = 0; i < w->s->n_requests; i++)
@@ -109,8 +118,10 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
         w->totals->cached_tokens += d->cached_tokens;
         if (d->cached_tokens < 0 || d->cached_tokens >= j->plan->n_prompt)
             FAIL(w, "request %d: %d cached tokens of %d", id, d->cached_tokens, j->plan->n_prompt);
-        if (d->cached_tokens > 0 && !others_with_salt(w, j))
+        bool alone = !others_with_salt(w, j);
+        if (alone && d->cached_tokens > pinned_tokens(w, j))
             FAIL(w, "request %d reads the cache of another salt", id);
+        w->totals->pin_hits += alone && d->cached_tokens > 0;
     }
 }
 
@@ -347,10 +358,58 @@ static void judge(struct world *w)
     w->totals->swap_in_copied += (int64_t)c.swap_in_copied;
     w->totals->swap_in_found += (int64_t)c.swap_in_found;
     w->totals->preempt_recompute += (int64_t)c.preempt_recompute;
-    if (c.blocks_used || c.host_blocks_used || c.running_seqs || c.running_groups || c.waiting_groups ||
-        c.swapped_groups)
+    if (c.blocks_used != w->s->config.n_pinned || c.host_blocks_used || c.running_seqs || c.running_groups ||
+        c.waiting_groups || c.swapped_groups)
         FAIL(w, "at the end %d blocks, %d host blocks, %d rows are still held", c.blocks_used, c.host_blocks_used,
              c.running_seqs);
+}
+
+static void pass_over(struct delta_out *out, const struct group *g, const struct delta *d)
+{
+    (void)out, (void)g, (void)d;
+}
+
+static void run_to_end(struct world *w, struct delta_out *out)
+{
+    struct plan *p = &w->plan[0];
+    struct results r;
+    struct batch b;
+    struct err e = {0};
+    while (!failed(w) && sched_plan(w->sched, 0, p) > 0) {
+        pack_batch(w->packer, p, &b);
+        if (w->executor->launch(w->executor, &b, &e) < 0 || w->executor->wait(w->executor, &r, &e) < 0)
+            FAIL(w, "pinning: %s", e.text);
+        else
+            decode_commit(w->sched, p, &r, 0, out);
+        decode_reap(w->sched, out);
+        check(w, NULL);
+    }
+}
+
+/* As the settings' prefixes are: computed without a salt by a request that makes no token, then held. */
+static void pin(struct world *w)
+{
+    struct delta_out out = {.emit = pass_over};
+    _Atomic int32_t stop_at = INT32_MAX;
+    struct request r = {.prompt = (int32_t *)w->s->request[0].prompt, .n_prompt = w->s->n_pin, .stop_at = &stop_at};
+    struct group *g = NULL;
+    struct err e = {0};
+    r.params = (struct gen_params){.echo = true,
+                                   .n = 1,
+                                   .best_of = 1,
+                                   .top_p = 1,
+                                   .length_penalty = 1,
+                                   .repetition_penalty = 1,
+                                   .n_logprobs = -1,
+                                   .n_prompt_logprobs = -1};
+    if (group_new(&g, &r, NULL, &w->s->config, &e) < 0 || sched_add(w->sched, g, 0) < 0) {
+        FAIL(w, "pinning: %s", e.text);
+        return;
+    }
+    run_to_end(w, &out);
+    int32_t n = failed(w) ? 0 : sched_pin(w->sched, r.prompt, r.n_prompt);
+    if (!failed(w) && n != w->s->config.n_pinned)
+        FAIL(w, "%d blocks are pinned, not %d", n, w->s->config.n_pinned);
 }
 
 static int open_world(struct world *w)
@@ -374,6 +433,8 @@ static int open_world(struct world *w)
     w->out.emit = on_delta;
     for (int32_t i = 0; i < w->s->n_requests; i++)
         w->journey[i].plan = &w->s->request[i];
+    if (w->s->n_pin > 0)
+        pin(w);
     return 0;
 }
 
