@@ -78,9 +78,8 @@ static bool charge_client(struct exchange *x, struct completion *c, struct reply
     return true;
 }
 
-/* The key's scope in front of the salt that the client gave: neither holds a line end
- * between them, as names have none. So what is cached of one key's prompts is found by
- * no other. */
+/* The key's scope goes in front of the salt that the client gave, with a line end between
+ * them, which no scope holds: what is cached of one key's prompts is found by no other. */
 static int scope_cache(const struct exchange *x, struct completion *c, struct err *e)
 {
     const char *scope = x->grant.scope, *given = c->params.cache_salt;
