@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "kernels/cpu/isa.h"
 #include "models/layers.h"
 #include "models/model.h"
 #include "models/weights.h"
@@ -417,6 +418,26 @@ static void smollm2_continues_as_with_transformers(void **state)
 
 enum { MAX_CASES = 64 };
 
+/* Texts and logits hang on the instruction set: on the CPU the tests run on each that the machine has. */
+static int on_each_isa(const struct CMUnitTest *tests, size_t n)
+{
+    int failed = 0;
+
+    if (getenv("QUIRE_TEST_BACKEND") || getenv("QUIRE_CPU_ISA")) {
+        return _cmocka_run_group_tests("models", tests, n, NULL, NULL);
+    }
+    for (enum cpu_isa isa = CPU_PLAIN; isa <= CPU_NEON; isa++) {
+        enum cpu_isa got;
+
+        setenv("QUIRE_CPU_ISA", cpu_isa_name(isa), 1);
+        if (cpu_isa_detect(&got, NULL) == 0) {
+            failed += _cmocka_run_group_tests(cpu_isa_name(isa), tests, n, NULL, NULL);
+        }
+    }
+    unsetenv("QUIRE_CPU_ISA");
+    return failed;
+}
+
 int main(void)
 {
     static char dir[MAX_CASES][300], name[2 * MAX_CASES][300];
@@ -448,5 +469,5 @@ int main(void)
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(weights_are_converted_to_the_type_asked_for);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(dummy_weights_give_numbers);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(smollm2_continues_as_with_transformers);
-    return _cmocka_run_group_tests("models", tests, (size_t)n, NULL, NULL);
+    return on_each_isa(tests, (size_t)n);
 }

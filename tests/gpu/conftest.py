@@ -1,13 +1,16 @@
 """Servers of the bundled model on a GPU. Needs libquire_cuda.so beside the binary; QUIRE_GPU_DEVICE=cpu runs the same on a CPU."""
 import importlib.util
 import os
+import sys
 
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DEVICE = os.environ.get("QUIRE_GPU_DEVICE", "cuda")
 
-spec = importlib.util.spec_from_file_location("http_conftest", os.path.join(ROOT, "tests", "http", "conftest.py"))
+HTTP = os.path.join(ROOT, "tests", "http")
+sys.path.append(HTTP)  # alike.py
+spec = importlib.util.spec_from_file_location("http_conftest", os.path.join(HTTP, "conftest.py"))
 http_conftest = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(http_conftest)
 Server = http_conftest.Server

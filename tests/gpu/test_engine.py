@@ -5,6 +5,8 @@ import urllib.request
 
 import pytest
 
+from alike import assert_alike
+
 PROMPTS = ["The little dog", "Once upon a time there was", "A girl named Mia found a", "It was raining and", "\"Help!\" said",
            "In the forest, the old owl", "Tom and his sister went to the", "One day"]
 POOL = ("--kv-cache-memory", "64MiB", "--max-num-seqs", "64")
@@ -30,25 +32,16 @@ def ask_all(server, jobs):
         return list(pool.map(lambda job: told(ask(server, job[0], **job[1])), jobs))
 
 
-def assert_alike(a, b, penalty=0.0):
-    """Equal greedy texts, or different from a token on that was nearly a tie; the log-probabilities agree before. They are told as they
-    were before penalties: one of the two tokens may have had the presence penalty."""
-    a, b = a["choices"][0]["logprobs"], b["choices"][0]["logprobs"]
-    for i, (x, y) in enumerate(zip(a["tokens"], b["tokens"])):
-        if x != y:
-            apart = abs(a["token_logprobs"][i] - b["token_logprobs"][i])
-            tie = min(apart, abs(apart - penalty))
-            assert tie < 0.1, f"token {i}: {x!r} {y!r}, log-probabilities {tie} apart"
-            return i
-        assert abs(a["token_logprobs"][i] - b["token_logprobs"][i]) < 0.1, i
-    assert len(a["tokens"]) == len(b["tokens"])
-    return len(a["tokens"])
-
-
 def test_greedy_as_on_the_cpu(serve):
     gpu, cpu = serve(*POOL), serve(device="cpu")
     same = [assert_alike(ask(gpu, p), ask(cpu, p)) for p in PROMPTS]
     assert sum(same) > 0.7 * 48 * len(PROMPTS), same
+
+
+def test_draws_as_on_the_cpu(serve):
+    fields = dict(n=8, temperature=0.8, top_p=1, seed=5, max_tokens=24, return_token_ids=True)
+    same = assert_alike(*(ask(s, PROMPTS[1], **fields) for s in (serve(*POOL), serve(device="cpu"))), temperature=0.8, seed=5)
+    assert same > 0.5 * 8 * 24, same
 
 
 def test_long_prompt_as_on_the_cpu(serve):

@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from test_engine import MIX, POOL, PROMPTS, ask, assert_alike, told
+from alike import assert_alike
+from test_engine import MIX, POOL, PROMPTS, ask, told
 
 RANKS = ("--tensor-parallel-size", os.environ.get("QUIRE_GPU_RANKS", "2"))
 STAGES = ("--pipeline-parallel-size", "2")
@@ -65,6 +66,13 @@ def test_greedy_as_on_one(serve, cut):
     assert sum(same) > 0.7 * 48 * len(PROMPTS), same
     long = " ".join(PROMPTS * 4)
     assert_alike(ask(many, long, max_tokens=24), ask(one, long, max_tokens=24))
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_draws_as_on_one(serve, cut):
+    fields = dict(n=8, temperature=0.8, top_p=1, seed=5, max_tokens=24, return_token_ids=True)
+    same = assert_alike(*(ask(s, PROMPTS[1], **fields) for s in (serve(*POOL, *cut), serve(*POOL))), temperature=0.8, seed=5)
+    assert same > 0.5 * 8 * 24, same
 
 
 def test_stages_without_nccl_hand_on_by_way_of_the_host(serve, tmp_path):

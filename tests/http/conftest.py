@@ -1,5 +1,6 @@
 """A real server for each module of tests, on a free port, with the null model: its answers are made up, everything else is real."""
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -22,12 +23,46 @@ PATIENCE_S = 120
 PACED = "null:10000"
 
 
+def clean_environment():
+    """This process's, without settings of Quire's; the instruction set that the machine is told to use stays."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_") or k == "QUIRE_CPU_ISA"}
+
+
+@functools.cache
+def instruction_sets():
+    """Those that the CPU backend can be told to use on this machine, or the one that it is told to. The plain loops, which need no
+    instruction set and are slow, only where nothing else is."""
+    if os.environ.get("QUIRE_CPU_ISA"):
+        return [os.environ["QUIRE_CPU_ISA"]]
+
+    def taken(isa):
+        """A pool that no machine holds ends the start just after the backend is open."""
+        done = subprocess.run([QUIRE, "serve", "--device", "cpu", "--model", os.path.join(ROOT, "models", "demo"), "--port", "0",
+                               "--kv-blocks", "2000000000"], capture_output=True, text=True, timeout=PATIENCE_S,
+                              env=clean_environment() | {"QUIRE_CPU_ISA": isa})
+        assert done.returncode == 1 and ("are free" in done.stderr or "cannot run" in done.stderr), done.stderr
+        return "cannot run" not in done.stderr
+    return [isa for isa in ("avx2", "avx512", "avx512bf16", "neon") if taken(isa)] or ["plain"]
+
+
+def pytest_generate_tests(metafunc):
+    if "isa" in metafunc.fixturenames:
+        metafunc.parametrize("isa", instruction_sets(), indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def isa(request):
+    """What compares texts that a model's arithmetic decides runs once for each instruction set: servers started meanwhile use it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUIRE_CPU_ISA", request.param)
+        yield request.param
+
+
 class Server:
     """`quire serve` with some flags. `url`, `host`, `port` are where it listens."""
 
     def __init__(self, *flags, model="null", env=None, wait=True):
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_")}
-        environment.update(env or {})
+        environment = clean_environment() | (env or {})
         self.key_file = flags[flags.index("--api-key-file") + 1] if "--api-key-file" in flags else None
         self.log_file = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(

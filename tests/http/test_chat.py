@@ -30,7 +30,7 @@ def model_with(directory, template):
 
 
 @pytest.fixture(scope="module")
-def chat(tmp_path_factory):
+def chat(isa, tmp_path_factory):
     s = Server("--served-model-name", "demo", "--kv-cache-memory", "64MiB", "--device", "cpu",
                model=model_with(tmp_path_factory.mktemp("chat") / "demo", TEMPLATE))
     yield s

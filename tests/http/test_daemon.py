@@ -12,15 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from conftest import PACED, PATIENCE_S, QUIRE
+from conftest import PACED, PATIENCE_S, QUIRE, clean_environment
 from raw import Reader, error_of, events, post
 
 LONG = dict(prompt="x", max_tokens=30000, ignore_eos=True)  # five minutes on a paced server
 
 
 def run(*args, **env):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_")} | env
-    return subprocess.run([QUIRE, *args], capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
+    return subprocess.run([QUIRE, *args], capture_output=True, text=True, timeout=PATIENCE_S, env=clean_environment() | env)
 
 
 # ---- commands ----

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from conftest import PATIENCE_S, QUIRE, ROOT
-from test_ranks import MANY, STORY, ask, cut, ranks_of, stat, stream, wait_for
+from conftest import PATIENCE_S, QUIRE, ROOT, clean_environment
+from test_ranks import MANY, STORY, ask, assert_same, cut, ranks_of, stat, stream, wait_for
 
 DEMO = os.path.join(ROOT, "models", "demo")
 FLAGS = ("--device", "cpu", "--threads", "2", "--kv-blocks", "256")
@@ -32,9 +32,8 @@ class Node:
     """A node other than the first."""
 
     def __init__(self, *flags, env=None, before=()):
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_")}
         self.process = subprocess.Popen([*before, QUIRE, "serve", "--model", DEMO, *flags], stdin=subprocess.DEVNULL,
-                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=clean | (env or {}))
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=clean_environment() | (env or {}))
 
     def end(self):
         """Status and log."""
@@ -60,18 +59,17 @@ def node():
 
 
 @pytest.fixture(scope="module")
-def alone():
+def alone(isa):
     from conftest import Server
     s = Server(*FLAGS, model=DEMO)
     yield s
     assert s.stop() == 0, s.log
 
 
-def same_answers(one, many):
+def same_answers(one, many, ranks):
     for fields in (dict(max_tokens=24), dict(max_tokens=12, n=3, temperature=0.8, seed=7),
                    dict(max_tokens=10, n=2, use_beam_search=True, best_of=4), MANY, dict(prompt=STORY["prompt"] * 20, max_tokens=5)):
-        want, got = ask(one, **fields), ask(many, **fields)
-        assert [c["text"] for c in got["choices"]] == [c["text"] for c in want["choices"]], fields
+        assert_same(one, many, ranks, **fields)
 
 
 @pytest.mark.parametrize("ranks, stages, nodes", [(2, 1, 2), (4, 1, 2), (1, 3, 3), (2, 2, 2)])
@@ -79,7 +77,7 @@ def test_answers_are_those_of_one_rank(start, alone, node, ranks, stages, nodes)
     flags = cluster(free_port(), ranks, nodes, stages=stages)
     others = [node(*flags, "--node-rank", str(i)) for i in range(1, nodes)]  # which node comes first is all one
     s = start(*flags, model=DEMO)
-    same_answers(alone, s)
+    same_answers(alone, s, ranks)
     assert s.metric("rank_up") == ranks * stages
     s.wait_idle()
     assert s.stop() == 0, s.log
@@ -104,7 +102,7 @@ def test_a_launcher_says_who_is_who(start, alone, node, launcher, ranks, stages)
     flags = (*FLAGS, *cut(ranks, stages), "--node-timeout", str(PATIENCE_S))
     others = [node(*flags, env=env(i)) for i in range(1, n)]
     s = start(*flags, model=DEMO, env=env(0))
-    assert ask(s, max_tokens=9)["choices"][0]["text"] == ask(alone, max_tokens=9)["choices"][0]["text"]
+    assert_same(alone, s, ranks, max_tokens=9)
     s.wait_idle()
     assert s.stop() == 0, s.log
     assert [other.end()[0] for other in others] == [0] * (n - 1)
