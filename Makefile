@@ -189,7 +189,7 @@ $(BUILD)/obj/tests/fuzz/%.o: extra := -Wno-missing-prototypes
 
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(firstword $(realpath $(shell command -v nvcc)) $(wildcard /usr/local/cuda/bin/nvcc)))
 CUDA_ARCHS ?= sm_80 sm_86 sm_89 sm_90a
-CUDA_PTX ?= compute_80
+CUDA_PTX ?= compute_80 compute_90
 NVCC_FLAGS ?= -O3 -lineinfo
 nvcc := $(CUDA_HOME)/bin/nvcc
 cuda_dir := $(BUILD)/cuda

@@ -75,7 +75,7 @@ static void every_team_of_a_cut_has_chunks_and_warps(void **state)
         for (int32_t chunks = 1; chunks < 3000; chunks = chunks * 3 + 1) {
             for (int32_t heads = 1; heads <= 64; heads = heads * 2 + 1) {
                 const int32_t *start = starts(n, chunks, chunks / 2);
-                for (int32_t warps = 4; warps <= 8; warps += 4) {
+                for (int32_t warps = 2; warps <= 8; warps *= 2) {
                     struct attn_cut c = attn_cut(start, n, heads, 132, warps);
                     assert_true(c.warps == 1 || c.warps == warps);
                     assert_true(n == 0 ? c.spans == 0 : c.spans >= 1 && c.spans <= start[n]);
@@ -100,6 +100,30 @@ static void like_sequences_are_cut_at_their_ends(void **state)
     assert_true(c.warps == 8 && c.spans == 8);
     c = attn_cut(starts(1, 64, 0), 1, 8, 0, 8); /* a device that is not known yet */
     assert_true(c.spans == 1);
+}
+
+/* Of the devices: H200, A100, and what the other architectures have; 48 KiB are everywhere. */
+static void decode_attention_fits_devices_with_little_shared_memory(void **state)
+{
+    (void)state;
+    static const int32_t dims[] = {64, 80, 96, 128, 256};
+    static const int32_t bytes[] = {227 << 10, 163 << 10, 99 << 10, 48 << 10};
+    static const struct decode_shape want[][4] = {{{8, 6}, {8, 4}, {8, 2}, {0, 0}},
+                                                  {{8, 5}, {8, 3}, {8, 2}, {0, 0}},
+                                                  {{8, 4}, {8, 3}, {4, 3}, {0, 0}},
+                                                  {{8, 3}, {8, 2}, {4, 2}, {0, 0}},
+                                                  {{4, 3}, {4, 2}, {2, 2}, {0, 0}}};
+
+    for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++) {
+        for (size_t k = 0; k < sizeof(bytes) / sizeof(bytes[0]); k++) {
+            struct decode_shape got = attn_decode_shape(dims[i], bytes[k]);
+            int32_t used = DECODE_RINGS(got.warps, dims[i]) + got.warps * got.stages * DECODE_STAGE(dims[i]);
+
+            assert_int_equal(got.warps, want[i][k].warps);
+            assert_int_equal(got.stages, want[i][k].stages);
+            assert_true(used <= bytes[k] && used % 128 == 0);
+        }
+    }
 }
 
 static void shared_chunks_are_read_once_where_it_pays(void **state)
@@ -237,6 +261,7 @@ int main(void)
         cmocka_unit_test(chunk_starts_are_exclusive_sums),
         cmocka_unit_test(every_team_of_a_cut_has_chunks_and_warps),
         cmocka_unit_test(like_sequences_are_cut_at_their_ends),
+        cmocka_unit_test(decode_attention_fits_devices_with_little_shared_memory),
         cmocka_unit_test(shared_chunks_are_read_once_where_it_pays),
         cmocka_unit_test(shared_chunks_are_worth_a_launch_where_they_spared_time),
         cmocka_unit_test(a_short_neighbour_does_not_cost_the_run_its_depth),

@@ -15,16 +15,12 @@
 #include "kernels/cuda/attn_parts.cuh"
 #include "kernels/cuda/attn_spans.cuh"
 
-enum { MAX_STAGES = 6 };
-
-/* Shared memory: what the warps meet in, barriers [warp][MAX_STAGES], and the warps' rings, of as many stages as have room. */
-template <typename T, int D> struct decode_layout {
-    static constexpr int WARPS = DECODE_WARPS(D);
-    static constexpr int KV = 16 * D * (int)sizeof(T); /* keys of a chunk, bytes */
-    static constexpr int STAGE = 2 * KV;
+/* Shared memory: what the warps meet in, barriers [warp][DECODE_MAX_STAGES], and the warps' rings. */
+template <int D, int WARPS> struct decode_layout {
+    static constexpr int STAGE = DECODE_STAGE(D), KV = STAGE / 2; /* KV: keys of a chunk, bytes */
     static constexpr int ML = WARPS * MEETING_ROWS * D * 4; /* offsets */
     static constexpr int BARS = ML + WARPS * MEETING_ROWS * 2 * 4;
-    static constexpr int RINGS = (BARS + WARPS * MAX_STAGES * 8 + 127) / 128 * 128;
+    static constexpr int RINGS = DECODE_RINGS(WARPS, D);
 };
 
 /* The warps that work on a span together: `member` of so many, team `index` of the block's. */
@@ -130,16 +126,16 @@ __device__ __forceinline__ void copies_wait(int stages)
         copy_wait<3>();
 }
 
-template <typename T, int D, bool TALL, bool PREFIX>
-__global__ void __launch_bounds__(DECODE_WARPS(D) * 32, 1)
-attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws, int stages)
+template <typename T, int D, int WARPS, bool TALL, bool PREFIX>
+__global__ void __launch_bounds__(WARPS * 32, 1)
+attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
 {
-    using L = decode_layout<T, D>;
+    using L = decode_layout<D, WARPS>;
     constexpr int NT = D / 8; /* tiles of 8 dims */
     extern __shared__ __align__(128) char shared[];
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3, stages = ws.shape.stages;
     const meeting<D> met = {(float *)shared, (float *)(shared + L::ML)};
-    uint32_t bars = shared_address(shared + L::BARS) + warp * MAX_STAGES * 8;
+    uint32_t bars = shared_address(shared + L::BARS) + warp * DECODE_MAX_STAGES * 8;
     char *stage_memory = shared + L::RINGS + warp * stages * L::STAGE;
     uint32_t ring = shared_address(stage_memory);
     /* What the step's prologue wrote is there (rope_kv, the kernel before, starts its successor only then), and so are all
@@ -157,10 +153,10 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws, int stages)
     }
     __syncwarp();
     int group = a.n_heads / a.kv.n_kv_heads, row_tiles = (group + DECODE_ROWS - 1) / DECODE_ROWS;
-    int heads = a.kv.n_kv_heads * row_tiles, all = gridDim.x * L::WARPS;
+    int heads = a.kv.n_kv_heads * row_tiles, all = gridDim.x * WARPS;
     int size = heads * cut.warps <= all ? cut.warps : 1; /* a cut may be made for fewer heads (cuda_attn_cut) */
     const team t = {size, warp % size, warp / size};
-    int worker = blockIdx.x * (L::WARPS / size) + t.index, spans = min(cut.spans, all / size / heads);
+    int worker = blockIdx.x * (WARPS / size) + t.index, spans = min(cut.spans, all / size / heads);
     if (worker >= spans * heads) {
         pdl_wait();
         return;
@@ -300,7 +296,7 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws, int stages)
             team_sync(t);
             for (int r = t.member; r < min(MEETING_ROWS, rows - part * MEETING_ROWS); r += t.size) {
                 row_sum<D> x;
-                meeting_take<D>(x, met, warp - t.member, t.size, r, lane);
+                meeting_take<D, WARPS>(x, met, warp - t.member, t.size, r, lane);
                 int row = part * MEETING_ROWS + r;
                 if (whole)
                     write_row<T, D, PREFIX>(a, s, ws, place_of<PREFIX>(p.seq, group, kv_head, row0, row), x, lane);
@@ -316,43 +312,51 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws, int stages)
     }
 }
 
-template <typename T, int D, bool TALL, bool PREFIX>
+template <typename T, int D, int WARPS, bool TALL, bool PREFIX>
 static bool decode_launch(const attn_args *a, const step_arrays *s, const attn_workspace *w, cudaStream_t stream)
 {
-    using L = decode_layout<T, D>;
-    static int stages; /* as many as the device has room for */
-    auto kernel = attn_decode_kernel<T, D, TALL, PREFIX>;
-    int device = 0, room = 0;
-    if (stages == 0) {
-        cudaGetDevice(&device);
-        cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-        stages = (room - L::RINGS) / (L::WARPS * L::STAGE);
-        stages = stages > MAX_STAGES ? MAX_STAGES : stages;
-        if (stages >= 2)
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, room);
+    using L = decode_layout<D, WARPS>;
+    static_assert(sizeof(T) == 2, "a stage holds 16 bits an element");
+    static bool ready;
+    auto kernel = attn_decode_kernel<T, D, WARPS, TALL, PREFIX>;
+    int bytes = L::RINGS + w->shape.stages * WARPS * L::STAGE;
+
+    ready = ready || allow_shared(kernel, bytes);
+    if (ready) {
+        launch(kernel, dim3(w->blocks), dim3(WARPS * 32), bytes, stream, *a, *s, *w);
     }
-    if (stages < 2)
-        return false;
-    launch(kernel, dim3(w->blocks), dim3(L::WARPS * 32), L::RINGS + stages * L::WARPS * L::STAGE, stream, *a, *s, *w, stages);
-    return true;
+    return ready;
 }
 
-template <typename T, int D, bool PREFIX>
+template <typename T, int D, int WARPS, bool PREFIX>
 static bool decode_rows(const attn_args *a, const step_arrays *s, const attn_workspace *w, cudaStream_t stream)
 {
     bool tall = PREFIX || a->n_heads / a->kv.n_kv_heads > 8;
-    return tall ? decode_launch<T, D, true, PREFIX>(a, s, w, stream) : decode_launch<T, D, PREFIX, PREFIX>(a, s, w, stream);
+
+    return tall ? decode_launch<T, D, WARPS, true, PREFIX>(a, s, w, stream)
+                : decode_launch<T, D, WARPS, PREFIX, PREFIX>(a, s, w, stream);
+}
+
+template <typename T, int D, bool PREFIX>
+static bool decode_warps(const attn_args *a, const step_arrays *s, const attn_workspace *w, cudaStream_t stream)
+{
+    constexpr int MOST = DECODE_MOST_WARPS(D), LEAST = DECODE_LEAST_WARPS(D);
+
+    if (w->shape.warps == MOST) {
+        return decode_rows<T, D, MOST, PREFIX>(a, s, w, stream);
+    }
+    return w->shape.warps == LEAST && decode_rows<T, D, LEAST, PREFIX>(a, s, w, stream);
 }
 
 template <typename T, bool PREFIX>
 static bool decode_dispatch(const attn_args *a, const step_arrays *s, const attn_workspace *w, cudaStream_t stream)
 {
     switch (a->kv.head_dim) {
-    case 64: return decode_rows<T, 64, PREFIX>(a, s, w, stream);
-    case 80: return decode_rows<T, 80, PREFIX>(a, s, w, stream);
-    case 96: return decode_rows<T, 96, PREFIX>(a, s, w, stream);
-    case 128: return decode_rows<T, 128, PREFIX>(a, s, w, stream);
-    case 256: return decode_rows<T, 256, PREFIX>(a, s, w, stream);
+    case 64: return decode_warps<T, 64, PREFIX>(a, s, w, stream);
+    case 80: return decode_warps<T, 80, PREFIX>(a, s, w, stream);
+    case 96: return decode_warps<T, 96, PREFIX>(a, s, w, stream);
+    case 128: return decode_warps<T, 128, PREFIX>(a, s, w, stream);
+    case 256: return decode_warps<T, 256, PREFIX>(a, s, w, stream);
     default: return false;
     }
 }
@@ -363,7 +367,7 @@ static bool decode_any(const attn_args *a, const step_arrays *s, const attn_work
     if (a->kv.panel_log2 == 0 || a->qkv_stride % 2 || a->out_stride % 4 || (uintptr_t)a->out % 8)
         return false;
     int row_tiles = (a->n_heads / a->kv.n_kv_heads + DECODE_ROWS - 1) / DECODE_ROWS;
-    if (a->kv.n_kv_heads * row_tiles > w->blocks * DECODE_WARPS(a->kv.head_dim))
+    if (a->kv.n_kv_heads * row_tiles > w->blocks * w->shape.warps)
         return false; /* fewer warps than heads */
     return a->kv.dtype == T_F16 ? decode_dispatch<__half, PREFIX>(a, s, w, stream)
                                 : decode_dispatch<__nv_bfloat16, PREFIX>(a, s, w, stream);

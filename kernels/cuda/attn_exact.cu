@@ -224,20 +224,27 @@ __global__ void __launch_bounds__(WARPS * 32) attn_exact_kernel(attn_args a, ste
 template <typename T, int D, int WARPS, bool SINGLE, int STAGES>
 static void exact_launch(const attn_args *a, const step_arrays *s, const query_tile *tile, dim3 grid, cudaStream_t stream)
 {
-    static bool ready;
-    constexpr int bytes = exact_layout<T, D, STAGES>::BYTES;
-    auto kernel = attn_exact_kernel<T, D, WARPS, SINGLE, STAGES>;
-    if (!ready) {
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-        ready = true;
-    }
-    launch(kernel, grid, dim3(WARPS * 32), bytes, stream, *a, *s, tile);
+    launch(attn_exact_kernel<T, D, WARPS, SINGLE, STAGES>, grid, dim3(WARPS * 32), exact_layout<T, D, STAGES>::BYTES, stream,
+           *a, *s, tile);
+}
+
+/* All of them or none: a query has the same result alone and in a chunk only from the same arithmetic. */
+template <typename T, int D> static bool exact_fits(void)
+{
+    return allow_shared(attn_exact_kernel<T, D, 1, true, 1>, exact_layout<T, D, 1>::BYTES) &&
+           allow_shared(attn_exact_kernel<T, D, 1, true, 2>, exact_layout<T, D, 2>::BYTES) &&
+           allow_shared(attn_exact_kernel<T, D, CHUNK_WARPS, false, 2>, exact_layout<T, D, 2>::BYTES);
 }
 
 template <typename T, int D>
-static void exact_both(const attn_args *a, const step_arrays *s, int32_t n_single, const query_tile *tile, int32_t n_tiles,
+static bool exact_both(const attn_args *a, const step_arrays *s, int32_t n_single, const query_tile *tile, int32_t n_tiles,
                        cudaStream_t stream)
 {
+    static const bool fits = exact_fits<T, D>();
+
+    if (!fits) {
+        return false;
+    }
     int group = a->n_heads / a->kv.n_kv_heads;
     dim3 pairs(a->kv.n_kv_heads * ((group + 15) / 16), n_single);
     /* Few pairs: each loads ahead. Many: twice as many fit on a multiprocessor without. */
@@ -248,6 +255,7 @@ static void exact_both(const attn_args *a, const step_arrays *s, int32_t n_singl
     for (int32_t first = 0; first < n_tiles; first += 65535)
         exact_launch<T, D, CHUNK_WARPS, false, 2>(a, s, tile + first,
                                                dim3(a->n_heads, n_tiles - first < 65535 ? n_tiles - first : 65535), stream);
+    return true;
 }
 
 template <typename T>
@@ -255,10 +263,10 @@ static bool exact_dispatch(const attn_args *a, const step_arrays *s, int32_t n_s
                            cudaStream_t stream)
 {
     switch (a->kv.head_dim) {
-    case 64: exact_both<T, 64>(a, s, n_single, tile, n_tiles, stream); return true;
-    case 80: exact_both<T, 80>(a, s, n_single, tile, n_tiles, stream); return true;
-    case 96: exact_both<T, 96>(a, s, n_single, tile, n_tiles, stream); return true;
-    case 128: exact_both<T, 128>(a, s, n_single, tile, n_tiles, stream); return true;
+    case 64: return exact_both<T, 64>(a, s, n_single, tile, n_tiles, stream);
+    case 80: return exact_both<T, 80>(a, s, n_single, tile, n_tiles, stream);
+    case 96: return exact_both<T, 96>(a, s, n_single, tile, n_tiles, stream);
+    case 128: return exact_both<T, 128>(a, s, n_single, tile, n_tiles, stream);
     default: return false;
     }
 }

@@ -10,7 +10,7 @@
 
 #include "kernels/cuda/attn_common.cuh"
 
-enum { DECODE_ROWS = 16, MEETING_ROWS = 4 };
+enum { DECODE_ROWS = 16 };
 
 /* A row of a piece or of a sequence's head, four dims a lane: weighted values, not divided by their sum. */
 template <int D> struct row_sum {
@@ -160,11 +160,10 @@ __device__ __forceinline__ void meeting_put(const meeting<D> &x, const float (&o
         *x.scores(warp, g % MEETING_ROWS) = make_float2(m[h], l[h]);
 }
 
-/* Row r of those from n warps, the first of which is `warp`. */
-template <int D>
+/* Row r of those from n warps of WARPS, the first of which is `warp`. */
+template <int D, int WARPS>
 __device__ __forceinline__ void meeting_take(row_sum<D> &ret, const meeting<D> &x, int warp, int n, int r, int lane)
 {
-    constexpr int WARPS = DECODE_WARPS(D);
     float2 of[WARPS];
     ret.top = -INFINITY;
     ret.all = 0.0f;

@@ -194,11 +194,11 @@ static bool prefill_launch(const attn_args *a, const step_arrays *s, const query
     static bool ready;
     constexpr int bytes = prefill_layout<T, D>::BYTES;
     auto kernel = attn_prefill_kernel<T, D>;
-    if (!ready && cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess) {
-        cudaGetLastError(); /* a device with less shared memory */
+
+    ready = ready || allow_shared(kernel, bytes);
+    if (!ready) {
         return false;
     }
-    ready = true;
     for (int32_t first = 0; first < n; first += 65535)
         launch(kernel, dim3(a->n_heads, n - first < 65535 ? n - first : 65535), dim3(PREFILL_WARPS * 32), bytes, stream,
                *a, *s, tile + first);

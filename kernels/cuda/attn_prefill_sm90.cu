@@ -390,8 +390,11 @@ __device__ __forceinline__ void compute_rows(const attn_args &a, const query_til
     }
 }
 
+/* Code without wgmma has an empty kernel. Its bounds keep it from being launched, and tell the host so. */
+enum { KERNEL_THREADS = HAS_WGMMA ? HOPPER_THREADS : 32 };
+
 template <typename T, int D>
-__global__ void __launch_bounds__(HOPPER_THREADS, 1)
+__global__ void __launch_bounds__(KERNEL_THREADS, 1)
 prefill_hopper_kernel(attn_args a, step_arrays s, const query_tile *tile, int n_work)
 {
 #if HAS_WGMMA
@@ -419,21 +422,32 @@ prefill_hopper_kernel(attn_args a, step_arrays s, const query_tile *tile, int n_
 #endif
 }
 
+/* Blocks of a kernel, one a multiprocessor; 0 where the code that runs has none or it does not fit. */
+template <typename T, int D> static int hopper_blocks(void)
+{
+    auto kernel = prefill_hopper_kernel<T, D>;
+    cudaFuncAttributes made = {};
+    int device = 0, n = 0;
+    bool ok = cudaFuncGetAttributes(&made, kernel) == cudaSuccess && made.maxThreadsPerBlock >= HOPPER_THREADS &&
+              allow_shared(kernel, hopper_layout<D>::BYTES) && cudaGetDevice(&device) == cudaSuccess &&
+              cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) == cudaSuccess;
+
+    cudaGetLastError();
+    return ok ? n : 0;
+}
+
 template <typename T, int D>
 static bool hopper_launch(const attn_args *a, const step_arrays *s, const query_tile *tile, int32_t n_tiles,
                           cudaStream_t stream)
 {
-    static int blocks; /* one a multiprocessor */
-    constexpr int bytes = hopper_layout<D>::BYTES;
-    auto kernel = prefill_hopper_kernel<T, D>;
-    int device, n_work = n_tiles * a->n_heads;
-    if (blocks == 0 &&
-        (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess ||
-         cudaGetDevice(&device) != cudaSuccess ||
-         cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, device) != cudaSuccess))
-        return false;
-    launch(kernel, dim3(n_work < blocks ? n_work : blocks), dim3(HOPPER_THREADS), bytes, stream, *a, *s, tile, n_work);
-    return true;
+    static const int blocks = hopper_blocks<T, D>();
+    int n_work = n_tiles * a->n_heads;
+
+    if (blocks > 0) {
+        launch(prefill_hopper_kernel<T, D>, dim3(n_work < blocks ? n_work : blocks), dim3(HOPPER_THREADS),
+               hopper_layout<D>::BYTES, stream, *a, *s, tile, n_work);
+    }
+    return blocks > 0;
 }
 
 template <typename T>

@@ -213,8 +213,9 @@ static bool attention_prepare(struct cuda_backend *c, const struct attention *a)
     if (c->attn.partial_o != NULL) {
         return true;
     }
-    struct attn_workspace w = {.blocks = attn_decode_blocks()};
-    size_t rows = (size_t)w.blocks * DECODE_WARPS(a->head_dim) * 2 * 16;
+    struct attn_workspace w = {.blocks = attn_decode_blocks(),
+                               .shape = attn_decode_shape(a->head_dim, cuda_shared_limit())};
+    size_t rows = (size_t)w.blocks * (size_t)MAX(w.shape.warps, 1) * 2 * 16;
     size_t n_prefix = (size_t)c->config.max_seqs * (size_t)a->n_heads;
     w.partial_ml = cuda_alloc(c, rows * 2 * sizeof(float), "attention", &c->failed);
     w.partial_o = cuda_alloc(c, rows * (size_t)a->head_dim * sizeof(float), "attention", &c->failed);
@@ -310,7 +311,7 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv, co
         launch_attn_plain(&k, &c->arrays, 0, n_decode, 0, n_decode, c->stream);
     }
     if (rest > 0 &&
-        !(c->capability == 90 && launch_attn_prefill_hopper(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream)) &&
+        !launch_attn_prefill_hopper(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream) &&
         !launch_attn_prefill(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream)) {
         launch_attn_plain(&k, &c->arrays, c->batch.n_decode, c->batch.n_seqs - c->batch.n_decode, c->batch.n_decode,
                           rest, c->stream);
@@ -489,6 +490,10 @@ static int open_device(struct cuda_backend *c, struct err *e)
     if (p.major < 8) {
         return err_set(e, ERR_UNSUPPORTED, "%s has compute capability %d.%d: 8.0 or newer is needed", p.name, p.major,
                        p.minor);
+    }
+    if (cuda_code_version() == 0) {
+        return err_set(e, ERR_UNSUPPORTED, "libquire_cuda.so has no code for %s, compute capability %d.%d: build it with "
+                       "that in CUDA_ARCHS, or with CUDA_PTX", p.name, p.major, p.minor);
     }
     c->n_sms = p.multiProcessorCount;
     c->capability = p.major * 10 + p.minor;

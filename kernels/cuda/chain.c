@@ -4,13 +4,9 @@
 
 int32_t cuda_chain_bytes(struct cuda_backend *c)
 {
-    int bytes = 0;
-    bool ok =
-        c->capability == 90 && !c->config.deterministic &&
-        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->config.device) == cudaSuccess &&
-        chain_prepare(bytes);
-    cudaGetLastError();
-    return ok ? bytes : 0;
+    int32_t bytes = cuda_shared_limit();
+
+    return c->capability == 90 && !c->config.deterministic && chain_prepare(bytes) ? bytes : 0;
 }
 
 int cuda_chain_init(struct cuda_backend *c, struct err *e)

@@ -338,11 +338,9 @@ __global__ void __launch_bounds__(THREADS + FINISHERS * 32 + LOADERS * 32, 1) ch
 
 extern "C" bool chain_prepare(int32_t max_shared_bytes)
 {
-    constexpr auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
     cudaFuncAttributes made = {};
     bool ok = cudaFuncGetAttributes(&made, chain_kernel<__half>) == cudaSuccess && made.ptxVersion >= 90 && /* bulk copies */
-              cudaFuncSetAttribute(chain_kernel<__half>, limit, max_shared_bytes) == cudaSuccess &&
-              cudaFuncSetAttribute(chain_kernel<__nv_bfloat16>, limit, max_shared_bytes) == cudaSuccess;
+              allow_shared(chain_kernel<__half>, max_shared_bytes) && allow_shared(chain_kernel<__nv_bfloat16>, max_shared_bytes);
     cudaGetLastError();
     return ok;
 }

@@ -103,8 +103,21 @@ __device__ __forceinline__ void pdl_release(void)
 #endif
 }
 
-/* True when the device takes dependent launches (compute capability 9). */
-bool pdl_available(void);
+/* True when the code that runs was compiled for compute capability 9 or newer: it takes dependent
+ * launches and knows clusters. */
+static inline bool pdl_available(void) { return cuda_code_version() >= 90; }
+
+/* Let a kernel have so much dynamic shared memory. False where the device has less; no error is left. */
+template <typename... P> static inline bool allow_shared(void (*kernel)(P...), int64_t bytes)
+{
+    constexpr auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
+    bool ok = bytes <= cuda_shared_limit() && cudaFuncSetAttribute(kernel, limit, (int)bytes) == cudaSuccess;
+
+    if (!ok) {
+        cudaGetLastError();
+    }
+    return ok;
+}
 
 /* Launch with the dependent-launch attribute where the device has it, and with most of a multiprocessor's fast memory as shared
  * memory, as matrix products and attention have it: a change takes time, and keeps blocks of two kernels off one multiprocessor. */

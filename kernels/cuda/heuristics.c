@@ -109,6 +109,19 @@ struct attn_cut attn_cut(const int32_t *start, int32_t n, int32_t heads, int32_t
         .chunks = start[n], .spans = MIN(most, (int32_t)div_ceil(start[n], warps)), .warps = warps};
 }
 
+struct decode_shape attn_decode_shape(int32_t head_dim, int32_t shared_bytes)
+{
+    for (int32_t warps = DECODE_MOST_WARPS(head_dim); warps >= DECODE_LEAST_WARPS(head_dim); warps /= 2) {
+        int32_t room = shared_bytes - DECODE_RINGS(warps, head_dim);
+        int32_t stages = room / (warps * DECODE_STAGE(head_dim));
+
+        if (stages >= 2) {
+            return (struct decode_shape){.warps = warps, .stages = MIN(stages, DECODE_MAX_STAGES)};
+        }
+    }
+    return (struct decode_shape){0};
+}
+
 enum { SHARED_MIN_CHUNKS = 4 };
 
 /* The launch and the parts that it leaves to be joined cost 16 to 27 us on an H200, and few sequences find what they share in the L2 cache

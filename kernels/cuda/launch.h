@@ -31,10 +31,6 @@ struct kv_view {
     int32_t panel_log2; /* of their width; 0: no panels */
 };
 
-/* Decode attention lays the key ranges of all sequences end to end in chunks of ATTN_CHUNK tokens and cuts them into equal spans;
- * chunk_start says where each sequence begins. */
-enum { ATTN_CHUNK = 16 };
-
 /* Answers of a step: [n_samples], and [n_samples][top_stride]. */
 struct step_answers {
     int32_t *token;
@@ -86,6 +82,13 @@ struct step_arrays {
     int32_t *sampled;        /* [max_samples] tokens of the latest step */
     int32_t *sampled_before; /* [max_samples] of the step before it */
 };
+
+/* The compute capability, times ten, for which the code that runs on the device was compiled: PTX of an
+ * older one may run on a newer device. 0: this build has no code for the device. */
+int32_t cuda_code_version(void);
+/* Bytes of shared memory that a block may ask for. QUIRE_CUDA_SMEM_LIMIT lowers it, so that tests reach
+ * what devices with less of it run. */
+int32_t cuda_shared_limit(void);
 
 /* steps and memory (memory.cu) */
 void launch_prologue(const struct step_arrays *a, int32_t max_rows, cudaStream_t stream);
@@ -149,7 +152,8 @@ struct attn_args {
 struct attn_workspace {
     float *partial_o;  /* [2 * warps][16][head_dim], blank between launches: all bits ones */
     float *partial_ml; /* [2 * warps][16][2], likewise */
-    int32_t blocks;    /* attn_decode_blocks, of DECODE_WARPS(head_dim) each */
+    int32_t blocks;    /* attn_decode_blocks, of shape.warps each */
+    struct decode_shape shape;
     float *prefix_o;   /* [max_seqs][n_heads][head_dim] of shared chunks: weighted values, not divided by the sum */
     float *prefix_ml;  /* [max_seqs][n_heads][2] greatest score (times log2 e), sum */
 };
@@ -170,7 +174,7 @@ int32_t attn_decode_blocks(void);
 enum { ATTN_PREFILL_ROWS = 128 };
 bool launch_attn_prefill(const struct attn_args *a, const struct step_arrays *s, const struct query_tile *tile,
                          int32_t n_tiles, cudaStream_t stream);
-/* The same for compute capability 9.0. */
+/* The same by wgmma, which only code for sm_90a has. False too where other code runs. */
 bool launch_attn_prefill_hopper(const struct attn_args *a, const struct step_arrays *s, const struct query_tile *tile,
                                 int32_t n_tiles, cudaStream_t stream);
 

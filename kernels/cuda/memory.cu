@@ -1,17 +1,7 @@
 /* Start of a step, block copies, and the making of weights. */
-#include "kernels/cuda/common.cuh"
+#include <stdlib.h>
 
-bool pdl_available(void)
-{
-    static int known = -1;
-    if (known < 0) {
-        int device = 0, major = 0;
-        cudaGetDevice(&device);
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-        known = major >= 9;
-    }
-    return known;
-}
+#include "kernels/cuda/common.cuh"
 
 struct table_change {
     int32_t row, index, count, first; /* struct table_update */
@@ -96,6 +86,36 @@ __global__ void dummy_kernel(void *dst, int type, int64_t n, uint64_t seed)
         z ^= z >> 31;
         store_any(dst, type, i, ((float)(z >> 40) * (1.0f / 8388608.0f) - 1.0f) * 1e-3f);
     }
+}
+
+extern "C" int32_t cuda_code_version(void)
+{
+    static int known = -1;
+
+    if (known < 0) {
+        cudaFuncAttributes made = {};
+
+        known = cudaFuncGetAttributes(&made, prologue_kernel) == cudaSuccess ? made.ptxVersion : 0;
+        cudaGetLastError();
+    }
+    return known;
+}
+
+extern "C" int32_t cuda_shared_limit(void)
+{
+    static int known;
+
+    if (!known) {
+        const char *asked = getenv("QUIRE_CUDA_SMEM_LIMIT");
+        int device = 0, bytes = 48 << 10, most = asked ? atoi(asked) : 0;
+
+        if (cudaGetDevice(&device) != cudaSuccess ||
+            cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) {
+            cudaGetLastError();
+        }
+        known = most >= 48 << 10 && most < bytes ? most : bytes; /* 48 KiB are everywhere */
+    }
+    return known;
 }
 
 extern "C" void launch_prologue(const struct step_arrays *a, int32_t max_rows, cudaStream_t stream)
