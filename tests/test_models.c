@@ -418,7 +418,8 @@ static void smollm2_continues_as_with_transformers(void **state)
 
 enum { MAX_CASES = 64 };
 
-/* Texts and logits hang on the instruction set: on the CPU the tests run on each that the machine has. */
+/* Texts and logits depend on the instruction set: on a CPU the tests run once for each that the
+ * machine has. */
 static int on_each_isa(const struct CMUnitTest *tests, size_t n)
 {
     int failed = 0;

@@ -15,7 +15,7 @@
 #include "kernels/cuda/attn_parts.cuh"
 #include "kernels/cuda/attn_spans.cuh"
 
-/* Shared memory: what the warps meet in, barriers [warp][DECODE_MAX_STAGES], and the warps' rings. */
+/* Shared memory: where the warps' sums meet, barriers [warp][DECODE_MAX_STAGES], the rings. */
 template <int D, int WARPS> struct decode_layout {
     static constexpr int STAGE = DECODE_STAGE(D), KV = STAGE / 2; /* KV: keys of a chunk, bytes */
     static constexpr int ML = WARPS * MEETING_ROWS * D * 4; /* offsets */
@@ -133,7 +133,8 @@ attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
     using L = decode_layout<D, WARPS>;
     constexpr int NT = D / 8; /* tiles of 8 dims */
     extern __shared__ __align__(128) char shared[];
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3, stages = ws.shape.stages;
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
+    int stages = ws.shape.stages;
     const meeting<D> met = {(float *)shared, (float *)(shared + L::ML)};
     uint32_t bars = shared_address(shared + L::BARS) + warp * DECODE_MAX_STAGES * 8;
     char *stage_memory = shared + L::RINGS + warp * stages * L::STAGE;
@@ -338,7 +339,8 @@ static bool decode_rows(const attn_args *a, const step_arrays *s, const attn_wor
 }
 
 template <typename T, int D, bool PREFIX>
-static bool decode_warps(const attn_args *a, const step_arrays *s, const attn_workspace *w, cudaStream_t stream)
+static bool decode_warps(const attn_args *a, const step_arrays *s, const attn_workspace *w,
+                         cudaStream_t stream)
 {
     constexpr int MOST = DECODE_MOST_WARPS(D), LEAST = DECODE_LEAST_WARPS(D);
 

@@ -224,21 +224,24 @@ __global__ void __launch_bounds__(WARPS * 32) attn_exact_kernel(attn_args a, ste
 template <typename T, int D, int WARPS, bool SINGLE, int STAGES>
 static void exact_launch(const attn_args *a, const step_arrays *s, const query_tile *tile, dim3 grid, cudaStream_t stream)
 {
-    launch(attn_exact_kernel<T, D, WARPS, SINGLE, STAGES>, grid, dim3(WARPS * 32), exact_layout<T, D, STAGES>::BYTES, stream,
-           *a, *s, tile);
+    launch(attn_exact_kernel<T, D, WARPS, SINGLE, STAGES>, grid, dim3(WARPS * 32),
+           exact_layout<T, D, STAGES>::BYTES, stream, *a, *s, tile);
 }
 
-/* All of them or none: a query has the same result alone and in a chunk only from the same arithmetic. */
+/* All of them or none: a query has the same result alone and in a chunk of its prompt only
+ * where the same arithmetic serves both. */
 template <typename T, int D> static bool exact_fits(void)
 {
-    return allow_shared(attn_exact_kernel<T, D, 1, true, 1>, exact_layout<T, D, 1>::BYTES) &&
-           allow_shared(attn_exact_kernel<T, D, 1, true, 2>, exact_layout<T, D, 2>::BYTES) &&
-           allow_shared(attn_exact_kernel<T, D, CHUNK_WARPS, false, 2>, exact_layout<T, D, 2>::BYTES);
+    constexpr int one = exact_layout<T, D, 1>::BYTES, two = exact_layout<T, D, 2>::BYTES;
+
+    return allow_shared(attn_exact_kernel<T, D, 1, true, 1>, one) &&
+           allow_shared(attn_exact_kernel<T, D, 1, true, 2>, two) &&
+           allow_shared(attn_exact_kernel<T, D, CHUNK_WARPS, false, 2>, two);
 }
 
 template <typename T, int D>
-static bool exact_both(const attn_args *a, const step_arrays *s, int32_t n_single, const query_tile *tile, int32_t n_tiles,
-                       cudaStream_t stream)
+static bool exact_both(const attn_args *a, const step_arrays *s, int32_t n_single,
+                       const query_tile *tile, int32_t n_tiles, cudaStream_t stream)
 {
     static const bool fits = exact_fits<T, D>();
 

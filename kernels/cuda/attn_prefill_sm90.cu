@@ -390,7 +390,8 @@ __device__ __forceinline__ void compute_rows(const attn_args &a, const query_til
     }
 }
 
-/* Code without wgmma has an empty kernel. Its bounds keep it from being launched, and tell the host so. */
+/* Code without wgmma has an empty kernel, whose bounds keep it from being launched and tell the
+ * host that it is empty. */
 enum { KERNEL_THREADS = HAS_WGMMA ? HOPPER_THREADS : 32 };
 
 template <typename T, int D>
@@ -422,14 +423,16 @@ prefill_hopper_kernel(attn_args a, step_arrays s, const query_tile *tile, int n_
 #endif
 }
 
-/* Blocks of a kernel, one a multiprocessor; 0 where the code that runs has none or it does not fit. */
+/* Blocks of the kernel, one a multiprocessor; 0 where it is empty or does not fit. */
 template <typename T, int D> static int hopper_blocks(void)
 {
     auto kernel = prefill_hopper_kernel<T, D>;
     cudaFuncAttributes made = {};
     int device = 0, n = 0;
-    bool ok = cudaFuncGetAttributes(&made, kernel) == cudaSuccess && made.maxThreadsPerBlock >= HOPPER_THREADS &&
-              allow_shared(kernel, hopper_layout<D>::BYTES) && cudaGetDevice(&device) == cudaSuccess &&
+    bool ok = cudaFuncGetAttributes(&made, kernel) == cudaSuccess &&
+              made.maxThreadsPerBlock >= HOPPER_THREADS &&
+              allow_shared(kernel, hopper_layout<D>::BYTES) &&
+              cudaGetDevice(&device) == cudaSuccess &&
               cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) == cudaSuccess;
 
     cudaGetLastError();
@@ -444,8 +447,8 @@ static bool hopper_launch(const attn_args *a, const step_arrays *s, const query_
     int n_work = n_tiles * a->n_heads;
 
     if (blocks > 0) {
-        launch(prefill_hopper_kernel<T, D>, dim3(n_work < blocks ? n_work : blocks), dim3(HOPPER_THREADS),
-               hopper_layout<D>::BYTES, stream, *a, *s, tile, n_work);
+        launch(prefill_hopper_kernel<T, D>, dim3(n_work < blocks ? n_work : blocks),
+               dim3(HOPPER_THREADS), hopper_layout<D>::BYTES, stream, *a, *s, tile, n_work);
     }
     return blocks > 0;
 }

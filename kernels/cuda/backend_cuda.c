@@ -310,8 +310,7 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv, co
     if (n_decode > 0 && (window < 0 || !launch_attn_decode(&k, &c->arrays, &c->attn, n_decode, c->stream))) {
         launch_attn_plain(&k, &c->arrays, 0, n_decode, 0, n_decode, c->stream);
     }
-    if (rest > 0 &&
-        !launch_attn_prefill_hopper(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream) &&
+    if (rest > 0 && !launch_attn_prefill_hopper(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream) &&
         !launch_attn_prefill(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream)) {
         launch_attn_plain(&k, &c->arrays, c->batch.n_decode, c->batch.n_seqs - c->batch.n_decode, c->batch.n_decode,
                           rest, c->stream);
@@ -334,7 +333,7 @@ static void cuda_sample(struct backend *b, struct mat logits, int32_t first)
     bool ok = c->ranks != NULL ? cuda_rank_sample(c, &a) : launch_sample(&a, &c->arrays, c->stream);
     if (!ok && cuda_usable(c)) {
         err_set(&c->failed, ERR_UNSUPPORTED,
-                "cuda: lists of allowed tokens need a vocabulary of at most 1,000,000 (got %d)", logits.cols);
+                "cuda: lists of allowed tokens do not fit into shared memory with a vocabulary of %d", logits.cols);
     }
 }
 
@@ -492,8 +491,10 @@ static int open_device(struct cuda_backend *c, struct err *e)
                        p.minor);
     }
     if (cuda_code_version() == 0) {
-        return err_set(e, ERR_UNSUPPORTED, "libquire_cuda.so has no code for %s, compute capability %d.%d: build it with "
-                       "that in CUDA_ARCHS, or with CUDA_PTX", p.name, p.major, p.minor);
+        return err_set(e, ERR_UNSUPPORTED,
+                       "libquire_cuda.so has no code for %s, of compute capability %d.%d: "
+                       "add it to CUDA_ARCHS, or an older one to CUDA_PTX",
+                       p.name, p.major, p.minor);
     }
     c->n_sms = p.multiProcessorCount;
     c->capability = p.major * 10 + p.minor;

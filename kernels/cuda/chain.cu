@@ -340,7 +340,8 @@ extern "C" bool chain_prepare(int32_t max_shared_bytes)
 {
     cudaFuncAttributes made = {};
     bool ok = cudaFuncGetAttributes(&made, chain_kernel<__half>) == cudaSuccess && made.ptxVersion >= 90 && /* bulk copies */
-              allow_shared(chain_kernel<__half>, max_shared_bytes) && allow_shared(chain_kernel<__nv_bfloat16>, max_shared_bytes);
+              allow_shared(chain_kernel<__half>, max_shared_bytes) &&
+              allow_shared(chain_kernel<__nv_bfloat16>, max_shared_bytes);
     cudaGetLastError();
     return ok;
 }

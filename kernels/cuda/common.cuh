@@ -103,15 +103,17 @@ __device__ __forceinline__ void pdl_release(void)
 #endif
 }
 
-/* True when the code that runs was compiled for compute capability 9 or newer: it takes dependent
- * launches and knows clusters. */
+/* True when the code that runs was compiled for compute capability 9 or newer: it takes
+ * dependent launches and knows clusters. */
 static inline bool pdl_available(void) { return cuda_code_version() >= 90; }
 
-/* Let a kernel have so much dynamic shared memory. False where the device has less; no error is left. */
+/* Let a kernel have so many bytes of dynamic shared memory. False where the device has less;
+ * no error is left then. */
 template <typename... P> static inline bool allow_shared(void (*kernel)(P...), int64_t bytes)
 {
     constexpr auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
-    bool ok = bytes <= cuda_shared_limit() && cudaFuncSetAttribute(kernel, limit, (int)bytes) == cudaSuccess;
+    bool ok = bytes <= cuda_shared_limit() &&
+              cudaFuncSetAttribute(kernel, limit, (int)bytes) == cudaSuccess;
 
     if (!ok) {
         cudaGetLastError();

@@ -111,7 +111,9 @@ struct attn_cut attn_cut(const int32_t *start, int32_t n, int32_t heads, int32_t
 
 struct decode_shape attn_decode_shape(int32_t head_dim, int32_t shared_bytes)
 {
-    for (int32_t warps = DECODE_MOST_WARPS(head_dim); warps >= DECODE_LEAST_WARPS(head_dim); warps /= 2) {
+    int32_t least = DECODE_LEAST_WARPS(head_dim);
+
+    for (int32_t warps = DECODE_MOST_WARPS(head_dim); warps >= least; warps /= 2) {
         int32_t room = shared_bytes - DECODE_RINGS(warps, head_dim);
         int32_t stages = room / (warps * DECODE_STAGE(head_dim));
 

@@ -30,8 +30,9 @@ int32_t attn_chunk_starts(const struct batch *b, int32_t window, int32_t chunk, 
  * block_warps warps on each. */
 struct attn_cut attn_cut(const int32_t *start, int32_t n, int32_t heads, int32_t blocks, int32_t block_warps);
 
-/* Decode attention's block for heads of so many dims, where it may have so many bytes of shared memory:
- * the most warps that have two stages each, and as many stages as there is room for. */
+/* Decode attention's block for heads of so many dims, where it may have so many bytes of
+ * shared memory: the most warps that have two stages each, and as many stages as there is
+ * room for. */
 struct decode_shape attn_decode_shape(int32_t head_dim, int32_t shared_bytes);
 
 /* Bytes of keys and values that a layer must be spared, of n_decode sequences, for a launch of their own to pay. */

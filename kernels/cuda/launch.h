@@ -83,11 +83,11 @@ struct step_arrays {
     int32_t *sampled_before; /* [max_samples] of the step before it */
 };
 
-/* The compute capability, times ten, for which the code that runs on the device was compiled: PTX of an
- * older one may run on a newer device. 0: this build has no code for the device. */
+/* The compute capability, times ten, for which the code that runs was compiled: a newer device
+ * may run PTX of an older one. 0: this build has no code for the device. */
 int32_t cuda_code_version(void);
-/* Bytes of shared memory that a block may ask for. QUIRE_CUDA_SMEM_LIMIT lowers it, so that tests reach
- * what devices with less of it run. */
+/* Bytes of shared memory that a block may ask for. The environment variable
+ * QUIRE_CUDA_SMEM_LIMIT lowers it, so that tests reach what devices with less of it run. */
 int32_t cuda_shared_limit(void);
 
 /* steps and memory (memory.cu) */
@@ -154,8 +154,8 @@ struct attn_workspace {
     float *partial_ml; /* [2 * warps][16][2], likewise */
     int32_t blocks;    /* attn_decode_blocks, of shape.warps each */
     struct decode_shape shape;
-    float *prefix_o;   /* [max_seqs][n_heads][head_dim] of shared chunks: weighted values, not divided by the sum */
-    float *prefix_ml;  /* [max_seqs][n_heads][2] greatest score (times log2 e), sum */
+    float *prefix_o;  /* [max_seqs][n_heads][head_dim] of shared chunks: weighted values, not divided by the sum */
+    float *prefix_ml; /* [max_seqs][n_heads][2] greatest score (times log2 e), sum */
 };
 /* Any head size, type and block size, one warp a (token, head): tokens first .. first + n of sequences from first_seq. */
 void launch_attn_plain(const struct attn_args *a, const struct step_arrays *s, int32_t first_seq, int32_t n_seqs,

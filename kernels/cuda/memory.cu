@@ -107,13 +107,15 @@ extern "C" int32_t cuda_shared_limit(void)
 
     if (!known) {
         const char *asked = getenv("QUIRE_CUDA_SMEM_LIMIT");
-        int device = 0, bytes = 48 << 10, most = asked ? atoi(asked) : 0;
+        constexpr auto what = cudaDevAttrMaxSharedMemoryPerBlockOptin;
+        constexpr int least = 48 << 10; /* on every device, without asking */
+        int device = 0, bytes = least, most = asked ? atoi(asked) : 0;
 
         if (cudaGetDevice(&device) != cudaSuccess ||
-            cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) {
+            cudaDeviceGetAttribute(&bytes, what, device) != cudaSuccess) {
             cudaGetLastError();
         }
-        known = most >= 48 << 10 && most < bytes ? most : bytes; /* 48 KiB are everywhere */
+        known = most >= least && most < bytes ? most : bytes;
     }
     return known;
 }

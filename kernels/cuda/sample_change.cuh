@@ -110,8 +110,8 @@ inline __device__ void fill_bitmap(const row_view &r, uint32_t *bitmap, int slic
     __syncthreads();
 }
 
-/* A cluster's row, of the step's rows from a.first on, and its samples [i0, i1): none past the last row, nor past those
- * that the launch is for, whatever the size of the clusters. */
+/* A cluster's row, of the step's rows from a.first on, and its samples [i0, i1): none past the
+ * step's last row, nor past the rows of the launch, of whatever size its clusters are. */
 struct cluster_row {
     int at, i0, i1;
 };
@@ -120,7 +120,8 @@ inline __device__ cluster_row row_of(const sample_args &a, const step_header *h)
 {
     int at = blockIdx.x / block_cluster().blocks(), row = a.first + at;
     const int32_t *group = (const int32_t *)((const char *)h + h->off_group);
-    return at < a.rows && row < h->n_logits ? cluster_row{at, group[row], group[row + 1]} : cluster_row{at, 0, 0};
+    bool real = at < a.rows && row < h->n_logits;
+    return real ? cluster_row{at, group[row], group[row + 1]} : cluster_row{at, 0, 0};
 }
 
 /* This block's slice of it, `n` ids wide, whose first logit in the device's memory is that of id `first`; in `room`, when it is staged, and
@@ -179,8 +180,8 @@ static bool sample_shape_of(const sample_args *a, sample_shape *ret)
     int cluster = !pdl_available() ? 1 : a->deterministic ? 4 : a->rows <= 33 ? 8 : a->rows <= 66 ? 4 : a->rows <= 132 ? 2 : 1;
     size_t slice = ((size_t)(a->vocab + cluster - 1) / cluster + 31) / 32 * 32, bitmap = a->any_allowed ? slice / 8 : 0;
     size_t room = cuda_shared_limit() - sizeof(shared_state);
-    bool staged = cluster == MAX_CLUSTER && a->stride % 4 == 0 && (uintptr_t)a->logits % 16 == 0 && slice * 4 <= STAGED_BYTES &&
-                  slice * 4 + bitmap <= room;
+    bool staged = cluster == MAX_CLUSTER && a->stride % 4 == 0 && (uintptr_t)a->logits % 16 == 0 &&
+                  slice * 4 <= STAGED_BYTES && slice * 4 + bitmap <= room;
     size_t bytes = bitmap + (staged ? slice * 4 : 0);
     *ret = {cluster, bytes, staged};
     return bitmap <= BITMAP_BYTES && bytes <= room;

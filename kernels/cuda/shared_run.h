@@ -16,15 +16,16 @@ struct query_tile {
     int32_t row, first, end, shift;
 };
 
-/* Decode attention lays the key ranges of all sequences end to end in chunks of ATTN_CHUNK tokens and
- * cuts them into equal spans; chunk_start says where each sequence begins. */
+/* Decode attention lays the key ranges of all sequences end to end in chunks of ATTN_CHUNK
+ * tokens and cuts them into equal spans; chunk_start says where each sequence begins. */
 enum { ATTN_CHUNK = 16 };
 
-/* It has a block on each multiprocessor, whose shared memory holds MEETING_ROWS rows of every warp, in
- * which their sums meet, the warps' barriers, and behind DECODE_RINGS bytes a ring for each warp: so
- * many stages of DECODE_STAGE bytes, the keys and values of a chunk in 16 bits. */
+/* It has a block on each multiprocessor. In the block's shared memory there are MEETING_ROWS
+ * rows of every warp, where their sums meet, the warps' barriers, and behind these
+ * DECODE_RINGS bytes a ring for each warp. A ring has stages of DECODE_STAGE bytes, the keys
+ * and values of a chunk in 16 bits. */
 enum { MEETING_ROWS = 4, DECODE_MAX_STAGES = 6 };
-#define DECODE_STAGE(head_dim) (2 * ATTN_CHUNK * (head_dim) * 2)
+#define DECODE_STAGE(head_dim) (2 * ATTN_CHUNK * (head_dim)*2)
 #define DECODE_RINGS(warps, head_dim) \
     (((warps) * (MEETING_ROWS * ((head_dim) + 2) * 4 + DECODE_MAX_STAGES * 8) + 127) / 128 * 128)
 

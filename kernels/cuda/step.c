@@ -204,8 +204,7 @@ static int64_t fill_saved(int32_t *first, const struct batch *b)
 struct attn_cut cuda_attn_cut(const struct cuda_backend *c, const int32_t *start, int32_t n)
 {
     int32_t tiles = (int32_t)div_ceil(MAX(c->q_heads, 1), 16);
-    return attn_cut(start, n, c->kv_view.n_kv_heads * tiles, c->attn.blocks,
-                    MAX(c->attn.shape.warps, 1));
+    return attn_cut(start, n, c->kv_view.n_kv_heads * tiles, c->attn.blocks, MAX(c->attn.shape.warps, 1));
 }
 
 /* Runs of sequences that share blocks, where the kernels can use them: 16 rows of a tile hold the query heads of several. */

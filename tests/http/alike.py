@@ -1,9 +1,11 @@
-"""Whether two servers gave the same answer, where their arithmetic is not the same to the last bit (ranks that share layers, another
-device): equal, or different from a token on that was nearly a tie.
+"""Whether two servers gave the same answer, where their arithmetic is not the same to the last
+bit (ranks that share layers, another device): equal, or different from a token on that was
+nearly a tie.
 
-Both must have been asked with logprobs. A token that was drawn is the one of the greatest logit / temperature + noise; the noise is
-known (kernels/noise.h), so of draws too it can be told how near the tie was: of requests with a seed and return_token_ids, and
-without top_k, top_p and min_p, at whose edges a token may leave."""
+Both must have been asked with logprobs. The token that is drawn has the greatest
+logit / temperature + noise, and the noise is known (kernels/noise.h). So it can be told how
+near the tie of a draw was, if the request has a seed and return_token_ids, and neither top_k,
+top_p nor min_p, at whose edges a token may leave."""
 import math
 
 NEAR = 0.1  # of log-probabilities that rounding may turn
@@ -26,12 +28,14 @@ def noise(seed, index, position, token):
 
 
 def logprobs_near(x, y, penalty=0.0):
-    """One of the two tokens may have had the presence penalty: log-probabilities are told as they were before it."""
+    """One of the two tokens may have had the presence penalty: log-probabilities are told as
+    they were before it."""
     return min(abs(x - y), abs(abs(x - y) - penalty)) < NEAR
 
 
 def alike_tokens(a, b, penalty, noise_of):
-    """How many tokens of two choices are the same; noise_of(i, choice) is added to the log-probability of token i."""
+    """How many tokens of two choices are the same. noise_of(i, token) is what a draw adds to the
+    log-probability of a token at place i."""
     x, y = a["logprobs"], b["logprobs"]
     key = "token_ids" if "token_ids" in a else None
     tokens = zip(a[key], b[key]) if key else zip(x["tokens"], y["tokens"])
@@ -42,27 +46,30 @@ def alike_tokens(a, b, penalty, noise_of):
             continue
         if s != t:
             p, q = p + noise_of(i, s), q + noise_of(i, t)
-            assert logprobs_near(p, q, penalty), f"token {i}: {x['tokens'][i]!r} {y['tokens'][i]!r}, {p} and {q}"
+            told = f"token {i}: {x['tokens'][i]!r} {y['tokens'][i]!r}, {p} and {q}"
+            assert logprobs_near(p, q, penalty), told
             return i
-        assert abs(p - q) < NEAR, f"token {i}: {x['tokens'][i]!r}, log-probabilities {p} and {q}"
+        assert abs(p - q) < NEAR, f"token {i}: {x['tokens'][i]!r}, {p} and {q}"
     assert len(x["tokens"]) == len(y["tokens"]) and a["finish_reason"] == b["finish_reason"]
     return len(x["tokens"])
 
 
 def assert_alike(a, b, penalty=0.0, temperature=0.0, seed=0):
-    """Of answers to a greedy request, or to one with such a temperature and seed. Returns how many tokens are the same."""
+    """Of answers to a greedy request, or to one with such a temperature and seed. Returns how
+    many tokens are the same."""
     assert len(a["choices"]) == len(b["choices"])
     same = 0
     for k, (x, y) in enumerate(zip(a["choices"], b["choices"])):
         def noise_of(i, token):
-            return temperature * noise(seed, k, a["usage"]["prompt_tokens"] + i, token) if temperature else 0.0
+            position = a["usage"]["prompt_tokens"] + i
+            return temperature * noise(seed, k, position, token) if temperature else 0.0
         assert x["index"] == y["index"] == k
         same += alike_tokens(x, y, penalty, noise_of)
     return same
 
 
 def assert_beams_alike(a, b):
-    """The hypotheses of each place are nearly equally likely. Texts that both found are so to either."""
+    """The hypotheses of each place are nearly equally likely."""
     def sums(answer):
         return [sum(c["logprobs"]["token_logprobs"]) for c in answer["choices"]]
     assert len(a["choices"]) == len(b["choices"])

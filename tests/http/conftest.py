@@ -24,24 +24,28 @@ PACED = "null:10000"
 
 
 def clean_environment():
-    """This process's, without settings of Quire's; the instruction set that the machine is told to use stays."""
-    return {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_") or k == "QUIRE_CPU_ISA"}
+    """This process's, without settings of Quire's. The instruction set that the machine is told
+    to use stays."""
+    return {k: v for k, v in os.environ.items()
+            if not k.startswith("QUIRE_") or k == "QUIRE_CPU_ISA"}
 
 
 @functools.cache
 def instruction_sets():
-    """Those that the CPU backend can be told to use on this machine, or the one that it is told to. The plain loops, which need no
-    instruction set and are slow, only where nothing else is."""
+    """Those that the CPU backend can be told to use on this machine, or the one that it is told
+    to. The plain loops, which are slow, only where there is nothing else."""
     if os.environ.get("QUIRE_CPU_ISA"):
         return [os.environ["QUIRE_CPU_ISA"]]
 
     def taken(isa):
         """A pool that no machine holds ends the start just after the backend is open."""
-        done = subprocess.run([QUIRE, "serve", "--device", "cpu", "--model", os.path.join(ROOT, "models", "demo"), "--port", "0",
-                               "--kv-blocks", "2000000000"], capture_output=True, text=True, timeout=PATIENCE_S,
+        command = [QUIRE, "serve", "--device", "cpu", "--port", "0", "--kv-blocks", "2000000000",
+                   "--model", os.path.join(ROOT, "models", "demo")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S,
                               env=clean_environment() | {"QUIRE_CPU_ISA": isa})
-        assert done.returncode == 1 and ("are free" in done.stderr or "cannot run" in done.stderr), done.stderr
-        return "cannot run" not in done.stderr
+        refused = "cannot run" in done.stderr
+        assert done.returncode == 1 and (refused or "are free" in done.stderr), done.stderr
+        return not refused
     return [isa for isa in ("avx2", "avx512", "avx512bf16", "neon") if taken(isa)] or ["plain"]
 
 
@@ -52,7 +56,8 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(scope="module")
 def isa(request):
-    """What compares texts that a model's arithmetic decides runs once for each instruction set: servers started meanwhile use it."""
+    """What compares texts that a model's arithmetic decides runs once for each instruction set:
+    servers that are started meanwhile use it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QUIRE_CPU_ISA", request.param)
         yield request.param

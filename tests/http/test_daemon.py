@@ -19,7 +19,8 @@ LONG = dict(prompt="x", max_tokens=30000, ignore_eos=True)  # five minutes on a 
 
 
 def run(*args, **env):
-    return subprocess.run([QUIRE, *args], capture_output=True, text=True, timeout=PATIENCE_S, env=clean_environment() | env)
+    return subprocess.run([QUIRE, *args], capture_output=True, text=True, timeout=PATIENCE_S,
+                          env=clean_environment() | env)
 
 
 # ---- commands ----

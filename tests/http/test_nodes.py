@@ -33,7 +33,8 @@ class Node:
 
     def __init__(self, *flags, env=None, before=()):
         self.process = subprocess.Popen([*before, QUIRE, "serve", "--model", DEMO, *flags], stdin=subprocess.DEVNULL,
-                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=clean_environment() | (env or {}))
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                        env=clean_environment() | (env or {}))
 
     def end(self):
         """Status and log."""

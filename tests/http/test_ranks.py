@@ -80,8 +80,8 @@ def held_stream(server):
 
 
 def assert_same(one, many, ranks, **fields):
-    """Stages compute what one process does, bit for bit. Ranks that share layers add up in another order: a token at the edge of what
-    top_p keeps may leave, and how near it was is not to be seen."""
+    """Stages compute what one process does, bit for bit. Ranks that share layers add up in another
+    order; with top_p a token at the edge may leave, and how near it was is not to be seen."""
     if "temperature" in fields:
         fields |= dict(return_token_ids=True, **{} if ranks == 1 else dict(top_p=1))
     fields = dict(logprobs=0) | fields
@@ -92,7 +92,8 @@ def assert_same(one, many, ranks, **fields):
     elif fields.get("use_beam_search"):
         assert_beams_alike(got, want)
     else:
-        assert_alike(got, want, temperature=fields.get("temperature", 0), seed=fields.get("seed", 0))
+        assert_alike(got, want, temperature=fields.get("temperature", 0),
+                     seed=fields.get("seed", 0))
 
 
 @pytest.fixture(scope="module")
