@@ -24,10 +24,9 @@ PACED = "null:10000"
 
 
 def clean_environment():
-    """This process's, without settings of Quire's. The instruction set that the machine is told
-    to use stays."""
-    return {k: v for k, v in os.environ.items()
-            if not k.startswith("QUIRE_") or k == "QUIRE_CPU_ISA"}
+    """This process's, without settings of Quire's. What the machine is told to be stays."""
+    machine = ("QUIRE_CPU_ISA", "QUIRE_CUDA_SMEM_LIMIT")
+    return {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_") or k in machine}
 
 
 @functools.cache
