@@ -116,7 +116,7 @@ static int32_t node_add(struct beam *b, int32_t parent, const struct beam_choice
 
 /* ---- deltas ---- */
 
-static void emit_node(struct commit *c, const struct group *g, int32_t choice, int32_t id)
+static void emit_node(struct commit *c, const struct group *g, int32_t choice, int32_t id, bool is_stop)
 {
     const struct beam *b = g->beam;
     const struct beam_node *x = &b->node[id];
@@ -124,6 +124,7 @@ static void emit_node(struct commit *c, const struct group *g, int32_t choice, i
                       .kind = DELTA_TOKEN,
                       .choice = choice,
                       .token = x->token,
+                      .is_stop = is_stop,
                       .logprob = x->logprob,
                       .n_top = b->n_top,
                       .top_token = b->top_token + (size_t)id * (size_t)b->n_top,
@@ -142,15 +143,15 @@ static void settle(struct commit *c, struct group *g)
     while (b->node[b->settled].n_children == 1) { /* what is held has no children: it ends a text, or a live beam */
         b->settled = b->node[b->settled].child_xor;
         for (int32_t i = 0; i < b->n; i++)
-            emit_node(c, g, i, b->settled);
+            emit_node(c, g, i, b->settled, false); /* the end of a text does not settle */
     }
 }
 
 /* The tokens of a hypothesis behind the settled ones, first to last. */
-static void emit_rest(struct commit *c, struct group *g, int32_t choice, int32_t node)
+static void emit_rest(struct commit *c, struct group *g, int32_t choice, const struct beam_hypothesis *h)
 {
     struct beam *b = g->beam;
-    int32_t behind = -1;
+    int32_t node = h->node, behind = -1;
     /* Turn the path round by its own links, walk it, and turn it back. */
     while (node != b->settled) {
         int32_t parent = b->node[node].parent;
@@ -160,23 +161,28 @@ static void emit_rest(struct commit *c, struct group *g, int32_t choice, int32_t
     }
     while (behind >= 0) {
         int32_t after = b->node[behind].parent;
-        emit_node(c, g, choice, behind);
+        emit_node(c, g, choice, behind, h->is_stop && after < 0);
         b->node[behind].parent = node;
         node = behind;
         behind = after;
     }
 }
 
-/* When so few tokens are allowed that there are not n different texts, the last one is given more than once. */
+/* When so few tokens are allowed that there are not n different texts, the last one is
+ * given more than once; when there is none, the choices end with what has settled. */
 static void report(struct commit *c, struct group *g)
 {
     struct beam *b = g->beam;
     int32_t last = MIN(b->n, b->n_hypotheses) - 1;
-    for (int32_t i = 0; i < b->n; i++)
-        emit_rest(c, g, i, b->hypothesis[MIN(i, last)].node);
-    for (int32_t i = 0; i < b->n; i++) {
+    for (int32_t i = 0; i < b->n && last >= 0; i++) {
+        emit_rest(c, g, i, &b->hypothesis[MIN(i, last)]);
+    }
+    for (int32_t i = 0; i < b->n && last >= 0; i++) {
         const struct beam_hypothesis *h = &b->hypothesis[MIN(i, last)];
         emit_finish(c->out, g, i, h->finish, h->stop_token, NULL);
+    }
+    for (int32_t i = 0; i < b->n && last < 0; i++) {
+        emit_finish(c->out, g, i, FINISH_IMPOSSIBLE, -1, IMPOSSIBLE);
     }
     b->over = true;
     sched_end(c->s, g, FINISH_STOP, NULL);
@@ -228,15 +234,18 @@ static bool best_choice(struct beam *b, const struct results *r, const struct pl
 }
 
 /* How a candidate ends its beam, as the n_out-th token: by itself, or by the text it completes. */
-static int ends_by(const struct commit *c, const struct group *g, const struct beam_choice *x, int32_t n_out,
-                   int32_t *ret_stop_token)
+static void ends_by(const struct commit *c, const struct group *g, const struct beam_choice *x, int32_t n_out,
+                    struct beam_hypothesis *h)
 {
     const struct beam *b = g->beam;
-    int finish = finish_by_token(c->s, g, x->token, n_out, ret_stop_token);
-    if (!b->text || finish == FINISH_STOP)
-        return finish;
-    return beam_text_ends(b->text, b->live[x->from]->index, x->token, n_out, finish == FINISH_LENGTH) ? FINISH_STOP
-                                                                                                      : finish;
+    int32_t from = b->live[x->from]->index;
+    h->finish = finish_by_token(c->s, g, x->token, n_out, &h->stop_token);
+    h->is_stop = h->finish == FINISH_STOP;
+    if (!b->text || h->is_stop)
+        return;
+    if (beam_text_ends(b->text, from, x->token, n_out, h->finish == FINISH_LENGTH)) {
+        h->finish = FINISH_STOP;
+    }
 }
 
 /* Split the candidates into hypotheses and the beams that live on: their number. */
@@ -250,7 +259,7 @@ static int32_t choose(struct commit *c, struct group *g, const struct plan_item 
         if (!best_choice(b, c->r, it, n, &x))
             break;
         struct beam_hypothesis h = {.n_tokens = n_out, .stop_token = -1};
-        h.finish = ends_by(c, g, &x, n_out, &h.stop_token);
+        ends_by(c, g, &x, n_out, &h);
         if (h.finish == FINISH_NONE) {
             if (n_next == b->width)
                 continue;
@@ -368,8 +377,10 @@ void beam_commit(struct commit *c, struct group *g, const struct plan_item *it, 
     for (int32_t i = 0; i < n; i++) {
         b->live[i] = it[i].seq;
         b->column[i] = 0;
-        if (c->r->token[draw_row_of(&it[i])] < 0) {
-            sched_end(c->s, g, FINISH_ERROR, "the model's output held no usable number for the next token");
+        int32_t best = c->r->token[draw_row_of(&it[i])];
+        /* A beam that may not go on has no candidates, and others may. */
+        if (best < 0 && best != TOKEN_NONE_ALLOWED) {
+            sched_end(c->s, g, FINISH_ERROR, NO_NUMBER);
             return;
         }
     }

@@ -31,6 +31,7 @@ struct beam_hypothesis {
     int32_t node; /* -1: not held, because n better ones are there */
     int32_t n_tokens;
     int32_t finish, stop_token;
+    bool is_stop; /* its last token ended it by itself: an end of sequence or a stop id */
 };
 
 /* One way to go on: a live beam (by its place among them) and a token. */

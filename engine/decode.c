@@ -7,11 +7,13 @@
 #include "engine/beam.h"
 #include "engine/commit.h"
 
-static void emit_token(struct commit *c, const struct group *g, int32_t kind, int32_t choice, int32_t token,
-                       int32_t row, int32_t n_top)
+/* `d` names what kind of token, of which choice; sampling row `row` (-1: none) tells
+ * its log-probabilities. */
+static void emit_token(struct commit *c, const struct group *g, struct delta d, int32_t row, int32_t n_top)
 {
     const struct results *r = c->r;
-    struct delta d = {.request = g->request, .kind = kind, .choice = choice, .token = token, .stop_token = -1};
+    d.request = g->request;
+    d.stop_token = -1;
     d.cached_tokens = g->cached_tokens;
     d.logprob = row < 0 ? NAN : r->logprob[row];
     if (row >= 0 && n_top > 0) {
@@ -45,11 +47,12 @@ static void commit_scores(struct commit *c, const struct plan_item *it)
     int32_t n_top = MAX(p->n_prompt_logprobs, p->echo ? p->n_logprobs : -1);
     if (g->scores && !g->scored_first) {
         g->scored_first = true;
-        emit_token(c, g, DELTA_PROMPT, 0, g->request->prompt[0], -1, 0);
+        emit_token(c, g, (struct delta){.kind = DELTA_PROMPT, .token = g->request->prompt[0]}, -1, 0);
     }
     for (int32_t i = 0; i < it->n_scores; i++) {
         int32_t position = it->first + it->score_offset + i + 1;
-        emit_token(c, g, DELTA_PROMPT, 0, g->request->prompt[position], it->sample_first + i, n_top);
+        struct delta d = {.kind = DELTA_PROMPT, .token = g->request->prompt[position]};
+        emit_token(c, g, d, it->sample_first + i, n_top);
     }
 }
 
@@ -75,6 +78,10 @@ int finish_by_token(const struct sched *s, const struct group *g, int32_t token,
     return n_out >= g->max_tokens ? FINISH_LENGTH : FINISH_NONE;
 }
 
+const char *const NO_NUMBER = "the model's output held no usable number for the next token";
+const char *const IMPOSSIBLE = "no token may come next: allowed_token_ids, logit_bias, bad_words, "
+                               "min_tokens and the penalties leave none";
+
 /* The output side has ended the choice by its text. */
 static bool stop_marked(const struct seq *q)
 {
@@ -87,16 +94,26 @@ static void commit_token(struct commit *c, struct seq *q, int32_t row)
     int32_t token = c->r->token[row], stop_token = -1;
     if (g->state == GROUP_ENDED || q->state != SEQ_LIVE)
         return; /* it ended while this step was in flight */
+    if (token == TOKEN_NONE_ALLOWED) {
+        seq_finish(c->s, q, FINISH_IMPOSSIBLE);
+        emit_finish(c->out, g, q->index, FINISH_IMPOSSIBLE, -1, IMPOSSIBLE);
+        return;
+    }
     if (token < 0) {
-        sched_end(c->s, g, FINISH_ERROR, "the model's output held no usable number for the next token");
+        sched_end(c->s, g, FINISH_ERROR, NO_NUMBER);
         return;
     }
     seq_append(q, token);
     if (g->first_token_us == 0)
         g->first_token_us = c->now_us;
     g->last_token_us = c->now_us;
-    emit_token(c, g, DELTA_TOKEN, q->index, token, row, g->request->params.n_logprobs);
-    int finish = stop_marked(q) ? FINISH_STOP : finish_by_token(c->s, g, token, q->n_out, &stop_token);
+    int finish = finish_by_token(c->s, g, token, q->n_out, &stop_token);
+    struct delta d = {.kind = DELTA_TOKEN, .choice = q->index, .token = token};
+    d.is_stop = finish == FINISH_STOP;
+    emit_token(c, g, d, row, g->request->params.n_logprobs);
+    if (stop_marked(q)) {
+        finish = FINISH_STOP;
+    }
     if (finish == FINISH_NONE)
         return;
     seq_finish(c->s, q, finish);
@@ -137,8 +154,6 @@ static void commit_draws(struct commit *c, const struct plan_item *it)
     else
         for (int32_t i = 0; i < it->n_draws; i++)
             commit_token(c, &g->seq[i], row + i);
-    if (it->last_prompt && it->n_draws == 0) /* max_tokens 0: the prompt was all */
-        sched_end(c->s, g, FINISH_LENGTH, NULL);
 }
 
 /* The items of a group stand together; those of a beam search that draw are committed as one. The number taken. */
@@ -153,6 +168,9 @@ static int32_t commit_group(struct commit *c, const struct plan_item *it, int32_
             commit_scores(c, &it[n]);
             if (!g->beam)
                 commit_draws(c, &it[n]);
+            if (it[n].last_prompt && it[n].n_draws == 0) { /* max_tokens 0: the prompt was all */
+                sched_end(c->s, g, FINISH_LENGTH, NULL);
+            }
         }
         n++;
     } while (n < n_left && it[n].seq->group == g);

@@ -16,6 +16,9 @@ struct delta {
     int32_t kind;   /* enum delta_kind */
     int32_t choice; /* sequence: 0 .. best_of-1, or beam rank 0 .. n-1 */
     int32_t token;
+    /* DELTA_TOKEN: an end of sequence or a stop id, which ends the choice and is no
+     * text, unless the request asks for it. */
+    bool is_stop;
     float logprob;
     int32_t n_top;
     const int32_t *top_token; /* [n_top]; copied by output_push */

@@ -134,6 +134,7 @@ static int held_push(struct held_tokens *h, const struct delta *d, int32_t text_
     h->token[h->n] =
         (struct token_out){.id = d->token, .text_offset = text_offset, .logprob = d->logprob, .n_top = d->n_top};
     h->text_at[h->n++] = text_at;
+    h->n_open++;
     if (d->n_top > 0) {
         memcpy(h->top_id + h->n_top, d->top_token, (size_t)d->n_top * sizeof(*h->top_id));
         memcpy(h->top_logprob + h->n_top, d->top_logprob, (size_t)d->n_top * sizeof(*h->top_logprob));
@@ -215,17 +216,43 @@ static int32_t count_chars(const char *text, size_t len)
     return n;
 }
 
-/* The prompt's text and its tokens' offsets, once a request. */
+/* Text has come behind n_chars code points: place the open tokens t[0 .. n). text_at
+ * may be NULL. */
+static void place(struct token_out *t, size_t *text_at, int32_t n, const struct detokenizer *d, int32_t n_chars)
+{
+    for (int32_t i = 0; i < n; i++) {
+        size_t landed = detokenizer_landed(d, t[i].text_offset);
+
+        t[i].text_offset = n_chars + (int32_t)(landed / 3); /* over U+FFFDs, of three bytes each */
+        if (text_at) {
+            text_at[i] += landed;
+        }
+    }
+}
+
+/* The prompt's text and its tokens' offsets, once a request. The bytes of a character
+ * that the prompt leaves incomplete count as that character's, whatever the choices
+ * make of it. */
 static int prompt_prepare(struct request *r)
 {
     struct emission *m = r->emission;
+    int32_t n_placed = 0;
+
     m->prompt_ready = true;
     for (int32_t i = 0; i < r->n_prompt && r->params.echo; i++) {
-        m->prompt[i].text_offset = m->prompt_chars;
         size_t before = m->prompt_text.len;
+
+        m->prompt[i].text_offset = m->prompt_detok.n_pending;
         if (detokenizer_push(&m->prompt_detok, r->prompt[i], &m->prompt_text) < 0)
             return ERR_NOMEM;
-        m->prompt_chars += count_chars(m->prompt_text.data + before, m->prompt_text.len - before);
+        if (m->prompt_text.len > before) {
+            place(&m->prompt[n_placed], NULL, i + 1 - n_placed, &m->prompt_detok, m->prompt_chars);
+            n_placed = i + 1;
+            m->prompt_chars += count_chars(m->prompt_text.data + before, m->prompt_text.len - before);
+        }
+    }
+    for (; n_placed < r->n_prompt; n_placed++) {
+        m->prompt[n_placed].text_offset = m->prompt_chars;
     }
     return 0;
 }
@@ -266,10 +293,16 @@ static void choice_end(struct emitter *em, struct request *r, int32_t index, enu
 {
     struct emission *m = r->emission;
     struct choice *c = &m->choice[index];
+    struct held_tokens *h = &c->held;
     c->ended = true;
     c->finish = finish;
     c->stop_token = stop_token;
     c->error = error;
+    /* Tokens without text, or none that is sent, stand at its end. */
+    for (int32_t i = 0; i < h->n; i++) {
+        bool open = i >= h->n - h->n_open;
+        h->token[i].text_offset = open ? c->n_chars : MIN(h->token[i].text_offset, c->n_chars);
+    }
     if (m->finish == FINISH_NONE)
         m->finish = finish;
     hist_add(&em->stats->generation_len, c->n_generated);
@@ -317,7 +350,8 @@ static void count_token(struct emitter *em, struct request *r, struct choice *c,
     c->last_us = em->now_us;
 }
 
-/* Look for a stop string in the text from byte `from` on. When one is complete: cut the text, set the mark, end the choice. */
+/* Look for a stop string in the text from byte `from` on. When one is complete: cut the
+ * text, set the mark, end the choice. */
 static bool choice_match(struct emitter *em, struct request *r, int32_t index, size_t from)
 {
     struct emission *m = r->emission;
@@ -328,7 +362,9 @@ static bool choice_match(struct emitter *em, struct request *r, int32_t index, s
     if (n < 0)
         return false;
     const struct stop_string *s = &m->stops->stop[which];
-    c->text.len = from + (size_t)n - (r->params.include_stop_str ? 0 : (size_t)s->len);
+    size_t len = from + (size_t)n - (r->params.include_stop_str ? 0 : (size_t)s->len);
+    c->n_chars -= count_chars(c->text.data + len, c->text.len - len);
+    c->text.len = len;
     c->text.data[c->text.len] = '\0';
     c->stop_string = s->text;
     c->stop_string_len = s->len;
@@ -337,6 +373,40 @@ static bool choice_match(struct emitter *em, struct request *r, int32_t index, s
         inbox_mark(em->inbox);
     choice_end(em, r, index, FINISH_STOP, -1, NULL);
     return true;
+}
+
+/* The choice's text has grown from byte `before` on: place the tokens, look for stop
+ * strings. True: it has ended. */
+static bool choice_grow(struct emitter *em, struct request *r, int32_t index, size_t before)
+{
+    struct choice *c = &r->emission->choice[index];
+    struct held_tokens *h = &c->held;
+    int32_t n_placed = h->n - h->n_open;
+
+    if (c->text.len == before) {
+        return false;
+    }
+    if (h->n_open > 0) {
+        place(&h->token[n_placed], &h->text_at[n_placed], h->n_open, &c->detok, c->n_chars);
+    }
+    h->n_open = 0;
+    c->n_chars += count_chars(c->text.data + before, c->text.len - before);
+    return r->emission->stops && !c->decided && choice_match(em, r, index, before);
+}
+
+/* The end of a choice, and what its last tokens leave of an incomplete character. */
+static void emit_finish(struct emitter *em, const struct delta *d)
+{
+    struct request *r = d->request;
+    struct choice *c = &r->emission->choice[d->choice];
+    if (c->ended)
+        return;
+    size_t before = c->text.len;
+    c->decided = c->decided || (d->finish != FINISH_STOP && d->finish != FINISH_LENGTH);
+    if ((!c->begun && choice_begin(em, r, c, d->choice) < 0) || detokenizer_finish(&c->detok, &c->text) < 0)
+        choice_fail(em, r, d->choice);
+    else if (!choice_grow(em, r, d->choice, before))
+        choice_end(em, r, d->choice, d->finish, d->stop_token, d->error);
 }
 
 static int32_t emit_token(struct emitter *em, const struct delta *d, const struct delta *next)
@@ -349,40 +419,25 @@ static int32_t emit_token(struct emitter *em, const struct delta *d, const struc
     const struct delta *end =
         next && next->kind == DELTA_FINISH && next->request == r && next->choice == d->choice ? next : NULL;
     count_token(em, r, c, d);
-    /* The token that ended it (end of sequence, a stop id) is no text, unless the stop is to be shown. */
-    bool mute = end && end->finish == FINISH_STOP && !r->params.include_stop_str;
+    bool mute = d->is_stop && !r->params.include_stop_str;
     size_t before = c->text.len;
-    if ((!c->begun && choice_begin(em, r, c, d->choice) < 0) || held_push(&c->held, d, c->n_chars, before) < 0 ||
-        (!mute && detokenizer_push(&c->detok, d->token, &c->text) < 0) ||
-        (end && detokenizer_finish(&c->detok, &c->text) < 0)) {
+    c->decided = d->is_stop;
+    if ((!c->begun && choice_begin(em, r, c, d->choice) < 0) ||
+        held_push(&c->held, d, c->detok.n_pending, before) < 0 ||
+        (!mute && detokenizer_push(&c->detok, d->token, &c->text) < 0)) {
         choice_fail(em, r, d->choice);
         return end ? 2 : 1;
     }
-    if (c->text.len > before) {
-        c->n_chars += count_chars(c->text.data + before, c->text.len - before);
-        if (m->stops && choice_match(em, r, d->choice, before))
-            return end ? 2 : 1;
-    }
+    if (choice_grow(em, r, d->choice, before))
+        return end ? 2 : 1;
     if (end) {
-        choice_end(em, r, d->choice, end->finish, end->stop_token, end->error);
+        emit_finish(em, end);
         return 2;
     }
     size_t ready = c->text.len - (size_t)c->stop.held;
     if (ready > 0 && !m->ranked)
         emit_piece(em, r, c, d->choice, ready);
     return 1;
-}
-
-static void emit_finish(struct emitter *em, const struct delta *d)
-{
-    struct request *r = d->request;
-    struct choice *c = &r->emission->choice[d->choice];
-    if (c->ended)
-        return;
-    if ((!c->begun && choice_begin(em, r, c, d->choice) < 0) || detokenizer_finish(&c->detok, &c->text) < 0)
-        choice_fail(em, r, d->choice);
-    else
-        choice_end(em, r, d->choice, d->finish, d->stop_token, d->error);
 }
 
 static void emit_prompt(const struct delta *d)
@@ -404,9 +459,11 @@ static void emit_prompt(const struct delta *d)
 
 /* ---- the end ------------------------------------------------------------------------------------------------------ */
 
+/* A choice that could not go on stands behind all others. */
 static double mean_logprob(const struct choice *c)
 {
-    return c->n_generated > 0 ? c->logprob_sum / c->n_generated : -INFINITY;
+    bool whole = c->n_generated > 0 && c->finish != FINISH_IMPOSSIBLE;
+    return whole ? c->logprob_sum / c->n_generated : -INFINITY;
 }
 
 /* best_of: the n best by mean log-probability, best first; the earlier one on a tie. */
@@ -446,7 +503,8 @@ static void count_request(struct emitter *em, const struct request *r)
 {
     const struct emission *m = r->emission;
     struct engine_stats *s = em->stats;
-    atomic_fetch_add_explicit(&s->finished[m->finish], 1, memory_order_relaxed);
+    int32_t finish = MIN(m->finish, FINISH_ERROR);
+    atomic_fetch_add_explicit(&s->finished[finish], 1, memory_order_relaxed);
     hist_add(&s->e2e_s, (double)(em->now_us - r->arrival_us) * 1e-6);
     hist_add(&s->prompt_len, r->n_prompt);
     hist_add(&s->params_n, r->params.n);

@@ -14,6 +14,9 @@ struct held_tokens {
     struct token_out *token; /* [n]; top_id and top_logprob are set when they go out */
     size_t *text_at;         /* [n] byte of choice.text where the token's text begins */
     int32_t n, cap;
+    /* The last tokens, behind which no text has come yet: their text_offset tells how
+     * many bytes of an incomplete character were pending before them. */
+    int32_t n_open;
     int32_t *top_id; /* [n_top] of all of them, one after another */
     float *top_logprob;
     int32_t n_top, cap_top;
@@ -29,6 +32,7 @@ struct choice {
     double logprob_sum;
     int64_t first_us, last_us; /* when its first and its latest token came by */
     bool begun, ended;
+    bool decided;              /* how it ends is known: its text is not searched for stop strings */
     enum finish_reason finish; /* with best_of: kept until all have ended */
     const char *stop_string;
     int32_t stop_string_len;

@@ -93,8 +93,10 @@ int request_new(struct request **ret, struct gen_params *params, const int32_t *
 struct request *request_ref(struct request *r);
 void request_unref(struct request *r);
 
-enum finish_reason { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_ABORT, FINISH_ERROR };
-const char *finish_reason_name(enum finish_reason f); /* "stop", … ; NULL for FINISH_NONE */
+/* FINISH_ERROR: the server failed. FINISH_IMPOSSIBLE: what the request bans leaves a
+ * choice no next token; other choices go on. */
+enum finish_reason { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_ABORT, FINISH_ERROR, FINISH_IMPOSSIBLE };
+const char *finish_reason_name(enum finish_reason f); /* "stop", …, "error" for the last two; or NULL */
 
 /* One token as a client may see it. */
 struct token_out {
@@ -124,8 +126,10 @@ struct output {
     int32_t stop_string_len;   /* its bytes */
     int32_t stop_token;        /* the stop id that matched, or -1 (end of sequence too) */
     struct usage usage;        /* of the request so far; complete with `last` */
-    const char *error;         /* with FINISH_ERROR / FINISH_ABORT: a sentence for the client */
-    bool last;                 /* nothing more comes for this request */
+    /* A sentence for the client, with FINISH_ERROR, FINISH_ABORT and, a static string,
+     * with FINISH_IMPOSSIBLE. */
+    const char *error;
+    bool last; /* nothing more comes for this request */
 };
 
 /* Where outputs go. Called by one of the engine's threads at a time; must not block. Pointers hold during the call. */
@@ -213,7 +217,7 @@ struct engine_stats {
     _Atomic int64_t blocks_used, blocks_cached, host_blocks_used;
     _Atomic uint64_t prompt_tokens, generation_tokens, preempt_swap, preempt_recompute;
     _Atomic uint64_t prefix_queries, prefix_hits; /* tokens */
-    _Atomic uint64_t finished[5];                 /* by enum finish_reason */
+    _Atomic uint64_t finished[5];                 /* by enum finish_reason; FINISH_IMPOSSIBLE as FINISH_ERROR */
     _Atomic uint64_t steps;
     struct hist ttft_s, itl_s, tpot_s, e2e_s, queue_s, prefill_s, decode_s;
     struct hist prompt_len, generation_len, params_n, iteration_tokens, step_host_s, step_device_s;

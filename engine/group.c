@@ -204,6 +204,8 @@ int group_new(struct group **ret, struct request *r, struct word_list *words, co
         code = check_tokens(r, c, e);
     if (code == 0 && words)
         code = check_ids(words->token, words->n ? words->first[words->n] : 0, "bad_words", c, e);
+    if (code == 0)
+        code = group_check_allowed(r, words, c, e);
     if (code < 0)
         return code;
     struct group *g = calloc(1, sizeof *g + (size_t)width * sizeof g->seq[0]);

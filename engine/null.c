@@ -68,7 +68,7 @@ static int32_t draw(const struct batch *b, const struct sample_row *s)
         if (!is_banned(b, s, t))
             return t;
     }
-    return -1;
+    return TOKEN_NONE_ALLOWED;
 }
 
 static void answer(const struct null_executor *x, const struct batch *b, int32_t i, struct null_slot *ret)
@@ -77,9 +77,10 @@ static void answer(const struct null_executor *x, const struct batch *b, int32_t
     const struct sample_row *s = &b->sample[i];
     ret->token[i] = s->kind == SAMPLE_SCORE ? s->target : draw(b, s);
     ret->logprob[i] = -1;
+    bool none = ret->token[i] < 0;
     int32_t n = s->kind == SAMPLE_CANDIDATES ? s->n_candidates : s->n_logprobs;
     for (int32_t k = 0; k < n; k++) {
-        ret->top_token[(int64_t)i * LIMIT_CANDIDATES + k] = k == 0 ? ret->token[i] : (ret->token[i] + k) % NULL_VOCAB;
+        ret->top_token[(int64_t)i * LIMIT_CANDIDATES + k] = none ? -1 : (ret->token[i] + k) % NULL_VOCAB;
         ret->top_logprob[(int64_t)i * LIMIT_CANDIDATES + k] = -1 - (float)k;
     }
 }

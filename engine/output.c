@@ -29,7 +29,8 @@ struct record {
     struct request *request;
     const char *error;
     int16_t kind;
-    int16_t finish;
+    int8_t finish;
+    bool is_stop;
     int32_t n_top;
     int32_t choice;
     int32_t token;
@@ -95,7 +96,8 @@ void output_push(struct output_stage *o, const struct delta *d)
         .request = d->request,
         .error = d->error,
         .kind = (int16_t)d->kind,
-        .finish = (int16_t)d->finish,
+        .finish = (int8_t)d->finish,
+        .is_stop = d->is_stop,
         .n_top = n_top,
         .choice = d->choice,
         .token = d->token,
@@ -134,6 +136,7 @@ static uint64_t ring_read(const struct output_stage *o, uint64_t at, struct read
         .top_token = ret->top_token,
         .top_logprob = ret->top_logprob,
         .finish = r->finish,
+        .is_stop = r->is_stop,
         .stop_token = r->stop_token,
         .cached_tokens = r->cached_tokens,
         .error = r->error,

@@ -94,6 +94,6 @@ void request_unref(struct request *r)
 
 const char *finish_reason_name(enum finish_reason f)
 {
-    static const char *const name[] = {NULL, "stop", "length", "abort", "error"};
+    static const char *const name[] = {NULL, "stop", "length", "abort", "error", "error"};
     return name[f];
 }

@@ -127,6 +127,10 @@ struct group {
 int group_new(struct group **ret, struct request *r, struct word_list *words, const struct sched_config *c,
               struct err *e);
 void group_free(struct group *g);
+/* Part of it: ERR_INVALID, naming the field, where every token is banned from the
+ * start. */
+int group_check_allowed(const struct request *r, const struct word_list *words, const struct sched_config *c,
+                        struct err *e);
 
 /* Token at `position`, which must be known (prompt or committed). */
 static inline int32_t seq_token(const struct seq *s, int32_t position)

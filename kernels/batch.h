@@ -97,7 +97,7 @@ struct batch {
     int32_t n_tokens;
     const int32_t *token;     /* [n_tokens] id; not read where token_src >= 0 */
     const int32_t *token_src; /* [n_tokens] sampling row of the step launched before whose token this is; -1: `token`.
-                                 That row's token may be -1 (none could be drawn): read as 0, its results are thrown away */
+                                 Below 0 (none could be drawn) it is read as 0, and its results are thrown away */
     const int32_t *position;  /* [n_tokens] in the sequence, from 0 */
     const int32_t
         *slot; /* [n_tokens] block id * block_size + offset, where the token's key and value go; -1: nowhere */
@@ -120,12 +120,20 @@ struct batch {
     int32_t n_token_count, n_token_bias, n_allowed_token;
 };
 
+/* results.token where there is none. */
+enum {
+    TOKEN_NO_NUMBER = -1, /* the model's logits hold a NaN or +infinity, or nothing above -infinity */
+    /* They are sound, but what the sampling row asks for leaves nothing above
+     * -infinity, or overflows. */
+    TOKEN_NONE_ALLOWED = -2,
+};
+
 /* What a step answers; arrays belong to the executor and hold until its next wait. */
 struct results {
     uint64_t step;
     int32_t n_samples;
     int32_t top_stride;       /* columns of top_token and top_logprob */
-    const int32_t *token;     /* [n_samples] -1: the logits held a NaN, or nothing was allowed */
+    const int32_t *token;     /* [n_samples] below 0: TOKEN_NO_NUMBER, TOKEN_NONE_ALLOWED */
     const float *logprob;     /* [n_samples] of the token (SAMPLE_SCORE: of target) */
     const int32_t *top_token; /* [n_samples, top_stride] best first; rows that asked for none are unset */
     const float *top_logprob; /* [n_samples, top_stride] */

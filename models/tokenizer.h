@@ -56,13 +56,19 @@ struct detokenizer {
     bool started; /* something was decoded: a leading space is kept from here on */
     bool last_special;
     uint8_t n_pending;
-    char pending[32]; /* bytes of a character not complete yet */
+    uint8_t n_carried; /* while a token is decoded: the bytes pending before it, until they have become text */
+    uint8_t n_broken;  /* pending bytes that the token decoded last turned into U+FFFD */
+    char pending[32];  /* bytes of a character not complete yet */
 };
 void detokenizer_init(struct detokenizer *d, const struct tokenizer *t, bool skip_special, bool spaces_between_special);
 /* Append the text that token `id` completes; invalid bytes become U+FFFD as Hugging Face does. 0 or a buf error. */
 int detokenizer_push(struct detokenizer *d, int32_t id, struct buf *out);
 /* Nothing more comes: what is pending becomes U+FFFD. */
 int detokenizer_finish(struct detokenizer *d, struct buf *out);
+/* Of the text that the last push or finish appended: the byte where the character
+ * begins, or its U+FFFD, that holds the byte which came as number `byte` (from 0) to
+ * those pending before the call. */
+size_t detokenizer_landed(const struct detokenizer *d, int32_t byte);
 
 /* All at once. */
 int tokenizer_decode(const struct tokenizer *t, const int32_t *id, int32_t n, bool skip_special, struct buf *out,

@@ -19,10 +19,21 @@ void detokenizer_init(struct detokenizer *d, const struct tokenizer *t, bool ski
     d->spaces_between_special = spaces_between_special;
 }
 
-/* What is pending will never be a character. Byte-fallback tokenizers write a U+FFFD for each byte, others one for all. */
+/* The U+FFFDs that n bytes become: byte-fallback tokenizers write one for each, others
+ * one for all. */
+static int replacements(const struct detokenizer *d, int n)
+{
+    return d->tokenizer->has_byte_tokens ? n : MIN(n, 1);
+}
+
+/* What is pending will never be a character. */
 static int push_broken(struct detokenizer *d, struct buf *out)
 {
-    int n = d->tokenizer->has_byte_tokens ? d->n_pending : 1, ret = 0;
+    int n = replacements(d, d->n_pending), ret = 0;
+    if (d->n_carried > 0) {
+        d->n_broken = d->n_pending;
+        d->n_carried = 0;
+    }
     d->n_pending = 0;
     while (n-- > 0 && ret == 0)
         ret = buf_append(out, REPLACEMENT, 3);
@@ -44,7 +55,7 @@ static int push_bytes(struct detokenizer *d, const uint8_t *s, size_t len, struc
             }
             if (n > 0) {
                 ret = buf_append(out, d->pending, (size_t)n);
-                d->n_pending = 0;
+                d->n_pending = d->n_carried = 0;
             }
             s++;
             len--;
@@ -98,6 +109,8 @@ int detokenizer_push(struct detokenizer *d, int32_t id, struct buf *out)
          joined = special && d->last_special && !d->spaces_between_special;
     d->started = true;
     d->last_special = special;
+    d->n_carried = d->n_pending;
+    d->n_broken = 0;
     if (t->join_spaces && !first && !joined) {
         int ret = push_bytes(d, (const uint8_t *)" ", 1, out);
         if (ret != 0)
@@ -112,7 +125,16 @@ int detokenizer_push(struct detokenizer *d, int32_t id, struct buf *out)
 
 int detokenizer_finish(struct detokenizer *d, struct buf *out)
 {
+    d->n_carried = d->n_pending;
+    d->n_broken = 0;
     return d->n_pending == 0 ? 0 : push_broken(d, out);
+}
+
+size_t detokenizer_landed(const struct detokenizer *d, int32_t byte)
+{
+    int n = replacements(d, d->n_broken), last = byte < d->n_broken ? n - 1 : n;
+
+    return (sizeof(REPLACEMENT) - 1) * (size_t)MIN(byte, last);
 }
 
 /* Byte-fallback tokens from id[i] on, all at once: characters if they are whole as a run, else a U+FFFD for each byte.

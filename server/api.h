@@ -163,6 +163,8 @@ int http_status_of(int err_code);
 void api_one_line(struct err *e);
 /* {"error":{message, type, param, code}} */
 void api_error(struct buf *b, int status, const char *param, const char *message);
+/* The inner object alone. */
+void api_error_object(struct buf *b, int status, const char *param, const char *message);
 void api_models(struct buf *b, const struct api_context *ctx);
 void api_model(struct buf *b, const struct api_context *ctx);
 /* /openapi.json, from the field tables. */

@@ -43,9 +43,9 @@ static void put_string(struct buf *b, const char *s)
     buf_putc(b, '"');
 }
 
-void api_error(struct buf *b, int status, const char *param, const char *message)
+void api_error_object(struct buf *b, int status, const char *param, const char *message)
 {
-    PUT(b, "{\"error\":{\"message\":");
+    PUT(b, "{\"message\":");
     put_string(b, message);
     buf_printf(b, ",\"type\":\"%s\",\"param\":", error_type(status));
     if (param && param[0]) {
@@ -53,7 +53,14 @@ void api_error(struct buf *b, int status, const char *param, const char *message
     } else {
         PUT(b, "null");
     }
-    buf_printf(b, ",\"code\":%d}}", status);
+    buf_printf(b, ",\"code\":%d}", status);
+}
+
+void api_error(struct buf *b, int status, const char *param, const char *message)
+{
+    PUT(b, "{\"error\":");
+    api_error_object(b, status, param, message);
+    buf_putc(b, '}');
 }
 
 void api_model(struct buf *b, const struct api_context *ctx)

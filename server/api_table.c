@@ -105,8 +105,10 @@ static const struct field completion_rows[] = {
     ROW_FLOAT("presence_penalty", params.presence_penalty, -2, 2,
               "Taken from the logit of a token that was made before."),
     ROW_FLOAT("frequency_penalty", params.frequency_penalty, -2, 2, "The same for each time it was made."),
-    ROW_OVER("repetition_penalty", params.repetition_penalty, 0, INFINITY,
-             "Divides (or multiplies, below 0) the logits of tokens seen."),
+    /* As of a model's generation_config: beyond it finite logits no longer stay finite,
+     * or differ. */
+    ROW_FLOAT("repetition_penalty", params.repetition_penalty, 0.001, 1000,
+              "Divides (or multiplies, below 0) the logits of tokens seen."),
     ROW_CUSTOM("logit_bias", read_logit_bias,
                "{\"type\":\"object\",\"maxProperties\":1024,\"propertyNames\":{\"pattern\":\"^[0-9]+$\"},"
                "\"additionalProperties\":{\"type\":\"number\",\"minimum\":-100,\"maximum\":100}}",

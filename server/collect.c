@@ -97,6 +97,7 @@ int collector_add(struct collector *c, const struct sse_style *s, int32_t index,
     if (o->finish != FINISH_NONE) {
         p->finish = o->finish;
         p->stop_token = o->stop_token;
+        p->error = o->error;
         if (o->stop_string && !p->stop_string) {
             p->stop_string = malloc((size_t)o->stop_string_len + 1);
             if (!p->stop_string) {
@@ -146,6 +147,7 @@ static void put_choice(struct buf *b, const struct choice_parts *p, const struct
         PUT(b, "\",\"logprobs\":null,");
     }
     put_finish(b, p->finish, p->stop_string, p->stop_string_len, p->stop_token);
+    put_choice_error(b, p->finish, p->error);
     if (s->token_ids) {
         put_list(b, ",\"token_ids\":[", &p->ids);
         PUT(b, ",\"prompt_token_ids\":");

@@ -8,6 +8,7 @@
 struct choice_parts {
     struct buf text, tokens, logprobs, top, offsets, ids, prompt_logprobs;
     enum finish_reason finish;
+    const char *error; /* with FINISH_IMPOSSIBLE: a static string */
     char *stop_string; /* [stop_string_len] owned */
     int32_t stop_string_len;
     int32_t stop_token;

@@ -238,6 +238,16 @@ int put_finish(struct buf *b, enum finish_reason finish, const char *stop_string
     return PUT(b, "null");
 }
 
+int put_choice_error(struct buf *b, enum finish_reason finish, const char *error)
+{
+    if (finish != FINISH_IMPOSSIBLE) {
+        return 0;
+    }
+    PUT(b, ",\"error\":");
+    api_error_object(b, 400, "", error);
+    return b->failed ? ERR_FULL : 0;
+}
+
 /* ---- events ---- */
 
 int sse_style_init(struct sse_style *s, const char *id, int64_t created, const char *model, const char *fingerprint,
@@ -437,6 +447,7 @@ int sse_piece(struct buf *b, const struct sse_style *s, int32_t index, const str
     put_opening(b, s, index, o);
     put_logprobs(b, s, o);
     put_finish(b, o->finish, o->stop_string, o->stop_string_len, o->stop_token);
+    put_choice_error(b, o->finish, o->error);
     if (s->token_ids) {
         put_token_ids(b, o);
     }

@@ -61,5 +61,8 @@ int put_usage(struct buf *b, const struct usage *u);
 /* "finish_reason":…[,"stop_reason":…] of a piece. */
 int put_finish(struct buf *b, enum finish_reason finish, const char *stop_string, int32_t stop_string_len,
                int32_t stop_token);
+/* ,"error":{…} of a choice that could not go on (FINISH_IMPOSSIBLE); nothing for any
+ * other end. */
+int put_choice_error(struct buf *b, enum finish_reason finish, const char *error);
 
 #endif

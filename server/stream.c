@@ -127,9 +127,14 @@ static bool add_piece(struct stream *s, const struct output *o)
     return false;
 }
 
-/* A request that ended before it began (its queue time ran out, the server stops) is refused; one under way says so in finish_reason. */
+/* A request that ended before it began (its queue time ran out, the server stops) is
+ * refused; one under way says so in finish_reason, as does a choice that could not go
+ * on. */
 static void note_error(struct stream *s, const struct output *o)
 {
+    if (o->finish == FINISH_IMPOSSIBLE) {
+        return;
+    }
     bool begun = s->total.completion_tokens > 0;
 
     if (o->finish == FINISH_ERROR) {

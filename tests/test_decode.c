@@ -105,7 +105,60 @@ static void a_stop_mark_ends_the_choice_alone(void **state)
 static int32_t nan_at_the_third(struct rig *r, const struct sample_row *row)
 {
     (void)r;
-    return row->position == 7 ? -1 : 7;
+    return row->position == 7 ? TOKEN_NO_NUMBER : 7;
+}
+
+/* The first sample, which draws from the same row as the second, has no token left
+ * there. */
+static int32_t nothing_at_the_third(struct rig *r, const struct sample_row *row)
+{
+    static uint64_t first;
+    first = row->position == 5 && !first ? row->seed : first;
+    (void)r;
+    return row->position == 7 && row->seed == first ? TOKEN_NONE_ALLOWED : 7;
+}
+
+static void a_choice_that_cannot_go_on_ends_alone(void **state)
+{
+    (void)state;
+    struct gen_params p = rig_params();
+    p.n = p.best_of = 2;
+    p.temperature = 1;
+    p.seed = 4711;
+    rig.answer = nothing_at_the_third;
+    struct rig_request *a = rig_add(&rig, p, 0, 5);
+    rig_run(&rig, 100);
+    assert_int_equal(rig_count(&rig, a, DELTA_TOKEN, 0), 2);
+    assert_int_equal(rig_count(&rig, a, DELTA_TOKEN, 1), 16);
+    assert_finish(a, 0, FINISH_IMPOSSIBLE, -1);
+    assert_non_null(rig_finish(&rig, a, 0)->error);
+    assert_finish(a, 1, FINISH_LENGTH, -1);
+    for (int32_t i = 0; i < rig.n_deltas; i++)
+        assert_true(rig.delta[i].kind != DELTA_END || (rig.delta[i].finish == FINISH_NONE && !rig.delta[i].error));
+}
+
+/* Of what is drawn, the token that ends a choice by itself is told apart, and no
+ * other. */
+static void the_token_that_ends_a_choice_says_so(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        struct gen_params p = rig_params();
+        int32_t stop = 7;
+        p.stop_token = &stop;
+        p.n_stop_token = i > 0;
+        p.max_tokens = 3;
+        p.min_tokens = i == 2 ? 3 : 1; /* 2: the length ends it, before the stop id may */
+        rig.n_deltas = 0;
+        struct rig_request *a = rig_add(&rig, p, 0, 5);
+        rig_run(&rig, 100);
+        int32_t n_tokens = rig_count(&rig, a, DELTA_TOKEN, 0), n = 0;
+        assert_int_equal(n_tokens, i == 1 ? 2 : 3);
+        for (int32_t k = 0; k < rig.n_deltas; k++) {
+            n += rig.delta[k].kind == DELTA_TOKEN;
+            assert_int_equal(rig.delta[k].is_stop, rig.delta[k].kind == DELTA_TOKEN && i == 1 && n == n_tokens);
+        }
+    }
 }
 
 static void a_nan_ends_the_request_with_an_error(void **state)
@@ -139,6 +192,71 @@ static void max_tokens_zero_is_the_prompt_alone(void **state)
     assert_true(isnan(rig.delta[0].logprob));
     assert_int_equal(rig.delta[1].n_top, 1);
     assert_finish(a, 0, FINISH_LENGTH, -1);
+}
+
+static void max_tokens_zero_ends_every_decoding_method(void **state)
+{
+    (void)state;
+    for (int32_t k = 0; k < 4; k++) {
+        struct gen_params p = rig_params();
+        p.max_tokens = 0;
+        p.echo = true;
+        p.n_logprobs = k % 2 ? 1 : -1;
+        p.n = p.best_of = 3;
+        p.beam_width = k >= 2 ? 3 : 0;
+        struct rig_request *a = rig_add(&rig, p, 0, 40); /* in pieces */
+        assert_true(rig_run(&rig, 100) < 100);
+        assert_true(a->ended);
+        for (int32_t i = 0; i < 3; i++) {
+            assert_int_equal(rig_count(&rig, a, DELTA_TOKEN, i), 0);
+            assert_finish(a, i, FINISH_LENGTH, -1);
+        }
+        assert_int_equal(rig_count(&rig, a, DELTA_PROMPT, 0), k % 2 ? 40 : 0);
+    }
+}
+
+static void a_request_that_bans_every_token_is_refused(void **state)
+{
+    (void)state;
+    struct gen_params p = rig_params();
+    struct group *g = NULL;
+    struct err e = {0};
+    int32_t prompt[] = {1, 2}, allowed[] = {99, 8, 8}, stop = 8;
+    struct request r = {.prompt = prompt, .n_prompt = 2};
+    p.allowed_token = allowed;
+    p.n_allowed = 3;
+    p.min_tokens = 1;
+    p.stop_token = &stop;
+    p.n_stop_token = 1;
+    r.params = p;
+    assert_int_equal(group_new(&g, &r, NULL, &rig.config, &e), ERR_INVALID);
+    assert_string_equal(e.param, "allowed_token_ids");
+    r.params.min_tokens = 0; /* then either may be drawn */
+    assert_int_equal(group_new(&g, &r, NULL, &rig.config, &e), 0);
+    group_free(g);
+    r.params.min_tokens = 1;
+    r.params.ignore_eos = true;
+    assert_int_equal(group_new(&g, &r, NULL, &rig.config, &e), 0);
+    group_free(g);
+    int32_t word[] = {8, 99, 5}, first[] = {0, 1, 2, 3};
+    struct word_list words = {word, first, 3};
+    r.params.min_tokens = 0;
+    assert_int_equal(group_new(&g, &r, &words, &rig.config, &e), ERR_INVALID);
+    first[1] = 2; /* "8 99" is one word, and "" none that the encoder makes */
+    first[2] = 2;
+    words.n = 1;
+    assert_int_equal(group_check_allowed(&r, &words, &rig.config, &e), 0);
+    struct gen_bias bias[100];
+    for (int32_t i = 0; i < 100; i++)
+        bias[i] = (struct gen_bias){i, -INFINITY};
+    r.params.n_allowed = 0;
+    r.params.bias = bias;
+    r.params.n_bias = 100;
+    assert_int_equal(group_new(&g, &r, NULL, &rig.config, &e), ERR_INVALID);
+    assert_string_equal(e.param, "logit_bias");
+    r.params.max_tokens = 0; /* none is wanted */
+    assert_int_equal(group_new(&g, &r, NULL, &rig.config, &e), 0);
+    group_free(g);
 }
 
 static void ending_everything_tells_everyone_once(void **state)
@@ -196,7 +314,11 @@ int main(void)
         CASE(a_stop_id_is_named),
         CASE(a_stop_mark_ends_the_choice_alone),
         CASE(a_nan_ends_the_request_with_an_error),
+        CASE(a_choice_that_cannot_go_on_ends_alone),
+        CASE(the_token_that_ends_a_choice_says_so),
         CASE(max_tokens_zero_is_the_prompt_alone),
+        CASE(max_tokens_zero_ends_every_decoding_method),
+        CASE(a_request_that_bans_every_token_is_refused),
         CASE(ending_everything_tells_everyone_once),
         CASE(what_can_never_fit_is_refused_with_the_numbers),
     };

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "engine/stats.h"
+#include "models/tokenizer_internal.h"
 #include "tests/sim/recorder.h"
 
 struct bench {
@@ -318,12 +319,244 @@ static void the_token_that_ended_it_is_no_text(void **state)
         begin(b, "p");
         say(b, 0, "ab");
         struct delta last = token(b, 0, '!'), end = finish(b, 0, FINISH_STOP);
+        last.is_stop = true;
         end.stop_token = '!';
         assert_int_equal(emit_delta(&b->emitter, &last, &end), 2);
         end_request(b);
         assert_string_equal(text(b, 0), include ? "ab!" : "ab");
         assert_int_equal(b->rec->choice[0].stop_token, '!');
         assert_int_equal(b->rec->choice[0].n_tokens, 3);
+        finish_bench(b);
+    }
+}
+
+/* Deltas of a beam search: the choices' tokens come all before the first of them
+ * ends. */
+static void end_all(struct bench *b, const struct delta *last)
+{
+    for (int32_t i = 0; i < b->request->params.n; i++) {
+        struct delta d = *last;
+        d.choice = i;
+        emit_delta(&b->emitter, &d, NULL);
+    }
+    for (int32_t i = 0; i < b->request->params.n; i++) {
+        struct delta d = finish(b, i, FINISH_STOP);
+        d.stop_token = last->is_stop ? last->token : -1;
+        emit_delta(&b->emitter, &d, NULL);
+    }
+    end_request(b);
+}
+
+static void one_hypothesis_gives_one_text_whatever_n_is(void **state)
+{
+    (void)state;
+    for (int32_t n = 1; n <= 2; n++) {
+        for (int by_token = 0; by_token < 2; by_token++) {
+            struct bench *b = bench_new();
+            b->params.n = b->params.best_of = n;
+            set_stops(b, 1, (const char *const[]){"b!"});
+            begin(b, "p");
+            for (int32_t i = 0; i < n; i++)
+                say(b, i, "ab");
+            struct delta last = token(b, 0, '!');
+            last.is_stop = by_token;
+            end_all(b, &last);
+            for (int32_t i = 0; i < n; i++) {
+                struct recorded_choice *c = &b->rec->choice[i];
+                assert_string_equal(text(b, i), by_token ? "ab" : "a");
+                assert_string_equal(c->stop_string, by_token ? "" : "b!");
+                assert_int_equal(c->stop_token, by_token ? '!' : -1);
+                assert_int_equal(c->n_tokens, 3);
+                assert_int_equal(c->finish, FINISH_STOP);
+            }
+            finish_bench(b);
+        }
+    }
+}
+
+/* The stop string is complete only when what is left of a character has become
+ * U+FFFD. */
+static void a_stop_string_is_found_in_what_the_end_makes_text(void **state)
+{
+    (void)state;
+    for (int along = 0; along < 2; along++) {
+        struct bench *b = bench_new();
+        set_stops(b, 1, (const char *const[]){"b\xef\xbf\xbd"});
+        begin(b, "p");
+        say(b, 0, "ab");
+        struct delta last = token(b, 0, 0xE2), end = finish(b, 0, FINISH_LENGTH);
+        assert_int_equal(emit_delta(&b->emitter, &last, along ? &end : NULL), along ? 2 : 1);
+        emit_delta(&b->emitter, &end, NULL);
+        end_request(b);
+        assert_string_equal(text(b, 0), "a");
+        assert_int_equal(b->rec->choice[0].finish, FINISH_STOP);
+        assert_string_equal(b->rec->choice[0].stop_string, "b\xef\xbf\xbd");
+        finish_bench(b);
+    }
+}
+
+static void a_choice_that_cannot_go_on_says_so_and_ranks_last(void **state)
+{
+    (void)state;
+    struct bench *b = bench_new();
+    b->params.n = 2;
+    b->params.best_of = 3;
+    begin(b, "p");
+    say(b, 0, "dead");
+    say(b, 1, "a");
+    say(b, 2, "b");
+    struct delta d = finish(b, 0, FINISH_IMPOSSIBLE);
+    d.error = "no way";
+    emit_delta(&b->emitter, &d, NULL);
+    end_choice(b, 1, FINISH_LENGTH);
+    end_choice(b, 2, FINISH_LENGTH);
+    end_request(b);
+    assert_string_equal(text(b, 0), "a");
+    assert_string_equal(text(b, 1), "b");
+    finish_bench(b);
+
+    b = bench_new();
+    begin(b, "p");
+    say(b, 0, "dead");
+    d.request = b->request;
+    emit_delta(&b->emitter, &d, NULL);
+    end_request(b);
+    assert_string_equal(text(b, 0), "dead");
+    assert_int_equal(b->rec->choice[0].finish, FINISH_IMPOSSIBLE);
+    assert_string_equal(b->rec->choice[0].error, "no way");
+    assert_int_equal(b->stats.finished[FINISH_ERROR], 1);
+    finish_bench(b);
+}
+
+/* ---- where tokens stand in the text ------------------------------------------------------------------------------- */
+
+enum { MOST_TOKENS = 24, MOST_BYTES = 3 * MOST_TOKENS };
+
+/* Tokens that are parts of characters: of several bytes each, or of one with a U+FFFD
+ * for each that stays alone. */
+struct parts {
+    const char *json;
+    bool fallback;
+    int32_t n;
+    const char *bytes[12]; /* of token i */
+};
+
+static const struct parts PARTS[] = {
+    {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"\u00e2\":2,\"\u0124\":3,\"\u00ac\":4,"
+     "\"\u00e2\u0124\":5,\"\u00aca\":6,\"\u0124\u00e2\":7,\"\u00c3\":8,\"\u00a9\":9,\"a\u00c3\":10,"
+     "\"\u00ff\":11},\"merges\":[]},\"decoder\":{\"type\":\"ByteLevel\"}}",
+     false,
+     12,
+     {"a", "b", "\xe2", "\x82", "\xac", "\xe2\x82",
+      "\xac"
+      "a",
+      "\x82\xe2", "\xc3", "\xa9",
+      "a"
+      "\xc3",
+      "\xff"}},
+    {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"<0xE2>\":2,\"<0x82>\":3,"
+     "\"<0xAC>\":4,\"<0xC3>\":5,\"<0xA9>\":6,\"<0xFF>\":7},\"merges\":[]},\"decoder\":{\"type\":\"Sequence\","
+     "\"decoders\":[{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}]}}",
+     true,
+     8,
+     {"a", "b", "\xe2", "\x82", "\xac", "\xc3", "\xa9", "\xff"}},
+};
+
+/* The characters that tokens make, without the detokenizer. */
+struct made {
+    char text[3 * MOST_BYTES + 1];
+    size_t at[MOST_BYTES + 1]; /* byte where the k-th character begins */
+    int32_t n_chars;
+    int32_t offset[MOST_TOKENS]; /* of the tokens */
+};
+
+static void make_text(struct made *ret, const struct parts *p, const int32_t *id, int32_t n)
+{
+    uint8_t raw[MOST_BYTES];
+    int32_t char_of[MOST_BYTES + 1], first[MOST_TOKENS], len = 0, bad = 0;
+    *ret = (struct made){.n_chars = 0};
+    for (int32_t i = 0; i < n; i++) {
+        first[i] = len;
+        memcpy(raw + len, p->bytes[id[i]], strlen(p->bytes[id[i]]));
+        len += (int32_t)strlen(p->bytes[id[i]]);
+    }
+    size_t out = 0;
+    for (int32_t at = 0; at < len;) {
+        int whole = utf8_next(raw + at, (size_t)(len - at), &bad);
+        int32_t taken = whole > 0 ? whole : whole < 0 ? len - at : bad;
+        taken = whole <= 0 && p->fallback ? 1 : taken;
+        memcpy(ret->text + out, whole > 0 ? (const char *)raw + at : "\xef\xbf\xbd", whole > 0 ? (size_t)whole : 3);
+        for (int32_t k = 0; k < taken; k++)
+            char_of[at + k] = ret->n_chars;
+        ret->at[ret->n_chars++] = out;
+        out += whole > 0 ? (size_t)whole : 3;
+        at += taken;
+    }
+    ret->at[ret->n_chars] = out;
+    char_of[len] = ret->n_chars;
+    for (int32_t i = 0; i < n; i++)
+        ret->offset[i] = char_of[first[i]];
+}
+
+/* Tokens from number `echoed` on are generated, the last one may be an end that is no
+ * text, and `stop` may cut it. */
+static void check_offsets(const struct parts *p, struct bench *b, const int32_t *id, int32_t n, int32_t echoed,
+                          bool by_token, const char *stop)
+{
+    struct made all, prompt;
+    struct err e;
+    int32_t shown = by_token ? n - 1 : n, chars;
+    make_text(&all, p, id, shown);
+    make_text(&prompt, p, id, echoed);
+    b->params.echo = true;
+    b->params.stop = stop ? strings(1, &stop) : NULL;
+    b->params.n_stop = stop != NULL;
+    assert_int_equal(request_new(&b->request, &b->params, id, echoed, &e), 0);
+    assert_int_equal(emission_new(b->request, b->tokenizer, &e), 0);
+    b->request->user = b->rec;
+    request_ref(b->request);
+    b->active = 1;
+    for (int32_t i = echoed; i < n; i++) {
+        struct delta d = token(b, 0, id[i]);
+        d.is_stop = by_token && i == n - 1;
+        emit_delta(&b->emitter, &d, NULL);
+    }
+    end_choice(b, 0, by_token ? FINISH_STOP : FINISH_LENGTH);
+    end_request(b);
+    struct recorded_choice *c = &b->rec->choice[0];
+    for (chars = 0; chars < all.n_chars && all.at[chars] < c->text.len; chars++) {
+    }
+    assert_int_equal(c->text.len, all.at[chars]); /* whole characters, and no other text than these */
+    assert_memory_equal(c->text.data ? c->text.data : "", all.text, c->text.len);
+    assert_true(c->finish == FINISH_STOP || chars == all.n_chars);
+    for (int32_t i = 0; i < c->n_prompt + c->n_tokens; i++) {
+        int32_t want = i < shown ? all.offset[i] : all.n_chars;
+        /* What the prompt leaves incomplete counts as one character, where it may
+         * become several. */
+        bool cut = p->fallback && i < echoed && prompt.offset[i] >= prompt.n_chars - 2;
+        if (!cut) {
+            assert_int_equal(c->offset[i], MIN(want, chars));
+        }
+        assert_true(c->offset[i] <= chars && (i == 0 || c->offset[i] >= c->offset[i - 1]));
+    }
+}
+
+static void offsets_point_into_the_text_that_is_sent(void **state)
+{
+    (void)state;
+    static const char *const stops[] = {NULL, "a", "ab", "b\xef\xbf\xbd", "\xc3\xa9", "\xe2\x82\xac"};
+    srand(11);
+    for (int round = 0; round < 6000; round++) {
+        const struct parts *p = &PARTS[round % 2];
+        struct bench *b = bench_new();
+        struct err e;
+        int32_t id[MOST_TOKENS], n = 2 + rand() % (MOST_TOKENS - 2), echoed = 1 + rand() % (n - 1);
+        tokenizer_free(b->tokenizer);
+        if (tokenizer_open_json(&b->tokenizer, p->json, strlen(p->json), &e) < 0)
+            fail_msg("%s", e.text);
+        for (int32_t i = 0; i < n; i++)
+            id[i] = rand() % p->n;
+        check_offsets(p, b, id, n, echoed, rand() % 3 == 0, stops[rand() % 6]);
         finish_bench(b);
     }
 }
@@ -523,6 +756,10 @@ int main(void)
         cmocka_unit_test(min_tokens_lets_early_stops_pass),
         cmocka_unit_test(random_stops_match_a_plain_search),
         cmocka_unit_test(the_token_that_ended_it_is_no_text),
+        cmocka_unit_test(one_hypothesis_gives_one_text_whatever_n_is),
+        cmocka_unit_test(a_stop_string_is_found_in_what_the_end_makes_text),
+        cmocka_unit_test(a_choice_that_cannot_go_on_says_so_and_ranks_last),
+        cmocka_unit_test(offsets_point_into_the_text_that_is_sent),
         cmocka_unit_test(echo_comes_first_and_offsets_count_it),
         cmocka_unit_test(prompt_logprobs_come_with_the_prompt),
         cmocka_unit_test(prompt_logprobs_without_echo_bring_no_text),

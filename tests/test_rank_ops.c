@@ -386,6 +386,7 @@ static const struct sample_row KINDS[] = {
     {.kind = SAMPLE_CANDIDATES, .top_p = 1, .n_candidates = 8},
     {.kind = SAMPLE_SCORE, .top_p = 1, .target = VOCAB - 3},
     {.temperature = 0, .top_p = 1, .n_logprobs = 20},
+    {.temperature = 0.9f, .top_p = 1, .n_bias = 4, .allowed_first = 5, .n_allowed = 1}, /* banned */
 };
 /* The same of those whose tokens are found in short lists of each part. */
 static const struct sample_row SHORT_KINDS[] = {
@@ -400,10 +401,12 @@ static const struct sample_row SHORT_KINDS[] = {
     {.kind = SAMPLE_SCORE, .top_p = 1, .target = VOCAB - 3, .n_logprobs = 20},
     {.temperature = 2, .top_p = 1, .top_k = 3, .n_allowed = 5},
     {.temperature = 8, .top_p = 0.6f, .top_k = 33, .min_p = 0.1f},
+    {.temperature = 1, .top_p = 1, .top_k = 9, .n_bias = 4, .allowed_first = 5, .n_allowed = 1, .n_logprobs = 3},
+    {.kind = SAMPLE_CANDIDATES, .top_p = 1, .n_candidates = 8, .n_bias = 4, .allowed_first = 5, .n_allowed = 1},
 };
 static const struct token_count COUNTS[] = {{3, 2, 0}, {4, 1, 1}, {7, 0, 1}, {4000, 3, 0}, {4950, 1, 0}, {4998, 2, 1}};
 static const struct token_bias BIASES[] = {{1, 2.5f}, {2, -INFINITY}, {4990, 3}, {4991, -1}};
-static const int32_t ALLOWED[] = {5, 80, 2400, 2600, 4997};
+static const int32_t ALLOWED[] = {5, 80, 2400, 2600, 4997, /* and alone */ 2};
 
 /* What rows ask for, in turn, and the logits they ask it of. */
 struct asks {
@@ -428,7 +431,7 @@ static void ask_for_all(struct rank_rig *r, const struct asks *asks, int32_t row
         s->repetition_penalty = s->repetition_penalty > 0 ? s->repetition_penalty : 1;
         s->seed = (uint64_t)i * 77 + 5;
         s->position = i + 3;
-        r->n_allowed = MAX(r->n_allowed, s->n_allowed);
+        r->n_allowed = MAX(r->n_allowed, s->allowed_first + s->n_allowed);
     }
 }
 
@@ -491,17 +494,22 @@ static int draw_step(struct rank_rig *r, const struct asks *asks, struct drawing
     return rc < 0 ? rc : rank_rig_end(r, ret, e);
 }
 
+static bool same_logprob(float a, float b)
+{
+    return a == b || fabsf(a - b) < 1e-4f; /* equal: at -infinity */
+}
+
 static int same_answers(const struct sample_row *ask, const struct results *a, const struct results *b, struct err *e)
 {
     RANK_CHECK(a->n_samples == b->n_samples && a->top_stride == b->top_stride);
     for (int32_t i = 0; i < a->n_samples; i++) {
         int32_t n = ask[i].kind == SAMPLE_CANDIDATES ? ask[i].n_candidates : ask[i].n_logprobs;
-        if (a->token[i] != b->token[i] || !(fabsf(a->logprob[i] - b->logprob[i]) < 1e-4f))
+        if (a->token[i] != b->token[i] || !same_logprob(a->logprob[i], b->logprob[i]))
             return err_set(e, ERR_INVALID, "sample %d: token %d (%g), alone %d (%g)", i, a->token[i], a->logprob[i],
                            b->token[i], b->logprob[i]);
         for (int32_t k = i * a->top_stride; k < i * a->top_stride + n; k++) {
             RANK_CHECK(a->top_token[k] == b->top_token[k]);
-            RANK_CHECK(fabsf(a->top_logprob[k] - b->top_logprob[k]) < 1e-4f);
+            RANK_CHECK(same_logprob(a->top_logprob[k], b->top_logprob[k]));
         }
     }
     return 0;

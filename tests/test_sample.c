@@ -290,7 +290,7 @@ static void every_row_draws_what_a_full_sort_draws(void **state)
             memcpy(l, raw, (size_t)vocab * sizeof(*l));
             process_reference(l, vocab, &row[i], t, -1);
             int32_t want = draw_reference(l, vocab, &row[i]);
-            assert_int_equal(res.token[i], want);
+            assert_int_equal(res.token[i], want < 0 ? TOKEN_NONE_ALLOWED : want);
             if (want >= 0) {
                 assert_true(fabs(res.logprob[i] - logprob_reference(raw, vocab, want)) < 1e-4);
                 check_top(&res, i, raw, vocab, row[i].n_logprobs);
@@ -494,7 +494,8 @@ static void greedy_takes_the_smallest_id_of_a_tie(void **state)
     rig_close(&r);
 }
 
-/* A NaN anywhere, an infinity, or nothing allowed: -1, in that row only. */
+/* A NaN anywhere, an infinity, or nothing above -infinity: no token, in that row
+ * only. */
 static void bad_logits_give_no_token(void **state)
 {
     (void)state;
@@ -519,8 +520,62 @@ static void bad_logits_give_no_token(void **state)
     struct results res = run_sampling(&r, logits, ROWS, VOCAB, row, 2 * ROWS, NULL, ROWS);
     for (int32_t i = 0; i < 2 * ROWS; i++) {
         bool bad = i / 2 >= 1 && i / 2 <= 5;
-        assert_true(bad ? res.token[i] == -1 : res.token[i] >= 0 && res.token[i] < VOCAB);
+        assert_true(bad ? res.token[i] == TOKEN_NO_NUMBER : res.token[i] >= 0 && res.token[i] < VOCAB);
     }
+    free(logits);
+    rig_close(&r);
+}
+
+/* The model's logits are sound in rows 0 and 1, and hold a NaN in row 2. */
+static void a_request_that_leaves_no_token_is_told_from_bad_logits(void **state)
+{
+    (void)state;
+    enum { VOCAB = 1003, ROWS = 3, EACH = 4 };
+    struct rig r;
+    rig_open(&r);
+    float *logits = rig_floats(&r, ROWS * VOCAB, 1, DTYPE_F32);
+    struct table *t = rig_alloc(sizeof(*t));
+    struct sample_row row[ROWS * EACH];
+    for (int32_t v = 0; v < VOCAB; v++) {
+        t->bias[v] = (struct token_bias){v, -INFINITY};
+    }
+    t->bias[VOCAB] = (struct token_bias){500, -INFINITY};
+    t->count[0] = (struct token_count){500, 1, 1};
+    t->allowed[0] = t->allowed[1] = 500;
+    t->n_bias = VOCAB + 1;
+    t->n_count = 1;
+    t->n_allowed = 2;
+    logits[500] = logits[VOCAB + 500] = 70;
+    logits[2 * VOCAB + 3] = NAN;
+    for (int32_t i = 0; i < ROWS * EACH; i++) {
+        struct sample_row *s = &row[i];
+        *s = plain_row(i / EACH);
+        s->n_logprobs = i % 2;
+        s->temperature = i % 4 < 2 ? 0 : 0.8f;
+        s->kind = i % EACH == 3 ? SAMPLE_CANDIDATES : SAMPLE_TOKEN;
+        s->n_candidates = s->kind == SAMPLE_CANDIDATES ? 5 : 0;
+        if (i % EACH == 0) { /* an overflow: 70 divided by next to nothing */
+            s->repetition_penalty = 2e-38f;
+            s->n_counts = 1;
+        } else if (i % EACH == 1) { /* every token banned */
+            s->n_bias = VOCAB;
+        } else { /* the only ones allowed are banned */
+            s->bias_first = VOCAB;
+            s->n_bias = 1;
+            s->n_allowed = 2;
+        }
+    }
+    struct results res = run_sampling(&r, logits, ROWS, VOCAB, row, ROWS * EACH, t, ROWS);
+    for (int32_t i = 0; i < ROWS * EACH; i++) {
+        bool candidates = row[i].kind == SAMPLE_CANDIDATES;
+        int32_t n_best = candidates ? row[i].n_candidates : row[i].n_logprobs;
+        assert_int_equal(res.token[i], i < 2 * EACH ? TOKEN_NONE_ALLOWED : TOKEN_NO_NUMBER);
+        assert_true(res.logprob[i] == -INFINITY);
+        for (int32_t k = 0; k < n_best; k++) {
+            assert_int_equal(res.top_token[(int64_t)i * res.top_stride + k], -1);
+        }
+    }
+    free(t);
     free(logits);
     rig_close(&r);
 }
@@ -794,6 +849,7 @@ static int group(void)
         cmocka_unit_test(candidates_are_the_best_processed_tokens),
         cmocka_unit_test(a_score_is_the_log_probability_of_its_target),
         cmocka_unit_test(bad_logits_give_no_token),
+        cmocka_unit_test(a_request_that_leaves_no_token_is_told_from_bad_logits),
         cmocka_unit_test(the_step_before_is_looked_up_on_the_device),
         cmocka_unit_test(answers_are_kept_for_two_steps),
         cmocka_unit_test(draws_follow_the_distribution),

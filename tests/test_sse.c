@@ -179,6 +179,35 @@ static void test_full_buffer_is_told(void **state)
     sse_style_release(&s);
 }
 
+#define DEAD_END                                                                                             \
+    "\"finish_reason\":\"error\",\"stop_reason\":null,\"error\":{\"message\":\"no way\",\"type\":\"invalid_" \
+    "request_error\",\"param\":null,\"code\":400}}"
+
+static void test_a_choice_that_could_not_go_on(void **state)
+{
+    struct sse_style s = style();
+    struct usage u = {3, 4, 0};
+    struct collector c;
+    struct buf b;
+    (void)state;
+    buf_init(&b, 1 << 20);
+    struct output o = piece("a", FINISH_IMPOSSIBLE);
+    o.error = "no way";
+    assert_int_equal(sse_piece(&b, &s, 0, &o, NULL, 0, &u), 0);
+    b.data[b.len] = '\0';
+    assert_non_null(strstr(b.data, "{\"index\":0,\"text\":\"a\",\"logprobs\":null," DEAD_END "]}\n\n"));
+    buf_clear(&b);
+    assert_int_equal(collector_init(&c, 2, NULL), 0);
+    assert_int_equal(collector_add(&c, &s, 0, &o), 0);
+    o = piece("b", FINISH_LENGTH);
+    assert_int_equal(collector_add(&c, &s, 1, &o), 0);
+    assert_int_equal(collector_body(&b, &c, &s, NULL, 2, &u), 0);
+    assert_non_null(strstr(b.data, DEAD_END ",{\"index\":1,\"text\":\"b\""));
+    collector_release(&c);
+    buf_release(&b);
+    sse_style_release(&s);
+}
+
 static void test_collected_body(void **state)
 {
     struct sse_style s = style();
@@ -241,6 +270,7 @@ int main(void)
         cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_prompt_logprobs),
         cmocka_unit_test(test_full_buffer_is_told),
+        cmocka_unit_test(test_a_choice_that_could_not_go_on),
         cmocka_unit_test(test_collected_body),
         cmocka_unit_test(test_numbers),
     };

@@ -3,9 +3,10 @@
  * One row: l = a copy of its logits, in float32, all operations rounded singly:
  *   1. repetition r: tokens that occur in prompt or output: l > 0 ? l / r : l * r
  *      frequency f, n occurrences in the output: l -= f * n;  presence p: l -= p where n > 0
- *      (prev_sample's token, when it is not -1, counts as one occurrence more)
+ *      (prev_sample's token, where there is one, counts as one occurrence more)
  *   2. l += bias;  3. tokens not in a non-empty allowed list: l = -infinity
- *   4. a NaN or +infinity among the logits, or a greatest l of -infinity: token -1, logprobs -infinity
+ *   4. a NaN or +infinity among the l, or a greatest l of -infinity: logprobs -infinity, and
+ *      token TOKEN_NO_NUMBER where the logits came like that, else TOKEN_NONE_ALLOWED
  *   5. temperature 0, or top_k 1: the greatest, the smallest id on a tie
  *   6. else z, mass and noise of kernels/noise.h; tokens of mass 0 leave;
  *      top-k: leave z below the k-th greatest (ties at the edge stay);
@@ -34,13 +35,13 @@ struct sample_job {
 /* What a row's scan of the logits found. */
 struct row_max {
     float value;
-    int32_t token; /* -1: a NaN or +infinity, or all -infinity */
+    int32_t token; /* TOKEN_NO_NUMBER: a NaN or +infinity, or all -infinity */
 };
 
 static struct row_max greatest(const struct cpu_backend *c, const float *l, int32_t vocab)
 {
     struct row_scan s = c->k.scan(l, vocab);
-    struct row_max m = {.value = s.max, .token = -1};
+    struct row_max m = {.value = s.max, .token = TOKEN_NO_NUMBER};
     if (s.bad || s.max == -INFINITY) {
         return m;
     }
@@ -208,7 +209,10 @@ static int32_t draw(struct cpu_backend *c, struct cpu_survivor *survivor, const 
 static int32_t choose(struct cpu_backend *c, const float *l, int32_t vocab, const struct sample_row *s, int32_t thread)
 {
     struct row_max m = greatest(c, l, vocab);
-    if (m.token < 0 || s->temperature == 0 || s->top_k == 1) {
+    if (m.token < 0) {
+        return TOKEN_NONE_ALLOWED; /* the logits as they came were looked at before */
+    }
+    if (s->temperature == 0 || s->top_k == 1) {
         return m.token;
     }
     return draw(c, c->survivor + (int64_t)thread * c->sample_vocab, l, vocab, m.value, s);
@@ -228,10 +232,10 @@ static void write_best(struct cpu_results *r, int32_t i, const float *l, int32_t
     }
 }
 
-/* A row without an answer: its logits held a NaN, or nothing was allowed. */
-static void write_nothing(struct cpu_results *r, int32_t i, int32_t n)
+/* A row without an answer; `why` is its token. */
+static void write_nothing(struct cpu_results *r, int32_t i, int32_t why, int32_t n)
 {
-    r->token[i] = -1;
+    r->token[i] = why;
     r->logprob[i] = -INFINITY;
     for (int32_t k = 0; k < n; k++) {
         r->top_token[(int64_t)i * r->top_stride + k] = -1;
@@ -239,12 +243,14 @@ static void write_nothing(struct cpu_results *r, int32_t i, int32_t n)
     }
 }
 
-static void sample_candidates(struct cpu_backend *c, struct cpu_results *r, int32_t i, const float *l, int32_t vocab,
-                              const struct sample_row *s)
+static void sample_candidates(struct cpu_backend *c, struct cpu_results *r, int32_t i, const float *raw, int32_t vocab,
+                              const struct sample_row *s, int32_t thread)
 {
+    const float *l = process(c, raw, vocab, s, thread);
     struct row_max m = greatest(c, l, vocab);
     if (m.token < 0) {
-        write_nothing(r, i, s->n_candidates);
+        bool sound = l != raw && greatest(c, raw, vocab).token >= 0;
+        write_nothing(r, i, sound ? TOKEN_NONE_ALLOWED : TOKEN_NO_NUMBER, s->n_candidates);
         return;
     }
     float lse = log_sum_exp(c, l, vocab, m.value);
@@ -264,15 +270,15 @@ static void sample_row(void *arg, int32_t task, int32_t thread)
     const float *raw = mat_row_const(job->logits, s->logits_row - job->first_logits);
     int32_t n_best = MAX(s->n_logprobs, 0);
     if (s->kind == SAMPLE_CANDIDATES) {
-        sample_candidates(c, r, i, process(c, raw, vocab, s, thread), vocab, s);
+        sample_candidates(c, r, i, raw, vocab, s, thread);
         return;
     }
     struct row_max m = greatest(c, raw, vocab);
-    int32_t token = m.token < 0               ? -1
+    int32_t token = m.token < 0               ? TOKEN_NO_NUMBER
                     : s->kind == SAMPLE_SCORE ? s->target
                                               : choose(c, process(c, raw, vocab, s, thread), vocab, s, thread);
     if (token < 0 || token >= vocab) {
-        write_nothing(r, i, n_best);
+        write_nothing(r, i, MIN(token, TOKEN_NO_NUMBER), n_best);
         return;
     }
     float lse = log_sum_exp(c, raw, vocab, m.value);

@@ -299,7 +299,7 @@ __device__ answer answer_changed(const mailbox &m, shared_state *sh, part_row &r
     }
     if (other)
         all = join_parts(m, sh, mine, CELL_NOW);
-    answer ret = {stats_token(all), 0.0f};
+    answer ret = {asked_token(row.all, all), 0.0f};
     bool draws = p.kind == KIND_TOKEN && ret.token >= 0 && p.temperature != 0.0f && p.top_k != 1, some = false;
     int n = 0;
     drawing d = {stats_max(all), noise_inv_temperature(p.temperature), nearer_zero(-28.0f)};

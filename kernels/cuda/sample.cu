@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(SAMPLE_THREADS, 2) sample_kernel(sample_args a
                 now = row_stats(view, sh);
                 other_peaks = other_view;
             }
-            token = stats_token(now);
+            token = asked_token(st, now);
             if (p.kind == KIND_CANDIDATES) {
                 float all = stats_max(now) + logf(now.sum);
                 listed = write_best(view, sh, now, all, n_best, &turn, top_token, top_logprob);

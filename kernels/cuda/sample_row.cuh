@@ -29,6 +29,7 @@ struct row_params {
 };
 static_assert(sizeof(row_params) == 88, "struct sample_row of batch.h");
 enum { KIND_TOKEN, KIND_CANDIDATES, KIND_SCORE };
+enum { NO_NUMBER = -1, NONE_ALLOWED = -2 }; /* TOKEN_... of batch.h */
 struct count_entry {
     int32_t token, n_output, in_prompt;
 };
@@ -123,7 +124,14 @@ __device__ __forceinline__ float key_float(uint32_t k)
 }
 
 __device__ __forceinline__ float stats_max(const stats &s) { return key_float((uint32_t)(s.best >> 32)); }
-__device__ __forceinline__ int stats_token(const stats &s) { return s.best == 0 || s.bad ? -1 : (int)~(uint32_t)s.best; }
+__device__ __forceinline__ int stats_token(const stats &s) { return s.best == 0 || s.bad ? NO_NUMBER : (int)~(uint32_t)s.best; }
+
+/* The same of a row as a sample asks for it, `raw` being what it was before. */
+__device__ __forceinline__ int asked_token(const stats &raw, const stats &asked)
+{
+    int token = stats_token(asked);
+    return token >= 0 || stats_token(raw) < 0 ? token : NONE_ALLOWED;
+}
 
 __device__ __forceinline__ void stats_join(stats &a, const stats &b)
 {

@@ -88,7 +88,8 @@ static int update_tables(struct oracle *o, const struct batch *b, struct err *e)
 
 /* ---- tokens ---- */
 
-/* The sampling row of the step launched before; -1 where there is none. */
+/* The token of a sampling row of the step launched before; -1 where there is no such
+ * row. */
 static int32_t drawn_before(const struct oracle *o, const struct batch *b, int32_t row)
 {
     const struct drawn *d = &o->drawn[(b->step - 1) % 2];
@@ -108,7 +109,7 @@ static int write_token(struct oracle *o, const struct batch *b, int32_t seq, int
     const struct executor_info *x = &o->base.info;
     int32_t position = b->position[t];
     int32_t token = b->token_src[t] >= 0 ? drawn_before(o, b, b->token_src[t]) : b->token[t];
-    if (token == -1 && b->token_src[t] >= 0)
+    if (token < 0 && b->token_src[t] >= 0)
         token = 0; /* there was none to draw: the engine throws away what follows */
     if (token < 0 || token >= x->vocab)
         REFUSE("token %d is outside the vocabulary", token);
@@ -240,14 +241,16 @@ static void draw(const struct oracle *o, const struct batch *b, const struct sam
         int32_t found = toy_top(logit, vocab, r->n_candidates, top, top_logprob);
         for (; found < r->n_candidates; found++)
             top[found] = -1;
-        a->token[i] = top[0];
+        a->token[i] = top[0] >= 0 ? top[0] : TOKEN_NONE_ALLOWED;
     } else {
         struct toy_sampling s = {r->temperature, r->top_p, r->min_p, r->top_k, r->seed, r->position};
         a->token[i] = toy_draw(logit, vocab, &s);
+        if (a->token[i] < 0)
+            a->token[i] = TOKEN_NONE_ALLOWED;
     }
     a->logprob[i] = a->token[i] >= 0 ? raw[a->token[i]] : 0;
     if (o->fail_at > 0 && b->step >= o->fail_at)
-        a->token[i] = -1;
+        a->token[i] = TOKEN_NO_NUMBER;
 }
 
 static int sample(struct oracle *o, const struct batch *b, struct answer *a, struct err *e)

@@ -14,7 +14,7 @@ struct oracle_config {
     int32_t vocab, max_len, n_blocks, n_host_blocks, block_size;
     int32_t max_num_seqs, max_num_batched_tokens, max_samples;
     int32_t depth;
-    uint64_t fail_at; /* from this step on every sample is -1, as a model's NaN; 0: never */
+    uint64_t fail_at; /* from this step on every sample is TOKEN_NO_NUMBER; 0: never */
 };
 int oracle_open(struct executor **ret, const struct oracle_config *c, struct err *e);
 

@@ -74,8 +74,7 @@ static void next_logits(const struct scenario *s, const struct sim_request *r, c
     }
 }
 
-/* How `token`, as the n-th, ends a choice. */
-static int finish_by(const struct scenario *s, const struct sim_request *r, int32_t token, int32_t n,
+int reference_finish(const struct scenario *s, const struct sim_request *r, int32_t token, int32_t n,
                      int32_t *stop_token)
 {
     *stop_token = -1;
@@ -98,29 +97,45 @@ static void run_sample(const struct scenario *s, const struct sim_request *r, in
                                    seq_seed(r->seed, index), r->n_prompt + c->n};
         int32_t t = toy_draw(logit, s->config.vocab, &how);
         if (t < 0) {
-            c->finish = FINISH_ERROR;
+            c->finish = FINISH_IMPOSSIBLE;
             return;
         }
         c->logprob[c->n] = raw[t];
         c->token[c->n++] = t;
-        c->finish = finish_by(s, r, t, c->n, &c->stop_token);
+        c->finish = reference_finish(s, r, t, c->n, &c->stop_token);
     }
 }
 
 /* ---- beams, over whole texts ---- */
 
-/* A stop string ends the text. */
-static bool text_stops(const struct sim_request *r, const struct sim_choice *c)
+const char *reference_stop(const struct sim_request *r, const struct sim_choice *c)
 {
+    const char *longest = NULL;
     for (int32_t i = 0; i < r->n_stop && c->n > r->min_tokens; i++) {
         int32_t len = (int32_t)strlen(r->stop[i]);
         bool match = len <= c->n;
         for (int32_t k = 0; match && k < len; k++)
             match = c->token[c->n - len + k] == r->stop[i][k];
-        if (match)
-            return true;
+        if (match && (!longest || strlen(longest) < (size_t)len)) {
+            longest = r->stop[i];
+        }
     }
-    return false;
+    return longest;
+}
+
+bool reference_impossible(const struct scenario *s, const struct sim_request *r)
+{
+    for (int32_t t = 0; t < s->config.vocab; t++) {
+        bool biased = false;
+
+        for (int32_t i = 0; i < r->n_bias; i++) {
+            biased = biased || (r->bias[i].token == t && r->bias[i].bias == -INFINITY);
+        }
+        if (!biased && !banned(s, r, NULL, 0, t)) {
+            return false;
+        }
+    }
+    return r->max_tokens > 0;
 }
 
 struct text {
@@ -155,20 +170,17 @@ static struct text longer(const struct text *t, const struct option *o)
     return x;
 }
 
-/* Every way to go on from every live text, best first: the number; 0 when one of them has none. */
+/* Every way to go on from every live text, best first: the number. */
 static int32_t options(const struct scenario *s, const struct sim_request *r, const struct text *live, int32_t n_live,
                        struct option *ret)
 {
     float raw[TOY_MAX_VOCAB], logit[TOY_MAX_VOCAB];
     int32_t n = 0;
     for (int32_t i = 0; i < n_live; i++) {
-        int32_t before = n;
         next_logits(s, r, live[i].c.token, live[i].c.n, raw, logit);
         for (int32_t t = 0; t < s->config.vocab; t++)
             if (logit[t] != -INFINITY)
                 ret[n++] = (struct option){live[i].cum + (double)logit[t], i, t, logit[t]};
-        if (n == before)
-            return 0;
     }
     qsort(ret, (size_t)n, sizeof(*ret), by_cum);
     return n;
@@ -186,7 +198,24 @@ static bool search_over(const struct sim_request *r, const struct text *live, in
            live[0].cum / pow(length, (double)r->length_penalty) <= done[r->beam_width - 1].score;
 }
 
-/* False when two options tie, and which is better is anybody's guess. */
+/* No text has ended and none can go on: what all live ones agree on was sent. */
+static void run_dry(const struct sim_request *r, const struct text *live, int32_t n_live, struct sim_choice *ret)
+{
+    struct sim_choice c = live[0].c;
+
+    for (int32_t i = 1; i < n_live; i++) {
+        for (int32_t k = 0; k < c.n; k++) {
+            c.n = c.token[k] == live[i].c.token[k] ? c.n : k;
+        }
+    }
+    c.finish = FINISH_IMPOSSIBLE;
+    for (int32_t i = 0; i < r->n; i++) {
+        ret[i] = c;
+    }
+}
+
+/* The texts that beams end with; max_tokens is at least 1. False when two options tie,
+ * and which is better is anybody's guess. */
 static bool run_beams(const struct scenario *s, const struct sim_request *r, struct sim_choice *ret)
 {
     struct text live[SIM_WIDTH] = {{.c.stop_token = -1}}, next[SIM_WIDTH], done[2 * SIM_WIDTH];
@@ -194,16 +223,16 @@ static bool run_beams(const struct scenario *s, const struct sim_request *r, str
     int32_t n_live = 1, n_done = 0, k = r->beam_width;
     do {
         int32_t n = options(s, r, live, n_live, option), n_next = 0;
-        for (int32_t i = 0; i < r->n && n == 0; i++)
-            ret[i] = (struct sim_choice){.finish = FINISH_ERROR};
-        if (n == 0)
+        if (n == 0 && n_done == 0) {
+            run_dry(r, live, n_live, ret);
             return true;
+        }
         for (int32_t i = 0; i < n; i++) {
             int32_t stop_token = -1;
             struct text x = longer(&live[option[i].from], &option[i]);
-            x.c.finish = finish_by(s, r, option[i].token, x.c.n, &stop_token);
+            x.c.finish = reference_finish(s, r, option[i].token, x.c.n, &stop_token);
             x.c.stop_token = stop_token;
-            if (text_stops(r, &x.c))
+            if (reference_stop(r, &x.c))
                 x.c.finish = FINISH_STOP;
             x.score = x.cum / pow(x.c.n, (double)r->length_penalty);
             if (i > 0 && i <= 3 * k && option[i].cum == option[i - 1].cum)
@@ -228,7 +257,7 @@ static bool run_beams(const struct scenario *s, const struct sim_request *r, str
 
 bool reference_run(const struct scenario *s, const struct sim_request *r, struct sim_choice *ret)
 {
-    if (r->beam_width > 0)
+    if (r->beam_width > 0 && r->max_tokens > 0)
         return run_beams(s, r, ret);
     for (int32_t i = 0; i < r->best_of; i++)
         run_sample(s, r, i, &ret[i]);

@@ -95,6 +95,9 @@ static void random_lists(struct sim_request *q, int32_t vocab, struct rng *r)
     for (int32_t i = 0; i < SIM_IDS; i++) {
         q->stop_token[i] = rng_range(r, 0, vocab - 1);
         q->bias[i] = (struct gen_bias){rng_range(r, 0, vocab - 1), (float)rng_range(r, -8, 8) / 2};
+        if (q->bias[i].bias == -4) {
+            q->bias[i].bias = -INFINITY;
+        }
         q->allowed[i] = rng_range(r, 0, vocab - 1);
         q->word[i] = rng_range(r, 0, vocab - 1);
     }
@@ -143,12 +146,13 @@ static void random_request(struct scenario *s, int32_t i, struct rng *r)
     random_width(q, r);
     random_stops(q, vocab, r);
     q->max_tokens = rng_range(r, 1, rng_chance(r, 30) ? 6 : SIM_OUTPUT);
-    if (rng_chance(r, 4) && q->beam_width == 0) {
+    if (rng_chance(r, 4)) {
         q->max_tokens = 0;
         q->echo = true;
     }
     q->min_tokens = rng_chance(r, 20) ? rng_range(r, 0, q->max_tokens) : 0;
     q->ignore_eos = rng_chance(r, 30);
+    q->include_stop = q->seed % 4 == 0;
     q->priority = rng_range(r, -2, 2);
     q->tenant = rng_range(r, 0, SIM_TENANTS - 1);
     q->weight = rng_chance(r, 70) ? 1 : (float)rng_range(r, 1, 40) / 10;
@@ -258,6 +262,7 @@ void sim_request_params(const struct sim_request *r, char **stop, struct gen_par
                                .n_prompt_logprobs = r->n_prompt_logprobs,
                                .echo = r->echo,
                                .ignore_eos = r->ignore_eos,
+                               .include_stop_str = r->include_stop,
                                .priority = r->priority,
                                .stop = stop,
                                .n_stop = r->n_stop,
@@ -284,9 +289,11 @@ static void print_request(const struct sim_request *q, int32_t i, FILE *out)
             "], max_tokens %d%s, min_tokens %d, n %d, best_of %d, beam %d (length_penalty %g, early_stopping %d)\n",
             q->max_tokens, q->yields ? " (yields)" : "", q->min_tokens, q->n, q->best_of, q->beam_width,
             (double)q->length_penalty, q->early_stopping);
-    fprintf(out, "    temperature %g, penalties %g %g %g, logprobs %d, prompt_logprobs %d, echo %d, ignore_eos %d\n",
+    fprintf(out,
+            "    temperature %g, penalties %g %g %g, logprobs %d, prompt_logprobs %d, echo %d, ignore_eos %d, "
+            "include_stop %d\n",
             (double)q->temperature, (double)q->presence, (double)q->frequency, (double)q->repetition, q->n_logprobs,
-            q->n_prompt_logprobs, q->echo, q->ignore_eos);
+            q->n_prompt_logprobs, q->echo, q->ignore_eos, q->include_stop);
     fprintf(out,
             "    priority %d, tenant %d (weight %g), salt %d, %d stop ids, %d biases, %d allowed, %d words, cancel %d, "
             "text stops",

@@ -30,7 +30,7 @@ struct sim_request {
     float presence, frequency, repetition;
     uint64_t seed;
     int32_t n_logprobs, n_prompt_logprobs;
-    bool echo, ignore_eos;
+    bool echo, ignore_eos, include_stop;
     int32_t priority, salt; /* salt 0: none */
     int32_t tenant;
     float weight;
@@ -73,6 +73,15 @@ struct sim_choice {
     int32_t n;
     int32_t finish, stop_token;
 };
+/* How `token`, as the n-th, ends a choice by itself: FINISH_STOP, FINISH_LENGTH or
+ * FINISH_NONE. */
+int reference_finish(const struct scenario *s, const struct sim_request *r, int32_t token, int32_t n,
+                     int32_t *stop_token);
+/* The longest stop string that the choice's tokens end in; NULL: none does, or not
+ * yet. */
+const char *reference_stop(const struct sim_request *r, const struct sim_choice *c);
+/* Whether the request bans every first token. */
+bool reference_impossible(const struct scenario *s, const struct sim_request *r);
 /* What the request gives alone on an unlimited machine, computed without the engine: [choices of it]. False: two
  * beams tie, so there is more than one right answer. */
 bool reference_run(const struct scenario *s, const struct sim_request *r, struct sim_choice *ret);

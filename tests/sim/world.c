@@ -5,12 +5,23 @@
 #include <string.h>
 
 #include "engine/decode.h"
+#include "engine/emit.h"
 #include "engine/pack.h"
+#include "engine/stats.h"
 #include "tests/sim/many.h"
 #include "tests/sim/scenario.h"
 #include "tests/sim/toy.h"
 
-enum { TURN_US = 1000, TURNS = 20000 };
+enum { TURN_US = 1000, TURNS = 20000, SIM_TEXT = SIM_PROMPT + SIM_OUTPUT };
+
+/* What a choice's client has read. */
+struct sim_said {
+    char text[SIM_TEXT];
+    int32_t offset[SIM_TEXT]; /* of the tokens, the prompt's too where it is echoed */
+    int32_t len, n_tokens;
+    int32_t finish, stop_token;
+    const char *stop_string;
+};
 
 /* One request on its way, and what has come back. */
 struct journey {
@@ -20,6 +31,7 @@ struct journey {
     char *stop[SIM_STOPS];
     _Atomic int32_t stop_at[SIM_WIDTH];
     struct sim_choice got[SIM_WIDTH], want[SIM_WIDTH];
+    struct sim_said said[SIM_WIDTH];
     int32_t stop_seen[SIM_WIDTH]; /* turn at which the text ended; 0: not yet */
     int32_t n_at_mark[SIM_WIDTH]; /* tokens there when the engine heard of it */
     int32_t cancel_turn;
@@ -35,6 +47,11 @@ struct world {
     struct packer *packer;
     struct plan plan[SIM_DEPTH + 1];
     struct delta_out out;
+    struct sink sink;
+    struct emitter emitter;
+    struct engine_stats stats;
+    struct delta held; /* the delta before, which an end of its choice may follow */
+    bool holds;
     struct journey journey[SIM_REQUESTS];
     uint64_t launched, committed;
     int32_t turn;
@@ -88,6 +105,55 @@ static int32_t pinned_tokens(const struct world *w, const struct journey *j)
     return n;
 }
 
+/* ---- what clients read ---- */
+
+static void on_output(struct sink *sink, const struct output *o)
+{
+    struct world *w = CONTAINER_OF(sink, struct world, sink);
+    struct journey *j = o->request->user;
+
+    if (o->choice < 0) {
+        return;
+    }
+    struct sim_said *said = &j->said[o->choice];
+    int32_t id = (int32_t)(j - w->journey), len = (int32_t)o->text_len;
+    if (said->finish != FINISH_NONE || said->len + len > SIM_TEXT || said->n_tokens + o->n_tokens > SIM_TEXT) {
+        FAIL(w, "request %d choice %d: more is said than there is", id, o->choice);
+        return;
+    }
+    memcpy(said->text + said->len, o->text, (size_t)len);
+    said->len += len;
+    for (int32_t i = 0; i < o->n_tokens && (j->plan->echo || !o->prompt); i++) {
+        said->offset[said->n_tokens++] = o->token[i].text_offset;
+    }
+    said->finish = o->finish;
+    said->stop_token = o->stop_token;
+    said->stop_string = o->stop_string;
+}
+
+static void emit_held(struct world *w, const struct delta *next)
+{
+    if (w->holds && emit_delta(&w->emitter, &w->held, next) < 2 && next) {
+        w->held = *next;
+    } else {
+        w->holds = false;
+    }
+}
+
+/* As the ring brings them, with the tokens' log-probabilities left out. */
+static void say(struct world *w, const struct delta *d)
+{
+    struct delta bare = *d;
+
+    bare.n_top = 0;
+    if (w->holds) {
+        emit_held(w, &bare);
+    } else {
+        w->held = bare;
+        w->holds = true;
+    }
+}
+
 static bool others_with_salt(const struct world *w, const struct journey *j)
 {
     for (int32_t i = 0; i < w->s->n_requests; i++)
@@ -102,6 +168,7 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
     struct journey *j = d->request->user;
     int32_t id = (int32_t)(j - w->journey);
     (void)g;
+    say(w, d);
     if (j->ended || d->choice >= sim_choices(j->plan))
         FAIL(w, "request %d: a delta after its end, or of a choice it does not have", id);
     else if (d->kind == DELTA_TOKEN)
@@ -187,14 +254,25 @@ static void submit(struct world *w, struct journey *j)
     r->tenant = j->plan->tenant;
     r->weight = j->plan->weight;
     r->stop_at = j->stop_at;
+    atomic_init(&r->refs, 2); /* the journey's own, and one that its last delta gives back */
     for (int32_t i = 0; i < SIM_WIDTH; i++)
         atomic_init(&j->stop_at[i], INT32_MAX);
+    bool impossible = reference_impossible(w->s, j->plan);
     if (make_group(w, j, &g, &e) < 0) {
         if (e.code != ERR_INVALID && e.code != ERR_UNSUPPORTED)
             FAIL(w, "group_new: %s", e.text);
+        if (strstr(e.text, "is banned") && !impossible) {
+            FAIL(w, "request %d is possible, and refused: %s", (int32_t)(j - w->journey), e.text);
+        }
         j->refused = j->ended = true;
         w->totals->refused++;
         return;
+    }
+    if (impossible) {
+        FAIL(w, "request %d bans every token and is not refused", (int32_t)(j - w->journey));
+    }
+    if (emission_new(r, w->s->config.tokenizer, &e) < 0) {
+        FAIL(w, "emission_new: %s", e.text);
     }
     if (g->max_tokens != j->plan->max_tokens)
         take_less(w, j, g->max_tokens);
@@ -267,6 +345,7 @@ static void step(struct world *w)
     if (!failed(w) && w->launched - w->committed > (uint64_t)(n > 0 ? w->s->depth : 0))
         commit(w);
     decode_reap(w->sched, &w->out);
+    emit_held(w, NULL);
     check(w, NULL);
 }
 
@@ -303,31 +382,75 @@ static bool same_tokens(const struct sim_choice *a, const struct sim_choice *b, 
     return true;
 }
 
-/* Ended before its time: by its client, a time-out, or a NaN of this or a sibling's. */
+/* Ended before its time: by its client, a time-out, or a NaN. */
 static bool cut_short(const struct world *w, const struct journey *j, const struct sim_choice *got)
 {
     const struct sched_config *c = &w->s->config;
     if (got->finish == FINISH_ABORT)
         return j->cancelled || c->queue_timeout_us > 0 || c->request_timeout_us > 0;
-    if (got->finish != FINISH_ERROR)
-        return false;
-    bool nothing_allowed = false;
-    for (int32_t i = 0; i < sim_choices(j->plan); i++)
-        nothing_allowed = nothing_allowed || j->want[i].finish == FINISH_ERROR;
-    return w->s->fail_at > 0 || nothing_allowed;
+    return got->finish == FINISH_ERROR && w->s->fail_at > 0;
+}
+
+/* The text of a choice as the engine has ended it, without its echo: its length. A
+ * sample whose text has ended says what was drawn before the engine heard of it. */
+static int32_t text_of(const struct world *w, const struct journey *j, const struct sim_choice *c, char *ret,
+                       const char **ret_stop)
+{
+    const struct sim_request *r = j->plan;
+    int32_t n = c->n, stop_token;
+    bool by_token = n > 0 && reference_finish(w->s, r, c->token[n - 1], n, &stop_token) == FINISH_STOP;
+
+    for (int32_t i = 0; i < n; i++) {
+        ret[i] = (char)c->token[i];
+    }
+    *ret_stop = c->finish == FINISH_STOP && !by_token ? reference_stop(r, c) : NULL;
+    int32_t cut = by_token ? 1 : *ret_stop ? (int32_t)strlen(*ret_stop) : 0;
+    return r->include_stop ? n : n - cut;
+}
+
+/* What the client has read is the text of what the engine has said, whatever the number
+ * of choices. */
+static void judge_said(struct world *w, struct journey *j, int32_t i)
+{
+    const struct sim_choice *got = &j->got[i];
+    const struct sim_said *said = &j->said[i];
+    char text[SIM_TEXT];
+    const char *stop;
+    int32_t id = (int32_t)(j - w->journey), echoed = j->plan->echo ? j->plan->n_prompt : 0;
+    int32_t len = echoed + text_of(w, j, got, text + echoed, &stop);
+
+    for (int32_t k = 0; k < echoed; k++) {
+        text[k] = (char)j->plan->prompt[k];
+    }
+    if (said->len != len || memcmp(said->text, text, (size_t)len) != 0) {
+        FAIL(w, "request %d choice %d: its text has %d characters and should have %d, or differs", id, i, said->len,
+             len);
+    }
+    if (said->finish != got->finish || said->stop_token != (stop ? -1 : got->stop_token)) {
+        FAIL(w, "request %d choice %d: its text ends by %d (stop id %d)", id, i, said->finish, said->stop_token);
+    }
+    if (stop ? !said->stop_string || strcmp(said->stop_string, stop) != 0 : said->stop_string != NULL) {
+        FAIL(w, "request %d choice %d: its text ends by another stop string", id, i);
+    }
+    if (said->n_tokens != echoed + got->n) {
+        FAIL(w, "request %d choice %d: the text is that of %d tokens", id, i, said->n_tokens);
+    }
+    for (int32_t k = 0; k < said->n_tokens; k++) {
+        if (said->offset[k] != MIN(k, len)) {
+            FAIL(w, "request %d choice %d: token %d stands at %d", id, i, k, said->offset[k]);
+        }
+    }
 }
 
 static void judge_choice(struct world *w, struct journey *j, int32_t i)
 {
     const struct sim_choice *got = &j->got[i], *want = &j->want[i];
     int32_t id = (int32_t)(j - w->journey), stop = j->plan->text_stop[i];
-    if (j->plan->beam_width > 0 && want->finish == FINISH_ERROR && got->finish == FINISH_ERROR)
-        return; /* what had settled before may be anything */
     if (got->n > want->n || !same_tokens(got, want, got->n)) {
         FAIL(w, "request %d choice %d differs from what it gives alone", id, i);
         return;
     }
-    if (atomic_load(&j->stop_at[i]) != INT32_MAX && got->n > j->n_at_mark[i] + 1)
+    if (j->n_at_mark[i] > 0 && got->n > j->n_at_mark[i] + 1)
         FAIL(w, "request %d choice %d went on after its text had ended", id, i);
     if (cut_short(w, j, got))
         return;
@@ -348,6 +471,9 @@ static void judge(struct world *w)
             continue;
         for (int32_t k = 0; k < sim_choices(j->plan); k++)
             judge_choice(w, j, k);
+        for (int32_t k = 0; k < j->plan->n && j->plan->n == sim_choices(j->plan); k++) {
+            judge_said(w, j, k);
+        }
         bool scored = j->plan->n_prompt_logprobs >= 0 || (j->plan->echo && j->plan->n_logprobs >= 0);
         if (scored && j->got[0].finish != FINISH_ABORT && j->got[0].finish != FINISH_ERROR &&
             j->n_scores != j->plan->n_prompt)
@@ -431,6 +557,9 @@ static int open_world(struct world *w)
         return code;
     }
     w->out.emit = on_delta;
+    w->sink.emit = on_output;
+    engine_stats_init(&w->stats);
+    w->emitter = (struct emitter){w->s->config.tokenizer, &w->sink, &w->stats, NULL, NULL, NULL, 1};
     for (int32_t i = 0; i < w->s->n_requests; i++)
         w->journey[i].plan = &w->s->request[i];
     if (w->s->n_pin > 0)
@@ -451,6 +580,9 @@ int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t 
             judge(&w);
     }
     t->runs++;
+    for (int32_t i = 0; i < s->n_requests; i++) {
+        emission_free(w.journey[i].request.emission);
+    }
     sched_free(w.sched);
     packer_free(w.packer);
     for (int i = 0; i <= SIM_DEPTH; i++)
