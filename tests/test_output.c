@@ -56,7 +56,7 @@ static void begin(struct bench *b, const char *prompt)
     for (int32_t i = 0; i < n; i++)
         id[i] = (unsigned char)prompt[i];
     assert_int_equal(request_new(&b->request, &b->params, id, n, &e), 0);
-    assert_int_equal(emission_new(b->request, b->tokenizer, &e), 0);
+    assert_int_equal(emission_new(b->request, &e), 0);
     b->request->user = b->rec;
     request_ref(b->request);
     b->active = 1;
