@@ -138,7 +138,7 @@ tools: $(sim_tools)
 
 # The scheduler's heart as tests/test_step_work.c wants it: each basic block calls a counter. Linked before the library's.
 counted := $(patsubst %.c,$(BUILD)/counted/%.o,$(filter-out %_check.c %_picture.c,$(wildcard engine/sched*.c)) \
-    $(addprefix engine/,kvpool.c prefix.c reserve.c pack.c decode.c))
+    $(addprefix engine/,regions.c kvpool.c prefix.c reserve.c pack.c decode.c))
 $(BUILD)/counted/%.o: %.c $(stamp)
 	@mkdir -p $(@D)
 	$(call say,CC,$<)

@@ -2,73 +2,10 @@
 
 #include <assert.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "engine/beam_text.h"
 #include "engine/commit.h"
-
-enum { TOKENS_A_STOP = 4 }; /* tokens among the best that may complete one stop string: "\n", "\n\n", ".\n" */
-
-/* ---- making one ---- */
-
-int beam_new(struct beam **ret, const struct request *r, int32_t max_tokens, const struct sched_config *c,
-             struct err *e)
-{
-    const struct gen_params *p = &r->params;
-    struct beam *b = calloc(1, sizeof(*b));
-    if (!b)
-        return err_nomem(e, "a beam search");
-    int32_t stops = p->n_stop_token + c->n_eos + TOKENS_A_STOP * p->n_stop;
-    b->width = p->beam_width;
-    b->n = p->n;
-    /* Enough that `width` candidates remain when every stop id is among the best, and tokens that complete stop strings. */
-    b->n_candidates = MIN(MIN(MAX(2 * b->width, b->width + stops), LIMIT_CANDIDATES), c->vocab);
-    b->n_top = MIN(MAX(p->n_logprobs, 0), b->n_candidates);
-    b->n_nodes = 1 + 2 * b->width * (max_tokens + 1); /* live beams' and hypotheses' paths */
-    size_t nodes = (size_t)b->n_nodes, width = (size_t)b->width, tops = MAX(nodes * (size_t)b->n_top, 1);
-    b->node = malloc(nodes * sizeof(*b->node));
-    b->top_token = malloc(tops * sizeof(*b->top_token));
-    b->top_logprob = malloc(tops * sizeof(*b->top_logprob));
-    b->tip = malloc(width * sizeof(*b->tip));
-    b->hypothesis = malloc(width * sizeof(*b->hypothesis));
-    b->next = malloc(width * sizeof(*b->next));
-    b->column = malloc(width * sizeof(*b->column));
-    b->live = malloc(width * sizeof(struct seq *));
-    if (!b->node || !b->top_token || !b->top_logprob || !b->tip || !b->hypothesis || !b->next || !b->column ||
-        !b->live) {
-        beam_free(b);
-        return err_nomem(e, "a beam search");
-    }
-    int rc = beam_text_new(&b->text, r, c->tokenizer, e);
-    if (rc < 0) {
-        beam_free(b);
-        return rc;
-    }
-    memset(b->tip, -1, width * sizeof(*b->tip));
-    b->node[0] = (struct beam_node){.parent = -1, .token = -1, .n_holders = 1};
-    b->tip[0] = 0;
-    b->n_used = 1;
-    b->first_free = -1;
-    *ret = b;
-    return 0;
-}
-
-void beam_free(struct beam *b)
-{
-    if (!b)
-        return;
-    free(b->node);
-    free(b->top_token);
-    free(b->top_logprob);
-    free(b->tip);
-    free(b->hypothesis);
-    free(b->next);
-    free(b->column);
-    free(b->live);
-    beam_text_free(b->text);
-    free(b);
-}
 
 /* The sampling row that holds an item's candidates. */
 static int32_t draw_row_of(const struct plan_item *it)

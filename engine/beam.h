@@ -61,10 +61,6 @@ struct beam {
     bool over;                /* everything was reported */
 };
 
-int beam_new(struct beam **ret, const struct request *r, int32_t max_tokens, const struct sched_config *c,
-             struct err *e);
-void beam_free(struct beam *b);
-
 struct commit;
 /* The candidates of all live beams have arrived: items it[0 .. n) of the plan, one a beam. */
 void beam_commit(struct commit *c, struct group *g, const struct plan_item *it, int32_t n);

@@ -9,14 +9,30 @@
 #define QUIRE_ENGINE_BEAM_TEXT_H
 
 #include "engine/engine.h"
+#include "engine/stops.h"
+#include "models/tokenizer.h"
 
-struct tokenizer;
-struct beam_text;
+/* As far as the next token needs it. */
+struct text_state {
+    struct detokenizer detok;
+    struct stop_state stop;
+};
 
-/* NULL through ret_ for a request without stop strings. All memory is taken here. */
-int beam_text_new(struct beam_text **ret, const struct request *r, const struct tokenizer *t, struct err *e);
-void beam_text_free(struct beam_text *t);
+/* In the memory of a group that has started (sched_start.c). */
+struct beam_text {
+    const struct stop_set *stops;
+    int32_t min_tokens;
+    struct buf *piece;        /* scratch, of all searches: what one token adds */
+    struct text_state tried;  /* looked at last */
+    struct text_state *live;  /* [width] by beam */
+    struct text_state *saved; /* [width] by survivor */
+};
 
+/* Memory for what one token adds to a text, whichever it is: the buffer does not grow afterwards. `t` NULL: none. */
+int beam_text_reserve(struct buf *piece, const struct tokenizer *t, struct err *e);
+/* Where the beams' texts begin: behind the prompt's, if that is part of them, which takes a walk over the prompt. NULL
+ * through ret for a request without stop strings; else freed by the caller. */
+int beam_text_start(struct detokenizer **ret, const struct request *r, const struct tokenizer *t, struct err *e);
 /* The text of beam `from` and then `token`, its n_out-th; with `last` nothing follows. True: a stop string ends in it. */
 bool beam_text_ends(struct beam_text *t, int32_t from, int32_t token, int32_t n_out, bool last);
 /* The text looked at last is that of survivor `k`; survivor k becomes beam `to`. */

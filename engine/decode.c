@@ -205,10 +205,11 @@ void decode_abandon(struct sched *s, struct plan *plan)
 
 static void emit_end(struct delta_out *out, struct group *g)
 {
-    for (int32_t i = 0; g->beam && !g->beam->over && i < g->beam->n; i++)
+    bool over = g->beam && g->beam->over;
+    for (int32_t i = 0; g->beams && !over && i < g->request->params.n; i++)
         emit_finish(out, g, i, g->finish, -1, g->error);
-    for (int32_t i = 0; !g->beam && i < g->width; i++)
-        if (g->seq[i].state != SEQ_DONE)
+    for (int32_t i = 0; !g->beams && i < g->width; i++)
+        if (i >= g->n_seqs || g->seq[i].state != SEQ_DONE)
             emit_finish(out, g, i, g->finish, -1, g->error);
     struct delta d = {.request = g->request, .kind = DELTA_END, .choice = -1, .token = -1, .stop_token = -1};
     d.cached_tokens = g->cached_tokens;
@@ -226,6 +227,7 @@ int32_t decode_reap(struct sched *s, struct delta_out *out)
             continue;
         list_remove(&s->ended, g);
         emit_end(out, g);
+        group_end_memory(s, g);
         group_free(g);
         n++;
     }

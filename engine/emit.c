@@ -24,7 +24,7 @@
 
 /* ---- making and freeing ------------------------------------------------------------------------------------------- */
 
-static int emission_prompt_new(struct emission *m, const struct request *r, struct err *e)
+static int emission_prompt_new(struct emission *m, const struct request *r)
 {
     const struct gen_params *p = &r->params;
     bool scored = p->n_prompt_logprobs >= 0 || (p->echo && p->n_logprobs >= 0);
@@ -39,46 +39,52 @@ static int emission_prompt_new(struct emission *m, const struct request *r, stru
         m->prompt_top_logprob = malloc(n * sizeof(*m->prompt_top_logprob));
     }
     if (!m->prompt || (m->prompt_top_stride > 0 && (!m->prompt_top_id || !m->prompt_top_logprob)))
-        return err_nomem(e, "the prompt's log-probabilities");
+        return ERR_NOMEM;
     for (int32_t i = 0; i < r->n_prompt; i++)
         m->prompt[i] = (struct token_out){.id = r->prompt[i], .logprob = NAN};
     return 0;
 }
 
-int emission_new(struct request *r, const struct tokenizer *t, struct err *e)
+int emission_new(struct request *r, struct err *e)
 {
     const struct gen_params *p = &r->params;
-    int32_t n = p->beam_width > 0 ? p->n : p->best_of;
-    struct emission *m = calloc(1, sizeof(*m) + (size_t)n * sizeof(m->choice[0]));
-    if (!m)
+    struct emission *m = calloc(1, sizeof(*m));
+
+    if (!m) {
         return err_nomem(e, "a request's output");
-    m->n_choices = n;
+    }
+    m->n_choices = p->beam_width > 0 ? p->n : p->best_of;
     m->ranked = p->beam_width == 0 && p->best_of > p->n;
+    m->stops = r->stops;
     buf_init(&m->prompt_text, CHOICE_TEXT_BYTES);
+    r->emission = m;
+    return 0;
+}
+
+static int choices_new(struct emission *m, const struct request *r, const struct tokenizer *t)
+{
+    const struct gen_params *p = &r->params;
+
+    m->choice = calloc((size_t)m->n_choices, sizeof(*m->choice));
+    if (!m->choice) {
+        return ERR_NOMEM;
+    }
     detokenizer_init(&m->prompt_detok, t, p->skip_special, p->spaces_between_special);
-    for (int32_t i = 0; i < n; i++) {
+    for (int32_t i = 0; i < m->n_choices; i++) {
         struct choice *c = &m->choice[i];
         buf_init(&c->text, CHOICE_TEXT_BYTES);
         detokenizer_init(&c->detok, t, p->skip_special, p->spaces_between_special);
         c->detok.started = true; /* a prompt stands before it */
         c->stop_token = -1;
     }
-    int rc = stop_set_new(&m->stops, p->stop, p->stop_len, p->n_stop, e);
-    if (rc == 0)
-        rc = emission_prompt_new(m, r, e);
-    if (rc < 0) {
-        emission_free(m);
-        return rc;
-    }
-    r->emission = m;
-    return 0;
+    return emission_prompt_new(m, r);
 }
 
 void emission_free(struct emission *m)
 {
     if (!m)
         return;
-    for (int32_t i = 0; i < m->n_choices; i++) {
+    for (int32_t i = 0; m->choice && i < m->n_choices; i++) {
         struct held_tokens *h = &m->choice[i].held;
         buf_release(&m->choice[i].text);
         free(h->token);
@@ -86,7 +92,7 @@ void emission_free(struct emission *m)
         free(h->top_id);
         free(h->top_logprob);
     }
-    stop_set_free(m->stops);
+    free(m->choice);
     buf_release(&m->prompt_text);
     free(m->prompt);
     free(m->prompt_top_id);
@@ -319,6 +325,47 @@ static void choice_fail(struct emitter *em, struct request *r, int32_t index)
         inbox_mark(em->inbox);
 }
 
+/* No memory for a request's choices: all of them end, the engine goes on. */
+static void lose_choices(struct emitter *em, struct request *r)
+{
+    struct emission *m = r->emission;
+
+    m->lost = true;
+    m->finish = FINISH_ERROR;
+    for (int32_t i = 0; i < r->params.n; i++) {
+        struct output o = {
+            .request = r,
+            .choice = i,
+            .text = "",
+            .finish = FINISH_ERROR,
+            .stop_token = -1,
+            .usage = usage_of(r),
+            .error = "the server ran out of memory for this request's answer",
+        };
+        em->sink->emit(em->sink, &o);
+    }
+    for (int32_t i = 0; i < m->n_choices; i++) {
+        atomic_store(&r->stop_at[i], 0);
+    }
+    if (em->inbox) {
+        inbox_mark(em->inbox);
+    }
+}
+
+/* What a delta needs is made when the first one comes. False: there was no memory, and
+ * whatever comes of the request is passed over. */
+static bool emission_begin(struct emitter *em, struct request *r)
+{
+    struct emission *m = r->emission;
+
+    if (!m->choice && !m->lost && choices_new(m, r, em->tokenizer) < 0) {
+        free(m->choice);
+        m->choice = NULL;
+        lose_choices(em, r);
+    }
+    return !m->lost;
+}
+
 static void count_prompt(struct emitter *em, const struct request *r)
 {
     atomic_fetch_add_explicit(&em->stats->prompt_tokens, (uint64_t)r->n_prompt, memory_order_relaxed);
@@ -398,6 +445,8 @@ static bool choice_grow(struct emitter *em, struct request *r, int32_t index, si
 static void emit_finish(struct emitter *em, const struct delta *d)
 {
     struct request *r = d->request;
+    if (!emission_begin(em, r))
+        return;
     struct choice *c = &r->emission->choice[d->choice];
     if (c->ended)
         return;
@@ -413,6 +462,8 @@ static int32_t emit_token(struct emitter *em, const struct delta *d, const struc
 {
     struct request *r = d->request;
     struct emission *m = r->emission;
+    if (!emission_begin(em, r))
+        return 1;
     struct choice *c = &m->choice[d->choice];
     if (c->ended)
         return 1; /* sampled past the stop mark */
@@ -440,10 +491,10 @@ static int32_t emit_token(struct emitter *em, const struct delta *d, const struc
     return 1;
 }
 
-static void emit_prompt(const struct delta *d)
+static void emit_prompt(struct emitter *em, const struct delta *d)
 {
     struct emission *m = d->request->emission;
-    if (!m->with_prompt || m->n_prompt_seen >= d->request->n_prompt)
+    if (!emission_begin(em, d->request) || !m->with_prompt || m->n_prompt_seen >= d->request->n_prompt)
         return;
     struct token_out *t = &m->prompt[m->n_prompt_seen];
     size_t at = (size_t)m->n_prompt_seen++ * (size_t)m->prompt_top_stride;
@@ -527,7 +578,7 @@ static void emit_end(struct emitter *em, const struct delta *d)
     rest.finish = d->finish != FINISH_NONE ? d->finish : FINISH_ABORT;
     for (rest.choice = 0; rest.choice < m->n_choices; rest.choice++)
         emit_finish(em, &rest);
-    if (m->ranked)
+    if (m->ranked && !m->lost)
         emit_ranked(em, r);
     settle_drawn(em, r);
     count_request(em, r);
@@ -554,7 +605,7 @@ int emit_delta(struct emitter *em, const struct delta *d, const struct delta *ne
     case DELTA_TOKEN:
         return emit_token(em, d, next);
     case DELTA_PROMPT:
-        emit_prompt(d);
+        emit_prompt(em, d);
         return 1;
     case DELTA_FINISH:
         emit_finish(em, d);

@@ -40,12 +40,14 @@ struct choice {
     int32_t stop_token;
 };
 
-/* What the output side knows of a request; made at submit, so that nothing is allocated later but room for text held back. */
+/* What the output side knows of a request. Made at submit; its choices and the prompt's arrays follow when the first delta
+ * comes, so that a request that waits holds none of them. */
 struct emission {
-    struct stop_set *stops;    /* or NULL */
-    bool ranked;               /* best_of > n: nothing goes out before all have ended */
-    int32_t n_choices;         /* sequences whose deltas come */
-    int32_t completion_tokens; /* of all choices */
+    const struct stop_set *stops; /* the request's, or NULL */
+    bool lost;                    /* there was no memory for the choices: they have ended with an error */
+    bool ranked;                  /* best_of > n: nothing goes out before all have ended */
+    int32_t n_choices;            /* sequences whose deltas come */
+    int32_t completion_tokens;    /* of all choices */
     int32_t cached_tokens;
     int64_t first_us;          /* first token of any choice; 0: none yet */
     enum finish_reason finish; /* of the first choice that ended */
@@ -59,7 +61,7 @@ struct emission {
     int32_t prompt_chars;
     struct buf prompt_text;
     struct detokenizer prompt_detok;
-    struct choice choice[];
+    struct choice *choice; /* [n_choices] NULL: no delta came yet */
 };
 
 /* The stage: one for an engine. */
@@ -75,7 +77,7 @@ struct emitter {
 };
 
 /* Make r->emission. Any thread. */
-int emission_new(struct request *r, const struct tokenizer *t, struct err *e);
+int emission_new(struct request *r, struct err *e);
 void emission_free(struct emission *m);
 
 /* Take one delta; `next` is the one that follows it, or NULL when it is not there yet. Returns how many were taken:

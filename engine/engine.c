@@ -192,6 +192,8 @@ static int open_core(struct engine *e, struct sink *sink, struct err *err)
 {
     int rc = sched_new(&e->sched, &e->config, err);
     if (rc == 0)
+        e->config.group_bytes = sched_config(e->sched)->group_bytes;
+    if (rc == 0)
         rc = packer_new(&e->packer, &e->config, err);
     for (int32_t i = 0; rc == 0 && i <= e->executor->info.depth; i++)
         rc = plan_init(&e->plan[i], &e->config, err);

@@ -14,6 +14,8 @@
 #include "config/settings.h"
 
 struct engine;
+struct stop_set;
+struct word_list;
 
 /* What is asked for: the fields of API.md that shape generation, validated, defaults filled in. */
 struct gen_params {
@@ -35,7 +37,7 @@ struct gen_params {
     bool echo, ignore_eos, include_stop_str, skip_special, spaces_between_special, stream;
     int32_t priority;
 
-    /* Owned by the request; see gen_params_release. */
+    /* Owned; see gen_params_release. */
     char **stop;       /* [n_stop], UTF-8, none empty */
     int32_t *stop_len; /* [n_stop] their bytes; NULL: each ends at its NUL */
     int32_t n_stop;
@@ -53,15 +55,32 @@ struct gen_params {
     int32_t n_bad_words;
     char *cache_salt; /* or NULL */
 };
+/* Parameters that requests share, as the prompts of one HTTP request do, with what is made of them once for all.
+ * Immutable but for the words, which the first engine_submit encodes; so requests that share one are submitted by one
+ * thread. Reference-counted. */
+struct shared_params {
+    atomic_int refs;
+    struct gen_params params; /* owned */
+    struct stop_set *stops;   /* compiled stop strings; NULL: none */
+    struct word_list *words;  /* encoded bad words; NULL: none, or not yet */
+    bool checked;             /* an engine has found their token ids inside its vocabulary */
+};
+/* Takes over `params` (zeroed in the caller's hands). ERR_INVALID names a stop string that cannot be one; ERR_NOMEM. */
+int shared_params_new(struct shared_params **ret, struct gen_params *params, struct err *e);
+void shared_params_unref(struct shared_params *p);
+
 /* API defaults, then the model's generation_config. */
 void gen_params_init(struct gen_params *p, const struct engine *engine);
 void gen_params_release(struct gen_params *p);
 
 /* Immutable once submitted, but for the marks at its end. */
 struct request {
-    char id[136];             /* "cmpl-…": for logs */
-    struct gen_params params; /* owned */
-    int32_t *prompt;          /* [n_prompt] owned */
+    char id[136];                 /* "cmpl-…": for logs */
+    struct gen_params params;     /* its lists belong to `shared` */
+    struct shared_params *shared; /* holds a reference; NULL in a request that was not made by request_new */
+    const struct stop_set *stops; /* of `shared`; NULL: no stop strings */
+    uint64_t seed;                /* of its samples: params.seed unless it was given its own */
+    int32_t *prompt;              /* [n_prompt] owned */
     int32_t n_prompt;
     int32_t index;      /* of the prompt in its HTTP request */
     int32_t tenant;     /* whom it counts for, < LIMIT_TENANTS; used with policy: fair */
@@ -90,6 +109,9 @@ struct request {
 /* Takes over `params` (zeroed in the caller's hands) and copies the prompt. */
 int request_new(struct request **ret, struct gen_params *params, const int32_t *prompt, int32_t n_prompt,
                 struct err *e);
+/* The same over parameters that it shares with others: takes a reference. */
+int request_new_shared(struct request **ret, struct shared_params *params, const int32_t *prompt, int32_t n_prompt,
+                       struct err *e);
 struct request *request_ref(struct request *r);
 void request_unref(struct request *r);
 
@@ -150,6 +172,9 @@ void engine_free(struct engine *e);
 void engine_expect(struct engine *e);
 /* Hand over a request: 0, ERR_FULL (queue), ERR_DRAINING, ERR_INVALID (can never fit: says the numbers), ERR_DEVICE. Any thread. */
 int engine_submit(struct engine *e, struct request *r, struct err *err);
+/* Whether n more requests of the tenant would be taken now: 0, or what engine_submit_all would say of their number:
+ * ERR_FULL, ERR_INVALID (more than the queue ever holds), ERR_DRAINING, ERR_DEVICE. To ask before work is done for them. */
+int engine_check_room(const struct engine *e, int32_t tenant, int32_t n, struct err *err);
 /* All or none of a set (the prompts of one HTTP request, of one tenant): either every one is queued or none. */
 int engine_submit_all(struct engine *e, struct request **r, int32_t n, struct err *err);
 /* The client is gone: freed within a step. Any thread; outputs may still come until `last`. */

@@ -1,11 +1,11 @@
-/* A group, made and freed: everything a request will ever need in the engine is allocated here, on the thread that
- * submits it, and what can never be served is refused before any block is taken. */
+/* A group, made and freed, on the thread that submits it: what can never be served is refused before any block is taken. */
 #include "engine/seq.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/beam.h"
+#include "engine/beam_text.h"
 #include "engine/pack.h"
 #include "engine/sched.h"
 
@@ -39,11 +39,17 @@ static int check_tokens(const struct request *r, const struct sched_config *c, s
 {
     const struct gen_params *p = &r->params;
     int code = check_ids(r->prompt, r->n_prompt, "prompt", c, e);
+    if (r->shared && r->shared->checked)
+        return code;
     if (code == 0)
         code = check_ids(p->stop_token, p->n_stop_token, "stop_token_ids", c, e);
     if (code == 0)
         code = check_ids(p->allowed_token, p->n_allowed, "allowed_token_ids", c, e);
-    return code < 0 ? code : check_bias_ids(p, c, e);
+    if (code == 0)
+        code = check_bias_ids(p, c, e);
+    if (code == 0 && r->shared)
+        r->shared->checked = true;
+    return code;
 }
 
 /* Blocks of one sequence at its longest: the last token drawn is never written. */
@@ -145,36 +151,6 @@ static int check_side(const struct group *g, const struct sched_config *c, struc
 
 /* ---- making one ---- */
 
-static int seq_init_counts(struct seq *s, const struct sched_config *c, struct err *e)
-{
-    struct group *g = s->group;
-    int32_t capacity = MIN(c->vocab, g->n_prompt + g->max_tokens);
-    int32_t slots = 16;
-    while (slots < 2 * capacity)
-        slots *= 2;
-    s->count = malloc((size_t)capacity * sizeof *s->count);
-    s->count_slot = malloc((size_t)slots * sizeof *s->count_slot);
-    if (!s->count || !s->count_slot)
-        return err_nomem(e, "a request's token counts");
-    memset(s->count_slot, -1, (size_t)slots * sizeof *s->count_slot);
-    s->count_mask = slots - 1;
-    return 0;
-}
-
-static int seq_init(struct seq *s, struct group *g, int32_t index, const struct sched_config *c, struct err *e)
-{
-    s->group = g;
-    s->index = index;
-    s->row = -1;
-    s->n_tokens = g->n_prompt;
-    s->seed = seq_seed(g->request->params.seed, index);
-    s->out = malloc((size_t)MAX(g->max_tokens, 1) * sizeof *s->out);
-    s->block = malloc((size_t)g->max_blocks * sizeof *s->block);
-    if (!s->out || !s->block)
-        return err_nomem(e, "a request's tokens and block table");
-    return g->penalties ? seq_init_counts(s, c, e) : 0;
-}
-
 /* What the request says, in the form the scheduler uses. */
 static void group_read_params(struct group *g, int32_t max_tokens, const struct sched_config *c)
 {
@@ -186,14 +162,33 @@ static void group_read_params(struct group *g, int32_t max_tokens, const struct 
     g->max_blocks = blocks_of(g->n_prompt, g->max_tokens, c->block_size);
     g->penalties = wants_penalties(p);
     g->scores = p->n_prompt_logprobs >= 0 || (p->echo && p->n_logprobs >= 0);
-    g->wait_index = -1;
+    g->wait_index = g->resume_need = -1;
+    g->beams = p->beam_width > 0;
     g->lookahead = p->beam_width == 0; /* beams go on from candidates that the host ranks */
     for (int32_t w = 0; w < g->words.n; w++)
         if (g->words.first[w + 1] - g->words.first[w] > 1)
             g->lookahead = false; /* whether such a word's last token is banned depends on tokens the host must see */
 }
 
-int group_new(struct group **ret, struct request *r, struct word_list *words, const struct sched_config *c,
+static void first_init(struct group *g)
+{
+    g->first = (struct seq){.group = g, .row = -1, .n_tokens = g->n_prompt};
+    g->first.seed = seq_seed(g->request->seed, 0);
+    g->seq = &g->first;
+    g->n_seqs = 1;
+}
+
+/* What it holds once it has started must be there for it alone. */
+static int check_memory(const struct group *g, const struct sched_config *c, struct err *e)
+{
+    if (c->group_bytes == 0 || g->n_bytes <= c->group_bytes)
+        return 0;
+    return err_set_param(e, ERR_INVALID, "max_tokens",
+                         "%d sequences of up to %d tokens need %lld bytes of tables; there are %lld", g->width,
+                         g->max_tokens, (long long)g->n_bytes, (long long)c->group_bytes);
+}
+
+int group_new(struct group **ret, struct request *r, const struct word_list *words, const struct sched_config *c,
               struct err *e)
 {
     const struct gen_params *p = &r->params;
@@ -208,30 +203,26 @@ int group_new(struct group **ret, struct request *r, struct word_list *words, co
         code = group_check_allowed(r, words, c, e);
     if (code < 0)
         return code;
-    struct group *g = calloc(1, sizeof *g + (size_t)width * sizeof g->seq[0]);
+    struct group *g = calloc(1, sizeof *g);
     if (!g)
         return err_nomem(e, "a request");
     g->request = r;
     g->width = width;
     if (words)
-        g->words = *words; /* given back on failure */
+        g->words = *words;
     group_read_params(g, max_tokens, c);
+    first_init(g);
     side_need(g, c);
+    g->n_bytes = group_lay_out(g, c, NULL);
     code = check_side(g, c, e);
-    if (code == 0 && p->beam_width > 0)
-        code = beam_new(&g->beam, r, max_tokens, c, e);
-    for (int32_t i = 0; i < width && code == 0; i++)
-        code = seq_init(&g->seq[i], g, i, c, e);
+    if (code == 0)
+        code = check_memory(g, c, e);
+    if (code == 0 && g->beams)
+        code = beam_text_start(&g->text_start, r, c->tokenizer, e);
     if (code < 0) {
-        g->words = (struct word_list){0};
         group_free(g);
         return code;
     }
-    if (p->repetition_penalty != 1)
-        for (int32_t i = 0; i < g->n_prompt; i++)
-            seq_count(&g->seq[0], r->prompt[i], true);
-    if (words)
-        *words = (struct word_list){0};
     *ret = g;
     return 0;
 }
@@ -240,13 +231,6 @@ void group_free(struct group *g)
 {
     if (!g)
         return;
-    for (int32_t i = 0; i < g->width; i++) {
-        free(g->seq[i].out);
-        free(g->seq[i].block);
-        free(g->seq[i].count);
-        free(g->seq[i].count_slot);
-    }
-    beam_free(g->beam);
-    word_list_release(&g->words);
+    free(g->text_start);
     free(g);
 }

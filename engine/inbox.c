@@ -42,21 +42,33 @@ void inbox_release(struct inbox *b)
     wake_release(&b->wake);
 }
 
-/* Reserve n places, or say why not. */
-static int inbox_reserve(struct inbox *b, int32_t n, struct err *e)
+/* Whether n more may wait where `held` do. */
+static int check_places(const struct inbox *b, int64_t held, int32_t n, struct err *e)
 {
     if (n > b->max_queue)
         return err_set_param(e, ERR_INVALID, "prompt",
                              "%d prompts in one request are more than the queue holds (max-queue %lld)", n,
                              (long long)b->max_queue);
-    int64_t before = atomic_fetch_add(&b->held, n);
-    if (before + n <= b->max_queue)
+    if (held + n <= b->max_queue)
         return 0;
-    atomic_fetch_sub(&b->held, n);
-    if (before >= INBOX_CLOSED / 2)
+    if (held >= INBOX_CLOSED / 2)
         return err_set(e, ERR_DRAINING, "the server is shutting down");
     return err_set(e, ERR_FULL, "the queue is full: %lld requests wait, at most %lld may; try again later",
-                   (long long)before, (long long)b->max_queue);
+                   (long long)held, (long long)b->max_queue);
+}
+
+int inbox_check(const struct inbox *b, int32_t n, struct err *e)
+{
+    return check_places(b, atomic_load(&b->held), n, e);
+}
+
+/* Reserve n places, or say why not. */
+static int inbox_reserve(struct inbox *b, int32_t n, struct err *e)
+{
+    int rc = check_places(b, atomic_fetch_add(&b->held, n), n, e);
+    if (rc < 0)
+        atomic_fetch_sub(&b->held, n);
+    return rc;
 }
 
 int inbox_submit(struct inbox *b, struct group *const *g, int32_t n, struct err *e)

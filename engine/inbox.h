@@ -28,6 +28,8 @@ struct inbox {
 int inbox_init(struct inbox *b, int64_t max_queue, struct err *e);
 void inbox_release(struct inbox *b);
 
+/* Any thread: whether n groups would be queued now: 0, or what inbox_submit would say. */
+int inbox_check(const struct inbox *b, int32_t n, struct err *e);
 /* Any thread: all n groups are queued, in order, or none: ERR_FULL; ERR_INVALID where n is beyond max_queue;
  * ERR_DRAINING once closed. The groups belong to the engine then. */
 int inbox_submit(struct inbox *b, struct group *const *g, int32_t n, struct err *e);

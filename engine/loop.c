@@ -50,8 +50,7 @@ static void take_requests(struct engine *e, int64_t now_us)
     do {
         n = inbox_take(&e->inbox, g, TAKE_AT_ONCE);
         for (int32_t i = 0; i < n; i++)
-            sched_add(e->sched, g[i],
-                      now_us); /* has room: it takes max_queue waiting groups, and as many preempted as can run */
+            sched_add(e->sched, g[i], now_us); /* has room: it takes max_queue groups that have not started */
         e->known_waiting += n;
     } while (n == TAKE_AT_ONCE);
 }

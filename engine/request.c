@@ -5,6 +5,7 @@
 
 #include "engine/emit.h"
 #include "engine/engine_state.h"
+#include "engine/stops.h"
 
 static float or_else(float value, float otherwise)
 {
@@ -48,12 +49,48 @@ void gen_params_release(struct gen_params *p)
     *p = (struct gen_params){0};
 }
 
-int request_new(struct request **ret, struct gen_params *params, const int32_t *prompt, int32_t n_prompt, struct err *e)
+int shared_params_new(struct shared_params **ret, struct gen_params *params, struct err *e)
 {
-    int32_t n_seqs = MAX(MAX(params->best_of, params->beam_width), 1);
+    struct shared_params *p = calloc(1, sizeof(*p));
+
+    if (!p) {
+        return err_nomem(e, "a request's parameters");
+    }
+    int rc = stop_set_new(&p->stops, params->stop, params->stop_len, params->n_stop, e);
+    if (rc < 0) {
+        free(p);
+        return rc;
+    }
+    p->params = *params;
+    *params = (struct gen_params){0};
+    atomic_init(&p->refs, 1);
+    *ret = p;
+    return 0;
+}
+
+void shared_params_unref(struct shared_params *p)
+{
+    if (!p || atomic_fetch_sub_explicit(&p->refs, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    stop_set_free(p->stops);
+    if (p->words) {
+        word_list_release(p->words);
+        free(p->words);
+    }
+    gen_params_release(&p->params);
+    free(p);
+}
+
+int request_new_shared(struct request **ret, struct shared_params *params, const int32_t *prompt, int32_t n_prompt,
+                       struct err *e)
+{
+    const struct gen_params *p = &params->params;
+    int32_t n_seqs = MAX(MAX(p->best_of, p->beam_width), 1);
     struct request *r = calloc(1, sizeof(*r));
     int32_t *copy = malloc((size_t)MAX(n_prompt, 1) * sizeof(*copy));
     _Atomic int32_t *stop_at = malloc((size_t)n_seqs * sizeof(*stop_at));
+
     if (!r || !copy || !stop_at) {
         free(r);
         free(copy);
@@ -61,10 +98,14 @@ int request_new(struct request **ret, struct gen_params *params, const int32_t *
         return err_nomem(e, "a request");
     }
     memcpy(copy, prompt, (size_t)n_prompt * sizeof(*copy));
-    for (int32_t i = 0; i < n_seqs; i++)
+    for (int32_t i = 0; i < n_seqs; i++) {
         atomic_init(&stop_at[i], INT32_MAX);
-    r->params = *params;
-    *params = (struct gen_params){0};
+    }
+    atomic_fetch_add_explicit(&params->refs, 1, memory_order_relaxed);
+    r->shared = params;
+    r->params = *p;
+    r->stops = params->stops;
+    r->seed = p->seed;
     r->prompt = copy;
     r->n_prompt = n_prompt;
     r->stop_at = stop_at;
@@ -73,6 +114,23 @@ int request_new(struct request **ret, struct gen_params *params, const int32_t *
     atomic_init(&r->cancelled, false);
     *ret = r;
     return 0;
+}
+
+int request_new(struct request **ret, struct gen_params *params, const int32_t *prompt, int32_t n_prompt, struct err *e)
+{
+    struct shared_params *shared;
+    int rc = shared_params_new(&shared, params, e);
+
+    if (rc < 0) {
+        return rc;
+    }
+    rc = request_new_shared(ret, shared, prompt, n_prompt, e);
+    if (rc < 0) { /* the parameters are the caller's as before */
+        *params = shared->params;
+        shared->params = (struct gen_params){0};
+    }
+    shared_params_unref(shared);
+    return rc;
 }
 
 struct request *request_ref(struct request *r)
@@ -86,7 +144,7 @@ void request_unref(struct request *r)
     if (!r || atomic_fetch_sub_explicit(&r->refs, 1, memory_order_acq_rel) != 1)
         return;
     emission_free(r->emission);
-    gen_params_release(&r->params);
+    shared_params_unref(r->shared);
     free(r->prompt);
     free((void *)r->stop_at);
     free(r);

@@ -39,6 +39,9 @@
  *  S6  every block a planned item writes has count 1, but for what others hold and do not read before a later step: the
  *      prompt that a recompute's root computes for its siblings, the last block of a prompt forked in this step
  *  S7  n_inflight counts the uncommitted plans that name the group
+ *  S8  RUNNING and SWAPPED groups have their memory, WAITING ones too where they have started, and no others but ENDED ones;
+ *      it is all that was taken
+ *  S9  what a SWAPPED group needs to come back is what was counted
  */
 #ifndef QUIRE_ENGINE_SCHED_H
 #define QUIRE_ENGINE_SCHED_H
@@ -64,10 +67,13 @@ struct sched_config {
     int32_t max_num_batched_tokens; /* of a step; >= max_num_seqs, so that decodes always fit */
     int32_t max_logits; /* rows of the output head, and sampling rows, in a step; > max_num_seqs: the rest is for prompt
                                        log-probabilities */
-    int32_t max_waiting; /* groups; sched_add says ERR_FULL beyond */
-    int preemption;      /* enum preemption */
-    int kv_policy;       /* enum kv_policy: reservations limit who is admitted (reserve.h); no prefix_cache then */
-    int policy;          /* enum policy */
+    int32_t max_waiting; /* groups that have not started; sched_add says ERR_FULL beyond */
+    int32_t max_started; /* groups that have started and not ended; 0: twice max_num_seqs */
+    int64_t
+        group_bytes; /* address space for what these hold; 0: sched_new takes what they can need, and says how much */
+    int preemption;  /* enum preemption */
+    int kv_policy;   /* enum kv_policy: reservations limit who is admitted (reserve.h); no prefix_cache then */
+    int policy;      /* enum policy */
     bool prefix_cache;
     int64_t target_itl_us; /* 0: none */
     int64_t shared_itl_us; /* with fair shares, while several tenants ask: of whole steps; 0: none */

@@ -10,7 +10,6 @@
  * the blocks after. A recomputed group shares the full blocks of its prompt: the root computes them, the others wait
  * (group->n_shared) and then compute the rest of their own. */
 struct demand {
-    struct seq *root;
     int32_t blocks; /* all, those found in the prefix cache included */
     int32_t shared;
     int32_t found;      /* leading blocks found */
@@ -24,10 +23,10 @@ static int32_t blocks_for(const struct sched *s, int32_t n_tokens)
 
 static void demand_init(const struct sched *s, struct group *g, struct demand *d)
 {
-    *d = (struct demand){.root = group_first_live(g)};
+    *d = (struct demand){0};
     if (g->n_live > 1)
         d->shared = (g->n_prompt - 1) / s->c.block_size; /* each computes one token at least */
-    for (int32_t i = 0; i < g->width; i++)
+    for (int32_t i = 0; i < g->n_seqs; i++)
         if (g->seq[i].state == SEQ_LIVE)
             d->blocks += blocks_for(s, prefill_target(g, &g->seq[i])) - d->shared;
     d->blocks += d->shared;
@@ -41,10 +40,10 @@ static int32_t find_block(struct sched *s, struct seq *q, int32_t i)
     return prefix_find(&s->prefix, &q->chain, s->tokens);
 }
 
-/* Walk the prefix cache; the found blocks stand in the root's table, not yet counted. */
+/* Walk the prefix cache; the found blocks stand in s->hit, not yet counted. */
 static void find_prefix(struct sched *s, struct group *g, struct demand *d)
 {
-    struct seq *q = d->root;
+    struct seq *q = group_first_live(g);
     int32_t size = s->c.block_size;
     int32_t most =
         g->n_live > 1 ? d->shared : (prefill_target(g, q) - 1) / size; /* the last token is always computed */
@@ -56,7 +55,7 @@ static void find_prefix(struct sched *s, struct group *g, struct demand *d)
         if (b < 0)
             break;
         d->found_held += s->pool.block[b].count > 0;
-        q->block[d->found++] = b;
+        s->hit[d->found++] = b;
     }
 }
 
@@ -111,9 +110,11 @@ static void extend_table(struct sched *s, struct seq *q, int32_t n_blocks)
 
 static void take_blocks(struct sched *s, struct group *g, const struct demand *d)
 {
-    struct seq *root = d->root;
-    for (int32_t b = 0; b < d->found; b++)
+    struct seq *root = group_first_live(g);
+    for (int32_t b = 0; b < d->found; b++) {
+        root->block[b] = s->hit[b];
         kvpool_ref(&s->pool, root->block[b]);
+    }
     root->n_blocks = d->found;
     root->n_computed = root->n_stored = d->found * s->c.block_size;
     extend_table(s, root, blocks_for(s, prefill_target(g, root)));
@@ -146,12 +147,12 @@ static void admit(struct sched *s, struct group *g, const struct demand *d, int6
     waiting_remove(s, g);
     group_reserve(s, g);
     take_blocks(s, g, d);
-    g->root = d->root->index;
+    g->root = group_first_live(g)->index;
     g->n_shared = d->shared * s->c.block_size;
     if (!g->started) {
         g->started = true;
         g->admitted_us = now_us;
-        g->cached_tokens = d->root->n_computed;
+        g->cached_tokens = g->seq[g->root].n_computed;
         s->counted.prefix_queries += (uint64_t)g->n_prompt;
         s->counted.prefix_hits += (uint64_t)g->cached_tokens;
         tenant_charge(s, g, g->n_prompt - g->cached_tokens);
@@ -161,12 +162,32 @@ static void admit(struct sched *s, struct group *g, const struct demand *d, int6
     list_insert(&s->running, g);
 }
 
+/* Its memory and, without paging, contiguous room; or neither. */
+static bool take_memory(struct sched *s, struct group *g)
+{
+    bool started = g->memory != NULL;
+    if (!started && !group_start(s, g))
+        return false;
+    if (take_room(s, g))
+        return true;
+    if (!started)
+        group_end_memory(s, g);
+    return false;
+}
+
 bool has_room(struct sched *s, struct group *g)
 {
     struct demand d;
-    if (!rows_and_side_fit(s, g, group_rows(g)) || !blocks_fit(s, g, &d) || !take_room(s, g))
+    bool started = g->memory != NULL;
+    if (!rows_and_side_fit(s, g, group_rows(g)) || !can_start(s, g) || !blocks_fit(s, g, &d))
+        return false;
+    if (!s->reserver)
+        return true;
+    if (!take_memory(s, g))
         return false;
     give_room(s, g);
+    if (!started)
+        group_end_memory(s, g);
     return true;
 }
 
@@ -180,7 +201,7 @@ bool sched_admit_one(struct sched *s, int64_t now_us, struct plan *p)
         return false;
     if (swapped && !goes_before_swapped(s, g, swapped))
         return false;
-    if (!rows_and_side_fit(s, g, group_rows(g)) || !blocks_fit(s, g, &d) || !take_room(s, g))
+    if (!rows_and_side_fit(s, g, group_rows(g)) || !can_start(s, g) || !blocks_fit(s, g, &d) || !take_memory(s, g))
         return false;
     admit(s, g, &d, now_us);
     plan_prefill(s, g, p);
@@ -233,6 +254,11 @@ static int32_t blocks_missing(struct sched *s, struct group *g)
             n += MAX(blocks_for(s, prefill_target(g, q)) - q->n_blocks, 0);
     }
     return n;
+}
+
+int32_t blocks_to_resume(struct sched *s, struct group *g)
+{
+    return host_blocks(s, g) + blocks_missing(s, g);
 }
 
 /* The full blocks of a sequence that the device still holds, by name and tokens: they need no copy. mark[host block] is the
@@ -308,7 +334,9 @@ void sched_resume(struct sched *s, struct plan *p)
         struct group *g = swapped_first(s), *waiting = waiting_first(s);
         if (g->n_inflight > 0 || (waiting && goes_before_swapped(s, waiting, g)))
             return;
-        int32_t need = host_blocks(s, g) + blocks_missing(s, g) + watermark(s);
+        if (g->resume_need < 0) /* with nothing in flight it stays what it is */
+            g->resume_need = blocks_to_resume(s, g);
+        int32_t need = g->resume_need + watermark(s);
         if (!rows_and_side_fit(s, g, group_rows(g)) || need > kvpool_available(&s->pool) || !take_room(s, g))
             return;
         list_remove(&s->swapped, g);

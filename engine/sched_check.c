@@ -76,9 +76,9 @@ static const char *check_waiting(const struct sched *s)
         const struct group *g = s->waiting[i];
         int32_t n = count_children(g);
         behind += MAX(n, 0);
-        if (g->state != GROUP_WAITING || g->wait_index != i || n < 0)
+        if (g->state != GROUP_WAITING || g->wait_index != i || n < 0 || g->started != (i < s->n_preempted))
             return "S1: the heap of waiting groups is broken";
-        for (int32_t k = 0; k < g->width; k++)
+        for (int32_t k = 0; k < g->n_seqs; k++)
             if (g->seq[k].state == SEQ_LIVE &&
                 (g->seq[k].n_blocks > 0 || g->seq[k].row >= 0 || g->seq[k].n_computed > 0))
                 return "S2: a waiting group holds memory, or counts on some";
@@ -100,6 +100,35 @@ static const char *check_seqs(const struct sched *s)
             if (q->n_blocks > g->max_blocks)
                 return "S3: a table is longer than its group's longest";
         }
+    return NULL;
+}
+
+static const char *check_memory(const struct sched *s)
+{
+    const struct group_list *lists[] = {&s->running, &s->swapped, &s->ended};
+    int32_t n = s->n_preempted;
+    int64_t pages = 0;
+    for (size_t l = 0; l < ARRAY_LEN(lists); l++)
+        for (const struct group *g = lists[l]->first; g; g = g->next) {
+            if (!g->memory && (g->state != GROUP_ENDED || g->started))
+                return "S8: a group that runs or is swapped out has no memory";
+            n += g->memory != NULL;
+        }
+    for (int32_t i = 0; i < s->n_waiting; i++)
+        if ((s->waiting[i]->memory != NULL) != (i < s->n_preempted))
+            return "S8: a waiting group has memory and has not started, or the other way round";
+    for (int32_t i = 0; i < s->regions.n_runs; i++)
+        pages += s->regions.run[i].n;
+    if (n == 0 && (s->regions.n_runs != 1 || pages != s->regions.n_pages))
+        return "S8: memory of groups was lost";
+    return n == s->regions.n_taken ? NULL : "S8: groups with memory are miscounted";
+}
+
+static const char *check_swapped(struct sched *s)
+{
+    for (struct group *g = s->swapped.first; g; g = g->next)
+        if (g->resume_need >= 0 && g->resume_need != blocks_to_resume(s, g))
+            return "S9: a swapped group needs other blocks than were counted";
     return NULL;
 }
 
@@ -223,6 +252,10 @@ const char *sched_check(struct sched *s, const struct plan *p)
         wrong = check_rows(s);
     if (!wrong)
         wrong = check_room(s);
+    if (!wrong)
+        wrong = check_memory(s);
+    if (!wrong)
+        wrong = check_swapped(s);
     if (!wrong && p && p->step > 0)
         wrong = check_plan(s, p);
     return wrong ? wrong : check_flights(s);

@@ -201,7 +201,14 @@ bool sched_is_shared(const struct sched *s, int64_t now_us)
 
 struct group *waiting_first(struct sched *s)
 {
-    return s->n_ready > 0 ? first_ready(s)->first : NULL;
+    struct group *g = s->n_ready > 0 ? first_ready(s)->first : NULL, *started = NULL;
+    if (!g || can_start(s, g))
+        return g;
+    /* Those who have started hold all the memory. They give it back when they end, so they must not wait behind it. */
+    for (int32_t i = 0; i < s->n_preempted; i++)
+        if (!started || turn_before(s, s->waiting[i], started))
+            started = s->waiting[i];
+    return started ? started : g;
 }
 
 bool turn_before(const struct sched *s, const struct group *a, const struct group *b)
@@ -219,9 +226,9 @@ struct group *swapped_first(const struct sched *s)
     return first;
 }
 
-bool goes_before_swapped(const struct sched *s, const struct group *g, const struct group *other)
+bool goes_before_swapped(struct sched *s, const struct group *g, const struct group *other)
 {
-    return (is_fair(s) || g->started) && turn_before(s, g, other);
+    return (is_fair(s) || g->started) && can_start(s, g) && turn_before(s, g, other);
 }
 
 /* ---- room ---- */
@@ -265,7 +272,7 @@ static struct group *who_gives_way(const struct sched *s, const struct group *g)
 void make_way(struct sched *s)
 {
     struct group *g = is_fair(s) ? waiting_first(s) : NULL, *swapped = g ? swapped_first(s) : NULL, *victim;
-    if (!g || g->n_inflight > 0 || (swapped && !goes_before_swapped(s, g, swapped)))
+    if (!g || g->n_inflight > 0 || !can_start(s, g) || (swapped && !goes_before_swapped(s, g, swapped)))
         return;
     while (!has_room(s, g) && (victim = who_gives_way(s, g)) != NULL)
         preempt(s, victim);

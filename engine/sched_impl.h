@@ -6,6 +6,7 @@
  *     sched_admit.c    WAITING -> RUNNING, SWAPPED -> RUNNING
  *     sched_preempt.c  RUNNING -> WAITING, RUNNING -> SWAPPED
  *     sched_seq.c      fork, free, blocks and rows of one sequence
+ *     sched_start.c    what a group holds from its start to its end
  *     sched_check.c    the invariants
  *     sched_picture.c  what observers see
  *     setup.c          all that allocates
@@ -15,6 +16,7 @@
 
 #include "engine/kvpool.h"
 #include "engine/prefix.h"
+#include "engine/regions.h"
 #include "engine/sched.h"
 
 struct group_list {
@@ -39,8 +41,9 @@ struct sched {
     struct kvpool pool, host;
     struct prefix prefix;
 
-    struct group **waiting; /* [max_waiting + max_num_seqs] all that wait, in no order; their order is the tenants' */
+    struct group **waiting; /* [max_waiting + max_started] all that wait, in no order; their order is the tenants' */
     int32_t n_waiting;
+    int32_t n_preempted;    /* the first of them, who have started */
     int64_t waiting_tokens; /* that they have to compute, as if nothing of it were in the prefix cache */
     struct tenant *tenant;  /* [LIMIT_TENANTS], 1 without fair shares */
     int32_t n_tenants;      /* up to the last one that ever asked */
@@ -55,6 +58,8 @@ struct sched {
     struct group_list swapped; /* by group_before */
     struct group_list ended;   /* waiting for decode_reap */
 
+    struct regions regions;    /* of groups that have started */
+    struct buf text;           /* scratch: what one token adds to a beam's text; never grows */
     struct reserver *reserver; /* NULL: paged */
 
     int32_t *row; /* [max_num_seqs] free table rows, a stack */
@@ -72,6 +77,7 @@ struct sched {
     int32_t n_found;
 
     int32_t *tokens; /* [block_size] scratch */
+    int32_t *hit;    /* [blocks of max_len] scratch: what the prefix cache has of the group that is looked at */
 
     struct plan_item *piece; /* [max_num_seqs] scratch: items of several tokens */
     int32_t n_pieces;
@@ -111,14 +117,14 @@ static inline bool is_fair(const struct sched *s)
 {
     return s->c.policy == POLICY_FAIR;
 }
-/* The waiting group whose turn it is; NULL: none waits. */
+/* The waiting group whose turn it is among those that can have their memory; NULL: none waits. */
 struct group *waiting_first(struct sched *s);
 /* Whose turn it is of two groups: the tenant's who was served less, then the older one's; group_before without fair shares. */
 bool turn_before(const struct sched *s, const struct group *a, const struct group *b);
 /* The swapped group to come back next; NULL: none is swapped out. */
 struct group *swapped_first(const struct sched *s);
 /* Whether waiting `g` goes before swapped `other`: while anything is swapped out, nothing new comes in out of turn. */
-bool goes_before_swapped(const struct sched *s, const struct group *g, const struct group *other);
+bool goes_before_swapped(struct sched *s, const struct group *g, const struct group *other);
 /* Its tenant was served so many tokens. */
 void tenant_charge(struct sched *s, const struct group *g, int32_t n_tokens);
 /* The tenant has a waiting group more or less; called by waiting_push, waiting_remove. */
@@ -182,7 +188,7 @@ static inline int32_t prefill_target(const struct group *g, const struct seq *q)
 /* Rows it may come to hold: all of its width until the prompt has been forked. */
 static inline int32_t group_rows(const struct group *g)
 {
-    return g->beam || group_fresh(g) ? g->width : g->n_live;
+    return g->beams || group_fresh(g) ? g->width : g->n_live;
 }
 
 static inline bool can_draw(const struct group *g, const struct seq *q)
@@ -199,11 +205,23 @@ int32_t decode_need(struct sched *s, const struct kvpool *pool, struct group *g)
 void seq_own_next_block(struct sched *s, struct seq *q, struct plan *p);
 
 /* sched_admit.c */
+/* Blocks that a swapped group, which no step in flight names, needs to come back: those it has on the host, and what it
+ * takes to run at once. O(its blocks). */
+int32_t blocks_to_resume(struct sched *s, struct group *g);
 void sched_resume(struct sched *s, struct plan *p);
 /* The waiting group whose turn it is begins in this step; false: there is none, or no room. */
 bool sched_admit_one(struct sched *s, int64_t now_us, struct plan *p);
 /* Rows and blocks for a waiting group are there. */
 bool has_room(struct sched *s, struct group *g);
+/* sched_start.c */
+/* Memory for all that may run at the longest. */
+int64_t group_bytes_most(const struct sched_config *c);
+/* Its memory is there, taken already or free. */
+bool can_start(struct sched *s, const struct group *g);
+/* Take the memory of a group that has none, and make its sequences; false: there is not enough now. */
+bool group_start(struct sched *s, struct group *g);
+/* Give it back: no step in flight names the group. As before group_start, but for the state of its first sequence. */
+void group_end_memory(struct sched *s, struct group *g);
 /* sched_preempt.c */
 void preempt(struct sched *s, struct group *g);
 /* sched.c */

@@ -51,7 +51,7 @@ static void picture_group(struct kv_picture *p, const struct group *g, enum kv_g
         .preemptions = g->n_preempted,
         .width = g->width,
         .n_live = g->n_live,
-        .beam = g->beam != NULL,
+        .beam = g->beams,
         .n_prompt = g->n_prompt,
         .max_tokens = g->max_tokens,
         .cached_tokens = g->cached_tokens,

@@ -87,6 +87,7 @@ static void preempt_swap(struct sched *s, struct group *g)
     for (int32_t i = first_out; i < s->n_out; i++)
         s->mark[s->out[i].src] = 0;
     s->counted.preempt_swap++;
+    g->resume_need = -1;
     g->state = GROUP_SWAPPED;
     list_insert(&s->swapped, g);
 }

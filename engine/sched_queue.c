@@ -57,12 +57,24 @@ void list_remove(struct group_list *l, struct group *g)
 
 /* ---- the waiting groups ---- */
 
+static void waiting_place(struct sched *s, struct group *g, int32_t at)
+{
+    s->waiting[at] = g;
+    g->wait_index = at;
+}
+
 void waiting_push(struct sched *s, struct group *g)
 {
+    int32_t at = s->n_waiting++;
     g->state = GROUP_WAITING;
     g->probe_step = 0;
-    g->wait_index = s->n_waiting;
-    s->waiting[s->n_waiting++] = g;
+    if (g->started) {
+        int32_t in_front = s->n_preempted++;
+        if (in_front < at)
+            waiting_place(s, s->waiting[in_front], at);
+        at = in_front;
+    }
+    waiting_place(s, g, at);
     g->wait_tokens = group_gap(g);
     s->waiting_tokens += g->wait_tokens;
     tenant_push(s, g);
@@ -70,10 +82,14 @@ void waiting_push(struct sched *s, struct group *g)
 
 void waiting_remove(struct sched *s, struct group *g)
 {
-    struct group *moved = s->waiting[--s->n_waiting];
+    int32_t hole = g->wait_index;
     tenant_remove(s, g);
-    s->waiting[g->wait_index] = moved;
-    moved->wait_index = g->wait_index;
+    if (hole < s->n_preempted) {
+        waiting_place(s, s->waiting[--s->n_preempted], hole);
+        hole = s->n_preempted;
+    }
+    if (hole < --s->n_waiting)
+        waiting_place(s, s->waiting[s->n_waiting], hole);
     g->wait_index = -1;
     s->waiting_tokens -= g->wait_tokens;
 }
@@ -81,7 +97,7 @@ void waiting_remove(struct sched *s, struct group *g)
 int sched_add(struct sched *s, struct group *g, int64_t now_us)
 {
     assert(g->state == GROUP_NEW);
-    if (s->n_waiting >= s->c.max_waiting)
+    if (s->n_waiting - s->n_preempted >= s->c.max_waiting)
         return ERR_FULL;
     g->order = s->next_order++;
     g->seq[0].state = SEQ_LIVE;
@@ -119,7 +135,7 @@ void sched_end(struct sched *s, struct group *g, int finish, const char *error)
         return;
     g->finish = finish;
     g->error = error;
-    for (int32_t i = 0; i < g->width; i++)
+    for (int32_t i = 0; i < g->n_seqs; i++)
         if (g->seq[i].state == SEQ_LIVE)
             seq_drop_memory(s, &g->seq[i]);
     group_finish(s, g);
@@ -142,7 +158,7 @@ void sched_end_all(struct sched *s, int finish, const char *error)
 /* The output side has closed every open choice. While a group runs decode_commit sees to that. */
 static bool all_stopped(const struct group *g)
 {
-    if (g->state == GROUP_RUNNING || !g->started || g->beam)
+    if (g->state == GROUP_RUNNING || !g->started || g->beams)
         return false;
     for (int32_t i = 0; i < g->width; i++)
         if (g->seq[i].state != SEQ_DONE &&

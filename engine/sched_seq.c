@@ -133,7 +133,7 @@ void seq_publish(struct sched *s, struct seq *q)
 int64_t group_gap(const struct group *g)
 {
     int64_t n = 0;
-    for (int32_t i = 0; i < g->width; i++) {
+    for (int32_t i = 0; i < g->n_seqs; i++) {
         const struct seq *q = &g->seq[i];
         if (q->state == SEQ_LIVE)
             n += MAX(prefill_target(g, q) - q->n_computed, 0);

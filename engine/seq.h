@@ -1,7 +1,9 @@
 /* Sequences and groups: what the scheduler moves about.
  *
  * A request is a group: one prompt, `width` sequences (best_of samples, or beams). A group is scheduled, preempted,
- * swapped and resumed whole. A group's state and the function behind each arrow:
+ * swapped and resumed whole. While it waits for its first turn it holds what the request says and one sequence; its other
+ * sequences, their tables and the state of a beam search are made when it starts, in memory of the scheduler's that it
+ * gives back when it is freed (sched_start.c). A group's state and the function behind each arrow:
  *
  *                  sched_add              sched_admit                decode_commit: its last sequence ended
  *     GROUP_NEW ─────────────► WAITING ─────────────────► RUNNING ──────────────────────────────► ENDED ──► freed
@@ -43,10 +45,10 @@ struct seq {
     int32_t finish; /* enum finish_reason once DONE */
 
     int32_t n_tokens, n_computed, n_stored, n_out; /* see above */
-    int32_t *out;                                  /* [max_tokens] generated ids */
+    int32_t *out;                                  /* [max_tokens] generated ids; NULL: the group has not started */
     uint64_t seed;                                 /* of this sample */
 
-    int32_t *block; /* [max_blocks] block table; device ids, host ids while the group is SWAPPED */
+    int32_t *block; /* [max_blocks] block table; device ids, host ids while the group is SWAPPED; NULL as `out` */
     int32_t n_blocks;
     struct reservation room;   /* kv_policy other than paged: what is set aside for it while its group runs */
     int32_t row;               /* the backend's table row; -1: none */
@@ -87,6 +89,7 @@ struct group {
     int32_t max_blocks; /* of one sequence */
     bool lookahead;     /* may be planned before its last step is committed */
     bool penalties;
+    bool beams;                      /* a beam search */
     bool scores;                     /* prompt log-probabilities are wanted */
     bool started;                    /* was admitted once */
     int32_t n_inflight;              /* steps planned with it and not committed */
@@ -102,9 +105,17 @@ struct group {
     int32_t cached_tokens;    /* prompt tokens found in the prefix cache at first admission */
     int32_t n_preempted;      /* times it had to make room */
     int64_t n_chosen;         /* beams: tokens chosen for live beams and hypotheses */
+    int32_t resume_need;      /* SWAPPED: blocks that it takes to come back; -1: not counted yet */
     struct side_need side;
-    struct word_list words; /* owned */
-    struct beam *beam;      /* NULL: sampling */
+    struct word_list words;         /* the caller's of group_new */
+    struct detokenizer *text_start; /* owned; where the texts of beams with stop strings begin; NULL: no such search */
+
+    int64_t n_bytes;   /* of `memory`, with everything that it may come to need */
+    void *memory;      /* of the scheduler's regions; NULL: it has not started */
+    struct beam *beam; /* in `memory`; NULL: sampling, or not started */
+    struct seq *seq;   /* [n_seqs] in `memory`; &first until it has started */
+    int32_t n_seqs;    /* width, or 1 */
+    struct seq first;
 
     int32_t finish;    /* how the group's open choices end: enum finish_reason, set by sched_end */
     const char *error; /* static sentence for the client, or NULL */
@@ -112,25 +123,27 @@ struct group {
     /* For the histograms; 0: not yet. */
     int64_t admitted_us, first_token_us, last_token_us;
 
-    int32_t wait_index;  /* WAITING: place in sched->waiting */
+    int32_t wait_index;  /* WAITING: place in sched->waiting; those who have started come first */
     int64_t wait_tokens; /* WAITING: its part of sched->waiting_tokens */
     /* RUNNING, SWAPPED, ENDED: the queue its state names. WAITING: its tenant's heap, who stands above and the two behind it. */
     struct group *prev, *next, *child;
     int32_t heap_rank;
-
-    struct seq seq[]; /* [width] */
 };
 
-/* Everything the group will ever need, allocated here, on the submitting thread (large arrays are touched lazily).
- * Refuses with ERR_INVALID and the numbers what could never fit alone, and with ERR_UNSUPPORTED what this build
- * lacks. Takes over `words` on success (NULL: none). The request must outlive the group. */
-int group_new(struct group **ret, struct request *r, struct word_list *words, const struct sched_config *c,
+/* A group that has not started, allocated on the submitting thread. Refuses with ERR_INVALID and the numbers what could
+ * never fit alone, and with ERR_UNSUPPORTED what this build lacks. The request and `words` (NULL: none) must outlive
+ * the group. */
+int group_new(struct group **ret, struct request *r, const struct word_list *words, const struct sched_config *c,
               struct err *e);
+/* A group without `memory`: one that has not started, or has given it back. */
 void group_free(struct group *g);
 /* Part of it: ERR_INVALID, naming the field, where every token is banned from the
  * start. */
 int group_check_allowed(const struct request *r, const struct word_list *words, const struct sched_config *c,
                         struct err *e);
+
+/* The layout of what a started group holds: its bytes, and with `base` the arrays in it, their elements not set. */
+int64_t group_lay_out(struct group *g, const struct sched_config *c, char *base);
 
 /* Token at `position`, which must be known (prompt or committed). */
 static inline int32_t seq_token(const struct seq *s, int32_t position)

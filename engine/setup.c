@@ -2,7 +2,10 @@
  * once, so that the rest can do without an allocator. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include "engine/beam_text.h"
 #include "engine/pack_impl.h"
 #include "engine/sched_impl.h"
 
@@ -58,6 +61,66 @@ void prefix_release(struct prefix *px)
     free(px->token);
     free(px->bucket);
     *px = (struct prefix){0};
+}
+
+static void forget_pages(void *at, size_t n_bytes)
+{
+    madvise(at, n_bytes, MADV_DONTNEED);
+}
+
+static void *map_pages(int64_t bytes)
+{
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void *p = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+
+    return p == MAP_FAILED ? NULL : p;
+}
+
+/* The address space that is wanted. Where the system counts it like memory and has less, a part of
+ * what it has, so that others find some too. */
+static void reserve_pages(struct regions *a, int64_t bytes)
+{
+    enum { PART = 4 };
+    int64_t wanted = MAX((bytes + a->page_bytes - 1) / a->page_bytes, 1);
+
+    for (int64_t n = wanted; n > 0 && !a->base; n /= 2) {
+        a->n_pages = n;
+        a->base = map_pages(regions_bytes(a));
+    }
+    if (a->base && a->n_pages < wanted) {
+        munmap(a->base, (size_t)regions_bytes(a));
+        a->n_pages = MAX(a->n_pages / PART, 1);
+        a->base = map_pages(regions_bytes(a));
+    }
+}
+
+int regions_init(struct regions *a, int64_t bytes, int32_t max_taken, struct err *e)
+{
+    *a = (struct regions){.max_taken = max_taken, .forget = forget_pages};
+    a->page_bytes = sysconf(_SC_PAGESIZE);
+    a->run = calloc((size_t)max_taken + 1, sizeof(*a->run));
+    if (!a->run) {
+        return err_nomem(e, "the room of running requests");
+    }
+    reserve_pages(a, bytes);
+    if (!a->base) {
+        regions_release(a);
+        return err_nomem(e, "the room of running requests");
+    }
+    madvise(a->base, (size_t)regions_bytes(a), MADV_DONTDUMP);
+    madvise(a->base, (size_t)regions_bytes(a), MADV_NOHUGEPAGE); /* little of most runs is touched */
+    a->run[a->n_runs++] = (struct free_run){0, a->n_pages};
+    a->most = a->n_pages;
+    return 0;
+}
+
+void regions_release(struct regions *a)
+{
+    if (a->base) {
+        munmap(a->base, (size_t)regions_bytes(a));
+    }
+    free(a->run);
+    *a = (struct regions){0};
 }
 
 int reserver_open(struct reserver **ret, const struct reserve_rule *rule, struct err *e)
@@ -158,7 +221,7 @@ static int allocate(struct sched *s, struct err *e)
     s->tenant = array(most_tenants(c), sizeof *s->tenant);
     s->ready = array(most_tenants(c), sizeof *s->ready);
     s->line = array(c->max_num_seqs, sizeof *s->line);
-    s->waiting = array((int64_t)c->max_waiting + c->max_num_seqs, sizeof *s->waiting);
+    s->waiting = array((int64_t)c->max_waiting + c->max_started, sizeof *s->waiting);
     s->row = array(c->max_num_seqs, sizeof *s->row);
     s->row_seen = array(c->max_num_seqs, sizeof *s->row_seen);
     s->out = array(c->n_host_blocks, sizeof *s->out);
@@ -166,11 +229,22 @@ static int allocate(struct sched *s, struct err *e)
     s->mark = array(MAX(c->n_blocks, c->n_host_blocks), sizeof *s->mark);
     s->found = array(c->n_host_blocks, sizeof *s->found);
     s->tokens = array(c->block_size, sizeof *s->tokens);
+    s->hit = array(div_ceil(c->max_len, c->block_size), sizeof *s->hit);
     s->piece = array(c->max_num_seqs, sizeof *s->piece);
     if (!s->tenant || !s->ready || !s->line || !s->waiting || !s->row || !s->row_seen || !s->out || !s->pinned ||
-        !s->mark || !s->found || !s->tokens || !s->piece)
+        !s->mark || !s->found || !s->tokens || !s->hit || !s->piece)
         return err_nomem(e, "the scheduler");
-    return 0;
+    code = regions_init(&s->regions, c->group_bytes, c->max_started, e);
+    return code < 0 ? code : beam_text_reserve(&s->text, c->tokenizer, e);
+}
+
+/* What the configuration leaves to be found out. */
+static void complete_config(struct sched_config *c)
+{
+    if (c->max_started == 0)
+        c->max_started = 2 * c->max_num_seqs;
+    if (c->group_bytes == 0)
+        c->group_bytes = group_bytes_most(c);
 }
 
 int sched_new(struct sched **ret, const struct sched_config *c, struct err *e)
@@ -183,11 +257,13 @@ int sched_new(struct sched **ret, const struct sched_config *c, struct err *e)
         return err_nomem(e, "the scheduler");
     s->c = *c;
     s->pace = 1;
+    complete_config(&s->c);
     code = allocate(s, e);
     if (code < 0) {
         sched_free(s);
         return code;
     }
+    s->c.group_bytes = regions_bytes(&s->regions);
     s->n_rows = c->max_num_seqs;
     for (int32_t i = 0; i < s->n_rows; i++)
         s->row[i] = s->n_rows - 1 - i; /* row 0 is taken first */
@@ -230,7 +306,10 @@ void sched_free(struct sched *s)
     free(s->found);
     free(s->pinned);
     free(s->tokens);
+    free(s->hit);
     free(s->piece);
+    regions_release(&s->regions);
+    buf_release(&s->text);
     free(s);
 }
 

@@ -59,44 +59,54 @@ static int add_word(const struct engine *e, struct word_list *w, struct token_li
     return 0;
 }
 
-static int encode_bad_words(const struct engine *e, const struct gen_params *p, struct word_list *ret, struct err *err)
+/* Once for all who share the parameters. */
+static int encode_bad_words(const struct engine *e, struct shared_params *s, struct err *err)
 {
+    const struct gen_params *p = &s->params;
     struct token_list ids = {0};
-    struct word_list w = {0};
     int rc = 0;
-    if (p->n_bad_words == 0)
+
+    if (p->n_bad_words == 0 || s->words) {
         return 0;
-    w.first = calloc((size_t)p->n_bad_words * 2 + 1, sizeof(*w.first));
-    if (!w.first)
+    }
+    struct word_list *w = calloc(1, sizeof(*w));
+    int32_t *first = calloc((size_t)p->n_bad_words * 2 + 1, sizeof(*first));
+    if (!w || !first) {
+        free(w);
+        free(first);
         return err_nomem(err, "bad words");
+    }
+    w->first = first;
     for (int32_t i = 0; i < p->n_bad_words * 2 && rc == 0; i++) {
         const char *word = p->bad_word[i / 2];
         size_t len = p->bad_word_len ? (size_t)p->bad_word_len[i / 2] : strlen(word);
-        rc = add_word(e, &w, &ids, word, len, i % 2, err);
+        rc = add_word(e, w, &ids, word, len, i % 2, err);
     }
-    w.token = ids.id;
+    w->token = ids.id;
     if (rc < 0) {
-        word_list_release(&w);
+        word_list_release(w);
+        free(w);
         return rc;
     }
-    *ret = w;
+    s->words = w;
     return 0;
 }
 
-/* Everything a request needs inside the engine, or nothing. */
+/* Everything a request needs inside the engine before it starts, or nothing. */
 static int prepare(struct engine *e, struct request *r, struct group **ret, struct err *err)
 {
-    struct word_list words = {0};
     int rc = check_request(r, err);
-    if (rc == 0)
-        rc = encode_bad_words(e, &r->params, &words, err);
-    if (rc == 0)
-        rc = group_new(ret, r, words.n > 0 ? &words : NULL, &e->config, err);
+
+    if (rc == 0) {
+        rc = encode_bad_words(e, r->shared, err);
+    }
+    if (rc == 0) {
+        rc = group_new(ret, r, r->shared->words, &e->config, err);
+    }
     if (rc < 0) {
-        word_list_release(&words);
         return rc;
     }
-    rc = emission_new(r, e->tokenizer, err);
+    rc = emission_new(r, err);
     if (rc < 0) {
         group_free(*ret);
         *ret = NULL;
@@ -128,13 +138,23 @@ static void count_active(struct engine *e, int32_t tenant, int32_t n)
     atomic_fetch_add(&e->tenant_active[tenant], n);
 }
 
+int engine_check_room(const struct engine *e, int32_t tenant, int32_t n, struct err *err)
+{
+    int rc = check_state(e, err);
+
+    if (rc == 0) {
+        rc = check_share(e, tenant, n, err);
+    }
+    return rc == 0 ? inbox_check(&e->inbox, n, err) : rc;
+}
+
 int engine_submit_all(struct engine *e, struct request **r, int32_t n, struct err *err)
 {
     int32_t made = 0;
     struct group **g = calloc((size_t)n, sizeof(*g));
-    int rc = g ? check_state(e, err) : err_nomem(err, "a set of requests");
+    int rc = g ? 0 : err_nomem(err, "a set of requests");
     if (rc == 0)
-        rc = check_share(e, r[0]->tenant, n, err);
+        rc = engine_check_room(e, r[0]->tenant, n, err);
     for (; rc == 0 && made < n; made++)
         rc = prepare(e, r[made], &g[made], err);
     if (rc == 0) {

@@ -250,11 +250,32 @@ const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *ret_l
 
 /* ---- encoding ---------------------------------------------------------------------------------------------------------- */
 
+static int too_many(struct encoder *enc)
+{
+    return err_set(enc->e, ERR_INVALID, "the text is more than %d tokens", enc->max_tokens);
+}
+
+int encoder_check_word(struct encoder *enc, size_t len)
+{
+    size_t room = (size_t)(enc->limit - enc->out->n), longest = enc->t->word_longest;
+
+    return longest > 0 && len / longest > room ? too_many(enc) : 0;
+}
+
+void tokenizer_find_longest(struct tokenizer *t)
+{
+    for (int32_t id = 0; id < t->n_vocab; id++) {
+        if (t->token[id].flags & TOKEN_DEFINED) {
+            t->word_longest = MAX(t->word_longest, (size_t)t->token[id].text_len);
+        }
+    }
+}
+
 int encoder_emit(struct encoder *enc, const int32_t *id, int32_t n)
 {
     struct token_list *l = enc->out;
     if (n > enc->limit - l->n)
-        return err_set(enc->e, ERR_INVALID, "the text is more than %d tokens", enc->max_tokens);
+        return too_many(enc);
     for (int32_t i = 0; i < n; i++)
         if (token_list_push(l, id[i]) != 0)
             return err_nomem(enc->e, "token ids");

@@ -240,7 +240,9 @@ static int encode_long(struct encoder *enc, const char *s, size_t len)
 {
     if (len > WORD_MAX_BYTES)
         return err_set(enc->e, ERR_INVALID, "a word of %zu bytes; at most %d are allowed", len, WORD_MAX_BYTES);
-    int ret = grow_scratch(enc, len);
+    int ret = encoder_check_word(enc, len);
+    if (ret == 0)
+        ret = grow_scratch(enc, len);
     if (ret != 0)
         return ret;
     struct symbol *sym = enc->symbol;
@@ -434,6 +436,8 @@ int bpe_finish(struct tokenizer *t, struct err *e)
         text[0] = (char)i;
         b->ascii_id[i] = vocab_find(t, text, 1);
     }
+    if (all_bytes && (b->byte_level || b->byte_fallback))
+        tokenizer_find_longest(t);
     b->cut_at_marks = !b->byte_level && vocab_find(t, MARK, MARK_BYTES) >= 0 && marks_begin_words(t);
     b->cache = aligned_alloc(64, sizeof(*b->cache));
     if (!b->cache)

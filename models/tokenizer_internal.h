@@ -169,6 +169,7 @@ struct tokenizer {
     char *text;       /* every token's text and bytes */
     size_t text_len, text_cap;
     struct token_map map;
+    size_t word_longest; /* no token of an encoded word stands for more of its bytes; 0: there is no such bound */
 
     struct added_token *added; /* [n_added] */
     int32_t n_added;
@@ -315,6 +316,10 @@ int bpe_encode_word(struct encoder *enc, const char *s, size_t len);
 /* tokenizer.c: a word to whichever model there is; one id to the output, or ERR_INVALID over the limit. */
 int encode_word(struct encoder *enc, const char *s, size_t len);
 int encoder_emit(struct encoder *enc, const int32_t *id, int32_t n);
+/* ERR_INVALID where a word of so many bytes surely makes more tokens than there is room for: before any work is done for it. */
+int encoder_check_word(struct encoder *enc, size_t len);
+/* Sets t->word_longest: every byte of a word is part of some token. */
+void tokenizer_find_longest(struct tokenizer *t);
 
 /* ---- tokenizer_unigram.c --- */
 

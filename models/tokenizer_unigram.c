@@ -29,6 +29,8 @@ int unigram_finish(struct tokenizer *t, struct err *e)
         if (trie_add(&u->trie, t->text + k->text_off, k->text_len, id) != 0)
             return err_nomem(e, "the vocabulary");
     }
+    if (u->byte_fallback)
+        tokenizer_find_longest(t);
     if (u->unk < 0 || u->unk >= u->n)
         return err_set(e, ERR_INVALID, "unk_id %d is not in the vocabulary", u->unk);
     for (int i = 0; i < 256 && u->byte_fallback; i++) {
@@ -119,6 +121,9 @@ int unigram_encode_word(struct encoder *enc, const char *s, size_t len)
     if (len > WORD_MAX_BYTES)
         return err_set(enc->e, ERR_INVALID, "a word of %zu bytes; at most %d are allowed", len, WORD_MAX_BYTES);
     if (len > SHORT_WORD) {
+        int rc = encoder_check_word(enc, len);
+        if (rc < 0)
+            return rc;
         best = malloc((len + 1) * sizeof(*best));
         if (!best)
             return err_nomem(enc->e, "encoding a long word");

@@ -208,13 +208,19 @@ void api_one_line(struct err *e)
     }
 }
 
+int api_check_room(const struct api_context *ctx, int32_t n, struct err *e)
+{
+    return ctx->check_room ? ctx->check_room(ctx->arg, ctx->tenant, n, e) : 0;
+}
+
 static int body_parse(struct completion *ret, bool chat, const char *body, size_t len, const struct api_context *ctx,
                       struct err *e)
 {
     struct completion c = {.add_special = !chat, .chat = chat, .add_generation_prompt = true};
     cJSON *tree;
-    int rc = json_parse(&tree, body, len, e);
+    int rc = api_check_room(ctx, 1, e);
 
+    rc = rc ? rc : json_parse(&tree, body, len, e);
     if (rc) {
         return rc;
     }
@@ -251,57 +257,4 @@ void completion_release(struct completion *c)
     c->prompt = NULL;
     c->n_prompts = 0;
     gen_params_release(&c->params);
-}
-
-/* ---- a copy for every prompt of a request ---- */
-
-/* `n` elements of `size` bytes; NULL for none. `ok` turns false where memory ran out. */
-static void *copy_of(const void *from, int32_t n, size_t size, bool *ok)
-{
-    if (n == 0 || !from) {
-        return NULL;
-    }
-    void *to = malloc((size_t)n * size);
-    if (to) {
-        memcpy(to, from, (size_t)n * size);
-    } else {
-        *ok = false;
-    }
-    return to;
-}
-
-static char **copy_strings(char *const *from, const int32_t *len, int32_t n, bool *ok)
-{
-    char **to = n ? calloc((size_t)n, sizeof(*to)) : NULL;
-
-    *ok = *ok && (to || !n);
-    for (int32_t i = 0; to && i < n; i++) {
-        to[i] = copy_of(from[i], len[i] + 1, 1, ok);
-    }
-    return to;
-}
-
-int gen_params_clone(struct gen_params *ret, const struct gen_params *p, struct err *e)
-{
-    struct gen_params c = *p;
-    bool ok = true;
-
-    c.stop = copy_strings(p->stop, p->stop_len, p->n_stop, &ok);
-    c.stop_len = copy_of(p->stop_len, p->n_stop, sizeof(*p->stop_len), &ok);
-    c.bad_word = copy_strings(p->bad_word, p->bad_word_len, p->n_bad_words, &ok);
-    c.bad_word_len = copy_of(p->bad_word_len, p->n_bad_words, sizeof(*p->bad_word_len), &ok);
-    c.stop_token = copy_of(p->stop_token, p->n_stop_token, sizeof(*p->stop_token), &ok);
-    c.bias = copy_of(p->bias, p->n_bias, sizeof(*p->bias), &ok);
-    c.allowed_token = copy_of(p->allowed_token, p->n_allowed, sizeof(*p->allowed_token), &ok);
-    c.cache_salt = p->cache_salt ? strdup(p->cache_salt) : NULL;
-    ok = ok && (c.cache_salt || !p->cache_salt);
-    if (!ok) {
-        /* What a failed copy left out has no elements. */
-        c.n_stop = c.stop ? c.n_stop : 0;
-        c.n_bad_words = c.bad_word ? c.n_bad_words : 0;
-        gen_params_release(&c);
-        return err_nomem(e, "the request's parameters");
-    }
-    *ret = c;
-    return 0;
 }

@@ -18,6 +18,9 @@ struct api_context {
     struct engine_info info;
     int32_t max_logprobs;
     bool reject_unknown; /* setting unknown_fields */
+    int32_t tenant;      /* whom the request counts for: set by the route in a copy of its own */
+    /* As engine_check_room; NULL: there is room for any number. */
+    int (*check_room)(void *arg, int32_t tenant, int32_t n, struct err *e);
     /* Defaults of a request; the seed of a prompt that brings none. */
     void (*defaults)(void *arg, struct gen_params *ret);
     uint64_t (*new_seed)(void *arg);
@@ -66,14 +69,13 @@ struct completion {
 };
 
 /* Read and check `body`. On failure nothing is left allocated and `e` says why: ERR_INVALID, ERR_UNSUPPORTED (400),
- * ERR_NOT_FOUND (model, 404), ERR_NOMEM. */
+ * ERR_NOT_FOUND (model, 404), ERR_FULL (429), ERR_NOMEM. Room in the queue is asked for before the body becomes a tree, and
+ * again for the number of its prompts before any of them is encoded. */
 int completion_parse(struct completion *ret, const char *body, size_t len, const struct api_context *ctx,
                      struct err *e);
 /* The same for a body of /v1/chat/completions: `prompt` holds what the template makes of the messages. */
 int chat_parse(struct completion *ret, const char *body, size_t len, const struct api_context *ctx, struct err *e);
 void completion_release(struct completion *c);
-/* A deep copy, for a request of several prompts. */
-int gen_params_clone(struct gen_params *ret, const struct gen_params *p, struct err *e);
 
 struct tokenize {
     int32_t *id; /* [n] owned */
@@ -144,6 +146,8 @@ field_reader read_model, read_early_stopping, read_logprobs, read_prompt_logprob
 field_reader read_stop, read_stop_token_ids, read_allowed_token_ids, read_bad_words, read_logit_bias,
     read_stream_options;
 
+/* Whether the engine would take n more requests now. */
+int api_check_room(const struct api_context *ctx, int32_t n, struct err *e);
 /* All four forms of `prompt` into c->prompt, truncated as c->truncate says. */
 int prompt_read(struct completion *c, const cJSON *v, const struct api_context *ctx, struct err *e);
 /* With a suffix: each prompt becomes the model's form of a text with a gap. */

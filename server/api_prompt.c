@@ -29,6 +29,10 @@ static int encode_text(struct prompt *ret, const struct source *s, const struct 
     }
     int rc = ctx->encode(ctx->arg, s->text, s->len, s->add_special, max, &ret->id, &ret->n, e);
     /* JSON strings are valid UTF-8, so what can be wrong with the text is its length. */
+    if (rc == ERR_INVALID && max == LIMIT_JSON_VALUES) {
+        return err_set_param(e, ERR_INVALID, name, "%s has more than %d tokens (%zu bytes), too many to be truncated",
+                             name, max, s->len);
+    }
     if (rc == ERR_INVALID && max < INT32_MAX) {
         return err_set_param(
             e, ERR_INVALID, name,
@@ -64,8 +68,9 @@ static int fit_prompt(struct completion *c, struct prompt *p, const struct api_c
 static int read_one(struct completion *c, struct prompt *p, const cJSON *v, const struct api_context *ctx,
                     struct err *e)
 {
-    /* A text that is cut anyway is encoded whole; otherwise one token too many is enough to know. */
-    int32_t max = c->truncate ? INT32_MAX : ctx->info.max_model_len + 1;
+    /* A text that is cut anyway is encoded whole, as long as a list of ids may be; otherwise one token too many is
+     * enough to know. */
+    int32_t max = c->truncate ? LIMIT_JSON_VALUES : ctx->info.max_model_len + 1;
     int rc;
 
     if (cJSON_IsString(v)) {
@@ -79,7 +84,7 @@ static int read_one(struct completion *c, struct prompt *p, const cJSON *v, cons
 
 int prompt_from_text(struct completion *c, const char *text, size_t len, const struct api_context *ctx, struct err *e)
 {
-    int32_t max = c->truncate ? INT32_MAX : ctx->info.max_model_len + 1;
+    int32_t max = c->truncate ? LIMIT_JSON_VALUES : ctx->info.max_model_len + 1;
     struct source s = {"messages", text, len, c->add_special, max};
 
     c->prompt = calloc(1, sizeof(*c->prompt));
@@ -190,6 +195,10 @@ int prompt_read(struct completion *c, const cJSON *v, const struct api_context *
     if (n > LIMIT_PROMPTS) {
         return err_set_param(e, ERR_INVALID, "prompt", "prompt has %d entries; at most %d are allowed", n,
                              LIMIT_PROMPTS);
+    }
+    rc = n > 1 ? api_check_room(ctx, n, e) : 0;
+    if (rc) {
+        return rc;
     }
     c->prompt = calloc((size_t)n, sizeof(*c->prompt));
     if (!c->prompt) {

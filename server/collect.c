@@ -7,34 +7,51 @@
 
 #define PUT(b, literal) buf_append((b), (literal), sizeof(literal) - 1)
 
-int collector_init(struct collector *c, int32_t n_choices, struct err *e)
+static void parts_init(struct choice_parts *p)
 {
-    struct choice_parts *choice = calloc((size_t)n_choices, sizeof(*choice));
+    struct buf *all[] = {&p->text, &p->tokens, &p->logprobs, &p->top, &p->offsets, &p->ids, &p->prompt_logprobs};
 
-    if (!choice) {
-        return err_nomem(e, "an answer");
+    for (size_t k = 0; k < ARRAY_LEN(all); k++) {
+        buf_init(all[k], LIMIT_RESPONSE_BYTES);
     }
-    for (int32_t i = 0; i < n_choices; i++) {
-        struct choice_parts *p = &choice[i];
-        struct buf *all[] = {&p->text, &p->tokens, &p->logprobs, &p->top, &p->offsets, &p->ids, &p->prompt_logprobs};
-        for (size_t k = 0; k < ARRAY_LEN(all); k++) {
-            buf_init(all[k], LIMIT_RESPONSE_BYTES);
-        }
-        p->stop_token = -1;
+    p->stop_token = -1;
+}
+
+static void parts_release(struct choice_parts *p)
+{
+    struct buf *all[] = {&p->text, &p->tokens, &p->logprobs, &p->top, &p->offsets, &p->ids, &p->prompt_logprobs};
+
+    for (size_t k = 0; k < ARRAY_LEN(all); k++) {
+        buf_release(all[k]);
     }
-    *c = (struct collector){.choice = choice, .n_choices = n_choices};
+    free(p->stop_string);
+}
+
+void collector_init(struct collector *c, int32_t n_choices)
+{
+    *c = (struct collector){.n_choices = n_choices};
+}
+
+/* Room for the choices, when the first piece comes: an answer that waits for its turn holds none. */
+static int collector_begin(struct collector *c)
+{
+    if (c->choice) {
+        return 0;
+    }
+    c->choice = calloc((size_t)c->n_choices, sizeof(*c->choice));
+    if (!c->choice) {
+        return ERR_NOMEM;
+    }
+    for (int32_t i = 0; i < c->n_choices; i++) {
+        parts_init(&c->choice[i]);
+    }
     return 0;
 }
 
 void collector_release(struct collector *c)
 {
-    for (int32_t i = 0; i < c->n_choices; i++) {
-        struct choice_parts *p = &c->choice[i];
-        struct buf *all[] = {&p->text, &p->tokens, &p->logprobs, &p->top, &p->offsets, &p->ids, &p->prompt_logprobs};
-        for (size_t k = 0; k < ARRAY_LEN(all); k++) {
-            buf_release(all[k]);
-        }
-        free(p->stop_string);
+    for (int32_t i = 0; c->choice && i < c->n_choices; i++) {
+        parts_release(&c->choice[i]);
     }
     free(c->choice);
     *c = (struct collector){0};
@@ -87,6 +104,9 @@ static bool parts_failed(const struct choice_parts *p)
 
 int collector_add(struct collector *c, const struct sse_style *s, int32_t index, const struct output *o)
 {
+    if (collector_begin(c)) {
+        return ERR_NOMEM;
+    }
     struct choice_parts *p = &c->choice[index];
     size_t before = parts_bytes(p);
 
@@ -162,6 +182,7 @@ static void put_choice(struct buf *b, const struct choice_parts *p, const struct
 int collector_body(struct buf *b, const struct collector *c, const struct sse_style *s,
                    const struct prompt_ids *prompts, int32_t n, const struct usage *total)
 {
+    static const struct choice_parts nothing = {.stop_token = -1};
     const size_t skip = sizeof("data: ") - 1;
 
     buf_append(b, s->bare + skip, s->bare_len - skip);
@@ -169,7 +190,7 @@ int collector_body(struct buf *b, const struct collector *c, const struct sse_st
         if (i) {
             buf_putc(b, ',');
         }
-        put_choice(b, &c->choice[i], s, i, prompts ? &prompts[i / n] : NULL);
+        put_choice(b, c->choice ? &c->choice[i] : &nothing, s, i, prompts ? &prompts[i / n] : NULL);
     }
     PUT(b, "],");
     put_usage(b, total);

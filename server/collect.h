@@ -15,12 +15,13 @@ struct choice_parts {
 };
 
 struct collector {
-    struct choice_parts *choice; /* [n_choices] */
+    struct choice_parts *choice; /* [n_choices] NULL until the first piece comes */
     int32_t n_choices;
     size_t bytes; /* of all parts; LIMIT_RESPONSE_BYTES at most */
 };
 
-int collector_init(struct collector *c, int32_t n_choices, struct err *e);
+/* Holds nothing until the first piece comes. */
+void collector_init(struct collector *c, int32_t n_choices);
 void collector_release(struct collector *c);
 /* Add a piece to choice `index`: 0, ERR_FULL (the answer has grown beyond its cap), ERR_NOMEM. */
 int collector_add(struct collector *c, const struct sse_style *s, int32_t index, const struct output *o);

@@ -102,6 +102,7 @@ static void generate(struct exchange *x, struct reply *r,
                                   struct err *e))
 {
     struct server *s = x->server;
+    struct api_context ctx = s->api;
     struct completion c;
     struct stream *stream;
     struct err e = {0};
@@ -115,7 +116,8 @@ static void generate(struct exchange *x, struct reply *r,
     if (!begin_for_client(x, r)) {
         return;
     }
-    if (parse(&c, x->body.data ? x->body.data : "", x->body.len, &s->api, &e)) {
+    ctx.tenant = x->grant.client->tenant;
+    if (parse(&c, x->body.data ? x->body.data : "", x->body.len, &ctx, &e)) {
         reply_failure(r, &e);
         return;
     }
@@ -127,7 +129,7 @@ static void generate(struct exchange *x, struct reply *r,
     }
     tokens = prompt_tokens(&c);
     int rc = scope_cache(x, &c, &e);
-    rc = rc ? rc : stream_new(&stream, &s->hub, &c, id, &s->api, &e);
+    rc = rc ? rc : stream_new(&stream, &s->hub, &c, id, &ctx, &e);
     completion_release(&c);
     if (rc) {
         client_return_tokens(x->grant.client, tokens);

@@ -90,6 +90,11 @@ static int api_encode(void *arg, const char *text, size_t len, bool add_special,
     return engine_encode(((struct daemon *)arg)->engine, text, len, add_special, max_tokens, ret_ids, ret_n, e);
 }
 
+static int api_room(void *arg, int32_t tenant, int32_t n, struct err *e)
+{
+    return engine_check_room(((struct daemon *)arg)->engine, tenant, n, e);
+}
+
 static const char *api_token_bytes(const void *arg, int32_t id, size_t *ret_len)
 {
     return engine_token_bytes(((const struct daemon *)arg)->engine, id, ret_len);
@@ -110,6 +115,7 @@ static void make_ready(struct daemon *d)
     api->defaults = api_defaults;
     api->new_seed = api_new_seed;
     api->encode = api_encode;
+    api->check_room = api_room;
     api->token_bytes = api_token_bytes;
     api->render_chat = api_render_chat;
     engine_chat(d->engine, &api->chat);

@@ -25,21 +25,30 @@ static size_t stream_limit(const struct completion *c)
     return MIN(limit, LIMIT_RESPONSE_BYTES / 2);
 }
 
+/* One prompt's; its ids are copied, without the room behind them, and given up here. */
+static int make_request(struct stream *s, struct completion *c, int32_t i, struct shared_params *p, struct err *e)
+{
+    int rc = request_new_shared(&s->request[i], p, c->prompt[i].id, c->prompt[i].n, e);
+
+    if (!rc) {
+        free(c->prompt[i].id);
+        c->prompt[i].id = NULL;
+    }
+    return rc;
+}
+
 static int make_requests(struct stream *s, struct completion *c, const char *id, struct err *e)
 {
-    for (int32_t i = 0; i < c->n_prompts; i++) {
-        struct gen_params params;
-        int rc = gen_params_clone(&params, &c->params, e);
+    struct shared_params *params = NULL;
+    int rc = shared_params_new(&params, &c->params, e);
+
+    for (int32_t i = 0; i < c->n_prompts && !rc; i++) {
+        rc = make_request(s, c, i, params, e);
         if (rc) {
-            return rc;
-        }
-        params.seed = c->prompt[i].seed;
-        rc = request_new(&s->request[i], &params, c->prompt[i].id, c->prompt[i].n, e);
-        if (rc) {
-            gen_params_release(&params);
-            return rc;
+            break;
         }
         struct request *r = s->request[i];
+        r->seed = c->prompt[i].seed;
         snprintf(r->id, sizeof(r->id), "%s", id);
         r->index = i;
         r->arrival_us = s->begin_us;
@@ -48,7 +57,8 @@ static int make_requests(struct stream *s, struct completion *c, const char *id,
         r->weight = c->weight;
         s->n_requests++;
     }
-    return 0;
+    shared_params_unref(params);
+    return rc;
 }
 
 static int stream_fill(struct stream *s, struct completion *c, const char *id, const struct api_context *ctx,
@@ -74,7 +84,7 @@ static int stream_fill(struct stream *s, struct completion *c, const char *id, c
     st->token_bytes = ctx->token_bytes;
     int rc = sse_style_init(st, id, s->begin_unix, ctx->info.model_name, ctx->info.fingerprint, e);
     if (!rc && s->mode == STREAM_COLLECT) {
-        rc = collector_init(&s->collector, n_choices, e);
+        collector_init(&s->collector, n_choices);
     }
     return rc ? rc : make_requests(s, c, id, e);
 }

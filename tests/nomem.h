@@ -4,6 +4,7 @@
 #define QUIRE_TESTS_NOMEM_H
 
 #include <limits.h>
+#include <malloc.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,6 +24,7 @@
 
 static long countdown = -1; /* allocations until one fails; -1: none does */
 static long live;           /* allocations not freed, while counting */
+static long live_bytes;     /* bytes of them, as the allocator rounds them */
 static bool counting;
 
 #if REPLACED_MALLOC
@@ -37,41 +39,47 @@ void *__libc_realloc(void *p, size_t n);
 void *__libc_memalign(size_t alignment, size_t n);
 void __libc_free(void *p);
 
+static inline void *counted(void *p)
+{
+    live += counting;
+    live_bytes += counting ? (long)malloc_usable_size(p) : 0;
+    return p;
+}
+
 void *malloc(size_t n)
 {
     if (fails())
         return NULL;
-    live += counting;
-    return __libc_malloc(n);
+    return counted(__libc_malloc(n));
 }
 
 void *calloc(size_t n, size_t size)
 {
     if (fails())
         return NULL;
-    live += counting;
-    return __libc_calloc(n, size);
+    return counted(__libc_calloc(n, size));
 }
 
 void *realloc(void *p, size_t n)
 {
     if (fails())
         return NULL;
-    live += counting && p == NULL;
-    return __libc_realloc(p, n);
+    live -= counting && p != NULL;
+    live_bytes -= counting ? (long)malloc_usable_size(p) : 0;
+    return counted(__libc_realloc(p, n));
 }
 
 void *aligned_alloc(size_t alignment, size_t n)
 {
     if (fails())
         return NULL;
-    live += counting;
-    return __libc_memalign(alignment, n);
+    return counted(__libc_memalign(alignment, n));
 }
 
 void free(void *p)
 {
     live -= counting && p != NULL;
+    live_bytes -= counting ? (long)malloc_usable_size(p) : 0;
     __libc_free(p);
 }
 #endif

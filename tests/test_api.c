@@ -303,23 +303,82 @@ static void test_room(void **state)
     completion_release(&c);
 }
 
-static void test_clone_is_deep(void **state)
+/* Requests of one body share what it asks for, which lives as long as the last of them. */
+static void test_prompts_share_their_parameters(void **state)
 {
     struct completion c;
-    struct gen_params copy;
+    struct shared_params *shared;
+    struct request *r[2];
+
     (void)state;
-    accept_body(
-        &c, "{\"prompt\":\"x\",\"stop\":\"end\",\"bad_words\":[\"b\"],\"logit_bias\":{\"1\":1},\"stop_token_ids\":[2],"
-            "\"allowed_token_ids\":[3],\"cache_salt\":\"s\"}");
-    assert_int_equal(gen_params_clone(&copy, &c.params, NULL), 0);
+    accept_body(&c, "{\"prompt\":[\"x\",\"yz\"],\"stop\":\"end\",\"bad_words\":[\"b\"],"
+                    "\"logit_bias\":{\"1\":1},\"allowed_token_ids\":[3],\"seed\":5}");
+    assert_int_equal(shared_params_new(&shared, &c.params, NULL), 0);
+    assert_null(c.params.stop);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(request_new_shared(&r[i], shared, c.prompt[i].id, c.prompt[i].n, NULL), 0);
+    }
     completion_release(&c);
-    assert_string_equal(copy.stop[0], "end");
-    assert_string_equal(copy.bad_word[0], "b");
-    assert_int_equal(copy.bias[0].token, 1);
-    assert_int_equal(copy.stop_token[0], 2);
-    assert_int_equal(copy.allowed_token[0], 3);
-    assert_string_equal(copy.cache_salt, "s");
-    gen_params_release(&copy);
+    shared_params_unref(shared);
+    assert_ptr_equal(r[0]->params.allowed_token, r[1]->params.allowed_token);
+    assert_ptr_equal(r[0]->stops, r[1]->stops);
+    request_unref(r[0]);
+    assert_int_equal(r[1]->seed, 5);
+    assert_string_equal(r[1]->params.stop[0], "end");
+    assert_string_equal(r[1]->params.bad_word[0], "b");
+    assert_int_equal(r[1]->params.bias[0].token, 1);
+    assert_int_equal(r[1]->params.allowed_token[0], 3);
+    request_unref(r[1]);
+}
+
+/* ---- room is asked for first ---- */
+
+struct asked {
+    int32_t n[4], n_asked, room, n_encoded;
+};
+
+static int count_room(void *arg, int32_t tenant, int32_t n, struct err *e)
+{
+    struct asked *a = arg;
+
+    assert_int_equal(tenant, 3);
+    a->n[a->n_asked++] = n;
+    return n > a->room ? err_set(e, ERR_FULL, "the queue is full") : 0;
+}
+
+static int count_encode(void *arg, const char *text, size_t len, bool add_special, int32_t max_tokens,
+                        int32_t **ret_ids, int32_t *ret_n, struct err *e)
+{
+    ((struct asked *)arg)->n_encoded++;
+    return test_encode(arg, text, len, add_special, max_tokens, ret_ids, ret_n, e);
+}
+
+/* Once before the body is read, once for its prompts before any of them is. */
+static void test_room_is_asked_for_before_the_work(void **state)
+{
+    struct asked a = {.room = 2};
+    struct api_context ctx = test_context;
+    struct completion c;
+    struct err e;
+    const char *three = "{\"prompt\":[\"a\",\"b\",\"c\"]}", *two = "{\"prompt\":[\"a\",\"b\"]}";
+
+    (void)state;
+    ctx.check_room = count_room;
+    ctx.encode = count_encode;
+    ctx.tenant = 3;
+    ctx.arg = &a;
+    assert_int_equal(completion_parse(&c, three, strlen(three), &ctx, &e), ERR_FULL);
+    assert_int_equal(a.n_asked, 2);
+    assert_int_equal(a.n[0], 1);
+    assert_int_equal(a.n[1], 3);
+    assert_int_equal(a.n_encoded, 0);
+    assert_int_equal(completion_parse(&c, two, strlen(two), &ctx, &e), 0);
+    completion_release(&c);
+    assert_int_equal(a.n_encoded, 2);
+    a = (struct asked){.room = 0};
+    assert_int_equal(completion_parse(&c, "{", 1, &ctx, &e), ERR_FULL);
+    assert_int_equal(chat_parse(&c, "{", 1, &ctx, &e), ERR_FULL);
+    assert_int_equal(http_status_of(ERR_FULL), 429);
 }
 
 /* ---- what is refused ---- */
@@ -690,7 +749,8 @@ int main(void)
         cmocka_unit_test(test_beams),
         cmocka_unit_test(test_unknown_fields_are_named),
         cmocka_unit_test(test_room),
-        cmocka_unit_test(test_clone_is_deep),
+        cmocka_unit_test(test_prompts_share_their_parameters),
+        cmocka_unit_test(test_room_is_asked_for_before_the_work),
         cmocka_unit_test(test_refused_json),
         cmocka_unit_test(test_refused_depth_and_size),
         cmocka_unit_test(test_refused_fields),

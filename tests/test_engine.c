@@ -183,7 +183,7 @@ static void the_same_seed_gives_the_same_text_in_any_company(void **state)
     struct err e;
     for (int i = 0; i < N; i++) {
         q[i] = make(r, &rec[i], 10 + 3 * i, 60 + i);
-        q[i]->params.seed = 5;
+        q[i]->seed = 5;
     }
     assert_int_equal(engine_submit_all(r->engine, q, N, &e), 0);
     for (int i = 0; i < N; i++)
@@ -191,7 +191,7 @@ static void the_same_seed_gives_the_same_text_in_any_company(void **state)
     for (int i = 0; i < N; i++) {
         struct recording *alone;
         struct request *again = make(r, &alone, 10 + 3 * i, 60 + i);
-        again->params.seed = 5;
+        again->seed = 5;
         assert_int_equal(engine_submit(r->engine, again, &e), 0);
         assert_true(recorder_wait(&r->recorder, alone, PATIENCE_S));
         assert_int_equal(alone->choice[0].text.len, rec[i]->choice[0].text.len);
@@ -238,10 +238,16 @@ static void a_stop_string_ends_the_sequence_in_the_engine_too(void **state)
     struct rig *r = rig_open(base_settings());
     struct recording *rec;
     struct err e;
-    struct request *q = make(r, &rec, 8, 4000);
-    q->params.stop = calloc(1, sizeof(char *));
-    q->params.stop[0] = strdup("t");
-    q->params.n_stop = 1;
+    struct gen_params p;
+    struct request *q;
+    gen_params_init(&p, r->engine);
+    p.max_tokens = 4000;
+    p.seed = 99;
+    p.stop = calloc(1, sizeof(char *));
+    p.stop[0] = strdup("t");
+    p.n_stop = 1;
+    assert_int_equal(request_new(&q, &p, (const int32_t[]){'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}, 8, &e), 0);
+    q->user = rec = recording_new();
     gate_close(r);
     assert_int_equal(engine_submit(r->engine, q, &e), 0);
     for (int32_t n = 1; !recorder_ended(&r->recorder, rec) && n < 2000;

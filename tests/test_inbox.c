@@ -68,8 +68,14 @@ static void more_than_the_queue_holds_is_refused_for_good(void **state)
     struct err e;
     struct group *set[5] = {0};
     assert_int_equal(inbox_init(&b, 4, &e), 0);
+    assert_int_equal(inbox_check(&b, 5, &e), ERR_INVALID);
     assert_int_equal(inbox_submit(&b, set, 5, &e), ERR_INVALID);
     assert_string_equal(e.param, "prompt");
+    assert_int_equal(inbox_check(&b, 4, &e), 0);
+    assert_int_equal(inbox_submit(&b, set, 3, &e), 0);
+    assert_int_equal(inbox_check(&b, 1, &e), 0);
+    assert_int_equal(inbox_check(&b, 2, &e), ERR_FULL);
+    assert_int_equal(inbox_waiting(&b), 3);
     inbox_release(&b);
 }
 
@@ -83,6 +89,7 @@ static void a_closed_inbox_takes_nothing_and_settles(void **state)
     assert_int_equal(inbox_submit(&b, &one, 1, &e), 0);
     inbox_close(&b);
     inbox_close(&b);
+    assert_int_equal(inbox_check(&b, 1, &e), ERR_DRAINING);
     assert_int_equal(inbox_submit(&b, &one, 1, &e), ERR_DRAINING);
     assert_false(inbox_settled(&b));
     assert_int_equal(inbox_take(&b, got, 4), 1);

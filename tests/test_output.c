@@ -57,7 +57,7 @@ static void begin(struct bench *b, const char *prompt)
     for (int32_t i = 0; i < n; i++)
         id[i] = (unsigned char)prompt[i];
     assert_int_equal(request_new(&b->request, &b->params, id, n, &e), 0);
-    assert_int_equal(emission_new(b->request, b->tokenizer, &e), 0);
+    assert_int_equal(emission_new(b->request, &e), 0);
     b->request->user = b->rec;
     request_ref(b->request);
     b->active = 1;
@@ -512,7 +512,7 @@ static void check_offsets(const struct parts *p, struct bench *b, const int32_t 
     b->params.stop = stop ? strings(1, &stop) : NULL;
     b->params.n_stop = stop != NULL;
     assert_int_equal(request_new(&b->request, &b->params, id, echoed, &e), 0);
-    assert_int_equal(emission_new(b->request, b->tokenizer, &e), 0);
+    assert_int_equal(emission_new(b->request, &e), 0);
     b->request->user = b->rec;
     request_ref(b->request);
     b->active = 1;

@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "engine/sched_impl.h"
 #include "tests/sim/rig.h"
 
 #include <string.h>
@@ -457,6 +458,89 @@ static void a_full_queue_says_so(void **state)
     group_free(g);
 }
 
+static void a_group_that_waits_holds_one_sequence(void **state)
+{
+    struct gen_params p = tokens(16);
+
+    (void)state;
+    rig_open(&rig, &config);
+    p.n = p.best_of = 8;
+    struct rig_request *a = rig_add(&rig, p, 0, 4), *b = rig_add(&rig, p, 0, 4);
+    rig_step(&rig);
+    assert_int_equal(a->group->n_seqs, 8);
+    assert_non_null(a->group->seq[7].out);
+    assert_int_equal(b->group->n_seqs, 1);
+    assert_ptr_equal(b->group->seq, &b->group->first);
+    assert_null(b->group->memory);
+    assert_null(b->group->first.out);
+}
+
+/* The memory of started groups is all taken, part of it by one that was preempted: it goes on
+ * before who comes first by priority but would have to start. */
+static void who_has_started_is_not_kept_back_by_who_cannot_start(void **state)
+{
+    struct gen_params p = tokens(24);
+
+    (void)state;
+    config.policy = POLICY_PRIORITY;
+    config.max_started = 2;
+    config.n_blocks = 10;
+    rig_open(&rig, &config);
+    struct rig_request *a = rig_add(&rig, p, 0, 8), *b = rig_add(&rig, p, 40, 8);
+    for (int i = 0; i < 100 && b->group->n_preempted == 0; i++) {
+        rig_step(&rig);
+    }
+    assert_int_equal(b->group->state, GROUP_WAITING);
+    assert_int_equal(rig.sched->n_preempted, 1);
+    p.priority = -1;
+    struct rig_request *c = rig_add(&rig, p, 60, 8);
+    while (!a->ended) {
+        assert_null(c->group->memory);
+        assert_true(rig_step(&rig));
+    }
+    assert_true(rig_run(&rig, 200) < 200);
+    assert_true(b->ended && c->ended);
+}
+
+/* What a group finds in the cache when it starts is where its own names begin: under its salt. */
+static void a_salt_holds_from_the_first_block_on(void **state)
+{
+    struct gen_params salted = tokens(4);
+
+    (void)state;
+    config.prefix_cache = true;
+    rig_open(&rig, &config);
+    salted.cache_salt = (char *)"mine";
+    rig_add(&rig, salted, 0, 16);
+    rig_run(&rig, 100);
+    struct rig_request *plain = rig_add(&rig, tokens(4), 0, 16);
+    rig_step(&rig);
+    assert_int_equal(plain->group->cached_tokens, 0);
+    rig_run(&rig, 100);
+    struct rig_request *again = rig_add(&rig, salted, 0, 16);
+    rig_step(&rig);
+    assert_int_equal(again->group->cached_tokens, 12);
+}
+
+/* A preempted group keeps its memory, so preempting for want of memory would gain nothing. */
+static void rows_are_not_taken_for_who_cannot_start(void **state)
+{
+    (void)state;
+    config.policy = POLICY_FAIR;
+    config.max_started = 2;
+    config.max_num_seqs = 2;
+    rig_open(&rig, &config);
+    struct rig_request *a = rig_add(&rig, tokens(16), 0, 4), *b = rig_add(&rig, tokens(16), 20, 4);
+    rig_step(&rig);
+    rig.tenant = 1;
+    struct rig_request *c = rig_add(&rig, tokens(4), 40, 4);
+    for (int i = 0; i < 8; i++) {
+        rig_step(&rig);
+    }
+    assert_int_equal(a->group->n_preempted + b->group->n_preempted, 0);
+    assert_null(c->group->memory);
+}
+
 /* Request `i` has waited for so long. */
 static void make_late(int32_t i, int64_t us)
 {
@@ -608,6 +692,10 @@ int main(void)
         CASE(a_request_ends_at_request_timeout),
         CASE(a_cancelled_request_is_gone_with_the_next_step),
         CASE(a_full_queue_says_so),
+        CASE(a_group_that_waits_holds_one_sequence),
+        CASE(who_has_started_is_not_kept_back_by_who_cannot_start),
+        CASE(rows_are_not_taken_for_who_cannot_start),
+        CASE(a_salt_holds_from_the_first_block_on),
         CASE(prefill_beside_decodes_keeps_to_the_itl_target),
         CASE(prefill_beside_decodes_is_spread),
         CASE(large_steps_are_whole),

@@ -14,7 +14,17 @@
 #include "engine/sched_impl.h"
 #include "tests/sim/rig.h"
 
-enum { RUNNING = 8, PROMPT = 20, BLOCK = 4, STEPS = 128, WARM = 16, VOCAB = 1000, FEW = 200, MANY = 20000 };
+enum {
+    RUNNING = 8,
+    PROMPT = 20,
+    BLOCK = 4,
+    STEPS = 128,
+    WARM = 16,
+    VOCAB = 1000,
+    FEW = 200,
+    MANY = 20000,
+    WIDE_MOST = 8
+};
 
 static uint64_t n_run; /* basic blocks */
 
@@ -78,6 +88,28 @@ static void ask(struct world *w, struct request *r, int32_t i, int32_t max_token
         r->prompt[k] = (i + k) % VOCAB;
     r->tenant = policy == POLICY_FAIR ? i % 3 : 0;
     r->stop_at = stop_at;
+    assert_int_equal(group_new(&g, r, NULL, &w->config, &e), 0);
+    assert_int_equal(sched_add(w->sched, g, 0), 0);
+}
+
+/* `n` samples of `max_tokens` tokens each, whose prompt nobody shares. */
+static void ask_of(struct world *w, struct request *r, int32_t n_prompt, int32_t max_tokens, int32_t n)
+{
+    static _Atomic int32_t no_stop[WIDE_MOST];
+    struct err e = {0};
+    struct group *g = NULL;
+
+    r->params = rig_params();
+    r->params.max_tokens = max_tokens;
+    r->params.n = r->params.best_of = n;
+    r->params.ignore_eos = true;
+    r->n_prompt = n_prompt;
+    r->prompt = calloc((size_t)n_prompt, sizeof(*r->prompt));
+    r->stop_at = no_stop;
+    assert_non_null(r->prompt);
+    for (int32_t i = 0; i < n; i++) {
+        atomic_init(&no_stop[i], INT32_MAX);
+    }
     assert_int_equal(group_new(&g, r, NULL, &w->config, &e), 0);
     assert_int_equal(sched_add(w->sched, g, 0), 0);
 }
@@ -192,12 +224,70 @@ static void a_step_does_not_pay_for_what_is_cached(void **state)
     assert_true(many.all < few.all + few.all / 20 && few.all < many.all + many.all / 20);
 }
 
+/* ---- a swapped group that waits for room ---- */
+
+enum { WIDE = 6, SMALL = 2, LARGE = 40 }; /* blocks of each sample's answer */
+
+/* A group of WIDE samples, each `blocks` long, is swapped out for an older one that then goes
+ * on alone and leaves no room: what one of its steps costs. */
+static uint64_t cost_beside_swapped(int32_t blocks)
+{
+    struct world w = {.out.emit = on_delta, .n_requests = 2};
+    struct err e = {0};
+    int32_t wide = WIDE * blocks + PROMPT / BLOCK, tokens = (blocks + 1) * BLOCK, rest = 4 * BLOCK;
+
+    atomic_init(&stop_at[0], INT32_MAX);
+    w.config = (struct sched_config){.n_blocks = 2 * wide,
+                                     .n_host_blocks = 2 * wide,
+                                     .block_size = BLOCK,
+                                     .vocab = VOCAB,
+                                     .max_len = 2 * wide * BLOCK,
+                                     .max_num_seqs = WIDE + 1,
+                                     .max_num_batched_tokens = 2 * wide * BLOCK,
+                                     .max_logits = WIDE + 2,
+                                     .max_waiting = 2,
+                                     .preemption = PREEMPT_SWAP};
+    assert_int_equal(sched_new(&w.sched, &w.config, &e), 0);
+    assert_int_equal(packer_new(&w.packer, &w.config, &e), 0);
+    assert_int_equal(plan_init(&w.plan, &w.config, &e), 0);
+    w.request = calloc(2, sizeof(*w.request));
+    assert_non_null(w.request);
+    ask_of(&w, &w.request[0], wide * BLOCK, wide * BLOCK / 2, 1);
+    ask_of(&w, &w.request[1], PROMPT, tokens, WIDE);
+    for (int32_t i = 0; i < tokens + 2 * blocks * WIDE * BLOCK; i++) {
+        if (w.sched->swapped.n > 0) {
+            break;
+        }
+        step(&w);
+    }
+    assert_int_equal(w.sched->swapped.n, 1);
+    assert_int_equal(w.sched->running.n, 1);
+    step(&w);
+    uint64_t least = UINT64_MAX;
+    for (int32_t i = 0; i < rest; i++) {
+        uint64_t n = step(&w);
+        least = MIN(least, n);
+    }
+    assert_int_equal(w.sched->swapped.n, 1);
+    close_world(&w);
+    return least;
+}
+
+static void a_step_does_not_pay_for_who_is_swapped_out(void **state)
+{
+    (void)state;
+    uint64_t small = cost_beside_swapped(SMALL), large = cost_beside_swapped(LARGE);
+    assert_true(small > 0);
+    assert_true(large <= small + small / 20);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_does_not_pay_for_those_who_wait),
         cmocka_unit_test(an_admission_pays_for_the_logarithm_at_most),
         cmocka_unit_test(a_step_does_not_pay_for_what_is_cached),
+        cmocka_unit_test(a_step_does_not_pay_for_who_is_swapped_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

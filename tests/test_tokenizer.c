@@ -83,6 +83,20 @@ static void check_decoded(const struct tokenizer *t, const struct token_list *l,
     buf_release(&out);
 }
 
+/* With room for as many tokens as it makes a text is encoded, with one less it is not. */
+static void check_limit(const struct tokenizer *t, const char *text, int32_t n)
+{
+    struct token_list l = {0};
+    struct err e = {0};
+
+    assert_int_equal(tokenizer_encode(t, text, strlen(text), true, n, &l, &e), 0);
+    assert_int_equal(l.n, n);
+    if (n > 0) {
+        assert_int_equal(tokenizer_encode(t, text, strlen(text), true, n - 1, &l, &e), ERR_INVALID);
+    }
+    token_list_release(&l);
+}
+
 static void check_case(const struct tokenizer *t, const cJSON *c)
 {
     const char *text = cJSON_GetObjectItem(c, "text")->valuestring;
@@ -100,6 +114,7 @@ static void check_case(const struct tokenizer *t, const cJSON *c)
     }
     if (i != l.n)
         fail_msg("\"%s\": %d tokens, not %d", text, l.n, i);
+    check_limit(t, text, l.n);
     check_decoded(t, &l, false, cJSON_GetObjectItem(c, "decoded")->valuestring, text);
     check_decoded(t, &l, true, cJSON_GetObjectItem(c, "plain")->valuestring, text);
     token_list_release(&l);
@@ -185,6 +200,36 @@ static void the_limit_of_tokens_holds_and_nothing_is_left_behind(void **state)
 }
 
 /* ---- streaming ----------------------------------------------------------------------------------------------------------- */
+
+/* The text that is one word could hold a model's length many times over: nothing is done for it. */
+static void a_word_that_cannot_fit_costs_nothing(void **state)
+{
+    enum { BYTES = 1 << 20, ROOM = 16 };
+    struct tokenizer *t = open_dir("models/demo");
+    struct token_list l = {0};
+    struct err e = {0};
+    struct encoder enc = {.t = t, .out = &l, .limit = ROOM, .max_tokens = ROOM, .e = &e};
+    char *text = malloc(BYTES);
+
+    (void)state;
+    assert_non_null(text);
+    memset(text, 'a', BYTES);
+    assert_int_equal(bpe_encode_word(&enc, text, BYTES), ERR_INVALID);
+    assert_non_null(strstr(e.text, "more than 16 tokens"));
+    assert_int_equal(enc.symbol_cap, 0);
+    enc.limit = BYTES;
+    assert_int_equal(bpe_encode_word(&enc, text, BYTES), 0);
+    for (int32_t n = l.n; n > 0; n /= 2) { /* what does fit is never refused */
+        token_list_release(&l);
+        enc.limit = n;
+        assert_int_equal(bpe_encode_word(&enc, text, (size_t)n), 0);
+    }
+    free(enc.symbol);
+    free(enc.heap);
+    free(text);
+    token_list_release(&l);
+    tokenizer_free(t);
+}
 
 static void a_stream_carries_whole_characters_only(void **state)
 {
@@ -736,6 +781,7 @@ int main(void)
     const struct CMUnitTest fixed[] = {
         cmocka_unit_test(the_demo_model_has_its_special_ids),
         cmocka_unit_test(the_limit_of_tokens_holds_and_nothing_is_left_behind),
+        cmocka_unit_test(a_word_that_cannot_fit_costs_nothing),
         cmocka_unit_test(a_stream_carries_whole_characters_only),
         cmocka_unit_test(a_forked_stream_goes_its_own_way),
         cmocka_unit_test(a_megabyte_of_anything_is_encoded),

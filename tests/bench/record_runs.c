@@ -76,7 +76,7 @@ static void add(struct prompt *p, const char *text, const struct tokenizer *t, c
     p->request.params.max_tokens = width > 0 ? BEAM_TOKENS : SAMPLE_TOKENS;
     p->request.params.beam_width = width;
     p->request.params.temperature = width > 0 ? 0 : 1;
-    p->request.params.seed = (uint64_t)n_prompts;
+    p->request.seed = (uint64_t)n_prompts;
     p->request.prompt = ids.id;
     p->request.n_prompt = ids.n;
     p->request.user = p;

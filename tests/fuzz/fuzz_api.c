@@ -42,16 +42,12 @@ static void check_params(const struct gen_params *p)
 
 static void check_completion(struct completion *c)
 {
-    struct gen_params copy;
-    struct err e;
     CHECK(c->n_prompts >= 1 && c->n_prompts <= LIMIT_PROMPTS);
     for (int32_t i = 0; i < c->n_prompts; i++) {
         CHECK(c->prompt[i].n >= 1 && c->prompt[i].n + c->params.max_tokens <= test_context.info.max_model_len);
         check_ids(c->prompt[i].id, c->prompt[i].n);
     }
     check_params(&c->params);
-    if (gen_params_clone(&copy, &c->params, &e) == 0)
-        gen_params_release(&copy);
     completion_release(c);
 }
 

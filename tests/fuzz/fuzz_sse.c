@@ -172,7 +172,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct buf text;
     buf_init(&text, 1 << 20);
     CHECK(sse_style_init(&events, "cmpl-1", 5, "m\"x", "fp", NULL) == 0);
-    CHECK(sse_style_init(&whole, "cmpl-1", 5, "m\"x", "fp", NULL) == 0 && collector_init(&c, 1, NULL) == 0);
+    CHECK(sse_style_init(&whole, "cmpl-1", 5, "m\"x", "fp", NULL) == 0);
+    collector_init(&c, 1);
     struct piece p;
     for (const uint8_t *at = data + 2; next_piece(&p, &at, data + size);) {
         check_event(&events, &p);

@@ -20,7 +20,7 @@ FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-w", "-I."]
 SOURCES = [
     "config/base.c",
     *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "engine").glob("sched*.c")),
-    *(f"engine/{n}.c" for n in "kvpool prefix reserve seq group allowed setup pack decode beam beam_text stops emit batch_wire".split()),
+    *(f"engine/{n}.c" for n in "kvpool prefix regions reserve seq group allowed setup pack decode beam beam_text stops emit batch_wire".split()),
     *(f"tests/sim/{n}.c" for n in "toy oracle many scenario reference world shrink oracle_runs".split()),
 ]
 
@@ -92,7 +92,13 @@ MUTANTS = [
     ("who is done keeps its room", "engine/sched_seq.c", "if (s->reserver)\n        reserver_give(s->reserver, &q->room);", ""),
     ("half a group gets room", "engine/sched_seq.c", "give_room(s, g);\n            return false;", "return false;"),
     ("a tenant's rows are not given back", "engine/sched_fair.c", "s->tenant[g->tenant].n_rows += n;", "s->tenant[g->tenant].n_rows += n > 0 ? n : 0;"),
-    ("the place of who left goes to nobody", "engine/sched_queue.c", "moved->wait_index = g->wait_index;", ";"),
+    ("the place of who left goes to nobody", "engine/sched_queue.c", "waiting_place(s, s->waiting[s->n_waiting], hole);", ";"),
+    ("who was preempted is not told apart from who is new", "engine/sched_queue.c", "waiting_place(s, s->waiting[in_front], at);", ";"),
+    ("who leaves the preempted ones leaves a hole", "engine/sched_queue.c", "waiting_place(s, s->waiting[--s->n_preempted], hole);", "s->n_preempted--;"),
+    ("who cannot start stands before those who hold the memory", "engine/sched_fair.c", "return started ? started : g;", "return g;"),
+    ("who cannot start stands before those who are swapped out", "engine/sched_fair.c", "(is_fair(s) || g->started) && can_start(s, g) &&", "(is_fair(s) || g->started) &&"),
+    ("a group's memory is not given back", "engine/sched_start.c", "regions_give(&s->regions, g->memory, g->n_bytes);", ";"),
+    ("a swapped group is counted once and for all", "engine/sched_preempt.c", "g->resume_need = -1;", ";"),
     ("cancelled requests run on", "engine/sched_queue.c", "if (atomic_load_explicit(&g->request->cancelled, memory_order_relaxed))", "if (false)"),
     ("table updates are off by one", "engine/pack.c", ".index = first, .count = count", ".index = first + 1, .count = count"),
     ("a changed entry behind an unchanged one is lost", "engine/pack.c", "i = end;", "i = q->n_blocks;"),

@@ -1,5 +1,7 @@
 #include "tests/sim/rig.h"
 
+#include "engine/stops.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,8 +60,10 @@ void rig_close(struct rig *r)
     packer_free(r->packer);
     plan_release(&r->plan[0]);
     plan_release(&r->plan[1]);
-    for (int32_t i = 0; i < r->n_requests; i++)
+    for (int32_t i = 0; i < r->n_requests; i++) {
         free(r->request[i].request.prompt);
+        stop_set_free(r->request[i].stops);
+    }
     free(r->request);
     free(r->delta);
 }
@@ -82,6 +86,7 @@ struct rig_request *rig_add(struct rig *r, struct gen_params p, int32_t first, i
     must(r->n_requests < RIG_REQUESTS, "too many requests");
     struct rig_request *q = &r->request[r->n_requests++];
     q->request.params = p;
+    q->request.seed = p.seed;
     q->request.prompt = malloc((size_t)n_prompt * sizeof(int32_t));
     must(q->request.prompt != NULL, "no memory");
     q->request.n_prompt = n_prompt;
@@ -94,6 +99,8 @@ struct rig_request *rig_add(struct rig *r, struct gen_params p, int32_t first, i
     q->request.stop_at = q->stop_at;
     for (int32_t i = 0; i < LIMIT_CHOICES; i++)
         atomic_init(&q->stop_at[i], INT32_MAX);
+    must(stop_set_new(&q->stops, p.stop, p.stop_len, p.n_stop, &e) == 0, e.text);
+    q->request.stops = q->stops;
     int code = group_new(&q->group, &q->request, NULL, &r->config, &e);
     must(code == 0, e.text);
     must(sched_add(r->sched, q->group, r->now_us) == 0, "the queue is full");

@@ -9,6 +9,7 @@ enum { RIG_REQUESTS = 64, RIG_DELTAS = 4096, RIG_TOPS = 16 };
 
 struct rig_request {
     struct request request;
+    struct stop_set *stops;
     _Atomic int32_t stop_at[LIMIT_CHOICES];
     struct group *group; /* gone after DELTA_END */
     bool ended;

@@ -34,6 +34,7 @@ static void random_config(struct scenario *s, struct rng *r)
     c->max_num_batched_tokens = c->max_num_seqs + rng_range(r, 0, rng_chance(r, 40) ? 6 : 60);
     c->max_logits = c->max_num_seqs + rng_range(r, 1, 12);
     c->max_waiting = SIM_REQUESTS;
+    c->group_bytes = (int64_t)1 << 20;
     c->preemption = rng_range(r, PREEMPT_AUTO, PREEMPT_RECOMPUTE);
     if (c->preemption == PREEMPT_SWAP)
         c->n_host_blocks = MAX(c->n_host_blocks, 1);
@@ -206,6 +207,38 @@ static void random_pins(struct scenario *s, struct rng *r)
     s->n_pin = c->n_pinned * c->block_size;
 }
 
+/* Requests that preempt each other for want of blocks, and behind them, first in turn, beam searches
+ * that take all the memory of groups: those who have started must not wait for them. */
+static void stand_off(struct scenario *s, struct rng *r)
+{
+    struct sched_config *c = &s->config;
+    int32_t n_small = MIN(rng_range(r, 2, 4), s->n_requests);
+
+    c->policy = rng_chance(r, 50) ? POLICY_PRIORITY : POLICY_FAIR;
+    c->n_blocks = (int32_t)div_ceil(c->max_len, c->block_size) + rng_range(r, 2, 8);
+    c->max_started = 0;
+    c->group_bytes = 2 * 4096;
+    for (int32_t i = 0; i < s->n_requests; i++) {
+        struct sim_request *q = &s->request[i];
+        bool small = i < n_small;
+        q->n_prompt = small ? rng_range(r, 20, 28) : rng_range(r, 1, 8);
+        q->n = q->best_of = 1;
+        q->beam_width = q->min_tokens = 0;
+        q->max_tokens = SIM_OUTPUT;
+        q->ignore_eos = true;
+        q->n_stop = q->n_stop_token = q->cancel = 0;
+        q->priority = small ? 1 : 0;
+        q->tenant = !small;
+        q->arrival = small ? 0 : rng_range(r, s->request[i - 1].arrival, SIM_OUTPUT);
+        memset(q->text_stop, 0, sizeof(q->text_stop));
+        if (!small && rng_chance(r, 60)) {
+            q->beam_width = q->best_of = MIN(c->max_num_seqs, 2);
+            q->n_logprobs = 3;
+            q->temperature = 0;
+        }
+    }
+}
+
 void scenario_random(struct scenario *ret, uint64_t seed)
 {
     struct rng r = {seed}, marching = {~seed};
@@ -214,7 +247,13 @@ void scenario_random(struct scenario *ret, uint64_t seed)
     ret->n_requests = rng_range(&r, 1, SIM_REQUESTS);
     for (int32_t i = 0; i < ret->n_requests; i++)
         random_request(ret, i, &r);
-    if (rng_chance(&marching, 5))
+    if (rng_chance(&marching, 30)) { /* memory for so few groups that those who have started hold all of it */
+        ret->config.max_started = rng_range(&marching, 1, 6);
+        ret->config.group_bytes = rng_range(&marching, 2, 12) * 4096;
+    }
+    if (rng_chance(&marching, 4))
+        stand_off(ret, &marching);
+    else if (rng_chance(&marching, 5))
         march(ret, &marching);
     else if (rng_chance(&marching, 8)) {
         ret->config.kv_policy = rng_range(&marching, KV_ORCA_MAX, KV_ORCA_ORACLE);
@@ -318,10 +357,10 @@ void scenario_print(const struct scenario *s, FILE *out)
     fprintf(out,
             "  preemption %d, policy %d, kv policy %d, prefix cache %d, target itl %lld, shared %lld us, timeouts %lld "
             "%lld us, NaN "
-            "from step %llu\n",
+            "from step %llu, %d groups started at most, in %lld bytes\n",
             c->preemption, c->policy, c->kv_policy, c->prefix_cache, (long long)c->target_itl_us,
             (long long)c->shared_itl_us, (long long)c->queue_timeout_us, (long long)c->request_timeout_us,
-            (unsigned long long)s->fail_at);
+            (unsigned long long)s->fail_at, c->max_started, (long long)c->group_bytes);
     for (int32_t i = 0; i < s->n_requests; i++)
         if (!s->request[i].absent)
             print_request(&s->request[i], i, out);

@@ -8,6 +8,7 @@
 #include "engine/emit.h"
 #include "engine/pack.h"
 #include "engine/stats.h"
+#include "engine/stops.h"
 #include "tests/sim/many.h"
 #include "tests/sim/scenario.h"
 #include "tests/sim/toy.h"
@@ -29,6 +30,8 @@ struct journey {
     struct sim_request less; /* the plan with fewer tokens than were offered */
     struct request request;
     char *stop[SIM_STOPS];
+    struct stop_set *stops;
+    struct word_list words;
     _Atomic int32_t stop_at[SIM_WIDTH];
     struct sim_choice got[SIM_WIDTH], want[SIM_WIDTH];
     struct sim_said said[SIM_WIDTH];
@@ -194,30 +197,14 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
 
 /* ---- what goes in ---- */
 
-static int words_of(const struct sim_request *r, struct word_list *ret)
+static struct word_list words_of(const struct sim_request *r)
 {
-    *ret = (struct word_list){0};
-    if (r->n_words == 0)
-        return 0;
-    ret->token = malloc(sizeof(r->word));
-    ret->first = malloc(sizeof(r->word_first));
-    if (!ret->token || !ret->first)
-        return ERR_NOMEM;
-    memcpy(ret->token, r->word, sizeof(r->word));
-    memcpy(ret->first, r->word_first, sizeof(r->word_first));
-    ret->n = r->n_words;
-    return 0;
+    return (struct word_list){(int32_t *)r->word, (int32_t *)r->word_first, r->n_words};
 }
 
 static int make_group(struct world *w, struct journey *j, struct group **ret, struct err *e)
 {
-    struct word_list words;
-    int code = words_of(j->plan, &words);
-    if (code == 0)
-        code = group_new(ret, &j->request, &words, &w->s->config, e);
-    if (code < 0)
-        word_list_release(&words);
-    return code;
+    return group_new(ret, &j->request, &j->words, &w->s->config, e);
 }
 
 /* A default max_tokens has become the most that fits: one more does not. From here on
@@ -247,6 +234,7 @@ static void submit(struct world *w, struct journey *j)
     struct request *r = &j->request;
     j->submitted = true;
     sim_request_params(j->plan, j->stop, &r->params);
+    r->seed = r->params.seed;
     r->prompt = (int32_t *)j->plan->prompt;
     r->n_prompt = j->plan->n_prompt;
     r->arrival_us = (int64_t)w->turn * TURN_US;
@@ -258,6 +246,10 @@ static void submit(struct world *w, struct journey *j)
     for (int32_t i = 0; i < SIM_WIDTH; i++)
         atomic_init(&j->stop_at[i], INT32_MAX);
     bool impossible = reference_impossible(w->s, j->plan);
+    j->words = words_of(j->plan);
+    if (stop_set_new(&j->stops, r->params.stop, NULL, r->params.n_stop, &e) < 0)
+        FAIL(w, "stop_set_new: %s", e.text);
+    r->stops = j->stops;
     if (make_group(w, j, &g, &e) < 0) {
         if (e.code != ERR_INVALID && e.code != ERR_UNSUPPORTED)
             FAIL(w, "group_new: %s", e.text);
@@ -271,7 +263,7 @@ static void submit(struct world *w, struct journey *j)
     if (impossible) {
         FAIL(w, "request %d bans every token and is not refused", (int32_t)(j - w->journey));
     }
-    if (emission_new(r, w->s->config.tokenizer, &e) < 0) {
+    if (emission_new(r, &e) < 0) {
         FAIL(w, "emission_new: %s", e.text);
     }
     if (g->max_tokens != j->plan->max_tokens)
@@ -584,6 +576,9 @@ int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t 
         emission_free(w.journey[i].request.emission);
     }
     sched_free(w.sched);
+    for (int32_t i = 0; i < s->n_requests; i++) {
+        stop_set_free(w.journey[i].stops);
+    }
     packer_free(w.packer);
     for (int i = 0; i <= SIM_DEPTH; i++)
         plan_release(&w.plan[i]);
