@@ -197,7 +197,7 @@ static void test_a_choice_that_could_not_go_on(void **state)
     b.data[b.len] = '\0';
     assert_non_null(strstr(b.data, "{\"index\":0,\"text\":\"a\",\"logprobs\":null," DEAD_END "]}\n\n"));
     buf_clear(&b);
-    assert_int_equal(collector_init(&c, 2, NULL), 0);
+    collector_init(&c, 2);
     assert_int_equal(collector_add(&c, &s, 0, &o), 0);
     o = piece("b", FINISH_LENGTH);
     assert_int_equal(collector_add(&c, &s, 1, &o), 0);
