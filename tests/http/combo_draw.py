@@ -1,0 +1,387 @@
+"""Draws request bodies for tests/http/combinations.py.
+
+The fields come from the server's own /openapi.json, which is printed from the table in
+server/api_table.c. A field that is not named in IDEAS is drawn from its schema alone, so that
+a new field takes part without a line here.
+"""
+import json
+import math
+
+# Fragments of what the bundled model writes: stop strings and bad words that do occur.
+TEXT = (
+    "Once upon a time, there was a little girl named Lily. She lived in a cozy little house "
+    "with her mom and dad. One day, Lily went to the park to play with her friends. They saw "
+    "a big red ball and wanted to play with it. \"Can I have it?\" she asked. Her mom smiled "
+    "and said, \"Yes, you can.\" They were very happy and the dog said thank you."
+)
+ODD_TEXTS = ["é", "日本語", "🦊 fox", "a\u0300", "\n\n", " ", "\t", "\u200b", "<s>", "</s>", "\ufffd", "ß\u0000x",
+             "\\\"", "{{ x }}", "𝔘", "\r\n", "a" * 60, "\u2028", "\x7f", "0", "()"]
+ROUTES = {"/v1/completions": 60, "/v1/chat/completions": 20, "/tokenize": 10, "/detokenize": 10}
+SKIP = object()
+GENERATING = ("/v1/completions", "/v1/chat/completions")
+
+
+class Raw(str):
+    """JSON text that goes into a body as it stands: numbers that Python would not write."""
+
+
+def dumps(body):
+    """A body's JSON text, with every Raw written as it stands."""
+    raw = []
+
+    def mark(value):
+        if isinstance(value, Raw):
+            raw.append(value)
+            return f"@raw{len(raw) - 1}@"
+        if isinstance(value, dict):
+            return {k: mark(v) for k, v in value.items()}
+        return [mark(v) for v in value] if isinstance(value, list) else value
+
+    text = json.dumps(mark(body), ensure_ascii=False, separators=(",", ":"))
+    for i, value in enumerate(raw):
+        text = text.replace(f'"@raw{i}@"', value)
+    return text
+
+
+# ---- JSON Schema: as much of it as the document uses ----
+
+def branches(schema):
+    """The schemas of which one must hold, `null` left out."""
+    for key in ("anyOf", "oneOf", "allOf"):
+        if key in schema:
+            return [b for s in schema[key] for b in branches(s) if b.get("type") != "null"]
+    return [schema]
+
+
+def is_type(kind, value):
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return {"string": isinstance(value, str) and not isinstance(value, Raw), "boolean": isinstance(value, bool),
+            "integer": number and isinstance(value, int), "number": number, "array": isinstance(value, list),
+            "object": isinstance(value, dict), "null": value is None}[kind]
+
+
+def sizes_hold(schema, value):
+    for low, high, kind in (("minLength", "maxLength", str), ("minItems", "maxItems", list),
+                            ("minProperties", "maxProperties", dict)):
+        if isinstance(value, kind) and not schema.get(low, 0) <= len(value) <= schema.get(high, 1 << 60):
+            return False
+    return True
+
+
+def holds(schema, value):
+    """Whether `value` is what `schema` wants, `null` not counted as such."""
+    options = branches(schema)
+    if len(options) > 1 or options[0] is not schema:
+        return any(holds(o, value) for o in options)
+    if "const" in schema:
+        return value == schema["const"]
+    if "enum" in schema and value not in schema["enum"]:
+        return False
+    if "type" in schema and not is_type(schema["type"], value):
+        return False
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return schema.get("minimum", -math.inf) <= value <= schema.get("maximum", math.inf)
+    if isinstance(value, list):
+        return sizes_hold(schema, value) and all(holds(schema.get("items", {}), v) for v in value)
+    if isinstance(value, dict):
+        known = schema.get("properties", {})
+        rest = schema.get("additionalProperties", {})
+        return (sizes_hold(schema, value) and all(k in value for k in schema.get("required", ()))
+                and all(holds(known.get(k, rest if isinstance(rest, dict) else {}), v) for k, v in value.items()))
+    return sizes_hold(schema, value)
+
+
+def draw_number(rng, schema):
+    low, high = schema.get("minimum", -1000), schema.get("maximum", 1000)
+    near = [low, high, max(low, min(high, 0)), max(low, min(high, 1)), max(low, min(high, rng.randint(2, 30)))]
+    value = rng.choice(near)
+    if schema["type"] == "number" and rng.random() < 0.5:
+        value = rng.uniform(max(low, -10), min(high, 10))
+    return value if schema["type"] == "number" else int(value)
+
+
+def draw_schema(rng, schema):
+    """A value that `schema` allows."""
+    schema = rng.choice(branches(schema))
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return rng.choice(schema["enum"])
+    kind = schema.get("type", "string")
+    if kind in ("integer", "number"):
+        return draw_number(rng, schema)
+    if kind == "boolean":
+        return rng.random() < 0.5
+    if kind == "array":
+        least = schema.get("minItems", 0)
+        n = rng.randint(least, max(least, min(schema.get("maxItems", 3), 3)))
+        return [draw_schema(rng, schema.get("items", {})) for _ in range(n)]
+    if kind == "object":
+        known = schema.get("properties", {})
+        wanted = set(schema.get("required", ()))
+        return {k: draw_schema(rng, v) for k, v in known.items() if k in wanted or rng.random() < 0.5}
+    if "pattern" in schema:
+        return "a1"
+    text = rng.choice(ODD_TEXTS) if rng.random() < 0.3 else TEXT[:rng.randint(1, 12)]
+    return (text + "x" * schema.get("minLength", 0))[:schema.get("maxLength", 200)]
+
+
+WRONG = [True, False, "x", "", "1", [], {}, [[]], [None], ["x"], [""], [1.5], [-1], {"a": 1}, -1, 1.5, -2 ** 63 - 1,
+         2 ** 64, 2 ** 31, 10 ** 30, 1e300, -1e300, [2 ** 40], {"-1": 1}, {"1": "x"}, {"1": 1e9}, [0.5],
+         Raw("0." + "0" * 400 + "1"), Raw("1e400"), Raw("-1e400"), Raw("NaN"), Raw("1" + "0" * 500), Raw("01"),
+         Raw("18446744073709551616"), Raw("9007199254740993.5"), Raw("2147483647.0000000001")]
+
+
+def draw_wrong(rng, schema):
+    """A value that `schema` refuses, or SKIP where none of WRONG is one."""
+    wrong = [w for w in WRONG if isinstance(w, Raw) or not holds(schema, w)]
+    kinds = {b.get("type") for b in branches(schema)}
+    if "number" in kinds:  # a fraction is a number, however many digits it has
+        wrong = [w for w in wrong if not isinstance(w, Raw) or w in ("1e400", "-1e400", "NaN", "01")]
+    return rng.choice(wrong) if wrong else SKIP
+
+
+# ---- what is known of some fields ----
+
+def some_text(rng, least=1, most=60):
+    at = rng.randrange(len(TEXT) - most)
+    text = TEXT[at:at + rng.randint(least, most)]
+    return rng.choice(ODD_TEXTS) + text if rng.random() < 0.15 else text
+
+
+def story(rng):
+    """A prompt; many of them begin alike, so that the prefix cache has something to find."""
+    if rng.random() < 0.5:
+        return TEXT[:rng.choice([4, 16, 40, 90, 140])] + rng.choice(["", " ", " The", " And then", "."])
+    if rng.random() < 0.15:
+        return rng.choice(ODD_TEXTS)
+    return some_text(rng, 1, 90)
+
+
+def draw_prompt(rng, facts):
+    def ids():
+        return [rng.choice(facts.likely_ids) for _ in range(rng.choice([1, 2, 5, 17, 33]))]
+
+    kind = rng.random()
+    if kind < 0.62:
+        return story(rng)
+    if kind < 0.75:
+        return ids()
+    several = [story(rng) if kind < 0.92 else ids() for _ in range(rng.randint(1, 4))]
+    if rng.random() < 0.3:
+        several.append(several[0])
+    return several
+
+
+def draw_messages(rng, facts):
+    roles = ["user", "assistant"] * rng.randint(1, 2)
+    messages = [{"role": r, "content": story(rng)[:60]} for r in roles[:-1]]
+    if rng.random() < 0.3:
+        messages.insert(0, {"role": "system", "content": some_text(rng, 1, 20)})
+    if rng.random() < 0.2:
+        messages[-1]["content"] = [{"type": "text", "text": some_text(rng)}]
+    return messages
+
+
+def few_ids(rng, facts, most=4):
+    return [rng.choice(facts.likely_ids) for _ in range(rng.randint(1, most))]
+
+
+def draw_stop(rng, facts):
+    def one():
+        return rng.choice(ODD_TEXTS) if rng.random() < 0.1 else some_text(rng, 1, rng.choice([1, 2, 4, 14]))
+    return one() if rng.random() < 0.5 else [one() for _ in range(rng.randint(0, 4))]
+
+
+def draw_seed(rng, facts):
+    return rng.choice([0, 1, -1, 7, 2 ** 63, 2 ** 64 - 1, -2 ** 63, rng.getrandbits(40)])
+
+
+def draw_bias(rng, facts):
+    ids = few_ids(rng, facts, 6) + (facts.eos if rng.random() < 0.3 else [])
+    return {str(i): rng.choice([-100, -2.5, 0, 1, 5, 100]) for i in ids}
+
+
+def draw_allowed(rng, facts):
+    n = rng.choice([1, 2, 40, 300])
+    ids = rng.sample(facts.likely_ids, min(n, len(facts.likely_ids)))
+    return ids + (facts.eos if rng.random() < 0.3 else []) + ids[:1]
+
+
+def draw_tokens(rng, facts):
+    return few_ids(rng, facts, 40) if rng.random() < 0.9 else []
+
+
+def choose(*values):
+    return lambda rng, facts: rng.choice(values)
+
+
+# Name: (how often, how). A field that is named by nobody here is drawn from its schema.
+IDEAS = {
+    "prompt": (1, draw_prompt), "messages": (1, draw_messages), "tokens": (1, draw_tokens),
+    "model": (0.05, lambda rng, facts: facts.model),
+    "max_tokens": (0.85, choose(1, 2, 3, 5, 8, 12, 16, 24, 40)),
+    "max_completion_tokens": (0.3, choose(1, 2, 5, 12, 24)),
+    "min_tokens": (0.15, choose(0, 1, 2, 5, 12)),
+    "n": (0.3, choose(1, 2, 3, 5)), "best_of": (0.12, choose(1, 2, 4, 6)),
+    "use_beam_search": (0.3, choose(True, True, True, False)),
+    "beam_width": (0.2, choose(1, 2, 3, 6)), "length_penalty": (0.15, choose(0, 1, -1.5, 2.0, 1e30)),
+    "early_stopping": (0.2, choose(True, False, "never")),
+    "temperature": (0.7, choose(0, 0, 0.3, 1, 1.5, 2)), "top_p": (0.2, choose(1, 0.9, 0.1, 1e-9)),
+    "top_k": (0.2, choose(-1, 0, 1, 3, 50, 100000)), "min_p": (0.15, choose(0, 0.05, 1)),
+    "presence_penalty": (0.12, choose(0, 1, -2, 2)), "frequency_penalty": (0.12, choose(0, 0.5, -2, 2)),
+    "repetition_penalty": (0.12, choose(1, 1.2, 0.5, 5.0, 1e-38, 1e38)),
+    "logit_bias": (0.12, draw_bias), "seed": (0.7, draw_seed), "stop": (0.3, draw_stop),
+    "stop_token_ids": (0.2, few_ids), "allowed_token_ids": (0.12, draw_allowed),
+    "bad_words": (0.12, lambda rng, facts: [some_text(rng, 1, 9).strip() or "a" for _ in range(rng.randint(0, 3))]),
+    "echo": (0.2, choose(True, True, False)), "prompt_logprobs": (0.12, choose(0, 1, 5, 20)),
+    "stream_options": (0.2, None), "suffix": (0.03, None), "response_format": (0.05, choose({"type": "text"})),
+    "truncate_prompt_tokens": (0.1, choose(1, 2, 5, 30, 1000)), "cache_salt": (0.1, choose("a", "é", "x" * 256)),
+    "request_id": (0.05, None), "user": (0.05, choose("u", "")), "stream": (0.4, choose(True, True, False)),
+    "return_token_ids": (0.3, choose(True, False)), "priority": (0.15, choose(0, -5, 3, 2 ** 31 - 1)),
+    "chat_template_kwargs": (0.05, choose({}, {"who": "me"})),
+    "continue_final_message": (0.1, choose(True, False)), "add_generation_prompt": (0.1, choose(True, False)),
+}
+
+
+def plain_prompt(rng, facts):
+    """/tokenize: any text, the empty one too."""
+    return "" if rng.random() < 0.05 else story(rng)
+
+
+def draw_field(rng, facts, route, name, schema):
+    often, how = IDEAS.get(name, (0.12, None))
+    if route == "/tokenize" and name == "prompt":
+        how = plain_prompt
+    if name == "logprobs" or name == "top_logprobs":
+        often = 0.25
+    if rng.random() >= often:
+        return SKIP
+    if how is None and name == "logprobs" and any(b.get("type") == "integer" for b in branches(schema)):
+        return rng.choice([0, 1, 2, 5, 20])
+    return how(rng, facts) if how else draw_schema(rng, schema)
+
+
+# ---- rules between fields ----
+
+def n_of(body):
+    return body.get("n") or 1
+
+
+def is_beam(body):
+    return body.get("use_beam_search") is True
+
+
+def width_of(body):
+    """Sequences of one prompt."""
+    if is_beam(body):
+        return body.get("beam_width") or body.get("best_of") or n_of(body)
+    return body.get("best_of") or n_of(body)
+
+
+def mend_decoding(body, facts):
+    most = max(1, facts.max_num_seqs)
+    for name in ("n", "best_of", "beam_width"):
+        if isinstance(body.get(name), int):
+            body[name] = min(body[name], most)
+    if is_beam(body):
+        body.pop("best_of", None)
+        if body.get("temperature"):
+            body.pop("temperature")
+        if body.get("beam_width") is not None:
+            body["beam_width"] = max(body["beam_width"], n_of(body))
+        return
+    for name in ("beam_width", "length_penalty", "early_stopping"):
+        body.pop(name, None)
+    if body.get("best_of") is not None:
+        body["best_of"] = n_of(body) if body.get("stream") else max(body["best_of"], n_of(body))
+    if body.get("temperature") == 0:
+        body.pop("n", None)
+        body.pop("best_of", None)
+
+
+def mend_lengths(rng, body, route):
+    if route == "/v1/completions" and body.get("echo") and rng.random() < 0.25:
+        body["max_tokens"] = 0
+    if route == "/v1/chat/completions" and body.get("max_completion_tokens") is None and rng.random() < 0.9:
+        body.setdefault("max_tokens", 12)
+    most = body.get("max_completion_tokens") or body.get("max_tokens")
+    least = body.get("min_tokens") or 0
+    if least > (most if most is not None else 16):
+        body.pop("min_tokens")
+    if body.get("suffix") is not None and (body.get("echo") or body.get("truncate_prompt_tokens")):
+        body.pop("suffix")
+
+
+def mend(rng, body, route, facts):
+    """Makes of a drawn body one that breaks no rule between fields."""
+    mend_decoding(body, facts)
+    mend_lengths(rng, body, route)
+    if not body.get("stream"):
+        body.pop("stream_options", None)
+    if body.get("top_logprobs") and body.get("logprobs") is not True:
+        body["logprobs"] = True
+    if body.get("continue_final_message"):
+        body.pop("add_generation_prompt", None)
+    if body.get("continue_final_message") is not None and route == "/v1/chat/completions":
+        if isinstance(body["messages"][-1]["content"], list):
+            body.pop("continue_final_message")
+
+
+class Case:
+    """One drawn request: what is sent and what is expected of it.
+
+    `spoiled`: the one field that its schema refuses. `clean`: it must be answered 200.
+    """
+
+    def __init__(self, route, body, spoiled=None, clean=False):
+        self.route, self.body, self.spoiled, self.clean = route, body, spoiled, clean
+
+    def text(self):
+        return dumps(self.body)
+
+    def __repr__(self):
+        return f"{self.route} {self.text()}"
+
+
+def may_be_impossible(body):
+    """Whether rules about tokens may leave none to draw, or no finite number."""
+    bans = any(body.get(k) for k in ("bad_words", "min_tokens", "logit_bias"))
+    penalty = body.get("repetition_penalty") or 1
+    return bool(body.get("allowed_token_ids") and bans) or not 1e-6 < penalty < 1e6 or bool(body.get("logit_bias"))
+
+
+def is_clean(case, facts):
+    body = case.body
+    if case.spoiled or any(k not in IDEAS and k not in facts.known for k in body):
+        return False
+    if case.route in ("/tokenize", "/detokenize"):
+        return True
+    if case.route == "/v1/chat/completions" and not facts.chat:
+        return False
+    if may_be_impossible(body) or body.get("suffix") or "\0" in case.text() or "\\u0000" in case.text():
+        return False
+    return facts.fits(case.route, body)
+
+
+def draw_case(rng, facts):
+    """One request for one of the routes; most are accepted."""
+    route = rng.choices(list(facts.schemas), [ROUTES.get(r, 3) for r in facts.schemas])[0]
+    schema = facts.schemas[route]
+    body = {}
+    for name, rule in schema["properties"].items():
+        value = draw_field(rng, facts, route, name, rule)
+        if value is not SKIP or name in schema["required"]:
+            body[name] = value if value is not SKIP else draw_schema(rng, rule)
+    rough = rng.random() < 0.06
+    if not rough and route in GENERATING:
+        mend(rng, body, route, facts)
+    case = Case(route, body)
+    if rng.random() < 0.1:
+        name = rng.choice(list(schema["properties"]))
+        value = draw_wrong(rng, schema["properties"][name])
+        if value is not SKIP:
+            body[name] = value
+            case.spoiled = name
+    case.clean = not rough and is_clean(case, facts)
+    return case
