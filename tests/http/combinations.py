@@ -39,7 +39,7 @@ class Failure:
     def __init__(self, broken, case, mode, variant=None, company=(), phase=None):
         self.kind, self.detail, self.case = broken.kind, broken.detail, case
         self.mode, self.variant, self.company, self.phase = mode, variant, list(company), phase
-        self.config = self.seed = self.batch = None
+        self.config = self.seed = self.batch = self.salt = None
         self.small, self.times = None, 1
 
     def line(self):
@@ -182,9 +182,11 @@ async def play_batch(options, counts, batch, n, rounds=ROUNDS):
             left -= CASES
             for failure in found:
                 failure.config, failure.seed, failure.batch = rig.name, options.seed, batch
+                failure.salt = f"{options.seed}/{batch}/{number}"
             failures += found
-        if not failures:
+        if not rig.fault():
             counts.preempted += await rig.preemptions()
+        if not failures:
             need(rig.stop() == 0, "the server did not end well", rig.fault())
     return failures
 

@@ -14,24 +14,24 @@ from conftest import QUIRE, ROOT, Server  # noqa: E402
 
 TEMPLATE = ("{%- for m in messages %}{{ '<' ~ m.role ~ '>' ~ m.content ~ '\\n' }}{%- endfor %}"
             "{%- if add_generation_prompt %}{{ '<' ~ who | default('assistant') ~ '>' }}{% endif %}")
-KEYS = "sk-red-0123456789 name=red weight=3\nsk-blue-0123456789 name=blue\n"
+KEYS = "name=red key=sk-red-0123456789 weight=3\nname=blue key=sk-blue-0123456789\n"
 
 # Pools are small: company has to queue, to be preempted and to come back. Each server is one process group on the CPU.
 COMMON = ["--device", "cpu", "--threads", "1", "--deterministic", "--access-log", "none", "--swap-space", "64MiB",
           "--served-model-name", "demo"]
 CONFIGS = {
-    "swap": ["--block-size", "8", "--kv-blocks", "64", "--preemption", "swap", "--max-num-seqs", "16"],
-    "recompute": ["--block-size", "16", "--kv-blocks", "28", "--preemption", "recompute", "--max-num-seqs", "24",
+    "swap": ["--block-size", "8", "--kv-blocks", "36", "--preemption", "swap", "--max-num-seqs", "16"],
+    "recompute": ["--block-size", "16", "--kv-blocks", "16", "--preemption", "recompute", "--max-num-seqs", "24",
                   "--no-prefix-cache"],
-    "chunks": ["--block-size", "4", "--kv-blocks", "144", "--max-num-batched-tokens", "24", "--policy", "priority",
-               "--seed", "5", "--max-num-seqs", "12"],
-    "null": ["--block-size", "16", "--kv-blocks", "48", "--preemption", "swap", "--max-num-seqs", "16"],
-    "fair": ["--block-size", "16", "--kv-blocks", "40", "--policy", "fair", "--max-num-seqs", "12"],
-    "ranks": ["--tensor-parallel-size", "2", "--block-size", "8", "--kv-blocks", "72", "--preemption", "swap",
+    "chunks": ["--block-size", "4", "--kv-blocks", "64", "--max-num-batched-tokens", "24", "--policy", "priority",
+               "--preemption", "recompute", "--seed", "5", "--max-num-seqs", "12"],
+    "null": ["--block-size", "16", "--kv-blocks", "20", "--preemption", "swap", "--max-num-seqs", "16"],
+    "fair": ["--block-size", "16", "--kv-blocks", "20", "--policy", "fair", "--max-num-seqs", "12"],
+    "ranks": ["--tensor-parallel-size", "2", "--block-size", "8", "--kv-blocks", "40", "--preemption", "swap",
               "--max-num-seqs", "16"],
-    "stages": ["--pipeline-parallel-size", "2", "--block-size", "8", "--kv-blocks", "72", "--preemption",
+    "stages": ["--pipeline-parallel-size", "2", "--block-size", "8", "--kv-blocks", "40", "--preemption",
                "recompute", "--max-num-seqs", "16"],
-    "queue": ["--block-size", "16", "--kv-blocks", "32", "--max-queue", "24", "--max-num-seqs", "6"],
+    "queue": ["--block-size", "16", "--kv-blocks", "20", "--max-queue", "24", "--max-num-seqs", "6"],
 }
 
 # Fields that are drawn by their schema and still leave a request one that must be answered.
@@ -251,14 +251,14 @@ class Rig:
 
     async def __aenter__(self):
         flags = COMMON + CONFIGS[self.name]
-        keys = re.findall(r"^sk-\S+", KEYS, re.M) if self.name == "fair" else []
+        keys = re.findall(r"key=(\S+)", KEYS) if self.name == "fair" else []
         if keys:
             flags = flags + ["--api-key-file", self.write("keys", KEYS)]
         model = None if self.name == "null" else self.chat_model()
         self.server = Server(*flags, model=model or "null")
         self.client = Client(self.server.host, self.server.port, keys, self.bounds)
         self.facts = Facts(model)
-        self.facts.keys, self.facts.seeded = keys, "--seed" in flags
+        self.facts.keys, self.facts.greedy = keys, model is not None
         await self.facts.learn(self.client)
         self.rest = await self.gauges()
         return self
@@ -340,7 +340,7 @@ class Remote(Rig):
         host, port = re.fullmatch(r"http://\[?([^\]/]*?)\]?:(\d+)/?", self.name).groups()
         self.client = Client(host, int(port), [k for k in [os.environ.get("QUIRE_API_KEY")] if k], self.bounds)
         self.facts = Facts(None)
-        self.facts.bytes, self.facts.seeded = None, False
+        self.facts.bytes, self.facts.greedy = None, True
         await self.facts.learn(self.client)
         self.rest = await self.gauges()
         return self

@@ -80,7 +80,7 @@ class Shrinker:
             if f.mode == "variant":
                 others = [asyncio.ensure_future(self.ask(rig, c)) for c in company]
                 try:
-                    await self.against(rig, case, base, f.variant, f"{f.seed}/{f.batch}")
+                    await self.against(rig, case, base, f.variant, f.salt)
                 finally:
                     await asyncio.gather(*others, return_exceptions=True)
         except Broken as broken:

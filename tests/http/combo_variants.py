@@ -11,10 +11,10 @@ UNSEEDED = ("prompt_token_ids", "prompt_logprobs")
 
 
 def is_fixed(case, facts):
-    """Whether the request's tokens follow from it alone, or from it and the server's own seed."""
+    """Whether the request's tokens follow from it alone. What the null model says follows from seeds alone."""
     body = case.body
-    return (case.route not in GENERATING or is_beam(body) or body.get("temperature") == 0
-            or body.get("seed") is not None or facts.seeded)
+    greedy = is_beam(body) or body.get("temperature") == 0
+    return case.route not in GENERATING or body.get("seed") is not None or (greedy and facts.greedy)
 
 
 def names_for(case, facts):
@@ -62,8 +62,7 @@ def nulls(rng, case, base, facts):
 
 def one_prompt(rng, case, base, facts):
     """A prompt of a list gives what it gives on its own."""
-    fixed = is_beam(case.body) or case.body.get("temperature") == 0 or case.body.get("seed") is not None
-    if case.route != "/v1/completions" or base.status != 200 or n_prompts(case) < 2 or not fixed:
+    if case.route != "/v1/completions" or base.status != 200 or n_prompts(case) < 2 or not is_fixed(case, facts):
         return None
     i, n = rng.randrange(n_prompts(case)), n_of(case.body)
 
