@@ -269,6 +269,9 @@ class Rig:
         if self.server and self.server.process.poll() is None:
             self.server.process.kill()
             self.server.process.wait()
+        self.remove()
+
+    def remove(self):
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def write(self, name, text):

@@ -6,7 +6,7 @@ from combo_draw import Case, Raw
 from combo_laws import Broken
 from combo_run import Bounds
 
-BUDGET_S = 90   # for one failure
+BUDGET_S = 60   # for one failure
 COMPANY_TRIES = 4
 
 
@@ -33,18 +33,6 @@ def simpler(value):
         for key in value:
             yield {k: v for k, v in value.items() if k != key}
             yield from (value | {key: s} for s in simpler(value[key]))
-
-
-def smaller_bodies(case):
-    """Cases that are simpler, each by one change."""
-    for key in case.body:
-        if key != case.spoiled:
-            body = {k: v for k, v in case.body.items() if k != key}
-            yield Case(case.route, body, case.spoiled)
-    for key, value in case.body.items():
-        if key != case.spoiled:
-            for other in simpler(value):
-                yield Case(case.route, case.body | {key: other}, case.spoiled)
 
 
 class Shrinker:
@@ -108,7 +96,7 @@ class Shrinker:
         while part and time.monotonic() < self.end:
             for at in range(0, len(company), part):
                 fewer = company[:at] + company[at + part:]
-                if await self.fails(case, fewer):
+                if time.monotonic() < self.end and await self.fails(case, fewer):
                     company = fewer
                     break
             else:
@@ -123,6 +111,28 @@ class Shrinker:
                 return case
         return None
 
+    async def better(self, case, body, company):
+        """The case with this body if it still fails alike, else as it was."""
+        smaller = Case(case.route, body, case.spoiled)
+        return smaller if time.monotonic() < self.end and await self.fails(smaller, company) else case
+
+    async def without(self, case, key, company):
+        if key == case.spoiled:
+            return case
+        return await self.better(case, {k: v for k, v in case.body.items() if k != key}, company)
+
+    async def with_simpler(self, case, key, company):
+        moved = key != case.spoiled
+        while moved:
+            moved = False
+            for value in simpler(case.body[key]):
+                smaller = await self.better(case, case.body | {key: value}, company)
+                moved = smaller is not case
+                if moved:
+                    case = smaller
+                    break
+        return case
+
     async def run(self):
         f = self.failure
         case = await self.find_leak() if f.mode == "leak" else f.case
@@ -130,15 +140,13 @@ class Shrinker:
         if case is None or company is None or not (company or await self.fails(case, [])):
             return
         f.company = company
-        moved = True
-        while moved and time.monotonic() < self.end:
-            moved = False
-            for smaller in smaller_bodies(case):
-                if time.monotonic() > self.end:
-                    break
-                if await self.fails(smaller, company):
-                    case, moved = smaller, True
-                    break
+        before = None
+        while before != case.body and time.monotonic() < self.end:
+            before = case.body
+            for key in list(case.body):
+                case = await self.without(case, key, company)
+            for key in list(case.body):
+                case = await self.with_simpler(case, key, company)
         f.small = case
 
 

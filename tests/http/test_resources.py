@@ -1,0 +1,316 @@
+#!/usr/bin/env python3
+"""The largest legal request of every route and field: what the server holds for it, and what others get meanwhile.
+
+    tests/http/test_resources.py --measure [--runs 5] [NAME ...]    (prints figures: memory, descriptors, worst gap)
+
+As a test nothing is timed: another client's stream must go on (events are counted), descriptors and memory must come back,
+and the peak of the server's resident memory must stay below the limit in LIMITS. A program with sanitizers
+holds memory of its own, so there all but the memory is judged.
+"""
+import argparse
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from combo_run import Facts, Rig, is_sanitized  # noqa: E402
+from conftest import PATIENCE_S, Server  # noqa: E402
+from raw import Reader, post  # noqa: E402
+
+MODEL = "null:1000"  # a step a millisecond: its tokens are bytes, its vocabulary 256
+LENGTH, PROMPTS, CHOICES = 32768, 1024, 128
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+def ask(**fields):
+    return {"prompt": "x", "max_tokens": 1, "seed": 1} | fields
+
+
+def long_prompt(n):
+    return [97 + i % 26 for i in range(n)]
+
+
+# One row a shape: what it is, its route, the body, how many of them at once, whether the answers are read, and the MiB that the
+# server's memory may grow by while they are held (peak) and after them (after).
+class Shape:
+    def __init__(self, name, route, body, peak, copies=1, read=True, after=24, fields=()):
+        self.name, self.route, self.body, self.copies, self.read = name, route, body, copies, read
+        self.peak, self.after, self.fields = peak, after, fields or (name,)
+
+    def __repr__(self):
+        return f"{self.route.rsplit('/', 1)[1]}-{self.name.replace(' ', '-')}"
+
+
+LIMITS = [
+    Shape("prompt", COMPLETIONS, lambda: ask(prompt="x" * (LENGTH - 8)), 8),
+    Shape("prompts", COMPLETIONS, lambda: ask(prompt=["x" * 1000] * PROMPTS), 64, fields=("prompt",)),
+    Shape("prompts as ids", COMPLETIONS, lambda: ask(prompt=[long_prompt(1000)] * PROMPTS), 96, fields=("prompt",)),
+    Shape("choices", COMPLETIONS, lambda: ask(prompt=["x"] * 32, n=CHOICES, max_tokens=64, temperature=1), 64,
+          fields=("n", "max_tokens", "temperature")),
+    Shape("best_of", COMPLETIONS, lambda: ask(prompt=["x"] * 32, best_of=CHOICES, max_tokens=64, temperature=1), 64),
+    Shape("echo", COMPLETIONS, lambda: ask(prompt=long_prompt(30000), n=CHOICES, temperature=1, echo=True, logprobs=20),
+          192, fields=("echo", "logprobs")),
+    Shape("echo read as a stream", COMPLETIONS, lambda: ask(prompt=long_prompt(4000), n=16, temperature=1, echo=True,
+                                                            logprobs=20, stream=True), 128, fields=("echo", "stream")),
+    Shape("prompt_logprobs", COMPLETIONS, lambda: ask(prompt=long_prompt(30000), prompt_logprobs=20), 128),
+    Shape("beams", COMPLETIONS, lambda: ask(use_beam_search=True, beam_width=CHOICES, n=CHOICES, max_tokens=1000,
+                                            logprobs=20), 192, fields=("use_beam_search", "beam_width")),
+    Shape("penalties", COMPLETIONS, lambda: ask(prompt=["x"] * 64, n=64, temperature=1, max_tokens=2000,
+                                                presence_penalty=1, repetition_penalty=1.1), 128,
+          fields=("presence_penalty", "repetition_penalty", "frequency_penalty")),
+    Shape("stop", COMPLETIONS, lambda: ask(stop=["~" * 1023 + chr(48 + i) for i in range(16)], prompt=["x"] * PROMPTS), 64),
+    Shape("stop_token_ids", COMPLETIONS, lambda: ask(stop_token_ids=[255] * 128, prompt=["x"] * PROMPTS), 32),
+    Shape("bad_words", COMPLETIONS, lambda: ask(bad_words=["~" * 14 + chr(48 + i % 70) for i in range(128)],
+                                                prompt=["x"] * PROMPTS), 64),
+    Shape("allowed_token_ids", COMPLETIONS, lambda: ask(allowed_token_ids=[97 + i % 26 for i in range(65536)],
+                                                        prompt=["x"] * PROMPTS), 48),
+    Shape("logit_bias", COMPLETIONS, lambda: ask(logit_bias={str(i): 1 for i in range(256)}, prompt=["x"] * PROMPTS), 48),
+    Shape("user", COMPLETIONS, lambda: ask(user="u" * (7 << 20)), 40),
+    Shape("strings", COMPLETIONS, lambda: ask(cache_salt="s" * 256, request_id="r" * 128, suffix="",
+                                              response_format={"type": "text"}), 8,
+          fields=("cache_salt", "request_id", "suffix", "response_format", "model")),
+    Shape("unread answers", COMPLETIONS, lambda: ask(prompt=long_prompt(2000), n=16, temperature=1, echo=True,
+                                                     logprobs=20), 256, copies=16, read=False, after=64,
+          fields=("echo",)),
+    Shape("unread streams", COMPLETIONS, lambda: ask(max_tokens=20000, stream=True, logprobs=20), 256, copies=16,
+          read=False, after=64, fields=("stream_options",)),
+    Shape("waiting", COMPLETIONS, lambda: ask(prompt=["x"] * 64, n=64, temperature=1, max_tokens=400,
+                                              presence_penalty=1), 64, copies=12, fields=("n",)),
+    Shape("messages", CHAT, lambda: {"messages": [{"role": "user", "content": "x"}] * 4096, "max_tokens": 1}, 64,
+          fields=("messages", "max_completion_tokens")),
+    Shape("message", CHAT, lambda: {"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * (7 << 20)}]}],
+                                    "chat_template_kwargs": {"x": "y" * 1000}}, 96,
+          fields=("messages", "chat_template_kwargs", "tools", "functions")),
+    Shape("prompt", "/tokenize", lambda: {"prompt": "x y " * (7 << 18), "return_token_strs": True}, 256),
+    Shape("unread", "/tokenize", lambda: {"prompt": "x y " * (1 << 18), "return_token_strs": True}, 256, copies=16,
+          read=False, after=64, fields=("prompt",)),
+    Shape("tokens", "/detokenize", lambda: {"tokens": long_prompt(1 << 20)}, 96),
+]
+
+
+# ---- another client's stream, in a process of its own ----
+
+def be_victim(host, port):
+    """Streams without end; a line in asks for a line out: events and the worst gap in ms since the line before."""
+    body = json.dumps({"prompt": "v", "max_tokens": 30000, "ignore_eos": True, "seed": 2, "stream": True}).encode()
+    import select
+    events, worst, sock, last = 0, 0.0, None, time.monotonic()
+    while True:
+        if sock is None:
+            sock = socket.create_connection((host, port))
+            sock.sendall(post(COMPLETIONS, body))
+            tail, last = b"", time.monotonic()
+        ready = select.select([sock, sys.stdin], [], [])[0]
+        if sock in ready:
+            data, now = sock.recv(1 << 16), time.monotonic()
+            worst, last = max(worst, now - last), now
+            events += (tail[-5:] + data).count(b"data:") - tail[-5:].count(b"data:")
+            tail = (tail + data)[-20:]
+            if not data or b"[DONE]" in tail:
+                sock.close()
+                sock = None
+        if sys.stdin in ready:
+            if not sys.stdin.readline():
+                return
+            worst = max(worst, time.monotonic() - last)
+            print(events, round(worst * 1000, 1), flush=True)
+            events, worst, last = 0, 0.0, time.monotonic()
+
+
+class Victim:
+    def __init__(self, server):
+        self.process = subprocess.Popen([sys.executable, os.path.abspath(__file__), "--victim", server.host, str(server.port)],
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        while self.take()[0] < 3:
+            time.sleep(0.02)
+
+    def take(self):
+        """(events, worst gap in ms) since it was asked before."""
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        events, gap = self.process.stdout.readline().split()
+        return int(events), float(gap)
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+# ---- the server, from outside ----
+
+def memory_mib(server, what):
+    with open(f"/proc/{server.process.pid}/status") as f:
+        return int(re.search(rf"{what}:\s+(\d+)", f.read())[1]) / 1024
+
+
+def forget_peak(server):
+    with open(f"/proc/{server.process.pid}/clear_refs", "w") as f:
+        f.write("5")
+
+
+def descriptors(server):
+    return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+
+
+def idle_descriptors(server, at_most):
+    """How many are open once those of connections that ended are closed."""
+    end = time.monotonic() + PATIENCE_S
+    while descriptors(server) > at_most and time.monotonic() < end:
+        time.sleep(0.02)
+    return descriptors(server)
+
+
+class Figures:
+    """What one shape did."""
+
+    def __init__(self):
+        self.status, self.seconds, self.events, self.gap_ms, self.peak, self.after, self.descriptors = set(), 0, 0, 0, 0, 0, 0
+
+    def __str__(self):
+        return (f"{'/'.join(map(str, sorted(self.status))):>9} {self.seconds:7.2f} s  peak {self.peak:7.1f} MiB  after "
+                f"{self.after:6.1f} MiB  descriptors {self.descriptors:+d}  victim {self.events:6d} events, worst gap "
+                f"{self.gap_ms:8.1f} ms")
+
+
+def wait_made(server):
+    """Until all that was asked for is made, but for the victim's stream: what was not taken is held now."""
+    server.wait_metric("num_requests_waiting", 0)
+    end = time.monotonic() + PATIENCE_S
+    while server.metric("num_requests_running") > 1 and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def play(server, shape, victim):
+    """One shape, once."""
+    data, figures = post(shape.route, json.dumps(shape.body()).encode()), Figures()
+    before, files = memory_mib(server, "VmRSS"), descriptors(server)
+    forget_peak(server)
+    victim.take()
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        socks = []
+        for _ in range(shape.copies):
+            sock = stack.enter_context(socket.socket())
+            if not shape.read:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.settimeout(PATIENCE_S)
+            sock.connect((server.host, server.port))
+            sock.sendall(data)
+            socks.append(sock)
+        if shape.read:
+            figures.status = {Reader(s).answer()[0] for s in socks}
+        else:
+            wait_made(server)
+        figures.seconds = time.monotonic() - began
+        figures.events, figures.gap_ms = victim.take()
+        figures.peak = memory_mib(server, "VmHWM") - before
+    figures.descriptors = idle_descriptors(server, files) - files
+    server.wait_metric("http_streams", 1)  # the victim's
+    figures.after = memory_mib(server, "VmRSS") - before
+    return figures
+
+
+def judge(shape, figures):
+    """Whether limits hold, as text; empty when they do."""
+    wrong = []
+    if not figures.status <= {200, 400, 429, 503}:
+        wrong.append(f"answered {figures.status}")
+    if figures.descriptors > 0:
+        wrong.append(f"{figures.descriptors} descriptors are left open")
+    # A thousand steps a second are made. Two events a second say that a stream goes on, on any machine.
+    if figures.events < 2 * figures.seconds - 10:
+        wrong.append(f"another stream got {figures.events} events in {figures.seconds:.1f} s")
+    if not is_sanitized():
+        if figures.peak > shape.peak:
+            wrong.append(f"{figures.peak:.0f} MiB are held, more than {shape.peak}")
+        if figures.after > shape.after:
+            wrong.append(f"{figures.after:.0f} MiB stay, more than {shape.after}")
+    return "; ".join(wrong)
+
+
+@contextlib.contextmanager
+def served(route):
+    """A server for a route; chats need a model that has a template, so theirs is the bundled one."""
+    rig = Rig("swap")
+    flags = ["--access-log", "none"]
+    if route == CHAT:
+        flags += ["--device", "cpu", "--threads", "1", "--kv-cache-memory", "64MiB"]
+    server = Server(*flags, model=rig.chat_model() if route == CHAT else MODEL)
+    victim = None
+    try:
+        victim = Victim(server)
+        yield server, victim
+    finally:
+        if victim:
+            victim.close()
+        server.process.kill()
+        server.process.wait()
+        rig.remove()
+
+
+@pytest.mark.parametrize("shape", LIMITS, ids=repr)
+def test_largest_request(shape):
+    with served(shape.route) as (server, victim):
+        play(server, Shape("warm", shape.route, lambda: {"prompt": "x"}, 0), victim)
+        first = judge(shape, play(server, shape, victim))
+        assert not first, first
+        again = judge(shape, play(server, shape, victim))
+        assert not again, f"the second time: {again}"
+
+
+def is_large(schema):
+    """Whether a field's size is not bounded by its type."""
+    if any(k in schema for k in ("anyOf", "oneOf", "allOf")):
+        return any(is_large(s) for k in ("anyOf", "oneOf", "allOf") for s in schema.get(k, ()))
+    return schema.get("type") in ("string", "array", "object") and "const" not in schema and "enum" not in schema
+
+
+def test_every_field_that_may_be_large_has_a_row(server):
+    facts = Facts(None)
+    facts.read_openapi(server.ask("GET", "/openapi.json").json())
+    judged = {}
+    for shape in LIMITS:
+        judged.setdefault(shape.route, set()).update(shape.fields)
+    judged[CHAT] |= judged[COMPLETIONS]
+    for route, schema in facts.schemas.items():
+        large = {name for name, rule in schema["properties"].items() if is_large(rule) and name != "model"}
+        assert large <= judged.get(route, set()), f"{route}: {large - judged.get(route, set())}"
+
+
+def measure(names, runs):
+    """Figures of each shape: the median of the worst gaps, the greatest of everything else."""
+    for shape in LIMITS:
+        if names and not any(n in repr(shape) for n in names):
+            continue
+        with served(shape.route) as (server, victim):
+            all_figures = [play(server, shape, victim) for _ in range(runs)]
+        total = Figures()
+        total.gap_ms = sorted(f.gap_ms for f in all_figures)[runs // 2]
+        for name in ("seconds", "events", "peak", "after", "descriptors"):
+            setattr(total, name, max(getattr(f, name) for f in all_figures))
+        total.status = set().union(*(f.status for f in all_figures))
+        print(f"{shape!r:40} {total}  limits {shape.peak}/{shape.after} MiB  {judge(shape, total)}", flush=True)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    p.add_argument("--measure", action="store_true", help="print figures")
+    p.add_argument("--runs", type=int, default=5)
+    p.add_argument("--victim", nargs=2, metavar=("HOST", "PORT"), help=argparse.SUPPRESS)
+    p.add_argument("names", nargs="*")
+    options = p.parse_args()
+    if options.victim:
+        be_victim(options.victim[0], int(options.victim[1]))
+    else:
+        measure(options.names, options.runs)
+
+
+if __name__ == "__main__":
+    main()
