@@ -154,15 +154,30 @@ $(units) $(tools): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(shared) $(lib)
 bench: all $(bench_tools) ## build the measuring programs of tests/bench into build/tests/bench
 	@printf 'run one of:\n'; printf '  %s\n' $(bench_tools)
 
+asan_flags := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+tsan_flags := -fsanitize=thread -fno-omit-frame-pointer
+
 asan: ## the unit and HTTP tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	$(MAKE) BUILD=build/asan CFLAGS="-O1 -g" \
-	    SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" sanitized
+	$(MAKE) BUILD=build/asan CFLAGS="-O1 -g" SANITIZE="$(asan_flags)" sanitized
 
 tsan: ## the unit and HTTP tests under ThreadSanitizer
-	$(MAKE) BUILD=build/tsan CFLAGS="-O2 -g" SANITIZE="-fsanitize=thread -fno-omit-frame-pointer" sanitized
+	$(MAKE) BUILD=build/tsan CFLAGS="-O2 -g" SANITIZE="$(tsan_flags)" sanitized
 
 sanitized: all units
 	scripts/run-tests --build $(BUILD) unit http
+
+# Random request combinations, and the largest request of every field, against $(quire). COMBINATIONS=N, SEED=N.
+COMBINATIONS ?= 20000
+.PHONY: combinations combinations-asan combinations-tsan
+combinations: all ## COMBINATIONS (20,000) random requests alone and in company, and the largest of every field (SEED=N)
+	QUIRE_BIN=$(abspath $(quire)) $(PYTHON) tests/http/combinations.py --runs $(COMBINATIONS) $(if $(SEED),--seed $(SEED))
+	QUIRE_BIN=$(abspath $(quire)) $(PYTHON) -m pytest -q -p no:cacheprovider tests/http/test_resources.py
+
+combinations-asan: ## the same under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(MAKE) BUILD=build/asan CFLAGS="-O1 -g" SANITIZE="$(asan_flags)" combinations
+
+combinations-tsan: ## the same under ThreadSanitizer
+	$(MAKE) BUILD=build/tsan CFLAGS="-O2 -g" SANITIZE="$(tsan_flags)" combinations
 
 valgrind: units ## the unit tests under valgrind (slow)
 	QUIRE_TEST_WRAPPER="valgrind -q --error-exitcode=99 --leak-check=full" scripts/run-tests --build $(BUILD) unit
@@ -286,7 +301,7 @@ clean: ## remove what was built (build/venv stays)
 	find $(BUILD) -mindepth 1 -maxdepth 1 ! -name venv -exec rm -rf {} +
 
 help: ## this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo "  variables: BUILD=build PREFIX=/usr/local DESTDIR= CC=cc CFLAGS='-O2 -g' CUDA_ARCHS='sm_80 ...' FUZZ_SECONDS=60"
 
 -include $(objects:.o=.d) $(counted:.o=.d) $(cuda_objects:.o=.d) $(cuda_host:.o=.d)

@@ -71,18 +71,43 @@ static int32_t draw(const struct batch *b, const struct sample_row *s)
     return TOKEN_NONE_ALLOWED;
 }
 
+/* Whether a beam may go on with a token: it is not banned, and allowed where a list says what is. */
+static bool may_follow(const struct batch *b, const struct sample_row *s, int32_t token)
+{
+    bool listed = s->n_allowed == 0;
+
+    for (int32_t i = 0; i < s->n_allowed && !listed; i++) {
+        listed = b->allowed_token[s->allowed_first + i] == token;
+    }
+    return listed && !is_banned(b, s, token);
+}
+
+/* The best tokens of a row: `first`, then the ids behind it. Candidates that may not follow are left out; where none is
+ * left, columns hold token -1 and -infinity. */
+static void fill_top(const struct batch *b, const struct sample_row *s, int32_t first, int32_t *token, float *logprob)
+{
+    bool beam = s->kind == SAMPLE_CANDIDATES;
+    int32_t n = beam ? s->n_candidates : s->n_logprobs;
+    int32_t ahead = 0;
+
+    for (int32_t k = 0; k < n; k++, ahead++) {
+        while (beam && ahead > 0 && ahead < NULL_VOCAB && !may_follow(b, s, (first + ahead) % NULL_VOCAB)) {
+            ahead++;
+        }
+        bool left = first >= 0 && ahead < NULL_VOCAB;
+        token[k] = left ? (first + ahead) % NULL_VOCAB : -1;
+        logprob[k] = left ? -1 - (float)k : -INFINITY;
+    }
+}
+
 static void answer(const struct null_executor *x, const struct batch *b, int32_t i, struct null_slot *ret)
 {
     (void)x;
     const struct sample_row *s = &b->sample[i];
     ret->token[i] = s->kind == SAMPLE_SCORE ? s->target : draw(b, s);
     ret->logprob[i] = -1;
-    bool none = ret->token[i] < 0;
-    int32_t n = s->kind == SAMPLE_CANDIDATES ? s->n_candidates : s->n_logprobs;
-    for (int32_t k = 0; k < n; k++) {
-        ret->top_token[(int64_t)i * LIMIT_CANDIDATES + k] = none ? -1 : (ret->token[i] + k) % NULL_VOCAB;
-        ret->top_logprob[(int64_t)i * LIMIT_CANDIDATES + k] = -1 - (float)k;
-    }
+    fill_top(b, s, ret->token[i], ret->top_token + (int64_t)i * LIMIT_CANDIDATES,
+             ret->top_logprob + (int64_t)i * LIMIT_CANDIDATES);
 }
 
 static int null_launch(struct executor *base, const struct batch *b, struct err *e)

@@ -199,7 +199,7 @@ async def sort_out(options, known, failures, say):
             same.times += 1
             continue
         known.append(failure)
-        if not options.url:
+        if options.shrink and not options.url:
             await shrink(failure, lambda bounds: Rig(failure.config, bounds), ask, against, with_ids)
         say(failure)
 
@@ -233,6 +233,7 @@ def parse_options(argv=None):
     p.add_argument("--configs", default=",".join(CONFIGS), help="servers, in turn")
     p.add_argument("--url", help="a server that runs already, in place of those")
     p.add_argument("--most", type=int, default=20, help="distinct failures after which the run ends")
+    p.add_argument("--no-shrink", dest="shrink", action="store_false", help="failures as they were drawn")
     p.add_argument("--found", help="file that failures are appended to as they are found")
     options = p.parse_args(argv)
     options.configs = options.configs.split(",")

@@ -126,18 +126,22 @@ def draw_schema(rng, schema):
     return (text + "x" * schema.get("minLength", 0))[:schema.get("maxLength", 200)]
 
 
-WRONG = [True, False, "x", "", "1", [], {}, [[]], [None], ["x"], [""], [1.5], [-1], {"a": 1}, -1, 1.5, -2 ** 63 - 1,
-         2 ** 64, 2 ** 31, 10 ** 30, 1e300, -1e300, [2 ** 40], {"-1": 1}, {"1": "x"}, {"1": 1e9}, [0.5],
-         Raw("0." + "0" * 400 + "1"), Raw("1e400"), Raw("-1e400"), Raw("NaN"), Raw("1" + "0" * 500), Raw("01"),
-         Raw("18446744073709551616"), Raw("9007199254740993.5"), Raw("2147483647.0000000001")]
+NUMBERS = [-1, 1.5, -2 ** 63 - 1, 2 ** 64, 2 ** 31, 10 ** 30, 1e300, -1e300] + [Raw(text) for text in (
+    "0." + "0" * 400 + "1", "1e400", "-1e400", "1" + "0" * 500, "18446744073709551616", "9007199254740993.5",
+    "1.0000000000000000000001", "2147483647.0000000001", "NaN", "01")]
+OTHERS = [True, False, "x", "", "1", [], {}, [[]], [None], ["x"], [""], {"a": 1}, {"-1": 1}, {"1": "x"}, {"1": 1e9}]
 
 
 def draw_wrong(rng, schema):
-    """A value that `schema` refuses, or SKIP where none of WRONG is one."""
-    wrong = [w for w in WRONG if isinstance(w, Raw) or not holds(schema, w)]
+    """A value that `schema` refuses, or SKIP where none is known."""
     kinds = {b.get("type") for b in branches(schema)}
-    if "number" in kinds:  # a fraction is a number, however many digits it has
-        wrong = [w for w in wrong if not isinstance(w, Raw) or w in ("1e400", "-1e400", "NaN", "01")]
+    numbers = NUMBERS
+    if "number" in kinds:  # any number of digits is right in itself
+        numbers = [v for v in NUMBERS if not isinstance(v, Raw) or v in ("1e400", "-1e400", "NaN", "01")]
+    few = numbers if kinds & {"integer", "number"} and rng.random() < 0.6 else numbers + OTHERS
+    if "array" in kinds and rng.random() < 0.3:
+        few = [[v] for v in NUMBERS]
+    wrong = [v for v in few if isinstance(v, Raw) or not holds(schema, v)]
     return rng.choice(wrong) if wrong else SKIP
 
 
@@ -233,7 +237,7 @@ IDEAS = {
     "repetition_penalty": (0.12, choose(1, 1.2, 0.5, 5.0, 1e-38, 1e38)),
     "logit_bias": (0.12, draw_bias), "seed": (0.7, draw_seed), "stop": (0.3, draw_stop),
     "stop_token_ids": (0.2, few_ids), "allowed_token_ids": (0.12, draw_allowed),
-    "bad_words": (0.12, lambda rng, facts: [some_text(rng, 1, 9).strip() or "a" for _ in range(rng.randint(0, 3))]),
+    "bad_words": (0.12, lambda rng, facts: [some_text(rng, 1, 9).strip()[:12] or "a" for _ in range(rng.randint(0, 3))]),
     "echo": (0.2, choose(True, True, False)), "prompt_logprobs": (0.12, choose(0, 1, 5, 20)),
     "stream_options": (0.2, None), "suffix": (0.03, None), "response_format": (0.05, choose({"type": "text"})),
     "truncate_prompt_tokens": (0.1, choose(1, 2, 5, 30, 1000)), "cache_salt": (0.1, choose("a", "é", "x" * 256)),

@@ -203,6 +203,8 @@ class Facts:
         self.chat, self.max_num_seqs = picture["chat"], picture["max_num_seqs"]
         self.block_size, self.blocks = picture["pool"]["block_size"], picture["pool"]["blocks"]
         self.host_blocks = picture["pool"]["host_blocks"]
+        if not self.chat:  # a model without a template refuses every chat alike
+            self.schemas.pop("/v1/chat/completions", None)
         answer = await client.post("/tokenize", json.dumps({"prompt": TEXT, "add_special_tokens": False}))
         self.likely_ids = sorted(set(json.loads(answer.body)["tokens"]))
 

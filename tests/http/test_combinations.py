@@ -23,7 +23,7 @@ SEED = int(os.environ.get("QUIRE_COMBINATIONS_SEED", "14"))
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_combinations(config):
-    options = argparse.Namespace(configs=[config], runs=RUNS // len(CONFIGS), seed=SEED, batch=None, url=None, most=1,
+    options = argparse.Namespace(configs=[config], runs=RUNS // len(CONFIGS), seed=SEED, batch=None, url=None, most=1, shrink=True,
                                  bounds=Bounds())
     counts, failures = asyncio.run(play(options))
     print(f"{config}: {counts}")
