@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
-"""Random combinations of every field, each alone and in company, against servers with small pools.
+"""Random combinations of every field, each alone and in company, against servers with
+small pools.
 
     tests/http/combinations.py [--runs 20000] [--seed N] [--configs swap,null] [--url http://…]
 
-Every request is drawn from the server's own /openapi.json (combo_draw.py), asked of a quiet server, then asked again
-among others, in another form (combo_variants.py), while clients leave in the middle; a small pool makes all of them
-queue, be preempted and come back. In deterministic mode the answers must be equal, each must keep the laws
-of combo_laws.py, and afterwards every gauge must be back where it was. A failure is shrunk to a body; the seed and the
-batch that are printed with it replay it:
+Every request is drawn from the server's own /openapi.json (combo_draw.py), asked of a
+quiet server, then asked again among others, in another form (combo_variants.py),
+while clients leave in the middle; a small pool makes all of them queue, be preempted
+and come back. In deterministic mode the answers must be equal, each must keep the
+laws of combo_laws.py, and afterwards every gauge must be back where it was. A failure
+is shrunk to a body; the seed and the batch that are printed with it replay it:
 
     tests/http/combinations.py --seed N --batch B
 
-With --url a server that runs already is asked, in deterministic mode and by nobody else; what it holds
-afterwards is compared too, texts are not compared with token ids. QUIRE_BIN names the server's program.
+With --url a server that runs already is asked, in deterministic mode and by nobody
+else; what it holds afterwards is compared too, texts are not compared with token ids.
+QUIRE_BIN names the server's program.
 """
 import argparse
 import asyncio
@@ -43,26 +46,38 @@ class Failure:
         self.small, self.times = None, 1
 
     def line(self):
-        how = {"alone": "", "variant": f" against {self.variant}", "leak": f" client leaves in phase {self.phase}"}
+        how = {
+            "alone": "",
+            "variant": f" against {self.variant}",
+            "leak": f" client leaves in phase {self.phase}",
+        }
         company = f" in the company of {len(self.company)}" if self.company else ""
         case = self.small or self.case
         small = "" if self.small else " (not shrunk)"
-        return (f"[{self.config}] {self.kind}{how.get(self.mode, '')}{company}: {case!r}{small}"
-                f"  --seed {self.seed} --batch {self.batch}  {self.detail[:400]}")
+        return (
+            f"[{self.config}] {self.kind}{how.get(self.mode, '')}{company}: {case!r}{small}"
+            f"  --seed {self.seed} --batch {self.batch}  {self.detail[:400]}"
+        )
 
     def covers(self, later):
-        """Whether a later failure is likely this one again: it is of the same kind and has all that this one needs."""
+        """Whether a later failure is likely this one again: it is of the same kind
+        and has all that this one needs."""
         mine = self.small or self.case
         fields = {k for k, v in mine.body.items() if k not in ("prompt", "messages")}
-        return (later.kind == self.kind and later.case.route == mine.route
-                and fields <= later.case.body.keys() | {"stop", "return_token_ids"})
+        return (
+            later.kind == self.kind
+            and later.case.route == mine.route
+            and fields <= later.case.body.keys() | {"stop", "return_token_ids"}
+        )
 
 
 class Counts:
     """What a run did."""
 
     def __init__(self):
-        self.runs = self.asked = self.accepted = self.refused = self.busy = self.left = self.preempted = 0
+        self.runs = self.asked = self.accepted = self.refused = self.busy = self.left = (
+            self.preempted
+        ) = 0
 
     def add(self, status):
         self.asked += 1
@@ -71,19 +86,26 @@ class Counts:
         self.busy += status in (429, 503)
 
     def __str__(self):
-        return (f"{self.runs} combinations, {self.asked} requests: {self.accepted} accepted, {self.refused} refused, "
-                f"{self.busy} turned away, {self.left} clients left, {self.preempted} preemptions")
+        return (
+            f"{self.runs} combinations, {self.asked} requests: "
+            f"{self.accepted} accepted, {self.refused} refused, "
+            f"{self.busy} turned away, {self.left} clients left, {self.preempted} preemptions"
+        )
 
 
 def with_ids(case, facts):
     """The case with its token ids told, where it does not say whether."""
-    if "return_token_ids" in case.body or "return_token_ids" not in facts.schemas[case.route]["properties"]:
+    if (
+        "return_token_ids" in case.body
+        or "return_token_ids" not in facts.schemas[case.route]["properties"]
+    ):
         return case
     return Case(case.route, case.body | {"return_token_ids": True}, case.spoiled, case.clean)
 
 
 async def ask(rig, case, key=None, patient=True):
-    """One request's Outcome; Broken where a law does not hold. A full queue is asked again for a while."""
+    """One request's Outcome; Broken where a law does not hold. A full queue is asked
+    again for a while."""
     for wait in (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 0):
         answer = await rig.client.post(case.route, case.text(), key)
         if answer.status not in (429, 503) or not patient or not wait:
@@ -136,7 +158,15 @@ async def together(rig, rng, cases, outcomes, salt):
         if base is None:
             continue
         for name in (None, choose(rng, case, base, rig.facts)):
-            jobs.append(caught(against(rig, case, base, name, salt), case, "variant", variant=name, company=company))
+            jobs.append(
+                caught(
+                    against(rig, case, base, name, salt),
+                    case,
+                    "variant",
+                    variant=name,
+                    company=company,
+                )
+            )
     leavers = [(draw_case(rng, rig.facts), rng.randrange(4)) for _ in range(len(cases) // 2)]
     jobs += [rig.client.leave(c.route, c.text(), phase) for c, phase in leavers]
     rng.shuffle(jobs)
@@ -145,6 +175,7 @@ async def together(rig, rng, cases, outcomes, salt):
     async def one(job):
         async with limit:
             return await job
+
     found = await asyncio.gather(*map(one, jobs))
     rig.counts.left += len(leavers)
     return [f for f in found if f], leavers
@@ -161,19 +192,31 @@ async def play_round(rig, seed, n):
     if not rig.fault():
         left = await rig.leaked()
         if left:
-            failures.append(Failure(Broken("leak", left), cases[0], "leak", company=[(c, None) for c in cases] + leavers))
+            failures.append(
+                Failure(
+                    Broken("leak", left),
+                    cases[0],
+                    "leak",
+                    company=[(c, None) for c in cases] + leavers,
+                )
+            )
     if rig.fault():
-        failures.append(Failure(Broken("the server failed", rig.fault()), cases[0], "round", company=cases))
+        failures.append(
+            Failure(Broken("the server failed", rig.fault()), cases[0], "round", company=cases)
+        )
     return failures
 
 
 # ---- a run ----
 
+
 async def play_batch(options, counts, batch, n, rounds=ROUNDS):
     """One server, some rounds: failures."""
     names = options.configs
     name, failures = names[batch % len(names)], []
-    async with (Remote(options.url, options.bounds) if options.url else Rig(name, options.bounds)) as rig:
+    async with (
+        Remote(options.url, options.bounds) if options.url else Rig(name, options.bounds)
+    ) as rig:
         rig.counts, left = counts, n
         for number in range(rounds):
             if left <= 0 or failures:
@@ -200,7 +243,9 @@ async def sort_out(options, known, failures, say):
             continue
         known.append(failure)
         if options.shrink and not options.url:
-            await shrink(failure, lambda bounds: Rig(failure.config, bounds), ask, against, with_ids)
+            await shrink(
+                failure, lambda bounds: Rig(failure.config, bounds), ask, against, with_ids
+            )
         say(failure)
 
 
@@ -211,10 +256,16 @@ async def play(options, say=lambda failure: None, progress=lambda text: None):
     while counts.runs < options.runs:
         before = counts.runs
         try:
-            failures = await play_batch(options, counts, batch, min(CASES * ROUNDS, options.runs - counts.runs))
+            failures = await play_batch(
+                options, counts, batch, min(CASES * ROUNDS, options.runs - counts.runs)
+            )
         except Broken as broken:
             failures = [Failure(broken, Case("", {}), "round")]
-            failures[0].config, failures[0].seed, failures[0].batch = options.configs[batch % len(options.configs)], options.seed, batch
+            failures[0].config, failures[0].seed, failures[0].batch = (
+                options.configs[batch % len(options.configs)],
+                options.seed,
+                batch,
+            )
         await sort_out(options, known, failures, say)
         batch += 1
         if options.batch is not None or len(known) >= options.most or counts.runs == before:
@@ -226,14 +277,26 @@ async def play(options, say=lambda failure: None, progress=lambda text: None):
 
 
 def parse_options(argv=None):
-    p = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__.split("\n", 1)[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     p.add_argument("--runs", type=int, default=20000, help="combinations to draw")
-    p.add_argument("--seed", type=int, default=None, help="of everything that is drawn; by default a new one, which is printed")
+    p.add_argument(
+        "--seed",
+        type=int,
+        default=None,
+        help="of everything that is drawn; by default a new one, which is printed",
+    )
     p.add_argument("--batch", type=int, default=None, help="only this one, to see a failure again")
     p.add_argument("--configs", default=",".join(CONFIGS), help="servers, in turn")
     p.add_argument("--url", help="a server that runs already, in place of those")
-    p.add_argument("--most", type=int, default=20, help="distinct failures after which the run ends")
-    p.add_argument("--no-shrink", dest="shrink", action="store_false", help="failures as they were drawn")
+    p.add_argument(
+        "--most", type=int, default=20, help="distinct failures after which the run ends"
+    )
+    p.add_argument(
+        "--no-shrink", dest="shrink", action="store_false", help="failures as they were drawn"
+    )
     p.add_argument("--found", help="file that failures are appended to as they are found")
     options = p.parse_args(argv)
     options.configs = options.configs.split(",")
@@ -257,7 +320,10 @@ def main():
     for failure in known:
         if failure.times > 1:
             print(f"{failure.times} times: {failure.line()[:160]}")
-    print(f"{counts}; {len(known)} distinct failures; seed {options.seed}, {time.monotonic() - began:.0f} s")
+    print(
+        f"{counts}; {len(known)} distinct failures; "
+        f"seed {options.seed}, {time.monotonic() - began:.0f} s"
+    )
     return 1 if known else 0
 
 

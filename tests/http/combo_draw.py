@@ -1,9 +1,10 @@
 """Draws request bodies for tests/http/combinations.py.
 
-The fields come from the server's own /openapi.json, which is printed from the table in
-server/api_table.c. A field that is not named in IDEAS is drawn from its schema alone, so that
-a new field takes part without a line here.
+The fields come from the server's own /openapi.json, which is printed from the table
+in server/api_table.c. A field that is not named in IDEAS is drawn from its schema
+alone, so that a new field takes part without a line here.
 """
+
 import json
 import math
 
@@ -14,15 +15,37 @@ TEXT = (
     "a big red ball and wanted to play with it. \"Can I have it?\" she asked. Her mom smiled "
     "and said, \"Yes, you can.\" They were very happy and the dog said thank you."
 )
-ODD_TEXTS = ["é", "日本語", "🦊 fox", "a\u0300", "\n\n", " ", "\t", "\u200b", "<s>", "</s>", "\ufffd", "ß\u0000x",
-             "\\\"", "{{ x }}", "𝔘", "\r\n", "a" * 60, "\u2028", "\x7f", "0", "()"]
+ODD_TEXTS = [
+    "é",
+    "日本語",
+    "🦊 fox",
+    "a\u0300",
+    "\n\n",
+    " ",
+    "\t",
+    "\u200b",
+    "<s>",
+    "</s>",
+    "\ufffd",
+    "ß\u0000x",
+    "\\\"",
+    "{{ x }}",
+    "𝔘",
+    "\r\n",
+    "a" * 60,
+    "\u2028",
+    "\x7f",
+    "0",
+    "()",
+]
 ROUTES = {"/v1/completions": 60, "/v1/chat/completions": 20, "/tokenize": 10, "/detokenize": 10}
 SKIP = object()
 GENERATING = ("/v1/completions", "/v1/chat/completions")
 
 
 class Raw(str):
-    """JSON text that goes into a body as it stands: numbers that Python would not write."""
+    """JSON text that goes into a body as it stands: numbers that Python would not
+    write."""
 
 
 def dumps(body):
@@ -45,6 +68,7 @@ def dumps(body):
 
 # ---- JSON Schema: as much of it as the document uses ----
 
+
 def branches(schema):
     """The schemas of which one must hold, `null` left out."""
     for key in ("anyOf", "oneOf", "allOf"):
@@ -55,15 +79,26 @@ def branches(schema):
 
 def is_type(kind, value):
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return {"string": isinstance(value, str) and not isinstance(value, Raw), "boolean": isinstance(value, bool),
-            "integer": number and isinstance(value, int), "number": number, "array": isinstance(value, list),
-            "object": isinstance(value, dict), "null": value is None}[kind]
+    return {
+        "string": isinstance(value, str) and not isinstance(value, Raw),
+        "boolean": isinstance(value, bool),
+        "integer": number and isinstance(value, int),
+        "number": number,
+        "array": isinstance(value, list),
+        "object": isinstance(value, dict),
+        "null": value is None,
+    }[kind]
 
 
 def sizes_hold(schema, value):
-    for low, high, kind in (("minLength", "maxLength", str), ("minItems", "maxItems", list),
-                            ("minProperties", "maxProperties", dict)):
-        if isinstance(value, kind) and not schema.get(low, 0) <= len(value) <= schema.get(high, 1 << 60):
+    for low, high, kind in (
+        ("minLength", "maxLength", str),
+        ("minItems", "maxItems", list),
+        ("minProperties", "maxProperties", dict),
+    ):
+        if isinstance(value, kind) and not schema.get(low, 0) <= len(value) <= schema.get(
+            high, 1 << 60
+        ):
             return False
     return True
 
@@ -86,14 +121,26 @@ def holds(schema, value):
     if isinstance(value, dict):
         known = schema.get("properties", {})
         rest = schema.get("additionalProperties", {})
-        return (sizes_hold(schema, value) and all(k in value for k in schema.get("required", ()))
-                and all(holds(known.get(k, rest if isinstance(rest, dict) else {}), v) for k, v in value.items()))
+        return (
+            sizes_hold(schema, value)
+            and all(k in value for k in schema.get("required", ()))
+            and all(
+                holds(known.get(k, rest if isinstance(rest, dict) else {}), v)
+                for k, v in value.items()
+            )
+        )
     return sizes_hold(schema, value)
 
 
 def draw_number(rng, schema):
     low, high = schema.get("minimum", -1000), schema.get("maximum", 1000)
-    near = [low, high, max(low, min(high, 0)), max(low, min(high, 1)), max(low, min(high, rng.randint(2, 30)))]
+    near = [
+        low,
+        high,
+        max(low, min(high, 0)),
+        max(low, min(high, 1)),
+        max(low, min(high, rng.randint(2, 30))),
+    ]
     value = rng.choice(near)
     if schema["type"] == "number" and rng.random() < 0.5:
         value = rng.uniform(max(low, -10), min(high, 10))
@@ -119,17 +166,47 @@ def draw_schema(rng, schema):
     if kind == "object":
         known = schema.get("properties", {})
         wanted = set(schema.get("required", ()))
-        return {k: draw_schema(rng, v) for k, v in known.items() if k in wanted or rng.random() < 0.5}
+        return {
+            k: draw_schema(rng, v) for k, v in known.items() if k in wanted or rng.random() < 0.5
+        }
     if "pattern" in schema:
         return "a1"
-    text = rng.choice(ODD_TEXTS) if rng.random() < 0.3 else TEXT[:rng.randint(1, 12)]
-    return (text + "x" * schema.get("minLength", 0))[:schema.get("maxLength", 200)]
+    text = rng.choice(ODD_TEXTS) if rng.random() < 0.3 else TEXT[: rng.randint(1, 12)]
+    return (text + "x" * schema.get("minLength", 0))[: schema.get("maxLength", 200)]
 
 
-NUMBERS = [-1, 1.5, -2 ** 63 - 1, 2 ** 64, 2 ** 31, 10 ** 30, 1e300, -1e300] + [Raw(text) for text in (
-    "0." + "0" * 400 + "1", "1e400", "-1e400", "1" + "0" * 500, "18446744073709551616", "9007199254740993.5",
-    "1.0000000000000000000001", "2147483647.0000000001", "NaN", "01")]
-OTHERS = [True, False, "x", "", "1", [], {}, [[]], [None], ["x"], [""], {"a": 1}, {"-1": 1}, {"1": "x"}, {"1": 1e9}]
+NUMBERS = [-1, 1.5, -(2**63) - 1, 2**64, 2**31, 10**30, 1e300, -1e300] + [
+    Raw(text)
+    for text in (
+        "0." + "0" * 400 + "1",
+        "1e400",
+        "-1e400",
+        "1" + "0" * 500,
+        "18446744073709551616",
+        "9007199254740993.5",
+        "1.0000000000000000000001",
+        "2147483647.0000000001",
+        "NaN",
+        "01",
+    )
+]
+OTHERS = [
+    True,
+    False,
+    "x",
+    "",
+    "1",
+    [],
+    {},
+    [[]],
+    [None],
+    ["x"],
+    [""],
+    {"a": 1},
+    {"-1": 1},
+    {"1": "x"},
+    {"1": 1e9},
+]
 
 
 def draw_wrong(rng, schema):
@@ -137,7 +214,9 @@ def draw_wrong(rng, schema):
     kinds = {b.get("type") for b in branches(schema)}
     numbers = NUMBERS
     if "number" in kinds:  # any number of digits is right in itself
-        numbers = [v for v in NUMBERS if not isinstance(v, Raw) or v in ("1e400", "-1e400", "NaN", "01")]
+        numbers = [
+            v for v in NUMBERS if not isinstance(v, Raw) or v in ("1e400", "-1e400", "NaN", "01")
+        ]
     few = numbers if kinds & {"integer", "number"} and rng.random() < 0.6 else numbers + OTHERS
     if "array" in kinds and rng.random() < 0.3:
         few = [[v] for v in NUMBERS]
@@ -147,16 +226,20 @@ def draw_wrong(rng, schema):
 
 # ---- what is known of some fields ----
 
+
 def some_text(rng, least=1, most=60):
     at = rng.randrange(len(TEXT) - most)
-    text = TEXT[at:at + rng.randint(least, most)]
+    text = TEXT[at : at + rng.randint(least, most)]
     return rng.choice(ODD_TEXTS) + text if rng.random() < 0.15 else text
 
 
 def story(rng):
-    """A prompt; many of them begin alike, so that the prefix cache has something to find."""
+    """A prompt; many of them begin alike, so that the prefix cache has something to
+    find."""
     if rng.random() < 0.5:
-        return TEXT[:rng.choice([4, 16, 40, 90, 140])] + rng.choice(["", " ", " The", " And then", "."])
+        return TEXT[: rng.choice([4, 16, 40, 90, 140])] + rng.choice(
+            ["", " ", " The", " And then", "."]
+        )
     if rng.random() < 0.15:
         return rng.choice(ODD_TEXTS)
     return some_text(rng, 1, 90)
@@ -193,12 +276,17 @@ def few_ids(rng, facts, most=4):
 
 def draw_stop(rng, facts):
     def one():
-        return rng.choice(ODD_TEXTS) if rng.random() < 0.1 else some_text(rng, 1, rng.choice([1, 2, 4, 14]))
+        return (
+            rng.choice(ODD_TEXTS)
+            if rng.random() < 0.1
+            else some_text(rng, 1, rng.choice([1, 2, 4, 14]))
+        )
+
     return one() if rng.random() < 0.5 else [one() for _ in range(rng.randint(0, 4))]
 
 
 def draw_seed(rng, facts):
-    return rng.choice([0, 1, -1, 7, 2 ** 63, 2 ** 64 - 1, -2 ** 63, rng.getrandbits(40)])
+    return rng.choice([0, 1, -1, 7, 2**63, 2**64 - 1, -(2**63), rng.getrandbits(40)])
 
 
 def draw_bias(rng, facts):
@@ -222,29 +310,52 @@ def choose(*values):
 
 # Name: (how often, how). A field that is named by nobody here is drawn from its schema.
 IDEAS = {
-    "prompt": (1, draw_prompt), "messages": (1, draw_messages), "tokens": (1, draw_tokens),
+    "prompt": (1, draw_prompt),
+    "messages": (1, draw_messages),
+    "tokens": (1, draw_tokens),
     "model": (0.05, lambda rng, facts: facts.model),
     "max_tokens": (0.85, choose(1, 2, 3, 5, 8, 12, 16, 24, 40)),
     "max_completion_tokens": (0.3, choose(1, 2, 5, 12, 24)),
     "min_tokens": (0.15, choose(0, 1, 2, 5, 12)),
-    "n": (0.3, choose(1, 2, 3, 5)), "best_of": (0.12, choose(1, 2, 4, 6)),
+    "n": (0.3, choose(1, 2, 3, 5)),
+    "best_of": (0.12, choose(1, 2, 4, 6)),
     "use_beam_search": (0.3, choose(True, True, True, False)),
-    "beam_width": (0.2, choose(1, 2, 3, 6)), "length_penalty": (0.15, choose(0, 1, -1.5, 2.0, 1e30)),
+    "beam_width": (0.2, choose(1, 2, 3, 6)),
+    "length_penalty": (0.15, choose(0, 1, -1.5, 2.0, 1e30)),
     "early_stopping": (0.2, choose(True, False, "never")),
-    "temperature": (0.7, choose(0, 0, 0.3, 1, 1.5, 2)), "top_p": (0.2, choose(1, 0.9, 0.1, 1e-9)),
-    "top_k": (0.2, choose(-1, 0, 1, 3, 50, 100000)), "min_p": (0.15, choose(0, 0.05, 1)),
-    "presence_penalty": (0.12, choose(0, 1, -2, 2)), "frequency_penalty": (0.12, choose(0, 0.5, -2, 2)),
+    "temperature": (0.7, choose(0, 0, 0.3, 1, 1.5, 2)),
+    "top_p": (0.2, choose(1, 0.9, 0.1, 1e-9)),
+    "top_k": (0.2, choose(-1, 0, 1, 3, 50, 100000)),
+    "min_p": (0.15, choose(0, 0.05, 1)),
+    "presence_penalty": (0.12, choose(0, 1, -2, 2)),
+    "frequency_penalty": (0.12, choose(0, 0.5, -2, 2)),
     "repetition_penalty": (0.12, choose(1, 1.2, 0.5, 5.0, 1e-38, 1e38)),
-    "logit_bias": (0.12, draw_bias), "seed": (0.7, draw_seed), "stop": (0.3, draw_stop),
-    "stop_token_ids": (0.2, few_ids), "allowed_token_ids": (0.12, draw_allowed),
-    "bad_words": (0.12, lambda rng, facts: [some_text(rng, 1, 9).strip()[:12] or "a" for _ in range(rng.randint(0, 3))]),
-    "echo": (0.2, choose(True, True, False)), "prompt_logprobs": (0.12, choose(0, 1, 5, 20)),
-    "stream_options": (0.2, None), "suffix": (0.03, None), "response_format": (0.05, choose({"type": "text"})),
-    "truncate_prompt_tokens": (0.1, choose(1, 2, 5, 30, 1000)), "cache_salt": (0.1, choose("a", "é", "x" * 256)),
-    "request_id": (0.05, None), "user": (0.05, choose("u", "")), "stream": (0.4, choose(True, True, False)),
-    "return_token_ids": (0.3, choose(True, False)), "priority": (0.15, choose(0, -5, 3, 2 ** 31 - 1)),
+    "logit_bias": (0.12, draw_bias),
+    "seed": (0.7, draw_seed),
+    "stop": (0.3, draw_stop),
+    "stop_token_ids": (0.2, few_ids),
+    "allowed_token_ids": (0.12, draw_allowed),
+    "bad_words": (
+        0.12,
+        lambda rng, facts: [
+            some_text(rng, 1, 9).strip()[:12] or "a" for _ in range(rng.randint(0, 3))
+        ],
+    ),
+    "echo": (0.2, choose(True, True, False)),
+    "prompt_logprobs": (0.12, choose(0, 1, 5, 20)),
+    "stream_options": (0.2, None),
+    "suffix": (0.03, None),
+    "response_format": (0.05, choose({"type": "text"})),
+    "truncate_prompt_tokens": (0.1, choose(1, 2, 5, 30, 1000)),
+    "cache_salt": (0.1, choose("a", "é", "x" * 256)),
+    "request_id": (0.05, None),
+    "user": (0.05, choose("u", "")),
+    "stream": (0.4, choose(True, True, False)),
+    "return_token_ids": (0.3, choose(True, False)),
+    "priority": (0.15, choose(0, -5, 3, 2**31 - 1)),
     "chat_template_kwargs": (0.05, choose({}, {"who": "me"})),
-    "continue_final_message": (0.1, choose(True, False)), "add_generation_prompt": (0.1, choose(True, False)),
+    "continue_final_message": (0.1, choose(True, False)),
+    "add_generation_prompt": (0.1, choose(True, False)),
 }
 
 
@@ -261,12 +372,17 @@ def draw_field(rng, facts, route, name, schema):
         often = 0.25
     if rng.random() >= often:
         return SKIP
-    if how is None and name == "logprobs" and any(b.get("type") == "integer" for b in branches(schema)):
+    if (
+        how is None
+        and name == "logprobs"
+        and any(b.get("type") == "integer" for b in branches(schema))
+    ):
         return rng.choice([0, 1, 2, 5, 20])
     return how(rng, facts) if how else draw_schema(rng, schema)
 
 
 # ---- rules between fields ----
+
 
 def n_of(body):
     return body.get("n") or 1
@@ -307,7 +423,11 @@ def mend_decoding(body, facts):
 def mend_lengths(rng, body, route):
     if route == "/v1/completions" and body.get("echo") and rng.random() < 0.25:
         body["max_tokens"] = 0
-    if route == "/v1/chat/completions" and body.get("max_completion_tokens") is None and rng.random() < 0.9:
+    if (
+        route == "/v1/chat/completions"
+        and body.get("max_completion_tokens") is None
+        and rng.random() < 0.9
+    ):
         body.setdefault("max_tokens", 12)
     most = body.get("max_completion_tokens") or body.get("max_tokens")
     least = body.get("min_tokens") or 0
@@ -335,7 +455,8 @@ def mend(rng, body, route, facts):
 class Case:
     """One drawn request: what is sent and what is expected of it.
 
-    `spoiled`: the one field that its schema refuses. `clean`: it must be answered 200.
+    `spoiled`: the one field that its schema refuses. `clean`: it must be answered
+    200.
     """
 
     def __init__(self, route, body, spoiled=None, clean=False):
@@ -352,7 +473,21 @@ def may_be_impossible(body):
     """Whether rules about tokens may leave none to draw, or no finite number."""
     bans = any(body.get(k) for k in ("bad_words", "min_tokens", "logit_bias"))
     penalty = body.get("repetition_penalty") or 1
-    return bool(body.get("allowed_token_ids") and bans) or not 1e-6 < penalty < 1e6 or bool(body.get("logit_bias"))
+    return (
+        bool(body.get("allowed_token_ids") and bans)
+        or not 1e-6 < penalty < 1e6
+        or bool(body.get("logit_bias"))
+    )
+
+
+def tighten(rng, body):
+    """Sometimes rules about tokens that leave none to draw: all that is allowed is
+    banned besides."""
+    if body.get("allowed_token_ids") and rng.random() < 0.3:
+        only = body["allowed_token_ids"][0]
+        body |= {"allowed_token_ids": [only], "stop_token_ids": [only]}
+        if (body.get("max_tokens") or 0) > 1:
+            body["min_tokens"] = 1
 
 
 def is_clean(case, facts):
@@ -363,7 +498,12 @@ def is_clean(case, facts):
         return True
     if case.route == "/v1/chat/completions" and not facts.chat:
         return False
-    if may_be_impossible(body) or body.get("suffix") or "\0" in case.text() or "\\u0000" in case.text():
+    if (
+        may_be_impossible(body)
+        or body.get("suffix")
+        or "\0" in case.text()
+        or "\\u0000" in case.text()
+    ):
         return False
     return facts.fits(case.route, body)
 
@@ -380,6 +520,7 @@ def draw_case(rng, facts):
     rough = rng.random() < 0.06
     if not rough and route in GENERATING:
         mend(rng, body, route, facts)
+        tighten(rng, body)
     case = Case(route, body)
     if rng.random() < 0.1:
         name = rng.choice(list(schema["properties"]))

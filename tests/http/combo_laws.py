@@ -1,8 +1,11 @@
-"""What holds for every answer, whatever was asked: the laws of tests/http/combinations.py.
+"""What holds for every answer, whatever was asked: the laws of
+tests/http/combinations.py.
 
-An answer becomes an Outcome, the same for a stream and for one body. `check` raises Broken where a law
-does not hold; `compare` where two outcomes that must be equal are not.
+An answer becomes an Outcome, the same for a stream and for one body. `check` raises
+Broken where a law does not hold; `compare` where two outcomes that must be equal are
+not.
 """
+
 import codecs
 import json
 
@@ -25,7 +28,8 @@ def need(condition, kind, detail=""):
 
 
 class Outcome:
-    """One answer: `choices` by index, each a dict; `usage` or None; `error`, the refusal's object, or None."""
+    """One answer: `choices` by index, each a dict; `usage` or None; `error`, the
+    refusal's object, or None."""
 
     def __init__(self, status):
         self.status, self.choices, self.usage, self.error, self.body = status, {}, None, None, None
@@ -37,6 +41,7 @@ class Outcome:
 
 
 # ---- from bytes to an Outcome ----
+
 
 def refuse_constant(name):
     raise ValueError(f"{name} is no JSON")
@@ -60,10 +65,15 @@ def add_piece(outcome, chunk, piece, chat):
     """One choice of one chunk."""
     new = {"text": "", "finish_reason": None, "token_ids": None, "logprobs": None, "seen": 0}
     choice = outcome.choices.setdefault(piece["index"], new)
-    need(choice["finish_reason"] is None, "a chunk after its choice's end", lambda: json.dumps(chunk))
+    need(
+        choice["finish_reason"] is None, "a chunk after its choice's end", lambda: json.dumps(chunk)
+    )
     choice["seen"] += 1
     if chat:
-        need(choice["seen"] > 1 or piece["delta"].get("role") == "assistant", "a first chunk without a role")
+        need(
+            choice["seen"] > 1 or piece["delta"].get("role") == "assistant",
+            "a first chunk without a role",
+        )
         choice["text"] += piece["delta"].get("content") or ""
     else:
         choice["text"] += piece["text"]
@@ -84,7 +94,10 @@ def read_chunk(outcome, chunk, chat, usage_wanted):
         outcome.error = chunk["error"]
         return
     if not chunk["choices"]:
-        need(usage_wanted and outcome.usage is None, "a usage chunk that was not asked for, or a second one")
+        need(
+            usage_wanted and outcome.usage is None,
+            "a usage chunk that was not asked for, or a second one",
+        )
         outcome.usage = chunk["usage"]
         return
     need(outcome.usage is None, "a choice after the usage chunk")
@@ -98,10 +111,14 @@ def read_stream(outcome, body, case):
     options = case.body.get("stream_options") or {}
     need(body.endswith(b"data: [DONE]\n\n"), "a stream without [DONE]", lambda: repr(body[-200:]))
     ids, counted = set(), 0
-    for event in body[:-len(b"data: [DONE]\n\n")].split(b"\n\n"):
+    for event in body[: -len(b"data: [DONE]\n\n")].split(b"\n\n"):
         if not event or event.startswith(b":"):
             continue
-        need(event.startswith(b"data: ") and b"\n" not in event, "not an event", lambda: repr(event[:200]))
+        need(
+            event.startswith(b"data: ") and b"\n" not in event,
+            "not an event",
+            lambda: repr(event[:200]),
+        )
         chunk = load(event[6:], "a chunk")
         ids.add(chunk.get("id", next(iter(ids), None)))
         if options.get("continuous_usage_stats") and "usage" in chunk:
@@ -109,7 +126,9 @@ def read_stream(outcome, body, case):
             counted = chunk["usage"]["completion_tokens"]
         read_chunk(outcome, chunk, chat, options.get("include_usage"))
     need(len(ids) <= 1, "chunks with several ids", lambda: str(ids))
-    need(bool(outcome.usage) == bool(options.get("include_usage")) or outcome.error, "no usage chunk")
+    need(
+        bool(outcome.usage) == bool(options.get("include_usage")) or outcome.error, "no usage chunk"
+    )
 
 
 def read_body(outcome, body, case):
@@ -122,20 +141,30 @@ def read_body(outcome, body, case):
             choice["text"] = choice["message"]["content"] or ""
         need(choice["index"] not in outcome.choices, "an index twice")
         outcome.choices[choice["index"]] = choice
-    need([c["index"] for c in data["choices"]] == list(range(len(data["choices"]))), "choices out of order")
+    need(
+        [c["index"] for c in data["choices"]] == list(range(len(data["choices"]))),
+        "choices out of order",
+    )
     outcome.usage = data["usage"]
 
 
 def read_error(outcome, body):
     data = load(body, "an error")
-    need(set(data) == {"error"} and set(data["error"]) == {"message", "type", "param", "code"}, "an error of another shape",
-         lambda: repr(data))
+    need(
+        set(data) == {"error"} and set(data["error"]) == {"message", "type", "param", "code"},
+        "an error of another shape",
+        lambda: repr(data),
+    )
     outcome.error = data["error"]
-    need(outcome.error["code"] == outcome.status and outcome.error["message"], "an error without code or message",
-         lambda: repr(data))
+    need(
+        outcome.error["code"] == outcome.status and outcome.error["message"],
+        "an error without code or message",
+        lambda: repr(data),
+    )
 
 
 # ---- refusals ----
+
 
 def is_json(text):
     try:
@@ -149,27 +178,42 @@ def check_status(case, answer, outcome):
     """What may be answered at all."""
     need(not answer.late, "hang", "no whole answer within the bound")
     need(not answer.cut, "connection cut", lambda: answer.body.decode())
-    need(answer.status < 500 or answer.status == 503, str(answer.status), lambda: answer.body[:400].decode())
+    need(
+        answer.status < 500 or answer.status == 503,
+        str(answer.status),
+        lambda: answer.body[:400].decode(),
+    )
     need(answer.headers.get("x-request-id"), "no X-Request-Id")
     if answer.status in (429, 503):
-        need(answer.headers.get("retry-after"), "no Retry-After", lambda: answer.body[:300].decode())
+        need(
+            answer.headers.get("retry-after"), "no Retry-After", lambda: answer.body[:300].decode()
+        )
     if answer.status == 200:
-        need(not case.spoiled, "accepted", lambda: f"{case.spoiled} is not what /openapi.json allows")
+        need(
+            not case.spoiled, "accepted", lambda: f"{case.spoiled} is not what /openapi.json allows"
+        )
         return
-    need(not case.clean or answer.status in (429, 503), "refused", lambda: answer.body[:400].decode())
+    need(
+        not case.clean or answer.status in (429, 503), "refused", lambda: answer.body[:400].decode()
+    )
     if answer.status == 400:
         param = outcome.error["param"]
         if not is_json(case.text()):
             return
         need(param, "a 400 that names no field", lambda: outcome.error["message"])
-        need(not case.spoiled or param == case.spoiled, "a 400 that names another field",
-             lambda: f"{param}, not {case.spoiled}: {outcome.error['message']}")
+        need(
+            not case.spoiled or param == case.spoiled,
+            "a 400 that names another field",
+            lambda: f"{param}, not {case.spoiled}: {outcome.error['message']}",
+        )
 
 
 # ---- one choice ----
 
+
 class Text:
-    """A choice's text as its token ids say it: bytes, special tokens, stop strings, where each token's text begins."""
+    """A choice's text as its token ids say it: bytes, special tokens, stop strings,
+    where each token's text begins."""
 
     def __init__(self, facts, body):
         self.facts, self.skip = facts, body.get("skip_special_tokens") is not False
@@ -180,18 +224,27 @@ class Text:
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token, final=False):
-        if token < 0 or token >= len(self.facts.bytes) or (self.skip and token in self.facts.special):
+        if (
+            token < 0
+            or token >= len(self.facts.bytes)
+            or (self.skip and token in self.facts.special)
+        ):
             return self.decoder.decode(b"", final)
         return self.decoder.decode(self.facts.bytes[token], final)
 
     def match(self, text, before):
         """(where the first stop string that ends behind `before` ends, that string)."""
-        ends = [(at + len(s), -len(s), s) for s in self.stops
-                for at in [text.find(s, max(0, before - len(s) + 1))] if at >= 0]
+        ends = [
+            (at + len(s), -len(s), s)
+            for s in self.stops
+            for at in [text.find(s, max(0, before - len(s) + 1))]
+            if at >= 0
+        ]
         return min(ends, default=None)
 
     def generated(self, tokens, finish, stop_reason):
-        """(text, stop string or None) of generated tokens; the prompt's were pushed before, for echo."""
+        """(text, stop string or None) of generated tokens; the prompt's were pushed
+        before, for echo."""
         text = ""
         for i, token in enumerate(tokens):
             last = i == len(tokens) - 1
@@ -203,24 +256,35 @@ class Text:
                 text += self.decoder.decode(b"", True)
             found = self.match(text, before) if i >= self.least else None
             if found:
-                return text[:found[0] + (0 if self.keep else found[1])], found[2]
+                return text[: found[0] + (0 if self.keep else found[1])], found[2]
         return text + ("" if tokens else self.decoder.decode(b"", True)), None
 
 
 def check_text(case, facts, choice):
     """The text against the token ids, where both are there."""
     tokens, prompt = choice.get("token_ids"), choice.get("prompt_token_ids")
-    if tokens is None or prompt is None or facts.bytes is None or choice["finish_reason"] == "error":
+    if (
+        tokens is None
+        or prompt is None
+        or facts.bytes is None
+        or choice["finish_reason"] == "error"
+    ):
         return
     model, head = Text(facts, case.body), ""
     if case.body.get("echo"):
         head = "".join(model.push(t) for t in prompt)
     want, stop = model.generated(tokens, choice["finish_reason"], choice.get("stop_reason"))
-    need(choice["text"] == head + want, "text is not what its token ids say",
-         lambda: f"{choice['text']!r}, token ids say {head + want!r} (stop_reason {choice.get('stop_reason')!r})")
+    need(
+        choice["text"] == head + want,
+        "text is not what its token ids say",
+        lambda: f"{choice['text']!r}, token ids say {head + want!r}",
+    )
     reason = choice.get("stop_reason")
-    need((reason if isinstance(reason, str) else None) == stop, "stop_reason is not what the text says",
-         lambda: f"{reason!r}, the text says {stop!r}")
+    need(
+        (reason if isinstance(reason, str) else None) == stop,
+        "stop_reason is not what the text says",
+        lambda: f"{reason!r}, the text says {stop!r}",
+    )
 
 
 def check_stop(case, facts, choice):
@@ -228,7 +292,10 @@ def check_stop(case, facts, choice):
     body, finish, reason = case.body, choice["finish_reason"], choice.get("stop_reason")
     need(finish in FINISHES, "finish_reason", lambda: repr(finish))
     if finish == "error":
-        need(isinstance(choice.get("error"), dict) and choice["error"].get("message"), "an error without its object")
+        need(
+            isinstance(choice.get("error"), dict) and choice["error"].get("message"),
+            "an error without its object",
+        )
         return
     need(finish == "stop" or reason is None, "a stop_reason without a stop")
     stop = body.get("stop") or []
@@ -236,15 +303,27 @@ def check_stop(case, facts, choice):
     if isinstance(reason, str):
         need(reason in stops, "a stop_reason that was not asked for", lambda: repr(reason))
     elif reason is not None:
-        need(reason in (body.get("stop_token_ids") or []), "a stop token that was not asked for", lambda: repr(reason))
+        need(
+            reason in (body.get("stop_token_ids") or []),
+            "a stop token that was not asked for",
+            lambda: repr(reason),
+        )
     elif finish == "stop":
         need(not body.get("ignore_eos") and facts.eos, "an end of sequence that was to be ignored")
     least, keep = body.get("min_tokens") or 0, body.get("include_stop_str_in_output")
     if not keep and not body.get("echo") and not least:
         for s in stops:
-            need(s not in choice["text"], "a stop string in the text", lambda: f"{s!r} in {choice['text']!r}")
+            need(
+                s not in choice["text"],
+                "a stop string in the text",
+                lambda: f"{s!r} in {choice['text']!r}",
+            )
     if keep and isinstance(reason, str):
-        need(choice["text"].endswith(reason), "the stop string is missing", lambda: repr(choice["text"]))
+        need(
+            choice["text"].endswith(reason),
+            "the stop string is missing",
+            lambda: repr(choice["text"]),
+        )
 
 
 def most_tokens(case):
@@ -261,33 +340,63 @@ def check_tokens(case, facts, choice):
     most = most_tokens(case)
     if most is not None:
         need(len(tokens) <= most, "more tokens than max_tokens", lambda: str(len(tokens)))
-        need(finish != "length" or len(tokens) == most, "finish_reason length too early", lambda: f"{len(tokens)} tokens")
-    need(finish == "length" or len(tokens) > (body.get("min_tokens") or 0), "an end before min_tokens",
-         lambda: f"{len(tokens)} tokens")
+        need(
+            finish != "length" or len(tokens) == most,
+            "finish_reason length too early",
+            lambda: f"{len(tokens)} tokens",
+        )
+    need(
+        finish == "length" or len(tokens) > (body.get("min_tokens") or 0),
+        "an end before min_tokens",
+        lambda: f"{len(tokens)} tokens",
+    )
     allowed = body.get("allowed_token_ids")
-    need(not allowed or set(tokens) <= set(allowed), "a token that is not allowed", lambda: str(tokens))
-    ends = set(body.get("stop_token_ids") or []) | (set() if body.get("ignore_eos") else set(facts.eos))
+    need(
+        not allowed or set(tokens) <= set(allowed),
+        "a token that is not allowed",
+        lambda: str(tokens),
+    )
+    ends = set(body.get("stop_token_ids") or []) | (
+        set() if body.get("ignore_eos") else set(facts.eos)
+    )
     for i, token in enumerate(tokens[:-1]):
-        need(token not in ends or i < (body.get("min_tokens") or 0), "a stop token inside", lambda: str(tokens))
+        need(
+            token not in ends or i < (body.get("min_tokens") or 0),
+            "a stop token inside",
+            lambda: str(tokens),
+        )
 
 
 # ---- log-probabilities ----
 
+
 def check_number(value, what):
-    need(isinstance(value, (int, float)) and -1e5 < value <= 1e-3, "a log-probability that is none", lambda: f"{what} {value!r}")
+    need(
+        isinstance(value, (int, float)) and -1e5 < value <= 1e-3,
+        "a log-probability that is none",
+        lambda: f"{what} {value!r}",
+    )
 
 
 def check_offsets(choice, lp):
-    """Each plain token stands in the text where its offset says; no offset lies outside."""
+    """Each plain token stands in the text where its offset says; no offset lies
+    outside."""
     text, offsets = choice["text"], lp["text_offset"]
     before = 0
     for i, (token, at) in enumerate(zip(lp["tokens"], offsets)):
-        need(before <= at <= len(text) or at == before, "text_offset", lambda: f"{at} of {token!r} in {text!r}")
+        need(
+            before <= at <= len(text) or at == before,
+            "text_offset",
+            lambda: f"{at} of {token!r} in {text!r}",
+        )
         before = at
-        follows = text[at:offsets[i + 1]] if i + 1 < len(offsets) else text[at:]
+        follows = text[at : offsets[i + 1]] if i + 1 < len(offsets) else text[at:]
         whole = not token.startswith("bytes:") and follows and "\ufffd" not in follows
-        need(not whole or token.startswith(follows) or follows.startswith(token), "text_offset",
-             lambda: f"{token!r} at {at} of {text!r}")
+        need(
+            not whole or token.startswith(follows) or follows.startswith(token),
+            "text_offset",
+            lambda: f"{token!r} at {at} of {text!r}",
+        )
 
 
 def check_logprobs(case, choice):
@@ -299,10 +408,19 @@ def check_logprobs(case, choice):
     if lp is None:
         return
     n = len(lp["tokens"])
-    need(all(len(lp[x]) == n for x in ("token_logprobs", "top_logprobs", "text_offset")), "logprobs of unequal length")
+    need(
+        all(len(lp[x]) == n for x in ("token_logprobs", "top_logprobs", "text_offset")),
+        "logprobs of unequal length",
+    )
     if not case.body.get("echo") and choice.get("token_ids") is not None:
-        need(n == len(choice["token_ids"]), "as many logprobs as tokens", lambda: f"{n}, {len(choice['token_ids'])}")
-    for i, (token, value, top) in enumerate(zip(lp["tokens"], lp["token_logprobs"], lp["top_logprobs"])):
+        need(
+            n == len(choice["token_ids"]),
+            "as many logprobs as tokens",
+            lambda: f"{n}, {len(choice['token_ids'])}",
+        )
+    for i, (token, value, top) in enumerate(
+        zip(lp["tokens"], lp["token_logprobs"], lp["top_logprobs"])
+    ):
         if i == 0 and case.body.get("echo"):
             need(value is None and top is None, "the first prompt token's log-probability")
             continue
@@ -321,8 +439,11 @@ def check_chat_logprobs(case, choice):
         need(len(lp["content"]) == len(choice["token_ids"]), "as many logprobs as tokens")
     for entry in lp["content"]:
         check_number(entry["logprob"], entry["token"])
-        need(len(entry["top_logprobs"]) == (case.body.get("top_logprobs") or 0), "top_logprobs",
-             lambda: f"{len(entry['top_logprobs'])}")
+        need(
+            len(entry["top_logprobs"]) == (case.body.get("top_logprobs") or 0),
+            "top_logprobs",
+            lambda: f"{len(entry['top_logprobs'])}",
+        )
         for top in entry["top_logprobs"]:
             check_number(top["logprob"], top["token"])
 
@@ -334,31 +455,55 @@ def check_prompt_logprobs(case, choice):
     if have is None:
         return
     ids = choice.get("prompt_token_ids")
-    need(have[0] is None and (ids is None or len(have) == len(ids)), "prompt_logprobs of another length")
+    need(
+        have[0] is None and (ids is None or len(have) == len(ids)),
+        "prompt_logprobs of another length",
+    )
     for i, entry in enumerate(have[1:], 1):
-        need(asked <= len(entry) <= asked + 1 and (ids is None or str(ids[i]) in entry), "a prompt token without its own",
-             lambda: str(entry))
+        need(
+            asked <= len(entry) <= asked + 1 and (ids is None or str(ids[i]) in entry),
+            "a prompt token without its own",
+            lambda: str(entry),
+        )
         for value in entry.values():
             check_number(value["logprob"], value["decoded_token"])
 
 
 # ---- the whole ----
 
+
 def check_usage(case, outcome):
     use = outcome.usage
     if use is None:
         return
-    need(use["total_tokens"] == use["prompt_tokens"] + use["completion_tokens"], "usage does not add up", lambda: str(use))
-    need(0 <= use["prompt_tokens_details"]["cached_tokens"] <= use["prompt_tokens"], "cached_tokens", lambda: str(use))
+    need(
+        use["total_tokens"] == use["prompt_tokens"] + use["completion_tokens"],
+        "usage does not add up",
+        lambda: str(use),
+    )
+    need(
+        0 <= use["prompt_tokens_details"]["cached_tokens"] <= use["prompt_tokens"],
+        "cached_tokens",
+        lambda: str(use),
+    )
     if any(c.get("token_ids") is None for c in outcome.choices.values()):
         return
     made = sum(len(c["token_ids"]) for c in outcome.choices.values())
     ranked = not is_beam(case.body) and (case.body.get("best_of") or 0) > n_of(case.body)
     same = use["completion_tokens"] == made
-    need(same or ((ranked or is_beam(case.body)) and use["completion_tokens"] > made), "usage does not count the tokens",
-         lambda: f"{use['completion_tokens']}, choices have {made}")
-    prompts = [c["prompt_token_ids"] for i, c in outcome.choices.items() if i % n_of(case.body) == 0]
-    need(use["prompt_tokens"] == sum(map(len, prompts)), "usage does not count the prompts", lambda: str(use))
+    need(
+        same or ((ranked or is_beam(case.body)) and use["completion_tokens"] > made),
+        "usage does not count the tokens",
+        lambda: f"{use['completion_tokens']}, choices have {made}",
+    )
+    prompts = [
+        c["prompt_token_ids"] for i, c in outcome.choices.items() if i % n_of(case.body) == 0
+    ]
+    need(
+        use["prompt_tokens"] == sum(map(len, prompts)),
+        "usage does not count the prompts",
+        lambda: str(use),
+    )
 
 
 def n_prompts(case):
@@ -367,26 +512,50 @@ def n_prompts(case):
 
 
 def check_unshared_noise(case, outcome):
-    """Equal prompts without a seed must not draw the same: their texts are long enough never to agree by chance."""
+    """Equal prompts without a seed must not draw the same: their texts are long
+    enough never to agree by chance."""
     body, prompts = case.body, case.body.get("prompt")
-    hot = (body.get("temperature") or 0) >= 1 and not any(body.get(k) for k in ("top_p", "top_k", "min_p", "logit_bias"))
-    if not hot or body.get("seed") is not None or body.get("allowed_token_ids") or n_prompts(case) < 2 or is_beam(body):
+    hot = (body.get("temperature") or 0) >= 1 and not any(
+        body.get(k) for k in ("top_p", "top_k", "min_p", "logit_bias")
+    )
+    if (
+        not hot
+        or body.get("seed") is not None
+        or body.get("allowed_token_ids")
+        or n_prompts(case) < 2
+        or is_beam(body)
+    ):
         return
     seen = {}
     for i, choice in sorted(outcome.choices.items()):
         lp = choice.get("logprobs")
         key = json.dumps([prompts[i // n_of(body)], choice.get("token_ids")])
-        values = lp["token_logprobs"][-len(choice["token_ids"]):] if lp and choice.get("token_ids") else []
+        values = (
+            lp["token_logprobs"][-len(choice["token_ids"]) :]
+            if lp and choice.get("token_ids")
+            else []
+        )
         if values and sum(values) < -30:
-            need(key not in seen, "equal samples without a seed", lambda: f"choices {seen[key]} and {i}: {choice['text']!r}")
+            need(
+                key not in seen,
+                "equal samples without a seed",
+                lambda: f"choices {seen[key]} and {i}: {choice['text']!r}",
+            )
         seen[key] = i
 
 
 def check_tokenizer(case, outcome):
     data = outcome.body
     if case.route == "/tokenize":
-        need(data["count"] == len(data["tokens"]), "count is not the number of tokens", lambda: str(data))
-        need(not case.body.get("return_token_strs") or len(data["token_strs"]) == data["count"], "token_strs")
+        need(
+            data["count"] == len(data["tokens"]),
+            "count is not the number of tokens",
+            lambda: str(data),
+        )
+        need(
+            not case.body.get("return_token_strs") or len(data["token_strs"]) == data["count"],
+            "token_strs",
+        )
     elif case.route == "/detokenize":
         need(isinstance(data["prompt"], str), "no prompt", lambda: str(data))
 
@@ -408,8 +577,11 @@ def check(case, answer, facts):
         check_tokenizer(case, outcome)
         return outcome
     need(outcome.error is None, "an error inside a stream", lambda: str(outcome.error))
-    need(sorted(outcome.choices) == list(range(n_prompts(case) * n_of(case.body))), "not all choices",
-         lambda: str(sorted(outcome.choices)))
+    need(
+        sorted(outcome.choices) == list(range(n_prompts(case) * n_of(case.body))),
+        "not all choices",
+        lambda: str(sorted(outcome.choices)),
+    )
     for choice in outcome.choices.values():
         check_stop(case, facts, choice)
         check_tokens(case, facts, choice)
@@ -424,11 +596,20 @@ def check(case, answer, facts):
 
 # ---- two outcomes ----
 
-SAME = ("text", "finish_reason", "stop_reason", "token_ids", "prompt_token_ids", "logprobs", "prompt_logprobs")
+SAME = (
+    "text",
+    "finish_reason",
+    "stop_reason",
+    "token_ids",
+    "prompt_token_ids",
+    "logprobs",
+    "prompt_logprobs",
+)
 
 
 def plain(value):
-    """Without what a stream and one body write in different ways: the nulls and the empty."""
+    """Without what a stream and one body write in different ways: the nulls and the
+    empty."""
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items() if v is not None and k != "refusal"} or None
     return value
@@ -448,13 +629,21 @@ def compare_choice(i, a, b, names, kind):
 
 
 def compare(a, b, kind, names=SAME):
-    """Two outcomes of what is the same request. Fields that only one of them has are not compared."""
+    """Two outcomes of what is the same request. Fields that only one of them has are
+    not compared."""
     if a.status in (429, 503) or b.status in (429, 503):
         return
-    need(a.status == b.status, f"{kind}: status differs", lambda: f"{a.status} and {b.status}: {a.error or b.error}")
+    need(
+        a.status == b.status,
+        f"{kind}: status differs",
+        lambda: f"{a.status} and {b.status}: {a.error or b.error}",
+    )
     if a.error or b.error:
-        need((a.error or {}).get("param") == (b.error or {}).get("param"), f"{kind}: refusals differ",
-             lambda: f"{a.error} and {b.error}")
+        need(
+            (a.error or {}).get("param") == (b.error or {}).get("param"),
+            f"{kind}: refusals differ",
+            lambda: f"{a.error} and {b.error}",
+        )
         return
     if not a.choices:
         need(a.body == b.body, f"{kind}: bodies differ", lambda: f"{a.body} and {b.body}")
@@ -463,5 +652,8 @@ def compare(a, b, kind, names=SAME):
     for i in a.choices:
         compare_choice(i, a.choices[i], b.choices[i], names, kind)
     if a.usage and b.usage and names is SAME:
-        x, y = ({k: u[k] for k in ("prompt_tokens", "completion_tokens", "total_tokens")} for u in (a.usage, b.usage))
+        x, y = (
+            {k: u[k] for k in ("prompt_tokens", "completion_tokens", "total_tokens")}
+            for u in (a.usage, b.usage)
+        )
         need(x == y, f"{kind}: usage differs", lambda: f"{x} and {y}")

@@ -1,4 +1,6 @@
-"""What tests/http/combinations.py talks to: servers of several configurations, and a client that takes many answers at once."""
+"""What tests/http/combinations.py talks to: servers of several configurations, and a
+client that takes many answers at once."""
+
 import asyncio
 import json
 import os
@@ -12,31 +14,125 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from combo_draw import GENERATING, TEXT, width_of  # noqa: E402
 from conftest import QUIRE, ROOT, Server  # noqa: E402
 
-TEMPLATE = ("{%- for m in messages %}{{ '<' ~ m.role ~ '>' ~ m.content ~ '\\n' }}{%- endfor %}"
-            "{%- if add_generation_prompt %}{{ '<' ~ who | default('assistant') ~ '>' }}{% endif %}")
+TEMPLATE = (
+    "{%- for m in messages %}{{ '<' ~ m.role ~ '>' ~ m.content ~ '\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<' ~ who | default('assistant') ~ '>' }}{% endif %}"
+)
 KEYS = "name=red key=sk-red-0123456789 weight=3\nname=blue key=sk-blue-0123456789\n"
 
-# Pools are small: company has to queue, to be preempted and to come back. Each server is one process group on the CPU.
-COMMON = ["--device", "cpu", "--threads", "1", "--deterministic", "--access-log", "none", "--swap-space", "64MiB",
-          "--served-model-name", "demo"]
+# Pools are small: company has to queue, to be preempted and to come back. Each server
+# is one process group on the CPU.
+COMMON = [
+    "--device",
+    "cpu",
+    "--threads",
+    "1",
+    "--deterministic",
+    "--access-log",
+    "none",
+    "--swap-space",
+    "64MiB",
+    "--served-model-name",
+    "demo",
+]
 CONFIGS = {
-    "swap": ["--block-size", "8", "--kv-blocks", "36", "--preemption", "swap", "--max-num-seqs", "16"],
-    "recompute": ["--block-size", "16", "--kv-blocks", "16", "--preemption", "recompute", "--max-num-seqs", "24",
-                  "--no-prefix-cache"],
-    "chunks": ["--block-size", "4", "--kv-blocks", "64", "--max-num-batched-tokens", "24", "--policy", "priority",
-               "--preemption", "recompute", "--seed", "5", "--max-num-seqs", "12"],
-    "null": ["--block-size", "16", "--kv-blocks", "20", "--preemption", "swap", "--max-num-seqs", "16"],
+    "swap": [
+        "--block-size",
+        "8",
+        "--kv-blocks",
+        "36",
+        "--preemption",
+        "swap",
+        "--max-num-seqs",
+        "16",
+    ],
+    "recompute": [
+        "--block-size",
+        "16",
+        "--kv-blocks",
+        "16",
+        "--preemption",
+        "recompute",
+        "--max-num-seqs",
+        "24",
+        "--no-prefix-cache",
+    ],
+    "chunks": [
+        "--block-size",
+        "4",
+        "--kv-blocks",
+        "64",
+        "--max-num-batched-tokens",
+        "24",
+        "--policy",
+        "priority",
+        "--preemption",
+        "recompute",
+        "--seed",
+        "5",
+        "--max-num-seqs",
+        "12",
+    ],
+    "null": [
+        "--block-size",
+        "16",
+        "--kv-blocks",
+        "20",
+        "--preemption",
+        "swap",
+        "--max-num-seqs",
+        "16",
+    ],
     "fair": ["--block-size", "16", "--kv-blocks", "20", "--policy", "fair", "--max-num-seqs", "12"],
-    "ranks": ["--tensor-parallel-size", "2", "--block-size", "8", "--kv-blocks", "40", "--preemption", "swap",
-              "--max-num-seqs", "16"],
-    "stages": ["--pipeline-parallel-size", "2", "--block-size", "8", "--kv-blocks", "40", "--preemption",
-               "recompute", "--max-num-seqs", "16"],
-    "queue": ["--block-size", "16", "--kv-blocks", "20", "--max-queue", "24", "--max-num-seqs", "6"],
+    "ranks": [
+        "--tensor-parallel-size",
+        "2",
+        "--block-size",
+        "8",
+        "--kv-blocks",
+        "40",
+        "--preemption",
+        "swap",
+        "--max-num-seqs",
+        "16",
+    ],
+    "stages": [
+        "--pipeline-parallel-size",
+        "2",
+        "--block-size",
+        "8",
+        "--kv-blocks",
+        "40",
+        "--preemption",
+        "recompute",
+        "--max-num-seqs",
+        "16",
+    ],
+    "queue": [
+        "--block-size",
+        "16",
+        "--kv-blocks",
+        "20",
+        "--max-queue",
+        "24",
+        "--max-num-seqs",
+        "6",
+    ],
 }
 
-# Fields that are drawn by their schema and still leave a request one that must be answered.
-HARMLESS = {"include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens",
-            "add_special_tokens", "logprobs", "top_logprobs", "parallel_tool_calls", "return_token_strs"}
+# Fields that are drawn by their schema and still leave a request one that must be
+# answered.
+HARMLESS = {
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "add_special_tokens",
+    "logprobs",
+    "top_logprobs",
+    "parallel_tool_calls",
+    "return_token_strs",
+}
 
 
 def is_sanitized():
@@ -46,8 +142,9 @@ def is_sanitized():
 
 
 class Bounds:
-    """When an answer counts as one that never comes: `whole_s` after its request, or once the engine has made no step
-    for `still_s` while it is waited for. Neither is about speed."""
+    """When an answer counts as one that never comes: `whole_s` after its request, or
+    once the engine has made no step for `still_s` while it is waited for. Neither is
+    about speed."""
 
     def __init__(self, whole_s=120.0, still_s=15.0):
         scale = 5 if is_sanitized() else 1
@@ -55,10 +152,17 @@ class Bounds:
 
 
 class Answer:
-    """What came back. `late`: nothing, or not all of it, within the bounds. `cut`: the connection ended too early."""
+    """What came back. `late`: nothing, or not all of it, within the bounds. `cut`:
+    the connection ended too early."""
 
     def __init__(self, status=0, headers=None, body=b"", late=False, cut=False):
-        self.status, self.headers, self.body, self.late, self.cut = status, headers or {}, body, late, cut
+        self.status, self.headers, self.body, self.late, self.cut = (
+            status,
+            headers or {},
+            body,
+            late,
+            cut,
+        )
 
 
 class Client:
@@ -69,8 +173,12 @@ class Client:
         self.bounds = bounds or Bounds()
 
     def head(self, method, path, length, key=None):
-        lines = [f"{method} {path} HTTP/1.1", f"Host: {self.host}", "Content-Type: application/json",
-                 f"Content-Length: {length}"]
+        lines = [
+            f"{method} {path} HTTP/1.1",
+            f"Host: {self.host}",
+            "Content-Type: application/json",
+            f"Content-Length: {length}",
+        ]
         if self.keys:
             lines.append("Authorization: Bearer " + (key or self.keys[0]))
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
@@ -119,7 +227,9 @@ class Client:
     async def steps(self):
         """Steps of the engine so far; None where the server does not say."""
         try:
-            page = (await asyncio.wait_for(self.exchange("GET", "/metrics", b"", None), 20)).body.decode()
+            page = (
+                await asyncio.wait_for(self.exchange("GET", "/metrics", b"", None), 20)
+            ).body.decode()
         except (asyncio.TimeoutError, OSError):
             return None
         found = re.search(r"iteration_tokens_total_count\S* (\d+)", page)
@@ -127,7 +237,9 @@ class Client:
 
     async def post(self, path, text, key=None):
         """The answer to one request, or one that is `late`."""
-        task = asyncio.ensure_future(self.exchange("POST", path, text.encode("utf-8", "surrogatepass"), key))
+        task = asyncio.ensure_future(
+            self.exchange("POST", path, text.encode("utf-8", "surrogatepass"), key)
+        )
         began = moved = time.monotonic()
         seen = None
         while not (await asyncio.wait({task}, timeout=2))[0]:
@@ -141,12 +253,13 @@ class Client:
         return task.result()
 
     async def leave(self, path, text, phase, key=None):
-        """A client that goes away: 0 in the middle of its body, 1 with it sent, 2 once something has come, 3 later."""
+        """A client that goes away: 0 in the middle of its body, 1 with it sent, 2
+        once something has come, 3 later."""
         body = text.encode("utf-8", "surrogatepass")
         try:
             reader, writer = await self.connect()
             sent = self.head("POST", path, len(body), key) + body
-            writer.write(sent[:-1 - len(body) // 2] if phase == 0 else sent)
+            writer.write(sent[: -1 - len(body) // 2] if phase == 0 else sent)
             await writer.drain()
             if phase >= 2:
                 await asyncio.wait_for(reader.read(1 if phase == 2 else 1500), self.bounds.whole_s)
@@ -162,6 +275,7 @@ class Client:
 
 # ---- what is known of a server ----
 
+
 def byte_level():
     """Characters of a byte-level vocabulary to bytes, as GPT-2 has them."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -170,7 +284,8 @@ def byte_level():
 
 
 class Facts:
-    """What bodies are drawn from and answers are compared with: the document, the vocabulary, the pool."""
+    """What bodies are drawn from and answers are compared with: the document, the
+    vocabulary, the pool."""
 
     def __init__(self, model_dir):
         self.schemas, self.known, self.keys = {}, HARMLESS, []
@@ -190,9 +305,16 @@ class Facts:
 
     def read_openapi(self, document):
         for path, methods in document["paths"].items():
-            body = methods.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json")
+            body = (
+                methods.get("post", {})
+                .get("requestBody", {})
+                .get("content", {})
+                .get("application/json")
+            )
             if body:
-                self.schemas[path] = document["components"]["schemas"][body["schema"]["$ref"].rsplit("/", 1)[1]]
+                self.schemas[path] = document["components"]["schemas"][
+                    body["schema"]["$ref"].rsplit("/", 1)[1]
+                ]
                 self.schemas[path].setdefault("required", [])
 
     async def learn(self, client):
@@ -205,7 +327,9 @@ class Facts:
         self.host_blocks = picture["pool"]["host_blocks"]
         if not self.chat:  # a model without a template refuses every chat alike
             self.schemas.pop("/v1/chat/completions", None)
-        answer = await client.post("/tokenize", json.dumps({"prompt": TEXT, "add_special_tokens": False}))
+        answer = await client.post(
+            "/tokenize", json.dumps({"prompt": TEXT, "add_special_tokens": False})
+        )
         self.likely_ids = sorted(set(json.loads(answer.body)["tokens"]))
 
     def prompt_bound(self, route, body):
@@ -221,7 +345,8 @@ class Facts:
         return max(len(p.encode()) + 1 if isinstance(p, str) else len(p) for p in prompt)
 
     def fits(self, route, body):
-        """Whether the pool holds the request, by a bound that may say no to one that would fit."""
+        """Whether the pool holds the request, by a bound that may say no to one that
+        would fit."""
         if route not in GENERATING:
             return False
         most = body.get("max_completion_tokens") or body.get("max_tokens")
@@ -247,7 +372,11 @@ class Rig:
     """A server of one configuration, with what is known of it."""
 
     def __init__(self, name, bounds=None):
-        self.name, self.bounds, self.folder = name, bounds, tempfile.mkdtemp(prefix="quire-combinations-")
+        self.name, self.bounds, self.folder = (
+            name,
+            bounds,
+            tempfile.mkdtemp(prefix="quire-combinations-"),
+        )
         self.server = self.client = self.counts = None
         self.spoiled = False
 
@@ -297,7 +426,8 @@ class Rig:
         return folder
 
     async def gauges(self):
-        """Every gauge of /metrics but the number of connections: what is held has to come back to what it was."""
+        """Every gauge of /metrics but the number of connections: what is held has to
+        come back to what it was."""
         page = (await self.client.get("/metrics")).body.decode()
         names = set(re.findall(r"^# TYPE (\S+) gauge", page, re.M)) - {"quire_http_connections"}
         lines = re.findall(r"^([^#\s{]+)(\{\S*\})? (\S+)$", page, re.M)
@@ -312,7 +442,9 @@ class Rig:
             held = await self.gauges()
             left = {k: v for k, v in held.items() if v != self.rest.get(k, 0)}
             if not left or time.monotonic() > end:
-                return ", ".join(f"{k} is {v:g}, not {self.rest.get(k, 0):g}" for k, v in left.items())
+                return ", ".join(
+                    f"{k} is {v:g}, not {self.rest.get(k, 0):g}" for k, v in left.items()
+                )
             await asyncio.sleep(0.01)
 
     async def preemptions(self):
@@ -325,12 +457,17 @@ class Rig:
         return self.server.stop(seconds=self.client.bounds.whole_s)
 
     def fault(self):
-        """The server's own complaint: it ended, or a sanitizer spoke. Empty when there is none."""
+        """The server's own complaint: it ended, or a sanitizer spoke. Empty when
+        there is none."""
         log = self.server.log
-        found = re.search(r"^.*(ERROR: AddressSanitizer|ERROR: LeakSanitizer|WARNING: ThreadSanitizer|runtime error:"
-                          r"|assertion|Assertion).*$", log, re.M)
+        found = re.search(
+            r"^.*(ERROR: AddressSanitizer|ERROR: LeakSanitizer|WARNING: ThreadSanitizer"
+            r"|runtime error:|[Aa]ssertion).*$",
+            log,
+            re.M,
+        )
         if found:
-            return log[found.start():found.start() + 3000]
+            return log[found.start() : found.start() + 3000]
         status = self.server.process.poll()
         return "" if status is None else f"the server ended with status {status}: {log[-2000:]}"
 
@@ -343,7 +480,9 @@ class Remote(Rig):
 
     async def __aenter__(self):
         host, port = re.fullmatch(r"http://\[?([^\]/]*?)\]?:(\d+)/?", self.name).groups()
-        self.client = Client(host, int(port), [k for k in [os.environ.get("QUIRE_API_KEY")] if k], self.bounds)
+        self.client = Client(
+            host, int(port), [k for k in [os.environ.get("QUIRE_API_KEY")] if k], self.bounds
+        )
         self.facts = Facts(None)
         self.facts.bytes, self.facts.greedy = None, True
         await self.facts.learn(self.client)

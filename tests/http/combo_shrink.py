@@ -1,4 +1,6 @@
-"""A failure made small: fields taken out, values made simpler, company sent away, as long as it still fails alike."""
+"""A failure made small: fields taken out, values made simpler, company sent away, as
+long as it still fails alike."""
+
 import asyncio
 import time
 
@@ -6,7 +8,7 @@ from combo_draw import Case, Raw
 from combo_laws import Broken
 from combo_run import Bounds
 
-BUDGET_S = 60   # for one failure
+BUDGET_S = 60  # for one failure
 COMPANY_TRIES = 4
 
 
@@ -15,7 +17,13 @@ def simpler(value):
     if isinstance(value, Raw) or isinstance(value, bool) or value is None:
         return
     if isinstance(value, str):
-        for text in (value[:1], value[:len(value) // 2], value[len(value) // 2:], value[1:], value[:-1]):
+        for text in (
+            value[:1],
+            value[: len(value) // 2],
+            value[len(value) // 2 :],
+            value[1:],
+            value[:-1],
+        ):
             if text != value and text:
                 yield text
     elif isinstance(value, (int, float)):
@@ -24,11 +32,15 @@ def simpler(value):
                 yield number
     elif isinstance(value, list):
         half = len(value) // 2
-        yield from (part for part in (value[:1], value[:half], value[half:]) if part and len(part) < len(value))
+        yield from (
+            part
+            for part in (value[:1], value[:half], value[half:])
+            if part and len(part) < len(value)
+        )
         for i, item in enumerate(value[:12]):
             if len(value) > 1:
-                yield value[:i] + value[i + 1:]
-            yield from (value[:i] + [s] + value[i + 1:] for s in simpler(item))
+                yield value[:i] + value[i + 1 :]
+            yield from (value[:i] + [s] + value[i + 1 :] for s in simpler(item))
     elif isinstance(value, dict):
         for key in value:
             yield {k: v for k, v in value.items() if k != key}
@@ -61,7 +73,11 @@ class Shrinker:
         rig, f = await self.server(), self.failure
         try:
             if f.mode == "leak":
-                await (rig.client.leave(case.route, case.text(), f.phase) if f.phase is not None else self.ask(rig, case))
+                await (
+                    rig.client.leave(case.route, case.text(), f.phase)
+                    if f.phase is not None
+                    else self.ask(rig, case)
+                )
                 rig.spoiled = bool(await rig.leaked())
                 return "leak" if rig.spoiled else None
             base = await self.ask(rig, self.with_ids(case, rig.facts))
@@ -95,7 +111,7 @@ class Shrinker:
         part = len(company) // 2
         while part and time.monotonic() < self.end:
             for at in range(0, len(company), part):
-                fewer = company[:at] + company[at + part:]
+                fewer = company[:at] + company[at + part :]
                 if time.monotonic() < self.end and await self.fails(case, fewer):
                     company = fewer
                     break
@@ -114,7 +130,9 @@ class Shrinker:
     async def better(self, case, body, company):
         """The case with this body if it still fails alike, else as it was."""
         smaller = Case(case.route, body, case.spoiled)
-        return smaller if time.monotonic() < self.end and await self.fails(smaller, company) else case
+        return (
+            smaller if time.monotonic() < self.end and await self.fails(smaller, company) else case
+        )
 
     async def without(self, case, key, company):
         if key == case.spoiled:

@@ -1,9 +1,11 @@
-"""The same request said in another way: what must then be equal, or a known part of it.
+"""The same request said in another way: what must then be equal, or a known part of
+it.
 
-Each function of VARIANTS takes (rng, case, base outcome, facts) and returns the other case, a function that
-compares (base, other), or None where it does not apply. Nothing but its arguments decides, so that a
-failure can be shrunk.
+Each function of VARIANTS takes (rng, case, base outcome, facts) and returns the other
+case, a function that compares (base, other), or None where it does not apply. Nothing
+but its arguments decides, so that a failure can be shrunk.
 """
+
 from combo_draw import GENERATING, TEXT, Case, is_beam, n_of, width_of
 from combo_laws import SAME, compare, n_prompts, need
 
@@ -11,7 +13,8 @@ UNSEEDED = ("prompt_token_ids", "prompt_logprobs")
 
 
 def is_fixed(case, facts):
-    """Whether the request's tokens follow from it alone. What the null model says follows from seeds alone."""
+    """Whether the request's tokens follow from it alone. What the null model says
+    follows from seeds alone."""
     body = case.body
     greedy = is_beam(body) or body.get("temperature") == 0
     return case.route not in GENERATING or body.get("seed") is not None or (greedy and facts.greedy)
@@ -28,7 +31,9 @@ def other(case, **fields):
 
 
 def samples(case):
-    return not is_beam(case.body) and (case.body.get("best_of") or n_of(case.body)) == n_of(case.body)
+    return not is_beam(case.body) and (case.body.get("best_of") or n_of(case.body)) == n_of(
+        case.body
+    )
 
 
 def again(rng, case, base, facts):
@@ -62,20 +67,35 @@ def nulls(rng, case, base, facts):
 
 def one_prompt(rng, case, base, facts):
     """A prompt of a list gives what it gives on its own."""
-    if case.route != "/v1/completions" or base.status != 200 or n_prompts(case) < 2 or not is_fixed(case, facts):
+    if (
+        case.route != "/v1/completions"
+        or base.status != 200
+        or n_prompts(case) < 2
+        or not is_fixed(case, facts)
+    ):
         return None
     i, n = rng.randrange(n_prompts(case)), n_of(case.body)
 
     def part(a, b):
-        kept = {k - i * n: dict(c, index=k - i * n) for k, c in a.choices.items() if i * n <= k < (i + 1) * n}
+        kept = {
+            k - i * n: dict(c, index=k - i * n)
+            for k, c in a.choices.items()
+            if i * n <= k < (i + 1) * n
+        }
         a, a.choices = a.copy(), kept
         compare(a, b, "a prompt of a list or alone", SAME[:])
+
     return other(case, prompt=case.body["prompt"][i]), part
 
 
 def one_choice(rng, case, base, facts):
     """The first of n is what n 1 gives; for beams, at the same width."""
-    if base.status != 200 or n_of(case.body) < 2 or not is_fixed(case, facts) or case.route not in GENERATING:
+    if (
+        base.status != 200
+        or n_of(case.body) < 2
+        or not is_fixed(case, facts)
+        or case.route not in GENERATING
+    ):
         return None
     if is_beam(case.body):
         twin = other(case, n=1, beam_width=width_of(case.body), best_of=None)
@@ -90,6 +110,7 @@ def one_choice(rng, case, base, facts):
             kept[i] = a.choices[i * n]
         a.choices = kept
         compare(a, b, "the first of n or n 1", SAME[:])
+
     return twin, first
 
 
@@ -98,7 +119,13 @@ def shorter(rng, case, base, facts):
     body = case.body
     name = "max_completion_tokens" if body.get("max_completion_tokens") else "max_tokens"
     most = body.get(name)
-    if base.status != 200 or not samples(case) or not is_fixed(case, facts) or not isinstance(most, int) or most < 2:
+    if (
+        base.status != 200
+        or not samples(case)
+        or not is_fixed(case, facts)
+        or not isinstance(most, int)
+        or most < 2
+    ):
         return None
     most = rng.randint(1, most - 1)
     if (body.get("min_tokens") or 0) > most or case.route not in GENERATING:
@@ -107,13 +134,23 @@ def shorter(rng, case, base, facts):
     def begins(a, b):
         for i in a.choices.keys() & b.choices.keys():
             x, y = a.choices[i].get("token_ids"), b.choices[i].get("token_ids")
-            need(x is None or y is None or x[:most] == y, "a smaller max_tokens gives other tokens", lambda: f"{x} and {y}")
+            need(
+                x is None or y is None or x[:most] == y,
+                "a smaller max_tokens gives other tokens",
+                lambda: f"{x} and {y}",
+            )
+
     return other(case, **{name: most, "return_token_ids": True}), begins
 
 
 def by_ids(rng, case, base, facts):
     """A prompt as ids is the prompt as text."""
-    if case.route != "/v1/completions" or base.status != 200 or n_prompts(case) > 1 or 0 not in base.choices:
+    if (
+        case.route != "/v1/completions"
+        or base.status != 200
+        or n_prompts(case) > 1
+        or 0 not in base.choices
+    ):
         return None
     ids = base.choices[0].get("prompt_token_ids")
     if not ids or case.body.get("suffix"):
@@ -139,45 +176,89 @@ def more_told(rng, case, base, facts):
 
 def echoed(rng, case, base, facts):
     """echo puts the prompt before the text and changes nothing behind it."""
-    if case.route != "/v1/completions" or base.status != 200 or case.body.get("echo") or case.body.get("suffix"):
+    if (
+        case.route != "/v1/completions"
+        or base.status != 200
+        or case.body.get("echo")
+        or case.body.get("suffix")
+    ):
         return None
-    names = ("finish_reason", "stop_reason", "token_ids", "prompt_token_ids") if is_fixed(case, facts) else UNSEEDED
+    names = (
+        ("finish_reason", "stop_reason", "token_ids", "prompt_token_ids")
+        if is_fixed(case, facts)
+        else UNSEEDED
+    )
     cut = any("\ufffd" in c["text"] for c in base.choices.values())
     if cut:  # a prompt may end inside a character that its answer completes
         return None
-    return other(case, echo=True, return_token_ids=True), lambda a, b: compare(a, b, "with echo or without", names)
+    return other(case, echo=True, return_token_ids=True), lambda a, b: compare(
+        a, b, "with echo or without", names
+    )
 
 
 def cut_by_stop(rng, case, base, facts):
     """A stop string out of the text that came ends it there, and is told."""
-    if base.status != 200 or not samples(case) or not is_fixed(case, facts) or case.route not in GENERATING:
+    if (
+        base.status != 200
+        or not samples(case)
+        or not is_fixed(case, facts)
+        or case.route not in GENERATING
+    ):
         return None
     text = base.choices[0]["text"]
-    plain = not any(case.body.get(k) for k in ("stop", "min_tokens", "echo", "include_stop_str_in_output"))
+    plain = not any(
+        case.body.get(k) for k in ("stop", "min_tokens", "echo", "include_stop_str_in_output")
+    )
     if not plain or n_of(case.body) * n_prompts(case) > 1 or len(text) < 2 or "\ufffd" in text:
         return None
     at = rng.randrange(len(text))
-    stop = text[at:at + rng.randint(1, 6)]
+    stop = text[at : at + rng.randint(1, 6)]
 
     def cut(a, b):
         got, want = b.choices.get(0), a.choices[0]["text"]
         if b.status == 200 and "\ufffd" not in want and stop in want:
-            need((got["text"], got["stop_reason"]) == (want[:want.index(stop)], stop), "a stop string does not cut",
-                 lambda: f"{want!r} cut by {stop!r} gives {got['text']!r}, {got['stop_reason']!r}")
+            need(
+                (got["text"], got["stop_reason"]) == (want[: want.index(stop)], stop),
+                "a stop string does not cut",
+                lambda: f"{want!r} cut by {stop!r} gives {got['text']!r}, {got['stop_reason']!r}",
+            )
+
     return other(case, stop=stop), cut
 
 
 def beam_stop(rng, case, base, facts):
     """A beam search with stop strings, with one hypothesis and with all of them."""
-    if base.status != 200 or not is_beam(case.body) or case.route not in GENERATING or case.body.get("stop"):
+    if (
+        base.status != 200
+        or not is_beam(case.body)
+        or case.route not in GENERATING
+        or case.body.get("stop")
+    ):
         return None
     text = base.choices[0]["text"] or TEXT
     at = rng.randrange(len(text))
-    return other(case, stop=text[at:at + rng.randint(1, 14)], return_token_ids=True), lambda a, b: None
+    return (
+        other(case, stop=text[at : at + rng.randint(1, 14)], return_token_ids=True),
+        lambda a, b: None,
+    )
 
 
-VARIANTS = {f.__name__: f for f in (again, stream, nulls, one_prompt, one_choice, shorter, by_ids, more_told, echoed,
-                                    cut_by_stop, beam_stop)}
+VARIANTS = {
+    f.__name__: f
+    for f in (
+        again,
+        stream,
+        nulls,
+        one_prompt,
+        one_choice,
+        shorter,
+        by_ids,
+        more_told,
+        echoed,
+        cut_by_stop,
+        beam_stop,
+    )
+}
 
 
 def choose(rng, case, base, facts):

@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""The largest legal request of every route and field: what the server holds for it, and what others get meanwhile.
+"""The largest legal request of every route and field: what the server holds for it,
+and what others get meanwhile.
 
-    tests/http/test_resources.py --measure [--runs 5] [NAME ...]    (prints figures: memory, descriptors, worst gap)
+    tests/http/test_resources.py --measure [--runs 5] [NAME ...]
 
-As a test nothing is timed: another client's stream must go on (events are counted), descriptors and memory must come back,
-and the peak of the server's resident memory must stay below the limit in LIMITS. A program with sanitizers
-holds memory of its own, so there all but the memory is judged.
+prints figures: memory, descriptors, the worst gap of another client's stream.
+
+As a test nothing is timed: another client's stream must go on (events are counted),
+descriptors and memory must come back, and the peak of the server's resident memory
+must stay below the limit in LIMITS. A program with sanitizers holds memory of its
+own, so there all but the memory is judged.
 """
 import argparse
 import contextlib
@@ -26,8 +30,13 @@ from raw import Reader, post  # noqa: E402
 
 MODEL = "null:1000"  # a step a millisecond: its tokens are bytes, its vocabulary 256
 LENGTH, PROMPTS, CHOICES = 32768, 1024, 128
-LETTERS = [32, *range(97, 123)]  # all that the null model writes: a choice ends with its first token
-STAYS_MIB = 16  # what the second of two equal rounds may leave behind: the first one's memory is used again
+LETTERS = [
+    32,
+    *range(97, 123),
+]  # all that the null model writes: a choice ends with its first token
+STAYS_MIB = (
+    16  # what the second of two equal rounds may leave behind: the first one's memory is used again
+)
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
@@ -40,8 +49,9 @@ def long_prompt(n):
 
 
 class Shape:
-    """One row of LIMITS: a request as large as may be, `copies` of it at once, whose answers are read or not, and the MiB
-    that the server's resident memory may grow by meanwhile (`peak`)."""
+    """One row of LIMITS: a request as large as may be, `copies` of it at once, whose
+    answers are read or not, and the MiB that the server's resident memory may grow by
+    meanwhile (`peak`)."""
 
     def __init__(self, name, route, body, peak, copies=1, read=True, fields=()):
         self.name, self.route, self.body, self.copies, self.read = name, route, body, copies, read
@@ -53,59 +63,202 @@ class Shape:
 
 LIMITS = [
     Shape("prompt", COMPLETIONS, lambda: ask(prompt="x" * (LENGTH - 8)), 8),
-    Shape("prompts", COMPLETIONS, lambda: ask(prompt=["x" * 1000] * PROMPTS), 64, fields=("prompt",)),
-    Shape("prompts as ids", COMPLETIONS, lambda: ask(prompt=[long_prompt(1000)] * PROMPTS), 96, fields=("prompt",)),
-    Shape("choices", COMPLETIONS, lambda: ask(prompt=["x"] * 32, n=CHOICES, max_tokens=64, temperature=1), 64,
-          fields=("n", "max_tokens", "temperature")),
-    Shape("best_of", COMPLETIONS, lambda: ask(prompt=["x"] * 32, best_of=CHOICES, max_tokens=64, temperature=1), 64),
-    Shape("echo", COMPLETIONS, lambda: ask(prompt=long_prompt(30000), n=CHOICES, temperature=1, echo=True, logprobs=20),
-          192, fields=("echo", "logprobs")),
-    Shape("echo read as a stream", COMPLETIONS, lambda: ask(prompt=long_prompt(4000), n=16, temperature=1, echo=True,
-                                                            logprobs=20, stream=True), 128, fields=("echo", "stream")),
-    Shape("prompt_logprobs", COMPLETIONS, lambda: ask(prompt=long_prompt(30000), prompt_logprobs=20), 128),
-    Shape("beams", COMPLETIONS, lambda: ask(use_beam_search=True, beam_width=CHOICES, n=CHOICES, max_tokens=1000,
-                                            logprobs=20), 192, fields=("use_beam_search", "beam_width")),
-    Shape("penalties", COMPLETIONS, lambda: ask(prompt=["x"] * 64, n=64, temperature=1, max_tokens=300,
-                                                presence_penalty=1, repetition_penalty=1.1), 128,
-          fields=("presence_penalty", "repetition_penalty", "frequency_penalty")),
-    Shape("stop", COMPLETIONS, lambda: ask(stop=["~" * 1023 + chr(48 + i) for i in range(16)], prompt=["x"] * PROMPTS), 64),
-    Shape("stop_token_ids", COMPLETIONS, lambda: ask(stop_token_ids=[255] * 128, prompt=["x"] * PROMPTS), 32),
-    Shape("bad_words", COMPLETIONS, lambda: ask(bad_words=["~" * 14 + chr(48 + i % 70) for i in range(128)],
-                                                prompt=["x"] * PROMPTS), 64),
-    Shape("allowed_token_ids", COMPLETIONS, lambda: ask(allowed_token_ids=[97 + i % 26 for i in range(65536)],
-                                                        prompt=["x"] * PROMPTS), 48),
-    Shape("logit_bias", COMPLETIONS, lambda: ask(logit_bias={str(i): 1 for i in range(256)}, prompt=["x"] * PROMPTS), 48),
+    Shape(
+        "prompts", COMPLETIONS, lambda: ask(prompt=["x" * 1000] * PROMPTS), 64, fields=("prompt",)
+    ),
+    Shape(
+        "prompts as ids",
+        COMPLETIONS,
+        lambda: ask(prompt=[long_prompt(1000)] * PROMPTS),
+        96,
+        fields=("prompt",),
+    ),
+    Shape(
+        "choices",
+        COMPLETIONS,
+        lambda: ask(prompt=["x"] * 32, n=CHOICES, max_tokens=64, temperature=1),
+        64,
+        fields=("n", "max_tokens", "temperature"),
+    ),
+    Shape(
+        "best_of",
+        COMPLETIONS,
+        lambda: ask(prompt=["x"] * 32, best_of=CHOICES, max_tokens=64, temperature=1),
+        64,
+    ),
+    Shape(
+        "echo",
+        COMPLETIONS,
+        lambda: ask(prompt=long_prompt(30000), n=CHOICES, temperature=1, echo=True, logprobs=20),
+        192,
+        fields=("echo", "logprobs"),
+    ),
+    Shape(
+        "echo read as a stream",
+        COMPLETIONS,
+        lambda: ask(
+            prompt=long_prompt(4000), n=16, temperature=1, echo=True, logprobs=20, stream=True
+        ),
+        128,
+        fields=("echo", "stream"),
+    ),
+    Shape(
+        "prompt_logprobs",
+        COMPLETIONS,
+        lambda: ask(prompt=long_prompt(30000), prompt_logprobs=20),
+        128,
+    ),
+    Shape(
+        "beams",
+        COMPLETIONS,
+        lambda: ask(
+            use_beam_search=True, beam_width=CHOICES, n=CHOICES, max_tokens=1000, logprobs=20
+        ),
+        192,
+        fields=("use_beam_search", "beam_width"),
+    ),
+    Shape(
+        "penalties",
+        COMPLETIONS,
+        lambda: ask(
+            prompt=["x"] * 64,
+            n=64,
+            temperature=1,
+            max_tokens=300,
+            presence_penalty=1,
+            repetition_penalty=1.1,
+        ),
+        128,
+        fields=("presence_penalty", "repetition_penalty", "frequency_penalty"),
+    ),
+    Shape(
+        "stop",
+        COMPLETIONS,
+        lambda: ask(stop=["~" * 1023 + chr(48 + i) for i in range(16)], prompt=["x"] * PROMPTS),
+        64,
+    ),
+    Shape(
+        "stop_token_ids",
+        COMPLETIONS,
+        lambda: ask(stop_token_ids=[255] * 128, prompt=["x"] * PROMPTS),
+        32,
+    ),
+    Shape(
+        "bad_words",
+        COMPLETIONS,
+        lambda: ask(
+            bad_words=["~" * 14 + chr(48 + i % 70) for i in range(128)], prompt=["x"] * PROMPTS
+        ),
+        64,
+    ),
+    Shape(
+        "allowed_token_ids",
+        COMPLETIONS,
+        lambda: ask(allowed_token_ids=[97 + i % 26 for i in range(65536)], prompt=["x"] * PROMPTS),
+        48,
+    ),
+    Shape(
+        "logit_bias",
+        COMPLETIONS,
+        lambda: ask(logit_bias={str(i): 1 for i in range(256)}, prompt=["x"] * PROMPTS),
+        48,
+    ),
     Shape("user", COMPLETIONS, lambda: ask(user="u" * (7 << 20)), 40),
-    Shape("strings", COMPLETIONS, lambda: ask(cache_salt="s" * 256, request_id="r" * 128, suffix="",
-                                              response_format={"type": "text"}), 8,
-          fields=("cache_salt", "request_id", "suffix", "response_format", "model")),
-    Shape("unread answers", COMPLETIONS, lambda: ask(prompt=long_prompt(2000), n=16, temperature=1, echo=True,
-                                                     logprobs=20), 256, copies=16, read=False,
-          fields=("echo",)),
-    Shape("unread streams", COMPLETIONS, lambda: ask(max_tokens=5000, stream=True, logprobs=20), 256, copies=16,
-          read=False, fields=("stream_options",)),
-    Shape("waiting", COMPLETIONS, lambda: ask(prompt=["x"] * 64, n=64, temperature=1, max_tokens=8000, presence_penalty=1,
-                                              stop_token_ids=LETTERS), 64, copies=12, fields=("n",)),
-    Shape("messages", CHAT, lambda: {"messages": [{"role": "user", "content": "x"}] * 4096, "max_tokens": 1,
-                                    "truncate_prompt_tokens": 900}, 64,
-          fields=("messages", "max_completion_tokens")),
-    Shape("message", CHAT, lambda: {"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * (7 << 20)}]}],
-                                    "chat_template_kwargs": {"x": "y" * 1000}, "max_tokens": 1,
-                                    "truncate_prompt_tokens": 900}, 192,
-          fields=("messages", "chat_template_kwargs", "tools", "functions")),
-    Shape("prompt", "/tokenize", lambda: {"prompt": "x y " * (7 << 18), "return_token_strs": True}, 256),
-    Shape("unread", "/tokenize", lambda: {"prompt": "x y " * (1 << 18), "return_token_strs": True}, 256, copies=16,
-          read=False, fields=("prompt",)),
+    Shape(
+        "strings",
+        COMPLETIONS,
+        lambda: ask(
+            cache_salt="s" * 256, request_id="r" * 128, suffix="", response_format={"type": "text"}
+        ),
+        8,
+        fields=("cache_salt", "request_id", "suffix", "response_format", "model"),
+    ),
+    Shape(
+        "unread answers",
+        COMPLETIONS,
+        lambda: ask(prompt=long_prompt(2000), n=16, temperature=1, echo=True, logprobs=20),
+        256,
+        copies=16,
+        read=False,
+        fields=("echo",),
+    ),
+    Shape(
+        "unread streams",
+        COMPLETIONS,
+        lambda: ask(max_tokens=5000, stream=True, logprobs=20),
+        256,
+        copies=16,
+        read=False,
+        fields=("stream_options",),
+    ),
+    Shape(
+        "waiting",
+        COMPLETIONS,
+        lambda: ask(
+            prompt=["x"] * 64,
+            n=64,
+            temperature=1,
+            max_tokens=8000,
+            presence_penalty=1,
+            stop_token_ids=LETTERS,
+        ),
+        64,
+        copies=12,
+        fields=("n",),
+    ),
+    Shape(
+        "messages",
+        CHAT,
+        lambda: {
+            "messages": [{"role": "user", "content": "x"}] * 4096,
+            "max_tokens": 1,
+            "truncate_prompt_tokens": 900,
+        },
+        64,
+        fields=("messages", "max_completion_tokens"),
+    ),
+    Shape(
+        "message",
+        CHAT,
+        lambda: {
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "x" * (7 << 20)}]}],
+            "chat_template_kwargs": {"x": "y" * 1000},
+            "max_tokens": 1,
+            "truncate_prompt_tokens": 900,
+        },
+        192,
+        fields=("messages", "chat_template_kwargs", "tools", "functions"),
+    ),
+    Shape(
+        "prompt",
+        "/tokenize",
+        lambda: {"prompt": "x y " * (7 << 18), "return_token_strs": True},
+        256,
+    ),
+    Shape(
+        "unread",
+        "/tokenize",
+        lambda: {"prompt": "x y " * (1 << 18), "return_token_strs": True},
+        256,
+        copies=16,
+        read=False,
+        fields=("prompt",),
+    ),
     Shape("tokens", "/detokenize", lambda: {"tokens": long_prompt((1 << 20) - 16)}, 96),
 ]
 
 
 # ---- another client's stream, in a process of its own ----
 
+
 def be_victim(host, port, max_tokens):
-    """Streams without end; a line in asks for a line out: events and the worst gap in ms since the line before."""
-    body = json.dumps({"prompt": "v", "max_tokens": max_tokens, "ignore_eos": True, "seed": 2, "stream": True}).encode()
+    """Streams without end; a line in asks for a line out: events and the worst gap in
+    ms since the line before."""
+    body = json.dumps(
+        {"prompt": "v", "max_tokens": max_tokens, "ignore_eos": True, "seed": 2, "stream": True}
+    ).encode()
     import select
+
     events, worst, sock, last = 0, 0.0, None, time.monotonic()
     while True:
         if sock is None:
@@ -131,9 +284,19 @@ def be_victim(host, port, max_tokens):
 
 class Victim:
     def __init__(self, server, max_tokens):
-        self.process = subprocess.Popen([sys.executable, os.path.abspath(__file__), "--victim", server.host, str(server.port),
-                                         str(max_tokens)],
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                os.path.abspath(__file__),
+                "--victim",
+                server.host,
+                str(server.port),
+                str(max_tokens),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         while self.take()[0] < 3:
             time.sleep(0.02)
 
@@ -150,6 +313,7 @@ class Victim:
 
 
 # ---- the server, from outside ----
+
 
 def memory_mib(server, what):
     with open(f"/proc/{server.process.pid}/status") as f:
@@ -177,12 +341,23 @@ class Figures:
     """What one shape did."""
 
     def __init__(self):
-        self.status, self.seconds, self.events, self.gap_ms, self.peak, self.after, self.descriptors = set(), 0, 0, 0, 0, 0, 0
+        (
+            self.status,
+            self.seconds,
+            self.events,
+            self.gap_ms,
+            self.peak,
+            self.after,
+            self.descriptors,
+        ) = (set(), 0, 0, 0, 0, 0, 0)
 
     def __str__(self):
-        return (f"{'/'.join(map(str, sorted(self.status))):>9} {self.seconds:7.2f} s  peak {self.peak:7.1f} MiB  after "
-                f"{self.after:6.1f} MiB  descriptors {self.descriptors:+d}  victim {self.events:6d} events, worst gap "
-                f"{self.gap_ms:8.1f} ms")
+        return (
+            f"{'/'.join(map(str, sorted(self.status))):>9} {self.seconds:7.2f} s  "
+            f"peak {self.peak:7.1f} MiB  after {self.after:6.1f} MiB  "
+            f"descriptors {self.descriptors:+d}  victim {self.events:6d} events, worst gap "
+            f"{self.gap_ms:8.1f} ms"
+        )
 
 
 def read_status(sock):
@@ -200,7 +375,8 @@ def read_status(sock):
 
 
 def wait_made(server):
-    """Until all that was asked for is made, but for the victim's stream: what was not taken is held now."""
+    """Until all that was asked for is made, but for the victim's stream: what was not
+    taken is held now."""
     server.wait_metric("num_requests_waiting", 0)
     end = time.monotonic() + PATIENCE_S
     while server.metric("num_requests_running") > 1 and time.monotonic() < end:
@@ -238,13 +414,15 @@ def play(server, shape, victim):
 
 
 def judge(shape, figures, again=False):
-    """What breaks a limit, as text; empty when none is broken. `again`: it is the second time."""
+    """What breaks a limit, as text; empty when none is broken. `again`: it is the
+    second time."""
     wrong = []
     if not figures.status <= {200, 400, 429, 503}:
         wrong.append(f"answered {figures.status}")
     if figures.descriptors > 0:
         wrong.append(f"{figures.descriptors} descriptors are left open")
-    # A thousand steps a second are made. Two events a second say that a stream goes on, on any machine.
+    # A thousand steps a second are made. Two events a second say that a stream goes
+    # on, on any machine.
     if figures.events < 2 * figures.seconds - 10:
         wrong.append(f"another stream got {figures.events} events in {figures.seconds:.1f} s")
     if not is_sanitized():
@@ -257,7 +435,8 @@ def judge(shape, figures, again=False):
 
 @contextlib.contextmanager
 def served(route):
-    """A server for a route; chats need a model that has a template, so theirs is the bundled one."""
+    """A server for a route; chats need a model that has a template, so theirs is the
+    bundled one."""
     rig = Rig("swap")
     flags = ["--access-log", "none"]
     if route == CHAT:
@@ -289,7 +468,11 @@ def is_large(schema):
     """Whether a field's size is not bounded by its type."""
     if any(k in schema for k in ("anyOf", "oneOf", "allOf")):
         return any(is_large(s) for k in ("anyOf", "oneOf", "allOf") for s in schema.get(k, ()))
-    return schema.get("type") in ("string", "array", "object") and "const" not in schema and "enum" not in schema
+    return (
+        schema.get("type") in ("string", "array", "object")
+        and "const" not in schema
+        and "enum" not in schema
+    )
 
 
 def test_every_field_that_may_be_large_has_a_row(server):
@@ -300,12 +483,17 @@ def test_every_field_that_may_be_large_has_a_row(server):
         judged.setdefault(shape.route, set()).update(shape.fields)
     judged[CHAT] |= judged[COMPLETIONS]
     for route, schema in facts.schemas.items():
-        large = {name for name, rule in schema["properties"].items() if is_large(rule) and name != "model"}
+        large = {
+            name
+            for name, rule in schema["properties"].items()
+            if is_large(rule) and name != "model"
+        }
         assert large <= judged.get(route, set()), f"{route}: {large - judged.get(route, set())}"
 
 
 def measure(names, runs):
-    """Figures of each shape: the median of the worst gaps, the greatest of everything else."""
+    """Figures of each shape: the median of the worst gaps, the greatest of everything
+    else."""
     for shape in LIMITS:
         if names and not any(n in repr(shape) for n in names):
             continue
