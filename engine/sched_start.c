@@ -39,7 +39,9 @@ static void set_sizes(struct beam *b, const struct group *g, const struct sched_
     /* Enough that `width` candidates remain when every stop id is among the best, and tokens
      * that complete stop strings. */
     b->n_candidates = MIN(MIN(MAX(2 * b->width, b->width + stops), LIMIT_CANDIDATES), c->vocab);
-    b->n_top = MIN(MAX(p->n_logprobs, 0), b->n_candidates);
+    /* And as many as the client wants to see. */
+    b->n_candidates = MAX(b->n_candidates, MIN(p->n_logprobs, c->vocab));
+    b->n_top = MAX(MIN(p->n_logprobs, b->n_candidates), 0);
     b->n_nodes = 1 + 2 * b->width * (g->max_tokens + 1); /* live beams' and hypotheses' paths */
 }
 
