@@ -102,6 +102,7 @@ static int check_together(struct completion *c, struct err *e)
                     "suffix goes with neither echo nor truncate_prompt_tokens: the prompt has a gap");
     }
     c->echo_logprobs = p->echo && p->n_logprobs >= 0;
+    c->n_prompt_top = p->n_prompt_logprobs;
     if (c->echo_logprobs) {
         p->n_prompt_logprobs = MAX(p->n_prompt_logprobs, p->n_logprobs);
     }

@@ -46,7 +46,8 @@ struct completion {
     struct gen_params params;
     struct prompt *prompt; /* [n_prompts] owned */
     int32_t n_prompts;
-    bool echo_logprobs; /* the prompt's log-probabilities belong into `logprobs` */
+    bool echo_logprobs;   /* the prompt's log-probabilities belong into `logprobs` */
+    int32_t n_prompt_top; /* the field prompt_logprobs, -1: not given; params.n_prompt_logprobs serves echo too */
     bool include_usage, continuous_usage, return_token_ids;
     char request_id[LIMIT_REQUEST_ID_BYTES + 1]; /* "" when none was given */
     bool has_priority;

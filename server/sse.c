@@ -107,7 +107,7 @@ static int put_pair(struct buf *b, const struct sse_style *s, int32_t id, float 
 
 int put_top(struct buf *b, const struct sse_style *s, const struct token_out *t)
 {
-    int32_t id[LIMIT_LOGPROBS + 1], n = MIN(t->n_top, LIMIT_LOGPROBS);
+    int32_t id[LIMIT_LOGPROBS + 1], n = MIN(t->n_top, MIN(s->n_top, LIMIT_LOGPROBS));
 
     if (isnan(t->logprob)) {
         return PUT(b, "null");
@@ -141,13 +141,14 @@ static void put_ranked(struct buf *b, const struct sse_style *s, int32_t id, flo
 
 int put_prompt_logprob(struct buf *b, const struct sse_style *s, const struct token_out *t)
 {
+    int32_t n = MIN(t->n_top, s->n_prompt_top);
     bool seen = false;
 
     if (isnan(t->logprob)) {
         return PUT(b, "null");
     }
     buf_putc(b, '{');
-    for (int32_t i = 0; i < t->n_top; i++) {
+    for (int32_t i = 0; i < n; i++) {
         if (i) {
             buf_putc(b, ',');
         }
@@ -155,7 +156,7 @@ int put_prompt_logprob(struct buf *b, const struct sse_style *s, const struct to
         seen = seen || t->top_id[i] == t->id;
     }
     if (!seen) {
-        if (t->n_top) {
+        if (n > 0) {
             buf_putc(b, ',');
         }
         put_ranked(b, s, t->id, t->logprob, 0);

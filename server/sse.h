@@ -21,6 +21,8 @@ struct sse_style {
     bool prompt_logprobs; /* the field of that name was given */
     bool token_ids;
     bool continuous_usage;
+    int32_t n_top;        /* the best tokens that `logprobs` shows, of the prompt too */
+    int32_t n_prompt_top; /* the same of `prompt_logprobs` */
     /* The bytes of a token, for its text in `logprobs`; as engine_token_bytes. */
     const char *(*token_bytes)(const void *arg, int32_t id, size_t *ret_len);
     const void *arg;

@@ -78,6 +78,8 @@ static int stream_fill(struct stream *s, struct completion *c, const char *id, c
     st->logprobs = c->params.n_logprobs >= 0;
     st->echo_logprobs = c->echo_logprobs;
     st->prompt_logprobs = c->has_prompt_logprobs;
+    st->n_top = c->params.n_logprobs;
+    st->n_prompt_top = c->n_prompt_top;
     st->token_ids = c->return_token_ids;
     st->continuous_usage = c->continuous_usage;
     st->arg = ctx->arg;

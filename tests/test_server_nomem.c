@@ -69,7 +69,8 @@ static int answer(struct sse_style *s, struct collector *c)
 
 static int answer_all(void)
 {
-    struct sse_style s = {.token_bytes = test_token_bytes, .logprobs = true, .token_ids = true};
+    struct sse_style s = {
+        .token_bytes = test_token_bytes, .logprobs = true, .n_top = LIMIT_LOGPROBS, .token_ids = true};
     struct collector c;
     int rc = sse_style_init(&s, "cmpl-1", 5, "m", "fp", NULL);
     if (rc)

@@ -16,7 +16,7 @@
 
 static struct sse_style style(void)
 {
-    struct sse_style s = {.token_bytes = test_token_bytes};
+    struct sse_style s = {.token_bytes = test_token_bytes, .n_top = LIMIT_LOGPROBS, .n_prompt_top = LIMIT_LOGPROBS};
     assert_int_equal(sse_style_init(&s, "cmpl-1", 5, "m\"x", "fp", NULL), 0);
     return s;
 }
