@@ -378,7 +378,9 @@ def draw_field(rng, facts, route, name, schema):
         and any(b.get("type") == "integer" for b in branches(schema))
     ):
         return rng.choice([0, 1, 2, 5, 20])
-    return how(rng, facts) if how else draw_schema(rng, schema)
+    value = how(rng, facts) if how else draw_schema(rng, schema)
+    outside = isinstance(value, (int, float)) and not holds(schema, value)
+    return SKIP if outside else value
 
 
 # ---- rules between fields ----

@@ -254,7 +254,7 @@ class Text:
                 text += self.push(token)
             if last:
                 text += self.decoder.decode(b"", True)
-            found = self.match(text, before) if i >= self.least else None
+            found = self.match(text, before) if i >= self.least and not by_token else None
             if found:
                 return text[: found[0] + (0 if self.keep else found[1])], found[2]
         return text + ("" if tokens else self.decoder.decode(b"", True)), None
