@@ -338,7 +338,8 @@ IDEAS = {
     "bad_words": (
         0.12,
         lambda rng, facts: [
-            some_text(rng, 1, 9).strip()[:12] or "a" for _ in range(rng.randint(0, 3))
+            some_text(rng, 1, 9).encode()[:12].decode(errors="ignore").strip() or "a"
+            for _ in range(rng.randint(0, 3))
         ],
     ),
     "echo": (0.2, choose(True, True, False)),

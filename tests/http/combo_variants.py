@@ -97,6 +97,9 @@ def one_choice(rng, case, base, facts):
         or case.route not in GENERATING
     ):
         return None
+    lengths = ("max_tokens", "max_completion_tokens")
+    if case.route == "/v1/chat/completions" and not any(case.body.get(k) for k in lengths):
+        return None  # how long an answer may be follows from the room that n leaves
     if is_beam(case.body):
         twin = other(case, n=1, beam_width=width_of(case.body), best_of=None)
     elif samples(case):
