@@ -5,7 +5,7 @@
 #include "config/limits.h"
 #include "engine/batch_copy.h"
 
-enum { WIRE_MAGIC = 0x51425731, ALIGN = 16, TABLE_RUNS = 4 };
+enum { WIRE_MAGIC = 0x51425732, ALIGN = 16, TABLE_RUNS = 4 };
 
 /* The numbers of struct batch, and which of its arrays follow (bit i: the i-th). */
 struct head {
@@ -13,7 +13,7 @@ struct head {
     uint64_t step;
     int32_t n_swap_out, n_swap_in, n_copy, n_table_update, n_table_block;
     int32_t n_tokens, n_seqs, n_decode, n_logits, n_samples;
-    int32_t n_token_count, n_token_bias, n_allowed_token;
+    int32_t n_token_bias, n_mask_word;
 };
 
 #define HEAD_NUMBERS(X) \
@@ -28,9 +28,8 @@ struct head {
     X(n_decode)         \
     X(n_logits)         \
     X(n_samples)        \
-    X(n_token_count)    \
     X(n_token_bias)     \
-    X(n_allowed_token)
+    X(n_mask_word)
 
 static size_t padded(size_t n_bytes)
 {
@@ -50,9 +49,8 @@ size_t batch_wire_max(const struct executor_info *x)
         .n_seqs = x->max_num_seqs,
         .n_logits = x->max_samples,
         .n_samples = x->max_samples,
-        .n_token_count = (int32_t)MIN(seqs * MIN(x->vocab, x->max_len), LIMIT_STEP_COUNTS),
-        .n_token_bias = LIMIT_STEP_IDS,
-        .n_allowed_token = LIMIT_STEP_IDS,
+        .n_token_bias = (int32_t)MIN(seqs * LIMIT_ROW_BIASES, INT32_MAX),
+        .n_mask_word = (int32_t)MIN(seqs * mask_words(x->vocab), INT32_MAX),
     };
     size_t n = padded(sizeof(struct head));
 #define X(array, count) n += padded((size_t)(most.count) * sizeof(*most.array));
@@ -102,7 +100,7 @@ static bool right_numbers(const struct batch *b, const struct executor_info *x)
 {
     bool memory =
         b->n_swap_out >= 0 && b->n_swap_in >= 0 && b->n_copy >= 0 && b->n_table_update >= 0 && b->n_table_block >= 0;
-    bool side = b->n_token_count >= 0 && b->n_token_bias >= 0 && b->n_allowed_token >= 0;
+    bool side = b->n_token_bias >= 0 && b->n_mask_word >= 0;
     return memory && side && in(b->n_tokens, 0, (int64_t)x->max_num_batched_tokens + 1) &&
            in(b->n_seqs, 0, (int64_t)x->max_num_seqs + 1) && in(b->n_decode, 0, (int64_t)b->n_seqs + 1) &&
            in(b->n_logits, 0, (int64_t)x->max_samples + 1) && in(b->n_samples, 0, (int64_t)x->max_samples + 1);
@@ -165,9 +163,10 @@ static bool right_sample(const struct sample_row *s, const struct batch *b, cons
 {
     return in(s->logits_row, 0, b->n_logits) && in(s->kind, SAMPLE_TOKEN, SAMPLE_SCORE + 1) &&
            in(s->n_logprobs, -1, LIMIT_LOGPROBS + 1) && in(s->n_candidates, 0, LIMIT_CANDIDATES + 1) &&
-           (s->kind != SAMPLE_SCORE || in(s->target, 0, x->vocab)) && s->prev_sample < x->max_samples &&
-           slice(s->counts_first, s->n_counts, b->n_token_count) && slice(s->bias_first, s->n_bias, b->n_token_bias) &&
-           slice(s->allowed_first, s->n_allowed, b->n_allowed_token);
+           (s->kind != SAMPLE_SCORE || in(s->target, 0, x->vocab)) && in(s->row, 0, x->max_num_seqs) &&
+           in(s->position, 0, (int64_t)x->max_len + 1) && in(s->n_prompt, 0, (int64_t)x->max_len + 1) &&
+           slice(s->bias_first, s->n_bias, b->n_token_bias) &&
+           (s->mask_first == -1 || slice(s->mask_first, mask_words(x->vocab), b->n_mask_word));
 }
 
 static bool right_samples(const struct batch *b, const struct executor_info *x)
@@ -186,12 +185,8 @@ static bool right_samples(const struct batch *b, const struct executor_info *x)
 static bool right_side(const struct batch *b, const struct executor_info *x)
 {
     bool right = true;
-    for (int32_t i = 0; i < b->n_token_count; i++)
-        right = right && in(b->token_count[i].token, 0, x->vocab);
     for (int32_t i = 0; i < b->n_token_bias; i++)
         right = right && in(b->token_bias[i].token, 0, x->vocab);
-    for (int32_t i = 0; i < b->n_allowed_token; i++)
-        right = right && in(b->allowed_token[i], 0, x->vocab);
     return right;
 }
 

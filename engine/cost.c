@@ -83,7 +83,8 @@ static struct sample_row sample_of(int32_t row, int32_t position, float temperat
                                .n_logprobs = -1,
                                .target = -1,
                                .position = position,
-                               .prev_sample = -1};
+                               .n_prompt = position,
+                               .mask_first = -1};
 }
 
 static int run(struct probe *p, const struct batch *b, int64_t *ret_us, struct err *e)

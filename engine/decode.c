@@ -61,8 +61,6 @@ static void commit_scores(struct commit *c, const struct plan_item *it)
 void seq_append(struct seq *q, int32_t token)
 {
     q->out[q->n_out++] = token;
-    if (q->count)
-        seq_count(q, token, false);
 }
 
 int finish_by_token(const struct sched *s, const struct group *g, int32_t token, int32_t n_out, int32_t *ret_stop_token)

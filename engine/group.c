@@ -6,7 +6,6 @@
 
 #include "engine/beam.h"
 #include "engine/beam_text.h"
-#include "engine/pack.h"
 #include "engine/sched.h"
 
 void word_list_release(struct word_list *w)
@@ -119,33 +118,21 @@ static int32_t tokens_of(const struct request *r, int32_t width, const struct sc
     return least;
 }
 
-static bool wants_penalties(const struct gen_params *p)
+/* Every list within what the packer has room for (LIMIT_ROW_BIASES). */
+static int check_lists(const struct gen_params *p, const struct word_list *words, struct err *e)
 {
-    return p->presence_penalty != 0 || p->frequency_penalty != 0 || p->repetition_penalty != 1;
-}
-
-static void side_need(struct group *g, const struct sched_config *c)
-{
-    const struct gen_params *p = &g->request->params;
-    if (g->penalties)
-        g->side.counts = (int64_t)g->width * MIN(c->vocab, g->n_prompt + g->max_tokens);
-    g->side.bias = (int64_t)g->width * (p->n_bias + p->n_stop_token + c->n_eos + g->words.n);
-    g->side.allowed = p->n_allowed;
-}
-
-static int check_side(const struct group *g, const struct sched_config *c, struct err *e)
-{
-    struct side_need have;
-    pack_side_capacity(c, &have);
-    if (g->side.counts > have.counts)
-        return err_set(e, ERR_INVALID, "penalties over %lld distinct tokens are more than the %lld a step can carry",
-                       (long long)g->side.counts, (long long)have.counts);
-    if (g->side.bias > have.bias)
-        return err_set_param(e, ERR_INVALID, "logit_bias", "%lld biases are more than the %lld a step can carry",
-                             (long long)g->side.bias, (long long)have.bias);
-    if (g->side.allowed > have.allowed)
-        return err_set_param(e, ERR_INVALID, "allowed_token_ids", "%lld ids are more than the %lld a step can carry",
-                             (long long)g->side.allowed, (long long)have.allowed);
+    const struct {
+        const char *field;
+        int32_t n, most;
+    } list[] = {{"logit_bias", p->n_bias, LIMIT_LOGIT_BIAS},
+                {"stop_token_ids", p->n_stop_token, LIMIT_STOP_TOKEN_IDS},
+                {"bad_words", words ? words->n : 0, 2 * LIMIT_BAD_WORDS}};
+    for (size_t i = 0; i < ARRAY_LEN(list); i++) {
+        if (list[i].n > list[i].most) {
+            return err_set_param(e, ERR_INVALID, list[i].field, "%s has %d entries; at most %d are allowed",
+                                 list[i].field, list[i].n, list[i].most);
+        }
+    }
     return 0;
 }
 
@@ -160,9 +147,8 @@ static void group_read_params(struct group *g, int32_t max_tokens, const struct 
     g->priority = c->policy == POLICY_PRIORITY ? p->priority : 0;
     g->tenant = c->policy == POLICY_FAIR ? g->request->tenant : 0;
     g->max_blocks = blocks_of(g->n_prompt, g->max_tokens, c->block_size);
-    g->penalties = wants_penalties(p);
     g->scores = p->n_prompt_logprobs >= 0 || (p->echo && p->n_logprobs >= 0);
-    g->wait_index = g->resume_need = -1;
+    g->wait_index = g->resume_need = g->mask = -1;
     g->beams = p->beam_width > 0;
     g->lookahead = p->beam_width == 0; /* beams go on from candidates that the host ranks */
     for (int32_t w = 0; w < g->words.n; w++)
@@ -197,6 +183,8 @@ int group_new(struct group **ret, struct request *r, const struct word_list *wor
     int code = check_fit(r, width, max_tokens, c, e);
     if (code == 0)
         code = check_tokens(r, c, e);
+    if (code == 0)
+        code = check_lists(p, words, e);
     if (code == 0 && words)
         code = check_ids(words->token, words->n ? words->first[words->n] : 0, "bad_words", c, e);
     if (code == 0)
@@ -212,11 +200,8 @@ int group_new(struct group **ret, struct request *r, const struct word_list *wor
         g->words = *words;
     group_read_params(g, max_tokens, c);
     first_init(g);
-    side_need(g, c);
     g->n_bytes = group_lay_out(g, c, NULL);
-    code = check_side(g, c, e);
-    if (code == 0)
-        code = check_memory(g, c, e);
+    code = check_memory(g, c, e);
     if (code == 0 && g->beams)
         code = beam_text_start(&g->text_start, r, c->tokenizer, e);
     if (code < 0) {

@@ -51,13 +51,24 @@ static bool is_banned(const struct batch *b, const struct sample_row *s, int32_t
     return false;
 }
 
+/* One of the ids that a mask allows, by h; 0: it allows none. */
+static int32_t allowed(const uint32_t *mask, uint64_t h)
+{
+    int32_t id[NULL_VOCAB], n = 0;
+    for (int32_t t = 0; t < NULL_VOCAB; t++) {
+        id[n] = t;
+        n += mask[t / 32] >> t % 32 & 1;
+    }
+    return n > 0 ? id[h % (uint64_t)n] : 0;
+}
+
 /* The k-th choice of a row; more bans than k leave one that is not banned among the first n_bias + 1. */
 static int32_t letter(const struct batch *b, const struct sample_row *s, int32_t k)
 {
     static const char letters[] = "etaoinshrdlu etaoinshrd cumwfgypbvk etaoins hrdleta oin etao nt";
     uint64_t h = mix(s->seed + (uint64_t)s->position * 0x9e3779b97f4a7c15u) + (uint64_t)k;
-    if (s->n_allowed > 0)
-        return b->allowed_token[s->allowed_first + (int32_t)(h % (uint64_t)s->n_allowed)];
+    if (s->mask_first >= 0)
+        return allowed(b->mask_word + s->mask_first, h);
     return k < 64 ? (unsigned char)letters[h % (sizeof(letters) - 1)] : (int32_t)(h % NULL_VOCAB);
 }
 

@@ -7,13 +7,6 @@
 #include "engine/beam.h"
 #include "engine/pack_impl.h"
 
-void pack_side_capacity(const struct sched_config *c, struct side_need *ret)
-{
-    ret->counts = MIN((int64_t)c->max_num_seqs * MIN(c->vocab, c->max_len), LIMIT_STEP_COUNTS);
-    ret->bias = LIMIT_STEP_IDS;
-    ret->allowed = LIMIT_STEP_IDS;
-}
-
 /* ---- block tables ---- */
 
 static void send_run(struct packer *p, struct batch *b, const struct seq *q, int32_t first, int32_t count)
@@ -70,9 +63,19 @@ static void pack_tokens(struct packer *p, struct batch *b, const struct plan_ite
 
 /* ---- sampling rows ---- */
 
+/* One entry an id: biases of the same id are added up here. */
 static void add_bias(struct packer *p, struct batch *b, int32_t token, float bias)
 {
-    assert(b->n_token_bias < p->side.bias);
+    if (token < 0 || token >= p->c.vocab) {
+        return; /* an end token that the model cannot draw */
+    }
+    int32_t at = p->bias_at[token];
+    if (at >= p->bias_first && at < b->n_token_bias && p->token_bias[at].token == token) {
+        p->token_bias[at].bias += bias;
+        return;
+    }
+    assert(b->n_token_bias < p->bias_cap);
+    p->bias_at[token] = b->n_token_bias;
     p->token_bias[b->n_token_bias++] = (struct token_bias){.token = token, .bias = bias};
 }
 
@@ -104,34 +107,46 @@ static void pack_bias(struct packer *p, struct batch *b, const struct seq *q, in
     p->n_bias = b->n_token_bias - p->bias_first;
 }
 
-/* Rows of one group come one after another and have drawn as many tokens, so they share their slices; but what bad
- * words ban depends on the tokens themselves. */
+/* The group's mask, as the packer keeps it while the group runs. */
+static const uint32_t *mask_of(struct packer *p, const struct group *g)
+{
+    const struct gen_params *params = &g->request->params;
+    uint32_t *mask = p->mask + (int64_t)g->mask * p->mask_words;
+    if (p->mask_order[g->mask] == g->order + 1) {
+        return mask;
+    }
+    memset(mask, 0, (size_t)p->mask_words * sizeof(*mask));
+    for (int32_t i = 0; i < params->n_allowed; i++) {
+        int32_t id = params->allowed_token[i];
+        mask[id / 32] |= UINT32_C(1) << id % 32;
+    }
+    p->mask_order[g->mask] = g->order + 1;
+    return mask;
+}
+
+static int32_t pack_mask(struct packer *p, struct batch *b, const struct group *g)
+{
+    int32_t first = b->n_mask_word;
+    if (g->mask < 0) {
+        return -1;
+    }
+    memcpy(p->mask_word + first, mask_of(p, g), (size_t)p->mask_words * sizeof(*p->mask_word));
+    b->n_mask_word += p->mask_words;
+    return first;
+}
+
+/* Rows of one group come one after another and have drawn as many tokens, so they share bias slice and mask; but what
+ * bad words ban depends on the tokens themselves. */
 static void pack_slices(struct packer *p, struct batch *b, const struct seq *q, int32_t n_drawn)
 {
     const struct group *g = q->group;
-    const struct gen_params *params = &g->request->params;
     if (p->slice_group != g) {
-        p->allowed_first = b->n_allowed_token;
-        assert(b->n_allowed_token + params->n_allowed <= p->side.allowed);
-        if (params->n_allowed > 0)
-            memcpy(p->allowed_token + b->n_allowed_token, params->allowed_token,
-                   (size_t)params->n_allowed * sizeof *params->allowed_token);
-        b->n_allowed_token += params->n_allowed;
+        p->mask_first = pack_mask(p, b, g);
     }
-    if (p->slice_group != g || g->words.n > 0)
+    if (p->slice_group != g || g->words.n > 0) {
         pack_bias(p, b, q, n_drawn);
+    }
     p->slice_group = g;
-}
-
-static int32_t pack_counts(struct packer *p, struct batch *b, const struct seq *q)
-{
-    int32_t first = b->n_token_count;
-    if (!q->count)
-        return first;
-    assert(first + q->n_counts <= p->side.counts);
-    memcpy(p->token_count + first, q->count, (size_t)q->n_counts * sizeof *q->count);
-    b->n_token_count += q->n_counts;
-    return first;
 }
 
 /* The group's parameters as they stand for a token that is drawn at `position`. */
@@ -157,13 +172,11 @@ static struct sample_row draw_row(struct packer *p, struct batch *b, const struc
         .target = -1,
         .seed = q->seed,
         .position = position,
-        .prev_sample = it->src_row,
-        .counts_first = pack_counts(p, b, q),
-        .n_counts = q->n_counts,
+        .row = q->row,
+        .n_prompt = g->n_prompt,
         .bias_first = p->bias_first,
         .n_bias = p->n_bias,
-        .allowed_first = p->allowed_first,
-        .n_allowed = params->n_allowed,
+        .mask_first = p->mask_first,
     };
 }
 
@@ -181,7 +194,9 @@ static void pack_scores(struct packer *p, struct batch *b, const struct plan_ite
                                                         .n_logprobs = n_top,
                                                         .target = seq_token(it->seq, position),
                                                         .position = position,
-                                                        .prev_sample = -1};
+                                                        .row = it->seq->row,
+                                                        .n_prompt = it->seq->group->n_prompt,
+                                                        .mask_first = -1};
         b->n_logits++;
     }
 }
@@ -239,9 +254,8 @@ void pack_batch(struct packer *p, const struct plan *plan, struct batch *ret)
         .lcp_blocks = p->lcp_blocks,
         .logits_token = p->logits_token,
         .sample = p->sample,
-        .token_count = p->token_count,
         .token_bias = p->token_bias,
-        .allowed_token = p->allowed_token,
+        .mask_word = p->mask_word,
     };
     p->slice_group = NULL;
     for (int32_t i = 0; i < plan->n_items; i++)

@@ -17,14 +17,19 @@ struct packer {
     int32_t *q_start, *kv_len, *row, *lcp_blocks; /* [max_num_seqs + 1] */
     int32_t *logits_token;                        /* [max_logits] */
     struct sample_row *sample;                    /* [max_logits] */
-    struct token_count *token_count;              /* [side.counts] */
-    struct token_bias *token_bias;                /* [side.bias] */
-    int32_t *allowed_token;                       /* [side.allowed] */
-    struct side_need side;
+    struct token_bias *token_bias;                /* [bias_cap] LIMIT_ROW_BIASES a sequence */
+    int64_t bias_cap;
+    int32_t *bias_at;    /* [vocab] where in token_bias an id was written last, whatever stands there now */
+    uint32_t *mask_word; /* [max_num_seqs * mask_words] the step's */
+    int32_t mask_words;  /* of one mask */
 
-    /* The bias and allowed slices last written: rows of one group share them. */
+    /* Masks of the running groups, made when first packed, by group->mask. */
+    uint32_t *mask;       /* [max_num_seqs][mask_words] */
+    uint64_t *mask_order; /* [max_num_seqs] the group's order + 1; 0: of none */
+
+    /* The bias slice and the mask last written: rows of one group share them. */
     const struct group *slice_group;
-    int32_t bias_first, n_bias, allowed_first;
+    int32_t bias_first, n_bias, mask_first;
 };
 
 #endif

@@ -40,12 +40,12 @@ static bool make_room(struct sched *s, struct group *g)
 }
 
 /* Whether the next token can be asked for before the last ones are known. A batch can name the sampling rows of the
- * step before, no older ones; and penalties can count one such token. */
+ * step before, no older ones. */
 static bool may_look_ahead(const struct sched *s, const struct group *g)
 {
     if (g->n_inflight == 0)
         return true;
-    if (!g->lookahead || (g->penalties && g->n_inflight > 1))
+    if (!g->lookahead)
         return false;
     for (int32_t i = 0; i < g->width; i++) {
         const struct seq *q = &g->seq[i];

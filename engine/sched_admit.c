@@ -72,11 +72,9 @@ static int32_t watermark(const struct sched *s)
     return s->running.n > 0 ? s->c.n_blocks / 100 + n_seqs * STEPS / MAX(s->c.block_size, 2 * STEPS) : 0;
 }
 
-static bool rows_and_side_fit(const struct sched *s, const struct group *g, int32_t rows)
+static bool rows_fit(const struct sched *s, int32_t rows)
 {
-    const struct side_need *need = &g->side, *have = &s->side_free;
-    return s->n_reserved + rows <= s->c.max_num_seqs && need->counts <= have->counts && need->bias <= have->bias &&
-           need->allowed <= have->allowed;
+    return s->n_reserved + rows <= s->c.max_num_seqs;
 }
 
 /* A group that did not fit is looked at again when more can be taken, or now and then: hashing a long prompt at
@@ -137,9 +135,9 @@ static void take_blocks(struct sched *s, struct group *g, const struct demand *d
 static void group_reserve(struct sched *s, struct group *g)
 {
     reserve_rows(s, g, group_rows(g));
-    s->side_free.counts -= g->side.counts;
-    s->side_free.bias -= g->side.bias;
-    s->side_free.allowed -= g->side.allowed;
+    if (g->request->params.n_allowed > 0) {
+        g->mask = s->mask[--s->n_masks];
+    }
 }
 
 static void admit(struct sched *s, struct group *g, const struct demand *d, int64_t now_us)
@@ -179,7 +177,7 @@ bool has_room(struct sched *s, struct group *g)
 {
     struct demand d;
     bool started = g->memory != NULL;
-    if (!rows_and_side_fit(s, g, group_rows(g)) || !can_start(s, g) || !blocks_fit(s, g, &d))
+    if (!rows_fit(s, group_rows(g)) || !can_start(s, g) || !blocks_fit(s, g, &d))
         return false;
     if (!s->reserver)
         return true;
@@ -201,7 +199,7 @@ bool sched_admit_one(struct sched *s, int64_t now_us, struct plan *p)
         return false;
     if (swapped && !goes_before_swapped(s, g, swapped))
         return false;
-    if (!rows_and_side_fit(s, g, group_rows(g)) || !can_start(s, g) || !blocks_fit(s, g, &d) || !take_memory(s, g))
+    if (!rows_fit(s, group_rows(g)) || !can_start(s, g) || !blocks_fit(s, g, &d) || !take_memory(s, g))
         return false;
     admit(s, g, &d, now_us);
     plan_prefill(s, g, p);
@@ -337,7 +335,7 @@ void sched_resume(struct sched *s, struct plan *p)
         if (g->resume_need < 0) /* with nothing in flight it stays what it is */
             g->resume_need = blocks_to_resume(s, g);
         int32_t need = g->resume_need + watermark(s);
-        if (!rows_and_side_fit(s, g, group_rows(g)) || need > kvpool_available(&s->pool) || !take_room(s, g))
+        if (!rows_fit(s, group_rows(g)) || need > kvpool_available(&s->pool) || !take_room(s, g))
             return;
         list_remove(&s->swapped, g);
         group_reserve(s, g);

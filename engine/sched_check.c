@@ -146,10 +146,11 @@ static const char *check_room(const struct sched *s)
 
 static const char *check_rows(struct sched *s)
 {
-    int32_t held = 0, reserved = 0;
+    int32_t held = 0, reserved = 0, masks = 0;
     bool once = true;
     for (const struct group *g = s->running.first; g; g = g->next) {
         int32_t of_group = 0;
+        masks += g->mask >= 0;
         for (int32_t i = 0; i < g->width; i++) {
             if (g->seq[i].row < 0)
                 continue;
@@ -172,6 +173,8 @@ static const char *check_rows(struct sched *s)
     for (const struct group *g = s->running.first; g; g = g->next)
         for (int32_t i = 0; i < g->width; i++)
             once = once && (g->seq[i].row < 0 || seen[g->seq[i].row]++ == 0);
+    if (masks + s->n_masks != s->c.max_num_seqs)
+        return "S4: a mask's place is held twice, or lost";
     if (!once || held + s->n_rows != s->c.max_num_seqs)
         return "S4: a table row is held twice, or lost";
     return reserved == s->n_reserved && of_tenants == reserved && reserved <= s->c.max_num_seqs

@@ -64,9 +64,10 @@ struct sched {
 
     int32_t *row; /* [max_num_seqs] free table rows, a stack */
     int32_t n_rows;
-    uint8_t *row_seen;          /* [max_num_seqs] scratch of sched_check */
-    int32_t n_reserved;         /* rows set aside for running groups, taken or not */
-    struct side_need side_free; /* room in the packer's side arrays */
+    uint8_t *row_seen;  /* [max_num_seqs] scratch of sched_check */
+    int32_t n_reserved; /* rows set aside for running groups, taken or not */
+    int32_t *mask;      /* [max_num_seqs] free places among the packer's masks, a stack: one a running group at most */
+    int32_t n_masks;
 
     struct block_copy *out; /* [n_host_blocks] swap-outs not launched yet */
     int32_t n_out;

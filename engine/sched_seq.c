@@ -65,7 +65,6 @@ void seq_fork(struct sched *s, struct seq *child, const struct seq *parent)
     child->draw_step = parent->draw_step;
     child->draw_row = parent->draw_row;
     child->cum_logprob = parent->cum_logprob;
-    seq_copy_counts(child, parent);
     struct kvpool *pool = child->group->state == GROUP_SWAPPED ? &s->host : &s->pool;
     for (int32_t i = 0; i < parent->n_blocks; i++)
         kvpool_ref(pool, parent->block[i]);
@@ -109,9 +108,10 @@ void group_unreserve(struct sched *s, struct group *g)
 {
     reserve_rows(s, g, -g->n_reserved);
     give_room(s, g);
-    s->side_free.counts += g->side.counts;
-    s->side_free.bias += g->side.bias;
-    s->side_free.allowed += g->side.allowed;
+    if (g->mask >= 0) {
+        s->mask[s->n_masks++] = g->mask;
+        g->mask = -1;
+    }
 }
 
 void seq_publish(struct sched *s, struct seq *q)

@@ -84,31 +84,6 @@ static int64_t beam_bytes_most(int32_t max_len)
 
 /* ---- a group's sequences ---- */
 
-static int32_t count_slots(int32_t capacity)
-{
-    int32_t slots = 16;
-
-    while (slots < 2 * capacity) {
-        slots *= 2;
-    }
-    return slots;
-}
-
-static void carve_counts(struct seq *q, const struct group *g, const struct sched_config *c, struct carver *at)
-{
-    int32_t capacity = MIN(c->vocab, g->n_prompt + g->max_tokens);
-    int32_t slots = count_slots(capacity);
-    void *count = carve(at, capacity, sizeof(*q->count));
-    void *slot = carve(at, slots, sizeof(*q->count_slot));
-
-    if (q) {
-        q->count = count;
-        q->count_slot = slot;
-        q->count_mask = slots - 1;
-        memset(q->count_slot, -1, (size_t)slots * sizeof(*q->count_slot));
-    }
-}
-
 int64_t group_lay_out(struct group *g, const struct sched_config *c, char *base)
 {
     struct carver at = {.base = base};
@@ -120,9 +95,6 @@ int64_t group_lay_out(struct group *g, const struct sched_config *c, char *base)
         int32_t *out = carve(&at, MAX(g->max_tokens, 1), sizeof(*out));
         if (base) {
             seq[i] = (struct seq){.block = block, .out = out};
-        }
-        if (g->penalties) {
-            carve_counts(base ? &seq[i] : NULL, g, c, &at);
         }
     }
     if (base) {
@@ -172,9 +144,6 @@ bool group_start(struct sched *s, struct group *g)
     if (g->beam && g->text_start) {
         g->beam->text->piece = &s->text;
         g->beam->text->live[0] = (struct text_state){.detok = *g->text_start};
-    }
-    for (int32_t i = 0; g->request->params.repetition_penalty != 1 && i < g->n_prompt; i++) {
-        seq_count(&g->seq[0], g->request->prompt[i], true);
     }
     return true;
 }

@@ -58,9 +58,6 @@ struct seq {
     uint64_t draw_step; /* step and sampling row of the last token drawn */
     int32_t draw_row;
 
-    struct token_count *count; /* [n_counts] sparse counts for the penalties; NULL without penalties */
-    int32_t *count_slot;       /* [count_mask + 1] hash table into `count`, -1: empty */
-    int32_t n_counts, count_mask;
     double cum_logprob; /* beams: of the generated tokens */
 };
 
@@ -71,11 +68,6 @@ struct word_list {
     int32_t n;
 };
 void word_list_release(struct word_list *w);
-
-/* Entries of the batch's side arrays that a group may need in one step, at most. */
-struct side_need {
-    int64_t counts, bias, allowed;
-};
 
 struct group {
     struct request *request; /* borrowed; outlives the group */
@@ -88,7 +80,6 @@ struct group {
     int32_t n_prompt, max_tokens;
     int32_t max_blocks; /* of one sequence */
     bool lookahead;     /* may be planned before its last step is committed */
-    bool penalties;
     bool beams;                      /* a beam search */
     bool scores;                     /* prompt log-probabilities are wanted */
     bool started;                    /* was admitted once */
@@ -106,7 +97,7 @@ struct group {
     int32_t n_preempted;      /* times it had to make room */
     int64_t n_chosen;         /* beams: tokens chosen for live beams and hypotheses */
     int32_t resume_need;      /* SWAPPED: blocks that it takes to come back; -1: not counted yet */
-    struct side_need side;
+    int32_t mask;             /* RUNNING with allowed ids: its place among the packer's masks; else -1 */
     struct word_list words;         /* the caller's of group_new */
     struct detokenizer *text_start; /* owned; where the texts of beams with stop strings begin; NULL: no such search */
 
@@ -151,11 +142,6 @@ static inline int32_t seq_token(const struct seq *s, int32_t position)
     const struct group *g = s->group;
     return position < g->n_prompt ? g->request->prompt[position] : s->out[position - g->n_prompt];
 }
-
-/* Sparse counts: one more occurrence of `token`; a copy of another sequence's. No-ops are the caller's affair:
- * sequences of a group without penalties have no counts. */
-void seq_count(struct seq *s, int32_t token, bool in_prompt);
-void seq_copy_counts(struct seq *dst, const struct seq *src);
 
 /* Seed of sample `index` of a request: a bijective mix, so samples of one request never share one. */
 uint64_t seq_seed(uint64_t request_seed, int32_t index);

@@ -224,6 +224,7 @@ static int allocate(struct sched *s, struct err *e)
     s->waiting = array((int64_t)c->max_waiting + c->max_started, sizeof *s->waiting);
     s->row = array(c->max_num_seqs, sizeof *s->row);
     s->row_seen = array(c->max_num_seqs, sizeof *s->row_seen);
+    s->mask = array(c->max_num_seqs, sizeof *s->mask);
     s->out = array(c->n_host_blocks, sizeof *s->out);
     s->pinned = array(c->n_blocks, sizeof *s->pinned);
     s->mark = array(MAX(c->n_blocks, c->n_host_blocks), sizeof *s->mark);
@@ -231,7 +232,7 @@ static int allocate(struct sched *s, struct err *e)
     s->tokens = array(c->block_size, sizeof *s->tokens);
     s->hit = array(div_ceil(c->max_len, c->block_size), sizeof *s->hit);
     s->piece = array(c->max_num_seqs, sizeof *s->piece);
-    if (!s->tenant || !s->ready || !s->line || !s->waiting || !s->row || !s->row_seen || !s->out || !s->pinned ||
+    if (!s->tenant || !s->ready || !s->line || !s->waiting || !s->row || !s->row_seen || !s->mask || !s->out || !s->pinned ||
         !s->mark || !s->found || !s->tokens || !s->hit || !s->piece)
         return err_nomem(e, "the scheduler");
     code = regions_init(&s->regions, c->group_bytes, c->max_started, e);
@@ -264,12 +265,11 @@ int sched_new(struct sched **ret, const struct sched_config *c, struct err *e)
         return code;
     }
     s->c.group_bytes = regions_bytes(&s->regions);
-    s->n_rows = c->max_num_seqs;
+    s->n_rows = s->n_masks = c->max_num_seqs;
     for (int32_t i = 0; i < s->n_rows; i++)
-        s->row[i] = s->n_rows - 1 - i; /* row 0 is taken first */
+        s->row[i] = s->mask[i] = s->n_rows - 1 - i; /* row 0 is taken first */
     for (int32_t i = 0; i < most_tenants(c); i++)
         s->tenant[i] = (struct tenant){.ready_index = -1, .weight = 1};
-    pack_side_capacity(c, &s->side_free);
     *ret = s;
     return 0;
 }
@@ -301,6 +301,7 @@ void sched_free(struct sched *s)
     free(s->waiting);
     free(s->row);
     free(s->row_seen);
+    free(s->mask);
     free(s->out);
     free(s->mark);
     free(s->found);
@@ -329,7 +330,14 @@ int packer_new(struct packer **ret, const struct sched_config *c, struct err *e)
     int64_t seqs = c->max_num_seqs, tokens = c->max_num_batched_tokens;
     p->c = *c;
     p->table_width = (int32_t)div_ceil(c->max_len, c->block_size);
-    pack_side_capacity(c, &p->side);
+    p->bias_cap = seqs * LIMIT_ROW_BIASES;
+    p->mask_words = mask_words(c->vocab);
+    if (seqs * p->mask_words > INT32_MAX) {
+        free(p);
+        return err_set_param(e, ERR_INVALID, "max_num_seqs",
+                             "%d sequences are too many for a vocabulary of %d ids: their masks have more than 2^36 bits",
+                             c->max_num_seqs, c->vocab);
+    }
     p->shadow = malloc((size_t)(seqs * p->table_width) * sizeof *p->shadow);
     p->table_update = room(PACK_RUNS * seqs, sizeof *p->table_update);
     p->table_block = room(seqs * p->table_width, sizeof *p->table_block);
@@ -343,12 +351,14 @@ int packer_new(struct packer **ret, const struct sched_config *c, struct err *e)
     p->lcp_blocks = room(seqs, sizeof *p->lcp_blocks);
     p->logits_token = room(c->max_logits, sizeof *p->logits_token);
     p->sample = room(c->max_logits, sizeof *p->sample);
-    p->token_count = room(p->side.counts, sizeof *p->token_count);
-    p->token_bias = room(p->side.bias, sizeof *p->token_bias);
-    p->allowed_token = room(p->side.allowed, sizeof *p->allowed_token);
+    p->token_bias = room(p->bias_cap, sizeof *p->token_bias);
+    p->bias_at = array(c->vocab, sizeof *p->bias_at);
+    p->mask_word = room(seqs * p->mask_words, sizeof *p->mask_word);
+    p->mask = room(seqs * p->mask_words, sizeof *p->mask);
+    p->mask_order = array(seqs, sizeof *p->mask_order);
     if (!p->shadow || !p->table_update || !p->table_block || !p->token || !p->token_src || !p->position || !p->slot ||
-        !p->q_start || !p->kv_len || !p->row || !p->lcp_blocks || !p->logits_token || !p->sample || !p->token_count ||
-        !p->token_bias || !p->allowed_token) {
+        !p->q_start || !p->kv_len || !p->row || !p->lcp_blocks || !p->logits_token || !p->sample || !p->token_bias ||
+        !p->bias_at || !p->mask_word || !p->mask || !p->mask_order) {
         packer_free(p);
         return err_nomem(e, "the packer");
     }
@@ -374,8 +384,10 @@ void packer_free(struct packer *p)
     free(p->lcp_blocks);
     free(p->logits_token);
     free(p->sample);
-    free(p->token_count);
     free(p->token_bias);
-    free(p->allowed_token);
+    free(p->bias_at);
+    free(p->mask_word);
+    free(p->mask);
+    free(p->mask_order);
     free(p);
 }

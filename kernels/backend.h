@@ -18,7 +18,7 @@
 struct comm;     /* comm.h */
 struct pipeline; /* pipeline.h */
 
-#define BACKEND_ABI 7 /* raised with every change of this header, batch.h, comm.h or pipeline.h */
+#define BACKEND_ABI 8 /* raised with every change of this header, batch.h, comm.h or pipeline.h */
 
 enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32 };
 static inline int64_t dtype_bytes(enum dtype t)

@@ -5,7 +5,9 @@
  * it finds as the step launched before it left it, although the host may launch step N+1 before it has read
  * the results of step N. Inside a step the order is
  *     swap_out, swap_in, copy, table updates, forward, sampling.
- * Block tables live with the backend, one row a resident sequence; a step carries only what changed.
+ * Block tables live with the backend, one row a resident sequence; a step carries only what changed. So do the ids of
+ * the tokens in each block, beside their keys and values: a step's tokens are noted at their slots, and block copies and
+ * swaps take them along. Penalties count a sequence's tokens there.
  *
  * Where layers are divided over a pipeline, a step comes to the backend in parts (engine/parts.c), micro-batches: ranges of its
  * tokens, in their order, the first with all memory operations. Each is a batch as any other, of the same `step`.
@@ -29,14 +31,7 @@ struct table_update {
     int32_t first;
 };
 
-/* One entry of a sequence's sparse token counts, for the penalties. */
-struct token_count {
-    int32_t token;
-    int32_t n_output;  /* occurrences among the generated tokens */
-    int32_t in_prompt; /* 1 when the prompt holds it (repetition penalty only) */
-};
-
-/* Added to the logit of `token`; -INFINITY bans it (logit_bias, bad_words, min_tokens). */
+/* Added to the logit of `token`, which a row names once; -INFINITY bans it (logit_bias, bad_words, min_tokens). */
 struct token_bias {
     int32_t token;
     float bias;
@@ -70,20 +65,32 @@ struct sample_row {
     int32_t n_candidates;     /* SAMPLE_CANDIDATES: 1..LIMIT_CANDIDATES */
     int32_t target;           /* SAMPLE_SCORE */
     uint64_t seed;            /* of the sequence */
-    int32_t position;         /* of the token to be drawn, in the sequence */
-    int32_t prev_sample;      /* sampling row of the step launched before, whose token counts as one more generated
-                             token here (look-ahead: the host does not know it yet); -1: none */
-    int32_t counts_first, n_counts;   /* into token_count */
-    int32_t bias_first, n_bias;       /* into token_bias */
-    int32_t allowed_first, n_allowed; /* into allowed_token; n_allowed 0: all */
+    int32_t position;         /* of the token to be drawn, in the sequence: so many stand before it in its blocks */
+    int32_t row;              /* block-table row of the sequence: where the penalties find its tokens */
+    int32_t n_prompt;         /* its first tokens, which count for the repetition penalty alone */
+    int32_t bias_first, n_bias; /* into token_bias */
+    int32_t mask_first; /* into mask_word: one bit an id, id t is bit t % 32 of word t / 32, 0 bans it; -1: no mask */
 };
+
+/* Words of a mask over `vocab` ids. */
+static inline int32_t mask_words(int32_t vocab)
+{
+    return (int32_t)div_ceil(vocab, 32);
+}
+
+/* Whether tokens of the sequence change the row's logits. */
+static inline bool sample_penalised(const struct sample_row *s)
+{
+    return s->repetition_penalty != 1.0f
+               ? s->position > 0
+               : (s->frequency_penalty != 0 || s->presence_penalty != 0) && s->position > s->n_prompt;
+}
 
 struct batch {
     uint64_t step; /* 1, 2, ... */
     int32_t part;  /* of the step; 0: the first or only one */
-    int32_t
-        first_sample; /* which of the step's sampling rows is the first here; what token_src and prev_sample name are rows
-                             of the whole step before */
+    int32_t first_sample; /* which of the step's sampling rows is the first here; token_src names rows of the whole
+                             step before */
 
     /* Memory operations, before the forward pass. */
     const struct block_copy *swap_out; /* device -> host */
@@ -114,10 +121,9 @@ struct batch {
     const int32_t *logits_token; /* [n_logits] token index, ascending */
     int32_t n_samples;
     const struct sample_row *sample; /* [n_samples], ascending by logits_row */
-    const struct token_count *token_count;
     const struct token_bias *token_bias;
-    const int32_t *allowed_token;
-    int32_t n_token_count, n_token_bias, n_allowed_token;
+    const uint32_t *mask_word;
+    int32_t n_token_bias, n_mask_word;
 };
 
 /* results.token where there is none. */
@@ -157,8 +163,7 @@ struct results {
     X(lcp_blocks, n_seqs)           \
     X(logits_token, n_logits)       \
     X(sample, n_samples)            \
-    X(token_count, n_token_count)   \
     X(token_bias, n_token_bias)     \
-    X(allowed_token, n_allowed_token)
+    X(mask_word, n_mask_word)
 
 #endif

@@ -105,7 +105,7 @@ static void call_ends(struct times *t, int i, void *arg)
     t->b->ops->sample(t->b, g->logits, 0);
 }
 
-static const struct sample_row greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1, .prev_sample = -1};
+static const struct sample_row greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1, .mask_first = -1};
 
 /* A step of n sequences of one token, each sampled as `s` says. */
 static struct batch sampling_batch(struct times *t, int32_t n, const struct sample_row *s, struct sample_row *row)
@@ -176,7 +176,7 @@ void times_glue(struct times *t)
 
 #define ASKED(...)                                                                               \
     {                                                                                            \
-        .repetition_penalty = 1, .n_logprobs = -1, .prev_sample = -1, .position = 7, __VA_ARGS__ \
+        .repetition_penalty = 1, .n_logprobs = -1, .mask_first = -1, .position = 7, __VA_ARGS__ \
     }
 static const struct {
     const char *name;

@@ -66,7 +66,7 @@ static inline int rank_rig_open(struct rank_rig *r, void *shared, struct err *e)
         r->minus[i] = -1;
     }
     for (int32_t i = 0; i < n; i++)
-        r->sample[i] = (struct sample_row){.logits_row = i, .top_p = 1, .repetition_penalty = 1, .prev_sample = -1};
+        r->sample[i] = (struct sample_row){.logits_row = i, .top_p = 1, .repetition_penalty = 1, .mask_first = -1};
     rc = rc < 0 ? rc : backend_open(&r->b, r->device, &c, e);
     return rc == 0 && r->b->ops->ready ? r->b->ops->ready(r->b, e) : rc;
 }

@@ -14,10 +14,9 @@ struct example {
     struct batch b;
     struct block_copy out[2], in[1], copy[1];
     struct table_update update[2];
-    int32_t table[5], token[4], src[4], position[4], slot[4], q_start[3], kv_len[2], row[2], lcp[2], logits[2],
-        allowed[2];
+    int32_t table[5], token[4], src[4], position[4], slot[4], q_start[3], kv_len[2], row[2], lcp[2], logits[2];
+    uint32_t mask[2];
     struct sample_row sample[3];
-    struct token_count count[2];
     struct token_bias bias[1];
 };
 
@@ -47,11 +46,10 @@ static struct example *example(void)
         .row = {3, 1},
         .lcp = {0, 1},
         .logits = {0, 3},
-        .allowed = {4, 5},
-        .sample = {{.logits_row = 0, .top_p = 1, .n_logprobs = -1, .prev_sample = -1, .seed = 99},
-                   {.logits_row = 1, .kind = SAMPLE_CANDIDATES, .n_candidates = 8, .counts_first = 0, .n_counts = 2},
-                   {.logits_row = 1, .kind = SAMPLE_SCORE, .target = 7, .n_bias = 1, .n_allowed = 2}},
-        .count = {{.token = 3, .n_output = 2}, {.token = 4, .in_prompt = 1}},
+        .mask = {0x30, 1},
+        .sample = {{.logits_row = 0, .top_p = 1, .n_logprobs = -1, .mask_first = -1, .seed = 99},
+                   {.logits_row = 1, .kind = SAMPLE_CANDIDATES, .n_candidates = 8, .row = 3, .n_prompt = 9, .position = 10},
+                   {.logits_row = 1, .kind = SAMPLE_SCORE, .target = 7, .n_bias = 1}},
         .bias = {{.token = 49, .bias = -1}},
     };
     x.b = (struct batch){.step = 77,
@@ -80,12 +78,10 @@ static struct example *example(void)
                          .logits_token = x.logits,
                          .n_samples = 3,
                          .sample = x.sample,
-                         .token_count = x.count,
-                         .n_token_count = 2,
                          .token_bias = x.bias,
                          .n_token_bias = 1,
-                         .allowed_token = x.allowed,
-                         .n_allowed_token = 2};
+                         .mask_word = x.mask,
+                         .n_mask_word = 2};
     return &x;
 }
 
@@ -119,7 +115,7 @@ static void a_batch_arrives_as_it_was(void **state)
     assert_memory_equal(got.table_update, x->update, sizeof(x->update));
     assert_memory_equal(got.swap_out, x->out, sizeof(x->out));
     assert_int_equal(got.slot[1], 79);
-    assert_int_equal(got.allowed_token[1], 5);
+    assert_int_equal(got.mask_word[0], 0x30);
     free(at);
     free(second);
 }
@@ -182,10 +178,16 @@ static void what_does_not_exist_is_refused(void **state)
     REFUSED(x->sample[0].logits_row = 2, "sampling row");
     REFUSED(x->sample[0].kind = 3, "sampling row");
     REFUSED(x->sample[0].n_logprobs = 1000, "sampling row");
-    REFUSED(x->sample[1].n_counts = 3, "sampling row");
+    REFUSED(x->sample[1].row = 4, "sampling row");
+    REFUSED(x->sample[1].row = -1, "sampling row");
+    REFUSED(x->sample[1].position = 65, "sampling row");
+    REFUSED(x->sample[1].position = -1, "sampling row");
+    REFUSED(x->sample[1].n_prompt = -1, "sampling row");
+    REFUSED(x->sample[1].mask_first = 1, "sampling row");
+    REFUSED(x->sample[1].mask_first = -2, "sampling row");
     REFUSED(x->sample[2].bias_first = 1, "sampling row");
     REFUSED(x->sample[2].target = 50, "sampling row");
-    REFUSED(x->count[0].token = 50, "sampling row");
+    REFUSED(x->bias[0].token = 50, "sampling row");
     REFUSED(x->b.n_decode = 3, "is not one");
     REFUSED(x->info.max_num_seqs = 1, "is not one");
     REFUSED(x->info.max_samples = 2, "is not one");

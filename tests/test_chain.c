@@ -232,7 +232,7 @@ static void write_past(struct scene *s)
 /* A step whose sequences have a token each and are sampled, though nothing samples here: the kind that is recorded. */
 static void run_step(struct scene *s)
 {
-    static const struct sample_row plain = {.kind = SAMPLE_TOKEN, .repetition_penalty = 1, .prev_sample = -1};
+    static const struct sample_row plain = {.kind = SAMPLE_TOKEN, .repetition_penalty = 1, .mask_first = -1};
     int32_t zero[MAX_ROWS] = {0}, minus[MAX_ROWS], up_to[MAX_ROWS + 1], position[MAX_ROWS], slot[MAX_ROWS];
     int32_t kv_len[MAX_ROWS];
     struct sample_row sample[MAX_ROWS];

@@ -220,7 +220,7 @@ static void every_prefill_row_lies_in_one_tile_and_long_tiles_come_first(void **
 static struct sample_row plain_row(int32_t i)
 {
     return (struct sample_row){
-        .logits_row = i, .top_p = 1, .repetition_penalty = 1, .n_logprobs = -1, .prev_sample = -1};
+        .logits_row = i, .top_p = 1, .repetition_penalty = 1, .n_logprobs = -1, .mask_first = -1};
 }
 
 static void only_plain_decode_steps_are_replayed(void **state)
@@ -245,9 +245,21 @@ static void only_plain_decode_steps_are_replayed(void **state)
     row[1].logits_row = 0; /* two samples of one row */
     assert_false(graph_eligible(&b));
     row[1].logits_row = 1;
-    b.n_allowed_token = 3;
-    assert_false(graph_eligible(&b));
-    b.n_allowed_token = 0;
+    row[1].mask_first = 0; /* only what a row says changes, no kernel */
+    assert_true(graph_eligible(&b));
+    assert_false(batch_greedy(&b));
+    row[1].mask_first = -1;
+    row[1].frequency_penalty = 0.5f;
+    row[1].position = row[1].n_prompt = 4;
+    assert_true(batch_greedy(&b)); /* nothing was generated yet */
+    row[1].position = 5;
+    assert_false(batch_greedy(&b));
+    row[1].frequency_penalty = 0;
+    row[1].repetition_penalty = 1.5f;
+    row[1].position = 4;
+    assert_true(graph_eligible(&b));
+    assert_false(batch_greedy(&b));
+    row[1].repetition_penalty = 1;
     b.n_decode = 1;
     assert_false(graph_eligible(&b));
 }

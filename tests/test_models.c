@@ -141,7 +141,7 @@ static void pack(struct rig *r, struct work *w, const struct piece *piece, int32
                                            .repetition_penalty = 1,
                                            .n_logprobs = 2,
                                            .position = p->first + p->n,
-                                           .prev_sample = -1};
+                                           .mask_first = -1};
         b->n_decode += p->n == 1 && b->n_decode == i;
     }
     w->q_start[n] = b->n_tokens;

@@ -112,8 +112,6 @@ static void a_token_in_flight_is_named_by_its_row(void **state)
     rig_plan(&rig);
     assert_int_equal(rig.batch.step, 2);
     assert_int_equal(rig.batch.token_src[0], 0);
-    assert_int_equal(rig.batch.sample[0].prev_sample, 0);
-    assert_int_equal(rig.batch.sample[0].n_counts, 0);
     assert_int_equal(rig.batch.sample[0].position, 7);
 }
 
@@ -137,23 +135,121 @@ static void samples_of_a_prompt_read_one_row_with_seeds_of_their_own(void **stat
     assert_true(seq_seed(1234, 0) != seq_seed(1235, 0));
 }
 
-static void counts_hold_the_prompt_for_repetition_and_the_output_for_all(void **state)
+static size_t batch_bytes(const struct batch *b)
+{
+    size_t n = 0;
+#define X(array, count) n += (size_t)(b->count) * sizeof(*b->array);
+    BATCH_ARRAYS(X)
+#undef X
+    return n;
+}
+
+/* The backend counts the tokens in a sequence's blocks: a row says where they are, whatever their number. */
+static void penalties_send_nothing_but_where_the_tokens_are(void **state)
 {
     (void)state;
     struct gen_params p = rig_params();
     p.repetition_penalty = 1.5F;
-    rig_add(&rig, p, 10, 3);
+    struct rig_request *q = rig_add(&rig, p, 10, 3);
     rig_plan(&rig);
-    assert_int_equal(rig.batch.sample[0].n_counts, 3);
+    assert_int_equal(rig.batch.sample[0].row, q->group->seq[0].row);
+    assert_int_equal(rig.batch.sample[0].n_prompt, 3);
+    assert_int_equal(rig.batch.sample[0].position, 3);
     rig_commit(&rig);
     rig_step(&rig);
+    rig_step(&rig);
     rig_plan(&rig);
-    const struct sample_row *s = &rig.batch.sample[0];
-    assert_int_equal(s->n_counts, 4);
-    const struct token_count *k = &rig.batch.token_count[s->counts_first + 3];
-    assert_int_equal(k->token, 7);
-    assert_int_equal(k->n_output, 2);
-    assert_int_equal(k->in_prompt, 0);
+    size_t early = batch_bytes(&rig.batch);
+    rig_commit(&rig);
+    for (int32_t i = 0; i < 7; i++) {
+        rig_step(&rig);
+    }
+    rig_plan(&rig);
+    assert_int_equal(rig.batch.n_table_block, 0);
+    assert_int_equal(rig.batch.sample[0].position, 14);
+    assert_int_equal(batch_bytes(&rig.batch), early);
+    rig_commit(&rig);
+}
+
+/* A look-ahead by more than one step needs nothing else either. */
+static void penalties_look_as_far_ahead_as_others(void **state)
+{
+    (void)state;
+    struct gen_params p = rig_params();
+    p.frequency_penalty = 1;
+    rig_add(&rig, p, 10, 6);
+    assert_int_equal(rig_plan(&rig), 1);
+    assert_int_equal(rig_plan(&rig), 1);
+    assert_int_equal(rig_plan(&rig), 1);
+    assert_int_equal(rig.batch.token_src[0], 0);
+}
+
+/* One mask a group; one bit an id, however often it is named. */
+static void allowed_ids_are_one_mask_a_group(void **state)
+{
+    (void)state;
+    struct gen_params p = rig_params();
+    int32_t id[] = {5, 98, 31, 5, 32, 5};
+    p.allowed_token = id;
+    p.n_allowed = 6;
+    p.n = p.best_of = 3;
+    rig_add(&rig, p, 10, 3);
+    rig_add(&rig, rig_params(), 20, 3);
+    for (int32_t step = 0; step < 3; step++) {
+        rig_plan(&rig);
+        const struct batch *b = &rig.batch;
+        assert_int_equal(b->n_samples, 4);
+        assert_int_equal(b->n_mask_word, 4); /* 100 ids */
+        for (int32_t i = 0; i < 3; i++) {
+            assert_int_equal(b->sample[i].mask_first, 0);
+        }
+        assert_int_equal(b->sample[3].mask_first, -1);
+        assert_int_equal(b->mask_word[0], UINT32_C(1) << 5 | UINT32_C(1) << 31);
+        assert_int_equal(b->mask_word[1], 1);
+        assert_int_equal(b->mask_word[2], 0);
+        assert_int_equal(b->mask_word[3], 4);
+        rig_commit(&rig);
+    }
+}
+
+/* Another group at the same place has a mask of its own. */
+static void a_mask_goes_with_its_group(void **state)
+{
+    (void)state;
+    struct gen_params p = rig_params();
+    int32_t first = 7, second = 8;
+    p.max_tokens = 1;
+    p.allowed_token = &first;
+    p.n_allowed = 1;
+    rig_add(&rig, p, 10, 3);
+    rig_run(&rig, 3);
+    p.allowed_token = &second;
+    rig_add(&rig, p, 10, 3);
+    rig_plan(&rig);
+    assert_int_equal(rig.batch.mask_word[0], 1 << 8);
+    rig_commit(&rig);
+}
+
+static void an_id_has_one_bias(void **state)
+{
+    (void)state;
+    struct gen_params p = rig_params();
+    struct gen_bias bias[] = {{55, 2.5F}, {3, 1}, {55, 0.5F}};
+    int32_t stop_id[] = {3, 3};
+    p.bias = bias;
+    p.n_bias = 3;
+    p.stop_token = stop_id;
+    p.n_stop_token = 2;
+    p.min_tokens = 1;
+    rig_add(&rig, p, 10, 3);
+    rig_plan(&rig);
+    const struct batch *b = &rig.batch;
+    assert_int_equal(b->sample[0].n_bias, 3);
+    assert_int_equal(b->token_bias[0].token, 55);
+    assert_true(b->token_bias[0].bias == 3.0F);
+    assert_int_equal(b->token_bias[1].token, 3);
+    assert_true(isinf(b->token_bias[1].bias) && b->token_bias[1].bias < 0);
+    assert_int_equal(b->token_bias[2].token, 99);
     rig_commit(&rig);
 }
 
@@ -212,7 +308,11 @@ int main(void)
         CASE(decodes_stand_before_pieces),
         CASE(a_token_in_flight_is_named_by_its_row),
         CASE(samples_of_a_prompt_read_one_row_with_seeds_of_their_own),
-        CASE(counts_hold_the_prompt_for_repetition_and_the_output_for_all),
+        CASE(penalties_send_nothing_but_where_the_tokens_are),
+        CASE(penalties_look_as_far_ahead_as_others),
+        CASE(allowed_ids_are_one_mask_a_group),
+        CASE(a_mask_goes_with_its_group),
+        CASE(an_id_has_one_bias),
         CASE(min_tokens_bans_the_ends_until_they_may_come),
         CASE(prompt_scores_are_cut_to_the_rows_there_are),
     };

@@ -151,7 +151,7 @@ static void pack(struct step *s, int32_t number, int32_t vocab)
                                            .repetition_penalty = 1,
                                            .n_logprobs = 2,
                                            .position = first + n,
-                                           .prev_sample = -1};
+                                           .mask_first = -1};
     }
     s->q_start[N_SEQS] = b->n_tokens;
     b->n_decode = number == 0 ? 0 : N_SEQS;

@@ -23,7 +23,7 @@ static struct sample_row plain_row(int32_t logits_row)
                                .top_p = 1,
                                .repetition_penalty = 1,
                                .n_logprobs = -1,
-                               .prev_sample = -1};
+                               .mask_first = -1};
 }
 
 /* Begin a step of n_logits rows (one token each) with these samples; logits [n_logits, vocab] go through in chunks, each in a

@@ -63,7 +63,8 @@ struct cpu_backend {
     struct kv_layout kv;
     int32_t n_blocks, n_host_blocks;
     char *kv_data, *kv_host;
-    int32_t *table; /* [max_seqs, max_blocks_per_seq] block ids */
+    int32_t *slot_token; /* [n_blocks + n_host_blocks, block_size] token ids of the device's blocks, then of the host's */
+    int32_t *table;      /* [max_seqs, max_blocks_per_seq] block ids */
 
     char *packed; /* activations packed for linear's tiles; grows to the largest seen */
     size_t packed_bytes;
@@ -81,6 +82,7 @@ struct cpu_backend {
     float *scores; /* [threads, scores_cap] attention weights of one query head */
     int64_t scores_cap;
     float *sample_logits;          /* [threads, sample_vocab] processed logits */
+    uint32_t *sample_count;        /* [threads, sample_vocab] occurrences by token, 0 between rows */
     struct cpu_survivor *survivor; /* [threads, sample_vocab] */
     int32_t sample_vocab;
 
@@ -136,8 +138,8 @@ int cpu_step_end(struct backend *b, struct err *e);
 int cpu_step_wait(struct backend *b, struct results *ret, struct err *e);
 /* Results being written. */
 struct cpu_results *cpu_results_now(struct cpu_backend *c);
-/* The token of a sampling row of the step before; -1 where none could be drawn. */
-int32_t cpu_drawn_before(const struct cpu_backend *c, int32_t row);
+/* The id of token i of the step; a token that could not be drawn (NaN) counts as 0. */
+int32_t cpu_input_token(const struct cpu_backend *c, int32_t i);
 
 /* operations */
 void cpu_embed(struct backend *b, struct mat out, struct mat table, float scale);

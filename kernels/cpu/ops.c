@@ -35,19 +35,9 @@ static void run_rows(struct rows_job *j)
 
 /* ---- embedding ---- */
 
-/* The id of token i of the step; a token that could not be drawn (NaN) counts as 0. */
-static int32_t input_token(struct cpu_backend *c, int32_t i)
-{
-    int32_t src = c->batch.token_src != NULL ? c->batch.token_src[i] : -1;
-    if (src < 0) {
-        return c->batch.token[i];
-    }
-    return MAX(cpu_drawn_before(c, src), 0);
-}
-
 static void embed_row(const struct rows_job *j, int32_t r)
 {
-    int64_t at = input_token(j->c, r) * j->x.stride * dtype_bytes(j->x.dtype);
+    int64_t at = cpu_input_token(j->c, r) * j->x.stride * dtype_bytes(j->x.dtype);
     j->c->k.load(mat_row(j->out, r), (const char *)j->x.data + at, j->x.dtype, j->out.cols, j->scale);
 }
 
@@ -58,7 +48,7 @@ void cpu_embed(struct backend *b, struct mat out, struct mat table, float scale)
 
 static void embed_range_row(const struct rows_job *j, int32_t r)
 {
-    int32_t token = input_token(j->c, r) - j->first;
+    int32_t token = cpu_input_token(j->c, r) - j->first;
     float *out = mat_row(j->out, r);
     if (token < 0 || token >= j->x.rows) {
         memset(out, 0, (size_t)j->out.cols * sizeof(*out));

@@ -1,10 +1,10 @@
 /* Sampling: the specification for every backend.
  *
  * One row: l = a copy of its logits, in float32, all operations rounded singly:
- *   1. repetition r: tokens that occur in prompt or output: l > 0 ? l / r : l * r
+ *   1. the `position` tokens in the row's blocks, of which the first n_prompt are the prompt and the rest the output:
+ *      repetition r: tokens that occur in prompt or output: l > 0 ? l / r : l * r
  *      frequency f, n occurrences in the output: l -= f * n;  presence p: l -= p where n > 0
- *      (prev_sample's token, where there is one, counts as one occurrence more)
- *   2. l += bias;  3. tokens not in a non-empty allowed list: l = -infinity
+ *   2. l += bias;  3. tokens that a mask leaves out: l = -infinity
  *   4. a NaN or +infinity among the l, or a greatest l of -infinity: logprobs -infinity, and
  *      token TOKEN_NO_NUMBER where the logits came like that, else TOKEN_NONE_ALLOWED
  *   5. temperature 0, or top_k 1: the greatest, the smallest id on a tie
@@ -57,52 +57,53 @@ static float log_sum_exp(const struct cpu_backend *c, const float *l, int32_t vo
 
 /* ---- steps 1 to 3 ---- */
 
-static void penalise(float *l, int32_t token, int32_t n_output, bool seen, const struct sample_row *s)
+enum { COUNT_PROMPT = 1, COUNT_OUTPUT = 2 }; /* what an occurrence adds, or sets */
+
+static float penalised(float x, uint32_t count, const struct sample_row *s)
 {
-    float x = l[token];
-    if (seen && s->repetition_penalty != 1.0f) {
+    uint32_t n_output = count / COUNT_OUTPUT;
+    if (s->repetition_penalty != 1.0f) {
         x = x > 0 ? x / s->repetition_penalty : x * s->repetition_penalty;
     }
     if (n_output > 0) {
         x -= s->frequency_penalty * (float)n_output;
         x -= s->presence_penalty;
     }
-    l[token] = x;
+    return x;
 }
 
-static void apply_penalties(float *l, int32_t vocab, const struct sample_row *s, struct cpu_backend *c)
+/* Where the token at `position` of the row's sequence stands. */
+static int32_t token_at(const struct cpu_backend *c, const struct sample_row *s, int32_t position)
 {
-    int32_t prev = s->prev_sample >= 0 ? cpu_drawn_before(c, s->prev_sample) : -1;
-    for (int32_t i = 0; i < s->n_counts; i++) {
-        const struct token_count *k = &c->batch.token_count[s->counts_first + i];
-        if (k->token < 0 || k->token >= vocab) {
+    int32_t size = c->kv.block_size;
+    int32_t block = c->table[(int64_t)s->row * c->config.max_blocks_per_seq + position / size];
+    return c->slot_token[(int64_t)block * size + position % size];
+}
+
+/* Two walks over the sequence's tokens: the first counts them, the second applies each count once and clears it. */
+static void apply_penalties(float *l, int32_t vocab, const struct sample_row *s, struct cpu_backend *c, uint32_t *count)
+{
+    for (int32_t i = 0; i < s->position; i++) {
+        int32_t t = token_at(c, s, i);
+        if (t < 0 || t >= vocab) {
             continue;
         }
-        int32_t n_output = k->n_output + (k->token == prev);
-        penalise(l, k->token, n_output, n_output > 0 || k->in_prompt != 0, s);
-        prev = k->token == prev ? -1 : prev;
+        count[t] = i < s->n_prompt ? count[t] | COUNT_PROMPT : count[t] + COUNT_OUTPUT;
     }
-    if (prev >= 0 && prev < vocab) {
-        penalise(l, prev, 1, true, s);
-    }
-}
-
-static void keep_allowed(float *out, const float *l, int32_t vocab, const struct sample_row *s, const struct batch *b)
-{
-    for (int32_t t = 0; t < vocab; t++) {
-        out[t] = -INFINITY;
-    }
-    for (int32_t i = 0; i < s->n_allowed; i++) {
-        int32_t t = b->allowed_token[s->allowed_first + i];
-        if (t >= 0 && t < vocab) {
-            out[t] = l[t];
+    for (int32_t i = 0; i < s->position; i++) {
+        int32_t t = token_at(c, s, i);
+        if (t >= 0 && t < vocab && count[t] > 0) {
+            l[t] = penalised(l[t], count[t], s);
+            count[t] = 0;
         }
     }
 }
 
-static bool has_penalties(const struct sample_row *s)
+static void apply_mask(float *l, int32_t vocab, const uint32_t *mask)
 {
-    return s->repetition_penalty != 1.0f || s->frequency_penalty != 0 || s->presence_penalty != 0;
+    for (int32_t t = 0; t < vocab; t++) {
+        l[t] = mask[t / 32] >> t % 32 & 1 ? l[t] : -INFINITY;
+    }
 }
 
 /* The processed logits: the row itself when nothing is asked for, else made in the thread's scratch. */
@@ -110,14 +111,14 @@ static const float *process(struct cpu_backend *c, const float *raw, int32_t voc
                             int32_t thread)
 {
     const struct batch *b = &c->batch;
-    bool penalties = has_penalties(s) && (s->n_counts > 0 || s->prev_sample >= 0);
-    if (!penalties && s->n_bias == 0 && s->n_allowed == 0) {
+    bool penalties = sample_penalised(s);
+    if (!penalties && s->n_bias == 0 && s->mask_first < 0) {
         return raw;
     }
-    float *l = c->sample_logits + (int64_t)thread * 2 * c->sample_vocab;
+    float *l = c->sample_logits + (int64_t)thread * c->sample_vocab;
     memcpy(l, raw, (size_t)vocab * sizeof(*l));
     if (penalties) {
-        apply_penalties(l, vocab, s, c);
+        apply_penalties(l, vocab, s, c, c->sample_count + (int64_t)thread * c->sample_vocab);
     }
     for (int32_t i = 0; i < s->n_bias; i++) {
         const struct token_bias *k = &b->token_bias[s->bias_first + i];
@@ -125,11 +126,10 @@ static const float *process(struct cpu_backend *c, const float *raw, int32_t voc
             l[k->token] += k->bias;
         }
     }
-    if (s->n_allowed == 0) {
-        return l;
+    if (s->mask_first >= 0) {
+        apply_mask(l, vocab, b->mask_word + s->mask_first);
     }
-    keep_allowed(l + c->sample_vocab, l, vocab, s, b);
-    return l + c->sample_vocab;
+    return l;
 }
 
 /* ---- steps 6 and 7 ---- */
@@ -296,9 +296,10 @@ static int prepare(struct cpu_backend *c, int32_t vocab)
         return 0;
     }
     size_t n = (size_t)vocab * (size_t)cpu_pool_threads(c->pool);
-    c->sample_logits = cpu_alloc(c, n * 2 * sizeof(*c->sample_logits));
+    c->sample_logits = cpu_alloc(c, n * sizeof(*c->sample_logits));
+    c->sample_count = cpu_alloc(c, n * sizeof(*c->sample_count));
     c->survivor = cpu_alloc(c, n * sizeof(*c->survivor));
-    if (c->sample_logits == NULL || c->survivor == NULL) {
+    if (c->sample_logits == NULL || c->sample_count == NULL || c->survivor == NULL) {
         return ERR_NOMEM;
     }
     c->sample_vocab = vocab;

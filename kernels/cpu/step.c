@@ -1,7 +1,7 @@
 /* A step's state on the CPU: the batch's copy, block copies, block tables, results.
  *
  * Everything is done when step_end returns; step_wait only hands out the oldest results not asked for. The tokens of
- * the step before stay in `tokens`, where token_src and prev_sample look them up.
+ * the step before stay in `tokens`, where token_src looks them up.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -13,10 +13,14 @@ struct cpu_results *cpu_results_now(struct cpu_backend *c)
     return &c->results[c->n_begun % CPU_RESULTS];
 }
 
-int32_t cpu_drawn_before(const struct cpu_backend *c, int32_t row)
+int32_t cpu_input_token(const struct cpu_backend *c, int32_t i)
 {
     const struct step_tokens *before = stage_tokens_before(&c->tokens);
-    return row < before->n ? before->token[row] : -1;
+    int32_t src = c->batch.token_src != NULL ? c->batch.token_src[i] : -1;
+    if (src < 0) {
+        return c->batch.token[i];
+    }
+    return src < before->n ? MAX(before->token[src], 0) : 0;
 }
 
 int cpu_steps_init(struct cpu_backend *c, struct err *e)
@@ -101,6 +105,14 @@ static int check_batch(const struct cpu_backend *c, const struct batch *b, struc
                            (unsigned long long)b->step);
         }
     }
+    int64_t most = (int64_t)k->max_blocks_per_seq * c->kv.block_size;
+    for (int32_t i = 0; i < b->n_samples; i++) {
+        const struct sample_row *s = &b->sample[i];
+        if (sample_penalised(s) && (s->row < 0 || s->row >= k->max_seqs || s->position > most)) {
+            return err_set(e, ERR_INVALID, "cpu: step %llu: penalties of tokens out of range",
+                           (unsigned long long)b->step);
+        }
+    }
     return 0;
 }
 
@@ -131,11 +143,40 @@ static int prepare_results(struct cpu_backend *c, struct err *e)
     return 0;
 }
 
-static void copy_blocks(struct cpu_backend *c, const struct block_copy *copy, int32_t n, char *to, const char *from)
+/* Blocks as they lie in one pool, keys and values and the tokens' ids. */
+struct pool_view {
+    char *kv;
+    int32_t *token;
+};
+
+static struct pool_view device_pool(const struct cpu_backend *c)
 {
-    size_t bytes = (size_t)kv_layout_block_bytes(&c->kv);
+    return (struct pool_view){c->kv_data, c->slot_token};
+}
+
+static struct pool_view host_pool(const struct cpu_backend *c)
+{
+    return (struct pool_view){c->kv_host, c->slot_token + (int64_t)c->n_blocks * c->kv.block_size};
+}
+
+static void copy_blocks(struct cpu_backend *c, const struct block_copy *copy, int32_t n, struct pool_view to,
+                        struct pool_view from)
+{
+    size_t bytes = (size_t)kv_layout_block_bytes(&c->kv), size = (size_t)c->kv.block_size;
     for (int32_t i = 0; i < n; i++) {
-        memcpy(to + bytes * (size_t)copy[i].dst, from + bytes * (size_t)copy[i].src, bytes);
+        size_t dst = (size_t)copy[i].dst, src = (size_t)copy[i].src;
+        memcpy(to.kv + bytes * dst, from.kv + bytes * src, bytes);
+        memcpy(to.token + size * dst, from.token + size * src, size * sizeof(*to.token));
+    }
+}
+
+/* The ids of the step's tokens, where their keys and values go. */
+static void note_tokens(struct cpu_backend *c)
+{
+    for (int32_t i = 0; i < c->batch.n_tokens; i++) {
+        if (c->batch.slot[i] >= 0) {
+            c->slot_token[c->batch.slot[i]] = cpu_input_token(c, i);
+        }
     }
 }
 
@@ -173,10 +214,13 @@ int cpu_step_begin(struct backend *b, const struct batch *batch, struct err *e)
     if (c->failed.code == 0 && (rc = stage_tokens_begin(&c->tokens, &c->batch, &why)) < 0) {
         cpu_fail(c, rc, why.text); /* step_end tells */
     }
-    copy_blocks(c, c->batch.swap_out, c->batch.n_swap_out, c->kv_host, c->kv_data);
-    copy_blocks(c, c->batch.swap_in, c->batch.n_swap_in, c->kv_data, c->kv_host);
-    copy_blocks(c, c->batch.copy, c->batch.n_copy, c->kv_data, c->kv_data);
     update_tables(c);
+    if (c->kv_data != NULL) {
+        copy_blocks(c, c->batch.swap_out, c->batch.n_swap_out, host_pool(c), device_pool(c));
+        copy_blocks(c, c->batch.swap_in, c->batch.n_swap_in, device_pool(c), host_pool(c));
+        copy_blocks(c, c->batch.copy, c->batch.n_copy, device_pool(c), device_pool(c));
+        note_tokens(c);
+    }
     return 0;
 }
 

@@ -33,7 +33,7 @@ int32_t product_rows(int32_t n)
 bool graph_eligible(const struct batch *b)
 {
     if (b->n_seqs < 1 || b->n_decode != b->n_seqs || b->n_tokens != b->n_seqs || b->n_logits != b->n_tokens ||
-        b->n_samples != b->n_tokens || b->n_allowed_token > 0) {
+        b->n_samples != b->n_tokens) {
         return false;
     }
     for (int32_t i = 0; i < b->n_logits; i++) {
@@ -48,10 +48,8 @@ bool batch_greedy(const struct batch *b)
 {
     for (int32_t i = 0; i < b->n_samples; i++) {
         const struct sample_row *s = &b->sample[i];
-        bool penalties = (s->repetition_penalty != 1.0f || s->frequency_penalty != 0 || s->presence_penalty != 0) &&
-                         (s->n_counts > 0 || s->prev_sample >= 0);
-        if (s->kind != SAMPLE_TOKEN || (s->temperature != 0 && s->top_k != 1) || penalties || s->n_bias > 0 ||
-            s->n_allowed > 0 || s->n_logprobs > 0) {
+        if (s->kind != SAMPLE_TOKEN || (s->temperature != 0 && s->top_k != 1) || sample_penalised(s) || s->n_bias > 0 ||
+            s->mask_first >= 0 || s->n_logprobs > 0) {
             return false;
         }
     }

@@ -386,7 +386,7 @@ static void measure_sampling(int32_t n, float temperature, float top_p, const ch
                                      .seed = (uint64_t)i,
                                      .repetition_penalty = 1,
                                      .n_logprobs = -1,
-                                     .prev_sample = -1};
+                                     .mask_first = -1};
     }
     pick[n] = n;
     double best = 1e9;

@@ -91,7 +91,7 @@ static struct sample_row row_of(int32_t i, float temperature)
                                .n_logprobs = -1,
                                .seed = (uint64_t)i,
                                .position = i,
-                               .prev_sample = -1};
+                               .mask_first = -1};
 }
 
 static void decode(int32_t n, int32_t context, float temperature)

@@ -202,37 +202,53 @@ static int read_context(const struct oracle *o, const struct batch *b, int32_t l
     return 0;
 }
 
-/* Penalties, bias and allowed ids as the batch lists them. */
-static void process(const struct oracle *o, const struct batch *b, const struct sample_row *r, const float *raw,
-                    float *logit)
+static bool right_row(const struct oracle *o, const struct batch *b, const struct sample_row *r)
 {
-    int32_t vocab = o->base.info.vocab, n_output[TOY_MAX_VOCAB] = {0};
-    bool in_prompt[TOY_MAX_VOCAB] = {0}, allowed[TOY_MAX_VOCAB] = {0};
-    for (int32_t i = r->counts_first; i < r->counts_first + r->n_counts; i++) {
-        n_output[b->token_count[i].token] += b->token_count[i].n_output;
-        in_prompt[b->token_count[i].token] = b->token_count[i].in_prompt;
-    }
-    int32_t before = r->prev_sample >= 0 ? drawn_before(o, b, r->prev_sample) : -1;
-    if (before >= 0)
-        n_output[before]++;
-    for (int32_t i = r->allowed_first; i < r->allowed_first + r->n_allowed; i++)
-        allowed[b->allowed_token[i]] = true;
-    for (int32_t t = 0; t < vocab; t++)
-        logit[t] = r->n_allowed > 0 && !allowed[t]
-                       ? -INFINITY
-                       : toy_penalise(raw[t], n_output[t], in_prompt[t], r->presence_penalty, r->frequency_penalty,
-                                      r->repetition_penalty);
-    for (int32_t i = r->bias_first; i < r->bias_first + r->n_bias; i++)
-        logit[b->token_bias[i].token] += b->token_bias[i].bias;
+    int32_t words = mask_words(o->base.info.vocab);
+    bool mask = r->mask_first == -1 || (r->mask_first >= 0 && r->mask_first <= b->n_mask_word - words);
+    return mask && r->row >= 0 && r->row < o->base.info.max_num_seqs && r->position >= 0 &&
+           r->position <= o->base.info.max_len && r->bias_first >= 0 && r->n_bias <= b->n_token_bias - r->bias_first;
 }
 
-static void draw(const struct oracle *o, const struct batch *b, const struct sample_row *r, const float *raw,
-                 struct answer *a, int32_t i)
+/* Penalties by the tokens that the row's table leads to, bias and mask as the batch has them. */
+static int process(const struct oracle *o, const struct batch *b, const struct sample_row *r, const float *raw,
+                   float *logit, struct err *e)
+{
+    int32_t vocab = o->base.info.vocab, n_output[TOY_MAX_VOCAB] = {0};
+    bool in_prompt[TOY_MAX_VOCAB] = {0}, biased[TOY_MAX_VOCAB] = {0};
+    if (!right_row(o, b, r))
+        REFUSE("a sampling row is out of range");
+    for (int32_t p = 0; p < r->position; p++) {
+        const struct cell *cell = cell_at(o, r->row, p);
+        if (!cell || cell->token < 0 || cell->token >= vocab)
+            REFUSE("the penalties find no token at position %d", p);
+        n_output[cell->token] += p >= r->n_prompt;
+        in_prompt[cell->token] = in_prompt[cell->token] || p < r->n_prompt;
+    }
+    for (int32_t t = 0; t < vocab; t++)
+        logit[t] = toy_penalise(raw[t], n_output[t], in_prompt[t], r->presence_penalty, r->frequency_penalty,
+                                r->repetition_penalty);
+    for (int32_t i = r->bias_first; i < r->bias_first + r->n_bias; i++) {
+        const struct token_bias *k = &b->token_bias[i];
+        if (k->token < 0 || k->token >= vocab || biased[k->token])
+            REFUSE("a bias is out of range, or one of two for the same id");
+        biased[k->token] = true;
+        logit[k->token] += k->bias;
+    }
+    for (int32_t t = 0; t < vocab && r->mask_first >= 0; t++)
+        if (!(b->mask_word[r->mask_first + t / 32] >> t % 32 & 1))
+            logit[t] = -INFINITY;
+    return 0;
+}
+
+static int draw(const struct oracle *o, const struct batch *b, const struct sample_row *r, const float *raw,
+                struct answer *a, int32_t i, struct err *e)
 {
     int32_t vocab = o->base.info.vocab;
     int32_t *top = a->top + (int64_t)i * o->stride;
     float *top_logprob = a->top_logprob + (int64_t)i * o->stride, logit[TOY_MAX_VOCAB];
-    process(o, b, r, raw, logit);
+    if (process(o, b, r, raw, logit, e) < 0)
+        return ERR_DEVICE;
     if (r->n_logprobs > 0)
         toy_top(raw, vocab, r->n_logprobs, top, top_logprob);
     if (r->kind == SAMPLE_SCORE) {
@@ -251,6 +267,7 @@ static void draw(const struct oracle *o, const struct batch *b, const struct sam
     a->logprob[i] = a->token[i] >= 0 ? raw[a->token[i]] : 0;
     if (o->fail_at > 0 && b->step >= o->fail_at)
         a->token[i] = TOKEN_NO_NUMBER;
+    return 0;
 }
 
 static int sample(struct oracle *o, const struct batch *b, struct answer *a, struct err *e)
@@ -268,7 +285,8 @@ static int sample(struct oracle *o, const struct batch *b, struct answer *a, str
                 return ERR_DEVICE;
             toy_logprobs(h, o->base.info.vocab, raw);
         }
-        draw(o, b, r, raw, a, i);
+        if (draw(o, b, r, raw, a, i, e) < 0)
+            return ERR_DEVICE;
     }
     if (l != b->n_logits - 1)
         REFUSE("a logits row is read by no sampling row");

@@ -67,8 +67,10 @@ static void next_logits(const struct scenario *s, const struct sim_request *r, c
         bool in_prompt = occurrences(r->prompt, r->n_prompt, t) > 0;
         logit[t] =
             toy_penalise(raw[t], occurrences(out, n_out, t), in_prompt, r->presence, r->frequency, r->repetition);
+        float bias = 0;
         for (int32_t i = 0; i < r->n_bias; i++)
-            logit[t] += r->bias[i].token == t ? r->bias[i].bias : 0;
+            bias += r->bias[i].token == t ? r->bias[i].bias : 0;
+        logit[t] += bias;
         if (banned(s, r, out, n_out, t))
             logit[t] = -INFINITY;
     }
