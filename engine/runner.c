@@ -198,6 +198,12 @@ static int32_t n_here(const struct runner *r)
     return r->share ? r->share->n_here : 1;
 }
 
+/* Rows of the output head that are computed, and drawn from, at a time. */
+static int32_t max_logits(const struct executor_info *x, bool gpu)
+{
+    return MIN(x->max_samples, gpu ? GPU_LOGITS_ROWS : CPU_LOGITS_ROWS);
+}
+
 /* Open the backend named, with the limits of its kind. */
 static int open_backend(struct runner *r, const char *name, const struct settings *s, const struct model_config *c,
                         struct err *e)
@@ -213,6 +219,8 @@ static int open_backend(struct runner *r, const char *name, const struct setting
         .max_seqs = x->max_num_seqs,
         .max_samples = x->max_samples,
         .max_blocks_per_seq = (int32_t)div_ceil(x->max_len, x->block_size),
+        .vocab = x->vocab,
+        .max_logits = max_logits(x, strcmp(name, "cpu") != 0),
         .deterministic = s->deterministic,
         .comm = r->share ? r->share->comm : NULL,
         .pipeline = r->share ? r->share->pipeline : NULL,
@@ -274,7 +282,7 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
         .dtype = runner_dtype(s, c),
         .dummy = s->load_format == LOAD_DUMMY,
         .max_tokens = x->max_num_batched_tokens,
-        .max_logits = MIN(x->max_samples, gpu ? GPU_LOGITS_ROWS : CPU_LOGITS_ROWS),
+        .max_logits = max_logits(x, gpu),
         .max_len = x->max_len,
         .rank = r->share ? r->share->at.rank : 0,
         .n_ranks = n_ranks(r),

@@ -138,6 +138,8 @@ struct backend_config {
     int32_t max_seqs;           /* table rows, and sequences of a step */
     int32_t max_samples;        /* sampling rows of a step */
     int32_t max_blocks_per_seq; /* width of a table row */
+    int32_t vocab;              /* ids of a mask, and of a row of logits; 0: not known, no masks */
+    int32_t max_logits;         /* rows of logits sampled at a time; 0: not known, room for them is made when met */
     bool deterministic;
     struct comm *comm;         /* the other ranks that share each layer; NULL: there are none */
     struct pipeline *pipeline; /* the stages that hold other layers; NULL: there are none */

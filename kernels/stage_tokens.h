@@ -1,4 +1,4 @@
-/* The tokens of the step before, which a step's token_src and prev_sample name, where a step comes in parts and, with a pipeline,
+/* The tokens of the step before, which a step's token_src names, where a step comes in parts and, with a pipeline,
  * tokens are drawn by another process. For backends; one thread. */
 #ifndef QUIRE_KERNELS_STAGE_TOKENS_H
 #define QUIRE_KERNELS_STAGE_TOKENS_H

@@ -23,7 +23,7 @@
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/isa.h"
 
-enum { RIG_TOKENS = 640, RIG_SEQS = 32, RIG_SAMPLES = 256, RIG_BLOCKS_PER_SEQ = 160 };
+enum { RIG_TOKENS = 640, RIG_SEQS = 32, RIG_SAMPLES = 256, RIG_BLOCKS_PER_SEQ = 160, RIG_VOCAB = 1 << 19 };
 
 /* ThreadSanitizer looks for races, which do not hang on sizes, and makes a memory access some twenty times slower: under it
  * steps are shorter, shapes are tried with one type each, and the references, which one thread computes from data of its
@@ -102,6 +102,7 @@ static inline void rig_open_config(struct rig *r, bool deterministic)
                                .max_seqs = RIG_SEQS,
                                .max_samples = RIG_SAMPLES,
                                .max_blocks_per_seq = RIG_BLOCKS_PER_SEQ,
+                               .vocab = RIG_VOCAB,
                                .deterministic = deterministic};
     *r = (struct rig){.rng = 7};
     if (backend_open(&r->b, rig_device, &c, &e) < 0) {

@@ -8,11 +8,14 @@
 #include "kernels/noise.h"
 #include "tests/ops.h"
 
+enum { CONTEXT = 200, MASK_WORDS = 1 << 17 };
+
+/* The lists that rows name, and the tokens of the sequences whose rows they are, as the backend's blocks hold them. */
 struct table {
-    struct token_count count[4096];
     struct token_bias bias[4096];
-    int32_t allowed[4096];
-    int32_t n_count, n_bias, n_allowed;
+    uint32_t mask[MASK_WORDS];
+    int32_t n_bias, n_mask;
+    int32_t token[RIG_SEQS][CONTEXT];
 };
 
 static struct sample_row plain_row(int32_t logits_row)
@@ -52,12 +55,10 @@ static struct results run_sampling(struct rig *r, const float *logits, int32_t n
                       .n_samples = n,
                       .sample = row};
     if (t != NULL) {
-        b.token_count = t->count;
         b.token_bias = t->bias;
-        b.allowed_token = t->allowed;
-        b.n_token_count = t->n_count;
+        b.mask_word = t->mask;
         b.n_token_bias = t->n_bias;
-        b.n_allowed_token = t->n_allowed;
+        b.n_mask_word = t->n_mask;
     }
     rig_begin(r, &b);
     const char *least = getenv("QUIRE_TEST_ROWS");
@@ -68,6 +69,93 @@ static struct results run_sampling(struct rig *r, const float *logits, int32_t n
         r->b->ops->sample(r->b, m, first);
     }
     return rig_end(r);
+}
+
+/* ---- sequences in the backend's blocks ---- */
+
+/* A cache of one small layer: its blocks are there for the tokens' ids. */
+static void open_cached(struct rig *r, int32_t block_size, int32_t n_blocks, int32_t n_host_blocks)
+{
+    struct err e = {0};
+    struct kv_layout kv;
+    rig_open(r);
+    kv_layout_init(&kv, block_size, 1, 1, 16, act_of(r, DTYPE_BF16));
+    if (r->b->ops->kv_create(r->b, &kv, n_blocks, n_host_blocks, &e) < 0) {
+        fail_msg("%s", e.text);
+    }
+}
+
+/* What a step does with the blocks besides. */
+struct moves {
+    const struct block_copy *out, *in, *copy;
+    int32_t n_out, n_in, n_copy;
+};
+
+/* A step that writes tokens [first, first + n) of the sequence in table row `row`, whose blocks are `block`. */
+static void write_piece(struct rig *r, int32_t row, const int32_t *block, int32_t block_size, const int32_t *token,
+                        int32_t first, int32_t n, const struct moves *m)
+{
+    static const struct moves none;
+    int32_t position[RIG_TOKENS], slot[RIG_TOKENS], q_start[2] = {0, n}, len = first + n, zero = 0;
+    m = m != NULL ? m : &none;
+    for (int32_t i = 0; i < n; i++) {
+        position[i] = first + i;
+        slot[i] = block[(first + i) / block_size] * block_size + (first + i) % block_size;
+    }
+    struct table_update u = {.row = row, .count = (int32_t)div_ceil(len, block_size)};
+    struct batch b = {.swap_out = m->out,
+                      .n_swap_out = m->n_out,
+                      .swap_in = m->in,
+                      .n_swap_in = m->n_in,
+                      .copy = m->copy,
+                      .n_copy = m->n_copy,
+                      .table_update = &u,
+                      .n_table_update = 1,
+                      .table_block = block,
+                      .n_table_block = u.count,
+                      .n_tokens = n,
+                      .token = token + first,
+                      .position = position,
+                      .slot = slot,
+                      .n_seqs = 1,
+                      .n_decode = n == 1,
+                      .q_start = q_start,
+                      .kv_len = &len,
+                      .row = &row,
+                      .lcp_blocks = &zero};
+    rig_begin(r, &b);
+    rig_end(r);
+}
+
+static void write_sequence(struct rig *r, int32_t row, const int32_t *block, int32_t block_size, const int32_t *token,
+                           int32_t n)
+{
+    for (int32_t first = 0; first < n; first += RIG_TOKENS) {
+        write_piece(r, row, block, block_size, token, first, MIN(n - first, RIG_TOKENS), NULL);
+    }
+}
+
+enum { CONTEXT_BLOCK = 16, CONTEXT_BLOCKS = (CONTEXT + CONTEXT_BLOCK - 1) / CONTEXT_BLOCK };
+
+static void open_contexts(struct rig *r)
+{
+    open_cached(r, CONTEXT_BLOCK, RIG_SEQS * CONTEXT_BLOCKS, 0);
+}
+
+/* Sequences of any ids, most of them of few, in all table rows. */
+static void random_contexts(struct rig *r, struct table *t, int32_t vocab)
+{
+    for (int32_t row = 0; row < RIG_SEQS; row++) {
+        int32_t block[CONTEXT_BLOCKS];
+        for (int32_t i = 0; i < CONTEXT_BLOCKS; i++) {
+            block[i] = i * RIG_SEQS + row; /* of no sequence two behind one another */
+        }
+        for (int32_t i = 0; i < CONTEXT; i++) {
+            t->token[row][i] = rig_below(r, rig_below(r, 3) > 0 ? MIN(vocab, 12) : vocab);
+        }
+        write_sequence(r, row, block, CONTEXT_BLOCK, t->token[row], CONTEXT);
+    }
+    t->n_bias = t->n_mask = 0;
 }
 
 /* ---- the reference: processed logits, sort, cut, draw ---- */
@@ -85,31 +173,45 @@ static int better_first(const void *a, const void *b)
     return x->z != y->z ? (x->z < y->z ? 1 : -1) : (x->token > y->token) - (x->token < y->token);
 }
 
-static void process_reference(float *l, int32_t vocab, const struct sample_row *s, const struct table *t, int32_t prev)
+/* Penalties by the tokens of a sequence. */
+static void penalise_reference(float *l, int32_t vocab, const struct sample_row *s, const int32_t *token)
 {
+    int32_t *n_output = rig_alloc((size_t)vocab * sizeof(*n_output));
+    bool *seen = rig_alloc((size_t)vocab * sizeof(*seen));
+    for (int32_t i = 0; i < s->position; i++) {
+        n_output[token[i]] += i >= s->n_prompt;
+        seen[token[i]] = true;
+    }
     for (int32_t v = 0; v < vocab; v++) {
-        int32_t n = v == prev;
-        bool seen = v == prev;
-        for (int32_t i = 0; i < s->n_counts; i++) {
-            const struct token_count *k = &t->count[s->counts_first + i];
-            n += k->token == v ? k->n_output : 0;
-            seen = seen || (k->token == v && (k->n_output > 0 || k->in_prompt));
-        }
-        if (seen) {
+        if (seen[v] && s->repetition_penalty != 1) {
             l[v] = l[v] > 0 ? l[v] / s->repetition_penalty : l[v] * s->repetition_penalty;
         }
-        if (n > 0) {
-            l[v] -= s->frequency_penalty * (float)n;
+        if (n_output[v] > 0) {
+            l[v] -= s->frequency_penalty * (float)n_output[v];
             l[v] -= s->presence_penalty;
         }
-        bool allowed = s->n_allowed == 0;
-        for (int32_t i = 0; i < s->n_bias; i++) {
-            l[v] += t->bias[s->bias_first + i].token == v ? t->bias[s->bias_first + i].bias : 0;
+    }
+    free(n_output);
+    free(seen);
+}
+
+static bool wants_penalties(const struct sample_row *s)
+{
+    return s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
+}
+
+static void process_reference(float *l, int32_t vocab, const struct sample_row *s, const struct table *t)
+{
+    if (wants_penalties(s)) {
+        penalise_reference(l, vocab, s, t->token[s->row]);
+    }
+    for (int32_t i = s->bias_first; i < s->bias_first + s->n_bias; i++) {
+        l[t->bias[i].token] += t->bias[i].bias;
+    }
+    for (int32_t v = 0; v < vocab && s->mask_first >= 0; v++) {
+        if ((t->mask[s->mask_first + v / 32] >> v % 32 & 1) == 0) {
+            l[v] = -INFINITY;
         }
-        for (int32_t i = 0; i < s->n_allowed; i++) {
-            allowed = allowed || t->allowed[s->allowed_first + i] == v;
-        }
-        l[v] = allowed ? l[v] : -INFINITY;
     }
 }
 
@@ -224,11 +326,9 @@ static void random_lists(struct rig *r, struct sample_row *s, struct table *t, i
         s->repetition_penalty = rig_below(r, 2) == 0 ? 1.0f : 1.3f;
         s->presence_penalty = rig_below(r, 2) == 0 ? 0 : rig_uniform(r) * 2;
         s->frequency_penalty = rig_below(r, 2) == 0 ? 0 : rig_uniform(r) * 2;
-        s->counts_first = t->n_count;
-        for (int32_t v = rig_below(r, 5); v < vocab && s->n_counts < 12; v += 1 + rig_below(r, 9)) {
-            t->count[t->n_count++] = (struct token_count){v, rig_below(r, 3), rig_below(r, 2)};
-            s->n_counts++;
-        }
+        s->row = rig_below(r, RIG_SEQS);
+        s->n_prompt = rig_below(r, CONTEXT);
+        s->position = s->n_prompt + rig_below(r, CONTEXT + 1 - s->n_prompt);
     }
     if (rig_below(r, 3) == 0) {
         s->bias_first = t->n_bias;
@@ -238,10 +338,13 @@ static void random_lists(struct rig *r, struct sample_row *s, struct table *t, i
         }
     }
     if (rig_below(r, 4) == 0) {
-        s->allowed_first = t->n_allowed;
-        for (int32_t v = rig_below(r, 5); v < vocab && s->n_allowed < 20; v += 1 + rig_below(r, 9)) {
-            t->allowed[t->n_allowed++] = v;
-            s->n_allowed++;
+        int32_t every = rig_below(r, 2) == 0 ? 2 : MAX(vocab / 20, 2);
+        s->mask_first = t->n_mask;
+        t->n_mask += mask_words(vocab);
+        assert_true(t->n_mask <= MASK_WORDS);
+        memset(t->mask + s->mask_first, 0, (size_t)mask_words(vocab) * sizeof(*t->mask));
+        for (int32_t v = rig_below(r, MIN(vocab, 5)); v < vocab; v += 1 + rig_below(r, every)) {
+            t->mask[s->mask_first + v / 32] |= 1u << v % 32;
         }
     }
 }
@@ -269,14 +372,14 @@ static void every_row_draws_what_a_full_sort_draws(void **state)
     (void)state;
     static const int32_t vocab_of[] = {1, 7, 64, 1000, 5003, 49152};
     struct rig r;
-    rig_open(&r);
+    open_contexts(&r);
     struct table *t = rig_alloc(sizeof(*t));
     for (int32_t round = 0; round < (rig_small() ? 5 : 24); round++) { /* small: not the widest */
         enum { ROWS = 10 };
         int32_t vocab = rig_small() ? MIN(vocab_of[round % 6], 2003) : vocab_of[round % 6];
         float *logits = rig_alloc((size_t)ROWS * (size_t)vocab * sizeof(*logits));
         struct sample_row row[2 * ROWS];
-        t->n_count = t->n_bias = t->n_allowed = 0;
+        random_contexts(&r, t, vocab);
         for (int32_t i = 0; i < 2 * ROWS; i++) { /* two samples a logits row */
             if (i % 2 == 0) {
                 random_logits(&r, logits + (int64_t)(i / 2) * vocab, vocab);
@@ -288,7 +391,7 @@ static void every_row_draws_what_a_full_sort_draws(void **state)
             const float *raw = logits + (int64_t)(i / 2) * vocab;
             float *l = rig_alloc((size_t)vocab * sizeof(*l));
             memcpy(l, raw, (size_t)vocab * sizeof(*l));
-            process_reference(l, vocab, &row[i], t, -1);
+            process_reference(l, vocab, &row[i], t);
             int32_t want = draw_reference(l, vocab, &row[i]);
             assert_int_equal(res.token[i], want < 0 ? TOKEN_NONE_ALLOWED : want);
             if (want >= 0) {
@@ -310,12 +413,12 @@ static void rows_of_every_number_draw_what_a_full_sort_draws(void **state)
     enum { VOCAB = 700, MOST = 150 };
     static const int32_t rows_of[] = {33, 60, 130, MOST};
     struct rig r;
-    rig_open(&r);
+    open_contexts(&r);
     struct table *t = rig_alloc(sizeof(*t));
     float *logits = rig_alloc((size_t)MOST * VOCAB * sizeof(*logits));
     struct sample_row row[MOST];
     for (size_t k = 0; k < ARRAY_LEN(rows_of); k++) {
-        t->n_count = t->n_bias = t->n_allowed = 0;
+        random_contexts(&r, t, VOCAB);
         int32_t n = 0, every = rig_small() ? rows_of[k] / 3 : 1; /* small: most rows are sampled by nobody */
         for (int32_t i = 0; i < rows_of[k]; i++) {
             random_logits(&r, logits + (int64_t)i * VOCAB, VOCAB);
@@ -328,7 +431,7 @@ static void rows_of_every_number_draw_what_a_full_sort_draws(void **state)
             const float *raw = logits + (int64_t)row[i].logits_row * VOCAB;
             float l[VOCAB];
             memcpy(l, raw, sizeof(l));
-            process_reference(l, VOCAB, &row[i], t, -1);
+            process_reference(l, VOCAB, &row[i], t);
             assert_int_equal(res.token[i], draw_reference(l, VOCAB, &row[i]));
             check_top(&res, i, raw, VOCAB, row[i].n_logprobs);
         }
@@ -345,7 +448,7 @@ static void wide_rows_draw_what_a_full_sort_draws(void **state)
     enum { SAMPLES = 4 };
     static const int32_t vocab_of[] = {128256, 500003};
     struct rig r;
-    rig_open(&r);
+    open_contexts(&r);
     struct table *t = rig_alloc(sizeof(*t));
     for (size_t w = 0; w < (rig_small() ? 1 : ARRAY_LEN(vocab_of)); w++) {
         int32_t vocab = rig_small() ? 3001 : vocab_of[w];
@@ -353,7 +456,7 @@ static void wide_rows_draw_what_a_full_sort_draws(void **state)
         float *l = rig_alloc((size_t)vocab * sizeof(*l));
         struct sample_row row[SAMPLES];
         random_logits(&r, logits, vocab);
-        t->n_count = t->n_bias = t->n_allowed = 0;
+        random_contexts(&r, t, vocab);
         for (int32_t i = 0; i < SAMPLES; i++) {
             row[i] = random_row(&r, 0, t, vocab);
             row[i].temperature = 0.8f;
@@ -364,7 +467,7 @@ static void wide_rows_draw_what_a_full_sort_draws(void **state)
         struct results res = run_sampling(&r, logits, 1, vocab, row, SAMPLES, t, 1);
         for (int32_t i = 0; i < SAMPLES; i++) {
             memcpy(l, logits, (size_t)vocab * sizeof(*l));
-            process_reference(l, vocab, &row[i], t, -1);
+            process_reference(l, vocab, &row[i], t);
             assert_int_equal(res.token[i], draw_reference(l, vocab, &row[i]));
             check_top(&res, i, logits, vocab, row[i].n_logprobs);
         }
@@ -381,21 +484,23 @@ static void rows_that_share_lists_keep_their_own_logits(void **state)
     (void)state;
     enum { ROWS = 96, VOCAB = 5000, LISTED = 40 };
     struct rig r;
-    rig_open(&r);
+    open_contexts(&r);
     struct table *t = rig_alloc(sizeof(*t));
     float *logits = rig_alloc((size_t)ROWS * VOCAB * sizeof(*logits));
     struct sample_row row[ROWS];
-    t->n_count = t->n_bias = t->n_allowed = 0;
+    random_contexts(&r, t, VOCAB);
     for (int32_t k = 0; k < LISTED; k++) {
-        t->count[t->n_count++] = (struct token_count){k * 7, 1, 1};
+        t->token[0][k] = k * 7;
         t->bias[t->n_bias++] = (struct token_bias){k * 7, 30};
     }
+    int32_t block[CONTEXT_BLOCKS] = {2, 0, 1};
+    write_sequence(&r, 0, block, CONTEXT_BLOCK, t->token[0], LISTED);
     for (int32_t i = 0; i < ROWS; i++) {
         random_logits(&r, logits + (int64_t)i * VOCAB, VOCAB);
         row[i] = plain_row(i);
         row[i].temperature = 0;
         row[i].frequency_penalty = 0.5f;
-        row[i].n_counts = LISTED;
+        row[i].position = LISTED;
         row[i].n_bias = LISTED;
     }
     struct results res = run_sampling(&r, logits, ROWS, VOCAB, row, ROWS, t, ROWS);
@@ -415,13 +520,13 @@ static void candidates_are_the_best_processed_tokens(void **state)
     enum { ROWS = 6 };
     static const int32_t vocab_of[] = {3, 300, 20000};
     struct rig r;
-    rig_open(&r);
+    open_contexts(&r);
     struct table *t = rig_alloc(sizeof(*t));
     for (int32_t round = 0; round < (rig_small() ? 2 : 9); round++) {
         int32_t vocab = vocab_of[round % 3];
         float *logits = rig_alloc((size_t)ROWS * (size_t)vocab * sizeof(*logits));
         struct sample_row row[ROWS];
-        t->n_count = t->n_bias = t->n_allowed = 0;
+        random_contexts(&r, t, vocab);
         for (int32_t i = 0; i < ROWS; i++) {
             random_logits(&r, logits + (int64_t)i * vocab, vocab);
             row[i] = random_row(&r, i, t, vocab);
@@ -433,7 +538,7 @@ static void candidates_are_the_best_processed_tokens(void **state)
         struct results res = run_sampling(&r, logits, ROWS, vocab, row, ROWS, t, ROWS);
         for (int32_t i = 0; i < ROWS; i++) {
             float *l = logits + (int64_t)i * vocab;
-            process_reference(l, vocab, &row[i], t, -1);
+            process_reference(l, vocab, &row[i], t);
             check_top(&res, i, l, vocab, row[i].n_candidates);
             assert_int_equal(res.token[i], res.top_token[(int64_t)i * res.top_stride]);
         }
@@ -586,7 +691,10 @@ static void the_step_before_is_looked_up_on_the_device(void **state)
     (void)state;
     enum { VOCAB = 50, WIDTH = 16 };
     struct rig r;
-    rig_open(&r);
+    open_contexts(&r);
+    static const int32_t known[2][2] = {{5, 31}, {5}};
+    write_sequence(&r, 0, &(int32_t){3}, CONTEXT_BLOCK, known[0], 2);
+    write_sequence(&r, 1, &(int32_t){4}, CONTEXT_BLOCK, known[1], 1);
     float logits[2 * VOCAB] = {0};
     logits[VOCAB + 31] = 9;
     logits[VOCAB + 8] = 7;
@@ -596,28 +704,25 @@ static void the_step_before_is_looked_up_on_the_device(void **state)
     struct results res = run_sampling(&r, logits, 2, VOCAB, row, 2, NULL, 2);
     assert_int_equal(res.token[1], 31);
 
-    enum dtype at = act_of(&r, DTYPE_BF16);
+    enum dtype act = act_of(&r, DTYPE_BF16);
     float *table = rig_floats(&r, VOCAB * WIDTH, 1, DTYPE_BF16);
     struct mat w = rig_weight(&r, WEIGHT_EMBEDDING, DTYPE_BF16, VOCAB, WIDTH, table);
-    struct mat out = rig_mat(&r, 2, WIDTH, at, NULL);
-    struct table *t = rig_alloc(sizeof(*t));
-    t->count[0] = (struct token_count){31, 1, 0};
-    t->n_count = 1;
-    struct sample_row next[3] = {plain_row(0), plain_row(1), plain_row(1)};
-    for (int i = 0; i < 3; i++) {
+    struct mat out = rig_mat(&r, 2, WIDTH, act, NULL);
+    struct sample_row next[4] = {plain_row(0), plain_row(1), plain_row(1), plain_row(1)};
+    for (int i = 0; i < 4; i++) {
         next[i].temperature = 0;
         next[i].frequency_penalty = 1.2f; /* 31: 9 - 1.2 beats 7, 9 - 2.4 does not */
+        next[i].n_prompt = 1;
+        next[i].position = 2 + (i == 2);
+        next[i].row = i < 2;
     }
-    next[1].n_counts = 1;
-    next[2].n_counts = 1;
-    next[2].prev_sample = 1;
-    int32_t zero[2] = {0}, src[2] = {1, 0}, minus[2] = {-1, -1}, q_start[3] = {0, 1, 2}, len[2] = {1, 1},
-            pick[2] = {0, 1};
+    int32_t zero[2] = {0}, src[2] = {1, 0}, minus[2] = {-1, -1}, q_start[3] = {0, 1, 2}, len[2] = {3, 2},
+            pick[2] = {0, 1}, at[2] = {3 * CONTEXT_BLOCK + 2, 4 * CONTEXT_BLOCK + 1}, position[2] = {2, 1};
     struct batch b = {.n_tokens = 2,
                       .token = minus,
                       .token_src = src,
-                      .position = zero,
-                      .slot = minus,
+                      .position = position,
+                      .slot = at,
                       .n_seqs = 2,
                       .n_decode = 2,
                       .q_start = q_start,
@@ -626,10 +731,8 @@ static void the_step_before_is_looked_up_on_the_device(void **state)
                       .lcp_blocks = zero,
                       .n_logits = 2,
                       .logits_token = pick,
-                      .n_samples = 3,
-                      .sample = next,
-                      .token_count = t->count,
-                      .n_token_count = 1};
+                      .n_samples = 4,
+                      .sample = next};
     rig_begin(&r, &b);
     r.b->ops->embed(r.b, out, w, 1);
     float *got = rig_download(&r, out);
@@ -640,8 +743,233 @@ static void the_step_before_is_looked_up_on_the_device(void **state)
     assert_int_equal(res.token[0], 12);
     assert_int_equal(res.token[1], 31);
     assert_int_equal(res.token[2], 8);
+    assert_int_equal(res.token[3], 31);
     free(got);
     free(table);
+    rig_close(&r);
+}
+
+/* Whether the processed logits of rows that look at a level row say that each counts exactly `token`. */
+static void check_counts(struct rig *r, int32_t row, const int32_t *token, int32_t n, int32_t n_prompt)
+{
+    enum { VOCAB = 90 };
+    float logits[VOCAB];
+    struct sample_row s = plain_row(0);
+    s.kind = SAMPLE_CANDIDATES;
+    s.n_candidates = VOCAB;
+    s.frequency_penalty = 0.5f;
+    s.presence_penalty = 0.125f;
+    s.repetition_penalty = 1.25f;
+    s.row = row;
+    s.position = n;
+    s.n_prompt = n_prompt;
+    for (int32_t v = 0; v < VOCAB; v++) {
+        logits[v] = 3 + (float)v / 64;
+    }
+    struct results res = run_sampling(r, logits, 1, VOCAB, &s, 1, NULL, 1);
+    penalise_reference(logits, VOCAB, &s, token);
+    check_top(&res, 0, logits, VOCAB, VOCAB);
+}
+
+/* Copied with their blocks, swapped out and in, shared, and overwritten: a sequence's tokens are those in its blocks. */
+static void tokens_go_where_their_blocks_go(void **state)
+{
+    (void)state;
+    static const int32_t sizes[] = {1, 3, 8, 16, 100};
+    for (size_t k = 0; k < ARRAY_LEN(sizes); k++) {
+        enum { N = 150, MOST = 160 };
+        int32_t size = sizes[k], n_blocks = (int32_t)div_ceil(N, size), fork[N], token[N], block[MOST], other[MOST];
+        struct rig r;
+        open_cached(&r, size, 4 * MOST, MOST);
+        for (int32_t i = 0; i < MOST; i++) {
+            block[i] = other[i] = 2 * i + 1;
+        }
+        for (int32_t i = 0; i < N; i++) {
+            token[i] = rig_below(&r, 30);
+        }
+        write_sequence(&r, 5, block, size, token, N - 1);
+        check_counts(&r, 5, token, N - 1, 40);
+        check_counts(&r, 5, token, 17, 40);
+
+        memcpy(fork, token, sizeof(fork)); /* a fork: the last block is its own */
+        fork[N - 1] = 70;
+        token[N - 1] = 71;
+        other[n_blocks - 1] = 3 * MOST;
+        struct block_copy copy = {block[n_blocks - 1], 3 * MOST};
+        write_piece(&r, 6, other, size, fork, N - 1, 1, &(struct moves){.copy = &copy, .n_copy = 1});
+        write_piece(&r, 5, block, size, token, N - 1, 1, NULL);
+        check_counts(&r, 5, token, N, 40);
+        check_counts(&r, 6, fork, N, 40);
+
+        struct block_copy out[MOST], in[MOST]; /* to the host, overwritten, and back to other blocks */
+        int32_t third[N], back[MOST];
+        for (int32_t i = 0; i < n_blocks; i++) {
+            out[i] = (struct block_copy){other[i], n_blocks - 1 - i};
+            in[i] = (struct block_copy){n_blocks - 1 - i, 2 * i};
+            back[i] = 2 * i;
+        }
+        for (int32_t i = 0; i < N; i++) {
+            third[i] = 80 + i % 5;
+        }
+        write_piece(&r, 7, other, size, third, 0, N - 1, &(struct moves){.out = out, .n_out = n_blocks});
+        check_counts(&r, 7, third, N - 1, 3);
+        write_piece(&r, 7, back, size, fork, N - 1, 1, &(struct moves){.in = in, .n_in = n_blocks});
+        check_counts(&r, 7, fork, N, 40);
+        check_counts(&r, 6, third, N - 1, 3); /* its blocks hold what the third wrote there */
+        rig_close(&r);
+    }
+}
+
+/* The counts of long sequences, of wide vocabularies, do not fit into a GPU block's shared memory at once. */
+static void long_contexts_are_counted_whole(void **state)
+{
+    (void)state;
+    enum { BLOCK = 64, MOST = 150 };
+    static const int32_t rows_of[] = {1, 5, 40, MOST};
+    const int32_t vocab = rig_small() ? 5003 : 151936, len = rig_small() ? 900 : 64 * RIG_BLOCKS_PER_SEQ;
+    const int32_t per = (int32_t)div_ceil(len, BLOCK);
+    struct rig r;
+    open_cached(&r, BLOCK, 3 * per, 0);
+    int32_t *token = rig_alloc(3 * (size_t)len * sizeof(*token)), *block = rig_alloc((size_t)per * sizeof(*block));
+    for (int32_t q = 0; q < 3; q++) {
+        for (int32_t i = 0; i < per; i++) {
+            block[i] = i * 3 + (q + i) % 3;
+        }
+        for (int32_t i = 0; i < len; i++) {
+            token[q * len + i] = q == 0 ? 77 : q == 1 ? (i * 31) % vocab : rig_below(&r, vocab);
+        }
+        write_sequence(&r, 3 * q, block, BLOCK, token + (int64_t)q * len, len);
+    }
+    float *logits = rig_alloc((size_t)MOST * (size_t)vocab * sizeof(*logits));
+    float *l = rig_alloc((size_t)vocab * sizeof(*l));
+    struct sample_row row[MOST];
+    for (size_t k = 0; k < ARRAY_LEN(rows_of); k++) {
+        int32_t n = 0, every = MAX(rows_of[k] / 5, 1);
+        for (int32_t i = 0; i < rows_of[k]; i += every) {
+            random_logits(&r, logits + (int64_t)i * vocab, vocab);
+            row[n] = plain_row(i);
+            row[n].temperature = n % 2 == 0 ? 0 : 0.9f;
+            row[n].top_p = n % 3 == 1 ? 0.9f : 1;
+            row[n].row = 3 * (n % 3);
+            row[n].position = n == 4 ? len : rig_below(&r, len + 1);
+            row[n].n_prompt = rig_below(&r, row[n].position + 1);
+            row[n].frequency_penalty = 0.03f;
+            row[n].presence_penalty = 0.4f;
+            row[n].repetition_penalty = n % 2 == 0 ? 1.1f : 1;
+            row[n++].n_logprobs = 5;
+        }
+        struct results res = run_sampling(&r, logits, rows_of[k], vocab, row, n, NULL, rows_of[k]);
+        for (int32_t i = 0; i < n; i++) {
+            const float *raw = logits + (int64_t)row[i].logits_row * vocab;
+            memcpy(l, raw, (size_t)vocab * sizeof(*l));
+            penalise_reference(l, vocab, &row[i], token + (int64_t)(row[i].row / 3) * len);
+            assert_int_equal(res.token[i], draw_reference(l, vocab, &row[i]));
+            check_top(&res, i, raw, vocab, 5);
+        }
+    }
+    free(token);
+    free(block);
+    free(logits);
+    free(l);
+    rig_close(&r);
+}
+
+/* Decode steps of one size, which a GPU records and replays, asked for something else each time. */
+static void replayed_steps_ask_what_they_ask(void **state)
+{
+    (void)state;
+    enum { ROWS = 7, VOCAB = 5000, STEPS = 12 };
+    struct rig r;
+    open_contexts(&r);
+    struct table *t = rig_alloc(sizeof(*t));
+    float *logits = rig_alloc((size_t)ROWS * VOCAB * sizeof(*logits));
+    struct mat m = rig_mat(&r, 8, VOCAB, DTYPE_F32, NULL);
+    int32_t ints[ROWS + 1], minus[ROWS];
+    for (int32_t i = 0; i <= ROWS; i++) {
+        ints[i] = i;
+    }
+    memset(minus, 0xFF, sizeof(minus));
+    random_contexts(&r, t, VOCAB);
+    for (int32_t step = 0; step < STEPS; step++) {
+        struct sample_row row[ROWS];
+        t->n_bias = t->n_mask = 0;
+        for (int32_t i = 0; i < ROWS; i++) {
+            random_logits(&r, logits + (int64_t)i * VOCAB, VOCAB);
+            row[i] = step % 3 == 2 ? plain_row(i) : random_row(&r, i, t, VOCAB);
+            row[i].n_logprobs = -1;
+        }
+        struct batch b = {.n_tokens = ROWS,
+                          .token = ints,
+                          .token_src = minus,
+                          .position = ints,
+                          .slot = minus,
+                          .n_seqs = ROWS,
+                          .n_decode = ROWS,
+                          .q_start = ints,
+                          .kv_len = ints + 1,
+                          .row = ints,
+                          .lcp_blocks = (int32_t[ROWS]){0},
+                          .n_logits = ROWS,
+                          .logits_token = ints,
+                          .n_samples = ROWS,
+                          .sample = row,
+                          .token_bias = t->bias,
+                          .mask_word = t->mask,
+                          .n_token_bias = t->n_bias,
+                          .n_mask_word = t->n_mask};
+        rig_upload(&r, mat_rows(m, 0, ROWS), logits);
+        rig_begin(&r, &b);
+        if (r.b->ops->replay == NULL || !r.b->ops->replay(r.b, &b)) {
+            r.b->ops->sample(r.b, mat_rows(m, 0, ROWS), 0);
+        }
+        struct results res = rig_end(&r);
+        for (int32_t i = 0; i < ROWS; i++) {
+            float l[VOCAB];
+            memcpy(l, logits + (int64_t)i * VOCAB, sizeof(l));
+            process_reference(l, VOCAB, &row[i], t);
+            assert_int_equal(res.token[i], draw_reference(l, VOCAB, &row[i]));
+        }
+    }
+    free(logits);
+    free(t);
+    rig_close(&r);
+}
+
+/* As many samples of one row as it likes, changed and unchanged ones in turn: each sees the row as it came. */
+static void samples_of_one_row_leave_it_as_it_was(void **state)
+{
+    (void)state;
+    enum { SAMPLES = 24 };
+    static const int32_t vocab_of[] = {700, 49152, 200003};
+    struct rig r;
+    open_contexts(&r);
+    struct table *t = rig_alloc(sizeof(*t));
+    for (size_t w = 0; w < (rig_small() ? 1 : ARRAY_LEN(vocab_of)); w++) {
+        int32_t vocab = vocab_of[w];
+        float *logits = rig_alloc((size_t)vocab * sizeof(*logits)), *l = rig_alloc((size_t)vocab * sizeof(*l));
+        struct sample_row row[SAMPLES];
+        random_contexts(&r, t, vocab);
+        random_logits(&r, logits, vocab);
+        for (int32_t i = 0; i < SAMPLES; i++) {
+            row[i] = i % 4 == 3 ? plain_row(0) : random_row(&r, 0, t, vocab);
+            row[i].kind = i % 6 == 5 ? SAMPLE_CANDIDATES : SAMPLE_TOKEN;
+            row[i].n_candidates = row[i].kind == SAMPLE_CANDIDATES ? 9 : 0;
+            row[i].n_logprobs = i % 5 == 0 ? 4 : row[i].n_logprobs;
+        }
+        struct results res = run_sampling(&r, logits, 1, vocab, row, SAMPLES, t, 1);
+        for (int32_t i = 0; i < SAMPLES; i++) {
+            memcpy(l, logits, (size_t)vocab * sizeof(*l));
+            process_reference(l, vocab, &row[i], t);
+            if (row[i].kind == SAMPLE_CANDIDATES) {
+                check_top(&res, i, l, vocab, 9);
+                continue;
+            }
+            assert_int_equal(res.token[i], draw_reference(l, vocab, &row[i]));
+            check_top(&res, i, logits, vocab, row[i].n_logprobs);
+        }
+        free(logits);
+        free(l);
+    }
     free(t);
     rig_close(&r);
 }
@@ -851,6 +1179,10 @@ static int group(void)
         cmocka_unit_test(bad_logits_give_no_token),
         cmocka_unit_test(a_request_that_leaves_no_token_is_told_from_bad_logits),
         cmocka_unit_test(the_step_before_is_looked_up_on_the_device),
+        cmocka_unit_test(tokens_go_where_their_blocks_go),
+        cmocka_unit_test(long_contexts_are_counted_whole),
+        cmocka_unit_test(replayed_steps_ask_what_they_ask),
+        cmocka_unit_test(samples_of_one_row_leave_it_as_it_was),
         cmocka_unit_test(answers_are_kept_for_two_steps),
         cmocka_unit_test(draws_follow_the_distribution),
         cmocka_unit_test(draws_are_independent),

@@ -321,6 +321,9 @@ static void cuda_sample(struct backend *b, struct mat logits, int32_t first)
 {
     struct cuda_backend *c = cuda_of(b);
     cuda_start(c);
+    if (!cuda_sample_room(c, logits)) {
+        return;
+    }
     struct sample_args a = c->sample;
     a.logits = logits.data;
     a.stride = logits.stride;
@@ -328,12 +331,11 @@ static void cuda_sample(struct backend *b, struct mat logits, int32_t first)
     a.first = first;
     a.rows = cuda_rows(c, logits);
     a.greedy = c->greedy;
-    a.any_allowed = c->any_allowed;
     a.deterministic = c->config.deterministic;
-    bool ok = c->ranks != NULL ? cuda_rank_sample(c, &a) : launch_sample(&a, &c->arrays, c->stream);
-    if (!ok && cuda_usable(c)) {
-        err_set(&c->failed, ERR_UNSUPPORTED,
-                "cuda: lists of allowed tokens do not fit into shared memory with a vocabulary of %d", logits.cols);
+    if (c->ranks != NULL) {
+        cuda_rank_sample(c, &a);
+    } else {
+        launch_sample(&a, &c->arrays, c->stream);
     }
 }
 

@@ -22,12 +22,13 @@ enum {
     GRAPH_MAX_ROWS = 1024, /* larger decode steps are enqueued kernel by kernel */
     MATMUL_PLANS = 1024,   /* remembered matrix product set-ups */
     WORKSPACE_BYTES = 64 << 20,
+    STAGING_PINNED_BYTES = 4 << 20, /* of each step in flight: larger ones are rare */
 };
 
 /* The host's side of one step in flight. */
 struct cuda_step {
     uint64_t step;
-    char *staging; /* pinned, staging_cap bytes */
+    char *staging; /* pinned, staging_pinned bytes */
     cudaEvent_t begun, done;
     bool in_flight;
     int32_t n_samples, top_stride;
@@ -89,18 +90,17 @@ struct cuda_backend {
     /* the step being built */
     struct cuda_step step[STEP_RING];
     _Atomic int64_t n_begun, n_waited; /* the pinner looks at them */
-    int64_t staging_cap;
-    char *staging_device;
+    int64_t staging_cap, staging_pinned; /* of the largest step; of what fits into a step's own buffer */
+    char *staging_device, *staging_large; /* staging_cap bytes; the latter in ordinary memory, NULL: all are pinned */
     struct step_arrays arrays;
     struct batch batch; /* counts and scalars of the step; its arrays are not the caller's any more */
     const struct step_header *header;
     struct query_tile *tile_device; /* prefill tiles inside the staging buffer */
     int32_t n_tiles, n_prefill_tokens;
-    bool in_step, started, capturing, greedy, any_allowed;
+    bool in_step, started, capturing, greedy;
     bool shorts;    /* ranks draw every sample of the step from short lists (rank_draw.c) */
     bool shared;    /* the step has runs of sequences whose shared chunks are read once */
     int32_t padded; /* rows of a decode step's graph; n_tokens when there is none */
-    int32_t n_prev_samples;
 
     /* graphs */
     struct cuda_graph *graph;
@@ -116,6 +116,7 @@ struct cuda_backend {
 
     /* sampling */
     struct sample_args sample;
+    int32_t work_rows; /* of sample.work */
 
     /* matrix products */
     cublasLtHandle_t lt;
@@ -185,6 +186,8 @@ int cuda_swap_init(struct cuda_backend *c, struct err *e);
 void cuda_swap_release(struct cuda_backend *c);
 /* The step's blocks leave and come back; what the compute stream runs next sees them in place. */
 void cuda_swap(struct cuda_backend *c, const struct batch *b);
+/* The ids of their tokens, which stay on the device, in the compute stream's order. */
+void cuda_swap_tokens(struct cuda_backend *c, const struct batch *b);
 
 /* step.c */
 int cuda_steps_init(struct cuda_backend *c, struct err *e);
@@ -193,6 +196,8 @@ int cuda_step_begin(struct backend *b, const struct batch *batch, struct err *e)
 bool cuda_replay(struct backend *b, const struct batch *batch);
 int cuda_step_end(struct backend *b, struct err *e);
 int cuda_step_wait(struct backend *b, struct results *ret, struct err *e);
+/* Work space for sampling from `logits`; there from the start where the configuration says how large. False: c->failed. */
+bool cuda_sample_room(struct cuda_backend *c, struct mat logits);
 /* How decode attention cuts n sequences whose chunks begin at start [n + 1]. Before the first attention, which tells the number of
  * query heads and makes the work space, one span does. */
 struct attn_cut cuda_attn_cut(const struct cuda_backend *c, const int32_t *start, int32_t n);
@@ -247,16 +252,16 @@ void cuda_rank_choose(struct cuda_backend *c, const struct batch *b);
 void cuda_rank_answers(struct cuda_backend *c, struct step_header *h);
 void cuda_gather_logits(struct backend *b, struct mat logits, struct mat part);
 /* launch_sample where there are ranks: every rank gets the tokens. */
-bool cuda_rank_sample(struct cuda_backend *c, struct sample_args *a);
+void cuda_rank_sample(struct cuda_backend *c, struct sample_args *a);
 
 /* stages.c: all do nothing with one stage. */
 int cuda_stages_init(struct cuda_backend *c, struct err *e);
 /* Until the neighbours are there, which are met while weights are read. */
 int cuda_stages_ready(struct cuda_backend *c, struct err *e);
 void cuda_stages_release(struct cuda_backend *c);
-/* step_begin: the tokens of the step before come to the device, from the last stage if need be. */
+/* step_begin: the tokens of the step before are on the device, from the last stage if need be. */
 int cuda_stage_begin(struct cuda_backend *c, const struct batch *b, struct err *e);
-/* step_end, when all is enqueued: what stage_send was given goes to the next stage. */
+/* step_end, when all is enqueued: what stage_send was given goes to the next stage; the last one keeps its tokens. */
 void cuda_stage_end(struct cuda_backend *c);
 /* step_wait: the part's tokens, for the step after. */
 void cuda_stage_drawn(struct cuda_backend *c, const int32_t *token);

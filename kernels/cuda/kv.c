@@ -123,6 +123,11 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
     if (data == NULL) {
         return ERR_NOMEM;
     }
+    size_t n_slots = ((size_t)n_blocks + (size_t)n_host_blocks) * (size_t)l->block_size;
+    int32_t *slot_token = cuda_alloc(c, n_slots * sizeof(*slot_token), "the tokens of the cache", e);
+    if (slot_token == NULL) {
+        return ERR_NOMEM;
+    }
     c->kv = *l;
     if (n_host_blocks > 0) {
         size_t bytes = block_bytes * (size_t)n_host_blocks;
@@ -153,7 +158,10 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
     if (rc < 0) {
         return rc;
     }
+    c->arrays.slot_token = slot_token;
+    c->arrays.block_size = l->block_size;
     cudaError_t status = cudaMemsetAsync(data, 0, block_bytes * (size_t)n_blocks, c->stream);
+    status = status == cudaSuccess ? cudaMemsetAsync(slot_token, 0, n_slots * sizeof(*slot_token), c->stream) : status;
     return status == cudaSuccess ? 0 : cuda_error(e, status, "the key/value cache");
 }
 

@@ -44,7 +44,6 @@ struct step_header {
     int32_t n_tokens, n_padded; /* rows n_tokens .. n_padded of a captured graph are padding */
     int32_t n_seqs, n_decode;
     int32_t n_logits, n_samples;
-    int32_t n_prev; /* samples of the step before */
     int32_t n_table_update;
     int32_t n_windows;
     int32_t top_stride;
@@ -58,8 +57,7 @@ struct step_header {
     int32_t off_q_start, off_kv_len, off_row;
     int32_t off_update, off_table_block;
     int32_t off_logits_token, off_sample, off_group;
-    int32_t off_count, off_bias, off_allowed;
-    int32_t off_saved;                     /* [n_samples] of each sample's changed logits in sample_args.saved */
+    int32_t off_bias, off_mask;
     int32_t off_chunk_start;               /* [n_windows][n_decode + 1] */
     struct attn_cut cut[CUDA_MAX_WINDOWS]; /* of the decoding sequences */
     struct attn_cut shared_cut;            /* of the runs */
@@ -79,8 +77,9 @@ struct step_arrays {
     int32_t *skip;  /* [max_seqs] first chunks of a sequence that a run covers; without a window only */
     int32_t *table; /* [max_seqs, table_width] block ids */
     int32_t table_width, max_seqs;
-    int32_t *sampled;        /* [max_samples] tokens of the latest step */
-    int32_t *sampled_before; /* [max_samples] of the step before it */
+    int32_t *slot_token; /* [n_blocks + n_host_blocks][block_size] token ids, the host pool's behind; NULL: no cache */
+    int32_t block_size;
+    int32_t *sampled; /* [max_samples] tokens of the latest step */
 };
 
 /* The compute capability, times ten, for which the code that runs was compiled: a newer device
@@ -92,8 +91,12 @@ int32_t cuda_shared_limit(void);
 
 /* steps and memory (memory.cu) */
 void launch_prologue(const struct step_arrays *a, int32_t max_rows, cudaStream_t stream);
-/* All pairs (src, dst) of int32 at `pair`; block_bytes a multiple of 16. */
-void launch_block_copy(void *cache, int64_t block_bytes, const int32_t *pair, int32_t n, cudaStream_t stream);
+/* All pairs (src, dst) of int32 at `pair`, with their token ids; block_bytes a multiple of 16. */
+void launch_block_copy(const struct step_arrays *a, void *cache, int64_t block_bytes, const int32_t *pair, int32_t n,
+                       cudaStream_t stream);
+/* The token ids of such pairs alone; src counts from block src_first, dst from dst_first. */
+void launch_token_copy(const struct step_arrays *a, const int32_t *pair, int32_t n, int32_t src_first,
+                       int32_t dst_first, cudaStream_t stream);
 /* dst [rows, cols] at stride dst_stride = src [rows, cols] at src_stride (or its transpose: src [cols, rows]). */
 void launch_convert(void *dst, int dst_type, int64_t dst_stride, const void *src, int src_type, int64_t src_stride,
                     int32_t rows, int32_t cols, bool transposed, cudaStream_t stream);
@@ -186,19 +189,18 @@ bool launch_attn_exact(const struct attn_args *a, const struct step_arrays *s, i
 /* sampling (sample.cu) */
 enum { GREEDY_BLOCKS = 32 }; /* at most, a row */
 struct sample_args {
-    float *logits; /* [rows, vocab] at stride; overwritten */
+    const float *logits; /* [rows, vocab] at stride */
     int64_t stride;
     int32_t vocab, first, rows; /* row i is row first + i of the step's logits */
     int32_t greedy;             /* every row takes its greatest logit, nothing else is asked */
-    int32_t any_allowed;        /* some row has a list of allowed tokens */
     int32_t deterministic;      /* one way to add up a row, however many rows there are */
-    float *saved;               /* [counts and biases of all samples] scratch: logits before they were changed */
-    void *partial;              /* sample_partial_bytes */
-    int32_t *arrived;           /* [rows], zero between launches */
+    float *work;                /* [rows, vocab] at work_stride, a multiple of 4: rows as samples ask for them */
+    int64_t work_stride;
+    void *partial;    /* sample_partial_bytes */
+    int32_t *arrived; /* [rows], zero between launches */
 };
 int64_t sample_partial_bytes(int32_t max_rows);
-/* False: the vocabulary is too wide for lists of allowed tokens. */
-bool launch_sample(const struct sample_args *a, const struct step_arrays *s, cudaStream_t stream);
+void launch_sample(const struct sample_args *a, const struct step_arrays *s, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -20,12 +20,13 @@ __global__ void prologue_kernel(step_arrays a)
     for (int t = i; t < h.n_padded; t += n_threads) {
         bool real = t < h.n_tokens;
         int from = real ? src[t] : -1;
-        a.token[t] = !real ? 0 : from >= 0 ? max(a.sampled[from], 0) : token[t];
+        int id = !real ? 0 : from >= 0 ? max(a.sampled[from], 0) : token[t], at = real ? slot[t] : -1;
+        a.token[t] = id;
         a.position[t] = real ? position[t] : 0;
-        a.slot[t] = real ? slot[t] : -1;
+        a.slot[t] = at;
+        if (at >= 0 && a.slot_token)
+            a.slot_token[at] = id;
     }
-    for (int t = i; t < h.n_prev; t += n_threads)
-        a.sampled_before[t] = a.sampled[t];
     int pad_seqs = h.n_padded > h.n_tokens ? h.n_seqs + h.n_padded - h.n_tokens : h.n_seqs;
     for (int s = i; s < pad_seqs; s += n_threads) {
         bool real = s < h.n_seqs;
@@ -55,10 +56,26 @@ __global__ void prologue_kernel(step_arrays a)
             a.table[(int64_t)u[c].row * a.table_width + u[c].index + k] = block[u[c].first + k];
 }
 
-__global__ void block_copy_kernel(char *cache, int64_t block_bytes, const int32_t *pair)
+/* The ids of the tokens of one block, by all threads of a block. */
+__device__ __forceinline__ void copy_tokens(const step_arrays &a, int64_t from, int64_t to)
+{
+    for (int i = threadIdx.x; i < a.block_size; i += blockDim.x)
+        a.slot_token[to * a.block_size + i] = a.slot_token[from * a.block_size + i];
+}
+
+__global__ void token_copy_kernel(step_arrays a, const int32_t *pair, int32_t src_first, int32_t dst_first)
 {
     pdl_release();
     pdl_wait();
+    copy_tokens(a, src_first + pair[2 * blockIdx.x], dst_first + pair[2 * blockIdx.x + 1]);
+}
+
+__global__ void block_copy_kernel(step_arrays a, char *cache, int64_t block_bytes, const int32_t *pair)
+{
+    pdl_release();
+    pdl_wait();
+    if (blockIdx.x == 0)
+        copy_tokens(a, pair[2 * blockIdx.y], pair[2 * blockIdx.y + 1]);
     const uint4 *from = (const uint4 *)(cache + pair[2 * blockIdx.y] * block_bytes);
     uint4 *to = (uint4 *)(cache + pair[2 * blockIdx.y + 1] * block_bytes);
     int64_t n = block_bytes / 16;
@@ -126,14 +143,22 @@ extern "C" void launch_prologue(const struct step_arrays *a, int32_t max_rows, c
     launch(prologue_kernel, dim3(blocks < 1 ? 1 : blocks > 64 ? 64 : blocks), dim3(256), 0, stream, *a);
 }
 
-extern "C" void launch_block_copy(void *cache, int64_t block_bytes, const int32_t *pair, int32_t n, cudaStream_t stream)
+extern "C" void launch_block_copy(const struct step_arrays *a, void *cache, int64_t block_bytes, const int32_t *pair, int32_t n,
+                                  cudaStream_t stream)
 {
     int64_t wide = (block_bytes / 16 + 1023) / 1024;
     for (int32_t first = 0; first < n; first += 65535) {
         int32_t count = n - first < 65535 ? n - first : 65535;
-        launch(block_copy_kernel, dim3(wide < 1 ? 1 : wide > 128 ? 128 : wide, count), dim3(256), 0, stream,
+        launch(block_copy_kernel, dim3(wide < 1 ? 1 : wide > 128 ? 128 : wide, count), dim3(256), 0, stream, *a,
                (char *)cache, block_bytes, pair + 2 * first);
     }
+}
+
+extern "C" void launch_token_copy(const struct step_arrays *a, const int32_t *pair, int32_t n, int32_t src_first, int32_t dst_first,
+                                  cudaStream_t stream)
+{
+    if (n > 0)
+        launch(token_copy_kernel, dim3(n), dim3(64), 0, stream, *a, pair, src_first, dst_first);
 }
 
 extern "C" void launch_convert(void *dst, int dst_type, int64_t dst_stride, const void *src, int src_type,

@@ -79,7 +79,7 @@ void launch_peer_drawn(const struct peer_args *p, const struct step_arrays *s, i
 /* Draws the step's rows a->first .. of which a->logits [rows, the rank's columns] is a part, as launch_sample does from `vocab` columns; `width`: of
  * the first rank's part. Row i is drawn by rank i / share: launch_peer_drawn hands out what it drew. At most PEER_SHORT_SAMPLES samples,
  * each greedy or with a top_k of at most PEER_SHORT_MOST, with as few candidates and best tokens. False as launch_sample's. */
-bool launch_peer_short(const struct peer_args *p, const struct sample_args *a, const struct step_arrays *s,
+void launch_peer_short(const struct peer_args *p, const struct sample_args *a, const struct step_arrays *s,
                        int32_t vocab, int32_t width, cudaStream_t stream);
 
 /* Each rank has drawn greedily from its part of the vocabulary, part [rows, cols] being its logits, which begin at id

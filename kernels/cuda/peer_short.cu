@@ -281,23 +281,15 @@ __device__ float value_of(const mailbox &m, const part_row &row, int token)
 __device__ answer answer_changed(const mailbox &m, shared_state *sh, part_row &row, const row_params &p)
 {
     const block_cluster cluster;
-    const step_header *h = row.s.header;
-    changes c = changes_of(row.a, row.s, m.sample, p);
-    row_view view = row.slice.raw;
     stats mine = row.mine, all = row.all;
-    bool changed = c.penalties || p.n_bias > 0, other = changed || p.n_allowed > 0, first = cluster.rank() == 0;
-    if (changed)
-        changes_apply(row.slice.raw, sh, p, c);
-    if (p.n_allowed > 0) {
-        fill_bitmap(row.slice.raw, row.slice.bitmap, row.slice.n, (const int32_t *)((const char *)h + h->off_allowed) + p.allowed_first, p.n_allowed);
-        view.allowed = row.slice.bitmap;
-    }
-    if (other || row.other_peaks) {
+    bool changed = changes_row(row.s, p), first = cluster.rank() == 0;
+    row_view view = changed ? make_row(row.slice, row.s, p) : row.slice.raw;
+    if (changed || row.other_peaks) {
         cluster.sync();
         mine = row_stats(view, sh);
-        row.other_peaks = other;
+        row.other_peaks = changed;
     }
-    if (other)
+    if (changed)
         all = join_parts(m, sh, mine, CELL_NOW);
     answer ret = {asked_token(row.all, all), 0.0f};
     bool draws = p.kind == KIND_TOKEN && ret.token >= 0 && p.temperature != 0.0f && p.top_k != 1, some = false;
@@ -307,11 +299,8 @@ __device__ answer answer_changed(const mailbox &m, shared_state *sh, part_row &r
         n = list_top(view, sh, d, p, mine.least, &row.turn);
     else if (p.kind == KIND_CANDIDATES)
         some = list_best(view, sh, mine, p.n_candidates, &row.turn) && ret.token >= 0;
-    if (changed) {
-        cluster.sync();
-        changes_undo(row.slice.raw, sh, p, c);
-        cluster.sync();
-    }
+    if (changed && row.slice.staged)
+        stage_again(row.slice);
     if (!first)
         return ret;
     float lse = stats_max(row.all) + logf(row.all.sum), logit = 0.0f;
@@ -362,7 +351,7 @@ __device__ void answer_sample(const mailbox &m, shared_state *sh, part_row &row,
  * rank's part. Shared memory as sample_kernel's. */
 __global__ void __launch_bounds__(SAMPLE_THREADS, 2)
 short_kernel(const __grid_constant__ peer_args p, const __grid_constant__ sample_args a, const __grid_constant__ step_arrays s, int vocab,
-             int width, bool staged)
+             int width, bool staged, int tile)
 {
     extern __shared__ __align__(128) uint32_t room[];
     __shared__ shared_state state;
@@ -375,7 +364,7 @@ short_kernel(const __grid_constant__ peer_args p, const __grid_constant__ sample
     if (of.i0 == of.i1)
         return;
     int share = (a.rows + p.n_ranks - 1) / p.n_ranks;
-    const row_slice slice = slice_of(a, of.at, p.rank * width, room, staged, sh);
+    const row_slice slice = slice_of(a, of.at, p.rank * width, room, staged, tile, sh);
     mailbox m = {p, p.epoch[PEER_EPOCH_TOKENS] + 1, of.i0, of.at / share};
     stats mine = row_stats(slice.raw, sh);
     part_row row = {a, s, slice, vocab, width, mine, join_parts(m, sh, mine, CELL_RAW), 0, false};
@@ -388,12 +377,9 @@ short_kernel(const __grid_constant__ peer_args p, const __grid_constant__ sample
     cluster.sync(); /* shared memory stays until the others have read it */
 }
 
-extern "C" bool launch_peer_short(const struct peer_args *p, const struct sample_args *a, const struct step_arrays *s, int32_t vocab,
+extern "C" void launch_peer_short(const struct peer_args *p, const struct sample_args *a, const struct step_arrays *s, int32_t vocab,
                                   int32_t width, cudaStream_t stream)
 {
-    sample_shape shape;
-    if (!sample_shape_of(a, &shape))
-        return false;
-    launch_rows(short_kernel, shape, a->rows, stream, *p, *a, *s, vocab, width, shape.staged);
-    return true;
+    const sample_shape shape = sample_shape_of(a);
+    launch_rows(short_kernel, shape, a->rows, stream, *p, *a, *s, vocab, width, shape.staged, shape.tile);
 }

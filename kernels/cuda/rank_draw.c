@@ -181,15 +181,16 @@ static void send_rows(struct cuda_backend *c, struct mat logits, struct mat part
     launch_peer_rows(&r->peer, &to, part.data, part.stride, rows, c->stream);
 }
 
-static bool draw_share(struct cuda_backend *c, struct sample_args *a)
+static void draw_share(struct cuda_backend *c, struct sample_args *a)
 {
     struct cuda_ranks *r = c->ranks;
     int32_t first = a->first, rows = a->rows, share = (int32_t)div_ceil(rows, r->n);
     a->first += r->rank * share;
     a->rows = MIN(share, rows - r->rank * share);
-    bool ok = a->rows <= 0 || launch_sample(a, &c->arrays, c->stream);
+    if (a->rows > 0) {
+        launch_sample(a, &c->arrays, c->stream);
+    }
     launch_peer_drawn(&r->peer, &c->arrays, first, rows, c->stream);
-    return ok;
 }
 
 /* ---- compared, and the choice ----------------------------------------------------------------------------------------- */
@@ -215,47 +216,43 @@ void cuda_gather_logits(struct backend *b, struct mat logits, struct mat part)
     }
 }
 
-static bool draw_compared(struct cuda_backend *c, struct sample_args *a)
+static void draw_compared(struct cuda_backend *c, struct sample_args *a)
 {
     struct cuda_ranks *r = c->ranks;
     int32_t first_id = r->rank * (int32_t)div_ceil(a->vocab, r->n);
     a->logits = r->part.data;
     a->stride = r->part.stride;
     a->vocab = r->part.cols;
-    bool ok = launch_sample(a, &c->arrays, c->stream);
+    launch_sample(a, &c->arrays, c->stream);
     launch_peer_tokens(&r->peer, &c->arrays, r->part.data, r->part.stride, first_id, a->first, a->rows, c->stream);
-    return ok;
 }
 
-static bool draw_short(struct cuda_backend *c, struct sample_args *a)
+static void draw_short(struct cuda_backend *c, struct sample_args *a)
 {
     struct cuda_ranks *r = c->ranks;
     int32_t vocab = a->vocab;
     a->logits = r->part.data;
     a->stride = r->part.stride;
     a->vocab = r->part.cols;
-    bool ok = launch_peer_short(&r->peer, a, &c->arrays, vocab, (int32_t)div_ceil(vocab, r->n), c->stream);
-    if (ok) {
-        launch_peer_drawn(&r->peer, &c->arrays, a->first, a->rows, c->stream);
-    }
-    return ok;
+    launch_peer_short(&r->peer, a, &c->arrays, vocab, (int32_t)div_ceil(vocab, r->n), c->stream);
+    launch_peer_drawn(&r->peer, &c->arrays, a->first, a->rows, c->stream);
 }
 
-bool cuda_rank_sample(struct cuda_backend *c, struct sample_args *a)
+void cuda_rank_sample(struct cuda_backend *c, struct sample_args *a)
 {
     if (!cuda_usable(c)) {
-        return true;
+        return;
     }
     if (c->shorts) {
-        return draw_short(c, a);
+        draw_short(c, a);
+    } else if (c->ranks->shares_rows) {
+        draw_share(c, a);
+    } else if (compares_candidates(c, a->rows)) {
+        draw_compared(c, a);
+    } else {
+        if (c->ranks->rank == 0) {
+            launch_sample(a, &c->arrays, c->stream);
+        }
+        share_tokens(c, c->capturing ? c->padded : c->batch.n_samples);
     }
-    if (c->ranks->shares_rows) {
-        return draw_share(c, a);
-    }
-    if (compares_candidates(c, a->rows)) {
-        return draw_compared(c, a);
-    }
-    bool ok = c->ranks->rank > 0 || launch_sample(a, &c->arrays, c->stream);
-    share_tokens(c, c->capturing ? c->padded : c->batch.n_samples);
-    return ok;
 }

@@ -2,8 +2,8 @@
  *
  * A cluster of blocks takes one logits row, each block a slice of the vocabulary, and answers the row's samples one
  * after another (samples of one prompt share a row). The slice is brought into shared memory where it fits, so that the
- * row is read once however often it is looked through. Penalties and biases are written into it and taken back
- * afterwards (sample_change.cuh). What a row is looked through for stands in sample_row.cuh, the draw in sample_draw.cuh. Every block of a
+ * row is read once however often it is looked through. What penalties, biases and masks make of it: sample_change.cuh.
+ * What a row is looked through for stands in sample_row.cuh, the draw in sample_draw.cuh. Every block of a
  * cluster computes every decision, from the same sums, but what a short list decides: that the first block does alone.
  */
 #include "kernels/cuda/sample_best.cuh"
@@ -23,9 +23,8 @@ __device__ bool write_best(const row_view &r, shared_state *sh, const stats &st,
     return some;
 }
 
-/* One cluster a logits row, all its samples. Dynamic shared memory: the slice when it is staged, then the bitmap of allowed
- * tokens. */
-__global__ void __launch_bounds__(SAMPLE_THREADS, 2) sample_kernel(sample_args a, step_arrays s, bool staged)
+/* One cluster a logits row, all its samples. Dynamic shared memory: the slice when it is staged, then `tile` counts. */
+__global__ void __launch_bounds__(SAMPLE_THREADS, 2) sample_kernel(sample_args a, step_arrays s, bool staged, int tile)
 {
     extern __shared__ __align__(128) uint32_t room[];
     __shared__ shared_state state;
@@ -38,7 +37,7 @@ __global__ void __launch_bounds__(SAMPLE_THREADS, 2) sample_kernel(sample_args a
     const cluster_row row = row_of(a, h);
     if (row.i0 == row.i1)
         return;
-    const row_slice slice = slice_of(a, row.at, 0, room, staged, sh);
+    const row_slice slice = slice_of(a, row.at, 0, room, staged, tile, sh);
     const row_view &raw = slice.raw;
     bool speaker = cluster.rank() == 0 && threadIdx.x == 0, listed = false, other_peaks = false;
     int turn = 0;
@@ -58,21 +57,13 @@ __global__ void __launch_bounds__(SAMPLE_THREADS, 2) sample_kernel(sample_args a
         if (p.kind == KIND_SCORE && token >= 0) {
             token = p.target < a.vocab ? p.target : -1;
         } else if (token >= 0 || p.kind == KIND_CANDIDATES) {
-            changes c = changes_of(a, s, i, p);
-            row_view view = raw;
             stats now = st;
-            bool changed = c.penalties || p.n_bias > 0;
-            if (changed)
-                changes_apply(raw, sh, p, c);
-            if (p.n_allowed > 0) {
-                fill_bitmap(raw, slice.bitmap, slice.n, (const int32_t *)(base + h->off_allowed) + p.allowed_first, p.n_allowed);
-                view.allowed = slice.bitmap;
-            }
-            bool other_view = changed || p.n_allowed > 0;
-            if (other_view || other_peaks) {
+            bool changed = changes_row(s, p);
+            row_view view = changed ? make_row(slice, s, p) : raw;
+            if (changed || other_peaks) {
                 cluster.sync();
                 now = row_stats(view, sh);
-                other_peaks = other_view;
+                other_peaks = changed;
             }
             token = asked_token(st, now);
             if (p.kind == KIND_CANDIDATES) {
@@ -83,10 +74,8 @@ __global__ void __launch_bounds__(SAMPLE_THREADS, 2) sample_kernel(sample_args a
             } else if (token >= 0 && p.temperature != 0.0f && p.top_k != 1) {
                 token = draw(view, sh, p, now, &turn, &listed);
             }
-            if (changed) {
-                changes_undo(raw, sh, p, c);
-                cluster.sync();
-            }
+            if (changed && staged && (i + 1 < row.i1 || (!answered && n_best > 0)))
+                stage_again(slice);
         }
         if (!answered) {
             if (n_best > 0) {
@@ -122,7 +111,7 @@ __global__ void __launch_bounds__(512, 2) greedy_kernel(sample_args a, step_arra
     int row = blockIdx.y;
     if (a.first + row >= h->n_logits)
         return;
-    const row_view r = {a.logits + row * a.stride, 0, a.vocab, nullptr};
+    const row_view r = {a.logits + row * a.stride, 0, a.vocab};
     int step = 4 * gridDim.x * blockDim.x;
     stats st = scan_stats(r, scan_quads(r, 4 * (blockIdx.x * blockDim.x + threadIdx.x), step), step);
     st = stats_warp(st);
@@ -163,16 +152,13 @@ __global__ void __launch_bounds__(512, 2) greedy_kernel(sample_args a, step_arra
 
 extern "C" int64_t sample_partial_bytes(int32_t max_rows) { return (int64_t)max_rows * GREEDY_BLOCKS * sizeof(stats); }
 
-extern "C" bool launch_sample(const struct sample_args *a, const struct step_arrays *s, cudaStream_t stream)
+extern "C" void launch_sample(const struct sample_args *a, const struct step_arrays *s, cudaStream_t stream)
 {
     if (a->greedy && a->stride % 4 == 0 && (uintptr_t)a->logits % 16 == 0) {
         int blocks = 264 / a->rows < 1 ? 1 : 264 / a->rows > GREEDY_BLOCKS ? GREEDY_BLOCKS : 264 / a->rows;
         launch(greedy_kernel, dim3(blocks, a->rows), dim3(512), 0, stream, *a, *s);
-        return true;
+        return;
     }
-    sample_shape shape;
-    if (!sample_shape_of(a, &shape))
-        return false;
-    launch_rows(sample_kernel, shape, a->rows, stream, *a, *s, shape.staged);
-    return true;
+    const sample_shape shape = sample_shape_of(a);
+    launch_rows(sample_kernel, shape, a->rows, stream, *a, *s, shape.staged, shape.tile);
 }

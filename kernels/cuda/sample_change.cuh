@@ -1,87 +1,30 @@
-/* Looking at a row as a sample asks for it: steps 1 to 3 of the specification (kernels/cpu/sample.c), written into the row and
- * taken back afterwards; and how the kernels that do so are launched. */
+/* A row as a sample asks for it: steps 1 to 3 of the specification (kernels/cpu/sample.c); and how the kernels that look at
+ * rows are launched.
+ *
+ * The row as it came stays where it is. What is made of it goes to the slice's room: shared memory where the slice is staged
+ * there, else work space of the device. The tokens that penalties count are those in the sequence's blocks; each block of
+ * threads walks all of them for a part of its slice at a time, whose counts fit into shared memory. Counts are integers and one
+ * thread changes a logit, so nothing depends on the order of threads.
+ */
 #ifndef QUIRE_CUDA_SAMPLE_CHANGE_CUH
 #define QUIRE_CUDA_SAMPLE_CHANGE_CUH
 
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/sample_row.cuh"
 
-/* ---- steps 1 to 3 ---- */
-
-__device__ __forceinline__ float penalised(float x, int n_output, bool seen, const row_params &p)
-{
-    if (seen && p.repetition_penalty != 1.0f)
-        x = x > 0.0f ? __fdiv_rn(x, p.repetition_penalty) : __fmul_rn(x, p.repetition_penalty);
-    if (n_output > 0)
-        x = __fsub_rn(__fsub_rn(x, __fmul_rn(p.frequency_penalty, (float)n_output)), p.presence_penalty);
-    return x;
-}
-
-__device__ __forceinline__ bool mine(const row_view &r, int t) { return t >= r.lo && t < r.hi; }
-
-struct changes {
-    const count_entry *count;
-    const bias_entry *bias;
-    float *saved_count, *saved_bias; /* the logits before */
-    int prev;                        /* token of the step before that counts once more, or -1 */
-    bool penalties;
-};
-
-/* Write penalties and biases into this block's slice, keeping what was there. */
-inline __device__ void changes_apply(const row_view &r, shared_state *sh, const row_params &p, const changes &c)
-{
-    if (threadIdx.x == 0)
-        sh->prev_seen = 0;
-    __syncthreads();
-    if (c.penalties) {
-        for (int i = threadIdx.x; i < p.n_counts; i += blockDim.x) {
-            count_entry e = c.count[i];
-            if (!mine(r, e.token))
-                continue;
-            float x = r.l[e.token];
-            c.saved_count[i] = x;
-            int n = e.n_output + (e.token == c.prev);
-            if (e.token == c.prev)
-                sh->prev_seen = 1;
-            r.l[e.token] = penalised(x, n, n > 0 || e.in_prompt, p);
-        }
-        __syncthreads();
-        if (threadIdx.x == 0 && mine(r, c.prev) && !sh->prev_seen) {
-            sh->prev_saved = r.l[c.prev];
-            r.l[c.prev] = penalised(sh->prev_saved, 1, true, p);
-        }
-        __syncthreads();
-    }
-    for (int i = threadIdx.x; i < p.n_bias; i += blockDim.x)
-        if (mine(r, c.bias[i].token))
-            c.saved_bias[i] = r.l[c.bias[i].token];
-    __syncthreads();
-    for (int i = threadIdx.x; i < p.n_bias; i += blockDim.x)
-        if (mine(r, c.bias[i].token))
-            atomicAdd(&r.l[c.bias[i].token], c.bias[i].bias);
-    __syncthreads();
-}
-
-inline __device__ void changes_undo(const row_view &r, shared_state *sh, const row_params &p, const changes &c)
-{
-    __syncthreads();
-    for (int i = threadIdx.x; i < p.n_bias; i += blockDim.x)
-        if (mine(r, c.bias[i].token))
-            r.l[c.bias[i].token] = c.saved_bias[i];
-    __syncthreads();
-    if (c.penalties) {
-        if (threadIdx.x == 0 && mine(r, c.prev) && !sh->prev_seen)
-            r.l[c.prev] = sh->prev_saved;
-        for (int i = threadIdx.x; i < p.n_counts; i += blockDim.x)
-            if (mine(r, c.count[i].token))
-                r.l[c.count[i].token] = c.saved_count[i];
-    }
-    __syncthreads();
-}
-
 /* ---- the slice ---- */
 
-/* Bring this block's slice into shared memory. */
+/* This block's slice of a row, `n` ids wide at most, whose first logit in the device's memory is that of id `first`. */
+struct row_slice {
+    row_view raw;       /* as it came, staged or in the device's memory */
+    const float *logit; /* of id 0 in the device's memory, always as it came */
+    float *made;        /* of id 0 in the room for what samples make of it; raw.l where that is staged */
+    uint32_t *count;    /* [tile] */
+    int tile;           /* ids that are counted at a time */
+    bool staged;
+};
+
+/* Bring the slice into shared memory. */
 inline __device__ void stage(row_view &r, float *room, shared_state *sh)
 {
     uint32_t bar = shared_address(&sh->arrival), bytes = (uint32_t)(r.hi - r.lo + 3) / 4 * 16;
@@ -98,17 +41,108 @@ inline __device__ void stage(row_view &r, float *room, shared_state *sh)
     r.l = room - r.lo;
 }
 
-/* The tokens of a sample's list that lie in this slice. */
-inline __device__ void fill_bitmap(const row_view &r, uint32_t *bitmap, int slice, const int32_t *allowed, int n)
+/* The staged slice as it came, after a sample has changed it. By all threads of the block. */
+inline __device__ void stage_again(const row_slice &s)
 {
-    for (int k = threadIdx.x; k < slice / 32; k += blockDim.x)
-        bitmap[k] = 0;
     __syncthreads();
-    for (int k = threadIdx.x; k < n; k += blockDim.x)
-        if (mine(r, allowed[k]))
-            atomicOr(&bitmap[(allowed[k] - r.lo) >> 5], 1u << ((allowed[k] - r.lo) & 31));
+    for (int t = s.raw.lo + (int)threadIdx.x; t < s.raw.hi; t += SAMPLE_THREADS)
+        s.made[t] = s.logit[t];
     __syncthreads();
 }
+
+/* ---- steps 1 to 3 ---- */
+
+__device__ __forceinline__ bool has_penalties(const step_arrays &s, const row_params &p)
+{
+    bool of_output = p.frequency_penalty != 0.0f || p.presence_penalty != 0.0f;
+    return s.slot_token && (p.repetition_penalty != 1.0f ? p.position > 0 : of_output && p.position > p.n_prompt);
+}
+
+/* Whether a sample looks at the row as it came. */
+__device__ __forceinline__ bool changes_row(const step_arrays &s, const row_params &p)
+{
+    return p.n_bias > 0 || p.mask_first >= 0 || has_penalties(s, p);
+}
+
+enum { COUNT_PROMPT = 1, COUNT_OUTPUT = 2 }; /* what an occurrence sets, or adds */
+
+/* f(position, id) for the tokens of the sample's sequence that stand before the one to be drawn, by all threads. */
+template <typename F> __device__ __forceinline__ void for_context(const step_arrays &s, const row_params &p, F f)
+{
+    const int32_t *table = s.table + (int64_t)p.row * s.table_width;
+    const int size = s.block_size, end = min(p.position, s.table_width * size);
+    for (int at = threadIdx.x; at < end; at += AHEAD * SAMPLE_THREADS) {
+        int id[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            int i = at + j * SAMPLE_THREADS;
+            id[j] = i < end ? s.slot_token[(int64_t)table[i / size] * size + i % size] : -1;
+        }
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            f(at + j * SAMPLE_THREADS, id[j]);
+    }
+}
+
+/* Counts of ids [from, to) in the sample's sequence. */
+inline __device__ void count_tile(uint32_t *count, const step_arrays &s, const row_params &p, int from, int to)
+{
+    for (int k = threadIdx.x; k < to - from; k += SAMPLE_THREADS)
+        count[k] = 0;
+    __syncthreads();
+    for_context(s, p, [&](int at, int id) {
+        if (id < from || id >= to)
+            return;
+        if (at < p.n_prompt)
+            atomicOr(&count[id - from], COUNT_PROMPT);
+        else
+            atomicAdd(&count[id - from], COUNT_OUTPUT);
+    });
+    __syncthreads();
+}
+
+__device__ __forceinline__ float penalised(float x, uint32_t count, const row_params &p)
+{
+    uint32_t n_output = count / COUNT_OUTPUT;
+    if (count > 0 && p.repetition_penalty != 1.0f)
+        x = x > 0.0f ? __fdiv_rn(x, p.repetition_penalty) : __fmul_rn(x, p.repetition_penalty);
+    if (n_output > 0)
+        x = __fsub_rn(__fsub_rn(x, __fmul_rn(p.frequency_penalty, (float)n_output)), p.presence_penalty);
+    return x;
+}
+
+/* What the sample makes of the slice. A staged one is changed in its place: stage_again takes that back. */
+inline __device__ row_view make_row(const row_slice &slice, const step_arrays &s, const row_params &p)
+{
+    const char *base = (const char *)s.header;
+    const uint32_t *mask = (const uint32_t *)(base + s.header->off_mask) + p.mask_first;
+    const bias_entry *bias = (const bias_entry *)(base + s.header->off_bias) + p.bias_first;
+    const row_view r = slice.raw;
+    const bool penalties = has_penalties(s, p), all = penalties || p.mask_first >= 0 || !slice.staged;
+    for (int from = r.lo; from < r.hi && all; from += slice.tile) {
+        int to = min(r.hi, from + slice.tile);
+        if (penalties)
+            count_tile(slice.count, s, p, from, to);
+        for (int t = from + (int)threadIdx.x; t < to; t += SAMPLE_THREADS) {
+            float x = r.l[t];
+            if (penalties)
+                x = penalised(x, slice.count[t - from], p);
+            if (p.mask_first >= 0 && !(mask[t >> 5] >> (t & 31) & 1))
+                x = -INFINITY;
+            slice.made[t] = x;
+        }
+        __syncthreads();
+    }
+    for (int i = threadIdx.x; i < p.n_bias; i += SAMPLE_THREADS) {
+        bias_entry e = bias[i];
+        if (e.token >= r.lo && e.token < r.hi)
+            slice.made[e.token] += e.bias;
+    }
+    __syncthreads();
+    return {slice.made, r.lo, r.hi};
+}
+
+/* ---- a row ---- */
 
 /* A cluster's row, of the step's rows from a.first on, and its samples [i0, i1): none past the
  * step's last row, nor past the rows of the launch, of whatever size its clusters are. */
@@ -124,67 +158,65 @@ inline __device__ cluster_row row_of(const sample_args &a, const step_header *h)
     return real ? cluster_row{at, group[row], group[row + 1]} : cluster_row{at, 0, 0};
 }
 
-/* This block's slice of it, `n` ids wide, whose first logit in the device's memory is that of id `first`; in `room`, when it is staged, and
- * the bitmap behind. */
-struct row_slice {
-    row_view raw;
-    float *logit; /* of id 0 in the device's memory: as they came, once changes are undone */
-    uint32_t *bitmap;
-    int n;
-};
-
-inline __device__ row_slice slice_of(const sample_args &a, int at, int first, uint32_t *room, bool staged, shared_state *sh)
+/* This block's slice of row `at`. `room`: shared memory for it, where it is staged, and behind that for `tile` counts. */
+inline __device__ row_slice slice_of(const sample_args &a, int at, int first, uint32_t *room, bool staged, int tile, shared_state *sh)
 {
     const block_cluster cluster;
     int n = ((a.vocab + (int)cluster.blocks() - 1) / (int)cluster.blocks() + 31) / 32 * 32;
-    float *logit = a.logits + at * a.stride - first;
-    row_slice s = {{logit, first + min(a.vocab, (int)cluster.rank() * n), 0, nullptr}, logit, room + (staged ? n : 0), n};
-    s.raw.hi = min(first + a.vocab, s.raw.lo + n);
-    if (staged)
+    const float *logit = a.logits + at * a.stride - first;
+    int lo = first + min(a.vocab, (int)cluster.rank() * n), hi = min(first + a.vocab, lo + n);
+    row_slice s = {{logit, lo, hi}, logit, a.work + at * a.work_stride - first, room + (staged ? n : 0), tile, staged};
+    if (staged) {
         stage(s.raw, (float *)room, sh);
+        s.made = (float *)room - lo;
+    }
     if (threadIdx.x == 0)
         sh->n_list[0] = sh->n_list[1] = 0;
     return s;
 }
 
-/* The changes that sample i asks for. */
-inline __device__ changes changes_of(const sample_args &a, const step_arrays &s, int i, const row_params &p)
-{
-    const step_header *h = s.header;
-    const char *base = (const char *)h;
-    float *saved = a.saved + ((const int32_t *)(base + h->off_saved))[i];
-    changes c = {(const count_entry *)(base + h->off_count) + p.counts_first, (const bias_entry *)(base + h->off_bias) + p.bias_first,
-                 saved, saved + p.n_counts, -1, false};
-    if (p.prev_sample >= 0 && p.prev_sample < h->n_prev)
-        c.prev = s.sampled_before[p.prev_sample];
-    c.penalties = (p.repetition_penalty != 1.0f || p.frequency_penalty != 0.0f || p.presence_penalty != 0.0f) &&
-                  (p.n_counts > 0 || c.prev >= 0);
-    return c;
-}
-
 /* ---- launching ---- */
 
-/* Dynamic shared memory that a block may have beside its state; with a slice, two of them find room on a multiprocessor. */
-static const size_t STAGED_BYTES = 80 * 1024, BITMAP_BYTES = 128 * 1024;
+/* Shared memory that a slice may have; two blocks find room on a multiprocessor with it. */
+static const size_t STAGED_BYTES = 80 * 1024;
+enum { LEAST_COUNTS = 2048 };
 
-/* Blocks a row, their dynamic shared memory, and whether slices are staged. */
+/* Blocks a row, their dynamic shared memory, whether slices are staged, and ids that are counted at a time. */
 struct sample_shape {
     int cluster;
     size_t bytes;
     bool staged;
+    int tile;
 };
 
-/* False: the vocabulary is too wide for lists of allowed tokens. */
-static bool sample_shape_of(const sample_args *a, sample_shape *ret)
+/* Counts that find room in shared memory beside so many bytes, with two blocks on a multiprocessor. */
+static int counts_beside(size_t bytes)
+{
+    enum { MOST_COUNTS = 20480, SYSTEM_BYTES = 1024 };
+    static int half = 0;
+    if (half == 0) {
+        int device = 0, all = 0;
+        cudaGetDevice(&device);
+        cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+        half = all / 2 - SYSTEM_BYTES;
+    }
+    int room = half < cuda_shared_limit() ? half : cuda_shared_limit();
+    room -= (int)(sizeof(shared_state) + 127) / 128 * 128 + (int)bytes;
+    int n = room / (int)sizeof(uint32_t) / 32 * 32;
+    return n < LEAST_COUNTS ? LEAST_COUNTS : n > MOST_COUNTS ? MOST_COUNTS : n;
+}
+
+static sample_shape sample_shape_of(const sample_args *a)
 {
     int cluster = !pdl_available() ? 1 : a->deterministic ? 4 : a->rows <= 33 ? 8 : a->rows <= 66 ? 4 : a->rows <= 132 ? 2 : 1;
-    size_t slice = ((size_t)(a->vocab + cluster - 1) / cluster + 31) / 32 * 32, bitmap = a->any_allowed ? slice / 8 : 0;
+    size_t slice = ((size_t)(a->vocab + cluster - 1) / cluster + 31) / 32 * 32;
     size_t room = cuda_shared_limit() - sizeof(shared_state);
     bool staged = cluster == MAX_CLUSTER && a->stride % 4 == 0 && (uintptr_t)a->logits % 16 == 0 &&
-                  slice * 4 <= STAGED_BYTES && slice * 4 + bitmap <= room;
-    size_t bytes = bitmap + (staged ? slice * 4 : 0);
-    *ret = {cluster, bytes, staged};
-    return bitmap <= BITMAP_BYTES && bytes <= room;
+                  slice * 4 <= STAGED_BYTES && slice * 4 + LEAST_COUNTS * sizeof(uint32_t) <= room;
+    size_t bytes = staged ? slice * 4 : 0;
+    int tile = counts_beside(bytes);
+    tile = (size_t)tile < slice ? tile : (int)slice;
+    return {cluster, bytes + (size_t)tile * sizeof(uint32_t), staged, tile};
 }
 
 /* A cluster a row. */

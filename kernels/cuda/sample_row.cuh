@@ -16,7 +16,7 @@
 enum { SAMPLE_THREADS = 512, SAMPLE_WARPS = SAMPLE_THREADS / 32, BUCKETS = 1024, LIST = BUCKETS, MAX_CLUSTER = 8 };
 enum { FEW = 256 }; /* as many are looked for among the threads' greatest */
 
-/* struct sample_row, token_count, token_bias of batch.h */
+/* struct sample_row, token_bias of batch.h */
 struct row_params {
     int32_t logits_row, kind;
     float temperature, top_p, min_p;
@@ -24,15 +24,12 @@ struct row_params {
     float presence_penalty, frequency_penalty, repetition_penalty;
     int32_t n_logprobs, n_candidates, target;
     uint64_t seed;
-    int32_t position, prev_sample;
-    int32_t counts_first, n_counts, bias_first, n_bias, allowed_first, n_allowed;
+    int32_t position, row, n_prompt;
+    int32_t bias_first, n_bias, mask_first;
 };
-static_assert(sizeof(row_params) == 88, "struct sample_row of batch.h");
+static_assert(sizeof(row_params) == 80, "struct sample_row of batch.h");
 enum { KIND_TOKEN, KIND_CANDIDATES, KIND_SCORE };
 enum { NO_NUMBER = -1, NONE_ALLOWED = -2 }; /* TOKEN_... of batch.h */
-struct count_entry {
-    int32_t token, n_output, in_prompt;
-};
 struct bias_entry {
     int32_t token;
     float bias;
@@ -62,17 +59,15 @@ struct shared_state {
     int32_t n_ties;    /* tokens that the last entry of a list stands for */
     int32_t n_list[2]; /* of the list, in `bucket` of the cluster's first block; lists take turns */
     uint32_t floor;    /* order key of the least z that stays, there too */
-    int32_t prev_seen;
-    float prev_saved, drawn_logit;
+    float drawn_logit;
 };
 
 struct row_view {
-    float *l;                /* the whole row; of a staged one the slice alone is there */
-    int lo, hi;              /* this block's slice */
-    const uint32_t *allowed; /* bitmap of the slice, or NULL */
+    const float *l; /* the whole row; of a staged one the slice alone is there */
+    int lo, hi;     /* this block's slice */
 };
 
-/* Tokens t .. t + 3, t a multiple of 4; -infinity where they are not allowed or past the end. */
+/* Tokens t .. t + 3, t - lo a multiple of 4; -infinity where they are past the end. */
 __device__ __forceinline__ float4 quad_at(const row_view &r, int t)
 {
     float4 v;
@@ -83,13 +78,6 @@ __device__ __forceinline__ float4 quad_at(const row_view &r, int t)
         v.y = t + 1 < r.hi ? r.l[t + 1] : -INFINITY;
         v.z = t + 2 < r.hi ? r.l[t + 2] : -INFINITY;
         v.w = t + 3 < r.hi ? r.l[t + 3] : -INFINITY;
-    }
-    if (r.allowed && t < r.hi) {
-        uint32_t may = r.allowed[(t - r.lo) >> 5] >> ((t - r.lo) & 31);
-        v.x = may & 1 ? v.x : -INFINITY;
-        v.y = may & 2 ? v.y : -INFINITY;
-        v.z = may & 4 ? v.z : -INFINITY;
-        v.w = may & 8 ? v.w : -INFINITY;
     }
     return v;
 }

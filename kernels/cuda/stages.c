@@ -30,7 +30,8 @@ struct slice {
 struct cuda_stages {
     struct pipeline *pipeline;
     struct stage_tokens tokens;
-    int32_t *before; /* pinned, [max_samples]: the tokens of the step before */
+    int32_t *before;   /* pinned, [max_samples]: the tokens of the step before */
+    int32_t *drawn[2]; /* last stage: on the device, [max_samples], the tokens of stage_tokens' two steps, on each rank */
     char *host;      /* pinned: a part's residual stream, where NCCL is not */
     size_t host_bytes;
     struct mat out;             /* what step_end sends; data NULL: nothing */
@@ -155,6 +156,10 @@ int cuda_stages_init(struct cuda_backend *c, struct err *e)
     if (got != cudaSuccess) {
         return cuda_error(e, got, "tokens of the stages");
     }
+    for (int i = 0; i < 2 && rc == 0 && is_last(s); i++) {
+        s->drawn[i] = cuda_alloc(c, (size_t)c->config.max_samples * sizeof(*s->drawn[i]), "tokens of the stages", e);
+        rc = s->drawn[i] != NULL ? 0 : ERR_NOMEM;
+    }
     return rc < 0 ? rc : link_stages(c, e);
 }
 
@@ -211,7 +216,8 @@ static void check(struct cuda_backend *c, int rc, const struct err *e)
     }
 }
 
-/* The prologue finds the tokens of the step before where it expects those of the part before. */
+/* The prologue finds the tokens of the step before where it expects those of the part before. The last stage has drawn them: its
+ * devices have them all, its hosts only those that rank 0 was told. */
 int cuda_stage_begin(struct cuda_backend *c, const struct batch *b, struct err *e)
 {
     struct cuda_stages *s = c->stages;
@@ -225,14 +231,33 @@ int cuda_stage_begin(struct cuda_backend *c, const struct batch *b, struct err *
     }
     const struct step_tokens *t = stage_tokens_before(&s->tokens);
     size_t n_bytes = (size_t)t->n * sizeof(*t->token);
-    c->n_prev_samples = t->n;
     s->out.data = NULL;
-    memcpy(s->before, t->token, n_bytes);
-    if (n_bytes > 0) {
-        cuda_check(c, cudaMemcpyAsync(c->arrays.sampled, s->before, n_bytes, cudaMemcpyHostToDevice, c->stream),
+    if (n_bytes == 0) {
+        return 0;
+    }
+    const int32_t *from = s->before;
+    if (is_last(s)) {
+        from = s->drawn[1 - s->tokens.now];
+    } else {
+        memcpy(s->before, t->token, n_bytes);
+    }
+    cuda_check(c, cudaMemcpyAsync(c->arrays.sampled, from, n_bytes, cudaMemcpyDefault, c->stream),
+               "tokens of the stages");
+    return 0;
+}
+
+/* The part's tokens behind those of the step's parts before. */
+static void keep_drawn(struct cuda_backend *c)
+{
+    struct cuda_stages *s = c->stages;
+    const struct batch *b = &c->batch;
+    size_t n_bytes = (size_t)b->n_samples * sizeof(int32_t);
+    if (is_last(s) && n_bytes > 0) {
+        cuda_check(c,
+                   cudaMemcpyAsync(s->drawn[s->tokens.now] + b->first_sample, c->arrays.sampled, n_bytes,
+                                   cudaMemcpyDeviceToDevice, c->stream),
                    "tokens of the stages");
     }
-    return 0;
 }
 
 /* Bytes of a mat with what lies between its rows, which every stage has alike. */
@@ -346,7 +371,11 @@ void cuda_stage_send(struct backend *b, struct mat x)
 void cuda_stage_end(struct cuda_backend *c)
 {
     struct cuda_stages *s = c->stages;
-    if (s == NULL || s->out.data == NULL || !cuda_usable(c)) {
+    if (s == NULL || !cuda_usable(c)) {
+        return;
+    }
+    keep_drawn(c);
+    if (s->out.data == NULL) {
         return;
     }
     if (s->linked) {

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "config/limits.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/heuristics.h"
 
@@ -27,10 +28,10 @@ static void staging_release(struct cuda_backend *c)
         cudaFreeHost(c->step[i].staging);
         c->step[i].staging = NULL;
     }
+    free(c->staging_large);
     cudaFree(c->staging_device);
-    cudaFree(c->sample.saved);
+    c->staging_large = NULL;
     c->staging_device = NULL;
-    c->sample.saved = NULL;
     c->staging_cap = 0;
 }
 
@@ -44,48 +45,90 @@ static void graphs_drop(struct cuda_backend *c)
     c->n_graphs = 0;
 }
 
-/* Room for a step of n bytes. Growing waits for the device and drops the graphs, which hold the old address. */
-static int staging_reserve(struct cuda_backend *c, int64_t n, struct err *e)
+/* Bytes of a step that is as large in everything as the configuration allows. */
+static int64_t staging_most(const struct cuda_backend *c)
 {
-    if (n <= c->staging_cap) {
-        return 0;
+    const struct backend_config *k = &c->config;
+    const int64_t I = sizeof(int32_t), seqs = k->max_seqs, tokens = k->max_tokens, samples = k->max_samples;
+    enum { ARRAYS = 32, RUNS = 4 }; /* each array may need 15 bytes more; table updates a sequence */
+    int64_t of_tokens = tokens * (6 * I) + (tokens / ATTN_PREFILL_ROWS + seqs + 1) * (int64_t)sizeof(struct query_tile);
+    int64_t of_tables = RUNS * seqs * (int64_t)sizeof(struct table_update) + seqs * k->max_blocks_per_seq * I;
+    int64_t of_seqs = (seqs + 1) * (5 + CUDA_MAX_WINDOWS) * I + (seqs / 2 + 1) * (int64_t)sizeof(struct shared_run) +
+                      seqs * (int64_t)sizeof(struct block_copy);
+    int64_t of_samples = samples * (int64_t)sizeof(struct sample_row) +
+                         seqs * LIMIT_ROW_BIASES * (int64_t)sizeof(struct token_bias) +
+                         seqs * mask_words(k->vocab) * I;
+    return (int64_t)sizeof(struct step_header) + ARRAYS * 16 + of_tokens + of_tables + of_seqs + of_samples;
+}
+
+/* Room for the largest step, so that no step ever has to ask for more. What is usual lies in pinned memory of each step's own; a
+ * larger step is packed into ordinary memory, which is touched only then, and waits while it is copied from there. */
+static int staging_open(struct cuda_backend *c, struct err *e)
+{
+    int64_t cap = div_ceil(staging_most(c), 4096) * 4096;
+    if (cap > INT32_MAX) {
+        return err_set_param(e, ERR_INVALID, "max_num_seqs",
+                             "cuda: a step of %d sequences of %d blocks may have %lld MiB, more than can be addressed",
+                             c->config.max_seqs, c->config.max_blocks_per_seq, (long long)(cap >> 20));
     }
-    cudaError_t rc = cuda_wait_stream(c);
-    graphs_drop(c);
-    staging_release(c);
-    int64_t cap = div_ceil(n + n / 2, 4096) * 4096;
+    c->staging_pinned = MIN(cap, STAGING_PINNED_BYTES);
+    cudaError_t rc = cudaSuccess;
     for (int i = 0; i < STEP_RING && rc == cudaSuccess; i++) {
-        rc = cudaHostAlloc((void **)&c->step[i].staging, (size_t)cap, cudaHostAllocDefault);
+        rc = cudaHostAlloc((void **)&c->step[i].staging, (size_t)c->staging_pinned, cudaHostAllocDefault);
     }
     rc = rc == cudaSuccess ? cudaMalloc((void **)&c->staging_device, (size_t)cap) : rc;
-    rc = rc == cudaSuccess ? cudaMalloc((void **)&c->sample.saved, (size_t)cap)
-                           : rc; /* cuda_step_begin asks for room for it too */
     if (rc != cudaSuccess) {
         return cuda_error(e, rc, "buffers of a step");
+    }
+    c->staging_large = cap > c->staging_pinned ? malloc((size_t)cap) : NULL;
+    if (cap > c->staging_pinned && c->staging_large == NULL) {
+        return err_nomem(e, "buffers of a step");
     }
     c->staging_cap = cap;
     c->arrays.header = (struct step_header *)c->staging_device;
     return 0;
 }
 
-/* Room for n best tokens in the results of `s`. */
-static int top_reserve(struct cuda_step *s, int64_t n, struct err *e)
+/* Room for what samples make of `rows` rows of the vocabulary. Graphs hold its address. */
+static int work_reserve(struct cuda_backend *c, int32_t rows, int32_t vocab, struct err *e)
 {
-    if (n <= s->top_cap) {
+    int64_t stride = div_ceil(vocab, 8) * 8;
+    if (stride <= c->sample.work_stride && rows <= c->work_rows) {
         return 0;
     }
-    cudaFreeHost(s->top_token);
-    cudaFreeHost(s->top_logprob);
-    s->top_token = NULL;
-    s->top_logprob = NULL;
-    s->top_cap = 0;
-    cudaError_t rc = cudaHostAlloc((void **)&s->top_token, (size_t)n * 4, cudaHostAllocMapped);
-    rc = rc == cudaSuccess ? cudaHostAlloc((void **)&s->top_logprob, (size_t)n * 4, cudaHostAllocMapped) : rc;
+    stride = MAX(stride, c->sample.work_stride);
+    rows = MAX(rows, c->work_rows);
+    cudaError_t rc = c->sample.work != NULL ? cuda_wait_stream(c) : cudaSuccess;
+    graphs_drop(c);
+    cudaFree(c->sample.work);
+    c->sample.work = NULL;
+    c->sample.work_stride = 0;
+    c->work_rows = 0;
+    rc = rc == cudaSuccess ? cudaMalloc((void **)&c->sample.work, (size_t)(rows * stride) * sizeof(float)) : rc;
     if (rc != cudaSuccess) {
-        return cuda_error(e, rc, "results of a step");
+        return cuda_error(e, rc, "sampling");
     }
-    s->top_cap = n;
+    c->sample.work_stride = stride;
+    c->work_rows = rows;
     return 0;
+}
+
+bool cuda_sample_room(struct cuda_backend *c, struct mat logits)
+{
+    struct err e = {0};
+    int32_t rows = cuda_rows_behind(c, logits);
+    if (c->greedy || (logits.cols <= c->sample.work_stride && rows <= c->work_rows)) {
+        return true;
+    }
+    if (c->capturing) { /* the step before, of the same logits, made room */
+        err_set(&e, ERR_DEVICE, "cuda: sampling: no room for %d rows of %d", rows, logits.cols);
+    } else {
+        work_reserve(c, rows, logits.cols, &e);
+    }
+    if (e.code < 0 && c->failed.code == 0) {
+        c->failed = e;
+    }
+    return cuda_usable(c);
 }
 
 static int32_t *ints(struct cuda_backend *c, int64_t n, struct err *e)
@@ -109,7 +152,7 @@ int cuda_steps_init(struct cuda_backend *c, struct err *e)
               (a->slot = ints(c, rows, e)) != NULL && (a->q_start = ints(c, rows, e)) != NULL &&
               (a->kv_len = ints(c, rows, e)) != NULL && (a->row = ints(c, rows, e)) != NULL &&
               (a->logits_token = ints(c, rows, e)) != NULL && (a->sampled = ints(c, rows, e)) != NULL &&
-              (a->sampled_before = ints(c, rows, e)) != NULL && (c->sample.arrived = ints(c, rows, e)) != NULL &&
+              (c->sample.arrived = ints(c, rows, e)) != NULL &&
               (a->shared = (struct shared_run *)ints(c, 3 * rows, e)) != NULL &&
               (a->shared_start = ints(c, rows, e)) != NULL && (a->skip = ints(c, rows, e)) != NULL &&
               (a->chunk_start = ints(c, (int64_t)CUDA_MAX_WINDOWS * (k->max_seqs + 1), e)) != NULL &&
@@ -127,20 +170,23 @@ int cuda_steps_init(struct cuda_backend *c, struct err *e)
             rc == cudaSuccess ? cudaHostAlloc((void **)&s->token, (size_t)k->max_samples * 4, cudaHostAllocMapped) : rc;
         rc = rc == cudaSuccess ? cudaHostAlloc((void **)&s->logprob, (size_t)k->max_samples * 4, cudaHostAllocMapped)
                                : rc;
-        if (rc == cudaSuccess && top_reserve(s, (int64_t)k->max_samples * 24, e) < 0) {
-            return e->code;
-        }
+        s->top_cap = (int64_t)k->max_samples * LIMIT_CANDIDATES;
+        rc = rc == cudaSuccess ? cudaHostAlloc((void **)&s->top_token, (size_t)s->top_cap * 4, cudaHostAllocMapped) : rc;
+        rc =
+            rc == cudaSuccess ? cudaHostAlloc((void **)&s->top_logprob, (size_t)s->top_cap * 4, cudaHostAllocMapped) : rc;
     }
     if (rc != cudaSuccess) {
         return cuda_error(e, rc, "results of a step");
     }
-    return staging_reserve(c, 65536 + rows * 128, e);
+    int code = k->max_logits > 0 && k->vocab > 0 ? work_reserve(c, k->max_logits, k->vocab, e) : 0;
+    return code < 0 ? code : staging_open(c, e);
 }
 
 void cuda_steps_release(struct cuda_backend *c)
 {
     graphs_drop(c);
     staging_release(c);
+    cudaFree(c->sample.work);
     for (int i = 0; i < STEP_RING; i++) {
         struct cuda_step *s = &c->step[i];
         if (s->begun != NULL) {
@@ -185,20 +231,6 @@ static void fill_groups(int32_t *group, const struct batch *b)
         }
         group[row] = i;
     }
-}
-
-/* Where each sample keeps the logits that its penalties and biases change: samples of one request may share the lists, but
- * not the row. Returns how many in all. */
-static int64_t fill_saved(int32_t *first, const struct batch *b)
-{
-    int64_t n = 0;
-    for (int32_t i = 0; i < b->n_samples; i++) {
-        if (first != NULL) {
-            first[i] = (int32_t)n;
-        }
-        n += b->sample[i].n_counts + b->sample[i].n_bias;
-    }
-    return n;
 }
 
 struct attn_cut cuda_attn_cut(const struct cuda_backend *c, const int32_t *start, int32_t n)
@@ -248,18 +280,13 @@ static void pack_batch(struct cuda_backend *c, struct packer *p, struct step_hea
     h->off_table_block = pack(p, b->table_block, b->n_table_block * I);
     h->off_logits_token = pack(p, b->logits_token, b->n_logits * I);
     h->off_sample = pack(p, b->sample, b->n_samples * (int64_t)sizeof(*b->sample));
-    h->off_count = pack(p, b->token_count, b->n_token_count * (int64_t)sizeof(*b->token_count));
     h->off_bias = pack(p, b->token_bias, b->n_token_bias * (int64_t)sizeof(*b->token_bias));
-    h->off_allowed = pack(p, b->allowed_token, b->n_allowed_token * I);
+    h->off_mask = pack(p, b->mask_word, b->n_mask_word * (int64_t)sizeof(*b->mask_word));
     h->off_group = (int32_t)p->at;
     if (p->base != NULL) {
         fill_groups((int32_t *)(p->base + p->at), b);
     }
     p->at += div_ceil((b->n_logits + 1) * I, 16) * 16;
-    h->off_saved = pack(p, NULL, b->n_samples * I);
-    if (p->base != NULL) {
-        fill_saved((int32_t *)(p->base + h->off_saved), b);
-    }
     pack_shared(c, p, h, b);
     const int32_t *skip = p->base != NULL ? (const int32_t *)(p->base + h->off_skip) : NULL;
     h->off_chunk_start = (int32_t)p->at;
@@ -295,6 +322,14 @@ static int check_batch(const struct cuda_backend *c, const struct batch *b, stru
                            (unsigned long long)b->step);
         }
     }
+    int64_t most = c->arrays.slot_token != NULL ? (int64_t)k->max_blocks_per_seq * c->kv.block_size : 0;
+    for (int32_t i = 0; i < b->n_samples; i++) {
+        const struct sample_row *s = &b->sample[i];
+        if (sample_penalised(s) && (s->row < 0 || s->row >= k->max_seqs || s->position > most)) {
+            return err_set(e, ERR_INVALID, "cuda: step %llu: penalties of tokens out of range",
+                           (unsigned long long)b->step);
+        }
+    }
     return 0;
 }
 
@@ -326,7 +361,6 @@ static void fill_header(struct cuda_backend *c, struct step_header *h, const str
     h->n_decode = b->n_decode;
     h->n_logits = b->n_logits;
     h->n_samples = b->n_samples;
-    h->n_prev = c->n_prev_samples;
     h->n_table_update = b->n_table_update;
     h->n_windows = c->n_windows;
     h->top_stride = s->top_stride;
@@ -355,10 +389,9 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     if (s->in_flight && !cuda_check(c, cuda_wait_event(c, s->done), "an earlier step")) {
         return err_set(e, c->failed.code, "%s", c->failed.text);
     }
-    rc = staging_reserve(c, MAX(size.at, fill_saved(NULL, &b) * (int64_t)sizeof(float)), e);
-    rc = rc < 0 ? rc : top_reserve(s, (int64_t)s->top_stride * b.n_samples, e);
-    if (rc < 0) {
-        return rc;
+    if (size.at > c->staging_cap || (int64_t)s->top_stride * b.n_samples > s->top_cap) {
+        return err_set(e, ERR_INVALID, "cuda: step %llu is larger than its limits: %lld bytes of %lld",
+                       (unsigned long long)b.step, (long long)size.at, (long long)c->staging_cap);
     }
     rc = cuda_stage_begin(c, &b, e);
     if (rc < 0) {
@@ -366,26 +399,26 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     }
     c->batch = b;
     c->greedy = batch_greedy(&b) && !c->config.deterministic;
-    c->any_allowed = b.n_allowed_token > 0;
     cuda_rank_choose(c, &b);
     c->padded = graph_eligible(&b) ? MIN(graph_rows(b.n_tokens), c->max_graph_rows) : 0;
     c->padded = MAX(c->padded, b.n_tokens);
-    struct step_header *h = (struct step_header *)s->staging;
+    struct packer p = {.base = size.at <= c->staging_pinned ? s->staging : c->staging_large};
+    struct step_header *h = (struct step_header *)p.base;
     memset(h, 0, sizeof(*h));
-    struct packer p = {.base = s->staging};
     pack_batch(c, &p, h, &b, &off);
     if (b.token_src == NULL && b.n_tokens > 0) {
-        memset(s->staging + h->off_token_src, 0xFF, (size_t)b.n_tokens * sizeof(int32_t));
+        memset(p.base + h->off_token_src, 0xFF, (size_t)b.n_tokens * sizeof(int32_t));
     }
     fill_header(c, h, s, &b);
     c->header = h;
     c->tile_device = (struct query_tile *)(c->staging_device + off.off_tiles);
     cuda_check(c, cudaEventRecord(s->begun, c->stream), "starting a step");
-    cuda_check(c, cudaMemcpyAsync(c->staging_device, s->staging, (size_t)p.at, cudaMemcpyHostToDevice, c->stream),
+    cuda_check(c, cudaMemcpyAsync(c->staging_device, p.base, (size_t)p.at, cudaMemcpyHostToDevice, c->stream),
                "starting a step");
     cuda_swap(c, &b);
+    cuda_swap_tokens(c, &b);
     if (b.n_copy > 0) {
-        launch_block_copy(c->kv_data, kv_layout_block_bytes(&c->kv), (int32_t *)(c->staging_device + off.off_copy),
+        launch_block_copy(&c->arrays, c->kv_data, kv_layout_block_bytes(&c->kv), (int32_t *)(c->staging_device + off.off_copy),
                           b.n_copy, c->stream);
     }
     s->step = b.step;
@@ -503,7 +536,6 @@ int cuda_step_end(struct backend *backend, struct err *e)
     cuda_stage_end(c);
     cuda_check(c, cudaEventRecord(s->done, c->stream), "ending a step");
     s->in_flight = true;
-    c->n_prev_samples = s->n_samples;
     c->n_begun++;
     return cuda_usable(c) ? 0 : err_set(e, c->failed.code, "%s", c->failed.text);
 }

@@ -5,6 +5,7 @@
  *     a step               after what it reads has come back, and after blocks that it overwrites have left; no other step waits
  *     a block comes back   after the last step that wrote its place: a sequence that ended is computed once more by a step in flight
  * The stream's own order sees to the host blocks: what leaves and comes back through the same one, and its next user.
+ * The ids of a block's tokens are few bytes: those of host blocks lie on the device too, where the compute stream copies them.
  */
 #include <stdlib.h>
 
@@ -21,6 +22,7 @@ struct swap {
     int64_t n_settled;         /* blocks that left with steps up to this one are away */
     int64_t last;              /* the last step with copies */
     struct block_copy *chosen; /* [n_blocks] scratch */
+    int32_t *pair;             /* [2 * n_host_blocks] of block_copy, on the device: the step's swaps */
 };
 
 int cuda_swap_init(struct cuda_backend *c, struct err *e)
@@ -36,6 +38,10 @@ int cuda_swap_init(struct cuda_backend *c, struct err *e)
     w->chosen = malloc((size_t)c->n_blocks * sizeof(*w->chosen));
     if (w->written == NULL || w->writes == NULL || w->left == NULL || w->chosen == NULL) {
         return err_nomem(e, "swapping");
+    }
+    w->pair = cuda_alloc(c, (size_t)c->n_host_blocks * 2 * sizeof(struct block_copy), "swapping", e);
+    if (w->pair == NULL) {
+        return ERR_NOMEM;
     }
     cudaError_t rc = cudaStreamCreateWithFlags(&w->stream, cudaStreamNonBlocking);
     rc = rc == cudaSuccess ? cudaEventCreateWithFlags(&w->moved, cudaEventDisableTiming) : rc;
@@ -202,4 +208,27 @@ void cuda_swap(struct cuda_backend *c, const struct batch *b)
         cuda_check(c, cudaStreamWaitEvent(c->stream, w->moved, 0), "swapping");
     }
     mark_blocks(c, b, w->written, step);
+}
+
+/* n swaps to the device at `pair`; the arrays are ordinary memory, which has been read on return. */
+static void send_pairs(struct cuda_backend *c, int32_t *pair, const struct block_copy *copy, int32_t n)
+{
+    cuda_check(c, cudaMemcpyAsync(pair, copy, (size_t)n * sizeof(*copy), cudaMemcpyHostToDevice, c->stream),
+               "swapping");
+}
+
+void cuda_swap_tokens(struct cuda_backend *c, const struct batch *b)
+{
+    if (b->n_swap_out == 0 && b->n_swap_in == 0) {
+        return;
+    }
+    if (c->swap == NULL || b->n_swap_out > c->n_host_blocks || b->n_swap_in > c->n_host_blocks) {
+        err_set(&c->failed, ERR_INVALID, "cuda: more blocks are swapped than the host pool has");
+        return;
+    }
+    int32_t *out = c->swap->pair, *in = out + 2 * (int64_t)b->n_swap_out;
+    send_pairs(c, out, b->swap_out, b->n_swap_out);
+    send_pairs(c, in, b->swap_in, b->n_swap_in);
+    launch_token_copy(&c->arrays, out, b->n_swap_out, 0, c->n_blocks, c->stream);
+    launch_token_copy(&c->arrays, in, b->n_swap_in, c->n_blocks, 0, c->stream);
 }
