@@ -17,7 +17,7 @@
 #include "kernels/backend.h"
 #include "kernels/comm.h"
 
-enum { RANK_RIG_TOKENS = 256 };
+enum { RANK_RIG_TOKENS = 256, RANK_RIG_VOCAB = 1 << 16 };
 
 struct rank_rig {
     const char *device;
@@ -28,10 +28,10 @@ struct rank_rig {
     int32_t *ints, *minus;
     struct sample_row *sample; /* of decode steps: greedy, each of its row's logits */
     const int32_t *token_src;  /* of the tokens; NULL: they are 0, 1, 2 ... */
-    const struct token_count *count;
+    const int32_t *slot;       /* where they are noted; NULL: nowhere */
     const struct token_bias *bias;
-    const int32_t *allowed;
-    int32_t n_count, n_bias, n_allowed;
+    const uint32_t *mask;
+    int32_t n_bias, n_mask;
 };
 
 typedef int rank_rig_body(struct rank_rig *r, struct err *e);
@@ -53,6 +53,7 @@ static inline int rank_rig_open(struct rank_rig *r, void *shared, struct err *e)
                                .max_seqs = n,
                                .max_samples = n,
                                .max_blocks_per_seq = 4,
+                               .vocab = RANK_RIG_VOCAB,
                                .comm = r->comm,
                                .share = r->rank,
                                .n_shares = r->n_ranks};
@@ -122,7 +123,7 @@ static inline int rank_rig_begin(struct rank_rig *r, int32_t n, bool *ret_replay
                       .token = r->ints,
                       .token_src = r->token_src ? r->token_src : r->minus,
                       .position = r->ints,
-                      .slot = r->minus,
+                      .slot = r->slot ? r->slot : r->minus,
                       .n_seqs = decode ? n : 1,
                       .n_decode = decode ? n : 0,
                       .q_start = decode ? r->ints : one,
@@ -133,12 +134,10 @@ static inline int rank_rig_begin(struct rank_rig *r, int32_t n, bool *ret_replay
                       .logits_token = r->ints,
                       .n_samples = decode ? n : 0,
                       .sample = r->sample,
-                      .token_count = r->count,
-                      .n_token_count = r->n_count,
                       .token_bias = r->bias,
                       .n_token_bias = r->n_bias,
-                      .allowed_token = r->allowed,
-                      .n_allowed_token = r->n_allowed};
+                      .mask_word = r->mask,
+                      .n_mask_word = r->n_mask};
     int rc = r->b->ops->step_begin(r->b, &b, e);
     *ret_replayed = rc == 0 && r->b->ops->replay && r->b->ops->replay(r->b, &b);
     return rc;

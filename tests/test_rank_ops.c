@@ -374,19 +374,19 @@ static int cut_vocabulary(struct rank_rig *r, struct err *e)
 
 /* ---- drawing of every kind ---- */
 
-/* What a row may ask for; the counts and biases are of the first few ids of either rank. */
+/* What a row may ask for; tokens before and biases are of the first few ids of either rank. `row`: the number of its mask. */
 static const struct sample_row KINDS[] = {
     {.temperature = 0.8f, .top_p = 0.9f},
     {.temperature = 1, .top_p = 1, .top_k = 40},
     {.temperature = 0, .top_p = 1},
     {.temperature = 1.3f, .top_p = 0.95f, .top_k = 20, .min_p = 0.02f},
     {.temperature = 1, .top_p = 1, .n_logprobs = 5},
-    {.temperature = 0.7f, .top_p = 1, .frequency_penalty = 0.7f, .presence_penalty = 0.3f, .n_counts = 6},
-    {.temperature = 0, .top_p = 1, .repetition_penalty = 1.5f, .n_counts = 6, .n_bias = 4},
+    {.temperature = 0.7f, .top_p = 1, .frequency_penalty = 0.7f, .presence_penalty = 0.3f},
+    {.temperature = 0, .top_p = 1, .repetition_penalty = 1.5f, .n_bias = 4},
     {.kind = SAMPLE_CANDIDATES, .top_p = 1, .n_candidates = 8},
     {.kind = SAMPLE_SCORE, .top_p = 1, .target = VOCAB - 3},
     {.temperature = 0, .top_p = 1, .n_logprobs = 20},
-    {.temperature = 0.9f, .top_p = 1, .n_bias = 4, .allowed_first = 5, .n_allowed = 1}, /* banned */
+    {.temperature = 0.9f, .top_p = 1, .n_bias = 4, .row = 2}, /* banned */
 };
 /* The same of those whose tokens are found in short lists of each part. */
 static const struct sample_row SHORT_KINDS[] = {
@@ -394,19 +394,21 @@ static const struct sample_row SHORT_KINDS[] = {
     {.temperature = 0, .top_p = 1},
     {.temperature = 1.3f, .top_p = 0.95f, .top_k = 20, .min_p = 0.02f},
     {.temperature = 4, .top_p = 0.8f, .top_k = 64, .n_logprobs = 5},
-    {.temperature = 0.7f, .top_p = 1, .top_k = 50, .frequency_penalty = 0.7f, .presence_penalty = 0.3f, .n_counts = 6},
-    {.temperature = 0, .top_p = 1, .repetition_penalty = 1.5f, .n_counts = 6, .n_bias = 4, .n_logprobs = 3},
+    {.temperature = 0.7f, .top_p = 1, .top_k = 50, .frequency_penalty = 0.7f, .presence_penalty = 0.3f},
+    {.temperature = 0, .top_p = 1, .repetition_penalty = 1.5f, .n_bias = 4, .n_logprobs = 3},
     {.kind = SAMPLE_CANDIDATES, .top_p = 1, .n_candidates = 8, .n_bias = 4},
     {.kind = SAMPLE_CANDIDATES, .top_p = 1, .n_candidates = 64},
     {.kind = SAMPLE_SCORE, .top_p = 1, .target = VOCAB - 3, .n_logprobs = 20},
-    {.temperature = 2, .top_p = 1, .top_k = 3, .n_allowed = 5},
+    {.temperature = 2, .top_p = 1, .top_k = 3, .row = 1},
     {.temperature = 8, .top_p = 0.6f, .top_k = 33, .min_p = 0.1f},
-    {.temperature = 1, .top_p = 1, .top_k = 9, .n_bias = 4, .allowed_first = 5, .n_allowed = 1, .n_logprobs = 3},
-    {.kind = SAMPLE_CANDIDATES, .top_p = 1, .n_candidates = 8, .n_bias = 4, .allowed_first = 5, .n_allowed = 1},
+    {.temperature = 1, .top_p = 1, .top_k = 9, .n_bias = 4, .row = 2, .n_logprobs = 3},
+    {.kind = SAMPLE_CANDIDATES, .top_p = 1, .n_candidates = 8, .n_bias = 4, .row = 2},
 };
-static const struct token_count COUNTS[] = {{3, 2, 0}, {4, 1, 1}, {7, 0, 1}, {4000, 3, 0}, {4950, 1, 0}, {4998, 2, 1}};
+/* Every sequence's tokens, the first of them its prompt; the one drawn in the step before stands behind. */
+enum { BLOCK = 16, N_PROMPT = 3 };
+static const int32_t BEFORE[] = {4, 7, 4998, 3, 3, 4, 4000, 4000, 4000, 4950, 4998, 4998};
 static const struct token_bias BIASES[] = {{1, 2.5f}, {2, -INFINITY}, {4990, 3}, {4991, -1}};
-static const int32_t ALLOWED[] = {5, 80, 2400, 2600, 4997, /* and alone */ 2};
+static const int32_t ALLOWED[] = {5, 80, 2400, 2600, 4997}, ALONE = 2;
 
 /* What rows ask for, in turn, and the logits they ask it of. */
 struct asks {
@@ -417,22 +419,79 @@ struct asks {
 
 static void ask_for_all(struct rank_rig *r, const struct asks *asks, int32_t rows)
 {
-    r->count = COUNTS;
+    static uint32_t mask[2 * (VOCAB / 32 + 1)];
+    for (size_t i = 0; i < ARRAY_LEN(ALLOWED); i++)
+        mask[ALLOWED[i] / 32] |= 1u << ALLOWED[i] % 32;
+    mask[mask_words(VOCAB) + ALONE / 32] |= 1u << ALONE % 32;
     r->bias = BIASES;
-    r->allowed = ALLOWED;
-    r->n_count = ARRAY_LEN(COUNTS);
+    r->mask = mask;
     r->n_bias = ARRAY_LEN(BIASES);
-    r->n_allowed = 0;
+    r->n_mask = 2 * mask_words(VOCAB);
     for (int32_t i = 0; i < rows; i++) {
         struct sample_row *s = &r->sample[i];
         *s = asks->kind[i % asks->n_kinds];
         s->logits_row = i;
-        s->prev_sample = s->presence_penalty > 0 ? i : -1;
+        s->mask_first = s->row > 0 ? (s->row - 1) * mask_words(VOCAB) : -1;
+        s->row = i;
+        s->n_prompt = N_PROMPT;
         s->repetition_penalty = s->repetition_penalty > 0 ? s->repetition_penalty : 1;
         s->seed = (uint64_t)i * 77 + 5;
-        s->position = i + 3;
-        r->n_allowed = MAX(r->n_allowed, s->allowed_first + s->n_allowed);
     }
+}
+
+/* In the first step of a kind nothing is known of a step before: then the tokens behind are none. */
+static void place_draws(struct rank_rig *r, int32_t rows, int32_t step)
+{
+    for (int32_t i = 0; i < rows; i++)
+        r->sample[i].position = (int32_t)ARRAY_LEN(BEFORE) + (step > 0);
+}
+
+/* A cache of small blocks, one a sequence, with the tokens before in each. */
+static int context_open(struct rank_rig *r, struct err *e)
+{
+    enum { N = ARRAY_LEN(BEFORE), AT_ONCE = RANK_RIG_TOKENS / N };
+    static int32_t behind[RANK_RIG_TOKENS], token[RANK_RIG_TOKENS], position[RANK_RIG_TOKENS], slot[RANK_RIG_TOKENS];
+    int32_t q_start[AT_ONCE + 1], len[AT_ONCE], row[AT_ONCE], zero[AT_ONCE] = {0};
+    struct table_update update[AT_ONCE];
+    struct kv_layout kv;
+    struct results res;
+    kv_layout_init(&kv, BLOCK, 1, 1, 16, DTYPE_F32);
+    int rc = r->b->ops->kv_create(r->b, &kv, RANK_RIG_TOKENS, 0, e);
+    for (int32_t first = 0; first < RANK_RIG_TOKENS && rc == 0; first += AT_ONCE) {
+        int32_t n = MIN(AT_ONCE, RANK_RIG_TOKENS - first);
+        for (int32_t i = 0; i < n * N; i++) {
+            token[i] = BEFORE[i % N];
+            position[i] = i % N;
+            slot[i] = (first + i / N) * BLOCK + i % N;
+        }
+        for (int32_t i = 0; i < n; i++) {
+            q_start[i] = i * N;
+            len[i] = N;
+            row[i] = first + i;
+            update[i] = (struct table_update){.row = first + i, .count = 1, .first = i};
+        }
+        q_start[n] = n * N;
+        struct batch b = {.step = ++r->step,
+                          .table_update = update,
+                          .n_table_update = n,
+                          .table_block = row,
+                          .n_table_block = n,
+                          .n_tokens = n * N,
+                          .token = token,
+                          .position = position,
+                          .slot = slot,
+                          .n_seqs = n,
+                          .q_start = q_start,
+                          .kv_len = len,
+                          .row = row,
+                          .lcp_blocks = zero};
+        rc = r->b->ops->step_begin(r->b, &b, e);
+        rc = rc < 0 ? rc : rank_rig_end(r, &res, e);
+    }
+    for (int32_t i = 0; i < RANK_RIG_TOKENS; i++)
+        behind[i] = i * BLOCK + N;
+    r->slot = behind;
+    return rc;
 }
 
 /* Between -4 and 4, a few of a row far above the rest. */
@@ -483,6 +542,7 @@ static int draw_step(struct rank_rig *r, const struct asks *asks, struct drawing
     struct mat logits = mat_rows(d->cut.logits, 0, rows), part = mat_rows(d->cut.part, 0, rows);
     int rc = fill_logits(r, asks, many ? part : logits, rows, many ? d->cut.first : 0, step, e);
     r->token_src = r->ints;
+    place_draws(r, rows, step);
     rc = rc < 0 ? rc : rank_rig_begin(r, rows, &replayed, e);
     r->token_src = NULL;
     if (rc == 0 && !replayed && many) {
@@ -555,6 +615,8 @@ static int all_draws(struct rank_rig *r, const struct asks *asks, struct err *e)
     rc = rc < 0 ? rc : cut_open(r, &d.cut, e);
     rc = rc < 0 ? rc : table_open(r, &d.table, e);
     rc = rc < 0 ? rc : r->b->ops->scratch(r->b, RANK_RIG_TOKENS, WIDTH, DTYPE_F32, &d.out, e);
+    rc = rc < 0 ? rc : context_open(r, e);
+    rc = rc < 0 ? rc : context_open(&one, e);
     static const int32_t rows[] = {1, 2, 10, 33, 64, 201};
     size_t n = getenv("QUIRE_TEST_SMALL") ? 3 : ARRAY_LEN(rows); /* for tools that slow a device down */
     for (size_t i = 0; i < n && rc == 0; i++)
