@@ -9,6 +9,7 @@
 #include "engine/sched_impl.h"
 #include "tests/sim/rig.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static struct rig rig;
@@ -668,6 +669,91 @@ static void rows_are_set_aside_for_samples_to_come(void **state)
     assert_int_equal(b->group->state, GROUP_WAITING);
 }
 
+static int32_t n_running(struct rig_request **q, int32_t n)
+{
+    int32_t running = 0;
+    for (int32_t i = 0; i < n; i++) {
+        running += q[i]->group && q[i]->group->state == GROUP_RUNNING;
+    }
+    return running;
+}
+
+static void leave(struct rig_request **q, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        atomic_store(&q[i]->request.cancelled, true);
+    }
+}
+
+/* The longest list of allowed ids that the API takes, in each of more requests than any array of them has room for. */
+static void long_lists_of_ids_keep_no_row_idle(void **state)
+{
+    (void)state;
+    enum { N = 40 };
+    struct rig_request *q[N + 1];
+    struct gen_params p = tokens(40);
+    int32_t *id = malloc(LIMIT_ALLOWED_TOKEN_IDS * sizeof(*id));
+    assert_non_null(id);
+    for (int32_t i = 0; i < LIMIT_ALLOWED_TOKEN_IDS; i++) {
+        id[i] = i % 90;
+    }
+    p.allowed_token = id;
+    p.n_allowed = LIMIT_ALLOWED_TOKEN_IDS;
+    config.max_num_seqs = config.max_num_batched_tokens = 48;
+    config.max_logits = 64;
+    config.n_blocks = 1024;
+    rig_open(&rig, &config);
+    for (int32_t i = 0; i < N; i++) {
+        q[i] = rig_add(&rig, p, i, 1);
+    }
+    q[N] = rig_add(&rig, tokens(40), 0, 1);
+    rig_step(&rig);
+    int32_t running = n_running(q, N + 1);
+    leave(q, N + 1);
+    rig_run(&rig, 10);
+    free(id);
+    assert_int_equal(running, N + 1);
+}
+
+/* What penalties may have to count one day is no reason to wait. */
+static void penalties_over_long_models_keep_no_row_idle(void **state)
+{
+    (void)state;
+    enum { N = 60 };
+    struct rig_request *q[N];
+    config.vocab = config.max_len = 1 << 19;
+    config.block_size = 64;
+    config.n_blocks = 2 * config.max_len / config.block_size;
+    config.max_num_seqs = config.max_num_batched_tokens = N;
+    config.max_logits = N + 1;
+    struct gen_params p = tokens(config.max_len - 1);
+    p.presence_penalty = 0.5F;
+    rig_open(&rig, &config);
+    for (int32_t i = 0; i < N; i++) {
+        q[i] = rig_add(&rig, p, i, 1);
+    }
+    rig_step(&rig);
+    int32_t running = n_running(q, N);
+    leave(q, N);
+    assert_int_equal(running, N);
+}
+
+/* More biases than a row of a batch has room for. */
+static void lists_beyond_their_limits_are_refused(void **state)
+{
+    (void)state;
+    struct gen_params p = tokens(1);
+    struct gen_bias bias[LIMIT_LOGIT_BIAS + 1] = {{0, 0}};
+    struct request r = {.prompt = (int32_t[]){1}, .n_prompt = 1};
+    struct group *g;
+    struct err e = {0};
+    p.bias = bias;
+    p.n_bias = LIMIT_LOGIT_BIAS + 1;
+    r.params = p;
+    assert_int_equal(group_new(&g, &r, NULL, &config, &e), ERR_INVALID);
+    assert_string_equal(e.param, "logit_bias");
+}
+
 int main(void)
 {
 #define CASE(f) cmocka_unit_test_setup_teardown(f, start, stop)
@@ -700,6 +786,9 @@ int main(void)
         CASE(prefill_beside_decodes_is_spread),
         CASE(large_steps_are_whole),
         CASE(rows_are_set_aside_for_samples_to_come),
+        CASE(long_lists_of_ids_keep_no_row_idle),
+        CASE(penalties_over_long_models_keep_no_row_idle),
+        cmocka_unit_test_setup(lists_beyond_their_limits_are_refused, start),
         CASE(reservations_limit_who_runs),
         CASE(what_no_reservation_can_hold_is_refused),
     };

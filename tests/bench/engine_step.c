@@ -3,7 +3,8 @@
  *     build/tests/bench/engine_step [steps]
  *
  * One line for 1, 256 and 1024 running: the engine thread's own time a step (struct engine_stats.step_host_s: plan, pack,
- * launch, commit, deltas; not the wait), and the output thread's processor time a token.
+ * launch, commit, deltas; not the wait), and the output thread's processor time a token. Then 256 sequences of 4096 tokens,
+ * of as many different ids, without penalties and with them.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -64,6 +65,14 @@ static void die(const struct err *e)
     exit(1);
 }
 
+/* What runs: so many sequences behind prompts of so many tokens. */
+struct load {
+    int32_t n_running, n_prompt;
+    bool penalties;
+};
+
+enum { VOCAB = 151936 };
+
 static struct engine *open_engine(struct sink *sink, int64_t pause_us)
 {
     struct settings s = {.block_size = 16, .max_queue = 2048, .step_timeout = 60, .prefix_cache = true};
@@ -76,36 +85,40 @@ static struct engine *open_engine(struct sink *sink, int64_t pause_us)
     if (!p || null_open(&p->inner, &s, &e) < 0 || tokenizer_open_bytes(&t, &e) < 0)
         die(&e);
     p->pause_us = pause_us;
+    p->inner->info.vocab = VOCAB; /* of prompts: what it draws are bytes */
     p->base = (struct executor){.info = p->inner->info, .launch = paced_launch, .wait = paced_wait, .free = paced_free};
     if (engine_open_on(&engine, &s, &p->base, t, sink, &e) < 0)
         die(&e);
     return engine;
 }
 
-static void submit(struct engine *engine, int32_t n, int32_t max_tokens)
+static void submit(struct engine *engine, const struct load *l, int32_t max_tokens)
 {
-    for (int32_t i = 0; i < n; i++) {
+    static int32_t prompt[4096];
+    for (int32_t i = 0; i < l->n_running; i++) {
         struct gen_params p;
         struct request *r;
         struct err e;
-        int32_t prompt[100];
-        for (int32_t k = 0; k < 100; k++)
-            prompt[k] = (i * 31 + k * 7) % 256;
+        for (int32_t k = 0; k < l->n_prompt; k++)
+            prompt[k] = (i * 31 + k * 7) % VOCAB;
         gen_params_init(&p, engine);
         p.max_tokens = max_tokens;
         p.seed = (uint64_t)i;
-        if (request_new(&r, &p, prompt, 100, &e) < 0 || engine_submit(engine, r, &e) < 0)
+        p.repetition_penalty = l->penalties ? 1.1f : 1;
+        p.frequency_penalty = l->penalties ? 0.2f : 0;
+        if (request_new(&r, &p, prompt, l->n_prompt, &e) < 0 || engine_submit(engine, r, &e) < 0)
             die(&e);
         request_unref(r);
     }
 }
 
-static void measure(int32_t n_running, int32_t n_steps)
+static void measure(const struct load *l, int32_t n_steps)
 {
+    int32_t n_running = l->n_running;
     struct sink sink = {.emit = emit, .flush = flush};
     struct engine *e = open_engine(&sink, n_running >= 1024 ? 500 : n_running >= 256 ? 200 : 50);
     const struct engine_stats *s = engine_stats(e);
-    submit(e, n_running, n_steps + 400);
+    submit(e, l, n_steps + 400);
     while (atomic_load(&s->running) < n_running || atomic_load(&s->steps) < 200)
         usleep(1000);
     uint64_t steps = atomic_load(&s->steps);
@@ -117,16 +130,17 @@ static void measure(int32_t n_running, int32_t n_steps)
     host = atomic_load(&s->step_host_s.sum) - host;
     pieces = atomic_load(&n_pieces) - pieces;
     cpu = atomic_load(&output_cpu_ns) - cpu;
-    printf("running %5d   host %7.1f us a step   output %6.0f ns of processor a token\n", n_running, host / n * 1e6,
-           (double)cpu / (double)pieces);
+    printf("running %5d x %4d%s   host %7.1f us a step   output %6.0f ns of processor a token\n", n_running, l->n_prompt,
+           l->penalties ? " with penalties" : "", host / n * 1e6, (double)cpu / (double)pieces);
     engine_free(e);
 }
 
 int main(int argc, char **argv)
 {
     int32_t n_steps = argc > 1 ? atoi(argv[1]) : 4000;
-    static const int32_t running[] = {1, 256, 1024};
-    for (size_t i = 0; i < ARRAY_LEN(running); i++)
-        measure(running[i], MIN(n_steps, 7000));
+    static const struct load loads[] = {
+        {1, 100, false}, {256, 100, false}, {1024, 100, false}, {256, 4096, false}, {256, 4096, true}};
+    for (size_t i = 0; i < ARRAY_LEN(loads); i++)
+        measure(&loads[i], MIN(n_steps, loads[i].n_prompt > 1000 ? 3000 : 7000));
     return 0;
 }

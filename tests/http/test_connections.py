@@ -111,6 +111,22 @@ def test_client_that_leaves_frees_its_blocks(paced, stream):
     assert paced.metric("clients_gone_total") == gone + 20
 
 
+def test_long_lists_of_allowed_ids_stop_nobody(start):
+    """The longest list of ids there may be, in more requests than any list of all of them has room for."""
+    server = start("--max-num-seqs", "64", model=PACED)
+    body = post("/v1/completions", dict(LONG, allowed_token_ids=[65 + i % 26 for i in range(65536)], stream=True))
+    socks = [server.connect() for _ in range(17)]
+    for s in socks:
+        s.sendall(body)
+    server.wait_metric("num_requests_running", 17)
+    answer = server.ask("POST", "/v1/completions", json=dict(prompt="x", max_tokens=3))
+    assert answer.status_code == 200  # the seventeen would run for five minutes
+    for s in socks:
+        assert Reader(s).head()[0] == 200
+        s.close()
+    server.wait_idle()
+
+
 def test_client_that_resets(paced):
     gone = paced.metric("clients_gone_total")
     for _ in range(10):
