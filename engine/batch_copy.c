@@ -17,16 +17,23 @@ static size_t batch_bytes(const struct batch *b)
     return n;
 }
 
+int batch_copy_reserve(struct batch_copy *c, size_t n_bytes, struct err *e)
+{
+    char *p = n_bytes > c->cap ? realloc(c->arena, n_bytes) : c->arena;
+
+    if (!p) {
+        return err_nomem(e, "a step's batch");
+    }
+    c->arena = p;
+    c->cap = MAX(c->cap, n_bytes);
+    return 0;
+}
+
 int batch_copy_set(struct batch_copy *c, const struct batch *b, struct err *e)
 {
     size_t need = batch_bytes(b);
-    if (need > c->cap) {
-        char *p = realloc(c->arena, need + need / 2);
-        if (!p)
-            return err_nomem(e, "a step's batch");
-        c->arena = p;
-        c->cap = need + need / 2;
-    }
+    if (need > c->cap && batch_copy_reserve(c, need + need / 2, e) < 0)
+        return ERR_NOMEM;
     c->batch = *b;
     char *at = c->arena;
 #define X(array, count)                                               \

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "engine/batch_copy.h"
+#include "engine/batch_wire.h"
 #include "engine/parts.h"
 
 enum { N_JOBS = 2, N_GATHERED = 4, CPU_LOGITS_ROWS = 64, GPU_LOGITS_ROWS = 256 };
@@ -332,6 +333,11 @@ static int runner_start(struct runner *r, struct err *e)
     x->wait = direct ? direct_wait : threaded_wait;
     if (direct)
         return 0;
+    for (int i = 0; i < N_JOBS; i++) {
+        if (batch_copy_reserve(&r->job[i].batch, batch_wire_max(&x->info), e) < 0) {
+            return ERR_NOMEM;
+        }
+    }
     if (pthread_create(&r->thread, NULL, runner_main, r) != 0)
         return err_set(e, ERR_IO, "cannot start the runner's thread");
     r->threaded = true;

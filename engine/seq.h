@@ -78,8 +78,8 @@ struct group {
     int32_t width;           /* sequences it may hold */
     int32_t n_live;
     int32_t n_prompt, max_tokens;
-    int32_t max_blocks; /* of one sequence */
-    bool lookahead;     /* may be planned before its last step is committed */
+    int32_t max_blocks;              /* of one sequence */
+    bool lookahead;                  /* may be planned before its last step is committed */
     bool beams;                      /* a beam search */
     bool scores;                     /* prompt log-probabilities are wanted */
     bool started;                    /* was admitted once */

@@ -334,9 +334,10 @@ int packer_new(struct packer **ret, const struct sched_config *c, struct err *e)
     p->mask_words = mask_words(c->vocab);
     if (seqs * p->mask_words > INT32_MAX) {
         free(p);
-        return err_set_param(e, ERR_INVALID, "max_num_seqs",
-                             "%d sequences are too many for a vocabulary of %d ids: their masks have more than 2^36 bits",
-                             c->max_num_seqs, c->vocab);
+        return err_set_param(
+            e, ERR_INVALID, "max_num_seqs",
+            "%d sequences are too many for a vocabulary of %d ids: their masks have more than 2^36 bits",
+            c->max_num_seqs, c->vocab);
     }
     p->shadow = malloc((size_t)(seqs * p->table_width) * sizeof *p->shadow);
     p->table_update = room(PACK_RUNS * seqs, sizeof *p->table_update);

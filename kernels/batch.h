@@ -60,14 +60,14 @@ struct sample_row {
     int32_t top_k;      /* 0: off */
     float presence_penalty;
     float frequency_penalty;
-    float repetition_penalty; /* 1: off */
-    int32_t n_logprobs;       /* -1: none wanted, else the top n beside the chosen token's own; 0..LIMIT_LOGPROBS */
-    int32_t n_candidates;     /* SAMPLE_CANDIDATES: 1..LIMIT_CANDIDATES */
-    int32_t target;           /* SAMPLE_SCORE */
-    uint64_t seed;            /* of the sequence */
-    int32_t position;         /* of the token to be drawn, in the sequence: so many stand before it in its blocks */
-    int32_t row;              /* block-table row of the sequence: where the penalties find its tokens */
-    int32_t n_prompt;         /* its first tokens, which count for the repetition penalty alone */
+    float repetition_penalty;   /* 1: off */
+    int32_t n_logprobs;         /* -1: none wanted, else the top n beside the chosen token's own; 0..LIMIT_LOGPROBS */
+    int32_t n_candidates;       /* SAMPLE_CANDIDATES: 1..LIMIT_CANDIDATES */
+    int32_t target;             /* SAMPLE_SCORE */
+    uint64_t seed;              /* of the sequence */
+    int32_t position;           /* of the token to be drawn, in the sequence: so many stand before it in its blocks */
+    int32_t row;                /* block-table row of the sequence: where the penalties find its tokens */
+    int32_t n_prompt;           /* its first tokens, which count for the repetition penalty alone */
     int32_t bias_first, n_bias; /* into token_bias */
     int32_t mask_first; /* into mask_word: one bit an id, id t is bit t % 32 of word t / 32, 0 bans it; -1: no mask */
 };
@@ -87,8 +87,8 @@ static inline bool sample_penalised(const struct sample_row *s)
 }
 
 struct batch {
-    uint64_t step; /* 1, 2, ... */
-    int32_t part;  /* of the step; 0: the first or only one */
+    uint64_t step;        /* 1, 2, ... */
+    int32_t part;         /* of the step; 0: the first or only one */
     int32_t first_sample; /* which of the step's sampling rows is the first here; token_src names rows of the whole
                              step before */
 

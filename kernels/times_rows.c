@@ -174,8 +174,8 @@ void times_glue(struct times *t)
 
 /* ---- sampling ---- */
 
-#define ASKED(...)                                                                               \
-    {                                                                                            \
+#define ASKED(...)                                                                              \
+    {                                                                                           \
         .repetition_penalty = 1, .n_logprobs = -1, .mask_first = -1, .position = 7, __VA_ARGS__ \
     }
 static const struct {

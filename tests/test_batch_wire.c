@@ -47,9 +47,10 @@ static struct example *example(void)
         .lcp = {0, 1},
         .logits = {0, 3},
         .mask = {0x30, 1},
-        .sample = {{.logits_row = 0, .top_p = 1, .n_logprobs = -1, .mask_first = -1, .seed = 99},
-                   {.logits_row = 1, .kind = SAMPLE_CANDIDATES, .n_candidates = 8, .row = 3, .n_prompt = 9, .position = 10},
-                   {.logits_row = 1, .kind = SAMPLE_SCORE, .target = 7, .n_bias = 1}},
+        .sample =
+            {{.logits_row = 0, .top_p = 1, .n_logprobs = -1, .mask_first = -1, .seed = 99},
+             {.logits_row = 1, .kind = SAMPLE_CANDIDATES, .n_candidates = 8, .row = 3, .n_prompt = 9, .position = 10},
+             {.logits_row = 1, .kind = SAMPLE_SCORE, .target = 7, .n_bias = 1}},
         .bias = {{.token = 49, .bias = -1}},
     };
     x.b = (struct batch){.step = 77,

@@ -63,8 +63,9 @@ struct cpu_backend {
     struct kv_layout kv;
     int32_t n_blocks, n_host_blocks;
     char *kv_data, *kv_host;
-    int32_t *slot_token; /* [n_blocks + n_host_blocks, block_size] token ids of the device's blocks, then of the host's */
-    int32_t *table;      /* [max_seqs, max_blocks_per_seq] block ids */
+    int32_t
+        *slot_token; /* [n_blocks + n_host_blocks, block_size] token ids of the device's blocks, then of the host's */
+    int32_t *table;  /* [max_seqs, max_blocks_per_seq] block ids */
 
     char *packed; /* activations packed for linear's tiles; grows to the largest seen */
     size_t packed_bytes;

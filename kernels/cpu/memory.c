@@ -286,8 +286,8 @@ int cpu_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks
     char *data = cpu_alloc(c, block_bytes * (size_t)n_blocks);
     char *host = n_host_blocks > 0 ? cpu_alloc(c, block_bytes * (size_t)n_host_blocks) : NULL;
     c->scores = cpu_alloc(c, (size_t)scores_cap * (size_t)cpu_pool_threads(c->pool) * sizeof(float));
-    c->slot_token = cpu_alloc(
-        c, ((size_t)n_blocks + (size_t)n_host_blocks) * (size_t)l->block_size * sizeof(*c->slot_token));
+    c->slot_token =
+        cpu_alloc(c, ((size_t)n_blocks + (size_t)n_host_blocks) * (size_t)l->block_size * sizeof(*c->slot_token));
     if (data == NULL || (n_host_blocks > 0 && host == NULL) || c->scores == NULL || c->slot_token == NULL) {
         return err_set(e, ERR_NOMEM, "out of memory: the key/value cache needs %lld MiB",
                        (long long)(block_bytes * (size_t)(n_blocks + n_host_blocks) >> 20));

@@ -89,8 +89,8 @@ struct cuda_backend {
 
     /* the step being built */
     struct cuda_step step[STEP_RING];
-    _Atomic int64_t n_begun, n_waited; /* the pinner looks at them */
-    int64_t staging_cap, staging_pinned; /* of the largest step; of what fits into a step's own buffer */
+    _Atomic int64_t n_begun, n_waited;    /* the pinner looks at them */
+    int64_t staging_cap, staging_pinned;  /* of the largest step; of what fits into a step's own buffer */
     char *staging_device, *staging_large; /* staging_cap bytes; the latter in ordinary memory, NULL: all are pinned */
     struct step_arrays arrays;
     struct batch batch; /* counts and scalars of the step; its arrays are not the caller's any more */

@@ -17,7 +17,7 @@
 /* This block's slice of a row, `n` ids wide at most, whose first logit in the device's memory is that of id `first`. */
 struct row_slice {
     row_view raw;       /* as it came, staged or in the device's memory */
-    const float *logit; /* of id 0 in the device's memory, always as it came */
+    const float *logit; /* of id 0 in the device's memory: stays as it came */
     float *made;        /* of id 0 in the room for what samples make of it; raw.l where that is staged */
     uint32_t *count;    /* [tile] */
     int tile;           /* ids that are counted at a time */
@@ -58,7 +58,7 @@ __device__ __forceinline__ bool has_penalties(const step_arrays &s, const row_pa
     return s.slot_token && (p.repetition_penalty != 1.0f ? p.position > 0 : of_output && p.position > p.n_prompt);
 }
 
-/* Whether a sample looks at the row as it came. */
+/* Whether a sample looks at something else than the row as it came. */
 __device__ __forceinline__ bool changes_row(const step_arrays &s, const row_params &p)
 {
     return p.n_bias > 0 || p.mask_first >= 0 || has_penalties(s, p);

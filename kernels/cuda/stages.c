@@ -30,9 +30,10 @@ struct slice {
 struct cuda_stages {
     struct pipeline *pipeline;
     struct stage_tokens tokens;
-    int32_t *before;   /* pinned, [max_samples]: the tokens of the step before */
-    int32_t *drawn[2]; /* last stage: on the device, [max_samples], the tokens of stage_tokens' two steps, on each rank */
-    char *host;      /* pinned: a part's residual stream, where NCCL is not */
+    int32_t *before; /* pinned, [max_samples]: the tokens of the step before */
+    int32_t
+        *drawn[2]; /* last stage: on the device, [max_samples], the tokens of stage_tokens' two steps, on each rank */
+    char *host;    /* pinned: a part's residual stream, where NCCL is not */
     size_t host_bytes;
     struct mat out;             /* what step_end sends; data NULL: nothing */
     bool linked;                /* by NCCL: */

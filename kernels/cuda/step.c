@@ -56,8 +56,7 @@ static int64_t staging_most(const struct cuda_backend *c)
     int64_t of_seqs = (seqs + 1) * (5 + CUDA_MAX_WINDOWS) * I + (seqs / 2 + 1) * (int64_t)sizeof(struct shared_run) +
                       seqs * (int64_t)sizeof(struct block_copy);
     int64_t of_samples = samples * (int64_t)sizeof(struct sample_row) +
-                         seqs * LIMIT_ROW_BIASES * (int64_t)sizeof(struct token_bias) +
-                         seqs * mask_words(k->vocab) * I;
+                         seqs * LIMIT_ROW_BIASES * (int64_t)sizeof(struct token_bias) + seqs * mask_words(k->vocab) * I;
     return (int64_t)sizeof(struct step_header) + ARRAYS * 16 + of_tokens + of_tables + of_seqs + of_samples;
 }
 
@@ -171,9 +170,10 @@ int cuda_steps_init(struct cuda_backend *c, struct err *e)
         rc = rc == cudaSuccess ? cudaHostAlloc((void **)&s->logprob, (size_t)k->max_samples * 4, cudaHostAllocMapped)
                                : rc;
         s->top_cap = (int64_t)k->max_samples * LIMIT_CANDIDATES;
-        rc = rc == cudaSuccess ? cudaHostAlloc((void **)&s->top_token, (size_t)s->top_cap * 4, cudaHostAllocMapped) : rc;
         rc =
-            rc == cudaSuccess ? cudaHostAlloc((void **)&s->top_logprob, (size_t)s->top_cap * 4, cudaHostAllocMapped) : rc;
+            rc == cudaSuccess ? cudaHostAlloc((void **)&s->top_token, (size_t)s->top_cap * 4, cudaHostAllocMapped) : rc;
+        rc = rc == cudaSuccess ? cudaHostAlloc((void **)&s->top_logprob, (size_t)s->top_cap * 4, cudaHostAllocMapped)
+                               : rc;
     }
     if (rc != cudaSuccess) {
         return cuda_error(e, rc, "results of a step");
@@ -418,8 +418,8 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     cuda_swap(c, &b);
     cuda_swap_tokens(c, &b);
     if (b.n_copy > 0) {
-        launch_block_copy(&c->arrays, c->kv_data, kv_layout_block_bytes(&c->kv), (int32_t *)(c->staging_device + off.off_copy),
-                          b.n_copy, c->stream);
+        launch_block_copy(&c->arrays, c->kv_data, kv_layout_block_bytes(&c->kv),
+                          (int32_t *)(c->staging_device + off.off_copy), b.n_copy, c->stream);
     }
     s->step = b.step;
     s->n_samples = b.n_samples;

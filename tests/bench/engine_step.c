@@ -130,8 +130,8 @@ static void measure(const struct load *l, int32_t n_steps)
     host = atomic_load(&s->step_host_s.sum) - host;
     pieces = atomic_load(&n_pieces) - pieces;
     cpu = atomic_load(&output_cpu_ns) - cpu;
-    printf("running %5d x %4d%s   host %7.1f us a step   output %6.0f ns of processor a token\n", n_running, l->n_prompt,
-           l->penalties ? " with penalties" : "", host / n * 1e6, (double)cpu / (double)pieces);
+    printf("running %5d x %4d%s   host %7.1f us a step   output %6.0f ns of processor a token\n", n_running,
+           l->n_prompt, l->penalties ? " with penalties" : "", host / n * 1e6, (double)cpu / (double)pieces);
     engine_free(e);
 }
 

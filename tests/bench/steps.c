@@ -1,10 +1,11 @@
 /* Whole steps of a model with dummy weights on a backend, without the engine: decode at a fixed batch and context, prefill.
  *
- *     build/tests/bench/steps [--device cuda] --model DIR [BATCHxCONTEXT ... | pTOKENSxCONTEXT ... | mBATCHxCONTEXT+TOKENS ...]
+ *     build/tests/bench/steps [--device cuda] --model DIR [[rs]BATCHxCONTEXT ... | pTOKENSxCONTEXT ... | mBATCHxCONTEXT+TOKENS ...]
  *
  * Decode: every sequence holds CONTEXT tokens and draws greedily; step N + 1 is launched before step N is waited for, as
  * the engine does. Prints the mean interval of 64 steps, the device's own time, and tokens a second. pTxC: one chunk of T
- * prompt tokens that ends at length C. mBxC+T: B decodes and T tokens of prompts in one step.
+ * prompt tokens that ends at length C. mBxC+T: B decodes and T tokens of prompts in one step. sBxC draws at temperature 0.8,
+ * rBxC also with penalties, of prompts of half the context; `host` is the time in which a step is handed to the device.
  */
 #include <math.h>
 #include <stdio.h>
@@ -82,6 +83,12 @@ static int64_t wait_us(void)
     return r.device_us;
 }
 
+/* What rows of a decode step ask for. */
+struct asked {
+    float temperature;
+    bool penalties;
+};
+
 static struct sample_row row_of(int32_t i, float temperature)
 {
     return (struct sample_row){.logits_row = i,
@@ -94,7 +101,30 @@ static struct sample_row row_of(int32_t i, float temperature)
                                .mask_first = -1};
 }
 
-static void decode(int32_t n, int32_t context, float temperature)
+/* Ids of all kinds in every slot, as a model's own tokens are. */
+static void note_tokens(void)
+{
+    for (int32_t first = 0; first < BLOCKS * BLOCK; first += MAX_TOKENS) {
+        struct batch a = lists_batch();
+        for (int32_t t = 0; t < MAX_TOKENS; t++) {
+            l.token[t] = (int32_t)((uint32_t)(first + t) * 2654435761u >> 8) % 32000;
+            l.src[t] = -1;
+            l.position[t] = t;
+            l.slot[t] = first + t;
+        }
+        l.q_start[1] = l.kv_len[0] = MAX_TOKENS;
+        l.row[0] = 0;
+        a.n_tokens = MAX_TOKENS;
+        a.n_seqs = 1;
+        a.step = ++n_steps;
+        struct err e;
+        check(b->ops->step_begin(b, &a, &e), &e);
+        check(b->ops->step_end(b, &e), &e);
+        wait_us();
+    }
+}
+
+static void decode(int32_t n, int32_t context, struct asked ask)
 {
     int32_t own = (int32_t)div_ceil(context + WARM + TIMED, BLOCK);
     if (n > MAX_SEQS || (int64_t)n * own > BLOCKS || own > PER_SEQ) {
@@ -103,6 +133,10 @@ static void decode(int32_t n, int32_t context, float temperature)
     }
     int64_t begun = 0;
     int64_t device = 0;
+    int64_t host = 0;
+    if (ask.penalties) {
+        note_tokens();
+    }
     for (int32_t i = 0; i < WARM + TIMED; i++) {
         struct batch a = lists_batch();
         if (i == 0) {
@@ -118,9 +152,18 @@ static void decode(int32_t n, int32_t context, float temperature)
             l.q_start[s + 1] = s + 1;
             l.kv_len[s] = at + 1;
             l.row[s] = l.logits[s] = s;
-            l.sample[s] = row_of(s, temperature);
+            l.sample[s] = row_of(s, ask.temperature);
+            l.sample[s].row = s;
+            if (ask.penalties) {
+                l.sample[s].position = at + 1;
+                l.sample[s].n_prompt = context / 2;
+                l.sample[s].repetition_penalty = 1.1f;
+                l.sample[s].frequency_penalty = 0.1f;
+            }
         }
+        int64_t launched = clock_us();
         launch(&a);
+        host += (clock_us() - launched) * (i > WARM);
         if (i > 0) {
             device += wait_us() * (i > WARM);
         }
@@ -128,8 +171,9 @@ static void decode(int32_t n, int32_t context, float temperature)
     }
     double us = (double)(clock_us() - begun) / (TIMED - 1);
     wait_us();
-    printf("decode %3d x %6d, temperature %.1f: %8.1f us a step (device %8.1f), %8.1f tok/s\n", n, context,
-           (double)temperature, us, (double)device / (TIMED - 1), n * 1e6 / us);
+    printf("decode %3d x %6d, temperature %.1f%s: %8.1f us a step (device %8.1f, host %6.1f), %8.1f tok/s\n", n,
+           context, (double)ask.temperature, ask.penalties ? ", penalties" : "", us, (double)device / (TIMED - 1),
+           (double)host / (TIMED - 1), n * 1e6 / us);
 }
 
 static void prefill(int32_t n, int32_t context)
@@ -280,9 +324,11 @@ int main(int argc, char **argv)
         } else if (sscanf(job[i], "p%dx%d", &n, &context) == 2) {
             prefill(n, context);
         } else if (sscanf(job[i], "s%dx%d", &n, &context) == 2) {
-            decode(n, context, 0.8f);
+            decode(n, context, (struct asked){.temperature = 0.8f});
+        } else if (sscanf(job[i], "r%dx%d", &n, &context) == 2) {
+            decode(n, context, (struct asked){.temperature = 0.8f, .penalties = true});
         } else if (sscanf(job[i], "%dx%d", &n, &context) == 2) {
-            decode(n, context, 0);
+            decode(n, context, (struct asked){0});
         }
     }
     b->ops->free(b);
