@@ -199,10 +199,15 @@ static int32_t n_here(const struct runner *r)
     return r->share ? r->share->n_here : 1;
 }
 
-/* Rows of the output head that are computed, and drawn from, at a time. */
+/* Rows of the output head that are computed, and drawn from, at a time, where that is done. */
 static int32_t max_logits(const struct executor_info *x, bool gpu)
 {
     return MIN(x->max_samples, gpu ? GPU_LOGITS_ROWS : CPU_LOGITS_ROWS);
+}
+
+static bool draws(const struct runner *r)
+{
+    return !r->share || pipeline_is_last(&r->share->at);
 }
 
 /* Open the backend named, with the limits of its kind. */
@@ -221,7 +226,7 @@ static int open_backend(struct runner *r, const char *name, const struct setting
         .max_samples = x->max_samples,
         .max_blocks_per_seq = (int32_t)div_ceil(x->max_len, x->block_size),
         .vocab = x->vocab,
-        .max_logits = max_logits(x, strcmp(name, "cpu") != 0),
+        .max_logits = draws(r) ? max_logits(x, strcmp(name, "cpu") != 0) : 0,
         .deterministic = s->deterministic,
         .comm = r->share ? r->share->comm : NULL,
         .pipeline = r->share ? r->share->pipeline : NULL,

@@ -111,6 +111,19 @@ __device__ __forceinline__ float penalised(float x, uint32_t count, const row_pa
     return x;
 }
 
+/* Logits of ids t .. t + 3, those before `end`, t as in quad_at. */
+__device__ __forceinline__ void store_quad(float *l, int t, int end, const float *x)
+{
+    if (t + 4 <= end && (uintptr_t)(l + t) % 16 == 0) {
+        *(float4 *)(l + t) = make_float4(x[0], x[1], x[2], x[3]);
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        if (t + j < end)
+            l[t + j] = x[j];
+}
+
 /* What the sample makes of the slice. A staged one is changed in its place: stage_again takes that back. */
 inline __device__ row_view make_row(const row_slice &slice, const step_arrays &s, const row_params &p)
 {
@@ -123,13 +136,18 @@ inline __device__ row_view make_row(const row_slice &slice, const step_arrays &s
         int to = min(r.hi, from + slice.tile);
         if (penalties)
             count_tile(slice.count, s, p, from, to);
-        for (int t = from + (int)threadIdx.x; t < to; t += SAMPLE_THREADS) {
-            float x = r.l[t];
-            if (penalties)
-                x = penalised(x, slice.count[t - from], p);
-            if (p.mask_first >= 0 && !(mask[t >> 5] >> (t & 31) & 1))
-                x = -INFINITY;
-            slice.made[t] = x;
+        for (int t = from + 4 * (int)threadIdx.x; t < to; t += 4 * SAMPLE_THREADS) {
+            const float4 v = quad_at(r, t);
+            float x[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                int id = min(t + j, to - 1);
+                if (penalties)
+                    x[j] = penalised(x[j], slice.count[id - from], p);
+                if (p.mask_first >= 0 && !(mask[id >> 5] >> (id & 31) & 1))
+                    x[j] = -INFINITY;
+            }
+            store_quad(slice.made, t, to, x);
         }
         __syncthreads();
     }
