@@ -116,7 +116,7 @@ static inline int rank_rig_run(const char *device, int32_t n, int32_t max_tokens
 static inline int rank_rig_begin(struct rank_rig *r, int32_t n, bool *ret_replayed, struct err *e)
 {
     bool decode = n <= RANK_RIG_TOKENS;
-    static const int32_t none[1];
+    static const int32_t none[RANK_RIG_TOKENS];
     int32_t one[2] = {0, n};
     struct batch b = {.step = ++r->step,
                       .n_tokens = n,
