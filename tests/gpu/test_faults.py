@@ -69,10 +69,18 @@ sys.stdin.read()
 """
 
 
+# What makes a step's lists as long as they get.
+LARGE_STEPS = [
+    {"allowed_token_ids": [3 + i % 200 for i in range(65536)], "max_tokens": 8},
+    {"logit_bias": {str(i): 1 for i in range(3, 253)}, "presence_penalty": 0.5, "repetition_penalty": 1.1, "max_tokens": 60},
+    {"use_beam_search": True, "n": 16, "logprobs": 5, "max_tokens": 12},
+]
+
+
 @on_gpu
 def test_a_full_device():
-    """Another process takes all memory that is left: who runs goes on, in sizes of steps too that were not seen before; who
-    comes is told."""
+    """Another process takes all memory that is left: who runs goes on, in sizes of steps too that were not seen before, and with
+    lists longer than any before; who comes is told."""
     server = Server("--device", DEVICE, *SMALL, model=DEMO)
     try:
         before = text(complete(server, "The little dog"))
@@ -82,6 +90,9 @@ def test_a_full_device():
             with concurrent.futures.ThreadPoolExecutor(24) as pool:
                 for n in (3, 9, 24):
                     answers = list(pool.map(lambda _: complete(server, "The little dog", max_tokens=40), range(n)))
+                    assert all(len(text(a)[0]) > 0 for a in answers)
+                for fields in LARGE_STEPS:
+                    answers = list(pool.map(lambda _: complete(server, "The little dog", **fields), range(24)))
                     assert all(len(text(a)[0]) > 0 for a in answers)
             said = refused(*SMALL)
             assert "memory" in said or "no room" in said
