@@ -52,7 +52,8 @@ enum {
     LIMIT_EOS_IDS = 16,
     LIMIT_NUM_SEQS = 16384,
     LIMIT_BATCHED_TOKENS = 1 << 18,
-    /* Biases of one sampling row: those asked for, and bans of ends and of bad words, each encoded in two ways. */
+    /* Biases of one sampling row: those asked for, and bans of ends and of bad
+     * words, each encoded in two ways. */
     LIMIT_ROW_BIASES = LIMIT_LOGIT_BIAS + LIMIT_STOP_TOKEN_IDS + LIMIT_EOS_IDS + 2 * LIMIT_BAD_WORDS,
     LIMIT_TEMPLATE_DEPTH = 200,      /* nesting of a chat template, macros' calls included */
     LIMIT_TEMPLATE_STEPS = 20000000, /* work of one rendering: operations, characters looked at by the 16 */

@@ -135,8 +135,9 @@ static int32_t pack_mask(struct packer *p, struct batch *b, const struct group *
     return first;
 }
 
-/* Rows of one group come one after another and have drawn as many tokens, so they share bias slice and mask; but what
- * bad words ban depends on the tokens themselves. */
+/* Rows of one group come one after another and have drawn as many tokens, so they
+ * share bias slice and mask; but what bad words ban depends on the tokens
+ * themselves. */
 static void pack_slices(struct packer *p, struct batch *b, const struct seq *q, int32_t n_drawn)
 {
     const struct group *g = q->group;

@@ -199,7 +199,8 @@ static int32_t n_here(const struct runner *r)
     return r->share ? r->share->n_here : 1;
 }
 
-/* Rows of the output head that are computed, and drawn from, at a time, where that is done. */
+/* Rows of the output head that are computed, and drawn from, at a time, where that
+ * is done. */
 static int32_t max_logits(const struct executor_info *x, bool gpu)
 {
     return MIN(x->max_samples, gpu ? GPU_LOGITS_ROWS : CPU_LOGITS_ROWS);

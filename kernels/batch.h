@@ -5,9 +5,10 @@
  * it finds as the step launched before it left it, although the host may launch step N+1 before it has read
  * the results of step N. Inside a step the order is
  *     swap_out, swap_in, copy, table updates, forward, sampling.
- * Block tables live with the backend, one row a resident sequence; a step carries only what changed. So do the ids of
- * the tokens in each block, beside their keys and values: a step's tokens are noted at their slots, and block copies and
- * swaps take them along. Penalties count a sequence's tokens there.
+ * Block tables live with the backend, one row a resident sequence; a step carries only
+ * what changed. So do the ids of the tokens in each block, beside their keys and
+ * values: a step's tokens are noted at their slots, and block copies and swaps take
+ * them along. Penalties count a sequence's tokens there.
  *
  * Where layers are divided over a pipeline, a step comes to the backend in parts (engine/parts.c), micro-batches: ranges of its
  * tokens, in their order, the first with all memory operations. Each is a batch as any other, of the same `step`.
@@ -31,7 +32,8 @@ struct table_update {
     int32_t first;
 };
 
-/* Added to the logit of `token`, which a row names once; -INFINITY bans it (logit_bias, bad_words, min_tokens). */
+/* Added to the logit of `token`, which a row names once; -INFINITY bans it
+ * (logit_bias, bad_words, min_tokens). */
 struct token_bias {
     int32_t token;
     float bias;

@@ -144,7 +144,8 @@ static size_t batch_bytes(const struct batch *b)
     return n;
 }
 
-/* The backend counts the tokens in a sequence's blocks: a row says where they are, whatever their number. */
+/* The backend counts the tokens in a sequence's blocks: a row says where they are,
+ * whatever their number. */
 static void penalties_send_nothing_but_where_the_tokens_are(void **state)
 {
     (void)state;

@@ -374,7 +374,9 @@ static int cut_vocabulary(struct rank_rig *r, struct err *e)
 
 /* ---- drawing of every kind ---- */
 
-/* What a row may ask for; tokens before and biases are of the first few ids of either rank. `row`: the number of its mask. */
+/* What a row may ask for; tokens before and biases are of the first few ids of
+ * either rank. `row`: the
+ * number of its mask. */
 static const struct sample_row KINDS[] = {
     {.temperature = 0.8f, .top_p = 0.9f},
     {.temperature = 1, .top_p = 1, .top_k = 40},
@@ -404,7 +406,8 @@ static const struct sample_row SHORT_KINDS[] = {
     {.temperature = 1, .top_p = 1, .top_k = 9, .n_bias = 4, .row = 2, .n_logprobs = 3},
     {.kind = SAMPLE_CANDIDATES, .top_p = 1, .n_candidates = 8, .n_bias = 4, .row = 2},
 };
-/* Every sequence's tokens, the first of them its prompt; the one drawn in the step before stands behind. */
+/* Every sequence's tokens, the first of them its prompt; the one drawn in the step
+ * before stands behind. */
 enum { BLOCK = 16, N_PROMPT = 3 };
 static const int32_t BEFORE[] = {4, 7, 4998, 3, 3, 4, 4000, 4000, 4000, 4950, 4998, 4998};
 static const struct token_bias BIASES[] = {{1, 2.5f}, {2, -INFINITY}, {4990, 3}, {4991, -1}};
@@ -439,7 +442,8 @@ static void ask_for_all(struct rank_rig *r, const struct asks *asks, int32_t row
     }
 }
 
-/* In the first step of a kind nothing is known of a step before: then the tokens behind are none. */
+/* In the first step of a kind nothing is known of a step before: then the tokens
+ * behind are none. */
 static void place_draws(struct rank_rig *r, int32_t rows, int32_t step)
 {
     for (int32_t i = 0; i < rows; i++)

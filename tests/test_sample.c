@@ -10,7 +10,8 @@
 
 enum { CONTEXT = 200, MASK_WORDS = 1 << 17 };
 
-/* The lists that rows name, and the tokens of the sequences whose rows they are, as the backend's blocks hold them. */
+/* The lists that rows name, and the tokens of the sequences whose rows they are, as
+ * the backend's blocks hold them. */
 struct table {
     struct token_bias bias[4096];
     uint32_t mask[MASK_WORDS];
@@ -91,7 +92,8 @@ struct moves {
     int32_t n_out, n_in, n_copy;
 };
 
-/* A step that writes tokens [first, first + n) of the sequence in table row `row`, whose blocks are `block`. */
+/* A step that writes tokens [first, first + n) of the sequence in table row `row`,
+ * whose blocks are `block`. */
 static void write_piece(struct rig *r, int32_t row, const int32_t *block, int32_t block_size, const int32_t *token,
                         int32_t first, int32_t n, const struct moves *m)
 {
@@ -749,7 +751,8 @@ static void the_step_before_is_looked_up_on_the_device(void **state)
     rig_close(&r);
 }
 
-/* Whether the processed logits of rows that look at a level row say that each counts exactly `token`. */
+/* Whether the processed logits of rows that look at a level row say that each counts
+ * exactly `token`. */
 static void check_counts(struct rig *r, int32_t row, const int32_t *token, int32_t n, int32_t n_prompt)
 {
     enum { VOCAB = 90 };
@@ -771,7 +774,8 @@ static void check_counts(struct rig *r, int32_t row, const int32_t *token, int32
     check_top(&res, 0, logits, VOCAB, VOCAB);
 }
 
-/* Copied with their blocks, swapped out and in, shared, and overwritten: a sequence's tokens are those in its blocks. */
+/* Copied with their blocks, swapped out and in, shared, and overwritten: a
+ * sequence's tokens are those in its blocks. */
 static void tokens_go_where_their_blocks_go(void **state)
 {
     (void)state;
@@ -820,7 +824,8 @@ static void tokens_go_where_their_blocks_go(void **state)
     }
 }
 
-/* The counts of long sequences, of wide vocabularies, do not fit into a GPU block's shared memory at once. */
+/* The counts of long sequences, of wide vocabularies, do not fit into a GPU block's
+ * shared memory at once. */
 static void long_contexts_are_counted_whole(void **state)
 {
     (void)state;
@@ -874,7 +879,8 @@ static void long_contexts_are_counted_whole(void **state)
     rig_close(&r);
 }
 
-/* Decode steps of one size, which a GPU records and replays, asked for something else each time. */
+/* Decode steps of one size, which a GPU records and replays, asked for something
+ * else each time. */
 static void replayed_steps_ask_what_they_ask(void **state)
 {
     (void)state;
@@ -935,7 +941,8 @@ static void replayed_steps_ask_what_they_ask(void **state)
     rig_close(&r);
 }
 
-/* As many samples of one row as it likes, changed and unchanged ones in turn: each sees the row as it came. */
+/* As many samples of one row as it likes, changed and unchanged ones in turn: each
+ * sees the row as it came. */
 static void samples_of_one_row_leave_it_as_it_was(void **state)
 {
     (void)state;

@@ -685,7 +685,8 @@ static void leave(struct rig_request **q, int32_t n)
     }
 }
 
-/* The longest list of allowed ids that the API takes, in each of more requests than any array of them has room for. */
+/* The longest list of allowed ids that the API takes, in each of more requests than
+ * any array of them has room for. */
 static void long_lists_of_ids_keep_no_row_idle(void **state)
 {
     (void)state;

@@ -1,7 +1,8 @@
 /* Sampling: the specification for every backend.
  *
  * One row: l = a copy of its logits, in float32, all operations rounded singly:
- *   1. the `position` tokens in the row's blocks, of which the first n_prompt are the prompt and the rest the output:
+ *   1. the `position` tokens in the row's blocks, of which the first n_prompt are the
+ *      prompt and the rest the output:
  *      repetition r: tokens that occur in prompt or output: l > 0 ? l / r : l * r
  *      frequency f, n occurrences in the output: l -= f * n;  presence p: l -= p where n > 0
  *   2. l += bias;  3. tokens that a mask leaves out: l = -infinity
@@ -80,7 +81,8 @@ static int32_t token_at(const struct cpu_backend *c, const struct sample_row *s,
     return c->slot_token[(int64_t)block * size + position % size];
 }
 
-/* Two walks over the sequence's tokens: the first counts them, the second applies each count once and clears it. */
+/* Two walks over the sequence's tokens: the first counts them, the second applies
+ * each count once and clears it. */
 static void apply_penalties(float *l, int32_t vocab, const struct sample_row *s, struct cpu_backend *c, uint32_t *count)
 {
     for (int32_t i = 0; i < s->position; i++) {

@@ -196,7 +196,8 @@ int cuda_step_begin(struct backend *b, const struct batch *batch, struct err *e)
 bool cuda_replay(struct backend *b, const struct batch *batch);
 int cuda_step_end(struct backend *b, struct err *e);
 int cuda_step_wait(struct backend *b, struct results *ret, struct err *e);
-/* Work space for sampling from `logits`; there from the start where the configuration says how large. False: c->failed. */
+/* Work space for sampling from `logits`; there from the start where the
+ * configuration says how large. False: c->failed. */
 bool cuda_sample_room(struct cuda_backend *c, struct mat logits);
 /* How decode attention cuts n sequences whose chunks begin at start [n + 1]. Before the first attention, which tells the number of
  * query heads and makes the work space, one span does. */
@@ -259,9 +260,11 @@ int cuda_stages_init(struct cuda_backend *c, struct err *e);
 /* Until the neighbours are there, which are met while weights are read. */
 int cuda_stages_ready(struct cuda_backend *c, struct err *e);
 void cuda_stages_release(struct cuda_backend *c);
-/* step_begin: the tokens of the step before are on the device, from the last stage if need be. */
+/* step_begin: the tokens of the step before are on the device, from the last stage
+ * if need be. */
 int cuda_stage_begin(struct cuda_backend *c, const struct batch *b, struct err *e);
-/* step_end, when all is enqueued: what stage_send was given goes to the next stage; the last one keeps its tokens. */
+/* step_end, when all is enqueued: what stage_send was given goes to the next stage;
+ * the last one keeps its tokens. */
 void cuda_stage_end(struct cuda_backend *c);
 /* step_wait: the part's tokens, for the step after. */
 void cuda_stage_drawn(struct cuda_backend *c, const int32_t *token);

@@ -91,10 +91,12 @@ int32_t cuda_shared_limit(void);
 
 /* steps and memory (memory.cu) */
 void launch_prologue(const struct step_arrays *a, int32_t max_rows, cudaStream_t stream);
-/* All pairs (src, dst) of int32 at `pair`, with their token ids; block_bytes a multiple of 16. */
+/* All pairs (src, dst) of int32 at `pair`, with their token ids; block_bytes a
+ * multiple of 16. */
 void launch_block_copy(const struct step_arrays *a, void *cache, int64_t block_bytes, const int32_t *pair, int32_t n,
                        cudaStream_t stream);
-/* The token ids of such pairs alone; src counts from block src_first, dst from dst_first. */
+/* The token ids of such pairs alone; src counts from block src_first, dst from
+ * dst_first. */
 void launch_token_copy(const struct step_arrays *a, const int32_t *pair, int32_t n, int32_t src_first,
                        int32_t dst_first, cudaStream_t stream);
 /* dst [rows, cols] at stride dst_stride = src [rows, cols] at src_stride (or its transpose: src [cols, rows]). */

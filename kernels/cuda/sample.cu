@@ -23,7 +23,8 @@ __device__ bool write_best(const row_view &r, shared_state *sh, const stats &st,
     return some;
 }
 
-/* One cluster a logits row, all its samples. Dynamic shared memory: the slice when it is staged, then `tile` counts. */
+/* One cluster a logits row, all its samples. Dynamic shared memory: the slice when
+ * it is staged, then `tile` counts. */
 __global__ void __launch_bounds__(SAMPLE_THREADS, 2) sample_kernel(sample_args a, step_arrays s, bool staged, int tile)
 {
     extern __shared__ __align__(128) uint32_t room[];

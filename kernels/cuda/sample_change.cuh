@@ -1,10 +1,12 @@
-/* A row as a sample asks for it: steps 1 to 3 of the specification (kernels/cpu/sample.c); and how the kernels that look at
- * rows are launched.
+/* A row as a sample asks for it: steps 1 to 3 of the specification
+ * (kernels/cpu/sample.c); and how the kernels that look at rows are launched.
  *
- * The row as it came stays where it is. What is made of it goes to the slice's room: shared memory where the slice is staged
- * there, else work space of the device. The tokens that penalties count are those in the sequence's blocks; each block of
- * threads walks all of them for a part of its slice at a time, whose counts fit into shared memory. Counts are integers and one
- * thread changes a logit, so nothing depends on the order of threads.
+ * The row as it came stays where it is. What is made of it goes to the slice's room:
+ * shared memory where the slice is staged there, else work space of the device. The
+ * tokens that penalties count are those in the sequence's blocks; each block of threads
+ * walks all of them for a part of its slice at a time, whose counts fit into shared
+ * memory. Counts are integers and one thread changes a logit, so nothing depends on the
+ * order of threads.
  */
 #ifndef QUIRE_CUDA_SAMPLE_CHANGE_CUH
 #define QUIRE_CUDA_SAMPLE_CHANGE_CUH
@@ -14,7 +16,8 @@
 
 /* ---- the slice ---- */
 
-/* This block's slice of a row, `n` ids wide at most, whose first logit in the device's memory is that of id `first`. */
+/* This block's slice of a row, `n` ids wide at most, whose first logit in the
+ * device's memory is that of id `first`. */
 struct row_slice {
     row_view raw;       /* as it came, staged or in the device's memory */
     const float *logit; /* of id 0 in the device's memory: stays as it came */
@@ -41,7 +44,8 @@ inline __device__ void stage(row_view &r, float *room, shared_state *sh)
     r.l = room - r.lo;
 }
 
-/* The staged slice as it came, after a sample has changed it. By all threads of the block. */
+/* The staged slice as it came, after a sample has changed it. By all threads of the
+ * block. */
 inline __device__ void stage_again(const row_slice &s)
 {
     __syncthreads();
@@ -66,7 +70,8 @@ __device__ __forceinline__ bool changes_row(const step_arrays &s, const row_para
 
 enum { COUNT_PROMPT = 1, COUNT_OUTPUT = 2 }; /* what an occurrence sets, or adds */
 
-/* f(position, id) for the tokens of the sample's sequence that stand before the one to be drawn, by all threads. */
+/* f(position, id) for the tokens of the sample's sequence that stand before the one
+ * to be drawn, by all threads. */
 template <typename F> __device__ __forceinline__ void for_context(const step_arrays &s, const row_params &p, F f)
 {
     const int32_t *table = s.table + (int64_t)p.row * s.table_width;
@@ -124,7 +129,8 @@ __device__ __forceinline__ void store_quad(float *l, int t, int end, const float
             l[t + j] = x[j];
 }
 
-/* What the sample makes of the slice. A staged one is changed in its place: stage_again takes that back. */
+/* What the sample makes of the slice. A staged one is changed in its place:
+ * stage_again takes that back. */
 inline __device__ row_view make_row(const row_slice &slice, const step_arrays &s, const row_params &p)
 {
     const char *base = (const char *)s.header;
@@ -176,7 +182,8 @@ inline __device__ cluster_row row_of(const sample_args &a, const step_header *h)
     return real ? cluster_row{at, group[row], group[row + 1]} : cluster_row{at, 0, 0};
 }
 
-/* This block's slice of row `at`. `room`: shared memory for it, where it is staged, and behind that for `tile` counts. */
+/* This block's slice of row `at`. `room`: shared memory for it, where it is staged,
+ * and behind that for `tile` counts. */
 inline __device__ row_slice slice_of(const sample_args &a, int at, int first, uint32_t *room, bool staged, int tile, shared_state *sh)
 {
     const block_cluster cluster;
@@ -195,11 +202,13 @@ inline __device__ row_slice slice_of(const sample_args &a, int at, int first, ui
 
 /* ---- launching ---- */
 
-/* Shared memory that a slice may have; two blocks find room on a multiprocessor with it. */
+/* Shared memory that a slice may have; two blocks find room on a multiprocessor with
+ * it. */
 static const size_t STAGED_BYTES = 80 * 1024;
 enum { LEAST_COUNTS = 2048 };
 
-/* Blocks a row, their dynamic shared memory, whether slices are staged, and ids that are counted at a time. */
+/* Blocks a row, their dynamic shared memory, whether slices are staged, and ids that
+ * are counted at a time. */
 struct sample_shape {
     int cluster;
     size_t bytes;
@@ -207,7 +216,8 @@ struct sample_shape {
     int tile;
 };
 
-/* Counts that find room in shared memory beside so many bytes, with two blocks on a multiprocessor. */
+/* Counts that find room in shared memory beside so many bytes, with two blocks on a
+ * multiprocessor. */
 static int counts_beside(size_t bytes)
 {
     enum { MOST_COUNTS = 20480, SYSTEM_BYTES = 1024 };

@@ -217,8 +217,9 @@ static void check(struct cuda_backend *c, int rc, const struct err *e)
     }
 }
 
-/* The prologue finds the tokens of the step before where it expects those of the part before. The last stage has drawn them: its
- * devices have them all, its hosts only those that rank 0 was told. */
+/* The prologue finds the tokens of the step before where it expects those of the
+ * part before. The last stage has drawn them: its devices have them all, its hosts
+ * only those that rank 0 was told. */
 int cuda_stage_begin(struct cuda_backend *c, const struct batch *b, struct err *e)
 {
     struct cuda_stages *s = c->stages;

@@ -60,8 +60,9 @@ static int64_t staging_most(const struct cuda_backend *c)
     return (int64_t)sizeof(struct step_header) + ARRAYS * 16 + of_tokens + of_tables + of_seqs + of_samples;
 }
 
-/* Room for the largest step, so that no step ever has to ask for more. What is usual lies in pinned memory of each step's own; a
- * larger step is packed into ordinary memory, which is touched only then, and waits while it is copied from there. */
+/* Room for the largest step, so that no step ever has to ask for more. What is usual
+ * lies in pinned memory of each step's own; a larger step is packed into ordinary
+ * memory, which is touched only then, and waits while it is copied from there. */
 static int staging_open(struct cuda_backend *c, struct err *e)
 {
     int64_t cap = div_ceil(staging_most(c), 4096) * 4096;
@@ -88,7 +89,8 @@ static int staging_open(struct cuda_backend *c, struct err *e)
     return 0;
 }
 
-/* Room for what samples make of `rows` rows of the vocabulary. Graphs hold its address. */
+/* Room for what samples make of `rows` rows of the vocabulary. Graphs hold its
+ * address. */
 static int work_reserve(struct cuda_backend *c, int32_t rows, int32_t vocab, struct err *e)
 {
     int64_t stride = div_ceil(vocab, 8) * 8;
@@ -371,6 +373,23 @@ static void fill_header(struct cuda_backend *c, struct step_header *h, const str
     cuda_rank_answers(c, h);
 }
 
+/* Everything of the step that goes before its kernels, from the memory it was packed into. */
+static void send_step(struct cuda_backend *c, const struct cuda_step *s, const struct packer *p,
+                      const struct packed *off)
+{
+    const struct batch *b = &c->batch;
+
+    cuda_check(c, cudaEventRecord(s->begun, c->stream), "starting a step");
+    cuda_check(c, cudaMemcpyAsync(c->staging_device, p->base, (size_t)p->at, cudaMemcpyHostToDevice, c->stream),
+               "starting a step");
+    cuda_swap(c, b);
+    cuda_swap_tokens(c, b);
+    if (b->n_copy > 0) {
+        launch_block_copy(&c->arrays, c->kv_data, kv_layout_block_bytes(&c->kv),
+                          (int32_t *)(c->staging_device + off->off_copy), b->n_copy, c->stream);
+    }
+}
+
 int cuda_step_begin(struct backend *backend, const struct batch *batch, struct err *e)
 {
     struct cuda_backend *c = cuda_of(backend);
@@ -412,15 +431,7 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     fill_header(c, h, s, &b);
     c->header = h;
     c->tile_device = (struct query_tile *)(c->staging_device + off.off_tiles);
-    cuda_check(c, cudaEventRecord(s->begun, c->stream), "starting a step");
-    cuda_check(c, cudaMemcpyAsync(c->staging_device, p.base, (size_t)p.at, cudaMemcpyHostToDevice, c->stream),
-               "starting a step");
-    cuda_swap(c, &b);
-    cuda_swap_tokens(c, &b);
-    if (b.n_copy > 0) {
-        launch_block_copy(&c->arrays, c->kv_data, kv_layout_block_bytes(&c->kv),
-                          (int32_t *)(c->staging_device + off.off_copy), b.n_copy, c->stream);
-    }
+    send_step(c, s, &p, &off);
     s->step = b.step;
     s->n_samples = b.n_samples;
     c->in_step = true;

@@ -5,7 +5,8 @@
  *     a step               after what it reads has come back, and after blocks that it overwrites have left; no other step waits
  *     a block comes back   after the last step that wrote its place: a sequence that ended is computed once more by a step in flight
  * The stream's own order sees to the host blocks: what leaves and comes back through the same one, and its next user.
- * The ids of a block's tokens are few bytes: those of host blocks lie on the device too, where the compute stream copies them.
+ * The ids of a block's tokens are few bytes: those of host blocks lie on the device
+ * too, where the compute stream copies them.
  */
 #include <stdlib.h>
 
@@ -210,7 +211,8 @@ void cuda_swap(struct cuda_backend *c, const struct batch *b)
     mark_blocks(c, b, w->written, step);
 }
 
-/* n swaps to the device at `pair`; the arrays are ordinary memory, which has been read on return. */
+/* n swaps to the device at `pair`; the arrays are ordinary memory, which has been
+ * read on return. */
 static void send_pairs(struct cuda_backend *c, int32_t *pair, const struct block_copy *copy, int32_t n)
 {
     cuda_check(c, cudaMemcpyAsync(pair, copy, (size_t)n * sizeof(*copy), cudaMemcpyHostToDevice, c->stream),

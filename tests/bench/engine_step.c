@@ -3,8 +3,9 @@
  *     build/tests/bench/engine_step [steps]
  *
  * One line for 1, 256 and 1024 running: the engine thread's own time a step (struct engine_stats.step_host_s: plan, pack,
- * launch, commit, deltas; not the wait), and the output thread's processor time a token. Then 256 sequences of 4096 tokens,
- * of as many different ids, without penalties and with them.
+ * launch, commit, deltas; not the wait), and the output thread's processor time a token.
+ * Then 256 sequences of 4096 tokens, of as many different ids, without penalties and
+ * with them.
  */
 #include <pthread.h>
 #include <stdio.h>

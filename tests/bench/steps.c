@@ -4,8 +4,9 @@
  *
  * Decode: every sequence holds CONTEXT tokens and draws greedily; step N + 1 is launched before step N is waited for, as
  * the engine does. Prints the mean interval of 64 steps, the device's own time, and tokens a second. pTxC: one chunk of T
- * prompt tokens that ends at length C. mBxC+T: B decodes and T tokens of prompts in one step. sBxC draws at temperature 0.8,
- * rBxC also with penalties, of prompts of half the context; `host` is the time in which a step is handed to the device.
+ * prompt tokens that ends at length C. mBxC+T: B decodes and T tokens of prompts in one step.
+ * sBxC draws at temperature 0.8, rBxC also with penalties, of prompts of half the
+ * context; `host` is the time in which a step is handed to the device.
  */
 #include <math.h>
 #include <stdio.h>

@@ -210,7 +210,8 @@ static bool right_row(const struct oracle *o, const struct batch *b, const struc
            r->position <= o->base.info.max_len && r->bias_first >= 0 && r->n_bias <= b->n_token_bias - r->bias_first;
 }
 
-/* Penalties by the tokens that the row's table leads to, bias and mask as the batch has them. */
+/* Penalties by the tokens that the row's table leads to, bias and mask as the batch
+ * has them. */
 static int process(const struct oracle *o, const struct batch *b, const struct sample_row *r, const float *raw,
                    float *logit, struct err *e)
 {
