@@ -89,15 +89,15 @@ struct group {
     int32_t n_reserved;              /* RUNNING: rows set aside for it */
     int32_t probe_available;         /* blocks that could be taken when it was last found not to fit */
     uint64_t probe_step;
-    int32_t root;             /* sequence that computes what the others share, after a recompute */
-    int32_t n_shared;         /* tokens that the others wait for; 0: nobody waits */
-    int32_t n_scores_planned; /* prompt positions scored, in steps planned so far */
-    bool scored_first;        /* the first prompt token was reported; it has no score */
-    int32_t cached_tokens;    /* prompt tokens found in the prefix cache at first admission */
-    int32_t n_preempted;      /* times it had to make room */
-    int64_t n_chosen;         /* beams: tokens chosen for live beams and hypotheses */
-    int32_t resume_need;      /* SWAPPED: blocks that it takes to come back; -1: not counted yet */
-    int32_t mask;             /* RUNNING with allowed ids: its place among the packer's masks; else -1 */
+    int32_t root;                   /* sequence that computes what the others share, after a recompute */
+    int32_t n_shared;               /* tokens that the others wait for; 0: nobody waits */
+    int32_t n_scores_planned;       /* prompt positions scored, in steps planned so far */
+    bool scored_first;              /* the first prompt token was reported; it has no score */
+    int32_t cached_tokens;          /* prompt tokens found in the prefix cache at first admission */
+    int32_t n_preempted;            /* times it had to make room */
+    int64_t n_chosen;               /* beams: tokens chosen for live beams and hypotheses */
+    int32_t resume_need;            /* SWAPPED: blocks that it takes to come back; -1: not counted yet */
+    int32_t mask;                   /* RUNNING with allowed ids: its place among the packer's masks; else -1 */
     struct word_list words;         /* the caller's of group_new */
     struct detokenizer *text_start; /* owned; where the texts of beams with stop strings begin; NULL: no such search */
 

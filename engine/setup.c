@@ -232,8 +232,8 @@ static int allocate(struct sched *s, struct err *e)
     s->tokens = array(c->block_size, sizeof *s->tokens);
     s->hit = array(div_ceil(c->max_len, c->block_size), sizeof *s->hit);
     s->piece = array(c->max_num_seqs, sizeof *s->piece);
-    if (!s->tenant || !s->ready || !s->line || !s->waiting || !s->row || !s->row_seen || !s->mask || !s->out || !s->pinned ||
-        !s->mark || !s->found || !s->tokens || !s->hit || !s->piece)
+    if (!s->tenant || !s->ready || !s->line || !s->waiting || !s->row || !s->row_seen || !s->mask || !s->out ||
+        !s->pinned || !s->mark || !s->found || !s->tokens || !s->hit || !s->piece)
         return err_nomem(e, "the scheduler");
     code = regions_init(&s->regions, c->group_bytes, c->max_started, e);
     return code < 0 ? code : beam_text_reserve(&s->text, c->tokenizer, e);

@@ -375,8 +375,7 @@ static int cut_vocabulary(struct rank_rig *r, struct err *e)
 /* ---- drawing of every kind ---- */
 
 /* What a row may ask for; tokens before and biases are of the first few ids of
- * either rank. `row`: the
- * number of its mask. */
+ * either rank. `row`: the number of its mask. */
 static const struct sample_row KINDS[] = {
     {.temperature = 0.8f, .top_p = 0.9f},
     {.temperature = 1, .top_p = 1, .top_k = 40},

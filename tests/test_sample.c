@@ -639,7 +639,7 @@ static void a_request_that_leaves_no_token_is_told_from_bad_logits(void **state)
     (void)state;
     enum { VOCAB = 1003, ROWS = 3, EACH = 4 };
     struct rig r;
-    rig_open(&r);
+    open_contexts(&r);
     float *logits = rig_floats(&r, ROWS * VOCAB, 1, DTYPE_F32);
     struct table *t = rig_alloc(sizeof(*t));
     struct sample_row row[ROWS * EACH];
@@ -647,11 +647,10 @@ static void a_request_that_leaves_no_token_is_told_from_bad_logits(void **state)
         t->bias[v] = (struct token_bias){v, -INFINITY};
     }
     t->bias[VOCAB] = (struct token_bias){500, -INFINITY};
-    t->count[0] = (struct token_count){500, 1, 1};
-    t->allowed[0] = t->allowed[1] = 500;
+    t->mask[500 / 32] = 1u << 500 % 32;
     t->n_bias = VOCAB + 1;
-    t->n_count = 1;
-    t->n_allowed = 2;
+    t->n_mask = mask_words(VOCAB);
+    write_sequence(&r, 0, &(int32_t){0}, CONTEXT_BLOCK, &(int32_t){500}, 1);
     logits[500] = logits[VOCAB + 500] = 70;
     logits[2 * VOCAB + 3] = NAN;
     for (int32_t i = 0; i < ROWS * EACH; i++) {
@@ -663,13 +662,13 @@ static void a_request_that_leaves_no_token_is_told_from_bad_logits(void **state)
         s->n_candidates = s->kind == SAMPLE_CANDIDATES ? 5 : 0;
         if (i % EACH == 0) { /* an overflow: 70 divided by next to nothing */
             s->repetition_penalty = 2e-38f;
-            s->n_counts = 1;
+            s->position = 1;
         } else if (i % EACH == 1) { /* every token banned */
             s->n_bias = VOCAB;
         } else { /* the only ones allowed are banned */
             s->bias_first = VOCAB;
             s->n_bias = 1;
-            s->n_allowed = 2;
+            s->mask_first = 0;
         }
     }
     struct results res = run_sampling(&r, logits, ROWS, VOCAB, row, ROWS * EACH, t, ROWS);
