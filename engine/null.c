@@ -82,15 +82,12 @@ static int32_t draw(const struct batch *b, const struct sample_row *s)
     return TOKEN_NONE_ALLOWED;
 }
 
-/* Whether a beam may go on with a token: it is not banned, and allowed where a list says what is. */
+/* Whether a beam may go on with a token: it is not banned, and no mask leaves it out. */
 static bool may_follow(const struct batch *b, const struct sample_row *s, int32_t token)
 {
-    bool listed = s->n_allowed == 0;
+    bool left_out = s->mask_first >= 0 && !(b->mask_word[s->mask_first + token / 32] >> token % 32 & 1);
 
-    for (int32_t i = 0; i < s->n_allowed && !listed; i++) {
-        listed = b->allowed_token[s->allowed_first + i] == token;
-    }
-    return listed && !is_banned(b, s, token);
+    return !left_out && !is_banned(b, s, token);
 }
 
 /* The best tokens of a row: `first`, then the ids behind it. Candidates that may not follow are left out; where none is
