@@ -90,6 +90,7 @@ struct group {
     bool lookahead;     /* may be planned before its last step is committed */
     bool penalties;
     bool beams;                      /* a beam search */
+    bool parked;                     /* request->parked is PARK_RUNNING, as it was when this step was begun */
     bool scores;                     /* prompt log-probabilities are wanted */
     bool started;                    /* was admitted once */
     int32_t n_inflight;              /* steps planned with it and not committed */
