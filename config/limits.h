@@ -24,7 +24,7 @@ enum {
     LIMIT_CACHE_SALT_BYTES = 256,
     LIMIT_MODEL_NAME_BYTES = 256,
     /* Unread bytes of one stream that make its client a slow one. It is cut off after LIMIT_BURST_BYTES more, when it has
-     * taken nothing for LIMIT_SLOW_S, or when all streams hold LIMIT_UNSENT_BYTES. */
+     * taken nothing for LIMIT_SLOW_S, or when all clients together are held more than client-buffer-bytes. */
     LIMIT_STREAM_BYTES = 1 << 20,
     LIMIT_BURST_BYTES = 16 << 20,
     LIMIT_SLOW_S = 5,
@@ -62,10 +62,6 @@ enum {
 
 /* A JSON answer that grows beyond this is given up; streams have no such end. */
 #define LIMIT_RESPONSE_BYTES ((size_t)256 << 20)
-/* Bytes of all streams that wait for their clients. */
-#define LIMIT_UNSENT_BYTES ((size_t)512 << 20)
-/* Bodies of all requests being received at once. */
-#define LIMIT_BODIES_BYTES ((size_t)1 << 30)
 #define LIMIT_CONFIG_JSON_BYTES ((size_t)4 << 20)
 #define LIMIT_TOKENIZER_JSON_BYTES ((size_t)256 << 20)
 #define LIMIT_SAFETENSORS_HEADER_BYTES ((size_t)100 << 20)

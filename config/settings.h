@@ -77,9 +77,10 @@ struct settings {
     double request_timeout; /* seconds, 0: none */
     int64_t max_connections;
     int64_t max_body_bytes;
-    int64_t http_threads;    /* 0: by cores */
-    double shutdown_timeout; /* seconds */
-    double step_timeout;     /* seconds */
+    int64_t client_buffer_bytes; /* 0: a share of memory */
+    int64_t http_threads;        /* 0: by cores */
+    double shutdown_timeout;     /* seconds */
+    double step_timeout;         /* seconds */
     char *metrics_prefix;
     int unknown_fields; /* enum unknown_fields */
     int64_t max_logprobs;

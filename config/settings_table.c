@@ -124,6 +124,9 @@ const struct setting setting_table[] = {
     {SECONDS(request_timeout, "0", 0, DAY_S), .metavar = "SECONDS", .group = "Server", .help = "longest life of a request; 0: none"},
     {INT(max_connections, "10000", 1, 1000000), .metavar = "N", .group = "Server", .help = "connections at once"},
     {BYTES(max_body_bytes, "8MiB", KIB, GIB), .metavar = "SIZE", .group = "Server", .help = "largest request body; more is answered 413"},
+    {BYTES(client_buffer_bytes, "0", 0, 64 * TIB), .metavar = "SIZE", .group = "Server",
+     .help = "bytes held for clients at once: bodies, answers not read yet; beyond it requests are answered 503, slow readers cut off; "
+             "0: an eighth of memory, at least 64 MiB"},
     {INT(http_threads, "0", 0, 256), .metavar = "N", .group = "Server", .help = "threads of the HTTP server; 0: by cores"},
     {SECONDS(shutdown_timeout, "30", 0, DAY_S), .metavar = "SECONDS", .group = "Server", .help = "how long running requests may go on after SIGTERM"},
     {SECONDS(step_timeout, "60", 0.1, DAY_S), .metavar = "SECONDS", .group = "Server", .help = "a step that takes longer turns /health red"},

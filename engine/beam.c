@@ -7,6 +7,8 @@
 #include "engine/beam_text.h"
 #include "engine/commit.h"
 
+enum { PORTION = 256 }; /* deltas of a report at once */
+
 /* The sampling row that holds an item's candidates. */
 static int32_t draw_row_of(const struct plan_item *it)
 {
@@ -53,7 +55,7 @@ static int32_t node_add(struct beam *b, int32_t parent, const struct beam_choice
 
 /* ---- deltas ---- */
 
-static void emit_node(struct commit *c, const struct group *g, int32_t choice, int32_t id, bool is_stop)
+static void emit_node(struct delta_out *out, const struct group *g, int32_t choice, int32_t id, bool is_stop)
 {
     const struct beam *b = g->beam;
     const struct beam_node *x = &b->node[id];
@@ -70,59 +72,111 @@ static void emit_node(struct commit *c, const struct group *g, int32_t choice, i
                       .cached_tokens = g->cached_tokens};
     while (d.n_top > 0 && d.top_token[d.n_top - 1] < 0) /* fewer candidates than were asked for */
         d.n_top--;
-    c->out->emit(c->out, g, &d);
+    out->emit(out, g, &d);
 }
 
-/* Send the tokens on which everything that may be returned agrees by now. */
-static void settle(struct commit *c, struct group *g)
+/* Send the tokens on which everything that may be returned agrees, *left deltas at most. */
+static enum beam_progress settle(struct delta_out *out, struct group *g, int32_t *left)
 {
     struct beam *b = g->beam;
-    while (b->node[b->settled].n_children == 1) { /* what is held has no children: it ends a text, or a live beam */
-        b->settled = b->node[b->settled].child_xor;
-        for (int32_t i = 0; i < b->n; i++)
-            emit_node(c, g, i, b->settled, false); /* the end of a text does not settle */
+
+    /* What is held has no children: it ends a text, or a live beam. Once the search is over, only what some choices have
+     * goes out to the others: the rest is their texts'. */
+    while (b->n_sent < b->n || (!b->reporting && b->node[b->settled].n_children == 1)) {
+        if (*left == 0) {
+            return BEAM_MORE;
+        }
+        if (!delta_take(out, 1)) {
+            return BEAM_NO_ROOM;
+        }
+        if (b->n_sent == b->n) {
+            b->settled = b->node[b->settled].child_xor;
+            b->n_sent = 0;
+        }
+        emit_node(out, g, b->n_sent++, b->settled, false); /* the end of a text does not settle */
+        --*left;
     }
+    return BEAM_DONE;
 }
 
-/* The tokens of a hypothesis behind the settled ones, first to last. */
-static void emit_rest(struct commit *c, struct group *g, int32_t choice, const struct beam_hypothesis *h)
+/* Turn the path from `node` up to the settled ones round by its own links: it is walked from its beginning. */
+static void turn_path(struct beam *b, int32_t node)
 {
-    struct beam *b = g->beam;
-    int32_t node = h->node, behind = -1;
-    /* Turn the path round by its own links, walk it, and turn it back. */
+    b->behind = -1;
     while (node != b->settled) {
         int32_t parent = b->node[node].parent;
-        b->node[node].parent = behind;
-        behind = node;
+        b->node[node].parent = b->behind;
+        b->behind = node;
         node = parent;
     }
-    while (behind >= 0) {
-        int32_t after = b->node[behind].parent;
-        emit_node(c, g, choice, behind, h->is_stop && after < 0);
-        b->node[behind].parent = node;
-        node = behind;
-        behind = after;
+    b->at = node;
+    b->turned = true;
+}
+
+/* The tokens of a choice's hypothesis behind the settled ones, first to last; the path is turned back on the way. */
+static enum beam_progress report_choice(struct delta_out *out, struct group *g, const struct beam_hypothesis *h,
+                                        int32_t *left)
+{
+    struct beam *b = g->beam;
+
+    if (!b->turned) {
+        turn_path(b, h->node);
+    }
+    while (b->behind >= 0) {
+        if (*left == 0) {
+            return BEAM_MORE;
+        }
+        if (!delta_take(out, 1)) {
+            return BEAM_NO_ROOM;
+        }
+        int32_t id = b->behind;
+        b->behind = b->node[id].parent;
+        b->node[id].parent = b->at;
+        b->at = id;
+        emit_node(out, g, b->choice, id, h->is_stop && b->behind < 0);
+        --*left;
+    }
+    b->turned = false;
+    return BEAM_DONE;
+}
+
+static void report_end(struct delta_out *out, struct group *g, int32_t choice, int32_t last)
+{
+    const struct beam_hypothesis *h = &g->beam->hypothesis[MAX(MIN(choice, last), 0)];
+
+    if (last < 0) {
+        emit_finish(out, g, choice, FINISH_IMPOSSIBLE, -1, IMPOSSIBLE);
+    } else {
+        emit_finish(out, g, choice, h->finish, h->stop_token, NULL);
     }
 }
 
 /* When so few tokens are allowed that there are not n different texts, the last one is
  * given more than once; when there is none, the choices end with what has settled. */
-static void report(struct commit *c, struct group *g)
+enum beam_progress beam_report(struct delta_out *out, struct group *g)
 {
     struct beam *b = g->beam;
-    int32_t last = MIN(b->n, b->n_hypotheses) - 1;
-    for (int32_t i = 0; i < b->n && last >= 0; i++) {
-        emit_rest(c, g, i, &b->hypothesis[MIN(i, last)]);
+    int32_t left = PORTION, last = MIN(b->n, b->n_hypotheses) - 1;
+    enum beam_progress progress = settle(out, g, &left);
+
+    for (; last >= 0 && progress == BEAM_DONE && b->choice < b->n; b->choice += progress == BEAM_DONE) {
+        progress = report_choice(out, g, &b->hypothesis[MIN(b->choice, last)], &left);
     }
-    for (int32_t i = 0; i < b->n && last >= 0; i++) {
-        const struct beam_hypothesis *h = &b->hypothesis[MIN(i, last)];
-        emit_finish(c->out, g, i, h->finish, h->stop_token, NULL);
+    while (progress == BEAM_DONE && b->n_finished < b->n) {
+        if (!delta_take(out, 1)) {
+            return BEAM_NO_ROOM;
+        }
+        report_end(out, g, b->n_finished++, last);
     }
-    for (int32_t i = 0; i < b->n && last < 0; i++) {
-        emit_finish(c->out, g, i, FINISH_IMPOSSIBLE, -1, IMPOSSIBLE);
-    }
-    b->over = true;
-    sched_end(c->s, g, FINISH_STOP, NULL);
+    b->reporting = progress != BEAM_DONE;
+    return progress;
+}
+
+void beam_give_up(struct group *g, int finish, const char *error)
+{
+    g->beam->reporting = false;
+    g->finish = finish;
+    g->error = error;
 }
 
 /* ---- one step of the search ---- */
@@ -326,9 +380,11 @@ void beam_commit(struct commit *c, struct group *g, const struct plan_item *it, 
     g->last_token_us = c->now_us;
     int32_t n_next = choose(c, g, it, n);
     if (is_over(g, n_next, b->live[0]->n_out + 1)) {
-        report(c, g);
+        b->reporting = true;
+        sched_end(c->s, g, FINISH_STOP, NULL);
         return;
     }
     move_on(c, g, it, n, n_next);
-    settle(c, g);
+    int32_t left = PORTION;
+    settle(c->out, g, &left);
 }

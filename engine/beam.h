@@ -48,20 +48,32 @@ struct beam {
     int32_t n_top;          /* log-probabilities kept a node */
     struct beam_node *node; /* [n_nodes] */
     int32_t n_nodes, n_used, first_free;
-    int32_t *top_token;                 /* [n_nodes, n_top] */
-    float *top_logprob;                 /* [n_nodes, n_top] */
-    int32_t *tip;                       /* [width] node of the sequence; -1: not live */
-    int32_t settled;                    /* the last node that went out */
+    int32_t *top_token; /* [n_nodes, n_top] */
+    float *top_logprob; /* [n_nodes, n_top] */
+    int32_t *tip;       /* [width] node of the sequence; -1: not live */
+    int32_t settled;    /* the last node that goes out to all, n_sent of them have it */
+    int32_t n_sent;
     struct beam_hypothesis *hypothesis; /* [width] best first */
     int32_t n_hypotheses;
     struct beam_choice *next; /* [width] scratch */
     int32_t *column;          /* [width] scratch */
     struct seq **live;        /* [width] scratch */
     struct beam_text *text;   /* for stop strings; NULL: none */
-    bool over;                /* everything was reported */
+    /* The report: what follows the settled nodes, a choice after the other, then how each ends. */
+    bool reporting;     /* the search is over, and not everything was reported */
+    int32_t choice;     /* whose tokens go out */
+    int32_t at, behind; /* its node that went out last; the one to follow, -1: none; its path is turned round */
+    bool turned;
+    int32_t n_finished; /* choices whose ends went out */
 };
 
 struct commit;
+struct delta_out;
+/* Report a portion of the texts of a search that is over (b->reporting). BEAM_DONE lowers b->reporting. */
+enum beam_progress { BEAM_DONE, BEAM_MORE, BEAM_NO_ROOM };
+enum beam_progress beam_report(struct delta_out *out, struct group *g);
+/* Do not report the rest: its open choices end with `finish`. */
+void beam_give_up(struct group *g, int finish, const char *error);
 /* The candidates of all live beams have arrived: items it[0 .. n) of the plan, one a beam. */
 void beam_commit(struct commit *c, struct group *g, const struct plan_item *it, int32_t n);
 

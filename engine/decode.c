@@ -203,8 +203,7 @@ void decode_abandon(struct sched *s, struct plan *plan)
 
 static void emit_end(struct delta_out *out, struct group *g)
 {
-    bool over = g->beam && g->beam->over;
-    for (int32_t i = 0; g->beams && !over && i < g->request->params.n; i++)
+    for (int32_t i = g->beam ? g->beam->n_finished : 0; g->beams && i < g->request->params.n; i++)
         emit_finish(out, g, i, g->finish, -1, g->error);
     for (int32_t i = 0; !g->beams && i < g->width; i++)
         if (i >= g->n_seqs || g->seq[i].state != SEQ_DONE)
@@ -216,18 +215,86 @@ static void emit_end(struct delta_out *out, struct group *g)
     out->emit(out, g, &d);
 }
 
+static bool is_reporting(const struct group *g)
+{
+    return g->beam && g->beam->reporting;
+}
+
+/* The output side still holds much of what was made for it. */
+static bool is_held_back(const struct group *g)
+{
+    return atomic_load_explicit(&g->request->parked, memory_order_relaxed) != PARK_NONE;
+}
+
+static bool reap_group(struct sched *s, struct group *g, struct delta_out *out)
+{
+    if (g->n_inflight > 0 || is_reporting(g) || !delta_take(out, g->width + 1)) {
+        return false;
+    }
+    list_remove(&s->ended, g);
+    emit_end(out, g);
+    group_end_memory(s, g);
+    group_free(g);
+    return true;
+}
+
+/* Beam searches that are over, a portion each in turn, so that a long one does not stand before a short one. */
+static void report_beams(struct sched *s, struct delta_out *out)
+{
+    for (struct group *g = s->ended.first, *next; g; g = next) {
+        next = g->next;
+        if (!is_reporting(g) || g->n_inflight > 0) {
+            continue;
+        }
+        if (atomic_load_explicit(&g->request->cancelled, memory_order_relaxed)) {
+            beam_give_up(g, FINISH_ABORT, NULL);
+            continue;
+        }
+        if (is_held_back(g)) {
+            continue;
+        }
+        enum beam_progress progress = beam_report(out, g);
+        if (progress == BEAM_NO_ROOM) {
+            return;
+        }
+        if (progress == BEAM_MORE) {
+            list_remove(&s->ended, g);
+            list_append(&s->ended, g);
+            next = next ? next : g;
+        }
+    }
+}
+
 int32_t decode_reap(struct sched *s, struct delta_out *out)
 {
     int32_t n = 0;
+
+    if (!s->ended.first) {
+        return 0;
+    }
+    report_beams(s, out);
     for (struct group *g = s->ended.first, *next; g; g = next) {
         next = g->next;
-        if (g->n_inflight > 0)
-            continue;
-        list_remove(&s->ended, g);
-        emit_end(out, g);
-        group_end_memory(s, g);
-        group_free(g);
-        n++;
+        n += reap_group(s, g, out);
     }
     return n;
+}
+
+void decode_give_up(struct sched *s, int finish, const char *error)
+{
+    for (struct group *g = s->ended.first; g; g = g->next) {
+        if (is_reporting(g)) {
+            beam_give_up(g, finish, error);
+        }
+    }
+}
+
+bool decode_has_more(const struct sched *s)
+{
+    for (const struct group *g = s->ended.first; g; g = g->next) {
+        if (g->n_inflight == 0 && !(is_reporting(g) && is_held_back(g))) {
+            return true;
+        }
+    }
+    return false;
 }

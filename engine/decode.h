@@ -12,16 +12,32 @@
 #include "engine/delta.h"
 #include "engine/sched.h"
 
-/* Where deltas go. The pointers in `d` hold during the call; with DELTA_END `g` is about to be freed. */
+/* Where deltas go. The pointers in `d` hold during the call; with DELTA_END `g` is about to be freed.
+ *
+ * The deltas of a committed step are always taken. What can wait is asked for first: the end of a group, and the texts of
+ * a beam search, which come at once and may be very many. `take` grants room for n deltas of this turn or none; NULL
+ * grants any number. What is not granted is reported in a later turn.
+ */
 struct delta_out {
     void (*emit)(struct delta_out *o, const struct group *g, const struct delta *d);
+    bool (*take)(struct delta_out *o, int32_t n);
 };
+
+static inline bool delta_take(struct delta_out *o, int32_t n)
+{
+    return !o->take || o->take(o, n);
+}
 
 /* Commit the oldest step in flight. `plan` is free for the next sched_plan afterwards. */
 void decode_commit(struct sched *s, struct plan *plan, const struct results *r, int64_t now_us, struct delta_out *out);
 /* The oldest step in flight failed: as if it had never been; end its groups with sched_end_all. */
 void decode_abandon(struct sched *s, struct plan *plan);
-/* Report and free the groups that have ended and that no step in flight names. The number of them. */
+/* Report and free the groups that have ended and that no step in flight names, as far as `out` grants it. The number
+ * of those freed. */
 int32_t decode_reap(struct sched *s, struct delta_out *out);
+/* Report no more texts of searches that are over: their open choices end with `finish`. */
+void decode_give_up(struct sched *s, int finish, const char *error);
+/* Whether a call of decode_reap has something to report that it did not, and that the output side does not hold back. */
+bool decode_has_more(const struct sched *s);
 
 #endif

@@ -18,34 +18,88 @@
 #include <string.h>
 
 #include "engine/inbox.h"
+#include "engine/reaper.h"
 
 /* No text of one choice passes this: LIMIT_MODEL_LEN tokens of 256 bytes. */
 #define CHOICE_TEXT_BYTES ((size_t)LIMIT_MODEL_LEN * 256)
 
 /* ---- making and freeing ------------------------------------------------------------------------------------------- */
 
-static int emission_prompt_new(struct emission *m, const struct request *r)
+void prompt_out_free(struct prompt_out *p)
 {
-    const struct gen_params *p = &r->params;
-    bool scored = p->n_prompt_logprobs >= 0 || (p->echo && p->n_logprobs >= 0);
-    m->with_prompt = p->echo || scored;
-    if (!m->with_prompt)
-        return 0;
-    m->prompt = calloc((size_t)r->n_prompt, sizeof(*m->prompt));
-    m->prompt_top_stride = scored ? MAX(p->n_prompt_logprobs, p->n_logprobs) : 0;
-    if (m->prompt_top_stride > 0) {
-        size_t n = (size_t)r->n_prompt * (size_t)m->prompt_top_stride;
-        m->prompt_top_id = malloc(n * sizeof(*m->prompt_top_id));
-        m->prompt_top_logprob = malloc(n * sizeof(*m->prompt_top_logprob));
+    if (!p) {
+        return;
     }
-    if (!m->prompt || (m->prompt_top_stride > 0 && (!m->prompt_top_id || !m->prompt_top_logprob)))
+    free(p->token);
+    free(p->top_id);
+    free(p->top_logprob);
+    free(p);
+}
+
+static int32_t count_chars(const char *text, size_t len);
+
+/* Where the echoed prompt ends: how many characters it has, and how the detokenizer goes on behind it. The text itself is
+ * made where it is read. */
+static int prompt_measure(struct prompt_out *p, const struct request *r)
+{
+    struct buf text;
+    int rc = 0;
+
+    buf_init(&text, CHOICE_TEXT_BYTES);
+    for (int32_t i = 0; i < r->n_prompt && rc == 0; i++) {
+        buf_clear(&text);
+        rc = detokenizer_push(&p->detok, r->prompt[i], &text);
+        p->n_chars += count_chars(text.data, text.len);
+    }
+    buf_release(&text);
+    return rc;
+}
+
+static int prompt_out_new(struct request *r, const struct tokenizer *t, struct err *e)
+{
+    const struct gen_params *g = &r->params;
+    bool scored = g->n_prompt_logprobs >= 0 || (g->echo && g->n_logprobs >= 0);
+    struct prompt_out *p;
+
+    if (!g->echo && !scored) {
+        return 0;
+    }
+    p = calloc(1, sizeof(*p));
+    if (!p) {
+        return err_nomem(e, "the prompt's log-probabilities");
+    }
+    r->prompt_out = p;
+    p->top_stride = scored ? MAX(g->n_prompt_logprobs, g->n_logprobs) : 0;
+    detokenizer_init(&p->start, t, g->skip_special, g->spaces_between_special);
+    p->detok = p->start;
+    return g->echo && prompt_measure(p, r) < 0 ? err_nomem(e, "the prompt's text") : 0;
+}
+
+/* Its arrays, when the first delta comes. */
+static int prompt_arrays_new(struct prompt_out *p, const struct request *r)
+{
+    size_t n = (size_t)r->n_prompt * (size_t)p->top_stride;
+
+    p->token = calloc((size_t)r->n_prompt, sizeof(*p->token));
+    if (n) {
+        p->top_id = malloc(n * sizeof(*p->top_id));
+        p->top_logprob = malloc(n * sizeof(*p->top_logprob));
+    }
+    if (!p->token || (n && (!p->top_id || !p->top_logprob))) {
         return ERR_NOMEM;
-    for (int32_t i = 0; i < r->n_prompt; i++)
-        m->prompt[i] = (struct token_out){.id = r->prompt[i], .logprob = NAN};
+    }
+    for (int32_t i = 0; i < r->n_prompt; i++) {
+        p->token[i] = (struct token_out){.id = r->prompt[i], .logprob = NAN};
+    }
     return 0;
 }
 
-int emission_new(struct request *r, struct err *e)
+static void free_garbage(struct garbage *g)
+{
+    emission_free(CONTAINER_OF(g, struct emission, garbage));
+}
+
+int emission_new(struct request *r, const struct tokenizer *t, struct err *e)
 {
     const struct gen_params *p = &r->params;
     struct emission *m = calloc(1, sizeof(*m));
@@ -53,10 +107,16 @@ int emission_new(struct request *r, struct err *e)
     if (!m) {
         return err_nomem(e, "a request's output");
     }
+    m->garbage.free = free_garbage;
     m->n_choices = p->beam_width > 0 ? p->n : p->best_of;
     m->ranked = p->beam_width == 0 && p->best_of > p->n;
     m->stops = r->stops;
-    buf_init(&m->prompt_text, CHOICE_TEXT_BYTES);
+    int rc = prompt_out_new(r, t, e);
+    if (rc < 0) {
+        free(m);
+        return rc;
+    }
+    m->prompt = r->prompt_out;
     r->emission = m;
     return 0;
 }
@@ -69,7 +129,6 @@ static int choices_new(struct emission *m, const struct request *r, const struct
     if (!m->choice) {
         return ERR_NOMEM;
     }
-    detokenizer_init(&m->prompt_detok, t, p->skip_special, p->spaces_between_special);
     for (int32_t i = 0; i < m->n_choices; i++) {
         struct choice *c = &m->choice[i];
         buf_init(&c->text, CHOICE_TEXT_BYTES);
@@ -77,7 +136,7 @@ static int choices_new(struct emission *m, const struct request *r, const struct
         c->detok.started = true; /* a prompt stands before it */
         c->stop_token = -1;
     }
-    return emission_prompt_new(m, r);
+    return m->prompt ? prompt_arrays_new(m->prompt, r) : 0;
 }
 
 void emission_free(struct emission *m)
@@ -93,10 +152,6 @@ void emission_free(struct emission *m)
         free(h->top_logprob);
     }
     free(m->choice);
-    buf_release(&m->prompt_text);
-    free(m->prompt);
-    free(m->prompt_top_id);
-    free(m->prompt_top_logprob);
     free(m);
 }
 
@@ -195,9 +250,11 @@ static void emit_piece(struct emitter *em, struct request *r, struct choice *c, 
         for (n = 0; n < h->n && h->text_at[n] < text_bytes;)
             n++;
     int32_t n_top = held_link(h, n);
+    struct output_memory memory = {c->text.data, h->token, h->top_id, h->top_logprob, false};
     struct output o = {
         .request = r,
         .choice = index,
+        .memory = c->ended ? &memory : NULL,
         .text = text_bytes ? c->text.data : "",
         .text_len = text_bytes,
         .token = h->token,
@@ -210,6 +267,12 @@ static void emit_piece(struct emitter *em, struct request *r, struct choice *c, 
         .error = c->error,
     };
     em->sink->emit(em->sink, &o);
+    if (memory.taken) {
+        free(h->text_at);
+        *h = (struct held_tokens){0};
+        buf_init(&c->text, CHOICE_TEXT_BYTES);
+        return;
+    }
     held_drop(h, n, n_top, text_bytes);
     buf_consume(&c->text, text_bytes);
 }
@@ -236,59 +299,103 @@ static void place(struct token_out *t, size_t *text_at, int32_t n, const struct 
     }
 }
 
-/* The prompt's text and its tokens' offsets, once a request. The bytes of a character
- * that the prompt leaves incomplete count as that character's, whatever the choices
- * make of it. */
-static int prompt_prepare(struct request *r)
-{
-    struct emission *m = r->emission;
-    int32_t n_placed = 0;
-
-    m->prompt_ready = true;
-    for (int32_t i = 0; i < r->n_prompt && r->params.echo; i++) {
-        size_t before = m->prompt_text.len;
-
-        m->prompt[i].text_offset = m->prompt_detok.n_pending;
-        if (detokenizer_push(&m->prompt_detok, r->prompt[i], &m->prompt_text) < 0)
-            return ERR_NOMEM;
-        if (m->prompt_text.len > before) {
-            place(&m->prompt[n_placed], NULL, i + 1 - n_placed, &m->prompt_detok, m->prompt_chars);
-            n_placed = i + 1;
-            m->prompt_chars += count_chars(m->prompt_text.data + before, m->prompt_text.len - before);
-        }
-    }
-    for (; n_placed < r->n_prompt; n_placed++) {
-        m->prompt[n_placed].text_offset = m->prompt_chars;
-    }
-    return 0;
-}
-
 /* Before anything else of a choice: the prompt, where the client wants it. */
-static int choice_begin(struct emitter *em, struct request *r, struct choice *c, int32_t index)
+static void choice_begin(struct emitter *em, struct request *r, struct choice *c, int32_t index)
 {
     struct emission *m = r->emission;
+
     c->begun = true;
-    if (!m->with_prompt)
-        return 0;
-    if (!m->prompt_ready && prompt_prepare(r) < 0)
-        return ERR_NOMEM;
+    if (!m->prompt) {
+        return;
+    }
     if (r->params.echo) {
-        c->n_chars = m->prompt_chars;
-        c->detok = m->prompt_detok;
+        c->n_chars = m->prompt->n_chars;
+        c->detok = m->prompt->detok;
     }
     struct output o = {
         .request = r,
         .choice = index,
-        .text = m->prompt_text.len ? m->prompt_text.data : "",
-        .text_len = m->prompt_text.len,
-        .token = m->prompt,
+        .text = "",
         .n_tokens = r->n_prompt,
         .prompt = true,
         .stop_token = -1,
         .usage = usage_of(r),
     };
-    if (!m->ranked)
+    if (!m->ranked) {
         em->sink->emit(em->sink, &o);
+    }
+}
+
+/* ---- reading the prompt ---- */
+
+struct prompt_walk {
+    const struct request *request;
+    struct detokenizer detok;
+    int32_t at;
+};
+
+/* The tokens' offsets, once a request. The bytes of a character that the prompt leaves
+ * incomplete count as that character's, whatever the choices make of it. */
+static int place_prompt(struct prompt_out *p, const struct request *r)
+{
+    struct detokenizer d = p->start;
+    int32_t n_placed = 0, n_chars = 0;
+    struct buf text;
+    int rc = 0;
+
+    buf_init(&text, CHOICE_TEXT_BYTES);
+    for (int32_t i = 0; i < r->n_prompt && rc == 0 && r->params.echo; i++) {
+        buf_clear(&text);
+        p->token[i].text_offset = d.n_pending;
+        rc = detokenizer_push(&d, r->prompt[i], &text);
+        if (text.len) {
+            place(&p->token[n_placed], NULL, i + 1 - n_placed, &d, n_chars);
+            n_placed = i + 1;
+            n_chars += count_chars(text.data, text.len);
+        }
+    }
+    for (; n_placed < r->n_prompt; n_placed++) {
+        p->token[n_placed].text_offset = n_chars;
+    }
+    buf_release(&text);
+    p->placed = rc == 0;
+    return rc;
+}
+
+int prompt_walk_new(struct prompt_walk **ret, const struct request *r, struct err *e)
+{
+    struct prompt_walk *w = calloc(1, sizeof(*w));
+
+    if (!w || (!r->prompt_out->placed && place_prompt(r->prompt_out, r) < 0)) {
+        free(w);
+        return err_nomem(e, "a prompt's text");
+    }
+    w->request = r;
+    w->detok = r->prompt_out->start;
+    *ret = w;
+    return 0;
+}
+
+void prompt_walk_free(struct prompt_walk *w)
+{
+    free(w);
+}
+
+int prompt_walk_next(struct prompt_walk *w, struct token_out *ret, struct buf *text)
+{
+    const struct request *r = w->request;
+
+    if (w->at == r->n_prompt) {
+        return ERR_NOT_FOUND;
+    }
+    *ret = r->prompt_out->token[w->at];
+    if (r->params.echo) {
+        int rc = detokenizer_push(&w->detok, ret->id, text);
+        if (rc < 0) {
+            return rc;
+        }
+    }
+    w->at++;
     return 0;
 }
 
@@ -452,7 +559,9 @@ static void emit_finish(struct emitter *em, const struct delta *d)
         return;
     size_t before = c->text.len;
     c->decided = c->decided || (d->finish != FINISH_STOP && d->finish != FINISH_LENGTH);
-    if ((!c->begun && choice_begin(em, r, c, d->choice) < 0) || detokenizer_finish(&c->detok, &c->text) < 0)
+    if (!c->begun)
+        choice_begin(em, r, c, d->choice);
+    if (detokenizer_finish(&c->detok, &c->text) < 0)
         choice_fail(em, r, d->choice);
     else if (!choice_grow(em, r, d->choice, before))
         choice_end(em, r, d->choice, d->finish, d->stop_token, d->error);
@@ -473,8 +582,9 @@ static int32_t emit_token(struct emitter *em, const struct delta *d, const struc
     bool mute = d->is_stop && !r->params.include_stop_str;
     size_t before = c->text.len;
     c->decided = d->is_stop;
-    if ((!c->begun && choice_begin(em, r, c, d->choice) < 0) ||
-        held_push(&c->held, d, c->detok.n_pending, before) < 0 ||
+    if (!c->begun)
+        choice_begin(em, r, c, d->choice);
+    if (held_push(&c->held, d, c->detok.n_pending, before) < 0 ||
         (!mute && detokenizer_push(&c->detok, d->token, &c->text) < 0)) {
         choice_fail(em, r, d->choice);
         return end ? 2 : 1;
@@ -493,19 +603,19 @@ static int32_t emit_token(struct emitter *em, const struct delta *d, const struc
 
 static void emit_prompt(struct emitter *em, const struct delta *d)
 {
-    struct emission *m = d->request->emission;
-    if (!emission_begin(em, d->request) || !m->with_prompt || m->n_prompt_seen >= d->request->n_prompt)
+    struct prompt_out *p = d->request->prompt_out;
+    if (!emission_begin(em, d->request) || !p || p->n_seen >= d->request->n_prompt)
         return;
-    struct token_out *t = &m->prompt[m->n_prompt_seen];
-    size_t at = (size_t)m->n_prompt_seen++ * (size_t)m->prompt_top_stride;
+    struct token_out *t = &p->token[p->n_seen];
+    size_t at = (size_t)p->n_seen++ * (size_t)p->top_stride;
     t->logprob = d->logprob;
-    t->n_top = MIN(d->n_top, m->prompt_top_stride);
+    t->n_top = MIN(d->n_top, p->top_stride);
     if (t->n_top <= 0)
         return;
-    memcpy(m->prompt_top_id + at, d->top_token, (size_t)t->n_top * sizeof(int32_t));
-    memcpy(m->prompt_top_logprob + at, d->top_logprob, (size_t)t->n_top * sizeof(float));
-    t->top_id = m->prompt_top_id + at;
-    t->top_logprob = m->prompt_top_logprob + at;
+    memcpy(p->top_id + at, d->top_token, (size_t)t->n_top * sizeof(int32_t));
+    memcpy(p->top_logprob + at, d->top_logprob, (size_t)t->n_top * sizeof(float));
+    t->top_id = p->top_id + at;
+    t->top_logprob = p->top_logprob + at;
 }
 
 /* ---- the end ------------------------------------------------------------------------------------------------------ */
@@ -531,7 +641,7 @@ static void emit_ranked(struct emitter *em, struct request *r)
     m->ranked = false;
     for (int32_t i = 0; i < r->params.n; i++) {
         struct choice *c = &m->choice[order[i]];
-        if (m->with_prompt) {
+        if (m->prompt) {
             struct choice prompt_only = {.begun = false}; /* its detokenizer and offsets were set when c began */
             choice_begin(em, r, &prompt_only, i);
         }
@@ -594,8 +704,9 @@ static void emit_end(struct emitter *em, const struct delta *d)
         atomic_fetch_sub(em->active, 1);
         atomic_fetch_sub(&em->tenant_active[r->tenant], 1);
     }
+    bool large = r->params.best_of > r->params.n; /* texts that were not chosen are still there */
     r->emission = NULL;
-    emission_free(m);
+    reaper_take(large ? em->reaper : NULL, &m->garbage);
     request_unref(r);
 }
 

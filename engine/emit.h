@@ -6,6 +6,7 @@
 #define QUIRE_ENGINE_EMIT_H
 
 #include "engine/delta.h"
+#include "engine/garbage.h"
 #include "engine/stops.h"
 #include "models/tokenizer.h"
 
@@ -40,9 +41,25 @@ struct choice {
     int32_t stop_token;
 };
 
+/* A prompt that goes out (echo, prompt_logprobs), once for all choices. It belongs to the request: a holder of that may
+ * read it (prompt_walk) from the first output that names it on, when nothing of it changes any more. Its arrays follow
+ * when the first delta comes. */
+struct prompt_out {
+    struct token_out *token; /* [n_prompt]; text_offset is set when it is read first */
+    int32_t *top_id;         /* [n_prompt, top_stride] */
+    float *top_logprob;
+    int32_t top_stride;
+    int32_t n_seen;           /* DELTA_PROMPTs so far */
+    int32_t n_chars;          /* code points of its text; 0 without echo */
+    struct detokenizer detok; /* as a choice begins with it: behind the prompt with echo */
+    struct detokenizer start; /* as the prompt begins */
+    bool placed;              /* the tokens have their offsets; the reader's own */
+};
+
 /* What the output side knows of a request. Made at submit; its choices and the prompt's arrays follow when the first delta
  * comes, so that a request that waits holds none of them. */
 struct emission {
+    struct garbage garbage;       /* its `free` frees the whole */
     const struct stop_set *stops; /* the request's, or NULL */
     bool lost;                    /* there was no memory for the choices: they have ended with an error */
     bool ranked;                  /* best_of > n: nothing goes out before all have ended */
@@ -51,21 +68,13 @@ struct emission {
     int32_t cached_tokens;
     int64_t first_us;          /* first token of any choice; 0: none yet */
     enum finish_reason finish; /* of the first choice that ended */
-    /* The prompt, where it goes out: echo or prompt_logprobs. */
-    bool with_prompt, prompt_ready;
-    struct token_out *prompt; /* [n_prompt] */
-    int32_t *prompt_top_id;   /* [n_prompt, prompt_top_stride] */
-    float *prompt_top_logprob;
-    int32_t prompt_top_stride;
-    int32_t n_prompt_seen; /* DELTA_PROMPTs so far */
-    int32_t prompt_chars;
-    struct buf prompt_text;
-    struct detokenizer prompt_detok;
-    struct choice *choice; /* [n_choices] NULL: no delta came yet */
+    struct prompt_out *prompt; /* the request's; NULL: the prompt does not go out */
+    struct choice *choice;     /* [n_choices] NULL: no delta came yet */
 };
 
 /* The stage: one for an engine. */
 struct inbox;
+struct reaper;
 struct emitter {
     const struct tokenizer *tokenizer;
     struct sink *sink;
@@ -73,12 +82,14 @@ struct emitter {
     struct inbox *inbox;            /* told of stop marks */
     _Atomic int64_t *active;        /* lowered when a request's last output went out */
     _Atomic int64_t *tenant_active; /* [LIMIT_TENANTS] the same; NULL with `active` */
+    struct reaper *reaper;          /* frees what is large; NULL: freed at once */
     int64_t now_us;                 /* set by the caller before each run of deltas */
 };
 
 /* Make r->emission. Any thread. */
-int emission_new(struct request *r, struct err *e);
+int emission_new(struct request *r, const struct tokenizer *t, struct err *e);
 void emission_free(struct emission *m);
+void prompt_out_free(struct prompt_out *p);
 
 /* Take one delta; `next` is the one that follows it, or NULL when it is not there yet. Returns how many were taken:
  * 2 when d was a token and `next` the end of the same choice, so that both leave as one piece. After DELTA_END the

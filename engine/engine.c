@@ -52,6 +52,23 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
     output_push(e->output, d);
 }
 
+/* What can wait goes out in portions, the next one when the output side has taken the last: so it never stands long
+ * before a step's tokens, whose room in the ring it leaves alone. */
+static bool take_room(struct delta_out *out, int32_t n)
+{
+    struct engine *e = CONTAINER_OF(out, struct engine, deltas);
+
+    if (output_passed(e->output, e->portion_mark)) {
+        e->portion_left = ENGINE_PORTION;
+    }
+    if (n > e->portion_left || !engine_output_fits(e, n)) {
+        return false;
+    }
+    e->portion_left -= n;
+    e->portion_mark = output_mark(e->output) + (uint64_t)n; /* a delta takes a cell at least */
+    return true;
+}
+
 /* ---- start -------------------------------------------------------------------------------------------------------- */
 
 static void defaults_none(struct generation_defaults *d)
@@ -199,15 +216,21 @@ static int open_core(struct engine *e, struct sink *sink, struct err *err)
         rc = plan_init(&e->plan[i], &e->config, err);
     if (rc == 0)
         rc = inbox_init(&e->inbox, e->max_queue, err);
+    if (rc == 0)
+        rc = reaper_open(&e->reaper, err);
     if (rc < 0)
         return rc;
     struct emitter em = {.tokenizer = e->tokenizer,
                          .sink = sink,
                          .stats = &e->stats,
                          .inbox = &e->inbox,
+                         .reaper = &e->reaper,
                          .active = &e->active,
                          .tenant_active = e->tenant_active};
-    return output_open(&e->output, &em, 4 * (int64_t)e->config.max_logits, err);
+    /* A row of the step draws or scores, with its top log-probabilities; a sequence may end, a prompt begin. */
+    e->step_cells = OUTPUT_DELTA_CELLS * (int64_t)e->config.max_logits + 2 * (int64_t)e->config.max_num_seqs;
+    int64_t steps = e->executor->info.depth + 2, portions = 2 * OUTPUT_DELTA_CELLS * (int64_t)ENGINE_PORTION;
+    return output_open(&e->output, &em, steps * e->step_cells + portions, err);
 }
 
 /* What a client sees of the server's make-up: version, model, precision, device kind. */
@@ -253,7 +276,9 @@ static struct engine *engine_new(void)
         return NULL;
     memset(e, 0, sizeof(*e));
     e->inbox.wake.fd = -1;
+    e->reaper.wake.fd = -1;
     e->deltas.emit = on_delta;
+    e->deltas.take = take_room;
     defaults_none(&e->defaults);
     engine_stats_init(&e->stats);
     watch_init(&e->watch);
@@ -316,6 +341,7 @@ void engine_free(struct engine *e)
         pthread_join(e->thread, NULL);
     }
     output_free(e->output);
+    reaper_close(&e->reaper);
     sched_free(e->sched);
     packer_free(e->packer);
     for (size_t i = 0; i < ARRAY_LEN(e->plan); i++)

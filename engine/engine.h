@@ -88,10 +88,12 @@ struct request {
     int64_t arrival_us; /* clock_us when it was accepted */
     void *user;         /* the caller's: handed back with every output */
 
-    struct emission *emission; /* the output side's own, from submit to `last` */
+    struct emission *emission;     /* the output side's own, from submit to `last` */
+    struct prompt_out *prompt_out; /* its prompt, where that goes out; see prompt_walk */
 
     atomic_int refs;
     atomic_bool cancelled; /* set by engine_cancel: the client is gone */
+    atomic_int parked;     /* enum request_parking, set by engine_park */
     /* Stop marks, set by the output side: choice i ended textually after stop_at[i] generated tokens; INT32_MAX: not. */
     _Atomic int32_t *stop_at; /* [max(best_of, beam_width)] */
     /* How it fared, written by the engine before it emits `last`: for logs. Times are 0 where it did not come so far. */
@@ -115,6 +117,13 @@ int request_new_shared(struct request **ret, struct shared_params *params, const
 struct request *request_ref(struct request *r);
 void request_unref(struct request *r);
 
+/* How far a request waits while the reader of its outputs is behind. */
+enum request_parking {
+    PARK_NONE,
+    PARK_ENDED,   /* what is left to report of a beam search that is over */
+    PARK_RUNNING, /* no step is planned with it either */
+};
+
 /* FINISH_ERROR: the server failed. FINISH_IMPOSSIBLE: what the request bans leaves a
  * choice no next token; other choices go on. */
 enum finish_reason { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_ABORT, FINISH_ERROR, FINISH_IMPOSSIBLE };
@@ -134,6 +143,13 @@ struct usage {
     int32_t prompt_tokens, completion_tokens, cached_tokens;
 };
 
+/* The memory behind a long piece, each from malloc. A sink that sets `taken` owns all four then and frees them with
+ * free(); it need not copy them. */
+struct output_memory {
+    void *text, *token, *top_id, *top_logprob;
+    bool taken;
+};
+
 /* A piece of one choice. Text is whole UTF-8 characters, never part of a stop string that may yet match. */
 struct output {
     struct request *request;
@@ -142,7 +158,10 @@ struct output {
     size_t text_len;
     const struct token_out *token; /* [n_tokens] the tokens behind the text: always the ids; logprobs where asked for */
     int32_t n_tokens;
-    bool prompt; /* these are the prompt's (echo or prompt_logprobs); sent before any other of the choice */
+    struct output_memory *memory; /* of a choice's last piece; NULL: copy what is to be kept */
+    bool
+        prompt; /* the prompt's n_tokens (echo or prompt_logprobs), before any other piece of the choice: `text` and `token` are
+                  * not given, a prompt_walk reads them */
     enum finish_reason finish; /* of this choice, with its last piece */
     const char *stop_string;   /* [stop_string_len] what matched, or NULL */
     int32_t stop_string_len;   /* its bytes */
@@ -179,6 +198,8 @@ int engine_check_room(const struct engine *e, int32_t tenant, int32_t n, struct 
 int engine_submit_all(struct engine *e, struct request **r, int32_t n, struct err *err);
 /* The client is gone: freed within a step. Any thread; outputs may still come until `last`. */
 void engine_cancel(struct engine *e, struct request *r);
+/* Let it wait, or go on again. Any thread. */
+void engine_park(struct engine *e, struct request *r, enum request_parking how);
 /* No new requests; running ones go on. */
 void engine_drain(struct engine *e);
 /* Requests accepted and not ended. */
@@ -207,6 +228,14 @@ struct engine_info {
 void engine_info(const struct engine *e, struct engine_info *ret);
 /* Whether rank [0, n_ranks) is there. Any thread. */
 bool engine_rank_up(const struct engine *e, int32_t rank);
+
+/* Reads a prompt that goes out, token by token; all choices share what it reads. From the first output with `prompt` set on,
+ * as long as the request is there; any thread. */
+struct prompt_walk;
+int prompt_walk_new(struct prompt_walk **ret, const struct request *r, struct err *e);
+void prompt_walk_free(struct prompt_walk *w);
+/* The next token; with echo its text is appended to `text`. 0, ERR_NOT_FOUND behind the last one, ERR_NOMEM. */
+int prompt_walk_next(struct prompt_walk *w, struct token_out *ret, struct buf *text);
 
 /* Tokenizer, for encode (stage 3) and the /tokenize routes. Any thread. `ret_ids` is malloc'd. */
 int engine_encode(const struct engine *e, const char *text, size_t len, bool add_special, int32_t max_tokens,

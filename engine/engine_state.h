@@ -10,10 +10,14 @@
 #include "engine/output.h"
 #include "engine/pace.h"
 #include "engine/pack.h"
+#include "engine/reaper.h"
 #include "engine/watch.h"
 #include "models/model.h"
 
-enum { ENGINE_MAX_DEPTH = 7 };
+enum {
+    ENGINE_MAX_DEPTH = 7,
+    ENGINE_PORTION = 512, /* deltas of what can wait that go out at once; more than a group has choices */
+};
 
 struct engine {
     /* Set at start, read by all. */
@@ -35,6 +39,9 @@ struct engine {
     uint64_t n_launched, n_committed;       /* steps */
     struct pace pace;
     struct delta_out deltas;
+    int64_t step_cells;    /* of the output's ring that a step takes at most */
+    int32_t portion_left;  /* deltas that this portion of what can wait may still have */
+    uint64_t portion_mark; /* where the last portion ends in the ring */
     int64_t known_waiting; /* groups in the scheduler that still count as waiting in the inbox */
     int64_t host_us;       /* this thread's own time since the last commit */
     pthread_t thread;
@@ -44,6 +51,7 @@ struct engine {
     struct inbox inbox;
     struct watch watch;
     struct output_stage *output;
+    struct reaper reaper;
     struct sink *sink;
     struct engine_stats stats;
     _Atomic int64_t active;                       /* requests accepted and not ended */
@@ -60,6 +68,8 @@ struct engine {
 int engine_open_on(struct engine **ret, const struct settings *s, struct executor *x, struct tokenizer *t,
                    struct sink *sink, struct err *err);
 
+/* loop.c: whether n deltas have room in the output's ring beside those of all steps in flight. The engine's thread. */
+bool engine_output_fits(struct engine *e, int64_t n);
 /* loop.c: the thread's body; `arg` is the engine. */
 void *engine_main(void *arg);
 

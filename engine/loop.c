@@ -19,7 +19,9 @@ enum {
     TAKE_AT_ONCE = 256,
     IDLE_BEAT_US = 1000000,
     CHECK_US = 50000 /* of an executor that may fail while nothing runs */,
-    RETRY_US = 1000
+    RETRY_US = 1000,
+    REPORT_US = 200,    /* until the output side has taken a portion */
+    BEHIND_CELLS = 8192 /* of the output's ring that may wait while a step is planned, a step's if that is more */
 };
 
 static int32_t inflight(const struct engine *e)
@@ -64,11 +66,27 @@ static void give_back_places(struct engine *e, const struct sched_counts *c)
     e->known_waiting = c->waiting_groups;
 }
 
+bool engine_output_fits(struct engine *e, int64_t n)
+{
+    return output_room(e->output) >= inflight(e) * e->step_cells + n * OUTPUT_DELTA_CELLS;
+}
+
+/* There is room for what the next step may bring, and the output side is not far behind: what is made long before it can go
+ * out only stands before what comes after it. Else nothing is planned: this thread does not wait, and tokens are never
+ * dropped. */
+static bool may_launch(struct engine *e)
+{
+    int64_t portion = (int64_t)ENGINE_PORTION * OUTPUT_DELTA_CELLS, room = output_room(e->output);
+    int64_t waiting = output_cells(e->output) - room;
+
+    return room >= (inflight(e) + 1) * e->step_cells + portion && waiting <= MAX(e->step_cells, BEHIND_CELLS);
+}
+
 /* Stages 5 to 7. The number of sequences in the step launched; 0: nothing to run, or the device failed. */
 static int32_t launch_step(struct engine *e, int64_t now_us)
 {
     struct plan *plan = plan_at(e, e->n_launched);
-    if (sched_plan(e->sched, now_us, plan) == 0)
+    if (!may_launch(e) || sched_plan(e->sched, now_us, plan) == 0)
         return 0;
     if (watch_wanted(&e->watch, now_us))
         watch_note(&e->watch, plan);
@@ -130,8 +148,9 @@ static void rest(struct engine *e)
     const struct engine_stats *st = &e->stats;
     bool waits = atomic_load_explicit(&st->waiting, memory_order_relaxed) > 0 ||
                  atomic_load_explicit(&st->swapped, memory_order_relaxed) > 0;
+    bool reports = decode_has_more(e->sched) || !may_launch(e);
     atomic_store(&e->busy_since, 0);
-    inbox_sleep(&e->inbox, waits ? RETRY_US : e->executor->check ? CHECK_US : IDLE_BEAT_US);
+    inbox_sleep(&e->inbox, reports ? REPORT_US : waits ? RETRY_US : e->executor->check ? CHECK_US : IDLE_BEAT_US);
     check_executor(e);
 }
 
@@ -172,6 +191,8 @@ static void engine_turn(struct engine *e)
 static void wind_down(struct engine *e)
 {
     bool dead = atomic_load(&e->state) == HEALTH_DEAD;
+    int finish = dead ? FINISH_ERROR : FINISH_ABORT;
+    const char *why = dead ? "the device failed; the server must be restarted" : "the server was shut down";
     struct err err;
     struct results results;
     inbox_close(&e->inbox);
@@ -182,12 +203,12 @@ static void wind_down(struct engine *e)
     for (;;) {
         bool settled = inbox_settled(&e->inbox);
         take_requests(e, clock_us());
-        sched_end_all(e->sched, dead ? FINISH_ERROR : FINISH_ABORT,
-                      dead ? "the device failed; the server must be restarted" : "the server was shut down");
+        sched_end_all(e->sched, finish, why);
+        decode_give_up(e->sched, finish, why);
         decode_reap(e->sched, &e->deltas);
         output_commit(e->output);
         update_gauges(e);
-        if (settled)
+        if (settled && !sched_has_ended(e->sched))
             break;
         inbox_sleep(&e->inbox, RETRY_US);
     }

@@ -3,25 +3,25 @@
  * A delta takes one cell, and one more for every eight of its top log-probabilities. The writer moves its tail in private
  * and publishes it once a step (output_commit), so the reader sees whole steps, wakes once for each, and calls
  * sink->flush once for all it found. When the output side falls behind (it decodes text and hands bytes to sockets), several
- * steps gather: the flushes grow rarer, the pieces do not change. When the ring is full, the engine waits: tokens are
- * never dropped, and nothing on this side waits for a client, so room always comes.
+ * steps gather: the flushes grow rarer, the pieces do not change. The writer never waits: it looks for room before it has
+ * anything to push (output_room), and plans no step whose deltas might not fit. Nothing on the reader's side waits for a
+ * client, so room always comes.
  *
  * Waking the output thread takes longer than putting out a token. So while it sleeps, the writer empties what a step of one or two
  * sequences has put in itself: `turn` says who is the reader just now.
  */
 #include "engine/output.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "engine/wake.h"
 
 enum {
     TOPS_PER_CELL = 8,
     RING_MIN_CELLS = 1 << 14,
-    FULL_NAP_NS = 20000,
     HELP_CELLS = 4, /* the writer reads so many itself: tokens of two sequences and their ends */
 };
 
@@ -47,6 +47,7 @@ union cell {
     } tops;
 };
 _Static_assert(sizeof(union cell) == 64, "a cell is a cache line");
+_Static_assert(OUTPUT_DELTA_CELLS >= 1 + (LIMIT_LOGPROBS + TOPS_PER_CELL - 1) / TOPS_PER_CELL, "of the largest delta");
 
 struct output_stage {
     union cell *cell; /* [mask + 1] */
@@ -57,7 +58,6 @@ struct output_stage {
     pthread_mutex_t turn; /* to be the reader */
     atomic_bool stopping;
     uint64_t tail, head_seen;                /* writer's own: next cell to write, last head it read */
-    uint64_t whole;                          /* writer's own: a token from here on may yet be followed by its end */
     _Alignas(64) _Atomic uint64_t published; /* the reader may read up to here */
     _Alignas(64) _Atomic uint64_t head;      /* the writer may write up to head + mask + 1 */
 };
@@ -73,25 +73,31 @@ static bool ring_publish(struct output_stage *o, uint64_t tail)
     return true;
 }
 
-/* Room for n more cells. While the ring is full, what is whole goes to the reader: a token is not parted from its end. */
-static void ring_reserve(struct output_stage *o, uint64_t n)
+int64_t output_room(struct output_stage *o)
 {
-    while (o->tail + n - o->head_seen > o->mask + 1) {
-        o->head_seen = atomic_load_explicit(&o->head, memory_order_acquire);
-        if (o->tail + n - o->head_seen <= o->mask + 1)
-            return;
-        if (ring_publish(o, o->whole))
-            wake_post(&o->wake);
-        nanosleep(&(struct timespec){.tv_nsec = FULL_NAP_NS}, NULL);
-    }
+    o->head_seen = atomic_load_explicit(&o->head, memory_order_acquire);
+    return (int64_t)(o->mask + 1 - (o->tail - o->head_seen));
+}
+
+int64_t output_cells(const struct output_stage *o)
+{
+    return (int64_t)o->mask + 1;
+}
+
+bool output_passed(const struct output_stage *o, uint64_t mark)
+{
+    return atomic_load_explicit(&o->head, memory_order_relaxed) >= mark;
+}
+
+uint64_t output_mark(const struct output_stage *o)
+{
+    return o->tail;
 }
 
 void output_push(struct output_stage *o, const struct delta *d)
 {
     int32_t n_top = MIN(d->n_top, LIMIT_LOGPROBS);
-    if (d->kind != DELTA_FINISH)
-        o->whole = o->tail;
-    ring_reserve(o, 1 + (uint64_t)div_ceil(n_top, TOPS_PER_CELL));
+    assert(o->tail - o->head_seen + OUTPUT_DELTA_CELLS <= o->mask + 1 || output_room(o) >= OUTPUT_DELTA_CELLS);
     o->cell[o->tail++ & o->mask].record = (struct record){
         .request = d->request,
         .error = d->error,
@@ -185,7 +191,6 @@ static void drain(struct output_stage *o)
 
 void output_commit(struct output_stage *o)
 {
-    o->whole = o->tail;
     if (!ring_publish(o, o->tail))
         return;
     bool few = o->tail - atomic_load_explicit(&o->head, memory_order_relaxed) <= HELP_CELLS;
@@ -220,7 +225,7 @@ static void *output_main(void *arg)
 
 /* ---- start and stop ----------------------------------------------------------------------------------------------- */
 
-int output_open(struct output_stage **ret, const struct emitter *em, int64_t min_records, struct err *e)
+int output_open(struct output_stage **ret, const struct emitter *em, int64_t min_cells, struct err *e)
 {
     struct output_stage *o = aligned_alloc(64, (sizeof(*o) + 63) / 64 * 64);
     if (!o)
@@ -230,7 +235,7 @@ int output_open(struct output_stage **ret, const struct emitter *em, int64_t min
     o->wake.fd = -1;
     pthread_mutex_init(&o->turn, NULL);
     uint64_t cap = RING_MIN_CELLS;
-    while (cap < (uint64_t)min_records)
+    while (cap < (uint64_t)min_cells)
         cap *= 2;
     o->mask = cap - 1;
     o->cell = aligned_alloc(64, cap * sizeof(union cell));

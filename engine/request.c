@@ -112,6 +112,7 @@ int request_new_shared(struct request **ret, struct shared_params *params, const
     r->arrival_us = clock_us();
     atomic_init(&r->refs, 1);
     atomic_init(&r->cancelled, false);
+    atomic_init(&r->parked, PARK_NONE);
     *ret = r;
     return 0;
 }
@@ -144,6 +145,7 @@ void request_unref(struct request *r)
     if (!r || atomic_fetch_sub_explicit(&r->refs, 1, memory_order_acq_rel) != 1)
         return;
     emission_free(r->emission);
+    prompt_out_free(r->prompt_out);
     shared_params_unref(r->shared);
     free(r->prompt);
     free((void *)r->stop_at);

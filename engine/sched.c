@@ -57,7 +57,7 @@ static bool may_look_ahead(const struct sched *s, const struct group *g)
 
 static bool will_decode(const struct sched *s, const struct group *g)
 {
-    return !in_prefill(g) && may_look_ahead(s, g);
+    return !in_prefill(g) && may_look_ahead(s, g) && !g->parked;
 }
 
 /* With fair shares prompts may have been planned already, which took tokens and blocks. */

@@ -146,6 +146,9 @@ void sched_end(struct sched *s, struct group *g, int finish, const char *error);
 /* End every group (device error, shutdown). */
 void sched_end_all(struct sched *s, int finish, const char *error);
 
+/* Groups have ended and were not freed by decode_reap yet. */
+bool sched_has_ended(const struct sched *s);
+
 /* Hold for good the cached blocks of a prefix that a request has just computed: how many blocks this adds. Only full
  * blocks; 0 when nothing is cached. The caller then raises n_pinned in the configuration that it hands to group_new. */
 int32_t sched_pin(struct sched *s, const int32_t *token, int32_t n_tokens);

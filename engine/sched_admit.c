@@ -330,7 +330,7 @@ void sched_resume(struct sched *s, struct plan *p)
 {
     while (s->swapped.first && !s->preempted) {
         struct group *g = swapped_first(s), *waiting = waiting_first(s);
-        if (g->n_inflight > 0 || (waiting && goes_before_swapped(s, waiting, g)))
+        if (!g || g->n_inflight > 0 || (waiting && goes_before_swapped(s, waiting, g)))
             return;
         if (g->resume_need < 0) /* with nothing in flight it stays what it is */
             g->resume_need = blocks_to_resume(s, g);

@@ -219,9 +219,9 @@ bool turn_before(const struct sched *s, const struct group *a, const struct grou
 
 struct group *swapped_first(const struct sched *s)
 {
-    struct group *first = s->swapped.first;
-    for (struct group *g = first; is_fair(s) && g; g = g->next)
-        if (turn_before(s, g, first))
+    struct group *first = NULL;
+    for (struct group *g = s->swapped.first; g && (is_fair(s) || !first); g = g->next)
+        if (!g->parked && (!first || turn_before(s, g, first)))
             first = g;
     return first;
 }

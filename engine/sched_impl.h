@@ -122,7 +122,7 @@ static inline bool is_fair(const struct sched *s)
 struct group *waiting_first(struct sched *s);
 /* Whose turn it is of two groups: the tenant's who was served less, then the older one's; group_before without fair shares. */
 bool turn_before(const struct sched *s, const struct group *a, const struct group *b);
-/* The swapped group to come back next; NULL: none is swapped out. */
+/* The swapped group to come back next; NULL: none is swapped out that is not parked. */
 struct group *swapped_first(const struct sched *s);
 /* Whether waiting `g` goes before swapped `other`: while anything is swapped out, nothing new comes in out of turn. */
 bool goes_before_swapped(struct sched *s, const struct group *g, const struct group *other);

@@ -155,6 +155,11 @@ void sched_end_all(struct sched *s, int finish, const char *error)
         sched_end(s, s->waiting[s->n_waiting - 1], finish, error);
 }
 
+bool sched_has_ended(const struct sched *s)
+{
+    return s->ended.first != NULL;
+}
+
 /* The output side has closed every open choice. While a group runs decode_commit sees to that. */
 static bool all_stopped(const struct group *g)
 {
@@ -188,6 +193,7 @@ static void sweep_list(struct sched *s, struct group_list *l, int64_t now_us)
 {
     for (struct group *g = l->first, *next; g; g = next) {
         next = g->next;
+        g->parked = atomic_load_explicit(&g->request->parked, memory_order_relaxed) == PARK_RUNNING;
         end_if_due(s, g, now_us);
     }
 }

@@ -68,6 +68,7 @@ static struct beam *carve_beam(const struct group *g, const struct sched_config 
     b.node[0] = (struct beam_node){.parent = -1, .token = -1, .n_holders = 1};
     b.tip[0] = 0;
     ret->n_used = 1;
+    ret->n_sent = ret->n;
     ret->first_free = -1;
     return ret;
 }

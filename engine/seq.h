@@ -81,6 +81,7 @@ struct group {
     int32_t max_blocks;              /* of one sequence */
     bool lookahead;                  /* may be planned before its last step is committed */
     bool beams;                      /* a beam search */
+    bool parked;                     /* request->parked is PARK_RUNNING, as it was when this step was begun */
     bool scores;                     /* prompt log-probabilities are wanted */
     bool started;                    /* was admitted once */
     int32_t n_inflight;              /* steps planned with it and not committed */

@@ -106,7 +106,7 @@ static int prepare(struct engine *e, struct request *r, struct group **ret, stru
     if (rc < 0) {
         return rc;
     }
-    rc = emission_new(r, err);
+    rc = emission_new(r, e->tokenizer, err);
     if (rc < 0) {
         group_free(*ret);
         *ret = NULL;
@@ -188,4 +188,13 @@ void engine_cancel(struct engine *e, struct request *r)
 {
     atomic_store(&r->cancelled, true);
     inbox_mark(&e->inbox);
+}
+
+void engine_park(struct engine *e, struct request *r, enum request_parking how)
+{
+    enum request_parking before = (enum request_parking)atomic_exchange(&r->parked, (int)how);
+
+    if (how < before) {
+        inbox_mark(&e->inbox);
+    }
 }

@@ -6,10 +6,14 @@
 #include "config/limits.h"
 
 #define PUT(b, literal) buf_append((b), (literal), sizeof(literal) - 1)
+#define PARTS(p)                                                                                             \
+    {                                                                                                        \
+        &(p)->text, &(p)->tokens, &(p)->logprobs, &(p)->top, &(p)->offsets, &(p)->ids, &(p)->prompt_logprobs \
+    }
 
 static void parts_init(struct choice_parts *p)
 {
-    struct buf *all[] = {&p->text, &p->tokens, &p->logprobs, &p->top, &p->offsets, &p->ids, &p->prompt_logprobs};
+    struct buf *all[] = PARTS(p);
 
     for (size_t k = 0; k < ARRAY_LEN(all); k++) {
         buf_init(all[k], LIMIT_RESPONSE_BYTES);
@@ -19,7 +23,7 @@ static void parts_init(struct choice_parts *p)
 
 static void parts_release(struct choice_parts *p)
 {
-    struct buf *all[] = {&p->text, &p->tokens, &p->logprobs, &p->top, &p->offsets, &p->ids, &p->prompt_logprobs};
+    struct buf *all[] = PARTS(p);
 
     for (size_t k = 0; k < ARRAY_LEN(all); k++) {
         buf_release(all[k]);
@@ -29,21 +33,36 @@ static void parts_release(struct choice_parts *p)
 
 void collector_init(struct collector *c, int32_t n_choices)
 {
-    *c = (struct collector){.n_choices = n_choices};
+    *c = (struct collector){.n_choices = n_choices, .per_prompt = n_choices};
+}
+
+void collector_share(struct collector *c, int32_t n_prompts)
+{
+    c->n_prompts = n_prompts;
+    c->per_prompt = c->n_choices / n_prompts;
+}
+
+static struct choice_parts *parts_new(int32_t n)
+{
+    struct choice_parts *p = calloc((size_t)n, sizeof(*p));
+
+    for (int32_t i = 0; p && i < n; i++) {
+        parts_init(&p[i]);
+    }
+    return p;
 }
 
 /* Room for the choices, when the first piece comes: an answer that waits for its turn holds none. */
 static int collector_begin(struct collector *c)
 {
-    if (c->choice) {
-        return 0;
-    }
-    c->choice = calloc((size_t)c->n_choices, sizeof(*c->choice));
     if (!c->choice) {
-        return ERR_NOMEM;
+        c->choice = parts_new(c->n_choices);
     }
-    for (int32_t i = 0; i < c->n_choices; i++) {
-        parts_init(&c->choice[i]);
+    if (!c->prompt && c->n_prompts) {
+        c->prompt = parts_new(c->n_prompts);
+    }
+    if (!c->choice || (c->n_prompts && !c->prompt)) {
+        return ERR_NOMEM;
     }
     return 0;
 }
@@ -53,7 +72,11 @@ void collector_release(struct collector *c)
     for (int32_t i = 0; c->choice && i < c->n_choices; i++) {
         parts_release(&c->choice[i]);
     }
+    for (int32_t i = 0; c->prompt && i < c->n_prompts; i++) {
+        parts_release(&c->prompt[i]);
+    }
     free(c->choice);
+    free(c->prompt);
     *c = (struct collector){0};
 }
 
@@ -90,110 +113,230 @@ static void add_token(struct choice_parts *p, const struct sse_style *s, const s
     }
 }
 
-static size_t parts_bytes(const struct choice_parts *p)
+/* Its JSON, and the memory behind it. */
+static size_t parts_bytes(struct choice_parts *p, size_t *ret_held)
 {
-    return p->text.len + p->tokens.len + p->logprobs.len + p->top.len + p->offsets.len + p->ids.len +
-           p->prompt_logprobs.len;
+    struct buf *all[] = PARTS(p);
+    size_t n = 0;
+
+    *ret_held = 0;
+    for (size_t k = 0; k < ARRAY_LEN(all); k++) {
+        n += all[k]->len;
+        *ret_held += all[k]->cap;
+    }
+    return n;
 }
 
-static bool parts_failed(const struct choice_parts *p)
+static bool parts_failed(struct choice_parts *p)
 {
-    return p->text.failed || p->tokens.failed || p->logprobs.failed || p->top.failed || p->offsets.failed ||
-           p->ids.failed || p->prompt_logprobs.failed;
+    struct buf *all[] = PARTS(p);
+    bool failed = false;
+
+    for (size_t k = 0; k < ARRAY_LEN(all); k++) {
+        failed = failed || all[k]->failed;
+    }
+    return failed;
 }
 
-int collector_add(struct collector *c, const struct sse_style *s, int32_t index, const struct output *o)
+/* More of the piece's tokens; true: that was the last. */
+static bool add_tokens(struct choice_parts *p, const struct sse_style *s, const struct output *o, struct sse_cursor *at,
+                       int32_t *units)
+{
+    struct token_out t;
+
+    while (*units > 0) {
+        if (!sse_next_token(&p->text, o, at, &t)) {
+            return true;
+        }
+        if (at->text.len) {
+            buf_json_escape(&p->text, at->text.data, at->text.len);
+        }
+        add_token(p, s, o, &t);
+        *units -= 4 + 2 * t.n_top;
+    }
+    return false;
+}
+
+static int note_finish(struct choice_parts *p, const struct output *o)
+{
+    if (o->finish == FINISH_NONE) {
+        return 0;
+    }
+    p->finish = o->finish;
+    p->stop_token = o->stop_token;
+    p->error = o->error;
+    if (o->stop_string && !p->stop_string) {
+        p->stop_string = malloc((size_t)o->stop_string_len + 1);
+        if (!p->stop_string) {
+            return ERR_NOMEM;
+        }
+        memcpy(p->stop_string, o->stop_string, (size_t)o->stop_string_len);
+        p->stop_string_len = o->stop_string_len;
+    }
+    return 0;
+}
+
+int collector_add_some(struct collector *c, const struct sse_style *s, int32_t index, const struct output *o,
+                       struct sse_cursor *at, int32_t *units)
 {
     if (collector_begin(c)) {
         return ERR_NOMEM;
     }
-    struct choice_parts *p = &c->choice[index];
-    size_t before = parts_bytes(p);
+    bool shared = o->prompt && !o->token && c->prompt;
+    struct choice_parts *p = shared ? &c->prompt[index / c->per_prompt] : &c->choice[index];
+    size_t before_held, held, before = parts_bytes(p, &before_held);
 
-    buf_json_escape(&p->text, o->text, o->text_len);
-    for (int32_t i = 0; i < o->n_tokens; i++) {
-        add_token(p, s, o, &o->token[i]);
+    if (p->whole) {
+        return 0; /* the prompt of another choice */
     }
-    if (o->finish != FINISH_NONE) {
-        p->finish = o->finish;
-        p->stop_token = o->stop_token;
-        p->error = o->error;
-        if (o->stop_string && !p->stop_string) {
-            p->stop_string = malloc((size_t)o->stop_string_len + 1);
-            if (!p->stop_string) {
-                return ERR_NOMEM;
-            }
-            memcpy(p->stop_string, o->stop_string, (size_t)o->stop_string_len);
-            p->stop_string_len = o->stop_string_len;
-        }
+    if (at->at == 0) {
+        buf_json_escape(&p->text, o->text, o->text_len);
     }
-    c->bytes += parts_bytes(p) - before;
-    return parts_failed(p) ? ERR_NOMEM : c->bytes > LIMIT_RESPONSE_BYTES ? ERR_FULL : 0;
+    bool done = add_tokens(p, s, o, at, units);
+    p->whole = shared && done;
+    int rc = note_finish(p, o);
+    size_t more = parts_bytes(p, &held) - before;
+    c->held += held - before_held;
+    c->bytes += shared ? more * (size_t)c->per_prompt : more;
+    if (rc || parts_failed(p)) {
+        return ERR_NOMEM;
+    }
+    return c->bytes > LIMIT_RESPONSE_BYTES ? ERR_FULL : done ? 0 : COLLECT_MORE;
 }
 
-static void put_list(struct buf *b, const char *opening, const struct buf *inside)
+int collector_add(struct collector *c, const struct sse_style *s, int32_t index, const struct output *o)
 {
-    buf_puts(b, opening);
-    if (inside->len) {
-        buf_append(b, inside->data, inside->len);
-    }
-    buf_putc(b, ']');
+    struct sse_cursor at = {0};
+    int32_t units = INT32_MAX;
+    int rc = collector_add_some(c, s, index, o, &at, &units);
+
+    sse_cursor_release(&at);
+    return rc;
 }
 
-static void put_choice(struct buf *b, const struct choice_parts *p, const struct sse_style *s, int32_t index,
-                       const struct prompt_ids *prompt)
+/* ---- the body ---- */
+
+/* What a choice shares with the others of its prompt. `last`: it is the last of them. */
+struct shared_parts {
+    struct choice_parts *prompt; /* NULL: none */
+    struct buf *ids;             /* prompt_token_ids; NULL: not asked for */
+    bool last;
+};
+
+static void put_shared(struct segments *g, struct buf *part, bool last)
 {
-    PUT(b, "{\"index\":");
-    put_i64(b, index);
-    buf_puts(b, s->chat ? ",\"message\":{\"role\":\"assistant\",\"content\":\"" : ",\"text\":\"");
-    if (p->text.len) {
-        buf_append(b, p->text.data, p->text.len);
+    if (last) {
+        segments_take(g, part);
+    } else {
+        segments_share(g, part);
     }
-    if (s->chat) {
-        PUT(b, "\",\"refusal\":null},\"logprobs\":");
-        if (s->logprobs) {
-            put_list(b, "{\"content\":[", &p->tokens);
-            PUT(b, ",\"refusal\":null},");
-        } else {
-            PUT(b, "null,");
-        }
+}
+
+/* A list of the prompt's and the choice's entries. */
+static void put_list(struct segments *g, const char *opening, struct buf *prompt, struct buf *inside, bool last)
+{
+    bool comma = prompt && prompt->len && inside->len;
+
+    buf_puts(&g->literal, opening);
+    if (prompt) {
+        put_shared(g, prompt, last);
+    }
+    if (comma) {
+        buf_putc(&g->literal, ',');
+    }
+    segments_take(g, inside);
+    buf_putc(&g->literal, ']');
+}
+
+static void put_logprobs(struct segments *g, struct choice_parts *p, const struct sse_style *s,
+                         const struct shared_parts *h)
+{
+    struct choice_parts *q = h->prompt;
+    struct buf *b = &g->literal;
+
+    if (s->chat && s->logprobs) {
+        put_list(g, "\",\"refusal\":null},\"logprobs\":{\"content\":[", NULL, &p->tokens, false);
+        PUT(b, ",\"refusal\":null},");
+    } else if (s->chat) {
+        PUT(b, "\",\"refusal\":null},\"logprobs\":null,");
     } else if (s->logprobs || s->echo_logprobs) {
-        put_list(b, "\",\"logprobs\":{\"tokens\":[", &p->tokens);
-        put_list(b, ",\"token_logprobs\":[", &p->logprobs);
-        put_list(b, ",\"top_logprobs\":[", &p->top);
-        put_list(b, ",\"text_offset\":[", &p->offsets);
+        put_list(g, "\",\"logprobs\":{\"tokens\":[", q ? &q->tokens : NULL, &p->tokens, h->last);
+        put_list(g, ",\"token_logprobs\":[", q ? &q->logprobs : NULL, &p->logprobs, h->last);
+        put_list(g, ",\"top_logprobs\":[", q ? &q->top : NULL, &p->top, h->last);
+        put_list(g, ",\"text_offset\":[", q ? &q->offsets : NULL, &p->offsets, h->last);
         PUT(b, "},");
     } else {
         PUT(b, "\",\"logprobs\":null,");
     }
+}
+
+static void put_choice(struct segments *g, struct choice_parts *p, const struct sse_style *s, int32_t index,
+                       const struct shared_parts *h)
+{
+    struct choice_parts *q = h->prompt;
+    struct buf *b = &g->literal;
+
+    PUT(b, "{\"index\":");
+    put_i64(b, index);
+    buf_puts(b, s->chat ? ",\"message\":{\"role\":\"assistant\",\"content\":\"" : ",\"text\":\"");
+    if (q) {
+        put_shared(g, &q->text, h->last);
+    }
+    segments_take(g, &p->text);
+    put_logprobs(g, p, s, h);
     put_finish(b, p->finish, p->stop_string, p->stop_string_len, p->stop_token);
     put_choice_error(b, p->finish, p->error);
     if (s->token_ids) {
-        put_list(b, ",\"token_ids\":[", &p->ids);
+        put_list(g, ",\"token_ids\":[", NULL, &p->ids, false);
         PUT(b, ",\"prompt_token_ids\":");
-        put_ids(b, prompt->id, prompt->n);
+        put_shared(g, h->ids, h->last);
     }
     if (s->prompt_logprobs) {
-        put_list(b, ",\"prompt_logprobs\":[", &p->prompt_logprobs);
+        put_list(g, ",\"prompt_logprobs\":[", q ? &q->prompt_logprobs : NULL, &p->prompt_logprobs, h->last);
     }
     buf_putc(b, '}');
 }
 
-int collector_body(struct buf *b, const struct collector *c, const struct sse_style *s,
-                   const struct prompt_ids *prompts, int32_t n, const struct usage *total)
+int collector_segments(struct segments *g, struct collector *c, const struct sse_style *s,
+                       const struct prompt_ids *prompts, int32_t n, const struct usage *total)
 {
-    static const struct choice_parts nothing = {.stop_token = -1};
+    struct choice_parts nothing;
     const size_t skip = sizeof("data: ") - 1;
+    struct buf *b = &g->literal, ids;
 
+    parts_init(&nothing);
+    buf_init(&ids, LIMIT_RESPONSE_BYTES);
     buf_append(b, s->bare + skip, s->bare_len - skip);
     for (int32_t i = 0; i < c->n_choices; i++) {
+        struct shared_parts h = {.prompt = c->prompt ? &c->prompt[i / n] : NULL, .ids = &ids, .last = i % n == n - 1};
         if (i) {
             buf_putc(b, ',');
         }
-        put_choice(b, c->choice ? &c->choice[i] : &nothing, s, i, prompts ? &prompts[i / n] : NULL);
+        if (prompts && i % n == 0) {
+            put_ids(&ids, prompts[i / n].id, prompts[i / n].n);
+        }
+        put_choice(g, c->choice ? &c->choice[i] : &nothing, s, i, &h);
     }
+    buf_release(&ids);
     PUT(b, "],");
     put_usage(b, total);
     buf_putc(b, '}');
-    return b->failed ? ERR_FULL : 0;
+    return segments_close(g);
+}
+
+int collector_body(struct buf *b, struct collector *c, const struct sse_style *s, const struct prompt_ids *prompts,
+                   int32_t n, const struct usage *total)
+{
+    struct segments g;
+
+    segments_init(&g, LIMIT_RESPONSE_BYTES);
+    int rc = collector_segments(&g, c, s, prompts, n, total);
+    rc = rc ? rc : buf_reserve(b, g.total);
+    if (!rc) {
+        b->len += segments_read(&g, b->data + b->len, g.total);
+        b->data[b->len] = '\0';
+    }
+    b->failed = b->failed || rc;
+    segments_release(&g);
+    return rc;
 }

@@ -134,6 +134,7 @@ static struct exchange *exchange_new(struct server *s, struct MHD_Connection *c,
     snprintf(x->method_name, sizeof(x->method_name), "%s", method);
     x->begin_us = clock_us();
     buf_init(&x->body, (size_t)s->settings->max_body_bytes);
+    account_open(&x->account, &s->hub.budget);
     snprintf(x->path, sizeof(x->path), "%s", url);
     x->route = strlen(url) < sizeof(x->path) ? route_find(method, x->path, &arg, &allow) : NULL;
     name_request(x, c);
@@ -155,16 +156,23 @@ static void too_large(struct exchange *x)
     set_refusal(x, 413, text);
 }
 
+/* What is held for clients is as much as may be. */
+static void refuse_for_room(struct exchange *x)
+{
+    set_refusal(x, 503, "");
+    if (x->refusal) {
+        reply_no_room(x->refusal);
+    }
+}
+
 static void drop_body(struct exchange *x)
 {
-    atomic_fetch_sub(&x->server->body_bytes, (int64_t)x->body.cap);
     buf_release(&x->body);
+    account_set(&x->account, 0);
 }
 
 static void take_body(struct exchange *x, const char *data, size_t len)
 {
-    size_t before = x->body.cap;
-
     if (x->refused) {
         return;
     }
@@ -173,9 +181,9 @@ static void take_body(struct exchange *x, const char *data, size_t len)
     } else if (buf_append(&x->body, data, len) != 0) {
         set_refusal(x, 503, "out of memory");
     }
-    int64_t total = atomic_fetch_add(&x->server->body_bytes, (int64_t)(x->body.cap - before));
-    if (!x->refused && total > (int64_t)LIMIT_BODIES_BYTES) {
-        set_refusal(x, 503, "too many large bodies at once; try again");
+    if (!x->refused && !account_try(&x->account, (int64_t)x->body.cap)) {
+        budget_make_room(&x->server->hub.budget);
+        refuse_for_room(x);
     }
     if (x->refused) {
         drop_body(x);
@@ -245,13 +253,14 @@ static enum MHD_Result dispatch(struct exchange *x, struct MHD_Connection *c)
         x->route->handle(x, arg, &r);
         x->connection = NULL;
     }
+    drop_body(x);
     if (!x->stream) {
         return reply_send(x, c, &r);
     }
     buf_release(&r.body);
-    drop_body(x);
     x->stream->connection = c;
     x->stream->fd = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+    account_list(&x->stream->account, x->stream->mode == STREAM_COLLECT ? -1 : x->stream->fd);
     return begin_stream(x, c);
 }
 
@@ -309,6 +318,9 @@ void http_on_completed(void *cls, struct MHD_Connection *c, void **context, enum
     if (x->stream) {
         stream_detach(x->stream);
     }
+    if (x->answer) {
+        body_leave(x->answer);
+    }
     count_request(x);
     request_log(x);
     if (x->counted) {
@@ -325,6 +337,7 @@ void http_on_completed(void *cls, struct MHD_Connection *c, void **context, enum
         free(x->refusal);
     }
     drop_body(x);
+    account_close(&x->account);
     free(x);
     *context = NULL;
 }

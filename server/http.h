@@ -9,6 +9,7 @@
 #include <microhttpd.h>
 
 #include "server/auth.h"
+#include "server/body.h"
 #include "server/stream.h"
 #include "server/trace.h"
 #include "server/watch.h"
@@ -35,8 +36,7 @@ struct server {
     struct api_context api;        /* constant once `engine` is set */
     struct engine *_Atomic engine; /* NULL while starting */
     atomic_bool draining;
-    atomic_bool dead;           /* the engine could not start or died: told by /health */
-    _Atomic int64_t body_bytes; /* of all bodies being received */
+    atomic_bool dead; /* the engine could not start or died: told by /health */
     _Atomic int64_t connections;
     pthread_mutex_t peers_lock;
     struct peer *peers;
@@ -65,7 +65,9 @@ struct exchange {
     struct grant grant; /* of its key */
     bool counted;       /* it began for grant.client, and has to end */
     struct buf body;
-    bool refused; /* answer `refusal`, drop the body */
+    struct account account; /* of what it holds itself: its body, an answer being made */
+    struct body *answer;    /* on its way; a reference */
+    bool refused;           /* answer `refusal`, drop the body */
     bool parked;
     struct reply *refusal;             /* owned */
     struct MHD_Connection *connection; /* while a handler runs */
@@ -88,6 +90,11 @@ struct reply {
 void reply_init(struct reply *r, int status);
 /* An error body in place of what was there. */
 void reply_error(struct reply *r, int status, const char *param, const char *message);
+
+/* Count an answer that grows, beside the request's body. False when that is more than the budget has: `r` says so then. */
+bool reply_grow(struct exchange *x, struct reply *r, size_t bytes);
+/* 503 for what client-buffer-bytes has no room for. */
+void reply_no_room(struct reply *r);
 
 /* Queue `r` (its body is taken over), the events or the body of x->stream. */
 enum MHD_Result reply_send(struct exchange *x, struct MHD_Connection *c, struct reply *r);

@@ -130,6 +130,8 @@ static void write_http(struct page *p, const struct server *s)
     }
     gauge(p, "http_connections", "Open connections.", (double)atomic_load(&s->connections));
     gauge(p, "http_streams", "Answers under way.", (double)atomic_load(&s->hub.n_streams));
+    gauge(p, "client_buffer_bytes", "Bytes held for clients.", (double)atomic_load(&s->hub.budget.held));
+    gauge(p, "client_buffer_limit_bytes", "Bytes that may be held for them.", (double)s->hub.budget.limit);
     counter(p, "clients_gone_total", "Clients that left before the end of their answer.", atomic_load(&s->hub.n_gone));
     counter(p, "clients_slow_total", "Clients cut off because they did not read.", atomic_load(&s->hub.n_slow));
     counter(p, "log_lines_dropped_total", "Log lines that stderr did not take.", log_dropped());

@@ -85,6 +85,7 @@ void server_sweep(struct server *s)
     }
     estimate_retry(s, (double)(now - s->swept_us) / 1e6);
     s->swept_us = now;
+    atomic_fetch_add(&s->hub.n_slow, (uint64_t)budget_sweep(&s->hub.budget, LIMIT_STALL_S * (int64_t)1000000));
     pthread_mutex_lock(&s->peers_lock);
     for (const struct peer *p = s->peers; p; p = p->next) {
         n++;

@@ -148,20 +148,56 @@ static enum MHD_Result queue(struct exchange *x, struct MHD_Connection *c, int s
     return ok;
 }
 
-/* Takes over r->body. */
-enum MHD_Result reply_send(struct exchange *x, struct MHD_Connection *c, struct reply *r)
+void reply_no_room(struct reply *r)
 {
-    if (r->body.failed) {
-        reply_error(r, 503, NULL, "out of memory");
+    reply_error(r, 503, NULL,
+                "the server holds as many bytes for its clients as it may (client-buffer-bytes); try again");
+}
+
+bool reply_grow(struct exchange *x, struct reply *r, size_t bytes)
+{
+    if (account_try(&x->account, (int64_t)(x->body.cap + bytes))) {
+        return true;
     }
-    size_t len = r->body.len;
-    struct MHD_Response *m = MHD_create_response_from_buffer(
-        len, r->body.data ? r->body.data : "", r->body.data ? MHD_RESPMEM_MUST_FREE : MHD_RESPMEM_PERSISTENT);
+    budget_make_room(x->account.budget);
+    buf_release(&r->body);
+    account_set(&x->account, (int64_t)x->body.cap);
+    reply_no_room(r);
+    return false;
+}
+
+/* The response that sends the segments, which it takes over; NULL: no memory. */
+static struct MHD_Response *response_of(struct exchange *x, struct segments *g)
+{
+    struct body *b = body_new(&x->server->hub.budget, g);
+
+    if (!b) {
+        return NULL;
+    }
+    x->answer = b;
+    return body_response(b, x->peer ? x->peer->fd : -1);
+}
+
+/* Takes over r->body, or what `long_body` has in its place where it is not NULL. */
+static enum MHD_Result send_reply(struct exchange *x, struct MHD_Connection *c, struct reply *r,
+                                  struct segments *long_body)
+{
+    struct segments g;
+
+    if (!long_body) {
+        if (r->body.failed) {
+            reply_error(r, 503, NULL, "out of memory");
+        }
+        segments_init(&g, 1);
+        segments_take(&g, &r->body);
+        segments_close(&g);
+        long_body = &g;
+    }
+    size_t len = long_body->total;
+    struct MHD_Response *m = response_of(x, long_body);
     if (!m) {
-        buf_release(&r->body);
         return MHD_NO;
     }
-    buf_init(&r->body, 1);
     if (len) {
         add_header(m, MHD_HTTP_HEADER_CONTENT_TYPE, r->content_type ? r->content_type : "application/json");
     }
@@ -187,6 +223,11 @@ enum MHD_Result reply_send(struct exchange *x, struct MHD_Connection *c, struct 
     return queue(x, c, r->status, m);
 }
 
+enum MHD_Result reply_send(struct exchange *x, struct MHD_Connection *c, struct reply *r)
+{
+    return send_reply(x, c, r, NULL);
+}
+
 /* ---- answering with a stream ---- */
 
 static void free_nothing(void *cls)
@@ -209,10 +250,48 @@ enum MHD_Result reply_events(struct exchange *x, struct MHD_Connection *c)
     return queue(x, c, 200, m);
 }
 
+/* The parts that a finished stream has collected become the body; they are the stream's no more. */
+static int collected_body(struct stream *s, struct segments *g)
+{
+    struct prompt_ids *ids = s->style.token_ids ? calloc((size_t)s->n_requests, sizeof(*ids)) : NULL;
+
+    if (s->style.token_ids && !ids) {
+        return ERR_NOMEM;
+    }
+    for (int32_t i = 0; ids && i < s->n_requests; i++) {
+        ids[i] = (struct prompt_ids){s->request[i]->prompt, s->request[i]->n_prompt};
+    }
+    segments_init(g, 2 * LIMIT_RESPONSE_BYTES);
+    int rc = collector_segments(g, &s->collector, &s->style, ids, s->n, &s->total);
+    free(ids);
+    pthread_mutex_lock(&s->lock);
+    s->collected = 0;
+    s->least_bytes = 0;
+    stream_account(s);
+    pthread_mutex_unlock(&s->lock);
+    if (rc) {
+        segments_release(g);
+    }
+    return rc;
+}
+
+/* A short body is made one piece, which is sent at once. */
+static void join(struct segments *g, struct buf *to)
+{
+    enum { SHORT_BYTES = 32 * 1024 };
+
+    if (g->total > SHORT_BYTES || buf_reserve(to, g->total)) {
+        return;
+    }
+    to->len = segments_read(g, to->data, g->total);
+    to->data[to->len] = '\0';
+}
+
 /* The body of a stream that has come to its end without one. */
 enum MHD_Result reply_collected(struct exchange *x, struct MHD_Connection *c)
 {
     struct stream *s = x->stream;
+    struct segments g;
     struct reply r;
 
     pthread_mutex_lock(&s->lock);
@@ -231,15 +310,14 @@ enum MHD_Result reply_collected(struct exchange *x, struct MHD_Connection *c)
         buf_append(&r.body, s->pending.data, s->pending.len);
         return reply_send(x, c, &r);
     }
-    struct prompt_ids *ids = s->style.token_ids ? calloc((size_t)s->n_requests, sizeof(*ids)) : NULL;
-    for (int32_t i = 0; ids && i < s->n_requests; i++) {
-        ids[i] = (struct prompt_ids){s->request[i]->prompt, s->request[i]->n_prompt};
-    }
-    if (s->style.token_ids && !ids) {
+    if (collected_body(s, &g)) {
         reply_error(&r, 503, NULL, "out of memory");
-    } else {
-        collector_body(&r.body, &s->collector, &s->style, ids, s->n, &s->total);
+        return reply_send(x, c, &r);
     }
-    free(ids);
+    join(&g, &r.body);
+    if (!r.body.len) {
+        return send_reply(x, c, &r, &g);
+    }
+    segments_release(&g);
     return reply_send(x, c, &r);
 }

@@ -96,6 +96,22 @@ static int scope_cache(const struct exchange *x, struct completion *c, struct er
     return 0;
 }
 
+/* An answer in one body that cannot but be too long is refused before anything of it is computed. False when answered. */
+static bool fits_a_body(const struct completion *c, struct reply *r)
+{
+    int64_t least = stream_least_bytes(c);
+    char text[200];
+
+    if (c->params.stream || least <= (int64_t)LIMIT_RESPONSE_BYTES) {
+        return true;
+    }
+    snprintf(text, sizeof(text),
+             "the answer would have %lld bytes at least; %zu are allowed in one body: ask for less, or stream",
+             (long long)least, LIMIT_RESPONSE_BYTES);
+    reply_error(r, 400, c->params.n > 1 ? "n" : "logprobs", text);
+    return false;
+}
+
 /* Both generating routes: `parse` is what tells them apart. */
 static void generate(struct exchange *x, struct reply *r,
                      int (*parse)(struct completion *ret, const char *body, size_t len, const struct api_context *ctx,
@@ -113,6 +129,11 @@ static void generate(struct exchange *x, struct reply *r,
         reply_error(r, 503, NULL, "the server is shutting down; send this to another");
         return;
     }
+    if (budget_is_over(&s->hub.budget)) {
+        budget_make_room(&s->hub.budget);
+        reply_no_room(r);
+        return;
+    }
     if (!begin_for_client(x, r)) {
         return;
     }
@@ -128,6 +149,12 @@ static void generate(struct exchange *x, struct reply *r,
         return;
     }
     tokens = prompt_tokens(&c);
+    if (!fits_a_body(&c, r)) {
+        client_return_tokens(x->grant.client, tokens);
+        completion_release(&c);
+        return;
+    }
+    int64_t least = c.params.stream ? 0 : stream_least_bytes(&c);
     int rc = scope_cache(x, &c, &e);
     rc = rc ? rc : stream_new(&stream, &s->hub, &c, id, &ctx, &e);
     completion_release(&c);
@@ -137,6 +164,12 @@ static void generate(struct exchange *x, struct reply *r,
         return;
     }
     stream->client = x->grant.client;
+    if (!stream_reserve(stream, least)) {
+        client_return_tokens(x->grant.client, tokens);
+        stream_unref(stream);
+        reply_no_room(r);
+        return;
+    }
     stream->begin_us = x->begin_us;
     stream->chunked = !x->http_1_0;
     if (s->tls && stream->mode == STREAM_DIRECT) {
@@ -166,6 +199,27 @@ static void handle_chat(struct exchange *x, const char *arg, struct reply *r)
 
 /* ---- tokens ---- */
 
+/* The tokens' ids, or with a style their texts, while there is room for them. False when there is not, and `r` says so. */
+static bool put_tokens(struct exchange *x, struct reply *r, const struct tokenize *t, const struct sse_style *style)
+{
+    enum { AT_ONCE = 1024 };
+
+    for (int32_t i = 0; i < t->n; i++) {
+        if (i) {
+            buf_putc(&r->body, ',');
+        }
+        if (style) {
+            put_token_string(&r->body, style, t->id[i]);
+        } else {
+            put_i64(&r->body, t->id[i]);
+        }
+        if (i % AT_ONCE == 0 && !reply_grow(x, r, r->body.cap)) {
+            return false;
+        }
+    }
+    return reply_grow(x, r, r->body.cap);
+}
+
 static void handle_tokenize(struct exchange *x, const char *arg, struct reply *r)
 {
     const struct api_context *api = &x->server->api;
@@ -174,7 +228,7 @@ static void handle_tokenize(struct exchange *x, const char *arg, struct reply *r
     struct err e = {0};
 
     (void)arg;
-    if (!begin_for_client(x, r)) {
+    if (!begin_for_client(x, r) || !reply_grow(x, r, 0)) {
         return;
     }
     if (tokenize_parse(&t, x->body.data ? x->body.data : "", x->body.len, api, &e)) {
@@ -182,20 +236,29 @@ static void handle_tokenize(struct exchange *x, const char *arg, struct reply *r
         return;
     }
     memcpy(x->ignored, t.ignored, sizeof(x->ignored));
-    buf_printf(&r->body, "{\"count\":%d,\"max_model_len\":%d,\"tokens\":", t.n, api->info.max_model_len);
-    put_ids(&r->body, t.id, t.n);
-    if (t.return_strings) {
-        buf_puts(&r->body, ",\"token_strs\":[");
-        for (int32_t i = 0; i < t.n; i++) {
-            if (i) {
-                buf_putc(&r->body, ',');
-            }
-            put_token_string(&r->body, &style, t.id[i]);
-        }
+    buf_printf(&r->body, "{\"count\":%d,\"max_model_len\":%d,\"tokens\":[", t.n, api->info.max_model_len);
+    if (put_tokens(x, r, &t, NULL)) {
         buf_putc(&r->body, ']');
+        if (t.return_strings) {
+            buf_puts(&r->body, ",\"token_strs\":[");
+        }
+        if (!t.return_strings || (put_tokens(x, r, &t, &style) && buf_putc(&r->body, ']') == 0)) {
+            buf_putc(&r->body, '}');
+        }
     }
-    buf_putc(&r->body, '}');
     tokenize_release(&t);
+}
+
+/* Of the tokens' texts, as they are and as JSON. */
+static size_t text_bytes(const struct api_context *api, const struct tokenize *t)
+{
+    size_t n = 0, len;
+
+    for (int32_t i = 0; i < t->n; i++) {
+        api->token_bytes(api->arg, t->id[i], &len);
+        n += 2 * len;
+    }
+    return n;
 }
 
 static void handle_detokenize(struct exchange *x, const char *arg, struct reply *r)
@@ -214,6 +277,10 @@ static void handle_detokenize(struct exchange *x, const char *arg, struct reply 
         return;
     }
     memcpy(x->ignored, t.ignored, sizeof(x->ignored));
+    if (!reply_grow(x, r, text_bytes(&s->api, &t))) {
+        tokenize_release(&t);
+        return;
+    }
     buf_init(&text, LIMIT_RESPONSE_BYTES);
     if (engine_decode(atomic_load(&s->engine), t.id, t.n, false, &text, &e)) {
         reply_failure(r, &e);

@@ -90,7 +90,7 @@ int server_open(struct server *s, const struct settings *settings, struct err *e
     rc = rc ? rc : keys_open(&s->keys, settings, e);
     rc = rc ? rc : load_tls(s, e);
     rc = rc ? rc : listen_open(&s->listen_fd, s->url, sizeof(s->url), settings, e);
-    rc = rc ? rc : stream_hub_open(&s->hub, pool_threads(settings) / 2 > 0 ? pool_threads(settings) / 2 : 1, e);
+    rc = rc ? rc : stream_hub_open(&s->hub, MAX(pool_threads(settings) / 2, 1), settings->client_buffer_bytes, e);
     rc = rc ? rc : watchers_open(&s->watchers, s, e);
     rc = rc ? rc : start_daemon(s, e);
     if (rc) {

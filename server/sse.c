@@ -318,98 +318,297 @@ static struct around text_around(bool chat)
                 : (struct around){text, "\"", sizeof(text) - 1, 1};
 }
 
-/* `head`, index, `,"text":"`, the text and its closing quote. */
-static void put_opening(struct buf *b, const struct sse_style *s, int32_t index, const struct output *o)
+/* ---- a piece in portions ---- */
+
+/* What stands in a piece, in its order. */
+enum phase {
+    PHASE_TEXT,
+    PHASE_LOGPROBS,
+    PHASE_TOKENS,
+    PHASE_VALUES,
+    PHASE_TOP,
+    PHASE_OFFSETS,
+    PHASE_CHAT,
+    PHASE_FINISH,
+    PHASE_IDS,
+    PHASE_PROMPT_IDS,
+    PHASE_PROMPT_LOGPROBS,
+    PHASE_END,
+};
+
+void sse_cursor_release(struct sse_cursor *c)
 {
-    char digits[24];
+    prompt_walk_free(c->walk);
+    buf_release(&c->text);
+    *c = (struct sse_cursor){0};
+}
+
+static bool end_of_tokens(struct sse_cursor *c)
+{
+    prompt_walk_free(c->walk);
+    c->walk = NULL;
+    c->at = 0;
+    return false;
+}
+
+bool sse_next_token(struct buf *b, const struct output *o, struct sse_cursor *c, struct token_out *ret)
+{
+    if (o->token || !o->prompt) {
+        if (c->at == o->n_tokens) {
+            return end_of_tokens(c);
+        }
+        *ret = o->token[c->at++];
+        return true;
+    }
+    if (!c->walk) {
+        if (!c->text.max) {
+            buf_init(&c->text, LIMIT_RESPONSE_BYTES);
+        }
+        if (prompt_walk_new(&c->walk, o->request, NULL)) {
+            b->failed = true;
+            return end_of_tokens(c);
+        }
+    }
+    buf_clear(&c->text);
+    int rc = prompt_walk_next(c->walk, ret, &c->text);
+    c->at++;
+    if (rc) {
+        b->failed = b->failed || rc != ERR_NOT_FOUND;
+        return end_of_tokens(c);
+    }
+    return true;
+}
+
+/* About how many numbers and strings of JSON a token is in this phase. */
+static int32_t cost_of(int phase, const struct token_out *t)
+{
+    switch (phase) {
+    case PHASE_TOP:
+        return t->n_top + 1;
+    case PHASE_CHAT:
+    case PHASE_PROMPT_LOGPROBS:
+        return 2 * (t->n_top + 1);
+    default:
+        return 1;
+    }
+}
+
+static void put_entry(struct buf *b, const struct sse_style *s, const struct sse_cursor *c, const struct token_out *t)
+{
+    switch (c->phase) {
+    case PHASE_TEXT:
+        if (c->text.len) {
+            buf_json_escape(b, c->text.data, c->text.len);
+        }
+        break;
+    case PHASE_TOKENS:
+        put_token_string(b, s, t->id);
+        break;
+    case PHASE_VALUES:
+        put_logprob(b, t->logprob);
+        break;
+    case PHASE_TOP:
+        put_top(b, s, t);
+        break;
+    case PHASE_OFFSETS:
+        put_i64(b, t->text_offset);
+        break;
+    case PHASE_CHAT:
+        put_chat_token(b, s, t);
+        break;
+    case PHASE_IDS:
+        put_i64(b, t->id);
+        break;
+    default:
+        put_prompt_logprob(b, s, t);
+    }
+}
+
+/* More entries of the phase's list, *units worth at most; true: that was the last. */
+static bool put_entries(struct buf *b, const struct sse_style *s, const struct output *o, struct sse_cursor *c,
+                        int32_t *units)
+{
+    struct token_out t;
+
+    while (*units > 0) {
+        bool comma = c->at > 0 && c->phase != PHASE_TEXT;
+        if (!sse_next_token(b, o, c, &t)) {
+            return true;
+        }
+        if (comma) {
+            buf_putc(b, ',');
+        }
+        put_entry(b, s, c, &t);
+        *units -= cost_of(c->phase, &t);
+    }
+    return false;
+}
+
+/* A prompt's ids in portions. */
+static bool put_some_ids(struct buf *b, const int32_t *id, int32_t n, struct sse_cursor *c, int32_t *units)
+{
+    for (; c->at<n && * units> 0; --*units) {
+        if (c->at) {
+            buf_putc(b, ',');
+        }
+        put_i64(b, id[c->at++]);
+    }
+    return c->at == n;
+}
+
+static void begin_phase(struct sse_cursor *c, int phase)
+{
+    c->phase = phase;
+    c->at = 0;
+}
+
+/* The text, and after it what stands before its quote's end. */
+static bool put_text(struct buf *b, const struct sse_style *s, const struct output *o, struct sse_cursor *c,
+                     int32_t *units)
+{
     struct around a = text_around(s->chat);
 
-    buf_append(b, s->head, s->head_len);
-    buf_append(b, digits, format_i64(digits, index));
-    buf_append(b, a.before, a.before_len);
-    if (plain_text(o->text, o->text_len)) {
+    if (o->prompt && !o->token) {
+        if (!put_entries(b, s, o, c, units)) {
+            return false;
+        }
+    } else if (plain_text(o->text, o->text_len)) {
         buf_append(b, o->text, o->text_len);
     } else {
         buf_json_escape(b, o->text, o->text_len);
     }
     buf_append(b, a.after, a.after_len);
+    return true;
 }
 
-enum logprob_part { PART_TOKENS, PART_LOGPROBS, PART_TOP, PART_OFFSETS, PART_CHAT };
-
-static void put_part(struct buf *b, const struct sse_style *s, const struct output *o, enum logprob_part part)
-{
-    for (int32_t i = 0; i < o->n_tokens; i++) {
-        const struct token_out *t = &o->token[i];
-        if (i) {
-            buf_putc(b, ',');
-        }
-        switch (part) {
-        case PART_TOKENS:
-            put_token_string(b, s, t->id);
-            break;
-        case PART_LOGPROBS:
-            put_logprob(b, t->logprob);
-            break;
-        case PART_TOP:
-            put_top(b, s, t);
-            break;
-        case PART_OFFSETS:
-            put_i64(b, t->text_offset);
-            break;
-        case PART_CHAT:
-            put_chat_token(b, s, t);
-        }
-    }
-}
-
-static void put_logprobs(struct buf *b, const struct sse_style *s, const struct output *o)
+/* The head of `logprobs`; the phase that follows. */
+static int open_logprobs(struct buf *b, const struct sse_style *s, const struct output *o)
 {
     bool wanted = o->prompt ? s->echo_logprobs : s->logprobs;
 
     if (!wanted || o->n_tokens == 0) {
         PUT(b, ",\"logprobs\":null,");
-        return;
+        return PHASE_FINISH;
     }
     if (s->chat) {
         PUT(b, ",\"logprobs\":{\"content\":[");
-        put_part(b, s, o, PART_CHAT);
-        PUT(b, "],\"refusal\":null},");
-        return;
+        return PHASE_CHAT;
     }
     PUT(b, ",\"logprobs\":{\"tokens\":[");
-    put_part(b, s, o, PART_TOKENS);
-    PUT(b, "],\"token_logprobs\":[");
-    put_part(b, s, o, PART_LOGPROBS);
-    PUT(b, "],\"top_logprobs\":[");
-    put_part(b, s, o, PART_TOP);
-    PUT(b, "],\"text_offset\":[");
-    put_part(b, s, o, PART_OFFSETS);
-    PUT(b, "]},");
+    return PHASE_TOKENS;
 }
 
-static void put_prompt_logprobs(struct buf *b, const struct sse_style *s, const struct output *o)
+static int put_finish_phase(struct buf *b, const struct sse_style *s, const struct output *o)
 {
-    PUT(b, ",\"prompt_logprobs\":[");
-    for (int32_t i = 0; i < o->n_tokens; i++) {
-        if (i) {
-            buf_putc(b, ',');
-        }
-        put_prompt_logprob(b, s, &o->token[i]);
+    put_finish(b, o->finish, o->stop_string, o->stop_string_len, o->stop_token);
+    put_choice_error(b, o->finish, o->error);
+    if (!s->token_ids) {
+        return PHASE_PROMPT_IDS;
     }
-    buf_putc(b, ']');
-}
-
-static void put_token_ids(struct buf *b, const struct output *o)
-{
     PUT(b, ",\"token_ids\":[");
-    for (int32_t i = 0; i < o->n_tokens && !o->prompt; i++) {
-        if (i) {
-            buf_putc(b, ',');
+    return PHASE_IDS;
+}
+
+/* A list of the piece's tokens, its end, and what opens the next; true: go on with c->phase + 1. */
+static bool put_list_phase(struct buf *b, const struct sse_style *s, const struct output *o, struct sse_cursor *c,
+                           int32_t *units)
+{
+    static const char *const behind[PHASE_END] = {
+        [PHASE_TOKENS] = "],\"token_logprobs\":[", [PHASE_VALUES] = "],\"top_logprobs\":[",
+        [PHASE_TOP] = "],\"text_offset\":[",       [PHASE_OFFSETS] = "]},",
+        [PHASE_CHAT] = "],\"refusal\":null},",     [PHASE_IDS] = "]",
+    };
+    bool none = c->phase == PHASE_IDS && o->prompt;
+
+    if (!none && !put_entries(b, s, o, c, units)) {
+        return false;
+    }
+    buf_puts(b, behind[c->phase]);
+    return true;
+}
+
+static bool put_prompt_phase(struct buf *b, const struct sse_style *s, const struct output *o,
+                             const struct prompt_ids *prompt, struct sse_cursor *c, int32_t *units)
+{
+    if (c->phase == PHASE_PROMPT_IDS) {
+        if (!prompt) {
+            return true;
         }
-        put_i64(b, o->token[i].id);
+        if (c->at == 0) {
+            PUT(b, ",\"prompt_token_ids\":[");
+        }
+        if (!put_some_ids(b, prompt->id, prompt->n, c, units)) {
+            return false;
+        }
+        buf_putc(b, ']');
+        return true;
+    }
+    if (!o->prompt || !s->prompt_logprobs) {
+        return true;
+    }
+    if (c->at == 0) {
+        PUT(b, ",\"prompt_logprobs\":[");
+    }
+    if (!put_entries(b, s, o, c, units)) {
+        return false;
     }
     buf_putc(b, ']');
+    return true;
+}
+
+bool sse_middle(struct buf *b, const struct sse_style *s, const struct output *o, const struct prompt_ids *prompt,
+                struct sse_cursor *c, int32_t *units)
+{
+    while (c->phase != PHASE_END) {
+        bool done = true;
+        int next = c->phase + 1;
+        if (*units <= 0) {
+            return false;
+        }
+        switch (c->phase) {
+        case PHASE_TEXT:
+            done = put_text(b, s, o, c, units);
+            break;
+        case PHASE_LOGPROBS:
+            next = open_logprobs(b, s, o);
+            break;
+        case PHASE_FINISH:
+            next = put_finish_phase(b, s, o);
+            break;
+        case PHASE_PROMPT_IDS:
+        case PHASE_PROMPT_LOGPROBS:
+            done = put_prompt_phase(b, s, o, prompt, c, units);
+            break;
+        default:
+            next = c->phase == PHASE_OFFSETS ? PHASE_FINISH : next;
+            done = put_list_phase(b, s, o, c, units);
+        }
+        if (!done) {
+            return false;
+        }
+        begin_phase(c, next);
+    }
+    return true;
+}
+
+void sse_open(struct buf *b, const struct sse_style *s, int32_t index)
+{
+    struct around a = text_around(s->chat);
+
+    buf_append(b, s->head, s->head_len);
+    put_i64(b, index);
+    buf_append(b, a.before, a.before_len);
+}
+
+int sse_close(struct buf *b, const struct sse_style *s, const struct usage *total)
+{
+    PUT(b, "}]");
+    if (s->continuous_usage) {
+        buf_putc(b, ',');
+        put_usage(b, total);
+    }
+    PUT(b, "}\n\n");
+    return b->failed ? ERR_FULL : 0;
 }
 
 /* The plain event of a running choice: everything is copied at once, behind one check for room. */
@@ -437,35 +636,40 @@ static int put_short(struct buf *b, const struct sse_style *s, int32_t index, co
     return 0;
 }
 
+static bool sse_is_plain(const struct sse_style *s, const struct output *o)
+{
+    return o->finish == FINISH_NONE && !s->logprobs && !s->token_ids && !s->continuous_usage && !o->prompt;
+}
+
+int32_t sse_units(const struct sse_style *s, const struct output *o, int32_t n_prompt_ids)
+{
+    enum { BYTES_A_UNIT = 512 };
+    int64_t units = n_prompt_ids / 8 + (int64_t)(o->text_len / BYTES_A_UNIT);
+
+    if (o->prompt) {
+        return INT32_MAX;
+    }
+    for (int32_t i = 0; i < o->n_tokens && s->logprobs && units < INT32_MAX; i++) {
+        units += 3 + cost_of(s->chat ? PHASE_CHAT : PHASE_TOP, &o->token[i]);
+    }
+    units += s->token_ids ? o->n_tokens / 8 : 0;
+    return (int32_t)MIN(units, INT32_MAX);
+}
+
 int sse_piece(struct buf *b, const struct sse_style *s, int32_t index, const struct output *o, const int32_t *prompt,
               int32_t n_prompt, const struct usage *total)
 {
-    bool plain = o->finish == FINISH_NONE && !s->logprobs && !s->token_ids && !s->continuous_usage && !o->prompt;
-
-    if (plain && plain_text(o->text, o->text_len)) {
+    if (sse_is_plain(s, o) && plain_text(o->text, o->text_len)) {
         return put_short(b, s, index, o);
     }
-    put_opening(b, s, index, o);
-    put_logprobs(b, s, o);
-    put_finish(b, o->finish, o->stop_string, o->stop_string_len, o->stop_token);
-    put_choice_error(b, o->finish, o->error);
-    if (s->token_ids) {
-        put_token_ids(b, o);
-    }
-    if (prompt) {
-        PUT(b, ",\"prompt_token_ids\":");
-        put_ids(b, prompt, n_prompt);
-    }
-    if (o->prompt && s->prompt_logprobs) {
-        put_prompt_logprobs(b, s, o);
-    }
-    PUT(b, "}]");
-    if (s->continuous_usage) {
-        buf_putc(b, ',');
-        put_usage(b, total);
-    }
-    PUT(b, "}\n\n");
-    return b->failed ? ERR_FULL : 0;
+    struct prompt_ids ids = {prompt, n_prompt};
+    struct sse_cursor c = {0};
+    int32_t units = INT32_MAX;
+
+    sse_open(b, s, index);
+    sse_middle(b, s, o, prompt ? &ids : NULL, &c, &units);
+    sse_cursor_release(&c);
+    return sse_close(b, s, total);
 }
 
 int sse_role(struct buf *b, const struct sse_style *s, int32_t index)

@@ -33,6 +33,34 @@ int sse_style_init(struct sse_style *s, const char *id, int64_t created, const c
                    struct err *e);
 void sse_style_release(struct sse_style *s);
 
+/* A prompt's ids, for `prompt_token_ids`. */
+struct prompt_ids {
+    const int32_t *id;
+    int32_t n;
+};
+
+/* Where the making of a piece stands; all zero at its beginning. */
+struct sse_cursor {
+    int phase;
+    int32_t at; /* the phase's token, or id */
+    struct prompt_walk *walk;
+    struct buf text; /* of the walk's token */
+};
+void sse_cursor_release(struct sse_cursor *c);
+
+/* A piece's event in portions: sse_open, sse_middle until it says true, sse_close; as sse_piece makes it at once. The middle
+ * is the same for all choices that begin with the same prompt. *units falls by what was written: a unit is a number or a
+ * string of JSON, some hundred nanoseconds of work. */
+void sse_open(struct buf *b, const struct sse_style *s, int32_t index);
+bool sse_middle(struct buf *b, const struct sse_style *s, const struct output *o, const struct prompt_ids *prompt,
+                struct sse_cursor *c, int32_t *units);
+int sse_close(struct buf *b, const struct sse_style *s, const struct usage *total);
+/* What the event of `o` costs, about; INT32_MAX for a prompt. Plain text costs nothing. */
+int32_t sse_units(const struct sse_style *s, const struct output *o, int32_t n_prompt_ids);
+/* The piece's tokens one after another, those of a prompt read by a walk (then c->text is the token's text). False: that was
+ * the last, and c->at is 0 again. */
+bool sse_next_token(struct buf *b, const struct output *o, struct sse_cursor *c, struct token_out *ret);
+
 /* One event: the piece `o` of choice `index`. `prompt` [n_prompt] is given with a choice's first event where token ids
  * were asked for. `total` is the usage of the whole HTTP request so far. All return what the buf says. */
 int sse_piece(struct buf *b, const struct sse_style *s, int32_t index, const struct output *o, const int32_t *prompt,

@@ -18,9 +18,8 @@ static void say_server(const struct server *s)
 
     SAY("state server", LOG_STR("url", s->url), LOG_I64("connections", atomic_load(&s->connections)),
         LOG_I64("streams", atomic_load(&h->n_streams)), LOG_I64("writers", h->n_writers),
-        LOG_I64("unsent_bytes", atomic_load(&h->unsent_bytes)), LOG_I64("body_bytes", atomic_load(&s->body_bytes)),
-        LOG_I64("gone", (int64_t)atomic_load(&h->n_gone)), LOG_I64("slow", (int64_t)atomic_load(&h->n_slow)),
-        LOG_I64("draining", atomic_load(&s->draining)));
+        LOG_I64("client_buffer_bytes", atomic_load(&h->budget.held)), LOG_I64("gone", (int64_t)atomic_load(&h->n_gone)),
+        LOG_I64("slow", (int64_t)atomic_load(&h->n_slow)), LOG_I64("draining", atomic_load(&s->draining)));
 }
 
 static void say_engine(const struct engine *e)

@@ -24,8 +24,10 @@
 #include <pthread.h>
 
 #include "server/api.h"
+#include "server/budget.h"
 #include "server/collect.h"
 #include "server/quota.h"
+#include "server/render.h"
 #include "server/sse.h"
 
 /* Room in front of an HTTP chunk for its length, always eight digits: "0000012c\r\n". */
@@ -41,8 +43,10 @@ struct stream_hub {
     int n_writers;
     atomic_uint next_writer;
     struct engine *_Atomic engine;
-    _Atomic int64_t unsent_bytes;    /* taken by writers and not written yet, of all streams */
-    _Atomic int64_t n_streams;       /* streams that exist */
+    struct budget budget; /* of all that is held for clients; the server's other answers too */
+    struct renderers renderers;
+    int32_t allowance;         /* the sink's own: units of JSON that may still be made at once before the next flush */
+    _Atomic int64_t n_streams; /* streams that exist */
     _Atomic uint64_t n_gone, n_slow; /* clients that left before the end; that were cut off because they did not read */
 };
 
@@ -51,6 +55,22 @@ enum stream_mode {
     STREAM_READER,  /* events through MHD (TLS) */
     STREAM_COLLECT, /* one JSON body at the end */
 };
+
+/* What a stream's pieces that are too long to be made at once wait for. */
+enum render_state {
+    RENDER_IDLE,    /* there are none */
+    RENDER_QUEUED,  /* a renderer has it, or will */
+    RENDER_BLOCKED, /* for the client to read */
+};
+
+/* A prompt's JSON, for all choices that begin with it. The renderers' own. */
+struct shared_prompt {
+    struct buf middle; /* see sse_middle */
+    bool whole;
+    int32_t left; /* choices that it still goes out with */
+};
+
+struct piece;
 
 struct stream {
     /* Constant. */
@@ -64,15 +84,25 @@ struct stream {
     int32_t n_requests, n;    /* n: choices a prompt */
     size_t limit_bytes;       /* unread beyond this: cut off */
     struct client *client;    /* pays for what is drawn; NULL: none */
+    int64_t least_bytes; /* that a collected answer has, so far as is known beforehand: it holds them from the start */
+    struct shared_prompt *shared; /* [n_requests] where several choices' events begin with a prompt */
     struct MHD_Connection *connection;
     int fd;
 
     pthread_mutex_t lock;
     /* Under `lock`. */
-    struct buf pending; /* events made and not taken by the writer */
-    size_t unsent;      /* bytes that the writer has taken, at most */
-    struct collector collector;
-    struct usage *usage; /* [n_requests] */
+    struct buf pending;         /* events made and not taken by the writer */
+    size_t unsent;              /* bytes that the writer has taken, at most */
+    struct collector collector; /* while there is a queue the renderers' own */
+    struct account account;
+    struct piece *queue, *queue_last; /* see render.h; the first may be half made */
+    size_t queue_bytes;               /* of all its pieces */
+    size_t queue_unread;              /* of those that were copied */
+    size_t collected, shared_bytes;   /* held by the collector, by `shared` */
+    enum render_state render;
+    enum request_parking parking; /* of its requests */
+    bool ending;                  /* all was said: `finished` once the queue is empty */
+    struct usage *usage;          /* [n_requests] */
     struct usage total;
     uint8_t *begun; /* [n_requests * n] whether the choice's first event went out; only with token ids and for chats */
     int32_t n_left; /* requests whose `last` has not come */
@@ -87,8 +117,10 @@ struct stream {
     int64_t begin_us, begin_unix, first_us;
 
     atomic_int refs;
+    bool dying;         /* the last reference was given back, and a renderer frees it */
     atomic_bool queued; /* in the writer's inbox */
     struct stream *next_queued;
+    struct stream *next_rendered; /* under the renderers' lock */
 
     /* The writer's own: under its `turn`. */
     struct buf out; /* framed, [out_at, len) not written yet */
@@ -98,16 +130,21 @@ struct stream {
     struct stream *prev, *next;
 };
 
-/* n_writers threads; `sink` is usable from here on. */
-int stream_hub_open(struct stream_hub *h, int n_writers, struct err *e);
+/* n_writers threads, and renderers; `sink` is usable from here on. `budget`: bytes to be held for clients, 0: by memory. */
+int stream_hub_open(struct stream_hub *h, int n_writers, int64_t budget, struct err *e);
 /* No stream may be left. */
 void stream_hub_close(struct stream_hub *h);
 /* The server ends: every stream still there gets an error and its requests are cancelled. */
 void stream_hub_abort(struct stream_hub *h, const char *why);
 
+/* The JSON bytes that the answer has at least, so far as is known before it is computed: what is certain of its prompt and of
+ * tokens that no end can save. */
+int64_t stream_least_bytes(const struct completion *c);
 /* Takes over c's parameters and prompts and makes its requests, named `id`. One reference is the caller's. */
 int stream_new(struct stream **ret, struct stream_hub *h, struct completion *c, const char *id,
                const struct api_context *ctx, struct err *e);
+/* Set so many bytes aside for it from the start; false: the budget has not so many left. */
+bool stream_reserve(struct stream *s, int64_t bytes);
 /* Hand all requests to the engine; on failure the caller still holds its reference. */
 int stream_submit(struct stream *s, struct engine *engine, struct err *e);
 struct stream *stream_ref(struct stream *s);
@@ -137,5 +174,16 @@ void stream_lose(struct stream *s, bool gone);
 void stream_fail(struct stream *s, int status, const char *message);
 /* Append an SSE comment. Under s->lock. */
 void stream_keepalive(struct stream *s);
+
+/* For the renderers, under s->lock. Room for a chunk's length where `pending` is empty; count what the stream holds; all has
+ * been said; it cannot go on, for an error of collector_add or of a buffer. */
+void stream_begin_pending(struct stream *s);
+void stream_account(struct stream *s);
+void stream_finish(struct stream *s);
+void stream_break(struct stream *s, int rc);
+/* It was chosen to end, for what all streams hold is too much: then a collected answer becomes an error. */
+bool stream_end_if_cut(struct stream *s);
+/* Cancel its requests. Under no lock. */
+void stream_cancel(struct stream *s);
 
 #endif

@@ -7,22 +7,43 @@
 #include "server/stream.h"
 #include "server/writer.h"
 
+enum { LARGE_BYTES = 1 << 20 }; /* a stream that holds more is freed by a renderer */
+
 /* Bytes that may gather unread: what a step may bring at once must not count as a slow client. */
 static size_t stream_limit(const struct completion *c)
 {
     const struct gen_params *p = &c->params;
-    size_t event = 512, limit = LIMIT_STREAM_BYTES, sequences = (size_t)c->n_prompts * (size_t)p->n;
-    size_t tokens = p->beam_width ? (size_t)p->max_tokens * sequences : 0; /* a beam search's rest comes at its end */
+    size_t event = 512 + 64 * (size_t)MAX(p->n_logprobs, 0), sequences = (size_t)c->n_prompts * (size_t)p->n;
 
-    if (p->n_logprobs > 0) {
-        event += 64 * (size_t)p->n_logprobs;
+    return LIMIT_STREAM_BYTES + sequences * event;
+}
+
+/* JSON bytes that a prompt's token has at least, and a generated one; with names of one letter and short numbers. */
+static int64_t least_of_token(const struct completion *c, bool prompt)
+{
+    enum { ENTRY = 8, TOKEN = 12, ID = 2, PROMPT_ENTRY = 40 };
+    const struct gen_params *p = &c->params;
+    int64_t n = 0;
+
+    if (prompt ? c->echo_logprobs : p->n_logprobs >= 0) {
+        n += TOKEN + ENTRY * (int64_t)MAX(p->n_logprobs, 0);
     }
-    for (int32_t i = 0; (p->echo || p->n_prompt_logprobs >= 0) && i < c->n_prompts; i++) {
-        size_t each = 64 + 64 * (size_t)MAX(p->n_prompt_logprobs, 0);
-        limit += (size_t)c->prompt[i].n * each * (size_t)p->n;
+    if (prompt && c->has_prompt_logprobs) {
+        n += PROMPT_ENTRY * (int64_t)MAX(p->n_prompt_logprobs, 1);
     }
-    limit += tokens * event;
-    return MIN(limit, LIMIT_RESPONSE_BYTES / 2);
+    return n + (c->return_token_ids ? ID : 0);
+}
+
+int64_t stream_least_bytes(const struct completion *c)
+{
+    const struct gen_params *p = &c->params;
+    bool runs_on = p->ignore_eos && p->n_stop == 0 && p->n_stop_token == 0;
+    int64_t generated = (runs_on ? p->max_tokens : p->min_tokens) * least_of_token(c, false), n = 0;
+
+    for (int32_t i = 0; i < c->n_prompts; i++) {
+        n += p->n * (c->prompt[i].n * least_of_token(c, true) + generated);
+    }
+    return n;
 }
 
 /* One prompt's; its ids are copied, without the room behind them, and given up here. */
@@ -61,6 +82,29 @@ static int make_requests(struct stream *s, struct completion *c, const char *id,
     return rc;
 }
 
+/* Prompts that go out are made once for all choices that begin with them. */
+static int share_prompts(struct stream *s, const struct completion *c, struct err *e)
+{
+    if (!c->params.echo && c->params.n_prompt_logprobs < 0) {
+        return 0;
+    }
+    if (s->mode == STREAM_COLLECT) {
+        collector_share(&s->collector, c->n_prompts);
+        return 0;
+    }
+    if (s->n == 1) {
+        return 0;
+    }
+    s->shared = calloc((size_t)c->n_prompts, sizeof(*s->shared));
+    if (!s->shared) {
+        return err_nomem(e, "an answer");
+    }
+    for (int32_t i = 0; i < c->n_prompts; i++) {
+        buf_init(&s->shared[i].middle, LIMIT_RESPONSE_BYTES);
+    }
+    return 0;
+}
+
 static int stream_fill(struct stream *s, struct completion *c, const char *id, const struct api_context *ctx,
                        struct err *e)
 {
@@ -88,6 +132,7 @@ static int stream_fill(struct stream *s, struct completion *c, const char *id, c
     if (!rc && s->mode == STREAM_COLLECT) {
         collector_init(&s->collector, n_choices);
     }
+    rc = rc ? rc : share_prompts(s, c, e);
     return rc ? rc : make_requests(s, c, id, e);
 }
 
@@ -119,6 +164,7 @@ static struct stream *stream_alloc(struct stream_hub *h, enum stream_mode mode)
     s->begin_unix = time(NULL);
     s->status = 200;
     s->fd = -1;
+    account_open(&s->account, &h->budget);
     init_lock(&s->lock);
     buf_init(&s->pending, LIMIT_RESPONSE_BYTES);
     buf_init(&s->out, LIMIT_RESPONSE_BYTES);
@@ -156,6 +202,12 @@ int stream_new_plain(struct stream **ret, struct stream_hub *h, enum stream_mode
     return 0;
 }
 
+bool stream_reserve(struct stream *s, int64_t bytes)
+{
+    s->least_bytes = bytes;
+    return account_try(&s->account, bytes);
+}
+
 int stream_submit(struct stream *s, struct engine *engine, struct err *e)
 {
     s->n_left = s->n_requests;
@@ -179,9 +231,19 @@ void stream_unref(struct stream *s)
     if (atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) {
         return;
     }
+    if (!s->dying && atomic_load_explicit(&s->account.bytes, memory_order_relaxed) > LARGE_BYTES) {
+        s->dying = true; /* to give so much back takes time: a renderer has it */
+        renderers_push(&s->hub->renderers, s);
+        return;
+    }
     for (int32_t i = 0; i < s->n_requests; i++) {
         request_unref(s->request[i]);
     }
+    stream_drop_queue(s);
+    for (int32_t i = 0; s->shared && i < s->n_requests; i++) {
+        buf_release(&s->shared[i].middle);
+    }
+    free(s->shared);
     free(s->request);
     free(s->usage);
     free(s->begun);
@@ -190,6 +252,7 @@ void stream_unref(struct stream *s)
     buf_release(&s->pending);
     buf_release(&s->out);
     pthread_mutex_destroy(&s->lock);
+    account_close(&s->account);
     atomic_fetch_sub(&s->hub->n_streams, 1);
     free(s);
 }

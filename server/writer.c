@@ -10,8 +10,10 @@
 
 enum {
     EVENTS = 256,
-    TURNS = 8, /* writes of one stream before the others have theirs */
-    HELP = 4,  /* streams that are looked at by whoever would wake the writer for them */
+    TURNS = 8,               /* writes of one stream before the others have theirs */
+    TURN_BYTES = 256 * 1024, /* and bytes */
+    HELP = 4,                /* streams that are looked at by the thread that would wake the writer */
+    HELP_BYTES = 16 * 1024,  /* of each, at most: more is the writer's own affair */
     SWEEP_US = 1000 * 1000,
     KEEP_BYTES = 64 * 1024, /* a buffer larger than this is given back when it is empty */
 };
@@ -48,6 +50,7 @@ static void await_room(struct stream *s)
     struct epoll_event ev = {.events = EPOLLRDHUP | EPOLLOUT | EPOLLET, .data.ptr = s};
 
     s->blocked = true;
+    atomic_store_explicit(&s->account.since_us, clock_us(), memory_order_relaxed);
     epoll_ctl(s->writer->epoll_fd, EPOLL_CTL_MOD, s->fd, &ev);
 }
 
@@ -85,6 +88,7 @@ static void writer_unlink(struct writer *w, struct stream *s)
 static void progress(struct stream *s, int64_t now)
 {
     atomic_store_explicit(&s->wrote_us, now, memory_order_relaxed);
+    atomic_store_explicit(&s->account.since_us, 0, memory_order_relaxed);
 }
 
 /* Under s->lock: MHD owns the socket again. */
@@ -119,7 +123,6 @@ static void reuse(struct buf *b)
 static bool take_pending(struct stream *s)
 {
     bool more = false;
-    int64_t before = (int64_t)s->out.len;
 
     pthread_mutex_lock(&s->lock);
     reuse(&s->out);
@@ -140,10 +143,9 @@ static bool take_pending(struct stream *s)
     } else if (s->finished) {
         give_back(s);
     }
+    stream_rouse(s);
+    stream_account(s);
     pthread_mutex_unlock(&s->lock);
-    if (before + (int64_t)s->out.len > 0) {
-        atomic_fetch_add_explicit(&s->hub->unsent_bytes, (int64_t)s->out.len - before, memory_order_relaxed);
-    }
     return more;
 }
 
@@ -160,17 +162,20 @@ static void drop(struct stream *s, bool gone)
 
 static void write_direct(struct stream *s, int64_t now)
 {
+    size_t left = TURN_BYTES;
     int turn = 0;
 
     while (s->out_at < s->out.len || take_pending(s)) {
         /* A stream that is refilled as fast as it is written must not keep the others waiting. */
-        if (turn++ == TURNS) {
+        if (turn++ == TURNS || left == 0) {
             writer_push(s->writer, s);
             return;
         }
-        ssize_t n = send(s->fd, s->out.data + s->out_at, s->out.len - s->out_at, MSG_DONTWAIT | MSG_NOSIGNAL);
+        ssize_t n =
+            send(s->fd, s->out.data + s->out_at, MIN(s->out.len - s->out_at, left), MSG_DONTWAIT | MSG_NOSIGNAL);
         if (n > 0) {
             s->out_at += (size_t)n;
+            left -= (size_t)n;
             progress(s, now);
         } else if (n < 0 && errno == EAGAIN) {
             await_room(s);
@@ -188,6 +193,7 @@ static void service(struct writer *w, struct stream *s, int64_t now, bool own)
 {
     pthread_mutex_lock(&s->lock);
     bool parked = s->parked, detached = s->detached, attached = s->attached;
+    bool long_one = s->pending.len + s->out.len > HELP_BYTES;
     if (detached && own) {
         s->attached = false;
     }
@@ -200,7 +206,7 @@ static void service(struct writer *w, struct stream *s, int64_t now, bool own)
         }
     }
     pthread_mutex_unlock(&s->lock);
-    if (detached && !own) {
+    if ((detached || long_one) && !own) {
         writer_push(w, s);
         return;
     }
@@ -208,7 +214,6 @@ static void service(struct writer *w, struct stream *s, int64_t now, bool own)
         writer_unlink(w, s);
     }
     if (detached && attached) {
-        atomic_fetch_sub(&s->hub->unsent_bytes, (int64_t)s->out.len);
         stream_unref(s); /* the caller holds another */
         return;
     }
@@ -266,7 +271,9 @@ void writer_wake(struct writer *w)
 static void handle_event(struct stream *s, uint32_t events)
 {
     if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) {
-        drop(s, true);
+        bool cut = atomic_load(&s->account.cut);
+        atomic_fetch_add(&s->hub->n_slow, cut);
+        drop(s, !cut);
     } else if (events & EPOLLOUT && s->blocked) {
         s->blocked = false;
         writer_push(s->writer, s);
@@ -291,7 +298,7 @@ static void sweep_one(struct stream *s, int64_t now, const char *why)
         return;
     }
     pthread_mutex_lock(&s->lock);
-    if (s->parked && !s->finished && s->pending.len == 0) {
+    if (s->parked && !s->finished && s->pending.len == 0 && !s->queue) { /* not into an event that is half made */
         stream_keepalive(s);
     }
     pthread_mutex_unlock(&s->lock);

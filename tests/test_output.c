@@ -3,6 +3,8 @@
 #include "engine/output.h"
 
 #include <math.h>
+#include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,8 +34,12 @@ static struct bench *bench_new(void)
     assert_int_equal(tokenizer_open_bytes(&b->tokenizer, &e), 0);
     recorder_init(&b->recorder);
     engine_stats_init(&b->stats);
-    b->emitter =
-        (struct emitter){b->tokenizer, &b->recorder.sink, &b->stats, NULL, &b->active, &b->tenant_active, 1000};
+    b->emitter = (struct emitter){.tokenizer = b->tokenizer,
+                                  .sink = &b->recorder.sink,
+                                  .stats = &b->stats,
+                                  .active = &b->active,
+                                  .tenant_active = &b->tenant_active,
+                                  .now_us = 1000};
     b->params =
         (struct gen_params){.max_tokens = 4096, .n = 1, .best_of = 1, .n_logprobs = -1, .n_prompt_logprobs = -1};
     b->rec = recording_new();
@@ -57,7 +63,7 @@ static void begin(struct bench *b, const char *prompt)
     for (int32_t i = 0; i < n; i++)
         id[i] = (unsigned char)prompt[i];
     assert_int_equal(request_new(&b->request, &b->params, id, n, &e), 0);
-    assert_int_equal(emission_new(b->request, &e), 0);
+    assert_int_equal(emission_new(b->request, b->tokenizer, &e), 0);
     b->request->user = b->rec;
     request_ref(b->request);
     b->active = 1;
@@ -512,7 +518,7 @@ static void check_offsets(const struct parts *p, struct bench *b, const int32_t 
     b->params.stop = stop ? strings(1, &stop) : NULL;
     b->params.n_stop = stop != NULL;
     assert_int_equal(request_new(&b->request, &b->params, id, echoed, &e), 0);
-    assert_int_equal(emission_new(b->request, &e), 0);
+    assert_int_equal(emission_new(b->request, b->tokenizer, &e), 0);
     b->request->user = b->rec;
     request_ref(b->request);
     b->active = 1;
@@ -695,6 +701,15 @@ static void best_of_with_echo_gives_each_choice_the_prompt(void **state)
 
 /* ---- the ring ----------------------------------------------------------------------------------------------------- */
 
+/* As the engine does: what has no room is pushed later. */
+static void await_room(struct output_stage *stage)
+{
+    while (output_room(stage) < OUTPUT_DELTA_CELLS) {
+        output_commit(stage);
+        sched_yield();
+    }
+}
+
 /* More than the ring holds, with tops, through the thread: nothing is lost, order and tops stay, flushes are per step at most. */
 static void the_ring_carries_everything_in_order(void **state)
 {
@@ -718,6 +733,7 @@ static void the_ring_carries_everything_in_order(void **state)
             d.n_top = (i + c) % 21;
             d.top_token = top;
             d.top_logprob = top_logprob;
+            await_room(stage);
             output_push(stage, &d);
         }
         output_commit(stage);
@@ -740,6 +756,114 @@ static void the_ring_carries_everything_in_order(void **state)
         }
     }
     assert_true(b->recorder.n_flushes >= 1 && b->recorder.n_flushes <= STEPS + 1);
+    finish_bench(b);
+}
+
+/* A sink whose first output waits until it is let go on: the reader stands still. */
+struct still {
+    struct sink sink;
+    struct sink *behind;
+    pthread_mutex_t stands;
+};
+
+static void emit_still(struct sink *sink, const struct output *o)
+{
+    struct still *s = CONTAINER_OF(sink, struct still, sink);
+
+    pthread_mutex_lock(&s->stands);
+    pthread_mutex_unlock(&s->stands);
+    s->behind->emit(s->behind, o);
+}
+
+static void flush_still(struct sink *sink)
+{
+    struct still *s = CONTAINER_OF(sink, struct still, sink);
+
+    s->behind->flush(s->behind);
+}
+
+/* However little the reader takes, the writer is told how much room there is, and never waits. */
+static void a_reader_that_stands_still_stops_nobody(void **state)
+{
+    (void)state;
+    struct bench *b = bench_new();
+    struct still still = {{.emit = emit_still, .flush = flush_still}, &b->recorder.sink, PTHREAD_MUTEX_INITIALIZER};
+    struct output_stage *stage;
+    struct err e;
+    int32_t n = 0;
+    b->params.max_tokens = 1 << 20;
+    begin(b, "p");
+    b->emitter.sink = &still.sink;
+    assert_int_equal(output_open(&stage, &b->emitter, 1, &e), 0);
+    pthread_mutex_lock(&still.stands);
+    for (; output_room(stage) >= OUTPUT_DELTA_CELLS && n < 3000; n++) {
+        struct delta d = token(b, 0, 'a' + n % 26);
+        output_push(stage, &d);
+        if (n % 5 == 4) /* more than the writer would read itself */
+            output_commit(stage);
+    }
+    uint64_t mark = output_mark(stage);
+    for (; output_room(stage) >= OUTPUT_DELTA_CELLS; n++) {
+        struct delta d = token(b, 0, 'a' + n % 26);
+        output_push(stage, &d);
+    }
+    assert_true(n > 10000);
+    assert_false(output_passed(stage, mark));
+    pthread_mutex_unlock(&still.stands);
+    output_commit(stage);
+    while (!output_passed(stage, output_mark(stage)))
+        sched_yield();
+    assert_true(output_room(stage) >= n);
+    struct delta end = {.request = b->request, .kind = DELTA_END};
+    output_push(stage, &end);
+    output_free(stage);
+    assert_int_equal(b->rec->choice[0].n_tokens, n);
+    for (int32_t i = 0; i < MIN(n, RECORD_TOKENS - 1); i++)
+        assert_int_equal(b->rec->choice[0].id[i], 'a' + i % 26);
+    finish_bench(b);
+}
+
+/* The memory behind a long piece may be taken instead of copied. */
+static struct output_memory taken;
+static int32_t taken_tokens;
+
+static void emit_taking(struct sink *sink, const struct output *o)
+{
+    (void)sink;
+    if (!o->memory || o->n_tokens < 2)
+        return;
+    o->memory->taken = true;
+    taken = *o->memory;
+    taken_tokens = o->n_tokens;
+    assert_memory_equal(o->text, "best", 4);
+    assert_ptr_equal(o->text, taken.text);
+    assert_ptr_equal(o->token, taken.token);
+}
+
+static void flush_nothing(struct sink *sink)
+{
+    (void)sink;
+}
+
+static void a_long_piece_can_be_taken(void **state)
+{
+    (void)state;
+    struct sink sink = {.emit = emit_taking, .flush = flush_nothing};
+    struct bench *b = bench_new();
+    b->params.best_of = 2;
+    begin(b, "p");
+    b->emitter.sink = &sink;
+    say(b, 0, "best");
+    end_choice(b, 0, FINISH_LENGTH);
+    end_choice(b, 1, FINISH_LENGTH);
+    struct delta d = {.request = b->request, .kind = DELTA_END};
+    emit_delta(&b->emitter, &d, NULL);
+    assert_int_equal(taken_tokens, 4);
+    assert_int_equal(((struct token_out *)taken.token)[3].id, 't');
+    free(taken.text);
+    free(taken.token);
+    free(taken.top_id);
+    free(taken.top_logprob);
     finish_bench(b);
 }
 
@@ -767,6 +891,8 @@ int main(void)
         cmocka_unit_test(best_of_returns_the_best_by_mean_logprob),
         cmocka_unit_test(best_of_with_echo_gives_each_choice_the_prompt),
         cmocka_unit_test(the_ring_carries_everything_in_order),
+        cmocka_unit_test(a_reader_that_stands_still_stops_nobody),
+        cmocka_unit_test(a_long_piece_can_be_taken),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "engine/emit.h"
 #include "server/auth.h"
 #include "server/collect.h"
 #include "tests/api_context.h"
@@ -262,6 +263,133 @@ static void test_numbers(void **state)
     buf_release(&b);
 }
 
+/* ---- in portions ---- */
+
+/* A request whose prompt goes out, with its log-probabilities. */
+static struct request *echoed(struct tokenizer **t)
+{
+    static const char prompt[] = "h\xc3\xa9 \xe2\x82\xac\n";
+    struct gen_params p = {
+        .n = 2, .best_of = 2, .echo = true, .n_logprobs = 2, .n_prompt_logprobs = 1, .skip_special = true};
+    int32_t id[sizeof(prompt) - 1], top[] = {'y', 'z'};
+    float logprob[] = {-0.5f, -3};
+    struct request *r;
+    struct err e;
+    struct engine_stats stats;
+    struct emitter em = {.stats = &stats};
+
+    for (size_t i = 0; i < sizeof(id) / sizeof(id[0]); i++) {
+        id[i] = (unsigned char)prompt[i];
+    }
+    assert_int_equal(tokenizer_open_bytes(t, &e), 0);
+    assert_int_equal(request_new(&r, &p, id, ARRAY_LEN(id), &e), 0);
+    assert_int_equal(emission_new(r, *t, &e), 0);
+    for (size_t i = 0; i < ARRAY_LEN(id); i++) {
+        struct delta d = {.request = r, .kind = DELTA_PROMPT, .token = id[i], .logprob = i ? -2 : NAN};
+        d.n_top = i ? 2 : 0;
+        d.top_token = top;
+        d.top_logprob = logprob;
+        emit_delta(&em, &d, NULL);
+    }
+    return r;
+}
+
+static void make_in_portions(struct buf *b, const struct sse_style *s, const struct output *o,
+                             const struct prompt_ids *ids, const struct usage *u, int32_t portion)
+{
+    struct sse_cursor c = {0};
+    int32_t units = portion, n = 0;
+
+    sse_open(b, s, 1);
+    for (; !sse_middle(b, s, o, ids, &c, &units); units = portion) {
+        assert_true(++n < 1000);
+    }
+    sse_cursor_release(&c);
+    assert_int_equal(sse_close(b, s, u), 0);
+    assert_true(portion > 1 || n > 5);
+}
+
+static void test_portions_make_the_same(void **state)
+{
+    struct sse_style s = style();
+    struct usage u = {3, 4, 1};
+    struct tokenizer *t;
+    struct request *r = echoed(&t);
+    struct prompt_ids ids = {r->prompt, r->n_prompt};
+    struct output o = {.request = r, .text = "", .n_tokens = r->n_prompt, .prompt = true, .stop_token = -1};
+    struct buf whole, b;
+    (void)state;
+    buf_init(&whole, 1 << 20);
+    buf_init(&b, 1 << 20);
+    s.logprobs = s.echo_logprobs = s.prompt_logprobs = s.token_ids = s.continuous_usage = true;
+    assert_int_equal(sse_piece(&whole, &s, 1, &o, r->prompt, r->n_prompt, &u), 0);
+    assert_non_null(strstr(whole.data, "\"text\":\"h\xc3\xa9 \xe2\x82\xac\\n\""));
+    assert_non_null(strstr(whole.data, "\"text_offset\":[0,1,1,2,3,3,3,4]"));
+    assert_non_null(strstr(whole.data, "\"prompt_token_ids\":[104,195,169,32,226,130,172,10]"));
+    assert_non_null(strstr(whole.data, "\"prompt_logprobs\":[null,{"));
+    for (int32_t portion = 1; portion < 80; portion++) {
+        buf_clear(&b);
+        make_in_portions(&b, &s, &o, &ids, &u, portion);
+        assert_string_equal(b.data, whole.data);
+    }
+    buf_release(&whole);
+    buf_release(&b);
+    request_unref(r);
+    tokenizer_free(t);
+    sse_style_release(&s);
+}
+
+/* A prompt is collected once, in portions, and stands in the body of each of its choices. */
+static void test_a_prompt_is_collected_once(void **state)
+{
+    struct sse_style s = style();
+    struct usage u = {0};
+    struct tokenizer *t;
+    struct request *r = echoed(&t);
+    struct prompt_ids ids = {r->prompt, r->n_prompt};
+    struct output o = {.request = r, .text = "", .n_tokens = r->n_prompt, .prompt = true, .stop_token = -1}, x;
+    struct token_out token = {.id = 'x', .text_offset = 6, .logprob = -1};
+    struct collector c;
+    struct buf first, b;
+    (void)state;
+    s.whole = s.logprobs = s.echo_logprobs = s.prompt_logprobs = s.token_ids = true;
+    buf_init(&first, 1 << 20);
+    for (int32_t portion = 1; portion < 40; portion++) {
+        buf_init(&b, 1 << 20);
+        collector_init(&c, 2);
+        collector_share(&c, 1);
+        for (int32_t i = 0; i < 2; i++) {
+            struct sse_cursor at = {0};
+            int32_t units = portion, rc;
+            while ((rc = collector_add_some(&c, &s, i, &o, &at, &units)) == COLLECT_MORE) {
+                units = portion;
+            }
+            assert_int_equal(rc, 0);
+            sse_cursor_release(&at);
+            x = piece("x", FINISH_LENGTH);
+            x.token = &token;
+            x.n_tokens = 1;
+            assert_int_equal(collector_add(&c, &s, i, &x), 0);
+        }
+        assert_int_equal(collector_body(&b, &c, &s, &ids, 2, &u), 0);
+        if (portion == 1) {
+            buf_append(&first, b.data, b.len);
+        }
+        assert_string_equal(b.data, first.data);
+        collector_release(&c);
+        buf_release(&b);
+    }
+    const char *at = strstr(first.data, "\"text\":\"h\xc3\xa9 \xe2\x82\xac\\nx\"");
+    assert_non_null(at);
+    assert_non_null(strstr(at + 1, "\"text\":\"h\xc3\xa9 \xe2\x82\xac\\nx\""));
+    assert_non_null(strstr(first.data, "\"tokens\":[\"h\",\"bytes:\\\\xc3\""));
+    assert_non_null(strstr(first.data, "\"text_offset\":[0,1,1,2,3,3,3,4,6]"));
+    buf_release(&first);
+    request_unref(r);
+    tokenizer_free(t);
+    sse_style_release(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -273,6 +401,8 @@ int main(void)
         cmocka_unit_test(test_a_choice_that_could_not_go_on),
         cmocka_unit_test(test_collected_body),
         cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_portions_make_the_same),
+        cmocka_unit_test(test_a_prompt_is_collected_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

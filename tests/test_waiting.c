@@ -124,7 +124,7 @@ static void make(struct waiting *w, const struct shape *s, const int32_t *prompt
     if (group_new(&w->group, w->request, NULL, &c, &e) < 0) {
         fail_msg("%s: %s", s->name, e.text);
     }
-    assert_int_equal(emission_new(w->request, &e), 0);
+    assert_int_equal(emission_new(w->request, c.tokenizer, &e), 0);
 }
 
 static void unmake(struct waiting *w)

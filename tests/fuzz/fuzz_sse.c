@@ -104,13 +104,37 @@ static const char *text_of(const cJSON *tree, bool chat, const char *holder)
     return text->valuestring;
 }
 
+/* Made in portions an event is the same. */
+static void check_portions(const struct buf *whole, const struct sse_style *s, const struct piece *p,
+                           const struct prompt_ids *ids, const struct usage *total)
+{
+    struct sse_cursor c = {0};
+    int32_t portion = 1 + p->o.n_tokens, units = portion;
+    struct buf b;
+
+    if (p->o.finish == FINISH_NONE && !s->logprobs && !s->token_ids && !s->continuous_usage && !p->o.prompt) {
+        return; /* plain text has no portions */
+    }
+    buf_init(&b, 1 << 20);
+    sse_open(&b, s, 0);
+    while (!sse_middle(&b, s, &p->o, ids, &c, &units)) {
+        units = portion;
+    }
+    CHECK(sse_close(&b, s, total) == 0);
+    CHECK(b.len == whole->len && memcmp(b.data, whole->data, b.len) == 0);
+    sse_cursor_release(&c);
+    buf_release(&b);
+}
+
 static void check_event(const struct sse_style *s, const struct piece *p)
 {
     struct usage total = {3, 4, 1};
     int32_t ids[] = {0, 1, 2};
+    struct prompt_ids prompt = {ids, 3};
     struct buf b;
     buf_init(&b, 1 << 20);
     CHECK(sse_piece(&b, s, 0, &p->o, s->token_ids ? ids : NULL, 3, &total) == 0);
+    check_portions(&b, s, p, s->token_ids ? &prompt : NULL, &total);
     cJSON *tree = read_event(&b);
     CHECK(strcmp(text_of(tree, s->chat, "delta"), p->text) == 0);
     cJSON_Delete(tree);
@@ -138,7 +162,7 @@ static void check_frame(const struct sse_style *s, int32_t index)
     buf_release(&b);
 }
 
-static void check_body(const struct sse_style *s, const struct collector *c, const char *text)
+static void check_body(const struct sse_style *s, struct collector *c, const char *text)
 {
     struct usage total = {3, 4, 1};
     int32_t ids[] = {0, 1, 2};

@@ -6,18 +6,42 @@
 
 #include "config/wait.h"
 
+static void record_token(struct recorded_choice *c, const struct token_out *t, bool prompt)
+{
+    int32_t at = c->n_prompt + c->n_tokens;
+
+    if (at < RECORD_TOKENS) {
+        c->id[at] = t->id;
+        c->offset[at] = t->text_offset;
+        c->logprob[at] = t->logprob;
+        c->n_top[at] = t->n_top;
+        c->top0[at] = t->n_top > 0 ? t->top_id[0] : -1;
+    }
+    *(prompt ? &c->n_prompt : &c->n_tokens) += 1;
+}
+
+static void record_prompt(struct recorded_choice *c, const struct request *r)
+{
+    struct prompt_walk *w;
+    struct token_out t;
+
+    if (prompt_walk_new(&w, r, NULL) < 0) {
+        abort();
+    }
+    while (prompt_walk_next(w, &t, &c->text) == 0) {
+        record_token(c, &t, true);
+    }
+    prompt_walk_free(w);
+}
+
 static void record_tokens(struct recorded_choice *c, const struct output *o)
 {
+    if (o->prompt) {
+        record_prompt(c, o->request);
+        return;
+    }
     for (int32_t i = 0; i < o->n_tokens; i++) {
-        int32_t at = c->n_prompt + c->n_tokens;
-        if (at < RECORD_TOKENS) {
-            c->id[at] = o->token[i].id;
-            c->offset[at] = o->token[i].text_offset;
-            c->logprob[at] = o->token[i].logprob;
-            c->n_top[at] = o->token[i].n_top;
-            c->top0[at] = o->token[i].n_top > 0 ? o->token[i].top_id[0] : -1;
-        }
-        *(o->prompt ? &c->n_prompt : &c->n_tokens) += 1;
+        record_token(c, &o->token[i], false);
     }
 }
 

@@ -239,9 +239,24 @@ static void stand_off(struct scenario *s, struct rng *r)
     }
 }
 
+/* The reader of the deltas takes few of those that can wait in a turn, and lets requests wait for it. */
+static void slow_reader(struct scenario *s, struct rng *r)
+{
+    s->portion = rng_chance(r, 60) ? 0 : rng_range(r, SIM_WIDTH + 1, 3 * SIM_WIDTH);
+    for (int32_t i = 0; i < s->n_requests; i++) {
+        struct sim_request *q = &s->request[i];
+        if (!rng_chance(r, 15)) {
+            continue;
+        }
+        q->park = rng_range(r, 1, 30);
+        q->park_turns = rng_range(r, 1, 20);
+        q->park_how = rng_range(r, PARK_ENDED, PARK_RUNNING);
+    }
+}
+
 void scenario_random(struct scenario *ret, uint64_t seed)
 {
-    struct rng r = {seed}, marching = {~seed};
+    struct rng r = {seed}, marching = {~seed}, reading = {seed ^ 0x5ead};
     *ret = (struct scenario){.seed = seed};
     random_config(ret, &r);
     ret->n_requests = rng_range(&r, 1, SIM_REQUESTS);
@@ -260,6 +275,7 @@ void scenario_random(struct scenario *ret, uint64_t seed)
         ret->config.prefix_cache = false;
     }
     random_pins(ret, &marching);
+    slow_reader(ret, &reading);
 }
 
 void scenario_oracle(const struct scenario *s, struct oracle_config *ret)
@@ -340,7 +356,7 @@ static void print_request(const struct sim_request *q, int32_t i, FILE *out)
             q->cancel);
     for (int32_t k = 0; k < SIM_WIDTH; k++)
         fprintf(out, " %d", q->text_stop[k]);
-    fprintf(out, " (lag %d)", q->text_lag);
+    fprintf(out, " (lag %d), parked at %d for %d (%d)", q->text_lag, q->park, q->park_turns, q->park_how);
     for (int32_t k = 0; k < q->n_stop; k++)
         fprintf(out, ", stop string [%d %d]", q->stop[k][0], q->stop[k][1]);
     fputc('\n', out);
@@ -357,10 +373,10 @@ void scenario_print(const struct scenario *s, FILE *out)
     fprintf(out,
             "  preemption %d, policy %d, kv policy %d, prefix cache %d, target itl %lld, shared %lld us, timeouts %lld "
             "%lld us, NaN "
-            "from step %llu, %d groups started at most, in %lld bytes\n",
+            "from step %llu, %d groups started at most, in %lld bytes, portion %d\n",
             c->preemption, c->policy, c->kv_policy, c->prefix_cache, (long long)c->target_itl_us,
             (long long)c->shared_itl_us, (long long)c->queue_timeout_us, (long long)c->request_timeout_us,
-            (unsigned long long)s->fail_at, c->max_started, (long long)c->group_bytes);
+            (unsigned long long)s->fail_at, c->max_started, (long long)c->group_bytes, s->portion);
     for (int32_t i = 0; i < s->n_requests; i++)
         if (!s->request[i].absent)
             print_request(&s->request[i], i, out);

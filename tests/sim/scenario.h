@@ -46,6 +46,8 @@ struct sim_request {
     int32_t cancel;               /* turns after arrival; 0: never */
     int32_t text_stop[SIM_WIDTH]; /* choice i ends textually after so many tokens; 0: never */
     int32_t text_lag;             /* turns until the engine hears of it */
+    int32_t park, park_turns;     /* turns after arrival when its reader falls behind, and for how long; 0: never */
+    int32_t park_how;             /* enum request_parking */
 };
 
 struct scenario {
@@ -57,7 +59,8 @@ struct scenario {
     uint64_t fail_at; /* step from which the model answers NaN; 0: never */
     struct sim_request request[SIM_REQUESTS];
     int32_t n_requests;
-    int32_t n_pin; /* leading tokens of the first prompt that are computed and pinned before anything comes */
+    int32_t n_pin;   /* leading tokens of the first prompt that are computed and pinned before anything comes */
+    int32_t portion; /* deltas of what can wait that are taken in a turn; 0: any number */
 };
 
 void scenario_random(struct scenario *ret, uint64_t seed);

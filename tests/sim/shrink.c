@@ -31,6 +31,10 @@ static void no_cancel(struct sim_request *q)
 {
     q->cancel = 0;
 }
+static void no_parking(struct sim_request *q)
+{
+    q->park = 0;
+}
 static void no_text_stop(struct sim_request *q)
 {
     memset(q->text_stop, 0, sizeof(q->text_stop));
@@ -84,7 +88,7 @@ static void at_once(struct sim_request *q)
 }
 
 static void (*const simpler[])(struct sim_request *) = {
-    drop,      one_choice,   fewer_choices,  no_lists, no_penalties, no_cancel, no_text_stop,
+    drop,      one_choice,   fewer_choices,  no_lists, no_penalties, no_cancel, no_parking, no_text_stop,
     no_scores, fewer_tokens, shorter_prompt, greedy,   no_ends,      plain,     at_once,
 };
 

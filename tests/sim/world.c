@@ -55,6 +55,7 @@ struct world {
     struct engine_stats stats;
     struct delta held; /* the delta before, which an end of its choice may follow */
     bool holds;
+    int32_t portion_left; /* of this turn */
     struct journey journey[SIM_REQUESTS];
     uint64_t launched, committed;
     int32_t turn;
@@ -110,6 +111,31 @@ static int32_t pinned_tokens(const struct world *w, const struct journey *j)
 
 /* ---- what clients read ---- */
 
+/* The prompt that goes out before a choice's text. */
+static void say_prompt(struct world *w, struct sim_said *said, const struct request *r)
+{
+    struct prompt_walk *walk;
+    struct token_out t;
+    struct buf text;
+
+    buf_init(&text, SIM_TEXT);
+    if (prompt_walk_new(&walk, r, NULL) < 0) {
+        FAIL(w, "no memory for a prompt");
+        return;
+    }
+    while (prompt_walk_next(walk, &t, &text) == 0) {
+        if (r->params.echo) {
+            said->offset[said->n_tokens++] = t.text_offset;
+        }
+    }
+    if (text.len) {
+        memcpy(said->text + said->len, text.data, text.len);
+        said->len += (int32_t)text.len;
+    }
+    prompt_walk_free(walk);
+    buf_release(&text);
+}
+
 static void on_output(struct sink *sink, const struct output *o)
 {
     struct world *w = CONTAINER_OF(sink, struct world, sink);
@@ -124,9 +150,13 @@ static void on_output(struct sink *sink, const struct output *o)
         FAIL(w, "request %d choice %d: more is said than there is", id, o->choice);
         return;
     }
+    if (o->prompt) {
+        say_prompt(w, said, o->request);
+        return;
+    }
     memcpy(said->text + said->len, o->text, (size_t)len);
     said->len += len;
-    for (int32_t i = 0; i < o->n_tokens && (j->plan->echo || !o->prompt); i++) {
+    for (int32_t i = 0; i < o->n_tokens; i++) {
         said->offset[said->n_tokens++] = o->token[i].text_offset;
     }
     said->finish = o->finish;
@@ -193,6 +223,20 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
             FAIL(w, "request %d reads the cache of another salt", id);
         w->totals->pin_hits += alone && d->cached_tokens > 0;
     }
+}
+
+static bool take(struct delta_out *out, int32_t n)
+{
+    struct world *w = CONTAINER_OF(out, struct world, out);
+
+    if (w->s->portion == 0) {
+        return true;
+    }
+    if (n > w->portion_left) {
+        return false;
+    }
+    w->portion_left -= n;
+    return true;
 }
 
 /* ---- what goes in ---- */
@@ -263,7 +307,7 @@ static void submit(struct world *w, struct journey *j)
     if (impossible) {
         FAIL(w, "request %d bans every token and is not refused", (int32_t)(j - w->journey));
     }
-    if (emission_new(r, &e) < 0) {
+    if (emission_new(r, w->s->config.tokenizer, &e) < 0) {
         FAIL(w, "emission_new: %s", e.text);
     }
     if (g->max_tokens != j->plan->max_tokens)
@@ -275,6 +319,14 @@ static void submit(struct world *w, struct journey *j)
         FAIL(w, "sched_add refuses a request although the queue has room");
 }
 
+static void park(const struct world *w, struct journey *j)
+{
+    int32_t at = w->turn - j->plan->arrival;
+    bool parked = j->plan->park > 0 && at >= j->plan->park && at < j->plan->park + j->plan->park_turns;
+
+    atomic_store(&j->request.parked, parked ? j->plan->park_how : PARK_NONE);
+}
+
 static void set_stop_mark(struct journey *j, int32_t i)
 {
     if (atomic_load(&j->stop_at[i]) == INT32_MAX)
@@ -284,7 +336,9 @@ static void set_stop_mark(struct journey *j, int32_t i)
 
 static void marks(struct world *w, struct journey *j)
 {
-    if (j->cancelled && w->turn > j->cancel_turn + SIM_DEPTH + 3)
+    /* Where few deltas are taken in a turn, each of the others' ends may take one. */
+    int32_t ends = w->s->portion > 0 ? SIM_REQUESTS : 0;
+    if (j->cancelled && w->turn > j->cancel_turn + SIM_DEPTH + 3 + ends)
         FAIL(w, "request %d was cancelled and is still there", (int32_t)(j - w->journey));
     if (j->plan->cancel > 0 && w->turn >= j->plan->arrival + j->plan->cancel && !j->cancelled) {
         j->cancelled = true;
@@ -360,7 +414,9 @@ static void turn(struct world *w)
             submit(w, j);
         if (j->submitted && !j->ended)
             marks(w, j);
+        park(w, j);
     }
+    w->portion_left = w->s->portion;
     step(w);
 }
 
@@ -409,6 +465,11 @@ static void judge_said(struct world *w, struct journey *j, int32_t i)
     char text[SIM_TEXT];
     const char *stop;
     int32_t id = (int32_t)(j - w->journey), echoed = j->plan->echo ? j->plan->n_prompt : 0;
+    /* A search that is over may be given up in the midst of its report: a text's stop string
+     * was seen then, and its end is not said. */
+    if (j->plan->beam_width > 0 && j->cancelled && got->finish == FINISH_ABORT) {
+        return;
+    }
     int32_t len = echoed + text_of(w, j, got, text + echoed, &stop);
 
     for (int32_t k = 0; k < echoed; k++) {
@@ -551,7 +612,9 @@ static int open_world(struct world *w)
     w->out.emit = on_delta;
     w->sink.emit = on_output;
     engine_stats_init(&w->stats);
-    w->emitter = (struct emitter){w->s->config.tokenizer, &w->sink, &w->stats, NULL, NULL, NULL, 1};
+    w->emitter =
+        (struct emitter){.tokenizer = w->s->config.tokenizer, .sink = &w->sink, .stats = &w->stats, .now_us = 1};
+    w->out.take = take;
     for (int32_t i = 0; i < w->s->n_requests; i++)
         w->journey[i].plan = &w->s->request[i];
     if (w->s->n_pin > 0)
@@ -574,6 +637,7 @@ int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t 
     t->runs++;
     for (int32_t i = 0; i < s->n_requests; i++) {
         emission_free(w.journey[i].request.emission);
+        prompt_out_free(w.journey[i].request.prompt_out);
     }
     sched_free(w.sched);
     for (int32_t i = 0; i < s->n_requests; i++) {
