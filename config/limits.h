@@ -19,7 +19,14 @@ enum {
     LIMIT_JSON_VALUES = 1 << 20,   /* values in one request body: about 100 MB of tree while it is read */
     LIMIT_JSON_MEMBERS = 256,      /* fields at the top of a request body */
     LIMIT_FILE_JSON_DEPTH = 64,    /* config.json, tokenizer.json, safetensors headers */
-    LIMIT_HEADER_BYTES = 7 * 1024, /* all headers of a request; every open connection holds so much memory */
+    LIMIT_HEADER_BYTES = 7 * 1024, /* a request's line and headers */
+    LIMIT_HEADER_FIELDS = 100,
+    /* What an open connection holds for a head: larger, so that one over the limit is seen, and its answer has a place. */
+    LIMIT_CONNECTION_BYTES = 16 * 1024,
+    LIMIT_RESERVED_CONNECTIONS = 32,    /* beyond max-connections, for health checks */
+    LIMIT_RESERVED_S = 1,               /* for the whole head on one of those */
+    LIMIT_IDLE_S = 75,                  /* of a connection between two requests */
+    LIMIT_BODY_BYTES_PER_S = 64 * 1024, /* a body that comes so fast may take longer than body-timeout */
     LIMIT_REQUEST_ID_BYTES = 128,
     LIMIT_CACHE_SALT_BYTES = 256,
     LIMIT_MODEL_NAME_BYTES = 256,
@@ -28,7 +35,6 @@ enum {
     LIMIT_STREAM_BYTES = 1 << 20,
     LIMIT_BURST_BYTES = 16 << 20,
     LIMIT_SLOW_S = 5,
-    LIMIT_REQUEST_S = 105,  /* from a connection's last answer (or its start) to the end of its next request */
     LIMIT_STALL_S = 60,     /* a client that takes not one byte of a full socket for so long is cut off */
     LIMIT_KEEPALIVE_S = 10, /* silence on a stream before an SSE comment */
     LIMIT_WATCHERS = 32,    /* readers of /debug/kv at once */

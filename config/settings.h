@@ -76,6 +76,10 @@ struct settings {
     double queue_timeout;   /* seconds, 0: none */
     double request_timeout; /* seconds, 0: none */
     int64_t max_connections;
+    int64_t max_connections_per_address; /* 0: a quarter of max_connections */
+    char *trusted_proxies;               /* addresses and networks, comma-separated, or NULL */
+    double header_timeout, body_timeout; /* seconds */
+    char *admin_listen;                  /* ADDRESS:PORT, unix:PATH, or NULL */
     int64_t max_body_bytes;
     int64_t client_buffer_bytes; /* 0: a share of memory */
     int64_t http_threads;        /* 0: by cores */

@@ -2,6 +2,7 @@
  * (which is dropped): a client that is still sending would not see it.
  */
 #include "server/http.h"
+#include "server/http_head.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,6 +78,63 @@ static bool is_json(const char *content_type)
            (strncasecmp(content_type, json, n) == 0 && (!content_type[n] || strchr("; \t", content_type[n])));
 }
 
+/* ---- whether it can be read in one way alone (http_head.h) ---- */
+
+struct fields {
+    struct http_field field[LIMIT_HEADER_FIELDS + 1];
+    size_t n;
+};
+
+static enum MHD_Result add_field(void *cls, enum MHD_ValueKind kind, const char *name, size_t name_len,
+                                 const char *value, size_t value_len)
+{
+    struct fields *f = cls;
+
+    (void)kind, (void)name_len, (void)value_len;
+    f->field[f->n++] = (struct http_field){name, value ? value : ""};
+    return f->n < ARRAY_LEN(f->field) ? MHD_YES : MHD_NO;
+}
+
+/* Whether this is the library whose parsing http_head.h describes. Later ones refuse what it repairs. */
+static bool parses_in_place(void)
+{
+    return strncmp(MHD_get_version(), "0.9.", 4) == 0;
+}
+
+static void check_head(struct exchange *x, struct MHD_Connection *c, const char *url, const char *version)
+{
+    const union MHD_ConnectionInfo *size = MHD_get_connection_info(c, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
+    struct fields f = {.n = 0};
+    struct http_head h = {.method = x->method, .url = url, .version = version, .field = f.field};
+
+    MHD_get_connection_values_n(c, MHD_HEADER_KIND, add_field, &f);
+    h.n_fields = f.n;
+    h.size = size ? size->header_size : 0;
+    h.target_len = x->target_len;
+    h.target_error = x->target_error;
+    h.in_place = size && parses_in_place();
+    struct http_verdict v = http_head_check(&h);
+    x->close = x->close || v.close;
+    if (v.status) {
+        set_refusal(x, v.status, v.message);
+    }
+}
+
+/* What this connection may ask for: everything, at the admin door health and metrics, and beyond max-connections health
+ * alone, for one request. */
+static void check_door(struct exchange *x)
+{
+    bool reserved = x->peer && x->peer->admitted.reserved;
+    bool health = x->route && x->route->admin && x->route->open;
+
+    x->close = x->close || reserved;
+    if (x->door->admin && !(x->route && x->route->admin)) {
+        set_refusal(x, 404, "only /health, /ping and /metrics are served here (admin-listen)");
+    } else if (!x->door->admin && reserved && !health) {
+        set_refusal(x, 503, "too many connections (max-connections); try again");
+    }
+}
+
 /* What can be refused before the body is read. */
 static void check_headers(struct exchange *x, struct MHD_Connection *c, const char *allow)
 {
@@ -85,8 +143,7 @@ static void check_headers(struct exchange *x, struct MHD_Connection *c, const ch
     bool preflight = strcmp(x->method, "OPTIONS") == 0;
     char text[256];
 
-    keys_anyone(&s->keys, &x->grant);
-    if (!(x->route && x->route->open) && !preflight &&
+    if (!(x->route && (x->route->open || (x->door->admin && x->door->local))) && !preflight &&
         !keys_find(&s->keys, header(c, MHD_HTTP_HEADER_AUTHORIZATION), &x->grant)) {
         set_refusal(x, 401, "API key missing or wrong; send the header 'Authorization: Bearer KEY'");
     } else if (!x->route && !allow) {
@@ -118,31 +175,76 @@ static void tell_engine(const struct exchange *x)
     }
 }
 
-/* Headers are there. */
-static struct exchange *exchange_new(struct server *s, struct MHD_Connection *c, const char *method, const char *url)
+/* When its connection is closed, unless it has come further: `seconds` from `from_us` on. */
+static void set_due(struct exchange *x, int64_t from_us, double seconds)
+{
+    if (x->peer) {
+        x->peer->due_us = from_us + (int64_t)(seconds * 1e6);
+    }
+}
+
+static struct exchange *exchange_new(struct door *door, struct MHD_Connection *c)
 {
     struct exchange *x = calloc(1, sizeof(*x));
     const union MHD_ConnectionInfo *peer = MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    const char *arg, *allow = NULL;
 
     if (!x) {
         return NULL;
     }
-    x->server = s;
+    x->door = door;
+    x->server = door->server;
     x->peer = peer ? peer->socket_context : NULL;
+    x->begin_us = clock_us();
+    buf_init(&x->body, (size_t)x->server->settings->max_body_bytes);
+    account_open(&x->account, &x->server->hub.budget);
+    return x;
+}
+
+void *http_on_target(void *cls, const char *target, struct MHD_Connection *c)
+{
+    struct exchange *x = exchange_new(cls, c);
+
+    if (!x) {
+        return NULL;
+    }
+    x->target_len = strlen(target);
+    x->target_error = http_target_check(target);
+    /* A first request has its time since the connection's begin. */
+    if (x->peer && atomic_exchange(&x->peer->idle_us, 0)) {
+        double left = (double)(x->peer->due_us - x->begin_us) / 1e6;
+        set_due(x, x->begin_us, MIN(left, x->server->settings->header_timeout));
+    }
+    return x;
+}
+
+/* Headers are there. */
+static void exchange_begin(struct exchange *x, struct MHD_Connection *c, const char *method, const char *url,
+                           const char *version)
+{
+    const char *arg, *allow = NULL;
+
+    x->begun = true;
     x->method = method;
     snprintf(x->method_name, sizeof(x->method_name), "%s", method);
-    x->begin_us = clock_us();
-    buf_init(&x->body, (size_t)s->settings->max_body_bytes);
-    account_open(&x->account, &s->hub.budget);
+    x->http_1_0 = strcmp(version, "HTTP/1.0") == 0;
+    x->body_begin_us = clock_us();
+    set_due(x, x->body_begin_us, x->server->settings->body_timeout);
     snprintf(x->path, sizeof(x->path), "%s", url);
     x->route = strlen(url) < sizeof(x->path) ? route_find(method, x->path, &arg, &allow) : NULL;
     name_request(x, c);
     trace_read(&x->trace, header(c, "traceparent"));
     check_origin(x, c);
-    check_headers(x, c, allow);
+    keys_anyone(&x->server->keys, &x->grant);
+    check_head(x, c, url, version);
+    if (x->refused) {
+        x->unread = true;
+        return;
+    }
+    check_door(x);
+    if (!x->refused) {
+        check_headers(x, c, allow);
+    }
     tell_engine(x);
-    return x;
 }
 
 /* ---- its body ---- */
@@ -205,6 +307,9 @@ static bool refuse_unsent(struct exchange *x, struct MHD_Connection *c)
 
 static enum MHD_Result answer_refusal(struct exchange *x, struct MHD_Connection *c)
 {
+    if (x->peer) {
+        x->peer->due_us = INT64_MAX;
+    }
     return x->refusal ? reply_send(x, c, x->refusal) : MHD_NO;
 }
 
@@ -270,18 +375,21 @@ enum MHD_Result http_on_request(void *cls, struct MHD_Connection *c, const char 
     struct exchange *x = *context;
 
     if (!x) {
-        x = exchange_new(cls, c, method, url);
-        *context = x;
-        if (!x) {
-            return MHD_NO;
-        }
-        x->http_1_0 = strcmp(version, "HTTP/1.0") == 0;
-        return refuse_unsent(x, c) ? answer_refusal(x, c) : MHD_YES;
+        x = *context = exchange_new(cls, c);
+    }
+    if (!x) {
+        return MHD_NO;
+    }
+    if (!x->begun) {
+        exchange_begin(x, c, method, url, version);
+        return x->unread || refuse_unsent(x, c) ? answer_refusal(x, c) : MHD_YES;
     }
     if (*size) {
         take_body(x, data, *size);
         x->body_seen += *size;
         *size = 0;
+        set_due(x, x->body_begin_us,
+                x->server->settings->body_timeout + (double)x->body_seen / LIMIT_BODY_BYTES_PER_S);
         /* An endless chunked body is cut off. */
         return x->body_seen > (uint64_t)x->server->settings->max_body_bytes * REFUSED_BODY_FACTOR ? MHD_NO : MHD_YES;
     }
@@ -312,7 +420,9 @@ void http_on_completed(void *cls, struct MHD_Connection *c, void **context, enum
     if (!x) {
         return;
     }
-    if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK) {
+    if (!x->begun && code == MHD_REQUEST_TERMINATED_WITH_ERROR) {
+        x->status = 400; /* by the library, which does not tell how: 400 or 431 */
+    } else if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK) {
         x->status = 499; /* the client left, or was cut off, before the end of its answer */
     }
     if (x->stream) {
@@ -321,13 +431,16 @@ void http_on_completed(void *cls, struct MHD_Connection *c, void **context, enum
     if (x->answer) {
         body_leave(x->answer);
     }
-    count_request(x);
-    request_log(x);
+    if (x->begun || x->status == 400) {
+        count_request(x);
+        request_log(x);
+    }
     if (x->counted) {
         client_end(x->grant.client);
     }
     if (x->peer) {
-        x->peer->due_us = clock_us() + LIMIT_REQUEST_S * (int64_t)1000000;
+        x->peer->idle_us = clock_us();
+        set_due(x, x->peer->idle_us, LIMIT_IDLE_S);
     }
     if (x->stream) {
         stream_unref(x->stream);

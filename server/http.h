@@ -8,27 +8,41 @@
 
 #include <microhttpd.h>
 
+#include "server/admission.h"
 #include "server/auth.h"
 #include "server/body.h"
 #include "server/stream.h"
 #include "server/trace.h"
 #include "server/watch.h"
 
-enum { HTTP_STATUS_SLOTS = 16 };
+enum { HTTP_STATUS_SLOTS = 20 };
 
 /* One connection, from accept to close. */
 struct peer {
     struct peer *prev, *next;
     int fd;
-    bool left;              /* the last sweep saw that the client closed its side */
-    _Atomic int64_t due_us; /* a whole request must be there by then; INT64_MAX while one is being answered */
+    bool left; /* the last sweep saw that the client closed its side */
+    struct admitted admitted;
+    /* When it is closed unless it has come further by then: the end of the head, of the body, or of the rest between two
+     * requests; INT64_MAX while one is being answered. */
+    _Atomic int64_t due_us;
+    _Atomic int64_t idle_us; /* when its last answer ended; 0: before the first, and from the next request's line on */
+};
+
+/* A socket that listens, and who answers there. */
+struct door {
+    struct server *server;
+    struct MHD_Daemon *daemon;
+    int fd; /* -1: none */
+    struct admission admission;
+    bool admin; /* health and metrics alone (setting admin-listen) */
+    bool local; /* only this machine reaches it */
 };
 
 struct server {
     const struct settings *settings;
-    struct MHD_Daemon *daemon;
-    int listen_fd;
-    char url[300]; /* where it listens, for people */
+    struct door front, admin;
+    char url[300]; /* where the front door is, for people */
     bool tls;
     struct keys keys;
     struct stream_hub hub;
@@ -39,7 +53,7 @@ struct server {
     atomic_bool dead; /* the engine could not start or died: told by /health */
     _Atomic int64_t connections;
     pthread_mutex_t peers_lock;
-    struct peer *peers;
+    struct peer *peers; /* of both doors */
     int64_t swept_us;
     /* For Retry-After: how fast requests end, by the last sweeps. */
     uint64_t ended;     /* requests ended when last looked */
@@ -52,6 +66,11 @@ struct server {
 /* One request, from its headers to its end. */
 struct exchange {
     struct server *server;
+    struct door *door;
+    bool begun;               /* its head was whole */
+    bool close;               /* nothing after it is read on its connection */
+    size_t target_len;        /* of the target as it came */
+    const char *target_error; /* http_target_check's; static */
     const struct route *route; /* NULL: none matched */
     struct peer *peer;
     const char *method;   /* MHD's: good until the request is dispatched */
@@ -68,12 +87,13 @@ struct exchange {
     struct account account; /* of what it holds itself: its body, an answer being made */
     struct body *answer;    /* on its way; a reference */
     bool refused;           /* answer `refusal`, drop the body */
+    bool unread;            /* answer it at once: its body's end is not to be trusted */
     bool parked;
     struct reply *refusal;             /* owned */
     struct MHD_Connection *connection; /* while a handler runs */
     struct stream *stream;             /* holds a reference */
     char ignored[256];
-    int64_t begin_us;
+    int64_t begin_us, body_begin_us;
     int status;
 };
 
@@ -101,11 +121,13 @@ enum MHD_Result reply_send(struct exchange *x, struct MHD_Connection *c, struct 
 enum MHD_Result reply_events(struct exchange *x, struct MHD_Connection *c);
 enum MHD_Result reply_collected(struct exchange *x, struct MHD_Connection *c);
 
-/* What MHD calls: a request's headers, body and end of body (http.c); its end; a connection's begin and end (peers.c). */
-enum MHD_Result http_on_request(void *server, struct MHD_Connection *c, const char *url, const char *method,
+/* What MHD calls: a request's line, whose target is still as it came; its headers, body and end of body (http.c); its end; a
+ * connection's begin and end (peers.c). `door` is a struct door. */
+void *http_on_target(void *door, const char *target, struct MHD_Connection *c);
+enum MHD_Result http_on_request(void *door, struct MHD_Connection *c, const char *url, const char *method,
                                 const char *version, const char *data, size_t *size, void **context);
-void http_on_completed(void *server, struct MHD_Connection *c, void **context, enum MHD_RequestTerminationCode code);
-void http_on_connection(void *server, struct MHD_Connection *c, void **context,
+void http_on_completed(void *door, struct MHD_Connection *c, void **context, enum MHD_RequestTerminationCode code);
+void http_on_connection(void *door, struct MHD_Connection *c, void **context,
                         enum MHD_ConnectionNotificationCode code);
 
 struct route {
@@ -113,6 +135,7 @@ struct route {
     const char *path;   /* exact; or a prefix that ends in '/', the rest is an argument */
     const char *label;  /* in metrics */
     bool open;          /* no API key asked */
+    bool admin;         /* served at the admin door too */
     bool quiet;         /* logged at debug only */
     bool needs_engine;  /* 503 while starting */
     bool limited;       /* counts for the key's limits */
@@ -138,7 +161,7 @@ void server_reload(struct server *s);
 int server_open(struct server *s, const struct settings *settings, struct err *e);
 /* The engine is there: requests are taken from here on. */
 void server_ready(struct server *s, struct engine *engine);
-/* Now and then, from main: connections that bring no request in time, or whose client left, are closed. */
+/* Some times a second, from main: connections that bring no request in time, or whose client left, are closed. */
 void server_sweep(struct server *s);
 /* Requests that have not been answered to the end. */
 int64_t server_busy(const struct server *s);

@@ -13,8 +13,9 @@
 #include <unistd.h>
 
 #include "config/log.h"
+#include "server/admission.h"
 
-enum { BACKLOG = 4096, SPARE_DESCRIPTORS = 512, SYSTEMD_FIRST_FD = 3 };
+enum { BACKLOG = 4096, SPARE_DESCRIPTORS = 768, SYSTEMD_FIRST_FD = 3 };
 
 /* Socket activation: exactly one socket, meant for this process. -1: none. */
 static int inherited_fd(void)
@@ -27,14 +28,15 @@ static int inherited_fd(void)
     return SYSTEMD_FIRST_FD;
 }
 
-static int listen_unix(int *ret, const char *path, struct err *e)
+/* `param`: the setting that says so. */
+static int listen_unix(int *ret, const char *path, const char *param, struct err *e)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     struct stat st;
 
     if (strlen(path) >= sizeof(a.sun_path)) {
-        return err_set_param(e, ERR_INVALID, "uds", "uds is a path of %zu bytes; at most %zu are allowed", strlen(path),
-                             sizeof(a.sun_path) - 1);
+        return err_set_param(e, ERR_INVALID, param, "%s is a path of %zu bytes; at most %zu are allowed", param,
+                             strlen(path), sizeof(a.sun_path) - 1);
     }
     strcpy(a.sun_path, path);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -47,7 +49,7 @@ static int listen_unix(int *ret, const char *path, struct err *e)
         unlink(path);
     }
     if (bind(fd, (struct sockaddr *)&a, sizeof(a)) != 0 || listen(fd, BACKLOG) != 0) {
-        int rc = err_set_param(e, ERR_IO, "uds", "cannot listen on uds '%s': %s", path,
+        int rc = err_set_param(e, ERR_IO, param, "cannot listen on %s '%s': %s", param, path,
                                errno == EADDRINUSE ? "the path is in use; stop the other server or choose another"
                                                    : strerror(errno));
         close(fd);
@@ -78,33 +80,27 @@ static int listen_at(const struct addrinfo *a)
     return -1;
 }
 
-static int listen_error(const struct settings *s, struct err *e)
+static int listen_error(const char *host, const char *port, struct err *e)
 {
-    const char *host = s->host ? s->host : "127.0.0.1";
-
     if (errno == EADDRINUSE) {
         return err_set_param(e, ERR_IO, "port",
-                             "port %lld on %s is in use by another process; stop it or choose another with --port",
-                             (long long)s->port, host);
+                             "port %s on %s is in use by another process; stop it or choose another with --port", port,
+                             host);
     }
     if (errno == EACCES) {
-        return err_set_param(e, ERR_IO, "port", "port %lld needs privileges; choose one above 1023 with --port",
-                             (long long)s->port);
+        return err_set_param(e, ERR_IO, "port", "port %s needs privileges; choose one above 1023 with --port", port);
     }
-    return err_set_param(e, ERR_IO, "host", "cannot listen on %s port %lld: %s", host, (long long)s->port,
-                         strerror(errno));
+    return err_set_param(e, ERR_IO, "host", "cannot listen on %s port %s: %s", host, port, strerror(errno));
 }
 
-static int listen_tcp(int *ret, const struct settings *s, struct err *e)
+static int listen_tcp(int *ret, const char *host, const char *port, struct err *e)
 {
     struct addrinfo hints = {.ai_family = AF_UNSPEC,
                              .ai_socktype = SOCK_STREAM,
                              .ai_flags = AI_PASSIVE | AI_NUMERICSERV},
                     *list;
-    const char *host = s->host ? s->host : "127.0.0.1";
-    char port[16], bare[256];
+    char bare[256];
 
-    snprintf(port, sizeof(port), "%lld", (long long)s->port);
     snprintf(bare, sizeof(bare), "%s", host[0] == '[' ? host + 1 : host);
     bare[strcspn(bare, "]")] = '\0';
     int rc = getaddrinfo(bare, port, &hints, &list);
@@ -120,7 +116,7 @@ static int listen_tcp(int *ret, const struct settings *s, struct err *e)
     freeaddrinfo(list);
     errno = saved;
     if (fd < 0) {
-        return listen_error(s, e);
+        return listen_error(host, port, e);
     }
     *ret = fd;
     return 0;
@@ -148,7 +144,12 @@ static void describe(char *url, size_t size, int fd, bool tls)
 int listen_open(int *ret_fd, char *url, size_t url_size, const struct settings *s, struct err *e)
 {
     int fd = inherited_fd();
-    int rc = fd >= 0 ? 0 : s->uds ? listen_unix(&fd, s->uds, e) : listen_tcp(&fd, s, e);
+    char port[16];
+
+    snprintf(port, sizeof(port), "%lld", (long long)s->port);
+    int rc = fd >= 0  ? 0
+             : s->uds ? listen_unix(&fd, s->uds, "uds", e)
+                      : listen_tcp(&fd, s->host ? s->host : "127.0.0.1", port, e);
 
     if (rc) {
         return rc;
@@ -156,6 +157,49 @@ int listen_open(int *ret_fd, char *url, size_t url_size, const struct settings *
     describe(url, url_size, fd, s->ssl_certfile != NULL);
     *ret_fd = fd;
     return 0;
+}
+
+/* ADDRESS:PORT, an IPv6 address in brackets. */
+static int listen_address(int *ret_fd, const char *where, struct err *e)
+{
+    const char *colon = strrchr(where, ':');
+    char host[256], *end = NULL;
+    long port = colon ? strtol(colon + 1, &end, 10) : -1;
+    size_t len = colon ? (size_t)(colon - where) : 0;
+    bool bracket = len > 1 && where[0] == '[' && where[len - 1] == ']';
+
+    if (!end || end == colon + 1 || *end || port < 0 || port > 65535 || len == 0 || len >= sizeof(host) ||
+        (!bracket && memchr(where, ':', len))) {
+        return err_set_param(e, ERR_INVALID, "admin-listen",
+                             "admin-listen '%.200s' must be ADDRESS:PORT, [IPV6]:PORT or unix:PATH", where);
+    }
+    memcpy(host, where, len);
+    host[len] = '\0';
+    int rc = listen_tcp(ret_fd, host, colon + 1, e);
+    return rc ? err_prefix(e, "admin-listen") : 0;
+}
+
+int listen_admin(int *ret_fd, char *url, size_t url_size, const char *where, struct err *e)
+{
+    bool path = strncmp(where, "unix:", 5) == 0;
+    int rc = path ? listen_unix(ret_fd, where + 5, "admin-listen", e) : listen_address(ret_fd, where, e);
+
+    if (rc == 0) {
+        describe(url, url_size, *ret_fd, false);
+    }
+    return rc;
+}
+
+bool listen_is_local(int fd)
+{
+    struct sockaddr_storage a = {0};
+    socklen_t len = sizeof(a);
+    struct in6_addr address;
+
+    if (getsockname(fd, (struct sockaddr *)&a, &len) != 0) {
+        return false;
+    }
+    return a.ss_family == AF_UNIX || (address_of(&address, (const struct sockaddr *)&a) && address_is_loopback(&address));
 }
 
 int64_t raise_nofile(int64_t connections)

@@ -129,6 +129,8 @@ static void write_http(struct page *p, const struct server *s)
         }
     }
     gauge(p, "http_connections", "Open connections.", (double)atomic_load(&s->connections));
+    counter(p, "http_connections_refused_total", "Connections closed at once: too many of one address.",
+            atomic_load(&s->front.admission.n_refused));
     gauge(p, "http_streams", "Answers under way.", (double)atomic_load(&s->hub.n_streams));
     gauge(p, "client_buffer_bytes", "Bytes held for clients.", (double)atomic_load(&s->hub.budget.held));
     gauge(p, "client_buffer_limit_bytes", "Bytes that may be held for them.", (double)s->hub.budget.limit);

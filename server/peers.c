@@ -1,4 +1,6 @@
 /* Connections between requests: those that bring none in time, and those whose client left unseen, are closed. */
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,37 +8,71 @@
 
 #include "server/http.h"
 
-void http_on_connection(void *cls, struct MHD_Connection *c, void **context, enum MHD_ConnectionNotificationCode code)
+/* It is closed where its address has too many: the library, which has taken it, sees its end. */
+static struct peer *peer_new(struct door *door, struct MHD_Connection *c, int fd)
 {
-    struct server *s = cls;
-    struct peer *p = *context;
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    const struct settings *settings = door->server->settings;
+    struct peer *p = calloc(1, sizeof(*p));
 
+    if (!p) {
+        return NULL;
+    }
+    p->fd = fd;
+    if (!admission_enter(&door->admission, &p->admitted, info ? info->client_addr : NULL, fd)) {
+        shutdown(fd, SHUT_RDWR);
+    }
+    double seconds = settings->header_timeout;
+    seconds = p->admitted.reserved && !door->admin ? MIN(seconds, LIMIT_RESERVED_S) : seconds;
+    p->due_us = clock_us() + (int64_t)(seconds * 1e6);
+    return p;
+}
+
+static void peers_add(struct server *s, struct peer *p)
+{
     pthread_mutex_lock(&s->peers_lock);
-    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
-        p = calloc(1, sizeof(*p));
-        if (p) {
-            p->fd = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
-            p->due_us = clock_us() + LIMIT_REQUEST_S * (int64_t)1000000;
-            p->next = s->peers;
-            if (p->next) {
-                p->next->prev = p;
-            }
-            s->peers = p;
-        }
-        *context = p;
-        atomic_fetch_add(&s->connections, 1);
-    } else {
-        atomic_fetch_sub(&s->connections, 1);
-        if (p) {
-            *(p->prev ? &p->prev->next : &s->peers) = p->next;
-            if (p->next) {
-                p->next->prev = p->prev;
-            }
-            free(p);
-            *context = NULL;
-        }
+    p->next = s->peers;
+    if (p->next) {
+        p->next->prev = p;
+    }
+    s->peers = p;
+    pthread_mutex_unlock(&s->peers_lock);
+}
+
+static void peers_remove(struct server *s, struct peer *p)
+{
+    pthread_mutex_lock(&s->peers_lock);
+    *(p->prev ? &p->prev->next : &s->peers) = p->next;
+    if (p->next) {
+        p->next->prev = p->prev;
     }
     pthread_mutex_unlock(&s->peers_lock);
+}
+
+void http_on_connection(void *cls, struct MHD_Connection *c, void **context, enum MHD_ConnectionNotificationCode code)
+{
+    struct door *door = cls;
+    struct server *s = door->server;
+    struct peer *p = *context;
+
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        int fd = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+        p = *context = peer_new(door, c, fd);
+        atomic_fetch_add(&s->connections, 1);
+        if (p) {
+            peers_add(s, p);
+        } else {
+            shutdown(fd, SHUT_RDWR);
+        }
+        return;
+    }
+    atomic_fetch_sub(&s->connections, 1);
+    if (p) {
+        peers_remove(s, p);
+        admission_leave(&door->admission, &p->admitted);
+        free(p);
+        *context = NULL;
+    }
 }
 
 /* Which of the connections between requests have a client that left: microhttpd 0.9.75 misses it where the last bytes of a
@@ -75,18 +111,47 @@ static void estimate_retry(struct server *s, double seconds)
     atomic_store(&s->retry_after_s, (int)MIN(MAX(wait + 0.5, 1), LONGEST_S));
 }
 
-void server_sweep(struct server *s)
+/* Whether bytes have come since its last answer ended. The library tells of a request once its line is whole; the kernel
+ * tells before (of TCP, to a tick or two of its clock: what comes at the end of the answer is taken for a part of its
+ * request). */
+static bool has_begun(const struct peer *p, int64_t idle_us, int64_t now)
 {
-    int64_t now = clock_us();
+    enum { TICKS_US = 50 * 1000 };
+    struct tcp_info info;
+    socklen_t len = sizeof(info);
+
+    return idle_us && getsockopt(p->fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 &&
+           now - info.tcpi_last_data_recv * (int64_t)1000 > idle_us + TICKS_US;
+}
+
+/* A request's head has header-timeout from its first byte on, as far as that is known. */
+static void start_head(struct peer *p, double header_timeout, int64_t now)
+{
+    int64_t due_us = p->due_us, idle_us = p->idle_us, until_us = now + (int64_t)(header_timeout * 1e6);
+
+    if (due_us > until_us && due_us != INT64_MAX && has_begun(p, idle_us, now)) {
+        /* Unless its thread has set another one meanwhile. */
+        atomic_compare_exchange_strong(&p->due_us, &due_us, until_us);
+    }
+}
+
+/* Under peers_lock. The library sees the end of what is shut down, and closes it. */
+static void close_due(struct server *s, int64_t now)
+{
+    for (struct peer *p = s->peers; p; p = p->next) {
+        int64_t due_us = p->due_us;
+        start_head(p, s->settings->header_timeout, now);
+        if (due_us < now && atomic_compare_exchange_strong(&p->due_us, &due_us, INT64_MAX)) {
+            shutdown(p->fd, SHUT_RDWR);
+        }
+    }
+}
+
+/* Under peers_lock. */
+static void close_left(struct server *s)
+{
     nfds_t n = 0, i = 0;
 
-    if (now - s->swept_us < 1000 * 1000) {
-        return;
-    }
-    estimate_retry(s, (double)(now - s->swept_us) / 1e6);
-    s->swept_us = now;
-    atomic_fetch_add(&s->hub.n_slow, (uint64_t)budget_sweep(&s->hub.budget, LIMIT_STALL_S * (int64_t)1000000));
-    pthread_mutex_lock(&s->peers_lock);
     for (const struct peer *p = s->peers; p; p = p->next) {
         n++;
     }
@@ -97,12 +162,29 @@ void server_sweep(struct server *s)
     for (struct peer *p = s->peers; p; p = p->next, i++) {
         /* Seen twice, a second apart: what it sent before it left has been looked at. */
         bool left = polled && (polled[i].revents & (POLLRDHUP | POLLHUP | POLLERR));
-        if (p->due_us < now || (left && p->left)) {
-            shutdown(p->fd, SHUT_RDWR); /* MHD sees the end and closes it */
+        if (left && p->left) {
+            shutdown(p->fd, SHUT_RDWR);
             p->due_us = INT64_MAX;
         }
         p->left = left;
     }
-    pthread_mutex_unlock(&s->peers_lock);
     free(polled);
+}
+
+void server_sweep(struct server *s)
+{
+    int64_t now = clock_us();
+    bool second = now - s->swept_us >= 1000 * 1000;
+
+    if (second) {
+        estimate_retry(s, (double)(now - s->swept_us) / 1e6);
+        s->swept_us = now;
+        atomic_fetch_add(&s->hub.n_slow, (uint64_t)budget_sweep(&s->hub.budget, LIMIT_STALL_S * (int64_t)1000000));
+    }
+    pthread_mutex_lock(&s->peers_lock);
+    close_due(s, now);
+    if (second) {
+        close_left(s);
+    }
+    pthread_mutex_unlock(&s->peers_lock);
 }

@@ -19,7 +19,7 @@ void reply_error(struct reply *r, int status, const char *param, const char *mes
     api_error(&r->body, status, param, message);
 }
 
-static const int known_status[HTTP_STATUS_SLOTS] = {0, 200, 204, 400, 401, 404, 405, 413, 415, 429, 499, 500, 503, 504};
+static const int known_status[HTTP_STATUS_SLOTS] = {0, 200, 204, 400, 401, 404, 405, 413, 415, 429, 431, 499, 500, 501, 503, 504};
 
 int status_slot(int status)
 {
@@ -120,7 +120,7 @@ static void add_common_headers(const struct exchange *x, struct MHD_Response *m)
                    "x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens, traceparent");
         add_header(m, "Vary", "Origin");
     }
-    if (atomic_load(&x->server->draining)) {
+    if (x->close || atomic_load(&x->server->draining)) {
         add_header(m, MHD_HTTP_HEADER_CONNECTION, "close");
     }
 }
@@ -211,9 +211,7 @@ static enum MHD_Result send_reply(struct exchange *x, struct MHD_Connection *c, 
     if (r->nonce[0]) {
         add_page_headers(m, r->nonce);
     }
-    if (r->close && !atomic_load(&x->server->draining)) {
-        add_header(m, MHD_HTTP_HEADER_CONNECTION, "close");
-    }
+    x->close = x->close || r->close;
     if (r->allow && x->origin[0]) {
         add_header(m, "Access-Control-Allow-Methods", r->allow);
         add_header(m, "Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-Id, traceparent");

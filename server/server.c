@@ -8,7 +8,7 @@
 #include "server/listen.h"
 #include "server/tls.h"
 
-enum { IDLE_TIMEOUT_S = 75 }; /* a connection with nothing on it */
+enum { ADMIN_CONNECTIONS = 2 * LIMIT_RESERVED_CONNECTIONS };
 
 static void on_mhd_message(void *cls, const char *format, va_list args)
 {
@@ -56,43 +56,83 @@ static int load_tls(struct server *s, struct err *e)
     return rc;
 }
 
-static int start_daemon(struct server *s, struct err *e)
+/* Those that have to yield to health checks hold a place until they are closed. */
+static int64_t library_limit(int64_t max_connections, int threads)
 {
-    int threads = pool_threads(s->settings);
-    int64_t connections = MAX(raise_nofile(s->settings->max_connections), threads);
+    return MAX(max_connections + 2 * LIMIT_RESERVED_CONNECTIONS, threads);
+}
+
+/* `connections` of the library, on `threads` of them. */
+static int start_daemon(struct door *d, int64_t connections, int threads, bool tls, struct err *e)
+{
     unsigned flags =
-        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | (s->tls ? MHD_USE_TLS : 0);
+        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | (tls ? MHD_USE_TLS : 0);
     struct MHD_OptionItem more[] = {
-        {s->tls ? MHD_OPTION_HTTPS_CERT_CALLBACK : MHD_OPTION_END, 0, (void *)(intptr_t)tls_retrieve},
+#if MHD_VERSION >= 0x01000000
+        {MHD_OPTION_CLIENT_DISCIPLINE_LVL, 1, NULL},
+#endif
+        {tls ? MHD_OPTION_HTTPS_CERT_CALLBACK : MHD_OPTION_END, 0, (void *)(intptr_t)tls_retrieve},
         {MHD_OPTION_END, 0, NULL},
     };
 
     MHD_set_panic_func(on_mhd_panic, NULL);
-    s->daemon =
-        MHD_start_daemon(flags, 0, NULL, NULL, http_on_request, s, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_message, NULL,
-                         MHD_OPTION_LISTEN_SOCKET, s->listen_fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)connections,
-                         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)LIMIT_HEADER_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
-                         (unsigned)IDLE_TIMEOUT_S, MHD_OPTION_NOTIFY_COMPLETED, http_on_completed, s,
-                         MHD_OPTION_NOTIFY_CONNECTION, http_on_connection, s, MHD_OPTION_THREAD_POOL_SIZE,
-                         (unsigned)(threads > 1 ? threads : 0), MHD_OPTION_ARRAY, more, MHD_OPTION_END);
-    return s->daemon ? 0
-                     : err_set(e, ERR_IO, "libmicrohttpd did not start%s", s->tls ? ": is the certificate right?" : "");
+    d->daemon = MHD_start_daemon(
+        flags, 0, NULL, NULL, http_on_request, d, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_message, NULL,
+        MHD_OPTION_LISTEN_SOCKET, d->fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)connections,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)LIMIT_CONNECTION_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)LIMIT_IDLE_S, MHD_OPTION_URI_LOG_CALLBACK, http_on_target, d, MHD_OPTION_NOTIFY_COMPLETED,
+        http_on_completed, d, MHD_OPTION_NOTIFY_CONNECTION, http_on_connection, d, MHD_OPTION_THREAD_POOL_SIZE,
+        (unsigned)(threads > 1 ? threads : 0), MHD_OPTION_ARRAY, more, MHD_OPTION_END);
+    return d->daemon ? 0
+                     : err_set(e, ERR_IO, "libmicrohttpd did not start%s", tls ? ": is the certificate right?" : "");
+}
+
+static int open_front(struct server *s, struct err *e)
+{
+    struct door *d = &s->front;
+    int threads = pool_threads(s->settings);
+    int64_t connections = raise_nofile(s->settings->max_connections);
+    int rc = listen_open(&d->fd, s->url, sizeof(s->url), s->settings, e);
+
+    d->local = rc == 0 && listen_is_local(d->fd);
+    rc = rc ? rc : admission_open(&d->admission, s->settings, connections, e);
+    return rc ? rc : start_daemon(d, library_limit(connections, threads), threads, s->tls, e);
+}
+
+/* One thread, and connections that yield to newer ones: whatever the front door goes through, this one answers. */
+static int open_admin(struct server *s, struct err *e)
+{
+    struct door *d = &s->admin;
+    char url[300] = "";
+
+    if (!s->settings->admin_listen) {
+        return 0;
+    }
+    int rc = listen_admin(&d->fd, url, sizeof(url), s->settings->admin_listen, e);
+    d->local = rc == 0 && listen_is_local(d->fd);
+    rc = rc ? rc : admission_open(&d->admission, s->settings, 0, e);
+    rc = rc ? rc : start_daemon(d, ADMIN_CONNECTIONS, 1, false, e);
+    if (rc == 0) {
+        log_event(LOG_INFO, "admin", LOG_STR("url", url));
+    }
+    return rc;
 }
 
 int server_open(struct server *s, const struct settings *settings, struct err *e)
 {
     memset(s, 0, sizeof(*s));
     s->settings = settings;
-    s->listen_fd = -1;
+    s->front = (struct door){.server = s, .fd = -1};
+    s->admin = (struct door){.server = s, .fd = -1, .admin = true};
     pthread_mutex_init(&s->peers_lock, NULL);
     s->requests = calloc((size_t)n_routes + 1, sizeof(*s->requests));
     int rc = s->requests ? 0 : err_nomem(e, "counters");
     rc = rc ? rc : keys_open(&s->keys, settings, e);
     rc = rc ? rc : load_tls(s, e);
-    rc = rc ? rc : listen_open(&s->listen_fd, s->url, sizeof(s->url), settings, e);
     rc = rc ? rc : stream_hub_open(&s->hub, MAX(pool_threads(settings) / 2, 1), settings->client_buffer_bytes, e);
     rc = rc ? rc : watchers_open(&s->watchers, s, e);
-    rc = rc ? rc : start_daemon(s, e);
+    rc = rc ? rc : open_front(s, e);
+    rc = rc ? rc : open_admin(s, e);
     if (rc) {
         server_close(s);
     }
@@ -147,16 +187,23 @@ int64_t server_busy(const struct server *s)
     return atomic_load(&s->hub.n_streams);
 }
 
+static void door_stop(struct door *d)
+{
+    if (d->daemon) {
+        MHD_stop_daemon(d->daemon); /* closes the listening socket */
+    } else if (d->fd >= 0) {
+        close(d->fd);
+    }
+    d->daemon = NULL;
+    d->fd = -1;
+    admission_close(&d->admission);
+}
+
 void server_stop(struct server *s)
 {
     watchers_close(&s->watchers);
-    if (s->daemon) {
-        MHD_stop_daemon(s->daemon); /* closes the listening socket */
-    } else if (s->listen_fd >= 0) {
-        close(s->listen_fd);
-    }
-    s->daemon = NULL;
-    s->listen_fd = -1;
+    door_stop(&s->front);
+    door_stop(&s->admin);
 }
 
 void server_close(struct server *s)
