@@ -102,7 +102,8 @@ static size_t line_end(const char *at, const char *next)
 static struct http_verdict check_bytes(const struct http_head *h)
 {
     struct http_verdict v = accept();
-    const char *at = h->method + strlen(h->method) + 1, *end = h->method + h->size;
+    const char *at = h->method + strlen(h->method) + 1;
+    uintptr_t end = (uintptr_t)h->method + h->size;
 
     if (at != h->url || at + h->target_len + 1 != h->version) {
         return refuse(400, "the request line must be METHOD TARGET HTTP/1.1, with single spaces");
@@ -116,7 +117,7 @@ static struct http_verdict check_bytes(const struct http_head *h)
         v.close = v.close || n == 1;
         at = h->field[i].value + strlen(h->field[i].value);
     }
-    size_t left = (uintptr_t)end > (uintptr_t)at ? (size_t)(end - at) : 0;
+    size_t left = end > (uintptr_t)at ? end - (uintptr_t)at : 0;
     if (left < 2 || left > 4 || memcmp(at, "\0\0\0", left) != 0) {
         return refuse(400, "a header is folded over lines, or has a NUL");
     }

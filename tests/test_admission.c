@@ -164,11 +164,11 @@ static void the_oldest_reserved_one_yields(void **state)
 
     (void)state;
     open_with(&a, 1, 0, NULL);
-    assert_true(admission_enter(&a, &first, &unix_socket, -1));
+    assert_true(enter(&a, &first, NULL));
     assert_false(first.reserved);
     for (int i = 0; i < N; i++) {
         assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd[i]), 0);
-        assert_true(admission_enter(&a, &m[i], &unix_socket, fd[i][0]));
+        assert_true(admission_enter(&a, &m[i], (const struct sockaddr *)&unix_socket, fd[i][0]));
         assert_true(m[i].reserved);
     }
     assert_int_equal(read(fd[0][1], &byte, 1), 0); /* the end */

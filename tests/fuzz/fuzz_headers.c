@@ -28,7 +28,7 @@ enum { MAX_HEADERS = 16, PATIENCE_S = 15 };
 
 /* In place of libmicrohttpd's. */
 struct MHD_Connection {
-    char *method, *path, *query, *body;
+    char *method, *path, *query, *body, *target;
     char *name[MAX_HEADERS], *value[MAX_HEADERS];
     size_t n, body_len;
     unsigned status;                                                /* of the answer; 0: none yet */
@@ -51,6 +51,18 @@ const char *MHD_lookup_connection_value(struct MHD_Connection *c, enum MHD_Value
         if (strcasecmp(c->name[i], key) == 0)
             return c->value[i];
     return NULL;
+}
+
+/* Its headers, and a Host where the input has none. */
+int MHD_get_connection_values_n(struct MHD_Connection *c, enum MHD_ValueKind kind, MHD_KeyValueIteratorN each, void *arg)
+{
+    CHECK(kind == MHD_HEADER_KIND);
+    if (!MHD_lookup_connection_value(c, kind, "Host") && each(arg, kind, "Host", 4, "x", 1) == MHD_NO)
+        return 1;
+    for (size_t i = 0; i < c->n; i++)
+        if (each(arg, kind, c->name[i], strlen(c->name[i]), c->value[i], strlen(c->value[i])) == MHD_NO)
+            break;
+    return (int)c->n;
 }
 
 /* One argument at most. */
@@ -158,6 +170,8 @@ static bool read_input(struct MHD_Connection *c, char *text, size_t size)
     if (!c->path)
         return false;
     *c->path++ = '\0';
+    c->target = strdup(c->path);
+    CHECK(c->target);
     c->query = strchr(c->path, '?');
     if (c->query)
         *c->query++ = '\0';
@@ -247,6 +261,7 @@ static struct server *start(struct engine **ret_engine)
     bool help;
     CHECK(settings_load(&settings, ARRAY_LEN(argv), argv, NULL, &help, &e) == 0);
     s.settings = &settings;
+    s.front = (struct door){.server = &s, .fd = -1};
     pthread_mutex_init(&s.peers_lock, NULL);
     CHECK(keys_open(&s.keys, &settings, &e) == 0 && watchers_open(&s.watchers, &s, &e) == 0);
     s.requests = calloc((size_t)n_routes + 1, sizeof(*s.requests));
@@ -273,19 +288,20 @@ static void read_answer(struct MHD_Connection *c)
     }
 }
 
-static enum MHD_Result deliver(struct server *s, struct MHD_Connection *c, const char *version, void **context)
+static enum MHD_Result deliver(struct door *d, struct MHD_Connection *c, const char *version, void **context)
 {
     size_t n = 0;
-    enum MHD_Result ok = http_on_request(s, c, c->path, c->method, version, NULL, &n, context);
+    *context = http_on_target(d, c->target, c);
+    enum MHD_Result ok = http_on_request(d, c, c->path, c->method, version, NULL, &n, context);
     /* The body in two pieces. */
     for (size_t at = 0; ok == MHD_YES && !c->status && at < c->body_len; at += n) {
         size_t left = n = MIN(c->body_len - at, MAX(c->body_len / 2, (size_t)1));
-        ok = http_on_request(s, c, c->path, c->method, version, c->body + at, &left, context);
+        ok = http_on_request(d, c, c->path, c->method, version, c->body + at, &left, context);
         CHECK(ok == MHD_NO || left == 0);
     }
     while (ok == MHD_YES && !c->status) {
         n = 0;
-        ok = http_on_request(s, c, c->path, c->method, version, NULL, &n, context);
+        ok = http_on_request(d, c, c->path, c->method, version, NULL, &n, context);
         if (ok == MHD_YES && !c->status)
             await_resume(c);
     }
@@ -350,14 +366,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             c.leaves = true;
         else if (is_watch(&c))
             atomic_store(&s->engine, NULL);
-        enum MHD_Result ok = deliver(s, &c, size % 7 == 0 ? "HTTP/1.0" : "HTTP/1.1", &context);
+        enum MHD_Result ok = deliver(&s->front, &c, size % 7 == 0 ? "HTTP/1.0" : "HTTP/1.1", &context);
         CHECK(ok == MHD_NO || c.status != 0);
-        http_on_completed(s, &c, &context,
+        http_on_completed(&s->front, &c, &context,
                           ok == MHD_YES ? MHD_REQUEST_TERMINATED_COMPLETED_OK : MHD_REQUEST_TERMINATED_WITH_ERROR);
         CHECK(!context && atomic_load(&s->body_bytes) == 0);
         if (size % 64 == 0)
             await_quiet(s);
         close_connection(&c);
+        free(c.target);
     }
     free(text);
     return 0;
