@@ -388,8 +388,7 @@ enum MHD_Result http_on_request(void *cls, struct MHD_Connection *c, const char 
         take_body(x, data, *size);
         x->body_seen += *size;
         *size = 0;
-        set_due(x, x->body_begin_us,
-                x->server->settings->body_timeout + (double)x->body_seen / LIMIT_BODY_BYTES_PER_S);
+        set_due(x, x->body_begin_us, x->server->settings->body_timeout + (double)x->body_seen / LIMIT_BODY_BYTES_PER_S);
         /* An endless chunked body is cut off. */
         return x->body_seen > (uint64_t)x->server->settings->max_body_bytes * REFUSED_BODY_FACTOR ? MHD_NO : MHD_YES;
     }

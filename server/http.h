@@ -67,10 +67,10 @@ struct server {
 struct exchange {
     struct server *server;
     struct door *door;
-    bool begun;               /* its head was whole */
-    bool close;               /* nothing after it is read on its connection */
-    size_t target_len;        /* of the target as it came */
-    const char *target_error; /* http_target_check's; static */
+    bool begun;                /* its head was whole */
+    bool close;                /* nothing after it is read on its connection */
+    size_t target_len;         /* of the target as it came */
+    const char *target_error;  /* http_target_check's; static */
     const struct route *route; /* NULL: none matched */
     struct peer *peer;
     const char *method;   /* MHD's: good until the request is dispatched */
@@ -127,8 +127,7 @@ void *http_on_target(void *door, const char *target, struct MHD_Connection *c);
 enum MHD_Result http_on_request(void *door, struct MHD_Connection *c, const char *url, const char *method,
                                 const char *version, const char *data, size_t *size, void **context);
 void http_on_completed(void *door, struct MHD_Connection *c, void **context, enum MHD_RequestTerminationCode code);
-void http_on_connection(void *door, struct MHD_Connection *c, void **context,
-                        enum MHD_ConnectionNotificationCode code);
+void http_on_connection(void *door, struct MHD_Connection *c, void **context, enum MHD_ConnectionNotificationCode code);
 
 struct route {
     const char *method; /* GET or POST */

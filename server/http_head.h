@@ -21,10 +21,10 @@ struct http_head {
     const char *method, *url, *version;
     const struct http_field *field; /* [n_fields], in the order in which they came */
     size_t n_fields;
-    size_t size;               /* in bytes, from the method to the end of the empty line */
-    size_t target_len;         /* of the target as it came; `url` is its path, decoded in place */
-    const char *target_error;  /* what http_target_check said */
-    bool in_place;             /* the strings point into the bytes as they came */
+    size_t size;              /* in bytes, from the method to the end of the empty line */
+    size_t target_len;        /* of the target as it came; `url` is its path, decoded in place */
+    const char *target_error; /* what http_target_check said */
+    bool in_place;            /* the strings point into the bytes as they came */
 };
 
 struct http_verdict {

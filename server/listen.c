@@ -199,7 +199,8 @@ bool listen_is_local(int fd)
     if (getsockname(fd, (struct sockaddr *)&a, &len) != 0) {
         return false;
     }
-    return a.ss_family == AF_UNIX || (address_of(&address, (const struct sockaddr *)&a) && address_is_loopback(&address));
+    return a.ss_family == AF_UNIX ||
+           (address_of(&address, (const struct sockaddr *)&a) && address_is_loopback(&address));
 }
 
 int64_t raise_nofile(int64_t connections)

@@ -19,7 +19,8 @@ void reply_error(struct reply *r, int status, const char *param, const char *mes
     api_error(&r->body, status, param, message);
 }
 
-static const int known_status[HTTP_STATUS_SLOTS] = {0, 200, 204, 400, 401, 404, 405, 413, 415, 429, 431, 499, 500, 501, 503, 504};
+static const int known_status[HTTP_STATUS_SLOTS] = {0,   200, 204, 400, 401, 404, 405, 413,
+                                                    415, 429, 431, 499, 500, 501, 503, 504};
 
 int status_slot(int status)
 {

@@ -73,9 +73,9 @@ struct row {
     bool close;
 };
 
-#define ROW(text, status, close)                    \
-    {                                               \
-        text, sizeof(text) - 1, status, close       \
+#define ROW(text, status, close)              \
+    {                                         \
+        text, sizeof(text) - 1, status, close \
     }
 #define LINE "POST /a?b=c HTTP/1.1\r\n"
 #define HEAD LINE "Host: x\r\n"

@@ -54,7 +54,8 @@ const char *MHD_lookup_connection_value(struct MHD_Connection *c, enum MHD_Value
 }
 
 /* Its headers, and a Host where the input has none. */
-int MHD_get_connection_values_n(struct MHD_Connection *c, enum MHD_ValueKind kind, MHD_KeyValueIteratorN each, void *arg)
+int MHD_get_connection_values_n(struct MHD_Connection *c, enum MHD_ValueKind kind, MHD_KeyValueIteratorN each,
+                                void *arg)
 {
     CHECK(kind == MHD_HEADER_KIND);
     if (!MHD_lookup_connection_value(c, kind, "Host") && each(arg, kind, "Host", 4, "x", 1) == MHD_NO)
