@@ -34,6 +34,8 @@ struct MHD_Connection {
     unsigned status;                                                /* of the answer; 0: none yet */
     ssize_t (*read)(void *cls, uint64_t pos, char *to, size_t max); /* its body, where it comes in pieces */
     void *read_arg;
+    MHD_ContentReaderFreeCallback free_arg;
+    uint64_t size; /* of that body; MHD_SIZE_UNKNOWN: until it ends */
     int fd, other; /* the socket's two ends */
     bool leaves;
     pthread_mutex_t lock;
@@ -102,7 +104,9 @@ const union MHD_ConnectionInfo *MHD_get_connection_info(struct MHD_Connection *c
 struct MHD_Response *MHD_create_response_from_callback(uint64_t size, size_t block, MHD_ContentReaderCallback read,
                                                        void *arg, MHD_ContentReaderFreeCallback free_arg)
 {
-    (void)size, (void)block, (void)free_arg;
+    (void)block;
+    current->size = size;
+    current->free_arg = free_arg;
     current->read = read;
     current->read_arg = arg;
     return MHD_create_response_from_buffer(0, "", MHD_RESPMEM_PERSISTENT);
@@ -218,7 +222,7 @@ static struct engine *start_engine(struct server *s)
 {
     struct engine *engine;
     struct err e = {0};
-    CHECK(stream_hub_open(&s->hub, 1, &e) == 0);
+    CHECK(stream_hub_open(&s->hub, 1, (int64_t)1 << 30, &e) == 0);
     CHECK(engine_open(&engine, s->settings, &s->hub.sink, &e) == 0);
     struct api_context *api = &s->api;
     engine_info(engine, &api->info);
@@ -278,7 +282,7 @@ static struct server *start(struct engine **ret_engine)
 static void read_answer(struct MHD_Connection *c)
 {
     char some[512];
-    for (uint64_t pos = 0;;) {
+    for (uint64_t pos = 0; pos < c->size;) {
         ssize_t n = c->read(c->read_arg, pos, some, sizeof(some));
         CHECK(n >= MHD_CONTENT_READER_END_WITH_ERROR && n <= (ssize_t)sizeof(some));
         if (n < 0)
@@ -322,6 +326,8 @@ static void open_connection(struct MHD_Connection *c, size_t size)
 
 static void close_connection(struct MHD_Connection *c)
 {
+    if (c->free_arg)
+        c->free_arg(c->read_arg);
     if (c->fd >= 0) {
         close(c->fd);
         close(c->other);
@@ -371,7 +377,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         CHECK(ok == MHD_NO || c.status != 0);
         http_on_completed(&s->front, &c, &context,
                           ok == MHD_YES ? MHD_REQUEST_TERMINATED_COMPLETED_OK : MHD_REQUEST_TERMINATED_WITH_ERROR);
-        CHECK(!context && atomic_load(&s->body_bytes) == 0);
+        CHECK(!context);
         if (size % 64 == 0)
             await_quiet(s);
         close_connection(&c);
