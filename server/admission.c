@@ -234,11 +234,10 @@ static void enter_reserved(struct admission *a, struct admitted *m)
 {
     if (a->n_reserved >= LIMIT_RESERVED_CONNECTIONS) {
         struct admitted *oldest = a->oldest;
-        shutdown(oldest->fd, SHUT_RDWR); /* its loop sees the end */
+        shutdown(oldest->fd, SHUT_RDWR); /* the library sees the end */
         unlink_reserved(a, oldest);
         oldest->yielding = true;
         a->n_reserved--;
-        a->n_yielding++;
     }
     a->n_reserved++;
     m->reserved = true;
@@ -267,14 +266,6 @@ bool admission_enter(struct admission *a, struct admitted *m, const struct socka
     return ok;
 }
 
-bool admission_is_behind(struct admission *a)
-{
-    pthread_mutex_lock(&a->lock);
-    bool behind = a->n_yielding >= LIMIT_RESERVED_CONNECTIONS;
-    pthread_mutex_unlock(&a->lock);
-    return behind;
-}
-
 void admission_leave(struct admission *a, struct admitted *m)
 {
     if (!m->taken) {
@@ -282,14 +273,11 @@ void admission_leave(struct admission *a, struct admitted *m)
     }
     pthread_mutex_lock(&a->lock);
     uncount_peer(a, m);
-    if (m->yielding) {
-        a->n_yielding--;
-    } else if (m->reserved) {
+    if (m->reserved && !m->yielding) {
         unlink_reserved(a, m);
         a->n_reserved--;
-    } else {
-        a->n--;
     }
+    a->n -= !m->reserved;
     pthread_mutex_unlock(&a->lock);
     atomic_fetch_sub(&a->connections, 1);
     m->taken = false;

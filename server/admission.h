@@ -47,7 +47,7 @@ struct admission {
     uint64_t seed;
     pthread_mutex_t lock;
     /* Under lock. */
-    int64_t n, n_reserved, n_yielding;
+    int64_t n, n_reserved;
     struct peer_count **bucket;       /* [ADMISSION_BUCKETS] */
     struct admitted *oldest, *newest; /* of the reserved ones */
     _Atomic int64_t connections;      /* that are open, reserved ones too */
@@ -61,8 +61,6 @@ void admission_close(struct admission *a);
 /* A connection from `from` (NULL: its address is not counted) on the socket `fd`.
  * False: it is to be closed. */
 bool admission_enter(struct admission *a, struct admitted *m, const struct sockaddr *from, int fd);
-/* Whether so many that yielded are not closed yet that new ones should wait. */
-bool admission_is_behind(struct admission *a);
 /* Before its socket is closed. */
 void admission_leave(struct admission *a, struct admitted *m);
 

@@ -1,5 +1,6 @@
-/* One request, from its headers to its end. What can be refused by its headers is, but the answer waits for the body
- * (which is dropped): a client that is still sending would not see it.
+/* One request, from its line to its end. What can be refused by its headers is, but the answer waits for the body
+ * (which is dropped): a client that is still sending would not see it. A head that two readers may take for different
+ * ones is answered at once: where its body ends is not known.
  */
 #include "server/http.h"
 #include "server/http_head.h"

@@ -182,9 +182,9 @@ static struct http_verdict check_host(const struct http_head *h)
 /* ---- where the body ends ---- */
 
 /* One header, `Transfer-Encoding: chunked`. 501 for lists that have another coding. */
-static struct http_verdict check_codings(const struct http_head *h)
+static struct http_verdict check_codings(const struct http_head *h, size_t n)
 {
-    bool unknown = false, list = true, exact = true;
+    bool unknown = false, list = true, exact = n == 1;
 
     for (size_t i = 0; i < h->n_fields; i++) {
         const char *at = h->field[i].value;
@@ -215,7 +215,8 @@ static struct http_verdict check_codings(const struct http_head *h)
 static struct http_verdict check_body(const struct http_head *h)
 {
     const char *coding, *length;
-    size_t n_codings = count(h, "Transfer-Encoding", &coding), n_lengths = count(h, "Content-Length", &length);
+    size_t n_codings = count(h, "Transfer-Encoding", &coding);
+    size_t n_lengths = count(h, "Content-Length", &length);
 
     if (n_codings && n_lengths) {
         return refuse(400, "the request has both Content-Length and Transfer-Encoding");
@@ -229,12 +230,8 @@ static struct http_verdict check_body(const struct http_head *h)
     if (n_lengths && (!*length || length[strspn(length, "0123456789")])) {
         return refuse(400, "Content-Length is no number of bytes");
     }
-    struct http_verdict v = n_codings > 1 ? refuse(400, "Transfer-Encoding must be one coding, chunked") : accept();
-    if (n_codings) {
-        struct http_verdict of_codings = check_codings(h);
-        v = of_codings.status ? of_codings : v;
-        v.close = true;
-    }
+    struct http_verdict v = n_codings ? check_codings(h, n_codings) : accept();
+    v.close = n_codings > 0;
     return v;
 }
 

@@ -1,5 +1,5 @@
-"""Requests that two readers could take for different ones, and those that never end: each is refused, told why, and nothing
-behind it on its connection is read as a request.
+"""Requests that two readers could take for different ones, and those that never end: each is refused, and nothing behind it on
+its connection is read as a request. And how many connections there may be.
 
 One row a request: what it is, its bytes, the status. Behind each comes a second request in the same bytes, which must never
 be answered; for a server that took the first one's end to be elsewhere it is the smuggled one.
@@ -512,6 +512,19 @@ def test_admin_listen_serves_what_the_operator_asks(start):
     for c in socks:
         c.close()
     assert s.ask("GET", "/metrics").status_code == 401  # at the front door it is asked for
+
+
+@pytest.mark.parametrize("data", [b"", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["silent", "answers that are not taken"])
+def test_silent_sockets_do_not_lock_the_operator_out(start, data):
+    s = start("--admin-listen", "127.0.0.1:0", "--header-timeout", "100")
+    port = int(admin_of(s).rsplit(":", 1)[1])
+    with contextlib.ExitStack() as stack:
+        for _ in range(200):
+            send(stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)), data)
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as c:
+                c.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert Reader(c).answer()[0] == 200
 
 
 def test_admin_listen_on_a_unix_socket(start, tmp_path):
