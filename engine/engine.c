@@ -65,7 +65,8 @@ static bool take_room(struct delta_out *out, int32_t n)
         return false;
     }
     e->portion_left -= n;
-    e->portion_mark = output_mark(e->output) + (uint64_t)n; /* a delta takes a cell at least */
+    /* Not behind what is granted now: an end may need less, and nothing else may ever come. */
+    e->portion_mark = output_mark(e->output);
     return true;
 }
 

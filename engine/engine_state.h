@@ -41,7 +41,7 @@ struct engine {
     struct delta_out deltas;
     int64_t step_cells;    /* of the output's ring that a step takes at most */
     int32_t portion_left;  /* deltas that this portion of what can wait may still have */
-    uint64_t portion_mark; /* where the last portion ends in the ring */
+    uint64_t portion_mark; /* where its last deltas begin in the ring: when these are reached, the next one may go */
     int64_t known_waiting; /* groups in the scheduler that still count as waiting in the inbox */
     int64_t host_us;       /* this thread's own time since the last commit */
     pthread_t thread;

@@ -146,7 +146,7 @@ static void run(struct executor *x, struct packer *packer, const struct sched_co
     struct batch batch;
     struct results r;
     struct err e = {0};
-    struct delta_out out = {on_delta};
+    struct delta_out out = {.emit = on_delta};
     must(plan_init(&plan, c, &e) == 0, e.text);
     for (int32_t i = 0; i < n_prompts; i++)
         prompt[i].n_tips = width > 0; /* the root: node 0 */

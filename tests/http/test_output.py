@@ -115,3 +115,21 @@ def test_a_long_answer_to_many_who_leave(server):
                     seen += len(data)
     server.wait_metric("client_buffer_bytes", 0)
     server.wait_idle()
+
+
+def test_many_wide_requests_that_end_at_once_are_all_answered(start):
+    """The ends of groups go out in portions. An end needs less than what is asked for on its
+    behalf where its choices have ended before, and nothing may come after the last one."""
+    server = start(model="null:1000")
+    body = dict(prompt=["x"] * 64, n=64, max_tokens=8000, stop_token_ids=list(range(97, 123)))
+    done = []
+
+    def ask():
+        done.append(len(collected(server, body)[0]))
+
+    threads = [threading.Thread(target=ask) for _ in range(12)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert done == [64 * 64] * 12

@@ -17,7 +17,8 @@ SHAPES = {
     "n with a penalty": (dict(prompt=["x"] * 64, n=64, max_tokens=400, repetition_penalty=1.1), 15, 64),
     "samples to be collected": (dict(prompt=["x"] * 32, n=128, max_tokens=400), 31, 32),
     "beams": (dict(prompt=["x"] * 32, n=128, use_beam_search=True, max_tokens=500, logprobs=20), 31, 32),
-    "echo with log-probabilities": (dict(prompt=["x" * 4000] * 32, n=8, max_tokens=8, echo=True, logprobs=20), 31, 32),
+    "echo with log-probabilities": (
+        dict(prompt=["x" * 4000] * 32, n=8, max_tokens=8, echo=True, logprobs=20, stream=True), 31, 32),
     "stop strings": (dict(prompt=["x"] * 32, n=16, stop=["y" * 1024] * 16), 31, 32),
 }
 
