@@ -252,6 +252,7 @@ struct part_row {
 struct answer {
     int token;
     float logprob;
+    bool none; /* no token can be asked for: known to all threads of all ranks */
 };
 
 /* The best tokens of the row as the sample's best ones. `some`: the part's are listed. */
@@ -291,7 +292,8 @@ __device__ answer answer_changed(const mailbox &m, shared_state *sh, part_row &r
     }
     if (changed)
         all = join_parts(m, sh, mine, CELL_NOW);
-    answer ret = {asked_token(row.all, all), 0.0f};
+    answer ret = {asked_token(row.all, all), 0.0f, false};
+    ret.none = ret.token < 0;
     bool draws = p.kind == KIND_TOKEN && ret.token >= 0 && p.temperature != 0.0f && p.top_k != 1, some = false;
     int n = 0;
     drawing d = {stats_max(all), noise_inv_temperature(p.temperature), nearer_zero(-28.0f)};
@@ -324,7 +326,7 @@ __device__ void answer_sample(const mailbox &m, shared_state *sh, part_row &row,
     const block_cluster cluster;
     const step_header *h = row.s.header;
     float lse = stats_max(row.all) + logf(row.all.sum);
-    answer got = {stats_token(row.all), 0.0f};
+    answer got = {stats_token(row.all), 0.0f, stats_token(row.all) < 0};
     if (p.kind == KIND_SCORE && got.token >= 0) {
         got.token = p.target < row.vocab ? p.target : -1;
         if (got.token >= 0 && cluster.rank() == 0)
@@ -336,7 +338,7 @@ __device__ void answer_sample(const mailbox &m, shared_state *sh, part_row &row,
         cluster.sync();
         stats mine = row.other_peaks ? row_stats(row.slice.raw, sh) : row.mine;
         row.other_peaks = false;
-        bool some = list_best(row.slice.raw, sh, mine, p.n_logprobs, &row.turn) && stats_token(row.all) >= 0;
+        bool some = list_best(row.slice.raw, sh, mine, p.n_logprobs, &row.turn) && !got.none;
         if (cluster.rank() == 0)
             answer_best(m, sh, row, some, p.n_logprobs, lse);
     }
