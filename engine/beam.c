@@ -245,8 +245,9 @@ static int32_t choose(struct commit *c, struct group *g, const struct plan_item 
     struct beam *b = g->beam;
     const struct gen_params *p = &g->request->params;
     int32_t n_next = 0, n_out = b->live[0]->n_out + 1;
+    bool last = n_out >= g->max_tokens; /* every candidate ends its beam: those of a higher rank count for nothing */
     struct beam_choice x;
-    for (int32_t rank = 0; n_next < b->width || rank < b->width; rank++) {
+    for (int32_t rank = 0; (n_next < b->width && !last) || rank < b->width; rank++) {
         if (!best_choice(b, c->r, it, n, &x))
             break;
         struct beam_hypothesis h = {.n_tokens = n_out, .stop_token = -1};

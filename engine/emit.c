@@ -23,6 +23,8 @@
 /* No text of one choice passes this: LIMIT_MODEL_LEN tokens of 256 bytes. */
 #define CHOICE_TEXT_BYTES ((size_t)LIMIT_MODEL_LEN * 256)
 
+enum { SPREAD = 64 }; /* sizes of the choices' arrays: see grow */
+
 /* ---- making and freeing ------------------------------------------------------------------------------------------- */
 
 void prompt_out_free(struct prompt_out *p)
@@ -134,6 +136,7 @@ static int choices_new(struct emission *m, const struct request *r, const struct
         buf_init(&c->text, CHOICE_TEXT_BYTES);
         detokenizer_init(&c->detok, t, p->skip_special, p->spaces_between_special);
         c->detok.started = true; /* a prompt stands before it */
+        c->held.spread = i * 37 % SPREAD; /* neighbours lie far apart */
         c->stop_token = -1;
     }
     return m->prompt ? prompt_arrays_new(m->prompt, r) : 0;
@@ -157,12 +160,19 @@ void emission_free(struct emission *m)
 
 /* ---- tokens held with their text ---------------------------------------------------------------------------------- */
 
-static int grow(void *array, int32_t *cap, int32_t need, size_t size)
+/* Doubles the room. The choices of a request grow in step: from SPREAD elements on each has
+ * sizes of its own, by `spread` < SPREAD, so that their arrays are not all moved in one step. */
+static int grow(void *array, int32_t *cap, int32_t need, size_t size, int32_t spread)
 {
     void **a = array;
     int32_t n = MAX(*cap, 4);
-    while (n < need)
+
+    while (n < need) {
         n *= 2;
+    }
+    if (n >= SPREAD && *cap < SPREAD) {
+        n += n / SPREAD * spread;
+    }
     void *p = realloc(*a, (size_t)n * size);
     if (!p)
         return ERR_NOMEM;
@@ -175,14 +185,14 @@ static int held_reserve(struct held_tokens *h, int32_t n_top)
 {
     if (h->n == h->cap) {
         int32_t cap = h->cap;
-        if (grow(&h->text_at, &cap, h->n + 1, sizeof(*h->text_at)) < 0 ||
-            grow(&h->token, &h->cap, h->n + 1, sizeof(*h->token)) < 0)
+        if (grow(&h->text_at, &cap, h->n + 1, sizeof(*h->text_at), h->spread) < 0 ||
+            grow(&h->token, &h->cap, h->n + 1, sizeof(*h->token), h->spread) < 0)
             return ERR_NOMEM;
     }
     if (h->n_top + n_top > h->cap_top) {
         int32_t cap = h->cap_top;
-        if (grow(&h->top_id, &cap, h->n_top + n_top, sizeof(*h->top_id)) < 0 ||
-            grow(&h->top_logprob, &h->cap_top, h->n_top + n_top, sizeof(*h->top_logprob)) < 0)
+        if (grow(&h->top_id, &cap, h->n_top + n_top, sizeof(*h->top_id), h->spread) < 0 ||
+            grow(&h->top_logprob, &h->cap_top, h->n_top + n_top, sizeof(*h->top_logprob), h->spread) < 0)
             return ERR_NOMEM;
     }
     return 0;

@@ -21,6 +21,7 @@ struct held_tokens {
     int32_t *top_id; /* [n_top] of all of them, one after another */
     float *top_logprob;
     int32_t n_top, cap_top;
+    int32_t spread; /* sets its sizes apart from those of other choices: grow in emit.c */
 };
 
 struct choice {
