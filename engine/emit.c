@@ -135,7 +135,7 @@ static int choices_new(struct emission *m, const struct request *r, const struct
         struct choice *c = &m->choice[i];
         buf_init(&c->text, CHOICE_TEXT_BYTES);
         detokenizer_init(&c->detok, t, p->skip_special, p->spaces_between_special);
-        c->detok.started = true; /* a prompt stands before it */
+        c->detok.started = true;          /* a prompt stands before it */
         c->held.spread = i * 37 % SPREAD; /* neighbours lie far apart */
         c->stop_token = -1;
     }

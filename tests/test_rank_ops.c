@@ -571,11 +571,10 @@ static int same_answers(const struct sample_row *ask, const struct results *a, c
             return err_set(e, ERR_INVALID, "sample %d: token %d (%g), alone %d (%g)", i, a->token[i], a->logprob[i],
                            b->token[i], b->logprob[i]);
         for (int32_t k = i * a->top_stride; k < i * a->top_stride + n; k++) {
-            if (a->top_token[k] != b->top_token[k] ||
-                !same_logprob(a->top_logprob[k], b->top_logprob[k])) {
-                return err_set(e, ERR_INVALID, "sample %d (token %d): number %d is %d (%g), alone %d (%g)",
-                               i, b->token[i], k - i * a->top_stride, a->top_token[k], a->top_logprob[k],
-                               b->top_token[k], b->top_logprob[k]);
+            if (a->top_token[k] != b->top_token[k] || !same_logprob(a->top_logprob[k], b->top_logprob[k])) {
+                return err_set(e, ERR_INVALID, "sample %d (token %d): number %d is %d (%g), alone %d (%g)", i,
+                               b->token[i], k - i * a->top_stride, a->top_token[k], a->top_logprob[k], b->top_token[k],
+                               b->top_logprob[k]);
             }
         }
     }
