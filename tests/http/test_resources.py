@@ -201,7 +201,8 @@ LIMITS = [
             presence_penalty=1,
             stop_token_ids=LETTERS,
         ),
-        64,
+        # Their answers while they are made as well: tests/http/test_waiting.py bounds what waits.
+        96,
         copies=12,
         fields=("n",),
     ),
