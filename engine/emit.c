@@ -142,17 +142,29 @@ static int choices_new(struct emission *m, const struct request *r, const struct
     return m->prompt ? prompt_arrays_new(m->prompt, r) : 0;
 }
 
-void emission_free(struct emission *m)
+/* Its text and tokens; `taken`: all but text_at have another owner. */
+static void choice_release(struct choice *c, bool taken)
 {
-    if (!m)
-        return;
-    for (int32_t i = 0; m->choice && i < m->n_choices; i++) {
-        struct held_tokens *h = &m->choice[i].held;
-        buf_release(&m->choice[i].text);
+    struct held_tokens *h = &c->held;
+
+    if (!taken) {
+        buf_release(&c->text);
         free(h->token);
-        free(h->text_at);
         free(h->top_id);
         free(h->top_logprob);
+    }
+    free(h->text_at);
+    *h = (struct held_tokens){0};
+    buf_init(&c->text, CHOICE_TEXT_BYTES);
+}
+
+void emission_free(struct emission *m)
+{
+    if (!m) {
+        return;
+    }
+    for (int32_t i = 0; m->choice && i < m->n_choices; i++) {
+        choice_release(&m->choice[i], false);
     }
     free(m->choice);
     free(m);
@@ -165,7 +177,7 @@ void emission_free(struct emission *m)
 static int grow(void *array, int32_t *cap, int32_t need, size_t size, int32_t spread)
 {
     void **a = array;
-    int32_t n = MAX(*cap, 4);
+    int32_t n = MAX(*cap, 1);
 
     while (n < need) {
         n *= 2;
@@ -277,10 +289,8 @@ static void emit_piece(struct emitter *em, struct request *r, struct choice *c, 
         .error = c->error,
     };
     em->sink->emit(em->sink, &o);
-    if (memory.taken) {
-        free(h->text_at);
-        *h = (struct held_tokens){0};
-        buf_init(&c->text, CHOICE_TEXT_BYTES);
+    if (c->ended) { /* others of its request may go on for long */
+        choice_release(c, memory.taken);
         return;
     }
     held_drop(h, n, n_top, text_bytes);

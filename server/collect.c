@@ -6,27 +6,25 @@
 #include "config/limits.h"
 
 #define PUT(b, literal) buf_append((b), (literal), sizeof(literal) - 1)
-#define PARTS(p)                                                                                             \
-    {                                                                                                        \
-        &(p)->text, &(p)->tokens, &(p)->logprobs, &(p)->top, &(p)->offsets, &(p)->ids, &(p)->prompt_logprobs \
-    }
-
-static void parts_init(struct choice_parts *p)
+static bool tells_tokens(const struct sse_style *s)
 {
-    struct buf *all[] = PARTS(p);
+    return s->token_ids || s->logprobs || s->echo_logprobs || s->prompt_logprobs;
+}
 
-    for (size_t k = 0; k < ARRAY_LEN(all); k++) {
-        buf_init(all[k], LIMIT_RESPONSE_BYTES);
+static void parts_init(struct choice_parts *p, struct token_lists *list)
+{
+    *p = (struct choice_parts){.list = list, .stop_token = -1};
+    buf_init(&p->text, LIMIT_RESPONSE_BYTES);
+    for (size_t k = 0; list && k < N_TOKEN_LISTS; k++) {
+        buf_init(&list->of[k], LIMIT_RESPONSE_BYTES);
     }
-    p->stop_token = -1;
 }
 
 static void parts_release(struct choice_parts *p)
 {
-    struct buf *all[] = PARTS(p);
-
-    for (size_t k = 0; k < ARRAY_LEN(all); k++) {
-        buf_release(all[k]);
+    buf_release(&p->text);
+    for (size_t k = 0; p->list && k < N_TOKEN_LISTS; k++) {
+        buf_release(&p->list->of[k]);
     }
     free(p->stop_string);
 }
@@ -42,24 +40,31 @@ void collector_share(struct collector *c, int32_t n_prompts)
     c->per_prompt = c->n_choices / n_prompts;
 }
 
-static struct choice_parts *parts_new(int32_t n)
+/* `list`: [n] theirs, or NULL. */
+static struct choice_parts *parts_new(int32_t n, struct token_lists *list)
 {
-    struct choice_parts *p = calloc((size_t)n, sizeof(*p));
+    struct choice_parts *p = malloc((size_t)n * sizeof(*p));
 
     for (int32_t i = 0; p && i < n; i++) {
-        parts_init(&p[i]);
+        parts_init(&p[i], list ? &list[i] : NULL);
     }
     return p;
 }
 
 /* Room for the choices, when the first piece comes: an answer that waits for its turn holds none. */
-static int collector_begin(struct collector *c)
+static int collector_begin(struct collector *c, const struct sse_style *s)
 {
+    if (!c->list && tells_tokens(s)) {
+        c->list = calloc((size_t)c->n_choices + (size_t)c->n_prompts, sizeof(*c->list));
+        if (!c->list) {
+            return ERR_NOMEM;
+        }
+    }
     if (!c->choice) {
-        c->choice = parts_new(c->n_choices);
+        c->choice = parts_new(c->n_choices, c->list);
     }
     if (!c->prompt && c->n_prompts) {
-        c->prompt = parts_new(c->n_prompts);
+        c->prompt = parts_new(c->n_prompts, c->list ? c->list + c->n_choices : NULL);
     }
     if (!c->choice || (c->n_prompts && !c->prompt)) {
         return ERR_NOMEM;
@@ -77,6 +82,7 @@ void collector_release(struct collector *c)
     }
     free(c->choice);
     free(c->prompt);
+    free(c->list);
     *c = (struct collector){0};
 }
 
@@ -90,50 +96,50 @@ static void comma(struct buf *b)
 static void add_token(struct choice_parts *p, const struct sse_style *s, const struct output *o,
                       const struct token_out *t)
 {
+    struct token_lists *list = p->list;
+
     if (s->token_ids && !o->prompt) {
-        comma(&p->ids);
-        put_i64(&p->ids, t->id);
+        comma(&list->of[LIST_IDS]);
+        put_i64(&list->of[LIST_IDS], t->id);
     }
     if (o->prompt && s->prompt_logprobs) {
-        comma(&p->prompt_logprobs);
-        put_prompt_logprob(&p->prompt_logprobs, s, t);
+        comma(&list->of[LIST_PROMPT_LOGPROBS]);
+        put_prompt_logprob(&list->of[LIST_PROMPT_LOGPROBS], s, t);
     }
     if (s->chat && s->logprobs && !o->prompt) {
-        comma(&p->tokens);
-        put_chat_token(&p->tokens, s, t);
+        comma(&list->of[LIST_TOKENS]);
+        put_chat_token(&list->of[LIST_TOKENS], s, t);
     } else if (o->prompt ? s->echo_logprobs : s->logprobs) {
-        comma(&p->tokens);
-        put_token_string(&p->tokens, s, t->id);
-        comma(&p->logprobs);
-        put_logprob(&p->logprobs, t->logprob);
-        comma(&p->top);
-        put_top(&p->top, s, t);
-        comma(&p->offsets);
-        put_i64(&p->offsets, t->text_offset);
+        comma(&list->of[LIST_TOKENS]);
+        put_token_string(&list->of[LIST_TOKENS], s, t->id);
+        comma(&list->of[LIST_LOGPROBS]);
+        put_logprob(&list->of[LIST_LOGPROBS], t->logprob);
+        comma(&list->of[LIST_TOP]);
+        put_top(&list->of[LIST_TOP], s, t);
+        comma(&list->of[LIST_OFFSETS]);
+        put_i64(&list->of[LIST_OFFSETS], t->text_offset);
     }
 }
 
 /* Its JSON, and the memory behind it. */
 static size_t parts_bytes(struct choice_parts *p, size_t *ret_held)
 {
-    struct buf *all[] = PARTS(p);
-    size_t n = 0;
+    size_t n = p->text.len;
 
-    *ret_held = 0;
-    for (size_t k = 0; k < ARRAY_LEN(all); k++) {
-        n += all[k]->len;
-        *ret_held += all[k]->cap;
+    *ret_held = p->text.cap;
+    for (size_t k = 0; p->list && k < N_TOKEN_LISTS; k++) {
+        n += p->list->of[k].len;
+        *ret_held += p->list->of[k].cap;
     }
     return n;
 }
 
 static bool parts_failed(struct choice_parts *p)
 {
-    struct buf *all[] = PARTS(p);
-    bool failed = false;
+    bool failed = p->text.failed;
 
-    for (size_t k = 0; k < ARRAY_LEN(all); k++) {
-        failed = failed || all[k]->failed;
+    for (size_t k = 0; p->list && k < N_TOKEN_LISTS; k++) {
+        failed = failed || p->list->of[k].failed;
     }
     return failed;
 }
@@ -179,7 +185,7 @@ static int note_finish(struct choice_parts *p, const struct output *o)
 int collector_add_some(struct collector *c, const struct sse_style *s, int32_t index, const struct output *o,
                        struct sse_cursor *at, int32_t *units)
 {
-    if (collector_begin(c)) {
+    if (collector_begin(c, s)) {
         return ERR_NOMEM;
     }
     bool shared = o->prompt && !o->token && c->prompt;
@@ -255,15 +261,17 @@ static void put_logprobs(struct segments *g, struct choice_parts *p, const struc
     struct buf *b = &g->literal;
 
     if (s->chat && s->logprobs) {
-        put_list(g, "\",\"refusal\":null},\"logprobs\":{\"content\":[", NULL, &p->tokens, false);
+        put_list(g, "\",\"refusal\":null},\"logprobs\":{\"content\":[", NULL, &p->list->of[LIST_TOKENS], false);
         PUT(b, ",\"refusal\":null},");
     } else if (s->chat) {
         PUT(b, "\",\"refusal\":null},\"logprobs\":null,");
     } else if (s->logprobs || s->echo_logprobs) {
-        put_list(g, "\",\"logprobs\":{\"tokens\":[", q ? &q->tokens : NULL, &p->tokens, h->last);
-        put_list(g, ",\"token_logprobs\":[", q ? &q->logprobs : NULL, &p->logprobs, h->last);
-        put_list(g, ",\"top_logprobs\":[", q ? &q->top : NULL, &p->top, h->last);
-        put_list(g, ",\"text_offset\":[", q ? &q->offsets : NULL, &p->offsets, h->last);
+        put_list(g, "\",\"logprobs\":{\"tokens\":[", q ? &q->list->of[LIST_TOKENS] : NULL, &p->list->of[LIST_TOKENS],
+                 h->last);
+        put_list(g, ",\"token_logprobs\":[", q ? &q->list->of[LIST_LOGPROBS] : NULL, &p->list->of[LIST_LOGPROBS],
+                 h->last);
+        put_list(g, ",\"top_logprobs\":[", q ? &q->list->of[LIST_TOP] : NULL, &p->list->of[LIST_TOP], h->last);
+        put_list(g, ",\"text_offset\":[", q ? &q->list->of[LIST_OFFSETS] : NULL, &p->list->of[LIST_OFFSETS], h->last);
         PUT(b, "},");
     } else {
         PUT(b, "\",\"logprobs\":null,");
@@ -287,12 +295,13 @@ static void put_choice(struct segments *g, struct choice_parts *p, const struct 
     put_finish(b, p->finish, p->stop_string, p->stop_string_len, p->stop_token);
     put_choice_error(b, p->finish, p->error);
     if (s->token_ids) {
-        put_list(g, ",\"token_ids\":[", NULL, &p->ids, false);
+        put_list(g, ",\"token_ids\":[", NULL, &p->list->of[LIST_IDS], false);
         PUT(b, ",\"prompt_token_ids\":");
         put_shared(g, h->ids, h->last);
     }
     if (s->prompt_logprobs) {
-        put_list(g, ",\"prompt_logprobs\":[", q ? &q->prompt_logprobs : NULL, &p->prompt_logprobs, h->last);
+        put_list(g, ",\"prompt_logprobs\":[", q ? &q->list->of[LIST_PROMPT_LOGPROBS] : NULL,
+                 &p->list->of[LIST_PROMPT_LOGPROBS], h->last);
     }
     buf_putc(b, '}');
 }
@@ -301,10 +310,11 @@ int collector_segments(struct segments *g, struct collector *c, const struct sse
                        const struct prompt_ids *prompts, int32_t n, const struct usage *total)
 {
     struct choice_parts nothing;
+    struct token_lists no_tokens;
     const size_t skip = sizeof("data: ") - 1;
     struct buf *b = &g->literal, ids;
 
-    parts_init(&nothing);
+    parts_init(&nothing, &no_tokens);
     buf_init(&ids, LIMIT_RESPONSE_BYTES);
     buf_append(b, s->bare + skip, s->bare_len - skip);
     for (int32_t i = 0; i < c->n_choices; i++) {

@@ -6,8 +6,24 @@
 #include "server/sse.h"
 
 /* Every buf holds the inside of a JSON string or list. */
+/* What is told of each token of a choice, a JSON list each. */
+enum {
+    LIST_TOKENS,
+    LIST_LOGPROBS,
+    LIST_TOP,
+    LIST_OFFSETS,
+    LIST_IDS,
+    LIST_PROMPT_LOGPROBS,
+    N_TOKEN_LISTS,
+};
+
+struct token_lists {
+    struct buf of[N_TOKEN_LISTS];
+};
+
 struct choice_parts {
-    struct buf text, tokens, logprobs, top, offsets, ids, prompt_logprobs;
+    struct buf text;
+    struct token_lists *list; /* the collector's; NULL: the style tells nothing of tokens */
     enum finish_reason finish;
     const char *error; /* with FINISH_IMPOSSIBLE: a static string */
     char *stop_string; /* [stop_string_len] owned */
@@ -19,6 +35,7 @@ struct choice_parts {
 struct collector {
     struct choice_parts *choice; /* [n_choices] NULL until the first piece comes */
     int32_t n_choices;
+    struct token_lists *list;    /* [n_choices + n_prompts] NULL: none is told */
     struct choice_parts *prompt; /* [n_prompts] what their choices begin with; NULL: no prompt goes out */
     int32_t n_prompts, per_prompt;
     size_t bytes; /* of the body's parts; LIMIT_RESPONSE_BYTES at most */

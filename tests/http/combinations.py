@@ -100,7 +100,7 @@ def with_ids(case, facts):
         or "return_token_ids" not in facts.schemas[case.route]["properties"]
     ):
         return case
-    return Case(case.route, case.body | {"return_token_ids": True}, case.spoiled, case.clean)
+    return Case(case.route, case.body | {"return_token_ids": True}, case.spoiled, case.clean, case.rough)
 
 
 async def ask(rig, case, key=None, patient=True):

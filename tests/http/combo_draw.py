@@ -458,12 +458,14 @@ def mend(rng, body, route, facts):
 class Case:
     """One drawn request: what is sent and what is expected of it.
 
-    `spoiled`: the one field that its schema refuses. `clean`: it must be answered
-    200.
+    `spoiled`: the one field that its schema refuses. `rough`: rules between fields
+    may be broken too, and a refusal may name any of them. `clean`: it must be
+    answered 200.
     """
 
-    def __init__(self, route, body, spoiled=None, clean=False):
-        self.route, self.body, self.spoiled, self.clean = route, body, spoiled, clean
+    def __init__(self, route, body, spoiled=None, clean=False, rough=False):
+        self.route, self.body = route, body
+        self.spoiled, self.clean, self.rough = spoiled, clean, rough
 
     def text(self):
         return dumps(self.body)
@@ -524,7 +526,7 @@ def draw_case(rng, facts):
     if not rough and route in GENERATING:
         mend(rng, body, route, facts)
         tighten(rng, body)
-    case = Case(route, body)
+    case = Case(route, body, rough=rough)
     if rng.random() < 0.1:
         name = rng.choice(list(schema["properties"]))
         value = draw_wrong(rng, schema["properties"][name])

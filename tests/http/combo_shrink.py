@@ -129,7 +129,7 @@ class Shrinker:
 
     async def better(self, case, body, company):
         """The case with this body if it still fails alike, else as it was."""
-        smaller = Case(case.route, body, case.spoiled)
+        smaller = Case(case.route, body, case.spoiled, rough=case.rough)
         return (
             smaller if time.monotonic() < self.end and await self.fails(smaller, company) else case
         )

@@ -27,7 +27,7 @@ def names_for(case, facts):
 def other(case, **fields):
     """The same case with some fields; None takes one out."""
     body = {k: v for k, v in (case.body | fields).items() if not (k in fields and v is None)}
-    return Case(case.route, body, case.spoiled, case.clean)
+    return Case(case.route, body, case.spoiled, case.clean, case.rough)
 
 
 def samples(case):
@@ -39,7 +39,7 @@ def samples(case):
 def again(rng, case, base, facts):
     keys = list(case.body)
     rng.shuffle(keys)
-    twin = Case(case.route, {k: case.body[k] for k in keys}, case.spoiled, case.clean)
+    twin = Case(case.route, {k: case.body[k] for k in keys}, case.spoiled, case.clean, case.rough)
     return twin, lambda a, b: compare(a, b, "again", names_for(case, facts))
 
 
@@ -61,7 +61,7 @@ def nulls(rng, case, base, facts):
     schema = facts.schemas[case.route]
     absent = [k for k in schema["properties"] if k not in case.body and k not in schema["required"]]
     picked = rng.sample(absent, min(3, len(absent)))
-    twin = Case(case.route, case.body | {k: None for k in picked}, case.spoiled, case.clean)
+    twin = Case(case.route, case.body | {k: None for k in picked}, case.spoiled, case.clean, case.rough)
     return twin, lambda a, b: compare(a, b, "null or absent", names_for(case, facts))
 
 

@@ -201,8 +201,7 @@ LIMITS = [
             presence_penalty=1,
             stop_token_ids=LETTERS,
         ),
-        # Their answers while they are made as well: tests/http/test_waiting.py bounds what waits.
-        96,
+        64,
         copies=12,
         fields=("n",),
     ),
