@@ -266,11 +266,9 @@ deb: all $(BUILD)/quire.8 ## Debian packages of the daemon and of the bundled mo
 
 # ---- house-keeping ------------------------------------------------------------------------------------------------
 
-c_files := $(foreach d,$(rooms) kernels/cuda tests tests/sim tests/bench tests/fuzz,$(wildcard $(d)/*.c $(d)/*.h))
-
 .PHONY: format lint install clean help
-format: ## clang-format every C file in place
-	clang-format -i $(c_files)
+format: ## clang-format every C and CUDA file in place
+	scripts/check-format --fix
 
 lint: ## include arrows, headers alone, the scheduler's purity, formatting, the README's settings
 	scripts/run-tests --build $(BUILD) lint

@@ -1,9 +1,10 @@
 /* The leaf that every file may include: error values, small macros, time.
  *
- * One error convention in the whole tree: a function that can fail returns 0 (or a count >= 0) on
- * success and one of the negative `enum err_code` values on failure, with one line of text in the
- * caller's `struct err`. `ret_` outputs are untouched on failure. Libraries return errors; only
- * the caller at the top (main, an HTTP handler) logs or answers with them.
+ * One error convention in the whole tree: a function that can fail returns 0 (or a
+ * count >= 0) on success and one of the negative `enum err_code` values on failure,
+ * with one line of text in the caller's `struct err`. `ret_` outputs are untouched on
+ * failure. Libraries return errors; only the caller at the top (main, an HTTP handler)
+ * logs or answers with them.
  */
 #ifndef QUIRE_CONFIG_BASE_H
 #define QUIRE_CONFIG_BASE_H
@@ -28,16 +29,21 @@ enum err_code {
 struct err {
     int code;       /* 0 or an err_code */
     char param[48]; /* the request field or setting at fault, or "" */
-    char text[464]; /* one line, no trailing newline, no address; says what was given and what is allowed */
+    /* one line, no trailing newline, no address; says what was given and what is
+     * allowed */
+    char text[464];
 };
 
 #define PRINTF_LIKE(fmt, args) __attribute__((format(printf, fmt, args)))
 
-/* Fill `e` (NULL is allowed: the text is dropped) and return `code`. `param` is cleared. */
+/* Fill `e` (NULL is allowed: the text is dropped) and return `code`. `param` is
+ * cleared. */
 int err_set(struct err *e, int code, const char *fmt, ...) PRINTF_LIKE(3, 4);
 /* The same, naming the request field or setting at fault. */
-int err_set_param(struct err *e, int code, const char *param, const char *fmt, ...) PRINTF_LIKE(4, 5);
-/* Put "context: " in front of the text that is there; returns e->code (ERR_INVALID for NULL). */
+int err_set_param(struct err *e, int code, const char *param, const char *fmt, ...)
+    PRINTF_LIKE(4, 5);
+/* Put "context: " in front of the text that is there; returns e->code (ERR_INVALID for
+ * NULL). */
 int err_prefix(struct err *e, const char *fmt, ...) PRINTF_LIKE(2, 3);
 /* ERR_NOMEM with what it was for. */
 int err_nomem(struct err *e, const char *what);
@@ -45,7 +51,7 @@ int err_nomem(struct err *e, const char *what);
 #define ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
-#define CONTAINER_OF(ptr, type, member) ((type *)((char *)(ptr)-offsetof(type, member)))
+#define CONTAINER_OF(ptr, type, member) ((type *)((char *)(ptr) - offsetof(type, member)))
 
 static inline int64_t div_ceil(int64_t a, int64_t b)
 {

@@ -18,19 +18,21 @@ void buf_init(struct buf *b, size_t max_bytes);
 void buf_release(struct buf *b);
 /* Length 0, memory kept, `failed` reset. */
 void buf_clear(struct buf *b);
-/* Appends return 0, ERR_FULL (over max) or ERR_NOMEM; a failed append adds nothing and sets `failed`. */
+/* Appends return 0, ERR_FULL (over max) or ERR_NOMEM; a failed append adds nothing and
+ * sets `failed`. */
 int buf_append(struct buf *b, const void *data, size_t len);
 int buf_puts(struct buf *b, const char *text);
 int buf_putc(struct buf *b, char c);
 int buf_printf(struct buf *b, const char *fmt, ...) PRINTF_LIKE(2, 3);
-/* Append `len` bytes as the inside of a JSON string (quotes not included): control characters, quote and
- * backslash escaped, invalid UTF-8 replaced by U+FFFD. */
+/* Append `len` bytes as the inside of a JSON string (quotes not included): control
+ * characters, quote and backslash escaped, invalid UTF-8 replaced by U+FFFD. */
 int buf_json_escape(struct buf *b, const char *text, size_t len);
 /* Room for at least `len` more bytes; the data does not move until they are used up. */
 int buf_reserve(struct buf *b, size_t len);
 /* Drop the first `len` bytes. */
 void buf_consume(struct buf *b, size_t len);
-/* Append a file's bytes; `max` bounds them. ERR_NOT_FOUND where there is no such file, ERR_IO, ERR_INVALID (too large), ERR_NOMEM. */
+/* Append a file's bytes; `max` bounds them. ERR_NOT_FOUND where there is no such file,
+ * ERR_IO, ERR_INVALID (too large), ERR_NOMEM. */
 int buf_read_file(struct buf *ret, const char *path, struct err *e);
 
 #endif

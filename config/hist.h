@@ -1,4 +1,5 @@
-/* Fixed-bucket histograms and counters that one thread writes and any thread reads (relaxed atomics). */
+/* Fixed-bucket histograms and counters that one thread writes and any thread reads
+ * (relaxed atomics). */
 #ifndef QUIRE_CONFIG_HIST_H
 #define QUIRE_CONFIG_HIST_H
 
@@ -21,7 +22,8 @@ void hist_init(struct hist *h, const double *bound, int n_bounds);
 void hist_add(struct hist *h, double value);
 
 /* The bounds that Prometheus dashboards for LLM servers expect. */
-extern const double HIST_TTFT_S[], HIST_ITL_S[], HIST_LATENCY_S[], HIST_TOKENS[], HIST_STEP_S[], HIST_N[];
+extern const double HIST_TTFT_S[], HIST_ITL_S[], HIST_LATENCY_S[], HIST_TOKENS[], HIST_STEP_S[],
+    HIST_N[];
 extern const int HIST_TTFT_N, HIST_ITL_N, HIST_LATENCY_N, HIST_TOKENS_N, HIST_STEP_N, HIST_N_N;
 
 #endif

@@ -1,6 +1,7 @@
-/* One line an event on stderr: `ts level event key=value …`, or one JSON object a line on request.
- * Values are quoted and escaped where they must be; a prompt's text is never logged unless log-prompts is on.
- * A write that fails (full disk, closed pipe) is dropped and counted, never fatal, never blocking the engine's state.
+/* One line an event on stderr: `ts level event key=value …`, or one JSON object a line
+ * on request. Values are quoted and escaped where they must be; a prompt's text is
+ * never logged unless log-prompts is on. A write that fails (full disk, closed pipe) is
+ * dropped and counted, never fatal, never blocking the engine's state.
  *
  *     log_event(LOG_INFO, "listening", LOG_STR("host", host), LOG_I64("port", port));
  */
@@ -21,7 +22,8 @@ struct log_field {
     double f64;
 };
 
-/* Functions, so that a value may be any expression: gcc 11 loses the names of an initializer in which an atomic is read. */
+/* Functions, so that a value may be any expression: gcc 11 loses the names of an
+ * initializer in which an atomic is read. */
 static inline struct log_field log_str(const char *key, const char *value)
 {
     return (struct log_field){.key = key, .type = LOG_FIELD_STR, .str = value};
@@ -47,7 +49,8 @@ static inline struct log_field log_f64(const char *key, double value)
 void log_setup(enum log_format format, enum log_level least);
 enum log_level log_least(void);
 /* Thread-safe; one write(2) a line. Field arrays end at n_fields. */
-void log_fields(enum log_level level, const char *event, const struct log_field *fields, size_t n_fields);
+void log_fields(enum log_level level, const char *event, const struct log_field *fields,
+                size_t n_fields);
 /* Lines dropped because stderr did not take them. */
 uint64_t log_dropped(void);
 

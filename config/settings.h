@@ -1,6 +1,7 @@
-/* Every setting once: a row of the table in settings.c gives YAML key, flag, environment variable, aliases,
- * type, bounds, default and help; `--help`, the README's reference, `quire config` and validation come from it.
- * Precedence: flag, environment, file, default.
+/* Every setting once: a row of the table in settings.c gives YAML key, flag,
+ * environment variable, aliases, type, bounds, default and help; `--help`, the README's
+ * reference, `quire config` and validation come from it. Precedence: flag, environment,
+ * file, default.
  */
 #ifndef QUIRE_CONFIG_SETTINGS_H
 #define QUIRE_CONFIG_SETTINGS_H
@@ -30,7 +31,8 @@ struct prefix_setting {
 /* Strings are owned by the struct; NULL where nothing is set. */
 struct settings {
     /* model */
-    char *model;             /* directory, file, hub name; "null" for the null executor; NULL: the bundled one */
+    /* directory, file, hub name; "null" for the null executor; NULL: the bundled one */
+    char *model;
     char *served_model_name; /* NULL: derived from `model` */
     int device;              /* enum device_kind */
     int dtype;               /* enum dtype_choice */
@@ -96,16 +98,21 @@ struct settings {
     bool ui;
     char *config; /* the YAML file that was read, or NULL */
 
-    bool kubernetes_port; /* QUIRE_PORT said tcp://…, as Kubernetes makes it for a service called quire: passed over */
+    /* QUIRE_PORT said tcp://…, as Kubernetes makes it for a service called quire:
+     * passed over */
+    bool kubernetes_port;
     uint8_t origin[SETTINGS_MAX]; /* where each row's value came from; for settings_print */
 };
 
-/* Read flags (argv without the program and subcommand names), environment and file into `ret`.
- * `help` is set where --help was given (the caller prints settings_help). On error nothing is left allocated. */
-int settings_load(struct settings *ret, int argc, char **argv, char **env, bool *ret_help, struct err *e);
+/* Read flags (argv without the program and subcommand names), environment and file into
+ * `ret`. `help` is set where --help was given (the caller prints settings_help). On
+ * error nothing is left allocated. */
+int settings_load(struct settings *ret, int argc, char **argv, char **env, bool *ret_help,
+                  struct err *e);
 void settings_release(struct settings *s);
-/* The settings that decide how `model` is computed and what is logged, as flags for settings_load in a process of our own;
- * no keys. *ret is NULL-terminated, for settings_pass_on_free. */
+/* The settings that decide how `model` is computed and what is logged, as flags for
+ * settings_load in a process of our own; no keys. *ret is NULL-terminated, for
+ * settings_pass_on_free. */
 int settings_pass_on(char ***ret, const struct settings *s, const char *model, struct err *e);
 void settings_pass_on_free(char **flags);
 /* `--help` text of all settings, grouped. */
@@ -114,7 +121,8 @@ void settings_help(FILE *out);
 void settings_markdown(FILE *out);
 /* The same for the manual page, in the macros of man(7). */
 void settings_man(FILE *out);
-/* `quire config`: every setting as YAML, each with a comment naming where its value came from. Keys are masked. */
+/* `quire config`: every setting as YAML, each with a comment naming where its value
+ * came from. Keys are masked. */
 void settings_print(const struct settings *s, FILE *out);
 
 #endif

@@ -31,8 +31,8 @@ static bool is_banned(const struct bans *b, int32_t token)
 
 /* As pack.c bans them for a sequence that has drawn nothing. Returns a field that bans
  * some. */
-static const char *ban_all(struct bans *b, const struct gen_params *p, const struct word_list *words,
-                           const struct sched_config *c)
+static const char *ban_all(struct bans *b, const struct gen_params *p,
+                           const struct word_list *words, const struct sched_config *c)
 {
     const char *field = NULL;
 
@@ -59,8 +59,8 @@ static const char *ban_all(struct bans *b, const struct gen_params *p, const str
     return field;
 }
 
-int group_check_allowed(const struct request *r, const struct word_list *words, const struct sched_config *c,
-                        struct err *e)
+int group_check_allowed(const struct request *r, const struct word_list *words,
+                        const struct sched_config *c, struct err *e)
 {
     const struct gen_params *p = &r->params;
     int64_t most = (int64_t)c->n_eos + p->n_stop_token + (words ? words->n : 0) + p->n_bias;
@@ -84,13 +84,15 @@ int group_check_allowed(const struct request *r, const struct word_list *words, 
         return 0;
     }
     if (p->n_allowed > 0) {
-        return err_set_param(e, ERR_INVALID, "allowed_token_ids",
-                             "allowed_token_ids: each of the %d ids is banned, at least as the first "
-                             "token, by logit_bias, bad_words, or min_tokens and the ids that end a text",
-                             p->n_allowed);
+        return err_set_param(
+            e, ERR_INVALID, "allowed_token_ids",
+            "allowed_token_ids: each of the %d ids is banned, at least as the first "
+            "token, by logit_bias, bad_words, or min_tokens and the ids that end a text",
+            p->n_allowed);
     }
-    return err_set_param(e, ERR_INVALID, field,
-                         "each of the vocabulary's %d tokens is banned, at least as the first one, by "
-                         "logit_bias, bad_words, or min_tokens and the ids that end a text",
-                         c->vocab);
+    return err_set_param(
+        e, ERR_INVALID, field,
+        "each of the vocabulary's %d tokens is banned, at least as the first one, by "
+        "logit_bias, bad_words, or min_tokens and the ids that end a text",
+        c->vocab);
 }

@@ -11,6 +11,7 @@ static size_t rounded(size_t bytes)
 static size_t batch_bytes(const struct batch *b)
 {
     size_t n = 0;
+
 #define X(array, count) n += rounded((size_t)(b->count) * sizeof(*b->array));
     BATCH_ARRAYS(X)
 #undef X
@@ -32,8 +33,10 @@ int batch_copy_reserve(struct batch_copy *c, size_t n_bytes, struct err *e)
 int batch_copy_set(struct batch_copy *c, const struct batch *b, struct err *e)
 {
     size_t need = batch_bytes(b);
-    if (need > c->cap && batch_copy_reserve(c, need + need / 2, e) < 0)
+
+    if (need > c->cap && batch_copy_reserve(c, need + need / 2, e) < 0) {
         return ERR_NOMEM;
+    }
     c->batch = *b;
     char *at = c->arena;
 #define X(array, count)                                               \

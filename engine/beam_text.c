@@ -4,7 +4,8 @@
 
 int beam_text_reserve(struct buf *piece, const struct tokenizer *t, struct err *e)
 {
-    /* A space, and three bytes for each that is no part of a character, those held back too. */
+    /* A space, and three bytes for each that is no part of a character, those held back
+     * too. */
     size_t longest = t ? tokenizer_longest(t) : 0;
     size_t most = 1 + 3 * (longest + sizeof(((struct detokenizer *)0)->pending));
 
@@ -12,7 +13,8 @@ int beam_text_reserve(struct buf *piece, const struct tokenizer *t, struct err *
     return buf_reserve(piece, most) < 0 ? err_nomem(e, "beams' texts") : 0;
 }
 
-int beam_text_start(struct detokenizer **ret, const struct request *r, const struct tokenizer *t, struct err *e)
+int beam_text_start(struct detokenizer **ret, const struct request *r, const struct tokenizer *t,
+                    struct err *e)
 {
     const struct gen_params *p = &r->params;
     struct buf piece;
@@ -45,12 +47,14 @@ int beam_text_start(struct detokenizer **ret, const struct request *r, const str
 bool beam_text_ends(struct beam_text *t, int32_t from, int32_t token, int32_t n_out, bool last)
 {
     int32_t which;
+
     t->tried = t->live[from];
     buf_clear(t->piece);
-    if (detokenizer_push(&t->tried.detok, token, t->piece) == 0 && last)
+    if (detokenizer_push(&t->tried.detok, token, t->piece) == 0 && last) {
         detokenizer_finish(&t->tried.detok, t->piece);
-    return t->piece->len > 0 &&
-           stop_feed(t->stops, &t->tried.stop, t->piece->data, t->piece->len, n_out > t->min_tokens, &which) >= 0;
+    }
+    return t->piece->len > 0 && stop_feed(t->stops, &t->tried.stop, t->piece->data, t->piece->len,
+                                          n_out > t->min_tokens, &which) >= 0;
 }
 
 void beam_text_keep(struct beam_text *t, int32_t k)

@@ -1,9 +1,12 @@
-/* Stop strings inside a beam search: what the text of each live beam looks like to them.
+/* Stop strings inside a beam search: what the text of each live beam looks like to
+ * them.
  *
- * The output side turns tokens into text and looks for stop strings after the fact, which is too late for beams: a hypothesis
- * that ends in one must be scored as finished, and its place go to another beam. So the engine's thread decodes
- * the candidates of such searches, with the same detokenizer and automata as emit.c, which therefore cuts the text at
- * the same token. Searches without stop strings have none of this.
+ * The output side turns tokens into text and looks for stop strings after the fact,
+ * which is too late for beams: a hypothesis that ends in one must be scored as
+ * finished, and its place go to another beam. So the engine's thread decodes the
+ * candidates of such searches, with the same detokenizer and automata as emit.c, which
+ * therefore cuts the text at the same token. Searches without stop strings have none of
+ * this.
  */
 #ifndef QUIRE_ENGINE_BEAM_TEXT_H
 #define QUIRE_ENGINE_BEAM_TEXT_H
@@ -28,12 +31,16 @@ struct beam_text {
     struct text_state *saved; /* [width] by survivor */
 };
 
-/* Memory for what one token adds to a text, whichever it is: the buffer does not grow afterwards. `t` NULL: none. */
+/* Memory for what one token adds to a text, whichever it is: the buffer does not grow
+ * afterwards. `t` NULL: none. */
 int beam_text_reserve(struct buf *piece, const struct tokenizer *t, struct err *e);
-/* Where the beams' texts begin: behind the prompt's, if that is part of them, which takes a walk over the prompt. NULL
- * through ret for a request without stop strings; else freed by the caller. */
-int beam_text_start(struct detokenizer **ret, const struct request *r, const struct tokenizer *t, struct err *e);
-/* The text of beam `from` and then `token`, its n_out-th; with `last` nothing follows. True: a stop string ends in it. */
+/* Where the beams' texts begin: behind the prompt's, if that is part of them, which
+ * takes a walk over the prompt. NULL through ret for a request without stop strings;
+ * else freed by the caller. */
+int beam_text_start(struct detokenizer **ret, const struct request *r, const struct tokenizer *t,
+                    struct err *e);
+/* The text of beam `from` and then `token`, its n_out-th; with `last` nothing follows.
+ * True: a stop string ends in it. */
 bool beam_text_ends(struct beam_text *t, int32_t from, int32_t token, int32_t n_out, bool last);
 /* The text looked at last is that of survivor `k`; survivor k becomes beam `to`. */
 void beam_text_keep(struct beam_text *t, int32_t k);

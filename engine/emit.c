@@ -2,14 +2,17 @@
  *
  *     token ──► detokenizer ──► text not released ──► stop strings ──► piece ──► sink
  *
- * A token is held together with its text: it leaves with the first piece that reaches its first byte, so ids, text and
- * log-probabilities always speak of the same stretch. Text is held back while a character is incomplete (inside the
- * detokenizer), while it may yet become a stop string (stop_state.held bytes), and with best_of > n until the end.
+ * A token is held together with its text: it leaves with the first piece that reaches
+ * its first byte, so ids, text and log-probabilities always speak of the same stretch.
+ * Text is held back while a character is incomplete (inside the detokenizer), while it
+ * may yet become a stop string (stop_state.held bytes), and with best_of > n until the
+ * end.
  *
- * When a stop string is complete the choice has ended for the client at once. The engine learns of it through the
- * stop mark and may by then have sampled further tokens; their deltas find the choice ended and are dropped, so they are
- * neither sent nor counted. The tokens of the stop string itself were generated: they are counted, and their ids go
- * out with the last piece, though their text does not.
+ * When a stop string is complete the choice has ended for the client at once. The
+ * engine learns of it through the stop mark and may by then have sampled further
+ * tokens; their deltas find the choice ended and are dropped, so they are neither sent
+ * nor counted. The tokens of the stop string itself were generated: they are counted,
+ * and their ids go out with the last piece, though their text does not.
  */
 #include "engine/emit.h"
 
@@ -25,7 +28,7 @@
 
 enum { SPREAD = 64 }; /* sizes of the choices' arrays: see grow */
 
-/* ---- making and freeing ------------------------------------------------------------------------------------------- */
+/* ---- making and freeing ---- */
 
 void prompt_out_free(struct prompt_out *p)
 {
@@ -40,8 +43,8 @@ void prompt_out_free(struct prompt_out *p)
 
 static int32_t count_chars(const char *text, size_t len);
 
-/* Where the echoed prompt ends: how many characters it has, and how the detokenizer goes on behind it. The text itself is
- * made where it is read. */
+/* Where the echoed prompt ends: how many characters it has, and how the detokenizer
+ * goes on behind it. The text itself is made where it is read. */
 static int prompt_measure(struct prompt_out *p, const struct request *r)
 {
     struct buf text;
@@ -170,10 +173,11 @@ void emission_free(struct emission *m)
     free(m);
 }
 
-/* ---- tokens held with their text ---------------------------------------------------------------------------------- */
+/* ---- tokens held with their text ---- */
 
-/* Doubles the room. The choices of a request grow in step: from SPREAD elements on each has
- * sizes of its own, by `spread` < SPREAD, so that their arrays are not all moved in one step. */
+/* Doubles the room. The choices of a request grow in step: from SPREAD elements on each
+ * has sizes of its own, by `spread` < SPREAD, so that their arrays are not all moved in
+ * one step. */
 static int grow(void *array, int32_t *cap, int32_t need, size_t size, int32_t spread)
 {
     void **a = array;
@@ -186,8 +190,9 @@ static int grow(void *array, int32_t *cap, int32_t need, size_t size, int32_t sp
         n += n / SPREAD * spread;
     }
     void *p = realloc(*a, (size_t)n * size);
-    if (!p)
+    if (!p) {
         return ERR_NOMEM;
+    }
     *a = p;
     *cap = n;
     return 0;
@@ -198,38 +203,46 @@ static int held_reserve(struct held_tokens *h, int32_t n_top)
     if (h->n == h->cap) {
         int32_t cap = h->cap;
         if (grow(&h->text_at, &cap, h->n + 1, sizeof(*h->text_at), h->spread) < 0 ||
-            grow(&h->token, &h->cap, h->n + 1, sizeof(*h->token), h->spread) < 0)
+            grow(&h->token, &h->cap, h->n + 1, sizeof(*h->token), h->spread) < 0) {
             return ERR_NOMEM;
+        }
     }
     if (h->n_top + n_top > h->cap_top) {
         int32_t cap = h->cap_top;
         if (grow(&h->top_id, &cap, h->n_top + n_top, sizeof(*h->top_id), h->spread) < 0 ||
-            grow(&h->top_logprob, &h->cap_top, h->n_top + n_top, sizeof(*h->top_logprob), h->spread) < 0)
+            grow(&h->top_logprob, &h->cap_top, h->n_top + n_top, sizeof(*h->top_logprob),
+                 h->spread) < 0) {
             return ERR_NOMEM;
+        }
     }
     return 0;
 }
 
-static int held_push(struct held_tokens *h, const struct delta *d, int32_t text_offset, size_t text_at)
+static int held_push(struct held_tokens *h, const struct delta *d, int32_t text_offset,
+                     size_t text_at)
 {
-    if (held_reserve(h, d->n_top) < 0)
+    if (held_reserve(h, d->n_top) < 0) {
         return ERR_NOMEM;
-    h->token[h->n] =
-        (struct token_out){.id = d->token, .text_offset = text_offset, .logprob = d->logprob, .n_top = d->n_top};
+    }
+    h->token[h->n] = (struct token_out){
+        .id = d->token, .text_offset = text_offset, .logprob = d->logprob, .n_top = d->n_top};
     h->text_at[h->n++] = text_at;
     h->n_open++;
     if (d->n_top > 0) {
         memcpy(h->top_id + h->n_top, d->top_token, (size_t)d->n_top * sizeof(*h->top_id));
-        memcpy(h->top_logprob + h->n_top, d->top_logprob, (size_t)d->n_top * sizeof(*h->top_logprob));
+        memcpy(h->top_logprob + h->n_top, d->top_logprob,
+               (size_t)d->n_top * sizeof(*h->top_logprob));
         h->n_top += d->n_top;
     }
     return 0;
 }
 
-/* Point the first n tokens at their tops (NULL where none was ever asked for). Returns how many tops that are. */
+/* Point the first n tokens at their tops (NULL where none was ever asked for). Returns
+ * how many tops that are. */
 static int32_t held_link(struct held_tokens *h, int32_t n)
 {
     int32_t at = 0;
+
     for (int32_t i = 0; i < n; i++) {
         h->token[i].top_id = h->top_id ? h->top_id + at : NULL;
         h->token[i].top_logprob = h->top_logprob ? h->top_logprob + at : NULL;
@@ -238,39 +251,48 @@ static int32_t held_link(struct held_tokens *h, int32_t n)
     return at;
 }
 
-/* Forget the first n tokens with their n_top tops; text_bytes of text went with them. */
+/* Forget the first n tokens with their n_top tops; text_bytes of text went with
+ * them. */
 static void held_drop(struct held_tokens *h, int32_t n, int32_t n_top, size_t text_bytes)
 {
     h->n -= n;
     h->n_top -= n_top;
-    if (h->n == 0)
+    if (h->n == 0) {
         return;
+    }
     memmove(h->token, h->token + n, (size_t)h->n * sizeof(*h->token));
     memmove(h->text_at, h->text_at + n, (size_t)h->n * sizeof(*h->text_at));
-    for (int32_t i = 0; i < h->n; i++)
+    for (int32_t i = 0; i < h->n; i++) {
         h->text_at[i] -= MIN(text_bytes, h->text_at[i]);
+    }
     if (h->n_top > 0) {
         memmove(h->top_id, h->top_id + n_top, (size_t)h->n_top * sizeof(*h->top_id));
         memmove(h->top_logprob, h->top_logprob + n_top, (size_t)h->n_top * sizeof(*h->top_logprob));
     }
 }
 
-/* ---- pieces ------------------------------------------------------------------------------------------------------- */
+/* ---- pieces ---- */
 
 static struct usage usage_of(const struct request *r)
 {
     const struct emission *m = r->emission;
+
     return (struct usage){r->n_prompt, m->completion_tokens, m->cached_tokens};
 }
 
-/* Send the first text_bytes of what c holds, as choice `index`, with the tokens that begin there; everything when it ended. */
-static void emit_piece(struct emitter *em, struct request *r, struct choice *c, int32_t index, size_t text_bytes)
+/* Send the first text_bytes of what c holds, as choice `index`, with the tokens that
+ * begin there; everything when it ended. */
+static void emit_piece(struct emitter *em, struct request *r, struct choice *c, int32_t index,
+                       size_t text_bytes)
 {
     struct held_tokens *h = &c->held;
     int32_t n = h->n;
-    if (!c->ended)
-        for (n = 0; n < h->n && h->text_at[n] < text_bytes;)
+
+    if (!c->ended) {
+        for (n = 0; n < h->n && h->text_at[n] < text_bytes;) {
             n++;
+        }
+    }
     int32_t n_top = held_link(h, n);
     struct output_memory memory = {c->text.data, h->token, h->top_id, h->top_logprob, false};
     struct output o = {
@@ -300,14 +322,17 @@ static void emit_piece(struct emitter *em, struct request *r, struct choice *c, 
 static int32_t count_chars(const char *text, size_t len)
 {
     int32_t n = 0;
-    for (size_t i = 0; i < len; i++)
+
+    for (size_t i = 0; i < len; i++) {
         n += ((unsigned char)text[i] & 0xC0) != 0x80;
+    }
     return n;
 }
 
 /* Text has come behind n_chars code points: place the open tokens t[0 .. n). text_at
  * may be NULL. */
-static void place(struct token_out *t, size_t *text_at, int32_t n, const struct detokenizer *d, int32_t n_chars)
+static void place(struct token_out *t, size_t *text_at, int32_t n, const struct detokenizer *d,
+                  int32_t n_chars)
 {
     for (int32_t i = 0; i < n; i++) {
         size_t landed = detokenizer_landed(d, t[i].text_offset);
@@ -419,14 +444,15 @@ int prompt_walk_next(struct prompt_walk *w, struct token_out *ret, struct buf *t
     return 0;
 }
 
-/* ---- tokens ------------------------------------------------------------------------------------------------------- */
+/* ---- tokens ---- */
 
-static void choice_end(struct emitter *em, struct request *r, int32_t index, enum finish_reason finish,
-                       int32_t stop_token, const char *error)
+static void choice_end(struct emitter *em, struct request *r, int32_t index,
+                       enum finish_reason finish, int32_t stop_token, const char *error)
 {
     struct emission *m = r->emission;
     struct choice *c = &m->choice[index];
     struct held_tokens *h = &c->held;
+
     c->ended = true;
     c->finish = finish;
     c->stop_token = stop_token;
@@ -436,20 +462,24 @@ static void choice_end(struct emitter *em, struct request *r, int32_t index, enu
         bool open = i >= h->n - h->n_open;
         h->token[i].text_offset = open ? c->n_chars : MIN(h->token[i].text_offset, c->n_chars);
     }
-    if (m->finish == FINISH_NONE)
+    if (m->finish == FINISH_NONE) {
         m->finish = finish;
+    }
     hist_add(&em->stats->generation_len, c->n_generated);
-    if (!m->ranked)
+    if (!m->ranked) {
         emit_piece(em, r, c, index, c->text.len);
+    }
 }
 
 /* Memory ran out for one choice: it ends, the engine goes on. */
 static void choice_fail(struct emitter *em, struct request *r, int32_t index)
 {
-    choice_end(em, r, index, FINISH_ERROR, -1, "the server ran out of memory for this choice's text");
+    choice_end(em, r, index, FINISH_ERROR, -1,
+               "the server ran out of memory for this choice's text");
     atomic_store(&r->stop_at[index], r->emission->choice[index].n_generated);
-    if (em->inbox)
+    if (em->inbox) {
         inbox_mark(em->inbox);
+    }
 }
 
 /* No memory for a request's choices: all of them end, the engine goes on. */
@@ -495,7 +525,8 @@ static bool emission_begin(struct emitter *em, struct request *r)
 
 static void count_prompt(struct emitter *em, const struct request *r)
 {
-    atomic_fetch_add_explicit(&em->stats->prompt_tokens, (uint64_t)r->n_prompt, memory_order_relaxed);
+    atomic_fetch_add_explicit(&em->stats->prompt_tokens, (uint64_t)r->n_prompt,
+                              memory_order_relaxed);
 }
 
 static void count_drawn(struct emitter *em, int64_t n)
@@ -503,24 +534,28 @@ static void count_drawn(struct emitter *em, int64_t n)
     atomic_fetch_add_explicit(&em->stats->generation_tokens, (uint64_t)n, memory_order_relaxed);
 }
 
-static void count_token(struct emitter *em, struct request *r, struct choice *c, const struct delta *d)
+static void count_token(struct emitter *em, struct request *r, struct choice *c,
+                        const struct delta *d)
 {
     struct emission *m = r->emission;
+
     c->n_generated++;
     c->logprob_sum += d->logprob;
     m->completion_tokens++;
     m->cached_tokens = d->cached_tokens;
-    if (r->params.beam_width == 0)
+    if (r->params.beam_width == 0) {
         count_drawn(em, 1);
+    }
     if (m->first_us == 0) {
         m->first_us = em->now_us;
         count_prompt(em, r);
         hist_add(&em->stats->ttft_s, (double)(em->now_us - r->arrival_us) * 1e-6);
     }
-    if (c->first_us == 0)
+    if (c->first_us == 0) {
         c->first_us = em->now_us;
-    else
+    } else {
         hist_add(&em->stats->itl_s, (double)(em->now_us - c->last_us) * 1e-6);
+    }
     c->last_us = em->now_us;
 }
 
@@ -532,9 +567,12 @@ static bool choice_match(struct emitter *em, struct request *r, int32_t index, s
     struct choice *c = &m->choice[index];
     int32_t which = -1;
     bool armed = c->n_generated > r->params.min_tokens; /* as for stop ids: decode.c */
-    int64_t n = stop_feed(m->stops, &c->stop, c->text.data + from, c->text.len - from, armed, &which);
-    if (n < 0)
+    int64_t n =
+        stop_feed(m->stops, &c->stop, c->text.data + from, c->text.len - from, armed, &which);
+
+    if (n < 0) {
         return false;
+    }
     const struct stop_string *s = &m->stops->stop[which];
     size_t len = from + (size_t)n - (r->params.include_stop_str ? 0 : (size_t)s->len);
     c->n_chars -= count_chars(c->text.data + len, c->text.len - len);
@@ -543,8 +581,9 @@ static bool choice_match(struct emitter *em, struct request *r, int32_t index, s
     c->stop_string = s->text;
     c->stop_string_len = s->len;
     atomic_store(&r->stop_at[index], c->n_generated);
-    if (em->inbox)
+    if (em->inbox) {
         inbox_mark(em->inbox);
+    }
     choice_end(em, r, index, FINISH_STOP, -1, NULL);
     return true;
 }
@@ -572,78 +611,95 @@ static bool choice_grow(struct emitter *em, struct request *r, int32_t index, si
 static void emit_finish(struct emitter *em, const struct delta *d)
 {
     struct request *r = d->request;
-    if (!emission_begin(em, r))
+
+    if (!emission_begin(em, r)) {
         return;
+    }
     struct choice *c = &r->emission->choice[d->choice];
-    if (c->ended)
+    if (c->ended) {
         return;
+    }
     size_t before = c->text.len;
     c->decided = c->decided || (d->finish != FINISH_STOP && d->finish != FINISH_LENGTH);
-    if (!c->begun)
+    if (!c->begun) {
         choice_begin(em, r, c, d->choice);
-    if (detokenizer_finish(&c->detok, &c->text) < 0)
+    }
+    if (detokenizer_finish(&c->detok, &c->text) < 0) {
         choice_fail(em, r, d->choice);
-    else if (!choice_grow(em, r, d->choice, before))
+    } else if (!choice_grow(em, r, d->choice, before)) {
         choice_end(em, r, d->choice, d->finish, d->stop_token, d->error);
+    }
 }
 
 static int32_t emit_token(struct emitter *em, const struct delta *d, const struct delta *next)
 {
     struct request *r = d->request;
     struct emission *m = r->emission;
-    if (!emission_begin(em, r))
+
+    if (!emission_begin(em, r)) {
         return 1;
+    }
     struct choice *c = &m->choice[d->choice];
-    if (c->ended)
+    if (c->ended) {
         return 1; /* sampled past the stop mark */
+    }
     const struct delta *end =
-        next && next->kind == DELTA_FINISH && next->request == r && next->choice == d->choice ? next : NULL;
+        next && next->kind == DELTA_FINISH && next->request == r && next->choice == d->choice
+            ? next
+            : NULL;
     count_token(em, r, c, d);
     bool mute = d->is_stop && !r->params.include_stop_str;
     size_t before = c->text.len;
     c->decided = d->is_stop;
-    if (!c->begun)
+    if (!c->begun) {
         choice_begin(em, r, c, d->choice);
+    }
     if (held_push(&c->held, d, c->detok.n_pending, before) < 0 ||
         (!mute && detokenizer_push(&c->detok, d->token, &c->text) < 0)) {
         choice_fail(em, r, d->choice);
         return end ? 2 : 1;
     }
-    if (choice_grow(em, r, d->choice, before))
+    if (choice_grow(em, r, d->choice, before)) {
         return end ? 2 : 1;
+    }
     if (end) {
         emit_finish(em, end);
         return 2;
     }
     size_t ready = c->text.len - (size_t)c->stop.held;
-    if (ready > 0 && !m->ranked)
+    if (ready > 0 && !m->ranked) {
         emit_piece(em, r, c, d->choice, ready);
+    }
     return 1;
 }
 
 static void emit_prompt(struct emitter *em, const struct delta *d)
 {
     struct prompt_out *p = d->request->prompt_out;
-    if (!emission_begin(em, d->request) || !p || p->n_seen >= d->request->n_prompt)
+
+    if (!emission_begin(em, d->request) || !p || p->n_seen >= d->request->n_prompt) {
         return;
+    }
     struct token_out *t = &p->token[p->n_seen];
     size_t at = (size_t)p->n_seen++ * (size_t)p->top_stride;
     t->logprob = d->logprob;
     t->n_top = MIN(d->n_top, p->top_stride);
-    if (t->n_top <= 0)
+    if (t->n_top <= 0) {
         return;
+    }
     memcpy(p->top_id + at, d->top_token, (size_t)t->n_top * sizeof(int32_t));
     memcpy(p->top_logprob + at, d->top_logprob, (size_t)t->n_top * sizeof(float));
     t->top_id = p->top_id + at;
     t->top_logprob = p->top_logprob + at;
 }
 
-/* ---- the end ------------------------------------------------------------------------------------------------------ */
+/* ---- the end ---- */
 
 /* A choice that could not go on stands behind all others. */
 static double mean_logprob(const struct choice *c)
 {
     bool whole = c->n_generated > 0 && c->finish != FINISH_IMPOSSIBLE;
+
     return whole ? c->logprob_sum / c->n_generated : -INFINITY;
 }
 
@@ -652,17 +708,21 @@ static void emit_ranked(struct emitter *em, struct request *r)
 {
     struct emission *m = r->emission;
     int32_t order[LIMIT_CHOICES];
+
     for (int32_t i = 0; i < m->n_choices; i++) {
         int32_t at = i;
-        for (; at > 0 && mean_logprob(&m->choice[i]) > mean_logprob(&m->choice[order[at - 1]]); at--)
+        for (; at > 0 && mean_logprob(&m->choice[i]) > mean_logprob(&m->choice[order[at - 1]]);
+             at--) {
             order[at] = order[at - 1];
+        }
         order[at] = i;
     }
     m->ranked = false;
     for (int32_t i = 0; i < r->params.n; i++) {
         struct choice *c = &m->choice[order[i]];
         if (m->prompt) {
-            struct choice prompt_only = {.begun = false}; /* its detokenizer and offsets were set when c began */
+            /* its detokenizer and offsets were set when c began */
+            struct choice prompt_only = {.begun = false};
             choice_begin(em, r, &prompt_only, i);
         }
         emit_piece(em, r, c, i, c->text.len);
@@ -674,10 +734,11 @@ static void emit_ranked(struct emitter *em, struct request *r)
  * counted here. */
 static void settle_drawn(struct emitter *em, struct request *r)
 {
-    if (r->params.beam_width > 0)
+    if (r->params.beam_width > 0) {
         count_drawn(em, r->course.n_drawn);
-    else
+    } else {
         r->course.n_drawn = r->emission->completion_tokens;
+    }
 }
 
 static void count_request(struct emitter *em, const struct request *r)
@@ -685,18 +746,22 @@ static void count_request(struct emitter *em, const struct request *r)
     const struct emission *m = r->emission;
     struct engine_stats *s = em->stats;
     int32_t finish = MIN(m->finish, FINISH_ERROR);
+
     atomic_fetch_add_explicit(&s->finished[finish], 1, memory_order_relaxed);
     hist_add(&s->e2e_s, (double)(em->now_us - r->arrival_us) * 1e-6);
     hist_add(&s->prompt_len, r->n_prompt);
     hist_add(&s->params_n, r->params.n);
-    if (r->params.max_tokens == 0 && m->finish == FINISH_LENGTH)
+    if (r->params.max_tokens == 0 && m->finish == FINISH_LENGTH) {
         count_prompt(em, r); /* it was computed, for its log-probabilities; no first token tells */
-    if (m->first_us == 0)
+    }
+    if (m->first_us == 0) {
         return;
+    }
     hist_add(&s->decode_s, (double)(em->now_us - m->first_us) * 1e-6);
     const struct choice *c = &m->choice[0];
-    if (c->n_generated > 1)
+    if (c->n_generated > 1) {
         hist_add(&s->tpot_s, (double)(c->last_us - c->first_us) * 1e-6 / (c->n_generated - 1));
+    }
 }
 
 static void emit_end(struct emitter *em, const struct delta *d)
@@ -704,12 +769,15 @@ static void emit_end(struct emitter *em, const struct delta *d)
     struct request *r = d->request;
     struct emission *m = r->emission;
     struct delta rest = *d;
+
     rest.kind = DELTA_FINISH;
     rest.finish = d->finish != FINISH_NONE ? d->finish : FINISH_ABORT;
-    for (rest.choice = 0; rest.choice < m->n_choices; rest.choice++)
+    for (rest.choice = 0; rest.choice < m->n_choices; rest.choice++) {
         emit_finish(em, &rest);
-    if (m->ranked && !m->lost)
+    }
+    if (m->ranked && !m->lost) {
         emit_ranked(em, r);
+    }
     settle_drawn(em, r);
     count_request(em, r);
     struct output o = {.request = r,

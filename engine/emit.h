@@ -1,6 +1,8 @@
-/* Stage 10, emit, for one delta at a time: tokens to text, stop strings, echo, log-probabilities, usage, best_of.
+/* Stage 10, emit, for one delta at a time: tokens to text, stop strings, echo,
+ * log-probabilities, usage, best_of.
  *
- * Everything here runs on the output thread (or in a test, with no thread at all); output.c brings the deltas.
+ * Everything here runs on the output thread (or in a test, with no thread at all);
+ * output.c brings the deltas.
  */
 #ifndef QUIRE_ENGINE_EMIT_H
 #define QUIRE_ENGINE_EMIT_H
@@ -10,7 +12,8 @@
 #include "engine/stops.h"
 #include "models/tokenizer.h"
 
-/* Tokens of a choice whose text was not released yet. Parallel arrays, grown by doubling. */
+/* Tokens of a choice whose text was not released yet. Parallel arrays, grown by
+ * doubling. */
 struct held_tokens {
     struct token_out *token; /* [n]; top_id and top_logprob are set when they go out */
     size_t *text_at;         /* [n] byte of choice.text where the token's text begins */
@@ -42,9 +45,10 @@ struct choice {
     int32_t stop_token;
 };
 
-/* A prompt that goes out (echo, prompt_logprobs), once for all choices. It belongs to the request: a holder of that may
- * read it (prompt_walk) from the first output that names it on, when nothing of it changes any more. Its arrays follow
- * when the first delta comes. */
+/* A prompt that goes out (echo, prompt_logprobs), once for all choices. It belongs to
+ * the request: a holder of that may read it (prompt_walk) from the first output that
+ * names it on, when nothing of it changes any more. Its arrays follow when the first
+ * delta comes. */
 struct prompt_out {
     struct token_out *token; /* [n_prompt]; text_offset is set when it is read first */
     int32_t *top_id;         /* [n_prompt, top_stride] */
@@ -57,15 +61,16 @@ struct prompt_out {
     bool placed;              /* the tokens have their offsets; the reader's own */
 };
 
-/* What the output side knows of a request. Made at submit; its choices and the prompt's arrays follow when the first delta
- * comes, so that a request that waits holds none of them. */
+/* What the output side knows of a request. Made at submit; its choices and the prompt's
+ * arrays follow when the first delta comes, so that a request that waits holds none of
+ * them. */
 struct emission {
     struct garbage garbage;       /* its `free` frees the whole */
     const struct stop_set *stops; /* the request's, or NULL */
-    bool lost;                    /* there was no memory for the choices: they have ended with an error */
-    bool ranked;                  /* best_of > n: nothing goes out before all have ended */
-    int32_t n_choices;            /* sequences whose deltas come */
-    int32_t completion_tokens;    /* of all choices */
+    bool lost;         /* there was no memory for the choices: they have ended with an error */
+    bool ranked;       /* best_of > n: nothing goes out before all have ended */
+    int32_t n_choices; /* sequences whose deltas come */
+    int32_t completion_tokens; /* of all choices */
     int32_t cached_tokens;
     int64_t first_us;          /* first token of any choice; 0: none yet */
     enum finish_reason finish; /* of the first choice that ended */
@@ -92,9 +97,10 @@ int emission_new(struct request *r, const struct tokenizer *t, struct err *e);
 void emission_free(struct emission *m);
 void prompt_out_free(struct prompt_out *p);
 
-/* Take one delta; `next` is the one that follows it, or NULL when it is not there yet. Returns how many were taken:
- * 2 when d was a token and `next` the end of the same choice, so that both leave as one piece. After DELTA_END the
- * request's reference is given back. */
+/* Take one delta; `next` is the one that follows it, or NULL when it is not there yet.
+ * Returns how many were taken: 2 when d was a token and `next` the end of the same
+ * choice, so that both leave as one piece. After DELTA_END the request's reference is
+ * given back. */
 int emit_delta(struct emitter *em, const struct delta *d, const struct delta *next);
 
 #endif

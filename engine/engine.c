@@ -1,6 +1,8 @@
-/* Starting and stopping: what must be there before the first step, in the order in which it can be known.
+/* Starting and stopping: what must be there before the first step, in the order in
+ * which it can be known.
  *
- *     model directory ─► configuration ─► tokenizer ─► executor (weights, KV pool) ─► step costs ─► scheduler, packer ─► threads
+ *     model directory ─► configuration ─► tokenizer ─► executor (weights, KV pool)
+ *                     ─► step costs ─► scheduler, packer ─► threads
  *
  * The engine's thread is in loop.c, submission in submit.c.
  */
@@ -24,36 +26,43 @@
 #include "models/fim.h"
 #include "models/gguf.h"
 
-/* ---- deltas from commit to the output thread ---------------------------------------------------------------------- */
+/* ---- deltas from commit to the output thread ---- */
 
 static void note_course(struct request_course *c, const struct group *g)
 {
     c->preemptions = g->n_preempted;
     c->n_drawn = g->n_chosen;
-    if (g->admitted_us)
+    if (g->admitted_us) {
         c->queue_us = g->admitted_us - g->request->arrival_us;
-    if (g->admitted_us && g->first_token_us)
+    }
+    if (g->admitted_us && g->first_token_us) {
         c->prefill_us = g->first_token_us - g->admitted_us;
-    if (g->first_token_us && g->last_token_us)
+    }
+    if (g->first_token_us && g->last_token_us) {
         c->decode_us = g->last_token_us - g->first_token_us;
+    }
 }
 
 static void on_delta(struct delta_out *out, const struct group *g, const struct delta *d)
 {
     struct engine *e = CONTAINER_OF(out, struct engine, deltas);
+
     if (d->kind == DELTA_END) {
         struct request_course *c = &g->request->course;
         note_course(c, g);
-        if (g->admitted_us)
+        if (g->admitted_us) {
             hist_add(&e->stats.queue_s, (double)c->queue_us * 1e-6);
-        if (g->admitted_us && g->first_token_us)
+        }
+        if (g->admitted_us && g->first_token_us) {
             hist_add(&e->stats.prefill_s, (double)c->prefill_us * 1e-6);
+        }
     }
     output_push(e->output, d);
 }
 
-/* What can wait goes out in portions, the next one when the output side has taken the last: so it never stands long
- * before a step's tokens, whose room in the ring it leaves alone. */
+/* What can wait goes out in portions, the next one when the output side has taken the
+ * last: so it never stands long before a step's tokens, whose room in the ring it
+ * leaves alone. */
 static bool take_room(struct delta_out *out, int32_t n)
 {
     struct engine *e = CONTAINER_OF(out, struct engine, deltas);
@@ -65,45 +74,51 @@ static bool take_room(struct delta_out *out, int32_t n)
         return false;
     }
     e->portion_left -= n;
-    /* Not behind what is granted now: an end may need less, and nothing else may ever come. */
+    /* Not behind what is granted now: an end may need less, and nothing else may ever
+     * come. */
     e->portion_mark = output_mark(e->output);
     return true;
 }
 
-/* ---- start -------------------------------------------------------------------------------------------------------- */
+/* ---- start ---- */
 
 static void defaults_none(struct generation_defaults *d)
 {
-    *d = (struct generation_defaults){__builtin_nanf(""), __builtin_nanf(""), __builtin_nanf(""), __builtin_nanf(""),
-                                      -1};
+    *d = (struct generation_defaults){__builtin_nanf(""), __builtin_nanf(""), __builtin_nanf(""),
+                                      __builtin_nanf(""), -1};
 }
 
 /* A model of random weights needs no tokenizer's files. */
-static int open_tokenizer(struct engine *e, const struct settings *s, const struct model_config *c, struct err *err)
+static int open_tokenizer(struct engine *e, const struct settings *s, const struct model_config *c,
+                          struct err *err)
 {
     if (s->load_format == LOAD_DUMMY && !gguf_is_file(e->model_path) &&
-        !model_file_exists(e->model_path, "tokenizer.json"))
+        !model_file_exists(e->model_path, "tokenizer.json")) {
         return tokenizer_open_dummy(&e->tokenizer, c->vocab, err);
+    }
     int rc = tokenizer_open(&e->tokenizer, e->model_path, err);
     int32_t n = rc == 0 ? tokenizer_vocab_size(e->tokenizer) : 0;
-    if (n <= c->vocab)
+    if (n <= c->vocab) {
         return rc;
-    return err_set(
-        err, ERR_INVALID,
-        "the tokenizer has ids up to %d, the model's logits end at vocab_size %d: they do not belong together", n - 1,
-        c->vocab);
+    }
+    return err_set(err, ERR_INVALID,
+                   "the tokenizer has ids up to %d, the model's logits end at vocab_size %d: they "
+                   "do not belong together",
+                   n - 1, c->vocab);
 }
 
 /* A format that was asked for must be what is there. */
 static int check_format(const struct settings *s, const char *path, struct err *err)
 {
-    if (s->load_format == LOAD_GGUF && !gguf_is_file(path))
-        return err_set_param(
-            err, ERR_INVALID, "load_format",
-            "load_format gguf: the model is neither a GGUF file nor a directory that has one and no config.json");
-    if (s->load_format == LOAD_SAFETENSORS && gguf_is_file(path))
+    if (s->load_format == LOAD_GGUF && !gguf_is_file(path)) {
+        return err_set_param(err, ERR_INVALID, "load_format",
+                             "load_format gguf: the model is neither a GGUF file nor a directory "
+                             "that has one and no config.json");
+    }
+    if (s->load_format == LOAD_SAFETENSORS && gguf_is_file(path)) {
         return err_set_param(err, ERR_INVALID, "load_format",
                              "load_format safetensors: the model is a file, not a directory");
+    }
     return 0;
 }
 
@@ -112,8 +127,11 @@ static int open_chat(struct engine *e, struct err *err)
 {
     int rc = chat_template_open(&e->chat, e->model_path, e->tokenizer, err);
     const char *missing = rc == 0 ? chat_template_missing(e->chat) : NULL;
-    if (missing)
-        log_event(chat_template_broken(e->chat) ? LOG_WARN : LOG_INFO, "no chat", LOG_STR("reason", missing));
+
+    if (missing) {
+        log_event(chat_template_broken(e->chat) ? LOG_WARN : LOG_INFO, "no chat",
+                  LOG_STR("reason", missing));
+    }
     return rc;
 }
 
@@ -122,34 +140,43 @@ static int open_model(struct engine *e, const struct settings *s, struct err *er
 {
     if (is_null_model(s->model)) {
         e->model_path = strdup("null");
-        if (!e->model_path)
+        if (!e->model_path) {
             return err_nomem(err, "the model's name");
+        }
         int rc = tokenizer_open_bytes(&e->tokenizer, err);
         return rc < 0 ? rc : null_open(&e->executor, s, err);
     }
     struct model_config c;
     int rc = model_path_find(&e->model_path, s->model, err);
-    if (rc == 0)
+    if (rc == 0) {
         rc = check_format(s, e->model_path, err);
-    if (rc == 0)
+    }
+    if (rc == 0) {
         rc = model_config_read(&c, &e->defaults, e->model_path, err);
-    if (rc == 0)
+    }
+    if (rc == 0) {
         rc = open_tokenizer(e, s, &c, err);
-    if (rc == 0)
+    }
+    if (rc == 0) {
         rc = open_chat(e, err);
-    if (rc == 0)
+    }
+    if (rc == 0) {
         rc = s->tensor_parallel_size > 1 || s->pipeline_parallel_size > 1
                  ? ranks_open(&e->executor, s, e->model_path, &c, err)
                  : runner_open(&e->executor, s, e->model_path, &c, err);
-    if (rc < 0)
+    }
+    if (rc < 0) {
         return rc;
-    if (s->generation_config && strcmp(s->generation_config, "none") == 0)
+    }
+    if (s->generation_config && strcmp(s->generation_config, "none") == 0) {
         defaults_none(&e->defaults);
+    }
     e->config.n_eos = c.n_eos;
     memcpy(e->config.eos, c.eos, sizeof(e->config.eos));
     int32_t eos = tokenizer_eos(e->tokenizer);
-    if (c.n_eos == 0 && eos >= 0)
+    if (c.n_eos == 0 && eos >= 0) {
         e->config.eos[e->config.n_eos++] = eos;
+    }
     return 0;
 }
 
@@ -162,9 +189,11 @@ static int configure(struct engine *e, const struct settings *s, struct err *err
 {
     const struct executor_info *x = &e->executor->info;
     struct sched_config *c = &e->config;
-    if (x->depth < 0 || x->depth > ENGINE_MAX_DEPTH)
-        return err_set(err, ERR_UNSUPPORTED, "an executor of depth %d; 0 to %d are allowed", x->depth,
-                       ENGINE_MAX_DEPTH);
+
+    if (x->depth < 0 || x->depth > ENGINE_MAX_DEPTH) {
+        return err_set(err, ERR_UNSUPPORTED, "an executor of depth %d; 0 to %d are allowed",
+                       x->depth, ENGINE_MAX_DEPTH);
+    }
     c->n_blocks = x->n_blocks;
     c->n_host_blocks = x->n_host_blocks;
     c->block_size = x->block_size;
@@ -180,14 +209,18 @@ static int configure(struct engine *e, const struct settings *s, struct err *err
     c->kv_policy = s->kv_policy;
     c->prefix_cache = s->prefix_cache && s->kv_policy == KV_PAGED;
     c->step_quantum = x->step_quantum;
-    c->target_itl_us = s->target_itl_ms == 0 ? x->target_itl_us : MAX((int64_t)(s->target_itl_ms * 1e3), 0);
-    c->shared_itl_us = s->policy != POLICY_FAIR ? 0 : s->target_itl_ms == 0 ? x->shared_itl_us : c->target_itl_us;
+    c->target_itl_us =
+        s->target_itl_ms == 0 ? x->target_itl_us : MAX((int64_t)(s->target_itl_ms * 1e3), 0);
+    c->shared_itl_us = s->policy != POLICY_FAIR ? 0
+                       : s->target_itl_ms == 0  ? x->shared_itl_us
+                                                : c->target_itl_us;
     c->queue_timeout_us = to_us(s->queue_timeout);
     c->request_timeout_us = to_us(s->request_timeout);
     e->step_timeout_us = to_us(s->step_timeout);
     e->max_queue = s->max_queue;
-    if (getrandom(&c->secret, sizeof(c->secret), 0) != (ssize_t)sizeof(c->secret))
+    if (getrandom(&c->secret, sizeof(c->secret), 0) != (ssize_t)sizeof(c->secret)) {
         return err_set(err, ERR_IO, "getrandom gave no seed");
+    }
     return 0;
 }
 
@@ -195,32 +228,44 @@ static int configure(struct engine *e, const struct settings *s, struct err *err
 static int measure_costs(struct engine *e, struct err *err)
 {
     struct sched_config *c = &e->config;
-    if (c->target_itl_us == 0 && !(c->preemption == PREEMPT_AUTO && c->n_host_blocks > 0))
+
+    if (c->target_itl_us == 0 && !(c->preemption == PREEMPT_AUTO && c->n_host_blocks > 0)) {
         return 0;
+    }
     int rc = cost_measure(e->executor, clock_us, &c->cost, err);
-    if (rc == 0 && c->shared_itl_us > 0) /* shorter ones would do little but read the weights */
+    if (rc == 0 && c->shared_itl_us > 0) { /* shorter ones would do little but read the weights */
         c->shared_itl_us = MAX(c->shared_itl_us, (int64_t)(2 * c->cost.fixed_us));
-    if (rc == 0)
-        log_event(LOG_INFO, "step costs", LOG_F64("fixed_us", c->cost.fixed_us), LOG_F64("token_us", c->cost.token_us),
-                  LOG_F64("context_us", c->cost.context_us), LOG_F64("swap_block_us", c->cost.swap_block_us));
+    }
+    if (rc == 0) {
+        log_event(LOG_INFO, "step costs", LOG_F64("fixed_us", c->cost.fixed_us),
+                  LOG_F64("token_us", c->cost.token_us), LOG_F64("context_us", c->cost.context_us),
+                  LOG_F64("swap_block_us", c->cost.swap_block_us));
+    }
     return rc;
 }
 
 static int open_core(struct engine *e, struct sink *sink, struct err *err)
 {
     int rc = sched_new(&e->sched, &e->config, err);
-    if (rc == 0)
+
+    if (rc == 0) {
         e->config.group_bytes = sched_config(e->sched)->group_bytes;
-    if (rc == 0)
+    }
+    if (rc == 0) {
         rc = packer_new(&e->packer, &e->config, err);
-    for (int32_t i = 0; rc == 0 && i <= e->executor->info.depth; i++)
+    }
+    for (int32_t i = 0; rc == 0 && i <= e->executor->info.depth; i++) {
         rc = plan_init(&e->plan[i], &e->config, err);
-    if (rc == 0)
+    }
+    if (rc == 0) {
         rc = inbox_init(&e->inbox, e->max_queue, err);
-    if (rc == 0)
+    }
+    if (rc == 0) {
         rc = reaper_open(&e->reaper, err);
-    if (rc < 0)
+    }
+    if (rc < 0) {
         return rc;
+    }
     struct emitter em = {.tokenizer = e->tokenizer,
                          .sink = sink,
                          .stats = &e->stats,
@@ -228,43 +273,56 @@ static int open_core(struct engine *e, struct sink *sink, struct err *err)
                          .reaper = &e->reaper,
                          .active = &e->active,
                          .tenant_active = e->tenant_active};
-    /* A row of the step draws or scores, with its top log-probabilities; a sequence may end, a prompt begin. */
-    e->step_cells = OUTPUT_DELTA_CELLS * (int64_t)e->config.max_logits + 2 * (int64_t)e->config.max_num_seqs;
-    int64_t steps = e->executor->info.depth + 2, portions = 2 * OUTPUT_DELTA_CELLS * (int64_t)ENGINE_PORTION;
+    /* A row of the step draws or scores, with its top log-probabilities; a sequence may
+     * end, a prompt begin. */
+    e->step_cells =
+        OUTPUT_DELTA_CELLS * (int64_t)e->config.max_logits + 2 * (int64_t)e->config.max_num_seqs;
+    int64_t steps = e->executor->info.depth + 2,
+            portions = 2 * OUTPUT_DELTA_CELLS * (int64_t)ENGINE_PORTION;
     return output_open(&e->output, &em, steps * e->step_cells + portions, err);
 }
 
-/* What a client sees of the server's make-up: version, model, precision, device kind. */
+/* What a client sees of the server's make-up: version, model, precision, device
+ * kind. */
 static void make_fingerprint(struct engine *e)
 {
     const struct executor_info *x = &e->executor->info;
     XXH64_hash_t h = XXH64(QUIRE_VERSION, sizeof(QUIRE_VERSION), 0);
+
     h = XXH64(e->model_name, strlen(e->model_name), h);
     h = XXH64(x->dtype, strlen(x->dtype), h);
     h = XXH64(x->device, strcspn(x->device, ":"), h);
-    snprintf(e->fingerprint, sizeof(e->fingerprint), "fp_%010llx", (unsigned long long)h & 0xffffffffffULL);
+    snprintf(e->fingerprint, sizeof(e->fingerprint), "fp_%010llx",
+             (unsigned long long)h & 0xffffffffffULL);
 }
 
 static int start(struct engine *e, const struct settings *s, struct sink *sink, struct err *err)
 {
     e->sink = sink;
     int rc = configure(e, s, err);
-    if (rc == 0)
+    if (rc == 0) {
         rc = measure_costs(e, err);
-    if (rc == 0)
+    }
+    if (rc == 0) {
         rc = open_core(e, sink, err);
-    if (rc == 0)
+    }
+    if (rc == 0) {
         rc = pins_compute(e, s, err);
-    if (rc < 0)
+    }
+    if (rc < 0) {
         return rc;
-    e->model_name = s->served_model_name ? strdup(s->served_model_name) : model_path_name(e->model_path);
-    if (!e->model_name)
+    }
+    e->model_name =
+        s->served_model_name ? strdup(s->served_model_name) : model_path_name(e->model_path);
+    if (!e->model_name) {
         return err_nomem(err, "the model's name");
+    }
     make_fingerprint(e);
     e->created = time(NULL);
     atomic_store(&e->state, HEALTH_READY);
-    if (pthread_create(&e->thread, NULL, engine_main, e) != 0)
+    if (pthread_create(&e->thread, NULL, engine_main, e) != 0) {
         return err_set(err, ERR_IO, "cannot start the engine's thread");
+    }
     e->thread_started = true;
     pthread_setname_np(e->thread, "quire-engine");
     return 0;
@@ -273,8 +331,10 @@ static int start(struct engine *e, const struct settings *s, struct sink *sink, 
 static struct engine *engine_new(void)
 {
     struct engine *e = aligned_alloc(64, (sizeof(*e) + 63) / 64 * 64);
-    if (!e)
+
+    if (!e) {
         return NULL;
+    }
     memset(e, 0, sizeof(*e));
     e->inbox.wake.fd = -1;
     e->reaper.wake.fd = -1;
@@ -289,7 +349,9 @@ static struct engine *engine_new(void)
 static void log_ready(const struct engine *e)
 {
     const struct sched_config *c = &e->config;
-    log_event(LOG_INFO, "engine ready", LOG_STR("model", e->model_name), LOG_STR("device", e->executor->info.device),
+
+    log_event(LOG_INFO, "engine ready", LOG_STR("model", e->model_name),
+              LOG_STR("device", e->executor->info.device),
               LOG_STR("dtype", e->executor->info.dtype), LOG_I64("blocks", c->n_blocks),
               LOG_I64("host_blocks", c->n_host_blocks), LOG_I64("block_size", c->block_size),
               LOG_I64("max_model_len", c->max_len), LOG_I64("max_num_seqs", c->max_num_seqs),
@@ -300,8 +362,10 @@ int engine_open(struct engine **ret, const struct settings *s, struct sink *sink
 {
     struct engine *e = engine_new();
     int rc = e ? open_model(e, s, err) : err_nomem(err, "the engine");
-    if (rc == 0)
+
+    if (rc == 0) {
         rc = start(e, s, sink, err);
+    }
     if (rc < 0) {
         engine_free(e);
         return rc;
@@ -311,10 +375,11 @@ int engine_open(struct engine **ret, const struct settings *s, struct sink *sink
     return 0;
 }
 
-int engine_open_on(struct engine **ret, const struct settings *s, struct executor *x, struct tokenizer *t,
-                   struct sink *sink, struct err *err)
+int engine_open_on(struct engine **ret, const struct settings *s, struct executor *x,
+                   struct tokenizer *t, struct sink *sink, struct err *err)
 {
     struct engine *e = engine_new();
+
     if (!e) {
         x->free(x);
         tokenizer_free(t);
@@ -334,8 +399,9 @@ int engine_open_on(struct engine **ret, const struct settings *s, struct executo
 
 void engine_free(struct engine *e)
 {
-    if (!e)
+    if (!e) {
         return;
+    }
     if (e->thread_started) {
         atomic_store(&e->stopping, true);
         inbox_mark(&e->inbox);
@@ -345,10 +411,12 @@ void engine_free(struct engine *e)
     reaper_close(&e->reaper);
     sched_free(e->sched);
     packer_free(e->packer);
-    for (size_t i = 0; i < ARRAY_LEN(e->plan); i++)
+    for (size_t i = 0; i < ARRAY_LEN(e->plan); i++) {
         plan_release(&e->plan[i]);
-    if (e->executor)
+    }
+    if (e->executor) {
         e->executor->free(e->executor);
+    }
     tokenizer_free(e->tokenizer);
     chat_template_free(e->chat);
     inbox_release(&e->inbox);
@@ -358,13 +426,15 @@ void engine_free(struct engine *e)
     free(e);
 }
 
-/* ---- state -------------------------------------------------------------------------------------------------------- */
+/* ---- state ---- */
 
 void engine_drain(struct engine *e)
 {
     int ready = HEALTH_READY;
-    if (atomic_compare_exchange_strong(&e->state, &ready, HEALTH_DRAINING))
+
+    if (atomic_compare_exchange_strong(&e->state, &ready, HEALTH_DRAINING)) {
         inbox_close(&e->inbox);
+    }
 }
 
 int64_t engine_active(const struct engine *e)
@@ -377,12 +447,14 @@ enum engine_health engine_health(const struct engine *e)
     enum engine_health h = atomic_load(&e->state);
     int64_t since = atomic_load_explicit(&e->busy_since, memory_order_relaxed);
     bool stalled = since > 0 && e->step_timeout_us > 0 && clock_us() - since > e->step_timeout_us;
+
     return stalled && h != HEALTH_DEAD ? HEALTH_STALLED : h;
 }
 
 const char *engine_health_name(enum engine_health h)
 {
     static const char *const name[] = {"starting", "ready", "draining", "stalled", "dead"};
+
     return name[h];
 }
 
@@ -404,6 +476,7 @@ const struct engine_stats *engine_stats(const struct engine *e)
 void engine_info(const struct engine *e, struct engine_info *ret)
 {
     const struct executor_info *x = &e->executor->info;
+
     *ret = (struct engine_info){
         .model_name = e->model_name,
         .model_path = e->model_path,
@@ -425,15 +498,18 @@ void engine_info(const struct engine *e, struct engine_info *ret)
 bool engine_rank_up(const struct engine *e, int32_t rank)
 {
     struct executor *x = e->executor;
+
     return x->ranks_up ? x->ranks_up(x) >> rank & 1 : engine_health(e) != HEALTH_DEAD;
 }
 
 void engine_fim(const struct engine *e, struct engine_fim *ret)
 {
     struct fim f;
+
     *ret = (struct engine_fim){.end = -1, .bos = tokenizer_bos(e->tokenizer)};
-    if (!fim_find(e->tokenizer, &f))
+    if (!fim_find(e->tokenizer, &f)) {
         return;
+    }
     ret->there = true;
     ret->prefix = f.prefix;
     ret->suffix = f.suffix;
@@ -441,13 +517,14 @@ void engine_fim(const struct engine *e, struct engine_fim *ret)
     ret->end = f.end;
 }
 
-/* ---- tokenizer ---------------------------------------------------------------------------------------------------- */
+/* ---- tokenizer ---- */
 
-int engine_encode(const struct engine *e, const char *text, size_t len, bool add_special, int32_t max_tokens,
-                  int32_t **ret_ids, int32_t *ret_n, struct err *err)
+int engine_encode(const struct engine *e, const char *text, size_t len, bool add_special,
+                  int32_t max_tokens, int32_t **ret_ids, int32_t *ret_n, struct err *err)
 {
     struct token_list ids = {0};
     int rc = tokenizer_encode(e->tokenizer, text, len, add_special, max_tokens, &ids, err);
+
     if (rc < 0) {
         token_list_release(&ids);
         return rc;
@@ -457,8 +534,8 @@ int engine_encode(const struct engine *e, const char *text, size_t len, bool add
     return 0;
 }
 
-int engine_decode(const struct engine *e, const int32_t *ids, int32_t n, bool skip_special, struct buf *out,
-                  struct err *err)
+int engine_decode(const struct engine *e, const int32_t *ids, int32_t n, bool skip_special,
+                  struct buf *out, struct err *err)
 {
     return tokenizer_decode(e->tokenizer, ids, n, skip_special, out, err);
 }
@@ -468,7 +545,7 @@ const char *engine_token_bytes(const struct engine *e, int32_t id, size_t *ret_l
     return tokenizer_bytes(e->tokenizer, id, ret_len);
 }
 
-/* ---- chat --------------------------------------------------------------------------------------------------------- */
+/* ---- chat ---- */
 
 void engine_chat(const struct engine *e, struct engine_chat *ret)
 {
@@ -477,7 +554,8 @@ void engine_chat(const struct engine *e, struct engine_chat *ret)
                                 .knows_developer = chat_template_knows_developer(e->chat)};
 }
 
-int engine_render_chat(const struct engine *e, const char *context, size_t len, struct buf *out, struct err *err)
+int engine_render_chat(const struct engine *e, const char *context, size_t len, struct buf *out,
+                       struct err *err)
 {
     return chat_template_render(e->chat, context, len, out, err);
 }

@@ -1,4 +1,5 @@
-/* The engine's inside, shared by engine.c (start, stop, state), loop.c (its thread), submit.c and request.c. */
+/* The engine's inside, shared by engine.c (start, stop, state), loop.c (its thread),
+ * submit.c and request.c. */
 #ifndef QUIRE_ENGINE_ENGINE_STATE_H
 #define QUIRE_ENGINE_ENGINE_STATE_H
 
@@ -16,7 +17,8 @@
 
 enum {
     ENGINE_MAX_DEPTH = 7,
-    ENGINE_PORTION = 512, /* deltas of what can wait that go out at once; more than a group has choices */
+    /* deltas of what can wait that go out at once; more than a group has choices */
+    ENGINE_PORTION = 512,
 };
 
 struct engine {
@@ -35,13 +37,16 @@ struct engine {
     /* Engine's thread. */
     struct sched *sched;
     struct packer *packer;
-    struct plan plan[ENGINE_MAX_DEPTH + 1]; /* in turn; plan i belongs to steps i, i + depth + 1, … */
-    uint64_t n_launched, n_committed;       /* steps */
+    /* in turn; plan i belongs to steps i, i + depth + 1, … */
+    struct plan plan[ENGINE_MAX_DEPTH + 1];
+    uint64_t n_launched, n_committed; /* steps */
     struct pace pace;
     struct delta_out deltas;
-    int64_t step_cells;    /* of the output's ring that a step takes at most */
-    int32_t portion_left;  /* deltas that this portion of what can wait may still have */
-    uint64_t portion_mark; /* where its last deltas begin in the ring: when these are reached, the next one may go */
+    int64_t step_cells;   /* of the output's ring that a step takes at most */
+    int32_t portion_left; /* deltas that this portion of what can wait may still have */
+    /* where its last deltas begin in the ring: when these are reached, the next one may
+     * go */
+    uint64_t portion_mark;
     int64_t known_waiting; /* groups in the scheduler that still count as waiting in the inbox */
     int64_t host_us;       /* this thread's own time since the last commit */
     pthread_t thread;
@@ -56,19 +61,20 @@ struct engine {
     struct engine_stats stats;
     _Atomic int64_t active;                       /* requests accepted and not ended */
     _Atomic int64_t tenant_active[LIMIT_TENANTS]; /* the same, by tenant */
-    atomic_int state;                             /* enum engine_health, never STALLED: that is a matter of time */
-    _Atomic int64_t busy_since;                   /* clock_us of the turn being worked on; 0: asleep */
+    atomic_int state;           /* enum engine_health, never STALLED: that is a matter of time */
+    _Atomic int64_t busy_since; /* clock_us of the turn being worked on; 0: asleep */
     _Atomic uint64_t heartbeat;
     atomic_bool stopping;
     char death[512]; /* written before `state` becomes DEAD */
 };
 
-/* engine_open on an executor and a tokenizer that the caller made (tests, benchmarks); both belong to the engine afterwards, also
- * when this fails. */
-int engine_open_on(struct engine **ret, const struct settings *s, struct executor *x, struct tokenizer *t,
-                   struct sink *sink, struct err *err);
+/* engine_open on an executor and a tokenizer that the caller made (tests, benchmarks);
+ * both belong to the engine afterwards, also when this fails. */
+int engine_open_on(struct engine **ret, const struct settings *s, struct executor *x,
+                   struct tokenizer *t, struct sink *sink, struct err *err);
 
-/* loop.c: whether n deltas have room in the output's ring beside those of all steps in flight. The engine's thread. */
+/* loop.c: whether n deltas have room in the output's ring beside those of all steps in
+ * flight. The engine's thread. */
 bool engine_output_fits(struct engine *e, int64_t n);
 /* loop.c: the thread's body; `arg` is the engine. */
 void *engine_main(void *arg);

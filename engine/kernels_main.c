@@ -1,4 +1,5 @@
-/* `quire bench kernels`: the device named, or the GPU where there is one; kernels/times.h measures. */
+/* `quire bench kernels`: the device named, or the GPU where there is one;
+ * kernels/times.h measures. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,6 +11,7 @@ int kernels_main(int argc, char **argv)
     const char *device = "auto";
     struct err e = {0};
     int n = 0; /* words left in argv */
+
     for (int i = 0; i < argc; i++) {
         if (strcmp(argv[i], "--device") == 0 && i + 1 < argc) {
             device = argv[++i];

@@ -1,18 +1,23 @@
-/* Block ids, reference counts and a free list: the bookkeeping of one pool of KV blocks, O(1) everywhere.
+/* Block ids, reference counts and a free list: the bookkeeping of one pool of KV
+ * blocks, O(1) everywhere.
  *
- * The pool knows nothing of tokens, tables or bytes. Two pools of the same kind serve the engine: the device's
- * and the host's (for swapping). A block is in one of three conditions:
+ * The pool knows nothing of tokens, tables or bytes. Two pools of the same kind serve
+ * the engine: the device's and the host's (for swapping). A block is in one of three
+ * conditions:
  *
  *     used    count > 0: `count` block tables hold it
- *     cached  count = 0, but its contents have a name (prefix.h) and may be wanted again
+ *     cached  count = 0, but its contents have a name (prefix.h) and may be wanted
+ *             again
  *     free    count = 0, nameless
  *
- * Cached and free blocks stand in one intrusive list in the order in which they will be taken: nameless ones are
- * put in front, named ones at the back, so the list is least recently used first among those worth keeping.
+ * Cached and free blocks stand in one intrusive list in the order in which they will be
+ * taken: nameless ones are put in front, named ones at the back, so the list is least
+ * recently used first among those worth keeping.
  *
  * Invariants (kvpool_check):
  *  P1  free + cached + used = total, each counted from the blocks themselves
- *  P2  a block is in the list exactly when its count is 0, and the list's links agree in both directions
+ *  P2  a block is in the list exactly when its count is 0, and the list's links agree
+ *      in both directions
  *  P3  no nameless block stands behind a named one
  */
 #ifndef QUIRE_ENGINE_KVPOOL_H
@@ -53,16 +58,19 @@ static inline int32_t kvpool_peek(const struct kvpool *p)
 {
     return p->first;
 }
-/* Take the next block with count 1. There must be one, and the caller has made it nameless (prefix_drop). */
+/* Take the next block with count 1. There must be one, and the caller has made it
+ * nameless (prefix_drop). */
 int32_t kvpool_take(struct kvpool *p);
 /* One more table holds it; revives a cached block. */
 void kvpool_ref(struct kvpool *p, int32_t block);
-/* One table less. At 0 the block joins the list. Unref a table from its tail, so that a chain is taken tail first. */
+/* One table less. At 0 the block joins the list. Unref a table from its tail, so that a
+ * chain is taken tail first. */
 void kvpool_unref(struct kvpool *p, int32_t block);
 /* The prefix cache gives or withdraws the name. */
 void kvpool_name(struct kvpool *p, int32_t block, bool named);
 
-/* NULL, or the sentence of the first invariant that does not hold. O(n_blocks): tests and debug builds. */
+/* NULL, or the sentence of the first invariant that does not hold. O(n_blocks): tests
+ * and debug builds. */
 const char *kvpool_check(const struct kvpool *p);
 
 #endif

@@ -1,14 +1,17 @@
 /* A ring with one writer and one reader, in cells of one cache line.
  *
- * A delta takes one cell, and one more for every eight of its top log-probabilities. The writer moves its tail in private
- * and publishes it once a step (output_commit), so the reader sees whole steps, wakes once for each, and calls
- * sink->flush once for all it found. When the output side falls behind (it decodes text and hands bytes to sockets), several
- * steps gather: the flushes grow rarer, the pieces do not change. The writer never waits: it looks for room before it has
- * anything to push (output_room), and plans no step whose deltas might not fit. Nothing on the reader's side waits for a
- * client, so room always comes.
+ * A delta takes one cell, and one more for every eight of its top log-probabilities.
+ * The writer moves its tail in private and publishes it once a step (output_commit), so
+ * the reader sees whole steps, wakes once for each, and calls sink->flush once for all
+ * it found. When the output side falls behind (it decodes text and hands bytes to
+ * sockets), several steps gather: the flushes grow rarer, the pieces do not change. The
+ * writer never waits: it looks for room before it has anything to push (output_room),
+ * and plans no step whose deltas might not fit. Nothing on the reader's side waits for
+ * a client, so room always comes.
  *
- * Waking the output thread takes longer than putting out a token. So while it sleeps, the writer empties what a step of one or two
- * sequences has put in itself: `turn` says who is the reader just now.
+ * Waking the output thread takes longer than putting out a token. So while it sleeps,
+ * the writer empties what a step of one or two sequences has put in itself: `turn` says
+ * who is the reader just now.
  */
 #include "engine/output.h"
 
@@ -47,7 +50,8 @@ union cell {
     } tops;
 };
 _Static_assert(sizeof(union cell) == 64, "a cell is a cache line");
-_Static_assert(OUTPUT_DELTA_CELLS >= 1 + (LIMIT_LOGPROBS + TOPS_PER_CELL - 1) / TOPS_PER_CELL, "of the largest delta");
+_Static_assert(OUTPUT_DELTA_CELLS >= 1 + (LIMIT_LOGPROBS + TOPS_PER_CELL - 1) / TOPS_PER_CELL,
+               "of the largest delta");
 
 struct output_stage {
     union cell *cell; /* [mask + 1] */
@@ -57,18 +61,19 @@ struct output_stage {
     pthread_t thread;
     pthread_mutex_t turn; /* to be the reader */
     atomic_bool stopping;
-    uint64_t tail, head_seen;                /* writer's own: next cell to write, last head it read */
+    uint64_t tail, head_seen; /* writer's own: next cell to write, last head it read */
     _Alignas(64) _Atomic uint64_t published; /* the reader may read up to here */
     _Alignas(64) _Atomic uint64_t head;      /* the writer may write up to head + mask + 1 */
 };
 
-/* ---- the engine's side -------------------------------------------------------------------------------------------- */
+/* ---- the engine's side ---- */
 
 /* Whether there was anything new. */
 static bool ring_publish(struct output_stage *o, uint64_t tail)
 {
-    if (tail == atomic_load_explicit(&o->published, memory_order_relaxed))
+    if (tail == atomic_load_explicit(&o->published, memory_order_relaxed)) {
         return false;
+    }
     atomic_store(&o->published, tail);
     return true;
 }
@@ -97,7 +102,9 @@ uint64_t output_mark(const struct output_stage *o)
 void output_push(struct output_stage *o, const struct delta *d)
 {
     int32_t n_top = MIN(d->n_top, LIMIT_LOGPROBS);
-    assert(o->tail - o->head_seen + OUTPUT_DELTA_CELLS <= o->mask + 1 || output_room(o) >= OUTPUT_DELTA_CELLS);
+
+    assert(o->tail - o->head_seen + OUTPUT_DELTA_CELLS <= o->mask + 1 ||
+           output_room(o) >= OUTPUT_DELTA_CELLS);
     o->cell[o->tail++ & o->mask].record = (struct record){
         .request = d->request,
         .error = d->error,
@@ -119,7 +126,7 @@ void output_push(struct output_stage *o, const struct delta *d)
     }
 }
 
-/* ---- the reader ------------------------------------------------------------------------------------------------- */
+/* ---- the reader ---- */
 
 /* A delta read back, with room for its arrays. */
 struct read_delta {
@@ -132,6 +139,7 @@ struct read_delta {
 static uint64_t ring_read(const struct output_stage *o, uint64_t at, struct read_delta *ret)
 {
     const struct record *r = &o->cell[at++ & o->mask].record;
+
     ret->d = (struct delta){
         .request = r->request,
         .kind = r->kind,
@@ -156,12 +164,14 @@ static uint64_t ring_read(const struct output_stage *o, uint64_t at, struct read
     return at;
 }
 
-/* Emit the deltas in [at, end). A delta is read one ahead, so that an end can leave with the token before it. */
+/* Emit the deltas in [at, end). A delta is read one ahead, so that an end can leave
+ * with the token before it. */
 static void emit_run(struct output_stage *o, uint64_t at, uint64_t end)
 {
     struct read_delta two[2];
     int32_t cur = 0;
     uint64_t after = ring_read(o, at, &two[cur]); /* where the delta after `cur` begins */
+
     while (at < end) {
         bool more = after < end;
         uint64_t after_next = more ? ring_read(o, after, &two[!cur]) : after;
@@ -171,8 +181,9 @@ static void emit_run(struct output_stage *o, uint64_t at, uint64_t end)
         cur = !cur;
         if (taken == 2) {
             at = after;
-            if (at < end)
+            if (at < end) {
                 after = ring_read(o, at, &two[cur]);
+            }
         }
         atomic_store_explicit(&o->head, at, memory_order_release);
     }
@@ -181,9 +192,12 @@ static void emit_run(struct output_stage *o, uint64_t at, uint64_t end)
 /* Emit all that is published. Under `turn`. */
 static void drain(struct output_stage *o)
 {
-    uint64_t at = atomic_load_explicit(&o->head, memory_order_relaxed), end = atomic_load(&o->published);
-    if (at == end)
+    uint64_t at = atomic_load_explicit(&o->head, memory_order_relaxed),
+             end = atomic_load(&o->published);
+
+    if (at == end) {
         return;
+    }
     o->emitter.now_us = clock_us();
     emit_run(o, at, end);
     o->emitter.sink->flush(o->emitter.sink);
@@ -191,8 +205,9 @@ static void drain(struct output_stage *o)
 
 void output_commit(struct output_stage *o)
 {
-    if (!ring_publish(o, o->tail))
+    if (!ring_publish(o, o->tail)) {
         return;
+    }
     bool few = o->tail - atomic_load_explicit(&o->head, memory_order_relaxed) <= HELP_CELLS;
     if (few && wake_is_asleep(&o->wake) && pthread_mutex_trylock(&o->turn) == 0) {
         drain(o);
@@ -205,6 +220,7 @@ void output_commit(struct output_stage *o)
 static bool output_has_work(void *ctx)
 {
     struct output_stage *o = ctx;
+
     return atomic_load(&o->stopping) ||
            atomic_load(&o->published) != atomic_load_explicit(&o->head, memory_order_relaxed);
 }
@@ -212,36 +228,43 @@ static bool output_has_work(void *ctx)
 static void *output_main(void *arg)
 {
     struct output_stage *o = arg;
+
     for (;;) {
         bool stopping = atomic_load(&o->stopping);
         pthread_mutex_lock(&o->turn);
         drain(o);
         pthread_mutex_unlock(&o->turn);
-        if (stopping)
+        if (stopping) {
             return NULL;
+        }
         wake_sleep(&o->wake, output_has_work, o, -1);
     }
 }
 
-/* ---- start and stop ----------------------------------------------------------------------------------------------- */
+/* ---- start and stop ---- */
 
-int output_open(struct output_stage **ret, const struct emitter *em, int64_t min_cells, struct err *e)
+int output_open(struct output_stage **ret, const struct emitter *em, int64_t min_cells,
+                struct err *e)
 {
     struct output_stage *o = aligned_alloc(64, (sizeof(*o) + 63) / 64 * 64);
-    if (!o)
+
+    if (!o) {
         return err_nomem(e, "the output stage");
+    }
     memset(o, 0, sizeof(*o));
     o->emitter = *em;
     o->wake.fd = -1;
     pthread_mutex_init(&o->turn, NULL);
     uint64_t cap = RING_MIN_CELLS;
-    while (cap < (uint64_t)min_cells)
+    while (cap < (uint64_t)min_cells) {
         cap *= 2;
+    }
     o->mask = cap - 1;
     o->cell = aligned_alloc(64, cap * sizeof(union cell));
     int rc = o->cell ? wake_init(&o->wake, e) : err_nomem(e, "the output ring");
-    if (rc == 0 && pthread_create(&o->thread, NULL, output_main, o) != 0)
+    if (rc == 0 && pthread_create(&o->thread, NULL, output_main, o) != 0) {
         rc = err_set(e, ERR_IO, "cannot start the output thread");
+    }
     if (rc < 0) {
         wake_release(&o->wake);
         pthread_mutex_destroy(&o->turn);
@@ -256,8 +279,9 @@ int output_open(struct output_stage **ret, const struct emitter *em, int64_t min
 
 void output_free(struct output_stage *o)
 {
-    if (!o)
+    if (!o) {
         return;
+    }
     output_commit(o);
     atomic_store(&o->stopping, true);
     wake_post(&o->wake);

@@ -2,7 +2,8 @@
 
 #include "config/base.h"
 
-/* The next step is launched so long before the running one's end: for the host's work on it, and for an estimate that is too long. */
+/* The next step is launched so long before the running one's end: for the host's work
+ * on it, and for an estimate that is too long. */
 enum { MARGIN_US = 1000, MARGIN_PART = 10 };
 
 void pace_launched(struct pace *p, int64_t now_us, double estimate_us)
@@ -28,8 +29,9 @@ void pace_ended(struct pace *p, int64_t now_us)
 
 int64_t pace_hold_us(const struct pace *p, int64_t now_us)
 {
-    if (p->n_running != 1)
+    if (p->n_running != 1) {
         return 0;
+    }
     double us = p->ratio * p->running_us;
     return MAX(p->begin_us + (int64_t)(us - us / MARGIN_PART) - MARGIN_US - now_us, 0);
 }

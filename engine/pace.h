@@ -1,8 +1,10 @@
-/* When to launch the next step, with fair shares: not as soon as it can be planned, but shortly before the running one ends. A
- * request that comes in between is then in the next step, not in the one after it, and the device waits for nothing.
+/* When to launch the next step, with fair shares: not as soon as it can be planned, but
+ * shortly before the running one ends. A request that comes in between is then in the
+ * next step, not in the one after it, and the device waits for nothing.
  *
- * How long a step takes is the scheduler's estimate, corrected by what the steps before took. Pure: time is an argument. For
- * executors of depth 1: while a step runs, one more is launched.
+ * How long a step takes is the scheduler's estimate, corrected by what the steps before
+ * took. Pure: time is an argument. For executors of depth 1: while a step runs, one
+ * more is launched.
  */
 #ifndef QUIRE_ENGINE_PACE_H
 #define QUIRE_ENGINE_PACE_H

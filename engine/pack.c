@@ -9,29 +9,33 @@
 
 /* ---- block tables ---- */
 
-static void send_run(struct packer *p, struct batch *b, const struct seq *q, int32_t first, int32_t count)
+static void send_run(struct packer *p, struct batch *b, const struct seq *q, int32_t first,
+                     int32_t count)
 {
-    p->table_update[b->n_table_update++] =
-        (struct table_update){.row = q->row, .index = first, .count = count, .first = b->n_table_block};
-    memcpy(p->table_block + b->n_table_block, q->block + first, (size_t)count * sizeof *q->block);
+    p->table_update[b->n_table_update++] = (struct table_update){
+        .row = q->row, .index = first, .count = count, .first = b->n_table_block};
+    memcpy(p->table_block + b->n_table_block, q->block + first, (size_t)count * sizeof(*q->block));
     b->n_table_block += count;
 }
 
-/* What changed in the sequence's table since its row was last sent, as at most PACK_RUNS runs. */
+/* What changed in the sequence's table since its row was last sent, as at most
+ * PACK_RUNS runs. */
 static void pack_table(struct packer *p, struct batch *b, struct seq *q)
 {
     int32_t *shadow = p->shadow + (int64_t)q->row * p->table_width;
     int32_t runs = 0;
+
     for (int32_t i = q->n_synced; i < q->n_blocks;) {
         if (shadow[i] == q->block[i]) {
             i++;
             continue;
         }
         int32_t end = ++runs == PACK_RUNS ? q->n_blocks : i + 1;
-        while (end < q->n_blocks && shadow[end] != q->block[end])
+        while (end < q->n_blocks && shadow[end] != q->block[end]) {
             end++;
+        }
         send_run(p, b, q, i, end - i);
-        memcpy(shadow + i, q->block + i, (size_t)(end - i) * sizeof *shadow);
+        memcpy(shadow + i, q->block + i, (size_t)(end - i) * sizeof(*shadow));
         i = end;
     }
     q->n_synced = q->n_blocks;
@@ -40,8 +44,10 @@ static void pack_table(struct packer *p, struct batch *b, struct seq *q)
 static int32_t common_blocks(const struct seq *a, const struct seq *b)
 {
     int32_t n = MIN(a->n_blocks, b->n_blocks), i = 0;
-    while (i < n && a->block[i] == b->block[i])
+
+    while (i < n && a->block[i] == b->block[i]) {
         i++;
+    }
     return i;
 }
 
@@ -51,6 +57,7 @@ static void pack_tokens(struct packer *p, struct batch *b, const struct plan_ite
 {
     const struct seq *q = it->seq;
     int32_t size = p->c.block_size;
+
     for (int32_t i = 0; i < it->n; i++) {
         int32_t t = b->n_tokens + i, position = it->first + i;
         bool placeholder = it->src_row >= 0 && i == it->n - 1;
@@ -83,25 +90,32 @@ static void add_bias(struct packer *p, struct batch *b, int32_t token, float bia
 static void ban_words(struct packer *p, struct batch *b, const struct seq *q)
 {
     const struct word_list *words = &q->group->words;
+
     for (int32_t w = 0; w < words->n; w++) {
         const int32_t *word = words->token + words->first[w];
         int32_t before = words->first[w + 1] - words->first[w] - 1;
-        if (before <= q->n_out && memcmp(q->out + q->n_out - before, word, (size_t)before * sizeof *word) == 0)
+        if (before <= q->n_out &&
+            memcmp(q->out + q->n_out - before, word, (size_t)before * sizeof(*word)) == 0) {
             add_bias(p, b, word[before], -INFINITY);
+        }
     }
 }
 
 static void pack_bias(struct packer *p, struct batch *b, const struct seq *q, int32_t n_drawn)
 {
     const struct gen_params *params = &q->group->request->params;
+
     p->bias_first = b->n_token_bias;
-    for (int32_t i = 0; i < params->n_bias; i++)
+    for (int32_t i = 0; i < params->n_bias; i++) {
         add_bias(p, b, params->bias[i].token, params->bias[i].bias);
+    }
     if (n_drawn < params->min_tokens) {
-        for (int32_t i = 0; i < p->c.n_eos && !params->ignore_eos; i++)
+        for (int32_t i = 0; i < p->c.n_eos && !params->ignore_eos; i++) {
             add_bias(p, b, p->c.eos[i], -INFINITY);
-        for (int32_t i = 0; i < params->n_stop_token; i++)
+        }
+        for (int32_t i = 0; i < params->n_stop_token; i++) {
             add_bias(p, b, params->stop_token[i], -INFINITY);
+        }
     }
     ban_words(p, b, q);
     p->n_bias = b->n_token_bias - p->bias_first;
@@ -112,6 +126,7 @@ static const uint32_t *mask_of(struct packer *p, const struct group *g)
 {
     const struct gen_params *params = &g->request->params;
     uint32_t *mask = p->mask + (int64_t)g->mask * p->mask_words;
+
     if (p->mask_order[g->mask] == g->order + 1) {
         return mask;
     }
@@ -127,6 +142,7 @@ static const uint32_t *mask_of(struct packer *p, const struct group *g)
 static int32_t pack_mask(struct packer *p, struct batch *b, const struct group *g)
 {
     int32_t first = b->n_mask_word;
+
     if (g->mask < 0) {
         return -1;
     }
@@ -141,6 +157,7 @@ static int32_t pack_mask(struct packer *p, struct batch *b, const struct group *
 static void pack_slices(struct packer *p, struct batch *b, const struct seq *q, int32_t n_drawn)
 {
     const struct group *g = q->group;
+
     if (p->slice_group != g) {
         p->mask_first = pack_mask(p, b, g);
     }
@@ -157,6 +174,7 @@ static struct sample_row draw_row(struct packer *p, struct batch *b, const struc
     const struct group *g = q->group;
     const struct gen_params *params = &g->request->params;
     int32_t position = it->first + it->n;
+
     pack_slices(p, b, q, position - g->n_prompt);
     return (struct sample_row){
         .logits_row = b->n_logits,
@@ -168,7 +186,8 @@ static struct sample_row draw_row(struct packer *p, struct batch *b, const struc
         .presence_penalty = params->presence_penalty,
         .frequency_penalty = params->frequency_penalty,
         .repetition_penalty = params->repetition_penalty,
-        .n_logprobs = MAX(params->n_logprobs, params->best_of > params->n ? 0 : -1), /* best_of ranks by them */
+        /* best_of ranks by them */
+        .n_logprobs = MAX(params->n_logprobs, params->best_of > params->n ? 0 : -1),
         .n_candidates = g->beam ? g->beam->n_candidates : 0,
         .target = -1,
         .seed = q->seed,
@@ -185,6 +204,7 @@ static void pack_scores(struct packer *p, struct batch *b, const struct plan_ite
 {
     const struct gen_params *params = &it->seq->group->request->params;
     int32_t n_top = MAX(params->n_prompt_logprobs, params->echo ? params->n_logprobs : -1);
+
     for (int32_t i = 0; i < it->n_scores; i++) {
         int32_t position = it->first + it->score_offset + i + 1;
         p->logits_token[b->n_logits] = b->n_tokens + it->score_offset + i;
@@ -204,21 +224,25 @@ static void pack_scores(struct packer *p, struct batch *b, const struct plan_ite
 
 static void pack_draws(struct packer *p, struct batch *b, const struct plan_item *it)
 {
-    if (it->n_draws == 0)
+    if (it->n_draws == 0) {
         return;
+    }
     struct sample_row row = draw_row(p, b, it);
     p->logits_token[b->n_logits] = b->n_tokens + it->n - 1;
     for (int32_t i = 0; i < it->n_draws; i++) {
-        if (it->n_draws > 1) /* the samples of one prompt differ by their seeds alone */
+        if (it->n_draws > 1) { /* the samples of one prompt differ by their seeds alone */
             row.seed = it->seq->group->seq[i].seed;
+        }
         p->sample[b->n_samples++] = row;
     }
     b->n_logits++;
 }
 
-static void pack_item(struct packer *p, struct batch *b, const struct plan_item *it, const struct seq *before)
+static void pack_item(struct packer *p, struct batch *b, const struct plan_item *it,
+                      const struct seq *before)
 {
     int32_t i = b->n_seqs;
+
     pack_table(p, b, it->seq);
     pack_tokens(p, b, it);
     assert(b->n_samples == it->sample_first);
@@ -258,9 +282,11 @@ void pack_batch(struct packer *p, const struct plan *plan, struct batch *ret)
         .token_bias = p->token_bias,
         .mask_word = p->mask_word,
     };
+
     p->slice_group = NULL;
-    for (int32_t i = 0; i < plan->n_items; i++)
+    for (int32_t i = 0; i < plan->n_items; i++) {
         pack_item(p, &b, &plan->item[i], i > 0 ? plan->item[i - 1].seq : NULL);
+    }
     p->q_start[b.n_seqs] = b.n_tokens;
     *ret = b;
 }

@@ -1,4 +1,5 @@
-/* From plan (stage 5) to batch (stage 6): flat arrays, nothing else. Pure, no allocation after packer_new.
+/* From plan (stage 5) to batch (stage 6): flat arrays, nothing else. Pure, no
+ * allocation after packer_new.
  *
  * Block tables live with the backend. The packer keeps a shadow of what each row holds
  * there and sends only the entries that changed, as runs: usually one entry every
@@ -18,7 +19,8 @@
 struct packer;
 int packer_new(struct packer **ret, const struct sched_config *c, struct err *e);
 void packer_free(struct packer *p);
-/* `plan` has items. The arrays of `ret` belong to the packer and the plan and hold until the next call. */
+/* `plan` has items. The arrays of `ret` belong to the packer and the plan and hold
+ * until the next call. */
 void pack_batch(struct packer *p, const struct plan *plan, struct batch *ret);
 
 #endif

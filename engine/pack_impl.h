@@ -1,10 +1,12 @@
-/* The packer's arrays: between pack.c, which fills them, and setup.c, which sizes them. */
+/* The packer's arrays: between pack.c, which fills them, and setup.c, which sizes
+ * them. */
 #ifndef QUIRE_ENGINE_PACK_IMPL_H
 #define QUIRE_ENGINE_PACK_IMPL_H
 
 #include "engine/pack.h"
 
-enum { PACK_RUNS = 4 }; /* table updates a sequence and step, at most; the last one covers the rest */
+/* table updates a sequence and step, at most; the last one covers the rest */
+enum { PACK_RUNS = 4 };
 
 struct packer {
     struct sched_config c;
@@ -19,7 +21,8 @@ struct packer {
     struct sample_row *sample;                    /* [max_logits] */
     struct token_bias *token_bias;                /* [bias_cap] LIMIT_ROW_BIASES a sequence */
     int64_t bias_cap;
-    int32_t *bias_at;    /* [vocab] where in token_bias an id was written last, whatever stands there now */
+    /* [vocab] where in token_bias an id was written last, whatever stands there now */
+    int32_t *bias_at;
     uint32_t *mask_word; /* [max_num_seqs * mask_words] the step's */
     int32_t mask_words;  /* of one mask */
 

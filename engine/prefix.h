@@ -1,21 +1,25 @@
 /* The prefix cache: full KV blocks found again by what they hold.
  *
- * A full block is named by the 128-bit xxHash3 of (its parent's name, its tokens); the first block's parent is the
- * name of the salt. A hash is never proof: a hit compares the tokens, and the parent by serial number. Every entry
- * gets a serial of its own when it is published, and holds the serial of its parent's entry, so a chain matches
- * only if each block was computed on top of exactly the one before; an entry whose parent was dropped can no
- * longer be reached and ages out. The salt is compared in 191 bits of hash keyed by a secret drawn at start.
+ * A full block is named by the 128-bit xxHash3 of (its parent's name, its tokens); the
+ * first block's parent is the name of the salt. A hash is never proof: a hit compares
+ * the tokens, and the parent by serial number. Every entry gets a serial of its own
+ * when it is published, and holds the serial of its parent's entry, so a chain matches
+ * only if each block was computed on top of exactly the one before; an entry whose
+ * parent was dropped can no longer be reached and ages out. The salt is compared in 191
+ * bits of hash keyed by a secret drawn at start.
  *
  * A shared block (prefix_share: the texts that the settings pin) is found whatever the
  * salt, as long as only shared blocks stand before it: a chain begins without its salt,
  * which enters its name where the shared blocks end. What is shared must stay named,
  * and be shared before the first salted chain begins.
  *
- * Entries are indexed by block id, so there is nothing to allocate. The caller walks a prompt block by block with
- * a `struct prefix_chain`, which also carries a running sequence's place, so nothing is hashed twice.
+ * Entries are indexed by block id, so there is nothing to allocate. The caller walks a
+ * prompt block by block with a `struct prefix_chain`, which also carries a running
+ * sequence's place, so nothing is hashed twice.
  *
- * Invariants (prefix_check): a named block's entry is in the bucket of its name; its name equals the hash of its
- * parent's name and its tokens; exactly the pool's named blocks have entries.
+ * Invariants (prefix_check): a named block's entry is in the bucket of its name; its
+ * name equals the hash of its parent's name and its tokens; exactly the pool's named
+ * blocks have entries.
  */
 #ifndef QUIRE_ENGINE_PREFIX_H
 #define QUIRE_ENGINE_PREFIX_H
@@ -52,13 +56,14 @@ struct prefix {
     uint32_t bucket_mask;
     int32_t block_size;
     uint64_t last_serial;
-    struct prefix_name name_mask; /* bits of a name that count: all, but in tests that want collisions */
-    uint64_t secret;              /* seed of the hashes */
+    /* bits of a name that count: all, but in tests that want collisions */
+    struct prefix_name name_mask;
+    uint64_t secret; /* seed of the hashes */
 };
 
 /* `name_bits`: how many bits of a name count; 0: all 128. */
-int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, int32_t name_bits, uint64_t secret,
-                struct err *e);
+int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, int32_t name_bits,
+                uint64_t secret, struct err *e);
 void prefix_release(struct prefix *px);
 
 /* The start of a chain. `salt` may be NULL. */
@@ -66,13 +71,15 @@ void prefix_start(const struct prefix *px, struct prefix_chain *ret, const char 
 /* The block that holds token[0 .. block_size) after `chain`, or -1. On a hit the chain
  * moves on, else its salt enters; no count changes. */
 int32_t prefix_find(const struct prefix *px, struct prefix_chain *chain, const int32_t *token);
-/* `block`, which the caller holds, contains the tokens after `chain`. Becomes its name unless an equal block has
- * one already; the chain moves on either way. */
-void prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t block, const int32_t *token);
+/* `block`, which the caller holds, contains the tokens after `chain`. Becomes its name
+ * unless an equal block has one already; the chain moves on either way. */
+void prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t block,
+                    const int32_t *token);
 /* A named block of a chain without a salt is found with any. The caller holds it for
  * good. */
 void prefix_share(struct prefix *px, int32_t block);
-/* Forget the block's name (before it is taken for something else). No-op for a nameless one. */
+/* Forget the block's name (before it is taken for something else). No-op for a nameless
+ * one. */
 void prefix_drop(struct prefix *px, int32_t block);
 
 /* NULL, or the sentence of the first invariant that does not hold. */

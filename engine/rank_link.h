@@ -1,8 +1,10 @@
-/* How rank 0 speaks to the other ranks: one message to all, taken by each in order, read in place.
+/* How rank 0 speaks to the other ranks: one message to all, taken by each in order,
+ * read in place.
  *
- * A small table, so that ranks of one machine (shared memory, rank_ring.c) and of several (a stream to each) are the same to
- * ranks.c and rank_main.c. What ranks say to rank 0 is rare and goes as notes over a socket (rank_note.h); what
- * they say to each other inside a step is comm's.
+ * A small table, so that ranks of one machine (shared memory, rank_ring.c) and of
+ * several (a stream to each) are the same to ranks.c and rank_main.c. What ranks say to
+ * rank 0 is rare and goes as notes over a socket (rank_note.h); what they say to each
+ * other inside a step is comm's.
  */
 #ifndef QUIRE_ENGINE_RANK_LINK_H
 #define QUIRE_ENGINE_RANK_LINK_H
@@ -24,11 +26,13 @@ struct rank_message {
 struct rank_link;
 
 struct rank_link_ops {
-    /* Rank 0, one thread: where the next message of up to slot_bytes is written. ERR_TIMEOUT: a rank took none for timeout_us. */
+    /* Rank 0, one thread: where the next message of up to slot_bytes is written.
+     * ERR_TIMEOUT: a rank took none for timeout_us. */
     int (*begin)(struct rank_link *l, void **ret, int64_t timeout_us, struct err *e);
     /* It is written: to all. */
     int (*commit)(struct rank_link *l, uint32_t kind, size_t n_bytes, struct err *e);
-    /* The others: the next message; 1, or 0 when there is none for timeout_us. Spins for a moment, then sleeps. */
+    /* The others: the next message; 1, or 0 when there is none for timeout_us. Spins
+     * for a moment, then sleeps. */
     int (*take)(struct rank_link *l, struct rank_message *ret, int64_t timeout_us, struct err *e);
     /* The message taken last is no longer read. */
     void (*release)(struct rank_link *l);
@@ -41,9 +45,10 @@ struct rank_link {
     size_t slot_bytes;
 };
 
-/* rank_ring.c: in memory that the ranks of a machine share. Zeroed, of rank_ring_bytes, aligned to 64; the caller's. */
+/* rank_ring.c: in memory that the ranks of a machine share. Zeroed, of rank_ring_bytes,
+ * aligned to 64; the caller's. */
 size_t rank_ring_bytes(size_t slot_bytes);
-int rank_ring_open(struct rank_link **ret, void *shared, int32_t rank, int32_t n_ranks, size_t slot_bytes,
-                   struct err *e);
+int rank_ring_open(struct rank_link **ret, void *shared, int32_t rank, int32_t n_ranks,
+                   size_t slot_bytes, struct err *e);
 
 #endif

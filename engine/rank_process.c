@@ -1,10 +1,11 @@
 /* Starting a rank (see rank_process.h).
  *
- * Between fork and exec only calls that are safe in a process of many threads. The child gets two descriptors, the shared
- * memory and the socket; all others close on exec, so that no rank keeps a port or a client's connection open. Signals that
- * end the service are the parent's affair: it tells its ranks when to stop. A parent that is killed takes its
- * ranks with it: the kernel kills them (PR_SET_PDEATHSIG), and a parent that ended before that was asked for is noticed
- * by its number.
+ * Between fork and exec only calls that are safe in a process of many threads. The
+ * child gets two descriptors, the shared memory and the socket; all others close on
+ * exec, so that no rank keeps a port or a client's connection open. Signals that end
+ * the service are the parent's affair: it tells its ranks when to stop. A parent that
+ * is killed takes its ranks with it: the kernel kills them (PR_SET_PDEATHSIG), and a
+ * parent that ended before that was asked for is noticed by its number.
  */
 #include "engine/rank_process.h"
 
@@ -40,15 +41,18 @@ static void keep_open(int fd)
 static void become(const struct rank_order *o, char *const *argv, char *const *env)
 {
     sigset_t none;
+
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != o->parent)
+    if (getppid() != o->parent) {
         _exit(0);
+    }
     signal(SIGINT, SIG_IGN);
     signal(SIGTERM, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC_FLAG); /* old kernels: what was opened so closes */
+    /* old kernels: what was opened so closes */
+    syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC_FLAG);
     if (!o->over_net) {
         keep_open(o->shared_fd);
         keep_open(o->note_fd);
@@ -62,13 +66,16 @@ static char **environment(void)
 {
     extern char **environ;
     int n = 0, kept = 0;
-    while (environ[n])
+
+    while (environ[n]) {
         n++;
+    }
     char **env = calloc((size_t)n + 1, sizeof(*env));
     for (int i = 0; env && i < n; i++) {
         if (strncmp(environ[i], "QUIRE_", 6) != 0 || strncmp(environ[i], "QUIRE_CPU", 9) == 0 ||
-            strncmp(environ[i], "QUIRE_TEST", 10) == 0)
+            strncmp(environ[i], "QUIRE_TEST", 10) == 0) {
             env[kept++] = environ[i];
+        }
     }
     return env;
 }
@@ -77,10 +84,13 @@ int rank_spawn(pid_t *ret, const struct rank_order *o, struct err *e)
 {
     char word[N_WORDS][WORD_BYTES];
     int n = 0, n_flags = 0;
-    const long long number[N_WORDS - 1] = {o->rank,   o->n_ranks, o->shared_fd, o->note_fd,  (long long)o->slot_bytes,
-                                           o->parent, o->here,    o->n_here,    o->over_net, o->n_stages};
-    while (o->settings[n_flags])
+
+    const long long number[N_WORDS - 1] = {
+        o->rank,   o->n_ranks, o->shared_fd, o->note_fd,  (long long)o->slot_bytes,
+        o->parent, o->here,    o->n_here,    o->over_net, o->n_stages};
+    while (o->settings[n_flags]) {
         n_flags++;
+    }
     char **argv = calloc((size_t)(n_flags + N_WORDS + 2), sizeof(*argv)), **env = environment();
     if (!argv || !env) {
         free(argv);
@@ -95,13 +105,15 @@ int rank_spawn(pid_t *ret, const struct rank_order *o, struct err *e)
     }
     memcpy(argv + n, o->settings, (size_t)n_flags * sizeof(*argv));
     pid_t pid = fork();
-    if (pid == 0)
+    if (pid == 0) {
         become(o, argv, env);
+    }
     int why = errno;
     free(argv);
     free(env);
-    if (pid < 0)
+    if (pid < 0) {
         return err_set(e, ERR_IO, "rank %d could not be started: %s", o->rank, strerror(why));
+    }
     *ret = pid;
     return 0;
 }
@@ -112,11 +124,13 @@ int rank_order_parse(struct rank_order *ret, int argc, char **argv, struct err *
     for (int i = 0; i < N_WORDS - 1; i++) {
         char *end = NULL;
         number[i] = i < argc ? strtoll(argv[i], &end, 10) : -1;
-        if (number[i] < 0 || !end || *end)
+        if (number[i] < 0 || !end || *end) {
             return err_set(e, ERR_INVALID, "quire rank is started by quire serve, not by hand");
+        }
     }
-    if (number[9] < 1 || number[1] % number[9] != 0)
+    if (number[9] < 1 || number[1] % number[9] != 0) {
         return err_set(e, ERR_INVALID, "quire rank is started by quire serve, not by hand");
+    }
     *ret = (struct rank_order){
         .rank = (int32_t)number[0],
         .n_ranks = (int32_t)number[1],
@@ -137,15 +151,18 @@ int rank_order_parse(struct rank_order *ret, int argc, char **argv, struct err *
 static int ending_status(pid_t pid)
 {
     char path[32], text[1024];
+
     snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t n = fd < 0 ? 0 : read(fd, text, sizeof(text) - 1);
-    if (fd >= 0)
+    if (fd >= 0) {
         close(fd);
+    }
     text[MAX(n, 0)] = '\0';
     char *at = strrchr(text, ')'); /* the second field, the name, may hold anything */
-    for (int field = 2; at && field < EXIT_FIELD; field++)
+    for (int field = 2; at && field < EXIT_FIELD; field++) {
         at = strchr(at + 1, ' ');
+    }
     return at ? atoi(at) : 0;
 }
 
@@ -157,12 +174,13 @@ static void tick(void)
 bool rank_reap(pid_t *pid, int ms, int *ret_status)
 {
     for (int waited = 0; *pid > 0; waited += TICK_MS) {
-        if (waitpid(*pid, ret_status, WNOHANG) != 0)
+        if (waitpid(*pid, ret_status, WNOHANG) != 0) {
             *pid = 0;
-        else if (waited >= ms)
+        } else if (waited >= ms) {
             return false;
-        else
+        } else {
             tick();
+        }
     }
     return true;
 }
@@ -171,10 +189,12 @@ bool rank_ended(pid_t *pid, int ms, int *ret_status)
 {
     for (int waited = 0; !rank_reap(pid, 0, ret_status); waited += TICK_MS) {
         *ret_status = ending_status(*pid);
-        if (*ret_status != 0)
+        if (*ret_status != 0) {
             return true;
-        if (waited >= ms)
+        }
+        if (waited >= ms) {
             return false;
+        }
         tick();
     }
     return true;
@@ -182,9 +202,11 @@ bool rank_ended(pid_t *pid, int ms, int *ret_status)
 
 void rank_exit_text(char *ret, size_t cap, int32_t rank, pid_t pid, int status)
 {
-    if (WIFSIGNALED(status))
-        snprintf(ret, cap, "rank %d (process %d) was ended by signal %d (%s)", rank, (int)pid, WTERMSIG(status),
-                 strsignal(WTERMSIG(status)));
-    else
-        snprintf(ret, cap, "rank %d (process %d) ended with status %d", rank, (int)pid, WEXITSTATUS(status));
+    if (WIFSIGNALED(status)) {
+        snprintf(ret, cap, "rank %d (process %d) was ended by signal %d (%s)", rank, (int)pid,
+                 WTERMSIG(status), strsignal(WTERMSIG(status)));
+    } else {
+        snprintf(ret, cap, "rank %d (process %d) ended with status %d", rank, (int)pid,
+                 WEXITSTATUS(status));
+    }
 }

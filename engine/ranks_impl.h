@@ -1,4 +1,5 @@
-/* Inside the executor of many ranks: what ranks.c (steps, start, end) and ranks_watch.c (its thread) share. Nobody else includes this. */
+/* Inside the executor of many ranks: what ranks.c (steps, start, end) and ranks_watch.c
+ * (its thread) share. Nobody else includes this. */
 #ifndef QUIRE_ENGINE_RANKS_IMPL_H
 #define QUIRE_ENGINE_RANKS_IMPL_H
 
@@ -52,15 +53,16 @@ struct ranks {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* a member's state, `failed`, n_answered */
     /* under `lock` */
-    struct member member[COMM_MAX_RANKS];     /* [1 .. n-1] */
-    bool met;                                 /* shared's link, comm and pipeline are there */
-    bool failed, stopping, by_force;          /* by_force: they were not told to stop */
-    uint64_t n_answered;                      /* steps whose results came; step i's are answer[i % RANKS_ANSWERS] */
+    struct member member[COMM_MAX_RANKS]; /* [1 .. n-1] */
+    bool met;                             /* shared's link, comm and pipeline are there */
+    bool failed, stopping, by_force;      /* by_force: they were not told to stop */
+    uint64_t n_answered; /* steps whose results came; step i's are answer[i % RANKS_ANSWERS] */
     struct rank_answer answer[RANKS_ANSWERS]; /* of several stages */
     char reason[400];
 };
 
-/* ranks_watch.c. The first reason stays; once the ranks were told to stop, none is one. Any thread. */
+/* ranks_watch.c. The first reason stays; once the ranks were told to stop, none is one.
+ * Any thread. */
 void ranks_fail(struct ranks *x, const char *reason);
 int ranks_check_failed(struct ranks *x, struct err *e);
 /* The thread that starts the ranks and watches them, until wake_fd is written to. */

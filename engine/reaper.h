@@ -1,5 +1,5 @@
-/* A thread that frees what is large: to give hundreds of megabytes back takes milliseconds, which neither the engine's thread nor
- * the output thread has. */
+/* A thread that frees what is large: to give hundreds of megabytes back takes
+ * milliseconds, which neither the engine's thread nor the output thread has. */
 #ifndef QUIRE_ENGINE_REAPER_H
 #define QUIRE_ENGINE_REAPER_H
 
@@ -18,7 +18,8 @@ struct reaper {
 };
 
 int reaper_open(struct reaper *r, struct err *e);
-/* Frees what was handed over, and ends the thread. A reaper that was never opened is all zero but for wake.fd, -1. */
+/* Frees what was handed over, and ends the thread. A reaper that was never opened is
+ * all zero but for wake.fd, -1. */
 void reaper_close(struct reaper *r);
 /* Any thread; `g->free` is set. Frees at once where the reaper was not opened. */
 void reaper_take(struct reaper *r, struct garbage *g);

@@ -15,6 +15,7 @@ static float or_else(float value, float otherwise)
 void gen_params_init(struct gen_params *p, const struct engine *engine)
 {
     const struct generation_defaults *d = &engine->defaults;
+
     *p = (struct gen_params){
         .max_tokens = 16,
         .n = 1,
@@ -34,10 +35,12 @@ void gen_params_init(struct gen_params *p, const struct engine *engine)
 
 void gen_params_release(struct gen_params *p)
 {
-    for (int32_t i = 0; i < p->n_stop; i++)
+    for (int32_t i = 0; i < p->n_stop; i++) {
         free(p->stop[i]);
-    for (int32_t i = 0; i < p->n_bad_words; i++)
+    }
+    for (int32_t i = 0; i < p->n_bad_words; i++) {
         free(p->bad_word[i]);
+    }
     free(p->stop);
     free(p->stop_len);
     free(p->stop_token);
@@ -82,8 +85,8 @@ void shared_params_unref(struct shared_params *p)
     free(p);
 }
 
-int request_new_shared(struct request **ret, struct shared_params *params, const int32_t *prompt, int32_t n_prompt,
-                       struct err *e)
+int request_new_shared(struct request **ret, struct shared_params *params, const int32_t *prompt,
+                       int32_t n_prompt, struct err *e)
 {
     const struct gen_params *p = &params->params;
     int32_t n_seqs = MAX(MAX(p->best_of, p->beam_width), 1);
@@ -117,7 +120,8 @@ int request_new_shared(struct request **ret, struct shared_params *params, const
     return 0;
 }
 
-int request_new(struct request **ret, struct gen_params *params, const int32_t *prompt, int32_t n_prompt, struct err *e)
+int request_new(struct request **ret, struct gen_params *params, const int32_t *prompt,
+                int32_t n_prompt, struct err *e)
 {
     struct shared_params *shared;
     int rc = shared_params_new(&shared, params, e);
@@ -142,8 +146,9 @@ struct request *request_ref(struct request *r)
 
 void request_unref(struct request *r)
 {
-    if (!r || atomic_fetch_sub_explicit(&r->refs, 1, memory_order_acq_rel) != 1)
+    if (!r || atomic_fetch_sub_explicit(&r->refs, 1, memory_order_acq_rel) != 1) {
         return;
+    }
     emission_free(r->emission);
     prompt_out_free(r->prompt_out);
     shared_params_unref(r->shared);
@@ -155,5 +160,6 @@ void request_unref(struct request *r)
 const char *finish_reason_name(enum finish_reason f)
 {
     static const char *const name[] = {NULL, "stop", "length", "abort", "error", "error"};
+
     return name[f];
 }

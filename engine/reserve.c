@@ -1,6 +1,6 @@
-/* A chunk has a power of two of slots and starts at a multiple of its size. A chunk is split to serve a smaller one,
- * and joined with its buddy when both are free. An arena that is no power of two begins as the chunks of its binary
- * digits. */
+/* A chunk has a power of two of slots and starts at a multiple of its size. A chunk is
+ * split to serve a smaller one, and joined with its buddy when both are free. An arena
+ * that is no power of two begins as the chunks of its binary digits. */
 #include <string.h>
 
 #include "engine/reserve.h"
@@ -10,42 +10,50 @@ static void list_add(struct reserver *r, int32_t at, int order)
     r->free_order[at] = (int8_t)order;
     r->prev[at] = -1;
     r->next[at] = r->first[order];
-    if (r->first[order] >= 0)
+    if (r->first[order] >= 0) {
         r->prev[r->first[order]] = at;
+    }
     r->first[order] = at;
 }
 
 static void list_take(struct reserver *r, int32_t at)
 {
     int order = r->free_order[at];
-    if (r->prev[at] >= 0)
+
+    if (r->prev[at] >= 0) {
         r->next[r->prev[at]] = r->next[at];
-    else
+    } else {
         r->first[order] = r->next[at];
-    if (r->next[at] >= 0)
+    }
+    if (r->next[at] >= 0) {
         r->prev[r->next[at]] = r->prev[at];
+    }
     r->free_order[at] = -1;
 }
 
 static int order_of(int32_t size)
 {
     int order = 0;
-    while (((int64_t)1 << order) < size)
+
+    while (((int64_t)1 << order) < size) {
         order++;
+    }
     return order;
 }
 
 void reserver_clear(struct reserver *r)
 {
     int32_t at = 0;
+
     r->n_taken = 0;
     memset(r->free_order, -1, (size_t)r->rule.slots);
     memset(r->first, -1, sizeof(r->first));
-    for (int order = RESERVE_ORDERS - 1; order >= 0; order--)
+    for (int order = RESERVE_ORDERS - 1; order >= 0; order--) {
         if (r->rule.slots & (1 << order)) {
             list_add(r, at, order);
             at += 1 << order;
         }
+    }
 }
 
 static int32_t wanted(const struct reserve_rule *rule, int32_t n_prompt, int32_t n_output)
@@ -69,10 +77,12 @@ bool reserver_take(struct reserver *r, int32_t n_prompt, int32_t n_output, struc
 {
     *ret = (struct reservation){.wanted = wanted(&r->rule, n_prompt, n_output)};
     int order = order_of(MAX(ret->wanted, r->rule.least)), from = order;
-    while (from < RESERVE_ORDERS && r->first[from] < 0)
+    while (from < RESERVE_ORDERS && r->first[from] < 0) {
         from++;
-    if (from == RESERVE_ORDERS)
+    }
+    if (from == RESERVE_ORDERS) {
         return false;
+    }
     int32_t at = r->first[from];
     list_take(r, at);
     while (from > order) {
@@ -88,15 +98,18 @@ bool reserver_take(struct reserver *r, int32_t n_prompt, int32_t n_output, struc
 void reserver_give(struct reserver *r, struct reservation *x)
 {
     int32_t at = x->start;
-    if (x->size == 0)
+
+    if (x->size == 0) {
         return;
+    }
     int order = order_of(x->size);
     r->n_taken--;
     *x = (struct reservation){0};
     for (;; order++) {
         int32_t buddy = at ^ (1 << order);
-        if (buddy >= r->rule.slots || r->free_order[buddy] != order)
+        if (buddy >= r->rule.slots || r->free_order[buddy] != order) {
             break;
+        }
         list_take(r, buddy);
         at = MIN(at, buddy);
     }

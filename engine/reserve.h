@@ -1,10 +1,13 @@
-/* Reservations of before paging, to measure paging against: each sequence gets one contiguous chunk for its whole life, from a buddy
- * allocator. How many tokens it asks for is the baseline of the paper (SOSP'23, section 6.1): Max, the model's length; Pow2, its
- * prompt and the next power of two of its output; Oracle, its prompt and exactly its output.
+/* Reservations of before paging, to measure paging against: each sequence gets one
+ * contiguous chunk for its whole life, from a buddy allocator. How many tokens it asks
+ * for is the baseline of the paper (SOSP'23, section 6.1): Max, the model's length;
+ * Pow2, its prompt and the next power of two of its output; Oracle, its prompt and
+ * exactly its output.
  *
- * The allocator only keeps the books. `quire simulate --manager` asks it before the scheduler gets a request; with the setting
- * kv_policy the scheduler asks it at admission, over the paged pool: then blocks lie where they always do, and what a reservation
- * withholds is withheld by not admitting. */
+ * The allocator only keeps the books. `quire simulate --manager` asks it before the
+ * scheduler gets a request; with the setting kv_policy the scheduler asks it at
+ * admission, over the paged pool: then blocks lie where they always do, and what a
+ * reservation withholds is withheld by not admitting. */
 #ifndef QUIRE_ENGINE_RESERVE_H
 #define QUIRE_ENGINE_RESERVE_H
 

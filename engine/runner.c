@@ -1,12 +1,15 @@
 /* The executor of one rank: a model on a backend.
  *
- * A backend whose operations return before they are done (a GPU) is called on the engine's thread: launch enqueues the
- * step, wait waits for it. One that computes inside its operations (the CPU) gets a thread of its own, so that the engine
- * plans step N+1 while step N is computed; a launch then only copies the batch. Its two jobs are taken in turn: job i is
- * free again once its results were waited for, which the executor's depth of one guarantees.
+ * A backend whose operations return before they are done (a GPU) is called on the
+ * engine's thread: launch enqueues the step, wait waits for it. One that computes
+ * inside its operations (the CPU) gets a thread of its own, so that the engine plans
+ * step N+1 while step N is computed; a launch then only copies the batch. Its two jobs
+ * are taken in turn: job i is free again once its results were waited for, which the
+ * executor's depth of one guarantees.
  *
- * As a stage of a pipeline it computes a step in parts (parts.h) and waits for each, on a thread too where rank 0's backend is a
- * GPU's; the results of all parts are the last stage's answer, those of the others are void.
+ * As a stage of a pipeline it computes a step in parts (parts.h) and waits for each, on
+ * a thread too where rank 0's backend is a GPU's; the results of all parts are the last
+ * stage's answer, those of the others are void.
  */
 #include "engine/runner.h"
 
@@ -47,14 +50,16 @@ struct runner {
     struct job job[N_JOBS];
 };
 
-/* ---- a step ------------------------------------------------------------------------------------------------------- */
+/* ---- a step ---- */
 
 static int run_part(struct runner *r, const struct batch *b, struct err *e)
 {
     struct backend *k = r->backend;
     int rc = k->ops->step_begin(k, b, e);
-    if (rc < 0)
+
+    if (rc < 0) {
         return rc;
+    }
     model_step(r->model, b);
     return k->ops->step_end(k, e);
 }
@@ -72,14 +77,18 @@ static int run_parts(struct runner *r, const struct batch *b, struct err *e)
     struct results got;
     int32_t n = parts_count(b, n_stages(r));
     int rc = gathered_begin(g, b->step, b->n_samples, gathered_stride(b), e);
+
     for (int32_t i = 0; i < n && rc == 0; i++) {
         rc = parts_cut(&r->parts, b, i, n, &part, e);
-        if (rc == 0)
+        if (rc == 0) {
             rc = run_part(r, &part, e);
-        if (rc == 0)
+        }
+        if (rc == 0) {
             rc = r->backend->ops->step_wait(r->backend, &got, e);
-        if (rc == 0 && model_is_last(r->model))
+        }
+        if (rc == 0 && model_is_last(r->model)) {
             gathered_add(g, part.first_sample, &got);
+        }
     }
     return rc;
 }
@@ -92,10 +101,12 @@ static int run_step(struct runner *r, const struct batch *b, struct err *e)
 /* Results of the oldest step not handed out. */
 static int take_results(struct runner *r, struct results *ret, struct err *e)
 {
-    if (n_stages(r) == 1)
+    if (n_stages(r) == 1) {
         return r->backend->ops->step_wait(r->backend, ret, e);
-    if (r->n_handed_out == r->n_computed)
+    }
+    if (r->n_handed_out == r->n_computed) {
         return err_set(e, ERR_INVALID, "no step to wait for");
+    }
     *ret = r->gathered[r->n_handed_out++ % N_GATHERED].results;
     return 0;
 }
@@ -110,22 +121,26 @@ static int direct_wait(struct executor *x, struct results *ret, struct err *e)
     return take_results(CONTAINER_OF(x, struct runner, base), ret, e);
 }
 
-/* ---- the same on a thread ----------------------------------------------------------------------------------------- */
+/* ---- the same on a thread ---- */
 
 static void *runner_main(void *arg)
 {
     struct runner *r = arg;
+
     pthread_mutex_lock(&r->lock);
     for (;;) {
-        while (!r->stopping && r->n_done == r->n_launched)
+        while (!r->stopping && r->n_done == r->n_launched) {
             pthread_cond_wait(&r->changed, &r->lock);
-        if (r->stopping)
+        }
+        if (r->stopping) {
             break;
+        }
         struct job *j = &r->job[r->n_done % N_JOBS];
         pthread_mutex_unlock(&r->lock);
         j->rc = run_step(r, &j->batch.batch, &j->err);
-        if (j->rc == 0)
+        if (j->rc == 0) {
             j->rc = take_results(r, &j->results, &j->err);
+        }
         pthread_mutex_lock(&r->lock);
         r->n_done++;
         pthread_cond_broadcast(&r->changed);
@@ -137,9 +152,12 @@ static void *runner_main(void *arg)
 static int threaded_launch(struct executor *x, const struct batch *b, struct err *e)
 {
     struct runner *r = CONTAINER_OF(x, struct runner, base);
-    int rc = batch_copy_set(&r->job[r->n_launched % N_JOBS].batch, b, e); /* only this thread changes n_launched */
-    if (rc < 0)
+    /* only this thread changes n_launched */
+    int rc = batch_copy_set(&r->job[r->n_launched % N_JOBS].batch, b, e);
+
+    if (rc < 0) {
         return rc;
+    }
     pthread_mutex_lock(&r->lock);
     r->n_launched++;
     pthread_cond_broadcast(&r->changed);
@@ -150,25 +168,29 @@ static int threaded_launch(struct executor *x, const struct batch *b, struct err
 static int threaded_wait(struct executor *x, struct results *ret, struct err *e)
 {
     struct runner *r = CONTAINER_OF(x, struct runner, base);
+
     pthread_mutex_lock(&r->lock);
-    while (r->n_done == r->n_waited)
+    while (r->n_done == r->n_waited) {
         pthread_cond_wait(&r->changed, &r->lock);
+    }
     struct job *j = &r->job[r->n_waited++ % N_JOBS];
     pthread_mutex_unlock(&r->lock);
     if (j->rc < 0) {
-        if (e)
+        if (e) {
             *e = j->err;
+        }
         return j->rc;
     }
     *ret = j->results;
     return 0;
 }
 
-/* ---- start and stop ----------------------------------------------------------------------------------------------- */
+/* ---- start and stop ---- */
 
 static void runner_free(struct executor *x)
 {
     struct runner *r = CONTAINER_OF(x, struct runner, base);
+
     if (r->threaded) {
         pthread_mutex_lock(&r->lock);
         r->stopping = true;
@@ -176,13 +198,16 @@ static void runner_free(struct executor *x)
         pthread_mutex_unlock(&r->lock);
         pthread_join(r->thread, NULL);
     }
-    if (r->backend) /* first: it may read weights in the model's file */
+    if (r->backend) { /* first: it may read weights in the model's file */
         r->backend->ops->free(r->backend);
+    }
     model_free(r->model);
-    for (int i = 0; i < N_JOBS; i++)
+    for (int i = 0; i < N_JOBS; i++) {
         batch_copy_release(&r->job[i].batch);
-    for (int i = 0; i < N_GATHERED; i++)
+    }
+    for (int i = 0; i < N_GATHERED; i++) {
         gathered_release(&r->gathered[i]);
+    }
     parts_release(&r->parts);
     pthread_mutex_destroy(&r->lock);
     pthread_cond_destroy(&r->changed);
@@ -212,13 +237,15 @@ static bool draws(const struct runner *r)
 }
 
 /* Open the backend named, with the limits of its kind. */
-static int open_backend(struct runner *r, const char *name, const struct settings *s, const struct model_config *c,
-                        struct err *e)
+static int open_backend(struct runner *r, const char *name, const struct settings *s,
+                        const struct model_config *c, struct err *e)
 {
     struct executor_info *x = &r->base.info;
     int rc = runner_limits(x, s, c, strcmp(name, "cpu") != 0, e);
-    if (rc < 0)
+
+    if (rc < 0) {
         return rc;
+    }
     struct backend_config config = {
         .threads = (int32_t)s->threads,
         .device = r->share ? r->share->here : 0,
@@ -237,17 +264,20 @@ static int open_backend(struct runner *r, const char *name, const struct setting
     return backend_open(&r->backend, name, &config, e);
 }
 
-static int choose_backend(struct runner *r, const struct settings *s, const struct model_config *c, struct err *e)
+static int choose_backend(struct runner *r, const struct settings *s, const struct model_config *c,
+                          struct err *e)
 {
     if (s->device != DEVICE_AUTO) {
         int rc = open_backend(r, s->device == DEVICE_CPU ? "cpu" : "cuda", s, c, e);
-        if ((rc == ERR_UNSUPPORTED || rc == ERR_NOT_FOUND) && e && e->param[0] == '\0')
+        if ((rc == ERR_UNSUPPORTED || rc == ERR_NOT_FOUND) && e && e->param[0] == '\0') {
             snprintf(e->param, sizeof(e->param), "device");
+        }
         return rc;
     }
     struct err why = {0};
-    if (open_backend(r, "cuda", s, c, &why) == 0)
+    if (open_backend(r, "cuda", s, c, &why) == 0) {
         return 0;
+    }
     log_event(LOG_INFO, "no GPU used", LOG_STR("because", why.text));
     return open_backend(r, "cpu", s, c, e);
 }
@@ -257,12 +287,15 @@ void runner_settle_device(struct settings *s)
     struct backend *gpu = NULL;
     struct backend_config small = {.max_tokens = 1, .max_seqs = 1, .max_samples = 1};
     struct err why = {0};
-    if (s->device != DEVICE_AUTO)
+
+    if (s->device != DEVICE_AUTO) {
         return;
-    if (backend_open(&gpu, "cuda", &small, &why) == 0)
+    }
+    if (backend_open(&gpu, "cuda", &small, &why) == 0) {
         gpu->ops->free(gpu);
-    else
+    } else {
         log_event(LOG_INFO, "no GPU used", LOG_STR("because", why.text));
+    }
     s->device = gpu ? DEVICE_CUDA : DEVICE_CPU;
 }
 
@@ -280,8 +313,8 @@ enum dtype runner_dtype(const struct settings *s, const struct model_config *c)
     }
 }
 
-static int load_model(struct runner *r, const struct settings *s, const char *dir, const struct model_config *c,
-                      struct err *e)
+static int load_model(struct runner *r, const struct settings *s, const char *dir,
+                      const struct model_config *c, struct err *e)
 {
     struct executor_info *x = &r->base.info;
     bool gpu = r->backend->async;
@@ -296,84 +329,104 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
         .stage = r->share ? r->share->at.stage : 0,
         .n_stages = n_stages(r),
     };
+
     snprintf(x->dtype, sizeof(x->dtype), "%s", dtype_name(o.dtype));
     return model_open(&r->model, dir, c, &o, r->backend, e);
 }
 
 /* The cache takes what the weights left. */
-static int make_pools(struct runner *r, const struct settings *s, const struct model_config *c, struct err *e)
+static int make_pools(struct runner *r, const struct settings *s, const struct model_config *c,
+                      struct err *e)
 {
     struct executor_info *x = &r->base.info;
     struct backend *k = r->backend;
     struct kv_layout layout;
     struct backend_memory memory;
     const struct model_options *o = &r->model->options;
-    int32_t n_layers = model_first_layer(c, o->stage + 1, o->n_stages) - model_first_layer(c, o->stage, o->n_stages);
+    int32_t n_layers = model_first_layer(c, o->stage + 1, o->n_stages) -
+                       model_first_layer(c, o->stage, o->n_stages);
+
     kv_layout_init(&layout, x->block_size, n_layers, model_n_kv_heads(c, n_ranks(r)), c->head_dim,
                    k->act_dtype_of[o->dtype]);
     x->block_bytes = kv_layout_block_bytes(&layout);
     int rc = k->ops->memory(k, &memory, e);
-    if (!k->async) /* the ranks of a machine share its memory */
+    if (!k->async) { /* the ranks of a machine share its memory */
         memory.free_bytes /= n_here(r);
-    if (rc == 0)
+    }
+    if (rc == 0) {
         rc = runner_pools(x, s, &memory, k->async, e);
-    if (rc == 0 && r->share)
+    }
+    if (rc == 0 && r->share) {
         rc = r->share->agree(r->share, x, r->model, e);
-    if (rc == 0)
+    }
+    if (rc == 0) {
         rc = k->ops->kv_create(k, &layout, x->n_blocks, x->n_host_blocks, e);
-    if (rc == 0 && k->ops->ready)
+    }
+    if (rc == 0 && k->ops->ready) {
         rc = k->ops->ready(k, e);
+    }
     return rc;
 }
 
 static int runner_start(struct runner *r, struct err *e)
 {
     struct executor *x = &r->base;
+
     x->info.depth = 1;
-    snprintf(x->info.device, sizeof(x->info.device), "%s: %s", r->backend->name, r->backend->device);
-    if (r->backend->note[0])
-        log_event(LOG_WARN, "mended", LOG_STR("device", r->backend->device), LOG_STR("what", r->backend->note));
+    snprintf(x->info.device, sizeof(x->info.device), "%s: %s", r->backend->name,
+             r->backend->device);
+    if (r->backend->note[0]) {
+        log_event(LOG_WARN, "mended", LOG_STR("device", r->backend->device),
+                  LOG_STR("what", r->backend->note));
+    }
     x->info.sets_up_sizes = r->backend->async;
     bool direct = (r->backend->async && n_stages(r) == 1) || (r->share && r->share->direct);
     x->launch = direct ? direct_launch : threaded_launch;
     x->wait = direct ? direct_wait : threaded_wait;
-    if (direct)
+    if (direct) {
         return 0;
+    }
     for (int i = 0; i < N_JOBS; i++) {
         if (batch_copy_reserve(&r->job[i].batch, batch_wire_max(&x->info), e) < 0) {
             return ERR_NOMEM;
         }
     }
-    if (pthread_create(&r->thread, NULL, runner_main, r) != 0)
+    if (pthread_create(&r->thread, NULL, runner_main, r) != 0) {
         return err_set(e, ERR_IO, "cannot start the runner's thread");
+    }
     r->threaded = true;
     pthread_setname_np(r->thread, "quire-runner");
     return 0;
 }
 
-int runner_open(struct executor **ret, const struct settings *s, const char *dir, const struct model_config *c,
-                struct err *e)
+int runner_open(struct executor **ret, const struct settings *s, const char *dir,
+                const struct model_config *c, struct err *e)
 {
     return runner_open_share(ret, s, dir, c, NULL, e);
 }
 
-int runner_open_share(struct executor **ret, const struct settings *s, const char *dir, const struct model_config *c,
-                      struct rank_share *share, struct err *e)
+int runner_open_share(struct executor **ret, const struct settings *s, const char *dir,
+                      const struct model_config *c, struct rank_share *share, struct err *e)
 {
     struct runner *r = calloc(1, sizeof(*r));
-    if (!r)
+
+    if (!r) {
         return err_nomem(e, "the runner");
+    }
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->changed, NULL);
     r->base.free = runner_free;
     r->share = share;
     int rc = choose_backend(r, s, c, e);
-    if (rc == 0)
+    if (rc == 0) {
         rc = load_model(r, s, dir, c, e);
-    if (rc == 0)
+    }
+    if (rc == 0) {
         rc = make_pools(r, s, c, e);
-    if (rc == 0)
+    }
+    if (rc == 0) {
         rc = runner_start(r, e);
+    }
     if (rc < 0) {
         runner_free(&r->base);
         return rc;

@@ -1,4 +1,5 @@
-/* What observers see of the scheduler: every block's condition, and the groups with their tables, as far as they fit. */
+/* What observers see of the scheduler: every block's condition, and the groups with
+ * their tables, as far as they fit. */
 #include <string.h>
 
 #include "engine/sched_impl.h"
@@ -14,14 +15,17 @@ static void picture_pool(uint8_t *ret, const struct kvpool *pool)
 static uint32_t tag_of(const char *id)
 {
     uint32_t h = 2166136261u;
-    for (; *id; id++)
+
+    for (; *id; id++) {
         h = (h ^ (uint8_t)*id) * 16777619u;
+    }
     return h;
 }
 
 static void picture_seq(struct kv_picture *p, const struct seq *q, int32_t group)
 {
     int32_t n = MIN(q->n_blocks, KV_PICTURE_ENTRIES - p->n_entries);
+
     p->seq[p->n_seqs++] = (struct kv_seq){
         .group = group,
         .index = q->index,
@@ -31,18 +35,21 @@ static void picture_seq(struct kv_picture *p, const struct seq *q, int32_t group
         .first_entry = p->n_entries,
         .n_entries = n,
     };
-    memcpy(p->entry + p->n_entries, q->block, (size_t)n * sizeof *q->block);
+    memcpy(p->entry + p->n_entries, q->block, (size_t)n * sizeof(*q->block));
     p->n_entries += n;
 }
 
 static void picture_group(struct kv_picture *p, const struct group *g, enum kv_group_state state)
 {
-    if (p->n_groups == KV_PICTURE_GROUPS)
+    if (p->n_groups == KV_PICTURE_GROUPS) {
         return;
+    }
     int32_t index = p->n_groups++, first_seq = p->n_seqs;
-    for (int32_t i = 0; state != KV_WAITING && i < g->width && p->n_seqs < KV_PICTURE_SEQS; i++)
-        if (g->seq[i].state == SEQ_LIVE)
+    for (int32_t i = 0; state != KV_WAITING && i < g->width && p->n_seqs < KV_PICTURE_SEQS; i++) {
+        if (g->seq[i].state == SEQ_LIVE) {
             picture_seq(p, &g->seq[i], index);
+        }
+    }
     p->group[index] = (struct kv_group){
         .order = g->order,
         .tag = tag_of(g->request->id),
@@ -72,10 +79,13 @@ void sched_picture(const struct sched *s, struct kv_picture *p)
     p->n_waiting = s->n_waiting;
     picture_pool(p->block, &s->pool);
     picture_pool(p->host, &s->host);
-    for (const struct group *g = s->running.first; g; g = g->next)
+    for (const struct group *g = s->running.first; g; g = g->next) {
         picture_group(p, g, KV_RUNNING);
-    for (const struct group *g = s->swapped.first; g; g = g->next)
+    }
+    for (const struct group *g = s->swapped.first; g; g = g->next) {
         picture_group(p, g, KV_SWAPPED);
-    for (int32_t i = 0; i < s->n_waiting && p->n_groups < KV_PICTURE_GROUPS; i++)
+    }
+    for (int32_t i = 0; i < s->n_waiting && p->n_groups < KV_PICTURE_GROUPS; i++) {
         picture_group(p, s->waiting[i], KV_WAITING);
+    }
 }

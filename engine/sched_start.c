@@ -1,4 +1,5 @@
-/* What a group holds from its first admission until it is freed, in one piece of the scheduler's regions. */
+/* What a group holds from its first admission until it is freed, in one piece of the
+ * scheduler's regions. */
 #include <assert.h>
 #include <string.h>
 
@@ -8,9 +9,11 @@
 
 /* ---- the state of a beam search ---- */
 
-enum { TOKENS_A_STOP = 4 }; /* tokens among the best that may complete one stop string: "\n", "\n\n", ".\n" */
+/* tokens among the best that may complete one stop string: "\n", "\n\n", ".\n" */
+enum { TOKENS_A_STOP = 4 };
 
-static struct beam_text *carve_text(const struct request *r, const struct tokenizer *tokenizer, struct carver *at)
+static struct beam_text *carve_text(const struct request *r, const struct tokenizer *tokenizer,
+                                    struct carver *at)
 {
     const struct gen_params *p = &r->params;
 
@@ -36,8 +39,8 @@ static void set_sizes(struct beam *b, const struct group *g, const struct sched_
 
     b->width = p->beam_width;
     b->n = p->n;
-    /* Enough that `width` candidates remain when every stop id is among the best, and tokens
-     * that complete stop strings. */
+    /* Enough that `width` candidates remain when every stop id is among the best, and
+     * tokens that complete stop strings. */
     b->n_candidates = MIN(MIN(MAX(2 * b->width, b->width + stops), LIMIT_CANDIDATES), c->vocab);
     /* And as many as the client wants to see. */
     b->n_candidates = MAX(b->n_candidates, MIN(p->n_logprobs, c->vocab));
@@ -45,7 +48,8 @@ static void set_sizes(struct beam *b, const struct group *g, const struct sched_
     b->n_nodes = 1 + 2 * b->width * (g->max_tokens + 1); /* live beams' and hypotheses' paths */
 }
 
-static struct beam *carve_beam(const struct group *g, const struct sched_config *c, struct carver *at)
+static struct beam *carve_beam(const struct group *g, const struct sched_config *c,
+                               struct carver *at)
 {
     struct beam b = {0}, *ret = carve(at, 1, sizeof(b));
 
@@ -77,8 +81,9 @@ static int64_t beam_bytes_most(int32_t max_len)
 {
     int64_t top = LIMIT_LOGPROBS * (int64_t)(sizeof(int32_t) + sizeof(float));
     int64_t node = (int64_t)sizeof(struct beam_node) + top;
-    int64_t rest = sizeof(struct beam) + sizeof(struct beam_hypothesis) + sizeof(struct beam_choice) +
-                   sizeof(struct beam_text) + 2 * sizeof(struct text_state) + 1024;
+    int64_t rest = sizeof(struct beam) + sizeof(struct beam_hypothesis) +
+                   sizeof(struct beam_choice) + sizeof(struct beam_text) +
+                   2 * sizeof(struct text_state) + 1024;
 
     return (2 * (int64_t)max_len + 3) * node + rest;
 }
@@ -105,7 +110,8 @@ int64_t group_lay_out(struct group *g, const struct sched_config *c, char *base)
     return at.at;
 }
 
-/* Room for all that can run at their longest, twice: as much again for those who were preempted. */
+/* Room for all that can run at their longest, twice: as much again for those who were
+ * preempted. */
 int64_t group_bytes_most(const struct sched_config *c)
 {
     int64_t blocks = div_ceil(c->max_len, c->block_size);

@@ -1,10 +1,11 @@
 /* Beams as they really fork and die: recorded searches (simulate_record.c), replayed.
  *
- * A record has a word a step: for each live beam, best first, the rank that its parent had, one letter each. The candidates made
- * here are such that the search that serves comes to just these children: the child of rank r has a cumulative
- * log-probability of -r, so a beam's rank can be read off it, and all other candidates are hopeless. A search longer than
- * its record goes on with another one; a width that was not recorded takes the next wider one's best beams, or the widest
- * one's side by side.
+ * A record has a word a step: for each live beam, best first, the rank that its parent
+ * had, one letter each. The candidates made here are such that the search that serves
+ * comes to just these children: the child of rank r has a cumulative log-probability of
+ * -r, so a beam's rank can be read off it, and all other candidates are hopeless. A
+ * search longer than its record goes on with another one; a width that was not recorded
+ * takes the next wider one's best beams, or the widest one's side by side.
  */
 #include <math.h>
 #include <string.h>
@@ -17,18 +18,23 @@
 static const char *choose_record(int32_t width, uint64_t *rng)
 {
     int32_t first = 0, last = sim_n_beam_records - 1;
-    while (first < last && sim_beam_records[first].width < width)
+
+    while (first < last && sim_beam_records[first].width < width) {
         first++;
-    while (first > 0 && sim_beam_records[first - 1].width == sim_beam_records[first].width)
+    }
+    while (first > 0 && sim_beam_records[first - 1].width == sim_beam_records[first].width) {
         first--;
-    while (sim_beam_records[last].width != sim_beam_records[first].width)
+    }
+    while (sim_beam_records[last].width != sim_beam_records[first].width) {
         last--;
+    }
     return sim_beam_records[first + (int32_t)(sim_uniform(rng) * (last - first + 1))].steps;
 }
 
 void beam_replay_step(struct beam_replay *b, int32_t width, uint64_t *rng)
 {
     bool fresh = !b->step;
+
     b->step = fresh ? choose_record(width, rng) : b->step + b->n;
     b->step += strspn(b->step, " ");
     if (*b->step == '\0') {
@@ -42,6 +48,7 @@ void beam_replay_step(struct beam_replay *b, int32_t width, uint64_t *rng)
 static int32_t parent_of(const struct beam_replay *b, int32_t child, int32_t n_live)
 {
     int32_t parent = b->step[child % b->n] - 'a' + child / b->n * b->n;
+
     return parent % n_live;
 }
 
@@ -49,6 +56,7 @@ int32_t beam_replay_copies(const struct beam_replay *b, const struct group *g)
 {
     bool taken[LIMIT_CHOICES] = {false};
     int32_t n = 0;
+
     for (int32_t child = 0; child < g->width; child++) {
         bool *parent = &taken[parent_of(b, child, g->n_live)];
         n += *parent;
@@ -57,16 +65,21 @@ int32_t beam_replay_copies(const struct beam_replay *b, const struct group *g)
     return n;
 }
 
-void beam_replay_candidates(const struct beam_replay *b, const struct seq *q, int32_t stride, int32_t *top,
-                            float *top_logprob)
+void beam_replay_candidates(const struct beam_replay *b, const struct seq *q, int32_t stride,
+                            int32_t *top, float *top_logprob)
 {
     const struct group *g = q->group;
     int32_t rank = (int32_t)lround(-q->cum_logprob), n = 0;
-    for (int32_t child = 0; child < g->width && n < stride; child++)
-        if (parent_of(b, child, g->n_live) == rank)
+
+    for (int32_t child = 0; child < g->width && n < stride; child++) {
+        if (parent_of(b, child, g->n_live) == rank) {
             top_logprob[n++] = (float)(-child - q->cum_logprob);
-    for (int32_t k = n; k < stride; k++)
+        }
+    }
+    for (int32_t k = n; k < stride; k++) {
         top_logprob[k] = HOPELESS - (float)k;
-    for (int32_t k = 0; k < stride; k++)
+    }
+    for (int32_t k = 0; k < stride; k++) {
         top[k] = k + 1;
+    }
 }

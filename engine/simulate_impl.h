@@ -1,11 +1,14 @@
-/* Inside `quire simulate`: the scheduler and memory manager that serve, under a cost model in place of a device.
+/* Inside `quire simulate`: the scheduler and memory manager that serve, under a cost
+ * model in place of a device.
  *
  *     simulate.c           the event loop, what a step costs
  *     simulate_main.c      replicas, the search for a rate that keeps a target
  *     simulate_options.c   the command line
  *     simulate_cost.c      what a step costs, from records of `quire bench`
- *     simulate_record.c    real runs: lengths, and how beams fork and die; simulate_beams.c replays them
- *     simulate_workload.c  requests: Poisson arrivals over length distributions, or a trace file
+ *     simulate_record.c    real runs: lengths, and how beams fork and die;
+ *                          simulate_beams.c replays them
+ *     simulate_workload.c  requests: Poisson arrivals over length distributions, or a
+ *                          trace file
  *     simulate_report.c    what was seen: latencies, batch sizes, memory by kind
  */
 #ifndef QUIRE_ENGINE_SIMULATE_IMPL_H
@@ -16,9 +19,10 @@
 #include "engine/reserve.h"
 #include "engine/sched_impl.h"
 
-/* Paged is Quire. The others reserve contiguous room for a request's whole life before the same scheduler gets it
- * (SOSP'23 paper, section 6.1): Max for the model's length, Pow2 for the next power of two of the output, Oracle for
- * exactly the output, and Static like Max but a batch at a time, as FasterTransformer. */
+/* Paged is Quire. The others reserve contiguous room for a request's whole life before
+ * the same scheduler gets it (SOSP'23 paper, section 6.1): Max for the model's length,
+ * Pow2 for the next power of two of the output, Oracle for exactly the output, and
+ * Static like Max but a batch at a time, as FasterTransformer. */
 enum manager {
     MANAGER_PAGED = KV_PAGED,
     MANAGER_ORCA_MAX = KV_ORCA_MAX,
@@ -46,8 +50,9 @@ struct sim_options {
     double target_latency_s, target_ttft_s;
     int32_t target_percentile;
     bool prefix_cache, json;
-    /* A step takes overhead + requests * request + sequences * seq + max(weights, tokens * token) + context tokens read *
-     * context + tokens copied * 2 * context + blocks swapped * swap_block. */
+    /* A step takes overhead + requests * request + sequences * seq + max(weights,
+     * tokens * token) + context tokens read * context + tokens copied * 2 * context +
+     * blocks swapped * swap_block. */
     double overhead_us, request_us, seq_us, weights_us, token_us, context_us, swap_block_us;
 };
 
@@ -81,18 +86,21 @@ struct beam_replay {
     const char *step;
     int32_t n; /* letters of the step */
 };
-/* On to the next step; then the candidates of each live beam: top[stride] and top_logprob[stride]. */
+/* On to the next step; then the candidates of each live beam: top[stride] and
+ * top_logprob[stride]. */
 void beam_replay_step(struct beam_replay *b, int32_t width, uint64_t *rng);
-/* Children of the step that cannot stay in their parent's place, because a sibling does. */
+/* Children of the step that cannot stay in their parent's place, because a sibling
+ * does. */
 int32_t beam_replay_copies(const struct beam_replay *b, const struct group *g);
-void beam_replay_candidates(const struct beam_replay *b, const struct seq *q, int32_t stride, int32_t *top,
-                            float *top_logprob);
+void beam_replay_candidates(const struct beam_replay *b, const struct seq *q, int32_t stride,
+                            int32_t *top, float *top_logprob);
 
 /* ---- workload ---- */
 struct workload;
 int workload_open(struct workload **ret, const struct sim_options *o, struct err *e);
 void workload_free(struct workload *w);
-/* The next request in order of arrival: 1; 0: no more; ERR_INVALID: the trace's next line is no request. */
+/* The next request in order of arrival: 1; 0: no more; ERR_INVALID: the trace's next
+ * line is no request. */
 int workload_next(struct workload *w, struct sim_arrival *ret, struct err *e);
 /* The n prompt tokens of the request that workload_next made last. */
 void workload_prompt(struct workload *w, int32_t *token, int32_t n);
@@ -105,8 +113,8 @@ struct sim_report {
     int64_t n_done, n_refused, tokens_out, capacity;
     int64_t steps;
     /* integrals over time, in microseconds times the thing */
-    double time_us, busy_us, requests_us, seqs_us, live_us, reserved_us, internal_us, external_us, free_us, shared_us,
-        entries_us;
+    double time_us, busy_us, requests_us, seqs_us, live_us, reserved_us, internal_us, external_us,
+        free_us, shared_us, entries_us;
     struct sched_counts counts;
 };
 /* What a simulation saw; `r` is opened here, and the caller's. */

@@ -7,11 +7,13 @@ void engine_stats_init(struct engine_stats *s)
     hist_init(&s->itl_s, HIST_ITL_S, HIST_ITL_N);
     hist_init(&s->tpot_s, HIST_ITL_S, HIST_ITL_N);
     struct hist *latency[] = {&s->e2e_s, &s->queue_s, &s->prefill_s, &s->decode_s};
-    for (size_t i = 0; i < ARRAY_LEN(latency); i++)
+    for (size_t i = 0; i < ARRAY_LEN(latency); i++) {
         hist_init(latency[i], HIST_LATENCY_S, HIST_LATENCY_N);
+    }
     struct hist *tokens[] = {&s->prompt_len, &s->generation_len, &s->iteration_tokens};
-    for (size_t i = 0; i < ARRAY_LEN(tokens); i++)
+    for (size_t i = 0; i < ARRAY_LEN(tokens); i++) {
         hist_init(tokens[i], HIST_TOKENS, HIST_TOKENS_N);
+    }
     hist_init(&s->params_n, HIST_N, HIST_N_N);
     hist_init(&s->step_host_s, HIST_STEP_S, HIST_STEP_N);
     hist_init(&s->step_device_s, HIST_STEP_S, HIST_STEP_N);
@@ -46,6 +48,7 @@ void engine_stats_step(struct engine_stats *s, int32_t n_tokens, int64_t host_us
     atomic_fetch_add_explicit(&s->steps, 1, memory_order_relaxed);
     hist_add(&s->iteration_tokens, n_tokens);
     hist_add(&s->step_host_s, (double)host_us * 1e-6);
-    if (device_us > 0)
+    if (device_us > 0) {
         hist_add(&s->step_device_s, (double)device_us * 1e-6);
+    }
 }

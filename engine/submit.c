@@ -1,4 +1,5 @@
-/* Stage 4 as the HTTP threads see it: what can be refused is refused here, with the numbers; then all of a set or none. */
+/* Stage 4 as the HTTP threads see it: what can be refused is refused here, with the
+ * numbers; then all of a set or none. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,41 +22,52 @@ static int check_state(const struct engine *e, struct err *err)
 static int check_request(const struct request *r, struct err *err)
 {
     const struct gen_params *p = &r->params;
-    if (p->max_tokens < 0 || (p->max_tokens == 0 && !p->echo))
-        return err_set_param(err, ERR_INVALID, "max_tokens", "max_tokens is %d; at least 1, or 0 with echo",
-                             p->max_tokens);
-    if (p->n < 1 || p->best_of < p->n || p->best_of > LIMIT_CHOICES)
-        return err_set_param(err, ERR_INVALID, "n", "n is %d and best_of %d; 1 <= n <= best_of <= %d is allowed", p->n,
+
+    if (p->max_tokens < 0 || (p->max_tokens == 0 && !p->echo)) {
+        return err_set_param(err, ERR_INVALID, "max_tokens",
+                             "max_tokens is %d; at least 1, or 0 with echo", p->max_tokens);
+    }
+    if (p->n < 1 || p->best_of < p->n || p->best_of > LIMIT_CHOICES) {
+        return err_set_param(err, ERR_INVALID, "n",
+                             "n is %d and best_of %d; 1 <= n <= best_of <= %d is allowed", p->n,
                              p->best_of, LIMIT_CHOICES);
-    if (p->beam_width < 0 || p->beam_width > LIMIT_CHOICES || (p->beam_width > 0 && p->n > p->beam_width))
+    }
+    if (p->beam_width < 0 || p->beam_width > LIMIT_CHOICES ||
+        (p->beam_width > 0 && p->n > p->beam_width)) {
         return err_set_param(err, ERR_INVALID, "beam_width",
-                             "beam_width is %d and n %d; n <= beam_width <= %d is allowed", p->beam_width, p->n,
-                             LIMIT_CHOICES);
+                             "beam_width is %d and n %d; n <= beam_width <= %d is allowed",
+                             p->beam_width, p->n, LIMIT_CHOICES);
+    }
     return 0;
 }
 
-/* Append the ids of one bad word, as it stands or after a space (in the middle of a text it is another token). */
-static int add_word(const struct engine *e, struct word_list *w, struct token_list *ids, const char *word, size_t len,
-                    bool spaced, struct err *err)
+/* Append the ids of one bad word, as it stands or after a space (in the middle of a
+ * text it is another token). */
+static int add_word(const struct engine *e, struct word_list *w, struct token_list *ids,
+                    const char *word, size_t len, bool spaced, struct err *err)
 {
     char text[LIMIT_STOP_BYTES + 2];
-    if (len == 0 || len > LIMIT_STOP_BYTES)
-        return err_set_param(err, ERR_INVALID, "bad_words", "a word of %zu bytes; 1 to %d are allowed", len,
-                             LIMIT_STOP_BYTES);
+
+    if (len == 0 || len > LIMIT_STOP_BYTES) {
+        return err_set_param(err, ERR_INVALID, "bad_words",
+                             "a word of %zu bytes; 1 to %d are allowed", len, LIMIT_STOP_BYTES);
+    }
     text[0] = ' ';
     memcpy(text + 1, word, len);
     text[1 + len] = '\0';
     int32_t before = ids->n;
-    int rc =
-        tokenizer_encode(e->tokenizer, spaced ? text : text + 1, len + spaced, false, LIMIT_BAD_WORD_TOKENS, ids, err);
+    int rc = tokenizer_encode(e->tokenizer, spaced ? text : text + 1, len + spaced, false,
+                              LIMIT_BAD_WORD_TOKENS, ids, err);
     if (rc < 0) {
         err_prefix(err, "bad_words");
-        if (err)
+        if (err) {
             snprintf(err->param, sizeof(err->param), "bad_words");
+        }
         return rc;
     }
-    if (ids->n > before)
+    if (ids->n > before) {
         w->first[++w->n] = ids->n;
+    }
     return 0;
 }
 
@@ -121,14 +133,19 @@ static void unprepare(struct request *r, struct group *g)
     r->emission = NULL;
 }
 
-/* With fair shares nobody fills the queue: a tenant may have no more under way than can run and the queue has room left, so
- * one flood takes half of it, two take two thirds, and there is always room for another one. */
+/* With fair shares nobody fills the queue: a tenant may have no more under way than can
+ * run and the queue has room left, so one flood takes half of it, two take two thirds,
+ * and there is always room for another one. */
 static int check_share(const struct engine *e, int32_t tenant, int32_t n, struct err *err)
 {
-    int64_t left = e->max_queue - inbox_waiting(&e->inbox), under_way = atomic_load(&e->tenant_active[tenant]);
-    if (e->config.policy != POLICY_FAIR || under_way + n <= e->config.max_num_seqs + left)
+    int64_t left = e->max_queue - inbox_waiting(&e->inbox),
+            under_way = atomic_load(&e->tenant_active[tenant]);
+
+    if (e->config.policy != POLICY_FAIR || under_way + n <= e->config.max_num_seqs + left) {
         return 0;
-    return err_set(err, ERR_FULL, "this key has %lld requests under way, its share of the queue; try again later",
+    }
+    return err_set(err, ERR_FULL,
+                   "this key has %lld requests under way, its share of the queue; try again later",
                    (long long)under_way);
 }
 
@@ -153,23 +170,29 @@ int engine_submit_all(struct engine *e, struct request **r, int32_t n, struct er
     int32_t made = 0;
     struct group **g = calloc((size_t)n, sizeof(*g));
     int rc = g ? 0 : err_nomem(err, "a set of requests");
-    if (rc == 0)
+
+    if (rc == 0) {
         rc = engine_check_room(e, r[0]->tenant, n, err);
-    for (; rc == 0 && made < n; made++)
+    }
+    for (; rc == 0 && made < n; made++) {
         rc = prepare(e, r[made], &g[made], err);
+    }
     if (rc == 0) {
         count_active(e, r[0]->tenant, n);
-        for (int32_t i = 0; i < n; i++)
+        for (int32_t i = 0; i < n; i++) {
             request_ref(r[i]);
+        }
         rc = inbox_submit(&e->inbox, g, n, err);
         if (rc < 0) {
             count_active(e, r[0]->tenant, -n);
-            for (int32_t i = 0; i < n; i++)
+            for (int32_t i = 0; i < n; i++) {
                 request_unref(r[i]);
+            }
         }
     }
-    for (int32_t i = 0; rc < 0 && i < made; i++)
+    for (int32_t i = 0; rc < 0 && i < made; i++) {
         unprepare(r[i], g[i]);
+    }
     free(g);
     return rc;
 }

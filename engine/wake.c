@@ -8,12 +8,14 @@
 #include <time.h>
 #include <unistd.h>
 
-/* For how long a reader looks out; after how many times in vain only every so many-th. */
+/* For how long a reader looks out; after how many times in vain only every so
+ * many-th. */
 enum { LOOK_OUT_US = 100, IN_VAIN = 8, RETRY_EVERY = 64 };
 
 static bool one_processor(void)
 {
     cpu_set_t set;
+
     return sched_getaffinity(0, sizeof(set), &set) == 0 && CPU_COUNT(&set) == 1;
 }
 
@@ -29,16 +31,19 @@ int wake_init(struct wake *w, struct err *e)
 
 void wake_release(struct wake *w)
 {
-    if (w->fd >= 0)
+    if (w->fd >= 0) {
         close(w->fd);
+    }
     w->fd = -1;
 }
 
 void wake_post(struct wake *w)
 {
-    if (!atomic_load(&w->asleep) || !atomic_exchange(&w->asleep, false))
+    if (!atomic_load(&w->asleep) || !atomic_exchange(&w->asleep, false)) {
         return;
-    /* The counter cannot overflow (one write a sleep), so a failed write would be a bug of the kernel. */
+    }
+    /* The counter cannot overflow (one write a sleep), so a failed write would be a bug
+     * of the kernel. */
     while (eventfd_write(w->fd, 1) != 0 && errno == EINTR)
         ;
 }
@@ -50,8 +55,9 @@ bool wake_is_asleep(struct wake *w)
 
 void wake_expect(struct wake *w)
 {
-    if (w->lone || !atomic_load(&w->asleep))
+    if (w->lone || !atomic_load(&w->asleep)) {
         return;
+    }
     atomic_store(&w->expected, true);
     wake_post(w);
 }
@@ -63,8 +69,9 @@ static void look_out(struct wake *w, bool (*has_work)(void *ctx), void *ctx)
         return;
     }
     int64_t until = clock_us() + LOOK_OUT_US;
-    while (!has_work(ctx) && clock_us() < until)
+    while (!has_work(ctx) && clock_us() < until) {
         sched_yield();
+    }
     w->in_vain = has_work(ctx) ? 0 : w->in_vain + 1;
 }
 
@@ -73,15 +80,17 @@ void wake_sleep(struct wake *w, bool (*has_work)(void *ctx), void *ctx, int64_t 
     atomic_store(&w->asleep, true);
     if (!has_work(ctx)) {
         struct pollfd p = {.fd = w->fd, .events = POLLIN};
-        struct timespec ts = {.tv_sec = timeout_us / 1000000, .tv_nsec = timeout_us % 1000000 * 1000};
+        struct timespec ts = {.tv_sec = timeout_us / 1000000,
+                              .tv_nsec = timeout_us % 1000000 * 1000};
         ppoll(&p, 1, timeout_us < 0 ? NULL : &ts, NULL);
     }
-    /* A poster that took `asleep` down has written or will: leave the count for the next sleep to find, at worst
-     * that one returns at once. */
+    /* A poster that took `asleep` down has written or will: leave the count for the
+     * next sleep to find, at worst that one returns at once. */
     if (!atomic_exchange(&w->asleep, false)) {
         eventfd_t count;
         eventfd_read(w->fd, &count);
     }
-    if (atomic_exchange(&w->expected, false))
+    if (atomic_exchange(&w->expected, false)) {
         look_out(w, has_work, ctx);
+    }
 }

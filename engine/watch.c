@@ -21,7 +21,7 @@ void watch_release(struct watch *w)
     sem_destroy(&w->done);
 }
 
-/* ---- the engine's thread ------------------------------------------------------------------------------------------- */
+/* ---- the engine's thread ---- */
 
 static void note(struct watch *w, enum kv_event_kind kind, const struct block_copy *c, int32_t n)
 {
@@ -43,15 +43,17 @@ void watch_note(struct watch *w, const struct plan *p)
 
 void watch_serve(struct watch *w, const struct sched *s, uint64_t step)
 {
-    if (!atomic_load_explicit(&w->wanted, memory_order_relaxed))
+    if (!atomic_load_explicit(&w->wanted, memory_order_relaxed)) {
         return;
+    }
     struct kv_picture *p = atomic_exchange(&w->wanted, NULL);
-    if (!p)
+    if (!p) {
         return; /* taken back just now */
+    }
     p->taken_us = clock_us();
     p->step = step;
     sched_picture(s, p);
-    memcpy(p->event, w->event, (size_t)w->n_events * sizeof *p->event);
+    memcpy(p->event, w->event, (size_t)w->n_events * sizeof(*p->event));
     p->n_events = w->n_events;
     p->events_lost = w->events_lost;
     w->n_events = 0;
@@ -63,7 +65,7 @@ void watch_serve(struct watch *w, const struct sched *s, uint64_t step)
     sem_post(&w->done);
 }
 
-/* ---- observers ----------------------------------------------------------------------------------------------------- */
+/* ---- observers ---- */
 
 static void wait_done(sem_t *done)
 {
@@ -77,6 +79,7 @@ static bool wait_done_for(sem_t *done, int64_t timeout_us)
     int64_t end_us = clock_us() + timeout_us;
     struct timespec end = {.tv_sec = end_us / 1000000, .tv_nsec = end_us % 1000000 * 1000};
     int rc;
+
     while ((rc = sem_clockwait(done, CLOCK_MONOTONIC, &end)) != 0 && errno == EINTR)
         ;
     return rc == 0;
@@ -86,36 +89,43 @@ int engine_kv_snapshot(struct engine *e, struct kv_picture *p, int64_t timeout_u
 {
     struct watch *w = &e->watch;
     int rc = 0;
-    if (atomic_load(&e->state) == HEALTH_DEAD)
+
+    if (atomic_load(&e->state) == HEALTH_DEAD) {
         return err_set(err, ERR_DEVICE, "the engine died");
+    }
     pthread_mutex_lock(&w->turn);
     atomic_store(&w->wanted, p);
     inbox_mark(&e->inbox);
     if (!wait_done_for(&w->done, timeout_us)) {
-        if (atomic_exchange(&w->wanted, NULL) == p)
-            rc = err_set(err, ERR_TIMEOUT, "the engine's step has not ended for %lld ms", (long long)timeout_us / 1000);
-        else
+        if (atomic_exchange(&w->wanted, NULL) == p) {
+            rc = err_set(err, ERR_TIMEOUT, "the engine's step has not ended for %lld ms",
+                         (long long)timeout_us / 1000);
+        } else {
             wait_done(&w->done);
+        }
     }
-    if (rc == 0 && atomic_load_explicit(&w->filled, memory_order_acquire) != p)
+    if (rc == 0 && atomic_load_explicit(&w->filled, memory_order_acquire) != p) {
         rc = err_set(err, ERR_DEVICE, "another picture was filled than the one that was wanted");
+    }
     pthread_mutex_unlock(&w->turn);
     return rc;
 }
 
 int kv_picture_new(struct kv_picture **ret, const struct engine *e, struct err *err)
 {
-    struct kv_picture *p = calloc(1, sizeof *p);
-    if (!p)
+    struct kv_picture *p = calloc(1, sizeof(*p));
+
+    if (!p) {
         return err_nomem(err, "a picture of the KV pool");
+    }
     p->block_size = e->config.block_size;
     p->n_blocks = e->config.n_blocks;
     p->n_host_blocks = e->config.n_host_blocks;
     p->block = calloc((size_t)p->n_blocks + 1, 1);
     p->host = calloc((size_t)p->n_host_blocks + 1, 1);
-    p->group = calloc(KV_PICTURE_GROUPS, sizeof *p->group);
-    p->seq = calloc(KV_PICTURE_SEQS, sizeof *p->seq);
-    p->entry = calloc(KV_PICTURE_ENTRIES, sizeof *p->entry);
+    p->group = calloc(KV_PICTURE_GROUPS, sizeof(*p->group));
+    p->seq = calloc(KV_PICTURE_SEQS, sizeof(*p->seq));
+    p->entry = calloc(KV_PICTURE_ENTRIES, sizeof(*p->entry));
     if (!p->block || !p->host || !p->group || !p->seq || !p->entry) {
         kv_picture_free(p);
         return err_nomem(err, "a picture of the KV pool");
@@ -126,8 +136,9 @@ int kv_picture_new(struct kv_picture **ret, const struct engine *e, struct err *
 
 void kv_picture_free(struct kv_picture *p)
 {
-    if (!p)
+    if (!p) {
         return;
+    }
     free(p->block);
     free(p->host);
     free(p->group);

@@ -1,11 +1,15 @@
-/* Observers of the engine's thread: pictures taken between two steps (engine.h, engine_kv_snapshot).
+/* Observers of the engine's thread: pictures taken between two steps (engine.h,
+ * engine_kv_snapshot).
  *
- *     observer   puts an empty picture into `wanted`, wakes the engine's thread, sleeps on `done`
+ *     observer   puts an empty picture into `wanted`, wakes the engine's thread, sleeps
+ *                on `done`
  *     engine     takes it at the end of its turn, fills it, posts `done`
- *     observer   at its time-out takes the picture back out of `wanted`; if it is not there any more, it is being filled
+ *     observer   at its time-out takes the picture back out of `wanted`; if it is not
+ *                there any more, it is being filled
  *
- * The engine's thread never waits and locks nothing. Observers take turns. While somebody asked within the last ten seconds,
- * copies and swaps are written down as they are planned; with nobody there, a step pays one comparison.
+ * The engine's thread never waits and locks nothing. Observers take turns. While
+ * somebody asked within the last ten seconds, copies and swaps are written down as they
+ * are planned; with nobody there, a step pays one comparison.
  */
 #ifndef QUIRE_ENGINE_WATCH_H
 #define QUIRE_ENGINE_WATCH_H
@@ -19,8 +23,9 @@ struct watch {
     pthread_mutex_t turn; /* of the observers */
     sem_t done;
     struct kv_picture *_Atomic wanted;
-    struct kv_picture *_Atomic filled; /* what `done` was posted for: orders the filling before the reading in so many
-                                        * words, since ThreadSanitizer does not know sem_clockwait */
+    /* what `done` was posted for: orders the filling before the reading in so many
+     * words, since ThreadSanitizer does not know sem_clockwait */
+    struct kv_picture *_Atomic filled;
     /* Engine's thread. */
     int64_t until_us; /* events are recorded till then */
     struct kv_event event[KV_PICTURE_EVENTS];

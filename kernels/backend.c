@@ -1,4 +1,5 @@
-/* What all backends share: names, the cache's layout, and opening one by name (plugins included). */
+/* What all backends share: names, the cache's layout, and opening one by name (plugins
+ * included). */
 #include "kernels/backend.h"
 
 #include <dlfcn.h>
@@ -24,11 +25,14 @@ const char *dtype_name(enum dtype t)
     return "unknown";
 }
 
-void kv_layout_init(struct kv_layout *l, int32_t block_size, int32_t n_layers, int32_t n_kv_heads, int32_t head_dim,
-                    enum dtype dtype)
+void kv_layout_init(struct kv_layout *l, int32_t block_size, int32_t n_layers, int32_t n_kv_heads,
+                    int32_t head_dim, enum dtype dtype)
 {
-    *l = (struct kv_layout){
-        .block_size = block_size, .n_layers = n_layers, .n_kv_heads = n_kv_heads, .head_dim = head_dim, .dtype = dtype};
+    *l = (struct kv_layout){.block_size = block_size,
+                            .n_layers = n_layers,
+                            .n_kv_heads = n_kv_heads,
+                            .head_dim = head_dim,
+                            .dtype = dtype};
     l->token_stride = head_dim;
     l->head_stride = l->token_stride * block_size;
     l->kv_stride = l->head_stride * n_kv_heads;
@@ -36,17 +40,19 @@ void kv_layout_init(struct kv_layout *l, int32_t block_size, int32_t n_layers, i
     l->block_stride = l->layer_stride * n_layers;
 }
 
-/* The plugin's path in `dir` below the executable's folder; false when it is not there. */
+/* The plugin's path in `dir` below the executable's folder; false when it is not
+ * there. */
 static bool plugin_path(char *path, size_t path_bytes, const char *dir, const char *file)
 {
     char exe[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
+
     if (n <= 0) {
         return false;
     }
     exe[n] = '\0';
     char *slash = strrchr(exe, '/');
-    if (slash == NULL) {
+    if (!slash) {
         return false;
     }
     *slash = '\0';
@@ -54,42 +60,51 @@ static bool plugin_path(char *path, size_t path_bytes, const char *dir, const ch
     return len > 0 && (size_t)len < path_bytes && access(path, R_OK) == 0;
 }
 
-/* Open libquire_<name>.so: beside the executable, in ../lib/quire, then as the loader finds it. NULL: none. */
+/* Open libquire_<name>.so: beside the executable, in ../lib/quire, then as the loader
+ * finds it. NULL: none. */
 static void *plugin_load(const char *name, char *why, size_t why_bytes)
 {
     char file[64];
     char path[PATH_MAX + 64];
+
     snprintf(file, sizeof(file), "libquire_%s.so", name);
-    if (!plugin_path(path, sizeof(path), "", file) && !plugin_path(path, sizeof(path), "../lib/quire/", file)) {
+    if (!plugin_path(path, sizeof(path), "", file) &&
+        !plugin_path(path, sizeof(path), "../lib/quire/", file)) {
         snprintf(path, sizeof(path), "%s", file);
     }
     void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (so == NULL) {
+    if (!so) {
         const char *text = dlerror();
         snprintf(why, why_bytes, "%s", text != NULL ? text : "no reason given");
     }
     return so;
 }
 
-/* A plugin stays loaded for the process's life: its device runtime does not survive being unloaded. */
-static int plugin_open(struct backend **ret, const char *name, const struct backend_config *c, struct err *e)
+/* A plugin stays loaded for the process's life: its device runtime does not survive
+ * being unloaded. */
+static int plugin_open(struct backend **ret, const char *name, const struct backend_config *c,
+                       struct err *e)
 {
     char why[256];
     void *so = plugin_load(name, why, sizeof(why));
-    if (so == NULL) {
-        return err_set(e, ERR_NOT_FOUND, "device %s: its plugin libquire_%s.so is not usable: %s", name, name, why);
+
+    if (!so) {
+        return err_set(e, ERR_NOT_FOUND, "device %s: its plugin libquire_%s.so is not usable: %s",
+                       name, name, why);
     }
     backend_open_fn *open_fn = NULL;
     *(void **)&open_fn = dlsym(so, "quire_backend_open");
-    if (open_fn == NULL) {
+    if (!open_fn) {
         dlclose(so);
-        return err_set(e, ERR_UNSUPPORTED, "device %s: libquire_%s.so does not export quire_backend_open", name, name);
+        return err_set(e, ERR_UNSUPPORTED,
+                       "device %s: libquire_%s.so does not export quire_backend_open", name, name);
     }
     int rc = open_fn(ret, BACKEND_ABI, c, e);
     return rc < 0 ? err_prefix(e, "device %s", name) : 0;
 }
 
-int backend_open(struct backend **ret, const char *name, const struct backend_config *c, struct err *e)
+int backend_open(struct backend **ret, const char *name, const struct backend_config *c,
+                 struct err *e)
 {
     if (strcmp(name, "cpu") == 0) {
         return cpu_backend_open(ret, BACKEND_ABI, c, e);

@@ -1,16 +1,19 @@
-/* The arithmetic of sampling that every backend must do to the last bit: hash, Gumbel noise, fixed-point mass.
+/* The arithmetic of sampling that every backend must do to the last bit: hash, Gumbel
+ * noise, fixed-point mass.
  *
- * Usable from C and from CUDA. Only single IEEE operations rounded to nearest appear here, none fused (the C build
- * has no contraction under -std=c11; CUDA uses the _rn intrinsics, which are never fused), so that a vector
- * unit, a scalar unit and a GPU agree. Given the same logits, two backends then draw the same token.
+ * Usable from C and from CUDA. Only single IEEE operations rounded to nearest appear
+ * here, none fused (the C build has no contraction under -std=c11; CUDA uses the _rn
+ * intrinsics, which are never fused), so that a vector unit, a scalar unit and a GPU
+ * agree. Given the same logits, two backends then draw the same token.
  *
  *     key   = noise_key(seed, position)                once a row
- *     z     = (logit - max) * inv_temperature          <= 0, inv_temperature = noise_inv_temperature(T)
+ *     z     = (logit - max) * inv_temperature <= 0, inv_temperature =
+ *           noise_inv_temperature(T)
  *     mass  = sample_mass(z)                           0 .. 2^40; exp(z) as fixed point
  *     score = z + noise_gumbel(noise_bits(key, token)) the greatest wins, the smallest id on a tie
  *
- * The noise lies in [NOISE_MIN, NOISE_MAX], 26 nats apart, and a token of mass 0 lies 27.7 below the best one:
- * it can never win, so tokens of mass 0 need not be looked at.
+ * The noise lies in [NOISE_MIN, NOISE_MAX], 26 nats apart, and a token of mass 0 lies
+ * 27.7 below the best one: it can never win, so tokens of mass 0 need not be looked at.
  */
 #ifndef QUIRE_KERNELS_NOISE_H
 #define QUIRE_KERNELS_NOISE_H
@@ -55,12 +58,14 @@ NOISE_FN uint64_t noise_key(uint64_t seed, int32_t position)
 
 NOISE_FN uint32_t noise_bits(uint64_t key, int32_t token)
 {
-    return (uint32_t)(noise_mix(key + ((uint64_t)(uint32_t)token + 1) * 0x9E3779B97F4A7C15ull) >> 32);
+    return (uint32_t)(noise_mix(key + ((uint64_t)(uint32_t)token + 1) * 0x9E3779B97F4A7C15ull) >>
+                      32);
 }
 
 NOISE_FN uint32_t noise_float_bits(float x)
 {
     uint32_t u;
+
     memcpy(&u, &x, 4);
     return u;
 }
@@ -68,6 +73,7 @@ NOISE_FN uint32_t noise_float_bits(float x)
 NOISE_FN float noise_bits_float(uint32_t u)
 {
     float x;
+
     memcpy(&x, &u, 4);
     return x;
 }
@@ -78,6 +84,7 @@ NOISE_FN float noise_atanh2(float num, float den)
     float s = NOISE_DIV(num, den);
     float z = NOISE_MUL(s, s);
     float p = 1.0f / 15;
+
     p = NOISE_ADD(NOISE_MUL(p, z), 1.0f / 13);
     p = NOISE_ADD(NOISE_MUL(p, z), 1.0f / 11);
     p = NOISE_ADD(NOISE_MUL(p, z), 1.0f / 9);
@@ -95,6 +102,7 @@ NOISE_FN float noise_log(float x)
     uint32_t u = noise_float_bits(x);
     int32_t e = (int32_t)(u >> 23) - 127;
     float m = noise_bits_float((u & 0x7FFFFFu) | 0x3F800000u);
+
     if (m > 1.41421356f) {
         m = NOISE_MUL(m, 0.5f);
         e++;
@@ -103,10 +111,12 @@ NOISE_FN float noise_log(float x)
     return NOISE_ADD(NOISE_MUL((float)e, 0.693147181f), a);
 }
 
-/* A Gumbel variate -log(-log u), u = 1 - (bits + 1/2) / 2^32, keeping all 32 bits where u is near 1. */
+/* A Gumbel variate -log(-log u), u = 1 - (bits + 1/2) / 2^32, keeping all 32 bits where
+ * u is near 1. */
 NOISE_FN float noise_gumbel(uint32_t bits)
 {
     float e; /* -log u */
+
     if (bits < 0x80000000u) {
         float w = NOISE_MUL(NOISE_ADD((float)(int32_t)bits, 0.5f), 0x1p-32f);
         e = noise_atanh2(w, NOISE_SUB(2.0f, w));
@@ -129,7 +139,8 @@ NOISE_FN float sample_exp(float z)
     if (!(z > -80.0f)) {
         return 0.0f;
     }
-    float n = NOISE_SUB(NOISE_ADD(NOISE_MUL(z, 1.44269504f), 12582912.0f), 12582912.0f); /* round to an integer */
+    /* round to an integer */
+    float n = NOISE_SUB(NOISE_ADD(NOISE_MUL(z, 1.44269504f), 12582912.0f), 12582912.0f);
     float r = NOISE_SUB(NOISE_SUB(z, NOISE_MUL(n, 0.693359375f)), NOISE_MUL(n, -2.12194440e-4f));
     float p = 1.0f / 720;
     p = NOISE_ADD(NOISE_MUL(p, r), 1.0f / 120);
@@ -141,7 +152,8 @@ NOISE_FN float sample_exp(float z)
     return NOISE_MUL(p, noise_bits_float((uint32_t)((int32_t)n + 127) << 23));
 }
 
-/* Probability relative to the best token's, in units of 2^-MASS_BITS. Sums do not depend on the order. */
+/* Probability relative to the best token's, in units of 2^-MASS_BITS. Sums do not
+ * depend on the order. */
 NOISE_FN uint64_t sample_mass(float z)
 {
     return (uint64_t)NOISE_MUL(sample_exp(z), 1099511627776.0f);
@@ -151,6 +163,7 @@ NOISE_FN uint64_t sample_mass(float z)
 NOISE_FN uint64_t sample_mass_goal(float top_p, uint64_t total)
 {
     uint64_t goal = (uint64_t)((double)top_p * (double)total);
+
     return goal == 0 ? 1 : goal > total ? total : goal;
 }
 
@@ -158,6 +171,7 @@ NOISE_FN uint64_t sample_mass_goal(float top_p, uint64_t total)
 NOISE_FN uint32_t sample_order(float x)
 {
     uint32_t u = noise_float_bits(x);
+
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 

@@ -4,11 +4,14 @@
  *        ▲                                          │
  *        └────────────────── tokens ────────────────┘
  *
- * Stages hold a part of the layers each and stand in a ring. A stage is n_ranks processes, which share its layers (comm.h);
- * every rank gets bytes from one other: the rank of its number in the stage before, or, in the first stage, rank 0 of the last.
- * Bytes come in the order in which they were sent; both sides know how many, from the step. A call fails as comm's do.
+ * Stages hold a part of the layers each and stand in a ring. A stage is n_ranks
+ * processes, which share its layers (comm.h); every rank gets bytes from one other: the
+ * rank of its number in the stage before, or, in the first stage, rank 0 of the last.
+ * Bytes come in the order in which they were sent; both sides know how many, from the
+ * step. A call fails as comm's do.
  *
- * As comm it has a memory of one machine (pipeline_shm.c) and sockets between machines (pipeline_tcp.c).
+ * As comm it has a memory of one machine (pipeline_shm.c) and sockets between machines
+ * (pipeline_tcp.c).
  */
 #ifndef QUIRE_KERNELS_PIPELINE_H
 #define QUIRE_KERNELS_PIPELINE_H
@@ -18,11 +21,13 @@
 struct pipeline;
 
 struct pipeline_ops {
-    /* data[n_bytes] to rank `to` of the next stage; may wait until it takes them, if they are many. */
+    /* data[n_bytes] to rank `to` of the next stage; may wait until it takes them, if
+     * they are many. */
     int (*send)(struct pipeline *p, int32_t to, const void *data, size_t n_bytes, struct err *e);
     /* The next n_bytes from the stage before. */
     int (*receive)(struct pipeline *p, void *data, size_t n_bytes, struct err *e);
-    /* Every call under way and to come fails with `why`, on all ranks. Any thread; the first reason stays. */
+    /* Every call under way and to come fails with `why`, on all ranks. Any thread; the
+     * first reason stays. */
     void (*abort)(struct pipeline *p, const char *why);
     /* 0, or ERR_DEVICE with the reason that abort was given. Any thread. */
     int (*check)(struct pipeline *p, struct err *e);
@@ -36,7 +41,8 @@ struct pipeline_place {
 };
 
 /* Rank `number` of n_stages * n_ranks. */
-static inline struct pipeline_place pipeline_place_of(int32_t number, int32_t n_stages, int32_t n_ranks)
+static inline struct pipeline_place pipeline_place_of(int32_t number, int32_t n_stages,
+                                                      int32_t n_ranks)
 {
     return (struct pipeline_place){number / n_ranks, n_stages, number % n_ranks, n_ranks};
 }
@@ -59,16 +65,18 @@ struct pipeline {
 
 /* The number among all ranks of the one that this one gets bytes from. */
 int32_t pipeline_source(const struct pipeline_place *at);
-/* The same for those it sends to: ret[n_ranks] by their rank in the next stage, -1 where it sends nothing. */
+/* The same for those it sends to: ret[n_ranks] by their rank in the next stage, -1
+ * where it sends nothing. */
 void pipeline_targets(const struct pipeline_place *at, int32_t *ret);
 
-/* Memory for so many ranks in all, zeroed by whoever makes it and mapped shared by all. */
+/* Memory for so many ranks in all, zeroed by whoever makes it and mapped shared by
+ * all. */
 size_t pipeline_shm_bytes(int32_t n_ranks);
-int pipeline_shm_open(struct pipeline **ret, void *shared, const struct pipeline_place *at, int64_t timeout_us,
-                      struct err *e);
-/* Over connected stream sockets, as pipeline_source and pipeline_targets name them. Closed with the pipeline; on error they
- * stay the caller's. */
-int pipeline_tcp_open(struct pipeline **ret, int source, const int *target, const struct pipeline_place *at,
+int pipeline_shm_open(struct pipeline **ret, void *shared, const struct pipeline_place *at,
                       int64_t timeout_us, struct err *e);
+/* Over connected stream sockets, as pipeline_source and pipeline_targets name them.
+ * Closed with the pipeline; on error they stay the caller's. */
+int pipeline_tcp_open(struct pipeline **ret, int source, const int *target,
+                      const struct pipeline_place *at, int64_t timeout_us, struct err *e);
 
 #endif

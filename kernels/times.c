@@ -50,16 +50,20 @@ uint64_t times_random(struct times *t)
 struct mat times_mat(struct times *t, int32_t rows, int32_t cols, enum dtype type)
 {
     struct mat m = {0};
+
     if (t->rc == 0) {
         times_failed(t, t->b->ops->scratch(t->b, rows, cols, t->b->act_dtype_of[type], &m, t->e));
     }
     return m;
 }
 
-struct mat times_weight(struct times *t, enum weight_kind kind, int32_t rows, int32_t cols, enum dtype type)
+struct mat times_weight(struct times *t, enum weight_kind kind, int32_t rows, int32_t cols,
+                        enum dtype type)
 {
     struct mat m = {0};
-    struct weight_desc d = {.name = "bench", .kind = kind, .dtype = type, .rows = rows, .cols = cols};
+    struct weight_desc d = {
+        .name = "bench", .kind = kind, .dtype = type, .rows = rows, .cols = cols};
+
     if (t->rc == 0) {
         times_failed(t, t->b->ops->weight(t->b, &d, &m, t->e));
     }
@@ -69,6 +73,7 @@ struct mat times_weight(struct times *t, enum weight_kind kind, int32_t rows, in
 static int by_time(const void *x, const void *y)
 {
     double a = *(const double *)x, c = *(const double *)y;
+
     return (a > c) - (a < c);
 }
 
@@ -84,6 +89,7 @@ static double step_us(struct times *t, struct times_job *j)
 {
     const struct backend_ops *ops = t->b->ops;
     struct results r = {0};
+
     j->batch.step = ++t->step;
     if (times_failed(t, ops->step_begin(t->b, &j->batch, t->e))) {
         return NAN;
@@ -101,6 +107,7 @@ static double step_us(struct times *t, struct times_job *j)
 double times_us(struct times *t, struct times_job *j)
 {
     double us[REPEATS];
+
     for (int i = -2; i < REPEATS && t->rc == 0; i++) {
         double took = step_us(t, j);
         if (i >= 0) {
@@ -119,6 +126,7 @@ void times_line(struct times *t, double us, double bytes, double flops, const ch
 {
     char name[96];
     va_list args;
+
     if (t->rc < 0 || !isfinite(us)) {
         return;
     }
@@ -145,6 +153,7 @@ void times_line(struct times *t, double us, double bytes, double flops, const ch
 struct batch times_batch(struct times *t, int32_t n)
 {
     static int32_t q_start[2], kv_len;
+
     q_start[1] = kv_len = n;
     return (struct batch){.n_tokens = n,
                           .token = t->zero,
@@ -170,12 +179,15 @@ struct times_layer *times_layer_of(struct times *t, int32_t rows)
 /* ---- ceilings ---- */
 
 /* us of [rows, in] times [out, in]. */
-static double product_us(struct times *t, struct times_ceiling *c, int32_t rows, int32_t in, int32_t out)
+static double product_us(struct times *t, struct times_ceiling *c, int32_t rows, int32_t in,
+                         int32_t out)
 {
-    *c = (struct times_ceiling){.w = times_weight(t, WEIGHT_LINEAR, out, in, DTYPE_BF16),
-                                .x = times_weight(t, WEIGHT_TABLE, rows, in, t->b->act_dtype_of[DTYPE_BF16]),
-                                .out = times_mat(t, rows, out, DTYPE_BF16)};
-    struct times_job j = {.batch = times_batch(t, rows), .calls = 4, .call = call_product, .arg = c};
+    *c = (struct times_ceiling){
+        .w = times_weight(t, WEIGHT_LINEAR, out, in, DTYPE_BF16),
+        .x = times_weight(t, WEIGHT_TABLE, rows, in, t->b->act_dtype_of[DTYPE_BF16]),
+        .out = times_mat(t, rows, out, DTYPE_BF16)};
+    struct times_job j = {
+        .batch = times_batch(t, rows), .calls = 4, .call = call_product, .arg = c};
     return times_us(t, &j);
 }
 
@@ -184,7 +196,8 @@ static double copied_bytes_us(struct times *t, int64_t block_bytes)
 {
     int32_t n = MIN(t->shape.n_blocks / 2, 1024);
     struct block_copy *copy = calloc((size_t)n, sizeof(*copy));
-    if (copy == NULL) {
+
+    if (!copy) {
         times_failed(t, err_nomem(t->e, "the measure of copies"));
         return NAN;
     }
@@ -202,16 +215,20 @@ static void measure_ceilings(struct times *t, const struct kv_layout *l)
     bool gpu = t->shape.context_over == 1;
     int32_t wide = gpu ? 262144 : 16384, in = gpu ? 8192 : 1024, side = gpu ? 8192 : 512;
     struct times_ceiling square;
+
     t->read = 2.0 * wide * in / product_us(t, &t->ahead, 1, in, wide);
     t->copy = copied_bytes_us(t, kv_layout_block_bytes(l));
     t->product = 2.0 * side * side * side / product_us(t, &square, side, side, side);
     if (gpu) {
-        struct times_job alone = {.batch = times_batch(t, 1), .calls = 1, .call = call_product, .arg = &t->ahead};
+        struct times_job alone = {
+            .batch = times_batch(t, 1), .calls = 1, .call = call_product, .arg = &t->ahead};
         t->ahead_us = times_us(t, &alone);
     }
     if (t->rc == 0) {
-        fprintf(t->out, "ceilings: %.2f TB/s read, %.2f TB/s copied (read and written), %.0f TFLOP/s bf16\n",
-                t->read * 1e-6, t->copy * 1e-6, t->product * 1e-6);
+        fprintf(
+            t->out,
+            "ceilings: %.2f TB/s read, %.2f TB/s copied (read and written), %.0f TFLOP/s bf16\n",
+            t->read * 1e-6, t->copy * 1e-6, t->product * 1e-6);
     }
 }
 
@@ -220,17 +237,19 @@ static void measure_ceilings(struct times *t, const struct kv_layout *l)
 /* Products, attention and everything else of a step of so many rows of 1,024 tokens. */
 static void print_share(struct times *t, const struct times_layer *l)
 {
-    double layers = t->shape.layers, products = layers * l->products + l->head, attention = layers * l->attention;
+    double layers = t->shape.layers, products = layers * l->products + l->head,
+           attention = layers * l->attention;
     double glue = layers * (2 * l->norms + l->rope) + l->ends, all = products + attention + glue;
+
     if (t->rc == 0 && isfinite(all)) {
         fprintf(t->out,
-                "a decode step of %d x %d by its parts: products %.0f us, attention %.0f us, everything else %.0f us "
+                "a decode step of %d x %d by its parts: products %.0f us, attention %.0f us, "
+                "everything else %.0f us "
                 "(%.1f %% of %.0f us)\n",
-                l->rows, 1024 / t->shape.context_over, products, attention, glue, 100 * glue / all, all);
+                l->rows, 1024 / t->shape.context_over, products, attention, glue, 100 * glue / all,
+                all);
     }
 }
-
-/* ---- */
 
 static int open_times(struct times *t, const char *device)
 {
@@ -239,6 +258,7 @@ static int open_times(struct times *t, const char *device)
                                .max_samples = llama_8b.max_seqs,
                                .max_blocks_per_seq = llama_8b.n_blocks};
     int rc = backend_open(&t->b, device, &c, t->e);
+
     if (rc < 0) {
         return rc;
     }
@@ -247,7 +267,7 @@ static int open_times(struct times *t, const char *device)
     t->zero = calloc(n, sizeof(int32_t));
     t->none = calloc(n, sizeof(int32_t));
     t->count = calloc(n, sizeof(int32_t));
-    if (t->zero == NULL || t->none == NULL || t->count == NULL) {
+    if (!t->zero || !t->none || !t->count) {
         return err_nomem(t->e, "the steps that are measured");
     }
     memset(t->none, 0xFF, n * sizeof(int32_t));
@@ -283,7 +303,8 @@ static int read_words(int n_what, char **what, bool *want, struct err *e)
             k++;
         }
         if (k == ARRAY_LEN(words)) {
-            return err_set(e, ERR_INVALID, "there is no kernel %s; linear, decode, prefill, glue and sample are",
+            return err_set(e, ERR_INVALID,
+                           "there is no kernel %s; linear, decode, prefill, glue and sample are",
                            what[i]);
         }
         want[k] = true;
@@ -296,6 +317,7 @@ int times_run(const char *device, int n_what, char **what, FILE *out, struct err
     bool want[ARRAY_LEN(words)];
     struct times t = {.out = out, .e = e, .rng = 1};
     int rc = read_words(n_what, what, want, e);
+
     if (rc < 0) {
         return rc;
     }
@@ -318,7 +340,7 @@ int times_run(const char *device, int n_what, char **what, FILE *out, struct err
         }
         rc = t.rc;
     }
-    if (t.b != NULL) {
+    if (t.b) {
         t.b->ops->free(t.b);
     }
     free(t.zero);

@@ -1,4 +1,5 @@
-/* Paged attention over shuffled blocks: decode, prefill, both in one step, and sequences that share their first blocks. */
+/* Paged attention over shuffled blocks: decode, prefill, both in one step, and
+ * sequences that share their first blocks. */
 #include <string.h>
 
 #include "kernels/times_impl.h"
@@ -21,6 +22,7 @@ static void call_attention(struct times *t, int i, void *arg)
                           .n_kv_heads = m->kv_heads,
                           .head_dim = m->dim,
                           .scale = 1.0f / sqrtf((float)m->dim)};
+
     t->b->ops->attention(t->b, s->out, s->qkv, &a);
 }
 
@@ -28,8 +30,11 @@ static void call_write(struct times *t, int i, void *arg)
 {
     struct scene *s = arg;
     struct rope r = {.rot_dim = 0};
-    struct attention a = {
-        .layer = i, .n_heads = t->shape.heads, .n_kv_heads = t->shape.kv_heads, .head_dim = t->shape.dim};
+    struct attention a = {.layer = i,
+                          .n_heads = t->shape.heads,
+                          .n_kv_heads = t->shape.kv_heads,
+                          .head_dim = t->shape.dim};
+
     t->b->ops->rope_kv(t->b, s->qkv, &r, &a);
 }
 
@@ -37,8 +42,10 @@ static void call_write(struct times *t, int i, void *arg)
 static void fill_cache(struct times *t, struct scene *s)
 {
     const struct times_shape *m = &t->shape;
-    int32_t slots = m->n_blocks * m->block_size, *slot = calloc((size_t)m->max_tokens, sizeof(*slot));
-    if (slot == NULL) {
+    int32_t slots = m->n_blocks * m->block_size,
+            *slot = calloc((size_t)m->max_tokens, sizeof(*slot));
+
+    if (!slot) {
         times_failed(t, err_nomem(t->e, "the cache's contents"));
     }
     for (int32_t first = 0; first < slots && t->rc == 0; first += m->max_tokens) {
@@ -78,7 +85,9 @@ static void open_scene(struct times *t, struct scene *s)
     const struct times_shape *m = &t->shape;
     size_t n = (size_t)m->max_seqs + 1;
     enum dtype act = t->b->act_dtype_of[DTYPE_BF16];
-    *s = (struct scene){.qkv = times_weight(t, WEIGHT_TABLE, m->max_tokens, (m->heads + 2 * m->kv_heads) * m->dim, act),
+
+    *s = (struct scene){.qkv = times_weight(t, WEIGHT_TABLE, m->max_tokens,
+                                            (m->heads + 2 * m->kv_heads) * m->dim, act),
                         .out = times_mat(t, m->max_tokens, m->heads * m->dim, DTYPE_BF16),
                         .len = calloc(n, sizeof(*s->len)),
                         .query = calloc(n, sizeof(*s->query)),
@@ -87,8 +96,7 @@ static void open_scene(struct times *t, struct scene *s)
                         .lcp = calloc(n, sizeof(*s->lcp)),
                         .update = calloc(2 * n, sizeof(*s->update)),
                         .block = calloc((size_t)m->n_blocks, sizeof(*s->block))};
-    if (s->len == NULL || s->query == NULL || s->row == NULL || s->q_start == NULL || s->lcp == NULL ||
-        s->update == NULL || s->block == NULL) {
+    if (!s->len || !s->query || !s->row || !s->q_start || !s->lcp || !s->update || !s->block) {
         times_failed(t, err_nomem(t->e, "the sequences that are measured"));
         return;
     }
@@ -113,9 +121,11 @@ static void set_sequences(struct scene *s, int32_t n, int32_t len, int32_t query
     }
 }
 
-/* us of one layer's attention. The first `shared` blocks of the sequences are those of the first of their group; told: the step
- * says so. NAN: the cache has not so many blocks. */
-static double attention_us(struct times *t, struct scene *s, int32_t group, int32_t shared, bool told)
+/* us of one layer's attention. The first `shared` blocks of the sequences are those of
+ * the first of their group; told: the step says so. NAN: the cache has not so many
+ * blocks. */
+static double attention_us(struct times *t, struct scene *s, int32_t group, int32_t shared,
+                           bool told)
 {
     struct batch a = {.token = t->zero,
                       .position = t->zero,
@@ -128,16 +138,19 @@ static double attention_us(struct times *t, struct scene *s, int32_t group, int3
                       .table_update = s->update,
                       .table_block = s->block};
     int32_t root = 0;
+
     for (int32_t i = 0; i < s->n_seqs; i++) {
         bool follows = group > 1 && i % group != 0;
-        int32_t own = (int32_t)div_ceil(s->len[i], t->shape.block_size), skip = follows ? shared : 0;
+        int32_t own = (int32_t)div_ceil(s->len[i], t->shape.block_size),
+                skip = follows ? shared : 0;
         if (follows) {
-            s->update[a.n_table_update++] = (struct table_update){.row = i, .count = shared, .first = root};
+            s->update[a.n_table_update++] =
+                (struct table_update){.row = i, .count = shared, .first = root};
         } else {
             root = a.n_table_block;
         }
-        s->update[a.n_table_update++] =
-            (struct table_update){.row = i, .index = skip, .count = own - skip, .first = a.n_table_block};
+        s->update[a.n_table_update++] = (struct table_update){
+            .row = i, .index = skip, .count = own - skip, .first = a.n_table_block};
         a.n_table_block += own - skip;
         a.n_tokens += s->query[i];
         a.n_decode += s->query[i] == 1;
@@ -147,23 +160,26 @@ static double attention_us(struct times *t, struct scene *s, int32_t group, int3
     if (a.n_table_block > t->shape.n_blocks || a.n_tokens > t->shape.max_tokens) {
         return NAN;
     }
-    struct times_job j = {.batch = a, .calls = a.n_tokens > a.n_seqs ? 8 : 32, .call = call_attention, .arg = s};
+    struct times_job j = {
+        .batch = a, .calls = a.n_tokens > a.n_seqs ? 8 : 32, .call = call_attention, .arg = s};
     return times_us(t, &j);
 }
 
 /* Bytes of keys and values of a token in one layer. */
 static double token_bytes(const struct times *t)
 {
-    return 2.0 * t->shape.kv_heads * t->shape.dim * (double)dtype_bytes(t->b->act_dtype_of[DTYPE_BF16]);
+    return 2.0 * t->shape.kv_heads * t->shape.dim *
+           (double)dtype_bytes(t->b->act_dtype_of[DTYPE_BF16]);
 }
 
 static void decode_line(struct times *t, struct scene *s, int32_t n, int32_t context)
 {
     int32_t len = MAX(context / t->shape.context_over, 16);
+
     set_sequences(s, n, len, 1);
     double us = attention_us(t, s, 1, 0, false), tokens = (double)n * len;
     struct times_layer *l = context == 1024 ? times_layer_of(t, n) : NULL;
-    if (l != NULL && t->shape.dim == 128 / (t->shape.context_over > 1 ? 2 : 1)) {
+    if (l && t->shape.dim == 128 / (t->shape.context_over > 1 ? 2 : 1)) {
         l->attention = us;
     }
     times_line(t, us, tokens * token_bytes(t), 4.0 * t->shape.heads * t->shape.dim * tokens,
@@ -174,6 +190,7 @@ static void decode_line(struct times *t, struct scene *s, int32_t n, int32_t con
 static void skew_lines(struct times *t, struct scene *s)
 {
     double us[2];
+
     for (int skewed = 0; skewed < 2; skewed++) {
         set_sequences(s, 32, (skewed ? 4096 : 8064) / t->shape.context_over, 1);
         s->len[0] = skewed ? 131072 / t->shape.context_over : s->len[0];
@@ -187,19 +204,24 @@ static void skew_lines(struct times *t, struct scene *s)
     }
 }
 
-/* Samples or beams of one prompt, whose blocks are read for each of them and once for all. */
+/* Samples or beams of one prompt, whose blocks are read for each of them and once for
+ * all. */
 static void group_lines(struct times *t, struct scene *s)
 {
-    static const int32_t groups[][4] = {{128, 4, 128, 32}, {128, 4, 512, 64}, {128, 8, 512, 64}, {256, 8, 512, 64}};
+    static const int32_t groups[][4] = {
+        {128, 4, 128, 32}, {128, 4, 512, 64}, {128, 8, 512, 64}, {256, 8, 512, 64}};
+
     for (size_t i = 0; i < ARRAY_LEN(groups); i++) {
-        int32_t n = groups[i][0], members = groups[i][1], shared = groups[i][2] / t->shape.block_size,
-                own = groups[i][3];
+        int32_t n = groups[i][0], members = groups[i][1],
+                shared = groups[i][2] / t->shape.block_size, own = groups[i][3];
         for (int told = 0; told < 2; told++) {
             set_sequences(s, n, groups[i][2] + own, 1);
             double us = attention_us(t, s, members, shared, told);
-            double tokens = (double)n * own + (double)groups[i][2] * (told ? (double)n / members : n);
-            times_line(t, us, tokens * token_bytes(t), 0, "decode, %d of %d + %d, %d share the %d%s", n, groups[i][2],
-                       own, members, groups[i][2], told ? ": once" : "");
+            double tokens =
+                (double)n * own + (double)groups[i][2] * (told ? (double)n / members : n);
+            times_line(t, us, tokens * token_bytes(t), 0,
+                       "decode, %d of %d + %d, %d share the %d%s", n, groups[i][2], own, members,
+                       groups[i][2], told ? ": once" : "");
         }
     }
 }
@@ -208,6 +230,7 @@ static void decode_lines(struct times *t, struct scene *s)
 {
     static const int32_t cases[][2] = {{1, 1024},  {1, 4096},  {1, 32768},  {8, 1024},
                                        {32, 4096}, {64, 1024}, {256, 1024}, {64, 4096}};
+
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         decode_line(t, s, cases[i][0], cases[i][1]);
     }
@@ -228,15 +251,17 @@ static void prefill_line(struct times *t, struct scene *s, int32_t n, int32_t le
 
 static void prefill_lines(struct times *t, struct scene *s)
 {
-    static const int32_t cases[][3] = {{1, 4096, 4096}, {1, 16384, 16384}, {8, 2048, 2048}, {1, 16384, 2048}};
+    static const int32_t cases[][3] = {
+        {1, 4096, 4096}, {1, 16384, 16384}, {8, 2048, 2048}, {1, 16384, 2048}};
+
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         prefill_line(t, s, cases[i][0], cases[i][1], cases[i][2]);
     }
     int32_t n = 64, over = t->shape.context_over;
     set_sequences(s, n + 1, 1024 / over, 1);
     s->len[n] = s->query[n] = 2048 / over;
-    times_line(t, attention_us(t, s, 1, 0, false), 0, 0, "attention, %d x %d decoding and a prompt of %d", n, s->len[0],
-               s->len[n]);
+    times_line(t, attention_us(t, s, 1, 0, false), 0, 0,
+               "attention, %d x %d decoding and a prompt of %d", n, s->len[0], s->len[n]);
 }
 
 /* The same for heads of other sizes, over a cache of their own. */
@@ -244,11 +269,13 @@ static void other_heads(struct times *t, bool decode, bool prefill)
 {
     static const int32_t heads[][3] = {
         {64, 32, 8}, {80, 32, 32}, {96, 32, 32}, {256, 16, 8}}; /* dims, heads, KV heads */
+
     for (size_t i = 0; i < ARRAY_LEN(heads) && t->rc == 0; i++) {
         struct times other = *t;
         struct scene s = {0};
         struct kv_layout l;
-        struct backend_config c = {.max_tokens = 4096, .max_seqs = 128, .max_samples = 1, .max_blocks_per_seq = 8192};
+        struct backend_config c = {
+            .max_tokens = 4096, .max_seqs = 128, .max_samples = 1, .max_blocks_per_seq = 8192};
         other.shape.dim = heads[i][0];
         other.shape.heads = heads[i][1];
         other.shape.kv_heads = heads[i][2];
@@ -258,9 +285,11 @@ static void other_heads(struct times *t, bool decode, bool prefill)
         other.shape.max_seqs = c.max_seqs;
         times_failed(&other, backend_open(&other.b, t->b->name, &c, t->e));
         if (other.rc == 0) {
-            kv_layout_init(&l, other.shape.block_size, other.shape.cache_layers, other.shape.kv_heads, other.shape.dim,
+            kv_layout_init(&l, other.shape.block_size, other.shape.cache_layers,
+                           other.shape.kv_heads, other.shape.dim,
                            other.b->act_dtype_of[DTYPE_BF16]);
-            times_failed(&other, other.b->ops->kv_create(other.b, &l, other.shape.n_blocks, 0, t->e));
+            times_failed(&other,
+                         other.b->ops->kv_create(other.b, &l, other.shape.n_blocks, 0, t->e));
             open_scene(&other, &s);
         }
         for (int k = 0; k < 3 && decode; k++) {
@@ -272,7 +301,7 @@ static void other_heads(struct times *t, bool decode, bool prefill)
         }
         close_scene(&s);
         times_failed(t, other.rc);
-        if (other.b != NULL && other.b != t->b) {
+        if (other.b && other.b != t->b) {
             other.b->ops->free(other.b);
         }
     }
@@ -281,6 +310,7 @@ static void other_heads(struct times *t, bool decode, bool prefill)
 void times_attention(struct times *t, bool decode, bool prefill)
 {
     struct scene s;
+
     open_scene(t, &s);
     if (decode && t->rc == 0) {
         decode_lines(t, &s);

@@ -14,12 +14,14 @@ struct products {
 static void call_linear(struct times *t, int i, void *arg)
 {
     struct products *p = arg;
+
     t->b->ops->linear(t->b, p->out, p->x, p->w[i % p->n], NULL);
 }
 
 static void call_gated(struct times *t, int i, void *arg)
 {
     struct products *p = arg;
+
     t->b->ops->linear_gated(t->b, p->act, p->out, p->x, p->w[i % p->n], (struct mat){0}, ACT_SILU);
 }
 
@@ -28,6 +30,7 @@ static void product_line(struct times *t, struct products *p, int32_t out, int32
 {
     const struct times_shape *m = &t->shape;
     bool head = out == m->vocab, gated = out == 2 * m->inner;
+
     p->x = times_weight(t, WEIGHT_TABLE, rows, in, t->b->act_dtype_of[DTYPE_BF16]);
     p->out = times_mat(t, rows, out, head ? DTYPE_F32 : DTYPE_BF16);
     p->act = gated ? times_mat(t, rows, out / 2, DTYPE_BF16) : p->out;
@@ -37,7 +40,7 @@ static void product_line(struct times *t, struct products *p, int32_t out, int32
                           .arg = p};
     double us = times_us(t, &j), flops = 2.0 * out * in * rows;
     struct times_layer *l = times_layer_of(t, rows);
-    if (l != NULL) {
+    if (l) {
         *(head ? &l->head : &l->products) += us;
     }
     times_line(t, us, 2.0 * out * in + 2.0 * rows * ((double)in + (gated ? out / 2 : out)), flops,
@@ -53,6 +56,7 @@ void times_linear(struct times *t)
                                 {m->hidden, m->inner},
                                 {m->vocab, m->hidden}};
     static const int32_t rows[] = {1, 4, 8, 16, 32, 64, 128, 256, 8192};
+
     for (int i = 0; i < TIMES_GLUE_ROWS; i++) {
         t->layer[i].products = t->layer[i].head = 0;
     }
@@ -89,8 +93,11 @@ static void call_rope(struct times *t, int i, void *arg)
     const struct times_shape *m = &t->shape;
     struct glue *g = arg;
     struct rope r = {.cos_sin = g->cos_sin, .rot_dim = m->dim};
-    struct attention a = {
-        .layer = i % m->cache_layers, .n_heads = m->heads, .n_kv_heads = m->kv_heads, .head_dim = m->dim};
+    struct attention a = {.layer = i % m->cache_layers,
+                          .n_heads = m->heads,
+                          .n_kv_heads = m->kv_heads,
+                          .head_dim = m->dim};
+
     t->b->ops->rope_kv(t->b, g->qkv, &r, &a);
 }
 
@@ -105,12 +112,15 @@ static void call_ends(struct times *t, int i, void *arg)
     t->b->ops->sample(t->b, g->logits, 0);
 }
 
-static const struct sample_row greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1, .mask_first = -1};
+static const struct sample_row greedy = {
+    .top_p = 1, .repetition_penalty = 1, .n_logprobs = -1, .mask_first = -1};
 
 /* A step of n sequences of one token, each sampled as `s` says. */
-static struct batch sampling_batch(struct times *t, int32_t n, const struct sample_row *s, struct sample_row *row)
+static struct batch sampling_batch(struct times *t, int32_t n, const struct sample_row *s,
+                                   struct sample_row *row)
 {
     struct batch a = times_batch(t, n);
+
     for (int32_t i = 0; i < n; i++) {
         row[i] = *s;
         row[i].logits_row = i;
@@ -136,26 +146,33 @@ static void glue_lines(struct times *t, int32_t n)
                      .table = times_weight(t, WEIGHT_EMBEDDING, m->vocab, m->hidden, DTYPE_BF16),
                      .cos_sin = times_weight(t, WEIGHT_TABLE, 16, m->dim, DTYPE_F32),
                      .norm = {.kind = NORM_RMS, .eps = 1e-5f}};
+
     g.norm.weight = times_weight(t, WEIGHT_VECTOR, 1, m->hidden, DTYPE_BF16);
-    if (row == NULL) {
+    if (!row) {
         times_failed(t, err_nomem(t->e, "the samples that are measured"));
         return;
     }
     struct times_layer *l = times_layer_of(t, n);
-    struct times_job norm = {.batch = times_batch(t, n), .calls = 64, .queued = n <= 256, .call = call_norm, .arg = &g};
+    struct times_job norm = {
+        .batch = times_batch(t, n), .calls = 64, .queued = n <= 256, .call = call_norm, .arg = &g};
     double us = times_us(t, &norm);
     times_line(t, us, 8.0 * n * m->hidden, 0, "residual and norm, %d rows", n);
     double norms = us;
-    struct times_job rope = {.batch = times_batch(t, n), .calls = 64, .queued = n <= 256, .call = call_rope, .arg = &g};
+    struct times_job rope = {
+        .batch = times_batch(t, n), .calls = 64, .queued = n <= 256, .call = call_rope, .arg = &g};
     rope.batch.slot = t->count;
     us = times_us(t, &rope);
-    times_line(t, us, 2.0 * n * (width + (m->heads + 3.0 * m->kv_heads) * m->dim), 0, "rope and cache write, %d rows",
-               n);
-    if (l != NULL) {
+    times_line(t, us, 2.0 * n * (width + (m->heads + 3.0 * m->kv_heads) * m->dim), 0,
+               "rope and cache write, %d rows", n);
+    if (l) {
         g.logits = times_mat(t, n, m->vocab, DTYPE_F32);
-        struct times_job ends = {
-            .batch = sampling_batch(t, n, &greedy, row), .calls = 16, .queued = true, .call = call_ends, .arg = &g};
-        *l = (struct times_layer){n, l->products, l->attention, norms, us, times_us(t, &ends), l->head};
+        struct times_job ends = {.batch = sampling_batch(t, n, &greedy, row),
+                                 .calls = 16,
+                                 .queued = true,
+                                 .call = call_ends,
+                                 .arg = &g};
+        *l = (struct times_layer){n,  l->products,        l->attention, norms,
+                                  us, times_us(t, &ends), l->head};
         times_line(t, l->ends, 4.0 * n * m->vocab + 12.0 * n * m->hidden, 0,
                    "embedding, last norm, greedy sampling, %d rows", n);
     }
@@ -165,6 +182,7 @@ static void glue_lines(struct times *t, int32_t n)
 void times_glue(struct times *t)
 {
     static const int32_t rows[] = {1, 64, 256, 8192};
+
     for (size_t i = 0; i < ARRAY_LEN(rows) && t->rc == 0; i++) {
         if (rows[i] <= t->shape.max_tokens) {
             glue_lines(t, rows[i]);
@@ -174,10 +192,8 @@ void times_glue(struct times *t)
 
 /* ---- sampling ---- */
 
-#define ASKED(...)                                                                              \
-    {                                                                                           \
-        .repetition_penalty = 1, .n_logprobs = -1, .mask_first = -1, .position = 7, __VA_ARGS__ \
-    }
+#define ASKED(...) \
+    {.repetition_penalty = 1, .n_logprobs = -1, .mask_first = -1, .position = 7, __VA_ARGS__}
 static const struct {
     const char *name;
     struct sample_row row;
@@ -201,7 +217,8 @@ static struct mat random_logits(struct times *t, int32_t n)
     struct mat logits = times_mat(t, n, t->shape.vocab, DTYPE_F32);
     int64_t count = (int64_t)n * t->shape.vocab;
     float *v = malloc((size_t)count * sizeof(*v));
-    if (v == NULL) {
+
+    if (!v) {
         times_failed(t, err_nomem(t->e, "the logits that are measured"));
     }
     for (int64_t i = 0; i < count && t->rc == 0; i++) {
@@ -219,6 +236,7 @@ void times_sample(struct times *t)
 {
     static const int32_t rows[] = {1, 64, 128, 256};
     struct sample_row row[256];
+
     for (size_t r = 0; r < ARRAY_LEN(rows); r++) {
         struct mat logits = random_logits(t, rows[r]);
         for (size_t kind = 0; kind < ARRAY_LEN(asked) && t->rc == 0; kind++) {
@@ -227,8 +245,8 @@ void times_sample(struct times *t)
                                   .queued = true,
                                   .call = call_sample,
                                   .arg = &logits};
-            times_line(t, times_us(t, &j), 4.0 * rows[r] * t->shape.vocab, 0, "sampling, %s, %d rows", asked[kind].name,
-                       rows[r]);
+            times_line(t, times_us(t, &j), 4.0 * rows[r] * t->shape.vocab, 0,
+                       "sampling, %s, %d rows", asked[kind].name, rows[r]);
         }
     }
 }

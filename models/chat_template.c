@@ -29,13 +29,15 @@ struct config {
 static char *read_text(struct json *j, size_t *ret_len)
 {
     size_t cap = (size_t)(j->end - j->at) + 1;
+
     if (json_peek(j) != JSON_STRING) {
         json_skip(j);
         return NULL;
     }
     const char *end = j->at + 1;
-    while (end < j->end && *end != '"')
+    while (end < j->end && *end != '"') {
         end += *end == '\\' && j->end - end > 1 ? 2 : 1;
+    }
     cap = (size_t)(end - j->at) + 2;
     char *text = malloc(cap);
     if (!text) {
@@ -51,8 +53,9 @@ static char *read_text(struct json *j, size_t *ret_len)
 
 static void keep_template(struct config *c, char *text, size_t len)
 {
-    if (!text)
+    if (!text) {
         return;
+    }
     free(c->text);
     c->text = text;
     c->len = len;
@@ -63,6 +66,7 @@ static void read_named(struct json *j, struct config *c)
 {
     char name[JINJA_MAX_NAME] = "", *text = NULL;
     size_t len = 0;
+
     json_enter_object(j);
     while (json_next_member(j)) {
         if (json_key_is(j, "name")) {
@@ -74,15 +78,17 @@ static void read_named(struct json *j, struct config *c)
             json_skip(j);
         }
     }
-    if (!c->text || strcmp(name, "default") == 0)
+    if (!c->text || strcmp(name, "default") == 0) {
         keep_template(c, text, len);
-    else
+    } else {
         free(text);
+    }
 }
 
 static void read_template(struct json *j, struct config *c)
 {
     size_t len = 0;
+
     if (json_peek(j) != JSON_ARRAY) {
         char *text = read_text(j, &len);
         keep_template(c, text, len);
@@ -90,10 +96,11 @@ static void read_template(struct json *j, struct config *c)
     }
     json_enter_array(j);
     while (json_next_element(j)) {
-        if (json_peek(j) == JSON_OBJECT)
+        if (json_peek(j) == JSON_OBJECT) {
             read_named(j, c);
-        else
+        } else {
             json_skip(j);
+        }
     }
 }
 
@@ -109,16 +116,19 @@ static void read_special(struct json *j, struct config *c, const char *name)
 {
     char text[JSON_KEY_BYTES];
     size_t len = 0;
+
     if (json_peek(j) == JSON_STRING) {
-        if (json_read_string(j, text, sizeof(text), &len))
+        if (json_read_string(j, text, sizeof(text), &len)) {
             put_special(c, name, text, len);
+        }
     } else if (json_peek(j) == JSON_OBJECT) {
         json_enter_object(j);
         while (json_next_member(j)) {
-            if (!json_key_is(j, "content") || json_peek(j) != JSON_STRING)
+            if (!json_key_is(j, "content") || json_peek(j) != JSON_STRING) {
                 json_skip(j);
-            else if (json_read_string(j, text, sizeof(text), &len))
+            } else if (json_read_string(j, text, sizeof(text), &len)) {
                 put_special(c, name, text, len);
+            }
         }
     } else {
         json_skip(j);
@@ -134,20 +144,24 @@ static int read_config(struct config *c, const char *dir, struct err *e)
     size_t len;
     char *text;
     int rc = model_file_read(dir, name, LIMIT_TOKENIZER_JSON_BYTES, &text, &len, e);
-    if (rc)
+
+    if (rc) {
         return rc == ERR_NOT_FOUND ? 0 : rc;
+    }
     json_init(&j, text, len, name, e);
     json_enter_object(&j);
     while (json_next_member(&j)) {
         size_t k = 0;
-        while (k < ARRAY_LEN(SPECIALS) && !json_key_is(&j, SPECIALS[k]))
+        while (k < ARRAY_LEN(SPECIALS) && !json_key_is(&j, SPECIALS[k])) {
             k++;
-        if (k < ARRAY_LEN(SPECIALS))
+        }
+        if (k < ARRAY_LEN(SPECIALS)) {
             read_special(&j, c, SPECIALS[k]);
-        else if (json_key_is(&j, "chat_template"))
+        } else if (json_key_is(&j, "chat_template")) {
             read_template(&j, c);
-        else
+        } else {
             json_skip(&j);
+        }
     }
     json_finish(&j);
     free(text);
@@ -158,8 +172,10 @@ static void put_token(struct config *c, const char *name, const struct tokenizer
 {
     size_t len = 0;
     const char *text = id >= 0 ? tokenizer_bytes(t, id, &len) : NULL;
-    if (text)
+
+    if (text) {
         put_special(c, name, text, len);
+    }
 }
 
 static int read_gguf(struct config *c, const char *path, const struct tokenizer *t, struct err *e)
@@ -167,14 +183,17 @@ static int read_gguf(struct config *c, const char *path, const struct tokenizer 
     struct gguf *g;
     struct gguf_text text;
     int rc = gguf_open(&g, path, e);
-    if (rc < 0)
+
+    if (rc < 0) {
         return rc;
+    }
     rc = gguf_string(g, "tokenizer.chat_template", &text, e);
     if (rc > 0) {
         c->text = malloc(text.len + 1);
         c->len = text.len;
-        if (c->text)
+        if (c->text) {
             memcpy(c->text, text.at, text.len);
+        }
         rc = c->text ? 0 : err_nomem(e, "a chat template");
     }
     gguf_free(g);
@@ -188,20 +207,25 @@ static int read_directory(struct config *c, const char *dir, struct err *e)
     char *file;
     size_t len;
     int rc = read_config(c, dir, e);
-    if (rc)
+
+    if (rc) {
         return rc;
+    }
     rc = model_file_read(dir, "chat_template.jinja", LIMIT_TEMPLATE_BYTES, &file, &len, e);
-    if (rc == 0)
+    if (rc == 0) {
         keep_template(c, file, len);
+    }
     return rc == ERR_NOT_FOUND ? 0 : rc;
 }
 
 /* ---- making ---- */
 
-int chat_template_new(struct chat_template **ret, const char *text, size_t len, const char *specials, struct err *e)
+int chat_template_new(struct chat_template **ret, const char *text, size_t len,
+                      const char *specials, struct err *e)
 {
     struct chat_template *t = calloc(1, sizeof(*t));
     struct err why = {0};
+
     if (!t || !(t->specials = strdup(specials))) {
         free(t);
         return err_nomem(e, "a chat template");
@@ -214,24 +238,29 @@ int chat_template_new(struct chat_template **ret, const char *text, size_t len, 
     t->usable = rc == 0;
     t->broken = rc != 0 && text;
     t->developer = text && memmem(text, len, "developer", 9);
-    if (!text)
+    if (!text) {
         snprintf(t->missing, sizeof(t->missing), "the model has no chat template");
-    else if (rc)
+    } else if (rc) {
         snprintf(t->missing, sizeof(t->missing), "the model's %.360s", why.text);
+    }
     *ret = t;
     return 0;
 }
 
-int chat_template_open(struct chat_template **ret, const char *path, const struct tokenizer *tokenizer, struct err *e)
+int chat_template_open(struct chat_template **ret, const char *path,
+                       const struct tokenizer *tokenizer, struct err *e)
 {
     struct err own = {0};
     struct config c = {0};
+
     e = e ? e : &own;
     buf_init(&c.specials, 64 * 1024);
     int rc = gguf_is_file(path) ? read_gguf(&c, path, tokenizer, e) : read_directory(&c, path, e);
-    if (rc == 0)
-        rc = c.specials.failed ? err_nomem(e, "special tokens")
-                               : chat_template_new(ret, c.text, c.len, c.specials.data ? c.specials.data : "", e);
+    if (rc == 0) {
+        rc = c.specials.failed
+                 ? err_nomem(e, "special tokens")
+                 : chat_template_new(ret, c.text, c.len, c.specials.data ? c.specials.data : "", e);
+    }
     free(c.text);
     buf_release(&c.specials);
     return rc;
@@ -239,8 +268,9 @@ int chat_template_open(struct chat_template **ret, const char *path, const struc
 
 void chat_template_free(struct chat_template *t)
 {
-    if (!t)
+    if (!t) {
         return;
+    }
     jinja_release(&t->jinja);
     free(t->specials);
     free(t);
@@ -268,23 +298,29 @@ bool chat_template_knows_developer(const struct chat_template *t)
     return t && t->developer;
 }
 
-int chat_template_render(const struct chat_template *t, const char *context, size_t len, struct buf *out, struct err *e)
+int chat_template_render(const struct chat_template *t, const char *context, size_t len,
+                         struct buf *out, struct err *e)
 {
     struct buf all;
     const char *missing = chat_template_missing(t);
-    if (missing)
+
+    if (missing) {
         return err_set(e, ERR_UNSUPPORTED, "%s", missing);
-    if (len < 2 || context[0] != '{')
+    }
+    if (len < 2 || context[0] != '{') {
         return err_set(e, ERR_INVALID, "the variables must be an object");
+    }
     /* What the request says stands after the model's, and wins. */
     buf_init(&all, len + strlen(t->specials) + 64);
     buf_puts(&all, "{");
     buf_puts(&all, t->specials);
     buf_puts(&all, "\"tools\":null,\"documents\":null");
-    if (context[1] != '}')
+    if (context[1] != '}') {
         buf_putc(&all, ',');
+    }
     buf_append(&all, context + 1, len - 1);
-    int rc = all.failed ? err_nomem(e, "messages") : jinja_render(&t->jinja, all.data, all.len, out, e);
+    int rc =
+        all.failed ? err_nomem(e, "messages") : jinja_render(&t->jinja, all.data, all.len, out, e);
     buf_release(&all);
     return rc;
 }

@@ -1,9 +1,11 @@
-/* Fill-in-the-middle: the tokens by which a code model is told what stands before a gap and what behind it. The prompt is
+/* Fill-in-the-middle: the tokens by which a code model is told what stands before a gap
+ * and what behind it. The prompt is
  *
  *     <prefix> text before <suffix> text behind <middle>
  *
- * and what the model goes on with belongs into the gap (Bavarian et al., "Efficient Training of Language Models to Fill in
- * the Middle", 2022; "prefix, suffix, middle" order, which all these families were trained on).
+ * and what the model goes on with belongs into the gap (Bavarian et al., "Efficient
+ * Training of Language Models to Fill in the Middle", 2022; "prefix, suffix, middle"
+ * order, which all these families were trained on).
  */
 #ifndef QUIRE_MODELS_FIM_H
 #define QUIRE_MODELS_FIM_H

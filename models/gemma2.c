@@ -1,5 +1,6 @@
-/* Gemma-2: LLaMA's column with a norm after attention and MLP as well, soft-capped scores and logits, and a sliding window in
- * every other layer. As in Gemma, norms weigh by 1 + w and embeddings are scaled by sqrt(hidden). */
+/* Gemma-2: LLaMA's column with a norm after attention and MLP as well, soft-capped
+ * scores and logits, and a sliding window in every other layer. As in Gemma, norms
+ * weigh by 1 + w and embeddings are scaled by sqrt(hidden). */
 #include "models/layers.h"
 
 static const struct architecture ARCHITECTURES[] = {
@@ -32,11 +33,13 @@ static const struct tensor_spec TENSORS[] = {
 
 static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
 
-/* out = norm of y, which is first summed over the ranks: a norm of a summand is none of the sum. */
+/* out = norm of y, which is first summed over the ranks: a norm of a summand is none of
+ * the sum. */
 static void post_norm(struct model *m, struct mat out, struct mat y, const struct norm *n)
 {
-    if (m->weights->partial)
+    if (m->weights->partial) {
         m->backend->ops->all_reduce(m->backend, y);
+    }
     m->backend->ops->norm(m->backend, out, y, n);
 }
 
@@ -47,14 +50,16 @@ static void forward(struct model *m, const struct batch *b)
     const struct transformer *t = m->weights;
     const struct epilogue plain = {0};
     int32_t n = b->n_tokens;
-    struct mat x = mat_rows(t->x, 0, n), h = mat_rows(t->h, 0, n), y = mat_rows(t->y, 0, n); /* [n_tokens, hidden] */
+    /* [n_tokens, hidden] */
+    struct mat x = mat_rows(t->x, 0, n), h = mat_rows(t->h, 0, n), y = mat_rows(t->y, 0, n);
     struct mat qkv = mat_rows(t->qkv, 0, n);   /* [n_tokens, (n_heads + 2 n_kv_heads) * head_dim] */
     struct mat attn = mat_rows(t->attn, 0, n); /* [n_tokens, n_heads * head_dim] */
     struct mat up = mat_rows(t->up, 0, n);     /* [n_tokens, 2 * intermediate] */
     struct mat act = mat_rows(t->act, 0, n);   /* [n_tokens, intermediate] */
 
-    if (t->first)
+    if (t->first) {
         transformer_embed(m, x, m->config.embed_scale);
+    }
     ops->norm(be, h, x, &t->layer[0].attn_norm);
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];

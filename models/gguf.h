@@ -1,9 +1,11 @@
-/* A GGUF file: llama.cpp's checkpoint, which holds the configuration, the vocabulary and the weights in one.
+/* A GGUF file: llama.cpp's checkpoint, which holds the configuration, the vocabulary
+ * and the weights in one.
  *
  *     gguf.c            the header, every field checked against the file
  *     gguf_metadata.c   metadata by key
  *     gguf_quant.c      the block formats, decoded to floats
- *     gguf_tensors.c    its tensors as a checkpoint, under Hugging Face's names and in their order
+ *     gguf_tensors.c    its tensors as a checkpoint, under Hugging Face's names and in
+ *                       their order
  *     gguf_config.c     its metadata as config.json and generation_config.json
  *     gguf_tokenizer.c  its vocabulary as a tokenizer
  *
@@ -22,14 +24,16 @@
 static inline uint32_t gguf_u32(const uint8_t *p)
 {
     uint32_t v;
-    memcpy(&v, p, sizeof v);
+
+    memcpy(&v, p, sizeof(v));
     return le32toh(v);
 }
 
 static inline uint64_t gguf_u64(const uint8_t *p)
 {
     uint64_t v;
-    memcpy(&v, p, sizeof v);
+
+    memcpy(&v, p, sizeof(v));
     return le64toh(v);
 }
 
@@ -85,25 +89,31 @@ struct gguf {
 
 /* Whether a model's path means a GGUF file: a regular file. */
 bool gguf_is_file(const char *path);
-/* Map and parse. The last part of `path` is what messages call it; `path` must outlive *ret. */
+/* Map and parse. The last part of `path` is what messages call it; `path` must outlive
+ * *ret. */
 int gguf_open(struct gguf **ret, const char *path, struct err *e);
-/* Parse n_bytes at `data`, which *ret points into; for gguf_open, tests and the fuzzer. */
-int gguf_parse(struct gguf **ret, const void *data, size_t n_bytes, const char *file, struct err *e);
+/* Parse n_bytes at `data`, which *ret points into; for gguf_open, tests and the
+ * fuzzer. */
+int gguf_parse(struct gguf **ret, const void *data, size_t n_bytes, const char *file,
+               struct err *e);
 void gguf_free(struct gguf *g);
 
 /* Metadata by key. NULL: not there. */
 const struct gguf_pair *gguf_find(const struct gguf *g, const char *key);
-/* These give 1 and the value, 0 where the key is not there, ERR_INVALID where it is of another type or out of range. */
+/* These give 1 and the value, 0 where the key is not there, ERR_INVALID where it is of
+ * another type or out of range. */
 int gguf_int(const struct gguf *g, const char *key, int64_t *ret, struct err *e);
 int gguf_real(const struct gguf *g, const char *key, double *ret, struct err *e);
 int gguf_bool(const struct gguf *g, const char *key, bool *ret, struct err *e);
 int gguf_string(const struct gguf *g, const char *key, struct gguf_text *ret, struct err *e);
 /* An array whose elements are of type `item`, in *ret. */
-int gguf_array(const struct gguf *g, const char *key, enum gguf_type item, const struct gguf_pair **ret, struct err *e);
+int gguf_array(const struct gguf *g, const char *key, enum gguf_type item,
+               const struct gguf_pair **ret, struct err *e);
 /* Element i of an array of 32-bit numbers. */
 int32_t gguf_item_i32(const struct gguf_pair *p, uint64_t i);
 float gguf_item_f32(const struct gguf_pair *p, uint64_t i);
-/* The string at *at, which is moved behind it; for walking over an array of strings from pair->at. */
+/* The string at *at, which is moved behind it; for walking over an array of strings
+ * from pair->at. */
 struct gguf_text gguf_next_string(const uint8_t **at);
 bool gguf_text_is(struct gguf_text t, const char *text);
 
@@ -125,18 +135,21 @@ void gguf_decode(uint32_t encoding, const uint8_t *src, int64_t n, float *ret);
 
 /* ---- gguf_tensors.c ---- */
 
-/* The tensors of a file of this architecture (as in config.json) under their Hugging Face names. What is quantised decodes
- * to `dtype`. The checkpoint owns the mapping. */
-int gguf_checkpoint_open(struct checkpoint **ret, const char *path, const struct model_config *c, enum dtype dtype,
-                         struct err *e);
-/* The same from a file that is open already; *g is the checkpoint's from then on, also after an error. */
-int gguf_checkpoint(struct checkpoint **ret, struct gguf *g, const struct model_config *c, enum dtype dtype,
-                    struct err *e);
+/* The tensors of a file of this architecture (as in config.json) under their Hugging
+ * Face names. What is quantised decodes to `dtype`. The checkpoint owns the mapping. */
+int gguf_checkpoint_open(struct checkpoint **ret, const char *path, const struct model_config *c,
+                         enum dtype dtype, struct err *e);
+/* The same from a file that is open already; *g is the checkpoint's from then on, also
+ * after an error. */
+int gguf_checkpoint(struct checkpoint **ret, struct gguf *g, const struct model_config *c,
+                    enum dtype dtype, struct err *e);
 
 /* ---- gguf_config.c ---- */
 
-int gguf_config(struct model_config *ret, struct generation_defaults *ret_gen, const struct gguf *g, struct err *e);
-int gguf_config_read(struct model_config *ret, struct generation_defaults *ret_gen, const char *path, struct err *e);
+int gguf_config(struct model_config *ret, struct generation_defaults *ret_gen, const struct gguf *g,
+                struct err *e);
+int gguf_config_read(struct model_config *ret, struct generation_defaults *ret_gen,
+                     const char *path, struct err *e);
 
 /* ---- gguf_tokenizer.c ---- */
 

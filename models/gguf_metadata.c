@@ -7,7 +7,8 @@ static float get_f32(const uint8_t *p)
 {
     uint32_t v = gguf_u32(p);
     float f;
-    memcpy(&f, &v, sizeof f);
+
+    memcpy(&f, &v, sizeof(f));
     return f;
 }
 
@@ -15,13 +16,15 @@ static double get_f64(const uint8_t *p)
 {
     uint64_t v = gguf_u64(p);
     double f;
-    memcpy(&f, &v, sizeof f);
+
+    memcpy(&f, &v, sizeof(f));
     return f;
 }
 
 struct gguf_text gguf_next_string(const uint8_t **at)
 {
     struct gguf_text t = {(const char *)*at + 8, (size_t)gguf_u64(*at)};
+
     *at += 8 + t.len;
     return t;
 }
@@ -34,8 +37,10 @@ static int wrong_type(const struct gguf *g, const char *key, const char *want, s
 int gguf_int(const struct gguf *g, const char *key, int64_t *ret, struct err *e)
 {
     const struct gguf_pair *p = gguf_find(g, key);
-    if (!p)
+
+    if (!p) {
         return 0;
+    }
     switch (p->type) {
     case GGUF_U8:
         *ret = p->at[0];
@@ -56,8 +61,9 @@ int gguf_int(const struct gguf *g, const char *key, int64_t *ret, struct err *e)
         *ret = (int32_t)gguf_u32(p->at);
         return 1;
     case GGUF_U64:
-        if (gguf_u64(p->at) > INT64_MAX)
+        if (gguf_u64(p->at) > INT64_MAX) {
             return wrong_type(g, key, "less than 2^63", e);
+        }
         *ret = (int64_t)gguf_u64(p->at);
         return 1;
     case GGUF_I64:
@@ -71,10 +77,13 @@ int gguf_int(const struct gguf *g, const char *key, int64_t *ret, struct err *e)
 int gguf_real(const struct gguf *g, const char *key, double *ret, struct err *e)
 {
     const struct gguf_pair *p = gguf_find(g, key);
-    if (!p)
+
+    if (!p) {
         return 0;
-    if (p->type != GGUF_F32 && p->type != GGUF_F64)
+    }
+    if (p->type != GGUF_F32 && p->type != GGUF_F64) {
         return wrong_type(g, key, "a floating-point number", e);
+    }
     *ret = p->type == GGUF_F32 ? (double)get_f32(p->at) : get_f64(p->at);
     return 1;
 }
@@ -82,10 +91,13 @@ int gguf_real(const struct gguf *g, const char *key, double *ret, struct err *e)
 int gguf_bool(const struct gguf *g, const char *key, bool *ret, struct err *e)
 {
     const struct gguf_pair *p = gguf_find(g, key);
-    if (!p)
+
+    if (!p) {
         return 0;
-    if (p->type != GGUF_BOOL)
+    }
+    if (p->type != GGUF_BOOL) {
         return wrong_type(g, key, "a bool", e);
+    }
     *ret = p->at[0];
     return 1;
 }
@@ -93,26 +105,33 @@ int gguf_bool(const struct gguf *g, const char *key, bool *ret, struct err *e)
 int gguf_string(const struct gguf *g, const char *key, struct gguf_text *ret, struct err *e)
 {
     const struct gguf_pair *p = gguf_find(g, key);
-    if (!p)
+
+    if (!p) {
         return 0;
-    if (p->type != GGUF_STRING)
+    }
+    if (p->type != GGUF_STRING) {
         return wrong_type(g, key, "a string", e);
+    }
     const uint8_t *at = p->at;
     *ret = gguf_next_string(&at);
     return 1;
 }
 
-int gguf_array(const struct gguf *g, const char *key, enum gguf_type item, const struct gguf_pair **ret, struct err *e)
+int gguf_array(const struct gguf *g, const char *key, enum gguf_type item,
+               const struct gguf_pair **ret, struct err *e)
 {
     const struct gguf_pair *p = gguf_find(g, key);
-    if (!p)
+
+    if (!p) {
         return 0;
-    if (p->type != GGUF_ARRAY || p->item != item)
+    }
+    if (p->type != GGUF_ARRAY || p->item != item) {
         return wrong_type(g, key,
                           item == GGUF_STRING ? "an array of strings"
                           : item == GGUF_F32  ? "an array of 32-bit floats"
                                               : "an array of 32-bit integers",
                           e);
+    }
     *ret = p;
     return 1;
 }

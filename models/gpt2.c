@@ -1,4 +1,5 @@
-/* GPT-2: learned positions, layer norm before, biases, GELU; weights stored [in, out] (Conv1D), q, k and v as one. */
+/* GPT-2: learned positions, layer norm before, biases, GELU; weights stored [in, out]
+ * (Conv1D), q, k and v as one. */
 #include "models/layers.h"
 
 static const struct architecture ARCHITECTURES[] = {
@@ -16,30 +17,42 @@ static const struct architecture ARCHITECTURES[] = {
 #define LAYER "transformer.h.%d."
 
 static const struct tensor_spec TENSORS[] = {
-    /* name, rows and columns of the result, split over ranks, kind, goes to, when, stored transposed */
-    {"transformer.wte.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING, IN_MODEL(embed), WHEN_ALWAYS,
-     false},
-    {"transformer.wpe.weight", DIM_POSITIONS, DIM_HIDDEN, SPLIT_NONE, WEIGHT_TABLE, IN_MODEL(positions), WHEN_ALWAYS,
-     false},
-    {"transformer.ln_f.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_MODEL(final_norm.weight),
+    /* name, rows and columns of the result, split over ranks, kind, goes to, when,
+     * stored transposed */
+    {"transformer.wte.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING,
+     IN_MODEL(embed), WHEN_ALWAYS, false},
+    {"transformer.wpe.weight", DIM_POSITIONS, DIM_HIDDEN, SPLIT_NONE, WEIGHT_TABLE,
+     IN_MODEL(positions), WHEN_ALWAYS, false},
+    {"transformer.ln_f.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
+     IN_MODEL(final_norm.weight), WHEN_ALWAYS, false},
+    {"transformer.ln_f.bias", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
+     IN_MODEL(final_norm.bias), WHEN_ALWAYS, false},
+    {"lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head),
+     WHEN_UNTIED, false},
+    {LAYER "ln_1.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
+     IN_LAYER(attn_norm.weight), WHEN_ALWAYS, false},
+    {LAYER "ln_1.bias", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(attn_norm.bias),
      WHEN_ALWAYS, false},
-    {"transformer.ln_f.bias", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_MODEL(final_norm.bias), WHEN_ALWAYS,
-     false},
-    {"lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head), WHEN_UNTIED, false},
-    {LAYER "ln_1.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(attn_norm.weight), WHEN_ALWAYS,
-     false},
-    {LAYER "ln_1.bias", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(attn_norm.bias), WHEN_ALWAYS, false},
-    {LAYER "attn.c_attn.weight", DIM_QKV, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(qkv), WHEN_ALWAYS, true},
-    {LAYER "attn.c_attn.bias", DIM_QKV, DIM_ONE, SPLIT_OUT, WEIGHT_VECTOR, IN_LAYER(qkv_bias), WHEN_ALWAYS, false},
-    {LAYER "attn.c_proj.weight", DIM_HIDDEN, DIM_Q, SPLIT_IN, WEIGHT_LINEAR, IN_LAYER(o), WHEN_ALWAYS, true},
-    {LAYER "attn.c_proj.bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR, IN_LAYER(o_bias), WHEN_ALWAYS, false},
-    {LAYER "ln_2.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(mlp_norm.weight), WHEN_ALWAYS,
-     false},
-    {LAYER "ln_2.bias", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(mlp_norm.bias), WHEN_ALWAYS, false},
-    {LAYER "mlp.c_fc.weight", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(up), WHEN_ALWAYS, true},
-    {LAYER "mlp.c_fc.bias", DIM_MLP, DIM_ONE, SPLIT_OUT, WEIGHT_VECTOR, IN_LAYER(up_bias), WHEN_ALWAYS, false},
-    {LAYER "mlp.c_proj.weight", DIM_HIDDEN, DIM_MLP, SPLIT_IN, WEIGHT_LINEAR, IN_LAYER(down), WHEN_ALWAYS, true},
-    {LAYER "mlp.c_proj.bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR, IN_LAYER(down_bias), WHEN_ALWAYS, false},
+    {LAYER "attn.c_attn.weight", DIM_QKV, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(qkv),
+     WHEN_ALWAYS, true},
+    {LAYER "attn.c_attn.bias", DIM_QKV, DIM_ONE, SPLIT_OUT, WEIGHT_VECTOR, IN_LAYER(qkv_bias),
+     WHEN_ALWAYS, false},
+    {LAYER "attn.c_proj.weight", DIM_HIDDEN, DIM_Q, SPLIT_IN, WEIGHT_LINEAR, IN_LAYER(o),
+     WHEN_ALWAYS, true},
+    {LAYER "attn.c_proj.bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR, IN_LAYER(o_bias),
+     WHEN_ALWAYS, false},
+    {LAYER "ln_2.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(mlp_norm.weight),
+     WHEN_ALWAYS, false},
+    {LAYER "ln_2.bias", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(mlp_norm.bias),
+     WHEN_ALWAYS, false},
+    {LAYER "mlp.c_fc.weight", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(up),
+     WHEN_ALWAYS, true},
+    {LAYER "mlp.c_fc.bias", DIM_MLP, DIM_ONE, SPLIT_OUT, WEIGHT_VECTOR, IN_LAYER(up_bias),
+     WHEN_ALWAYS, false},
+    {LAYER "mlp.c_proj.weight", DIM_HIDDEN, DIM_MLP, SPLIT_IN, WEIGHT_LINEAR, IN_LAYER(down),
+     WHEN_ALWAYS, true},
+    {LAYER "mlp.c_proj.bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR, IN_LAYER(down_bias),
+     WHEN_ALWAYS, false},
     {0},
 };
 
@@ -52,13 +65,17 @@ void gpt2_forward(struct model *m, const struct batch *b)
     const struct backend_ops *ops = be->ops;
     const struct transformer *t = m->weights;
     int32_t n = b->n_tokens;
-    struct mat x = mat_rows(t->x, 0, n), h = mat_rows(t->h, 0, n), y = mat_rows(t->y, 0, n); /* [n_tokens, hidden] */
-    struct mat qkv = mat_rows(t->qkv, 0, n), attn = mat_rows(t->attn, 0, n), up = mat_rows(t->up, 0, n);
+    /* [n_tokens, hidden] */
+    struct mat x = mat_rows(t->x, 0, n), h = mat_rows(t->h, 0, n), y = mat_rows(t->y, 0, n);
+    struct mat qkv = mat_rows(t->qkv, 0, n), attn = mat_rows(t->attn, 0, n),
+               up = mat_rows(t->up, 0, n);
 
-    if (t->first)
+    if (t->first) {
         transformer_embed(m, x, 1);
-    if (t->first && t->positions.data) /* StarCoder2's are rotary */
+    }
+    if (t->first && t->positions.data) { /* StarCoder2's are rotary */
         ops->embed_position(be, x, t->positions, 0);
+    }
     ops->norm(be, h, x, &t->layer[0].attn_norm);
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];
@@ -73,5 +90,7 @@ void gpt2_forward(struct model *m, const struct batch *b)
     }
 }
 
-const struct model_family gpt2_family = {
-    .architectures = ARCHITECTURES, .tensors = TENSORS, .ignored = IGNORED, .forward = gpt2_forward};
+const struct model_family gpt2_family = {.architectures = ARCHITECTURES,
+                                         .tensors = TENSORS,
+                                         .ignored = IGNORED,
+                                         .forward = gpt2_forward};

@@ -1,5 +1,6 @@
-/* The inside of hub.h. hub.c decides what is needed, hub_listing.c asks what there is, hub_cache.c knows where it lies,
- * hub_fetch.c and hub_blob.c bring it, hub_progress.c tells how far it is. */
+/* The inside of hub.h. hub.c decides what is needed, hub_listing.c asks what there is,
+ * hub_cache.c knows where it lies, hub_fetch.c and hub_blob.c bring it, hub_progress.c
+ * tells how far it is. */
 #ifndef QUIRE_MODELS_HUB_INTERNAL_H
 #define QUIRE_MODELS_HUB_INTERNAL_H
 
@@ -40,14 +41,16 @@ struct hub {
 int hub_name_parse(struct hub_name *ret, const char *text, struct err *e);
 /* The variable's value; NULL when it is not set or empty. */
 const char *hub_env(const char *name);
-/* A name of a file that may stand in a snapshot: letters, digits, '.', '_', '-', '+', no dot in front, not too long. */
+/* A name of a file that may stand in a snapshot: letters, digits, '.', '_', '-', '+',
+ * no dot in front, not too long. */
 bool hub_file_name_ok(const char *name);
 
 /* ---- hub_listing.c: the files of a revision ---- */
 
 struct hub_file {
     char name[HUB_FILE_BYTES];
-    char oid[HUB_OID_BYTES]; /* SHA-256 of the contents where `lfs`, else git's SHA-1 of a blob; hexadecimal */
+    /* SHA-256 of the contents where `lfs`, else git's SHA-1 of a blob; hexadecimal */
+    char oid[HUB_OID_BYTES];
     bool lfs;
     int64_t n_bytes;
 };
@@ -59,13 +62,16 @@ struct hub_listing {
 };
 
 void hub_listing_release(struct hub_listing *l);
-/* The hub's answer about a revision; for hub_listing_get and the fuzzer. On failure *l may only be released. */
+/* The hub's answer about a revision; for hub_listing_get and the fuzzer. On failure *l
+ * may only be released. */
 int hub_listing_parse(struct hub_listing *l, const char *text, size_t len, struct err *e);
 int hub_listing_get(struct hub_listing *l, const struct hub *h, struct err *e);
 const struct hub_file *hub_listing_find(const struct hub_listing *l, const char *name);
-/* The GGUF file to take when none is named: see hub_listing.c. NULL: there is none, or no way to choose. */
+/* The GGUF file to take when none is named: see hub_listing.c. NULL: there is none, or
+ * no way to choose. */
 const struct hub_file *hub_listing_gguf(const struct hub_listing *l);
-/* The better one of two names of GGUF files has the lower rank; HUB_NO_GGUF: no name of a whole model's file. */
+/* The better one of two names of GGUF files has the lower rank; HUB_NO_GGUF: no name of
+ * a whole model's file. */
 enum { HUB_NO_GGUF = INT32_MAX };
 int32_t hub_gguf_rank(const char *name);
 /* What is needed beside weights, as far as there is such a file; NULL-terminated. */
@@ -89,21 +95,25 @@ int hub_cache_locate(struct hub *h, struct err *e);
 bool hub_cache_commit(const struct hub *h, char ret[HUB_COMMIT_BYTES]);
 /* <repo>/snapshots/<commit>, not made. */
 int hub_cache_snapshot(const struct hub *h, const char *commit, char ret[PATH_MAX], struct err *e);
-/* The snapshot directory `dir`, or the GGUF file in it, in ret; or 0 and the name of what is missing. 1: complete. */
-int hub_cache_complete(const struct hub *h, const char *dir, char ret[PATH_MAX], char missing[HUB_FILE_BYTES],
-                       struct err *e);
+/* The snapshot directory `dir`, or the GGUF file in it, in ret; or 0 and the name of
+ * what is missing. 1: complete. */
+int hub_cache_complete(const struct hub *h, const char *dir, char ret[PATH_MAX],
+                       char missing[HUB_FILE_BYTES], struct err *e);
 /* Make the folders that downloading to `commit` needs. */
 int hub_cache_prepare(const struct hub *h, const char *commit, struct err *e);
 /* Remove those that stayed empty. */
 void hub_cache_tidy(const struct hub *h, const char *commit);
 /* <repo>/blobs/<oid><suffix>, or its lock. */
-int hub_cache_blob(const struct hub *h, const char *oid, const char *suffix, char ret[PATH_MAX], struct err *e);
+int hub_cache_blob(const struct hub *h, const char *oid, const char *suffix, char ret[PATH_MAX],
+                   struct err *e);
 int hub_cache_lock(const struct hub *h, const char *oid, char ret[PATH_MAX], struct err *e);
 /* The blob is there whole, as far as its size says. */
 bool hub_cache_has(const struct hub *h, const struct hub_file *f);
 /* Name the blob in the snapshot. Atomic. */
-int hub_cache_link(const struct hub *h, const char *commit, const struct hub_file *f, struct err *e);
-/* From now on the revision means this commit. Atomic; nothing for a revision that is a commit itself. */
+int hub_cache_link(const struct hub *h, const char *commit, const struct hub_file *f,
+                   struct err *e);
+/* From now on the revision means this commit. Atomic; nothing for a revision that is a
+ * commit itself. */
 int hub_cache_set_ref(const struct hub *h, const char *commit, struct err *e);
 
 /* ---- hub_blob.c: a blob while it comes ---- */
@@ -119,14 +129,16 @@ struct hub_blob {
 void hub_blob_init(struct hub_blob *b, const struct hub_file *f);
 /* An incomplete file stays for the next attempt, unless it is empty. */
 void hub_blob_release(struct hub_blob *b);
-/* Take the blob's lock and what an earlier attempt left. 1: ready to go on at b->have; 0: another process has the lock, try
- * later; 2: meanwhile another process has brought it. */
+/* Take the blob's lock and what an earlier attempt left. 1: ready to go on at b->have;
+ * 0: another process has the lock, try later; 2: meanwhile another process has brought
+ * it. */
 int hub_blob_open(struct hub_blob *b, const struct hub *h, struct err *e);
 /* Forget what there is. */
 int hub_blob_restart(struct hub_blob *b, struct err *e);
 /* More than the listing says is refused. */
 int hub_blob_write(struct hub_blob *b, const void *data, size_t len, struct err *e);
-/* Whether all bytes are there and are the right ones; only once, then restart or finish. */
+/* Whether all bytes are there and are the right ones; only once, then restart or
+ * finish. */
 bool hub_blob_verify(struct hub_blob *b);
 int hub_blob_finish(struct hub_blob *b, const struct hub *h, struct err *e);
 
@@ -138,15 +150,18 @@ struct hub_answer {
     char code[32];       /* X-Error-Code: "GatedRepo", "RevisionNotFound", ... */
 };
 
-/* A request for `url` with what all requests have in common; answers' heads go to *a. NULL without memory. */
+/* A request for `url` with what all requests have in common; answers' heads go to *a.
+ * NULL without memory. */
 CURL *hub_request(const struct hub *h, const char *url, struct hub_answer *a);
-/* The sentence for a request that failed: `result` of curl, or the HTTP status. Returns its code. */
-int hub_refusal(const struct hub *h, const struct hub_answer *a, CURL *easy, CURLcode result, const char *what,
-                struct err *e);
+/* The sentence for a request that failed: `result` of curl, or the HTTP status. Returns
+ * its code. */
+int hub_refusal(const struct hub *h, const struct hub_answer *a, CURL *easy, CURLcode result,
+                const char *what, struct err *e);
 /* A status or a failure that another attempt may mend. */
 bool hub_may_retry(CURLcode result, long status);
 /* Bring the files into the cache, several at once, and name them in the snapshot. */
-int hub_fetch(const struct hub *h, const char *commit, const struct hub_file *const *file, int32_t n, struct err *e);
+int hub_fetch(const struct hub *h, const char *commit, const struct hub_file *const *file,
+              int32_t n, struct err *e);
 
 /* ---- hub_progress.c ---- */
 
@@ -158,7 +173,8 @@ struct hub_progress {
     bool terminal;
 };
 
-void hub_progress_begin(struct hub_progress *p, const char *model, int32_t n_files, int64_t total, int64_t done);
+void hub_progress_begin(struct hub_progress *p, const char *model, int32_t n_files, int64_t total,
+                        int64_t done);
 /* Tells when it is time to. */
 void hub_progress_step(struct hub_progress *p, int64_t done);
 void hub_progress_end(struct hub_progress *p, bool ok);

@@ -1,14 +1,19 @@
-/* A small Jinja: what chat templates are written in, bounded, read once and run for every chat request.
+/* A small Jinja: what chat templates are written in, bounded, read once and run for
+ * every chat request.
  *
- *     text ─jinja_lex.c─► tokens ─jinja_parse.c, jinja_expr.c─► tree ─jinja_run.c, jinja_eval.c─► text
+ *     text ─jinja_lex.c─► tokens ─jinja_parse.c, jinja_expr.c─► tree
+ *          ─jinja_run.c, jinja_eval.c─► text
  *
- * Values live in an arena that goes with the run; the tree lives in one that goes with the template. Both have a maximum,
- * so has the number of steps, the depth and the output: a template (a file from anyone) or a conversation (a request from
- * anyone) that is too much is refused with one sentence. What the language has and this does not is found while the
- * template is read, so it is known at start. The first error of a run is kept (`failed`) and ends every loop.
+ * Values live in an arena that goes with the run; the tree lives in one that goes with
+ * the template. Both have a maximum, so has the number of steps, the depth and the
+ * output: a template (a file from anyone) or a conversation (a request from anyone)
+ * that is too much is refused with one sentence. What the language has and this does
+ * not is found while the template is read, so it is known at start. The first error of
+ * a run is kept (`failed`) and ends every loop.
  *
- * Semantics follow Jinja2 with trim_blocks and lstrip_blocks as transformers sets it up: undefined names print nothing,
- * str() and repr() are Python's, tojson is json.dumps without ASCII escapes.
+ * Semantics follow Jinja2 with trim_blocks and lstrip_blocks as transformers sets it
+ * up: undefined names print nothing, str() and repr() are Python's, tojson is
+ * json.dumps without ASCII escapes.
  */
 #ifndef QUIRE_MODELS_JINJA_H
 #define QUIRE_MODELS_JINJA_H
@@ -186,14 +191,18 @@ struct jvalue jarg(const struct jargs *a, int32_t i, const char *name);
 struct jtemplate {
     struct arena arena;
     struct jnode *body;
-    bool loops_over_content; /* a for loop goes over a message's content: it takes lists of parts */
-    bool tests_for_string;   /* and it asks whether something is a string */
+    /* a for loop goes over a message's content: it takes lists of parts */
+    bool loops_over_content;
+    bool tests_for_string; /* and it asks whether something is a string */
 };
-/* Read a template. ERR_INVALID: not Jinja; ERR_UNSUPPORTED: Jinja that this does not have, named with its line. */
+/* Read a template. ERR_INVALID: not Jinja; ERR_UNSUPPORTED: Jinja that this does not
+ * have, named with its line. */
 int jinja_parse(struct jtemplate *ret, const char *text, size_t len, struct err *e);
 void jinja_release(struct jtemplate *t);
-/* Run it over `context`, an object of variables as JSON text. ERR_INVALID: raise_exception, a limit, a wrong operation. */
-int jinja_render(const struct jtemplate *t, const char *context, size_t len, struct buf *out, struct err *e);
+/* Run it over `context`, an object of variables as JSON text. ERR_INVALID:
+ * raise_exception, a limit, a wrong operation. */
+int jinja_render(const struct jtemplate *t, const char *context, size_t len, struct buf *out,
+                 struct err *e);
 
 /* ---- a run ---- */
 
@@ -250,7 +259,8 @@ const char *jtype_name(struct jvalue v);
 struct jlist *jitems(struct jrun *r, struct jvalue v);
 /* object.name or object[key] */
 struct jvalue jmember(struct jrun *r, struct jvalue object, struct jvalue key);
-struct jvalue jslice(struct jrun *r, struct jvalue v, struct jvalue from, struct jvalue to, struct jvalue step);
+struct jvalue jslice(struct jrun *r, struct jvalue v, struct jvalue from, struct jvalue to,
+                     struct jvalue step);
 /* Characters (code points) of a text. */
 int64_t jchars(const char *s, size_t len);
 /* The value of JSON text. */
@@ -294,7 +304,8 @@ struct jtokens {
     int32_t n, cap;
 };
 /* Strings go into `arena`. */
-int jinja_lex(struct jtokens *ret, struct arena *arena, const char *text, size_t len, struct err *e);
+int jinja_lex(struct jtokens *ret, struct arena *arena, const char *text, size_t len,
+              struct err *e);
 
 /* jinja_parse.c and jinja_expr.c */
 struct jparser {
@@ -317,7 +328,8 @@ bool jtoken_is(const struct jparser *p, enum jtoken_type type, const char *text)
 bool jtoken_take(struct jparser *p, enum jtoken_type type, const char *text);
 bool jtoken_expect(struct jparser *p, enum jtoken_type type, const char *text);
 struct jnode *jparse_expression(struct jparser *p);
-/* One expression, or several with commas: a tuple. `condition`: an inline if may stand at its end. */
+/* One expression, or several with commas: a tuple. `condition`: an inline if may stand
+ * at its end. */
 struct jnode *jparse_tuple(struct jparser *p, bool condition);
 struct jnode *jparse_filters(struct jparser *p, struct jnode *in);
 struct jnode *jparse_primary(struct jparser *p);

@@ -10,10 +10,12 @@
 /* "a.b" of an item, as the attribute arguments of filters say; a number is an index. */
 static struct jvalue by_path(struct jrun *r, struct jvalue v, struct jvalue path)
 {
-    if (path.type == J_INT)
+    if (path.type == J_INT) {
         return jmember(r, v, path);
-    if (!jneed_string(r, path, "an attribute"))
+    }
+    if (!jneed_string(r, path, "an attribute")) {
         return path;
+    }
     for (const char *at = path.s, *end = path.s + path.len; at <= end && !r->failed;) {
         const char *dot = memchr(at, '.', (size_t)(end - at));
         const char *stop = dot ? dot : end;
@@ -27,6 +29,7 @@ static struct jvalue by_path(struct jrun *r, struct jvalue v, struct jvalue path
 static struct jargs rest(const struct jargs *a, int32_t from)
 {
     struct jargs b;
+
     b.n = 0;
     for (int32_t i = from; i < a->n; i++, b.n++) {
         b.at[b.n] = a->at[i];
@@ -41,8 +44,10 @@ static struct jargs rest(const struct jargs *a, int32_t from)
 static bool passes(struct jrun *r, struct jvalue v, const struct jargs *a, int32_t from)
 {
     struct jvalue name = jarg(a, from, NULL);
-    if (name.type == J_UNDEFINED)
+
+    if (name.type == J_UNDEFINED) {
         return jtruth(v);
+    }
     const struct jbuiltin *t = name.type == J_STRING ? jinja_test_find(name.s) : NULL;
     if (!t) {
         jfail(r, "a test of that name is not there in this version: %.40s",
@@ -53,14 +58,17 @@ static bool passes(struct jrun *r, struct jvalue v, const struct jargs *a, int32
     return jtruth(t->call(r, v, &more));
 }
 
-static struct jvalue choose(struct jrun *r, struct jvalue in, const struct jargs *a, bool attribute, bool keep)
+static struct jvalue choose(struct jrun *r, struct jvalue in, const struct jargs *a, bool attribute,
+                            bool keep)
 {
     struct jlist *items = jitems(r, in);
     struct jvalue l = jlist_new(r, J_LIST);
+
     for (int32_t i = 0; items && i < items->n && jspend(r, 1); i++) {
         struct jvalue v = attribute ? by_path(r, items->at[i], jarg(a, 0, NULL)) : items->at[i];
-        if (!r->failed && passes(r, v, a, attribute) == keep)
+        if (!r->failed && passes(r, v, a, attribute) == keep) {
             jlist_push(r, l.list, items->at[i]);
+        }
     }
     return l;
 }
@@ -88,10 +96,13 @@ static struct jvalue do_reject(struct jrun *r, struct jvalue in, const struct ja
 static struct jvalue do_map(struct jrun *r, struct jvalue in, const struct jargs *a)
 {
     struct jlist *items = jitems(r, in);
-    struct jvalue l = jlist_new(r, J_LIST), attribute = jarg(a, JINJA_MAX_ARGS, "attribute"), name = jarg(a, 0, NULL);
+    struct jvalue l = jlist_new(r, J_LIST), attribute = jarg(a, JINJA_MAX_ARGS, "attribute"),
+                  name = jarg(a, 0, NULL);
     const struct jbuiltin *f = name.type == J_STRING ? jinja_filter_find(name.s) : NULL;
-    if (attribute.type == J_UNDEFINED && !f)
+
+    if (attribute.type == J_UNDEFINED && !f) {
         return jfail(r, "map needs attribute= or the name of a filter of this version");
+    }
     struct jargs more = rest(a, 1);
     for (int32_t i = 0; items && i < items->n && jspend(r, 1); i++) {
         struct jvalue v = f ? f->call(r, items->at[i], &more) : by_path(r, items->at[i], attribute);
@@ -123,6 +134,7 @@ static struct jvalue do_length(struct jrun *r, struct jvalue in, const struct ja
 static struct jvalue do_first(struct jrun *r, struct jvalue in, const struct jargs *a)
 {
     struct jlist *l = jitems(r, in);
+
     (void)a;
     return l && l->n ? l->at[0] : (struct jvalue){0};
 }
@@ -130,6 +142,7 @@ static struct jvalue do_first(struct jrun *r, struct jvalue in, const struct jar
 static struct jvalue do_last(struct jrun *r, struct jvalue in, const struct jargs *a)
 {
     struct jlist *l = jitems(r, in);
+
     (void)a;
     return l && l->n ? l->at[l->n - 1] : (struct jvalue){0};
 }
@@ -139,10 +152,12 @@ static struct jvalue do_join(struct jrun *r, struct jvalue in, const struct jarg
     struct jlist *l = jitems(r, in);
     struct jvalue between = jarg(a, 0, "d"), attribute = jarg(a, 1, "attribute");
     struct buf b;
+
     jbuf_init(&b);
     for (int32_t i = 0; l && i < l->n && !r->failed; i++) {
-        if (i)
+        if (i) {
             jput_str(r, &b, between);
+        }
         jput_str(r, &b, attribute.type == J_UNDEFINED ? l->at[i] : by_path(r, l->at[i], attribute));
     }
     return jtake(r, &b);
@@ -152,9 +167,11 @@ static struct jvalue do_list(struct jrun *r, struct jvalue in, const struct jarg
 {
     struct jlist *from = jitems(r, in);
     struct jvalue l = jlist_new(r, J_LIST);
+
     (void)a;
-    for (int32_t i = 0; from && i < from->n && !r->failed; i++)
+    for (int32_t i = 0; from && i < from->n && !r->failed; i++) {
         jlist_push(r, l.list, from->at[i]);
+    }
     return l;
 }
 
@@ -163,12 +180,14 @@ static struct jvalue do_reverse(struct jrun *r, struct jvalue in, const struct j
     struct jlist *from = jitems(r, in);
     struct jvalue l = jlist_new(r, J_LIST);
     struct buf b;
+
     (void)a;
     jbuf_init(&b);
     for (int32_t i = from ? from->n : 0; i-- > 0 && !r->failed;) {
         jlist_push(r, l.list, from->at[i]);
-        if (in.type == J_STRING)
+        if (in.type == J_STRING) {
             jput_str(r, &b, from->at[i]);
+        }
     }
     struct jvalue text = jtake(r, &b);
     return in.type == J_STRING ? text : l;
@@ -178,10 +197,13 @@ static struct jvalue do_unique(struct jrun *r, struct jvalue in, const struct ja
 {
     struct jlist *from = jitems(r, in);
     struct jvalue l = jlist_new(r, J_LIST);
+
     (void)a;
-    for (int32_t i = 0; from && i < from->n && !r->failed; i++)
-        if (!jcontains(r, l, from->at[i]))
+    for (int32_t i = 0; from && i < from->n && !r->failed; i++) {
+        if (!jcontains(r, l, from->at[i])) {
             jlist_push(r, l.list, from->at[i]);
+        }
+    }
     return l;
 }
 
@@ -190,22 +212,27 @@ static struct jvalue sort_key(struct jrun *r, struct jvalue v, const struct jarg
 {
     struct jvalue attribute = jarg(a, 2, "attribute");
     struct jargs none = {0};
-    if (attribute.type != J_UNDEFINED && attribute.type != J_NONE)
+
+    if (attribute.type != J_UNDEFINED && attribute.type != J_NONE) {
         v = by_path(r, v, attribute);
+    }
     return v.type == J_STRING && !jtruth(jarg(a, 1, "case_sensitive")) ? jdo_lower(r, v, &none) : v;
 }
 
 /* Merge sort of at[n] by key[n]: stable, and every comparison is paid for. */
-static void merge_sort(struct jrun *r, struct jvalue *at, struct jvalue *key, struct jvalue *spare, int32_t n,
-                       bool down)
+static void merge_sort(struct jrun *r, struct jvalue *at, struct jvalue *key, struct jvalue *spare,
+                       int32_t n, bool down)
 {
-    if (n < 2 || r->failed)
+    if (n < 2 || r->failed) {
         return;
+    }
     int32_t half = n / 2, i = 0, j = half, k = 0;
     merge_sort(r, at, key, spare, half, down);
     merge_sort(r, at + half, key + half, spare, n - half, down);
     while (k < n && jspend(r, 1)) {
-        int order = i < half && j < n ? jcompare(r, key[j], key[i]) * (down ? -1 : 1) : i < half ? 1 : -1;
+        int order = i < half && j < n ? jcompare(r, key[j], key[i]) * (down ? -1 : 1)
+                    : i < half        ? 1
+                                      : -1;
         int32_t from = order < 0 ? j++ : i++;
         spare[2 * k] = at[from];
         spare[2 * k + 1] = key[from];
@@ -220,19 +247,24 @@ static void merge_sort(struct jrun *r, struct jvalue *at, struct jvalue *key, st
 static struct jvalue do_sort(struct jrun *r, struct jvalue in, const struct jargs *a)
 {
     struct jvalue l = do_list(r, in, a), keys = jlist_new(r, J_LIST);
-    if (r->failed)
+
+    if (r->failed) {
         return l;
-    for (int32_t i = 0; i < l.list->n && !r->failed; i++)
+    }
+    for (int32_t i = 0; i < l.list->n && !r->failed; i++) {
         jlist_push(r, keys.list, sort_key(r, l.list->at[i], a));
+    }
     struct jvalue *spare = jalloc(r, (size_t)l.list->n * 2 * sizeof(*spare));
-    if (spare)
+    if (spare) {
         merge_sort(r, l.list->at, keys.list->at, spare, l.list->n, jtruth(jarg(a, 0, "reverse")));
+    }
     return l;
 }
 
 static struct jvalue do_dictsort(struct jrun *r, struct jvalue in, const struct jargs *a)
 {
     struct jargs by = {.at = {{0}, {0}, {.type = J_INT, .i = 0}}, .n = 3};
+
     (void)a;
     return do_sort(r, jdo_items(r, in, a), &by);
 }
@@ -241,8 +273,10 @@ static struct jvalue extreme(struct jrun *r, struct jvalue in, int sign)
 {
     struct jlist *l = jitems(r, in);
     struct jvalue best = l && l->n ? l->at[0] : (struct jvalue){0};
-    for (int32_t i = 1; l && i < l->n && !r->failed; i++)
+
+    for (int32_t i = 1; l && i < l->n && !r->failed; i++) {
         best = jcompare(r, l->at[i], best) * sign > 0 ? l->at[i] : best;
+    }
     return best;
 }
 
@@ -264,6 +298,7 @@ static struct jvalue do_default(struct jrun *r, struct jvalue in, const struct j
 {
     bool missing = in.type == J_UNDEFINED || (jtruth(jarg(a, 1, "boolean")) && !jtruth(in));
     struct jvalue other = jarg(a, 0, "default_value");
+
     (void)r;
     return !missing ? in : other.type == J_UNDEFINED && a->n == 0 ? jstring("", 0) : other;
 }
@@ -289,6 +324,7 @@ static struct jvalue do_tojson(struct jrun *r, struct jvalue in, const struct ja
 {
     struct jvalue indent = jarg(a, 1, "indent");
     struct buf b;
+
     indent = indent.type == J_UNDEFINED ? jarg(a, JINJA_MAX_ARGS, "indent") : indent;
     jbuf_init(&b);
     jput_json(r, &b, in, indent.type == J_INT ? (int)MAX(0, MIN(indent.i, 16)) : -1, 0);
@@ -298,17 +334,20 @@ static struct jvalue do_tojson(struct jrun *r, struct jvalue in, const struct ja
 static struct jvalue do_int(struct jrun *r, struct jvalue in, const struct jargs *a)
 {
     struct jvalue other = jarg(a, 0, "default");
+
     (void)r;
-    if (in.type == J_INT || in.type == J_BOOL)
+    if (in.type == J_INT || in.type == J_BOOL) {
         return jint(in.type == J_INT ? in.i : in.b);
+    }
     double d = in.type == J_FLOAT ? in.f : NAN;
     if (in.type == J_STRING && in.len && in.len < 40) {
         char text[40], *end;
         memcpy(text, in.s, in.len);
         text[in.len] = '\0';
         long long i = strtoll(text, &end, 10);
-        if (*end == '\0')
+        if (*end == '\0') {
             return jint(i);
+        }
         d = strtod(text, &end);
         d = *end == '\0' ? d : NAN;
     }
@@ -318,6 +357,7 @@ static struct jvalue do_int(struct jrun *r, struct jvalue in, const struct jargs
 static struct jvalue do_float(struct jrun *r, struct jvalue in, const struct jargs *a)
 {
     struct jvalue v = {.type = J_FLOAT, .f = 0};
+
     (void)r, (void)a;
     if (in.type == J_STRING && in.len && in.len < 40) {
         char text[40], *end;
@@ -334,8 +374,9 @@ static struct jvalue do_float(struct jrun *r, struct jvalue in, const struct jar
 static struct jvalue do_abs(struct jrun *r, struct jvalue in, const struct jargs *a)
 {
     (void)a;
-    if (in.type == J_FLOAT)
+    if (in.type == J_FLOAT) {
         return (struct jvalue){.type = J_FLOAT, .f = fabs(in.f)};
+    }
     return in.type == J_INT && in.i != INT64_MIN ? jint(in.i < 0 ? -in.i : in.i)
                                                  : jfail(r, "abs of %s", jtype_name(in));
 }
@@ -347,12 +388,14 @@ static struct jvalue do_indent(struct jrun *r, struct jvalue in, const struct ja
     bool first = jtruth(jarg(a, 1, "first")), blank = jtruth(jarg(a, 2, "blank")), begin = true;
     int n = width.type == J_INT ? (int)MAX(0, MIN(width.i, 64)) : 4;
     struct buf b;
+
     in = jto_string(r, in);
     jbuf_init(&b);
     jspend(r, (int64_t)in.len);
     for (size_t i = 0; i < in.len && !r->failed; i++) {
-        if (begin && (blank || in.s[i] != '\n') && (i || first))
+        if (begin && (blank || in.s[i] != '\n') && (i || first)) {
             buf_printf(&b, "%*s", n, "");
+        }
         begin = in.s[i] == '\n';
         buf_putc(&b, in.s[i]);
     }
@@ -361,18 +404,21 @@ static struct jvalue do_indent(struct jrun *r, struct jvalue in, const struct ja
 
 static struct jvalue do_escape(struct jrun *r, struct jvalue in, const struct jargs *a)
 {
-    static const char from[] = "&<>'\"", *const into[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
+    static const char from[] = "&<>'\"", *const into[] = {"&amp;", "&lt;", "&gt;", "&#39;",
+                                                          "&#34;"};
     struct buf b;
+
     (void)a;
     in = jto_string(r, in);
     jbuf_init(&b);
     jspend(r, (int64_t)in.len);
     for (size_t i = 0; i < in.len && !r->failed; i++) {
         const char *k = in.s[i] ? strchr(from, in.s[i]) : NULL;
-        if (k)
+        if (k) {
             buf_puts(&b, into[k - from]);
-        else
+        } else {
             buf_putc(&b, in.s[i]);
+        }
     }
     return jtake(r, &b);
 }
@@ -417,8 +463,10 @@ static const struct jbuiltin filters[] = {
 
 const struct jbuiltin *jinja_filter_find(const char *name)
 {
-    for (size_t i = 0; i < ARRAY_LEN(filters); i++)
-        if (strcmp(filters[i].name, name) == 0)
+    for (size_t i = 0; i < ARRAY_LEN(filters); i++) {
+        if (strcmp(filters[i].name, name) == 0) {
             return &filters[i];
+        }
+    }
     return NULL;
 }

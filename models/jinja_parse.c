@@ -1,4 +1,5 @@
-/* Statements: a template's tokens become its tree, or one sentence about what is wrong or not there. */
+/* Statements: a template's tokens become its tree, or one sentence about what is wrong
+ * or not there. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +8,7 @@
 
 static struct jnode *parse_body(struct jparser *p, const char *const *until);
 
-void *jparse_fail(struct jparser *p, int code, const char *fmt, ...)
+void *jparse_fail(struct jparser *p, int rc, const char *fmt, ...)
 {
     if (!p->failed) {
         char text[300];
@@ -16,8 +17,8 @@ void *jparse_fail(struct jparser *p, int code, const char *fmt, ...)
         vsnprintf(text, sizeof(text), fmt, args);
         va_end(args);
         p->failed = true;
-        err_set(p->err, code, "chat template: line %d: %s%s", p->at->line, text,
-                code == ERR_UNSUPPORTED ? " is not there in this version" : "");
+        err_set(p->err, rc, "chat template: line %d: %s%s", p->at->line, text,
+                rc == ERR_UNSUPPORTED ? " is not there in this version" : "");
     }
     return NULL;
 }
@@ -25,8 +26,10 @@ void *jparse_fail(struct jparser *p, int code, const char *fmt, ...)
 struct jnode *jnode_new(struct jparser *p, enum jkind kind)
 {
     struct jnode *n = p->failed ? NULL : arena_alloc(p->arena, sizeof(*n));
-    if (!n)
+
+    if (!n) {
         return jparse_fail(p, ERR_INVALID, "the template is too large");
+    }
     n->kind = kind;
     n->line = p->at->line;
     return n;
@@ -39,16 +42,18 @@ bool jtoken_is(const struct jparser *p, enum jtoken_type type, const char *text)
 
 bool jtoken_take(struct jparser *p, enum jtoken_type type, const char *text)
 {
-    if (p->failed || !jtoken_is(p, type, text))
+    if (p->failed || !jtoken_is(p, type, text)) {
         return false;
+    }
     p->at += type != T_END;
     return true;
 }
 
 bool jtoken_expect(struct jparser *p, enum jtoken_type type, const char *text)
 {
-    if (jtoken_take(p, type, text))
+    if (jtoken_take(p, type, text)) {
         return true;
+    }
     jparse_fail(p, ERR_INVALID, "%s is missing",
                 text                  ? text
                 : type == T_BLOCK_END ? "%}"
@@ -79,16 +84,20 @@ static void bind(struct jparser *p, const char *name)
 static struct jnode *parse_target_name(struct jparser *p)
 {
     struct jnode *n = jnode_new(p, N_NAME);
-    if (!n)
+
+    if (!n) {
         return NULL;
-    if (p->at->type != T_NAME)
+    }
+    if (p->at->type != T_NAME) {
         return jparse_fail(p, ERR_INVALID, "a name must stand here");
+    }
     n->name = p->at->s;
     p->at++;
     if (jtoken_take(p, T_OP, ".")) {
         struct jnode *m = jnode_new(p, N_ATTR);
-        if (!m || p->at->type != T_NAME)
+        if (!m || p->at->type != T_NAME) {
             return jparse_fail(p, ERR_INVALID, "a name must follow '.'");
+        }
         m->a = n;
         m->name = p->at->s;
         m->value = jtext(m->name);
@@ -103,18 +112,21 @@ static struct jnode *parse_target(struct jparser *p)
 {
     bool bracket = jtoken_take(p, T_OP, "(");
     struct jnode *first = parse_target_name(p), *n = first;
+
     if (first && jtoken_is(p, T_OP, ",")) {
         n = jnode_new(p, N_TUPLE);
-        if (!n)
+        if (!n) {
             return NULL;
+        }
         n->args = first;
         for (struct jnode *last = first; last && jtoken_take(p, T_OP, ",");) {
             last->next = parse_target_name(p);
             last = last->next;
         }
     }
-    if (bracket)
+    if (bracket) {
         jtoken_expect(p, T_OP, ")");
+    }
     return n;
 }
 
@@ -140,19 +152,24 @@ static bool take_end(struct jparser *p, const char *name)
 
 static struct jnode *parse_if(struct jparser *p)
 {
-    static const char *const UNTIL[] = {"elif", "else", "endif", NULL}, *const END[] = {"endif", NULL};
+    static const char *const UNTIL[] = {"elif", "else", "endif", NULL}, *const END[] = {"endif",
+                                                                                        NULL};
     struct jnode *n = jnode_new(p, N_IF);
-    if (!n)
+
+    if (!n) {
         return NULL;
+    }
     n->a = jparse_tuple(p, false);
     jtoken_expect(p, T_BLOCK_END, NULL);
     n->b = parse_body(p, UNTIL);
-    if (p->failed)
+    if (p->failed) {
         return NULL;
+    }
     if (block_begins(p, "elif")) {
         p->at += 2;
-        if (++p->depth > LIMIT_TEMPLATE_DEPTH)
+        if (++p->depth > LIMIT_TEMPLATE_DEPTH) {
             return jparse_fail(p, ERR_INVALID, "more than %d elif", LIMIT_TEMPLATE_DEPTH);
+        }
         n->c = parse_if(p);
         p->depth--;
         return n;
@@ -169,11 +186,14 @@ static struct jnode *parse_if(struct jparser *p)
 /* Is it a look at a message's content? */
 static bool is_content(const struct jnode *n)
 {
-    const char *name = !n                                                                              ? NULL
-                       : n->kind == N_ATTR                                                             ? n->name
-                       : n->kind == N_INDEX && n->b->kind == N_LITERAL && n->b->value.type == J_STRING ? n->b->value.s
-                       : n->kind == N_NAME                                                             ? n->name
-                                                                                                       : NULL;
+    const char *name =
+        !n                  ? NULL
+        : n->kind == N_ATTR ? n->name
+        : n->kind == N_INDEX && n->b->kind == N_LITERAL && n->b->value.type == J_STRING
+            ? n->b->value.s
+        : n->kind == N_NAME ? n->name
+                            : NULL;
+
     return name && strcmp(name, "content") == 0;
 }
 
@@ -181,15 +201,19 @@ static struct jnode *parse_for(struct jparser *p)
 {
     static const char *const UNTIL[] = {"else", "endfor", NULL}, *const END[] = {"endfor", NULL};
     struct jnode *n = jnode_new(p, N_FOR);
-    if (!n)
+
+    if (!n) {
         return NULL;
+    }
     n->a = parse_target(p);
     jtoken_expect(p, T_NAME, "in");
     n->b = jparse_tuple(p, false);
-    if (jtoken_take(p, T_NAME, "if"))
+    if (jtoken_take(p, T_NAME, "if")) {
         n->c = jparse_expression(p);
-    if (jtoken_is(p, T_NAME, "recursive"))
+    }
+    if (jtoken_is(p, T_NAME, "recursive")) {
         return jparse_fail(p, ERR_UNSUPPORTED, "a recursive loop");
+    }
     jtoken_expect(p, T_BLOCK_END, NULL);
     p->template->loops_over_content = p->template->loops_over_content || is_content(n->b);
     p->loop_depth++;
@@ -208,8 +232,10 @@ static struct jnode *parse_set(struct jparser *p)
 {
     static const char *const END[] = {"endset", NULL};
     struct jnode *n = jnode_new(p, N_SET);
-    if (!n)
+
+    if (!n) {
         return NULL;
+    }
     n->a = parse_target(p);
     if (jtoken_take(p, T_OP, "=")) {
         n->b = jparse_tuple(p, true);
@@ -228,20 +254,26 @@ static struct jnode *parse_macro(struct jparser *p)
 {
     static const char *const END[] = {"endmacro", NULL};
     struct jnode *n = jnode_new(p, N_MACRO), **end = n ? &n->a : NULL;
-    if (!n || p->at->type != T_NAME)
+
+    if (!n || p->at->type != T_NAME) {
         return jparse_fail(p, ERR_INVALID, "a macro needs a name");
+    }
     n->name = p->at->s;
     bind(p, n->name);
     p->at++;
     jtoken_expect(p, T_OP, "(");
     for (int k = 0; !p->failed && !jtoken_take(p, T_OP, ")"); k++) {
-        if (k && !jtoken_expect(p, T_OP, ","))
+        if (k && !jtoken_expect(p, T_OP, ",")) {
             break;
-        if (k >= JINJA_MAX_ARGS)
-            return jparse_fail(p, ERR_UNSUPPORTED, "a macro of more than %d parameters", JINJA_MAX_ARGS);
+        }
+        if (k >= JINJA_MAX_ARGS) {
+            return jparse_fail(p, ERR_UNSUPPORTED, "a macro of more than %d parameters",
+                               JINJA_MAX_ARGS);
+        }
         struct jnode *parameter = parse_target_name(p);
-        if (!parameter || parameter->kind != N_NAME)
+        if (!parameter || parameter->kind != N_NAME) {
             return jparse_fail(p, ERR_INVALID, "a parameter is a name");
+        }
         parameter->a = jtoken_take(p, T_OP, "=") ? jparse_expression(p) : NULL;
         *end = parameter;
         end = &parameter->next;
@@ -255,13 +287,16 @@ static struct jnode *parse_macro(struct jparser *p)
     return n;
 }
 
-/* `{% generation %}` marks what the assistant wrote, for training: here a block like any other. */
+/* `{% generation %}` marks what the assistant wrote, for training: here a block like
+ * any other. */
 static struct jnode *parse_generation(struct jparser *p)
 {
     static const char *const END[] = {"endgeneration", NULL};
     struct jnode *n = jnode_new(p, N_BLOCK);
-    if (!n)
+
+    if (!n) {
         return NULL;
+    }
     jtoken_expect(p, T_BLOCK_END, NULL);
     n->d = parse_body(p, END);
     take_end(p, "endgeneration");
@@ -271,8 +306,10 @@ static struct jnode *parse_generation(struct jparser *p)
 static struct jnode *parse_jump(struct jparser *p, enum jkind kind)
 {
     struct jnode *n = jnode_new(p, kind);
-    if (p->loop_depth == 0)
+
+    if (p->loop_depth == 0) {
         return jparse_fail(p, ERR_INVALID, "break or continue outside of a loop");
+    }
     jtoken_expect(p, T_BLOCK_END, NULL);
     return n;
 }
@@ -287,36 +324,42 @@ static struct jnode *parse_statement(struct jparser *p)
                 {"set", parse_set},
                 {"macro", parse_macro},
                 {"generation", parse_generation}};
-    if (p->at->type != T_NAME)
+
+    if (p->at->type != T_NAME) {
         return jparse_fail(p, ERR_INVALID, "a statement needs a name");
+    }
     const char *name = p->at->s;
     if (strcmp(name, "break") == 0 || strcmp(name, "continue") == 0) {
         p->at++;
         return parse_jump(p, name[0] == 'b' ? N_BREAK : N_CONTINUE);
     }
-    for (size_t i = 0; i < ARRAY_LEN(ROWS); i++)
+    for (size_t i = 0; i < ARRAY_LEN(ROWS); i++) {
         if (strcmp(ROWS[i].name, name) == 0) {
             p->at++;
             return ROWS[i].parse(p);
         }
+    }
     return jparse_fail(p, ERR_UNSUPPORTED, "the statement '%s'", name);
 }
 
 static struct jnode *parse_piece(struct jparser *p)
 {
     struct jnode *n;
+
     switch (p->at->type) {
     case T_TEXT:
         n = jnode_new(p, N_TEXT);
-        if (n)
+        if (n) {
             n->value = jstring(p->at->s, p->at->len);
+        }
         p->at++;
         return n;
     case T_PRINT_BEGIN:
         p->at++;
         n = jnode_new(p, N_PRINT);
-        if (n)
+        if (n) {
             n->a = jparse_tuple(p, true);
+        }
         jtoken_expect(p, T_PRINT_END, NULL);
         return n;
     default:
@@ -329,22 +372,27 @@ static struct jnode *parse_piece(struct jparser *p)
 static struct jnode *parse_body(struct jparser *p, const char *const *until)
 {
     struct jnode *body = jnode_new(p, N_BLOCK), **end = body ? &body->args : NULL;
-    if (++p->depth > LIMIT_TEMPLATE_DEPTH)
+
+    if (++p->depth > LIMIT_TEMPLATE_DEPTH) {
         return jparse_fail(p, ERR_INVALID, "blocks nest more than %d deep", LIMIT_TEMPLATE_DEPTH);
+    }
     while (!p->failed && p->at->type != T_END) {
-        for (int i = 0; until && until[i]; i++)
+        for (int i = 0; until && until[i]; i++) {
             if (block_begins(p, until[i])) {
                 p->depth--;
                 return body;
             }
+        }
         struct jnode *n = parse_piece(p);
         if (n && end) {
             *end = n;
             end = &n->next;
         }
     }
-    if (until)
-        return jparse_fail(p, ERR_INVALID, "{%% %s %%} is missing", until[until[1] ? until[2] ? 2 : 1 : 0]);
+    if (until) {
+        return jparse_fail(p, ERR_INVALID, "{%% %s %%} is missing",
+                           until[until[1] ? until[2] ? 2 : 1 : 0]);
+    }
     p->depth--;
     return body;
 }
@@ -353,9 +401,11 @@ static struct jnode *parse_body(struct jparser *p, const char *const *until)
 
 static bool is_bound(const struct jparser *p, const char *name)
 {
-    for (int32_t i = 0; i < p->n_bound; i++)
-        if (strcmp(p->bound[i], name) == 0)
+    for (int32_t i = 0; i < p->n_bound; i++) {
+        if (strcmp(p->bound[i], name) == 0) {
             return true;
+        }
+    }
     return false;
 }
 
@@ -364,9 +414,11 @@ static int check_calls(struct jparser *p)
 {
     for (int32_t i = 0; i < p->n_calls && !p->failed; i++) {
         const struct jnode *n = p->calls[i];
-        if (!jinja_function_find(n->name) && !is_bound(p, n->name))
+        if (!jinja_function_find(n->name) && !is_bound(p, n->name)) {
             return err_set(p->err, ERR_UNSUPPORTED,
-                           "chat template: line %d: the function '%s' is not there in this version", n->line, n->name);
+                           "chat template: line %d: the function '%s' is not there in this version",
+                           n->line, n->name);
+        }
     }
     return 0;
 }
@@ -375,6 +427,7 @@ int jinja_parse(struct jtemplate *ret, const char *text, size_t len, struct err 
 {
     struct jtokens tokens = {0};
     struct err own = {0};
+
     *ret = (struct jtemplate){.arena = {.max = LIMIT_TEMPLATE_TREE_BYTES}};
     struct jparser p = {.arena = &ret->arena, .err = e ? e : &own, .template = ret};
     int rc = jinja_lex(&tokens, &ret->arena, text, len, p.err);
@@ -386,8 +439,9 @@ int jinja_parse(struct jtemplate *ret, const char *text, size_t len, struct err 
     free(tokens.at);
     free(p.bound);
     free(p.calls);
-    if (rc)
+    if (rc) {
         jinja_release(ret);
+    }
     return rc;
 }
 

@@ -8,8 +8,9 @@ enum { ON_STRING = 1 << J_STRING, ON_DICT = 1 << J_DICT, ON_LIST = 1 << J_LIST |
 
 bool jneed_string(struct jrun *r, struct jvalue v, const char *who)
 {
-    if (v.type != J_STRING)
+    if (v.type != J_STRING) {
         jfail(r, "%s needs a text, not %s", who, jtype_name(v));
+    }
     return !r->failed;
 }
 
@@ -18,35 +19,44 @@ bool jneed_string(struct jrun *r, struct jvalue v, const char *who)
 static size_t char_len(const char *s, size_t left)
 {
     size_t n = 1;
-    while (n < left && ((unsigned char)s[n] & 0xc0) == 0x80)
+
+    while (n < left && ((unsigned char)s[n] & 0xc0) == 0x80) {
         n++;
+    }
     return n;
 }
 
 /* Whether the character s[n] is one to strip: white space, or one of `set`. */
 static bool strips(struct jrun *r, struct jvalue set, const char *s, size_t n)
 {
-    if (set.type != J_STRING)
+    if (set.type != J_STRING) {
         return jspace_len(s, n) == n;
+    }
     return jspend(r, 1 + (int64_t)(set.len / 16)) && memmem(set.s, set.len, s, n) != NULL;
 }
 
-static struct jvalue strip(struct jrun *r, struct jvalue in, const struct jargs *a, bool left, bool right)
+static struct jvalue strip(struct jrun *r, struct jvalue in, const struct jargs *a, bool left,
+                           bool right)
 {
     struct jvalue set = jarg(a, 0, "chars");
-    if (!jneed_string(r, in, "strip"))
+
+    if (!jneed_string(r, in, "strip")) {
         return in;
+    }
     jspend(r, (int64_t)(in.len / 16));
-    for (size_t n; left && in.len && strips(r, set, in.s, n = char_len(in.s, in.len)) && !r->failed;) {
+    for (size_t n;
+         left && in.len && strips(r, set, in.s, n = char_len(in.s, in.len)) && !r->failed;) {
         in.s += n;
         in.len -= n;
     }
     while (right && in.len && !r->failed) {
         size_t n = 1;
-        while (n < in.len && ((unsigned char)in.s[in.len - n] & 0xc0) == 0x80)
+        while (n < in.len && ((unsigned char)in.s[in.len - n] & 0xc0) == 0x80) {
             n++;
-        if (!strips(r, set, in.s + in.len - n, n))
+        }
+        if (!strips(r, set, in.s + in.len - n, n)) {
             break;
+        }
         in.len -= n;
     }
     return in;
@@ -77,10 +87,14 @@ static struct jvalue with_end(struct jrun *r, struct jvalue in, const struct jar
 {
     struct jvalue end = jarg(a, 0, NULL);
     bool any = has_end(in, end, front);
-    if (end.type != J_STRING && end.type != J_TUPLE)
-        return jfail(r, "startswith and endswith need a text or a tuple of them, not %s", jtype_name(end));
-    for (int32_t i = 0; end.type == J_TUPLE && i < end.list->n && jspend(r, 1); i++)
+
+    if (end.type != J_STRING && end.type != J_TUPLE) {
+        return jfail(r, "startswith and endswith need a text or a tuple of them, not %s",
+                     jtype_name(end));
+    }
+    for (int32_t i = 0; end.type == J_TUPLE && i < end.list->n && jspend(r, 1); i++) {
         any = any || has_end(in, end.list->at[i], front);
+    }
     return jbool(any);
 }
 
@@ -97,6 +111,7 @@ static struct jvalue do_endswith(struct jrun *r, struct jvalue in, const struct 
 static struct jvalue do_removeprefix(struct jrun *r, struct jvalue in, const struct jargs *a)
 {
     struct jvalue end = jarg(a, 0, NULL);
+
     (void)r;
     return has_end(in, end, true) ? jstring(in.s + end.len, in.len - end.len) : in;
 }
@@ -104,6 +119,7 @@ static struct jvalue do_removeprefix(struct jrun *r, struct jvalue in, const str
 static struct jvalue do_removesuffix(struct jrun *r, struct jvalue in, const struct jargs *a)
 {
     struct jvalue end = jarg(a, 0, NULL);
+
     (void)r;
     return has_end(in, end, false) ? jstring(in.s, in.len - end.len) : in;
 }
@@ -129,16 +145,20 @@ static struct jvalue change_case(struct jrun *r, struct jvalue in, enum case_mod
 {
     bool first = true;
     struct buf b;
+
     in = jto_string(r, in);
-    if (!jspend(r, (int64_t)(in.len / 4)))
+    if (!jspend(r, (int64_t)(in.len / 4))) {
         return in;
+    }
     jbuf_init(&b);
     for (size_t at = 0; at < in.len;) {
         utf8proc_uint8_t to[4];
         int32_t c = -1;
-        utf8proc_ssize_t n = utf8proc_iterate((const utf8proc_uint8_t *)in.s + at, (utf8proc_ssize_t)(in.len - at), &c);
-        if (n <= 0)
+        utf8proc_ssize_t n = utf8proc_iterate((const utf8proc_uint8_t *)in.s + at,
+                                              (utf8proc_ssize_t)(in.len - at), &c);
+        if (n <= 0) {
             break;
+        }
         bool upper = mode == CASE_UPPER || (mode != CASE_LOWER && first);
         int32_t changed = upper ? utf8proc_toupper(c) : utf8proc_tolower(c);
         buf_append(&b, to, (size_t)utf8proc_encode_char(changed, to));
@@ -190,31 +210,36 @@ struct jvalue jdo_replace(struct jrun *r, struct jvalue in, const struct jargs *
     struct jvalue old = jarg(a, 0, "old"), new = jarg(a, 1, "new");
     int64_t left = count_of(jarg(a, 2, "count"));
     struct buf b;
+
     in = jto_string(r, in);
-    if (!jneed_string(r, old, "replace") || !jneed_string(r, new, "replace"))
+    if (!jneed_string(r, old, "replace") || !jneed_string(r, new, "replace")) {
         return in;
+    }
     jbuf_init(&b);
     size_t at = 0;
     while (left != 0 && !b.failed && jspend(r, 1)) {
         const char *found = at <= in.len ? memmem(in.s + at, in.len - at, old.s, old.len) : NULL;
-        if (!found)
+        if (!found) {
             break;
+        }
         size_t upto = (size_t)(found - in.s);
         buf_append(&b, in.s + at, upto - at);
         buf_append(&b, new.s, new.len);
         at = upto + old.len;
         left--;
         /* An empty `old` stands before every character and at the end. */
-        if (old.len == 0 && at == in.len)
+        if (old.len == 0 && at == in.len) {
             break;
+        }
         if (old.len == 0) {
             size_t n = char_len(in.s + at, in.len - at);
             buf_append(&b, in.s + at, n);
             at += n;
         }
     }
-    if (at < in.len)
+    if (at < in.len) {
         buf_append(&b, in.s + at, in.len - at);
+    }
     return jtake(r, &b);
 }
 
@@ -222,14 +247,18 @@ struct jvalue jdo_replace(struct jrun *r, struct jvalue in, const struct jargs *
 static void split_words(struct jrun *r, struct jlist *l, struct jvalue in, int64_t left)
 {
     const char *at = in.s, *end = in.s + in.len;
+
     while (!r->failed) {
-        for (size_t n; at < end && (n = jspace_len(at, (size_t)(end - at))) > 0;)
+        for (size_t n; at < end && (n = jspace_len(at, (size_t)(end - at))) > 0;) {
             at += n;
-        if (at == end)
+        }
+        if (at == end) {
             return;
+        }
         const char *word = at;
-        while (at < end && !jspace_len(at, (size_t)(end - at)))
+        while (at < end && !jspace_len(at, (size_t)(end - at))) {
             at++;
+        }
         if (left == 0) {
             struct jargs none = {0};
             jlist_push(r, l, jdo_rstrip(r, jstring(word, (size_t)(end - word)), &none));
@@ -244,16 +273,20 @@ static struct jvalue do_split(struct jrun *r, struct jvalue in, const struct jar
 {
     struct jvalue sep = jarg(a, 0, "sep"), l = jlist_new(r, J_LIST);
     int64_t left = count_of(jarg(a, 1, "maxsplit"));
-    if (!jspend(r, (int64_t)(in.len / 16)))
+
+    if (!jspend(r, (int64_t)(in.len / 16))) {
         return l;
+    }
     if (sep.type != J_STRING) {
         split_words(r, l.list, in, left);
         return l;
     }
-    if (sep.len == 0)
+    if (sep.len == 0) {
         return jfail(r, "split by an empty text");
+    }
     const char *at = in.s, *end = in.s + in.len, *found;
-    while (left-- != 0 && !r->failed && (found = memmem(at, (size_t)(end - at), sep.s, sep.len)) != NULL) {
+    while (left-- != 0 && !r->failed &&
+           (found = memmem(at, (size_t)(end - at), sep.s, sep.len)) != NULL) {
         jlist_push(r, l.list, jstring(at, (size_t)(found - at)));
         at = found + sep.len;
     }
@@ -264,10 +297,12 @@ static struct jvalue do_split(struct jrun *r, struct jvalue in, const struct jar
 static struct jvalue do_splitlines(struct jrun *r, struct jvalue in, const struct jargs *a)
 {
     struct jvalue l = jlist_new(r, J_LIST);
+
     (void)a;
     for (size_t at = 0, line; at < in.len && !r->failed;) {
-        for (line = at; at < in.len && in.s[at] != '\n' && in.s[at] != '\r';)
+        for (line = at; at < in.len && in.s[at] != '\n' && in.s[at] != '\r';) {
             at++;
+        }
         jlist_push(r, l.list, jstring(in.s + line, at - line));
         at += at + 1 < in.len && in.s[at] == '\r' && in.s[at + 1] == '\n' ? 2 : 1;
     }
@@ -277,8 +312,10 @@ static struct jvalue do_splitlines(struct jrun *r, struct jvalue in, const struc
 static struct jvalue do_find(struct jrun *r, struct jvalue in, const struct jargs *a)
 {
     struct jvalue what = jarg(a, 0, NULL);
-    if (!jneed_string(r, what, "find") || !jspend(r, (int64_t)(in.len / 16)))
+
+    if (!jneed_string(r, what, "find") || !jspend(r, (int64_t)(in.len / 16))) {
         return what;
+    }
     const char *found = memmem(in.s, in.len, what.s, what.len);
     return jint(found ? jchars(in.s, (size_t)(found - in.s)) : -1);
 }
@@ -287,15 +324,19 @@ static struct jvalue do_count(struct jrun *r, struct jvalue in, const struct jar
 {
     struct jvalue what = jarg(a, 0, NULL);
     int64_t n = 0;
+
     if (in.type != J_STRING) {
-        for (int32_t i = 0; i < in.list->n && !r->failed; i++)
+        for (int32_t i = 0; i < in.list->n && !r->failed; i++) {
             n += jequal(r, in.list->at[i], what);
+        }
         return jint(n);
     }
-    if (!jneed_string(r, what, "count") || !jspend(r, (int64_t)(in.len / 16)))
+    if (!jneed_string(r, what, "count") || !jspend(r, (int64_t)(in.len / 16))) {
         return what;
-    if (what.len == 0)
+    }
+    if (what.len == 0) {
         return jint(jchars(in.s, in.len) + 1);
+    }
     const char *at = in.s, *end = in.s + in.len;
     while ((at = memmem(at, (size_t)(end - at), what.s, what.len)) != NULL) {
         at += what.len;
@@ -308,12 +349,15 @@ static struct jvalue do_join(struct jrun *r, struct jvalue in, const struct jarg
 {
     struct jlist *l = jitems(r, jarg(a, 0, NULL));
     struct buf b;
+
     jbuf_init(&b);
     for (int32_t i = 0; l && i < l->n && !r->failed; i++) {
-        if (i)
+        if (i) {
             buf_append(&b, in.s, in.len);
-        if (jneed_string(r, l->at[i], "join"))
+        }
+        if (jneed_string(r, l->at[i], "join")) {
             jput_str(r, &b, l->at[i]);
+        }
     }
     return jtake(r, &b);
 }
@@ -322,9 +366,11 @@ static struct jvalue do_isdigit(struct jrun *r, struct jvalue in, const struct j
 {
     (void)a;
     jspend(r, (int64_t)(in.len / 16));
-    for (size_t i = 0; i < in.len; i++)
-        if (in.s[i] < '0' || in.s[i] > '9')
+    for (size_t i = 0; i < in.len; i++) {
+        if (in.s[i] < '0' || in.s[i] > '9') {
             return jbool(false);
+        }
+    }
     return jbool(in.len > 0);
 }
 
@@ -333,15 +379,19 @@ static struct jvalue do_isdigit(struct jrun *r, struct jvalue in, const struct j
 struct jvalue jdo_items(struct jrun *r, struct jvalue in, const struct jargs *a)
 {
     struct jvalue l = jlist_new(r, J_LIST);
+
     (void)a;
-    if (in.type == J_UNDEFINED)
+    if (in.type == J_UNDEFINED) {
         return l;
-    if (in.type != J_DICT)
+    }
+    if (in.type != J_DICT) {
         return jfail(r, "items of %s", jtype_name(in));
+    }
     for (int32_t i = 0; i < in.dict->n && !r->failed; i++) {
         struct jvalue pair = jlist_new(r, J_TUPLE);
-        if (r->failed)
+        if (r->failed) {
             break;
+        }
         jlist_push(r, pair.list, in.dict->key[i]);
         jlist_push(r, pair.list, in.dict->value[i]);
         jlist_push(r, l.list, pair);
@@ -359,15 +409,18 @@ static struct jvalue do_keys(struct jrun *r, struct jvalue in, const struct jarg
 static struct jvalue do_values(struct jrun *r, struct jvalue in, const struct jargs *a)
 {
     struct jvalue l = jlist_new(r, J_LIST);
+
     (void)a;
-    for (int32_t i = 0; i < in.dict->n && !r->failed; i++)
+    for (int32_t i = 0; i < in.dict->n && !r->failed; i++) {
         jlist_push(r, l.list, in.dict->value[i]);
+    }
     return l;
 }
 
 static struct jvalue do_get(struct jrun *r, struct jvalue in, const struct jargs *a)
 {
     const struct jvalue *v = jdict_find(r, in.dict, jarg(a, 0, NULL));
+
     return v ? *v : a->n > 1 ? a->at[1] : jnone();
 }
 
@@ -405,8 +458,10 @@ static const struct jbuiltin methods[] = {
 
 const struct jbuiltin *jinja_method_find(const char *name)
 {
-    for (size_t i = 0; i < ARRAY_LEN(methods); i++)
-        if (strcmp(methods[i].name, name) == 0)
+    for (size_t i = 0; i < ARRAY_LEN(methods); i++) {
+        if (strcmp(methods[i].name, name) == 0) {
             return &methods[i];
+        }
+    }
     return NULL;
 }

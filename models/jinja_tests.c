@@ -18,14 +18,16 @@ static bool is_list(struct jvalue v)
 
 static int64_t whole(struct jrun *r, struct jvalue v)
 {
-    if (v.type != J_INT && v.type != J_BOOL)
+    if (v.type != J_INT && v.type != J_BOOL) {
         jfail(r, "a test needs a whole number, not %s", jtype_name(v));
+    }
     return v.type == J_INT ? v.i : v.type == J_BOOL ? v.b : 0;
 }
 
 static bool divides(struct jrun *r, struct jvalue in, struct jvalue by)
 {
     int64_t n = whole(r, in), d = whole(r, by);
+
     return d != 0 && (d == -1 || n % d == 0);
 }
 
@@ -92,9 +94,11 @@ static const struct jbuiltin tests[] = {
 
 const struct jbuiltin *jinja_test_find(const char *name)
 {
-    for (size_t i = 0; i < ARRAY_LEN(tests); i++)
-        if (strcmp(tests[i].name, name) == 0)
+    for (size_t i = 0; i < ARRAY_LEN(tests); i++) {
+        if (strcmp(tests[i].name, name) == 0) {
             return &tests[i];
+        }
+    }
     return NULL;
 }
 
@@ -105,13 +109,16 @@ static struct jvalue do_range(struct jrun *r, struct jvalue in, const struct jar
     struct jvalue l = jlist_new(r, J_LIST);
     int64_t from = a->n > 1 ? whole(r, a->at[0]) : 0, to = a->n ? whole(r, a->at[a->n > 1]) : 0;
     int64_t step = a->n > 2 ? whole(r, a->at[2]) : 1;
+
     (void)in;
-    if (a->n < 1 || a->n > 3 || step == 0)
+    if (a->n < 1 || a->n > 3 || step == 0) {
         return jfail(r, "range takes one to three whole numbers, and no step of 0");
+    }
     for (int64_t i = from; (step > 0 ? i < to : i > to) && !r->failed;) {
         jlist_push(r, l.list, jint(i));
-        if (__builtin_add_overflow(i, step, &i))
+        if (__builtin_add_overflow(i, step, &i)) {
             break;
+        }
     }
     return l;
 }
@@ -119,15 +126,18 @@ static struct jvalue do_range(struct jrun *r, struct jvalue in, const struct jar
 static struct jvalue make_dict(struct jrun *r, const struct jargs *a, enum jtype type)
 {
     struct jvalue d = jdict_new(r, type);
+
     for (int32_t i = 0; i < a->n && !r->failed; i++) {
         if (a->name[i]) {
             jdict_set(r, d.dict, jtext(a->name[i]), a->at[i]);
             continue;
         }
-        if (a->at[i].type != J_DICT)
+        if (a->at[i].type != J_DICT) {
             return jfail(r, "dict and namespace take names with values, or a mapping");
-        for (int32_t k = 0; k < a->at[i].dict->n && !r->failed; k++)
+        }
+        for (int32_t k = 0; k < a->at[i].dict->n && !r->failed; k++) {
             jdict_set(r, d.dict, a->at[i].dict->key[k], a->at[i].dict->value[k]);
+        }
     }
     return d;
 }
@@ -147,6 +157,7 @@ static struct jvalue do_namespace(struct jrun *r, struct jvalue in, const struct
 static struct jvalue do_raise(struct jrun *r, struct jvalue in, const struct jargs *a)
 {
     struct jvalue text = jto_string(r, jarg(a, 0, "message"));
+
     (void)in;
     return r->failed ? text : jfail(r, "it refuses: %.*s", (int)MIN(text.len, (size_t)300), text.s);
 }
@@ -157,12 +168,15 @@ static struct jvalue do_strftime_now(struct jrun *r, struct jvalue in, const str
     char text[256];
     time_t now = time(NULL);
     struct tm local;
+
     (void)in;
-    if (!jneed_string(r, format, "strftime_now") || format.len > 64)
+    if (!jneed_string(r, format, "strftime_now") || format.len > 64) {
         return jfail(r, "strftime_now needs a format of at most 64 bytes");
+    }
     struct jvalue copy = jcopy(r, format.s, format.len);
-    if (r->failed || !localtime_r(&now, &local))
+    if (r->failed || !localtime_r(&now, &local)) {
         return copy;
+    }
     return jcopy(r, text, strftime(text, sizeof(text), copy.s, &local));
 }
 
@@ -176,8 +190,10 @@ static const struct jbuiltin functions[] = {
 
 const struct jbuiltin *jinja_function_find(const char *name)
 {
-    for (size_t i = 0; i < ARRAY_LEN(functions); i++)
-        if (strcmp(functions[i].name, name) == 0)
+    for (size_t i = 0; i < ARRAY_LEN(functions); i++) {
+        if (strcmp(functions[i].name, name) == 0) {
             return &functions[i];
+        }
+    }
     return NULL;
 }

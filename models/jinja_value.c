@@ -17,14 +17,16 @@ struct arena_chunk {
 void *arena_alloc(struct arena *a, size_t bytes)
 {
     bytes = (MAX(bytes, 1) + 15) & ~(size_t)15;
-    if (bytes > a->max || a->used > a->max - bytes)
+    if (bytes > a->max || a->used > a->max - bytes) {
         return NULL;
+    }
     struct arena_chunk *c = a->chunk;
     if (!c || c->size - c->at < bytes) {
         size_t size = MAX(bytes, (size_t)64 * 1024);
         c = calloc(1, sizeof(*c) + size);
-        if (!c)
+        if (!c) {
             return NULL;
+        }
         c->size = size;
         c->next = a->chunk;
         a->chunk = c;
@@ -64,16 +66,19 @@ struct jvalue jfail(struct jrun *r, const char *fmt, ...)
 bool jspend(struct jrun *r, int64_t n)
 {
     r->steps += n;
-    if (r->steps > LIMIT_TEMPLATE_STEPS)
+    if (r->steps > LIMIT_TEMPLATE_STEPS) {
         jfail(r, "the conversation takes more than %d steps to write out", LIMIT_TEMPLATE_STEPS);
+    }
     return !r->failed;
 }
 
 void *jalloc(struct jrun *r, size_t bytes)
 {
     void *p = r->failed ? NULL : arena_alloc(&r->arena, bytes);
-    if (!p)
+
+    if (!p) {
         jfail(r, "the conversation takes more than %zu bytes of memory to write out", r->arena.max);
+    }
     return p;
 }
 
@@ -92,10 +97,13 @@ struct jvalue jtext(const char *s)
 struct jvalue jcopy(struct jrun *r, const char *s, size_t len)
 {
     char *copy = jalloc(r, len + 1);
-    if (!copy)
+
+    if (!copy) {
         return (struct jvalue){0};
-    if (len)
+    }
+    if (len) {
         memcpy(copy, s, len);
+    }
     return jspend(r, (int64_t)(len / 16)) ? jstring(copy, len) : (struct jvalue){0};
 }
 
@@ -117,20 +125,24 @@ struct jvalue jnone(void)
 struct jvalue jlist_new(struct jrun *r, enum jtype type)
 {
     struct jlist *l = jalloc(r, sizeof(*l));
+
     return l ? (struct jvalue){.type = type, .list = l} : (struct jvalue){0};
 }
 
 void jlist_push(struct jrun *r, struct jlist *l, struct jvalue v)
 {
-    if (r->failed || !jspend(r, 1))
+    if (r->failed || !jspend(r, 1)) {
         return;
+    }
     if (l->n == l->cap) {
         int32_t cap = l->cap ? l->cap * 2 : 8;
         struct jvalue *at = jalloc(r, (size_t)cap * sizeof(*at));
-        if (!at)
+        if (!at) {
             return;
-        if (l->n)
+        }
+        if (l->n) {
             memcpy(at, l->at, (size_t)l->n * sizeof(*at));
+        }
         l->at = at;
         l->cap = cap;
     }
@@ -140,31 +152,38 @@ void jlist_push(struct jrun *r, struct jlist *l, struct jvalue v)
 struct jvalue jdict_new(struct jrun *r, enum jtype type)
 {
     struct jdict *d = jalloc(r, sizeof(*d));
+
     return d ? (struct jvalue){.type = type, .dict = d} : (struct jvalue){0};
 }
 
 const struct jvalue *jdict_find(struct jrun *r, const struct jdict *d, struct jvalue key)
 {
-    if (!jspend(r, d->n / 4))
+    if (!jspend(r, d->n / 4)) {
         return NULL;
-    for (int32_t i = 0; i < d->n; i++)
-        if (jequal(r, d->key[i], key))
+    }
+    for (int32_t i = 0; i < d->n; i++) {
+        if (jequal(r, d->key[i], key)) {
             return &d->value[i];
+        }
+    }
     return NULL;
 }
 
 void jdict_set(struct jrun *r, struct jdict *d, struct jvalue key, struct jvalue v)
 {
     struct jvalue *at = (struct jvalue *)jdict_find(r, d, key);
+
     if (at) {
         *at = v;
         return;
     }
     if (d->n == d->cap) {
         int32_t cap = d->cap ? d->cap * 2 : 8;
-        struct jvalue *keys = jalloc(r, (size_t)cap * sizeof(*keys)), *values = jalloc(r, (size_t)cap * sizeof(*keys));
-        if (!keys || !values)
+        struct jvalue *keys = jalloc(r, (size_t)cap * sizeof(*keys)),
+                      *values = jalloc(r, (size_t)cap * sizeof(*keys));
+        if (!keys || !values) {
             return;
+        }
         if (d->n) {
             memcpy(keys, d->key, (size_t)d->n * sizeof(*keys));
             memcpy(values, d->value, (size_t)d->n * sizeof(*keys));
@@ -215,22 +234,27 @@ static double as_double(struct jvalue v)
 
 static bool equal_lists(struct jrun *r, const struct jlist *a, const struct jlist *b)
 {
-    if (a->n != b->n)
+    if (a->n != b->n) {
         return false;
-    for (int32_t i = 0; i < a->n; i++)
-        if (!jequal(r, a->at[i], b->at[i]))
+    }
+    for (int32_t i = 0; i < a->n; i++) {
+        if (!jequal(r, a->at[i], b->at[i])) {
             return false;
+        }
+    }
     return true;
 }
 
 static bool equal_dicts(struct jrun *r, const struct jdict *a, const struct jdict *b)
 {
-    if (a->n != b->n)
+    if (a->n != b->n) {
         return false;
+    }
     for (int32_t i = 0; i < a->n; i++) {
         const struct jvalue *other = jdict_find(r, b, a->key[i]);
-        if (!other || !jequal(r, a->value[i], *other))
+        if (!other || !jequal(r, a->value[i], *other)) {
             return false;
+        }
     }
     return true;
 }
@@ -255,16 +279,20 @@ static bool equal_same(struct jrun *r, struct jvalue a, struct jvalue b)
 
 bool jequal(struct jrun *r, struct jvalue a, struct jvalue b)
 {
-    if (!jspend(r, 1))
+    if (!jspend(r, 1)) {
         return false;
-    if (is_number(a) && is_number(b))
+    }
+    if (is_number(a) && is_number(b)) {
         return a.type == J_FLOAT || b.type == J_FLOAT
                    ? as_double(a) == as_double(b)
                    : (a.type == J_BOOL ? a.b : a.i) == (b.type == J_BOOL ? b.b : b.i);
-    if (a.type != b.type)
+    }
+    if (a.type != b.type) {
         return false;
-    if (++r->depth > LIMIT_TEMPLATE_DEPTH)
+    }
+    if (++r->depth > LIMIT_TEMPLATE_DEPTH) {
         jfail(r, "values nest too deeply");
+    }
     bool same = !r->failed && equal_same(r, a, b);
     r->depth--;
     return same;
@@ -287,9 +315,11 @@ int jcompare(struct jrun *r, struct jvalue a, struct jvalue b)
         return c ? (c > 0) - (c < 0) : (a.len > b.len) - (a.len < b.len);
     }
     if (a.type == b.type && (a.type == J_LIST || a.type == J_TUPLE)) {
-        for (int32_t i = 0; i < MIN(a.list->n, b.list->n) && !r->failed; i++)
-            if (!jequal(r, a.list->at[i], b.list->at[i]))
+        for (int32_t i = 0; i < MIN(a.list->n, b.list->n) && !r->failed; i++) {
+            if (!jequal(r, a.list->at[i], b.list->at[i])) {
                 return jcompare(r, a.list->at[i], b.list->at[i]);
+            }
+        }
         return (a.list->n > b.list->n) - (a.list->n < b.list->n);
     }
     jfail(r, "%s and %s have no order", jtype_name(a), jtype_name(b));
@@ -304,14 +334,17 @@ bool jcontains(struct jrun *r, struct jvalue in, struct jvalue what)
             jfail(r, "'in' a text needs a text, not %s", jtype_name(what));
             return false;
         }
-        return jspend(r, (int64_t)(in.len / 16)) && (what.len == 0 || memmem(in.s, in.len, what.s, what.len));
+        return jspend(r, (int64_t)(in.len / 16)) &&
+               (what.len == 0 || memmem(in.s, in.len, what.s, what.len));
     case J_DICT:
         return jdict_find(r, in.dict, what) != NULL;
     case J_LIST:
     case J_TUPLE:
-        for (int32_t i = 0; i < in.list->n; i++)
-            if (jequal(r, in.list->at[i], what))
+        for (int32_t i = 0; i < in.list->n; i++) {
+            if (jequal(r, in.list->at[i], what)) {
                 return true;
+            }
+        }
         return false;
     case J_UNDEFINED:
         return false;
@@ -324,8 +357,11 @@ bool jcontains(struct jrun *r, struct jvalue in, struct jvalue what)
 const char *jtype_name(struct jvalue v)
 {
     static const char *const NAMES[] = {
-        "an undefined value", "none",        "true or false", "a number", "a number",  "a text", "a list", "a tuple",
-        "a mapping",          "a namespace", "loop",          "a macro",  "a function"};
+        "an undefined value", "none",        "true or false", "a number",
+        "a number",           "a text",      "a list",        "a tuple",
+        "a mapping",          "a namespace", "loop",          "a macro",
+        "a function"};
+
     return NAMES[v.type];
 }
 
@@ -334,30 +370,37 @@ const char *jtype_name(struct jvalue v)
 static size_t char_len(const char *s, size_t left)
 {
     size_t n = 1;
-    while (n < left && ((unsigned char)s[n] & 0xc0) == 0x80)
+
+    while (n < left && ((unsigned char)s[n] & 0xc0) == 0x80) {
         n++;
+    }
     return n;
 }
 
 int64_t jchars(const char *s, size_t len)
 {
     int64_t n = 0;
-    for (size_t i = 0; i < len; i++)
+
+    for (size_t i = 0; i < len; i++) {
         n += ((unsigned char)s[i] & 0xc0) != 0x80;
+    }
     return n;
 }
 
 static struct jlist *list_of_keys(struct jrun *r, const struct jdict *d)
 {
     struct jvalue l = jlist_new(r, J_LIST);
-    for (int32_t i = 0; i < d->n && !r->failed; i++)
+
+    for (int32_t i = 0; i < d->n && !r->failed; i++) {
         jlist_push(r, l.list, d->key[i]);
+    }
     return r->failed ? NULL : l.list;
 }
 
 struct jlist *jitems(struct jrun *r, struct jvalue v)
 {
     struct jvalue l;
+
     switch (v.type) {
     case J_LIST:
     case J_TUPLE:
@@ -381,12 +424,15 @@ struct jlist *jitems(struct jrun *r, struct jvalue v)
 
 static struct jvalue loop_member(const struct jloop *l, const char *name, size_t len)
 {
-    static const char *const NAMES[] = {"index",  "index0", "revindex", "revindex0", "first",   "last",
-                                        "length", "depth",  "depth0",   "previtem",  "nextitem"};
+    static const char *const NAMES[] = {"index",  "index0",   "revindex", "revindex0",
+                                        "first",  "last",     "length",   "depth",
+                                        "depth0", "previtem", "nextitem"};
     int32_t n = l->items->n, i = l->index;
     size_t k = 0;
-    while (k < ARRAY_LEN(NAMES) && (strlen(NAMES[k]) != len || memcmp(NAMES[k], name, len) != 0))
+
+    while (k < ARRAY_LEN(NAMES) && (strlen(NAMES[k]) != len || memcmp(NAMES[k], name, len) != 0)) {
         k++;
+    }
     switch (k) {
     case 0:
         return jint(i + 1);
@@ -419,39 +465,49 @@ static struct jvalue loop_member(const struct jloop *l, const char *name, size_t
 static struct jvalue char_at(struct jrun *r, struct jvalue v, int64_t i)
 {
     size_t at = 0;
+
     jspend(r, i / 16);
-    while (i-- > 0)
+    while (i-- > 0) {
         at += char_len(v.s + at, v.len - at);
+    }
     return jstring(v.s + at, char_len(v.s + at, v.len - at));
 }
 
 struct jvalue jmember(struct jrun *r, struct jvalue object, struct jvalue key)
 {
-    if (object.type == J_UNDEFINED)
-        return jfail(r, "a member %s%.40s is asked of an undefined value", key.type == J_STRING ? "" : "(an index)",
-                     key.type == J_STRING ? key.s : "");
+    if (object.type == J_UNDEFINED) {
+        return jfail(r, "a member %s%.40s is asked of an undefined value",
+                     key.type == J_STRING ? "" : "(an index)", key.type == J_STRING ? key.s : "");
+    }
     if (object.type == J_DICT || object.type == J_NAMESPACE) {
         const struct jvalue *v = jdict_find(r, object.dict, key);
         return v ? *v : (struct jvalue){0};
     }
-    if (object.type == J_LOOP && key.type == J_STRING)
+    if (object.type == J_LOOP && key.type == J_STRING) {
         return loop_member(object.loop, key.s, key.len);
+    }
     bool text = object.type == J_STRING, list = object.type == J_LIST || object.type == J_TUPLE;
-    if ((key.type != J_INT && key.type != J_BOOL) || (!text && !list))
+    if ((key.type != J_INT && key.type != J_BOOL) || (!text && !list)) {
         return (struct jvalue){0};
-    int64_t n = list ? object.list->n : jchars(object.s, object.len), i = key.type == J_INT ? key.i : key.b;
+    }
+    int64_t n = list ? object.list->n : jchars(object.s, object.len),
+            i = key.type == J_INT ? key.i : key.b;
     jspend(r, text ? n / 16 : 0);
     i += i < 0 ? n : 0;
-    if (i < 0 || i >= n)
+    if (i < 0 || i >= n) {
         return (struct jvalue){0};
+    }
     return list ? object.list->at[i] : char_at(r, object, i);
 }
 
-/* A bound of a slice as Python counts: from the end where negative, kept inside [lo, hi]. */
-static int64_t slice_bound(struct jrun *r, struct jvalue v, int64_t n, int64_t lo, int64_t hi, int64_t missing)
+/* A bound of a slice as Python counts: from the end where negative, kept inside [lo,
+ * hi]. */
+static int64_t slice_bound(struct jrun *r, struct jvalue v, int64_t n, int64_t lo, int64_t hi,
+                           int64_t missing)
 {
-    if (v.type == J_UNDEFINED || v.type == J_NONE)
+    if (v.type == J_UNDEFINED || v.type == J_NONE) {
         return missing;
+    }
     if (v.type != J_INT) {
         jfail(r, "a slice needs whole numbers, not %s", jtype_name(v));
         return missing;
@@ -460,37 +516,46 @@ static int64_t slice_bound(struct jrun *r, struct jvalue v, int64_t n, int64_t l
     return MAX(lo, MIN(hi, i));
 }
 
-static struct jvalue slice_text(struct jrun *r, struct jvalue v, const struct jlist *chars, int64_t from, int64_t to)
+static struct jvalue slice_text(struct jrun *r, struct jvalue v, const struct jlist *chars,
+                                int64_t from, int64_t to)
 {
-    if (from >= to)
+    if (from >= to) {
         return jstring("", 0);
+    }
     (void)r;
     const char *begin = chars->at[from].s, *end = to < chars->n ? chars->at[to].s : v.s + v.len;
     return jstring(begin, (size_t)(end - begin));
 }
 
-struct jvalue jslice(struct jrun *r, struct jvalue v, struct jvalue from, struct jvalue to, struct jvalue step)
+struct jvalue jslice(struct jrun *r, struct jvalue v, struct jvalue from, struct jvalue to,
+                     struct jvalue step)
 {
-    if (v.type != J_LIST && v.type != J_TUPLE && v.type != J_STRING)
+    if (v.type != J_LIST && v.type != J_TUPLE && v.type != J_STRING) {
         return v.type == J_UNDEFINED ? jfail(r, "a slice of an undefined value")
                                      : jfail(r, "%s has no slices", jtype_name(v));
+    }
     struct jlist *items = jitems(r, v);
-    int64_t by = step.type == J_UNDEFINED || step.type == J_NONE ? 1 : step.type == J_INT ? step.i : 0;
-    if (!items || by == 0)
+    int64_t by = step.type == J_UNDEFINED || step.type == J_NONE ? 1
+                 : step.type == J_INT                            ? step.i
+                                                                 : 0;
+    if (!items || by == 0) {
         return jfail(r, "a slice's step is a whole number other than 0");
+    }
     int64_t n = items->n, lo = by > 0 ? 0 : -1, hi = by > 0 ? n : n - 1;
     int64_t i = slice_bound(r, from, n, lo, hi, by > 0 ? 0 : n - 1),
             end = slice_bound(r, to, n, lo, hi, by > 0 ? n : -1);
-    if (v.type == J_STRING && by == 1)
+    if (v.type == J_STRING && by == 1) {
         return slice_text(r, v, items, i, end);
+    }
     struct jvalue l = jlist_new(r, v.type == J_STRING ? J_LIST : v.type);
     struct buf b;
     jbuf_init(&b);
     by = MAX(-n - 1, MIN(n + 1, by));
     for (; !r->failed && (by > 0 ? i < end : i > end); i += by) {
         jlist_push(r, l.list, items->at[i]);
-        if (v.type == J_STRING)
+        if (v.type == J_STRING) {
             jput_str(r, &b, items->at[i]);
+        }
     }
     struct jvalue text = jtake(r, &b);
     return v.type == J_STRING ? text : l;
@@ -503,8 +568,10 @@ static struct jvalue read_value(struct jrun *r, struct json *j);
 static struct jvalue read_string(struct jrun *r, struct json *j)
 {
     const char *end = j->at + 1;
-    while (end < j->end && *end != '"')
+
+    while (end < j->end && *end != '"') {
         end += *end == '\\' && j->end - end > 1 ? 2 : 1;
+    }
     size_t cap = (size_t)(end - j->at) + 4, len = 0;
     char *text = jalloc(r, cap);
     return text && json_read_string(j, text, cap, &len) ? jstring(text, len) : (struct jvalue){0};
@@ -514,9 +581,11 @@ static struct jvalue read_number(struct jrun *r, struct json *j)
 {
     const char *at = j->at;
     double d = 0;
+
     (void)r;
-    while (at < j->end && ((*at >= '0' && *at <= '9') || *at == '-'))
+    while (at < j->end && ((*at >= '0' && *at <= '9') || *at == '-')) {
         at++;
+    }
     if (at == j->end || (*at != '.' && *at != 'e' && *at != 'E')) {
         int64_t i;
         return json_read_int(j, &i) ? jint(i) : (struct jvalue){0};
@@ -528,6 +597,7 @@ static struct jvalue read_number(struct jrun *r, struct json *j)
 static struct jvalue read_object(struct jrun *r, struct json *j)
 {
     struct jvalue d = jdict_new(r, J_DICT);
+
     json_enter_object(j);
     while (!r->failed && json_next_member(j)) {
         struct jvalue key = jcopy(r, j->key, j->key_len);
@@ -540,14 +610,16 @@ static struct jvalue read_value(struct jrun *r, struct json *j)
 {
     bool b = false;
     struct jvalue l;
+
     switch (json_peek(j)) {
     case JSON_OBJECT:
         return read_object(r, j);
     case JSON_ARRAY:
         l = jlist_new(r, J_LIST);
         json_enter_array(j);
-        while (!r->failed && json_next_element(j))
+        while (!r->failed && json_next_element(j)) {
             jlist_push(r, l.list, read_value(r, j));
+        }
         return l;
     case JSON_STRING:
         return read_string(r, j);
@@ -566,10 +638,12 @@ struct jvalue jfrom_json(struct jrun *r, const char *text, size_t len)
 {
     struct json j;
     struct err e = {0};
+
     json_init(&j, text, len, "the conversation", &e);
     j.takes_nul = true;
     struct jvalue v = read_value(r, &j);
-    if (!r->failed && !json_finish(&j))
+    if (!r->failed && !json_finish(&j)) {
         return jfail(r, "%s", e.text);
+    }
     return v;
 }

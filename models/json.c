@@ -1,4 +1,5 @@
-/* See json.h. Grammar: RFC 8259, and NaN, Infinity, -Infinity where a number may stand. */
+/* See json.h. Grammar: RFC 8259, and NaN, Infinity, -Infinity where a number may
+ * stand. */
 #include "models/json.h"
 
 #include <math.h>
@@ -8,18 +9,20 @@
 
 void json_init(struct json *j, const char *text, size_t len, const char *file, struct err *err)
 {
-    *j = (struct json){.start = text, .at = text, .end = text + len, .file = file, .err = err, .first = true};
+    *j = (struct json){
+        .start = text, .at = text, .end = text + len, .file = file, .err = err, .first = true};
 }
 
 bool json_fail(struct json *j, const char *fmt, ...)
 {
-    if (j->failed)
+    if (j->failed) {
         return false;
+    }
     j->failed = true;
     char text[320];
     va_list args;
     va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
+    vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
     err_set(j->err, ERR_INVALID, "%s: byte %zu: %s", j->file, (size_t)(j->at - j->start), text);
     return false;
@@ -29,22 +32,27 @@ const char *json_type_name(enum json_type t)
 {
     static const char *const NAMES[] = {"nothing",  "an object",     "an array", "a string",
                                         "a number", "true or false", "null"};
+
     return NAMES[t];
 }
 
 static void skip_space(struct json *j)
 {
-    while (j->at < j->end && (*j->at == ' ' || *j->at == '\n' || *j->at == '\t' || *j->at == '\r'))
+    while (j->at < j->end &&
+           (*j->at == ' ' || *j->at == '\n' || *j->at == '\t' || *j->at == '\r')) {
         j->at++;
+    }
 }
 
 enum json_type json_peek(struct json *j)
 {
-    if (j->failed)
+    if (j->failed) {
         return JSON_END;
+    }
     skip_space(j);
-    if (j->at == j->end)
+    if (j->at == j->end) {
         return JSON_END;
+    }
     switch (*j->at) {
     case '{':
         return JSON_OBJECT;
@@ -70,17 +78,22 @@ enum json_type json_peek(struct json *j)
 static bool expect(struct json *j, enum json_type want)
 {
     enum json_type got = json_peek(j);
-    if (j->failed)
+
+    if (j->failed) {
         return false;
-    return got == want || json_fail(j, "%s expected, not %s", json_type_name(want), json_type_name(got));
+    }
+    return got == want ||
+           json_fail(j, "%s expected, not %s", json_type_name(want), json_type_name(got));
 }
 
 static bool enter(struct json *j, enum json_type type)
 {
-    if (!expect(j, type))
+    if (!expect(j, type)) {
         return false;
-    if (++j->depth > LIMIT_FILE_JSON_DEPTH)
+    }
+    if (++j->depth > LIMIT_FILE_JSON_DEPTH) {
         return json_fail(j, "nested deeper than %d", LIMIT_FILE_JSON_DEPTH);
+    }
     j->at++;
     j->first = true;
     return true;
@@ -99,11 +112,13 @@ bool json_enter_array(struct json *j)
 /* Step over the comma, or over the closing `close`; true: something follows. */
 static bool next(struct json *j, char close)
 {
-    if (j->failed)
+    if (j->failed) {
         return false;
+    }
     skip_space(j);
-    if (j->at == j->end)
+    if (j->at == j->end) {
         return json_fail(j, "the text ends inside %s", close == '}' ? "an object" : "an array");
+    }
     bool first = j->first;
     j->first = false;
     if (*j->at == close) {
@@ -111,10 +126,12 @@ static bool next(struct json *j, char close)
         j->depth--;
         return false;
     }
-    if (first)
+    if (first) {
         return true;
-    if (*j->at != ',')
+    }
+    if (*j->at != ',') {
         return json_fail(j, "',' or '%c' expected", close);
+    }
     j->at++;
     skip_space(j);
     return true;
@@ -123,42 +140,52 @@ static bool next(struct json *j, char close)
 static int hex4(const char *p)
 {
     int value = 0;
+
     for (int i = 0; i < 4; i++) {
         char c = p[i];
         int digit = c >= '0' && c <= '9'   ? c - '0'
                     : c >= 'a' && c <= 'f' ? c - 'a' + 10
                     : c >= 'A' && c <= 'F' ? c - 'A' + 10
                                            : -1;
-        if (digit < 0)
+        if (digit < 0) {
             return -1;
+        }
         value = value * 16 + digit;
     }
     return value;
 }
 
-/* The character of \uXXXX (and of the pair \uD8xx\uDCxx) at j->at, just behind the 'u', into ret[4]; 0: an error. */
+/* The character of \uXXXX (and of the pair \uD8xx\uDCxx) at j->at, just behind the 'u',
+ * into ret[4]; 0: an error. */
 static int read_unicode_escape(struct json *j, char *ret)
 {
     int32_t c = j->end - j->at >= 4 ? hex4(j->at) : -1;
-    if (c < 0)
+
+    if (c < 0) {
         return json_fail(j, "four hexadecimal digits expected after \\u");
+    }
     j->at += 4;
     if (c >= 0xD800 && c < 0xE000) {
-        int low = c < 0xDC00 && j->end - j->at >= 6 && j->at[0] == '\\' && j->at[1] == 'u' ? hex4(j->at + 2) : -1;
-        if (low < 0xDC00 || low > 0xDFFF)
+        int low = c < 0xDC00 && j->end - j->at >= 6 && j->at[0] == '\\' && j->at[1] == 'u'
+                      ? hex4(j->at + 2)
+                      : -1;
+        if (low < 0xDC00 || low > 0xDFFF) {
             return json_fail(j, "half of a surrogate pair");
+        }
         j->at += 6;
         c = 0x10000 + ((c - 0xD800) << 10) + (low - 0xDC00);
     }
-    if (c == 0 && !j->takes_nul)
+    if (c == 0 && !j->takes_nul) {
         return json_fail(j, "a NUL character in a string");
+    }
     if (c < 0x80) {
         ret[0] = (char)c;
         return 1;
     }
     int n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    for (int i = n - 1; i > 0; i--, c >>= 6)
+    for (int i = n - 1; i > 0; i--, c >>= 6) {
         ret[i] = (char)(0x80 | (c & 0x3F));
+    }
     ret[0] = (char)((0xF0 << (4 - n)) | c);
     return n;
 }
@@ -167,26 +194,36 @@ static int read_unicode_escape(struct json *j, char *ret)
 static int utf8_len(const char *p, const char *end)
 {
     unsigned char a = (unsigned char)p[0];
-    int n = a < 0x80 ? 1 : a >= 0xC2 && a < 0xE0 ? 2 : a >= 0xE0 && a < 0xF0 ? 3 : a >= 0xF0 && a < 0xF5 ? 4 : 0;
-    if (n == 0 || end - p < n)
+    int n = a < 0x80                ? 1
+            : a >= 0xC2 && a < 0xE0 ? 2
+            : a >= 0xE0 && a < 0xF0 ? 3
+            : a >= 0xF0 && a < 0xF5 ? 4
+                                    : 0;
+
+    if (n == 0 || end - p < n) {
         return 0;
+    }
     for (int i = 1; i < n; i++) {
-        if (((unsigned char)p[i] & 0xC0) != 0x80)
+        if (((unsigned char)p[i] & 0xC0) != 0x80) {
             return 0;
+        }
     }
     unsigned char b = n > 1 ? (unsigned char)p[1] : 0;
-    bool bad =
-        (a == 0xE0 && b < 0xA0) || (a == 0xED && b >= 0xA0) || (a == 0xF0 && b < 0x90) || (a == 0xF4 && b >= 0x90);
+    bool bad = (a == 0xE0 && b < 0xA0) || (a == 0xED && b >= 0xA0) || (a == 0xF0 && b < 0x90) ||
+               (a == 0xF4 && b >= 0x90);
     return bad ? 0 : n;
 }
 
-/* One character of a string, escaped or not, into ret[4]; its length, or 0: an error. */
+/* One character of a string, escaped or not, into ret[4]; its length, or 0: an
+ * error. */
 static int read_char(struct json *j, char *ret)
 {
     if (*j->at != '\\') {
         int n = utf8_len(j->at, j->end);
-        if (n == 0 || (unsigned char)*j->at < 0x20)
-            return json_fail(j, n == 0 ? "a string is not UTF-8" : "a control character in a string");
+        if (n == 0 || (unsigned char)*j->at < 0x20) {
+            return json_fail(j,
+                             n == 0 ? "a string is not UTF-8" : "a control character in a string");
+        }
         memcpy(ret, j->at, (size_t)n);
         j->at += n;
         return n;
@@ -198,8 +235,9 @@ static int read_char(struct json *j, char *ret)
         ret[0] = TO[which - FROM];
         return 1;
     }
-    if (j->at + 1 == j->end || j->at[1] != 'u')
+    if (j->at + 1 == j->end || j->at[1] != 'u') {
         return json_fail(j, "an unknown escape in a string");
+    }
     j->at += 2;
     return read_unicode_escape(j, ret);
 }
@@ -208,16 +246,20 @@ static int read_char(struct json *j, char *ret)
 static size_t plain_run(const char *p, const char *end)
 {
     const char *q = p;
-    while (q < end && (unsigned char)*q >= 0x20 && (unsigned char)*q < 0x80 && *q != '"' && *q != '\\')
+
+    while (q < end && (unsigned char)*q >= 0x20 && (unsigned char)*q < 0x80 && *q != '"' &&
+           *q != '\\') {
         q++;
+    }
     return (size_t)(q - p);
 }
 
 /* ret NULL: the string is checked and dropped. */
 static bool read_string(struct json *j, char *ret, size_t cap, size_t *ret_len)
 {
-    if (!expect(j, JSON_STRING))
+    if (!expect(j, JSON_STRING)) {
         return false;
+    }
     j->at++;
     size_t len = 0;
     while (j->at < j->end && *j->at != '"') {
@@ -228,24 +270,29 @@ static bool read_string(struct json *j, char *ret, size_t cap, size_t *ret_len)
             j->at += n;
         } else {
             n = (size_t)read_char(j, c);
-            if (n == 0)
+            if (n == 0) {
                 return false;
+            }
             from = c;
         }
         if (ret) {
-            if (len + n >= cap)
+            if (len + n >= cap) {
                 return json_fail(j, "a string is longer than the %zu bytes allowed here", cap - 1);
+            }
             memcpy(ret + len, from, n);
         }
         len += n;
     }
-    if (j->at == j->end)
+    if (j->at == j->end) {
         return json_fail(j, "the text ends inside a string");
+    }
     j->at++;
-    if (ret)
+    if (ret) {
         ret[len] = 0;
-    if (ret_len)
+    }
+    if (ret_len) {
         *ret_len = len;
+    }
     return true;
 }
 
@@ -256,11 +303,13 @@ bool json_read_string(struct json *j, char *ret, size_t cap, size_t *ret_len)
 
 bool json_next_member(struct json *j)
 {
-    if (!next(j, '}') || !read_string(j, j->key, sizeof j->key, &j->key_len))
+    if (!next(j, '}') || !read_string(j, j->key, sizeof(j->key), &j->key_len)) {
         return false;
+    }
     skip_space(j);
-    if (j->at == j->end || *j->at != ':')
+    if (j->at == j->end || *j->at != ':') {
         return json_fail(j, "':' expected");
+    }
     j->at++;
     return true;
 }
@@ -278,42 +327,51 @@ bool json_key_is(const struct json *j, const char *key)
 static bool take_word(struct json *j, const char *word)
 {
     size_t len = strlen(word);
-    if ((size_t)(j->end - j->at) < len || memcmp(j->at, word, len) != 0)
+
+    if ((size_t)(j->end - j->at) < len || memcmp(j->at, word, len) != 0) {
         return false;
+    }
     j->at += len;
     return true;
 }
 
 static const char *digits(const char *p, const char *end)
 {
-    while (p < end && *p >= '0' && *p <= '9')
+    while (p < end && *p >= '0' && *p <= '9') {
         p++;
+    }
     return p;
 }
 
-/* The end of the number at j->at, or NULL. *ret_integer: it has neither fraction nor exponent. */
+/* The end of the number at j->at, or NULL. *ret_integer: it has neither fraction nor
+ * exponent. */
 static const char *number_end(const struct json *j, bool *ret_integer)
 {
     const char *p = j->at + (*j->at == '-'), *q = digits(p, j->end);
-    if (q == p || (*p == '0' && q - p > 1))
+
+    if (q == p || (*p == '0' && q - p > 1)) {
         return NULL;
+    }
     *ret_integer = true;
     p = q;
     if (p < j->end && *p == '.') {
         *ret_integer = false;
         q = digits(p + 1, j->end);
-        if (q == p + 1)
+        if (q == p + 1) {
             return NULL;
+        }
         p = q;
     }
     if (p < j->end && (*p == 'e' || *p == 'E')) {
         *ret_integer = false;
         p++;
-        if (p < j->end && (*p == '+' || *p == '-'))
+        if (p < j->end && (*p == '+' || *p == '-')) {
             p++;
+        }
         q = digits(p, j->end);
-        if (q == p)
+        if (q == p) {
             return NULL;
+        }
         p = q;
     }
     return p;
@@ -321,8 +379,9 @@ static const char *number_end(const struct json *j, bool *ret_integer)
 
 bool json_read_double(struct json *j, double *ret)
 {
-    if (!expect(j, JSON_NUMBER))
+    if (!expect(j, JSON_NUMBER)) {
         return false;
+    }
     if (take_word(j, "NaN")) {
         *ret = NAN;
         return true;
@@ -335,8 +394,9 @@ bool json_read_double(struct json *j, double *ret)
     char text[128];
     bool integer;
     const char *p = number_end(j, &integer);
-    if (!p || p - j->at >= (ptrdiff_t)sizeof text)
+    if (!p || p - j->at >= (ptrdiff_t)sizeof(text)) {
         return json_fail(j, p ? "a number of more than 127 characters" : "not a number");
+    }
     memcpy(text, j->at, (size_t)(p - j->at));
     text[p - j->at] = 0;
     j->at = p;
@@ -346,16 +406,20 @@ bool json_read_double(struct json *j, double *ret)
 
 bool json_read_int(struct json *j, int64_t *ret)
 {
-    if (!expect(j, JSON_NUMBER))
+    if (!expect(j, JSON_NUMBER)) {
         return false;
+    }
     bool integer, minus = *j->at == '-';
     const char *p = number_end(j, &integer);
-    if (!p || !integer)
+    if (!p || !integer) {
         return json_fail(j, "a whole number expected");
+    }
     int64_t value = 0;
     for (const char *q = j->at + minus; q < p; q++) {
-        if (__builtin_mul_overflow(value, 10, &value) || __builtin_add_overflow(value, *q - '0', &value))
+        if (__builtin_mul_overflow(value, 10, &value) ||
+            __builtin_add_overflow(value, *q - '0', &value)) {
             return json_fail(j, "a number over 64 bits");
+        }
     }
     j->at = p;
     *ret = minus ? -value : value;
@@ -364,11 +428,13 @@ bool json_read_int(struct json *j, int64_t *ret)
 
 bool json_read_bool(struct json *j, bool *ret)
 {
-    if (!expect(j, JSON_BOOL))
+    if (!expect(j, JSON_BOOL)) {
         return false;
+    }
     bool yes = take_word(j, "true");
-    if (!yes && !take_word(j, "false"))
+    if (!yes && !take_word(j, "false")) {
         return json_fail(j, "true or false expected");
+    }
     *ret = yes;
     return true;
 }
@@ -378,6 +444,7 @@ static bool skip_scalar(struct json *j)
 {
     double number;
     bool boolean;
+
     switch (json_peek(j)) {
     case JSON_STRING:
         return read_string(j, NULL, 0, NULL);
@@ -396,23 +463,27 @@ static bool skip_scalar(struct json *j)
 bool json_skip(struct json *j)
 {
     uint64_t kinds = 0; /* bit 0: the innermost; 1: an object */
+
     _Static_assert(LIMIT_FILE_JSON_DEPTH <= 64, "one bit a level");
     int32_t outside = j->depth;
     do {
         enum json_type t = json_peek(j);
         if (t == JSON_OBJECT || t == JSON_ARRAY) {
-            if (!enter(j, t))
+            if (!enter(j, t)) {
                 return false;
+            }
             kinds = kinds << 1 | (t == JSON_OBJECT);
         } else if (!skip_scalar(j)) {
             return false;
         }
         while (j->depth > outside) { /* step to the next value, out of what has ended */
             int32_t depth = j->depth;
-            if (kinds & 1 ? json_next_member(j) : json_next_element(j))
+            if (kinds & 1 ? json_next_member(j) : json_next_element(j)) {
                 break;
-            if (j->failed)
+            }
+            if (j->failed) {
                 return false;
+            }
             kinds >>= (unsigned)(depth - j->depth);
         }
     } while (j->depth > outside);
@@ -421,8 +492,9 @@ bool json_skip(struct json *j)
 
 bool json_finish(struct json *j)
 {
-    if (j->failed)
+    if (j->failed) {
         return false;
+    }
     skip_space(j);
     return j->at == j->end || json_fail(j, "something follows the end of the JSON text");
 }

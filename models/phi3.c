@@ -1,8 +1,13 @@
-/* Phi-3 and Phi-4-mini: LLaMA's computation with q, k, v and gate, up stored as one tensor each. */
+/* Phi-3 and Phi-4-mini: LLaMA's computation with q, k, v and gate, up stored as one
+ * tensor each. */
 #include "models/layers.h"
 
 static const struct architecture ARCHITECTURES[] = {
-    {.name = "Phi3ForCausalLM", .norm = NORM_RMS, .norm_eps = 1e-5f, .act = ACT_SILU, .rope_theta = 10000},
+    {.name = "Phi3ForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-5f,
+     .act = ACT_SILU,
+     .rope_theta = 10000},
     {0},
 };
 
@@ -22,5 +27,8 @@ static const struct tensor_spec TENSORS[] = {
 
 static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
 
-const struct model_family phi3_family = {
-    .architectures = ARCHITECTURES, .tensors = TENSORS, .ignored = IGNORED, .forward = llama_forward, .gathers = true};
+const struct model_family phi3_family = {.architectures = ARCHITECTURES,
+                                         .tensors = TENSORS,
+                                         .ignored = IGNORED,
+                                         .forward = llama_forward,
+                                         .gathers = true};

@@ -2,12 +2,15 @@
  *
  * Encoding is a row of stages, each of which hands on pieces of the text:
  *
- *     text ─► added tokens (tokenizer_added.c) ─► normalizer (tokenizer_normal.c) ─► added tokens that match normalized text
- *          ─► pre-tokenizer stages (tokenizer_split.c, tokenizer_scan.c) ─► words ─► model (tokenizer_bpe.c, tokenizer_unigram.c) ─► ids
+ *     text ─► added tokens (tokenizer_added.c) ─► normalizer (tokenizer_normal.c)
+ *          ─► added tokens that match normalized text
+ *          ─► pre-tokenizer stages (tokenizer_split.c, tokenizer_scan.c) ─► words
+ *          ─► model (tokenizer_bpe.c, tokenizer_unigram.c) ─► ids
  *
- * No list of pieces is ever made: a stage calls the next one for each piece (`encode_piece`). Whatever an encoding
- * needs beyond its own stack is in `struct encoder`, so the tokenizer itself is never written to, but for the word
- * cache, which is lock-free.
+ * No list of pieces is ever made: a stage calls the next one for each piece
+ * (`encode_piece`). Whatever an encoding needs beyond its own stack is in `struct
+ * encoder`, so the tokenizer itself is never written to, but for the word cache, which
+ * is lock-free.
  */
 #ifndef QUIRE_MODELS_TOKENIZER_INTERNAL_H
 #define QUIRE_MODELS_TOKENIZER_INTERNAL_H
@@ -42,29 +45,38 @@ struct token {
     uint8_t flags;
 };
 
-/* Open addressing over token texts. A slot has all that a comparison needs but the text itself: a vocabulary is larger
- * than the caches, and every further look costs a miss. */
+/* Open addressing over token texts. A slot has all that a comparison needs but the text
+ * itself: a vocabulary is larger than the caches, and every further look costs a
+ * miss. */
 struct token_map {
     struct token_slot {
         uint32_t hash;
         int32_t id; /* -1: free */
         uint32_t text_off, text_len;
-    } * slot;
+    } *slot;
     uint32_t mask, n;
 };
 
-/* ---- stages ------------------------------------------------------------------------------------------------------- */
+/* ---- stages ---- */
 
-enum split_behavior { SPLIT_REMOVED, SPLIT_ISOLATED, SPLIT_MERGED_PREVIOUS, SPLIT_MERGED_NEXT, SPLIT_CONTIGUOUS };
+enum split_behavior {
+    SPLIT_REMOVED,
+    SPLIT_ISOLATED,
+    SPLIT_MERGED_PREVIOUS,
+    SPLIT_MERGED_NEXT,
+    SPLIT_CONTIGUOUS
+};
 enum prepend_scheme { PREPEND_NEVER, PREPEND_FIRST, PREPEND_ALWAYS };
 
-/* A regular expression with the limits that untrusted text asks for, and the hand-written equal of a well-known one. */
+/* A regular expression with the limits that untrusted text asks for, and the
+ * hand-written equal of a well-known one. */
 struct pattern {
     pcre2_code *code; /* NULL: a literal */
     bool jit;
     char *literal;
     size_t literal_len;
-    /* Bytes of the next piece at `s` (`len` > 0 bytes follow); every byte is in some piece. NULL: not a known pattern. */
+    /* Bytes of the next piece at `s` (`len` > 0 bytes follow); every byte is in some
+     * piece. NULL: not a known pattern. */
     size_t (*scan)(const uint8_t *s, size_t len);
 };
 
@@ -102,7 +114,7 @@ struct normal {
     bool left, right; /* NORMAL_STRIP */
 };
 
-/* ---- added tokens ------------------------------------------------------------------------------------------------- */
+/* ---- added tokens ---- */
 
 struct added_token {
     int32_t id;
@@ -121,7 +133,7 @@ struct trie {
     bool first[256]; /* a text begins with this byte */
 };
 
-/* ---- models ------------------------------------------------------------------------------------------------------- */
+/* ---- models ---- */
 
 struct merge_slot {
     uint64_t pair; /* left id << 32 | right id */
@@ -169,7 +181,9 @@ struct tokenizer {
     char *text;       /* every token's text and bytes */
     size_t text_len, text_cap;
     struct token_map map;
-    size_t word_longest; /* no token of an encoded word stands for more of its bytes; 0: there is no such bound */
+    /* no token of an encoded word stands for more of its bytes; 0: there is no such
+     * bound */
+    size_t word_longest;
 
     struct added_token *added; /* [n_added] */
     int32_t n_added;
@@ -203,17 +217,19 @@ struct encoder {
     struct err *e;
 };
 
-/* ---- tokenizer_vocab.c -------------------------------------------------------------------------------------------- */
+/* ---- tokenizer_vocab.c ---- */
 
 /* Ids 0 .. n - 1 exist; those that are new are holes. */
 int vocab_reserve_ids(struct tokenizer *t, int32_t n, struct err *e);
-/* Give `id` this text. ERR_INVALID when the id is out of range, has another text, or the text has another id. */
+/* Give `id` this text. ERR_INVALID when the id is out of range, has another text, or
+ * the text has another id. */
 int vocab_add(struct tokenizer *t, int32_t id, const char *text, size_t len, struct err *e);
 int32_t vocab_find(const struct tokenizer *t, const char *text, size_t len);
 /* Room for `n` tokens, so that the map need not grow step by step. */
 int vocab_reserve(struct tokenizer *t, size_t n);
 bool vocab_is(const struct tokenizer *t, int32_t id, const char *text, size_t len);
-/* vocab_find in steps, for whoever looks up many: the hash, fetching the slot, fetching the text, the id. */
+/* vocab_find in steps, for whoever looks up many: the hash, fetching the slot, fetching
+ * the text, the id. */
 uint32_t vocab_hash(const char *text, size_t len);
 void vocab_fetch_slot(const struct tokenizer *t, uint32_t hash);
 void vocab_fetch_text(const struct tokenizer *t, uint32_t hash);
@@ -221,9 +237,10 @@ int32_t vocab_find_hashed(const struct tokenizer *t, const char *text, size_t le
 /* Append bytes to tokenizer.text; their offset in *ret_off. */
 int vocab_text(struct tokenizer *t, const char *text, size_t len, uint32_t *ret_off, struct err *e);
 
-/* ---- tokenizer_load.c, tokenizer_merges.c, tokenizer_parts.c -------------------------------------------------------------------------- */
+/* ---- tokenizer_load.c, tokenizer_merges.c, tokenizer_parts.c ---- */
 
-/* A tokenizer from tokenizer.json's text alone, without the names of its special ids. */
+/* A tokenizer from tokenizer.json's text alone, without the names of its special
+ * ids. */
 int tokenizer_open_json(struct tokenizer **ret, const char *json, size_t len, struct err *e);
 /* tokenizer.json's text into a zeroed tokenizer. */
 int tokenizer_parse(struct tokenizer *t, const char *json, size_t len, struct err *e);
@@ -234,7 +251,8 @@ void json_fail_nomem(struct json *j, const char *what);
 void read_vocab(struct json *j, struct tokenizer *t);
 /* The value of "merges", once the vocabulary is known; errors stay in the reader. */
 void read_merges(struct json *j, struct tokenizer *t);
-/* The values of "normalizer", "pre_tokenizer", "post_processor" and "decoder"; errors stay in the reader. */
+/* The values of "normalizer", "pre_tokenizer", "post_processor" and "decoder"; errors
+ * stay in the reader. */
 void read_normalizer(struct json *j, struct tokenizer *t);
 void read_pre_tokenizer(struct json *j, struct tokenizer *t);
 void read_post_processor(struct json *j, struct tokenizer *t);
@@ -261,15 +279,16 @@ void read_decoder(struct json *j, struct decoder *d);
 /* Work out every token's bytes, once. */
 int decoder_apply(const struct decoder *d, struct tokenizer *t, struct err *e);
 
-/* ---- tokenizer_split.c, tokenizer_scan.c -------------------------------------------------------------------------- */
+/* ---- tokenizer_split.c, tokenizer_scan.c ---- */
 
 int pattern_compile(struct pattern *p, const char *regex, size_t len, struct err *e);
 int pattern_literal(struct pattern *p, const char *text, size_t len, struct err *e);
 void pattern_release(struct pattern *p);
 /* The first match at or after `at`; 1: found, 0: none, negative: an error. */
-int pattern_find(const struct pattern *p, struct encoder *enc, const char *s, size_t len, size_t at, size_t *ret_start,
-                 size_t *ret_end);
-/* Stages `at` and following on one piece; `first`: it begins where the whole text does. */
+int pattern_find(const struct pattern *p, struct encoder *enc, const char *s, size_t len, size_t at,
+                 size_t *ret_start, size_t *ret_end);
+/* Stages `at` and following on one piece; `first`: it begins where the whole text
+ * does. */
 int encode_piece(struct encoder *enc, int32_t at, const char *s, size_t len, bool first);
 /* The hand-written equal of a regular expression, or NULL. */
 size_t (*scan_for(const char *regex, size_t len))(const uint8_t *s, size_t len);
@@ -281,9 +300,10 @@ bool char_is_number(int32_t c);
 bool char_is_word(int32_t c); /* \w */
 bool char_is_punctuation(int32_t c);
 
-/* ---- tokenizer_normal.c ------------------------------------------------------------------------------------------- */
+/* ---- tokenizer_normal.c ---- */
 
-/* `s` is the text that was given, a part of it, or a part of `own`, which the caller frees. */
+/* `s` is the text that was given, a part of it, or a part of `own`, which the caller
+ * frees. */
 struct normalized {
     const char *s;
     size_t len;
@@ -291,20 +311,22 @@ struct normalized {
 };
 int normalize(struct encoder *enc, const char *s, size_t len, struct normalized *ret);
 
-/* ---- tokenizer_added.c -------------------------------------------------------------------------------------------- */
+/* ---- tokenizer_added.c ---- */
 
 /* The node one byte further, or -1. */
 int32_t trie_child(const struct trie *tr, int32_t node, uint8_t byte);
 int trie_add(struct trie *tr, const char *text, size_t len, int32_t token);
-int added_add(struct tokenizer *t, const struct added_token *a, const char *text, size_t len, bool special,
-              struct err *e);
-/* Once all are there, and the normalizers: what to look for. A token that is matched in normalized text is normalized. */
+int added_add(struct tokenizer *t, const struct added_token *a, const char *text, size_t len,
+              bool special, struct err *e);
+/* Once all are there, and the normalizers: what to look for. A token that is matched in
+ * normalized text is normalized. */
 int added_finish(struct tokenizer *t, struct err *e);
-/* Cut a text at its added tokens: `piece` for what lies between, the tokens' ids in between. */
+/* Cut a text at its added tokens: `piece` for what lies between, the tokens' ids in
+ * between. */
 int added_split(struct encoder *enc, const struct trie *tr, const char *s, size_t len, bool first,
                 int (*piece)(struct encoder *enc, const char *s, size_t len, bool first));
 
-/* ---- tokenizer_bpe.c ---------------------------------------------------------------------------------------------- */
+/* ---- tokenizer_bpe.c ---- */
 
 /* left and right make `id`. Lower ranks go first; 0 .. INT32_MAX. */
 int bpe_reserve(struct bpe *b, size_t n);
@@ -313,15 +335,17 @@ int bpe_add_merge(struct bpe *b, int32_t left, int32_t right, int32_t id, int32_
 int bpe_finish(struct tokenizer *t, struct err *e);
 void bpe_release(struct bpe *b);
 int bpe_encode_word(struct encoder *enc, const char *s, size_t len);
-/* tokenizer.c: a word to whichever model there is; one id to the output, or ERR_INVALID over the limit. */
+/* tokenizer.c: a word to whichever model there is; one id to the output, or ERR_INVALID
+ * over the limit. */
 int encode_word(struct encoder *enc, const char *s, size_t len);
 int encoder_emit(struct encoder *enc, const int32_t *id, int32_t n);
-/* ERR_INVALID where a word of so many bytes surely makes more tokens than there is room for: before any work is done for it. */
+/* ERR_INVALID where a word of so many bytes surely makes more tokens than there is room
+ * for: before any work is done for it. */
 int encoder_check_word(struct encoder *enc, size_t len);
 /* Sets t->word_longest: every byte of a word is part of some token. */
 void tokenizer_find_longest(struct tokenizer *t);
 
-/* ---- tokenizer_unigram.c --- */
+/* ---- tokenizer_unigram.c ---- */
 
 /* Once the vocabulary and its scores are there. */
 int unigram_finish(struct tokenizer *t, struct err *e);
@@ -335,10 +359,11 @@ int tokenizer_open_gpt2(struct tokenizer *t, const char *dir, struct err *e);
 /* The bytes of a SentencePiece tokenizer.model. */
 int tokenizer_parse_spm(struct tokenizer *t, const uint8_t *data, size_t len, struct err *e);
 
-/* ---- UTF-8 and the byte alphabet ---------------------------------------------------------------------------------- */
+/* ---- UTF-8 and the byte alphabet ---- */
 
-/* Length of the UTF-8 character at `s` (1 to 4); 0: the bytes are invalid; -1: they end inside a character that is valid
- * so far. On 0, *ret_bad is how many bytes one U+FFFD replaces (the maximal subpart, Unicode 3.9 D93b). `len` > 0. */
+/* Length of the UTF-8 character at `s` (1 to 4); 0: the bytes are invalid; -1: they end
+ * inside a character that is valid so far. On 0, *ret_bad is how many bytes one U+FFFD
+ * replaces (the maximal subpart, Unicode 3.9 D93b). `len` > 0. */
 int utf8_next(const uint8_t *s, size_t len, int *ret_bad);
 /* Whether all of it is whole, valid characters. */
 bool utf8_valid(const char *s, size_t len);

@@ -6,18 +6,23 @@
 int utf8_next(const uint8_t *s, size_t len, int *ret_bad)
 {
     uint8_t c = s[0];
-    if (c < 0x80)
+
+    if (c < 0x80) {
         return 1;
+    }
     *ret_bad = 1;
     int need = c >= 0xC2 && c <= 0xDF ? 2 : (c & 0xF0) == 0xE0 ? 3 : c >= 0xF0 && c <= 0xF4 ? 4 : 0;
-    if (need == 0)
+    if (need == 0) {
         return 0;
-    /* The second byte's range shuts out overlong forms, surrogates and code points over U+10FFFF. */
+    }
+    /* The second byte's range shuts out overlong forms, surrogates and code points over
+     * U+10FFFF. */
     uint8_t lo = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80;
     uint8_t hi = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF;
     for (int i = 1; i < need; i++) {
-        if ((size_t)i >= len)
+        if ((size_t)i >= len) {
             return -1;
+        }
         if (s[i] < lo || s[i] > hi) {
             *ret_bad = i;
             return 0;
@@ -30,8 +35,9 @@ int utf8_next(const uint8_t *s, size_t len, int *ret_bad)
 
 bool utf8_valid(const char *s, size_t len)
 {
-    if (len == 0) /* of no address perhaps */
+    if (len == 0) { /* of no address perhaps */
         return true;
+    }
     const uint8_t *p = (const uint8_t *)s, *end = p + len;
     int bad;
     while (p < end) {
@@ -44,8 +50,9 @@ bool utf8_valid(const char *s, size_t len)
             }
         }
         int n = utf8_next(p, (size_t)(end - p), &bad);
-        if (n <= 0)
+        if (n <= 0) {
             return false;
+        }
         p += n;
     }
     return true;
@@ -76,13 +83,15 @@ int utf8_put(char *ret, int32_t c)
         return 1;
     }
     int n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    for (int i = n - 1; i > 0; i--, c >>= 6)
+    for (int i = n - 1; i > 0; i--, c >>= 6) {
         ret[i] = (char)(0x80 | (c & 0x3F));
+    }
     ret[0] = (char)((0xF0 << (4 - n)) | c);
     return n;
 }
 
-/* Printable Latin-1 characters stand for themselves; the other 68 bytes, in order, are U+0100 .. U+0143. */
+/* Printable Latin-1 characters stand for themselves; the other 68 bytes, in order, are
+ * U+0100 .. U+0143. */
 static bool is_printable(int c)
 {
     return (c >= '!' && c <= '~') || (c >= 0xA1 && c <= 0xAC) || (c >= 0xAE && c <= 0xFF);
@@ -90,16 +99,19 @@ static bool is_printable(int c)
 
 int32_t byte_to_char(uint8_t b)
 {
-    if (is_printable(b))
+    if (is_printable(b)) {
         return b;
+    }
     return b <= 0x20 ? 0x100 + b : b <= 0xA0 ? 0x121 + (b - 0x7F) : 0x143;
 }
 
 int char_to_byte(int32_t c)
 {
-    if (c < 0x100)
+    if (c < 0x100) {
         return is_printable(c) ? c : -1;
-    if (c > 0x143)
+    }
+    if (c > 0x143) {
         return -1;
+    }
     return c <= 0x120 ? c - 0x100 : c == 0x143 ? 0xAD : 0x7F + (c - 0x121);
 }

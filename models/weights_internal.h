@@ -1,4 +1,5 @@
-/* The inside of a checkpoint, shared by weights.c (files) and safetensors.c (headers), and by nobody else. */
+/* The inside of a checkpoint, shared by weights.c (files) and safetensors.c (headers),
+ * and by nobody else. */
 #ifndef QUIRE_MODELS_WEIGHTS_INTERNAL_H
 #define QUIRE_MODELS_WEIGHTS_INTERNAL_H
 
@@ -13,7 +14,9 @@ struct mapping {
 struct checkpoint {
     struct tensor *tensor; /* [n_tensors] */
     int32_t n_tensors, cap_tensors;
-    int32_t *slot; /* [n_slots] open addressing by name: index into tensor, -1: free; n_slots a power of two */
+    /* [n_slots] open addressing by name: index into tensor, -1: free; n_slots a power
+     * of two */
+    int32_t *slot;
     int32_t n_slots;
     struct mapping *mapping; /* [n_mappings] */
     int32_t n_mappings;
@@ -22,7 +25,8 @@ struct checkpoint {
     bool *kept;        /* [n_tensors] read in place; NULL: none is */
 };
 
-/* Append *t (the name is copied). ERR_INVALID: the name is taken; ERR_FULL: LIMIT_TENSORS; ERR_NOMEM. */
+/* Append *t (the name is copied). ERR_INVALID: the name is taken; ERR_FULL:
+ * LIMIT_TENSORS; ERR_NOMEM. */
 int checkpoint_add(struct checkpoint *c, const struct tensor *t, struct err *e);
 
 #endif

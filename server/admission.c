@@ -13,7 +13,8 @@ enum { ADDRESS_BITS = 128, MAPPED_BITS = 96, NETWORK_BYTES = 8 };
 
 struct peer_count {
     struct peer_count *next;
-    struct in6_addr address; /* IPv6: of a network of 64 bits, which is what one customer is given */
+    /* IPv6: of a network of 64 bits, which is what one customer is given */
+    struct in6_addr address;
     int64_t n;
 };
 
@@ -104,7 +105,8 @@ static bool read_range(struct address_range *ret, const char *text, size_t len)
     return ret->bits <= ADDRESS_BITS;
 }
 
-int address_ranges_parse(struct address_range **ret, int32_t *ret_n, const char *text, struct err *e)
+int address_ranges_parse(struct address_range **ret, int32_t *ret_n, const char *text,
+                         struct err *e)
 {
     int32_t n = 1;
 
@@ -130,9 +132,10 @@ int address_ranges_parse(struct address_range **ret, int32_t *ret_n, const char 
         }
         if (!read_range(&range[i], at, len)) {
             free(range);
-            return err_set_param(e, ERR_INVALID, "trusted-proxies",
-                                 "trusted-proxies has '%.*s'; an address or a network is wanted, as 10.0.0.0/8",
-                                 (int)MIN(len, (size_t)64), at);
+            return err_set_param(
+                e, ERR_INVALID, "trusted-proxies",
+                "trusted-proxies has '%.*s'; an address or a network is wanted, as 10.0.0.0/8",
+                (int)MIN(len, (size_t)64), at);
         }
         at = next;
     }
@@ -143,11 +146,13 @@ int address_ranges_parse(struct address_range **ret, int32_t *ret_n, const char 
 
 /* ---- counting ---- */
 
-int admission_open(struct admission *a, const struct settings *s, int64_t max_connections, struct err *e)
+int admission_open(struct admission *a, const struct settings *s, int64_t max_connections,
+                   struct err *e)
 {
     *a = (struct admission){.max_connections = max_connections};
     pthread_mutex_init(&a->lock, NULL);
-    a->max_per_address = s->max_connections_per_address ? s->max_connections_per_address : MAX(max_connections / 4, 1);
+    a->max_per_address = s->max_connections_per_address ? s->max_connections_per_address
+                                                        : MAX(max_connections / 4, 1);
     ssize_t got = getrandom(&a->seed, sizeof(a->seed), 0);
     (void)got;
     a->bucket = calloc(ADMISSION_BUCKETS, sizeof(struct peer_count *));

@@ -20,7 +20,8 @@ struct address_range {
 };
 
 /* Read "10.0.0.0/8, ::1, …" into *ret, for the caller to free. */
-int address_ranges_parse(struct address_range **ret, int32_t *ret_n, const char *text, struct err *e);
+int address_ranges_parse(struct address_range **ret, int32_t *ret_n, const char *text,
+                         struct err *e);
 /* False for what is no IP address. */
 bool address_of(struct in6_addr *ret, const struct sockaddr *a);
 bool address_is_within(const struct in6_addr *a, const struct address_range *range, int32_t n);
@@ -56,7 +57,8 @@ struct admission {
 
 /* max_connections: what the settings say, or fewer that descriptors allow; 0: every
  * one is taken as a reserved one is. */
-int admission_open(struct admission *a, const struct settings *s, int64_t max_connections, struct err *e);
+int admission_open(struct admission *a, const struct settings *s, int64_t max_connections,
+                   struct err *e);
 void admission_close(struct admission *a);
 /* A connection from `from` (NULL: its address is not counted) on the socket `fd`.
  * False: it is to be closed. */

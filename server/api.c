@@ -1,7 +1,8 @@
 /* Stage 2, parse: a body becomes a `struct completion`, or one refusal.
  *
- * Order: JSON, the fields one by one (api_fields.c), then what the fields mean together, then the prompts, whose
- * encoding is the only costly part. Nothing here knows HTTP or the engine's insides.
+ * Order: JSON, the fields one by one (api_fields.c), then what the fields mean
+ * together, then the prompts, whose encoding is the only costly part. Nothing here
+ * knows HTTP or the engine's insides.
  */
 #include "server/api.h"
 
@@ -30,16 +31,19 @@ static int check_beams(struct completion *c, struct err *e)
                    : 0;
     }
     if (c->has_temperature && p->temperature != 0) {
-        return refuse(e, "temperature", "use_beam_search takes no temperature other than 0: beams are not sampled");
+        return refuse(e, "temperature",
+                      "use_beam_search takes no temperature other than 0: beams are not sampled");
     }
     /* best_of is what this width was called before beam_width was. */
     int32_t width = c->has_beam_width ? p->beam_width : c->has_best_of ? p->best_of : p->n;
     if (c->has_beam_width && c->has_best_of && p->best_of != p->beam_width) {
-        return refuse(e, "best_of", "best_of and beam_width differ; with use_beam_search give beam_width only");
+        return refuse(e, "best_of",
+                      "best_of and beam_width differ; with use_beam_search give beam_width only");
     }
     if (width < p->n) {
         return err_set_param(e, ERR_INVALID, c->has_beam_width ? "beam_width" : "best_of",
-                             "the beam's width is %d but must be at least n, which is %d", width, p->n);
+                             "the beam's width is %d but must be at least n, which is %d", width,
+                             p->n);
     }
     p->beam_width = width;
     p->best_of = p->n;
@@ -59,15 +63,17 @@ static int check_samples(struct completion *c, struct err *e)
         p->best_of = p->n;
     }
     if (p->best_of < p->n) {
-        return err_set_param(e, ERR_INVALID, "best_of", "best_of is %d but must be at least n, which is %d", p->best_of,
-                             p->n);
+        return err_set_param(e, ERR_INVALID, "best_of",
+                             "best_of is %d but must be at least n, which is %d", p->best_of, p->n);
     }
     if (p->stream && p->best_of != p->n) {
-        return refuse(e, "best_of", "best_of must equal n with stream: the best are only known at the end");
+        return refuse(e, "best_of",
+                      "best_of must equal n with stream: the best are only known at the end");
     }
     if (p->temperature == 0 && p->best_of > 1) {
         return refuse(e, p->n > 1 ? "n" : "best_of",
-                      "with temperature 0 all samples would be equal; set a temperature, n 1, or use_beam_search");
+                      "with temperature 0 all samples would be equal; set a temperature, n 1, or "
+                      "use_beam_search");
     }
     return 0;
 }
@@ -77,12 +83,13 @@ static int check_lengths(struct completion *c, struct err *e)
     struct gen_params *p = &c->params;
 
     if (p->max_tokens == 0 && !p->echo) {
-        return refuse(e, "max_tokens", "max_tokens is 0 but must be at least 1; 0 is allowed with echo: true");
+        return refuse(e, "max_tokens",
+                      "max_tokens is 0 but must be at least 1; 0 is allowed with echo: true");
     }
     if (c->has_max_tokens && p->min_tokens > p->max_tokens) {
         return err_set_param(e, ERR_INVALID, "min_tokens",
-                             "min_tokens is %d but must be at most max_tokens, which is %d", p->min_tokens,
-                             p->max_tokens);
+                             "min_tokens is %d but must be at most max_tokens, which is %d",
+                             p->min_tokens, p->max_tokens);
     }
     return 0;
 }
@@ -98,8 +105,9 @@ static int check_together(struct completion *c, struct err *e)
         rc = refuse(e, "stream_options", "stream_options needs stream: true");
     }
     if (!rc && c->suffix && (p->echo || c->truncate)) {
-        rc = refuse(e, p->echo ? "echo" : "truncate_prompt_tokens",
-                    "suffix goes with neither echo nor truncate_prompt_tokens: the prompt has a gap");
+        rc = refuse(
+            e, p->echo ? "echo" : "truncate_prompt_tokens",
+            "suffix goes with neither echo nor truncate_prompt_tokens: the prompt has a gap");
     }
     c->echo_logprobs = p->echo && p->n_logprobs >= 0;
     c->n_prompt_top = p->n_prompt_logprobs;
@@ -109,7 +117,8 @@ static int check_together(struct completion *c, struct err *e)
     return rc;
 }
 
-/* Prompt and answer must fit the model's length. A max_tokens that was not asked for gives way. */
+/* Prompt and answer must fit the model's length. A max_tokens that was not asked for
+ * gives way. */
 static int check_room(struct completion *c, const struct api_context *ctx, struct err *e)
 {
     struct gen_params *p = &c->params;
@@ -126,25 +135,26 @@ static int check_room(struct completion *c, const struct api_context *ctx, struc
         p->max_tokens = MIN(p->max_tokens, 16);
     }
     if (p->max_tokens > max_len - longest) {
-        return err_set_param(
-            e, ERR_INVALID,
-            c->has_max_tokens ? "max_tokens"
-            : c->chat         ? "messages"
-                              : "prompt",
-            "prompt has %d tokens and max_tokens is %d, together %lld; the model takes %d: shorten one of them",
-            longest, p->max_tokens, (long long)longest + p->max_tokens, max_len);
+        return err_set_param(e, ERR_INVALID,
+                             c->has_max_tokens ? "max_tokens"
+                             : c->chat         ? "messages"
+                                               : "prompt",
+                             "prompt has %d tokens and max_tokens is %d, together %lld; the model "
+                             "takes %d: shorten one of them",
+                             longest, p->max_tokens, (long long)longest + p->max_tokens, max_len);
     }
     if (p->min_tokens > p->max_tokens) {
         return err_set_param(e, ERR_INVALID, "min_tokens",
-                             "min_tokens is %d but must be at most max_tokens, which is %d", p->min_tokens,
-                             p->max_tokens);
+                             "min_tokens is %d but must be at most max_tokens, which is %d",
+                             p->min_tokens, p->max_tokens);
     }
     int64_t choices = (int64_t)c->n_prompts * MAX(p->best_of, p->beam_width);
     if (choices > LIMIT_REQUEST_CHOICES) {
-        return err_set_param(
-            e, ERR_INVALID, "n",
-            "%d prompts with %d sequences each are %lld sequences; at most %d are allowed in one request", c->n_prompts,
-            MAX(p->best_of, p->beam_width), (long long)choices, LIMIT_REQUEST_CHOICES);
+        return err_set_param(e, ERR_INVALID, "n",
+                             "%d prompts with %d sequences each are %lld sequences; at most %d are "
+                             "allowed in one request",
+                             c->n_prompts, MAX(p->best_of, p->beam_width), (long long)choices,
+                             LIMIT_REQUEST_CHOICES);
     }
     return 0;
 }
@@ -164,7 +174,8 @@ static int check_chat(struct completion *c, struct err *e)
     }
     if (c->continue_final_message && c->has_add_generation_prompt && c->add_generation_prompt) {
         return refuse(e, "continue_final_message",
-                      "continue_final_message and add_generation_prompt exclude each other; give one of them");
+                      "continue_final_message and add_generation_prompt exclude each other; give "
+                      "one of them");
     }
     if (c->continue_final_message) {
         c->add_generation_prompt = false;
@@ -180,7 +191,8 @@ static void give_seeds(struct completion *c, const struct api_context *ctx)
     }
 }
 
-static int parse_tree(struct completion *c, const cJSON *tree, const struct api_context *ctx, struct err *e)
+static int parse_tree(struct completion *c, const cJSON *tree, const struct api_context *ctx,
+                      struct err *e)
 {
     const struct field_table *t = c->chat ? &chat_fields : &completion_fields;
     int rc = fields_read(t, c, tree, ctx, c->ignored, sizeof(c->ignored), e);
@@ -214,8 +226,8 @@ int api_check_room(const struct api_context *ctx, int32_t n, struct err *e)
     return ctx->check_room ? ctx->check_room(ctx->arg, ctx->tenant, n, e) : 0;
 }
 
-static int body_parse(struct completion *ret, bool chat, const char *body, size_t len, const struct api_context *ctx,
-                      struct err *e)
+static int body_parse(struct completion *ret, bool chat, const char *body, size_t len,
+                      const struct api_context *ctx, struct err *e)
 {
     struct completion c = {.add_special = !chat, .chat = chat, .add_generation_prompt = true};
     cJSON *tree;
@@ -239,12 +251,14 @@ static int body_parse(struct completion *ret, bool chat, const char *body, size_
     return 0;
 }
 
-int completion_parse(struct completion *ret, const char *body, size_t len, const struct api_context *ctx, struct err *e)
+int completion_parse(struct completion *ret, const char *body, size_t len,
+                     const struct api_context *ctx, struct err *e)
 {
     return body_parse(ret, false, body, len, ctx, e);
 }
 
-int chat_parse(struct completion *ret, const char *body, size_t len, const struct api_context *ctx, struct err *e)
+int chat_parse(struct completion *ret, const char *body, size_t len, const struct api_context *ctx,
+               struct err *e)
 {
     return body_parse(ret, true, body, len, ctx, e);
 }

@@ -1,7 +1,9 @@
-/* `messages` of a chat request: checked, given to the model's template as JSON, and the text that it writes encoded.
+/* `messages` of a chat request: checked, given to the model's template as JSON, and the
+ * text that it writes encoded.
  *
- * Content may be a text or a list of text parts. A template that goes over parts gets parts; any other gets one text, the
- * parts with newlines between them. What the template writes as special tokens is encoded as such.
+ * Content may be a text or a list of text parts. A template that goes over parts gets
+ * parts; any other gets one text, the parts with newlines between them. What the
+ * template writes as special tokens is encoded as such.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -10,7 +12,8 @@
 #include "server/api.h"
 #include "server/json.h"
 
-/* Ends the last message while it is rendered, so that the place to go on from is found: as transformers does. */
+/* Ends the last message while it is rendered, so that the place to go on from is found:
+ * as transformers does. */
 #define CONTINUE_MARK "CONTINUE_FINAL_MESSAGE_TAG "
 
 static int refuse(struct err *e, int i, const char *what)
@@ -21,7 +24,8 @@ static int refuse(struct err *e, int i, const char *what)
 /* ---- one message ---- */
 
 /* The role as the template is to see it. */
-static int read_role(const char **ret, const cJSON *m, int i, const struct api_context *ctx, struct err *e)
+static int read_role(const char **ret, const cJSON *m, int i, const struct api_context *ctx,
+                     struct err *e)
 {
     static const char *const ROLES[] = {"system", "user", "assistant", "developer"};
     const cJSON *role = cJSON_GetObjectItemCaseSensitive(m, "role");
@@ -40,13 +44,15 @@ static int read_role(const char **ret, const cJSON *m, int i, const struct api_c
         }
     }
     if (json_is(role, "tool") || json_is(role, "function")) {
-        return err_set_param(e, ERR_UNSUPPORTED, "messages",
-                             "messages[%d] has the role '%s', but this server has no tool calls yet", i,
-                             role->valuestring);
+        return err_set_param(
+            e, ERR_UNSUPPORTED, "messages",
+            "messages[%d] has the role '%s', but this server has no tool calls yet", i,
+            role->valuestring);
     }
-    return err_set_param(e, ERR_INVALID, "messages",
-                         "messages[%d] has the role '%.40s'; system, developer, user and assistant are allowed", i,
-                         role->valuestring);
+    return err_set_param(
+        e, ERR_INVALID, "messages",
+        "messages[%d] has the role '%.40s'; system, developer, user and assistant are allowed", i,
+        role->valuestring);
 }
 
 /* The text of part `part`, a string, or NULL with the error set. */
@@ -60,9 +66,10 @@ static const cJSON *part_text(const cJSON *part, int i, struct err *e)
         return NULL;
     }
     if (!json_is(type, "text")) {
-        err_set_param(e, ERR_UNSUPPORTED, "messages",
-                      "messages[%d].content has a part of type '%.40s'; this server takes only 'text'", i,
-                      type->valuestring);
+        err_set_param(
+            e, ERR_UNSUPPORTED, "messages",
+            "messages[%d].content has a part of type '%.40s'; this server takes only 'text'", i,
+            type->valuestring);
         return NULL;
     }
     if (!cJSON_IsString(text)) {
@@ -93,8 +100,8 @@ static int put_joined(struct buf *b, const cJSON *content, int i, struct err *e)
     return 0;
 }
 
-static int put_content(struct buf *b, const cJSON *content, int i, bool mark, const struct api_context *ctx,
-                       struct err *e)
+static int put_content(struct buf *b, const cJSON *content, int i, bool mark,
+                       const struct api_context *ctx, struct err *e)
 {
     buf_puts(b, ctx->chat.wants_parts ? "[{\"type\":\"text\",\"text\":\"" : "\"");
     int rc = put_joined(b, content, i, e);
@@ -105,7 +112,8 @@ static int put_content(struct buf *b, const cJSON *content, int i, bool mark, co
     return rc;
 }
 
-/* Members besides role and content: name and what else the template may know (reasoning_content …). */
+/* Members besides role and content: name and what else the template may know
+ * (reasoning_content …). */
 static int put_others(struct buf *b, const cJSON *m, int i, struct err *e)
 {
     static const char *const TOOLS[] = {"tool_calls", "tool_call_id", "function_call"};
@@ -116,16 +124,19 @@ static int put_others(struct buf *b, const cJSON *m, int i, struct err *e)
             return refuse(e, i, " has more than 32 members");
         }
         for (size_t t = 0; t < ARRAY_LEN(TOOLS); t++) {
-            if (strcmp(k->string, TOOLS[t]) == 0 && !cJSON_IsNull(k) && !(cJSON_IsArray(k) && !k->child)) {
-                return err_set_param(e, ERR_UNSUPPORTED, "messages",
-                                     "messages[%d].%s is not supported: this server has no tool calls yet", i,
-                                     TOOLS[t]);
+            if (strcmp(k->string, TOOLS[t]) == 0 && !cJSON_IsNull(k) &&
+                !(cJSON_IsArray(k) && !k->child)) {
+                return err_set_param(
+                    e, ERR_UNSUPPORTED, "messages",
+                    "messages[%d].%s is not supported: this server has no tool calls yet", i,
+                    TOOLS[t]);
             }
         }
         if (strcmp(k->string, "name") == 0 && !cJSON_IsString(k) && !cJSON_IsNull(k)) {
             return refuse(e, i, ".name must be a string");
         }
-        if (strcmp(k->string, "role") == 0 || strcmp(k->string, "content") == 0 || !cJSON_IsString(k)) {
+        if (strcmp(k->string, "role") == 0 || strcmp(k->string, "content") == 0 ||
+            !cJSON_IsString(k)) {
             continue;
         }
         buf_putc(b, ',');
@@ -136,12 +147,14 @@ static int put_others(struct buf *b, const cJSON *m, int i, struct err *e)
     return 0;
 }
 
-static int put_message(struct buf *b, const cJSON *m, int i, bool mark, const struct api_context *ctx, struct err *e)
+static int put_message(struct buf *b, const cJSON *m, int i, bool mark,
+                       const struct api_context *ctx, struct err *e)
 {
     const char *role = NULL;
 
     if (!cJSON_IsObject(m)) {
-        return err_set_param(e, ERR_INVALID, "messages", "messages[%d] must be an object, not %s", i, json_kind(m));
+        return err_set_param(e, ERR_INVALID, "messages", "messages[%d] must be an object, not %s",
+                             i, json_kind(m));
     }
     int rc = read_role(&role, m, i, ctx, e);
     if (rc) {
@@ -158,16 +171,20 @@ static int put_message(struct buf *b, const cJSON *m, int i, bool mark, const st
 
 /* ---- the template's variables ---- */
 
-static int put_messages(struct buf *b, const cJSON *messages, bool mark, const struct api_context *ctx, struct err *e)
+static int put_messages(struct buf *b, const cJSON *messages, bool mark,
+                        const struct api_context *ctx, struct err *e)
 {
     int n = cJSON_IsArray(messages) ? cJSON_GetArraySize(messages) : 0, i = 0, rc = 0;
 
     if (!messages || cJSON_IsNull(messages)) {
-        return err_set_param(e, ERR_INVALID, "messages", "messages is missing; give a list of {role, content}");
+        return err_set_param(e, ERR_INVALID, "messages",
+                             "messages is missing; give a list of {role, content}");
     }
     if (n < 1 || n > LIMIT_MESSAGES) {
-        return err_set_param(e, ERR_INVALID, "messages", "messages must be a list of 1 to %d, not %s%s", LIMIT_MESSAGES,
-                             n ? "one of more" : json_kind(messages), n || !cJSON_IsArray(messages) ? "" : " of none");
+        return err_set_param(e, ERR_INVALID, "messages",
+                             "messages must be a list of 1 to %d, not %s%s", LIMIT_MESSAGES,
+                             n ? "one of more" : json_kind(messages),
+                             n || !cJSON_IsArray(messages) ? "" : " of none");
     }
     buf_puts(b, "\"messages\":[");
     for (const cJSON *m = messages->child; m && !rc; m = m->next, i++) {
@@ -186,10 +203,12 @@ static int check_numbers(const cJSON *v, struct err *e)
     bool minus, number = cJSON_IsNumber(v) && v->valuestring;
     uint64_t n;
 
-    if (number && (!isfinite(v->valuedouble) || strlen(v->valuestring) > MOST ||
-                   (!strpbrk(v->valuestring, ".eE") && (json_integer(v, &minus, &n) || n > INT64_MAX)))) {
+    if (number &&
+        (!isfinite(v->valuedouble) || strlen(v->valuestring) > MOST ||
+         (!strpbrk(v->valuestring, ".eE") && (json_integer(v, &minus, &n) || n > INT64_MAX)))) {
         return err_set_param(e, ERR_INVALID, "chat_template_kwargs",
-                             "chat_template_kwargs holds the number %s; integers of 63 bits and finite doubles of at "
+                             "chat_template_kwargs holds the number %s; integers of 63 bits and "
+                             "finite doubles of at "
                              "most %d characters are allowed",
                              json_number_text(v, text), MOST);
     }
@@ -209,8 +228,9 @@ static int put_variables(struct buf *b, const cJSON *kwargs, struct err *e)
     for (const cJSON *k = kwargs ? kwargs->child : NULL; k; k = k->next) {
         for (size_t i = 0; i < ARRAY_LEN(OURS); i++) {
             if (strcmp(k->string, OURS[i]) == 0) {
-                return err_set_param(e, ERR_INVALID, "chat_template_kwargs",
-                                     "chat_template_kwargs may not set %s, which is a field of its own", OURS[i]);
+                return err_set_param(
+                    e, ERR_INVALID, "chat_template_kwargs",
+                    "chat_template_kwargs may not set %s, which is a field of its own", OURS[i]);
             }
         }
         int rc = check_numbers(k, e);
@@ -225,20 +245,22 @@ static int put_variables(struct buf *b, const cJSON *kwargs, struct err *e)
     return 0;
 }
 
-/* Cut the prompt where the last message ends: what the template writes after it goes. */
+/* Cut the prompt where the last message ends: what the template writes after it
+ * goes. */
 static int cut_at_mark(struct buf *prompt, struct err *e)
 {
     const char mark[] = CONTINUE_MARK;
     size_t n = sizeof(mark) - 2; /* a template that trims takes the mark's space */
     char *found = NULL, *end = prompt->data + prompt->len;
 
-    for (char *at = prompt->data; at && (at = memmem(at, (size_t)(end - at), mark, n)) != NULL; at++) {
+    for (char *at = prompt->data; at && (at = memmem(at, (size_t)(end - at), mark, n)) != NULL;
+         at++) {
         found = at;
     }
     if (!found) {
-        return err_set_param(
-            e, ERR_INVALID, "continue_final_message",
-            "the model's chat template does not write the last message's text; it cannot be continued");
+        return err_set_param(e, ERR_INVALID, "continue_final_message",
+                             "the model's chat template does not write the last message's text; it "
+                             "cannot be continued");
     }
     bool kept = found[n] == ' ';
     while (!kept && found > prompt->data && strchr(" \t\r\n", found[-1])) {
@@ -254,17 +276,20 @@ int chat_read(struct completion *c, const cJSON *tree, const struct api_context 
     struct buf context, prompt;
 
     if (ctx->chat.missing) {
-        return err_set(e, ERR_UNSUPPORTED, "chat is not possible: %s; use /v1/completions with a prompt",
+        return err_set(e, ERR_UNSUPPORTED,
+                       "chat is not possible: %s; use /v1/completions with a prompt",
                        ctx->chat.missing);
     }
     buf_init(&context, LIMIT_RESPONSE_BYTES);
     buf_init(&prompt, LIMIT_TEMPLATE_OUTPUT_BYTES);
     buf_putc(&context, '{');
-    int rc =
-        put_messages(&context, cJSON_GetObjectItemCaseSensitive(tree, "messages"), c->continue_final_message, ctx, e);
-    buf_puts(&context,
-             c->add_generation_prompt ? ",\"add_generation_prompt\":true" : ",\"add_generation_prompt\":false");
-    rc = rc ? rc : put_variables(&context, cJSON_GetObjectItemCaseSensitive(tree, "chat_template_kwargs"), e);
+    int rc = put_messages(&context, cJSON_GetObjectItemCaseSensitive(tree, "messages"),
+                          c->continue_final_message, ctx, e);
+    buf_puts(&context, c->add_generation_prompt ? ",\"add_generation_prompt\":true"
+                                                : ",\"add_generation_prompt\":false");
+    rc = rc ? rc
+            : put_variables(&context,
+                            cJSON_GetObjectItemCaseSensitive(tree, "chat_template_kwargs"), e);
     buf_putc(&context, '}');
     rc = rc ? rc : context.failed ? err_nomem(e, "messages") : 0;
     if (!rc) {

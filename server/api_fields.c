@@ -9,30 +9,35 @@
 
 int field_wrong_type(const struct field *f, const cJSON *v, const char *allowed, struct err *e)
 {
-    return err_set_param(e, ERR_INVALID, f->name, "%s must be %s, not %s", f->name, allowed, json_kind(v));
+    return err_set_param(e, ERR_INVALID, f->name, "%s must be %s, not %s", f->name, allowed,
+                         json_kind(v));
 }
 
 int field_has_nul(const char *name, struct err *e)
 {
-    return err_set_param(e, ERR_INVALID, name, "%s holds the character NUL (\\u0000), which it may not", name);
+    return err_set_param(e, ERR_INVALID, name,
+                         "%s holds the character NUL (\\u0000), which it may not", name);
 }
 
-int field_integer(int32_t *ret, const char *name, const cJSON *v, double lo, double hi, struct err *e)
+int field_integer(int32_t *ret, const char *name, const cJSON *v, double lo, double hi,
+                  struct err *e)
 {
     if (!cJSON_IsNumber(v)) {
-        return err_set_param(e, ERR_INVALID, name, "%s must be an integer, not %s", name, json_kind(v));
+        return err_set_param(e, ERR_INVALID, name, "%s must be an integer, not %s", name,
+                             json_kind(v));
     }
     char text[JSON_NUMBER_ROOM];
     uint64_t n;
     bool minus;
     int rc = json_integer(v, &minus, &n);
     if (rc == ERR_INVALID) {
-        return err_set_param(e, ERR_INVALID, name, "%s is %s but must be an integer", name, json_number_text(v, text));
+        return err_set_param(e, ERR_INVALID, name, "%s is %s but must be an integer", name,
+                             json_number_text(v, text));
     }
     double d = minus ? -(double)n : (double)n; /* rounded only where it is far beyond any bound */
     if (rc || d < lo || d > hi) {
-        return err_set_param(e, ERR_INVALID, name, "%s is %s but must be between %.0f and %.0f", name,
-                             json_number_text(v, text), lo, hi);
+        return err_set_param(e, ERR_INVALID, name, "%s is %s but must be between %.0f and %.0f",
+                             name, json_number_text(v, text), lo, hi);
     }
     *ret = (int32_t)d;
     return 0;
@@ -45,14 +50,16 @@ static int float_range_error(const struct field *f, const cJSON *v, struct err *
 
     json_number_text(v, text);
     if (isinf(f->lo)) {
-        return err_set_param(e, ERR_INVALID, f->name, "%s is %s but must be finite in single precision", f->name, text);
+        return err_set_param(e, ERR_INVALID, f->name,
+                             "%s is %s but must be finite in single precision", f->name, text);
     }
     if (isinf(f->hi)) {
-        return err_set_param(e, ERR_INVALID, f->name, "%s is %s but must be %s %g, and finite in single precision",
-                             f->name, text, than, f->lo);
+        return err_set_param(e, ERR_INVALID, f->name,
+                             "%s is %s but must be %s %g, and finite in single precision", f->name,
+                             text, than, f->lo);
     }
-    return err_set_param(e, ERR_INVALID, f->name, "%s is %s but must be %s %g and at most %g", f->name, text, than,
-                         f->lo, f->hi);
+    return err_set_param(e, ERR_INVALID, f->name, "%s is %s but must be %s %g and at most %g",
+                         f->name, text, than, f->lo, f->hi);
 }
 
 static int read_float(float *ret, const struct field *f, const cJSON *v, struct err *e)
@@ -60,7 +67,8 @@ static int read_float(float *ret, const struct field *f, const cJSON *v, struct 
     if (!cJSON_IsNumber(v)) {
         return field_wrong_type(f, v, "a number", e);
     }
-    /* The bounds hold for the single that is kept too: 1e-60 is more than 0 only as a double. */
+    /* The bounds hold for the single that is kept too: 1e-60 is more than 0 only as a
+     * double. */
     double d = v->valuedouble;
     float single = (float)d;
     if (!isfinite(single) || d < f->lo || d > f->hi || (f->lo_open && single <= f->lo)) {
@@ -70,7 +78,8 @@ static int read_float(float *ret, const struct field *f, const cJSON *v, struct 
     return 0;
 }
 
-static int field_read(const struct field *f, void *ret, const cJSON *v, const struct api_context *ctx, struct err *e)
+static int field_read(const struct field *f, void *ret, const cJSON *v,
+                      const struct api_context *ctx, struct err *e)
 {
     char *at = (char *)ret + f->offset;
 
@@ -88,8 +97,9 @@ static int field_read(const struct field *f, void *ret, const cJSON *v, const st
     case FIELD_STRING:
         return cJSON_IsString(v) ? 0 : field_wrong_type(f, v, "a string", e);
     case FIELD_MISSING:
-        return err_set_param(e, ERR_UNSUPPORTED, f->name, "%s is not supported: this server has no %s; leave it out",
-                             f->name, f->help);
+        return err_set_param(e, ERR_UNSUPPORTED, f->name,
+                             "%s is not supported: this server has no %s; leave it out", f->name,
+                             f->help);
     default:
         return f->read(ret, f, v, ctx, e);
     }
@@ -141,8 +151,8 @@ static bool repeated(const cJSON *object, const cJSON *member)
     return false;
 }
 
-int fields_read(const struct field_table *t, void *ret, const cJSON *object, const struct api_context *ctx,
-                char *ignored, size_t ignored_size, struct err *e)
+int fields_read(const struct field_table *t, void *ret, const cJSON *object,
+                const struct api_context *ctx, char *ignored, size_t ignored_size, struct err *e)
 {
     int n = 0;
 
@@ -155,10 +165,12 @@ int fields_read(const struct field_table *t, void *ret, const cJSON *object, con
         }
         const struct field *f = field_find(t, m->string);
         if (repeated(object, m)) {
-            return err_set_param(e, ERR_INVALID, f ? f->name : "", "field '%.64s' is given twice", m->string);
+            return err_set_param(e, ERR_INVALID, f ? f->name : "", "field '%.64s' is given twice",
+                                 m->string);
         }
         if (!f && ctx->reject_unknown) {
-            return err_set(e, ERR_INVALID, "field '%.64s' is not known; leave it out (or set unknown-fields: warn)",
+            return err_set(e, ERR_INVALID,
+                           "field '%.64s' is not known; leave it out (or set unknown-fields: warn)",
                            m->string);
         }
         if (!f) {

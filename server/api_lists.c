@@ -1,4 +1,5 @@
-/* Fields that are lists or objects: stop, bad_words, ids, logit_bias, stream_options. */
+/* Fields that are lists or objects: stop, bad_words, ids, logit_bias,
+ * stream_options. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,11 +9,13 @@
 static int check_string(const char *name, const cJSON *v, size_t max_bytes, struct err *e)
 {
     if (!cJSON_IsString(v)) {
-        return err_set_param(e, ERR_INVALID, name, "%s must hold strings, not %s", name, json_kind(v));
+        return err_set_param(e, ERR_INVALID, name, "%s must hold strings, not %s", name,
+                             json_kind(v));
     }
     size_t len = json_string_len(v);
     if (len < 1 || len > max_bytes) {
-        return err_set_param(e, ERR_INVALID, name, "%s holds a string of %zu bytes; 1 to %zu are allowed", name, len,
+        return err_set_param(e, ERR_INVALID, name,
+                             "%s holds a string of %zu bytes; 1 to %zu are allowed", name, len,
                              max_bytes);
     }
     return 0;
@@ -35,7 +38,8 @@ static void free_strings(struct strings *s)
 }
 
 /* Append a copy of `v`; there is room for it. */
-static int add_string(struct strings *s, const char *name, const cJSON *v, size_t max_bytes, struct err *e)
+static int add_string(struct strings *s, const char *name, const cJSON *v, size_t max_bytes,
+                      struct err *e)
 {
     int rc = check_string(name, v, max_bytes, e);
 
@@ -53,9 +57,10 @@ static int add_string(struct strings *s, const char *name, const cJSON *v, size_
     return 0;
 }
 
-/* A list of strings, each 1 .. max_bytes long, or one string where `single`. An empty list gives none. */
-static int read_strings(struct strings *ret, const char *name, const cJSON *v, bool single, int max, size_t max_bytes,
-                        struct err *e)
+/* A list of strings, each 1 .. max_bytes long, or one string where `single`. An empty
+ * list gives none. */
+static int read_strings(struct strings *ret, const char *name, const cJSON *v, bool single, int max,
+                        size_t max_bytes, struct err *e)
 {
     const cJSON *first = v;
     int n = 1, rc = 0;
@@ -68,13 +73,15 @@ static int read_strings(struct strings *ret, const char *name, const cJSON *v, b
                              single ? " or a string" : "", json_kind(v));
     }
     if (n > max) {
-        return err_set_param(e, ERR_INVALID, name, "%s has %d entries; at most %d are allowed", name, n, max);
+        return err_set_param(e, ERR_INVALID, name, "%s has %d entries; at most %d are allowed",
+                             name, n, max);
     }
     *ret = (struct strings){0};
     if (n == 0) {
         return 0;
     }
-    struct strings s = {.text = calloc((size_t)n, sizeof(*s.text)), .len = calloc((size_t)n, sizeof(*s.len))};
+    struct strings s = {.text = calloc((size_t)n, sizeof(*s.text)),
+                        .len = calloc((size_t)n, sizeof(*s.len))};
     rc = s.text && s.len ? 0 : err_nomem(e, name);
     for (const cJSON *m = first; s.n < n && !rc; m = m->next) {
         rc = add_string(&s, name, m, max_bytes, e);
@@ -87,7 +94,8 @@ static int read_strings(struct strings *ret, const char *name, const cJSON *v, b
     return 0;
 }
 
-int read_stop(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
+int read_stop(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+              struct err *e)
 {
     struct gen_params *p = &((struct completion *)ret)->params;
     struct strings s;
@@ -102,7 +110,8 @@ int read_stop(void *ret, const struct field *f, const cJSON *v, const struct api
     return rc;
 }
 
-int read_bad_words(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
+int read_bad_words(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                   struct err *e)
 {
     struct gen_params *p = &((struct completion *)ret)->params;
     struct strings s;
@@ -121,11 +130,13 @@ int read_ids(int32_t **ret, int32_t *ret_n, const char *name, const cJSON *v, in
              const struct api_context *ctx, struct err *e)
 {
     if (!cJSON_IsArray(v)) {
-        return err_set_param(e, ERR_INVALID, name, "%s must be a list of token ids, not %s", name, json_kind(v));
+        return err_set_param(e, ERR_INVALID, name, "%s must be a list of token ids, not %s", name,
+                             json_kind(v));
     }
     int n = cJSON_GetArraySize(v), i = 0;
     if (n < 1 || n > max) {
-        return err_set_param(e, ERR_INVALID, name, "%s has %d token ids; 1 to %d are allowed", name, n, max);
+        return err_set_param(e, ERR_INVALID, name, "%s has %d token ids; 1 to %d are allowed", name,
+                             n, max);
     }
     int32_t *id = malloc((size_t)n * sizeof(*id));
     if (!id) {
@@ -145,7 +156,8 @@ int read_ids(int32_t **ret, int32_t *ret_n, const char *name, const cJSON *v, in
     return 0;
 }
 
-int read_stop_token_ids(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
+int read_stop_token_ids(void *ret, const struct field *f, const cJSON *v,
+                        const struct api_context *ctx, struct err *e)
 {
     struct gen_params *p = &((struct completion *)ret)->params;
 
@@ -155,15 +167,16 @@ int read_stop_token_ids(void *ret, const struct field *f, const cJSON *v, const 
     return read_ids(&p->stop_token, &p->n_stop_token, f->name, v, LIMIT_STOP_TOKEN_IDS, ctx, e);
 }
 
-int read_allowed_token_ids(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
-                           struct err *e)
+int read_allowed_token_ids(void *ret, const struct field *f, const cJSON *v,
+                           const struct api_context *ctx, struct err *e)
 {
     struct gen_params *p = &((struct completion *)ret)->params;
 
     return read_ids(&p->allowed_token, &p->n_allowed, f->name, v, LIMIT_ALLOWED_TOKEN_IDS, ctx, e);
 }
 
-/* The id that a key of logit_bias spells: plain decimal digits, inside the vocabulary. -1 else. */
+/* The id that a key of logit_bias spells: plain decimal digits, inside the vocabulary.
+ * -1 else. */
 static int32_t bias_key(const char *key, int32_t vocab)
 {
     size_t len = strlen(key);
@@ -182,34 +195,38 @@ static int compare_bias(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static int read_bias(struct gen_bias *ret, const struct field *f, const cJSON *m, const struct api_context *ctx,
-                     struct err *e)
+static int read_bias(struct gen_bias *ret, const struct field *f, const cJSON *m,
+                     const struct api_context *ctx, struct err *e)
 {
     int32_t id = bias_key(m->string, ctx->info.vocab);
 
     if (id < 0) {
-        return err_set_param(e, ERR_INVALID, f->name, "%s has the key '%.40s'; keys are token ids, 0 to %d", f->name,
+        return err_set_param(e, ERR_INVALID, f->name,
+                             "%s has the key '%.40s'; keys are token ids, 0 to %d", f->name,
                              m->string, ctx->info.vocab - 1);
     }
     if (!cJSON_IsNumber(m) || m->valuedouble < -100 || m->valuedouble > 100) {
-        return err_set_param(e, ERR_INVALID, f->name, "%s of token %d must be a number from -100 to 100", f->name, id);
+        return err_set_param(e, ERR_INVALID, f->name,
+                             "%s of token %d must be a number from -100 to 100", f->name, id);
     }
     *ret = (struct gen_bias){id, (float)m->valuedouble};
     return 0;
 }
 
-int read_logit_bias(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
+int read_logit_bias(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                    struct err *e)
 {
     struct gen_params *p = &((struct completion *)ret)->params;
 
     if (!cJSON_IsObject(v)) {
-        return err_set_param(e, ERR_INVALID, f->name, "%s must be an object of token id: bias, not %s", f->name,
+        return err_set_param(e, ERR_INVALID, f->name,
+                             "%s must be an object of token id: bias, not %s", f->name,
                              json_kind(v));
     }
     int n = cJSON_GetArraySize(v), i = 0;
     if (n > LIMIT_LOGIT_BIAS) {
-        return err_set_param(e, ERR_INVALID, f->name, "%s has %d entries; at most %d are allowed", f->name, n,
-                             LIMIT_LOGIT_BIAS);
+        return err_set_param(e, ERR_INVALID, f->name, "%s has %d entries; at most %d are allowed",
+                             f->name, n, LIMIT_LOGIT_BIAS);
     }
     if (n == 0) {
         return 0;
@@ -228,7 +245,8 @@ int read_logit_bias(void *ret, const struct field *f, const cJSON *v, const stru
     qsort(bias, (size_t)n, sizeof(*bias), compare_bias);
     for (i = 1; i < n; i++) {
         if (bias[i].token == bias[i - 1].token) {
-            int rc = err_set_param(e, ERR_INVALID, f->name, "%s names token %d twice", f->name, bias[i].token);
+            int rc = err_set_param(e, ERR_INVALID, f->name, "%s names token %d twice", f->name,
+                                   bias[i].token);
             free(bias);
             return rc;
         }
@@ -238,13 +256,15 @@ int read_logit_bias(void *ret, const struct field *f, const cJSON *v, const stru
     return 0;
 }
 
-int read_stream_options(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx, struct err *e)
+int read_stream_options(void *ret, const struct field *f, const cJSON *v,
+                        const struct api_context *ctx, struct err *e)
 {
     struct completion *c = ret;
 
     (void)ctx;
     if (!cJSON_IsObject(v)) {
-        return err_set_param(e, ERR_INVALID, f->name, "%s must be an object, not %s", f->name, json_kind(v));
+        return err_set_param(e, ERR_INVALID, f->name, "%s must be an object, not %s", f->name,
+                             json_kind(v));
     }
     c->has_stream_options = true;
     for (const cJSON *m = v->child; m; m = m->next) {
@@ -255,8 +275,8 @@ int read_stream_options(void *ret, const struct field *f, const cJSON *v, const 
             continue;
         }
         if (!cJSON_IsBool(m)) {
-            return err_set_param(e, ERR_INVALID, f->name, "%s.%s must be true or false, not %s", f->name, m->string,
-                                 json_kind(m));
+            return err_set_param(e, ERR_INVALID, f->name, "%s.%s must be true or false, not %s",
+                                 f->name, m->string, json_kind(m));
         }
         *at = cJSON_IsTrue(m);
     }

@@ -1,4 +1,5 @@
-/* `prompt` in its four forms, encoded (stage 3), and the bodies of /tokenize and /detokenize. */
+/* `prompt` in its four forms, encoded (stage 3), and the bodies of /tokenize and
+ * /detokenize. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,26 +20,30 @@ static struct source source_of(const cJSON *v, const char *name, bool add_specia
     return (struct source){name, v->valuestring, json_string_len(v), add_special, max};
 }
 
-static int encode_text(struct prompt *ret, const struct source *s, const struct api_context *ctx, struct err *e)
+static int encode_text(struct prompt *ret, const struct source *s, const struct api_context *ctx,
+                       struct err *e)
 {
     const char *name = s->name;
     int32_t max = s->max;
 
     if (s->len == 0) {
-        return err_set_param(e, ERR_INVALID, name, "%s is empty; give at least one character", name);
+        return err_set_param(e, ERR_INVALID, name, "%s is empty; give at least one character",
+                             name);
     }
     int rc = ctx->encode(ctx->arg, s->text, s->len, s->add_special, max, &ret->id, &ret->n, e);
-    /* JSON strings are valid UTF-8, so what can be wrong with the text is its length. */
+    /* JSON strings are valid UTF-8, so what can be wrong with the text is its
+     * length. */
     if (rc == ERR_INVALID && max == LIMIT_JSON_VALUES) {
-        return err_set_param(e, ERR_INVALID, name, "%s has more than %d tokens (%zu bytes), too many to be truncated",
+        return err_set_param(e, ERR_INVALID, name,
+                             "%s has more than %d tokens (%zu bytes), too many to be truncated",
                              name, max, s->len);
     }
     if (rc == ERR_INVALID && max < INT32_MAX) {
-        return err_set_param(
-            e, ERR_INVALID, name,
-            "%s has more than %d tokens (%zu bytes), the model takes %d with those to be made; shorten it, or set "
-            "truncate_prompt_tokens",
-            name, max - 1, s->len, max - 1);
+        return err_set_param(e, ERR_INVALID, name,
+                             "%s has more than %d tokens (%zu bytes), the model takes %d with "
+                             "those to be made; shorten it, or set "
+                             "truncate_prompt_tokens",
+                             name, max - 1, s->len, max - 1);
     }
     if (rc == ERR_INVALID && e) {
         snprintf(e->param, sizeof(e->param), "%s", name);
@@ -50,26 +55,27 @@ static int encode_text(struct prompt *ret, const struct source *s, const struct 
 }
 
 /* Keep the last c->truncate tokens, then hold it against the model's length. */
-static int fit_prompt(struct completion *c, struct prompt *p, const struct api_context *ctx, struct err *e)
+static int fit_prompt(struct completion *c, struct prompt *p, const struct api_context *ctx,
+                      struct err *e)
 {
     if (c->truncate && p->n > c->truncate) {
         memmove(p->id, p->id + p->n - c->truncate, (size_t)c->truncate * sizeof(*p->id));
         p->n = c->truncate;
     }
     if (p->n > ctx->info.max_model_len) {
-        return err_set_param(
-            e, ERR_INVALID, "prompt",
-            "prompt has %d tokens, the model takes %d with those to be made; shorten it, or set truncate_prompt_tokens",
-            p->n, ctx->info.max_model_len);
+        return err_set_param(e, ERR_INVALID, "prompt",
+                             "prompt has %d tokens, the model takes %d with those to be made; "
+                             "shorten it, or set truncate_prompt_tokens",
+                             p->n, ctx->info.max_model_len);
     }
     return 0;
 }
 
-static int read_one(struct completion *c, struct prompt *p, const cJSON *v, const struct api_context *ctx,
-                    struct err *e)
+static int read_one(struct completion *c, struct prompt *p, const cJSON *v,
+                    const struct api_context *ctx, struct err *e)
 {
-    /* A text that is cut anyway is encoded whole, as long as a list of ids may be; otherwise one token too many is
-     * enough to know. */
+    /* A text that is cut anyway is encoded whole, as long as a list of ids may be;
+     * otherwise one token too many is enough to know. */
     int32_t max = c->truncate ? LIMIT_JSON_VALUES : ctx->info.max_model_len + 1;
     int rc;
 
@@ -82,7 +88,8 @@ static int read_one(struct completion *c, struct prompt *p, const cJSON *v, cons
     return rc ? rc : fit_prompt(c, p, ctx, e);
 }
 
-int prompt_from_text(struct completion *c, const char *text, size_t len, const struct api_context *ctx, struct err *e)
+int prompt_from_text(struct completion *c, const char *text, size_t len,
+                     const struct api_context *ctx, struct err *e)
 {
     int32_t max = c->truncate ? LIMIT_JSON_VALUES : ctx->info.max_model_len + 1;
     struct source s = {"messages", text, len, c->add_special, max};
@@ -99,7 +106,8 @@ int prompt_from_text(struct completion *c, const char *text, size_t len, const s
 /* ---- fill-in-the-middle ---- */
 
 /* [BOS] prefix before suffix behind middle. */
-static int add_gap(struct prompt *p, const struct prompt *behind, const struct engine_fim *f, struct err *e)
+static int add_gap(struct prompt *p, const struct prompt *behind, const struct engine_fim *f,
+                   struct err *e)
 {
     int32_t n = p->n + behind->n + 3, bos = p->n > 0 && p->id[0] == f->bos;
     int32_t *id = malloc((size_t)n * sizeof(*id));
@@ -158,18 +166,20 @@ static int check_kinds(const cJSON *v, struct err *e)
     const cJSON *first = v->child;
 
     if (!first) {
-        return err_set_param(e, ERR_INVALID, "prompt",
-                             "prompt is an empty list; give a text, texts, token ids, or lists of token ids");
+        return err_set_param(
+            e, ERR_INVALID, "prompt",
+            "prompt is an empty list; give a text, texts, token ids, or lists of token ids");
     }
     if (!cJSON_IsString(first) && !cJSON_IsArray(first) && !cJSON_IsNumber(first)) {
         return err_set_param(e, ERR_INVALID, "prompt",
-                             "prompt must hold texts, token ids or lists of token ids, not %s", json_kind(first));
+                             "prompt must hold texts, token ids or lists of token ids, not %s",
+                             json_kind(first));
     }
     for (const cJSON *m = first->next; m; m = m->next) {
         if ((m->type & 0xff) != (first->type & 0xff)) {
             return err_set_param(e, ERR_INVALID, "prompt",
-                                 "prompt mixes %s and %s; all its entries must be of one kind", json_kind(first),
-                                 json_kind(m));
+                                 "prompt mixes %s and %s; all its entries must be of one kind",
+                                 json_kind(first), json_kind(m));
         }
     }
     return 0;
@@ -181,20 +191,22 @@ int prompt_read(struct completion *c, const cJSON *v, const struct api_context *
     int rc = cJSON_IsArray(v) ? check_kinds(v, e) : 0;
 
     if (!v || cJSON_IsNull(v)) {
-        return err_set_param(e, ERR_INVALID, "prompt",
-                             "prompt is missing; give a text, texts, token ids, or lists of token ids");
+        return err_set_param(
+            e, ERR_INVALID, "prompt",
+            "prompt is missing; give a text, texts, token ids, or lists of token ids");
     }
     if (!rc && !cJSON_IsArray(v) && !cJSON_IsString(v)) {
         rc = err_set_param(e, ERR_INVALID, "prompt",
-                           "prompt must be a text, texts, token ids, or lists of token ids, not %s", json_kind(v));
+                           "prompt must be a text, texts, token ids, or lists of token ids, not %s",
+                           json_kind(v));
     }
     if (rc) {
         return rc;
     }
     int n = many ? cJSON_GetArraySize(v) : 1;
     if (n > LIMIT_PROMPTS) {
-        return err_set_param(e, ERR_INVALID, "prompt", "prompt has %d entries; at most %d are allowed", n,
-                             LIMIT_PROMPTS);
+        return err_set_param(e, ERR_INVALID, "prompt",
+                             "prompt has %d entries; at most %d are allowed", n, LIMIT_PROMPTS);
     }
     rc = n > 1 ? api_check_room(ctx, n, e) : 0;
     if (rc) {
@@ -217,17 +229,17 @@ struct tokenize_body {
     bool add_special;
 };
 
-static int read_token_text(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
-                           struct err *e)
+static int read_token_text(void *ret, const struct field *f, const cJSON *v,
+                           const struct api_context *ctx, struct err *e)
 {
     (void)ret, (void)ctx;
-    return cJSON_IsString(v)
-               ? 0
-               : err_set_param(e, ERR_INVALID, f->name, "%s must be a string, not %s", f->name, json_kind(v));
+    return cJSON_IsString(v) ? 0
+                             : err_set_param(e, ERR_INVALID, f->name, "%s must be a string, not %s",
+                                             f->name, json_kind(v));
 }
 
-static int read_token_list(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
-                           struct err *e)
+static int read_token_list(void *ret, const struct field *f, const cJSON *v,
+                           const struct api_context *ctx, struct err *e)
 {
     struct tokenize *t = &((struct tokenize_body *)ret)->out;
 
@@ -274,13 +286,16 @@ static const struct field detokenize_rows[] = {
      .type = FIELD_CUSTOM,
      .given = -1,
      .read = read_token_list,
-     .schema = "{\"type\":\"array\",\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":@vocab}}",
+     .schema =
+         "{\"type\":\"array\",\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":@vocab}}",
      .help = "Token ids; there may be none."},
 };
-const struct field_table detokenize_fields = {detokenize_rows, ARRAY_LEN(detokenize_rows), ROUTE_BOTH};
+const struct field_table detokenize_fields = {detokenize_rows, ARRAY_LEN(detokenize_rows),
+                                              ROUTE_BOTH};
 
-static int token_body_parse(struct tokenize *ret, const struct field_table *t, const char *required, const char *body,
-                            size_t len, const struct api_context *ctx, struct err *e)
+static int token_body_parse(struct tokenize *ret, const struct field_table *t, const char *required,
+                            const char *body, size_t len, const struct api_context *ctx,
+                            struct err *e)
 {
     struct tokenize_body b = {.add_special = true};
     cJSON *tree;
@@ -312,12 +327,14 @@ static int token_body_parse(struct tokenize *ret, const struct field_table *t, c
     return 0;
 }
 
-int tokenize_parse(struct tokenize *ret, const char *body, size_t len, const struct api_context *ctx, struct err *e)
+int tokenize_parse(struct tokenize *ret, const char *body, size_t len,
+                   const struct api_context *ctx, struct err *e)
 {
     return token_body_parse(ret, &tokenize_fields, "prompt", body, len, ctx, e);
 }
 
-int detokenize_parse(struct tokenize *ret, const char *body, size_t len, const struct api_context *ctx, struct err *e)
+int detokenize_parse(struct tokenize *ret, const char *body, size_t len,
+                     const struct api_context *ctx, struct err *e)
 {
     return token_body_parse(ret, &detokenize_fields, "tokens", body, len, ctx, e);
 }

@@ -67,8 +67,8 @@ void api_model(struct buf *b, const struct api_context *ctx)
 {
     PUT(b, "{\"id\":");
     put_string(b, ctx->info.model_name);
-    buf_printf(b,
-               ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"quire\",\"root\":", (long long)ctx->info.created);
+    buf_printf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"quire\",\"root\":",
+               (long long)ctx->info.created);
     put_string(b, ctx->info.model_name);
     buf_printf(b, ",\"parent\":null,\"max_model_len\":%d}", ctx->info.max_model_len);
 }
@@ -82,12 +82,15 @@ void api_models(struct buf *b, const struct api_context *ctx)
 
 /* ---- OpenAPI ---- */
 
-/* The bounds as they hold for the single that is kept: nothing below its smallest is more than 0, nothing above its
- * largest is finite. */
+/* The bounds as they hold for the single that is kept: nothing below its smallest is
+ * more than 0, nothing above its largest is finite. */
 static void put_bounds(struct buf *b, const struct field *f)
 {
     bool single = f->type == FIELD_FLOAT;
-    double lo = isinf(f->lo) ? -FLT_MAX : f->lo_open ? FLT_TRUE_MIN : f->lo, hi = isinf(f->hi) ? FLT_MAX : f->hi;
+    double lo = isinf(f->lo) ? -FLT_MAX
+                : f->lo_open ? FLT_TRUE_MIN
+                             : f->lo,
+           hi = isinf(f->hi) ? FLT_MAX : f->hi;
 
     buf_printf(b, ",\"minimum\":%.*g,\"maximum\":%.*g", single ? 9 : 17, lo, single ? 9 : 17, hi);
 }
@@ -135,7 +138,8 @@ static void put_schema(struct buf *b, const struct field *f, const struct api_co
 }
 
 /* Null means not given, for every field but the required one. */
-static void put_property(struct buf *b, const struct field *f, bool required, const struct api_context *ctx)
+static void put_property(struct buf *b, const struct field *f, bool required,
+                         const struct api_context *ctx)
 {
     put_string(b, f->name);
     PUT(b, ":{\"description\":");
@@ -151,8 +155,8 @@ static void put_property(struct buf *b, const struct field *f, bool required, co
     }
 }
 
-static void put_table(struct buf *b, const char *name, const struct field_table *t, const char *required,
-                      const struct api_context *ctx)
+static void put_table(struct buf *b, const char *name, const struct field_table *t,
+                      const char *required, const struct api_context *ctx)
 {
     bool any = false;
 
@@ -174,20 +178,25 @@ static void put_table(struct buf *b, const char *name, const struct field_table 
 }
 
 /* The answers that any route may give besides its own. */
-#define ERROR_ANSWER(code, what)            \
-    "\"" code "\":{\"description\":\"" what \
-    "\",\"content\":{\"application/json\":{\"schema\":{\"$ref\":\"#/components/schemas/error\"}}}}"
-#define COMMON_ANSWERS \
-    ERROR_ANSWER("401", "API key missing or wrong") "," ERROR_ANSWER("503", "starting, draining or out of memory")
-#define POST_ANSWERS                                                                                     \
-    ERROR_ANSWER("400", "a field is wrong")                                                              \
-    "," ERROR_ANSWER("404", "unknown model") "," ERROR_ANSWER("413", "body too large") "," ERROR_ANSWER( \
-        "415", "not application/json") "," COMMON_ANSWERS
+#define ERROR_ANSWER(code, what)                                                         \
+    "\"" code "\":{\"description\":\"" what                                              \
+    "\",\"content\":{\"application/json\":{\"schema\":{\"$ref\":\"#/components/schemas/" \
+    "error\"}}}}"
+#define COMMON_ANSWERS                              \
+    ERROR_ANSWER("401", "API key missing or wrong") \
+    "," ERROR_ANSWER("503", "starting, draining or out of memory")
+#define POST_ANSWERS                                           \
+    ERROR_ANSWER("400", "a field is wrong")                    \
+    "," ERROR_ANSWER("404", "unknown model") "," ERROR_ANSWER( \
+        "413", "body too large") "," ERROR_ANSWER("415",       \
+                                                  "not application/json") "," COMMON_ANSWERS
 
-static void put_post(struct buf *b, const char *path, const char *summary, const char *table, const char *answer)
+static void put_post(struct buf *b, const char *path, const char *summary, const char *table,
+                     const char *answer)
 {
     buf_printf(b,
-               "\"%s\":{\"post\":{\"summary\":\"%s\",\"requestBody\":{\"required\":true,\"content\":{\"application/"
+               "\"%s\":{\"post\":{\"summary\":\"%s\",\"requestBody\":{\"required\":true,"
+               "\"content\":{\"application/"
                "json\":{\"schema\":"
                "{\"$ref\":\"#/components/schemas/"
                "%s\"}}}},\"responses\":{\"200\":{\"description\":\"OK\",\"content\":{%s}},%s}}}",
@@ -198,18 +207,24 @@ static void put_post(struct buf *b, const char *path, const char *summary, const
 static void put_generating(struct buf *b, const char *path, const char *summary, const char *table)
 {
     buf_printf(b,
-               "\"%s\":{\"post\":{\"summary\":\"%s\",\"requestBody\":{\"required\":true,\"content\":{\"application/"
-               "json\":{\"schema\":{\"$ref\":\"#/components/schemas/%s\"}}}},\"responses\":{\"200\":{\"description\":"
-               "\"OK\",\"content\":{\"application/json\":{\"schema\":{\"type\":\"object\"}},\"text/event-stream\":{}}},"
+               "\"%s\":{\"post\":{\"summary\":\"%s\",\"requestBody\":{\"required\":true,"
+               "\"content\":{\"application/"
+               "json\":{\"schema\":{\"$ref\":\"#/components/schemas/"
+               "%s\"}}}},\"responses\":{\"200\":{\"description\":"
+               "\"OK\",\"content\":{\"application/json\":{\"schema\":{\"type\":\"object\"}},\"text/"
+               "event-stream\":{}}},"
                "%s,%s,%s}}}",
-               path, summary, table, POST_ANSWERS, ERROR_ANSWER("429", "the queue is full, or a limit of the key"),
+               path, summary, table, POST_ANSWERS,
+               ERROR_ANSWER("429", "the queue is full, or a limit of the key"),
                ERROR_ANSWER("500", "the device failed"));
 }
 
-static void put_get(struct buf *b, const char *path, const char *summary, const char *content_type, const char *answers)
+static void put_get(struct buf *b, const char *path, const char *summary, const char *content_type,
+                    const char *answers)
 {
     buf_printf(b,
-               ",\"%s\":{\"get\":{\"summary\":\"%s\",\"responses\":{\"200\":{\"description\":\"OK\",\"content\":{\"%"
+               ",\"%s\":{\"get\":{\"summary\":\"%s\",\"responses\":{\"200\":{\"description\":"
+               "\"OK\",\"content\":{\"%"
                "s\":{}}}%s}}}",
                path, summary, content_type, answers);
 }
@@ -229,17 +244,21 @@ void api_openapi(struct buf *b, const struct api_context *ctx)
     buf_putc(b, ',');
     put_post(b, "/detokenize", "Token ids to text", "detokenize", json);
     put_get(b, "/v1/models", "The served model", "application/json", common);
-    PUT(b, ",\"/v1/models/{id}\":{\"get\":{\"summary\":\"One "
-           "model\",\"parameters\":[{\"name\":\"id\",\"in\":\"path\",\"required\":true,"
-           "\"schema\":{\"type\":\"string\"}}],\"responses\":{\"200\":{\"description\":\"OK\",\"content\":{"
-           "\"application/json\":{}}}," ERROR_ANSWER("404", "unknown model") "," COMMON_ANSWERS "}}}");
+    PUT(b,
+        ",\"/v1/models/{id}\":{\"get\":{\"summary\":\"One "
+        "model\",\"parameters\":[{\"name\":\"id\",\"in\":\"path\",\"required\":true,"
+        "\"schema\":{\"type\":\"string\"}}],\"responses\":{\"200\":{\"description\":\"OK\","
+        "\"content\":{"
+        "\"application/json\":{}}}," ERROR_ANSWER("404", "unknown model") "," COMMON_ANSWERS "}}}");
     put_get(b, "/health", "Whether requests are answered", "application/json",
             ",\"503\":{\"description\":\"starting, draining, stalled or dead\"}");
     put_get(b, "/ping", "The same", "application/json",
             ",\"503\":{\"description\":\"starting, draining, stalled or dead\"}");
     put_get(b, "/metrics", "Prometheus metrics", "text/plain", common);
-    put_get(b, "/version", "Version", "application/json", "," ERROR_ANSWER("401", "API key missing or wrong"));
-    PUT(b, "},\"components\":{\"securitySchemes\":{\"key\":{\"type\":\"http\",\"scheme\":\"bearer\"}},\"schemas\":{");
+    put_get(b, "/version", "Version", "application/json",
+            "," ERROR_ANSWER("401", "API key missing or wrong"));
+    PUT(b, "},\"components\":{\"securitySchemes\":{\"key\":{\"type\":\"http\",\"scheme\":"
+           "\"bearer\"}},\"schemas\":{");
     put_table(b, "completion", &completion_fields, "prompt", ctx);
     buf_putc(b, ',');
     put_table(b, "chat_completion", &chat_fields, "messages", ctx);
@@ -247,9 +266,11 @@ void api_openapi(struct buf *b, const struct api_context *ctx)
     put_table(b, "tokenize", &tokenize_fields, "prompt", ctx);
     buf_putc(b, ',');
     put_table(b, "detokenize", &detokenize_fields, "tokens", ctx);
-    PUT(b, ",\"error\":{\"type\":\"object\",\"required\":[\"error\"],\"properties\":{\"error\":{\"type\":\"object\","
+    PUT(b, ",\"error\":{\"type\":\"object\",\"required\":[\"error\"],\"properties\":{\"error\":{"
+           "\"type\":\"object\","
            "\"required\":[\"message\",\"type\","
-           "\"param\",\"code\"],\"properties\":{\"message\":{\"type\":\"string\"},\"type\":{\"type\":\"string\"},"
+           "\"param\",\"code\"],\"properties\":{\"message\":{\"type\":\"string\"},\"type\":{"
+           "\"type\":\"string\"},"
            "\"param\":{\"type\":[\"string\",\"null\"]},"
            "\"code\":{\"type\":\"integer\"}}}}}}}}");
 }

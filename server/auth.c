@@ -30,7 +30,8 @@ static bool named_in(const struct key_list *l, const char *name)
     return false;
 }
 
-/* Someone whose key is gone makes place; its requests that still run count for the next one then. */
+/* Someone whose key is gone makes place; its requests that still run count for the next
+ * one then. */
 static struct client *reuse_client(struct keys *k, const char *name, const struct key_list *wanted)
 {
     for (int32_t i = 1; i < k->n_clients; i++) {
@@ -49,7 +50,8 @@ static struct client *reuse_client(struct keys *k, const char *name, const struc
     return NULL; /* cannot be: there is a place for every key of a list */
 }
 
-static struct client *find_client(struct keys *k, const char *name, const struct key_list *wanted, struct err *e)
+static struct client *find_client(struct keys *k, const char *name, const struct key_list *wanted,
+                                  struct err *e)
 {
     for (int32_t i = 1; i < k->n_clients; i++) {
         if (strcmp(k->client[i]->name, name) == 0) {
@@ -65,6 +67,7 @@ int keys_reload(struct keys *k, const struct settings *s, struct err *e)
 {
     struct key_list list = {0};
     int rc = key_list_load(&list, s, e);
+
     if (rc) {
         return rc;
     }
@@ -125,11 +128,13 @@ static void put_scope(char ret[LIMIT_KEY_SCOPE_BYTES + 1], const struct key_entr
     size_t n = (size_t)snprintf(ret, LIMIT_KEY_SCOPE_BYTES + 1, "%s", k->name);
 
     for (size_t i = 0; !k->named && i < 16; i++) {
-        n += (size_t)snprintf(ret + n, LIMIT_KEY_SCOPE_BYTES + 1 - n, i ? "%02x" : "/%02x", k->digest[i]);
+        n += (size_t)snprintf(ret + n, LIMIT_KEY_SCOPE_BYTES + 1 - n, i ? "%02x" : "/%02x",
+                              k->digest[i]);
     }
 }
 
-/* The index of the key with this digest, or -1: equal work for every key and every guess. */
+/* The index of the key with this digest, or -1: equal work for every key and every
+ * guess. */
 static int32_t find_digest(const struct key_list *l, const uint8_t digest[KEY_DIGEST_BYTES])
 {
     int32_t found = -1;

@@ -1,5 +1,5 @@
-/* One connection of `quire bench serve`: its request, and the states it goes through. Which request it sends when, and what
- * becomes of the answer, is bench_serve.c's. */
+/* One connection of `quire bench serve`: its request, and the states it goes through.
+ * Which request it sends when, and what becomes of the answer, is bench_serve.c's. */
 #ifndef QUIRE_SERVER_BENCH_CONN_H
 #define QUIRE_SERVER_BENCH_CONN_H
 
@@ -21,7 +21,8 @@ struct target {
 /* http://HOST[:PORT][/PATH]; resolves the name. */
 int target_parse(struct target *t, const char *url, struct err *e);
 
-/*     CLOSED ─► CONNECTING ─► SENDING ─► READING ─► IDLE ─► SENDING … ; any ─► CLOSED */
+/*     CLOSED ─► CONNECTING ─► SENDING ─► READING ─► IDLE ─► SENDING … ; any ─►
+ * CLOSED */
 enum conn_state { CONN_CLOSED, CONN_CONNECTING, CONN_SENDING, CONN_READING, CONN_IDLE };
 
 struct conn {
@@ -35,8 +36,8 @@ struct conn {
 };
 
 /* Put the request of item `item` into c->out. `prompt`: room for the longest. */
-int conn_write(struct conn *c, const struct target *t, const struct bench_options *o, const struct bench_load *l,
-               int32_t item, int32_t *prompt, struct err *e);
+int conn_write(struct conn *c, const struct target *t, const struct bench_options *o,
+               const struct bench_load *l, int32_t item, int32_t *prompt, struct err *e);
 /* Send what is in c->out, connecting first where there is no connection. */
 int conn_begin(struct conn *c, const struct target *t, struct err *e);
 /* The socket takes more. */

@@ -23,9 +23,11 @@ static const struct option options[] = {
     {"--output-len", KIND_INT, AT(output_len), 1, 1 << 20, "tokens to generate a request (128)"},
     {"--workload", KIND_TEXT, AT(workload), 0, 0,
      "file with a line \"PROMPT OUTPUT\" of lengths a request (scripts/make-workload)"},
-    {"--vocab", KIND_INT, AT(vocab), 2, 1 << 22, "prompts are random token ids below this (the model's; serve: 256)"},
+    {"--vocab", KIND_INT, AT(vocab), 2, 1 << 22,
+     "prompts are random token ids below this (the model's; serve: 256)"},
     {"--bench-seed", KIND_INT, AT(seed), 0, 9e15,
-     "of the prompts and the arrival times (offline: 0; serve: another each run, so that no prompt is cached)"},
+     "of the prompts and the arrival times (offline: 0; serve: another each run, so that no prompt "
+     "is cached)"},
     {"--temperature", KIND_REAL, AT(temperature), 0, 2, "(0: greedy)"},
     {"--top-p", KIND_REAL, AT(top_p), 1e-9, 1, "(1)"},
     {"--top-k", KIND_INT, AT(top_k), 0, 1 << 22, "(0: all)"},
@@ -35,7 +37,8 @@ static const struct option options[] = {
      "let the model end a text (else every output has its full length)"},
     {"--url", KIND_TEXT, AT(url), 0, 0, "serve: http://HOST:PORT (http://127.0.0.1:8000)"},
     {"--api-key", KIND_TEXT, AT(api_key), 0, 0, "serve: sent as a bearer token"},
-    {"--served-model", KIND_TEXT, AT(model), 0, 0, "serve: the \"model\" of the requests (none sent)"},
+    {"--served-model", KIND_TEXT, AT(model), 0, 0,
+     "serve: the \"model\" of the requests (none sent)"},
     {"--concurrency", KIND_INT, AT(concurrency), 1, 65536,
      "serve: streams at a time (64); with --request-rate the most at a time"},
     {"--request-rate", KIND_REAL, AT(request_rate), 0, 1e6,
@@ -49,25 +52,31 @@ static const struct option options[] = {
 
 static const struct option *find(const char *arg, size_t len)
 {
-    for (size_t i = 0; i < ARRAY_LEN(options); i++)
-        if (strlen(options[i].flag) == len && memcmp(options[i].flag, arg, len) == 0)
+    for (size_t i = 0; i < ARRAY_LEN(options); i++) {
+        if (strlen(options[i].flag) == len && memcmp(options[i].flag, arg, len) == 0) {
             return &options[i];
+        }
+    }
     return NULL;
 }
 
-static int set_number(struct bench_options *o, const struct option *k, const char *text, struct err *e)
+static int set_number(struct bench_options *o, const struct option *k, const char *text,
+                      struct err *e)
 {
     char *end;
+
     errno = 0;
     double v = strtod(text, &end);
     if (*text == '\0' || *end != '\0' || errno || !(v >= k->least && v <= k->most) ||
-        (k->kind == KIND_INT && v != (double)(int64_t)v))
+        (k->kind == KIND_INT && v != (double)(int64_t)v)) {
         return err_set(e, ERR_INVALID, "%s %s: %s from %g to %g is wanted", k->flag, text,
                        k->kind == KIND_INT ? "a whole number" : "a number", k->least, k->most);
-    if (k->kind == KIND_INT)
+    }
+    if (k->kind == KIND_INT) {
         *(int64_t *)((char *)o + k->at) = (int64_t)v;
-    else
+    } else {
         *(double *)((char *)o + k->at) = v;
+    }
     return 0;
 }
 
@@ -85,11 +94,18 @@ static int set(struct bench_options *o, const struct option *k, char *value, str
     }
 }
 
-int bench_options_read(struct bench_options *ret, int argc, char **argv, int *ret_argc, struct err *e)
+int bench_options_read(struct bench_options *ret, int argc, char **argv, int *ret_argc,
+                       struct err *e)
 {
-    struct bench_options o = {
-        .input_len = 512, .output_len = 128, .top_p = 1, .n = 1, .seed = -1, .concurrency = 64, .warmup = 8};
+    struct bench_options o = {.input_len = 512,
+                              .output_len = 128,
+                              .top_p = 1,
+                              .n = 1,
+                              .seed = -1,
+                              .concurrency = 64,
+                              .warmup = 8};
     int left = 0;
+
     for (int i = 0; i < argc; i++) {
         char *equals = strchr(argv[i], '=');
         size_t len = equals ? (size_t)(equals - argv[i]) : strlen(argv[i]);
@@ -100,13 +116,15 @@ int bench_options_read(struct bench_options *ret, int argc, char **argv, int *re
         }
         char *value = equals ? equals + 1 : NULL;
         if (k->kind != KIND_FLAG && !value) {
-            if (i + 1 == argc)
+            if (i + 1 == argc) {
                 return err_set(e, ERR_INVALID, "%s needs a value", k->flag);
+            }
             value = argv[++i];
         }
         int rc = set(&o, k, value, e);
-        if (rc < 0)
+        if (rc < 0) {
             return rc;
+        }
     }
     *ret = o;
     *ret_argc = left;
@@ -115,13 +133,17 @@ int bench_options_read(struct bench_options *ret, int argc, char **argv, int *re
 
 void bench_options_help(FILE *out)
 {
-    fprintf(out, "usage: quire bench offline [MODEL] [flags] [settings of quire serve]\n"
-                 "       quire bench serve [--url http://HOST:PORT] [flags]\n"
-                 "       quire bench kernels [--device cuda] [linear|decode|prefill|glue|sample ...]\n\n"
-                 "offline runs the engine in this process, all requests at once: prefill, decode, whole-job figures.\n"
-                 "serve streams /v1/completions from a server: TTFT, ITL, end to end, tokens a second.\n"
-                 "kernels times a device's operations on the shapes of an 8B model, against what it reads, copies and "
-                 "multiplies.\n\n");
-    for (size_t i = 0; i < ARRAY_LEN(options); i++)
+    fprintf(out,
+            "usage: quire bench offline [MODEL] [flags] [settings of quire serve]\n"
+            "       quire bench serve [--url http://HOST:PORT] [flags]\n"
+            "       quire bench kernels [--device cuda] [linear|decode|prefill|glue|sample ...]\n\n"
+            "offline runs the engine in this process, all requests at once: prefill, decode, "
+            "whole-job figures.\n"
+            "serve streams /v1/completions from a server: TTFT, ITL, end to end, tokens a second.\n"
+            "kernels times a device's operations on the shapes of an 8B model, against what it "
+            "reads, copies and "
+            "multiplies.\n\n");
+    for (size_t i = 0; i < ARRAY_LEN(options); i++) {
         fprintf(out, "  %-16s %s\n", options[i].flag, options[i].help);
+    }
 }

@@ -10,22 +10,25 @@
 
 #include "server/bench.h"
 
-/* ---- spreads ------------------------------------------------------------------------------------------------------ */
+/* ---- spreads ---- */
 
 /* Below SPREAD_SUB one bucket a microsecond; then SPREAD_SUB / 2 buckets an octave. */
 static int bucket_of(uint64_t us)
 {
     int shift = 0;
-    while (us >> shift >= SPREAD_SUB)
+
+    while (us >> shift >= SPREAD_SUB) {
         shift++;
+    }
     int i = shift * (SPREAD_SUB / 2) + (int)(us >> shift);
     return MIN(i, SPREAD_OCTAVES * SPREAD_SUB - 1);
 }
 
 static double middle_of(int bucket)
 {
-    if (bucket < SPREAD_SUB)
+    if (bucket < SPREAD_SUB) {
         return bucket;
+    }
     int shift = bucket / (SPREAD_SUB / 2) - 1;
     int64_t low = (int64_t)(bucket - shift * (SPREAD_SUB / 2)) << shift;
     return (double)low + (double)((1LL << shift) - 1) / 2;
@@ -43,12 +46,15 @@ void spread_add(struct spread *s, int64_t us)
 
 double spread_percentile_ms(const struct spread *s, double p)
 {
-    if (s->n == 0)
+    if (s->n == 0) {
         return NAN;
+    }
     uint64_t rank = (uint64_t)MAX(ceil(p / 100 * (double)s->n), 1), seen = 0;
-    for (int i = 0; i < SPREAD_OCTAVES * SPREAD_SUB; i++)
-        if ((seen += s->count[i]) >= rank)
+    for (int i = 0; i < SPREAD_OCTAVES * SPREAD_SUB; i++) {
+        if ((seen += s->count[i]) >= rank) {
             return MIN(MAX(middle_of(i), (double)s->min_us), (double)s->max_us) / 1e3;
+        }
+    }
     return (double)s->max_us / 1e3;
 }
 
@@ -57,7 +63,7 @@ double spread_mean_ms(const struct spread *s)
     return s->n ? s->sum_us / (double)s->n / 1e3 : NAN;
 }
 
-/* ---- the report --------------------------------------------------------------------------------------------------- */
+/* ---- the report ---- */
 
 struct bench_report {
     cJSON *json;
@@ -66,30 +72,37 @@ struct bench_report {
     FILE *out; /* into table */
 };
 
-int bench_report_new(struct bench_report **ret, const char *what, const struct bench_options *o, struct err *e)
+int bench_report_new(struct bench_report **ret, const char *what, const struct bench_options *o,
+                     struct err *e)
 {
     struct bench_report *r = calloc(1, sizeof(*r));
-    if (r)
+
+    if (r) {
         r->json = cJSON_CreateObject();
-    if (r && r->json)
+    }
+    if (r && r->json) {
         r->out = open_memstream(&r->table, &r->table_len);
+    }
     if (!r || !r->out) {
         bench_report_free(r);
         return err_nomem(e, "the report");
     }
     cJSON_AddStringToObject(r->json, "what", what);
-    if (o->name)
+    if (o->name) {
         cJSON_AddStringToObject(r->json, "name", o->name);
+    }
     *ret = r;
     return 0;
 }
 
 void bench_report_free(struct bench_report *r)
 {
-    if (!r)
+    if (!r) {
         return;
-    if (r->out)
+    }
+    if (r->out) {
         fclose(r->out);
+    }
     free(r->table);
     cJSON_Delete(r->json);
     free(r);
@@ -103,8 +116,9 @@ static void put_number(FILE *out, double v)
 
 void bench_report_number(struct bench_report *r, const char *key, double value, const char *unit)
 {
-    if (isnan(value))
+    if (isnan(value)) {
         return; /* not measured */
+    }
     cJSON_AddNumberToObject(r->json, key, value);
     fprintf(r->out, "%-28s", key);
     put_number(r->out, value);
@@ -123,8 +137,10 @@ void bench_report_spread(struct bench_report *r, const char *key, const struct s
         const char *name;
         double p;
     } points[] = {{"p50", 50}, {"p90", 90}, {"p99", 99}, {"max", 100}};
-    if (s->n == 0)
+
+    if (s->n == 0) {
         return;
+    }
     cJSON *o = cJSON_AddObjectToObject(r->json, key);
     cJSON_AddNumberToObject(o, "mean", spread_mean_ms(s));
     fprintf(r->out, "%-28s mean %.3f", key, spread_mean_ms(s));
@@ -136,46 +152,57 @@ void bench_report_spread(struct bench_report *r, const char *key, const struct s
     fprintf(r->out, "\n");
 }
 
-int bench_report_write(const struct bench_report *r, FILE *out, const struct bench_options *o, struct err *e)
+int bench_report_write(const struct bench_report *r, FILE *out, const struct bench_options *o,
+                       struct err *e)
 {
     fflush(r->out);
     fwrite(r->table, 1, r->table_len, out);
-    if (!o->json)
+    if (!o->json) {
         return 0;
+    }
     char *text = cJSON_PrintUnformatted(r->json);
-    if (!text)
+    if (!text) {
         return err_nomem(e, "the report");
+    }
     FILE *f = strcmp(o->json, "-") == 0 ? stdout : fopen(o->json, "a");
-    int rc = f && fprintf(f, "%s\n", text) > 0 ? 0 : err_set(e, ERR_IO, "%s: %s", o->json, strerror(errno));
-    if (f && f != stdout && fclose(f) != 0 && rc == 0)
+    int rc = f && fprintf(f, "%s\n", text) > 0
+                 ? 0
+                 : err_set(e, ERR_IO, "%s: %s", o->json, strerror(errno));
+    if (f && f != stdout && fclose(f) != 0 && rc == 0) {
         rc = err_set(e, ERR_IO, "%s: %s", o->json, strerror(errno));
+    }
     cJSON_free(text);
     return rc;
 }
 
-/* ---- the progress bar --------------------------------------------------------------------------------------------- */
+/* ---- the progress bar ---- */
 
 void bench_progress(double fraction, const char *text)
 {
     static int64_t drawn_us;
     int64_t now_us = clock_us();
-    if (now_us - drawn_us < 100000 || !isatty(STDERR_FILENO))
+
+    if (now_us - drawn_us < 100000 || !isatty(STDERR_FILENO)) {
         return;
+    }
     drawn_us = now_us;
     struct winsize w;
-    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &w) != 0 || w.ws_col == 0)
+    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &w) != 0 || w.ws_col == 0) {
         w.ws_col = 80;
+    }
     int width = MAX(MIN((int)w.ws_col - (int)strlen(text) - 10, 40), 0);
     int full = (int)(fraction * width);
     fprintf(stderr, "\r\033[K%3.0f %% ", fraction * 100);
-    for (int i = 0; i < width; i++)
+    for (int i = 0; i < width; i++) {
         fputs(i < full ? "█" : "░", stderr);
+    }
     fprintf(stderr, " %s", text);
     fflush(stderr);
 }
 
 void bench_progress_end(void)
 {
-    if (isatty(STDERR_FILENO))
+    if (isatty(STDERR_FILENO)) {
         fputs("\r\033[K", stderr);
+    }
 }

@@ -67,7 +67,8 @@ static struct MHD_Response *short_response(struct body *b)
     struct segments *g = &b->segments;
     void *data = g->n ? g->list[0].owned : "";
 
-    return MHD_create_response_from_buffer_with_free_callback_cls(g->total, data, response_unref, b);
+    return MHD_create_response_from_buffer_with_free_callback_cls(g->total, data, response_unref,
+                                                                  b);
 }
 
 struct MHD_Response *body_response(struct body *b, int fd)
@@ -80,7 +81,8 @@ struct MHD_Response *body_response(struct body *b, int fd)
     } else {
         atomic_store(&b->account.since_us, clock_us());
         account_list(&b->account, fd);
-        m = MHD_create_response_from_callback(b->segments.total, BLOCK_BYTES, body_read, b, response_unref);
+        m = MHD_create_response_from_callback(b->segments.total, BLOCK_BYTES, body_read, b,
+                                              response_unref);
     }
     if (!m) {
         body_unref(b);

@@ -18,6 +18,7 @@ static const int64_t DEFAULT_LEAST = (int64_t)64 << 20;
 static int64_t cgroup_memory(void)
 {
     FILE *f = fopen("/sys/fs/cgroup/memory.max", "re");
+
     long long bytes = 0;
     bool known = f && fscanf(f, "%lld", &bytes) == 1 && bytes > 0;
 
@@ -136,7 +137,8 @@ static void cut_off(struct account *a)
     }
 }
 
-/* Under lock: the client that is slowest, or else the account that holds most; NULL: there is none. */
+/* Under lock: the client that is slowest, or else the account that holds most; NULL:
+ * there is none. */
 static struct account *worst(const struct budget *b, int64_t now)
 {
     struct account *slowest = NULL, *largest = NULL;
@@ -185,7 +187,8 @@ int budget_sweep(struct budget *b, int64_t stall_us)
     pthread_mutex_lock(&b->lock);
     for (struct account *a = b->first; a; a = a->next) {
         int64_t since = atomic_load_explicit(&a->since_us, memory_order_relaxed);
-        if (since && now - since > stall_us && !atomic_load_explicit(&a->cut, memory_order_relaxed)) {
+        if (since && now - since > stall_us &&
+            !atomic_load_explicit(&a->cut, memory_order_relaxed)) {
             cut_off(a);
             n++;
         }

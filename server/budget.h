@@ -1,8 +1,10 @@
-/* One budget for all bytes held for clients: bodies being received, what streams have made and not sent, answers on their
- * way. Every holder has an account, whose bytes are counted exactly; the sum is what `held` says.
+/* One budget for all bytes held for clients: bodies being received, what streams have
+ * made and not sent, answers on their way. Every holder has an account, whose bytes are
+ * counted exactly; the sum is what `held` says.
  *
- * Over the limit new requests are refused (budget_is_over, account_try), and room is made at the cost of an account that
- * holds bytes already (budget_make_room): the client that has taken nothing for longest, or else the account that holds most.
+ * Over the limit new requests are refused (budget_is_over, account_try), and room is
+ * made at the cost of an account that holds bytes already (budget_make_room): the
+ * client that has taken nothing for longest, or else the account that holds most.
  */
 #ifndef QUIRE_SERVER_BUDGET_H
 #define QUIRE_SERVER_BUDGET_H
@@ -31,11 +33,13 @@ struct account {
     struct account *prev, *next;
 };
 
-/* `limit` 0: an eighth of the memory that this machine or its cgroup has, at least 64 MiB. */
+/* `limit` 0: an eighth of the memory that this machine or its cgroup has, at least 64
+ * MiB. */
 void budget_init(struct budget *b, int64_t limit);
 void budget_release(struct budget *b);
 bool budget_is_over(const struct budget *b);
-/* Over the limit: cut one account off. At most once in some milliseconds, since what is cut needs time to end. Any thread. */
+/* Over the limit: cut one account off. At most once in some milliseconds, since what is
+ * cut needs time to end. Any thread. */
 void budget_make_room(struct budget *b);
 /* Clients that have taken nothing for stall_us are cut off; how many. */
 int budget_sweep(struct budget *b, int64_t stall_us);
@@ -46,7 +50,8 @@ void account_list(struct account *a, int fd);
 void account_unlist(struct account *a);
 /* It holds so many bytes. Calls for one account are made by one thread at a time. */
 void account_set(struct account *a, int64_t bytes);
-/* The same, unless that is more than before and more than the budget has: false, and nothing changes. */
+/* The same, unless that is more than before and more than the budget has: false, and
+ * nothing changes. */
 bool account_try(struct account *a, int64_t bytes);
 /* It holds nothing any more, and is not listed. */
 void account_close(struct account *a);

@@ -51,7 +51,8 @@ static struct choice_parts *parts_new(int32_t n, struct token_lists *list)
     return p;
 }
 
-/* Room for the choices, when the first piece comes: an answer that waits for its turn holds none. */
+/* Room for the choices, when the first piece comes: an answer that waits for its turn
+ * holds none. */
 static int collector_begin(struct collector *c, const struct sse_style *s)
 {
     if (!c->list && tells_tokens(s)) {
@@ -145,8 +146,8 @@ static bool parts_failed(struct choice_parts *p)
 }
 
 /* More of the piece's tokens; true: that was the last. */
-static bool add_tokens(struct choice_parts *p, const struct sse_style *s, const struct output *o, struct sse_cursor *at,
-                       int32_t *units)
+static bool add_tokens(struct choice_parts *p, const struct sse_style *s, const struct output *o,
+                       struct sse_cursor *at, int32_t *units)
 {
     struct token_out t;
 
@@ -182,8 +183,8 @@ static int note_finish(struct choice_parts *p, const struct output *o)
     return 0;
 }
 
-int collector_add_some(struct collector *c, const struct sse_style *s, int32_t index, const struct output *o,
-                       struct sse_cursor *at, int32_t *units)
+int collector_add_some(struct collector *c, const struct sse_style *s, int32_t index,
+                       const struct output *o, struct sse_cursor *at, int32_t *units)
 {
     if (collector_begin(c, s)) {
         return ERR_NOMEM;
@@ -210,7 +211,8 @@ int collector_add_some(struct collector *c, const struct sse_style *s, int32_t i
     return c->bytes > LIMIT_RESPONSE_BYTES ? ERR_FULL : done ? 0 : COLLECT_MORE;
 }
 
-int collector_add(struct collector *c, const struct sse_style *s, int32_t index, const struct output *o)
+int collector_add(struct collector *c, const struct sse_style *s, int32_t index,
+                  const struct output *o)
 {
     struct sse_cursor at = {0};
     int32_t units = INT32_MAX;
@@ -222,7 +224,8 @@ int collector_add(struct collector *c, const struct sse_style *s, int32_t index,
 
 /* ---- the body ---- */
 
-/* What a choice shares with the others of its prompt. `last`: it is the last of them. */
+/* What a choice shares with the others of its prompt. `last`: it is the last of
+ * them. */
 struct shared_parts {
     struct choice_parts *prompt; /* NULL: none */
     struct buf *ids;             /* prompt_token_ids; NULL: not asked for */
@@ -239,7 +242,8 @@ static void put_shared(struct segments *g, struct buf *part, bool last)
 }
 
 /* A list of the prompt's and the choice's entries. */
-static void put_list(struct segments *g, const char *opening, struct buf *prompt, struct buf *inside, bool last)
+static void put_list(struct segments *g, const char *opening, struct buf *prompt,
+                     struct buf *inside, bool last)
 {
     bool comma = prompt && prompt->len && inside->len;
 
@@ -261,25 +265,28 @@ static void put_logprobs(struct segments *g, struct choice_parts *p, const struc
     struct buf *b = &g->literal;
 
     if (s->chat && s->logprobs) {
-        put_list(g, "\",\"refusal\":null},\"logprobs\":{\"content\":[", NULL, &p->list->of[LIST_TOKENS], false);
+        put_list(g, "\",\"refusal\":null},\"logprobs\":{\"content\":[", NULL,
+                 &p->list->of[LIST_TOKENS], false);
         PUT(b, ",\"refusal\":null},");
     } else if (s->chat) {
         PUT(b, "\",\"refusal\":null},\"logprobs\":null,");
     } else if (s->logprobs || s->echo_logprobs) {
-        put_list(g, "\",\"logprobs\":{\"tokens\":[", q ? &q->list->of[LIST_TOKENS] : NULL, &p->list->of[LIST_TOKENS],
-                 h->last);
-        put_list(g, ",\"token_logprobs\":[", q ? &q->list->of[LIST_LOGPROBS] : NULL, &p->list->of[LIST_LOGPROBS],
-                 h->last);
-        put_list(g, ",\"top_logprobs\":[", q ? &q->list->of[LIST_TOP] : NULL, &p->list->of[LIST_TOP], h->last);
-        put_list(g, ",\"text_offset\":[", q ? &q->list->of[LIST_OFFSETS] : NULL, &p->list->of[LIST_OFFSETS], h->last);
+        put_list(g, "\",\"logprobs\":{\"tokens\":[", q ? &q->list->of[LIST_TOKENS] : NULL,
+                 &p->list->of[LIST_TOKENS], h->last);
+        put_list(g, ",\"token_logprobs\":[", q ? &q->list->of[LIST_LOGPROBS] : NULL,
+                 &p->list->of[LIST_LOGPROBS], h->last);
+        put_list(g, ",\"top_logprobs\":[", q ? &q->list->of[LIST_TOP] : NULL,
+                 &p->list->of[LIST_TOP], h->last);
+        put_list(g, ",\"text_offset\":[", q ? &q->list->of[LIST_OFFSETS] : NULL,
+                 &p->list->of[LIST_OFFSETS], h->last);
         PUT(b, "},");
     } else {
         PUT(b, "\",\"logprobs\":null,");
     }
 }
 
-static void put_choice(struct segments *g, struct choice_parts *p, const struct sse_style *s, int32_t index,
-                       const struct shared_parts *h)
+static void put_choice(struct segments *g, struct choice_parts *p, const struct sse_style *s,
+                       int32_t index, const struct shared_parts *h)
 {
     struct choice_parts *q = h->prompt;
     struct buf *b = &g->literal;
@@ -318,7 +325,8 @@ int collector_segments(struct segments *g, struct collector *c, const struct sse
     buf_init(&ids, LIMIT_RESPONSE_BYTES);
     buf_append(b, s->bare + skip, s->bare_len - skip);
     for (int32_t i = 0; i < c->n_choices; i++) {
-        struct shared_parts h = {.prompt = c->prompt ? &c->prompt[i / n] : NULL, .ids = &ids, .last = i % n == n - 1};
+        struct shared_parts h = {
+            .prompt = c->prompt ? &c->prompt[i / n] : NULL, .ids = &ids, .last = i % n == n - 1};
         if (i) {
             buf_putc(b, ',');
         }
@@ -334,8 +342,8 @@ int collector_segments(struct segments *g, struct collector *c, const struct sse
     return segments_close(g);
 }
 
-int collector_body(struct buf *b, struct collector *c, const struct sse_style *s, const struct prompt_ids *prompts,
-                   int32_t n, const struct usage *total)
+int collector_body(struct buf *b, struct collector *c, const struct sse_style *s,
+                   const struct prompt_ids *prompts, int32_t n, const struct usage *total)
 {
     struct segments g;
 

@@ -1,4 +1,5 @@
-/* The subcommands of `quire`. Each takes the arguments after its name and returns an exit status. */
+/* The subcommands of `quire`. Each takes the arguments after its name and returns an
+ * exit status. */
 #ifndef QUIRE_SERVER_COMMANDS_H
 #define QUIRE_SERVER_COMMANDS_H
 

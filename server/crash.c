@@ -1,6 +1,7 @@
-/* The handler calls async-signal-safe functions only: write(2), prctl(2), raise(3), and backtrace(3), which is safe once it
- * was called before (the first call loads libgcc_s). Addresses stand as file(+offset): `addr2line -fe quire OFFSET` tells
- * the line. */
+/* The handler calls async-signal-safe functions only: write(2), prctl(2), raise(3), and
+ * backtrace(3), which is safe once it was called before (the first call loads
+ * libgcc_s). Addresses stand as file(+offset): `addr2line -fe quire OFFSET` tells the
+ * line. */
 #include "server/crash.h"
 
 #include <execinfo.h>
@@ -16,11 +17,16 @@ enum { FRAMES = 64, STACK_BYTES = 64 * 1024, PATIENCE_S = 10 };
 static const struct {
     int number;
     const char *name;
-} fatal[] = {{SIGSEGV, "SIGSEGV"}, {SIGBUS, "SIGBUS"}, {SIGILL, "SIGILL"}, {SIGFPE, "SIGFPE"}, {SIGABRT, "SIGABRT"}};
+} fatal[] = {{SIGSEGV, "SIGSEGV"},
+             {SIGBUS, "SIGBUS"},
+             {SIGILL, "SIGILL"},
+             {SIGFPE, "SIGFPE"},
+             {SIGABRT, "SIGABRT"}};
 
 static void say(const char *text)
 {
     ssize_t n = write(STDERR_FILENO, text, strlen(text));
+
     (void)n; /* nobody to tell */
 }
 

@@ -1,4 +1,5 @@
-/* `quire health`: asks a running server whether it is ready, for containers and scripts. */
+/* `quire health`: asks a running server whether it is ready, for containers and
+ * scripts. */
 #include <errno.h>
 #include <netdb.h>
 #include <stdio.h>
@@ -38,7 +39,8 @@ static bool parse_url(struct target *t, const char *url)
     }
     memcpy(t->host, at + bracket, n);
     const char *rest = at + bracket + n + bracket;
-    snprintf(t->port, sizeof(t->port), "%.*s", *rest == ':' ? (int)strcspn(rest + 1, "/") : 0, rest + 1);
+    snprintf(t->port, sizeof(t->port), "%.*s", *rest == ':' ? (int)strcspn(rest + 1, "/") : 0,
+             rest + 1);
     if (!t->port[0]) {
         strcpy(t->port, t->tls ? "443" : "80");
     }
@@ -110,7 +112,8 @@ static int ask(int fd)
     if (send(fd, request, sizeof(request) - 1, MSG_NOSIGNAL) != (ssize_t)sizeof(request) - 1) {
         return 1;
     }
-    while (len < sizeof(answer) - 1 && (n = recv(fd, answer + len, sizeof(answer) - 1 - len, 0)) > 0) {
+    while (len < sizeof(answer) - 1 &&
+           (n = recv(fd, answer + len, sizeof(answer) - 1 - len, 0)) > 0) {
         len += (size_t)n;
     }
     answer[len] = '\0';
@@ -139,8 +142,9 @@ static int find_target(struct target *t, int argc, char **argv, char **env)
     from_settings(t, &s);
     settings_release(&s);
     if (help) {
-        printf("usage: quire health [--url http://HOST:PORT | --url unix:PATH | the flags of serve]\n"
-               "Exit status 0 when the server is ready, 1 when it is not.\n");
+        printf(
+            "usage: quire health [--url http://HOST:PORT | --url unix:PATH | the flags of serve]\n"
+            "Exit status 0 when the server is ready, 1 when it is not.\n");
         return -1;
     }
     return 0;
@@ -156,8 +160,8 @@ int health_main(int argc, char **argv, char **env)
     }
     int fd = dial(&t);
     if (fd < 0) {
-        fprintf(stderr, "quire: no server at %s%s%s: %s\n", t.path[0] ? t.path : t.host, t.path[0] ? "" : ":",
-                t.path[0] ? "" : t.port, strerror(errno));
+        fprintf(stderr, "quire: no server at %s%s%s: %s\n", t.path[0] ? t.path : t.host,
+                t.path[0] ? "" : ":", t.path[0] ? "" : t.port, strerror(errno));
         return 1;
     }
     if (t.tls) {

@@ -1,6 +1,7 @@
-/* One request, from its line to its end. What can be refused by its headers is, but the answer waits for the body
- * (which is dropped): a client that is still sending would not see it. A head that two readers may take for different
- * ones is answered at once: where its body ends is not known.
+/* One request, from its line to its end. What can be refused by its headers is, but the
+ * answer waits for the body (which is dropped): a client that is still sending would
+ * not see it. A head that two readers may take for different ones is answered at once:
+ * where its body ends is not known.
  */
 #include "server/http.h"
 #include "server/http_head.h"
@@ -36,7 +37,8 @@ static const char *header(struct MHD_Connection *c, const char *name)
 /* The client's X-Request-Id where it is one, else a new one. */
 static void name_request(struct exchange *x, struct MHD_Connection *c)
 {
-    static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-";
+    static const char allowed[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-";
     const char *given = header(c, "X-Request-Id");
     size_t len = given ? strlen(given) : 0;
     uint64_t random[2] = {0};
@@ -54,7 +56,8 @@ static void name_request(struct exchange *x, struct MHD_Connection *c)
 /* Remember the Origin of a request from a page that the settings allow. */
 static void check_origin(struct exchange *x, struct MHD_Connection *c)
 {
-    const char *origin = header(c, MHD_HTTP_HEADER_ORIGIN), *list = x->server->settings->cors_origins;
+    const char *origin = header(c, MHD_HTTP_HEADER_ORIGIN),
+               *list = x->server->settings->cors_origins;
     size_t len = origin ? strlen(origin) : 0;
 
     if (!list || len < 1 || len >= sizeof(x->origin)) {
@@ -75,8 +78,8 @@ static bool is_json(const char *content_type)
     static const char json[] = "application/json";
     size_t n = sizeof(json) - 1;
 
-    return !content_type ||
-           (strncasecmp(content_type, json, n) == 0 && (!content_type[n] || strchr("; \t", content_type[n])));
+    return !content_type || (strncasecmp(content_type, json, n) == 0 &&
+                             (!content_type[n] || strchr("; \t", content_type[n])));
 }
 
 /* ---- whether it can be read in one way alone (http_head.h) ---- */
@@ -86,8 +89,8 @@ struct fields {
     size_t n;
 };
 
-static enum MHD_Result add_field(void *cls, enum MHD_ValueKind kind, const char *name, size_t name_len,
-                                 const char *value, size_t value_len)
+static enum MHD_Result add_field(void *cls, enum MHD_ValueKind kind, const char *name,
+                                 size_t name_len, const char *value, size_t value_len)
 {
     struct fields *f = cls;
 
@@ -96,15 +99,18 @@ static enum MHD_Result add_field(void *cls, enum MHD_ValueKind kind, const char 
     return f->n < ARRAY_LEN(f->field) ? MHD_YES : MHD_NO;
 }
 
-/* Whether this is the library whose parsing http_head.h describes. Later ones refuse what it repairs. */
+/* Whether this is the library whose parsing http_head.h describes. Later ones refuse
+ * what it repairs. */
 static bool parses_in_place(void)
 {
     return strncmp(MHD_get_version(), "0.9.", 4) == 0;
 }
 
-static void check_head(struct exchange *x, struct MHD_Connection *c, const char *url, const char *version)
+static void check_head(struct exchange *x, struct MHD_Connection *c, const char *url,
+                       const char *version)
 {
-    const union MHD_ConnectionInfo *size = MHD_get_connection_info(c, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
+    const union MHD_ConnectionInfo *size =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
     struct fields f = {.n = 0};
     struct http_head h = {.method = x->method, .url = url, .version = version, .field = f.field};
 
@@ -121,8 +127,8 @@ static void check_head(struct exchange *x, struct MHD_Connection *c, const char 
     }
 }
 
-/* What this connection may ask for: everything, at the admin door health and metrics, and beyond max-connections health
- * alone, for one request. */
+/* What this connection may ask for: everything, at the admin door health and metrics,
+ * and beyond max-connections health alone, for one request. */
 static void check_door(struct exchange *x)
 {
     bool reserved = x->peer && x->peer->admitted.reserved;
@@ -146,12 +152,14 @@ static void check_headers(struct exchange *x, struct MHD_Connection *c, const ch
 
     if (!(x->route && (x->route->open || (x->door->admin && x->door->local))) && !preflight &&
         !keys_find(&s->keys, header(c, MHD_HTTP_HEADER_AUTHORIZATION), &x->grant)) {
-        set_refusal(x, 401, "API key missing or wrong; send the header 'Authorization: Bearer KEY'");
+        set_refusal(x, 401,
+                    "API key missing or wrong; send the header 'Authorization: Bearer KEY'");
     } else if (!x->route && !allow) {
         snprintf(text, sizeof(text), "no route %.100s; see /openapi.json", x->path);
         set_refusal(x, 404, text);
     } else if (!x->route) {
-        snprintf(text, sizeof(text), "%.16s is not allowed on %.100s; allowed: %s", x->method, x->path, allow);
+        snprintf(text, sizeof(text), "%.16s is not allowed on %.100s; allowed: %s", x->method,
+                 x->path, allow);
         set_refusal(x, 405, text);
         if (x->refusal) {
             x->refusal->allow = allow;
@@ -161,12 +169,14 @@ static void check_headers(struct exchange *x, struct MHD_Connection *c, const ch
             }
         }
     } else if (strcmp(x->route->method, "POST") == 0 && !is_json(type)) {
-        snprintf(text, sizeof(text), "Content-Type is '%.80s'; send the header 'Content-Type: application/json'", type);
+        snprintf(text, sizeof(text),
+                 "Content-Type is '%.80s'; send the header 'Content-Type: application/json'", type);
         set_refusal(x, 415, text);
     }
 }
 
-/* What the engine will be asked to compute, it may get up for while the request is read. */
+/* What the engine will be asked to compute, it may get up for while the request is
+ * read. */
 static void tell_engine(const struct exchange *x)
 {
     struct engine *engine = atomic_load(&x->server->engine);
@@ -176,7 +186,8 @@ static void tell_engine(const struct exchange *x)
     }
 }
 
-/* When its connection is closed, unless it has come further: `seconds` from `from_us` on. */
+/* When its connection is closed, unless it has come further: `seconds` from `from_us`
+ * on. */
 static void set_due(struct exchange *x, int64_t from_us, double seconds)
 {
     if (x->peer) {
@@ -187,7 +198,8 @@ static void set_due(struct exchange *x, int64_t from_us, double seconds)
 static struct exchange *exchange_new(struct door *door, struct MHD_Connection *c)
 {
     struct exchange *x = calloc(1, sizeof(*x));
-    const union MHD_ConnectionInfo *peer = MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    const union MHD_ConnectionInfo *peer =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
 
     if (!x) {
         return NULL;
@@ -219,8 +231,8 @@ void *http_on_target(void *cls, const char *target, struct MHD_Connection *c)
 }
 
 /* Headers are there. */
-static void exchange_begin(struct exchange *x, struct MHD_Connection *c, const char *method, const char *url,
-                           const char *version)
+static void exchange_begin(struct exchange *x, struct MHD_Connection *c, const char *method,
+                           const char *url, const char *version)
 {
     const char *arg, *allow = NULL;
 
@@ -293,10 +305,13 @@ static void take_body(struct exchange *x, const char *data, size_t len)
     }
 }
 
-/* A body that is announced as too large: say so before it is sent, where the client waits for that or it is huge. */
+/* A body that is announced as too large: say so before it is sent, where the client
+ * waits for that or it is huge. */
 static bool refuse_unsent(struct exchange *x, struct MHD_Connection *c)
 {
-    const char *length = header(c, MHD_HTTP_HEADER_CONTENT_LENGTH), *expect = header(c, MHD_HTTP_HEADER_EXPECT);
+    const char *length = header(c, MHD_HTTP_HEADER_CONTENT_LENGTH),
+               *expect = header(c, MHD_HTTP_HEADER_EXPECT);
+
     unsigned long long n = length ? strtoull(length, NULL, 10) : 0,
                        max = (unsigned long long)x->server->settings->max_body_bytes;
 
@@ -336,8 +351,8 @@ bool exchange_argument(const struct exchange *x, const char *name, const char **
     const char *value = NULL;
     size_t len;
 
-    if (MHD_lookup_connection_value_n(x->connection, MHD_GET_ARGUMENT_KIND, name, strlen(name), &value, &len) !=
-        MHD_YES) {
+    if (MHD_lookup_connection_value_n(x->connection, MHD_GET_ARGUMENT_KIND, name, strlen(name),
+                                      &value, &len) != MHD_YES) {
         return false;
     }
     *ret = value ? value : "";
@@ -370,8 +385,9 @@ static enum MHD_Result dispatch(struct exchange *x, struct MHD_Connection *c)
     return begin_stream(x, c);
 }
 
-enum MHD_Result http_on_request(void *cls, struct MHD_Connection *c, const char *url, const char *method,
-                                const char *version, const char *data, size_t *size, void **context)
+enum MHD_Result http_on_request(void *cls, struct MHD_Connection *c, const char *url,
+                                const char *method, const char *version, const char *data,
+                                size_t *size, void **context)
 {
     struct exchange *x = *context;
 
@@ -389,9 +405,12 @@ enum MHD_Result http_on_request(void *cls, struct MHD_Connection *c, const char 
         take_body(x, data, *size);
         x->body_seen += *size;
         *size = 0;
-        set_due(x, x->body_begin_us, x->server->settings->body_timeout + (double)x->body_seen / LIMIT_BODY_BYTES_PER_S);
+        set_due(x, x->body_begin_us,
+                x->server->settings->body_timeout + (double)x->body_seen / LIMIT_BODY_BYTES_PER_S);
         /* An endless chunked body is cut off. */
-        return x->body_seen > (uint64_t)x->server->settings->max_body_bytes * REFUSED_BODY_FACTOR ? MHD_NO : MHD_YES;
+        return x->body_seen > (uint64_t)x->server->settings->max_body_bytes * REFUSED_BODY_FACTOR
+                   ? MHD_NO
+                   : MHD_YES;
     }
     if (x->peer) {
         x->peer->due_us = INT64_MAX;
@@ -412,7 +431,8 @@ static void count_request(const struct exchange *x)
     atomic_fetch_add(&s->requests[route][status_slot(x->status)], 1);
 }
 
-void http_on_completed(void *cls, struct MHD_Connection *c, void **context, enum MHD_RequestTerminationCode code)
+void http_on_completed(void *cls, struct MHD_Connection *c, void **context,
+                       enum MHD_RequestTerminationCode code)
 {
     struct exchange *x = *context;
 

@@ -1,7 +1,8 @@
 /* Stage 1, accept: libmicrohttpd's epoll pool, and what every route has in common.
  *
- * MHD accepts, parses, decrypts and answers; a request's body is gathered up to its cap, then its route's handler runs on
- * the pool's thread. A handler either answers at once or leaves a stream behind (stream.h).
+ * MHD accepts, parses, decrypts and answers; a request's body is gathered up to its
+ * cap, then its route's handler runs on the pool's thread. A handler either answers at
+ * once or leaves a stream behind (stream.h).
  */
 #ifndef QUIRE_SERVER_HTTP_H
 #define QUIRE_SERVER_HTTP_H
@@ -23,10 +24,13 @@ struct peer {
     int fd;
     bool left; /* the last sweep saw that the client closed its side */
     struct admitted admitted;
-    /* When it is closed unless it has come further by then: the end of the head, of the body, or of the rest between two
-     * requests; INT64_MAX while one is being answered. */
+    /* When it is closed unless it has come further by then: the end of the head, of the
+     * body, or of the rest between two requests; INT64_MAX while one is being
+     * answered. */
     _Atomic int64_t due_us;
-    _Atomic int64_t idle_us; /* when its last answer ended; 0: before the first, and from the next request's line on */
+    /* when its last answer ended; 0: before the first, and from the next request's line
+     * on */
+    _Atomic int64_t idle_us;
 };
 
 /* A socket that listens, and who answers there. */
@@ -104,14 +108,16 @@ struct reply {
     const char *allow;        /* Allow, with 405 and OPTIONS */
     struct buf body;
     bool close;
-    char nonce[33];   /* of a page's script and style, for its Content-Security-Policy; "": no page */
+    /* of a page's script and style, for its Content-Security-Policy; "": no page */
+    char nonce[33];
     int64_t retry_us; /* with 429, 503: when to come again; 0: by the rate at which requests end */
 };
 void reply_init(struct reply *r, int status);
 /* An error body in place of what was there. */
 void reply_error(struct reply *r, int status, const char *param, const char *message);
 
-/* Count an answer that grows, beside the request's body. False when that is more than the budget has: `r` says so then. */
+/* Count an answer that grows, beside the request's body. False when that is more than
+ * the budget has: `r` says so then. */
 bool reply_grow(struct exchange *x, struct reply *r, size_t bytes);
 /* 503 for what client-buffer-bytes has no room for. */
 void reply_no_room(struct reply *r);
@@ -121,13 +127,17 @@ enum MHD_Result reply_send(struct exchange *x, struct MHD_Connection *c, struct 
 enum MHD_Result reply_events(struct exchange *x, struct MHD_Connection *c);
 enum MHD_Result reply_collected(struct exchange *x, struct MHD_Connection *c);
 
-/* What MHD calls: a request's line, whose target is still as it came; its headers, body and end of body (http.c); its end; a
- * connection's begin and end (peers.c). `door` is a struct door. */
+/* What MHD calls: a request's line, whose target is still as it came; its headers, body
+ * and end of body (http.c); its end; a connection's begin and end (peers.c). `door` is
+ * a struct door. */
 void *http_on_target(void *door, const char *target, struct MHD_Connection *c);
-enum MHD_Result http_on_request(void *door, struct MHD_Connection *c, const char *url, const char *method,
-                                const char *version, const char *data, size_t *size, void **context);
-void http_on_completed(void *door, struct MHD_Connection *c, void **context, enum MHD_RequestTerminationCode code);
-void http_on_connection(void *door, struct MHD_Connection *c, void **context, enum MHD_ConnectionNotificationCode code);
+enum MHD_Result http_on_request(void *door, struct MHD_Connection *c, const char *url,
+                                const char *method, const char *version, const char *data,
+                                size_t *size, void **context);
+void http_on_completed(void *door, struct MHD_Connection *c, void **context,
+                       enum MHD_RequestTerminationCode code);
+void http_on_connection(void *door, struct MHD_Connection *c, void **context,
+                        enum MHD_ConnectionNotificationCode code);
 
 struct route {
     const char *method; /* GET or POST */
@@ -139,34 +149,42 @@ struct route {
     bool needs_engine;  /* 503 while starting */
     bool limited;       /* counts for the key's limits */
     bool generates;     /* the engine will be asked */
-    /* Answer into `r`; or set x->stream, and nothing of `r` is used. `arg`: what follows a prefix. */
+    /* Answer into `r`; or set x->stream, and nothing of `r` is used. `arg`: what
+     * follows a prefix. */
     void (*handle)(struct exchange *x, const char *arg, struct reply *r);
 };
 extern const struct route routes[];
 extern const int n_routes;
 /* NULL with *ret_allow set: the path exists, with other methods. */
-const struct route *route_find(const char *method, const char *path, const char **ret_arg, const char **ret_allow);
+const struct route *route_find(const char *method, const char *path, const char **ret_arg,
+                               const char **ret_allow);
 
-/* Whether the URL has the argument `name`; its value ("" without one) in *ret. While a handler runs. */
+/* Whether the URL has the argument `name`; its value ("" without one) in *ret. While a
+ * handler runs. */
 bool exchange_argument(const struct exchange *x, const char *name, const char **ret);
 
 /* Handlers of GET / and GET /debug/kv (ui.c). */
 void handle_page(struct exchange *x, const char *arg, struct reply *r);
 void handle_watch(struct exchange *x, const char *arg, struct reply *r);
 
-/* Read the keys file and the certificate again; whichever is bad stays as it was. Each is told in the log. */
+/* Read the keys file and the certificate again; whichever is bad stays as it was. Each
+ * is told in the log. */
 void server_reload(struct server *s);
-/* Bind and start answering; `s->settings` is set. Everything but the engine is ready. */
+/* Bind and start answering; `s->settings` is set. Everything but the engine is
+ * ready. */
 int server_open(struct server *s, const struct settings *settings, struct err *e);
 /* The engine is there: requests are taken from here on. */
 void server_ready(struct server *s, struct engine *engine);
-/* Some times a second, from main: connections that bring no request in time, or whose client left, are closed. */
+/* Some times a second, from main: connections that bring no request in time, or whose
+ * client left, are closed. */
 void server_sweep(struct server *s);
 /* Requests that have not been answered to the end. */
 int64_t server_busy(const struct server *s);
-/* Answer nothing more; joins MHD's threads. All streams must be gone (stream_hub_abort). */
+/* Answer nothing more; joins MHD's threads. All streams must be gone
+ * (stream_hub_abort). */
 void server_stop(struct server *s);
-/* server_stop, and give everything back. The engine, which uses the hub's sink, must be gone. */
+/* server_stop, and give everything back. The engine, which uses the hub's sink, must be
+ * gone. */
 void server_close(struct server *s);
 
 /* One line for a request that has ended; one for each of the first prompts of one that

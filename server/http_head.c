@@ -8,7 +8,8 @@
 
 /* ---- bytes ---- */
 
-/* RFC 9110 section 5.6.2: what methods, names of fields and names of codings are made of. */
+/* RFC 9110 section 5.6.2: what methods, names of fields and names of codings are made
+ * of. */
 static bool is_token(const char *text, size_t len)
 {
     static const char allowed[] = "!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -66,7 +67,8 @@ const char *http_target_check(const char *target)
             }
         }
     }
-    bool absolute = strncasecmp(target, "http://", 7) == 0 || strncasecmp(target, "https://", 8) == 0;
+    bool absolute =
+        strncasecmp(target, "http://", 7) == 0 || strncasecmp(target, "https://", 8) == 0;
     if (target[0] != '/' && !absolute && strcmp(target, "*") != 0) {
         return "the request target must begin with '/'";
     }
@@ -86,8 +88,8 @@ static struct http_verdict check_request_line(const struct http_head *h)
 
 /* ---- the bytes between the strings ---- */
 
-/* The length of the line end, overwritten by NUL, between `at` and `next`: 2 for CRLF, 1 for a
- * bare LF, 0 where anything else is between them. */
+/* The length of the line end, overwritten by NUL, between `at` and `next`: 2 for CRLF,
+ * 1 for a bare LF, 0 where anything else is between them. */
 static size_t line_end(const char *at, const char *next)
 {
     uintptr_t from = (uintptr_t)at, to = (uintptr_t)next;
@@ -210,8 +212,8 @@ static struct http_verdict check_codings(const struct http_head *h, size_t n)
     return exact ? accept() : refuse(400, "Transfer-Encoding must be one coding, chunked");
 }
 
-/* A chunked body's end is found by the library alone, which shows none of its bytes: whatever
- * it has taken for the end, nothing behind it may be read as a request. */
+/* A chunked body's end is found by the library alone, which shows none of its bytes:
+ * whatever it has taken for the end, nothing behind it may be read as a request. */
 static struct http_verdict check_body(const struct http_head *h)
 {
     const char *coding, *length;

@@ -1,10 +1,11 @@
-/* What of a request's head is refused although the HTTP library takes it: heads that RFC 9112
- * calls faulty, and those that a proxy in front could read in another way (request smuggling).
- * Pure functions of what the library hands over.
+/* What of a request's head is refused although the HTTP library takes it: heads that
+ * RFC 9112 calls faulty, and those that a proxy in front could read in another way
+ * (request smuggling). Pure functions of what the library hands over.
  *
- * libmicrohttpd 0.9 parses a head in place: method, target, version, names and values point into
- * the bytes as they came, with separators overwritten by NUL. So the bytes between one string and
- * the next tell what the library has cut off or joined, and how lines ended.
+ * libmicrohttpd 0.9 parses a head in place: method, target, version, names and values
+ * point into the bytes as they came, with separators overwritten by NUL. So the bytes
+ * between one string and the next tell what the library has cut off or joined, and how
+ * lines ended.
  */
 #ifndef QUIRE_SERVER_HTTP_HEAD_H
 #define QUIRE_SERVER_HTTP_HEAD_H
@@ -12,7 +13,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* As the library hands it over: NUL-terminated, the value without the blanks before it. */
+/* As the library hands it over: NUL-terminated, the value without the blanks before
+ * it. */
 struct http_field {
     const char *name, *value;
 };

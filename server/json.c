@@ -26,9 +26,11 @@ static int scan_value(struct scan *s, int depth, cJSON *v);
 static int scan_fail(struct scan *s, const char *what)
 {
     if (s->at >= s->len) {
-        return err_set(s->e, ERR_INVALID, "body is not valid JSON: it ends where %s was expected", what);
+        return err_set(s->e, ERR_INVALID, "body is not valid JSON: it ends where %s was expected",
+                       what);
     }
-    return err_set(s->e, ERR_INVALID, "body is not valid JSON: expected %s at byte %zu", what, s->at);
+    return err_set(s->e, ERR_INVALID, "body is not valid JSON: expected %s at byte %zu", what,
+                   s->at);
 }
 
 static void scan_space(struct scan *s)
@@ -64,8 +66,8 @@ size_t utf8_char_len(const unsigned char *s, size_t left)
         }
     }
     /* Overlong forms, surrogates, beyond U+10FFFF. */
-    bool wrong = (a == 0xe0 && s[1] < 0xa0) || (a == 0xed && s[1] > 0x9f) || (a == 0xf0 && s[1] < 0x90) ||
-                 (a == 0xf4 && s[1] > 0x8f);
+    bool wrong = (a == 0xe0 && s[1] < 0xa0) || (a == 0xed && s[1] > 0x9f) ||
+                 (a == 0xf0 && s[1] < 0x90) || (a == 0xf4 && s[1] > 0x8f);
     return wrong ? 0 : n;
 }
 
@@ -109,10 +111,12 @@ static int scan_unicode(struct scan *s, uint32_t *ret)
     if (unit < 0xd800 || unit > 0xdfff) {
         return 0;
     }
-    bool pair = unit < 0xdc00 && s->at + 6 <= s->len && s->text[s->at] == '\\' && s->text[s->at + 1] == 'u';
+    bool pair =
+        unit < 0xdc00 && s->at + 6 <= s->len && s->text[s->at] == '\\' && s->text[s->at + 1] == 'u';
     int low = pair ? scan_hex4(s, s->at + 2) : -1;
     if (low < 0xdc00 || low > 0xdfff) {
-        return err_set(s->e, ERR_INVALID, "body has half of a surrogate pair (\\u%04x) at byte %zu", unit, s->at - 6);
+        return err_set(s->e, ERR_INVALID, "body has half of a surrogate pair (\\u%04x) at byte %zu",
+                       unit, s->at - 6);
     }
     s->at += 6;
     *ret = 0x10000 + ((uint32_t)(unit - 0xd800) << 10) + (uint32_t)(low - 0xdc00);
@@ -151,9 +155,10 @@ static int scan_string(struct scan *s, bool *ret_escaped)
             return 0;
         }
         if (first < 0x20) {
-            return err_set(s->e, ERR_INVALID,
-                           "body has a control character (0x%02x) inside a string at byte %zu: escape it", first,
-                           s->at);
+            return err_set(
+                s->e, ERR_INVALID,
+                "body has a control character (0x%02x) inside a string at byte %zu: escape it",
+                first, s->at);
         }
         if (first == '\\') {
             s->at++;
@@ -338,7 +343,8 @@ static int read_member_name(struct scan *s, cJSON *v)
         return rc;
     }
     if (v && strlen(v->string) != len) {
-        return err_set(s->e, ERR_INVALID, "body has a member whose name holds the character NUL at byte %zu", at);
+        return err_set(s->e, ERR_INVALID,
+                       "body has a member whose name holds the character NUL at byte %zu", at);
     }
     scan_space(s);
     return scan_take(s, ':') ? 0 : scan_fail(s, "':'");
@@ -417,7 +423,8 @@ static int read_word(struct scan *s, const char *word, int type, cJSON *v)
 static int scan_value(struct scan *s, int depth, cJSON *v)
 {
     if (depth > LIMIT_JSON_DEPTH) {
-        return err_set(s->e, ERR_INVALID, "body nests deeper than %d levels at byte %zu", LIMIT_JSON_DEPTH, s->at);
+        return err_set(s->e, ERR_INVALID, "body nests deeper than %d levels at byte %zu",
+                       LIMIT_JSON_DEPTH, s->at);
     }
     if (++s->values > LIMIT_JSON_VALUES) {
         return err_set(s->e, ERR_INVALID, "body holds more than %d values", LIMIT_JSON_VALUES);
@@ -524,7 +531,8 @@ static int64_t exponent_of(const char *text)
 
 /* Where the decimal point of a number's text stands, and its digits other than zeros in
  * front and behind: those of [first, last], which may have the point between them; NULL
- * for zero. The value is those digits as an integer times ten to the power of `scale`. */
+ * for zero. The value is those digits as an integer times ten to the power of
+ * `scale`. */
 struct decimal {
     const char *first, *last;
     int64_t scale;
@@ -566,7 +574,8 @@ static int text_integer(uint64_t *ret, const char *digits)
         return ERR_FULL;
     }
     for (const char *p = d.first; p <= d.last; p++) {
-        if (*p != '.' && (__builtin_mul_overflow(n, 10, &n) || __builtin_add_overflow(n, (uint64_t)(*p - '0'), &n))) {
+        if (*p != '.' && (__builtin_mul_overflow(n, 10, &n) ||
+                          __builtin_add_overflow(n, (uint64_t)(*p - '0'), &n))) {
             return ERR_FULL;
         }
     }
@@ -601,7 +610,8 @@ const char *json_number_text(const cJSON *v, char room[JSON_NUMBER_ROOM])
     } else if (strlen(v->valuestring) <= SHOWN) {
         snprintf(room, JSON_NUMBER_ROOM, "%s", v->valuestring);
     } else {
-        snprintf(room, JSON_NUMBER_ROOM, "%.*s... (%zu characters)", SHOWN, v->valuestring, strlen(v->valuestring));
+        snprintf(room, JSON_NUMBER_ROOM, "%.*s... (%zu characters)", SHOWN, v->valuestring,
+                 strlen(v->valuestring));
     }
     return room;
 }

@@ -36,7 +36,8 @@ static int check_new(const struct key_list *l, const struct key_entry *k, struct
             return err_set(e, ERR_INVALID, "the name '%s' is there twice", k->name);
         }
         if (memcmp(l->key[i].digest, k->digest, sizeof(k->digest)) == 0) {
-            return err_set(e, ERR_INVALID, "the key of '%s' is that of '%s' too", k->name, l->key[i].name);
+            return err_set(e, ERR_INVALID, "the key of '%s' is that of '%s' too", k->name,
+                           l->key[i].name);
         }
     }
     return l->n < LIMIT_API_KEYS ? 0 : err_set(e, ERR_INVALID, "more than %d keys", LIMIT_API_KEYS);
@@ -45,6 +46,7 @@ static int check_new(const struct key_list *l, const struct key_entry *k, struct
 static int append(struct key_list *l, const struct key_entry *k, struct err *e)
 {
     int rc = check_new(l, k, e);
+
     if (rc) {
         return rc;
     }
@@ -62,12 +64,14 @@ static int set_key(struct key_entry *k, const char *key, size_t len, struct err 
     for (size_t i = 0; i < len; i++) {
         if (!isgraph((unsigned char)key[i])) {
             return err_set(e, ERR_INVALID,
-                           "a key holds a character that no HTTP header can carry; printable ASCII without spaces is "
+                           "a key holds a character that no HTTP header can carry; printable ASCII "
+                           "without spaces is "
                            "allowed, and a line of several words begins with name=");
         }
     }
     if (len < 1 || len > LIMIT_API_KEY_BYTES) {
-        return err_set(e, ERR_INVALID, "a key has 1 to %d bytes, not %zu", LIMIT_API_KEY_BYTES, len);
+        return err_set(e, ERR_INVALID, "a key has 1 to %d bytes, not %zu", LIMIT_API_KEY_BYTES,
+                       len);
     }
     return key_digest(k->digest, key, len) ? err_set(e, ERR_IO, "SHA-256 is not to be had") : 0;
 }
@@ -81,15 +85,19 @@ static int add_plain(struct key_list *l, const char *key, size_t len, struct err
     return rc ? rc : append(l, &k, e);
 }
 
-/* ---- the words of an entry. A refusal quotes no word but names: what stands in a wrong place may be a key ---- */
+/* ---- the words of an entry ---- */
+
+/* A refusal quotes no word but names: what stands in a wrong place may be a key. */
 
 static int set_name(struct key_entry *k, const char *value, struct err *e)
 {
-    static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+    static const char allowed[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
     size_t len = strlen(value);
 
     if (len < 1 || len > LIMIT_KEY_NAME_BYTES || strspn(value, allowed) != len) {
-        return err_set(e, ERR_INVALID, "a name has 1 to %d letters, digits, '.', '_' or '-'", LIMIT_KEY_NAME_BYTES);
+        return err_set(e, ERR_INVALID, "a name has 1 to %d letters, digits, '.', '_' or '-'",
+                       LIMIT_KEY_NAME_BYTES);
     }
     memcpy(k->name, value, len + 1);
     k->named = true;
@@ -109,16 +117,20 @@ static int set_digest(struct key_entry *k, const char *value, struct err *e)
             k->digest[i] = (uint8_t)((high - digits) << 4 | (low - digits));
         }
     }
-    return right ? 0 : err_set(e, ERR_INVALID, "sha256 wants %d hexadecimal digits", 2 * KEY_DIGEST_BYTES);
+    return right ? 0
+                 : err_set(e, ERR_INVALID, "sha256 wants %d hexadecimal digits",
+                           2 * KEY_DIGEST_BYTES);
 }
 
 static int set_count(int32_t *ret, const char *word, const char *value, struct err *e)
 {
     char *end;
+
     long long n = strtoll(value, &end, 10);
 
     if (!isdigit((unsigned char)value[0]) || *end || n < 1 || n > INT32_MAX) {
-        return err_set(e, ERR_INVALID, "%s must be a whole number from 1; without it there is no limit", word);
+        return err_set(e, ERR_INVALID,
+                       "%s must be a whole number from 1; without it there is no limit", word);
     }
     *ret = (int32_t)n;
     return 0;
@@ -139,14 +151,15 @@ static int set_weight(struct key_limits *l, const char *value, struct err *e)
 static int set_priority(struct key_limits *l, const char *value, struct err *e)
 {
     char *end, *last = NULL;
+
     long long low = strtoll(value, &end, 10), high = low;
     bool range = strncmp(end, "..", 2) == 0;
 
     if (range) {
         high = strtoll(end + 2, &last, 10);
     }
-    if (end == value || (range ? last == end + 2 || *last : *end) || low < INT32_MIN || high > INT32_MAX ||
-        low > high) {
+    if (end == value || (range ? last == end + 2 || *last : *end) || low < INT32_MIN ||
+        high > INT32_MAX || low > high) {
         return err_set(e, ERR_INVALID, "priority must be LOW..HIGH or one number");
     }
     l->priority_low = (int32_t)low;
@@ -154,7 +167,8 @@ static int set_priority(struct key_limits *l, const char *value, struct err *e)
     return 0;
 }
 
-static int set_word(struct key_entry *k, const char *word, const char *value, bool *has_key, struct err *e)
+static int set_word(struct key_entry *k, const char *word, const char *value, bool *has_key,
+                    struct err *e)
 {
     struct key_limits *l = &k->limits;
 
@@ -180,7 +194,8 @@ static int set_word(struct key_entry *k, const char *word, const char *value, bo
                                                                 : NULL;
     return count ? set_count(count, word, value, e)
                  : err_set(e, ERR_INVALID,
-                           "a word is not known; name, key, sha256, weight, priority, requests_per_minute, "
+                           "a word is not known; name, key, sha256, weight, priority, "
+                           "requests_per_minute, "
                            "tokens_per_minute and concurrent_requests are");
 }
 
@@ -202,7 +217,8 @@ static int add_entry(struct key_list *l, char *line, struct err *e)
             return rc;
         }
     }
-    return has_key ? append(l, &k, e) : err_set(e, ERR_INVALID, "the entry '%s' has neither key nor sha256", k.name);
+    return has_key ? append(l, &k, e)
+                   : err_set(e, ERR_INVALID, "the entry '%s' has neither key nor sha256", k.name);
 }
 
 /* ---- the file ---- */

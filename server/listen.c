@@ -35,7 +35,8 @@ static int listen_unix(int *ret, const char *path, const char *param, struct err
     struct stat st;
 
     if (strlen(path) >= sizeof(a.sun_path)) {
-        return err_set_param(e, ERR_INVALID, param, "%s is a path of %zu bytes; at most %zu are allowed", param,
+        return err_set_param(e, ERR_INVALID, param,
+                             "%s is a path of %zu bytes; at most %zu are allowed", param,
                              strlen(path), sizeof(a.sun_path) - 1);
     }
     strcpy(a.sun_path, path);
@@ -44,14 +45,15 @@ static int listen_unix(int *ret, const char *path, const char *param, struct err
         return err_set(e, ERR_IO, "cannot make a socket: %s", strerror(errno));
     }
     /* A path left by a server that is gone is replaced; one that answers is not. */
-    if (lstat(path, &st) == 0 && S_ISSOCK(st.st_mode) && connect(fd, (struct sockaddr *)&a, sizeof(a)) != 0 &&
-        errno == ECONNREFUSED) {
+    if (lstat(path, &st) == 0 && S_ISSOCK(st.st_mode) &&
+        connect(fd, (struct sockaddr *)&a, sizeof(a)) != 0 && errno == ECONNREFUSED) {
         unlink(path);
     }
     if (bind(fd, (struct sockaddr *)&a, sizeof(a)) != 0 || listen(fd, BACKLOG) != 0) {
         int rc = err_set_param(e, ERR_IO, param, "cannot listen on %s '%s': %s", param, path,
-                               errno == EADDRINUSE ? "the path is in use; stop the other server or choose another"
-                                                   : strerror(errno));
+                               errno == EADDRINUSE
+                                   ? "the path is in use; stop the other server or choose another"
+                                   : strerror(errno));
         close(fd);
         return rc;
     }
@@ -83,14 +85,17 @@ static int listen_at(const struct addrinfo *a)
 static int listen_error(const char *host, const char *port, struct err *e)
 {
     if (errno == EADDRINUSE) {
-        return err_set_param(e, ERR_IO, "port",
-                             "port %s on %s is in use by another process; stop it or choose another with --port", port,
-                             host);
+        return err_set_param(
+            e, ERR_IO, "port",
+            "port %s on %s is in use by another process; stop it or choose another with --port",
+            port, host);
     }
     if (errno == EACCES) {
-        return err_set_param(e, ERR_IO, "port", "port %s needs privileges; choose one above 1023 with --port", port);
+        return err_set_param(e, ERR_IO, "port",
+                             "port %s needs privileges; choose one above 1023 with --port", port);
     }
-    return err_set_param(e, ERR_IO, "host", "cannot listen on %s port %s: %s", host, port, strerror(errno));
+    return err_set_param(e, ERR_IO, "host", "cannot listen on %s port %s: %s", host, port,
+                         strerror(errno));
 }
 
 static int listen_tcp(int *ret, const char *host, const char *port, struct err *e)
@@ -105,8 +110,8 @@ static int listen_tcp(int *ret, const char *host, const char *port, struct err *
     bare[strcspn(bare, "]")] = '\0';
     int rc = getaddrinfo(bare, port, &hints, &list);
     if (rc) {
-        return err_set_param(e, ERR_INVALID, "host", "host '%s' is no address of this machine: %s", host,
-                             gai_strerror(rc));
+        return err_set_param(e, ERR_INVALID, "host", "host '%s' is no address of this machine: %s",
+                             host, gai_strerror(rc));
     }
     int fd = -1;
     for (const struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
@@ -168,10 +173,11 @@ static int listen_address(int *ret_fd, const char *where, struct err *e)
     size_t len = colon ? (size_t)(colon - where) : 0;
     bool bracket = len > 1 && where[0] == '[' && where[len - 1] == ']';
 
-    if (!end || end == colon + 1 || *end || port < 0 || port > 65535 || len == 0 || len >= sizeof(host) ||
-        (!bracket && memchr(where, ':', len))) {
+    if (!end || end == colon + 1 || *end || port < 0 || port > 65535 || len == 0 ||
+        len >= sizeof(host) || (!bracket && memchr(where, ':', len))) {
         return err_set_param(e, ERR_INVALID, "admin-listen",
-                             "admin-listen '%.200s' must be ADDRESS:PORT, [IPV6]:PORT or unix:PATH", where);
+                             "admin-listen '%.200s' must be ADDRESS:PORT, [IPV6]:PORT or unix:PATH",
+                             where);
     }
     memcpy(host, where, len);
     host[len] = '\0';
@@ -182,7 +188,8 @@ static int listen_address(int *ret_fd, const char *where, struct err *e)
 int listen_admin(int *ret_fd, char *url, size_t url_size, const char *where, struct err *e)
 {
     bool path = strncmp(where, "unix:", 5) == 0;
-    int rc = path ? listen_unix(ret_fd, where + 5, "admin-listen", e) : listen_address(ret_fd, where, e);
+    int rc =
+        path ? listen_unix(ret_fd, where + 5, "admin-listen", e) : listen_address(ret_fd, where, e);
 
     if (rc == 0) {
         describe(url, url_size, *ret_fd, false);
@@ -217,7 +224,8 @@ int64_t raise_nofile(int64_t connections)
         return connections;
     }
     int64_t fit = MAX((int64_t)r.rlim_cur - SPARE_DESCRIPTORS, (int64_t)r.rlim_cur / 2);
-    log_event(LOG_WARN, "few_descriptors", LOG_I64("limit", (int64_t)r.rlim_cur), LOG_I64("max_connections", fit),
+    log_event(LOG_WARN, "few_descriptors", LOG_I64("limit", (int64_t)r.rlim_cur),
+              LOG_I64("max_connections", fit),
               LOG_STR("hint", "raise the hard limit of open files (ulimit -Hn, LimitNOFILE=)"));
     return fit;
 }

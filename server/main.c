@@ -13,16 +13,18 @@ extern char **environ;
 
 static void print_help(FILE *out)
 {
-    fprintf(out, "quire " QUIRE_VERSION ": serves large language models to OpenAI clients\n\n"
-                 "usage: quire COMMAND [flags]\n\n"
-                 "  serve [MODEL]  answer requests; MODEL is a directory, a bundled name, or null\n"
-                 "  bench          measure the engine in this process, or a server: quire bench --help\n"
-                 "  simulate       the scheduler under a cost model, a day in seconds: quire simulate --help\n"
-                 "  config         print every setting and where its value came from\n"
-                 "  health         ask a running server whether it is ready (exit status 0 or 1)\n"
-                 "  version        print the version\n"
-                 "  help           print this\n\n"
-                 "quire serve --help lists the settings.\n");
+    fprintf(out,
+            "quire " QUIRE_VERSION ": serves large language models to OpenAI clients\n\n"
+            "usage: quire COMMAND [flags]\n\n"
+            "  serve [MODEL]  answer requests; MODEL is a directory, a bundled name, or null\n"
+            "  bench          measure the engine in this process, or a server: quire bench --help\n"
+            "  simulate       the scheduler under a cost model, a day in seconds: quire simulate "
+            "--help\n"
+            "  config         print every setting and where its value came from\n"
+            "  health         ask a running server whether it is ready (exit status 0 or 1)\n"
+            "  version        print the version\n"
+            "  help           print this\n\n"
+            "quire serve --help lists the settings.\n");
 }
 
 static int config_main(int argc, char **argv, char **env)
@@ -31,7 +33,8 @@ static int config_main(int argc, char **argv, char **env)
     struct err e = {0};
     bool help = false;
 
-    /* For scripts/check-readme and deploy/make-man: the settings as the README and the manual page show them. */
+    /* For scripts/check-readme and deploy/make-man: the settings as the README and the
+     * manual page show them. */
     if (argc == 1 && strcmp(argv[0], "--markdown") == 0) {
         settings_markdown(stdout);
         return 0;
@@ -86,8 +89,8 @@ static int run_command(const char *name, int n, char **rest)
     return 2;
 }
 
-/* Started with some of the first three descriptors closed, the next files would get their numbers, and the log its lines
- * written into them. */
+/* Started with some of the first three descriptors closed, the next files would get
+ * their numbers, and the log its lines written into them. */
 static void hold_standard_files(void)
 {
     int fd = open("/dev/null", O_RDWR);
@@ -103,7 +106,8 @@ static void hold_standard_files(void)
 int main(int argc, char **argv)
 {
     hold_standard_files();
-    int status = run_command(argc > 1 ? argv[1] : "help", argc > 2 ? argc - 2 : 0, argv + (argc > 2 ? 2 : argc));
+    int status = run_command(argc > 1 ? argv[1] : "help", argc > 2 ? argc - 2 : 0,
+                             argv + (argc > 2 ? 2 : argc));
     /* What was asked for is on standard output: a full disk is a failure. */
     if ((fflush(stdout) != 0 || ferror(stdout)) && status == 0) {
         fprintf(stderr, "quire: standard output cannot be written; is the disk full?\n");

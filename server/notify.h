@@ -1,4 +1,5 @@
-/* What systemd is told (sd_notify's protocol, without libsystemd). All of it does nothing outside systemd. */
+/* What systemd is told (sd_notify's protocol, without libsystemd). All of it does
+ * nothing outside systemd. */
 #ifndef QUIRE_SERVER_NOTIFY_H
 #define QUIRE_SERVER_NOTIFY_H
 

@@ -1,4 +1,5 @@
-/* Connections between requests: those that bring none in time, and those whose client left unseen, are closed. */
+/* Connections between requests: those that bring none in time, and those whose client
+ * left unseen, are closed. */
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -8,10 +9,12 @@
 
 #include "server/http.h"
 
-/* It is closed where its address has too many: the library, which has taken it, sees its end. */
+/* It is closed where its address has too many: the library, which has taken it, sees
+ * its end. */
 static struct peer *peer_new(struct door *door, struct MHD_Connection *c, int fd)
 {
-    const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
     const struct settings *settings = door->server->settings;
     struct peer *p = calloc(1, sizeof(*p));
 
@@ -49,7 +52,8 @@ static void peers_remove(struct server *s, struct peer *p)
     pthread_mutex_unlock(&s->peers_lock);
 }
 
-void http_on_connection(void *cls, struct MHD_Connection *c, void **context, enum MHD_ConnectionNotificationCode code)
+void http_on_connection(void *cls, struct MHD_Connection *c, void **context,
+                        enum MHD_ConnectionNotificationCode code)
 {
     struct door *door = cls;
     struct server *s = door->server;
@@ -75,8 +79,9 @@ void http_on_connection(void *cls, struct MHD_Connection *c, void **context, enu
     }
 }
 
-/* Which of the connections between requests have a client that left: microhttpd 0.9.75 misses it where the last bytes of a
- * request cut short and the end came together (it takes a short read for "nothing more", and the edge is gone). */
+/* Which of the connections between requests have a client that left: microhttpd 0.9.75
+ * misses it where the last bytes of a request cut short and the end came together (it
+ * takes a short read for "nothing more", and the edge is gone). */
 static void poll_peers(const struct server *s, struct pollfd *p, nfds_t n)
 {
     nfds_t i = 0;
@@ -90,7 +95,8 @@ static void poll_peers(const struct server *s, struct pollfd *p, nfds_t n)
     }
 }
 
-/* How long until the requests waiting now have ended, at the rate of the last seconds. */
+/* How long until the requests waiting now have ended, at the rate of the last
+ * seconds. */
 static void estimate_retry(struct server *s, double seconds)
 {
     enum { LONGEST_S = 120 };
@@ -107,13 +113,14 @@ static void estimate_retry(struct server *s, double seconds)
     double share = MIN(seconds / 10, 1);
     s->ended_per_s += share * ((double)(ended - s->ended) / seconds - s->ended_per_s);
     s->ended = ended;
-    double wait = (double)atomic_load_explicit(&stats->waiting, memory_order_relaxed) / MAX(s->ended_per_s, 1e-3);
+    double wait = (double)atomic_load_explicit(&stats->waiting, memory_order_relaxed) /
+                  MAX(s->ended_per_s, 1e-3);
     atomic_store(&s->retry_after_s, (int)MIN(MAX(wait + 0.5, 1), LONGEST_S));
 }
 
-/* Whether bytes have come since its last answer ended. The library tells of a request once its line is whole; the kernel
- * tells before (of TCP, to a tick or two of its clock: what comes at the end of the answer is taken for a part of its
- * request). */
+/* Whether bytes have come since its last answer ended. The library tells of a request
+ * once its line is whole; the kernel tells before (of TCP, to a tick or two of its
+ * clock: what comes at the end of the answer is taken for a part of its request). */
 static bool has_begun(const struct peer *p, int64_t idle_us, int64_t now)
 {
     enum { TICKS_US = 50 * 1000 };
@@ -124,10 +131,12 @@ static bool has_begun(const struct peer *p, int64_t idle_us, int64_t now)
            now - info.tcpi_last_data_recv * (int64_t)1000 > idle_us + TICKS_US;
 }
 
-/* A request's head has header-timeout from its first byte on, as far as that is known. */
+/* A request's head has header-timeout from its first byte on, as far as that is
+ * known. */
 static void start_head(struct peer *p, double header_timeout, int64_t now)
 {
-    int64_t due_us = p->due_us, idle_us = p->idle_us, until_us = now + (int64_t)(header_timeout * 1e6);
+    int64_t due_us = p->due_us, idle_us = p->idle_us,
+            until_us = now + (int64_t)(header_timeout * 1e6);
 
     if (due_us > until_us && due_us != INT64_MAX && has_begun(p, idle_us, now)) {
         /* Unless its thread has set another one meanwhile. */
@@ -160,7 +169,8 @@ static void close_left(struct server *s)
         poll_peers(s, polled, n);
     }
     for (struct peer *p = s->peers; p; p = p->next, i++) {
-        /* Seen twice, a second apart: what it sent before it left has been looked at. */
+        /* Seen twice, a second apart: what it sent before it left has been looked
+         * at. */
         bool left = polled && (polled[i].revents & (POLLRDHUP | POLLHUP | POLLERR));
         if (left && p->left) {
             shutdown(p->fd, SHUT_RDWR);
@@ -179,7 +189,8 @@ void server_sweep(struct server *s)
     if (second) {
         estimate_retry(s, (double)(now - s->swept_us) / 1e6);
         s->swept_us = now;
-        atomic_fetch_add(&s->hub.n_slow, (uint64_t)budget_sweep(&s->hub.budget, LIMIT_STALL_S * (int64_t)1000000));
+        atomic_fetch_add(&s->hub.n_slow,
+                         (uint64_t)budget_sweep(&s->hub.budget, LIMIT_STALL_S * (int64_t)1000000));
     }
     pthread_mutex_lock(&s->peers_lock);
     close_due(s, now);

@@ -45,7 +45,8 @@ static struct quota_view bucket_view(struct bucket *b, int32_t per_minute, int64
     if (per_minute == 0) {
         return (struct quota_view){0};
     }
-    return (struct quota_view){per_minute, (int32_t)MAX(b->level, 0), bucket_reach_us(b, per_minute)};
+    return (struct quota_view){per_minute, (int32_t)MAX(b->level, 0),
+                               bucket_reach_us(b, per_minute)};
 }
 
 /* ---- clients ---- */
@@ -70,18 +71,21 @@ void client_release(struct client *c)
     pthread_mutex_destroy(&c->lock);
 }
 
-static void refuse(struct client *c, enum quota_kind kind, int64_t limit, int64_t wait_us, struct quota_refusal *ret)
+static void refuse(struct client *c, enum quota_kind kind, int64_t limit, int64_t wait_us,
+                   struct quota_refusal *ret)
 {
     atomic_fetch_add(&c->n_limited[kind], 1);
     ret->wait_us = wait_us;
     if (kind == QUOTA_CONCURRENT) {
         snprintf(ret->text, sizeof(ret->text),
-                 "rate limit: %lld requests at once are allowed with this key, and so many are under way",
+                 "rate limit: %lld requests at once are allowed with this key, and so many are "
+                 "under way",
                  (long long)limit);
     } else {
         snprintf(ret->text, sizeof(ret->text),
-                 "rate limit: %lld %s%s a minute are allowed with this key; try again in %.3f s", (long long)limit,
-                 quota_kind_name(kind), kind == QUOTA_BYTES ? " of request bodies" : "", (double)wait_us / 1e6);
+                 "rate limit: %lld %s%s a minute are allowed with this key; try again in %.3f s",
+                 (long long)limit, quota_kind_name(kind),
+                 kind == QUOTA_BYTES ? " of request bodies" : "", (double)wait_us / 1e6);
     }
 }
 
@@ -155,8 +159,8 @@ void client_end(struct client *c)
     pthread_mutex_unlock(&c->lock);
 }
 
-void client_view(struct client *c, const struct key_limits *l, int64_t now_us, struct quota_view *ret_requests,
-                 struct quota_view *ret_tokens)
+void client_view(struct client *c, const struct key_limits *l, int64_t now_us,
+                 struct quota_view *ret_requests, struct quota_view *ret_tokens)
 {
     pthread_mutex_lock(&c->lock);
     *ret_requests = bucket_view(&c->requests, l->requests_per_minute, now_us);

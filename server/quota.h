@@ -1,5 +1,5 @@
-/* What the owner of a key has used and may still use: token buckets of requests, tokens and bytes of bodies a minute,
- * requests under way.
+/* What the owner of a key has used and may still use: token buckets of requests, tokens
+ * and bytes of bodies a minute, requests under way.
  *
  * A bucket holds a minute's worth and fills evenly. A request takes one from the bucket
  * of requests and its body from the bucket of bytes when it comes, its prompts' tokens
@@ -66,7 +66,7 @@ struct quota_view {
     int32_t limit, remaining; /* limit 0: none */
     int64_t reset_us;         /* until the bucket is full */
 };
-void client_view(struct client *c, const struct key_limits *l, int64_t now_us, struct quota_view *ret_requests,
-                 struct quota_view *ret_tokens);
+void client_view(struct client *c, const struct key_limits *l, int64_t now_us,
+                 struct quota_view *ret_requests, struct quota_view *ret_tokens);
 
 #endif

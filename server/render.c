@@ -8,11 +8,14 @@
 #include "server/writer.h"
 
 enum {
-    PORTION_UNITS = 1024, /* of JSON that are made before another stream has its turn: some tenths of a millisecond */
+    /* of JSON that are made before another stream has its turn: some tenths of a
+     * millisecond */
+    PORTION_UNITS = 1024,
     SLICE_BYTES = 64 * 1024,  /* of a shared prompt that are copied at once */
     AHEAD_BYTES = 128 * 1024, /* made and not taken by the writer: no more is made */
-    PARK_BYTES = 256 * 1024,  /* waiting to be made: the requests are parked until a quarter of it is left */
-    KEEP_BYTES = 1 << 20,     /* a scratch buffer larger than this is given back */
+    /* waiting to be made: the requests are parked until a quarter of it is left */
+    PARK_BYTES = 256 * 1024,
+    KEEP_BYTES = 1 << 20, /* a scratch buffer larger than this is given back */
     CORES_A_THREAD = 4,
 };
 
@@ -76,7 +79,8 @@ static void copy_tokens(struct piece *p, const struct output *o, char *at, int32
     p->o.token = token;
 }
 
-/* A piece with its own copy of everything, or with the memory behind a long output. NULL: no memory. */
+/* A piece with its own copy of everything, or with the memory behind a long output.
+ * NULL: no memory. */
 static struct piece *piece_new(const struct output *o)
 {
     enum { TAKE_TOKENS = 16 };
@@ -143,7 +147,8 @@ int stream_defer(struct stream *s, int32_t index, const struct output *o, bool f
     s->queue_bytes += p->bytes;
     s->queue_unread += p->memory.taken ? 0 : p->bytes;
     if (s->queue_unread > PARK_BYTES) {
-        /* A client that does not read is no reason to wait: what its requests hold of the engine others may need. */
+        /* A client that does not read is no reason to wait: what its requests hold of
+         * the engine others may need. */
         park_all(s, s->render == RENDER_BLOCKED ? PARK_ENDED : PARK_RUNNING);
     }
     if (s->render == RENDER_IDLE) {
@@ -235,7 +240,8 @@ static bool make_event(struct stream *s, struct piece *p, struct buf *b)
         p->stage = STAGE_MIDDLE;
     }
     if (p->stage == STAGE_MIDDLE) {
-        if (!(shared ? copy_shared(s, p, b) : sse_middle(b, &s->style, &p->o, with_ids, &p->cursor, &units))) {
+        if (!(shared ? copy_shared(s, p, b)
+                     : sse_middle(b, &s->style, &p->o, with_ids, &p->cursor, &units))) {
             return false;
         }
         p->stage = STAGE_END;
@@ -269,7 +275,8 @@ static void take_portion(struct stream *s, struct buf *made, bool done, int rc)
     }
 }
 
-/* Under lock: whether there is something to be made; else the stream's state says why not. */
+/* Under lock: whether there is something to be made; else the stream's state says why
+ * not. */
 static bool may_render(struct stream *s)
 {
     stream_end_if_cut(s);

@@ -1,12 +1,15 @@
-/* Renderers: threads that make the JSON of what is too long for the engine's output thread to make on its way: prompts that
- * go out, log-probabilities beyond a few, long texts.
+/* Renderers: threads that make the JSON of what is too long for the engine's output
+ * thread to make on its way: prompts that go out, log-probabilities beyond a few, long
+ * texts.
  *
- * A stream with such pieces holds them in a queue. While the queue is not empty, everything of the stream goes through it,
- * so the order stays, and one renderer at a time works on it: a portion, then the next stream has its turn. A stream whose
- * client does not read is left alone until it does. What one stream asks for delays no other stream's events: those that
- * are short, and have no queue, never come here.
+ * A stream with such pieces holds them in a queue. While the queue is not empty,
+ * everything of the stream goes through it, so the order stays, and one renderer at a
+ * time works on it: a portion, then the next stream has its turn. A stream whose client
+ * does not read is left alone until it does. What one stream asks for delays no other
+ * stream's events: those that are short, and have no queue, never come here.
  *
- * While much of a stream waits for a renderer, its requests are parked (engine_park): they make nothing more meanwhile.
+ * While much of a stream waits for a renderer, its requests are parked (engine_park):
+ * they make nothing more meanwhile.
  */
 #ifndef QUIRE_SERVER_RENDER_H
 #define QUIRE_SERVER_RENDER_H
@@ -36,7 +39,8 @@ void renderers_close(struct renderers *r);
 /* To the end of the line; the renderers take a reference. */
 void renderers_push(struct renderers *r, struct stream *s);
 
-/* Under s->lock: keep `o` for the renderers, as a piece of choice `index`. `first`: the choice's first event. 0 or ERR_NOMEM. */
+/* Under s->lock: keep `o` for the renderers, as a piece of choice `index`. `first`: the
+ * choice's first event. 0 or ERR_NOMEM. */
 int stream_defer(struct stream *s, int32_t index, const struct output *o, bool first);
 /* Under s->lock: a renderer that left the stream alone looks at it again. */
 void stream_rouse(struct stream *s);

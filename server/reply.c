@@ -115,10 +115,12 @@ static void add_common_headers(const struct exchange *x, struct MHD_Response *m)
     add_rate_limits(x, m);
     if (x->origin[0]) {
         add_header(m, "Access-Control-Allow-Origin", x->origin);
-        add_header(m, "Access-Control-Expose-Headers",
-                   "X-Request-Id, X-Quire-Ignored, Retry-After, retry-after-ms, x-ratelimit-limit-requests, "
-                   "x-ratelimit-remaining-requests, x-ratelimit-reset-requests, x-ratelimit-limit-tokens, "
-                   "x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens, traceparent");
+        add_header(
+            m, "Access-Control-Expose-Headers",
+            "X-Request-Id, X-Quire-Ignored, Retry-After, retry-after-ms, "
+            "x-ratelimit-limit-requests, "
+            "x-ratelimit-remaining-requests, x-ratelimit-reset-requests, x-ratelimit-limit-tokens, "
+            "x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens, traceparent");
         add_header(m, "Vary", "Origin");
     }
     if (x->close || atomic_load(&x->server->draining)) {
@@ -126,13 +128,15 @@ static void add_common_headers(const struct exchange *x, struct MHD_Response *m)
     }
 }
 
-/* A page may run the script and style that it brings, and talk to this server; nothing else. */
+/* A page may run the script and style that it brings, and talk to this server; nothing
+ * else. */
 static void add_page_headers(struct MHD_Response *m, const char *nonce)
 {
     char policy[320];
 
     snprintf(policy, sizeof(policy),
-             "default-src 'none'; script-src 'nonce-%s'; style-src 'nonce-%s'; connect-src 'self'; img-src data:; "
+             "default-src 'none'; script-src 'nonce-%s'; style-src 'nonce-%s'; connect-src 'self'; "
+             "img-src data:; "
              "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
              nonce, nonce);
     add_header(m, "Content-Security-Policy", policy);
@@ -141,7 +145,8 @@ static void add_page_headers(struct MHD_Response *m, const char *nonce)
     add_header(m, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
 }
 
-static enum MHD_Result queue(struct exchange *x, struct MHD_Connection *c, int status, struct MHD_Response *m)
+static enum MHD_Result queue(struct exchange *x, struct MHD_Connection *c, int status,
+                             struct MHD_Response *m)
 {
     x->status = status;
     enum MHD_Result ok = MHD_queue_response(c, (unsigned)status, m);
@@ -152,7 +157,8 @@ static enum MHD_Result queue(struct exchange *x, struct MHD_Connection *c, int s
 void reply_no_room(struct reply *r)
 {
     reply_error(r, 503, NULL,
-                "the server holds as many bytes for its clients as it may (client-buffer-bytes); try again");
+                "the server holds as many bytes for its clients as it may (client-buffer-bytes); "
+                "try again");
 }
 
 bool reply_grow(struct exchange *x, struct reply *r, size_t bytes)
@@ -200,7 +206,8 @@ static enum MHD_Result send_reply(struct exchange *x, struct MHD_Connection *c, 
         return MHD_NO;
     }
     if (len) {
-        add_header(m, MHD_HTTP_HEADER_CONTENT_TYPE, r->content_type ? r->content_type : "application/json");
+        add_header(m, MHD_HTTP_HEADER_CONTENT_TYPE,
+                   r->content_type ? r->content_type : "application/json");
     }
     add_header(m, MHD_HTTP_HEADER_ALLOW, r->allow);
     if (r->status == 401) {
@@ -215,7 +222,8 @@ static enum MHD_Result send_reply(struct exchange *x, struct MHD_Connection *c, 
     x->close = x->close || r->close;
     if (r->allow && x->origin[0]) {
         add_header(m, "Access-Control-Allow-Methods", r->allow);
-        add_header(m, "Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-Id, traceparent");
+        add_header(m, "Access-Control-Allow-Headers",
+                   "Authorization, Content-Type, X-Request-Id, traceparent");
         add_header(m, "Access-Control-Max-Age", "600");
     }
     add_common_headers(x, m);
@@ -236,8 +244,8 @@ static void free_nothing(void *cls)
 
 enum MHD_Result reply_events(struct exchange *x, struct MHD_Connection *c)
 {
-    struct MHD_Response *m =
-        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 1024, stream_read, x->stream, free_nothing);
+    struct MHD_Response *m = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 1024, stream_read,
+                                                               x->stream, free_nothing);
 
     if (!m) {
         return MHD_NO;
@@ -249,10 +257,12 @@ enum MHD_Result reply_events(struct exchange *x, struct MHD_Connection *c)
     return queue(x, c, 200, m);
 }
 
-/* The parts that a finished stream has collected become the body; they are the stream's no more. */
+/* The parts that a finished stream has collected become the body; they are the stream's
+ * no more. */
 static int collected_body(struct stream *s, struct segments *g)
 {
-    struct prompt_ids *ids = s->style.token_ids ? calloc((size_t)s->n_requests, sizeof(*ids)) : NULL;
+    struct prompt_ids *ids =
+        s->style.token_ids ? calloc((size_t)s->n_requests, sizeof(*ids)) : NULL;
 
     if (s->style.token_ids && !ids) {
         return ERR_NOMEM;

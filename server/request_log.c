@@ -53,7 +53,8 @@ static bool is_wanted(const struct exchange *x, enum log_level level)
 {
     int which = x->server->settings->access_log;
 
-    return level >= log_least() && (which == ACCESS_ALL || (which == ACCESS_ERRORS && x->status >= 400));
+    return level >= log_least() &&
+           (which == ACCESS_ALL || (which == ACCESS_ERRORS && x->status >= 400));
 }
 
 void request_log(const struct exchange *x)
@@ -98,7 +99,8 @@ static void log_prompt(const struct exchange *x, const struct request *r)
     buf_init(&text, LIMIT_TEMPLATE_OUTPUT_BYTES);
     if (engine_decode(engine, r->prompt, MIN(r->n_prompt, TOKENS), false, &text, &e) == 0) {
         log_event(LOG_INFO, "prompt", LOG_STR("id", x->request_id), LOG_I64("index", r->index),
-                  LOG_I64("tokens", r->n_prompt), LOG_PART("text", text.data ? text.data : "", text.len));
+                  LOG_I64("tokens", r->n_prompt),
+                  LOG_PART("text", text.data ? text.data : "", text.len));
     } else {
         log_event(LOG_INFO, "prompt", LOG_STR("id", x->request_id), LOG_I64("index", r->index),
                   LOG_I64("tokens", r->n_prompt), LOG_STR("error", e.text));
@@ -118,6 +120,7 @@ void prompts_log(const struct exchange *x)
         log_prompt(x, s->request[i]);
     }
     if (s->n_requests > PROMPTS) {
-        log_event(LOG_INFO, "more prompts", LOG_STR("id", x->request_id), LOG_I64("prompts", s->n_requests - PROMPTS));
+        log_event(LOG_INFO, "more prompts", LOG_STR("id", x->request_id),
+                  LOG_I64("prompts", s->n_requests - PROMPTS));
     }
 }

@@ -35,7 +35,8 @@ static bool begin_for_client(struct exchange *x, struct reply *r)
 {
     struct quota_refusal why;
 
-    x->counted = client_begin(x->grant.client, &x->grant.limits, (int64_t)x->body.len, clock_us(), &why);
+    x->counted =
+        client_begin(x->grant.client, &x->grant.limits, (int64_t)x->body.len, clock_us(), &why);
     if (!x->counted) {
         reply_limited(r, &why);
     }
@@ -52,7 +53,8 @@ static int64_t prompt_tokens(const struct completion *c)
     return n;
 }
 
-/* Once the request is known: its priority within bounds, its tokens taken. False when answered. */
+/* Once the request is known: its priority within bounds, its tokens taken. False when
+ * answered. */
 static bool charge_client(struct exchange *x, struct completion *c, struct reply *r)
 {
     const struct key_limits *l = &x->grant.limits;
@@ -64,8 +66,8 @@ static bool charge_client(struct exchange *x, struct completion *c, struct reply
         p->priority = MIN(MAX(p->priority, l->priority_low), l->priority_high);
     }
     if (p->priority < l->priority_low || p->priority > l->priority_high) {
-        snprintf(text, sizeof(text), "priority is %d; %d to %d is allowed with this key", p->priority, l->priority_low,
-                 l->priority_high);
+        snprintf(text, sizeof(text), "priority is %d; %d to %d is allowed with this key",
+                 p->priority, l->priority_low, l->priority_high);
         reply_error(r, 400, "priority", text);
         return false;
     }
@@ -78,8 +80,9 @@ static bool charge_client(struct exchange *x, struct completion *c, struct reply
     return true;
 }
 
-/* The key's scope goes in front of the salt that the client gave, with a line end between
- * them, which no scope holds: what is cached of one key's prompts is found by no other. */
+/* The key's scope goes in front of the salt that the client gave, with a line end
+ * between them, which no scope holds: what is cached of one key's prompts is found by
+ * no other. */
 static int scope_cache(const struct exchange *x, struct completion *c, struct err *e)
 {
     const char *scope = x->grant.scope, *given = c->params.cache_salt;
@@ -96,7 +99,8 @@ static int scope_cache(const struct exchange *x, struct completion *c, struct er
     return 0;
 }
 
-/* An answer in one body that cannot but be too long is refused before anything of it is computed. False when answered. */
+/* An answer in one body that cannot but be too long is refused before anything of it is
+ * computed. False when answered. */
 static bool fits_a_body(const struct completion *c, struct reply *r)
 {
     int64_t least = stream_least_bytes(c);
@@ -106,7 +110,8 @@ static bool fits_a_body(const struct completion *c, struct reply *r)
         return true;
     }
     snprintf(text, sizeof(text),
-             "the answer would have %lld bytes at least; %zu are allowed in one body: ask for less, or stream",
+             "the answer would have %lld bytes at least; %zu are allowed in one body: ask for "
+             "less, or stream",
              (long long)least, LIMIT_RESPONSE_BYTES);
     reply_error(r, 400, c->params.n > 1 ? "n" : "logprobs", text);
     return false;
@@ -114,8 +119,8 @@ static bool fits_a_body(const struct completion *c, struct reply *r)
 
 /* Both generating routes: `parse` is what tells them apart. */
 static void generate(struct exchange *x, struct reply *r,
-                     int (*parse)(struct completion *ret, const char *body, size_t len, const struct api_context *ctx,
-                                  struct err *e))
+                     int (*parse)(struct completion *ret, const char *body, size_t len,
+                                  const struct api_context *ctx, struct err *e))
 {
     struct server *s = x->server;
     struct api_context ctx = s->api;
@@ -199,8 +204,10 @@ static void handle_chat(struct exchange *x, const char *arg, struct reply *r)
 
 /* ---- tokens ---- */
 
-/* The tokens' ids, or with a style their texts, while there is room for them. False when there is not, and `r` says so. */
-static bool put_tokens(struct exchange *x, struct reply *r, const struct tokenize *t, const struct sse_style *style)
+/* The tokens' ids, or with a style their texts, while there is room for them. False
+ * when there is not, and `r` says so. */
+static bool put_tokens(struct exchange *x, struct reply *r, const struct tokenize *t,
+                       const struct sse_style *style)
 {
     enum { AT_ONCE = 1024 };
 
@@ -236,7 +243,8 @@ static void handle_tokenize(struct exchange *x, const char *arg, struct reply *r
         return;
     }
     memcpy(x->ignored, t.ignored, sizeof(x->ignored));
-    buf_printf(&r->body, "{\"count\":%d,\"max_model_len\":%d,\"tokens\":[", t.n, api->info.max_model_len);
+    buf_printf(&r->body, "{\"count\":%d,\"max_model_len\":%d,\"tokens\":[", t.n,
+               api->info.max_model_len);
     if (put_tokens(x, r, &t, NULL)) {
         buf_putc(&r->body, ']');
         if (t.return_strings) {
@@ -320,7 +328,9 @@ static void handle_health(struct exchange *x, const char *arg, struct reply *r)
 {
     struct server *s = x->server;
     const struct engine *engine = atomic_load(&s->engine);
-    enum engine_health h = atomic_load(&s->dead) ? HEALTH_DEAD : engine ? engine_health(engine) : HEALTH_STARTING;
+    enum engine_health h = atomic_load(&s->dead) ? HEALTH_DEAD
+                           : engine              ? engine_health(engine)
+                                                 : HEALTH_STARTING;
 
     (void)arg;
     if (h == HEALTH_READY && atomic_load(&s->draining)) {
@@ -358,15 +368,18 @@ static void handle_openapi(struct exchange *x, const char *arg, struct reply *r)
 /* ---- the table ---- */
 
 const struct route routes[] = {
-    {"POST", "/v1/completions", "/v1/completions", .needs_engine = true, .limited = true, .generates = true,
-     .handle = handle_completions},
-    {"POST", "/v1/chat/completions", "/v1/chat/completions", .needs_engine = true, .limited = true, .generates = true,
-     .handle = handle_chat},
+    {"POST", "/v1/completions", "/v1/completions", .needs_engine = true, .limited = true,
+     .generates = true, .handle = handle_completions},
+    {"POST", "/v1/chat/completions", "/v1/chat/completions", .needs_engine = true, .limited = true,
+     .generates = true, .handle = handle_chat},
     {"GET", "/v1/models", "/v1/models", .needs_engine = true, .handle = handle_models},
     {"GET", "/v1/models/", "/v1/models/{id}", .needs_engine = true, .handle = handle_model},
-    {"POST", "/tokenize", "/tokenize", .needs_engine = true, .limited = true, .handle = handle_tokenize},
-    {"POST", "/detokenize", "/detokenize", .needs_engine = true, .limited = true, .handle = handle_detokenize},
-    {"GET", "/health", "/health", .open = true, .admin = true, .quiet = true, .handle = handle_health},
+    {"POST", "/tokenize", "/tokenize", .needs_engine = true, .limited = true,
+     .handle = handle_tokenize},
+    {"POST", "/detokenize", "/detokenize", .needs_engine = true, .limited = true,
+     .handle = handle_detokenize},
+    {"GET", "/health", "/health", .open = true, .admin = true, .quiet = true,
+     .handle = handle_health},
     {"GET", "/ping", "/ping", .open = true, .admin = true, .quiet = true, .handle = handle_health},
     {"GET", "/metrics", "/metrics", .admin = true, .quiet = true, .handle = handle_metrics},
     {"GET", "/version", "/version", .handle = handle_version},
@@ -380,10 +393,12 @@ static bool path_matches(const struct route *t, const char *path)
 {
     size_t n = strlen(t->path);
 
-    return n > 1 && t->path[n - 1] == '/' ? strncmp(path, t->path, n) == 0 && path[n] : strcmp(path, t->path) == 0;
+    return n > 1 && t->path[n - 1] == '/' ? strncmp(path, t->path, n) == 0 && path[n]
+                                          : strcmp(path, t->path) == 0;
 }
 
-const struct route *route_find(const char *method, const char *path, const char **ret_arg, const char **ret_allow)
+const struct route *route_find(const char *method, const char *path, const char **ret_arg,
+                               const char **ret_allow)
 {
     for (int i = 0; i < n_routes; i++) {
         const struct route *t = &routes[i];

@@ -52,7 +52,8 @@ static void close_literal(struct segments *s)
 
 void segments_take(struct segments *s, struct buf *from)
 {
-    struct segment g = {.data = from->data, .len = from->len, .owned = from->data, .bytes = from->cap};
+    struct segment g = {
+        .data = from->data, .len = from->len, .owned = from->data, .bytes = from->cap};
 
     close_literal(s);
     s->failed = s->failed || from->failed;
@@ -92,10 +93,12 @@ size_t segments_held(const struct segments *s)
     return n - s->given;
 }
 
-/* The pages of a long segment that were read whole: their contents are not needed any more. */
+/* The pages of a long segment that were read whole: their contents are not needed any
+ * more. */
 static void give_pages(struct segments *s, const struct segment *g)
 {
-    uintptr_t begin = (uintptr_t)g->owned, from = (begin + s->given + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES,
+    uintptr_t begin = (uintptr_t)g->owned,
+              from = (begin + s->given + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES,
               to = (begin + s->offset) / PAGE_BYTES * PAGE_BYTES;
 
     if (!g->owned || to <= from || to - from < LONG_BYTES) {

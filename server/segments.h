@@ -1,5 +1,5 @@
-/* A long text in parts that lie where they were made: nothing is copied to put it together, and each part is freed as soon as
- * it was read. */
+/* A long text in parts that lie where they were made: nothing is copied to put it
+ * together, and each part is freed as soon as it was read. */
 #ifndef QUIRE_SERVER_SEGMENTS_H
 #define QUIRE_SERVER_SEGMENTS_H
 
@@ -15,18 +15,21 @@ struct segment {
 struct segments {
     struct segment *list; /* [n] */
     int32_t n, cap;
-    struct buf literal; /* short parts, written with the functions of buf.h: they stand behind what was taken before */
-    size_t closed;      /* the literal's bytes that are in the list */
-    size_t total;       /* bytes of the list's segments */
-    bool failed;        /* memory ran out, or the literal overflowed */
-    int32_t reading;    /* segment to read next */
-    size_t offset;      /* bytes of it that were read, and that were given back before its end */
+    /* short parts, written with the functions of buf.h: they stand behind what was
+     * taken before */
+    struct buf literal;
+    size_t closed;   /* the literal's bytes that are in the list */
+    size_t total;    /* bytes of the list's segments */
+    bool failed;     /* memory ran out, or the literal overflowed */
+    int32_t reading; /* segment to read next */
+    size_t offset;   /* bytes of it that were read, and that were given back before its end */
     size_t given;
 };
 
 void segments_init(struct segments *s, size_t max_literal);
 void segments_release(struct segments *s);
-/* The buffer's bytes, which belong to the segments afterwards; the buffer is empty then. */
+/* The buffer's bytes, which belong to the segments afterwards; the buffer is empty
+ * then. */
 void segments_take(struct segments *s, struct buf *from);
 /* The buffer's bytes, which stay the buffer's until they are taken. */
 void segments_share(struct segments *s, const struct buf *from);

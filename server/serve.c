@@ -1,9 +1,11 @@
 /* `quire serve`: the life of the daemon.
  *
- *     listen ─► load the model (in a thread; /health says starting) ─► ready ─► SIGTERM: drain ─► stop
+ *     listen ─► load the model (in a thread; /health says starting) ─► ready
+ *            ─► SIGTERM: drain ─► stop
  *
- * The main thread only waits: for signals, and once a second to sweep connections, feed systemd's watchdog and see whether
- * the engine died. Signals are blocked everywhere else.
+ * The main thread only waits: for signals, and once a second to sweep connections, feed
+ * systemd's watchdog and see whether the engine died. Signals are blocked everywhere
+ * else.
  */
 #include <errno.h>
 #include <malloc.h>
@@ -43,7 +45,9 @@ struct daemon {
     int exit_status;
 };
 
-/* ---- the model, in a thread of its own so that signals and /health are answered meanwhile ---- */
+/* ---- the model ---- */
+
+/* Loaded in a thread of its own, so that signals and /health are answered meanwhile. */
 
 static void *open_engine(void *arg)
 {
@@ -84,10 +88,11 @@ static uint64_t api_new_seed(void *arg)
     return seed;
 }
 
-static int api_encode(void *arg, const char *text, size_t len, bool add_special, int32_t max_tokens, int32_t **ret_ids,
-                      int32_t *ret_n, struct err *e)
+static int api_encode(void *arg, const char *text, size_t len, bool add_special, int32_t max_tokens,
+                      int32_t **ret_ids, int32_t *ret_n, struct err *e)
 {
-    return engine_encode(((struct daemon *)arg)->engine, text, len, add_special, max_tokens, ret_ids, ret_n, e);
+    return engine_encode(((struct daemon *)arg)->engine, text, len, add_special, max_tokens,
+                         ret_ids, ret_n, e);
 }
 
 static int api_room(void *arg, int32_t tenant, int32_t n, struct err *e)
@@ -100,7 +105,8 @@ static const char *api_token_bytes(const void *arg, int32_t id, size_t *ret_len)
     return engine_token_bytes(((const struct daemon *)arg)->engine, id, ret_len);
 }
 
-static int api_render_chat(void *arg, const char *context, size_t len, struct buf *out, struct err *e)
+static int api_render_chat(void *arg, const char *context, size_t len, struct buf *out,
+                           struct err *e)
 {
     return engine_render_chat(((struct daemon *)arg)->engine, context, len, out, e);
 }
@@ -126,7 +132,8 @@ static void make_ready(struct daemon *d)
 
 /* ---- waiting ---- */
 
-/* The next signal, or 0 after `ms`. SIGHUP is dealt with here, whatever is waited for. */
+/* The next signal, or 0 after `ms`. SIGHUP is dealt with here, whatever is waited
+ * for. */
 static int wait_signal(struct daemon *d, int ms)
 {
     struct timespec tick = {.tv_nsec = ms * 1000000L};
@@ -160,7 +167,8 @@ static void feed_watchdog(struct daemon *d)
     }
 }
 
-/* Whether the streams went away in `seconds`, or before the engine dies. A signal to stop ends the process. */
+/* Whether the streams went away in `seconds`, or before the engine dies. A signal to
+ * stop ends the process. */
 static bool wait_idle(struct daemon *d, double seconds)
 {
     int64_t until = clock_us() + (int64_t)(seconds * 1e6);
@@ -194,10 +202,11 @@ static void announce(struct daemon *d)
     }
     const char *key = keys_count(&d->server.keys) ? " -H 'Authorization: Bearer YOUR_KEY'" : "";
     bool local = strncmp(url, "unix:", 5) == 0;
-    printf("\nQuire serves %s at %s. Try:\n\n  curl %s%s%s/v1/completions%s -H 'Content-Type: application/json' \\\n"
+    printf("\nQuire serves %s at %s. Try:\n\n  curl %s%s%s/v1/completions%s -H 'Content-Type: "
+           "application/json' \\\n"
            "    -d '{\"prompt\": \"Once upon a time\", \"max_tokens\": 40}'\n\n",
-           i->model_name, url, local ? "--unix-socket " : "", local ? url + 5 : url, local ? " http://localhost" : "",
-           key);
+           i->model_name, url, local ? "--unix-socket " : "", local ? url + 5 : url,
+           local ? " http://localhost" : "", key);
     fflush(stdout);
 }
 
@@ -215,7 +224,9 @@ static int start(struct daemon *d)
             kill(getpid(), sig); /* ready just now: stop in order */
         } else if (is_stop(sig)) {
             log_event(LOG_INFO, "stopped while starting", LOG_STR("signal", strsignal(sig)));
-            _exit(0); /* nothing was accepted, and a model half read need not be given back in order */
+            /* nothing was accepted, and a model half read need not be given back in
+             * order */
+            _exit(0);
         }
         server_sweep(&d->server);
     }
@@ -262,18 +273,22 @@ static void serve(struct daemon *d)
     }
 }
 
-/* New requests get a 503 and running ones go on, for shutdown_timeout; then they are ended. */
+/* New requests get a 503 and running ones go on, for shutdown_timeout; then they are
+ * ended. */
 static void stop(struct daemon *d)
 {
     notify("STOPPING=1");
     atomic_store(&d->server.draining, true);
     engine_drain(d->engine);
     if (!wait_idle(d, d->exit_status ? 1 : d->settings.shutdown_timeout)) {
-        log_event(LOG_WARN, "ending unfinished requests", LOG_I64("unfinished", server_busy(&d->server)));
+        log_event(LOG_WARN, "ending unfinished requests",
+                  LOG_I64("unfinished", server_busy(&d->server)));
         stream_hub_abort(&d->server.hub, "the server is shutting down");
         if (!wait_idle(d, ABORT_WAIT_S) && server_busy(&d->server) > 0) {
-            /* A parked connection must not be stopped, and an engine that hangs cannot be joined. */
-            log_event(LOG_ERROR, "stopped by force", LOG_I64("unfinished", server_busy(&d->server)));
+            /* A parked connection must not be stopped, and an engine that hangs cannot
+             * be joined. */
+            log_event(LOG_ERROR, "stopped by force",
+                      LOG_I64("unfinished", server_busy(&d->server)));
             _exit(1);
         }
     }
@@ -281,7 +296,9 @@ static void stop(struct daemon *d)
     if (d->exit_status) {
         log_event(LOG_INFO, "stopped");
         _exit(
-            d->exit_status); /* the system takes back what a dead engine holds, sooner than it would be given back in order */
+            /* the system takes back what a dead engine holds, sooner than it would be
+             * given back in order */
+            d->exit_status);
     }
     engine_free(d->engine);
     server_close(&d->server);
@@ -300,13 +317,16 @@ static void block_signals(struct daemon *d)
     pthread_sigmask(SIG_BLOCK, &d->signals, NULL);
 }
 
-/* A node whose ranks compute for another one's clients; signals end it, and its ranks with it. */
+/* A node whose ranks compute for another one's clients; signals end it, and its ranks
+ * with it. */
 static int node_main(const struct settings *s)
 {
     struct err e = {0};
     int rc = node_run(s, &e);
-    if (rc < 0 && e.text[0] != '\0') /* else one of its ranks has said why */
+
+    if (rc < 0 && e.text[0] != '\0') { /* else one of its ranks has said why */
         log_event(LOG_ERROR, "node ended", LOG_STR("error", e.text));
+    }
     return rc < 0;
 }
 
@@ -331,8 +351,9 @@ int serve_main(int argc, char **argv, char **env)
     log_setup((enum log_format)d->settings.log_format, (enum log_level)d->settings.log_level);
     if (d->settings.kubernetes_port) {
         log_event(LOG_WARN, "QUIRE_PORT passed over",
-                  LOG_STR("why", "it is Kubernetes' tcp:// address of a service called quire, not a port; "
-                                 "enableServiceLinks: false keeps it out"),
+                  LOG_STR("why",
+                          "it is Kubernetes' tcp:// address of a service called quire, not a port; "
+                          "enableServiceLinks: false keeps it out"),
                   LOG_I64("port", d->settings.port));
     }
     if (d->settings.node_rank > 0) {

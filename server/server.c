@@ -20,12 +20,14 @@ static void on_mhd_message(void *cls, const char *format, va_list args)
     log_event(LOG_DEBUG, "microhttpd", LOG_STR("message", text));
 }
 
-/* libmicrohttpd finds what it holds for impossible (epoll_ctl cannot take a socket out of its set, say): nothing of it can be
- * trusted any more, so the process ends at once, with its reason, for whoever started it to start it anew. */
+/* libmicrohttpd finds what it holds for impossible (epoll_ctl cannot take a socket out
+ * of its set, say): nothing of it can be trusted any more, so the process ends at once,
+ * with its reason, for whoever started it to start it anew. */
 _Noreturn static void on_mhd_panic(void *cls, const char *file, unsigned line, const char *reason)
 {
     (void)cls;
-    log_event(LOG_ERROR, "microhttpd gave up", LOG_STR("reason", reason ? reason : "it does not say"),
+    log_event(LOG_ERROR, "microhttpd gave up",
+              LOG_STR("reason", reason ? reason : "it does not say"),
               LOG_STR("file", file ? file : ""), LOG_I64("line", line));
     _exit(1);
 }
@@ -49,7 +51,8 @@ static int load_tls(struct server *s, struct err *e)
                              "ssl-certfile and ssl-keyfile go together; one is missing");
     }
     if (MHD_is_feature_supported(MHD_FEATURE_TLS) != MHD_YES) {
-        return err_set_param(e, ERR_UNSUPPORTED, "ssl-certfile", "this machine's libmicrohttpd was built without TLS");
+        return err_set_param(e, ERR_UNSUPPORTED, "ssl-certfile",
+                             "this machine's libmicrohttpd was built without TLS");
     }
     int rc = tls_load(o, NULL, e);
     s->tls = rc == 0;
@@ -65,8 +68,8 @@ static int64_t library_limit(int64_t max_connections, int threads)
 /* `connections` of the library, on `threads` of them. */
 static int start_daemon(struct door *d, int64_t connections, int threads, bool tls, struct err *e)
 {
-    unsigned flags =
-        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | (tls ? MHD_USE_TLS : 0);
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
+                     (tls ? MHD_USE_TLS : 0);
     struct MHD_OptionItem more[] = {
 #if MHD_VERSION >= 0x01000000
         {MHD_OPTION_CLIENT_DISCIPLINE_LVL, 1, NULL},
@@ -79,12 +82,14 @@ static int start_daemon(struct door *d, int64_t connections, int threads, bool t
     d->daemon = MHD_start_daemon(
         flags, 0, NULL, NULL, http_on_request, d, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_message, NULL,
         MHD_OPTION_LISTEN_SOCKET, d->fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)connections,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)LIMIT_CONNECTION_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
-        (unsigned)LIMIT_IDLE_S, MHD_OPTION_URI_LOG_CALLBACK, http_on_target, d, MHD_OPTION_NOTIFY_COMPLETED,
-        http_on_completed, d, MHD_OPTION_NOTIFY_CONNECTION, http_on_connection, d, MHD_OPTION_THREAD_POOL_SIZE,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)LIMIT_CONNECTION_BYTES,
+        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)LIMIT_IDLE_S, MHD_OPTION_URI_LOG_CALLBACK,
+        http_on_target, d, MHD_OPTION_NOTIFY_COMPLETED, http_on_completed, d,
+        MHD_OPTION_NOTIFY_CONNECTION, http_on_connection, d, MHD_OPTION_THREAD_POOL_SIZE,
         (unsigned)(threads > 1 ? threads : 0), MHD_OPTION_ARRAY, more, MHD_OPTION_END);
     return d->daemon ? 0
-                     : err_set(e, ERR_IO, "libmicrohttpd did not start%s", tls ? ": is the certificate right?" : "");
+                     : err_set(e, ERR_IO, "libmicrohttpd did not start%s",
+                               tls ? ": is the certificate right?" : "");
 }
 
 static int open_front(struct server *s, struct err *e)
@@ -99,7 +104,8 @@ static int open_front(struct server *s, struct err *e)
     return rc ? rc : start_daemon(d, library_limit(connections, threads), threads, s->tls, e);
 }
 
-/* One thread, and connections that yield to newer ones: whatever the front door goes through, this one answers. */
+/* One thread, and connections that yield to newer ones: whatever the front door goes
+ * through, this one answers. */
 static int open_admin(struct server *s, struct err *e)
 {
     struct door *d = &s->admin;
@@ -129,7 +135,9 @@ int server_open(struct server *s, const struct settings *settings, struct err *e
     int rc = s->requests ? 0 : err_nomem(e, "counters");
     rc = rc ? rc : keys_open(&s->keys, settings, e);
     rc = rc ? rc : load_tls(s, e);
-    rc = rc ? rc : stream_hub_open(&s->hub, MAX(pool_threads(settings) / 2, 1), settings->client_buffer_bytes, e);
+    rc = rc ? rc
+            : stream_hub_open(&s->hub, MAX(pool_threads(settings) / 2, 1),
+                              settings->client_buffer_bytes, e);
     rc = rc ? rc : watchers_open(&s->watchers, s, e);
     rc = rc ? rc : open_front(s, e);
     rc = rc ? rc : open_admin(s, e);

@@ -80,7 +80,8 @@ int put_token_string(struct buf *b, const struct sse_style *s, int32_t id)
     return buf_putc(b, '"');
 }
 
-/* A token of a top list is left out where an earlier one has the same text: an object holds a name once. */
+/* A token of a top list is left out where an earlier one has the same text: an object
+ * holds a name once. */
 static bool same_text_before(const struct sse_style *s, const int32_t *id, int32_t k)
 {
     size_t len, other;
@@ -127,7 +128,8 @@ int put_top(struct buf *b, const struct sse_style *s, const struct token_out *t)
     return buf_putc(b, '}');
 }
 
-static void put_ranked(struct buf *b, const struct sse_style *s, int32_t id, float logprob, int32_t rank)
+static void put_ranked(struct buf *b, const struct sse_style *s, int32_t id, float logprob,
+                       int32_t rank)
 {
     buf_printf(b, "\"%d\":{\"logprob\":", id);
     put_logprob(b, logprob);
@@ -213,14 +215,15 @@ int put_ids(struct buf *b, const int32_t *id, int32_t n)
 int put_usage(struct buf *b, const struct usage *u)
 {
     return buf_printf(b,
-                      "\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,\"prompt_tokens_"
+                      "\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%"
+                      "d,\"prompt_tokens_"
                       "details\":{\"cached_tokens\":%d}}",
-                      u->prompt_tokens, u->completion_tokens, u->prompt_tokens + u->completion_tokens,
-                      u->cached_tokens);
+                      u->prompt_tokens, u->completion_tokens,
+                      u->prompt_tokens + u->completion_tokens, u->cached_tokens);
 }
 
-int put_finish(struct buf *b, enum finish_reason finish, const char *stop_string, int32_t stop_string_len,
-               int32_t stop_token)
+int put_finish(struct buf *b, enum finish_reason finish, const char *stop_string,
+               int32_t stop_string_len, int32_t stop_token)
 {
     const char *name = finish_reason_name(finish);
 
@@ -251,8 +254,8 @@ int put_choice_error(struct buf *b, enum finish_reason finish, const char *error
 
 /* ---- events ---- */
 
-int sse_style_init(struct sse_style *s, const char *id, int64_t created, const char *model, const char *fingerprint,
-                   struct err *e)
+int sse_style_init(struct sse_style *s, const char *id, int64_t created, const char *model,
+                   const char *fingerprint, struct err *e)
 {
     struct buf b;
 
@@ -351,7 +354,8 @@ static bool end_of_tokens(struct sse_cursor *c)
     return false;
 }
 
-bool sse_next_token(struct buf *b, const struct output *o, struct sse_cursor *c, struct token_out *ret)
+bool sse_next_token(struct buf *b, const struct output *o, struct sse_cursor *c,
+                    struct token_out *ret)
 {
     if (o->token || !o->prompt) {
         if (c->at == o->n_tokens) {
@@ -393,7 +397,8 @@ static int32_t cost_of(int phase, const struct token_out *t)
     }
 }
 
-static void put_entry(struct buf *b, const struct sse_style *s, const struct sse_cursor *c, const struct token_out *t)
+static void put_entry(struct buf *b, const struct sse_style *s, const struct sse_cursor *c,
+                      const struct token_out *t)
 {
     switch (c->phase) {
     case PHASE_TEXT:
@@ -425,8 +430,8 @@ static void put_entry(struct buf *b, const struct sse_style *s, const struct sse
 }
 
 /* More entries of the phase's list, *units worth at most; true: that was the last. */
-static bool put_entries(struct buf *b, const struct sse_style *s, const struct output *o, struct sse_cursor *c,
-                        int32_t *units)
+static bool put_entries(struct buf *b, const struct sse_style *s, const struct output *o,
+                        struct sse_cursor *c, int32_t *units)
 {
     struct token_out t;
 
@@ -445,9 +450,10 @@ static bool put_entries(struct buf *b, const struct sse_style *s, const struct o
 }
 
 /* A prompt's ids in portions. */
-static bool put_some_ids(struct buf *b, const int32_t *id, int32_t n, struct sse_cursor *c, int32_t *units)
+static bool put_some_ids(struct buf *b, const int32_t *id, int32_t n, struct sse_cursor *c,
+                         int32_t *units)
 {
-    for (; c->at<n && * units> 0; --*units) {
+    for (; c->at < n && *units > 0; --*units) {
         if (c->at) {
             buf_putc(b, ',');
         }
@@ -463,8 +469,8 @@ static void begin_phase(struct sse_cursor *c, int phase)
 }
 
 /* The text, and after it what stands before its quote's end. */
-static bool put_text(struct buf *b, const struct sse_style *s, const struct output *o, struct sse_cursor *c,
-                     int32_t *units)
+static bool put_text(struct buf *b, const struct sse_style *s, const struct output *o,
+                     struct sse_cursor *c, int32_t *units)
 {
     struct around a = text_around(s->chat);
 
@@ -509,9 +515,10 @@ static int put_finish_phase(struct buf *b, const struct sse_style *s, const stru
     return PHASE_IDS;
 }
 
-/* A list of the piece's tokens, its end, and what opens the next; true: go on with c->phase + 1. */
-static bool put_list_phase(struct buf *b, const struct sse_style *s, const struct output *o, struct sse_cursor *c,
-                           int32_t *units)
+/* A list of the piece's tokens, its end, and what opens the next; true: go on with
+ * c->phase + 1. */
+static bool put_list_phase(struct buf *b, const struct sse_style *s, const struct output *o,
+                           struct sse_cursor *c, int32_t *units)
 {
     static const char *const behind[PHASE_END] = {
         [PHASE_TOKENS] = "],\"token_logprobs\":[", [PHASE_VALUES] = "],\"top_logprobs\":[",
@@ -556,8 +563,8 @@ static bool put_prompt_phase(struct buf *b, const struct sse_style *s, const str
     return true;
 }
 
-bool sse_middle(struct buf *b, const struct sse_style *s, const struct output *o, const struct prompt_ids *prompt,
-                struct sse_cursor *c, int32_t *units)
+bool sse_middle(struct buf *b, const struct sse_style *s, const struct output *o,
+                const struct prompt_ids *prompt, struct sse_cursor *c, int32_t *units)
 {
     while (c->phase != PHASE_END) {
         bool done = true;
@@ -611,8 +618,10 @@ int sse_close(struct buf *b, const struct sse_style *s, const struct usage *tota
     return b->failed ? ERR_FULL : 0;
 }
 
-/* The plain event of a running choice: everything is copied at once, behind one check for room. */
-static int put_short(struct buf *b, const struct sse_style *s, int32_t index, const struct output *o)
+/* The plain event of a running choice: everything is copied at once, behind one check
+ * for room. */
+static int put_short(struct buf *b, const struct sse_style *s, int32_t index,
+                     const struct output *o)
 {
     static const char tail[] = ",\"logprobs\":null,\"finish_reason\":null}]}\n\n";
     char digits[24];
@@ -638,7 +647,8 @@ static int put_short(struct buf *b, const struct sse_style *s, int32_t index, co
 
 static bool sse_is_plain(const struct sse_style *s, const struct output *o)
 {
-    return o->finish == FINISH_NONE && !s->logprobs && !s->token_ids && !s->continuous_usage && !o->prompt;
+    return o->finish == FINISH_NONE && !s->logprobs && !s->token_ids && !s->continuous_usage &&
+           !o->prompt;
 }
 
 int32_t sse_units(const struct sse_style *s, const struct output *o, int32_t n_prompt_ids)
@@ -656,8 +666,8 @@ int32_t sse_units(const struct sse_style *s, const struct output *o, int32_t n_p
     return (int32_t)MIN(units, INT32_MAX);
 }
 
-int sse_piece(struct buf *b, const struct sse_style *s, int32_t index, const struct output *o, const int32_t *prompt,
-              int32_t n_prompt, const struct usage *total)
+int sse_piece(struct buf *b, const struct sse_style *s, int32_t index, const struct output *o,
+              const int32_t *prompt, int32_t n_prompt, const struct usage *total)
 {
     if (sse_is_plain(s, o) && plain_text(o->text, o->text_len)) {
         return put_short(b, s, index, o);
@@ -676,8 +686,8 @@ int sse_role(struct buf *b, const struct sse_style *s, int32_t index)
 {
     buf_append(b, s->head, s->head_len);
     put_i64(b, index);
-    return PUT(b,
-               ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}]}\n\n");
+    return PUT(b, ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_"
+                  "reason\":null}]}\n\n");
 }
 
 int sse_usage(struct buf *b, const struct sse_style *s, const struct usage *total)

@@ -16,21 +16,27 @@ static void say_server(const struct server *s)
 {
     const struct stream_hub *h = &s->hub;
 
-    SAY("state server", LOG_STR("url", s->url), LOG_I64("connections", atomic_load(&s->connections)),
+    SAY("state server", LOG_STR("url", s->url),
+        LOG_I64("connections", atomic_load(&s->connections)),
         LOG_I64("streams", atomic_load(&h->n_streams)), LOG_I64("writers", h->n_writers),
-        LOG_I64("client_buffer_bytes", atomic_load(&h->budget.held)), LOG_I64("gone", (int64_t)atomic_load(&h->n_gone)),
-        LOG_I64("slow", (int64_t)atomic_load(&h->n_slow)), LOG_I64("draining", atomic_load(&s->draining)));
+        LOG_I64("client_buffer_bytes", atomic_load(&h->budget.held)),
+        LOG_I64("gone", (int64_t)atomic_load(&h->n_gone)),
+        LOG_I64("slow", (int64_t)atomic_load(&h->n_slow)),
+        LOG_I64("draining", atomic_load(&s->draining)));
 }
 
 static void say_engine(const struct engine *e)
 {
     const struct engine_stats *s = engine_stats(e);
 
-    SAY("state engine", LOG_STR("health", engine_health_name(engine_health(e))), LOG_STR("death", engine_death(e)),
-        LOG_I64("requests", engine_active(e)), LOG_I64("running_seqs", s->running), LOG_I64("waiting", s->waiting),
+    SAY("state engine", LOG_STR("health", engine_health_name(engine_health(e))),
+        LOG_STR("death", engine_death(e)), LOG_I64("requests", engine_active(e)),
+        LOG_I64("running_seqs", s->running), LOG_I64("waiting", s->waiting),
         LOG_I64("swapped", s->swapped), LOG_I64("steps", (int64_t)s->steps),
-        LOG_I64("heartbeat", (int64_t)engine_heartbeat(e)), LOG_I64("prompt_tokens", (int64_t)s->prompt_tokens),
-        LOG_I64("generation_tokens", (int64_t)s->generation_tokens), LOG_I64("preempt_swap", (int64_t)s->preempt_swap),
+        LOG_I64("heartbeat", (int64_t)engine_heartbeat(e)),
+        LOG_I64("prompt_tokens", (int64_t)s->prompt_tokens),
+        LOG_I64("generation_tokens", (int64_t)s->generation_tokens),
+        LOG_I64("preempt_swap", (int64_t)s->preempt_swap),
         LOG_I64("preempt_recompute", (int64_t)s->preempt_recompute));
 }
 
@@ -45,9 +51,10 @@ static void say_pool(const struct kv_picture *p)
             saved += p->block[b] - 1;
         }
     }
-    SAY("state pool", LOG_I64("block_size", p->block_size), LOG_I64("blocks", p->n_blocks), LOG_I64("used", p->n_used),
-        LOG_I64("cached", p->n_cached), LOG_I64("free", p->n_blocks - p->n_used - p->n_cached),
-        LOG_I64("shared", shared), LOG_I64("saved_by_sharing", saved), LOG_I64("host_blocks", p->n_host_blocks),
+    SAY("state pool", LOG_I64("block_size", p->block_size), LOG_I64("blocks", p->n_blocks),
+        LOG_I64("used", p->n_used), LOG_I64("cached", p->n_cached),
+        LOG_I64("free", p->n_blocks - p->n_used - p->n_cached), LOG_I64("shared", shared),
+        LOG_I64("saved_by_sharing", saved), LOG_I64("host_blocks", p->n_host_blocks),
         LOG_I64("host_used", p->n_host_used));
 }
 
@@ -62,11 +69,12 @@ static void say_request(const struct kv_picture *p, const struct kv_group *g)
         blocks += p->seq[i].n_blocks;
     }
     SAY("state request", LOG_I64("order", (int64_t)g->order), LOG_STR("state", state[g->state]),
-        LOG_F64("age_s", (double)(p->taken_us - g->arrival_us) / 1e6), LOG_I64("priority", g->priority),
-        LOG_I64("width", g->width), LOG_I64("live", g->n_live), LOG_STR("beam", g->beam ? "yes" : "no"),
-        LOG_I64("prompt_tokens", g->n_prompt), LOG_I64("max_tokens", g->max_tokens),
-        LOG_I64("cached_tokens", g->cached_tokens), LOG_I64("tokens", tokens), LOG_I64("computed", computed),
-        LOG_I64("table_entries", blocks), LOG_I64("preemptions", g->preemptions));
+        LOG_F64("age_s", (double)(p->taken_us - g->arrival_us) / 1e6),
+        LOG_I64("priority", g->priority), LOG_I64("width", g->width), LOG_I64("live", g->n_live),
+        LOG_STR("beam", g->beam ? "yes" : "no"), LOG_I64("prompt_tokens", g->n_prompt),
+        LOG_I64("max_tokens", g->max_tokens), LOG_I64("cached_tokens", g->cached_tokens),
+        LOG_I64("tokens", tokens), LOG_I64("computed", computed), LOG_I64("table_entries", blocks),
+        LOG_I64("preemptions", g->preemptions));
 }
 
 static void say_picture(const struct kv_picture *p)
@@ -75,7 +83,8 @@ static void say_picture(const struct kv_picture *p)
 
     say_pool(p);
     SAY("state queues", LOG_I64("running", p->n_running), LOG_I64("swapped", p->n_swapped),
-        LOG_I64("waiting", p->n_waiting), LOG_I64("step", (int64_t)p->step), LOG_I64("told", n), LOG_I64("of", total));
+        LOG_I64("waiting", p->n_waiting), LOG_I64("step", (int64_t)p->step), LOG_I64("told", n),
+        LOG_I64("of", total));
     for (int32_t i = 0; i < n; i++) {
         say_request(p, &p->group[i]);
     }

@@ -1,4 +1,5 @@
-/* What three parties do with a stream: the engine's output thread, MHD's workers and the writer. See stream.h. */
+/* What three parties do with a stream: the engine's output thread, MHD's workers and
+ * the writer. See stream.h. */
 #include "server/stream.h"
 
 #include <netinet/in.h>
@@ -9,7 +10,8 @@
 
 #include "server/writer.h"
 
-/* Units of JSON (sse_units) that the output side makes itself between two flushes: a few tokens' log-probabilities. */
+/* Units of JSON (sse_units) that the output side makes itself between two flushes: a
+ * few tokens' log-probabilities. */
 enum { UNITS_AT_ONCE = 64 };
 
 /* ---- the engine's side: sink.emit and sink.flush, on the output thread ---- */
@@ -89,7 +91,8 @@ static void stream_end_behind_queue(struct stream *s)
     }
 }
 
-/* More is unread than should be. A client that still takes something is given time, as long as there is memory. */
+/* More is unread than should be. A client that still takes something is given time, as
+ * long as there is memory. */
 static size_t unread(const struct stream *s)
 {
     return s->pending.len + s->unsent + s->queue_unread;
@@ -99,11 +102,12 @@ static bool is_slow(const struct stream *s)
 {
     int64_t silent_us = clock_us() - atomic_load_explicit(&s->wrote_us, memory_order_relaxed);
 
-    return silent_us > LIMIT_SLOW_S * (int64_t)1000000 || unread(s) > s->limit_bytes + LIMIT_BURST_BYTES ||
-           budget_is_over(&s->hub->budget);
+    return silent_us > LIMIT_SLOW_S * (int64_t)1000000 ||
+           unread(s) > s->limit_bytes + LIMIT_BURST_BYTES || budget_is_over(&s->hub->budget);
 }
 
-/* Whether a piece is made here: it comes behind nothing that is still to be made, and is short, or one of few. */
+/* Whether a piece is made here: it comes behind nothing that is still to be made, and
+ * is short, or one of few. */
 static bool make_at_once(struct stream *s, const struct output *o, int32_t n_prompt_ids)
 {
     if (s->queue) {
@@ -136,8 +140,8 @@ static int add_event(struct stream *s, int32_t index, const struct output *o)
     if (first && s->style.chat) {
         sse_role(&s->pending, &s->style, index);
     }
-    return sse_piece(&s->pending, &s->style, index, o, with_ids ? r->prompt : NULL, with_ids ? r->n_prompt : 0,
-                     &s->total);
+    return sse_piece(&s->pending, &s->style, index, o, with_ids ? r->prompt : NULL,
+                     with_ids ? r->n_prompt : 0, &s->total);
 }
 
 static int collect(struct stream *s, int32_t index, const struct output *o)
@@ -157,7 +161,8 @@ void stream_break(struct stream *s, int rc)
     }
     if (s->mode == STREAM_COLLECT) {
         set_error(s, rc == ERR_FULL ? 400 : 503,
-                  rc == ERR_FULL ? "the answer grew too large for one body: ask for less, or stream" : "out of memory");
+                  rc == ERR_FULL ? "the answer grew too large for one body: ask for less, or stream"
+                                 : "out of memory");
         s->finished = true;
     } else {
         s->lost = true;
@@ -188,7 +193,9 @@ bool stream_end_if_cut(struct stream *s)
     if (s->mode != STREAM_COLLECT || !atomic_load_explicit(&s->account.cut, memory_order_relaxed)) {
         return false;
     }
-    set_error(s, 503, "the server holds as many bytes for its clients as it may (client-buffer-bytes); try again");
+    set_error(s, 503,
+              "the server holds as many bytes for its clients as it may (client-buffer-bytes); try "
+              "again");
     stream_finish(s);
     return true;
 }
@@ -244,7 +251,8 @@ static void hub_emit(struct sink *sink, const struct output *o)
     if (o->last) {
         add_course(&s->course, &o->request->course);
         ended = --s->n_left == 0;
-        if (ended && s->client) { /* before the client hears of the end: it may ask again at once */
+        /* before the client hears of the end: it may ask again at once */
+        if (ended && s->client) {
             client_charge(s->client, s->course.n_drawn);
         }
         if (ended && !s->finished && !s->ending && !s->lost) {
@@ -277,7 +285,8 @@ static void hub_flush(struct sink *sink)
 
 /* ---- MHD's side ---- */
 
-/* On an MHD thread inside a callback, before the first time that the connection is parked: system calls that need no lock. */
+/* On an MHD thread inside a callback, before the first time that the connection is
+ * parked: system calls that need no lock. */
 static void stream_attach(struct stream *s)
 {
     int on = 1;
@@ -289,12 +298,14 @@ static void stream_attach(struct stream *s)
     if (attached) {
         return;
     }
-    /* What MHD held back of the headers goes out, and small events are never held back. Not TCP: no matter. */
+    /* What MHD held back of the headers goes out, and small events are never held back.
+     * Not TCP: no matter. */
     setsockopt(s->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     writer_attach(s->writer, s);
 }
 
-/* Under lock, on an MHD thread inside a callback: nothing to do until the writer says so. */
+/* Under lock, on an MHD thread inside a callback: nothing to do until the writer says
+ * so. */
 static void stream_park(struct stream *s)
 {
     s->parked = true;
@@ -388,7 +399,8 @@ void stream_lose(struct stream *s, bool gone)
     stream_rouse(s);
     pthread_mutex_unlock(&s->lock);
     if (running) {
-        /* Before the engine knows: a client that sees its blocks come back sees itself counted. */
+        /* Before the engine knows: a client that sees its blocks come back sees itself
+         * counted. */
         if (gone) {
             atomic_fetch_add(&s->hub->n_gone, 1);
         }

@@ -1,4 +1,5 @@
-/* A stream's life: made from a completion with all its requests, handed to the engine, given back with the last reference. */
+/* A stream's life: made from a completion with all its requests, handed to the engine,
+ * given back with the last reference. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,16 +10,19 @@
 
 enum { LARGE_BYTES = 1 << 20 }; /* a stream that holds more is freed by a renderer */
 
-/* Bytes that may gather unread: what a step may bring at once must not count as a slow client. */
+/* Bytes that may gather unread: what a step may bring at once must not count as a slow
+ * client. */
 static size_t stream_limit(const struct completion *c)
 {
     const struct gen_params *p = &c->params;
-    size_t event = 512 + 64 * (size_t)MAX(p->n_logprobs, 0), sequences = (size_t)c->n_prompts * (size_t)p->n;
+    size_t event = 512 + 64 * (size_t)MAX(p->n_logprobs, 0),
+           sequences = (size_t)c->n_prompts * (size_t)p->n;
 
     return LIMIT_STREAM_BYTES + sequences * event;
 }
 
-/* JSON bytes that a prompt's token has at least, and a generated one; with names of one letter and short numbers. */
+/* JSON bytes that a prompt's token has at least, and a generated one; with names of one
+ * letter and short numbers. */
 static int64_t least_of_token(const struct completion *c, bool prompt)
 {
     enum { ENTRY = 8, TOKEN = 12, ID = 2, PROMPT_ENTRY = 40 };
@@ -47,7 +51,8 @@ int64_t stream_least_bytes(const struct completion *c)
 }
 
 /* One prompt's; its ids are copied, without the room behind them, and given up here. */
-static int make_request(struct stream *s, struct completion *c, int32_t i, struct shared_params *p, struct err *e)
+static int make_request(struct stream *s, struct completion *c, int32_t i, struct shared_params *p,
+                        struct err *e)
 {
     int rc = request_new_shared(&s->request[i], p, c->prompt[i].id, c->prompt[i].n, e);
 
@@ -105,8 +110,8 @@ static int share_prompts(struct stream *s, const struct completion *c, struct er
     return 0;
 }
 
-static int stream_fill(struct stream *s, struct completion *c, const char *id, const struct api_context *ctx,
-                       struct err *e)
+static int stream_fill(struct stream *s, struct completion *c, const char *id,
+                       const struct api_context *ctx, struct err *e)
 {
     struct sse_style *st = &s->style;
     int32_t n_choices = c->n_prompts * c->params.n;
@@ -191,7 +196,8 @@ int stream_new(struct stream **ret, struct stream_hub *h, struct completion *c, 
     return 0;
 }
 
-int stream_new_plain(struct stream **ret, struct stream_hub *h, enum stream_mode mode, struct err *e)
+int stream_new_plain(struct stream **ret, struct stream_hub *h, enum stream_mode mode,
+                     struct err *e)
 {
     struct stream *s = stream_alloc(h, mode);
 

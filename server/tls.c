@@ -31,9 +31,9 @@ static void pair_free(struct pair *p)
     free(p);
 }
 
-static int refuse(struct err *e, const char *param, const char *path, int code)
+static int refuse(struct err *e, const char *param, const char *path, int rc)
 {
-    return err_set_param(e, ERR_INVALID, param, "%s '%s': %s", param, path, gnutls_strerror(code));
+    return err_set_param(e, ERR_INVALID, param, "%s '%s': %s", param, path, gnutls_strerror(rc));
 }
 
 static int read_certs(struct pair *p, const struct buf *text, const char *path, struct err *e)
@@ -71,14 +71,17 @@ static int check_match(const struct pair *p, const struct settings *s, struct er
     }
     rc = gnutls_pubkey_import_privkey(public, p->key, 0, 0);
     rc = rc < 0 ? rc : gnutls_pubkey_get_key_id(public, GNUTLS_KEYID_USE_SHA256, of_key, &n_key);
-    rc = rc < 0 ? rc : gnutls_pubkey_get_key_id(p->cert[0].pubkey, GNUTLS_KEYID_USE_SHA256, of_cert, &n_cert);
+    rc = rc < 0 ? rc
+                : gnutls_pubkey_get_key_id(p->cert[0].pubkey, GNUTLS_KEYID_USE_SHA256, of_cert,
+                                           &n_cert);
     gnutls_pubkey_deinit(public);
     if (rc < 0) {
         return refuse(e, "ssl_keyfile", s->ssl_keyfile, rc);
     }
     if (n_cert != n_key || memcmp(of_cert, of_key, n_key) != 0) {
-        return err_set_param(e, ERR_INVALID, "ssl_keyfile", "ssl_keyfile '%s' is not the key of ssl_certfile '%s'",
-                             s->ssl_keyfile, s->ssl_certfile);
+        return err_set_param(e, ERR_INVALID, "ssl_keyfile",
+                             "ssl_keyfile '%s' is not the key of ssl_certfile '%s'", s->ssl_keyfile,
+                             s->ssl_certfile);
     }
     return 0;
 }
@@ -144,8 +147,8 @@ void tls_release(void)
 }
 
 int tls_retrieve(gnutls_session_t session, const gnutls_datum_t *authority, int n_authorities,
-                 const gnutls_pk_algorithm_t *algorithm, int n_algorithms, gnutls_pcert_st **ret_cert,
-                 unsigned *ret_n_certs, gnutls_privkey_t *ret_key)
+                 const gnutls_pk_algorithm_t *algorithm, int n_algorithms,
+                 gnutls_pcert_st **ret_cert, unsigned *ret_n_certs, gnutls_privkey_t *ret_key)
 {
     struct pair *p = atomic_load(&shown);
 

@@ -27,7 +27,8 @@ static bool is_valid(const char *h)
     if (len > END && (strncmp(h, "00", 2) == 0 || h[END] != '-')) {
         return false;
     }
-    return is_hex(h + AT_ID, 32, true) && is_hex(h + AT_PARENT, 16, true) && is_hex(h + AT_FLAGS, 2, false);
+    return is_hex(h + AT_ID, 32, true) && is_hex(h + AT_PARENT, 16, true) &&
+           is_hex(h + AT_FLAGS, 2, false);
 }
 
 void trace_read(struct trace *ret, const char *header)

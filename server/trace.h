@@ -1,4 +1,5 @@
-/* W3C trace context: a request's place in a trace that began elsewhere (header `traceparent`, level 1). */
+/* W3C trace context: a request's place in a trace that began elsewhere (header
+ * `traceparent`, level 1). */
 #ifndef QUIRE_SERVER_TRACE_H
 #define QUIRE_SERVER_TRACE_H
 
@@ -11,7 +12,8 @@ struct trace {
     char flags[3];
 };
 
-/* Take a traceparent header's value (or NULL). What is not valid is as if it were not there. */
+/* Take a traceparent header's value (or NULL). What is not valid is as if it were not
+ * there. */
 void trace_read(struct trace *ret, const char *header);
 /* The header to answer with, "" without a trace. */
 enum { TRACE_HEADER_BYTES = 56 };

@@ -1,4 +1,5 @@
-/* The page at / and the pictures of the KV pool that it draws. The page is one file, put into the program as it is. */
+/* The page at / and the pictures of the KV pool that it draws. The page is one file,
+ * put into the program as it is. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +35,8 @@ static bool make_nonce(char ret[33])
     if (getrandom(random, sizeof(random), 0) != (ssize_t)sizeof(random)) {
         return false;
     }
-    snprintf(ret, 33, "%016llx%016llx", (unsigned long long)random[0], (unsigned long long)random[1]);
+    snprintf(ret, 33, "%016llx%016llx", (unsigned long long)random[0],
+             (unsigned long long)random[1]);
     return true;
 }
 
@@ -61,9 +63,10 @@ void handle_page(struct exchange *x, const char *arg, struct reply *r)
 
 /* ---- /debug/kv ---- */
 
-/* A number from the URL: false, and refused, when it is none between `least` and `most`. */
-static bool read_number(const struct exchange *x, const char *name, int32_t least, int32_t most, int32_t *ret,
-                        struct reply *r)
+/* A number from the URL: false, and refused, when it is none between `least` and
+ * `most`. */
+static bool read_number(const struct exchange *x, const char *name, int32_t least, int32_t most,
+                        int32_t *ret, struct reply *r)
 {
     const char *text;
     char *end;
@@ -87,7 +90,8 @@ static bool read_window(const struct exchange *x, struct watch_window *w, struct
     const char *text;
 
     *w = (struct watch_window){.n = WATCH_BLOCKS, .follow = !exchange_argument(x, "first", &text)};
-    return read_number(x, "first", 0, INT32_MAX, &w->first, r) && read_number(x, "n", 1, WATCH_MAX_BLOCKS, &w->n, r);
+    return read_number(x, "first", 0, INT32_MAX, &w->first, r) &&
+           read_number(x, "n", 1, WATCH_MAX_BLOCKS, &w->n, r);
 }
 
 void handle_watch(struct exchange *x, const char *arg, struct reply *r)

@@ -93,7 +93,8 @@ static void tell_stall(const struct watchers *w, struct watcher *v, struct buf *
         return;
     }
     buf_clear(b);
-    buf_printf(b, "data: {\"stalled_ms\":%lld}\n\n", w->taken_us ? (long long)(now_us - w->taken_us) / 1000 : 0);
+    buf_printf(b, "data: {\"stalled_ms\":%lld}\n\n",
+               w->taken_us ? (long long)(now_us - w->taken_us) / 1000 : 0);
     if (stream_offer(v->stream, b->data, b->len, false)) {
         v->last_us = now_us;
         v->last_hash = 0;
@@ -212,7 +213,8 @@ static int begin(struct watchers *w, struct err *e)
     return 0;
 }
 
-int watchers_add(struct watchers *w, struct stream *s, struct watch_window window, bool once, struct err *e)
+int watchers_add(struct watchers *w, struct stream *s, struct watch_window window, bool once,
+                 struct err *e)
 {
     pthread_mutex_lock(&w->lock);
     int rc = begin(w, e);
@@ -220,7 +222,8 @@ int watchers_add(struct watchers *w, struct stream *s, struct watch_window windo
         rc = err_set(e, ERR_FULL, "%d watch already; close a page and try again", w->n);
     }
     if (!rc) {
-        w->watcher[w->n++] = (struct watcher){.stream = stream_ref(s), .window = window, .once = once};
+        w->watcher[w->n++] =
+            (struct watcher){.stream = stream_ref(s), .window = window, .once = once};
         pthread_cond_signal(&w->changed);
     }
     pthread_mutex_unlock(&w->lock);

@@ -1,11 +1,13 @@
-/* Those who watch the KV pool (/debug/kv): one thread takes pictures of the engine, at most ten a second, and offers them to
- * every watcher.
+/* Those who watch the KV pool (/debug/kv): one thread takes pictures of the engine, at
+ * most ten a second, and offers them to every watcher.
  *
- * A watcher is a stream without requests (stream.h). Its client gets the newest picture when it has read the one before, so
- * a slow one sees fewer and holds nothing. Pictures are taken only while somebody watches, and so seldom that the engine's
- * thread spends at most one part in a hundred on them. A pool larger than a watcher's window is shown in two ways: a window
- * of blocks one by one, which follows where blocks are in use unless the watcher chose its place, and an overview of
- * the whole pool in at most WATCH_CELLS cells, each the average of equally many neighbours.
+ * A watcher is a stream without requests (stream.h). Its client gets the newest picture
+ * when it has read the one before, so a slow one sees fewer and holds nothing. Pictures
+ * are taken only while somebody watches, and so seldom that the engine's thread spends
+ * at most one part in a hundred on them. A pool larger than a watcher's window is shown
+ * in two ways: a window of blocks one by one, which follows where blocks are in use
+ * unless the watcher chose its place, and an overview of the whole pool in at most
+ * WATCH_CELLS cells, each the average of equally many neighbours.
  */
 #ifndef QUIRE_SERVER_WATCH_H
 #define QUIRE_SERVER_WATCH_H
@@ -52,13 +54,16 @@ struct watchers {
 int watchers_open(struct watchers *w, struct server *s, struct err *e);
 void watchers_close(struct watchers *w);
 /* Offer pictures to `s` from now on; takes a reference. ERR_FULL: too many watch. */
-int watchers_add(struct watchers *w, struct stream *s, struct watch_window window, bool once, struct err *e);
+int watchers_add(struct watchers *w, struct stream *s, struct watch_window window, bool once,
+                 struct err *e);
 
 /* ---- watch_json.c ---- */
 
-/* Move a window that follows. It stays as long as it holds half of what the best one would. */
+/* Move a window that follows. It stays as long as it holds half of what the best one
+ * would. */
 void watch_window_follow(struct watch_window *w, const struct kv_picture *p);
 /* Append the picture as one JSON object. */
-void watch_json(struct buf *b, const struct kv_picture *p, const struct watch_window *w, const struct engine *engine);
+void watch_json(struct buf *b, const struct kv_picture *p, const struct watch_window *w,
+                const struct engine *engine);
 
 #endif

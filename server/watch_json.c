@@ -1,4 +1,5 @@
-/* A picture of the KV pool as JSON. Arrays of bytes (a block each) are in base64, block tables in runs of neighbours. */
+/* A picture of the KV pool as JSON. Arrays of bytes (a block each) are in base64, block
+ * tables in runs of neighbours. */
 #include <string.h>
 
 #include "server/sse.h"
@@ -87,15 +88,16 @@ static void put_overview(struct buf *b, const struct kv_picture *p)
 /* ---- requests ---- */
 
 /* [place in the table, block, how many …]: the entries that the window shows. */
-static void put_runs(struct buf *b, const struct kv_picture *p, const struct kv_seq *q, int32_t from, int32_t to,
-                     int32_t *runs_left)
+static void put_runs(struct buf *b, const struct kv_picture *p, const struct kv_seq *q,
+                     int32_t from, int32_t to, int32_t *runs_left)
 {
     const int32_t *entry = p->entry + q->first_entry;
     bool first = true;
 
     buf_putc(b, '[');
-    for (int32_t i = 0, n; i<q->n_entries && * runs_left> 0; i += n) {
-        for (n = 1; i + n < q->n_entries && entry[i + n] == entry[i] + n && entry[i + n] < to; n++) {
+    for (int32_t i = 0, n; i < q->n_entries && *runs_left > 0; i += n) {
+        for (n = 1; i + n < q->n_entries && entry[i + n] == entry[i] + n && entry[i + n] < to;
+             n++) {
         }
         if (entry[i] < from || entry[i] >= to) {
             n = 1;
@@ -115,14 +117,17 @@ static void put_request(struct buf *b, const struct kv_picture *p, const struct 
     int32_t from = g->state == KV_SWAPPED ? 0 : w->first;
 
     buf_printf(b,
-               "{\"order\":%llu,\"tag\":%u,\"state\":\"%s\",\"beam\":%s,\"priority\":%d,\"preemptions\":%d,"
-               "\"width\":%d,\"live\":%d,\"prompt_tokens\":%d,\"max_tokens\":%d,\"cached_tokens\":%d,\"seqs\":[",
-               (unsigned long long)g->order, g->tag, state[g->state], g->beam ? "true" : "false", g->priority,
-               g->preemptions, g->width, g->n_live, g->n_prompt, g->max_tokens, g->cached_tokens);
+               "{\"order\":%llu,\"tag\":%u,\"state\":\"%s\",\"beam\":%s,\"priority\":%d,"
+               "\"preemptions\":%d,"
+               "\"width\":%d,\"live\":%d,\"prompt_tokens\":%d,\"max_tokens\":%d,\"cached_tokens\":%"
+               "d,\"seqs\":[",
+               (unsigned long long)g->order, g->tag, state[g->state], g->beam ? "true" : "false",
+               g->priority, g->preemptions, g->width, g->n_live, g->n_prompt, g->max_tokens,
+               g->cached_tokens);
     for (int32_t i = 0; i < g->n_seqs; i++) {
         const struct kv_seq *q = &p->seq[g->first_seq + i];
-        buf_printf(b, "%s{\"index\":%d,\"tokens\":%d,\"computed\":%d,\"blocks\":%d,\"runs\":", i ? "," : "", q->index,
-                   q->n_tokens, q->n_computed, q->n_blocks);
+        buf_printf(b, "%s{\"index\":%d,\"tokens\":%d,\"computed\":%d,\"blocks\":%d,\"runs\":",
+                   i ? "," : "", q->index, q->n_tokens, q->n_computed, q->n_blocks);
         put_runs(b, p, q, from, from + w->n, runs_left);
         buf_putc(b, '}');
     }
@@ -135,7 +140,8 @@ static void put_events(struct buf *b, const struct kv_picture *p)
 
     buf_puts(b, "\"events\":[");
     for (int32_t i = 0; i < p->n_events; i++) {
-        buf_printf(b, "%s[\"%s\",%d,%d]", i ? "," : "", kind[p->event[i].kind], p->event[i].from, p->event[i].to);
+        buf_printf(b, "%s[\"%s\",%d,%d]", i ? "," : "", kind[p->event[i].kind], p->event[i].from,
+                   p->event[i].to);
     }
     buf_printf(b, "],\"events_lost\":%lld,", (long long)p->events_lost);
 }
@@ -154,28 +160,34 @@ static void put_server(struct buf *b, const struct engine *engine)
     buf_json_escape(b, info.model_name, strlen(info.model_name));
     buf_puts(b, "\",\"device\":\"");
     buf_json_escape(b, info.device, strlen(info.device));
-    buf_printf(b, "\",\"chat\":%s,\"max_model_len\":%d,\"max_num_seqs\":%d,", chat.missing ? "false" : "true",
-               info.max_model_len, info.max_num_seqs);
-    buf_printf(b,
-               "\"stats\":{\"running\":%lld,\"waiting\":%lld,\"swapped\":%lld,\"prompt_tokens\":%llu,"
-               "\"generation_tokens\":%llu,\"prefix_queries\":%llu,\"prefix_hits\":%llu,\"preempt_swap\":%llu,"
-               "\"preempt_recompute\":%llu},",
-               (long long)s->running, (long long)s->waiting, (long long)s->swapped,
-               (unsigned long long)s->prompt_tokens, (unsigned long long)s->generation_tokens,
-               (unsigned long long)s->prefix_queries, (unsigned long long)s->prefix_hits,
-               (unsigned long long)s->preempt_swap, (unsigned long long)s->preempt_recompute);
+    buf_printf(b, "\",\"chat\":%s,\"max_model_len\":%d,\"max_num_seqs\":%d,",
+               chat.missing ? "false" : "true", info.max_model_len, info.max_num_seqs);
+    buf_printf(
+        b,
+        "\"stats\":{\"running\":%lld,\"waiting\":%lld,\"swapped\":%lld,\"prompt_tokens\":%llu,"
+        "\"generation_tokens\":%llu,\"prefix_queries\":%llu,\"prefix_hits\":%llu,\"preempt_swap\":%"
+        "llu,"
+        "\"preempt_recompute\":%llu},",
+        (long long)s->running, (long long)s->waiting, (long long)s->swapped,
+        (unsigned long long)s->prompt_tokens, (unsigned long long)s->generation_tokens,
+        (unsigned long long)s->prefix_queries, (unsigned long long)s->prefix_hits,
+        (unsigned long long)s->preempt_swap, (unsigned long long)s->preempt_recompute);
 }
 
-void watch_json(struct buf *b, const struct kv_picture *p, const struct watch_window *w, const struct engine *engine)
+void watch_json(struct buf *b, const struct kv_picture *p, const struct watch_window *w,
+                const struct engine *engine)
 {
     int32_t shown = MIN(w->n, p->n_blocks - w->first), host_shown = MIN(w->n, p->n_host_blocks);
     int32_t runs_left = MAX_RUNS;
 
-    buf_printf(b, "{\"ms\":%lld,\"step\":%llu,", (long long)p->taken_us / 1000, (unsigned long long)p->step);
-    buf_printf(b,
-               "\"pool\":{\"block_size\":%d,\"blocks\":%d,\"used\":%d,\"cached\":%d,\"host_blocks\":%d,"
-               "\"host_used\":%d,\"first\":%d,\"map\":\"",
-               p->block_size, p->n_blocks, p->n_used, p->n_cached, p->n_host_blocks, p->n_host_used, w->first);
+    buf_printf(b, "{\"ms\":%lld,\"step\":%llu,", (long long)p->taken_us / 1000,
+               (unsigned long long)p->step);
+    buf_printf(
+        b,
+        "\"pool\":{\"block_size\":%d,\"blocks\":%d,\"used\":%d,\"cached\":%d,\"host_blocks\":%d,"
+        "\"host_used\":%d,\"first\":%d,\"map\":\"",
+        p->block_size, p->n_blocks, p->n_used, p->n_cached, p->n_host_blocks, p->n_host_used,
+        w->first);
     put_base64(b, p->block + w->first, shown);
     buf_puts(b, "\",\"host_map\":\"");
     put_base64(b, p->host, host_shown);
@@ -183,8 +195,8 @@ void watch_json(struct buf *b, const struct kv_picture *p, const struct watch_wi
     put_overview(b, p);
     put_server(b, engine);
     put_events(b, p);
-    buf_printf(b, "\"groups\":{\"running\":%d,\"swapped\":%d,\"waiting\":%d},\"requests\":[", p->n_running,
-               p->n_swapped, p->n_waiting);
+    buf_printf(b, "\"groups\":{\"running\":%d,\"swapped\":%d,\"waiting\":%d},\"requests\":[",
+               p->n_running, p->n_swapped, p->n_waiting);
     for (int32_t i = 0; i < p->n_groups; i++) {
         if (i) {
             buf_putc(b, ',');

@@ -12,8 +12,8 @@ enum {
     EVENTS = 256,
     TURNS = 8,               /* writes of one stream before the others have theirs */
     TURN_BYTES = 256 * 1024, /* and bytes */
-    HELP = 4,                /* streams that are looked at by the thread that would wake the writer */
-    HELP_BYTES = 16 * 1024,  /* of each, at most: more is the writer's own affair */
+    HELP = 4, /* streams that are looked at by the thread that would wake the writer */
+    HELP_BYTES = 16 * 1024, /* of each, at most: more is the writer's own affair */
     SWEEP_US = 1000 * 1000,
     KEEP_BYTES = 64 * 1024, /* a buffer larger than this is given back when it is empty */
 };
@@ -44,7 +44,8 @@ void writer_attach(struct writer *w, struct stream *s)
               &ev); /* without memory for it, keepalives still find a client that left */
 }
 
-/* A full socket, which MHD leaves alone meanwhile: tell once when it takes bytes again, or does so already. */
+/* A full socket, which MHD leaves alone meanwhile: tell once when it takes bytes again,
+ * or does so already. */
 static void await_room(struct stream *s)
 {
     struct epoll_event ev = {.events = EPOLLRDHUP | EPOLLOUT | EPOLLET, .data.ptr = s};
@@ -119,7 +120,8 @@ static void reuse(struct buf *b)
     }
 }
 
-/* Everything taken was written: take what has come since. False when there is nothing (left) to write. */
+/* Everything taken was written: take what has come since. False when there is nothing
+ * (left) to write. */
 static bool take_pending(struct stream *s)
 {
     bool more = false;
@@ -166,13 +168,14 @@ static void write_direct(struct stream *s, int64_t now)
     int turn = 0;
 
     while (s->out_at < s->out.len || take_pending(s)) {
-        /* A stream that is refilled as fast as it is written must not keep the others waiting. */
+        /* A stream that is refilled as fast as it is written must not keep the others
+         * waiting. */
         if (turn++ == TURNS || left == 0) {
             writer_push(s->writer, s);
             return;
         }
-        ssize_t n =
-            send(s->fd, s->out.data + s->out_at, MIN(s->out.len - s->out_at, left), MSG_DONTWAIT | MSG_NOSIGNAL);
+        ssize_t n = send(s->fd, s->out.data + s->out_at, MIN(s->out.len - s->out_at, left),
+                         MSG_DONTWAIT | MSG_NOSIGNAL);
         if (n > 0) {
             s->out_at += (size_t)n;
             left -= (size_t)n;
@@ -187,8 +190,8 @@ static void write_direct(struct stream *s, int64_t now)
     }
 }
 
-/* Look at a stream that something happened to. One that is to be let go of waits for the writer itself (`own`): events fetched by
- * it may name the stream. */
+/* Look at a stream that something happened to. One that is to be let go of waits for
+ * the writer itself (`own`): events fetched by it may name the stream. */
 static void service(struct writer *w, struct stream *s, int64_t now, bool own)
 {
     pthread_mutex_lock(&s->lock);
@@ -232,7 +235,8 @@ static void take_inbox(struct writer *w, int64_t now, bool own)
 
     while (s) {
         struct stream *next = s->next_queued;
-        /* From here on it may be queued again: what is seen below is then seen twice, never missed. */
+        /* From here on it may be queued again: what is seen below is then seen twice,
+         * never missed. */
         atomic_store(&s->queued, false);
         service(w, s, now, own);
         stream_unref(s);
@@ -240,7 +244,8 @@ static void take_inbox(struct writer *w, int64_t now, bool own)
     }
 }
 
-/* With the turn, which keeps what is queued where it is: a few streams, none of them to be let go of yet, as far as it is known. */
+/* With the turn, which keeps what is queued where it is: a few streams, none of them to
+ * be let go of yet, as far as it is known. */
 static void help(struct writer *w)
 {
     int n = 0;
@@ -280,7 +285,8 @@ static void handle_event(struct stream *s, uint32_t events)
     }
 }
 
-/* Once a second: comments on silent streams, an end for clients that have taken nothing for too long. */
+/* Once a second: comments on silent streams, an end for clients that have taken nothing
+ * for too long. */
 static void sweep_one(struct stream *s, int64_t now, const char *why)
 {
     if (why) {
@@ -294,11 +300,13 @@ static void sweep_one(struct stream *s, int64_t now, const char *why)
         drop(s, false);
         return;
     }
-    if (s->mode == STREAM_COLLECT || s->blocked || silent_us < LIMIT_KEEPALIVE_S * (int64_t)1000000) {
+    if (s->mode == STREAM_COLLECT || s->blocked ||
+        silent_us < LIMIT_KEEPALIVE_S * (int64_t)1000000) {
         return;
     }
     pthread_mutex_lock(&s->lock);
-    if (s->parked && !s->finished && s->pending.len == 0 && !s->queue) { /* not into an event that is half made */
+    /* not into an event that is half made */
+    if (s->parked && !s->finished && s->pending.len == 0 && !s->queue) {
         stream_keepalive(s);
     }
     pthread_mutex_unlock(&s->lock);
@@ -315,7 +323,8 @@ static void sweep(struct writer *w, int64_t now)
     w->sweep_us = now + (why ? SWEEP_US / 20 : SWEEP_US);
 }
 
-/* To the next sweep at most: a stream that is there by then may have been attached by someone else's help. */
+/* To the next sweep at most: a stream that is there by then may have been attached by
+ * someone else's help. */
 static int wait_ms(struct writer *w, int64_t now)
 {
     return atomic_load(&w->inbox) ? 0 : (int)MAX(0, (w->sweep_us - now) / 1000 + 1);
@@ -332,7 +341,8 @@ static void *writer_main(void *arg)
         atomic_store(&w->asleep, false);
         pthread_mutex_lock(&w->turn);
         int64_t now = clock_us();
-        /* Events before the inbox: a stream that is let go of there may still be named by an event fetched here. */
+        /* Events before the inbox: a stream that is let go of there may still be named
+         * by an event fetched here. */
         for (int i = 0; i < n; i++) {
             if (ev[i].data.ptr) {
                 handle_event(ev[i].data.ptr, ev[i].events);
@@ -359,7 +369,8 @@ int writer_open(struct writer *w, struct stream_hub *h, struct err *e)
     pthread_mutex_init(&w->turn, NULL);
     w->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     w->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (w->epoll_fd < 0 || w->wake_fd < 0 || epoll_ctl(w->epoll_fd, EPOLL_CTL_ADD, w->wake_fd, &ev) != 0 ||
+    if (w->epoll_fd < 0 || w->wake_fd < 0 ||
+        epoll_ctl(w->epoll_fd, EPOLL_CTL_ADD, w->wake_fd, &ev) != 0 ||
         pthread_create(&w->thread, NULL, writer_main, w) != 0) {
         int rc = err_set(e, ERR_IO, "cannot start a writer: %s", strerror(errno));
         if (w->epoll_fd >= 0) {

@@ -1,4 +1,5 @@
-/* A model of 256 tokens, one a byte, and at most 1000 positions, for tests of what bodies may ask. */
+/* A model of 256 tokens, one a byte, and at most 1000 positions, for tests of what
+ * bodies may ask. */
 #ifndef QUIRE_TESTS_API_CONTEXT_H
 #define QUIRE_TESTS_API_CONTEXT_H
 
@@ -24,19 +25,23 @@ static void test_defaults(void *arg, struct gen_params *p)
 }
 
 /* Id 1 first where special tokens are added. */
-static int test_encode(void *arg, const char *text, size_t len, bool add_special, int32_t max_tokens, int32_t **ret_ids,
-                       int32_t *ret_n, struct err *e)
+static int test_encode(void *arg, const char *text, size_t len, bool add_special,
+                       int32_t max_tokens, int32_t **ret_ids, int32_t *ret_n, struct err *e)
 {
     (void)arg;
-    if (len + add_special > (size_t)max_tokens)
+    if (len + add_special > (size_t)max_tokens) {
         return err_set(e, ERR_INVALID, "the text has more than %d tokens", max_tokens);
+    }
     int32_t n = 0, *id = malloc((len + 1) * sizeof(*id));
-    if (id == NULL)
+    if (!id) {
         return err_nomem(e, "ids");
-    if (add_special)
+    }
+    if (add_special) {
         id[n++] = 1;
-    for (size_t i = 0; i < len; i++)
+    }
+    for (size_t i = 0; i < len; i++) {
         id[n++] = (unsigned char)text[i];
+    }
     *ret_ids = id;
     *ret_n = n;
     return 0;
@@ -45,6 +50,7 @@ static int test_encode(void *arg, const char *text, size_t len, bool add_special
 static const char *test_token_bytes(const void *arg, int32_t id, size_t *ret_len)
 {
     static char all[256];
+
     (void)arg;
     all[id] = (char)id;
     *ret_len = 1;
@@ -54,6 +60,7 @@ static const char *test_token_bytes(const void *arg, int32_t id, size_t *ret_len
 static uint64_t test_new_seed(void *arg)
 {
     static uint64_t n = 98;
+
     (void)arg;
     return ++n;
 }

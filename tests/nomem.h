@@ -1,5 +1,6 @@
-/* Allocations made to fail in turn. malloc and its kin are replaced in the program that includes this (one file of it), also for
- * the libraries; under a sanitizer, which replaces them itself, tests are skipped. */
+/* Allocations made to fail in turn. malloc and its kin are replaced in the program that
+ * includes this (one file of it), also for the libraries; under a sanitizer, which
+ * replaces them itself, tests are skipped. */
 #ifndef QUIRE_TESTS_NOMEM_H
 #define QUIRE_TESTS_NOMEM_H
 
@@ -48,22 +49,25 @@ static inline void *counted(void *p)
 
 void *malloc(size_t n)
 {
-    if (fails())
+    if (fails()) {
         return NULL;
+    }
     return counted(__libc_malloc(n));
 }
 
 void *calloc(size_t n, size_t size)
 {
-    if (fails())
+    if (fails()) {
         return NULL;
+    }
     return counted(__libc_calloc(n, size));
 }
 
 void *realloc(void *p, size_t n)
 {
-    if (fails())
+    if (fails()) {
         return NULL;
+    }
     live -= counting && p != NULL;
     live_bytes -= counting ? (long)malloc_usable_size(p) : 0;
     return counted(__libc_realloc(p, n));
@@ -71,8 +75,9 @@ void *realloc(void *p, size_t n)
 
 void *aligned_alloc(size_t alignment, size_t n)
 {
-    if (fails())
+    if (fails()) {
         return NULL;
+    }
     return counted(__libc_memalign(alignment, n));
 }
 
@@ -87,7 +92,8 @@ void free(void *p)
 /* Takes something apart again when it could be made. 0, or the error. */
 typedef int nomem_step(void);
 
-/* `step` with allocation `i` failing, counted from 0: no leak. Returns how many allocations there were; *ret_noticed: it was refused. */
+/* `step` with allocation `i` failing, counted from 0: no leak. Returns how many
+ * allocations there were; *ret_noticed: it was refused. */
 static inline long nomem_try(nomem_step *step, long i, bool *ret_noticed)
 {
     countdown = i;
@@ -98,28 +104,33 @@ static inline long nomem_try(nomem_step *step, long i, bool *ret_noticed)
     long made = i - countdown;
     bool failed = countdown < 0;
     countdown = -1;
-    if (live != 0)
+    if (live != 0) {
         fail_msg("%ld allocations leaked when number %ld failed", live, i);
-    if (!failed)
+    }
+    if (!failed) {
         assert_int_equal(rc, 0);
+    }
     *ret_noticed = rc < 0;
     return made;
 }
 
-/* The first, second, third ... allocation fails, to the last; where there are more than `dense`, of those beyond only some do, ever
- * rarer, so that the time stays bounded. There must be `at_least` so many. `spared` may fail without a refusal: those that are
+/* The first, second, third ... allocation fails, to the last; where there are more than
+ * `dense`, of those beyond only some do, ever rarer, so that the time stays bounded.
+ * There must be `at_least` so many. `spared` may fail without a refusal: those that are
  * done without, such as the buffer of a FILE or the machine code of a pattern. */
 static inline void nomem_each(nomem_step *step, long dense, long at_least, int spared)
 {
-    if (!REPLACED_MALLOC)
+    if (!REPLACED_MALLOC) {
         skip();
+    }
     bool noticed;
     long n = nomem_try(step, LONG_MAX, &noticed);
     assert_true(n >= at_least);
     for (long i = 0; i < n; i += i < dense ? 1 : 1 + (i - dense) / 16) {
         nomem_try(step, i, &noticed);
-        if (!noticed && spared-- == 0)
+        if (!noticed && spared-- == 0) {
             fail_msg("allocation %ld failed and nobody noticed", i);
+        }
     }
 }
 

@@ -1,8 +1,10 @@
-/* What the operation tests share: a device opened by name, random operands, small steps, error measures.
+/* What the operation tests share: a device opened by name, random operands, small
+ * steps, error measures.
  *
- * Every test runs once for each variant of the device: for "cpu" each instruction set the machine has. The device is
- * that of `--device NAME` (default cpu), so the CUDA backend passes the very same tests. References are float64, computed
- * here from the operands as the device holds them (rounded to its types).
+ * Every test runs once for each variant of the device: for "cpu" each instruction set
+ * the machine has. The device is that of `--device NAME` (default cpu), so the CUDA
+ * backend passes the very same tests. References are float64, computed here from the
+ * operands as the device holds them (rounded to its types).
  */
 #ifndef QUIRE_TESTS_OPS_H
 #define QUIRE_TESTS_OPS_H
@@ -23,11 +25,18 @@
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/isa.h"
 
-enum { RIG_TOKENS = 640, RIG_SEQS = 32, RIG_SAMPLES = 256, RIG_BLOCKS_PER_SEQ = 160, RIG_VOCAB = 1 << 19 };
+enum {
+    RIG_TOKENS = 640,
+    RIG_SEQS = 32,
+    RIG_SAMPLES = 256,
+    RIG_BLOCKS_PER_SEQ = 160,
+    RIG_VOCAB = 1 << 19
+};
 
-/* ThreadSanitizer looks for races, which do not hang on sizes, and makes a memory access some twenty times slower: under it
- * steps are shorter, shapes are tried with one type each, and the references, which one thread computes from data of its
- * own, are not watched. */
+/* ThreadSanitizer looks for races, which do not hang on sizes, and makes a memory
+ * access some twenty times slower: under it steps are shorter, shapes are tried with
+ * one type each, and the references, which one thread computes from data of its own,
+ * are not watched. */
 #ifdef __SANITIZE_THREAD__
 enum { RIG_SHORTER = 5 };
 #define RIG_UNWATCHED __attribute__((no_sanitize_thread))
@@ -44,7 +53,8 @@ struct rig {
     uint64_t step;
 };
 
-/* QUIRE_TEST_SMALL: fewer and smaller shapes, for tools that slow a device down a hundred times. */
+/* QUIRE_TEST_SMALL: fewer and smaller shapes, for tools that slow a device down a
+ * hundred times. */
 static inline bool rig_small(void)
 {
     return getenv("QUIRE_TEST_SMALL") != NULL;
@@ -79,6 +89,7 @@ static inline float round_to(enum dtype t, float f)
 static inline void *rig_alloc(size_t n)
 {
     void *p = calloc(1, n > 0 ? n : 1);
+
     assert_non_null(p);
     return p;
 }
@@ -86,6 +97,7 @@ static inline void *rig_alloc(size_t n)
 static inline float *rig_floats(struct rig *r, int64_t n, float range, enum dtype t)
 {
     float *v = rig_alloc((size_t)n * sizeof(*v));
+
     for (int64_t i = 0; i < n; i++) {
         v[i] = round_to(t, rig_uniform(r) * range);
     }
@@ -104,6 +116,7 @@ static inline void rig_open_config(struct rig *r, bool deterministic)
                                .max_blocks_per_seq = RIG_BLOCKS_PER_SEQ,
                                .vocab = RIG_VOCAB,
                                .deterministic = deterministic};
+
     *r = (struct rig){.rng = 7};
     if (backend_open(&r->b, rig_device, &c, &e) < 0) {
         fail_msg("%s", e.text);
@@ -130,15 +143,18 @@ static inline enum dtype act_of(const struct rig *r, enum dtype t)
     return r->b->act_dtype_of[t];
 }
 
-/* The type in which linear multiplies x: AVX-512-bf16 rounds it to the weights' type, as a GPU's activations are. */
+/* The type in which linear multiplies x: AVX-512-bf16 rounds it to the weights' type,
+ * as a GPU's activations are. */
 static inline enum dtype operand_of(const struct rig *r, enum dtype t)
 {
-    return strstr(r->b->device, "avx512bf16") != NULL && t == DTYPE_BF16 ? DTYPE_BF16 : act_of(r, t);
+    return strstr(r->b->device, "avx512bf16") != NULL && t == DTYPE_BF16 ? DTYPE_BF16
+                                                                         : act_of(r, t);
 }
 
 static inline void rig_upload(struct rig *r, struct mat m, const float *v)
 {
     struct err e = {0};
+
     assert_int_equal(r->b->ops->upload(r->b, m, v, &e), 0);
 }
 
@@ -146,29 +162,33 @@ static inline float *rig_download(struct rig *r, struct mat m)
 {
     struct err e = {0};
     float *v = rig_alloc((size_t)m.rows * (size_t)m.cols * sizeof(*v));
+
     assert_int_equal(r->b->ops->download(r->b, m, v, &e), 0);
     return v;
 }
 
 /* Activations [rows, cols] holding v, or unset when v is NULL. */
-static inline struct mat rig_mat(struct rig *r, int32_t rows, int32_t cols, enum dtype t, const float *v)
+static inline struct mat rig_mat(struct rig *r, int32_t rows, int32_t cols, enum dtype t,
+                                 const float *v)
 {
     struct err e = {0};
     struct mat m;
+
     assert_int_equal(r->b->ops->scratch(r->b, rows, cols, t, &m, &e), 0);
-    if (v != NULL) {
+    if (v) {
         rig_upload(r, m, v);
     }
     return m;
 }
 
 /* A weight [rows, cols] of type t made of v (whose values t can hold). */
-static inline struct mat rig_weight(struct rig *r, enum weight_kind kind, enum dtype t, int32_t rows, int32_t cols,
-                                    const float *v)
+static inline struct mat rig_weight(struct rig *r, enum weight_kind kind, enum dtype t,
+                                    int32_t rows, int32_t cols, const float *v)
 {
     struct err e = {0};
     struct mat m;
-    struct weight_piece p = {.data = v, .dtype = DTYPE_F32, .rows = rows, .cols = cols, .stride = cols};
+    struct weight_piece p = {
+        .data = v, .dtype = DTYPE_F32, .rows = rows, .cols = cols, .stride = cols};
     struct weight_desc d = {.name = "test",
                             .kind = kind,
                             .dtype = t,
@@ -177,8 +197,9 @@ static inline struct mat rig_weight(struct rig *r, enum weight_kind kind, enum d
                             .piece = &p,
                             .n_pieces = 1,
                             .tied_head = kind == WEIGHT_EMBEDDING};
+
     assert_int_equal(r->b->ops->weight(r->b, &d, &m, &e), 0);
-    if (r->b->ops->ready != NULL) {
+    if (r->b->ops->ready) {
         assert_int_equal(r->b->ops->ready(r->b, &e), 0);
     }
     return m;
@@ -189,6 +210,7 @@ static inline struct mat rig_weight(struct rig *r, enum weight_kind kind, enum d
 static inline void rig_begin(struct rig *r, struct batch *b)
 {
     struct err e = {0};
+
     b->step = ++r->step;
     if (r->b->ops->step_begin(r->b, b, &e) < 0) {
         fail_msg("%s", e.text);
@@ -199,6 +221,7 @@ static inline struct results rig_end(struct rig *r)
 {
     struct err e = {0};
     struct results res = {0};
+
     if (r->b->ops->step_end(r->b, &e) < 0 || r->b->ops->step_wait(r->b, &res, &e) < 0) {
         fail_msg("%s", e.text);
     }
@@ -206,11 +229,13 @@ static inline struct results rig_end(struct rig *r)
     return res;
 }
 
-/* A step of n tokens that neither attend nor sample, for operations that only need to be inside one. */
+/* A step of n tokens that neither attend nor sample, for operations that only need to
+ * be inside one. */
 static inline void rig_begin_plain(struct rig *r, int32_t n)
 {
     static int32_t zero[RIG_TOKENS];
     static int32_t minus[RIG_TOKENS];
+
     memset(minus, 0xFF, sizeof(minus));
     int32_t q_start[2] = {0, n};
     int32_t kv_len = n;
@@ -235,6 +260,7 @@ static inline double nmse(const float *a, const double *ref, int64_t n)
 {
     double err = 0;
     double norm = 0;
+
     for (int64_t i = 0; i < n; i++) {
         err += (a[i] - ref[i]) * (a[i] - ref[i]);
         norm += ref[i] * ref[i];
@@ -242,25 +268,31 @@ static inline double nmse(const float *a, const double *ref, int64_t n)
     return err / (norm > 0 ? norm : 1);
 }
 
-/* What rounding a result once to type t may cost, with room for a few float32 operations. */
+/* What rounding a result once to type t may cost, with room for a few float32
+ * operations. */
 static inline double nmse_limit(enum dtype t)
 {
     return t == DTYPE_BF16 ? 1e-5 : t == DTYPE_F16 ? 2e-7 : 1e-12;
 }
 
-/* Error against float64 at most twice that of the plain same-precision implementation (root of the mean square). */
-static inline void assert_no_worse(const char *what, const float *got, const float *plain, const double *ref, int64_t n)
+/* Error against float64 at most twice that of the plain same-precision implementation
+ * (root of the mean square). */
+static inline void assert_no_worse(const char *what, const float *got, const float *plain,
+                                   const double *ref, int64_t n)
 {
     double mine = sqrt(nmse(got, ref, n));
     double theirs = sqrt(nmse(plain, ref, n));
+
     if (!(mine <= 2 * theirs + 1e-7)) {
         fail_msg("%s: error %.3g, plain %.3g", what, mine, theirs);
     }
 }
 
-static inline void assert_nmse(const char *what, const float *got, const double *ref, int64_t n, enum dtype t)
+static inline void assert_nmse(const char *what, const float *got, const double *ref, int64_t n,
+                               enum dtype t)
 {
     double mine = nmse(got, ref, n);
+
     if (!(mine <= nmse_limit(t))) {
         fail_msg("%s: NMSE %.3g, allowed %.3g", what, mine, nmse_limit(t));
     }
@@ -268,7 +300,8 @@ static inline void assert_nmse(const char *what, const float *got, const double 
 
 /* ---- main ---- */
 
-/* Run the group for every variant of the device; with --only PATTERN (* and ?) the tests of such names. */
+/* Run the group for every variant of the device; with --only PATTERN (* and ?) the
+ * tests of such names. */
 static inline int rig_main(int argc, char **argv, int (*group)(void))
 {
     for (int i = 1; i + 1 < argc; i++) {

@@ -1,6 +1,8 @@
-/* Ranks for tests and benchmarks of backends: one process each, forked before any device is opened, with comm between them.
+/* Ranks for tests and benchmarks of backends: one process each, forked before any
+ * device is opened, with comm between them.
  *
- * A rank's body returns 0 or an error, which it prints and the parent counts; the others are let go with it.
+ * A rank's body returns 0 or an error, which it prints and the parent counts; the
+ * others are let go with it.
  */
 #ifndef QUIRE_TESTS_RANK_RIG_H
 #define QUIRE_TESTS_RANK_RIG_H
@@ -57,17 +59,21 @@ static inline int rank_rig_open(struct rank_rig *r, void *shared, struct err *e)
                                .comm = r->comm,
                                .share = r->rank,
                                .n_shares = r->n_ranks};
+
     r->ints = calloc((size_t)r->max_tokens + 1, sizeof(*r->ints));
     r->minus = malloc(((size_t)r->max_tokens + 1) * sizeof(*r->minus));
     r->sample = calloc((size_t)n, sizeof(*r->sample));
-    if (!r->ints || !r->minus || !r->sample)
+    if (!r->ints || !r->minus || !r->sample) {
         return err_nomem(e, "a rank's test");
+    }
     for (int32_t i = 0; i <= r->max_tokens; i++) {
         r->ints[i] = i;
         r->minus[i] = -1;
     }
-    for (int32_t i = 0; i < n; i++)
-        r->sample[i] = (struct sample_row){.logits_row = i, .top_p = 1, .repetition_penalty = 1, .mask_first = -1};
+    for (int32_t i = 0; i < n; i++) {
+        r->sample[i] = (struct sample_row){
+            .logits_row = i, .top_p = 1, .repetition_penalty = 1, .mask_first = -1};
+    }
     rc = rc < 0 ? rc : backend_open(&r->b, r->device, &c, e);
     return rc == 0 && r->b->ops->ready ? r->b->ops->ready(r->b, e) : rc;
 }
@@ -75,44 +81,53 @@ static inline int rank_rig_open(struct rank_rig *r, void *shared, struct err *e)
 static inline void rank_rig_child(struct rank_rig *r, void *shared, rank_rig_body *body)
 {
     struct err e = {0};
+
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     alarm(100); /* a rank that hangs is a failure, not a wait */
     int rc = rank_rig_open(r, shared, &e);
-    if (rc == 0)
+    if (rc == 0) {
         rc = body(r, &e);
+    }
     if (rc < 0) {
         fprintf(stderr, "rank %d of %d: %s\n", r->rank, r->n_ranks, e.text);
         r->comm->ops->abort(r->comm, "another rank failed");
     }
-    if (r->b)
+    if (r->b) {
         r->b->ops->free(r->b);
+    }
     fflush(NULL);
     _exit(rc < 0);
 }
 
 /* How many of the n ranks failed. */
-static inline int rank_rig_run(const char *device, int32_t n, int32_t max_tokens, rank_rig_body *body)
+static inline int rank_rig_run(const char *device, int32_t n, int32_t max_tokens,
+                               rank_rig_body *body)
 {
     size_t n_bytes = comm_shm_bytes(n);
     void *shared = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int failed = shared == MAP_FAILED ? n : 0;
+
     fflush(NULL);
     for (int32_t i = 0; i < n && shared != MAP_FAILED; i++) {
         struct rank_rig r = {.device = device, .rank = i, .n_ranks = n, .max_tokens = max_tokens};
         pid_t pid = fork();
-        if (pid == 0)
+        if (pid == 0) {
             rank_rig_child(&r, shared, body);
+        }
         failed += pid < 0;
     }
-    for (int status; wait(&status) > 0;)
+    for (int status; wait(&status) > 0;) {
         failed += status != 0;
-    if (shared != MAP_FAILED)
+    }
+    if (shared != MAP_FAILED) {
         munmap(shared, n_bytes);
+    }
     return failed;
 }
 
-/* Begin a step of n tokens: a decode step, which backends may record and replay, up to RANK_RIG_TOKENS; else one prompt. True: it was
- * replayed. Operations and rank_rig_end follow. */
+/* Begin a step of n tokens: a decode step, which backends may record and replay, up to
+ * RANK_RIG_TOKENS; else one prompt. True: it was replayed. Operations and rank_rig_end
+ * follow. */
 static inline int rank_rig_begin(struct rank_rig *r, int32_t n, bool *ret_replayed, struct err *e)
 {
     bool decode = n <= RANK_RIG_TOKENS;
@@ -139,6 +154,7 @@ static inline int rank_rig_begin(struct rank_rig *r, int32_t n, bool *ret_replay
                       .mask_word = r->mask,
                       .n_mask_word = r->n_mask};
     int rc = r->b->ops->step_begin(r->b, &b, e);
+
     *ret_replayed = rc == 0 && r->b->ops->replay && r->b->ops->replay(r->b, &b);
     return rc;
 }
@@ -146,6 +162,7 @@ static inline int rank_rig_begin(struct rank_rig *r, int32_t n, bool *ret_replay
 static inline int rank_rig_end(struct rank_rig *r, struct results *ret, struct err *e)
 {
     int rc = r->b->ops->step_end(r->b, e);
+
     return rc < 0 ? rc : r->b->ops->step_wait(r->b, ret, e);
 }
 

@@ -119,7 +119,8 @@ static void some_are_not_counted(void **state)
     for (size_t i = 0; i < ARRAY_LEN(free); i++) {
         assert_int_equal(taken_of_20(&a, free[i]), 20);
     }
-    static const char *const counted[] = {"10.128.0.0", "203.0.113.6", "2001:db8:8000::1", "126.255.255.255", "::2"};
+    static const char *const counted[] = {"10.128.0.0", "203.0.113.6", "2001:db8:8000::1",
+                                          "126.255.255.255", "::2"};
     for (size_t i = 0; i < ARRAY_LEN(counted); i++) {
         assert_int_equal(taken_of_20(&a, counted[i]), 1);
     }
@@ -128,17 +129,18 @@ static void some_are_not_counted(void **state)
 
 static void bad_lists_are_refused(void **state)
 {
-    static const char *const bad[] = {"x",
-                                      "10.0.0.0/33",
-                                      "10.0.0.0/",
-                                      "10.0.0.0/-1",
-                                      "10.0.0.0/8x",
-                                      "::/129",
-                                      ",",
-                                      "10.0.0.1,",
-                                      "10.0.0",
-                                      "/8",
-                                      "1111:2222:3333:4444:5555:6666:7777:8888:9999:aaaa:bbbb:cccc:dddd"};
+    static const char *const bad[] = {
+        "x",
+        "10.0.0.0/33",
+        "10.0.0.0/",
+        "10.0.0.0/-1",
+        "10.0.0.0/8x",
+        "::/129",
+        ",",
+        "10.0.0.1,",
+        "10.0.0",
+        "/8",
+        "1111:2222:3333:4444:5555:6666:7777:8888:9999:aaaa:bbbb:cccc:dddd"};
     struct address_range *range;
     int32_t n;
 
@@ -190,8 +192,10 @@ static void the_oldest_reserved_one_yields(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_address_has_a_share),         cmocka_unit_test(addresses_are_told_apart),
-        cmocka_unit_test(some_are_not_counted),           cmocka_unit_test(bad_lists_are_refused),
+        cmocka_unit_test(an_address_has_a_share),
+        cmocka_unit_test(addresses_are_told_apart),
+        cmocka_unit_test(some_are_not_counted),
+        cmocka_unit_test(bad_lists_are_refused),
         cmocka_unit_test(the_oldest_reserved_one_yields),
     };
 

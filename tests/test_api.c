@@ -1,4 +1,5 @@
-/* Bodies: what is accepted and what becomes of it; and every refusal, with the field it names. */
+/* Bodies: what is accepted and what becomes of it; and every refusal, with the field it
+ * names. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -23,8 +24,10 @@ static int parse(struct completion *c, const char *body, struct err *e)
 static void accept_body(struct completion *c, const char *body)
 {
     struct err e;
-    if (parse(c, body, &e))
+
+    if (parse(c, body, &e)) {
         fail_msg("refused: %s: %s", body, e.text);
+    }
 }
 
 struct refusal {
@@ -37,10 +40,13 @@ static void refuse_all(const struct refusal *r, size_t n, int code)
         struct completion c;
         struct err e;
         int rc = parse(&c, r[i].body, &e);
-        if (rc == 0)
+        if (rc == 0) {
             fail_msg("accepted: %s", r[i].body);
-        if (rc != code || e.code != code || strcmp(e.param, r[i].param) != 0 || strstr(e.text, r[i].text) == NULL)
+        }
+        if (rc != code || e.code != code || strcmp(e.param, r[i].param) != 0 ||
+            !strstr(e.text, r[i].text)) {
             fail_msg("%s: code %d, param '%s', text '%s'", r[i].body, rc, e.param, e.text);
+        }
     }
 }
 
@@ -49,6 +55,7 @@ static void refuse_all(const struct refusal *r, size_t n, int code)
 static void test_defaults_stand(void **state)
 {
     struct completion c;
+
     (void)state;
     accept_body(&c, "{\"prompt\":\"ab\"}");
     assert_int_equal(c.n_prompts, 1);
@@ -69,17 +76,23 @@ static void test_defaults_stand(void **state)
 static void test_every_field_arrives(void **state)
 {
     struct completion c;
+
     (void)state;
     accept_body(
-        &c,
-        "{\"model\":\"m\",\"prompt\":\"x\",\"max_tokens\":7,\"min_tokens\":2,\"n\":3,\"best_of\":4,\"temperature\":0.5,"
-        "\"top_p\":0.25,\"top_k\":5,\"min_p\":0.125,\"presence_penalty\":-1,\"frequency_penalty\":2,"
-        "\"repetition_penalty\":1.5,\"logit_bias\":{\"7\":-100,\"3\":1},\"seed\":5,\"stop\":[\"a\",\"bc\"],"
-        "\"stop_token_ids\":[9],\"include_stop_str_in_output\":true,\"ignore_eos\":true,\"bad_words\":[\"w\"],"
-        "\"allowed_token_ids\":[1,2],\"echo\":true,\"logprobs\":2,\"prompt_logprobs\":1,"
-        "\"skip_special_tokens\":false,\"spaces_between_special_tokens\":false,\"add_special_tokens\":false,"
-        "\"return_token_ids\":true,\"priority\":-4,\"cache_salt\":\"s\",\"user\":\"u\",\"request_id\":\"r.1\","
-        "\"response_format\":{\"type\":\"text\"},\"suffix\":\"\",\"early_stopping\":false}");
+        &c, "{\"model\":\"m\",\"prompt\":\"x\",\"max_tokens\":7,\"min_tokens\":2,\"n\":3,\"best_"
+            "of\":4,\"temperature\":0.5,"
+            "\"top_p\":0.25,\"top_k\":5,\"min_p\":0.125,\"presence_penalty\":-1,\"frequency_"
+            "penalty\":2,"
+            "\"repetition_penalty\":1.5,\"logit_bias\":{\"7\":-100,\"3\":1},\"seed\":5,\"stop\":["
+            "\"a\",\"bc\"],"
+            "\"stop_token_ids\":[9],\"include_stop_str_in_output\":true,\"ignore_eos\":true,\"bad_"
+            "words\":[\"w\"],"
+            "\"allowed_token_ids\":[1,2],\"echo\":true,\"logprobs\":2,\"prompt_logprobs\":1,"
+            "\"skip_special_tokens\":false,\"spaces_between_special_tokens\":false,\"add_special_"
+            "tokens\":false,"
+            "\"return_token_ids\":true,\"priority\":-4,\"cache_salt\":\"s\",\"user\":\"u\","
+            "\"request_id\":\"r.1\","
+            "\"response_format\":{\"type\":\"text\"},\"suffix\":\"\",\"early_stopping\":false}");
     const struct gen_params *p = &c.params;
     assert_int_equal(p->max_tokens, 7);
     assert_int_equal(p->min_tokens, 2);
@@ -87,7 +100,8 @@ static void test_every_field_arrives(void **state)
     assert_int_equal(p->best_of, 4);
     assert_true(p->temperature == 0.5f && p->top_p == 0.25f && p->min_p == 0.125f);
     assert_int_equal(p->top_k, 5);
-    assert_true(p->presence_penalty == -1 && p->frequency_penalty == 2 && p->repetition_penalty == 1.5f);
+    assert_true(p->presence_penalty == -1 && p->frequency_penalty == 2 &&
+                p->repetition_penalty == 1.5f);
     assert_int_equal(p->n_bias, 2);
     assert_int_equal(p->bias[0].token, 3); /* ascending */
     assert_true(p->bias[1].bias == -100);
@@ -97,7 +111,8 @@ static void test_every_field_arrives(void **state)
     assert_int_equal(p->stop_token[0], 9);
     assert_string_equal(p->bad_word[0], "w");
     assert_int_equal(p->n_allowed, 2);
-    assert_true(p->include_stop_str && p->ignore_eos && p->echo && !p->skip_special && !p->spaces_between_special);
+    assert_true(p->include_stop_str && p->ignore_eos && p->echo && !p->skip_special &&
+                !p->spaces_between_special);
     assert_int_equal(p->n_logprobs, 2);
     assert_int_equal(p->n_prompt_logprobs, 2); /* echo with logprobs asks for the prompt's too */
     assert_true(c.echo_logprobs && c.has_prompt_logprobs && c.return_token_ids);
@@ -111,11 +126,11 @@ static void test_every_field_arrives(void **state)
 static void test_null_means_not_given(void **state)
 {
     struct completion c;
+
     (void)state;
-    accept_body(
-        &c,
-        "{\"prompt\":\"x\",\"max_tokens\":null,\"stop\":null,\"seed\":null,\"logit_bias\":null,\"stream_options\":null,"
-        "\"guided_json\":null,\"model\":null}");
+    accept_body(&c, "{\"prompt\":\"x\",\"max_tokens\":null,\"stop\":null,\"seed\":null,\"logit_"
+                    "bias\":null,\"stream_options\":null,"
+                    "\"guided_json\":null,\"model\":null}");
     assert_int_equal(c.params.max_tokens, 16);
     completion_release(&c);
 }
@@ -123,6 +138,7 @@ static void test_null_means_not_given(void **state)
 static void test_prompt_forms(void **state)
 {
     struct completion c;
+
     (void)state;
     accept_body(&c, "{\"prompt\":[\"a\",\"bc\"]}");
     assert_int_equal(c.n_prompts, 2);
@@ -164,11 +180,13 @@ static void test_seed_is_exact(void **state)
              {"184467440737095516150000e-4", UINT64_MAX},
              {"-9223372036854775808", (uint64_t)1 << 63}};
     char body[200];
+
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(t); i++) {
         struct completion c;
         /* A seed deeper in the body is not the seed. */
-        snprintf(body, sizeof(body), "{\"x\":{\"seed\":1}, \"\\u0073eed\" : %s ,\"prompt\":\"x\"}", t[i].text);
+        snprintf(body, sizeof(body), "{\"x\":{\"seed\":1}, \"\\u0073eed\" : %s ,\"prompt\":\"x\"}",
+                 t[i].text);
         accept_body(&c, body);
         assert_true(c.prompt[0].seed == t[i].seed);
         completion_release(&c);
@@ -196,10 +214,12 @@ static void test_long_numbers(void **state)
     static const struct {
         const char *before, *behind, *param, *text;
     } t[] = {
-        {"{\"prompt\":\"x\",\"max_tokens\":0.", "1}", "max_tokens", "(100003 characters) but must be an integer"},
+        {"{\"prompt\":\"x\",\"max_tokens\":0.", "1}", "max_tokens",
+         "(100003 characters) but must be an integer"},
         {"{\"prompt\":\"x\",\"seed\":1.", "1}", "seed", "must be an integer of 64 bits"},
         {"{\"prompt\":\"x\",\"n\":1", "}", "n", "must be between 1 and 128"},
-        {"{\"prompt\":\"x\",\"temperature\":1", "}", "temperature", "must be at least 0 and at most 2"},
+        {"{\"prompt\":\"x\",\"temperature\":1", "}", "temperature",
+         "must be at least 0 and at most 2"},
         {"{\"prompt\":\"x\",\"max_tokens\":7.", "}", NULL, NULL},
         {"{\"prompt\":\"x\",\"foo\":1", "}", NULL, NULL},
     };
@@ -233,8 +253,9 @@ static void test_nul_is_a_character(void **state)
     const char *text = "{\"prompt\":\"a\\u0000b\"}";
 
     (void)state;
-    accept_body(&c, "{\"prompt\":[\"a\\u0000b\",\"\\u0000\"],\"stop\":[\"\\u0000\",\"x\\u0000y\"],"
-                    "\"bad_words\":[\"\\u0000z\"],\"foo\":\"\\u0000\",\"add_special_tokens\":false}");
+    accept_body(&c,
+                "{\"prompt\":[\"a\\u0000b\",\"\\u0000\"],\"stop\":[\"\\u0000\",\"x\\u0000y\"],"
+                "\"bad_words\":[\"\\u0000z\"],\"foo\":\"\\u0000\",\"add_special_tokens\":false}");
     assert_int_equal(c.prompt[0].n, 3);
     assert_int_equal(c.prompt[0].id[1], 0);
     assert_int_equal(c.prompt[0].id[2], 'b');
@@ -253,15 +274,18 @@ static void test_nul_is_a_character(void **state)
 static void test_beams(void **state)
 {
     struct completion c;
+
     (void)state;
-    accept_body(&c, "{\"prompt\":\"x\",\"use_beam_search\":true,\"n\":2,\"beam_width\":4,\"length_penalty\":0.5,"
+    accept_body(&c, "{\"prompt\":\"x\",\"use_beam_search\":true,\"n\":2,\"beam_width\":4,\"length_"
+                    "penalty\":0.5,"
                     "\"early_stopping\":\"never\"}");
     assert_int_equal(c.params.beam_width, 4);
     assert_int_equal(c.params.best_of, 2);
     assert_int_equal(c.params.early_stopping, 2);
     assert_true(c.params.temperature == 0 && c.params.length_penalty == 0.5f);
     completion_release(&c);
-    accept_body(&c, "{\"prompt\":\"x\",\"use_beam_search\":true,\"best_of\":3,\"temperature\":0,\"stream\":true}");
+    accept_body(&c, "{\"prompt\":\"x\",\"use_beam_search\":true,\"best_of\":3,\"temperature\":0,"
+                    "\"stream\":true}");
     assert_int_equal(c.params.beam_width, 3);
     assert_int_equal(c.params.n, 1);
     completion_release(&c);
@@ -276,6 +300,7 @@ static void test_unknown_fields_are_named(void **state)
     struct err e;
     struct api_context strict = test_context;
     const char *body = "{\"prompt\":\"x\",\"Temperature\":9,\"ch\\r\\nunk\":{\"a\":[1]}}";
+
     (void)state;
     accept_body(&c, body);
     assert_string_equal(c.ignored, "Temperature, ch??unk");
@@ -289,6 +314,7 @@ static void test_unknown_fields_are_named(void **state)
 static void test_room(void **state)
 {
     struct completion c;
+
     (void)state;
     /* 16 tokens that nobody asked for give way to a long prompt. */
     char body[1200] = "{\"add_special_tokens\":false,\"prompt\":\"";
@@ -303,7 +329,8 @@ static void test_room(void **state)
     completion_release(&c);
 }
 
-/* Requests of one body share what it asks for, which lives as long as the last of them. */
+/* Requests of one body share what it asks for, which lives as long as the last of
+ * them. */
 static void test_prompts_share_their_parameters(void **state)
 {
     struct completion c;
@@ -346,8 +373,8 @@ static int count_room(void *arg, int32_t tenant, int32_t n, struct err *e)
     return n > a->room ? err_set(e, ERR_FULL, "the queue is full") : 0;
 }
 
-static int count_encode(void *arg, const char *text, size_t len, bool add_special, int32_t max_tokens,
-                        int32_t **ret_ids, int32_t *ret_n, struct err *e)
+static int count_encode(void *arg, const char *text, size_t len, bool add_special,
+                        int32_t max_tokens, int32_t **ret_ids, int32_t *ret_n, struct err *e)
 {
     ((struct asked *)arg)->n_encoded++;
     return test_encode(arg, text, len, add_special, max_tokens, ret_ids, ret_n, e);
@@ -422,6 +449,7 @@ static void test_refused_json(void **state)
         {"{\"prompt\":\"x\",\"foo\":1,\"foo\":2}", "", "'foo' is given twice"},
         {"{\"prompt\":\"x\",\"f\\no\":1,\"f\\no\":2}", "", "'f?o' is given twice"},
     };
+
     (void)state;
     refuse_all(r, ARRAY_LEN(r), ERR_INVALID);
 }
@@ -431,6 +459,7 @@ static void test_refused_depth_and_size(void **state)
     struct completion c;
     struct err e;
     char deep[400] = "{\"prompt\":\"x\",\"a\":";
+
     (void)state;
     memset(deep + strlen(deep), '[', 200);
     assert_int_equal(parse(&c, deep, &e), ERR_INVALID);
@@ -439,22 +468,25 @@ static void test_refused_depth_and_size(void **state)
     size_t n = (size_t)LIMIT_JSON_VALUES + 10, at = 0;
     char *wide = malloc(2 * n + 20);
     at += (size_t)sprintf(wide, "{\"a\":[1");
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         at += (size_t)sprintf(wide + at, ",1");
+    }
     strcpy(wide + at, "]}");
     assert_int_equal(parse(&c, wide, &e), ERR_INVALID);
     assert_non_null(strstr(e.text, "more than 1048576 values"));
 
     at = (size_t)sprintf(wide, "{\"prompt\":\"x\"");
-    for (int i = 0; i < LIMIT_JSON_MEMBERS; i++)
+    for (int i = 0; i < LIMIT_JSON_MEMBERS; i++) {
         at += (size_t)sprintf(wide + at, ",\"f%d\":1", i);
+    }
     strcpy(wide + at, "}");
     assert_int_equal(parse(&c, wide, &e), ERR_INVALID);
     assert_non_null(strstr(e.text, "more than 256 fields"));
 
     at = (size_t)sprintf(wide, "{\"prompt\":[[1]");
-    for (int i = 0; i < LIMIT_PROMPTS; i++)
+    for (int i = 0; i < LIMIT_PROMPTS; i++) {
         at += (size_t)sprintf(wide + at, ",[1]");
+    }
     strcpy(wide + at, "]}");
     assert_int_equal(parse(&c, wide, &e), ERR_INVALID);
     assert_string_equal(e.param, "prompt");
@@ -490,24 +522,32 @@ static void test_refused_fields(void **state)
         {"{\"prompt\":\"x\",\"max_tokens\":999}", "max_tokens", "the model takes 1000"},
         {"{\"prompt\":\"x\",\"max_tokens\":1e300}", "max_tokens", "must be between"},
         {"{\"prompt\":\"x\",\"min_tokens\":20}", "min_tokens", "at most max_tokens"},
-        {"{\"prompt\":\"x\",\"min_tokens\":5,\"max_tokens\":4}", "min_tokens", "at most max_tokens, which is 4"},
+        {"{\"prompt\":\"x\",\"min_tokens\":5,\"max_tokens\":4}", "min_tokens",
+         "at most max_tokens, which is 4"},
         {"{\"prompt\":\"x\",\"n\":0}", "n", "between 1 and 128"},
         {"{\"prompt\":\"x\",\"n\":129}", "n", "between 1 and 128"},
         {"{\"prompt\":\"x\",\"n\":2,\"temperature\":0}", "n", "all samples would be equal"},
-        {"{\"prompt\":\"x\",\"best_of\":2,\"temperature\":0}", "best_of", "all samples would be equal"},
+        {"{\"prompt\":\"x\",\"best_of\":2,\"temperature\":0}", "best_of",
+         "all samples would be equal"},
         {"{\"prompt\":\"x\",\"n\":3,\"best_of\":2}", "best_of", "at least n, which is 3"},
         {"{\"prompt\":\"x\",\"best_of\":2,\"stream\":true}", "best_of", "must equal n"},
         {"{\"prompt\":\"x\",\"beam_width\":2}", "beam_width", "needs use_beam_search"},
         {"{\"prompt\":\"x\",\"length_penalty\":2}", "length_penalty", "needs use_beam_search"},
         {"{\"prompt\":\"x\",\"early_stopping\":true}", "early_stopping", "needs use_beam_search"},
-        {"{\"prompt\":\"x\",\"use_beam_search\":true,\"early_stopping\":\"often\"}", "early_stopping", "\"never\""},
-        {"{\"prompt\":\"x\",\"use_beam_search\":true,\"temperature\":0.5}", "temperature", "other than 0"},
-        {"{\"prompt\":\"x\",\"use_beam_search\":true,\"n\":3,\"beam_width\":2}", "beam_width", "at least n"},
-        {"{\"prompt\":\"x\",\"use_beam_search\":true,\"best_of\":3,\"beam_width\":2}", "best_of", "differ"},
-        {"{\"prompt\":\"x\",\"use_beam_search\":1}", "use_beam_search", "true or false, not a number"},
+        {"{\"prompt\":\"x\",\"use_beam_search\":true,\"early_stopping\":\"often\"}",
+         "early_stopping", "\"never\""},
+        {"{\"prompt\":\"x\",\"use_beam_search\":true,\"temperature\":0.5}", "temperature",
+         "other than 0"},
+        {"{\"prompt\":\"x\",\"use_beam_search\":true,\"n\":3,\"beam_width\":2}", "beam_width",
+         "at least n"},
+        {"{\"prompt\":\"x\",\"use_beam_search\":true,\"best_of\":3,\"beam_width\":2}", "best_of",
+         "differ"},
+        {"{\"prompt\":\"x\",\"use_beam_search\":1}", "use_beam_search",
+         "true or false, not a number"},
         {"{\"prompt\":\"x\",\"temperature\":-0.1}", "temperature", "at least 0 and at most 2"},
         {"{\"prompt\":\"x\",\"temperature\":2.1}", "temperature", "at most 2"},
-        {"{\"prompt\":\"x\",\"temperature\":\"hot\"}", "temperature", "must be a number, not a string"},
+        {"{\"prompt\":\"x\",\"temperature\":\"hot\"}", "temperature",
+         "must be a number, not a string"},
         {"{\"prompt\":\"x\",\"top_p\":0}", "top_p", "greater than 0"},
         {"{\"prompt\":\"x\",\"top_p\":1e-60}", "top_p", "greater than 0"},
         {"{\"prompt\":\"x\",\"top_p\":1.01}", "top_p", "at most 1"},
@@ -518,45 +558,53 @@ static void test_refused_fields(void **state)
         {"{\"prompt\":\"x\",\"repetition_penalty\":0}", "repetition_penalty", "at least 0.001"},
         {"{\"prompt\":\"x\",\"repetition_penalty\":1e-38}", "repetition_penalty", "at least 0.001"},
         {"{\"prompt\":\"x\",\"repetition_penalty\":1e300}", "repetition_penalty", "at most 1000"},
-        {"{\"prompt\":\"x\",\"use_beam_search\":true,\"length_penalty\":-1e300}", "length_penalty", "finite"},
+        {"{\"prompt\":\"x\",\"use_beam_search\":true,\"length_penalty\":-1e300}", "length_penalty",
+         "finite"},
         {"{\"prompt\":\"x\",\"logit_bias\":[1]}", "logit_bias", "not a list"},
-        {"{\"prompt\":\"x\",\"logit_bias\":{\"256\":1}}", "logit_bias", "'256'; keys are token ids, 0 to 255"},
+        {"{\"prompt\":\"x\",\"logit_bias\":{\"256\":1}}", "logit_bias",
+         "'256'; keys are token ids, 0 to 255"},
         {"{\"prompt\":\"x\",\"logit_bias\":{\"-1\":1}}", "logit_bias", "'-1'"},
         {"{\"prompt\":\"x\",\"logit_bias\":{\" 1\":1}}", "logit_bias", "' 1'"},
         {"{\"prompt\":\"x\",\"logit_bias\":{\"\":1}}", "logit_bias", "''"},
         {"{\"prompt\":\"x\",\"logit_bias\":{\"99999999999\":1}}", "logit_bias", "99999999999"},
         {"{\"prompt\":\"x\",\"logit_bias\":{\"1\":101}}", "logit_bias", "-100 to 100"},
         {"{\"prompt\":\"x\",\"logit_bias\":{\"1\":\"a\"}}", "logit_bias", "must be a number"},
-        {"{\"prompt\":\"x\",\"logit_bias\":{\"1\":1,\"01\":2}}", "logit_bias", "names token 1 twice"},
+        {"{\"prompt\":\"x\",\"logit_bias\":{\"1\":1,\"01\":2}}", "logit_bias",
+         "names token 1 twice"},
         {"{\"prompt\":\"x\",\"seed\":1.5}", "seed", "integer of 64 bits"},
         {"{\"prompt\":\"x\",\"seed\":1e-3}", "seed", "integer of 64 bits"},
-        {"{\"prompt\":\"x\",\"seed\":0.1e0}", "seed", "seed is 0.1e0 but must be an integer of 64 bits"},
+        {"{\"prompt\":\"x\",\"seed\":0.1e0}", "seed",
+         "seed is 0.1e0 but must be an integer of 64 bits"},
         {"{\"prompt\":\"x\",\"seed\":1e400}", "seed", "from -2^63 to 2^64 - 1"},
         {"{\"prompt\":\"x\",\"seed\":1e99999999999999999999}", "seed", "from -2^63 to 2^64 - 1"},
         {"{\"prompt\":\"x\",\"seed\":18446744073709551615.5}", "seed", "integer of 64 bits"},
-        {"{\"prompt\":\"x\",\"seed\":1000000000000000000000000000000000000000000000000000000000000000000}", "seed",
-         "1000000000000000000000000000000000000000... (67 characters)"},
+        {"{\"prompt\":\"x\",\"seed\":"
+         "1000000000000000000000000000000000000000000000000000000000000000000}",
+         "seed", "1000000000000000000000000000000000000000... (67 characters)"},
         {"{\"prompt\":\"x\",\"n\":1.00000000000000000001}", "n", "must be an integer"},
         {"{\"prompt\":\"x\",\"n\":0.99999999999999999999}", "n", "must be an integer"},
-        {"{\"prompt\":\"x\",\"max_tokens\":1e-400}", "max_tokens", "is 1e-400 but must be an integer"},
+        {"{\"prompt\":\"x\",\"max_tokens\":1e-400}", "max_tokens",
+         "is 1e-400 but must be an integer"},
         {"{\"prompt\":\"x\",\"max_tokens\":4294967297}", "max_tokens", "must be between"},
         {"{\"prompt\":\"x\",\"max_tokens\":18446744073709551617}", "max_tokens", "must be between"},
         {"{\"prompt\":\"x\",\"top_k\":-1e30}", "top_k", "-1e30 but must be between"},
-        {"{\"prompt\":\"x\",\"temperature\":1e400}", "temperature", "temperature is 1e400 but must be at least 0"},
+        {"{\"prompt\":\"x\",\"temperature\":1e400}", "temperature",
+         "temperature is 1e400 but must be at least 0"},
         {"{\"prompt\":\"x\",\"top_p\":1e999}", "top_p", "at most 1"},
         {"{\"prompt\":\"x\",\"logit_bias\":{\"1\":-1e999}}", "logit_bias", "-100 to 100"},
         {"{\"prompt\":\"x\",\"model\":\"m\\u0000\"}", "model", "holds the character NUL"},
         {"{\"prompt\":\"x\",\"cache_salt\":\"m\\u0000\"}", "cache_salt", "holds the character NUL"},
         {"{\"prompt\":\"x\",\"request_id\":\"m\\u0000\"}", "request_id", "letters, digits"},
-        {"{\"prompt\":\"x\",\"use_beam_search\":true,\"early_stopping\":\"never\\u0000\"}", "early_stopping",
-         "\"never\""},
+        {"{\"prompt\":\"x\",\"use_beam_search\":true,\"early_stopping\":\"never\\u0000\"}",
+         "early_stopping", "\"never\""},
         {"{\"prompt\":\"x\",\"seed\":\"1\"}", "seed", "not a string"},
         {"{\"prompt\":\"x\",\"seed\":18446744073709551616}", "seed", "from -2^63 to 2^64 - 1"},
         {"{\"prompt\":\"x\",\"seed\":-9223372036854775809}", "seed", "from -2^63 to 2^64 - 1"},
         {"{\"prompt\":\"x\",\"stop\":\"\"}", "stop", "0 bytes"},
         {"{\"prompt\":\"x\",\"stop\":[\"a\",1]}", "stop", "must hold strings, not a number"},
         {"{\"prompt\":\"x\",\"stop\":5}", "stop", "a list of strings or a string"},
-        {"{\"prompt\":\"x\",\"stop\":[\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\",\"0\",\"1\",\"2\",\"3\","
+        {"{\"prompt\":\"x\",\"stop\":[\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\",\"0\","
+         "\"1\",\"2\",\"3\","
          "\"4\",\"5\",\"6\",\"7\"]}",
          "stop", "17 entries; at most 16"},
         {"{\"prompt\":\"x\",\"bad_words\":\"w\"}", "bad_words", "a list of strings, not a string"},
@@ -564,17 +612,20 @@ static void test_refused_fields(void **state)
         {"{\"prompt\":\"x\",\"stop_token_ids\":[256]}", "stop_token_ids", "between 0 and 255"},
         {"{\"prompt\":\"x\",\"stop_token_ids\":7}", "stop_token_ids", "not a number"},
         {"{\"prompt\":\"x\",\"allowed_token_ids\":[]}", "allowed_token_ids", "0 token ids"},
-        {"{\"prompt\":\"x\",\"allowed_token_ids\":[300]}", "allowed_token_ids", "between 0 and 255"},
+        {"{\"prompt\":\"x\",\"allowed_token_ids\":[300]}", "allowed_token_ids",
+         "between 0 and 255"},
         {"{\"prompt\":\"x\",\"echo\":\"yes\"}", "echo", "not a string"},
         {"{\"prompt\":\"x\",\"logprobs\":21}", "logprobs", "between 0 and 20"},
         {"{\"prompt\":\"x\",\"logprobs\":-1}", "logprobs", "between 0 and 20"},
         {"{\"prompt\":\"x\",\"logprobs\":true}", "logprobs", "not a boolean"},
         {"{\"prompt\":\"x\",\"prompt_logprobs\":21}", "prompt_logprobs", "between 0 and 20"},
         {"{\"prompt\":\"x\",\"stream\":1}", "stream", "not a number"},
-        {"{\"prompt\":\"x\",\"stream_options\":{\"include_usage\":true}}", "stream_options", "needs stream"},
-        {"{\"prompt\":\"x\",\"stream\":true,\"stream_options\":1}", "stream_options", "must be an object"},
-        {"{\"prompt\":\"x\",\"stream\":true,\"stream_options\":{\"include_usage\":1}}", "stream_options",
-         "true or false"},
+        {"{\"prompt\":\"x\",\"stream_options\":{\"include_usage\":true}}", "stream_options",
+         "needs stream"},
+        {"{\"prompt\":\"x\",\"stream\":true,\"stream_options\":1}", "stream_options",
+         "must be an object"},
+        {"{\"prompt\":\"x\",\"stream\":true,\"stream_options\":{\"include_usage\":1}}",
+         "stream_options", "true or false"},
         {"{\"prompt\":\"x\",\"truncate_prompt_tokens\":0}", "truncate_prompt_tokens", "between 1"},
         {"{\"prompt\":\"x\",\"priority\":3000000000}", "priority", "between"},
         {"{\"prompt\":\"x\",\"cache_salt\":\"\"}", "cache_salt", "0 bytes"},
@@ -584,9 +635,11 @@ static void test_refused_fields(void **state)
         {"{\"prompt\":\"x\",\"request_id\":\"\"}", "request_id", "letters, digits"},
         {"{\"prompt\":\"x\",\"request_id\":5}", "request_id", "not a number"},
         {"{\"prompt\":\"x\",\"suffix\":5}", "suffix", "not a number"},
-        {"{\"prompt\":\"x\",\"response_format\":\"json\"}", "response_format", "an object with a type"},
+        {"{\"prompt\":\"x\",\"response_format\":\"json\"}", "response_format",
+         "an object with a type"},
         {"{\"prompt\":\"x\",\"model\":5}", "model", "not a number"},
     };
+
     (void)state;
     refuse_all(r, ARRAY_LEN(r), ERR_INVALID);
 }
@@ -602,6 +655,7 @@ static void test_refused_features(void **state)
     };
     static const struct refusal model[] = {
         {"{\"prompt\":\"x\",\"model\":\"gpt-4\"}", "model", "'gpt-4' is not served here; 'm' is"}};
+
     (void)state;
     refuse_all(r, ARRAY_LEN(r), ERR_UNSUPPORTED);
     refuse_all(model, ARRAY_LEN(model), ERR_NOT_FOUND);
@@ -612,11 +666,14 @@ static void test_suffix(void **state)
     struct api_context context = test_context;
     struct completion c;
     struct err e;
+
     (void)state;
-    context.fim = (struct engine_fim){.there = true, .prefix = 200, .suffix = 201, .middle = 202, .end = 203, .bos = 1};
+    context.fim = (struct engine_fim){
+        .there = true, .prefix = 200, .suffix = 201, .middle = 202, .end = 203, .bos = 1};
     const char *body = "{\"prompt\":[\"ab\",\"c\"],\"suffix\":\"yz\",\"stop_token_ids\":[9]}";
     assert_int_equal(completion_parse(&c, body, strlen(body), &context, &e), 0);
-    const int32_t first[] = {1, 200, 'a', 'b', 201, 'y', 'z', 202}, second[] = {1, 200, 'c', 201, 'y', 'z', 202};
+    const int32_t first[] = {1, 200, 'a', 'b', 201, 'y', 'z', 202},
+                  second[] = {1, 200, 'c', 201, 'y', 'z', 202};
     assert_int_equal(c.prompt[0].n, ARRAY_LEN(first));
     assert_memory_equal(c.prompt[0].id, first, sizeof(first));
     assert_int_equal(c.prompt[1].n, ARRAY_LEN(second));
@@ -630,10 +687,13 @@ static void test_suffix(void **state)
     assert_int_equal(c.prompt[0].n, ARRAY_LEN(of_ids));
     assert_memory_equal(c.prompt[0].id, of_ids, sizeof(of_ids));
     completion_release(&c);
-    static const char *const refused[] = {"{\"prompt\":\"x\",\"suffix\":\"y\",\"echo\":true}",
-                                          "{\"prompt\":\"x\",\"suffix\":\"y\",\"truncate_prompt_tokens\":3}"};
-    for (size_t i = 0; i < ARRAY_LEN(refused); i++)
-        assert_int_equal(completion_parse(&c, refused[i], strlen(refused[i]), &context, &e), ERR_INVALID);
+    static const char *const refused[] = {
+        "{\"prompt\":\"x\",\"suffix\":\"y\",\"echo\":true}",
+        "{\"prompt\":\"x\",\"suffix\":\"y\",\"truncate_prompt_tokens\":3}"};
+    for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
+        assert_int_equal(completion_parse(&c, refused[i], strlen(refused[i]), &context, &e),
+                         ERR_INVALID);
+    }
 }
 
 static void test_refused_long_prompt(void **state)
@@ -641,6 +701,7 @@ static void test_refused_long_prompt(void **state)
     struct completion c;
     struct err e;
     char body[2200] = "{\"prompt\":\"";
+
     (void)state;
     memset(body + strlen(body), 'a', 2000);
     strcat(body, "\"}");
@@ -658,9 +719,11 @@ static void test_too_many_sequences(void **state)
     struct completion c;
     struct err e;
     char body[300] = "{\"n\":128,\"prompt\":[\"a\"";
+
     (void)state;
-    for (int i = 0; i < 32; i++)
+    for (int i = 0; i < 32; i++) {
         strcat(body, ",\"a\"");
+    }
     strcat(body, "]}");
     assert_int_equal(parse(&c, body, &e), ERR_INVALID);
     assert_string_equal(e.param, "n");
@@ -673,8 +736,9 @@ static void test_tokenize(void **state)
 {
     struct tokenize t;
     struct err e = {0};
-    const char *body = "{\"prompt\":\"ab\",\"return_token_strs\":true}", *empty = "{\"prompt\":\"\"}",
-               *ids = "{\"tokens\":[5,6]}";
+    const char *body = "{\"prompt\":\"ab\",\"return_token_strs\":true}",
+               *empty = "{\"prompt\":\"\"}", *ids = "{\"tokens\":[5,6]}";
+
     (void)state;
     assert_int_equal(tokenize_parse(&t, body, strlen(body), &test_context, &e), 0);
     assert_int_equal(t.n, 3);
@@ -693,7 +757,8 @@ static void test_tokenize(void **state)
     assert_int_equal(t.n, 2);
     assert_int_equal(t.id[1], 6);
     tokenize_release(&t);
-    assert_int_equal(detokenize_parse(&t, "{\"tokens\":[256]}", 16, &test_context, &e), ERR_INVALID);
+    assert_int_equal(detokenize_parse(&t, "{\"tokens\":[256]}", 16, &test_context, &e),
+                     ERR_INVALID);
     assert_string_equal(e.param, "tokens");
 }
 
@@ -702,16 +767,17 @@ static void test_tokenize(void **state)
 static void test_error_body(void **state)
 {
     struct buf b;
+
     (void)state;
     buf_init(&b, 10000);
     api_error(&b, 400, "n", "say \"1\"");
     assert_string_equal(
-        b.data,
-        "{\"error\":{\"message\":\"say \\\"1\\\"\",\"type\":\"invalid_request_error\",\"param\":\"n\",\"code\":400}}");
+        b.data, "{\"error\":{\"message\":\"say "
+                "\\\"1\\\"\",\"type\":\"invalid_request_error\",\"param\":\"n\",\"code\":400}}");
     buf_clear(&b);
     api_error(&b, 429, NULL, "full");
-    assert_string_equal(b.data,
-                        "{\"error\":{\"message\":\"full\",\"type\":\"rate_limit_error\",\"param\":null,\"code\":429}}");
+    assert_string_equal(b.data, "{\"error\":{\"message\":\"full\",\"type\":\"rate_limit_error\","
+                                "\"param\":null,\"code\":429}}");
     buf_release(&b);
 }
 
@@ -720,17 +786,21 @@ static void test_openapi_is_json(void **state)
     struct buf b;
     struct err e = {0};
     cJSON *tree;
+
     (void)state;
     buf_init(&b, 1 << 20);
     api_openapi(&b, &test_context);
-    if (json_parse(&tree, b.data, b.len, &e))
+    if (json_parse(&tree, b.data, b.len, &e)) {
         fail_msg("%s", e.text);
+    }
     const cJSON *schemas = cJSON_GetObjectItem(cJSON_GetObjectItem(tree, "components"), "schemas");
-    const cJSON *properties = cJSON_GetObjectItem(cJSON_GetObjectItem(schemas, "completion"), "properties");
+    const cJSON *properties =
+        cJSON_GetObjectItem(cJSON_GetObjectItem(schemas, "completion"), "properties");
     assert_non_null(cJSON_GetObjectItem(properties, "repetition_penalty"));
     assert_non_null(strstr(b.data, "\"maximum\":255"));
     assert_null(strchr(b.data, '@'));
-    assert_null(cJSON_GetObjectItem(properties, "guided_json")); /* what is not there is not promised */
+    /* what is not there is not promised */
+    assert_null(cJSON_GetObjectItem(properties, "guided_json"));
     cJSON_Delete(tree);
     buf_release(&b);
 }
@@ -762,5 +832,6 @@ int main(void)
         cmocka_unit_test(test_error_body),
         cmocka_unit_test(test_openapi_is_json),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

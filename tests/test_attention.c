@@ -1,8 +1,9 @@
 /* Rope, cache writes, block tables and paged attention against float64.
  *
- * A scene builds sequences whose tokens arrive over several steps (chunked prefill, then decodes) with blocks in shuffled order.
- * The reference keeps every sequence's keys and values in plain arrays, rounded as the cache rounds them, so one wrong
- * slot, block, position or mask shows.
+ * A scene builds sequences whose tokens arrive over several steps (chunked prefill,
+ * then decodes) with blocks in shuffled order. The reference keeps every sequence's
+ * keys and values in plain arrays, rounded as the cache rounds them, so one wrong slot,
+ * block, position or mask shows.
  *
  *     build/tests/test_attention [--device cpu|cuda]
  */
@@ -44,6 +45,7 @@ struct scene {
 static void open_rope(struct scene *s)
 {
     const struct scene_case *c = s->c;
+
     s->cos_sin = NULL;
     if (c->rot_dim > 0) {
         int32_t half = c->rot_dim / 2;
@@ -55,7 +57,8 @@ static void open_rope(struct scene *s)
                 s->cos_sin[p * c->rot_dim + half + i] = (float)sin(angle);
             }
         }
-        s->rope.cos_sin = rig_weight(&s->r, WEIGHT_TABLE, DTYPE_F32, s->max_len, c->rot_dim, s->cos_sin);
+        s->rope.cos_sin =
+            rig_weight(&s->r, WEIGHT_TABLE, DTYPE_F32, s->max_len, c->rot_dim, s->cos_sin);
         s->rope.rot_dim = c->rot_dim;
         s->rope.interleaved = c->interleaved;
     }
@@ -65,14 +68,17 @@ static void open_rope(struct scene *s)
     if (c->qk_norm) {
         s->rope.q_norm = (struct norm){.kind = NORM_RMS, .eps = 1e-6f};
         s->rope.k_norm = s->rope.q_norm;
-        s->rope.q_norm.weight = rig_weight(&s->r, WEIGHT_VECTOR, norm_type, 1, c->head_dim, s->q_weight);
-        s->rope.k_norm.weight = rig_weight(&s->r, WEIGHT_VECTOR, norm_type, 1, c->head_dim, s->k_weight);
+        s->rope.q_norm.weight =
+            rig_weight(&s->r, WEIGHT_VECTOR, norm_type, 1, c->head_dim, s->q_weight);
+        s->rope.k_norm.weight =
+            rig_weight(&s->r, WEIGHT_VECTOR, norm_type, 1, c->head_dim, s->k_weight);
     }
 }
 
 static void scene_open_config(struct scene *s, const struct scene_case *c, bool deterministic)
 {
     struct err e = {0};
+
     *s = (struct scene){.c = c, .max_len = RIG_BLOCKS_PER_SEQ * c->block_size};
     rig_open_config(&s->r, deterministic);
     s->at = act_of(&s->r, c->dtype);
@@ -126,11 +132,12 @@ static void scene_close(struct scene *s)
 
 /* ---- references ---- */
 
-RIG_UNWATCHED static void rope_reference(const struct scene *s, const float *head, const float *weight,
-                                         int32_t position, double *out)
+RIG_UNWATCHED static void rope_reference(const struct scene *s, const float *head,
+                                         const float *weight, int32_t position, double *out)
 {
     const struct scene_case *c = s->c;
     double sum = 0;
+
     for (int32_t i = 0; i < c->head_dim; i++) {
         out[i] = head[i];
         sum += (double)head[i] * head[i];
@@ -151,9 +158,11 @@ RIG_UNWATCHED static void rope_reference(const struct scene *s, const float *hea
     }
 }
 
-/* Attention of one query head at cache index `index`: float64, and float32 as a plain implementation does it. */
-RIG_UNWATCHED static void attend_reference(const struct scene *s, const struct scene_seq *q, const float *head,
-                                           int32_t kv_head, int32_t index, double *ref, float *plain)
+/* Attention of one query head at cache index `index`: float64, and float32 as a plain
+ * implementation does it. */
+RIG_UNWATCHED static void attend_reference(const struct scene *s, const struct scene_seq *q,
+                                           const float *head, int32_t kv_head, int32_t index,
+                                           double *ref, float *plain)
 {
     const struct scene_case *c = s->c;
     int32_t d = c->head_dim;
@@ -161,6 +170,7 @@ RIG_UNWATCHED static void attend_reference(const struct scene *s, const struct s
     double sum = 0;
     float sum32 = 0;
     float acc[LIMIT_HEAD_DIM] = {0};
+
     memset(ref, 0, (size_t)d * sizeof(*ref));
     for (int32_t j = from; j <= index; j++) {
         const float *k = q->k + ((int64_t)j * c->n_kv_heads + kv_head) * d;
@@ -200,7 +210,8 @@ struct scene_step {
 struct packed {
     struct batch b;
     int32_t token[RIG_TOKENS], src[RIG_TOKENS], position[RIG_TOKENS], slot[RIG_TOKENS];
-    int32_t q_start[SCENE_SEQS + 1], kv_len[SCENE_SEQS], row[SCENE_SEQS], lcp[SCENE_SEQS], seq[SCENE_SEQS];
+    int32_t q_start[SCENE_SEQS + 1], kv_len[SCENE_SEQS], row[SCENE_SEQS], lcp[SCENE_SEQS],
+        seq[SCENE_SEQS];
     struct table_update update[SCENE_SEQS];
     int32_t block[SCENE_SEQS * RIG_BLOCKS_PER_SEQ];
 };
@@ -210,6 +221,7 @@ static void pack_sequence(struct scene *s, struct packed *p, int32_t i, int32_t 
     struct scene_seq *q = &s->seq[i];
     int32_t bs = s->c->block_size;
     struct table_update *u = &p->update[p->b.n_table_update];
+
     *u = (struct table_update){.row = i, .index = q->n_blocks, .first = p->b.n_table_block};
     while (q->n_blocks * bs < q->len + n) {
         q->block[q->n_blocks] = s->free_block[--s->n_free];
@@ -253,8 +265,10 @@ static void pack_step(struct scene *s, struct packed *p, const struct scene_step
     p->b.table_block = p->block;
 }
 
-/* Check the rotated q and k against float64, and remember k and v as the cache holds them. */
-static void take_qkv(struct scene *s, const struct packed *p, const float *before, const float *after)
+/* Check the rotated q and k against float64, and remember k and v as the cache holds
+ * them. */
+static void take_qkv(struct scene *s, const struct packed *p, const float *before,
+                     const float *after)
 {
     const struct scene_case *c = s->c;
     int32_t d = c->head_dim;
@@ -263,21 +277,26 @@ static void take_qkv(struct scene *s, const struct packed *p, const float *befor
     int64_t n = (int64_t)p->b.n_tokens * turned;
     double *ref = rig_alloc((size_t)n * sizeof(*ref));
     float *got = rig_alloc((size_t)n * sizeof(*got));
+
     for (int32_t i = 0; i < p->b.n_seqs; i++) {
         struct scene_seq *q = &s->seq[p->seq[i]];
         for (int32_t t = p->q_start[i]; t < p->q_start[i + 1]; t++) {
             for (int32_t h = 0; h < c->n_heads + c->n_kv_heads; h++) {
-                rope_reference(s, before + (int64_t)t * width + h * d, h < c->n_heads ? s->q_weight : s->k_weight,
-                               p->position[t], ref + (int64_t)t * turned + h * d);
+                rope_reference(s, before + (int64_t)t * width + h * d,
+                               h < c->n_heads ? s->q_weight : s->k_weight, p->position[t],
+                               ref + (int64_t)t * turned + h * d);
             }
-            memcpy(got + (int64_t)t * turned, after + (int64_t)t * width, (size_t)turned * sizeof(*got));
+            memcpy(got + (int64_t)t * turned, after + (int64_t)t * width,
+                   (size_t)turned * sizeof(*got));
             for (int32_t h = 0; h < c->n_kv_heads * d; h++) {
                 int64_t at = (int64_t)p->position[t] * c->n_kv_heads * d + h;
                 q->k[at] = round_to(s->cache, after[(int64_t)t * width + c->n_heads * d + h]);
                 q->v[at] = round_to(s->cache, after[(int64_t)t * width + turned + h]);
             }
-            assert_memory_equal(after + (int64_t)t * width + turned, before + (int64_t)t * width + turned,
-                                (size_t)(c->n_kv_heads * d) * sizeof(*after)); /* v is not touched */
+            assert_memory_equal(after + (int64_t)t * width + turned,
+                                before + (int64_t)t * width + turned,
+                                /* v is not touched */
+                                (size_t)(c->n_kv_heads * d) * sizeof(*after));
         }
     }
     assert_nmse("rope", got, ref, n, s->at);
@@ -285,7 +304,8 @@ static void take_qkv(struct scene *s, const struct packed *p, const float *befor
     free(ref);
 }
 
-static void check_attention(const struct scene *s, const struct packed *p, const float *qkv, const float *got)
+static void check_attention(const struct scene *s, const struct packed *p, const float *qkv,
+                            const float *got)
 {
     const struct scene_case *c = s->c;
     int32_t d = c->head_dim;
@@ -293,19 +313,21 @@ static void check_attention(const struct scene *s, const struct packed *p, const
     int64_t n = (int64_t)p->b.n_tokens * c->n_heads * d;
     double *ref = rig_alloc((size_t)n * sizeof(*ref));
     float *plain = rig_alloc((size_t)n * sizeof(*plain));
+
     for (int32_t i = 0; i < p->b.n_seqs; i++) {
         for (int32_t t = p->q_start[i]; t < p->q_start[i + 1]; t++) {
             for (int32_t h = 0; h < c->n_heads; h++) {
                 int64_t at = ((int64_t)t * c->n_heads + h) * d;
                 attend_reference(s, &s->seq[p->seq[i]], qkv + (int64_t)t * width + h * d,
-                                 h / (c->n_heads / c->n_kv_heads), p->position[t], ref + at, plain + at);
+                                 h / (c->n_heads / c->n_kv_heads), p->position[t], ref + at,
+                                 plain + at);
             }
         }
         char what[128];
         int64_t first = (int64_t)p->q_start[i] * c->n_heads * d;
         int64_t count = (int64_t)(p->q_start[i + 1] - p->q_start[i]) * c->n_heads * d;
-        snprintf(what, sizeof(what), "attention %s, sequence %d, %d tokens at length %d", c->name, i,
-                 p->q_start[i + 1] - p->q_start[i], p->kv_len[i]);
+        snprintf(what, sizeof(what), "attention %s, sequence %d, %d tokens at length %d", c->name,
+                 i, p->q_start[i + 1] - p->q_start[i], p->kv_len[i]);
         assert_no_worse(what, got + first, plain + first, ref + first, count);
     }
     free(plain);
@@ -317,6 +339,7 @@ static void scene_run(struct scene *s, const struct scene_step *step)
     const struct scene_case *c = s->c;
     struct packed *p = rig_alloc(sizeof(*p));
     int32_t width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
+
     pack_step(s, p, step);
     float *before = rig_floats(&s->r, (int64_t)p->b.n_tokens * width, 1.5f, s->at);
     struct mat qkv = rig_mat(&s->r, p->b.n_tokens, width, s->at, before);
@@ -337,12 +360,14 @@ static void scene_run(struct scene *s, const struct scene_step *step)
 
 static void run_case(const struct scene_case *c)
 {
-    /* Prefill in chunks, decodes beside them, then all decode; lengths off the block borders. */
+    /* Prefill in chunks, decodes beside them, then all decode; lengths off the block
+     * borders. */
     static const struct scene_step steps[] = {
         {.n = {0, 0, 0, 5, 37, 64}}, {.n = {0, 0, 1, 1, 50, 133}}, {.n = {1, 2, 1, 1, 1, 200}},
         {.n = {1, 1, 1, 1, 1, 1}},   {.n = {0, 0, 40, 3, 17, 16}}, {.n = {1, 1, 1, 1, 1, 1}},
     };
     struct scene s;
+
     scene_open(&s, c);
     for (size_t i = 0; i < ARRAY_LEN(steps); i++) {
         struct scene_step step = steps[i];
@@ -359,41 +384,96 @@ static void attention_over_shuffled_blocks(void **state)
 {
     (void)state;
     static const struct scene_case cases[] = {
-        {.name = "MHA 64", .n_heads = 4, .n_kv_heads = 4, .head_dim = 64, .block_size = 16, .rot_dim = 64},
-        {.name = "GQA 128", .n_heads = 8, .n_kv_heads = 2, .head_dim = 128, .block_size = 16, .rot_dim = 128},
-        {.name = "GQA 3:1 64", .n_heads = 9, .n_kv_heads = 3, .head_dim = 64, .block_size = 16, .rot_dim = 64},
-        {.name = "MQA 256", .n_heads = 4, .n_kv_heads = 1, .head_dim = 256, .block_size = 16, .rot_dim = 256},
-        {.name = "MHA 24", .n_heads = 2, .n_kv_heads = 2, .head_dim = 24, .block_size = 16, .rot_dim = 24},
-        {.name = "GQA 80", .n_heads = 4, .n_kv_heads = 2, .head_dim = 80, .block_size = 16, .rot_dim = 32},
-        {.name = "GQA 96", .n_heads = 6, .n_kv_heads = 2, .head_dim = 96, .block_size = 32, .rot_dim = 96},
-        {.name = "GQA 7:1 128", .n_heads = 14, .n_kv_heads = 2, .head_dim = 128, .block_size = 16, .rot_dim = 128},
-        {.name = "MQA 16:1 64", .n_heads = 16, .n_kv_heads = 1, .head_dim = 64, .block_size = 16, .rot_dim = 64},
+        {.name = "MHA 64",
+         .n_heads = 4,
+         .n_kv_heads = 4,
+         .head_dim = 64,
+         .block_size = 16,
+         .rot_dim = 64},
+        {.name = "GQA 128",
+         .n_heads = 8,
+         .n_kv_heads = 2,
+         .head_dim = 128,
+         .block_size = 16,
+         .rot_dim = 128},
+        {.name = "GQA 3:1 64",
+         .n_heads = 9,
+         .n_kv_heads = 3,
+         .head_dim = 64,
+         .block_size = 16,
+         .rot_dim = 64},
+        {.name = "MQA 256",
+         .n_heads = 4,
+         .n_kv_heads = 1,
+         .head_dim = 256,
+         .block_size = 16,
+         .rot_dim = 256},
+        {.name = "MHA 24",
+         .n_heads = 2,
+         .n_kv_heads = 2,
+         .head_dim = 24,
+         .block_size = 16,
+         .rot_dim = 24},
+        {.name = "GQA 80",
+         .n_heads = 4,
+         .n_kv_heads = 2,
+         .head_dim = 80,
+         .block_size = 16,
+         .rot_dim = 32},
+        {.name = "GQA 96",
+         .n_heads = 6,
+         .n_kv_heads = 2,
+         .head_dim = 96,
+         .block_size = 32,
+         .rot_dim = 96},
+        {.name = "GQA 7:1 128",
+         .n_heads = 14,
+         .n_kv_heads = 2,
+         .head_dim = 128,
+         .block_size = 16,
+         .rot_dim = 128},
+        {.name = "MQA 16:1 64",
+         .n_heads = 16,
+         .n_kv_heads = 1,
+         .head_dim = 64,
+         .block_size = 16,
+         .rot_dim = 64},
         {.name = "no rotation", .n_heads = 4, .n_kv_heads = 4, .head_dim = 64, .block_size = 16},
-        {.name = "blocks of 4", .n_heads = 4, .n_kv_heads = 2, .head_dim = 64, .block_size = 4, .rot_dim = 64},
+        {.name = "blocks of 4",
+         .n_heads = 4,
+         .n_kv_heads = 2,
+         .head_dim = 64,
+         .block_size = 4,
+         .rot_dim = 64},
     };
     static const enum dtype types[] = {DTYPE_BF16, DTYPE_F16, DTYPE_F32};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         for (size_t t = 0; t < ARRAY_LEN(types); t++) {
             struct scene_case c = cases[i];
             c.dtype = types[t];
-            if ((i < 2 && RIG_SHORTER == 1 && !rig_small()) || t == i % 3) { /* shapes and types are independent */
+            /* shapes and types are independent */
+            if ((i < 2 && RIG_SHORTER == 1 && !rig_small()) || t == i % 3) {
                 run_case(&c);
             }
         }
     }
 }
 
-/* What a GPU has tensor-core kernels for, and heads and blocks beside it; 16-bit types in turn. */
+/* What a GPU has tensor-core kernels for, and heads and blocks beside it; 16-bit types
+ * in turn. */
 static void heads_and_blocks_of_many_sizes(void **state)
 {
     (void)state;
-    static const int32_t head_block[][2] = {{80, 16},  {96, 16}, {80, 8},  {96, 24},  {128, 8},  {128, 24}, {64, 40},
-                                            {80, 256}, {96, 64}, {256, 8}, {256, 24}, {128, 12}, {56, 16},  {64, 128}};
+    static const int32_t head_block[][2] = {{80, 16},  {96, 16},  {80, 8},   {96, 24}, {128, 8},
+                                            {128, 24}, {64, 40},  {80, 256}, {96, 64}, {256, 8},
+                                            {256, 24}, {128, 12}, {56, 16},  {64, 128}};
     for (size_t i = 0; i < ARRAY_LEN(head_block); i++) {
-        if (rig_small() && (head_block[i][1] % 16 == 0) == (head_block[i][0] == 128 || i % 2 != 0)) {
+        if (rig_small() &&
+            (head_block[i][1] % 16 == 0) == (head_block[i][0] == 128 || i % 2 != 0)) {
             continue;
         }
-        int32_t d = head_block[i][0], kv = i % 3 == 0 ? 1 : 2; /* one KV head for all, for some, for each */
+        /* one KV head for all, for some, for each */
+        int32_t d = head_block[i][0], kv = i % 3 == 0 ? 1 : 2;
         char name[48];
         snprintf(name, sizeof(name), "%d, blocks of %d", d, head_block[i][1]);
         run_case(&(struct scene_case){.name = name,
@@ -461,7 +541,12 @@ static void attention_variants(void **state)
          .block_size = 16,
          .rot_dim = 64,
          .interleaved = true},
-        {.name = "partial", .n_heads = 4, .n_kv_heads = 4, .head_dim = 80, .block_size = 16, .rot_dim = 20},
+        {.name = "partial",
+         .n_heads = 4,
+         .n_kv_heads = 4,
+         .head_dim = 80,
+         .block_size = 16,
+         .rot_dim = 20},
         {.name = "norm of q and k",
          .n_heads = 4,
          .n_kv_heads = 2,
@@ -477,8 +562,9 @@ static void attention_variants(void **state)
     }
 }
 
-/* Heads that turn as a whole, in part, by halves or by pairs, with and without norms, whose dims divide among lanes or do not; of many
- * rows a GPU gives each of its threads several heads. */
+/* Heads that turn as a whole, in part, by halves or by pairs, with and without norms,
+ * whose dims divide among lanes or do not; of many rows a GPU gives each of its threads
+ * several heads. */
 static void rotations_and_norms_of_heads(void **state)
 {
     (void)state;
@@ -488,12 +574,18 @@ static void rotations_and_norms_of_heads(void **state)
         enum dtype dtype;
         bool many_rows;
     } cases[] = {
-        {64, 32, 16, true, true, false, DTYPE_BF16, false},    {96, 48, 16, false, true, true, DTYPE_F16, false},
-        {128, 96, 24, false, false, false, DTYPE_BF16, false}, {256, 256, 16, false, true, true, DTYPE_F16, false},
-        {256, 64, 16, true, true, false, DTYPE_F32, false},    {80, 16, 16, true, false, false, DTYPE_BF16, false},
-        {56, 28, 16, false, true, false, DTYPE_F16, false},    {128, 0, 16, false, true, true, DTYPE_BF16, false},
-        {64, 64, 4, false, true, false, DTYPE_F32, false},     {20, 4, 16, true, true, true, DTYPE_BF16, false},
-        {128, 128, 16, false, false, false, DTYPE_F32, true},  {32, 32, 16, false, true, false, DTYPE_BF16, false},
+        {64, 32, 16, true, true, false, DTYPE_BF16, false},
+        {96, 48, 16, false, true, true, DTYPE_F16, false},
+        {128, 96, 24, false, false, false, DTYPE_BF16, false},
+        {256, 256, 16, false, true, true, DTYPE_F16, false},
+        {256, 64, 16, true, true, false, DTYPE_F32, false},
+        {80, 16, 16, true, false, false, DTYPE_BF16, false},
+        {56, 28, 16, false, true, false, DTYPE_F16, false},
+        {128, 0, 16, false, true, true, DTYPE_BF16, false},
+        {64, 64, 4, false, true, false, DTYPE_F32, false},
+        {20, 4, 16, true, true, true, DTYPE_BF16, false},
+        {128, 128, 16, false, false, false, DTYPE_F32, true},
+        {32, 32, 16, false, true, false, DTYPE_BF16, false},
         {128, 128, 16, false, true, false, DTYPE_F32, true},
     };
     const struct scene_step few = {.n = {0, 0, 1, 2, 30, 33}};
@@ -520,7 +612,8 @@ static void rotations_and_norms_of_heads(void **state)
     }
 }
 
-/* With a window of one token the answer is that token's value: the write and the read of v to the last bit. */
+/* With a window of one token the answer is that token's value: the write and the read
+ * of v to the last bit. */
 static void cache_writes_are_exact(void **state)
 {
     (void)state;
@@ -557,13 +650,18 @@ static void cache_writes_are_exact(void **state)
     }
 }
 
-/* More sequences of a few tokens than a device has warps for their heads: prefixes of the scene's, with queries of their own. */
+/* More sequences of a few tokens than a device has warps for their heads: prefixes of
+ * the scene's, with queries of their own. */
 static void many_short_sequences(void **state)
 {
     (void)state;
     enum { SEQS = RIG_SEQS, HEADS = 40, DIM = 64, WIDTH = 3 * HEADS * DIM };
-    struct scene_case c = {
-        .name = "short", .n_heads = HEADS, .n_kv_heads = HEADS, .head_dim = DIM, .block_size = 16, .dtype = DTYPE_BF16};
+    struct scene_case c = {.name = "short",
+                           .n_heads = HEADS,
+                           .n_kv_heads = HEADS,
+                           .head_dim = DIM,
+                           .block_size = 16,
+                           .dtype = DTYPE_BF16};
     struct scene s;
     scene_open(&s, &c);
     scene_run(&s, &(struct scene_step){.n = {30, 60, 40, 50, 70, 35}});
@@ -595,17 +693,19 @@ static void many_short_sequences(void **state)
     float plain[HEADS * DIM];
     for (int32_t i = 0; i < SEQS; i++) {
         for (int32_t h = 0; h < HEADS; h++) {
-            attend_reference(&s, &s.seq[row[i]], x + (int64_t)i * WIDTH + h * DIM, h, kv_len[i] - 1, ref + h * DIM,
-                             plain + h * DIM);
+            attend_reference(&s, &s.seq[row[i]], x + (int64_t)i * WIDTH + h * DIM, h, kv_len[i] - 1,
+                             ref + h * DIM, plain + h * DIM);
         }
-        assert_no_worse("many short sequences", got + (int64_t)i * HEADS * DIM, plain, ref, HEADS * DIM);
+        assert_no_worse("many short sequences", got + (int64_t)i * HEADS * DIM, plain, ref,
+                        HEADS * DIM);
     }
     free(got);
     free(x);
     scene_close(&s);
 }
 
-/* Sequences 4 and 5 share the first two blocks of 3; lcp_blocks may be used or ignored, the answer is the same. */
+/* Sequences 4 and 5 share the first two blocks of 3; lcp_blocks may be used or ignored,
+ * the answer is the same. */
 static void shared_leading_blocks(void **state)
 {
     (void)state;
@@ -621,7 +721,10 @@ static void shared_leading_blocks(void **state)
     scene_run(&s, &(struct scene_step){.n = {0, 0, 0, 32, 0, 0}});
     struct table_update update[2] = {{.row = 4, .index = 0, .count = 2, .first = 0},
                                      {.row = 5, .index = 0, .count = 2}};
-    struct batch b = {.n_table_update = 2, .n_table_block = 2, .table_update = update, .table_block = s.seq[3].block};
+    struct batch b = {.n_table_update = 2,
+                      .n_table_block = 2,
+                      .table_update = update,
+                      .table_block = s.seq[3].block};
     int32_t q_start[1] = {0};
     b.q_start = q_start;
     rig_begin(&s.r, &b);
@@ -639,7 +742,8 @@ static void shared_leading_blocks(void **state)
     scene_close(&s);
 }
 
-/* The last tokens of a sequence, computed alone, in one chunk, beside others: the same bits every time. */
+/* The last tokens of a sequence, computed alone, in one chunk, beside others: the same
+ * bits every time. */
 static void attention_does_not_depend_on_the_batch(void **state)
 {
     (void)state;
@@ -650,7 +754,8 @@ static void attention_does_not_depend_on_the_batch(void **state)
     for (size_t k = 0; k < ARRAY_LEN(head_window); k++) {
         struct scene s;
         struct packed p;
-        int32_t head = head_window[k][0], window = head_window[k][1] / shorter, wide = 8 * head, own = 4 * head;
+        int32_t head = head_window[k][0], window = head_window[k][1] / shorter, wide = 8 * head,
+                own = 4 * head;
         struct scene_case c = {.name = "batch",
                                .n_heads = 4,
                                .n_kv_heads = 2,
@@ -684,7 +789,8 @@ static void attention_does_not_depend_on_the_batch(void **state)
                 rig_upload(&s.r, mat_rows(qkv, first, n), x + (int64_t)at * wide);
                 rig_begin(&s.r, &p.b);
                 s.r.b->ops->rope_kv(s.r.b, mat_rows(qkv, 0, p.b.n_tokens), &none, &s.att);
-                s.r.b->ops->attention(s.r.b, mat_rows(out, 0, p.b.n_tokens), mat_rows(qkv, 0, p.b.n_tokens), &s.att);
+                s.r.b->ops->attention(s.r.b, mat_rows(out, 0, p.b.n_tokens),
+                                      mat_rows(qkv, 0, p.b.n_tokens), &s.att);
                 float *some = rig_download(&s.r, mat_rows(out, first, n));
                 rig_end(&s.r);
                 int32_t skip = MAX(len - LAST - at, 0);
@@ -692,7 +798,7 @@ static void attention_does_not_depend_on_the_batch(void **state)
                        (size_t)(n - skip) * (size_t)own * sizeof(*got));
                 free(some);
             }
-            if (want == NULL) {
+            if (!want) {
                 want = rig_alloc(bytes);
                 memcpy(want, got, bytes);
             }
@@ -704,7 +810,8 @@ static void attention_does_not_depend_on_the_batch(void **state)
     }
 }
 
-/* A captured step is padded with sequences of length 0 and tokens of slot -1: they write and answer nothing harmful. */
+/* A captured step is padded with sequences of length 0 and tokens of slot -1: they
+ * write and answer nothing harmful. */
 static void padding_rows_are_harmless(void **state)
 {
     (void)state;
@@ -748,7 +855,8 @@ static void padding_rows_are_harmless(void **state)
     scene_close(&s);
 }
 
-/* A block copied on the device, and another sent out and fetched back to other places, read as the originals. */
+/* A block copied on the device, and another sent out and fetched back to other places,
+ * read as the originals. */
 static void block_copies_and_swaps_move_every_layer(void **state)
 {
     (void)state;
@@ -763,12 +871,14 @@ static void block_copies_and_swaps_move_every_layer(void **state)
     scene_open(&s, &c);
     scene_run(&s, &(struct scene_step){.n = {0, 0, 0, 0, 0, 60}});
     struct scene_seq *q = &s.seq[5];
-    int32_t fresh[4] = {s.free_block[--s.n_free], s.free_block[--s.n_free], s.free_block[--s.n_free],
-                        s.free_block[--s.n_free]};
-    struct block_copy copy[2] = {{.src = q->block[0], .dst = fresh[0]}, {.src = q->block[3], .dst = fresh[3]}};
+    int32_t fresh[4] = {s.free_block[--s.n_free], s.free_block[--s.n_free],
+                        s.free_block[--s.n_free], s.free_block[--s.n_free]};
+    struct block_copy copy[2] = {{.src = q->block[0], .dst = fresh[0]},
+                                 {.src = q->block[3], .dst = fresh[3]}};
     struct block_copy out[2] = {{.src = q->block[1], .dst = 7}, {.src = q->block[2], .dst = 2}};
     int32_t q_start[1] = {0};
-    struct batch b = {.copy = copy, .n_copy = 2, .swap_out = out, .n_swap_out = 2, .q_start = q_start};
+    struct batch b = {
+        .copy = copy, .n_copy = 2, .swap_out = out, .n_swap_out = 2, .q_start = q_start};
     rig_begin(&s.r, &b);
     rig_end(&s.r);
     struct block_copy in[2] = {{.src = 7, .dst = fresh[1]}, {.src = 2, .dst = fresh[2]}};
@@ -831,6 +941,7 @@ static int group(void)
         cmocka_unit_test(block_copies_and_swaps_move_every_layer),
         cmocka_unit_test(steps_out_of_range_are_refused),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 

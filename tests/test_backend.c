@@ -70,6 +70,7 @@ struct tally {
 static void count_task(void *arg, int32_t task, int32_t thread)
 {
     struct tally *t = arg;
+
     atomic_fetch_add(&t->count[task], 1);
     if (thread < 0 || thread >= t->n_threads) {
         atomic_fetch_add(&t->wrong_thread, 1);
@@ -106,7 +107,8 @@ static void every_task_runs_once(void **state)
     }
 }
 
-/* The same in shares: however slow a thread is, the others take what it leaves, and each task runs once. */
+/* The same in shares: however slow a thread is, the others take what it leaves, and
+ * each task runs once. */
 static void every_task_of_every_share_runs_once(void **state)
 {
     (void)state;
@@ -124,7 +126,8 @@ static void every_task_of_every_share_runs_once(void **state)
         struct tally *t = rig_alloc(sizeof(*t));
         t->n_threads = threads;
         for (int32_t job = 0; job < 300; job++) {
-            cpu_pool_run_shares(p, job % 7 == 0 ? 200 : job % 5, count_task, t, job % 2 == 0 ? &ahead : NULL);
+            cpu_pool_run_shares(p, job % 7 == 0 ? 200 : job % 5, count_task, t,
+                                job % 2 == 0 ? &ahead : NULL);
             cpu_pool_run(p, job % 3, count_task, t);
         }
         for (int32_t i = 0; i < 1000; i++) {
@@ -151,5 +154,6 @@ int main(void)
         cmocka_unit_test(every_task_runs_once),
         cmocka_unit_test(every_task_of_every_share_runs_once),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -49,16 +49,16 @@ static void long_texts_are_cut_at_the_end(void **state)
     (void)state;
     struct err e;
     char big[2000];
-    memset(big, 'a', sizeof big);
-    big[sizeof big - 1] = '\0';
+    memset(big, 'a', sizeof(big));
+    big[sizeof(big) - 1] = '\0';
     err_set_param(&e, ERR_INVALID, big, "%s", big);
-    assert_int_equal(strlen(e.text), sizeof e.text - 1);
-    assert_int_equal(strlen(e.param), sizeof e.param - 1);
+    assert_int_equal(strlen(e.text), sizeof(e.text) - 1);
+    assert_int_equal(strlen(e.param), sizeof(e.param) - 1);
     err_prefix(&e, "first");
     assert_memory_equal(e.text, "first: aaa", 10);
-    assert_int_equal(strlen(e.text), sizeof e.text - 1);
+    assert_int_equal(strlen(e.text), sizeof(e.text) - 1);
     err_prefix(&e, "%s", big);
-    assert_int_equal(strlen(e.text), sizeof e.text - 1);
+    assert_int_equal(strlen(e.text), sizeof(e.text) - 1);
 }
 
 static void clock_goes_forward(void **state)
@@ -78,5 +78,6 @@ int main(void)
         cmocka_unit_test(prefix_goes_in_front),     cmocka_unit_test(long_texts_are_cut_at_the_end),
         cmocka_unit_test(a_text_is_one_line),       cmocka_unit_test(clock_goes_forward),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,7 +14,8 @@ struct example {
     struct batch b;
     struct block_copy out[2], in[1], copy[1];
     struct table_update update[2];
-    int32_t table[5], token[4], src[4], position[4], slot[4], q_start[3], kv_len[2], row[2], lcp[2], logits[2];
+    int32_t table[5], token[4], src[4], position[4], slot[4], q_start[3], kv_len[2], row[2], lcp[2],
+        logits[2];
     uint32_t mask[2];
     struct sample_row sample[3];
     struct token_bias bias[1];
@@ -23,6 +24,7 @@ struct example {
 static struct example *example(void)
 {
     static struct example x;
+
     x = (struct example){
         .info = {.vocab = 50,
                  .max_len = 64,
@@ -35,7 +37,8 @@ static struct example *example(void)
         .out = {{1, 2}, {19, 9}},
         .in = {{3, 4}},
         .copy = {{5, 6}},
-        .update = {{.row = 3, .index = 0, .count = 3, .first = 0}, {.row = 1, .index = 14, .count = 2, .first = 3}},
+        .update = {{.row = 3, .index = 0, .count = 3, .first = 0},
+                   {.row = 1, .index = 14, .count = 2, .first = 3}},
         .table = {7, 8, 9, 10, 11},
         .token = {1, 49, 0, 3},
         .src = {-1, 5, -1, -1},
@@ -47,10 +50,14 @@ static struct example *example(void)
         .lcp = {0, 1},
         .logits = {0, 3},
         .mask = {0x30, 1},
-        .sample =
-            {{.logits_row = 0, .top_p = 1, .n_logprobs = -1, .mask_first = -1, .seed = 99},
-             {.logits_row = 1, .kind = SAMPLE_CANDIDATES, .n_candidates = 8, .row = 3, .n_prompt = 9, .position = 10},
-             {.logits_row = 1, .kind = SAMPLE_SCORE, .target = 7, .n_bias = 1}},
+        .sample = {{.logits_row = 0, .top_p = 1, .n_logprobs = -1, .mask_first = -1, .seed = 99},
+                   {.logits_row = 1,
+                    .kind = SAMPLE_CANDIDATES,
+                    .n_candidates = 8,
+                    .row = 3,
+                    .n_prompt = 9,
+                    .position = 10},
+                   {.logits_row = 1, .kind = SAMPLE_SCORE, .target = 7, .n_bias = 1}},
         .bias = {{.token = 49, .bias = -1}},
     };
     x.b = (struct batch){.step = 77,
@@ -86,11 +93,13 @@ static struct example *example(void)
     return &x;
 }
 
-/* The example's message, in memory of exactly its size so that sanitizers see a step too far. */
+/* The example's message, in memory of exactly its size so that sanitizers see a step
+ * too far. */
 static char *message(const struct example *x, size_t *ret_n)
 {
     size_t n = batch_wire_write(NULL, &x->b);
     char *at = aligned_alloc(64, (n + 63) / 64 * 64);
+
     assert_non_null(at);
     assert_int_equal(batch_wire_write(at, &x->b), n);
     assert_true(n <= batch_wire_max(&x->info));
@@ -106,8 +115,9 @@ static void a_batch_arrives_as_it_was(void **state)
     struct err e;
     size_t n, again;
     char *at = message(x, &n);
-    if (batch_wire_read(&got, at, n, &x->info, &e) < 0)
+    if (batch_wire_read(&got, at, n, &x->info, &e) < 0) {
         fail_msg("%s", e.text);
+    }
     char *second = aligned_alloc(64, (n + 63) / 64 * 64);
     again = batch_wire_write(second, &got);
     assert_int_equal(again, n);
@@ -142,9 +152,11 @@ static void refused(struct example *x, const char *why)
     struct err e = {0};
     size_t n;
     char *at = message(x, &n);
+
     assert_int_equal(batch_wire_read(&got, at, n, &x->info, &e), ERR_INVALID);
-    if (!strstr(e.text, why))
+    if (!strstr(e.text, why)) {
         fail_msg("\"%s\" does not say \"%s\"", e.text, why);
+    }
     free(at);
 }
 
@@ -194,7 +206,8 @@ static void what_does_not_exist_is_refused(void **state)
     REFUSED(x->info.max_samples = 2, "is not one");
 }
 
-/* Any bytes: an answer, never a fault. Cut at every length, and a bit turned at every place. */
+/* Any bytes: an answer, never a fault. Cut at every length, and a bit turned at every
+ * place. */
 static void broken_messages_do_no_harm(void **state)
 {
     (void)state;
@@ -228,5 +241,6 @@ int main(void)
         cmocka_unit_test(what_does_not_exist_is_refused),
         cmocka_unit_test(broken_messages_do_no_harm),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
-/* Beam search against transformers: tests/golden/beams.txt holds what generate(num_beams=k) makes of a table of
- * log-probabilities (scripts/make-beam-goldens). */
+/* Beam search against transformers: tests/golden/beams.txt holds what
+ * generate(num_beams=k) makes of a table of log-probabilities
+ * (scripts/make-beam-goldens). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,21 +33,26 @@ static FILE *open_goldens(void)
 {
     FILE *f = fopen("tests/golden/beams.txt", "r");
     int32_t rows = 0, vocab = 0;
+
     assert_non_null(f);
     assert_int_equal(fscanf(f, "# transformers %*s table %d %d", &rows, &vocab), 2);
     assert_int_equal(rows, ROWS);
     assert_int_equal(vocab, VOCAB);
-    for (int32_t i = 0; i < ROWS * VOCAB; i++)
+    for (int32_t i = 0; i < ROWS * VOCAB; i++) {
         assert_int_equal(fscanf(f, "%f", &table[i / VOCAB][i % VOCAB]), 1);
+    }
     return f;
 }
 
 static bool read_golden(FILE *f, struct golden *g)
 {
-    if (fscanf(f, " case %d %d %f %d %d %d", &g->k, &g->n, &g->penalty, &g->early, &g->max_tokens, &g->n_prompt) != 6)
+    if (fscanf(f, " case %d %d %f %d %d %d", &g->k, &g->n, &g->penalty, &g->early, &g->max_tokens,
+               &g->n_prompt) != 6) {
         return false;
-    for (int32_t i = 0; i < g->n_prompt; i++)
+    }
+    for (int32_t i = 0; i < g->n_prompt; i++) {
         assert_int_equal(fscanf(f, "%d", &g->prompt[i]), 1);
+    }
     assert_int_equal(fscanf(f, "%d", &g->n_stop), 1);
     memset(g->stop, 0, sizeof(g->stop));
     for (int32_t i = 0; i < g->n_stop; i++) {
@@ -80,8 +86,9 @@ static void table_tops(struct rig *r, const struct seq *q, int32_t *top, float *
 
 static struct rig_request *add(struct golden *g, char **stop)
 {
-    for (int32_t i = 0; i < g->n_stop; i++)
+    for (int32_t i = 0; i < g->n_stop; i++) {
         stop[i] = g->stop[i];
+    }
     struct gen_params p = rig_params();
     p.max_tokens = g->max_tokens;
     p.beam_width = p.best_of = g->k;
@@ -95,15 +102,18 @@ static struct rig_request *add(struct golden *g, char **stop)
     return q;
 }
 
-/* The choice's tokens in the order in which they came, and their sum of log-probabilities. */
+/* The choice's tokens in the order in which they came, and their sum of
+ * log-probabilities. */
 static int32_t collect(const struct rig_request *q, int32_t choice, int32_t *token, double *sum)
 {
     int32_t n = 0;
+
     *sum = 0;
     for (int32_t i = 0; i < rig.n_deltas; i++) {
         const struct delta *d = &rig.delta[i];
-        if (d->request != &q->request || d->kind != DELTA_TOKEN || d->choice != choice)
+        if (d->request != &q->request || d->kind != DELTA_TOKEN || d->choice != choice) {
             continue;
+        }
         token[n++] = d->token;
         *sum += (double)d->logprob;
     }
@@ -114,18 +124,22 @@ static bool ends_with_stop(const struct golden *g, const int32_t *token, int32_t
 {
     for (int32_t i = 0; i < g->n_stop; i++) {
         int32_t len = (int32_t)strlen(g->stop[i]), same = 0;
-        while (same < len && len <= n && token[n - len + same] == g->stop[i][same])
+        while (same < len && len <= n && token[n - len + same] == g->stop[i][same]) {
             same++;
-        if (same == len)
+        }
+        if (same == len) {
             return true;
+        }
     }
     return false;
 }
 
-static void compare_choice(FILE *f, const struct golden *g, const struct rig_request *q, int32_t choice)
+static void compare_choice(FILE *f, const struct golden *g, const struct rig_request *q,
+                           int32_t choice)
 {
     double score, sum;
     int32_t n_tokens, got[RIG_DELTAS], n = collect(q, choice, got, &sum);
+
     assert_int_equal(fscanf(f, "%lf %d", &score, &n_tokens), 2);
     assert_int_equal(n, n_tokens);
     for (int32_t i = 0; i < n_tokens; i++) {
@@ -136,7 +150,8 @@ static void compare_choice(FILE *f, const struct golden *g, const struct rig_req
     assert_true(fabs(sum / pow(n, (double)g->penalty) - score) < 1e-3 * fmax(1, fabs(score)));
     const struct delta *end = rig_finish(&rig, q, choice);
     assert_non_null(end);
-    assert_int_equal(end->finish, got[n - 1] == 0 || ends_with_stop(g, got, n) ? FINISH_STOP : FINISH_LENGTH);
+    assert_int_equal(end->finish,
+                     got[n - 1] == 0 || ends_with_stop(g, got, n) ? FINISH_STOP : FINISH_LENGTH);
 }
 
 static void texts_and_scores_are_those_of_transformers(void **state)
@@ -161,8 +176,9 @@ static void texts_and_scores_are_those_of_transformers(void **state)
         n_stops += g.n_stop > 0;
         rig_run(&rig, 100);
         assert_true(q->ended);
-        for (int32_t i = 0; i < g.n; i++)
+        for (int32_t i = 0; i < g.n; i++) {
             compare_choice(f, &g, q, i);
+        }
         rig_close(&rig);
     }
     assert_true(n_cases > 100);
@@ -171,7 +187,8 @@ static void texts_and_scores_are_those_of_transformers(void **state)
     fclose(f);
 }
 
-/* To leave the best path costs less the later it is done, so the beams differ in their last tokens only. */
+/* To leave the best path costs less the later it is done, so the beams differ in their
+ * last tokens only. */
 static void late_leavers(struct rig *r, const struct seq *q, int32_t *top, float *top_logprob)
 {
     (void)r;
@@ -198,10 +215,12 @@ static void what_beams_agree_on_goes_out_before_the_end(void **state)
     assert_true(rig_count(&rig, q, DELTA_TOKEN, 0) > 2);
     assert_int_equal(rig_count(&rig, q, DELTA_TOKEN, 0), rig_count(&rig, q, DELTA_TOKEN, 2));
     rig_run(&rig, 100);
-    for (int32_t i = 0; i < 3; i++)
+    for (int32_t i = 0; i < 3; i++) {
         assert_int_equal(rig_count(&rig, q, DELTA_TOKEN, i), 12);
-    for (int32_t i = 0; i < rig.n_deltas; i++)
+    }
+    for (int32_t i = 0; i < rig.n_deltas; i++) {
         assert_true(rig.delta[i].kind != DELTA_TOKEN || rig.delta[i].n_top == 2);
+    }
     rig_close(&rig);
 }
 
@@ -224,12 +243,14 @@ static void a_search_ends_with_the_text_that_has_settled(void **state)
     atomic_store(&q->stop_at[1], 2);
     rig_run(&rig, 1);
     assert_true(q->ended);
-    for (int32_t i = 0; i < 2; i++)
+    for (int32_t i = 0; i < 2; i++) {
         assert_int_equal(rig_finish(&rig, q, i)->finish, FINISH_STOP);
+    }
     rig_close(&rig);
 }
 
-/* Tokens 256, 257, 258, ... on the best path; each is four letters of a dummy vocabulary. */
+/* Tokens 256, 257, 258, ... on the best path; each is four letters of a dummy
+ * vocabulary. */
 static void counting_tokens(struct rig *r, const struct seq *q, int32_t *top, float *top_logprob)
 {
     (void)r;
@@ -243,6 +264,7 @@ static void counting_tokens(struct rig *r, const struct seq *q, int32_t *top, fl
 static int32_t tokens_until(struct tokenizer *t, char *stop, int32_t min_tokens)
 {
     struct sched_config c;
+
     rig_config(&c);
     c.vocab = 300;
     c.tokenizer = t;
@@ -280,7 +302,8 @@ static void a_stop_string_is_found_inside_and_across_tokens(void **state)
         memcpy(stop, text + at, 7);
         int32_t want = (int32_t)((strstr(text, stop) - text + 7 + 3) / 4);
         assert_int_equal(tokens_until(t, stop, 0), want);
-        assert_int_equal(tokens_until(t, stop, want), 12); /* what completes it does not count yet */
+        /* what completes it does not count yet */
+        assert_int_equal(tokens_until(t, stop, want), 12);
         assert_int_equal(tokens_until(t, stop, want - 1), want);
     }
     tokenizer_free(t);
@@ -294,5 +317,6 @@ int main(void)
         cmocka_unit_test(a_stop_string_is_found_inside_and_across_tokens),
         cmocka_unit_test(a_search_ends_with_the_text_that_has_settled),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

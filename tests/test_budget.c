@@ -1,4 +1,5 @@
-/* Bytes held for clients: counted exactly, refused beyond the limit, taken from the slowest; long bodies freed as they are read. */
+/* Bytes held for clients: counted exactly, refused beyond the limit, taken from the
+ * slowest; long bodies freed as they are read. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -19,6 +20,7 @@ static void test_accounts_add_up(void **state)
 {
     struct budget b;
     struct account one, two;
+
     (void)state;
     budget_init(&b, 100);
     account_open(&one, &b);
@@ -42,6 +44,7 @@ static void test_accounts_add_up(void **state)
 static void test_a_default_limit(void **state)
 {
     struct budget b;
+
     (void)state;
     budget_init(&b, 0);
     assert_true(b.limit >= (int64_t)64 << 20);
@@ -54,6 +57,7 @@ static void test_the_slowest_goes_then_the_largest(void **state)
     struct account a[3];
     int fd[2];
     char c;
+
     (void)state;
     budget_init(&b, 100);
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fd), 0);
@@ -103,6 +107,7 @@ static void test_segments_are_read_in_order_and_freed(void **state)
     struct buf large, shared, last, expected;
     char *to = malloc(100000);
     size_t n, before, first, seen = 0;
+
     (void)state;
     fill(&large, 'l', 3 << 20);
     fill(&shared, 's', 5000);
@@ -148,5 +153,6 @@ int main(void)
         cmocka_unit_test(test_the_slowest_goes_then_the_largest),
         cmocka_unit_test(test_segments_are_read_in_order_and_freed),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,8 +11,9 @@ static void appends_grow_and_stay_terminated(void **state)
     (void)state;
     struct buf b;
     buf_init(&b, 100000);
-    for (int i = 0; i < 1000; i++)
+    for (int i = 0; i < 1000; i++) {
         assert_int_equal(buf_printf(&b, "%03d,", i), 0);
+    }
     assert_int_equal(b.len, 4000);
     assert_int_equal(strlen(b.data), 4000);
     assert_memory_equal(b.data + 3996, "999,", 5);
@@ -52,9 +53,10 @@ static void the_maximum_holds_to_the_byte(void **state)
 static void check_escape(const char *in, size_t len, const char *want)
 {
     struct buf b;
+
     buf_init(&b, 1000);
     assert_int_equal(buf_json_escape(&b, in, len), 0);
-    assert_string_equal(b.data == NULL ? "" : b.data, want);
+    assert_string_equal(!b.data ? "" : b.data, want);
     buf_release(&b);
 }
 
@@ -63,7 +65,8 @@ static void json_escapes_what_json_forbids(void **state)
     (void)state;
     check_escape("", 0, "");
     check_escape("plain", 5, "plain");
-    check_escape("a\"b\\c\n\r\t\b\f\x01\x1f\x7f", 13, "a\\\"b\\\\c\\n\\r\\t\\b\\f\\u0001\\u001f\\u007f");
+    check_escape("a\"b\\c\n\r\t\b\f\x01\x1f\x7f", 13,
+                 "a\\\"b\\\\c\\n\\r\\t\\b\\f\\u0001\\u001f\\u007f");
     check_escape("nul\0x", 5, "nul\\u0000x");
     check_escape("\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80", 9, "\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80");
 }
@@ -80,7 +83,7 @@ static void json_replaces_invalid_utf8(void **state)
     check_escape("\xF0\x80\x80\x80", 4, BAD BAD BAD BAD);
     check_escape("\xED\xA0\x80", 3, BAD BAD BAD);         /* surrogate */
     check_escape("\xF4\x90\x80\x80", 4, BAD BAD BAD BAD); /* over U+10FFFF */
-    check_escape("\xE2\x82", 2, BAD BAD);                 /* cut short: the byte after is not read */
+    check_escape("\xE2\x82", 2, BAD BAD); /* cut short: the byte after is not read */
     check_escape("\xF0\x9F\x98", 3, BAD BAD BAD);
 }
 
@@ -99,9 +102,12 @@ static void failed_escape_adds_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(appends_grow_and_stay_terminated), cmocka_unit_test(the_maximum_holds_to_the_byte),
-        cmocka_unit_test(json_escapes_what_json_forbids),   cmocka_unit_test(json_replaces_invalid_utf8),
+        cmocka_unit_test(appends_grow_and_stay_terminated),
+        cmocka_unit_test(the_maximum_holds_to_the_byte),
+        cmocka_unit_test(json_escapes_what_json_forbids),
+        cmocka_unit_test(json_replaces_invalid_utf8),
         cmocka_unit_test(failed_escape_adds_nothing),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

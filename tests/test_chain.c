@@ -1,6 +1,7 @@
-/* The operations of one layer from the output of an attention to that of the next, in decode steps that repeat: a device may
- * record the second such step and replay it later, as one launch or many. Every result of every step is compared with float64, the operands of each
- * operation being what the device itself made before it.
+/* The operations of one layer from the output of an attention to that of the next, in
+ * decode steps that repeat: a device may record the second such step and replay it
+ * later, as one launch or many. Every result of every step is compared with float64,
+ * the operands of each operation being what the device itself made before it.
  *
  *     build/tests/test_chain [--device cpu|cuda]
  */
@@ -17,7 +18,8 @@ struct shape {
 
 static const struct shape shapes[] = {
     {256, 512, 3, 1, 64, NORM_RMS, ACT_SILU, true, false, true},
-    {192, 16960, 3, 1, 64, NORM_RMS, ACT_GELU_TANH, true, true, true}, /* a deep product, and not by whole steps */
+    /* a deep product, and not by whole steps */
+    {192, 16960, 3, 1, 64, NORM_RMS, ACT_GELU_TANH, true, true, true},
     {1024, 2112, 4, 4, 128, NORM_LAYER, ACT_RELU, false, true, false},
     {80, 112, 2, 1, 40, NORM_RMS, ACT_SILU, true, false, true}, /* widths that suit no fast way */
     {512, 768, 8, 2, 128, NORM_RMS, ACT_SILU, true, false, true},
@@ -39,7 +41,8 @@ struct weight {
     struct mat mat;
 };
 
-/* One buffer a result, so that all can be looked at after the step. `more`: further products of h2. */
+/* One buffer a result, so that all can be looked at after the step. `more`: further
+ * products of h2. */
 struct scene {
     struct rig *r;
     const struct shape *k;
@@ -59,7 +62,9 @@ struct scene {
 static struct weight weight_of(struct scene *s, int32_t rows, int32_t cols, float range)
 {
     float *v = rig_floats(s->r, (int64_t)rows * cols, range, s->t);
-    return (struct weight){v, rig_weight(s->r, rows == 1 ? WEIGHT_VECTOR : WEIGHT_LINEAR, s->t, rows, cols, v)};
+
+    return (struct weight){
+        v, rig_weight(s->r, rows == 1 ? WEIGHT_VECTOR : WEIGHT_LINEAR, s->t, rows, cols, v)};
 }
 
 static void make_attention(struct scene *s)
@@ -68,6 +73,7 @@ static void make_attention(struct scene *s)
     struct err e = {0};
     struct kv_layout kv;
     enum dtype at = act_of(s->r, s->t);
+
     kv_layout_init(&kv, BLOCK, 2, k->n_kv_heads, k->head_dim, at);
     assert_int_equal(s->r->b->ops->kv_create(s->r->b, &kv, MAX_ROWS * SEQ_BLOCKS + 1, 0, &e), 0);
     s->attention = (struct attention){.layer = 1,
@@ -84,7 +90,8 @@ static void make_attention(struct scene *s)
     }
     s->rope = (struct rope){.rot_dim = k->head_dim};
     if (k->turned) {
-        s->rope.cos_sin = rig_weight(s->r, WEIGHT_TABLE, DTYPE_F32, POSITIONS, k->head_dim, s->cos_sin);
+        s->rope.cos_sin =
+            rig_weight(s->r, WEIGHT_TABLE, DTYPE_F32, POSITIONS, k->head_dim, s->cos_sin);
     }
 }
 
@@ -96,19 +103,24 @@ static void scene_make(struct scene *s)
     struct {
         struct weight *w;
         int32_t rows, cols;
-    } weights[] = {{&s->o, k->hidden, heads_of(k)}, {&s->up, wide, k->hidden},     {&s->down, k->hidden, k->inner},
-                   {&s->qkv, qkv_of(k), k->hidden}, {&s->o_bias, 1, k->hidden},    {&s->up_bias, 1, wide},
-                   {&s->qkv_bias, 1, qkv_of(k)},    {&s->down_bias, 1, k->hidden}, {&s->norm1, 1, k->hidden},
-                   {&s->norm2, 1, k->hidden},       {&s->shift1, 1, k->hidden},    {&s->shift2, 1, k->hidden}};
+    } weights[] = {{&s->o, k->hidden, heads_of(k)}, {&s->up, wide, k->hidden},
+                   {&s->down, k->hidden, k->inner}, {&s->qkv, qkv_of(k), k->hidden},
+                   {&s->o_bias, 1, k->hidden},      {&s->up_bias, 1, wide},
+                   {&s->qkv_bias, 1, qkv_of(k)},    {&s->down_bias, 1, k->hidden},
+                   {&s->norm1, 1, k->hidden},       {&s->norm2, 1, k->hidden},
+                   {&s->shift1, 1, k->hidden},      {&s->shift2, 1, k->hidden}};
+
     for (size_t i = 0; i < ARRAY_LEN(weights); i++) {
-        *weights[i].w = weight_of(s, weights[i].rows, weights[i].cols, weights[i].rows == 1 ? 1.0f : 0.1f);
+        *weights[i].w =
+            weight_of(s, weights[i].rows, weights[i].cols, weights[i].rows == 1 ? 1.0f : 0.1f);
     }
     struct {
         struct mat *m;
         int32_t cols;
-    } mats[] = {{&s->attn, heads_of(k)}, {&s->x, k->hidden},      {&s->y1, k->hidden}, {&s->h1, k->hidden},
-                {&s->wide, wide},        {&s->act, k->inner},     {&s->y2, k->hidden}, {&s->h2, k->hidden},
-                {&s->out, qkv_of(k)},    {&s->seen, heads_of(k)}, {&s->y3, k->hidden}};
+    } mats[] = {{&s->attn, heads_of(k)}, {&s->x, k->hidden},  {&s->y1, k->hidden},
+                {&s->h1, k->hidden},     {&s->wide, wide},    {&s->act, k->inner},
+                {&s->y2, k->hidden},     {&s->h2, k->hidden}, {&s->out, qkv_of(k)},
+                {&s->seen, heads_of(k)}, {&s->y3, k->hidden}};
     for (size_t i = 0; i < ARRAY_LEN(mats); i++) {
         *mats[i].m = rig_mat(s->r, s->rows, mats[i].cols, at, NULL);
     }
@@ -120,8 +132,10 @@ static void scene_make(struct scene *s)
 
 static void scene_release(struct scene *s)
 {
-    struct weight *w[] = {&s->o,        &s->up,        &s->down,  &s->qkv,   &s->o_bias, &s->up_bias,
-                          &s->qkv_bias, &s->down_bias, &s->norm1, &s->norm2, &s->shift1, &s->shift2};
+    struct weight *w[] = {&s->o,      &s->up,      &s->down,     &s->qkv,
+                          &s->o_bias, &s->up_bias, &s->qkv_bias, &s->down_bias,
+                          &s->norm1,  &s->norm2,   &s->shift1,   &s->shift2};
+
     for (size_t i = 0; i < ARRAY_LEN(w); i++) {
         free(w[i]->host);
     }
@@ -132,9 +146,11 @@ static void scene_release(struct scene *s)
     free(s->past);
 }
 
-static struct norm norm_of(const struct scene *s, const struct weight *w, const struct weight *shift)
+static struct norm norm_of(const struct scene *s, const struct weight *w,
+                           const struct weight *shift)
 {
     struct norm n = {.kind = s->k->norm, .weight = w->mat, .eps = 1e-5f};
+
     if (s->k->norm == NORM_LAYER) {
         n.bias = shift->mat;
     }
@@ -153,6 +169,7 @@ static void call_operations(struct scene *s)
     struct norm n1 = norm_of(s, &s->norm1, &s->shift1), n2 = norm_of(s, &s->norm2, &s->shift2);
     struct epilogue o = epilogue_of(s, &s->o_bias), up = epilogue_of(s, &s->up_bias);
     struct epilogue down = epilogue_of(s, &s->down_bias), qkv = epilogue_of(s, &s->qkv_bias);
+
     up.act = s->k->gated ? ACT_NONE : s->k->act;
     ops->linear(b, s->y1, s->attn, s->o.mat, &o);
     ops->add_norm(b, s->h1, s->x, s->y1, &n1, false);
@@ -173,7 +190,8 @@ static void call_operations(struct scene *s)
     }
 }
 
-/* The angle at which a row's token turns: not its place in the cache, so that no two rows have one. */
+/* The angle at which a row's token turns: not its place in the cache, so that no two
+ * rows have one. */
 static int32_t position_of(const struct scene *s, int32_t row)
 {
     return s->step + 7 * row;
@@ -185,12 +203,16 @@ static int32_t slot_of(int32_t row, int32_t t)
     return (1 + row * SEQ_BLOCKS + t / BLOCK) * BLOCK + t % BLOCK;
 }
 
-/* Sequence i has the blocks from 1 + i * SEQ_BLOCKS on; its first PAST tokens are made up and written. */
+/* Sequence i has the blocks from 1 + i * SEQ_BLOCKS on; its first PAST tokens are made
+ * up and written. */
 static void write_past(struct scene *s)
 {
-    int32_t n = s->rows * PAST, zero[RIG_TOKENS] = {0}, minus[RIG_TOKENS], slot[RIG_TOKENS], at[RIG_TOKENS];
-    int32_t q_start[MAX_ROWS + 1] = {0}, kv_len[MAX_ROWS], row[MAX_ROWS], block[MAX_ROWS * SEQ_BLOCKS];
+    int32_t n = s->rows * PAST, zero[RIG_TOKENS] = {0}, minus[RIG_TOKENS], slot[RIG_TOKENS],
+            at[RIG_TOKENS];
+    int32_t q_start[MAX_ROWS + 1] = {0}, kv_len[MAX_ROWS], row[MAX_ROWS],
+                               block[MAX_ROWS * SEQ_BLOCKS];
     struct table_update update[MAX_ROWS];
+
     for (int32_t i = 0; i < n; i++) {
         minus[i] = -1;
         at[i] = i % PAST;
@@ -229,13 +251,17 @@ static void write_past(struct scene *s)
     free(v);
 }
 
-/* A step whose sequences have a token each and are sampled, though nothing samples here: the kind that is recorded. */
+/* A step whose sequences have a token each and are sampled, though nothing samples
+ * here: the kind that is recorded. */
 static void run_step(struct scene *s)
 {
-    static const struct sample_row plain = {.kind = SAMPLE_TOKEN, .repetition_penalty = 1, .mask_first = -1};
-    int32_t zero[MAX_ROWS] = {0}, minus[MAX_ROWS], up_to[MAX_ROWS + 1], position[MAX_ROWS], slot[MAX_ROWS];
+    static const struct sample_row plain = {
+        .kind = SAMPLE_TOKEN, .repetition_penalty = 1, .mask_first = -1};
+    int32_t zero[MAX_ROWS] = {0}, minus[MAX_ROWS], up_to[MAX_ROWS + 1], position[MAX_ROWS],
+            slot[MAX_ROWS];
     int32_t kv_len[MAX_ROWS];
     struct sample_row sample[MAX_ROWS];
+
     for (int32_t i = 0; i <= MAX_ROWS; i++) {
         up_to[i] = i;
     }
@@ -263,7 +289,7 @@ static void run_step(struct scene *s)
                       .n_samples = s->rows,
                       .sample = sample};
     rig_begin(s->r, &b);
-    if (s->r->b->ops->replay == NULL || !s->r->b->ops->replay(s->r->b, &b)) {
+    if (!s->r->b->ops->replay || !s->r->b->ops->replay(s->r->b, &b)) {
         call_operations(s);
     }
     rig_end(s->r);
@@ -285,9 +311,11 @@ static double activated(double x, enum activation act)
     }
 }
 
-static void check(const struct scene *s, const char *what, const float *got, const double *want, int32_t cols)
+static void check(const struct scene *s, const char *what, const float *got, const double *want,
+                  int32_t cols)
 {
     char text[64];
+
     snprintf(text, sizeof(text), "%s of %d rows, hidden %d", what, s->rows, s->k->hidden);
     enum dtype t = act_of(s->r, s->t);
     double error = nmse(got, want, (int64_t)s->rows * cols);
@@ -298,12 +326,12 @@ static void check(const struct scene *s, const char *what, const float *got, con
 }
 
 /* ret [rows, n] = x w^T + bias; x [rows, k]. */
-static void products(const struct scene *s, double *ret, const float *x, const float *w, const float *bias, int32_t n,
-                     int32_t k)
+static void products(const struct scene *s, double *ret, const float *x, const float *w,
+                     const float *bias, int32_t n, int32_t k)
 {
     for (int32_t i = 0; i < s->rows * n; i++) {
         const float *row = x + (int64_t)(i / n) * k, *weight = w + (int64_t)(i % n) * k;
-        double sum = bias != NULL ? bias[i % n] : 0;
+        double sum = bias ? bias[i % n] : 0;
         for (int32_t j = 0; j < k; j++) {
             sum += (double)round_to(operand_of(s->r, s->t), row[j]) * weight[j];
         }
@@ -312,13 +340,15 @@ static void products(const struct scene *s, double *ret, const float *x, const f
 }
 
 /* got [rows, n] against act(x w^T + bias) + residual. */
-static void check_linear(const struct scene *s, const char *what, const float *got, const float *x, const float *w,
-                         const float *bias, enum activation act, const float *residual, int32_t n, int32_t k)
+static void check_linear(const struct scene *s, const char *what, const float *got, const float *x,
+                         const float *w, const float *bias, enum activation act,
+                         const float *residual, int32_t n, int32_t k)
 {
     double *want = rig_alloc((size_t)s->rows * (size_t)n * sizeof(*want));
+
     products(s, want, x, w, bias, n, k);
     for (int32_t i = 0; i < s->rows * n; i++) {
-        want[i] = activated(want[i], act) + (residual != NULL ? residual[i] : 0);
+        want[i] = activated(want[i], act) + (residual ? residual[i] : 0);
     }
     check(s, what, got, want, n);
     free(want);
@@ -328,8 +358,10 @@ static void check_linear(const struct scene *s, const char *what, const float *g
 static void check_qkv(const struct scene *s, const float *got, const float *h)
 {
     const struct shape *k = s->k;
-    int32_t n = qkv_of(k), dim = k->head_dim, half = dim / 2, turned = (k->n_heads + k->n_kv_heads) * dim;
+    int32_t n = qkv_of(k), dim = k->head_dim, half = dim / 2,
+            turned = (k->n_heads + k->n_kv_heads) * dim;
     double *want = rig_alloc((size_t)s->rows * (size_t)n * sizeof(*want));
+
     products(s, want, h, s->qkv.host, k->biased ? s->qkv_bias.host : NULL, n, k->hidden);
     for (int32_t i = 0; i < s->rows * n; i++) {
         want[i] = round_to(act_of(s->r, s->t), (float)want[i]);
@@ -351,6 +383,7 @@ static void check_qkv(const struct scene *s, const float *got, const float *h)
 static const float *token_of(const struct scene *s, int32_t row, int32_t t)
 {
     const float *from = t < PAST ? s->past : s->history[t - PAST];
+
     return from + (t < PAST ? row * PAST + t : row) * (int64_t)qkv_of(s->k);
 }
 
@@ -360,6 +393,7 @@ static void check_attention(const struct scene *s, const float *got)
     const struct shape *k = s->k;
     int32_t heads = heads_of(k), dim = k->head_dim, group = k->n_heads / k->n_kv_heads;
     double *want = rig_alloc((size_t)s->rows * (size_t)heads * sizeof(*want));
+
     for (int32_t i = 0; i < s->rows * k->n_heads; i++) {
         int32_t row = i / k->n_heads, head = i % k->n_heads;
         const float *q = token_of(s, row, PAST + s->step) + head * dim;
@@ -385,12 +419,13 @@ static void check_attention(const struct scene *s, const float *got)
     free(want);
 }
 
-static void check_norm(const struct scene *s, const char *what, const float *got, const float *x, const float *weight,
-                       const float *shift)
+static void check_norm(const struct scene *s, const char *what, const float *got, const float *x,
+                       const float *weight, const float *shift)
 {
     int32_t n = s->k->hidden;
     bool layer = s->k->norm == NORM_LAYER;
     double *want = rig_alloc((size_t)s->rows * (size_t)n * sizeof(*want));
+
     for (int32_t r = 0; r < s->rows; r++) {
         double mean = 0, squares = 0;
         for (int32_t i = 0; i < n; i++) {
@@ -400,7 +435,8 @@ static void check_norm(const struct scene *s, const char *what, const float *got
             squares += (x[r * n + i] - mean) * (x[r * n + i] - mean) / n;
         }
         for (int32_t i = 0; i < n; i++) {
-            want[r * n + i] = (x[r * n + i] - mean) / sqrt(squares + 1e-5) * weight[i] + (layer ? shift[i] : 0);
+            want[r * n + i] =
+                (x[r * n + i] - mean) / sqrt(squares + 1e-5) * weight[i] + (layer ? shift[i] : 0);
         }
     }
     check(s, what, got, want, n);
@@ -412,6 +448,7 @@ static void check_gated(const struct scene *s, const float *got, const float *h,
     int32_t n = s->k->inner;
     double *want = rig_alloc((size_t)s->rows * (size_t)n * sizeof(*want));
     double *both = rig_alloc((size_t)s->rows * (size_t)n * 2 * sizeof(*both));
+
     products(s, both, h, s->up.host, bias, 2 * n, s->k->hidden);
     for (int32_t i = 0; i < s->rows * n; i++) {
         const double *row = both + (int64_t)(i / n) * 2 * n;
@@ -430,26 +467,30 @@ static void add_rounded(const struct scene *s, float *x, const float *y)
     }
 }
 
-/* What the device holds after a step that began with `attn` and `x`; x becomes what it must be at the end. */
+/* What the device holds after a step that began with `attn` and `x`; x becomes what it
+ * must be at the end. */
 static void check_results(struct scene *s, const float *attn, float *x)
 {
     const struct shape *k = s->k;
     struct rig *r = s->r;
-    float *y1 = rig_download(r, s->y1), *h1 = rig_download(r, s->h1), *wide = rig_download(r, s->wide);
-    float *act = k->gated ? rig_download(r, s->act) : NULL, *y2 = rig_download(r, s->y2), *h2 = rig_download(r, s->h2);
+    float *y1 = rig_download(r, s->y1), *h1 = rig_download(r, s->h1),
+          *wide = rig_download(r, s->wide);
+    float *act = k->gated ? rig_download(r, s->act) : NULL, *y2 = rig_download(r, s->y2),
+          *h2 = rig_download(r, s->h2);
     float *out = rig_download(r, s->out), *x2 = rig_download(r, s->x);
-    check_linear(s, "o", y1, attn, s->o.host, k->biased ? s->o_bias.host : NULL, ACT_NONE, NULL, k->hidden,
-                 heads_of(k));
+
+    check_linear(s, "o", y1, attn, s->o.host, k->biased ? s->o_bias.host : NULL, ACT_NONE, NULL,
+                 k->hidden, heads_of(k));
     add_rounded(s, x, y1);
     check_norm(s, "norm 1", h1, x, s->norm1.host, s->shift1.host);
     if (k->gated) {
         check_gated(s, act, h1, k->biased ? s->up_bias.host : NULL);
     } else {
-        check_linear(s, "up", wide, h1, s->up.host, k->biased ? s->up_bias.host : NULL, k->act, NULL, k->inner,
-                     k->hidden);
+        check_linear(s, "up", wide, h1, s->up.host, k->biased ? s->up_bias.host : NULL, k->act,
+                     NULL, k->inner, k->hidden);
     }
-    check_linear(s, "down", y2, k->gated ? act : wide, s->down.host, k->biased ? s->down_bias.host : NULL, ACT_NONE,
-                 NULL, k->hidden, k->inner);
+    check_linear(s, "down", y2, k->gated ? act : wide, s->down.host,
+                 k->biased ? s->down_bias.host : NULL, ACT_NONE, NULL, k->hidden, k->inner);
     add_rounded(s, x, y2);
     assert_memory_equal(x2, x, (size_t)s->rows * (size_t)k->hidden * sizeof(*x));
     check_norm(s, "norm 2", h2, x, s->norm2.host, s->shift2.host);
@@ -458,8 +499,8 @@ static void check_results(struct scene *s, const float *attn, float *x)
     s->history[s->step] = rig_download(r, s->out);
     check_attention(s, seen);
     float *y3 = rig_download(r, s->y3);
-    check_linear(s, "next o", y3, seen, s->o.host, k->biased ? s->o_bias.host : NULL, ACT_NONE, NULL, k->hidden,
-                 heads_of(k));
+    check_linear(s, "next o", y3, seen, s->o.host, k->biased ? s->o_bias.host : NULL, ACT_NONE,
+                 NULL, k->hidden, heads_of(k));
     for (int i = 0; i < MORE; i++) {
         float *more = rig_download(r, s->more[i]);
         check_linear(s, "more", more, h2, s->qkv.host, NULL, ACT_NONE, out, qkv_of(k), k->hidden);
@@ -475,6 +516,7 @@ static void check_results(struct scene *s, const float *attn, float *x)
 static void check_shape(struct rig *r, const struct shape *k, enum dtype t, int32_t rows)
 {
     struct scene s = {.r = r, .k = k, .t = t, .rows = rows};
+
     scene_make(&s);
     write_past(&s);
     for (; s.step < STEPS; s.step++) {
@@ -490,7 +532,8 @@ static void check_shape(struct rig *r, const struct shape *k, enum dtype t, int3
     scene_release(&s);
 }
 
-/* Each shape on a backend of its own: what a device recorded holds the addresses of the first. */
+/* Each shape on a backend of its own: what a device recorded holds the addresses of the
+ * first. */
 static void layers_of_few_rows_follow_float64_step_after_step(void **state)
 {
     (void)state;
@@ -510,7 +553,9 @@ static void layers_of_few_rows_follow_float64_step_after_step(void **state)
 
 static int group(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(layers_of_few_rows_follow_float64_step_after_step)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(layers_of_few_rows_follow_float64_step_after_step)};
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 

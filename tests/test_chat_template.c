@@ -1,4 +1,5 @@
-/* Chat templates: what transformers writes with the same template, what is refused at start, what a run may not do. */
+/* Chat templates: what transformers writes with the same template, what is refused at
+ * start, what a run may not do. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,6 +22,7 @@ static struct chat_template *template_of(const char *text)
 {
     struct chat_template *t;
     struct err e = {0};
+
     assert_int_equal(chat_template_new(&t, text, strlen(text), SPECIALS, &e), 0);
     return t;
 }
@@ -30,6 +32,7 @@ static int render(const char *text, const char *context, struct buf *out)
 {
     struct chat_template *t = template_of(text);
     struct err e = {0};
+
     buf_init(out, LIMIT_TEMPLATE_OUTPUT_BYTES);
     int rc = chat_template_render(t, context, strlen(context), out, &e);
     if (rc) {
@@ -44,8 +47,10 @@ static void expect(const char *text, const char *written)
 {
     struct buf b;
     int rc = render(text, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}", &b);
-    if (rc)
+
+    if (rc) {
         fail_msg("%s: %s", text, b.data);
+    }
     assert_string_equal(b.data ? b.data : "", written);
     buf_release(&b);
 }
@@ -53,9 +58,11 @@ static void expect(const char *text, const char *written)
 static void expect_error(const char *text, const char *part)
 {
     struct buf b;
+
     assert_int_equal(render(text, "{\"messages\":[]}", &b), ERR_INVALID);
-    if (!strstr(b.data, part))
+    if (!strstr(b.data, part)) {
         fail_msg("'%s' does not say '%s'", b.data, part);
+    }
     buf_release(&b);
 }
 
@@ -63,27 +70,32 @@ static void expect_missing(const char *text, const char *part)
 {
     struct chat_template *t = template_of(text);
     const char *missing = chat_template_missing(t);
+
     assert_non_null(missing);
-    if (!strstr(missing, part))
+    if (!strstr(missing, part)) {
         fail_msg("'%s' does not say '%s'", missing, part);
+    }
     chat_template_free(t);
 }
 
 /* ---- goldens ---- */
 
-static void check_case(const struct chat_template *t, const char *name, int i, const cJSON *context, const cJSON *want)
+static void check_case(const struct chat_template *t, const char *name, int i, const cJSON *context,
+                       const cJSON *want)
 {
     struct buf b;
     struct err e = {0};
     char *text = cJSON_PrintUnformatted(context);
+
     buf_init(&b, LIMIT_TEMPLATE_OUTPUT_BYTES);
     int rc = chat_template_render(t, text, strlen(text), &b, &e);
-    if (cJSON_IsNull(want))
+    if (cJSON_IsNull(want)) {
         assert_int_equal(rc, ERR_INVALID);
-    else if (rc)
+    } else if (rc) {
         fail_msg("%s, conversation %d: %s", name, i, e.text);
-    else if (strcmp(b.data ? b.data : "", want->valuestring) != 0)
+    } else if (strcmp(b.data ? b.data : "", want->valuestring) != 0) {
         fail_msg("%s, conversation %d: wrote\n%s\nnot\n%s", name, i, b.data, want->valuestring);
+    }
     buf_release(&b);
     cJSON_free(text);
 }
@@ -94,6 +106,7 @@ static void test_goldens(void **state)
     char *text, name[80];
     struct err e = {0};
     int n = 0;
+
     (void)state;
     assert_int_equal(model_file_read(GOLDEN, "cases.json", 1 << 22, &text, &len, &e), 0);
     cJSON *all = cJSON_ParseWithLength(text, len);
@@ -104,12 +117,14 @@ static void test_goldens(void **state)
         snprintf(name, sizeof(name), "%s.jinja", k->string);
         assert_int_equal(model_file_read(GOLDEN "/templates", name, 1 << 20, &text, &len, &e), 0);
         struct chat_template *t = template_of(text);
-        if (chat_template_missing(t))
+        if (chat_template_missing(t)) {
             fail_msg("%s: %s", name, chat_template_missing(t));
+        }
         const cJSON *want = k->child;
         int i = 0;
-        for (const cJSON *c = contexts->child; c; c = c->next, want = want->next, i++)
+        for (const cJSON *c = contexts->child; c; c = c->next, want = want->next, i++) {
             check_case(t, name, i, c, want);
+        }
         assert_null(want);
         chat_template_free(t);
         free(text);
@@ -143,20 +158,24 @@ static void test_deep_nesting_is_refused(void **state)
     struct buf b;
     buf_init(&b, 1 << 20);
     buf_puts(&b, "{{ ");
-    for (int i = 0; i < 100000; i++)
+    for (int i = 0; i < 100000; i++) {
         buf_putc(&b, '(');
-    for (int i = 0; i < 100000; i++)
+    }
+    for (int i = 0; i < 100000; i++) {
         buf_putc(&b, ')');
+    }
     buf_puts(&b, " }}");
     expect_missing(b.data, "nest");
     buf_clear(&b);
-    for (int i = 0; i < 50000; i++)
+    for (int i = 0; i < 50000; i++) {
         buf_puts(&b, "{% if x %}");
+    }
     expect_missing(b.data, "nest");
     buf_clear(&b);
     buf_puts(&b, "{{ x");
-    for (int i = 0; i < 100000; i++)
+    for (int i = 0; i < 100000; i++) {
         buf_puts(&b, ".x");
+    }
     buf_puts(&b, " }}");
     expect_missing(b.data, "too long");
     buf_release(&b);
@@ -168,21 +187,22 @@ static void test_bombs_end(void **state)
 {
     (void)state;
     expect_error("{% for a in range(100000000) %}{% endfor %}", "more than");
-    expect_error("{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}x{% endfor %}{% endfor "
+    expect_error("{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) "
+                 "%}x{% endfor %}{% endfor "
                  "%}{% endfor %}",
                  "more than");
     expect_error("{{ 'x' * 1000000000 }}", "more than");
-    expect_error(
-        "{% set ns = namespace(x='aaaaaaaa') %}{% for a in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-        "more than");
+    expect_error("{% set ns = namespace(x='aaaaaaaa') %}{% for a in range(60) %}{% set ns.x = ns.x "
+                 "+ ns.x %}{% endfor %}",
+                 "more than");
     expect_error("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "nest");
     expect_error("{{ 9223372036854775807 + 1 }}", "64 bits");
     expect_error("{{ 2 ** 99999999999 }}", "64 bits");
     expect_error("{{ 1 // 0 }}", "zero");
-    expect_error(
-        "{% set ns = namespace() %}{% set ns.l = [1] %}{% for a in range(40) %}{% set ns.l = [ns.l, ns.l] %}{% "
-        "endfor %}{{ ns.l }}",
-        "more than");
+    expect_error("{% set ns = namespace() %}{% set ns.l = [1] %}{% for a in range(40) %}{% set "
+                 "ns.l = [ns.l, ns.l] %}{% "
+                 "endfor %}{{ ns.l }}",
+                 "more than");
 }
 
 static void test_errors_say_where(void **state)
@@ -200,6 +220,7 @@ static void test_errors_say_where(void **state)
 static void test_bad_context(void **state)
 {
     struct buf b;
+
     (void)state;
     assert_int_equal(render("x", "[]", &b), ERR_INVALID);
     buf_release(&b);
@@ -223,7 +244,8 @@ static void test_what_it_wants(void **state)
     assert_true(chat_template_wants_parts(t));
     assert_false(chat_template_knows_developer(t));
     chat_template_free(t);
-    t = template_of("{% if m.content is string %}{% endif %}{% for p in m.content %}{% endfor %}{{ 'developer' }}");
+    t = template_of("{% if m.content is string %}{% endif %}{% for p in m.content %}{% endfor %}{{ "
+                    "'developer' }}");
     assert_false(chat_template_wants_parts(t));
     assert_true(chat_template_knows_developer(t));
     chat_template_free(t);
@@ -241,5 +263,6 @@ int main(void)
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_what_it_wants),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* Every allocation of the engine's heart made to fail in turn: an error comes back, and nothing is leaked. */
+/* Every allocation of the engine's heart made to fail in turn: an error comes back, and
+ * nothing is leaked. */
 #include "tests/nomem.h"
 
 #include "engine/pack.h"
@@ -15,9 +16,10 @@ static trial *current;
 static int step(void)
 {
     struct err e = {0};
-    int code = current(&e);
-    assert_true(code == 0 || (code == ERR_NOMEM && e.code == ERR_NOMEM));
-    return code;
+    int rc = current(&e);
+
+    assert_true(rc == 0 || (rc == ERR_NOMEM && e.code == ERR_NOMEM));
+    return rc;
 }
 
 static void assert_survives(trial *make)
@@ -29,39 +31,44 @@ static void assert_survives(trial *make)
 static int make_sched(struct err *e)
 {
     struct sched *s = NULL;
-    int code = sched_new(&s, &config, e);
+    int rc = sched_new(&s, &config, e);
+
     sched_free(s);
-    return code;
+    return rc;
 }
 
 static int make_packer(struct err *e)
 {
     struct packer *p = NULL;
-    int code = packer_new(&p, &config, e);
+    int rc = packer_new(&p, &config, e);
+
     packer_free(p);
-    return code;
+    return rc;
 }
 
 static int make_plan(struct err *e)
 {
     struct plan p = {0};
-    int code = plan_init(&p, &config, e);
+    int rc = plan_init(&p, &config, e);
+
     plan_release(&p);
-    return code;
+    return rc;
 }
 
 static int make_group_of(struct gen_params p, struct err *e)
 {
     struct group *g = NULL;
     struct request r = {.params = p, .prompt = prompt, .n_prompt = ARRAY_LEN(prompt)};
-    int code = group_new(&g, &r, NULL, &config, e);
+    int rc = group_new(&g, &r, NULL, &config, e);
+
     group_free(g);
-    return code;
+    return rc;
 }
 
 static int make_samples(struct err *e)
 {
     struct gen_params p = rig_params();
+
     p.n = p.best_of = 3;
     p.repetition_penalty = 1.5F;
     return make_group_of(p, e);
@@ -70,6 +77,7 @@ static int make_samples(struct err *e)
 static int make_beams(struct err *e)
 {
     struct gen_params p = rig_params();
+
     p.beam_width = p.best_of = p.n = 3;
     p.n_logprobs = 2;
     return make_group_of(p, e);
@@ -103,6 +111,7 @@ int main(void)
         cmocka_unit_test(a_packer_that_finds_no_memory_says_so),
         cmocka_unit_test(a_group_that_finds_no_memory_says_so),
     };
+
     rig_config(&config);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

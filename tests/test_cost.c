@@ -8,7 +8,8 @@
 
 #include <cmocka.h>
 
-/* The executor's own clock: it moves by as much as a step takes, so the figures are exact whatever the machine does. */
+/* The executor's own clock: it moves by as much as a step takes, so the figures are
+ * exact whatever the machine does. */
 static int64_t fake_us;
 
 static int64_t fake_clock(void)
@@ -32,6 +33,7 @@ struct timed {
 static int timed_launch(struct executor *x, const struct batch *b, struct err *e)
 {
     struct timed *t = CONTAINER_OF(x, struct timed, base);
+
     (void)e;
     assert_int_equal(b->n_seqs, 1);
     assert_int_equal(b->row[0], 0);
@@ -43,10 +45,12 @@ static int timed_launch(struct executor *x, const struct batch *b, struct err *e
     assert_true(t->n_table * x->info.block_size >= b->kv_len[0]);
     assert_true(t->n_table <= x->info.n_blocks && b->kv_len[0] <= x->info.max_len);
     assert_true(b->n_tokens <= x->info.max_num_batched_tokens);
-    for (int32_t i = 0; i < b->n_tokens; i++)
-        assert_true(b->slot[i] == b->position[i] && b->position[i] == b->kv_len[0] - b->n_tokens + i);
-    double us = t->cost.fixed_us + b->n_tokens * t->cost.token_us + b->position[0] * t->cost.context_us +
-                b->n_swap_in * t->cost.swap_block_us;
+    for (int32_t i = 0; i < b->n_tokens; i++) {
+        assert_true(b->slot[i] == b->position[i] &&
+                    b->position[i] == b->kv_len[0] - b->n_tokens + i);
+    }
+    double us = t->cost.fixed_us + b->n_tokens * t->cost.token_us +
+                b->position[0] * t->cost.context_us + b->n_swap_in * t->cost.swap_block_us;
     t->step_us = (int64_t)us;
     t->n_steps++;
     return 0;
@@ -55,9 +59,11 @@ static int timed_launch(struct executor *x, const struct batch *b, struct err *e
 static int timed_wait(struct executor *x, struct results *ret, struct err *e)
 {
     struct timed *t = CONTAINER_OF(x, struct timed, base);
+
     (void)e;
     fake_us += t->step_us;
-    *ret = (struct results){.n_samples = 1, .top_stride = 1, .token = &t->token, .logprob = &t->logprob};
+    *ret = (struct results){
+        .n_samples = 1, .top_stride = 1, .token = &t->token, .logprob = &t->logprob};
     return 0;
 }
 
@@ -81,8 +87,9 @@ static struct timed make(int32_t n_blocks, int32_t n_host_blocks, int32_t max_le
 
 static void assert_near(double got, double want)
 {
-    if (!(got > want * 0.999 && got < want * 1.001))
+    if (!(got > want * 0.999 && got < want * 1.001)) {
         fail_msg("%g, expected %g", got, want);
+    }
 }
 
 static void the_four_figures_are_found(void **state)
@@ -116,6 +123,7 @@ static void a_tiny_pool_is_not_overrun(void **state)
 static int sizes_launch(struct executor *x, const struct batch *b, struct err *e)
 {
     struct timed *t = CONTAINER_OF(x, struct timed, base);
+
     (void)e;
     assert_true(b->n_seqs <= x->info.max_num_seqs && b->n_tokens <= x->info.max_num_batched_tokens);
     for (int32_t i = 0; i < b->n_table_update; i++) {
@@ -127,8 +135,8 @@ static int sizes_launch(struct executor *x, const struct batch *b, struct err *e
     for (int32_t i = 0; i < b->n_seqs; i++) {
         assert_true(t->n_row_table[b->row[i]] * x->info.block_size >= b->kv_len[i]);
         assert_true(b->slot[b->q_start[i + 1] - 1] < x->info.n_blocks * x->info.block_size);
-        assert_true(b->n_seqs == 1 ||
-                    (b->q_start[i + 1] == i + 1 && b->logits_token[i] == i && b->sample[i].logits_row == i));
+        assert_true(b->n_seqs == 1 || (b->q_start[i + 1] == i + 1 && b->logits_token[i] == i &&
+                                       b->sample[i].logits_row == i));
     }
     t->step_us = 1000;
     t->seen[b->n_seqs] = true;
@@ -147,11 +155,13 @@ static void steps_of_every_size_are_set_up(void **state)
         t.base.info.sets_up_sizes = true;
         t.base.info.max_num_seqs = N_SEQS[i];
         assert_int_equal(cost_measure(&t.base, fake_clock, &c, &e), 0);
-        for (int32_t n = 1; n <= 256; n *= 2)
+        for (int32_t n = 1; n <= 256; n *= 2) {
             assert_true(t.seen[n] == (n <= LARGEST[i]));
+        }
         assert_true(t.seen[LARGEST[i]]);
-        for (int32_t n = LARGEST[i] + 1; n <= 1024; n++)
+        for (int32_t n = LARGEST[i] + 1; n <= 1024; n++) {
             assert_false(t.seen[n]);
+        }
     }
     struct timed tiny = make(2, 0, 20);
     tiny.base.launch = sizes_launch;
@@ -166,5 +176,6 @@ int main(void)
         cmocka_unit_test(a_tiny_pool_is_not_overrun),
         cmocka_unit_test(steps_of_every_size_are_set_up),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -31,9 +31,11 @@ static int stop(void **state)
     return c.blocks_used == 0 ? 0 : -1;
 }
 
-static void assert_finish(const struct rig_request *q, int32_t choice, int finish, int32_t stop_token)
+static void assert_finish(const struct rig_request *q, int32_t choice, int finish,
+                          int32_t stop_token)
 {
     const struct delta *d = rig_finish(&rig, q, choice);
+
     assert_non_null(d);
     assert_int_equal(d->finish, finish);
     assert_int_equal(d->stop_token, stop_token);
@@ -82,7 +84,8 @@ static void a_stop_id_is_named(void **state)
     p.min_tokens = 3;
     struct rig_request *a = rig_add(&rig, p, 0, 5);
     rig_run(&rig, 100);
-    assert_int_equal(rig_count(&rig, a, DELTA_TOKEN, 0), 4); /* the first three could not stop it */
+    /* the first three could not stop it */
+    assert_int_equal(rig_count(&rig, a, DELTA_TOKEN, 0), 4);
     assert_finish(a, 0, FINISH_STOP, 7);
 }
 
@@ -113,6 +116,7 @@ static int32_t nan_at_the_third(struct rig *r, const struct sample_row *row)
 static int32_t nothing_at_the_third(struct rig *r, const struct sample_row *row)
 {
     static uint64_t first;
+
     first = row->position == 5 && !first ? row->seed : first;
     (void)r;
     return row->position == 7 && row->seed == first ? TOKEN_NONE_ALLOWED : 7;
@@ -133,8 +137,10 @@ static void a_choice_that_cannot_go_on_ends_alone(void **state)
     assert_finish(a, 0, FINISH_IMPOSSIBLE, -1);
     assert_non_null(rig_finish(&rig, a, 0)->error);
     assert_finish(a, 1, FINISH_LENGTH, -1);
-    for (int32_t i = 0; i < rig.n_deltas; i++)
-        assert_true(rig.delta[i].kind != DELTA_END || (rig.delta[i].finish == FINISH_NONE && !rig.delta[i].error));
+    for (int32_t i = 0; i < rig.n_deltas; i++) {
+        assert_true(rig.delta[i].kind != DELTA_END ||
+                    (rig.delta[i].finish == FINISH_NONE && !rig.delta[i].error));
+    }
 }
 
 /* Of what is drawn, the token that ends a choice by itself is told apart, and no
@@ -156,7 +162,8 @@ static void the_token_that_ends_a_choice_says_so(void **state)
         assert_int_equal(n_tokens, i == 1 ? 2 : 3);
         for (int32_t k = 0; k < rig.n_deltas; k++) {
             n += rig.delta[k].kind == DELTA_TOKEN;
-            assert_int_equal(rig.delta[k].is_stop, rig.delta[k].kind == DELTA_TOKEN && i == 1 && n == n_tokens);
+            assert_int_equal(rig.delta[k].is_stop,
+                             rig.delta[k].kind == DELTA_TOKEN && i == 1 && n == n_tokens);
         }
     }
 }
@@ -247,8 +254,9 @@ static void a_request_that_bans_every_token_is_refused(void **state)
     words.n = 1;
     assert_int_equal(group_check_allowed(&r, &words, &rig.config, &e), 0);
     struct gen_bias bias[100];
-    for (int32_t i = 0; i < 100; i++)
+    for (int32_t i = 0; i < 100; i++) {
         bias[i] = (struct gen_bias){i, -INFINITY};
+    }
     r.params.n_allowed = 0;
     r.params.bias = bias;
     r.params.n_bias = 100;
@@ -263,8 +271,9 @@ static void ending_everything_tells_everyone_once(void **state)
 {
     (void)state;
     struct rig_request *q[12];
-    for (int i = 0; i < 12; i++)
+    for (int i = 0; i < 12; i++) {
         q[i] = rig_add(&rig, rig_params(), i, 20);
+    }
     rig_run(&rig, 3);
     rig_plan(&rig); /* a step is in flight */
     sched_end_all(rig.sched, FINISH_ERROR, "the device failed");
@@ -287,14 +296,17 @@ static void what_can_never_fit_is_refused_with_the_numbers(void **state)
     r.params.max_tokens = 124;
     assert_int_equal(group_new(&g, &r, NULL, &config, &e), ERR_INVALID);
     assert_string_equal(e.param, "max_tokens");
-    assert_string_equal(e.text, "5 prompt tokens and max_tokens 124 are 129, more than the model length of 128 tokens");
+    assert_string_equal(
+        e.text,
+        "5 prompt tokens and max_tokens 124 are 129, more than the model length of 128 tokens");
     r.params.max_tokens = 10;
     r.params.n = r.params.best_of = 9;
     assert_int_equal(group_new(&g, &r, NULL, &config, &e), ERR_INVALID);
     assert_string_equal(e.param, "n");
     r.params.n = r.params.best_of = 3;
     r.params.max_tokens = 123;
-    assert_int_equal(group_new(&g, &r, NULL, &config, &e), ERR_INVALID); /* 1 shared + 3 x 31 of 64 blocks */
+    /* 1 shared + 3 x 31 of 64 blocks */
+    assert_int_equal(group_new(&g, &r, NULL, &config, &e), ERR_INVALID);
     int32_t id = 100;
     r.params = rig_params();
     r.params.allowed_token = &id;

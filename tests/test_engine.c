@@ -1,4 +1,5 @@
-/* The engine as its callers see it, on the null executor and on one that can be made to wait and to fail. */
+/* The engine as its callers see it, on the null executor and on one that can be made to
+ * wait and to fail. */
 #include "engine/engine_state.h"
 
 #include <math.h>
@@ -15,7 +16,7 @@
 
 enum { PATIENCE_S = 60 };
 
-/* ---- an executor under control: the null one behind a gate -------------------------------------------------------- */
+/* ---- an executor under control: the null one behind a gate ---- */
 
 struct gated {
     struct executor base;
@@ -29,28 +30,33 @@ struct gated {
 static int gated_launch(struct executor *x, const struct batch *b, struct err *e)
 {
     struct gated *g = CONTAINER_OF(x, struct gated, base);
+
     return g->inner->launch(g->inner, b, e);
 }
 
 static int gated_wait(struct executor *x, struct results *ret, struct err *e)
 {
     struct gated *g = CONTAINER_OF(x, struct gated, base);
-    if (atomic_load(&g->closed))
+
+    if (atomic_load(&g->closed)) {
         sem_wait(&g->gate);
-    if (atomic_load(&g->fail_at) && ++g->n_waits >= atomic_load(&g->fail_at))
+    }
+    if (atomic_load(&g->fail_at) && ++g->n_waits >= atomic_load(&g->fail_at)) {
         return err_set(e, ERR_DEVICE, "the fake device caught fire");
+    }
     return g->inner->wait(g->inner, ret, e);
 }
 
 static void gated_free(struct executor *x)
 {
     struct gated *g = CONTAINER_OF(x, struct gated, base);
+
     g->inner->free(g->inner);
     sem_destroy(&g->gate);
     free(g);
 }
 
-/* ---- an engine with a recorder ------------------------------------------------------------------------------------ */
+/* ---- an engine with a recorder ---- */
 
 struct rig {
     struct settings settings;
@@ -61,7 +67,8 @@ struct rig {
 
 static struct settings base_settings(void)
 {
-    return (struct settings){.block_size = 16, .max_queue = 64, .step_timeout = 60, .prefix_cache = true};
+    return (struct settings){
+        .block_size = 16, .max_queue = 64, .step_timeout = 60, .prefix_cache = true};
 }
 
 static struct rig *rig_open(struct settings s)
@@ -69,16 +76,20 @@ static struct rig *rig_open(struct settings s)
     struct rig *r = calloc(1, sizeof(*r));
     struct tokenizer *t;
     struct err e;
+
     r->settings = s;
     recorder_init(&r->recorder);
     r->gated = calloc(1, sizeof(*r->gated));
     assert_int_equal(null_open(&r->gated->inner, &s, &e), 0);
-    r->gated->base = (struct executor){
-        .info = r->gated->inner->info, .launch = gated_launch, .wait = gated_wait, .free = gated_free};
+    r->gated->base = (struct executor){.info = r->gated->inner->info,
+                                       .launch = gated_launch,
+                                       .wait = gated_wait,
+                                       .free = gated_free};
     sem_init(&r->gated->gate, 0, 0);
     assert_int_equal(tokenizer_open_bytes(&t, &e), 0);
-    if (engine_open_on(&r->engine, &s, &r->gated->base, t, &r->recorder.sink, &e) != 0)
+    if (engine_open_on(&r->engine, &s, &r->gated->base, t, &r->recorder.sink, &e) != 0) {
         fail_msg("%s", e.text);
+    }
     return r;
 }
 
@@ -101,27 +112,30 @@ static void rig_close(struct rig *r)
     free(r);
 }
 
-static struct request *make_n(struct rig *r, struct recording **rec, int32_t n_prompt, int32_t max_tokens, int32_t n,
-                              int32_t best_of)
+static struct request *make_n(struct rig *r, struct recording **rec, int32_t n_prompt,
+                              int32_t max_tokens, int32_t n, int32_t best_of)
 {
     struct gen_params p;
     struct request *q;
     struct err e;
     int32_t prompt[512];
+
     gen_params_init(&p, r->engine);
     p.max_tokens = max_tokens;
     p.n = n;
     p.best_of = best_of;
     p.seed = 99;
-    for (int32_t i = 0; i < n_prompt; i++)
+    for (int32_t i = 0; i < n_prompt; i++) {
         prompt[i] = 'a' + i % 26;
+    }
     assert_int_equal(request_new(&q, &p, prompt, n_prompt, &e), 0);
     *rec = recording_new();
     q->user = *rec;
     return q;
 }
 
-static struct request *make(struct rig *r, struct recording **rec, int32_t n_prompt, int32_t max_tokens)
+static struct request *make(struct rig *r, struct recording **rec, int32_t n_prompt,
+                            int32_t max_tokens)
 {
     return make_n(r, rec, n_prompt, max_tokens, 1, 1);
 }
@@ -141,7 +155,7 @@ static void done(struct request *q, struct recording *rec)
         assert_true(condition);                                 \
     } while (0)
 
-/* ---- the ordinary life -------------------------------------------------------------------------------------------- */
+/* ---- the ordinary life ---- */
 
 static void a_request_gets_its_tokens_and_an_end(void **state)
 {
@@ -186,8 +200,9 @@ static void the_same_seed_gives_the_same_text_in_any_company(void **state)
         q[i]->seed = 5;
     }
     assert_int_equal(engine_submit_all(r->engine, q, N, &e), 0);
-    for (int i = 0; i < N; i++)
+    for (int i = 0; i < N; i++) {
         assert_true(recorder_wait(&r->recorder, rec[i], PATIENCE_S));
+    }
     for (int i = 0; i < N; i++) {
         struct recording *alone;
         struct request *again = make(r, &alone, 10 + 3 * i, 60 + i);
@@ -195,7 +210,8 @@ static void the_same_seed_gives_the_same_text_in_any_company(void **state)
         assert_int_equal(engine_submit(r->engine, again, &e), 0);
         assert_true(recorder_wait(&r->recorder, alone, PATIENCE_S));
         assert_int_equal(alone->choice[0].text.len, rec[i]->choice[0].text.len);
-        assert_memory_equal(alone->choice[0].text.data, rec[i]->choice[0].text.data, alone->choice[0].text.len);
+        assert_memory_equal(alone->choice[0].text.data, rec[i]->choice[0].text.data,
+                            alone->choice[0].text.len);
         done(again, alone);
         done(q[i], rec[i]);
     }
@@ -217,8 +233,9 @@ static void samples_of_one_prompt_differ_and_best_of_ranks(void **state)
     assert_true(recorder_wait(&r->recorder, ranked, PATIENCE_S));
     for (int i = 0; i < 4; i++) {
         assert_int_equal(rec->choice[i].n_tokens, 40);
-        for (int k = 0; k < i; k++)
+        for (int k = 0; k < i; k++) {
             assert_memory_not_equal(rec->choice[i].text.data, rec->choice[k].text.data, 40);
+        }
     }
     assert_int_equal(rec->usage.completion_tokens, 160);
     assert_int_equal(ranked->choice[1].n_pieces, 1);
@@ -246,7 +263,8 @@ static void a_stop_string_ends_the_sequence_in_the_engine_too(void **state)
     p.stop = calloc(1, sizeof(char *));
     p.stop[0] = strdup("t");
     p.n_stop = 1;
-    assert_int_equal(request_new(&q, &p, (const int32_t[]){'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}, 8, &e), 0);
+    assert_int_equal(
+        request_new(&q, &p, (const int32_t[]){'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}, 8, &e), 0);
     q->user = rec = recording_new();
     gate_close(r);
     assert_int_equal(engine_submit(r->engine, q, &e), 0);
@@ -268,7 +286,7 @@ static void a_stop_string_ends_the_sequence_in_the_engine_too(void **state)
     rig_close(r);
 }
 
-/* ---- refusals ----------------------------------------------------------------------------------------------------- */
+/* ---- refusals ---- */
 
 static void what_can_never_fit_is_refused_with_the_numbers(void **state)
 {
@@ -313,25 +331,29 @@ static void a_full_queue_refuses_a_set_whole(void **state)
     struct recording *rec[6];
     struct err e;
     gate_close(r);
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < 6; i++) {
         q[i] = make(r, &rec[i], 8, 20);
+    }
     assert_int_equal(engine_submit(r->engine, q[0], &e), 0);
-    EVENTUALLY(engine_stats(r->engine)->running == 1); /* it runs: its place in the queue is free again */
+    /* it runs: its place in the queue is free again */
+    EVENTUALLY(engine_stats(r->engine)->running == 1);
     assert_int_equal(engine_submit_all(r->engine, &q[1], 3, &e), 0);
     assert_int_equal(engine_submit_all(r->engine, &q[4], 2, &e), ERR_FULL);
     assert_int_equal(engine_submit(r->engine, q[4], &e), 0);
     assert_int_equal(engine_submit(r->engine, q[5], &e), ERR_FULL);
     assert_int_equal(engine_active(r->engine), 5);
     gate_open(r);
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < 5; i++) {
         assert_true(recorder_wait(&r->recorder, rec[i], PATIENCE_S));
+    }
     assert_int_equal(rec[5]->choice[0].n_pieces, 0);
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < 6; i++) {
         done(q[i], rec[i]);
+    }
     rig_close(r);
 }
 
-/* ---- leaving early ------------------------------------------------------------------------------------------------ */
+/* ---- leaving early ---- */
 
 static void a_cancelled_request_frees_its_blocks(void **state)
 {
@@ -341,7 +363,8 @@ static void a_cancelled_request_frees_its_blocks(void **state)
     struct rig *r = rig_open(s);
     struct recording *running_rec, *waiting_rec;
     struct err e;
-    struct request *running = make(r, &running_rec, 8, 4000), *waiting = make(r, &waiting_rec, 8, 4000);
+    struct request *running = make(r, &running_rec, 8, 4000),
+                   *waiting = make(r, &waiting_rec, 8, 4000);
     gate_close(r);
     assert_int_equal(engine_submit(r->engine, running, &e), 0);
     assert_int_equal(engine_submit(r->engine, waiting, &e), 0);
@@ -373,7 +396,8 @@ static void timeouts_end_what_waits_and_what_runs(void **state)
     assert_int_equal(engine_submit(r->engine, runs, &e), 0);
     gate_close(r);
     assert_int_equal(engine_submit(r->engine, waits, &e), 0);
-    for (int i = 0; i < 20000 && !(recorder_ended(&r->recorder, waits_rec) && recorder_ended(&r->recorder, runs_rec));
+    for (int i = 0; i < 20000 && !(recorder_ended(&r->recorder, waits_rec) &&
+                                   recorder_ended(&r->recorder, runs_rec));
          i++) {
         sem_post(&r->gated->gate);
         usleep(200);
@@ -420,8 +444,9 @@ static void freeing_a_busy_engine_ends_every_request(void **state)
     struct request *q[16];
     struct recording *rec[16];
     struct err e;
-    for (int i = 0; i < 16; i++)
+    for (int i = 0; i < 16; i++) {
         q[i] = make(r, &rec[i], 8, 30000);
+    }
     assert_int_equal(engine_submit_all(r->engine, q, 16, &e), 0);
     assert_true(recorder_wait_tokens(&r->recorder, rec[0], 10, PATIENCE_S));
     engine_free(r->engine);
@@ -436,7 +461,7 @@ static void freeing_a_busy_engine_ends_every_request(void **state)
     free(r);
 }
 
-/* ---- trouble ------------------------------------------------------------------------------------------------------ */
+/* ---- trouble ---- */
 
 static void a_device_error_ends_everything_and_stays(void **state)
 {
@@ -448,8 +473,9 @@ static void a_device_error_ends_everything_and_stays(void **state)
     struct recording *rec[4], *late_rec;
     struct err e;
     atomic_store(&r->gated->fail_at, 6);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++) {
         q[i] = make(r, &rec[i], 8, 1000);
+    }
     struct request *late = make(r, &late_rec, 8, 8);
     assert_int_equal(engine_submit_all(r->engine, q, 4, &e), 0);
     for (int i = 0; i < 4; i++) {
@@ -491,7 +517,7 @@ static void a_step_that_does_not_end_is_seen_from_outside(void **state)
     rig_close(r);
 }
 
-/* ---- from several threads ----------------------------------------------------------------------------------------- */
+/* ---- from several threads ---- */
 
 enum { CLIENTS = 4, ROUNDS = 60 };
 
@@ -505,18 +531,22 @@ struct client {
 static void *client_main(void *arg)
 {
     struct client *c = arg;
+
     for (int i = 0; i < ROUNDS; i++) {
         struct recording *rec;
         struct err e;
         struct request *q = make(c->rig, &rec, 1 + (i * 7 + c->id) % 60, 1 + (i * 13) % 120);
         int rc = engine_submit(c->rig->engine, q, &e);
-        if (rc == 0 && i % 3 == 0)
+        if (rc == 0 && i % 3 == 0) {
             engine_cancel(c->rig->engine, q);
-        if (rc == 0 && !recorder_wait(&c->rig->recorder, rec, PATIENCE_S))
+        }
+        if (rc == 0 && !recorder_wait(&c->rig->recorder, rec, PATIENCE_S)) {
             abort();
+        }
         c->n_full += rc == ERR_FULL;
-        if (rc == 0 && i % 3 != 0 && rec->choice[0].n_tokens != 1 + (i * 13) % 120)
+        if (rc == 0 && i % 3 != 0 && rec->choice[0].n_tokens != 1 + (i * 13) % 120) {
             abort();
+        }
         done(q, rec);
     }
     return NULL;
@@ -588,5 +618,6 @@ int main(void)
         cmocka_unit_test(clients_on_many_threads),
         cmocka_unit_test(null_is_a_model_name),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

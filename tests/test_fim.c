@@ -18,14 +18,19 @@ static struct tokenizer *open_with(const char *const *added)
     char json[2048];
     struct tokenizer *t = NULL;
     struct err e = {0};
-    int at = snprintf(json, sizeof(json),
-                      "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},\"added_tokens\":[");
-    for (int i = 0; added[i]; i++)
-        at += snprintf(json + at, sizeof(json) - (size_t)at, "%s{\"id\":%d,\"content\":\"%s\",\"special\":true}",
-                       i ? "," : "", i + 1, added[i]);
+    int at = snprintf(
+        json, sizeof(json),
+        "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},\"added_tokens\":[");
+
+    for (int i = 0; added[i]; i++) {
+        at += snprintf(json + at, sizeof(json) - (size_t)at,
+                       "%s{\"id\":%d,\"content\":\"%s\",\"special\":true}", i ? "," : "", i + 1,
+                       added[i]);
+    }
     snprintf(json + at, sizeof(json) - (size_t)at, "]}");
-    if (tokenizer_open_json(&t, json, strlen(json), &e) != 0)
+    if (tokenizer_open_json(&t, json, strlen(json), &e) != 0) {
         fail_msg("%s", e.text);
+    }
     return t;
 }
 
@@ -36,8 +41,10 @@ static void every_family_is_known(void **state)
         {"<fim_prefix>", "<fim_suffix>", "<fim_middle>", NULL},
         {"<fim-prefix>", "<fim-suffix>", "<fim-middle>", NULL},
         {"\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>", "\u2581<EOT>", NULL},
-        {"<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>", NULL},
+        {"<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>",
+         "<\uff5cfim\u2581end\uff5c>", NULL},
     };
+
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(family); i++) {
         struct tokenizer *t = open_with(family[i]);
@@ -56,6 +63,7 @@ static void half_a_family_is_none(void **state)
     static const char *const half[] = {"<fim_prefix>", "<fim_suffix>", "<|fim_middle|>", NULL};
     struct tokenizer *t = open_with(half);
     struct fim f;
+
     (void)state;
     assert_false(fim_find(t, &f));
     tokenizer_free(t);
@@ -67,5 +75,6 @@ int main(void)
         cmocka_unit_test(every_family_is_known),
         cmocka_unit_test(half_a_family_is_none),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

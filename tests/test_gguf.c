@@ -1,5 +1,5 @@
-/* GGUF: lying headers; every block format against a second, bit-by-bit reading of its layout; names and order of tensors;
- * configuration and vocabulary. */
+/* GGUF: lying headers; every block format against a second, bit-by-bit reading of its
+ * layout; names and order of tensors; configuration and vocabulary. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 
 static struct err e;
 
-/* ---- writing a file -------------------------------------------------------------------------------------------------- */
+/* ---- writing a file ---- */
 
 struct file {
     struct buf head, tensors, data, all;
@@ -39,7 +39,7 @@ static void string(struct buf *b, const char *text)
 
 static void file_init(struct file *f)
 {
-    memset(f, 0, sizeof *f);
+    memset(f, 0, sizeof(*f));
     buf_init(&f->head, 1 << 20);
     buf_init(&f->tensors, 1 << 20);
     buf_init(&f->data, 1 << 20);
@@ -90,12 +90,14 @@ static void set_texts(struct file *f, const char *name, const char *const *value
     key(f, name, GGUF_ARRAY);
     u32(&f->head, GGUF_STRING);
     u64(&f->head, n);
-    for (uint64_t i = 0; i < n; i++)
+    for (uint64_t i = 0; i < n; i++) {
         string(&f->head, value[i]);
+    }
 }
 
 /* n 32-bit numbers. */
-static void set_numbers(struct file *f, const char *name, enum gguf_type item, const void *value, uint64_t n)
+static void set_numbers(struct file *f, const char *name, enum gguf_type item, const void *value,
+                        uint64_t n)
 {
     key(f, name, GGUF_ARRAY);
     u32(&f->head, item);
@@ -104,19 +106,21 @@ static void set_numbers(struct file *f, const char *name, enum gguf_type item, c
 }
 
 /* dim1 0: one axis. dim0 is the contiguous one. */
-static void add_tensor(struct file *f, const char *name, uint32_t encoding, uint64_t dim0, uint64_t dim1,
-                       const void *data, size_t n_bytes)
+static void add_tensor(struct file *f, const char *name, uint32_t encoding, uint64_t dim0,
+                       uint64_t dim1, const void *data, size_t n_bytes)
 {
     string(&f->tensors, name);
     u32(&f->tensors, dim1 ? 2 : 1);
     u64(&f->tensors, dim0);
-    if (dim1)
+    if (dim1) {
         u64(&f->tensors, dim1);
+    }
     u32(&f->tensors, encoding);
     u64(&f->tensors, f->data.len);
     buf_append(&f->data, data, n_bytes);
-    while (f->data.len % 32)
+    while (f->data.len % 32) {
         buf_putc(&f->data, 0);
+    }
     f->n_tensors++;
 }
 
@@ -129,8 +133,9 @@ static void finish(struct file *f, uint32_t version)
     u64(&f->all, f->n_pairs);
     buf_append(&f->all, f->head.data, f->head.len);
     buf_append(&f->all, f->tensors.data, f->tensors.len);
-    while (f->all.len % 32)
+    while (f->all.len % 32) {
         buf_putc(&f->all, 0);
+    }
     buf_append(&f->all, f->data.data, f->data.len);
     assert_false(f->all.failed);
 }
@@ -138,21 +143,25 @@ static void finish(struct file *f, uint32_t version)
 static struct gguf *parse(struct file *f)
 {
     struct gguf *g = NULL;
+
     e = (struct err){0};
-    if (gguf_parse(&g, f->all.data, f->all.len, "x.gguf", &e) != 0)
+    if (gguf_parse(&g, f->all.data, f->all.len, "x.gguf", &e) != 0) {
         fail_msg("%s", e.text);
+    }
     return g;
 }
 
-/* ---- headers --------------------------------------------------------------------------------------------------------- */
+/* ---- headers ---- */
 
 static void refuse_bytes(const char *data, size_t len, const char *words)
 {
     struct gguf *g = NULL;
+
     e = (struct err){0};
-    int code = gguf_parse(&g, data, len, "x.gguf", &e);
-    if (code >= 0 || !strstr(e.text, words) || strncmp(e.text, "x.gguf: ", 8) != 0)
-        fail_msg("code %d, text '%s', expected '%s'", code, e.text, words);
+    int rc = gguf_parse(&g, data, len, "x.gguf", &e);
+    if (rc >= 0 || !strstr(e.text, words) || strncmp(e.text, "x.gguf: ", 8) != 0) {
+        fail_msg("code %d, text '%s', expected '%s'", rc, e.text, words);
+    }
 }
 
 static void refuse(struct file *f, const char *words)
@@ -207,8 +216,10 @@ static void lying_headers_are_refused(void **state)
     refuse_bytes("GGUF\1\0\0\0", 8, "version 1");
     refuse_bytes("GGUF\0\0\0\3", 8, "big-endian");
     refuse_bytes("GGUF\3\0\0\0\1\0\0", 11, "ends inside the header");
-    refuse_bytes("GGUF\3\0\0\0\377\377\377\377\377\377\377\377\0\0\0\0\0\0\0\0", 24, "tensors; the file is too small");
-    refuse_bytes("GGUF\3\0\0\0\0\0\0\0\0\0\0\0\377\377\377\377\0\0\0\0", 24, "metadata pairs; the file is too small");
+    refuse_bytes("GGUF\3\0\0\0\377\377\377\377\377\377\377\377\0\0\0\0\0\0\0\0", 24,
+                 "tensors; the file is too small");
+    refuse_bytes("GGUF\3\0\0\0\0\0\0\0\0\0\0\0\377\377\377\377\0\0\0\0", 24,
+                 "metadata pairs; the file is too small");
 
     file_init(&f);
     set_int(&f, "k", 1);
@@ -309,13 +320,15 @@ static void cut_files_are_refused(void **state)
     file_release(&f);
 }
 
-/* ---- block formats --------------------------------------------------------------------------------------------------- */
+/* ---- block formats ---- */
 
 /* float16 by its definition. */
 static double half(const uint8_t *p)
 {
     int bits = p[0] | p[1] << 8, exponent = bits >> 10 & 31, mantissa = bits & 1023;
-    double magnitude = exponent ? ldexp(1 + mantissa / 1024.0, exponent - 15) : ldexp(mantissa / 1024.0, -14);
+    double magnitude =
+        exponent ? ldexp(1 + mantissa / 1024.0, exponent - 15) : ldexp(mantissa / 1024.0, -14);
+
     return bits & 0x8000 ? -magnitude : magnitude;
 }
 
@@ -323,8 +336,10 @@ static double half(const uint8_t *p)
 static int bits(const uint8_t *p, int at, int n)
 {
     int value = 0;
-    for (int i = 0; i < n; i++)
+
+    for (int i = 0; i < n; i++) {
         value |= (p[(at + i) / 8] >> (at + i) % 8 & 1) << i;
+    }
     return value;
 }
 
@@ -332,17 +347,20 @@ static int bits(const uint8_t *p, int at, int n)
 static double small_value(const uint8_t *b, int i, int low, int high, int offset, bool min)
 {
     int q = bits(b + low, i < 16 ? 8 * i : 8 * (i - 16) + 4, 4);
-    if (high >= 0)
+
+    if (high >= 0) {
         q += 16 * bits(b + high, i, 1);
+    }
     return half(b) * (q - offset) + (min ? half(b + 2) : 0);
 }
 
-/* Value i of Q4_K, Q5_K. Sub-block j: 6-bit scale and minimum; those from 4 on have their upper two bits in the bytes of
- * those four before. */
+/* Value i of Q4_K, Q5_K. Sub-block j: 6-bit scale and minimum; those from 4 on have
+ * their upper two bits in the bytes of those four before. */
 static double k_value(const uint8_t *b, int i, int low, int high)
 {
     int j = i / 32, k = i % 32, scale, min;
     const uint8_t *s = b + 4;
+
     if (j < 4) {
         scale = bits(s, 8 * j, 6);
         min = bits(s, 8 * (j + 4), 6);
@@ -351,8 +369,9 @@ static double k_value(const uint8_t *b, int i, int low, int high)
         min = bits(s, 8 * (j + 4) + 4, 4) + 16 * bits(s, 8 * j + 6, 2);
     }
     int q = bits(b + low, 8 * (32 * (j / 2) + k) + 4 * (j % 2), 4);
-    if (high >= 0)
+    if (high >= 0) {
         q += 16 * bits(b + high, 8 * k + j, 1);
+    }
     return half(b) * scale * q - half(b + 2) * min;
 }
 
@@ -361,6 +380,7 @@ static double q6_value(const uint8_t *b, int i)
     int part = i / 128, r = i % 128, quarter = r / 32, k = r % 32;
     int low = bits(b, 8 * (64 * part + (quarter & 1) * 32 + k) + (quarter >= 2 ? 4 : 0), 4);
     int high = bits(b + 128, 8 * (32 * part + k) + 2 * quarter, 2);
+
     return half(b + 208) * (int8_t)b[192 + i / 16] * (low + 16 * high - 32);
 }
 
@@ -368,21 +388,27 @@ static double q2_value(const uint8_t *b, int i)
 {
     int part = i / 128, quarter = i % 128 / 32, k = i % 32;
     int q = bits(b + 16, 8 * (32 * part + k) + 2 * quarter, 2);
+
     return half(b + 80) * bits(b + i / 16, 0, 4) * q - half(b + 82) * bits(b + i / 16, 4, 4);
 }
 
-/* Sub-block j: its scale's lower four bits stand in nibble j / 8 of byte j % 8, the upper two in pair j / 4 of byte 8 + j % 4. */
+/* Sub-block j: its scale's lower four bits stand in nibble j / 8 of byte j % 8, the
+ * upper two in pair j / 4 of byte 8 + j % 4. */
 static double q3_value(const uint8_t *b, int i)
 {
     int part = i / 128, quarter = i % 128 / 32, k = i % 32, j = i / 16;
     int scale = bits(b + 96 + j % 8, j / 8 * 4, 4) + 16 * bits(b + 104 + j % 4, j / 4 * 2, 2);
-    int q = bits(b + 32, 8 * (32 * part + k) + 2 * quarter, 2) + 4 * bits(b, 8 * k + 4 * part + quarter, 1);
+    int q = bits(b + 32, 8 * (32 * part + k) + 2 * quarter, 2) +
+            4 * bits(b, 8 * k + 4 * part + quarter, 1);
+
     return half(b + 108) * (scale - 32) * (q - 4);
 }
 
 static double level(int q)
 {
-    static const int OF[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    static const int OF[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                               1,    13,   25,  38,  53,  69,  89,  113};
+
     return OF[q];
 }
 
@@ -390,7 +416,9 @@ static double iq4_xs_value(const uint8_t *b, int i)
 {
     int j = i / 32, k = i % 32;
     int scale = bits(b + 4, 4 * j, 4) + 16 * bits(b + 2, 2 * j, 2);
-    return half(b) * (scale - 32) * level(bits(b + 8 + 16 * j, k < 16 ? 8 * k : 8 * (k - 16) + 4, 4));
+
+    return half(b) * (scale - 32) *
+           level(bits(b + 8 + 16 * j, k < 16 ? 8 * k : 8 * (k - 16) + 4, 4));
 }
 
 static double value_of(uint32_t encoding, const uint8_t *b, int i)
@@ -436,20 +464,26 @@ static void block_formats_decode_as_their_layouts_say(void **state)
         for (int round = 0; round < 50; round++) {
             uint8_t b[2 * 256] = {0};
             float y[2 * 256];
-            for (int i = 0; i < 2 * bytes; i++)
+            for (int i = 0; i < 2 * bytes; i++) {
                 b[i] = (uint8_t)((seed = seed * 1664525 + 1013904223) >> 24);
+            }
             for (int k = 0; k < 2; k++) { /* scales that are finite; now and then subnormal */
                 int at[] = {0, 2, bytes - 4, bytes - 2};
-                for (int i = 0; i < 4; i++)
-                    if (at[i] + 1 < bytes)
+                for (int i = 0; i < 4; i++) {
+                    if (at[i] + 1 < bytes) {
                         b[k * bytes + at[i] + 1] &= round % 5 ? 0xbb : 0x83;
+                    }
+                }
             }
             gguf_decode(encoding, b, 2 * values, y);
             for (int i = 0; i < 2 * values; i++) {
                 double want = value_of(encoding, b + i / values * bytes, i % values);
-                double bound = 1e-6 * (fabs(want) + fabs(half(b + i / values * bytes + 2)) * 64) + 1e-30;
-                if (fabs(y[i] - want) > bound)
-                    fail_msg("%s value %d: %.9g, must be %.9g", gguf_encoding_name(encoding), i, (double)y[i], want);
+                double bound =
+                    1e-6 * (fabs(want) + fabs(half(b + i / values * bytes + 2)) * 64) + 1e-30;
+                if (fabs(y[i] - want) > bound) {
+                    fail_msg("%s value %d: %.9g, must be %.9g", gguf_encoding_name(encoding), i,
+                             (double)y[i], want);
+                }
             }
         }
     }
@@ -458,10 +492,11 @@ static void block_formats_decode_as_their_layouts_say(void **state)
 static void plain_floats_decode_exactly(void **state)
 {
     (void)state;
-    static const uint8_t BF16[] = {0x80, 0x3f, 0x40, 0xc0}, F16[] = {0x00, 0x3c, 0x01, 0x00, 0x00, 0xfc};
+    static const uint8_t BF16[] = {0x80, 0x3f, 0x40, 0xc0},
+                         F16[] = {0x00, 0x3c, 0x01, 0x00, 0x00, 0xfc};
     float y[4];
     gguf_decode(0, (const uint8_t *)FOUR, 4, y);
-    assert_memory_equal(y, FOUR, sizeof y);
+    assert_memory_equal(y, FOUR, sizeof(y));
     gguf_decode(30, BF16, 2, y);
     assert_true(y[0] == 1 && y[1] == -3);
     gguf_decode(1, F16, 3, y);
@@ -488,7 +523,8 @@ static void values_are_rounded_to_the_type_asked_for(void **state)
                  {0x1p-25f, 0x3300, 0x0000},
                  {3 * 0x1p-25f, 0x33c0, 0x0002}};
     for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
-        struct gguf_tensor s = {.encoding = 0, .n_dims = 1, .dim = {1}, .data = (const uint8_t *)&CASES[i].x};
+        struct gguf_tensor s = {
+            .encoding = 0, .n_dims = 1, .dim = {1}, .data = (const uint8_t *)&CASES[i].x};
         struct tensor t = {.encoded = &s, .dtype = DTYPE_BF16};
         uint16_t got = 0;
         assert_int_equal(tensor_decode(&t, &got), 0);
@@ -499,35 +535,38 @@ static void values_are_rounded_to_the_type_asked_for(void **state)
     }
 }
 
-/* ---- tensors, configuration ------------------------------------------------------------------------------------------ */
+/* ---- tensors, configuration ---- */
 
 static void put_llama(struct file *f, const char *arch)
 {
     static const struct {
         const char *key;
         uint32_t value;
-    } INTS[] = {{"context_length", 128},     {"embedding_length", 8},     {"block_count", 1},
-                {"feed_forward_length", 16}, {"attention.head_count", 2}, {"attention.head_count_kv", 1},
+    } INTS[] = {{"context_length", 128},     {"embedding_length", 8},
+                {"block_count", 1},          {"feed_forward_length", 16},
+                {"attention.head_count", 2}, {"attention.head_count_kv", 1},
                 {"rope.dimension_count", 4}};
     char name[64];
+
     set_text(f, "general.architecture", arch);
     for (size_t i = 0; i < ARRAY_LEN(INTS); i++) {
-        snprintf(name, sizeof name, "%s.%s", arch, INTS[i].key);
+        snprintf(name, sizeof(name), "%s.%s", arch, INTS[i].key);
         set_int(f, name, INTS[i].value);
     }
-    snprintf(name, sizeof name, "%s.rope.freq_base", arch);
+    snprintf(name, sizeof(name), "%s.rope.freq_base", arch);
     set_real(f, name, 5000);
-    snprintf(name, sizeof name, "%s.attention.layer_norm_rms_epsilon", arch);
+    snprintf(name, sizeof(name), "%s.attention.layer_norm_rms_epsilon", arch);
     set_real(f, name, 1e-5f);
     set_int(f, "tokenizer.ggml.bos_token_id", 1);
     set_int(f, "tokenizer.ggml.eos_token_id", 2);
     set_int(f, "tokenizer.ggml.eot_token_id", 3);
     set_real(f, "general.sampling.temp", 0.5f);
     float data[8 * 8];
-    for (int i = 0; i < 64; i++)
+    for (int i = 0; i < 64; i++) {
         data[i] = (float)i;
-    add_tensor(f, "token_embd.weight", 0, 8, 8, data, sizeof data);
-    add_tensor(f, "blk.0.attn_q.weight", 0, 8, 8, data, sizeof data);
+    }
+    add_tensor(f, "token_embd.weight", 0, 8, 8, data, sizeof(data));
+    add_tensor(f, "blk.0.attn_q.weight", 0, 8, 8, data, sizeof(data));
     add_tensor(f, "blk.0.ffn_down.weight", 0, 8, 2, data, 64);
     add_tensor(f, "blk.0.ffn_odd.weight", 0, 8, 0, data, 32);
 }
@@ -542,8 +581,9 @@ static void metadata_becomes_a_configuration(void **state)
     put_llama(&f, "llama");
     finish(&f, 3);
     struct gguf *g = parse(&f);
-    if (gguf_config(&c, &gen, g, &e) != 0)
+    if (gguf_config(&c, &gen, g, &e) != 0) {
         fail_msg("%s", e.text);
+    }
     assert_string_equal(c.architecture, "LlamaForCausalLM");
     assert_int_equal(c.hidden, 8);
     assert_int_equal(c.n_heads, 2);
@@ -564,11 +604,13 @@ static void refuse_config(struct file *f, const char *words)
 {
     struct model_config c;
     struct generation_defaults gen;
+
     finish(f, 3);
     struct gguf *g = parse(f);
-    int code = gguf_config(&c, &gen, g, &e);
-    if (code >= 0 || !strstr(e.text, words))
-        fail_msg("code %d, text '%s', expected '%s'", code, e.text, words);
+    int rc = gguf_config(&c, &gen, g, &e);
+    if (rc >= 0 || !strstr(e.text, words)) {
+        fail_msg("code %d, text '%s', expected '%s'", rc, e.text, words);
+    }
     gguf_free(g);
     file_release(f);
 }
@@ -579,7 +621,8 @@ static void what_is_not_supported_is_refused(void **state)
     struct file f;
     file_init(&f);
     put_llama(&f, "mamba");
-    refuse_config(&f, "'mamba' is not known; known are llama, qwen2, qwen3, phi3, gemma, gemma2, starcoder2, gpt2");
+    refuse_config(&f, "'mamba' is not known; known are llama, qwen2, qwen3, phi3, gemma, gemma2, "
+                      "starcoder2, gpt2");
     file_init(&f);
     refuse_config(&f, "general.architecture is missing");
     file_init(&f);
@@ -615,12 +658,13 @@ static void rows_of_q_go_back_to_their_places(void **state)
         const struct tensor *t = checkpoint_find(ck, "model.layers.0.self_attn.q_proj.weight");
         assert_non_null(t);
         assert_int_equal(t->dtype, DTYPE_F32);
-        assert_int_equal(t->n_bytes, sizeof q);
+        assert_int_equal(t->n_bytes, sizeof(q));
         assert_int_equal(llama, t->encoded != NULL);
-        if (t->encoded)
+        if (t->encoded) {
             assert_int_equal(tensor_decode(t, q), 0);
-        else
-            memcpy(q, t->data, sizeof q);
+        } else {
+            memcpy(q, t->data, sizeof(q));
+        }
         for (int head = 0; head < 2; head++) {
             for (int k = 0; k < 2; k++) {
                 for (int i = 0; i < 2; i++) {
@@ -631,7 +675,8 @@ static void rows_of_q_go_back_to_their_places(void **state)
         }
         t = checkpoint_find(ck, "model.layers.0.mlp.down_proj.weight");
         assert_true(t && !t->encoded && t->dim[0] == 2 && t->dim[1] == 8);
-        assert_non_null(checkpoint_find(ck, "blk.0.ffn_odd.weight")); /* for the check of the tensors to name */
+        /* for the check of the tensors to name */
+        assert_non_null(checkpoint_find(ck, "blk.0.ffn_odd.weight"));
         checkpoint_free(ck);
         file_release(&f);
     }
@@ -647,7 +692,7 @@ static void gpt2_is_transposed_back(void **state)
     float got[6];
     file_init(&f);
     set_text(&f, "general.architecture", "gpt2");
-    add_tensor(&f, "blk.11.ffn_up.weight", 0, 3, 2, SIX, sizeof SIX);
+    add_tensor(&f, "blk.11.ffn_up.weight", 0, 3, 2, SIX, sizeof(SIX));
     finish(&f, 3);
     assert_int_equal(gguf_checkpoint(&ck, parse(&f), &c, DTYPE_BF16, &e), 0);
     const struct tensor *t = checkpoint_find(ck, "transformer.h.11.mlp.c_fc.weight");
@@ -655,7 +700,7 @@ static void gpt2_is_transposed_back(void **state)
     assert_int_equal(t->dim[0], 3);
     assert_int_equal(t->dim[1], 2);
     assert_int_equal(tensor_decode(t, got), 0);
-    assert_memory_equal(got, BACK, sizeof got);
+    assert_memory_equal(got, BACK, sizeof(got));
     checkpoint_free(ck);
     file_release(&f);
 }
@@ -665,47 +710,54 @@ static void families_tensors_get_their_names(void **state)
     (void)state;
     static const struct {
         const char *arch, *from, *to;
-    } CASES[] = {{"llama", "blk.3.ffn_norm.weight", "model.layers.3.post_attention_layernorm.weight"},
-                 {"phi3", "blk.0.ffn_up.weight", "model.layers.0.mlp.gate_up_proj.weight"},
-                 {"gemma2", "blk.0.post_attention_norm.weight", "model.layers.0.post_attention_layernorm.weight"},
-                 {"gemma2", "blk.0.ffn_norm.weight", "model.layers.0.pre_feedforward_layernorm.weight"},
-                 {"gemma2", "blk.0.post_ffw_norm.weight", "model.layers.0.post_feedforward_layernorm.weight"},
-                 {"gemma2", "blk.0.ffn_up.weight", "model.layers.0.mlp.up_proj.weight"},
-                 {"starcoder2", "blk.0.ffn_up.bias", "model.layers.0.mlp.c_fc.bias"},
-                 {"starcoder2", "blk.0.ffn_down.weight", "model.layers.0.mlp.c_proj.weight"},
-                 {"starcoder2", "output_norm.bias", "model.norm.bias"}};
+    } CASES[] = {
+        {"llama", "blk.3.ffn_norm.weight", "model.layers.3.post_attention_layernorm.weight"},
+        {"phi3", "blk.0.ffn_up.weight", "model.layers.0.mlp.gate_up_proj.weight"},
+        {"gemma2", "blk.0.post_attention_norm.weight",
+         "model.layers.0.post_attention_layernorm.weight"},
+        {"gemma2", "blk.0.ffn_norm.weight", "model.layers.0.pre_feedforward_layernorm.weight"},
+        {"gemma2", "blk.0.post_ffw_norm.weight",
+         "model.layers.0.post_feedforward_layernorm.weight"},
+        {"gemma2", "blk.0.ffn_up.weight", "model.layers.0.mlp.up_proj.weight"},
+        {"starcoder2", "blk.0.ffn_up.bias", "model.layers.0.mlp.c_fc.bias"},
+        {"starcoder2", "blk.0.ffn_down.weight", "model.layers.0.mlp.c_proj.weight"},
+        {"starcoder2", "output_norm.bias", "model.norm.bias"}};
     struct model_config c = {.n_heads = 1, .n_kv_heads = 1};
     for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
         struct file f;
         struct checkpoint *ck;
         file_init(&f);
         set_text(&f, "general.architecture", CASES[i].arch);
-        add_tensor(&f, CASES[i].from, 0, 4, 0, FOUR, sizeof FOUR);
+        add_tensor(&f, CASES[i].from, 0, 4, 0, FOUR, sizeof(FOUR));
         finish(&f, 3);
         assert_int_equal(gguf_checkpoint(&ck, parse(&f), &c, DTYPE_BF16, &e), 0);
-        if (!checkpoint_find(ck, CASES[i].to))
+        if (!checkpoint_find(ck, CASES[i].to)) {
             fail_msg("%s: %s is not %s", CASES[i].arch, CASES[i].from, CASES[i].to);
+        }
         checkpoint_free(ck);
         file_release(&f);
     }
 }
 
-/* ---- vocabulary ------------------------------------------------------------------------------------------------------ */
+/* ---- vocabulary ---- */
 
 static void expect_ids(const struct tokenizer *t, const char *text, const int32_t *want, int32_t n)
 {
     struct token_list l = {0};
-    if (tokenizer_encode(t, text, strlen(text), true, 100, &l, &e) != 0)
+
+    if (tokenizer_encode(t, text, strlen(text), true, 100, &l, &e) != 0) {
         fail_msg("%s", e.text);
+    }
     assert_int_equal(l.n, n);
-    assert_memory_equal(l.id, want, (size_t)n * sizeof *want);
+    assert_memory_equal(l.id, want, (size_t)n * sizeof(*want));
     token_list_release(&l);
 }
 
 static void a_byte_level_vocabulary_encodes(void **state)
 {
     (void)state;
-    static const char *const TOKENS[] = {"<end>", "a", "b", "ab", "1", "11"}, *const MERGES[] = {"a b", "1 1"};
+    static const char *const TOKENS[] = {"<end>", "a", "b", "ab", "1", "11"}, *const MERGES[] = {
+                                                                                  "a b", "1 1"};
     static const int32_t TYPES[] = {3, 1, 1, 1, 1, 1};
     struct file f;
     struct tokenizer *t = NULL;
@@ -719,8 +771,9 @@ static void a_byte_level_vocabulary_encodes(void **state)
     set_bool(&f, "tokenizer.ggml.add_bos_token", true);
     finish(&f, 3);
     struct gguf *g = parse(&f);
-    if (gguf_tokenizer(&t, g, &e) != 0)
+    if (gguf_tokenizer(&t, g, &e) != 0) {
         fail_msg("%s", e.text);
+    }
     expect_ids(t, "abb11<end>a", (const int32_t[]){0, 3, 2, 4, 4, 0, 1}, 7);
     assert_true(tokenizer_is_special(t, 0));
     assert_int_equal(tokenizer_bos(t), 0);
@@ -756,8 +809,9 @@ static void a_sentencepiece_vocabulary_encodes(void **state)
     set_int(&f, "tokenizer.ggml.eos_token_id", 2);
     finish(&f, 3);
     struct gguf *g = parse(&f);
-    if (gguf_tokenizer(&t, g, &e) != 0)
+    if (gguf_tokenizer(&t, g, &e) != 0) {
         fail_msg("%s", e.text);
+    }
     expect_ids(t, "ab bac", (const int32_t[]){1, 8, 4, 6, 5, 0}, 6);
     assert_int_equal(tokenizer_eos(t), 2);
     tokenizer_free(t);
@@ -785,15 +839,17 @@ static void broken_vocabularies_are_refused(void **state)
         set_text(&f, "tokenizer.ggml.model", CASES[i].model);
         set_text(&f, "tokenizer.ggml.pre", CASES[i].pre);
         set_texts(&f, "tokenizer.ggml.tokens", TOKENS, 2);
-        if (CASES[i].merges)
+        if (CASES[i].merges) {
             set_texts(&f, "tokenizer.ggml.merges", MERGES, 1);
+        }
         set_int(&f, "tokenizer.ggml.bos_token_id", CASES[i].bos);
         finish(&f, 3);
         struct gguf *g = parse(&f);
         e = (struct err){0};
-        int code = gguf_tokenizer(&t, g, &e);
-        if (code >= 0 || !strstr(e.text, CASES[i].words))
-            fail_msg("code %d, text '%s', expected '%s'", code, e.text, CASES[i].words);
+        int rc = gguf_tokenizer(&t, g, &e);
+        if (rc >= 0 || !strstr(e.text, CASES[i].words)) {
+            fail_msg("code %d, text '%s', expected '%s'", rc, e.text, CASES[i].words);
+        }
         gguf_free(g);
         file_release(&f);
     }
@@ -818,5 +874,6 @@ int main(void)
         cmocka_unit_test(a_sentencepiece_vocabulary_encodes),
         cmocka_unit_test(broken_vocabularies_are_refused),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

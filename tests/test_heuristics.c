@@ -28,7 +28,8 @@ static void products_of_few_sizes_are_chosen_for(void **state)
         assert_int_equal(product_rows(rows), rows);
         sizes += rows == n;
         timed += rows == n && n <= 256;
-        assert_int_equal(product_rows(graph_rows(n)), rows); /* what was timed for a graph serves eager steps too */
+        /* what was timed for a graph serves eager steps too */
+        assert_int_equal(product_rows(graph_rows(n)), rows);
     }
     assert_true(sizes <= 128 && timed <= 12);
 }
@@ -62,6 +63,7 @@ static void chunk_starts_are_exclusive_sums(void **state)
 static const int32_t *starts(int32_t n, int32_t chunks, int32_t more)
 {
     static int32_t start[1025];
+
     for (int32_t i = 0; i < n; i++) {
         start[i + 1] = start[i] + chunks + (i % 3 == 0 ? more : 0);
     }
@@ -80,7 +82,9 @@ static void every_team_of_a_cut_has_chunks_and_warps(void **state)
                     assert_true(c.warps == 1 || c.warps == warps);
                     assert_true(n == 0 ? c.spans == 0 : c.spans >= 1 && c.spans <= start[n]);
                     assert_true(c.spans * heads * c.warps <= 132 * warps);
-                    assert_true(c.spans == 0 || c.spans >= MIN(start[n] / c.warps, 132 * warps / c.warps / heads) / 2);
+                    assert_true(c.spans == 0 ||
+                                c.spans >=
+                                    MIN(start[n] / c.warps, 132 * warps / c.warps / heads) / 2);
                 }
             }
         }
@@ -102,7 +106,8 @@ static void like_sequences_are_cut_at_their_ends(void **state)
     assert_true(c.spans == 1);
 }
 
-/* Of the devices: H200, A100, and what the other architectures have; 48 KiB are everywhere. */
+/* Of the devices: H200, A100, and what the other architectures have; 48 KiB are
+ * everywhere. */
 static void decode_attention_fits_devices_with_little_shared_memory(void **state)
 {
     (void)state;
@@ -117,7 +122,8 @@ static void decode_attention_fits_devices_with_little_shared_memory(void **state
     for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++) {
         for (size_t k = 0; k < sizeof(bytes) / sizeof(bytes[0]); k++) {
             struct decode_shape got = attn_decode_shape(dims[i], bytes[k]);
-            int32_t used = DECODE_RINGS(got.warps, dims[i]) + got.warps * got.stages * DECODE_STAGE(dims[i]);
+            int32_t used =
+                DECODE_RINGS(got.warps, dims[i]) + got.warps * got.stages * DECODE_STAGE(dims[i]);
 
             assert_int_equal(got.warps, want[i][k].warps);
             assert_int_equal(got.stages, want[i][k].stages);
@@ -129,7 +135,8 @@ static void decode_attention_fits_devices_with_little_shared_memory(void **state
 static void shared_chunks_are_read_once_where_it_pays(void **state)
 {
     (void)state;
-    /* six samples of one prompt (10 blocks of 16 in common), a stranger, two that share 2 blocks, two that share all but one */
+    /* six samples of one prompt (10 blocks of 16 in common), a stranger, two that share
+     * 2 blocks, two that share all but one */
     const int32_t kv_len[] = {170, 165, 161, 200, 170, 170, 500, 40, 40, 113, 97};
     const int32_t lcp[] = {0, 10, 10, 10, 10, 10, 0, 0, 2, 0, 6};
     struct batch b = {.n_decode = 11, .n_seqs = 11, .kv_len = kv_len, .lcp_blocks = lcp};
@@ -137,20 +144,24 @@ static void shared_chunks_are_read_once_where_it_pays(void **state)
     int32_t start[6], skip[11];
     assert_int_equal(shared_runs(&b, 16, 16, 4, 0, run, start, skip), 3);
     const struct shared_run want[] = {{0, 4, 10}, {4, 2, 10}, {9, 2, 6}};
-    const int32_t want_start[] = {0, 10, 20, 26}, want_skip[] = {10, 10, 10, 10, 10, 10, 0, 0, 0, 6, 6};
+    const int32_t want_start[] = {0, 10, 20, 26},
+                  want_skip[] = {10, 10, 10, 10, 10, 10, 0, 0, 0, 6, 6};
     assert_memory_equal(run, want, sizeof(want));
     assert_memory_equal(start, want_start, sizeof(want_start));
     assert_memory_equal(skip, want_skip, sizeof(want_skip));
     const int32_t *left = skip;
     int32_t chunks[12];
-    assert_int_equal(attn_chunk_starts(&b, 0, 16, left, chunks), attn_chunk_starts(&b, 0, 16, NULL, chunks) - 72);
+    assert_int_equal(attn_chunk_starts(&b, 0, 16, left, chunks),
+                     attn_chunk_starts(&b, 0, 16, NULL, chunks) - 72);
     /* 3 * 10 + 10 + 6 chunks are spared */
     assert_int_equal(shared_runs(&b, 16, 16, 4, 46, run, start, skip), 3);
     assert_int_equal(shared_runs(&b, 16, 16, 4, 47, run, start, skip), 0);
     assert_int_equal(start[0], 0);
     assert_int_equal(skip[0], 0);
-    assert_int_equal(shared_runs(&b, 16, 16, 1, 0, run, start, skip), 0); /* no room for two in a tile */
-    /* the chunk that is written stays its sequence's own, even if the table says that it is shared */
+    /* no room for two in a tile */
+    assert_int_equal(shared_runs(&b, 16, 16, 1, 0, run, start, skip), 0);
+    /* the chunk that is written stays its sequence's own, even if the table says that
+     * it is shared */
     const int32_t whole[] = {0, 8};
     const int32_t len[] = {128, 128};
     struct batch two = {.n_decode = 2, .n_seqs = 2, .kv_len = len, .lcp_blocks = whole};
@@ -166,9 +177,10 @@ static void shared_chunks_are_worth_a_launch_where_they_spared_time(void **state
     static const struct {
         int32_t n, spared_tokens;
         bool faster;
-    } cases[] = {{16, 12 * 2048, false}, {32, 24 * 1024, false}, {64, 32 * 1024, false}, {64, 48 * 1024, false},
-                 {64, 48 * 2048, true},  {128, 64 * 512, false}, {128, 64 * 1024, true}, {256, 128 * 512, false},
-                 {256, 192 * 512, true}, {256, 128 * 1024, true}};
+    } cases[] = {{16, 12 * 2048, false}, {32, 24 * 1024, false},  {64, 32 * 1024, false},
+                 {64, 48 * 1024, false}, {64, 48 * 2048, true},   {128, 64 * 512, false},
+                 {128, 64 * 1024, true}, {256, 128 * 512, false}, {256, 192 * 512, true},
+                 {256, 128 * 1024, true}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         bool pays = (int64_t)cases[i].spared_tokens * TOKEN_BYTES >= shared_worth_bytes(cases[i].n);
         assert_int_equal(pays, cases[i].faster);
@@ -203,7 +215,8 @@ static void every_prefill_row_lies_in_one_tile_and_long_tiles_come_first(void **
     int32_t before = INT32_MAX;
     for (int i = 0; i < 5; i++) {
         int32_t s = 3 - tile[i].row;
-        assert_true(tile[i].first >= q_start[s] && tile[i].end <= q_start[s + 1] && tile[i].end <= tile[i].first + 128);
+        assert_true(tile[i].first >= q_start[s] && tile[i].end <= q_start[s + 1] &&
+                    tile[i].end <= tile[i].first + 128);
         assert_int_equal(tile[i].shift, kv_len[s] - q_start[s + 1]);
         for (int32_t t = tile[i].first; t < tile[i].end; t++) {
             rows[t]++;
@@ -280,5 +293,6 @@ int main(void)
         cmocka_unit_test(every_prefill_row_lies_in_one_tile_and_long_tiles_come_first),
         cmocka_unit_test(only_plain_decode_steps_are_replayed),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

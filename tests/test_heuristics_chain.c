@@ -48,7 +48,8 @@ static void join_layer(struct chain_args *a, const struct layer *l)
 {
     assert_true(chain_join_linear(a, l->rows, l->y, l->attn, l->w_o, NULL));
     assert_true(chain_join_add_norm(a, l->rows, l->h, l->x, l->y, &l->norm, false));
-    assert_true(chain_join_linear_gated(a, l->rows, l->act, l->h, l->w_up, (struct mat){0}, ACT_SILU));
+    assert_true(
+        chain_join_linear_gated(a, l->rows, l->act, l->h, l->w_up, (struct mat){0}, ACT_SILU));
     assert_true(chain_join_linear(a, l->rows, l->y, l->act, l->w_down, NULL));
     assert_true(chain_join_add_norm(a, l->rows, l->h, l->x, l->y, &l->norm, false));
     assert_true(chain_join_linear(a, l->rows, l->qkv, l->h, l->w_qkv, NULL));
@@ -61,11 +62,13 @@ static void a_layer_is_four_phases(void **state)
     struct chain_args a = {0};
     join_layer(&a, &l);
     assert_int_equal(a.n_phases, 4);
-    const struct chain_phase *o = &a.phase[0], *up = &a.phase[1], *down = &a.phase[2], *qkv = &a.phase[3];
-    assert_true(o->x == l.attn.data && o->h == NULL && o->out == l.y.data && o->sum == l.x.data);
-    assert_true(up->x == l.x.data && up->h == l.h.data && up->out == NULL && up->gated == l.act.data);
-    assert_true(down->x == l.act.data && down->h == NULL && down->k == INNER && down->sum == l.x.data);
-    assert_true(qkv->x == l.x.data && qkv->h == l.h.data && qkv->n == QKV && qkv->sum == NULL && qkv->gated == NULL);
+    const struct chain_phase *o = &a.phase[0], *up = &a.phase[1], *down = &a.phase[2],
+                             *qkv = &a.phase[3];
+    assert_true(o->x == l.attn.data && !o->h && o->out == l.y.data && o->sum == l.x.data);
+    assert_true(up->x == l.x.data && up->h == l.h.data && !up->out && up->gated == l.act.data);
+    assert_true(down->x == l.act.data && !down->h && down->k == INNER && down->sum == l.x.data);
+    assert_true(qkv->x == l.x.data && qkv->h == l.h.data && qkv->n == QKV && !qkv->sum &&
+                !qkv->gated);
 }
 
 static void summands_of_ranks_must_fit_an_inbox(void **state)
@@ -94,7 +97,8 @@ static void a_norm_without_its_product_is_a_phase_of_its_own(void **state)
     assert_true(chain_join_linear(&a, 2, l.y, l.attn, l.w_o, NULL)); /* does not read h */
     assert_int_equal(a.n_phases, 2);
     assert_int_equal(a.phase[0].n, 0);
-    assert_true(chain_join_linear(&a, 2, l.qkv, l.h, l.w_qkv, NULL)); /* reads it as any activations */
+    /* reads it as any activations */
+    assert_true(chain_join_linear(&a, 2, l.qkv, l.h, l.w_qkv, NULL));
     assert_int_equal(a.n_phases, 3);
     assert_null(a.phase[2].h);
 }
@@ -136,7 +140,8 @@ static void operands_that_do_not_suit_are_refused(void **state)
     assert_false(chain_join_linear(&a, 4, f32_out, f32, f32_w, NULL));
     assert_false(chain_join_linear(&a, 4, f32_out, l.attn, l.w_o, NULL));
     assert_false(chain_join_linear(&a, CHAIN_ROWS + 1, l.y, l.attn, l.w_o, NULL));
-    assert_false(chain_join_linear(&a, 4, l.attn, l.attn, l.w_o, NULL)); /* others still read what one writes */
+    /* others still read what one writes */
+    assert_false(chain_join_linear(&a, 4, l.attn, l.attn, l.w_o, NULL));
     struct epilogue bias = {.bias = mat_at(20, 1, HIDDEN)};
     bias.bias.dtype = DTYPE_F32;
     assert_false(chain_join_linear(&a, 4, l.y, l.attn, l.w_o, &bias));
@@ -148,7 +153,8 @@ static void operands_that_do_not_suit_are_refused(void **state)
     assert_int_equal(a.n_phases, 1);
 }
 
-/* What is added to x must be what the product before made, and nobody may still read where it goes. */
+/* What is added to x must be what the product before made, and nobody may still read
+ * where it goes. */
 static void only_the_last_product_is_added(void **state)
 {
     (void)state;
@@ -160,12 +166,14 @@ static void only_the_last_product_is_added(void **state)
     assert_false(chain_join_add_norm(&a, 4, l.h, l.attn, l.y, &l.norm, false));
     assert_true(chain_join_add_norm(&a, 4, l.h, l.x, l.y, &l.norm, false));
     assert_false(chain_join_add_norm(&a, 4, l.h, l.x, l.y, &l.norm, false));
-    assert_false(chain_join_linear_gated(&a, 4, l.up, l.h, l.w_up, (struct mat){0}, ACT_SILU)); /* twice as wide */
+    /* twice as wide */
+    assert_false(chain_join_linear_gated(&a, 4, l.up, l.h, l.w_up, (struct mat){0}, ACT_SILU));
     assert_false(chain_join_linear_gated(&a, 4, l.x, l.act, l.w_up, (struct mat){0}, ACT_SILU));
     assert_int_equal(a.n_phases, 2);
 }
 
-/* The rotation needs both halves of a head in one tile; what it cannot do stays an operation of its own. */
+/* The rotation needs both halves of a head in one tile; what it cannot do stays an
+ * operation of its own. */
 static void heads_turn_where_they_are_made(void **state)
 {
     (void)state;
@@ -189,11 +197,13 @@ static void heads_turn_where_they_are_made(void **state)
     assert_false(chain_join_rope_kv(&a, 4, l.up, &turn, &heads, &at));
     assert_true(chain_join_rope_kv(&a, 4, l.qkv, &turn, &heads, &at));
     assert_int_equal(a.n_phases, 4);
-    assert_true(a.phase[3].turned && a.phase[3].pair == 128 && a.rope.layer == 3 && a.rope.n_heads == 32);
+    assert_true(a.phase[3].turned && a.phase[3].pair == 128 && a.rope.layer == 3 &&
+                a.rope.n_heads == 32);
     assert_false(chain_join_rope_kv(&a, 4, l.qkv, &turn, &heads, &at)); /* once is enough */
 }
 
-/* What is deeper than registers hold is done in parts of whole stages, as even as they can be. */
+/* What is deeper than registers hold is done in parts of whole stages, as even as they
+ * can be. */
 static void deep_products_are_cut_into_parts(void **state)
 {
     (void)state;
@@ -203,7 +213,8 @@ static void deep_products_are_cut_into_parts(void **state)
                  {8192, 2, 4096}, {14336, 4, 3584}, {16960, 5, 3584}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct chain_args a = {0};
-        struct mat x = mat_at(0, 8, cases[i].k), y = mat_at(1, 8, HIDDEN), w = mat_at(2, HIDDEN, cases[i].k);
+        struct mat x = mat_at(0, 8, cases[i].k), y = mat_at(1, 8, HIDDEN),
+                   w = mat_at(2, HIDDEN, cases[i].k);
         assert_true(chain_join_linear(&a, 8, y, x, w, NULL));
         assert_true(chain_plan(&a, BLOCKS, SHARED_BYTES));
         assert_int_equal(a.phase[0].parts, cases[i].parts);
@@ -211,7 +222,8 @@ static void deep_products_are_cut_into_parts(void **state)
     }
 }
 
-/* The weight of a norm lies in shared memory, the sums of parts in a buffer of their own. */
+/* The weight of a norm lies in shared memory, the sums of parts in a buffer of their
+ * own. */
 static void what_is_too_wide_makes_no_chain(void **state)
 {
     (void)state;
@@ -222,7 +234,8 @@ static void what_is_too_wide_makes_no_chain(void **state)
     struct norm n = {.weight = mat_at(11, 1, wide), .eps = 1e-5f};
     assert_false(chain_join_norm(&a, 8, h, x, &n));
     int32_t rows = CHAIN_MAX_SUMS / 4 * CHAIN_TILE;
-    struct mat most = mat_at(4, 8, rows), more = mat_at(4, 8, rows + CHAIN_TILE), w = mat_at(9, rows, INNER);
+    struct mat most = mat_at(4, 8, rows), more = mat_at(4, 8, rows + CHAIN_TILE),
+               w = mat_at(9, rows, INNER);
     assert_true(chain_join_linear(&a, 8, most, l.act, w, NULL));
     assert_true(chain_plan(&a, BLOCKS, SHARED_BYTES));
     a = (struct chain_args){0};
@@ -231,7 +244,8 @@ static void what_is_too_wide_makes_no_chain(void **state)
     assert_false(chain_plan(&a, BLOCKS, SHARED_BYTES));
 }
 
-/* Every part of every tile once, a block's all of one part; over all phases no block has much more than another. */
+/* Every part of every tile once, a block's all of one part; over all phases no block
+ * has much more than another. */
 static void parts_of_tiles_are_dealt_evenly(void **state)
 {
     (void)state;
@@ -264,7 +278,8 @@ static void parts_of_tiles_are_dealt_evenly(void **state)
     }
 }
 
-/* Also where blocks cannot be divided by parts, and where there are fewer tiles than blocks. */
+/* Also where blocks cannot be divided by parts, and where there are fewer tiles than
+ * blocks. */
 static void odd_numbers_of_parts_are_dealt_too(void **state)
 {
     (void)state;
@@ -310,5 +325,6 @@ int main(void)
         cmocka_unit_test(odd_numbers_of_parts_are_dealt_too),
         cmocka_unit_test(too_little_shared_memory_makes_no_chain),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -19,8 +19,9 @@ static void a_bound_belongs_to_its_bucket(void **state)
     struct hist h;
     hist_init(&h, bound, 3);
     const double value[] = {-1, 0, 1, 1.5, 2, 5, 5.001, INFINITY};
-    for (size_t i = 0; i < ARRAY_LEN(value); i++)
+    for (size_t i = 0; i < ARRAY_LEN(value); i++) {
         hist_add(&h, value[i]);
+    }
     assert_int_equal(count_at(&h, 0), 3);
     assert_int_equal(count_at(&h, 1), 2);
     assert_int_equal(count_at(&h, 2), 1);
@@ -33,8 +34,9 @@ static void a_bound_belongs_to_its_bucket(void **state)
 static void check_bounds(const double *bound, int n)
 {
     assert_in_range(n, 1, HIST_MAX_BUCKETS);
-    for (int i = 1; i < n; i++)
+    for (int i = 1; i < n; i++) {
         assert_true(bound[i - 1] < bound[i]);
+    }
 }
 
 static void bounds_ascend(void **state)
@@ -50,8 +52,9 @@ static void bounds_ascend(void **state)
 
 static void *add_many(void *arg)
 {
-    for (int i = 0; i < 10000; i++)
+    for (int i = 0; i < 10000; i++) {
         hist_add(arg, 0.5);
+    }
     return NULL;
 }
 
@@ -61,10 +64,12 @@ static void nothing_is_lost_between_threads(void **state)
     struct hist h;
     hist_init(&h, HIST_N, HIST_N_N);
     pthread_t thread[4];
-    for (size_t i = 0; i < ARRAY_LEN(thread); i++)
+    for (size_t i = 0; i < ARRAY_LEN(thread); i++) {
         assert_int_equal(pthread_create(&thread[i], NULL, add_many, &h), 0);
-    for (size_t i = 0; i < ARRAY_LEN(thread); i++)
+    }
+    for (size_t i = 0; i < ARRAY_LEN(thread); i++) {
         pthread_join(thread[i], NULL);
+    }
     assert_int_equal(count_at(&h, 0), 40000);
     assert_true(atomic_load(&h.sum) == 20000.0);
 }
@@ -76,5 +81,6 @@ int main(void)
         cmocka_unit_test(bounds_ascend),
         cmocka_unit_test(nothing_is_lost_between_threads),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

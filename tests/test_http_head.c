@@ -1,5 +1,5 @@
-/* Heads that are refused although the library takes them: its parsing in place is done here as
- * it does it, and what is left is handed to the check. */
+/* Heads that are refused although the library takes them: its parsing in place is done
+ * here as it does it, and what is left is handed to the check. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -73,10 +73,7 @@ struct row {
     bool close;
 };
 
-#define ROW(text, status, close)              \
-    {                                         \
-        text, sizeof(text) - 1, status, close \
-    }
+#define ROW(text, status, close) {text, sizeof(text) - 1, status, close}
 #define LINE "POST /a?b=c HTTP/1.1\r\n"
 #define HEAD LINE "Host: x\r\n"
 

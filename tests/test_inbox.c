@@ -1,4 +1,5 @@
-/* The request queue: order, bounds, all or none, wake-ups, under threads. Groups are only passed through, so addresses do. */
+/* The request queue: order, bounds, all or none, wake-ups, under threads. Groups are
+ * only passed through, so addresses do. */
 #include "engine/inbox.h"
 
 #include <pthread.h>
@@ -29,16 +30,18 @@ static void a_set_goes_in_whole_or_not_at_all(void **state)
     struct err e;
     struct group *set[8], *got[16];
     assert_int_equal(inbox_init(&b, 10, &e), 0);
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < 8; i++) {
         set[i] = fake(i);
+    }
     assert_int_equal(inbox_submit(&b, set, 8, &e), 0);
     assert_int_equal(inbox_submit(&b, set, 3, &e), ERR_FULL);
     assert_non_null(strstr(e.text, "8 requests wait, at most 10"));
     assert_int_equal(inbox_submit(&b, set, 2, &e), 0);
     assert_int_equal(inbox_submit(&b, set, 1, &e), ERR_FULL);
     assert_int_equal(inbox_take(&b, got, 16), 10);
-    for (int i = 0; i < 10; i++)
+    for (int i = 0; i < 10; i++) {
         assert_int_equal(number(got[i]), i % 8);
+    }
     inbox_release(&b);
 }
 
@@ -98,7 +101,7 @@ static void a_closed_inbox_takes_nothing_and_settles(void **state)
     inbox_release(&b);
 }
 
-/* ---- threads ------------------------------------------------------------------------------------------------------ */
+/* ---- threads ---- */
 
 enum { PRODUCERS = 4, SETS = 3000, SET_MAX = 7 };
 
@@ -112,14 +115,17 @@ static void *produce(void *arg)
 {
     struct producer *p = arg;
     int64_t serial = 0;
+
     for (int i = 0; i < SETS; i++) {
         struct group *set[SET_MAX];
         int32_t n = 1 + (i * 5 + p->id) % SET_MAX;
-        for (int32_t k = 0; k < n; k++)
+        for (int32_t k = 0; k < n; k++) {
             set[k] = fake((int64_t)p->id * (sizeof(body) / PRODUCERS) + serial++);
+        }
         struct err e;
-        while (inbox_submit(p->inbox, set, n, &e) == ERR_FULL)
+        while (inbox_submit(p->inbox, set, n, &e) == ERR_FULL) {
             sched_yield();
+        }
     }
     return NULL;
 }
@@ -127,12 +133,15 @@ static void *produce(void *arg)
 static int64_t produced(int id)
 {
     int64_t n = 0;
-    for (int i = 0; i < SETS; i++)
+
+    for (int i = 0; i < SETS; i++) {
         n += 1 + (i * 5 + id) % SET_MAX;
+    }
     return n;
 }
 
-/* Every group arrives once, each producer's in its order, and a sleeping consumer is always woken. */
+/* Every group arrives once, each producer's in its order, and a sleeping consumer is
+ * always woken. */
 static void producers_lose_nothing(void **state)
 {
     (void)state;
@@ -163,8 +172,9 @@ static void producers_lose_nothing(void **state)
             assert_true(clock_us() - before < 10000000);
         }
     }
-    for (int i = 0; i < PRODUCERS; i++)
+    for (int i = 0; i < PRODUCERS; i++) {
         pthread_join(thread[i], NULL);
+    }
     assert_int_equal(inbox_waiting(&b), 0);
     inbox_release(&b);
 }
@@ -172,6 +182,7 @@ static void producers_lose_nothing(void **state)
 static void *mark_later(void *arg)
 {
     struct timespec ts = {.tv_nsec = 20000000};
+
     nanosleep(&ts, NULL);
     inbox_mark(arg);
     return NULL;
@@ -206,5 +217,6 @@ int main(void)
         cmocka_unit_test(producers_lose_nothing),
         cmocka_unit_test(a_mark_wakes_and_an_idle_inbox_sleeps),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -31,6 +31,7 @@ static int remove_file(void **state)
 static void write_file(const char *text)
 {
     FILE *f = fopen(path, "w");
+
     assert_non_null(f);
     fputs(text, f);
     fclose(f);
@@ -47,13 +48,16 @@ static void entries_and_keys_alone(void **state)
     struct key_list l;
     struct err e = {0};
     uint8_t digest[KEY_DIGEST_BYTES];
+
     (void)state;
-    assert_int_equal(parse(&l,
-                           "# who\n\nsk-one\r\nname=alice key=sk=two weight=2.5 requests_per_minute=60\n"
-                           "name=bob\tsha256=9F86D081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08 "
-                           "tokens_per_minute=1000 concurrent_requests=4 priority=-5..5  \nname=c key=k priority=3",
-                           &e),
-                     0);
+    assert_int_equal(
+        parse(&l,
+              "# who\n\nsk-one\r\nname=alice key=sk=two weight=2.5 requests_per_minute=60\n"
+              "name=bob\tsha256=9F86D081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08 "
+              "tokens_per_minute=1000 concurrent_requests=4 priority=-5..5  \nname=c key=k "
+              "priority=3",
+              &e),
+        0);
     assert_int_equal(l.n, 4);
     assert_string_equal(l.key[0].name, "key-1");
     assert_int_equal(key_digest(digest, "sk-one", 6), 0);
@@ -90,7 +94,8 @@ static void what_is_wrong_is_told_with_its_line_and_without_the_key(void **state
         {"name=a key=\n", "a key has 1 to"},
         {"name=a sha256=9f86\n", "64 hexadecimal digits"},
         {"name=a key=sk-secret\nname=a key=sk-secret2\n", "line 2: the name 'a' is there twice"},
-        {"name=a key=sk-secret\nname=b key=sk-secret\n", "line 2: the key of 'b' is that of 'a' too"},
+        {"name=a key=sk-secret\nname=b key=sk-secret\n",
+         "line 2: the key of 'b' is that of 'a' too"},
         {"name= key=sk-secret\n", "a name has 1 to"},
         {"name=a\"b key=sk-secret\n", "a name has 1 to"},
         {"name=a key=sk-secret colour=red\n", "a word is not known"},
@@ -98,20 +103,26 @@ static void what_is_wrong_is_told_with_its_line_and_without_the_key(void **state
         {"name=a weight=sk-secret\n", "weight must be"},
         {"name=a key=sk-secret weight=0\n", "weight must be"},
         {"name=a key=sk-secret weight=nan\n", "weight must be"},
-        {"name=a key=sk-secret requests_per_minute=0\n", "requests_per_minute must be a whole number"},
+        {"name=a key=sk-secret requests_per_minute=0\n",
+         "requests_per_minute must be a whole number"},
         {"name=a key=sk-secret tokens_per_minute=-1\n", "tokens_per_minute must be a whole number"},
-        {"name=a key=sk-secret tokens_per_minute=99999999999999999999\n", "tokens_per_minute must be a whole number"},
-        {"name=a key=sk-secret concurrent_requests=1x\n", "concurrent_requests must be a whole number"},
+        {"name=a key=sk-secret tokens_per_minute=99999999999999999999\n",
+         "tokens_per_minute must be a whole number"},
+        {"name=a key=sk-secret concurrent_requests=1x\n",
+         "concurrent_requests must be a whole number"},
         {"name=a key=sk-secret priority=5..1\n", "priority must be"},
         {"name=a key=sk-secret priority=1..\n", "priority must be"},
         {"name=a key=sk-secret priority=..2\n", "priority must be"},
     };
     struct key_list l;
+
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         struct err e = {0};
-        if (parse(&l, bad[i].text, &e) != ERR_INVALID || !strstr(e.text, bad[i].says) || strstr(e.text, "sk-secret"))
+        if (parse(&l, bad[i].text, &e) != ERR_INVALID || !strstr(e.text, bad[i].says) ||
+            strstr(e.text, "sk-secret")) {
             fail_msg("%s: %s", bad[i].text, e.text);
+        }
         key_list_release(&l);
     }
 }
@@ -120,6 +131,7 @@ static void a_nul_is_no_end(void **state)
 {
     struct key_list l = {0};
     struct err e = {0};
+
     (void)state;
     assert_int_equal(key_list_parse(&l, "abc\0def\n", 8, &e), ERR_INVALID);
     key_list_release(&l);
@@ -131,6 +143,7 @@ static void keys_are_found(void **state)
     struct settings s = {.api_key = list, .n_api_keys = 2};
     struct keys k;
     struct grant g;
+
     (void)state;
     assert_int_equal(keys_open(&k, &s, NULL), 0);
     assert_true(keys_find(&k, "Bearer alpha", &g));
@@ -138,9 +151,11 @@ static void keys_are_found(void **state)
     assert_true(keys_find(&k, "bearer  beta", &g));
     assert_string_equal(g.client->name, "key-2");
     assert_int_equal(g.client->tenant, 2);
-    static const char *const wrong[] = {"Bearer alph", "Bearer alphaa", "Bearer ", "Basic alpha", "alpha", NULL};
-    for (size_t i = 0; i < ARRAY_LEN(wrong); i++)
+    static const char *const wrong[] = {"Bearer alph", "Bearer alphaa", "Bearer ",
+                                        "Basic alpha", "alpha",         NULL};
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
         assert_false(keys_find(&k, wrong[i], &g));
+    }
     keys_close(&k);
     s.n_api_keys = 0;
     assert_int_equal(keys_open(&k, &s, NULL), 0);
@@ -156,6 +171,7 @@ static void a_reload_replaces_all_or_nothing(void **state)
     struct grant g;
     struct err e = {0};
     struct quota_refusal why;
+
     (void)state;
     write_file("name=a key=one requests_per_minute=2\nname=b key=two\n");
     assert_int_equal(keys_open(&k, &s, &e), 0);
@@ -192,13 +208,15 @@ static void names_come_and_go_without_end(void **state)
     struct settings s = {.api_key_file = path};
     struct keys k;
     struct err e = {0};
+
     (void)state;
     write_file("name=first key=x\n");
     assert_int_equal(keys_open(&k, &s, &e), 0);
     for (int round = 0; round < 3; round++) {
         FILE *f = fopen(path, "w");
-        for (int i = 0; i < LIMIT_API_KEYS - 1; i++)
+        for (int i = 0; i < LIMIT_API_KEYS - 1; i++) {
             fprintf(f, "name=n%d-%d key=k%d-%d\n", round, i, round, i);
+        }
         fclose(f);
         assert_int_equal(keys_reload(&k, &s, &e), 0);
     }
@@ -217,11 +235,13 @@ static void buckets_fill_evenly(void **state)
     struct key_limits l = key_limits_none();
     struct quota_refusal why;
     struct quota_view requests, tokens;
+
     (void)state;
     client_init(&c, "a", 1);
     l.requests_per_minute = 60;
-    for (int i = 0; i < 60; i++)
+    for (int i = 0; i < 60; i++) {
         assert_true(client_begin(&c, &l, 0, 0, &why));
+    }
     assert_false(client_begin(&c, &l, 0, 0, &why));
     assert_int_equal(why.wait_us, SECOND_US);
     assert_false(client_begin(&c, &l, 0, SECOND_US / 4, &why));
@@ -242,6 +262,7 @@ static void answers_are_paid_at_their_end(void **state)
     struct client c;
     struct key_limits l = key_limits_none();
     struct quota_refusal why;
+
     (void)state;
     client_init(&c, "a", 1);
     l.tokens_per_minute = 600;
@@ -294,6 +315,7 @@ static void requests_at_once(void **state)
     struct client c;
     struct key_limits l = key_limits_none();
     struct quota_refusal why;
+
     (void)state;
     client_init(&c, "a", 1);
     l.concurrent_requests = 2;
@@ -302,7 +324,8 @@ static void requests_at_once(void **state)
     assert_false(client_begin(&c, &l, 0, 0, &why));
     assert_non_null(strstr(why.text, "2 requests at once"));
     client_end(&c);
-    assert_true(client_begin(&c, &l, 0, 0, &why)); /* who was refused took nothing from the bucket */
+    /* who was refused took nothing from the bucket */
+    assert_true(client_begin(&c, &l, 0, 0, &why));
     client_release(&c);
 }
 
@@ -320,5 +343,6 @@ int main(void)
         cmocka_unit_test(bodies_are_paid_in_bytes),
         cmocka_unit_test(requests_at_once),
     };
+
     return cmocka_run_group_tests(tests, make_file, remove_file);
 }

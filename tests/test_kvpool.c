@@ -54,12 +54,14 @@ static void named_blocks_are_taken_last_and_oldest_first(void **state)
 {
     (void)state;
     int32_t b[6];
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < 6; i++) {
         b[i] = kvpool_take(&pool);
+    }
     kvpool_name(&pool, b[1], true);
     kvpool_name(&pool, b[4], true);
-    for (int i = 5; i >= 0; i--)
+    for (int i = 5; i >= 0; i--) {
         kvpool_unref(&pool, b[i]); /* b[4] is freed before b[1] */
+    }
     assert_int_equal(pool.n_cached, 2);
     for (int i = 0; i < 4; i++) {
         int32_t taken = kvpool_take(&pool);
@@ -118,12 +120,17 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(every_block_is_taken_once, open_pool, close_pool),
-        cmocka_unit_test_setup_teardown(a_shared_block_returns_with_its_last_holder, open_pool, close_pool),
-        cmocka_unit_test_setup_teardown(named_blocks_are_taken_last_and_oldest_first, open_pool, close_pool),
+        cmocka_unit_test_setup_teardown(a_shared_block_returns_with_its_last_holder, open_pool,
+                                        close_pool),
+        cmocka_unit_test_setup_teardown(named_blocks_are_taken_last_and_oldest_first, open_pool,
+                                        close_pool),
         cmocka_unit_test_setup_teardown(a_cached_block_comes_back_to_life, open_pool, close_pool),
-        cmocka_unit_test_setup_teardown(a_block_that_loses_its_name_is_taken_first, open_pool, close_pool),
-        cmocka_unit_test_setup_teardown(check_sees_a_wrong_count_and_a_broken_list, open_pool, close_pool),
+        cmocka_unit_test_setup_teardown(a_block_that_loses_its_name_is_taken_first, open_pool,
+                                        close_pool),
+        cmocka_unit_test_setup_teardown(check_sees_a_wrong_count_and_a_broken_list, open_pool,
+                                        close_pool),
         cmocka_unit_test(a_pool_may_be_empty),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

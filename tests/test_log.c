@@ -26,6 +26,7 @@ static int pipe_read;
 static int capture_begin(void)
 {
     int fd[2];
+
     assert_int_equal(pipe(fd), 0);
     int saved = dup(STDERR_FILENO);
     dup2(fd[1], STDERR_FILENO);
@@ -38,7 +39,7 @@ static void capture_end(int saved)
 {
     dup2(saved, STDERR_FILENO);
     close(saved);
-    ssize_t n = read(pipe_read, captured, sizeof captured - 1);
+    ssize_t n = read(pipe_read, captured, sizeof(captured) - 1);
     captured[n > 0 ? n : 0] = '\0';
     close(pipe_read);
 }
@@ -47,27 +48,30 @@ static void text_is_key_value(void **state)
 {
     (void)state;
     log_setup(LOG_TEXT, LOG_INFO);
-    CAPTURE(LOG_INFO, "listening", LOG_STR("host", "127.0.0.1"), LOG_I64("port", 8000), LOG_F64("ready_s", 0.25));
+    CAPTURE(LOG_INFO, "listening", LOG_STR("host", "127.0.0.1"), LOG_I64("port", 8000),
+            LOG_F64("ready_s", 0.25));
     assert_int_equal(strlen("2026-01-01T00:00:00.000Z"), strcspn(captured, " "));
-    assert_string_equal(strchr(captured, ' '), " info listening host=127.0.0.1 port=8000 ready_s=0.25\n");
+    assert_string_equal(strchr(captured, ' '),
+                        " info listening host=127.0.0.1 port=8000 ready_s=0.25\n");
 }
 
 static void values_are_quoted_where_they_must_be(void **state)
 {
     (void)state;
     log_setup(LOG_TEXT, LOG_INFO);
-    CAPTURE(LOG_WARN, "x", LOG_STR("a", "two words"), LOG_STR("b", ""), LOG_STR("c", NULL), LOG_STR("d", "k=v"),
-            LOG_STR("e", "line\nbreak \"q\" \x01 \xFF"));
-    assert_string_equal(strchr(captured, ' '), " warn x a=\"two words\" b=\"\" c=- d=\"k=v\" "
-                                               "e=\"line\\nbreak \\\"q\\\" \\u0001 \xEF\xBF\xBD\"\n");
+    CAPTURE(LOG_WARN, "x", LOG_STR("a", "two words"), LOG_STR("b", ""), LOG_STR("c", NULL),
+            LOG_STR("d", "k=v"), LOG_STR("e", "line\nbreak \"q\" \x01 \xFF"));
+    assert_string_equal(strchr(captured, ' '),
+                        " warn x a=\"two words\" b=\"\" c=- d=\"k=v\" "
+                        "e=\"line\\nbreak \\\"q\\\" \\u0001 \xEF\xBF\xBD\"\n");
 }
 
 static void json_is_one_object_a_line(void **state)
 {
     (void)state;
     log_setup(LOG_JSON, LOG_INFO);
-    CAPTURE(LOG_ERROR, "died \"here\"", LOG_STR("why", "a\nb"), LOG_STR("none", NULL), LOG_I64("n", -3),
-            LOG_F64("x", 1.5), LOG_F64("inf", 1e308 * 10));
+    CAPTURE(LOG_ERROR, "died \"here\"", LOG_STR("why", "a\nb"), LOG_STR("none", NULL),
+            LOG_I64("n", -3), LOG_F64("x", 1.5), LOG_F64("inf", 1e308 * 10));
     assert_ptr_equal(strchr(captured, '\n'), captured + strlen(captured) - 1);
     cJSON *o = cJSON_Parse(captured);
     assert_non_null(o);
@@ -94,7 +98,7 @@ static void long_values_leave_a_readable_line(void **state)
 {
     (void)state;
     static char big[20000];
-    memset(big, '\x01', sizeof big - 1);
+    memset(big, '\x01', sizeof(big) - 1);
     log_setup(LOG_JSON, LOG_INFO);
     CAPTURE(LOG_INFO, "big", LOG_I64("first", 1), LOG_STR("big", big), LOG_I64("last", 2));
     cJSON *o = cJSON_Parse(captured);
@@ -103,8 +107,9 @@ static void long_values_leave_a_readable_line(void **state)
     assert_non_null(cJSON_GetObjectItemCaseSensitive(o, "last"));
     assert_null(cJSON_GetObjectItemCaseSensitive(o, "big"));
     cJSON_Delete(o);
-    memset(big, 'a', sizeof big - 1);
-    CAPTURE(LOG_INFO, "big", LOG_STR("a", big), LOG_STR("b", big), LOG_STR("c", big), LOG_STR("d", big));
+    memset(big, 'a', sizeof(big) - 1);
+    CAPTURE(LOG_INFO, "big", LOG_STR("a", big), LOG_STR("b", big), LOG_STR("c", big),
+            LOG_STR("d", big));
     o = cJSON_Parse(captured);
     assert_non_null(o);
     assert_int_equal(strlen(cJSON_GetObjectItemCaseSensitive(o, "a")->valuestring), 1024);
@@ -142,8 +147,9 @@ static void a_full_disk_is_counted_not_fatal(void **state)
     (void)state;
     log_setup(LOG_TEXT, LOG_INFO);
     int full = open("/dev/full", O_WRONLY);
-    if (full < 0)
+    if (full < 0) {
         skip();
+    }
     uint64_t before = log_dropped();
     int saved = dup(STDERR_FILENO);
     dup2(full, STDERR_FILENO);
@@ -165,7 +171,7 @@ static void a_reader_that_stands_still_stops_nobody(void **state)
     char some[512] = {0};
     log_setup(LOG_TEXT, LOG_INFO);
     assert_int_equal(pipe2(pipe_fd, O_NONBLOCK), 0);
-    while (write(pipe_fd[1], some, sizeof some) > 0)
+    while (write(pipe_fd[1], some, sizeof(some)) > 0)
         ;
     fcntl(pipe_fd[1], F_SETFL, 0);
     uint64_t before = log_dropped();
@@ -193,5 +199,6 @@ int main(void)
         cmocka_unit_test(a_full_disk_is_counted_not_fatal),
         cmocka_unit_test(a_reader_that_stands_still_stops_nobody),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

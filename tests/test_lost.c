@@ -1,4 +1,5 @@
-/* A device that is lost in the middle of a step: the error is told by every call after it, and nothing waits for ever.
+/* A device that is lost in the middle of a step: the error is told by every call after
+ * it, and nothing waits for ever.
  *
  *     build/tests/test_lost --device cuda
  */
@@ -9,6 +10,7 @@ static int step_into_nowhere(struct rig *r, struct mat row, int64_t away, struct
 {
     struct results res;
     struct mat to = row;
+
     to.data = (char *)row.data + away;
     rig_begin_plain(r, 1);
     r->b->ops->add(r->b, to, row, false);
@@ -38,6 +40,7 @@ static void a_lost_device_is_told_by_every_step_after(void **state)
 static int group(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(a_lost_device_is_told_by_every_step_after)};
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 

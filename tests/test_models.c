@@ -1,8 +1,11 @@
-/* Whole models against transformers: every golden of tests/golden, and a real model where one is there.
+/* Whole models against transformers: every golden of tests/golden, and a real model
+ * where one is there.
  *
- * Each tiny model computes its prompts three ways (at once, token by token, in chunks beside another sequence); all logits
- * must err at most twice as much as transformers does at the stored precision, and greedy text must be the same but
- * behind a tie. scripts/make-goldens says what the files hold. QUIRE_TEST_BACKEND=cuda runs the same on another backend.
+ * Each tiny model computes its prompts three ways (at once, token by token, in chunks
+ * beside another sequence); all logits must err at most twice as much as transformers
+ * does at the stored precision, and greedy text must be the same but behind a tie.
+ * scripts/make-goldens says what the files hold. QUIRE_TEST_BACKEND=cuda runs the same
+ * on another backend.
  */
 #include <dirent.h>
 #include <math.h>
@@ -21,7 +24,8 @@
 
 enum { MAX_TOKENS = 64, MAX_LOGITS = 8, BLOCK = 16, N_ROWS = 16, N_PROMPTS = 3 };
 
-/* A model with a cache for N_ROWS sequences of max_len tokens, and what it should say. */
+/* A model with a cache for N_ROWS sequences of max_len tokens, and what it should
+ * say. */
 struct rig {
     const char *golden;
     struct backend *backend;
@@ -41,7 +45,8 @@ struct piece {
 static const struct tensor *expected(const struct rig *r, const char *name, int i)
 {
     char full[32];
-    snprintf(full, sizeof full, "%s.%d", name, i);
+
+    snprintf(full, sizeof(full), "%s.%d", name, i);
     return checkpoint_find(r->expected, full);
 }
 
@@ -52,14 +57,16 @@ static const struct tensor *expected(const struct rig *r, const char *name, int 
     } while (0)
 
 /* `dtype` < 0: as stored. */
-static void rig_open_as(struct rig *r, const char *dir, const char *golden, int32_t max_len, int dtype, bool dummy)
+static void rig_open_as(struct rig *r, const char *dir, const char *golden, int32_t max_len,
+                        int dtype, bool dummy)
 {
     struct err e = {0};
     char path[512];
     struct generation_defaults gen;
+
     *r = (struct rig){.golden = golden};
     OK(model_config_read(&r->config, &gen, dir, &e), e);
-    snprintf(path, sizeof path, "%s/expected", golden);
+    snprintf(path, sizeof(path), "%s/expected", golden);
     OK(checkpoint_open(&r->expected, path, &e), e);
     const struct tensor *len = checkpoint_find(r->expected, "max_len");
     r->max_len = len ? *(const int32_t *)len->data : max_len;
@@ -79,8 +86,8 @@ static void rig_open_as(struct rig *r, const char *dir, const char *golden, int3
                               .n_ranks = 1};
     OK(model_open(&r->model, dir, &r->config, &o, r->backend, &e), e);
     struct kv_layout kv;
-    kv_layout_init(&kv, BLOCK, r->config.n_layers, model_n_kv_heads(&r->config, 1), r->config.head_dim,
-                   r->backend->act_dtype_of[o.dtype]);
+    kv_layout_init(&kv, BLOCK, r->config.n_layers, model_n_kv_heads(&r->config, 1),
+                   r->config.head_dim, r->backend->act_dtype_of[o.dtype]);
     OK(r->backend->ops->kv_create(r->backend, &kv, N_ROWS * r->n_table, 0, &e), e);
 }
 
@@ -96,7 +103,8 @@ static void rig_close(struct rig *r)
     checkpoint_free(r->expected);
 }
 
-/* Blocks of a row stand backwards and interleaved with the other rows', so that order never happens to be right. */
+/* Blocks of a row stand backwards and interleaved with the other rows', so that order
+ * never happens to be right. */
 static int32_t block_of(const struct rig *r, int32_t row, int32_t i)
 {
     return (r->n_table - 1 - i) * N_ROWS + row;
@@ -113,10 +121,11 @@ struct work {
     struct sample_row sample[N_ROWS];
 };
 
-/* `every`: logits of all tokens and no samples; else of each piece's last, sampled greedily. Pieces of one token first. */
+/* `every`: logits of all tokens and no samples; else of each piece's last, sampled
+ * greedily. Pieces of one token first. */
 static void pack(struct rig *r, struct work *w, const struct piece *piece, int32_t n, bool every)
 {
-    memset(&w->b, 0, sizeof w->b);
+    memset(&w->b, 0, sizeof(w->b));
     struct batch *b = &w->b;
     for (int32_t i = 0; i < n; i++) {
         const struct piece *p = &piece[i];
@@ -124,17 +133,20 @@ static void pack(struct rig *r, struct work *w, const struct piece *piece, int32
         w->kv_len[i] = p->first + p->n;
         w->row[i] = p->row;
         w->lcp[i] = 0;
-        w->update[i] = (struct table_update){.row = p->row, .index = 0, .count = r->n_table, .first = i * r->n_table};
-        for (int32_t k = 0; k < r->n_table; k++)
+        w->update[i] = (struct table_update){
+            .row = p->row, .index = 0, .count = r->n_table, .first = i * r->n_table};
+        for (int32_t k = 0; k < r->n_table; k++) {
             w->block[i * r->n_table + k] = block_of(r, p->row, k);
+        }
         for (int32_t k = 0; k < p->n; k++) {
             int32_t at = b->n_tokens++, position = p->first + k;
             w->token[at] = p->token[k];
             w->src[at] = -1;
             w->position[at] = position;
             w->slot[at] = block_of(r, p->row, position / BLOCK) * BLOCK + position % BLOCK;
-            if (every || k == p->n - 1)
+            if (every || k == p->n - 1) {
                 w->logits_token[b->n_logits++] = at;
+            }
         }
         w->sample[i] = (struct sample_row){.logits_row = i,
                                            .top_p = 1,
@@ -163,6 +175,7 @@ static float *step_logits(struct rig *r, const struct piece *piece, int32_t n, f
     const struct backend_ops *ops = r->backend->ops;
     struct model *m = r->model;
     struct results results;
+
     pack(r, &w, piece, n, true);
     OK(ops->step_begin(r->backend, &w.b, &e), e);
     m->family->forward(m, &w.b);
@@ -179,40 +192,51 @@ static float *step_logits(struct rig *r, const struct piece *piece, int32_t n, f
     return out;
 }
 
-/* What transformers' own logits err by at the stored precision, root mean square over prompts [first, first + n). */
+/* What transformers' own logits err by at the stored precision, root mean square over
+ * prompts [first, first + n). */
 static double own_error(const struct rig *r, int first, int n)
 {
     double sum = 0, count = 0;
+
     for (int i = first; i < first + n; i++) {
         const struct tensor *t = expected(r, "logits", i);
-        double own = *(const float *)expected(r, "error", i)->data, n_logits = (double)(t->dim[0] * t->dim[1]);
+        double own = *(const float *)expected(r, "error", i)->data,
+               n_logits = (double)(t->dim[0] * t->dim[1]);
         sum += own * own * n_logits;
         count += n_logits;
     }
     return sqrt(sum / count);
 }
 
-/* The logits of prompts [first, first + n) taken together; single tokens are too few to tell rounding from error. */
-static void compare_logits(const struct rig *r, int first, int n, float *const *got, const char *how)
+/* The logits of prompts [first, first + n) taken together; single tokens are too few to
+ * tell rounding from error. */
+static void compare_logits(const struct rig *r, int first, int n, float *const *got,
+                           const char *how)
 {
     double sum = 0, count = 0;
+
     for (int i = first; i < first + n; i++) {
         const struct tensor *t = expected(r, "logits", i);
         const float *want = t->data;
-        for (int64_t k = 0; k < t->dim[0] * t->dim[1]; k++)
+        for (int64_t k = 0; k < t->dim[0] * t->dim[1]; k++) {
             sum += ((double)got[i][k] - want[k]) * ((double)got[i][k] - want[k]);
+        }
         count += (double)(t->dim[0] * t->dim[1]);
     }
     double error = sqrt(sum / count), bound = 2 * own_error(r, first, n);
-    if (getenv("QUIRE_TEST_VERBOSE"))
-        print_message("%s %s: error %.3g, %.2f of transformers' own\n", r->golden, how, error, 2 * error / bound);
-    if (!(error <= bound))
+    if (getenv("QUIRE_TEST_VERBOSE")) {
+        print_message("%s %s: error %.3g, %.2f of transformers' own\n", r->golden, how, error,
+                      2 * error / bound);
+    }
+    if (!(error <= bound)) {
         fail_msg("%s: logits err by %g (root mean square), allowed are %g", how, error, bound);
+    }
 }
 
 static void logits_are_those_of_transformers(void **state)
 {
     struct rig r;
+
     rig_open(&r, *state, *state, 0);
     float *got[N_PROMPTS], *end[N_PROMPTS];
     struct piece whole[N_PROMPTS];
@@ -221,13 +245,15 @@ static void logits_are_those_of_transformers(void **state)
         whole[i] = (struct piece){.token = prompt->data, .row = i, .n = (int32_t)prompt->dim[0]};
         got[i] = malloc((size_t)whole[i].n * (size_t)r.config.vocab * sizeof(float));
     }
-    for (int i = 0; i < N_PROMPTS; i++)
+    for (int i = 0; i < N_PROMPTS; i++) {
         step_logits(&r, &whole[i], 1, got[i]);
+    }
     compare_logits(&r, 0, N_PROMPTS, got, "at once");
     for (int i = 0; i < N_PROMPTS; i++) {
         float *at = got[i];
-        for (int32_t k = 0; k < whole[i].n; k++)
+        for (int32_t k = 0; k < whole[i].n; k++) {
             at = step_logits(&r, &(struct piece){whole[i].token + k, whole[i].row, k, 1}, 1, at);
+        }
     }
     compare_logits(&r, 0, N_PROMPTS, got, "one by one");
     /* Prompt 1 a token a step, prompt 2 five: a decode beside a prefill. */
@@ -246,8 +272,9 @@ static void logits_are_those_of_transformers(void **state)
     }
     compare_logits(&r, 1, 2, got, "in chunks");
     free(both);
-    for (int i = 0; i < N_PROMPTS; i++)
+    for (int i = 0; i < N_PROMPTS; i++) {
         free(got[i]);
+    }
     rig_close(&r);
 }
 
@@ -255,6 +282,7 @@ static void logits_are_those_of_transformers(void **state)
 static double error_as(const char *dir, int dtype, bool dummy)
 {
     struct rig r;
+
     rig_open_as(&r, dir, dir, 0, dtype, dummy);
     const struct tensor *prompt = expected(&r, "prompt", 2);
     int64_t n = prompt->dim[0] * r.config.vocab;
@@ -262,8 +290,9 @@ static double error_as(const char *dir, int dtype, bool dummy)
     float *got = malloc((size_t)n * sizeof(float));
     double sum = 0;
     step_logits(&r, &(struct piece){prompt->data, 0, 0, (int32_t)prompt->dim[0]}, 1, got);
-    for (int64_t i = 0; i < n; i++)
+    for (int64_t i = 0; i < n; i++) {
         sum += ((double)got[i] - want[i]) * ((double)got[i] - want[i]);
+    }
     free(got);
     rig_close(&r);
     return sqrt(sum / (double)n);
@@ -277,9 +306,12 @@ static void weights_are_converted_to_the_type_asked_for(void **state)
     double brain = error_as("tests/golden/llama-mha24", DTYPE_BF16, false);
     assert_true(as_stored < half && half < brain);
     assert_true(half < 0.01 && brain < 0.05);
-    if (!getenv("QUIRE_TEST_BACKEND")) /* widening loses nothing where activations are float32 anyhow */
+    /* widening loses nothing where activations are float32 anyhow */
+    if (!getenv("QUIRE_TEST_BACKEND")) {
         assert_true(error_as("tests/golden/qwen2-tied", DTYPE_F32, false) < 1e-5);
-    assert_true(error_as("tests/golden/gpt2-scaled", DTYPE_F16, false) < 0.01); /* transposed as it is converted */
+    }
+    /* transposed as it is converted */
+    assert_true(error_as("tests/golden/gpt2-scaled", DTYPE_F16, false) < 0.01);
 }
 
 static void dummy_weights_give_numbers(void **state)
@@ -306,20 +338,24 @@ static bool live(const struct text *t)
     return !t->parted && t->n < t->n_want;
 }
 
-/* Take the token drawn; fail unless it is the reference's or the reference's two best are closer than `tie` nats. */
+/* Take the token drawn; fail unless it is the reference's or the reference's two best
+ * are closer than `tie` nats. */
 static void take(struct text *t, int i, int32_t token, float logprob, double tie)
 {
     if (token != t->want[t->n]) {
-        if (t->gap[t->n] >= tie)
-            fail_msg("prompt %d, token %d: %d instead of %d, which is ahead by %g nats", i, t->n, token, t->want[t->n],
-                     t->gap[t->n]);
+        if (t->gap[t->n] >= tie) {
+            fail_msg("prompt %d, token %d: %d instead of %d, which is ahead by %g nats", i, t->n,
+                     token, t->want[t->n], t->gap[t->n]);
+        }
         t->parted = true;
     } else if (t->logprob && fabs((double)logprob - t->logprob[t->n]) > 0.01) {
-        fail_msg("prompt %d, token %d: log-probability %g instead of %g", i, t->n, logprob, t->logprob[t->n]);
+        fail_msg("prompt %d, token %d: log-probability %g instead of %g", i, t->n, logprob,
+                 t->logprob[t->n]);
     }
     t->token = token;
     t->n++;
-    t->next = (struct piece){.token = &t->token, .row = t->next.row, .first = t->next.first + t->next.n, .n = 1};
+    t->next = (struct piece){
+        .token = &t->token, .row = t->next.row, .first = t->next.first + t->next.n, .n = 1};
 }
 
 /* One step of the texts numbered in `which`. */
@@ -329,60 +365,73 @@ static void step_texts(struct rig *r, struct text *text, const int *which, int n
     struct err e = {0};
     struct results results;
     struct piece piece[N_ROWS];
-    for (int k = 0; k < n; k++)
+
+    for (int k = 0; k < n; k++) {
         piece[k] = text[which[k]].next;
+    }
     pack(r, &w, piece, n, false);
     OK(r->backend->ops->step_begin(r->backend, &w.b, &e), e);
     model_step(r->model, &w.b);
     OK(r->backend->ops->step_end(r->backend, &e), e);
     OK(r->backend->ops->step_wait(r->backend, &results, &e), e);
-    for (int k = 0; k < n; k++)
+    for (int k = 0; k < n; k++) {
         take(&text[which[k]], which[k], results.token[k], results.logprob[k], tie);
+    }
 }
 
-/* Greedy continuations of all prompts, each prefilled alone, then decoded together; how many parted at a tie. */
+/* Greedy continuations of all prompts, each prefilled alone, then decoded together; how
+ * many parted at a tie. */
 static int compare_greedy(struct rig *r, int *ret_n, double tie)
 {
     struct text text[N_ROWS] = {0};
     int n = 0, which[N_ROWS], n_live, n_parted = 0;
+
     for (; n < N_ROWS && expected(r, "prompt", n); n++) {
         const struct tensor *prompt = expected(r, "prompt", n), *want = expected(r, "greedy", n);
         const struct tensor *logprob = expected(r, "logprob", n);
-        text[n] = (struct text){.next = {.token = prompt->data, .row = n, .n = (int32_t)prompt->dim[0]},
-                                .n_want = (int32_t)want->dim[0],
-                                .want = want->data,
-                                .gap = expected(r, "gap", n)->data,
-                                .logprob = logprob ? logprob->data : NULL};
-        if (live(&text[n]))
+        text[n] =
+            (struct text){.next = {.token = prompt->data, .row = n, .n = (int32_t)prompt->dim[0]},
+                          .n_want = (int32_t)want->dim[0],
+                          .want = want->data,
+                          .gap = expected(r, "gap", n)->data,
+                          .logprob = logprob ? logprob->data : NULL};
+        if (live(&text[n])) {
             step_texts(r, text, &n, 1, tie);
+        }
     }
     do {
         n_live = 0;
         for (int i = 0; i < n; i++) {
-            if (live(&text[i]))
+            if (live(&text[i])) {
                 which[n_live++] = i;
+            }
         }
-        if (n_live > 0)
+        if (n_live > 0) {
             step_texts(r, text, which, n_live, tie);
+        }
     } while (n_live > 0);
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
         n_parted += text[i].parted;
+    }
     *ret_n = n;
     return n_parted;
 }
 
-/* Equal but where the reference's own two best are closer than this: what the issue states, and on a device that rounds
- * activations, what two logits may part by when each errs as much as is allowed. */
+/* Equal but where the reference's own two best are closer than this: what the issue
+ * states, and on a device that rounds activations, what two logits may part by when
+ * each errs as much as is allowed. */
 static double tie_nats(const struct rig *r)
 {
     double stated = r->config.dtype == DTYPE_F32 ? 1e-4 : 0.02;
     bool rounds = r->backend->act_dtype_of[r->config.dtype] != DTYPE_F32 && expected(r, "error", 0);
+
     return rounds ? MAX(stated, 2 * M_SQRT2 * own_error(r, 0, N_PROMPTS)) : stated;
 }
 
 static void greedy_text_is_that_of_transformers(void **state)
 {
     struct rig r;
+
     rig_open(&r, *state, *state, 0);
     int n;
     compare_greedy(&r, &n, tie_nats(&r));
@@ -394,8 +443,10 @@ static void greedy_text_is_that_of_transformers(void **state)
 static const char *smollm2_dir(void)
 {
     const char *dir = getenv("QUIRE_TEST_SMOLLM2");
-    if (!dir)
+
+    if (!dir) {
         dir = "models/cache/smollm2";
+    }
     return access(dir, R_OK) == 0 ? dir : NULL;
 }
 
@@ -404,7 +455,8 @@ static void smollm2_continues_as_with_transformers(void **state)
     (void)state;
     const char *dir = smollm2_dir();
     if (!dir) {
-        print_message("skipped: no SmolLM2 here: scripts/fetch-model smollm2, or set QUIRE_TEST_SMOLLM2\n");
+        print_message(
+            "skipped: no SmolLM2 here: scripts/fetch-model smollm2, or set QUIRE_TEST_SMOLLM2\n");
         skip();
     }
     struct rig r;
@@ -412,14 +464,15 @@ static void smollm2_continues_as_with_transformers(void **state)
     int n, n_parted = compare_greedy(&r, &n, tie_nats(&r));
     print_message("%d of %d texts part from the reference at a tie\n", n_parted, n);
     assert_in_range(n, 10, 1000);
-    assert_in_range(n_parted, 0, n / 10); /* two in a hundred are allowed; of ten texts that is at most one */
+    /* two in a hundred are allowed; of ten texts that is at most one */
+    assert_in_range(n_parted, 0, n / 10);
     rig_close(&r);
 }
 
 enum { MAX_CASES = 64 };
 
-/* Texts and logits depend on the instruction set: on a CPU the tests run once for each that the
- * machine has. */
+/* Texts and logits depend on the instruction set: on a CPU the tests run once for each
+ * that the machine has. */
 static int on_each_isa(const struct CMUnitTest *tests, size_t n)
 {
     int failed = 0;
@@ -445,26 +498,30 @@ int main(void)
     struct CMUnitTest tests[2 * MAX_CASES + 3];
     int n_dirs = 0, n = 0;
     DIR *golden = opendir("tests/golden");
+
     for (struct dirent *d; golden && (d = readdir(golden)) && n_dirs < MAX_CASES;) {
         char path[600];
-        snprintf(dir[n_dirs], sizeof dir[0], "tests/golden/%.200s", d->d_name);
-        snprintf(path, sizeof path, "%s/config.json", dir[n_dirs]);
+        snprintf(dir[n_dirs], sizeof(dir[0]), "tests/golden/%.200s", d->d_name);
+        snprintf(path, sizeof(path), "%s/config.json", dir[n_dirs]);
         n_dirs += access(path, R_OK) == 0;
     }
-    if (golden)
+    if (golden) {
         closedir(golden);
+    }
     if (n_dirs == 0) {
         fprintf(stderr, "no goldens: run from the repository's root\n");
         return 1;
     }
     for (int i = 0; i < n_dirs; i++) {
-        snprintf(name[n], sizeof name[0], "logits_are_those_of_transformers: %.200s", dir[i]);
-        tests[n] = (struct CMUnitTest){
-            .name = name[n], .test_func = logits_are_those_of_transformers, .initial_state = dir[i]};
+        snprintf(name[n], sizeof(name[0]), "logits_are_those_of_transformers: %.200s", dir[i]);
+        tests[n] = (struct CMUnitTest){.name = name[n],
+                                       .test_func = logits_are_those_of_transformers,
+                                       .initial_state = dir[i]};
         n++;
-        snprintf(name[n], sizeof name[0], "greedy_text_is_that_of_transformers: %.200s", dir[i]);
-        tests[n] = (struct CMUnitTest){
-            .name = name[n], .test_func = greedy_text_is_that_of_transformers, .initial_state = dir[i]};
+        snprintf(name[n], sizeof(name[0]), "greedy_text_is_that_of_transformers: %.200s", dir[i]);
+        tests[n] = (struct CMUnitTest){.name = name[n],
+                                       .test_func = greedy_text_is_that_of_transformers,
+                                       .initial_state = dir[i]};
         n++;
     }
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(weights_are_converted_to_the_type_asked_for);

@@ -15,7 +15,8 @@ static void every_half_survives_the_way_through_float32(void **state)
         bool nan16 = (h & 0x7FFF) > 0x7C00;
         bool nan_b = (h & 0x7FFF) > 0x7F80;
         assert_true(nan16 ? isnan(f16_load((uint16_t)h)) : f16_store(f16_load((uint16_t)h)) == h);
-        assert_true(nan_b ? isnan(bf16_load((uint16_t)h)) : bf16_store(bf16_load((uint16_t)h)) == h);
+        assert_true(nan_b ? isnan(bf16_load((uint16_t)h))
+                          : bf16_store(bf16_load((uint16_t)h)) == h);
     }
     assert_int_equal(f16_store(NAN) & 0x7C00, 0x7C00);
     assert_true(isnan(f16_load(f16_store(NAN))) && isnan(bf16_load(bf16_store(NAN))));
@@ -47,6 +48,7 @@ static void check_embed(struct rig *r, enum dtype t, int32_t width, int32_t n, f
     struct mat w = rig_weight(r, WEIGHT_EMBEDDING, t, VOCAB, width, table);
     struct mat out = rig_mat(r, n, width, at, NULL);
     int32_t id[RIG_TOKENS], minus[RIG_TOKENS], zero[RIG_TOKENS] = {0}, q_start[2] = {0, n};
+
     for (int32_t i = 0; i < n; i++) {
         id[i] = rig_below(r, VOCAB);
         minus[i] = -1;
@@ -121,7 +123,8 @@ static void positions_are_added_with_their_offset(void **state)
         float *got = rig_download(&r, m);
         rig_end(&r);
         for (int32_t i = 0; i < N * WIDTH; i++) {
-            float want = round_to(at, x[i] + table[(position[i / WIDTH] + OFFSET) * WIDTH + i % WIDTH]);
+            float want =
+                round_to(at, x[i] + table[(position[i / WIDTH] + OFFSET) * WIDTH + i % WIDTH]);
             assert_memory_equal(&got[i], &want, sizeof(want));
         }
         free(got);
@@ -133,8 +136,8 @@ static void positions_are_added_with_their_offset(void **state)
 
 /* ---- norms, additions ---- */
 
-static void norm_reference(double *out, const float *x, const float *w, const float *bias, int32_t rows, int32_t n,
-                           const struct norm *k)
+static void norm_reference(double *out, const float *x, const float *w, const float *bias,
+                           int32_t rows, int32_t n, const struct norm *k)
 {
     for (int32_t r = 0; r < rows; r++, x += n, out += n) {
         double mean = 0;
@@ -147,8 +150,8 @@ static void norm_reference(double *out, const float *x, const float *w, const fl
         }
         double inv = 1 / sqrt(sum / n + (double)k->eps);
         for (int32_t i = 0; i < n; i++) {
-            out[i] =
-                (x[i] - mean) * inv * ((double)w[i] + (double)k->weight_offset) + (bias != NULL ? (double)bias[i] : 0);
+            out[i] = (x[i] - mean) * inv * ((double)w[i] + (double)k->weight_offset) +
+                     (bias ? (double)bias[i] : 0);
         }
     }
 }
@@ -169,6 +172,7 @@ static void check_norm(struct rig *r, const struct norm_case *k, enum dtype t)
     float *w = rig_floats(r, k->cols, 2, t);
     float *bias = rig_floats(r, k->cols, 1, t);
     struct norm norm = {.kind = k->kind, .eps = 1e-5f, .weight_offset = k->weight_offset};
+
     norm.weight = rig_weight(r, WEIGHT_VECTOR, t, 1, k->cols, w);
     if (k->bias) {
         norm.bias = rig_weight(r, WEIGHT_VECTOR, t, 1, k->cols, bias);
@@ -267,11 +271,13 @@ static double activate_reference(enum activation act, double x)
     }
 }
 
-/* A weight [2n, in] each of whose rows picks one column of x, so that the factors of a gated product are known exactly: gate's
- * column c is x's column c % in, up's is x's column (c * 7 + 3) % in. */
+/* A weight [2n, in] each of whose rows picks one column of x, so that the factors of a
+ * gated product are known exactly: gate's column c is x's column c % in, up's is x's
+ * column (c * 7 + 3) % in. */
 static struct mat picking_weight(struct rig *r, enum dtype t, int32_t n, int32_t in)
 {
     float *w = rig_alloc((size_t)2 * (size_t)n * (size_t)in * sizeof(*w));
+
     memset(w, 0, (size_t)2 * (size_t)n * (size_t)in * sizeof(*w));
     for (int64_t c = 0; c < n; c++) {
         w[c * in + c % in] = 1;
@@ -423,8 +429,9 @@ struct linear_case {
 };
 
 /* What a plain implementation of the same precision gives, and the float64 truth. */
-static void linear_references(const struct linear_case *k, const float *x, const float *w, const float *bias,
-                              const float *res, enum dtype operand, enum dtype to, float *plain, double *ref)
+static void linear_references(const struct linear_case *k, const float *x, const float *w,
+                              const float *bias, const float *res, enum dtype operand,
+                              enum dtype to, float *plain, double *ref)
 {
     for (int64_t i = 0; i < (int64_t)k->rows * k->out; i++) {
         const float *xr = x + i / k->out * k->in;
@@ -455,6 +462,7 @@ static void check_linear(struct rig *r, const struct linear_case *k, enum dtype 
     /* x and out are columns of wider matrices, as a fused projection's parts are. */
     struct mat mx = mat_cols(rig_mat(r, k->rows, k->in + 64, at, NULL), 32, k->in);
     struct mat out = mat_cols(rig_mat(r, k->rows, k->out + 32, to, NULL), 16, k->out);
+
     rig_upload(r, mx, x);
     struct epilogue ep = {.act = k->act};
     if (k->bias) {
@@ -486,7 +494,8 @@ static void check_linear(struct rig *r, const struct linear_case *k, enum dtype 
 static void linear_is_as_good_as_plain_for_every_row_count(void **state)
 {
     (void)state;
-    static const int32_t rows[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 16, 17, 24, 31, 33, 48, 64, 100, 130, 257};
+    static const int32_t rows[] = {1,  2,  3,  4,  5,  6,  7,  8,   9,   11, 13,
+                                   16, 17, 24, 31, 33, 48, 64, 100, 130, 257};
     static const int32_t shape[][2] = {{16, 1}, {24, 8}, {100, 37}, {576, 200}, {1032, 66}};
     struct rig r;
     rig_open(&r);
@@ -528,7 +537,8 @@ static void linear_applies_its_epilogue(void **state)
     rig_close(&r);
 }
 
-/* Long sums and wide outputs, where blocking over the input and over the output begins. */
+/* Long sums and wide outputs, where blocking over the input and over the output
+ * begins. */
 static void linear_blocks_large_shapes_right(void **state)
 {
     (void)state;
@@ -548,7 +558,8 @@ static void linear_blocks_large_shapes_right(void **state)
     rig_close(&r);
 }
 
-/* Shapes that a GPU cuts along k between its multiprocessors: several pieces a tile, tiles that end early. */
+/* Shapes that a GPU cuts along k between its multiprocessors: several pieces a tile,
+ * tiles that end early. */
 static void products_cut_between_multiprocessors_add_up(void **state)
 {
     (void)state;
@@ -575,7 +586,8 @@ static void products_cut_between_multiprocessors_add_up(void **state)
     rig_close(&r);
 }
 
-/* out = act(x Wg^T + bias) * (x Wu^T + bias) of random operands: no worse than both products rounded to the activations' type. */
+/* out = act(x Wg^T + bias) * (x Wu^T + bias) of random operands: no worse than both
+ * products rounded to the activations' type. */
 static void check_gated(struct rig *r, const struct linear_case *k, enum dtype t)
 {
     enum dtype at = act_of(r, t);
@@ -584,10 +596,12 @@ static void check_gated(struct rig *r, const struct linear_case *k, enum dtype t
     float *w = rig_floats(r, (int64_t)2 * k->out * k->in, 0.25f, t);
     float *bias = rig_floats(r, 2 * k->out, 1, t);
     struct mat mw = rig_weight(r, WEIGHT_LINEAR, t, 2 * k->out, k->in, w);
-    struct mat mb = k->bias ? rig_weight(r, WEIGHT_VECTOR, t, 1, 2 * k->out, bias) : (struct mat){0};
+    struct mat mb =
+        k->bias ? rig_weight(r, WEIGHT_VECTOR, t, 1, 2 * k->out, bias) : (struct mat){0};
     struct mat mx = rig_mat(r, k->rows, k->in, at, x);
     struct mat room = rig_mat(r, k->rows, 2 * k->out, at, NULL);
     struct mat out = rig_mat(r, k->rows, k->out, at, NULL);
+
     rig_begin_plain(r, k->rows);
     r->b->ops->linear_gated(r->b, out, room, mx, mw, mb, k->act);
     float *got = rig_download(r, out);
@@ -601,7 +615,8 @@ static void check_gated(struct rig *r, const struct linear_case *k, enum dtype t
     for (int64_t i = 0; i < n; i++) {
         int64_t gate = i / k->out * 2 * k->out + i % k->out;
         ref[i] = activate_reference(k->act, ref2[gate]) * ref2[gate + k->out];
-        plain[i] = round_to(at, (float)activate_reference(k->act, plain2[gate]) * plain2[gate + k->out]);
+        plain[i] =
+            round_to(at, (float)activate_reference(k->act, plain2[gate]) * plain2[gate + k->out]);
     }
     char what[96];
     snprintf(what, sizeof(what), "gated %d x %d x %d, %s", k->rows, k->in, k->out, dtype_name(t));
@@ -720,7 +735,8 @@ static void dummies_are_small_and_differ(void **state)
     rig_open(&r);
     float *v[2];
     for (int i = 0; i < 2; i++) {
-        struct weight_desc d = {.name = "dummy", .kind = WEIGHT_TABLE, .dtype = DTYPE_F32, .rows = 64, .cols = 100};
+        struct weight_desc d = {
+            .name = "dummy", .kind = WEIGHT_TABLE, .dtype = DTYPE_F32, .rows = 64, .cols = 100};
         struct mat m;
         assert_int_equal(r.b->ops->weight(r.b, &d, &m, &e), 0);
         v[i] = rig_download(&r, m);
@@ -762,6 +778,7 @@ static int group(void)
         cmocka_unit_test(dummies_are_small_and_differ),
         cmocka_unit_test(products_cut_between_multiprocessors_add_up),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 

@@ -1,5 +1,6 @@
-/* The engine's heart against the oracle: random runs, each request's output compared with what it gives alone.
- * build/tests/sim/oracle_runs does the same for as many runs as one likes, and replays a seed. */
+/* The engine's heart against the oracle: random runs, each request's output compared
+ * with what it gives alone. build/tests/sim/oracle_runs does the same for as many runs
+ * as one likes, and replays a seed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,15 +18,18 @@ static void random_runs(uint64_t n, int32_t n_ranks, int32_t n_stages)
 {
     struct sim_totals t = {0};
     char why[512];
+
     for (uint64_t seed = FIRST_SEED; seed < FIRST_SEED + n; seed++) {
         scenario_random(&scenario, seed);
         scenario.n_ranks = n_ranks;
         scenario.n_stages = n_stages;
-        if (world_run(&scenario, &t, why, sizeof(why)) == 0)
+        if (world_run(&scenario, &t, why, sizeof(why)) == 0) {
             continue;
+        }
         scenario_shrink(&scenario, why, sizeof(why));
         scenario_print(&scenario, stderr);
-        fail_msg("seed %llu: %s (replay: build/tests/sim/oracle_runs --ranks %d --stages %d --seed %llu)",
+        fail_msg("seed %llu: %s (replay: build/tests/sim/oracle_runs --ranks %d --stages %d --seed "
+                 "%llu)",
                  (unsigned long long)seed, why, n_ranks, n_stages, (unsigned long long)seed);
     }
     /* Runs in which nothing of interest happens would prove nothing. */
@@ -67,5 +71,6 @@ int main(void)
         cmocka_unit_test(so_they_do_when_each_step_goes_to_many_ranks),
         cmocka_unit_test(so_they_do_in_the_parts_of_a_pipeline),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
-/* The output side: text, stop strings across token borders, characters across tokens, echo, log-probabilities, best_of, usage.
- * Tokens are bytes (the byte tokenizer), so every border can be tried. */
+/* The output side: text, stop strings across token borders, characters across tokens,
+ * echo, log-probabilities, best_of, usage. Tokens are bytes (the byte tokenizer), so
+ * every border can be tried. */
 #include "engine/output.h"
 
 #include <math.h>
@@ -30,6 +31,7 @@ static struct bench *bench_new(void)
 {
     struct bench *b = calloc(1, sizeof(*b));
     struct err e;
+
     assert_non_null(b);
     assert_int_equal(tokenizer_open_bytes(&b->tokenizer, &e), 0);
     recorder_init(&b->recorder);
@@ -40,8 +42,8 @@ static struct bench *bench_new(void)
                                   .active = &b->active,
                                   .tenant_active = &b->tenant_active,
                                   .now_us = 1000};
-    b->params =
-        (struct gen_params){.max_tokens = 4096, .n = 1, .best_of = 1, .n_logprobs = -1, .n_prompt_logprobs = -1};
+    b->params = (struct gen_params){
+        .max_tokens = 4096, .n = 1, .best_of = 1, .n_logprobs = -1, .n_prompt_logprobs = -1};
     b->rec = recording_new();
     return b;
 }
@@ -49,9 +51,11 @@ static struct bench *bench_new(void)
 static char **strings(int32_t n, const char *const *s)
 {
     char **copy = calloc((size_t)n, sizeof(*copy));
+
     assert_non_null(copy);
-    for (int32_t i = 0; i < n; i++)
+    for (int32_t i = 0; i < n; i++) {
         copy[i] = strdup(s[i]);
+    }
     return copy;
 }
 
@@ -60,8 +64,10 @@ static void begin(struct bench *b, const char *prompt)
 {
     struct err e;
     int32_t id[256], n = (int32_t)strlen(prompt);
-    for (int32_t i = 0; i < n; i++)
+
+    for (int32_t i = 0; i < n; i++) {
         id[i] = (unsigned char)prompt[i];
+    }
     assert_int_equal(request_new(&b->request, &b->params, id, n, &e), 0);
     assert_int_equal(emission_new(b->request, b->tokenizer, &e), 0);
     b->request->user = b->rec;
@@ -71,8 +77,9 @@ static void begin(struct bench *b, const char *prompt)
 
 static void finish_bench(struct bench *b)
 {
-    if (b->request)
+    if (b->request) {
         request_unref(b->request);
+    }
     recording_free(b->rec);
     recorder_release(&b->recorder);
     tokenizer_free(b->tokenizer);
@@ -81,14 +88,21 @@ static void finish_bench(struct bench *b)
 
 static struct delta token(struct bench *b, int32_t choice, int32_t id)
 {
-    return (struct delta){
-        .request = b->request, .kind = DELTA_TOKEN, .choice = choice, .token = id, .logprob = -1, .stop_token = -1};
+    return (struct delta){.request = b->request,
+                          .kind = DELTA_TOKEN,
+                          .choice = choice,
+                          .token = id,
+                          .logprob = -1,
+                          .stop_token = -1};
 }
 
 static struct delta finish(struct bench *b, int32_t choice, enum finish_reason why)
 {
-    return (struct delta){
-        .request = b->request, .kind = DELTA_FINISH, .choice = choice, .finish = why, .stop_token = -1};
+    return (struct delta){.request = b->request,
+                          .kind = DELTA_FINISH,
+                          .choice = choice,
+                          .finish = why,
+                          .stop_token = -1};
 }
 
 static void say(struct bench *b, int32_t choice, const char *text)
@@ -102,12 +116,14 @@ static void say(struct bench *b, int32_t choice, const char *text)
 static void end_choice(struct bench *b, int32_t choice, enum finish_reason why)
 {
     struct delta d = finish(b, choice, why);
+
     emit_delta(&b->emitter, &d, NULL);
 }
 
 static void end_request(struct bench *b)
 {
     struct delta d = {.request = b->request, .kind = DELTA_END};
+
     emit_delta(&b->emitter, &d, NULL);
     assert_true(b->rec->last);
     assert_int_equal(b->rec->n_after_end, 0);
@@ -119,7 +135,7 @@ static const char *text(struct bench *b, int choice)
     return b->rec->choice[choice].text.len ? b->rec->choice[choice].text.data : "";
 }
 
-/* ---- plain text --------------------------------------------------------------------------------------------------- */
+/* ---- plain text ---- */
 
 static void every_token_is_a_piece_and_the_end_leaves_with_the_last(void **state)
 {
@@ -183,7 +199,7 @@ static void characters_leave_whole(void **state)
     finish_bench(b);
 }
 
-/* ---- stop strings ------------------------------------------------------------------------------------------------- */
+/* ---- stop strings ---- */
 
 static void set_stops(struct bench *b, int32_t n, const char *const *s)
 {
@@ -285,24 +301,29 @@ static void random_stops_match_a_plain_search(void **state)
         int n_stops = 1 + rand() % 3, len = rand() % 40;
         for (int i = 0; i < n_stops; i++) {
             int n = 1 + rand() % 6;
-            for (int k = 0; k < n; k++)
+            for (int k = 0; k < n; k++) {
                 stop[i][k] = (char)('a' + rand() % 2);
+            }
             stop[i][n] = '\0';
             stops[i] = stop[i];
         }
-        for (int i = 0; i < len; i++)
+        for (int i = 0; i < len; i++) {
             said[i] = (char)('a' + rand() % 2);
+        }
         said[len] = '\0';
-        size_t want = (size_t)len; /* the text up to the start of the longest stop at the earliest end */
+        /* the text up to the start of the longest stop at the earliest end */
+        size_t want = (size_t)len;
         bool found = false;
-        for (int end = 1; end <= len && !found; end++)
+        for (int end = 1; end <= len && !found; end++) {
             for (int i = 0; i < n_stops; i++) {
                 size_t n = strlen(stop[i]);
-                if (n <= (size_t)end && memcmp(said + end - n, stop[i], n) == 0 && (!found || (size_t)end - n < want)) {
+                if (n <= (size_t)end && memcmp(said + end - n, stop[i], n) == 0 &&
+                    (!found || (size_t)end - n < want)) {
                     want = (size_t)end - n;
                     found = true;
                 }
             }
+        }
         struct bench *b = bench_new();
         set_stops(b, n_stops, stops);
         begin(b, "p");
@@ -362,8 +383,9 @@ static void one_hypothesis_gives_one_text_whatever_n_is(void **state)
             b->params.n = b->params.best_of = n;
             set_stops(b, 1, (const char *const[]){"b!"});
             begin(b, "p");
-            for (int32_t i = 0; i < n; i++)
+            for (int32_t i = 0; i < n; i++) {
                 say(b, i, "ab");
+            }
             struct delta last = token(b, 0, '!');
             last.is_stop = by_token;
             end_all(b, &last);
@@ -434,7 +456,7 @@ static void a_choice_that_cannot_go_on_says_so_and_ranks_last(void **state)
     finish_bench(b);
 }
 
-/* ---- where tokens stand in the text ------------------------------------------------------------------------------- */
+/* ---- where tokens stand in the text ---- */
 
 enum { MOST_TOKENS = 24, MOST_BYTES = 3 * MOST_TOKENS };
 
@@ -448,7 +470,8 @@ struct parts {
 };
 
 static const struct parts PARTS[] = {
-    {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"\u00e2\":2,\"\u0124\":3,\"\u00ac\":4,"
+    {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"\u00e2\":2,\"\u0124\":3,\"\u00ac\":"
+     "4,"
      "\"\u00e2\u0124\":5,\"\u00aca\":6,\"\u0124\u00e2\":7,\"\u00c3\":8,\"\u00a9\":9,\"a\u00c3\":10,"
      "\"\u00ff\":11},\"merges\":[]},\"decoder\":{\"type\":\"ByteLevel\"}}",
      false,
@@ -461,7 +484,8 @@ static const struct parts PARTS[] = {
       "\xc3",
       "\xff"}},
     {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"<0xE2>\":2,\"<0x82>\":3,"
-     "\"<0xAC>\":4,\"<0xC3>\":5,\"<0xA9>\":6,\"<0xFF>\":7},\"merges\":[]},\"decoder\":{\"type\":\"Sequence\","
+     "\"<0xAC>\":4,\"<0xC3>\":5,\"<0xA9>\":6,\"<0xFF>\":7},\"merges\":[]},\"decoder\":{\"type\":"
+     "\"Sequence\","
      "\"decoders\":[{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}]}}",
      true,
      8,
@@ -480,6 +504,7 @@ static void make_text(struct made *ret, const struct parts *p, const int32_t *id
 {
     uint8_t raw[MOST_BYTES];
     int32_t char_of[MOST_BYTES + 1], first[MOST_TOKENS], len = 0, bad = 0;
+
     *ret = (struct made){.n_chars = 0};
     for (int32_t i = 0; i < n; i++) {
         first[i] = len;
@@ -491,27 +516,31 @@ static void make_text(struct made *ret, const struct parts *p, const int32_t *id
         int whole = utf8_next(raw + at, (size_t)(len - at), &bad);
         int32_t taken = whole > 0 ? whole : whole < 0 ? len - at : bad;
         taken = whole <= 0 && p->fallback ? 1 : taken;
-        memcpy(ret->text + out, whole > 0 ? (const char *)raw + at : "\xef\xbf\xbd", whole > 0 ? (size_t)whole : 3);
-        for (int32_t k = 0; k < taken; k++)
+        memcpy(ret->text + out, whole > 0 ? (const char *)raw + at : "\xef\xbf\xbd",
+               whole > 0 ? (size_t)whole : 3);
+        for (int32_t k = 0; k < taken; k++) {
             char_of[at + k] = ret->n_chars;
+        }
         ret->at[ret->n_chars++] = out;
         out += whole > 0 ? (size_t)whole : 3;
         at += taken;
     }
     ret->at[ret->n_chars] = out;
     char_of[len] = ret->n_chars;
-    for (int32_t i = 0; i < n; i++)
+    for (int32_t i = 0; i < n; i++) {
         ret->offset[i] = char_of[first[i]];
+    }
 }
 
 /* Tokens from number `echoed` on are generated, the last one may be an end that is no
  * text, and `stop` may cut it. */
-static void check_offsets(const struct parts *p, struct bench *b, const int32_t *id, int32_t n, int32_t echoed,
-                          bool by_token, const char *stop)
+static void check_offsets(const struct parts *p, struct bench *b, const int32_t *id, int32_t n,
+                          int32_t echoed, bool by_token, const char *stop)
 {
     struct made all, prompt;
     struct err e;
     int32_t shown = by_token ? n - 1 : n, chars;
+
     make_text(&all, p, id, shown);
     make_text(&prompt, p, id, echoed);
     b->params.echo = true;
@@ -532,7 +561,8 @@ static void check_offsets(const struct parts *p, struct bench *b, const int32_t 
     struct recorded_choice *c = &b->rec->choice[0];
     for (chars = 0; chars < all.n_chars && all.at[chars] < c->text.len; chars++) {
     }
-    assert_int_equal(c->text.len, all.at[chars]); /* whole characters, and no other text than these */
+    /* whole characters, and no other text than these */
+    assert_int_equal(c->text.len, all.at[chars]);
     assert_memory_equal(c->text.data ? c->text.data : "", all.text, c->text.len);
     assert_true(c->finish == FINISH_STOP || chars == all.n_chars);
     for (int32_t i = 0; i < c->n_prompt + c->n_tokens; i++) {
@@ -550,7 +580,8 @@ static void check_offsets(const struct parts *p, struct bench *b, const int32_t 
 static void offsets_point_into_the_text_that_is_sent(void **state)
 {
     (void)state;
-    static const char *const stops[] = {NULL, "a", "ab", "b\xef\xbf\xbd", "\xc3\xa9", "\xe2\x82\xac"};
+    static const char *const stops[] = {NULL,       "a",           "ab", "b\xef\xbf\xbd",
+                                        "\xc3\xa9", "\xe2\x82\xac"};
     srand(11);
     for (int round = 0; round < 6000; round++) {
         const struct parts *p = &PARTS[round % 2];
@@ -558,16 +589,18 @@ static void offsets_point_into_the_text_that_is_sent(void **state)
         struct err e;
         int32_t id[MOST_TOKENS], n = 2 + rand() % (MOST_TOKENS - 2), echoed = 1 + rand() % (n - 1);
         tokenizer_free(b->tokenizer);
-        if (tokenizer_open_json(&b->tokenizer, p->json, strlen(p->json), &e) < 0)
+        if (tokenizer_open_json(&b->tokenizer, p->json, strlen(p->json), &e) < 0) {
             fail_msg("%s", e.text);
-        for (int32_t i = 0; i < n; i++)
+        }
+        for (int32_t i = 0; i < n; i++) {
             id[i] = rand() % p->n;
+        }
         check_offsets(p, b, id, n, echoed, rand() % 3 == 0, stops[rand() % 6]);
         finish_bench(b);
     }
 }
 
-/* ---- echo and log-probabilities ----------------------------------------------------------------------------------- */
+/* ---- echo and log-probabilities ---- */
 
 static void echo_comes_first_and_offsets_count_it(void **state)
 {
@@ -598,8 +631,10 @@ static void prompt_logprobs_come_with_the_prompt(void **state)
     const int32_t top[] = {7, 8};
     const float top_logprob[] = {-0.5f, -1.5f};
     for (int i = 0; i < 3; i++) {
-        struct delta d = {
-            .request = b->request, .kind = DELTA_PROMPT, .token = "abc"[i], .logprob = i ? -(float)i : NAN};
+        struct delta d = {.request = b->request,
+                          .kind = DELTA_PROMPT,
+                          .token = "abc"[i],
+                          .logprob = i ? -(float)i : NAN};
         if (i) {
             d.n_top = 2;
             d.top_token = top;
@@ -655,7 +690,7 @@ static void echo_alone_with_no_tokens(void **state)
     finish_bench(b);
 }
 
-/* ---- best_of ------------------------------------------------------------------------------------------------------ */
+/* ---- best_of ---- */
 
 static void best_of_returns_the_best_by_mean_logprob(void **state)
 {
@@ -666,15 +701,17 @@ static void best_of_returns_the_best_by_mean_logprob(void **state)
     begin(b, "p");
     const float logprob[] = {-3, -1, -2};
     const char *said[] = {"worst", "best", "second"};
-    for (int c = 0; c < 3; c++)
+    for (int c = 0; c < 3; c++) {
         for (int i = 0; said[c][i]; i++) {
             struct delta d = token(b, c, (unsigned char)said[c][i]);
             d.logprob = logprob[c];
             emit_delta(&b->emitter, &d, NULL);
         }
+    }
     assert_int_equal(b->recorder.n_outputs, 0);
-    for (int c = 0; c < 3; c++)
+    for (int c = 0; c < 3; c++) {
         end_choice(b, c, FINISH_LENGTH);
+    }
     end_request(b);
     assert_string_equal(text(b, 0), "best");
     assert_string_equal(text(b, 1), "second");
@@ -699,7 +736,7 @@ static void best_of_with_echo_gives_each_choice_the_prompt(void **state)
     finish_bench(b);
 }
 
-/* ---- the ring ----------------------------------------------------------------------------------------------------- */
+/* ---- the ring ---- */
 
 /* As the engine does: what has no room is pushed later. */
 static void await_room(struct output_stage *stage)
@@ -710,7 +747,8 @@ static void await_room(struct output_stage *stage)
     }
 }
 
-/* More than the ring holds, with tops, through the thread: nothing is lost, order and tops stay, flushes are per step at most. */
+/* More than the ring holds, with tops, through the thread: nothing is lost, order and
+ * tops stay, flushes are per step at most. */
 static void the_ring_carries_everything_in_order(void **state)
 {
     (void)state;
@@ -728,8 +766,9 @@ static void the_ring_carries_everything_in_order(void **state)
     for (int32_t i = 0; i < STEPS; i++) {
         for (int32_t c = 0; c < SEQS; c++) {
             struct delta d = token(b, c, 'a' + (i + c) % 26);
-            for (int k = 0; k < 20; k++)
+            for (int k = 0; k < 20; k++) {
                 top[k] = i + c + k;
+            }
             d.n_top = (i + c) % 21;
             d.top_token = top;
             d.top_logprob = top_logprob;
@@ -782,12 +821,14 @@ static void flush_still(struct sink *sink)
     s->behind->flush(s->behind);
 }
 
-/* However little the reader takes, the writer is told how much room there is, and never waits. */
+/* However little the reader takes, the writer is told how much room there is, and never
+ * waits. */
 static void a_reader_that_stands_still_stops_nobody(void **state)
 {
     (void)state;
     struct bench *b = bench_new();
-    struct still still = {{.emit = emit_still, .flush = flush_still}, &b->recorder.sink, PTHREAD_MUTEX_INITIALIZER};
+    struct still still = {
+        {.emit = emit_still, .flush = flush_still}, &b->recorder.sink, PTHREAD_MUTEX_INITIALIZER};
     struct output_stage *stage;
     struct err e;
     int32_t n = 0;
@@ -799,8 +840,9 @@ static void a_reader_that_stands_still_stops_nobody(void **state)
     for (; output_room(stage) >= OUTPUT_DELTA_CELLS && n < 3000; n++) {
         struct delta d = token(b, 0, 'a' + n % 26);
         output_push(stage, &d);
-        if (n % 5 == 4) /* more than the writer would read itself */
+        if (n % 5 == 4) { /* more than the writer would read itself */
             output_commit(stage);
+        }
     }
     uint64_t mark = output_mark(stage);
     for (; output_room(stage) >= OUTPUT_DELTA_CELLS; n++) {
@@ -811,15 +853,17 @@ static void a_reader_that_stands_still_stops_nobody(void **state)
     assert_false(output_passed(stage, mark));
     pthread_mutex_unlock(&still.stands);
     output_commit(stage);
-    while (!output_passed(stage, output_mark(stage)))
+    while (!output_passed(stage, output_mark(stage))) {
         sched_yield();
+    }
     assert_true(output_room(stage) >= n);
     struct delta end = {.request = b->request, .kind = DELTA_END};
     output_push(stage, &end);
     output_free(stage);
     assert_int_equal(b->rec->choice[0].n_tokens, n);
-    for (int32_t i = 0; i < MIN(n, RECORD_TOKENS - 1); i++)
+    for (int32_t i = 0; i < MIN(n, RECORD_TOKENS - 1); i++) {
         assert_int_equal(b->rec->choice[0].id[i], 'a' + i % 26);
+    }
     finish_bench(b);
 }
 
@@ -830,8 +874,9 @@ static int32_t taken_tokens;
 static void emit_taking(struct sink *sink, const struct output *o)
 {
     (void)sink;
-    if (!o->memory || o->n_tokens < 2)
+    if (!o->memory || o->n_tokens < 2) {
         return;
+    }
     o->memory->taken = true;
     taken = *o->memory;
     taken_tokens = o->n_tokens;
@@ -894,5 +939,6 @@ int main(void)
         cmocka_unit_test(a_reader_that_stands_still_stops_nobody),
         cmocka_unit_test(a_long_piece_can_be_taken),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -62,5 +62,6 @@ int main(void)
         cmocka_unit_test(estimates_follow_what_steps_take),
         cmocka_unit_test(unknown_costs_keep_nothing_back),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* What crosses the seam: the arrays of a batch. Their meaning under load is test_oracle's affair. */
+/* What crosses the seam: the arrays of a batch. Their meaning under load is
+ * test_oracle's affair. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -82,8 +83,10 @@ static void a_row_used_again_gets_its_whole_table(void **state)
     rig_plan(&rig);
     const struct batch *b = &rig.batch;
     assert_int_equal(b->row[1], b->table_update[b->n_table_update - 1].row);
-    for (int32_t i = b->n_decode; i < b->n_tokens; i++)
-        assert_int_equal(b->slot[i] / 4, rig.plan[(rig.launched - 1) % 2].item[1].seq->block[b->position[i] / 4]);
+    for (int32_t i = b->n_decode; i < b->n_tokens; i++) {
+        assert_int_equal(b->slot[i] / 4,
+                         rig.plan[(rig.launched - 1) % 2].item[1].seq->block[b->position[i] / 4]);
+    }
     rig_commit(&rig);
     (void)hold;
 }
@@ -138,6 +141,7 @@ static void samples_of_a_prompt_read_one_row_with_seeds_of_their_own(void **stat
 static size_t batch_bytes(const struct batch *b)
 {
     size_t n = 0;
+
 #define X(array, count) n += (size_t)(b->count) * sizeof(*b->array);
     BATCH_ARRAYS(X)
 #undef X
@@ -286,7 +290,8 @@ static void prompt_scores_are_cut_to_the_rows_there_are(void **state)
     struct gen_params p = rig_params();
     p.n_prompt_logprobs = 2;
     p.max_tokens = 1;
-    struct rig_request *a = rig_add(&rig, p, 10, 20); /* 19 scores, 8 rows a step beside the samples */
+    /* 19 scores, 8 rows a step beside the samples */
+    struct rig_request *a = rig_add(&rig, p, 10, 20);
     rig_plan(&rig);
     assert_int_equal(rig.batch.n_samples, 8);
     assert_int_equal(rig.batch.n_tokens, 8);

@@ -1,4 +1,5 @@
-/* A step cut into parts holds each token, logits row and sampling row once, in order; the results come together again. */
+/* A step cut into parts holds each token, logits row and sampling row once, in order;
+ * the results come together again. */
 #include "engine/parts.h"
 
 #include <setjmp.h>
@@ -12,11 +13,13 @@
 
 enum { MOST_SEQS = 40, MOST_TOKENS = 400 };
 
-/* Decodes, then pieces of prompts; every sequence's last token has logits, read by one or two sampling rows. */
+/* Decodes, then pieces of prompts; every sequence's last token has logits, read by one
+ * or two sampling rows. */
 struct step {
     struct batch b;
     int32_t token[MOST_TOKENS], src[MOST_TOKENS], position[MOST_TOKENS], slot[MOST_TOKENS];
-    int32_t q_start[MOST_SEQS + 1], kv_len[MOST_SEQS], row[MOST_SEQS], lcp[MOST_SEQS], logits[MOST_SEQS];
+    int32_t q_start[MOST_SEQS + 1], kv_len[MOST_SEQS], row[MOST_SEQS], lcp[MOST_SEQS],
+        logits[MOST_SEQS];
     struct sample_row sample[2 * MOST_SEQS];
     struct block_copy copy;
 };
@@ -24,13 +27,15 @@ struct step {
 static void make_step(struct step *s, unsigned seed)
 {
     struct batch *b = &s->b;
+
     srand(seed);
     memset(s, 0, sizeof(*s));
     b->n_seqs = 1 + rand() % MOST_SEQS;
     b->n_decode = rand() % (b->n_seqs + 1);
     b->n_copy = 1;
     for (int32_t i = 0; i < b->n_seqs; i++) {
-        int32_t n = i < b->n_decode ? 1 : 2 + rand() % (rand() % 8 == 0 ? 60 : 4), first = rand() % 100;
+        int32_t n = i < b->n_decode ? 1 : 2 + rand() % (rand() % 8 == 0 ? 60 : 4),
+                first = rand() % 100;
         n = MIN(n, MOST_TOKENS - 2 * (b->n_seqs - i) - b->n_tokens + 2);
         s->q_start[i] = b->n_tokens;
         s->kv_len[i] = first + n;
@@ -43,8 +48,10 @@ static void make_step(struct step *s, unsigned seed)
             s->slot[b->n_tokens] = b->n_tokens * 7;
         }
         s->logits[b->n_logits] = b->n_tokens - 1;
-        for (int32_t k = rand() % 2; k < 2; k++, b->n_samples++)
-            s->sample[b->n_samples] = (struct sample_row){.logits_row = b->n_logits, .position = b->n_samples};
+        for (int32_t k = rand() % 2; k < 2; k++, b->n_samples++) {
+            s->sample[b->n_samples] =
+                (struct sample_row){.logits_row = b->n_logits, .position = b->n_samples};
+        }
         b->n_logits++;
     }
     s->q_start[b->n_seqs] = b->n_tokens;
@@ -62,8 +69,10 @@ struct seen {
 static void check_seqs(const struct step *s, const struct batch *p, int32_t first)
 {
     int32_t at = 0;
-    while (s->q_start[at + 1] <= first)
+
+    while (s->q_start[at + 1] <= first) {
         at++;
+    }
     assert_int_equal(p->q_start[0], 0);
     assert_int_equal(p->q_start[p->n_seqs], p->n_tokens);
     for (int32_t i = 0; i < p->n_seqs; i++) {
@@ -80,6 +89,7 @@ static void check_seqs(const struct step *s, const struct batch *p, int32_t firs
 static void check_part(const struct step *s, const struct batch *p, struct seen *seen)
 {
     int32_t first = seen->tokens;
+
     for (int32_t i = 0; i < p->n_tokens; i++) {
         assert_int_equal(p->token[i], s->token[first + i]);
         assert_int_equal(p->token_src[i], s->src[first + i]);
@@ -87,12 +97,14 @@ static void check_part(const struct step *s, const struct batch *p, struct seen 
         assert_int_equal(p->slot[i], s->slot[first + i]);
     }
     check_seqs(s, p, first);
-    for (int32_t i = 0; i < p->n_logits; i++)
+    for (int32_t i = 0; i < p->n_logits; i++) {
         assert_int_equal(first + p->logits_token[i], s->logits[seen->logits + i]);
+    }
     assert_int_equal(p->first_sample, seen->samples);
     for (int32_t i = 0; i < p->n_samples; i++) {
         assert_int_equal(p->sample[i].position, seen->samples + i);
-        assert_int_equal(p->sample[i].logits_row + seen->logits, s->sample[seen->samples + i].logits_row);
+        assert_int_equal(p->sample[i].logits_row + seen->logits,
+                         s->sample[seen->samples + i].logits_row);
         assert_in_range(p->sample[i].logits_row, 0, p->n_logits - 1);
     }
     seen->tokens += p->n_tokens;
@@ -117,8 +129,9 @@ static void parts_are_the_step(void **state)
             assert_int_equal(p.step, s.b.step);
             assert_int_equal(p.part, i);
             assert_int_equal(p.n_copy, i == 0);
-            if (n > 1)
+            if (n > 1) {
                 assert_true(p.n_tokens >= s.b.n_tokens / n - 2);
+            }
             check_part(&s, &p, &seen);
         }
         assert_int_equal(seen.tokens, s.b.n_tokens);
@@ -156,7 +169,8 @@ static void results_come_together(void **state)
                            .top_token = top,
                            .top_logprob = top_logprob,
                            .device_us = 5};
-    struct results without = {.n_samples = 1, .token = token + 2, .logprob = logprob + 2, .device_us = 6};
+    struct results without = {
+        .n_samples = 1, .token = token + 2, .logprob = logprob + 2, .device_us = 6};
     assert_int_equal(gathered_begin(&g, 9, 3, 2, &e), 0);
     gathered_add(&g, 0, &without);
     gathered_add(&g, 1, &with);
@@ -179,5 +193,6 @@ int main(void)
         cmocka_unit_test(small_steps_and_one_stage_stay_whole),
         cmocka_unit_test(results_come_together),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

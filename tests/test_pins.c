@@ -21,6 +21,7 @@ static int open_with(struct engine **ret, struct settings *s, const char *text, 
     static struct prefix_setting prefix;
     struct executor *x;
     struct tokenizer *t;
+
     prefix.text = (char *)text;
     *s = (struct settings){.block_size = 16,
                            .max_queue = 64,
@@ -40,6 +41,7 @@ static struct usage ask(struct engine *e, const char *text, const char *salt)
     struct request *r;
     struct err err;
     int32_t *ids, n;
+
     assert_int_equal(engine_encode(e, text, strlen(text), true, 1000, &ids, &n, &err), 0);
     gen_params_init(&p, e);
     p.max_tokens = 3;
@@ -68,15 +70,18 @@ static void the_first_request_finds_its_prefix_computed(void **state)
     struct usage u = ask(e, PREFIX "What is a ketch?", NULL);
     assert_int_equal(u.cached_tokens, (int32_t)strlen(PREFIX) / 16 * 16);
     assert_int_equal(u.completion_tokens, 3);
-    assert_int_equal(ask(e, "Something else, as long as it may be, finds nothing.", NULL).cached_tokens, 0);
+    assert_int_equal(
+        ask(e, "Something else, as long as it may be, finds nothing.", NULL).cached_tokens, 0);
     engine_free(e);
     recorder_release(&recorder);
 }
 
 static void a_salt_finds_the_prefixes_and_what_is_its_own(void **state)
 {
-    static const char text[] = PREFIX "What is a ketch, and what is a yawl? The mizzen mast stands before the rudder.";
-    const int32_t pinned = (int32_t)strlen(PREFIX) / 16 * 16, whole = (int32_t)strlen(text) / 16 * 16;
+    static const char text[] =
+        PREFIX "What is a ketch, and what is a yawl? The mizzen mast stands before the rudder.";
+    const int32_t pinned = (int32_t)strlen(PREFIX) / 16 * 16,
+                  whole = (int32_t)strlen(text) / 16 * 16;
     struct engine *e;
     struct settings s;
     struct err err = {0};
@@ -115,5 +120,6 @@ int main(void)
         cmocka_unit_test(a_salt_finds_the_prefixes_and_what_is_its_own),
         cmocka_unit_test(prefixes_that_do_not_fit_are_refused),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

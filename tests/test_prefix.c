@@ -15,8 +15,9 @@ static const int32_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
 
 static int open_with(int32_t name_bits)
 {
-    int code = kvpool_init(&pool, BLOCKS, NULL);
-    return code < 0 ? code : prefix_init(&px, &pool, SIZE, name_bits, 42, NULL);
+    int rc = kvpool_init(&pool, BLOCKS, NULL);
+
+    return rc < 0 ? rc : prefix_init(&px, &pool, SIZE, name_bits, 42, NULL);
 }
 
 static int open_cache(void **state)
@@ -38,7 +39,7 @@ static int close_cache(void **state)
     const char *wrong = prefix_check(&px);
     prefix_release(&px);
     kvpool_release(&pool);
-    return wrong == NULL ? 0 : -1;
+    return !wrong ? 0 : -1;
 }
 
 static int32_t take(void)
@@ -51,22 +52,26 @@ static int32_t take(void)
 static void publish(const char *salt, const int32_t *token, int32_t n, int32_t *ret_block)
 {
     struct prefix_chain chain;
+
     prefix_start(&px, &chain, salt);
     for (int32_t i = 0; i < n; i++) {
         ret_block[i] = take();
         prefix_publish(&px, &chain, ret_block[i], token + i * SIZE);
     }
-    for (int32_t i = n - 1; i >= 0; i--)
+    for (int32_t i = n - 1; i >= 0; i--) {
         kvpool_unref(&pool, ret_block[i]);
+    }
 }
 
 static int32_t found(const char *salt, const int32_t *token, int32_t n)
 {
     struct prefix_chain chain;
+
     prefix_start(&px, &chain, salt);
     int32_t i = 0;
-    while (i < n && prefix_find(&px, &chain, token + i * SIZE) >= 0)
+    while (i < n && prefix_find(&px, &chain, token + i * SIZE) >= 0) {
         i++;
+    }
     return i;
 }
 
@@ -77,8 +82,9 @@ static void what_was_published_is_found_block_by_block(void **state)
     struct prefix_chain chain;
     publish(NULL, tokens, 3, block);
     prefix_start(&px, &chain, NULL);
-    for (int32_t i = 0; i < 3; i++)
+    for (int32_t i = 0; i < 3; i++) {
         assert_int_equal(prefix_find(&px, &chain, tokens + i * SIZE), block[i]);
+    }
     assert_int_equal(chain.n_blocks, 3);
     const int32_t other[] = {1, 2, 3, 5};
     assert_int_equal(found(NULL, other, 1), 0);
@@ -131,8 +137,9 @@ static void shared_blocks_are_found_with_any_salt(void **state)
     assert_int_equal(found("one", turned, 3), 3);
     assert_int_equal(found("two", turned, 3), 0);
     assert_int_equal(found(NULL, turned, 3), 0);
-    for (int32_t i = 0; i < 2; i++)
+    for (int32_t i = 0; i < 2; i++) {
         kvpool_unref(&pool, pinned[i]);
+    }
 }
 
 static void what_is_shared_keeps_its_name(void **state)
@@ -155,8 +162,9 @@ static void a_chain_is_taken_from_its_tail(void **state)
     (void)state;
     int32_t block[3];
     publish(NULL, tokens, 3, block);
-    for (int32_t i = 0; i < BLOCKS - 3; i++)
+    for (int32_t i = 0; i < BLOCKS - 3; i++) {
         take();
+    }
     take(); /* the first of the cached ones */
     assert_int_equal(found(NULL, tokens, 3), 2);
 }
@@ -193,7 +201,8 @@ static void an_equal_block_keeps_the_first_name(void **state)
 static void a_hash_is_never_proof(void **state)
 {
     (void)state;
-    /* With two bits of hash, many different blocks carry the same name: none is taken for another. */
+    /* With two bits of hash, many different blocks carry the same name: none is taken
+     * for another. */
     int32_t block[1], n_found = 0;
     for (int32_t i = 0; i < 200; i++) {
         int32_t mine[SIZE] = {i, i + 1, i + 2, i + 3}, other[SIZE] = {i, i + 1, i + 2, i + 4};
@@ -207,15 +216,21 @@ static void a_hash_is_never_proof(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(what_was_published_is_found_block_by_block, open_cache, close_cache),
-        cmocka_unit_test_setup_teardown(equal_tokens_on_another_parent_are_not_found, open_cache, close_cache),
+        cmocka_unit_test_setup_teardown(what_was_published_is_found_block_by_block, open_cache,
+                                        close_cache),
+        cmocka_unit_test_setup_teardown(equal_tokens_on_another_parent_are_not_found, open_cache,
+                                        close_cache),
         cmocka_unit_test_setup_teardown(salts_keep_tenants_apart, open_cache, close_cache),
-        cmocka_unit_test_setup_teardown(shared_blocks_are_found_with_any_salt, open_cache, close_cache),
+        cmocka_unit_test_setup_teardown(shared_blocks_are_found_with_any_salt, open_cache,
+                                        close_cache),
         cmocka_unit_test_setup_teardown(what_is_shared_keeps_its_name, open_colliding, close_cache),
         cmocka_unit_test_setup_teardown(a_chain_is_taken_from_its_tail, open_cache, close_cache),
-        cmocka_unit_test_setup_teardown(nothing_is_found_behind_a_lost_parent, open_cache, close_cache),
-        cmocka_unit_test_setup_teardown(an_equal_block_keeps_the_first_name, open_cache, close_cache),
+        cmocka_unit_test_setup_teardown(nothing_is_found_behind_a_lost_parent, open_cache,
+                                        close_cache),
+        cmocka_unit_test_setup_teardown(an_equal_block_keeps_the_first_name, open_cache,
+                                        close_cache),
         cmocka_unit_test_setup_teardown(a_hash_is_never_proof, open_colliding, close_cache),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

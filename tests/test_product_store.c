@@ -1,4 +1,5 @@
-/* What is remembered of matrix products from run to run, and what becomes of a file that is not what it should be. */
+/* What is remembered of matrix products from run to run, and what becomes of a file
+ * that is not what it should be. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +21,7 @@ static int make_root(void **state)
 {
     (void)state;
     snprintf(root, sizeof(root), "/tmp/quire-products-XXXXXX");
-    return mkdtemp(root) != NULL ? 0 : -1;
+    return mkdtemp(root) ? 0 : -1;
 }
 
 static int remove_root(void **state)
@@ -34,6 +35,7 @@ static int remove_root(void **state)
 static struct product_key key(int32_t n)
 {
     struct product_key k;
+
     memset(&k, 0, sizeof(k));
     k.m = 8;
     k.n = n;
@@ -45,6 +47,7 @@ static void put(struct product_store *s, int32_t n, int32_t algo)
 {
     struct product_key k = key(n);
     struct product_choice c = {.algo = {(uint64_t)algo}};
+
     product_store_put(s, &k, &c);
 }
 
@@ -53,13 +56,15 @@ static int32_t algo_of(const struct product_store *s, int32_t n)
 {
     struct product_key k = key(n);
     const struct product_choice *c = product_store_find(s, &k);
-    return c != NULL ? (int32_t)c->algo[0] : -1;
+
+    return c ? (int32_t)c->algo[0] : -1;
 }
 
 /* Two products in a file of `root`; its path. */
 static void make_file(char path[512])
 {
     struct product_store s;
+
     product_store_open(&s, root, "a device");
     put(&s, 100, 16);
     put(&s, 200, 24);
@@ -71,6 +76,7 @@ static void make_file(char path[512])
 static int32_t count_from(const char *dir, const char *device)
 {
     struct product_store s;
+
     product_store_open(&s, dir, device);
     int32_t n = s.n;
     product_store_release(&s);
@@ -111,7 +117,8 @@ static void a_file_that_changed_counts_as_none(void **state)
     assert_non_null(f);
     assert_int_equal(fread(good, 1, (size_t)st.st_size, f), st.st_size);
     fclose(f);
-    for (long i = 0; i <= st.st_size; i++) { /* one byte changed, or at the end: half of the file */
+    /* one byte changed, or at the end: half of the file */
+    for (long i = 0; i <= st.st_size; i++) {
         f = fopen(path, "wb");
         assert_non_null(f);
         if (i < st.st_size) {
@@ -194,5 +201,6 @@ int main(void)
         cmocka_unit_test(a_full_store_learns_nothing_more),
         cmocka_unit_test(the_place_follows_the_environment),
     };
+
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

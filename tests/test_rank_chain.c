@@ -1,10 +1,13 @@
-/* Layers cut over ranks, in decode steps that repeat: row-parallel products, the sum of the ranks' parts with residual and norm, and the
- * products behind it. A device may record such a step and replay it as one launch a layer, with the sums inside. Sums are compared with
- * those of the summands that the ranks themselves made, and must be the same bits on all; products with float64.
+/* Layers cut over ranks, in decode steps that repeat: row-parallel products, the sum of
+ * the ranks' parts with residual and norm, and the products behind it. A device may
+ * record such a step and replay it as one launch a layer, with the sums inside. Sums
+ * are compared with those of the summands that the ranks themselves made, and must be
+ * the same bits on all; products with float64.
  *
  *     build/tests/test_rank_chain [--device cpu|cuda] [--ranks N]
  *
- * `--device cuda` needs a GPU for each of the ranks (2). On CPUs nothing is recorded: there the operations themselves are tested.
+ * `--device cuda` needs a GPU for each of the ranks (2). On CPUs nothing is recorded:
+ * there the operations themselves are tested.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -16,7 +19,16 @@
 
 #include "tests/rank_rig.h"
 
-enum { LAYERS = 3, STEPS = 5, MOST_ROWS = 8, HIDDEN = 2240, HEADS = 64, INNER = 128, QKV = 192, WIDEST = HIDDEN };
+enum {
+    LAYERS = 3,
+    STEPS = 5,
+    MOST_ROWS = 8,
+    HIDDEN = 2240,
+    HEADS = 64,
+    INNER = 128,
+    QKV = 192,
+    WIDEST = HIDDEN
+};
 
 static const char *device = "cpu";
 static int32_t n_ranks = 3;
@@ -48,19 +60,22 @@ static float noise(uint64_t *rng)
 
 static void fill(float *v, int64_t n, float range, uint64_t seed)
 {
-    for (int64_t i = 0; i < n; i++)
+    for (int64_t i = 0; i < n; i++) {
         v[i] = noise(&seed) * range;
+    }
 }
 
-/* ---- the scene ------------------------------------------------------------------------------------------------------ */
+/* ---- the scene ---- */
 
-static int weight_open(struct scene *s, struct weight *w, int32_t rows, int32_t cols, float range, uint64_t seed,
-                       struct err *e)
+static int weight_open(struct scene *s, struct weight *w, int32_t rows, int32_t cols, float range,
+                       uint64_t seed, struct err *e)
 {
     struct backend *b = s->r->b;
+
     w->host = malloc((size_t)rows * (size_t)cols * sizeof(float));
-    if (!w->host)
+    if (!w->host) {
         return err_nomem(e, "a weight");
+    }
     fill(w->host, (int64_t)rows * cols, range, seed);
     struct weight_piece p = {.data = w->host, .rows = rows, .cols = cols, .stride = cols};
     struct weight_desc d = {.name = "weight",
@@ -79,13 +94,15 @@ static int mats_open(struct scene *s, struct err *e)
     struct backend *b = s->r->b;
     enum dtype t = b->act_dtype_of[s->type];
     int rc = b->ops->scratch(b, MOST_ROWS, HEADS, t, &s->attn, e);
+
     rc = rc < 0 ? rc : b->ops->scratch(b, MOST_ROWS, HIDDEN, t, &s->x, e);
     rc = rc < 0 ? rc : b->ops->scratch(b, MOST_ROWS, 2 * INNER, t, &s->wide, e);
     for (int i = 0; i < LAYERS; i++) {
         struct layer *l = &s->layer[i];
         struct mat *of_hidden[] = {&l->y1, &l->h1, &l->y2, &l->h2};
-        for (size_t k = 0; k < ARRAY_LEN(of_hidden) && rc == 0; k++)
+        for (size_t k = 0; k < ARRAY_LEN(of_hidden) && rc == 0; k++) {
             rc = b->ops->scratch(b, MOST_ROWS, HIDDEN, t, of_hidden[k], e);
+        }
         rc = rc < 0 ? rc : b->ops->scratch(b, MOST_ROWS, INNER, t, &l->act, e);
         rc = rc < 0 ? rc : b->ops->scratch(b, MOST_ROWS, QKV, t, &l->qkv, e);
     }
@@ -97,6 +114,7 @@ static int scene_open(struct scene *s, struct err *e)
 {
     uint64_t seed = 100 * (uint64_t)s->r->rank + 1;
     int rc = weight_open(s, &s->o, HIDDEN, HEADS, 0.25f, seed, e);
+
     rc = rc < 0 ? rc : weight_open(s, &s->up, 2 * INNER, HIDDEN, 0.125f, seed + 1, e);
     rc = rc < 0 ? rc : weight_open(s, &s->down, HIDDEN, INNER, 0.125f, seed + 2, e);
     rc = rc < 0 ? rc : weight_open(s, &s->qkv, QKV, HIDDEN, 0.125f, seed + 3, e);
@@ -107,21 +125,27 @@ static int scene_open(struct scene *s, struct err *e)
 static void scene_release(struct scene *s)
 {
     struct weight *w[] = {&s->o, &s->up, &s->down, &s->qkv, &s->norm};
-    for (size_t i = 0; i < ARRAY_LEN(w); i++)
+
+    for (size_t i = 0; i < ARRAY_LEN(w); i++) {
         free(w[i]->host);
+    }
 }
 
-/* ---- a step --------------------------------------------------------------------------------------------------------- */
+/* ---- a step ---- */
 
 static void call_operations(struct scene *s, int32_t rows)
 {
     struct backend *b = s->r->b;
     struct norm n = {.kind = NORM_RMS, .weight = s->norm.mat, .eps = 1e-5f};
-    struct mat x = mat_rows(s->x, 0, rows), attn = mat_rows(s->attn, 0, rows), wide = mat_rows(s->wide, 0, rows);
+    struct mat x = mat_rows(s->x, 0, rows), attn = mat_rows(s->attn, 0, rows),
+               wide = mat_rows(s->wide, 0, rows);
+
     for (int i = 0; i < LAYERS; i++) {
         const struct layer *l = &s->layer[i];
-        struct mat y1 = mat_rows(l->y1, 0, rows), h1 = mat_rows(l->h1, 0, rows), act = mat_rows(l->act, 0, rows);
-        struct mat y2 = mat_rows(l->y2, 0, rows), h2 = mat_rows(l->h2, 0, rows), qkv = mat_rows(l->qkv, 0, rows);
+        struct mat y1 = mat_rows(l->y1, 0, rows), h1 = mat_rows(l->h1, 0, rows),
+                   act = mat_rows(l->act, 0, rows);
+        struct mat y2 = mat_rows(l->y2, 0, rows), h2 = mat_rows(l->h2, 0, rows),
+                   qkv = mat_rows(l->qkv, 0, rows);
         b->ops->linear(b, y1, attn, s->o.mat, NULL);
         b->ops->add_norm(b, h1, x, y1, &n, true);
         b->ops->linear_gated(b, act, wide, h1, s->up.mat, (struct mat){0}, ACT_SILU);
@@ -136,17 +160,20 @@ static int take_step(struct scene *s, int32_t rows, int step, struct err *e)
     struct backend *b = s->r->b;
     struct results unused;
     bool replayed;
+
     fill(s->x_host, (int64_t)rows * HIDDEN, 2, 7000 + (uint64_t)(step * MOST_ROWS + rows));
-    fill(s->attn_host, (int64_t)rows * HEADS, 1, 50 + (uint64_t)(step * MOST_ROWS + rows + 1000 * s->r->rank));
+    fill(s->attn_host, (int64_t)rows * HEADS, 1,
+         50 + (uint64_t)(step * MOST_ROWS + rows + 1000 * s->r->rank));
     int rc = b->ops->upload(b, mat_rows(s->x, 0, rows), s->x_host, e);
     rc = rc < 0 ? rc : b->ops->upload(b, mat_rows(s->attn, 0, rows), s->attn_host, e);
     rc = rc < 0 ? rc : rank_rig_begin(s->r, rows, &replayed, e);
-    if (rc == 0 && !replayed)
+    if (rc == 0 && !replayed) {
         call_operations(s, rows);
+    }
     return rc < 0 ? rc : rank_rig_end(s->r, &unused, e);
 }
 
-/* ---- references ----------------------------------------------------------------------------------------------------- */
+/* ---- references ---- */
 
 static float got[MOST_ROWS * WIDEST], host_h[MOST_ROWS * HIDDEN], host_act[MOST_ROWS * INNER];
 static double want[MOST_ROWS * WIDEST];
@@ -155,6 +182,7 @@ static double want[MOST_ROWS * WIDEST];
 static int compare(const struct scene *s, const char *what, int64_t n, struct err *e)
 {
     double error = 0, all = 0, limit = s->type == DTYPE_BF16 ? 1e-4 : 2e-6;
+
     for (int64_t i = 0; i < n; i++) {
         error += (got[i] - want[i]) * (got[i] - want[i]);
         all += want[i] * want[i];
@@ -167,8 +195,9 @@ static void product(const float *x, const struct weight *w, int32_t rows, int32_
 {
     for (int32_t i = 0; i < rows * n; i++) {
         want[i] = 0;
-        for (int32_t j = 0; j < k; j++)
+        for (int32_t j = 0; j < k; j++) {
             want[i] += (double)x[i / n * k + j] * w->host[i % n * k + j];
+        }
     }
 }
 
@@ -176,6 +205,7 @@ static int check_product(const struct scene *s, const char *what, struct mat out
                          const struct weight *w, int32_t rows, struct err *e)
 {
     int rc = s->r->b->ops->download(s->r->b, mat_rows(out, 0, rows), got, e);
+
     product(x, w, rows, w->mat.rows, w->mat.cols);
     return rc < 0 ? rc : compare(s, what, (int64_t)rows * w->mat.rows, e);
 }
@@ -190,32 +220,40 @@ static bool keeps_parts(const struct scene *s)
 static int sum_over_ranks(const struct scene *s, float *v, int32_t n, struct err *e)
 {
     struct mat m = {.data = v, .stride = n, .rows = 1, .cols = n, .dtype = DTYPE_F32};
+
     return s->r->comm->ops->all_reduce(s->r->comm, m, e);
 }
 
 /* y after its sum. */
-static int check_part(const struct scene *s, const char *what, struct mat y, const float *x, const struct weight *w,
-                      int32_t rows, struct err *e)
+static int check_part(const struct scene *s, const char *what, struct mat y, const float *x,
+                      const struct weight *w, int32_t rows, struct err *e)
 {
     static float sum[MOST_ROWS * HIDDEN];
-    if (keeps_parts(s))
+
+    if (keeps_parts(s)) {
         return check_product(s, what, y, x, w, rows, e);
+    }
     int32_t n = rows * HIDDEN;
     product(x, w, rows, HIDDEN, w->mat.cols);
-    for (int32_t i = 0; i < n; i++)
+    for (int32_t i = 0; i < n; i++) {
         sum[i] = (float)want[i];
+    }
     int rc = sum_over_ranks(s, sum, n, e);
-    for (int32_t i = 0; i < n; i++)
+    for (int32_t i = 0; i < n; i++) {
         want[i] = sum[i];
+    }
     rc = rc < 0 ? rc : s->r->b->ops->download(s->r->b, mat_rows(y, 0, rows), got, e);
     return rc < 0 ? rc : compare(s, what, n, e);
 }
 
-static int check_gated(const struct scene *s, struct mat out, const float *h, int32_t rows, struct err *e)
+static int check_gated(const struct scene *s, struct mat out, const float *h, int32_t rows,
+                       struct err *e)
 {
     int rc = s->r->b->ops->download(s->r->b, mat_rows(out, 0, rows), got, e);
+
     product(h, &s->up, rows, 2 * INNER, HIDDEN);
-    for (int32_t i = 0; i < rows * INNER; i++) { /* in place: what is read lies behind what is written */
+    /* in place: what is read lies behind what is written */
+    for (int32_t i = 0; i < rows * INNER; i++) {
         const double *both = want + i / INNER * 2 * INNER + i % INNER;
         want[i] = both[0] / (1 + exp(-both[0])) * both[INNER];
     }
@@ -226,13 +264,16 @@ static int check_gated(const struct scene *s, struct mat out, const float *h, in
 static int check_norm(const struct scene *s, struct mat out, int32_t rows, struct err *e)
 {
     int rc = s->r->b->ops->download(s->r->b, mat_rows(out, 0, rows), got, e);
+
     for (int32_t i = 0; i < rows; i++) {
         const float *x = s->x_host + i * HIDDEN;
         double squares = 0;
-        for (int32_t j = 0; j < HIDDEN; j++)
+        for (int32_t j = 0; j < HIDDEN; j++) {
             squares += (double)x[j] * x[j];
-        for (int32_t j = 0; j < HIDDEN; j++)
+        }
+        for (int32_t j = 0; j < HIDDEN; j++) {
             want[i * HIDDEN + j] = x[j] / sqrt(squares / HIDDEN + 1e-5) * s->norm.host[j];
+        }
     }
     memcpy(host_h, got, sizeof(host_h));
     return rc < 0 ? rc : compare(s, "norm", (int64_t)rows * HIDDEN, e);
@@ -245,35 +286,44 @@ static int add_parts(struct scene *s, struct mat y, int32_t rows, struct err *e)
     struct mat room = mat_rows(s->layer[0].y1, 0, rows); /* done with */
     int32_t n = rows * HIDDEN;
     int rc = b->ops->download(b, mat_rows(y, 0, rows), got, e);
+
     rc = rc < 0 || !keeps_parts(s) ? rc : sum_over_ranks(s, got, n, e);
-    for (int32_t i = 0; i < n; i++)
+    for (int32_t i = 0; i < n; i++) {
         s->x_host[i] += got[i];
+    }
     rc = rc < 0 ? rc : b->ops->upload(b, room, s->x_host, e);
     return rc < 0 ? rc : b->ops->download(b, room, s->x_host, e);
 }
 
-/* x itself, in the end: what the reference's own sums gave, but for the last bit where there are more than two summands. */
+/* x itself, in the end: what the reference's own sums gave, but for the last bit where
+ * there are more than two summands. */
 static int check_x(struct scene *s, int32_t rows, struct err *e)
 {
     static float of_ranks[MOST_ROWS * HIDDEN];
     int32_t n = rows * HIDDEN;
     int rc = s->r->b->ops->download(s->r->b, mat_rows(s->x, 0, rows), got, e);
-    for (int32_t i = 0; i < n; i++)
+
+    for (int32_t i = 0; i < n; i++) {
         want[i] = s->x_host[i];
+    }
     rc = rc < 0 ? rc : compare(s, "the sum", n, e);
-    for (int32_t i = 0; i < n; i++)
+    for (int32_t i = 0; i < n; i++) {
         of_ranks[i] = s->r->rank == 0 ? got[i] : 0;
+    }
     rc = rc < 0 ? rc : sum_over_ranks(s, of_ranks, n, e);
-    for (int32_t i = 0; i < n && rc == 0; i++)
+    for (int32_t i = 0; i < n && rc == 0; i++) {
         RANK_CHECK(got[i] == of_ranks[i]);
-    for (int32_t i = 0; i < n && rc == 0 && n_ranks == 2; i++)
+    }
+    for (int32_t i = 0; i < n && rc == 0 && n_ranks == 2; i++) {
         RANK_CHECK(got[i] == s->x_host[i]);
+    }
     return rc;
 }
 
 static int check_layer(struct scene *s, struct layer *l, int32_t rows, struct err *e)
 {
     int rc = check_part(s, "first product", l->y1, s->attn_host, &s->o, rows, e);
+
     rc = rc < 0 ? rc : add_parts(s, l->y1, rows, e);
     rc = rc < 0 ? rc : check_norm(s, l->h1, rows, e);
     rc = rc < 0 ? rc : check_gated(s, l->act, host_h, rows, e);
@@ -283,11 +333,13 @@ static int check_layer(struct scene *s, struct layer *l, int32_t rows, struct er
     return rc < 0 ? rc : check_product(s, "last product", l->qkv, host_h, &s->qkv, rows, e);
 }
 
-/* Steps of one number of rows between steps of another: what a sum leaves behind, the next must not see. */
+/* Steps of one number of rows between steps of another: what a sum leaves behind, the
+ * next must not see. */
 static int layers_in_type(struct rank_rig *r, enum dtype type, struct err *e)
 {
     static const int32_t rows[] = {1, 2, 8, 3};
     static struct scene s;
+
     memset(&s, 0, sizeof(s));
     s.r = r;
     s.type = type;
@@ -295,11 +347,13 @@ static int layers_in_type(struct rank_rig *r, enum dtype type, struct err *e)
     for (int step = 0; step < STEPS && rc == 0; step++) {
         for (size_t i = 0; i < ARRAY_LEN(rows) && rc == 0; i++) {
             rc = take_step(&s, rows[i], step, e);
-            for (int k = 0; k < LAYERS && rc == 0; k++)
+            for (int k = 0; k < LAYERS && rc == 0; k++) {
                 rc = check_layer(&s, &s.layer[k], rows[i], e);
+            }
             rc = rc < 0 ? rc : check_x(&s, rows[i], e);
-            if (rc < 0)
+            if (rc < 0) {
                 err_prefix(e, "%s, %d rows, step %d", dtype_name(type), rows[i], step);
+            }
         }
     }
     scene_release(&s);
@@ -336,8 +390,9 @@ int main(int argc, char **argv)
             n_ranks = 2;
         }
     }
-    for (int i = 1; i + 1 < argc; i++)
+    for (int i = 1; i + 1 < argc; i++) {
         n_ranks = strcmp(argv[i], "--ranks") == 0 ? atoi(argv[i + 1]) : n_ranks;
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layers_of_bf16),
         cmocka_unit_test(test_layers_of_f16),

@@ -1,4 +1,5 @@
-/* What ranks tell rank 0: hellos are compared field by field, results come whole or are refused. */
+/* What ranks tell rank 0: hellos are compared field by field, results come whole or are
+ * refused. */
 #include "engine/rank_note.h"
 
 #include <setjmp.h>
@@ -14,7 +15,11 @@
 static void hellos_differ_by_name(void **state)
 {
     (void)state;
-    struct rank_hello first = {.version = "1", .dtype = "float32", .block_size = 16, .max_num_seqs = 64}, other;
+    struct rank_hello first = {.version = "1",
+                               .dtype = "float32",
+                               .block_size = 16,
+                               .max_num_seqs = 64},
+                      other;
     struct err e;
     other = first;
     other.n_blocks = 7; /* room may differ */
@@ -32,7 +37,8 @@ static void hellos_differ_by_name(void **state)
     assert_string_equal(e.text, "rank 3 has dtype float16, rank 0 has float32");
 }
 
-/* Results as they go over a socket: whole, or refused before memory is taken for them. */
+/* Results as they go over a socket: whole, or refused before memory is taken for
+ * them. */
 static void results_come_as_they_were_sent(void **state)
 {
     (void)state;
@@ -65,7 +71,8 @@ static void results_come_as_they_were_sent(void **state)
     assert_string_equal(e.text, "what came are no rank's results");
     close(fd[0]);
     note.n_samples = N;
-    assert_int_equal(rank_results_receive(fd[1], &note, &g, N, &e), 0); /* it ended before its rows came */
+    /* it ended before its rows came */
+    assert_int_equal(rank_results_receive(fd[1], &note, &g, N, &e), 0);
     close(fd[1]);
     gathered_release(&g);
 }
@@ -76,5 +83,6 @@ int main(void)
         cmocka_unit_test(hellos_differ_by_name),
         cmocka_unit_test(results_come_as_they_were_sent),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,9 @@
-/* What a backend does over ranks: sums, fused and not, the cut embedding, logits gathered; against the same taken on one.
+/* What a backend does over ranks: sums, fused and not, the cut embedding, logits
+ * gathered; against the same taken on one.
  *
- * `--device cuda` needs a GPU for each of `--ranks N` (2); `--only NAME` runs one test; QUIRE_TEST_SMALL: fewer rows. The ranks are processes. Every step is taken several times, so
- * that a device that records steps replays what is compared.
+ * `--device cuda` needs a GPU for each of `--ranks N` (2); `--only NAME` runs one test;
+ * QUIRE_TEST_SMALL: fewer rows. The ranks are processes. Every step is taken several
+ * times, so that a device that records steps replays what is compared.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -18,7 +20,8 @@ enum { MOST_ROWS = 600, MOST_COLS = 4096, REPEATS = 4, N_TYPES = 3 };
 static const char *device = "cpu";
 static int32_t n_ranks = 3;
 
-/* Whole numbers, few enough that every type holds their sums: results are exact, whatever is added first. */
+/* Whole numbers, few enough that every type holds their sums: results are exact,
+ * whatever is added first. */
 static float summand(int32_t rank, int32_t row, int32_t col)
 {
     return (float)((row * 7 + col * 3 + rank * 5) % 9 - 4);
@@ -27,8 +30,10 @@ static float summand(int32_t rank, int32_t row, int32_t col)
 static float total(int32_t row, int32_t col)
 {
     float sum = 0;
-    for (int32_t r = 0; r < n_ranks; r++)
+
+    for (int32_t r = 0; r < n_ranks; r++) {
         sum += summand(r, row, col);
+    }
     return sum;
 }
 
@@ -54,7 +59,8 @@ struct shape {
 static const struct shape SHAPES[] = {{2, 8},    {1, 4096}, {3, 64},   {8, 4096},   {5, 72},
                                       {64, 512}, {7, 77},   {200, 64}, {256, 4096}, {600, 64}};
 
-/* Of one type: x and out of add_norm, z of add, w of all_reduce; y and v are what the former two add. */
+/* Of one type: x and out of add_norm, z of add, w of all_reduce; y and v are what the
+ * former two add. */
 struct operands {
     struct mat x, out, y, z, v, w;
     struct norm norm;
@@ -69,17 +75,26 @@ static int operands_open(struct rank_rig *r, struct operands *o, enum dtype type
 {
     float weight[MOST_COLS];
     struct weight_piece p = {.data = weight, .rows = 1, .cols = MOST_COLS, .stride = MOST_COLS};
-    struct weight_desc d = {
-        .name = "norm", .kind = WEIGHT_VECTOR, .dtype = type, .rows = 1, .cols = MOST_COLS, .piece = &p, .n_pieces = 1};
+    struct weight_desc d = {.name = "norm",
+                            .kind = WEIGHT_VECTOR,
+                            .dtype = type,
+                            .rows = 1,
+                            .cols = MOST_COLS,
+                            .piece = &p,
+                            .n_pieces = 1};
     struct mat *mat[] = {&o->x, &o->out, &o->y, &o->z, &o->v, &o->w};
-    for (int32_t k = 0; k < MOST_COLS; k++)
+
+    for (int32_t k = 0; k < MOST_COLS; k++) {
         weight[k] = norm_weight(k);
+    }
     o->norm = (struct norm){.kind = NORM_RMS, .eps = 1e-5f};
     int rc = r->b->ops->weight(r->b, &d, &o->norm.weight, e);
-    if (rc == 0 && r->b->ops->ready)
+    if (rc == 0 && r->b->ops->ready) {
         rc = r->b->ops->ready(r->b, e);
-    for (size_t i = 0; i < ARRAY_LEN(mat) && rc == 0; i++)
+    }
+    for (size_t i = 0; i < ARRAY_LEN(mat) && rc == 0; i++) {
         rc = r->b->ops->scratch(r->b, MOST_ROWS, MOST_COLS, r->b->act_dtype_of[type], mat[i], e);
+    }
     return rc;
 }
 
@@ -88,11 +103,13 @@ static struct mat part_of(struct mat m, struct shape s)
     return mat_rows(mat_cols(m, 0, s.cols), 0, s.rows);
 }
 
-static int upload(struct rank_rig *r, struct sums *t, struct mat m, struct shape s, bool mine, struct err *e)
+static int upload(struct rank_rig *r, struct sums *t, struct mat m, struct shape s, bool mine,
+                  struct err *e)
 {
     for (int32_t i = 0; i < s.rows; i++) {
-        for (int32_t k = 0; k < s.cols; k++)
+        for (int32_t k = 0; k < s.cols; k++) {
             t->host[(int64_t)i * s.cols + k] = mine ? summand(r->rank, i, k) : residual(i, k);
+        }
     }
     return r->b->ops->upload(r->b, part_of(m, s), t->host, e);
 }
@@ -100,13 +117,16 @@ static int upload(struct rank_rig *r, struct sums *t, struct mat m, struct shape
 static int fill(struct rank_rig *r, struct sums *t, struct shape s, struct err *e)
 {
     int rc = 0;
+
     for (int i = 0; i < N_TYPES && rc == 0; i++) {
         struct operands *o = &t->of[i];
         const struct mat mine[] = {o->y, o->v, o->w}, shared[] = {o->x, o->z};
-        for (size_t k = 0; k < ARRAY_LEN(mine) && rc == 0; k++)
+        for (size_t k = 0; k < ARRAY_LEN(mine) && rc == 0; k++) {
             rc = upload(r, t, mine[k], s, true, e);
-        for (size_t k = 0; k < ARRAY_LEN(shared) && rc == 0; k++)
+        }
+        for (size_t k = 0; k < ARRAY_LEN(shared) && rc == 0; k++) {
             rc = upload(r, t, shared[k], s, false, e);
+        }
     }
     return rc;
 }
@@ -115,31 +135,38 @@ static int check(struct rank_rig *r, struct sums *t, const char *what, struct ma
                  float (*want_at)(int32_t, int32_t), struct err *e)
 {
     int rc = r->b->ops->download(r->b, part_of(m, s), t->host, e);
+
     for (int32_t i = 0; i < s.rows && rc == 0; i++) {
         for (int32_t k = 0; k < s.cols; k++) {
             float got = t->host[(int64_t)i * s.cols + k], want = want_at(i, k);
-            if (!(got == want))
-                return err_set(e, ERR_INVALID, "%s, %s [%d, %d] at (%d, %d): %g, not %g", what, dtype_name(m.dtype),
-                               s.rows, s.cols, i, k, got, want);
+            if (!(got == want)) {
+                return err_set(e, ERR_INVALID, "%s, %s [%d, %d] at (%d, %d): %g, not %g", what,
+                               dtype_name(m.dtype), s.rows, s.cols, i, k, got, want);
+            }
         }
     }
     return rc;
 }
 
-static int check_norm(struct rank_rig *r, struct sums *t, struct mat m, struct shape s, struct err *e)
+static int check_norm(struct rank_rig *r, struct sums *t, struct mat m, struct shape s,
+                      struct err *e)
 {
     double limit = m.dtype == DTYPE_BF16 ? 8e-3 : m.dtype == DTYPE_F16 ? 1e-3 : 1e-5;
     int rc = r->b->ops->download(r->b, part_of(m, s), t->host, e);
+
     for (int32_t i = 0; i < s.rows && rc == 0; i++) {
         double squares = 0;
-        for (int32_t k = 0; k < s.cols; k++)
+        for (int32_t k = 0; k < s.cols; k++) {
             squares += pow(stream(i, k), 2);
+        }
         double scale = 1 / sqrt(squares / s.cols + 1e-5);
         for (int32_t k = 0; k < s.cols; k++) {
-            double got = t->host[(int64_t)i * s.cols + k], want = stream(i, k) * scale * norm_weight(k);
-            if (!(fabs(got - want) <= limit * (1 + fabs(want))))
-                return err_set(e, ERR_INVALID, "norm, %s [%d, %d] at (%d, %d): %g, not %g", dtype_name(m.dtype), s.rows,
-                               s.cols, i, k, got, want);
+            double got = t->host[(int64_t)i * s.cols + k],
+                   want = stream(i, k) * scale * norm_weight(k);
+            if (!(fabs(got - want) <= limit * (1 + fabs(want)))) {
+                return err_set(e, ERR_INVALID, "norm, %s [%d, %d] at (%d, %d): %g, not %g",
+                               dtype_name(m.dtype), s.rows, s.cols, i, k, got, want);
+            }
         }
     }
     return rc;
@@ -151,6 +178,7 @@ static int sum_step(struct rank_rig *r, struct sums *t, struct shape s, struct e
     bool replayed;
     struct results unused;
     int rc = rank_rig_begin(r, s.rows, &replayed, e);
+
     for (int i = 0; i < N_TYPES && rc == 0 && !replayed; i++) {
         struct operands *o = &t->of[i];
         ops->add_norm(r->b, part_of(o->out, s), part_of(o->x, s), part_of(o->y, s), &o->norm, true);
@@ -163,15 +191,19 @@ static int sum_step(struct rank_rig *r, struct sums *t, struct shape s, struct e
 static int check_all(struct rank_rig *r, struct sums *t, struct shape s, struct err *e)
 {
     int rc = 0;
+
     for (int i = 0; i < N_TYPES && rc == 0; i++) {
         struct operands *o = &t->of[i];
         rc = check(r, t, "add_norm's sum", o->x, s, stream, e);
-        if (rc == 0)
+        if (rc == 0) {
             rc = check_norm(r, t, o->out, s, e);
-        if (rc == 0)
+        }
+        if (rc == 0) {
             rc = check(r, t, "add", o->z, s, stream, e);
-        if (rc == 0)
+        }
+        if (rc == 0) {
             rc = check(r, t, "all_reduce", o->w, s, total, e);
+        }
     }
     return rc;
 }
@@ -181,22 +213,28 @@ static int sums(struct rank_rig *r, struct err *e)
     static const enum dtype types[N_TYPES] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
     static struct sums t;
     int rc = 0;
-    for (int i = 0; i < N_TYPES && rc == 0; i++)
+
+    for (int i = 0; i < N_TYPES && rc == 0; i++) {
         rc = operands_open(r, &t.of[i], types[i], e);
+    }
     for (int i = 0; i < REPEATS * (int)ARRAY_LEN(SHAPES) && rc == 0; i++) {
         struct shape s = SHAPES[i % (int)ARRAY_LEN(SHAPES)];
         rc = fill(r, &t, s, e);
-        if (rc == 0)
+        if (rc == 0) {
             rc = sum_step(r, &t, s, e);
-        if (rc == 0)
+        }
+        if (rc == 0) {
             rc = check_all(r, &t, s, e);
-        if (rc < 0)
+        }
+        if (rc < 0) {
             err_prefix(e, "round %d", i / (int)ARRAY_LEN(SHAPES));
+        }
     }
     return rc;
 }
 
-/* Many sums one behind the other in one step: what is written into a peer is not overwritten before it was read. */
+/* Many sums one behind the other in one step: what is written into a peer is not
+ * overwritten before it was read. */
 static int sums_in_a_row(struct rank_rig *r, struct err *e)
 {
     enum { SUMS = 60, ROWS = 24, COLS = 1024 };
@@ -205,22 +243,30 @@ static int sums_in_a_row(struct rank_rig *r, struct err *e)
     struct mat all;
     bool replayed;
     int rc = r->b->ops->scratch(r->b, SUMS * ROWS, COLS, DTYPE_F32, &all, e);
+
     for (int step = 0; step < 3 * REPEATS && rc == 0; step++) {
-        for (int32_t i = 0; i < SUMS * ROWS * COLS; i++)
+        for (int32_t i = 0; i < SUMS * ROWS * COLS; i++) {
             host[i] = summand(r->rank, i / COLS + step, i % COLS);
+        }
         rc = r->b->ops->upload(r->b, all, host, e);
-        if (rc == 0)
+        if (rc == 0) {
             rc = rank_rig_begin(r, ROWS, &replayed, e);
-        for (int32_t i = 0; i < SUMS && rc == 0 && !replayed; i++)
+        }
+        for (int32_t i = 0; i < SUMS && rc == 0 && !replayed; i++) {
             r->b->ops->all_reduce(r->b, mat_rows(all, i * ROWS, ROWS));
-        if (rc == 0)
+        }
+        if (rc == 0) {
             rc = rank_rig_end(r, &unused, e);
-        if (rc == 0)
+        }
+        if (rc == 0) {
             rc = r->b->ops->download(r->b, all, host, e);
+        }
         for (int32_t i = 0; i < SUMS * ROWS * COLS && rc == 0; i++) {
-            if (host[i] != total(i / COLS + step, i % COLS))
-                return err_set(e, ERR_INVALID, "step %d, sum %d, row %d: %g, not %g", step, i / COLS / ROWS,
-                               i / COLS % ROWS, host[i], total(i / COLS + step, i % COLS));
+            if (host[i] != total(i / COLS + step, i % COLS)) {
+                return err_set(e, ERR_INVALID, "step %d, sum %d, row %d: %g, not %g", step,
+                               i / COLS / ROWS, i / COLS % ROWS, host[i],
+                               total(i / COLS + step, i % COLS));
+            }
         }
     }
     return rc;
@@ -253,8 +299,10 @@ static int table_open(struct rank_rig *r, struct mat *ret, struct err *e)
                             .cols = WIDTH,
                             .piece = &p,
                             .n_pieces = 1};
-    for (int32_t i = 0; i < n * WIDTH; i++)
+
+    for (int32_t i = 0; i < n * WIDTH; i++) {
         rows_of[i] = embedding(first + i / WIDTH, i % WIDTH);
+    }
     int rc = r->b->ops->weight(r->b, &d, ret, e);
     return rc == 0 && r->b->ops->ready ? r->b->ops->ready(r->b, e) : rc;
 }
@@ -267,27 +315,34 @@ static int embed_part(struct rank_rig *r, struct mat out, int32_t rows, struct e
     struct mat table;
     bool replayed;
     int rc = table_open(r, &table, e);
+
     for (int step = 0; step < REPEATS && rc == 0; step++) {
         rc = rank_rig_begin(r, rows, &replayed, e);
-        if (rc == 0 && !replayed)
+        if (rc == 0 && !replayed) {
             r->b->ops->embed_part(r->b, mat_rows(out, 0, rows), table, first, 2);
-        if (rc == 0)
+        }
+        if (rc == 0) {
             rc = rank_rig_end(r, &unused, e);
-        if (rc == 0)
+        }
+        if (rc == 0) {
             rc = r->b->ops->download(r->b, mat_rows(out, 0, rows), host, e);
-        for (int32_t i = 0; i < rows * WIDTH && rc == 0; i++)
+        }
+        for (int32_t i = 0; i < rows * WIDTH && rc == 0; i++) {
             RANK_CHECK(host[i] == 2 * embedding(r->ints[i / WIDTH], i % WIDTH));
+        }
     }
     return rc;
 }
 
-/* Logits in which row i has its greatest at `best(i)`; all but it are equal, so the log-probability is known too. */
+/* Logits in which row i has its greatest at `best(i)`; all but it are equal, so the
+ * log-probability is known too. */
 static int32_t best(int32_t row, int32_t step)
 {
     return (row * 389 + step * 101) % VOCAB;
 }
 
-/* Room for all logits, and for this rank's part of the vocabulary: n ids from `first` on. */
+/* Room for all logits, and for this rank's part of the vocabulary: n ids from `first`
+ * on. */
 struct cut {
     int32_t first, n;
     struct mat logits, part;
@@ -296,12 +351,15 @@ struct cut {
 static int cut_open(struct rank_rig *r, struct cut *ret, struct err *e)
 {
     int32_t first = part_width() * r->rank;
+
     *ret = (struct cut){.first = first, .n = MIN(part_width(), VOCAB - first)};
     int rc = r->b->ops->scratch(r->b, RANK_RIG_TOKENS, VOCAB, DTYPE_F32, &ret->logits, e);
-    return rc < 0 ? rc : r->b->ops->scratch(r->b, RANK_RIG_TOKENS, ret->n, DTYPE_F32, &ret->part, e);
+    return rc < 0 ? rc
+                  : r->b->ops->scratch(r->b, RANK_RIG_TOKENS, ret->n, DTYPE_F32, &ret->part, e);
 }
 
-/* What every rank draws greedily, from its part of the vocabulary, is the best of all. */
+/* What every rank draws greedily, from its part of the vocabulary, is the best of
+ * all. */
 static int draw(struct rank_rig *r, int32_t rows, struct err *e)
 {
     static float host[RANK_RIG_TOKENS * VOCAB];
@@ -309,18 +367,23 @@ static int draw(struct rank_rig *r, int32_t rows, struct err *e)
     struct results res;
     bool replayed;
     int rc = cut_open(r, &cut, e);
+
     for (int step = 0; step < REPEATS && rc == 0; step++) {
-        for (int32_t i = 0; i < rows * cut.n; i++)
+        for (int32_t i = 0; i < rows * cut.n; i++) {
             host[i] = cut.first + i % cut.n == best(i / cut.n, step) ? 3.0f : 1.0f;
+        }
         rc = r->b->ops->upload(r->b, mat_rows(cut.part, 0, rows), host, e);
-        if (rc == 0)
+        if (rc == 0) {
             rc = rank_rig_begin(r, rows, &replayed, e);
+        }
         if (rc == 0 && !replayed) {
-            r->b->ops->gather_logits(r->b, mat_rows(cut.logits, 0, rows), mat_rows(cut.part, 0, rows));
+            r->b->ops->gather_logits(r->b, mat_rows(cut.logits, 0, rows),
+                                     mat_rows(cut.part, 0, rows));
             r->b->ops->sample(r->b, mat_rows(cut.logits, 0, rows), 0);
         }
-        if (rc == 0)
+        if (rc == 0) {
             rc = rank_rig_end(r, &res, e);
+        }
         for (int32_t i = 0; i < rows && rc == 0 && r->rank == 0; i++) {
             RANK_CHECK(res.token[i] == best(i, step));
             RANK_CHECK(fabs(res.logprob[i] - (2 - log(exp(2) + VOCAB - 1))) < 1e-4);
@@ -329,30 +392,40 @@ static int draw(struct rank_rig *r, int32_t rows, struct err *e)
     return rc;
 }
 
-/* Rank 0 has every column. Devices that share the drawing out have them where they are needed: all_draws tells. */
+/* Rank 0 has every column. Devices that share the drawing out have them where they are
+ * needed: all_draws tells. */
 static int gather_logits(struct rank_rig *r, int32_t rows, struct err *e)
 {
     static float host[RANK_RIG_TOKENS * VOCAB];
-    for (int32_t i = 0; i < rows; i++)
+
+    for (int32_t i = 0; i < rows; i++) {
         r->sample[i].temperature = 1; /* a greedy step need not gather them */
+    }
     struct results unused;
     struct cut cut;
     bool replayed;
     int rc = cut_open(r, &cut, e);
     for (int step = 0; step < REPEATS && rc == 0; step++) {
-        for (int32_t i = 0; i < rows * cut.n; i++)
+        for (int32_t i = 0; i < rows * cut.n; i++) {
             host[i] = embedding(cut.first + i % cut.n + step, i / cut.n);
+        }
         rc = r->b->ops->upload(r->b, mat_rows(cut.part, 0, rows), host, e);
-        if (rc == 0)
+        if (rc == 0) {
             rc = rank_rig_begin(r, rows, &replayed, e);
-        if (rc == 0 && !replayed)
-            r->b->ops->gather_logits(r->b, mat_rows(cut.logits, 0, rows), mat_rows(cut.part, 0, rows));
-        if (rc == 0)
+        }
+        if (rc == 0 && !replayed) {
+            r->b->ops->gather_logits(r->b, mat_rows(cut.logits, 0, rows),
+                                     mat_rows(cut.part, 0, rows));
+        }
+        if (rc == 0) {
             rc = rank_rig_end(r, &unused, e);
-        if (rc == 0 && r->rank == 0)
+        }
+        if (rc == 0 && r->rank == 0) {
             rc = r->b->ops->download(r->b, mat_rows(cut.logits, 0, rows), host, e);
-        for (int32_t i = 0; i < rows * VOCAB && rc == 0 && r->rank == 0; i++)
+        }
+        for (int32_t i = 0; i < rows * VOCAB && rc == 0 && r->rank == 0; i++) {
             RANK_CHECK(host[i] == embedding(i % VOCAB + step, i / VOCAB));
+        }
     }
     return rc;
 }
@@ -361,14 +434,19 @@ static int cut_vocabulary(struct rank_rig *r, struct err *e)
 {
     struct mat out;
     int rc = r->b->ops->scratch(r->b, RANK_RIG_TOKENS, WIDTH, DTYPE_F32, &out, e);
-    if (rc == 0)
+
+    if (rc == 0) {
         rc = embed_part(r, out, 6, e);
-    if (rc == 0)
+    }
+    if (rc == 0) {
         rc = embed_part(r, out, 100, e);
-    for (int32_t rows = 1; rows <= 201 && rc == 0; rows += 40)
+    }
+    for (int32_t rows = 1; rows <= 201 && rc == 0; rows += 40) {
         rc = draw(r, rows, e);
-    for (int32_t rows = 2; rows <= 202 && rc == 0 && strcmp(r->device, "cpu") == 0; rows += 100)
+    }
+    for (int32_t rows = 2; rows <= 202 && rc == 0 && strcmp(r->device, "cpu") == 0; rows += 100) {
         rc = gather_logits(r, rows, e);
+    }
     return rc;
 }
 
@@ -395,7 +473,11 @@ static const struct sample_row SHORT_KINDS[] = {
     {.temperature = 0, .top_p = 1},
     {.temperature = 1.3f, .top_p = 0.95f, .top_k = 20, .min_p = 0.02f},
     {.temperature = 4, .top_p = 0.8f, .top_k = 64, .n_logprobs = 5},
-    {.temperature = 0.7f, .top_p = 1, .top_k = 50, .frequency_penalty = 0.7f, .presence_penalty = 0.3f},
+    {.temperature = 0.7f,
+     .top_p = 1,
+     .top_k = 50,
+     .frequency_penalty = 0.7f,
+     .presence_penalty = 0.3f},
     {.temperature = 0, .top_p = 1, .repetition_penalty = 1.5f, .n_bias = 4, .n_logprobs = 3},
     {.kind = SAMPLE_CANDIDATES, .top_p = 1, .n_candidates = 8, .n_bias = 4},
     {.kind = SAMPLE_CANDIDATES, .top_p = 1, .n_candidates = 64},
@@ -422,8 +504,10 @@ struct asks {
 static void ask_for_all(struct rank_rig *r, const struct asks *asks, int32_t rows)
 {
     static uint32_t mask[2 * (VOCAB / 32 + 1)];
-    for (size_t i = 0; i < ARRAY_LEN(ALLOWED); i++)
+
+    for (size_t i = 0; i < ARRAY_LEN(ALLOWED); i++) {
         mask[ALLOWED[i] / 32] |= 1u << ALLOWED[i] % 32;
+    }
     mask[mask_words(VOCAB) + ALONE / 32] |= 1u << ALONE % 32;
     r->bias = BIASES;
     r->mask = mask;
@@ -445,19 +529,22 @@ static void ask_for_all(struct rank_rig *r, const struct asks *asks, int32_t row
  * behind are none. */
 static void place_draws(struct rank_rig *r, int32_t rows, int32_t step)
 {
-    for (int32_t i = 0; i < rows; i++)
+    for (int32_t i = 0; i < rows; i++) {
         r->sample[i].position = (int32_t)ARRAY_LEN(BEFORE) + (step > 0);
+    }
 }
 
 /* A cache of small blocks, one a sequence, with the tokens before in each. */
 static int context_open(struct rank_rig *r, struct err *e)
 {
     enum { N = ARRAY_LEN(BEFORE), AT_ONCE = RANK_RIG_TOKENS / N };
-    static int32_t behind[RANK_RIG_TOKENS], token[RANK_RIG_TOKENS], position[RANK_RIG_TOKENS], slot[RANK_RIG_TOKENS];
+    static int32_t behind[RANK_RIG_TOKENS], token[RANK_RIG_TOKENS], position[RANK_RIG_TOKENS],
+        slot[RANK_RIG_TOKENS];
     int32_t q_start[AT_ONCE + 1], len[AT_ONCE], row[AT_ONCE], zero[AT_ONCE] = {0};
     struct table_update update[AT_ONCE];
     struct kv_layout kv;
     struct results res;
+
     kv_layout_init(&kv, BLOCK, 1, 1, 16, DTYPE_F32);
     int rc = r->b->ops->kv_create(r->b, &kv, RANK_RIG_TOKENS, 0, e);
     for (int32_t first = 0; first < RANK_RIG_TOKENS && rc == 0; first += AT_ONCE) {
@@ -491,8 +578,9 @@ static int context_open(struct rank_rig *r, struct err *e)
         rc = r->b->ops->step_begin(r->b, &b, e);
         rc = rc < 0 ? rc : rank_rig_end(r, &res, e);
     }
-    for (int32_t i = 0; i < RANK_RIG_TOKENS; i++)
+    for (int32_t i = 0; i < RANK_RIG_TOKENS; i++) {
         behind[i] = i * BLOCK + N;
+    }
     r->slot = behind;
     return rc;
 }
@@ -500,17 +588,20 @@ static int context_open(struct rank_rig *r, struct err *e)
 /* Between -4 and 4, a few of a row far above the rest. */
 static float any_logit(int32_t row, int32_t id, int32_t step)
 {
-    uint32_t x = (uint32_t)row * 2654435761u ^ (uint32_t)id * 2246822519u ^ (uint32_t)step * 3266489917u;
+    uint32_t x =
+        (uint32_t)row * 2654435761u ^ (uint32_t)id * 2246822519u ^ (uint32_t)step * 3266489917u;
+
     x = (x ^ x >> 15) * 2246822519u;
     x ^= x >> 13;
     return (float)(x % 8000) / 1000 - 4 + (x >> 16) % 97 / 24;
 }
 
-/* In turn: any; of five levels, so that many tie; one above all others, which tie; one above others that lie closer together than
- * their distances from it. */
+/* In turn: any; of five levels, so that many tie; one above all others, which tie; one
+ * above others that lie closer together than their distances from it. */
 static float tied_logit(int32_t row, int32_t id, int32_t step)
 {
     bool top = id == best(row, step);
+
     switch (step % 4) {
     case 1:
         return floorf(any_logit(row, id, step) / 3);
@@ -523,27 +614,32 @@ static float tied_logit(int32_t row, int32_t id, int32_t step)
     }
 }
 
-static int fill_logits(struct rank_rig *r, const struct asks *asks, struct mat m, int32_t rows, int32_t first,
-                       int32_t step, struct err *e)
+static int fill_logits(struct rank_rig *r, const struct asks *asks, struct mat m, int32_t rows,
+                       int32_t first, int32_t step, struct err *e)
 {
     static float host[RANK_RIG_TOKENS * VOCAB];
-    for (int32_t i = 0; i < rows * m.cols; i++)
+
+    for (int32_t i = 0; i < rows * m.cols; i++) {
         host[i] = asks->logit(i / m.cols, first + i % m.cols, step);
+    }
     return r->b->ops->upload(r->b, mat_rows(m, 0, rows), host, e);
 }
 
 struct drawing {
     struct cut cut;
-    struct mat table, out; /* this rank's part of an embedding, and what it gives of the step's tokens */
+    /* this rank's part of an embedding, and what it gives of the step's tokens */
+    struct mat table, out;
 };
 
-/* One step of `rows` draws; over the ranks from this one's part of the logits, and with the embeddings of the tokens drawn before. */
-static int draw_step(struct rank_rig *r, const struct asks *asks, struct drawing *d, int32_t rows, int32_t step,
-                     struct results *ret, struct err *e)
+/* One step of `rows` draws; over the ranks from this one's part of the logits, and with
+ * the embeddings of the tokens drawn before. */
+static int draw_step(struct rank_rig *r, const struct asks *asks, struct drawing *d, int32_t rows,
+                     int32_t step, struct results *ret, struct err *e)
 {
     bool replayed, many = r->n_ranks > 1;
     struct mat logits = mat_rows(d->cut.logits, 0, rows), part = mat_rows(d->cut.part, 0, rows);
     int rc = fill_logits(r, asks, many ? part : logits, rows, many ? d->cut.first : 0, step, e);
+
     r->token_src = r->ints;
     place_draws(r, rows, step);
     rc = rc < 0 ? rc : rank_rig_begin(r, rows, &replayed, e);
@@ -552,8 +648,9 @@ static int draw_step(struct rank_rig *r, const struct asks *asks, struct drawing
         r->b->ops->embed_part(r->b, mat_rows(d->out, 0, rows), d->table, d->cut.first, 2);
         r->b->ops->gather_logits(r->b, logits, part);
     }
-    if (rc == 0 && !replayed)
+    if (rc == 0 && !replayed) {
         r->b->ops->sample(r->b, logits, 0);
+    }
     return rc < 0 ? rc : rank_rig_end(r, ret, e);
 }
 
@@ -562,19 +659,23 @@ static bool same_logprob(float a, float b)
     return a == b || fabsf(a - b) < 1e-4f; /* equal: at -infinity */
 }
 
-static int same_answers(const struct sample_row *ask, const struct results *a, const struct results *b, struct err *e)
+static int same_answers(const struct sample_row *ask, const struct results *a,
+                        const struct results *b, struct err *e)
 {
     RANK_CHECK(a->n_samples == b->n_samples && a->top_stride == b->top_stride);
     for (int32_t i = 0; i < a->n_samples; i++) {
         int32_t n = ask[i].kind == SAMPLE_CANDIDATES ? ask[i].n_candidates : ask[i].n_logprobs;
-        if (a->token[i] != b->token[i] || !same_logprob(a->logprob[i], b->logprob[i]))
-            return err_set(e, ERR_INVALID, "sample %d: token %d (%g), alone %d (%g)", i, a->token[i], a->logprob[i],
-                           b->token[i], b->logprob[i]);
+        if (a->token[i] != b->token[i] || !same_logprob(a->logprob[i], b->logprob[i])) {
+            return err_set(e, ERR_INVALID, "sample %d: token %d (%g), alone %d (%g)", i,
+                           a->token[i], a->logprob[i], b->token[i], b->logprob[i]);
+        }
         for (int32_t k = i * a->top_stride; k < i * a->top_stride + n; k++) {
-            if (a->top_token[k] != b->top_token[k] || !same_logprob(a->top_logprob[k], b->top_logprob[k])) {
-                return err_set(e, ERR_INVALID, "sample %d (token %d): number %d is %d (%g), alone %d (%g)", i,
-                               b->token[i], k - i * a->top_stride, a->top_token[k], a->top_logprob[k], b->top_token[k],
-                               b->top_logprob[k]);
+            if (a->top_token[k] != b->top_token[k] ||
+                !same_logprob(a->top_logprob[k], b->top_logprob[k])) {
+                return err_set(e, ERR_INVALID,
+                               "sample %d (token %d): number %d is %d (%g), alone %d (%g)", i,
+                               b->token[i], k - i * a->top_stride, a->top_token[k],
+                               a->top_logprob[k], b->top_token[k], b->top_logprob[k]);
             }
         }
     }
@@ -582,22 +683,27 @@ static int same_answers(const struct sample_row *ask, const struct results *a, c
 }
 
 /* Every rank's device had the tokens of the step before. */
-static int tokens_were_known(struct rank_rig *r, struct drawing *d, const int32_t *token, int32_t rows, struct err *e)
+static int tokens_were_known(struct rank_rig *r, struct drawing *d, const int32_t *token,
+                             int32_t rows, struct err *e)
 {
     static float host[RANK_RIG_TOKENS * WIDTH];
     int rc = r->b->ops->download(r->b, mat_rows(d->out, 0, rows), host, e);
-    for (int32_t i = 0; i < rows * WIDTH && rc == 0; i++)
+
+    for (int32_t i = 0; i < rows * WIDTH && rc == 0; i++) {
         RANK_CHECK(host[i] == 2 * embedding(MAX(token[i / WIDTH], 0), i % WIDTH));
+    }
     return rc;
 }
 
-/* The same draws as of one rank alone, on the CPU, whose sampling is the specification. */
-static int draws(struct rank_rig *r, struct rank_rig *one, const struct asks *asks, struct drawing *d,
-                 struct drawing *whole, int32_t rows, struct err *e)
+/* The same draws as of one rank alone, on the CPU, whose sampling is the
+ * specification. */
+static int draws(struct rank_rig *r, struct rank_rig *one, const struct asks *asks,
+                 struct drawing *d, struct drawing *whole, int32_t rows, struct err *e)
 {
     int32_t before[RANK_RIG_TOKENS] = {0};
     struct results got, want;
     int rc = 0;
+
     ask_for_all(r, asks, rows);
     ask_for_all(one, asks, rows);
     for (int step = 0; step < REPEATS && rc == 0; step++) {
@@ -605,8 +711,9 @@ static int draws(struct rank_rig *r, struct rank_rig *one, const struct asks *as
         rc = rc < 0 ? rc : draw_step(one, asks, whole, rows, step, &want, e);
         rc = rc < 0 || step == 0 ? rc : tokens_were_known(r, d, before, rows, e);
         rc = rc < 0 || r->rank > 0 ? rc : same_answers(r->sample, &got, &want, e);
-        if (rc < 0)
+        if (rc < 0) {
             return err_prefix(e, "%d rows, step %d", rows, step);
+        }
         memcpy(before, want.token, (size_t)rows * sizeof(*before));
     }
     return rc;
@@ -617,6 +724,7 @@ static int all_draws(struct rank_rig *r, const struct asks *asks, struct err *e)
     struct rank_rig one = {.device = "cpu", .n_ranks = 1, .max_tokens = r->max_tokens};
     struct drawing d, whole;
     int rc = rank_rig_open(&one, NULL, e);
+
     rc = rc < 0 ? rc : cut_open(&one, &whole.cut, e);
     rc = rc < 0 ? rc : cut_open(r, &d.cut, e);
     rc = rc < 0 ? rc : table_open(r, &d.table, e);
@@ -624,11 +732,14 @@ static int all_draws(struct rank_rig *r, const struct asks *asks, struct err *e)
     rc = rc < 0 ? rc : context_open(r, e);
     rc = rc < 0 ? rc : context_open(&one, e);
     static const int32_t rows[] = {1, 2, 10, 33, 64, 201};
-    size_t n = getenv("QUIRE_TEST_SMALL") ? 3 : ARRAY_LEN(rows); /* for tools that slow a device down */
-    for (size_t i = 0; i < n && rc == 0; i++)
+    /* for tools that slow a device down */
+    size_t n = getenv("QUIRE_TEST_SMALL") ? 3 : ARRAY_LEN(rows);
+    for (size_t i = 0; i < n && rc == 0; i++) {
         rc = draws(r, &one, asks, &d, &whole, rows[i], e);
-    if (one.b)
+    }
+    if (one.b) {
         one.b->ops->free(one.b);
+    }
     return rc;
 }
 
@@ -683,11 +794,13 @@ int main(int argc, char **argv)
         }
     }
     for (int i = 1; i + 1 < argc; i++) {
-        if (strcmp(argv[i], "--only") == 0)
+        if (strcmp(argv[i], "--only") == 0) {
             cmocka_set_test_filter(argv[i + 1]);
+        }
     }
-    for (int i = 1; i + 1 < argc; i++)
+    for (int i = 1; i + 1 < argc; i++) {
         n_ranks = strcmp(argv[i], "--ranks") == 0 ? atoi(argv[i + 1]) : n_ranks;
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sums),
         cmocka_unit_test(test_sums_in_a_row),

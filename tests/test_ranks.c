@@ -1,5 +1,5 @@
-/* Real ranks, processes of this very test: every family answers as on one rank, and whatever happens to a rank is told and
- * leaves nothing behind. */
+/* Real ranks, processes of this very test: every family answers as on one rank, and
+ * whatever happens to a rank is told and leaves nothing behind. */
 #include <dirent.h>
 #include <math.h>
 #include <pthread.h>
@@ -41,6 +41,7 @@ struct cut {
 static int open_cut(struct rig *r, const char *dir, struct cut n, const char *extra, struct err *e)
 {
     char ranks[40], stages[40];
+
     snprintf(ranks, sizeof(ranks), "--tensor-parallel-size=%d", n.ranks);
     snprintf(stages, sizeof(stages), "--pipeline-parallel-size=%d", n.stages);
     char *argv[] = {ranks,
@@ -59,11 +60,13 @@ static int open_cut(struct rig *r, const char *dir, struct cut n, const char *ex
     struct generation_defaults unused;
     *r = (struct rig){0};
     int rc = settings_load(&r->s, ARRAY_LEN(argv), argv, env, &help, e);
-    if (rc == 0)
+    if (rc == 0) {
         rc = model_config_read(&r->c, &unused, dir, e);
-    if (rc == 0)
-        rc =
-            n.ranks * n.stages > 1 ? ranks_open(&r->x, &r->s, dir, &r->c, e) : runner_open(&r->x, &r->s, dir, &r->c, e);
+    }
+    if (rc == 0) {
+        rc = n.ranks * n.stages > 1 ? ranks_open(&r->x, &r->s, dir, &r->c, e)
+                                    : runner_open(&r->x, &r->s, dir, &r->c, e);
+    }
     return rc;
 }
 
@@ -74,8 +77,9 @@ static int open_rig(struct rig *r, const char *dir, int32_t n, const char *extra
 
 static void close_rig(struct rig *r)
 {
-    if (r->x)
+    if (r->x) {
         r->x->free(r->x);
+    }
     settings_release(&r->s);
 }
 
@@ -87,16 +91,19 @@ static pid_t a_child(void)
     DIR *proc = opendir("/proc");
     struct dirent *d;
     pid_t found = 0;
+
     assert_non_null(proc);
     while (!found && (d = readdir(proc))) {
         char path[300], state;
         int pid = atoi(d->d_name), parent = 0;
         snprintf(path, sizeof(path), "/proc/%s/stat", d->d_name);
         FILE *f = pid > 0 ? fopen(path, "r") : NULL;
-        if (f && fscanf(f, "%*d (%*[^)]) %c %d", &state, &parent) == 2 && parent == getpid())
+        if (f && fscanf(f, "%*d (%*[^)]) %c %d", &state, &parent) == 2 && parent == getpid()) {
             found = pid;
-        if (f)
+        }
+        if (f) {
             fclose(f);
+        }
     }
     closedir(proc);
     return found;
@@ -115,10 +122,12 @@ static void nap(void)
 
 /* ---- steps ---- */
 
-/* Three prompts at once, then token by token, each step launched before the one before is waited for. */
+/* Three prompts at once, then token by token, each step launched before the one before
+ * is waited for. */
 struct step {
     struct batch b;
-    int32_t token[64], src[64], position[64], slot[64], q_start[N_SEQS + 1], kv_len[N_SEQS], row[N_SEQS], lcp[N_SEQS];
+    int32_t token[64], src[64], position[64], slot[64], q_start[N_SEQS + 1], kv_len[N_SEQS],
+        row[N_SEQS], lcp[N_SEQS];
     int32_t logits[N_SEQS], table[N_SEQS * WIDTH];
     struct table_update update[N_SEQS];
     struct sample_row sample[N_SEQS];
@@ -127,7 +136,9 @@ struct step {
 static void pack(struct step *s, int32_t number, int32_t vocab)
 {
     struct batch *b = &s->b;
-    *b = (struct batch){.step = (uint64_t)number + 1, .n_seqs = N_SEQS, .n_logits = N_SEQS, .n_samples = N_SEQS};
+
+    *b = (struct batch){
+        .step = (uint64_t)number + 1, .n_seqs = N_SEQS, .n_logits = N_SEQS, .n_samples = N_SEQS};
     for (int32_t i = 0; i < N_SEQS; i++) {
         int32_t n_prompt = MAX_PROMPT - 4 * i, n = number == 0 ? n_prompt : 1;
         int32_t first = number == 0 ? 0 : n_prompt + number - 1;
@@ -136,8 +147,9 @@ static void pack(struct step *s, int32_t number, int32_t vocab)
         s->row[i] = N_SEQS - 1 - i;
         s->lcp[i] = 0;
         s->update[i] = (struct table_update){.row = s->row[i], .count = WIDTH, .first = i * WIDTH};
-        for (int32_t k = 0; k < WIDTH; k++)
+        for (int32_t k = 0; k < WIDTH; k++) {
             s->table[i * WIDTH + k] = k * N_SEQS + i;
+        }
         for (int32_t k = 0; k < n; k++, b->n_tokens++) {
             int32_t at = first + k;
             s->token[b->n_tokens] = (i * 31 + at * 7 + 3) % vocab;
@@ -159,7 +171,8 @@ static void pack(struct step *s, int32_t number, int32_t vocab)
     b->n_table_block = number == 0 ? N_SEQS * WIDTH : 0;
     b->token = s->token, b->token_src = s->src, b->position = s->position, b->slot = s->slot;
     b->q_start = s->q_start, b->kv_len = s->kv_len, b->row = s->row, b->lcp_blocks = s->lcp;
-    b->logits_token = s->logits, b->sample = s->sample, b->table_update = s->update, b->table_block = s->table;
+    b->logits_token = s->logits, b->sample = s->sample, b->table_update = s->update,
+    b->table_block = s->table;
 }
 
 struct answers {
@@ -171,6 +184,7 @@ static int collect(struct executor *x, struct answers *ret, int32_t number, stru
 {
     struct results r;
     int rc = x->wait(x, &r, e);
+
     for (int32_t i = 0; rc == 0 && i < N_SEQS; i++) {
         const float *top = r.top_logprob + i * r.top_stride;
         ret->token[number][i] = r.token[i];
@@ -184,52 +198,65 @@ static int generate(struct executor *x, struct answers *ret, struct err *e)
 {
     static struct step s;
     int rc = 0;
+
     for (int32_t i = 0; i < N_STEPS && rc == 0; i++) {
         pack(&s, i, x->info.vocab);
         rc = x->launch(x, &s.b, e);
-        if (rc == 0 && i > 0)
+        if (rc == 0 && i > 0) {
             rc = collect(x, ret, i - 1, e);
+        }
     }
     return rc < 0 ? rc : collect(x, ret, N_STEPS - 1, e);
 }
 
 /* Equal tokens, up to the first that was as good as tied. */
-static void compare(const struct answers *one, const struct answers *many, const char *dir, struct cut n)
+static void compare(const struct answers *one, const struct answers *many, const char *dir,
+                    struct cut n)
 {
     for (int32_t i = 0; i < N_SEQS; i++) {
         for (int32_t k = 0; k < N_STEPS; k++) {
             if (one->token[k][i] != many->token[k][i]) {
-                if (one->gap[k][i] < 1e-4f)
+                if (one->gap[k][i] < 1e-4f) {
                     break;
-                fail_msg("%s on %d ranks, %d stages: token %d of text %d is %d, not %d, which is ahead by %g nats", dir,
-                         n.ranks, n.stages, k, i, many->token[k][i], one->token[k][i], one->gap[k][i]);
+                }
+                fail_msg("%s on %d ranks, %d stages: token %d of text %d is %d, not %d, which is "
+                         "ahead by %g nats",
+                         dir, n.ranks, n.stages, k, i, many->token[k][i], one->token[k][i],
+                         one->gap[k][i]);
             }
-            if (fabsf(one->logprob[k][i] - many->logprob[k][i]) > 1e-3f)
-                fail_msg("%s on %d ranks, %d stages: token %d of text %d has log-probability %g, not %g", dir, n.ranks,
-                         n.stages, k, i, many->logprob[k][i], one->logprob[k][i]);
+            if (fabsf(one->logprob[k][i] - many->logprob[k][i]) > 1e-3f) {
+                fail_msg(
+                    "%s on %d ranks, %d stages: token %d of text %d has log-probability %g, not %g",
+                    dir, n.ranks, n.stages, k, i, many->logprob[k][i], one->logprob[k][i]);
+            }
         }
     }
 }
 
 /* Whether the model can be cut so; if it cannot, it is refused with the numbers. */
-static bool compare_cut(const struct answers *alone, const struct model_config *c, const char *dir, struct cut n)
+static bool compare_cut(const struct answers *alone, const struct model_config *c, const char *dir,
+                        struct cut n)
 {
     struct rig many;
     struct err e = {0};
     struct answers together;
     int rc = open_cut(&many, dir, n, NULL, &e);
     bool possible = model_check_ranks(c, n.ranks, NULL) == 0 && n.stages <= c->n_layers;
+
     if (!possible) {
         char heads[64], layers[64];
-        snprintf(heads, sizeof(heads), "%d does not divide the model: %d heads", n.ranks, c->n_heads);
+        snprintf(heads, sizeof(heads), "%d does not divide the model: %d heads", n.ranks,
+                 c->n_heads);
         snprintf(layers, sizeof(layers), "%d is more than the %d layers", n.stages, c->n_layers);
         assert_int_equal(rc, ERR_INVALID);
         assert_true(strstr(e.text, heads) || strstr(e.text, layers));
     } else {
-        if (rc < 0 || generate(many.x, &together, &e) < 0)
+        if (rc < 0 || generate(many.x, &together, &e) < 0) {
             fail_msg("%s on %d ranks, %d stages: %s", dir, n.ranks, n.stages, e.text);
+        }
         assert_int_equal(many.x->info.n_ranks, n.ranks * n.stages);
-        assert_non_null(strstr(many.x->info.device, "cpu: 1 thread,")); /* of the two that all may have */
+        /* of the two that all may have */
+        assert_non_null(strstr(many.x->info.device, "cpu: 1 thread,"));
         compare(alone, &together, dir, n);
     }
     close_rig(&many);
@@ -244,10 +271,13 @@ static int compare_model(const char *dir)
     struct err e = {0};
     struct answers alone;
     int compared = 0;
-    if (open_rig(&one, dir, 1, NULL, &e) < 0 || generate(one.x, &alone, &e) < 0)
+
+    if (open_rig(&one, dir, 1, NULL, &e) < 0 || generate(one.x, &alone, &e) < 0) {
         fail_msg("%s: %s", dir, e.text);
-    for (size_t i = 0; i < ARRAY_LEN(cuts); i++)
+    }
+    for (size_t i = 0; i < ARRAY_LEN(cuts); i++) {
         compared += compare_cut(&alone, &one.c, dir, cuts[i]);
+    }
     close_rig(&one);
     return compared;
 }
@@ -289,13 +319,15 @@ static void a_rank_killed_while_idle_is_told(void **state)
     struct rig r;
     struct err e = {0};
     static struct step s;
-    if (open_rig(&r, MODEL, 2, NULL, &e) < 0)
+    if (open_rig(&r, MODEL, 2, NULL, &e) < 0) {
         fail_msg("%s", e.text);
+    }
     assert_int_equal(r.x->check(r.x, &e), 0);
     assert_int_equal(kill(a_child(), SIGKILL), 0);
     int64_t until_us = clock_us() + PATIENCE_S * INT64_C(1000000);
-    while (r.x->check(r.x, &e) == 0 && clock_us() < until_us)
+    while (r.x->check(r.x, &e) == 0 && clock_us() < until_us) {
         nap();
+    }
     assert_int_equal(r.x->check(r.x, &e), ERR_DEVICE);
     assert_non_null(strstr(e.text, "rank 1 (process "));
     assert_non_null(strstr(e.text, "was ended by signal 9"));
@@ -305,12 +337,14 @@ static void a_rank_killed_while_idle_is_told(void **state)
     nobody_is_left();
 }
 
-/* A child of the rig dies inside a step: the step ends with the reason, and nobody is left. */
+/* A child of the rig dies inside a step: the step ends with the reason, and nobody is
+ * left. */
 static void kill_in_a_step(struct rig *r)
 {
     struct err e = {0};
     struct answers unused;
     pid_t victim = a_child();
+
     assert_int_equal(kill(victim, SIGSTOP), 0); /* so that it surely dies inside the step */
     static struct step s;
     pack(&s, 0, r->x->info.vocab);
@@ -327,8 +361,9 @@ static void a_rank_killed_in_a_step_ends_it_with_the_reason(void **state)
     (void)state;
     struct rig r;
     struct err e = {0};
-    if (open_rig(&r, MODEL, 4, NULL, &e) < 0)
+    if (open_rig(&r, MODEL, 4, NULL, &e) < 0) {
         fail_msg("%s", e.text);
+    }
     kill_in_a_step(&r);
 }
 
@@ -338,8 +373,9 @@ static void a_stage_killed_in_a_step_ends_it_with_the_reason(void **state)
     (void)state;
     struct rig r;
     struct err e = {0};
-    if (open_cut(&r, "tests/golden/gemma2", (struct cut){2, 2}, NULL, &e) < 0)
+    if (open_cut(&r, "tests/golden/gemma2", (struct cut){2, 2}, NULL, &e) < 0) {
         fail_msg("%s", e.text);
+    }
     kill_in_a_step(&r);
 }
 
@@ -349,8 +385,9 @@ static void a_rank_that_hangs_is_named_after_the_timeout(void **state)
     struct rig r;
     struct err e = {0};
     struct answers unused;
-    if (open_rig(&r, MODEL, 2, "--step-timeout=500ms", &e) < 0)
+    if (open_rig(&r, MODEL, 2, "--step-timeout=500ms", &e) < 0) {
         fail_msg("%s", e.text);
+    }
     assert_int_equal(kill(a_child(), SIGSTOP), 0);
     assert_int_equal(generate(r.x, &unused, &e), ERR_DEVICE);
     assert_non_null(strstr(e.text, "rank 1 did not answer"));
@@ -360,16 +397,19 @@ static void a_rank_that_hangs_is_named_after_the_timeout(void **state)
 
 static void *sleep_on(void *unused)
 {
-    while (unused == NULL)
+    while (!unused) {
         pause();
+    }
     return NULL;
 }
 
-/* A process of which one thread is left, while the first has ended with status 7: it is not there to be waited for yet. */
+/* A process of which one thread is left, while the first has ended with status 7: it is
+ * not there to be waited for yet. */
 static pid_t spawn_ending(void)
 {
     pthread_t left;
     pid_t pid = fork();
+
     if (pid == 0) {
         pthread_create(&left, NULL, sleep_on, NULL);
         syscall(SYS_exit, 7);
@@ -397,8 +437,9 @@ static void a_process_that_runs_has_not_ended(void **state)
     (void)state;
     int status = 0;
     pid_t pid = fork(), same = pid;
-    if (pid == 0)
+    if (pid == 0) {
         sleep_on(NULL);
+    }
     assert_true(pid > 0);
     assert_false(rank_ended(&pid, 20, &status));
     assert_int_equal(kill(same, SIGKILL), 0);
@@ -412,12 +453,14 @@ static void start_fails(const char *behaviour, const char *why)
 {
     struct rig r;
     struct err e = {0};
+
     setenv("QUIRE_TEST_RANK", behaviour, 1);
     int rc = open_rig(&r, MODEL, 2, NULL, &e);
     unsetenv("QUIRE_TEST_RANK");
     assert_true(rc < 0);
-    if (!strstr(e.text, why))
+    if (!strstr(e.text, why)) {
         fail_msg("\"%s\" does not say \"%s\"", e.text, why);
+    }
     close_rig(&r);
     nobody_is_left();
 }
@@ -457,10 +500,13 @@ static int fake_rank(const char *behaviour, int argc, char **argv)
     struct rank_order o;
     struct err e;
     struct rank_note note = {.kind = NOTE_HELLO, .rank = 1, .hello = {.version = QUIRE_VERSION}};
-    if (rank_order_parse(&o, argc, argv, &e) < 0)
+
+    if (rank_order_parse(&o, argc, argv, &e) < 0) {
         return 2;
-    if (strcmp(behaviour, "dies") == 0)
+    }
+    if (strcmp(behaviour, "dies") == 0) {
         return 3;
+    }
     if (strcmp(behaviour, "crashes") == 0) {
         signal(SIGABRT, SIG_DFL);
         abort();
@@ -471,16 +517,18 @@ static int fake_rank(const char *behaviour, int argc, char **argv)
             (void)n;
         }
     } else {
-        if (strcmp(behaviour, "version") == 0)
+        if (strcmp(behaviour, "version") == 0) {
             snprintf(note.hello.version, sizeof(note.hello.version), "0.0.1");
+        }
         if (strcmp(behaviour, "fails") == 0) {
             note.kind = NOTE_FAILED;
             snprintf(note.text, sizeof(note.text), "its disk is on fire");
         }
         rank_note_send(o.note_fd, &note, &e);
     }
-    for (;;) /* until rank 0 ends it */
+    for (;;) { /* until rank 0 ends it */
         pause();
+    }
 }
 
 int main(int argc, char **argv)

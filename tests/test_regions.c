@@ -1,5 +1,5 @@
-/* Address space of started groups: what is taken never overlaps, what is given back can be
- * taken again as a whole, and does not stay resident behind the part that may. */
+/* Address space of started groups: what is taken never overlaps, what is given back can
+ * be taken again as a whole, and does not stay resident behind the part that may. */
 #include "engine/regions.h"
 
 #include <setjmp.h>

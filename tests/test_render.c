@@ -1,4 +1,5 @@
-/* What the output side makes itself and what it leaves to the renderers, and that a stream's events stay in their order. */
+/* What the output side makes itself and what it leaves to the renderers, and that a
+ * stream's events stay in their order. */
 #include <math.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -23,7 +24,8 @@ static void desk_open(struct desk *d)
     assert_int_equal(tokenizer_open_bytes(&d->tokenizer, NULL), 0);
 }
 
-/* A stream of one request, without a client; the test has a reference, the engine another. */
+/* A stream of one request, without a client; the test has a reference, the engine
+ * another. */
 static struct stream *ask(struct desk *d, const char *body)
 {
     struct completion c;
@@ -34,8 +36,10 @@ static struct stream *ask(struct desk *d, const char *body)
     assert_int_equal(stream_new(&s, &d->hub, &c, "cmpl-1", &test_context, &e), 0);
     assert_int_equal(emission_new(s->request[0], d->tokenizer, &e), 0);
     struct emitter em = {.tokenizer = d->tokenizer};
-    struct delta first = {
-        .request = s->request[0], .kind = DELTA_PROMPT, .token = s->request[0]->prompt[0], .logprob = NAN};
+    struct delta first = {.request = s->request[0],
+                          .kind = DELTA_PROMPT,
+                          .token = s->request[0]->prompt[0],
+                          .logprob = NAN};
     emit_delta(&em, &first, NULL);
     s->n_left = 1;
     completion_release(&c);
@@ -45,8 +49,12 @@ static struct stream *ask(struct desk *d, const char *body)
 static void say_prompt(struct desk *d, struct stream *s, int32_t choice)
 {
     struct request *r = s->request[0];
-    struct output o = {
-        .request = r, .choice = choice, .text = "", .n_tokens = r->n_prompt, .prompt = true, .stop_token = -1};
+    struct output o = {.request = r,
+                       .choice = choice,
+                       .text = "",
+                       .n_tokens = r->n_prompt,
+                       .prompt = true,
+                       .stop_token = -1};
 
     d->hub.sink.emit(&d->hub.sink, &o);
 }
@@ -67,7 +75,8 @@ static void say(struct desk *d, struct stream *s, int32_t choice, const char *te
 
 static void end(struct desk *d, struct stream *s)
 {
-    struct output o = {.request = s->request[0], .choice = -1, .text = "", .stop_token = -1, .last = true};
+    struct output o = {
+        .request = s->request[0], .choice = -1, .text = "", .stop_token = -1, .last = true};
 
     d->hub.sink.emit(&d->hub.sink, &o);
     d->hub.sink.flush(&d->hub.sink);
@@ -84,9 +93,11 @@ static bool finished(struct stream *s)
 static void test_long_pieces_are_left_to_the_renderers(void **state)
 {
     struct desk d;
+
     (void)state;
     desk_open(&d);
-    struct stream *s = ask(&d, "{\"prompt\":\"abc\",\"stream\":true,\"echo\":true,\"logprobs\":2,\"n\":2}");
+    struct stream *s =
+        ask(&d, "{\"prompt\":\"abc\",\"stream\":true,\"echo\":true,\"logprobs\":2,\"n\":2}");
     struct stream *other = ask(&d, "{\"prompt\":\"abc\",\"stream\":true}");
     d.hub.allowance = 0;
     say_prompt(&d, s, 0);
@@ -103,9 +114,9 @@ static void test_long_pieces_are_left_to_the_renderers(void **state)
         sched_yield();
     }
     const char *at = s->pending.data;
-    static const char *const in_order[] = {"{\"index\":0,\"text\":\"\\u0001abc\"", "{\"index\":0,\"text\":\"x\"",
-                                           "{\"index\":1,\"text\":\"\\u0001abc\"", "{\"index\":1,\"text\":\"y\"",
-                                           "[DONE]"};
+    static const char *const in_order[] = {
+        "{\"index\":0,\"text\":\"\\u0001abc\"", "{\"index\":0,\"text\":\"x\"",
+        "{\"index\":1,\"text\":\"\\u0001abc\"", "{\"index\":1,\"text\":\"y\"", "[DONE]"};
     for (size_t i = 0; i < ARRAY_LEN(in_order); i++) {
         at = strstr(at, in_order[i]);
         assert_non_null(at);
@@ -126,5 +137,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_long_pieces_are_left_to_the_renderers),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* What the runner decides by itself: limits by device, pools by memory, and the copy of a batch that its thread reads. */
+/* What the runner decides by itself: limits by device, pools by memory, and the copy of
+ * a batch that its thread reads. */
 #include "engine/runner.h"
 
 #include <setjmp.h>
@@ -14,12 +15,14 @@
 
 static struct settings base_settings(void)
 {
-    return (struct settings){.block_size = 16, .gpu_memory_utilization = 0.9, .swap_space = 4 * GIB};
+    return (struct settings){
+        .block_size = 16, .gpu_memory_utilization = 0.9, .swap_space = 4 * GIB};
 }
 
 static struct model_config *base_config(void)
 {
     static struct model_config c;
+
     c.max_positions = 4096;
     c.vocab = 1000;
     return &c;
@@ -51,8 +54,8 @@ static void limits_follow_the_device(void **state)
     assert_non_null(strstr(e.text, "4096"));
 }
 
-static int pools(struct executor_info *x, const struct settings *s, int64_t total, int64_t free, bool gpu,
-                 struct err *e)
+static int pools(struct executor_info *x, const struct settings *s, int64_t total, int64_t free,
+                 bool gpu, struct err *e)
 {
     *x = (struct executor_info){.block_size = 16, .block_bytes = 2 * MIB, .max_len = 4096};
     struct backend_memory m = {total, free};
@@ -85,7 +88,8 @@ static void a_gpu_takes_its_share_after_the_weights(void **state)
     struct settings s = base_settings();
     struct executor_info x;
     struct err e;
-    assert_int_equal(pools(&x, &s, 100 * GIB, 80 * GIB, true, &e), 0); /* 20 taken: 70 are left of 90 */
+    /* 20 taken: 70 are left of 90 */
+    assert_int_equal(pools(&x, &s, 100 * GIB, 80 * GIB, true, &e), 0);
     assert_int_equal(x.n_blocks, 70 * 512);
     assert_int_equal(x.n_host_blocks, 2048);
     s.preemption = PREEMPT_RECOMPUTE;
@@ -113,7 +117,8 @@ static void pools_that_cannot_be_are_refused(void **state)
     assert_int_equal(pools(&x, &s, 64 * GIB, 8 * GIB, false, &e), 0);
 }
 
-/* Arrays of different lengths, then shorter ones in the same memory, while the originals change. */
+/* Arrays of different lengths, then shorter ones in the same memory, while the
+ * originals change. */
 static void a_copied_batch_outlives_its_arrays(void **state)
 {
     (void)state;
@@ -121,11 +126,13 @@ static void a_copied_batch_outlives_its_arrays(void **state)
     struct err e;
     for (int32_t round = 0; round < 3; round++) {
         int32_t n = (int32_t[]){5, 400, 3}[round];
-        int32_t *token = malloc((size_t)n * sizeof(*token)), q_start[3] = {0, 1, n}, kv_len[2] = {7, 8};
+        int32_t *token = malloc((size_t)n * sizeof(*token)), q_start[3] = {0, 1, n},
+                kv_len[2] = {7, 8};
         struct sample_row sample = {.top_p = 0.5f, .seed = 99};
         struct block_copy swap = {3, 4};
-        for (int32_t i = 0; i < n; i++)
+        for (int32_t i = 0; i < n; i++) {
             token[i] = i * 3;
+        }
         struct batch b = {.step = 9,
                           .n_tokens = n,
                           .token = token,
@@ -141,8 +148,9 @@ static void a_copied_batch_outlives_its_arrays(void **state)
         memset(q_start, -1, sizeof(q_start));
         memset(&sample, -1, sizeof(sample));
         memset(&swap, -1, sizeof(swap));
-        for (int32_t i = 0; i < n; i++)
+        for (int32_t i = 0; i < n; i++) {
             assert_int_equal(c.batch.token[i], i * 3);
+        }
         assert_int_equal(c.batch.q_start[2], n);
         assert_int_equal(c.batch.kv_len[1], 8);
         assert_true(c.batch.sample->seed == 99 && c.batch.sample->top_p == 0.5f);
@@ -163,5 +171,6 @@ int main(void)
         cmocka_unit_test(pools_that_cannot_be_are_refused),
         cmocka_unit_test(a_copied_batch_outlives_its_arrays),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,8 @@
-/* Sampling against an implementation by full sort, to the last token, and against the distribution it should have.
+/* Sampling against an implementation by full sort, to the last token, and against the
+ * distribution it should have.
  *
- * Given the same logits every backend draws the same token (kernels/noise.h), so tokens are compared exactly; log-probabilities
- * are compared with float64.
+ * Given the same logits every backend draws the same token (kernels/noise.h), so tokens
+ * are compared exactly; log-probabilities are compared with float64.
  *
  *     build/tests/test_sample [--device cpu|cuda]
  */
@@ -30,13 +31,16 @@ static struct sample_row plain_row(int32_t logits_row)
                                .mask_first = -1};
 }
 
-/* Begin a step of n_logits rows (one token each) with these samples; logits [n_logits, vocab] go through in chunks, each in a
- * matrix of QUIRE_TEST_ROWS rows at least: on a GPU so many keep blocks from sharing a row, which racecheck cannot follow. */
-static struct results run_sampling(struct rig *r, const float *logits, int32_t n_logits, int32_t vocab,
-                                   const struct sample_row *row, int32_t n, const struct table *t, int32_t chunk)
+/* Begin a step of n_logits rows (one token each) with these samples; logits [n_logits,
+ * vocab] go through in chunks, each in a matrix of QUIRE_TEST_ROWS rows at least: on a
+ * GPU so many keep blocks from sharing a row, which racecheck cannot follow. */
+static struct results run_sampling(struct rig *r, const float *logits, int32_t n_logits,
+                                   int32_t vocab, const struct sample_row *row, int32_t n,
+                                   const struct table *t, int32_t chunk)
 {
     static int32_t zero[RIG_TOKENS];
     int32_t minus[RIG_TOKENS], pick[RIG_TOKENS], q_start[2] = {0, n_logits};
+
     for (int32_t i = 0; i < n_logits; i++) {
         minus[i] = -1;
         pick[i] = i;
@@ -55,7 +59,7 @@ static struct results run_sampling(struct rig *r, const float *logits, int32_t n
                       .logits_token = pick,
                       .n_samples = n,
                       .sample = row};
-    if (t != NULL) {
+    if (t) {
         b.token_bias = t->bias;
         b.mask_word = t->mask;
         b.n_token_bias = t->n_bias;
@@ -65,7 +69,8 @@ static struct results run_sampling(struct rig *r, const float *logits, int32_t n
     const char *least = getenv("QUIRE_TEST_ROWS");
     for (int32_t first = 0; first < n_logits; first += chunk) {
         int32_t rows = MIN(chunk, n_logits - first);
-        struct mat m = rig_mat(r, MAX(rows, least != NULL ? atoi(least) : 1), vocab, DTYPE_F32, NULL);
+        struct mat m =
+            rig_mat(r, MAX(rows, least != NULL ? atoi(least) : 1), vocab, DTYPE_F32, NULL);
         rig_upload(r, mat_rows(m, 0, rows), logits + (int64_t)first * vocab);
         r->b->ops->sample(r->b, m, first);
     }
@@ -79,6 +84,7 @@ static void open_cached(struct rig *r, int32_t block_size, int32_t n_blocks, int
 {
     struct err e = {0};
     struct kv_layout kv;
+
     rig_open(r);
     kv_layout_init(&kv, block_size, 1, 1, 16, act_of(r, DTYPE_BF16));
     if (r->b->ops->kv_create(r->b, &kv, n_blocks, n_host_blocks, &e) < 0) {
@@ -94,12 +100,13 @@ struct moves {
 
 /* A step that writes tokens [first, first + n) of the sequence in table row `row`,
  * whose blocks are `block`. */
-static void write_piece(struct rig *r, int32_t row, const int32_t *block, int32_t block_size, const int32_t *token,
-                        int32_t first, int32_t n, const struct moves *m)
+static void write_piece(struct rig *r, int32_t row, const int32_t *block, int32_t block_size,
+                        const int32_t *token, int32_t first, int32_t n, const struct moves *m)
 {
     static const struct moves none;
     int32_t position[RIG_TOKENS], slot[RIG_TOKENS], q_start[2] = {0, n}, len = first + n, zero = 0;
-    m = m != NULL ? m : &none;
+
+    m = m ? m : &none;
     for (int32_t i = 0; i < n; i++) {
         position[i] = first + i;
         slot[i] = block[(first + i) / block_size] * block_size + (first + i) % block_size;
@@ -129,8 +136,8 @@ static void write_piece(struct rig *r, int32_t row, const int32_t *block, int32_
     rig_end(r);
 }
 
-static void write_sequence(struct rig *r, int32_t row, const int32_t *block, int32_t block_size, const int32_t *token,
-                           int32_t n)
+static void write_sequence(struct rig *r, int32_t row, const int32_t *block, int32_t block_size,
+                           const int32_t *token, int32_t n)
 {
     for (int32_t first = 0; first < n; first += RIG_TOKENS) {
         write_piece(r, row, block, block_size, token, first, MIN(n - first, RIG_TOKENS), NULL);
@@ -172,14 +179,17 @@ static int better_first(const void *a, const void *b)
 {
     const struct entry *x = a;
     const struct entry *y = b;
+
     return x->z != y->z ? (x->z < y->z ? 1 : -1) : (x->token > y->token) - (x->token < y->token);
 }
 
 /* Penalties by the tokens of a sequence. */
-static void penalise_reference(float *l, int32_t vocab, const struct sample_row *s, const int32_t *token)
+static void penalise_reference(float *l, int32_t vocab, const struct sample_row *s,
+                               const int32_t *token)
 {
     int32_t *n_output = rig_alloc((size_t)vocab * sizeof(*n_output));
     bool *seen = rig_alloc((size_t)vocab * sizeof(*seen));
+
     for (int32_t i = 0; i < s->position; i++) {
         n_output[token[i]] += i >= s->n_prompt;
         seen[token[i]] = true;
@@ -202,7 +212,8 @@ static bool wants_penalties(const struct sample_row *s)
     return s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
 }
 
-static void process_reference(float *l, int32_t vocab, const struct sample_row *s, const struct table *t)
+static void process_reference(float *l, int32_t vocab, const struct sample_row *s,
+                              const struct table *t)
 {
     if (wants_penalties(s)) {
         penalise_reference(l, vocab, s, t->token[s->row]);
@@ -221,6 +232,7 @@ static void process_reference(float *l, int32_t vocab, const struct sample_row *
 static int32_t cut_reference(const struct entry *e, int32_t n, const struct sample_row *s)
 {
     int32_t keep = n;
+
     if (s->top_k > 0 && s->top_k < n) {
         for (keep = s->top_k; keep < n && e[keep].z == e[s->top_k - 1].z; keep++) {
         }
@@ -249,6 +261,7 @@ static int32_t draw_reference(const float *l, int32_t vocab, const struct sample
     struct entry *e = rig_alloc((size_t)vocab * sizeof(*e));
     float max = -INFINITY;
     int32_t greedy = -1;
+
     for (int32_t v = 0; v < vocab; v++) {
         greedy = l[v] > max ? v : greedy;
         max = MAX(max, l[v]);
@@ -263,7 +276,8 @@ static int32_t draw_reference(const float *l, int32_t vocab, const struct sample
         int32_t n = cut_reference(e, vocab, s);
         float best = -INFINITY;
         for (int32_t i = 0; i < n; i++) {
-            float score = e[i].z + noise_gumbel(noise_bits(noise_key(s->seed, s->position), e[i].token));
+            float score =
+                e[i].z + noise_gumbel(noise_bits(noise_key(s->seed, s->position), e[i].token));
             token = score > best || (score == best && e[i].token < token) ? e[i].token : token;
             best = MAX(best, score);
         }
@@ -276,6 +290,7 @@ static double logprob_reference(const float *l, int32_t vocab, int32_t token)
 {
     double max = -INFINITY;
     double sum = 0;
+
     for (int32_t v = 0; v < vocab; v++) {
         max = MAX(max, (double)l[v]);
     }
@@ -285,10 +300,12 @@ static double logprob_reference(const float *l, int32_t vocab, int32_t token)
     return l[token] - max - log(sum);
 }
 
-static void check_top(const struct results *res, int32_t i, const float *l, int32_t vocab, int32_t n)
+static void check_top(const struct results *res, int32_t i, const float *l, int32_t vocab,
+                      int32_t n)
 {
     struct entry *e = rig_alloc((size_t)vocab * sizeof(*e));
     int32_t finite = 0;
+
     for (int32_t v = 0; v < vocab; v++) {
         e[v] = (struct entry){.z = l[v], .token = v};
         finite += l[v] > -INFINITY;
@@ -314,6 +331,7 @@ static void random_logits(struct rig *r, float *l, int32_t vocab)
 {
     int32_t kind = rig_below(r, 5);
     float range = kind == 0 ? 0.5f : kind == 1 ? 4.0f : 12.0f;
+
     for (int32_t v = 0; v < vocab; v++) {
         l[v] = rig_uniform(r) * range;
         l[v] = kind == 2 ? floorf(l[v]) : l[v];
@@ -335,7 +353,8 @@ static void random_lists(struct rig *r, struct sample_row *s, struct table *t, i
     if (rig_below(r, 3) == 0) {
         s->bias_first = t->n_bias;
         for (int32_t v = rig_below(r, 5); v < vocab && s->n_bias < 8; v += 1 + rig_below(r, 9)) {
-            t->bias[t->n_bias++] = (struct token_bias){v, rig_below(r, 3) == 0 ? -INFINITY : rig_uniform(r) * 5};
+            t->bias[t->n_bias++] =
+                (struct token_bias){v, rig_below(r, 3) == 0 ? -INFINITY : rig_uniform(r) * 5};
             s->n_bias++;
         }
     }
@@ -351,13 +370,15 @@ static void random_lists(struct rig *r, struct sample_row *s, struct table *t, i
     }
 }
 
-static struct sample_row random_row(struct rig *r, int32_t logits_row, struct table *t, int32_t vocab)
+static struct sample_row random_row(struct rig *r, int32_t logits_row, struct table *t,
+                                    int32_t vocab)
 {
     static const float temperature[] = {0, 0.01f, 0.7f, 1, 1.8f};
     static const float top_p[] = {1, 1, 0.05f, 0.5f, 0.9f, 0.999f};
     static const float min_p[] = {0, 0, 0.02f, 0.3f, 1};
     static const int32_t top_k[] = {0, 0, 1, 2, 7, 50, 100000};
     struct sample_row s = plain_row(logits_row);
+
     s.temperature = temperature[rig_below(r, 5)];
     s.top_p = top_p[rig_below(r, 6)];
     s.min_p = min_p[rig_below(r, 5)];
@@ -388,7 +409,8 @@ static void every_row_draws_what_a_full_sort_draws(void **state)
             }
             row[i] = random_row(&r, i / 2, t, vocab);
         }
-        struct results res = run_sampling(&r, logits, ROWS, vocab, row, 2 * ROWS, t, round % 2 == 0 ? ROWS : 4);
+        struct results res =
+            run_sampling(&r, logits, ROWS, vocab, row, 2 * ROWS, t, round % 2 == 0 ? ROWS : 4);
         for (int32_t i = 0; i < 2 * ROWS; i++) {
             const float *raw = logits + (int64_t)(i / 2) * vocab;
             float *l = rig_alloc((size_t)vocab * sizeof(*l));
@@ -408,7 +430,8 @@ static void every_row_draws_what_a_full_sort_draws(void **state)
     rig_close(&r);
 }
 
-/* On a GPU the number of rows says how many blocks share one, and whether they keep it in shared memory. */
+/* On a GPU the number of rows says how many blocks share one, and whether they keep it
+ * in shared memory. */
 static void rows_of_every_number_draw_what_a_full_sort_draws(void **state)
 {
     (void)state;
@@ -421,7 +444,8 @@ static void rows_of_every_number_draw_what_a_full_sort_draws(void **state)
     struct sample_row row[MOST];
     for (size_t k = 0; k < ARRAY_LEN(rows_of); k++) {
         random_contexts(&r, t, VOCAB);
-        int32_t n = 0, every = rig_small() ? rows_of[k] / 3 : 1; /* small: most rows are sampled by nobody */
+        /* small: most rows are sampled by nobody */
+        int32_t n = 0, every = rig_small() ? rows_of[k] / 3 : 1;
         for (int32_t i = 0; i < rows_of[k]; i++) {
             random_logits(&r, logits + (int64_t)i * VOCAB, VOCAB);
             if (i % every == 0) {
@@ -480,7 +504,8 @@ static void wide_rows_draw_what_a_full_sort_draws(void **state)
     rig_close(&r);
 }
 
-/* As samples of one request do; every row's drawn token is one that the list raises, so its own logit must have been kept. */
+/* As samples of one request do; every row's drawn token is one that the list raises, so
+ * its own logit must have been kept. */
 static void rows_that_share_lists_keep_their_own_logits(void **state)
 {
     (void)state;
@@ -509,7 +534,8 @@ static void rows_that_share_lists_keep_their_own_logits(void **state)
     for (int32_t i = 0; i < ROWS; i++) {
         assert_true(res.token[i] >= 0 && res.token[i] % 7 == 0 && res.token[i] < 7 * LISTED);
         float want = logprob_reference(logits + (int64_t)i * VOCAB, VOCAB, res.token[i]);
-        assert_true(want == -INFINITY ? res.logprob[i] == want : fabs(res.logprob[i] - want) < 1e-4);
+        assert_true(want == -INFINITY ? res.logprob[i] == want
+                                      : fabs(res.logprob[i] - want) < 1e-4);
     }
     free(logits);
     free(t);
@@ -627,7 +653,8 @@ static void bad_logits_give_no_token(void **state)
     struct results res = run_sampling(&r, logits, ROWS, VOCAB, row, 2 * ROWS, NULL, ROWS);
     for (int32_t i = 0; i < 2 * ROWS; i++) {
         bool bad = i / 2 >= 1 && i / 2 <= 5;
-        assert_true(bad ? res.token[i] == TOKEN_NO_NUMBER : res.token[i] >= 0 && res.token[i] < VOCAB);
+        assert_true(bad ? res.token[i] == TOKEN_NO_NUMBER
+                        : res.token[i] >= 0 && res.token[i] < VOCAB);
     }
     free(logits);
     rig_close(&r);
@@ -686,7 +713,8 @@ static void a_request_that_leaves_no_token_is_told_from_bad_logits(void **state)
     rig_close(&r);
 }
 
-/* The token drawn by the step before, unknown to the host, is penalised and fed back. */
+/* The token drawn by the step before, unknown to the host, is penalised and fed
+ * back. */
 static void the_step_before_is_looked_up_on_the_device(void **state)
 {
     (void)state;
@@ -717,8 +745,9 @@ static void the_step_before_is_looked_up_on_the_device(void **state)
         next[i].position = 2 + (i == 2);
         next[i].row = i < 2;
     }
-    int32_t zero[2] = {0}, src[2] = {1, 0}, minus[2] = {-1, -1}, q_start[3] = {0, 1, 2}, len[2] = {3, 2},
-            pick[2] = {0, 1}, at[2] = {3 * CONTEXT_BLOCK + 2, 4 * CONTEXT_BLOCK + 1}, position[2] = {2, 1};
+    int32_t zero[2] = {0}, src[2] = {1, 0}, minus[2] = {-1, -1}, q_start[3] = {0, 1, 2},
+            len[2] = {3, 2}, pick[2] = {0, 1},
+            at[2] = {3 * CONTEXT_BLOCK + 2, 4 * CONTEXT_BLOCK + 1}, position[2] = {2, 1};
     struct batch b = {.n_tokens = 2,
                       .token = minus,
                       .token_src = src,
@@ -752,11 +781,13 @@ static void the_step_before_is_looked_up_on_the_device(void **state)
 
 /* Whether the processed logits of rows that look at a level row say that each counts
  * exactly `token`. */
-static void check_counts(struct rig *r, int32_t row, const int32_t *token, int32_t n, int32_t n_prompt)
+static void check_counts(struct rig *r, int32_t row, const int32_t *token, int32_t n,
+                         int32_t n_prompt)
 {
     enum { VOCAB = 90 };
     float logits[VOCAB];
     struct sample_row s = plain_row(0);
+
     s.kind = SAMPLE_CANDIDATES;
     s.n_candidates = VOCAB;
     s.frequency_penalty = 0.5f;
@@ -781,7 +812,8 @@ static void tokens_go_where_their_blocks_go(void **state)
     static const int32_t sizes[] = {1, 3, 8, 16, 100};
     for (size_t k = 0; k < ARRAY_LEN(sizes); k++) {
         enum { N = 150, MOST = 160 };
-        int32_t size = sizes[k], n_blocks = (int32_t)div_ceil(N, size), fork[N], token[N], block[MOST], other[MOST];
+        int32_t size = sizes[k], n_blocks = (int32_t)div_ceil(N, size), fork[N], token[N],
+                block[MOST], other[MOST];
         struct rig r;
         open_cached(&r, size, 4 * MOST, MOST);
         for (int32_t i = 0; i < MOST; i++) {
@@ -799,12 +831,14 @@ static void tokens_go_where_their_blocks_go(void **state)
         token[N - 1] = 71;
         other[n_blocks - 1] = 3 * MOST;
         struct block_copy copy = {block[n_blocks - 1], 3 * MOST};
-        write_piece(&r, 6, other, size, fork, N - 1, 1, &(struct moves){.copy = &copy, .n_copy = 1});
+        write_piece(&r, 6, other, size, fork, N - 1, 1,
+                    &(struct moves){.copy = &copy, .n_copy = 1});
         write_piece(&r, 5, block, size, token, N - 1, 1, NULL);
         check_counts(&r, 5, token, N, 40);
         check_counts(&r, 6, fork, N, 40);
 
-        struct block_copy out[MOST], in[MOST]; /* to the host, overwritten, and back to other blocks */
+        /* to the host, overwritten, and back to other blocks */
+        struct block_copy out[MOST], in[MOST];
         int32_t third[N], back[MOST];
         for (int32_t i = 0; i < n_blocks; i++) {
             out[i] = (struct block_copy){other[i], n_blocks - 1 - i};
@@ -814,7 +848,8 @@ static void tokens_go_where_their_blocks_go(void **state)
         for (int32_t i = 0; i < N; i++) {
             third[i] = 80 + i % 5;
         }
-        write_piece(&r, 7, other, size, third, 0, N - 1, &(struct moves){.out = out, .n_out = n_blocks});
+        write_piece(&r, 7, other, size, third, 0, N - 1,
+                    &(struct moves){.out = out, .n_out = n_blocks});
         check_counts(&r, 7, third, N - 1, 3);
         write_piece(&r, 7, back, size, fork, N - 1, 1, &(struct moves){.in = in, .n_in = n_blocks});
         check_counts(&r, 7, fork, N, 40);
@@ -830,11 +865,13 @@ static void long_contexts_are_counted_whole(void **state)
     (void)state;
     enum { BLOCK = 64, MOST = 150 };
     static const int32_t rows_of[] = {1, 5, 40, MOST};
-    const int32_t vocab = rig_small() ? 5003 : 151936, len = rig_small() ? 900 : 64 * RIG_BLOCKS_PER_SEQ;
+    const int32_t vocab = rig_small() ? 5003 : 151936,
+                  len = rig_small() ? 900 : 64 * RIG_BLOCKS_PER_SEQ;
     const int32_t per = (int32_t)div_ceil(len, BLOCK);
     struct rig r;
     open_cached(&r, BLOCK, 3 * per, 0);
-    int32_t *token = rig_alloc(3 * (size_t)len * sizeof(*token)), *block = rig_alloc((size_t)per * sizeof(*block));
+    int32_t *token = rig_alloc(3 * (size_t)len * sizeof(*token)),
+            *block = rig_alloc((size_t)per * sizeof(*block));
     for (int32_t q = 0; q < 3; q++) {
         for (int32_t i = 0; i < per; i++) {
             block[i] = i * 3 + (q + i) % 3;
@@ -924,7 +961,7 @@ static void replayed_steps_ask_what_they_ask(void **state)
                           .n_mask_word = t->n_mask};
         rig_upload(&r, mat_rows(m, 0, ROWS), logits);
         rig_begin(&r, &b);
-        if (r.b->ops->replay == NULL || !r.b->ops->replay(r.b, &b)) {
+        if (!r.b->ops->replay || !r.b->ops->replay(r.b, &b)) {
             r.b->ops->sample(r.b, mat_rows(m, 0, ROWS), 0);
         }
         struct results res = rig_end(&r);
@@ -952,7 +989,8 @@ static void samples_of_one_row_leave_it_as_it_was(void **state)
     struct table *t = rig_alloc(sizeof(*t));
     for (size_t w = 0; w < (rig_small() ? 1 : ARRAY_LEN(vocab_of)); w++) {
         int32_t vocab = vocab_of[w];
-        float *logits = rig_alloc((size_t)vocab * sizeof(*logits)), *l = rig_alloc((size_t)vocab * sizeof(*l));
+        float *logits = rig_alloc((size_t)vocab * sizeof(*logits)),
+              *l = rig_alloc((size_t)vocab * sizeof(*l));
         struct sample_row row[SAMPLES];
         random_contexts(&r, t, vocab);
         random_logits(&r, logits, vocab);
@@ -1007,10 +1045,11 @@ static void answers_are_kept_for_two_steps(void **state)
 /* ---- distributions ---- */
 
 /* Draw n tokens at positions 0.. with one seed; counts by token. */
-static void count_draws(struct rig *r, const float *logits, int32_t vocab, struct sample_row s, int32_t n,
-                        int32_t *count)
+static void count_draws(struct rig *r, const float *logits, int32_t vocab, struct sample_row s,
+                        int32_t n, int32_t *count)
 {
     struct sample_row row[RIG_SAMPLES];
+
     memset(count, 0, (size_t)vocab * sizeof(*count));
     for (int32_t done = 0; done < n; done += RIG_SAMPLES) {
         int32_t some = MIN(n - done, RIG_SAMPLES);
@@ -1026,12 +1065,15 @@ static void count_draws(struct rig *r, const float *logits, int32_t vocab, struc
     }
 }
 
-/* Chi-square of the counts against p, over the tokens expected at least five times; the rest as one. */
-static double chi_square(const int32_t *count, const double *p, int32_t vocab, int32_t n, int32_t *ret_freedom)
+/* Chi-square of the counts against p, over the tokens expected at least five times; the
+ * rest as one. */
+static double chi_square(const int32_t *count, const double *p, int32_t vocab, int32_t n,
+                         int32_t *ret_freedom)
 {
     double chi = 0;
     double rest_p = 0;
     int32_t rest = 0;
+
     *ret_freedom = -1;
     for (int32_t v = 0; v < vocab; v++) {
         if (p[v] * n >= 5) {
@@ -1058,10 +1100,11 @@ struct draw_case {
 static void draws_follow_the_distribution(void **state)
 {
     (void)state;
-    static const struct draw_case cases[] = {{"temperature 1", 1, 1, 0, 0},       {"temperature 0.6", 0.6f, 1, 0, 0},
-                                             {"temperature 2", 2, 1, 0, 0},       {"top-k 5", 1, 1, 0, 5},
-                                             {"top-p 0.8", 1, 0.8f, 0, 0},        {"min-p 0.1", 1, 1, 0.1f, 0},
-                                             {"all three", 0.9f, 0.9f, 0.05f, 12}};
+    static const struct draw_case cases[] = {
+        {"temperature 1", 1, 1, 0, 0},       {"temperature 0.6", 0.6f, 1, 0, 0},
+        {"temperature 2", 2, 1, 0, 0},       {"top-k 5", 1, 1, 0, 5},
+        {"top-p 0.8", 1, 0.8f, 0, 0},        {"min-p 0.1", 1, 1, 0.1f, 0},
+        {"all three", 0.9f, 0.9f, 0.05f, 12}};
     enum { VOCAB = 60 };
     const int32_t n = rig_small() ? 32 : 40 * RIG_SAMPLES;
     struct rig r;
@@ -1102,7 +1145,8 @@ static void draws_follow_the_distribution(void **state)
         for (int32_t v = 0; v < VOCAB; v++) {
             assert_true(p[v] > 0 || count[v] == 0);
         }
-        /* Five standard deviations; the seeds are fixed, so this passes or fails for good. */
+        /* Five standard deviations; the seeds are fixed, so this passes or fails for
+         * good. */
         if (chi > freedom + 5 * sqrt(2.0 * freedom) + 1e-9) {
             fail_msg("%s: chi-square %.1f with %d degrees of freedom", c->name, chi, freedom);
         }
@@ -1111,7 +1155,8 @@ static void draws_follow_the_distribution(void **state)
     rig_close(&r);
 }
 
-/* Neighbouring positions, and neighbouring seeds, are independent: pairs of draws fill their square evenly. */
+/* Neighbouring positions, and neighbouring seeds, are independent: pairs of draws fill
+ * their square evenly. */
 static void draws_are_independent(void **state)
 {
     (void)state;
@@ -1166,9 +1211,11 @@ static void noise_arithmetic_is_accurate(void **state)
     }
     assert_true(fabs(sum / N - 0.5772157) < 0.012);               /* Euler's constant */
     assert_true(fabs(square / N - 0.3331724 - 1.6449341) < 0.05); /* its square + pi^2/6 */
-    assert_true(noise_gumbel(0) <= NOISE_MAX && noise_gumbel(0) > 22 && noise_gumbel(UINT32_MAX) >= NOISE_MIN);
+    assert_true(noise_gumbel(0) <= NOISE_MAX && noise_gumbel(0) > 22 &&
+                noise_gumbel(UINT32_MAX) >= NOISE_MIN);
     assert_true(isfinite(noise_gumbel(0x7FFFFFFF)) && isfinite(noise_gumbel(0x80000000)));
-    assert_true(sample_mass(0) == 1ull << MASS_BITS && sample_mass(-28) == 0 && sample_mass(-INFINITY) == 0);
+    assert_true(sample_mass(0) == 1ull << MASS_BITS && sample_mass(-28) == 0 &&
+                sample_mass(-INFINITY) == 0);
 }
 
 static int group(void)
@@ -1193,6 +1240,7 @@ static int group(void)
         cmocka_unit_test(draws_follow_the_distribution),
         cmocka_unit_test(draws_are_independent),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 

@@ -28,7 +28,8 @@ static int stop(void **state)
     struct sched_counts c;
     rig_run(&rig, 1000);
     sched_counts(rig.sched, &c);
-    int leaked = c.blocks_used + c.host_blocks_used + c.running_seqs + c.waiting_groups + c.swapped_groups;
+    int leaked =
+        c.blocks_used + c.host_blocks_used + c.running_seqs + c.waiting_groups + c.swapped_groups;
     rig_close(&rig);
     return leaked == 0 ? 0 : -1;
 }
@@ -44,6 +45,7 @@ static int stop_pinned(void **state)
 static struct gen_params tokens(int32_t n)
 {
     struct gen_params p = rig_params();
+
     p.max_tokens = n;
     return p;
 }
@@ -65,9 +67,10 @@ static void a_configuration_that_cannot_work_is_refused(void **state)
 static int group_refused(struct request *r, struct err *e)
 {
     struct group *g = NULL;
-    int code = group_new(&g, r, NULL, &config, e);
+    int rc = group_new(&g, r, NULL, &config, e);
+
     group_free(g);
-    return code;
+    return rc;
 }
 
 static void what_can_never_run_or_be_swapped_is_refused_at_once(void **state)
@@ -117,7 +120,9 @@ static void a_default_max_tokens_gives_way(void **state)
     (void)state;
     config.max_len = 1010;
     config.n_blocks =
-        22; /* of four tokens: two shared, four sequences of five more are 28, and the last is not written */
+        /* of four tokens: two shared, four sequences of five more are 28, and the last
+         * is not written */
+        22;
     config.n_host_blocks = 12;
     p->n = p->best_of = 4;
     assert_int_equal(granted(&r, &e), 0);
@@ -237,12 +242,14 @@ static void nothing_new_comes_in_while_a_group_is_swapped_out(void **state)
     run_until_preempted(&c);
     assert_int_equal(c.preempt_swap, 1);
     assert_int_equal(new->group->state, GROUP_SWAPPED);
-    assert_int_equal(c.host_blocks_used, 4); /* 8 prompt tokens and 7 generated ones are computed */
+    /* 8 prompt tokens and 7 generated ones are computed */
+    assert_int_equal(c.host_blocks_used, 4);
     struct rig_request *third = rig_add(&rig, tokens(1), 60, 4);
     rig_step(&rig);
     assert_int_equal(third->group->state, GROUP_WAITING);
-    while (new->group &&new->group->state == GROUP_SWAPPED)
+    while (new->group &&new->group->state == GROUP_SWAPPED) {
         rig_step(&rig);
+    }
     assert_true(old->ended);
     rig_run(&rig, 100);
     assert_true(new->ended && third->ended);
@@ -262,8 +269,9 @@ static void blocks_shared_by_samples_are_swapped_once(void **state)
     struct rig_request *new = rig_add(&rig, p, 0, 16);
     run_until_preempted(&c);
     int32_t distinct = c.host_blocks_used, entries = 0;
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++) {
         entries += new->group->seq[i].n_blocks;
+    }
     assert_int_equal(new->group->state, GROUP_SWAPPED);
     assert_int_equal(entries - distinct, 3 * 4); /* four prompt blocks, held by four */
     rig_run(&rig, 200);
@@ -285,8 +293,9 @@ static void the_cheaper_preemption_is_taken(void **state)
         assert_int_equal(c.preempt_swap, !costly_swap);
         assert_int_equal(c.preempt_recompute, costly_swap);
         rig_run(&rig, 100);
-        if (!costly_swap)
+        if (!costly_swap) {
             rig_close(&rig);
+        }
     }
 }
 
@@ -311,8 +320,9 @@ static void samples_share_their_prompt_and_copy_one_block(void **state)
     assert_int_equal(rig.batch.n_copy, 0);
     rig_commit(&rig);
     rig_run(&rig, 100);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 3; i++) {
         assert_int_equal(rig_count(&rig, a, DELTA_TOKEN, i), 8);
+    }
 }
 
 static void a_prefix_hit_leaves_the_last_token_to_compute(void **state)
@@ -340,8 +350,9 @@ static void generated_blocks_are_found_by_the_next_turn(void **state)
     rig_add(&rig, tokens(9), 0, 8);
     rig_run(&rig, 20);
     struct rig_request *b = rig_add(&rig, tokens(1), 0, 20);
-    for (int32_t i = 8; i < 17; i++)
+    for (int32_t i = 8; i < 17; i++) {
         b->request.prompt[i] = 8;
+    }
     rig_plan(&rig);
     assert_int_equal(rig_item(&rig, b, 0)->first, 16);
     rig_commit(&rig);
@@ -359,8 +370,9 @@ static void a_pinned_prefix_outlives_everything(void **state)
     assert_int_equal(sched_pin(rig.sched, a->request.prompt, 17), 4);
     assert_int_equal(sched_pin(rig.sched, a->request.prompt, 17), 0); /* they are pinned already */
     rig.config.n_pinned = 4;
-    for (int32_t i = 0; i < 5; i++) /* others need all the rest */
+    for (int32_t i = 0; i < 5; i++) { /* others need all the rest */
         rig_add(&rig, tokens(2), 20 + 10 * i, 30);
+    }
     rig_run(&rig, 100);
     sched_counts(rig.sched, &c);
     assert_int_equal(c.blocks_used, 4);
@@ -476,8 +488,8 @@ static void a_group_that_waits_holds_one_sequence(void **state)
     assert_null(b->group->first.out);
 }
 
-/* The memory of started groups is all taken, part of it by one that was preempted: it goes on
- * before who comes first by priority but would have to start. */
+/* The memory of started groups is all taken, part of it by one that was preempted: it
+ * goes on before who comes first by priority but would have to start. */
 static void who_has_started_is_not_kept_back_by_who_cannot_start(void **state)
 {
     struct gen_params p = tokens(24);
@@ -503,7 +515,8 @@ static void who_has_started_is_not_kept_back_by_who_cannot_start(void **state)
     assert_true(b->ended && c->ended);
 }
 
-/* What a group finds in the cache when it starts is where its own names begin: under its salt. */
+/* What a group finds in the cache when it starts is where its own names begin: under
+ * its salt. */
 static void a_salt_holds_from_the_first_block_on(void **state)
 {
     struct gen_params salted = tokens(4);
@@ -523,7 +536,8 @@ static void a_salt_holds_from_the_first_block_on(void **state)
     assert_int_equal(again->group->cached_tokens, 12);
 }
 
-/* A preempted group keeps its memory, so preempting for want of memory would gain nothing. */
+/* A preempted group keeps its memory, so preempting for want of memory would gain
+ * nothing. */
 static void rows_are_not_taken_for_who_cannot_start(void **state)
 {
     (void)state;
@@ -560,17 +574,21 @@ static void prefill_beside_decodes_keeps_to_the_itl_target(void **state)
     make_late(1, 1000000);
     rig_plan(&rig);
     assert_int_equal(rig.batch.n_tokens, 1 + 6);
-    /* Four times as slow as the table says, in the long run: nothing fits but a block's worth. */
-    for (int i = 0; i < 100; i++)
-        sched_observe(rig.sched, &(struct plan){.estimate_us = 160, .n_items = 2, .n_decode = 1}, 4 * 160);
+    /* Four times as slow as the table says, in the long run: nothing fits but a block's
+     * worth. */
+    for (int i = 0; i < 100; i++) {
+        sched_observe(rig.sched, &(struct plan){.estimate_us = 160, .n_items = 2, .n_decode = 1},
+                      4 * 160);
+    }
     rig_commit(&rig);
     rig_plan(&rig);
     assert_int_equal(rig.batch.n_tokens, 1 + config.block_size);
     rig_commit(&rig);
 }
 
-/* What is due joins decodes, also below the target: as much in each step as makes all that waits ready a second after the oldest of it
- * came; three tokens a decode at least. */
+/* What is due joins decodes, also below the target: as much in each step as makes all
+ * that waits ready a second after the oldest of it came; three tokens a decode at
+ * least. */
 static void prefill_beside_decodes_is_spread(void **state)
 {
     (void)state;
@@ -582,7 +600,8 @@ static void prefill_beside_decodes_is_spread(void **state)
     rig_add(&rig, tokens(1), 20, 96);
     rig_plan(&rig);
     assert_int_equal(rig.batch.n_tokens,
-                     1 + config.block_size); /* three are due, but a block's worth may always join */
+                     /* three are due, but a block's worth may always join */
+                     1 + config.block_size);
     rig_commit(&rig);
     make_late(1, 1000000 - 92 * 10 - 800);
     rig_plan(&rig); /* prompts of 92 tokens in 800 us of decodes, 100 us each */
@@ -610,12 +629,13 @@ static void large_steps_are_whole(void **state)
     rig_add(&rig, tokens(1), 30, 105);
     make_late(1, 1000000 - 130 * 10 - 900);
     rig_plan(&rig);
-    assert_int_equal(rig.batch.n_tokens, 18); /* 130 tokens in nine steps of 100 us are 15 each, and a decode */
+    /* 130 tokens in nine steps of 100 us are 15 each, and a decode */
+    assert_int_equal(rig.batch.n_tokens, 18);
     rig_commit(&rig);
 }
 
-/* 256 slots: two of the model's length; prompt 4 and 16 to come are 20, so 32 slots each; prompt 4 and 17 are 36 with the next power
- * of two, so 64 each. */
+/* 256 slots: two of the model's length; prompt 4 and 16 to come are 20, so 32 slots
+ * each; prompt 4 and 17 are 36 with the next power of two, so 64 each. */
 static void reservations_limit_who_runs(void **state)
 {
     static const struct {
@@ -623,6 +643,7 @@ static void reservations_limit_who_runs(void **state)
         int32_t max_tokens, n, runs;
     } want[] = {{KV_PAGED, 16, 1, 8},       {KV_ORCA_MAX, 16, 1, 2},  {KV_ORCA_ORACLE, 16, 1, 8},
                 {KV_ORCA_ORACLE, 16, 3, 2}, {KV_ORCA_POW2, 17, 1, 4}, {KV_ORCA_ORACLE, 17, 1, 8}};
+
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(want); i++) {
         struct sched_counts c;
@@ -638,8 +659,9 @@ static void reservations_limit_who_runs(void **state)
         assert_int_equal(c.running_groups, want[i].runs);
         rig_run(&rig, 1000); /* all of them get their turn */
         assert_int_equal(rig_count(&rig, &rig.request[9], DELTA_FINISH, 0), 1);
-        if (i + 1 < ARRAY_LEN(want))
+        if (i + 1 < ARRAY_LEN(want)) {
             assert_int_equal(stop(NULL), 0);
+        }
     }
 }
 
@@ -648,6 +670,7 @@ static void what_no_reservation_can_hold_is_refused(void **state)
     struct request r = {.params = tokens(16), .prompt = (int32_t[]){1, 2, 3, 4}, .n_prompt = 4};
     struct group *g;
     struct err e = {0};
+
     (void)state;
     config.kv_policy = KV_ORCA_MAX;
     r.params.n = r.params.best_of = 3;
@@ -672,6 +695,7 @@ static void rows_are_set_aside_for_samples_to_come(void **state)
 static int32_t n_running(struct rig_request **q, int32_t n)
 {
     int32_t running = 0;
+
     for (int32_t i = 0; i < n; i++) {
         running += q[i]->group && q[i]->group->state == GROUP_RUNNING;
     }

@@ -1,4 +1,5 @@
-/* What fair shares promise, one case each. Random cases of the same code: test_oracle. */
+/* What fair shares promise, one case each. Random cases of the same code:
+ * test_oracle. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,7 +26,8 @@ static int stop(void **state)
     struct sched_counts c;
     rig_run(&rig, 3000);
     sched_counts(rig.sched, &c);
-    int leaked = c.blocks_used + c.host_blocks_used + c.running_seqs + c.waiting_groups + c.swapped_groups;
+    int leaked =
+        c.blocks_used + c.host_blocks_used + c.running_seqs + c.waiting_groups + c.swapped_groups;
     rig_close(&rig);
     return leaked == 0 ? 0 : -1;
 }
@@ -33,6 +35,7 @@ static int stop(void **state)
 static struct gen_params tokens(int32_t n)
 {
     struct gen_params p = rig_params();
+
     p.max_tokens = n;
     p.ignore_eos = true;
     return p;
@@ -42,9 +45,11 @@ static struct gen_params tokens(int32_t n)
 static struct rig_request *ask(int32_t tenant, int32_t n, int32_t n_tokens)
 {
     struct rig_request *first = &rig.request[rig.n_requests];
+
     rig.tenant = tenant;
-    for (int32_t i = 0; i < n; i++)
+    for (int32_t i = 0; i < n; i++) {
         rig_add(&rig, tokens(n_tokens), tenant, 4);
+    }
     return first;
 }
 
@@ -52,14 +57,17 @@ static struct rig_request *ask(int32_t tenant, int32_t n, int32_t n_tokens)
 static int32_t drawn(int32_t tenant)
 {
     int32_t n = 0;
-    for (int32_t i = 0; i < rig.n_deltas; i++)
+
+    for (int32_t i = 0; i < rig.n_deltas; i++) {
         n += rig.delta[i].kind == DELTA_TOKEN && rig.delta[i].request->tenant == tenant;
+    }
     return n;
 }
 
 static uint64_t preemptions(void)
 {
     struct sched_counts c;
+
     sched_counts(rig.sched, &c);
     return c.preempt_recompute + c.preempt_swap;
 }
@@ -170,7 +178,8 @@ static void a_long_prompt_lets_a_short_one_pass(void **state)
     assert_int_equal(rig_count(&rig, late, DELTA_TOKEN, 0), 1);
 }
 
-/* Whoever holds less computes a prompt before others decode: whole in one step, although their tokens would not fit. */
+/* Whoever holds less computes a prompt before others decode: whole in one step,
+ * although their tokens would not fit. */
 static void a_prompt_goes_ahead_of_decodes(void **state)
 {
     (void)state;
@@ -183,7 +192,8 @@ static void a_prompt_goes_ahead_of_decodes(void **state)
     int32_t before = rig_count(&rig, &flood[6], DELTA_TOKEN, 0);
     rig_run(&rig, 1);
     assert_int_equal(rig_count(&rig, late, DELTA_TOKEN, 0), 1);
-    assert_int_equal(rig_count(&rig, &flood[6], DELTA_TOKEN, 0), before); /* two of seven found room behind it */
+    /* two of seven found room behind it */
+    assert_int_equal(rig_count(&rig, &flood[6], DELTA_TOKEN, 0), before);
     rig_run(&rig, 1);
     assert_int_equal(rig_count(&rig, &flood[6], DELTA_TOKEN, 0), before + 1);
 }
@@ -197,8 +207,9 @@ static void a_shortage_takes_from_the_heaviest(void **state)
     struct rig_request *heavy = ask(1, 3, 20);
     rig_run(&rig, 1);
     struct rig_request *light = ask(2, 1, 20);
-    for (int32_t i = 0; i < 40 && preemptions() == 0; i++)
+    for (int32_t i = 0; i < 40 && preemptions() == 0; i++) {
         rig_step(&rig);
+    }
     assert_int_equal(preemptions(), 1);
     assert_int_equal(light->group->state, GROUP_RUNNING);
     assert_int_equal(heavy[2].group->state, GROUP_WAITING);
@@ -217,7 +228,8 @@ static void other_policies_know_no_tenants(void **state)
     assert_false(late->ended);
 }
 
-/* Costs by which a step of 100 + 4 tokens * 25 us is as long as it may be while tenants share. */
+/* Costs by which a step of 100 + 4 tokens * 25 us is as long as it may be while tenants
+ * share. */
 static void keep_steps_short(void)
 {
     config.cost = (struct step_cost){.fixed_us = 100, .token_us = 25};
@@ -255,8 +267,9 @@ static void steps_are_short_while_tenants_share_and_all_have_their_turn(void **s
         rig_commit(&rig);
     }
     assert_int_equal(drawn(1) - before, 42);
-    for (int i = 0; i < 7; i++)
+    for (int i = 0; i < 7; i++) {
         assert_in_range(rig_count(&rig, &flood[i], DELTA_TOKEN, 0), 6, 9);
+    }
 }
 
 static void a_tenant_that_went_away_is_not_waited_for(void **state)
@@ -285,9 +298,11 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_prompt_goes_ahead_of_decodes, start, stop),
         cmocka_unit_test_setup_teardown(a_shortage_takes_from_the_heaviest, start, stop),
         cmocka_unit_test_setup_teardown(a_tenant_alone_pays_nothing_for_short_steps, start, stop),
-        cmocka_unit_test_setup_teardown(steps_are_short_while_tenants_share_and_all_have_their_turn, start, stop),
+        cmocka_unit_test_setup_teardown(steps_are_short_while_tenants_share_and_all_have_their_turn,
+                                        start, stop),
         cmocka_unit_test_setup_teardown(a_tenant_that_went_away_is_not_waited_for, start, stop),
         cmocka_unit_test_setup_teardown(other_policies_know_no_tenants, start, stop),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* Every allocation of the request path made to fail in turn: a clean refusal, and nothing is leaked. */
+/* Every allocation of the request path made to fail in turn: a clean refusal, and
+ * nothing is leaked. */
 #include "tests/nomem.h"
 
 #include "server/auth.h"
@@ -7,22 +8,25 @@
 
 static int parse_all(void)
 {
-    static const char body[] =
-        "{\"prompt\":[\"ab\",\"c\"],\"stop\":[\"a\",\"b\"],\"bad_words\":[\"w\",\"v\"],\"logit_bias\":{\"1\":1,\"2\":2}"
-        ","
-        "\"stop_token_ids\":[9],\"allowed_token_ids\":[1,2],\"cache_salt\":\"s\",\"foo\":{\"a\":[1,\"b\"]}}";
+    static const char body[] = "{\"prompt\":[\"ab\",\"c\"],\"stop\":[\"a\",\"b\"],\"bad_words\":["
+                               "\"w\",\"v\"],\"logit_bias\":{\"1\":1,\"2\":2}"
+                               ","
+                               "\"stop_token_ids\":[9],\"allowed_token_ids\":[1,2],\"cache_salt\":"
+                               "\"s\",\"foo\":{\"a\":[1,\"b\"]}}";
     struct completion c;
     struct shared_params *shared;
     struct err e = {0};
     int rc = completion_parse(&c, body, sizeof(body) - 1, &test_context, &e);
+
     if (rc) {
         assert_int_equal(rc, ERR_NOMEM);
         assert_int_equal(http_status_of(rc), 503);
         return rc;
     }
     rc = shared_params_new(&shared, &c.params, &e);
-    if (rc == 0)
+    if (rc == 0) {
         shared_params_unref(shared);
+    }
     completion_release(&c);
     return rc;
 }
@@ -31,11 +35,14 @@ static int tokenize_all(void)
 {
     struct tokenize t;
     int rc = tokenize_parse(&t, "{\"prompt\":\"ab\"}", 15, &test_context, NULL);
-    if (rc == 0)
+
+    if (rc == 0) {
         tokenize_release(&t);
+    }
     rc = rc ? rc : detokenize_parse(&t, "{\"tokens\":[1,2]}", 16, &test_context, NULL);
-    if (rc == 0)
+    if (rc == 0) {
         tokenize_release(&t);
+    }
     return rc;
 }
 
@@ -53,6 +60,7 @@ static int answer(struct sse_style *s, struct collector *c)
     int32_t id = 7;
     struct prompt_ids prompt = {&id, 1};
     struct buf events, body;
+
     buf_init(&events, 1 << 20);
     buf_init(&body, 1 << 20);
     int rc = collector_add(c, s, 0, &o);
@@ -69,12 +77,16 @@ static int answer(struct sse_style *s, struct collector *c)
 
 static int answer_all(void)
 {
-    struct sse_style s = {
-        .token_bytes = test_token_bytes, .logprobs = true, .n_top = LIMIT_LOGPROBS, .token_ids = true};
+    struct sse_style s = {.token_bytes = test_token_bytes,
+                          .logprobs = true,
+                          .n_top = LIMIT_LOGPROBS,
+                          .token_ids = true};
     struct collector c;
     int rc = sse_style_init(&s, "cmpl-1", 5, "m", "fp", NULL);
-    if (rc)
+
+    if (rc) {
         return rc;
+    }
     collector_init(&c, 2);
     rc = answer(&s, &c);
     collector_release(&c);
@@ -88,8 +100,10 @@ static int load_keys(void)
     struct settings s = {.api_key = list, .n_api_keys = 1};
     struct keys k;
     int rc = keys_open(&k, &s, NULL);
-    if (rc == 0)
+
+    if (rc == 0) {
         keys_close(&k);
+    }
     return rc;
 }
 
@@ -125,5 +139,6 @@ int main(void)
         cmocka_unit_test(test_answers),
         cmocka_unit_test(test_keys),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

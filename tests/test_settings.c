@@ -17,8 +17,10 @@ enum { MAX_WORDS = 32 };
 static int words(char *text, char *out[MAX_WORDS])
 {
     int n = 0;
-    for (char *w = strtok(text, " "); w != NULL && n < MAX_WORDS - 1; w = strtok(NULL, " "))
+
+    for (char *w = strtok(text, " "); w != NULL && n < MAX_WORDS - 1; w = strtok(NULL, " ")) {
         out[n++] = w;
+    }
     out[n] = NULL;
     return n;
 }
@@ -29,8 +31,9 @@ static int load(struct settings *s, const char *flags, const char *environment, 
     char f[2048], v[2048];
     char *argv[MAX_WORDS], *env[MAX_WORDS];
     bool help;
-    snprintf(f, sizeof f, "%s", flags);
-    snprintf(v, sizeof v, "%s", environment);
+
+    snprintf(f, sizeof(f), "%s", flags);
+    snprintf(v, sizeof(v), "%s", environment);
     words(v, env);
     int argc = words(f, argv);
     *e = (struct err){0};
@@ -42,10 +45,13 @@ static void expect_error(const char *flags, const char *environment, const char 
     struct settings s;
     struct err e;
     int rc = load(&s, flags, environment, &e);
-    if (rc == 0)
+
+    if (rc == 0) {
         fail_msg("accepted: %s %s", flags, environment);
-    if (strstr(e.text, message) == NULL)
+    }
+    if (!strstr(e.text, message)) {
         fail_msg("'%s' does not contain '%s'", e.text, message);
+    }
 }
 
 static char yaml_path[] = "/tmp/quire-test-settings-XXXXXX";
@@ -53,11 +59,12 @@ static char yaml_path[] = "/tmp/quire-test-settings-XXXXXX";
 static const char *with_yaml(const char *text)
 {
     FILE *f = fopen(yaml_path, "w");
+
     assert_non_null(f);
     fputs(text, f);
     fclose(f);
     static char flag[64];
-    snprintf(flag, sizeof flag, "--config=%s", yaml_path);
+    snprintf(flag, sizeof(flag), "--config=%s", yaml_path);
     return flag;
 }
 
@@ -109,13 +116,15 @@ static void flags_in_every_spelling(void **state)
     (void)state;
     struct settings s;
     struct err e;
-    assert_int_equal(
-        load(&s,
-             "demo --config=none --port=9000 --max_num_seqs 8 --no-ui --log-prompts --prefix-cache false "
-             "--deterministic true --swap-space 2 --kv-cache-memory 1.5GiB --queue-timeout 2m --dtype half "
-             "--preemption-mode swap --num-gpu-blocks-override 77 --seed -1 --shutdown-timeout 1500ms",
-             "", &e),
-        0);
+    assert_int_equal(load(&s,
+                          "demo --config=none --port=9000 --max_num_seqs 8 --no-ui --log-prompts "
+                          "--prefix-cache false "
+                          "--deterministic true --swap-space 2 --kv-cache-memory 1.5GiB "
+                          "--queue-timeout 2m --dtype half "
+                          "--preemption-mode swap --num-gpu-blocks-override 77 --seed -1 "
+                          "--shutdown-timeout 1500ms",
+                          "", &e),
+                     0);
     assert_string_equal(s.model, "demo");
     assert_int_equal(s.port, 9000);
     assert_int_equal(s.max_num_seqs, 8);
@@ -127,7 +136,9 @@ static void flags_in_every_spelling(void **state)
     assert_int_equal(s.preemption, PREEMPT_SWAP);
     assert_int_equal(s.kv_blocks, 77);
     settings_release(&s);
-    assert_int_equal(load(&s, "--config none --no-enable-prefix-caching --ui demo --port 1 --port 2", "", &e), 0);
+    assert_int_equal(
+        load(&s, "--config none --no-enable-prefix-caching --ui demo --port 1 --port 2", "", &e),
+        0);
     assert_true(!s.prefix_cache && s.ui);
     assert_string_equal(s.model, "demo");
     assert_int_equal(s.port, 2);
@@ -141,7 +152,7 @@ static void flag_beats_environment_beats_file_beats_default(void **state)
     struct err e;
     char flags[256];
     const char *config = with_yaml("port: 1\nmax-queue: 11\nmax_num_seqs: 21\nhost: ::1\n");
-    snprintf(flags, sizeof flags, "%s --max-num-seqs 23", config);
+    snprintf(flags, sizeof(flags), "%s --max-num-seqs 23", config);
     assert_int_equal(load(&s, flags, "QUIRE_MAX_QUEUE=12 QUIRE_MAX_NUM_SEQS=22", &e), 0);
     assert_int_equal(s.port, 1);
     assert_int_equal(s.max_queue, 12);
@@ -169,12 +180,13 @@ static void the_file_may_be_named_by_the_environment(void **state)
     struct err e;
     char env[128];
     with_yaml("port: 77\n");
-    snprintf(env, sizeof env, "QUIRE_CONFIG=%s", yaml_path);
+    snprintf(env, sizeof(env), "QUIRE_CONFIG=%s", yaml_path);
     assert_int_equal(load(&s, "", env, &e), 0);
     assert_int_equal(s.port, 77);
     assert_string_equal(s.config, yaml_path);
     settings_release(&s);
-    expect_error("--config /nonexistent/x.yaml", "", "'/nonexistent/x.yaml' cannot be opened: No such file");
+    expect_error("--config /nonexistent/x.yaml", "",
+                 "'/nonexistent/x.yaml' cannot be opened: No such file");
     expect_error("--config /tmp", "", "cannot be read: Is a directory");
 }
 
@@ -188,7 +200,8 @@ static void keys_come_from_all_places_and_never_go_out(void **state)
     assert_string_equal(s.api_key[1], "two");
     settings_release(&s);
     char flags[256];
-    snprintf(flags, sizeof flags, "%s --api-key secret-a --api-key b,c", with_yaml("api_key: [x, y]\n"));
+    snprintf(flags, sizeof(flags), "%s --api-key secret-a --api-key b,c",
+             with_yaml("api_key: [x, y]\n"));
     assert_int_equal(load(&s, flags, "QUIRE_API_KEY=one", &e), 0);
     assert_int_equal(s.n_api_keys, 2);
     assert_string_equal(s.api_key[1], "b,c");
@@ -269,11 +282,11 @@ static void wrong_values(void **state)
     };
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         char flags[256];
-        snprintf(flags, sizeof flags, "--config none %s", bad[i][0]);
+        snprintf(flags, sizeof(flags), "--config none %s", bad[i][0]);
         expect_error(flags, "", bad[i][1]);
     }
     char name[400];
-    snprintf(name, sizeof name, "--config none --served-model-name %0300d", 1);
+    snprintf(name, sizeof(name), "--config none --served-model-name %0300d", 1);
     expect_error(name, "", "at most 256 bytes");
     expect_error("--config none --uds a\x01"
                  "b",
@@ -287,12 +300,12 @@ static void the_environment_is_checked_too(void **state)
     struct err e;
     expect_error("--config none", "QUIRE_PORT=http", "QUIRE_PORT: 'http' is not a whole number");
     expect_error("--config none", "QUIRE_UI=", "QUIRE_UI: '' is not true or false");
-    assert_int_equal(
-        load(&s, "--config none",
-             "QUIRE_PORT=tcp://10.0.0.1:80 QUIRE_SERVICE_HOST=10.0.0.1 PORT=1 QUIRE_MAX_QUEUE QUIRE_CORS_ORIGINS= "
-             "QUIRE_ENABLE_PREFIX_CACHING=0",
-             &e),
-        0);
+    assert_int_equal(load(&s, "--config none",
+                          "QUIRE_PORT=tcp://10.0.0.1:80 QUIRE_SERVICE_HOST=10.0.0.1 PORT=1 "
+                          "QUIRE_MAX_QUEUE QUIRE_CORS_ORIGINS= "
+                          "QUIRE_ENABLE_PREFIX_CACHING=0",
+                          &e),
+                     0);
     assert_int_equal(s.port, 8000);
     assert_true(s.kubernetes_port);
     assert_int_equal(s.max_queue, 1024);
@@ -309,7 +322,8 @@ static void yaml_in_its_forms(void **state)
     const char *config =
         with_yaml("# comment\n---\nmodel: /srv/m\nmax-num-seqs: '4'\nui: off\nuds: ~\nhost:\n"
                   "swap_space: 1GiB\nlog_level: warning\nenable_prefix_caching: false\n"
-                  "prefixes:\n  - You are a helpful assistant.\n  - {text: \"two\\nlines\"}\n  - &a x\n  - *a\n");
+                  "prefixes:\n  - You are a helpful assistant.\n  - {text: \"two\\nlines\"}\n  - "
+                  "&a x\n  - *a\n");
     assert_int_equal(load(&s, config, "", &e), 0);
     assert_string_equal(s.model, "/srv/m");
     assert_int_equal(s.max_num_seqs, 4);
@@ -321,7 +335,8 @@ static void yaml_in_its_forms(void **state)
     assert_string_equal(s.prefixes[1].text, "two\nlines");
     assert_string_equal(s.prefixes[3].text, "x");
     settings_release(&s);
-    const char *empty[] = {"", "# only a comment\n", "---\n", "~\n", "{}\n", "prefixes: one\n", "prefixes: []\n"};
+    const char *empty[] = {"",     "# only a comment\n", "---\n",         "~\n",
+                           "{}\n", "prefixes: one\n",    "prefixes: []\n"};
     for (size_t i = 0; i < ARRAY_LEN(empty); i++) {
         assert_int_equal(load(&s, with_yaml(empty[i]), "", &e), 0);
         settings_release(&s);
@@ -361,29 +376,33 @@ static void malformed_yaml(void **state)
         {"api_key: [a, {b: c}]\n", "a single value is wanted"},
         {"api_key: ''\n", "a key is empty"},
     };
-    for (size_t i = 0; i < ARRAY_LEN(bad); i++)
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         expect_error(with_yaml(bad[i][0]), "", bad[i][1]);
+    }
 }
 
 static void large_files_are_refused(void **state)
 {
     (void)state;
     FILE *f = fopen(yaml_path, "w");
-    for (size_t i = 0; i <= LIMIT_YAML_BYTES / 16; i++)
+    for (size_t i = 0; i <= LIMIT_YAML_BYTES / 16; i++) {
         fputs("# fifteen bytes\n", f);
+    }
     fclose(f);
     char flag[64];
-    snprintf(flag, sizeof flag, "--config=%s", yaml_path);
+    snprintf(flag, sizeof(flag), "--config=%s", yaml_path);
     expect_error(flag, "", "is larger than 1048576 bytes");
     f = fopen(yaml_path, "w");
-    for (int i = 0; i < 20000; i++)
+    for (int i = 0; i < 20000; i++) {
         fputc('[', f);
+    }
     fclose(f);
     expect_error(flag, "", "is not valid YAML");
     f = fopen(yaml_path, "w");
     fputs("prefixes:\n", f);
-    for (int i = 0; i <= LIMIT_PREFIXES; i++)
+    for (int i = 0; i <= LIMIT_PREFIXES; i++) {
         fputs(" - x\n", f);
+    }
     fclose(f);
     expect_error(flag, "", "more than 256 entries");
 }
@@ -393,20 +412,23 @@ static void what_is_printed_reads_back_the_same(void **state)
     (void)state;
     struct settings s, again;
     struct err e;
-    const char *config = with_yaml("model: \"a b \\\" \xC3\xA9 \\\\\"\nswap_space: 3\nprefixes: [\"p\\n: q\", '# r']\n"
-                                   "target_itl_ms: 12.5\nseed: 9223372036854775807\nmetrics_prefix: 'vllm:'\n");
+    const char *config = with_yaml(
+        "model: \"a b \\\" \xC3\xA9 \\\\\"\nswap_space: 3\nprefixes: [\"p\\n: q\", '# r']\n"
+        "target_itl_ms: 12.5\nseed: 9223372036854775807\nmetrics_prefix: 'vllm:'\n");
     assert_int_equal(load(&s, config, "", &e), 0);
     char *text = NULL, *text_again = NULL;
     size_t size = 0, size_again = 0;
     FILE *out = open_memstream(&text, &size);
     settings_print(&s, out);
     fclose(out);
-    if (load(&again, with_yaml(text), "", &e) < 0)
+    if (load(&again, with_yaml(text), "", &e) < 0) {
         fail_msg("%s in\n%s", e.text, text);
+    }
     out = open_memstream(&text_again, &size_again);
     settings_print(&again, out);
     fclose(out);
-    for (const char *line = text, *other = text_again; *line != '\0';) { /* equal but for the origins */
+    /* equal but for the origins */
+    for (const char *line = text, *other = text_again; *line != '\0';) {
         size_t len = (size_t)(strstr(line, "  # ") - line);
         assert_memory_equal(line, other, len);
         line = strchr(line, '\n') + 1;
@@ -426,20 +448,23 @@ static void what_is_passed_on_reads_back_without_keys(void **state)
     struct err e;
     bool help;
     char **flags, *none[] = {NULL};
-    char *argv[] = {"--config=none",     "--dtype=float16",       "--kv-cache-memory=1000",
-                    "--swap-space=3",    "--deterministic",       "--step-timeout=1.5",
-                    "--api-key=hush",    "--log-format=json",     "--max-num-seqs=7",
-                    "--model=elsewhere", "--cors-origins=secret", "--served-model-name=a 'name' #1"};
-    if (settings_load(&s, ARRAY_LEN(argv), argv, none, &help, &e) < 0)
+    char *argv[] = {
+        "--config=none",     "--dtype=float16",       "--kv-cache-memory=1000",
+        "--swap-space=3",    "--deterministic",       "--step-timeout=1.5",
+        "--api-key=hush",    "--log-format=json",     "--max-num-seqs=7",
+        "--model=elsewhere", "--cors-origins=secret", "--served-model-name=a 'name' #1"};
+    if (settings_load(&s, ARRAY_LEN(argv), argv, none, &help, &e) < 0) {
         fail_msg("%s", e.text);
+    }
     assert_int_equal(settings_pass_on(&flags, &s, "/models/a b", &e), 0);
     int n = 0;
     for (; flags[n]; n++) {
         assert_null(strstr(flags[n], "hush"));
         assert_null(strstr(flags[n], "secret"));
     }
-    if (settings_load(&again, n, flags, none, &help, &e) < 0)
+    if (settings_load(&again, n, flags, none, &help, &e) < 0) {
         fail_msg("%s", e.text);
+    }
     assert_string_equal(again.model, "/models/a b");
     assert_string_equal(again.served_model_name, "a 'name' #1");
     assert_int_equal(again.dtype, DTYPE_FLOAT16);
@@ -473,13 +498,15 @@ static void help_and_reference_name_every_setting(void **state)
     fclose(out);
     for (int i = 0; i < setting_count; i++) {
         char name[80];
-        snprintf(name, sizeof name, "`%s`", setting_table[i].key);
-        for (char *c = name; *c != '\0'; c++)
+        snprintf(name, sizeof(name), "`%s`", setting_table[i].key);
+        for (char *c = name; *c != '\0'; c++) {
             *c = *c == '_' ? '-' : *c;
+        }
         assert_non_null(strstr(table, name));
         name[strlen(name) - 1] = '\0';
-        if (setting_table[i].type != SETTING_PREFIXES)
+        if (setting_table[i].type != SETTING_PREFIXES) {
             assert_non_null(strstr(text, name + 1));
+        }
         assert_true(strlen(setting_table[i].help) > 0 && strlen(setting_table[i].key) < 48);
     }
     assert_non_null(strstr(table, "| `kv-blocks` [`num-gpu-blocks-override`] | `0` |"));
@@ -487,7 +514,8 @@ static void help_and_reference_name_every_setting(void **state)
     free(table);
 }
 
-/* config/quire.yaml, which `make install` puts into /etc: as it is, and with the '#' of every setting taken away. */
+/* config/quire.yaml, which `make install` puts into /etc: as it is, and with the '#' of
+ * every setting taken away. */
 static void the_shipped_file_shows_every_default(void **state)
 {
     (void)state;
@@ -496,23 +524,28 @@ static void the_shipped_file_shows_every_default(void **state)
     static char text[32768], open_text[32768];
     FILE *f = fopen("config/quire.yaml", "r");
     assert_non_null(f);
-    text[fread(text, 1, sizeof text - 1, f)] = '\0';
+    text[fread(text, 1, sizeof(text) - 1, f)] = '\0';
     fclose(f);
     size_t n = 0;
-    for (const char *c = text; *c != '\0'; c++)
-        if (*c != '#' || (c != text && c[-1] != '\n') || (c[1] == ' ' && c[2] != ' ') || c[1] == '#')
+    for (const char *c = text; *c != '\0'; c++) {
+        if (*c != '#' || (c != text && c[-1] != '\n') || (c[1] == ' ' && c[2] != ' ') ||
+            c[1] == '#') {
             open_text[n++] = *c;
+        }
+    }
     assert_int_equal(load(&s, "--config config/quire.yaml", "", &e), 0);
     settings_release(&s);
-    if (load(&s, with_yaml(open_text), "", &e) < 0)
+    if (load(&s, with_yaml(open_text), "", &e) < 0) {
         fail_msg("%s", e.text);
+    }
     for (int i = 0; i < setting_count; i++) {
         const struct setting *row = &setting_table[i];
         char line[128];
-        snprintf(line, sizeof line, "\n#%s:%s%s", row->key, row->preset == NULL ? "" : " ",
-                 row->preset == NULL ? "" : row->preset);
-        if (strcmp(row->key, "config") != 0 && strstr(text, line) == NULL)
+        snprintf(line, sizeof(line), "\n#%s:%s%s", row->key, !row->preset ? "" : " ",
+                 !row->preset ? "" : row->preset);
+        if (strcmp(row->key, "config") != 0 && !strstr(text, line)) {
             fail_msg("config/quire.yaml lacks the line '%s'", line + 1);
+        }
     }
     assert_int_equal(s.n_prefixes, 1);
     settings_release(&s);
@@ -537,5 +570,6 @@ int main(void)
         cmocka_unit_test(help_and_reference_name_every_setting),
         cmocka_unit_test(the_shipped_file_shows_every_default),
     };
+
     return cmocka_run_group_tests(tests, make_file, remove_file);
 }

@@ -20,13 +20,16 @@ static struct sim_options options(const char *text)
     struct err e = {0};
     char copy[512], *argv[64], *rest = NULL;
     int argc = 0;
+
     snprintf(copy, sizeof(copy), "%s", text);
-    for (char *word = strtok_r(copy, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
+    for (char *word = strtok_r(copy, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
         argv[argc++] = word;
+    }
     static char kept[512];
     memcpy(kept, copy, sizeof(kept)); /* text options point into their argument */
-    for (int i = 0; i < argc; i++)
+    for (int i = 0; i < argc; i++) {
         argv[i] = kept + (argv[i] - copy);
+    }
     assert_int_equal(sim_options_parse(&o, argc, argv, &e), 0);
     return o;
 }
@@ -56,7 +59,8 @@ static void datasets_have_the_means_of_the_paper(void **state)
         workload_free(w);
         assert_true(fabs(prompt / (double)o.requests / want[i].prompt - 1) < 0.03);
         assert_true(fabs(output / (double)o.requests / want[i].output - 1) < 0.03);
-        assert_true(fabs(last_us * 1e-6 * o.rate / (double)o.requests - 1) < 0.5 / sqrt((double)o.requests) * 10);
+        assert_true(fabs(last_us * 1e-6 * o.rate / (double)o.requests - 1) <
+                    0.5 / sqrt((double)o.requests) * 10);
     }
 }
 
@@ -64,6 +68,7 @@ static int trace_says(const char *text, struct err *e)
 {
     char path[] = "/tmp/quire-trace-XXXXXX";
     int fd = mkstemp(path);
+
     assert_true(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text));
     close(fd);
     struct sim_options o = options("--requests 100");
@@ -72,8 +77,9 @@ static int trace_says(const char *text, struct err *e)
     o.trace = path;
     assert_int_equal(workload_open(&w, &o, e), 0);
     int n = 0, code;
-    while ((code = workload_next(w, &a, e)) == 1)
+    while ((code = workload_next(w, &a, e)) == 1) {
         n++;
+    }
     workload_free(w);
     unlink(path);
     return code < 0 ? code : n;
@@ -95,7 +101,8 @@ static void a_trace_is_read_and_a_broken_one_refused(void **state)
 static void a_buddy_arena_is_whole_again_when_all_is_given_back(void **state)
 {
     (void)state;
-    struct reserve_rule rule = {.policy = KV_ORCA_ORACLE, .slots = 15700, .max_len = 2048, .least = 1};
+    struct reserve_rule rule = {
+        .policy = KV_ORCA_ORACLE, .slots = 15700, .max_len = 2048, .least = 1};
     struct reserver *r;
     struct err e;
     struct reservation taken[64];
@@ -105,21 +112,25 @@ static void a_buddy_arena_is_whole_again_when_all_is_given_back(void **state)
     for (int i = 0; i < 2000; i++) {
         int32_t prompt = 1 + (int32_t)(sim_uniform(&rng) * 300);
         if (n < 64 && sim_uniform(&rng) < 0.6 && reserver_take(r, prompt, 100, &taken[n])) {
-            assert_true(taken[n].size >= prompt + 100 && taken[n].start + taken[n].size <= rule.slots);
-            for (int32_t k = 0; k < n; k++) /* nobody else's */
+            assert_true(taken[n].size >= prompt + 100 &&
+                        taken[n].start + taken[n].size <= rule.slots);
+            for (int32_t k = 0; k < n; k++) { /* nobody else's */
                 assert_true(taken[n].start >= taken[k].start + taken[k].size ||
                             taken[k].start >= taken[n].start + taken[n].size);
+            }
             n++;
         } else if (n > 0) {
             n--;
             reserver_give(r, &taken[n]);
         }
     }
-    while (n > 0)
+    while (n > 0) {
         reserver_give(r, &taken[--n]);
+    }
     /* 15700 = 8192 + 4096 + 2048 + 1024 + ...: seven chunks of 2048 fit again. */
-    while (n < 64 && reserver_take(r, 1000, 1048, &taken[n]))
+    while (n < 64 && reserver_take(r, 1000, 1048, &taken[n])) {
         n++;
+    }
     assert_int_equal(reserve_most(&rule, 1000, 1048), 7);
     assert_int_equal(n, 7);
     reserver_free(r);
@@ -130,9 +141,11 @@ static double simulated(const char *args, const char *key)
 {
     char copy[512], text[4096], *argv[64], *rest = NULL;
     int argc = 0, pipe_fd[2];
+
     snprintf(copy, sizeof(copy), "%s --json", args);
-    for (char *word = strtok_r(copy, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
+    for (char *word = strtok_r(copy, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
         argv[argc++] = word;
+    }
     fflush(stdout);
     int kept = dup(1);
     assert_int_equal(pipe(pipe_fd), 0);
@@ -163,8 +176,9 @@ static void batches_are_as_large_as_in_the_paper(void **state)
                 {"--rate 2 --requests 1500 --manager orca-pow2", 9.81},
                 {"--rate 2 --requests 1500 --manager orca-oracle", 13.62},
                 {"--rate 2 --requests 1500", 30.42}};
-    for (size_t i = 0; i < ARRAY_LEN(want); i++)
+    for (size_t i = 0; i < ARRAY_LEN(want); i++) {
         assert_true(fabs(simulated(want[i].args, "\"batch_requests\"") / want[i].batch - 1) < 0.15);
+    }
 }
 
 static void paging_wastes_little_even_when_it_preempts(void **state)
@@ -173,26 +187,31 @@ static void paging_wastes_little_even_when_it_preempts(void **state)
     const char *args = "--rate 3 --requests 800";
     assert_true(simulated(args, "\"preempt_recompute\"") > 0);
     assert_true(simulated(args, "\"live_of_allocated\"") >= 0.963);
-    assert_true(simulated("--rate 3 --requests 800 --preemption swap --host-blocks 981", "\"preempt_swap\"") > 0);
+    assert_true(simulated("--rate 3 --requests 800 --preemption swap --host-blocks 981",
+                          "\"preempt_swap\"") > 0);
 }
 
 static void sharing_saves_what_it_saves_in_the_paper(void **state)
 {
     (void)state;
     /* Section 6.3: 6.1-9.8 % for 2 to 6 samples of Alpaca, 16.2-30.5 % of ShareGPT. */
-    double two = simulated("--dataset alpaca --n 2 --rate 5 --requests 800", "\"saved_by_sharing\"");
-    double six = simulated("--dataset alpaca --n 6 --rate 5 --requests 800", "\"saved_by_sharing\"");
+    double two =
+        simulated("--dataset alpaca --n 2 --rate 5 --requests 800", "\"saved_by_sharing\"");
+    double six =
+        simulated("--dataset alpaca --n 6 --rate 5 --requests 800", "\"saved_by_sharing\"");
     assert_true(two > 0.05 && six > 0.09 && six < 0.14);
     double more = simulated("--n 4 --rate 0.5 --requests 500", "\"saved_by_sharing\"");
     assert_true(more > 0.162 && more < 0.305);
-    assert_true(simulated("--dataset alpaca --beam 4 --rate 2 --requests 300", "\"saved_by_sharing\"") > 0.37);
+    assert_true(simulated("--dataset alpaca --beam 4 --rate 2 --requests 300",
+                          "\"saved_by_sharing\"") > 0.37);
 }
 
 static void a_shared_prefix_is_computed_once(void **state)
 {
     (void)state;
     const char *args = "--dataset 50:20 --shared-prefix 320 --prefix-cache --rate 5 --requests 400";
-    double hits = simulated(args, "\"prefix_hit_tokens\""), asked = simulated(args, "\"prefix_query_tokens\"");
+    double hits = simulated(args, "\"prefix_hit_tokens\""),
+           asked = simulated(args, "\"prefix_query_tokens\"");
     assert_true(hits / asked > 0.8);
 }
 
@@ -214,7 +233,8 @@ static void conversations_find_what_was_said_before(void **state)
 {
     (void)state;
     const char *args = "--dataset chat --prefix-cache --rate 0.3 --requests 600 --kv-slots 400000";
-    double hits = simulated(args, "\"prefix_hit_tokens\""), asked = simulated(args, "\"prefix_query_tokens\"");
+    double hits = simulated(args, "\"prefix_hit_tokens\""),
+           asked = simulated(args, "\"prefix_query_tokens\"");
     assert_true(hits / asked > 0.2 && hits / asked < 0.9);
 }
 
@@ -227,8 +247,10 @@ static void replicas_share_the_load_and_prefix_routing_keeps_the_cache(void **st
     assert_true(simulated("--rate 2 --requests 1000 --replicas 2", "\"requests\"") == 1000);
     const char *args[] = {
         "--dataset chat --prefix-cache --rate 1 --requests 1000 --kv-slots 400000 --replicas 4",
-        "--dataset chat --prefix-cache --rate 1 --requests 1000 --kv-slots 400000 --replicas 4 --routing prefix"};
-    assert_true(simulated(args[1], "\"prefix_hit_tokens\"") > 1.5 * simulated(args[0], "\"prefix_hit_tokens\""));
+        "--dataset chat --prefix-cache --rate 1 --requests 1000 --kv-slots 400000 --replicas 4 "
+        "--routing prefix"};
+    assert_true(simulated(args[1], "\"prefix_hit_tokens\"") >
+                1.5 * simulated(args[0], "\"prefix_hit_tokens\""));
 }
 
 static void the_rate_that_keeps_a_target_is_found(void **state)
@@ -251,15 +273,18 @@ static void costs_are_fitted_to_records(void **state)
     int fd = mkstemp(path), n = 0;
     /* 1000 us, 10 us a sequence, 0.1 us a token of context. */
     static const int batch[] = {1, 8, 64, 64}, context[] = {500, 500, 500, 4000};
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++) {
         n += snprintf(text + n, sizeof(text) - (size_t)n,
-                      "{\"requests\": %d, \"prompt_tokens\": %d, \"output_tokens\": %d, \"decode_steps\": 50, "
+                      "{\"requests\": %d, \"prompt_tokens\": %d, \"output_tokens\": %d, "
+                      "\"decode_steps\": 50, "
                       "\"decode_step_ms\": %.6f, \"prefill_tok_s\": 20000}\n",
                       batch[i], batch[i] * context[i], 2 * batch[i],
                       1 + 0.01 * batch[i] + 0.0001 * (batch[i] * context[i] + batch[i]));
+    }
     assert_int_equal(write(fd, text, (size_t)n), n);
     assert_int_equal(sim_cost_read(&o, path, &e), 0);
-    assert_true(fabs(o.weights_us - 1000) < 1 && fabs(o.seq_us - 10) < 0.1 && fabs(o.context_us - 0.1) < 0.001);
+    assert_true(fabs(o.weights_us - 1000) < 1 && fabs(o.seq_us - 10) < 0.1 &&
+                fabs(o.context_us - 0.1) < 0.001);
     assert_true(fabs(o.token_us - 50) < 0.1);
     assert_int_equal(ftruncate(fd, 0), 0);
     assert_int_equal(sim_cost_read(&o, path, &e), ERR_INVALID);
@@ -275,7 +300,8 @@ static void wrong_options_are_named(void **state)
     (void)state;
     struct sim_options o;
     struct err e = {0};
-    char *bad[][2] = {{"--rate", "-1"}, {"--manager", "best"}, {"--n", "1.5"}, {"--requests", "many"}};
+    char *bad[][2] = {
+        {"--rate", "-1"}, {"--manager", "best"}, {"--n", "1.5"}, {"--requests", "many"}};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         assert_int_equal(sim_options_parse(&o, 2, bad[i], &e), ERR_INVALID);
         assert_non_null(strstr(e.text, bad[i][0]));
@@ -303,5 +329,6 @@ int main(void)
         cmocka_unit_test(costs_are_fitted_to_records),
         cmocka_unit_test(wrong_options_are_named),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

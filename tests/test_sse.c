@@ -17,14 +17,17 @@
 
 static struct sse_style style(void)
 {
-    struct sse_style s = {.token_bytes = test_token_bytes, .n_top = LIMIT_LOGPROBS, .n_prompt_top = LIMIT_LOGPROBS};
+    struct sse_style s = {
+        .token_bytes = test_token_bytes, .n_top = LIMIT_LOGPROBS, .n_prompt_top = LIMIT_LOGPROBS};
+
     assert_int_equal(sse_style_init(&s, "cmpl-1", 5, "m\"x", "fp", NULL), 0);
     return s;
 }
 
 static struct output piece(const char *text, enum finish_reason finish)
 {
-    return (struct output){.text = text, .text_len = strlen(text), .finish = finish, .stop_token = -1};
+    return (struct output){
+        .text = text, .text_len = strlen(text), .finish = finish, .stop_token = -1};
 }
 
 static void expect(struct buf *b, const char *golden)
@@ -40,33 +43,35 @@ static void test_events(void **state)
     struct sse_style s = style();
     struct usage u = {3, 4, 1};
     struct buf b;
+
     (void)state;
     buf_init(&b, 1 << 20);
     struct output o = piece("ab c", FINISH_NONE);
     sse_piece(&b, &s, 12, &o, NULL, 0, &u);
-    expect(&b, HEAD "{\"index\":12,\"text\":\"ab c\",\"logprobs\":null,\"finish_reason\":null}]}\n\n");
+    expect(&b,
+           HEAD "{\"index\":12,\"text\":\"ab c\",\"logprobs\":null,\"finish_reason\":null}]}\n\n");
     o = piece("", FINISH_NONE);
     sse_piece(&b, &s, 0, &o, NULL, 0, &u);
     expect(&b, HEAD "{\"index\":0,\"text\":\"\",\"logprobs\":null,\"finish_reason\":null}]}\n\n");
     o = piece("a\"\\\n\x01\xc3\xa9", FINISH_NONE);
     sse_piece(&b, &s, 0, &o, NULL, 0, &u);
-    expect(&b, HEAD
-           "{\"index\":0,\"text\":\"a\\\"\\\\\\n\\u0001\xc3\xa9\",\"logprobs\":null,\"finish_reason\":null}]}\n\n");
+    expect(&b, HEAD "{\"index\":0,\"text\":\"a\\\"\\\\\\n\\u0001\xc3\xa9\",\"logprobs\":null,"
+                    "\"finish_reason\":null}]}\n\n");
     o = piece("", FINISH_LENGTH);
     sse_piece(&b, &s, 0, &o, NULL, 0, &u);
-    expect(&b, HEAD
-           "{\"index\":0,\"text\":\"\",\"logprobs\":null,\"finish_reason\":\"length\",\"stop_reason\":null}]}\n\n");
+    expect(&b, HEAD "{\"index\":0,\"text\":\"\",\"logprobs\":null,\"finish_reason\":\"length\","
+                    "\"stop_reason\":null}]}\n\n");
     o = piece("x", FINISH_STOP);
     o.stop_string = "\"";
     o.stop_string_len = 1;
     sse_piece(&b, &s, 0, &o, NULL, 0, &u);
-    expect(&b, HEAD
-           "{\"index\":0,\"text\":\"x\",\"logprobs\":null,\"finish_reason\":\"stop\",\"stop_reason\":\"\\\"\"}]}\n\n");
+    expect(&b, HEAD "{\"index\":0,\"text\":\"x\",\"logprobs\":null,\"finish_reason\":\"stop\","
+                    "\"stop_reason\":\"\\\"\"}]}\n\n");
     o = piece("x", FINISH_STOP);
     o.stop_token = 77;
     sse_piece(&b, &s, 0, &o, NULL, 0, &u);
-    expect(&b,
-           HEAD "{\"index\":0,\"text\":\"x\",\"logprobs\":null,\"finish_reason\":\"stop\",\"stop_reason\":77}]}\n\n");
+    expect(&b, HEAD "{\"index\":0,\"text\":\"x\",\"logprobs\":null,\"finish_reason\":\"stop\","
+                    "\"stop_reason\":77}]}\n\n");
     sse_usage(&b, &s, &u);
     expect(&b, HEAD "],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":4,\"total_tokens\":7,"
                     "\"prompt_tokens_details\":{\"cached_tokens\":1}}}\n\n");
@@ -88,6 +93,7 @@ static void test_continuous_usage_and_ids(void **state)
     struct token_out t = {.id = 'a', .logprob = -1};
     int32_t prompt[] = {7, 8};
     struct buf b;
+
     (void)state;
     buf_init(&b, 1 << 20);
     s.continuous_usage = s.token_ids = true;
@@ -95,7 +101,8 @@ static void test_continuous_usage_and_ids(void **state)
     o.token = &t;
     o.n_tokens = 1;
     sse_piece(&b, &s, 0, &o, prompt, 2, &u);
-    expect(&b, HEAD "{\"index\":0,\"text\":\"a\",\"logprobs\":null,\"finish_reason\":null,\"token_ids\":[97],\"prompt_"
+    expect(&b, HEAD "{\"index\":0,\"text\":\"a\",\"logprobs\":null,\"finish_reason\":null,\"token_"
+                    "ids\":[97],\"prompt_"
                     "token_ids\":[7,8]}],"
                     "\"usage\":{\"prompt_tokens\":2,\"completion_tokens\":1,\"total_tokens\":3,"
                     "\"prompt_tokens_details\":{\"cached_tokens\":0}}}\n\n");
@@ -109,13 +116,24 @@ static void test_logprobs(void **state)
 {
     struct sse_style s = style();
     struct usage u = {0};
-    /* The best one twice by id, then a token that is part of a character, and one that is masked. */
+    /* The best one twice by id, then a token that is part of a character, and one that
+     * is masked. */
     int32_t top[] = {'b', 'a'}, top2[] = {0xe2, 'c'};
     float lp[] = {-0.5f, -1.25f}, lp2[] = {-0.25f, -INFINITY};
-    struct token_out t[] = {
-        {.id = 'a', .text_offset = 4, .logprob = -1.25f, .n_top = 2, .top_id = top, .top_logprob = lp},
-        {.id = 0xe2, .text_offset = 5, .logprob = -0.25f, .n_top = 2, .top_id = top2, .top_logprob = lp2}};
+    struct token_out t[] = {{.id = 'a',
+                             .text_offset = 4,
+                             .logprob = -1.25f,
+                             .n_top = 2,
+                             .top_id = top,
+                             .top_logprob = lp},
+                            {.id = 0xe2,
+                             .text_offset = 5,
+                             .logprob = -0.25f,
+                             .n_top = 2,
+                             .top_id = top2,
+                             .top_logprob = lp2}};
     struct buf b;
+
     (void)state;
     buf_init(&b, 1 << 20);
     s.logprobs = true;
@@ -123,11 +141,12 @@ static void test_logprobs(void **state)
     o.token = t;
     o.n_tokens = 2;
     sse_piece(&b, &s, 0, &o, NULL, 0, &u);
-    expect(&b, HEAD
-           "{\"index\":0,\"text\":\"a\",\"logprobs\":{\"tokens\":[\"a\",\"bytes:\\\\xe2\"],\"token_logprobs\":[-1.25,-"
-           "0.25],"
-           "\"top_logprobs\":[{\"b\":-0.5,\"a\":-1.25},{\"bytes:\\\\xe2\":-0.25,\"c\":-9999.0}],\"text_offset\":[4,5]},"
-           "\"finish_reason\":null}]}\n\n");
+    expect(&b, HEAD "{\"index\":0,\"text\":\"a\",\"logprobs\":{\"tokens\":[\"a\",\"bytes:\\\\xe2\"]"
+                    ",\"token_logprobs\":[-1.25,-"
+                    "0.25],"
+                    "\"top_logprobs\":[{\"b\":-0.5,\"a\":-1.25},{\"bytes:\\\\xe2\":-0.25,\"c\":-"
+                    "9999.0}],\"text_offset\":[4,5]},"
+                    "\"finish_reason\":null}]}\n\n");
     /* logprobs 0: the token itself. */
     t[0].n_top = 0;
     o.n_tokens = 1;
@@ -143,9 +162,11 @@ static void test_prompt_logprobs(void **state)
     struct usage u = {0};
     int32_t top[] = {'y'};
     float lp[] = {-0.5f};
-    struct token_out t[] = {{.id = 'x', .logprob = NAN},
-                            {.id = 'z', .text_offset = 1, .logprob = -2, .n_top = 1, .top_id = top, .top_logprob = lp}};
+    struct token_out t[] = {
+        {.id = 'x', .logprob = NAN},
+        {.id = 'z', .text_offset = 1, .logprob = -2, .n_top = 1, .top_id = top, .top_logprob = lp}};
     struct buf b;
+
     (void)state;
     buf_init(&b, 1 << 20);
     s.prompt_logprobs = s.echo_logprobs = s.logprobs = true;
@@ -154,10 +175,14 @@ static void test_prompt_logprobs(void **state)
     o.n_tokens = 2;
     o.prompt = true;
     sse_piece(&b, &s, 0, &o, NULL, 0, &u);
-    expect(&b, HEAD "{\"index\":0,\"text\":\"xz\",\"logprobs\":{\"tokens\":[\"x\",\"z\"],\"token_logprobs\":[null,-2],"
-                    "\"top_logprobs\":[null,{\"y\":-0.5,\"z\":-2}],\"text_offset\":[0,1]},\"finish_reason\":null,"
-                    "\"prompt_logprobs\":[null,{\"121\":{\"logprob\":-0.5,\"rank\":1,\"decoded_token\":\"y\"},"
-                    "\"122\":{\"logprob\":-2,\"decoded_token\":\"z\"}}]}]}\n\n");
+    expect(
+        &b, HEAD
+        "{\"index\":0,\"text\":\"xz\",\"logprobs\":{\"tokens\":[\"x\",\"z\"],\"token_logprobs\":["
+        "null,-2],"
+        "\"top_logprobs\":[null,{\"y\":-0.5,\"z\":-2}],\"text_offset\":[0,1]},\"finish_reason\":"
+        "null,"
+        "\"prompt_logprobs\":[null,{\"121\":{\"logprob\":-0.5,\"rank\":1,\"decoded_token\":\"y\"},"
+        "\"122\":{\"logprob\":-2,\"decoded_token\":\"z\"}}]}]}\n\n");
     /* prompt_logprobs alone: nothing of the prompt in `logprobs`. */
     s.echo_logprobs = false;
     sse_piece(&b, &s, 0, &o, NULL, 0, &u);
@@ -171,6 +196,7 @@ static void test_full_buffer_is_told(void **state)
     struct sse_style s = style();
     struct usage u = {0};
     struct buf b;
+
     (void)state;
     buf_init(&b, 100);
     struct output o = piece("ab", FINISH_NONE);
@@ -180,8 +206,9 @@ static void test_full_buffer_is_told(void **state)
     sse_style_release(&s);
 }
 
-#define DEAD_END                                                                                             \
-    "\"finish_reason\":\"error\",\"stop_reason\":null,\"error\":{\"message\":\"no way\",\"type\":\"invalid_" \
+#define DEAD_END                                                                    \
+    "\"finish_reason\":\"error\",\"stop_reason\":null,\"error\":{\"message\":\"no " \
+    "way\",\"type\":\"invalid_"                                                     \
     "request_error\",\"param\":null,\"code\":400}}"
 
 static void test_a_choice_that_could_not_go_on(void **state)
@@ -190,13 +217,15 @@ static void test_a_choice_that_could_not_go_on(void **state)
     struct usage u = {3, 4, 0};
     struct collector c;
     struct buf b;
+
     (void)state;
     buf_init(&b, 1 << 20);
     struct output o = piece("a", FINISH_IMPOSSIBLE);
     o.error = "no way";
     assert_int_equal(sse_piece(&b, &s, 0, &o, NULL, 0, &u), 0);
     b.data[b.len] = '\0';
-    assert_non_null(strstr(b.data, "{\"index\":0,\"text\":\"a\",\"logprobs\":null," DEAD_END "]}\n\n"));
+    assert_non_null(
+        strstr(b.data, "{\"index\":0,\"text\":\"a\",\"logprobs\":null," DEAD_END "]}\n\n"));
     buf_clear(&b);
     collector_init(&c, 2);
     assert_int_equal(collector_add(&c, &s, 0, &o), 0);
@@ -218,6 +247,7 @@ static void test_collected_body(void **state)
     struct prompt_ids prompts[] = {{id, 2}};
     struct collector c;
     struct buf b;
+
     (void)state;
     buf_init(&b, 1 << 20);
     s.logprobs = s.token_ids = true;
@@ -233,16 +263,22 @@ static void test_collected_body(void **state)
     o = piece("z", FINISH_LENGTH);
     assert_int_equal(collector_add(&c, &s, 0, &o), 0);
     assert_int_equal(collector_body(&b, &c, &s, prompts, 2, &u), 0);
-    expect(&b, "{\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"created\":5,\"model\":\"m\\\"x\",\"system_"
+    expect(&b, "{\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"created\":5,\"model\":"
+               "\"m\\\"x\",\"system_"
                "fingerprint\":\"fp\",\"choices\":["
-               "{\"index\":0,\"text\":\"z\",\"logprobs\":{\"tokens\":[],\"token_logprobs\":[],\"top_logprobs\":[],"
+               "{\"index\":0,\"text\":\"z\",\"logprobs\":{\"tokens\":[],\"token_logprobs\":[],"
+               "\"top_logprobs\":[],"
                "\"text_offset\":[]},"
-               "\"finish_reason\":\"length\",\"stop_reason\":null,\"token_ids\":[],\"prompt_token_ids\":[1,2]},"
-               "{\"index\":1,\"text\":\"a\\\"b\",\"logprobs\":{\"tokens\":[\"a\"],\"token_logprobs\":[-1],\"top_"
+               "\"finish_reason\":\"length\",\"stop_reason\":null,\"token_ids\":[],\"prompt_token_"
+               "ids\":[1,2]},"
+               "{\"index\":1,\"text\":\"a\\\"b\",\"logprobs\":{\"tokens\":[\"a\"],\"token_"
+               "logprobs\":[-1],\"top_"
                "logprobs\":[{\"a\":-1}],"
-               "\"text_offset\":[0]},\"finish_reason\":\"stop\",\"stop_reason\":\"END\",\"token_ids\":[97],\"prompt_"
+               "\"text_offset\":[0]},\"finish_reason\":\"stop\",\"stop_reason\":\"END\",\"token_"
+               "ids\":[97],\"prompt_"
                "token_ids\":[1,2]}],"
-               "\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":4,\"total_tokens\":7,\"prompt_tokens_details\":{"
+               "\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":4,\"total_tokens\":7,\"prompt_"
+               "tokens_details\":{"
                "\"cached_tokens\":0}}}");
     collector_release(&c);
     buf_release(&b);
@@ -252,6 +288,7 @@ static void test_collected_body(void **state)
 static void test_numbers(void **state)
 {
     struct buf b;
+
     (void)state;
     buf_init(&b, 1000);
     put_i64(&b, 0);
@@ -269,8 +306,12 @@ static void test_numbers(void **state)
 static struct request *echoed(struct tokenizer **t)
 {
     static const char prompt[] = "h\xc3\xa9 \xe2\x82\xac\n";
-    struct gen_params p = {
-        .n = 2, .best_of = 2, .echo = true, .n_logprobs = 2, .n_prompt_logprobs = 1, .skip_special = true};
+    struct gen_params p = {.n = 2,
+                           .best_of = 2,
+                           .echo = true,
+                           .n_logprobs = 2,
+                           .n_prompt_logprobs = 1,
+                           .skip_special = true};
     int32_t id[sizeof(prompt) - 1], top[] = {'y', 'z'};
     float logprob[] = {-0.5f, -3};
     struct request *r;
@@ -285,7 +326,8 @@ static struct request *echoed(struct tokenizer **t)
     assert_int_equal(request_new(&r, &p, id, ARRAY_LEN(id), &e), 0);
     assert_int_equal(emission_new(r, *t, &e), 0);
     for (size_t i = 0; i < ARRAY_LEN(id); i++) {
-        struct delta d = {.request = r, .kind = DELTA_PROMPT, .token = id[i], .logprob = i ? -2 : NAN};
+        struct delta d = {
+            .request = r, .kind = DELTA_PROMPT, .token = id[i], .logprob = i ? -2 : NAN};
         d.n_top = i ? 2 : 0;
         d.top_token = top;
         d.top_logprob = logprob;
@@ -316,8 +358,10 @@ static void test_portions_make_the_same(void **state)
     struct tokenizer *t;
     struct request *r = echoed(&t);
     struct prompt_ids ids = {r->prompt, r->n_prompt};
-    struct output o = {.request = r, .text = "", .n_tokens = r->n_prompt, .prompt = true, .stop_token = -1};
+    struct output o = {
+        .request = r, .text = "", .n_tokens = r->n_prompt, .prompt = true, .stop_token = -1};
     struct buf whole, b;
+
     (void)state;
     buf_init(&whole, 1 << 20);
     buf_init(&b, 1 << 20);
@@ -339,7 +383,8 @@ static void test_portions_make_the_same(void **state)
     sse_style_release(&s);
 }
 
-/* A prompt is collected once, in portions, and stands in the body of each of its choices. */
+/* A prompt is collected once, in portions, and stands in the body of each of its
+ * choices. */
 static void test_a_prompt_is_collected_once(void **state)
 {
     struct sse_style s = style();
@@ -347,10 +392,16 @@ static void test_a_prompt_is_collected_once(void **state)
     struct tokenizer *t;
     struct request *r = echoed(&t);
     struct prompt_ids ids = {r->prompt, r->n_prompt};
-    struct output o = {.request = r, .text = "", .n_tokens = r->n_prompt, .prompt = true, .stop_token = -1}, x;
+    struct output o = {.request = r,
+                       .text = "",
+                       .n_tokens = r->n_prompt,
+                       .prompt = true,
+                       .stop_token = -1},
+                  x;
     struct token_out token = {.id = 'x', .text_offset = 6, .logprob = -1};
     struct collector c;
     struct buf first, b;
+
     (void)state;
     s.whole = s.logprobs = s.echo_logprobs = s.prompt_logprobs = s.token_ids = true;
     buf_init(&first, 1 << 20);
@@ -404,5 +455,6 @@ int main(void)
         cmocka_unit_test(test_portions_make_the_same),
         cmocka_unit_test(test_a_prompt_is_collected_once),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,7 @@
-/* What a step costs must not grow with who waits or with what is cached. Time tells that badly; so the engine's heart is compiled
- * for this test such that each basic block it runs calls the counter below (Makefile: counted), and the counts are compared. */
+/* What a step costs must not grow with who waits or with what is cached. Time tells
+ * that badly; so the engine's heart is compiled for this test such that each basic
+ * block it runs calls the counter below (Makefile: counted), and the counts are
+ * compared. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -61,6 +63,7 @@ static void fill_cache(struct world *w)
 {
     int32_t n = w->config.n_blocks, tokens[BLOCK] = {0}, *block = calloc((size_t)n, sizeof(*block));
     struct prefix_chain chain;
+
     assert_non_null(block);
     prefix_start(&w->sched->prefix, &chain, "old");
     for (int32_t i = 0; i < n; i++) {
@@ -68,8 +71,9 @@ static void fill_cache(struct world *w)
         block[i] = kvpool_take(&w->sched->pool);
         prefix_publish(&w->sched->prefix, &chain, block[i], tokens);
     }
-    while (n-- > 0)
+    while (n-- > 0) {
         kvpool_unref(&w->sched->pool, block[n]);
+    }
     free(block);
 }
 
@@ -77,6 +81,7 @@ static void ask(struct world *w, struct request *r, int32_t i, int32_t max_token
 {
     struct err e = {0};
     struct group *g = NULL;
+
     r->params = rig_params();
     r->params.max_tokens = max_tokens;
     r->params.priority = policy == POLICY_PRIORITY ? i * 7 % 5 : 0;
@@ -84,8 +89,9 @@ static void ask(struct world *w, struct request *r, int32_t i, int32_t max_token
     r->n_prompt = PROMPT;
     r->prompt = calloc(PROMPT, sizeof(*r->prompt));
     assert_non_null(r->prompt);
-    for (int32_t k = 0; k < PROMPT; k++)
+    for (int32_t k = 0; k < PROMPT; k++) {
         r->prompt[k] = (i + k) % VOCAB;
+    }
     r->tenant = policy == POLICY_FAIR ? i % 3 : 0;
     r->stop_at = stop_at;
     assert_int_equal(group_new(&g, r, NULL, &w->config, &e), 0);
@@ -93,7 +99,8 @@ static void ask(struct world *w, struct request *r, int32_t i, int32_t max_token
 }
 
 /* `n` samples of `max_tokens` tokens each, whose prompt nobody shares. */
-static void ask_of(struct world *w, struct request *r, int32_t n_prompt, int32_t max_tokens, int32_t n)
+static void ask_of(struct world *w, struct request *r, int32_t n_prompt, int32_t max_tokens,
+                   int32_t n)
 {
     static _Atomic int32_t no_stop[WIDE_MOST];
     struct err e = {0};
@@ -114,31 +121,36 @@ static void ask_of(struct world *w, struct request *r, int32_t n_prompt, int32_t
     assert_int_equal(sched_add(w->sched, g, 0), 0);
 }
 
-static void open_world(struct world *w, int32_t policy, int32_t waiting, int32_t cached, int32_t max_tokens)
+static void open_world(struct world *w, int32_t policy, int32_t waiting, int32_t cached,
+                       int32_t max_tokens)
 {
     struct err e = {0};
+
     atomic_init(&stop_at[0], INT32_MAX);
     *w = (struct world){.out.emit = on_delta, .n_requests = RUNNING + waiting};
-    w->config = (struct sched_config){.n_blocks = RUNNING * ((PROMPT + max_tokens) / BLOCK + 1) + cached,
-                                      .block_size = BLOCK,
-                                      .vocab = VOCAB,
-                                      .max_len = PROMPT + max_tokens,
-                                      .max_num_seqs = RUNNING,
-                                      .max_num_batched_tokens = RUNNING * PROMPT,
-                                      .max_logits = RUNNING + 1,
-                                      .max_waiting = w->n_requests,
-                                      .preemption = PREEMPT_RECOMPUTE,
-                                      .policy = policy,
-                                      .prefix_cache = true};
+    w->config =
+        (struct sched_config){.n_blocks = RUNNING * ((PROMPT + max_tokens) / BLOCK + 1) + cached,
+                              .block_size = BLOCK,
+                              .vocab = VOCAB,
+                              .max_len = PROMPT + max_tokens,
+                              .max_num_seqs = RUNNING,
+                              .max_num_batched_tokens = RUNNING * PROMPT,
+                              .max_logits = RUNNING + 1,
+                              .max_waiting = w->n_requests,
+                              .preemption = PREEMPT_RECOMPUTE,
+                              .policy = policy,
+                              .prefix_cache = true};
     assert_int_equal(sched_new(&w->sched, &w->config, &e), 0);
     assert_int_equal(packer_new(&w->packer, &w->config, &e), 0);
     assert_int_equal(plan_init(&w->plan, &w->config, &e), 0);
     w->request = calloc((size_t)w->n_requests, sizeof(*w->request));
     assert_non_null(w->request);
-    if (cached > 0)
+    if (cached > 0) {
         fill_cache(w);
-    for (int32_t i = 0; i < w->n_requests; i++)
+    }
+    for (int32_t i = 0; i < w->n_requests; i++) {
         ask(w, &w->request[i], i, max_tokens, policy);
+    }
 }
 
 static void close_world(struct world *w)
@@ -146,8 +158,9 @@ static void close_world(struct world *w)
     sched_free(w->sched);
     packer_free(w->packer);
     plan_release(&w->plan);
-    for (int32_t i = 0; i < w->n_requests; i++)
+    for (int32_t i = 0; i < w->n_requests; i++) {
         free(w->request[i].prompt);
+    }
     free(w->request);
 }
 
@@ -158,21 +171,26 @@ static uint64_t step(struct world *w)
     static float logprob[RUNNING + 1];
     struct batch b;
     uint64_t before = n_run;
+
     assert_true(sched_plan(w->sched, 1, &w->plan) > 0);
     pack_batch(w->packer, &w->plan, &b);
-    struct results r = {.step = w->plan.step, .n_samples = w->plan.n_samples, .token = token, .logprob = logprob};
+    struct results r = {
+        .step = w->plan.step, .n_samples = w->plan.n_samples, .token = token, .logprob = logprob};
     decode_commit(w->sched, &w->plan, &r, 1, &w->out);
     decode_reap(w->sched, &w->out);
     return n_run - before;
 }
 
-static struct cost cost_of(int32_t policy, int32_t waiting, int32_t cached, int32_t max_tokens, int32_t *ret_ended)
+static struct cost cost_of(int32_t policy, int32_t waiting, int32_t cached, int32_t max_tokens,
+                           int32_t *ret_ended)
 {
     struct world w;
     struct cost c = {0};
+
     open_world(&w, policy, waiting, cached, max_tokens);
-    for (int32_t i = 0; i < WARM; i++)
+    for (int32_t i = 0; i < WARM; i++) {
         step(&w);
+    }
     for (int32_t i = 0; i < STEPS; i++) {
         uint64_t n = step(&w);
         c.all += n;
@@ -185,11 +203,12 @@ static struct cost cost_of(int32_t policy, int32_t waiting, int32_t cached, int3
 
 static const int32_t policies[] = {POLICY_FCFS, POLICY_PRIORITY, POLICY_FAIR};
 
-/* A look at each of those who wait would be 19,800 blocks more a step; where their number decides which way a comparison goes,
- * a compiler may make a block of it. */
+/* A look at each of those who wait would be 19,800 blocks more a step; where their
+ * number decides which way a comparison goes, a compiler may make a block of it. */
 static void a_step_does_not_pay_for_those_who_wait(void **state)
 {
     int32_t ended;
+
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(policies); i++) {
         struct cost few = cost_of(policies[i], FEW, 0, 2 * STEPS, &ended);
@@ -200,10 +219,12 @@ static void a_step_does_not_pay_for_those_who_wait(void **state)
     }
 }
 
-/* Who comes in costs what a heap's depth is: log2(20,000) / log2(200) = 1.9 times as much. */
+/* Who comes in costs what a heap's depth is: log2(20,000) / log2(200) = 1.9 times as
+ * much. */
 static void an_admission_pays_for_the_logarithm_at_most(void **state)
 {
     int32_t ended;
+
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(policies); i++) {
         struct cost few = cost_of(policies[i], FEW, 0, 6, &ended);
@@ -217,6 +238,7 @@ static void an_admission_pays_for_the_logarithm_at_most(void **state)
 static void a_step_does_not_pay_for_what_is_cached(void **state)
 {
     int32_t ended;
+
     (void)state;
     struct cost few = cost_of(POLICY_FCFS, FEW, 5 * FEW, 6, &ended);
     struct cost many = cost_of(POLICY_FCFS, FEW, 5 * MANY, 6, &ended);
@@ -228,8 +250,8 @@ static void a_step_does_not_pay_for_what_is_cached(void **state)
 
 enum { WIDE = 6, SMALL = 2, LARGE = 40 }; /* blocks of each sample's answer */
 
-/* A group of WIDE samples, each `blocks` long, is swapped out for an older one that then goes
- * on alone and leaves no room: what one of its steps costs. */
+/* A group of WIDE samples, each `blocks` long, is swapped out for an older one that
+ * then goes on alone and leaves no room: what one of its steps costs. */
 static uint64_t cost_beside_swapped(int32_t blocks)
 {
     struct world w = {.out.emit = on_delta, .n_requests = 2};
@@ -289,5 +311,6 @@ int main(void)
         cmocka_unit_test(a_step_does_not_pay_for_what_is_cached),
         cmocka_unit_test(a_step_does_not_pay_for_who_is_swapped_out),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
-/* Blocks that leave for the host and come back while steps overwrite, write and read their neighbours: what a sequence's attention
- * sees afterwards is what it saw before, bit for bit. On a device that copies beside its steps this fails where a step or a copy
- * does not wait for what it must.
+/* Blocks that leave for the host and come back while steps overwrite, write and read
+ * their neighbours: what a sequence's attention sees afterwards is what it saw before,
+ * bit for bit. On a device that copies beside its steps this fails where a step or a
+ * copy does not wait for what it must.
  *
  *     build/tests/test_swap [--device cpu|cuda]
  */
@@ -29,11 +30,13 @@ static void open_scene(struct scene *s)
 {
     struct err e = {0};
     struct kv_layout kv;
+
     rig_open(&s->r);
     enum dtype t = act_of(&s->r, DTYPE_BF16);
     kv_layout_init(&kv, BLOCK, LAYERS, KV_HEADS, DIM, t);
     assert_int_equal(s->r.b->ops->kv_create(s->r.b, &kv, BLOCKS, N_SEQS * PER_SEQ, &e), 0);
-    float *v = rig_floats(&s->r, (int64_t)LEN * WIDTH, 1, t), *w = rig_floats(&s->r, (int64_t)LEN * WIDTH, 1, t);
+    float *v = rig_floats(&s->r, (int64_t)LEN * WIDTH, 1, t),
+          *w = rig_floats(&s->r, (int64_t)LEN * WIDTH, 1, t);
     s->qkv = rig_mat(&s->r, LEN, WIDTH, t, v);
     s->noise = rig_mat(&s->r, LEN, WIDTH, t, w);
     s->out = rig_mat(&s->r, N_SEQS, HEADS * DIM, t, NULL);
@@ -48,17 +51,21 @@ static void close_scene(struct scene *s)
     free(s->zero);
 }
 
-/* A step that moves blocks and writes `rows` into the blocks [first, first + PER_SEQ); first < 0: writes nothing. */
-static void write_step(struct scene *s, int32_t first, struct mat rows, const struct block_copy *out, int32_t n_out,
-                       const struct block_copy *in, int32_t n_in)
+/* A step that moves blocks and writes `rows` into the blocks [first, first + PER_SEQ);
+ * first < 0: writes nothing. */
+static void write_step(struct scene *s, int32_t first, struct mat rows,
+                       const struct block_copy *out, int32_t n_out, const struct block_copy *in,
+                       int32_t n_in)
 {
     struct err e = {0};
     struct rope rope = {.rot_dim = 0};
     int32_t slot[LEN], q_start[2] = {0, LEN}, len = LEN, row = 0;
+
     for (int32_t i = 0; i < LEN; i++) {
         slot[i] = first * BLOCK + i;
     }
-    struct batch b = {.swap_out = out, .n_swap_out = n_out, .swap_in = in, .n_swap_in = n_in, .q_start = s->zero};
+    struct batch b = {
+        .swap_out = out, .n_swap_out = n_out, .swap_in = in, .n_swap_in = n_in, .q_start = s->zero};
     if (first >= 0) {
         b.n_tokens = LEN;
         b.token = b.position = s->zero;
@@ -71,7 +78,8 @@ static void write_step(struct scene *s, int32_t first, struct mat rows, const st
     }
     rig_begin(&s->r, &b);
     for (int32_t i = 0; i < LAYERS && first >= 0; i++) {
-        struct attention a = {.layer = i, .n_heads = HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM};
+        struct attention a = {
+            .layer = i, .n_heads = HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM};
         s->r.b->ops->rope_kv(s->r.b, rows, &rope, &a);
     }
     assert_int_equal(s->r.b->ops->step_end(s->r.b, &e), 0);
@@ -81,6 +89,7 @@ static void wait_steps(struct scene *s, int32_t n)
 {
     struct err e = {0};
     struct results res;
+
     for (int32_t i = 0; i < n; i++) {
         assert_int_equal(s->r.b->ops->step_wait(s->r.b, &res, &e), 0);
     }
@@ -91,6 +100,7 @@ static float *look(struct scene *s, const int32_t *first)
 {
     struct table_update update[N_SEQS];
     int32_t block[N_SEQS * PER_SEQ], q_start[N_SEQS + 1], len[N_SEQS], row[N_SEQS], slot[N_SEQS];
+
     for (int32_t i = 0; i < N_SEQS; i++) {
         update[i] = (struct table_update){.row = i, .count = PER_SEQ, .first = i * PER_SEQ};
         q_start[i] = row[i] = i;
@@ -115,8 +125,11 @@ static float *look(struct scene *s, const int32_t *first)
                       .n_table_update = N_SEQS,
                       .table_block = block,
                       .n_table_block = N_SEQS * PER_SEQ};
-    struct attention a = {
-        .layer = LAYERS - 1, .n_heads = HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .scale = 0.0883883f};
+    struct attention a = {.layer = LAYERS - 1,
+                          .n_heads = HEADS,
+                          .n_kv_heads = KV_HEADS,
+                          .head_dim = DIM,
+                          .scale = 0.0883883f};
     rig_begin(&s->r, &b);
     s->r.b->ops->attention(s->r.b, s->out, mat_rows(s->qkv, 0, N_SEQS), &a);
     rig_end(&s->r);
@@ -130,7 +143,8 @@ static void moves(struct block_copy *copy, int32_t src, int32_t dst)
     }
 }
 
-/* Sequence i lies in blocks i * PER_SEQ and on, leaves, comes back N_SEQS * PER_SEQ later. */
+/* Sequence i lies in blocks i * PER_SEQ and on, leaves, comes back N_SEQS * PER_SEQ
+ * later. */
 static void what_leaves_comes_back(void **state)
 {
     (void)state;
@@ -148,14 +162,16 @@ static void what_leaves_comes_back(void **state)
         }
         float *before = look(&s, here);
         for (int32_t i = 0; i < N_SEQS; i++) {
-            /* Written by the step in flight, it leaves; overwritten by the step that it leaves with, or by the next. */
+            /* Written by the step in flight, it leaves; overwritten by the step that it
+             * leaves with, or by the next. */
             bool at_once = (round + i) % 2 == 0;
             moves(out, here[i], i * PER_SEQ);
             moves(in, i * PER_SEQ, there[i]);
             write_step(&s, there[i], s.noise, NULL, 0, NULL, 0);
             write_step(&s, here[i], i % 2 == 0 ? s.qkv : s.noise, NULL, 0, NULL, 0);
             wait_steps(&s, 1);
-            write_step(&s, at_once ? here[i] : -1, i % 2 == 0 ? s.noise : s.qkv, out, PER_SEQ, NULL, 0);
+            write_step(&s, at_once ? here[i] : -1, i % 2 == 0 ? s.noise : s.qkv, out, PER_SEQ, NULL,
+                       0);
             wait_steps(&s, 1);
             if (!at_once) {
                 write_step(&s, here[i], i % 2 == 0 ? s.noise : s.qkv, NULL, 0, NULL, 0);

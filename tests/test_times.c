@@ -19,10 +19,11 @@ static char *times_of(char *what, int want_rc)
     size_t size = 0;
     struct err e = {0};
     FILE *out = open_memstream(&text, &size);
+
     assert_non_null(out);
     assert_int_equal(times_run("cpu", 1, &what, out, &e), want_rc);
     fclose(out);
-    assert_true(want_rc == 0 || strstr(e.text, what) != NULL);
+    assert_true(want_rc == 0 || strstr(e.text, what));
     return text;
 }
 
@@ -35,7 +36,7 @@ static void glue_has_times_bytes_and_shares(void **state)
     int lines = 0;
     for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
         char *us = strstr(line, " us, ");
-        if (us == NULL) {
+        if (!us) {
             continue;
         }
         double mb = 0;
@@ -64,5 +65,6 @@ int main(void)
         cmocka_unit_test(glue_has_times_bytes_and_shares),
         cmocka_unit_test(an_unknown_word_is_named),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

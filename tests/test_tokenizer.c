@@ -1,5 +1,6 @@
-/* Tokenizers against Hugging Face's (tests/golden/tokenizers, made by scripts/make-tokenizer-goldens), and what goldens
- * cannot show: hostile text, broken files, threads, streaming. */
+/* Tokenizers against Hugging Face's (tests/golden/tokenizers, made by
+ * scripts/make-tokenizer-goldens), and what goldens cannot show: hostile text, broken
+ * files, threads, streaming. */
 #include "models/tokenizer_internal.h"
 
 #include <dirent.h>
@@ -29,8 +30,10 @@ static struct tokenizer *open_dir(const char *dir)
 {
     struct tokenizer *t = NULL;
     struct err e = {0};
-    if (tokenizer_open(&t, dir, &e) != 0)
+
+    if (tokenizer_open(&t, dir, &e) != 0) {
         fail_msg("%s", e.text);
+    }
     return t;
 }
 
@@ -38,16 +41,19 @@ static struct tokenizer *open_text(const char *json)
 {
     struct tokenizer *t = NULL;
     struct err e = {0};
-    if (tokenizer_open_json(&t, json, strlen(json), &e) != 0)
+
+    if (tokenizer_open_json(&t, json, strlen(json), &e) != 0) {
         fail_msg("%s", e.text);
+    }
     return t;
 }
 
-/* ---- goldens --------------------------------------------------------------------------------------------------------- */
+/* ---- goldens ---- */
 
 static char *read_whole(const char *path)
 {
     FILE *f = fopen(path, "rb");
+
     assert_non_null(f);
     assert_int_equal(fseek(f, 0, SEEK_END), 0);
     long n = ftell(f);
@@ -59,16 +65,19 @@ static char *read_whole(const char *path)
     return text;
 }
 
-static void check_decoded(const struct tokenizer *t, const struct token_list *l, bool skip, const char *want,
-                          const char *text)
+static void check_decoded(const struct tokenizer *t, const struct token_list *l, bool skip,
+                          const char *want, const char *text)
 {
     struct buf out;
     struct err e = {0};
+
     buf_init(&out, OUT_MAX);
     assert_int_equal(tokenizer_decode(t, l->id, l->n, skip, &out, &e), 0);
-    if (strcmp(out.data ? out.data : "", want) != 0)
+    if (strcmp(out.data ? out.data : "", want) != 0) {
         fail_msg("\"%s\" decodes to \"%s\", not \"%s\"", text, out.data, want);
-    /* Streamed, the same; byte-fallback runs that are broken as a whole excepted, which a stream cannot know. */
+    }
+    /* Streamed, the same; byte-fallback runs that are broken as a whole excepted, which
+     * a stream cannot know. */
     if (!(t->has_byte_tokens && strstr(want, "\xEF\xBF\xBD"))) {
         struct detokenizer d;
         buf_clear(&out);
@@ -83,7 +92,8 @@ static void check_decoded(const struct tokenizer *t, const struct token_list *l,
     buf_release(&out);
 }
 
-/* With room for as many tokens as it makes a text is encoded, with one less it is not. */
+/* With room for as many tokens as it makes a text is encoded, with one less it is
+ * not. */
 static void check_limit(const struct tokenizer *t, const char *text, int32_t n)
 {
     struct token_list l = {0};
@@ -103,17 +113,22 @@ static void check_case(const struct tokenizer *t, const cJSON *c)
     const cJSON *ids = cJSON_GetObjectItem(c, "ids"), *id;
     struct token_list l = {0};
     struct err e = {0};
-    if (tokenizer_encode(t, text, strlen(text), true, 1 << 20, &l, &e) != 0)
+
+    if (tokenizer_encode(t, text, strlen(text), true, 1 << 20, &l, &e) != 0) {
         fail_msg("\"%s\": %s", text, e.text);
+    }
     int32_t i = 0;
     cJSON_ArrayForEach(id, ids)
     {
-        if (i >= l.n || l.id[i] != id->valueint)
-            fail_msg("\"%s\": token %d is %d, not %d", text, i, i < l.n ? l.id[i] : -1, id->valueint);
+        if (i >= l.n || l.id[i] != id->valueint) {
+            fail_msg("\"%s\": token %d is %d, not %d", text, i, i < l.n ? l.id[i] : -1,
+                     id->valueint);
+        }
         i++;
     }
-    if (i != l.n)
+    if (i != l.n) {
         fail_msg("\"%s\": %d tokens, not %d", text, l.n, i);
+    }
     check_limit(t, text, l.n);
     check_decoded(t, &l, false, cJSON_GetObjectItem(c, "decoded")->valuestring, text);
     check_decoded(t, &l, true, cJSON_GetObjectItem(c, "plain")->valuestring, text);
@@ -124,14 +139,17 @@ static void ids_and_text_are_those_of_tokenizers(void **state)
 {
     char *text = read_whole(*state);
     cJSON *golden = cJSON_Parse(text), *c;
+
     assert_non_null(golden);
     const cJSON *dir = cJSON_GetObjectItem(golden, "dir");
     struct tokenizer *t = NULL;
     if (dir) {
         char path[512];
-        snprintf(path, sizeof path, "%s", dir->valuestring);
+        snprintf(path, sizeof(path), "%s", dir->valuestring);
         if (access(path, R_OK) != 0) {
-            print_message("skipped: no %s here: scripts/fetch-tokenizers or scripts/fetch-model makes it\n", path);
+            print_message(
+                "skipped: no %s here: scripts/fetch-tokenizers or scripts/fetch-model makes it\n",
+                path);
             cJSON_Delete(golden);
             free(text);
             skip();
@@ -154,7 +172,7 @@ static void ids_and_text_are_those_of_tokenizers(void **state)
     free(text);
 }
 
-/* ---- the demo model ---------------------------------------------------------------------------------------------------- */
+/* ---- the demo model ---- */
 
 static void the_demo_model_has_its_special_ids(void **state)
 {
@@ -199,9 +217,10 @@ static void the_limit_of_tokens_holds_and_nothing_is_left_behind(void **state)
     tokenizer_free(t);
 }
 
-/* ---- streaming ----------------------------------------------------------------------------------------------------------- */
+/* ---- streaming ---- */
 
-/* The text that is one word could hold a model's length many times over: nothing is done for it. */
+/* The text that is one word could hold a model's length many times over: nothing is
+ * done for it. */
 static void a_word_that_cannot_fit_costs_nothing(void **state)
 {
     enum { BYTES = 1 << 20, ROOM = 16 };
@@ -245,7 +264,7 @@ static void a_stream_carries_whole_characters_only(void **state)
         {"\xE2\x82x", "\xEF\xBF\xBDx"},                           /* cut off and gone on */
         {"\xC0\x80", "\xEF\xBF\xBD\xEF\xBF\xBD"},                 /* overlong: one a byte */
         {"\xED\xA0\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"}, /* a surrogate */
-        {"\xF0\x90\xE2\x82\xAC", "\xEF\xBF\xBD\xE2\x82\xAC"},     /* a beginning, then a whole one */
+        {"\xF0\x90\xE2\x82\xAC", "\xEF\xBF\xBD\xE2\x82\xAC"}, /* a beginning, then a whole one */
         {"\xF4\x90\x80\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"},
         {"\x80\xC3\xA9\xFF", "\xEF\xBF\xBD\xC3\xA9\xEF\xBF\xBD"},
     };
@@ -286,14 +305,16 @@ static void a_forked_stream_goes_its_own_way(void **state)
     tokenizer_free(t);
 }
 
-/* ---- hostile text ---------------------------------------------------------------------------------------------------------- */
+/* ---- hostile text ---- */
 
 static char *repeat(const char *unit, size_t n_bytes)
 {
     size_t len = strlen(unit);
     char *s = malloc(n_bytes + 1);
-    for (size_t i = 0; i < n_bytes; i++)
+
+    for (size_t i = 0; i < n_bytes; i++) {
         s[i] = unit[i % len];
+    }
     s[n_bytes] = 0;
     return s;
 }
@@ -304,9 +325,11 @@ static void check_round_trip(const struct tokenizer *t, const char *s, size_t le
     struct token_list l = {0};
     struct buf out;
     struct err e = {0};
+
     buf_init(&out, OUT_MAX);
-    if (tokenizer_encode(t, s, len, false, INT32_MAX, &l, &e) != 0)
+    if (tokenizer_encode(t, s, len, false, INT32_MAX, &l, &e) != 0) {
         fail_msg("%s", e.text);
+    }
     assert_int_equal(tokenizer_decode(t, l.id, l.n, false, &out, &e), 0);
     assert_int_equal(out.len, len);
     assert_true(len == 0 || memcmp(out.data, s, len) == 0);
@@ -344,9 +367,10 @@ static void a_megabyte_of_anything_is_encoded(void **state)
 static void a_megabyte_of_marks_is_normalized(void **state)
 {
     (void)state;
-    static const char JSON[] = "{\"normalizer\":{\"type\":\"NFC\"},\"pre_tokenizer\":null,\"model\":{\"type\":\"BPE\","
-                               "\"vocab\":{\"\xC3\xA9\":0,"
-                               "\"\xCC\x81\":1,\"\xCC\xA3\":2,\"a\":3,\"\xE1\xBA\xA1\":4},\"merges\":[]}}";
+    static const char JSON[] =
+        "{\"normalizer\":{\"type\":\"NFC\"},\"pre_tokenizer\":null,\"model\":{\"type\":\"BPE\","
+        "\"vocab\":{\"\xC3\xA9\":0,"
+        "\"\xCC\x81\":1,\"\xCC\xA3\":2,\"a\":3,\"\xE1\xBA\xA1\":4},\"merges\":[]}}";
     struct tokenizer *t = open_text(JSON);
     size_t n = 1 << 20;
     char *s = repeat("\xCC\x81\xCC\xA3", n);
@@ -355,7 +379,8 @@ static void a_megabyte_of_marks_is_normalized(void **state)
     struct token_list l = {0};
     struct err e = {0};
     assert_int_equal(tokenizer_encode(t, s, n, false, INT32_MAX, &l, &e), 0);
-    /* Dots below (class 220) go before acutes (230), and the first joins the second a. */
+    /* Dots below (class 220) go before acutes (230), and the first joins the second
+     * a. */
     assert_int_equal(l.n, 1 + (n - 2) / 2);
     assert_int_equal(l.id[0], 3);
     assert_int_equal(l.id[1], 4);
@@ -369,11 +394,13 @@ static void a_megabyte_of_marks_is_normalized(void **state)
 static void an_expression_that_backtracks_without_end_is_an_error(void **state)
 {
     (void)state;
-    static const char JSON[] =
-        "{\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":"
-        "\"(a|aa)+(b|bb)+$\"},\"behavior\":\"Isolated\"},{\"type\":\"ByteLevel\",\"use_regex\":false}]},"
-        "\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"c\":2},"
-        "\"merges\":[]}}";
+    static const char JSON[] = "{\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{"
+                               "\"type\":\"Split\",\"pattern\":{\"Regex\":"
+                               "\"(a|aa)+(b|bb)+$\"},\"behavior\":\"Isolated\"},{\"type\":"
+                               "\"ByteLevel\",\"use_regex\":false}]},"
+                               "\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\","
+                               "\"vocab\":{\"a\":0,\"b\":1,\"c\":2},"
+                               "\"merges\":[]}}";
     struct tokenizer *t = open_text(JSON);
     struct token_list l = {0};
     struct err e = {0};
@@ -388,7 +415,7 @@ static void an_expression_that_backtracks_without_end_is_an_error(void **state)
     tokenizer_free(t);
 }
 
-/* ---- the two ways of merging, the two ways of splitting -------------------------------------------------------------------- */
+/* ---- the two ways of merging, the two ways of splitting ---- */
 
 /* A word by the definition: again and again, the leftmost pair of the lowest rank. */
 static int32_t merge_plainly(const struct tokenizer *t, int32_t *id, int32_t n)
@@ -406,8 +433,9 @@ static int32_t merge_plainly(const struct tokenizer *t, int32_t *id, int32_t n)
                 }
             }
         }
-        if (best < 0)
+        if (best < 0) {
             return n;
+        }
         id[best] = best_id;
         memmove(&id[best + 1], &id[best + 2], (size_t)(n - best - 2) * sizeof(*id));
         n--;
@@ -418,12 +446,14 @@ static void long_and_short_words_merge_alike(void **state)
 {
     (void)state;
     /* Merges that overlap, so that the order of ranks and places matters. */
-    static const char JSON[] =
-        "{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"use_regex\":false},\"decoder\":{\"type\":\"ByteLevel\"},"
-        "\"model\":{\"type\":\"BPE\",\"vocab\":"
-        "{\"a\":0,\"b\":1,\"ab\":2,\"ba\":3,\"aa\":4,\"aba\":5,\"aab\":6,\"bb\":7,\"abab\":8,\"aaaa\":9,\"bab\":10,"
-        "\"baba\":11},\"merges\":"
-        "[\"b a\",\"a a\",\"a b\",\"a ba\",\"ab a\",\"aa b\",\"b b\",\"ab ab\",\"aa aa\",\"ba b\",[\"ba\",\"ba\"]]}}";
+    static const char JSON[] = "{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"use_regex\":false},"
+                               "\"decoder\":{\"type\":\"ByteLevel\"},"
+                               "\"model\":{\"type\":\"BPE\",\"vocab\":"
+                               "{\"a\":0,\"b\":1,\"ab\":2,\"ba\":3,\"aa\":4,\"aba\":5,\"aab\":6,"
+                               "\"bb\":7,\"abab\":8,\"aaaa\":9,\"bab\":10,"
+                               "\"baba\":11},\"merges\":"
+                               "[\"b a\",\"a a\",\"a b\",\"a ba\",\"ab a\",\"aa b\",\"b b\",\"ab "
+                               "ab\",\"aa aa\",\"ba b\",[\"ba\",\"ba\"]]}}";
     struct tokenizer *t = open_text(JSON);
     for (int round = 0; round < 400; round++) {
         char text[200];
@@ -443,7 +473,8 @@ static void long_and_short_words_merge_alike(void **state)
     tokenizer_free(t);
 }
 
-/* Random text of characters whose classes every version of Unicode's tables agrees on. */
+/* Random text of characters whose classes every version of Unicode's tables agrees
+ * on. */
 static size_t random_text(char *s, size_t max)
 {
     static const char *const PARTS[] = {"'s",
@@ -497,6 +528,7 @@ static size_t random_text(char *s, size_t max)
                                         "\x01",
                                         "\x7F"};
     size_t n = 0, want = 1 + rng((uint32_t)max - 8);
+
     while (n < want) {
         const char *p = PARTS[rng(ARRAY_LEN(PARTS))];
         memcpy(s + n, p, strlen(p));
@@ -508,12 +540,13 @@ static size_t random_text(char *s, size_t max)
 static void scanners_split_as_pcre2_does(void **state)
 {
     (void)state;
-    static const char *const REGEX[] = {
-        GPT2_PATTERN,
-        "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-        "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-        "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-        "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"};
+    static const char *const REGEX[] = {GPT2_PATTERN,
+                                        "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+"
+                                        "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+                                        "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+                                        "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+"
+                                        "|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+                                        "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"};
     struct err e = {0};
     for (size_t r = 0; r < ARRAY_LEN(REGEX); r++) {
         struct pattern p;
@@ -526,9 +559,10 @@ static void scanners_split_as_pcre2_does(void **state)
             for (size_t at = 0; at < len;) {
                 assert_int_equal(pattern_find(&p, &enc, s, len, at, &start, &end), 1);
                 size_t n = p.scan((const uint8_t *)s + at, len - at);
-                if (start != at || end - start != n)
-                    fail_msg("expression %zu, \"%.*s\" at %zu: %zu bytes, PCRE2 finds %zu to %zu", r, (int)len, s, at,
-                             n, start, end);
+                if (start != at || end - start != n) {
+                    fail_msg("expression %zu, \"%.*s\" at %zu: %zu bytes, PCRE2 finds %zu to %zu",
+                             r, (int)len, s, at, n, start, end);
+                }
                 at = end;
             }
         }
@@ -538,21 +572,24 @@ static void scanners_split_as_pcre2_does(void **state)
     }
 }
 
-/* ---- threads ------------------------------------------------------------------------------------------------------------------ */
+/* ---- threads ---- */
 
 static void *encode_often(void *arg)
 {
     const struct tokenizer *t = arg;
-    static const char TEXT[] = "Once upon a time, there was a little fox who lived in a forest near the old bridge.";
+    static const char TEXT[] =
+        "Once upon a time, there was a little fox who lived in a forest near the old bridge.";
     struct token_list first = {0}, l = {0};
-    intptr_t bad = tokenizer_encode(t, TEXT, sizeof TEXT - 1, true, 1000, &first, NULL);
+    intptr_t bad = tokenizer_encode(t, TEXT, sizeof(TEXT) - 1, true, 1000, &first, NULL);
+
     for (int i = 0; i < 3000 && !bad; i++) {
         char other[16];
-        snprintf(other, sizeof other, "w%dx %d", i % 977, i % 331); /* turns entries of the cache over */
+        /* turns entries of the cache over */
+        snprintf(other, sizeof(other), "w%dx %d", i % 977, i % 331);
         l.n = 0;
         bad |= tokenizer_encode(t, other, strlen(other), false, 1000, &l, NULL);
         l.n = 0;
-        bad |= tokenizer_encode(t, TEXT, sizeof TEXT - 1, true, 1000, &l, NULL);
+        bad |= tokenizer_encode(t, TEXT, sizeof(TEXT) - 1, true, 1000, &l, NULL);
         bad |= l.n != first.n || memcmp(l.id, first.id, (size_t)l.n * sizeof(*l.id)) != 0;
     }
     token_list_release(&first);
@@ -565,8 +602,9 @@ static void threads_share_one_tokenizer(void **state)
     (void)state;
     struct tokenizer *t = open_dir("models/demo");
     pthread_t thread[4];
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++) {
         assert_int_equal(pthread_create(&thread[i], NULL, encode_often, t), 0);
+    }
     for (int i = 0; i < 4; i++) {
         void *bad;
         pthread_join(thread[i], &bad);
@@ -575,9 +613,10 @@ static void threads_share_one_tokenizer(void **state)
     tokenizer_free(t);
 }
 
-/* ---- broken files ---------------------------------------------------------------------------------------------------------------- */
+/* ---- broken files ---- */
 
-#define MODEL "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]}"
+#define MODEL \
+    "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a b\"]}"
 
 static void a_broken_file_is_one_clear_error(void **state)
 {
@@ -591,58 +630,80 @@ static void a_broken_file_is_one_clear_error(void **state)
         {"{}", "no model", ERR_INVALID},
         {"{" MODEL "} x", "something follows", ERR_INVALID},
         {"{\"model\":{\"type\":\"BPE\",\"vocab\":{}}}", "no model with a vocabulary", ERR_INVALID},
-        {"{\"model\":{\"type\":\"WordPiece\",\"vocab\":{\"a\":0}}}", "\"WordPiece\" with ids is not supported",
-         ERR_UNSUPPORTED},
-        {"{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",0]]}}", "unk_id -1 is not in", ERR_INVALID},
-        {"{\"model\":{\"type\":\"Unigram\",\"unk_id\":-5,\"vocab\":[[\"a\",0]]}}", "unk_id -5 is no", ERR_INVALID},
-        {"{\"model\":{\"type\":\"Unigram\",\"unk_id\":0,\"vocab\":[[\"a\",NaN]]}}", "not a token and its score",
+        {"{\"model\":{\"type\":\"WordPiece\",\"vocab\":{\"a\":0}}}",
+         "\"WordPiece\" with ids is not supported", ERR_UNSUPPORTED},
+        {"{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",0]]}}", "unk_id -1 is not in",
          ERR_INVALID},
-        {"{\"model\":{\"type\":\"Unigram\",\"unk_id\":0,\"vocab\":[[\"a\"]]}}", "not a token and its score",
-         ERR_INVALID},
-        {"{\"model\":{\"type\":\"Unigram\",\"unk_id\":0,\"byte_fallback\":true,\"vocab\":[[\"a\",0]]}}",
+        {"{\"model\":{\"type\":\"Unigram\",\"unk_id\":-5,\"vocab\":[[\"a\",0]]}}",
+         "unk_id -5 is no", ERR_INVALID},
+        {"{\"model\":{\"type\":\"Unigram\",\"unk_id\":0,\"vocab\":[[\"a\",NaN]]}}",
+         "not a token and its score", ERR_INVALID},
+        {"{\"model\":{\"type\":\"Unigram\",\"unk_id\":0,\"vocab\":[[\"a\"]]}}",
+         "not a token and its score", ERR_INVALID},
+        {"{\"model\":{\"type\":\"Unigram\",\"unk_id\":0,\"byte_fallback\":true,\"vocab\":[[\"a\",0]"
+         "]}}",
          "byte_fallback without", ERR_UNSUPPORTED},
-        {"{\"model\":{\"type\":\"BPE\",\"vocab\":[[\"a\",0]]}}", "with scores is not supported", ERR_UNSUPPORTED},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":[[\"a\",0]]}}", "with scores is not supported",
+         ERR_UNSUPPORTED},
         {"{\"model\":{\"vocab\":{\"a\":-1}}}", "has the id -1", ERR_INVALID},
         {"{\"model\":{\"vocab\":{\"a\":99999999}}}", "has the id 99999999", ERR_INVALID},
         {"{\"model\":{\"vocab\":{\"a\":1.5}}}", "whole number", ERR_INVALID},
         {"{\"model\":{\"vocab\":{\"a\":1,\"b\":1}}}", "belongs to two tokens", ERR_INVALID},
         {"{\"model\":{\"vocab\":{\"a\":1,\"a\":2}}}", "has two ids", ERR_INVALID},
-        {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a c\"]}}", "\"c\" is not in the vocabulary", ERR_INVALID},
-        {"{\"model\":{\"merges\":[\"a b\"],\"vocab\":{\"a\":0,\"b\":1}}}", "\"ab\" is not in the vocabulary",
+        {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a c\"]}}", "\"c\" is not in the vocabulary",
          ERR_INVALID},
-        {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a\"]}}", "two tokens with a space", ERR_INVALID},
-        {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a a a\"]}}", "two tokens with a space", ERR_INVALID},
+        {"{\"model\":{\"merges\":[\"a b\"],\"vocab\":{\"a\":0,\"b\":1}}}",
+         "\"ab\" is not in the vocabulary", ERR_INVALID},
+        {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a\"]}}", "two tokens with a space",
+         ERR_INVALID},
+        {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a a a\"]}}", "two tokens with a space",
+         ERR_INVALID},
         {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[[\"a\"]]}}", "two strings", ERR_INVALID},
-        {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[[\"a\",\"a\",\"a\"]]}}", "two strings", ERR_INVALID},
-        {"{\"model\":{\"vocab\":{\"a\":0},\"end_of_word_suffix\":\"</w>\"}}", "end_of_word_suffix", ERR_INVALID},
-        {"{\"model\":{\"type\":\"BPE\",\"byte_fallback\":true,\"vocab\":{\"a\":0}}}", "byte_fallback without",
-         ERR_UNSUPPORTED},
+        {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[[\"a\",\"a\",\"a\"]]}}", "two strings",
+         ERR_INVALID},
+        {"{\"model\":{\"vocab\":{\"a\":0},\"end_of_word_suffix\":\"</w>\"}}", "end_of_word_suffix",
+         ERR_INVALID},
+        {"{\"model\":{\"type\":\"BPE\",\"byte_fallback\":true,\"vocab\":{\"a\":0}}}",
+         "byte_fallback without", ERR_UNSUPPORTED},
         {"{\"added_tokens\":[{\"content\":\"x\"}]," MODEL "}", "an added token needs", ERR_INVALID},
-        {"{\"added_tokens\":[{\"content\":\"\",\"id\":3}]," MODEL "}", "an added token needs", ERR_INVALID},
-        {"{" MODEL ",\"added_tokens\":[{\"content\":\"x\",\"id\":0}]}", "belongs to two tokens", ERR_INVALID},
-        {"{\"normalizer\":{\"type\":\"Magic\"}," MODEL "}", "\"Magic\" is not supported", ERR_INVALID},
-        {"{\"pre_tokenizer\":{\"type\":\"Magic\"}," MODEL "}", "\"Magic\" is not supported", ERR_INVALID},
-        {"{\"post_processor\":{\"type\":\"Magic\"}," MODEL "}", "\"Magic\" is not supported", ERR_INVALID},
+        {"{\"added_tokens\":[{\"content\":\"\",\"id\":3}]," MODEL "}", "an added token needs",
+         ERR_INVALID},
+        {"{" MODEL ",\"added_tokens\":[{\"content\":\"x\",\"id\":0}]}", "belongs to two tokens",
+         ERR_INVALID},
+        {"{\"normalizer\":{\"type\":\"Magic\"}," MODEL "}", "\"Magic\" is not supported",
+         ERR_INVALID},
+        {"{\"pre_tokenizer\":{\"type\":\"Magic\"}," MODEL "}", "\"Magic\" is not supported",
+         ERR_INVALID},
+        {"{\"post_processor\":{\"type\":\"Magic\"}," MODEL "}", "\"Magic\" is not supported",
+         ERR_INVALID},
         {"{\"decoder\":{\"type\":\"Magic\"}," MODEL "}", "\"Magic\" is not supported", ERR_INVALID},
-        {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(\"},\"behavior\":\"Isolated\"}," MODEL "}",
+        {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(\"},\"behavior\":"
+         "\"Isolated\"}," MODEL "}",
          "is refused at byte", ERR_INVALID},
-        {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"String\":\"x\"},\"behavior\":\"Odd\"}," MODEL "}",
+        {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"String\":\"x\"},\"behavior\":"
+         "\"Odd\"}," MODEL "}",
          "\"Odd\" is not known", ERR_INVALID},
-        {"{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\"}," MODEL "}", "one character", ERR_INVALID},
-        {"{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"odd\"}," MODEL "}",
+        {"{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\"}," MODEL "}",
+         "one character", ERR_INVALID},
+        {"{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":"
+         "\"odd\"}," MODEL "}",
          "\"odd\" is not known", ERR_INVALID},
-        {"{\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"ByteLevel\"},{\"type\":\"Digits\"}]}"
+        {"{\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"ByteLevel\"},{"
+         "\"type\":\"Digits\"}]}"
          "," MODEL "}",
          "behind ByteLevel", ERR_INVALID},
-        {"{\"post_processor\":{\"type\":\"BertProcessing\",\"sep\":[\"x\",1]}," MODEL "}", "needs \"cls\"",
-         ERR_INVALID},
-        {"{\"post_processor\":{\"type\":\"BertProcessing\",\"sep\":[\"x\",-1]}," MODEL "}", "no token id", ERR_INVALID},
-        {"{\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"q\"}}]}," MODEL
-         "}",
+        {"{\"post_processor\":{\"type\":\"BertProcessing\",\"sep\":[\"x\",1]}," MODEL "}",
+         "needs \"cls\"", ERR_INVALID},
+        {"{\"post_processor\":{\"type\":\"BertProcessing\",\"sep\":[\"x\",-1]}," MODEL "}",
+         "no token id", ERR_INVALID},
+        {"{\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{"
+         "\"id\":\"q\"}}]}," MODEL "}",
          "\"q\" has no ids", ERR_INVALID},
-        {"{\"post_processor\":{\"type\":\"BertProcessing\",\"sep\":[\"x\",9],\"cls\":[\"a\",0]}," MODEL "}",
+        {"{\"post_processor\":{\"type\":\"BertProcessing\",\"sep\":[\"x\",9],\"cls\":[\"a\",0]}"
+         "," MODEL "}",
          "post_processor: id 9, the vocabulary ends", ERR_INVALID},
-        {"{\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"q\"}}],"
+        {"{\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{"
+         "\"id\":\"q\"}}],"
          "\"special_tokens\":{\"q\":{\"ids\":[9]}}}," MODEL "}",
          "post_processor: id 9, the vocabulary ends", ERR_INVALID},
         {"{\"decoder\":{\"type\":\"Strip\",\"content\":\" \",\"start\":5,\"stop\":0}," MODEL "}",
@@ -651,25 +712,28 @@ static void a_broken_file_is_one_clear_error(void **state)
     for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
         struct tokenizer *t = NULL;
         struct err e = {0};
-        int code = tokenizer_open_json(&t, CASES[i].json, strlen(CASES[i].json), &e);
-        if (code != CASES[i].code || !strstr(e.text, CASES[i].says) || t)
-            fail_msg("%s: code %d, \"%s\" (\"%s\" expected)", CASES[i].json, code, e.text, CASES[i].says);
+        int rc = tokenizer_open_json(&t, CASES[i].json, strlen(CASES[i].json), &e);
+        if (rc != CASES[i].code || !strstr(e.text, CASES[i].says) || t) {
+            fail_msg("%s: rc %d, \"%s\" (\"%s\" expected)", CASES[i].json, rc, e.text,
+                     CASES[i].says);
+        }
     }
 }
 
 static void every_beginning_of_a_file_is_refused(void **state)
 {
     (void)state;
-    static const char JSON[] = "{\"added_tokens\":[{\"id\":3,\"content\":\"<s>\",\"special\":true}],\"normalizer\":{"
-                               "\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"}]},"
-                               "\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a+\"},\"behavior\":"
-                               "\"Isolated\"},\"post_processor\":{\"type\":"
-                               "\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<s>\"}},{\"Sequence\":{"
-                               "\"id\":\"A\"}}],\"special_tokens\":{\"<s>\":"
-                               "{\"ids\":[3]}}},\"decoder\":{\"type\":\"Fuse\"}," MODEL "}";
+    static const char JSON[] =
+        "{\"added_tokens\":[{\"id\":3,\"content\":\"<s>\",\"special\":true}],\"normalizer\":{"
+        "\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"}]},"
+        "\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a+\"},\"behavior\":"
+        "\"Isolated\"},\"post_processor\":{\"type\":"
+        "\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<s>\"}},{\"Sequence\":{"
+        "\"id\":\"A\"}}],\"special_tokens\":{\"<s>\":"
+        "{\"ids\":[3]}}},\"decoder\":{\"type\":\"Fuse\"}," MODEL "}";
     struct tokenizer *t = open_text(JSON);
     tokenizer_free(t);
-    for (size_t len = 0; len + 1 < sizeof JSON - 1; len++) {
+    for (size_t len = 0; len + 1 < sizeof(JSON) - 1; len++) {
         struct err e = {0};
         t = NULL;
         assert_true(tokenizer_open_json(&t, JSON, len, &e) < 0);
@@ -706,8 +770,10 @@ static char *json_of_spaces(int n, bool added)
     if (added) {
         buf_printf(&b, ",\"added_tokens\":[{\"id\":%d,\"content\":\"%*s\"}]", id, n, "");
     }
-    buf_puts(&b, ",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"\xe2\x96\x81\"},"
-                 "\"decoder\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"\xe2\x96\x81\"},\"content\":\" \"}}");
+    buf_puts(&b, ",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\" "
+                 "\"},\"content\":\"\xe2\x96\x81\"},"
+                 "\"decoder\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"\xe2\x96\x81\"},"
+                 "\"content\":\" \"}}");
     assert_false(b.failed);
     return b.data;
 }
@@ -755,8 +821,9 @@ static void deep_nesting_is_refused(void **state)
     enum { DEPTH = 3000 };
     char *json = malloc(64 * DEPTH);
     size_t n = (size_t)sprintf(json, "{\"pre_tokenizer\":");
-    for (int i = 0; i < DEPTH; i++)
+    for (int i = 0; i < DEPTH; i++) {
         n += (size_t)sprintf(json + n, "{\"type\":\"Sequence\",\"pretokenizers\":[");
+    }
     struct tokenizer *t = NULL;
     struct err e = {0};
     assert_int_equal(tokenizer_open_json(&t, json, n, &e), ERR_INVALID);
@@ -800,22 +867,27 @@ int main(void)
     struct CMUnitTest tests[MAX_GOLDENS + ARRAY_LEN(fixed)];
     size_t n = 0;
     DIR *dir = opendir("tests/golden/tokenizers");
+
     for (struct dirent *d; dir && (d = readdir(dir)) && n < MAX_GOLDENS;) {
-        if (!strstr(d->d_name, ".json"))
+        if (!strstr(d->d_name, ".json")) {
             continue;
-        snprintf(path[n], sizeof path[0], "tests/golden/tokenizers/%.200s", d->d_name);
-        snprintf(name[n], sizeof name[0], "ids_and_text_are_those_of_tokenizers: %.200s", d->d_name);
-        tests[n] = (struct CMUnitTest){
-            .name = name[n], .test_func = ids_and_text_are_those_of_tokenizers, .initial_state = path[n]};
+        }
+        snprintf(path[n], sizeof(path[0]), "tests/golden/tokenizers/%.200s", d->d_name);
+        snprintf(name[n], sizeof(name[0]), "ids_and_text_are_those_of_tokenizers: %.200s",
+                 d->d_name);
+        tests[n] = (struct CMUnitTest){.name = name[n],
+                                       .test_func = ids_and_text_are_those_of_tokenizers,
+                                       .initial_state = path[n]};
         n++;
     }
-    if (dir)
+    if (dir) {
         closedir(dir);
+    }
     if (n == 0) {
         fprintf(stderr, "no goldens: run from the repository's root\n");
         return 1;
     }
-    memcpy(tests + n, fixed, sizeof fixed);
+    memcpy(tests + n, fixed, sizeof(fixed));
     n += ARRAY_LEN(fixed);
     return _cmocka_run_group_tests("tokenizer", tests, n, NULL, NULL);
 }

@@ -72,5 +72,6 @@ int main(void)
         cmocka_unit_test(a_valid_one_gets_a_new_span),
         cmocka_unit_test(an_invalid_one_is_none),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

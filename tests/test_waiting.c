@@ -1,5 +1,5 @@
-/* What a request holds while it waits for its turn, whatever it asks for, and what it does
- * where there is no memory for its choices later. */
+/* What a request holds while it waits for its turn, whatever it asks for, and what it
+ * does where there is no memory for its choices later. */
 #include "tests/nomem.h"
 
 #include <string.h>
@@ -40,7 +40,12 @@ static const struct shape shapes[] = {
      .echo = true},
     {.name = "allowed ids", .n_prompt = 8, .max_tokens = 16, .best_of = 128, .n_allowed = 65536},
     {.name = "biases", .n_prompt = 8, .max_tokens = 16, .best_of = 128, .n_bias = 1024},
-    {.name = "texts", .n_prompt = 8, .max_tokens = 16, .best_of = 128, .n_stop = TEXTS, .n_bad_words = 128},
+    {.name = "texts",
+     .n_prompt = 8,
+     .max_tokens = 16,
+     .best_of = 128,
+     .n_stop = TEXTS,
+     .n_bad_words = 128},
 };
 
 static struct tokenizer *tokenizer;
@@ -185,7 +190,8 @@ static void pass(struct sink *sink)
     (void)sink;
 }
 
-/* Choices that fail are told so once each, the engine of the stop, and the request ends. */
+/* Choices that fail are told so once each, the engine of the stop, and the request
+ * ends. */
 static void answer(const struct shape *s, struct told *told, long fail_at)
 {
     static const int32_t prompt[64];

@@ -1,7 +1,9 @@
-/* The specification of paged attention: one query head at a time, scores in float32, two passes of softmax.
+/* The specification of paged attention: one query head at a time, scores in float32,
+ * two passes of softmax.
  *
- * Query token i of a sequence with n query tokens stands at cache index kv_len - n + i and sees the keys up to its own
- * index, of those the last `window`. Key j lies in the block table[j / block_size] at offset j % block_size.
+ * Query token i of a sequence with n query tokens stands at cache index kv_len - n + i
+ * and sees the keys up to its own index, of those the last `window`. Key j lies in the
+ * block table[j / block_size] at offset j % block_size.
  */
 #include <math.h>
 #include <string.h>
@@ -16,19 +18,23 @@ struct attention_job {
 };
 
 /* Element index of the key (kv 0) or value (kv 1) of cache index j. */
-static int64_t cache_at(const struct attention_job *job, const int32_t *table, int32_t j, int32_t kv_head, int32_t kv)
+static int64_t cache_at(const struct attention_job *job, const int32_t *table, int32_t j,
+                        int32_t kv_head, int32_t kv)
 {
     const struct kv_layout *l = &job->c->kv;
-    return table[j / l->block_size] * l->block_stride + job->att->layer * l->layer_stride + kv * l->kv_stride +
-           kv_head * l->head_stride + j % l->block_size * l->token_stride;
+
+    return table[j / l->block_size] * l->block_stride + job->att->layer * l->layer_stride +
+           kv * l->kv_stride + kv_head * l->head_stride + j % l->block_size * l->token_stride;
 }
 
-/* scores[j - from] = softcapped, scaled q.k_j for j in [from, end); returns the greatest. */
-static float score_keys(const struct attention_job *job, const int32_t *table, int32_t kv_head, const float *q,
-                        int32_t from, int32_t end, float *scores)
+/* scores[j - from] = softcapped, scaled q.k_j for j in [from, end); returns the
+ * greatest. */
+static float score_keys(const struct attention_job *job, const int32_t *table, int32_t kv_head,
+                        const float *q, int32_t from, int32_t end, float *scores)
 {
     const struct attention *a = job->att;
     float best = -INFINITY;
+
     for (int32_t j = from; j < end; j++) {
         int64_t at = cache_at(job, table, j, kv_head, 0);
         float dot = 0;
@@ -43,12 +49,13 @@ static float score_keys(const struct attention_job *job, const int32_t *table, i
     return best;
 }
 
-static void attend_head(const struct attention_job *job, const int32_t *table, int32_t kv_head, const float *q,
-                        float *out, int32_t index, float *scores)
+static void attend_head(const struct attention_job *job, const int32_t *table, int32_t kv_head,
+                        const float *q, float *out, int32_t index, float *scores)
 {
     const struct attention *a = job->att;
     int32_t from = a->window > 0 ? MAX(0, index + 1 - a->window) : 0;
     int32_t end = index + 1;
+
     memset(out, 0, (size_t)a->head_dim * sizeof(*out));
     if (end <= from) {
         return; /* a padding row */
@@ -73,6 +80,7 @@ static int32_t sequence_of(const struct batch *b, int32_t t)
 {
     int32_t low = 0;
     int32_t high = b->n_seqs;
+
     while (high - low > 1) {
         int32_t mid = (low + high) / 2;
         if (b->q_start[mid] <= t) {
@@ -94,6 +102,7 @@ static void attend_token(void *arg, int32_t t, int32_t thread)
     int32_t index = b->kv_len[s] - (b->q_start[s + 1] - t);
     float *scores = job->c->scores + thread * job->c->scores_cap;
     int32_t group = a->n_heads / a->n_kv_heads;
+
     for (int32_t h = 0; h < a->n_heads; h++) {
         attend_head(job, table, h / group, mat_row(job->qkv, t) + (int64_t)h * a->head_dim,
                     mat_row(job->out, t) + (int64_t)h * a->head_dim, index, scores);
@@ -103,9 +112,11 @@ static void attend_token(void *arg, int32_t t, int32_t thread)
 void cpu_attention(struct backend *b, struct mat out, struct mat qkv, const struct attention *a)
 {
     struct attention_job job = {.c = cpu_of(b), .out = out, .qkv = qkv, .att = a};
-    if (job.c->k.scores != NULL) {
+
+    if (job.c->k.scores) {
         cpu_attention_tiled(job.c, out, qkv, a);
         return;
     }
-    cpu_pool_run(job.c->pool, job.c->batch.n_seqs > 0 ? job.c->batch.n_tokens : 0, attend_token, &job);
+    cpu_pool_run(job.c->pool, job.c->batch.n_seqs > 0 ? job.c->batch.n_tokens : 0, attend_token,
+                 &job);
 }

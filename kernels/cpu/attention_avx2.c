@@ -1,4 +1,5 @@
-/* The inner loops of attention for AVX2: keys transposed, so that scores of 64 keys are rows of an outer product. */
+/* The inner loops of attention for AVX2: keys transposed, so that scores of 64 keys are
+ * rows of an outer product. */
 #include <immintrin.h>
 #include <math.h>
 
@@ -40,10 +41,11 @@ static void transpose_keys(float *out, const void *const *key, int32_t dim, enum
 }
 
 /* n_rows of q, 8 n_v of the part's keys, in registers while the dimensions go by. */
-INLINE void score_tile(float *score, const float *const *q, const float *keys, int32_t dim, float scale,
-                       const int n_rows, const int n_v)
+INLINE void score_tile(float *score, const float *const *q, const float *keys, int32_t dim,
+                       float scale, const int n_rows, const int n_v)
 {
     __m256 a[8];
+
 #pragma GCC unroll 8
     for (int i = 0; i < n_rows * n_v; i++) {
         a[i] = _mm256_setzero_ps();
@@ -65,13 +67,16 @@ INLINE void score_tile(float *score, const float *const *q, const float *keys, i
     }
 #pragma GCC unroll 8
     for (int i = 0; i < n_rows * n_v; i++) {
-        _mm256_store_ps(score + i / n_v * PART_KEYS + i % n_v * 8, _mm256_mul_ps(a[i], _mm256_set1_ps(scale)));
+        _mm256_store_ps(score + i / n_v * PART_KEYS + i % n_v * 8,
+                        _mm256_mul_ps(a[i], _mm256_set1_ps(scale)));
     }
 }
 
-static void scores(float *score, const float *const *q, int32_t rows, const float *keys, int32_t dim, float scale)
+static void scores(float *score, const float *const *q, int32_t rows, const float *keys,
+                   int32_t dim, float scale)
 {
     int32_t r = 0;
+
     for (; r + 2 <= rows; r += 2) {
         score_tile(score + r * PART_KEYS, q + r, keys, dim, scale, 2, 4);
         score_tile(score + r * PART_KEYS + 32, q + r, keys + 32, dim, scale, 2, 4);
@@ -87,10 +92,12 @@ static float softmax(float *s, int32_t lo, int32_t hi, float *max, float *sum)
     const __m256 minus = _mm256_set1_ps(-INFINITY);
     __m256 v[PART_KEYS / 8];
     __m256 best = minus;
+
     for (int i = 0; i < PART_KEYS / 8; i++) {
         v[i] = _mm256_load_ps(s + 8 * i);
         if (8 * i < lo || 8 * i + 8 > hi) {
-            __m256i at = _mm256_add_epi32(_mm256_set1_epi32(8 * i), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+            __m256i at = _mm256_add_epi32(_mm256_set1_epi32(8 * i),
+                                          _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
             __m256i in = _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(lo), at),
                                              _mm256_cmpgt_epi32(_mm256_set1_epi32(hi), at));
             v[i] = _mm256_blendv_ps(minus, v[i], _mm256_castsi256_ps(in));
@@ -112,13 +119,16 @@ static float softmax(float *s, int32_t lo, int32_t hi, float *max, float *sum)
 }
 
 /* Columns [0, 8 n_v) of n_rows rows of acc in registers while the keys go by. */
-INLINE void weigh_tile(float *acc, int32_t stride, const float *keep, const float *p, const void *const *value,
-                       int32_t lo, int32_t hi, int64_t at, const enum dtype t, const int n_rows, const int n_v)
+INLINE void weigh_tile(float *acc, int32_t stride, const float *keep, const float *p,
+                       const void *const *value, int32_t lo, int32_t hi, int64_t at,
+                       const enum dtype t, const int n_rows, const int n_v)
 {
     __m256 a[8];
+
 #pragma GCC unroll 8
     for (int i = 0; i < n_rows * n_v; i++) {
-        a[i] = _mm256_mul_ps(_mm256_loadu_ps(acc + i / n_v * stride + at + i % n_v * 8), _mm256_set1_ps(keep[i / n_v]));
+        a[i] = _mm256_mul_ps(_mm256_loadu_ps(acc + i / n_v * stride + at + i % n_v * 8),
+                             _mm256_set1_ps(keep[i / n_v]));
     }
     for (int32_t j = lo; j < hi; j++) {
         __m256 v[8];
@@ -141,10 +151,12 @@ INLINE void weigh_tile(float *acc, int32_t stride, const float *keep, const floa
     }
 }
 
-INLINE void weigh_rows(float *acc, int32_t dim, const float *keep, const float *p, const void *const *value, int32_t lo,
-                       int32_t hi, const enum dtype t, const int n_rows)
+INLINE void weigh_rows(float *acc, int32_t dim, const float *keep, const float *p,
+                       const void *const *value, int32_t lo, int32_t hi, const enum dtype t,
+                       const int n_rows)
 {
     int32_t at = 0;
+
     for (; at + 32 <= dim; at += 32) {
         weigh_tile(acc, dim, keep, p, value, lo, hi, at, t, n_rows, 4);
     }
@@ -166,6 +178,7 @@ INLINE void weigh_type(float *acc, int32_t dim, const float *keep, const float *
                        const void *const *value, int32_t lo, int32_t hi, const enum dtype t)
 {
     int32_t r = 0;
+
     for (; r + 2 <= rows; r += 2) {
         weigh_rows(acc + (int64_t)r * dim, dim, keep + r, p + r * PART_KEYS, value, lo, hi, t, 2);
     }
@@ -174,8 +187,8 @@ INLINE void weigh_type(float *acc, int32_t dim, const float *keep, const float *
     }
 }
 
-static void weigh(float *acc, int32_t dim, const float *keep, const float *p, int32_t rows, const void *const *value,
-                  int32_t lo, int32_t hi, enum dtype t)
+static void weigh(float *acc, int32_t dim, const float *keep, const float *p, int32_t rows,
+                  const void *const *value, int32_t lo, int32_t hi, enum dtype t)
 {
     if (t == DTYPE_BF16) {
         weigh_type(acc, dim, keep, p, rows, value, lo, hi, DTYPE_BF16);

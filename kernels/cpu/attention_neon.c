@@ -1,4 +1,5 @@
-/* The inner loops of attention for NEON: keys transposed, so that scores of 64 keys are rows of an outer product. */
+/* The inner loops of attention for NEON: keys transposed, so that scores of 64 keys are
+ * rows of an outer product. */
 #include <math.h>
 
 #include "kernels/cpu/neon.h"
@@ -8,6 +9,7 @@ INLINE void transpose4(float32x4_t r[4])
 {
     float32x4x2_t a = vtrnq_f32(r[0], r[1]);
     float32x4x2_t b = vtrnq_f32(r[2], r[3]);
+
     r[0] = vcombine_f32(vget_low_f32(a.val[0]), vget_low_f32(b.val[0]));
     r[1] = vcombine_f32(vget_low_f32(a.val[1]), vget_low_f32(b.val[1]));
     r[2] = vcombine_f32(vget_high_f32(a.val[0]), vget_high_f32(b.val[0]));
@@ -50,10 +52,11 @@ static void transpose_keys(float *out, const void *const *key, int32_t dim, enum
 }
 
 /* n_rows of q, 4 n_v of the part's keys, in registers while the dimensions go by. */
-INLINE void score_tile(float *score, const float *const *q, const float *keys, int32_t dim, float scale,
-                       const int n_rows, const int n_v)
+INLINE void score_tile(float *score, const float *const *q, const float *keys, int32_t dim,
+                       float scale, const int n_rows, const int n_v)
 {
     float32x4_t a[16];
+
 #pragma GCC unroll 16
     for (int i = 0; i < n_rows * n_v; i++) {
         a[i] = vdupq_n_f32(0);
@@ -74,7 +77,8 @@ INLINE void score_tile(float *score, const float *const *q, const float *keys, i
     }
 }
 
-static void scores(float *score, const float *const *q, int32_t rows, const float *keys, int32_t dim, float scale)
+static void scores(float *score, const float *const *q, int32_t rows, const float *keys,
+                   int32_t dim, float scale)
 {
     for (int32_t at = 0; at < PART_KEYS; at += 32) {
         int32_t r = 0;
@@ -94,6 +98,7 @@ static float softmax(float *s, int32_t lo, int32_t hi, float *max, float *sum)
     const float32x4_t minus = vdupq_n_f32(-INFINITY);
     float32x4_t v[PART_KEYS / 4];
     float32x4_t best = minus;
+
     for (int i = 0; i < PART_KEYS / 4; i++) {
         int32x4_t at = vaddq_s32(vdupq_n_s32(4 * i), vld1q_s32(steps));
         uint32x4_t in = vandq_u32(vcgeq_s32(at, vdupq_n_s32(lo)), vcltq_s32(at, vdupq_n_s32(hi)));
@@ -114,10 +119,11 @@ static float softmax(float *s, int32_t lo, int32_t hi, float *max, float *sum)
 }
 
 /* Columns [at, at + 4 n_v) of a row of acc in registers while the keys go by. */
-INLINE void weigh_tile(float *acc, float keep, const float *p, const void *const *value, int32_t lo, int32_t hi,
-                       int64_t at, const enum dtype t, const int n_v)
+INLINE void weigh_tile(float *acc, float keep, const float *p, const void *const *value, int32_t lo,
+                       int32_t hi, int64_t at, const enum dtype t, const int n_v)
 {
     float32x4_t a[8];
+
 #pragma GCC unroll 8
     for (int i = 0; i < n_v; i++) {
         a[i] = vmulq_n_f32(vld1q_f32(acc + at + 4 * i), keep);
@@ -155,8 +161,8 @@ INLINE void weigh_type(float *acc, int32_t dim, const float *keep, const float *
     }
 }
 
-static void weigh(float *acc, int32_t dim, const float *keep, const float *p, int32_t rows, const void *const *value,
-                  int32_t lo, int32_t hi, enum dtype t)
+static void weigh(float *acc, int32_t dim, const float *keep, const float *p, int32_t rows,
+                  const void *const *value, int32_t lo, int32_t hi, enum dtype t)
 {
     if (t == DTYPE_BF16) {
         weigh_type(acc, dim, keep, p, rows, value, lo, hi, DTYPE_BF16);

@@ -1,10 +1,13 @@
-/* Paged attention by parts of PART_KEYS keys, with an online softmax (Milakov and Gimelshein 2018).
+/* Paged attention by parts of PART_KEYS keys, with an online softmax (Milakov and
+ * Gimelshein 2018).
  *
- * A unit is one KV head of one sequence with up to UNIT_ROWS rows: query heads of that KV head times query tokens. Keys and
- * values are read where they lie, through the block table, once for all rows; heads are never copied. Parts and splits
- * (SPLIT_KEYS keys) begin at fixed cache indices, and a split's partial result is merged into the total in order
- * whether one thread takes all splits or each goes to another, so an answer does not depend on the batch, on
- * how a prompt is cut into chunks, or on the number of threads.
+ * A unit is one KV head of one sequence with up to UNIT_ROWS rows: query heads of that
+ * KV head times query tokens. Keys and values are read where they lie, through the
+ * block table, once for all rows; heads are never copied. Parts and splits (SPLIT_KEYS
+ * keys) begin at fixed cache indices, and a split's partial result is merged into the
+ * total in order whether one thread takes all splits or each goes to another, so an
+ * answer does not depend on the batch, on how a prompt is cut into chunks, or on the
+ * number of threads.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -15,7 +18,8 @@
 enum {
     SPLIT_KEYS = 512,
     UNIT_ROWS = 32,
-    CONVERT_ROWS = 8, /* from this many rows on, values are converted to float32 once for all of them */
+    /* from this many rows on, values are converted to float32 once for all of them */
+    CONVERT_ROWS = 8,
     TASKS_PER_THREAD = 4,
 };
 
@@ -38,7 +42,8 @@ struct attention_job {
     int64_t state_floats; /* of one state */
 };
 
-/* What is known of a unit's rows after some keys: per row the greatest score, the sum of weights, the weighted values. */
+/* What is known of a unit's rows after some keys: per row the greatest score, the sum
+ * of weights, the weighted values. */
 struct state {
     float *max, *sum; /* [UNIT_ROWS] */
     float *acc;       /* [UNIT_ROWS, head_dim] */
@@ -60,10 +65,12 @@ static int64_t state_floats(int32_t head_dim)
 
 static struct state state_at(float *base)
 {
-    return (struct state){.max = base, .sum = base + UNIT_ROWS, .acc = base + 2 * (int64_t)UNIT_ROWS};
+    return (struct state){
+        .max = base, .sum = base + UNIT_ROWS, .acc = base + 2 * (int64_t)UNIT_ROWS};
 }
 
-/* Floats a thread needs, a multiple of a cache line's; fills `ret` when base is not NULL. */
+/* Floats a thread needs, a multiple of a cache line's; fills `ret` when base is not
+ * NULL. */
 static int64_t scratch_cut(struct attention_scratch *ret, float *base, int32_t head_dim)
 {
     int64_t dim = div_ceil(head_dim, 16) * 16;
@@ -71,7 +78,8 @@ static int64_t scratch_cut(struct attention_scratch *ret, float *base, int32_t h
     int64_t key = UNIT_ROWS * PART_KEYS;
     int64_t value = key + dim * PART_KEYS;
     int64_t total = value + dim * PART_KEYS;
-    if (base != NULL) {
+
+    if (base) {
         *ret = (struct attention_scratch){.score = base,
                                           .key = base + key,
                                           .value = base + value,
@@ -84,16 +92,18 @@ static int64_t scratch_cut(struct attention_scratch *ret, float *base, int32_t h
 /* ---- one part of keys ---- */
 
 struct part {
-    int32_t first;  /* cache index of its first key, a multiple of PART_KEYS */
-    int32_t lo, hi; /* those of its keys that some row of the unit sees; the others are not touched */
+    int32_t first; /* cache index of its first key, a multiple of PART_KEYS */
+    /* those of its keys that some row of the unit sees; the others are not touched */
+    int32_t lo, hi;
     const void *key[PART_KEYS];
     const void *value[PART_KEYS];
     enum dtype value_type;
 };
 
-/* Where the part's keys and values lie; the keys transposed, the values of many rows converted. */
-static void load_part(const struct attention_job *j, const struct attention_unit *u, int32_t kv_head,
-                      const struct attention_scratch *s, struct part *p)
+/* Where the part's keys and values lie; the keys transposed, the values of many rows
+ * converted. */
+static void load_part(const struct attention_job *j, const struct attention_unit *u,
+                      int32_t kv_head, const struct attention_scratch *s, struct part *p)
 {
     const struct cpu_backend *c = j->c;
     const struct kv_layout *l = &c->kv;
@@ -103,12 +113,15 @@ static void load_part(const struct attention_job *j, const struct attention_unit
     int64_t base = j->att->layer * l->layer_stride + kv_head * l->head_stride;
     int32_t in_block = 0;
     const char *k = NULL;
+
     for (int32_t i = p->lo; i < p->hi; i++, in_block--, k += l->token_stride * bytes) {
         if (in_block == 0) {
             int32_t at = p->first + i;
             int32_t offset = at % l->block_size;
             in_block = l->block_size - offset;
-            k = c->kv_data + (table[at / l->block_size] * l->block_stride + base + offset * l->token_stride) * bytes;
+            k = c->kv_data +
+                (table[at / l->block_size] * l->block_stride + base + offset * l->token_stride) *
+                    bytes;
         }
         p->key[i] = k;
         p->value[i] = k + l->kv_stride * bytes;
@@ -127,15 +140,18 @@ static void load_part(const struct attention_job *j, const struct attention_unit
     }
 }
 
-/* Fold a part into the state of the unit's rows, the first of which stands at cache index `index`. */
-static void fold_part(const struct attention_job *j, const struct attention_unit *u, const struct attention_scratch *s,
-                      const struct part *p, const struct state *to, int32_t index)
+/* Fold a part into the state of the unit's rows, the first of which stands at cache
+ * index `index`. */
+static void fold_part(const struct attention_job *j, const struct attention_unit *u,
+                      const struct attention_scratch *s, const struct part *p,
+                      const struct state *to, int32_t index)
 {
     const struct cpu_kernels *k = &j->c->k;
     int32_t rows = u->n_tokens * u->n_heads;
     int32_t window = j->att->window;
     float cap = j->att->softcap;
     float keep[UNIT_ROWS];
+
     k->scores(s->score, s->query, rows, s->key, j->att->head_dim, j->att->scale);
     for (int32_t i = 0; i < rows * PART_KEYS && cap > 0; i++) {
         s->score[i] = cap * tanhf(s->score[i] / cap);
@@ -152,27 +168,32 @@ static void fold_part(const struct attention_job *j, const struct attention_unit
             memset(score, 0, PART_KEYS * sizeof(*score));
         }
     }
-    k->weigh(to->acc, j->att->head_dim, keep, s->score, rows, p->value, p->lo, p->hi, p->value_type);
+    k->weigh(to->acc, j->att->head_dim, keep, s->score, rows, p->value, p->lo, p->hi,
+             p->value_type);
 }
 
 /* ---- one split, merging ---- */
 
-static void run_split(const struct attention_job *j, const struct attention_unit *u, int32_t kv_head, int32_t split,
-                      const struct attention_scratch *s, float *base)
+static void run_split(const struct attention_job *j, const struct attention_unit *u,
+                      int32_t kv_head, int32_t split, const struct attention_scratch *s,
+                      float *base)
 {
     const struct batch *b = &j->c->batch;
     struct state to = state_at(base);
     int32_t rows = u->n_tokens * u->n_heads;
-    int32_t index = b->kv_len[u->seq] - (b->q_start[u->seq + 1] - u->token); /* of the unit's first token */
+    /* of the unit's first token */
+    int32_t index = b->kv_len[u->seq] - (b->q_start[u->seq + 1] - u->token);
     int32_t first_seen = j->att->window > 0 ? MAX(0, index + 1 - j->att->window) : 0;
     int32_t end = MIN((split + 1) * SPLIT_KEYS, index + u->n_tokens);
+
     for (int32_t r = 0; r < rows; r++) {
         to.max[r] = -INFINITY;
         to.sum[r] = 0;
     }
     memset(to.acc, 0, (size_t)rows * (size_t)j->att->head_dim * sizeof(float));
     struct part p;
-    for (p.first = MAX(split * SPLIT_KEYS, first_seen / PART_KEYS * PART_KEYS); p.first < end; p.first += PART_KEYS) {
+    for (p.first = MAX(split * SPLIT_KEYS, first_seen / PART_KEYS * PART_KEYS); p.first < end;
+         p.first += PART_KEYS) {
         p.lo = MAX(first_seen - p.first, 0);
         p.hi = MIN(end - p.first, PART_KEYS);
         load_part(j, u, kv_head, s, &p);
@@ -185,6 +206,7 @@ static void merge(const struct attention_job *j, int32_t rows, float *into, floa
     struct state a = state_at(into);
     struct state b = state_at(from);
     int32_t dim = j->att->head_dim;
+
     for (int32_t r = 0; r < rows; r++) {
         if (b.sum[r] == 0) {
             continue;
@@ -202,11 +224,13 @@ static void merge(const struct attention_job *j, int32_t rows, float *into, floa
     }
 }
 
-static void write_rows(const struct attention_job *j, const struct attention_unit *u, int32_t kv_head, float *base)
+static void write_rows(const struct attention_job *j, const struct attention_unit *u,
+                       int32_t kv_head, float *base)
 {
     struct state s = state_at(base);
     int32_t dim = j->att->head_dim;
     int32_t group = j->att->n_heads / j->att->n_kv_heads;
+
     for (int32_t r = 0; r < u->n_tokens * u->n_heads; r++) {
         int32_t head = kv_head * group + u->head + r % u->n_heads;
         float *out = mat_row(j->out, u->token + r / u->n_heads) + (int64_t)head * dim;
@@ -217,13 +241,14 @@ static void write_rows(const struct attention_job *j, const struct attention_uni
 
 /* ---- a unit ---- */
 
-static void find_queries(const struct attention_job *j, const struct attention_unit *u, int32_t kv_head,
-                         struct attention_scratch *s)
+static void find_queries(const struct attention_job *j, const struct attention_unit *u,
+                         int32_t kv_head, struct attention_scratch *s)
 {
     int32_t first = kv_head * (j->att->n_heads / j->att->n_kv_heads) + u->head;
+
     for (int32_t r = 0; r < u->n_tokens * u->n_heads; r++) {
-        s->query[r] =
-            mat_row_const(j->qkv, u->token + r / u->n_heads) + (int64_t)(first + r % u->n_heads) * j->att->head_dim;
+        s->query[r] = mat_row_const(j->qkv, u->token + r / u->n_heads) +
+                      (int64_t)(first + r % u->n_heads) * j->att->head_dim;
     }
 }
 
@@ -231,14 +256,18 @@ static void unit_task(void *arg, int32_t task, int32_t thread)
 {
     const struct attention_job *j = arg;
     int32_t n_kv = j->att->n_kv_heads;
-    int32_t at = j->n_units - 1 - task / n_kv; /* the last tokens of a prompt see the most: they go first */
+    /* the last tokens of a prompt see the most: they go first */
+    int32_t at = j->n_units - 1 - task / n_kv;
     int32_t kv_head = task % n_kv;
     const struct attention_unit *u = &j->unit[at];
     struct attention_scratch s;
-    scratch_cut(&s, j->c->attention_scratch + thread * j->c->attention_scratch_floats, j->att->head_dim);
+
+    scratch_cut(&s, j->c->attention_scratch + thread * j->c->attention_scratch_floats,
+                j->att->head_dim);
     find_queries(j, u, kv_head, &s);
     if (u->n_parts > 1) {
-        run_split(j, u, kv_head, u->split, &s, j->partial + ((int64_t)at * n_kv + kv_head) * j->state_floats);
+        run_split(j, u, kv_head, u->split, &s,
+                  j->partial + ((int64_t)at * n_kv + kv_head) * j->state_floats);
         return;
     }
     run_split(j, u, kv_head, u->split, &s, s.total);
@@ -270,13 +299,15 @@ static void merge_task(void *arg, int32_t task, int32_t thread)
 
 /* ---- the work list ---- */
 
-/* Splits of keys that the unit's tokens see: first in u->split, count in u->n_splits (at least 1). */
+/* Splits of keys that the unit's tokens see: first in u->split, count in u->n_splits
+ * (at least 1). */
 static void count_splits(const struct attention_job *j, struct attention_unit *u)
 {
     const struct batch *b = &j->c->batch;
     int32_t index = b->kv_len[u->seq] - (b->q_start[u->seq + 1] - u->token);
     int32_t first = j->att->window > 0 ? MAX(0, index + 1 - j->att->window) : 0;
     int32_t last = MAX(index + u->n_tokens - 1, 0);
+
     u->split = first / SPLIT_KEYS;
     u->n_splits = MAX(last / SPLIT_KEYS - u->split + 1, 1);
 }
@@ -287,7 +318,7 @@ static int grow_units(struct cpu_backend *c, int64_t n)
         return 0;
     }
     struct attention_unit *bigger = realloc(c->attention_unit, (size_t)(2 * n) * sizeof(*bigger));
-    if (bigger == NULL) {
+    if (!bigger) {
         return ERR_NOMEM;
     }
     c->attention_unit = bigger;
@@ -295,7 +326,8 @@ static int grow_units(struct cpu_backend *c, int64_t n)
     return 0;
 }
 
-/* One unit a group of rows; `apart`: one for each of its splits. Returns the number of units or ERR_NOMEM. */
+/* One unit a group of rows; `apart`: one for each of its splits. Returns the number of
+ * units or ERR_NOMEM. */
 static int32_t list_units(const struct attention_job *j, bool apart)
 {
     struct cpu_backend *c = j->c;
@@ -304,6 +336,7 @@ static int32_t list_units(const struct attention_job *j, bool apart)
     int32_t heads = MIN(group, UNIT_ROWS);
     int32_t tokens = UNIT_ROWS / heads;
     int32_t n = 0;
+
     for (int32_t s = 0; s < b->n_seqs; s++) {
         for (int32_t t = b->q_start[s]; t < b->q_start[s + 1]; t += tokens) {
             for (int32_t h = 0; h < group; h += heads) {
@@ -332,33 +365,40 @@ static int32_t list_units(const struct attention_job *j, bool apart)
 static int prepare(struct cpu_backend *c, int32_t head_dim)
 {
     int64_t need = scratch_cut(NULL, NULL, head_dim);
+
     if (need <= c->attention_scratch_floats) {
         return 0;
     }
-    c->attention_scratch = cpu_alloc(c, (size_t)need * (size_t)cpu_pool_threads(c->pool) * sizeof(float));
-    c->attention_scratch_floats = c->attention_scratch != NULL ? need : 0;
-    return c->attention_scratch != NULL ? 0 : ERR_NOMEM;
+    c->attention_scratch =
+        cpu_alloc(c, (size_t)need * (size_t)cpu_pool_threads(c->pool) * sizeof(float));
+    c->attention_scratch_floats = c->attention_scratch ? need : 0;
+    return c->attention_scratch ? 0 : ERR_NOMEM;
 }
 
 static int prepare_partial(struct attention_job *j)
 {
     struct cpu_backend *c = j->c;
     int64_t need = (int64_t)j->n_units * j->att->n_kv_heads * j->state_floats;
+
     if (need > c->attention_partial_floats) {
         free(c->attention_partial);
         c->attention_partial = malloc((size_t)need * sizeof(float));
-        c->attention_partial_floats = c->attention_partial != NULL ? need : 0;
+        c->attention_partial_floats = c->attention_partial ? need : 0;
     }
     j->partial = c->attention_partial;
-    return j->partial != NULL ? 0 : ERR_NOMEM;
+    return j->partial ? 0 : ERR_NOMEM;
 }
 
-void cpu_attention_tiled(struct cpu_backend *c, struct mat out, struct mat qkv, const struct attention *a)
+void cpu_attention_tiled(struct cpu_backend *c, struct mat out, struct mat qkv,
+                         const struct attention *a)
 {
-    struct attention_job j = {.c = c, .out = out, .qkv = qkv, .att = a, .state_floats = state_floats(a->head_dim)};
+    struct attention_job j = {
+        .c = c, .out = out, .qkv = qkv, .att = a, .state_floats = state_floats(a->head_dim)};
     int rc = prepare(c, a->head_dim);
+
     j.n_units = rc < 0 ? rc : list_units(&j, false);
-    bool apart = j.n_units > 0 && j.n_units * a->n_kv_heads < TASKS_PER_THREAD * cpu_pool_threads(c->pool);
+    bool apart =
+        j.n_units > 0 && j.n_units * a->n_kv_heads < TASKS_PER_THREAD * cpu_pool_threads(c->pool);
     if (apart) {
         int32_t whole = j.n_units;
         j.n_units = list_units(&j, true);

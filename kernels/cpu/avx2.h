@@ -1,4 +1,5 @@
-/* What the AVX2 files share: lanes, exp, loads of any type. Included by *_avx2.c only. */
+/* What the AVX2 files share: lanes, exp, loads of any type. Included by *_avx2.c
+ * only. */
 #ifndef QUIRE_KERNELS_CPU_AVX2_H
 #define QUIRE_KERNELS_CPU_AVX2_H
 
@@ -13,6 +14,7 @@
 static inline float sum_lanes(__m256 v)
 {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
@@ -20,17 +22,20 @@ static inline float sum_lanes(__m256 v)
 static inline float max_lanes(__m256 v)
 {
     __m128 s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
 
-/* e^x for x <= 88, 0 below -87.3; relative error about 1e-7. Cephes' reduction and polynomial. */
+/* e^x for x <= 88, 0 below -87.3; relative error about 1e-7. Cephes' reduction and
+ * polynomial. */
 static inline __m256 exp8(__m256 x)
 {
     __m256 low = _mm256_cmp_ps(x, _mm256_set1_ps(-87.3f), _CMP_LT_OQ);
-    __m256 n =
-        _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)),
+                               _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
+
     r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
     __m256 p = _mm256_set1_ps(1.9875691500e-4f);
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.3981999507e-3f));
@@ -39,7 +44,8 @@ static inline __m256 exp8(__m256 x)
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.6666665459e-1f));
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(5.0000001201e-1f));
     p = _mm256_fmadd_ps(_mm256_mul_ps(r, r), p, _mm256_add_ps(r, _mm256_set1_ps(1.0f)));
-    __m256i e = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    __m256i e =
+        _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
     return _mm256_andnot_ps(low, _mm256_mul_ps(p, _mm256_castsi256_ps(e)));
 }
 
@@ -50,10 +56,12 @@ INLINE __m256 load8(const void *x, enum dtype t, int64_t i)
         return _mm256_loadu_ps((const float *)x + i);
     }
     __m128i h = _mm_loadu_si128((const __m128i *)((const uint16_t *)x + i));
-    return t == DTYPE_F16 ? _mm256_cvtph_ps(h) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+    return t == DTYPE_F16 ? _mm256_cvtph_ps(h)
+                          : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
-/* Sixteen floats as the lanes meet them: when the stored rows are bfloat16 the even ones first. */
+/* Sixteen floats as the lanes meet them: when the stored rows are bfloat16 the even
+ * ones first. */
 INLINE void split16(__m256 ret[2], const float *x, enum dtype t)
 {
     ret[0] = _mm256_loadu_ps(x);
@@ -70,6 +78,7 @@ INLINE void split16(__m256 ret[2], const float *x, enum dtype t)
 INLINE void transpose8(__m256 r[8])
 {
     __m256 a[8];
+
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i += 2) {
         a[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);

@@ -17,28 +17,36 @@ INLINE __m256 fold16(__m512 a)
 
 INLINE __m128 sum4(__m512 a, __m512 b, __m512 c, __m512 d)
 {
-    __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(fold16(a), fold16(b)), _mm256_hadd_ps(fold16(c), fold16(d)));
+    __m256 s =
+        _mm256_hadd_ps(_mm256_hadd_ps(fold16(a), fold16(b)), _mm256_hadd_ps(fold16(c), fold16(d)));
+
     return _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
 }
 
 /* Write the n_w x n_x accumulators as [n_w][n_x]. */
 INLINE void put_tile(float *sum, const __m512 *acc, const int n_w, const int n_x, bool add)
 {
-    const int step = n_x == 3 ? 3 : 4; /* with three, the fourth float belongs to the next row, which is written next */
+    /* with three, the fourth float belongs to the next row, which is written next */
+    const int step = n_x == 3 ? 3 : 4;
+
 #pragma GCC unroll 8
     for (int i = 0; i < n_w * n_x; i += step) {
-        __m128 s = sum4(acc[i], acc[i + 1], acc[i + 2], n_x == 3 ? _mm512_setzero_ps() : acc[i + 3]);
+        __m128 s =
+            sum4(acc[i], acc[i + 1], acc[i + 2], n_x == 3 ? _mm512_setzero_ps() : acc[i + 3]);
         _mm_storeu_ps(sum + i, add ? _mm_add_ps(_mm_loadu_ps(sum + i), s) : s);
     }
 }
 
-/* Thirty-two floats as multiplied with float32 or float16 rows; the even ones first for bfloat16 rows. */
+/* Thirty-two floats as multiplied with float32 or float16 rows; the even ones first for
+ * bfloat16 rows. */
 INLINE void pack32(float *out, const float *x, enum dtype t)
 {
     __m512 a = _mm512_loadu_ps(x);
     __m512 b = _mm512_loadu_ps(x + 16);
+
     if (t == DTYPE_BF16) {
-        const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        const __m512i even =
+            _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
         __m512 e = _mm512_permutex2var_ps(a, even, b);
         b = _mm512_permutex2var_ps(a, _mm512_add_epi32(even, _mm512_set1_epi32(1)), b);
         a = e;
@@ -62,7 +70,8 @@ INLINE void pack_floats(float *to, const float *const *x, int32_t n_x, int32_t n
     }
 }
 
-/* Elements of thirty-two stored ones that meet lanes [0, 16) and [16, 32) of packed x. */
+/* Elements of thirty-two stored ones that meet lanes [0, 16) and [16, 32) of packed
+ * x. */
 INLINE __m512 stored_low(const void *w, enum dtype t)
 {
     if (t == DTYPE_BF16) {
@@ -74,7 +83,8 @@ INLINE __m512 stored_low(const void *w, enum dtype t)
 INLINE __m512 stored_high(const void *w, enum dtype t)
 {
     if (t == DTYPE_BF16) {
-        return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(w), _mm512_set1_epi32(-65536)));
+        return _mm512_castsi512_ps(
+            _mm512_and_si512(_mm512_loadu_si512(w), _mm512_set1_epi32(-65536)));
     }
     return t == DTYPE_F16 ? _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)w + 1))
                           : _mm512_loadu_ps((const float *)w + 16);
@@ -82,14 +92,17 @@ INLINE __m512 stored_high(const void *w, enum dtype t)
 
 enum { FLOAT_TILE_SUMS = 24 };
 
-/* One tile against rows of x packed as floats: n_w rows of w, n_x of x, n_chunks chunks of 32 elements. */
-INLINE void float_tile(float *sum, const char *const *w, const float *x, const enum dtype t, const int n_w,
-                       const int n_x, int32_t n_chunks, bool add, struct fetch *fetch)
+/* One tile against rows of x packed as floats: n_w rows of w, n_x of x, n_chunks chunks
+ * of 32 elements. */
+INLINE void float_tile(float *sum, const char *const *w, const float *x, const enum dtype t,
+                       const int n_w, const int n_x, int32_t n_chunks, bool add,
+                       struct fetch *fetch)
 {
     const int width = t == DTYPE_F32 ? 128 : 64; /* bytes of a chunk of a stored row */
     __m512 acc[FLOAT_TILE_SUMS];
     struct fetch ahead = *fetch;
     const char *row[8];
+
 #pragma GCC unroll 24
     for (int i = 0; i < n_w * n_x; i++) {
         acc[i] = _mm512_setzero_ps();

@@ -1,4 +1,5 @@
-/* Scalar conversions between float32 and the 16-bit floats, rounding to nearest even, NaN kept. */
+/* Scalar conversions between float32 and the 16-bit floats, rounding to nearest even,
+ * NaN kept. */
 #ifndef QUIRE_KERNELS_CPU_CONVERT_H
 #define QUIRE_KERNELS_CPU_CONVERT_H
 
@@ -9,6 +10,7 @@
 static inline float f32_of_bits(uint32_t u)
 {
     float f;
+
     memcpy(&f, &u, 4);
     return f;
 }
@@ -16,6 +18,7 @@ static inline float f32_of_bits(uint32_t u)
 static inline uint32_t bits_of_f32(float f)
 {
     uint32_t u;
+
     memcpy(&u, &f, 4);
     return u;
 }
@@ -28,6 +31,7 @@ static inline float bf16_load(uint16_t h)
 static inline uint16_t bf16_store(float f)
 {
     uint32_t u = bits_of_f32(f);
+
     if ((u & 0x7FFFFFFFu) > 0x7F800000u) {
         return (uint16_t)(u >> 16 | 0x40); /* a quiet NaN stays one */
     }
@@ -38,10 +42,12 @@ static inline float f16_load(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
     uint32_t rest = h & 0x7FFFu;
+
     if (rest >= 0x7C00u) { /* infinity, NaN */
         return f32_of_bits(sign | 0x7F800000u | (rest & 0x3FFu) << 13);
     }
-    /* 2^112 corrects the exponent's bias, and makes normal numbers of the subnormal ones. */
+    /* 2^112 corrects the exponent's bias, and makes normal numbers of the subnormal
+     * ones. */
     return f32_of_bits(sign | bits_of_f32(f32_of_bits(rest << 13) * 0x1p112f));
 }
 
@@ -49,6 +55,7 @@ static inline uint16_t f16_store(float f)
 {
     uint32_t u = bits_of_f32(f);
     uint16_t sign = (uint16_t)(u >> 16 & 0x8000u);
+
     u &= 0x7FFFFFFFu;
     if (u >= 0x47800000u) { /* 65536 and above, infinity, NaN */
         return (uint16_t)(sign | (u > 0x7F800000u ? 0x7E00u : 0x7C00u));

@@ -10,6 +10,7 @@
 static void cpu_free(struct backend *b)
 {
     struct cpu_backend *c = cpu_of(b);
+
     cpu_settle_free(c->settle);
     cpu_pool_free(c->pool);
     cpu_steps_release(c);
@@ -51,14 +52,14 @@ static const struct backend_ops cpu_ops = {
     .upload = cpu_upload,
 };
 
-void cpu_fail(struct cpu_backend *c, int code, const char *what)
+void cpu_fail(struct cpu_backend *c, int rc, const char *what)
 {
     if (c->failed.code == 0) {
-        err_set(&c->failed, code, "cpu: %s", what);
-        if (c->config.comm != NULL) { /* the others wait for this rank's part */
+        err_set(&c->failed, rc, "cpu: %s", what);
+        if (c->config.comm) { /* the others wait for this rank's part */
             c->config.comm->ops->abort(c->config.comm, what);
         }
-        if (c->config.pipeline != NULL) {
+        if (c->config.pipeline) {
             c->config.pipeline->ops->abort(c->config.pipeline, what);
         }
     }
@@ -66,29 +67,34 @@ void cpu_fail(struct cpu_backend *c, int code, const char *what)
 
 static int check_config(const struct backend_config *c, struct err *e)
 {
-    if (c->max_tokens < 1 || c->max_tokens > LIMIT_BATCHED_TOKENS || c->max_seqs < 1 || c->max_seqs > LIMIT_NUM_SEQS ||
-        c->max_samples < 0 || c->max_blocks_per_seq < 0 || c->max_blocks_per_seq > LIMIT_MODEL_LEN) {
-        return err_set(e, ERR_INVALID,
-                       "cpu: sizes out of range: %d tokens, %d sequences, %d samples, %d blocks a sequence",
-                       c->max_tokens, c->max_seqs, c->max_samples, c->max_blocks_per_seq);
+    if (c->max_tokens < 1 || c->max_tokens > LIMIT_BATCHED_TOKENS || c->max_seqs < 1 ||
+        c->max_seqs > LIMIT_NUM_SEQS || c->max_samples < 0 || c->max_blocks_per_seq < 0 ||
+        c->max_blocks_per_seq > LIMIT_MODEL_LEN) {
+        return err_set(
+            e, ERR_INVALID,
+            "cpu: sizes out of range: %d tokens, %d sequences, %d samples, %d blocks a sequence",
+            c->max_tokens, c->max_seqs, c->max_samples, c->max_blocks_per_seq);
     }
     return 0;
 }
 
-int cpu_backend_open(struct backend **ret, int abi, const struct backend_config *config, struct err *e)
+int cpu_backend_open(struct backend **ret, int abi, const struct backend_config *config,
+                     struct err *e)
 {
     if (abi != BACKEND_ABI) {
-        return err_set(e, ERR_UNSUPPORTED, "cpu: built for backend interface %d, asked for %d", BACKEND_ABI, abi);
+        return err_set(e, ERR_UNSUPPORTED, "cpu: built for backend interface %d, asked for %d",
+                       BACKEND_ABI, abi);
     }
     int rc = check_config(config, e);
     if (rc < 0) {
         return rc;
     }
     struct cpu_backend *c = calloc(1, sizeof(*c));
-    if (c == NULL) {
+    if (!c) {
         return err_nomem(e, "the cpu backend");
     }
-    c->base = (struct backend){.ops = &cpu_ops, .name = "cpu"}; /* act_dtype_of: all DTYPE_F32, which is 0 */
+    /* act_dtype_of: all DTYPE_F32, which is 0 */
+    c->base = (struct backend){.ops = &cpu_ops, .name = "cpu"};
     c->config = *config;
     enum cpu_isa isa;
     rc = cpu_isa_detect(&isa, e);
@@ -104,8 +110,8 @@ int cpu_backend_open(struct backend **ret, int abi, const struct backend_config 
         return rc;
     }
     int32_t threads = cpu_pool_threads(c->pool);
-    snprintf(c->base.device, sizeof(c->base.device), "%d thread%s, %s", threads, threads == 1 ? "" : "s",
-             cpu_isa_name(isa));
+    snprintf(c->base.device, sizeof(c->base.device), "%d thread%s, %s", threads,
+             threads == 1 ? "" : "s", cpu_isa_name(isa));
     *ret = &c->base;
     return 0;
 }

@@ -1,17 +1,22 @@
 /* The CPU backend's inside: its state, and which file holds which operation.
  *
  *     cpu.c        open, free, the table of operations
- *     memory.c     arena, weights, scratch, the cache;      settle.c            weights read in their mapped file
+ *     memory.c     arena, weights, scratch, the cache
+ *     settle.c     weights read in their mapped file
  *     step.c       the batch's copy, block tables, block copies, results
  *     ops.c        embed, norm, add, activation, gather
  *     rope.c       rotation and cache write
- *     linear.c     products with weights, as plain loops;    linear_tiled.c      by tiles,
+ *     linear.c     products with weights, as plain loops; linear_tiled.c by tiles,
  *                  linear_stream.c of one tile, linear_panels.c of many
- *     attention.c  over the block table, as plain loops;     attention_tiled.c   by parts
- *     kernels.c    the inner loops, plain; rows_*.c, tile_*.c, attention_*.c by instruction set
- *     ranks.c      sums and exchanges with other ranks;     stages.c   what goes from stage to stage of a pipeline
- *     sample.c     sampling, the specification of all backends; select.c its threshold selection
- *     pool.c       threads                                   isa.c      choice of instruction set
+ *     attention.c  over the block table, as plain loops; attention_tiled.c by parts
+ *     kernels.c    the inner loops, plain; rows_*.c, tile_*.c, attention_*.c by
+ *                  instruction set
+ *     ranks.c      sums and exchanges with other ranks
+ *     stages.c     what goes from stage to stage of a pipeline
+ *     sample.c     sampling, the specification of all backends; select.c its threshold
+ *                  selection
+ *     pool.c       threads
+ *     isa.c        choice of instruction set
  *
  * Activations are float32 whatever the weights are; the cache has its layout's type.
  */
@@ -37,7 +42,8 @@ struct cpu_weight {
     struct cpu_weight *next; /* read after it the last time; NULL: not known yet */
 };
 
-/* Results of one step; a ring of them, because two steps may be in flight and answers outlive the next wait. */
+/* Results of one step; a ring of them, because two steps may be in flight and answers
+ * outlive the next wait. */
 enum { CPU_RESULTS = 4 };
 struct cpu_results {
     uint64_t step;
@@ -63,9 +69,11 @@ struct cpu_backend {
     struct kv_layout kv;
     int32_t n_blocks, n_host_blocks;
     char *kv_data, *kv_host;
-    int32_t
-        *slot_token; /* [n_blocks + n_host_blocks, block_size] token ids of the device's blocks, then of the host's */
-    int32_t *table;  /* [max_seqs, max_blocks_per_seq] block ids */
+    int32_t *
+        /* [n_blocks + n_host_blocks, block_size] token ids of the device's blocks, then
+         * of the host's */
+        slot_token;
+    int32_t *table; /* [max_seqs, max_blocks_per_seq] block ids */
 
     char *packed; /* activations packed for linear's tiles; grows to the largest seen */
     size_t packed_bytes;
@@ -82,8 +90,8 @@ struct cpu_backend {
     int64_t attention_partial_floats;
     float *scores; /* [threads, scores_cap] attention weights of one query head */
     int64_t scores_cap;
-    float *sample_logits;          /* [threads, sample_vocab] processed logits */
-    uint32_t *sample_count;        /* [threads, sample_vocab] occurrences by token, 0 between rows */
+    float *sample_logits;   /* [threads, sample_vocab] processed logits */
+    uint32_t *sample_count; /* [threads, sample_vocab] occurrences by token, 0 between rows */
     struct cpu_survivor *survivor; /* [threads, sample_vocab] */
     int32_t sample_vocab;
 
@@ -94,7 +102,8 @@ struct cpu_backend {
     bool in_step;
     int64_t step_start_us;
     struct cpu_results results[CPU_RESULTS];
-    uint64_t n_begun, n_waited; /* parts of steps; results of part i are results[i % CPU_RESULTS] */
+    /* parts of steps; results of part i are results[i % CPU_RESULTS] */
+    uint64_t n_begun, n_waited;
     struct stage_tokens tokens; /* of the step before */
     struct err failed;          /* sticky; code 0: none */
 };
@@ -109,21 +118,27 @@ void cpu_fail(struct cpu_backend *c, int code, const char *what);
 
 #define CPU_HUGE_BYTES ((size_t)2 << 20)
 
-/* memory.c: fresh memory of large pages, n_bytes a multiple of CPU_HUGE_BYTES and so is the address; munmap frees it. NULL: none. */
+/* memory.c: fresh memory of large pages, n_bytes a multiple of CPU_HUGE_BYTES and so is
+ * the address; munmap frees it. NULL: none. */
 char *cpu_map_huge(size_t n_bytes);
-/* Zeroed (fresh pages), aligned to 64 bytes, freed with the backend. NULL: no memory. */
+/* Zeroed (fresh pages), aligned to 64 bytes, freed with the backend. NULL: no
+ * memory. */
 void *cpu_alloc(struct cpu_backend *c, size_t n_bytes);
 void cpu_memory_release(struct cpu_backend *c);
 int cpu_memory(struct backend *b, struct backend_memory *ret, struct err *e);
 int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e);
-int cpu_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtype t, struct mat *ret, struct err *e);
-int cpu_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks, int32_t n_host_blocks, struct err *e);
+int cpu_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtype t, struct mat *ret,
+                struct err *e);
+int cpu_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks,
+                  int32_t n_host_blocks, struct err *e);
 int cpu_download(struct backend *b, struct mat m, float *out, struct err *e);
 int cpu_upload(struct backend *b, struct mat m, const float *in, struct err *e);
 
-/* settle.c: whether a weight's rows, `stride` elements apart, may be read where its pieces lie. */
+/* settle.c: whether a weight's rows, `stride` elements apart, may be read where its
+ * pieces lie. */
 bool cpu_reads_in_place(const struct weight_desc *d, int64_t stride);
-/* The weight is read at `data`: move it into large pages once cpu_settle_start was called. */
+/* The weight is read at `data`: move it into large pages once cpu_settle_start was
+ * called. */
 int cpu_settle_later(struct cpu_backend *c, const void *data, int64_t n_bytes, struct err *e);
 /* Memory that the move will take yet. */
 int64_t cpu_settle_waiting_bytes(const struct cpu_backend *c);
@@ -145,15 +160,19 @@ int32_t cpu_input_token(const struct cpu_backend *c, int32_t i);
 /* operations */
 void cpu_embed(struct backend *b, struct mat out, struct mat table, float scale);
 /* Rows of out with a token of [first, first + table.rows), zeros in the others. */
-void cpu_embed_range(struct cpu_backend *c, struct mat out, struct mat table, int32_t first, float scale);
+void cpu_embed_range(struct cpu_backend *c, struct mat out, struct mat table, int32_t first,
+                     float scale);
 void cpu_embed_position(struct backend *b, struct mat x, struct mat table, int32_t offset);
 void cpu_norm(struct backend *b, struct mat out, struct mat x, const struct norm *n);
-void cpu_add_norm(struct backend *b, struct mat out, struct mat x, struct mat y, const struct norm *n, bool partial);
-void cpu_linear(struct backend *b, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);
-void cpu_rope_kv(struct backend *b, struct mat qkv, const struct rope *r, const struct attention *a);
+void cpu_add_norm(struct backend *b, struct mat out, struct mat x, struct mat y,
+                  const struct norm *n, bool partial);
+void cpu_linear(struct backend *b, struct mat out, struct mat x, struct mat w,
+                const struct epilogue *ep);
+void cpu_rope_kv(struct backend *b, struct mat qkv, const struct rope *r,
+                 const struct attention *a);
 void cpu_attention(struct backend *b, struct mat out, struct mat qkv, const struct attention *a);
-void cpu_linear_gated(struct backend *b, struct mat out, struct mat room, struct mat x, struct mat w, struct mat bias,
-                      enum activation act);
+void cpu_linear_gated(struct backend *b, struct mat out, struct mat room, struct mat x,
+                      struct mat w, struct mat bias, enum activation act);
 void cpu_soft_cap(struct backend *b, struct mat x, float cap);
 void cpu_add(struct backend *b, struct mat x, struct mat y, bool partial);
 void cpu_gather(struct backend *b, struct mat out, struct mat x, int32_t first);
@@ -161,7 +180,8 @@ void cpu_sample(struct backend *b, struct mat logits, int32_t first);
 
 /* ranks.c: with one rank they do nothing. */
 void cpu_all_reduce(struct backend *b, struct mat x);
-void cpu_embed_part(struct backend *b, struct mat out, struct mat table, int32_t first, float scale);
+void cpu_embed_part(struct backend *b, struct mat out, struct mat table, int32_t first,
+                    float scale);
 void cpu_gather_logits(struct backend *b, struct mat logits, struct mat part);
 /* Whether this rank draws tokens. */
 bool cpu_draws(const struct cpu_backend *c);
@@ -173,14 +193,18 @@ void cpu_stage_receive(struct backend *b, struct mat x);
 void cpu_stage_send(struct backend *b, struct mat x);
 
 /* The same two by tiles; needs c->k.dots. */
-void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);
+void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
+                      const struct epilogue *ep);
 /* For x of many rows; needs c->k.panels. */
-void cpu_linear_panels(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);
+void cpu_linear_panels(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
+                       const struct epilogue *ep);
 /* c->packed holds n_bytes. 0 or ERR_NOMEM. */
 int cpu_packed_room(struct cpu_backend *c, int64_t n_bytes);
 /* For x of at most TILE_ROWS rows, packed at c->packed. */
-void cpu_linear_stream(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep);
-void cpu_attention_tiled(struct cpu_backend *c, struct mat out, struct mat qkv, const struct attention *a);
+void cpu_linear_stream(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
+                       const struct epilogue *ep);
+void cpu_attention_tiled(struct cpu_backend *c, struct mat out, struct mat qkv,
+                         const struct attention *a);
 
 static inline const float *mat_row_const(struct mat m, int64_t r)
 {

@@ -1,5 +1,5 @@
-/* What a tile fetches while it computes: all its rows `stream` bytes ahead, or (0) up to two others, into the second-level
- * cache, a line a chunk. */
+/* What a tile fetches while it computes: all its rows `stream` bytes ahead, or (0) up
+ * to two others, into the second-level cache, a line a chunk. */
 #ifndef QUIRE_KERNELS_CPU_FETCH_H
 #define QUIRE_KERNELS_CPU_FETCH_H
 
@@ -8,7 +8,8 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* A line that will be written: the other cores give it up at once. Where the instruction is not known it does nothing. */
+/* A line that will be written: the other cores give it up at once. Where the
+ * instruction is not known it does nothing. */
 INLINE void fetch_to_write(const void *line)
 {
 #if defined(__x86_64__)
@@ -33,12 +34,12 @@ INLINE void fetch_chunk(struct fetch *f, const char *const *row, const int n_w, 
                 __builtin_prefetch(row[i] + f->stream + 64 * l, 0, 3);
             }
         }
-    } else if (f->row[0] != NULL) {
+    } else if (f->row[0]) {
         for (int l = 0; l < n_lines; l++) {
             __builtin_prefetch(f->row[0], 0, 2);
             __builtin_prefetch(f->row[1], 0, 2);
             f->row[0] += 64;
-            f->row[1] += f->row[1] != NULL ? 64 : 0;
+            f->row[1] += f->row[1] ? 64 : 0;
         }
     }
 }

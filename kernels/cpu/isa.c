@@ -50,14 +50,16 @@ static bool has(enum cpu_isa isa)
 int cpu_isa_detect(enum cpu_isa *ret, struct err *e)
 {
     const char *asked = getenv("QUIRE_CPU_ISA");
-    if (asked != NULL && asked[0] != '\0') {
+
+    if (asked && asked[0] != '\0') {
         for (size_t i = 0; i < ARRAY_LEN(isa_names); i++) {
             if (strcmp(asked, isa_names[i]) == 0 && has((enum cpu_isa)i)) {
                 *ret = (enum cpu_isa)i;
                 return 0;
             }
         }
-        return err_set(e, ERR_UNSUPPORTED, "QUIRE_CPU_ISA: this machine cannot run \"%.32s\"", asked);
+        return err_set(e, ERR_UNSUPPORTED, "QUIRE_CPU_ISA: this machine cannot run \"%.32s\"",
+                       asked);
     }
     static const enum cpu_isa best_first[] = {CPU_AVX512_BF16, CPU_AVX512, CPU_AVX2, CPU_NEON};
     for (size_t i = 0; i < ARRAY_LEN(best_first); i++) {

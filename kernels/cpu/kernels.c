@@ -1,4 +1,5 @@
-/* The plain row functions, which are the specification of the others, and the choice of a table. */
+/* The plain row functions, which are the specification of the others, and the choice of
+ * a table. */
 #include "kernels/cpu/kernels.h"
 
 #include <math.h>
@@ -14,6 +15,7 @@ static void norm_row(float *out, const float *x, int32_t n, const struct norm *k
     const float *w = k->weight.data;
     const float *bias = k->bias.data;
     float mean = 0;
+
     if (k->kind == NORM_LAYER) {
         for (int32_t i = 0; i < n; i++) {
             mean += x[i];
@@ -26,7 +28,7 @@ static void norm_row(float *out, const float *x, int32_t n, const struct norm *k
     }
     float inv = 1.0f / sqrtf(sum / (float)n + k->eps);
     for (int32_t i = 0; i < n; i++) {
-        out[i] = (x[i] - mean) * inv * (w[i] + k->weight_offset) + (bias != NULL ? bias[i] : 0);
+        out[i] = (x[i] - mean) * inv * (w[i] + k->weight_offset) + (bias ? bias[i] : 0);
     }
 }
 
@@ -61,12 +63,12 @@ static void gate_row(float *out, const float *gate, const float *up, int32_t n, 
     }
 }
 
-static void finish_row(float *out, const float *sum, const float *bias, const float *residual, int32_t n,
-                       enum activation act)
+static void finish_row(float *out, const float *sum, const float *bias, const float *residual,
+                       int32_t n, enum activation act)
 {
     for (int32_t i = 0; i < n; i++) {
         float v = activate(act, bias != NULL ? sum[i] + bias[i] : sum[i]);
-        out[i] = residual != NULL ? v + residual[i] : v;
+        out[i] = residual ? v + residual[i] : v;
     }
 }
 
@@ -97,6 +99,7 @@ static void rotate_row(float *head, const float *cos_sin, int32_t half)
 static struct row_scan scan_row(const float *x, int32_t n)
 {
     struct row_scan s = {.max = -INFINITY};
+
     for (int32_t i = 0; i < n; i++) {
         s.bad = s.bad || !(x[i] < INFINITY);
         s.max = x[i] > s.max ? x[i] : s.max;
@@ -107,17 +110,19 @@ static struct row_scan scan_row(const float *x, int32_t n)
 static double sum_exp_row(const float *x, int32_t n, float max)
 {
     double sum = 0;
+
     for (int32_t i = 0; i < n; i++) {
         sum += (double)expf(x[i] - max);
     }
     return sum;
 }
 
-static int32_t survivors(struct cpu_survivor *out, const float *logits, int32_t n, float max, float inv_temperature,
-                         float least, uint64_t *ret_total)
+static int32_t survivors(struct cpu_survivor *out, const float *logits, int32_t n, float max,
+                         float inv_temperature, float least, uint64_t *ret_total)
 {
     int32_t found = 0;
     uint64_t total = 0;
+
     for (int32_t t = 0; t < n; t++) {
         float z = (logits[t] - max) * inv_temperature;
         uint64_t mass = sample_mass(z);

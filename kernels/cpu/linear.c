@@ -1,4 +1,5 @@
-/* The specification of linear: out = epilogue(x W^T), float32 accumulation over the input; by tiles where the table has them. */
+/* The specification of linear: out = epilogue(x W^T), float32 accumulation over the
+ * input; by tiles where the table has them. */
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/cpu.h"
 
@@ -22,18 +23,23 @@ static void linear_task(void *arg, int32_t task, int32_t thread)
         float sum[TASK_COLS] = {0};
         for (int32_t col = 0; col < n; col++) {
             for (int32_t i = 0; i < j->w.cols; i++) {
-                sum[col] += x[i] * dtype_load(j->w.data, j->w.dtype, (first + col) * j->w.stride + i);
+                sum[col] +=
+                    x[i] * dtype_load(j->w.data, j->w.dtype, (first + col) * j->w.stride + i);
             }
         }
         j->c->k.finish(mat_row(j->out, r) + first, sum, bias != NULL ? bias + first : NULL,
-                       j->ep->residual.data != NULL ? mat_row_const(j->ep->residual, r) + first : NULL, n, j->ep->act);
+                       j->ep->residual.data != NULL ? mat_row_const(j->ep->residual, r) + first
+                                                    : NULL,
+                       n, j->ep->act);
     }
 }
 
-void cpu_linear(struct backend *b, struct mat out, struct mat x, struct mat w, const struct epilogue *ep)
+void cpu_linear(struct backend *b, struct mat out, struct mat x, struct mat w,
+                const struct epilogue *ep)
 {
     static const struct epilogue none;
-    struct linear_job j = {.c = cpu_of(b), .out = out, .x = x, .w = w, .ep = ep != NULL ? ep : &none};
+    struct linear_job j = {.c = cpu_of(b), .out = out, .x = x, .w = w, .ep = ep ? ep : &none};
+
     if (j.c->k.linear.k_block > 0) {
         cpu_linear_tiled(j.c, out, x, w, j.ep);
         return;

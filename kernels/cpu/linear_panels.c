@@ -1,9 +1,11 @@
-/* linear for many rows of x, by panels: PANEL_ROWS rows of w become float32 in the order the inner loop reads them, stay in
- * the second-level cache, and meet every tile of x. The rows after them are fetched meanwhile. A task is one panel, or a part of
+/* linear for many rows of x, by panels: PANEL_ROWS rows of w become float32 in the
+ * order the inner loop reads them, stay in the second-level cache, and meet every tile
+ * of x. The rows after them are fetched meanwhile. A task is one panel, or a part of
  * its tiles where panels are few.
  *
- * More columns than k_block are taken block by block through all of w, so that the block of packed x, which every panel reads, is
- * small enough for the last-level cache; sums of the blocks so far wait in out.
+ * More columns than k_block are taken block by block through all of w, so that the
+ * block of packed x, which every panel reads, is small enough for the last-level cache;
+ * sums of the blocks so far wait in out.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +13,12 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/fetch.h"
 
-enum { LINE_BYTES = 64, TASKS_PER_SHARE = 8, PART_TILES = 16, GROUP_ROWS = PANEL_TILES * TILE_ROWS };
+enum {
+    LINE_BYTES = 64,
+    TASKS_PER_SHARE = 8,
+    PART_TILES = 16,
+    GROUP_ROWS = PANEL_TILES * TILE_ROWS
+};
 
 struct panel_job {
     struct cpu_backend *c;
@@ -39,12 +46,15 @@ static void pack_tile(void *arg, int32_t tile, int32_t thread)
                           MIN(j->n_cols, j->x.cols - j->first_col), j->n_cols, j->w.dtype);
 }
 
-/* The block's columns of PANEL_ROWS rows from `first` on; the last panel is filled up with its last row. */
+/* The block's columns of PANEL_ROWS rows from `first` on; the last panel is filled up
+ * with its last row. */
 static void pack_panel(const struct panel_job *j, int32_t first, float *panel)
 {
     const void *row[PANEL_ROWS];
+
     for (int32_t i = 0; i < PANEL_ROWS; i++) {
-        row[i] = (const char *)j->w.data + MIN(first + i, j->w.rows - 1) * j->w.stride * dtype_bytes(j->w.dtype);
+        row[i] = (const char *)j->w.data +
+                 MIN(first + i, j->w.rows - 1) * j->w.stride * dtype_bytes(j->w.dtype);
     }
     j->c->k.panels.pack_rows(panel, row, j->first_col, j->n_cols, j->w.dtype);
 }
@@ -56,6 +66,7 @@ static struct line_walk next_panel(const struct panel_job *j, int32_t first, int
     int64_t bytes = dtype_bytes(j->w.dtype);
     int32_t row_lines = (int32_t)div_ceil(j->n_cols * bytes, LINE_BYTES);
     int64_t at = (int64_t)(first + PANEL_ROWS) * j->w.stride + j->first_col;
+
     return (struct line_walk){.at = (const char *)j->w.data + at * bytes,
                               .left = rows * row_lines,
                               .a_tile = (int32_t)div_ceil((int64_t)rows * row_lines, n_tiles),
@@ -63,8 +74,10 @@ static struct line_walk next_panel(const struct panel_job *j, int32_t first, int
                               .skip = j->w.stride * bytes - (int64_t)row_lines * LINE_BYTES};
 }
 
-/* Places in out are asked for while they are computed: each lies a row apart, and would be waited for. */
-static void fetch_places(const struct panel_job *j, int32_t first, int32_t n, int32_t from, int32_t end)
+/* Places in out are asked for while they are computed: each lies a row apart, and would
+ * be waited for. */
+static void fetch_places(const struct panel_job *j, int32_t first, int32_t n, int32_t from,
+                         int32_t end)
 {
     for (int32_t r = from; r < end; r++) {
         const float *at = mat_row_const(j->out, r) + first;
@@ -73,20 +86,24 @@ static void fetch_places(const struct panel_job *j, int32_t first, int32_t n, in
     }
 }
 
-/* Sums of rows [from, end) of x with n rows of w: added to those of the blocks before, after the last through the epilogue. */
-static void finish_rows(const struct panel_job *j, int32_t first, int32_t n, int32_t from, int32_t end, float *sum)
+/* Sums of rows [from, end) of x with n rows of w: added to those of the blocks before,
+ * after the last through the epilogue. */
+static void finish_rows(const struct panel_job *j, int32_t first, int32_t n, int32_t from,
+                        int32_t end, float *sum)
 {
     const struct cpu_kernels *k = &j->c->k;
     const struct epilogue none = {0};
     const struct epilogue *ep = j->first_col + j->n_cols == j->padded ? j->ep : &none;
     const float *bias = ep->bias.data;
+
     for (int32_t r = from; r < end; r++, sum += PANEL_ROWS) {
         float *out = mat_row(j->out, r) + first;
         if (j->first_col > 0) {
             k->add(sum, out, n);
         }
         k->finish(out, sum, bias != NULL ? bias + first : NULL,
-                  ep->residual.data != NULL ? mat_row_const(ep->residual, r) + first : NULL, n, ep->act);
+                  ep->residual.data != NULL ? mat_row_const(ep->residual, r) + first : NULL, n,
+                  ep->act);
     }
 }
 
@@ -101,6 +118,7 @@ static void panel_task(void *arg, int32_t task, int32_t thread)
     int32_t n = MIN(PANEL_ROWS, j->w.rows - first);
     int32_t from = task / j->share_panels % j->n_parts * j->part_tiles;
     int32_t end = MIN(from + j->part_tiles, j->n_tiles);
+
     if (n <= 0 || from >= end) {
         return;
     }
@@ -121,27 +139,30 @@ static int make_room(struct panel_job *j)
 {
     struct cpu_backend *c = j->c;
     int64_t n_cols = MIN(j->padded, c->k.panels.k_block);
+
     j->panel_floats = n_cols * PANEL_ROWS + PANEL_SLACK;
     int64_t need = j->panel_floats * cpu_pool_threads(c->pool);
     if (need > c->panel_floats) {
         free(c->panel);
         c->panel = aligned_alloc(LINE_BYTES, (size_t)need * sizeof(*c->panel));
-        c->panel_floats = c->panel != NULL ? need : 0;
+        c->panel_floats = c->panel ? need : 0;
     }
     int64_t packed = n_cols * TILE_ROWS * j->n_tiles + PANEL_SLACK;
-    return c->panel != NULL ? cpu_packed_room(c, packed * (int64_t)sizeof(float)) : ERR_NOMEM;
+    return c->panel ? cpu_packed_room(c, packed * (int64_t)sizeof(float)) : ERR_NOMEM;
 }
 
-/* A copy of the residual where it lies in out, which blocks before the last overwrite; NULL: none needed. */
+/* A copy of the residual where it lies in out, which blocks before the last overwrite;
+ * NULL: none needed. */
 static int copy_residual(const struct panel_job *j, struct epilogue *ep, float **ret)
 {
     struct mat *m = &ep->residual;
-    if (m->data == NULL || m->data != j->out.data || j->padded <= j->c->k.panels.k_block) {
+
+    if (!m->data || m->data != j->out.data || j->padded <= j->c->k.panels.k_block) {
         return 0;
     }
     size_t n = (size_t)j->out.rows * (size_t)m->stride;
     float *copy = malloc(n * sizeof(*copy));
-    if (copy == NULL) {
+    if (!copy) {
         return ERR_NOMEM;
     }
     for (int32_t r = 0; r < j->out.rows; r++) {
@@ -151,15 +172,18 @@ static int copy_residual(const struct panel_job *j, struct epilogue *ep, float *
     return 0;
 }
 
-void cpu_linear_panels(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep)
+void cpu_linear_panels(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
+                       const struct epilogue *ep)
 {
     struct epilogue mine = *ep;
     float *residual = NULL;
     struct panel_job j = {.c = c, .out = out, .x = x, .w = w, .ep = &mine};
+
     j.padded = (int32_t)(div_ceil(x.cols, TILE_CHUNK) * TILE_CHUNK);
     j.n_tiles = (int32_t)div_ceil(x.rows, TILE_ROWS);
     j.share_panels = (int32_t)div_ceil(div_ceil(w.rows, PANEL_ROWS), cpu_pool_threads(c->pool));
-    j.n_parts = (int32_t)MIN(div_ceil(TASKS_PER_SHARE, j.share_panels), MAX(j.n_tiles / PART_TILES, 1));
+    j.n_parts =
+        (int32_t)MIN(div_ceil(TASKS_PER_SHARE, j.share_panels), MAX(j.n_tiles / PART_TILES, 1));
     j.part_tiles = (int32_t)div_ceil(j.n_tiles, j.n_parts);
     if (make_room(&j) < 0 || copy_residual(&j, &mine, &residual) < 0) {
         cpu_fail(c, ERR_NOMEM, "out of memory for a matrix product");

@@ -1,9 +1,11 @@
-/* linear for a few rows of x (one tile), where time is what it takes to read w once: decoding.
+/* linear for a few rows of x (one tile), where time is what it takes to read w once:
+ * decoding.
  *
- * Every thread has a share of neighbouring rows of w and reads it as STREAMS pieces side by side, so that as many streams of
- * loads run, from the share's first rows to its last without a break between tasks. While a thread waits (for the others,
- * through a norm, for attention) it fetches the beginning of its share of the weight that came next in the step
- * before, so that memory does not pause between products.
+ * Every thread has a share of neighbouring rows of w and reads it as STREAMS pieces
+ * side by side, so that as many streams of loads run, from the share's first rows to
+ * its last without a break between tasks. While a thread waits (for the others, through
+ * a norm, for attention) it fetches the beginning of its share of the weight that came
+ * next in the step before, so that memory does not pause between products.
  */
 #include "kernels/cpu/cpu.h"
 
@@ -42,6 +44,7 @@ static struct slices task_slices(const struct stream_job *j, int32_t task)
 {
     struct slices s = {0};
     int32_t at = task % j->n_each * j->slice;
+
     for (int32_t i = 0; i < STREAMS; i++) {
         s.first[i] = task / j->n_each * j->share_rows + i * j->run + at;
         s.n[i] = MAX(MIN(MIN(j->slice, j->run - at), j->w.rows - s.first[i]), 0);
@@ -50,10 +53,12 @@ static struct slices task_slices(const struct stream_job *j, int32_t task)
     return s;
 }
 
-/* sum [rows in the order read][n_x] to out where nothing is added and no stream ends early, as in most tasks. */
+/* sum [rows in the order read][n_x] to out where nothing is added and no stream ends
+ * early, as in most tasks. */
 static void place_sums(const struct stream_job *j, const struct slices *s, const float *sum)
 {
     int32_t n_x = j->x.rows;
+
     for (int32_t x = 0; x < n_x; x++) {
         for (int32_t i = 0; i < STREAMS; i++) {
             float *to = mat_row(j->out, x) + s->first[i];
@@ -71,6 +76,7 @@ static void finish_slices(const struct stream_job *j, const struct slices *s, co
     float line[TILE_ROWS][STREAMS][SLICE_MAX];
     const float *bias = j->ep->bias.data;
     int32_t n_x = j->x.rows;
+
     for (int32_t k = 0; k < s->longest; k++) {
         for (int32_t i = 0; i < STREAMS; i++) {
             for (int32_t x = 0; x < n_x && k < s->n[i]; x++) {
@@ -80,8 +86,9 @@ static void finish_slices(const struct stream_job *j, const struct slices *s, co
     }
     for (int32_t x = 0; x < n_x; x++) {
         for (int32_t i = 0; i < STREAMS; i++) {
-            const float *residual = j->ep->residual.data != NULL ? mat_row_const(j->ep->residual, x) : NULL;
-            j->c->k.finish(mat_row(j->out, x) + s->first[i], line[x][i], bias != NULL ? bias + s->first[i] : NULL,
+            const float *residual = j->ep->residual.data ? mat_row_const(j->ep->residual, x) : NULL;
+            j->c->k.finish(mat_row(j->out, x) + s->first[i], line[x][i],
+                           bias != NULL ? bias + s->first[i] : NULL,
                            residual != NULL ? residual + s->first[i] : NULL, s->n[i], j->ep->act);
         }
     }
@@ -103,10 +110,11 @@ static void stream_task(void *arg, int32_t task, int32_t thread)
         }
     }
     if (w.n > 0) {
-        j->c->k.linear.dots(sum, &w, j->c->packed, j->x.rows, (int32_t)div_ceil(j->w.cols, TILE_CHUNK), false,
+        j->c->k.linear.dots(sum, &w, j->c->packed, j->x.rows,
+                            (int32_t)div_ceil(j->w.cols, TILE_CHUNK), false,
                             &(struct prefetch){.distance = STREAM_AHEAD_BYTES, .period = 1});
         bool whole = w.n == STREAMS * s.longest;
-        bool plain = j->ep->bias.data == NULL && j->ep->residual.data == NULL && j->ep->act == ACT_NONE;
+        bool plain = !j->ep->bias.data && !j->ep->residual.data && j->ep->act == ACT_NONE;
         (whole && plain ? place_sums : finish_slices)(j, &s, sum);
     }
 }
@@ -114,9 +122,11 @@ static void stream_task(void *arg, int32_t task, int32_t thread)
 static void plan_shares(struct stream_job *j)
 {
     int32_t threads = cpu_pool_threads(j->c->pool);
+
     j->run = (int32_t)div_ceil(j->w.rows, threads * STREAMS);
     j->share_rows = j->run * STREAMS;
-    int64_t slice = MIN(TASK_BYTES / (STREAMS * row_bytes(j->w)), j->run / TASKS_PER_SHARE) / SLICE_STEP * SLICE_STEP;
+    int64_t slice = MIN(TASK_BYTES / (STREAMS * row_bytes(j->w)), j->run / TASKS_PER_SHARE) /
+                    SLICE_STEP * SLICE_STEP;
     j->slice = (int32_t)MIN(MAX(slice, SLICE_STEP), SLICE_MAX);
     j->n_each = (int32_t)div_ceil(j->run, j->slice);
 }
@@ -126,11 +136,12 @@ static struct cpu_ahead ahead_of(const struct stream_job *j)
 {
     struct cpu_weight *now = j->w.priv;
     struct cpu_weight *before = j->c->last_weight;
-    if (before != NULL) {
+
+    if (before) {
         before->next = now;
     }
     j->c->last_weight = now;
-    if (now == NULL || now->next == NULL) {
+    if (!now || !now->next) {
         return (struct cpu_ahead){0};
     }
     struct stream_job next = {.c = j->c, .w = now->next->m};
@@ -144,9 +155,11 @@ static struct cpu_ahead ahead_of(const struct stream_job *j)
                               .n_streams = STREAMS};
 }
 
-void cpu_linear_stream(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep)
+void cpu_linear_stream(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
+                       const struct epilogue *ep)
 {
     struct stream_job j = {.c = c, .out = out, .x = x, .w = w, .ep = ep};
+
     plan_shares(&j);
     struct cpu_ahead ahead = ahead_of(&j);
     cpu_pool_run_shares(c->pool, j.n_each, stream_task, &j, &ahead);

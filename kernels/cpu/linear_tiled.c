@@ -1,9 +1,11 @@
-/* linear by tiles: the order in which rows of w and of x meet, so that memory is read once and caches are reused.
+/* linear by tiles: the order in which rows of w and of x meet, so that memory is read
+ * once and caches are reused.
  *
- * x is packed first (tiles of TILE_ROWS rows). A task is a block of w's rows that fits the second-level cache and a range of
- * tiles of x: the block stays there while every tile meets it, block
- * of k_block elements by block, the tile's share of x in the first-level cache. What is not used yet of w is fetched
- * ahead meanwhile. With one tile of x a block is read once: linear_stream.c.
+ * x is packed first (tiles of TILE_ROWS rows). A task is a block of w's rows that fits
+ * the second-level cache and a range of tiles of x: the block stays there while every
+ * tile meets it, block of k_block elements by block, the tile's share of x in the
+ * first-level cache. What is not used yet of w is fetched ahead meanwhile. With one
+ * tile of x a block is read once: linear_stream.c.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -53,18 +55,20 @@ static void pack_tile(void *arg, int32_t tile, int32_t thread)
 int cpu_packed_room(struct cpu_backend *c, int64_t n_bytes)
 {
     size_t need = ((size_t)n_bytes + 63) / 64 * 64;
+
     if (need > c->packed_bytes) {
         free(c->packed);
         c->packed = aligned_alloc(64, need);
-        c->packed_bytes = c->packed != NULL ? need : 0;
+        c->packed_bytes = c->packed ? need : 0;
     }
-    return c->packed != NULL ? 0 : ERR_NOMEM;
+    return c->packed ? 0 : ERR_NOMEM;
 }
 
 static int pack_all(struct linear_job *j)
 {
     struct cpu_backend *c = j->c;
     int64_t padded = div_ceil(j->x.cols, TILE_CHUNK) * TILE_CHUNK;
+
     j->tile_bytes = padded * TILE_ROWS * c->k.linear.packed_bytes(j->w.dtype);
     if (cpu_packed_room(c, j->tile_bytes * j->n_tiles) < 0) {
         return ERR_NOMEM;
@@ -80,21 +84,26 @@ static int pack_all(struct linear_job *j)
 }
 
 /* sum [n][n_x] to rows of out through the epilogue. */
-static void finish_tile(const struct linear_job *j, int32_t tile, int32_t first, int32_t n, const float *sum)
+static void finish_tile(const struct linear_job *j, int32_t tile, int32_t first, int32_t n,
+                        const float *sum)
 {
     const float *bias = j->ep->bias.data;
     int32_t n_x = tile_rows(j, tile);
     float line[TILE_ROWS][BLOCK_MAX_ROWS];
+
     j->c->k.spread(line[0], BLOCK_MAX_ROWS, sum, n, n_x);
     for (int32_t x = 0; x < n_x; x++) {
         int32_t r = tile * TILE_ROWS + x;
         j->c->k.finish(mat_row(j->out, r) + first, line[x], bias != NULL ? bias + first : NULL,
-                       j->ep->residual.data != NULL ? mat_row_const(j->ep->residual, r) + first : NULL, n, j->ep->act);
+                       j->ep->residual.data != NULL ? mat_row_const(j->ep->residual, r) + first
+                                                    : NULL,
+                       n, j->ep->act);
     }
 }
 
 /* One block of w against tiles [from, end) of x. */
-static void run_block(const struct linear_job *j, int32_t first, int32_t n, int32_t from, int32_t end)
+static void run_block(const struct linear_job *j, int32_t first, int32_t n, int32_t from,
+                      int32_t end)
 {
     const struct cpu_tiles *k = &j->c->k.linear;
     int64_t row_bytes = j->w.stride * dtype_bytes(j->w.dtype);
@@ -102,6 +111,7 @@ static void run_block(const struct linear_job *j, int32_t first, int32_t n, int3
     float sum[TILE_ROWS * BLOCK_MAX_ROWS + 4];
     struct dot_rows w = {.row = row, .n = n, .dtype = j->w.dtype};
     struct prefetch ahead = {.distance = n * row_bytes, .period = end - from};
+
     for (int32_t i = 0; i < n; i++) {
         row[i] = (const char *)j->w.data + (first + i) * row_bytes;
     }
@@ -111,8 +121,8 @@ static void run_block(const struct linear_job *j, int32_t first, int32_t n, int3
         ahead.phase = tile - from;
         for (w.first = 0; w.first < j->w.cols; w.first += k->k_block) {
             int32_t n_k = (int32_t)MIN(k->k_block, j->w.cols - w.first);
-            k->dots(sum, &w, x + w.first * n_x * k->packed_bytes(w.dtype), n_x, (int32_t)div_ceil(n_k, TILE_CHUNK),
-                    w.first > 0, &ahead);
+            k->dots(sum, &w, x + w.first * n_x * k->packed_bytes(w.dtype), n_x,
+                    (int32_t)div_ceil(n_k, TILE_CHUNK), w.first > 0, &ahead);
         }
         finish_tile(j, tile, first, n, sum);
     }
@@ -131,14 +141,16 @@ static void linear_task(void *arg, int32_t task, int32_t thread)
     }
 }
 
-/* Each thread has neighbouring rows of w, so that what it fetches ahead is its own; blocks as large as the cache allows, but
- * enough of them that threads which run at different speeds end together. Returns the tasks of a share. */
+/* Each thread has neighbouring rows of w, so that what it fetches ahead is its own;
+ * blocks as large as the cache allows, but enough of them that threads which run at
+ * different speeds end together. Returns the tasks of a share. */
 static int32_t plan(struct linear_job *j)
 {
     int32_t threads = cpu_pool_threads(j->c->pool);
     int32_t want = threads == 1 ? 1 : TASKS_PER_SHARE;
     int32_t step = BLOCK_STEP / 2;
     int64_t row_bytes = j->w.stride * dtype_bytes(j->w.dtype);
+
     j->share_rows = (int32_t)div_ceil(div_ceil(j->w.rows, threads), step) * step;
     int64_t fit = MAX(BLOCK_BYTES / row_bytes / BLOCK_STEP * BLOCK_STEP, step);
     int64_t even = div_ceil(div_ceil(j->share_rows, want), step) * step;
@@ -149,7 +161,8 @@ static int32_t plan(struct linear_job *j)
     return j->n_blocks * j->n_parts;
 }
 
-void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep)
+void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
+                      const struct epilogue *ep)
 {
     if (c->k.panels.k_block > 0 && x.rows >= PANELS_FROM) {
         cpu_linear_panels(c, out, x, w, ep);

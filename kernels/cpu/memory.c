@@ -1,8 +1,10 @@
-/* Memory of the CPU backend: weights, scratch and the cache, all cut from regions of 2 MiB pages.
+/* Memory of the CPU backend: weights, scratch and the cache, all cut from regions of 2
+ * MiB pages.
  *
- * Weights are copied, but for large ones that lie in their mapped file as they are needed (settle.c). Rows stay as stored,
- * [out, in], padded with zeros to whole chunks of the tiles: the kernels read whole rows, so decoding, prefill, embedding and a
- * tied head share one copy.
+ * Weights are copied, but for large ones that lie in their mapped file as they are
+ * needed (settle.c). Rows stay as stored, [out, in], padded with zeros to whole chunks
+ * of the tiles: the kernels read whole rows, so decoding, prefill, embedding and a tied
+ * head share one copy.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -24,6 +26,7 @@ char *cpu_map_huge(size_t n_bytes)
 {
     char *raw = mmap(NULL, n_bytes + CPU_HUGE_BYTES, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
     if (raw == MAP_FAILED) {
         return NULL;
     }
@@ -42,8 +45,9 @@ static struct cpu_region *region_new(size_t n_bytes)
 {
     size_t want = round_up(n_bytes, CPU_HUGE_BYTES);
     struct cpu_region *r = calloc(1, sizeof(*r));
-    char *base = r != NULL ? cpu_map_huge(want) : NULL;
-    if (base == NULL) {
+    char *base = r ? cpu_map_huge(want) : NULL;
+
+    if (!base) {
         free(r);
         return NULL;
     }
@@ -55,13 +59,13 @@ void *cpu_alloc(struct cpu_backend *c, size_t n_bytes)
 {
     n_bytes = round_up(MAX(n_bytes, (size_t)1), 64);
     struct cpu_region *r = c->region;
-    if (r == NULL || r->n_bytes - r->used_bytes < n_bytes) {
+    if (!r || r->n_bytes - r->used_bytes < n_bytes) {
         struct cpu_region *fresh = region_new(MAX(n_bytes, REGION_BYTES));
-        if (fresh == NULL) {
+        if (!fresh) {
             return NULL;
         }
         /* The region with more room left stays in front. */
-        if (r != NULL && fresh->n_bytes - n_bytes < r->n_bytes - r->used_bytes) {
+        if (r && fresh->n_bytes - n_bytes < r->n_bytes - r->used_bytes) {
             fresh->next = r->next;
             r->next = fresh;
         } else {
@@ -77,7 +81,7 @@ void *cpu_alloc(struct cpu_backend *c, size_t n_bytes)
 
 void cpu_memory_release(struct cpu_backend *c)
 {
-    while (c->region != NULL) {
+    while (c->region) {
         struct cpu_region *next = c->region->next;
         munmap(c->region->base, c->region->n_bytes);
         free(c->region);
@@ -90,11 +94,13 @@ int cpu_memory(struct backend *b, struct backend_memory *ret, struct err *e)
     int64_t page = sysconf(_SC_PAGESIZE);
     int64_t total = sysconf(_SC_PHYS_PAGES);
     int64_t free_pages = sysconf(_SC_AVPHYS_PAGES);
+
     if (page <= 0 || total <= 0 || free_pages < 0) {
         return err_set(e, ERR_IO, "cpu: the machine's memory size is not known");
     }
     int64_t taken = cpu_settle_waiting_bytes(cpu_of(b));
-    *ret = (struct backend_memory){.total_bytes = total * page, .free_bytes = MAX(free_pages * page - taken, 0)};
+    *ret = (struct backend_memory){.total_bytes = total * page,
+                                   .free_bytes = MAX(free_pages * page - taken, 0)};
     return 0;
 }
 
@@ -112,6 +118,7 @@ struct fill {
 static float dummy_value(uint64_t salt, int64_t index)
 {
     uint64_t x = (salt * 0x9E3779B97F4A7C15ull) ^ (uint64_t)index;
+
     x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCDull;
     x = (x ^ (x >> 33)) * 0xC4CEB9FE1A85EC53ull;
     return ((float)(x >> 40) * 0x1p-23f - 1.0f) * 1e-3f;
@@ -131,6 +138,7 @@ static void copy_row(struct mat m, int64_t r, const struct weight_piece *p, int6
 {
     char *out = (char *)m.data + r * m.stride * dtype_bytes(m.dtype);
     int64_t row = r - first;
+
     if (!p->transposed && p->dtype == m.dtype) {
         memcpy(out, (const char *)p->data + row * p->stride * dtype_bytes(p->dtype),
                (size_t)(m.cols * dtype_bytes(m.dtype)));
@@ -165,10 +173,12 @@ static void fill_rows(void *arg, int32_t task, int32_t thread)
     }
 }
 
-/* A vector in several pieces ([1, n] each, biases of a fused qkv) is joined along its columns. */
+/* A vector in several pieces ([1, n] each, biases of a fused qkv) is joined along its
+ * columns. */
 static void fill_vector(struct fill *f)
 {
     int64_t at = 0;
+
     for (int32_t p = 0; p < f->desc->n_pieces; p++) {
         const struct weight_piece *piece = &f->desc->piece[p];
         int64_t n = (int64_t)piece->rows * piece->cols;
@@ -184,8 +194,8 @@ static void fill_vector(struct fill *f)
 static int check_pieces(const struct weight_desc *d, struct err *e)
 {
     if (d->rows < 1 || d->cols < 1 || d->dtype == DTYPE_I32) {
-        return err_set(e, ERR_INVALID, "weight %s: [%d, %d] of %s is not possible", d->name, d->rows, d->cols,
-                       dtype_name(d->dtype));
+        return err_set(e, ERR_INVALID, "weight %s: [%d, %d] of %s is not possible", d->name,
+                       d->rows, d->cols, dtype_name(d->dtype));
     }
     int64_t rows = 0;
     int64_t n = 0;
@@ -194,11 +204,13 @@ static int check_pieces(const struct weight_desc *d, struct err *e)
         const struct weight_piece *p = &d->piece[i];
         rows += piece_rows(p);
         n += (int64_t)p->rows * p->cols;
-        fits = fits && p->dtype != DTYPE_I32 && (d->kind == WEIGHT_VECTOR || piece_cols(p) == d->cols);
+        fits =
+            fits && p->dtype != DTYPE_I32 && (d->kind == WEIGHT_VECTOR || piece_cols(p) == d->cols);
     }
     fits = fits && (d->kind == WEIGHT_VECTOR ? d->rows == 1 && n == d->cols : rows == d->rows);
     if (d->n_pieces > 0 && !fits) {
-        return err_set(e, ERR_INVALID, "weight %s: its pieces do not make [%d, %d]", d->name, d->rows, d->cols);
+        return err_set(e, ERR_INVALID, "weight %s: its pieces do not make [%d, %d]", d->name,
+                       d->rows, d->cols);
     }
     return 0;
 }
@@ -211,7 +223,7 @@ static int64_t weight_bytes(const struct mat *m)
 static int copy_weight(struct cpu_backend *c, struct fill *f, struct err *e)
 {
     f->m.data = cpu_alloc(c, (size_t)weight_bytes(&f->m));
-    if (f->m.data == NULL) {
+    if (!f->m.data) {
         return err_nomem(e, f->desc->name);
     }
     if (f->desc->kind == WEIGHT_VECTOR) {
@@ -232,23 +244,26 @@ int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, 
 {
     struct cpu_backend *c = cpu_of(b);
     int rc = check_pieces(d, e);
+
     if (rc < 0) {
         return rc;
     }
-    /* Vectors are small and read by float32 operations: they are kept as float32, which loses nothing. */
+    /* Vectors are small and read by float32 operations: they are kept as float32, which
+     * loses nothing. */
     enum dtype t = d->kind == WEIGHT_VECTOR ? DTYPE_F32 : d->dtype;
     int64_t stride = d->kind == WEIGHT_LINEAR || d->kind == WEIGHT_EMBEDDING
                          ? (int64_t)round_up((size_t)d->cols, TILE_CHUNK)
                          : d->cols;
-    struct fill f = {
-        .desc = d, .m = {.stride = stride, .rows = d->rows, .cols = d->cols, .dtype = t}, .salt = ++c->n_dummies};
+    struct fill f = {.desc = d,
+                     .m = {.stride = stride, .rows = d->rows, .cols = d->cols, .dtype = t},
+                     .salt = ++c->n_dummies};
     rc = cpu_reads_in_place(d, stride) ? place_weight(c, &f, e) : copy_weight(c, &f, e);
     if (rc < 0) {
         return rc;
     }
     *ret = f.m;
     struct cpu_weight *priv = cpu_alloc(c, sizeof(*priv));
-    if (priv == NULL) {
+    if (!priv) {
         return err_nomem(e, d->name);
     }
     *priv = (struct cpu_weight){.m = f.m};
@@ -258,37 +273,43 @@ int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, 
 
 /* ---- activations and cache ---- */
 
-int cpu_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtype t, struct mat *ret, struct err *e)
+int cpu_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtype t, struct mat *ret,
+                struct err *e)
 {
     if (rows < 1 || cols < 1) {
         return err_set(e, ERR_INVALID, "scratch of [%d, %d] is not possible", rows, cols);
     }
-    /* An odd number of cache lines: rows a power of two apart would fall into one set of the cache. */
+    /* An odd number of cache lines: rows a power of two apart would fall into one set
+     * of the cache. */
     int64_t stride = (int64_t)(round_up((size_t)cols, 16) | 16);
     void *data = cpu_alloc(cpu_of(b), (size_t)rows * (size_t)stride * (size_t)dtype_bytes(t));
-    if (data == NULL) {
+    if (!data) {
         return err_nomem(e, "activations");
     }
     *ret = (struct mat){.data = data, .stride = stride, .rows = rows, .cols = cols, .dtype = t};
     return 0;
 }
 
-int cpu_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks, int32_t n_host_blocks, struct err *e)
+int cpu_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks,
+                  int32_t n_host_blocks, struct err *e)
 {
     struct cpu_backend *c = cpu_of(b);
-    if (c->kv_data != NULL || l->block_size < 1 || l->head_dim < 1 || l->head_dim > LIMIT_HEAD_DIM || n_blocks < 1 ||
-        n_host_blocks < 0 || l->dtype == DTYPE_I32) {
-        return err_set(e, ERR_INVALID, "cpu: a cache of %d blocks of %d tokens, heads of %d, is not possible", n_blocks,
-                       l->block_size, l->head_dim);
+
+    if (c->kv_data || l->block_size < 1 || l->head_dim < 1 || l->head_dim > LIMIT_HEAD_DIM ||
+        n_blocks < 1 || n_host_blocks < 0 || l->dtype == DTYPE_I32) {
+        return err_set(e, ERR_INVALID,
+                       "cpu: a cache of %d blocks of %d tokens, heads of %d, is not possible",
+                       n_blocks, l->block_size, l->head_dim);
     }
     size_t block_bytes = (size_t)kv_layout_block_bytes(l);
     int64_t scores_cap = (int64_t)MAX(c->config.max_blocks_per_seq, 1) * l->block_size;
     char *data = cpu_alloc(c, block_bytes * (size_t)n_blocks);
     char *host = n_host_blocks > 0 ? cpu_alloc(c, block_bytes * (size_t)n_host_blocks) : NULL;
-    c->scores = cpu_alloc(c, (size_t)scores_cap * (size_t)cpu_pool_threads(c->pool) * sizeof(float));
-    c->slot_token =
-        cpu_alloc(c, ((size_t)n_blocks + (size_t)n_host_blocks) * (size_t)l->block_size * sizeof(*c->slot_token));
-    if (data == NULL || (n_host_blocks > 0 && host == NULL) || c->scores == NULL || c->slot_token == NULL) {
+    c->scores =
+        cpu_alloc(c, (size_t)scores_cap * (size_t)cpu_pool_threads(c->pool) * sizeof(float));
+    c->slot_token = cpu_alloc(c, ((size_t)n_blocks + (size_t)n_host_blocks) *
+                                     (size_t)l->block_size * sizeof(*c->slot_token));
+    if (!data || (n_host_blocks > 0 && !host) || !c->scores || !c->slot_token) {
         return err_set(e, ERR_NOMEM, "out of memory: the key/value cache needs %lld MiB",
                        (long long)(block_bytes * (size_t)(n_blocks + n_host_blocks) >> 20));
     }
@@ -298,8 +319,11 @@ int cpu_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks
     c->kv_data = data;
     c->kv_host = host;
     c->scores_cap = scores_cap;
-    return cpu_settle_start(c,
-                            e); /* the model is whole by now: its file stays mapped for as long as the backend lives */
+    return cpu_settle_start(
+        c,
+        /* the model is whole by now: its file stays mapped for as long as the backend
+         * lives */
+        e);
 }
 
 int cpu_download(struct backend *b, struct mat m, float *out, struct err *e)

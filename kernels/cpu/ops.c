@@ -1,4 +1,5 @@
-/* Element-wise operations: a group of rows a task, each row by the table of kernels.h. */
+/* Element-wise operations: a group of rows a task, each row by the table of
+ * kernels.h. */
 #include <math.h>
 #include <string.h>
 
@@ -38,18 +39,22 @@ static void run_rows(struct rows_job *j)
 static void embed_row(const struct rows_job *j, int32_t r)
 {
     int64_t at = cpu_input_token(j->c, r) * j->x.stride * dtype_bytes(j->x.dtype);
-    j->c->k.load(mat_row(j->out, r), (const char *)j->x.data + at, j->x.dtype, j->out.cols, j->scale);
+
+    j->c->k.load(mat_row(j->out, r), (const char *)j->x.data + at, j->x.dtype, j->out.cols,
+                 j->scale);
 }
 
 void cpu_embed(struct backend *b, struct mat out, struct mat table, float scale)
 {
-    run_rows(&(struct rows_job){.c = cpu_of(b), .out = out, .x = table, .scale = scale, .row = embed_row});
+    run_rows(&(struct rows_job){
+        .c = cpu_of(b), .out = out, .x = table, .scale = scale, .row = embed_row});
 }
 
 static void embed_range_row(const struct rows_job *j, int32_t r)
 {
     int32_t token = cpu_input_token(j->c, r) - j->first;
     float *out = mat_row(j->out, r);
+
     if (token < 0 || token >= j->x.rows) {
         memset(out, 0, (size_t)j->out.cols * sizeof(*out));
         return;
@@ -58,16 +63,18 @@ static void embed_range_row(const struct rows_job *j, int32_t r)
     j->c->k.load(out, row, j->x.dtype, j->out.cols, j->scale);
 }
 
-void cpu_embed_range(struct cpu_backend *c, struct mat out, struct mat table, int32_t first, float scale)
+void cpu_embed_range(struct cpu_backend *c, struct mat out, struct mat table, int32_t first,
+                     float scale)
 {
-    run_rows(
-        &(struct rows_job){.c = c, .out = out, .x = table, .first = first, .scale = scale, .row = embed_range_row});
+    run_rows(&(struct rows_job){
+        .c = c, .out = out, .x = table, .first = first, .scale = scale, .row = embed_range_row});
 }
 
 static void embed_position_row(const struct rows_job *j, int32_t r)
 {
     float *x = mat_row(j->out, r);
     int64_t at = (int64_t)(j->c->batch.position[r] + j->offset) * j->y.stride;
+
     for (int32_t i = 0; i < j->out.cols; i++) {
         x[i] += dtype_load(j->y.data, j->y.dtype, at + i);
     }
@@ -75,7 +82,8 @@ static void embed_position_row(const struct rows_job *j, int32_t r)
 
 void cpu_embed_position(struct backend *b, struct mat x, struct mat table, int32_t offset)
 {
-    run_rows(&(struct rows_job){.c = cpu_of(b), .out = x, .y = table, .offset = offset, .row = embed_position_row});
+    run_rows(&(struct rows_job){
+        .c = cpu_of(b), .out = x, .y = table, .offset = offset, .row = embed_position_row});
 }
 
 /* ---- norms ---- */
@@ -101,12 +109,14 @@ static void add_norm_row(const struct rows_job *j, int32_t r)
     norm_row(j, r);
 }
 
-void cpu_add_norm(struct backend *b, struct mat out, struct mat x, struct mat y, const struct norm *n, bool partial)
+void cpu_add_norm(struct backend *b, struct mat out, struct mat x, struct mat y,
+                  const struct norm *n, bool partial)
 {
     if (partial) {
         cpu_all_reduce(b, y);
     }
-    run_rows(&(struct rows_job){.c = cpu_of(b), .out = out, .x = x, .y = y, .norm = n, .row = add_norm_row});
+    run_rows(&(struct rows_job){
+        .c = cpu_of(b), .out = out, .x = x, .y = y, .norm = n, .row = add_norm_row});
 }
 
 void cpu_add(struct backend *b, struct mat x, struct mat y, bool partial)
@@ -122,19 +132,22 @@ void cpu_add(struct backend *b, struct mat x, struct mat y, bool partial)
 static void gated_act_row(const struct rows_job *j, int32_t r)
 {
     const float *gate = mat_row(j->x, r);
+
     j->c->k.gate(mat_row(j->out, r), gate, gate + j->out.cols, j->out.cols, j->act);
 }
 
-void cpu_linear_gated(struct backend *b, struct mat out, struct mat room, struct mat x, struct mat w, struct mat bias,
-                      enum activation act)
+void cpu_linear_gated(struct backend *b, struct mat out, struct mat room, struct mat x,
+                      struct mat w, struct mat bias, enum activation act)
 {
     cpu_linear(b, room, x, w, &(struct epilogue){.bias = bias});
-    run_rows(&(struct rows_job){.c = cpu_of(b), .out = out, .x = room, .act = act, .row = gated_act_row});
+    run_rows(&(struct rows_job){
+        .c = cpu_of(b), .out = out, .x = room, .act = act, .row = gated_act_row});
 }
 
 static void soft_cap_row(const struct rows_job *j, int32_t r)
 {
     float *x = mat_row(j->x, r);
+
     for (int32_t i = 0; i < j->x.cols; i++) {
         x[i] = j->scale * tanhf(x[i] / j->scale);
     }
@@ -142,7 +155,8 @@ static void soft_cap_row(const struct rows_job *j, int32_t r)
 
 void cpu_soft_cap(struct backend *b, struct mat x, float cap)
 {
-    run_rows(&(struct rows_job){.c = cpu_of(b), .out = x, .x = x, .scale = cap, .row = soft_cap_row});
+    run_rows(
+        &(struct rows_job){.c = cpu_of(b), .out = x, .x = x, .scale = cap, .row = soft_cap_row});
 }
 
 /* ---- output rows ---- */
@@ -150,10 +164,12 @@ void cpu_soft_cap(struct backend *b, struct mat x, float cap)
 static void gather_row(const struct rows_job *j, int32_t r)
 {
     const float *x = mat_row(j->x, j->c->batch.logits_token[j->first + r]);
+
     memcpy(mat_row(j->out, r), x, (size_t)j->out.cols * sizeof(*x));
 }
 
 void cpu_gather(struct backend *b, struct mat out, struct mat x, int32_t first)
 {
-    run_rows(&(struct rows_job){.c = cpu_of(b), .out = out, .x = x, .first = first, .row = gather_row});
+    run_rows(
+        &(struct rows_job){.c = cpu_of(b), .out = out, .x = x, .first = first, .row = gather_row});
 }

@@ -1,9 +1,12 @@
-/* Inner products of many rows of x with stored rows, AVX2 and FMA: an outer product over panels.
+/* Inner products of many rows of x with stored rows, AVX2 and FMA: an outer product
+ * over panels.
  *
- * tile_avx2.c adds each product's elements up in eight lanes and the lanes in one tree. Here the same sums are taken in the
- * same order, so bits do not depend on which of the two was called, but a lane at a time: panels lie as [lane][step][row],
- * packed x as [lane][tile][step][row], an accumulator holds one lane's sums of eight rows of w with one of x, and lanes are added when
- * all eight are there. So no sum goes across a register, and of sixteen registers twelve are sums, three of w, one of x. Weights
+ * tile_avx2.c adds each product's elements up in eight lanes and the lanes in one tree.
+ * Here the same sums are taken in the same order, so bits do not depend on which of the
+ * two was called, but a lane at a time: panels lie as [lane][step][row], packed x as
+ * [lane][tile][step][row], an accumulator holds one lane's sums of eight rows of w with
+ * one of x, and lanes are added when all eight are there. So no sum goes across a
+ * register, and of sixteen registers twelve are sums, three of w, one of x. Weights
  * become float32 and are turned once a panel, which pays from some ten rows of x on.
  */
 #include <immintrin.h>
@@ -16,7 +19,8 @@ enum {
     GROUP = 16, /* elements that give each lane two */
     VECTORS = PANEL_ROWS / 8,
     SUMS = VECTORS * TILE_ROWS,
-    LANE_PAD = PANEL_SLACK / LANES, /* floats between lanes, which would else fall into one set of the cache */
+    /* floats between lanes, which would else fall into one set of the cache */
+    LANE_PAD = PANEL_SLACK / LANES,
 };
 
 /* Floats from a lane to the next: of a panel of n elements, and of packed x. */
@@ -29,7 +33,8 @@ static int64_t x_lane(int32_t n, int32_t n_tiles)
     return (int64_t)n / LANES * TILE_ROWS * n_tiles + LANE_PAD;
 }
 
-/* The elements of sixteen stored ones that the lanes take first (part 0) and then, as tile_avx2.c does. */
+/* The elements of sixteen stored ones that the lanes take first (part 0) and then, as
+ * tile_avx2.c does. */
 INLINE __m256 lane_elements(const void *w, const enum dtype t, const int part)
 {
     if (t == DTYPE_BF16) {
@@ -40,9 +45,11 @@ INLINE __m256 lane_elements(const void *w, const enum dtype t, const int part)
     return load8(w, t, (int64_t)part * 8);
 }
 
-INLINE void pack_type(float *panel, const void *const *row, int64_t first, int32_t n, const enum dtype t)
+INLINE void pack_type(float *panel, const void *const *row, int64_t first, int32_t n,
+                      const enum dtype t)
 {
     int64_t lane_stride = panel_lane(n);
+
     for (int32_t at = 0; at < n; at += GROUP) {
         for (int32_t v = 0; v < VECTORS; v++) {
 #pragma GCC unroll 2
@@ -50,12 +57,14 @@ INLINE void pack_type(float *panel, const void *const *row, int64_t first, int32
                 __m256 r[8];
 #pragma GCC unroll 8
                 for (int i = 0; i < 8; i++) {
-                    r[i] = lane_elements((const char *)row[8 * v + i] + (first + at) * dtype_bytes(t), t, part);
+                    r[i] = lane_elements(
+                        (const char *)row[8 * v + i] + (first + at) * dtype_bytes(t), t, part);
                 }
                 transpose8(r);
 #pragma GCC unroll 8
                 for (int l = 0; l < LANES; l++) {
-                    _mm256_store_ps(panel + l * lane_stride + (at / LANES + part) * PANEL_ROWS + 8 * v, r[l]);
+                    _mm256_store_ps(
+                        panel + l * lane_stride + (at / LANES + part) * PANEL_ROWS + 8 * v, r[l]);
                 }
             }
         }
@@ -78,6 +87,7 @@ INLINE void put_step(float *out, int64_t lane_stride, const __m256 r[TILE_ROWS])
 {
     __m256 low[2] = {_mm256_unpacklo_ps(r[0], r[1]), _mm256_unpackhi_ps(r[0], r[1])};
     __m256 high[2] = {_mm256_unpacklo_ps(r[2], r[3]), _mm256_unpackhi_ps(r[2], r[3])};
+
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++) {
         __m256 even = _mm256_shuffle_ps(low[i], high[i], 0x44); /* lanes 2 i and 2 i + 4 */
@@ -89,10 +99,11 @@ INLINE void put_step(float *out, int64_t lane_stride, const __m256 r[TILE_ROWS])
     }
 }
 
-static void pack_x(float *out, int32_t tile, int32_t n_tiles, const float *const *x, int32_t n_x, int32_t n,
-                   int32_t padded, enum dtype t)
+static void pack_x(float *out, int32_t tile, int32_t n_tiles, const float *const *x, int32_t n_x,
+                   int32_t n, int32_t padded, enum dtype t)
 {
     int64_t lane_stride = x_lane(padded, n_tiles);
+
     out += (int64_t)tile * (padded / LANES * TILE_ROWS);
     for (int32_t at = 0; at < padded; at += GROUP, out += 2 * TILE_ROWS) {
         __m256 part[2][TILE_ROWS];
@@ -113,7 +124,8 @@ static void pack_x(float *out, int32_t tile, int32_t n_tiles, const float *const
     }
 }
 
-/* What is kept of a tile between its lanes: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)) needs three at a time. */
+/* What is kept of a tile between its lanes: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))
+ * needs three at a time. */
 struct partial {
     __m256 at[3][SUMS];
 };
@@ -123,6 +135,7 @@ INLINE void fold_lane(struct partial *p, const __m256 *a, const int l)
 {
     static const int place[LANES] = {0, 0, 1, 1, 1, 1, 2, 2};
     const int to = place[l];
+
 #pragma GCC unroll 12
     for (int i = 0; i < SUMS; i++) {
         __m256 s = l % 2 == 0 ? a[i] : _mm256_add_ps(p->at[to][i], a[i]);
@@ -137,9 +150,11 @@ INLINE void fold_lane(struct partial *p, const __m256 *a, const int l)
 }
 
 /* Lane l of one tile, in registers while the lane's steps go by. */
-INLINE void lane_tile(struct partial *p, const float *panel, const float *x, int32_t n_steps, const int l)
+INLINE void lane_tile(struct partial *p, const float *panel, const float *x, int32_t n_steps,
+                      const int l)
 {
     __m256 a[SUMS];
+
 #pragma GCC unroll 12
     for (int i = 0; i < SUMS; i++) {
         a[i] = _mm256_setzero_ps();
@@ -175,12 +190,13 @@ INLINE void walk_on(struct line_walk *w, int32_t n)
 }
 
 /* A lane's part of the panel stays in the first-level cache while the tiles meet it. */
-static void panel_dots(float *sum, const float *panel, const float *x, int32_t tile, int32_t count, int32_t n_tiles,
-                       int32_t n, struct line_walk *ahead)
+static void panel_dots(float *sum, const float *panel, const float *x, int32_t tile, int32_t count,
+                       int32_t n_tiles, int32_t n, struct line_walk *ahead)
 {
     struct partial p[PANEL_TILES];
     int32_t n_steps = n / LANES;
     int64_t tile_floats = (int64_t)n_steps * TILE_ROWS;
+
     x += tile * tile_floats;
 #pragma GCC unroll 8
     for (int l = 0; l < LANES; l++) {
@@ -201,6 +217,6 @@ static void panel_dots(float *sum, const float *panel, const float *x, int32_t t
 
 void cpu_panels_avx2(struct cpu_kernels *k)
 {
-    k->panels =
-        (struct cpu_panels){.k_block = k->linear.k_block, .pack_rows = pack_rows, .pack_x = pack_x, .dots = panel_dots};
+    k->panels = (struct cpu_panels){
+        .k_block = k->linear.k_block, .pack_rows = pack_rows, .pack_x = pack_x, .dots = panel_dots};
 }

@@ -1,12 +1,14 @@
 /* Threads of the CPU backend.
  *
- * One job at a time. A job is published by raising `epoch`; helpers that see a new epoch take task numbers from `next`
- * until none is left, then raise `done`. The caller does the same and waits for `done` of all helpers, so that when
- * cpu_pool_run returns no helper looks at the job any more. A helper that has spun in vain sets `sleeping` and waits on the
- * futex `epoch`; the caller wakes only when someone sleeps.
+ * One job at a time. A job is published by raising `epoch`; helpers that see a new
+ * epoch take task numbers from `next` until none is left, then raise `done`. The caller
+ * does the same and waits for `done` of all helpers, so that when cpu_pool_run returns
+ * no helper looks at the job any more. A helper that has spun in vain sets `sleeping`
+ * and waits on the futex `epoch`; the caller wakes only when someone sleeps.
  *
- * Tasks stand in ranges. A plain job has one range, that of thread 0, and all take from its front. A job in shares has one
- * a thread: the owner takes from the front, and who has none left takes from the end of another's.
+ * Tasks stand in ranges. A plain job has one range, that of thread 0, and all take from
+ * its front. A job in shares has one a thread: the owner takes from the front, and who
+ * has none left takes from the end of another's.
  */
 #include "kernels/cpu/pool.h"
 
@@ -34,7 +36,8 @@ struct helper {
 
 /* What belongs to one thread, on cache lines of its own. */
 struct share {
-    _Alignas(64) _Atomic uint64_t range; /* of tasks left: first, and behind the last in the upper half */
+    /* of tasks left: first, and behind the last in the upper half */
+    _Alignas(64) _Atomic uint64_t range;
     _Alignas(64) struct cpu_ahead ahead; /* from here on touched by its thread alone */
     int64_t fetched;                     /* bytes of each stream of `ahead` */
 };
@@ -79,6 +82,7 @@ static int32_t take(struct cpu_pool *p, int32_t of, bool last)
 {
     _Atomic uint64_t *range = &p->share[of].range;
     uint64_t now = atomic_load_explicit(range, memory_order_relaxed);
+
     for (;;) {
         int32_t first = (int32_t)(uint32_t)now;
         int32_t end = (int32_t)(now >> 32);
@@ -86,7 +90,8 @@ static int32_t take(struct cpu_pool *p, int32_t of, bool last)
             return -1;
         }
         uint64_t then = last ? make_range(first, end - 1) : make_range(first + 1, end);
-        if (atomic_compare_exchange_weak_explicit(range, &now, then, memory_order_relaxed, memory_order_relaxed)) {
+        if (atomic_compare_exchange_weak_explicit(range, &now, then, memory_order_relaxed,
+                                                  memory_order_relaxed)) {
             return last ? end - 1 : first;
         }
     }
@@ -96,6 +101,7 @@ static void work(struct cpu_pool *p, int32_t thread)
 {
     int32_t task;
     int32_t own = p->in_shares ? thread : 0;
+
     while ((task = take(p, own, false)) >= 0) {
         p->fn(p->arg, task, thread);
     }
@@ -110,11 +116,13 @@ static void work(struct cpu_pool *p, int32_t thread)
     }
 }
 
-/* A little of what will be read soon; called over and over while there is nothing else to do. */
+/* A little of what will be read soon; called over and over while there is nothing else
+ * to do. */
 static void fetch_ahead(struct share *s, int32_t thread)
 {
     const struct cpu_ahead *a = &s->ahead;
-    if (a->data == NULL || s->fetched >= a->n_bytes) {
+
+    if (!a->data || s->fetched >= a->n_bytes) {
         return;
     }
     for (int32_t i = 0; i < a->n_streams; i++) {
@@ -143,7 +151,8 @@ static unsigned await_job(struct cpu_pool *p, int32_t thread, unsigned seen)
         }
     }
     for (;;) {
-        /* Sequentially consistent: either the caller sees the sleeper, or the sleeper sees the new epoch. */
+        /* Sequentially consistent: either the caller sees the sleeper, or the sleeper
+         * sees the new epoch. */
         atomic_fetch_add(&p->sleeping, 1);
         if (atomic_load(&p->epoch) == seen) {
             futex_wait(&p->epoch, seen);
@@ -161,6 +170,7 @@ static void *helper_main(void *arg)
     struct helper *h = arg;
     struct cpu_pool *p = h->pool;
     char name[16];
+
     snprintf(name, sizeof(name), "quire-cpu-%d", h->index);
     pthread_setname_np(pthread_self(), name);
     unsigned seen = 0;
@@ -175,12 +185,13 @@ static void *helper_main(void *arg)
 }
 
 /* Publish the job, whose tasks stand in the shares, take part, wait for the others. */
-static void run_job(struct cpu_pool *p, cpu_task_fn *fn, void *arg, bool in_shares, const struct cpu_ahead *ahead)
+static void run_job(struct cpu_pool *p, cpu_task_fn *fn, void *arg, bool in_shares,
+                    const struct cpu_ahead *ahead)
 {
     p->fn = fn;
     p->arg = arg;
     p->in_shares = in_shares;
-    p->ahead = ahead != NULL ? *ahead : (struct cpu_ahead){0};
+    p->ahead = ahead ? *ahead : (struct cpu_ahead){0};
     atomic_store_explicit(&p->done, 0, memory_order_relaxed);
     atomic_fetch_add(&p->epoch, 1);
     if (atomic_load(&p->sleeping) > 0) {
@@ -208,10 +219,12 @@ void cpu_pool_run(struct cpu_pool *p, int32_t n_tasks, cpu_task_fn *fn, void *ar
     run_job(p, fn, arg, false, NULL);
 }
 
-void cpu_pool_run_shares(struct cpu_pool *p, int32_t n_each, cpu_task_fn *fn, void *arg, const struct cpu_ahead *ahead)
+void cpu_pool_run_shares(struct cpu_pool *p, int32_t n_each, cpu_task_fn *fn, void *arg,
+                         const struct cpu_ahead *ahead)
 {
     for (int32_t t = 0; t < p->n_threads; t++) {
-        atomic_store_explicit(&p->share[t].range, make_range(t * n_each, (t + 1) * n_each), memory_order_relaxed);
+        atomic_store_explicit(&p->share[t].range, make_range(t * n_each, (t + 1) * n_each),
+                              memory_order_relaxed);
     }
     run_job(p, fn, arg, true, ahead);
 }
@@ -225,10 +238,12 @@ int32_t cpu_pool_threads(const struct cpu_pool *p)
 static int first_sibling(int core)
 {
     char path[96];
-    snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", core);
+
+    snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list",
+             core);
     FILE *f = fopen(path, "re");
     int first = -1;
-    if (f != NULL) {
+    if (f) {
         if (fscanf(f, "%d", &first) != 1) {
             first = -1;
         }
@@ -241,9 +256,10 @@ static int first_sibling(int core)
 static int cgroup_quota(void)
 {
     FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re");
+
     long long quota = 0;
     long long period = 0;
-    if (f != NULL) {
+    if (f) {
         if (fscanf(f, "%lld %lld", &quota, &period) != 2) {
             quota = 0; /* "max" */
         }
@@ -252,11 +268,13 @@ static int cgroup_quota(void)
     return quota > 0 && period > 0 ? (int)MAX(1, div_ceil(quota, period)) : 0;
 }
 
-/* Logical processors this process may use, one a physical core, in core[]. Returns how many (at least 1). */
+/* Logical processors this process may use, one a physical core, in core[]. Returns how
+ * many (at least 1). */
 static int usable_cores(int core[CPU_POOL_MAX_THREADS])
 {
     cpu_set_t allowed;
     int n = 0;
+
     if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) {
         bool taken[CPU_SETSIZE] = {false};
         for (int i = 0; i < CPU_SETSIZE && n < CPU_POOL_MAX_THREADS; i++) {
@@ -281,19 +299,23 @@ static int usable_cores(int core[CPU_POOL_MAX_THREADS])
 static int start_helper(struct helper *h, struct err *e)
 {
     int rc = pthread_create(&h->thread, NULL, helper_main, h);
+
     if (rc != 0) {
-        return err_set(e, ERR_IO, "cpu: thread %d could not be started: %s", h->index, strerror(rc));
+        return err_set(e, ERR_IO, "cpu: thread %d could not be started: %s", h->index,
+                       strerror(rc));
     }
     if (h->core >= 0) {
         cpu_set_t one;
         CPU_ZERO(&one);
         CPU_SET(h->core, &one);
-        pthread_setaffinity_np(h->thread, sizeof(one), &one); /* a wish: without it the thread only wanders */
+        /* a wish: without it the thread only wanders */
+        pthread_setaffinity_np(h->thread, sizeof(one), &one);
     }
     return 0;
 }
 
-/* Keep the share's part of core[n]: how many. Cores fewer than shares are shared by all of them. */
+/* Keep the share's part of core[n]: how many. Cores fewer than shares are shared by all
+ * of them. */
 static int share_cores(int *core, int n, int32_t share, int32_t n_shares)
 {
     if (n < n_shares) {
@@ -311,10 +333,12 @@ int cpu_pool_new(struct cpu_pool **ret, int32_t threads, struct err *e)
     return cpu_pool_new_share(ret, threads, 0, 1, e);
 }
 
-int cpu_pool_new_share(struct cpu_pool **ret, int32_t threads, int32_t share, int32_t n_shares, struct err *e)
+int cpu_pool_new_share(struct cpu_pool **ret, int32_t threads, int32_t share, int32_t n_shares,
+                       struct err *e)
 {
     if (threads < 0 || threads > CPU_POOL_MAX_THREADS) {
-        return err_set_param(e, ERR_INVALID, "threads", "threads must be 0 (physical cores) to %d, not %d",
+        return err_set_param(e, ERR_INVALID, "threads",
+                             "threads must be 0 (physical cores) to %d, not %d",
                              CPU_POOL_MAX_THREADS, threads);
     }
     int core[CPU_POOL_MAX_THREADS];
@@ -324,7 +348,7 @@ int cpu_pool_new_share(struct cpu_pool **ret, int32_t threads, int32_t share, in
         threads = threads > 0 ? MAX(threads / n_shares, 1) : 0;
     }
     struct cpu_pool *p = aligned_alloc(64, (sizeof(*p) + 63) / 64 * 64);
-    if (p == NULL) {
+    if (!p) {
         return err_nomem(e, "threads");
     }
     memset(p, 0, sizeof(*p));
@@ -332,7 +356,7 @@ int cpu_pool_new_share(struct cpu_pool **ret, int32_t threads, int32_t share, in
     int rc = 0;
     p->helper = calloc((size_t)p->n_threads, sizeof(*p->helper));
     p->share = aligned_alloc(64, (size_t)p->n_threads * sizeof(*p->share));
-    if (p->helper == NULL || p->share == NULL) {
+    if (!p->helper || !p->share) {
         rc = err_nomem(e, "threads");
         goto out;
     }
@@ -354,7 +378,7 @@ out:
 
 void cpu_pool_free(struct cpu_pool *p)
 {
-    if (p == NULL) {
+    if (!p) {
         return;
     }
     atomic_store(&p->stop, true);

@@ -1,7 +1,8 @@
 /* What the ranks of a model that is cut tell each other, by way of the backend's comm.
  *
- * Rank 0 draws: it alone gets the whole logits rows, and hands its tokens to the others, which need them as the input of
- * the step launched next. So ranks on unlike machines cannot come to different tokens.
+ * Rank 0 draws: it alone gets the whole logits rows, and hands its tokens to the
+ * others, which need them as the input of the step launched next. So ranks on unlike
+ * machines cannot come to different tokens.
  */
 #include "kernels/comm.h"
 #include "kernels/cpu/cpu.h"
@@ -18,7 +19,8 @@ void cpu_all_reduce(struct backend *b, struct mat x)
     struct cpu_backend *c = cpu_of(b);
     struct comm *m = c->config.comm;
     struct err e;
-    if (m != NULL && c->failed.code == 0) {
+
+    if (m && c->failed.code == 0) {
         check(c, m->ops->all_reduce(m, x, &e), &e);
     }
 }
@@ -34,21 +36,23 @@ void cpu_gather_logits(struct backend *b, struct mat logits, struct mat part)
     struct cpu_backend *c = cpu_of(b);
     struct comm *m = c->config.comm;
     struct err e;
-    if (m != NULL && c->failed.code == 0) {
+
+    if (m && c->failed.code == 0) {
         check(c, m->ops->gather_cols(m, logits, part, &e), &e);
     }
 }
 
 bool cpu_draws(const struct cpu_backend *c)
 {
-    return c->config.comm == NULL || c->config.comm->rank == 0;
+    return !c->config.comm || c->config.comm->rank == 0;
 }
 
 void cpu_share_tokens(struct cpu_backend *c, int32_t first, int32_t end)
 {
     struct comm *m = c->config.comm;
     struct err e;
-    if (m != NULL && c->failed.code == 0 && end > first) {
+
+    if (m && c->failed.code == 0 && end > first) {
         int32_t *token = cpu_results_now(c)->token + first;
         check(c, m->ops->broadcast(m, token, (size_t)(end - first) * sizeof(*token), &e), &e);
     }

@@ -1,4 +1,5 @@
-/* rope_kv: per-head norms, rotation in place, and the write of keys and values into the cache. */
+/* rope_kv: per-head norms, rotation in place, and the write of keys and values into the
+ * cache. */
 #include "kernels/cpu/cpu.h"
 
 enum { TASK_TOKENS = 8 };
@@ -10,10 +11,13 @@ struct rope_job {
     const struct attention *att;
 };
 
-/* Turn one head by the angles of its position. Table row: rot_dim/2 cosines, then rot_dim/2 sines. */
-static void rotate(const struct cpu_kernels *k, float *head, const float *cos_sin, const struct rope *r)
+/* Turn one head by the angles of its position. Table row: rot_dim/2 cosines, then
+ * rot_dim/2 sines. */
+static void rotate(const struct cpu_kernels *k, float *head, const float *cos_sin,
+                   const struct rope *r)
 {
     int32_t half = r->rot_dim / 2;
+
     if (!r->interleaved) {
         k->rotate(head, cos_sin, half);
         return;
@@ -26,12 +30,13 @@ static void rotate(const struct cpu_kernels *k, float *head, const float *cos_si
     }
 }
 
-static void norm_and_rotate(float *head, const struct rope_job *j, const struct norm *norm, int32_t position)
+static void norm_and_rotate(float *head, const struct rope_job *j, const struct norm *norm,
+                            int32_t position)
 {
-    if (norm->weight.data != NULL) {
+    if (norm->weight.data) {
         j->c->k.norm(head, head, j->att->head_dim, norm);
     }
-    if (j->rope->cos_sin.data != NULL) {
+    if (j->rope->cos_sin.data) {
         rotate(&j->c->k, head, mat_row_const(j->rope->cos_sin, position), j->rope);
     }
 }
@@ -40,8 +45,9 @@ static void norm_and_rotate(float *head, const struct rope_job *j, const struct 
 static void write_cache(const struct rope_job *j, const float *from, int32_t slot, int32_t kv)
 {
     const struct kv_layout *l = &j->c->kv;
-    int64_t base = slot / l->block_size * l->block_stride + j->att->layer * l->layer_stride + kv * l->kv_stride +
-                   slot % l->block_size * l->token_stride;
+    int64_t base = slot / l->block_size * l->block_stride + j->att->layer * l->layer_stride +
+                   kv * l->kv_stride + slot % l->block_size * l->token_stride;
+
     for (int32_t h = 0; h < j->att->n_kv_heads; h++) {
         char *to = j->c->kv_data + (base + h * l->head_stride) * dtype_bytes(l->dtype);
         j->c->k.store(to, l->dtype, from + (int64_t)h * j->att->head_dim, j->att->head_dim);
@@ -55,6 +61,7 @@ static void rope_token(const struct rope_job *j, int32_t t)
     float *q = mat_row(j->qkv, t); // [n_heads + 2 n_kv_heads, head_dim]
     float *k = q + (int64_t)a->n_heads * a->head_dim;
     float *v = k + (int64_t)a->n_kv_heads * a->head_dim;
+
     for (int32_t h = 0; h < a->n_heads; h++) {
         norm_and_rotate(q + (int64_t)h * a->head_dim, j, &j->rope->q_norm, b->position[t]);
     }
@@ -80,5 +87,6 @@ static void rope_task(void *arg, int32_t task, int32_t thread)
 void cpu_rope_kv(struct backend *b, struct mat qkv, const struct rope *r, const struct attention *a)
 {
     struct rope_job j = {.c = cpu_of(b), .qkv = qkv, .rope = r, .att = a};
+
     cpu_pool_run(j.c->pool, (int32_t)div_ceil(j.c->batch.n_tokens, TASK_TOKENS), rope_task, &j);
 }

@@ -1,4 +1,5 @@
-/* The row functions of kernels.h for AVX2 with FMA and F16C: eight floats at a time, tails by mask. */
+/* The row functions of kernels.h for AVX2 with FMA and F16C: eight floats at a time,
+ * tails by mask. */
 #include <immintrin.h>
 #include <math.h>
 
@@ -12,7 +13,8 @@ static inline __m256i first_lanes(int32_t n)
     return _mm256_loadu_si256((const __m256i *)(tail_mask + 8 - n));
 }
 
-/* Up to eight floats, n >= 1; masked stores are slow on some processors, so only a tail pays for being one. */
+/* Up to eight floats, n >= 1; masked stores are slow on some processors, so only a tail
+ * pays for being one. */
 static inline __m256 load_some(const float *x, int32_t n)
 {
     return n >= 8 ? _mm256_loadu_ps(x) : _mm256_maskload_ps(x, first_lanes(n));
@@ -34,6 +36,7 @@ static inline __m256 sigmoid8(__m256 x)
     __m256 one = _mm256_set1_ps(1.0f);
     __m256 e = exp8(_mm256_or_ps(x, sign));
     __m256 top = _mm256_blendv_ps(one, e, x);
+
     return _mm256_div_ps(top, _mm256_add_ps(one, e));
 }
 
@@ -72,6 +75,7 @@ static inline __m128i to_bf16(__m256 x)
     __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
     __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
     __m256i h = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(nan)), 16);
+
     return _mm_packus_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
 }
 
@@ -79,6 +83,7 @@ static void load_row(float *out, const void *x, enum dtype t, int32_t n, float s
 {
     __m256 s = _mm256_set1_ps(scale);
     int32_t i = 0;
+
     for (; i + 8 <= n; i += 8) {
         _mm256_storeu_ps(out + i, _mm256_mul_ps(load8(x, t, i), s));
     }
@@ -90,6 +95,7 @@ static void load_row(float *out, const void *x, enum dtype t, int32_t n, float s
 static void store_row(void *out, enum dtype t, const float *x, int32_t n)
 {
     int32_t i = 0;
+
     for (; i + 8 <= n; i += 8) {
         __m256 v = _mm256_loadu_ps(x + i);
         if (t == DTYPE_F32) {
@@ -109,6 +115,7 @@ static void store_row(void *out, enum dtype t, const float *x, int32_t n)
 static float mean_row(const float *x, int32_t n)
 {
     __m256 sum = _mm256_setzero_ps();
+
     for (int32_t i = 0; i < n; i += 8) {
         sum = _mm256_add_ps(sum, load_some(x + i, n - i));
     }
@@ -121,6 +128,7 @@ static float square_sum_row(const float *x, int32_t n, float mean)
     __m256 a = _mm256_setzero_ps();
     __m256 b = a;
     int32_t i = 0;
+
     for (; i + 16 <= n; i += 16) {
         __m256 u = _mm256_sub_ps(_mm256_loadu_ps(x + i), m);
         __m256 v = _mm256_sub_ps(_mm256_loadu_ps(x + i + 8), m);
@@ -143,11 +151,12 @@ static void norm_row(float *out, const float *x, int32_t n, const struct norm *k
     __m256 vm = _mm256_set1_ps(mean);
     __m256 vi = _mm256_set1_ps(inv);
     __m256 off = _mm256_set1_ps(k->weight_offset);
+
     for (int32_t i = 0; i < n; i += 8) {
         int32_t left = n - i;
         __m256 v = _mm256_mul_ps(_mm256_sub_ps(load_some(x + i, left), vm), vi);
         v = _mm256_mul_ps(v, _mm256_add_ps(load_some(w + i, left), off));
-        v = bias != NULL ? _mm256_add_ps(v, load_some(bias + i, left)) : v;
+        v = bias ? _mm256_add_ps(v, load_some(bias + i, left)) : v;
         store_some(out + i, v, left);
     }
 }
@@ -155,6 +164,7 @@ static void norm_row(float *out, const float *x, int32_t n, const struct norm *k
 static void add_row(float *x, const float *y, int32_t n)
 {
     int32_t i = 0;
+
     for (; i + 8 <= n; i += 8) {
         _mm256_storeu_ps(x + i, _mm256_add_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(y + i)));
     }
@@ -172,15 +182,15 @@ static void gate_row(float *out, const float *gate, const float *up, int32_t n, 
     }
 }
 
-static void finish_row(float *out, const float *sum, const float *bias, const float *residual, int32_t n,
-                       enum activation act)
+static void finish_row(float *out, const float *sum, const float *bias, const float *residual,
+                       int32_t n, enum activation act)
 {
     for (int32_t i = 0; i < n; i += 8) {
         int32_t left = n - i;
         __m256 v = load_some(sum + i, left);
-        v = bias != NULL ? _mm256_add_ps(v, load_some(bias + i, left)) : v;
+        v = bias ? _mm256_add_ps(v, load_some(bias + i, left)) : v;
         v = act != ACT_NONE ? activate8(act, v) : v;
-        v = residual != NULL ? _mm256_add_ps(v, load_some(residual + i, left)) : v;
+        v = residual ? _mm256_add_ps(v, load_some(residual + i, left)) : v;
         store_some(out + i, v, left);
     }
 }
@@ -206,10 +216,12 @@ static struct row_scan scan_row(const float *x, int32_t n)
     __m256 best = _mm256_set1_ps(-INFINITY);
     __m256 bad = _mm256_setzero_ps();
     int32_t i = 0;
+
     for (; i + 8 <= n; i += 8) {
         __m256 v = _mm256_loadu_ps(x + i);
         best = _mm256_max_ps(best, v);
-        bad = _mm256_or_ps(bad, _mm256_cmp_ps(v, inf, _CMP_NLT_UQ)); /* not less: infinity or NaN */
+        /* not less: infinity or NaN */
+        bad = _mm256_or_ps(bad, _mm256_cmp_ps(v, inf, _CMP_NLT_UQ));
     }
     struct row_scan s = {.bad = _mm256_movemask_ps(bad) != 0};
     s.max = s.bad ? NAN : max_lanes(best);
@@ -220,11 +232,13 @@ static struct row_scan scan_row(const float *x, int32_t n)
     return s;
 }
 
-/* Lanes are added up in double every 1024 elements, so that a wide vocabulary loses nothing. */
+/* Lanes are added up in double every 1024 elements, so that a wide vocabulary loses
+ * nothing. */
 static double sum_exp_row(const float *x, int32_t n, float max)
 {
     __m256 m = _mm256_set1_ps(max);
     double total = 0;
+
     for (int32_t from = 0; from < n; from += 1024) {
         int32_t end = MIN(n, from + 1024);
         __m256 a = _mm256_setzero_ps();
@@ -244,53 +258,62 @@ static double sum_exp_row(const float *x, int32_t n, float max)
 static inline __m256 sample_exp8(__m256 z)
 {
     const __m256 magic = _mm256_set1_ps(12582912.0f);
-    __m256 n = _mm256_sub_ps(_mm256_add_ps(_mm256_mul_ps(z, _mm256_set1_ps(1.44269504f)), magic), magic);
+    __m256 n =
+        _mm256_sub_ps(_mm256_add_ps(_mm256_mul_ps(z, _mm256_set1_ps(1.44269504f)), magic), magic);
     __m256 r = _mm256_sub_ps(_mm256_sub_ps(z, _mm256_mul_ps(n, _mm256_set1_ps(0.693359375f))),
                              _mm256_mul_ps(n, _mm256_set1_ps(-2.12194440e-4f)));
     __m256 p = _mm256_set1_ps(1.0f / 720);
+
     p = _mm256_add_ps(_mm256_mul_ps(p, r), _mm256_set1_ps(1.0f / 120));
     p = _mm256_add_ps(_mm256_mul_ps(p, r), _mm256_set1_ps(1.0f / 24));
     p = _mm256_add_ps(_mm256_mul_ps(p, r), _mm256_set1_ps(1.0f / 6));
     p = _mm256_add_ps(_mm256_mul_ps(p, r), _mm256_set1_ps(0.5f));
     p = _mm256_add_ps(_mm256_mul_ps(_mm256_mul_ps(p, r), r), r);
     p = _mm256_add_ps(p, _mm256_set1_ps(1.0f));
-    __m256i e = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvttps_epi32(n), _mm256_set1_epi32(127)), 23);
+    __m256i e =
+        _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvttps_epi32(n), _mm256_set1_epi32(127)), 23);
     __m256 in_range = _mm256_cmp_ps(z, _mm256_set1_ps(-80.0f), _CMP_GT_OQ);
     return _mm256_and_ps(in_range, _mm256_mul_ps(p, _mm256_castsi256_ps(e)));
 }
 
-/* The masses of eight tokens added to four sums: whole numbers below 2^53, so that doubles hold them exactly. */
+/* The masses of eight tokens added to four sums: whole numbers below 2^53, so that
+ * doubles hold them exactly. */
 static inline __m256d add_masses(__m256d sum, __m256 exp_z)
 {
     __m256 scaled = _mm256_mul_ps(exp_z, _mm256_set1_ps(0x1p40f));
-    __m256d lo =
-        _mm256_round_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(scaled)), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
-    __m256d hi =
-        _mm256_round_pd(_mm256_cvtps_pd(_mm256_extractf128_ps(scaled, 1)), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+    __m256d lo = _mm256_round_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(scaled)),
+                                 _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+    __m256d hi = _mm256_round_pd(_mm256_cvtps_pd(_mm256_extractf128_ps(scaled, 1)),
+                                 _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+
     return _mm256_add_pd(sum, _mm256_add_pd(lo, hi));
 }
 
 static uint64_t take_masses(__m256d sum)
 {
     double s[4];
+
     _mm256_storeu_pd(s, sum);
     return (uint64_t)s[0] + (uint64_t)s[1] + (uint64_t)s[2] + (uint64_t)s[3];
 }
 
-static int32_t survivors(struct cpu_survivor *out, const float *logits, int32_t n, float max, float inv_temperature,
-                         float least, uint64_t *ret_total)
+static int32_t survivors(struct cpu_survivor *out, const float *logits, int32_t n, float max,
+                         float inv_temperature, float least, uint64_t *ret_total)
 {
     int32_t found = 0;
     uint64_t total = 0;
     __m256d sum = _mm256_setzero_pd();
+
     for (int32_t t = 0; t < n; t += 8) {
         __m256i lanes = first_lanes(MIN(8, n - t));
         __m256 l = _mm256_maskload_ps(logits + t, lanes);
-        __m256 z = _mm256_mul_ps(_mm256_sub_ps(l, _mm256_set1_ps(max)), _mm256_set1_ps(inv_temperature));
+        __m256 z =
+            _mm256_mul_ps(_mm256_sub_ps(l, _mm256_set1_ps(max)), _mm256_set1_ps(inv_temperature));
         __m256 p = _mm256_and_ps(sample_exp8(z), _mm256_castsi256_ps(lanes));
         sum = add_masses(sum, p);
-        int keep = _mm256_movemask_ps(_mm256_and_ps(_mm256_cmp_ps(z, _mm256_set1_ps(least), _CMP_GT_OQ),
-                                                    _mm256_cmp_ps(p, _mm256_set1_ps(0x1p-40f), _CMP_GE_OQ)));
+        int keep = _mm256_movemask_ps(
+            _mm256_and_ps(_mm256_cmp_ps(z, _mm256_set1_ps(least), _CMP_GT_OQ),
+                          _mm256_cmp_ps(p, _mm256_set1_ps(0x1p-40f), _CMP_GE_OQ)));
         if (keep != 0) {
             float zs[8];
             float ps[8];
@@ -298,7 +321,8 @@ static int32_t survivors(struct cpu_survivor *out, const float *logits, int32_t 
             _mm256_storeu_ps(ps, p);
             for (; keep != 0; keep &= keep - 1) {
                 int i = __builtin_ctz((unsigned)keep);
-                out[found++] = (struct cpu_survivor){.z = zs[i], .token = t + i, .mass = (uint64_t)(ps[i] * 0x1p40f)};
+                out[found++] = (struct cpu_survivor){
+                    .z = zs[i], .token = t + i, .mass = (uint64_t)(ps[i] * 0x1p40f)};
             }
         }
         if (t % 8192 == 0) { /* 2048 masses of at most 2^40 a sum */
@@ -315,6 +339,7 @@ static int32_t survivors(struct cpu_survivor *out, const float *logits, int32_t 
 static void spread_rows(float *out, int32_t stride, const float *sum, int32_t n, int32_t n_x)
 {
     int32_t i = 0;
+
     for (; n_x == 4 && i + 4 <= n; i += 4) {
         __m128 a = _mm_loadu_ps(sum + 4 * i);
         __m128 b = _mm_loadu_ps(sum + 4 * i + 4);

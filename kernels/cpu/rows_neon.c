@@ -1,4 +1,5 @@
-/* The row functions of kernels.h for NEON, those that pay: four floats at a time. The rest stays plain. */
+/* The row functions of kernels.h for NEON, those that pay: four floats at a time. The
+ * rest stays plain. */
 #include <math.h>
 
 #include "kernels/cpu/neon.h"
@@ -8,6 +9,7 @@ INLINE float32x4_t sigmoid4(float32x4_t x)
 {
     float32x4_t one = vdupq_n_f32(1.0f);
     float32x4_t e = exp4(vnegq_f32(vabsq_f32(x)));
+
     return vdivq_f32(vbslq_f32(vcltzq_f32(x), e, one), vaddq_f32(one, e));
 }
 
@@ -52,6 +54,7 @@ INLINE uint16x4_t to_half(float32x4_t x, enum dtype t)
 static void load_row(float *out, const void *x, enum dtype t, int32_t n, float scale)
 {
     int32_t i = 0;
+
     for (; i + 4 <= n; i += 4) {
         vst1q_f32(out + i, vmulq_n_f32(load4(x, t, i), scale));
     }
@@ -63,6 +66,7 @@ static void load_row(float *out, const void *x, enum dtype t, int32_t n, float s
 static void store_row(void *out, enum dtype t, const float *x, int32_t n)
 {
     int32_t i = 0;
+
     for (; i + 4 <= n; i += 4) {
         float32x4_t v = vld1q_f32(x + i);
         if (t == DTYPE_F32) {
@@ -81,6 +85,7 @@ static void store_row(void *out, enum dtype t, const float *x, int32_t n)
 static float mean_row(const float *x, int32_t n)
 {
     float32x4_t sum = vdupq_n_f32(0);
+
     for (int32_t i = 0; i < n; i += 4) {
         sum = vaddq_f32(sum, load_some(x + i, n - i));
     }
@@ -92,6 +97,7 @@ static float square_sum_row(const float *x, int32_t n, float mean)
     float32x4_t m = vdupq_n_f32(mean);
     float32x4_t a = vdupq_n_f32(0);
     int32_t i = 0;
+
     for (; i + 4 <= n; i += 4) {
         float32x4_t v = vsubq_f32(vld1q_f32(x + i), m);
         a = vfmaq_f32(a, v, v);
@@ -109,11 +115,12 @@ static void norm_row(float *out, const float *x, int32_t n, const struct norm *k
     const float *bias = k->bias.data;
     float mean = k->kind == NORM_LAYER ? mean_row(x, n) : 0;
     float inv = 1.0f / sqrtf(square_sum_row(x, n, mean) / (float)n + k->eps);
+
     for (int32_t i = 0; i < n; i += 4) {
         int32_t left = n - i;
         float32x4_t v = vmulq_n_f32(vsubq_f32(load_some(x + i, left), vdupq_n_f32(mean)), inv);
         v = vmulq_f32(v, vaddq_f32(load_some(w + i, left), vdupq_n_f32(k->weight_offset)));
-        v = bias != NULL ? vaddq_f32(v, load_some(bias + i, left)) : v;
+        v = bias ? vaddq_f32(v, load_some(bias + i, left)) : v;
         store_some(out + i, v, left);
     }
 }
@@ -127,15 +134,15 @@ static void gate_row(float *out, const float *gate, const float *up, int32_t n, 
     }
 }
 
-static void finish_row(float *out, const float *sum, const float *bias, const float *residual, int32_t n,
-                       enum activation act)
+static void finish_row(float *out, const float *sum, const float *bias, const float *residual,
+                       int32_t n, enum activation act)
 {
     for (int32_t i = 0; i < n; i += 4) {
         int32_t left = n - i;
         float32x4_t v = load_some(sum + i, left);
-        v = bias != NULL ? vaddq_f32(v, load_some(bias + i, left)) : v;
+        v = bias ? vaddq_f32(v, load_some(bias + i, left)) : v;
         v = act != ACT_NONE ? activate4(act, v) : v;
-        v = residual != NULL ? vaddq_f32(v, load_some(residual + i, left)) : v;
+        v = residual ? vaddq_f32(v, load_some(residual + i, left)) : v;
         store_some(out + i, v, left);
     }
 }
@@ -161,6 +168,7 @@ static struct row_scan scan_row(const float *x, int32_t n)
     float32x4_t best = vdupq_n_f32(-INFINITY);
     uint32x4_t good = vdupq_n_u32(UINT32_MAX);
     int32_t i = 0;
+
     for (; i + 4 <= n; i += 4) {
         float32x4_t v = vld1q_f32(x + i);
         best = vmaxnmq_f32(best, v);
@@ -175,10 +183,12 @@ static struct row_scan scan_row(const float *x, int32_t n)
     return s;
 }
 
-/* Lanes are added up in double every 1024 elements, so that a wide vocabulary loses nothing. */
+/* Lanes are added up in double every 1024 elements, so that a wide vocabulary loses
+ * nothing. */
 static double sum_exp_row(const float *x, int32_t n, float max)
 {
     double total = 0;
+
     for (int32_t from = 0; from < n; from += 1024) {
         int32_t end = MIN(n, from + 1024);
         float32x4_t a = vdupq_n_f32(0);

@@ -2,20 +2,22 @@
  *
  * One row: l = a copy of its logits, in float32, all operations rounded singly:
  *   1. the `position` tokens in the row's blocks, of which the first n_prompt are the
- *      prompt and the rest the output:
- *      repetition r: tokens that occur in prompt or output: l > 0 ? l / r : l * r
- *      frequency f, n occurrences in the output: l -= f * n;  presence p: l -= p where n > 0
+ *      prompt and the rest the output: repetition r: tokens that occur in prompt or
+ *      output: l > 0 ? l / r : l * r frequency f, n occurrences in the output: l -= f *
+ *      n; presence p: l -= p where n > 0
  *   2. l += bias;  3. tokens that a mask leaves out: l = -infinity
- *   4. a NaN or +infinity among the l, or a greatest l of -infinity: logprobs -infinity, and
- *      token TOKEN_NO_NUMBER where the logits came like that, else TOKEN_NONE_ALLOWED
+ *   4. a NaN or +infinity among the l, or a greatest l of -infinity: logprobs
+ *      -infinity, and token TOKEN_NO_NUMBER where the logits came like that, else
+ *      TOKEN_NONE_ALLOWED
  *   5. temperature 0, or top_k 1: the greatest, the smallest id on a tie
- *   6. else z, mass and noise of kernels/noise.h; tokens of mass 0 leave;
- *      top-k: leave z below the k-th greatest (ties at the edge stay);
- *      top-p, of what is left: keep z >= v, v the greatest value that keeps a mass of at least sample_mass_goal;
+ *   6. else z, mass and noise of kernels/noise.h; tokens of mass 0 leave; top-k: leave
+ *      z below the k-th greatest (ties at the edge stay); top-p, of what is left: keep
+ *      z >= v, v the greatest value that keeps a mass of at least sample_mass_goal;
  *      min-p: keep mass >= min_p * 2^MASS_BITS
  *   7. the greatest z + noise, the smallest id on a tie.
- * logprob: log-softmax of the logits as they came, of the token drawn (SAMPLE_SCORE: of target). SAMPLE_CANDIDATES: of l after
- * step 3; its token is the best one. Best tokens: greatest first, the smallest id first on a tie, tokens at -infinity are not
+ * logprob: log-softmax of the logits as they came, of the token drawn (SAMPLE_SCORE: of
+ * target). SAMPLE_CANDIDATES: of l after step 3; its token is the best one. Best
+ * tokens: greatest first, the smallest id first on a tie, tokens at -infinity are not
  * taken; columns left over hold token -1 and -infinity.
  */
 #include <math.h>
@@ -43,6 +45,7 @@ static struct row_max greatest(const struct cpu_backend *c, const float *l, int3
 {
     struct row_scan s = c->k.scan(l, vocab);
     struct row_max m = {.value = s.max, .token = TOKEN_NO_NUMBER};
+
     if (s.bad || s.max == -INFINITY) {
         return m;
     }
@@ -63,6 +66,7 @@ enum { COUNT_PROMPT = 1, COUNT_OUTPUT = 2 }; /* what an occurrence adds, or sets
 static float penalised(float x, uint32_t count, const struct sample_row *s)
 {
     uint32_t n_output = count / COUNT_OUTPUT;
+
     if (s->repetition_penalty != 1.0f) {
         x = x > 0 ? x / s->repetition_penalty : x * s->repetition_penalty;
     }
@@ -78,12 +82,14 @@ static int32_t token_at(const struct cpu_backend *c, const struct sample_row *s,
 {
     int32_t size = c->kv.block_size;
     int32_t block = c->table[(int64_t)s->row * c->config.max_blocks_per_seq + position / size];
+
     return c->slot_token[(int64_t)block * size + position % size];
 }
 
 /* Two walks over the sequence's tokens: the first counts them, the second applies
  * each count once and clears it. */
-static void apply_penalties(float *l, int32_t vocab, const struct sample_row *s, struct cpu_backend *c, uint32_t *count)
+static void apply_penalties(float *l, int32_t vocab, const struct sample_row *s,
+                            struct cpu_backend *c, uint32_t *count)
 {
     for (int32_t i = 0; i < s->position; i++) {
         int32_t t = token_at(c, s, i);
@@ -108,12 +114,14 @@ static void apply_mask(float *l, int32_t vocab, const uint32_t *mask)
     }
 }
 
-/* The processed logits: the row itself when nothing is asked for, else made in the thread's scratch. */
-static const float *process(struct cpu_backend *c, const float *raw, int32_t vocab, const struct sample_row *s,
-                            int32_t thread)
+/* The processed logits: the row itself when nothing is asked for, else made in the
+ * thread's scratch. */
+static const float *process(struct cpu_backend *c, const float *raw, int32_t vocab,
+                            const struct sample_row *s, int32_t thread)
 {
     const struct batch *b = &c->batch;
     bool penalties = sample_penalised(s);
+
     if (!penalties && s->n_bias == 0 && s->mask_first < 0) {
         return raw;
     }
@@ -136,13 +144,16 @@ static const float *process(struct cpu_backend *c, const float *raw, int32_t voc
 
 /* ---- steps 6 and 7 ---- */
 
-/* top-k, top-p and min-p of the tokens with z > least, if those decide: false when a token below might stay. */
-static bool cut(struct cpu_backend *c, struct cpu_survivor *survivor, const float *l, int32_t vocab, float max,
-                const struct sample_row *s, float least, int32_t *ret_n)
+/* top-k, top-p and min-p of the tokens with z > least, if those decide: false when a
+ * token below might stay. */
+static bool cut(struct cpu_backend *c, struct cpu_survivor *survivor, const float *l, int32_t vocab,
+                float max, const struct sample_row *s, float least, int32_t *ret_n)
 {
     uint64_t total;
     bool all = least < -28.0f; /* e^-28 < 2^-40: no mass below */
-    int32_t n = c->k.survivors(survivor, l, vocab, max, noise_inv_temperature(s->temperature), least, &total);
+    int32_t n = c->k.survivors(survivor, l, vocab, max, noise_inv_temperature(s->temperature),
+                               least, &total);
+
     if (s->top_k > 0) {
         if (!all && n < s->top_k) {
             return false;
@@ -171,13 +182,16 @@ static bool cut(struct cpu_backend *c, struct cpu_survivor *survivor, const floa
     return true;
 }
 
-/* Gumbel-max. Noise beats `best - z` only when its bits are below 2^32 exp(z - best): most need no logarithm. */
+/* Gumbel-max. Noise beats `best - z` only when its bits are below 2^32 exp(z - best):
+ * most need no logarithm. */
 static int32_t race(const struct cpu_survivor *survivor, int32_t n, const struct sample_row *s)
 {
     uint64_t key = noise_key(s->seed, s->position);
     float best = -INFINITY;
-    double scale = 0x1p-40 * 0x1p32; /* of a mass; with exp(-best), and 1 % for rounding, an upper bound of the bits */
+    /* of a mass; with exp(-best), and 1 % for rounding, an upper bound of the bits */
+    double scale = 0x1p-40 * 0x1p32;
     int32_t token = -1;
+
     for (int32_t i = 0; i < n; i++) { /* ascending ids */
         uint32_t bits = noise_bits(key, survivor[i].token);
         if (token >= 0 && (double)bits > ((double)survivor[i].mass + 1) * scale) {
@@ -193,13 +207,15 @@ static int32_t race(const struct cpu_survivor *survivor, int32_t n, const struct
     return token;
 }
 
-/* The tokens that matter are usually few and near the best: they are looked for there first. */
-static int32_t draw(struct cpu_backend *c, struct cpu_survivor *survivor, const float *l, int32_t vocab, float max,
-                    const struct sample_row *s)
+/* The tokens that matter are usually few and near the best: they are looked for there
+ * first. */
+static int32_t draw(struct cpu_backend *c, struct cpu_survivor *survivor, const float *l,
+                    int32_t vocab, float max, const struct sample_row *s)
 {
     static const float least[] = {-8.0f, -16.0f, -INFINITY};
     bool uncut = s->top_k <= 0 && s->top_p >= 1.0f && s->min_p <= 0;
     int32_t n = 0;
+
     for (size_t i = uncut ? ARRAY_LEN(least) - 1 : 0; i < ARRAY_LEN(least); i++) {
         if (cut(c, survivor, l, vocab, max, s, least[i], &n)) {
             break;
@@ -208,9 +224,11 @@ static int32_t draw(struct cpu_backend *c, struct cpu_survivor *survivor, const 
     return race(survivor, n, s);
 }
 
-static int32_t choose(struct cpu_backend *c, const float *l, int32_t vocab, const struct sample_row *s, int32_t thread)
+static int32_t choose(struct cpu_backend *c, const float *l, int32_t vocab,
+                      const struct sample_row *s, int32_t thread)
 {
     struct row_max m = greatest(c, l, vocab);
+
     if (m.token < 0) {
         return TOKEN_NONE_ALLOWED; /* the logits as they came were looked at before */
     }
@@ -223,11 +241,13 @@ static int32_t choose(struct cpu_backend *c, const float *l, int32_t vocab, cons
 /* ---- answers ---- */
 
 /* The n best log-probabilities of l, whose log-sum-exp is lse, into columns [0, n). */
-static void write_best(struct cpu_results *r, int32_t i, const float *l, int32_t vocab, float lse, int32_t n)
+static void write_best(struct cpu_results *r, int32_t i, const float *l, int32_t vocab, float lse,
+                       int32_t n)
 {
     int32_t *token = r->top_token + (int64_t)i * r->top_stride;
     float *logprob = r->top_logprob + (int64_t)i * r->top_stride;
     int32_t found = select_best(l, vocab, n, token, logprob);
+
     for (int32_t k = 0; k < n; k++) {
         token[k] = k < found ? token[k] : -1;
         logprob[k] = k < found ? logprob[k] - lse : -INFINITY;
@@ -245,11 +265,13 @@ static void write_nothing(struct cpu_results *r, int32_t i, int32_t why, int32_t
     }
 }
 
-static void sample_candidates(struct cpu_backend *c, struct cpu_results *r, int32_t i, const float *raw, int32_t vocab,
-                              const struct sample_row *s, int32_t thread)
+static void sample_candidates(struct cpu_backend *c, struct cpu_results *r, int32_t i,
+                              const float *raw, int32_t vocab, const struct sample_row *s,
+                              int32_t thread)
 {
     const float *l = process(c, raw, vocab, s, thread);
     struct row_max m = greatest(c, l, vocab);
+
     if (m.token < 0) {
         bool sound = l != raw && greatest(c, raw, vocab).token >= 0;
         write_nothing(r, i, sound ? TOKEN_NONE_ALLOWED : TOKEN_NO_NUMBER, s->n_candidates);
@@ -271,14 +293,16 @@ static void sample_row(void *arg, int32_t task, int32_t thread)
     int32_t vocab = job->logits.cols;
     const float *raw = mat_row_const(job->logits, s->logits_row - job->first_logits);
     int32_t n_best = MAX(s->n_logprobs, 0);
+
     if (s->kind == SAMPLE_CANDIDATES) {
         sample_candidates(c, r, i, raw, vocab, s, thread);
         return;
     }
     struct row_max m = greatest(c, raw, vocab);
-    int32_t token = m.token < 0               ? TOKEN_NO_NUMBER
-                    : s->kind == SAMPLE_SCORE ? s->target
-                                              : choose(c, process(c, raw, vocab, s, thread), vocab, s, thread);
+    int32_t token = m.token < 0 ? TOKEN_NO_NUMBER
+                    : s->kind == SAMPLE_SCORE
+                        ? s->target
+                        : choose(c, process(c, raw, vocab, s, thread), vocab, s, thread);
     if (token < 0 || token >= vocab) {
         write_nothing(r, i, MIN(token, TOKEN_NO_NUMBER), n_best);
         return;
@@ -301,7 +325,7 @@ static int prepare(struct cpu_backend *c, int32_t vocab)
     c->sample_logits = cpu_alloc(c, n * sizeof(*c->sample_logits));
     c->sample_count = cpu_alloc(c, n * sizeof(*c->sample_count));
     c->survivor = cpu_alloc(c, n * sizeof(*c->survivor));
-    if (c->sample_logits == NULL || c->sample_count == NULL || c->survivor == NULL) {
+    if (!c->sample_logits || !c->sample_count || !c->survivor) {
         return ERR_NOMEM;
     }
     c->sample_vocab = vocab;
@@ -312,6 +336,7 @@ void cpu_sample(struct backend *b, struct mat logits, int32_t first)
 {
     struct cpu_backend *c = cpu_of(b);
     const struct batch *batch = &c->batch;
+
     if (cpu_draws(c) && prepare(c, logits.cols) < 0) {
         cpu_fail(c, ERR_NOMEM, "out of memory for sampling");
         return;

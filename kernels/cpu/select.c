@@ -1,6 +1,7 @@
-/* Threshold selection by radix: sample_order maps z to an integer that orders alike; eleven, eleven and ten bits at a
- * time, a histogram of counts (top-k) or of masses (top-p) tells which bucket holds the threshold. Three passes over
- * the survivors, whatever the distribution, and the same answer in any order of them.
+/* Threshold selection by radix: sample_order maps z to an integer that orders alike;
+ * eleven, eleven and ten bits at a time, a histogram of counts (top-k) or of masses
+ * (top-p) tells which bucket holds the threshold. Three passes over the survivors,
+ * whatever the distribution, and the same answer in any order of them.
  */
 #include "kernels/cpu/select.h"
 
@@ -11,13 +12,14 @@
 
 enum { RADIX_BITS = 11, RADIX_BUCKETS = 1 << RADIX_BITS };
 
-/* The greatest key t such that the weights of the survivors with key >= t sum to at least `goal` (1 <= goal <= the
- * sum of all). Weight: 1 each, or the mass. */
+/* The greatest key t such that the weights of the survivors with key >= t sum to at
+ * least `goal` (1 <= goal <= the sum of all). Weight: 1 each, or the mass. */
 static uint32_t threshold_key(const struct cpu_survivor *s, int32_t n, uint64_t goal, bool by_mass)
 {
     static const int shifts[] = {21, 10, 0};
     uint32_t prefix = 0;
     uint32_t decided = 0; /* mask of the bits that `prefix` holds */
+
     for (size_t pass = 0; pass < ARRAY_LEN(shifts); pass++) {
         uint64_t bucket[RADIX_BUCKETS] = {0};
         int bits = pass == 2 ? 10 : RADIX_BITS;
@@ -41,6 +43,7 @@ static uint32_t threshold_key(const struct cpu_survivor *s, int32_t n, uint64_t 
 static int32_t keep_from(struct cpu_survivor *s, int32_t n, uint32_t key)
 {
     int32_t kept = 0;
+
     for (int32_t i = 0; i < n; i++) {
         if (sample_order(s[i].z) >= key) {
             s[kept++] = s[i];
@@ -62,6 +65,7 @@ int32_t select_top_p(struct cpu_survivor *s, int32_t n, uint64_t goal)
 uint64_t survivor_mass(const struct cpu_survivor *s, int32_t n)
 {
     uint64_t total = 0;
+
     for (int32_t i = 0; i < n; i++) {
         total += s[i].mass;
     }
@@ -80,12 +84,14 @@ static bool worse(const struct heap *h, int32_t a, int32_t b)
 {
     float x = h->v[h->index[a]];
     float y = h->v[h->index[b]];
+
     return x < y || (x == y && h->index[a] > h->index[b]);
 }
 
 static void heap_swap(struct heap *h, int32_t a, int32_t b)
 {
     int32_t t = h->index[a];
+
     h->index[a] = h->index[b];
     h->index[b] = t;
 }
@@ -113,9 +119,11 @@ static void heap_rise(struct heap *h, int32_t at)
     }
 }
 
-int32_t select_best(const float *v, int32_t n_values, int32_t n, int32_t *ret_index, float *ret_value)
+int32_t select_best(const float *v, int32_t n_values, int32_t n, int32_t *ret_index,
+                    float *ret_value)
 {
     struct heap h = {.v = v, .index = ret_index};
+
     for (int32_t i = 0; i < n_values && n > 0; i++) {
         if (h.n == n ? v[i] > v[h.index[0]] : v[i] > -INFINITY) {
             if (h.n < n) {

@@ -1,13 +1,16 @@
-/* Weights are read where their file is mapped, so that a server is ready before they are copied; then a thread of its own moves them
- * into 2 MiB pages while steps run.
+/* Weights are read where their file is mapped, so that a server is ready before they
+ * are copied; then a thread of its own moves them into 2 MiB pages while steps run.
  *
- * Pages of a mapped file are 4 KiB, and streaming through them costs a decode step up to a quarter in TLB misses. So whole 2 MiB
- * of a weight at a time are copied aside and the copy is put in the file's place (mremap): the addresses stay, a step that
- * reads them meanwhile finds the same values before and after, or waits in the page fault for the two to be exchanged. What lies between
- * two weights of one file goes along, so that little but the file's ends stays as it is. Weights of less than LARGE_BYTES are
+ * Pages of a mapped file are 4 KiB, and streaming through them costs a decode step up
+ * to a quarter in TLB misses. So whole 2 MiB of a weight at a time are copied aside and
+ * the copy is put in the file's place (mremap): the addresses stay, a step that reads
+ * them meanwhile finds the same values before and after, or waits in the page fault for
+ * the two to be exchanged. What lies between two weights of one file goes along, so
+ * that little but the file's ends stays as it is. Weights of less than LARGE_BYTES are
  * copied at once instead (memory.c): a model of such ones is small.
  *
- * On machines with several memory nodes nothing is read in place: there the threads that read a row copy it, each near itself.
+ * On machines with several memory nodes nothing is read in place: there the threads
+ * that read a row copy it, each near itself.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -51,8 +54,9 @@ static bool huge_pages(void)
 {
     char text[64] = "";
     FILE *f = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "re");
-    bool ok = f != NULL && fgets(text, sizeof(text), f) != NULL && strstr(text, "[never]") == NULL;
-    if (f != NULL) {
+    bool ok = f && fgets(text, sizeof(text), f) && !strstr(text, "[never]");
+
+    if (f) {
         fclose(f);
     }
     return ok;
@@ -64,13 +68,15 @@ bool cpu_reads_in_place(const struct weight_desc *d, int64_t stride)
 {
     const struct weight_piece *p = d->piece;
     bool large = (int64_t)d->rows * stride * dtype_bytes(d->dtype) >= LARGE_BYTES;
-    if (!d->mapped || !large || d->n_pieces == 0 || (d->kind != WEIGHT_LINEAR && d->kind != WEIGHT_EMBEDDING)) {
+
+    if (!d->mapped || !large || d->n_pieces == 0 ||
+        (d->kind != WEIGHT_LINEAR && d->kind != WEIGHT_EMBEDDING)) {
         return false;
     }
     const char *end = p->data;
     for (int32_t i = 0; i < d->n_pieces; i++) {
-        if (p[i].data != end || p[i].transposed || p[i].dtype != d->dtype || p[i].stride != stride ||
-            p[i].cols != stride) {
+        if (p[i].data != end || p[i].transposed || p[i].dtype != d->dtype ||
+            p[i].stride != stride || p[i].cols != stride) {
             return false;
         }
         end += (int64_t)p[i].rows * stride * dtype_bytes(d->dtype);
@@ -81,19 +87,20 @@ bool cpu_reads_in_place(const struct weight_desc *d, int64_t stride)
 int cpu_settle_later(struct cpu_backend *c, const void *data, int64_t n_bytes, struct err *e)
 {
     struct cpu_settle *s = c->settle;
-    if (s == NULL) {
+
+    if (!s) {
         s = c->settle = calloc(1, sizeof(*s));
     }
-    if (s != NULL && s->n == s->cap) {
+    if (s && s->n == s->cap) {
         int32_t cap = MAX(2 * s->cap, 64);
         struct span *span = realloc(s->span, (size_t)cap * sizeof(*span));
-        if (span == NULL) {
+        if (!span) {
             return err_nomem(e, "list of weights");
         }
         s->span = span;
         s->cap = cap;
     }
-    if (s == NULL) {
+    if (!s) {
         return err_nomem(e, "list of weights");
     }
     s->span[s->n++] = (struct span){.at = (char *)(uintptr_t)data, .n_bytes = (size_t)n_bytes};
@@ -103,7 +110,7 @@ int cpu_settle_later(struct cpu_backend *c, const void *data, int64_t n_bytes, s
 
 int64_t cpu_settle_waiting_bytes(const struct cpu_backend *c)
 {
-    return c->settle != NULL ? c->settle->waiting_bytes : 0;
+    return c->settle ? c->settle->waiting_bytes : 0;
 }
 
 /* ---- the move ---- */
@@ -112,36 +119,42 @@ static int by_address(const void *a, const void *b)
 {
     const struct span *x = a;
     const struct span *y = b;
+
     return x->at < y->at ? -1 : x->at > y->at;
 }
 
-/* Whether [from, to) lies in one mapping of a file that nobody writes: only such bytes may be exchanged for a copy. */
+/* Whether [from, to) lies in one mapping of a file that nobody writes: only such bytes
+ * may be exchanged for a copy. */
 static bool in_one_file(const char *from, const char *to)
 {
     FILE *f = fopen("/proc/self/maps", "re");
     char line[512], mode[5];
     unsigned long begin, end, inode;
     bool found = false;
-    while (f != NULL && !found && fgets(line, sizeof(line), f) != NULL) {
-        found = sscanf(line, "%lx-%lx %4s %*x %*s %lu", &begin, &end, mode, &inode) == 4 && inode != 0 &&
-                strcmp(mode, "r--p") == 0 && begin <= (uintptr_t)from && (uintptr_t)to <= end;
+
+    while (f && !found && fgets(line, sizeof(line), f)) {
+        found = sscanf(line, "%lx-%lx %4s %*x %*s %lu", &begin, &end, mode, &inode) == 4 &&
+                inode != 0 && strcmp(mode, "r--p") == 0 && begin <= (uintptr_t)from &&
+                (uintptr_t)to <= end;
     }
-    if (f != NULL) {
+    if (f) {
         fclose(f);
     }
     return found;
 }
 
-/* Sorted, and neighbours joined: rows of one weight may end in the 2 MiB where the next begins. */
+/* Sorted, and neighbours joined: rows of one weight may end in the 2 MiB where the next
+ * begins. */
 static void join_spans(struct cpu_settle *s)
 {
     int32_t n = 0;
+
     qsort(s->span, (size_t)s->n, sizeof(*s->span), by_address);
     for (int32_t i = 0; i < s->n; i++) {
         struct span *last = n > 0 ? &s->span[n - 1] : NULL;
-        char *end = last != NULL ? last->at + last->n_bytes : NULL;
+        char *end = last ? last->at + last->n_bytes : NULL;
         int64_t gap = s->span[i].at - end;
-        if (last != NULL && (gap == 0 || (gap <= GAP_BYTES && in_one_file(end, s->span[i].at)))) {
+        if (last && (gap == 0 || (gap <= GAP_BYTES && in_one_file(end, s->span[i].at)))) {
             last->n_bytes += (size_t)gap + s->span[i].n_bytes;
             s->waiting_bytes += gap;
         } else {
@@ -151,11 +164,13 @@ static void join_spans(struct cpu_settle *s)
     s->n = n;
 }
 
-/* Put 2 MiB pages of the same contents in the place of [at, at + n_bytes), whole ones. */
+/* Put 2 MiB pages of the same contents in the place of [at, at + n_bytes), whole
+ * ones. */
 static bool move_chunk(struct cpu_settle *s, char *at, size_t n_bytes)
 {
     char *copy = cpu_map_huge(n_bytes);
-    if (copy == NULL) {
+
+    if (!copy) {
         return false;
     }
     for (size_t i = 0; i < n_bytes && !s->stop; i += CPU_HUGE_BYTES) {
@@ -172,8 +187,11 @@ static bool move_chunk(struct cpu_settle *s, char *at, size_t n_bytes)
 static bool move_span(struct cpu_settle *s, const struct span *span)
 {
     char *end = span->at + span->n_bytes;
+
     end -= (uintptr_t)end % CPU_HUGE_BYTES;
-    for (char *at = span->at + (CPU_HUGE_BYTES - (uintptr_t)span->at % CPU_HUGE_BYTES) % CPU_HUGE_BYTES; at < end;) {
+    for (char *at =
+             span->at + (CPU_HUGE_BYTES - (uintptr_t)span->at % CPU_HUGE_BYTES) % CPU_HUGE_BYTES;
+         at < end;) {
         size_t n = MIN((size_t)(end - at), CHUNK_BYTES);
         if (!move_chunk(s, at, n)) {
             return false;
@@ -188,6 +206,7 @@ static void *settle_main(void *arg)
 {
     struct cpu_settle *s = arg;
     bool ok = true;
+
     pthread_setname_np(pthread_self(), "quire-settle");
     setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
     join_spans(s);
@@ -198,7 +217,8 @@ static void *settle_main(void *arg)
     if (ok) {
         log_event(LOG_DEBUG, "weights moved into large pages");
     } else if (!s->stop) {
-        log_event(LOG_WARN, "weights stay in the small pages of their file", LOG_STR("because", strerror(errno)));
+        log_event(LOG_WARN, "weights stay in the small pages of their file",
+                  LOG_STR("because", strerror(errno)));
     }
     return NULL;
 }
@@ -206,7 +226,8 @@ static void *settle_main(void *arg)
 int cpu_settle_start(struct cpu_backend *c, struct err *e)
 {
     struct cpu_settle *s = c->settle;
-    if (s == NULL || s->started) {
+
+    if (!s || s->started) {
         return 0;
     }
     if (!huge_pages()) {
@@ -222,7 +243,7 @@ int cpu_settle_start(struct cpu_backend *c, struct err *e)
 
 void cpu_settle_free(struct cpu_settle *s)
 {
-    if (s == NULL) {
+    if (!s) {
         return;
     }
     s->stop = true;

@@ -1,10 +1,11 @@
-/* What a stage of a pipeline hands to the next (pipeline.h), on the CPU: the residual stream of a part of a step. */
+/* What a stage of a pipeline hands to the next (pipeline.h), on the CPU: the residual
+ * stream of a part of a step. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/pipeline.h"
 
 static bool usable(const struct cpu_backend *c)
 {
-    return c->config.pipeline != NULL && c->failed.code == 0;
+    return c->config.pipeline && c->failed.code == 0;
 }
 
 static void check(struct cpu_backend *c, int rc, const struct err *e)
@@ -18,6 +19,7 @@ static void check(struct cpu_backend *c, int rc, const struct err *e)
 static size_t run_of(struct mat x, int32_t *ret_runs)
 {
     bool whole = x.stride == x.cols;
+
     *ret_runs = whole ? 1 : x.rows;
     return (size_t)(whole ? (int64_t)x.rows * x.cols : x.cols) * sizeof(float);
 }
@@ -29,6 +31,7 @@ void cpu_stage_receive(struct backend *b, struct mat x)
     struct err e;
     int32_t n;
     size_t n_bytes = run_of(x, &n);
+
     for (int32_t r = 0; r < n && usable(c); r++) {
         check(c, p->ops->receive(p, mat_row(x, r), n_bytes, &e), &e);
     }
@@ -41,6 +44,7 @@ void cpu_stage_send(struct backend *b, struct mat x)
     struct err e;
     int32_t n;
     size_t n_bytes = run_of(x, &n);
+
     for (int32_t r = 0; r < n && usable(c); r++) {
         check(c, p->ops->send(p, p->at.rank, mat_row_const(x, r), n_bytes, &e), &e);
     }

@@ -1,7 +1,8 @@
 /* A step's state on the CPU: the batch's copy, block copies, block tables, results.
  *
- * Everything is done when step_end returns; step_wait only hands out the oldest results not asked for. The tokens of
- * the step before stay in `tokens`, where token_src looks them up.
+ * Everything is done when step_end returns; step_wait only hands out the oldest results
+ * not asked for. The tokens of the step before stay in `tokens`, where token_src looks
+ * them up.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +17,8 @@ struct cpu_results *cpu_results_now(struct cpu_backend *c)
 int32_t cpu_input_token(const struct cpu_backend *c, int32_t i)
 {
     const struct step_tokens *before = stage_tokens_before(&c->tokens);
-    int32_t src = c->batch.token_src != NULL ? c->batch.token_src[i] : -1;
+    int32_t src = c->batch.token_src ? c->batch.token_src[i] : -1;
+
     if (src < 0) {
         return c->batch.token[i];
     }
@@ -27,13 +29,14 @@ int cpu_steps_init(struct cpu_backend *c, struct err *e)
 {
     size_t n = (size_t)MAX(c->config.max_samples, 1);
     size_t table = (size_t)c->config.max_seqs * (size_t)MAX(c->config.max_blocks_per_seq, 1);
+
     c->table = cpu_alloc(c, table * sizeof(*c->table));
     bool ok = c->table != NULL;
     for (int i = 0; i < CPU_RESULTS; i++) {
         struct cpu_results *r = &c->results[i];
         r->token = cpu_alloc(c, n * sizeof(*r->token));
         r->logprob = cpu_alloc(c, n * sizeof(*r->logprob));
-        ok = ok && r->token != NULL && r->logprob != NULL;
+        ok = ok && r->token && r->logprob != NULL;
     }
     return ok ? stage_tokens_init(&c->tokens, c->config.pipeline, c->config.max_samples, e)
               : err_nomem(e, "block tables and results");
@@ -55,7 +58,8 @@ struct batch_array {
     size_t n_bytes;
 };
 
-/* Point c->batch's arrays at copies of them. The arena grows to the largest step seen and stays. */
+/* Point c->batch's arrays at copies of them. The arena grows to the largest step seen
+ * and stays. */
 static int copy_arrays(struct cpu_backend *c, struct err *e)
 {
     struct batch *b = &c->batch;
@@ -65,12 +69,13 @@ static int copy_arrays(struct cpu_backend *c, struct err *e)
 #undef X
     };
     size_t total = 0;
+
     for (size_t i = 0; i < ARRAY_LEN(array); i++) {
         total += (array[i].n_bytes + 15) / 16 * 16;
     }
     if (total > c->arena_bytes) {
         char *bigger = realloc(c->arena, total * 2);
-        if (bigger == NULL) {
+        if (!bigger) {
             return err_nomem(e, "a step");
         }
         c->arena = bigger;
@@ -78,7 +83,7 @@ static int copy_arrays(struct cpu_backend *c, struct err *e)
     }
     size_t at = 0;
     for (size_t i = 0; i < ARRAY_LEN(array); i++) {
-        if (*array[i].at != NULL && array[i].n_bytes > 0) {
+        if (*array[i].at && array[i].n_bytes > 0) {
             memcpy(c->arena + at, *array[i].at, array[i].n_bytes);
             *array[i].at = c->arena + at;
         }
@@ -90,17 +95,21 @@ static int copy_arrays(struct cpu_backend *c, struct err *e)
 static int check_batch(const struct cpu_backend *c, const struct batch *b, struct err *e)
 {
     const struct backend_config *k = &c->config;
-    if (b->n_tokens < 0 || b->n_tokens > k->max_tokens || b->n_seqs < 0 || b->n_seqs > k->max_seqs ||
-        b->n_samples < 0 || b->first_sample < 0 || b->n_samples > k->max_samples - b->first_sample) {
+
+    if (b->n_tokens < 0 || b->n_tokens > k->max_tokens || b->n_seqs < 0 ||
+        b->n_seqs > k->max_seqs || b->n_samples < 0 || b->first_sample < 0 ||
+        b->n_samples > k->max_samples - b->first_sample) {
         return err_set(e, ERR_INVALID,
-                       "cpu: step %llu is too large: %d tokens (of %d), %d sequences (of %d), %d samples (of %d)",
-                       (unsigned long long)b->step, b->n_tokens, k->max_tokens, b->n_seqs, k->max_seqs, b->n_samples,
-                       k->max_samples);
+                       "cpu: step %llu is too large: %d tokens (of %d), %d sequences (of %d), %d "
+                       "samples (of %d)",
+                       (unsigned long long)b->step, b->n_tokens, k->max_tokens, b->n_seqs,
+                       k->max_seqs, b->n_samples, k->max_samples);
     }
     for (int32_t i = 0; i < b->n_table_update; i++) {
         const struct table_update *u = &b->table_update[i];
         if (u->row < 0 || u->row >= k->max_seqs || u->index < 0 || u->count < 0 ||
-            u->count > k->max_blocks_per_seq - u->index || u->first < 0 || u->count > b->n_table_block - u->first) {
+            u->count > k->max_blocks_per_seq - u->index || u->first < 0 ||
+            u->count > b->n_table_block - u->first) {
             return err_set(e, ERR_INVALID, "cpu: step %llu: block-table update out of range",
                            (unsigned long long)b->step);
         }
@@ -122,6 +131,7 @@ static int prepare_results(struct cpu_backend *c, struct err *e)
     struct cpu_results *r = cpu_results_now(c);
     const struct batch *b = &c->batch;
     int32_t stride = 0;
+
     for (int32_t i = 0; i < b->n_samples; i++) {
         const struct sample_row *s = &b->sample[i];
         stride = MAX(stride, s->kind == SAMPLE_CANDIDATES ? s->n_candidates : s->n_logprobs);
@@ -132,7 +142,7 @@ static int prepare_results(struct cpu_backend *c, struct err *e)
         free(r->top_logprob);
         r->top_token = malloc((size_t)need * sizeof(*r->top_token));
         r->top_logprob = malloc((size_t)need * sizeof(*r->top_logprob));
-        r->top_cap = r->top_token != NULL && r->top_logprob != NULL ? need : 0;
+        r->top_cap = r->top_token && r->top_logprob ? need : 0;
         if (r->top_cap == 0) {
             return err_nomem(e, "the best tokens of a step");
         }
@@ -159,10 +169,11 @@ static struct pool_view host_pool(const struct cpu_backend *c)
     return (struct pool_view){c->kv_host, c->slot_token + (int64_t)c->n_blocks * c->kv.block_size};
 }
 
-static void copy_blocks(struct cpu_backend *c, const struct block_copy *copy, int32_t n, struct pool_view to,
-                        struct pool_view from)
+static void copy_blocks(struct cpu_backend *c, const struct block_copy *copy, int32_t n,
+                        struct pool_view to, struct pool_view from)
 {
     size_t bytes = (size_t)kv_layout_block_bytes(&c->kv), size = (size_t)c->kv.block_size;
+
     for (int32_t i = 0; i < n; i++) {
         size_t dst = (size_t)copy[i].dst, src = (size_t)copy[i].src;
         memcpy(to.kv + bytes * dst, from.kv + bytes * src, bytes);
@@ -183,10 +194,11 @@ static void note_tokens(struct cpu_backend *c)
 static void update_tables(struct cpu_backend *c)
 {
     const struct batch *b = &c->batch;
+
     for (int32_t i = 0; i < b->n_table_update; i++) {
         const struct table_update *u = &b->table_update[i];
-        memcpy(c->table + (int64_t)u->row * c->config.max_blocks_per_seq + u->index, b->table_block + u->first,
-               (size_t)u->count * sizeof(*c->table));
+        memcpy(c->table + (int64_t)u->row * c->config.max_blocks_per_seq + u->index,
+               b->table_block + u->first, (size_t)u->count * sizeof(*c->table));
     }
 }
 
@@ -194,6 +206,7 @@ int cpu_step_begin(struct backend *b, const struct batch *batch, struct err *e)
 {
     struct cpu_backend *c = cpu_of(b);
     int rc = check_batch(c, batch, e);
+
     if (rc < 0) {
         return rc;
     }
@@ -215,7 +228,7 @@ int cpu_step_begin(struct backend *b, const struct batch *batch, struct err *e)
         cpu_fail(c, rc, why.text); /* step_end tells */
     }
     update_tables(c);
-    if (c->kv_data != NULL) {
+    if (c->kv_data) {
         copy_blocks(c, c->batch.swap_out, c->batch.n_swap_out, host_pool(c), device_pool(c));
         copy_blocks(c, c->batch.swap_in, c->batch.n_swap_in, device_pool(c), host_pool(c));
         copy_blocks(c, c->batch.copy, c->batch.n_copy, device_pool(c), device_pool(c));
@@ -227,9 +240,12 @@ int cpu_step_begin(struct backend *b, const struct batch *batch, struct err *e)
 int cpu_step_end(struct backend *b, struct err *e)
 {
     struct cpu_backend *c = cpu_of(b);
+
     c->in_step = false;
     struct err why;
-    int rc = c->failed.code != 0 ? 0 : stage_tokens_end(&c->tokens, &c->batch, cpu_results_now(c)->token, &why);
+    int rc = c->failed.code != 0
+                 ? 0
+                 : stage_tokens_end(&c->tokens, &c->batch, cpu_results_now(c)->token, &why);
     if (rc < 0) {
         cpu_fail(c, rc, why.text);
     }
@@ -243,6 +259,7 @@ int cpu_step_end(struct backend *b, struct err *e)
 int cpu_step_wait(struct backend *b, struct results *ret, struct err *e)
 {
     struct cpu_backend *c = cpu_of(b);
+
     if (c->n_waited == c->n_begun) {
         return err_set(e, ERR_INVALID, "cpu: no step to wait for");
     }

@@ -1,23 +1,32 @@
-/* Inner products with AVX-512's bfloat16 instruction: 32 products a lane group at a time, rows as stored, x rounded to bfloat16
- * (which is what a GPU's activations are with bfloat16 weights). Other types go as in tile_avx512.c.
+/* Inner products with AVX-512's bfloat16 instruction: 32 products a lane group at a
+ * time, rows as stored, x rounded to bfloat16 (which is what a GPU's activations are
+ * with bfloat16 weights). Other types go as in tile_avx512.c.
  */
 #include "kernels/cpu/avx512.h"
 
 #ifdef __AVX512BF16__
 
-enum { K_BLOCK = 2048, ROWS_1 = 4, ROWS_2 = 8, ROWS_3 = 6, ROWS_4 = 6, TILE_SUMS = FLOAT_TILE_SUMS };
+enum {
+    K_BLOCK = 2048,
+    ROWS_1 = 4,
+    ROWS_2 = 8,
+    ROWS_3 = 6,
+    ROWS_4 = 6,
+    TILE_SUMS = FLOAT_TILE_SUMS
+};
 
 static int32_t packed_bytes(enum dtype t)
 {
     return t == DTYPE_BF16 ? 2 : 4;
 }
 
-INLINE void bf16_tile(float *sum, const char *const *w, const uint16_t *x, const int n_w, const int n_x,
-                      int32_t n_chunks, bool add, struct fetch *fetch)
+INLINE void bf16_tile(float *sum, const char *const *w, const uint16_t *x, const int n_w,
+                      const int n_x, int32_t n_chunks, bool add, struct fetch *fetch)
 {
     __m512 acc[TILE_SUMS];
     struct fetch ahead = *fetch;
     const char *row[8];
+
 #pragma GCC unroll 24
     for (int i = 0; i < n_w * n_x; i++) {
         acc[i] = _mm512_setzero_ps();
@@ -47,8 +56,8 @@ INLINE void bf16_tile(float *sum, const char *const *w, const uint16_t *x, const
     put_tile(sum, acc, n_w, n_x, add);
 }
 
-INLINE void tile(float *sum, const char *const *w, const void *x, const enum dtype t, const int n_w, const int n_x,
-                 int32_t n_chunks, bool add, struct fetch *fetch)
+INLINE void tile(float *sum, const char *const *w, const void *x, const enum dtype t, const int n_w,
+                 const int n_x, int32_t n_chunks, bool add, struct fetch *fetch)
 {
     if (t == DTYPE_BF16) {
         bf16_tile(sum, w, x, n_w, n_x, n_chunks, add, fetch);
@@ -82,7 +91,8 @@ static void pack(void *out, const float *const *x, int32_t n_x, int32_t n, enum 
 
 void cpu_tiles_avx512bf16(struct cpu_kernels *k)
 {
-    k->linear = (struct cpu_tiles){.k_block = K_BLOCK, .packed_bytes = packed_bytes, .pack = pack, .dots = dots};
+    k->linear = (struct cpu_tiles){
+        .k_block = K_BLOCK, .packed_bytes = packed_bytes, .pack = pack, .dots = dots};
 }
 
 #endif

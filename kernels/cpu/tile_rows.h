@@ -1,20 +1,26 @@
-/* What the tile files share: rows of w in groups of the tile's height, blocks of K_BLOCK elements, a function a type.
+/* What the tile files share: rows of w in groups of the tile's height, blocks of
+ * K_BLOCK elements, a function a type.
  *
  * Included once by each tile_*.c after it has defined, for its instruction set,
- *     tile(sum, w, x, t, n_w, n_x, n_chunks, add, fetch)    inlined; t, n_w and n_x constant; moves fetch->row on
- *     packed_bytes(t), K_BLOCK, ROWS_1 .. ROWS_4 (rows of w in a tile of so many rows of x), TILE_SUMS (the most sums)
+ *     tile(sum, w, x, t, n_w, n_x, n_chunks, add, fetch)
+ *         inlined; t, n_w and n_x constant; moves fetch->row on
+ *     packed_bytes(t), K_BLOCK, TILE_SUMS (the most sums),
+ *     ROWS_1 .. ROWS_4 (rows of w in a tile of so many rows of x)
  * and it defines `dots` of kernels.h.
  */
 #ifdef INLINE
 
 enum { TILE_MAX_ROWS = 8 };
 
-/* All rows of w, n_w at a time; the last group is filled up with its last row, whose surplus sums are dropped. */
-INLINE void all_rows(float *sum, const struct dot_rows *w, const char *x, const enum dtype t, const int n_w,
-                     const int n_x, int32_t n_chunks, bool add, const struct prefetch *ahead)
+/* All rows of w, n_w at a time; the last group is filled up with its last row, whose
+ * surplus sums are dropped. */
+INLINE void all_rows(float *sum, const struct dot_rows *w, const char *x, const enum dtype t,
+                     const int n_w, const int n_x, int32_t n_chunks, bool add,
+                     const struct prefetch *ahead)
 {
     int64_t offset = w->first * dtype_bytes(t);
     int32_t fetch_at = ahead->phase; /* the next row to be fetched at ahead->distance */
+
     for (int32_t i = 0; i < w->n; i += n_w) {
         const char *row[TILE_MAX_ROWS];
         float last[TILE_SUMS + 4];
@@ -42,8 +48,8 @@ INLINE void all_rows(float *sum, const struct dot_rows *w, const char *x, const 
     }
 }
 
-INLINE void dots_type(float *sum, const struct dot_rows *w, const void *x, const enum dtype t, int32_t n_x,
-                      int32_t n_chunks, bool add, const struct prefetch *ahead)
+INLINE void dots_type(float *sum, const struct dot_rows *w, const void *x, const enum dtype t,
+                      int32_t n_x, int32_t n_chunks, bool add, const struct prefetch *ahead)
 {
     switch (n_x) {
     case 1:
@@ -61,26 +67,26 @@ INLINE void dots_type(float *sum, const struct dot_rows *w, const void *x, const
     }
 }
 
-static void dots_bf16(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks, bool add,
-                      const struct prefetch *ahead)
+static void dots_bf16(float *sum, const struct dot_rows *w, const void *x, int32_t n_x,
+                      int32_t n_chunks, bool add, const struct prefetch *ahead)
 {
     dots_type(sum, w, x, DTYPE_BF16, n_x, n_chunks, add, ahead);
 }
 
-static void dots_f16(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks, bool add,
-                     const struct prefetch *ahead)
+static void dots_f16(float *sum, const struct dot_rows *w, const void *x, int32_t n_x,
+                     int32_t n_chunks, bool add, const struct prefetch *ahead)
 {
     dots_type(sum, w, x, DTYPE_F16, n_x, n_chunks, add, ahead);
 }
 
-static void dots_f32(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks, bool add,
-                     const struct prefetch *ahead)
+static void dots_f32(float *sum, const struct dot_rows *w, const void *x, int32_t n_x,
+                     int32_t n_chunks, bool add, const struct prefetch *ahead)
 {
     dots_type(sum, w, x, DTYPE_F32, n_x, n_chunks, add, ahead);
 }
 
-static void dots(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks, bool add,
-                 const struct prefetch *ahead)
+static void dots(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks,
+                 bool add, const struct prefetch *ahead)
 {
     if (w->dtype == DTYPE_BF16) {
         dots_bf16(sum, w, x, n_x, n_chunks, add, ahead);

@@ -1,5 +1,6 @@
-/* Attention for any head size, type and block size: one warp a (token, head). The path of shapes that the tensor
- * core kernels do not take, and what those are compared with on the device.
+/* Attention for any head size, type and block size: one warp a (token, head). The path
+ * of shapes that the tensor core kernels do not take, and what those are compared with
+ * on the device.
  */
 #include "kernels/cuda/common.cuh"
 
@@ -7,30 +8,36 @@ enum { PLAIN_WARPS = 4, PLAIN_MAX_PER_LANE = 16 }; /* head sizes up to 512 */
 
 template <typename T>
 __global__ void __launch_bounds__(PLAIN_WARPS * 32)
-attn_plain_kernel(attn_args a, step_arrays s, int32_t first_seq, int32_t n_seqs, int32_t first_token)
+    attn_plain_kernel(attn_args a, step_arrays s, int32_t first_seq, int32_t n_seqs,
+                      int32_t first_token)
 {
     extern __shared__ float shared_q[]; /* [PLAIN_WARPS][head_dim] */
+
     pdl_release();
     pdl_wait();
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, d = a.kv.head_dim;
     int token = first_token + blockIdx.x, head = blockIdx.y * PLAIN_WARPS + warp;
-    if (head >= a.n_heads)
+    if (head >= a.n_heads) {
         return;
-    int lo = first_seq, hi = first_seq + n_seqs - 1; /* the last sequence that starts at or before the token */
+    }
+    /* the last sequence that starts at or before the token */
+    int lo = first_seq, hi = first_seq + n_seqs - 1;
     while (lo < hi) {
         int mid = (lo + hi + 1) / 2;
-        if (s.q_start[mid] <= token)
+        if (s.q_start[mid] <= token) {
             lo = mid;
-        else
+        } else {
             hi = mid - 1;
+        }
     }
     int position = s.kv_len[lo] - (s.q_start[lo + 1] - token); /* of the query in its sequence */
     int begin = a.window > 0 && position + 1 > a.window ? position + 1 - a.window : 0;
     const T *q = (const T *)a.qkv + token * a.qkv_stride + (int64_t)head * d;
     T *out = (T *)a.out + token * a.out_stride + (int64_t)head * d;
     float *my_q = shared_q + warp * d;
-    for (int i = lane; i < d; i += 32)
+    for (int i = lane; i < d; i += 32) {
         my_q[i] = to_float(q[i]);
+    }
     __syncwarp();
     int kv_head = head / (a.n_heads / a.kv.n_kv_heads);
     const T *keys = (const T *)a.kv.base + a.layer * a.kv.layer_stride + kv_head * a.kv.head_stride;
@@ -45,18 +52,21 @@ attn_plain_kernel(attn_args a, step_arrays s, int32_t first_seq, int32_t n_seqs,
             const T *k = keys + block * a.kv.block_stride;
             int in_block = t % a.kv.block_size;
             float dot = 0.0f;
-            for (int i = 0; i < d; i++)
+            for (int i = 0; i < d; i++) {
                 dot += my_q[i] * to_float(k[kv_offset(a.kv, in_block, i)]);
+            }
             score = dot * a.scale;
-            if (a.softcap > 0.0f)
+            if (a.softcap > 0.0f) {
                 score = a.softcap * tanhf(score / a.softcap);
+            }
         }
         float new_best = fmaxf(best, warp_max(score));
         float p = t <= position ? expf(score - new_best) : 0.0f, keep = expf(best - new_best);
         best = new_best;
         sum = sum * keep + warp_sum(p);
-        for (int j = 0; j < PLAIN_MAX_PER_LANE; j++)
+        for (int j = 0; j < PLAIN_MAX_PER_LANE; j++) {
             acc[j] *= keep;
+        }
         int n = min(32, position - first + 1);
         for (int j = 0; j < n; j++) {
             float pj = __shfl_sync(0xffffffffu, p, j);
@@ -64,21 +74,29 @@ attn_plain_kernel(attn_args a, step_arrays s, int32_t first_seq, int32_t n_seqs,
             const T *v = keys + bj * a.kv.block_stride + a.kv.kv_stride;
             int in_block = (first + j) % a.kv.block_size;
 #pragma unroll
-            for (int i = 0; i < PLAIN_MAX_PER_LANE; i++)
-                if (i * 32 + lane < d)
+            for (int i = 0; i < PLAIN_MAX_PER_LANE; i++) {
+                if (i * 32 + lane < d) {
                     acc[i] += pj * to_float(v[kv_offset(a.kv, in_block, i * 32 + lane)]);
+                }
+            }
         }
     }
 #pragma unroll
-    for (int i = 0; i < PLAIN_MAX_PER_LANE; i++)
-        if (i * 32 + lane < d)
+    for (int i = 0; i < PLAIN_MAX_PER_LANE; i++) {
+        if (i * 32 + lane < d) {
             out[i * 32 + lane] = from_float<T>(position >= 0 ? acc[i] / sum : 0.0f);
+        }
+    }
 }
 
-extern "C" void launch_attn_plain(const struct attn_args *a, const struct step_arrays *s, int32_t first_seq,
-                                  int32_t n_seqs, int32_t first_token, int32_t n_tokens, cudaStream_t stream)
+extern "C" void launch_attn_plain(const struct attn_args *a, const struct step_arrays *s,
+                                  int32_t first_seq, int32_t n_seqs, int32_t first_token,
+                                  int32_t n_tokens, cudaStream_t stream)
 {
     size_t shared = PLAIN_WARPS * a->kv.head_dim * sizeof(float);
-    DISPATCH_TYPE(a->kv.dtype, launch(attn_plain_kernel<T>, dim3(n_tokens, (a->n_heads + PLAIN_WARPS - 1) / PLAIN_WARPS),
-                                      dim3(PLAIN_WARPS * 32), shared, stream, *a, *s, first_seq, n_seqs, first_token));
+
+    DISPATCH_TYPE(a->kv.dtype, launch(attn_plain_kernel<T>,
+                                      dim3(n_tokens, (a->n_heads + PLAIN_WARPS - 1) / PLAIN_WARPS),
+                                      dim3(PLAIN_WARPS * 32), shared, stream, *a, *s, first_seq,
+                                      n_seqs, first_token));
 }

@@ -1,4 +1,5 @@
-/* The CUDA backend: opening a device, its memory, and the operations as kernel launches. */
+/* The CUDA backend: opening a device, its memory, and the operations as kernel
+ * launches. */
 #include "kernels/cuda/cuda.h"
 
 #include <stdio.h>
@@ -7,11 +8,11 @@
 
 #include "kernels/cuda/heuristics.h"
 
-int cuda_error(struct err *e, cudaError_t rc, const char *what)
+int cuda_error(struct err *e, cudaError_t status, const char *what)
 {
     cudaGetLastError(); /* an error that is not sticky is forgotten */
-    int code = rc == cudaErrorMemoryAllocation ? ERR_NOMEM : ERR_DEVICE;
-    return err_set(e, code, "cuda: %s: %s", what, cudaGetErrorString(rc));
+    int rc = status == cudaErrorMemoryAllocation ? ERR_NOMEM : ERR_DEVICE;
+    return err_set(e, rc, "cuda: %s: %s", what, cudaGetErrorString(status));
 }
 
 bool cuda_check(struct cuda_backend *c, cudaError_t rc, const char *what)
@@ -27,7 +28,7 @@ void *cuda_alloc(struct cuda_backend *c, size_t n_bytes, const char *what, struc
     if (c->n_owned == c->owned_cap) {
         int32_t cap = c->owned_cap * 2 + 64;
         void **grown = realloc(c->owned, (size_t)cap * sizeof(*grown));
-        if (grown == NULL) {
+        if (!grown) {
             err_nomem(e, what);
             return NULL;
         }
@@ -40,7 +41,8 @@ void *cuda_alloc(struct cuda_backend *c, size_t n_bytes, const char *what, struc
         cudaGetLastError();
         size_t free_bytes = 0, total_bytes = 0;
         cudaMemGetInfo(&free_bytes, &total_bytes);
-        err_set(e, ERR_NOMEM, "cuda: %s: no room for %zu MiB on the device, %zu of %zu MiB are free (%s)", what,
+        err_set(e, ERR_NOMEM,
+                "cuda: %s: no room for %zu MiB on the device, %zu of %zu MiB are free (%s)", what,
                 n_bytes >> 20, free_bytes >> 20, total_bytes >> 20, cudaGetErrorString(rc));
         return NULL;
     }
@@ -57,25 +59,28 @@ static int cuda_memory(struct backend *b, struct backend_memory *ret, struct err
     if (rc != cudaSuccess) {
         return cuda_error(e, rc, "memory size");
     }
-    *ret = (struct backend_memory){.total_bytes = (int64_t)total_bytes, .free_bytes = (int64_t)free_bytes};
+    *ret = (struct backend_memory){.total_bytes = (int64_t)total_bytes,
+                                   .free_bytes = (int64_t)free_bytes};
     return 0;
 }
 
-static int cuda_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtype t, struct mat *ret, struct err *e)
+static int cuda_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtype t,
+                        struct mat *ret, struct err *e)
 {
     struct cuda_backend *c = cuda_of(b);
+
     if (rows < 1 || cols < 1) {
         return err_set(e, ERR_INVALID, "scratch of [%d, %d] is not possible", rows, cols);
     }
     int64_t stride = div_ceil(cols, 8) * 8; /* rows start at 16 bytes or more */
     int64_t row_bytes = stride * dtype_bytes(t);
     struct cuda_scratch *grown = realloc(c->scratch, (size_t)(c->n_scratch + 1) * sizeof(*grown));
-    if (grown == NULL) {
+    if (!grown) {
         return err_nomem(e, "activations");
     }
     c->scratch = grown;
     void *data = cuda_alloc(c, (size_t)(row_bytes * rows), "activations", e);
-    if (data == NULL) {
+    if (!data) {
         return ERR_NOMEM;
     }
     c->scratch[c->n_scratch++] =
@@ -101,8 +106,10 @@ int32_t cuda_rows(struct cuda_backend *c, struct mat m)
     if (c->capturing) {
         return m.rows == c->batch.n_tokens ? c->padded : m.rows;
     }
-    if (c->in_step && c->recording != NULL) { /* the eager step before a capture: learn how far rows can be padded */
-        c->max_graph_rows = MIN(c->max_graph_rows, m.rows < c->batch.n_tokens ? m.rows : cuda_rows_behind(c, m));
+    /* the eager step before a capture: learn how far rows can be padded */
+    if (c->in_step && c->recording) {
+        c->max_graph_rows =
+            MIN(c->max_graph_rows, m.rows < c->batch.n_tokens ? m.rows : cuda_rows_behind(c, m));
     }
     return m.rows;
 }
@@ -122,50 +129,56 @@ static struct norm_args norm_args(const struct norm *n)
 static void cuda_embed(struct backend *b, struct mat out, struct mat table, float scale)
 {
     struct cuda_backend *c = cuda_of(b);
+
     cuda_start(c);
-    launch_embed(out.data, out.stride, table.data, table.stride, c->arrays.token, 0, table.rows, cuda_rows(c, out),
-                 out.cols, scale, (int)out.dtype, c->stream);
+    launch_embed(out.data, out.stride, table.data, table.stride, c->arrays.token, 0, table.rows,
+                 cuda_rows(c, out), out.cols, scale, (int)out.dtype, c->stream);
 }
 
 static void cuda_embed_position(struct backend *b, struct mat x, struct mat table, int32_t offset)
 {
     struct cuda_backend *c = cuda_of(b);
+
     cuda_start(c);
-    launch_embed_position(x.data, x.stride, table.data, (int)table.dtype, table.stride, c->arrays.position, offset,
-                          cuda_rows(c, x), x.cols, (int)x.dtype, c->stream);
+    launch_embed_position(x.data, x.stride, table.data, (int)table.dtype, table.stride,
+                          c->arrays.position, offset, cuda_rows(c, x), x.cols, (int)x.dtype,
+                          c->stream);
 }
 
 static void cuda_norm(struct backend *b, struct mat out, struct mat x, const struct norm *n)
 {
     struct cuda_backend *c = cuda_of(b);
     struct norm_args a = norm_args(n);
+
     if (cuda_chain_norm(c, out, x, n)) {
         return;
     }
     cuda_start(c);
-    launch_norm(out.data, out.stride, x.data, x.stride, NULL, 0, &a, cuda_rows(c, out), out.cols, (int)x.dtype,
-                c->stream);
+    launch_norm(out.data, out.stride, x.data, x.stride, NULL, 0, &a, cuda_rows(c, out), out.cols,
+                (int)x.dtype, c->stream);
 }
 
-static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struct mat y, const struct norm *n,
-                          bool partial)
+static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struct mat y,
+                          const struct norm *n, bool partial)
 {
     struct cuda_backend *c = cuda_of(b);
     struct norm_args a = norm_args(n);
+
     if (cuda_chain_add_norm(c, out, x, y, n, partial)) {
         return;
     }
     cuda_start(c);
     int32_t rows = cuda_rows(c, out);
     if (!partial || !cuda_rank_sum(c, &out, &x, y, &a, rows)) {
-        launch_norm(out.data, out.stride, x.data, x.stride, y.data, y.stride, &a, rows, out.cols, (int)x.dtype,
-                    c->stream);
+        launch_norm(out.data, out.stride, x.data, x.stride, y.data, y.stride, &a, rows, out.cols,
+                    (int)x.dtype, c->stream);
     }
 }
 
 static void cuda_add(struct backend *b, struct mat x, struct mat y, bool partial)
 {
     struct cuda_backend *c = cuda_of(b);
+
     cuda_start(c);
     int32_t rows = cuda_rows(c, x);
     if (!partial || !cuda_rank_sum(c, NULL, &x, y, NULL, rows)) {
@@ -176,19 +189,22 @@ static void cuda_add(struct backend *b, struct mat x, struct mat y, bool partial
 static void cuda_gather(struct backend *b, struct mat out, struct mat x, int32_t first)
 {
     struct cuda_backend *c = cuda_of(b);
+
     cuda_start(c);
-    launch_gather(out.data, out.stride, x.data, x.stride, c->arrays.logits_token + first, cuda_rows(c, out), out.cols,
-                  (int)out.dtype, c->stream);
+    launch_gather(out.data, out.stride, x.data, x.stride, c->arrays.logits_token + first,
+                  cuda_rows(c, out), out.cols, (int)out.dtype, c->stream);
 }
 
 static void cuda_soft_cap(struct backend *b, struct mat x, float cap)
 {
     struct cuda_backend *c = cuda_of(b);
+
     cuda_start(c);
     launch_soft_cap(x.data, x.stride, cuda_rows(c, x), x.cols, cap, c->stream);
 }
 
-static void cuda_rope_kv(struct backend *b, struct mat qkv, const struct rope *r, const struct attention *a)
+static void cuda_rope_kv(struct backend *b, struct mat qkv, const struct rope *r,
+                         const struct attention *a)
 {
     struct cuda_backend *c = cuda_of(b);
     struct rope_args k = {.cos_sin = r->cos_sin.data,
@@ -199,18 +215,19 @@ static void cuda_rope_kv(struct backend *b, struct mat qkv, const struct rope *r
                           .k_norm = norm_args(&r->k_norm),
                           .n_heads = a->n_heads,
                           .layer = a->layer};
+
     if (cuda_chain_rope_kv(c, qkv, r, a)) {
         return;
     }
     cuda_start(c);
-    launch_rope_kv(qkv.data, qkv.stride, &k, &c->kv_view, c->arrays.position, c->arrays.slot, cuda_rows(c, qkv),
-                   c->stream);
+    launch_rope_kv(qkv.data, qkv.stride, &k, &c->kv_view, c->arrays.position, c->arrays.slot,
+                   cuda_rows(c, qkv), c->stream);
 }
 
 /* Work space of the decode kernel, made when the first model's shape is seen. */
 static bool attention_prepare(struct cuda_backend *c, const struct attention *a)
 {
-    if (c->attn.partial_o != NULL) {
+    if (c->attn.partial_o) {
         return true;
     }
     struct attn_workspace w = {.blocks = attn_decode_blocks(),
@@ -218,12 +235,17 @@ static bool attention_prepare(struct cuda_backend *c, const struct attention *a)
     size_t rows = (size_t)w.blocks * (size_t)MAX(w.shape.warps, 1) * 2 * 16;
     size_t n_prefix = (size_t)c->config.max_seqs * (size_t)a->n_heads;
     w.partial_ml = cuda_alloc(c, rows * 2 * sizeof(float), "attention", &c->failed);
-    w.partial_o = cuda_alloc(c, rows * (size_t)a->head_dim * sizeof(float), "attention", &c->failed);
+    w.partial_o =
+        cuda_alloc(c, rows * (size_t)a->head_dim * sizeof(float), "attention", &c->failed);
     w.prefix_ml = cuda_alloc(c, n_prefix * 2 * sizeof(float), "attention", &c->failed);
-    w.prefix_o = cuda_alloc(c, n_prefix * (size_t)a->head_dim * sizeof(float), "attention", &c->failed);
+    w.prefix_o =
+        cuda_alloc(c, n_prefix * (size_t)a->head_dim * sizeof(float), "attention", &c->failed);
     if (!cuda_usable(c) ||
-        !cuda_check(c, cudaMemsetAsync(w.partial_ml, 0xFF, rows * 2 * sizeof(float), c->stream), "attention") ||
-        !cuda_check(c, cudaMemsetAsync(w.partial_o, 0xFF, rows * (size_t)a->head_dim * sizeof(float), c->stream),
+        !cuda_check(c, cudaMemsetAsync(w.partial_ml, 0xFF, rows * 2 * sizeof(float), c->stream),
+                    "attention") ||
+        !cuda_check(c,
+                    cudaMemsetAsync(w.partial_o, 0xFF, rows * (size_t)a->head_dim * sizeof(float),
+                                    c->stream),
                     "attention")) {
         return false;
     }
@@ -232,7 +254,8 @@ static bool attention_prepare(struct cuda_backend *c, const struct attention *a)
     return true;
 }
 
-/* Index of the chunk starts of `window`; a window met for the first time gets them now. -1: too many windows. */
+/* Index of the chunk starts of `window`; a window met for the first time gets them now.
+ * -1: too many windows. */
 static int32_t attention_window(struct cuda_backend *c, int32_t window)
 {
     for (int32_t i = 0; i < c->n_windows; i++) {
@@ -246,7 +269,7 @@ static int32_t attention_window(struct cuda_backend *c, int32_t window)
     int32_t i = c->n_windows++;
     c->window[i] = window;
     int32_t *start = malloc((size_t)(c->batch.n_decode + 1) * sizeof(*start));
-    if (start == NULL) {
+    if (!start) {
         err_nomem(&c->failed, "attention");
         return -1;
     }
@@ -254,10 +277,12 @@ static int32_t attention_window(struct cuda_backend *c, int32_t window)
     struct attn_cut cut = cuda_attn_cut(c, start, c->batch.n_decode);
     cuda_check(c,
                cudaMemcpyAsync(c->arrays.chunk_start + (int64_t)i * (c->config.max_seqs + 1), start,
-                               (size_t)(c->batch.n_decode + 1) * sizeof(*start), cudaMemcpyHostToDevice, c->stream),
+                               (size_t)(c->batch.n_decode + 1) * sizeof(*start),
+                               cudaMemcpyHostToDevice, c->stream),
                "attention");
     cuda_check(c,
-               cudaMemcpyAsync((char *)c->arrays.header + offsetof(struct step_header, cut) + (size_t)i * sizeof(cut),
+               cudaMemcpyAsync((char *)c->arrays.header + offsetof(struct step_header, cut) +
+                                   (size_t)i * sizeof(cut),
                                &cut, sizeof(cut), cudaMemcpyHostToDevice, c->stream),
                "attention");
     cuda_check(c, cudaStreamSynchronize(c->stream), "attention");
@@ -266,23 +291,27 @@ static int32_t attention_window(struct cuda_backend *c, int32_t window)
 }
 
 /* Every query in one order of keys, whatever shares the step. */
-static void attention_exact(struct cuda_backend *c, const struct attn_args *k, int32_t n_decode, int32_t rest)
+static void attention_exact(struct cuda_backend *c, const struct attn_args *k, int32_t n_decode,
+                            int32_t rest)
 {
-    if (launch_attn_exact(k, &c->arrays, n_decode, c->tile_device, rest > 0 ? c->n_tiles : 0, c->stream)) {
+    if (launch_attn_exact(k, &c->arrays, n_decode, c->tile_device, rest > 0 ? c->n_tiles : 0,
+                          c->stream)) {
         return;
     }
     if (n_decode > 0) {
         launch_attn_plain(k, &c->arrays, 0, n_decode, 0, n_decode, c->stream);
     }
     if (rest > 0) {
-        launch_attn_plain(k, &c->arrays, c->batch.n_decode, c->batch.n_seqs - c->batch.n_decode, c->batch.n_decode,
-                          rest, c->stream);
+        launch_attn_plain(k, &c->arrays, c->batch.n_decode, c->batch.n_seqs - c->batch.n_decode,
+                          c->batch.n_decode, rest, c->stream);
     }
 }
 
-static void cuda_attention(struct backend *b, struct mat out, struct mat qkv, const struct attention *a)
+static void cuda_attention(struct backend *b, struct mat out, struct mat qkv,
+                           const struct attention *a)
 {
     struct cuda_backend *c = cuda_of(b);
+
     cuda_start(c);
     cuda_rows(c, out);
     if (!attention_prepare(c, a)) {
@@ -301,25 +330,29 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv, co
                           .window_index = MAX(window, 0),
                           .shared = c->shared && a->window == 0,
                           .kv = c->kv_view};
-    int32_t n_decode = c->capturing ? c->padded : c->batch.n_decode, rest = c->batch.n_tokens - c->batch.n_decode;
+    int32_t n_decode = c->capturing ? c->padded : c->batch.n_decode,
+            rest = c->batch.n_tokens - c->batch.n_decode;
     if (c->config.deterministic) {
         attention_exact(c, &k, n_decode, rest);
         return;
     }
     k.shared = k.shared && launch_attn_shared(&k, &c->arrays, &c->attn, c->stream);
-    if (n_decode > 0 && (window < 0 || !launch_attn_decode(&k, &c->arrays, &c->attn, n_decode, c->stream))) {
+    if (n_decode > 0 &&
+        (window < 0 || !launch_attn_decode(&k, &c->arrays, &c->attn, n_decode, c->stream))) {
         launch_attn_plain(&k, &c->arrays, 0, n_decode, 0, n_decode, c->stream);
     }
-    if (rest > 0 && !launch_attn_prefill_hopper(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream) &&
+    if (rest > 0 &&
+        !launch_attn_prefill_hopper(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream) &&
         !launch_attn_prefill(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream)) {
-        launch_attn_plain(&k, &c->arrays, c->batch.n_decode, c->batch.n_seqs - c->batch.n_decode, c->batch.n_decode,
-                          rest, c->stream);
+        launch_attn_plain(&k, &c->arrays, c->batch.n_decode, c->batch.n_seqs - c->batch.n_decode,
+                          c->batch.n_decode, rest, c->stream);
     }
 }
 
 static void cuda_sample(struct backend *b, struct mat logits, int32_t first)
 {
     struct cuda_backend *c = cuda_of(b);
+
     cuda_start(c);
     if (!cuda_sample_room(c, logits)) {
         return;
@@ -332,7 +365,7 @@ static void cuda_sample(struct backend *b, struct mat logits, int32_t first)
     a.rows = cuda_rows(c, logits);
     a.greedy = c->greedy;
     a.deterministic = c->config.deterministic;
-    if (c->ranks != NULL) {
+    if (c->ranks) {
         cuda_rank_sample(c, &a);
     } else {
         launch_sample(&a, &c->arrays, c->stream);
@@ -362,12 +395,15 @@ static int cuda_download(struct backend *b, struct mat m, float *out, struct err
     struct cuda_backend *c = cuda_of(b);
     int64_t n = (int64_t)m.rows * m.cols;
     int rc = convert_room(c, n, e);
+
     if (rc < 0) {
         return rc;
     }
     cuda_chain_flush(c);
-    launch_convert(c->convert, DTYPE_F32, m.cols, m.data, (int)m.dtype, m.stride, m.rows, m.cols, false, c->stream);
-    cudaError_t status = cudaMemcpyAsync(out, c->convert, (size_t)n * 4, cudaMemcpyDeviceToHost, c->stream);
+    launch_convert(c->convert, DTYPE_F32, m.cols, m.data, (int)m.dtype, m.stride, m.rows, m.cols,
+                   false, c->stream);
+    cudaError_t status =
+        cudaMemcpyAsync(out, c->convert, (size_t)n * 4, cudaMemcpyDeviceToHost, c->stream);
     status = status == cudaSuccess ? cudaStreamSynchronize(c->stream) : status;
     return status == cudaSuccess ? 0 : cuda_error(e, status, "download");
 }
@@ -377,11 +413,14 @@ static int cuda_upload(struct backend *b, struct mat m, const float *in, struct 
     struct cuda_backend *c = cuda_of(b);
     int64_t n = (int64_t)m.rows * m.cols;
     int rc = convert_room(c, n, e);
+
     if (rc < 0) {
         return rc;
     }
-    cudaError_t status = cudaMemcpyAsync(c->convert, in, (size_t)n * 4, cudaMemcpyHostToDevice, c->stream);
-    launch_convert(m.data, (int)m.dtype, m.stride, c->convert, DTYPE_F32, m.cols, m.rows, m.cols, false, c->stream);
+    cudaError_t status =
+        cudaMemcpyAsync(c->convert, in, (size_t)n * 4, cudaMemcpyHostToDevice, c->stream);
+    launch_convert(m.data, (int)m.dtype, m.stride, c->convert, DTYPE_F32, m.cols, m.rows, m.cols,
+                   false, c->stream);
     status = status == cudaSuccess ? cudaStreamSynchronize(c->stream) : status;
     return status == cudaSuccess ? 0 : cuda_error(e, status, "upload");
 }
@@ -390,11 +429,11 @@ static int cuda_upload(struct backend *b, struct mat m, const float *in, struct 
 
 static void cuda_free(struct backend *b)
 {
-    if (b == NULL) {
+    if (!b) {
         return;
     }
     struct cuda_backend *c = cuda_of(b);
-    if (c->stream != NULL) {
+    if (c->stream) {
         cuda_wait_stream(c);
     }
     if (!cuda_rest(c)) {
@@ -410,7 +449,7 @@ static void cuda_free(struct backend *b)
         cudaFree(c->owned[i]);
     }
     cudaFree(c->convert);
-    if (c->stream != NULL) {
+    if (c->stream) {
         cudaStreamDestroy(c->stream);
     }
     free(c->owned);
@@ -455,16 +494,20 @@ static int no_gpu(struct err *e, cudaError_t rc)
 {
     int driver = 0;
     int runtime = 0;
+
     cudaGetLastError();
     if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
-        return err_set(e, ERR_UNSUPPORTED, "no usable GPU: there is no NVIDIA driver (libcuda.so.1) here");
+        return err_set(e, ERR_UNSUPPORTED,
+                       "no usable GPU: there is no NVIDIA driver (libcuda.so.1) here");
     }
     if (rc == cudaErrorInsufficientDriver && cudaRuntimeGetVersion(&runtime) == cudaSuccess) {
-        return err_set(e, ERR_UNSUPPORTED,
-                       "no usable GPU: the NVIDIA driver is for CUDA %d.%d, this build needs %d.%d or newer",
-                       driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+        return err_set(
+            e, ERR_UNSUPPORTED,
+            "no usable GPU: the NVIDIA driver is for CUDA %d.%d, this build needs %d.%d or newer",
+            driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     }
-    return err_set(e, ERR_UNSUPPORTED, "no usable GPU: %s", rc != cudaSuccess ? cudaGetErrorString(rc) : "none found");
+    return err_set(e, ERR_UNSUPPORTED, "no usable GPU: %s",
+                   rc != cudaSuccess ? cudaGetErrorString(rc) : "none found");
 }
 
 /* Choose the device and describe it. */
@@ -472,12 +515,13 @@ static int open_device(struct cuda_backend *c, struct err *e)
 {
     int n = 0;
     cudaError_t rc = cudaGetDeviceCount(&n);
+
     if (rc != cudaSuccess || n == 0) {
         return no_gpu(e, rc);
     }
     if (c->config.n_shares > n) {
-        return err_set(e, ERR_UNSUPPORTED, "%d ranks on this machine need as many GPUs; it has %d", c->config.n_shares,
-                       n);
+        return err_set(e, ERR_UNSUPPORTED, "%d ranks on this machine need as many GPUs; it has %d",
+                       c->config.n_shares, n);
     }
     if (c->config.device < 0 || c->config.device >= n) {
         return err_set(e, ERR_INVALID, "GPU %d does not exist: there are %d", c->config.device, n);
@@ -489,7 +533,8 @@ static int open_device(struct cuda_backend *c, struct err *e)
         return cuda_error(e, rc, "opening the device");
     }
     if (p.major < 8) {
-        return err_set(e, ERR_UNSUPPORTED, "%s has compute capability %d.%d: 8.0 or newer is needed", p.name, p.major,
+        return err_set(e, ERR_UNSUPPORTED,
+                       "%s has compute capability %d.%d: 8.0 or newer is needed", p.name, p.major,
                        p.minor);
     }
     if (cuda_code_version() == 0) {
@@ -500,7 +545,8 @@ static int open_device(struct cuda_backend *c, struct err *e)
     }
     c->n_sms = p.multiProcessorCount;
     c->capability = p.major * 10 + p.minor;
-    snprintf(c->base.device, sizeof(c->base.device), "%.100s, %zu GiB", p.name, p.totalGlobalMem >> 30);
+    snprintf(c->base.device, sizeof(c->base.device), "%.100s, %zu GiB", p.name,
+             p.totalGlobalMem >> 30);
     rc = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
     return rc == cudaSuccess ? 0 : cuda_error(e, rc, "a stream");
 }
@@ -508,36 +554,41 @@ static int open_device(struct cuda_backend *c, struct err *e)
 static int check_config(const struct backend_config *k, struct err *e)
 {
     if (k->max_tokens < 1 || k->max_seqs < 1 || k->max_samples < 0 || k->max_blocks_per_seq < 0) {
-        return err_set(e, ERR_INVALID, "cuda: steps of %d tokens, %d sequences, %d samples are not possible",
+        return err_set(e, ERR_INVALID,
+                       "cuda: steps of %d tokens, %d sequences, %d samples are not possible",
                        k->max_tokens, k->max_seqs, k->max_samples);
     }
     return 0;
 }
 
-__attribute__((visibility("default"))) int quire_backend_open(struct backend **ret, int abi,
-                                                              const struct backend_config *k, struct err *e);
+__attribute__((visibility("default"))) int
+quire_backend_open(struct backend **ret, int abi, const struct backend_config *k, struct err *e);
 
 int quire_backend_open(struct backend **ret, int abi, const struct backend_config *k, struct err *e)
 {
     if (abi != BACKEND_ABI) {
-        return err_set(e, ERR_UNSUPPORTED,
-                       "libquire_cuda.so is of interface %d, the program of %d: install both from one build",
-                       BACKEND_ABI, abi);
+        return err_set(
+            e, ERR_UNSUPPORTED,
+            "libquire_cuda.so is of interface %d, the program of %d: install both from one build",
+            BACKEND_ABI, abi);
     }
     int rc = check_config(k, e);
     if (rc < 0) {
         return rc;
     }
     struct cuda_backend *c = calloc(1, sizeof(*c));
-    if (c == NULL) {
+    if (!c) {
         return err_nomem(e, "the CUDA backend");
     }
-    c->base = (struct backend){
-        .ops = &ops, .name = "cuda", .async = true, .act_dtype_of = {DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32}};
+    c->base = (struct backend){.ops = &ops,
+                               .name = "cuda",
+                               .async = true,
+                               .act_dtype_of = {DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32}};
     c->config = *k;
     c->config.max_samples = MAX(k->max_samples, 1);
     c->config.max_blocks_per_seq = MAX(k->max_blocks_per_seq, 1);
-    c->max_graph_rows = MIN(MIN(k->max_tokens, k->max_seqs), MIN(c->config.max_samples, GRAPH_MAX_ROWS));
+    c->max_graph_rows =
+        MIN(MIN(k->max_tokens, k->max_seqs), MIN(c->config.max_samples, GRAPH_MAX_ROWS));
     rc = open_device(c, e);
     rc = rc < 0 ? rc : cuda_steps_init(c, e);
     rc = rc < 0 ? rc : cuda_linear_init(c, e);

@@ -1,10 +1,14 @@
-/* Bulk copies into shared memory that complete on an mbarrier: compute capability 9. Before it these do nothing. */
+/* Bulk copies into shared memory that complete on an mbarrier: compute capability 9.
+ * Before it these do nothing. */
 #ifndef QUIRE_CUDA_BULK_CUH
 #define QUIRE_CUDA_BULK_CUH
 
 #include "kernels/cuda/common.cuh"
 
-__device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define BULK_COPY 1
@@ -39,7 +43,8 @@ __device__ __forceinline__ void proxy_fence(void)
 __device__ __forceinline__ void barrier_expect(uint32_t bar, uint32_t bytes)
 {
 #if BULK_COPY
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
 #endif
 }
 
@@ -58,12 +63,15 @@ __device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity)
 #endif
 }
 
-__device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t bar)
+__device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_t bytes,
+                                          uint32_t bar)
 {
 #if BULK_COPY
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(bar)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(to),
+        "l"(from), "r"(bytes), "r"(bar)
+        : "memory");
 #endif
 }
 

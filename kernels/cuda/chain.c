@@ -1,4 +1,5 @@
-/* The chain of a decode step under capture: operations that may join wait here, any other lets them go first. */
+/* The chain of a decode step under capture: operations that may join wait here, any
+ * other lets them go first. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/heuristics_chain.h"
 
@@ -11,14 +12,16 @@ int32_t cuda_chain_bytes(struct cuda_backend *c)
 
 int cuda_chain_init(struct cuda_backend *c, struct err *e)
 {
-    int32_t bytes = c->ranks != NULL ? cuda_ranks_chain(c, &c->chain.peer) : cuda_chain_bytes(c);
+    int32_t bytes = c->ranks ? cuda_ranks_chain(c, &c->chain.peer) : cuda_chain_bytes(c);
+
     if (bytes == 0) {
         return 0; /* every operation goes alone */
     }
     size_t n_counters = (size_t)CHAIN_COUNTERS * CHAIN_COUNTER_STRIDE + CHAIN_MAX_SUMS;
     size_t n_bytes = n_counters * sizeof(int32_t);
-    int32_t *counter = cuda_alloc(c, n_bytes + (size_t)CHAIN_MAX_SUMS * CHAIN_SUM_BYTES, "chains", e);
-    if (counter == NULL) {
+    int32_t *counter =
+        cuda_alloc(c, n_bytes + (size_t)CHAIN_MAX_SUMS * CHAIN_SUM_BYTES, "chains", e);
+    if (!counter) {
         return ERR_NOMEM;
     }
     cudaError_t rc = cudaMemsetAsync(counter, 0, n_bytes, c->stream);
@@ -41,13 +44,15 @@ void cuda_chain_flush(struct cuda_backend *c)
     }
 }
 
-/* Whether this step's operations may wait: they do while it is captured, when their launches are sure to follow. Where there are
- * ranks they always do: all ranks have to sum in the same way, and one may have no room left for a graph. */
+/* Whether this step's operations may wait: they do while it is captured, when their
+ * launches are sure to follow. Where there are ranks they always do: all ranks have to
+ * sum in the same way, and one may have no room left for a graph. */
 static bool chain_open(struct cuda_backend *c)
 {
     bool waits = c->capturing || c->ranks != NULL;
-    int32_t worth = c->ranks != NULL ? CHAIN_WORTH_ROWS_OVER_RANKS : CHAIN_WORTH_ROWS;
-    if (!waits || c->padded > worth || c->chain.counter == NULL || !cuda_usable(c)) {
+    int32_t worth = c->ranks ? CHAIN_WORTH_ROWS_OVER_RANKS : CHAIN_WORTH_ROWS;
+
+    if (!waits || c->padded > worth || !c->chain.counter || !cuda_usable(c)) {
         return false;
     }
     cuda_start_step(c);
@@ -79,7 +84,8 @@ static bool chain_take(struct cuda_backend *c, struct chain_args *next)
         return (join) && chain_take((c), &next); \
     } while (0)
 
-bool cuda_chain_linear(struct cuda_backend *c, struct mat out, struct mat x, struct mat w, const struct epilogue *ep)
+bool cuda_chain_linear(struct cuda_backend *c, struct mat out, struct mat x, struct mat w,
+                       const struct epilogue *ep)
 {
     CHAIN_JOIN(c, next, chain_join_linear(&next, cuda_rows(c, out), out, x, w, ep));
 }
@@ -89,20 +95,23 @@ bool cuda_chain_norm(struct cuda_backend *c, struct mat out, struct mat x, const
     CHAIN_JOIN(c, next, chain_join_norm(&next, cuda_rows(c, out), out, x, n));
 }
 
-bool cuda_chain_add_norm(struct cuda_backend *c, struct mat out, struct mat x, struct mat y, const struct norm *n,
-                         bool partial)
+bool cuda_chain_add_norm(struct cuda_backend *c, struct mat out, struct mat x, struct mat y,
+                         const struct norm *n, bool partial)
 {
     CHAIN_JOIN(c, next, chain_join_add_norm(&next, cuda_rows(c, out), out, x, y, n, partial));
 }
 
-bool cuda_chain_linear_gated(struct cuda_backend *c, struct mat out, struct mat x, struct mat w, struct mat bias,
-                             enum activation act)
+bool cuda_chain_linear_gated(struct cuda_backend *c, struct mat out, struct mat x, struct mat w,
+                             struct mat bias, enum activation act)
 {
     CHAIN_JOIN(c, next, chain_join_linear_gated(&next, cuda_rows(c, out), out, x, w, bias, act));
 }
 
-bool cuda_chain_rope_kv(struct cuda_backend *c, struct mat qkv, const struct rope *r, const struct attention *a)
+bool cuda_chain_rope_kv(struct cuda_backend *c, struct mat qkv, const struct rope *r,
+                        const struct attention *a)
 {
-    struct chain_rope at = {.position = c->arrays.position, .slot = c->arrays.slot, .kv = c->kv_view};
+    struct chain_rope at = {
+        .position = c->arrays.position, .slot = c->arrays.slot, .kv = c->kv_view};
+
     CHAIN_JOIN(c, next, chain_join_rope_kv(&next, cuda_rows(c, qkv), qkv, r, a, &at));
 }

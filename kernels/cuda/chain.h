@@ -1,9 +1,12 @@
-/* A chain: row-wise operations of few rows that one launch does, so that weights stream without a pause between them.
+/* A chain: row-wise operations of few rows that one launch does, so that weights stream
+ * without a pause between them.
  *
- * Operations become phases. A phase is a product, with the norm before it and the activation, gate and residual behind
- * it; phases are divided by a barrier of all blocks. Whatever the operations alone would have written is written, rounded as
- * they round; sums are taken in an order of their own, the same in every run. What may join and how the work is dealt are pure functions (heuristics_chain.c); chain.c collects the phases
- * of a step under capture, chain.cu runs them.
+ * Operations become phases. A phase is a product, with the norm before it and the
+ * activation, gate and residual behind it; phases are divided by a barrier of all
+ * blocks. Whatever the operations alone would have written is written, rounded as they
+ * round; sums are taken in an order of their own, the same in every run. What may join
+ * and how the work is dealt are pure functions (heuristics_chain.c); chain.c collects
+ * the phases of a step under capture, chain.cu runs them.
  *
  * Types are the activations' (bf16 or fp16) throughout. Strides in elements.
  */
@@ -21,30 +24,38 @@ extern "C" {
 
 enum {
     CHAIN_PHASES = 8,
-    CHAIN_ROWS = 8,       /* activation rows at most: the columns of a matrix instruction */
-    CHAIN_WORTH_ROWS = 8, /* rows up to which a chain was measured to be faster than its operations one by one */
+    CHAIN_ROWS = 8, /* activation rows at most: the columns of a matrix instruction */
+    /* rows up to which a chain was measured to be faster than its operations one by
+     * one */
+    CHAIN_WORTH_ROWS = 8,
     CHAIN_WORTH_ROWS_OVER_RANKS = 2, /* the same, measured no further */
     CHAIN_TILE = 16,                 /* weight rows of a tile: the rows of a matrix instruction */
     CHAIN_WARPS = 8,                 /* that multiply; each has its share of the depth */
     CHAIN_STEP = 512,                /* depth of a stage */
-    CHAIN_PART_STEPS = 8, /* stages whose activations a block holds in registers: what is deeper is done in parts */
+    /* stages whose activations a block holds in registers: what is deeper is done in
+     * parts */
+    CHAIN_PART_STEPS = 8,
     CHAIN_DEPTH = CHAIN_PART_STEPS * CHAIN_STEP,
     CHAIN_STAGE_BYTES = CHAIN_TILE * CHAIN_STEP * 2,
     CHAIN_SENT_BYTES = CHAIN_TILE * CHAIN_ROWS * 2, /* of a tile's results, to another rank */
     CHAIN_MAX_STAGES = 16,
     CHAIN_MIN_STAGES = 4,
-    CHAIN_WINDOW = 3, /* stages on their way at a time: with more, what the multiplying warps read waits behind them */
+    /* stages on their way at a time: with more, what the multiplying warps read waits
+     * behind them */
+    CHAIN_WINDOW = 3,
     /* partial sums of two tiles, sums of rows, barriers of the ring and of the sums */
-    CHAIN_FIXED_BYTES = 2 * CHAIN_WARPS * 32 * 16 + 2 * CHAIN_WARPS * CHAIN_ROWS * 4 + (2 * CHAIN_MAX_STAGES + 8) * 8,
+    CHAIN_FIXED_BYTES = 2 * CHAIN_WARPS * 32 * 16 + 2 * CHAIN_WARPS * CHAIN_ROWS * 4 +
+                        (2 * CHAIN_MAX_STAGES + 8) * 8,
     CHAIN_COUNTERS = CHAIN_PHASES + 1, /* of barriers, each on a cache line of its own */
     CHAIN_COUNTER_STRIDE = 32,
     CHAIN_SUM_BYTES = CHAIN_TILE * CHAIN_ROWS * 4, /* of a part of a tile */
-    CHAIN_MAX_SUMS = 8192,                         /* parts of tiles whose sums wait for the others of their tile */
-    CHAIN_MAX_NORM = 32768,                        /* columns of a norm, whose weight is in shared memory */
+    CHAIN_MAX_SUMS = 8192,  /* parts of tiles whose sums wait for the others of their tile */
+    CHAIN_MAX_NORM = 32768, /* columns of a norm, whose weight is in shared memory */
 };
 
 struct chain_phase {
-    /* source [rows, k]: x, or norm(x), which the block with tile 0 also writes to `h` */
+    /* source [rows, k]: x, or norm(x), which the block with tile 0 also writes to
+     * `h` */
     const void *x;
     int64_t x_stride;
     void *h; /* NULL: no norm */
@@ -60,7 +71,8 @@ struct chain_phase {
     int64_t residual_stride;
     void *out; /* [rows, n]; NULL where only `gated` is wanted */
     int64_t out_stride;
-    /* out's other uses; NULL: none. sum [rows, n] += out, where partial: and the other ranks' out; gated [rows, n / 2] = act(out[:, :n / 2]) * out[:, n / 2:] */
+    /* out's other uses; NULL: none. sum [rows, n] += out, where partial: and the other
+     * ranks' out; gated [rows, n / 2] = act(out[:, :n / 2]) * out[:, n / 2:] */
     void *sum;
     int64_t sum_stride;
     void *gated;
@@ -68,7 +80,8 @@ struct chain_phase {
     int32_t gate_act;
     int32_t partial;
     int32_t turned; /* out is the q, k and v heads of the chain's rope */
-    /* Rows of w that belong together lie half of `pair` apart, in spans of `pair`; a tile has CHAIN_TILE / 2 of each half. */
+    /* Rows of w that belong together lie half of `pair` apart, in spans of `pair`; a
+     * tile has CHAIN_TILE / 2 of each half. */
     int32_t pair;
     /* set by chain_plan */
     int32_t depth, parts; /* columns of a part, but for the last */
@@ -107,12 +120,16 @@ struct chain_deal {
 #else
 #define CHAIN_BOTH
 #endif
-static inline CHAIN_BOTH struct chain_deal chain_deal_of(const struct chain_phase *p, int32_t block, int32_t n_blocks)
+static inline CHAIN_BOTH struct chain_deal chain_deal_of(const struct chain_phase *p, int32_t block,
+                                                         int32_t n_blocks)
 {
-    int32_t turn = block - p->first + (block < p->first ? n_blocks : 0), n_tiles = p->n / CHAIN_TILE;
+    int32_t turn = block - p->first + (block < p->first ? n_blocks : 0),
+            n_tiles = p->n / CHAIN_TILE;
     struct chain_deal d;
+
     d.part = turn * p->parts / n_blocks;
-    int32_t begin = (d.part * n_blocks + p->parts - 1) / p->parts; /* the first turn that has this part */
+    /* the first turn that has this part */
+    int32_t begin = (d.part * n_blocks + p->parts - 1) / p->parts;
     d.step = ((d.part + 1) * n_blocks + p->parts - 1) / p->parts - begin;
     d.first = turn - begin;
     d.n = d.first < n_tiles ? (n_tiles - d.first + d.step - 1) / d.step : 0;
@@ -124,7 +141,8 @@ bool chain_plan(struct chain_args *a, int32_t n_blocks, int32_t max_shared_bytes
 
 /* Enqueue; n_blocks as planned. */
 void launch_chain(const struct chain_args *a, int32_t n_blocks, cudaStream_t stream);
-/* Let the kernel have this much shared memory. False: the device does not, or the plugin was built for older ones. */
+/* Let the kernel have this much shared memory. False: the device does not, or the
+ * plugin was built for older ones. */
 bool chain_prepare(int32_t max_shared_bytes);
 
 #ifdef __cplusplus

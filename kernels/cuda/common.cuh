@@ -1,4 +1,5 @@
-/* What the kernels share: types, 16-byte access, warp and block sums, dependent launch. */
+/* What the kernels share: types, 16-byte access, warp and block sums, dependent
+ * launch. */
 #ifndef QUIRE_CUDA_COMMON_CUH
 #define QUIRE_CUDA_COMMON_CUH
 
@@ -13,17 +14,38 @@
 enum { T_F32, T_F16, T_BF16, T_I32 };
 enum { A_NONE, A_RELU, A_GELU_ERF, A_GELU_TANH, A_SILU };
 
-__device__ __forceinline__ float to_float(float x) { return x; }
-__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_float(float x)
+{
+    return x;
+}
+__device__ __forceinline__ float to_float(__half x)
+{
+    return __half2float(x);
+}
+__device__ __forceinline__ float to_float(__nv_bfloat16 x)
+{
+    return __bfloat162float(x);
+}
 
 template <typename T> __device__ __forceinline__ T from_float(float x);
-template <> __device__ __forceinline__ float from_float<float>(float x) { return x; }
-template <> __device__ __forceinline__ __half from_float<__half>(float x) { return __float2half_rn(x); }
-template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+template <> __device__ __forceinline__ float from_float<float>(float x)
+{
+    return x;
+}
+template <> __device__ __forceinline__ __half from_float<__half>(float x)
+{
+    return __float2half_rn(x);
+}
+template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x)
+{
+    return __float2bfloat16_rn(x);
+}
 
 /* The value x has once stored as T. */
-template <typename T> __device__ __forceinline__ float rounded(float x) { return to_float(from_float<T>(x)); }
+template <typename T> __device__ __forceinline__ float rounded(float x)
+{
+    return to_float(from_float<T>(x));
+}
 
 /* N elements moved as one access; rows are 16-byte aligned wherever VEC > 1 is used. */
 template <typename T, int N> struct alignas(sizeof(T) * N) vec {
@@ -32,63 +54,77 @@ template <typename T, int N> struct alignas(sizeof(T) * N) vec {
 
 __device__ __forceinline__ float load_any(const void *p, int type, int64_t i)
 {
-    if (type == T_F32)
+    if (type == T_F32) {
         return ((const float *)p)[i];
-    if (type == T_F16)
+    }
+    if (type == T_F16) {
         return __half2float(((const __half *)p)[i]);
+    }
     return __bfloat162float(((const __nv_bfloat16 *)p)[i]);
 }
 
 __device__ __forceinline__ void store_any(void *p, int type, int64_t i, float x)
 {
-    if (type == T_F32)
+    if (type == T_F32) {
         ((float *)p)[i] = x;
-    else if (type == T_F16)
+    } else if (type == T_F16) {
         ((__half *)p)[i] = __float2half_rn(x);
-    else
+    } else {
         ((__nv_bfloat16 *)p)[i] = __float2bfloat16_rn(x);
+    }
 }
 
 __device__ __forceinline__ float activate(float x, int act)
 {
     switch (act) {
-    case A_RELU: return fmaxf(x, 0.0f);
-    case A_GELU_ERF: return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
-    case A_GELU_TANH: return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
-    case A_SILU: return __fdividef(x, 1.0f + __expf(-x));
-    default: return x;
+    case A_RELU:
+        return fmaxf(x, 0.0f);
+    case A_GELU_ERF:
+        return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
+    case A_GELU_TANH:
+        return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+    case A_SILU:
+        return __fdividef(x, 1.0f + __expf(-x));
+    default:
+        return x;
     }
 }
 
 __device__ __forceinline__ float warp_sum(float x)
 {
-    for (int o = 16; o > 0; o >>= 1)
+    for (int o = 16; o > 0; o >>= 1) {
         x += __shfl_xor_sync(0xffffffffu, x, o);
+    }
     return x;
 }
 
 __device__ __forceinline__ float warp_max(float x)
 {
-    for (int o = 16; o > 0; o >>= 1)
+    for (int o = 16; o > 0; o >>= 1) {
         x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, o));
+    }
     return x;
 }
 
-/* Sum over the block; `shared` holds 33 floats, free again after the call's last barrier. */
+/* Sum over the block; `shared` holds 33 floats, free again after the call's last
+ * barrier. */
 __device__ __forceinline__ float block_sum(float x, float *shared)
 {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n_warps = (blockDim.x + 31) >> 5;
+
     x = warp_sum(x);
     __syncthreads();
-    if (lane == 0)
+    if (lane == 0) {
         shared[warp] = x;
+    }
     __syncthreads();
     x = lane < n_warps ? shared[lane] : 0.0f;
     return warp_sum(x);
 }
 
-/* Programmatic dependent launch. Every kernel waits before it reads or writes what another kernel touches, so
- * completion is transitive; what may run ahead of the wait is the reading of weights. */
+/* Programmatic dependent launch. Every kernel waits before it reads or writes what
+ * another kernel touches, so completion is transitive; what may run ahead of the wait
+ * is the reading of weights. */
 __device__ __forceinline__ void pdl_wait(void)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -105,10 +141,13 @@ __device__ __forceinline__ void pdl_release(void)
 
 /* True when the code that runs was compiled for compute capability 9 or newer: it takes
  * dependent launches and knows clusters. */
-static inline bool pdl_available(void) { return cuda_code_version() >= 90; }
+static inline bool pdl_available(void)
+{
+    return cuda_code_version() >= 90;
+}
 
-/* Let a kernel have so many bytes of dynamic shared memory. False where the device has less;
- * no error is left then. */
+/* Let a kernel have so many bytes of dynamic shared memory. False where the device has
+ * less; no error is left then. */
 template <typename... P> static inline bool allow_shared(void (*kernel)(P...), int64_t bytes)
 {
     constexpr auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
@@ -121,13 +160,17 @@ template <typename... P> static inline bool allow_shared(void (*kernel)(P...), i
     return ok;
 }
 
-/* Launch with the dependent-launch attribute where the device has it, and with most of a multiprocessor's fast memory as shared
- * memory, as matrix products and attention have it: a change takes time, and keeps blocks of two kernels off one multiprocessor. */
+/* Launch with the dependent-launch attribute where the device has it, and with most of
+ * a multiprocessor's fast memory as shared memory, as matrix products and attention
+ * have it: a change takes time, and keeps blocks of two kernels off one
+ * multiprocessor. */
 template <typename... P, typename... A>
-static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, A... args)
+static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
+                          cudaStream_t stream, A... args)
 {
     cudaLaunchConfig_t c = {};
     cudaLaunchAttribute attr[2];
+
     attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attr[0].val.programmaticStreamSerializationAllowed = 1;
     attr[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
@@ -141,27 +184,31 @@ static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t sh
     cudaLaunchKernelEx(&c, kernel, P(args)...);
 }
 
-/* Offset in elements of dim `d` of token `t` inside the tile of one (block, layer, k|v, head). */
+/* Offset in elements of dim `d` of token `t` inside the tile of one (block, layer, k|v,
+ * head). */
 __device__ __forceinline__ int64_t kv_offset(const kv_view &kv, int t, int d)
 {
-    if (kv.panel_log2 == 0)
+    if (kv.panel_log2 == 0) {
         return (int64_t)t * kv.head_dim + d;
-    int width = 1 << kv.panel_log2, in_panel = d & (width - 1), turn = (t << kv.panel_log2 >> 6) & (width / 8 - 1);
-    return ((int64_t)(d >> kv.panel_log2) * kv.block_size + t) * width + ((in_panel >> 3 ^ turn) << 3) + (d & 7);
+    }
+    int width = 1 << kv.panel_log2, in_panel = d & (width - 1),
+        turn = (t << kv.panel_log2 >> 6) & (width / 8 - 1);
+    return ((int64_t)(d >> kv.panel_log2) * kv.block_size + t) * width +
+           ((in_panel >> 3 ^ turn) << 3) + (d & 7);
 }
 
-#define DISPATCH_TYPE(type, ...)                 \
-    do {                                         \
-        if ((type) == T_F32) {                   \
-            using T = float;                     \
-            __VA_ARGS__;                         \
-        } else if ((type) == T_F16) {            \
-            using T = __half;                    \
-            __VA_ARGS__;                         \
-        } else {                                 \
-            using T = __nv_bfloat16;             \
-            __VA_ARGS__;                         \
-        }                                        \
+#define DISPATCH_TYPE(type, ...)      \
+    do {                              \
+        if ((type) == T_F32) {        \
+            using T = float;          \
+            __VA_ARGS__;              \
+        } else if ((type) == T_F16) { \
+            using T = __half;         \
+            __VA_ARGS__;              \
+        } else {                      \
+            using T = __nv_bfloat16;  \
+            __VA_ARGS__;              \
+        }                             \
     } while (0)
 
 #endif

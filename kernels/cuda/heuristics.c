@@ -11,7 +11,10 @@ static int32_t round_up_to(int32_t n, int32_t to)
 
 int32_t graph_rows(int32_t n)
 {
-    return n <= 8 ? n : n <= 64 ? round_up_to(n, 8) : n <= 256 ? round_up_to(n, 16) : round_up_to(n, 32);
+    return n <= 8     ? n
+           : n <= 64  ? round_up_to(n, 8)
+           : n <= 256 ? round_up_to(n, 16)
+                      : round_up_to(n, 32);
 }
 
 int32_t product_rows(int32_t n)
@@ -32,8 +35,8 @@ int32_t product_rows(int32_t n)
 
 bool graph_eligible(const struct batch *b)
 {
-    if (b->n_seqs < 1 || b->n_decode != b->n_seqs || b->n_tokens != b->n_seqs || b->n_logits != b->n_tokens ||
-        b->n_samples != b->n_tokens) {
+    if (b->n_seqs < 1 || b->n_decode != b->n_seqs || b->n_tokens != b->n_seqs ||
+        b->n_logits != b->n_tokens || b->n_samples != b->n_tokens) {
         return false;
     }
     for (int32_t i = 0; i < b->n_logits; i++) {
@@ -48,8 +51,8 @@ bool batch_greedy(const struct batch *b)
 {
     for (int32_t i = 0; i < b->n_samples; i++) {
         const struct sample_row *s = &b->sample[i];
-        if (s->kind != SAMPLE_TOKEN || (s->temperature != 0 && s->top_k != 1) || sample_penalised(s) || s->n_bias > 0 ||
-            s->mask_first >= 0 || s->n_logprobs > 0) {
+        if (s->kind != SAMPLE_TOKEN || (s->temperature != 0 && s->top_k != 1) ||
+            sample_penalised(s) || s->n_bias > 0 || s->mask_first >= 0 || s->n_logprobs > 0) {
             return false;
         }
     }
@@ -65,21 +68,25 @@ int32_t attn_chunks(int32_t kv_len, int32_t window, int32_t chunk)
     return (int32_t)div_ceil(kv_len - begin, chunk);
 }
 
-int32_t attn_chunk_starts(const struct batch *b, int32_t window, int32_t chunk, const int32_t *skip, int32_t *ret)
+int32_t attn_chunk_starts(const struct batch *b, int32_t window, int32_t chunk, const int32_t *skip,
+                          int32_t *ret)
 {
     int32_t total = 0;
+
     for (int32_t i = 0; i < b->n_decode; i++) {
         ret[i] = total;
-        total += attn_chunks(b->kv_len[i], window, chunk) - (skip != NULL ? skip[i] : 0);
+        total += attn_chunks(b->kv_len[i], window, chunk) - (skip ? skip[i] : 0);
     }
     ret[b->n_decode] = total;
     return total;
 }
 
-/* Spans for sequences of like lengths (by their first half) are cut at their ends, where that leaves few teams without work. */
+/* Spans for sequences of like lengths (by their first half) are cut at their ends,
+ * where that leaves few teams without work. */
 static int32_t even_spans(const int32_t *start, int32_t n, int32_t most)
 {
     int64_t in_half = (int64_t)start[n / 2] * n, fair = (int64_t)start[n] * (n / 2);
+
     if (8 * llabs(in_half - fair) > fair) {
         return most;
     }
@@ -91,10 +98,12 @@ static int32_t even_spans(const int32_t *start, int32_t n, int32_t most)
     return n % each == 0 && n / each * 10 >= most * 9 ? n / each : most;
 }
 
-/* Many short sequences are cut for single warps, whose sums need not meet: a span of a sequence or more, and few turns in each. */
+/* Many short sequences are cut for single warps, whose sums need not meet: a span of a
+ * sequence or more, and few turns in each. */
 enum { ALONE_CHUNKS = 64 };
 
-struct attn_cut attn_cut(const int32_t *start, int32_t n, int32_t heads, int32_t blocks, int32_t block_warps)
+struct attn_cut attn_cut(const int32_t *start, int32_t n, int32_t heads, int32_t blocks,
+                         int32_t block_warps)
 {
     if (start[n] == 0) {
         return (struct attn_cut){.warps = 1};
@@ -124,10 +133,12 @@ struct decode_shape attn_decode_shape(int32_t head_dim, int32_t shared_bytes)
 
 enum { SHARED_MIN_CHUNKS = 4 };
 
-/* The launch and the parts that it leaves to be joined cost 16 to 27 us on an H200, and few sequences find what they share in the L2 cache
- * anyway: of 216 cases (8 to 256 sequences, in groups of 2 to 8 that share 64 to 2048 tokens) a MiB spared brought 0.07 us for 32
- * sequences, 0.1 for 64, 0.12 from 128 on. Blocks of eight warps read faster without it: since then 192 MiB just pay for
- * 128 sequences, and 384 for 256 bring 8 us. */
+/* The launch and the parts that it leaves to be joined cost 16 to 27 us on an H200, and
+ * few sequences find what they share in the L2 cache anyway: of 216 cases (8 to 256
+ * sequences, in groups of 2 to 8 that share 64 to 2048 tokens) a MiB spared brought
+ * 0.07 us for 32 sequences, 0.1 for 64, 0.12 from 128 on. Blocks of eight warps read
+ * faster without it: since then 192 MiB just pay for 128 sequences, and 384 for 256
+ * bring 8 us. */
 int64_t shared_worth_bytes(int32_t n_decode)
 {
     return (int64_t)MAX(328 - n_decode, n_decode + 44) << 20;
@@ -137,16 +148,20 @@ int64_t shared_worth_bytes(int32_t n_decode)
 static int32_t common_chunks(const struct batch *b, int32_t i, int32_t block_size, int32_t chunk)
 {
     int32_t last = (MIN(b->kv_len[i - 1], b->kv_len[i]) - 1) / chunk;
+
     return MIN((int32_t)((int64_t)b->lcp_blocks[i] * block_size / chunk), last);
 }
 
 /* The run that begins at sequence i grows while every member more spares more. */
-static struct shared_run run_from(const struct batch *b, int32_t i, int32_t block_size, int32_t chunk, int32_t most)
+static struct shared_run run_from(const struct batch *b, int32_t i, int32_t block_size,
+                                  int32_t chunk, int32_t most)
 {
     struct shared_run r = {.seq = i, .members = 1, .n_chunks = INT32_MAX};
+
     while (i + r.members < b->n_decode && r.members < most) {
         int32_t n = MIN(r.n_chunks, common_chunks(b, i + r.members, block_size, chunk));
-        if (n < SHARED_MIN_CHUNKS || (int64_t)n * r.members < (int64_t)r.n_chunks * (r.members - 1)) {
+        if (n < SHARED_MIN_CHUNKS ||
+            (int64_t)n * r.members < (int64_t)r.n_chunks * (r.members - 1)) {
             break;
         }
         r.n_chunks = n;
@@ -155,11 +170,12 @@ static struct shared_run run_from(const struct batch *b, int32_t i, int32_t bloc
     return r;
 }
 
-int32_t shared_runs(const struct batch *b, int32_t block_size, int32_t chunk, int32_t most, int64_t worth,
-                    struct shared_run *ret, int32_t *ret_start, int32_t *ret_skip)
+int32_t shared_runs(const struct batch *b, int32_t block_size, int32_t chunk, int32_t most,
+                    int64_t worth, struct shared_run *ret, int32_t *ret_start, int32_t *ret_skip)
 {
     int32_t n = 0, total = 0;
     int64_t spared = 0;
+
     memset(ret_skip, 0, (size_t)b->n_decode * sizeof(*ret_skip));
     for (int32_t i = 0; i < b->n_decode;) {
         struct shared_run r = run_from(b, i, block_size, chunk, most);
@@ -188,22 +204,26 @@ static int by_keys(const void *a, const void *b)
     const struct query_tile *x = a;
     const struct query_tile *y = b;
     int32_t more = y->end + y->shift - (x->end + x->shift);
+
     return more != 0 ? more : x->first - y->first;
 }
 
 int32_t prefill_tiles(const struct batch *b, int32_t rows, struct query_tile *ret)
 {
     int32_t n = 0;
+
     for (int32_t s = b->n_decode; s < b->n_seqs; s++) {
         int32_t end = b->q_start[s + 1];
         for (int32_t first = b->q_start[s]; first < end; first += rows, n++) {
-            if (ret != NULL) {
-                ret[n] = (struct query_tile){
-                    .row = b->row[s], .first = first, .end = MIN(first + rows, end), .shift = b->kv_len[s] - end};
+            if (ret) {
+                ret[n] = (struct query_tile){.row = b->row[s],
+                                             .first = first,
+                                             .end = MIN(first + rows, end),
+                                             .shift = b->kv_len[s] - end};
             }
         }
     }
-    if (ret != NULL) {
+    if (ret) {
         qsort(ret, (size_t)n, sizeof(*ret), by_keys);
     }
     return n;

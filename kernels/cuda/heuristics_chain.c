@@ -10,25 +10,28 @@ static bool aligned(const void *p, int64_t stride)
     return (uintptr_t)p % 16 == 0 && stride % 8 == 0;
 }
 
-/* Whether `rows` rows of 2-byte elements at one place lie apart from those at another. */
+/* Whether `rows` rows of 2-byte elements at one place lie apart from those at
+ * another. */
 static bool apart(const void *p, int64_t p_stride, const void *q, int64_t q_stride, int32_t rows)
 {
     uintptr_t a = (uintptr_t)p;
     uintptr_t b = (uintptr_t)q;
-    return p == NULL || q == NULL || a + (uintptr_t)(rows * p_stride * 2) <= b ||
+
+    return !p || !q || a + (uintptr_t)(rows * p_stride * 2) <= b ||
            b + (uintptr_t)(rows * q_stride * 2) <= a;
 }
 
 static bool vector_suits(struct mat v, enum dtype t)
 {
-    return v.data == NULL || (v.dtype == t && aligned(v.data, 0));
+    return !v.data || (v.dtype == t && aligned(v.data, 0));
 }
 
 static bool rows_suit(const struct chain_args *a, int32_t rows, enum dtype t)
 {
     bool first = a->n_phases == 0;
-    return rows >= 1 && rows <= CHAIN_ROWS && (t == DTYPE_F16 || t == DTYPE_BF16) && (first || a->rows == rows) &&
-           (first || a->type == (int32_t)t);
+
+    return rows >= 1 && rows <= CHAIN_ROWS && (t == DTYPE_F16 || t == DTYPE_BF16) &&
+           (first || a->rows == rows) && (first || a->type == (int32_t)t);
 }
 
 static struct chain_phase *last_phase(struct chain_args *a)
@@ -49,31 +52,35 @@ static bool push(struct chain_args *a, int32_t rows, enum dtype t, const struct 
     return true;
 }
 
-static bool linear_suits(int32_t rows, struct mat out, struct mat x, struct mat w, const struct epilogue *ep)
+static bool linear_suits(int32_t rows, struct mat out, struct mat x, struct mat w,
+                         const struct epilogue *ep)
 {
-    bool ok = out.dtype == x.dtype && w.dtype == x.dtype && w.cols == x.cols && w.rows == out.cols &&
-              w.rows % CHAIN_TILE == 0 && w.cols % DEPTH_UNIT == 0 && aligned(w.data, w.stride) &&
-              aligned(x.data, x.stride) && apart(x.data, x.stride, out.data, out.stride, rows);
-    if (ep == NULL || !ok) {
+    bool ok = out.dtype == x.dtype && w.dtype == x.dtype && w.cols == x.cols &&
+              w.rows == out.cols && w.rows % CHAIN_TILE == 0 && w.cols % DEPTH_UNIT == 0 &&
+              aligned(w.data, w.stride) && aligned(x.data, x.stride) &&
+              apart(x.data, x.stride, out.data, out.stride, rows);
+
+    if (!ep || !ok) {
         return ok;
     }
     const struct mat *r = &ep->residual;
     bool same = r->data == out.data && r->stride == out.stride;
     return vector_suits(ep->bias, x.dtype) &&
-           (r->data == NULL ||
-            (r->dtype == out.dtype && (same || apart(r->data, r->stride, out.data, out.stride, rows))));
+           (!r->data || (r->dtype == out.dtype &&
+                         (same || apart(r->data, r->stride, out.data, out.stride, rows))));
 }
 
-bool chain_join_linear(struct chain_args *a, int32_t rows, struct mat out, struct mat x, struct mat w,
-                       const struct epilogue *ep)
+bool chain_join_linear(struct chain_args *a, int32_t rows, struct mat out, struct mat x,
+                       struct mat w, const struct epilogue *ep)
 {
     if (!rows_suit(a, rows, x.dtype) || !linear_suits(rows, out, x, w, ep)) {
         return false;
     }
     struct chain_phase p = {.x = x.data, .x_stride = x.stride};
     struct chain_phase *last = last_phase(a);
-    bool after_norm = last != NULL && last->n == 0 && last->h == x.data && last->h_stride == x.stride &&
-                      last->k == x.cols && apart(last->x, last->x_stride, out.data, out.stride, rows);
+    bool after_norm = last && last->n == 0 && last->h == x.data && last->h_stride == x.stride &&
+                      last->k == x.cols &&
+                      apart(last->x, last->x_stride, out.data, out.stride, rows);
     if (after_norm) {
         p = *last;
     }
@@ -84,7 +91,7 @@ bool chain_join_linear(struct chain_args *a, int32_t rows, struct mat out, struc
     p.out = out.data;
     p.out_stride = out.stride;
     p.pair = CHAIN_TILE;
-    if (ep != NULL) {
+    if (ep) {
         p.bias = ep->bias.data;
         p.act = (int32_t)ep->act;
         p.residual = ep->residual.data;
@@ -97,12 +104,13 @@ bool chain_join_linear(struct chain_args *a, int32_t rows, struct mat out, struc
     return push(a, rows, x.dtype, &p);
 }
 
-bool chain_join_norm(struct chain_args *a, int32_t rows, struct mat out, struct mat x, const struct norm *n)
+bool chain_join_norm(struct chain_args *a, int32_t rows, struct mat out, struct mat x,
+                     const struct norm *n)
 {
-    if (!rows_suit(a, rows, x.dtype) || out.dtype != x.dtype || n->weight.data == NULL || x.cols % DEPTH_UNIT != 0 ||
-        x.cols > CHAIN_MAX_NORM || !vector_suits(n->weight, x.dtype) || !vector_suits(n->bias, x.dtype) ||
-        !aligned(x.data, x.stride) || !aligned(out.data, out.stride) ||
-        !apart(x.data, x.stride, out.data, out.stride, rows)) {
+    if (!rows_suit(a, rows, x.dtype) || out.dtype != x.dtype || !n->weight.data ||
+        x.cols % DEPTH_UNIT != 0 || x.cols > CHAIN_MAX_NORM || !vector_suits(n->weight, x.dtype) ||
+        !vector_suits(n->bias, x.dtype) || !aligned(x.data, x.stride) ||
+        !aligned(out.data, out.stride) || !apart(x.data, x.stride, out.data, out.stride, rows)) {
         return false;
     }
     struct chain_phase p = {.x = x.data,
@@ -119,16 +127,17 @@ bool chain_join_norm(struct chain_args *a, int32_t rows, struct mat out, struct 
     return push(a, rows, x.dtype, &p);
 }
 
-bool chain_join_add_norm(struct chain_args *a, int32_t rows, struct mat out, struct mat x, struct mat y,
-                         const struct norm *n, bool partial)
+bool chain_join_add_norm(struct chain_args *a, int32_t rows, struct mat out, struct mat x,
+                         struct mat y, const struct norm *n, bool partial)
 {
     struct chain_phase *last = last_phase(a);
-    bool ends_in_y = last != NULL && last->n == x.cols && last->out == y.data && last->out_stride == y.stride &&
-                     y.cols == x.cols && last->sum == NULL && last->gated == NULL;
+    bool ends_in_y = last && last->n == x.cols && last->out == y.data &&
+                     last->out_stride == y.stride && y.cols == x.cols && !last->sum && !last->gated;
     bool fits = !partial || x.cols / CHAIN_TILE * CHAIN_SENT_BYTES <= PEER_CHAIN_BYTES;
+
     if (!ends_in_y || !fits || !apart(x.data, x.stride, last->x, last->x_stride, rows) ||
-        !apart(x.data, x.stride, last->h, last->h_stride, rows) || !apart(x.data, x.stride, y.data, y.stride, rows) ||
-        !chain_join_norm(a, rows, out, x, n)) {
+        !apart(x.data, x.stride, last->h, last->h_stride, rows) ||
+        !apart(x.data, x.stride, y.data, y.stride, rows) || !chain_join_norm(a, rows, out, x, n)) {
         return false;
     }
     last->sum = x.data;
@@ -137,12 +146,14 @@ bool chain_join_add_norm(struct chain_args *a, int32_t rows, struct mat out, str
     return true;
 }
 
-bool chain_join_linear_gated(struct chain_args *a, int32_t rows, struct mat out, struct mat x, struct mat w,
-                             struct mat bias, enum activation act)
+bool chain_join_linear_gated(struct chain_args *a, int32_t rows, struct mat out, struct mat x,
+                             struct mat w, struct mat bias, enum activation act)
 {
     struct mat both = out; /* the product's two halves, which are not kept */
+
     both.cols = w.rows;
-    if (w.rows != 2 * out.cols || !chain_join_linear(a, rows, both, x, w, &(struct epilogue){.bias = bias})) {
+    if (w.rows != 2 * out.cols ||
+        !chain_join_linear(a, rows, both, x, w, &(struct epilogue){.bias = bias})) {
         return false;
     }
     struct chain_phase *last = last_phase(a);
@@ -160,10 +171,12 @@ bool chain_join_rope_kv(struct chain_args *a, int32_t rows, struct mat qkv, cons
     struct chain_phase *last = last_phase(a);
     int32_t dim = attention->head_dim;
     bool turns = r->cos_sin.data != NULL;
-    if (!rows_suit(a, rows, qkv.dtype) || last == NULL || last->n == 0 || last->out != qkv.data ||
-        last->out_stride != qkv.stride || last->n != (attention->n_heads + 2 * attention->n_kv_heads) * dim ||
-        last->sum != NULL || last->gated != NULL || last->residual != NULL || a->rope.kv.base != NULL ||
-        dim % CHAIN_TILE != 0 || r->q_norm.weight.data != NULL || r->k_norm.weight.data != NULL ||
+
+    if (!rows_suit(a, rows, qkv.dtype) || !last || last->n == 0 || last->out != qkv.data ||
+        last->out_stride != qkv.stride ||
+        last->n != (attention->n_heads + 2 * attention->n_kv_heads) * dim || last->sum ||
+        last->gated || last->residual || a->rope.kv.base || dim % CHAIN_TILE != 0 ||
+        r->q_norm.weight.data || r->k_norm.weight.data ||
         (turns && (r->rot_dim != dim || r->interleaved)) || at->kv.dtype != (int32_t)qkv.dtype) {
         return false;
     }
@@ -192,6 +205,7 @@ bool chain_plan(struct chain_args *a, int32_t n_blocks, int32_t max_shared_bytes
 {
     int32_t first = 0;
     bool fits = true;
+
     a->norm_bytes = 0;
     for (int32_t i = 0; i < a->n_phases; i++) {
         struct chain_phase *p = &a->phase[i];

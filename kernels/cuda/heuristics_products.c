@@ -1,5 +1,6 @@
-/* See heuristics_products.h. The file: a header that says what it is and holds for, then the records as they are in memory. Its
- * checksum covers all of them, so that a file that was cut off or damaged counts as none.
+/* See heuristics_products.h. The file: a header that says what it is and holds for,
+ * then the records as they are in memory. Its checksum covers all of them, so that a
+ * file that was cut off or damaged counts as none.
  */
 #include "kernels/cuda/heuristics_products.h"
 
@@ -24,6 +25,7 @@ uint64_t product_hash(const void *data, int64_t n_bytes)
 {
     const unsigned char *p = data;
     uint64_t h = 0xCBF29CE484222325ull; /* FNV-1a */
+
     for (int64_t i = 0; i < n_bytes; i++) {
         h = (h ^ p[i]) * 0x100000001B3ull;
     }
@@ -36,11 +38,12 @@ bool product_dir(char *ret, int64_t room)
     const char *xdg = getenv("XDG_CACHE_HOME");
     const char *home = getenv("HOME");
     int n = 0;
-    if (cache != NULL && cache[0] == '/') { /* may be several, with colons between */
+
+    if (cache && cache[0] == '/') { /* may be several, with colons between */
         n = snprintf(ret, (size_t)room, "%.*s", (int)strcspn(cache, ":"), cache);
-    } else if (xdg != NULL && xdg[0] == '/') {
+    } else if (xdg && xdg[0] == '/') {
         n = snprintf(ret, (size_t)room, "%s/quire", xdg);
-    } else if (home != NULL && home[0] == '/') {
+    } else if (home && home[0] == '/') {
         n = snprintf(ret, (size_t)room, "%s/.cache/quire", home);
     }
     return n > 0 && n < room;
@@ -81,7 +84,7 @@ static bool reserve(struct product_store *s, int32_t n)
 {
     if (n > s->cap) {
         struct product_record *grown = realloc(s->record, (size_t)n * sizeof(*grown));
-        if (grown == NULL) {
+        if (!grown) {
             return false;
         }
         s->record = grown;
@@ -93,12 +96,14 @@ static bool reserve(struct product_store *s, int32_t n)
 static void load(struct product_store *s)
 {
     int fd = open(s->path, O_RDONLY | O_CLOEXEC);
+
     if (fd < 0) {
         return;
     }
     struct file_header h;
-    bool ok = read_all(fd, &h, sizeof(h)) && memcmp(h.magic, MAGIC, sizeof(MAGIC)) == 0 && h.device == s->device &&
-              h.record_bytes == sizeof(*s->record) && h.n >= 0 && h.n <= PRODUCT_RECORDS && reserve(s, h.n) &&
+    bool ok = read_all(fd, &h, sizeof(h)) && memcmp(h.magic, MAGIC, sizeof(MAGIC)) == 0 &&
+              h.device == s->device && h.record_bytes == sizeof(*s->record) && h.n >= 0 &&
+              h.n <= PRODUCT_RECORDS && reserve(s, h.n) &&
               read_all(fd, s->record, (size_t)h.n * sizeof(*s->record));
     s->n = ok ? h.n : 0;
     s->damaged = !ok || checksum(s) != h.checksum;
@@ -109,13 +114,15 @@ static void load(struct product_store *s)
 void product_store_open(struct product_store *s, const char *dir, const char *device)
 {
     char found[384];
+
     memset(s, 0, sizeof(*s));
     s->device = product_hash(device, (int64_t)strlen(device));
-    if (dir == NULL && product_dir(found, sizeof(found))) {
+    if (!dir && product_dir(found, sizeof(found))) {
         dir = found;
     }
-    int n =
-        dir == NULL ? 0 : snprintf(s->path, sizeof(s->path), "%s/products-%016llx", dir, (unsigned long long)s->device);
+    int n = !dir ? 0
+                 : snprintf(s->path, sizeof(s->path), "%s/products-%016llx", dir,
+                            (unsigned long long)s->device);
     if (n <= 0 || n >= (int)sizeof(s->path)) {
         s->path[0] = '\0';
         return;
@@ -129,7 +136,8 @@ void product_store_release(struct product_store *s)
     memset(s, 0, sizeof(*s));
 }
 
-const struct product_choice *product_store_find(const struct product_store *s, const struct product_key *k)
+const struct product_choice *product_store_find(const struct product_store *s,
+                                                const struct product_key *k)
 {
     for (int32_t i = 0; i < s->n; i++) {
         if (memcmp(&s->record[i].key, k, sizeof(*k)) == 0) {
@@ -139,10 +147,12 @@ const struct product_choice *product_store_find(const struct product_store *s, c
     return NULL;
 }
 
-void product_store_put(struct product_store *s, const struct product_key *k, const struct product_choice *c)
+void product_store_put(struct product_store *s, const struct product_key *k,
+                       const struct product_choice *c)
 {
     struct product_choice *known = (struct product_choice *)product_store_find(s, k);
-    if (known != NULL) {
+
+    if (known) {
         s->changed = s->changed || memcmp(known, c, sizeof(*c)) != 0;
         *known = *c;
     } else if (s->n < PRODUCT_RECORDS && (s->n < s->cap || reserve(s, s->cap + 256))) {
@@ -164,6 +174,7 @@ static void make_dirs(char *path)
 void product_store_save(struct product_store *s)
 {
     char fresh[sizeof(s->path) + 32];
+
     if (!s->changed || s->path[0] == '\0') {
         return;
     }
@@ -174,10 +185,13 @@ void product_store_save(struct product_store *s)
     if (fd < 0) {
         return;
     }
-    struct file_header h = {
-        .record_bytes = sizeof(*s->record), .n = s->n, .device = s->device, .checksum = checksum(s)};
+    struct file_header h = {.record_bytes = sizeof(*s->record),
+                            .n = s->n,
+                            .device = s->device,
+                            .checksum = checksum(s)};
     memcpy(h.magic, MAGIC, sizeof(MAGIC));
-    bool ok = write_all(fd, &h, sizeof(h)) && write_all(fd, s->record, (size_t)s->n * sizeof(*s->record));
+    bool ok =
+        write_all(fd, &h, sizeof(h)) && write_all(fd, s->record, (size_t)s->n * sizeof(*s->record));
     ok = close(fd) == 0 && ok;
     if (!ok || rename(fresh, s->path) != 0) {
         unlink(fresh);

@@ -1,12 +1,15 @@
 /* The key/value cache and the host pool behind it.
  *
- * The host pool is ordinary memory from the start and becomes pinned in the background, so that being ready does not wait for it; a
- * swap through a part that is not pinned yet is merely slower. The first slice is pinned at once: by it the engine measures what
- * swapping costs.
+ * The host pool is ordinary memory from the start and becomes pinned in the background,
+ * so that being ready does not wait for it; a swap through a part that is not pinned
+ * yet is merely slower. The first slice is pinned at once: by it the engine measures
+ * what swapping costs.
  *
- * To pin, the driver may wait until the device has done all that it was given, and takes nothing meanwhile: a step launched
- * then comes back when the two before it have ended, and their tokens with it. So all pages are made first, and slices, which then
- * take a few milliseconds each, are pinned while nothing runs; once something was swapped through what is not pinned, under load too.
+ * To pin, the driver may wait until the device has done all that it was given, and
+ * takes nothing meanwhile: a step launched then comes back when the two before it have
+ * ended, and their tokens with it. So all pages are made first, and slices, which then
+ * take a few milliseconds each, are pinned while nothing runs; once something was
+ * swapped through what is not pinned, under load too.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -21,14 +24,18 @@
 enum {
     START_US = 3000000, /* the start maps much, and would wait for pages that are being made */
     LOOK_US = 10000,
-    QUIET_LOOKS = 5, /* at a device without work, one after the other: then it is idle, not between two requests */
-    REST_PARTS = 3,  /* of the time that a slice took under load, until the next */
+    /* at a device without work, one after the other: then it is idle, not between two
+     * requests */
+    QUIET_LOOKS = 5,
+    REST_PARTS = 3, /* of the time that a slice took under load, until the next */
 };
 
 /* About PIN_BYTES, and whole pages whatever a block's size (a multiple of 16 bytes). */
 int32_t cuda_kv_slice_blocks(const struct cuda_backend *c)
 {
-    int64_t bytes = kv_layout_block_bytes(&c->kv), unit = PAGE_BYTES / MIN(bytes & -bytes, PAGE_BYTES);
+    int64_t bytes = kv_layout_block_bytes(&c->kv),
+            unit = PAGE_BYTES / MIN(bytes & -bytes, PAGE_BYTES);
+
     return (int32_t)MAX(PIN_BYTES / bytes / unit * unit, unit);
 }
 
@@ -40,7 +47,8 @@ static size_t slice_bytes(const struct cuda_backend *c)
 static void make_pages(char *from, size_t n_bytes)
 {
 #ifdef MADV_POPULATE_WRITE
-    madvise(from, n_bytes, MADV_POPULATE_WRITE); /* a wish: else the driver makes them as it pins */
+    /* a wish: else the driver makes them as it pins */
+    madvise(from, n_bytes, MADV_POPULATE_WRITE);
 #else
     (void)from, (void)n_bytes;
 #endif
@@ -50,6 +58,7 @@ static void make_pages(char *from, size_t n_bytes)
 static bool pin(struct cuda_backend *c)
 {
     size_t at = c->kv_pinned_bytes, n_bytes = MIN(slice_bytes(c), c->kv_host_bytes - at);
+
     if (cudaHostRegister(c->kv_host + at, n_bytes, cudaHostRegisterDefault) == cudaSuccess) {
         c->kv_pinned_bytes += n_bytes;
         return true;
@@ -66,7 +75,8 @@ static bool rest(const struct cuda_backend *c, int64_t us)
     return !c->pinner_stop;
 }
 
-/* Until a slice may be pinned: nothing ran for a while, or a swap wants it. False: stop. */
+/* Until a slice may be pinned: nothing ran for a while, or a swap wants it. False:
+ * stop. */
 static bool wait_to_pin(const struct cuda_backend *c, int64_t *n_steps, int32_t *n_quiet)
 {
     while (!c->pin_wanted) {
@@ -90,7 +100,9 @@ static void *pin_host_pool(void *arg)
     int64_t n_steps = 0;
     int32_t n_quiet = 0;
     bool ok = cudaSetDevice(c->config.device) == cudaSuccess && rest(c, START_US);
-    for (size_t at = c->kv_pinned_bytes; at < c->kv_host_bytes && ok && !c->pinner_stop; at += MAKE_BYTES) {
+
+    for (size_t at = c->kv_pinned_bytes; at < c->kv_host_bytes && ok && !c->pinner_stop;
+         at += MAKE_BYTES) {
         make_pages(c->kv_host + at, MIN(MAKE_BYTES, c->kv_host_bytes - at));
     }
     while (ok && c->kv_pinned_bytes < c->kv_host_bytes && wait_to_pin(c, &n_steps, &n_quiet)) {
@@ -107,31 +119,37 @@ void cuda_kv_swaps(struct cuda_backend *c, int32_t host_block)
     }
 }
 
-int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks, int32_t n_host_blocks, struct err *e)
+int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks,
+                   int32_t n_host_blocks, struct err *e)
 {
     struct cuda_backend *c = cuda_of(b);
-    if (c->kv_data != NULL || l->block_size < 1 || l->head_dim < 1 || l->head_dim > 512 || n_blocks < 1 ||
+
+    if (c->kv_data || l->block_size < 1 || l->head_dim < 1 || l->head_dim > 512 || n_blocks < 1 ||
         n_host_blocks < 0 || l->dtype == DTYPE_I32) {
-        return err_set(e, ERR_INVALID, "cuda: a cache of %d blocks of %d tokens, heads of %d, is not possible",
+        return err_set(e, ERR_INVALID,
+                       "cuda: a cache of %d blocks of %d tokens, heads of %d, is not possible",
                        n_blocks, l->block_size, l->head_dim);
     }
     size_t block_bytes = (size_t)kv_layout_block_bytes(l);
     if (block_bytes % 16 != 0) {
-        return err_set(e, ERR_UNSUPPORTED, "cuda: blocks of %zu bytes: they must be a multiple of 16", block_bytes);
+        return err_set(e, ERR_UNSUPPORTED,
+                       "cuda: blocks of %zu bytes: they must be a multiple of 16", block_bytes);
     }
     void *data = cuda_alloc(c, block_bytes * (size_t)n_blocks, "the key/value cache", e);
-    if (data == NULL) {
+    if (!data) {
         return ERR_NOMEM;
     }
     size_t n_slots = ((size_t)n_blocks + (size_t)n_host_blocks) * (size_t)l->block_size;
-    int32_t *slot_token = cuda_alloc(c, n_slots * sizeof(*slot_token), "the tokens of the cache", e);
-    if (slot_token == NULL) {
+    int32_t *slot_token =
+        cuda_alloc(c, n_slots * sizeof(*slot_token), "the tokens of the cache", e);
+    if (!slot_token) {
         return ERR_NOMEM;
     }
     c->kv = *l;
     if (n_host_blocks > 0) {
         size_t bytes = block_bytes * (size_t)n_host_blocks;
-        void *host = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void *host = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (host == MAP_FAILED) {
             return err_set(e, ERR_NOMEM, "no room for the swap space of %zu MiB", bytes >> 20);
         }
@@ -144,16 +162,17 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
     c->n_blocks = n_blocks;
     c->n_host_blocks = n_host_blocks;
     c->kv_data = data;
-    c->kv_view = (struct kv_view){.base = data,
-                                  .block_stride = l->block_stride,
-                                  .layer_stride = l->layer_stride,
-                                  .kv_stride = l->kv_stride,
-                                  .head_stride = l->head_stride,
-                                  .block_size = l->block_size,
-                                  .head_dim = l->head_dim,
-                                  .n_kv_heads = l->n_kv_heads,
-                                  .dtype = (int32_t)l->dtype,
-                                  .panel_log2 = attn_panel_log2(l->head_dim, l->block_size, (int)l->dtype)};
+    c->kv_view =
+        (struct kv_view){.base = data,
+                         .block_stride = l->block_stride,
+                         .layer_stride = l->layer_stride,
+                         .kv_stride = l->kv_stride,
+                         .head_stride = l->head_stride,
+                         .block_size = l->block_size,
+                         .head_dim = l->head_dim,
+                         .n_kv_heads = l->n_kv_heads,
+                         .dtype = (int32_t)l->dtype,
+                         .panel_log2 = attn_panel_log2(l->head_dim, l->block_size, (int)l->dtype)};
     int rc = n_host_blocks > 0 ? cuda_swap_init(c, e) : 0;
     if (rc < 0) {
         return rc;
@@ -161,7 +180,9 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
     c->arrays.slot_token = slot_token;
     c->arrays.block_size = l->block_size;
     cudaError_t status = cudaMemsetAsync(data, 0, block_bytes * (size_t)n_blocks, c->stream);
-    status = status == cudaSuccess ? cudaMemsetAsync(slot_token, 0, n_slots * sizeof(*slot_token), c->stream) : status;
+    status = status == cudaSuccess
+                 ? cudaMemsetAsync(slot_token, 0, n_slots * sizeof(*slot_token), c->stream)
+                 : status;
     return status == cudaSuccess ? 0 : cuda_error(e, status, "the key/value cache");
 }
 
@@ -173,7 +194,7 @@ void cuda_kv_release(struct cuda_backend *c)
         pthread_join(c->pinner, NULL);
         c->pinner_running = false;
     }
-    if (c->kv_host != NULL) {
+    if (c->kv_host) {
         for (size_t at = 0; at < c->kv_host_bytes; at += slice_bytes(c)) {
             cudaHostUnregister(c->kv_host + at);
         }

@@ -1,7 +1,8 @@
 /* NCCL's library, and how processes meet in it.
  *
- * The meeting is NCCL's own and knows no limit, so its thread is left behind when one does not come: the process ends then anyway. What
- * the thread uses is its own, or stays for the process's life.
+ * The meeting is NCCL's own and knows no limit, so its thread is left behind when one
+ * does not come: the process ends then anyway. What the thread uses is its own, or
+ * stays for the process's life.
  */
 #include "kernels/cuda/nccl.h"
 
@@ -17,13 +18,15 @@ int nccl_open(const struct nccl **ret, struct err *e)
 {
     static struct nccl library;
     void *lib = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-    if (lib == NULL) {
+
+    if (!lib) {
         return err_set(e, ERR_UNSUPPORTED, "several GPUs need the NCCL library: %s", dlerror());
     }
-#define X(name)                                                                                            \
-    *(void **)&library.name = dlsym(lib, "nccl" #name);                                                    \
-    if (library.name == NULL) {                                                                            \
-        return err_set(e, ERR_UNSUPPORTED, "several GPUs need NCCL 2.7 or newer: there is no nccl" #name); \
+#define X(name)                                                                        \
+    *(void **)&library.name = dlsym(lib, "nccl" #name);                                \
+    if (!library.name) {                                                               \
+        return err_set(e, ERR_UNSUPPORTED,                                             \
+                       "several GPUs need NCCL 2.7 or newer: there is no nccl" #name); \
     }
     NCCL_FUNCTIONS(X)
 #undef X
@@ -34,6 +37,7 @@ int nccl_open(const struct nccl **ret, struct err *e)
 void nccl_version_text(const struct nccl *n, char *ret, size_t cap)
 {
     int v = 0;
+
     n->GetVersion(&v);
     snprintf(ret, cap, "%d.%d.%d", v / 10000, v / 100 % 100, v % 100);
 }
@@ -41,12 +45,13 @@ void nccl_version_text(const struct nccl *n, char *ret, size_t cap)
 bool nccl_check(struct cuda_backend *c, const struct nccl *n, ncclResult_t rc, const char *what)
 {
     if (rc != ncclSuccess && c->failed.code == 0) {
-        err_set(&c->failed, ERR_DEVICE, "cuda: rank %d: %s: %s", cuda_rank_number(c), what, n->GetErrorString(rc));
+        err_set(&c->failed, ERR_DEVICE, "cuda: rank %d: %s: %s", cuda_rank_number(c), what,
+                n->GetErrorString(rc));
     }
     return rc == ncclSuccess;
 }
 
-/* ---- the meeting ------------------------------------------------------------------------------------------------------ */
+/* ---- the meeting ---- */
 
 /* On the heap, and not freed when the thread is left behind. */
 struct nccl_meeting {
@@ -63,16 +68,20 @@ struct nccl_meeting {
 static void *meeting_main(void *arg)
 {
     struct nccl_meeting *m = arg;
-    m->rc = cudaSetDevice(m->device) == cudaSuccess ? m->lib->CommInitRank(&m->comm, m->n, m->id, m->rank)
-                                                    : ncclUnhandledCudaError;
+
+    m->rc = cudaSetDevice(m->device) == cudaSuccess
+                ? m->lib->CommInitRank(&m->comm, m->n, m->id, m->rank)
+                : ncclUnhandledCudaError;
     atomic_store(&m->done, true);
     return NULL;
 }
 
-int nccl_meet(struct nccl_group *g, int device, const ncclUniqueId *id, int32_t n, int32_t rank, struct err *e)
+int nccl_meet(struct nccl_group *g, int device, const ncclUniqueId *id, int32_t n, int32_t rank,
+              struct err *e)
 {
     struct nccl_meeting *m = calloc(1, sizeof(*m));
-    if (m == NULL) {
+
+    if (!m) {
         return err_nomem(e, "NCCL's meeting");
     }
     m->lib = g->lib;
@@ -91,6 +100,7 @@ int nccl_meet(struct nccl_group *g, int device, const ncclUniqueId *id, int32_t 
 static int await_meeting(struct nccl_meeting *m, struct cuda_backend *c, struct err *e)
 {
     int64_t start_us = clock_us();
+
     while (!atomic_load(&m->done)) {
         int rc = cuda_others_gone(c, start_us, "met in NCCL", e);
         if (rc < 0) {
@@ -111,7 +121,8 @@ static void leave_meeting(struct nccl_group *g)
 int nccl_ready(struct nccl_group *g, struct cuda_backend *c, struct err *e)
 {
     struct nccl_meeting *m = g->meeting;
-    if (m == NULL) {
+
+    if (!m) {
         return 0;
     }
     int rc = await_meeting(m, c, e);
@@ -123,35 +134,39 @@ int nccl_ready(struct nccl_group *g, struct cuda_backend *c, struct err *e)
     g->meeting = NULL;
     g->comm = m->comm;
     if (m->rc != ncclSuccess) {
-        rc = err_set(e, ERR_DEVICE, "cuda: rank %d: NCCL: %s", cuda_rank_number(c), g->lib->GetErrorString(m->rc));
+        rc = err_set(e, ERR_DEVICE, "cuda: rank %d: NCCL: %s", cuda_rank_number(c),
+                     g->lib->GetErrorString(m->rc));
     }
     free(m);
     return rc;
 }
 
-/* ---- the end ---------------------------------------------------------------------------------------------------------- */
+/* ---- the end ---- */
 
 static void *aborter_main(void *arg)
 {
     struct nccl_group *g = arg;
+
     g->lib->CommAbort(g->comm);
     return NULL;
 }
 
-/* CommAbort returns only when no graph uses the communicator any more, so it gets a thread. */
+/* CommAbort returns only when no graph uses the communicator any more, so it gets a
+ * thread. */
 void nccl_abort(struct nccl_group *g)
 {
-    g->aborting = g->aborting || (g->comm != NULL && pthread_create(&g->aborter, NULL, aborter_main, g) == 0);
+    g->aborting =
+        g->aborting || (g->comm && pthread_create(&g->aborter, NULL, aborter_main, g) == 0);
 }
 
 void nccl_release(struct nccl_group *g)
 {
-    if (g->meeting != NULL) {
+    if (g->meeting) {
         leave_meeting(g);
     }
     if (g->aborting) {
         pthread_join(g->aborter, NULL); /* the graphs are gone */
-    } else if (g->comm != NULL) {
+    } else if (g->comm) {
         g->lib->CommAbort(g->comm);
     }
     *g = (struct nccl_group){0};

@@ -9,7 +9,9 @@
 #define NCCL_FUNCTIONS(X) \
     X(GetVersion)         \
     X(GetUniqueId)        \
-    X(CommInitRank) X(CommAbort) X(AllReduce) X(Broadcast) X(Send) X(Recv) X(GroupStart) X(GroupEnd) X(GetErrorString)
+    X(CommInitRank)       \
+    X(CommAbort)          \
+    X(AllReduce) X(Broadcast) X(Send) X(Recv) X(GroupStart) X(GroupEnd) X(GetErrorString)
 
 struct nccl {
 #define X(name) __typeof__(nccl##name) *name;
@@ -17,7 +19,8 @@ struct nccl {
 #undef X
 };
 
-/* The library, which stays open for the process's life. ERR_UNSUPPORTED: there is none, or it is too old. */
+/* The library, which stays open for the process's life. ERR_UNSUPPORTED: there is none,
+ * or it is too old. */
 int nccl_open(const struct nccl **ret, struct err *e);
 /* "2.28.3" */
 void nccl_version_text(const struct nccl *n, char *ret, size_t cap);
@@ -31,9 +34,11 @@ struct nccl_group {
     bool aborting;
 };
 
-/* Begins the meeting of n processes, of which this is number `rank`, on a thread: it takes most of a second, and waits for all without
- * a limit. All pass the same id, which one has made. */
-int nccl_meet(struct nccl_group *g, int device, const ncclUniqueId *id, int32_t n, int32_t rank, struct err *e);
+/* Begins the meeting of n processes, of which this is number `rank`, on a thread: it
+ * takes most of a second, and waits for all without a limit. All pass the same id,
+ * which one has made. */
+int nccl_meet(struct nccl_group *g, int device, const ncclUniqueId *id, int32_t n, int32_t rank,
+              struct err *e);
 /* Until all have come, or cuda_others_gone says that they will not. */
 int nccl_ready(struct nccl_group *g, struct cuda_backend *c, struct err *e);
 /* Let the device's kernels go that wait for others; returns at once. */

@@ -1,4 +1,5 @@
-/* How kernels reach into the peers' memory: stores and loads over the link that no cache answers, and word of a rank that is gone. */
+/* How kernels reach into the peers' memory: stores and loads over the link that no
+ * cache answers, and word of a rank that is gone. */
 #ifndef QUIRE_CUDA_PEER_CUH
 #define QUIRE_CUDA_PEER_CUH
 
@@ -7,7 +8,8 @@
 
 enum { PEER_THREADS = 512, PEER_LOOK_EVERY = 256 };
 
-/* What fills a place that nothing has come to. No summand is it: it is a NaN, and sent as another one. */
+/* What fills a place that nothing has come to. No summand is it: it is a NaN, and sent
+ * as another one. */
 #define BLANK 0xFFFFFFFFu
 #define OTHER_NAN 0x7FFF7FFFu /* of float32, float16 and bfloat16 */
 
@@ -24,25 +26,32 @@ __device__ __forceinline__ bool stopped(const peer_args &p, int round)
 
 __device__ __forceinline__ void peer_store(uint4 *to, uint4 v)
 {
-    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x),
+                 "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");
 }
 
 __device__ __forceinline__ void peer_store(uint2 *to, uint2 v)
 {
-    asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y) : "memory");
+    asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y)
+                 : "memory");
 }
 
 __device__ __forceinline__ uint2 peer_load(const uint2 *from)
 {
     uint2 v;
-    asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from) : "memory");
+
+    asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(v.x), "=r"(v.y)
+                 : "l"(from)
+                 : "memory");
     return v;
 }
 
 __device__ __forceinline__ uint4 peer_load(const uint4 *from)
 {
     uint4 v;
+
     asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(from)
@@ -50,7 +59,8 @@ __device__ __forceinline__ uint4 peer_load(const uint4 *from)
     return v;
 }
 
-/* All that was written before, by this thread or before it, is there when the peer sees the flag. */
+/* All that was written before, by this thread or before it, is there when the peer sees
+ * the flag. */
 __device__ __forceinline__ void peer_flag(uint32_t *to, uint32_t v)
 {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
@@ -59,6 +69,7 @@ __device__ __forceinline__ void peer_flag(uint32_t *to, uint32_t v)
 __device__ __forceinline__ uint32_t peer_flagged(const uint32_t *from)
 {
     uint32_t v;
+
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
     return v;
 }

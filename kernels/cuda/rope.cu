@@ -1,9 +1,12 @@
-/* Queries, keys and values of a step in place: norms of q and k per head, rotation, and the write of k and v to the cache.
+/* Queries, keys and values of a step in place: norms of q and k per head, rotation, and
+ * the write of k and v to the cache.
  *
- * Usually a lane has the same few dims of one head or several of a token: it reads their cosines and sines once, and moves 16 bytes at
- * a time. What does not lie on such bounds (heads of 56 or 20 dims, norms with a bias) is done by a warp a head.
+ * Usually a lane has the same few dims of one head or several of a token: it reads
+ * their cosines and sines once, and moves 16 bytes at a time. What does not lie on such
+ * bounds (heads of 56 or 20 dims, norms with a bias) is done by a warp a head.
  *
- * Positions and slots are the prologue's, which releases nobody before it has ended: they may be read before the wait.
+ * Positions and slots are the prologue's, which releases nobody before it has ended:
+ * they may be read before the wait.
  */
 #include <type_traits>
 
@@ -11,10 +14,12 @@
 
 /* Mean and reciprocal deviation of one head, by its warp. */
 template <typename T>
-__device__ __forceinline__ void head_stats(const T *x, int d, const norm_args &n, float *mean, float *scale)
+__device__ __forceinline__ void head_stats(const T *x, int d, const norm_args &n, float *mean,
+                                           float *scale)
 {
     int lane = threadIdx.x & 31;
     float sum = 0.0f, squares = 0.0f;
+
     for (int i = lane; i < d; i += 32) {
         float f = to_float(x[i]);
         sum += f;
@@ -36,13 +41,16 @@ __device__ __forceinline__ void head_stats(const T *x, int d, const norm_args &n
 }
 
 template <typename T>
-__device__ __forceinline__ float head_normed(float x, int i, const norm_args &n, float mean, float scale)
+__device__ __forceinline__ float head_normed(float x, int i, const norm_args &n, float mean,
+                                             float scale)
 {
-    if (!n.weight)
+    if (!n.weight) {
         return x;
+    }
     x = (x - mean) * scale * (load_any(n.weight, n.weight_type, i) + n.weight_offset);
-    if (n.bias)
+    if (n.bias) {
         x += load_any(n.bias, n.weight_type, i);
+    }
     return rounded<T>(x);
 }
 
@@ -50,6 +58,7 @@ __device__ __forceinline__ float head_normed(float x, int i, const norm_args &n,
 __device__ __forceinline__ norm_args norm_of(const rope_args &r, bool q)
 {
     norm_args n;
+
     n.weight = q ? r.q_norm.weight : r.k_norm.weight;
     n.bias = q ? r.q_norm.bias : r.k_norm.bias;
     n.weight_type = q ? r.q_norm.weight_type : r.k_norm.weight_type;
@@ -59,9 +68,11 @@ __device__ __forceinline__ norm_args norm_of(const rope_args &r, bool q)
     return n;
 }
 
-/* Where a token's k or v of a kv head begins in the cache; its dims lie as kv_offset says. */
+/* Where a token's k or v of a kv head begins in the cache; its dims lie as kv_offset
+ * says. */
 template <typename T>
-__device__ __forceinline__ T *cache_of(const kv_view &kv, int layer, int slot, int kv_head, bool is_v)
+__device__ __forceinline__ T *cache_of(const kv_view &kv, int layer, int slot, int kv_head,
+                                       bool is_v)
 {
     return (T *)kv.base + (slot / kv.block_size) * kv.block_stride + layer * kv.layer_stride +
            (is_v ? kv.kv_stride : 0) + kv_head * kv.head_stride;
@@ -69,17 +80,19 @@ __device__ __forceinline__ T *cache_of(const kv_view &kv, int layer, int slot, i
 
 enum { AHEAD = 4 };
 
-/* One warp a (token, head): q heads are normed and turned, k heads too and stored, v heads stored. */
+/* One warp a (token, head): q heads are normed and turned, k heads too and stored, v
+ * heads stored. */
 template <typename T>
-__global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv, const int32_t *position,
-                               const int32_t *slot)
+__global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv,
+                               const int32_t *position, const int32_t *slot)
 {
     pdl_release();
     pdl_wait();
     int lane = threadIdx.x & 31, head = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5);
     int token = blockIdx.x, d = kv.head_dim;
-    if (head >= r.n_heads + 2 * kv.n_kv_heads)
+    if (head >= r.n_heads + 2 * kv.n_kv_heads) {
         return;
+    }
     T *x = qkv + token * stride + (int64_t)head * d;
     bool is_q = head < r.n_heads, is_v = head >= r.n_heads + kv.n_kv_heads;
     int s = is_q ? -1 : slot[token];
@@ -90,24 +103,29 @@ __global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv, 
         t = s % kv.block_size;
         cache = cache_of<T>(kv, r.layer, s, kv_head, is_v);
     }
-    /* loads first, AHEAD at a time: the stores that follow might alias, so the compiler cannot do it */
+    /* loads first, AHEAD at a time: the stores that follow might alias, so the compiler
+     * cannot do it */
     if (is_v) {
         for (int i0 = lane; cache && i0 < d; i0 += 32 * AHEAD) {
             T v[AHEAD];
 #pragma unroll
-            for (int j = 0; j < AHEAD; j++)
+            for (int j = 0; j < AHEAD; j++) {
                 v[j] = i0 + 32 * j < d ? x[i0 + 32 * j] : from_float<T>(0.0f);
+            }
 #pragma unroll
-            for (int j = 0; j < AHEAD; j++)
-                if (i0 + 32 * j < d)
+            for (int j = 0; j < AHEAD; j++) {
+                if (i0 + 32 * j < d) {
                     cache[kv_offset(kv, t, i0 + 32 * j)] = v[j];
+                }
+            }
         }
         return;
     }
     const norm_args n = norm_of(r, is_q);
     float mean = 0.0f, scale = 1.0f;
-    if (n.weight)
+    if (n.weight) {
         head_stats(x, d, n, &mean, &scale);
+    }
     int rot = r.cos_sin ? r.rot_dim : 0, half = rot / 2;
     const float *cs = r.cos_sin ? r.cos_sin + position[token] * r.cos_sin_stride : nullptr;
     __syncwarp();
@@ -125,11 +143,15 @@ __global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv, 
         }
 #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
-            int i = i0 + 32 * j, a = r.interleaved ? 2 * i : i, b = r.interleaved ? 2 * i + 1 : i + half;
-            if (i >= half)
+            int i = i0 + 32 * j, a = r.interleaved ? 2 * i : i,
+                b = r.interleaved ? 2 * i + 1 : i + half;
+            if (i >= half) {
                 break;
-            float na = head_normed<T>(xa[j], a, n, mean, scale), nb = head_normed<T>(xb[j], b, n, mean, scale);
-            T ya = from_float<T>(na * c[j] - nb * sn[j]), yb = from_float<T>(nb * c[j] + na * sn[j]);
+            }
+            float na = head_normed<T>(xa[j], a, n, mean, scale),
+                  nb = head_normed<T>(xb[j], b, n, mean, scale);
+            T ya = from_float<T>(na * c[j] - nb * sn[j]),
+              yb = from_float<T>(nb * c[j] + na * sn[j]);
             x[a] = ya;
             x[b] = yb;
             if (cache) {
@@ -141,8 +163,9 @@ __global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv, 
     for (int i = rot + lane; i < d; i += 32) {
         T y = from_float<T>(head_normed<T>(to_float(x[i]), i, n, mean, scale));
         x[i] = y;
-        if (cache)
+        if (cache) {
             cache[kv_offset(kv, t, i)] = y;
+        }
     }
 }
 
@@ -151,8 +174,9 @@ enum { WIDE_THREADS = 128, WIDE_ROWS = 512 };
 template <typename T> constexpr int WIDTH = 16 / sizeof(T);
 template <typename T> using wide = vec<T, WIDTH<T>>;
 
-/* The dims of a head that a lane has, WIDTH of them from `low` and from `high`: of the two halves of what turns or of what does not, so
- * that lanes side by side read side by side; where neighbours turn together, 2 WIDTH in a row. */
+/* The dims of a head that a lane has, WIDTH of them from `low` and from `high`: of the
+ * two halves of what turns or of what does not, so that lanes side by side read side by
+ * side; where neighbours turn together, 2 WIDTH in a row. */
 struct lane_dims {
     int low, high;
     bool turns;
@@ -161,18 +185,21 @@ struct lane_dims {
 __device__ __forceinline__ lane_dims dims_of(const rope_args &r, int head_dim, int lane, int width)
 {
     int rot = r.cos_sin ? r.rot_dim : 0, at = lane * width;
+
     if (2 * at >= rot) {
         at += rot / 2;
         return {at, at + (head_dim - rot) / 2, false};
     }
-    return r.interleaved ? lane_dims{2 * at, 2 * at + width, true} : lane_dims{at, at + rot / 2, true};
+    return r.interleaved ? lane_dims{2 * at, 2 * at + width, true}
+                         : lane_dims{at, at + rot / 2, true};
 }
 
 template <int N> __device__ __forceinline__ void load_floats(float (&x)[N], const float *from)
 {
 #pragma unroll
-    for (int j = 0; j < N; j += 4)
+    for (int j = 0; j < N; j += 4) {
         *(float4 *)(x + j) = *(const float4 *)(from + j);
+    }
 }
 
 /* WIDTH weights from dim i. */
@@ -184,31 +211,37 @@ __device__ __forceinline__ void load_weights(float (&w)[N], const norm_args &n, 
     } else {
         wide<T> v = *(const wide<T> *)((const T *)n.weight + i);
 #pragma unroll
-        for (int j = 0; j < N; j++)
+        for (int j = 0; j < N; j++) {
             w[j] = to_float(v.v[j]);
+        }
     }
 }
 
 /* Sum over the lanes of a head; a power of two. */
 __device__ __forceinline__ float lanes_sum(float x, int lanes)
 {
-    for (int o = lanes >> 1; o > 0; o >>= 1)
+    for (int o = lanes >> 1; o > 0; o >>= 1) {
         x += __shfl_xor_sync(0xffffffffu, x, o);
+    }
     return x;
 }
 
-/* The RMS norm of a head over the lanes that have it; `mine`: it is wanted of this head (the others of the warp go along). */
+/* The RMS norm of a head over the lanes that have it; `mine`: it is wanted of this head
+ * (the others of the warp go along). */
 template <typename T, int N>
-__device__ __forceinline__ void norm_head(float (&a)[N], float (&b)[N], const norm_args &n, const lane_dims &at,
-                                          int head_dim, bool mine)
+__device__ __forceinline__ void norm_head(float (&a)[N], float (&b)[N], const norm_args &n,
+                                          const lane_dims &at, int head_dim, bool mine)
 {
     float squares = 0.0f;
+
 #pragma unroll
-    for (int j = 0; j < N; j++)
+    for (int j = 0; j < N; j++) {
         squares += a[j] * a[j] + b[j] * b[j];
+    }
     float scale = rsqrtf(lanes_sum(squares, blockDim.x) / head_dim + n.eps);
-    if (!mine)
+    if (!mine) {
         return;
+    }
     float wa[N], wb[N];
     load_weights<T>(wa, n, at.low);
     load_weights<T>(wb, n, at.high);
@@ -222,6 +255,7 @@ __device__ __forceinline__ void norm_head(float (&a)[N], float (&b)[N], const no
 __device__ __forceinline__ void turn(float &a, float &b, float cosine, float sine)
 {
     float x = a * cosine - b * sine;
+
     b = b * cosine + a * sine;
     a = x;
 }
@@ -232,23 +266,27 @@ __device__ __forceinline__ void turn_lane(float (&a)[N], float (&b)[N], const fl
 {
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        if (!interleaved)
+        if (!interleaved) {
             turn(a[j], b[j], cosine[j], sine[j]);
-        else if (j < N / 2)
+        } else if (j < N / 2) {
             turn(a[2 * j], a[2 * j + 1], cosine[j], sine[j]);
-        else
+        } else {
             turn(b[2 * j - N], b[2 * j - N + 1], cosine[j], sine[j]);
+        }
     }
 }
 
-/* Blocks (x: token, y: a share of the heads) of (x: lanes of a head, y: heads at once). NORMS: q and k both have one, and the lanes
- * are a power of two. Enough is under way at once because blocks are many: more heads at once in a thread cost more registers than
- * they win. */
+/* Blocks (x: token, y: a share of the heads) of (x: lanes of a head, y: heads at once).
+ * NORMS: q and k both have one, and the lanes are a power of two. Enough is under way
+ * at once because blocks are many: more heads at once in a thread cost more registers
+ * than they win. */
 template <typename T, bool NORMS>
 __global__ void __launch_bounds__(WIDE_THREADS)
-    rope_kv_wide_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv, const int32_t *position, const int32_t *slot)
+    rope_kv_wide_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv, const int32_t *position,
+                        const int32_t *slot)
 {
     constexpr int V = WIDTH<T>;
+
     pdl_release();
     int token = blockIdx.x, s = __ldcg(slot + token);
     int first_k = r.n_heads, first_v = first_k + kv.n_kv_heads, end = first_v + kv.n_kv_heads;
@@ -261,7 +299,8 @@ __global__ void __launch_bounds__(WIDE_THREADS)
         load_floats(sine, cs + r.rot_dim / 2);
     }
     pdl_wait();
-    for (; first < end; first += gridDim.y * blockDim.y) { /* all of a warp go along: norms are sums over its lanes */
+    /* all of a warp go along: norms are sums over its lanes */
+    for (; first < end; first += gridDim.y * blockDim.y) {
         int head = first + threadIdx.y;
         bool is_v = head >= first_v;
         T *x = qkv + token * stride + (int64_t)head * kv.head_dim;
@@ -277,10 +316,12 @@ __global__ void __launch_bounds__(WIDE_THREADS)
                 a[j] = to_float(low.v[j]);
                 b[j] = to_float(high.v[j]);
             }
-            if (NORMS)
+            if (NORMS) {
                 norm_head<T>(a, b, norm_of(r, head < first_k), at, kv.head_dim, !is_v);
-            if (at.turns && !is_v)
+            }
+            if (at.turns && !is_v) {
                 turn_lane(a, b, cosine, sine, r.interleaved);
+            }
 #pragma unroll
             for (int j = 0; j < V; j++) {
                 low.v[j] = from_float<T>(a[j]);
@@ -299,7 +340,7 @@ __global__ void __launch_bounds__(WIDE_THREADS)
     }
 }
 
-/* ---- launching ------------------------------------------------------------------------------------------------------ */
+/* ---- launching ---- */
 
 static bool aligned(const void *p)
 {
@@ -308,39 +349,53 @@ static bool aligned(const void *p)
 
 template <typename T> static bool norm_fits(const norm_args &n)
 {
-    bool own_type = n.weight_type == (sizeof(T) == 4 ? T_F32 : std::is_same<T, __half>::value ? T_F16 : T_BF16);
-    return n.weight && !n.bias && !n.layer_norm && (own_type || n.weight_type == T_F32) && aligned(n.weight);
-}
+    bool own_type = n.weight_type == (sizeof(T) == 4                   ? T_F32
+                                      : std::is_same<T, __half>::value ? T_F16
+                                                                       : T_BF16);
 
-template <typename T> static bool wide_fits(const void *qkv, int64_t stride, const rope_args &r, const kv_view &kv)
-{
-    constexpr int V = WIDTH<T>;
-    int lanes = kv.head_dim / (2 * V);
-    bool turns = !r.cos_sin || (r.rot_dim % (2 * V) == 0 && r.cos_sin_stride % 4 == 0 && aligned(r.cos_sin));
-    bool norms = (!r.q_norm.weight && !r.k_norm.weight) ||
-                 (norm_fits<T>(r.q_norm) && norm_fits<T>(r.k_norm) && lanes <= 32 && (lanes & (lanes - 1)) == 0);
-    return turns && norms && kv.head_dim % (2 * V) == 0 && lanes <= WIDE_THREADS && stride % V == 0 && aligned(qkv);
+    return n.weight && !n.bias && !n.layer_norm && (own_type || n.weight_type == T_F32) &&
+           aligned(n.weight);
 }
 
 template <typename T>
-static void launch_rope_kv_of(T *qkv, int64_t stride, const rope_args &r, const kv_view &kv, const int32_t *position,
-                              const int32_t *slot, int32_t rows, cudaStream_t stream)
+static bool wide_fits(const void *qkv, int64_t stride, const rope_args &r, const kv_view &kv)
+{
+    constexpr int V = WIDTH<T>;
+    int lanes = kv.head_dim / (2 * V);
+    bool turns =
+        !r.cos_sin || (r.rot_dim % (2 * V) == 0 && r.cos_sin_stride % 4 == 0 && aligned(r.cos_sin));
+    bool norms = (!r.q_norm.weight && !r.k_norm.weight) ||
+                 (norm_fits<T>(r.q_norm) && norm_fits<T>(r.k_norm) && lanes <= 32 &&
+                  (lanes & (lanes - 1)) == 0);
+
+    return turns && norms && kv.head_dim % (2 * V) == 0 && lanes <= WIDE_THREADS &&
+           stride % V == 0 && aligned(qkv);
+}
+
+template <typename T>
+static void launch_rope_kv_of(T *qkv, int64_t stride, const rope_args &r, const kv_view &kv,
+                              const int32_t *position, const int32_t *slot, int32_t rows,
+                              cudaStream_t stream)
 {
     int heads = r.n_heads + 2 * kv.n_kv_heads;
+
     if (!wide_fits<T>(qkv, stride, r, kv)) {
-        launch(rope_kv_kernel<T>, dim3(rows, (heads + 7) / 8), dim3(256), 0, stream, qkv, stride, r, kv, position,
-               slot);
+        launch(rope_kv_kernel<T>, dim3(rows, (heads + 7) / 8), dim3(256), 0, stream, qkv, stride, r,
+               kv, position, slot);
         return;
     }
     int lanes = kv.head_dim / (2 * WIDTH<T>), together = WIDE_THREADS / lanes;
     int parts =
-        rows < WIDE_ROWS ? (heads + together - 1) / together : 1; /* of few rows each head has threads of its own */
-    launch(r.q_norm.weight ? rope_kv_wide_kernel<T, true> : rope_kv_wide_kernel<T, false>, dim3(rows, parts),
-           dim3(lanes, together), 0, stream, qkv, stride, r, kv, position, slot);
+        /* of few rows each head has threads of its own */
+        rows < WIDE_ROWS ? (heads + together - 1) / together : 1;
+    launch(r.q_norm.weight ? rope_kv_wide_kernel<T, true> : rope_kv_wide_kernel<T, false>,
+           dim3(rows, parts), dim3(lanes, together), 0, stream, qkv, stride, r, kv, position, slot);
 }
 
-extern "C" void launch_rope_kv(void *qkv, int64_t stride, const struct rope_args *r, const struct kv_view *kv,
-                               const int32_t *position, const int32_t *slot, int32_t rows, cudaStream_t stream)
+extern "C" void launch_rope_kv(void *qkv, int64_t stride, const struct rope_args *r,
+                               const struct kv_view *kv, const int32_t *position,
+                               const int32_t *slot, int32_t rows, cudaStream_t stream)
 {
-    DISPATCH_TYPE(kv->dtype, launch_rope_kv_of((T *)qkv, stride, *r, *kv, position, slot, rows, stream));
+    DISPATCH_TYPE(kv->dtype,
+                  launch_rope_kv_of((T *)qkv, stride, *r, *kv, position, slot, rows, stream));
 }

@@ -21,9 +21,9 @@
 struct row_slice {
     row_view raw;       /* as it came, staged or in the device's memory */
     const float *logit; /* of id 0 in the device's memory: stays as it came */
-    float *made;        /* of id 0 in the room for what samples make of it; raw.l where that is staged */
-    uint32_t *count;    /* [tile] */
-    int tile;           /* ids that are counted at a time */
+    float *made; /* of id 0 in the room for what samples make of it; raw.l where that is staged */
+    uint32_t *count; /* [tile] */
+    int tile;        /* ids that are counted at a time */
     bool staged;
 };
 
@@ -31,8 +31,10 @@ struct row_slice {
 inline __device__ void stage(row_view &r, float *room, shared_state *sh)
 {
     uint32_t bar = shared_address(&sh->arrival), bytes = (uint32_t)(r.hi - r.lo + 3) / 4 * 16;
-    if (bytes == 0)
+
+    if (bytes == 0) {
         return;
+    }
     if (threadIdx.x == 0) {
         barrier_init(bar, 1);
         barrier_init_fence();
@@ -49,8 +51,9 @@ inline __device__ void stage(row_view &r, float *room, shared_state *sh)
 inline __device__ void stage_again(const row_slice &s)
 {
     __syncthreads();
-    for (int t = s.raw.lo + (int)threadIdx.x; t < s.raw.hi; t += SAMPLE_THREADS)
+    for (int t = s.raw.lo + (int)threadIdx.x; t < s.raw.hi; t += SAMPLE_THREADS) {
         s.made[t] = s.logit[t];
+    }
     __syncthreads();
 }
 
@@ -59,7 +62,9 @@ inline __device__ void stage_again(const row_slice &s)
 __device__ __forceinline__ bool has_penalties(const step_arrays &s, const row_params &p)
 {
     bool of_output = p.frequency_penalty != 0.0f || p.presence_penalty != 0.0f;
-    return s.slot_token && (p.repetition_penalty != 1.0f ? p.position > 0 : of_output && p.position > p.n_prompt);
+
+    return s.slot_token &&
+           (p.repetition_penalty != 1.0f ? p.position > 0 : of_output && p.position > p.n_prompt);
 }
 
 /* Whether a sample looks at something else than the row as it came. */
@@ -72,10 +77,12 @@ enum { COUNT_PROMPT = 1, COUNT_OUTPUT = 2 }; /* what an occurrence sets, or adds
 
 /* f(position, id) for the tokens of the sample's sequence that stand before the one
  * to be drawn, by all threads. */
-template <typename F> __device__ __forceinline__ void for_context(const step_arrays &s, const row_params &p, F f)
+template <typename F>
+__device__ __forceinline__ void for_context(const step_arrays &s, const row_params &p, F f)
 {
     const int32_t *table = s.table + (int64_t)p.row * s.table_width;
     const int size = s.block_size, end = min(p.position, s.table_width * size);
+
     for (int at = threadIdx.x; at < end; at += AHEAD * SAMPLE_THREADS) {
         int id[AHEAD];
 #pragma unroll
@@ -84,24 +91,29 @@ template <typename F> __device__ __forceinline__ void for_context(const step_arr
             id[j] = i < end ? s.slot_token[(int64_t)table[i / size] * size + i % size] : -1;
         }
 #pragma unroll
-        for (int j = 0; j < AHEAD; j++)
+        for (int j = 0; j < AHEAD; j++) {
             f(at + j * SAMPLE_THREADS, id[j]);
+        }
     }
 }
 
 /* Counts of ids [from, to) in the sample's sequence. */
-inline __device__ void count_tile(uint32_t *count, const step_arrays &s, const row_params &p, int from, int to)
+inline __device__ void count_tile(uint32_t *count, const step_arrays &s, const row_params &p,
+                                  int from, int to)
 {
-    for (int k = threadIdx.x; k < to - from; k += SAMPLE_THREADS)
+    for (int k = threadIdx.x; k < to - from; k += SAMPLE_THREADS) {
         count[k] = 0;
+    }
     __syncthreads();
     for_context(s, p, [&](int at, int id) {
-        if (id < from || id >= to)
+        if (id < from || id >= to) {
             return;
-        if (at < p.n_prompt)
+        }
+        if (at < p.n_prompt) {
             atomicOr(&count[id - from], COUNT_PROMPT);
-        else
+        } else {
             atomicAdd(&count[id - from], COUNT_OUTPUT);
+        }
     });
     __syncthreads();
 }
@@ -109,10 +121,14 @@ inline __device__ void count_tile(uint32_t *count, const step_arrays &s, const r
 __device__ __forceinline__ float penalised(float x, uint32_t count, const row_params &p)
 {
     uint32_t n_output = count / COUNT_OUTPUT;
-    if (count > 0 && p.repetition_penalty != 1.0f)
+
+    if (count > 0 && p.repetition_penalty != 1.0f) {
         x = x > 0.0f ? __fdiv_rn(x, p.repetition_penalty) : __fmul_rn(x, p.repetition_penalty);
-    if (n_output > 0)
-        x = __fsub_rn(__fsub_rn(x, __fmul_rn(p.frequency_penalty, (float)n_output)), p.presence_penalty);
+    }
+    if (n_output > 0) {
+        x = __fsub_rn(__fsub_rn(x, __fmul_rn(p.frequency_penalty, (float)n_output)),
+                      p.presence_penalty);
+    }
     return x;
 }
 
@@ -124,34 +140,42 @@ __device__ __forceinline__ void store_quad(float *l, int t, int end, const float
         return;
     }
 #pragma unroll
-    for (int j = 0; j < 4; j++)
-        if (t + j < end)
+    for (int j = 0; j < 4; j++) {
+        if (t + j < end) {
             l[t + j] = x[j];
+        }
+    }
 }
 
 /* What the sample makes of the slice. A staged one is changed in its place:
  * stage_again takes that back. */
-inline __device__ row_view make_row(const row_slice &slice, const step_arrays &s, const row_params &p)
+inline __device__ row_view make_row(const row_slice &slice, const step_arrays &s,
+                                    const row_params &p)
 {
     const char *base = (const char *)s.header;
     const uint32_t *mask = (const uint32_t *)(base + s.header->off_mask) + p.mask_first;
     const bias_entry *bias = (const bias_entry *)(base + s.header->off_bias) + p.bias_first;
     const row_view r = slice.raw;
-    const bool penalties = has_penalties(s, p), all = penalties || p.mask_first >= 0 || !slice.staged;
+    const bool penalties = has_penalties(s, p),
+               all = penalties || p.mask_first >= 0 || !slice.staged;
+
     for (int from = r.lo; from < r.hi && all; from += slice.tile) {
         int to = min(r.hi, from + slice.tile);
-        if (penalties)
+        if (penalties) {
             count_tile(slice.count, s, p, from, to);
+        }
         for (int t = from + 4 * (int)threadIdx.x; t < to; t += 4 * SAMPLE_THREADS) {
             const float4 v = quad_at(r, t);
             float x[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 int id = min(t + j, to - 1);
-                if (penalties)
+                if (penalties) {
                     x[j] = penalised(x[j], slice.count[id - from], p);
-                if (p.mask_first >= 0 && !(mask[id >> 5] >> (id & 31) & 1))
+                }
+                if (p.mask_first >= 0 && !(mask[id >> 5] >> (id & 31) & 1)) {
                     x[j] = -INFINITY;
+                }
             }
             store_quad(slice.made, t, to, x);
         }
@@ -159,8 +183,9 @@ inline __device__ row_view make_row(const row_slice &slice, const step_arrays &s
     }
     for (int i = threadIdx.x; i < p.n_bias; i += SAMPLE_THREADS) {
         bias_entry e = bias[i];
-        if (e.token >= r.lo && e.token < r.hi)
+        if (e.token >= r.lo && e.token < r.hi) {
             slice.made[e.token] += e.bias;
+        }
     }
     __syncthreads();
     return {slice.made, r.lo, r.hi};
@@ -168,8 +193,9 @@ inline __device__ row_view make_row(const row_slice &slice, const step_arrays &s
 
 /* ---- a row ---- */
 
-/* A cluster's row, of the step's rows from a.first on, and its samples [i0, i1): none past the
- * step's last row, nor past the rows of the launch, of whatever size its clusters are. */
+/* A cluster's row, of the step's rows from a.first on, and its samples [i0, i1): none
+ * past the step's last row, nor past the rows of the launch, of whatever size its
+ * clusters are. */
 struct cluster_row {
     int at, i0, i1;
 };
@@ -179,24 +205,29 @@ inline __device__ cluster_row row_of(const sample_args &a, const step_header *h)
     int at = blockIdx.x / block_cluster().blocks(), row = a.first + at;
     const int32_t *group = (const int32_t *)((const char *)h + h->off_group);
     bool real = at < a.rows && row < h->n_logits;
+
     return real ? cluster_row{at, group[row], group[row + 1]} : cluster_row{at, 0, 0};
 }
 
 /* This block's slice of row `at`. `room`: shared memory for it, where it is staged,
  * and behind that for `tile` counts. */
-inline __device__ row_slice slice_of(const sample_args &a, int at, int first, uint32_t *room, bool staged, int tile, shared_state *sh)
+inline __device__ row_slice slice_of(const sample_args &a, int at, int first, uint32_t *room,
+                                     bool staged, int tile, shared_state *sh)
 {
     const block_cluster cluster;
     int n = ((a.vocab + (int)cluster.blocks() - 1) / (int)cluster.blocks() + 31) / 32 * 32;
     const float *logit = a.logits + at * a.stride - first;
     int lo = first + min(a.vocab, (int)cluster.rank() * n), hi = min(first + a.vocab, lo + n);
-    row_slice s = {{logit, lo, hi}, logit, a.work + at * a.work_stride - first, room + (staged ? n : 0), tile, staged};
+    row_slice s = {{logit, lo, hi},         logit, a.work + at * a.work_stride - first,
+                   room + (staged ? n : 0), tile,  staged};
+
     if (staged) {
         stage(s.raw, (float *)room, sh);
         s.made = (float *)room - lo;
     }
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
         sh->n_list[0] = sh->n_list[1] = 0;
+    }
     return s;
 }
 
@@ -222,6 +253,7 @@ static int counts_beside(size_t bytes)
 {
     enum { MOST_COUNTS = 20480, SYSTEM_BYTES = 1024 };
     static int half = 0;
+
     if (half == 0) {
         int device = 0, all = 0;
         cudaGetDevice(&device);
@@ -236,20 +268,27 @@ static int counts_beside(size_t bytes)
 
 static sample_shape sample_shape_of(const sample_args *a)
 {
-    int cluster = !pdl_available() ? 1 : a->deterministic ? 4 : a->rows <= 33 ? 8 : a->rows <= 66 ? 4 : a->rows <= 132 ? 2 : 1;
+    int cluster = !pdl_available()   ? 1
+                  : a->deterministic ? 4
+                  : a->rows <= 33    ? 8
+                  : a->rows <= 66    ? 4
+                  : a->rows <= 132   ? 2
+                                     : 1;
     size_t slice = ((size_t)(a->vocab + cluster - 1) / cluster + 31) / 32 * 32;
     size_t room = cuda_shared_limit() - sizeof(shared_state);
     bool staged = cluster == MAX_CLUSTER && a->stride % 4 == 0 && (uintptr_t)a->logits % 16 == 0 &&
                   slice * 4 <= STAGED_BYTES && slice * 4 + LEAST_COUNTS * sizeof(uint32_t) <= room;
     size_t bytes = staged ? slice * 4 : 0;
     int tile = counts_beside(bytes);
+
     tile = (size_t)tile < slice ? tile : (int)slice;
     return {cluster, bytes + (size_t)tile * sizeof(uint32_t), staged, tile};
 }
 
 /* A cluster a row. */
 template <typename... P, typename... A>
-static void launch_rows(void (*kernel)(P...), const sample_shape &s, int rows, cudaStream_t stream, A... args)
+static void launch_rows(void (*kernel)(P...), const sample_shape &s, int rows, cudaStream_t stream,
+                        A... args)
 {
     allow_shared(kernel, (int64_t)s.bytes);
     cudaLaunchConfig_t c = {};

@@ -1,13 +1,16 @@
-/* What a stage of a pipeline hands to the next (pipeline.h), on GPUs: the residual stream of a part of a step, device to device by NCCL.
+/* What a stage of a pipeline hands to the next (pipeline.h), on GPUs: the residual
+ * stream of a part of a step, device to device by NCCL.
  *
- *     x ─► slice ─► send, on a stream of its own ───────────► receive ─► x of the next stage
+ *     x ─► slice ─► send, on a stream of its own ─────► receive ─► x of the next stage
  *
- * Each pair of neighbours has a communicator of two, so that what a stage sends never waits for what it receives. The sender goes on
- * with its next part while the next stage still computes the one before: what it sends lies in one of two slices by then.
+ * Each pair of neighbours has a communicator of two, so that what a stage sends never
+ * waits for what it receives. The sender goes on with its next part while the next
+ * stage still computes the one before: what it sends lies in one of two slices by then.
  *
- * Without NCCL on every stage it goes by way of the host, pinned memory to shared memory or TCP and back; every network does that.
- * Tokens go so in any case: the host needs them. Each part is waited for before the next begins (engine/runner.c), so one host
- * buffer is enough.
+ * Without NCCL on every stage it goes by way of the host, pinned memory to shared
+ * memory or TCP and back; every network does that. Tokens go so in any case: the host
+ * needs them. Each part is waited for before the next begins (engine/runner.c), so one
+ * host buffer is enough.
  */
 #include "kernels/cuda/stages.h"
 
@@ -31,9 +34,11 @@ struct cuda_stages {
     struct pipeline *pipeline;
     struct stage_tokens tokens;
     int32_t *before; /* pinned, [max_samples]: the tokens of the step before */
-    int32_t
-        *drawn[2]; /* last stage: on the device, [max_samples], the tokens of stage_tokens' two steps, on each rank */
-    char *host;    /* pinned: a part's residual stream, where NCCL is not */
+    int32_t *drawn
+        /* last stage: on the device, [max_samples], the tokens of stage_tokens' two
+         * steps, on each rank */
+        [2];
+    char *host; /* pinned: a part's residual stream, where NCCL is not */
     size_t host_bytes;
     struct mat out;             /* what step_end sends; data NULL: nothing */
     bool linked;                /* by NCCL: */
@@ -43,7 +48,7 @@ struct cuda_stages {
     int turn;
 };
 
-/* ---- meeting ---------------------------------------------------------------------------------------------------------- */
+/* ---- meeting ---- */
 
 static bool is_first(const struct cuda_stages *s)
 {
@@ -55,11 +60,13 @@ static bool is_last(const struct cuda_stages *s)
     return pipeline_is_last(&s->pipeline->at);
 }
 
-/* Whether all stages have NCCL: asked down the pipeline by the ranks 0, told by the last one to all of the first stage, and handed down. */
+/* Whether all stages have NCCL: asked down the pipeline by the ranks 0, told by the
+ * last one to all of the first stage, and handed down. */
 static int agree(struct cuda_stages *s, int32_t *have, struct err *e)
 {
     struct pipeline *p = s->pipeline;
     int32_t others = 1, rc = 0;
+
     if (p->at.rank == 0 && !is_first(s)) {
         rc = p->ops->receive(p, &others, sizeof(others), e);
     }
@@ -83,12 +90,13 @@ static int meet(struct cuda_backend *c, const struct nccl *lib, struct err *e)
     struct pipeline *p = s->pipeline;
     ncclUniqueId id;
     int rc = 0;
+
     s->from.lib = s->to.lib = lib;
     if (!is_last(s)) {
         ncclResult_t got = lib->GetUniqueId(&id);
-        rc = got == ncclSuccess
-                 ? p->ops->send(p, p->at.rank, &id, sizeof(id), e)
-                 : err_set(e, ERR_DEVICE, "cuda: rank %d: NCCL: %s", cuda_rank_number(c), lib->GetErrorString(got));
+        rc = got == ncclSuccess ? p->ops->send(p, p->at.rank, &id, sizeof(id), e)
+                                : err_set(e, ERR_DEVICE, "cuda: rank %d: NCCL: %s",
+                                          cuda_rank_number(c), lib->GetErrorString(got));
         rc = rc < 0 ? rc : nccl_meet(&s->to, c->config.device, &id, 2, SENDER, e);
     }
     if (rc == 0 && !is_first(s)) {
@@ -102,13 +110,15 @@ static int open_slices(struct cuda_backend *c, struct err *e)
 {
     struct cuda_stages *s = c->stages;
     cudaError_t rc = cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking);
+
     for (int i = 0; i < SLICES && rc == cudaSuccess; i++) {
         s->slice[i].data = cuda_alloc(c, SLICE_BYTES, "what stages exchange", e);
-        if (s->slice[i].data == NULL) {
+        if (!s->slice[i].data) {
             return ERR_NOMEM;
         }
         rc = cudaEventCreateWithFlags(&s->slice[i].filled, cudaEventDisableTiming);
-        rc = rc == cudaSuccess ? cudaEventCreateWithFlags(&s->slice[i].sent, cudaEventDisableTiming) : rc;
+        rc = rc == cudaSuccess ? cudaEventCreateWithFlags(&s->slice[i].sent, cudaEventDisableTiming)
+                               : rc;
     }
     return rc == cudaSuccess ? 0 : cuda_error(e, rc, "what stages exchange");
 }
@@ -121,10 +131,11 @@ static int link_stages(struct cuda_backend *c, struct err *e)
     struct err why = {0};
     int32_t have = nccl_open(&lib, &why) == 0;
     int rc = agree(s, &have, e);
+
     if (rc < 0 || !have) {
         return rc;
     }
-    if (lib == NULL) {
+    if (!lib) {
         return err_set(e, why.code, "%s", why.text);
     }
     s->linked = true;
@@ -134,32 +145,35 @@ static int link_stages(struct cuda_backend *c, struct err *e)
         size_t used = strlen(c->base.device);
         char version[32];
         nccl_version_text(lib, version, sizeof(version));
-        snprintf(c->base.device + used, sizeof(c->base.device) - used, ", NCCL %s between stages", version);
+        snprintf(c->base.device + used, sizeof(c->base.device) - used, ", NCCL %s between stages",
+                 version);
     }
     return rc;
 }
 
 int cuda_stages_init(struct cuda_backend *c, struct err *e)
 {
-    if (c->config.pipeline == NULL) {
+    if (!c->config.pipeline) {
         return 0;
     }
     struct cuda_stages *s = calloc(1, sizeof(*s));
-    if (s == NULL) {
+    if (!s) {
         return err_nomem(e, "stages");
     }
     c->stages = s;
     s->pipeline = c->config.pipeline;
     int rc = stage_tokens_init(&s->tokens, s->pipeline, c->config.max_samples, e);
     cudaError_t got = rc < 0 ? cudaSuccess
-                             : cudaHostAlloc((void **)&s->before, (size_t)c->config.max_samples * sizeof(*s->before),
+                             : cudaHostAlloc((void **)&s->before,
+                                             (size_t)c->config.max_samples * sizeof(*s->before),
                                              cudaHostAllocDefault);
     if (got != cudaSuccess) {
         return cuda_error(e, got, "tokens of the stages");
     }
     for (int i = 0; i < 2 && rc == 0 && is_last(s); i++) {
-        s->drawn[i] = cuda_alloc(c, (size_t)c->config.max_samples * sizeof(*s->drawn[i]), "tokens of the stages", e);
-        rc = s->drawn[i] != NULL ? 0 : ERR_NOMEM;
+        s->drawn[i] = cuda_alloc(c, (size_t)c->config.max_samples * sizeof(*s->drawn[i]),
+                                 "tokens of the stages", e);
+        rc = s->drawn[i] ? 0 : ERR_NOMEM;
     }
     return rc < 0 ? rc : link_stages(c, e);
 }
@@ -167,18 +181,19 @@ int cuda_stages_init(struct cuda_backend *c, struct err *e)
 int cuda_stages_ready(struct cuda_backend *c, struct err *e)
 {
     struct cuda_stages *s = c->stages;
-    int rc = s == NULL ? 0 : nccl_ready(&s->from, c, e);
-    return s == NULL || rc < 0 ? rc : nccl_ready(&s->to, c, e);
+    int rc = !s ? 0 : nccl_ready(&s->from, c, e);
+
+    return !s || rc < 0 ? rc : nccl_ready(&s->to, c, e);
 }
 
 bool cuda_stages_linked(const struct cuda_backend *c)
 {
-    return c->stages != NULL && c->stages->linked;
+    return c->stages && c->stages->linked;
 }
 
 void cuda_stages_abort(struct cuda_backend *c)
 {
-    if (c->stages != NULL) {
+    if (c->stages) {
         nccl_abort(&c->stages->from);
         nccl_abort(&c->stages->to);
     }
@@ -187,20 +202,21 @@ void cuda_stages_abort(struct cuda_backend *c)
 void cuda_stages_release(struct cuda_backend *c)
 {
     struct cuda_stages *s = c->stages;
-    if (s == NULL) {
+
+    if (!s) {
         return;
     }
     nccl_release(&s->from);
     nccl_release(&s->to);
     for (int i = 0; i < SLICES; i++) {
-        if (s->slice[i].filled != NULL) {
+        if (s->slice[i].filled) {
             cudaEventDestroy(s->slice[i].filled);
         }
-        if (s->slice[i].sent != NULL) {
+        if (s->slice[i].sent) {
             cudaEventDestroy(s->slice[i].sent);
         }
     }
-    if (s->stream != NULL) {
+    if (s->stream) {
         cudaStreamDestroy(s->stream);
     }
     stage_tokens_release(&s->tokens);
@@ -223,7 +239,8 @@ static void check(struct cuda_backend *c, int rc, const struct err *e)
 int cuda_stage_begin(struct cuda_backend *c, const struct batch *b, struct err *e)
 {
     struct cuda_stages *s = c->stages;
-    if (s == NULL) {
+
+    if (!s) {
         return 0;
     }
     int rc = stage_tokens_begin(&s->tokens, b, e);
@@ -254,10 +271,11 @@ static void keep_drawn(struct cuda_backend *c)
     struct cuda_stages *s = c->stages;
     const struct batch *b = &c->batch;
     size_t n_bytes = (size_t)b->n_samples * sizeof(int32_t);
+
     if (is_last(s) && n_bytes > 0) {
         cuda_check(c,
-                   cudaMemcpyAsync(s->drawn[s->tokens.now] + b->first_sample, c->arrays.sampled, n_bytes,
-                                   cudaMemcpyDeviceToDevice, c->stream),
+                   cudaMemcpyAsync(s->drawn[s->tokens.now] + b->first_sample, c->arrays.sampled,
+                                   n_bytes, cudaMemcpyDeviceToDevice, c->stream),
                    "tokens of the stages");
     }
 }
@@ -268,17 +286,18 @@ static size_t bytes_of(struct mat x)
     return (size_t)(x.rows * x.stride * dtype_bytes(x.dtype));
 }
 
-/* ---- by NCCL ---------------------------------------------------------------------------------------------------------- */
+/* ---- by NCCL ---- */
 
 static void receive_slices(struct cuda_backend *c, struct mat x)
 {
     struct nccl_group *g = &c->stages->from;
     size_t n_bytes = bytes_of(x);
+
     for (size_t at = 0; at < n_bytes && cuda_usable(c); at += SLICE_BYTES) {
-        nccl_check(
-            c, g->lib,
-            g->lib->Recv((char *)x.data + at, MIN(SLICE_BYTES, n_bytes - at), ncclChar, SENDER, g->comm, c->stream),
-            "what stages exchange");
+        nccl_check(c, g->lib,
+                   g->lib->Recv((char *)x.data + at, MIN(SLICE_BYTES, n_bytes - at), ncclChar,
+                                SENDER, g->comm, c->stream),
+                   "what stages exchange");
     }
 }
 
@@ -287,11 +306,15 @@ static cudaError_t send_slice(struct cuda_backend *c, const char *data, size_t n
     struct cuda_stages *s = c->stages;
     struct slice *l = &s->slice[s->turn++ % SLICES];
     cudaError_t rc = cudaStreamWaitEvent(c->stream, l->sent, 0);
-    rc = rc == cudaSuccess ? cudaMemcpyAsync(l->data, data, n_bytes, cudaMemcpyDeviceToDevice, c->stream) : rc;
+
+    rc = rc == cudaSuccess
+             ? cudaMemcpyAsync(l->data, data, n_bytes, cudaMemcpyDeviceToDevice, c->stream)
+             : rc;
     rc = rc == cudaSuccess ? cudaEventRecord(l->filled, c->stream) : rc;
     rc = rc == cudaSuccess ? cudaStreamWaitEvent(s->stream, l->filled, 0) : rc;
     if (rc != cudaSuccess ||
-        !nccl_check(c, s->to.lib, s->to.lib->Send(l->data, n_bytes, ncclChar, RECEIVER, s->to.comm, s->stream),
+        !nccl_check(c, s->to.lib,
+                    s->to.lib->Send(l->data, n_bytes, ncclChar, RECEIVER, s->to.comm, s->stream),
                     "what stages exchange")) {
         return rc;
     }
@@ -301,21 +324,25 @@ static cudaError_t send_slice(struct cuda_backend *c, const char *data, size_t n
 static void send_slices(struct cuda_backend *c, struct mat x)
 {
     size_t n_bytes = bytes_of(x);
+
     for (size_t at = 0; at < n_bytes && cuda_usable(c); at += SLICE_BYTES) {
-        cuda_check(c, send_slice(c, (const char *)x.data + at, MIN(SLICE_BYTES, n_bytes - at)), "what stages exchange");
+        cuda_check(c, send_slice(c, (const char *)x.data + at, MIN(SLICE_BYTES, n_bytes - at)),
+                   "what stages exchange");
     }
 }
 
-/* ---- by way of the host ----------------------------------------------------------------------------------------------- */
+/* ---- by way of the host ---- */
 
 static bool host_room(struct cuda_backend *c, size_t n_bytes)
 {
     struct cuda_stages *s = c->stages;
+
     if (n_bytes > s->host_bytes) {
         cudaFreeHost(s->host);
         s->host = NULL;
         s->host_bytes = 0;
-        if (cuda_check(c, cudaHostAlloc((void **)&s->host, n_bytes, cudaHostAllocDefault), "what stages exchange")) {
+        if (cuda_check(c, cudaHostAlloc((void **)&s->host, n_bytes, cudaHostAllocDefault),
+                       "what stages exchange")) {
             s->host_bytes = n_bytes;
         }
     }
@@ -328,6 +355,7 @@ static void receive_on_host(struct cuda_backend *c, struct mat x)
     struct pipeline *p = s->pipeline;
     size_t n_bytes = bytes_of(x);
     struct err e;
+
     if (host_room(c, n_bytes)) {
         check(c, p->ops->receive(p, s->host, n_bytes, &e), &e);
         cuda_check(c, cudaMemcpyAsync(x.data, s->host, n_bytes, cudaMemcpyHostToDevice, c->stream),
@@ -341,6 +369,7 @@ static void send_from_host(struct cuda_backend *c, struct mat x)
     struct pipeline *p = s->pipeline;
     size_t n_bytes = bytes_of(x);
     struct err e;
+
     if (host_room(c, n_bytes) &&
         cuda_check(c, cudaMemcpyAsync(s->host, x.data, n_bytes, cudaMemcpyDeviceToHost, c->stream),
                    "what stages exchange") &&
@@ -349,11 +378,12 @@ static void send_from_host(struct cuda_backend *c, struct mat x)
     }
 }
 
-/* ---- either ----------------------------------------------------------------------------------------------------------- */
+/* ---- either ---- */
 
 void cuda_stage_receive(struct backend *b, struct mat x)
 {
     struct cuda_backend *c = cuda_of(b);
+
     if (!cuda_usable(c)) {
         return;
     }
@@ -373,11 +403,12 @@ void cuda_stage_send(struct backend *b, struct mat x)
 void cuda_stage_end(struct cuda_backend *c)
 {
     struct cuda_stages *s = c->stages;
-    if (s == NULL || !cuda_usable(c)) {
+
+    if (!s || !cuda_usable(c)) {
         return;
     }
     keep_drawn(c);
-    if (s->out.data == NULL) {
+    if (!s->out.data) {
         return;
     }
     if (s->linked) {
@@ -390,7 +421,8 @@ void cuda_stage_end(struct cuda_backend *c)
 void cuda_stage_drawn(struct cuda_backend *c, const int32_t *token)
 {
     struct err e;
-    if (c->stages != NULL) {
+
+    if (c->stages) {
         check(c, stage_tokens_end(&c->stages->tokens, &c->batch, token, &e), &e);
     }
 }

@@ -1,12 +1,16 @@
-/* Blocks between the device and the host pool, on a stream of their own, so that steps go on beside it.
+/* Blocks between the device and the host pool, on a stream of their own, so that steps
+ * go on beside it.
  *
  * What must wait for what:
- *     a block leaves       after the last step that writes it (most of a group's blocks were written long ago: they leave at once)
- *     a step               after what it reads has come back, and after blocks that it overwrites have left; no other step waits
- *     a block comes back   after the last step that wrote its place: a sequence that ended is computed once more by a step in flight
- * The stream's own order sees to the host blocks: what leaves and comes back through the same one, and its next user.
- * The ids of a block's tokens are few bytes: those of host blocks lie on the device
- * too, where the compute stream copies them.
+ *     a block leaves       after the last step that writes it (most of a group's blocks
+ *                          were written long ago: they leave at once)
+ *     a step               after what it reads has come back, and after blocks that it
+ *                          overwrites have left; no other step waits
+ *     a block comes back   after the last step that wrote its place: a sequence that
+ *                          ended is computed once more by a step in flight
+ * The stream's own order sees to the host blocks: what leaves and comes back through
+ * the same one, and its next user. The ids of a block's tokens are few bytes: those of
+ * host blocks lie on the device too, where the compute stream copies them.
  */
 #include <stdlib.h>
 
@@ -23,13 +27,14 @@ struct swap {
     int64_t n_settled;         /* blocks that left with steps up to this one are away */
     int64_t last;              /* the last step with copies */
     struct block_copy *chosen; /* [n_blocks] scratch */
-    int32_t *pair;             /* [2 * n_host_blocks] of block_copy, on the device: the step's swaps */
+    int32_t *pair; /* [2 * n_host_blocks] of block_copy, on the device: the step's swaps */
 };
 
 int cuda_swap_init(struct cuda_backend *c, struct err *e)
 {
     struct swap *w = calloc(1, sizeof(*w));
-    if (w == NULL) {
+
+    if (!w) {
         return err_nomem(e, "swapping");
     }
     c->swap = w;
@@ -37,11 +42,12 @@ int cuda_swap_init(struct cuda_backend *c, struct err *e)
     w->writes = calloc((size_t)c->n_blocks, sizeof(*w->writes));
     w->left = calloc((size_t)c->n_blocks, sizeof(*w->left));
     w->chosen = malloc((size_t)c->n_blocks * sizeof(*w->chosen));
-    if (w->written == NULL || w->writes == NULL || w->left == NULL || w->chosen == NULL) {
+    if (!w->written || !w->writes || !w->left || !w->chosen) {
         return err_nomem(e, "swapping");
     }
-    w->pair = cuda_alloc(c, (size_t)c->n_host_blocks * 2 * sizeof(struct block_copy), "swapping", e);
-    if (w->pair == NULL) {
+    w->pair =
+        cuda_alloc(c, (size_t)c->n_host_blocks * 2 * sizeof(struct block_copy), "swapping", e);
+    if (!w->pair) {
         return ERR_NOMEM;
     }
     cudaError_t rc = cudaStreamCreateWithFlags(&w->stream, cudaStreamNonBlocking);
@@ -53,17 +59,18 @@ int cuda_swap_init(struct cuda_backend *c, struct err *e)
 void cuda_swap_release(struct cuda_backend *c)
 {
     struct swap *w = c->swap;
-    if (w == NULL) {
+
+    if (!w) {
         return;
     }
-    if (w->stream != NULL) {
+    if (w->stream) {
         cudaStreamSynchronize(w->stream);
         cudaStreamDestroy(w->stream);
     }
-    if (w->moved != NULL) {
+    if (w->moved) {
         cudaEventDestroy(w->moved);
     }
-    if (w->needed != NULL) {
+    if (w->needed) {
         cudaEventDestroy(w->needed);
     }
     free(w->written);
@@ -79,9 +86,11 @@ static void copy_blocks(struct cuda_backend *c, const struct block_copy *copy, i
 {
     size_t bytes = (size_t)kv_layout_block_bytes(&c->kv);
     int32_t slice = cuda_kv_slice_blocks(c);
+
     for (int32_t i = 0; i < n;) {
         int32_t run = 1;
-        while (i + run < n && copy[i + run].src == copy[i].src + run && copy[i + run].dst == copy[i].dst + run &&
+        while (i + run < n && copy[i + run].src == copy[i].src + run &&
+               copy[i + run].dst == copy[i].dst + run &&
                (out ? copy[i + run].dst : copy[i + run].src) % slice != 0) {
             run++;
         }
@@ -89,13 +98,16 @@ static void copy_blocks(struct cuda_backend *c, const struct block_copy *copy, i
         char *to = (out ? c->kv_host : c->kv_data) + bytes * (size_t)copy[i].dst;
         cuda_kv_swaps(c, (out ? copy[i].dst : copy[i].src) + run - 1);
         enum cudaMemcpyKind kind = out ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice;
-        cuda_check(c, cudaMemcpyAsync(to, from, bytes * (size_t)run, kind, c->swap->stream), "swapping");
+        cuda_check(c, cudaMemcpyAsync(to, from, bytes * (size_t)run, kind, c->swap->stream),
+                   "swapping");
         i += run;
     }
 }
 
-/* Sets the mark of each block that the step writes: its tokens' and those made by copies. */
-static void mark_blocks(const struct cuda_backend *c, const struct batch *b, int64_t *mark, int64_t step)
+/* Sets the mark of each block that the step writes: its tokens' and those made by
+ * copies. */
+static void mark_blocks(const struct cuda_backend *c, const struct batch *b, int64_t *mark,
+                        int64_t step)
 {
     for (int32_t i = 0; i < b->n_tokens; i++) {
         if (b->slot[i] >= 0) {
@@ -107,10 +119,12 @@ static void mark_blocks(const struct cuda_backend *c, const struct batch *b, int
     }
 }
 
-/* Whether a block that this step writes was told to leave by an earlier one and may not be away yet. */
+/* Whether a block that this step writes was told to leave by an earlier one and may not
+ * be away yet. */
 static bool overwrites_leaving(const struct cuda_backend *c, const struct batch *b)
 {
     const struct swap *w = c->swap;
+
     for (int32_t i = 0; i < b->n_tokens; i++) {
         if (b->slot[i] >= 0 && w->left[b->slot[i] / c->kv.block_size] > w->n_settled) {
             return true;
@@ -124,14 +138,18 @@ static bool overwrites_leaving(const struct cuda_backend *c, const struct batch 
     return false;
 }
 
-/* Those of the step's blocks that leave which are written by a step in flight or not, and by this step or not. */
-static int32_t choose(const struct cuda_backend *c, const struct batch *b, bool in_flight, bool overwritten)
+/* Those of the step's blocks that leave which are written by a step in flight or not,
+ * and by this step or not. */
+static int32_t choose(const struct cuda_backend *c, const struct batch *b, bool in_flight,
+                      bool overwritten)
 {
     const struct swap *w = c->swap;
     int32_t n = 0;
+
     for (int32_t i = 0; i < b->n_swap_out; i++) {
         int32_t src = b->swap_out[i].src;
-        if ((w->written[src] > c->n_waited) == in_flight && (w->writes[src] == c->n_begun + 1) == overwritten) {
+        if ((w->written[src] > c->n_waited) == in_flight &&
+            (w->writes[src] == c->n_begun + 1) == overwritten) {
             w->chosen[n++] = b->swap_out[i];
         }
     }
@@ -142,13 +160,17 @@ static int32_t choose(const struct cuda_backend *c, const struct batch *b, bool 
 static void wait_for_steps(struct cuda_backend *c)
 {
     if (c->n_begun > 0) {
-        cuda_check(c, cudaStreamWaitEvent(c->swap->stream, c->step[(c->n_begun - 1) % STEP_RING].done, 0), "swapping");
+        cuda_check(
+            c, cudaStreamWaitEvent(c->swap->stream, c->step[(c->n_begun - 1) % STEP_RING].done, 0),
+            "swapping");
     }
 }
 
-static void send_away(struct cuda_backend *c, const struct batch *b, bool in_flight, bool overwritten)
+static void send_away(struct cuda_backend *c, const struct batch *b, bool in_flight,
+                      bool overwritten)
 {
     int32_t n = choose(c, b, in_flight, overwritten);
+
     if (n > 0 && in_flight) {
         wait_for_steps(c);
     }
@@ -185,7 +207,8 @@ static void swap_in(struct cuda_backend *c, const struct batch *b)
 void cuda_swap(struct cuda_backend *c, const struct batch *b)
 {
     struct swap *w = c->swap;
-    if (w == NULL) {
+
+    if (!w) {
         return;
     }
     int64_t step = c->n_begun + 1;
@@ -213,10 +236,13 @@ void cuda_swap(struct cuda_backend *c, const struct batch *b)
 
 /* n swaps to the device at `pair`; the arrays are ordinary memory, which has been
  * read on return. */
-static void send_pairs(struct cuda_backend *c, int32_t *pair, const struct block_copy *copy, int32_t n)
+static void send_pairs(struct cuda_backend *c, int32_t *pair, const struct block_copy *copy,
+                       int32_t n)
 {
-    cuda_check(c, cudaMemcpyAsync(pair, copy, (size_t)n * sizeof(*copy), cudaMemcpyHostToDevice, c->stream),
-               "swapping");
+    cuda_check(
+        c,
+        cudaMemcpyAsync(pair, copy, (size_t)n * sizeof(*copy), cudaMemcpyHostToDevice, c->stream),
+        "swapping");
 }
 
 void cuda_swap_tokens(struct cuda_backend *c, const struct batch *b)
@@ -224,7 +250,7 @@ void cuda_swap_tokens(struct cuda_backend *c, const struct batch *b)
     if (b->n_swap_out == 0 && b->n_swap_in == 0) {
         return;
     }
-    if (c->swap == NULL || b->n_swap_out > c->n_host_blocks || b->n_swap_in > c->n_host_blocks) {
+    if (!c->swap || b->n_swap_out > c->n_host_blocks || b->n_swap_in > c->n_host_blocks) {
         err_set(&c->failed, ERR_INVALID, "cuda: more blocks are swapped than the host pool has");
         return;
     }

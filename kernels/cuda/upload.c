@@ -1,10 +1,13 @@
-/* Weights from host memory to the device, by several threads: each copies its share into pinned buffers of its own, two in
- * turn, and sends them off; one thread alone copies slower than the device takes them.
+/* Weights from host memory to the device, by several threads: each copies its share
+ * into pinned buffers of its own, two in turn, and sends them off; one thread alone
+ * copies slower than the device takes them.
  *
- * A weight is cut into slices of whole stored rows, which stand in one line with those of the weights before; the threads take the
- * next one. What is mapped stays there, so the caller goes on and makes the next weight; what is not has been read when upload_send
- * returns. The copies may still be on their way. Slices whose stored type or order differs go through a buffer on the device and are
- * converted into place there.
+ * A weight is cut into slices of whole stored rows, which stand in one line with those
+ * of the weights before; the threads take the next one. What is mapped stays there, so
+ * the caller goes on and makes the next weight; what is not has been read when
+ * upload_send returns. The copies may still be on their way. Slices whose stored type
+ * or order differs go through a buffer on the device and are converted into place
+ * there.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -49,7 +52,8 @@ struct upload {
 
 /* ---- one slice ---- */
 
-/* The pages of a mapped file at once, where the kernel can: one by one they cost more than the copy. */
+/* The pages of a mapped file at once, where the kernel can: one by one they cost more
+ * than the copy. */
 static void touch(const char *from, size_t n_bytes)
 {
 #ifdef MADV_POPULATE_READ
@@ -66,6 +70,7 @@ static void gather_rows(char *to, const struct weight_piece *p, int32_t first, i
     int64_t size = dtype_bytes(p->dtype);
     size_t row_bytes = (size_t)(p->cols * size);
     const char *from = (const char *)p->data + first * p->stride * size;
+
     touch(from, (size_t)(n - 1) * (size_t)(p->stride * size) + row_bytes);
     if (p->stride == p->cols) {
         memcpy(to, from, row_bytes * (size_t)n);
@@ -76,10 +81,13 @@ static void gather_rows(char *to, const struct weight_piece *p, int32_t first, i
     }
 }
 
-/* Memory made here and registered: the driver takes a tenth of a second to make as much itself. */
+/* Memory made here and registered: the driver takes a tenth of a second to make as much
+ * itself. */
 static cudaError_t pin_buffer(char **ret)
 {
-    void *p = mmap(NULL, UPLOAD_SLICE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *p =
+        mmap(NULL, UPLOAD_SLICE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
     if (p == MAP_FAILED) {
         return cudaErrorMemoryAllocation;
     }
@@ -90,7 +98,7 @@ static cudaError_t pin_buffer(char **ret)
 
 static void unpin_buffer(char *p)
 {
-    if (p != NULL) {
+    if (p) {
         cudaHostUnregister(p);
         munmap(p, UPLOAD_SLICE_BYTES);
     }
@@ -99,11 +107,12 @@ static void unpin_buffer(char *p)
 static cudaError_t make_buffer(struct sender *s, int i, bool direct)
 {
     cudaError_t rc = cudaSuccess;
-    if (s->pinned[i] == NULL) {
+
+    if (!s->pinned[i]) {
         rc = pin_buffer(&s->pinned[i]);
         rc = rc == cudaSuccess ? cudaEventCreateWithFlags(&s->free[i], cudaEventDisableTiming) : rc;
     }
-    if (!direct && s->device[i] == NULL && rc == cudaSuccess) {
+    if (!direct && !s->device[i] && rc == cudaSuccess) {
         rc = cudaMalloc((void **)&s->device[i], UPLOAD_SLICE_BYTES);
     }
     return rc;
@@ -117,18 +126,22 @@ static cudaError_t send_slice(struct sender *s, const struct job *j, int32_t sli
     int32_t first = slice * j->rows_at_once, n = MIN(j->rows_at_once, p->rows - first);
     int turn = s->turn = (s->turn + 1) % BUFFERS;
     bool direct = !p->transposed && p->dtype == m->dtype;
-    char *to = (char *)m->data + (j->at + (p->transposed ? first : first * m->stride)) * dtype_bytes(m->dtype);
+    char *to = (char *)m->data +
+               (j->at + (p->transposed ? first : first * m->stride)) * dtype_bytes(m->dtype);
     size_t n_bytes = (size_t)n * (size_t)p->cols * (size_t)dtype_bytes(p->dtype);
     cudaError_t rc = make_buffer(s, turn, direct);
+
     rc = rc == cudaSuccess ? cudaEventSynchronize(s->free[turn]) : rc;
     if (rc != cudaSuccess) {
         return rc;
     }
     gather_rows(s->pinned[turn], p, first, n);
-    rc = cudaMemcpyAsync(direct ? to : s->device[turn], s->pinned[turn], n_bytes, cudaMemcpyHostToDevice, stream);
+    rc = cudaMemcpyAsync(direct ? to : s->device[turn], s->pinned[turn], n_bytes,
+                         cudaMemcpyHostToDevice, stream);
     if (rc == cudaSuccess && !direct) {
         launch_convert(to, (int)m->dtype, m->stride, s->device[turn], (int)p->dtype, p->cols,
-                       p->transposed ? p->cols : n, p->transposed ? n : p->cols, p->transposed, stream);
+                       p->transposed ? p->cols : n, p->transposed ? n : p->cols, p->transposed,
+                       stream);
         rc = cudaGetLastError();
     }
     return rc == cudaSuccess ? cudaEventRecord(s->free[turn], stream) : rc;
@@ -157,6 +170,7 @@ static void *sender_main(void *arg)
     struct upload *u = s->upload;
     struct job job;
     cudaError_t rc = cudaSetDevice(u->backend->config.device);
+
     pthread_mutex_lock(&u->lock);
     while (!u->stopping) {
         u->failed = u->failed == cudaSuccess ? rc : u->failed;
@@ -182,7 +196,8 @@ static void *sender_main(void *arg)
 void cuda_upload_release(struct cuda_backend *c)
 {
     struct upload *u = c->upload;
-    if (u == NULL) {
+
+    if (!u) {
         return;
     }
     pthread_mutex_lock(&u->lock);
@@ -197,7 +212,7 @@ void cuda_upload_release(struct cuda_backend *c)
         for (int k = 0; k < BUFFERS; k++) {
             unpin_buffer(u->sender[i].pinned[k]);
             cudaFree(u->sender[i].device[k]);
-            if (u->sender[i].free[k] != NULL) {
+            if (u->sender[i].free[k]) {
                 cudaEventDestroy(u->sender[i].free[k]);
             }
         }
@@ -212,6 +227,7 @@ void cuda_upload_release(struct cuda_backend *c)
 static int start_threads(struct upload *u, struct err *e)
 {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
+
     for (int32_t i = 0; i < MIN(MAX(n, 1), MAX_SENDERS); i++) {
         u->sender[i].upload = u;
         if (pthread_create(&u->sender[i].thread, NULL, sender_main, &u->sender[i]) != 0) {
@@ -225,7 +241,8 @@ static int start_threads(struct upload *u, struct err *e)
 static int upload_init(struct cuda_backend *c, struct err *e)
 {
     struct upload *u = calloc(1, sizeof(*u));
-    if (u == NULL) {
+
+    if (!u) {
         return err_nomem(e, "loading weights");
     }
     c->upload = u;
@@ -243,14 +260,15 @@ static void wait_all_read(struct upload *u)
     }
 }
 
-int upload_send(struct cuda_backend *c, const struct weight_piece *p, struct mat out, int64_t at, bool mapped,
-                struct err *e)
+int upload_send(struct cuda_backend *c, const struct weight_piece *p, struct mat out, int64_t at,
+                bool mapped, struct err *e)
 {
     int64_t rows = UPLOAD_SLICE_BYTES / (p->cols * dtype_bytes(p->dtype));
+
     if (rows < 1) {
         return err_set(e, ERR_UNSUPPORTED, "cuda: a weight with rows of %d elements", p->cols);
     }
-    int rc = c->upload == NULL ? upload_init(c, e) : 0;
+    int rc = !c->upload ? upload_init(c, e) : 0;
     if (rc < 0) {
         return rc;
     }
@@ -259,11 +277,12 @@ int upload_send(struct cuda_backend *c, const struct weight_piece *p, struct mat
     while (u->n_jobs - u->n_begun == MAX_JOBS) {
         pthread_cond_wait(&u->changed, &u->lock);
     }
-    u->job[u->n_jobs++ % MAX_JOBS] = (struct job){.piece = *p,
-                                                  .out = out,
-                                                  .at = at,
-                                                  .rows_at_once = (int32_t)MIN(rows, p->rows),
-                                                  .n_slices = (int32_t)div_ceil(p->rows, MIN(rows, p->rows))};
+    u->job[u->n_jobs++ % MAX_JOBS] =
+        (struct job){.piece = *p,
+                     .out = out,
+                     .at = at,
+                     .rows_at_once = (int32_t)MIN(rows, p->rows),
+                     .n_slices = (int32_t)div_ceil(p->rows, MIN(rows, p->rows))};
     pthread_cond_broadcast(&u->changed);
     if (!mapped) {
         wait_all_read(u);
@@ -277,7 +296,8 @@ int cuda_upload_finish(struct cuda_backend *c, struct err *e)
 {
     struct upload *u = c->upload;
     cudaError_t rc = cudaSuccess;
-    if (u != NULL) {
+
+    if (u) {
         pthread_mutex_lock(&u->lock);
         wait_all_read(u);
         rc = u->failed;

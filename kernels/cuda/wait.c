@@ -1,8 +1,10 @@
-/* Waiting for the device where other processes, ranks or stages, may leave it waiting for them.
+/* Waiting for the device where other processes, ranks or stages, may leave it waiting
+ * for them.
  *
- * The host never waits for its device without looking whether the others are there: once one is gone, or a step takes longer than
- * their limit, it stops waiting, and what the device gives is void. The device comes to rest when the backend is freed: `stop` lets our
- * kernels go, NCCL's abort its own.
+ * The host never waits for its device without looking whether the others are there:
+ * once one is gone, or a step takes longer than their limit, it stops waiting, and what
+ * the device gives is void. The device comes to rest when the backend is freed: `stop`
+ * lets our kernels go, NCCL's abort its own.
  */
 #include <stdio.h>
 
@@ -18,14 +20,15 @@ enum {
 /* Whether the device may wait for others. */
 static bool has_others(const struct cuda_backend *c)
 {
-    return c->ranks != NULL || cuda_stages_linked(c);
+    return c->ranks || cuda_stages_linked(c);
 }
 
 int32_t cuda_rank_number(const struct cuda_backend *c)
 {
     const struct comm *m = c->config.comm;
     const struct pipeline *p = c->config.pipeline;
-    return p != NULL ? pipeline_number(&p->at, p->at.stage, p->at.rank) : m != NULL ? m->rank : 0;
+
+    return p ? pipeline_number(&p->at, p->at.stage, p->at.rank) : m != NULL ? m->rank : 0;
 }
 
 /* 0, or why one of them is gone, as far as is known. */
@@ -33,24 +36,26 @@ static int others_check(struct cuda_backend *c, struct err *e)
 {
     struct comm *m = c->config.comm;
     struct pipeline *p = c->config.pipeline;
-    int rc = m != NULL ? m->ops->check(m, e) : 0;
-    return rc == 0 && p != NULL ? p->ops->check(p, e) : rc;
+    int rc = m ? m->ops->check(m, e) : 0;
+
+    return rc == 0 && p ? p->ops->check(p, e) : rc;
 }
 
 int cuda_others_gone(struct cuda_backend *c, int64_t start_us, const char *what, struct err *e)
 {
     struct comm *m = c->config.comm;
     struct pipeline *p = c->config.pipeline;
-    int64_t limit_us = m != NULL ? m->timeout_us : p->timeout_us;
+    int64_t limit_us = m ? m->timeout_us : p->timeout_us;
     int rc = others_check(c, e);
+
     if (rc == 0 && clock_us() - start_us > limit_us) {
         char why[96];
-        snprintf(why, sizeof(why), "the ranks have not %s in %.0f s (rank %d waits)", what, (double)limit_us * 1e-6,
-                 cuda_rank_number(c));
-        if (m != NULL) {
+        snprintf(why, sizeof(why), "the ranks have not %s in %.0f s (rank %d waits)", what,
+                 (double)limit_us * 1e-6, cuda_rank_number(c));
+        if (m) {
             m->ops->abort(m, why);
         }
-        if (p != NULL) {
+        if (p) {
             p->ops->abort(p, why);
         }
         rc = others_check(c, e);
@@ -60,13 +65,13 @@ int cuda_others_gone(struct cuda_backend *c, int64_t start_us, const char *what,
 
 static cudaError_t query(struct cuda_backend *c, cudaEvent_t event)
 {
-    return event != NULL ? cudaEventQuery(event) : cudaStreamQuery(c->stream);
+    return event ? cudaEventQuery(event) : cudaStreamQuery(c->stream);
 }
 
 static void let_go(struct cuda_backend *c)
 {
     c->let_go = true;
-    if (c->ranks != NULL) {
+    if (c->ranks) {
         *(volatile int32_t *)c->ranks->peer.stop = 1;
     }
 }
@@ -75,12 +80,14 @@ static cudaError_t wait_for(struct cuda_backend *c, cudaEvent_t event)
 {
     int64_t start_us = clock_us();
     struct err e;
+
     for (int64_t round = 1;; round++) {
         cudaError_t rc = query(c, event);
         if (rc != cudaErrorNotReady) {
             return rc;
         }
-        if (!c->let_go && round % LOOK_EVERY == 0 && cuda_others_gone(c, start_us, "ended a step", &e) < 0) {
+        if (!c->let_go && round % LOOK_EVERY == 0 &&
+            cuda_others_gone(c, start_us, "ended a step", &e) < 0) {
             let_go(c);
             if (c->failed.code == 0) {
                 c->failed = e;

@@ -1,4 +1,5 @@
-/* Weights onto the device, straight into their fused place (upload.c), or made up there. */
+/* Weights onto the device, straight into their fused place (upload.c), or made up
+ * there. */
 #include "kernels/cuda/cuda.h"
 
 static int32_t piece_rows(const struct weight_piece *p)
@@ -13,8 +14,8 @@ static int32_t piece_cols(const struct weight_piece *p)
 static int check_pieces(const struct weight_desc *d, struct err *e)
 {
     if (d->rows < 1 || d->cols < 1 || d->dtype == DTYPE_I32) {
-        return err_set(e, ERR_INVALID, "weight %s: [%d, %d] of %s is not possible", d->name, d->rows, d->cols,
-                       dtype_name(d->dtype));
+        return err_set(e, ERR_INVALID, "weight %s: [%d, %d] of %s is not possible", d->name,
+                       d->rows, d->cols, dtype_name(d->dtype));
     }
     int64_t rows = 0;
     int64_t n = 0;
@@ -23,12 +24,14 @@ static int check_pieces(const struct weight_desc *d, struct err *e)
         const struct weight_piece *p = &d->piece[i];
         rows += piece_rows(p);
         n += (int64_t)p->rows * p->cols;
-        fits = fits && p->dtype != DTYPE_I32 && (d->kind == WEIGHT_VECTOR || piece_cols(p) == d->cols) &&
+        fits = fits && p->dtype != DTYPE_I32 &&
+               (d->kind == WEIGHT_VECTOR || piece_cols(p) == d->cols) &&
                p->cols * dtype_bytes(p->dtype) <= UPLOAD_SLICE_BYTES;
     }
     fits = fits && (d->kind == WEIGHT_VECTOR ? d->rows == 1 && n == d->cols : rows == d->rows);
     if (d->n_pieces > 0 && !fits) {
-        return err_set(e, ERR_INVALID, "weight %s: its pieces do not make [%d, %d]", d->name, d->rows, d->cols);
+        return err_set(e, ERR_INVALID, "weight %s: its pieces do not make [%d, %d]", d->name,
+                       d->rows, d->cols);
     }
     return 0;
 }
@@ -37,13 +40,14 @@ int cuda_weight(struct backend *b, const struct weight_desc *d, struct mat *ret,
 {
     struct cuda_backend *c = cuda_of(b);
     int rc = check_pieces(d, e);
+
     if (rc < 0) {
         return rc;
     }
     struct mat m = {.stride = d->cols, .rows = d->rows, .cols = d->cols, .dtype = d->dtype};
     int64_t n = (int64_t)d->rows * d->cols;
     m.data = cuda_alloc(c, (size_t)(n * dtype_bytes(d->dtype)), d->name, e);
-    if (m.data == NULL) {
+    if (!m.data) {
         return ERR_NOMEM;
     }
     if (d->n_pieces == 0) {
@@ -78,6 +82,7 @@ int cuda_ready(struct backend *b, struct err *e)
 {
     struct cuda_backend *c = cuda_of(b);
     int rc = cuda_upload_finish(c, e);
+
     rc = rc < 0 ? rc : cuda_ranks_ready(c, e);
     return rc < 0 ? rc : cuda_stages_ready(c, e);
 }

@@ -1,9 +1,12 @@
-/* What the CPU backend gets out of the machine: read bandwidth and multiply-add peak, and linear and attention against them.
+/* What the CPU backend gets out of the machine: read bandwidth and multiply-add peak,
+ * and linear and attention against them.
  *
- *     build/tests/bench/bench_cpu [--threads N] [--seconds S] [--clock cpu] [--rows N] [read|peak|gemv|gemm|attention|sample]...
+ *     build/tests/bench/bench_cpu [--threads N] [--seconds S] [--clock cpu] [--rows N]
+ *                                 [read|peak|gemv|gemm|attention|sample]...
  *
- * `--clock cpu` counts this process's processor time divided by its threads: for compute-bound lines on a busy machine.
- * Every line gives a rate and its share of the ceiling measured in the same run. Weights of the decode lines are larger than the
+ * `--clock cpu` counts this process's processor time divided by its threads: for
+ * compute-bound lines on a busy machine. Every line gives a rate and its share of the
+ * ceiling measured in the same run. Weights of the decode lines are larger than the
  * last-level cache and each is used once a round, as in a model.
  */
 #include <stdio.h>
@@ -29,6 +32,7 @@ static int32_t only_rows; /* of gemm; 0: 4, 16 and 512 */
 static int64_t now_us(void)
 {
     struct timespec t;
+
     if (!by_cpu_clock) {
         return clock_us();
     }
@@ -44,7 +48,7 @@ static void die(const struct err *e)
 
 static void *must(void *p)
 {
-    if (p == NULL) {
+    if (!p) {
         fprintf(stderr, "bench_cpu: out of memory\n");
         exit(1);
     }
@@ -61,11 +65,13 @@ struct reader {
 };
 
 #if defined(__x86_64__)
-/* Four streams of loads, the best of what was tried (one stream gets about half of it). */
+/* Four streams of loads, the best of what was tried (one stream gets about half of
+ * it). */
 __attribute__((target("avx2"))) static uint64_t read_range(const char *p, int64_t n)
 {
     __m256i a = _mm256_setzero_si256(), b = a, c = a, d = a;
     int64_t q = n / 4;
+
     for (int64_t i = 0; i < q; i += 64) {
         for (int64_t s = 0; s < 4; s++) {
             _mm_prefetch(p + s * q + i + 1024, _MM_HINT_T0);
@@ -87,6 +93,7 @@ __attribute__((target("avx2,fma"))) static float multiply_add(int64_t rounds)
 {
     __m256 a[12];
     __m256 x = _mm256_set1_ps(0.999f), y = _mm256_set1_ps(0.001f);
+
     for (int i = 0; i < 12; i++) {
         a[i] = _mm256_set1_ps((float)i);
     }
@@ -107,6 +114,7 @@ enum { FLOP_PER_ROUND = 12 * 8 * 2 };
 static uint64_t read_range(const char *p, int64_t n)
 {
     uint64_t sum = 0;
+
     for (int64_t i = 0; i < n; i += 8) {
         sum += *(const uint64_t *)(p + i);
     }
@@ -116,6 +124,7 @@ static uint64_t read_range(const char *p, int64_t n)
 static float multiply_add(int64_t rounds)
 {
     float a[16] = {0};
+
     for (int64_t r = 0; r < rounds; r++) {
         for (int i = 0; i < 16; i++) {
             a[i] = a[i] * 0.999f + 0.001f;
@@ -130,13 +139,15 @@ static void read_task(void *arg, int32_t task, int32_t thread)
 {
     (void)thread;
     struct reader *r = arg;
-    r->sum[task] += read_range(r->data + (int64_t)task * (READ_BYTES / READ_TASKS), READ_BYTES / READ_TASKS);
+    r->sum[task] +=
+        read_range(r->data + (int64_t)task * (READ_BYTES / READ_TASKS), READ_BYTES / READ_TASKS);
 }
 
 static void measure_read(struct cpu_pool *pool)
 {
     struct reader r = {0};
     char *data = mmap(NULL, READ_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
     must(data == MAP_FAILED ? NULL : data);
     madvise(data, READ_BYTES, MADV_HUGEPAGE);
     memset(data, 1, READ_BYTES);
@@ -147,7 +158,8 @@ static void measure_read(struct cpu_pool *pool)
         read_gbs = MAX(read_gbs, READ_BYTES / 1e3 / (double)(now_us() - t));
     }
     munmap(data, READ_BYTES);
-    printf("read bandwidth, %d threads, 2 MiB pages, four streams: %.1f GB/s (best of 8)\n", threads, read_gbs);
+    printf("read bandwidth, %d threads, 2 MiB pages, four streams: %.1f GB/s (best of 8)\n",
+           threads, read_gbs);
 }
 
 enum { PEAK_ROUNDS = 20000000 };
@@ -166,9 +178,11 @@ static void measure_peak(struct cpu_pool *pool)
     for (int i = 0; i < 4; i++) {
         int64_t t = now_us();
         cpu_pool_run(pool, threads, peak_task, NULL);
-        peak_gflops = MAX(peak_gflops, (double)threads * PEAK_ROUNDS * FLOP_PER_ROUND / 1e3 / (double)(now_us() - t));
+        peak_gflops = MAX(peak_gflops, (double)threads * PEAK_ROUNDS * FLOP_PER_ROUND / 1e3 /
+                                           (double)(now_us() - t));
     }
-    printf("float32 multiply-add peak, %d threads: %.0f GFLOP/s (best of 4)\n", threads, peak_gflops);
+    printf("float32 multiply-add peak, %d threads: %.0f GFLOP/s (best of 4)\n", threads,
+           peak_gflops);
 }
 
 /* ---- the backend ---- */
@@ -177,8 +191,12 @@ static struct backend *open_backend(int32_t max_tokens)
 {
     struct backend *b;
     struct err e = {0};
-    struct backend_config c = {
-        .threads = threads, .max_tokens = max_tokens, .max_seqs = 64, .max_samples = 64, .max_blocks_per_seq = 1024};
+    struct backend_config c = {.threads = threads,
+                               .max_tokens = max_tokens,
+                               .max_seqs = 64,
+                               .max_samples = 64,
+                               .max_blocks_per_seq = 1024};
+
     if (backend_open(&b, "cpu", &c, &e) < 0) {
         die(&e);
     }
@@ -190,6 +208,7 @@ static struct mat random_mat(struct backend *b, int32_t rows, int32_t cols, enum
     struct err e = {0};
     struct mat m;
     float *v = must(malloc((size_t)rows * (size_t)cols * sizeof(*v)));
+
     for (int64_t i = 0; i < (int64_t)rows * cols; i++) {
         v[i] = (float)(rand() % 2001 - 1000) * 1e-3f;
     }
@@ -205,7 +224,9 @@ static struct mat weight(struct backend *b, int32_t rows, int32_t cols, enum dty
 {
     struct err e = {0};
     struct mat m;
-    struct weight_desc d = {.name = "bench", .kind = WEIGHT_LINEAR, .dtype = t, .rows = rows, .cols = cols};
+    struct weight_desc d = {
+        .name = "bench", .kind = WEIGHT_LINEAR, .dtype = t, .rows = rows, .cols = cols};
+
     if (b->ops->weight(b, &d, &m, &e) < 0) {
         die(&e);
     }
@@ -217,12 +238,15 @@ struct shape {
     int32_t out, in;
 };
 
-/* Rate of one shape: rounds over copies of the weight that together pass the last-level cache. Returns seconds a call. */
-static double time_linear(struct backend *b, const struct shape *s, enum dtype t, int32_t rows, int64_t total_bytes)
+/* Rate of one shape: rounds over copies of the weight that together pass the last-level
+ * cache. Returns seconds a call. */
+static double time_linear(struct backend *b, const struct shape *s, enum dtype t, int32_t rows,
+                          int64_t total_bytes)
 {
     int64_t bytes = (int64_t)s->out * s->in * dtype_bytes(t);
     int32_t n = (int32_t)MIN(MAX(total_bytes / bytes, 1), 64);
     struct mat w[64];
+
     for (int32_t i = 0; i < n; i++) {
         w[i] = weight(b, s->out, s->in, t);
     }
@@ -241,9 +265,10 @@ static double time_linear(struct backend *b, const struct shape *s, enum dtype t
     return best;
 }
 
-static const struct shape shapes[] = {
-    {"135M qkv", 960, 576}, {"135M gate_up", 3072, 576}, {"135M down", 576, 1536}, {"135M head", 49152, 576},
-    {"1B qkv", 3072, 2048}, {"1B gate_up", 16384, 2048}, {"1B down", 2048, 8192},  {"1B head", 128256, 2048}};
+static const struct shape shapes[] = {{"135M qkv", 960, 576},   {"135M gate_up", 3072, 576},
+                                      {"135M down", 576, 1536}, {"135M head", 49152, 576},
+                                      {"1B qkv", 3072, 2048},   {"1B gate_up", 16384, 2048},
+                                      {"1B down", 2048, 8192},  {"1B head", 128256, 2048}};
 
 static void measure_linear(int32_t rows, enum dtype t)
 {
@@ -253,8 +278,8 @@ static void measure_linear(int32_t rows, enum dtype t)
         double took = time_linear(b, s, t, rows, rows > 64 ? 1 : 256 << 20);
         double gbs = (double)s->out * s->in * (double)dtype_bytes(t) / took * 1e-9;
         double gflops = 2.0 * rows * s->out * s->in / took * 1e-9;
-        printf("linear %4d rows %-8s %-12s %6d x %-5d %8.0f us %6.1f GB/s", rows, dtype_name(t), s->name, s->out, s->in,
-               took * 1e6, gbs);
+        printf("linear %4d rows %-8s %-12s %6d x %-5d %8.0f us %6.1f GB/s", rows, dtype_name(t),
+               s->name, s->out, s->in, took * 1e6, gbs);
         printf(read_gbs > 0 ? " (%3.0f %%)" : "", 100 * gbs / read_gbs);
         printf(" %6.1f GFLOP/s", gflops);
         printf(peak_gflops > 0 ? " (%3.0f %%)\n" : "\n", 100 * gflops / peak_gflops);
@@ -273,9 +298,11 @@ static void fill_batch(struct batch *ret, const struct attention_shape *s, int32
 {
     int32_t n = s->n_seqs * s->n_query;
     int32_t per_seq = (s->context + 15) / 16;
-    int32_t *token = space, *src = token + n, *position = src + n, *slot = position + n, *q_start = slot + n;
+    int32_t *token = space, *src = token + n, *position = src + n, *slot = position + n,
+            *q_start = slot + n;
     int32_t *kv_len = q_start + s->n_seqs + 1, *row = kv_len + s->n_seqs, *block = row + s->n_seqs;
     static struct table_update update[64];
+
     for (int32_t i = 0; i < s->n_seqs * per_seq; i++) {
         block[i] = i;
     }
@@ -323,14 +350,17 @@ static void measure_attention(const struct attention_shape *s)
     int32_t per_seq = (s->context + 15) / 16;
     struct backend *b = open_backend(n);
     struct kv_layout l;
+
     kv_layout_init(&l, 16, 1, s->n_kv_heads, s->head_dim, DTYPE_BF16);
     if (b->ops->kv_create(b, &l, s->n_seqs * per_seq, 0, &e) < 0) {
         die(&e);
     }
-    struct attention a = {.n_heads = s->n_heads, .n_kv_heads = s->n_kv_heads, .head_dim = s->head_dim, .scale = 0.1f};
+    struct attention a = {
+        .n_heads = s->n_heads, .n_kv_heads = s->n_kv_heads, .head_dim = s->head_dim, .scale = 0.1f};
     struct mat qkv = random_mat(b, n, (s->n_heads + 2 * s->n_kv_heads) * s->head_dim, DTYPE_F32);
     struct mat out = random_mat(b, n, s->n_heads * s->head_dim, DTYPE_F32);
-    int32_t *space = must(calloc((size_t)(4 * n + 3 * s->n_seqs + 1 + s->n_seqs * per_seq), sizeof(*space)));
+    int32_t *space =
+        must(calloc((size_t)(4 * n + 3 * s->n_seqs + 1 + s->n_seqs * per_seq), sizeof(*space)));
     fill_batch(&batch, s, space);
     if (b->ops->step_begin(b, &batch, &e) < 0) {
         die(&e);
@@ -343,7 +373,8 @@ static void measure_attention(const struct attention_shape *s)
         b->ops->attention(b, out, qkv, &a);
         best = MIN(best, (double)(now_us() - start) * 1e-6);
     } while (now_us() < end);
-    double keys = s->n_query == 1 ? s->context : s->context - (s->n_query - 1) / 2.0; /* seen by a query, mean */
+    /* seen by a query, mean */
+    double keys = s->n_query == 1 ? s->context : s->context - (s->n_query - 1) / 2.0;
     double gflops = 4.0 * n * s->n_heads * s->head_dim * keys / best * 1e-9;
     double gbs = 4.0 * s->n_seqs * s->context * s->n_kv_heads * s->head_dim / best * 1e-9;
     printf("attention %-26s %8.0f us %6.1f GB/s %6.1f GFLOP/s", s->name, best * 1e6, gbs, gflops);
@@ -362,6 +393,7 @@ static void measure_attentions(void)
         {"prefill 512, 32/8 of 64", 1, 512, 512, 32, 8, 64},
         {"chunk 512 of 4k, 32/8 of 128", 1, 512, 4096, 32, 8, 128},
     };
+
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         measure_attention(&cases[i]);
     }
@@ -377,6 +409,7 @@ static void measure_sampling(int32_t n, float temperature, float top_p, const ch
     struct mat logits = random_mat(b, n, VOCAB, DTYPE_F32);
     struct sample_row row[64];
     int32_t pick[65], minus[64];
+
     for (int32_t i = 0; i < n; i++) {
         pick[i] = i;
         minus[i] = -1;
@@ -427,6 +460,7 @@ static void measure_sampling(int32_t n, float temperature, float top_p, const ch
 static bool chosen(int argc, char **argv, const char *what)
 {
     bool any = false;
+
     for (int i = 1; i < argc; i++) {
         if (argv[i][0] == '-') {
             i++;
@@ -444,10 +478,12 @@ int main(int argc, char **argv)
 {
     struct cpu_pool *pool;
     struct err e = {0};
+
     for (int i = 1; i + 1 < argc; i++) {
         threads = strcmp(argv[i], "--threads") == 0 ? atoi(argv[i + 1]) : threads;
         only_rows = strcmp(argv[i], "--rows") == 0 ? atoi(argv[i + 1]) : only_rows;
-        by_cpu_clock = by_cpu_clock || (strcmp(argv[i], "--clock") == 0 && strcmp(argv[i + 1], "cpu") == 0);
+        by_cpu_clock =
+            by_cpu_clock || (strcmp(argv[i], "--clock") == 0 && strcmp(argv[i + 1], "cpu") == 0);
         seconds = strcmp(argv[i], "--seconds") == 0 ? atof(argv[i + 1]) : seconds;
     }
     if (cpu_pool_new(&pool, threads, &e) < 0) {
@@ -460,7 +496,8 @@ int main(int argc, char **argv)
     if (chosen(argc, argv, "read") || chosen(argc, argv, "gemv")) {
         measure_read(pool);
     }
-    if (chosen(argc, argv, "peak") || chosen(argc, argv, "gemm") || chosen(argc, argv, "attention")) {
+    if (chosen(argc, argv, "peak") || chosen(argc, argv, "gemm") ||
+        chosen(argc, argv, "attention")) {
         measure_peak(pool);
     }
     cpu_pool_free(pool); /* its helpers would hold the cores the backend's are pinned to */

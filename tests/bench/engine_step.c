@@ -1,11 +1,12 @@
-/* Engine host time a step: the null executor behind a pause, N sequences decoding, everything real but the model and HTTP.
+/* Engine host time a step: the null executor behind a pause, N sequences decoding,
+ * everything real but the model and HTTP.
  *
  *     build/tests/bench/engine_step [steps]
  *
- * One line for 1, 256 and 1024 running: the engine thread's own time a step (struct engine_stats.step_host_s: plan, pack,
- * launch, commit, deltas; not the wait), and the output thread's processor time a token.
- * Then 256 sequences of 4096 tokens, of as many different ids, without penalties and
- * with them.
+ * One line for 1, 256 and 1024 running: the engine thread's own time a step (struct
+ * engine_stats.step_host_s: plan, pack, launch, commit, deltas; not the wait), and the
+ * output thread's processor time a token. Then 256 sequences of 4096 tokens, of as many
+ * different ids, without penalties and with them.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -30,10 +31,12 @@ static void flush(struct sink *s)
     (void)s;
     struct timespec ts;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
-    atomic_store_explicit(&output_cpu_ns, ts.tv_sec * 1000000000LL + ts.tv_nsec, memory_order_relaxed);
+    atomic_store_explicit(&output_cpu_ns, ts.tv_sec * 1000000000LL + ts.tv_nsec,
+                          memory_order_relaxed);
 }
 
-/* The null executor, with a wait that takes as long as a device would: the output side keeps up, as it does in earnest. */
+/* The null executor, with a wait that takes as long as a device would: the output side
+ * keeps up, as it does in earnest. */
 struct paced {
     struct executor base;
     struct executor *inner;
@@ -43,12 +46,14 @@ struct paced {
 static int paced_launch(struct executor *x, const struct batch *b, struct err *e)
 {
     struct paced *p = CONTAINER_OF(x, struct paced, base);
+
     return p->inner->launch(p->inner, b, e);
 }
 
 static int paced_wait(struct executor *x, struct results *ret, struct err *e)
 {
     struct paced *p = CONTAINER_OF(x, struct paced, base);
+
     nanosleep(&(struct timespec){.tv_nsec = p->pause_us * 1000}, NULL);
     return p->inner->wait(p->inner, ret, e);
 }
@@ -56,6 +61,7 @@ static int paced_wait(struct executor *x, struct results *ret, struct err *e)
 static void paced_free(struct executor *x)
 {
     struct paced *p = CONTAINER_OF(x, struct paced, base);
+
     p->inner->free(p->inner);
     free(p);
 }
@@ -76,39 +82,47 @@ enum { VOCAB = 151936 };
 
 static struct engine *open_engine(struct sink *sink, int64_t pause_us)
 {
-    struct settings s = {.block_size = 16, .max_queue = 2048, .step_timeout = 60, .prefix_cache = true};
+    struct settings s = {
+        .block_size = 16, .max_queue = 2048, .step_timeout = 60, .prefix_cache = true};
     struct paced *p = calloc(1, sizeof(*p));
     struct tokenizer *t;
     struct engine *engine;
     struct err e;
+
     s.max_model_len = 8192;
     s.kv_blocks = 1 << 19;
-    if (!p || null_open(&p->inner, &s, &e) < 0 || tokenizer_open_bytes(&t, &e) < 0)
+    if (!p || null_open(&p->inner, &s, &e) < 0 || tokenizer_open_bytes(&t, &e) < 0) {
         die(&e);
+    }
     p->pause_us = pause_us;
     p->inner->info.vocab = VOCAB; /* of prompts: what it draws are bytes */
-    p->base = (struct executor){.info = p->inner->info, .launch = paced_launch, .wait = paced_wait, .free = paced_free};
-    if (engine_open_on(&engine, &s, &p->base, t, sink, &e) < 0)
+    p->base = (struct executor){
+        .info = p->inner->info, .launch = paced_launch, .wait = paced_wait, .free = paced_free};
+    if (engine_open_on(&engine, &s, &p->base, t, sink, &e) < 0) {
         die(&e);
+    }
     return engine;
 }
 
 static void submit(struct engine *engine, const struct load *l, int32_t max_tokens)
 {
     static int32_t prompt[4096];
+
     for (int32_t i = 0; i < l->n_running; i++) {
         struct gen_params p;
         struct request *r;
         struct err e;
-        for (int32_t k = 0; k < l->n_prompt; k++)
+        for (int32_t k = 0; k < l->n_prompt; k++) {
             prompt[k] = (i * 31 + k * 7) % VOCAB;
+        }
         gen_params_init(&p, engine);
         p.max_tokens = max_tokens;
         p.seed = (uint64_t)i;
         p.repetition_penalty = l->penalties ? 1.1f : 1;
         p.frequency_penalty = l->penalties ? 0.2f : 0;
-        if (request_new(&r, &p, prompt, l->n_prompt, &e) < 0 || engine_submit(engine, r, &e) < 0)
+        if (request_new(&r, &p, prompt, l->n_prompt, &e) < 0 || engine_submit(engine, r, &e) < 0) {
             die(&e);
+        }
         request_unref(r);
     }
 }
@@ -119,29 +133,38 @@ static void measure(const struct load *l, int32_t n_steps)
     struct sink sink = {.emit = emit, .flush = flush};
     struct engine *e = open_engine(&sink, n_running >= 1024 ? 500 : n_running >= 256 ? 200 : 50);
     const struct engine_stats *s = engine_stats(e);
+
     submit(e, l, n_steps + 400);
-    while (atomic_load(&s->running) < n_running || atomic_load(&s->steps) < 200)
+    while (atomic_load(&s->running) < n_running || atomic_load(&s->steps) < 200) {
         usleep(1000);
+    }
     uint64_t steps = atomic_load(&s->steps);
     double host = atomic_load(&s->step_host_s.sum);
     long long pieces = atomic_load(&n_pieces), cpu = atomic_load(&output_cpu_ns);
-    while (atomic_load(&s->steps) < steps + (uint64_t)n_steps)
+    while (atomic_load(&s->steps) < steps + (uint64_t)n_steps) {
         usleep(1000);
+    }
     double n = (double)(atomic_load(&s->steps) - steps);
     host = atomic_load(&s->step_host_s.sum) - host;
     pieces = atomic_load(&n_pieces) - pieces;
     cpu = atomic_load(&output_cpu_ns) - cpu;
-    printf("running %5d x %4d%s   host %7.1f us a step   output %6.0f ns of processor a token\n", n_running,
-           l->n_prompt, l->penalties ? " with penalties" : "", host / n * 1e6, (double)cpu / (double)pieces);
+    printf("running %5d x %4d%s   host %7.1f us a step   output %6.0f ns of processor a token\n",
+           n_running, l->n_prompt, l->penalties ? " with penalties" : "", host / n * 1e6,
+           (double)cpu / (double)pieces);
     engine_free(e);
 }
 
 int main(int argc, char **argv)
 {
     int32_t n_steps = argc > 1 ? atoi(argv[1]) : 4000;
-    static const struct load loads[] = {
-        {1, 100, false}, {256, 100, false}, {1024, 100, false}, {256, 4096, false}, {256, 4096, true}};
-    for (size_t i = 0; i < ARRAY_LEN(loads); i++)
+    static const struct load loads[] = {{1, 100, false},
+                                        {256, 100, false},
+                                        {1024, 100, false},
+                                        {256, 4096, false},
+                                        {256, 4096, true}};
+
+    for (size_t i = 0; i < ARRAY_LEN(loads); i++) {
         measure(&loads[i], MIN(n_steps, loads[i].n_prompt > 1000 ? 3000 : 7000));
+    }
     return 0;
 }

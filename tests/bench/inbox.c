@@ -1,10 +1,12 @@
-/* The request queue against Concurrency Kit's ck_ring (multi-producer, single consumer): nanoseconds a request, producers and
- * consumer running flat out, submitted one by one and in sets of eight.
+/* The request queue against Concurrency Kit's ck_ring (multi-producer, single
+ * consumer): nanoseconds a request, producers and consumer running flat out, submitted
+ * one by one and in sets of eight.
  *
  *     build/tests/bench/inbox [producers] [requests a producer]
  *
- * ck_ring has no sets and no limit of its own below its capacity, so its side is timed with the same counter of waiting requests
- * that all-or-none needs in front of it ("ck_ring + count"), and bare ("ck_ring").
+ * ck_ring has no sets and no limit of its own below its capacity, so its side is timed
+ * with the same counter of waiting requests that all-or-none needs in front of it
+ * ("ck_ring + count"), and bare ("ck_ring").
  */
 #include <ck_ring.h>
 #include <pthread.h>
@@ -28,27 +30,34 @@ static enum kind kind;
 
 static void put_ck(struct group **g)
 {
-    if (kind == CK_COUNTED)
+    if (kind == CK_COUNTED) {
         while (atomic_fetch_add(&held, set_size) + set_size > CAPACITY - 1) {
             atomic_fetch_sub(&held, set_size);
             sched_yield();
         }
-    for (int32_t i = 0; i < set_size; i++)
-        while (!ck_ring_enqueue_mpsc(&ring, ring_buffer, g[i]))
+    }
+    for (int32_t i = 0; i < set_size; i++) {
+        while (!ck_ring_enqueue_mpsc(&ring, ring_buffer, g[i])) {
             sched_yield();
+        }
+    }
 }
 
 static void *produce(void *arg)
 {
     struct group *g[64];
-    for (int32_t i = 0; i < set_size; i++)
+
+    for (int32_t i = 0; i < set_size; i++) {
         g[i] = arg;
+    }
     for (int64_t n = 0; n < n_each; n += set_size) {
-        if (kind == INBOX)
-            while (inbox_submit(&inbox, g, set_size, NULL) == ERR_FULL)
+        if (kind == INBOX) {
+            while (inbox_submit(&inbox, g, set_size, NULL) == ERR_FULL) {
                 sched_yield();
-        else
+            }
+        } else {
             put_ck(g);
+        }
     }
     return NULL;
 }
@@ -61,10 +70,12 @@ static int32_t take(struct group **g)
         return n;
     }
     int32_t n = 0;
-    while (n < 64 && ck_ring_dequeue_mpsc(&ring, ring_buffer, &g[n]))
+    while (n < 64 && ck_ring_dequeue_mpsc(&ring, ring_buffer, &g[n])) {
         n++;
-    if (kind == CK_COUNTED && n > 0)
+    }
+    if (kind == CK_COUNTED && n > 0) {
         atomic_fetch_sub(&held, n);
+    }
     return n;
 }
 
@@ -73,21 +84,26 @@ static double run(int producers)
     pthread_t thread[MAX_PRODUCERS];
     struct group *g[64];
     char body;
+
     ck_ring_init(&ring, CAPACITY);
     atomic_store(&held, 0);
     int64_t start_us = clock_us();
-    for (int i = 0; i < producers; i++)
-        if (pthread_create(&thread[i], NULL, produce, &body) != 0)
+    for (int i = 0; i < producers; i++) {
+        if (pthread_create(&thread[i], NULL, produce, &body) != 0) {
             abort();
+        }
+    }
     for (int64_t left = producers * n_each; left > 0;) {
         int32_t n = take(g);
         left -= n;
-        if (n == 0)
+        if (n == 0) {
             sched_yield();
+        }
     }
     int64_t end_us = clock_us();
-    for (int i = 0; i < producers; i++)
+    for (int i = 0; i < producers; i++) {
         pthread_join(thread[i], NULL);
+    }
     return (double)(end_us - start_us) * 1e3 / (double)(producers * n_each);
 }
 
@@ -95,17 +111,22 @@ int main(int argc, char **argv)
 {
     int producers = argc > 1 ? MIN(MAX(atoi(argv[1]), 1), MAX_PRODUCERS) : 4;
     struct err e;
+
     setvbuf(stdout, NULL, _IOLBF, 0);
     n_each = (argc > 2 ? atoll(argv[2]) : 20000) / 8 * 8;
-    if (inbox_init(&inbox, CAPACITY, &e) < 0)
+    if (inbox_init(&inbox, CAPACITY, &e) < 0) {
         return 1;
-    for (set_size = 1; set_size <= 8; set_size *= 8)
+    }
+    for (set_size = 1; set_size <= 8; set_size *= 8) {
         for (kind = 0; kind < N_KINDS; kind++) {
             double best = 1e9;
-            for (int i = 0; i < 3; i++)
+            for (int i = 0; i < 3; i++) {
                 best = MIN(best, run(producers));
-            printf("%d producers, sets of %d  %-16s %7.1f ns a request\n", producers, set_size, kind_name[kind], best);
+            }
+            printf("%d producers, sets of %d  %-16s %7.1f ns a request\n", producers, set_size,
+                   kind_name[kind], best);
         }
+    }
     inbox_release(&inbox);
     return 0;
 }

@@ -1,4 +1,5 @@
-/* `quire bench kernels` as a program of its own: build/tests/bench/kernels [--device cuda] [what ...] (kernels/times.h). */
+/* `quire bench kernels` as a program of its own: build/tests/bench/kernels [--device
+ * cuda] [what ...] (kernels/times.h). */
 #include "engine/engine.h"
 
 int main(int argc, char **argv)

@@ -1,10 +1,14 @@
-/* What paging costs and what swapping brings, by block size: the device's part of figures 18 and 19 of the PagedAttention paper.
+/* What paging costs and what swapping brings, by block size: the device's part of
+ * figures 18 and 19 of the PagedAttention paper.
  *
- *     build/tests/bench/paging [--device cuda] [BLOCK SIZE ...]      8 to 256 where none is named
+ *     build/tests/bench/paging [--device cuda] [BLOCK SIZE ...]      8 to 256 where
+ *                                                                    none is named
  *
- * Shape: Llama-3.1-8B (32 layers, 32/8 heads of 128, bf16: 128 KiB a token). For each block size one line of JSON: one layer's decode
- * attention for 8 and 32 sequences over shuffled blocks, and for the same sequences in blocks that lie in order (what a cache
- * without pages would read); and a token's way to the host and back, 256 of them at a time.
+ * Shape: Llama-3.1-8B (32 layers, 32/8 heads of 128, bf16: 128 KiB a token). For each
+ * block size one line of JSON: one layer's decode attention for 8 and 32 sequences over
+ * shuffled blocks, and for the same sequences in blocks that lie in order (what a cache
+ * without pages would read); and a token's way to the host and back, 256 of them at a
+ * time.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +23,8 @@ enum {
     DIM = 128,
     MAX_SEQS = 32,
     POOL_TOKENS = 65536,
-    SWAP_TOKENS = 256, /* as many as are pinned before the start ends, and as a recomputed prompt has */
+    /* as many as are pinned before the start ends, and as a recomputed prompt has */
+    SWAP_TOKENS = 256,
     HOST_TOKENS = SWAP_TOKENS,
     FILL_TOKENS = 8192,
     REPEATS = 9,
@@ -47,7 +52,8 @@ static void check(int rc, const struct err *e)
 static int32_t *ints(int32_t n, int32_t value)
 {
     int32_t *p = malloc((size_t)n * sizeof(*p));
-    if (p == NULL) {
+
+    if (!p) {
         exit(1);
     }
     for (int32_t i = 0; i < n; i++) {
@@ -59,6 +65,7 @@ static int32_t *ints(int32_t n, int32_t value)
 static void shuffle(int32_t *id, int32_t n)
 {
     uint64_t rng = 1;
+
     for (int32_t i = 0; i < n; i++) {
         id[i] = i;
     }
@@ -73,6 +80,7 @@ static void shuffle(int32_t *id, int32_t n)
 static void begin(struct bench *p, struct batch *a)
 {
     struct err e;
+
     a->step = ++p->step;
     check(p->b->ops->step_begin(p->b, a, &e), &e);
 }
@@ -80,6 +88,7 @@ static void begin(struct bench *p, struct batch *a)
 static void end(struct bench *p)
 {
     struct err e;
+
     check(p->b->ops->step_end(p->b, &e), &e);
 }
 
@@ -87,6 +96,7 @@ static int64_t wait_us(struct bench *p)
 {
     struct err e;
     struct results r;
+
     check(p->b->ops->step_wait(p->b, &r, &e), &e);
     return r.device_us;
 }
@@ -95,7 +105,9 @@ static int64_t wait_us(struct bench *p)
 static void fill_cache(struct bench *p)
 {
     struct rope rope = {.rot_dim = 0};
-    int32_t *slot = ints(FILL_TOKENS, 0), q_start[2] = {0, FILL_TOKENS}, len = FILL_TOKENS, row = 0, lcp = 0;
+    int32_t *slot = ints(FILL_TOKENS, 0), q_start[2] = {0, FILL_TOKENS}, len = FILL_TOKENS, row = 0,
+            lcp = 0;
+
     for (int32_t first = 0; first < p->n_blocks * p->block_size; first += FILL_TOKENS) {
         for (int32_t i = 0; i < FILL_TOKENS; i++) {
             slot[i] = first + i;
@@ -111,7 +123,8 @@ static void fill_cache(struct bench *p)
                           .lcp_blocks = &lcp};
         begin(p, &a);
         for (int32_t i = 0; i < LAYERS; i++) {
-            struct attention at = {.layer = i, .n_heads = HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM};
+            struct attention at = {
+                .layer = i, .n_heads = HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM};
             p->b->ops->rope_kv(p->b, p->qkv, &rope, &at);
         }
         end(p);
@@ -123,15 +136,19 @@ static void fill_cache(struct bench *p)
 static int by_time(const void *x, const void *y)
 {
     int64_t a = *(const int64_t *)x, c = *(const int64_t *)y;
+
     return (a > c) - (a < c);
 }
 
-/* Microseconds of one layer's decode attention, layers in turn so that nothing is found in the cache. */
+/* Microseconds of one layer's decode attention, layers in turn so that nothing is found
+ * in the cache. */
 static double attention_us(struct bench *p, int32_t n_seqs, int32_t context, const int32_t *block)
 {
     struct table_update update[MAX_SEQS];
-    int32_t len[MAX_SEQS], row[MAX_SEQS], q_start[MAX_SEQS + 1], per = (int32_t)div_ceil(context, p->block_size);
+    int32_t len[MAX_SEQS], row[MAX_SEQS], q_start[MAX_SEQS + 1],
+        per = (int32_t)div_ceil(context, p->block_size);
     int64_t us[REPEATS];
+
     for (int32_t i = 0; i < n_seqs; i++) {
         update[i] = (struct table_update){.row = i, .count = per, .first = i * per};
         len[i] = context;
@@ -155,8 +172,11 @@ static double attention_us(struct bench *p, int32_t n_seqs, int32_t context, con
     for (int k = -2; k < REPEATS; k++) {
         begin(p, &a);
         for (int32_t i = 0; i < CALLS; i++) {
-            struct attention at = {
-                .layer = i % LAYERS, .n_heads = HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .scale = 0.0883883f};
+            struct attention at = {.layer = i % LAYERS,
+                                   .n_heads = HEADS,
+                                   .n_kv_heads = KV_HEADS,
+                                   .head_dim = DIM,
+                                   .scale = 0.0883883f};
             p->b->ops->attention(p->b, p->out, p->qkv, &at);
         }
         end(p);
@@ -169,13 +189,15 @@ static double attention_us(struct bench *p, int32_t n_seqs, int32_t context, con
     return (double)us[REPEATS / 2] / CALLS;
 }
 
-/* The best time for SWAP_TOKENS tokens' blocks, shuffled on the device. A step waits for what comes back, so the first that
- * comes back after the others left tells that they are gone; its own way is in the time. */
+/* The best time for SWAP_TOKENS tokens' blocks, shuffled on the device. A step waits
+ * for what comes back, so the first that comes back after the others left tells that
+ * they are gone; its own way is in the time. */
 static double swap_us(struct bench *p, bool out)
 {
     int32_t n = SWAP_TOKENS / p->block_size;
     struct block_copy *copy = malloc((size_t)n * sizeof(*copy));
     double best = 1e30;
+
     for (int32_t i = 0; copy != NULL && i < n; i++) {
         copy[i] = out ? (struct block_copy){.src = p->shuffled[i], .dst = i}
                       : (struct block_copy){.src = i, .dst = p->shuffled[i]};
@@ -183,7 +205,8 @@ static double swap_us(struct bench *p, bool out)
     for (int k = 0; copy != NULL && k < SWAP_REPEATS; k++) {
         struct block_copy last = {.src = 0, .dst = p->shuffled[n]};
         struct batch a = {.swap_out = copy, .n_swap_out = n, .q_start = p->zero};
-        struct batch back = {.swap_in = out ? &last : copy, .n_swap_in = out ? 1 : n, .q_start = p->zero};
+        struct batch back = {
+            .swap_in = out ? &last : copy, .n_swap_in = out ? 1 : n, .q_start = p->zero};
         int64_t begun = clock_us();
         for (int pass = out ? 0 : 1; pass < 2; pass++) {
             begin(p, pass == 0 ? &a : &back);
@@ -212,6 +235,7 @@ static void open_bench(struct bench *p, const char *device, int32_t block_size)
                             .dtype = DTYPE_BF16,
                             .rows = FILL_TOKENS,
                             .cols = (HEADS + 2 * KV_HEADS) * DIM};
+
     *p = (struct bench){.block_size = block_size, .n_blocks = POOL_TOKENS / block_size};
     check(backend_open(&p->b, device, &c, &e), &e);
     check(p->b->ops->weight(p->b, &d, &p->qkv, &e), &e); /* noise */
@@ -241,6 +265,7 @@ static void measure(const char *device, int32_t block_size)
 {
     static const int32_t contexts[] = {64, 128, 256, 512, 1024, 2048};
     struct bench p;
+
     open_bench(&p, device, block_size);
     fill_cache(&p);
     printf("{\"device\": \"%s\", \"block_size\": %d, \"attention_us\": {", p.b->device, block_size);
@@ -248,13 +273,16 @@ static void measure(const char *device, int32_t block_size)
         printf("%s\"%d\": {", n > 8 ? ", " : "", n);
         for (size_t i = 0; i < ARRAY_LEN(contexts); i++) {
             printf("%s\"%d\": [%.2f, %.2f]", i > 0 ? ", " : "", contexts[i],
-                   attention_us(&p, n, contexts[i], p.shuffled), attention_us(&p, n, contexts[i], p.in_order));
+                   attention_us(&p, n, contexts[i], p.shuffled),
+                   attention_us(&p, n, contexts[i], p.in_order));
         }
         printf("}");
     }
     double in = swap_us(&p, false), gb = 4e-3 * LAYERS * KV_HEADS * DIM * SWAP_TOKENS;
-    double out = swap_us(&p, true) - in * block_size / SWAP_TOKENS; /* less the block that comes back */
-    printf("}, \"swap_out_us\": %.4f, \"swap_in_us\": %.4f, \"swap_out_gb_s\": %.1f, \"swap_in_gb_s\": %.1f}\n",
+    /* less the block that comes back */
+    double out = swap_us(&p, true) - in * block_size / SWAP_TOKENS;
+    printf("}, \"swap_out_us\": %.4f, \"swap_in_us\": %.4f, \"swap_out_gb_s\": %.1f, "
+           "\"swap_in_gb_s\": %.1f}\n",
            out / SWAP_TOKENS, in / SWAP_TOKENS, gb / out, gb / in);
     close_bench(&p);
 }
@@ -263,6 +291,7 @@ int main(int argc, char **argv)
 {
     const char *device = "cuda";
     bool named = false;
+
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--device") == 0 && i + 1 < argc) {

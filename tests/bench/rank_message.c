@@ -1,4 +1,5 @@
-/* What a step's message to the ranks costs, without any model: in microseconds, medians.
+/* What a step's message to the ranks costs, without any model: in microseconds,
+ * medians.
  *
  *     build/tests/bench/rank_message [--ranks N] [--seqs N] [--steps N] [--pause US]
  *
@@ -6,8 +7,9 @@
  * read      another rank: check the message and point into it
  * arrive    from the beginning of publish to the last rank's end of read
  *
- * Ranks are threads over one mapping here, which is the same memory and the same futexes as processes. They spin while steps
- * come: arrive means something only where there is a core for each. --pause US lets them fall asleep between steps. */
+ * Ranks are threads over one mapping here, which is the same memory and the same
+ * futexes as processes. They spin while steps come: arrive means something only where
+ * there is a core for each. --pause US lets them fall asleep between steps. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -40,6 +42,7 @@ struct taker {
 static int64_t now_ns(void)
 {
     struct timespec t;
+
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
@@ -60,14 +63,16 @@ static void *taker_main(void *arg)
     struct rank_message m;
     struct batch got;
     struct err e;
+
     must(rank_ring_open(&l, b->shared, t->rank, b->n_ranks, b->slot_bytes, &e), &e);
     for (int32_t i = 0; i < b->n_steps; i++) {
         must(l->ops->take(l, &m, LONG_US, &e) - 1, &e);
         int64_t start = now_ns();
         must(batch_wire_read(&got, m.data, m.n_bytes, &b->info, &e), &e);
         int64_t end = now_ns();
-        if (t->rank == 1)
+        if (t->rank == 1) {
             b->read_us[i] = (double)(end - start) * 1e-3;
+        }
         l->ops->release(l);
         atomic_store(&b->ended_ns[t->rank], end);
         atomic_store(&b->steps_read[t->rank], i + 1);
@@ -76,14 +81,17 @@ static void *taker_main(void *arg)
     return NULL;
 }
 
-/* Decoding, look-ahead, contexts of 500 tokens, a new block each for one sequence in sixteen. */
+/* Decoding, look-ahead, contexts of 500 tokens, a new block each for one sequence in
+ * sixteen. */
 static void make_batch(struct batch *ret, int32_t n, const struct executor_info *x)
 {
-    static int32_t token[MAX_SEQS], src[MAX_SEQS], position[MAX_SEQS], slot[MAX_SEQS], q_start[MAX_SEQS + 1],
-        kv_len[MAX_SEQS], row[MAX_SEQS], lcp[MAX_SEQS], logits[MAX_SEQS], table[MAX_SEQS];
+    static int32_t token[MAX_SEQS], src[MAX_SEQS], position[MAX_SEQS], slot[MAX_SEQS],
+        q_start[MAX_SEQS + 1], kv_len[MAX_SEQS], row[MAX_SEQS], lcp[MAX_SEQS], logits[MAX_SEQS],
+        table[MAX_SEQS];
     static struct table_update update[MAX_SEQS];
     static struct sample_row sample[MAX_SEQS];
     int32_t n_updates = 0;
+
     for (int32_t i = 0; i < n; i++) {
         src[i] = i;
         position[i] = 500 + i % 16;
@@ -91,9 +99,11 @@ static void make_batch(struct batch *ret, int32_t n, const struct executor_info 
         slot[i] = (i * 37 % x->n_blocks) * x->block_size + position[i] % x->block_size;
         q_start[i + 1] = i + 1;
         row[i] = logits[i] = i;
-        sample[i] = (struct sample_row){.logits_row = i, .temperature = 0.8f, .top_p = 0.95f, .n_logprobs = -1};
+        sample[i] = (struct sample_row){
+            .logits_row = i, .temperature = 0.8f, .top_p = 0.95f, .n_logprobs = -1};
         if (i % 16 == 0) {
-            update[n_updates] = (struct table_update){.row = i, .index = 31, .count = 1, .first = n_updates};
+            update[n_updates] =
+                (struct table_update){.row = i, .index = 31, .count = 1, .first = n_updates};
             table[n_updates++] = i * 37 % x->n_blocks;
         }
     }
@@ -121,6 +131,7 @@ static void make_batch(struct batch *ret, int32_t n, const struct executor_info 
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
+
     return (x > y) - (x < y);
 }
 
@@ -132,23 +143,28 @@ static double quantile(double *v, int32_t n, double q)
 
 static void pause_for(int32_t us)
 {
-    if (us > 0)
-        nanosleep(&(struct timespec){.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000L}, NULL);
+    if (us > 0) {
+        nanosleep(&(struct timespec){.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000L},
+                  NULL);
+    }
 }
 
 /* One step to all; when the last one had read it. */
-static int64_t one_step(struct bench *b, struct rank_link *l, struct batch *batch, int32_t i, double *ret_publish_us)
+static int64_t one_step(struct bench *b, struct rank_link *l, struct batch *batch, int32_t i,
+                        double *ret_publish_us)
 {
     struct err e;
     void *at;
     int64_t start = now_ns(), last = 0;
+
     batch->step = (uint64_t)i + 1;
     must(l->ops->begin(l, &at, LONG_US, &e), &e);
     must(l->ops->commit(l, RANK_STEP, batch_wire_write(at, batch), &e), &e);
     *ret_publish_us = (double)(now_ns() - start) * 1e-3;
     for (int32_t r = 1; r < b->n_ranks; r++) {
-        while (atomic_load(&b->steps_read[r]) <= i)
+        while (atomic_load(&b->steps_read[r]) <= i) {
             sched_yield();
+        }
         last = MAX(last, atomic_load(&b->ended_ns[r]));
     }
     return last - start;
@@ -163,26 +179,32 @@ static void run(struct bench *b)
     struct err e;
     double *publish_us = calloc((size_t)b->n_steps, sizeof(double)),
            *arrive_us = calloc((size_t)b->n_steps, sizeof(double));
+
     b->read_us = calloc((size_t)b->n_steps, sizeof(double));
-    if (!publish_us || !arrive_us || !b->read_us)
+    if (!publish_us || !arrive_us || !b->read_us) {
         exit(1);
+    }
     make_batch(&batch, b->n_seqs, &b->info);
     must(rank_ring_open(&l, b->shared, 0, b->n_ranks, b->slot_bytes, &e), &e);
     for (int32_t r = 1; r < b->n_ranks; r++) {
         taker[r] = (struct taker){b, r};
-        if (pthread_create(&thread[r], NULL, taker_main, &taker[r]) != 0)
+        if (pthread_create(&thread[r], NULL, taker_main, &taker[r]) != 0) {
             exit(1);
+        }
     }
     for (int32_t i = 0; i < b->n_steps; i++) {
         pause_for(b->pause_us);
         arrive_us[i] = (double)one_step(b, l, &batch, i, &publish_us[i]) * 1e-3;
     }
-    for (int32_t r = 1; r < b->n_ranks; r++)
+    for (int32_t r = 1; r < b->n_ranks; r++) {
         pthread_join(thread[r], NULL);
-    printf("%d ranks, %d sequences, %zu bytes: publish %.1f (p99 %.1f), read %.1f, arrive %.1f (p99 %.1f) us\n",
-           b->n_ranks, b->n_seqs, batch_wire_write(NULL, &batch), quantile(publish_us, b->n_steps, 0.5),
-           quantile(publish_us, b->n_steps, 0.99), quantile(b->read_us, b->n_steps, 0.5),
-           quantile(arrive_us, b->n_steps, 0.5), quantile(arrive_us, b->n_steps, 0.99));
+    }
+    printf("%d ranks, %d sequences, %zu bytes: publish %.1f (p99 %.1f), read %.1f, arrive %.1f "
+           "(p99 %.1f) us\n",
+           b->n_ranks, b->n_seqs, batch_wire_write(NULL, &batch),
+           quantile(publish_us, b->n_steps, 0.5), quantile(publish_us, b->n_steps, 0.99),
+           quantile(b->read_us, b->n_steps, 0.5), quantile(arrive_us, b->n_steps, 0.5),
+           quantile(arrive_us, b->n_steps, 0.99));
     l->ops->free(l);
     free(publish_us);
     free(arrive_us);
@@ -192,6 +214,7 @@ static void run(struct bench *b)
 int main(int argc, char **argv)
 {
     static struct bench b = {.n_ranks = 2, .n_seqs = 256, .n_steps = 20000};
+
     for (int i = 1; i + 1 < argc; i += 2) {
         int32_t *at = strcmp(argv[i], "--ranks") == 0   ? &b.n_ranks
                       : strcmp(argv[i], "--seqs") == 0  ? &b.n_seqs
@@ -199,7 +222,8 @@ int main(int argc, char **argv)
                       : strcmp(argv[i], "--pause") == 0 ? &b.pause_us
                                                         : NULL;
         if (!at || (*at = atoi(argv[i + 1])) < 1) {
-            fprintf(stderr, "usage: rank_message [--ranks N] [--seqs N] [--steps N] [--pause US]\n");
+            fprintf(stderr,
+                    "usage: rank_message [--ranks N] [--seqs N] [--steps N] [--pause US]\n");
             return 2;
         }
     }
@@ -215,8 +239,9 @@ int main(int argc, char **argv)
     b.slot_bytes = batch_wire_max(&b.info);
     b.shared = mmap(NULL, rank_ring_bytes(b.slot_bytes), PROT_READ | PROT_WRITE,
                     MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (b.shared == MAP_FAILED)
+    if (b.shared == MAP_FAILED) {
         return 1;
+    }
     run(&b);
     return 0;
 }

@@ -1,9 +1,11 @@
-/* Times of sums over ranks through the backend seam, inside recorded steps: the fused one against the library's.
+/* Times of sums over ranks through the backend seam, inside recorded steps: the fused
+ * one against the library's.
  *
  *     build/tests/bench/rank_ops --device cuda --ranks 2 [--cols 4096]
  *
- * A step of `rows` sums CALLS times; the figure is the device's time by call, the median over steps, the slowest rank's. Rows of
- * an uneven number of columns are none of the fused kernel's, so they show what NCCL and a norm behind it take.
+ * A step of `rows` sums CALLS times; the figure is the device's time by call, the
+ * median over steps, the slowest rank's. Rows of an uneven number of columns are none
+ * of the fused kernel's, so they show what NCCL and a norm behind it take.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,30 +21,37 @@ static int32_t n_ranks = 2, hidden = 4096;
 static int by_time(const void *x, const void *y)
 {
     double a = *(const double *)x, c = *(const double *)y;
+
     return (a > c) - (a < c);
 }
 
-static int measure(struct rank_rig *r, int32_t rows, int32_t cols, struct mat x, struct mat y, struct mat out,
-                   const struct norm *n, double *ret_us, struct err *e)
+static int measure(struct rank_rig *r, int32_t rows, int32_t cols, struct mat x, struct mat y,
+                   struct mat out, const struct norm *n, double *ret_us, struct err *e)
 {
     double us[STEPS];
     struct results res;
     bool replayed;
+
     x = mat_cols(mat_rows(x, 0, rows), 0, cols);
     y = mat_cols(mat_rows(y, 0, rows), 0, cols);
     out = mat_cols(mat_rows(out, 0, rows), 0, cols);
     for (int i = -4; i < STEPS; i++) {
         int rc = r->comm->ops->barrier(r->comm, e);
-        if (rc == 0)
+        if (rc == 0) {
             rc = rank_rig_begin(r, rows, &replayed, e);
-        for (int k = 0; k < CALLS && rc == 0 && !replayed; k++)
+        }
+        for (int k = 0; k < CALLS && rc == 0 && !replayed; k++) {
             r->b->ops->add_norm(r->b, out, x, y, n, true);
-        if (rc == 0)
+        }
+        if (rc == 0) {
             rc = rank_rig_end(r, &res, e);
-        if (rc < 0)
+        }
+        if (rc < 0) {
             return rc;
-        if (i >= 0)
+        }
+        if (i >= 0) {
             us[i] = (double)res.device_us / CALLS;
+        }
     }
     qsort(us, STEPS, sizeof(us[0]), by_time);
     *ret_us = us[STEPS / 2];
@@ -55,30 +64,39 @@ static int figures(struct rank_rig *r, int32_t cols, const char *what, struct er
     static const int32_t rows[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 2048};
     struct mat x, y, out;
     struct norm n = {.kind = NORM_RMS, .eps = 1e-5f};
-    struct weight_desc d = {.name = "norm", .kind = WEIGHT_VECTOR, .dtype = DTYPE_BF16, .rows = 1, .cols = hidden};
+    struct weight_desc d = {
+        .name = "norm", .kind = WEIGHT_VECTOR, .dtype = DTYPE_BF16, .rows = 1, .cols = hidden};
     enum dtype t = r->b->act_dtype_of[DTYPE_BF16];
     int rc = r->b->ops->weight(r->b, &d, &n.weight, e);
-    if (rc == 0 && r->b->ops->ready)
+
+    if (rc == 0 && r->b->ops->ready) {
         rc = r->b->ops->ready(r->b, e);
-    if (rc == 0)
+    }
+    if (rc == 0) {
         rc = r->b->ops->scratch(r->b, MOST_ROWS, hidden, t, &x, e);
-    if (rc == 0)
+    }
+    if (rc == 0) {
         rc = r->b->ops->scratch(r->b, MOST_ROWS, hidden, t, &y, e);
-    if (rc == 0)
+    }
+    if (rc == 0) {
         rc = r->b->ops->scratch(r->b, MOST_ROWS, hidden, t, &out, e);
+    }
     for (size_t i = 0; i < ARRAY_LEN(rows) && rc == 0; i++) {
         double us;
         rc = measure(r, rows[i], cols, x, y, out, &n, &us, e);
-        if (rc == 0 && r->rank == 0)
-            printf("%s, %5lld KB: %7.2f us\n", what, (long long)rows[i] * cols * dtype_bytes(t) / 1000, us);
+        if (rc == 0 && r->rank == 0) {
+            printf("%s, %5lld KB: %7.2f us\n", what,
+                   (long long)rows[i] * cols * dtype_bytes(t) / 1000, us);
+        }
     }
     return rc;
 }
 
 static int fused(struct rank_rig *r, struct err *e)
 {
-    if (r->rank == 0)
+    if (r->rank == 0) {
         printf("%s\n", r->b->device);
+    }
     return figures(r, hidden, "sum + residual + norm", e);
 }
 
@@ -95,7 +113,8 @@ int main(int argc, char **argv)
         hidden = strcmp(argv[i], "--cols") == 0 ? atoi(argv[i + 1]) : hidden;
     }
     int failed = rank_rig_run(device, n_ranks, MOST_ROWS, fused);
-    if (failed == 0 && strcmp(device, "cpu") != 0)
+    if (failed == 0 && strcmp(device, "cpu") != 0) {
         failed = rank_rig_run(device, n_ranks, MOST_ROWS, library);
+    }
     return failed > 0;
 }

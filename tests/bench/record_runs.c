@@ -1,11 +1,14 @@
-/* What real texts do to a scheduler, recorded for `quire simulate`: how long they grow, and how beams fork and die.
+/* What real texts do to a scheduler, recorded for `quire simulate`: how long they grow,
+ * and how beams fork and die.
  *
  *     build/tests/bench/record_runs PROMPTS WIDTH [quire's options, --model DIR among them]
  *
- * PROMPTS has a prompt a line as a JSON string. WIDTH 0: each is sampled once (temperature 1) until it ends, and a line
- * "length PROMPT OUTPUT STOP" tells its tokens and whether it ended by itself. Otherwise each is a beam search of that
- * width, and a line "beam WIDTH STEP STEP ..." has a word a step: for each live beam, best first, the rank that its parent
- * had in the step before, one letter each, a for the best. All requests run together, as they would in the server.
+ * PROMPTS has a prompt a line as a JSON string. WIDTH 0: each is sampled once
+ * (temperature 1) until it ends, and a line "length PROMPT OUTPUT STOP" tells its
+ * tokens and whether it ended by itself. Otherwise each is a beam search of that width,
+ * and a line "beam WIDTH STEP STEP ..." has a word a step: for each live beam, best
+ * first, the rank that its parent had in the step before, one letter each, a for the
+ * best. All requests run together, as they would in the server.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,26 +54,32 @@ static void must(bool ok, const char *what)
 static void on_delta(struct delta_out *o, const struct group *g, const struct delta *d)
 {
     struct prompt *p = d->request->user;
+
     (void)o, (void)g;
     p->n_out += d->kind == DELTA_TOKEN;
-    if (d->kind == DELTA_FINISH)
+    if (d->kind == DELTA_FINISH) {
         p->finish = d->finish;
-    if (d->kind != DELTA_END)
+    }
+    if (d->kind != DELTA_END) {
         return;
+    }
     p->group = NULL;
     n_left--;
-    if (width == 0)
+    if (width == 0) {
         printf("length %d %d %d\n", d->request->n_prompt, p->n_out, p->finish == FINISH_STOP);
-    else
+    } else {
         printf("beam %d%s\n", width, p->word);
+    }
     fflush(stdout);
     fprintf(stderr, "%d left\n", n_left);
 }
 
-static void add(struct prompt *p, const char *text, const struct tokenizer *t, const struct sched_config *c)
+static void add(struct prompt *p, const char *text, const struct tokenizer *t,
+                const struct sched_config *c)
 {
     struct token_list ids = {0};
     struct err e = {0};
+
     must(tokenizer_encode(t, text, strlen(text), true, c->max_len, &ids, &e) == 0, e.text);
     p->request.params = rig_params();
     p->request.params.max_tokens = width > 0 ? BEAM_TOKENS : SAMPLE_TOKENS;
@@ -81,8 +90,9 @@ static void add(struct prompt *p, const char *text, const struct tokenizer *t, c
     p->request.n_prompt = ids.n;
     p->request.user = p;
     p->request.stop_at = p->stop_at;
-    for (int32_t i = 0; i < LIMIT_CHOICES; i++)
+    for (int32_t i = 0; i < LIMIT_CHOICES; i++) {
         atomic_init(&p->stop_at[i], INT32_MAX);
+    }
     p->word = calloc(1, (size_t)BEAM_TOKENS * (size_t)(width + 1) + 1);
     must(p->word != NULL, "no memory");
     must(group_new(&p->group, &p->request, NULL, c, &e) == 0, e.text);
@@ -94,6 +104,7 @@ static void read_prompts(const char *path, const struct tokenizer *t, const stru
 {
     static char line[LINE_BYTES];
     FILE *f = fopen(path, "r");
+
     must(f != NULL, "cannot read the prompts");
     while (n_prompts < MAX_PROMPTS && fgets(line, sizeof(line), f)) {
         cJSON *text = cJSON_Parse(line);
@@ -109,30 +120,38 @@ static int32_t tips(const struct group *g, int32_t *ret)
 {
     const struct seq *q[LIMIT_CHOICES];
     int32_t n = 0;
+
     for (int32_t k = 0; k < g->width; k++) {
-        if (g->seq[k].state != SEQ_LIVE)
+        if (g->seq[k].state != SEQ_LIVE) {
             continue;
+        }
         int32_t i = n++;
-        for (; i > 0 && q[i - 1]->cum_logprob < g->seq[k].cum_logprob; i--)
+        for (; i > 0 && q[i - 1]->cum_logprob < g->seq[k].cum_logprob; i--) {
             q[i] = q[i - 1];
+        }
         q[i] = &g->seq[k];
     }
-    for (int32_t i = 0; i < n; i++)
+    for (int32_t i = 0; i < n; i++) {
         ret[i] = g->beam->tip[q[i]->index];
+    }
     return n;
 }
 
-/* Which beams of the step before the live ones come from, if the step moved this search. */
+/* Which beams of the step before the live ones come from, if the step moved this
+ * search. */
 static void record_step(struct prompt *p)
 {
     int32_t now[LIMIT_CHOICES], n = tips(p->group, now);
-    if (n == p->n_tips && memcmp(now, p->tip, (size_t)n * sizeof(*now)) == 0)
+
+    if (n == p->n_tips && memcmp(now, p->tip, (size_t)n * sizeof(*now)) == 0) {
         return;
+    }
     p->word[p->n_word++] = ' ';
     for (int32_t i = 0; i < n; i++) {
         int32_t parent = p->group->beam->node[now[i]].parent, rank = 0;
-        while (rank < p->n_tips && p->tip[rank] != parent)
+        while (rank < p->n_tips && p->tip[rank] != parent) {
             rank++;
+        }
         must(rank < p->n_tips, "a beam has no parent");
         p->word[p->n_word++] = (char)('a' + rank);
     }
@@ -147,17 +166,21 @@ static void run(struct executor *x, struct packer *packer, const struct sched_co
     struct results r;
     struct err e = {0};
     struct delta_out out = {.emit = on_delta};
+
     must(plan_init(&plan, c, &e) == 0, e.text);
-    for (int32_t i = 0; i < n_prompts; i++)
+    for (int32_t i = 0; i < n_prompts; i++) {
         prompt[i].n_tips = width > 0; /* the root: node 0 */
+    }
     while (n_left > 0) {
         if (sched_plan(sched, 0, &plan) > 0) {
             pack_batch(packer, &plan, &batch);
             must(x->launch(x, &batch, &e) == 0 && x->wait(x, &r, &e) == 0, e.text);
             decode_commit(sched, &plan, &r, 0, &out);
-            for (int32_t i = 0; width > 0 && i < n_prompts; i++)
-                if (prompt[i].group && prompt[i].group->state != GROUP_ENDED)
+            for (int32_t i = 0; width > 0 && i < n_prompts; i++) {
+                if (prompt[i].group && prompt[i].group->state != GROUP_ENDED) {
                     record_step(&prompt[i]);
+                }
+            }
         }
         decode_reap(sched, &out);
     }
@@ -174,6 +197,7 @@ int main(int argc, char **argv)
     struct packer *packer = NULL;
     struct tokenizer *t = NULL;
     bool help = false;
+
     must(argc > 3, "usage: record_runs PROMPTS WIDTH --model DIR [options]");
     width = atoi(argv[2]);
     must(width >= 0 && width <= 26, "a width from 0 to 26 is wanted");

@@ -1,10 +1,11 @@
-/* Host time of a step in the engine's heart, without any model: plan, pack and commit, in microseconds.
+/* Host time of a step in the engine's heart, without any model: plan, pack and commit,
+ * in microseconds.
  *
  *     build/tests/bench/sched_time [--steps N]
  *
- * Steady state of decoding with contexts of 500 tokens in blocks of 16, look-ahead as with an executor of depth 1.
- * The last lines show what waiting requests and cached blocks cost: nothing, if all is O(1) in them. Medians; one
- * core. */
+ * Steady state of decoding with contexts of 500 tokens in blocks of 16, look-ahead as
+ * with an executor of depth 1. The last lines show what waiting requests and cached
+ * blocks cost: nothing, if all is O(1) in them. Medians; one core. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,6 +57,7 @@ static void add(const struct sched_config *c, const struct bench *b, int32_t fir
     struct request *r = calloc(1, sizeof(*r)); /* kept until the process ends */
     struct group *g;
     struct err e;
+
     must(r != NULL, "no memory");
     r->params = rig_params();
     r->params.max_tokens = OUTPUT;
@@ -65,8 +67,9 @@ static void add(const struct sched_config *c, const struct bench *b, int32_t fir
     r->n_prompt = PROMPT;
     r->prompt = malloc(PROMPT * sizeof(int32_t));
     must(r->prompt != NULL, "no memory");
-    for (int32_t i = 0; i < PROMPT; i++)
+    for (int32_t i = 0; i < PROMPT; i++) {
         r->prompt[i] = (first * 31 + i) % VOCAB;
+    }
     r->stop_at = stop_at;
     must(group_new(&g, r, NULL, c, &e) == 0, e.text);
     must(sched_add(sched, g, 0) == 0, "the queue is full");
@@ -76,6 +79,7 @@ static void fill_cache(int32_t n)
 {
     struct prefix_chain chain;
     int32_t tokens[16] = {0}, *block = malloc((size_t)n * sizeof(*block));
+
     must(block != NULL, "no memory");
     prefix_start(&sched->prefix, &chain, "bench");
     for (int32_t i = 0; i < n; i++) {
@@ -83,8 +87,9 @@ static void fill_cache(int32_t n)
         block[i] = kvpool_take(&sched->pool);
         prefix_publish(&sched->prefix, &chain, block[i], tokens);
     }
-    while (n-- > 0)
+    while (n-- > 0) {
         kvpool_unref(&sched->pool, block[n]);
+    }
     free(block);
 }
 
@@ -109,6 +114,7 @@ static void answer(const struct plan *p, struct results *ret)
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
+
     return x < y ? -1 : x > y;
 }
 
@@ -121,6 +127,7 @@ static double median(double *v, int32_t n)
 static double now_us(void)
 {
     struct timespec t;
+
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
 }
@@ -129,6 +136,7 @@ static void open_all(const struct bench *b, struct sched_config *c)
 {
     struct err e = {0};
     int32_t seqs = b->groups * b->width, per_seq = (PROMPT + OUTPUT) / 16 + 2;
+
     *c = (struct sched_config){.n_blocks = seqs * per_seq + b->cached,
                                .block_size = 16,
                                .vocab = VOCAB,
@@ -139,8 +147,8 @@ static void open_all(const struct bench *b, struct sched_config *c)
                                .max_waiting = b->groups + b->waiting + 1,
                                .preemption = PREEMPT_RECOMPUTE,
                                .prefix_cache = true};
-    must(sched_new(&sched, c, &e) == 0 && packer_new(&packer, c, &e) == 0 && plan_init(&plan[0], c, &e) == 0 &&
-             plan_init(&plan[1], c, &e) == 0,
+    must(sched_new(&sched, c, &e) == 0 && packer_new(&packer, c, &e) == 0 &&
+             plan_init(&plan[0], c, &e) == 0 && plan_init(&plan[1], c, &e) == 0,
          e.text);
     size_t rows = (size_t)c->max_logits;
     token = malloc(rows * sizeof(*token));
@@ -168,21 +176,26 @@ static void run(const struct bench *b, int32_t steps)
     struct batch batch;
     struct results r;
     uint64_t launched = 0, committed = 0;
-    double *plan_us = malloc((size_t)steps * sizeof(double)), *pack_us = malloc((size_t)steps * sizeof(double)),
+    double *plan_us = malloc((size_t)steps * sizeof(double)),
+           *pack_us = malloc((size_t)steps * sizeof(double)),
            *commit_us = malloc((size_t)steps * sizeof(double));
+
     must(plan_us && pack_us && commit_us, "no memory");
     open_all(b, &c);
-    if (b->cached > 0)
+    if (b->cached > 0) {
         fill_cache(b->cached);
-    for (int32_t i = 0; i < b->groups + b->waiting; i++)
+    }
+    for (int32_t i = 0; i < b->groups + b->waiting; i++) {
         add(&c, b, i);
+    }
     int32_t warm = b->groups * PROMPT / 4096 + 16, n = 0;
     for (int32_t i = 0; n < steps; i++) {
         double start = now_us();
         int32_t items = sched_plan(sched, 0, &plan[launched % 2]);
         double planned = now_us();
-        if (items > 0)
+        if (items > 0) {
             pack_batch(packer, &plan[launched++ % 2], &batch);
+        }
         double packed = now_us();
         double commit = 0;
         if (launched - committed > (items > 0 ? 1U : 0U)) {
@@ -191,16 +204,19 @@ static void run(const struct bench *b, int32_t steps)
             decode_commit(sched, &plan[committed++ % 2], &r, 0, &out);
             commit = now_us() - commit;
         }
-        if (i < warm)
+        if (i < warm) {
             continue;
-        /* Groups with beams wait for their candidates: they plan in one turn and commit in the next. */
+        }
+        /* Groups with beams wait for their candidates: they plan in one turn and commit
+         * in the next. */
         plan_us[n] = items > 0 ? planned - start : n > 0 ? plan_us[n - 1] : 0;
         pack_us[n] = items > 0 ? packed - planned : n > 0 ? pack_us[n - 1] : 0;
         commit_us[n] = commit > 0 ? commit : n > 0 ? commit_us[n - 1] : 0;
         n++;
     }
     double p = median(plan_us, steps), k = median(pack_us, steps), m = median(commit_us, steps);
-    printf("%-40s plan %7.1f  pack %7.1f  commit %7.1f  plan and commit %7.1f us\n", b->name, p, k, m, p + m);
+    printf("%-40s plan %7.1f  pack %7.1f  commit %7.1f  plan and commit %7.1f us\n", b->name, p, k,
+           m, p + m);
     fflush(stdout);
     close_all();
     free(plan_us);
@@ -213,6 +229,7 @@ static void run_apart(const struct bench *b, int32_t steps)
 {
     int status = 1;
     pid_t child = fork();
+
     must(child >= 0, "cannot fork");
     if (child == 0) {
         run(b, steps);
@@ -232,10 +249,13 @@ int main(int argc, char **argv)
         {"256 running, 100,000 waiting", 256, 1, false, 100000, 0},
         {"256 running, 1,000,000 cached blocks", 256, 1, false, 0, 1000000},
     };
+
     out.emit = count_delta;
-    for (int32_t i = 0; i < LIMIT_CHOICES; i++)
+    for (int32_t i = 0; i < LIMIT_CHOICES; i++) {
         atomic_init(&stop_at[i], INT32_MAX);
-    for (size_t i = 0; i < ARRAY_LEN(benches); i++)
+    }
+    for (size_t i = 0; i < ARRAY_LEN(benches); i++) {
         run_apart(&benches[i], MAX(steps, 1));
+    }
     return 0;
 }

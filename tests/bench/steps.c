@@ -1,10 +1,13 @@
-/* Whole steps of a model with dummy weights on a backend, without the engine: decode at a fixed batch and context, prefill.
+/* Whole steps of a model with dummy weights on a backend, without the engine: decode at
+ * a fixed batch and context, prefill.
  *
- *     build/tests/bench/steps [--device cuda] --model DIR [[rs]BATCHxCONTEXT ... | pTOKENSxCONTEXT ... | mBATCHxCONTEXT+TOKENS ...]
+ *     build/tests/bench/steps [--device cuda] --model DIR
+ *         [[rs]BATCHxCONTEXT ... | pTOKENSxCONTEXT ... | mBATCHxCONTEXT+TOKENS ...]
  *
- * Decode: every sequence holds CONTEXT tokens and draws greedily; step N + 1 is launched before step N is waited for, as
- * the engine does. Prints the mean interval of 64 steps, the device's own time, and tokens a second. pTxC: one chunk of T
- * prompt tokens that ends at length C. mBxC+T: B decodes and T tokens of prompts in one step.
+ * Decode: every sequence holds CONTEXT tokens and draws greedily; step N + 1 is
+ * launched before step N is waited for, as the engine does. Prints the mean interval of
+ * 64 steps, the device's own time, and tokens a second. pTxC: one chunk of T prompt
+ * tokens that ends at length C. mBxC+T: B decodes and T tokens of prompts in one step.
  * sBxC draws at temperature 0.8, rBxC also with penalties, of prompts of half the
  * context; `host` is the time in which a step is handed to the device.
  */
@@ -15,7 +18,15 @@
 
 #include "models/model.h"
 
-enum { MAX_TOKENS = 8192, MAX_SEQS = 320, BLOCK = 16, WARM = 8, TIMED = 64, BLOCKS = 32768, PER_SEQ = 8320 };
+enum {
+    MAX_TOKENS = 8192,
+    MAX_SEQS = 320,
+    BLOCK = 16,
+    WARM = 8,
+    TIMED = 64,
+    BLOCKS = 32768,
+    PER_SEQ = 8320
+};
 
 static struct backend *b;
 static struct model *model;
@@ -68,9 +79,10 @@ static struct batch lists_batch(void)
 static void launch(struct batch *a)
 {
     struct err e;
+
     a->step = ++n_steps;
     check(b->ops->step_begin(b, a, &e), &e);
-    if (b->ops->replay == NULL || !b->ops->replay(b, a)) {
+    if (!b->ops->replay || !b->ops->replay(b, a)) {
         model_step(model, a);
     }
     check(b->ops->step_end(b, &e), &e);
@@ -80,6 +92,7 @@ static int64_t wait_us(void)
 {
     struct err e;
     struct results r;
+
     check(b->ops->step_wait(b, &r, &e), &e);
     return r.device_us;
 }
@@ -128,6 +141,7 @@ static void note_tokens(void)
 static void decode(int32_t n, int32_t context, struct asked ask)
 {
     int32_t own = (int32_t)div_ceil(context + WARM + TIMED, BLOCK);
+
     if (n > MAX_SEQS || (int64_t)n * own > BLOCKS || own > PER_SEQ) {
         printf("%d x %d does not fit\n", n, context);
         return;
@@ -172,14 +186,16 @@ static void decode(int32_t n, int32_t context, struct asked ask)
     }
     double us = (double)(clock_us() - begun) / (TIMED - 1);
     wait_us();
-    printf("decode %3d x %6d, temperature %.1f%s: %8.1f us a step (device %8.1f, host %6.1f), %8.1f tok/s\n", n,
-           context, (double)ask.temperature, ask.penalties ? ", penalties" : "", us, (double)device / (TIMED - 1),
-           (double)host / (TIMED - 1), n * 1e6 / us);
+    printf("decode %3d x %6d, temperature %.1f%s: %8.1f us a step (device %8.1f, host %6.1f), "
+           "%8.1f tok/s\n",
+           n, context, (double)ask.temperature, ask.penalties ? ", penalties" : "", us,
+           (double)device / (TIMED - 1), (double)host / (TIMED - 1), n * 1e6 / us);
 }
 
 static void prefill(int32_t n, int32_t context)
 {
     int32_t own = (int32_t)div_ceil(context, BLOCK);
+
     if (n > MAX_TOKENS || own > PER_SEQ || n > context) {
         printf("p%d x %d does not fit\n", n, context);
         return;
@@ -210,14 +226,18 @@ static void prefill(int32_t n, int32_t context)
     printf("prefill %5d of %6d: %9.1f us, %8.1f tok/s\n", n, context, best, n * 1e6 / best);
 }
 
-/* One step of n decodes at `context` and prompts of PROMPT tokens, `chunk` in all, the last one cut off. Launched one ahead, as
- * the engine does: the interval is what those who decode wait for their next token. */
+/* One step of n decodes at `context` and prompts of PROMPT tokens, `chunk` in all, the
+ * last one cut off. Launched one ahead, as the engine does: the interval is what those
+ * who decode wait for their next token. */
 static void mixed(int32_t n, int32_t context, int32_t chunk)
 {
     enum { PROMPT = 512, REPEATS = 12 };
-    int32_t own = (int32_t)div_ceil(MAX(context, PROMPT), BLOCK), n_prompts = (int32_t)div_ceil(chunk, PROMPT);
+    int32_t own = (int32_t)div_ceil(MAX(context, PROMPT), BLOCK),
+            n_prompts = (int32_t)div_ceil(chunk, PROMPT);
     int32_t n_seqs = n + n_prompts;
-    if (n_seqs > MAX_SEQS || n + chunk > MAX_TOKENS || (int64_t)n_seqs * own > BLOCKS || own > PER_SEQ) {
+
+    if (n_seqs > MAX_SEQS || n + chunk > MAX_TOKENS || (int64_t)n_seqs * own > BLOCKS ||
+        own > PER_SEQ) {
         printf("m%dx%d+%d does not fit\n", n, context, chunk);
         return;
     }
@@ -253,8 +273,8 @@ static void mixed(int32_t n, int32_t context, int32_t chunk)
     }
     double us = (double)(clock_us() - begun) / (REPEATS - 4);
     wait_us();
-    printf("mixed %3d x %5d + %4d: %8.1f us a step (device %8.1f), %.2f us a token\n", n, context, chunk, us,
-           (double)device / (REPEATS - 4), us / (n + chunk));
+    printf("mixed %3d x %5d + %4d: %8.1f us a step (device %8.1f), %.2f us a token\n", n, context,
+           chunk, us, (double)device / (REPEATS - 4), us / (n + chunk));
 }
 
 static void open_all(const char *device, const char *dir)
@@ -263,9 +283,12 @@ static void open_all(const char *device, const char *dir)
     struct model_config c;
     struct generation_defaults gen;
     int64_t begun = clock_us();
+
     check(model_config_read(&c, &gen, dir, &e), &e);
-    struct backend_config k = {
-        .max_tokens = MAX_TOKENS, .max_seqs = MAX_SEQS, .max_samples = MAX_SEQS, .max_blocks_per_seq = PER_SEQ};
+    struct backend_config k = {.max_tokens = MAX_TOKENS,
+                               .max_seqs = MAX_SEQS,
+                               .max_samples = MAX_SEQS,
+                               .max_blocks_per_seq = PER_SEQ};
     check(backend_open(&b, device, &k, &e), &e);
     int64_t opened = clock_us();
     struct model_options o = {.dtype = DTYPE_BF16,
@@ -277,15 +300,16 @@ static void open_all(const char *device, const char *dir)
     struct kv_layout kv;
     kv_layout_init(&kv, BLOCK, c.n_layers, c.n_kv_heads, c.head_dim, b->act_dtype_of[DTYPE_BF16]);
     check(b->ops->kv_create(b, &kv, BLOCKS, 0, &e), &e);
-    if (b->ops->ready != NULL) {
+    if (b->ops->ready) {
         check(b->ops->ready(b, &e), &e);
     }
-    printf("%s; device open %.2f s, weights and cache %.2f s\n", b->device, (double)(opened - begun) * 1e-6,
-           (double)(clock_us() - opened) * 1e-6);
+    printf("%s; device open %.2f s, weights and cache %.2f s\n", b->device,
+           (double)(opened - begun) * 1e-6, (double)(clock_us() - opened) * 1e-6);
     block = malloc(BLOCKS * sizeof(*block));
     uint64_t rng = 1;
     for (int32_t i = 0; block != NULL && i < BLOCKS; i++) {
-        int32_t j = (int32_t)((rng = rng * 6364136223846793005ull + 1442695040888963407ull) >> 33) % (i + 1);
+        int32_t j = (int32_t)((rng = rng * 6364136223846793005ull + 1442695040888963407ull) >> 33) %
+                    (i + 1);
         block[i] = block[j];
         block[j] = i;
     }
@@ -297,6 +321,7 @@ int main(int argc, char **argv)
     const char *dir = NULL;
     static const char *const usual[] = {"1x1024",  "8x1024",   "64x1024",    "256x1024",
                                         "64x4096", "s64x1024", "p8192x8192", "p2048x16384"};
+
     const char *const *job = usual;
     int n_jobs = ARRAY_LEN(usual);
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -311,7 +336,7 @@ int main(int argc, char **argv)
             break;
         }
     }
-    if (dir == NULL) {
+    if (!dir) {
         fprintf(stderr, "steps: --model DIR with a config.json is needed\n");
         return 2;
     }

@@ -1,13 +1,17 @@
-/* What the clients of a GPU see, in virtual time: streams that ask again as soon as they are answered, or requests that all come at
- * once, before the scheduler that serves, with look-ahead of one. A step takes what one H200 takes for the shape of Llama-3.1-8B: its
- * products by rows, as steps under load took them, the rest by tokens, logits rows and context. So what a rule of the scheduler does is
- * known before it is on a GPU: it was within 3 % of `quire bench serve` with 64 and 256 streams. No load on the machine changes it.
+/* What the clients of a GPU see, in virtual time: streams that ask again as soon as
+ * they are answered, or requests that all come at once, before the scheduler that
+ * serves, with look-ahead of one. A step takes what one H200 takes for the shape of
+ * Llama-3.1-8B: its products by rows, as steps under load took them, the rest by
+ * tokens, logits rows and context. So what a rule of the scheduler does is known before
+ * it is on a GPU: it was within 3 % of `quire bench serve` with 64 and 256 streams. No
+ * load on the machine changes it.
  *
- *     build/tests/bench/streams_sim [--streams N] [--requests N] [--prompt N] [--tokens N] [--itl-ms N] [--quantum N]
- *                                   [--workload FILE] [--steps FILE]
+ *     build/tests/bench/streams_sim [--streams N] [--requests N] [--prompt N] [--tokens N]
+ *                                   [--itl-ms N] [--quantum N] [--workload FILE] [--steps FILE]
  *
- * A workload has a line "PROMPT OUTPUT" a request (scripts/make-workload). --steps writes a line a step: its end in ms, tokens,
- * decodes, running and waiting groups, and its ms.
+ * A workload has a line "PROMPT OUTPUT" a request (scripts/make-workload). --steps
+ * writes a line a step: its end in ms, tokens, decodes, running and waiting groups, and
+ * its ms.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,7 +53,8 @@ struct run {
     struct sched *sched;
     struct sched_config config;
     struct plan plan[DEPTH + 1];
-    int64_t begin_us[DEPTH + 1], end_us[DEPTH + 1], free_us; /* of the steps in flight; free_us: the last one ends */
+    /* of the steps in flight; free_us: the last one ends */
+    int64_t begin_us[DEPTH + 1], end_us[DEPTH + 1], free_us;
     uint64_t launched, committed;
     struct delta_out out;
     int64_t now_us;
@@ -72,18 +77,22 @@ static void die(const char *what)
 static double products_us(double rows)
 {
     size_t i = 1;
-    while (i + 1 < ARRAY_LEN(PRODUCTS) && PRODUCTS[i].rows < rows)
+
+    while (i + 1 < ARRAY_LEN(PRODUCTS) && PRODUCTS[i].rows < rows) {
         i++;
+    }
     const struct point *a = &PRODUCTS[i - 1], *b = &PRODUCTS[i];
     return a->us + (b->us - a->us) * (rows - a->rows) / (b->rows - a->rows);
 }
 
 static int64_t step_us(const struct plan *p)
 {
-    const double FIXED = 840, TOKEN = 1.95, LOGITS = 1.75, CONTEXT = 0.0305, PROMPT_CONTEXT = 0.0006;
+    const double FIXED = 840, TOKEN = 1.95, LOGITS = 1.75, CONTEXT = 0.0305,
+                 PROMPT_CONTEXT = 0.0006;
     enum { FREE_LOGITS = 200 }; /* the head's weights are read anyway */
-    double us =
-        FIXED + LAYERS * products_us(p->n_tokens) + TOKEN * p->n_tokens + LOGITS * MAX(p->n_logits - FREE_LOGITS, 0);
+    double us = FIXED + LAYERS * products_us(p->n_tokens) + TOKEN * p->n_tokens +
+                LOGITS * MAX(p->n_logits - FREE_LOGITS, 0);
+
     for (int32_t i = 0; i < p->n_items; i++) {
         const struct plan_item *it = &p->item[i];
         us += it->n == 1 ? it->first * CONTEXT : it->n * (it->first + it->n / 2.0) * PROMPT_CONTEXT;
@@ -99,6 +108,7 @@ static void ask(struct run *r, struct client *c)
     struct group *g;
     struct err e;
     const int32_t *length = r->length[r->n_asked++];
+
     *c = (struct client){.busy = true};
     c->request.params = rig_params();
     c->request.params.max_tokens = length[1];
@@ -109,10 +119,12 @@ static void ask(struct run *r, struct client *c)
     c->request.user = c;
     c->request.stop_at = &c->stop_at;
     atomic_init(&c->stop_at, INT32_MAX);
-    if (group_new(&g, &c->request, NULL, &r->config, &e) < 0)
+    if (group_new(&g, &c->request, NULL, &r->config, &e) < 0) {
         die(e.text);
-    if (sched_add(r->sched, g, r->now_us) < 0)
+    }
+    if (sched_add(r->sched, g, r->now_us) < 0) {
         die("the queue is full");
+    }
 }
 
 static void add(struct spread *s, int64_t us)
@@ -124,6 +136,7 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
 {
     struct run *r = CONTAINER_OF(out, struct run, out);
     struct client *c = d->request->user;
+
     (void)g;
     if (d->kind == DELTA_TOKEN) {
         if (c->first_us == 0) {
@@ -148,23 +161,28 @@ static void commit(struct run *r)
     static float logprob[SAMPLES];
     uint64_t i = r->committed++ % (DEPTH + 1);
     struct plan *p = &r->plan[i];
-    struct results results = {.step = p->step, .n_samples = p->n_samples, .token = token, .logprob = logprob};
+    struct results results = {
+        .step = p->step, .n_samples = p->n_samples, .token = token, .logprob = logprob};
     struct sched_counts c;
     int64_t us = r->end_us[i] - r->begin_us[i];
+
     r->now_us = MAX(r->now_us, r->end_us[i]);
     sched_counts(r->sched, &c);
-    if (r->steps)
-        fprintf(r->steps, "%.3f %d %d %d %d %.3f\n", (double)r->now_us * 1e-3, p->n_tokens, p->n_decode,
-                c.running_groups, c.waiting_groups, (double)us * 1e-3);
+    if (r->steps) {
+        fprintf(r->steps, "%.3f %d %d %d %d %.3f\n", (double)r->now_us * 1e-3, p->n_tokens,
+                p->n_decode, c.running_groups, c.waiting_groups, (double)us * 1e-3);
+    }
     sched_observe(r->sched, p, us);
     decode_commit(r->sched, p, &results, r->now_us, &r->out);
 }
 
 static void turn(struct run *r)
 {
-    for (int32_t i = 0; i < r->n_streams && r->n_asked < r->n_requests; i++)
-        if (!r->client[i].busy)
+    for (int32_t i = 0; i < r->n_streams && r->n_asked < r->n_requests; i++) {
+        if (!r->client[i].busy) {
             ask(r, &r->client[i]);
+        }
+    }
     uint64_t i = r->launched % (DEPTH + 1);
     int32_t n = sched_plan(r->sched, r->now_us, &r->plan[i]);
     if (n > 0) {
@@ -172,14 +190,16 @@ static void turn(struct run *r)
         r->free_us = r->end_us[i] = r->begin_us[i] + step_us(&r->plan[i]);
         r->launched++;
     }
-    if (r->launched - r->committed > (n > 0 ? DEPTH : 0))
+    if (r->launched - r->committed > (n > 0 ? DEPTH : 0)) {
         commit(r);
+    }
     decode_reap(r->sched, &r->out);
 }
 
 static void run(struct run *r, const struct options *o)
 {
     struct err e;
+
     r->config = (struct sched_config){.n_blocks = 49152,
                                       .block_size = 16,
                                       .vocab = 1000,
@@ -192,19 +212,25 @@ static void run(struct run *r, const struct options *o)
                                       .step_quantum = o->quantum,
                                       .target_itl_us = o->itl_ms * 1000,
                                       .cost = COST};
-    if (sched_new(&r->sched, &r->config, &e) < 0)
+    if (sched_new(&r->sched, &r->config, &e) < 0) {
         die(e.text);
-    for (int32_t i = 0; i <= DEPTH; i++)
-        if (plan_init(&r->plan[i], &r->config, &e) < 0)
+    }
+    for (int32_t i = 0; i <= DEPTH; i++) {
+        if (plan_init(&r->plan[i], &r->config, &e) < 0) {
             die(e.text);
+        }
+    }
     r->out.emit = on_delta;
-    while (r->n_ended < r->n_requests)
+    while (r->n_ended < r->n_requests) {
         turn(r);
-    while (r->committed < r->launched)
+    }
+    while (r->committed < r->launched) {
         decode_abandon(r->sched, &r->plan[r->committed++ % (DEPTH + 1)]);
+    }
     sched_free(r->sched);
-    for (int32_t i = 0; i <= DEPTH; i++)
+    for (int32_t i = 0; i <= DEPTH; i++) {
         plan_release(&r->plan[i]);
+    }
 }
 
 /* ---- the report ---- */
@@ -212,19 +238,24 @@ static void run(struct run *r, const struct options *o)
 static int by_value(const void *a, const void *b)
 {
     int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+
     return (x > y) - (x < y);
 }
 
 static void tell(const char *name, struct spread *s)
 {
     double sum = 0;
-    if (s->n == 0)
+
+    if (s->n == 0) {
         return;
+    }
     qsort(s->us, (size_t)s->n, sizeof(*s->us), by_value);
-    for (int32_t i = 0; i < s->n; i++)
+    for (int32_t i = 0; i < s->n; i++) {
         sum += s->us[i] * 1e-3;
-    printf("%-8s mean %8.2f p50 %8.2f p90 %8.2f p99 %8.2f max %8.2f\n", name, sum / s->n, s->us[s->n / 2] * 1e-3,
-           s->us[(int64_t)s->n * 9 / 10] * 1e-3, s->us[(int64_t)s->n * 99 / 100] * 1e-3, s->us[s->n - 1] * 1e-3);
+    }
+    printf("%-8s mean %8.2f p50 %8.2f p90 %8.2f p99 %8.2f max %8.2f\n", name, sum / s->n,
+           s->us[s->n / 2] * 1e-3, s->us[(int64_t)s->n * 9 / 10] * 1e-3,
+           s->us[(int64_t)s->n * 99 / 100] * 1e-3, s->us[s->n - 1] * 1e-3);
 }
 
 /* ---- options ---- */
@@ -233,12 +264,15 @@ static void read_workload(struct run *r, const char *path)
 {
     char line[256];
     FILE *f = fopen(path, "r");
-    if (!f)
+
+    if (!f) {
         die("cannot read the workload");
+    }
     while (r->n_requests < REQUESTS_MAX && fgets(line, sizeof(line), f)) {
         int32_t *length = r->length[r->n_requests];
-        if (line[0] != '#' && sscanf(line, "%d %d", &length[0], &length[1]) == 2)
+        if (line[0] != '#' && sscanf(line, "%d %d", &length[0], &length[1]) == 2) {
             r->n_requests++;
+        }
     }
     fclose(f);
     r->n_streams = MIN(r->n_requests, STREAMS_MAX);
@@ -248,21 +282,26 @@ static void prepare(struct run *r, const struct options *o)
 {
     r->client = calloc(STREAMS_MAX, sizeof(*r->client));
     r->length = calloc(REQUESTS_MAX, sizeof(*r->length));
-    if (!r->client || !r->length)
+    if (!r->client || !r->length) {
         die("no memory");
+    }
     r->n_streams = MIN(o->streams, STREAMS_MAX);
-    for (; !o->workload && r->n_requests < MIN(o->requests, REQUESTS_MAX); r->n_requests++)
+    for (; !o->workload && r->n_requests < MIN(o->requests, REQUESTS_MAX); r->n_requests++) {
         r->length[r->n_requests][0] = o->prompt, r->length[r->n_requests][1] = o->tokens;
-    if (o->workload)
+    }
+    if (o->workload) {
         read_workload(r, o->workload);
+    }
     int64_t n = 1;
-    for (int32_t i = 0; i < r->n_requests; i++)
+    for (int32_t i = 0; i < r->n_requests; i++) {
         n += r->length[i][1];
+    }
     r->ttft.us = calloc((size_t)r->n_requests + 1, sizeof(int32_t));
     r->itl.us = calloc((size_t)n, sizeof(int32_t));
     r->steps = o->steps ? fopen(o->steps, "w") : NULL;
-    if (!r->ttft.us || !r->itl.us || (o->steps && !r->steps))
+    if (!r->ttft.us || !r->itl.us || (o->steps && !r->steps)) {
         die("no memory, or the steps' file cannot be written");
+    }
 }
 
 int main(int argc, char **argv)
@@ -272,17 +311,22 @@ int main(int argc, char **argv)
         const char *name;
         int32_t *number;
         const char **text;
-    } table[] = {{"--streams", &o.streams, NULL},   {"--requests", &o.requests, NULL}, {"--prompt", &o.prompt, NULL},
-                 {"--tokens", &o.tokens, NULL},     {"--itl-ms", &o.itl_ms, NULL},     {"--quantum", &o.quantum, NULL},
+    } table[] = {{"--streams", &o.streams, NULL},   {"--requests", &o.requests, NULL},
+                 {"--prompt", &o.prompt, NULL},     {"--tokens", &o.tokens, NULL},
+                 {"--itl-ms", &o.itl_ms, NULL},     {"--quantum", &o.quantum, NULL},
                  {"--workload", NULL, &o.workload}, {"--steps", NULL, &o.steps}};
-    for (int i = 1; i + 1 < argc; i += 2)
-        for (size_t k = 0; k < ARRAY_LEN(table); k++)
+
+    for (int i = 1; i + 1 < argc; i += 2) {
+        for (size_t k = 0; k < ARRAY_LEN(table); k++) {
             if (strcmp(argv[i], table[k].name) == 0) {
-                if (table[k].number)
+                if (table[k].number) {
                     *table[k].number = MAX(atoi(argv[i + 1]), 0);
-                else
+                } else {
                     *table[k].text = argv[i + 1];
+                }
             }
+        }
+    }
     struct run r = {0};
     prepare(&r, &o);
     run(&r, &o);
@@ -290,8 +334,9 @@ int main(int argc, char **argv)
            (double)r.now_us * 1e-6, (unsigned long long)r.launched);
     tell("ttft_ms", &r.ttft);
     tell("itl_ms", &r.itl);
-    if (r.steps)
+    if (r.steps) {
         fclose(r.steps);
+    }
     free(r.client);
     free(r.length);
     free(r.ttft.us);

@@ -1,5 +1,6 @@
 /* A GGUF file, whole: header, configuration, tensors and vocabulary. */
-/* covers: models/gguf.c models/gguf_metadata.c models/gguf_quant.c models/gguf_tensors.c models/gguf_config.c models/gguf_tokenizer.c */
+/* covers: models/gguf.c models/gguf_metadata.c models/gguf_quant.c
+ * models/gguf_tensors.c models/gguf_config.c models/gguf_tokenizer.c */
 #include <stdlib.h>
 
 #include "models/gguf.h"
@@ -9,8 +10,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void refused(const struct err *e)
 {
-    if (e->code >= 0 || e->text[0] == '\0')
+    if (e->code >= 0 || e->text[0] == '\0') {
         __builtin_trap(); /* a refusal without its sentence */
+    }
 }
 
 /* Every tensor that was accepted can be read, or decoded, to its end. */
@@ -19,14 +21,17 @@ static void check(struct checkpoint *c, const uint8_t *data, size_t size)
     for (int32_t i = 0; i < checkpoint_count(c); i++) {
         const struct tensor *t = checkpoint_at(c, i);
         const uint8_t *at = t->data;
-        if (!t->encoded && (at < data || t->n_bytes < 0 || at + t->n_bytes > data + size))
+        if (!t->encoded && (at < data || t->n_bytes < 0 || at + t->n_bytes > data + size)) {
             __builtin_trap();
+        }
         void *copy = t->encoded ? malloc((size_t)t->n_bytes) : NULL;
-        if (copy)
+        if (copy) {
             tensor_decode(t, copy);
+        }
         free(copy);
-        if (checkpoint_find(c, t->name) != t)
+        if (checkpoint_find(c, t->name) != t) {
             __builtin_trap();
+        }
     }
 }
 
@@ -38,6 +43,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct tokenizer *t = NULL;
     struct checkpoint *ck = NULL;
     struct err e = {0};
+
     if (gguf_parse(&g, data, size, "fuzz.gguf", &e) < 0) {
         refused(&e);
         return 0;
@@ -47,14 +53,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         c = (struct model_config){.n_heads = 2, .n_kv_heads = 1};
     }
     e = (struct err){0};
-    if (gguf_tokenizer(&t, g, &e) < 0)
+    if (gguf_tokenizer(&t, g, &e) < 0) {
         refused(&e);
+    }
     tokenizer_free(t);
     e = (struct err){0};
-    if (gguf_checkpoint(&ck, g, &c, DTYPE_BF16, &e) < 0)
+    if (gguf_checkpoint(&ck, g, &c, DTYPE_BF16, &e) < 0) {
         refused(&e);
-    else
+    } else {
         check(ck, data, size);
+    }
     checkpoint_free(ck);
     return 0;
 }

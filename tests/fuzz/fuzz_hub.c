@@ -10,9 +10,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
 
 static void check_file(const struct hub_file *f)
 {
-    if (!hub_file_name_ok(f->name) || strchr(f->name, '/') || f->n_bytes < 0 || strlen(f->oid) != (f->lfs ? 64 : 40) ||
-        strspn(f->oid, "0123456789abcdef") != strlen(f->oid))
+    if (!hub_file_name_ok(f->name) || strchr(f->name, '/') || f->n_bytes < 0 ||
+        strlen(f->oid) != (f->lfs ? 64 : 40) ||
+        strspn(f->oid, "0123456789abcdef") != strlen(f->oid)) {
         __builtin_trap();
+    }
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
@@ -21,19 +23,25 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
     struct hub_name n;
     struct err e = {0};
     char *text = malloc(len + 1);
-    if (!text)
+
+    if (!text) {
         return 0;
+    }
     memcpy(text, data, len);
     text[len] = '\0';
-    if (hub_name_parse(&n, text, &e) == 0 && (strstr(n.repo, "..") || strstr(n.revision, "..") || n.file[0] == '.'))
+    if (hub_name_parse(&n, text, &e) == 0 &&
+        (strstr(n.repo, "..") || strstr(n.revision, "..") || n.file[0] == '.')) {
         __builtin_trap();
+    }
     free(hub_name_of_path(text));
     e = (struct err){0};
-    int code = hub_listing_parse(&l, text, len, &e);
-    if (code < 0 && (e.code >= 0 || e.text[0] == '\0'))
+    int rc = hub_listing_parse(&l, text, len, &e);
+    if (rc < 0 && (e.code >= 0 || e.text[0] == '\0')) {
         __builtin_trap(); /* a refusal without its sentence */
-    for (int32_t i = 0; i < l.n_files; i++)
+    }
+    for (int32_t i = 0; i < l.n_files; i++) {
         check_file(&l.file[i]);
+    }
     hub_listing_gguf(&l);
     hub_listing_release(&l);
     free(text);

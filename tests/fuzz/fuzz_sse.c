@@ -1,6 +1,7 @@
-/* Answers as they are put together: whatever the pieces, each event is one line of JSON that gives back the text, and so is the body
- * that is collected of the same pieces. The first two bytes are the style; then pieces: a byte of flags, a byte of length, the text.
- * covers: server/sse.c server/collect.c */
+/* Answers as they are put together: whatever the pieces, each event is one line of JSON
+ * that gives back the text, and so is the body that is collected of the same pieces.
+ * The first two bytes are the style; then pieces: a byte of flags, a byte of length,
+ * the text. covers: server/sse.c server/collect.c */
 #include <math.h>
 #include <stdio.h>
 
@@ -32,8 +33,10 @@ struct piece {
 static size_t take_text(char *to, const uint8_t *data, size_t len)
 {
     size_t at = 0;
-    for (size_t n; at < len && data[at] && (n = utf8_char_len(data + at, len - at)) > 0;)
+
+    for (size_t n; at < len && data[at] && (n = utf8_char_len(data + at, len - at)) > 0;) {
         at += n;
+    }
     memcpy(to, data, at);
     to[at] = '\0';
     return at;
@@ -53,8 +56,9 @@ static float logprob_of(uint8_t b)
 /* The next piece of the input; false: no more. */
 static bool next_piece(struct piece *p, const uint8_t **at, const uint8_t *end)
 {
-    if (end - *at < 3)
+    if (end - *at < 3) {
         return false;
+    }
     uint8_t flags = (*at)[0], number = (*at)[1];
     size_t len = MIN((size_t)(*at)[2], (size_t)(end - *at - 3));
     size_t n = take_text(p->text, *at + 3, MIN(len, sizeof(p->text) - 1));
@@ -63,13 +67,14 @@ static bool next_piece(struct piece *p, const uint8_t **at, const uint8_t *end)
         p->top_id[i] = token_of(number + i * 7);
         p->top_logprob[i] = logprob_of((uint8_t)(number + i));
     }
-    for (int i = 0; i < MAX_TOKENS; i++)
+    for (int i = 0; i < MAX_TOKENS; i++) {
         p->token[i] = (struct token_out){.id = token_of(number * 3 + i),
                                          .text_offset = number,
                                          .logprob = logprob_of((uint8_t)(number + i)),
                                          .n_top = flags % (MAX_TOP + 1),
                                          .top_id = p->top_id,
                                          .top_logprob = p->top_logprob};
+    }
     p->o = (struct output){.text = p->text,
                            .text_len = n,
                            .token = p->token,
@@ -86,6 +91,7 @@ static bool next_piece(struct piece *p, const uint8_t **at, const uint8_t *end)
 static cJSON *read_event(struct buf *b)
 {
     struct err e = {0};
+
     CHECK(!b->failed && b->len > 8 && memcmp(b->data, "data: ", 6) == 0 &&
           memcmp(b->data + b->len - 2, "\n\n", 2) == 0);
     CHECK(!memchr(b->data, '\n', b->len - 2));
@@ -100,19 +106,22 @@ static const char *text_of(const cJSON *tree, bool chat, const char *holder)
     const cJSON *choice = cJSON_GetArrayItem(cJSON_GetObjectItem(tree, "choices"), 0);
     const cJSON *text = chat ? cJSON_GetObjectItem(cJSON_GetObjectItem(choice, holder), "content")
                              : cJSON_GetObjectItem(choice, "text");
+
     CHECK(cJSON_IsString(text));
     return text->valuestring;
 }
 
 /* Made in portions an event is the same. */
-static void check_portions(const struct buf *whole, const struct sse_style *s, const struct piece *p,
-                           const struct prompt_ids *ids, const struct usage *total)
+static void check_portions(const struct buf *whole, const struct sse_style *s,
+                           const struct piece *p, const struct prompt_ids *ids,
+                           const struct usage *total)
 {
     struct sse_cursor c = {0};
     int32_t portion = 1 + p->o.n_tokens, units = portion;
     struct buf b;
 
-    if (p->o.finish == FINISH_NONE && !s->logprobs && !s->token_ids && !s->continuous_usage && !p->o.prompt) {
+    if (p->o.finish == FINISH_NONE && !s->logprobs && !s->token_ids && !s->continuous_usage &&
+        !p->o.prompt) {
         return; /* plain text has no portions */
     }
     buf_init(&b, 1 << 20);
@@ -132,6 +141,7 @@ static void check_event(const struct sse_style *s, const struct piece *p)
     int32_t ids[] = {0, 1, 2};
     struct prompt_ids prompt = {ids, 3};
     struct buf b;
+
     buf_init(&b, 1 << 20);
     CHECK(sse_piece(&b, s, 0, &p->o, s->token_ids ? ids : NULL, 3, &total) == 0);
     check_portions(&b, s, p, s->token_ids ? &prompt : NULL, &total);
@@ -146,6 +156,7 @@ static void check_frame(const struct sse_style *s, int32_t index)
 {
     struct usage total = {3, 4, 1};
     struct buf b;
+
     buf_init(&b, 1 << 16);
     CHECK(sse_usage(&b, s, &total) == 0);
     cJSON_Delete(read_event(&b));
@@ -158,7 +169,8 @@ static void check_frame(const struct sse_style *s, int32_t index)
     CHECK(sse_error(&b, 500, "it \"broke\"\n") == 0);
     cJSON_Delete(read_event(&b));
     buf_clear(&b);
-    CHECK(sse_keepalive(&b) == 0 && sse_done(&b) == 0 && strcmp(b.data, ": keepalive\n\ndata: [DONE]\n\n") == 0);
+    CHECK(sse_keepalive(&b) == 0 && sse_done(&b) == 0 &&
+          strcmp(b.data, ": keepalive\n\ndata: [DONE]\n\n") == 0);
     buf_release(&b);
 }
 
@@ -169,6 +181,7 @@ static void check_body(const struct sse_style *s, struct collector *c, const cha
     struct prompt_ids prompt = {ids, 3};
     struct err e = {0};
     struct buf b;
+
     buf_init(&b, 1 << 22);
     CHECK(collector_body(&b, c, s, &prompt, 1, &total) == 0);
     CHECK(json_check(b.data, b.len, &e) == 0);
@@ -180,8 +193,9 @@ static void check_body(const struct sse_style *s, struct collector *c, const cha
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    if (size < 2)
+    if (size < 2) {
         return 0;
+    }
     uint8_t flags = data[0];
     struct sse_style events = {.chat = flags & 1,
                                .logprobs = flags & 2,

@@ -1,5 +1,6 @@
-/* A streamed answer of any server, in any pieces: what `quire bench serve` reads. The first byte of the input says how the rest is
- * cut into pieces; read at once it must be counted the same. covers: server/bench_stream.c */
+/* A streamed answer of any server, in any pieces: what `quire bench serve` reads. The
+ * first byte of the input says how the rest is cut into pieces; read at once it must be
+ * counted the same. covers: server/bench_stream.c */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,7 @@ static void check(const struct stream_reader *r)
 static int feed(struct stream_reader *r, const char *data, size_t size, size_t step)
 {
     struct err e = {0};
+
     stream_reader_init(r);
     for (size_t at = 0; at < size; at += step) {
         int32_t before = r->n_events;
@@ -46,13 +48,16 @@ static int feed(struct stream_reader *r, const char *data, size_t size, size_t s
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct stream_reader whole, pieces;
-    if (size < 2)
+
+    if (size < 2) {
         return 0;
+    }
     const char *text = (const char *)data + 1;
     int at_once = feed(&whole, text, size - 1, size - 1);
     int in_pieces = feed(&pieces, text, size - 1, 1 + data[0] % 64);
-    if (size >= STREAM_LINE)
+    if (size >= STREAM_LINE) {
         return 0; /* of longer lines that come in pieces only the beginning is looked at */
+    }
     CHECK(at_once == in_pieces && whole.status == pieces.status && whole.done == pieces.done);
     CHECK(whole.failed == pieces.failed && whole.close == pieces.close);
     CHECK(whole.n_events == pieces.n_events && whole.completion_tokens == pieces.completion_tokens);

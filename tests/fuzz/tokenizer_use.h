@@ -1,5 +1,5 @@
-/* What the fuzz targets of tokenizers have in common: a tokenizer that was accepted encodes and decodes inside its vocabulary, and what
- * was refused has its sentence. */
+/* What the fuzz targets of tokenizers have in common: a tokenizer that was accepted
+ * encodes and decodes inside its vocabulary, and what was refused has its sentence. */
 #ifndef QUIRE_TESTS_FUZZ_TOKENIZER_USE_H
 #define QUIRE_TESTS_FUZZ_TOKENIZER_USE_H
 
@@ -22,12 +22,15 @@ static void check_use(const struct tokenizer *t, const char *text)
     struct token_list l = {0};
     struct err e = {0};
     struct buf out;
+
     buf_init(&out, 1 << 20);
     if (tokenizer_encode(t, text, strlen(text), true, 1000, &l, &e) == 0) {
-        for (int32_t i = 0; i < l.n; i++)
+        for (int32_t i = 0; i < l.n; i++) {
             CHECK(l.id[i] >= 0 && l.id[i] < tokenizer_vocab_size(t));
-        if (tokenizer_decode(t, l.id, l.n, false, &out, &e) == 0)
+        }
+        if (tokenizer_decode(t, l.id, l.n, false, &out, &e) == 0) {
             CHECK(out.len == 0 || utf8_valid(out.data, out.len));
+        }
     } else {
         CHECK(l.n == 0 && e.text[0]);
     }

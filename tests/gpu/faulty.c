@@ -1,5 +1,6 @@
-/* A plugin for test_faults.py: the real one, named by QUIRE_TEST_PLUGIN, whose device is lost in the middle of step
- * QUIRE_TEST_LOST_AT: an operation is sent to an address that is none, so the driver ends the context as it would for any fault.
+/* A plugin for test_faults.py: the real one, named by QUIRE_TEST_PLUGIN, whose device
+ * is lost in the middle of step QUIRE_TEST_LOST_AT: an operation is sent to an address
+ * that is none, so the driver ends the context as it would for any fault.
  */
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -21,14 +22,15 @@ static int step_end(struct backend *b, struct err *e)
     return real_step_end(b, e);
 }
 
-__attribute__((visibility("default"))) int quire_backend_open(struct backend **ret, int abi,
-                                                              const struct backend_config *k, struct err *e);
+__attribute__((visibility("default"))) int
+quire_backend_open(struct backend **ret, int abi, const struct backend_config *k, struct err *e);
 
 int quire_backend_open(struct backend **ret, int abi, const struct backend_config *k, struct err *e)
 {
     void *real = dlopen(getenv("QUIRE_TEST_PLUGIN"), RTLD_NOW | RTLD_LOCAL);
     backend_open_fn *open = real ? (backend_open_fn *)dlsym(real, "quire_backend_open") : NULL;
     int rc = open ? open(ret, abi, k, e) : -1;
+
     if (rc < 0) {
         return rc;
     }

@@ -1,6 +1,7 @@
-/* Preloaded into a server: every n-th call of some functions fails, as a machine in trouble would make them. FAULTS names them:
- * "accept=7 recv=11", with FAULTS_FILE only while that file is there. What a call would have done is not done.
- * FAULTS_CLOCK: the wall clock is so many seconds off, as if it were set while the process runs. */
+/* Preloaded into a server: every n-th call of some functions fails, as a machine in
+ * trouble would make them. FAULTS names them: "accept=7 recv=11", with FAULTS_FILE only
+ * while that file is there. What a call would have done is not done. FAULTS_CLOCK: the
+ * wall clock is so many seconds off, as if it were set while the process runs. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -29,11 +30,13 @@ static int fails(const char *name, atomic_ulong *count)
 {
     const char *list = getenv("FAULTS");
     size_t len = strlen(name);
-    for (; list && *list; list += strcspn(list, " "), list += strspn(list, " "))
+
+    for (; list && *list; list += strcspn(list, " "), list += strspn(list, " ")) {
         if (strncmp(list, name, len) == 0 && list[len] == '=') {
             unsigned long every = strtoul(list + len + 1, NULL, 10);
             return every && is_trouble() && atomic_fetch_add(count, 1) % every == every - 1;
         }
+    }
     return 0;
 }
 
@@ -53,11 +56,16 @@ static int fails(const char *name, atomic_ulong *count)
         return real arguments;                                                          \
     }
 
-FAULT(int, -1, EMFILE, accept4, "accept", (int fd, struct sockaddr *a, socklen_t *n, int flags), (fd, a, n, flags))
-FAULT(ssize_t, -1, ECONNRESET, recv, "recv", (int fd, void *to, size_t n, int flags), (fd, to, n, flags))
-FAULT(ssize_t, -1, EPIPE, send, "send", (int fd, const void *from, size_t n, int flags), (fd, from, n, flags))
-FAULT(ssize_t, -1, EPIPE, sendmsg, "send", (int fd, const struct msghdr *m, int flags), (fd, m, flags))
-FAULT(int, -1, EINTR, epoll_wait, "epoll", (int fd, struct epoll_event *e, int n, int ms), (fd, e, n, ms))
+FAULT(int, -1, EMFILE, accept4, "accept", (int fd, struct sockaddr *a, socklen_t *n, int flags),
+      (fd, a, n, flags))
+FAULT(ssize_t, -1, ECONNRESET, recv, "recv", (int fd, void *to, size_t n, int flags),
+      (fd, to, n, flags))
+FAULT(ssize_t, -1, EPIPE, send, "send", (int fd, const void *from, size_t n, int flags),
+      (fd, from, n, flags))
+FAULT(ssize_t, -1, EPIPE, sendmsg, "send", (int fd, const struct msghdr *m, int flags),
+      (fd, m, flags))
+FAULT(int, -1, EINTR, epoll_wait, "epoll", (int fd, struct epoll_event *e, int n, int ms),
+      (fd, e, n, ms))
 FAULT(ssize_t, -1, EIO, read, "read", (int fd, void *to, size_t n), (fd, to, n))
 FAULT(void *, MAP_FAILED, ENODEV, mmap, "mmap", (void *at, size_t n, int p, int f, int fd, off_t o),
       (at, n, p, f, fd, o))

@@ -27,17 +27,21 @@ static int compute(struct many *m, int32_t rank, const struct batch *b, struct e
     struct batch part;
     struct results got;
     int32_t n = MAX(MIN(m->n_stages, b->n_tokens / PART_TOKENS), 1);
-    int code = gathered_begin(g, b->step, b->n_samples, gathered_stride(b), e);
-    for (int32_t i = 0; i < n && code == 0; i++) {
-        code = parts_cut(&m->parts, b, i, n, &part, e);
-        if (code == 0)
-            code = x->launch(x, &part, e);
-        if (code == 0)
-            code = x->wait(x, &got, e);
-        if (code == 0)
+    int rc = gathered_begin(g, b->step, b->n_samples, gathered_stride(b), e);
+
+    for (int32_t i = 0; i < n && rc == 0; i++) {
+        rc = parts_cut(&m->parts, b, i, n, &part, e);
+        if (rc == 0) {
+            rc = x->launch(x, &part, e);
+        }
+        if (rc == 0) {
+            rc = x->wait(x, &got, e);
+        }
+        if (rc == 0) {
             gathered_add(g, part.first_sample, &got);
+        }
     }
-    return code;
+    return rc;
 }
 
 static int many_launch(struct executor *base, const struct batch *b, struct err *e)
@@ -45,16 +49,20 @@ static int many_launch(struct executor *base, const struct batch *b, struct err 
     struct many *m = (struct many *)base;
     struct batch got;
     size_t n_bytes = batch_wire_write(NULL, b);
-    if (n_bytes > m->max_bytes)
-        return err_set(e, ERR_DEVICE, "a message of %zu bytes, where %zu are the most", n_bytes, m->max_bytes);
+
+    if (n_bytes > m->max_bytes) {
+        return err_set(e, ERR_DEVICE, "a message of %zu bytes, where %zu are the most", n_bytes,
+                       m->max_bytes);
+    }
     batch_wire_write(m->message, b);
     for (int32_t i = 0; i < m->n; i++) {
-        int code = batch_wire_read(&got, m->message, n_bytes, &base->info, e);
-        if (code == 0)
-            code = compute(m, i, &got, e);
-        if (code < 0) {
+        int rc = batch_wire_read(&got, m->message, n_bytes, &base->info, e);
+        if (rc == 0) {
+            rc = compute(m, i, &got, e);
+        }
+        if (rc < 0) {
             err_prefix(e, "rank %d", i);
-            return code;
+            return rc;
         }
     }
     memset(m->message, 0xAA, n_bytes); /* nobody reads it after launch */
@@ -65,6 +73,7 @@ static int many_launch(struct executor *base, const struct batch *b, struct err 
 static bool same(const struct results *a, const struct results *b)
 {
     size_t n = (size_t)a->n_samples;
+
     return a->step == b->step && a->n_samples == b->n_samples &&
            (n == 0 || (memcmp(a->token, b->token, n * sizeof(*a->token)) == 0 &&
                        memcmp(a->logprob, b->logprob, n * sizeof(*a->logprob)) == 0));
@@ -74,11 +83,13 @@ static int many_wait(struct executor *base, struct results *ret, struct err *e)
 {
     struct many *m = (struct many *)base;
     uint64_t at = m->waited++ % ANSWERS;
+
     *ret = m->answer[0][at].results;
     for (int32_t i = 1; i < m->n; i++) {
-        if (!same(ret, &m->answer[i][at].results))
+        if (!same(ret, &m->answer[i][at].results)) {
             return err_set(e, ERR_DEVICE, "rank %d answers step %llu otherwise than rank 0", i,
                            (unsigned long long)ret->step);
+        }
     }
     return 0;
 }
@@ -86,36 +97,42 @@ static int many_wait(struct executor *base, struct results *ret, struct err *e)
 static void many_free(struct executor *base)
 {
     struct many *m = (struct many *)base;
-    for (int32_t i = 0; i < m->n; i++)
+
+    for (int32_t i = 0; i < m->n; i++) {
         m->rank[i]->free(m->rank[i]);
-    for (int32_t i = 0; i < MANY_MAX * ANSWERS; i++)
+    }
+    for (int32_t i = 0; i < MANY_MAX * ANSWERS; i++) {
         gathered_release(&m->answer[i / ANSWERS][i % ANSWERS]);
+    }
     parts_release(&m->parts);
     free(m->message);
     free(m);
 }
 
-int many_open(struct executor **ret, const struct oracle_config *c, int32_t n, int32_t n_stages, struct err *e)
+int many_open(struct executor **ret, const struct oracle_config *c, int32_t n, int32_t n_stages,
+              struct err *e)
 {
     struct many *m = calloc(1, sizeof(*m));
-    if (!m)
+
+    if (!m) {
         return err_nomem(e, "many oracles");
+    }
     m->base = (struct executor){.launch = many_launch, .wait = many_wait, .free = many_free};
     m->n_stages = n_stages;
-    int code = n < 1 || n > MANY_MAX ? err_set(e, ERR_INVALID, "%d oracles", n) : 0;
-    for (int32_t i = 0; i < n && code == 0; i++) {
-        code = oracle_open(&m->rank[i], c, e);
-        m->n += code == 0;
+    int rc = n < 1 || n > MANY_MAX ? err_set(e, ERR_INVALID, "%d oracles", n) : 0;
+    for (int32_t i = 0; i < n && rc == 0; i++) {
+        rc = oracle_open(&m->rank[i], c, e);
+        m->n += rc == 0;
     }
-    if (code == 0) {
+    if (rc == 0) {
         m->base.info = m->rank[0]->info;
         m->max_bytes = batch_wire_max(&m->base.info);
         m->message = aligned_alloc(64, (m->max_bytes + 63) / 64 * 64);
-        code = m->message ? 0 : err_nomem(e, "many oracles");
+        rc = m->message ? 0 : err_nomem(e, "many oracles");
     }
-    if (code < 0) {
+    if (rc < 0) {
         many_free(&m->base);
-        return code;
+        return rc;
     }
     *ret = &m->base;
     return 0;

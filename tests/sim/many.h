@@ -1,6 +1,7 @@
-/* A fake of many ranks: n oracles, each given every step as the message that a rank in another process gets. All must answer the
- * same, so their tables, blocks, copies and swaps stand where the first one's do. With several stages each computes it in parts, as
- * the stages of a pipeline do. */
+/* A fake of many ranks: n oracles, each given every step as the message that a rank in
+ * another process gets. All must answer the same, so their tables, blocks, copies and
+ * swaps stand where the first one's do. With several stages each computes it in parts,
+ * as the stages of a pipeline do. */
 #ifndef QUIRE_TESTS_SIM_MANY_H
 #define QUIRE_TESTS_SIM_MANY_H
 
@@ -8,6 +9,7 @@
 
 enum { MANY_MAX = 8 };
 
-int many_open(struct executor **ret, const struct oracle_config *c, int32_t n, int32_t n_stages, struct err *e);
+int many_open(struct executor **ret, const struct oracle_config *c, int32_t n, int32_t n_stages,
+              struct err *e);
 
 #endif

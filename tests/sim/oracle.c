@@ -46,16 +46,21 @@ struct oracle {
 
 /* ---- memory operations ---- */
 
-static int copy_blocks(const struct block_copy *c, int32_t n, const struct cell *from, int32_t n_from, struct cell *to,
-                       int32_t n_to, int32_t size, const char *what, struct err *e)
+static int copy_blocks(const struct block_copy *c, int32_t n, const struct cell *from,
+                       int32_t n_from, struct cell *to, int32_t n_to, int32_t size,
+                       const char *what, struct err *e)
 {
     for (int32_t i = 0; i < n; i++) {
-        if (c[i].src < 0 || c[i].src >= n_from || c[i].dst < 0 || c[i].dst >= n_to)
+        if (c[i].src < 0 || c[i].src >= n_from || c[i].dst < 0 || c[i].dst >= n_to) {
             REFUSE("%s names a block outside its pool", what);
-        for (int32_t k = 0; k < n; k++)
-            if (k != i && (c[k].dst == c[i].dst || (from == to && c[k].dst == c[i].src)))
+        }
+        for (int32_t k = 0; k < n; k++) {
+            if (k != i && (c[k].dst == c[i].dst || (from == to && c[k].dst == c[i].src))) {
                 REFUSE("%s: a destination is used twice, or is a source", what);
-        memcpy(to + (int64_t)c[i].dst * size, from + (int64_t)c[i].src * size, (size_t)size * sizeof(*to));
+            }
+        }
+        memcpy(to + (int64_t)c[i].dst * size, from + (int64_t)c[i].src * size,
+               (size_t)size * sizeof(*to));
     }
     return 0;
 }
@@ -63,14 +68,16 @@ static int copy_blocks(const struct block_copy *c, int32_t n, const struct cell 
 static int move_blocks(struct oracle *o, const struct batch *b, struct err *e)
 {
     const struct executor_info *x = &o->base.info;
-    int code = copy_blocks(b->swap_out, b->n_swap_out, o->device, x->n_blocks, o->host, x->n_host_blocks, x->block_size,
-                           "swap_out", e);
-    if (code == 0)
-        code = copy_blocks(b->swap_in, b->n_swap_in, o->host, x->n_host_blocks, o->device, x->n_blocks, x->block_size,
-                           "swap_in", e);
-    return code < 0 ? code
-                    : copy_blocks(b->copy, b->n_copy, o->device, x->n_blocks, o->device, x->n_blocks, x->block_size,
-                                  "copy", e);
+    int rc = copy_blocks(b->swap_out, b->n_swap_out, o->device, x->n_blocks, o->host,
+                         x->n_host_blocks, x->block_size, "swap_out", e);
+
+    if (rc == 0) {
+        rc = copy_blocks(b->swap_in, b->n_swap_in, o->host, x->n_host_blocks, o->device,
+                         x->n_blocks, x->block_size, "swap_in", e);
+    }
+    return rc < 0 ? rc
+                  : copy_blocks(b->copy, b->n_copy, o->device, x->n_blocks, o->device, x->n_blocks,
+                                x->block_size, "copy", e);
 }
 
 static int update_tables(struct oracle *o, const struct batch *b, struct err *e)
@@ -78,8 +85,10 @@ static int update_tables(struct oracle *o, const struct batch *b, struct err *e)
     for (int32_t i = 0; i < b->n_table_update; i++) {
         const struct table_update *u = &b->table_update[i];
         if (u->row < 0 || u->row >= o->base.info.max_num_seqs || u->index < 0 || u->count < 1 ||
-            u->index + u->count > o->table_width || u->first < 0 || u->first + u->count > b->n_table_block)
+            u->index + u->count > o->table_width || u->first < 0 ||
+            u->first + u->count > b->n_table_block) {
             REFUSE("a table update lies outside the tables");
+        }
         memcpy(o->table + (int64_t)u->row * o->table_width + u->index, b->table_block + u->first,
                (size_t)u->count * sizeof(*o->table));
     }
@@ -93,6 +102,7 @@ static int update_tables(struct oracle *o, const struct batch *b, struct err *e)
 static int32_t drawn_before(const struct oracle *o, const struct batch *b, int32_t row)
 {
     const struct drawn *d = &o->drawn[(b->step - 1) % 2];
+
     return d->step == b->step - 1 && row < d->n ? d->token[row] : -1;
 }
 
@@ -101,102 +111,140 @@ static const struct cell *cell_at(const struct oracle *o, int32_t row, int32_t p
 {
     int32_t size = o->base.info.block_size;
     int32_t block = o->table[(int64_t)row * o->table_width + position / size];
-    return block < 0 || block >= o->base.info.n_blocks ? NULL : &o->device[block * size + position % size];
+
+    return block < 0 || block >= o->base.info.n_blocks ? NULL
+                                                       : &o->device[block * size + position % size];
 }
 
-static int write_token(struct oracle *o, const struct batch *b, int32_t seq, int32_t t, struct err *e)
+static int write_token(struct oracle *o, const struct batch *b, int32_t seq, int32_t t,
+                       struct err *e)
 {
     const struct executor_info *x = &o->base.info;
     int32_t position = b->position[t];
     int32_t token = b->token_src[t] >= 0 ? drawn_before(o, b, b->token_src[t]) : b->token[t];
-    if (token < 0 && b->token_src[t] >= 0)
+
+    if (token < 0 && b->token_src[t] >= 0) {
         token = 0; /* there was none to draw: the engine throws away what follows */
-    if (token < 0 || token >= x->vocab)
+    }
+    if (token < 0 || token >= x->vocab) {
         REFUSE("token %d is outside the vocabulary", token);
-    if (position != b->kv_len[seq] - (b->q_start[seq + 1] - t))
+    }
+    if (position != b->kv_len[seq] - (b->q_start[seq + 1] - t)) {
         REFUSE("position %d does not follow from the cache's length", position);
+    }
     int32_t block = o->table[(int64_t)b->row[seq] * o->table_width + position / x->block_size];
-    if (b->slot[t] != block * x->block_size + position % x->block_size)
+    if (b->slot[t] != block * x->block_size + position % x->block_size) {
         REFUSE("slot %d is not where the table puts position %d", b->slot[t], position);
+    }
     uint64_t context = toy_start();
     if (position > 0) {
         const struct cell *before = cell_at(o, b->row[seq], position - 1);
-        if (!before || before->token < 0)
+        if (!before || before->token < 0) {
             REFUSE("position %d is computed on one that was never written", position);
-        if (before->launch == o->launched && t == b->q_start[seq])
-            REFUSE("position %d is computed on what another sequence writes in the same step", position);
+        }
+        if (before->launch == o->launched && t == b->q_start[seq]) {
+            REFUSE("position %d is computed on what another sequence writes in the same step",
+                   position);
+        }
         context = before->context;
     }
-    o->device[b->slot[t]] = (struct cell){.token = token, .context = toy_read(context, token), .launch = o->launched};
+    o->device[b->slot[t]] =
+        (struct cell){.token = token, .context = toy_read(context, token), .launch = o->launched};
     return 0;
 }
 
 static int write_seq(struct oracle *o, const struct batch *b, int32_t seq, struct err *e)
 {
     int32_t n = b->q_start[seq + 1] - b->q_start[seq];
-    if (n < 1 || (n > 1) != (seq >= b->n_decode) || b->kv_len[seq] < n || b->kv_len[seq] > o->base.info.max_len)
+
+    if (n < 1 || (n > 1) != (seq >= b->n_decode) || b->kv_len[seq] < n ||
+        b->kv_len[seq] > o->base.info.max_len) {
         REFUSE("sequence %d of the step has %d tokens", seq, n);
-    if (b->row[seq] < 0 || b->row[seq] >= o->base.info.max_num_seqs)
+    }
+    if (b->row[seq] < 0 || b->row[seq] >= o->base.info.max_num_seqs) {
         REFUSE("row %d does not exist", b->row[seq]);
-    for (int32_t t = b->q_start[seq]; t < b->q_start[seq + 1]; t++)
-        if (write_token(o, b, seq, t, e) < 0)
+    }
+    for (int32_t t = b->q_start[seq]; t < b->q_start[seq + 1]; t++) {
+        if (write_token(o, b, seq, t, e) < 0) {
             return ERR_DEVICE;
+        }
+    }
     return 0;
 }
 
 static int check_shape(const struct oracle *o, const struct batch *b, struct err *e)
 {
     const struct executor_info *x = &o->base.info;
-    if (b->part == 0 ? b->step != o->step + 1 : b->step != o->step || b->part != o->part + 1)
-        REFUSE("part %d of step %llu follows part %d of step %llu", b->part, (unsigned long long)b->step, o->part,
-               (unsigned long long)o->step);
-    if (b->first_sample != (b->part == 0 ? 0 : o->drawn[b->step % 2].n))
+
+    if (b->part == 0 ? b->step != o->step + 1 : b->step != o->step || b->part != o->part + 1) {
+        REFUSE("part %d of step %llu follows part %d of step %llu", b->part,
+               (unsigned long long)b->step, o->part, (unsigned long long)o->step);
+    }
+    if (b->first_sample != (b->part == 0 ? 0 : o->drawn[b->step % 2].n)) {
         REFUSE("the first sampling row is number %d of the step", b->first_sample);
-    if (b->n_tokens < 1 || b->n_tokens > x->max_num_batched_tokens || b->n_seqs < 1 || b->n_seqs > x->max_num_seqs ||
-        b->first_sample + b->n_samples > x->max_samples || b->n_logits > x->max_samples)
+    }
+    if (b->n_tokens < 1 || b->n_tokens > x->max_num_batched_tokens || b->n_seqs < 1 ||
+        b->n_seqs > x->max_num_seqs || b->first_sample + b->n_samples > x->max_samples ||
+        b->n_logits > x->max_samples) {
         REFUSE("the step is larger than the executor");
-    if (b->q_start[0] != 0 || b->q_start[b->n_seqs] != b->n_tokens)
+    }
+    if (b->q_start[0] != 0 || b->q_start[b->n_seqs] != b->n_tokens) {
         REFUSE("the sequences do not cover the tokens");
-    for (int32_t i = 0; i < b->n_seqs; i++)
-        for (int32_t k = 0; k < i; k++)
-            if (b->row[i] == b->row[k])
+    }
+    for (int32_t i = 0; i < b->n_seqs; i++) {
+        for (int32_t k = 0; k < i; k++) {
+            if (b->row[i] == b->row[k]) {
                 REFUSE("two sequences share row %d", b->row[i]);
+            }
+        }
+    }
     return 0;
 }
 
 static int check_lcp(const struct oracle *o, const struct batch *b, struct err *e)
 {
     for (int32_t i = 0; i < b->n_seqs; i++) {
-        if (i == 0 && b->lcp_blocks[0] != 0)
+        if (i == 0 && b->lcp_blocks[0] != 0) {
             REFUSE("the first sequence shares blocks with nobody");
-        for (int32_t k = 0; k < b->lcp_blocks[i]; k++)
+        }
+        for (int32_t k = 0; k < b->lcp_blocks[i]; k++) {
             if (o->table[(int64_t)b->row[i] * o->table_width + k] !=
-                o->table[(int64_t)b->row[i - 1] * o->table_width + k])
+                o->table[(int64_t)b->row[i - 1] * o->table_width + k]) {
                 REFUSE("lcp_blocks counts a block that is not shared");
+            }
+        }
     }
     return 0;
 }
 
 /* ---- sampling ---- */
 
-/* The context of logits row `l`, read back through the block table; 0 and a message for a hole in it. */
-static int read_context(const struct oracle *o, const struct batch *b, int32_t l, uint64_t *ret, struct err *e)
+/* The context of logits row `l`, read back through the block table; 0 and a message for
+ * a hole in it. */
+static int read_context(const struct oracle *o, const struct batch *b, int32_t l, uint64_t *ret,
+                        struct err *e)
 {
     int32_t t = b->logits_token[l], seq = 0;
-    if (t < 0 || t >= b->n_tokens || (l > 0 && t <= b->logits_token[l - 1]))
+
+    if (t < 0 || t >= b->n_tokens || (l > 0 && t <= b->logits_token[l - 1])) {
         REFUSE("logits rows are not ascending tokens");
-    while (b->q_start[seq + 1] <= t)
+    }
+    while (b->q_start[seq + 1] <= t) {
         seq++;
+    }
     uint64_t h = toy_start();
     for (int32_t p = 0; p <= b->position[t]; p++) {
         const struct cell *cell = cell_at(o, b->row[seq], p);
-        if (!cell)
+        if (!cell) {
             REFUSE("the table has no block for position %d", p);
-        if (cell->token < 0)
+        }
+        if (cell->token < 0) {
             REFUSE("position %d was never written", p);
+        }
         h = toy_read(h, cell->token);
-        if (cell->context != h)
+        if (cell->context != h) {
             REFUSE("position %d was computed on another context", p);
+        }
     }
     *ret = h;
     return 0;
@@ -205,69 +253,86 @@ static int read_context(const struct oracle *o, const struct batch *b, int32_t l
 static bool right_row(const struct oracle *o, const struct batch *b, const struct sample_row *r)
 {
     int32_t words = mask_words(o->base.info.vocab);
-    bool mask = r->mask_first == -1 || (r->mask_first >= 0 && r->mask_first <= b->n_mask_word - words);
+    bool mask =
+        r->mask_first == -1 || (r->mask_first >= 0 && r->mask_first <= b->n_mask_word - words);
+
     return mask && r->row >= 0 && r->row < o->base.info.max_num_seqs && r->position >= 0 &&
-           r->position <= o->base.info.max_len && r->bias_first >= 0 && r->n_bias <= b->n_token_bias - r->bias_first;
+           r->position <= o->base.info.max_len && r->bias_first >= 0 &&
+           r->n_bias <= b->n_token_bias - r->bias_first;
 }
 
 /* Penalties by the tokens that the row's table leads to, bias and mask as the batch
  * has them. */
-static int process(const struct oracle *o, const struct batch *b, const struct sample_row *r, const float *raw,
-                   float *logit, struct err *e)
+static int process(const struct oracle *o, const struct batch *b, const struct sample_row *r,
+                   const float *raw, float *logit, struct err *e)
 {
     int32_t vocab = o->base.info.vocab, n_output[TOY_MAX_VOCAB] = {0};
     bool in_prompt[TOY_MAX_VOCAB] = {0}, biased[TOY_MAX_VOCAB] = {0};
-    if (!right_row(o, b, r))
+
+    if (!right_row(o, b, r)) {
         REFUSE("a sampling row is out of range");
+    }
     for (int32_t p = 0; p < r->position; p++) {
         const struct cell *cell = cell_at(o, r->row, p);
-        if (!cell || cell->token < 0 || cell->token >= vocab)
+        if (!cell || cell->token < 0 || cell->token >= vocab) {
             REFUSE("the penalties find no token at position %d", p);
+        }
         n_output[cell->token] += p >= r->n_prompt;
         in_prompt[cell->token] = in_prompt[cell->token] || p < r->n_prompt;
     }
-    for (int32_t t = 0; t < vocab; t++)
-        logit[t] = toy_penalise(raw[t], n_output[t], in_prompt[t], r->presence_penalty, r->frequency_penalty,
-                                r->repetition_penalty);
+    for (int32_t t = 0; t < vocab; t++) {
+        logit[t] = toy_penalise(raw[t], n_output[t], in_prompt[t], r->presence_penalty,
+                                r->frequency_penalty, r->repetition_penalty);
+    }
     for (int32_t i = r->bias_first; i < r->bias_first + r->n_bias; i++) {
         const struct token_bias *k = &b->token_bias[i];
-        if (k->token < 0 || k->token >= vocab || biased[k->token])
+        if (k->token < 0 || k->token >= vocab || biased[k->token]) {
             REFUSE("a bias is out of range, or one of two for the same id");
+        }
         biased[k->token] = true;
         logit[k->token] += k->bias;
     }
-    for (int32_t t = 0; t < vocab && r->mask_first >= 0; t++)
-        if (!(b->mask_word[r->mask_first + t / 32] >> t % 32 & 1))
+    for (int32_t t = 0; t < vocab && r->mask_first >= 0; t++) {
+        if (!(b->mask_word[r->mask_first + t / 32] >> t % 32 & 1)) {
             logit[t] = -INFINITY;
+        }
+    }
     return 0;
 }
 
-static int draw(const struct oracle *o, const struct batch *b, const struct sample_row *r, const float *raw,
-                struct answer *a, int32_t i, struct err *e)
+static int draw(const struct oracle *o, const struct batch *b, const struct sample_row *r,
+                const float *raw, struct answer *a, int32_t i, struct err *e)
 {
     int32_t vocab = o->base.info.vocab;
     int32_t *top = a->top + (int64_t)i * o->stride;
     float *top_logprob = a->top_logprob + (int64_t)i * o->stride, logit[TOY_MAX_VOCAB];
-    if (process(o, b, r, raw, logit, e) < 0)
+
+    if (process(o, b, r, raw, logit, e) < 0) {
         return ERR_DEVICE;
-    if (r->n_logprobs > 0)
+    }
+    if (r->n_logprobs > 0) {
         toy_top(raw, vocab, r->n_logprobs, top, top_logprob);
+    }
     if (r->kind == SAMPLE_SCORE) {
         a->token[i] = r->target;
     } else if (r->kind == SAMPLE_CANDIDATES) {
         int32_t found = toy_top(logit, vocab, r->n_candidates, top, top_logprob);
-        for (; found < r->n_candidates; found++)
+        for (; found < r->n_candidates; found++) {
             top[found] = -1;
+        }
         a->token[i] = top[0] >= 0 ? top[0] : TOKEN_NONE_ALLOWED;
     } else {
-        struct toy_sampling s = {r->temperature, r->top_p, r->min_p, r->top_k, r->seed, r->position};
+        struct toy_sampling s = {r->temperature, r->top_p, r->min_p,
+                                 r->top_k,       r->seed,  r->position};
         a->token[i] = toy_draw(logit, vocab, &s);
-        if (a->token[i] < 0)
+        if (a->token[i] < 0) {
             a->token[i] = TOKEN_NONE_ALLOWED;
+        }
     }
     a->logprob[i] = a->token[i] >= 0 ? raw[a->token[i]] : 0;
-    if (o->fail_at > 0 && b->step >= o->fail_at)
+    if (o->fail_at > 0 && b->step >= o->fail_at) {
         a->token[i] = TOKEN_NO_NUMBER;
+    }
     return 0;
 }
 
@@ -275,28 +340,34 @@ static int sample(struct oracle *o, const struct batch *b, struct answer *a, str
 {
     float raw[TOY_MAX_VOCAB];
     int32_t l = -1;
+
     for (int32_t i = 0; i < b->n_samples; i++) {
         const struct sample_row *r = &b->sample[i];
-        if (r->logits_row < l || r->logits_row > l + 1 || r->logits_row >= b->n_logits)
+        if (r->logits_row < l || r->logits_row > l + 1 || r->logits_row >= b->n_logits) {
             REFUSE("sampling rows do not ascend over the logits rows");
+        }
         if (r->logits_row > l) {
             uint64_t h = 0;
             l = r->logits_row;
-            if (read_context(o, b, l, &h, e) < 0)
+            if (read_context(o, b, l, &h, e) < 0) {
                 return ERR_DEVICE;
+            }
             toy_logprobs(h, o->base.info.vocab, raw);
         }
-        if (draw(o, b, r, raw, a, i, e) < 0)
+        if (draw(o, b, r, raw, a, i, e) < 0) {
             return ERR_DEVICE;
+        }
     }
-    if (l != b->n_logits - 1)
+    if (l != b->n_logits - 1) {
         REFUSE("a logits row is read by no sampling row");
+    }
     return 0;
 }
 
 static void keep_drawn(struct oracle *o, const struct batch *b, const struct answer *a)
 {
     struct drawn *d = &o->drawn[b->step % 2];
+
     d->step = b->step;
     d->n = b->first_sample + b->n_samples;
     memcpy(d->token + b->first_sample, a->token, (size_t)b->n_samples * sizeof(*d->token));
@@ -308,15 +379,22 @@ static int oracle_launch(struct executor *x, const struct batch *b, struct err *
 {
     struct oracle *o = (struct oracle *)x;
     struct answer *a = &o->answer[(o->launched + 1) % ANSWERS];
-    if (o->launched - o->waited > (uint64_t)x->info.depth)
+
+    if (o->launched - o->waited > (uint64_t)x->info.depth) {
         REFUSE("more steps in flight than the executor's depth allows");
-    if (check_shape(o, b, e) < 0 || move_blocks(o, b, e) < 0 || update_tables(o, b, e) < 0 || check_lcp(o, b, e) < 0)
+    }
+    if (check_shape(o, b, e) < 0 || move_blocks(o, b, e) < 0 || update_tables(o, b, e) < 0 ||
+        check_lcp(o, b, e) < 0) {
         return ERR_DEVICE;
-    for (int32_t i = 0; i < b->n_seqs; i++)
-        if (write_seq(o, b, i, e) < 0)
+    }
+    for (int32_t i = 0; i < b->n_seqs; i++) {
+        if (write_seq(o, b, i, e) < 0) {
             return ERR_DEVICE;
-    if (sample(o, b, a, e) < 0)
+        }
+    }
+    if (sample(o, b, a, e) < 0) {
         return ERR_DEVICE;
+    }
     a->step = b->step;
     a->n_samples = b->n_samples;
     keep_drawn(o, b, a);
@@ -329,8 +407,10 @@ static int oracle_launch(struct executor *x, const struct batch *b, struct err *
 static int oracle_wait(struct executor *x, struct results *ret, struct err *e)
 {
     struct oracle *o = (struct oracle *)x;
-    if (o->waited == o->launched)
+
+    if (o->waited == o->launched) {
         REFUSE("nothing is in flight");
+    }
     const struct answer *a = &o->answer[++o->waited % ANSWERS];
     *ret = (struct results){.step = a->step,
                             .n_samples = a->n_samples,
@@ -345,14 +425,16 @@ static int oracle_wait(struct executor *x, struct results *ret, struct err *e)
 static void oracle_free(struct executor *x)
 {
     struct oracle *o = (struct oracle *)x;
+
     for (int i = 0; i < ANSWERS; i++) {
         free(o->answer[i].token);
         free(o->answer[i].logprob);
         free(o->answer[i].top);
         free(o->answer[i].top_logprob);
     }
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         free(o->drawn[i].token);
+    }
     free(o->device);
     free(o->host);
     free(o->table);
@@ -362,14 +444,17 @@ static void oracle_free(struct executor *x)
 static void *filled(int64_t n, size_t size)
 {
     void *a = malloc((size_t)MAX(n, 1) * size);
-    if (a)
+
+    if (a) {
         memset(a, -1, (size_t)MAX(n, 1) * size);
+    }
     return a;
 }
 
 static bool allocate(struct oracle *o, const struct oracle_config *c)
 {
     size_t samples = (size_t)c->max_samples, tops = samples * (size_t)o->stride;
+
     o->device = filled((int64_t)c->n_blocks * c->block_size, sizeof(*o->device));
     o->host = filled((int64_t)c->n_host_blocks * c->block_size, sizeof(*o->host));
     o->table = filled((int64_t)c->max_num_seqs * o->table_width, sizeof(*o->table));
@@ -392,8 +477,10 @@ static bool allocate(struct oracle *o, const struct oracle_config *c)
 int oracle_open(struct executor **ret, const struct oracle_config *c, struct err *e)
 {
     struct oracle *o = calloc(1, sizeof(*o));
-    if (!o)
+
+    if (!o) {
         return err_nomem(e, "the oracle");
+    }
     o->base = (struct executor){.launch = oracle_launch, .wait = oracle_wait, .free = oracle_free};
     o->base.info = (struct executor_info){.vocab = c->vocab,
                                           .max_len = c->max_len,

@@ -1,9 +1,11 @@
 /* The oracle: an executor whose key/value memory holds token ids.
  *
- * It keeps its own block tables from the updates it is sent, writes each token where its slot says, with a hash of
- * the context that it was computed on, and draws the next token from a hash of the context read back through those
- * tables, which must agree. One wrong slot, stale table entry, lost copy or block given away too early changes what
- * it answers. It also refuses a batch that breaks a rule of kernels/batch.h: launch fails and says which.
+ * It keeps its own block tables from the updates it is sent, writes each token where
+ * its slot says, with a hash of the context that it was computed on, and draws the next
+ * token from a hash of the context read back through those tables, which must agree.
+ * One wrong slot, stale table entry, lost copy or block given away too early changes
+ * what it answers. It also refuses a batch that breaks a rule of kernels/batch.h:
+ * launch fails and says which.
  */
 #ifndef QUIRE_TESTS_SIM_ORACLE_H
 #define QUIRE_TESTS_SIM_ORACLE_H

@@ -51,8 +51,9 @@ static void record_choice(struct recording *rec, struct recorded_choice *c, cons
     buf_append(&c->text, o->text, o->text_len);
     record_tokens(c, o);
     c->n_pieces++;
-    if (o->finish == FINISH_NONE)
+    if (o->finish == FINISH_NONE) {
         return;
+    }
     c->n_ends++;
     c->finish = o->finish;
     c->stop_token = o->stop_token;
@@ -64,12 +65,14 @@ static void record(struct sink *s, const struct output *o)
 {
     struct recorder *r = CONTAINER_OF(s, struct recorder, sink);
     struct recording *rec = o->request->user;
+
     pthread_mutex_lock(&r->lock);
     r->n_outputs++;
     rec->n_after_last += rec->last;
     rec->usage = o->usage;
-    if (o->choice >= 0 && o->choice < RECORD_CHOICES)
+    if (o->choice >= 0 && o->choice < RECORD_CHOICES) {
         record_choice(rec, &rec->choice[o->choice], o);
+    }
     rec->last |= o->last;
     pthread_cond_broadcast(&r->changed);
     pthread_mutex_unlock(&r->lock);
@@ -78,6 +81,7 @@ static void record(struct sink *s, const struct output *o)
 static void flush(struct sink *s)
 {
     struct recorder *r = CONTAINER_OF(s, struct recorder, sink);
+
     pthread_mutex_lock(&r->lock);
     r->n_flushes++;
     pthread_mutex_unlock(&r->lock);
@@ -99,17 +103,21 @@ void recorder_release(struct recorder *r)
 struct recording *recording_new(void)
 {
     struct recording *r = calloc(1, sizeof(*r));
-    if (!r)
+
+    if (!r) {
         abort();
-    for (int i = 0; i < RECORD_CHOICES; i++)
+    }
+    for (int i = 0; i < RECORD_CHOICES; i++) {
         buf_init(&r->choice[i].text, 1 << 24);
+    }
     return r;
 }
 
 void recording_free(struct recording *r)
 {
-    for (int i = 0; i < RECORD_CHOICES; i++)
+    for (int i = 0; i < RECORD_CHOICES; i++) {
         buf_release(&r->choice[i].text);
+    }
     free(r);
 }
 
@@ -122,9 +130,11 @@ static bool wait_for(struct recorder *r, struct recording *rec, int32_t n_tokens
 {
     int64_t until_us = clock_us() + (int64_t)(seconds * 1e6);
     bool early = true;
+
     pthread_mutex_lock(&r->lock);
-    while (!seen(rec, n_tokens) && early)
+    while (!seen(rec, n_tokens) && early) {
         early = wait_until(&r->changed, &r->lock, until_us);
+    }
     bool ok = seen(rec, n_tokens);
     pthread_mutex_unlock(&r->lock);
     return ok;

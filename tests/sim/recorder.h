@@ -1,4 +1,5 @@
-/* A sink that keeps what it was given, a recording a request (request->user), for tests of the output side and the engine. */
+/* A sink that keeps what it was given, a recording a request (request->user), for tests
+ * of the output side and the engine. */
 #ifndef QUIRE_TESTS_SIM_RECORDER_H
 #define QUIRE_TESTS_SIM_RECORDER_H
 

@@ -9,8 +9,9 @@
 
 static void must(bool ok, const char *what)
 {
-    if (ok)
+    if (ok) {
         return;
+    }
     fprintf(stderr, "rig: %s\n", what);
     abort();
 }
@@ -34,6 +35,7 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
 {
     struct rig *r = CONTAINER_OF(out, struct rig, out);
     struct rig_request *q = d->request->user;
+
     (void)g;
     must(r->n_deltas < RIG_DELTAS && !q->ended, "a delta too many");
     r->delta[r->n_deltas++] = *d;
@@ -46,6 +48,7 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
 void rig_open(struct rig *r, const struct sched_config *c)
 {
     struct err e;
+
     *r = (struct rig){.config = *c, .token = 7, .now_us = 1, .out.emit = on_delta};
     r->request = calloc(RIG_REQUESTS, sizeof(*r->request));
     r->delta = calloc(RIG_DELTAS, sizeof(*r->delta));
@@ -83,6 +86,7 @@ struct gen_params rig_params(void)
 struct rig_request *rig_add(struct rig *r, struct gen_params p, int32_t first, int32_t n_prompt)
 {
     struct err e = {0};
+
     must(r->n_requests < RIG_REQUESTS, "too many requests");
     struct rig_request *q = &r->request[r->n_requests++];
     q->request.params = p;
@@ -90,19 +94,21 @@ struct rig_request *rig_add(struct rig *r, struct gen_params p, int32_t first, i
     q->request.prompt = malloc((size_t)n_prompt * sizeof(int32_t));
     must(q->request.prompt != NULL, "no memory");
     q->request.n_prompt = n_prompt;
-    for (int32_t i = 0; i < n_prompt; i++)
+    for (int32_t i = 0; i < n_prompt; i++) {
         q->request.prompt[i] = (first + i) % 90;
+    }
     q->request.arrival_us = r->now_us;
     q->request.user = q;
     q->request.tenant = r->tenant;
     q->request.weight = r->weight;
     q->request.stop_at = q->stop_at;
-    for (int32_t i = 0; i < LIMIT_CHOICES; i++)
+    for (int32_t i = 0; i < LIMIT_CHOICES; i++) {
         atomic_init(&q->stop_at[i], INT32_MAX);
+    }
     must(stop_set_new(&q->stops, p.stop, p.stop_len, p.n_stop, &e) == 0, e.text);
     q->request.stops = q->stops;
-    int code = group_new(&q->group, &q->request, NULL, &r->config, &e);
-    must(code == 0, e.text);
+    int rc = group_new(&q->group, &q->request, NULL, &r->config, &e);
+    must(rc == 0, e.text);
     must(sched_add(r->sched, q->group, r->now_us) == 0, "the queue is full");
     return q;
 }
@@ -110,13 +116,15 @@ struct rig_request *rig_add(struct rig *r, struct gen_params p, int32_t first, i
 static void check(struct rig *r, const struct plan *p)
 {
     const char *wrong = sched_check(r->sched, p);
-    must(wrong == NULL, wrong ? wrong : "");
+
+    must(!wrong, wrong ? wrong : "");
 }
 
 int32_t rig_plan(struct rig *r)
 {
     struct plan *p = &r->plan[r->launched % 2];
     int32_t n = sched_plan(r->sched, r->now_us, p);
+
     check(r, p);
     if (n > 0) {
         pack_batch(r->packer, p, &r->batch);
@@ -130,8 +138,10 @@ static const struct seq *seq_of_row(const struct rig *r, int32_t row)
 {
     const struct plan *p = &r->plan[r->committed % 2];
     int32_t i = 0;
-    while (i + 1 < p->n_items && p->item[i + 1].sample_first <= row)
+
+    while (i + 1 < p->n_items && p->item[i + 1].sample_first <= row) {
         i++;
+    }
     return p->item[i].seq;
 }
 
@@ -140,6 +150,7 @@ static void answer(struct rig *r, struct results *ret)
     static int32_t token[64], top[64 * RIG_TOPS];
     static float logprob[64], top_logprob[64 * RIG_TOPS];
     int32_t n = r->batch.n_samples;
+
     must(n <= 64, "too many rows");
     for (int32_t i = 0; i < n; i++) {
         token[i] = r->answer ? r->answer(r, &r->batch.sample[i]) : r->token;
@@ -148,8 +159,9 @@ static void answer(struct rig *r, struct results *ret)
             top[i * RIG_TOPS + k] = token[i] < 0 ? -1 : (token[i] + k) % 100;
             top_logprob[i * RIG_TOPS + k] = -1 - (float)k;
         }
-        if (r->tops)
+        if (r->tops) {
             r->tops(r, seq_of_row(r, i), top + i * RIG_TOPS, top_logprob + i * RIG_TOPS);
+        }
     }
     *ret = (struct results){.step = r->batch.step,
                             .n_samples = n,
@@ -163,6 +175,7 @@ static void answer(struct rig *r, struct results *ret)
 void rig_commit(struct rig *r)
 {
     struct results results;
+
     must(r->launched == r->committed + 1, "the rig commits the step it planned last");
     answer(r, &results);
     decode_commit(r->sched, &r->plan[r->committed++ % 2], &results, r->now_us, &r->out);
@@ -184,32 +197,43 @@ bool rig_step(struct rig *r)
 int32_t rig_run(struct rig *r, int32_t most)
 {
     int32_t n = 0;
-    while (n < most && rig_step(r))
+
+    while (n < most && rig_step(r)) {
         n++;
+    }
     return n;
 }
 
 const struct plan_item *rig_item(const struct rig *r, const struct rig_request *q, int32_t choice)
 {
     const struct plan *p = &r->plan[(r->launched - 1) % 2];
-    for (int32_t i = 0; i < p->n_items; i++)
-        if (q->group && p->item[i].seq == &q->group->seq[choice])
+
+    for (int32_t i = 0; i < p->n_items; i++) {
+        if (q->group && p->item[i].seq == &q->group->seq[choice]) {
             return &p->item[i];
+        }
+    }
     return NULL;
 }
 
 int32_t rig_count(const struct rig *r, const struct rig_request *q, int32_t kind, int32_t choice)
 {
     int32_t n = 0;
-    for (int32_t i = 0; i < r->n_deltas; i++)
-        n += r->delta[i].request == &q->request && r->delta[i].kind == kind && r->delta[i].choice == choice;
+
+    for (int32_t i = 0; i < r->n_deltas; i++) {
+        n += r->delta[i].request == &q->request && r->delta[i].kind == kind &&
+             r->delta[i].choice == choice;
+    }
     return n;
 }
 
 const struct delta *rig_finish(const struct rig *r, const struct rig_request *q, int32_t choice)
 {
-    for (int32_t i = 0; i < r->n_deltas; i++)
-        if (r->delta[i].request == &q->request && r->delta[i].kind == DELTA_FINISH && r->delta[i].choice == choice)
+    for (int32_t i = 0; i < r->n_deltas; i++) {
+        if (r->delta[i].request == &q->request && r->delta[i].kind == DELTA_FINISH &&
+            r->delta[i].choice == choice) {
             return &r->delta[i];
+        }
+    }
     return NULL;
 }

@@ -1,4 +1,5 @@
-/* The engine's heart by hand: a scheduler, requests made in one line, steps whose results the test gives. */
+/* The engine's heart by hand: a scheduler, requests made in one line, steps whose
+ * results the test gives. */
 #ifndef QUIRE_TESTS_SIM_RIG_H
 #define QUIRE_TESTS_SIM_RIG_H
 
@@ -33,19 +34,20 @@ struct rig {
     /* What every sampling row answers, unless `answer` says otherwise. */
     int32_t token;
     int32_t (*answer)(struct rig *r, const struct sample_row *row);
-    /* Fills a row's best tokens, best first, for beams; NULL: the tokens that follow. */
+    /* Fills a row's best tokens, best first, for beams; NULL: the tokens that
+     * follow. */
     void (*tops)(struct rig *r, const struct seq *q, int32_t *top, float *top_logprob);
 };
 
-/* 64 blocks of 4, 8 sequences, 32 tokens a step, vocabulary 100, end of sequence 99, no prefix cache, recompute, no
- * time-outs. */
+/* 64 blocks of 4, 8 sequences, 32 tokens a step, vocabulary 100, end of sequence 99, no
+ * prefix cache, recompute, no time-outs. */
 void rig_config(struct sched_config *ret);
 void rig_open(struct rig *r, const struct sched_config *c);
 void rig_close(struct rig *r);
 /* Parameters with API defaults: greedy, one choice, max_tokens 16. */
 struct gen_params rig_params(void);
-/* A request over the prompt tokens first, first + 1, ... (mod 90); submitted now. Fails the test where group_new or
- * sched_add does. */
+/* A request over the prompt tokens first, first + 1, ... (mod 90); submitted now. Fails
+ * the test where group_new or sched_add does. */
 struct rig_request *rig_add(struct rig *r, struct gen_params p, int32_t first, int32_t n_prompt);
 /* Plan and pack; the number of items. */
 int32_t rig_plan(struct rig *r);

@@ -12,6 +12,7 @@ static const struct tokenizer *tokenizer(void)
 {
     static struct tokenizer *t;
     struct err e;
+
     if (!t && tokenizer_open_bytes(&t, &e) < 0) {
         fprintf(stderr, "scenario: %s\n", e.text);
         exit(1);
@@ -23,6 +24,7 @@ static void random_config(struct scenario *s, struct rng *r)
 {
     struct sched_config *c = &s->config;
     static const int32_t sizes[] = {1, 2, 3, 4, 4, 8, 16};
+
     c->block_size = sizes[rng_range(r, 0, (int32_t)ARRAY_LEN(sizes) - 1)];
     c->vocab = rng_range(r, 3, 40);
     c->tokenizer = tokenizer();
@@ -36,8 +38,9 @@ static void random_config(struct scenario *s, struct rng *r)
     c->max_waiting = SIM_REQUESTS;
     c->group_bytes = (int64_t)1 << 20;
     c->preemption = rng_range(r, PREEMPT_AUTO, PREEMPT_RECOMPUTE);
-    if (c->preemption == PREEMPT_SWAP)
+    if (c->preemption == PREEMPT_SWAP) {
         c->n_host_blocks = MAX(c->n_host_blocks, 1);
+    }
     c->policy = rng_chance(r, 50) ? POLICY_FCFS : rng_chance(r, 30) ? POLICY_PRIORITY : POLICY_FAIR;
     c->prefix_cache = rng_chance(r, 70);
     c->cost = (struct step_cost){100, 10, 0.1, rng_range(r, 1, 60)};
@@ -46,28 +49,32 @@ static void random_config(struct scenario *s, struct rng *r)
     c->request_timeout_us = rng_chance(r, 10) ? rng_range(r, 5, 80) * 1000 : 0;
     c->secret = rng_next(r);
     c->n_eos = rng_chance(r, 50) ? 0 : rng_range(r, 1, 2);
-    for (int32_t i = 0; i < c->n_eos; i++)
+    for (int32_t i = 0; i < c->n_eos; i++) {
         c->eos[i] = rng_range(r, 0, c->vocab - 1);
+    }
     c->name_bits = rng_chance(r, 20) ? rng_range(r, 1, 3) : 0;
     s->depth = rng_chance(r, 20) ? 0 : rng_chance(r, 75) ? 1 : 2;
     s->fail_at = rng_chance(r, 3) ? (uint64_t)rng_range(r, 2, 30) : 0;
-    if (c->policy == POLICY_FAIR)
+    if (c->policy == POLICY_FAIR) {
         c->shared_itl_us = rng_chance(r, 50) ? rng_range(r, 100, 400) : 0;
+    }
 }
 
 /* Prompts of a run begin alike, so that there are prefixes to share. */
-static void random_prompt(struct sim_request *q, const struct sim_request *others, int32_t n_others, int32_t vocab,
-                          struct rng *r)
+static void random_prompt(struct sim_request *q, const struct sim_request *others, int32_t n_others,
+                          int32_t vocab, struct rng *r)
 {
     int32_t kept = 0;
+
     q->n_prompt = rng_range(r, 1, rng_chance(r, 60) ? 16 : SIM_PROMPT);
     if (n_others > 0 && rng_chance(r, 60)) {
         const struct sim_request *o = &others[rng_range(r, 0, n_others - 1)];
         kept = MIN(rng_chance(r, 50) ? o->n_prompt : rng_range(r, 0, o->n_prompt), q->n_prompt);
         memcpy(q->prompt, o->prompt, (size_t)kept * sizeof(*q->prompt));
     }
-    for (int32_t i = kept; i < q->n_prompt; i++)
+    for (int32_t i = kept; i < q->n_prompt; i++) {
         q->prompt[i] = rng_range(r, 0, vocab - 1);
+    }
 }
 
 static void random_sampling(struct sim_request *q, struct rng *r)
@@ -102,9 +109,11 @@ static void random_lists(struct sim_request *q, int32_t vocab, struct rng *r)
         q->allowed[i] = rng_range(r, 0, vocab - 1);
         q->word[i] = rng_range(r, 0, vocab - 1);
     }
-    if (!rng_chance(r, 12))
+    if (!rng_chance(r, 12)) {
         return;
-    q->n_words = rng_range(r, 1, 2); /* one word of three tokens, or one of two and one of one, or ... */
+    }
+    /* one word of three tokens, or one of two and one of one, or ... */
+    q->n_words = rng_range(r, 1, 2);
     q->word_first[1] = q->n_words == 1 ? rng_range(r, 1, SIM_IDS) : rng_range(r, 1, 2);
     q->word_first[2] = SIM_IDS;
 }
@@ -129,18 +138,22 @@ static void random_width(struct sim_request *q, struct rng *r)
 /* Sampled requests have text_stop instead: their stop strings are the output side's. */
 static void random_stops(struct sim_request *q, int32_t vocab, struct rng *r)
 {
-    if (q->beam_width == 0 || !rng_chance(r, 40))
+    if (q->beam_width == 0 || !rng_chance(r, 40)) {
         return;
+    }
     q->n_stop = rng_range(r, 1, SIM_STOPS);
-    for (int32_t i = 0; i < q->n_stop; i++)
-        for (int32_t k = rng_range(r, 1, 2); k > 0; k--)
+    for (int32_t i = 0; i < q->n_stop; i++) {
+        for (int32_t k = rng_range(r, 1, 2); k > 0; k--) {
             q->stop[i][k - 1] = (char)rng_range(r, 1, vocab - 1);
+        }
+    }
 }
 
 static void random_request(struct scenario *s, int32_t i, struct rng *r)
 {
     struct sim_request *q = &s->request[i];
     int32_t vocab = s->config.vocab;
+
     random_prompt(q, s->request, i, vocab, r);
     random_sampling(q, r);
     random_lists(q, vocab, r);
@@ -158,22 +171,29 @@ static void random_request(struct scenario *s, int32_t i, struct rng *r)
     q->tenant = rng_range(r, 0, SIM_TENANTS - 1);
     q->weight = rng_chance(r, 70) ? 1 : (float)rng_range(r, 1, 40) / 10;
     q->salt = rng_chance(r, 15) ? rng_range(r, 1, 2) : 0;
-    q->arrival = (i > 0 ? s->request[i - 1].arrival : 0) + (rng_chance(r, 50) ? 0 : rng_range(r, 0, 8));
+    q->arrival =
+        (i > 0 ? s->request[i - 1].arrival : 0) + (rng_chance(r, 50) ? 0 : rng_range(r, 0, 8));
     q->cancel = rng_chance(r, 10) ? rng_range(r, 1, 30) : 0;
     q->text_lag = rng_range(r, 0, 3);
-    for (int32_t k = 0; k < SIM_WIDTH; k++)
-        q->text_stop[k] = rng_chance(r, 10) && q->max_tokens > 0 ? rng_range(r, 1, q->max_tokens) : 0;
+    for (int32_t k = 0; k < SIM_WIDTH; k++) {
+        q->text_stop[k] =
+            rng_chance(r, 10) && q->max_tokens > 0 ? rng_range(r, 1, q->max_tokens) : 0;
+    }
     q->yields = rng_chance(r, 25) && q->max_tokens > 0;
 }
 
-/* Small requests of two tenants that begin together and come to the ends of their blocks together, with hardly
- * a block to spare, just when one more of the poorer tenant's arrives: room must be made for many after its prompt has gone ahead. */
+/* Small requests of two tenants that begin together and come to the ends of their
+ * blocks together, with hardly a block to spare, just when one more of the poorer
+ * tenant's arrives: room must be made for many after its prompt has gone ahead. */
 static void march(struct scenario *s, struct rng *r)
 {
     struct sched_config *c = &s->config;
-    int32_t n_prompt = rng_range(r, 1, c->block_size), poor = rng_range(r, 2, 5), last = s->n_requests - 1;
+    int32_t n_prompt = rng_range(r, 1, c->block_size), poor = rng_range(r, 2, 5),
+            last = s->n_requests - 1;
+
     c->policy = POLICY_FAIR;
-    c->n_blocks = MAX((int32_t)div_ceil(c->max_len, c->block_size), s->n_requests + last / 2 - rng_range(r, 0, 1));
+    c->n_blocks = MAX((int32_t)div_ceil(c->max_len, c->block_size),
+                      s->n_requests + last / 2 - rng_range(r, 0, 1));
     c->max_num_seqs = SIM_REQUESTS;
     c->max_num_batched_tokens = SIM_REQUESTS * SIM_PROMPT;
     c->max_logits = c->max_num_seqs + 1;
@@ -191,7 +211,8 @@ static void march(struct scenario *s, struct rng *r)
     }
 }
 
-/* Hold some blocks of the first prompt from the start. (Where names collide, blocks may have none to be held by.) */
+/* Hold some blocks of the first prompt from the start. (Where names collide, blocks may
+ * have none to be held by.) */
 static void random_pins(struct scenario *s, struct rng *r)
 {
     struct sched_config *c = &s->config;
@@ -207,8 +228,9 @@ static void random_pins(struct scenario *s, struct rng *r)
     s->n_pin = c->n_pinned * c->block_size;
 }
 
-/* Requests that preempt each other for want of blocks, and behind them, first in turn, beam searches
- * that take all the memory of groups: those who have started must not wait for them. */
+/* Requests that preempt each other for want of blocks, and behind them, first in turn,
+ * beam searches that take all the memory of groups: those who have started must not
+ * wait for them. */
 static void stand_off(struct scenario *s, struct rng *r)
 {
     struct sched_config *c = &s->config;
@@ -239,7 +261,8 @@ static void stand_off(struct scenario *s, struct rng *r)
     }
 }
 
-/* The reader of the deltas takes few of those that can wait in a turn, and lets requests wait for it. */
+/* The reader of the deltas takes few of those that can wait in a turn, and lets
+ * requests wait for it. */
 static void slow_reader(struct scenario *s, struct rng *r)
 {
     s->portion = rng_chance(r, 60) ? 0 : rng_range(r, SIM_WIDTH + 1, 3 * SIM_WIDTH);
@@ -257,20 +280,23 @@ static void slow_reader(struct scenario *s, struct rng *r)
 void scenario_random(struct scenario *ret, uint64_t seed)
 {
     struct rng r = {seed}, marching = {~seed}, reading = {seed ^ 0x5ead};
+
     *ret = (struct scenario){.seed = seed};
     random_config(ret, &r);
     ret->n_requests = rng_range(&r, 1, SIM_REQUESTS);
-    for (int32_t i = 0; i < ret->n_requests; i++)
+    for (int32_t i = 0; i < ret->n_requests; i++) {
         random_request(ret, i, &r);
-    if (rng_chance(&marching, 30)) { /* memory for so few groups that those who have started hold all of it */
+    }
+    /* memory for so few groups that those who have started hold all of it */
+    if (rng_chance(&marching, 30)) {
         ret->config.max_started = rng_range(&marching, 1, 6);
         ret->config.group_bytes = rng_range(&marching, 2, 12) * 4096;
     }
-    if (rng_chance(&marching, 4))
+    if (rng_chance(&marching, 4)) {
         stand_off(ret, &marching);
-    else if (rng_chance(&marching, 5))
+    } else if (rng_chance(&marching, 5)) {
         march(ret, &marching);
-    else if (rng_chance(&marching, 8)) {
+    } else if (rng_chance(&marching, 8)) {
         ret->config.kv_policy = rng_range(&marching, KV_ORCA_MAX, KV_ORCA_ORACLE);
         ret->config.prefix_cache = false;
     }
@@ -281,6 +307,7 @@ void scenario_random(struct scenario *ret, uint64_t seed)
 void scenario_oracle(const struct scenario *s, struct oracle_config *ret)
 {
     const struct sched_config *c = &s->config;
+
     *ret = (struct oracle_config){.vocab = c->vocab,
                                   .max_len = c->max_len,
                                   .n_blocks = c->n_blocks,
@@ -294,8 +321,9 @@ void scenario_oracle(const struct scenario *s, struct oracle_config *ret)
 
 void sim_request_params(const struct sim_request *r, char **stop, struct gen_params *ret)
 {
-    for (int32_t i = 0; i < r->n_stop; i++)
+    for (int32_t i = 0; i < r->n_stop; i++) {
         stop[i] = (char *)r->stop[i];
+    }
     static char *const salts[] = {NULL, "one", "two"};
     *ret = (struct gen_params){.max_tokens = r->max_tokens,
                                .max_tokens_yields = r->yields,
@@ -338,46 +366,60 @@ int32_t sim_choices(const struct sim_request *r)
 static void print_request(const struct sim_request *q, int32_t i, FILE *out)
 {
     fprintf(out, "  request %d: arrival %d, prompt %d tokens [", i, q->arrival, q->n_prompt);
-    for (int32_t k = 0; k < q->n_prompt; k++)
+    for (int32_t k = 0; k < q->n_prompt; k++) {
         fprintf(out, "%s%d", k ? " " : "", q->prompt[k]);
+    }
     fprintf(out,
-            "], max_tokens %d%s, min_tokens %d, n %d, best_of %d, beam %d (length_penalty %g, early_stopping %d)\n",
-            q->max_tokens, q->yields ? " (yields)" : "", q->min_tokens, q->n, q->best_of, q->beam_width,
-            (double)q->length_penalty, q->early_stopping);
+            "], max_tokens %d%s, min_tokens %d, n %d, best_of %d, beam %d (length_penalty %g, "
+            "early_stopping %d)\n",
+            q->max_tokens, q->yields ? " (yields)" : "", q->min_tokens, q->n, q->best_of,
+            q->beam_width, (double)q->length_penalty, q->early_stopping);
     fprintf(out,
-            "    temperature %g, penalties %g %g %g, logprobs %d, prompt_logprobs %d, echo %d, ignore_eos %d, "
+            "    temperature %g, penalties %g %g %g, logprobs %d, prompt_logprobs %d, echo %d, "
+            "ignore_eos %d, "
             "include_stop %d\n",
-            (double)q->temperature, (double)q->presence, (double)q->frequency, (double)q->repetition, q->n_logprobs,
-            q->n_prompt_logprobs, q->echo, q->ignore_eos, q->include_stop);
+            (double)q->temperature, (double)q->presence, (double)q->frequency,
+            (double)q->repetition, q->n_logprobs, q->n_prompt_logprobs, q->echo, q->ignore_eos,
+            q->include_stop);
     fprintf(out,
-            "    priority %d, tenant %d (weight %g), salt %d, %d stop ids, %d biases, %d allowed, %d words, cancel %d, "
+            "    priority %d, tenant %d (weight %g), salt %d, %d stop ids, %d biases, %d allowed, "
+            "%d words, cancel %d, "
             "text stops",
-            q->priority, q->tenant, (double)q->weight, q->salt, q->n_stop_token, q->n_bias, q->n_allowed, q->n_words,
-            q->cancel);
-    for (int32_t k = 0; k < SIM_WIDTH; k++)
+            q->priority, q->tenant, (double)q->weight, q->salt, q->n_stop_token, q->n_bias,
+            q->n_allowed, q->n_words, q->cancel);
+    for (int32_t k = 0; k < SIM_WIDTH; k++) {
         fprintf(out, " %d", q->text_stop[k]);
-    fprintf(out, " (lag %d), parked at %d for %d (%d)", q->text_lag, q->park, q->park_turns, q->park_how);
-    for (int32_t k = 0; k < q->n_stop; k++)
+    }
+    fprintf(out, " (lag %d), parked at %d for %d (%d)", q->text_lag, q->park, q->park_turns,
+            q->park_how);
+    for (int32_t k = 0; k < q->n_stop; k++) {
         fprintf(out, ", stop string [%d %d]", q->stop[k][0], q->stop[k][1]);
+    }
     fputc('\n', out);
 }
 
 void scenario_print(const struct scenario *s, FILE *out)
 {
     const struct sched_config *c = &s->config;
+
     fprintf(out,
-            "  %d blocks of %d (%d pinned), %d host blocks, %d seqs, %d batched tokens, %d logits rows, depth %d, "
+            "  %d blocks of %d (%d pinned), %d host blocks, %d seqs, %d batched tokens, %d logits "
+            "rows, depth %d, "
             "vocab %d\n",
-            c->n_blocks, c->block_size, c->n_pinned, c->n_host_blocks, c->max_num_seqs, c->max_num_batched_tokens,
-            c->max_logits, s->depth, c->vocab);
+            c->n_blocks, c->block_size, c->n_pinned, c->n_host_blocks, c->max_num_seqs,
+            c->max_num_batched_tokens, c->max_logits, s->depth, c->vocab);
     fprintf(out,
-            "  preemption %d, policy %d, kv policy %d, prefix cache %d, target itl %lld, shared %lld us, timeouts %lld "
+            "  preemption %d, policy %d, kv policy %d, prefix cache %d, target itl %lld, shared "
+            "%lld us, timeouts %lld "
             "%lld us, NaN "
             "from step %llu, %d groups started at most, in %lld bytes, portion %d\n",
             c->preemption, c->policy, c->kv_policy, c->prefix_cache, (long long)c->target_itl_us,
-            (long long)c->shared_itl_us, (long long)c->queue_timeout_us, (long long)c->request_timeout_us,
-            (unsigned long long)s->fail_at, c->max_started, (long long)c->group_bytes, s->portion);
-    for (int32_t i = 0; i < s->n_requests; i++)
-        if (!s->request[i].absent)
+            (long long)c->shared_itl_us, (long long)c->queue_timeout_us,
+            (long long)c->request_timeout_us, (unsigned long long)s->fail_at, c->max_started,
+            (long long)c->group_bytes, s->portion);
+    for (int32_t i = 0; i < s->n_requests; i++) {
+        if (!s->request[i].absent) {
             print_request(&s->request[i], i, out);
+        }
+    }
 }

@@ -1,4 +1,5 @@
-/* One random run, as data: so that it can be printed, replayed from its seed, and shrunk. */
+/* One random run, as data: so that it can be printed, replayed from its seed, and
+ * shrunk. */
 #ifndef QUIRE_TESTS_SIM_SCENARIO_H
 #define QUIRE_TESTS_SIM_SCENARIO_H
 
@@ -39,15 +40,17 @@ struct sim_request {
     int32_t n_bias;
     int32_t allowed[SIM_IDS], n_allowed;
     int32_t word[SIM_IDS], word_first[SIM_IDS + 1], n_words; /* bad words, encoded */
-    char stop[SIM_STOPS][3]; /* stop strings of a beam search; a token's text is the character of its id */
+    /* stop strings of a beam search; a token's text is the character of its id */
+    char stop[SIM_STOPS][3];
     int32_t n_stop;
     /* what happens to it */
     int32_t arrival;              /* turn */
     int32_t cancel;               /* turns after arrival; 0: never */
     int32_t text_stop[SIM_WIDTH]; /* choice i ends textually after so many tokens; 0: never */
     int32_t text_lag;             /* turns until the engine hears of it */
-    int32_t park, park_turns;     /* turns after arrival when its reader falls behind, and for how long; 0: never */
-    int32_t park_how;             /* enum request_parking */
+    /* turns after arrival when its reader falls behind, and for how long; 0: never */
+    int32_t park, park_turns;
+    int32_t park_how; /* enum request_parking */
 };
 
 struct scenario {
@@ -59,14 +62,17 @@ struct scenario {
     uint64_t fail_at; /* step from which the model answers NaN; 0: never */
     struct sim_request request[SIM_REQUESTS];
     int32_t n_requests;
-    int32_t n_pin;   /* leading tokens of the first prompt that are computed and pinned before anything comes */
+    /* leading tokens of the first prompt that are computed and pinned before anything
+     * comes */
+    int32_t n_pin;
     int32_t portion; /* deltas of what can wait that are taken in a turn; 0: any number */
 };
 
 void scenario_random(struct scenario *ret, uint64_t seed);
 void scenario_print(const struct scenario *s, FILE *out);
 void scenario_oracle(const struct scenario *s, struct oracle_config *ret);
-/* The request's parameters; lists point into `r`, and the stop strings are listed in stop[SIM_STOPS]. */
+/* The request's parameters; lists point into `r`, and the stop strings are listed in
+ * stop[SIM_STOPS]. */
 void sim_request_params(const struct sim_request *r, char **stop, struct gen_params *ret);
 
 /* What the engine should answer for one choice, or has answered. */
@@ -78,15 +84,15 @@ struct sim_choice {
 };
 /* How `token`, as the n-th, ends a choice by itself: FINISH_STOP, FINISH_LENGTH or
  * FINISH_NONE. */
-int reference_finish(const struct scenario *s, const struct sim_request *r, int32_t token, int32_t n,
-                     int32_t *stop_token);
+int reference_finish(const struct scenario *s, const struct sim_request *r, int32_t token,
+                     int32_t n, int32_t *stop_token);
 /* The longest stop string that the choice's tokens end in; NULL: none does, or not
  * yet. */
 const char *reference_stop(const struct sim_request *r, const struct sim_choice *c);
 /* Whether the request bans every first token. */
 bool reference_impossible(const struct scenario *s, const struct sim_request *r);
-/* What the request gives alone on an unlimited machine, computed without the engine: [choices of it]. False: two
- * beams tie, so there is more than one right answer. */
+/* What the request gives alone on an unlimited machine, computed without the engine:
+ * [choices of it]. False: two beams tie, so there is more than one right answer. */
 bool reference_run(const struct scenario *s, const struct sim_request *r, struct sim_choice *ret);
 /* Choices that the engine reports for a request. */
 int32_t sim_choices(const struct sim_request *r);
@@ -95,8 +101,8 @@ float reference_score(const struct scenario *s, const struct sim_request *r, int
 
 /* Totals over runs, for the report at the end. */
 struct sim_totals {
-    int64_t runs, beams, steps, tokens, requests, refused, yielded, pin_hits, cancelled, preempt_swap,
-        preempt_recompute, cached_tokens, copies, swap_in_copied, swap_in_found;
+    int64_t runs, beams, steps, tokens, requests, refused, yielded, pin_hits, cancelled,
+        preempt_swap, preempt_recompute, cached_tokens, copies, swap_in_copied, swap_in_found;
 };
 /* Run it: 0, or -1 with the reason in `why`. */
 int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t why_size);

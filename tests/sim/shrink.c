@@ -7,13 +7,16 @@ static bool still_fails(const struct scenario *s, char *why, size_t why_size)
 {
     struct sim_totals t = {0};
     char text[512];
-    if (world_run(s, &t, text, sizeof(text)) == 0)
+
+    if (world_run(s, &t, text, sizeof(text)) == 0) {
         return false;
+    }
     snprintf(why, why_size, "%s", text);
     return true;
 }
 
-/* Each simplifies one thing of a request; several of them change nothing where there is nothing to simplify. */
+/* Each simplifies one thing of a request; several of them change nothing where there is
+ * nothing to simplify. */
 static void drop(struct sim_request *q)
 {
     q->absent = true;
@@ -88,32 +91,39 @@ static void at_once(struct sim_request *q)
 }
 
 static void (*const simpler[])(struct sim_request *) = {
-    drop,      one_choice,   fewer_choices,  no_lists, no_penalties, no_cancel, no_parking, no_text_stop,
-    no_scores, fewer_tokens, shorter_prompt, greedy,   no_ends,      plain,     at_once,
+    drop,           one_choice, fewer_choices, no_lists,  no_penalties,
+    no_cancel,      no_parking, no_text_stop,  no_scores, fewer_tokens,
+    shorter_prompt, greedy,     no_ends,       plain,     at_once,
 };
 
 static bool simplify_requests(struct scenario *s, char *why, size_t why_size)
 {
     bool any = false;
-    for (size_t k = 0; k < ARRAY_LEN(simpler); k++)
+
+    for (size_t k = 0; k < ARRAY_LEN(simpler); k++) {
         for (int32_t i = 0; i < s->n_requests; i++) {
             struct scenario before = *s;
-            if (s->request[i].absent)
+            if (s->request[i].absent) {
                 continue;
+            }
             simpler[k](&s->request[i]);
-            if (memcmp(&before, s, sizeof(before)) == 0)
+            if (memcmp(&before, s, sizeof(before)) == 0) {
                 continue;
-            if (still_fails(s, why, why_size))
+            }
+            if (still_fails(s, why, why_size)) {
                 any = true;
-            else
+            } else {
                 *s = before;
+            }
         }
+    }
     return any;
 }
 
 static bool simplify_config(struct scenario *s, char *why, size_t why_size)
 {
     bool any = false;
+
     for (int k = 0; k < 7; k++) {
         struct scenario before = *s;
         s->depth = k == 0 ? 0 : s->depth;
@@ -123,12 +133,14 @@ static bool simplify_config(struct scenario *s, char *why, size_t why_size)
         s->config.request_timeout_us = k == 4 ? 0 : s->config.request_timeout_us;
         s->config.target_itl_us = k == 5 ? 0 : s->config.target_itl_us;
         s->config.shared_itl_us = k == 6 ? 0 : s->config.shared_itl_us;
-        if (memcmp(&before, s, sizeof(before)) == 0)
+        if (memcmp(&before, s, sizeof(before)) == 0) {
             continue;
-        if (still_fails(s, why, why_size))
+        }
+        if (still_fails(s, why, why_size)) {
             any = true;
-        else
+        } else {
             *s = before;
+        }
     }
     return any;
 }
@@ -136,9 +148,11 @@ static bool simplify_config(struct scenario *s, char *why, size_t why_size)
 void scenario_shrink(struct scenario *s, char *why, size_t why_size)
 {
     enum { ROUNDS = 40 };
+
     for (int i = 0; i < ROUNDS; i++) {
         bool config = simplify_config(s, why, why_size);
-        if (!simplify_requests(s, why, why_size) && !config)
+        if (!simplify_requests(s, why, why_size) && !config) {
             return;
+        }
     }
 }

@@ -1,8 +1,9 @@
-/* A language model in twenty lines: the log-probability of a token is a hash of the context and the token.
+/* A language model in twenty lines: the log-probability of a token is a hash of the
+ * context and the token.
  *
- * The oracle executor and the reference share only this. How contexts, penalties, biases and random numbers reach it
- * is what the tests are about, so each side prepares them on its own: the oracle from a batch, the reference from
- * the request.
+ * The oracle executor and the reference share only this. How contexts, penalties,
+ * biases and random numbers reach it is what the tests are about, so each side prepares
+ * them on its own: the oracle from a batch, the reference from the request.
  */
 #ifndef QUIRE_TESTS_SIM_TOY_H
 #define QUIRE_TESTS_SIM_TOY_H
@@ -25,11 +26,12 @@ struct toy_sampling {
 };
 /* One token by the processed logits (-INFINITY: banned); -1: nothing is allowed. */
 int32_t toy_draw(const float *logit, int32_t vocab, const struct toy_sampling *s);
-/* The n best of value[vocab], best first, smaller id first on a tie; tokens with -INFINITY are left out. The number
- * found. */
+/* The n best of value[vocab], best first, smaller id first on a tie; tokens with
+ * -INFINITY are left out. The number found. */
 int32_t toy_top(const float *value, int32_t vocab, int32_t n, int32_t *token, float *best);
 /* What penalties make of a logit. */
-float toy_penalise(float logit, int32_t n_output, bool in_prompt, float presence, float frequency, float repetition);
+float toy_penalise(float logit, int32_t n_output, bool in_prompt, float presence, float frequency,
+                   float repetition);
 
 /* A small random number generator for everything in tests/sim. */
 struct rng {

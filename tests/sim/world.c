@@ -1,5 +1,6 @@
-/* Runs a scenario through scheduler, packer, oracle and commit as engine/loop.c does, and compares every delta with
- * what the request gives alone. All invariants are checked after each step. */
+/* Runs a scenario through scheduler, packer, oracle and commit as engine/loop.c does,
+ * and compares every delta with what the request gives alone. All invariants are
+ * checked after each step. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -76,36 +77,45 @@ static void on_token(struct world *w, struct journey *j, const struct delta *d)
 {
     struct sim_choice *c = &j->got[d->choice];
     int32_t id = (int32_t)(j - w->journey);
+
     if (c->finish != FINISH_NONE || c->n >= j->plan->max_tokens) {
         FAIL(w, "request %d choice %d got a token after its end", id, d->choice);
         return;
     }
     c->logprob[c->n] = d->logprob;
     c->token[c->n++] = d->token;
-    if (j->plan->text_stop[d->choice] == c->n)
+    if (j->plan->text_stop[d->choice] == c->n) {
         j->stop_seen[d->choice] = w->turn;
+    }
     if (j->plan->n_logprobs > 0 && j->plan->beam_width == 0) {
         int32_t n = MIN(j->plan->n_logprobs, w->s->config.vocab);
-        if (d->n_top < n || d->top_logprob[0] < d->logprob)
-            FAIL(w, "request %d choice %d: top log-probabilities are missing or out of order", id, d->choice);
+        if (d->n_top < n || d->top_logprob[0] < d->logprob) {
+            FAIL(w, "request %d choice %d: top log-probabilities are missing or out of order", id,
+                 d->choice);
+        }
     }
 }
 
 static void on_prompt(struct world *w, struct journey *j, const struct delta *d)
 {
     int32_t position = j->n_scores++, id = (int32_t)(j - w->journey);
-    if (d->token != j->plan->prompt[position])
+
+    if (d->token != j->plan->prompt[position]) {
         FAIL(w, "request %d: prompt token %d is reported as %d", id, position, d->token);
-    else if (position == 0 ? !isnan(d->logprob) : d->logprob != reference_score(w->s, j->plan, position))
+    } else if (position == 0 ? !isnan(d->logprob)
+                             : d->logprob != reference_score(w->s, j->plan, position)) {
         FAIL(w, "request %d: prompt token %d has a wrong log-probability", id, position);
+    }
 }
 
 /* Leading tokens of its prompt that are pinned: they are found whatever the salt. */
 static int32_t pinned_tokens(const struct world *w, const struct journey *j)
 {
     int32_t n = 0, most = MIN(w->s->n_pin, j->plan->n_prompt);
-    while (n < most && j->plan->prompt[n] == w->s->request[0].prompt[n])
+
+    while (n < most && j->plan->prompt[n] == w->s->request[0].prompt[n]) {
         n++;
+    }
     return n;
 }
 
@@ -146,7 +156,8 @@ static void on_output(struct sink *sink, const struct output *o)
     }
     struct sim_said *said = &j->said[o->choice];
     int32_t id = (int32_t)(j - w->journey), len = (int32_t)o->text_len;
-    if (said->finish != FINISH_NONE || said->len + len > SIM_TEXT || said->n_tokens + o->n_tokens > SIM_TEXT) {
+    if (said->finish != FINISH_NONE || said->len + len > SIM_TEXT ||
+        said->n_tokens + o->n_tokens > SIM_TEXT) {
         FAIL(w, "request %d choice %d: more is said than there is", id, o->choice);
         return;
     }
@@ -189,9 +200,12 @@ static void say(struct world *w, const struct delta *d)
 
 static bool others_with_salt(const struct world *w, const struct journey *j)
 {
-    for (int32_t i = 0; i < w->s->n_requests; i++)
-        if (&w->journey[i] != j && w->journey[i].submitted && w->journey[i].plan->salt == j->plan->salt)
+    for (int32_t i = 0; i < w->s->n_requests; i++) {
+        if (&w->journey[i] != j && w->journey[i].submitted &&
+            w->journey[i].plan->salt == j->plan->salt) {
             return true;
+        }
+    }
     return false;
 }
 
@@ -200,27 +214,31 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
     struct world *w = CONTAINER_OF(out, struct world, out);
     struct journey *j = d->request->user;
     int32_t id = (int32_t)(j - w->journey);
+
     (void)g;
     say(w, d);
-    if (j->ended || d->choice >= sim_choices(j->plan))
+    if (j->ended || d->choice >= sim_choices(j->plan)) {
         FAIL(w, "request %d: a delta after its end, or of a choice it does not have", id);
-    else if (d->kind == DELTA_TOKEN)
+    } else if (d->kind == DELTA_TOKEN) {
         on_token(w, j, d);
-    else if (d->kind == DELTA_PROMPT)
+    } else if (d->kind == DELTA_PROMPT) {
         on_prompt(w, j, d);
-    else if (d->kind == DELTA_FINISH) {
-        if (j->got[d->choice].finish != FINISH_NONE)
+    } else if (d->kind == DELTA_FINISH) {
+        if (j->got[d->choice].finish != FINISH_NONE) {
             FAIL(w, "request %d choice %d finished twice", id, d->choice);
+        }
         j->got[d->choice].finish = d->finish;
         j->got[d->choice].stop_token = d->stop_token;
     } else {
         j->ended = true;
         w->totals->cached_tokens += d->cached_tokens;
-        if (d->cached_tokens < 0 || d->cached_tokens >= j->plan->n_prompt)
+        if (d->cached_tokens < 0 || d->cached_tokens >= j->plan->n_prompt) {
             FAIL(w, "request %d: %d cached tokens of %d", id, d->cached_tokens, j->plan->n_prompt);
+        }
         bool alone = !others_with_salt(w, j);
-        if (alone && d->cached_tokens > pinned_tokens(w, j))
+        if (alone && d->cached_tokens > pinned_tokens(w, j)) {
             FAIL(w, "request %d reads the cache of another salt", id);
+        }
         w->totals->pin_hits += alone && d->cached_tokens > 0;
     }
 }
@@ -258,6 +276,7 @@ static void take_less(struct world *w, struct journey *j, int32_t max_tokens)
     struct gen_params *p = &j->request.params;
     struct group *g = NULL;
     struct err e = {0};
+
     w->totals->yielded++;
     p->max_tokens_yields = false;
     p->max_tokens = max_tokens + 1;
@@ -276,6 +295,7 @@ static void submit(struct world *w, struct journey *j)
     struct group *g = NULL;
     struct err e = {0};
     struct request *r = &j->request;
+
     j->submitted = true;
     sim_request_params(j->plan, j->stop, &r->params);
     r->seed = r->params.seed;
@@ -287,16 +307,19 @@ static void submit(struct world *w, struct journey *j)
     r->weight = j->plan->weight;
     r->stop_at = j->stop_at;
     atomic_init(&r->refs, 2); /* the journey's own, and one that its last delta gives back */
-    for (int32_t i = 0; i < SIM_WIDTH; i++)
+    for (int32_t i = 0; i < SIM_WIDTH; i++) {
         atomic_init(&j->stop_at[i], INT32_MAX);
+    }
     bool impossible = reference_impossible(w->s, j->plan);
     j->words = words_of(j->plan);
-    if (stop_set_new(&j->stops, r->params.stop, NULL, r->params.n_stop, &e) < 0)
+    if (stop_set_new(&j->stops, r->params.stop, NULL, r->params.n_stop, &e) < 0) {
         FAIL(w, "stop_set_new: %s", e.text);
+    }
     r->stops = j->stops;
     if (make_group(w, j, &g, &e) < 0) {
-        if (e.code != ERR_INVALID && e.code != ERR_UNSUPPORTED)
+        if (e.code != ERR_INVALID && e.code != ERR_UNSUPPORTED) {
             FAIL(w, "group_new: %s", e.text);
+        }
         if (strstr(e.text, "is banned") && !impossible) {
             FAIL(w, "request %d is possible, and refused: %s", (int32_t)(j - w->journey), e.text);
         }
@@ -310,27 +333,31 @@ static void submit(struct world *w, struct journey *j)
     if (emission_new(r, w->s->config.tokenizer, &e) < 0) {
         FAIL(w, "emission_new: %s", e.text);
     }
-    if (g->max_tokens != j->plan->max_tokens)
+    if (g->max_tokens != j->plan->max_tokens) {
         take_less(w, j, g->max_tokens);
+    }
     j->tie = !reference_run(w->s, j->plan, j->want);
     w->totals->requests++;
     w->totals->beams += j->plan->beam_width > 1;
-    if (sched_add(w->sched, g, (int64_t)w->turn * TURN_US) < 0)
+    if (sched_add(w->sched, g, (int64_t)w->turn * TURN_US) < 0) {
         FAIL(w, "sched_add refuses a request although the queue has room");
+    }
 }
 
 static void park(const struct world *w, struct journey *j)
 {
     int32_t at = w->turn - j->plan->arrival;
-    bool parked = j->plan->park > 0 && at >= j->plan->park && at < j->plan->park + j->plan->park_turns;
+    bool parked =
+        j->plan->park > 0 && at >= j->plan->park && at < j->plan->park + j->plan->park_turns;
 
     atomic_store(&j->request.parked, parked ? j->plan->park_how : PARK_NONE);
 }
 
 static void set_stop_mark(struct journey *j, int32_t i)
 {
-    if (atomic_load(&j->stop_at[i]) == INT32_MAX)
+    if (atomic_load(&j->stop_at[i]) == INT32_MAX) {
         j->n_at_mark[i] = j->got[i].n;
+    }
     atomic_store(&j->stop_at[i], j->plan->text_stop[i]);
 }
 
@@ -338,17 +365,21 @@ static void marks(struct world *w, struct journey *j)
 {
     /* Where few deltas are taken in a turn, each of the others' ends may take one. */
     int32_t ends = w->s->portion > 0 ? SIM_REQUESTS : 0;
-    if (j->cancelled && w->turn > j->cancel_turn + SIM_DEPTH + 3 + ends)
+
+    if (j->cancelled && w->turn > j->cancel_turn + SIM_DEPTH + 3 + ends) {
         FAIL(w, "request %d was cancelled and is still there", (int32_t)(j - w->journey));
+    }
     if (j->plan->cancel > 0 && w->turn >= j->plan->arrival + j->plan->cancel && !j->cancelled) {
         j->cancelled = true;
         j->cancel_turn = w->turn;
         w->totals->cancelled++;
         atomic_store(&j->request.cancelled, true);
     }
-    for (int32_t i = 0; i < SIM_WIDTH && j->plan->beam_width == 0; i++)
-        if (j->stop_seen[i] > 0 && w->turn >= j->stop_seen[i] + j->plan->text_lag)
+    for (int32_t i = 0; i < SIM_WIDTH && j->plan->beam_width == 0; i++) {
+        if (j->stop_seen[i] > 0 && w->turn >= j->stop_seen[i] + j->plan->text_lag) {
             set_stop_mark(j, i);
+        }
+    }
 }
 
 /* ---- one turn ---- */
@@ -356,19 +387,23 @@ static void marks(struct world *w, struct journey *j)
 static void check(struct world *w, const struct plan *p)
 {
     const char *wrong = sched_check(w->sched, p);
-    if (wrong)
+
+    if (wrong) {
         FAIL(w, "turn %d: %s", w->turn, wrong);
+    }
 }
 
 static void commit(struct world *w)
 {
     struct results r;
     struct err e;
+
     if (w->executor->wait(w->executor, &r, &e) < 0) {
         FAIL(w, "wait: %s", e.text);
         return;
     }
-    decode_commit(w->sched, &w->plan[w->committed++ % (SIM_DEPTH + 1)], &r, (int64_t)w->turn * TURN_US, &w->out);
+    decode_commit(w->sched, &w->plan[w->committed++ % (SIM_DEPTH + 1)], &r,
+                  (int64_t)w->turn * TURN_US, &w->out);
     check(w, NULL);
 }
 
@@ -378,6 +413,7 @@ static void step(struct world *w)
     struct batch b;
     struct err e;
     int32_t n = sched_plan(w->sched, (int64_t)w->turn * TURN_US, p);
+
     check(w, p);
     if (n > 0 && !failed(w)) {
         w->launched++;
@@ -385,11 +421,13 @@ static void step(struct world *w)
         w->totals->tokens += p->n_tokens;
         w->totals->copies += p->n_copy;
         pack_batch(w->packer, p, &b);
-        if (w->executor->launch(w->executor, &b, &e) < 0)
+        if (w->executor->launch(w->executor, &b, &e) < 0) {
             FAIL(w, "turn %d, step %llu: %s", w->turn, (unsigned long long)b.step, e.text);
+        }
     }
-    if (!failed(w) && w->launched - w->committed > (uint64_t)(n > 0 ? w->s->depth : 0))
+    if (!failed(w) && w->launched - w->committed > (uint64_t)(n > 0 ? w->s->depth : 0)) {
         commit(w);
+    }
     decode_reap(w->sched, &w->out);
     emit_held(w, NULL);
     check(w, NULL);
@@ -397,9 +435,11 @@ static void step(struct world *w)
 
 static bool all_ended(const struct world *w)
 {
-    for (int32_t i = 0; i < w->s->n_requests; i++)
-        if (!w->s->request[i].absent && !w->journey[i].ended)
+    for (int32_t i = 0; i < w->s->n_requests; i++) {
+        if (!w->s->request[i].absent && !w->journey[i].ended) {
             return false;
+        }
+    }
     return w->launched == w->committed;
 }
 
@@ -408,12 +448,15 @@ static void turn(struct world *w)
     w->turn++;
     for (int32_t i = 0; i < w->s->n_requests; i++) {
         struct journey *j = &w->journey[i];
-        if (j->plan->absent)
+        if (j->plan->absent) {
             continue;
-        if (!j->submitted && w->turn > j->plan->arrival)
+        }
+        if (!j->submitted && w->turn > j->plan->arrival) {
             submit(w, j);
-        if (j->submitted && !j->ended)
+        }
+        if (j->submitted && !j->ended) {
             marks(w, j);
+        }
         park(w, j);
     }
     w->portion_left = w->s->portion;
@@ -424,9 +467,11 @@ static void turn(struct world *w)
 
 static bool same_tokens(const struct sim_choice *a, const struct sim_choice *b, int32_t n)
 {
-    for (int32_t i = 0; i < n; i++)
-        if (a->token[i] != b->token[i] || a->logprob[i] != b->logprob[i])
+    for (int32_t i = 0; i < n; i++) {
+        if (a->token[i] != b->token[i] || a->logprob[i] != b->logprob[i]) {
             return false;
+        }
+    }
     return true;
 }
 
@@ -434,19 +479,22 @@ static bool same_tokens(const struct sim_choice *a, const struct sim_choice *b, 
 static bool cut_short(const struct world *w, const struct journey *j, const struct sim_choice *got)
 {
     const struct sched_config *c = &w->s->config;
-    if (got->finish == FINISH_ABORT)
+
+    if (got->finish == FINISH_ABORT) {
         return j->cancelled || c->queue_timeout_us > 0 || c->request_timeout_us > 0;
+    }
     return got->finish == FINISH_ERROR && w->s->fail_at > 0;
 }
 
 /* The text of a choice as the engine has ended it, without its echo: its length. A
  * sample whose text has ended says what was drawn before the engine heard of it. */
-static int32_t text_of(const struct world *w, const struct journey *j, const struct sim_choice *c, char *ret,
-                       const char **ret_stop)
+static int32_t text_of(const struct world *w, const struct journey *j, const struct sim_choice *c,
+                       char *ret, const char **ret_stop)
 {
     const struct sim_request *r = j->plan;
     int32_t n = c->n, stop_token;
-    bool by_token = n > 0 && reference_finish(w->s, r, c->token[n - 1], n, &stop_token) == FINISH_STOP;
+    bool by_token =
+        n > 0 && reference_finish(w->s, r, c->token[n - 1], n, &stop_token) == FINISH_STOP;
 
     for (int32_t i = 0; i < n; i++) {
         ret[i] = (char)c->token[i];
@@ -465,8 +513,9 @@ static void judge_said(struct world *w, struct journey *j, int32_t i)
     char text[SIM_TEXT];
     const char *stop;
     int32_t id = (int32_t)(j - w->journey), echoed = j->plan->echo ? j->plan->n_prompt : 0;
-    /* A search that is over may be given up in the midst of its report: a text's stop string
-     * was seen then, and its end is not said. */
+
+    /* A search that is over may be given up in the midst of its report: a text's stop
+     * string was seen then, and its end is not said. */
     if (j->plan->beam_width > 0 && j->cancelled && got->finish == FINISH_ABORT) {
         return;
     }
@@ -476,13 +525,15 @@ static void judge_said(struct world *w, struct journey *j, int32_t i)
         text[k] = (char)j->plan->prompt[k];
     }
     if (said->len != len || memcmp(said->text, text, (size_t)len) != 0) {
-        FAIL(w, "request %d choice %d: its text has %d characters and should have %d, or differs", id, i, said->len,
-             len);
+        FAIL(w, "request %d choice %d: its text has %d characters and should have %d, or differs",
+             id, i, said->len, len);
     }
     if (said->finish != got->finish || said->stop_token != (stop ? -1 : got->stop_token)) {
-        FAIL(w, "request %d choice %d: its text ends by %d (stop id %d)", id, i, said->finish, said->stop_token);
+        FAIL(w, "request %d choice %d: its text ends by %d (stop id %d)", id, i, said->finish,
+             said->stop_token);
     }
-    if (stop ? !said->stop_string || strcmp(said->stop_string, stop) != 0 : said->stop_string != NULL) {
+    if (stop ? !said->stop_string || strcmp(said->stop_string, stop) != 0
+             : said->stop_string != NULL) {
         FAIL(w, "request %d choice %d: its text ends by another stop string", id, i);
     }
     if (said->n_tokens != echoed + got->n) {
@@ -499,48 +550,62 @@ static void judge_choice(struct world *w, struct journey *j, int32_t i)
 {
     const struct sim_choice *got = &j->got[i], *want = &j->want[i];
     int32_t id = (int32_t)(j - w->journey), stop = j->plan->text_stop[i];
+
     if (got->n > want->n || !same_tokens(got, want, got->n)) {
         FAIL(w, "request %d choice %d differs from what it gives alone", id, i);
         return;
     }
-    if (j->n_at_mark[i] > 0 && got->n > j->n_at_mark[i] + 1)
+    if (j->n_at_mark[i] > 0 && got->n > j->n_at_mark[i] + 1) {
         FAIL(w, "request %d choice %d went on after its text had ended", id, i);
-    if (cut_short(w, j, got))
+    }
+    if (cut_short(w, j, got)) {
         return;
-    if (got->n == want->n && got->finish == want->finish && got->stop_token == want->stop_token)
+    }
+    if (got->n == want->n && got->finish == want->finish && got->stop_token == want->stop_token) {
         return;
-    if (j->stop_seen[i] > 0 && got->n >= stop && got->finish == FINISH_STOP)
+    }
+    if (j->stop_seen[i] > 0 && got->n >= stop && got->finish == FINISH_STOP) {
         return;
-    FAIL(w, "request %d choice %d ends after %d tokens by %d (stop id %d); alone after %d by %d (stop id %d)", id, i,
-         got->n, got->finish, got->stop_token, want->n, want->finish, want->stop_token);
+    }
+    FAIL(w,
+         "request %d choice %d ends after %d tokens by %d (stop id %d); alone after %d by %d (stop "
+         "id %d)",
+         id, i, got->n, got->finish, got->stop_token, want->n, want->finish, want->stop_token);
 }
 
 static void judge(struct world *w)
 {
     struct sched_counts c;
+
     for (int32_t i = 0; i < w->s->n_requests; i++) {
         struct journey *j = &w->journey[i];
-        if (j->plan->absent || j->refused || j->tie)
+        if (j->plan->absent || j->refused || j->tie) {
             continue;
-        for (int32_t k = 0; k < sim_choices(j->plan); k++)
+        }
+        for (int32_t k = 0; k < sim_choices(j->plan); k++) {
             judge_choice(w, j, k);
+        }
         for (int32_t k = 0; k < j->plan->n && j->plan->n == sim_choices(j->plan); k++) {
             judge_said(w, j, k);
         }
-        bool scored = j->plan->n_prompt_logprobs >= 0 || (j->plan->echo && j->plan->n_logprobs >= 0);
+        bool scored =
+            j->plan->n_prompt_logprobs >= 0 || (j->plan->echo && j->plan->n_logprobs >= 0);
         if (scored && j->got[0].finish != FINISH_ABORT && j->got[0].finish != FINISH_ERROR &&
-            j->n_scores != j->plan->n_prompt)
-            FAIL(w, "request %d: %d prompt tokens of %d were scored", i, j->n_scores, j->plan->n_prompt);
+            j->n_scores != j->plan->n_prompt) {
+            FAIL(w, "request %d: %d prompt tokens of %d were scored", i, j->n_scores,
+                 j->plan->n_prompt);
+        }
     }
     sched_counts(w->sched, &c);
     w->totals->preempt_swap += (int64_t)c.preempt_swap;
     w->totals->swap_in_copied += (int64_t)c.swap_in_copied;
     w->totals->swap_in_found += (int64_t)c.swap_in_found;
     w->totals->preempt_recompute += (int64_t)c.preempt_recompute;
-    if (c.blocks_used != w->s->config.n_pinned || c.host_blocks_used || c.running_seqs || c.running_groups ||
-        c.waiting_groups || c.swapped_groups)
-        FAIL(w, "at the end %d blocks, %d host blocks, %d rows are still held", c.blocks_used, c.host_blocks_used,
-             c.running_seqs);
+    if (c.blocks_used != w->s->config.n_pinned || c.host_blocks_used || c.running_seqs ||
+        c.running_groups || c.waiting_groups || c.swapped_groups) {
+        FAIL(w, "at the end %d blocks, %d host blocks, %d rows are still held", c.blocks_used,
+             c.host_blocks_used, c.running_seqs);
+    }
 }
 
 static void pass_over(struct delta_out *out, const struct group *g, const struct delta *d)
@@ -554,25 +619,31 @@ static void run_to_end(struct world *w, struct delta_out *out)
     struct results r;
     struct batch b;
     struct err e = {0};
+
     while (!failed(w) && sched_plan(w->sched, 0, p) > 0) {
         pack_batch(w->packer, p, &b);
-        if (w->executor->launch(w->executor, &b, &e) < 0 || w->executor->wait(w->executor, &r, &e) < 0)
+        if (w->executor->launch(w->executor, &b, &e) < 0 ||
+            w->executor->wait(w->executor, &r, &e) < 0) {
             FAIL(w, "pinning: %s", e.text);
-        else
+        } else {
             decode_commit(w->sched, p, &r, 0, out);
+        }
         decode_reap(w->sched, out);
         check(w, NULL);
     }
 }
 
-/* As the settings' prefixes are: computed without a salt by a request that makes no token, then held. */
+/* As the settings' prefixes are: computed without a salt by a request that makes no
+ * token, then held. */
 static void pin(struct world *w)
 {
     struct delta_out out = {.emit = pass_over};
     _Atomic int32_t stop_at = INT32_MAX;
-    struct request r = {.prompt = (int32_t *)w->s->request[0].prompt, .n_prompt = w->s->n_pin, .stop_at = &stop_at};
+    struct request r = {
+        .prompt = (int32_t *)w->s->request[0].prompt, .n_prompt = w->s->n_pin, .stop_at = &stop_at};
     struct group *g = NULL;
     struct err e = {0};
+
     r.params = (struct gen_params){.echo = true,
                                    .n = 1,
                                    .best_of = 1,
@@ -587,52 +658,63 @@ static void pin(struct world *w)
     }
     run_to_end(w, &out);
     int32_t n = failed(w) ? 0 : sched_pin(w->sched, r.prompt, r.n_prompt);
-    if (!failed(w) && n != w->s->config.n_pinned)
+    if (!failed(w) && n != w->s->config.n_pinned) {
         FAIL(w, "%d blocks are pinned, not %d", n, w->s->config.n_pinned);
+    }
 }
 
 static int open_world(struct world *w)
 {
     struct oracle_config oc;
     struct err e = {0};
+
     scenario_oracle(w->s, &oc);
     oc.fail_at = w->s->fail_at;
-    int code = w->s->n_ranks > 1 ? many_open(&w->executor, &oc, w->s->n_ranks, w->s->n_stages, &e)
-                                 : oracle_open(&w->executor, &oc, &e);
-    if (code == 0)
-        code = sched_new(&w->sched, &w->s->config, &e);
-    if (code == 0)
-        code = packer_new(&w->packer, &w->s->config, &e);
-    for (int i = 0; i <= SIM_DEPTH && code == 0; i++)
-        code = plan_init(&w->plan[i], &w->s->config, &e);
-    if (code < 0) {
+    int rc = w->s->n_ranks > 1 ? many_open(&w->executor, &oc, w->s->n_ranks, w->s->n_stages, &e)
+                               : oracle_open(&w->executor, &oc, &e);
+    if (rc == 0) {
+        rc = sched_new(&w->sched, &w->s->config, &e);
+    }
+    if (rc == 0) {
+        rc = packer_new(&w->packer, &w->s->config, &e);
+    }
+    for (int i = 0; i <= SIM_DEPTH && rc == 0; i++) {
+        rc = plan_init(&w->plan[i], &w->s->config, &e);
+    }
+    if (rc < 0) {
         FAIL(w, "start: %s", e.text);
-        return code;
+        return rc;
     }
     w->out.emit = on_delta;
     w->sink.emit = on_output;
     engine_stats_init(&w->stats);
-    w->emitter =
-        (struct emitter){.tokenizer = w->s->config.tokenizer, .sink = &w->sink, .stats = &w->stats, .now_us = 1};
+    w->emitter = (struct emitter){
+        .tokenizer = w->s->config.tokenizer, .sink = &w->sink, .stats = &w->stats, .now_us = 1};
     w->out.take = take;
-    for (int32_t i = 0; i < w->s->n_requests; i++)
+    for (int32_t i = 0; i < w->s->n_requests; i++) {
         w->journey[i].plan = &w->s->request[i];
-    if (w->s->n_pin > 0)
+    }
+    if (w->s->n_pin > 0) {
         pin(w);
+    }
     return 0;
 }
 
 int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t why_size)
 {
     struct world w = {.s = s, .totals = t, .why = why, .why_size = why_size};
+
     why[0] = '\0';
     if (open_world(&w) == 0) {
-        while (!failed(&w) && !all_ended(&w) && w.turn < TURNS)
+        while (!failed(&w) && !all_ended(&w) && w.turn < TURNS) {
             turn(&w);
-        if (!failed(&w) && !all_ended(&w))
+        }
+        if (!failed(&w) && !all_ended(&w)) {
             FAIL(&w, "not at its end after %d turns", TURNS);
-        if (!failed(&w))
+        }
+        if (!failed(&w)) {
             judge(&w);
+        }
     }
     t->runs++;
     for (int32_t i = 0; i < s->n_requests; i++) {
@@ -644,9 +726,11 @@ int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t 
         stop_set_free(w.journey[i].stops);
     }
     packer_free(w.packer);
-    for (int i = 0; i <= SIM_DEPTH; i++)
+    for (int i = 0; i <= SIM_DEPTH; i++) {
         plan_release(&w.plan[i]);
-    if (w.executor)
+    }
+    if (w.executor) {
         w.executor->free(w.executor);
+    }
     return failed(&w) ? -1 : 0;
 }
