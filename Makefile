@@ -2,7 +2,7 @@
 # no line here. What a file's name decides:
 #   *_avx2.c *_avx512.c *_avx512bf16.c   x86-64 only, compiled for that instruction set and entered after a run-time check
 #   *_neon.c                             aarch64 only
-#   tests/test_*.c                       a unit test: its own main, linked to everything but server/main.c
+#   tests/unit/**/test_*.c               a unit test: its own main, linked to everything but server/main.c
 #   tests/fuzz/fuzz_*.c                  a libFuzzer target
 #   tests/sim/*.c, tests/bench/*.c       a program where the file has a main, shared by the tests where it has none
 # Everything else is compiled for the oldest machine that is supported (x86-64-v2), never for the machine that builds.
@@ -35,10 +35,14 @@ endif
 
 arch := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
 other_isa := $(if $(filter x86_64,$(arch)),,%_avx2.c %_avx512.c %_avx512bf16.c) $(if $(filter aarch64,$(arch)),,%_neon.c)
-rooms := config kernels kernels/cpu models engine server
-sources := $(filter-out $(other_isa),$(foreach d,$(rooms),$(wildcard $(d)/*.c)) $(wildcard kernels/cuda/heuristics*.c))
+# The C files of a folder and of those below it, three deep.
+c_below = $(wildcard $1/*.c $1/*/*.c $1/*/*/*.c)
+# Of kernels/cuda only what needs no GPU: the plugin has the rest.
+cuda_plans := $(wildcard kernels/cuda/heuristics*.c kernels/cuda/*/heuristics*.c)
+every_source := $(foreach d,config kernels models engine server,$(call c_below,$(d)))
+sources := $(filter-out $(other_isa) kernels/cuda/%,$(every_source)) $(cuda_plans)
 lib_sources := $(filter-out server/main.c,$(sources))
-unit_sources := $(wildcard tests/test_*.c)
+unit_sources := $(filter tests/unit/%,$(foreach f,$(call c_below,tests/unit),$(if $(filter test_%,$(notdir $(f))),$(f))))
 fuzz_sources := $(wildcard tests/fuzz/fuzz_*.c)
 # A file of tests/sim or tests/bench that has a main is a program, the others are shared.
 tool_candidates := $(wildcard tests/sim/*.c tests/bench/*.c)
@@ -108,7 +112,7 @@ $(BUILD)/obj/%.o: %.c $(stamp)
 $(stamp): ;
 
 # The page is put into the program (.incbin), which the compiler's list of dependencies does not tell.
-$(BUILD)/obj/server/ui.o: server/ui/index.html
+$(BUILD)/obj/server/ui/ui.o: server/ui/index.html
 
 # Made anew, so that a source that is gone leaves no object behind.
 $(lib): $(lib_objects)
@@ -136,15 +140,16 @@ units: $(units)
 
 tools: $(sim_tools)
 
-# The scheduler's heart as tests/test_step_work.c wants it: each basic block calls a counter. Linked before the library's.
-counted := $(patsubst %.c,$(BUILD)/counted/%.o,$(filter-out %_check.c %_picture.c,$(wildcard engine/sched*.c)) \
-    $(addprefix engine/,regions.c kvpool.c prefix.c reserve.c pack.c decode.c))
+# The scheduler's heart as tests/unit/engine/sched/test_step_work.c wants it: each basic block calls a counter. Linked before the library's.
+counted := $(patsubst %.c,$(BUILD)/counted/%.o,\
+    $(filter-out %_check.c %_snapshot.c,$(wildcard engine/sched/sched*.c)) \
+    $(addprefix engine/sched/,kv/regions.c kv/kvpool.c kv/prefix.c kv/contiguous_alloc.c decode/pack.c decode/decode.c))
 $(BUILD)/counted/%.o: %.c $(stamp)
 	@mkdir -p $(@D)
 	$(call say,CC,$<)
 	$(Q)$(CC) $(compile) -fsanitize-coverage=trace-pc -MMD -MP -c -o $@ $<
-$(BUILD)/tests/test_step_work: $(counted)
-$(BUILD)/tests/test_step_work: first := $(counted)
+$(BUILD)/tests/unit/engine/sched/test_step_work: $(counted)
+$(BUILD)/tests/unit/engine/sched/test_step_work: first := $(counted)
 
 $(units) $(tools): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(shared) $(lib)
 	@mkdir -p $(@D)
@@ -208,9 +213,9 @@ CUDA_PTX ?= compute_80 compute_90
 NVCC_FLAGS ?= -O3 -lineinfo
 nvcc := $(CUDA_HOME)/bin/nvcc
 cuda_dir := $(BUILD)/cuda
-cuda_objects := $(patsubst %,$(cuda_dir)/%.o,$(wildcard kernels/cuda/*.cu kernels/cuda/*.c))
+cuda_objects := $(patsubst %,$(cuda_dir)/%.o,$(wildcard kernels/cuda/*.cu kernels/cuda/*.c kernels/cuda/*/*.cu kernels/cuda/*/*.c))
 # What the plugin uses of config/ and kernels/ it carries itself, hidden; the linker drops the rest.
-cuda_host := $(patsubst %,$(cuda_dir)/%.o,$(wildcard config/*.c kernels/*.c))
+cuda_host := $(patsubst %,$(cuda_dir)/%.o,$(wildcard config/base/*.c config/settings/*.c kernels/*.c kernels/comm/*.c))
 gencode := $(foreach a,$(CUDA_ARCHS),-gencode arch=$(a:sm_%=compute_%),code=$(a)) \
     $(foreach a,$(CUDA_PTX),-gencode arch=$(a),code=$(a))
 pic := -fPIC -fvisibility=hidden -ffunction-sections -fdata-sections

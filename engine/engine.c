@@ -15,16 +15,16 @@
 
 #include <xxhash.h>
 
-#include "config/log.h"
-#include "engine/cost.h"
+#include "config/base/log.h"
 #include "engine/engine_state.h"
+#include "engine/loop/cost.h"
 #include "engine/model_path.h"
-#include "engine/pins.h"
+#include "engine/pinned_prefixes.h"
 #include "engine/stats.h"
-#include "models/chat_template.h"
-#include "models/file.h"
-#include "models/fim.h"
-#include "models/gguf.h"
+#include "models/chat/chat_template.h"
+#include "models/checkpoint/file.h"
+#include "models/checkpoint/gguf/gguf.h"
+#include "models/tokenizer/fim.h"
 
 /* ---- deltas from commit to the output thread ---- */
 

@@ -5,14 +5,15 @@
 
 #include <pthread.h>
 
-#include "engine/decode.h"
-#include "engine/executor.h"
-#include "engine/inbox.h"
-#include "engine/output.h"
-#include "engine/pace.h"
-#include "engine/pack.h"
-#include "engine/reaper.h"
-#include "engine/watch.h"
+#include "engine/engine.h"
+#include "engine/kv_snapshot_feed.h"
+#include "engine/loop/inbox.h"
+#include "engine/loop/launch_delay.h"
+#include "engine/output/output.h"
+#include "engine/output/reaper.h"
+#include "engine/sched/decode/decode.h"
+#include "engine/sched/decode/pack.h"
+#include "engine/workers/executor.h"
 #include "models/model.h"
 
 enum {

@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "models/hub.h"
+#include "models/hub/hub.h"
 
 static bool has_config(const char *dir)
 {

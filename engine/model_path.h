@@ -2,10 +2,10 @@
 #ifndef QUIRE_ENGINE_MODEL_PATH_H
 #define QUIRE_ENGINE_MODEL_PATH_H
 
-#include "config/base.h"
+#include "config/base/base.h"
 
 /* The directory of `model`, or the GGUF file that it is or that lies in it alone; or
- * what its name on the hub means, downloaded when need be (models/hub.h). NULL means
+ * what its name on the hub means, downloaded when need be (models/hub/hub.h). NULL means
  * the bundled one, looked for in $QUIRE_SHARE/models/demo, then beside the executable
  * as installed (../share/quire/models/demo) and as built (../models/demo). `ret` is
  * malloc'd. */

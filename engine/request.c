@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/emit.h"
 #include "engine/engine_state.h"
-#include "engine/stops.h"
+#include "engine/output/emit.h"
+#include "engine/sched/decode/stops.h"
 
 static float or_else(float value, float otherwise)
 {

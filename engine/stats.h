@@ -3,7 +3,8 @@
 #ifndef QUIRE_ENGINE_STATS_H
 #define QUIRE_ENGINE_STATS_H
 
-#include "engine/sched.h"
+#include "engine/engine.h"
+#include "engine/sched/sched.h"
 
 void engine_stats_init(struct engine_stats *s);
 /* The scheduler's counts as gauges; `queued` requests are accepted but not in its hands

@@ -1,7 +1,7 @@
 /* The seam to the device: a table of about twenty operations.
  *
  * `cpu` is compiled in and is the specification: every other backend is compared with
- * it by tests/test_ops.c. `cuda` is a plugin, libquire_cuda.so, opened when asked for
+ * it by tests/unit/kernels/test_ops.c. `cuda` is a plugin, libquire_cuda.so, opened when asked for
  * or when a GPU is there; it exports `quire_backend_open` of type backend_open_fn.
  *
  * Everything is a 2-D `mat`, row-major, except the key/value cache. Operations are

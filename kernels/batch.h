@@ -1,4 +1,4 @@
-/* What one step computes: flat, read-only arrays, made by engine/pack.c, consumed by a
+/* What one step computes: flat, read-only arrays, made by engine/sched/decode/pack.c, consumed by a
  * backend.
  *
  * A batch is the only thing that crosses the executor seam, so it can be sent to
@@ -13,13 +13,13 @@
  * them along. Penalties count a sequence's tokens there.
  *
  * Where layers are divided over a pipeline, a step comes to the backend in parts
- * (engine/parts.c), micro-batches: ranges of its tokens, in their order, the first with
+ * (engine/workers/microbatch.c), micro-batches: ranges of its tokens, in their order, the first with
  * all memory operations. Each is a batch as any other, of the same `step`.
  */
 #ifndef QUIRE_KERNELS_BATCH_H
 #define QUIRE_KERNELS_BATCH_H
 
-#include "config/base.h"
+#include "config/base/base.h"
 
 /* Copy block `src` to block `dst`, all layers. Device block ids for `copy`; for a swap
  * one side is a host block. */

@@ -7,7 +7,7 @@
 #ifndef QUIRE_MODELS_MODEL_H
 #define QUIRE_MODELS_MODEL_H
 
-#include "config/limits.h"
+#include "config/base/limits.h"
 #include "kernels/backend.h"
 
 enum rope_scaling {

@@ -10,7 +10,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include "config/base.h"
+#include "config/base/base.h"
 
 enum { FRAMES = 64, STACK_BYTES = 64 * 1024, PATIENCE_S = 10 };
 

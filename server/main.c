@@ -4,9 +4,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "config/settings.h"
+#include "config/settings/settings.h"
+#include "engine/commands.h"
 #include "engine/engine.h"
-#include "server/bench.h"
+#include "server/bench/bench.h"
 #include "server/commands.h"
 
 extern char **environ;

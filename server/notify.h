@@ -3,7 +3,7 @@
 #ifndef QUIRE_SERVER_NOTIFY_H
 #define QUIRE_SERVER_NOTIFY_H
 
-#include "config/base.h"
+#include "config/base/base.h"
 
 /* Send "READY=1", "STOPPING=1", "WATCHDOG=1", "STATUS=…". */
 void notify(const char *state);

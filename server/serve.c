@@ -18,9 +18,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine/commands.h"
 #include "server/commands.h"
 #include "server/crash.h"
-#include "server/http.h"
+#include "server/http/http.h"
 #include "server/notify.h"
 
 enum {

@@ -8,8 +8,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/cpu/convert.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/simd/convert.h"
 
 struct attention_job {
     struct cpu_backend *c;

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "kernels/comm.h"
-#include "kernels/pipeline.h"
+#include "kernels/comm/comm.h"
+#include "kernels/comm/pipeline.h"
 
 static void cpu_free(struct backend *b)
 {

@@ -2,7 +2,7 @@
  *
  *     cpu.c        open, free, the table of operations
  *     memory.c     arena, weights, scratch, the cache
- *     settle.c     weights read in their mapped file
+ *     hugepages.c     weights read in their mapped file
  *     step.c       the batch's copy, block tables, block copies, results
  *     ops.c        embed, norm, add, activation, gather
  *     rope.c       rotation and cache write
@@ -23,11 +23,11 @@
 #ifndef QUIRE_KERNELS_CPU_CPU_H
 #define QUIRE_KERNELS_CPU_CPU_H
 
-#include "config/limits.h"
+#include "config/base/limits.h"
 #include "kernels/backend.h"
-#include "kernels/cpu/kernels.h"
+#include "kernels/comm/stage_tokens.h"
 #include "kernels/cpu/pool.h"
-#include "kernels/stage_tokens.h"
+#include "kernels/cpu/simd/kernels.h"
 
 /* Memory that lives as long as the backend, cut from large regions of 2 MiB pages. */
 struct cpu_region {
@@ -134,7 +134,7 @@ int cpu_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks
 int cpu_download(struct backend *b, struct mat m, float *out, struct err *e);
 int cpu_upload(struct backend *b, struct mat m, const float *in, struct err *e);
 
-/* settle.c: whether a weight's rows, `stride` elements apart, may be read where its
+/* hugepages.c: whether a weight's rows, `stride` elements apart, may be read where its
  * pieces lie. */
 bool cpu_reads_in_place(const struct weight_desc *d, int64_t stride);
 /* The weight is read at `data`: move it into large pages once cpu_settle_start was

@@ -1,7 +1,7 @@
 /* The specification of linear: out = epilogue(x W^T), float32 accumulation over the
  * input; by tiles where the table has them. */
-#include "kernels/cpu/convert.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/simd/convert.h"
 
 enum { TASK_COLS = 32 };
 

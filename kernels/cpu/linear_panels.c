@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/fetch.h"
+#include "kernels/cpu/simd/fetch.h"
 
 enum {
     LINE_BYTES = 64,

@@ -2,7 +2,7 @@
  * MiB pages.
  *
  * Weights are copied, but for large ones that lie in their mapped file as they are
- * needed (settle.c). Rows stay as stored, [out, in], padded with zeros to whole chunks
+ * needed (hugepages.c). Rows stay as stored, [out, in], padded with zeros to whole chunks
  * of the tiles: the kernels read whole rows, so decoding, prefill, embedding and a tied
  * head share one copy.
  */
@@ -12,8 +12,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "kernels/cpu/convert.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/simd/convert.h"
 
 #define REGION_BYTES ((size_t)64 << 20)
 

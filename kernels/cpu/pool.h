@@ -7,7 +7,7 @@
 #ifndef QUIRE_KERNELS_CPU_POOL_H
 #define QUIRE_KERNELS_CPU_POOL_H
 
-#include "config/base.h"
+#include "config/base/base.h"
 
 enum { CPU_POOL_MAX_THREADS = 256 };
 

@@ -4,7 +4,7 @@
  * others, which need them as the input of the step launched next. So ranks on unlike
  * machines cannot come to different tokens.
  */
-#include "kernels/comm.h"
+#include "kernels/comm/comm.h"
 #include "kernels/cpu/cpu.h"
 
 static void check(struct cpu_backend *c, int rc, const struct err *e)

@@ -2,7 +2,7 @@
 #ifndef QUIRE_KERNELS_CPU_SELECT_H
 #define QUIRE_KERNELS_CPU_SELECT_H
 
-#include "kernels/cpu/kernels.h"
+#include "kernels/cpu/simd/kernels.h"
 
 /* Keep the survivors whose z is at least the k-th greatest (ties at the edge stay).
  * Returns how many; order is kept. */

@@ -1,7 +1,7 @@
 /* What a stage of a pipeline hands to the next (pipeline.h), on the CPU: the residual
  * stream of a part of a step. */
+#include "kernels/comm/pipeline.h"
 #include "kernels/cpu/cpu.h"
-#include "kernels/pipeline.h"
 
 static bool usable(const struct cpu_backend *c)
 {

@@ -1,6 +1,6 @@
 /* Thread-block clusters of compute capability 9; before it, a cluster is one block. */
-#ifndef QUIRE_CUDA_CLUSTER_CUH
-#define QUIRE_CUDA_CLUSTER_CUH
+#ifndef QUIRE_KERNELS_CUDA_CLUSTER_CUH
+#define QUIRE_KERNELS_CUDA_CLUSTER_CUH
 
 #include <cooperative_groups.h>
 

@@ -1,7 +1,7 @@
 /* What the kernels share: types, 16-byte access, warp and block sums, dependent
  * launch. */
-#ifndef QUIRE_CUDA_COMMON_CUH
-#define QUIRE_CUDA_COMMON_CUH
+#ifndef QUIRE_KERNELS_CUDA_COMMON_CUH
+#define QUIRE_KERNELS_CUDA_COMMON_CUH
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -8,16 +8,16 @@
  * addresses: the staging buffer on the device and the arrays that the prologue fills
  * from it.
  */
-#ifndef QUIRE_CUDA_CUDA_H
-#define QUIRE_CUDA_CUDA_H
+#ifndef QUIRE_KERNELS_CUDA_CUDA_H
+#define QUIRE_KERNELS_CUDA_CUDA_H
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <pthread.h>
 
 #include "kernels/backend.h"
-#include "kernels/cuda/chain.h"
-#include "kernels/cuda/heuristics_products.h"
+#include "kernels/cuda/fused_decode/fused_decode.h"
+#include "kernels/cuda/gemm/heuristics_products.h"
 #include "kernels/cuda/launch.h"
 
 enum {
@@ -107,7 +107,7 @@ struct cuda_backend {
     struct query_tile *tile_device; /* prefill tiles inside the staging buffer */
     int32_t n_tiles, n_prefill_tokens;
     bool in_step, started, capturing, greedy;
-    bool shorts;    /* ranks draw every sample of the step from short lists (rank_draw.c) */
+    bool shorts;    /* ranks draw every sample of the step from short lists (rank_sample.c) */
     bool shared;    /* the step has runs of sequences whose shared chunks are read once */
     int32_t padded; /* rows of a decode step's graph; n_tokens when there is none */
 
@@ -219,7 +219,7 @@ bool cuda_sample_room(struct cuda_backend *c, struct mat logits);
  * span does. */
 struct attn_cut cuda_attn_cut(const struct cuda_backend *c, const int32_t *start, int32_t n);
 
-/* chain.c */
+/* fused_decode.c */
 /* Shared memory that a chain's block may have on this device; 0: there are no
  * chains. */
 int32_t cuda_chain_bytes(struct cuda_backend *c);
@@ -272,7 +272,7 @@ bool cuda_rank_sum(struct cuda_backend *c, struct mat *out, struct mat *x, struc
 void cuda_all_reduce(struct backend *b, struct mat x);
 void cuda_embed_part(struct backend *b, struct mat out, struct mat table, int32_t first,
                      float scale);
-/* rank_draw.c */
+/* rank_sample.c */
 /* How the ranks draw the step's samples; before its graph is chosen. */
 void cuda_rank_choose(struct cuda_backend *c, const struct batch *b);
 /* Where the step's answers are written, once its counts are known: where they are the
@@ -305,7 +305,7 @@ struct matmul_setup {
     cublasLtMatrixLayout_t w, x, residual, out;
     cublasLtMatmulPreference_t want;
 };
-/* linear_exact.c: the algorithm for `deterministic`; its results do not depend on
+/* linear_invariant.c: the algorithm for `deterministic`; its results do not depend on
  * `rows`. any_tile: the operands suit the kernels of which that is known for every
  * tile. */
 cublasStatus_t linear_exact_algo(struct cuda_backend *c, const struct matmul_setup *m, int32_t rows,

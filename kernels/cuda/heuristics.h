@@ -1,10 +1,10 @@
 /* Decisions of the CUDA backend that need no device: pure functions, tested without
  * one. */
-#ifndef QUIRE_CUDA_HEURISTICS_H
-#define QUIRE_CUDA_HEURISTICS_H
+#ifndef QUIRE_KERNELS_CUDA_HEURISTICS_H
+#define QUIRE_KERNELS_CUDA_HEURISTICS_H
 
 #include "kernels/batch.h"
-#include "kernels/cuda/shared_run.h"
+#include "kernels/cuda/attention/shared_prefix.h"
 
 /* Rows of the captured graph that serves a decode step of n rows: steps of 1 to 8, of 8
  * to 64, of 16 to 256, then of 32. */

@@ -5,13 +5,13 @@
  * no kernel for a shape returns false and enqueues nothing. Shapes stand behind the
  * parameters.
  */
-#ifndef QUIRE_CUDA_LAUNCH_H
-#define QUIRE_CUDA_LAUNCH_H
+#ifndef QUIRE_KERNELS_CUDA_LAUNCH_H
+#define QUIRE_KERNELS_CUDA_LAUNCH_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kernels/cuda/shared_run.h"
+#include "kernels/cuda/attention/shared_prefix.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -209,7 +209,7 @@ bool launch_attn_prefill_hopper(const struct attn_args *a, const struct step_arr
                                 const struct query_tile *tile, int32_t n_tiles,
                                 cudaStream_t stream);
 
-/* For `deterministic` (attn_exact.cu): the first n_single sequences, one token each,
+/* For `deterministic` (attn_invariant.cu): the first n_single sequences, one token each,
  * and the tiles. False: no such kernel; launch_attn_plain is as exact, only slow. */
 bool launch_attn_exact(const struct attn_args *a, const struct step_arrays *s, int32_t n_single,
                        const struct query_tile *tile, int32_t n_tiles, cudaStream_t stream);

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/decode.h"
-#include "engine/pace.h"
+#include "engine/loop/launch_delay.h"
+#include "engine/sched/decode/decode.h"
 #include "tests/sim/rig.h"
 
 enum { FLOOD_MAX = 4096, CALM_MAX = 4096, SAMPLES = 20000, DEPTH = 1, CALM_TOKENS = 32 };
@@ -136,7 +136,7 @@ static void take_requests(struct run *r)
     }
 }
 
-/* As engine/loop.c does it. */
+/* As engine/loop/loop.c does it. */
 static void turn(struct run *r)
 {
     take_requests(r);

@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/inbox.h"
+#include "engine/loop/inbox.h"
 
 enum { CAPACITY = 1024, MAX_PRODUCERS = 16 };
 enum kind { INBOX, CK_COUNTED, CK_BARE, N_KINDS };

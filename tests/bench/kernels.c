@@ -1,5 +1,6 @@
 /* `quire bench kernels` as a program of its own: build/tests/bench/kernels [--device
- * cuda] [what ...] (kernels/times.h). */
+ * cuda] [what ...] (kernels/bench/bench_ops.h). */
+#include "engine/commands.h"
 #include "engine/engine.h"
 
 int main(int argc, char **argv)

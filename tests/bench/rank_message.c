@@ -19,8 +19,8 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "engine/batch_wire.h"
-#include "engine/rank_link.h"
+#include "engine/workers/batch_wire.h"
+#include "engine/workers/ranks/step_channel.h"
 
 enum { MAX_RANKS = 64, MAX_SEQS = 4096, LONG_US = 60000000 };
 

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/rank_rig.h"
+#include "tests/unit/rank_rig.h"
 
 enum { CALLS = 64, STEPS = 15, MOST_ROWS = 2048 };
 

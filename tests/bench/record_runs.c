@@ -16,13 +16,14 @@
 
 #include <cjson/cJSON.h>
 
-#include "engine/beam.h"
-#include "engine/decode.h"
-#include "engine/executor.h"
-#include "engine/pack.h"
-#include "engine/sched_impl.h"
+#include "config/settings/settings.h"
+#include "engine/sched/decode/beam.h"
+#include "engine/sched/decode/decode.h"
+#include "engine/sched/decode/pack.h"
+#include "engine/sched/sched_impl.h"
+#include "engine/workers/executor.h"
 #include "models/model.h"
-#include "models/tokenizer.h"
+#include "models/tokenizer/tokenizer.h"
 #include "tests/sim/rig.h"
 
 enum { MAX_PROMPTS = 1024, BEAM_TOKENS = 192, SAMPLE_TOKENS = 512, LINE_BYTES = 1 << 16 };

@@ -13,9 +13,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "engine/decode.h"
-#include "engine/pack.h"
-#include "engine/sched_impl.h"
+#include "engine/sched/decode/decode.h"
+#include "engine/sched/decode/pack.h"
+#include "engine/sched/sched_impl.h"
 #include "tests/sim/rig.h"
 #include "tests/sim/toy.h"
 

@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/decode.h"
+#include "engine/sched/decode/decode.h"
 #include "tests/sim/rig.h"
 
 enum { STREAMS_MAX = 4096, REQUESTS_MAX = 1 << 16, SAMPLES = 20000, DEPTH = 1, LAYERS = 32 };
@@ -153,7 +153,7 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
     }
 }
 
-/* ---- the loop, as engine/loop.c has it ---- */
+/* ---- the loop, as engine/loop/loop.c has it ---- */
 
 static void commit(struct run *r)
 {

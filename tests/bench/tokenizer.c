@@ -7,7 +7,7 @@
  *                                    ids[n], then a frame of text: all ids decoded; then
  *                                    the ids streamed
  */
-#include "models/tokenizer.h"
+#include "models/tokenizer/tokenizer.h"
 
 #include <stdio.h>
 #include <stdlib.h>

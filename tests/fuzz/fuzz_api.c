@@ -1,13 +1,13 @@
 /* HTTP bodies: whatever the bytes, a body is refused with one sentence, or what it
  * became is inside every limit. The first byte chooses: 0 completion, 1 chat, 2
  * tokenize, 3 detokenize (of its lowest bits); 0x80: unknown fields refused; 0x40: a
- * model that fills gaps (suffix). covers: server/api.c server/api_chat.c
- * server/api_fields.c server/api_values.c server/api_lists.c server/api_prompt.c
- * server/json.c */
+ * model that fills gaps (suffix). covers: server/api/api.c server/api/api_chat.c
+ * server/api/api_fields.c server/api/api_values.c server/api/api_lists.c server/api/api_prompt.c
+ * server/api/json_fields.c */
 #include <math.h>
 #include <stdio.h>
 
-#include "tests/api_context.h"
+#include "tests/unit/api_context.h"
 
 #define CHECK(x)                                                 \
     do {                                                         \

@@ -1,9 +1,9 @@
-/* config.json, and after a NUL byte generation_config.json. covers: models/hfconfig.c
- * models/hfconfig_derive.c models/json.c */
+/* config.json, and after a NUL byte generation_config.json. covers: models/checkpoint/hfconfig.c
+ * models/checkpoint/hfconfig_derive.c config/base/json.c */
 #include <math.h>
 #include <string.h>
 
-#include "models/hfconfig_internal.h"
+#include "models/checkpoint/hfconfig_internal.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -2,14 +2,14 @@
  * at once and streamed; what is not UTF-8 is refused; special tokens in the text come
  * back too. And the hand-written scanners cut as PCRE2 does. Run from the repository's
  * root. */
-/* covers: models/tokenizer_scan.c models/tokenizer_utf8.c */
+/* covers: models/tokenizer/tokenizer_scan.c models/tokenizer/tokenizer_utf8.c */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <utf8proc.h>
 
-#include "models/tokenizer_internal.h"
+#include "models/tokenizer/tokenizer_internal.h"
 
 #define CHECK(x)                                                    \
     do {                                                            \

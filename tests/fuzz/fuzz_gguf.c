@@ -1,10 +1,10 @@
 /* A GGUF file, whole: header, configuration, tensors and vocabulary. */
-/* covers: models/gguf.c models/gguf_metadata.c models/gguf_quant.c
- * models/gguf_tensors.c models/gguf_config.c models/gguf_tokenizer.c */
+/* covers: models/checkpoint/gguf/gguf.c models/checkpoint/gguf/gguf_metadata.c models/checkpoint/gguf/gguf_quant.c
+ * models/checkpoint/gguf/gguf_tensors.c models/checkpoint/gguf/gguf_config.c models/checkpoint/gguf/gguf_tokenizer.c */
 #include <stdlib.h>
 
-#include "models/gguf.h"
-#include "models/tokenizer.h"
+#include "models/checkpoint/gguf/gguf.h"
+#include "models/tokenizer/tokenizer.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

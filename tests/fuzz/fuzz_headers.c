@@ -4,8 +4,8 @@
  * lines, an empty line, the body. Its length says the rest: odd, the server drains; by
  * four and two left, the engine is not there yet; by seven, HTTP/1.0; by eleven, the
  * client leaves when it has the head. Whatever it is, it gets one answer with a known
- * status, or none, and nothing is left. covers: server/http.c server/reply.c
- * server/routes.c server/quota.c */
+ * status, or none, and nothing is left. covers: server/http/http.c server/http/reply.c
+ * server/http/routes.c server/access/quota.c */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,8 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "config/wait.h"
-#include "server/http.h"
+#include "config/base/wait.h"
+#include "server/http/http.h"
 
 #define CHECK(x)                                                     \
     do {                                                             \

@@ -1,10 +1,10 @@
 /* What a hub answers about a model, and names of models. */
-/* covers: models/hub_listing.c models/hub.c */
+/* covers: models/hub/hub_listing.c models/hub/hub.c */
 #include <stdlib.h>
 #include <string.h>
 
-#include "models/hub.h"
-#include "models/hub_internal.h"
+#include "models/hub/hub.h"
+#include "models/hub/hub_internal.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
 

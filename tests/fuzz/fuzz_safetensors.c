@@ -1,7 +1,7 @@
-/* The header of a safetensors file. covers: models/safetensors.c models/json.c */
+/* The header of a safetensors file. covers: models/checkpoint/safetensors.c config/base/json.c */
 #include <string.h>
 
-#include "models/weights.h"
+#include "models/checkpoint/weights.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

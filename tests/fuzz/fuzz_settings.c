@@ -1,5 +1,5 @@
-/* The YAML file of settings. covers: config/settings_yaml.c */
-#include "config/settings_table.h"
+/* The YAML file of settings. covers: config/settings/settings_yaml.c */
+#include "config/settings/settings_table.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -1,6 +1,6 @@
 /* SentencePiece models: whatever the bytes, a sentence of refusal or a tokenizer that
  * stays inside its vocabulary. */
-/* covers: models/tokenizer_spm.c models/tokenizer_unigram.c */
+/* covers: models/tokenizer/tokenizer_spm.c models/tokenizer/tokenizer_unigram.c */
 #include "tests/fuzz/tokenizer_use.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);

@@ -1,13 +1,13 @@
 /* Answers as they are put together: whatever the pieces, each event is one line of JSON
  * that gives back the text, and so is the body that is collected of the same pieces.
  * The first two bytes are the style; then pieces: a byte of flags, a byte of length,
- * the text. covers: server/sse.c server/collect.c */
+ * the text. covers: server/stream/sse.c server/stream/collect.c */
 #include <math.h>
 #include <stdio.h>
 
-#include "server/collect.h"
-#include "server/json.h"
-#include "tests/api_context.h"
+#include "server/api/json_fields.h"
+#include "server/stream/collect.h"
+#include "tests/unit/api_context.h"
 
 #define CHECK(x)                                                 \
     do {                                                         \

@@ -1,11 +1,11 @@
 /* A streamed answer of any server, in any pieces: what `quire bench serve` reads. The
  * first byte of the input says how the rest is cut into pieces; read at once it must be
- * counted the same. covers: server/bench_stream.c */
+ * counted the same. covers: server/bench/bench_stream.c */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/bench_stream.h"
+#include "server/bench/bench_stream.h"
 
 #define CHECK(x)                                                    \
     do {                                                            \

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "models/tokenizer_internal.h"
+#include "models/tokenizer/tokenizer_internal.h"
 
 #define CHECK(x)                                                     \
     do {                                                             \

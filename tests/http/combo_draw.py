@@ -1,7 +1,7 @@
 """Draws request bodies for tests/http/combinations.py.
 
 The fields come from the server's own /openapi.json, which is printed from the table
-in server/api_table.c. A field that is not named in IDEAS is drawn from its schema
+in server/api/api_table.c. A field that is not named in IDEAS is drawn from its schema
 alone, so that a new field takes part without a line here.
 """
 

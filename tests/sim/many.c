@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/batch_wire.h"
-#include "engine/parts.h"
+#include "engine/workers/batch_wire.h"
+#include "engine/workers/microbatch.h"
 
 enum { ANSWERS = 4, PART_TOKENS = 4 /* smaller parts than in earnest: steps are small here */ };
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "config/limits.h"
+#include "config/base/limits.h"
 #include "tests/sim/toy.h"
 
 enum { ANSWERS = 4 }; /* results kept: those in flight, and the one being read */

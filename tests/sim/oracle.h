@@ -10,7 +10,7 @@
 #ifndef QUIRE_TESTS_SIM_ORACLE_H
 #define QUIRE_TESTS_SIM_ORACLE_H
 
-#include "engine/executor.h"
+#include "engine/workers/executor.h"
 
 struct oracle_config {
     int32_t vocab, max_len, n_blocks, n_host_blocks, block_size;

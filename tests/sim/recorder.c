@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "config/wait.h"
+#include "config/base/wait.h"
 
 static void record_token(struct recorded_choice *c, const struct token_out *t, bool prompt)
 {

@@ -1,6 +1,6 @@
 #include "tests/sim/rig.h"
 
-#include "engine/stops.h"
+#include "engine/sched/decode/stops.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -3,8 +3,8 @@
 #ifndef QUIRE_TESTS_SIM_RIG_H
 #define QUIRE_TESTS_SIM_RIG_H
 
-#include "engine/decode.h"
-#include "engine/pack.h"
+#include "engine/sched/decode/decode.h"
+#include "engine/sched/decode/pack.h"
 
 enum { RIG_REQUESTS = 64, RIG_DELTAS = 4096, RIG_TOPS = 16 };
 

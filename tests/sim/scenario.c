@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "models/tokenizer.h"
+#include "models/tokenizer/tokenizer.h"
 #include "tests/sim/toy.h"
 
 /* Ids are characters. One for all runs. */

@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-#include "engine/sched.h"
+#include "engine/sched/sched.h"
 #include "tests/sim/oracle.h"
 
 enum {

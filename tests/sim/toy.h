@@ -8,7 +8,7 @@
 #ifndef QUIRE_TESTS_SIM_TOY_H
 #define QUIRE_TESTS_SIM_TOY_H
 
-#include "config/base.h"
+#include "config/base/base.h"
 
 enum { TOY_MAX_VOCAB = 64 };
 

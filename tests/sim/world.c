@@ -1,15 +1,15 @@
-/* Runs a scenario through scheduler, packer, oracle and commit as engine/loop.c does,
+/* Runs a scenario through scheduler, packer, oracle and commit as engine/loop/loop.c does,
  * and compares every delta with what the request gives alone. All invariants are
  * checked after each step. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/decode.h"
-#include "engine/emit.h"
-#include "engine/pack.h"
+#include "engine/output/emit.h"
+#include "engine/sched/decode/decode.h"
+#include "engine/sched/decode/pack.h"
+#include "engine/sched/decode/stops.h"
 #include "engine/stats.h"
-#include "engine/stops.h"
 #include "tests/sim/many.h"
 #include "tests/sim/scenario.h"
 #include "tests/sim/toy.h"

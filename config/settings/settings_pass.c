@@ -1,0 +1,81 @@
+/* Settings handed to a process of our own, as flags: what decides how a model is
+ * computed, never keys. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "config/settings/settings_table.h"
+
+enum { FLAG_BYTES = 8192 };
+
+/* What computes a model needs these, how long to wait for it, and the way to log. */
+static bool passes(const struct setting *row)
+{
+    static const char *const groups[] = {"Model", "Scheduling", "Memory", "Nodes"};
+    static const char *const keys[] = {"log_format", "log_level", "step_timeout"};
+    bool ours = false;
+
+    for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
+        ours = ours || strcmp(row->key, keys[i]) == 0;
+    }
+    for (size_t i = 0; i < ARRAY_LEN(groups); i++) {
+        ours = ours || strcmp(row->group, groups[i]) == 0;
+    }
+    return ours && row->type != SETTING_PREFIXES && row->type != SETTING_KEYS &&
+           strcmp(row->key, "model") != 0;
+}
+
+/* --key=value, malloc'd; NULL without memory or value. */
+static char *flag_of(const struct settings *s, const struct setting *row)
+{
+    const void *at = (const char *)s + row->offset;
+    struct buf b;
+
+    buf_init(&b, FLAG_BYTES);
+    buf_printf(&b, "--%s=", row->key);
+    if (row->type == SETTING_STRING) {
+        if (!*(char *const *)at) {
+            b.failed = true;
+        } else {
+            buf_puts(&b, *(char *const *)at);
+        }
+    } else if (row->type == SETTING_BYTES) {
+        buf_printf(&b, "%lldb", (long long)*(const int64_t *)at);
+    } else {
+        setting_format(s, row, &b);
+    }
+    char *flag = b.failed ? NULL : strdup(b.data);
+    buf_release(&b);
+    return flag;
+}
+
+void settings_pass_on_free(char **flags)
+{
+    for (char **f = flags; f && *f; f++) {
+        free(*f);
+    }
+    free(flags);
+}
+
+int settings_pass_on(char ***ret, const struct settings *s, const char *model, struct err *e)
+{
+    char **flags = calloc((size_t)setting_count + 3, sizeof(*flags));
+
+    if (!flags) {
+        return err_nomem(e, "settings");
+    }
+    int n = 0;
+    for (int i = 0; i < setting_count; i++) {
+        char *flag = passes(&setting_table[i]) ? flag_of(s, &setting_table[i]) : NULL;
+        if (flag) {
+            flags[n++] = flag;
+        }
+    }
+    flags[n++] = strdup("--config=none");
+    if (flags[n - 1] && asprintf(&flags[n], "--model=%s", model) > 0) {
+        *ret = flags;
+        return 0;
+    }
+    settings_pass_on_free(flags);
+    return err_nomem(e, "settings");
+}

@@ -1,0 +1,253 @@
+/* The settings as text: --help, the reference of the README and of the manual page, and
+ * `quire config`. */
+#include <string.h>
+
+#include "config/settings/settings_table.h"
+
+enum { HELP_COLUMN = 34, HELP_WIDTH = 100, VALUE_MAX_BYTES = 1 << 22 };
+
+static bool begins_group(int i)
+{
+    return i == 0 || strcmp(setting_table[i].group, setting_table[i - 1].group) != 0;
+}
+
+/* A name with dashes, or in capitals, into `out`. */
+static void spell(struct buf *out, const char *key, bool capitals)
+{
+    for (; *key != '\0'; key++) {
+        bool letter = *key >= 'a' && *key <= 'z';
+        buf_putc(out, capitals      ? (char)(letter ? *key - 'a' + 'A' : *key)
+                      : *key == '_' ? '-'
+                                    : *key);
+    }
+}
+
+/* Is this choice the first with its value? Later ones are synonyms, accepted but not
+ * shown. */
+static bool is_shown(const struct setting_choice *first, const struct setting_choice *c)
+{
+    for (; first != c; first++) {
+        if (first->value == c->value) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void put_choices(struct buf *out, const struct setting *row, const char *between)
+{
+    for (const struct setting_choice *c = row->choice; c->name != NULL; c++) {
+        if (is_shown(row->choice, c)) {
+            buf_printf(out, "%s%s", c == row->choice ? "" : between, c->name);
+        }
+    }
+}
+
+/* "--port N" */
+static void put_flag(struct buf *out, const struct setting *row)
+{
+    buf_puts(out, row->type == SETTING_BOOL ? "--[no-]" : "--");
+    spell(out, row->key, false);
+    if (row->choice) {
+        buf_putc(out, ' ');
+        put_choices(out, row, "|");
+    } else if (row->metavar) {
+        buf_printf(out, " %s", row->metavar);
+    }
+}
+
+/* `text` broken into lines behind HELP_COLUMN blanks; the first line goes where
+ * `column` stands. */
+static void put_wrapped(FILE *out, const char *text, int column)
+{
+    if (column >= HELP_COLUMN) {
+        fputc('\n', out);
+        column = 0;
+    }
+    fprintf(out, "%*s", HELP_COLUMN - column, "");
+    int at = HELP_COLUMN;
+    while (*text != '\0') {
+        int len = (int)strcspn(text, " ");
+        if (at > HELP_COLUMN && at + 1 + len > HELP_WIDTH) {
+            fprintf(out, "\n%*s", HELP_COLUMN, "");
+            at = HELP_COLUMN;
+        }
+        if (at > HELP_COLUMN) {
+            at += fprintf(out, " ");
+        }
+        at += fprintf(out, "%.*s", len, text);
+        text += len;
+        text += strspn(text, " ");
+    }
+    fputc('\n', out);
+}
+
+/* "port to listen on; 0: any free one [8000]" */
+static void put_help(struct buf *out, const struct setting *row)
+{
+    buf_puts(out, row->help);
+    if (row->preset) {
+        buf_printf(out, " [%s]", row->preset);
+    }
+    if (row->alias) {
+        buf_puts(out, " (also --");
+        spell(out, row->alias, false);
+        buf_putc(out, ')');
+    }
+}
+
+static void help_row(FILE *out, const struct setting *row)
+{
+    struct buf flag, text;
+
+    buf_init(&flag, 256);
+    buf_init(&text, 1024);
+    put_flag(&flag, row);
+    put_help(&text, row);
+    if (flag.data && text.data) {
+        put_wrapped(out, text.data, fprintf(out, "  %s", flag.data));
+    }
+    buf_release(&flag);
+    buf_release(&text);
+}
+
+void settings_help(FILE *out)
+{
+    for (int i = 0; i < setting_count; i++) {
+        if (begins_group(i)) {
+            fprintf(out, "%s%s\n", i == 0 ? "" : "\n", setting_table[i].group);
+        }
+        if (setting_table[i].type != SETTING_PREFIXES) {
+            help_row(out, &setting_table[i]);
+        }
+    }
+    fprintf(out, "\nEach may also stand in the YAML file (max_num_seqs: 8) or in the environment "
+                 "(QUIRE_MAX_NUM_SEQS=8);\n"
+                 "a flag wins over the environment, the environment over the file. `quire config` "
+                 "shows the result.\n");
+}
+
+static void markdown_row(FILE *out, const struct setting *row)
+{
+    struct buf name, values;
+
+    buf_init(&name, 256);
+    buf_init(&values, 256);
+    spell(&name, row->key, false);
+    if (row->alias) {
+        buf_puts(&name, "` [`");
+        spell(&name, row->alias, false);
+        buf_puts(&name, "`]");
+    } else {
+        buf_putc(&name, '`');
+    }
+    if (row->choice) {
+        put_choices(&values, row, ", ");
+    }
+    const char *preset = !row->preset ? "" : row->preset;
+    fprintf(out, "| `%s | %s%s%s | %s%s%s |\n", !name.data ? "" : name.data,
+            *preset == '\0' ? "" : "`", preset, *preset == '\0' ? "" : "`", row->help,
+            values.len > 0 ? ": " : "", values.len > 0 ? values.data : "");
+    buf_release(&name);
+    buf_release(&values);
+}
+
+void settings_markdown(FILE *out)
+{
+    for (int i = 0; i < setting_count; i++) {
+        if (begins_group(i)) {
+            fprintf(out, "%s| %s | default | |\n|---|---|---|\n", i == 0 ? "" : "\n",
+                    setting_table[i].group);
+        }
+        markdown_row(out, &setting_table[i]);
+    }
+}
+
+/* Text for troff: a plain dash is a hyphen there, and may be broken at; a backslash
+ * begins a command. */
+static void put_roff(FILE *out, const char *text, size_t len)
+{
+    for (size_t i = 0; i < len; i++) {
+        if (text[i] == '-') {
+            fputs("\\-", out);
+        } else if (text[i] == '\\') {
+            fputs("\\e", out);
+        } else {
+            fputc(text[i], out);
+        }
+    }
+}
+
+/* The flag in bold, its value as it is; then what help_row says. */
+static void man_row(FILE *out, const struct setting *row)
+{
+    struct buf flag, text;
+
+    buf_init(&flag, 256);
+    buf_init(&text, 1024);
+    put_flag(&flag, row);
+    put_help(&text, row);
+    if (flag.data && text.data) {
+        size_t name = strcspn(flag.data, " ");
+        fputs(".TP\n\\fB", out);
+        put_roff(out, flag.data, name);
+        fputs("\\fR", out);
+        put_roff(out, flag.data + name, flag.len - name);
+        fputc('\n', out);
+        put_roff(out, text.data, text.len);
+        fputc('\n', out);
+    }
+    buf_release(&flag);
+    buf_release(&text);
+}
+
+void settings_man(FILE *out)
+{
+    for (int i = 0; i < setting_count; i++) {
+        if (begins_group(i)) {
+            fprintf(out, ".SS %s\n", setting_table[i].group);
+        }
+        if (setting_table[i].type != SETTING_PREFIXES) {
+            man_row(out, &setting_table[i]);
+        }
+    }
+}
+
+/* "from --port", "from QUIRE_PORT", "from /etc/quire/quire.yaml", "default" */
+static void put_origin(struct buf *out, const struct settings *s, const struct setting *row)
+{
+    switch (setting_origin(s, row)) {
+    case FROM_DEFAULT:
+        buf_puts(out, "default");
+        break;
+    case FROM_FILE:
+        buf_printf(out, "from %s", !s->config ? "the file" : s->config);
+        break;
+    case FROM_ENV:
+        buf_puts(out, "from QUIRE_");
+        spell(out, row->key, true);
+        break;
+    case FROM_FLAG:
+        buf_puts(out, "from --");
+        spell(out, row->key, false);
+        break;
+    }
+}
+
+void settings_print(const struct settings *s, FILE *out)
+{
+    for (int i = 0; i < setting_count; i++) {
+        const struct setting *row = &setting_table[i];
+        struct buf line;
+        buf_init(&line, VALUE_MAX_BYTES);
+        /* A file cannot name another file: the one that was read stands in a
+         * comment. */
+        buf_printf(&line, "%s%s: ", row->offset == offsetof(struct settings, config) ? "# " : "",
+                   row->key);
+        setting_format(s, row, &line);
+        buf_puts(&line, "  # ");
+        put_origin(&line, s, row);
+        fprintf(out, "%s\n", !line.data ? "" : line.data);
+        buf_release(&line);
+    }
+}

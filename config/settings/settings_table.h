@@ -1,0 +1,76 @@
+/* Inside of the settings: the rows, and one row's text to its value and back. Only
+ * config/settings*.c includes this. */
+#ifndef QUIRE_CONFIG_SETTINGS_SETTINGS_TABLE_H
+#define QUIRE_CONFIG_SETTINGS_SETTINGS_TABLE_H
+
+#include "config/base/buf.h"
+#include "config/settings/settings.h"
+
+enum setting_type {
+    SETTING_STRING,   /* char * */
+    SETTING_INT,      /* int64_t */
+    SETTING_BYTES,    /* int64_t; text may carry KiB, MiB, GiB, TiB, or kB, MB, GB, TB */
+    SETTING_FLOAT,    /* double */
+    SETTING_SECONDS,  /* double; text may carry ms, s, m, h */
+    SETTING_BOOL,     /* bool */
+    SETTING_CHOICE,   /* int, one of `choice` */
+    SETTING_KEYS,     /* api_key: char *[], its length in n_api_keys */
+    SETTING_PREFIXES, /* prefixes: YAML only */
+};
+
+enum setting_origin { FROM_DEFAULT, FROM_FILE, FROM_ENV, FROM_FLAG };
+
+struct setting_choice {
+    const char *name;
+    int value; /* a value that an earlier choice has makes this one a silent synonym */
+};
+
+struct setting {
+    const char *
+        /* YAML key; with dashes for underscores the flag; in capitals after QUIRE_ the
+         * environment variable */
+        key;
+    const char *alias; /* vLLM's name where ours is shorter, same spelling rules; or NULL */
+    enum setting_type type;
+    size_t offset;                       /* in struct settings */
+    const char *preset;                  /* the default as text; NULL: none */
+    double min, max;                     /* bounds of numbers, both allowed */
+    const struct setting_choice *choice; /* ends at a NULL name */
+    const char *metavar;                 /* what stands for the value in --help */
+    const char *group;                   /* heading; rows of a group are neighbours */
+    const char *help;                    /* one sentence, no full stop */
+    bool gib_without_unit; /* a number below 1024 without a unit means GiB, as in vLLM */
+};
+
+extern const struct setting setting_table[];
+extern const int setting_count;
+
+/* By name or alias; dashes and underscores are the same. NULL when there is none. */
+const struct setting *setting_find(const char *name, size_t len);
+/* The name or alias with the fewest edits between it and `name`, underscored. */
+const char *setting_nearest(const char *name, size_t len);
+
+/* `text` becomes the row's value. `where` names the place for messages: "--port",
+ * "QUIRE_PORT", "quire.yaml line 3: port". A list grows while values come from the same
+ * origin, and starts anew with the first from a higher one. */
+int setting_set(struct settings *s, const struct setting *row, const char *text,
+                enum setting_origin from, const char *where, struct err *e);
+enum setting_origin setting_origin(const struct settings *s, const struct setting *row);
+/* Append one key. */
+int setting_add_key(struct settings *s, const char *key, size_t len, const char *where,
+                    struct err *e);
+/* Append one entry to `prefixes`. */
+int setting_add_prefix(struct settings *s, const char *text, const char *where, struct err *e);
+/* The value as YAML, keys masked. */
+void setting_format(const struct settings *s, const struct setting *row, struct buf *out);
+
+/* The settings of a YAML text; `name` stands for the file in messages. */
+int settings_parse_yaml(struct settings *s, const char *text, size_t len, const char *name,
+                        struct err *e);
+
+/* settings_cluster.c: what a launcher's environment says of nodes; what cannot be of
+ * them. */
+int settings_cluster(struct settings *s, char **env, struct err *e);
+int settings_check_nodes(const struct settings *s, struct err *e);
+
+#endif

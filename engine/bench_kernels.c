@@ -1,0 +1,28 @@
+/* `quire bench kernels`: the device named, or the GPU where there is one;
+ * kernels/bench/bench_ops.h measures. */
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/commands.h"
+#include "engine/engine.h"
+#include "kernels/bench/bench_ops.h"
+
+int kernels_main(int argc, char **argv)
+{
+    const char *device = "auto";
+    struct err e = {0};
+    int n = 0; /* words left in argv */
+
+    for (int i = 0; i < argc; i++) {
+        if (strcmp(argv[i], "--device") == 0 && i + 1 < argc) {
+            device = argv[++i];
+        } else {
+            argv[n++] = argv[i];
+        }
+    }
+    if (times_run(device, n, argv, stdout, &e) < 0) {
+        fprintf(stderr, "quire: %s\n", e.text);
+        return 1;
+    }
+    return 0;
+}

@@ -1,0 +1,295 @@
+/* Four kinds of step tell the four figures:
+ *
+ *     one token, no context            fixed
+ *     a long prefill                   fixed + tokens * token
+ *     one token, the longest context   fixed + context * context's
+ *     one token, blocks swapped in     fixed + blocks * swap
+ *
+ * Each is the fastest of a few, so that a disturbed one does not count. Time is not
+ * linear in tokens on a GPU (the weights are read anyway, so the first hundreds are
+ * nearly free): the line through one token and a full step is above the truth in
+ * between, so a plan made by it keeps its target. Blocks are swapped in because a step
+ * waits for what it reads; what leaves may still be on its way when the step has ended.
+ */
+#include "engine/loop/cost.h"
+
+#include <stdlib.h>
+
+enum {
+    TRIES = 3,
+    LONG_TRY_US = 100000,
+    PREFILL_MAX_US = 400000,
+    FEW_TOKENS = 64,
+    LONG_TOKENS = 1024,
+    SIZES_MAX = 2560, /* of prefills; longer ones take longer than what they would spare */
+    CONTEXT_MAX = 4096,
+    SWAP_BLOCKS = 16,
+    ROWS_MAX = 256,
+};
+
+/* A step of many sequences: what it needs beside the probe's arrays. */
+struct rows {
+    /* number: 0, 1, 2, … */
+    int32_t q_start[ROWS_MAX + 1], kv_len[ROWS_MAX], number[ROWS_MAX], lcp[ROWS_MAX];
+    struct table_update update[ROWS_MAX];
+    struct sample_row sample[ROWS_MAX];
+};
+
+struct probe {
+    struct executor *x;
+    int64_t (*now_us)(void);
+    uint64_t step;
+    int32_t *token, *token_src, *position, *slot; /* [max tokens] */
+    int32_t *block;                               /* [blocks of the longest probe] 0, 1, 2, … */
+    struct block_copy copy[SWAP_BLOCKS];
+    int32_t n_table; /* entries of row 0 that the executor knows */
+    int32_t n_rows;  /* table rows that it knows anything of */
+};
+
+static int probe_init(struct probe *p, int32_t n_tokens, int32_t n_blocks, struct err *e)
+{
+    size_t n = (size_t)n_tokens * sizeof(int32_t);
+
+    p->token = calloc(1, n);
+    p->token_src = malloc(n);
+    p->position = malloc(n);
+    p->slot = malloc(n);
+    p->block = malloc((size_t)n_blocks * sizeof(int32_t));
+    if (!p->token || !p->token_src || !p->position || !p->slot || !p->block) {
+        return err_nomem(e, "measuring the steps");
+    }
+    for (int32_t i = 0; i < n_tokens; i++) {
+        p->token_src[i] = -1;
+    }
+    for (int32_t i = 0; i < n_blocks; i++) {
+        p->block[i] = i;
+    }
+    for (int32_t i = 0; i < SWAP_BLOCKS; i++) {
+        p->copy[i] = (struct block_copy){i, i};
+    }
+    return 0;
+}
+
+static void probe_release(struct probe *p)
+{
+    free(p->token);
+    free(p->token_src);
+    free(p->position);
+    free(p->slot);
+    free(p->block);
+}
+
+/* Greedy with temperature 0. */
+static struct sample_row sample_of(int32_t row, int32_t position, float temperature)
+{
+    return (struct sample_row){.kind = SAMPLE_TOKEN,
+                               .logits_row = row,
+                               .temperature = temperature,
+                               .top_p = temperature > 0 ? 0.9f : 1,
+                               .repetition_penalty = 1,
+                               .n_logprobs = -1,
+                               .target = -1,
+                               .position = position,
+                               .n_prompt = position,
+                               .mask_first = -1};
+}
+
+static int run(struct probe *p, const struct batch *b, int64_t *ret_us, struct err *e)
+{
+    struct results results;
+    int64_t start_us = p->now_us();
+    int rc = p->x->launch(p->x, b, e);
+
+    if (rc == 0) {
+        rc = p->x->wait(p->x, &results, e);
+    }
+    *ret_us = p->now_us() - start_us;
+    return rc;
+}
+
+/* What steps have in common; each sequence draws once. */
+static struct batch batch_of(struct probe *p, int32_t n_tokens, int32_t n_seqs)
+{
+    return (struct batch){.step = ++p->step,
+                          .table_block = p->block,
+                          .n_tokens = n_tokens,
+                          .token = p->token,
+                          .token_src = p->token_src,
+                          .position = p->position,
+                          .slot = p->slot,
+                          .n_seqs = n_seqs,
+                          .n_logits = n_seqs,
+                          .n_samples = n_seqs};
+}
+
+/* One sequence in row 0: n tokens behind `context` others; the last one is sampled. */
+static int probe_step(struct probe *p, int32_t n, int32_t context, int32_t n_swap, int64_t *ret_us,
+                      struct err *e)
+{
+    int32_t size = p->x->info.block_size, n_blocks = (int32_t)div_ceil(context + n, size);
+    int32_t q_start[2] = {0, n}, kv_len = context + n, row = 0, lcp = 0, last = n - 1;
+    struct table_update update = {
+        .row = 0, .index = p->n_table, .count = n_blocks - p->n_table, .first = p->n_table};
+    struct sample_row sample = sample_of(0, kv_len, 0);
+
+    for (int32_t i = 0; i < n; i++) {
+        p->position[i] = context + i;
+        p->slot[i] = p->block[(context + i) / size] * size + (context + i) % size;
+    }
+    struct batch b = batch_of(p, n, 1);
+    b.swap_in = p->copy;
+    b.n_swap_in = n_swap;
+    b.table_update = &update;
+    b.n_table_update = update.count > 0;
+    b.n_table_block = n_blocks;
+    b.n_decode = n == 1;
+    b.q_start = q_start;
+    b.kv_len = &kv_len;
+    b.row = &row;
+    b.lcp_blocks = &lcp;
+    b.logits_token = &last;
+    b.sample = &sample;
+    p->n_table = MAX(p->n_table, n_blocks);
+    p->n_rows = MAX(p->n_rows, 1);
+    return run(p, &b, ret_us, e);
+}
+
+/* The fastest of a few; of two where a step is long. */
+static int probe_best(struct probe *p, int32_t n, int32_t context, int32_t n_swap, double *ret_us,
+                      struct err *e)
+{
+    int64_t best = INT64_MAX, us;
+
+    for (int32_t i = 0; i < TRIES && (i < 2 || best < LONG_TRY_US); i++) {
+        int rc = probe_step(p, n, context, n_swap, &us, e);
+        if (rc < 0) {
+            return rc;
+        }
+        best = MIN(best, us);
+    }
+    *ret_us = (double)best;
+    return 0;
+}
+
+/* The longest prefill of up to *n tokens that does not keep the start waiting; *n
+ * becomes its length. */
+static int probe_prefill(struct probe *p, int32_t *n, double *ret_us, struct err *e)
+{
+    int32_t few = MIN(*n, FEW_TOKENS);
+    int rc = probe_best(p, few, 0, 0, ret_us, e);
+
+    if (rc < 0 || few == *n || *ret_us * *n / few > PREFILL_MAX_US) {
+        *n = few;
+        return rc;
+    }
+    return probe_best(p, *n, 0, 0, ret_us, e);
+}
+
+/* A prefill of each size for which a device loads kernels of its own: it waits until it
+ * has nothing else to do before it does so, and who decodes would wait with it. */
+static int probe_sizes(struct probe *p, int32_t most, struct err *e)
+{
+    enum { FIRST = 8, FAR = 512 };
+    int64_t us;
+    int rc = 0;
+
+    for (int32_t n = FIRST; n <= most && rc == 0; n += MIN(n, FAR)) {
+        rc = probe_step(p, n, 0, 0, &us, e);
+    }
+    return rc;
+}
+
+/* n sequences of one token each, in rows 0 to n - 1 and blocks of the same numbers. */
+static int probe_rows(struct probe *p, struct rows *r, int32_t n, float temperature, struct err *e)
+{
+    int64_t us;
+
+    for (int32_t i = 0; i < n; i++) {
+        p->position[i] = 0;
+        p->slot[i] = i * p->x->info.block_size;
+        r->q_start[i] = r->number[i] = i;
+        r->kv_len[i] = 1;
+        r->sample[i] = sample_of(i, 1, temperature);
+        r->update[i] = (struct table_update){.row = i, .index = 0, .count = 1, .first = i};
+    }
+    r->q_start[n] = n;
+    struct batch b = batch_of(p, n, n);
+    b.table_update = r->update + p->n_rows;
+    b.n_table_update = MAX(n - p->n_rows, 0);
+    b.n_table_block = n;
+    b.n_decode = n;
+    b.q_start = r->q_start;
+    b.kv_len = r->kv_len;
+    b.row = r->number;
+    b.lcp_blocks = r->lcp;
+    b.logits_token = r->number;
+    b.sample = r->sample;
+    p->n_rows = MAX(p->n_rows, n);
+    p->n_table = MAX(p->n_table, 1);
+    return run(p, &b, &us, e);
+}
+
+/* One step of decodes of each size for which a device chooses its products anew: to
+ * choose takes it longer than many such steps, and those who decode would wait. And one
+ * that draws at random. */
+static int probe_decodes(struct probe *p, int32_t most, struct err *e)
+{
+    struct rows *r = calloc(1, sizeof(*r));
+
+    if (!r) {
+        return err_nomem(e, "measuring the steps");
+    }
+    int rc = probe_rows(p, r, 1, 1, e);
+    for (int32_t n = 1; n <= most && rc == 0; n *= 2) {
+        rc = probe_rows(p, r, n, 0, e);
+        if (rc == 0 && n >= FEW_TOKENS / 2 && n + n / 2 <= most) {
+            rc = probe_rows(p, r, n + n / 2, 0, e);
+        }
+    }
+    free(r);
+    return rc;
+}
+
+int cost_measure(struct executor *x, int64_t (*now_us)(void), struct step_cost *ret, struct err *e)
+{
+    const struct executor_info *info = &x->info;
+    int32_t room = (int32_t)MIN((int64_t)info->n_blocks * info->block_size, info->max_len);
+    int32_t most = MIN(MIN(info->max_num_batched_tokens, room), SIZES_MAX),
+            n_tokens = MIN(most, LONG_TOKENS);
+    int32_t context = MIN(CONTEXT_MAX, room - 1);
+    int32_t n_swap = MIN(SWAP_BLOCKS, MIN(info->n_blocks, info->n_host_blocks));
+    int32_t n_blocks = (int32_t)div_ceil(room, info->block_size);
+    double one = 0, full = 0, deep = 0, swap = 0;
+    struct probe p = {.x = x, .now_us = now_us};
+    int rc = probe_init(&p, most, n_blocks, e);
+
+    if (rc == 0 && info->sets_up_sizes) {
+        rc = probe_sizes(&p, most, e);
+    }
+    if (rc == 0 && info->sets_up_sizes) {
+        rc = probe_decodes(&p, MIN(MIN(ROWS_MAX, info->max_num_seqs), MIN(most, n_blocks)), e);
+    }
+    if (rc == 0) {
+        rc = probe_best(&p, 1, 0, 0, &one, e);
+    }
+    if (rc == 0) {
+        rc = probe_prefill(&p, &n_tokens, &full, e);
+    }
+    if (rc == 0) {
+        rc = probe_best(&p, 1, context, 0, &deep, e);
+    }
+    if (rc == 0 && n_swap > 0) {
+        rc = probe_best(&p, 1, 0, n_swap, &swap, e);
+    }
+    probe_release(&p);
+    if (rc < 0) {
+        return rc;
+    }
+    *ret = (struct step_cost){
+        .fixed_us = one,
+        .token_us = n_tokens > 1 ? MAX(full - one, 1) / (n_tokens - 1) : 1,
+        .context_us = context > 0 ? MAX(deep - one, 0) / context : 0,
+        .swap_block_us = n_swap > 0 ? MAX(swap - one, 1) / n_swap : 0,
+    };
+    return 0;
+}

@@ -1,0 +1,37 @@
+#include "engine/loop/launch_delay.h"
+
+#include "config/base/base.h"
+
+/* The next step is launched so long before the running one's end: for the host's work
+ * on it, and for an estimate that is too long. */
+enum { MARGIN_US = 1000, MARGIN_PART = 10 };
+
+void pace_launched(struct pace *p, int64_t now_us, double estimate_us)
+{
+    if (p->n_running++ == 0) {
+        p->begin_us = now_us;
+        p->running_us = estimate_us;
+    } else {
+        p->behind_us = estimate_us;
+    }
+}
+
+void pace_ended(struct pace *p, int64_t now_us)
+{
+    if (p->running_us > 0) {
+        double ratio = (double)(now_us - p->begin_us) / p->running_us;
+        p->ratio += (p->ratio > 0 ? 0.2 : 1) * (ratio - p->ratio);
+    }
+    p->n_running--;
+    p->begin_us = now_us;
+    p->running_us = p->behind_us;
+}
+
+int64_t pace_hold_us(const struct pace *p, int64_t now_us)
+{
+    if (p->n_running != 1) {
+        return 0;
+    }
+    double us = p->ratio * p->running_us;
+    return MAX(p->begin_us + (int64_t)(us - us / MARGIN_PART) - MARGIN_US - now_us, 0);
+}

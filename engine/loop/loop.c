@@ -1,0 +1,265 @@
+/* The engine's thread. A turn plans and launches one step, and commits the oldest one
+ * in flight:
+ *
+ *     take requests ─► plan ─► pack ─► launch      step N+1, while step N runs on the device
+ *                                        │
+ *                        wait ─► commit ─► deltas   step N
+ *
+ * With fair shares, while several tenants ask, step N+1 is kept back until N is about
+ * to end (launch_delay.h): who comes meanwhile is in it. With an executor of depth d, d steps
+ * run while another is made ready. When nothing can be planned the turn only waits for
+ * what runs; when nothing runs either, the thread sleeps on the inbox's eventfd.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "config/base/log.h"
+#include "engine/engine_state.h"
+#include "engine/stats.h"
+
+enum {
+    TAKE_AT_ONCE = 256,
+    IDLE_BEAT_US = 1000000,
+    CHECK_US = 50000 /* of an executor that may fail while nothing runs */,
+    RETRY_US = 1000,
+    REPORT_US = 200, /* until the output side has taken a portion */
+    /* of the output's ring that may wait while a step is planned, a step's if that is
+     * more */
+    BEHIND_CELLS = 8192
+};
+
+static int32_t inflight(const struct engine *e)
+{
+    return (int32_t)(e->n_launched - e->n_committed);
+}
+
+static struct plan *plan_at(struct engine *e, uint64_t n)
+{
+    return &e->plan[n % (uint64_t)(e->executor->info.depth + 1)];
+}
+
+/* A device error is the end: nothing is computed any more, and every request hears of
+ * it. */
+static void engine_die(struct engine *e, const struct err *why)
+{
+    snprintf(e->death, sizeof(e->death), "%s", why->text);
+    atomic_store(&e->state, HEALTH_DEAD);
+    log_event(LOG_ERROR, "engine died", LOG_STR("error", e->death));
+    while (inflight(e) > 0) {
+        decode_abandon(e->sched, plan_at(e, e->n_committed++));
+    }
+}
+
+/* Stage 4's other end: groups from the inbox into the scheduler. */
+static void take_requests(struct engine *e, int64_t now_us)
+{
+    struct group *g[TAKE_AT_ONCE];
+    int32_t n;
+
+    do {
+        n = inbox_take(&e->inbox, g, TAKE_AT_ONCE);
+        for (int32_t i = 0; i < n; i++) {
+            /* has room: it takes max_queue groups that have not started */
+            sched_add(e->sched, g[i], now_us);
+        }
+        e->known_waiting += n;
+    } while (n == TAKE_AT_ONCE);
+}
+
+/* Requests that began to run, or ended, leave their places in the queue to others; one
+ * that was preempted takes none. */
+static void give_back_places(struct engine *e, const struct sched_counts *c)
+{
+    if (c->waiting_groups >= e->known_waiting) {
+        return;
+    }
+    inbox_admit(&e->inbox, e->known_waiting - c->waiting_groups);
+    e->known_waiting = c->waiting_groups;
+}
+
+bool engine_output_fits(struct engine *e, int64_t n)
+{
+    return output_room(e->output) >= inflight(e) * e->step_cells + n * OUTPUT_DELTA_CELLS;
+}
+
+/* There is room for what the next step may bring, and the output side is not far
+ * behind: what is made long before it can go out only stands before what comes after
+ * it. Else nothing is planned: this thread does not wait, and tokens are never
+ * dropped. */
+static bool may_launch(struct engine *e)
+{
+    int64_t portion = (int64_t)ENGINE_PORTION * OUTPUT_DELTA_CELLS, room = output_room(e->output);
+    int64_t waiting = output_cells(e->output) - room;
+
+    return room >= (inflight(e) + 1) * e->step_cells + portion &&
+           waiting <= MAX(e->step_cells, BEHIND_CELLS);
+}
+
+/* Stages 5 to 7. The number of sequences in the step launched; 0: nothing to run, or
+ * the device failed. */
+static int32_t launch_step(struct engine *e, int64_t now_us)
+{
+    struct plan *plan = plan_at(e, e->n_launched);
+
+    if (!may_launch(e) || sched_plan(e->sched, now_us, plan) == 0) {
+        return 0;
+    }
+    if (watch_wanted(&e->watch, now_us)) {
+        watch_note(&e->watch, plan);
+    }
+    struct batch batch;
+    struct err err;
+    pack_batch(e->packer, plan, &batch);
+    e->n_launched++;
+    pace_launched(&e->pace, clock_us(), plan->estimate_us);
+    if (e->executor->launch(e->executor, &batch, &err) < 0) {
+        engine_die(e, &err);
+        return 0;
+    }
+    return plan->n_items;
+}
+
+/* Stages 8 and 9: the oldest step's results become tokens and deltas, which leave at
+ * the turn's end. `turn_us`: when this thread's work on the turn began. */
+static void commit_step(struct engine *e, int64_t turn_us)
+{
+    struct plan *plan = plan_at(e, e->n_committed);
+    struct results results;
+    struct err err;
+    int64_t before_us = clock_us();
+    int rc = e->executor->wait(e->executor, &results, &err);
+    int64_t after_us = clock_us();
+
+    if (rc < 0) {
+        engine_die(e, &err);
+        return;
+    }
+    pace_ended(&e->pace, after_us);
+    int32_t n_tokens = plan->n_tokens;
+    sched_observe(e->sched, plan, results.device_us);
+    decode_commit(e->sched, plan, &results, after_us, &e->deltas);
+    e->n_committed++;
+    e->host_us += before_us - turn_us + (clock_us() - after_us);
+    engine_stats_step(&e->stats, n_tokens, e->host_us, results.device_us);
+    e->host_us = 0;
+}
+
+static void update_gauges(struct engine *e)
+{
+    struct sched_counts c;
+
+    sched_counts(e->sched, &c);
+    give_back_places(e, &c);
+    engine_stats_gauges(&e->stats, &c, inbox_waiting(&e->inbox) - e->known_waiting);
+}
+
+/* A rank may have gone while nothing ran. */
+static void check_executor(struct engine *e)
+{
+    struct err err;
+
+    if (e->executor->check && e->executor->check(e->executor, &err) < 0) {
+        engine_die(e, &err);
+    }
+}
+
+/* Nothing runs and nothing can: until a request, a mark or the next heartbeat. What
+ * waits all the same (it is being cancelled) is looked at again soon. */
+static void rest(struct engine *e)
+{
+    const struct engine_stats *st = &e->stats;
+    bool waits = atomic_load_explicit(&st->waiting, memory_order_relaxed) > 0 ||
+                 atomic_load_explicit(&st->swapped, memory_order_relaxed) > 0;
+    bool reports = decode_has_more(e->sched) || !may_launch(e);
+
+    atomic_store(&e->busy_since, 0);
+    inbox_sleep(&e->inbox, reports              ? REPORT_US
+                           : waits              ? RETRY_US
+                           : e->executor->check ? CHECK_US
+                                                : IDLE_BEAT_US);
+    check_executor(e);
+}
+
+/* Take requests until it is time for the next step; the time by then. */
+static int64_t take_until_due(struct engine *e, int64_t now_us)
+{
+    take_requests(e, now_us);
+    if (e->executor->info.depth != 1 || !sched_is_shared(e->sched, now_us)) {
+        return now_us;
+    }
+    for (int64_t us; (us = pace_hold_us(&e->pace, now_us)) > 0 && !atomic_load(&e->stopping);
+         now_us = clock_us()) {
+        inbox_sleep(&e->inbox, us);
+        take_requests(e, now_us);
+    }
+    return now_us;
+}
+
+static void engine_turn(struct engine *e)
+{
+    int64_t now_us = clock_us();
+
+    atomic_store_explicit(&e->busy_since, now_us, memory_order_relaxed);
+    atomic_fetch_add_explicit(&e->heartbeat, 1, memory_order_relaxed);
+    now_us = take_until_due(e, now_us);
+    int32_t n = launch_step(e, now_us);
+    /* what is committed below may be planned on at once, as beams are */
+    bool idle = n == 0 && inflight(e) == 0;
+    if (inflight(e) > (n > 0 ? e->executor->info.depth : 0)) {
+        commit_step(e, now_us);
+    } else {
+        e->host_us += clock_us() - now_us;
+    }
+    decode_reap(e->sched, &e->deltas);
+    output_commit(e->output);
+    update_gauges(e);
+    watch_serve(&e->watch, e->sched, e->n_launched);
+    if (idle) {
+        rest(e);
+    }
+}
+
+/* Every request ends, those too that are being submitted just now. */
+static void wind_down(struct engine *e)
+{
+    bool dead = atomic_load(&e->state) == HEALTH_DEAD;
+    int finish = dead ? FINISH_ERROR : FINISH_ABORT;
+    const char *why =
+        dead ? "the device failed; the server must be restarted" : "the server was shut down";
+    struct err err;
+    struct results results;
+
+    inbox_close(&e->inbox);
+    for (; inflight(e) > 0; e->n_committed++) {
+        e->executor->wait(e->executor, &results, &err);
+        decode_abandon(e->sched, plan_at(e, e->n_committed));
+    }
+    for (;;) {
+        bool settled = inbox_settled(&e->inbox);
+        take_requests(e, clock_us());
+        sched_end_all(e->sched, finish, why);
+        decode_give_up(e->sched, finish, why);
+        decode_reap(e->sched, &e->deltas);
+        output_commit(e->output);
+        update_gauges(e);
+        if (settled && !sched_has_ended(e->sched)) {
+            break;
+        }
+        inbox_sleep(&e->inbox, RETRY_US);
+    }
+    atomic_store(&e->busy_since, 0);
+    if (dead && e->sink->died) {
+        e->sink->died(e->sink);
+    }
+}
+
+void *engine_main(void *arg)
+{
+    struct engine *e = arg;
+
+    while (!atomic_load(&e->stopping) && atomic_load(&e->state) != HEALTH_DEAD) {
+        engine_turn(e);
+    }
+    wind_down(e);
+    return NULL;
+}

@@ -1,0 +1,449 @@
+#include "engine/sched/decode/beam.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#include "engine/sched/decode/beam_text.h"
+#include "engine/sched/decode/commit.h"
+
+enum { PORTION = 256 }; /* deltas of a report at once */
+
+/* The sampling row that holds an item's candidates. */
+static int32_t draw_row_of(const struct plan_item *it)
+{
+    return it->sample_first + it->n_scores;
+}
+
+/* ---- the tree ---- */
+
+static void node_drop(struct beam *b, int32_t id)
+{
+    struct beam_node *x = &b->node[id];
+
+    x->n_holders--;
+    while (id > 0 && x->n_holders == 0 && x->n_children == 0) {
+        int32_t parent = x->parent;
+        x->next_free = b->first_free;
+        b->first_free = id;
+        b->node[parent].n_children--;
+        b->node[parent].child_xor ^= id;
+        id = parent;
+        x = &b->node[id];
+    }
+}
+
+/* A child of `parent` with one holder, for column `column` of sampling row `row`. */
+static int32_t node_add(struct beam *b, int32_t parent, const struct beam_choice *c,
+                        const struct results *r, int32_t row)
+{
+    int32_t id = b->first_free;
+
+    if (id >= 0) {
+        b->first_free = b->node[id].next_free;
+    } else {
+        id = b->n_used++;
+    }
+    assert(id < b->n_nodes);
+    b->node[id] = (struct beam_node){
+        .parent = parent, .token = c->token, .logprob = c->logprob, .n_holders = 1};
+    b->node[parent].n_children++;
+    b->node[parent].child_xor ^= id;
+    size_t from = (size_t)row * (size_t)r->top_stride, to = (size_t)id * (size_t)b->n_top;
+    if (b->n_top > 0) {
+        memcpy(b->top_token + to, r->top_token + from, (size_t)b->n_top * sizeof(*b->top_token));
+        memcpy(b->top_logprob + to, r->top_logprob + from,
+               (size_t)b->n_top * sizeof(*b->top_logprob));
+    }
+    return id;
+}
+
+/* ---- deltas ---- */
+
+static void emit_node(struct delta_out *out, const struct group *g, int32_t choice, int32_t id,
+                      bool is_stop)
+{
+    const struct beam *b = g->beam;
+    const struct beam_node *x = &b->node[id];
+    struct delta d = {.request = g->request,
+                      .kind = DELTA_TOKEN,
+                      .choice = choice,
+                      .token = x->token,
+                      .is_stop = is_stop,
+                      .logprob = x->logprob,
+                      .n_top = b->n_top,
+                      .top_token = b->top_token + (size_t)id * (size_t)b->n_top,
+                      .top_logprob = b->top_logprob + (size_t)id * (size_t)b->n_top,
+                      .stop_token = -1,
+                      .cached_tokens = g->cached_tokens};
+
+    /* fewer candidates than were asked for */
+    while (d.n_top > 0 && d.top_token[d.n_top - 1] < 0) {
+        d.n_top--;
+    }
+    out->emit(out, g, &d);
+}
+
+/* Send the tokens on which everything that may be returned agrees, *left deltas at
+ * most. */
+static enum beam_progress settle(struct delta_out *out, struct group *g, int32_t *left)
+{
+    struct beam *b = g->beam;
+
+    /* What is held has no children: it ends a text, or a live beam. Once the search is
+     * over, only what some choices have goes out to the others: the rest is their
+     * texts'. */
+    while (b->n_sent < b->n || (!b->reporting && b->node[b->settled].n_children == 1)) {
+        if (*left == 0) {
+            return BEAM_MORE;
+        }
+        if (!delta_take(out, 1)) {
+            return BEAM_NO_ROOM;
+        }
+        if (b->n_sent == b->n) {
+            b->settled = b->node[b->settled].child_xor;
+            b->n_sent = 0;
+        }
+        emit_node(out, g, b->n_sent++, b->settled, false); /* the end of a text does not settle */
+        --*left;
+    }
+    return BEAM_DONE;
+}
+
+/* Turn the path from `node` up to the settled ones round by its own links: it is walked
+ * from its beginning. */
+static void turn_path(struct beam *b, int32_t node)
+{
+    b->behind = -1;
+    while (node != b->settled) {
+        int32_t parent = b->node[node].parent;
+        b->node[node].parent = b->behind;
+        b->behind = node;
+        node = parent;
+    }
+    b->at = node;
+    b->turned = true;
+}
+
+/* The tokens of a choice's hypothesis behind the settled ones, first to last; the path
+ * is turned back on the way. */
+static enum beam_progress report_choice(struct delta_out *out, struct group *g,
+                                        const struct beam_hypothesis *h, int32_t *left)
+{
+    struct beam *b = g->beam;
+
+    if (!b->turned) {
+        turn_path(b, h->node);
+    }
+    while (b->behind >= 0) {
+        if (*left == 0) {
+            return BEAM_MORE;
+        }
+        if (!delta_take(out, 1)) {
+            return BEAM_NO_ROOM;
+        }
+        int32_t id = b->behind;
+        b->behind = b->node[id].parent;
+        b->node[id].parent = b->at;
+        b->at = id;
+        emit_node(out, g, b->choice, id, h->is_stop && b->behind < 0);
+        --*left;
+    }
+    b->turned = false;
+    return BEAM_DONE;
+}
+
+static void report_end(struct delta_out *out, struct group *g, int32_t choice, int32_t last)
+{
+    const struct beam_hypothesis *h = &g->beam->hypothesis[MAX(MIN(choice, last), 0)];
+
+    if (last < 0) {
+        emit_finish(out, g, choice, FINISH_IMPOSSIBLE, -1, IMPOSSIBLE);
+    } else {
+        emit_finish(out, g, choice, h->finish, h->stop_token, NULL);
+    }
+}
+
+/* When so few tokens are allowed that there are not n different texts, the last one is
+ * given more than once; when there is none, the choices end with what has settled. */
+enum beam_progress beam_report(struct delta_out *out, struct group *g)
+{
+    struct beam *b = g->beam;
+    int32_t left = PORTION, last = MIN(b->n, b->n_hypotheses) - 1;
+    enum beam_progress progress = settle(out, g, &left);
+
+    for (; last >= 0 && progress == BEAM_DONE && b->choice < b->n;
+         b->choice += progress == BEAM_DONE) {
+        progress = report_choice(out, g, &b->hypothesis[MIN(b->choice, last)], &left);
+    }
+    while (progress == BEAM_DONE && b->n_finished < b->n) {
+        if (!delta_take(out, 1)) {
+            return BEAM_NO_ROOM;
+        }
+        report_end(out, g, b->n_finished++, last);
+    }
+    b->reporting = progress != BEAM_DONE;
+    return progress;
+}
+
+void beam_give_up(struct group *g, int finish, const char *error)
+{
+    g->beam->reporting = false;
+    g->finish = finish;
+    g->error = error;
+}
+
+/* ---- one step of the search ---- */
+
+static void add_hypothesis(struct beam *b, const struct beam_hypothesis *h)
+{
+    int32_t i = b->n_hypotheses;
+
+    if (i == b->width) {
+        if (h->score <= b->hypothesis[i - 1].score) {
+            node_drop(b, h->node);
+            return;
+        }
+        if (b->hypothesis[--i].node >= 0) {
+            node_drop(b, b->hypothesis[i].node);
+        }
+    } else {
+        b->n_hypotheses++;
+    }
+    for (; i > 0 && b->hypothesis[i - 1].score < h->score; i--) {
+        b->hypothesis[i] = b->hypothesis[i - 1];
+    }
+    b->hypothesis[i] = *h;
+    if (b->n >= b->n_hypotheses) {
+        return;
+    }
+    int32_t out = MAX(i, b->n); /* it, or what it pushed out of those that are returned */
+    if (b->hypothesis[out].node >= 0) {
+        node_drop(b, b->hypothesis[out].node);
+    }
+    b->hypothesis[out].node = -1;
+}
+
+/* The best candidate not taken yet, over all live beams. False: none is left. */
+static bool best_choice(struct beam *b, const struct results *r, const struct plan_item *it,
+                        int32_t n, struct beam_choice *ret)
+{
+    bool found = false;
+
+    for (int32_t i = 0; i < n; i++) {
+        int64_t at = (int64_t)draw_row_of(&it[i]) * r->top_stride + b->column[i];
+        if (b->column[i] >= b->n_candidates || r->top_token[at] < 0) {
+            continue;
+        }
+        double cum = b->live[i]->cum_logprob + (double)r->top_logprob[at];
+        if (!found || cum > ret->cum_logprob) {
+            *ret = (struct beam_choice){cum, i, b->column[i], r->top_token[at], r->top_logprob[at]};
+        }
+        found = true;
+    }
+    if (found) {
+        b->column[ret->from]++;
+    }
+    return found;
+}
+
+/* How a candidate ends its beam, as the n_out-th token: by itself, or by the text it
+ * completes. */
+static void ends_by(const struct commit *c, const struct group *g, const struct beam_choice *x,
+                    int32_t n_out, struct beam_hypothesis *h)
+{
+    const struct beam *b = g->beam;
+    int32_t from = b->live[x->from]->index;
+
+    h->finish = finish_by_token(c->s, g, x->token, n_out, &h->stop_token);
+    h->is_stop = h->finish == FINISH_STOP;
+    if (!b->text || h->is_stop) {
+        return;
+    }
+    if (beam_text_ends(b->text, from, x->token, n_out, h->finish == FINISH_LENGTH)) {
+        h->finish = FINISH_STOP;
+    }
+}
+
+/* Split the candidates into hypotheses and the beams that live on: their number. */
+static int32_t choose(struct commit *c, struct group *g, const struct plan_item *it, int32_t n)
+{
+    struct beam *b = g->beam;
+    const struct gen_params *p = &g->request->params;
+    int32_t n_next = 0, n_out = b->live[0]->n_out + 1;
+    /* every candidate ends its beam: those of a higher rank count for nothing */
+    bool last = n_out >= g->max_tokens;
+    struct beam_choice x;
+
+    for (int32_t rank = 0; (n_next < b->width && !last) || rank < b->width; rank++) {
+        if (!best_choice(b, c->r, it, n, &x)) {
+            break;
+        }
+        struct beam_hypothesis h = {.n_tokens = n_out, .stop_token = -1};
+        ends_by(c, g, &x, n_out, &h);
+        if (h.finish == FINISH_NONE) {
+            if (n_next == b->width) {
+                continue;
+            }
+            g->n_chosen++;
+            if (b->text) {
+                beam_text_keep(b->text, n_next);
+            }
+            b->next[n_next++] = x;
+        } else if (rank < b->width) {
+            g->n_chosen++;
+            h.score = x.cum_logprob / pow(n_out, (double)p->length_penalty);
+            h.node =
+                node_add(b, b->tip[b->live[x.from]->index], &x, c->r, draw_row_of(&it[x.from]));
+            add_hypothesis(b, &h);
+        }
+    }
+    return n_next;
+}
+
+static bool is_over(const struct group *g, int32_t n_next, int32_t n_out)
+{
+    const struct beam *b = g->beam;
+    const struct gen_params *p = &g->request->params;
+
+    if (n_next == 0) {
+        return true;
+    }
+    if (b->n_hypotheses < b->width) {
+        return false;
+    }
+    if (p->early_stopping == 1) {
+        return true;
+    }
+    int32_t length = p->early_stopping == 2 && p->length_penalty > 0 ? g->max_tokens : n_out;
+    double best_possible = b->next[0].cum_logprob / pow(length, (double)p->length_penalty);
+    return best_possible <= b->hypothesis[b->width - 1].score;
+}
+
+/* A place for a second child of a beam: one that is not live. */
+static struct seq *free_place(struct group *g)
+{
+    for (int32_t i = 0; i < g->width; i++) {
+        if (g->seq[i].state != SEQ_LIVE) {
+            return &g->seq[i];
+        }
+    }
+    assert(false);
+    return NULL;
+}
+
+static void append_choice(struct commit *c, struct group *g, struct seq *q,
+                          const struct beam_choice *x, int32_t parent_node, int32_t row)
+{
+    struct beam *b = g->beam;
+
+    b->tip[q->index] = node_add(b, parent_node, x, c->r, row);
+    if (b->text) {
+        beam_text_move(b->text, (int32_t)(x - b->next), q->index);
+    }
+    q->cum_logprob = x->cum_logprob;
+    seq_append(q, x->token);
+}
+
+/* Losers are freed, winners forked, tokens appended. The first child of a beam stays
+ * where its parent is. */
+static void move_on(struct commit *c, struct group *g, const struct plan_item *it, int32_t n,
+                    int32_t n_next)
+{
+    struct beam *b = g->beam;
+    /* the tips before this step, by live beam: the columns are done with */
+    int32_t *parent_node = b->column;
+
+    for (int32_t i = 0; i < n; i++) {
+        parent_node[i] = b->tip[b->live[i]->index];
+        bool wins = false;
+        for (int32_t k = 0; k < n_next; k++) {
+            wins = wins || b->next[k].from == i;
+        }
+        if (wins) {
+            continue;
+        }
+        seq_drop_memory(c->s, b->live[i]);
+        b->live[i]->state = SEQ_UNBORN;
+        b->tip[b->live[i]->index] = -1;
+        g->n_live--;
+    }
+    /* Children first, while the parents stand where they were. Later children of a
+     * parent follow its first. */
+    for (int32_t k = n_next - 1; k >= 0; k--) {
+        const struct beam_choice *x = &b->next[k];
+        bool first = true;
+        for (int32_t before = 0; before < k; before++) {
+            first = first && b->next[before].from != x->from;
+        }
+        if (first) {
+            continue;
+        }
+        struct seq *child = free_place(g);
+        seq_fork(c->s, child, b->live[x->from]);
+        g->n_live++;
+        append_choice(c, g, child, x, parent_node[x->from], draw_row_of(&it[x->from]));
+    }
+    for (int32_t k = 0; k < n_next; k++) {
+        const struct beam_choice *x = &b->next[k];
+        bool first = true;
+        for (int32_t before = 0; before < k; before++) {
+            first = first && b->next[before].from != x->from;
+        }
+        if (first) {
+            append_choice(c, g, b->live[x->from], x, parent_node[x->from],
+                          draw_row_of(&it[x->from]));
+        }
+    }
+    for (int32_t i = 0; i < n; i++) {
+        node_drop(b, parent_node[i]);
+    }
+}
+
+/* The output side has ended every choice: it ran out of memory for their texts. */
+static bool texts_ended(const struct group *g)
+{
+    for (int32_t i = 0; i < g->beam->n; i++) {
+        if (atomic_load_explicit(&g->request->stop_at[i], memory_order_relaxed) == INT32_MAX) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void beam_commit(struct commit *c, struct group *g, const struct plan_item *it, int32_t n)
+{
+    struct beam *b = g->beam;
+
+    if (g->state == GROUP_ENDED) {
+        return;
+    }
+    if (texts_ended(g)) {
+        sched_end(c->s, g, FINISH_STOP, NULL);
+        return;
+    }
+    assert(n == g->n_live);
+    for (int32_t i = 0; i < n; i++) {
+        b->live[i] = it[i].seq;
+        b->column[i] = 0;
+        int32_t best = c->r->token[draw_row_of(&it[i])];
+        /* A beam that may not go on has no candidates, and others may. */
+        if (best < 0 && best != TOKEN_NONE_ALLOWED) {
+            sched_end(c->s, g, FINISH_ERROR, NO_NUMBER);
+            return;
+        }
+    }
+    if (g->first_token_us == 0) {
+        g->first_token_us = c->now_us;
+    }
+    g->last_token_us = c->now_us;
+    int32_t n_next = choose(c, g, it, n);
+    if (is_over(g, n_next, b->live[0]->n_out + 1)) {
+        b->reporting = true;
+        sched_end(c->s, g, FINISH_STOP, NULL);
+        return;
+    }
+    move_on(c, g, it, n, n_next);
+    int32_t left = PORTION;
+    settle(c->out, g, &left);
+}

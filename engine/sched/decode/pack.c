@@ -1,0 +1,292 @@
+#include "engine/sched/decode/pack.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#include "engine/sched/decode/beam.h"
+#include "engine/sched/decode/pack_impl.h"
+
+/* ---- block tables ---- */
+
+static void send_run(struct packer *p, struct batch *b, const struct seq *q, int32_t first,
+                     int32_t count)
+{
+    p->table_update[b->n_table_update++] = (struct table_update){
+        .row = q->row, .index = first, .count = count, .first = b->n_table_block};
+    memcpy(p->table_block + b->n_table_block, q->block + first, (size_t)count * sizeof(*q->block));
+    b->n_table_block += count;
+}
+
+/* What changed in the sequence's table since its row was last sent, as at most
+ * PACK_RUNS runs. */
+static void pack_table(struct packer *p, struct batch *b, struct seq *q)
+{
+    int32_t *shadow = p->shadow + (int64_t)q->row * p->table_width;
+    int32_t runs = 0;
+
+    for (int32_t i = q->n_synced; i < q->n_blocks;) {
+        if (shadow[i] == q->block[i]) {
+            i++;
+            continue;
+        }
+        int32_t end = ++runs == PACK_RUNS ? q->n_blocks : i + 1;
+        while (end < q->n_blocks && shadow[end] != q->block[end]) {
+            end++;
+        }
+        send_run(p, b, q, i, end - i);
+        memcpy(shadow + i, q->block + i, (size_t)(end - i) * sizeof(*shadow));
+        i = end;
+    }
+    q->n_synced = q->n_blocks;
+}
+
+static int32_t common_blocks(const struct seq *a, const struct seq *b)
+{
+    int32_t n = MIN(a->n_blocks, b->n_blocks), i = 0;
+
+    while (i < n && a->block[i] == b->block[i]) {
+        i++;
+    }
+    return i;
+}
+
+/* ---- tokens ---- */
+
+static void pack_tokens(struct packer *p, struct batch *b, const struct plan_item *it)
+{
+    const struct seq *q = it->seq;
+    int32_t size = p->c.block_size;
+
+    for (int32_t i = 0; i < it->n; i++) {
+        int32_t t = b->n_tokens + i, position = it->first + i;
+        bool placeholder = it->src_row >= 0 && i == it->n - 1;
+        p->token[t] = placeholder ? 0 : seq_token(q, position);
+        p->token_src[t] = placeholder ? it->src_row : -1;
+        p->position[t] = position;
+        p->slot[t] = q->block[position / size] * size + position % size;
+    }
+}
+
+/* ---- sampling rows ---- */
+
+/* One entry an id: biases of the same id are added up here. */
+static void add_bias(struct packer *p, struct batch *b, int32_t token, float bias)
+{
+    if (token < 0 || token >= p->c.vocab) {
+        return; /* an end token that the model cannot draw */
+    }
+    int32_t at = p->bias_at[token];
+    if (at >= p->bias_first && at < b->n_token_bias && p->token_bias[at].token == token) {
+        p->token_bias[at].bias += bias;
+        return;
+    }
+    assert(b->n_token_bias < p->bias_cap);
+    p->bias_at[token] = b->n_token_bias;
+    p->token_bias[b->n_token_bias++] = (struct token_bias){.token = token, .bias = bias};
+}
+
+/* Ban the last token of every bad word whose other tokens were just generated. */
+static void ban_words(struct packer *p, struct batch *b, const struct seq *q)
+{
+    const struct word_list *words = &q->group->words;
+
+    for (int32_t w = 0; w < words->n; w++) {
+        const int32_t *word = words->token + words->first[w];
+        int32_t before = words->first[w + 1] - words->first[w] - 1;
+        if (before <= q->n_out &&
+            memcmp(q->out + q->n_out - before, word, (size_t)before * sizeof(*word)) == 0) {
+            add_bias(p, b, word[before], -INFINITY);
+        }
+    }
+}
+
+static void pack_bias(struct packer *p, struct batch *b, const struct seq *q, int32_t n_drawn)
+{
+    const struct gen_params *params = &q->group->request->params;
+
+    p->bias_first = b->n_token_bias;
+    for (int32_t i = 0; i < params->n_bias; i++) {
+        add_bias(p, b, params->bias[i].token, params->bias[i].bias);
+    }
+    if (n_drawn < params->min_tokens) {
+        for (int32_t i = 0; i < p->c.n_eos && !params->ignore_eos; i++) {
+            add_bias(p, b, p->c.eos[i], -INFINITY);
+        }
+        for (int32_t i = 0; i < params->n_stop_token; i++) {
+            add_bias(p, b, params->stop_token[i], -INFINITY);
+        }
+    }
+    ban_words(p, b, q);
+    p->n_bias = b->n_token_bias - p->bias_first;
+}
+
+/* The group's mask, as the packer keeps it while the group runs. */
+static const uint32_t *mask_of(struct packer *p, const struct group *g)
+{
+    const struct gen_params *params = &g->request->params;
+    uint32_t *mask = p->mask + (int64_t)g->mask * p->mask_words;
+
+    if (p->mask_order[g->mask] == g->order + 1) {
+        return mask;
+    }
+    memset(mask, 0, (size_t)p->mask_words * sizeof(*mask));
+    for (int32_t i = 0; i < params->n_allowed; i++) {
+        int32_t id = params->allowed_token[i];
+        mask[id / 32] |= UINT32_C(1) << id % 32;
+    }
+    p->mask_order[g->mask] = g->order + 1;
+    return mask;
+}
+
+static int32_t pack_mask(struct packer *p, struct batch *b, const struct group *g)
+{
+    int32_t first = b->n_mask_word;
+
+    if (g->mask < 0) {
+        return -1;
+    }
+    memcpy(p->mask_word + first, mask_of(p, g), (size_t)p->mask_words * sizeof(*p->mask_word));
+    b->n_mask_word += p->mask_words;
+    return first;
+}
+
+/* Rows of one group come one after another and have drawn as many tokens, so they
+ * share bias slice and mask; but what bad words ban depends on the tokens
+ * themselves. */
+static void pack_slices(struct packer *p, struct batch *b, const struct seq *q, int32_t n_drawn)
+{
+    const struct group *g = q->group;
+
+    if (p->slice_group != g) {
+        p->mask_first = pack_mask(p, b, g);
+    }
+    if (p->slice_group != g || g->words.n > 0) {
+        pack_bias(p, b, q, n_drawn);
+    }
+    p->slice_group = g;
+}
+
+/* The group's parameters as they stand for a token that is drawn at `position`. */
+static struct sample_row draw_row(struct packer *p, struct batch *b, const struct plan_item *it)
+{
+    const struct seq *q = it->seq;
+    const struct group *g = q->group;
+    const struct gen_params *params = &g->request->params;
+    int32_t position = it->first + it->n;
+
+    pack_slices(p, b, q, position - g->n_prompt);
+    return (struct sample_row){
+        .logits_row = b->n_logits,
+        .kind = g->beam ? SAMPLE_CANDIDATES : SAMPLE_TOKEN,
+        .temperature = params->temperature,
+        .top_p = params->top_p,
+        .min_p = params->min_p,
+        .top_k = params->top_k,
+        .presence_penalty = params->presence_penalty,
+        .frequency_penalty = params->frequency_penalty,
+        .repetition_penalty = params->repetition_penalty,
+        /* best_of ranks by them */
+        .n_logprobs = MAX(params->n_logprobs, params->best_of > params->n ? 0 : -1),
+        .n_candidates = g->beam ? g->beam->n_candidates : 0,
+        .target = -1,
+        .seed = q->seed,
+        .position = position,
+        .row = q->row,
+        .n_prompt = g->n_prompt,
+        .bias_first = p->bias_first,
+        .n_bias = p->n_bias,
+        .mask_first = p->mask_first,
+    };
+}
+
+static void pack_scores(struct packer *p, struct batch *b, const struct plan_item *it)
+{
+    const struct gen_params *params = &it->seq->group->request->params;
+    int32_t n_top = MAX(params->n_prompt_logprobs, params->echo ? params->n_logprobs : -1);
+
+    for (int32_t i = 0; i < it->n_scores; i++) {
+        int32_t position = it->first + it->score_offset + i + 1;
+        p->logits_token[b->n_logits] = b->n_tokens + it->score_offset + i;
+        p->sample[b->n_samples++] = (struct sample_row){.logits_row = b->n_logits,
+                                                        .kind = SAMPLE_SCORE,
+                                                        .top_p = 1,
+                                                        .repetition_penalty = 1,
+                                                        .n_logprobs = n_top,
+                                                        .target = seq_token(it->seq, position),
+                                                        .position = position,
+                                                        .row = it->seq->row,
+                                                        .n_prompt = it->seq->group->n_prompt,
+                                                        .mask_first = -1};
+        b->n_logits++;
+    }
+}
+
+static void pack_draws(struct packer *p, struct batch *b, const struct plan_item *it)
+{
+    if (it->n_draws == 0) {
+        return;
+    }
+    struct sample_row row = draw_row(p, b, it);
+    p->logits_token[b->n_logits] = b->n_tokens + it->n - 1;
+    for (int32_t i = 0; i < it->n_draws; i++) {
+        if (it->n_draws > 1) { /* the samples of one prompt differ by their seeds alone */
+            row.seed = it->seq->group->seq[i].seed;
+        }
+        p->sample[b->n_samples++] = row;
+    }
+    b->n_logits++;
+}
+
+static void pack_item(struct packer *p, struct batch *b, const struct plan_item *it,
+                      const struct seq *before)
+{
+    int32_t i = b->n_seqs;
+
+    pack_table(p, b, it->seq);
+    pack_tokens(p, b, it);
+    assert(b->n_samples == it->sample_first);
+    pack_scores(p, b, it);
+    pack_draws(p, b, it);
+    p->q_start[i] = b->n_tokens;
+    p->kv_len[i] = it->first + it->n;
+    p->row[i] = it->seq->row;
+    p->lcp_blocks[i] = before ? common_blocks(before, it->seq) : 0;
+    b->n_tokens += it->n;
+    b->n_seqs++;
+}
+
+void pack_batch(struct packer *p, const struct plan *plan, struct batch *ret)
+{
+    struct batch b = {
+        .step = plan->step,
+        .swap_out = plan->swap_out,
+        .n_swap_out = plan->n_swap_out,
+        .swap_in = plan->swap_in,
+        .n_swap_in = plan->n_swap_in,
+        .copy = plan->copy,
+        .n_copy = plan->n_copy,
+        .table_update = p->table_update,
+        .table_block = p->table_block,
+        .token = p->token,
+        .token_src = p->token_src,
+        .position = p->position,
+        .slot = p->slot,
+        .n_decode = plan->n_decode,
+        .q_start = p->q_start,
+        .kv_len = p->kv_len,
+        .row = p->row,
+        .lcp_blocks = p->lcp_blocks,
+        .logits_token = p->logits_token,
+        .sample = p->sample,
+        .token_bias = p->token_bias,
+        .mask_word = p->mask_word,
+    };
+
+    p->slice_group = NULL;
+    for (int32_t i = 0; i < plan->n_items; i++) {
+        pack_item(p, &b, &plan->item[i], i > 0 ? plan->item[i - 1].seq : NULL);
+    }
+    p->q_start[b.n_seqs] = b.n_tokens;
+    *ret = b;
+}

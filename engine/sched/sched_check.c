@@ -1,0 +1,349 @@
+/* The invariants of sched.h as code: for tests and debug builds, at a cost of
+ * everything there is. */
+#include <string.h>
+
+#include "engine/sched/sched_impl.h"
+
+/* Walk what every table holds, adding `sign` to mark[block]. */
+static void mark_tables(struct sched *s, const struct group_list *l, int32_t sign)
+{
+    for (const struct group *g = l->first; g; g = g->next) {
+        for (int32_t i = 0; i < g->width; i++) {
+            for (int32_t b = 0; g->seq[i].state == SEQ_LIVE && b < g->seq[i].n_blocks; b++) {
+                s->mark[g->seq[i].block[b]] += sign;
+            }
+        }
+    }
+}
+
+static bool counts_match(struct sched *s, const struct kvpool *pool, const struct group_list *l,
+                         const bool *pinned)
+{
+    bool same = true;
+
+    mark_tables(s, l, 1);
+    for (int32_t b = 0; b < pool->n_blocks; b++) {
+        same = same && s->mark[b] + (pinned && pinned[b]) == pool->block[b].count;
+    }
+    mark_tables(s, l, -1);
+    return same;
+}
+
+static const char *check_list(const struct group_list *l, int state)
+{
+    int32_t n = 0;
+    const struct group *before = NULL;
+
+    for (const struct group *g = l->first; g; before = g, g = g->next, n++) {
+        if (g->state != state || g->prev != before) {
+            return "S1: a group is in a queue that its state does not name";
+        }
+        if (before && state != GROUP_ENDED && !group_before(before, g)) {
+            return "S1: a queue is out of order";
+        }
+    }
+    return n == l->n && l->last == before ? NULL : "S1: a queue's ends do not match";
+}
+
+/* The groups right behind `g` in its tenant's heap; -1: something is out of order. */
+static int32_t count_children(const struct group *g)
+{
+    const struct group *const child[] = {g->child, g->next};
+    int32_t n = 0, rank[2] = {0};
+
+    for (int i = 0; i < 2; i++) {
+        if (!child[i]) {
+            continue;
+        }
+        if (child[i]->prev != g || child[i]->tenant != g->tenant || group_before(child[i], g)) {
+            return -1;
+        }
+        rank[i] = child[i]->heap_rank;
+        n++;
+    }
+    return rank[0] >= rank[1] && g->heap_rank == rank[1] + 1 ? n : -1;
+}
+
+static const char *check_tenants(const struct sched *s)
+{
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < s->n_tenants; i++) {
+        const struct tenant *t = &s->tenant[i];
+        bool ready =
+            t->ready_index >= 0 && t->ready_index < s->n_ready && s->ready[t->ready_index] == i;
+        if (ready != (t->first != NULL) || (!ready && t->ready_index != -1) || t->n_rows < 0) {
+            return "S1: a tenant with waiting groups does not stand ready, or one without does";
+        }
+        if (ready && (t->key > t->service || t->first->prev)) {
+            return "S1: a tenant's place among the others is wrong";
+        }
+        n += ready;
+    }
+    for (int32_t i = 1; i < s->n_ready; i++) {
+        if (s->tenant[s->ready[i]].key < s->tenant[s->ready[(i - 1) / 2]].key) {
+            return "S1: the heap of tenants is broken";
+        }
+    }
+    return n == s->n_ready ? NULL : "S1: tenants that stand ready are miscounted";
+}
+
+static const char *check_waiting(const struct sched *s)
+{
+    int32_t behind = s->n_ready; /* each is behind another, or its tenant's first */
+
+    for (int32_t i = 0; i < s->n_waiting; i++) {
+        const struct group *g = s->waiting[i];
+        int32_t n = count_children(g);
+        behind += MAX(n, 0);
+        if (g->state != GROUP_WAITING || g->wait_index != i || n < 0 ||
+            g->started != (i < s->n_preempted)) {
+            return "S1: the heap of waiting groups is broken";
+        }
+        for (int32_t k = 0; k < g->n_seqs; k++) {
+            if (g->seq[k].state == SEQ_LIVE &&
+                (g->seq[k].n_blocks > 0 || g->seq[k].row >= 0 || g->seq[k].n_computed > 0)) {
+                return "S2: a waiting group holds memory, or counts on some";
+            }
+        }
+    }
+    return behind == s->n_waiting ? check_tenants(s)
+                                  : "S1: a waiting group is not in its tenant's heap";
+}
+
+static const char *check_seqs(const struct sched *s)
+{
+    for (const struct group *g = s->running.first; g; g = g->next) {
+        for (int32_t i = 0; i < g->width; i++) {
+            const struct seq *q = &g->seq[i];
+            if (q->state != SEQ_LIVE) {
+                continue;
+            }
+            if (q->n_computed > q->n_tokens || q->n_stored > q->n_computed ||
+                q->n_out > q->n_tokens - g->n_prompt) {
+                return "S3: a sequence's counters are out of order";
+            }
+            if ((int64_t)q->n_blocks * s->c.block_size < q->n_computed) {
+                return "S3: a sequence lacks a block for what it has computed";
+            }
+            if (q->n_blocks > g->max_blocks) {
+                return "S3: a table is longer than its group's longest";
+            }
+        }
+    }
+    return NULL;
+}
+
+static const char *check_memory(const struct sched *s)
+{
+    const struct group_list *lists[] = {&s->running, &s->swapped, &s->ended};
+    int32_t n = s->n_preempted;
+    int64_t pages = 0;
+
+    for (size_t l = 0; l < ARRAY_LEN(lists); l++) {
+        for (const struct group *g = lists[l]->first; g; g = g->next) {
+            if (!g->memory && (g->state != GROUP_ENDED || g->started)) {
+                return "S8: a group that runs or is swapped out has no memory";
+            }
+            n += g->memory != NULL;
+        }
+    }
+    for (int32_t i = 0; i < s->n_waiting; i++) {
+        if ((s->waiting[i]->memory != NULL) != (i < s->n_preempted)) {
+            return "S8: a waiting group has memory and has not started, or the other way round";
+        }
+    }
+    for (int32_t i = 0; i < s->regions.n_runs; i++) {
+        pages += s->regions.run[i].n;
+    }
+    if (n == 0 && (s->regions.n_runs != 1 || pages != s->regions.n_pages)) {
+        return "S8: memory of groups was lost";
+    }
+    return n == s->regions.n_taken ? NULL : "S8: groups with memory are miscounted";
+}
+
+static const char *check_swapped(struct sched *s)
+{
+    for (struct group *g = s->swapped.first; g; g = g->next) {
+        if (g->resume_need >= 0 && g->resume_need != blocks_to_resume(s, g)) {
+            return "S9: a swapped group needs other blocks than were counted";
+        }
+    }
+    return NULL;
+}
+
+static const char *check_room(const struct sched *s)
+{
+    int32_t n = 0;
+
+    for (const struct group *g = s->running.first; g && s->reserver; g = g->next) {
+        for (int32_t i = 0; i < g->width; i++) {
+            if ((g->seq[i].room.size > 0) != (g->seq[i].state != SEQ_DONE)) {
+                return "S4: a running sequence has no room set aside, or one that is done has";
+            } else {
+                n += g->seq[i].room.size > 0;
+            }
+        }
+    }
+    return s->reserver && n != s->reserver->n_taken ? "S4: room set aside does not add up" : NULL;
+}
+
+static const char *check_rows(struct sched *s)
+{
+    int32_t held = 0, reserved = 0, masks = 0;
+    bool once = true;
+
+    for (const struct group *g = s->running.first; g; g = g->next) {
+        int32_t of_group = 0;
+        masks += g->mask >= 0;
+        for (int32_t i = 0; i < g->width; i++) {
+            if (g->seq[i].row < 0) {
+                continue;
+            }
+            if (g->seq[i].state != SEQ_LIVE) {
+                return "S4: a sequence that is not live holds a row";
+            }
+            of_group++;
+        }
+        if (of_group > g->n_reserved) {
+            return "S4: a group holds more rows than were set aside for it";
+        }
+        held += of_group;
+        reserved += g->n_reserved;
+    }
+    int32_t of_tenants = 0;
+    for (int32_t i = 0; i < s->n_tenants; i++) {
+        of_tenants += s->tenant[i].n_rows;
+    }
+    uint8_t *seen = s->row_seen;
+    memset(seen, 0, (size_t)s->c.max_num_seqs);
+    for (int32_t i = 0; i < s->n_rows; i++) {
+        once = once && seen[s->row[i]]++ == 0;
+    }
+    for (const struct group *g = s->running.first; g; g = g->next) {
+        for (int32_t i = 0; i < g->width; i++) {
+            once = once && (g->seq[i].row < 0 || seen[g->seq[i].row]++ == 0);
+        }
+    }
+    if (masks + s->n_masks != s->c.max_num_seqs) {
+        return "S4: a mask's place is held twice, or lost";
+    }
+    if (!once || held + s->n_rows != s->c.max_num_seqs) {
+        return "S4: a table row is held twice, or lost";
+    }
+    return reserved == s->n_reserved && of_tenants == reserved && reserved <= s->c.max_num_seqs
+               ? NULL
+               : "S4: reserved rows do not add up";
+}
+
+static bool writes_own_block(const struct sched *s, const struct plan_item *it, int32_t b)
+{
+    const struct group *g = it->seq->group;
+
+    if (s->pool.block[it->seq->block[b]].count == 1) {
+        return true;
+    }
+    /* The two who may write what others hold: the root of a recompute, before the
+     * others read it; and in a step that forks behind the prompt, the parent, whose
+     * children hold the block from the next step on. */
+    return (it->seq->index == g->root && (b + 1) * s->c.block_size <= g->n_shared) ||
+           it->n_draws > 1;
+}
+
+static const char *check_plan(const struct sched *s, const struct plan *p)
+{
+    if (p->n_tokens > s->c.max_num_batched_tokens || p->n_items > s->c.max_num_seqs ||
+        p->n_logits > s->c.max_logits || p->n_samples > s->c.max_logits) {
+        return "S5: a step is larger than its budget";
+    }
+    for (int32_t i = 0; i < p->n_items; i++) {
+        const struct plan_item *it = &p->item[i];
+        if (it->n < 1 || (it->n == 1) != (i < p->n_decode)) {
+            return "S5: items of one token do not come first";
+        }
+        for (int32_t b = it->first / s->c.block_size;
+             b <= (it->first + it->n - 1) / s->c.block_size; b++) {
+            if (b >= it->seq->n_blocks || !writes_own_block(s, it, b)) {
+                return "S6: a step writes a block that others hold";
+            }
+        }
+    }
+    return NULL;
+}
+
+static int32_t flights_of(const struct sched *s, const struct group *g)
+{
+    int32_t n = 0;
+
+    for (int32_t f = 0; f < s->n_in_flight; f++) {
+        bool named = false;
+        for (int32_t i = 0; i < s->in_flight[f]->n_items; i++) {
+            named = named || s->in_flight[f]->item[i].seq->group == g;
+        }
+        n += named;
+    }
+    return n;
+}
+
+static const char *check_flights(const struct sched *s)
+{
+    const struct group_list *lists[] = {&s->running, &s->swapped, &s->ended};
+
+    for (size_t l = 0; l < ARRAY_LEN(lists); l++) {
+        for (const struct group *g = lists[l]->first; g; g = g->next) {
+            if (g->n_inflight != flights_of(s, g)) {
+                return "S7: a group's steps in flight are miscounted";
+            }
+        }
+    }
+    return NULL;
+}
+
+const char *sched_check(struct sched *s, const struct plan *p)
+{
+    const char *wrong = kvpool_check(&s->pool);
+
+    if (!wrong) {
+        wrong = kvpool_check(&s->host);
+    }
+    if (!wrong) {
+        wrong = prefix_check(&s->prefix);
+    }
+    if (!wrong) {
+        wrong = check_list(&s->running, GROUP_RUNNING);
+    }
+    if (!wrong) {
+        wrong = check_list(&s->swapped, GROUP_SWAPPED);
+    }
+    if (!wrong) {
+        wrong = check_list(&s->ended, GROUP_ENDED);
+    }
+    if (!wrong) {
+        wrong = check_waiting(s);
+    }
+    if (!wrong && !counts_match(s, &s->pool, &s->running, s->pinned)) {
+        wrong = "S2: a block's count is not the number of tables that hold it";
+    }
+    if (!wrong && !counts_match(s, &s->host, &s->swapped, NULL)) {
+        wrong = "S2: a host block's count is not the number of tables that hold it";
+    }
+    if (!wrong) {
+        wrong = check_seqs(s);
+    }
+    if (!wrong) {
+        wrong = check_rows(s);
+    }
+    if (!wrong) {
+        wrong = check_room(s);
+    }
+    if (!wrong) {
+        wrong = check_memory(s);
+    }
+    if (!wrong) {
+        wrong = check_swapped(s);
+    }
+    if (!wrong && p && p->step > 0) {
+        wrong = check_plan(s, p);
+    }
+    return wrong ? wrong : check_flights(s);
+}

@@ -1,0 +1,143 @@
+/* Preemption of a whole group: by swapping its blocks to the host pool, or by computing
+ * them again later.
+ *
+ * A group is never preempted in a step that has planned it, but the step before may
+ * still be in flight: its swap-out takes effect after that step, so what the step
+ * writes is saved too, and the tokens it draws are appended when it is committed. It
+ * does not come back before (sched_admit, sched_resume).
+ */
+#include "engine/sched/sched_impl.h"
+
+/* Blocks of a sequence that hold something, or will for all who share them: the root of
+ * a recompute may not have come to the end of what its siblings count on. */
+static int32_t blocks_computed(const struct sched *s, const struct seq *q)
+{
+    return MIN(q->n_blocks,
+               (int32_t)div_ceil(MAX(q->n_computed, q->group->n_shared), s->c.block_size));
+}
+
+static void leave_running(struct sched *s, struct group *g)
+{
+    list_remove(&s->running, g);
+    group_unreserve(s, g);
+    g->n_preempted++;
+    s->preempted = true;
+    s->made_way = false;
+}
+
+static void preempt_recompute(struct sched *s, struct group *g)
+{
+    leave_running(s, g);
+    for (int32_t i = 0; i < g->width; i++) {
+        struct seq *q = &g->seq[i];
+        if (q->state != SEQ_LIVE) {
+            continue;
+        }
+        seq_drop_memory(s, q);
+        q->n_computed = q->n_stored = 0;
+    }
+    g->n_shared = 0;
+    s->counted.preempt_recompute++;
+    waiting_push(s, g);
+}
+
+/* Distinct blocks that hold something: what a swap copies. */
+static int32_t distinct_blocks(struct sched *s, struct group *g)
+{
+    int32_t n = 0;
+
+    for (int pass = 0; pass < 2; pass++) { /* count, then clear the marks */
+        for (int32_t i = 0; i < g->width; i++) {
+            for (int32_t b = 0; g->seq[i].state == SEQ_LIVE && b < blocks_computed(s, &g->seq[i]);
+                 b++) {
+                int32_t *mark = &s->mark[g->seq[i].block[b]];
+                n += pass == 0 && *mark == 0;
+                *mark = pass == 0;
+            }
+        }
+    }
+    return n;
+}
+
+/* One entry of a table moves to the host; a block that several sequences share is
+ * copied once. mark[block] is its host block + 1. */
+static int32_t swap_out_block(struct sched *s, int32_t block)
+{
+    if (s->mark[block] > 0) {
+        kvpool_ref(&s->host, s->mark[block] - 1);
+        return s->mark[block] - 1;
+    }
+    int32_t h = kvpool_take(&s->host);
+    s->mark[block] = h + 1;
+    s->out[s->n_out++] = (struct block_copy){.src = block, .dst = h};
+    return h;
+}
+
+static void preempt_swap(struct sched *s, struct group *g)
+{
+    int32_t first_out = s->n_out;
+
+    leave_running(s, g);
+    for (int32_t i = 0; i < g->width; i++) {
+        struct seq *q = &g->seq[i];
+        if (q->state != SEQ_LIVE) {
+            continue;
+        }
+        int32_t keep = blocks_computed(s, q);
+        for (int32_t b = q->n_blocks - 1; b >= 0; b--) {
+            int32_t block = q->block[b];
+            if (b < keep) {
+                q->block[b] = swap_out_block(s, block);
+            }
+            kvpool_unref(&s->pool, block);
+        }
+        q->n_blocks = 0; /* the device's are gone; the row goes with them */
+        seq_drop_memory(s, q);
+        q->n_blocks = keep;
+    }
+    for (int32_t i = first_out; i < s->n_out; i++) {
+        s->mark[s->out[i].src] = 0;
+    }
+    s->counted.preempt_swap++;
+    g->resume_need = -1;
+    g->state = GROUP_SWAPPED;
+    list_insert(&s->swapped, g);
+}
+
+/* Tokens that a recompute would have to compute again. */
+static int64_t tokens_computed(const struct group *g)
+{
+    int64_t n = 0;
+    int32_t shared = 0;
+
+    for (int32_t i = 0; i < g->width; i++) {
+        if (g->seq[i].state != SEQ_LIVE) {
+            continue;
+        }
+        n += g->seq[i].n_computed - shared;
+        shared = MIN(g->n_prompt, g->seq[i].n_computed); /* the prompt is computed once */
+    }
+    return n;
+}
+
+static bool swap_is_cheaper(const struct sched *s, const struct group *g, int32_t n_blocks)
+{
+    const struct step_cost *k = &s->c.cost;
+
+    if (s->c.preemption != PREEMPT_AUTO) {
+        return s->c.preemption == PREEMPT_SWAP;
+    }
+    return 2 * n_blocks * k->swap_block_us < tokens_computed(g) * k->token_us;
+}
+
+void preempt(struct sched *s, struct group *g)
+{
+    int32_t n = s->c.preemption == PREEMPT_RECOMPUTE ? 0 : distinct_blocks(s, g);
+    bool fits = n > 0 && n <= s->host.n_free;
+
+    if (fits && swap_is_cheaper(s, g, n)) {
+        preempt_swap(s, g);
+    } else {
+        preempt_recompute(s, g);
+    }
+}

@@ -1,0 +1,91 @@
+/* What observers see of the scheduler: every block's condition, and the groups with
+ * their tables, as far as they fit. */
+#include <string.h>
+
+#include "engine/sched/sched_impl.h"
+
+static void picture_pool(uint8_t *ret, const struct kvpool *pool)
+{
+    for (int32_t b = 0; b < pool->n_blocks; b++) {
+        const struct kvblock *k = &pool->block[b];
+        ret[b] = (uint8_t)(k->count > 0 ? MIN(k->count, KV_MANY) : k->named ? KV_CACHED : KV_FREE);
+    }
+}
+
+static uint32_t tag_of(const char *id)
+{
+    uint32_t h = 2166136261u;
+
+    for (; *id; id++) {
+        h = (h ^ (uint8_t)*id) * 16777619u;
+    }
+    return h;
+}
+
+static void picture_seq(struct kv_picture *p, const struct seq *q, int32_t group)
+{
+    int32_t n = MIN(q->n_blocks, KV_PICTURE_ENTRIES - p->n_entries);
+
+    p->seq[p->n_seqs++] = (struct kv_seq){
+        .group = group,
+        .index = q->index,
+        .n_tokens = q->n_tokens,
+        .n_computed = q->n_computed,
+        .n_blocks = q->n_blocks,
+        .first_entry = p->n_entries,
+        .n_entries = n,
+    };
+    memcpy(p->entry + p->n_entries, q->block, (size_t)n * sizeof(*q->block));
+    p->n_entries += n;
+}
+
+static void picture_group(struct kv_picture *p, const struct group *g, enum kv_group_state state)
+{
+    if (p->n_groups == KV_PICTURE_GROUPS) {
+        return;
+    }
+    int32_t index = p->n_groups++, first_seq = p->n_seqs;
+    for (int32_t i = 0; state != KV_WAITING && i < g->width && p->n_seqs < KV_PICTURE_SEQS; i++) {
+        if (g->seq[i].state == SEQ_LIVE) {
+            picture_seq(p, &g->seq[i], index);
+        }
+    }
+    p->group[index] = (struct kv_group){
+        .order = g->order,
+        .tag = tag_of(g->request->id),
+        .state = state,
+        .priority = g->priority,
+        .preemptions = g->n_preempted,
+        .width = g->width,
+        .n_live = g->n_live,
+        .beam = g->beams,
+        .n_prompt = g->n_prompt,
+        .max_tokens = g->max_tokens,
+        .cached_tokens = g->cached_tokens,
+        .arrival_us = g->request->arrival_us,
+        .first_seq = first_seq,
+        .n_seqs = p->n_seqs - first_seq,
+    };
+}
+
+void sched_picture(const struct sched *s, struct kv_picture *p)
+{
+    p->n_groups = p->n_seqs = p->n_entries = 0;
+    p->n_used = kvpool_used(&s->pool);
+    p->n_cached = s->pool.n_cached;
+    p->n_host_used = kvpool_used(&s->host);
+    p->n_running = s->running.n;
+    p->n_swapped = s->swapped.n;
+    p->n_waiting = s->n_waiting;
+    picture_pool(p->block, &s->pool);
+    picture_pool(p->host, &s->host);
+    for (const struct group *g = s->running.first; g; g = g->next) {
+        picture_group(p, g, KV_RUNNING);
+    }
+    for (const struct group *g = s->swapped.first; g; g = g->next) {
+        picture_group(p, g, KV_SWAPPED);
+    }
+    for (int32_t i = 0; i < s->n_waiting && p->n_groups < KV_PICTURE_GROUPS; i++) {
+        picture_group(p, s->waiting[i], KV_WAITING);
+    }
+}

@@ -1,0 +1,168 @@
+/* What a group holds from its first admission until it is freed, in one piece of the
+ * scheduler's regions. */
+#include <assert.h>
+#include <string.h>
+
+#include "engine/sched/decode/beam.h"
+#include "engine/sched/decode/beam_text.h"
+#include "engine/sched/sched_impl.h"
+
+/* ---- the state of a beam search ---- */
+
+/* tokens among the best that may complete one stop string: "\n", "\n\n", ".\n" */
+enum { TOKENS_A_STOP = 4 };
+
+static struct beam_text *carve_text(const struct request *r, const struct tokenizer *tokenizer,
+                                    struct carver *at)
+{
+    const struct gen_params *p = &r->params;
+
+    if (r->params.n_stop == 0 || !tokenizer) {
+        return NULL;
+    }
+    struct beam_text *t = carve(at, 1, sizeof(*t));
+    struct text_state *live = carve(at, p->beam_width, sizeof(*live));
+    struct text_state *saved = carve(at, p->beam_width, sizeof(*saved));
+    if (t) {
+        *t = (struct beam_text){.stops = r->stops, .min_tokens = p->min_tokens};
+        t->live = live;
+        t->saved = saved;
+    }
+    return t;
+}
+
+/* How large it is. */
+static void set_sizes(struct beam *b, const struct group *g, const struct sched_config *c)
+{
+    const struct gen_params *p = &g->request->params;
+    int32_t stops = p->n_stop_token + c->n_eos + TOKENS_A_STOP * p->n_stop;
+
+    b->width = p->beam_width;
+    b->n = p->n;
+    /* Enough that `width` candidates remain when every stop id is among the best, and
+     * tokens that complete stop strings. */
+    b->n_candidates = MIN(MIN(MAX(2 * b->width, b->width + stops), LIMIT_CANDIDATES), c->vocab);
+    /* And as many as the client wants to see. */
+    b->n_candidates = MAX(b->n_candidates, MIN(p->n_logprobs, c->vocab));
+    b->n_top = MAX(MIN(p->n_logprobs, b->n_candidates), 0);
+    b->n_nodes = 1 + 2 * b->width * (g->max_tokens + 1); /* live beams' and hypotheses' paths */
+}
+
+static struct beam *carve_beam(const struct group *g, const struct sched_config *c,
+                               struct carver *at)
+{
+    struct beam b = {0}, *ret = carve(at, 1, sizeof(b));
+
+    set_sizes(&b, g, c);
+    int64_t tops = (int64_t)b.n_nodes * b.n_top;
+    b.tip = carve(at, b.width, sizeof(*b.tip));
+    b.hypothesis = carve(at, b.width, sizeof(*b.hypothesis));
+    b.next = carve(at, b.width, sizeof(*b.next));
+    b.column = carve(at, b.width, sizeof(*b.column));
+    b.live = carve(at, b.width, sizeof(struct seq *));
+    b.text = carve_text(g->request, c->tokenizer, at);
+    b.node = carve(at, b.n_nodes, sizeof(*b.node));
+    b.top_token = carve(at, tops, sizeof(*b.top_token));
+    b.top_logprob = carve(at, tops, sizeof(*b.top_logprob));
+    if (!ret) {
+        return NULL;
+    }
+    *ret = b;
+    memset(b.tip, -1, (size_t)b.width * sizeof(*b.tip));
+    b.node[0] = (struct beam_node){.parent = -1, .token = -1, .n_holders = 1};
+    b.tip[0] = 0;
+    ret->n_used = 1;
+    ret->n_sent = ret->n;
+    ret->first_free = -1;
+    return ret;
+}
+
+static int64_t beam_bytes_most(int32_t max_len)
+{
+    int64_t top = LIMIT_LOGPROBS * (int64_t)(sizeof(int32_t) + sizeof(float));
+    int64_t node = (int64_t)sizeof(struct beam_node) + top;
+    int64_t rest = sizeof(struct beam) + sizeof(struct beam_hypothesis) +
+                   sizeof(struct beam_choice) + sizeof(struct beam_text) +
+                   2 * sizeof(struct text_state) + 1024;
+
+    return (2 * (int64_t)max_len + 3) * node + rest;
+}
+
+/* ---- a group's sequences ---- */
+
+int64_t group_lay_out(struct group *g, const struct sched_config *c, char *base)
+{
+    struct carver at = {.base = base};
+    struct seq *seq = carve(&at, g->width, sizeof(*seq));
+    struct beam *beam = g->beams ? carve_beam(g, c, &at) : NULL;
+
+    for (int32_t i = 0; i < g->width; i++) {
+        int32_t *block = carve(&at, g->max_blocks, sizeof(*block));
+        int32_t *out = carve(&at, MAX(g->max_tokens, 1), sizeof(*out));
+        if (base) {
+            seq[i] = (struct seq){.block = block, .out = out};
+        }
+    }
+    if (base) {
+        g->seq = seq;
+        g->beam = beam;
+    }
+    return at.at;
+}
+
+/* Room for all that can run at their longest, twice: as much again for those who were
+ * preempted. */
+int64_t group_bytes_most(const struct sched_config *c)
+{
+    int64_t blocks = div_ceil(c->max_len, c->block_size);
+    int64_t tables = (int64_t)sizeof(struct seq) + 4 * (blocks + c->max_len) + 64;
+    int64_t seq = tables + beam_bytes_most(c->max_len);
+
+    return 2 * c->max_num_seqs * seq;
+}
+
+bool can_start(struct sched *s, const struct group *g)
+{
+    return g->memory || regions_fits(&s->regions, g->n_bytes);
+}
+
+bool group_start(struct sched *s, struct group *g)
+{
+    char *memory = regions_take(&s->regions, g->n_bytes);
+
+    if (!memory) {
+        return false;
+    }
+    int64_t n_bytes = group_lay_out(g, &s->c, memory);
+    assert(n_bytes == g->n_bytes);
+    (void)n_bytes;
+    g->memory = memory;
+    g->n_seqs = g->width;
+    for (int32_t i = 0; i < g->width; i++) {
+        struct seq *q = &g->seq[i];
+        q->group = g;
+        q->index = i;
+        q->row = -1;
+        q->n_tokens = g->n_prompt;
+        q->seed = seq_seed(g->request->seed, i);
+    }
+    g->seq[0].state = g->first.state;
+    g->seq[0].chain = g->first.chain; /* what was found in the prefix cache */
+    if (g->beam && g->text_start) {
+        g->beam->text->piece = &s->text;
+        g->beam->text->live[0] = (struct text_state){.detok = *g->text_start};
+    }
+    return true;
+}
+
+void group_end_memory(struct sched *s, struct group *g)
+{
+    if (!g->memory) {
+        return;
+    }
+    regions_give(&s->regions, g->memory, g->n_bytes);
+    g->memory = NULL;
+    g->beam = NULL;
+    g->seq = &g->first;
+    g->n_seqs = 1;
+}

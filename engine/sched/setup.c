@@ -1,0 +1,436 @@
+/* Everything of the pure files that allocates: the pools, the prefix cache, the
+ * scheduler, its plans. Sized here once, so that the rest can do without an
+ * allocator. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "engine/sched/decode/beam_text.h"
+#include "engine/sched/decode/pack_impl.h"
+#include "engine/sched/sched_impl.h"
+
+/* n zeroed elements; n = 0 gives a pointer too. */
+static void *array(int64_t n, size_t size)
+{
+    return calloc((size_t)MAX(n, 1), size);
+}
+
+int kvpool_init(struct kvpool *p, int32_t n_blocks, struct err *e)
+{
+    *p = (struct kvpool){.n_blocks = n_blocks,
+                         .n_free = n_blocks,
+                         .first = n_blocks > 0 ? 0 : -1,
+                         .last = n_blocks - 1};
+    p->block = array(n_blocks, sizeof(*p->block));
+    if (!p->block) {
+        return err_nomem(e, "the block pool");
+    }
+    for (int32_t b = 0; b < n_blocks; b++) {
+        p->block[b].prev = b - 1;
+        p->block[b].next = b + 1 < n_blocks ? b + 1 : -1;
+    }
+    return 0;
+}
+
+void kvpool_release(struct kvpool *p)
+{
+    free(p->block);
+    *p = (struct kvpool){0};
+}
+
+int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, int32_t name_bits,
+                uint64_t secret, struct err *e)
+{
+    uint32_t buckets = 1;
+
+    while (buckets < (uint32_t)pool->n_blocks) {
+        buckets *= 2;
+    }
+    *px = (struct prefix){
+        .pool = pool, .block_size = block_size, .bucket_mask = buckets - 1, .secret = secret};
+    px->name_mask = name_bits == 0 ? (struct prefix_name){UINT64_MAX, UINT64_MAX}
+                                   : (struct prefix_name){(UINT64_C(1) << name_bits) - 1, 0};
+    px->entry = array(pool->n_blocks, sizeof(*px->entry));
+    px->token = array((int64_t)pool->n_blocks * block_size, sizeof(*px->token));
+    px->bucket = array(buckets, sizeof(*px->bucket));
+    if (!px->entry || !px->token || !px->bucket) {
+        prefix_release(px);
+        return err_nomem(e, "the prefix cache");
+    }
+    memset(px->bucket, -1, buckets * sizeof(*px->bucket));
+    return 0;
+}
+
+void prefix_release(struct prefix *px)
+{
+    free(px->entry);
+    free(px->token);
+    free(px->bucket);
+    *px = (struct prefix){0};
+}
+
+static void forget_pages(void *at, size_t n_bytes)
+{
+    madvise(at, n_bytes, MADV_DONTNEED);
+}
+
+static void *map_pages(int64_t bytes)
+{
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void *p = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+
+    return p == MAP_FAILED ? NULL : p;
+}
+
+/* The address space that is wanted. Where the system counts it like memory and has
+ * less, a part of what it has, so that others find some too. */
+static void reserve_pages(struct regions *a, int64_t bytes)
+{
+    enum { PART = 4 };
+    int64_t wanted = MAX((bytes + a->page_bytes - 1) / a->page_bytes, 1);
+
+    for (int64_t n = wanted; n > 0 && !a->base; n /= 2) {
+        a->n_pages = n;
+        a->base = map_pages(regions_bytes(a));
+    }
+    if (a->base && a->n_pages < wanted) {
+        munmap(a->base, (size_t)regions_bytes(a));
+        a->n_pages = MAX(a->n_pages / PART, 1);
+        a->base = map_pages(regions_bytes(a));
+    }
+}
+
+int regions_init(struct regions *a, int64_t bytes, int32_t max_taken, struct err *e)
+{
+    *a = (struct regions){.max_taken = max_taken, .forget = forget_pages};
+    a->page_bytes = sysconf(_SC_PAGESIZE);
+    a->run = calloc((size_t)max_taken + 1, sizeof(*a->run));
+    if (!a->run) {
+        return err_nomem(e, "the room of running requests");
+    }
+    reserve_pages(a, bytes);
+    if (!a->base) {
+        regions_release(a);
+        return err_nomem(e, "the room of running requests");
+    }
+    madvise(a->base, (size_t)regions_bytes(a), MADV_DONTDUMP);
+    /* little of most runs is touched */
+    madvise(a->base, (size_t)regions_bytes(a), MADV_NOHUGEPAGE);
+    a->run[a->n_runs++] = (struct free_run){0, a->n_pages};
+    a->most = a->n_pages;
+    return 0;
+}
+
+void regions_release(struct regions *a)
+{
+    if (a->base) {
+        munmap(a->base, (size_t)regions_bytes(a));
+    }
+    free(a->run);
+    *a = (struct regions){0};
+}
+
+int reserver_open(struct reserver **ret, const struct reserve_rule *rule, struct err *e)
+{
+    struct reserver *r = calloc(1, sizeof(*r));
+
+    if (!r) {
+        return err_nomem(e, "the reservations");
+    }
+    r->rule = *rule;
+    r->free_order = array(rule->slots, sizeof(*r->free_order));
+    r->next = array(rule->slots, sizeof(*r->next));
+    r->prev = array(rule->slots, sizeof(*r->prev));
+    if (!r->free_order || !r->next || !r->prev) {
+        reserver_free(r);
+        return err_nomem(e, "the reservations");
+    }
+    reserver_clear(r);
+    *ret = r;
+    return 0;
+}
+
+void reserver_free(struct reserver *r)
+{
+    if (!r) {
+        return;
+    }
+    free(r->free_order);
+    free(r->next);
+    free(r->prev);
+    free(r);
+}
+
+int plan_init(struct plan *p, const struct sched_config *c, struct err *e)
+{
+    *p = (struct plan){0};
+    p->item = array(c->max_num_seqs, sizeof(*p->item));
+    p->copy = array(c->max_num_seqs, sizeof(*p->copy));
+    p->swap_out = array(c->n_host_blocks, sizeof(*p->swap_out));
+    p->swap_in = array(c->n_host_blocks, sizeof(*p->swap_in));
+    if (p->item && p->copy && p->swap_out && p->swap_in) {
+        return 0;
+    }
+    plan_release(p);
+    return err_nomem(e, "a step's plan");
+}
+
+void plan_release(struct plan *p)
+{
+    free(p->item);
+    free(p->copy);
+    free(p->swap_out);
+    free(p->swap_in);
+    *p = (struct plan){0};
+}
+
+static int check_config(const struct sched_config *c, struct err *e)
+{
+    if (c->n_blocks < 1 || c->n_host_blocks < 0 || c->block_size < 1 || c->max_len < 1 ||
+        c->vocab < 1) {
+        return err_set(
+            e, ERR_INVALID,
+            "a scheduler needs blocks (%d of %d tokens), a model length (%d) and a vocabulary (%d)",
+            c->n_blocks, c->block_size, c->max_len, c->vocab);
+    }
+    if (c->max_num_seqs < 1 || c->max_num_seqs > LIMIT_NUM_SEQS) {
+        return err_set_param(e, ERR_INVALID, "max_num_seqs",
+                             "max_num_seqs is %d; allowed are 1 to %d", c->max_num_seqs,
+                             LIMIT_NUM_SEQS);
+    }
+    if (c->max_num_batched_tokens < c->max_num_seqs) {
+        return err_set_param(e, ERR_INVALID, "max_num_batched_tokens",
+                             "max_num_batched_tokens (%d) is less than max_num_seqs (%d): a step "
+                             "could not hold one token of "
+                             "each sequence",
+                             c->max_num_batched_tokens, c->max_num_seqs);
+    }
+    if (c->max_logits <= c->max_num_seqs) {
+        return err_set(e, ERR_INVALID, "max_logits (%d) must be more than max_num_seqs (%d)",
+                       c->max_logits, c->max_num_seqs);
+    }
+    if (c->preemption == PREEMPT_SWAP && c->n_host_blocks == 0) {
+        return err_set_param(e, ERR_INVALID, "swap_space",
+                             "preemption is swap, and swap_space has room for no block");
+    }
+    if (c->max_waiting < 1) {
+        return err_set_param(e, ERR_INVALID, "max_queue",
+                             "the waiting queue holds %d requests; at least 1", c->max_waiting);
+    }
+    return 0;
+}
+
+/* Without fair shares everyone is one tenant. */
+static int32_t most_tenants(const struct sched_config *c)
+{
+    return c->policy == POLICY_FAIR ? LIMIT_TENANTS : 1;
+}
+
+static int allocate(struct sched *s, struct err *e)
+{
+    const struct sched_config *c = &s->c;
+    int rc = kvpool_init(&s->pool, c->n_blocks, e);
+
+    if (rc == 0) {
+        rc = kvpool_init(&s->host, c->n_host_blocks, e);
+    }
+    if (rc == 0) {
+        rc = prefix_init(&s->prefix, &s->pool, c->block_size, c->name_bits, c->secret, e);
+    }
+    if (rc < 0) {
+        return rc;
+    }
+    struct reserve_rule rule = sched_reserve_rule(c);
+    if (c->kv_policy != KV_PAGED && reserver_open(&s->reserver, &rule, e) < 0) {
+        return e->code;
+    }
+    s->tenant = array(most_tenants(c), sizeof(*s->tenant));
+    s->ready = array(most_tenants(c), sizeof(*s->ready));
+    s->line = array(c->max_num_seqs, sizeof(*s->line));
+    s->waiting = array((int64_t)c->max_waiting + c->max_started, sizeof(*s->waiting));
+    s->row = array(c->max_num_seqs, sizeof(*s->row));
+    s->row_seen = array(c->max_num_seqs, sizeof(*s->row_seen));
+    s->mask = array(c->max_num_seqs, sizeof(*s->mask));
+    s->out = array(c->n_host_blocks, sizeof(*s->out));
+    s->pinned = array(c->n_blocks, sizeof(*s->pinned));
+    s->mark = array(MAX(c->n_blocks, c->n_host_blocks), sizeof(*s->mark));
+    s->found = array(c->n_host_blocks, sizeof(*s->found));
+    s->tokens = array(c->block_size, sizeof(*s->tokens));
+    s->hit = array(div_ceil(c->max_len, c->block_size), sizeof(*s->hit));
+    s->piece = array(c->max_num_seqs, sizeof(*s->piece));
+    if (!s->tenant || !s->ready || !s->line || !s->waiting || !s->row || !s->row_seen || !s->mask ||
+        !s->out || !s->pinned || !s->mark || !s->found || !s->tokens || !s->hit || !s->piece) {
+        return err_nomem(e, "the scheduler");
+    }
+    rc = regions_init(&s->regions, c->group_bytes, c->max_started, e);
+    return rc < 0 ? rc : beam_text_reserve(&s->text, c->tokenizer, e);
+}
+
+/* What the configuration leaves to be found out. */
+static void complete_config(struct sched_config *c)
+{
+    if (c->max_started == 0) {
+        c->max_started = 2 * c->max_num_seqs;
+    }
+    if (c->group_bytes == 0) {
+        c->group_bytes = group_bytes_most(c);
+    }
+}
+
+int sched_new(struct sched **ret, const struct sched_config *c, struct err *e)
+{
+    int rc = check_config(c, e);
+
+    if (rc < 0) {
+        return rc;
+    }
+    struct sched *s = calloc(1, sizeof(*s));
+    if (!s) {
+        return err_nomem(e, "the scheduler");
+    }
+    s->c = *c;
+    s->pace = 1;
+    complete_config(&s->c);
+    rc = allocate(s, e);
+    if (rc < 0) {
+        sched_free(s);
+        return rc;
+    }
+    s->c.group_bytes = regions_bytes(&s->regions);
+    s->n_rows = s->n_masks = c->max_num_seqs;
+    for (int32_t i = 0; i < s->n_rows; i++) {
+        s->row[i] = s->mask[i] = s->n_rows - 1 - i; /* row 0 is taken first */
+    }
+    for (int32_t i = 0; i < most_tenants(c); i++) {
+        s->tenant[i] = (struct tenant){.ready_index = -1, .weight = 1};
+    }
+    *ret = s;
+    return 0;
+}
+
+static void free_list(struct group_list *l)
+{
+    for (struct group *g = l->first, *next; g; g = next) {
+        next = g->next;
+        group_free(g);
+    }
+}
+
+void sched_free(struct sched *s)
+{
+    if (!s) {
+        return;
+    }
+    for (int32_t i = 0; i < s->n_waiting; i++) {
+        group_free(s->waiting[i]);
+    }
+    free_list(&s->running);
+    free_list(&s->swapped);
+    free_list(&s->ended);
+    prefix_release(&s->prefix);
+    kvpool_release(&s->pool);
+    kvpool_release(&s->host);
+    reserver_free(s->reserver);
+    free(s->tenant);
+    free(s->ready);
+    free(s->line);
+    free(s->waiting);
+    free(s->row);
+    free(s->row_seen);
+    free(s->mask);
+    free(s->out);
+    free(s->mark);
+    free(s->found);
+    free(s->pinned);
+    free(s->tokens);
+    free(s->hit);
+    free(s->piece);
+    regions_release(&s->regions);
+    buf_release(&s->text);
+    free(s);
+}
+
+/* ---- the packer ---- */
+
+/* The packer's arrays are written before they are read, so they need no zeros, which
+ * would touch every page. */
+static void *room(int64_t n, size_t size)
+{
+    return malloc((size_t)MAX(n, 1) * size);
+}
+
+int packer_new(struct packer **ret, const struct sched_config *c, struct err *e)
+{
+    struct packer *p = calloc(1, sizeof(*p));
+
+    if (!p) {
+        return err_nomem(e, "the packer");
+    }
+    int64_t seqs = c->max_num_seqs, tokens = c->max_num_batched_tokens;
+    p->c = *c;
+    p->table_width = (int32_t)div_ceil(c->max_len, c->block_size);
+    p->bias_cap = seqs * LIMIT_ROW_BIASES;
+    p->mask_words = mask_words(c->vocab);
+    if (seqs * p->mask_words > INT32_MAX) {
+        free(p);
+        return err_set_param(e, ERR_INVALID, "max_num_seqs",
+                             "%d sequences are too many for a vocabulary of %d ids: their masks "
+                             "have more than 2^36 bits",
+                             c->max_num_seqs, c->vocab);
+    }
+    p->shadow = malloc((size_t)(seqs * p->table_width) * sizeof(*p->shadow));
+    p->table_update = room(PACK_RUNS * seqs, sizeof(*p->table_update));
+    p->table_block = room(seqs * p->table_width, sizeof(*p->table_block));
+    p->token = room(tokens, sizeof(*p->token));
+    p->token_src = room(tokens, sizeof(*p->token_src));
+    p->position = room(tokens, sizeof(*p->position));
+    p->slot = room(tokens, sizeof(*p->slot));
+    p->q_start = room(seqs + 1, sizeof(*p->q_start));
+    p->kv_len = room(seqs, sizeof(*p->kv_len));
+    p->row = room(seqs, sizeof(*p->row));
+    p->lcp_blocks = room(seqs, sizeof(*p->lcp_blocks));
+    p->logits_token = room(c->max_logits, sizeof(*p->logits_token));
+    p->sample = room(c->max_logits, sizeof(*p->sample));
+    p->token_bias = room(p->bias_cap, sizeof(*p->token_bias));
+    p->bias_at = array(c->vocab, sizeof(*p->bias_at));
+    p->mask_word = room(seqs * p->mask_words, sizeof(*p->mask_word));
+    p->mask = room(seqs * p->mask_words, sizeof(*p->mask));
+    p->mask_order = array(seqs, sizeof(*p->mask_order));
+    if (!p->shadow || !p->table_update || !p->table_block || !p->token || !p->token_src ||
+        !p->position || !p->slot || !p->q_start || !p->kv_len || !p->row || !p->lcp_blocks ||
+        !p->logits_token || !p->sample || !p->token_bias || !p->bias_at || !p->mask_word ||
+        !p->mask || !p->mask_order) {
+        packer_free(p);
+        return err_nomem(e, "the packer");
+    }
+    memset(p->shadow, -1, (size_t)(seqs * p->table_width) * sizeof(*p->shadow));
+    *ret = p;
+    return 0;
+}
+
+void packer_free(struct packer *p)
+{
+    if (!p) {
+        return;
+    }
+    free(p->shadow);
+    free(p->table_update);
+    free(p->table_block);
+    free(p->token);
+    free(p->token_src);
+    free(p->position);
+    free(p->slot);
+    free(p->q_start);
+    free(p->kv_len);
+    free(p->row);
+    free(p->lcp_blocks);
+    free(p->logits_token);
+    free(p->sample);
+    free(p->token_bias);
+    free(p->bias_at);
+    free(p->mask_word);
+    free(p->mask);
+    free(p->mask_order);
+    free(p);
+}

@@ -1,0 +1,267 @@
+/* The executor that answers at once: what remains is HTTP, scheduling, packing and
+ * output, so their cost can be measured (`quire serve --model null`, `quire bench
+ * offline --model null`) and tested without a model.
+ *
+ * Its tokens are bytes of the byte tokenizer, letters and spaces in about the
+ * proportions of English text, chosen by a hash of (seed, position): a request gives
+ * the same text whenever it is asked with the same seed. Bans and allowed ids hold.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "config/base/limits.h"
+#include "config/settings/settings.h"
+#include "engine/workers/executor.h"
+
+enum {
+    NULL_VOCAB = 256,
+    NULL_BLOCKS = 1 << 16,
+    NULL_MAX_LEN = 1 << 15,
+    NULL_SLOTS = 4,
+    NULL_STEP_MAX_US = 60000000
+};
+
+/* One step's results; four in turn, so that those of the last two waits stay as they
+ * are. */
+struct null_slot {
+    struct results results;
+    int32_t *token;     /* [max_samples] */
+    float *logprob;     /* [max_samples] */
+    int32_t *top_token; /* [max_samples, LIMIT_CANDIDATES] */
+    float *top_logprob;
+    int64_t ready_us;
+};
+
+struct null_executor {
+    struct executor base;
+    struct null_slot slot[NULL_SLOTS];
+    uint64_t n_launched, n_waited;
+    int64_t step_us; /* 0: at once */
+    int64_t free_us; /* when the step launched last will have ended */
+};
+
+static uint64_t mix(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static bool is_banned(const struct batch *b, const struct sample_row *s, int32_t token)
+{
+    for (int32_t i = 0; i < s->n_bias; i++) {
+        const struct token_bias *t = &b->token_bias[s->bias_first + i];
+        if (t->token == token && t->bias == -INFINITY) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* One of the ids that a mask allows, by h; 0: it allows none. */
+static int32_t allowed(const uint32_t *mask, uint64_t h)
+{
+    int32_t id[NULL_VOCAB], n = 0;
+
+    for (int32_t t = 0; t < NULL_VOCAB; t++) {
+        id[n] = t;
+        n += mask[t / 32] >> t % 32 & 1;
+    }
+    return n > 0 ? id[h % (uint64_t)n] : 0;
+}
+
+/* The k-th choice of a row; more bans than k leave one that is not banned among the
+ * first n_bias + 1. */
+static int32_t letter(const struct batch *b, const struct sample_row *s, int32_t k)
+{
+    static const char letters[] = "etaoinshrdlu etaoinshrd cumwfgypbvk etaoins hrdleta oin etao nt";
+    uint64_t h = mix(s->seed + (uint64_t)s->position * 0x9e3779b97f4a7c15u) + (uint64_t)k;
+
+    if (s->mask_first >= 0) {
+        return allowed(b->mask_word + s->mask_first, h);
+    }
+    return k < 64 ? (unsigned char)letters[h % (sizeof(letters) - 1)] : (int32_t)(h % NULL_VOCAB);
+}
+
+static int32_t draw(const struct batch *b, const struct sample_row *s)
+{
+    for (int32_t k = 0; k <= s->n_bias + 64 + NULL_VOCAB; k++) {
+        int32_t t = letter(b, s, k);
+        if (!is_banned(b, s, t)) {
+            return t;
+        }
+    }
+    return TOKEN_NONE_ALLOWED;
+}
+
+/* Whether a beam may go on with a token: it is not banned, and no mask leaves it
+ * out. */
+static bool may_follow(const struct batch *b, const struct sample_row *s, int32_t token)
+{
+    bool left_out =
+        s->mask_first >= 0 && !(b->mask_word[s->mask_first + token / 32] >> token % 32 & 1);
+
+    return !left_out && !is_banned(b, s, token);
+}
+
+/* The best tokens of a row: `first`, then the ids behind it. Candidates that may not
+ * follow are left out; where none is left, columns hold token -1 and -infinity. */
+static void fill_top(const struct batch *b, const struct sample_row *s, int32_t first,
+                     int32_t *token, float *logprob)
+{
+    bool beam = s->kind == SAMPLE_CANDIDATES;
+    int32_t n = beam ? s->n_candidates : s->n_logprobs;
+    int32_t ahead = 0;
+
+    for (int32_t k = 0; k < n; k++, ahead++) {
+        while (beam && ahead > 0 && ahead < NULL_VOCAB &&
+               !may_follow(b, s, (first + ahead) % NULL_VOCAB)) {
+            ahead++;
+        }
+        bool left = first >= 0 && ahead < NULL_VOCAB;
+        token[k] = left ? (first + ahead) % NULL_VOCAB : -1;
+        logprob[k] = left ? -1 - (float)k : -INFINITY;
+    }
+}
+
+static void answer(const struct null_executor *x, const struct batch *b, int32_t i,
+                   struct null_slot *ret)
+{
+    (void)x;
+    const struct sample_row *s = &b->sample[i];
+    ret->token[i] = s->kind == SAMPLE_SCORE ? s->target : draw(b, s);
+    ret->logprob[i] = -1;
+    fill_top(b, s, ret->token[i], ret->top_token + (int64_t)i * LIMIT_CANDIDATES,
+             ret->top_logprob + (int64_t)i * LIMIT_CANDIDATES);
+}
+
+static int null_launch(struct executor *base, const struct batch *b, struct err *e)
+{
+    (void)e;
+    struct null_executor *x = CONTAINER_OF(base, struct null_executor, base);
+    struct null_slot *slot = &x->slot[x->n_launched++ % NULL_SLOTS];
+    for (int32_t i = 0; i < b->n_samples; i++) {
+        answer(x, b, i, slot);
+    }
+    if (x->step_us > 0) {
+        slot->ready_us = x->free_us = MAX(x->free_us, clock_us()) + x->step_us;
+    }
+    slot->results = (struct results){
+        .step = b->step,
+        .device_us = x->step_us,
+        .n_samples = b->n_samples,
+        .top_stride = LIMIT_CANDIDATES,
+        .token = slot->token,
+        .logprob = slot->logprob,
+        .top_token = slot->top_token,
+        .top_logprob = slot->top_logprob,
+    };
+    return 0;
+}
+
+static int null_wait(struct executor *base, struct results *ret, struct err *e)
+{
+    (void)e;
+    struct null_executor *x = CONTAINER_OF(base, struct null_executor, base);
+    struct null_slot *slot = &x->slot[x->n_waited++ % NULL_SLOTS];
+    int64_t left_us = x->step_us > 0 ? slot->ready_us - clock_us() : 0;
+    if (left_us > 0) {
+        nanosleep(
+            &(struct timespec){.tv_sec = left_us / 1000000, .tv_nsec = left_us % 1000000 * 1000},
+            NULL);
+    }
+    *ret = slot->results;
+    return 0;
+}
+
+static void null_free(struct executor *base)
+{
+    struct null_executor *x = CONTAINER_OF(base, struct null_executor, base);
+
+    for (int i = 0; i < NULL_SLOTS; i++) {
+        free(x->slot[i].token);
+        free(x->slot[i].logprob);
+        free(x->slot[i].top_token);
+        free(x->slot[i].top_logprob);
+    }
+    free(x);
+}
+
+static void null_info(struct executor_info *ret, const struct settings *s)
+{
+    *ret = (struct executor_info){
+        .vocab = NULL_VOCAB,
+        .max_len = s->max_model_len ? (int32_t)s->max_model_len : NULL_MAX_LEN,
+        .n_blocks = s->kv_blocks ? (int32_t)s->kv_blocks : NULL_BLOCKS,
+        .block_size = (int32_t)s->block_size,
+        .max_num_seqs = s->max_num_seqs ? (int32_t)s->max_num_seqs : 1024,
+        .max_num_batched_tokens =
+            s->max_num_batched_tokens ? (int32_t)s->max_num_batched_tokens : 8192,
+        .depth = 1,
+        .device = "null: answers at once",
+        .dtype = "none",
+    };
+    ret->max_samples = ret->max_num_seqs + MIN(ret->max_num_batched_tokens, 1024);
+    /* where it was asked for, as on a CPU; nothing is copied */
+    if (s->preemption == PREEMPT_SWAP && s->swap_space > 0) {
+        ret->n_host_blocks = ret->n_blocks;
+    }
+    int64_t holds = (int64_t)ret->n_blocks * ret->block_size;
+    if (!s->max_model_len && holds < ret->max_len) {
+        ret->max_len = (int32_t)holds;
+    }
+}
+
+bool is_null_model(const char *model)
+{
+    return model && (strcmp(model, "null") == 0 || strncmp(model, "null:", 5) == 0);
+}
+
+/* The time of a step in the model's name. */
+static int read_step_us(int64_t *ret, const char *model, struct err *e)
+{
+    long long us = 0;
+    char rest;
+    if (model && model[4] == ':' &&
+        (sscanf(model + 5, "%lld%c", &us, &rest) != 1 || us < 0 || us > NULL_STEP_MAX_US)) {
+        return err_set_param(e, ERR_INVALID, "model",
+                             "\"%.100s\": null, or null:MICROSECONDS a step up to %d", model,
+                             NULL_STEP_MAX_US);
+    }
+    *ret = us;
+    return 0;
+}
+
+int null_open(struct executor **ret, const struct settings *s, struct err *e)
+{
+    struct null_executor *x = calloc(1, sizeof(*x));
+
+    if (!x) {
+        return err_nomem(e, "the null executor");
+    }
+    if (read_step_us(&x->step_us, is_null_model(s->model) ? s->model : NULL, e) < 0) {
+        free(x);
+        return ERR_INVALID;
+    }
+    null_info(&x->base.info, s);
+    x->base.launch = null_launch;
+    x->base.wait = null_wait;
+    x->base.free = null_free;
+    size_t n = (size_t)x->base.info.max_samples;
+    for (int i = 0; i < NULL_SLOTS; i++) {
+        struct null_slot *slot = &x->slot[i];
+        slot->token = malloc(n * sizeof(int32_t));
+        slot->logprob = malloc(n * sizeof(float));
+        slot->top_token = malloc(n * LIMIT_CANDIDATES * sizeof(int32_t));
+        slot->top_logprob = malloc(n * LIMIT_CANDIDATES * sizeof(float));
+        if (!slot->token || !slot->logprob || !slot->top_token || !slot->top_logprob) {
+            null_free(&x->base);
+            return err_nomem(e, "the null executor's results");
+        }
+    }
+    *ret = &x->base;
+    return 0;
+}

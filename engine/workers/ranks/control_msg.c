@@ -1,0 +1,186 @@
+#include "engine/workers/ranks/control_msg.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "config/base/limits.h"
+
+enum { NOTE_MAGIC = 0x51524e34, REST_MS = 10000 /* for what follows a beginning */ };
+
+void rank_hello_fill(struct rank_hello *ret, const struct executor_info *x, const struct model *m,
+                     bool deterministic)
+{
+    *ret = (struct rank_hello){
+        .version = QUIRE_VERSION,
+        .checkpoint = model_digest(m),
+        .n_ranks = m->options.n_ranks,
+        .n_stages = m->options.n_stages,
+        .vocab = x->vocab,
+        .max_len = x->max_len,
+        .block_size = x->block_size,
+        .max_num_seqs = x->max_num_seqs,
+        .max_num_batched_tokens = x->max_num_batched_tokens,
+        .max_samples = x->max_samples,
+        .deterministic = deterministic,
+        .n_blocks = x->n_blocks,
+        .n_host_blocks = x->n_host_blocks,
+    };
+    snprintf(ret->dtype, sizeof(ret->dtype), "%s", x->dtype);
+}
+
+int rank_hello_compare(const struct rank_hello *first, const struct rank_hello *other, int32_t rank,
+                       struct err *e)
+{
+    if (memcmp(first->version, other->version, sizeof(first->version)) != 0) {
+        return err_set(e, ERR_INVALID,
+                       "rank %d is quire %.31s, rank 0 is %.31s: all must be the same", rank,
+                       other->version, first->version);
+    }
+    if (first->checkpoint != other->checkpoint) {
+        return err_set(e, ERR_INVALID,
+                       "rank %d has another model than rank 0: their configurations or tensors "
+                       "differ (%016llx, %016llx)",
+                       rank, (unsigned long long)other->checkpoint,
+                       (unsigned long long)first->checkpoint);
+    }
+    if (memcmp(first->dtype, other->dtype, sizeof(first->dtype)) != 0) {
+        return err_set_param(e, ERR_INVALID, "dtype", "rank %d has dtype %.15s, rank 0 has %.15s",
+                             rank, other->dtype, first->dtype);
+    }
+    const struct {
+        const char *name;
+        int64_t mine, theirs;
+    } same[] = {
+        {"tensor_parallel_size", first->n_ranks, other->n_ranks},
+        {"pipeline_parallel_size", first->n_stages, other->n_stages},
+        {"vocabulary", first->vocab, other->vocab},
+        {"block_size", first->block_size, other->block_size},
+        {"max_num_seqs", first->max_num_seqs, other->max_num_seqs},
+        {"max_num_batched_tokens", first->max_num_batched_tokens, other->max_num_batched_tokens},
+        {"max_samples", first->max_samples, other->max_samples},
+        {"deterministic", first->deterministic, other->deterministic},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(same); i++) {
+        if (same[i].mine != same[i].theirs) {
+            return err_set_param(e, ERR_INVALID, same[i].name,
+                                 "rank %d has %s %lld, rank 0 has %lld", rank, same[i].name,
+                                 (long long)same[i].theirs, (long long)same[i].mine);
+        }
+    }
+    return 0;
+}
+
+static int send_all(int fd, const void *data, size_t n_bytes, struct err *e)
+{
+    for (size_t at = 0; at < n_bytes;) {
+        ssize_t sent = send(fd, (const char *)data + at, n_bytes - at, MSG_NOSIGNAL);
+        if (sent < 0 && errno != EINTR) {
+            return err_set(e, ERR_IO, "rank 0 does not listen: %s", strerror(errno));
+        }
+        at += (size_t)MAX(sent, 0);
+    }
+    return 0;
+}
+
+/* 1, 0 when the other end is closed, ERR_IO. */
+static int receive_all(int fd, void *data, size_t n_bytes, struct err *e)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+
+    for (size_t at = 0; at < n_bytes;) {
+        ssize_t got = recv(fd, (char *)data + at, n_bytes - at, MSG_DONTWAIT);
+        if (got == 0 || (got < 0 && errno == ECONNRESET)) {
+            return 0;
+        }
+        if (got > 0) {
+            at += (size_t)got;
+        } else if (errno != EAGAIN && errno != EINTR) {
+            return err_set(e, ERR_IO, "a rank's note: %s", strerror(errno));
+        } else if (poll(&p, 1, at > 0 ? REST_MS : -1) == 0) {
+            return err_set(e, ERR_IO, "a rank's note has no end");
+        }
+    }
+    return 1;
+}
+
+int rank_note_send(int fd, const struct rank_note *n, struct err *e)
+{
+    struct rank_note note = *n;
+
+    note.magic = NOTE_MAGIC;
+    return send_all(fd, &note, sizeof(note), e);
+}
+
+int rank_note_receive(int fd, struct rank_note *ret, struct err *e)
+{
+    struct rank_note note;
+    int rc = receive_all(fd, &note, sizeof(note), e);
+
+    if (rc < 1) {
+        return rc;
+    }
+    note.text[sizeof(note.text) - 1] = '\0';
+    note.hello.version[sizeof(note.hello.version) - 1] = '\0';
+    if (note.magic != NOTE_MAGIC || note.kind < NOTE_HELLO || note.kind > NOTE_RESULTS) {
+        return err_set(e, ERR_INVALID, "what came is no rank's note");
+    }
+    *ret = note;
+    return 1;
+}
+
+/* ---- results ---- */
+
+/* The four arrays of results, and how much each holds. */
+struct piece {
+    const void *data;
+    size_t n_bytes;
+};
+enum { N_PIECES = 4 };
+
+static void pieces(const struct results *r, struct piece *ret)
+{
+    size_t row = (size_t)r->n_samples * sizeof(int32_t), top = row * (size_t)r->top_stride;
+
+    ret[0] = (struct piece){r->token, row};
+    ret[1] = (struct piece){r->logprob, row};
+    ret[2] = (struct piece){r->top_token, top};
+    ret[3] = (struct piece){r->top_logprob, top};
+}
+
+int rank_results_send(int fd, int32_t rank, const struct results *r, struct err *e)
+{
+    struct rank_note note = {.kind = NOTE_RESULTS,
+                             .rank = rank,
+                             .step = r->step,
+                             .n_samples = r->n_samples,
+                             .top_stride = r->top_stride};
+    struct piece piece[N_PIECES];
+    int rc = rank_note_send(fd, &note, e);
+
+    pieces(r, piece);
+    for (int i = 0; i < N_PIECES && rc == 0; i++) {
+        rc = send_all(fd, piece[i].data, piece[i].n_bytes, e);
+    }
+    return rc;
+}
+
+int rank_results_receive(int fd, const struct rank_note *note, struct gathered *g,
+                         int32_t max_samples, struct err *e)
+{
+    struct piece piece[N_PIECES];
+
+    if (note->n_samples < 0 || note->n_samples > max_samples || note->top_stride < 0 ||
+        note->top_stride > MAX((int)LIMIT_CANDIDATES, (int)LIMIT_LOGPROBS)) {
+        return err_set(e, ERR_INVALID, "what came are no rank's results");
+    }
+    int rc = gathered_begin(g, note->step, note->n_samples, note->top_stride, e);
+    rc = rc < 0 ? rc : 1;
+    pieces(&g->results, piece);
+    for (int i = 0; i < N_PIECES && rc == 1; i++) {
+        rc = receive_all(fd, (void *)(uintptr_t)piece[i].data, piece[i].n_bytes, e);
+    }
+    return rc;
+}

@@ -1,0 +1,90 @@
+/* A node other than the first: it starts its share of the ranks, watches them, and
+ * serves nobody.
+ *
+ * The ranks find rank 0 by themselves and do what it says. When one of them fails, the
+ * others of this node are ended (by the kernel, with this process) and the status tells
+ * the launcher; when rank 0 stops in order, so do they, and all is well.
+ */
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "config/base/log.h"
+#include "config/settings/settings.h"
+#include "engine/commands.h"
+#include "engine/engine.h"
+#include "engine/model_path.h"
+#include "engine/workers/ranks/worker_process.h"
+#include "kernels/comm/comm.h"
+
+static int spawn_share(const struct settings *s, char *const *flags, int32_t n_here, pid_t *pid,
+                       struct err *e)
+{
+    int rc = 0;
+
+    for (int32_t i = 0; i < n_here && rc == 0; i++) {
+        struct rank_order order = {
+            .rank = (int32_t)s->node_rank * n_here + i,
+            .n_ranks = (int32_t)(s->tensor_parallel_size * s->pipeline_parallel_size),
+            .n_stages = (int32_t)s->pipeline_parallel_size,
+            .here = (int32_t)s->local_rank * n_here + i,
+            .n_here = (int32_t)s->local_size * n_here,
+            .over_net = true,
+            .parent = getpid(),
+            .settings = flags};
+        rc = rank_spawn(&pid[i], &order, e);
+    }
+    return rc;
+}
+
+/* Until all have ended well, or one has not. A rank that ended with 1 has logged why:
+ * the error has no text then. */
+static int watch(const pid_t *pid, int32_t n, int32_t first, struct err *e)
+{
+    for (int32_t left = n; left > 0; left--) {
+        int status = 0;
+        pid_t ended = waitpid(-1, &status, 0);
+        int32_t i = 0;
+        while (i < n && pid[i] != ended) {
+            i++;
+        }
+        if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
+            continue;
+        }
+        char text[160] = "";
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != 1) {
+            rank_exit_text(text, sizeof(text), first + i, ended, status);
+        }
+        for (i = 0; i < n; i++) {
+            kill(pid[i], SIGKILL);
+        }
+        while (waitpid(-1, NULL, 0) > 0)
+            ;
+        return err_set(e, ERR_DEVICE, "%s", text);
+    }
+    return 0;
+}
+
+int node_run(const struct settings *s, struct err *e)
+{
+    pid_t pid[COMM_MAX_RANKS];
+    char *dir = NULL, **flags = NULL;
+    int32_t n = (int32_t)(s->tensor_parallel_size * s->pipeline_parallel_size / s->nnodes);
+    int rc = model_path_find(&dir, s->model, e);
+
+    if (rc == 0) {
+        rc = settings_pass_on(&flags, s, dir, e);
+    }
+    if (rc == 0) {
+        rc = spawn_share(s, flags, n, pid, e);
+    }
+    if (rc == 0) {
+        log_event(LOG_INFO, "node", LOG_I64("node_rank", s->node_rank), LOG_I64("ranks", n),
+                  LOG_STR("master_addr", s->master_addr), LOG_I64("master_port", s->master_port));
+        rc = watch(pid, n, (int32_t)s->node_rank * n, e);
+    }
+    settings_pass_on_free(flags);
+    free(dir);
+    return rc;
+}

@@ -1,0 +1,349 @@
+/* The thread of the executor of many ranks (ranks.c): it starts the ranks and watches
+ * them.
+ *
+ *     STARTED ──hello──► GREETED ──ready──► READY ──end of process──► GONE
+ *
+ * A note, results or the end of a rank come over its socket. A rank that fails, dies or
+ * hangs is the end of the executor: the reason is kept, and whoever waits in comm or
+ * the pipeline is let go with it. Nothing is restarted here: systemd does that.
+ *
+ * With several nodes all ranks but the first come over the network (cluster.h), those
+ * of this machine too; the other nodes' are started and watched there (node.c),
+ * and known here by their connections alone.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "engine/workers/ranks/ranks_impl.h"
+#include "engine/workers/ranks/worker_process.h"
+
+enum {
+    REAP_MS = 300,       /* between the end of its socket and that of its process */
+    KILLED_MS = 3000,    /* for a process that was killed to be gone */
+    MEET_MS = 50,        /* between looks at the ranks of this machine while others are awaited */
+    GREET_US = 30000000, /* for ranks that are all there to connect to each other */
+};
+
+/* ---- failure ---- */
+
+void ranks_fail(struct ranks *x, const char *reason)
+{
+    pthread_mutex_lock(&x->lock);
+    if (!x->failed && !x->stopping) {
+        x->failed = true;
+        snprintf(x->reason, sizeof(x->reason), "%s", reason);
+    }
+    pthread_cond_broadcast(&x->changed);
+    pthread_mutex_unlock(&x->lock);
+    rank_shared_abort(&x->shared, reason);
+}
+
+int ranks_check_failed(struct ranks *x, struct err *e)
+{
+    pthread_mutex_lock(&x->lock);
+    int rc = x->failed ? err_set(e, ERR_DEVICE, "%s", x->reason) : 0;
+    pthread_mutex_unlock(&x->lock);
+    return rc;
+}
+
+/* ---- watching ---- */
+
+static void set_state(struct ranks *x, int32_t rank, enum member_state state)
+{
+    pthread_mutex_lock(&x->lock);
+    x->member[rank].state = state;
+    pthread_cond_broadcast(&x->changed);
+    pthread_mutex_unlock(&x->lock);
+}
+
+static void on_end(struct ranks *x, int32_t rank)
+{
+    struct member *m = &x->member[rank];
+    char text[160];
+    int status = 0;
+    pid_t pid = m->pid;
+
+    shutdown(m->fd, SHUT_RDWR); /* closed by end_all: the engine's thread may be writing to it */
+    if (pid == 0) {
+        snprintf(text, sizeof(text), "rank %d, on node %d, closed its connection", rank,
+                 rank / x->n_here);
+    } else if (rank_ended(&m->pid, REAP_MS, &status)) {
+        rank_exit_text(text, sizeof(text), rank, pid, status);
+    } else {
+        snprintf(text, sizeof(text), "rank %d (process %d) closed its connection", rank, (int)pid);
+    }
+    ranks_fail(x, text); /* before the state, which waiters take for progress */
+    set_state(x, rank, GONE);
+}
+
+/* Of the rank that draws. Nobody reads an answer's memory before n_answered says that
+ * it is there. */
+static void on_results(struct ranks *x, int32_t rank, const struct rank_note *note)
+{
+    struct rank_answer *a = &x->answer[x->n_answered % RANKS_ANSWERS];
+    struct err e = {0};
+    int rc =
+        rank_results_receive(x->member[rank].fd, note, &a->gathered, x->base.info.max_samples, &e);
+
+    if (rc == 0) {
+        on_end(x, rank);
+        return;
+    }
+    if (rc < 0) {
+        ranks_fail(x, e.text);
+        return;
+    }
+    pthread_mutex_lock(&x->lock);
+    a->arrived_us = clock_us();
+    x->n_answered++;
+    pthread_cond_broadcast(&x->changed);
+    pthread_mutex_unlock(&x->lock);
+}
+
+static void on_note(struct ranks *x, int32_t rank)
+{
+    struct member *m = &x->member[rank];
+    struct rank_note note;
+    struct err e = {0};
+    char text[400];
+    int rc = rank_note_receive(m->fd, &note, &e);
+
+    if (rc == 0) {
+        on_end(x, rank);
+        return;
+    }
+    if (rc == 1 && note.kind == NOTE_HELLO) {
+        m->hello = note.hello;
+        set_state(x, rank, GREETED);
+    } else if (rc == 1 && note.kind == NOTE_READY) {
+        set_state(x, rank, READY);
+    } else if (rc == 1 && note.kind == NOTE_RESULTS) {
+        on_results(x, rank, &note);
+    } else {
+        struct err first; /* what rank 0 itself met before, of which this may be a consequence */
+        bool second = rank_shared_check(&x->shared, &first) < 0;
+        snprintf(text, sizeof(text), "rank %d: %.380s", rank, rc == 1 ? note.text : e.text);
+        ranks_fail(x, second ? first.text : text);
+        if (rc < 0 && m->pid > 0) {
+            kill(m->pid, SIGKILL);
+        }
+    }
+}
+
+static int spawn(struct ranks *x, int32_t rank, pid_t parent, struct err *e)
+{
+    struct member *m = &x->member[rank];
+    struct rank_order order = {.rank = rank,
+                               .n_ranks = x->n,
+                               .n_stages = x->share.at.n_stages,
+                               .here = x->share.here + rank,
+                               .n_here = x->share.n_here,
+                               .over_net = x->n_here < x->n,
+                               .slot_bytes = x->slot_bytes,
+                               .parent = parent,
+                               .settings = x->flags};
+    int fd[2];
+
+    if (order.over_net) {
+        return rank_spawn(&m->pid, &order, e);
+    }
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd) < 0) {
+        return err_set(e, ERR_IO, "rank %d: no socket: %s", rank, strerror(errno));
+    }
+    order.shared_fd = x->shared_fd;
+    order.note_fd = fd[1];
+    int rc = rank_spawn(&m->pid, &order, e);
+    close(fd[1]);
+    if (rc < 0) {
+        close(fd[0]);
+    } else {
+        m->fd = fd[0];
+    }
+    return rc;
+}
+
+static void spawn_all(struct ranks *x)
+{
+    struct err e;
+
+    for (int32_t i = 1; i < x->n_here; i++) {
+        if (spawn(x, i, getpid(), &e) < 0) {
+            ranks_fail(x, e.text);
+            return;
+        }
+    }
+}
+
+static int ms_until(int64_t at_us)
+{
+    return (int)MAX((at_us - clock_us()) / 1000, 0);
+}
+
+/* The others stop by themselves or, a moment after they were told to, by force. */
+static void end_all(struct ranks *x)
+{
+    int status;
+
+    pthread_mutex_lock(&x->lock);
+    int64_t stop_us = clock_us() + (x->by_force ? 0 : RANKS_STOP_MS * INT64_C(1000)),
+            gone_us = stop_us + KILLED_MS * 1000;
+    pthread_mutex_unlock(&x->lock);
+    for (int32_t i = 1; i < x->n; i++) {
+        if (!rank_reap(&x->member[i].pid, ms_until(stop_us), &status)) {
+            kill(x->member[i].pid, SIGKILL);
+        }
+    }
+    for (int32_t i = 1; i < x->n; i++) {
+        struct member *m = &x->member[i];
+        rank_reap(&m->pid, ms_until(gone_us), &status);
+        if (m->fd >= 0) {
+            close(m->fd);
+        }
+        m->fd = -1;
+        set_state(x, i, GONE);
+    }
+}
+
+/* A rank of this machine that ended before it came is a failure; its status says
+ * which. */
+static bool all_live(struct ranks *x)
+{
+    char text[160];
+    int status;
+
+    for (int32_t i = 1; i < x->n_here; i++) {
+        pid_t pid = x->member[i].pid;
+        if (pid > 0 && rank_reap(&x->member[i].pid, 0, &status)) {
+            rank_exit_text(text, sizeof(text), i, pid, status);
+            ranks_fail(x, text);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Whether the start may go on: nobody stopped it, no rank of this machine has ended, it
+ * is not too late for `missing`. */
+static int may_wait(struct ranks *x, int32_t missing, int64_t until_us, struct err *e)
+{
+    eventfd_t stop;
+
+    if (eventfd_read(x->wake_fd, &stop) == 0) {
+        eventfd_write(x->wake_fd, stop); /* the watcher's loop shall see it too */
+        return err_set(e, ERR_DRAINING, "stopped while the nodes meet");
+    }
+    if (!all_live(x)) {
+        return err_set(e, ERR_DEVICE, "%s", x->reason);
+    }
+    if (clock_us() > until_us) {
+        return err_set(e, ERR_TIMEOUT,
+                       "rank %d, on node %d, has not come within node_timeout, %.0f s", missing,
+                       missing / x->n_here, x->settings->node_timeout);
+    }
+    return 0;
+}
+
+/* Take in the ranks as they come over the network, until all are there with all
+ * connections, one failed, or all is stopped. */
+static int meet(struct ranks *x, struct err *e)
+{
+    int64_t until_us = clock_us() + (int64_t)(x->settings->node_timeout * 1e6);
+    int32_t missing;
+    int rc = 0;
+
+    while (rc == 0 && (missing = rank_net_missing(&x->net)) >= 0) {
+        rank_net_admit(&x->net, x->slot_bytes, MEET_MS);
+        rc = may_wait(x, missing, until_us, e);
+    }
+    if (rc == 0) {
+        rc = rank_net_introduce(&x->net, e);
+    }
+    while (rc == 0 && (missing = rank_net_unlinked(&x->net)) >= 0) {
+        rank_net_admit(&x->net, x->slot_bytes, MEET_MS);
+        rc = may_wait(x, missing, until_us + GREET_US, e);
+    }
+    if (rc == 0) {
+        rc = rank_shared_connect(&x->shared, &x->net, x->slot_bytes, x->timeout_us, e);
+    }
+    for (int32_t i = 1; i < x->n; i++) {
+        x->member[i].fd = x->net.fd[RANK_NET_CONTROL][i];
+        x->net.fd[RANK_NET_CONTROL][i] = -1;
+    }
+    return rc;
+}
+
+static void meet_all(struct ranks *x)
+{
+    struct err e;
+    int rc = meet(x, &e);
+
+    rank_net_release(&x->net);
+    if (rc < 0) {
+        ranks_fail(x, e.text);
+    }
+    pthread_mutex_lock(&x->lock);
+    x->met = rc == 0;
+    pthread_cond_broadcast(&x->changed);
+    pthread_mutex_unlock(&x->lock);
+}
+
+/* Once one has failed the others of this machine have nothing more to say. What they
+ * hold is given back the sooner. */
+static void kill_all(struct ranks *x)
+{
+    for (int32_t i = 1; i < x->n_here; i++) {
+        if (x->member[i].pid > 0) {
+            kill(x->member[i].pid, SIGKILL);
+        }
+    }
+}
+
+static void *watcher_main(void *arg)
+{
+    struct ranks *x = arg;
+    struct err unheard;
+
+    spawn_all(x);
+    if (x->n_here < x->n) {
+        meet_all(x);
+    }
+    for (bool stopping = false; !stopping;) {
+        struct pollfd p[COMM_MAX_RANKS] = {{.fd = x->wake_fd, .events = POLLIN}};
+        for (int32_t i = 1; i < x->n; i++) {
+            p[i] = (struct pollfd){.fd = x->member[i].state == GONE ? -1 : x->member[i].fd,
+                                   .events = POLLIN};
+        }
+        poll(p, (nfds_t)x->n, -1);
+        for (int32_t i = 1; i < x->n; i++) {
+            if (p[i].fd >= 0 && p[i].revents) {
+                on_note(x, i);
+            }
+        }
+        if (ranks_check_failed(x, &unheard) < 0) {
+            kill_all(x);
+        }
+        stopping = p[0].revents != 0;
+    }
+    end_all(x);
+    return NULL;
+}
+
+int ranks_watch(struct ranks *x, struct err *e)
+{
+    x->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (x->wake_fd < 0) {
+        return err_set(e, ERR_IO, "no eventfd for the ranks: %s", strerror(errno));
+    }
+    if (pthread_create(&x->watcher, NULL, watcher_main, x) != 0) {
+        return err_set(e, ERR_IO, "cannot start the thread that watches the ranks");
+    }
+    x->watching = true;
+    pthread_setname_np(x->watcher, "quire-ranks");
+    return 0;
+}

@@ -1,0 +1,436 @@
+/* The executor of one rank: a model on a backend.
+ *
+ * A backend whose operations return before they are done (a GPU) is called on the
+ * engine's thread: launch enqueues the step, wait waits for it. One that computes
+ * inside its operations (the CPU) gets a thread of its own, so that the engine plans
+ * step N+1 while step N is computed; a launch then only copies the batch. Its two jobs
+ * are taken in turn: job i is free again once its results were waited for, which the
+ * executor's depth of one guarantees.
+ *
+ * As a stage of a pipeline it computes a step in parts (microbatch.h) and waits for each, on
+ * a thread too where rank 0's backend is a GPU's; the results of all parts are the last
+ * stage's answer, those of the others are void.
+ */
+#include "engine/workers/runner.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/workers/batch_copy.h"
+#include "engine/workers/batch_wire.h"
+#include "engine/workers/microbatch.h"
+
+enum { N_JOBS = 2, N_GATHERED = 4, CPU_LOGITS_ROWS = 64, GPU_LOGITS_ROWS = 256 };
+
+struct job {
+    struct batch_copy batch;
+    struct results results;
+    struct err err;
+    int rc;
+};
+
+struct runner {
+    struct executor base;
+    struct rank_share *share; /* NULL: alone */
+    struct backend *backend;
+    struct model *model;
+    /* Stages: parts and results of step i, which outlive the wait after next. */
+    struct parts parts;
+    struct gathered gathered[N_GATHERED];
+    uint64_t n_computed, n_handed_out;
+    /* With a thread of its own. */
+    bool threaded;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool stopping;                         /* these four under `lock` */
+    uint64_t n_launched, n_done, n_waited; /* jobs */
+    struct job job[N_JOBS];
+};
+
+/* ---- a step ---- */
+
+static int run_part(struct runner *r, const struct batch *b, struct err *e)
+{
+    struct backend *k = r->backend;
+    int rc = k->ops->step_begin(k, b, e);
+
+    if (rc < 0) {
+        return rc;
+    }
+    model_step(r->model, b);
+    return k->ops->step_end(k, e);
+}
+
+static int32_t n_stages(const struct runner *r)
+{
+    return r->share ? r->share->at.n_stages : 1;
+}
+
+/* A step of several stages: part by part, each until it is done. */
+static int run_parts(struct runner *r, const struct batch *b, struct err *e)
+{
+    struct gathered *g = &r->gathered[r->n_computed++ % N_GATHERED];
+    struct batch part;
+    struct results got;
+    int32_t n = parts_count(b, n_stages(r));
+    int rc = gathered_begin(g, b->step, b->n_samples, gathered_stride(b), e);
+
+    for (int32_t i = 0; i < n && rc == 0; i++) {
+        rc = parts_cut(&r->parts, b, i, n, &part, e);
+        if (rc == 0) {
+            rc = run_part(r, &part, e);
+        }
+        if (rc == 0) {
+            rc = r->backend->ops->step_wait(r->backend, &got, e);
+        }
+        if (rc == 0 && model_is_last(r->model)) {
+            gathered_add(g, part.first_sample, &got);
+        }
+    }
+    return rc;
+}
+
+static int run_step(struct runner *r, const struct batch *b, struct err *e)
+{
+    return n_stages(r) > 1 ? run_parts(r, b, e) : run_part(r, b, e);
+}
+
+/* Results of the oldest step not handed out. */
+static int take_results(struct runner *r, struct results *ret, struct err *e)
+{
+    if (n_stages(r) == 1) {
+        return r->backend->ops->step_wait(r->backend, ret, e);
+    }
+    if (r->n_handed_out == r->n_computed) {
+        return err_set(e, ERR_INVALID, "no step to wait for");
+    }
+    *ret = r->gathered[r->n_handed_out++ % N_GATHERED].results;
+    return 0;
+}
+
+static int direct_launch(struct executor *x, const struct batch *b, struct err *e)
+{
+    return run_step(CONTAINER_OF(x, struct runner, base), b, e);
+}
+
+static int direct_wait(struct executor *x, struct results *ret, struct err *e)
+{
+    return take_results(CONTAINER_OF(x, struct runner, base), ret, e);
+}
+
+/* ---- the same on a thread ---- */
+
+static void *runner_main(void *arg)
+{
+    struct runner *r = arg;
+
+    pthread_mutex_lock(&r->lock);
+    for (;;) {
+        while (!r->stopping && r->n_done == r->n_launched) {
+            pthread_cond_wait(&r->changed, &r->lock);
+        }
+        if (r->stopping) {
+            break;
+        }
+        struct job *j = &r->job[r->n_done % N_JOBS];
+        pthread_mutex_unlock(&r->lock);
+        j->rc = run_step(r, &j->batch.batch, &j->err);
+        if (j->rc == 0) {
+            j->rc = take_results(r, &j->results, &j->err);
+        }
+        pthread_mutex_lock(&r->lock);
+        r->n_done++;
+        pthread_cond_broadcast(&r->changed);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return NULL;
+}
+
+static int threaded_launch(struct executor *x, const struct batch *b, struct err *e)
+{
+    struct runner *r = CONTAINER_OF(x, struct runner, base);
+    /* only this thread changes n_launched */
+    int rc = batch_copy_set(&r->job[r->n_launched % N_JOBS].batch, b, e);
+
+    if (rc < 0) {
+        return rc;
+    }
+    pthread_mutex_lock(&r->lock);
+    r->n_launched++;
+    pthread_cond_broadcast(&r->changed);
+    pthread_mutex_unlock(&r->lock);
+    return 0;
+}
+
+static int threaded_wait(struct executor *x, struct results *ret, struct err *e)
+{
+    struct runner *r = CONTAINER_OF(x, struct runner, base);
+
+    pthread_mutex_lock(&r->lock);
+    while (r->n_done == r->n_waited) {
+        pthread_cond_wait(&r->changed, &r->lock);
+    }
+    struct job *j = &r->job[r->n_waited++ % N_JOBS];
+    pthread_mutex_unlock(&r->lock);
+    if (j->rc < 0) {
+        if (e) {
+            *e = j->err;
+        }
+        return j->rc;
+    }
+    *ret = j->results;
+    return 0;
+}
+
+/* ---- start and stop ---- */
+
+static void runner_free(struct executor *x)
+{
+    struct runner *r = CONTAINER_OF(x, struct runner, base);
+
+    if (r->threaded) {
+        pthread_mutex_lock(&r->lock);
+        r->stopping = true;
+        pthread_cond_broadcast(&r->changed);
+        pthread_mutex_unlock(&r->lock);
+        pthread_join(r->thread, NULL);
+    }
+    if (r->backend) { /* first: it may read weights in the model's file */
+        r->backend->ops->free(r->backend);
+    }
+    model_free(r->model);
+    for (int i = 0; i < N_JOBS; i++) {
+        batch_copy_release(&r->job[i].batch);
+    }
+    for (int i = 0; i < N_GATHERED; i++) {
+        gathered_release(&r->gathered[i]);
+    }
+    parts_release(&r->parts);
+    pthread_mutex_destroy(&r->lock);
+    pthread_cond_destroy(&r->changed);
+    free(r);
+}
+
+static int32_t n_ranks(const struct runner *r)
+{
+    return r->share ? r->share->at.n_ranks : 1;
+}
+
+static int32_t n_here(const struct runner *r)
+{
+    return r->share ? r->share->n_here : 1;
+}
+
+/* Rows of the output head that are computed, and drawn from, at a time, where that
+ * is done. */
+static int32_t max_logits(const struct executor_info *x, bool gpu)
+{
+    return MIN(x->max_samples, gpu ? GPU_LOGITS_ROWS : CPU_LOGITS_ROWS);
+}
+
+static bool draws(const struct runner *r)
+{
+    return !r->share || pipeline_is_last(&r->share->at);
+}
+
+/* Open the backend named, with the limits of its kind. */
+static int open_backend(struct runner *r, const char *name, const struct settings *s,
+                        const struct model_config *c, struct err *e)
+{
+    struct executor_info *x = &r->base.info;
+    int rc = runner_limits(x, s, c, strcmp(name, "cpu") != 0, e);
+
+    if (rc < 0) {
+        return rc;
+    }
+    struct backend_config config = {
+        .threads = (int32_t)s->threads,
+        .device = r->share ? r->share->here : 0,
+        .max_tokens = x->max_num_batched_tokens,
+        .max_seqs = x->max_num_seqs,
+        .max_samples = x->max_samples,
+        .max_blocks_per_seq = (int32_t)div_ceil(x->max_len, x->block_size),
+        .vocab = x->vocab,
+        .max_logits = draws(r) ? max_logits(x, strcmp(name, "cpu") != 0) : 0,
+        .deterministic = s->deterministic,
+        .comm = r->share ? r->share->comm : NULL,
+        .pipeline = r->share ? r->share->pipeline : NULL,
+        .share = r->share ? r->share->here : 0,
+        .n_shares = n_here(r),
+    };
+    return backend_open(&r->backend, name, &config, e);
+}
+
+static int choose_backend(struct runner *r, const struct settings *s, const struct model_config *c,
+                          struct err *e)
+{
+    if (s->device != DEVICE_AUTO) {
+        int rc = open_backend(r, s->device == DEVICE_CPU ? "cpu" : "cuda", s, c, e);
+        if ((rc == ERR_UNSUPPORTED || rc == ERR_NOT_FOUND) && e && e->param[0] == '\0') {
+            snprintf(e->param, sizeof(e->param), "device");
+        }
+        return rc;
+    }
+    struct err why = {0};
+    if (open_backend(r, "cuda", s, c, &why) == 0) {
+        return 0;
+    }
+    log_event(LOG_INFO, "no GPU used", LOG_STR("because", why.text));
+    return open_backend(r, "cpu", s, c, e);
+}
+
+void runner_settle_device(struct settings *s)
+{
+    struct backend *gpu = NULL;
+    struct backend_config small = {.max_tokens = 1, .max_seqs = 1, .max_samples = 1};
+    struct err why = {0};
+
+    if (s->device != DEVICE_AUTO) {
+        return;
+    }
+    if (backend_open(&gpu, "cuda", &small, &why) == 0) {
+        gpu->ops->free(gpu);
+    } else {
+        log_event(LOG_INFO, "no GPU used", LOG_STR("because", why.text));
+    }
+    s->device = gpu ? DEVICE_CUDA : DEVICE_CPU;
+}
+
+enum dtype runner_dtype(const struct settings *s, const struct model_config *c)
+{
+    switch (s->dtype) {
+    case DTYPE_BFLOAT16:
+        return DTYPE_BF16;
+    case DTYPE_FLOAT16:
+        return DTYPE_F16;
+    case DTYPE_FLOAT32:
+        return DTYPE_F32;
+    default:
+        return c->dtype;
+    }
+}
+
+static int load_model(struct runner *r, const struct settings *s, const char *dir,
+                      const struct model_config *c, struct err *e)
+{
+    struct executor_info *x = &r->base.info;
+    bool gpu = r->backend->async;
+    struct model_options o = {
+        .dtype = runner_dtype(s, c),
+        .dummy = s->load_format == LOAD_DUMMY,
+        .max_tokens = x->max_num_batched_tokens,
+        .max_logits = max_logits(x, gpu),
+        .max_len = x->max_len,
+        .rank = r->share ? r->share->at.rank : 0,
+        .n_ranks = n_ranks(r),
+        .stage = r->share ? r->share->at.stage : 0,
+        .n_stages = n_stages(r),
+    };
+
+    snprintf(x->dtype, sizeof(x->dtype), "%s", dtype_name(o.dtype));
+    return model_open(&r->model, dir, c, &o, r->backend, e);
+}
+
+/* The cache takes what the weights left. */
+static int make_pools(struct runner *r, const struct settings *s, const struct model_config *c,
+                      struct err *e)
+{
+    struct executor_info *x = &r->base.info;
+    struct backend *k = r->backend;
+    struct kv_layout layout;
+    struct backend_memory memory;
+    const struct model_options *o = &r->model->options;
+    int32_t n_layers = model_first_layer(c, o->stage + 1, o->n_stages) -
+                       model_first_layer(c, o->stage, o->n_stages);
+
+    kv_layout_init(&layout, x->block_size, n_layers, model_n_kv_heads(c, n_ranks(r)), c->head_dim,
+                   k->act_dtype_of[o->dtype]);
+    x->block_bytes = kv_layout_block_bytes(&layout);
+    int rc = k->ops->memory(k, &memory, e);
+    if (!k->async) { /* the ranks of a machine share its memory */
+        memory.free_bytes /= n_here(r);
+    }
+    if (rc == 0) {
+        rc = runner_pools(x, s, &memory, k->async, e);
+    }
+    if (rc == 0 && r->share) {
+        rc = r->share->agree(r->share, x, r->model, e);
+    }
+    if (rc == 0) {
+        rc = k->ops->kv_create(k, &layout, x->n_blocks, x->n_host_blocks, e);
+    }
+    if (rc == 0 && k->ops->ready) {
+        rc = k->ops->ready(k, e);
+    }
+    return rc;
+}
+
+static int runner_start(struct runner *r, struct err *e)
+{
+    struct executor *x = &r->base;
+
+    x->info.depth = 1;
+    snprintf(x->info.device, sizeof(x->info.device), "%s: %s", r->backend->name,
+             r->backend->device);
+    if (r->backend->note[0]) {
+        log_event(LOG_WARN, "mended", LOG_STR("device", r->backend->device),
+                  LOG_STR("what", r->backend->note));
+    }
+    x->info.sets_up_sizes = r->backend->async;
+    bool direct = (r->backend->async && n_stages(r) == 1) || (r->share && r->share->direct);
+    x->launch = direct ? direct_launch : threaded_launch;
+    x->wait = direct ? direct_wait : threaded_wait;
+    if (direct) {
+        return 0;
+    }
+    for (int i = 0; i < N_JOBS; i++) {
+        if (batch_copy_reserve(&r->job[i].batch, batch_wire_max(&x->info), e) < 0) {
+            return ERR_NOMEM;
+        }
+    }
+    if (pthread_create(&r->thread, NULL, runner_main, r) != 0) {
+        return err_set(e, ERR_IO, "cannot start the runner's thread");
+    }
+    r->threaded = true;
+    pthread_setname_np(r->thread, "quire-runner");
+    return 0;
+}
+
+int runner_open(struct executor **ret, const struct settings *s, const char *dir,
+                const struct model_config *c, struct err *e)
+{
+    return runner_open_share(ret, s, dir, c, NULL, e);
+}
+
+int runner_open_share(struct executor **ret, const struct settings *s, const char *dir,
+                      const struct model_config *c, struct rank_share *share, struct err *e)
+{
+    struct runner *r = calloc(1, sizeof(*r));
+
+    if (!r) {
+        return err_nomem(e, "the runner");
+    }
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_cond_init(&r->changed, NULL);
+    r->base.free = runner_free;
+    r->share = share;
+    int rc = choose_backend(r, s, c, e);
+    if (rc == 0) {
+        rc = load_model(r, s, dir, c, e);
+    }
+    if (rc == 0) {
+        rc = make_pools(r, s, c, e);
+    }
+    if (rc == 0) {
+        rc = runner_start(r, e);
+    }
+    if (rc < 0) {
+        runner_free(&r->base);
+        return rc;
+    }
+    *ret = &r->base;
+    return 0;
+}

@@ -1,0 +1,104 @@
+/* How large: the limits of a step by device, and the KV pool by memory. */
+#include <string.h>
+
+#include "engine/workers/runner.h"
+
+#define CPU_KV_BYTES ((int64_t)2 << 30)
+/* A whole step of 8192 prompt tokens keeps those who decode waiting for 200 ms (8B on
+ * an H200). Steps of 54 ms take 2048 tokens there, and have room for some that are
+ * slower: a burst of 256 prompts of 512 is done a tenth sooner than with 38, because
+ * fewer steps read the caches of all who decode; under a steady load steps are shorter,
+ * as they take only what is due (bound_prefill). Products of 512 rows, 1024 and so on
+ * take less time a row than those between, so steps are whole multiples. With fair
+ * shares a CPU's steps are kept short for the same reason: whoever comes waits for the
+ * one that runs. */
+enum { GPU_ITL_US = 54000, GPU_STEP_QUANTUM = 512, FAIR_ITL_US = 50000 };
+/* Steps of a GPU that tenants share: the one that runs and its own make whoever comes
+ * wait no longer than twice what it would alone (512 tokens, 8B on an H200). */
+enum { GPU_SHARED_US = 9000 };
+enum { SCORES_MAX = 1024, MAX_BLOCKS = 1 << 26 };
+
+static int32_t either(int64_t given, int32_t otherwise)
+{
+    return given > 0 ? (int32_t)given : otherwise;
+}
+
+int runner_limits(struct executor_info *ret, const struct settings *s, const struct model_config *c,
+                  bool gpu, struct err *e)
+{
+    if (s->max_model_len > c->max_positions) {
+        return err_set_param(e, ERR_INVALID, "max_model_len",
+                             "%lld, but the model was made for %d positions",
+                             (long long)s->max_model_len, c->max_positions);
+    }
+    ret->vocab = c->vocab;
+    ret->block_size = (int32_t)s->block_size;
+    ret->max_len = either(s->max_model_len, MIN(c->max_positions, LIMIT_MODEL_LEN));
+    ret->max_num_seqs = either(s->max_num_seqs, gpu ? 1024 : 64);
+    ret->step_quantum = gpu ? GPU_STEP_QUANTUM : 0;
+    ret->target_itl_us = gpu ? GPU_ITL_US : s->policy == POLICY_FAIR ? FAIR_ITL_US : 0;
+    ret->shared_itl_us = gpu ? GPU_SHARED_US : FAIR_ITL_US;
+    ret->max_num_batched_tokens =
+        MAX(either(s->max_num_batched_tokens, gpu ? 8192 : 512), ret->max_num_seqs);
+    /* Prompt log-probabilities take a row a token beside those of the sequences. */
+    ret->max_samples = ret->max_num_seqs + MIN(ret->max_num_batched_tokens, SCORES_MAX);
+    return 0;
+}
+
+/* Bytes for the device's pool where kv_blocks says nothing. */
+static int64_t pool_bytes(const struct settings *s, const struct backend_memory *m, bool gpu)
+{
+    if (s->kv_cache_memory > 0) {
+        return s->kv_cache_memory;
+    }
+    if (!gpu) {
+        return MIN(CPU_KV_BYTES, m->free_bytes / 4);
+    }
+    int64_t taken = m->total_bytes - m->free_bytes;
+    return (int64_t)(s->gpu_memory_utilization * (double)m->total_bytes) - taken;
+}
+
+/* On a GPU swap_space holds what is preempted. On a CPU the host's memory is the
+ * device's: swapping would only copy, so there is a host pool only where swapping was
+ * asked for by name. */
+static int64_t host_blocks(const struct settings *s, const struct executor_info *x, bool gpu)
+{
+    bool wanted = gpu ? s->preemption != PREEMPT_RECOMPUTE : s->preemption == PREEMPT_SWAP;
+
+    return wanted ? MIN(s->swap_space / x->block_bytes, x->n_blocks) : 0;
+}
+
+int runner_pools(struct executor_info *ret, const struct settings *s,
+                 const struct backend_memory *m, bool gpu, struct err *e)
+{
+    int64_t bytes = pool_bytes(s, m, gpu);
+    int64_t n = s->kv_blocks > 0 ? s->kv_blocks : bytes / ret->block_bytes;
+
+    n = MIN(n, MAX_BLOCKS);
+    if (n < 1) {
+        return err_set_param(e, ERR_INVALID, gpu ? "gpu_memory_utilization" : "kv_cache_memory",
+                             "no memory for the KV cache: %lld MiB are left for it, one block "
+                             "takes %lld KiB; %lld of %lld MiB "
+                             "of the device are free",
+                             (long long)(MAX(bytes, 0) >> 20), (long long)(ret->block_bytes >> 10),
+                             (long long)(m->free_bytes >> 20), (long long)(m->total_bytes >> 20));
+    }
+    if (n * ret->block_bytes > m->free_bytes) {
+        return err_set_param(e, ERR_INVALID, s->kv_blocks > 0 ? "kv_blocks" : "kv_cache_memory",
+                             "%lld blocks of %lld KiB are %lld MiB, but %lld MiB are free",
+                             (long long)n, (long long)(ret->block_bytes >> 10),
+                             (long long)(n * ret->block_bytes >> 20),
+                             (long long)(m->free_bytes >> 20));
+    }
+    ret->n_blocks = (int32_t)n;
+    ret->n_host_blocks = (int32_t)host_blocks(s, ret, gpu);
+    int64_t holds = n * ret->block_size;
+    if (s->max_model_len > holds) {
+        return err_set_param(e, ERR_INVALID, "max_model_len",
+                             "max_model_len is %lld, but the KV cache holds %lld tokens; lower it, "
+                             "or give the cache more memory",
+                             (long long)s->max_model_len, (long long)holds);
+    }
+    ret->max_len = (int32_t)MIN(ret->max_len, holds);
+    return 0;
+}

@@ -1,0 +1,133 @@
+/* See stage_tokens.h.
+ *
+ * The first stage works ahead: it takes the tokens of earlier parts when a part reads
+ * them, and in any case so that no more parts are on their way than there are stages to
+ * work on them. So what waits between two stages stays bounded, and the few bytes of
+ * the tokens never keep the last stage waiting: the ring cannot stand still.
+ */
+#include "kernels/comm/stage_tokens.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int stage_tokens_init(struct stage_tokens *t, struct pipeline *p, int32_t max_samples,
+                      struct err *e)
+{
+    *t = (struct stage_tokens){.pipeline = p};
+    for (int i = 0; i < 2; i++) {
+        t->step[i].token = calloc((size_t)MAX(max_samples, 1), sizeof(*t->step[i].token));
+        if (!t->step[i].token) {
+            return err_nomem(e, "a step's tokens");
+        }
+    }
+    return 0;
+}
+
+void stage_tokens_release(struct stage_tokens *t)
+{
+    free(t->step[0].token);
+    free(t->step[1].token);
+    *t = (struct stage_tokens){0};
+}
+
+static bool is_first(const struct stage_tokens *t)
+{
+    return t->pipeline && t->pipeline->at.stage == 0;
+}
+
+static const struct awaited_part *oldest(const struct stage_tokens *t)
+{
+    return t->n_awaited > 0 ? &t->awaited[t->awaited_first % AWAITED_PARTS] : NULL;
+}
+
+static int take_oldest(struct stage_tokens *t, struct err *e)
+{
+    const struct awaited_part *a = oldest(t);
+    struct pipeline *p = t->pipeline;
+
+    t->awaited_first++;
+    t->n_awaited--;
+    int32_t *token = t->step[a->which].token + a->first;
+    return p->ops->receive(p, token, (size_t)a->n * sizeof(*token), e);
+}
+
+/* The last sampling row of the step before that a token of this part comes from; -1:
+ * none does. */
+static int32_t last_source(const struct batch *b)
+{
+    int32_t last = -1;
+
+    for (int32_t i = 0; b->token_src && i < b->n_tokens; i++) {
+        last = MAX(last, b->token_src[i]);
+    }
+    return last;
+}
+
+/* Before a step's first part overwrites the tokens of the step before the last, those
+ * of it that have not come. */
+static int settle(struct stage_tokens *t, struct err *e)
+{
+    int rc = 0;
+
+    for (const struct awaited_part *a = oldest(t); a && a->which == t->now && rc == 0;
+         a = oldest(t)) {
+        rc = take_oldest(t, e);
+    }
+    return rc;
+}
+
+static int take_read(struct stage_tokens *t, const struct batch *b, struct err *e)
+{
+    int32_t last = last_source(b);
+    uint32_t n_stages = (uint32_t)t->pipeline->at.n_stages;
+    int rc = 0;
+
+    for (const struct awaited_part *a = oldest(t); a && rc == 0; a = oldest(t)) {
+        if (t->n_awaited < n_stages && (a->which == t->now || a->first > last)) {
+            break;
+        }
+        rc = take_oldest(t, e);
+    }
+    return rc;
+}
+
+int stage_tokens_begin(struct stage_tokens *t, const struct batch *b, struct err *e)
+{
+    int rc = 0;
+
+    if (b->part == 0) {
+        t->now = 1 - t->now;
+        rc = settle(t, e);
+        t->step[t->now].n = 0;
+    }
+    if (rc < 0 || !is_first(t)) {
+        return rc;
+    }
+    rc = take_read(t, b, e);
+    if (b->n_samples > 0) {
+        uint32_t at = (t->awaited_first + t->n_awaited++) % AWAITED_PARTS;
+        t->awaited[at] =
+            (struct awaited_part){.which = t->now, .first = b->first_sample, .n = b->n_samples};
+    }
+    return rc;
+}
+
+int stage_tokens_end(struct stage_tokens *t, const struct batch *b, const int32_t *token,
+                     struct err *e)
+{
+    struct step_tokens *s = &t->step[t->now];
+    struct pipeline *p = t->pipeline;
+    size_t n_bytes = (size_t)b->n_samples * sizeof(*token);
+    int rc = 0;
+
+    s->n = MAX(s->n, b->first_sample + b->n_samples);
+    if (is_first(t) || n_bytes == 0) {
+        return 0;
+    }
+    memcpy(s->token + b->first_sample, token, n_bytes);
+    bool sends = p && pipeline_is_last(&p->at) && p->at.rank == 0;
+    for (int32_t i = 0; sends && i < p->at.n_ranks && rc == 0; i++) {
+        rc = p->ops->send(p, i, token, n_bytes, e);
+    }
+    return rc;
+}

@@ -1,0 +1,255 @@
+/* Weights are read where their file is mapped, so that a server is ready before they
+ * are copied; then a thread of its own moves them into 2 MiB pages while steps run.
+ *
+ * Pages of a mapped file are 4 KiB, and streaming through them costs a decode step up
+ * to a quarter in TLB misses. So whole 2 MiB of a weight at a time are copied aside and
+ * the copy is put in the file's place (mremap): the addresses stay, a step that reads
+ * them meanwhile finds the same values before and after, or waits in the page fault for
+ * the two to be exchanged. What lies between two weights of one file goes along, so
+ * that little but the file's ends stays as it is. Weights of less than LARGE_BYTES are
+ * copied at once instead (memory.c): a model of such ones is small.
+ *
+ * On machines with several memory nodes nothing is read in place: there the threads
+ * that read a row copy it, each near itself.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "config/base/log.h"
+#include "kernels/cpu/cpu.h"
+
+#define CHUNK_BYTES ((size_t)32 << 20) /* put in place at once */
+#define LARGE_BYTES ((int64_t)512 << 10)
+#define GAP_BYTES ((int64_t)1 << 20) /* of what is not read in place, between two that are */
+
+enum { NICE = 10 }; /* steps go first, but it takes turns with threads that never rest */
+
+/* Weights of one mapping that touch, or nearly so, are one span. */
+struct span {
+    char *at;
+    size_t n_bytes;
+};
+
+struct cpu_settle {
+    struct span *span; /* [n] */
+    int32_t n, cap;
+    _Atomic int64_t waiting_bytes; /* to be moved yet */
+    pthread_t thread;
+    bool started;
+    _Atomic bool stop;
+};
+
+static bool one_memory_node(void)
+{
+    return access("/sys/devices/system/node/node1", F_OK) != 0;
+}
+
+static bool huge_pages(void)
+{
+    char text[64] = "";
+    FILE *f = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "re");
+    bool ok = f && fgets(text, sizeof(text), f) && !strstr(text, "[never]");
+
+    if (f) {
+        fclose(f);
+    }
+    return ok;
+}
+
+/* ---- which weights ---- */
+
+bool cpu_reads_in_place(const struct weight_desc *d, int64_t stride)
+{
+    const struct weight_piece *p = d->piece;
+    bool large = (int64_t)d->rows * stride * dtype_bytes(d->dtype) >= LARGE_BYTES;
+
+    if (!d->mapped || !large || d->n_pieces == 0 ||
+        (d->kind != WEIGHT_LINEAR && d->kind != WEIGHT_EMBEDDING)) {
+        return false;
+    }
+    const char *end = p->data;
+    for (int32_t i = 0; i < d->n_pieces; i++) {
+        if (p[i].data != end || p[i].transposed || p[i].dtype != d->dtype ||
+            p[i].stride != stride || p[i].cols != stride) {
+            return false;
+        }
+        end += (int64_t)p[i].rows * stride * dtype_bytes(d->dtype);
+    }
+    return one_memory_node();
+}
+
+int cpu_settle_later(struct cpu_backend *c, const void *data, int64_t n_bytes, struct err *e)
+{
+    struct cpu_settle *s = c->settle;
+
+    if (!s) {
+        s = c->settle = calloc(1, sizeof(*s));
+    }
+    if (s && s->n == s->cap) {
+        int32_t cap = MAX(2 * s->cap, 64);
+        struct span *span = realloc(s->span, (size_t)cap * sizeof(*span));
+        if (!span) {
+            return err_nomem(e, "list of weights");
+        }
+        s->span = span;
+        s->cap = cap;
+    }
+    if (!s) {
+        return err_nomem(e, "list of weights");
+    }
+    s->span[s->n++] = (struct span){.at = (char *)(uintptr_t)data, .n_bytes = (size_t)n_bytes};
+    s->waiting_bytes += n_bytes;
+    return 0;
+}
+
+int64_t cpu_settle_waiting_bytes(const struct cpu_backend *c)
+{
+    return c->settle ? c->settle->waiting_bytes : 0;
+}
+
+/* ---- the move ---- */
+
+static int by_address(const void *a, const void *b)
+{
+    const struct span *x = a;
+    const struct span *y = b;
+
+    return x->at < y->at ? -1 : x->at > y->at;
+}
+
+/* Whether [from, to) lies in one mapping of a file that nobody writes: only such bytes
+ * may be exchanged for a copy. */
+static bool in_one_file(const char *from, const char *to)
+{
+    FILE *f = fopen("/proc/self/maps", "re");
+    char line[512], mode[5];
+    unsigned long begin, end, inode;
+    bool found = false;
+
+    while (f && !found && fgets(line, sizeof(line), f)) {
+        found = sscanf(line, "%lx-%lx %4s %*x %*s %lu", &begin, &end, mode, &inode) == 4 &&
+                inode != 0 && strcmp(mode, "r--p") == 0 && begin <= (uintptr_t)from &&
+                (uintptr_t)to <= end;
+    }
+    if (f) {
+        fclose(f);
+    }
+    return found;
+}
+
+/* Sorted, and neighbours joined: rows of one weight may end in the 2 MiB where the next
+ * begins. */
+static void join_spans(struct cpu_settle *s)
+{
+    int32_t n = 0;
+
+    qsort(s->span, (size_t)s->n, sizeof(*s->span), by_address);
+    for (int32_t i = 0; i < s->n; i++) {
+        struct span *last = n > 0 ? &s->span[n - 1] : NULL;
+        char *end = last ? last->at + last->n_bytes : NULL;
+        int64_t gap = s->span[i].at - end;
+        if (last && (gap == 0 || (gap <= GAP_BYTES && in_one_file(end, s->span[i].at)))) {
+            last->n_bytes += (size_t)gap + s->span[i].n_bytes;
+            s->waiting_bytes += gap;
+        } else {
+            s->span[n++] = s->span[i];
+        }
+    }
+    s->n = n;
+}
+
+/* Put 2 MiB pages of the same contents in the place of [at, at + n_bytes), whole
+ * ones. */
+static bool move_chunk(struct cpu_settle *s, char *at, size_t n_bytes)
+{
+    char *copy = cpu_map_huge(n_bytes);
+
+    if (!copy) {
+        return false;
+    }
+    for (size_t i = 0; i < n_bytes && !s->stop; i += CPU_HUGE_BYTES) {
+        memcpy(copy + i, at + i, CPU_HUGE_BYTES);
+    }
+    bool ok = !s->stop && mprotect(copy, n_bytes, PROT_READ) == 0 &&
+              mremap(copy, n_bytes, n_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, at) != MAP_FAILED;
+    if (!ok) {
+        munmap(copy, n_bytes);
+    }
+    return ok;
+}
+
+static bool move_span(struct cpu_settle *s, const struct span *span)
+{
+    char *end = span->at + span->n_bytes;
+
+    end -= (uintptr_t)end % CPU_HUGE_BYTES;
+    for (char *at =
+             span->at + (CPU_HUGE_BYTES - (uintptr_t)span->at % CPU_HUGE_BYTES) % CPU_HUGE_BYTES;
+         at < end;) {
+        size_t n = MIN((size_t)(end - at), CHUNK_BYTES);
+        if (!move_chunk(s, at, n)) {
+            return false;
+        }
+        s->waiting_bytes -= (int64_t)n;
+        at += n;
+    }
+    return true;
+}
+
+static void *settle_main(void *arg)
+{
+    struct cpu_settle *s = arg;
+    bool ok = true;
+
+    pthread_setname_np(pthread_self(), "quire-settle");
+    setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
+    join_spans(s);
+    for (int32_t i = 0; i < s->n && ok; i++) {
+        ok = move_span(s, &s->span[i]);
+    }
+    s->waiting_bytes = 0;
+    if (ok) {
+        log_event(LOG_DEBUG, "weights moved into large pages");
+    } else if (!s->stop) {
+        log_event(LOG_WARN, "weights stay in the small pages of their file",
+                  LOG_STR("because", strerror(errno)));
+    }
+    return NULL;
+}
+
+int cpu_settle_start(struct cpu_backend *c, struct err *e)
+{
+    struct cpu_settle *s = c->settle;
+
+    if (!s || s->started) {
+        return 0;
+    }
+    if (!huge_pages()) {
+        s->waiting_bytes = 0;
+        return 0;
+    }
+    if (pthread_create(&s->thread, NULL, settle_main, s) != 0) {
+        return err_set(e, ERR_IO, "cpu: the thread that moves weights could not be started");
+    }
+    s->started = true;
+    return 0;
+}
+
+void cpu_settle_free(struct cpu_settle *s)
+{
+    if (!s) {
+        return;
+    }
+    s->stop = true;
+    if (s->started) {
+        pthread_join(s->thread, NULL);
+    }
+    free(s->span);
+    free(s);
+}

@@ -1,0 +1,106 @@
+/* What the AVX2 files share: lanes, exp, loads of any type. Included by *_avx2.c
+ * only. */
+#ifndef QUIRE_KERNELS_CPU_SIMD_AVX2_H
+#define QUIRE_KERNELS_CPU_SIMD_AVX2_H
+
+#ifdef __AVX2__ /* nothing for whoever checks that headers compile alone on the oldest machine */
+
+#include <immintrin.h>
+
+#include "kernels/cpu/simd/convert.h"
+#include "kernels/cpu/simd/fetch.h"
+#include "kernels/cpu/simd/kernels.h"
+
+static inline float sum_lanes(__m256 v)
+{
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
+static inline float max_lanes(__m256 v)
+{
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+
+/* e^x for x <= 88, 0 below -87.3; relative error about 1e-7. Cephes' reduction and
+ * polynomial. */
+static inline __m256 exp8(__m256 x)
+{
+    __m256 low = _mm256_cmp_ps(x, _mm256_set1_ps(-87.3f), _CMP_LT_OQ);
+    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)),
+                               _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
+
+    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
+    __m256 p = _mm256_set1_ps(1.9875691500e-4f);
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.3981999507e-3f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(8.3334519073e-3f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(4.1665795894e-2f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.6666665459e-1f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(5.0000001201e-1f));
+    p = _mm256_fmadd_ps(_mm256_mul_ps(r, r), p, _mm256_add_ps(r, _mm256_set1_ps(1.0f)));
+    __m256i e =
+        _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_andnot_ps(low, _mm256_mul_ps(p, _mm256_castsi256_ps(e)));
+}
+
+/* Elements [i, i + 8) of an array of t. */
+INLINE __m256 load8(const void *x, enum dtype t, int64_t i)
+{
+    if (t == DTYPE_F32) {
+        return _mm256_loadu_ps((const float *)x + i);
+    }
+    __m128i h = _mm_loadu_si128((const __m128i *)((const uint16_t *)x + i));
+    return t == DTYPE_F16 ? _mm256_cvtph_ps(h)
+                          : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+
+/* Sixteen floats as the lanes meet them: when the stored rows are bfloat16 the even
+ * ones first. */
+INLINE void split16(__m256 ret[2], const float *x, enum dtype t)
+{
+    ret[0] = _mm256_loadu_ps(x);
+    ret[1] = _mm256_loadu_ps(x + 8);
+    if (t == DTYPE_BF16) {
+        __m256 even = _mm256_shuffle_ps(ret[0], ret[1], 0x88); /* a0 a2 b0 b2 | a4 a6 b4 b6 */
+        __m256 odd = _mm256_shuffle_ps(ret[0], ret[1], 0xDD);
+        ret[0] = _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(even), 0xD8));
+        ret[1] = _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(odd), 0xD8));
+    }
+}
+
+/* Eight rows of eight floats become eight columns. */
+INLINE void transpose8(__m256 r[8])
+{
+    __m256 a[8];
+
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i += 2) {
+        a[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        a[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i += 4) {
+        r[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
+        r[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xEE);
+        r[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+        r[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xEE);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 4; i++) {
+        a[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
+        a[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        r[i] = a[i];
+    }
+}
+
+#endif
+#endif

@@ -1,0 +1,142 @@
+/* What the two AVX-512 tile files share. Included by *_avx512*.c only. */
+#ifndef QUIRE_KERNELS_CPU_SIMD_AVX512_H
+#define QUIRE_KERNELS_CPU_SIMD_AVX512_H
+
+#ifdef __AVX512F__ /* nothing for whoever checks that headers compile alone on the oldest machine */
+
+#include <immintrin.h>
+#include <string.h>
+
+#include "kernels/cpu/simd/avx2.h"
+
+/* The sums over the lanes of four accumulators, always in the same tree. */
+INLINE __m256 fold16(__m512 a)
+{
+    return _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+}
+
+INLINE __m128 sum4(__m512 a, __m512 b, __m512 c, __m512 d)
+{
+    __m256 s =
+        _mm256_hadd_ps(_mm256_hadd_ps(fold16(a), fold16(b)), _mm256_hadd_ps(fold16(c), fold16(d)));
+
+    return _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+}
+
+/* Write the n_w x n_x accumulators as [n_w][n_x]. */
+INLINE void put_tile(float *sum, const __m512 *acc, const int n_w, const int n_x, bool add)
+{
+    /* with three, the fourth float belongs to the next row, which is written next */
+    const int step = n_x == 3 ? 3 : 4;
+
+#pragma GCC unroll 8
+    for (int i = 0; i < n_w * n_x; i += step) {
+        __m128 s =
+            sum4(acc[i], acc[i + 1], acc[i + 2], n_x == 3 ? _mm512_setzero_ps() : acc[i + 3]);
+        _mm_storeu_ps(sum + i, add ? _mm_add_ps(_mm_loadu_ps(sum + i), s) : s);
+    }
+}
+
+/* Thirty-two floats as multiplied with float32 or float16 rows; the even ones first for
+ * bfloat16 rows. */
+INLINE void pack32(float *out, const float *x, enum dtype t)
+{
+    __m512 a = _mm512_loadu_ps(x);
+    __m512 b = _mm512_loadu_ps(x + 16);
+
+    if (t == DTYPE_BF16) {
+        const __m512i even =
+            _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        __m512 e = _mm512_permutex2var_ps(a, even, b);
+        b = _mm512_permutex2var_ps(a, _mm512_add_epi32(even, _mm512_set1_epi32(1)), b);
+        a = e;
+    }
+    _mm512_store_ps(out, a);
+    _mm512_store_ps(out + 16, b);
+}
+
+INLINE void pack_floats(float *to, const float *const *x, int32_t n_x, int32_t n, enum dtype t)
+{
+    for (int32_t at = 0; at < n; at += TILE_CHUNK) {
+        for (int32_t j = 0; j < n_x; j++, to += TILE_CHUNK) {
+            float last[TILE_CHUNK] = {0};
+            const float *from = x[j] + at;
+            if (at + TILE_CHUNK > n) {
+                memcpy(last, from, (size_t)(n - at) * sizeof(*last));
+                from = last;
+            }
+            pack32(to, from, t);
+        }
+    }
+}
+
+/* Elements of thirty-two stored ones that meet lanes [0, 16) and [16, 32) of packed
+ * x. */
+INLINE __m512 stored_low(const void *w, enum dtype t)
+{
+    if (t == DTYPE_BF16) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(w), 16));
+    }
+    return t == DTYPE_F16 ? _mm512_cvtph_ps(_mm256_loadu_si256(w)) : _mm512_loadu_ps(w);
+}
+
+INLINE __m512 stored_high(const void *w, enum dtype t)
+{
+    if (t == DTYPE_BF16) {
+        return _mm512_castsi512_ps(
+            _mm512_and_si512(_mm512_loadu_si512(w), _mm512_set1_epi32(-65536)));
+    }
+    return t == DTYPE_F16 ? _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)w + 1))
+                          : _mm512_loadu_ps((const float *)w + 16);
+}
+
+enum { FLOAT_TILE_SUMS = 24 };
+
+/* One tile against rows of x packed as floats: n_w rows of w, n_x of x, n_chunks chunks
+ * of 32 elements. */
+INLINE void float_tile(float *sum, const char *const *w, const float *x, const enum dtype t,
+                       const int n_w, const int n_x, int32_t n_chunks, bool add,
+                       struct fetch *fetch)
+{
+    const int width = t == DTYPE_F32 ? 128 : 64; /* bytes of a chunk of a stored row */
+    __m512 acc[FLOAT_TILE_SUMS];
+    struct fetch ahead = *fetch;
+    const char *row[8];
+
+#pragma GCC unroll 24
+    for (int i = 0; i < n_w * n_x; i++) {
+        acc[i] = _mm512_setzero_ps();
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < n_w; i++) {
+        row[i] = w[i];
+    }
+    for (int32_t c = 0; c < n_chunks; c++, x += n_x * TILE_CHUNK) {
+        fetch_chunk(&ahead, row, n_w, width / 64);
+#pragma GCC unroll 2
+        for (int part = 0; part < 2; part++) {
+            __m512 v[TILE_ROWS];
+#pragma GCC unroll 4
+            for (int j = 0; j < n_x; j++) {
+                v[j] = _mm512_load_ps(x + j * TILE_CHUNK + part * 16);
+            }
+#pragma GCC unroll 8
+            for (int i = 0; i < n_w; i++) {
+                __m512 u = part == 0 ? stored_low(row[i], t) : stored_high(row[i], t);
+#pragma GCC unroll 4
+                for (int j = 0; j < n_x; j++) {
+                    acc[i * n_x + j] = _mm512_fmadd_ps(u, v[j], acc[i * n_x + j]);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < n_w; i++) {
+            row[i] += width;
+        }
+    }
+    *fetch = ahead;
+    put_tile(sum, acc, n_w, n_x, add);
+}
+
+#endif
+#endif

@@ -1,0 +1,73 @@
+/* Run-time choice of instruction set. */
+#include "kernels/cpu/simd/isa.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef __aarch64__
+enum { HAS_NEON = true }; /* every one of them has it */
+#else
+enum { HAS_NEON = false };
+#endif
+
+static const char *const isa_names[] = {[CPU_PLAIN] = "plain",
+                                        [CPU_AVX2] = "avx2",
+                                        [CPU_AVX512] = "avx512",
+                                        [CPU_AVX512_BF16] = "avx512bf16",
+                                        [CPU_NEON] = "neon"};
+
+const char *cpu_isa_name(enum cpu_isa isa)
+{
+    return isa_names[isa];
+}
+
+static bool has(enum cpu_isa isa)
+{
+    if (isa == CPU_PLAIN) {
+        return true;
+    }
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    /* Every CPU with AVX2 has F16C too, a word that clang 14 does not know here. */
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    switch (isa) {
+    case CPU_AVX2:
+        return avx2;
+    case CPU_AVX512:
+        return avx512;
+    case CPU_AVX512_BF16:
+        return avx512 && __builtin_cpu_supports("avx512bf16");
+    default:
+        return false;
+    }
+#else
+    return isa == CPU_NEON && HAS_NEON;
+#endif
+}
+
+int cpu_isa_detect(enum cpu_isa *ret, struct err *e)
+{
+    const char *asked = getenv("QUIRE_CPU_ISA");
+
+    if (asked && asked[0] != '\0') {
+        for (size_t i = 0; i < ARRAY_LEN(isa_names); i++) {
+            if (strcmp(asked, isa_names[i]) == 0 && has((enum cpu_isa)i)) {
+                *ret = (enum cpu_isa)i;
+                return 0;
+            }
+        }
+        return err_set(e, ERR_UNSUPPORTED, "QUIRE_CPU_ISA: this machine cannot run \"%.32s\"",
+                       asked);
+    }
+    static const enum cpu_isa best_first[] = {CPU_AVX512_BF16, CPU_AVX512, CPU_AVX2, CPU_NEON};
+    for (size_t i = 0; i < ARRAY_LEN(best_first); i++) {
+        if (has(best_first[i])) {
+            *ret = best_first[i];
+            return 0;
+        }
+    }
+    *ret = CPU_PLAIN;
+    return 0;
+}

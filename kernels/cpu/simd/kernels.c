@@ -1,0 +1,189 @@
+/* The plain row functions, which are the specification of the others, and the choice of
+ * a table. */
+#include "kernels/cpu/simd/kernels.h"
+
+#include <math.h>
+
+#include "kernels/cpu/simd/convert.h"
+#include "kernels/noise.h"
+
+/* ---- rows ---- */
+
+/* Vectors made by cpu_weight are float32. */
+static void norm_row(float *out, const float *x, int32_t n, const struct norm *k)
+{
+    const float *w = k->weight.data;
+    const float *bias = k->bias.data;
+    float mean = 0;
+
+    if (k->kind == NORM_LAYER) {
+        for (int32_t i = 0; i < n; i++) {
+            mean += x[i];
+        }
+        mean /= (float)n;
+    }
+    float sum = 0;
+    for (int32_t i = 0; i < n; i++) {
+        sum += (x[i] - mean) * (x[i] - mean);
+    }
+    float inv = 1.0f / sqrtf(sum / (float)n + k->eps);
+    for (int32_t i = 0; i < n; i++) {
+        out[i] = (x[i] - mean) * inv * (w[i] + k->weight_offset) + (bias ? bias[i] : 0);
+    }
+}
+
+static void add_row(float *x, const float *y, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        x[i] += y[i];
+    }
+}
+
+static float activate(enum activation act, float x)
+{
+    switch (act) {
+    case ACT_NONE:
+        return x;
+    case ACT_RELU:
+        return x > 0 ? x : 0;
+    case ACT_GELU_ERF:
+        return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+    case ACT_GELU_TANH:
+        return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+    case ACT_SILU:
+        return x / (1.0f + expf(-x));
+    }
+    return x;
+}
+
+static void gate_row(float *out, const float *gate, const float *up, int32_t n, enum activation act)
+{
+    for (int32_t i = 0; i < n; i++) {
+        out[i] = activate(act, gate[i]) * up[i];
+    }
+}
+
+static void finish_row(float *out, const float *sum, const float *bias, const float *residual,
+                       int32_t n, enum activation act)
+{
+    for (int32_t i = 0; i < n; i++) {
+        float v = activate(act, bias != NULL ? sum[i] + bias[i] : sum[i]);
+        out[i] = residual ? v + residual[i] : v;
+    }
+}
+
+static void load_row(float *out, const void *x, enum dtype t, int32_t n, float scale)
+{
+    for (int32_t i = 0; i < n; i++) {
+        out[i] = dtype_load(x, t, i) * scale;
+    }
+}
+
+static void store_row(void *out, enum dtype t, const float *x, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        dtype_store(out, t, i, x[i]);
+    }
+}
+
+static void rotate_row(float *head, const float *cos_sin, int32_t half)
+{
+    for (int32_t i = 0; i < half; i++) {
+        float x = head[i];
+        float y = head[half + i];
+        head[i] = x * cos_sin[i] - y * cos_sin[half + i];
+        head[half + i] = y * cos_sin[i] + x * cos_sin[half + i];
+    }
+}
+
+static struct row_scan scan_row(const float *x, int32_t n)
+{
+    struct row_scan s = {.max = -INFINITY};
+
+    for (int32_t i = 0; i < n; i++) {
+        s.bad = s.bad || !(x[i] < INFINITY);
+        s.max = x[i] > s.max ? x[i] : s.max;
+    }
+    return s;
+}
+
+static double sum_exp_row(const float *x, int32_t n, float max)
+{
+    double sum = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        sum += (double)expf(x[i] - max);
+    }
+    return sum;
+}
+
+static int32_t survivors(struct cpu_survivor *out, const float *logits, int32_t n, float max,
+                         float inv_temperature, float least, uint64_t *ret_total)
+{
+    int32_t found = 0;
+    uint64_t total = 0;
+
+    for (int32_t t = 0; t < n; t++) {
+        float z = (logits[t] - max) * inv_temperature;
+        uint64_t mass = sample_mass(z);
+        total += mass;
+        if (mass > 0 && z > least) {
+            out[found++] = (struct cpu_survivor){.z = z, .token = t, .mass = mass};
+        }
+    }
+    *ret_total = total;
+    return found;
+}
+
+static void spread_rows(float *out, int32_t stride, const float *sum, int32_t n, int32_t n_x)
+{
+    for (int32_t i = 0; i < n; i++) {
+        for (int32_t x = 0; x < n_x; x++) {
+            out[x * stride + i] = sum[i * n_x + x];
+        }
+    }
+}
+
+void cpu_kernels_plain(struct cpu_kernels *k)
+{
+    *k = (struct cpu_kernels){.norm = norm_row,
+                              .add = add_row,
+                              .gate = gate_row,
+                              .finish = finish_row,
+                              .load = load_row,
+                              .store = store_row,
+                              .rotate = rotate_row,
+                              .scan = scan_row,
+                              .sum_exp = sum_exp_row,
+                              .survivors = survivors,
+                              .spread = spread_rows};
+}
+
+/* ---- choice ---- */
+
+void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
+{
+    cpu_kernels_plain(k);
+#if defined(__x86_64__)
+    if (isa >= CPU_AVX2 && isa <= CPU_AVX512_BF16) {
+        cpu_kernels_avx2(k);
+        cpu_tiles_avx2(k);
+        cpu_attention_avx2(k);
+    }
+    if (isa == CPU_AVX2) {
+        cpu_panels_avx2(k); /* the tiles of AVX-512 add up in another order */
+    }
+    if (isa == CPU_AVX512) {
+        cpu_tiles_avx512(k);
+    }
+    if (isa == CPU_AVX512_BF16) {
+        cpu_tiles_avx512bf16(k);
+    }
+#elif defined(__aarch64__)
+    if (isa == CPU_NEON) {
+        cpu_kernels_neon(k);
+        cpu_tiles_neon(k);
+        cpu_attention_neon(k);
+    }
+#endif
+}

@@ -1,0 +1,38 @@
+/* Inner products of stored rows with packed rows of activations, AVX-512: tile_avx2.c
+ * with sixteen lanes and up to twenty-four sums.
+ */
+#include "kernels/cpu/simd/avx512.h"
+
+enum {
+    K_BLOCK = 2048,
+    ROWS_1 = 4,
+    ROWS_2 = 8,
+    ROWS_3 = 6,
+    ROWS_4 = 6,
+    TILE_SUMS = FLOAT_TILE_SUMS
+};
+
+static int32_t packed_bytes(enum dtype t)
+{
+    (void)t;
+    return 4;
+}
+
+INLINE void tile(float *sum, const char *const *w, const void *x, const enum dtype t, const int n_w,
+                 const int n_x, int32_t n_chunks, bool add, struct fetch *fetch)
+{
+    float_tile(sum, w, x, t, n_w, n_x, n_chunks, add, fetch);
+}
+
+#include "kernels/cpu/simd/tile_rows.h"
+
+static void pack(void *out, const float *const *x, int32_t n_x, int32_t n, enum dtype t)
+{
+    pack_floats(out, x, n_x, n, t);
+}
+
+void cpu_tiles_avx512(struct cpu_kernels *k)
+{
+    k->linear = (struct cpu_tiles){
+        .k_block = K_BLOCK, .packed_bytes = packed_bytes, .pack = pack, .dots = dots};
+}

@@ -1,0 +1,174 @@
+/* Building blocks of the attention kernels: matrix instructions, and bringing 16 tokens
+ * of keys and values of one head from the paged cache into shared memory.
+ *
+ * A chunk in shared memory is [k|v][panels][tokens][width], chunks of 16 bytes permuted
+ * as in the cache (struct kv_view), so the copy is a handful of contiguous pieces: on
+ * compute capability 9 bulk copies that complete on an mbarrier, one instruction each;
+ * before it, cp.async of 16 bytes a lane.
+ */
+#ifndef QUIRE_KERNELS_CUDA_ATTENTION_ATTN_COMMON_CUH
+#define QUIRE_KERNELS_CUDA_ATTENTION_ATTN_COMMON_CUH
+
+#include "kernels/cuda/gemm/bulk.cuh"
+
+#define LOG2E 1.44269504088896341f
+
+/* The panels of a head of D dims. */
+template <int D> struct panels {
+    static constexpr int WIDTH = D % 64 == 0 ? 64 : D % 32 == 0 ? 32 : 16, COUNT = D / WIDTH;
+    /* bytes of a token's row, and pieces of 16 bytes in it */
+    static constexpr int ROW = WIDTH * 2, CHUNKS = WIDTH / 8;
+};
+
+/* Byte of dims 8 * chunk .. + 7 of token t in a tile of TOKENS tokens. */
+template <int D, int TOKENS> __device__ __forceinline__ uint32_t tile_at(uint32_t t, uint32_t chunk)
+{
+    using P = panels<D>;
+
+    return chunk / P::CHUNKS * (TOKENS * P::ROW) + t * P::ROW +
+           (((chunk % P::CHUNKS) ^ (t * P::WIDTH / 64 % P::CHUNKS)) << 4);
+}
+
+/* Tokens [from, TOKENS) of a tile become zeros: what lies past the end of a sequence
+ * may be anything, and 0 * NaN is NaN. By threads i of n. */
+template <int D, int TOKENS>
+__device__ __forceinline__ void clear_tokens(char *tile, int from, int i, int n)
+{
+    using P = panels<D>;
+    int count = (TOKENS - from) * P::CHUNKS; /* of a panel */
+
+    for (; i < P::COUNT * count; i += n) {
+        *(uint4 *)(tile + i / count * TOKENS * P::ROW + from * P::ROW + i % count * 16) =
+            make_uint4(0, 0, 0, 0);
+    }
+}
+
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address));
+}
+
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address));
+}
+
+/* c [16, 8] += a [16, 16] b [16, 8] */
+template <typename T>
+__device__ __forceinline__ void mma16816(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                         uint32_t b1);
+template <>
+__device__ __forceinline__ void mma16816<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4],
+                                                        uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
+                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <>
+__device__ __forceinline__ void mma16816<__half>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                 uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+                 "{%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <typename T> __device__ __forceinline__ uint32_t pack2(float lo, float hi);
+template <> __device__ __forceinline__ uint32_t pack2<__nv_bfloat16>(float lo, float hi)
+{
+    __nv_bfloat162 v = __floats2bfloat162_rn(lo, hi);
+
+    return *(uint32_t *)&v;
+}
+template <> __device__ __forceinline__ uint32_t pack2<__half>(float lo, float hi)
+{
+    __half2 v = __floats2half2_rn(lo, hi);
+
+    return *(uint32_t *)&v;
+}
+
+__device__ __forceinline__ void copy16(uint32_t to, const void *from)
+{
+#if !BULK_COPY
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+#endif
+}
+
+__device__ __forceinline__ void copy_commit(void)
+{
+#if !BULK_COPY
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+template <int N> __device__ __forceinline__ void copy_wait(void)
+{
+#if !BULK_COPY
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+/* Tokens [token, token + 16) of one head's keys and values into tiles of TOKENS tokens,
+ * of which they are the first at `to`. block0, block1: the blocks of the first and the
+ * last eight (blocks are of 16 tokens times a number, or else of 8). By one warp, all
+ * lanes. */
+template <typename T, int D, int TOKENS>
+__device__ __forceinline__ void load_chunk(const kv_view &kv, const T *head_base, int block0,
+                                           int block1, int token, uint32_t to, uint32_t bar,
+                                           int lane)
+{
+    using P = panels<D>;
+    int parts = kv.block_size % 16 == 0 ? 1 : 2;
+
+#if BULK_COPY
+    if (kv.block_size == 16 && TOKENS == 16) { /* all panels of a block are one piece */
+        if (lane < 2) {
+            bulk_copy(to + lane * 16 * D * 2,
+                      head_base + block0 * kv.block_stride + lane * kv.kv_stride, 16 * D * 2, bar);
+        }
+    } else if (lane < 2 * P::COUNT * parts) {
+        int part = lane % parts, panel = lane / parts % P::COUNT, which = lane / parts / P::COUNT;
+        const T *from =
+            head_base + (part ? block1 : block0) * kv.block_stride + which * kv.kv_stride +
+            ((int64_t)panel * kv.block_size + (token + part * 8) % kv.block_size) * P::WIDTH;
+        bulk_copy(to + which * TOKENS * D * 2 + (panel * TOKENS + part * 8) * P::ROW, from,
+                  16 / parts * P::ROW, bar);
+    }
+#else
+    for (int i = 0; i < D / 8; i++) { /* 512 bytes an access */
+        int n = i * 32 + lane, chunk = n % P::CHUNKS, t = n / P::CHUNKS % 16,
+            panel = n / P::CHUNKS / 16 % P::COUNT;
+        int which = n / (2 * D);
+        bool second = parts == 2 && t >= 8;
+        const T *from =
+            head_base + (second ? block1 : block0) * kv.block_stride + which * kv.kv_stride +
+            ((int64_t)panel * kv.block_size + (token + t) % kv.block_size) * P::WIDTH + chunk * 8;
+        copy16(to + which * TOKENS * D * 2 + (panel * TOKENS + t) * P::ROW + chunk * 16, from);
+    }
+#endif
+}
+
+/* 2^x by the special function unit; 0 for -infinity, denormals flushed. */
+__device__ __forceinline__ float fast_exp2(float x)
+{
+    float y;
+
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* cap tanh(s / cap) as cap - 2 cap / (1 + exp(2 s / cap)): no branches, its error cap
+ * times 2e-7. */
+__device__ __forceinline__ float soft_cap(float s, float cap)
+{
+    return cap - __fdividef(2.0f * cap, 1.0f + fast_exp2(s * __fdividef(2.0f * LOG2E, cap)));
+}
+
+#endif

@@ -1,0 +1,475 @@
+/* Paged decode attention on tensor cores: split-KV over a balanced work list.
+ *
+ * The chunks (16 tokens) of all sequences are laid end to end and cut into equal spans,
+ * whatever the lengths, and every head of a span goes to a team of warps: those of a
+ * block, or a single one where many short sequences are (struct attn_cut, which the
+ * host makes for the step's lengths). Within a span, a piece is what belongs to one
+ * sequence. The warps of a team take the chunks of a piece in turn, each with its own
+ * ring of stages in shared memory, so nothing in the loop waits for another warp and
+ * loads run on across pieces. The query heads of one kv head are the rows of one matrix
+ * tile (16), so a chunk is read once for all of them. At the end of a piece the team's
+ * sums meet in shared memory; those of a sequence cut between spans go through global
+ * memory to the last of them, which adds them up in their order (split_kv.cuh).
+ *
+ * Samples of one request, beams and cached prefixes share blocks. The chunks that
+ * consecutive sequences share are read once, by a launch before (PREFIX), for the query
+ * heads of all members, which are then the rows of the tile (as in Hydragen, Juravsky
+ * et al. 2024); its results join each member's own at the end.
+ */
+#include "kernels/cuda/attention/attn_spans.cuh"
+#include "kernels/cuda/attention/split_kv.cuh"
+
+/* Shared memory: where the warps' sums meet, barriers [warp][DECODE_MAX_STAGES], the
+ * rings. */
+template <int D, int WARPS> struct decode_layout {
+    static constexpr int STAGE = DECODE_STAGE(D), KV = STAGE / 2; /* KV: keys of a chunk, bytes */
+    static constexpr int ML = WARPS * MEETING_ROWS * D * 4;       /* offsets */
+    static constexpr int BARS = ML + WARPS * MEETING_ROWS * 2 * 4;
+    static constexpr int RINGS = DECODE_RINGS(WARPS, D);
+};
+
+/* The warps that work on a span together: `member` of so many, team `index` of the
+ * block's. */
+struct team {
+    int size, member, index;
+};
+
+__device__ __forceinline__ void team_sync(const team &t)
+{
+    if (t.size == 1) {
+        __syncwarp();
+    } else {
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + t.index), "r"(t.size * 32) : "memory");
+    }
+}
+
+/* Where a warp's loads stand: the piece and chunk that come next, and the block ids of
+ * the coming 32 chunks. */
+struct loader {
+    piece p;
+    int c;   /* next chunk of this warp in p */
+    int ids; /* block of the warp's chunk number `turn` + lane in p, good for 32 turns */
+    int turn;
+    bool more;
+};
+
+template <typename T, int D, bool PREFIX>
+__device__ __forceinline__ bool loader_issue(loader &l, const span &w, const attn_args &a,
+                                             const step_arrays &s, const T *head_base, uint32_t to,
+                                             uint32_t bar, const team &t, int lane)
+{
+    while (l.more && l.c >= l.p.hi) {
+        l.more = piece_next<PREFIX>(l.p, w, a, s);
+        l.c = l.p.lo + t.member;
+        l.turn = 0;
+    }
+    if (!l.more) {
+        return false;
+    }
+    int token = l.p.first_token + l.c * ATTN_CHUNK, bs = a.kv.block_size;
+    if ((l.turn & 31) == 0) {
+        l.ids =
+            l.p.table[(l.p.first_token + min(l.c + lane * t.size, l.p.n - 1) * ATTN_CHUNK) / bs];
+    }
+    int block0 = __shfl_sync(0xffffffffu, l.ids, l.turn++ & 31);
+    int block1 = bs % 16 && token + 8 < l.p.len ? l.p.table[(token + 8) / bs] : block0;
+    if (!PREFIX && l.c == l.p.n - 1) {
+        pdl_wait(); /* the chunk of the newest token */
+    }
+    if (BULK_COPY && lane == 0) {
+        barrier_expect(bar, 2 * 16 * D * sizeof(T));
+    }
+    __syncwarp();
+    load_chunk<T, D, ATTN_CHUNK>(a.kv, head_base, block0, block1, token, to, bar, lane);
+    l.c += t.size;
+    return true;
+}
+
+/* How a row's own part, of greatest score `top` and sum `all`, joins what the shared
+ * chunks gave: factors of both, and 1 over the common sum. */
+struct join {
+    float own, prefix, over_sum;
+    const float *prefix_o; /* NULL: no shared chunks */
+};
+
+__device__ __forceinline__ join join_of(const attn_args &a, const step_arrays &s,
+                                        const attn_workspace &ws, const place &at, int dim,
+                                        float top, float all)
+{
+    if (!a.shared || s.skip[at.seq] == 0) {
+        return {1.0f, 0.0f, 1.0f / all, nullptr};
+    }
+    int64_t row = at.seq * a.n_heads + at.head;
+    float2 v = *(const float2 *)(ws.prefix_ml + row * 2);
+    float both = fmaxf(top, v.x), f = fast_exp2(top - both), g = fast_exp2(v.x - both);
+    return {f, g, 1.0f / (all * f + v.y * g), ws.prefix_o + row * dim};
+}
+
+/* What is done with a whole row: the output, or the workspace of shared chunks. By one
+ * warp. */
+template <typename T, int D, bool PREFIX>
+__device__ __forceinline__ void write_row(const attn_args &a, const step_arrays &s,
+                                          const attn_workspace &ws, const place &to,
+                                          const row_sum<D> &x, int lane)
+{
+    int64_t row = to.seq * a.n_heads + to.head;
+    join j = PREFIX ? join{} : join_of(a, s, ws, to, D, x.top, x.all);
+
+#pragma unroll
+    for (int i = 0; i < row_sum<D>::QUADS; i++) {
+        int at = (i * 32 + lane) * 4;
+        if (at >= D) {
+            break;
+        }
+        float4 v = x.v[i];
+        if (PREFIX) {
+            *(float4 *)(ws.prefix_o + row * D + at) = v;
+            continue;
+        }
+        float4 y =
+            j.prefix_o ? *(const float4 *)(j.prefix_o + at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        T *out = (T *)a.out + to.seq * a.out_stride + (int64_t)to.head * D + at;
+        auto sum = [&](float own, float prefix) {
+            return (own * j.own + prefix * j.prefix) * j.over_sum;
+        };
+        *(uint2 *)out = make_uint2(pack2<T>(sum(v.x, y.x), sum(v.y, y.y)),
+                                   pack2<T>(sum(v.z, y.z), sum(v.w, y.w)));
+    }
+    if (PREFIX && lane == 0) {
+        *(float2 *)(ws.prefix_ml + row * 2) = make_float2(x.top, x.all);
+    }
+}
+
+/* Of `stages` copies on their way the oldest has come, where barriers do not tell. */
+__device__ __forceinline__ void copies_wait(int stages)
+{
+    if (stages == 2) {
+        copy_wait<1>();
+    } else if (stages == 3) {
+        copy_wait<2>();
+    } else {
+        copy_wait<3>();
+    }
+}
+
+template <typename T, int D, int WARPS, bool TALL, bool PREFIX>
+__global__ void __launch_bounds__(WARPS * 32, 1)
+    attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
+{
+    using L = decode_layout<D, WARPS>;
+    constexpr int NT = D / 8; /* tiles of 8 dims */
+    extern __shared__ __align__(128) char shared[];
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
+    int stages = ws.shape.stages;
+    const meeting<D> met = {(float *)shared, (float *)(shared + L::ML)};
+    uint32_t bars = shared_address(shared + L::BARS) + warp * DECODE_MAX_STAGES * 8;
+    char *stage_memory = shared + L::RINGS + warp * stages * L::STAGE;
+    uint32_t ring = shared_address(stage_memory);
+    /* What the step's prologue wrote is there (rope_kv, the kernel before, starts its
+     * successor only then), and so are all keys and values but those of the sequences'
+     * last tokens: loading begins before that kernel is done. */
+    span w;
+
+    w.start = PREFIX ? s.shared_start : s.chunk_start + a.window_index * (s.max_seqs + 1);
+    w.skips = a.shared != 0;
+    const lane_entry mine = lane_entry_of<PREFIX>(w, s);
+    w.n_seqs = PREFIX ? s.header->n_shared : s.header->n_decode;
+    const attn_cut cut = PREFIX ? s.header->shared_cut : s.header->cut[a.window_index];
+    if (lane == 0) {
+        for (int i = 0; i < stages; i++) {
+            barrier_init(bars + i * 8, 1);
+        }
+        barrier_init_fence();
+    }
+    __syncwarp();
+    int group = a.n_heads / a.kv.n_kv_heads, row_tiles = (group + DECODE_ROWS - 1) / DECODE_ROWS;
+    int heads = a.kv.n_kv_heads * row_tiles, all = gridDim.x * WARPS;
+    /* a cut may be made for fewer heads (cuda_attn_cut) */
+    int size = heads * cut.warps <= all ? cut.warps : 1;
+    const team t = {size, warp % size, warp / size};
+    int worker = blockIdx.x * (WARPS / size) + t.index, spans = min(cut.spans, all / size / heads);
+    if (worker >= spans * heads) {
+        pdl_wait();
+        return;
+    }
+    int head = worker % heads, kv_head = head / row_tiles, row0 = head % row_tiles * DECODE_ROWS;
+    span_set(w, cut.chunks, spans, worker / heads);
+    const T *head_base =
+        (const T *)a.kv.base + a.layer * a.kv.layer_stride + kv_head * a.kv.head_stride;
+
+    loader load;
+    piece_first<PREFIX>(load.p, w, a, s, mine);
+    load.c = load.p.lo + t.member;
+    load.turn = 0;
+    load.more = true;
+    piece p = load.p;
+    for (int i = 0; i < stages; i++) {
+        loader_issue<T, D, PREFIX>(load, w, a, s, head_base, ring + i * L::STAGE, bars + i * 8, t,
+                                   lane);
+        copy_commit();
+    }
+    /* The rest of a sequence that began before this span: its first span, and its
+     * rows. */
+    bool ends = p.lo > 0 && p.hi == p.n;
+    int cut_first = ends ? span_owner(w, p.base) : 0, cut_seq = p.seq;
+    int cut_rows = !ends ? 0 : PREFIX ? p.members * group : min(DECODE_ROWS, group - row0);
+    pdl_wait();
+    pdl_release();
+    int stage = 0;
+    uint32_t phase = 0;
+    const float scale = a.softcap > 0.0f ? a.scale : a.scale * LOG2E;
+    for (bool more = true; more; more = piece_next<PREFIX>(p, w, a, s)) {
+        /* Q rows of this pair, as the left operand */
+        int rows = PREFIX ? p.members * group : min(DECODE_ROWS, group - row0);
+        const T *q[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            place from = place_of<PREFIX>(p.seq, group, kv_head, row0, g + h * 8);
+            q[h] = (const T *)a.qkv + from.seq * a.qkv_stride + (int64_t)from.head * D + t4 * 2;
+        }
+        uint32_t qf[D / 16][4];
+#pragma unroll
+        for (int k = 0; k < D / 16; k++) {
+            qf[k][0] = g < rows ? *(const uint32_t *)(q[0] + k * 16) : 0;
+            qf[k][2] = g < rows ? *(const uint32_t *)(q[0] + k * 16 + 8) : 0;
+            qf[k][1] = TALL && g + 8 < rows ? *(const uint32_t *)(q[1] + k * 16) : 0;
+            qf[k][3] = TALL && g + 8 < rows ? *(const uint32_t *)(q[1] + k * 16 + 8) : 0;
+        }
+        float o[NT][4];
+#pragma unroll
+        for (int i = 0; i < NT; i++) {
+            o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.0f;
+        }
+        float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};
+
+        for (int c = p.lo + t.member; c < p.hi; c += t.size) {
+            barrier_wait(bars + stage * 8, phase);
+            copies_wait(stages);
+            __syncwarp();
+            uint32_t keys = ring + stage * L::STAGE, values = keys + L::KV;
+            int token = p.first_token + c * ATTN_CHUNK, valid = p.len - token;
+            if (valid < ATTN_CHUNK) {
+                clear_tokens<D, ATTN_CHUNK>(stage_memory + stage * L::STAGE + L::KV, valid, lane,
+                                            32);
+                proxy_fence();
+                __syncwarp();
+            }
+            float sc[2][4] = {};
+            int kt = (lane >> 4) * 8 + (lane & 7), kc = (lane >> 3) & 1;
+#pragma unroll
+            for (int k = 0; k < D / 16; k++) {
+                uint32_t b[4];
+                ldmatrix_x4(b, keys + tile_at<D, ATTN_CHUNK>(kt, k * 2 + kc));
+                mma16816<T>(sc[0], qf[k], b[0], b[1]);
+                mma16816<T>(sc[1], qf[k], b[2], b[3]);
+            }
+            bool edge = valid < ATTN_CHUNK || token < p.begin_token;
+#pragma unroll
+            for (int h = 0; h < (TALL ? 2 : 1); h++) {
+                float v[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    v[j] = sc[j >> 1][h * 2 + (j & 1)] * scale;
+                    if (a.softcap > 0.0f) {
+                        v[j] = soft_cap(v[j], a.softcap) * LOG2E;
+                    }
+                    int at = (j >> 1) * 8 + t4 * 2 + (j & 1);
+                    if (edge && (at >= valid || token + at < p.begin_token)) {
+                        v[j] = -INFINITY;
+                    }
+                }
+                float top = fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3]));
+                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+                float old = m[h];
+                m[h] = fmaxf(old, top);
+                float keep = fast_exp2(old - m[h]);
+                float add = 0.0f;
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    v[j] = fast_exp2(v[j] - m[h]);
+                    add += v[j];
+                    sc[j >> 1][h * 2 + (j & 1)] = v[j];
+                }
+                l[h] = l[h] * keep + add;
+                if (__any_sync(0xffffffffu, keep != 1.0f)) {
+#pragma unroll
+                    for (int i = 0; i < NT; i++) {
+                        o[i][h * 2] *= keep;
+                        o[i][h * 2 + 1] *= keep;
+                    }
+                }
+            }
+            uint32_t pf[4] = {pack2<T>(sc[0][0], sc[0][1]), TALL ? pack2<T>(sc[0][2], sc[0][3]) : 0,
+                              pack2<T>(sc[1][0], sc[1][1]),
+                              TALL ? pack2<T>(sc[1][2], sc[1][3]) : 0};
+            int vt = ((lane >> 3) & 1) * 8 + (lane & 7), vc = lane >> 4;
+#pragma unroll
+            for (int i = 0; i < NT / 2; i++) {
+                uint32_t b[4];
+                ldmatrix_x4_trans(b, values + tile_at<D, ATTN_CHUNK>(vt, i * 2 + vc));
+                mma16816<T>(o[2 * i], pf, b[0], b[1]);
+                mma16816<T>(o[2 * i + 1], pf, b[2], b[3]);
+            }
+            __syncwarp(); /* all lanes have read the stage */
+            loader_issue<T, D, PREFIX>(load, w, a, s, head_base, ring + stage * L::STAGE,
+                                       bars + stage * 8, t, lane);
+            copy_commit();
+            if (++stage == stages) {
+                stage = 0;
+                phase ^= 1;
+            }
+        }
+
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            l[h] += __shfl_xor_sync(0xffffffffu, l[h], 1);
+            l[h] += __shfl_xor_sync(0xffffffffu, l[h], 2);
+        }
+        bool whole = p.lo == 0 && p.hi == p.n;
+#pragma unroll
+        for (int part = 0; part < (TALL ? 4 : 2); part++) {
+            if (part * MEETING_ROWS >= rows) {
+                break;
+            }
+            team_sync(t); /* what met before is read */
+            meeting_put<D>(met, o, m, l, part, warp, lane);
+            team_sync(t);
+            for (int r = t.member; r < min(MEETING_ROWS, rows - part * MEETING_ROWS); r += t.size) {
+                row_sum<D> x;
+                meeting_take<D, WARPS>(x, met, warp - t.member, t.size, r, lane);
+                int row = part * MEETING_ROWS + r;
+                if (whole) {
+                    write_row<T, D, PREFIX>(
+                        a, s, ws, place_of<PREFIX>(p.seq, group, kv_head, row0, row), x, lane);
+                } else {
+                    put_part<D>(ws, part_row(worker, p.lo == 0, row), x, lane);
+                }
+            }
+        }
+    }
+    /* the others have had as much to do until now */
+    for (int r = t.member; r < cut_rows; r += t.size) {
+        row_sum<D> x;
+        take_parts<D>(x, ws, cut_first * heads + head, heads, w.index - cut_first + 1, r, lane);
+        write_row<T, D, PREFIX>(a, s, ws, place_of<PREFIX>(cut_seq, group, kv_head, row0, r), x,
+                                lane);
+    }
+}
+
+template <typename T, int D, int WARPS, bool TALL, bool PREFIX>
+static bool decode_launch(const attn_args *a, const step_arrays *s, const attn_workspace *w,
+                          cudaStream_t stream)
+{
+    using L = decode_layout<D, WARPS>;
+
+    static_assert(sizeof(T) == 2, "a stage holds 16 bits an element");
+    static bool ready;
+    auto kernel = attn_decode_kernel<T, D, WARPS, TALL, PREFIX>;
+    int bytes = L::RINGS + w->shape.stages * WARPS * L::STAGE;
+
+    ready = ready || allow_shared(kernel, bytes);
+    if (ready) {
+        launch(kernel, dim3(w->blocks), dim3(WARPS * 32), bytes, stream, *a, *s, *w);
+    }
+    return ready;
+}
+
+template <typename T, int D, int WARPS, bool PREFIX>
+static bool decode_rows(const attn_args *a, const step_arrays *s, const attn_workspace *w,
+                        cudaStream_t stream)
+{
+    bool tall = PREFIX || a->n_heads / a->kv.n_kv_heads > 8;
+
+    return tall ? decode_launch<T, D, WARPS, true, PREFIX>(a, s, w, stream)
+                : decode_launch<T, D, WARPS, PREFIX, PREFIX>(a, s, w, stream);
+}
+
+template <typename T, int D, bool PREFIX>
+static bool decode_warps(const attn_args *a, const step_arrays *s, const attn_workspace *w,
+                         cudaStream_t stream)
+{
+    constexpr int MOST = DECODE_MOST_WARPS(D), LEAST = DECODE_LEAST_WARPS(D);
+
+    if (w->shape.warps == MOST) {
+        return decode_rows<T, D, MOST, PREFIX>(a, s, w, stream);
+    }
+    return w->shape.warps == LEAST && decode_rows<T, D, LEAST, PREFIX>(a, s, w, stream);
+}
+
+template <typename T, bool PREFIX>
+static bool decode_dispatch(const attn_args *a, const step_arrays *s, const attn_workspace *w,
+                            cudaStream_t stream)
+{
+    switch (a->kv.head_dim) {
+    case 64:
+        return decode_warps<T, 64, PREFIX>(a, s, w, stream);
+    case 80:
+        return decode_warps<T, 80, PREFIX>(a, s, w, stream);
+    case 96:
+        return decode_warps<T, 96, PREFIX>(a, s, w, stream);
+    case 128:
+        return decode_warps<T, 128, PREFIX>(a, s, w, stream);
+    case 256:
+        return decode_warps<T, 256, PREFIX>(a, s, w, stream);
+    default:
+        return false;
+    }
+}
+
+template <bool PREFIX>
+static bool decode_any(const attn_args *a, const step_arrays *s, const attn_workspace *w,
+                       cudaStream_t stream)
+{
+    if (a->kv.panel_log2 == 0 || a->qkv_stride % 2 || a->out_stride % 4 || (uintptr_t)a->out % 8) {
+        return false;
+    }
+    int row_tiles = (a->n_heads / a->kv.n_kv_heads + DECODE_ROWS - 1) / DECODE_ROWS;
+    if (a->kv.n_kv_heads * row_tiles > w->blocks * w->shape.warps) {
+        return false; /* fewer warps than heads */
+    }
+    return a->kv.dtype == T_F16 ? decode_dispatch<__half, PREFIX>(a, s, w, stream)
+                                : decode_dispatch<__nv_bfloat16, PREFIX>(a, s, w, stream);
+}
+
+extern "C" int32_t attn_panel_log2(int32_t head_dim, int32_t block_size, int dtype)
+{
+    if (block_size % 8 != 0 || (dtype != T_F16 && dtype != T_BF16)) {
+        return 0;
+    }
+    switch (head_dim) {
+    case 64:
+    case 128:
+    case 256:
+        return 6;
+    case 96:
+        return 5;
+    case 80:
+        return 4;
+    default:
+        return 0;
+    }
+}
+
+extern "C" int32_t attn_decode_blocks(void)
+{
+    int device = 0, sms = 0;
+
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    return sms;
+}
+
+extern "C" bool launch_attn_decode(const struct attn_args *a, const struct step_arrays *s,
+                                   const struct attn_workspace *w, int32_t n_rows,
+                                   cudaStream_t stream)
+{
+    (void)n_rows;
+    return decode_any<false>(a, s, w, stream);
+}
+
+extern "C" bool launch_attn_shared(const struct attn_args *a, const struct step_arrays *s,
+                                   const struct attn_workspace *w, cudaStream_t stream)
+{
+    return decode_any<true>(a, s, w, stream);
+}

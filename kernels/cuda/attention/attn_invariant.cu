@@ -1,0 +1,334 @@
+/* Attention for `deterministic`: a query's result is the same bit for bit whatever else
+ * is in the step, and whether the query came alone (decoding) or in a chunk of its
+ * prompt.
+ *
+ * Every query goes through the keys of its sequence in tiles of 64, laid from position
+ * 0, from the first to the last, and nothing is split between blocks. What differs is
+ * only whose queries share a matrix tile of 16 rows: 16 tokens of one head, or for a
+ * single token the query heads of one key/value head. A row of a matrix instruction
+ * does not depend on its neighbours, and a tile that is masked for a row adds exact
+ * zeros, so both give the same bits.
+ */
+#include "kernels/cuda/attention/attn_common.cuh"
+
+enum { CHUNK_WARPS = 8, KEY_TILE = 64, FEW_PAIRS = 396 };
+
+template <typename T, int D, int N = 1> struct exact_layout {
+    static constexpr int STAGES = N; /* tiles in shared memory */
+    static constexpr int KV = KEY_TILE * D * (int)sizeof(T);
+    static constexpr int STAGE = 2 * KV;
+    static constexpr int BYTES = STAGES * STAGE + STAGES * 8;
+};
+
+/* Tokens [token, token + 64) as far as they lie before `end`. By one warp. */
+template <typename T, int D>
+__device__ __forceinline__ void load_keys(const attn_args &a, const T *head_base,
+                                          const int32_t *table, int token, int end, uint32_t to,
+                                          uint32_t bar, int lane)
+{
+    int bs = a.kv.block_size, chunks = min(KEY_TILE / 16, (end - token + 15) / 16);
+
+    if (BULK_COPY && lane == 0) {
+        barrier_expect(bar, chunks * 2 * 16 * D * sizeof(T));
+    }
+    __syncwarp();
+    for (int c = 0; c < chunks; c++) {
+        int t = token + c * 16, block0 = table[t / bs];
+        int block1 = bs % 16 && t + 8 < end ? table[(t + 8) / bs] : block0;
+        load_chunk<T, D, KEY_TILE>(a.kv, head_base, block0, block1, t, to + c * 16 * panels<D>::ROW,
+                                   bar, lane);
+    }
+}
+
+/* One warp's 16 rows: queries, running maxima, this lane's part of the sums,
+ * results. */
+template <int D> struct rows16 {
+    uint32_t q[D / 16][4];
+    float o[D / 8][4], m[2], l[2];
+    int position[2];
+};
+
+/* The warp's rows meet the tile at `token`. */
+template <typename T, int D>
+__device__ __forceinline__ void meet_tile(rows16<D> &w, const attn_args &a, uint32_t keys,
+                                          uint32_t values, int token, int lane)
+{
+    constexpr int ST = KEY_TILE / 8, NT = D / 8;
+    int t4 = lane & 3;
+    const float scale = a.softcap > 0.0f ? a.scale : a.scale * LOG2E;
+    float sc[ST][4];
+
+#pragma unroll
+    for (int i = 0; i < ST; i++) {
+        sc[i][0] = sc[i][1] = sc[i][2] = sc[i][3] = 0.0f;
+    }
+    int kt = (lane >> 4) * 8 + (lane & 7), kc = (lane >> 3) & 1;
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t at = keys + tile_at<D, KEY_TILE>(kt, k * 2 + kc);
+#pragma unroll
+        for (int i = 0; i < ST / 2; i++) {
+            uint32_t b[4];
+            ldmatrix_x4(b, at + i * 16 * panels<D>::ROW);
+            mma16816<T>(sc[2 * i], w.q[k], b[0], b[1]);
+            mma16816<T>(sc[2 * i + 1], w.q[k], b[2], b[3]);
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int position = w.position[h];
+        float top = -INFINITY;
+#pragma unroll
+        for (int i = 0; i < ST; i++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                float v = __fmul_rn(sc[i][h * 2 + j], scale);
+                if (a.softcap > 0.0f) {
+                    v = __fmul_rn(soft_cap(v, a.softcap), LOG2E);
+                }
+                int at = token + i * 8 + t4 * 2 + j;
+                if (at > position || (a.window > 0 && at <= position - a.window)) {
+                    v = -INFINITY;
+                }
+                sc[i][h * 2 + j] = v;
+                top = fmaxf(top, v);
+            }
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        /* nothing seen yet */
+        float next = fmaxf(w.m[h], top), base = next == -INFINITY ? 0.0f : next;
+        float keep = exp2f(__fsub_rn(w.m[h], base)), add = 0.0f;
+        w.m[h] = next;
+#pragma unroll
+        for (int i = 0; i < ST; i++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                float p = exp2f(__fsub_rn(sc[i][h * 2 + j], base));
+                sc[i][h * 2 + j] = p;
+                add = __fadd_rn(add, p);
+            }
+        w.l[h] = __fadd_rn(__fmul_rn(w.l[h], keep), add);
+#pragma unroll
+        for (int i = 0; i < NT; i++) {
+            w.o[i][h * 2] *= keep;
+            w.o[i][h * 2 + 1] *= keep;
+        }
+    }
+    int vt = ((lane >> 3) & 1) * 8 + (lane & 7), vc = lane >> 4;
+#pragma unroll
+    for (int k = 0; k < KEY_TILE / 16; k++) {
+        uint32_t pf[4] = {pack2<T>(sc[2 * k][0], sc[2 * k][1]),
+                          pack2<T>(sc[2 * k][2], sc[2 * k][3]),
+                          pack2<T>(sc[2 * k + 1][0], sc[2 * k + 1][1]),
+                          pack2<T>(sc[2 * k + 1][2], sc[2 * k + 1][3])};
+#pragma unroll
+        for (int i = 0; i < NT / 2; i++) {
+            uint32_t b[4];
+            ldmatrix_x4_trans(b, values + tile_at<D, KEY_TILE>(k * 16 + vt, i * 2 + vc));
+            mma16816<T>(w.o[2 * i], pf, b[0], b[1]);
+            mma16816<T>(w.o[2 * i + 1], pf, b[2], b[3]);
+        }
+    }
+}
+
+/* WARPS warps of 16 rows. SINGLE: block (head tile, sequence), rows are query heads of
+ * one key/value head; else block (head, tile of tokens). */
+template <typename T, int D, int WARPS, bool SINGLE, int STAGES>
+__global__ void __launch_bounds__(WARPS * 32)
+    attn_exact_kernel(attn_args a, step_arrays s, const query_tile *tile)
+{
+    using L = exact_layout<T, D, STAGES>;
+    extern __shared__ __align__(128) char shared[];
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
+    uint32_t ring = shared_address(shared), bars = ring + L::STAGES * L::STAGE;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < L::STAGES; i++) {
+            barrier_init(bars + i * 8, 1);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+    pdl_wait();
+    pdl_release();
+    int group = a.n_heads / a.kv.n_kv_heads, head_tiles = (group + 15) / 16;
+    query_tile mine;
+    if (SINGLE) {
+        int row = s.q_start[blockIdx.y], len = s.kv_len[blockIdx.y];
+        mine = {s.row[blockIdx.y], row, row + 1, len - row - 1};
+    } else {
+        mine = tile[blockIdx.y];
+    }
+    int row0 = mine.first, shift = mine.shift;
+    int kv_head = SINGLE ? blockIdx.x / head_tiles : blockIdx.x / group;
+    int first = row0 + shift, end = mine.end + shift;
+    int begin =
+        a.window > 0 && first + 1 > a.window ? (first + 1 - a.window) / KEY_TILE * KEY_TILE : 0;
+    if (end <= 0) {
+        return; /* padding of a captured step */
+    }
+
+    const T *head_base =
+        (const T *)a.kv.base + a.layer * a.kv.layer_stride + kv_head * a.kv.head_stride;
+    const int32_t *table = s.table + (int64_t)mine.row * s.table_width;
+    int n_tiles = (end - begin + KEY_TILE - 1) / KEY_TILE;
+    if (warp == 0) {
+        for (int i = 0; i < L::STAGES; i++) {
+            if (i < n_tiles) {
+                load_keys<T, D>(a, head_base, table, begin + i * KEY_TILE, end, ring + i * L::STAGE,
+                                bars + i * 8, lane);
+            }
+            copy_commit();
+        }
+    }
+
+    rows16<D> w;
+    int64_t at[2]; /* element of the row in qkv (without the stride) and in out; -1: no such row */
+    int token[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int r = warp * 16 + g + h * 8;
+        int head = SINGLE ? kv_head * group + blockIdx.x % head_tiles * 16 + r : blockIdx.x;
+        token[h] = SINGLE ? row0 : row0 + r;
+        bool real = SINGLE ? blockIdx.x % head_tiles * 16 + r < group : token[h] < mine.end;
+        at[h] = real ? (int64_t)head * D : -1;
+        w.position[h] = token[h] + shift;
+        w.m[h] = -INFINITY;
+        w.l[h] = 0.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int h = j & 1;
+            const T *q =
+                (const T *)a.qkv + token[h] * a.qkv_stride + at[h] + k * 16 + t4 * 2 + (j >> 1) * 8;
+            w.q[k][j] = at[h] >= 0 ? *(const uint32_t *)q : 0;
+        }
+#pragma unroll
+    for (int i = 0; i < D / 8; i++) {
+        w.o[i][0] = w.o[i][1] = w.o[i][2] = w.o[i][3] = 0.0f;
+    }
+    bool busy = SINGLE || row0 + warp * 16 < mine.end;
+    /* the warp's greatest position */
+    int last = SINGLE ? first : min(first + warp * 16 + 15, end - 1);
+
+    for (int n = 0; n < n_tiles; n++) {
+        int stage = n % L::STAGES, key = begin + n * KEY_TILE;
+        barrier_wait(bars + stage * 8, n / L::STAGES & 1);
+        if (warp == 0) {
+            copy_wait<L::STAGES - 1>();
+        }
+        if (!BULK_COPY) {
+            __syncthreads();
+        }
+        uint32_t keys = ring + stage * L::STAGE;
+        if (key + KEY_TILE > end) {
+            clear_tokens<D, KEY_TILE>(shared + stage * L::STAGE + L::KV, end - key, threadIdx.x,
+                                      blockDim.x);
+            __syncthreads();
+        }
+        if (busy && key <= last) {
+            meet_tile<T, D>(w, a, keys, keys + L::KV, key, lane);
+        }
+        __syncthreads(); /* everyone is done with the stage */
+        if (warp == 0) {
+            int ahead = n + L::STAGES;
+            if (ahead < n_tiles) {
+                load_keys<T, D>(a, head_base, table, begin + ahead * KEY_TILE, end,
+                                ring + stage * L::STAGE, bars + stage * 8, lane);
+            }
+            copy_commit();
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        w.l[h] += __shfl_xor_sync(0xffffffffu, w.l[h], 1);
+        w.l[h] += __shfl_xor_sync(0xffffffffu, w.l[h], 2);
+        if (at[h] < 0) {
+            continue;
+        }
+        T *out = (T *)a.out + token[h] * a.out_stride + at[h];
+        float r = 1.0f / w.l[h];
+#pragma unroll
+        for (int i = 0; i < D / 8; i++) {
+            *(uint32_t *)(out + i * 8 + t4 * 2) =
+                pack2<T>(w.o[i][h * 2] * r, w.o[i][h * 2 + 1] * r);
+        }
+    }
+}
+
+template <typename T, int D, int WARPS, bool SINGLE, int STAGES>
+static void exact_launch(const attn_args *a, const step_arrays *s, const query_tile *tile,
+                         dim3 grid, cudaStream_t stream)
+{
+    launch(attn_exact_kernel<T, D, WARPS, SINGLE, STAGES>, grid, dim3(WARPS * 32),
+           exact_layout<T, D, STAGES>::BYTES, stream, *a, *s, tile);
+}
+
+/* All of them or none: a query has the same result alone and in a chunk of its prompt
+ * only where the same arithmetic serves both. */
+template <typename T, int D> static bool exact_fits(void)
+{
+    constexpr int one = exact_layout<T, D, 1>::BYTES, two = exact_layout<T, D, 2>::BYTES;
+
+    return allow_shared(attn_exact_kernel<T, D, 1, true, 1>, one) &&
+           allow_shared(attn_exact_kernel<T, D, 1, true, 2>, two) &&
+           allow_shared(attn_exact_kernel<T, D, CHUNK_WARPS, false, 2>, two);
+}
+
+template <typename T, int D>
+static bool exact_both(const attn_args *a, const step_arrays *s, int32_t n_single,
+                       const query_tile *tile, int32_t n_tiles, cudaStream_t stream)
+{
+    static const bool fits = exact_fits<T, D>();
+
+    if (!fits) {
+        return false;
+    }
+    int group = a->n_heads / a->kv.n_kv_heads;
+    dim3 pairs(a->kv.n_kv_heads * ((group + 15) / 16), n_single);
+    /* Few pairs: each loads ahead. Many: twice as many fit on a multiprocessor
+     * without. */
+    if (n_single > 0 && (int)pairs.x * n_single <= FEW_PAIRS) {
+        exact_launch<T, D, 1, true, 2>(a, s, nullptr, pairs, stream);
+    } else if (n_single > 0) {
+        exact_launch<T, D, 1, true, 1>(a, s, nullptr, pairs, stream);
+    }
+    for (int32_t first = 0; first < n_tiles; first += 65535) {
+        exact_launch<T, D, CHUNK_WARPS, false, 2>(
+            a, s, tile + first, dim3(a->n_heads, n_tiles - first < 65535 ? n_tiles - first : 65535),
+            stream);
+    }
+    return true;
+}
+
+template <typename T>
+static bool exact_dispatch(const attn_args *a, const step_arrays *s, int32_t n_single,
+                           const query_tile *tile, int32_t n_tiles, cudaStream_t stream)
+{
+    switch (a->kv.head_dim) {
+    case 64:
+        return exact_both<T, 64>(a, s, n_single, tile, n_tiles, stream);
+    case 80:
+        return exact_both<T, 80>(a, s, n_single, tile, n_tiles, stream);
+    case 96:
+        return exact_both<T, 96>(a, s, n_single, tile, n_tiles, stream);
+    case 128:
+        return exact_both<T, 128>(a, s, n_single, tile, n_tiles, stream);
+    default:
+        return false;
+    }
+}
+
+extern "C" bool launch_attn_exact(const struct attn_args *a, const struct step_arrays *s,
+                                  int32_t n_single, const query_tile *tile, int32_t n_tiles,
+                                  cudaStream_t stream)
+{
+    if (a->kv.panel_log2 == 0 || a->qkv_stride % 2 || a->out_stride % 2) {
+        return false;
+    }
+    return a->kv.dtype == T_F16
+               ? exact_dispatch<__half>(a, s, n_single, tile, n_tiles, stream)
+               : exact_dispatch<__nv_bfloat16>(a, s, n_single, tile, n_tiles, stream);
+}

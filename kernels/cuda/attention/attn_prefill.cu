@@ -1,0 +1,266 @@
+/* Paged prefill attention on tensor cores (mma.sync): ragged chunks of queries over the
+ * cache, causal.
+ *
+ * One block a (tile of 128 query rows, head); its eight warps hold 16 rows each,
+ * queries and result in registers. Keys and values come in tiles of 64 tokens through a
+ * ring of shared-memory stages, filled by the first warp straight from the cache's
+ * blocks. A chunk of a prompt, a prefix hit and a whole prompt are one case: the
+ * queries are the last of their sequence. Tiles are dealt longest first.
+ */
+#include "kernels/cuda/attention/attn_common.cuh"
+
+enum { PREFILL_WARPS = 8, KEY_TILE = 64 };
+
+template <typename T, int D> struct prefill_layout {
+    static constexpr int STAGES = D <= 128 ? 2 : 1;
+    static constexpr int KV = KEY_TILE * D * (int)sizeof(T);
+    static constexpr int STAGE = 2 * KV;
+    static constexpr int BYTES = STAGES * STAGE + STAGES * 8;
+};
+
+/* Bring tokens [token, token + 64) in, as far as they lie before `end`. By one warp. */
+template <typename T, int D>
+__device__ __forceinline__ void load_tile(const attn_args &a, const T *head_base,
+                                          const int32_t *table, int token, int end, uint32_t to,
+                                          uint32_t bar, int lane)
+{
+    int bs = a.kv.block_size, chunks = min(KEY_TILE / 16, (end - token + 15) / 16);
+
+    if (BULK_COPY && lane == 0) {
+        barrier_expect(bar, chunks * 2 * 16 * D * sizeof(T));
+    }
+    __syncwarp();
+    for (int c = 0; c < chunks; c++) {
+        int t = token + c * 16, block0 = table[t / bs];
+        int block1 = bs % 16 && t + 8 < end ? table[(t + 8) / bs] : block0;
+        load_chunk<T, D, KEY_TILE>(a.kv, head_base, block0, block1, t, to + c * 16 * panels<D>::ROW,
+                                   bar, lane);
+    }
+}
+
+template <typename T, int D>
+__global__ void __launch_bounds__(PREFILL_WARPS * 32)
+    attn_prefill_kernel(attn_args a, step_arrays s, const query_tile *tile)
+{
+    using L = prefill_layout<T, D>;
+    constexpr int NT = D / 8, ST = KEY_TILE / 8;
+    extern __shared__ __align__(128) char shared[];
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
+    uint32_t ring = shared_address(shared), bars = ring + L::STAGES * L::STAGE;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < L::STAGES; i++) {
+            barrier_init(bars + i * 8, 1);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+    pdl_wait();
+    pdl_release();
+    const query_tile mine = tile[blockIdx.y];
+    int row0 = mine.first, head = blockIdx.x, shift = mine.shift;
+    int row[2] = {row0 + warp * 16 + g, row0 + warp * 16 + g + 8};
+    int last = mine.end - 1 + shift; /* greatest position of the tile */
+    int first = row0 + shift;
+    int begin = a.window > 0 && first + 1 > a.window ? (first + 1 - a.window) / 16 * 16 : 0,
+        end = last + 1;
+
+    int kv_head = head / (a.n_heads / a.kv.n_kv_heads);
+    const T *head_base =
+        (const T *)a.kv.base + a.layer * a.kv.layer_stride + kv_head * a.kv.head_stride;
+    const int32_t *table = s.table + (int64_t)mine.row * s.table_width;
+    int n_tiles = (end - begin + KEY_TILE - 1) / KEY_TILE;
+    if (warp == 0) {
+        for (int i = 0; i < L::STAGES; i++) {
+            if (i < n_tiles) {
+                load_tile<T, D>(a, head_base, table, begin + i * KEY_TILE, end, ring + i * L::STAGE,
+                                bars + i * 8, lane);
+            }
+            copy_commit();
+        }
+    }
+
+    uint32_t qf[D / 16][4];
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int r = row[j & 1];
+            const T *q = (const T *)a.qkv + r * a.qkv_stride + (int64_t)head * D + k * 16 + t4 * 2 +
+                         (j >> 1) * 8;
+            qf[k][j] = r < mine.end ? *(const uint32_t *)q : 0;
+        }
+    float o[NT][4];
+#pragma unroll
+    for (int i = 0; i < NT; i++) {
+        o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.0f;
+    }
+    float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};
+    const float scale = a.softcap > 0.0f ? a.scale : a.scale * LOG2E;
+
+    for (int n = 0; n < n_tiles; n++) {
+        int stage = n % L::STAGES, token = begin + n * KEY_TILE;
+        barrier_wait(bars + stage * 8, n / L::STAGES & 1);
+        if (warp == 0) {
+            copy_wait<L::STAGES - 1>();
+        }
+        if (!BULK_COPY) {
+            __syncthreads();
+        }
+        uint32_t keys = ring + stage * L::STAGE, values = keys + L::KV;
+        if (token + KEY_TILE > end) {
+            clear_tokens<D, KEY_TILE>(shared + stage * L::STAGE + L::KV, end - token, threadIdx.x,
+                                      blockDim.x);
+            __syncthreads();
+        }
+        float sc[ST][4];
+#pragma unroll
+        for (int i = 0; i < ST; i++) {
+            sc[i][0] = sc[i][1] = sc[i][2] = sc[i][3] = 0.0f;
+        }
+        int kt = (lane >> 4) * 8 + (lane & 7), kc = (lane >> 3) & 1;
+#pragma unroll
+        for (int k = 0; k < D / 16; k++) {
+            uint32_t at = keys + tile_at<D, KEY_TILE>(kt, k * 2 + kc);
+#pragma unroll
+            for (int i = 0; i < ST / 2; i++) {
+                uint32_t b[4];
+                ldmatrix_x4(b, at + i * 16 * panels<D>::ROW);
+                mma16816<T>(sc[2 * i], qf[k], b[0], b[1]);
+                mma16816<T>(sc[2 * i + 1], qf[k], b[2], b[3]);
+            }
+        }
+        int warp_first = row0 + warp * 16 + shift;
+        bool edge = token + KEY_TILE - 1 > warp_first ||
+                    (a.window > 0 && token <= warp_first + 15 - a.window);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int position = row[h] + shift;
+            float top = -INFINITY;
+#pragma unroll
+            for (int i = 0; i < ST; i++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    float v = sc[i][h * 2 + j] * scale;
+                    if (a.softcap > 0.0f) {
+                        v = soft_cap(v, a.softcap) * LOG2E;
+                    }
+                    int at = token + i * 8 + t4 * 2 + j;
+                    if (edge && (at > position || (a.window > 0 && at <= position - a.window))) {
+                        v = -INFINITY;
+                    }
+                    sc[i][h * 2 + j] = v;
+                    top = fmaxf(top, v);
+                }
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+            float next = fmaxf(m[h], top);
+            /* nothing seen yet: window or causal edge */
+            float base = next == -INFINITY ? 0.0f : next;
+            float keep = fast_exp2(m[h] - base);
+            m[h] = next;
+            float add = 0.0f;
+#pragma unroll
+            for (int i = 0; i < ST; i++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    float p = fast_exp2(sc[i][h * 2 + j] - base);
+                    sc[i][h * 2 + j] = p;
+                    add += p;
+                }
+            l[h] = l[h] * keep + add;
+#pragma unroll
+            for (int i = 0; i < NT; i++) {
+                o[i][h * 2] *= keep;
+                o[i][h * 2 + 1] *= keep;
+            }
+        }
+        int vt = ((lane >> 3) & 1) * 8 + (lane & 7), vc = lane >> 4;
+#pragma unroll
+        for (int k = 0; k < KEY_TILE / 16; k++) {
+            uint32_t pf[4] = {pack2<T>(sc[2 * k][0], sc[2 * k][1]),
+                              pack2<T>(sc[2 * k][2], sc[2 * k][3]),
+                              pack2<T>(sc[2 * k + 1][0], sc[2 * k + 1][1]),
+                              pack2<T>(sc[2 * k + 1][2], sc[2 * k + 1][3])};
+#pragma unroll
+            for (int i = 0; i < NT / 2; i++) {
+                uint32_t b[4];
+                ldmatrix_x4_trans(b, values + tile_at<D, KEY_TILE>(k * 16 + vt, i * 2 + vc));
+                mma16816<T>(o[2 * i], pf, b[0], b[1]);
+                mma16816<T>(o[2 * i + 1], pf, b[2], b[3]);
+            }
+        }
+        __syncthreads(); /* everyone is done with the stage */
+        if (warp == 0) {
+            int ahead = n + L::STAGES;
+            if (ahead < n_tiles) {
+                load_tile<T, D>(a, head_base, table, begin + ahead * KEY_TILE, end,
+                                ring + stage * L::STAGE, bars + stage * 8, lane);
+            }
+            copy_commit();
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        l[h] += __shfl_xor_sync(0xffffffffu, l[h], 1);
+        l[h] += __shfl_xor_sync(0xffffffffu, l[h], 2);
+        if (row[h] < mine.end) {
+            T *out = (T *)a.out + row[h] * a.out_stride + (int64_t)head * D;
+            float r = 1.0f / l[h];
+#pragma unroll
+            for (int i = 0; i < NT; i++) {
+                *(uint32_t *)(out + i * 8 + t4 * 2) =
+                    pack2<T>(o[i][h * 2] * r, o[i][h * 2 + 1] * r);
+            }
+        }
+    }
+}
+
+template <typename T, int D>
+static bool prefill_launch(const attn_args *a, const step_arrays *s, const query_tile *tile,
+                           int32_t n, cudaStream_t stream)
+{
+    static bool ready;
+    constexpr int bytes = prefill_layout<T, D>::BYTES;
+    auto kernel = attn_prefill_kernel<T, D>;
+
+    ready = ready || allow_shared(kernel, bytes);
+    if (!ready) {
+        return false;
+    }
+    for (int32_t first = 0; first < n; first += 65535) {
+        launch(kernel, dim3(a->n_heads, n - first < 65535 ? n - first : 65535),
+               dim3(PREFILL_WARPS * 32), bytes, stream, *a, *s, tile + first);
+    }
+    return true;
+}
+
+template <typename T>
+static bool prefill_dispatch(const attn_args *a, const step_arrays *s, const query_tile *tile,
+                             int32_t n, cudaStream_t stream)
+{
+    switch (a->kv.head_dim) {
+    case 64:
+        return prefill_launch<T, 64>(a, s, tile, n, stream);
+    case 80:
+        return prefill_launch<T, 80>(a, s, tile, n, stream);
+    case 96:
+        return prefill_launch<T, 96>(a, s, tile, n, stream);
+    case 128:
+        return prefill_launch<T, 128>(a, s, tile, n, stream);
+    case 256:
+        return prefill_launch<T, 256>(a, s, tile, n, stream);
+    default:
+        return false;
+    }
+}
+
+extern "C" bool launch_attn_prefill(const struct attn_args *a, const struct step_arrays *s,
+                                    const query_tile *tile, int32_t n_tiles, cudaStream_t stream)
+{
+    if (a->kv.panel_log2 == 0 || a->qkv_stride % 2 || a->out_stride % 2) {
+        return false;
+    }
+    return a->kv.dtype == T_F16 ? prefill_dispatch<__half>(a, s, tile, n_tiles, stream)
+                                : prefill_dispatch<__nv_bfloat16>(a, s, tile, n_tiles, stream);
+}

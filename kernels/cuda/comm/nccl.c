@@ -1,0 +1,173 @@
+/* NCCL's library, and how processes meet in it.
+ *
+ * The meeting is NCCL's own and knows no limit, so its thread is left behind when one
+ * does not come: the process ends then anyway. What the thread uses is its own, or
+ * stays for the process's life.
+ */
+#include "kernels/cuda/comm/nccl.h"
+
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { LOOK_NS = 1000000 };
+
+int nccl_open(const struct nccl **ret, struct err *e)
+{
+    static struct nccl library;
+    void *lib = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+
+    if (!lib) {
+        return err_set(e, ERR_UNSUPPORTED, "several GPUs need the NCCL library: %s", dlerror());
+    }
+#define X(name)                                                                        \
+    *(void **)&library.name = dlsym(lib, "nccl" #name);                                \
+    if (!library.name) {                                                               \
+        return err_set(e, ERR_UNSUPPORTED,                                             \
+                       "several GPUs need NCCL 2.7 or newer: there is no nccl" #name); \
+    }
+    NCCL_FUNCTIONS(X)
+#undef X
+    *ret = &library;
+    return 0;
+}
+
+void nccl_version_text(const struct nccl *n, char *ret, size_t cap)
+{
+    int v = 0;
+
+    n->GetVersion(&v);
+    snprintf(ret, cap, "%d.%d.%d", v / 10000, v / 100 % 100, v % 100);
+}
+
+bool nccl_check(struct cuda_backend *c, const struct nccl *n, ncclResult_t rc, const char *what)
+{
+    if (rc != ncclSuccess && c->failed.code == 0) {
+        err_set(&c->failed, ERR_DEVICE, "cuda: rank %d: %s: %s", cuda_rank_number(c), what,
+                n->GetErrorString(rc));
+    }
+    return rc == ncclSuccess;
+}
+
+/* ---- the meeting ---- */
+
+/* On the heap, and not freed when the thread is left behind. */
+struct nccl_meeting {
+    const struct nccl *lib;
+    pthread_t thread;
+    int device;
+    int32_t n, rank;
+    ncclUniqueId id;
+    ncclComm_t comm;
+    ncclResult_t rc;
+    atomic_bool done;
+};
+
+static void *meeting_main(void *arg)
+{
+    struct nccl_meeting *m = arg;
+
+    m->rc = cudaSetDevice(m->device) == cudaSuccess
+                ? m->lib->CommInitRank(&m->comm, m->n, m->id, m->rank)
+                : ncclUnhandledCudaError;
+    atomic_store(&m->done, true);
+    return NULL;
+}
+
+int nccl_meet(struct nccl_group *g, int device, const ncclUniqueId *id, int32_t n, int32_t rank,
+              struct err *e)
+{
+    struct nccl_meeting *m = calloc(1, sizeof(*m));
+
+    if (!m) {
+        return err_nomem(e, "NCCL's meeting");
+    }
+    m->lib = g->lib;
+    m->device = device;
+    m->id = *id;
+    m->n = n;
+    m->rank = rank;
+    if (pthread_create(&m->thread, NULL, meeting_main, m) != 0) {
+        free(m);
+        return err_set(e, ERR_IO, "cuda: no thread for NCCL's meeting");
+    }
+    g->meeting = m;
+    return 0;
+}
+
+static int await_meeting(struct nccl_meeting *m, struct cuda_backend *c, struct err *e)
+{
+    int64_t start_us = clock_us();
+
+    while (!atomic_load(&m->done)) {
+        int rc = cuda_others_gone(c, start_us, "met in NCCL", e);
+        if (rc < 0) {
+            return rc;
+        }
+        nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+    }
+    return 0;
+}
+
+/* Not all will come, or nobody waits for it any more. */
+static void leave_meeting(struct nccl_group *g)
+{
+    pthread_detach(g->meeting->thread);
+    g->meeting = NULL;
+}
+
+int nccl_ready(struct nccl_group *g, struct cuda_backend *c, struct err *e)
+{
+    struct nccl_meeting *m = g->meeting;
+
+    if (!m) {
+        return 0;
+    }
+    int rc = await_meeting(m, c, e);
+    if (rc < 0) {
+        leave_meeting(g);
+        return rc;
+    }
+    pthread_join(m->thread, NULL);
+    g->meeting = NULL;
+    g->comm = m->comm;
+    if (m->rc != ncclSuccess) {
+        rc = err_set(e, ERR_DEVICE, "cuda: rank %d: NCCL: %s", cuda_rank_number(c),
+                     g->lib->GetErrorString(m->rc));
+    }
+    free(m);
+    return rc;
+}
+
+/* ---- the end ---- */
+
+static void *aborter_main(void *arg)
+{
+    struct nccl_group *g = arg;
+
+    g->lib->CommAbort(g->comm);
+    return NULL;
+}
+
+/* CommAbort returns only when no graph uses the communicator any more, so it gets a
+ * thread. */
+void nccl_abort(struct nccl_group *g)
+{
+    g->aborting =
+        g->aborting || (g->comm && pthread_create(&g->aborter, NULL, aborter_main, g) == 0);
+}
+
+void nccl_release(struct nccl_group *g)
+{
+    if (g->meeting) {
+        leave_meeting(g);
+    }
+    if (g->aborting) {
+        pthread_join(g->aborter, NULL); /* the graphs are gone */
+    } else if (g->comm) {
+        g->lib->CommAbort(g->comm);
+    }
+    *g = (struct nccl_group){0};
+}

@@ -1,0 +1,142 @@
+/* Sums over ranks on peer devices, without a library, fused with the residual and the
+ * norm behind them. One hop over the link, no host, so a captured graph replays it.
+ *
+ * One block a row writes its rank's summands into every other rank's inbox, waits until
+ * the others' have come here, and adds up in the order of the ranks: the same bits
+ * everywhere. Nothing marks what has come but the data itself: a place in the inbox is
+ * blank, all ones, until it is written, and no summand is all ones (it is a NaN, and
+ * sent as another one). So no fence and no flag is waited for, and nothing needs to
+ * arrive in order.
+ *
+ * The inbox has three places for every row, whatever the shape, taken in turn: while
+ * one is written and read, the one read last is made blank again, and the next has been
+ * blank since the sum before. A rank writes a place again three sums later; two sums
+ * later it has seen what the other sent after wiping it. Blocks wait for blocks of the
+ * same row elsewhere; each sends before it waits and rows start in ascending order
+ * everywhere, so the first unfinished row is always under way on all ranks.
+ */
+#include "kernels/cuda/comm/p2p.cuh"
+#include "kernels/cuda/step/norm.cuh"
+
+/* One row's exchange; vectors of 16 bytes are counted by m. */
+struct row_exchange {
+    const peer_args &p;
+    int row, turn;
+
+    __device__ __forceinline__ uint4 *place(int receiver, int sender, int in_turn) const
+    {
+        int64_t slot = ((int64_t)in_turn * p.n_ranks + sender) * PEER_MAX_ROWS + row;
+        return (uint4 *)(p.inbox[receiver].row + slot * PEER_ROW_BYTES);
+    }
+    __device__ __forceinline__ void send(int m, uint4 v) const
+    {
+        v = make_uint4(not_blank(v.x), not_blank(v.y), not_blank(v.z), not_blank(v.w));
+        for (int r = 0; r < p.n_ranks; r++) {
+            if (r != p.rank) {
+                peer_store(place(r, p.rank, turn) + m, v);
+            }
+        }
+    }
+    __device__ __forceinline__ uint4 receive(int sender, int m) const
+    {
+        const uint4 *at = place(p.rank, sender, turn) + m;
+        uint4 v = peer_load(at);
+        for (int i = 1;
+             (v.x == BLANK || v.y == BLANK || v.z == BLANK || v.w == BLANK) && !stopped(p, i);
+             i++) {
+            v = peer_load(at);
+        }
+        return v;
+    }
+    __device__ __forceinline__ void wipe(int in_turn, int32_t n_bytes) const
+    {
+        for (int m = threadIdx.x; m < n_bytes / (int)sizeof(uint4); m += blockDim.x) {
+            for (int r = 0; r < p.n_ranks; r++) {
+                if (r != p.rank) {
+                    peer_store(place(p.rank, r, in_turn) + m,
+                               make_uint4(BLANK, BLANK, BLANK, BLANK));
+                }
+            }
+        }
+    }
+};
+
+enum { PEER_KEEP = 2 }; /* vectors of a row that a thread keeps */
+
+template <typename T>
+__global__ void __launch_bounds__(PEER_THREADS, 1)
+    peer_sum_kernel(peer_args p, T *out, int64_t out_stride, T *x, int64_t x_stride, T *y,
+                    int64_t y_stride, norm_args n, int32_t cols)
+{
+    constexpr int V = 16 / sizeof(T);
+    int row = blockIdx.x;
+
+    pdl_release();
+    pdl_wait();
+    peer_row *state = p.row + row;
+    int turn = state->turn, before = (turn + PEER_TURNS - 1) % PEER_TURNS;
+    int32_t stale = state->used[before];
+    row_exchange e = {p, row, turn};
+    T *mine = y + row * y_stride;
+    for (int i = threadIdx.x * V; i < cols; i += blockDim.x * V) {
+        e.send(i / V, *(const uint4 *)(mine + i));
+    }
+    e.wipe(before, stale);
+    auto sum = [&](int, int i, float(&b)[V]) {
+#pragma unroll
+        for (int j = 0; j < V; j++)
+            b[j] = 0.0f;
+        for (int r = 0; r < p.n_ranks; r++) {
+            uint4 got = r == p.rank ? *(const uint4 *)(mine + i) : e.receive(r, i / V);
+            const vec<T, V> v = *(const vec<T, V> *)&got;
+#pragma unroll
+            for (int j = 0; j < V; j++)
+                b[j] += to_float(v.v[j]);
+        }
+    };
+    if (out) {
+        vec<T, V> weight[PEER_KEEP];
+        norm_fetch<T, V, PEER_KEEP>(weight, n, cols);
+        norm_row<T, V, PEER_KEEP>(out + row * out_stride, x + row * x_stride, weight, n, cols, true,
+                                  sum);
+    } else {
+        T *to = x ? x + row * x_stride : mine;
+        for (int i = threadIdx.x * V; i < cols; i += blockDim.x * V) {
+            float b[V];
+            sum(0, i, b);
+            vec<T, V> v = x ? *(const vec<T, V> *)(to + i) : vec<T, V>{};
+#pragma unroll
+            for (int j = 0; j < V; j++) {
+                v.v[j] = from_float<T>(x ? to_float(v.v[j]) + b[j] : b[j]);
+            }
+            *(vec<T, V> *)(to + i) = v;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        state->used[before] = 0;
+        state->used[turn] = cols * (int32_t)sizeof(T);
+        state->turn = (turn + 1) % PEER_TURNS;
+    }
+}
+
+extern "C" bool launch_peer_sum(const struct peer_args *p, void *out, int64_t out_stride, void *x,
+                                int64_t x_stride, void *y, int64_t y_stride,
+                                const struct norm_args *n, int32_t rows, int32_t cols, int type,
+                                cudaStream_t stream)
+{
+    int64_t bytes = type == T_F32 ? 4 : 2, wide = 16 / bytes;
+    bool fits = rows <= PEER_MAX_ROWS && cols * bytes <= PEER_ROW_BYTES && cols % wide == 0 &&
+                y_stride % wide == 0 && x_stride % wide == 0 && out_stride % wide == 0 &&
+                (uintptr_t)y % 16 == 0 && (uintptr_t)x % 16 == 0 && (uintptr_t)out % 16 == 0 &&
+                (out == nullptr || (uintptr_t)n->weight % 16 == 0);
+
+    if (!fits) {
+        return false;
+    }
+    norm_args none = {};
+    DISPATCH_TYPE(type, launch(peer_sum_kernel<T>, dim3(rows), dim3(PEER_THREADS), 0, stream, *p,
+                               (T *)out, out_stride, (T *)x, x_stride, (T *)y, y_stride,
+                               n ? *n : none, cols));
+    return true;
+}

@@ -1,0 +1,77 @@
+/* How kernels reach into the peers' memory: stores and loads over the link that no
+ * cache answers, and word of a rank that is gone. */
+#ifndef QUIRE_KERNELS_CUDA_COMM_P2P_CUH
+#define QUIRE_KERNELS_CUDA_COMM_P2P_CUH
+
+#include "kernels/cuda/comm/p2p.h"
+#include "kernels/cuda/common.cuh"
+
+enum { PEER_THREADS = 512, PEER_LOOK_EVERY = 256 };
+
+/* What fills a place that nothing has come to. No summand is it: it is a NaN, and sent
+ * as another one. */
+#define BLANK 0xFFFFFFFFu
+#define OTHER_NAN 0x7FFF7FFFu /* of float32, float16 and bfloat16 */
+
+__device__ __forceinline__ uint32_t not_blank(uint32_t v)
+{
+    return v == BLANK ? OTHER_NAN : v;
+}
+
+/* Whether the host says that a rank is gone; asked now and then. */
+__device__ __forceinline__ bool stopped(const peer_args &p, int round)
+{
+    return round % PEER_LOOK_EVERY == 0 && *(const volatile int32_t *)p.stop;
+}
+
+__device__ __forceinline__ void peer_store(uint4 *to, uint4 v)
+{
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x),
+                 "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
+__device__ __forceinline__ void peer_store(uint2 *to, uint2 v)
+{
+    asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y)
+                 : "memory");
+}
+
+__device__ __forceinline__ uint2 peer_load(const uint2 *from)
+{
+    uint2 v;
+
+    asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(v.x), "=r"(v.y)
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
+
+__device__ __forceinline__ uint4 peer_load(const uint4 *from)
+{
+    uint4 v;
+
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
+
+/* All that was written before, by this thread or before it, is there when the peer sees
+ * the flag. */
+__device__ __forceinline__ void peer_flag(uint32_t *to, uint32_t v)
+{
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
+}
+
+__device__ __forceinline__ uint32_t peer_flagged(const uint32_t *from)
+{
+    uint32_t v;
+
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+    return v;
+}
+
+#endif

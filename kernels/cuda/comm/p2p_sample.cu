@@ -1,0 +1,275 @@
+/* Drawing tokens over ranks on peer devices, each of which has the logits of its part
+ * of the vocabulary.
+ *
+ * Greedy steps: each rank finds the best of its part, and the ranks compare
+ * (peer_tokens_kernel). Else the rows are shared out: every rank writes its columns of
+ * a row into the memory of the rank that draws it (peer_rows_kernel), which then has
+ * the whole row and draws as if it were alone; its tokens go to all
+ * (peer_drawn_kernel). Answers for the host are written where rank 0 has them, and are
+ * on their way before the tokens, so rank 0 hands them on once it has every token.
+ *
+ * Exchanges of tokens are counted, the same on all ranks; lines of a token carry the
+ * number, and lie in two halves in turn. Every exchange comes after a sum or after
+ * peer_rows_kernel, for which all ranks met: so who writes a half again knows it was
+ * read.
+ */
+#include "kernels/cuda/comm/p2p.cuh"
+
+/* ---- rows to those who draw them ---- */
+
+enum { ROW_PIECES = 8 };
+
+/* What this rank has of a row, `cols` columns, copied by one of its pieces' blocks. */
+__device__ __forceinline__ void copy_piece(float *to, const float *from, int cols)
+{
+    int piece = (cols + ROW_PIECES - 1) / ROW_PIECES, lo, hi;
+
+    piece = (piece + 3) / 4 * 4;
+    lo = min(cols, (int)blockIdx.x * piece), hi = min(cols, lo + piece);
+    if ((uintptr_t)to % 16 == 0 && (uintptr_t)from % 16 == 0) {
+        for (int i = lo + 4 * (int)threadIdx.x; i + 4 <= hi; i += 4 * blockDim.x) {
+            *(float4 *)(to + i) = *(const float4 *)(from + i);
+        }
+        lo += (hi - lo) / 4 * 4;
+    }
+    for (int i = lo + (int)threadIdx.x; i < hi; i += blockDim.x) {
+        to[i] = from[i];
+    }
+}
+
+/* All ranks' columns have come here, as this rank's have to them. */
+__device__ void meet(const peer_args &p)
+{
+    uint32_t epoch = p.epoch[PEER_EPOCH_ROWS] + 1;
+
+    for (int r = 0; r < p.n_ranks; r++) {
+        if (r != p.rank) {
+            peer_flag(p.inbox[r].came + p.rank, epoch);
+        }
+    }
+    for (int r = 0; r < p.n_ranks; r++) {
+        if (r != p.rank) {
+            for (int i = 1;
+                 (int32_t)(peer_flagged(p.inbox[p.rank].came + r) - epoch) < 0 && !stopped(p, i);) {
+                i++;
+            }
+        }
+    }
+    p.epoch[PEER_EPOCH_ROWS] = epoch;
+}
+
+__global__ void __launch_bounds__(PEER_THREADS)
+    peer_rows_kernel(peer_args p, peer_rows out, const float *part, int64_t stride, int32_t rows)
+{
+    pdl_release();
+    pdl_wait();
+    int share = (rows + p.n_ranks - 1) / p.n_ranks, first = p.rank * out.width;
+    int row = blockIdx.y;
+    copy_piece(out.row[row / share] + (row % share) * out.stride + first, part + row * stride,
+               min(out.width, out.vocab - first));
+    __syncthreads();
+    if (threadIdx.x > 0) {
+        return;
+    }
+    __threadfence_system();
+    if (atomicAdd(p.arrived, 1) < (int)(gridDim.x * gridDim.y) - 1) {
+        return;
+    }
+    *p.arrived = 0;
+    __threadfence_system();
+    meet(p);
+}
+
+extern "C" void launch_peer_rows(const struct peer_args *p, const struct peer_rows *out,
+                                 const float *part, int64_t stride, int32_t rows,
+                                 cudaStream_t stream)
+{
+    launch(peer_rows_kernel, dim3(ROW_PIECES, rows), dim3(PEER_THREADS), 0, stream, *p, *out, part,
+           stride, rows);
+}
+
+/* ---- tokens to all ---- */
+
+struct drawn_rows {
+    const step_header *h;
+    const int32_t *group; /* first sample of each row */
+    int first, rows, share;
+
+    /* f(sample, its place in the exchange) for the samples of the rows that rank r
+     * draws, by all threads. */
+    template <typename F> __device__ void of(int r, F f) const
+    {
+        for (int row = r * share + (int)threadIdx.x; row < min(rows, (r + 1) * share);
+             row += blockDim.x) {
+            for (int i = group[first + row]; i < group[first + row + 1]; i++) {
+                f(i, i - group[first]);
+            }
+        }
+    }
+};
+
+/* What the host reads, from the device's memory into the host's. */
+__device__ void tell_host(const drawn_rows &d)
+{
+    const step_header *h = d.h;
+    int from = d.group[d.first], to = d.group[d.first + d.rows];
+
+    for (int i = from + (int)threadIdx.x; i < to; i += blockDim.x) {
+        h->told.token[i] = __ldcg(h->result_token + i);
+        h->told.logprob[i] = __ldcg(h->result_logprob + i);
+    }
+    for (int64_t k = (int64_t)from * h->top_stride + threadIdx.x; k < (int64_t)to * h->top_stride;
+         k += blockDim.x) {
+        h->told.top_token[k] = __ldcg(h->result_top_token + k);
+        h->told.top_logprob[k] = __ldcg(h->result_top_logprob + k);
+    }
+}
+
+__global__ void __launch_bounds__(PEER_THREADS)
+    peer_drawn_kernel(peer_args p, step_arrays s, int32_t first_row, int32_t rows)
+{
+    pdl_wait();
+    pdl_release();
+    const step_header *h = s.header;
+    uint32_t epoch = p.epoch[PEER_EPOCH_TOKENS] + 1;
+    int64_t half = (int64_t)(epoch & 1) * p.n_ranks;
+    drawn_rows d = {h, (const int32_t *)((const char *)h + h->off_group), first_row,
+                    min(rows, h->n_logits - first_row), (rows + p.n_ranks - 1) / p.n_ranks};
+    /* the answers of this rank's rows, before the tokens that tell of them */
+    __threadfence_system();
+    d.of(p.rank, [&](int i, int at) {
+        for (int r = 0; r < p.n_ranks; r++) {
+            if (r != p.rank) {
+                peer_store((uint4 *)(p.inbox[r].token + (half + p.rank) * PEER_MAX_TOKENS + at),
+                           make_uint4(s.sampled[i], epoch, 0, epoch));
+            }
+        }
+    });
+    for (int r = 0; r < p.n_ranks; r++) {
+        if (r == p.rank) {
+            continue;
+        }
+        d.of(r, [&](int i, int at) {
+            const uint4 *from =
+                (const uint4 *)(p.inbox[p.rank].token + (half + r) * PEER_MAX_TOKENS + at);
+            uint4 got = peer_load(from);
+            for (int k = 1; (got.y != epoch || got.w != epoch) && !stopped(p, k); k++) {
+                got = peer_load(from);
+            }
+            s.sampled[i] = (int32_t)got.x;
+        });
+    }
+    __threadfence_system();
+    __syncthreads();
+    if (p.rank == 0) {
+        tell_host(d);
+    }
+    if (threadIdx.x == 0) {
+        p.epoch[PEER_EPOCH_TOKENS] = epoch;
+    }
+}
+
+extern "C" void launch_peer_drawn(const struct peer_args *p, const struct step_arrays *s,
+                                  int32_t first_row, int32_t rows, cudaStream_t stream)
+{
+    launch(peer_drawn_kernel, dim3(1), dim3(PEER_THREADS), 0, stream, *p, *s, first_row, rows);
+}
+
+/* ---- the best of all ---- */
+
+/* Of a sample, on one rank: its best logit, the token's id, the logarithm of the part's
+ * summed exponentials. */
+struct candidate {
+    int32_t token;
+    float logit, lse;
+};
+
+/* Two stores of 8 bytes of data, each with the exchange's number beside its words:
+ * whichever arrives first. */
+__device__ __forceinline__ void send_candidate(peer_token *to, candidate c, uint32_t epoch)
+{
+    peer_store((uint4 *)to, make_uint4(c.token, epoch, __float_as_uint(c.logit), epoch));
+    peer_store((uint4 *)to + 1, make_uint4(__float_as_uint(c.lse), epoch, 0, epoch));
+}
+
+__device__ __forceinline__ candidate receive_candidate(const peer_args &p, const peer_token *from,
+                                                       uint32_t epoch)
+{
+    uint4 a = peer_load((const uint4 *)from), b = peer_load((const uint4 *)from + 1);
+
+    for (int i = 1;
+         (a.y != epoch || a.w != epoch || b.y != epoch || b.w != epoch) && !stopped(p, i); i++) {
+        a = peer_load((const uint4 *)from);
+        b = peer_load((const uint4 *)from + 1);
+    }
+    return {(int32_t)a.x, __uint_as_float(a.z), __uint_as_float(b.x)};
+}
+
+/* The better of two; of equals the one of the lower ids, which is `a`. A token below 0:
+ * the logits were no numbers. */
+__device__ __forceinline__ candidate merge(candidate a, candidate b)
+{
+    if (a.token < 0 || b.token < 0) {
+        return {-1, 0.0f, 0.0f};
+    }
+    float top = fmaxf(a.lse, b.lse);
+    float lse = top > -INFINITY ? top + logf(expf(a.lse - top) + expf(b.lse - top)) : top;
+    return b.logit > a.logit ? candidate{b.token, b.logit, lse} : candidate{a.token, a.logit, lse};
+}
+
+__global__ void __launch_bounds__(PEER_THREADS)
+    peer_tokens_kernel(peer_args p, step_arrays s, const float *part, int64_t stride, int32_t first,
+                       int32_t first_row, int32_t rows)
+{
+    pdl_wait();
+    pdl_release();
+    const step_header *h = s.header;
+    const int32_t *group = (const int32_t *)((const char *)h + h->off_group);
+    uint32_t epoch = p.epoch[PEER_EPOCH_TOKENS] + 1;
+    int64_t half = (int64_t)(epoch & 1) * p.n_ranks;
+    rows = min(rows, h->n_logits - first_row);
+    for (int row = threadIdx.x; row < rows; row += blockDim.x) {
+        int i = group[first_row + row], end = group[first_row + row + 1];
+        if (i == end) {
+            continue;
+        }
+        candidate mine = {s.sampled[i], 0.0f, 0.0f};
+        if (mine.token >= 0) {
+            mine.logit = part[row * stride + mine.token];
+            mine.lse = mine.logit - *(volatile float *)&h->result_logprob[i];
+            mine.token += first;
+        }
+        for (int r = 0; r < p.n_ranks; r++) {
+            if (r != p.rank) {
+                send_candidate(p.inbox[r].token + (half + p.rank) * PEER_MAX_TOKENS + row, mine,
+                               epoch);
+            }
+        }
+        candidate best;
+        for (int r = 0; r < p.n_ranks; r++) {
+            candidate c =
+                r == p.rank
+                    ? mine
+                    : receive_candidate(
+                          p, p.inbox[p.rank].token + (half + r) * PEER_MAX_TOKENS + row, epoch);
+            best = r == 0 ? c : merge(best, c);
+        }
+        for (; i < end; i++) {
+            s.sampled[i] = best.token;
+            h->result_token[i] = best.token;
+            h->result_logprob[i] = best.token >= 0 ? best.logit - best.lse : -INFINITY;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        p.epoch[PEER_EPOCH_TOKENS] = epoch;
+    }
+}
+
+extern "C" void launch_peer_tokens(const struct peer_args *p, const struct step_arrays *s,
+                                   const float *part, int64_t stride, int32_t first,
+                                   int32_t first_row, int32_t rows, cudaStream_t stream)
+{
+    launch(peer_tokens_kernel, dim3(1), dim3(PEER_THREADS), 0, stream, *p, *s, part, stride, first,
+           first_row, rows);
+}

@@ -1,0 +1,292 @@
+/* Logits and tokens over ranks on devices of their own. Each has the logits of its part
+ * of the vocabulary; every rank gets every token on its device, so that its next step
+ * starts without the host.
+ *
+ * A step's tokens are found in one of four ways, the same on all ranks:
+ *     compared  all rows greedy: each rank's best of its part, and the ranks compare
+ *               (no logits move)
+ *     short     no row wants more than a few tokens of each part, by top_k or as its
+ *               best ones: lists of these go to the rank that draws the row
+ *               (topk_merge.cu); answers go to rank 0
+ *     shared    each rank draws its share of the rows, which the others' columns come
+ *               to; answers likewise
+ *     by rank 0 as on CPUs, through NCCL: where the devices do not reach each other,
+ *               there are more than SHARING_RANKS with whom sharing was not tried, or a
+ *               step has very many samples
+ * The first and the third are p2p_sample.cu.
+ */
+#include <stdlib.h>
+
+#include "kernels/cuda/comm/ranks.h"
+
+enum { SHARING_RANKS = 2 };
+
+/* ---- by rank 0 ---- */
+
+/* Room for parts as they are sent. Not while a graph is captured: the eager step before
+ * has made it. */
+static bool parts_room(struct cuda_backend *c, int64_t n_bytes)
+{
+    struct cuda_ranks *r = c->ranks;
+
+    if (n_bytes <= r->parts_bytes) {
+        return true;
+    }
+    cudaFree(r->parts);
+    r->parts = NULL;
+    r->parts_bytes = 0;
+    if (!cuda_check(c, cudaMalloc((void **)&r->parts, (size_t)n_bytes), "the ranks' logits")) {
+        return false;
+    }
+    r->parts_bytes = n_bytes;
+    return true;
+}
+
+/* Columns of a rank's part of `vocab`: the last ones' are what is left. */
+static int32_t part_cols(const struct cuda_ranks *r, int32_t vocab, int32_t rank)
+{
+    int32_t width = (int32_t)div_ceil(vocab, r->n);
+
+    return MAX(MIN(width, vocab - rank * width), 0);
+}
+
+/* [rows, cols] of float32 from one stride to another. */
+static void copy_cols(struct cuda_backend *c, float *to, int64_t to_stride, const void *from,
+                      int64_t from_stride, int32_t cols, int32_t rows)
+{
+    cuda_check(c,
+               cudaMemcpy2DAsync(to, (size_t)to_stride * 4, from, (size_t)from_stride * 4,
+                                 (size_t)cols * 4, (size_t)rows, cudaMemcpyDeviceToDevice,
+                                 c->stream),
+               "logits");
+}
+
+/* Without what lies between rows, which differs by rank as the parts' widths do. */
+static void send_part(struct cuda_backend *c, struct mat part, int32_t rows)
+{
+    struct cuda_ranks *r = c->ranks;
+    const struct nccl *n = r->nccl.lib;
+
+    copy_cols(c, r->parts, part.cols, part.data, part.stride, part.cols, rows);
+    nccl_check(
+        c, n,
+        n->Send(r->parts, (size_t)rows * (size_t)part.cols, ncclFloat, 0, r->nccl.comm, c->stream),
+        "logits");
+}
+
+static void receive_parts(struct cuda_backend *c, struct mat logits, struct mat part, int32_t rows)
+{
+    struct cuda_ranks *r = c->ranks;
+    const struct nccl *n = r->nccl.lib;
+    int64_t width = div_ceil(logits.cols, r->n), slot = width * rows;
+    bool ok = nccl_check(c, n, n->GroupStart(), "logits");
+
+    for (int32_t i = 1; i < r->n && ok; i++) {
+        size_t count = (size_t)rows * (size_t)part_cols(r, logits.cols, i);
+        ok = nccl_check(
+            c, n, n->Recv(r->parts + (i - 1) * slot, count, ncclFloat, i, r->nccl.comm, c->stream),
+            "logits");
+    }
+    nccl_check(c, n, n->GroupEnd(), "logits");
+    copy_cols(c, logits.data, logits.stride, part.data, part.stride, part.cols, rows);
+    for (int32_t i = 1; i < r->n; i++) {
+        int32_t cols = part_cols(r, logits.cols, i);
+        copy_cols(c, (float *)logits.data + i * width, logits.stride, r->parts + (i - 1) * slot,
+                  cols, cols, rows);
+    }
+}
+
+static void gather_whole(struct cuda_backend *c, struct mat logits, struct mat part, int32_t rows)
+{
+    struct cuda_ranks *r = c->ranks;
+    int64_t most = MAX(c->max_graph_rows, rows) * div_ceil(logits.cols, r->n) * 4;
+
+    if (!parts_room(c, r->rank > 0 ? most : most * (r->n - 1))) {
+        return;
+    }
+    if (r->rank > 0) {
+        send_part(c, part, rows);
+    } else {
+        receive_parts(c, logits, part, rows);
+    }
+}
+
+/* The first n drawn tokens of the step, from rank 0 to all. */
+static void share_tokens(struct cuda_backend *c, int32_t n)
+{
+    const struct nccl_group *g = &c->ranks->nccl;
+    int32_t *token = c->arrays.sampled;
+
+    if (n > 0) {
+        nccl_check(c, g->lib,
+                   g->lib->Broadcast(token, token, (size_t)n, ncclInt32, 0, g->comm, c->stream),
+                   "tokens");
+    }
+}
+
+/* ---- shared ---- */
+
+/* Whether a short list of each part is enough. */
+static bool wants_few(const struct sample_row *s)
+{
+    bool draws = s->kind == SAMPLE_TOKEN && s->temperature != 0 && s->top_k != 1;
+    int32_t n_best = s->kind == SAMPLE_CANDIDATES ? s->n_candidates : s->n_logprobs;
+
+    return n_best <= PEER_SHORT_MOST && (!draws || (s->top_k > 0 && s->top_k <= PEER_SHORT_MOST));
+}
+
+void cuda_rank_choose(struct cuda_backend *c, const struct batch *b)
+{
+    struct cuda_ranks *r = c->ranks;
+
+    if (!r) {
+        return;
+    }
+    bool peers = cuda_ranks_peers(r) && !c->greedy;
+    /* With lists a row's exponentials are added part by part: not to the bit what whole
+     * rows give, which others in the batch may ask for. */
+    c->shorts = peers && !c->config.deterministic && b->n_samples <= PEER_SHORT_SAMPLES;
+    for (int32_t i = 0; i < b->n_samples && c->shorts; i++) {
+        c->shorts = wants_few(&b->sample[i]);
+    }
+    r->shares_rows =
+        peers && r->n <= SHARING_RANKS && !c->shorts && b->n_samples <= PEER_MAX_TOKENS;
+}
+
+void cuda_rank_answers(struct cuda_backend *c, struct step_header *h)
+{
+    struct cuda_ranks *r = c->ranks;
+
+    if (r && (c->shorts || r->shares_rows)) {
+        h->told = (struct step_answers){h->result_token, h->result_logprob, h->result_top_token,
+                                        h->result_top_logprob};
+        h->result_token = r->answers.token;
+        h->result_logprob = r->answers.logprob;
+        h->result_top_token = r->answers.top_token;
+        h->result_top_logprob = r->answers.top_logprob;
+    }
+}
+
+/* Where all ranks have their `logits`, whose memory is the same piece of scratch
+ * everywhere. They are mapped when first met, which is in an eager step. NULL:
+ * c->failed. */
+static const struct rank_map *logits_map(struct cuda_backend *c, struct mat logits)
+{
+    struct cuda_ranks *r = c->ranks;
+
+    for (int32_t i = 0; i < r->n_maps; i++) {
+        if (r->map[i].of[r->rank] == logits.data) {
+            return &r->map[i];
+        }
+    }
+    struct err e = {0};
+    struct rank_map *grown = realloc(r->map, (size_t)(r->n_maps + 1) * sizeof(*grown));
+    if (!grown) {
+        err_nomem(&c->failed, "ranks");
+        return NULL;
+    }
+    r->map = grown;
+    if (cuda_ranks_map(c, logits.data, &r->map[r->n_maps], &e) < 0) {
+        c->failed = e;
+        return NULL;
+    }
+    return &r->map[r->n_maps++];
+}
+
+static void send_rows(struct cuda_backend *c, struct mat logits, struct mat part, int32_t rows)
+{
+    struct cuda_ranks *r = c->ranks;
+    const struct rank_map *map = logits_map(c, logits);
+
+    if (!map) {
+        return;
+    }
+    struct peer_rows to = {.stride = logits.stride,
+                           .vocab = logits.cols,
+                           .width = (int32_t)div_ceil(logits.cols, r->n)};
+    for (int32_t i = 0; i < r->n; i++) {
+        to.row[i] = map->of[i];
+    }
+    launch_peer_rows(&r->peer, &to, part.data, part.stride, rows, c->stream);
+}
+
+static void draw_share(struct cuda_backend *c, struct sample_args *a)
+{
+    struct cuda_ranks *r = c->ranks;
+    int32_t first = a->first, rows = a->rows, share = (int32_t)div_ceil(rows, r->n);
+
+    a->first += r->rank * share;
+    a->rows = MIN(share, rows - r->rank * share);
+    if (a->rows > 0) {
+        launch_sample(a, &c->arrays, c->stream);
+    }
+    launch_peer_drawn(&r->peer, &c->arrays, first, rows, c->stream);
+}
+
+/* ---- compared, and the choice ---- */
+
+static bool compares_candidates(const struct cuda_backend *c, int32_t rows)
+{
+    return c->greedy && cuda_ranks_peers(c->ranks) && rows <= PEER_MAX_TOKENS;
+}
+
+void cuda_gather_logits(struct backend *b, struct mat logits, struct mat part)
+{
+    struct cuda_backend *c = cuda_of(b);
+
+    cuda_start(c);
+    int32_t rows = cuda_rows(c, part);
+    if (!c->ranks || !cuda_usable(c) || rows < 1) {
+        return;
+    }
+    c->ranks->part = part;
+    if (c->ranks->shares_rows) {
+        send_rows(c, logits, part, rows);
+    } else if (!c->shorts && !compares_candidates(c, rows)) {
+        gather_whole(c, logits, part, rows);
+    }
+}
+
+static void draw_compared(struct cuda_backend *c, struct sample_args *a)
+{
+    struct cuda_ranks *r = c->ranks;
+    int32_t first_id = r->rank * (int32_t)div_ceil(a->vocab, r->n);
+
+    a->logits = r->part.data;
+    a->stride = r->part.stride;
+    a->vocab = r->part.cols;
+    launch_sample(a, &c->arrays, c->stream);
+    launch_peer_tokens(&r->peer, &c->arrays, r->part.data, r->part.stride, first_id, a->first,
+                       a->rows, c->stream);
+}
+
+static void draw_short(struct cuda_backend *c, struct sample_args *a)
+{
+    struct cuda_ranks *r = c->ranks;
+    int32_t vocab = a->vocab;
+
+    a->logits = r->part.data;
+    a->stride = r->part.stride;
+    a->vocab = r->part.cols;
+    launch_peer_short(&r->peer, a, &c->arrays, vocab, (int32_t)div_ceil(vocab, r->n), c->stream);
+    launch_peer_drawn(&r->peer, &c->arrays, a->first, a->rows, c->stream);
+}
+
+void cuda_rank_sample(struct cuda_backend *c, struct sample_args *a)
+{
+    if (!cuda_usable(c)) {
+        return;
+    }
+    if (c->shorts) {
+        draw_short(c, a);
+    } else if (c->ranks->shares_rows) {
+        draw_share(c, a);
+    } else if (compares_candidates(c, a->rows)) {
+        draw_compared(c, a);
+    } else {
+        if (c->ranks->rank == 0) {
+            launch_sample(a, &c->arrays, c->stream);
+        }
+        share_tokens(c, c->capturing ? c->padded : c->batch.n_samples);
+    }
+}

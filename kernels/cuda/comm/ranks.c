@@ -1,0 +1,62 @@
+/* Sums over ranks on devices of their own; ranks_open.c made them meet, rank_sample.c has
+ * the logits, wait.c waits for them.
+ *
+ * Small sums, those of decode steps, go straight into the peers' memory (p2p.cu),
+ * fused with the residual and the norm. The others go through NCCL.
+ */
+#include "kernels/cuda/comm/ranks.h"
+
+static ncclDataType_t nccl_type(enum dtype t)
+{
+    return t == DTYPE_F32 ? ncclFloat : t == DTYPE_F16 ? ncclHalf : ncclBfloat16;
+}
+
+/* y summed in place by NCCL; its rows may lie apart. */
+static void nccl_sum(struct cuda_backend *c, struct mat y, int32_t rows)
+{
+    size_t n =
+        /* what lies between rows is summed too, unused */
+        (size_t)(rows - 1) * (size_t)y.stride + (size_t)y.cols;
+    const struct nccl_group *g = &c->ranks->nccl;
+
+    nccl_check(
+        c, g->lib,
+        g->lib->AllReduce(y.data, y.data, n, nccl_type(y.dtype), ncclSum, g->comm, c->stream),
+        "a sum");
+}
+
+bool cuda_rank_sum(struct cuda_backend *c, struct mat *out, struct mat *x, struct mat y,
+                   const struct norm_args *n, int32_t rows)
+{
+    if (!c->ranks || !cuda_usable(c) || rows < 1) {
+        return false;
+    }
+    if (cuda_ranks_peers(c->ranks) &&
+        launch_peer_sum(&c->ranks->peer, out ? out->data : NULL, out ? out->stride : 0,
+                        x ? x->data : NULL, x ? x->stride : 0, y.data, y.stride, n, rows, y.cols,
+                        (int)y.dtype, c->stream)) {
+        return true;
+    }
+    nccl_sum(c, y, rows);
+    return false;
+}
+
+void cuda_all_reduce(struct backend *b, struct mat x)
+{
+    struct cuda_backend *c = cuda_of(b);
+
+    cuda_start(c);
+    cuda_rank_sum(c, NULL, NULL, x, NULL, cuda_rows(c, x));
+}
+
+void cuda_embed_part(struct backend *b, struct mat out, struct mat table, int32_t first,
+                     float scale)
+{
+    struct cuda_backend *c = cuda_of(b);
+
+    cuda_start(c);
+    int32_t rows = cuda_rows(c, out);
+    launch_embed(out.data, out.stride, table.data, table.stride, c->arrays.token, first, table.rows,
+                 rows, out.cols, scale, (int)out.dtype, c->stream);
+    cuda_rank_sum(c, NULL, NULL, out, NULL, rows);
+}

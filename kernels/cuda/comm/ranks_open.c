@@ -1,0 +1,298 @@
+/* How ranks on devices of their own find each other.
+ *
+ *     comm: NCCL's id ─► NCCL, on a thread, until the weights are there
+ *           handles of the inboxes ─► each rank maps the others' memory
+ *
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "config/base/limits.h"
+#include "kernels/cuda/comm/ranks.h"
+
+/* Begins NCCL's meeting, which goes on while weights are read. */
+static int meet(struct cuda_backend *c, struct err *e)
+{
+    struct cuda_ranks *r = c->ranks;
+    ncclUniqueId id = {0};
+    ncclResult_t got = r->rank == 0 ? r->nccl.lib->GetUniqueId(&id) : ncclSuccess;
+
+    if (got != ncclSuccess) {
+        return err_set(e, ERR_DEVICE, "cuda: rank %d: NCCL: %s", r->rank,
+                       r->nccl.lib->GetErrorString(got));
+    }
+    int rc = r->comm->ops->broadcast(r->comm, &id, sizeof(id), e);
+    return rc < 0 ? rc : nccl_meet(&r->nccl, c->config.device, &id, r->n, r->rank, e);
+}
+
+int cuda_ranks_ready(struct cuda_backend *c, struct err *e)
+{
+    return !c->ranks ? 0 : nccl_ready(&c->ranks->nccl, c, e);
+}
+
+/* ---- memory of the others ---- */
+
+/* What a rank tells the others of a piece of its memory. */
+struct peer_handle {
+    cudaIpcMemHandle_t memory;
+    int32_t reachable, chain_bytes, pad[14];
+};
+
+/* Whether this device can reach all the other ranks' devices, which are those of their
+ * numbers. */
+static bool peers_reachable(const struct cuda_ranks *r, int32_t first_device)
+{
+    for (int32_t i = 0; i < r->n; i++) {
+        int can = 0;
+        if (i != r->rank && (cudaDeviceCanAccessPeer(&can, first_device + r->rank,
+                                                     first_device + i) != cudaSuccess ||
+                             !can)) {
+            cudaGetLastError();
+            return false;
+        }
+    }
+    return r->n <= PEER_MAX_RANKS;
+}
+
+/* All ranks' handles, in their order: side by side on rank 0, by way of comm, and from
+ * there to all. What was enqueued before is done on all devices then. */
+static int exchange_handles(struct cuda_backend *c, struct peer_handle *mine,
+                            struct peer_handle *all, struct err *e)
+{
+    enum { WORDS = sizeof(*mine) / sizeof(float) };
+    struct comm *m = c->ranks->comm;
+    struct mat part = {.data = mine, .rows = 1, .cols = WORDS, .stride = WORDS, .dtype = DTYPE_F32};
+    int32_t n = WORDS * m->n_ranks;
+    struct mat whole = {.data = all, .rows = 1, .cols = n, .stride = n, .dtype = DTYPE_F32};
+
+    if (!cuda_check(c, cuda_wait_stream(c), "meeting")) {
+        return err_set(e, c->failed.code, "%s", c->failed.text);
+    }
+    int rc = m->ops->gather_cols(m, whole, part, e);
+    return rc < 0 ? rc : m->ops->broadcast(m, all, sizeof(*all) * (size_t)m->n_ranks, e);
+}
+
+static int open_handles(const struct cuda_ranks *r, const struct peer_handle *h,
+                        struct rank_map *ret, struct err *e)
+{
+    for (int32_t i = 0; i < r->n; i++) {
+        cudaError_t rc = i == r->rank ? cudaSuccess
+                                      : cudaIpcOpenMemHandle(&ret->of[i], h[i].memory,
+                                                             cudaIpcMemLazyEnablePeerAccess);
+        if (rc != cudaSuccess) {
+            return cuda_error(e, rc, "opening a peer's memory");
+        }
+    }
+    return 0;
+}
+
+static void map_release(const struct cuda_ranks *r, struct rank_map *m)
+{
+    for (int32_t i = 0; i < MIN(r->n, PEER_MAX_RANKS); i++) {
+        if (i != r->rank && m->of[i]) {
+            cudaIpcCloseMemHandle(m->of[i]);
+        }
+    }
+    memset(m, 0, sizeof(*m));
+}
+
+/* As cuda_ranks_map; ret stays all NULL when not every device reaches every other. */
+static int map_if_reachable(struct cuda_backend *c, void *memory, struct rank_map *ret,
+                            struct err *e)
+{
+    struct cuda_ranks *r = c->ranks;
+    struct peer_handle mine, all[COMM_MAX_RANKS];
+
+    memset(ret, 0, sizeof(*ret));
+    memset(&mine, 0, sizeof(mine));
+    mine.reachable = peers_reachable(r, c->config.device - r->rank) &&
+                     cudaIpcGetMemHandle(&mine.memory, memory) == cudaSuccess;
+    mine.chain_bytes = cuda_chain_bytes(c);
+    cudaGetLastError();
+    int rc = exchange_handles(c, &mine, all, e);
+    for (int32_t i = 0; i < r->n && rc == 0; i++) {
+        if (!all[i].reachable) {
+            return 0;
+        }
+        r->chain_bytes = i == 0 ? all[i].chain_bytes : MIN(r->chain_bytes, all[i].chain_bytes);
+    }
+    rc = rc < 0 ? rc : open_handles(r, all, ret, e);
+    if (rc < 0) {
+        map_release(r, ret);
+        return rc;
+    }
+    ret->of[r->rank] = memory;
+    return 0;
+}
+
+int cuda_ranks_map(struct cuda_backend *c, void *memory, struct rank_map *ret, struct err *e)
+{
+    int rc = map_if_reachable(c, memory, ret, e);
+
+    return rc < 0 || ret->of[c->ranks->rank]
+               ? rc
+               : err_set(e, ERR_DEVICE, "cuda: rank %d: a piece of memory has no handle",
+                         c->ranks->rank);
+}
+
+/* ---- inboxes ---- */
+
+/* Offsets in the memory of an inbox, and its size. The answers are used on rank 0. */
+struct inbox_layout {
+    size_t chain, tokens, cells, came, answers, n_bytes;
+};
+
+enum {
+    CAME_BYTES = 256,
+    ANSWER_BYTES = PEER_MAX_TOKENS * 4,
+    TOP_BYTES = ANSWER_BYTES * LIMIT_CANDIDATES
+};
+
+static struct inbox_layout inbox_layout(int32_t n)
+{
+    struct inbox_layout l;
+
+    l.chain = (size_t)PEER_TURNS * (size_t)n * PEER_MAX_ROWS * PEER_ROW_BYTES;
+    l.tokens = l.chain + (size_t)PEER_CHAIN_TURNS * (size_t)n * PEER_CHAIN_BYTES;
+    l.cells = l.tokens + (size_t)2 * (size_t)n * PEER_MAX_TOKENS * sizeof(struct peer_token);
+    l.came = l.cells + (size_t)2 * (size_t)n * PEER_SHORT_SAMPLES * PEER_SHORT_CELLS *
+                           sizeof(unsigned long long);
+    l.answers = l.came + CAME_BYTES;
+    l.n_bytes = l.answers + 2 * ((size_t)ANSWER_BYTES + TOP_BYTES);
+    return l;
+}
+
+static void place_inboxes(struct cuda_ranks *r, const struct rank_map *m)
+{
+    const struct inbox_layout l = inbox_layout(r->n);
+
+    for (int32_t i = 0; i < r->n; i++) {
+        char *at = m->of[i];
+        r->peer.inbox[i] = (struct peer_inbox){
+            .row = at,
+            .chain = at + l.chain,
+            .token = (struct peer_token *)(at + l.tokens),
+            .came = (uint32_t *)(at + l.came),
+            .cell = (unsigned long long *)(at + l.cells),
+        };
+    }
+    char *answers = (char *)m->of[0] + l.answers;
+    r->answers =
+        (struct step_answers){.token = (int32_t *)answers,
+                              .logprob = (float *)(answers + ANSWER_BYTES),
+                              .top_token = (int32_t *)(answers + 2 * ANSWER_BYTES),
+                              .top_logprob = (float *)(answers + 2 * ANSWER_BYTES + TOP_BYTES)};
+}
+
+/* Zeroed memory of this rank's own. */
+static void *counters(struct cuda_backend *c, size_t n_bytes, struct err *e)
+{
+    void *p = cuda_alloc(c, n_bytes, "ranks", e);
+
+    if (p) {
+        cuda_check(c, cudaMemsetAsync(p, 0, n_bytes, c->stream), "ranks");
+    }
+    return p;
+}
+
+/* Memory that the others write, and the others' here. Without a link between all
+ * devices NCCL does every sum. */
+static int meet_peers(struct cuda_backend *c, struct err *e)
+{
+    struct cuda_ranks *r = c->ranks;
+    const struct inbox_layout l = inbox_layout(r->n);
+    char *memory = cuda_alloc(c, l.n_bytes, "ranks", e);
+
+    r->peer.row = counters(c, PEER_MAX_ROWS * sizeof(*r->peer.row), e);
+    r->peer.epoch = counters(c, PEER_EPOCHS * sizeof(*r->peer.epoch), e);
+    r->peer.arrived = counters(c, sizeof(*r->peer.arrived), e);
+    r->map = calloc(1, sizeof(*r->map));
+    if (!memory || !r->peer.row || !r->peer.epoch || !r->peer.arrived) {
+        return ERR_NOMEM;
+    }
+    if (!r->map) {
+        return err_nomem(e, "ranks");
+    }
+    r->n_maps = 1;
+    cuda_check(c, cudaMemsetAsync(memory, 0xFF, l.tokens, c->stream), "ranks");
+    cuda_check(c, cudaMemsetAsync(memory + l.tokens, 0, l.n_bytes - l.tokens, c->stream), "ranks");
+    r->peer.rank = r->rank;
+    r->peer.n_ranks = r->n;
+    int rc = map_if_reachable(c, memory, r->map, e);
+    if (rc == 0 && r->map->of[r->rank]) {
+        place_inboxes(r, r->map);
+    }
+    return rc;
+}
+
+int32_t cuda_ranks_chain(struct cuda_backend *c, struct peer_args *ret)
+{
+    *ret = c->ranks->peer;
+    return cuda_ranks_peers(c->ranks) ? c->ranks->chain_bytes : 0;
+}
+
+/* ---- the whole ---- */
+
+static void describe(struct cuda_backend *c)
+{
+    size_t used = strlen(c->base.device);
+    char version[32];
+
+    nccl_version_text(c->ranks->nccl.lib, version, sizeof(version));
+    snprintf(c->base.device + used, sizeof(c->base.device) - used, ", NCCL %s%s", version,
+             cuda_ranks_peers(c->ranks) ? " and peer memory" : ", no peer memory");
+}
+
+int cuda_ranks_init(struct cuda_backend *c, struct err *e)
+{
+    if (!c->config.comm) {
+        return 0;
+    }
+    struct cuda_ranks *r = calloc(1, sizeof(*r));
+    if (!r) {
+        return err_nomem(e, "ranks");
+    }
+    c->ranks = r;
+    r->comm = c->config.comm;
+    r->rank = r->comm->rank;
+    r->n = r->comm->n_ranks;
+    cudaError_t status =
+        cudaHostAlloc((void **)&r->peer.stop, sizeof(int32_t), cudaHostAllocMapped);
+    if (status != cudaSuccess) {
+        return cuda_error(e, status, "ranks");
+    }
+    *r->peer.stop = 0;
+    int rc = nccl_open(&r->nccl.lib, e);
+    rc = rc < 0 ? rc : meet(c, e);
+    rc = rc < 0 ? rc : meet_peers(c, e);
+    if (rc == 0) {
+        describe(c);
+    }
+    return rc;
+}
+
+void cuda_ranks_abort(struct cuda_backend *c)
+{
+    if (c->ranks) {
+        nccl_abort(&c->ranks->nccl);
+    }
+}
+
+void cuda_ranks_release(struct cuda_backend *c)
+{
+    struct cuda_ranks *r = c->ranks;
+
+    if (!r) {
+        return;
+    }
+    for (int32_t i = 0; i < r->n_maps; i++) {
+        map_release(r, &r->map[i]);
+    }
+    free(r->map);
+    cudaFreeHost(r->peer.stop);
+    cudaFree(r->parts);
+    nccl_release(&r->nccl);
+    free(r);
+    c->ranks = NULL;
+}

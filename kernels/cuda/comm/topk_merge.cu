@@ -1,0 +1,468 @@
+/* Drawing over ranks on peer devices from short lists: each rank has the logits of its
+ * part of the vocabulary, and what leaves it is a few numbers a sample.
+ *
+ *     every rank    steps 1 to 5 of kernels/cpu/sample.c on its part
+ *                   ─► greatest, sum ─► all ranks: those of the whole row
+ *                   the k tokens of its part that may stay by top-k (n best, the
+ *                   target's logit) ─► the row's owner
+ *     the owner     merges the lists, cuts, draws, answers; peer_drawn_kernel hands the
+ *                   tokens to all
+ *
+ * A cluster takes a row on every rank, as sample_kernel does, and views its part under
+ * the vocabulary's own ids: noise, ties and lists are those of the whole row. Of tokens
+ * that tie at the edge of a part's top-k more may stay than the list has room for: they
+ * stay or leave together, and only the best of their race can win, so it stands for
+ * them and their number goes with it.
+ *
+ * Numbers are sent each with its exchange's number beside it, in one store, so nothing
+ * but they is waited for. Clusters wait for those of the same row elsewhere; each sends
+ * before it waits and rows start in ascending order everywhere. Every rank hears from
+ * all others in every exchange, so who writes a half of the inbox again knows that it
+ * was read.
+ */
+#include "kernels/cuda/comm/p2p.cuh"
+#include "kernels/cuda/sampling/sample_best.cuh"
+#include "kernels/cuda/sampling/sample_change.cuh"
+#include "kernels/cuda/sampling/sample_draw.cuh"
+
+/* Cells of a sample from one rank. An entry of the list: order of z, ~token, logit as
+ * it came; of the n best: order of the logit, ~token. */
+enum {
+    STATS_CELLS = 4,
+    CELL_RAW = 0,
+    CELL_NOW = 4,
+    CELL_VALUE = 8,
+    CELL_TIE_KEY = 9,
+    CELL_TIE_MORE = 10,
+    CELL_LIST = 11,
+    LIST_CELLS = 3
+};
+enum { CELL_BEST = CELL_LIST + LIST_CELLS * PEER_SHORT_MOST, BEST_CELLS = 2 };
+static_assert(CELL_BEST + BEST_CELLS * PEER_SHORT_MOST <= PEER_SHORT_CELLS, "a sample's cells");
+static_assert(PEER_MAX_RANKS * PEER_SHORT_MOST <= SAMPLE_THREADS,
+              "an entry a thread when lists are merged");
+
+/* ---- cells ---- */
+
+struct mailbox {
+    const peer_args &p;
+    uint32_t epoch;
+    int sample, owner;
+
+    __device__ __forceinline__ unsigned long long *cell(int receiver, int sender, int at) const
+    {
+        int64_t slot = ((int64_t)(epoch & 1) * p.n_ranks + sender) * PEER_SHORT_SAMPLES + sample;
+        return p.inbox[receiver].cell + slot * PEER_SHORT_CELLS + at;
+    }
+    __device__ __forceinline__ void send(int receiver, int at, uint32_t v) const
+    {
+        unsigned long long both = (unsigned long long)epoch << 32 | v;
+        asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(cell(receiver, p.rank, at)),
+                     "l"(both)
+                     : "memory");
+    }
+    __device__ __forceinline__ uint32_t receive(int sender, int at) const
+    {
+        const unsigned long long *from = cell(p.rank, sender, at);
+        unsigned long long v;
+        int i = 1;
+        do {
+            asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(from) : "memory");
+        } while ((uint32_t)(v >> 32) != epoch && !stopped(p, i++));
+        return (uint32_t)v;
+    }
+};
+
+/* Statistics of the whole row from those of the parts, in all threads of the cluster,
+ * the same on all ranks. `at`: their cells. */
+__device__ stats join_parts(const mailbox &m, shared_state *sh, const stats &mine, int at)
+{
+    const block_cluster cluster;
+
+    __syncthreads(); /* sh->row was read */
+    if (cluster.rank() == 0 && threadIdx.x < 32) {
+        int r = threadIdx.x;
+        stats s = stats_none();
+        if (r < m.p.n_ranks) {
+            m.send(r, at, (uint32_t)(mine.best >> 32));
+            m.send(r, at + 1, (uint32_t)mine.best);
+            m.send(r, at + 2, __float_as_uint(mine.sum));
+            m.send(r, at + 3, mine.bad);
+            s.best = (unsigned long long)m.receive(r, at) << 32;
+            s.best |= m.receive(r, at + 1);
+            s.sum = __uint_as_float(m.receive(r, at + 2));
+            s.bad = m.receive(r, at + 3);
+        }
+        s = stats_warp(s);
+        if (r == 0) {
+            sh->row = s;
+        }
+    }
+    cluster.sync();
+    stats all = cluster.of(sh, 0)->row;
+    all.least = mine.least;
+    cluster.sync(); /* before it is written again */
+    return all;
+}
+
+/* ---- the list of a part ---- */
+
+/* Where more tokens are near the part's k-th than the list holds: those above it into
+ * the list, and of those that equal it their number and who wins among them. */
+__device__ void list_crowded(const row_view &r, shared_state *sh, drawing d, const row_params &p,
+                             float least_logit, int *turn)
+{
+    const block_cluster cluster;
+    shared_state *root = cluster.of(sh, 0);
+
+    cluster.sync();
+    selection s = first_pass(r, sh, d, least_logit, false, [&](unsigned long long total) {
+        return min(total, (unsigned long long)p.top_k);
+    });
+    raise_floor(r, sh, d, s, false);
+    if (cluster.rank() == 0 && threadIdx.x == 0) {
+        sh->n_ties = 0;
+    }
+    collect(r, sh, ++*turn, [&](int, float l, uint32_t *key) {
+        float z = z_of(l, d);
+        *key = sample_order(z);
+        return z > d.least;
+    });
+    race c = race_start(p);
+    int n = 0, any = -1;
+    for_row(r, [&](int t, float l) {
+        float z;
+        if (!takes_part(l, d, &z) || z != d.least) {
+            return;
+        }
+        n++;
+        any = t;
+        race_enter(c, z, t);
+    });
+    if (n > 0) {
+        atomicAdd(&root->n_ties, n);
+    }
+    unsigned long long won = cluster_max(race_result(c), sh);
+    /* min-p may leave none */
+    unsigned long long some = cluster_max(any < 0 ? 0 : (uint32_t)~any, sh);
+    if (cluster.rank() == 0 && threadIdx.x == 0) {
+        int at = sh->n_list[*turn & 1]++;
+        sh->bucket[at] =
+            (unsigned long long)sample_order(d.least) << 32 | (uint32_t)(won != 0 ? won : some);
+    }
+    __syncthreads();
+}
+
+/* In the first block: its sorted list of n cut to the k-th and those that equal it,
+ * these represented by one: how many entries are left. */
+__device__ int represent_ties(shared_state *sh, int n, const row_params &p)
+{
+    int k = p.top_k;
+
+    if (n <= k) {
+        sh->n_ties = 1;
+        return n;
+    }
+    uint32_t edge = (uint32_t)(sh->bucket[k - 1] >> 32);
+    int above = 0, upto = 0;
+    for (int i = threadIdx.x; i < (n + SAMPLE_THREADS - 1) / SAMPLE_THREADS * SAMPLE_THREADS;
+         i += SAMPLE_THREADS) {
+        above += __syncthreads_count(i < n && (uint32_t)(sh->bucket[i] >> 32) > edge);
+        upto += __syncthreads_count(i < n && (uint32_t)(sh->bucket[i] >> 32) >= edge);
+    }
+    if (upto == k) {
+        sh->n_ties = 1;
+        return k;
+    }
+    unsigned long long v = 0;
+    for (int i = above + (int)threadIdx.x; i < upto; i += SAMPLE_THREADS) {
+        race c = race_start(p);
+        race_enter(c, key_float(edge), (int)~(uint32_t)sh->bucket[i]);
+        v = max(v, race_result(c));
+    }
+    v = block_max(v, sh);
+    if (threadIdx.x == 0) {
+        if (v != 0) {
+            sh->bucket[above] = (unsigned long long)edge << 32 | (uint32_t)v;
+        }
+        sh->n_ties = upto - above;
+    }
+    __syncthreads();
+    return above + 1;
+}
+
+/* The part's list for a draw by top-k: in the first block at most k entries sorted, the
+ * last one for n_ties tokens; their number. */
+__device__ int list_top(const row_view &r, shared_state *sh, const drawing &d, const row_params &p,
+                        float least_logit, int *turn)
+{
+    const block_cluster cluster;
+    bool fit = collect_top(r, sh, ++*turn, d, p.top_k);
+
+    if (!fit) {
+        list_crowded(r, sh, d, p, least_logit, turn);
+    }
+    if (cluster.rank() != 0) {
+        return 0;
+    }
+    int n = sh->n_list[*turn & 1];
+    sort_list(sh, n);
+    return fit ? represent_ties(sh, n, p) : n;
+}
+
+/* To the owner: n entries of the first block's list, and what the last one stands for.
+ * `logit[t]`: the row as it came. */
+__device__ void send_list(const mailbox &m, const shared_state *sh, int n, int k,
+                          const float *logit)
+{
+    int i = threadIdx.x;
+
+    if (i < k) {
+        unsigned long long e = i < n ? sh->bucket[i] : 0;
+        m.send(m.owner, CELL_LIST + LIST_CELLS * i, (uint32_t)(e >> 32));
+        m.send(m.owner, CELL_LIST + LIST_CELLS * i + 1, (uint32_t)e);
+        m.send(m.owner, CELL_LIST + LIST_CELLS * i + 2,
+               e == 0 ? 0 : __float_as_uint(logit[(int)~(uint32_t)e]));
+    }
+    if (i == 0) {
+        bool ties = n > 0 && sh->n_ties > 1;
+        m.send(m.owner, CELL_TIE_KEY, ties ? (uint32_t)(sh->bucket[n - 1] >> 32) : 0);
+        m.send(m.owner, CELL_TIE_MORE, ties ? (uint32_t)sh->n_ties - 1 : 0);
+    }
+}
+
+/* To the owner: the first n of the first block's list of best tokens, of which `found`
+ * are there. */
+__device__ void send_best(const mailbox &m, const shared_state *sh, int found, int n)
+{
+    for (int i = threadIdx.x; i < n; i += SAMPLE_THREADS) {
+        unsigned long long e = i < found ? sh->bucket[i] : 0;
+        m.send(m.owner, CELL_BEST + BEST_CELLS * i, (uint32_t)(e >> 32));
+        m.send(m.owner, CELL_BEST + BEST_CELLS * i + 1, (uint32_t)e);
+    }
+}
+
+/* ---- the owner ---- */
+
+/* All ranks' entries into the first block's list, sorted; how many there are. n of
+ * each, `cells` apart. */
+__device__ int merge_lists(const mailbox &m, shared_state *sh, int n, int first, int cells)
+{
+    int i = threadIdx.x, all = n * m.p.n_ranks;
+
+    unsigned long long e = 0;
+    __syncthreads();
+    if (i < all) {
+        e = (unsigned long long)m.receive(i / n, first + cells * (i % n)) << 32;
+        e |= m.receive(i / n, first + cells * (i % n) + 1);
+        sh->bucket[i] = e;
+    }
+    int found = __syncthreads_count(e != 0);
+    sort_list(sh, all);
+    return found;
+}
+
+/* A token from all ranks' lists, and its logit as it came; in thread 0. */
+__device__ int draw_merged(const mailbox &m, shared_state *sh, const row_params &p,
+                           float *ret_logit)
+{
+    int k = p.top_k, found = merge_lists(m, sh, k, CELL_LIST, LIST_CELLS);
+    uint32_t edge = 0;
+
+    unsigned long long more = 0;
+    for (int r = 0; r < m.p.n_ranks; r++) {
+        edge = max(edge, m.receive(r, CELL_TIE_KEY));
+    }
+    for (int r = 0; r < m.p.n_ranks; r++) {
+        more += edge != 0 && m.receive(r, CELL_TIE_KEY) == edge ? m.receive(r, CELL_TIE_MORE) : 0;
+    }
+    settle(sh, found, min(k, found), p.top_p, 0, edge, more);
+    int token = race_list(sh, found, p), i = threadIdx.x;
+    __syncthreads();
+    if (i < k * m.p.n_ranks &&
+        m.receive(i / k, CELL_LIST + LIST_CELLS * (i % k) + 1) == (uint32_t)~token &&
+        m.receive(i / k, CELL_LIST + LIST_CELLS * (i % k)) != 0) {
+        sh->drawn_logit = __uint_as_float(m.receive(i / k, CELL_LIST + LIST_CELLS * (i % k) + 2));
+    }
+    __syncthreads();
+    *ret_logit = sh->drawn_logit;
+    return token;
+}
+
+/* ---- a sample ---- */
+
+/* What a cluster knows of its row. */
+struct part_row {
+    const sample_args &a;
+    const step_arrays &s;
+    row_slice slice;  /* of the part, under the vocabulary's ids */
+    int vocab, width; /* ids in all, and of a part */
+    stats mine, all;  /* of the part, of the row */
+    int turn;
+    bool other_peaks; /* row_stats saw another view last */
+};
+
+struct answer {
+    int token;
+    float logprob;
+    bool none; /* no token can be asked for: known to all threads of all ranks */
+};
+
+/* The best tokens of the row as the sample's best ones. `some`: the part's are
+ * listed. */
+__device__ void answer_best(const mailbox &m, shared_state *sh, const part_row &row, bool some,
+                            int n, float lse)
+{
+    const step_header *h = row.s.header;
+
+    send_best(m, sh, some ? min(sh->n_list[row.turn & 1], n) : 0, n);
+    if (m.p.rank != m.owner) {
+        return;
+    }
+    int found = min(merge_lists(m, sh, n, CELL_BEST, BEST_CELLS), n);
+    write_list(sh, found, n, lse, h->result_top_token + (int64_t)m.sample * h->top_stride,
+               h->result_top_logprob + (int64_t)m.sample * h->top_stride);
+}
+
+/* The logit, as it came, of a token that all ranks know: who has it tells the owner. In
+ * thread 0 of the owner's first block. */
+__device__ float value_of(const mailbox &m, const part_row &row, int token)
+{
+    int from = token / row.width;
+
+    if (threadIdx.x > 0) {
+        return 0.0f;
+    }
+    if (m.p.rank == from) {
+        m.send(m.owner, CELL_VALUE, __float_as_uint(row.slice.logit[token]));
+    }
+    return m.p.rank == m.owner ? __uint_as_float(m.receive(from, CELL_VALUE)) : 0.0f;
+}
+
+/* A sample that draws or wants the best of the row as it was changed. Thread 0 of the
+ * owner's first block has the answer. */
+__device__ answer answer_changed(const mailbox &m, shared_state *sh, part_row &row,
+                                 const row_params &p)
+{
+    const block_cluster cluster;
+    stats mine = row.mine, all = row.all;
+    bool changed = changes_row(row.s, p), first = cluster.rank() == 0;
+    row_view view = changed ? make_row(row.slice, row.s, p) : row.slice.raw;
+
+    if (changed || row.other_peaks) {
+        cluster.sync();
+        mine = row_stats(view, sh);
+        row.other_peaks = changed;
+    }
+    if (changed) {
+        all = join_parts(m, sh, mine, CELL_NOW);
+    }
+    answer ret = {asked_token(row.all, all), 0.0f, false};
+    ret.none = ret.token < 0;
+    bool draws = p.kind == KIND_TOKEN && ret.token >= 0 && p.temperature != 0.0f && p.top_k != 1,
+         some = false;
+    int n = 0;
+    drawing d = {stats_max(all), noise_inv_temperature(p.temperature), nearer_zero(-28.0f)};
+    if (draws) {
+        n = list_top(view, sh, d, p, mine.least, &row.turn);
+    } else if (p.kind == KIND_CANDIDATES) {
+        some = list_best(view, sh, mine, p.n_candidates, &row.turn) && ret.token >= 0;
+    }
+    if (changed && row.slice.staged) {
+        stage_again(row.slice);
+    }
+    if (!first) {
+        return ret;
+    }
+    float lse = stats_max(row.all) + logf(row.all.sum), logit = 0.0f;
+    if (p.kind == KIND_CANDIDATES) {
+        lse = stats_max(all) + logf(all.sum);
+        answer_best(m, sh, row, some, p.n_candidates, lse);
+        logit = stats_max(all);
+    } else if (draws) {
+        send_list(m, sh, n, p.top_k, row.slice.logit);
+        if (m.p.rank == m.owner) {
+            ret.token = draw_merged(m, sh, p, &logit);
+        }
+    } else if (ret.token >= 0) {
+        logit = value_of(m, row, ret.token);
+    }
+    ret.logprob = logit - lse;
+    return ret;
+}
+
+__device__ void answer_sample(const mailbox &m, shared_state *sh, part_row &row,
+                              const row_params &p)
+{
+    const block_cluster cluster;
+    const step_header *h = row.s.header;
+    float lse = stats_max(row.all) + logf(row.all.sum);
+    answer got = {stats_token(row.all), 0.0f, stats_token(row.all) < 0};
+
+    if (p.kind == KIND_SCORE && got.token >= 0) {
+        got.token = p.target < row.vocab ? p.target : -1;
+        if (got.token >= 0 && cluster.rank() == 0) {
+            got.logprob = value_of(m, row, got.token) - lse;
+        }
+    } else if (got.token >= 0 || p.kind == KIND_CANDIDATES) {
+        got = answer_changed(m, sh, row, p);
+    }
+    if (p.kind != KIND_CANDIDATES && p.n_logprobs > 0) {
+        cluster.sync();
+        stats mine = row.other_peaks ? row_stats(row.slice.raw, sh) : row.mine;
+        row.other_peaks = false;
+        bool some = list_best(row.slice.raw, sh, mine, p.n_logprobs, &row.turn) && !got.none;
+        if (cluster.rank() == 0) {
+            answer_best(m, sh, row, some, p.n_logprobs, lse);
+        }
+    }
+    if (m.p.rank == m.owner && cluster.rank() == 0 && threadIdx.x == 0) {
+        row.s.sampled[m.sample] = got.token;
+        h->result_token[m.sample] = got.token;
+        h->result_logprob[m.sample] = got.token >= 0 ? got.logprob : -INFINITY;
+    }
+}
+
+/* One cluster a logits row, of which a.logits has this rank's part, all its samples.
+ * `vocab`: ids of the whole row, `width` those of the first rank's part. Shared memory
+ * as sample_kernel's. */
+__global__ void __launch_bounds__(SAMPLE_THREADS, 2)
+    short_kernel(const __grid_constant__ peer_args p, const __grid_constant__ sample_args a,
+                 const __grid_constant__ step_arrays s, int vocab, int width, bool staged, int tile)
+{
+    extern __shared__ __align__(128) uint32_t room[];
+    __shared__ shared_state state;
+    shared_state *sh = &state;
+    const block_cluster cluster;
+
+    pdl_wait();
+    pdl_release();
+    const step_header *h = s.header;
+    const cluster_row of = row_of(a, h);
+    if (of.i0 == of.i1) {
+        return;
+    }
+    int share = (a.rows + p.n_ranks - 1) / p.n_ranks;
+    const row_slice slice = slice_of(a, of.at, p.rank * width, room, staged, tile, sh);
+    mailbox m = {p, p.epoch[PEER_EPOCH_TOKENS] + 1, of.i0, of.at / share};
+    stats mine = row_stats(slice.raw, sh);
+    part_row row = {a, s, slice, vocab, width, mine, join_parts(m, sh, mine, CELL_RAW), 0, false};
+    for (int i = of.i0; i < of.i1; i++) {
+        if (i > of.i0) {
+            cluster.sync();
+        }
+        m.sample = i;
+        answer_sample(m, sh, row, ((const row_params *)((const char *)h + h->off_sample))[i]);
+    }
+    cluster.sync(); /* shared memory stays until the others have read it */
+}
+
+extern "C" void launch_peer_short(const struct peer_args *p, const struct sample_args *a,
+                                  const struct step_arrays *s, int32_t vocab, int32_t width,
+                                  cudaStream_t stream)
+{
+    const sample_shape shape = sample_shape_of(a);
+
+    launch_rows(short_kernel, shape, a->rows, stream, *p, *a, *s, vocab, width, shape.staged,
+                shape.tile);
+}

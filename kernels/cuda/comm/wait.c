@@ -1,0 +1,125 @@
+/* Waiting for the device where other processes, ranks or stages, may leave it waiting
+ * for them.
+ *
+ * The host never waits for its device without looking whether the others are there:
+ * once one is gone, or a step takes longer than their limit, it stops waiting, and what
+ * the device gives is void. The device comes to rest when the backend is freed: `stop`
+ * lets our kernels go, NCCL's abort its own.
+ */
+#include <stdio.h>
+
+#include "kernels/comm/pipeline.h"
+#include "kernels/cuda/comm/ranks.h"
+#include "kernels/cuda/comm/stages.h"
+
+enum {
+    LOOK_EVERY = 16,   /* queries of the device between looks at the others */
+    REST_US = 2000000, /* for the kernels to end once they were let go */
+};
+
+/* Whether the device may wait for others. */
+static bool has_others(const struct cuda_backend *c)
+{
+    return c->ranks || cuda_stages_linked(c);
+}
+
+int32_t cuda_rank_number(const struct cuda_backend *c)
+{
+    const struct comm *m = c->config.comm;
+    const struct pipeline *p = c->config.pipeline;
+
+    return p ? pipeline_number(&p->at, p->at.stage, p->at.rank) : m != NULL ? m->rank : 0;
+}
+
+/* 0, or why one of them is gone, as far as is known. */
+static int others_check(struct cuda_backend *c, struct err *e)
+{
+    struct comm *m = c->config.comm;
+    struct pipeline *p = c->config.pipeline;
+    int rc = m ? m->ops->check(m, e) : 0;
+
+    return rc == 0 && p ? p->ops->check(p, e) : rc;
+}
+
+int cuda_others_gone(struct cuda_backend *c, int64_t start_us, const char *what, struct err *e)
+{
+    struct comm *m = c->config.comm;
+    struct pipeline *p = c->config.pipeline;
+    int64_t limit_us = m ? m->timeout_us : p->timeout_us;
+    int rc = others_check(c, e);
+
+    if (rc == 0 && clock_us() - start_us > limit_us) {
+        char why[96];
+        snprintf(why, sizeof(why), "the ranks have not %s in %.0f s (rank %d waits)", what,
+                 (double)limit_us * 1e-6, cuda_rank_number(c));
+        if (m) {
+            m->ops->abort(m, why);
+        }
+        if (p) {
+            p->ops->abort(p, why);
+        }
+        rc = others_check(c, e);
+    }
+    return rc;
+}
+
+static cudaError_t query(struct cuda_backend *c, cudaEvent_t event)
+{
+    return event ? cudaEventQuery(event) : cudaStreamQuery(c->stream);
+}
+
+static void let_go(struct cuda_backend *c)
+{
+    c->let_go = true;
+    if (c->ranks) {
+        *(volatile int32_t *)c->ranks->peer.stop = 1;
+    }
+}
+
+static cudaError_t wait_for(struct cuda_backend *c, cudaEvent_t event)
+{
+    int64_t start_us = clock_us();
+    struct err e;
+
+    for (int64_t round = 1;; round++) {
+        cudaError_t rc = query(c, event);
+        if (rc != cudaErrorNotReady) {
+            return rc;
+        }
+        if (!c->let_go && round % LOOK_EVERY == 0 &&
+            cuda_others_gone(c, start_us, "ended a step", &e) < 0) {
+            let_go(c);
+            if (c->failed.code == 0) {
+                c->failed = e;
+            }
+        }
+        if (c->let_go) {
+            return cudaErrorLaunchTimeout; /* c->failed has the reason */
+        }
+    }
+}
+
+cudaError_t cuda_wait_event(struct cuda_backend *c, cudaEvent_t event)
+{
+    return has_others(c) ? wait_for(c, event) : cudaEventSynchronize(event);
+}
+
+cudaError_t cuda_wait_stream(struct cuda_backend *c)
+{
+    return has_others(c) ? wait_for(c, NULL) : cudaStreamSynchronize(c->stream);
+}
+
+bool cuda_rest(struct cuda_backend *c)
+{
+    if (!c->let_go) {
+        return true;
+    }
+    cuda_ranks_abort(c);
+    cuda_stages_abort(c);
+    for (int64_t until_us = clock_us() + REST_US; clock_us() < until_us;) {
+        if (query(c, NULL) != cudaErrorNotReady) {
+            return true;
+        }
+    }
+    return false;
+}

@@ -1,0 +1,227 @@
+/* See heuristics_fused.h and fused_decode.h. */
+#include "kernels/cuda/fused_decode/heuristics_fused.h"
+
+enum { DEPTH_UNIT = 64 }; /* columns that one warp takes of a stage */
+
+/* ---- what suits ---- */
+
+static bool aligned(const void *p, int64_t stride)
+{
+    return (uintptr_t)p % 16 == 0 && stride % 8 == 0;
+}
+
+/* Whether `rows` rows of 2-byte elements at one place lie apart from those at
+ * another. */
+static bool apart(const void *p, int64_t p_stride, const void *q, int64_t q_stride, int32_t rows)
+{
+    uintptr_t a = (uintptr_t)p;
+    uintptr_t b = (uintptr_t)q;
+
+    return !p || !q || a + (uintptr_t)(rows * p_stride * 2) <= b ||
+           b + (uintptr_t)(rows * q_stride * 2) <= a;
+}
+
+static bool vector_suits(struct mat v, enum dtype t)
+{
+    return !v.data || (v.dtype == t && aligned(v.data, 0));
+}
+
+static bool rows_suit(const struct chain_args *a, int32_t rows, enum dtype t)
+{
+    bool first = a->n_phases == 0;
+
+    return rows >= 1 && rows <= CHAIN_ROWS && (t == DTYPE_F16 || t == DTYPE_BF16) &&
+           (first || a->rows == rows) && (first || a->type == (int32_t)t);
+}
+
+static struct chain_phase *last_phase(struct chain_args *a)
+{
+    return a->n_phases > 0 ? &a->phase[a->n_phases - 1] : NULL;
+}
+
+/* ---- joining ---- */
+
+static bool push(struct chain_args *a, int32_t rows, enum dtype t, const struct chain_phase *p)
+{
+    if (a->n_phases == CHAIN_PHASES) {
+        return false;
+    }
+    a->rows = rows;
+    a->type = (int32_t)t;
+    a->phase[a->n_phases++] = *p;
+    return true;
+}
+
+static bool linear_suits(int32_t rows, struct mat out, struct mat x, struct mat w,
+                         const struct epilogue *ep)
+{
+    bool ok = out.dtype == x.dtype && w.dtype == x.dtype && w.cols == x.cols &&
+              w.rows == out.cols && w.rows % CHAIN_TILE == 0 && w.cols % DEPTH_UNIT == 0 &&
+              aligned(w.data, w.stride) && aligned(x.data, x.stride) &&
+              apart(x.data, x.stride, out.data, out.stride, rows);
+
+    if (!ep || !ok) {
+        return ok;
+    }
+    const struct mat *r = &ep->residual;
+    bool same = r->data == out.data && r->stride == out.stride;
+    return vector_suits(ep->bias, x.dtype) &&
+           (!r->data || (r->dtype == out.dtype &&
+                         (same || apart(r->data, r->stride, out.data, out.stride, rows))));
+}
+
+bool chain_join_linear(struct chain_args *a, int32_t rows, struct mat out, struct mat x,
+                       struct mat w, const struct epilogue *ep)
+{
+    if (!rows_suit(a, rows, x.dtype) || !linear_suits(rows, out, x, w, ep)) {
+        return false;
+    }
+    struct chain_phase p = {.x = x.data, .x_stride = x.stride};
+    struct chain_phase *last = last_phase(a);
+    bool after_norm = last && last->n == 0 && last->h == x.data && last->h_stride == x.stride &&
+                      last->k == x.cols &&
+                      apart(last->x, last->x_stride, out.data, out.stride, rows);
+    if (after_norm) {
+        p = *last;
+    }
+    p.w = w.data;
+    p.w_stride = w.stride;
+    p.n = w.rows;
+    p.k = w.cols;
+    p.out = out.data;
+    p.out_stride = out.stride;
+    p.pair = CHAIN_TILE;
+    if (ep) {
+        p.bias = ep->bias.data;
+        p.act = (int32_t)ep->act;
+        p.residual = ep->residual.data;
+        p.residual_stride = ep->residual.stride;
+    }
+    if (after_norm) {
+        *last = p;
+        return true;
+    }
+    return push(a, rows, x.dtype, &p);
+}
+
+bool chain_join_norm(struct chain_args *a, int32_t rows, struct mat out, struct mat x,
+                     const struct norm *n)
+{
+    if (!rows_suit(a, rows, x.dtype) || out.dtype != x.dtype || !n->weight.data ||
+        x.cols % DEPTH_UNIT != 0 || x.cols > CHAIN_MAX_NORM || !vector_suits(n->weight, x.dtype) ||
+        !vector_suits(n->bias, x.dtype) || !aligned(x.data, x.stride) ||
+        !aligned(out.data, out.stride) || !apart(x.data, x.stride, out.data, out.stride, rows)) {
+        return false;
+    }
+    struct chain_phase p = {.x = x.data,
+                            .x_stride = x.stride,
+                            .h = out.data,
+                            .h_stride = out.stride,
+                            .k = x.cols,
+                            .norm = {.weight = n->weight.data,
+                                     .bias = n->bias.data,
+                                     .weight_type = (int32_t)n->weight.dtype,
+                                     .layer_norm = n->kind == NORM_LAYER,
+                                     .eps = n->eps,
+                                     .weight_offset = n->weight_offset}};
+    return push(a, rows, x.dtype, &p);
+}
+
+bool chain_join_add_norm(struct chain_args *a, int32_t rows, struct mat out, struct mat x,
+                         struct mat y, const struct norm *n, bool partial)
+{
+    struct chain_phase *last = last_phase(a);
+    bool ends_in_y = last && last->n == x.cols && last->out == y.data &&
+                     last->out_stride == y.stride && y.cols == x.cols && !last->sum && !last->gated;
+    bool fits = !partial || x.cols / CHAIN_TILE * CHAIN_SENT_BYTES <= PEER_CHAIN_BYTES;
+
+    if (!ends_in_y || !fits || !apart(x.data, x.stride, last->x, last->x_stride, rows) ||
+        !apart(x.data, x.stride, last->h, last->h_stride, rows) ||
+        !apart(x.data, x.stride, y.data, y.stride, rows) || !chain_join_norm(a, rows, out, x, n)) {
+        return false;
+    }
+    last->sum = x.data;
+    last->sum_stride = x.stride;
+    last->partial = partial;
+    return true;
+}
+
+bool chain_join_linear_gated(struct chain_args *a, int32_t rows, struct mat out, struct mat x,
+                             struct mat w, struct mat bias, enum activation act)
+{
+    struct mat both = out; /* the product's two halves, which are not kept */
+
+    both.cols = w.rows;
+    if (w.rows != 2 * out.cols ||
+        !chain_join_linear(a, rows, both, x, w, &(struct epilogue){.bias = bias})) {
+        return false;
+    }
+    struct chain_phase *last = last_phase(a);
+    last->gated = out.data;
+    last->gated_stride = out.stride;
+    last->gate_act = (int32_t)act;
+    last->out = NULL;
+    last->pair = w.rows;
+    return true;
+}
+
+bool chain_join_rope_kv(struct chain_args *a, int32_t rows, struct mat qkv, const struct rope *r,
+                        const struct attention *attention, const struct chain_rope *at)
+{
+    struct chain_phase *last = last_phase(a);
+    int32_t dim = attention->head_dim;
+    bool turns = r->cos_sin.data != NULL;
+
+    if (!rows_suit(a, rows, qkv.dtype) || !last || last->n == 0 || last->out != qkv.data ||
+        last->out_stride != qkv.stride ||
+        last->n != (attention->n_heads + 2 * attention->n_kv_heads) * dim || last->sum ||
+        last->gated || last->residual || a->rope.kv.base || dim % CHAIN_TILE != 0 ||
+        r->q_norm.weight.data || r->k_norm.weight.data ||
+        (turns && (r->rot_dim != dim || r->interleaved)) || at->kv.dtype != (int32_t)qkv.dtype) {
+        return false;
+    }
+    a->rope = *at;
+    a->rope.cos_sin = r->cos_sin.data;
+    a->rope.cos_sin_stride = r->cos_sin.stride;
+    a->rope.n_heads = attention->n_heads;
+    a->rope.layer = attention->layer;
+    last->turned = 1;
+    last->pair = dim;
+    return true;
+}
+
+/* ---- dealing ---- */
+
+/* Parts of whole stages, as even as these allow. */
+static void plan_parts(struct chain_phase *p)
+{
+    p->parts = (p->k + CHAIN_DEPTH - 1) / CHAIN_DEPTH;
+    int32_t depth = (p->k + p->parts - 1) / p->parts;
+    p->depth = (depth + CHAIN_STEP - 1) / CHAIN_STEP * CHAIN_STEP;
+    p->parts = (p->k + p->depth - 1) / p->depth;
+}
+
+bool chain_plan(struct chain_args *a, int32_t n_blocks, int32_t max_shared_bytes)
+{
+    int32_t first = 0;
+    bool fits = true;
+
+    a->norm_bytes = 0;
+    for (int32_t i = 0; i < a->n_phases; i++) {
+        struct chain_phase *p = &a->phase[i];
+        plan_parts(p);
+        if (p->parts > n_blocks) {
+            return false;
+        }
+        p->first = first;
+        int32_t n_tiles = p->n / CHAIN_TILE;
+        first = (first + n_tiles % (n_blocks / p->parts)) % n_blocks;
+        fits = fits && (p->parts == 1 || n_tiles * p->parts <= CHAIN_MAX_SUMS);
+        a->norm_bytes = MAX(a->norm_bytes, p->h != NULL ? p->k * 2 : 0);
+    }
+    int32_t rest = a->norm_bytes + CHAIN_FIXED_BYTES;
+    a->n_stages = MIN(CHAIN_MAX_STAGES, (max_shared_bytes - rest) / CHAIN_STAGE_BYTES);
+    a->window = MIN(CHAIN_WINDOW, a->n_stages);
+    a->shared_bytes = a->n_stages * CHAIN_STAGE_BYTES + rest;
+    return fits && a->n_stages >= CHAIN_MIN_STAGES;
+}

@@ -1,0 +1,246 @@
+/* The weights' way into a chain: which tiles a block has, the ring of stages in shared
+ * memory, the warps that fill it; and the barriers of its warps and of all blocks. */
+#ifndef QUIRE_KERNELS_CUDA_FUSED_DECODE_RING_CUH
+#define QUIRE_KERNELS_CUDA_FUSED_DECODE_RING_CUH
+
+#include "kernels/cuda/attention/attn_common.cuh"
+#include "kernels/cuda/fused_decode/fused_decode.h"
+
+enum {
+    THREADS = CHAIN_WARPS * 32, /* that multiply */
+    PITCH = CHAIN_STEP * 2,
+    SLICE = CHAIN_STEP / CHAIN_WARPS, /* columns of a stage that a warp has */
+    FINISHERS = 4,                    /* warps that finish tiles, in turn */
+    /* warps that load, each a quarter of a tile's rows: 12 warps have the same
+     * registers as 9 */
+    LOADERS = 4,
+    LOADED_ROWS = CHAIN_TILE / LOADERS,
+};
+static_assert(SLICE == 64, "a lane loads 16 columns of a row as two vectors");
+
+/* ---- barriers ---- */
+
+/* Named barriers: of the multiplying warps, and of these and the finishing ones. */
+enum { MULTIPLYING = 1, PHASE_OPEN, PHASE_DONE };
+
+__device__ __forceinline__ void warps_sync(void)
+{
+    asm volatile("bar.sync %0, %1;" ::"n"((int)MULTIPLYING), "n"((int)THREADS) : "memory");
+}
+
+__device__ __forceinline__ void phase_sync(int barrier)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS + FINISHERS * 32) : "memory");
+}
+
+__device__ __forceinline__ void phase_arrive(int barrier)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREADS + FINISHERS * 32) : "memory");
+}
+
+__device__ __forceinline__ void ring_arrive(uint32_t bar)
+{
+#if BULK_COPY
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+#endif
+}
+
+/* Between blocks, by the finishing warps. This block's writes are done, by whichever
+ * warps; counted once a block. */
+__device__ __forceinline__ void blocks_arrive(int32_t *counter)
+{
+    if ((threadIdx.x & 31) == 0) {
+        asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
+    }
+}
+
+/* The first one looks, the others and those that multiply wait for it. */
+__device__ __forceinline__ void blocks_wait(const int32_t *counter, int finisher)
+{
+    if (finisher > 0) {
+        return phase_sync(PHASE_OPEN);
+    }
+    if ((threadIdx.x & 31) == 0) {
+        int32_t n;
+        do {
+            asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(n) : "l"(counter) : "memory");
+        } while (n < (int)gridDim.x);
+    }
+    __syncwarp();
+    phase_arrive(PHASE_OPEN);
+}
+
+/* Every block has passed every barrier once it was here; the last one makes them ready
+ * for the next launch. */
+__device__ __forceinline__ void blocks_leave(const chain_args &a, uint32_t summed)
+{
+    int32_t *left = a.counter + CHAIN_PHASES * CHAIN_COUNTER_STRIDE;
+
+    if ((threadIdx.x & 31) == 0 && atomicAdd(left, 1) == (int)gridDim.x - 1) {
+        for (int i = 0; i < a.n_phases; i++) {
+            a.counter[i * CHAIN_COUNTER_STRIDE] = 0;
+        }
+        *left = 0;
+        if (a.peer.n_ranks > 1) {
+            a.peer.epoch[PEER_EPOCH_CHAIN] = summed;
+        }
+    }
+}
+
+/* ---- what a block has to do ---- */
+
+/* The columns of a part, in stages, the last of which may be narrower. Blocks begin at
+ * different ones, for all of them read the same activations at the same time. */
+struct span {
+    int k0, cols, n, begin; /* `begin` and what `after` gives are columns within the part */
+    __device__ __forceinline__ span(const chain_phase &q, int part)
+        : k0(part * q.depth), cols(min(q.depth, q.k - k0)), n((cols + CHAIN_STEP - 1) / CHAIN_STEP)
+    {
+        begin = (int)blockIdx.x % n * CHAIN_STEP;
+    }
+    __device__ __forceinline__ int after(int at) const
+    {
+        return at + CHAIN_STEP < cols ? at + CHAIN_STEP : 0;
+    }
+};
+
+__device__ __forceinline__ chain_deal deal_of(const chain_phase &q)
+{
+    return chain_deal_of(&q, blockIdx.x, gridDim.x);
+}
+
+/* Row of the weight that is row i of a tile. */
+__device__ __forceinline__ int weight_row(const chain_phase &q, int tile, int i)
+{
+    int tiles = q.pair / CHAIN_TILE;
+
+    return tile / tiles * q.pair + tile % tiles * (CHAIN_TILE / 2) + (i & 7) +
+           (i < 8 ? 0 : q.pair / 2);
+}
+
+/* Places in the ring, taken in turn by loader and multipliers alike. */
+struct ring {
+    uint32_t stage, full, empty; /* shared addresses: of place 0, of barriers */
+    int n, at;
+    uint32_t round; /* parity */
+    __device__ __forceinline__ uint32_t place(void) const
+    {
+        return stage + at * CHAIN_STAGE_BYTES;
+    }
+    __device__ __forceinline__ void next(void)
+    {
+        if (++at == n) {
+            at = 0;
+            round ^= 1;
+        }
+    }
+};
+
+/* ---- the loading warps ---- */
+
+/* Weights are read once: they make room in the second-level cache first. */
+__device__ __forceinline__ uint64_t once_policy(void)
+{
+    uint64_t policy = 0;
+
+#if BULK_COPY
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
+    return policy;
+}
+
+__device__ __forceinline__ void bulk_copy_once(uint32_t to, const void *from, uint32_t bytes,
+                                               uint32_t bar, uint64_t policy)
+{
+#if BULK_COPY
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(bar), "l"(policy)
+                 : "memory");
+#endif
+}
+
+/* One loading warp's way through the stages of this block's tiles of all phases. */
+template <typename T> struct walk {
+    const chain_args &a;
+    int loader, p, tile, step, n_tiles;
+    const T *row; /* the loader's first of the tile */
+    int64_t stride;
+    int left, at, begin, cols; /* stages of the tile that are left; the span's columns */
+
+    __device__ __forceinline__ walk(const chain_args &a, int loader)
+        : a(a), loader(loader), p(-1), n_tiles(0)
+    {
+        enter();
+    }
+    __device__ __forceinline__ bool more() const
+    {
+        return p < a.n_phases;
+    }
+
+    /* The tile at hand, or the next phase's first where there is none. */
+    __device__ __forceinline__ void enter()
+    {
+        while (n_tiles == 0) {
+            if (++p == a.n_phases) {
+                return;
+            }
+            chain_deal d = deal_of(a.phase[p]);
+            tile = d.first;
+            step = d.step;
+            n_tiles = d.n;
+        }
+        const chain_phase &q = a.phase[p];
+        span x(q, deal_of(q).part);
+        row = (const T *)q.w + weight_row(q, tile, loader * LOADED_ROWS) * q.w_stride + x.k0;
+        stride = q.w_stride;
+        left = x.n;
+        at = x.begin;
+        cols = x.cols;
+    }
+    __device__ __forceinline__ void next()
+    {
+        at = at + CHAIN_STEP < cols ? at + CHAIN_STEP : 0;
+        if (--left == 0) {
+            n_tiles--;
+            tile += step;
+            enter();
+        }
+    }
+};
+
+/* A stage's rows that are this loader's, by one thread: a copy needs its operands the
+ * same in all lanes. */
+template <typename T>
+__device__ __forceinline__ void load_stage(ring &r, const walk<T> &w, uint64_t policy)
+{
+    uint32_t bar = r.full + r.at * 8, to = r.place() + w.loader * LOADED_ROWS * PITCH,
+             bytes = min(CHAIN_STEP, w.cols - w.at) * sizeof(T);
+    const T *from = w.row + w.at;
+
+    barrier_expect(bar, LOADED_ROWS * bytes);
+#pragma unroll
+    for (int i = 0; i < LOADED_ROWS; i++) {
+        bulk_copy_once(to + i * PITCH, from + i * w.stride, bytes, bar, policy);
+    }
+    r.next();
+}
+
+template <typename T>
+__device__ __forceinline__ void load_weights(const chain_args &a, ring &r, int loader)
+{
+    uint64_t policy = once_policy();
+    ring lag = r;
+    int issued = 0;
+
+    for (walk<T> w(a, loader); w.more(); w.next()) {
+        if (issued++ >= a.window) {
+            barrier_wait(lag.full + lag.at * 8, lag.round);
+            lag.next();
+        }
+        barrier_wait(r.empty + r.at * 8, r.round ^ 1);
+        load_stage<T>(r, w, policy);
+    }
+}
+
+#endif

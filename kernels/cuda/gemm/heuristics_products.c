@@ -1,0 +1,199 @@
+/* See heuristics_products.h. The file: a header that says what it is and holds for,
+ * then the records as they are in memory. Its checksum covers all of them, so that a
+ * file that was cut off or damaged counts as none.
+ */
+#include "kernels/cuda/gemm/heuristics_products.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct file_header {
+    char magic[8];
+    uint32_t record_bytes;
+    int32_t n;
+    uint64_t device, checksum;
+};
+
+static const char MAGIC[8] = {'Q', 'U', 'I', 'R', 'E', 'M', 'P', '1'};
+
+uint64_t product_hash(const void *data, int64_t n_bytes)
+{
+    const unsigned char *p = data;
+    uint64_t h = 0xCBF29CE484222325ull; /* FNV-1a */
+
+    for (int64_t i = 0; i < n_bytes; i++) {
+        h = (h ^ p[i]) * 0x100000001B3ull;
+    }
+    return h ^ (h >> 29);
+}
+
+bool product_dir(char *ret, int64_t room)
+{
+    const char *cache = getenv("CACHE_DIRECTORY");
+    const char *xdg = getenv("XDG_CACHE_HOME");
+    const char *home = getenv("HOME");
+    int n = 0;
+
+    if (cache && cache[0] == '/') { /* may be several, with colons between */
+        n = snprintf(ret, (size_t)room, "%.*s", (int)strcspn(cache, ":"), cache);
+    } else if (xdg && xdg[0] == '/') {
+        n = snprintf(ret, (size_t)room, "%s/quire", xdg);
+    } else if (home && home[0] == '/') {
+        n = snprintf(ret, (size_t)room, "%s/.cache/quire", home);
+    }
+    return n > 0 && n < room;
+}
+
+static bool read_all(int fd, void *to, size_t n)
+{
+    for (char *p = to; n > 0;) {
+        ssize_t got = read(fd, p, n);
+        if (got <= 0) {
+            return false;
+        }
+        p += got;
+        n -= (size_t)got;
+    }
+    return true;
+}
+
+static bool write_all(int fd, const void *from, size_t n)
+{
+    for (const char *p = from; n > 0;) {
+        ssize_t put = write(fd, p, n);
+        if (put <= 0) {
+            return false;
+        }
+        p += put;
+        n -= (size_t)put;
+    }
+    return true;
+}
+
+static uint64_t checksum(const struct product_store *s)
+{
+    return product_hash(s->record, (int64_t)s->n * (int64_t)sizeof(*s->record));
+}
+
+static bool reserve(struct product_store *s, int32_t n)
+{
+    if (n > s->cap) {
+        struct product_record *grown = realloc(s->record, (size_t)n * sizeof(*grown));
+        if (!grown) {
+            return false;
+        }
+        s->record = grown;
+        s->cap = n;
+    }
+    return true;
+}
+
+static void load(struct product_store *s)
+{
+    int fd = open(s->path, O_RDONLY | O_CLOEXEC);
+
+    if (fd < 0) {
+        return;
+    }
+    struct file_header h;
+    bool ok = read_all(fd, &h, sizeof(h)) && memcmp(h.magic, MAGIC, sizeof(MAGIC)) == 0 &&
+              h.device == s->device && h.record_bytes == sizeof(*s->record) && h.n >= 0 &&
+              h.n <= PRODUCT_RECORDS && reserve(s, h.n) &&
+              read_all(fd, s->record, (size_t)h.n * sizeof(*s->record));
+    s->n = ok ? h.n : 0;
+    s->damaged = !ok || checksum(s) != h.checksum;
+    s->n = s->damaged ? 0 : s->n;
+    close(fd);
+}
+
+void product_store_open(struct product_store *s, const char *dir, const char *device)
+{
+    char found[384];
+
+    memset(s, 0, sizeof(*s));
+    s->device = product_hash(device, (int64_t)strlen(device));
+    if (!dir && product_dir(found, sizeof(found))) {
+        dir = found;
+    }
+    int n = !dir ? 0
+                 : snprintf(s->path, sizeof(s->path), "%s/products-%016llx", dir,
+                            (unsigned long long)s->device);
+    if (n <= 0 || n >= (int)sizeof(s->path)) {
+        s->path[0] = '\0';
+        return;
+    }
+    load(s);
+}
+
+void product_store_release(struct product_store *s)
+{
+    free(s->record);
+    memset(s, 0, sizeof(*s));
+}
+
+const struct product_choice *product_store_find(const struct product_store *s,
+                                                const struct product_key *k)
+{
+    for (int32_t i = 0; i < s->n; i++) {
+        if (memcmp(&s->record[i].key, k, sizeof(*k)) == 0) {
+            return &s->record[i].choice;
+        }
+    }
+    return NULL;
+}
+
+void product_store_put(struct product_store *s, const struct product_key *k,
+                       const struct product_choice *c)
+{
+    struct product_choice *known = (struct product_choice *)product_store_find(s, k);
+
+    if (known) {
+        s->changed = s->changed || memcmp(known, c, sizeof(*c)) != 0;
+        *known = *c;
+    } else if (s->n < PRODUCT_RECORDS && (s->n < s->cap || reserve(s, s->cap + 256))) {
+        s->record[s->n++] = (struct product_record){*k, *c};
+        s->changed = true;
+    }
+}
+
+/* The directories that lead to the file, as far as they can be made. */
+static void make_dirs(char *path)
+{
+    for (char *p = strchr(path + 1, '/'); p != NULL; p = strchr(p + 1, '/')) {
+        *p = '\0';
+        mkdir(path, 0777);
+        *p = '/';
+    }
+}
+
+void product_store_save(struct product_store *s)
+{
+    char fresh[sizeof(s->path) + 32];
+
+    if (!s->changed || s->path[0] == '\0') {
+        return;
+    }
+    s->changed = false;
+    make_dirs(s->path);
+    snprintf(fresh, sizeof(fresh), "%s.%d", s->path, (int)getpid());
+    int fd = open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        return;
+    }
+    struct file_header h = {.record_bytes = sizeof(*s->record),
+                            .n = s->n,
+                            .device = s->device,
+                            .checksum = checksum(s)};
+    memcpy(h.magic, MAGIC, sizeof(MAGIC));
+    bool ok =
+        write_all(fd, &h, sizeof(h)) && write_all(fd, s->record, (size_t)s->n * sizeof(*s->record));
+    ok = close(fd) == 0 && ok;
+    if (!ok || rename(fresh, s->path) != 0) {
+        unlink(fresh);
+    }
+}

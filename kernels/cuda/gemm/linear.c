@@ -1,0 +1,356 @@
+/* Matrix products: the choice between cuBLASLt's algorithms; what an epilogue of
+ * cuBLASLt cannot do follows as a kernel.
+ *
+ * A way is chosen for a number of rows that others near it share (product_rows), and
+ * told the step's own number before it runs: prompts come in every length, and choosing
+ * takes the host longer than the step's other work. What cuBLASLt proposes first is
+ * taken, but for decode steps that are about to be captured as a graph: those run
+ * thousands of times, so in the eager step before the capture the ways are timed,
+ * weights out of the cache, and the best stays. What was timed is remembered on disk
+ * (heuristics_products.h).
+ */
+#include "kernels/cuda/gemm/linear.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cuda/heuristics.h"
+
+enum { MAX_PROPOSALS = 4, TIME_MAX_ROWS = 256 };
+
+static void fail(struct cuda_backend *c, cublasStatus_t s, const struct product_key *k)
+{
+    if (c->failed.code == 0) {
+        err_set(&c->failed, ERR_DEVICE, "cuda: matrix product %d x %d x %d: %s (%d)", k->m, k->n,
+                k->k, lt_text(s), (int)s);
+    }
+}
+
+/* What choices hold for: the device, and who offers them. */
+static void open_store(struct cuda_backend *c)
+{
+    char what[256];
+    int driver = 0;
+
+    cudaDriverGetVersion(&driver);
+    snprintf(what, sizeof(what), "%s, driver %d, cuBLASLt %zu, workspace %d", c->base.device,
+             driver, cublasLtGetVersion(), WORKSPACE_BYTES);
+    product_store_open(&c->products, NULL, what);
+    if (c->products.damaged) {
+        snprintf(c->base.note, sizeof(c->base.note), "%.200s cannot be used and is made anew",
+                 c->products.path);
+    }
+}
+
+int cuda_linear_init(struct cuda_backend *c, struct err *e)
+{
+    c->plan = calloc(MATMUL_PLANS, sizeof(*c->plan));
+    if (!c->plan) {
+        return err_nomem(e, "matrix products");
+    }
+    cublasStatus_t s = cublasLtCreate(&c->lt);
+    if (s != CUBLAS_STATUS_SUCCESS) {
+        return err_set(e, ERR_DEVICE, "cuda: cuBLASLt: %s (%d)", lt_text(s), (int)s);
+    }
+    open_store(c);
+    c->workspace = cuda_alloc(c, WORKSPACE_BYTES, "matrix products", e);
+    return !c->workspace ? ERR_NOMEM : 0;
+}
+
+static void plan_clear(struct matmul_plan *p)
+{
+    lt_release(p);
+    memset(p, 0, sizeof(*p));
+}
+
+void cuda_linear_release(struct cuda_backend *c)
+{
+    for (int32_t i = 0; c->plan != NULL && i < MATMUL_PLANS; i++) {
+        plan_clear(&c->plan[i]);
+    }
+    free(c->plan);
+    c->plan = NULL;
+    product_store_save(&c->products);
+    product_store_release(&c->products);
+    if (c->lt) {
+        cublasLtDestroy(c->lt);
+    }
+}
+
+/* ---- one product ---- */
+
+/* What cuBLASLt left out. */
+static void run_epilogue(struct cuda_backend *c, const struct product *d)
+{
+    const struct linear_args *a = &d->args;
+    bool bias = a->bias && !d->lt_bias;
+    bool act = a->act != ACT_NONE && !d->lt_act && !a->gated;
+    bool residual = d->residual && !d->key.residual;
+
+    if (bias || act || residual) {
+        launch_epilogue(a->gated ? d->room : a->out, d->room, a->out_type, d->key.out_stride,
+                        bias ? a->bias : NULL, bias ? a->bias_type : 0, act ? a->act : 0,
+                        residual ? d->residual : NULL, d->residual_stride, a->rows, a->n,
+                        c->stream);
+    }
+    if (a->gated) {
+        launch_gated_act(a->out, a->out_stride, d->room, d->key.out_stride, a->rows, a->n / 2,
+                         a->act, a->out_type, c->stream);
+    }
+}
+
+cublasStatus_t product_run(struct cuda_backend *c, struct matmul_plan *p,
+                           const cublasLtMatmulAlgo_t *algo, const struct product *d)
+{
+    cublasStatus_t s = lt_run(c, p, algo, d);
+
+    if (s == CUBLAS_STATUS_SUCCESS) {
+        run_epilogue(c, d);
+    }
+    return s;
+}
+
+/* ---- plans ---- */
+
+/* What an earlier run found, if it may be used. */
+static bool plan_recall(struct cuda_backend *c, struct matmul_plan *p)
+{
+    const struct product_choice *known =
+        c->config.deterministic ? NULL : product_store_find(&c->products, &p->key);
+
+    _Static_assert(sizeof(known->algo) == sizeof(p->algo), "an algorithm is kept as bytes");
+    if (!known) {
+        return false;
+    }
+    p->known = true;
+    memcpy(&p->algo, known->algo, sizeof(p->algo));
+    return lt_describe(p, &p->key) == CUBLAS_STATUS_SUCCESS && lt_takes(c, p, &p->algo);
+}
+
+static void plan_remember(struct cuda_backend *c, const struct matmul_plan *p)
+{
+    struct product_choice choice;
+
+    memset(&choice, 0, sizeof(choice));
+    memcpy(choice.algo, &p->algo, sizeof(choice.algo));
+    product_store_put(&c->products, &p->key, &choice);
+}
+
+/* Decide how products of d's kind are made; `timed`: by trying. */
+static cublasStatus_t plan_make(struct cuda_backend *c, struct matmul_plan *p,
+                                const struct product *d, bool timed)
+{
+    p->key = d->key;
+    p->used = true;
+    if (plan_recall(c, p)) {
+        return CUBLAS_STATUS_SUCCESS;
+    }
+    lt_release(p);
+    p->known = timed;
+    cublasLtMatmulHeuristicResult_t found[MAX_PROPOSALS];
+    int n = 0;
+    cublasStatus_t s = lt_describe(p, &p->key);
+    s = s == CUBLAS_STATUS_SUCCESS ? lt_propose(c, p, timed ? MAX_PROPOSALS : 1, found, &n) : s;
+    if (s != CUBLAS_STATUS_SUCCESS) {
+        return s;
+    }
+    p->algo = found[0].algo;
+    if (timed) {
+        product_time(c, p, d, found, n);
+        plan_remember(c, p);
+    }
+    return s;
+}
+
+/* The way to make d's kind, remembered or chosen. NULL: there is none, status in
+ * *ret. */
+static struct matmul_plan *plan_find(struct cuda_backend *c, const struct product *d, bool timed,
+                                     cublasStatus_t *ret)
+{
+    uint64_t h = product_hash(&d->key, sizeof(d->key));
+    struct matmul_plan *p = NULL;
+
+    for (int i = 0; i < 8; i++) {
+        p = &c->plan[(h + (uint64_t)i) % MATMUL_PLANS];
+        if (p->used && memcmp(&p->key, &d->key, sizeof(d->key)) == 0) {
+            if (!timed || p->known) {
+                return p;
+            }
+            break;
+        }
+        if (!p->used) {
+            break;
+        }
+    }
+    plan_clear(p); /* made without timing, or the last one looked at makes room */
+    *ret = plan_make(c, p, d, timed);
+    if (*ret != CUBLAS_STATUS_SUCCESS) {
+        plan_clear(p);
+        return NULL;
+    }
+    return p;
+}
+
+/* A buffer of such rows for results that are not wanted, or not yet. */
+static void *side_buffer(struct cuda_backend *c, int64_t row_bytes, int32_t rows)
+{
+    int64_t need = rows * row_bytes;
+
+    if (need > c->side_bytes) {
+        c->side = cuda_alloc(c, (size_t)need * 2, "matrix products", &c->failed);
+        c->side_bytes = c->side ? need * 2 : 0;
+    }
+    return c->side;
+}
+
+/* In the eager step before a capture: choose by timing for the product that will be
+ * captured, of the padded rows. */
+static void choose_ahead(struct cuda_backend *c, const struct product *d, struct mat out,
+                         struct mat room, struct mat x)
+{
+    int32_t rows = product_rows(c->padded);
+
+    if (c->config.deterministic || !c->recording || c->capturing ||
+        d->args.rows != c->batch.n_tokens || rows > TIME_MAX_ROWS ||
+        rows > cuda_rows_behind(c, x) ||
+        (d->args.gated && rows > MIN(cuda_rows_behind(c, out), cuda_rows_behind(c, room)))) {
+        return;
+    }
+    struct product trial = *d;
+    trial.key.m = trial.args.rows = rows;
+    if (!d->args.gated) { /* not into out: it may be the residual */
+        trial.room = trial.args.out = side_buffer(c, out.stride * dtype_bytes(out.dtype), rows);
+        trial.residual = d->residual ? trial.room : NULL;
+        trial.residual_stride = out.stride;
+    }
+    cublasStatus_t status;
+    if (trial.room) {
+        plan_find(c, &trial, true, &status);
+    }
+}
+
+/* The product, of at most the key's rows. Where the way does not take the number, one
+ * is chosen for it. */
+static void run(struct cuda_backend *c, struct product *d)
+{
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+
+    for (bool again = true; again; d->key.m = d->args.rows) {
+        struct matmul_plan *p = plan_find(c, d, false, &status);
+        again = d->key.m != d->args.rows;
+        status = p ? product_run(c, p, &p->algo, d) : status;
+        if (status == CUBLAS_STATUS_SUCCESS) {
+            return;
+        }
+    }
+    fail(c, status, &d->key);
+}
+
+/* ---- the operations ---- */
+
+static int32_t alignment_of(const void *p)
+{
+    uintptr_t a = (uintptr_t)p;
+    int32_t n = 256;
+
+    while (n > 1 && a % (uintptr_t)n != 0) {
+        n /= 2;
+    }
+    return n;
+}
+
+/* The part of the epilogue that cuBLASLt does. */
+static cublasLtEpilogue_t lt_epilogue(const struct product *d)
+{
+    if (d->lt_act) {
+        return d->lt_bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU;
+    }
+    return d->lt_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+/* The product of x and w into `room`, whose rows are as the library's are; on to `out`
+ * where the two differ. */
+static struct product product_of(struct cuda_backend *c, struct mat out, struct mat room,
+                                 struct mat x, struct mat w, const struct epilogue *ep, bool gated,
+                                 int32_t rows)
+{
+    struct product d;
+
+    memset(&d, 0, sizeof(d));
+    bool has_bias = ep->bias.data != NULL;
+    d.args = (struct linear_args){.out = out.data,
+                                  .x = x.data,
+                                  .w = w.data,
+                                  .bias = ep->bias.data,
+                                  .out_stride = out.stride,
+                                  .rows = rows,
+                                  .n = w.rows,
+                                  .out_type = (int32_t)out.dtype,
+                                  .bias_type = (int32_t)ep->bias.dtype,
+                                  .act = (int32_t)ep->act,
+                                  .gated = gated};
+    d.room = room.data;
+    d.residual = ep->residual.data;
+    d.residual_stride = ep->residual.stride;
+    d.lt_bias = has_bias && ep->bias.dtype == out.dtype && out.dtype != DTYPE_F32 &&
+                alignment_of(ep->bias.data) >= 16;
+    d.lt_act = ep->act == ACT_RELU && !d.residual && (d.lt_bias || !has_bias) && !gated;
+    bool lt_residual = d.residual && ep->act == ACT_NONE && ep->residual.dtype == out.dtype &&
+                       (d.lt_bias || !has_bias);
+    d.key.x_stride = x.stride;
+    d.key.w_stride = w.stride;
+    d.key.out_stride = room.stride;
+    d.key.residual_stride = lt_residual ? ep->residual.stride : 0;
+    d.key.m = c->config.deterministic ? rows : product_rows(rows);
+    d.key.n = w.rows;
+    d.key.k = w.cols;
+    d.key.x_type = (int32_t)x.dtype;
+    d.key.out_type = (int32_t)out.dtype;
+    d.key.epilogue = (int32_t)lt_epilogue(&d);
+    d.key.residual = lt_residual;
+    d.key.gated = (int16_t)d.args.gated;
+    d.key.alignment = MIN(MIN(alignment_of(room.data), alignment_of(out.data)),
+                          MIN(alignment_of(x.data), alignment_of(w.data)));
+    d.key.alignment =
+        lt_residual ? MIN(d.key.alignment, alignment_of(d.residual)) : d.key.alignment;
+    return d;
+}
+
+static void multiply(struct cuda_backend *c, struct mat out, struct mat room, struct mat x,
+                     struct mat w, const struct epilogue *ep, bool gated)
+{
+    cuda_start(c);
+    int32_t rows = cuda_rows(c, out);
+    if (rows < 1 || !cuda_usable(c)) {
+        return;
+    }
+    struct product d = product_of(c, out, room, x, w, ep, gated, rows);
+    choose_ahead(c, &d, out, room, x);
+    if (d.residual == out.data && d.residual && !d.key.residual) { /* it is still to be read */
+        d.room = side_buffer(c, out.stride * dtype_bytes(out.dtype), rows);
+    }
+    if (d.room) {
+        run(c, &d);
+    }
+}
+
+void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w,
+                 const struct epilogue *ep)
+{
+    static const struct epilogue plain;
+
+    if (cuda_chain_linear(cuda_of(b), out, x, w, ep)) {
+        return;
+    }
+    multiply(cuda_of(b), out, out, x, w, ep != NULL ? ep : &plain, false);
+}
+
+void cuda_linear_gated(struct backend *b, struct mat out, struct mat room, struct mat x,
+                       struct mat w, struct mat bias, enum activation act)
+{
+    if (cuda_chain_linear_gated(cuda_of(b), out, x, w, bias, act)) {
+        return;
+    }
+    multiply(cuda_of(b), out, room, x, w, &(struct epilogue){.bias = bias, .act = act}, true);
+}

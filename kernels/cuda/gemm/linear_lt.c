@@ -1,0 +1,134 @@
+/* cuBLASLt's side of matrix products: set-ups, its proposals, running one.
+ *
+ * cuBLAS thinks in columns: out^T [n, m] = w^T' x^T, with w [n, k] row-major read as a
+ * transposed [k, n].
+ */
+#include "kernels/cuda/gemm/linear.h"
+
+#include <string.h>
+
+const char *lt_text(cublasStatus_t s)
+{
+    switch (s) {
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+        return "shape or type not supported";
+    case CUBLAS_STATUS_ALLOC_FAILED:
+        return "out of memory";
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+        return "not initialised";
+    default:
+        return "failed";
+    }
+}
+
+static cudaDataType_t lt_type(int32_t t)
+{
+    return t == DTYPE_F32 ? CUDA_R_32F : t == DTYPE_F16 ? CUDA_R_16F : CUDA_R_16BF;
+}
+
+cublasStatus_t lt_describe(struct matmul_plan *p, const struct product_key *k)
+{
+    cublasOperation_t transpose = CUBLAS_OP_T;
+    cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)k->epilogue;
+    cublasStatus_t s = cublasLtMatmulDescCreate(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+
+    if (s != CUBLAS_STATUS_SUCCESS) {
+        p->desc = NULL;
+        return s;
+    }
+    p->rows = k->m;
+    uint64_t m = (uint64_t)k->m;
+    uint64_t n = (uint64_t)k->n;
+    cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose,
+                                   sizeof(transpose));
+    cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                   sizeof(epilogue));
+    cublasLtMatrixLayoutCreate(&p->w, lt_type(k->x_type), (uint64_t)k->k, n, k->w_stride);
+    cublasLtMatrixLayoutCreate(&p->x, lt_type(k->x_type), (uint64_t)k->k, m, k->x_stride);
+    cublasLtMatrixLayoutCreate(&p->out, lt_type(k->out_type), n, m, k->out_stride);
+    return cublasLtMatrixLayoutCreate(&p->residual, lt_type(k->out_type), n, m,
+                                      k->residual ? k->residual_stride : k->out_stride);
+}
+
+void lt_release(struct matmul_plan *p)
+{
+    if (p->desc) {
+        cublasLtMatmulDescDestroy(p->desc);
+        cublasLtMatrixLayoutDestroy(p->w);
+        cublasLtMatrixLayoutDestroy(p->x);
+        cublasLtMatrixLayoutDestroy(p->residual);
+        cublasLtMatrixLayoutDestroy(p->out);
+        p->desc = NULL;
+    }
+}
+
+cublasStatus_t lt_propose(struct cuda_backend *c, struct matmul_plan *p, int most,
+                          cublasLtMatmulHeuristicResult_t *ret, int *ret_n)
+{
+    static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    const struct product_key *k = &p->key;
+    cublasLtMatmulPreference_t want;
+    cublasStatus_t s = cublasLtMatmulPreferenceCreate(&want);
+
+    if (s != CUBLAS_STATUS_SUCCESS) {
+        return s;
+    }
+    size_t workspace = WORKSPACE_BYTES;
+    uint32_t alignment = (uint32_t)k->alignment;
+    cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                         sizeof(workspace));
+    for (size_t i = 0; i < ARRAY_LEN(alignments); i++) {
+        cublasLtMatmulPreferenceSetAttribute(want, alignments[i], &alignment, sizeof(alignment));
+    }
+    *ret_n = 1;
+    if (c->config.deterministic) {
+        struct matmul_setup m = {p->desc, p->w, p->x, p->residual, p->out, want};
+        bool tma = c->capability == 90 && k->x_type != DTYPE_F32 && k->n % 8 == 0 &&
+                   k->k % 8 == 0 && k->alignment >= 16;
+        s = linear_exact_algo(c, &m, k->m, tma, ret);
+    } else {
+        s = cublasLtMatmulAlgoGetHeuristic(c->lt, p->desc, p->w, p->x, p->residual, p->out, want,
+                                           most, ret, ret_n);
+    }
+    cublasLtMatmulPreferenceDestroy(want);
+    return s == CUBLAS_STATUS_SUCCESS && *ret_n == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : s;
+}
+
+bool lt_takes(struct cuda_backend *c, const struct matmul_plan *p, const cublasLtMatmulAlgo_t *algo)
+{
+    cublasLtMatmulHeuristicResult_t r;
+
+    return cublasLtMatmulAlgoCheck(c->lt, p->desc, p->w, p->x, p->residual, p->out, algo, &r) ==
+               CUBLAS_STATUS_SUCCESS &&
+           r.state == CUBLAS_STATUS_SUCCESS && r.workspaceSize <= WORKSPACE_BYTES;
+}
+
+static void set_rows(struct matmul_plan *p, int32_t rows)
+{
+    uint64_t n = (uint64_t)rows;
+
+    if (p->rows != rows) {
+        cublasLtMatrixLayoutSetAttribute(p->x, CUBLASLT_MATRIX_LAYOUT_COLS, &n, sizeof(n));
+        cublasLtMatrixLayoutSetAttribute(p->out, CUBLASLT_MATRIX_LAYOUT_COLS, &n, sizeof(n));
+        cublasLtMatrixLayoutSetAttribute(p->residual, CUBLASLT_MATRIX_LAYOUT_COLS, &n, sizeof(n));
+        p->rows = rows;
+    }
+}
+
+cublasStatus_t lt_run(struct cuda_backend *c, struct matmul_plan *p,
+                      const cublasLtMatmulAlgo_t *algo, const struct product *d)
+{
+    float one = 1.0f;
+    float beta = p->key.residual ? 1.0f : 0.0f;
+
+    set_rows(p, d->args.rows);
+    if (d->lt_bias) {
+        cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &d->args.bias,
+                                       sizeof(d->args.bias));
+    }
+    return cublasLtMatmul(c->lt, p->desc, &one, d->args.w, p->w, d->args.x, p->x, &beta,
+                          p->key.residual ? d->residual : d->room, p->residual, d->room, p->out,
+                          algo, c->workspace, WORKSPACE_BYTES, c->stream);
+}

@@ -1,0 +1,193 @@
+/* Sampling on the device: the same tokens as kernels/cpu/sample.c, which is the
+ * specification, for the same logits.
+ *
+ * A cluster of blocks takes one logits row, each block a slice of the vocabulary, and
+ * answers the row's samples one after another (samples of one prompt share a row). The
+ * slice is brought into shared memory where it fits, so that the row is read once
+ * however often it is looked through. What penalties, biases and masks make of it:
+ * sample_change.cuh. What a row is looked through for stands in sample_row.cuh, the
+ * draw in sample_draw.cuh. Every block of a cluster computes every decision, from the
+ * same sums, but what a short list decides: that the first block does alone.
+ */
+#include "kernels/cuda/sampling/sample_best.cuh"
+#include "kernels/cuda/sampling/sample_change.cuh"
+#include "kernels/cuda/sampling/sample_draw.cuh"
+
+/* ---- answers ---- */
+
+/* The n best of the row with their logits minus lse: greatest first, the smallest id
+ * first on a tie. After row_stats of the same view. False: there are none; else the
+ * first block is still at it when the others come back. */
+__device__ bool write_best(const row_view &r, shared_state *sh, const stats &st, float lse, int n,
+                           int *turn, int32_t *ret_token, float *ret_logprob)
+{
+    bool some = list_best(r, sh, st, n, turn);
+
+    if (block_cluster().rank() == 0) {
+        write_list(sh, some ? min(sh->n_list[*turn & 1], n) : 0, n, lse, ret_token, ret_logprob);
+    }
+    return some;
+}
+
+/* One cluster a logits row, all its samples. Dynamic shared memory: the slice when
+ * it is staged, then `tile` counts. */
+__global__ void __launch_bounds__(SAMPLE_THREADS, 2)
+    sample_kernel(sample_args a, step_arrays s, bool staged, int tile)
+{
+    extern __shared__ __align__(128) uint32_t room[];
+    __shared__ shared_state state;
+    shared_state *sh = &state;
+    const block_cluster cluster;
+
+    pdl_wait();
+    pdl_release();
+    const char *base = (const char *)s.header;
+    const step_header *h = s.header;
+    const cluster_row row = row_of(a, h);
+    if (row.i0 == row.i1) {
+        return;
+    }
+    const row_slice slice = slice_of(a, row.at, 0, room, staged, tile, sh);
+    const row_view &raw = slice.raw;
+    bool speaker = cluster.rank() == 0 && threadIdx.x == 0, listed = false, other_peaks = false;
+    int turn = 0;
+    const stats st = row_stats(raw, sh);
+    float lse = stats_max(st) + logf(st.sum);
+    for (int i = row.i0; i < row.i1; i++) {
+        if (i > row.i0) {
+            cluster.sync();
+        }
+        listed = false;
+        const row_params p = ((const row_params *)(base + h->off_sample))[i];
+        int32_t *top_token = h->result_top_token + (int64_t)i * h->top_stride;
+        float *top_logprob = h->result_top_logprob + (int64_t)i * h->top_stride;
+        int n_best = p.kind == KIND_CANDIDATES ? p.n_candidates : max(p.n_logprobs, 0);
+        int token = stats_token(st);
+        float logprob = 0.0f;
+        bool answered = false;
+        if (p.kind == KIND_SCORE && token >= 0) {
+            token = p.target < a.vocab ? p.target : -1;
+        } else if (token >= 0 || p.kind == KIND_CANDIDATES) {
+            stats now = st;
+            bool changed = changes_row(s, p);
+            row_view view = changed ? make_row(slice, s, p) : raw;
+            if (changed || other_peaks) {
+                cluster.sync();
+                now = row_stats(view, sh);
+                other_peaks = changed;
+            }
+            token = asked_token(st, now);
+            if (p.kind == KIND_CANDIDATES) {
+                float all = stats_max(now) + logf(now.sum);
+                listed = write_best(view, sh, now, all, n_best, &turn, top_token, top_logprob);
+                logprob = stats_max(now) - all;
+                answered = true;
+            } else if (token >= 0 && p.temperature != 0.0f && p.top_k != 1) {
+                token = draw(view, sh, p, now, &turn, &listed);
+            }
+            if (changed && staged && (i + 1 < row.i1 || (!answered && n_best > 0))) {
+                stage_again(slice);
+            }
+        }
+        if (!answered) {
+            if (n_best > 0) {
+                cluster.sync();
+                stats now = other_peaks ? row_stats(raw, sh) : st;
+                other_peaks = false;
+                if (token < 0) {
+                    now.best = 0;
+                }
+                listed = write_best(raw, sh, now, lse, n_best, &turn, top_token, top_logprob);
+            }
+            if (speaker && token >= 0) {
+                logprob = slice.logit[token] - lse;
+            }
+        }
+        if (speaker) {
+            s.sampled[i] = token;
+            h->result_token[i] = token;
+            h->result_logprob[i] = token >= 0 ? logprob : -INFINITY;
+        }
+    }
+    /* shared memory stays until the others have read it; of those who made a list last
+     * only the first block's is read */
+    if (!listed || cluster.rank() == 0) {
+        cluster.sync();
+    }
+}
+
+/* ---- every row greedy and nothing else asked: several blocks a row, one pass ---- */
+
+__global__ void __launch_bounds__(512, 2) greedy_kernel(sample_args a, step_arrays s)
+{
+    __shared__ stats part[16];
+
+    pdl_wait();
+    pdl_release();
+    const step_header *h = s.header;
+    int row = blockIdx.y;
+    if (a.first + row >= h->n_logits) {
+        return;
+    }
+    const row_view r = {a.logits + row * a.stride, 0, a.vocab};
+    int step = 4 * gridDim.x * blockDim.x;
+    stats st =
+        scan_stats(r, scan_quads(r, 4 * (blockIdx.x * blockDim.x + threadIdx.x), step), step);
+    st = stats_warp(st);
+    if ((threadIdx.x & 31) == 0) {
+        part[threadIdx.x >> 5] = st;
+    }
+    __syncthreads();
+    if (threadIdx.x >= 32) {
+        return;
+    }
+    int lane = threadIdx.x, last = 0;
+    st = stats_warp(lane < (int)(blockDim.x >> 5) ? part[lane] : stats_none());
+    stats *all = (stats *)a.partial + row * gridDim.x;
+    if (lane == 0) {
+        all[blockIdx.x] = st;
+        __threadfence();
+        last = atomicAdd(&a.arrived[row], 1) == (int)gridDim.x - 1;
+        __threadfence();
+    }
+    if (!__shfl_sync(0xffffffffu, last, 0)) {
+        return;
+    }
+    st = stats_none();
+    if (lane < (int)gridDim.x) { /* at most GREEDY_BLOCKS */
+        st.best = __ldcg(&all[lane].best);
+        st.bad = __ldcg(&all[lane].bad);
+        st.sum = __ldcg(&all[lane].sum);
+    }
+    st = stats_warp(st);
+    if (lane != 0) {
+        return;
+    }
+    a.arrived[row] = 0;
+    const int32_t *group = (const int32_t *)((const char *)h + h->off_group);
+    int drawn = stats_token(st);
+    for (int i = group[a.first + row]; i < group[a.first + row + 1]; i++) {
+        s.sampled[i] = drawn;
+        h->result_token[i] = drawn;
+        h->result_logprob[i] = drawn >= 0 ? -logf(st.sum) : -INFINITY;
+    }
+}
+
+extern "C" int64_t sample_partial_bytes(int32_t max_rows)
+{
+    return (int64_t)max_rows * GREEDY_BLOCKS * sizeof(stats);
+}
+
+extern "C" void launch_sample(const struct sample_args *a, const struct step_arrays *s,
+                              cudaStream_t stream)
+{
+    if (a->greedy && a->stride % 4 == 0 && (uintptr_t)a->logits % 16 == 0) {
+        int blocks = 264 / a->rows < 1               ? 1
+                     : 264 / a->rows > GREEDY_BLOCKS ? GREEDY_BLOCKS
+                                                     : 264 / a->rows;
+        launch(greedy_kernel, dim3(blocks, a->rows), dim3(512), 0, stream, *a, *s);
+        return;
+    }
+    const sample_shape shape = sample_shape_of(a);
+    launch_rows(sample_kernel, shape, a->rows, stream, *a, *s, shape.staged, shape.tile);
+}

@@ -1,0 +1,560 @@
+/* Looking through a row of logits: its view, statistics, and thresholds.
+ *
+ * Nothing is sorted but short lists. A threshold (top-k, top-p, the n best) is found in
+ * one of two ways. When few tokens are wanted: the k-th greatest among the threads' own
+ * greatest logits is reached by at least k tokens and by few more, and those are
+ * gathered. Else by histograms of integer keys, ten bits a pass from the widest bits
+ * down, counts or fixed-point masses summed exactly. No result depends on the order of
+ * threads.
+ */
+#ifndef QUIRE_KERNELS_CUDA_SAMPLING_SAMPLE_ROW_CUH
+#define QUIRE_KERNELS_CUDA_SAMPLING_SAMPLE_ROW_CUH
+
+#include <float.h>
+
+#include "kernels/cuda/cluster.cuh"
+#include "kernels/noise.h"
+
+enum {
+    SAMPLE_THREADS = 512,
+    SAMPLE_WARPS = SAMPLE_THREADS / 32,
+    BUCKETS = 1024,
+    LIST = BUCKETS,
+    MAX_CLUSTER = 8
+};
+enum { FEW = 256 }; /* as many are looked for among the threads' greatest */
+
+/* struct sample_row, token_bias of batch.h */
+struct row_params {
+    int32_t logits_row, kind;
+    float temperature, top_p, min_p;
+    int32_t top_k;
+    float presence_penalty, frequency_penalty, repetition_penalty;
+    int32_t n_logprobs, n_candidates, target;
+    uint64_t seed;
+    int32_t position, row, n_prompt;
+    int32_t bias_first, n_bias, mask_first;
+};
+static_assert(sizeof(row_params) == 80, "struct sample_row of batch.h");
+enum { KIND_TOKEN, KIND_CANDIDATES, KIND_SCORE };
+enum { NO_NUMBER = -1, NONE_ALLOWED = -2 }; /* TOKEN_... of batch.h */
+struct bias_entry {
+    int32_t token;
+    float bias;
+};
+
+/* What a scan of the row found: the greatest as (order key, ~token), so that the
+ * smallest token wins a tie. */
+struct stats {
+    unsigned long long best; /* 0: nothing above -infinity */
+    uint32_t bad;            /* a NaN or +infinity */
+    float least;             /* no logit is less */
+    float sum;               /* of exp(l - max) */
+};
+
+struct shared_state {
+    unsigned long long bucket[BUCKETS]; /* or the list of few tokens */
+    unsigned long long scan[SAMPLE_WARPS];
+    unsigned long long pick;    /* this block's reductions, read by the others of the cluster */
+    unsigned long long arrival; /* mbarrier of the slice's copy */
+    stats part[SAMPLE_WARPS];
+    stats whole, row;           /* this block's, and the row's */
+    float peak[SAMPLE_THREADS]; /* the greatest logit each thread saw; read by the others */
+    uint32_t tally[2][SAMPLE_WARPS];
+    uint16_t again[SAMPLE_THREADS]; /* threads whose tokens are looked at again */
+    int32_t n_again;
+    unsigned long long skipped, inside; /* narrow: weight above the chosen bucket and in it */
+    int32_t chosen;
+    int32_t n_ties; /* tokens that the last entry of a list stands for */
+    /* of the list, in `bucket` of the cluster's first block; lists take turns */
+    int32_t n_list[2];
+    uint32_t floor; /* order key of the least z that stays, there too */
+    float drawn_logit;
+};
+
+struct row_view {
+    const float *l; /* the whole row; of a staged one the slice alone is there */
+    int lo, hi;     /* this block's slice */
+};
+
+/* Tokens t .. t + 3, t - lo a multiple of 4; -infinity where they are past the end. */
+__device__ __forceinline__ float4 quad_at(const row_view &r, int t)
+{
+    float4 v;
+
+    if (t + 4 <= r.hi && (uintptr_t)(r.l + t) % 16 == 0) {
+        v = *(const float4 *)(r.l + t);
+    } else {
+        v.x = t < r.hi ? r.l[t] : -INFINITY;
+        v.y = t + 1 < r.hi ? r.l[t + 1] : -INFINITY;
+        v.z = t + 2 < r.hi ? r.l[t + 2] : -INFINITY;
+        v.w = t + 3 < r.hi ? r.l[t + 3] : -INFINITY;
+    }
+    return v;
+}
+
+/* f(token, four logits) for the slice, by whole warps, ascending in each thread; the
+ * next four are on their way meanwhile. */
+template <typename F> __device__ __forceinline__ void for_quads(const row_view &r, F f)
+{
+    const int step = 4 * SAMPLE_THREADS;
+    int t = r.lo + 4 * (int)threadIdx.x;
+    float4 next = quad_at(r, t);
+
+    for (; t - 4 * (int)(threadIdx.x & 31) < r.hi; t += step) {
+        float4 v = next;
+        next = quad_at(r, t + step);
+        f(t, v);
+    }
+}
+
+/* f(token, logit), the same way; what is past the end is at -infinity. */
+template <typename F> __device__ __forceinline__ void for_row(const row_view &r, F f)
+{
+    for_quads(r, [&](int t, float4 v) {
+        f(t, v.x);
+        f(t + 1, v.y);
+        f(t + 2, v.z);
+        f(t + 3, v.w);
+    });
+}
+
+__device__ __forceinline__ float key_float(uint32_t k)
+{
+    return noise_bits_float(k & 0x80000000u ? k & 0x7FFFFFFFu : ~k);
+}
+
+__device__ __forceinline__ float stats_max(const stats &s)
+{
+    return key_float((uint32_t)(s.best >> 32));
+}
+__device__ __forceinline__ int stats_token(const stats &s)
+{
+    return s.best == 0 || s.bad ? NO_NUMBER : (int)~(uint32_t)s.best;
+}
+
+/* The same of a row as a sample asks for it, `raw` being what it was before. */
+__device__ __forceinline__ int asked_token(const stats &raw, const stats &asked)
+{
+    int token = stats_token(asked);
+
+    return token >= 0 || stats_token(raw) < 0 ? token : NONE_ALLOWED;
+}
+
+__device__ __forceinline__ void stats_join(stats &a, const stats &b)
+{
+    if (b.best != 0) {
+        if (a.best == 0) {
+            a.sum = b.sum;
+        } else {
+            float ma = stats_max(a), mb = stats_max(b), m = fmaxf(ma, mb);
+            a.sum = a.sum * expf(ma - m) + b.sum * expf(mb - m);
+        }
+    }
+    a.best = max(a.best, b.best);
+    a.bad |= b.bad;
+    a.least = fminf(a.least, b.least);
+}
+
+__device__ __forceinline__ stats stats_none(void)
+{
+    return {0ull, 0, INFINITY, 0.0f};
+}
+
+/* Of the lanes of a warp, in lane 0. */
+__device__ __forceinline__ stats stats_warp(stats s)
+{
+    for (int o = 16; o > 0; o >>= 1) {
+        stats b;
+        b.best = __shfl_down_sync(0xffffffffu, s.best, o);
+        b.bad = __shfl_down_sync(0xffffffffu, s.bad, o);
+        b.least = __shfl_down_sync(0xffffffffu, s.least, o);
+        b.sum = __shfl_down_sync(0xffffffffu, s.sum, o);
+        stats_join(s, b);
+    }
+    return s;
+}
+
+/* What one thread sees of a row from token `first` on, four tokens every `step`; a NaN
+ * or +infinity makes the sum a NaN. */
+struct thread_scan {
+    float peak, least, sum;
+    int at; /* the peak lies in one of the AHEAD fours from here */
+};
+enum { AHEAD = 4 };
+
+__device__ __forceinline__ thread_scan scan_quads(const row_view &r, int first, int step)
+{
+    thread_scan s = {-FLT_MAX, INFINITY, 0.0f, first};
+
+    for (int t = first; t < r.hi; t += AHEAD * step) {
+        float4 v[AHEAD];
+        float high = -FLT_MAX;
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            v[j] = quad_at(r, t + j * step);
+        }
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            high = fmaxf(high, fmaxf(fmaxf(v[j].x, v[j].y), fmaxf(v[j].z, v[j].w)));
+            if (t + j * step < r.hi) {
+                s.least = fminf(s.least, fminf(fminf(v[j].x, v[j].y), fminf(v[j].z, v[j].w)));
+            }
+        }
+        if (high > s.peak) {
+            s.sum *= __expf(s.peak - high);
+            s.peak = high;
+            s.at = t;
+        }
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            s.sum += (__expf(v[j].x - s.peak) + __expf(v[j].y - s.peak)) +
+                     (__expf(v[j].z - s.peak) + __expf(v[j].w - s.peak));
+        }
+    }
+    return s;
+}
+
+__device__ __forceinline__ stats scan_stats(const row_view &r, const thread_scan &s, int step)
+{
+    int token = -1;
+
+    for (int j = 0; j < AHEAD && token < 0; j++) {
+        float4 v = quad_at(r, s.at + j * step);
+        int i = v.x == s.peak ? 0 : v.y == s.peak ? 1 : v.z == s.peak ? 2 : v.w == s.peak ? 3 : -1;
+        token = i < 0 ? -1 : s.at + j * step + i;
+    }
+    unsigned long long best =
+        (unsigned long long)sample_order(s.peak + 0.0f) << 32 | (uint32_t)~token;
+    return {s.sum == 0.0f ? 0ull : best, !(s.sum < INFINITY), s.least, s.sum};
+}
+
+/* Greatest, least, sum of exponentials of the row; the same in all threads of the
+ * cluster. Before it is called again, all of the cluster must have come past what they
+ * do with `peak`. */
+inline __device__ stats row_stats(const row_view &r, shared_state *sh)
+{
+    const block_cluster cluster;
+    const int step = 4 * SAMPLE_THREADS;
+    const thread_scan seen = scan_quads(r, r.lo + 4 * (int)threadIdx.x, step);
+
+    sh->peak[threadIdx.x] = seen.peak;
+    stats s = stats_warp(scan_stats(r, seen, step));
+    int lane = threadIdx.x & 31;
+    if (lane == 0) {
+        sh->part[threadIdx.x >> 5] = s;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        s = stats_warp(lane < SAMPLE_WARPS ? sh->part[lane] : stats_none());
+        if (lane == 0) {
+            sh->whole = s;
+        }
+    }
+    cluster.sync();
+    if (threadIdx.x < 32) {
+        s = stats_warp(lane < (int)cluster.blocks() ? *cluster.of(&sh->whole, lane) : stats_none());
+        if (lane == 0) {
+            sh->row = s;
+        }
+    }
+    __syncthreads();
+    return sh->row;
+}
+
+/* Inclusive sum over the threads of the block; the total in *total. */
+__device__ __forceinline__ unsigned long long block_scan(unsigned long long sum, shared_state *sh,
+                                                         unsigned long long *total)
+{
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+
+    for (int o = 1; o < 32; o <<= 1) {
+        unsigned long long up = __shfl_up_sync(0xffffffffu, sum, o);
+        if (lane >= o) {
+            sum += up;
+        }
+    }
+    if (lane == 31) {
+        sh->scan[warp] = sum;
+    }
+    __syncthreads();
+    unsigned long long before = 0, all = 0;
+    for (int i = 0; i < SAMPLE_WARPS; i++) {
+        before += i < warp ? sh->scan[i] : 0;
+        all += sh->scan[i];
+    }
+    *total = all;
+    return before + sum;
+}
+
+/* The greatest of one packed value a thread, over the block: in thread 0. */
+inline __device__ unsigned long long block_max(unsigned long long v, shared_state *sh)
+{
+    for (int o = 16; o > 0; o >>= 1) {
+        v = max(v, __shfl_xor_sync(0xffffffffu, v, o));
+    }
+    if ((threadIdx.x & 31) == 0) {
+        sh->scan[threadIdx.x >> 5] = v;
+    }
+    __syncthreads();
+    for (int i = 0; i < SAMPLE_WARPS; i++) {
+        v = max(v, sh->scan[i]);
+    }
+    return v;
+}
+
+/* The same over the cluster, in all threads. */
+inline __device__ unsigned long long cluster_max(unsigned long long v, shared_state *sh)
+{
+    const block_cluster cluster;
+
+    v = block_max(v, sh);
+    if (threadIdx.x == 0) {
+        sh->pick = v;
+    }
+    cluster.sync();
+    for (unsigned i = 0; i < cluster.blocks(); i++) {
+        v = max(v, *cluster.of(&sh->pick, i));
+    }
+    cluster.sync();
+    return v;
+}
+
+/* ---- few tokens: the list ---- */
+
+/* A value that at least k tokens reach, and not many more unless they stand close in
+ * the row: the greatest, to some bits, that the peaks of k threads reach. After
+ * row_stats of the same view. */
+inline __device__ float peak_threshold(shared_state *sh, int k)
+{
+    const block_cluster cluster;
+    uint32_t key[MAX_CLUSTER], from = 0;
+
+#pragma unroll
+    for (unsigned i = 0; i < MAX_CLUSTER; i++) {
+        key[i] = i < cluster.blocks() ? sample_order(cluster.of(sh->peak, i)[threadIdx.x]) : 0;
+    }
+    for (int bit = 31; bit >= 0; bit--) {
+        uint32_t to = from | 1u << bit, n = 0;
+#pragma unroll
+        for (int i = 0; i < MAX_CLUSTER; i++) {
+            n += key[i] >= to;
+        }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        n = __reduce_add_sync(0xffffffffu, n);
+#endif
+        uint32_t *tally = sh->tally[bit & 1];
+        if ((threadIdx.x & 31) == 0) {
+            tally[threadIdx.x >> 5] = n;
+        }
+        __syncthreads();
+        n = 0;
+#pragma unroll
+        for (int i = 0; i < SAMPLE_WARPS; i++) {
+            n += tally[i];
+        }
+        if (n < (uint32_t)k) {
+            continue;
+        }
+        from = to;
+        if (n <= (uint32_t)(k + k / 4 + 8)) {
+            break;
+        }
+    }
+    __syncthreads();
+    return from < sample_order(-FLT_MAX) ? -FLT_MAX : key_float(from);
+}
+
+__device__ __forceinline__ void push(shared_state *root, int turn, int t, uint32_t key)
+{
+    int i = atomicAdd(&root->n_list[turn & 1], 1);
+
+    if (i < LIST) {
+        root->bucket[i] = (unsigned long long)key << 32 | (uint32_t)~t;
+    }
+}
+
+/* End of a list: returns whether it fits. `turn` counts the lists of this launch; the
+ * cluster meets once. */
+__device__ __forceinline__ bool list_end(shared_state *sh, int turn)
+{
+    const block_cluster cluster;
+
+    if (cluster.rank() == 0 && threadIdx.x == 0) {
+        sh->n_list[~turn & 1] = 0;
+    }
+    cluster.sync();
+    return cluster.of(sh, 0)->n_list[turn & 1] <= LIST;
+}
+
+/* Gather tokens into the first block's list as (key, ~token); `wanted(token, logit,
+ * &key)` says which. */
+template <typename F>
+__device__ bool collect(const row_view &r, shared_state *sh, int turn, F wanted)
+{
+    shared_state *root = block_cluster().of(sh, 0);
+
+    for_row(r, [&](int t, float l) {
+        uint32_t key;
+        if (wanted(t, l, &key)) {
+            push(root, turn, t, key);
+        }
+    });
+    return list_end(sh, turn);
+}
+
+/* The same when few threads saw `some` in row_stats: what these saw is shared out among
+ * all. */
+template <typename F>
+__device__ bool collect_few(const row_view &r, shared_state *sh, int turn, bool some, F wanted)
+{
+    const int step = 4 * SAMPLE_THREADS, each = (r.hi - r.lo + step - 1) / step;
+    shared_state *root = block_cluster().of(sh, 0);
+
+    if (threadIdx.x == 0) {
+        sh->n_again = 0;
+    }
+    __syncthreads();
+    if (some) {
+        sh->again[atomicAdd(&sh->n_again, 1)] = (uint16_t)threadIdx.x;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < sh->n_again * each; i += SAMPLE_THREADS) {
+        int t = r.lo + 4 * sh->again[i / each] + i % each * step;
+        float4 v = quad_at(r, t);
+        const float l[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            uint32_t key;
+            if (wanted(t + j, l[j], &key)) {
+                push(root, turn, t + j, key);
+            }
+        }
+    }
+    return list_end(sh, turn);
+}
+
+/* Bitonic sort (Batcher 1968) of the first n, greatest first, filled up with zeros to a
+ * power of two. */
+inline __device__ void sort_list(shared_state *sh, int n)
+{
+    int size = 32;
+
+    while (size < n) {
+        size *= 2;
+    }
+    for (int i = n + threadIdx.x; i < size; i += blockDim.x) {
+        sh->bucket[i] = 0;
+    }
+    __syncthreads();
+    for (int k = 2; k <= size; k *= 2) {
+        for (int j = k / 2; j > 0; j /= 2) {
+            int i = 2 * (int)threadIdx.x - ((int)threadIdx.x & (j - 1));
+            if (i < size) {
+                unsigned long long a = sh->bucket[i], b = sh->bucket[i + j];
+                if ((a < b) == ((i & k) == 0)) {
+                    sh->bucket[i] = b;
+                    sh->bucket[i + j] = a;
+                }
+            }
+            __syncthreads();
+        }
+    }
+}
+
+/* ---- many: histograms ---- */
+
+/* Where a threshold is looked for: the greatest key for which the weights of the
+ * entries with that key or a greater one sum to at least the goal. It lies in [lo, hi];
+ * `above` is the weight of greater keys, `inside` of those in the range, and the goal
+ * what those in the range still have to give. */
+struct selection {
+    uint32_t lo, hi;
+    unsigned long long above, goal, inside;
+};
+
+/* *sum += weight, by all threads at once. Shared memory adds 32 bits natively, 64 only
+ *  by trial: so the low half first, and
+ * its carry with the high half. */
+__device__ __forceinline__ void add_weight(unsigned long long *sum, unsigned long long weight)
+{
+    uint32_t low = (uint32_t)weight, high = (uint32_t)(weight >> 32);
+    uint32_t *half = (uint32_t *)sum;
+
+    high += atomicAdd(&half[0], low) + low < low;
+    if (high != 0) {
+        atomicAdd(&half[1], high);
+    }
+}
+
+/* One pass: of at most BUCKETS equal parts of [lo, hi] keep the one that holds the
+ * threshold. `entry(token, logit, lo, hi, &key, &weight)` says whether a token takes
+ * part with a key in that range; goal_of makes the goal of the sum of all weights at
+ * the first pass. Same answer in all threads of the cluster. */
+template <typename E, typename G>
+inline __device__ void narrow(const row_view &r, shared_state *sh, selection &s, bool first,
+                              E entry, G goal_of)
+{
+    const block_cluster cluster;
+    int shift = 0;
+
+    while ((s.hi - s.lo) >> shift >= BUCKETS) {
+        shift++;
+    }
+    for (int i = threadIdx.x; i < BUCKETS; i += blockDim.x) {
+        sh->bucket[i] = 0;
+    }
+    __syncthreads();
+    for_row(r, [&](int t, float l) {
+        uint32_t key;
+        unsigned long long weight;
+        if (entry(t, l, s.lo, s.hi, &key, &weight)) {
+            add_weight(&sh->bucket[(key - s.lo) >> shift], weight);
+        }
+    });
+    cluster.sync();
+    /* thread i sums two buckets, from the top, over the cluster */
+    int top = BUCKETS - 1 - 2 * (int)threadIdx.x;
+    unsigned long long a = 0, b = 0, total;
+    for (unsigned i = 0; i < cluster.blocks(); i++) {
+        const unsigned long long *other = cluster.of(sh->bucket, i);
+        a += other[top];
+        b += other[top - 1];
+    }
+    /* over: above this thread's buckets */
+    unsigned long long upto = block_scan(a + b, sh, &total), over = upto - a - b;
+    if (first) {
+        s.goal = goal_of(total);
+    }
+    if (over < s.goal && upto >= s.goal) {
+        bool upper = over + a >= s.goal;
+        sh->chosen = upper ? top : top - 1;
+        sh->skipped = upper ? over : over + a;
+        sh->inside = upper ? a : b;
+    }
+    cluster.sync(); /* the choice is there; and nobody reads this block's buckets any more */
+    s.lo += (uint32_t)sh->chosen << shift;
+    uint32_t end = s.lo + ((1u << shift) - 1);
+    s.hi = end < s.hi ? end : s.hi;
+    s.goal -= sh->skipped;
+    s.above += sh->skipped;
+    s.inside = sh->inside;
+    __syncthreads();
+}
+
+/* Passes until one key is left: lo. */
+template <typename E, typename G>
+inline __device__ selection select_key(const row_view &r, shared_state *sh, uint32_t lo,
+                                       uint32_t hi, E entry, G goal_of)
+{
+    selection s = {lo, hi, 0, 0, 0};
+    bool first = true;
+
+    do {
+        narrow(r, sh, s, first, entry, goal_of);
+        first = false;
+    } while (s.lo < s.hi);
+    return s;
+}
+
+#endif

@@ -1,0 +1,130 @@
+/* The norm of one row by one block, with what is added to the row before it. */
+#ifndef QUIRE_KERNELS_CUDA_STEP_NORM_CUH
+#define QUIRE_KERNELS_CUDA_STEP_NORM_CUH
+
+#include "kernels/cuda/common.cuh"
+
+/* Column of the q-th vector of this thread. */
+template <int V> __device__ __forceinline__ int norm_column(int q)
+{
+    return (q * blockDim.x + threadIdx.x) * V;
+}
+
+/* Weights are of the row's type or float32. */
+template <typename T> __device__ __forceinline__ bool norm_weight_wide(const norm_args &n)
+{
+    return sizeof(T) < 4 && n.weight_type == T_F32;
+}
+
+/* The weights of a thread's first N vectors; they may be read before the wait. Wide
+ * ones are read when they are needed. */
+template <typename T, int V, int N>
+__device__ __forceinline__ void norm_fetch(vec<T, V> (&weight)[N], const norm_args &n, int32_t cols)
+{
+#pragma unroll
+    for (int q = 0; q < N; q++) {
+        weight[q] = {};
+        if (norm_column<V>(q) < cols && !norm_weight_wide<T>(n)) {
+            weight[q] = *(const vec<T, V> *)((const T *)n.weight + norm_column<V>(q));
+        }
+    }
+}
+
+template <typename T, int V>
+__device__ __forceinline__ vec<T, V> norm_apply(vec<T, V> a, const vec<T, V> &weight,
+                                                const norm_args &n, int i, float mean, float scale)
+{
+    bool wide = norm_weight_wide<T>(n);
+
+#pragma unroll
+    for (int j = 0; j < V; j++) {
+        float w = wide ? ((const float *)n.weight)[i + j] : to_float(weight.v[j]);
+        float bias = !n.bias ? 0.0f
+                     : wide  ? ((const float *)n.bias)[i + j]
+                             : to_float(((const T *)n.bias)[i + j]);
+        a.v[j] = from_float<T>((to_float(a.v[j]) - mean) * scale * (w + n.weight_offset) + bias);
+    }
+    return a;
+}
+
+/* row += add (where `adds`), to = norm(row). `add(q, i, v)` puts V summands of the
+ * columns from i into v; q counts the thread's vectors,
+ * -1: one past the first N. Those are kept in registers, all their loads under way at
+ *  once; the rest of longer rows is read again. All
+ * threads. */
+template <typename T, int V, int N, typename ADD>
+__device__ __forceinline__ void norm_row(T *to, T *row, const vec<T, V> (&weight)[N],
+                                         const norm_args &n, int32_t cols, bool adds, ADD add)
+{
+    __shared__ float shared[33];
+    vec<T, V> keep[N];
+    float sum = 0.0f, squares = 0.0f;
+    auto take = [&](vec<T, V> &a, int q, int i) {
+        if (adds) {
+            float b[V];
+            add(q, i, b);
+#pragma unroll
+            for (int j = 0; j < V; j++)
+                a.v[j] = from_float<T>(to_float(a.v[j]) + b[j]);
+            *(vec<T, V> *)(row + i) = a;
+        }
+#pragma unroll
+        for (int j = 0; j < V; j++) {
+            float f = to_float(a.v[j]);
+            sum += f;
+            squares += f * f;
+        }
+    };
+    auto each_other = [&](auto what) {
+        for (int q = N; norm_column<V>(q) < cols; q++) {
+            what(*(const vec<T, V> *)(row + norm_column<V>(q)), norm_column<V>(q));
+        }
+    };
+
+#pragma unroll
+    for (int q = 0; q < N; q++) {
+        keep[q] = {};
+        if (norm_column<V>(q) < cols) {
+            keep[q] = *(const vec<T, V> *)(row + norm_column<V>(q));
+        }
+    }
+#pragma unroll
+    for (int q = 0; q < N; q++) {
+        if (norm_column<V>(q) < cols) {
+            take(keep[q], q, norm_column<V>(q));
+        }
+    }
+    each_other([&](vec<T, V> a, int i) { take(a, -1, i); });
+    float mean = 0.0f;
+    if (n.layer_norm) {
+        mean = block_sum(sum, shared) / cols;
+        squares = 0.0f;
+        auto spread = [&](const vec<T, V> &a) {
+#pragma unroll
+            for (int j = 0; j < V; j++)
+                squares += (to_float(a.v[j]) - mean) * (to_float(a.v[j]) - mean);
+        };
+#pragma unroll
+        for (int q = 0; q < N; q++) {
+            if (norm_column<V>(q) < cols) {
+                spread(keep[q]);
+            }
+        }
+        each_other([&](const vec<T, V> &a, int) { spread(a); });
+    }
+    float scale = rsqrtf(block_sum(squares, shared) / cols + n.eps);
+#pragma unroll
+    for (int q = 0; q < N; q++) {
+        if (norm_column<V>(q) < cols) {
+            *(vec<T, V> *)(to + norm_column<V>(q)) =
+                norm_apply<T, V>(keep[q], weight[q], n, norm_column<V>(q), mean, scale);
+        }
+    }
+    each_other([&](const vec<T, V> &a, int i) {
+        vec<T, V> w =
+            norm_weight_wide<T>(n) ? vec<T, V>{} : *(const vec<T, V> *)((const T *)n.weight + i);
+        *(vec<T, V> *)(to + i) = norm_apply<T, V>(a, w, n, i, mean, scale);
+    });
+}
+
+#endif

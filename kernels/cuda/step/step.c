@@ -1,0 +1,639 @@
+/* A step on the device: packing its inputs, the prologue, graphs of decode steps,
+ * results.
+ *
+ * Order on the stream: staging copy, swaps, block copies, then either a graph
+ * (prologue, forward, sampling) or the same kernel by kernel. The host comes back at
+ * once; step_wait waits for the step's last event.
+ */
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "config/base/limits.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/heuristics.h"
+
+static struct cuda_step *step_at(struct cuda_backend *c, int64_t i)
+{
+    return &c->step[i % STEP_RING];
+}
+static struct cuda_step *step_now(struct cuda_backend *c)
+{
+    return step_at(c, c->n_begun);
+}
+
+/* ---- buffers ---- */
+
+static void staging_release(struct cuda_backend *c)
+{
+    for (int i = 0; i < STEP_RING; i++) {
+        cudaFreeHost(c->step[i].staging);
+        c->step[i].staging = NULL;
+    }
+    free(c->staging_large);
+    cudaFree(c->staging_device);
+    c->staging_large = NULL;
+    c->staging_device = NULL;
+    c->staging_cap = 0;
+}
+
+static void graphs_drop(struct cuda_backend *c)
+{
+    for (int32_t i = 0; i < c->n_graphs; i++) {
+        if (c->graph[i].exec) {
+            cudaGraphExecDestroy(c->graph[i].exec);
+        }
+    }
+    c->n_graphs = 0;
+}
+
+/* Bytes of a step that is as large in everything as the configuration allows. */
+static int64_t staging_most(const struct cuda_backend *c)
+{
+    const struct backend_config *k = &c->config;
+    const int64_t I = sizeof(int32_t), seqs = k->max_seqs, tokens = k->max_tokens,
+                  samples = k->max_samples;
+    /* each array may need 15 bytes more; table updates a sequence */
+    enum { ARRAYS = 32, RUNS = 4 };
+    int64_t of_tokens = tokens * (6 * I) + (tokens / ATTN_PREFILL_ROWS + seqs + 1) *
+                                               (int64_t)sizeof(struct query_tile);
+    int64_t of_tables =
+        RUNS * seqs * (int64_t)sizeof(struct table_update) + seqs * k->max_blocks_per_seq * I;
+    int64_t of_seqs = (seqs + 1) * (5 + CUDA_MAX_WINDOWS) * I +
+                      (seqs / 2 + 1) * (int64_t)sizeof(struct shared_run) +
+                      seqs * (int64_t)sizeof(struct block_copy);
+    int64_t of_samples = samples * (int64_t)sizeof(struct sample_row) +
+                         seqs * LIMIT_ROW_BIASES * (int64_t)sizeof(struct token_bias) +
+                         seqs * mask_words(k->vocab) * I;
+
+    return (int64_t)sizeof(struct step_header) + ARRAYS * 16 + of_tokens + of_tables + of_seqs +
+           of_samples;
+}
+
+/* Room for the largest step, so that no step ever has to ask for more. What is usual
+ * lies in pinned memory of each step's own; a larger step is packed into ordinary
+ * memory, which is touched only then, and waits while it is copied from there. */
+static int staging_open(struct cuda_backend *c, struct err *e)
+{
+    int64_t cap = div_ceil(staging_most(c), 4096) * 4096;
+
+    if (cap > INT32_MAX) {
+        return err_set_param(e, ERR_INVALID, "max_num_seqs",
+                             "cuda: a step of %d sequences of %d blocks may have %lld MiB, more "
+                             "than can be addressed",
+                             c->config.max_seqs, c->config.max_blocks_per_seq,
+                             (long long)(cap >> 20));
+    }
+    c->staging_pinned = MIN(cap, STAGING_PINNED_BYTES);
+    cudaError_t rc = cudaSuccess;
+    for (int i = 0; i < STEP_RING && rc == cudaSuccess; i++) {
+        rc = cudaHostAlloc((void **)&c->step[i].staging, (size_t)c->staging_pinned,
+                           cudaHostAllocDefault);
+    }
+    rc = rc == cudaSuccess ? cudaMalloc((void **)&c->staging_device, (size_t)cap) : rc;
+    if (rc != cudaSuccess) {
+        return cuda_error(e, rc, "buffers of a step");
+    }
+    c->staging_large = cap > c->staging_pinned ? malloc((size_t)cap) : NULL;
+    if (cap > c->staging_pinned && !c->staging_large) {
+        return err_nomem(e, "buffers of a step");
+    }
+    c->staging_cap = cap;
+    c->arrays.header = (struct step_header *)c->staging_device;
+    return 0;
+}
+
+/* Room for what samples make of `rows` rows of the vocabulary. Graphs hold its
+ * address. */
+static int work_reserve(struct cuda_backend *c, int32_t rows, int32_t vocab, struct err *e)
+{
+    int64_t stride = div_ceil(vocab, 8) * 8;
+
+    if (stride <= c->sample.work_stride && rows <= c->work_rows) {
+        return 0;
+    }
+    stride = MAX(stride, c->sample.work_stride);
+    rows = MAX(rows, c->work_rows);
+    cudaError_t rc = c->sample.work ? cuda_wait_stream(c) : cudaSuccess;
+    graphs_drop(c);
+    cudaFree(c->sample.work);
+    c->sample.work = NULL;
+    c->sample.work_stride = 0;
+    c->work_rows = 0;
+    rc = rc == cudaSuccess
+             ? cudaMalloc((void **)&c->sample.work, (size_t)(rows * stride) * sizeof(float))
+             : rc;
+    if (rc != cudaSuccess) {
+        return cuda_error(e, rc, "sampling");
+    }
+    c->sample.work_stride = stride;
+    c->work_rows = rows;
+    return 0;
+}
+
+bool cuda_sample_room(struct cuda_backend *c, struct mat logits)
+{
+    struct err e = {0};
+    int32_t rows = cuda_rows_behind(c, logits);
+
+    if (c->greedy || (logits.cols <= c->sample.work_stride && rows <= c->work_rows)) {
+        return true;
+    }
+    if (c->capturing) { /* the step before, of the same logits, made room */
+        err_set(&e, ERR_DEVICE, "cuda: sampling: no room for %d rows of %d", rows, logits.cols);
+    } else {
+        work_reserve(c, rows, logits.cols, &e);
+    }
+    if (e.code < 0 && c->failed.code == 0) {
+        c->failed = e;
+    }
+    return cuda_usable(c);
+}
+
+static int32_t *ints(struct cuda_backend *c, int64_t n, struct err *e)
+{
+    int32_t *p = cuda_alloc(c, (size_t)n * sizeof(*p), "arrays of a step", e);
+
+    if (p && !cuda_check(c, cudaMemsetAsync(p, 0, (size_t)n * sizeof(*p), c->stream),
+                         "arrays of a step")) {
+        *e = c->failed;
+        return NULL;
+    }
+    return p;
+}
+
+int cuda_steps_init(struct cuda_backend *c, struct err *e)
+{
+    const struct backend_config *k = &c->config;
+    struct step_arrays *a = &c->arrays;
+    int64_t rows = MAX(MAX(k->max_tokens, k->max_seqs), k->max_samples) + 1;
+
+    a->table_width = k->max_blocks_per_seq;
+    a->max_seqs = k->max_seqs;
+    bool ok =
+        (a->token = ints(c, rows, e)) != NULL && (a->position = ints(c, rows, e)) != NULL &&
+        (a->slot = ints(c, rows, e)) != NULL && (a->q_start = ints(c, rows, e)) != NULL &&
+        (a->kv_len = ints(c, rows, e)) != NULL && (a->row = ints(c, rows, e)) != NULL &&
+        (a->logits_token = ints(c, rows, e)) != NULL && (a->sampled = ints(c, rows, e)) != NULL &&
+        (c->sample.arrived = ints(c, rows, e)) != NULL &&
+        (a->shared = (struct shared_run *)ints(c, 3 * rows, e)) != NULL &&
+        (a->shared_start = ints(c, rows, e)) != NULL && (a->skip = ints(c, rows, e)) != NULL &&
+        (a->chunk_start = ints(c, (int64_t)CUDA_MAX_WINDOWS * (k->max_seqs + 1), e)) != NULL &&
+        (a->table = ints(c, (int64_t)k->max_seqs * k->max_blocks_per_seq, e)) != NULL &&
+        (c->sample.partial =
+             cuda_alloc(c, (size_t)sample_partial_bytes((int32_t)rows), "sampling", e)) != NULL;
+    if (!ok) {
+        return e->code;
+    }
+    cudaError_t status = cudaSuccess;
+    for (int i = 0; i < STEP_RING && status == cudaSuccess; i++) {
+        struct cuda_step *s = &c->step[i];
+        status = cudaEventCreate(&s->begun);
+        status = status == cudaSuccess ? cudaEventCreate(&s->done) : status;
+        status =
+            status == cudaSuccess
+                ? cudaHostAlloc((void **)&s->token, (size_t)k->max_samples * 4, cudaHostAllocMapped)
+                : status;
+        status = status == cudaSuccess
+                     ? cudaHostAlloc((void **)&s->logprob, (size_t)k->max_samples * 4,
+                                     cudaHostAllocMapped)
+                     : status;
+        s->top_cap = (int64_t)k->max_samples * LIMIT_CANDIDATES;
+        status = status == cudaSuccess ? cudaHostAlloc((void **)&s->top_token,
+                                                       (size_t)s->top_cap * 4, cudaHostAllocMapped)
+                                       : status;
+        status = status == cudaSuccess ? cudaHostAlloc((void **)&s->top_logprob,
+                                                       (size_t)s->top_cap * 4, cudaHostAllocMapped)
+                                       : status;
+    }
+    if (status != cudaSuccess) {
+        return cuda_error(e, status, "results of a step");
+    }
+    int rc = k->max_logits > 0 && k->vocab > 0 ? work_reserve(c, k->max_logits, k->vocab, e) : 0;
+    return rc < 0 ? rc : staging_open(c, e);
+}
+
+void cuda_steps_release(struct cuda_backend *c)
+{
+    graphs_drop(c);
+    staging_release(c);
+    cudaFree(c->sample.work);
+    for (int i = 0; i < STEP_RING; i++) {
+        struct cuda_step *s = &c->step[i];
+        if (s->begun) {
+            cudaEventDestroy(s->begun);
+        }
+        if (s->done) {
+            cudaEventDestroy(s->done);
+        }
+        cudaFreeHost(s->token);
+        cudaFreeHost(s->logprob);
+        cudaFreeHost(s->top_token);
+        cudaFreeHost(s->top_logprob);
+    }
+    free(c->graph);
+}
+
+/* ---- packing ---- */
+
+struct packer {
+    char *base;
+    int64_t at;
+};
+
+/* Append n bytes (16-byte aligned; data NULL: unset); returns their offset. With `base`
+ * NULL only the size is found. */
+static int32_t pack(struct packer *p, const void *data, int64_t n_bytes)
+{
+    int64_t at = p->at;
+
+    if (p->base && data && n_bytes > 0) {
+        memcpy(p->base + at, data, (size_t)n_bytes);
+    }
+    p->at += div_ceil(n_bytes, 16) * 16;
+    return (int32_t)at;
+}
+
+/* First sample of every logits row: [n_logits + 1]. */
+static void fill_groups(int32_t *group, const struct batch *b)
+{
+    int32_t i = 0;
+
+    for (int32_t row = 0; row <= b->n_logits; row++) {
+        while (i < b->n_samples && b->sample[i].logits_row < row) {
+            i++;
+        }
+        group[row] = i;
+    }
+}
+
+struct attn_cut cuda_attn_cut(const struct cuda_backend *c, const int32_t *start, int32_t n)
+{
+    int32_t tiles = (int32_t)div_ceil(MAX(c->q_heads, 1), 16);
+
+    return attn_cut(start, n, c->kv_view.n_kv_heads * tiles, c->attn.blocks,
+                    MAX(c->attn.shape.warps, 1));
+}
+
+/* Runs of sequences that share blocks, where the kernels can use them: 16 rows of a
+ * tile hold the query heads of several. */
+static void pack_shared(struct cuda_backend *c, struct packer *p, struct step_header *h,
+                        const struct batch *b)
+{
+    h->off_shared = pack(p, NULL, (b->n_decode / 2 + 1) * (int64_t)sizeof(struct shared_run));
+    h->off_shared_start = pack(p, NULL, (b->n_decode / 2 + 2) * (int64_t)sizeof(int32_t));
+    h->off_skip = pack(p, NULL, MAX(b->n_decode, 1) * (int64_t)sizeof(int32_t));
+    if (!p->base) {
+        return;
+    }
+    int32_t most = c->q_heads > 0 && c->kv_view.panel_log2 > 0 && !c->config.deterministic
+                       ? 16 / c->q_heads
+                       : 0;
+    int64_t chunk_bytes = 2ll * ATTN_CHUNK * c->kv_view.head_dim * c->kv_view.n_kv_heads * 2;
+    int32_t *start = (int32_t *)(p->base + h->off_shared_start);
+    struct shared_run *run = (struct shared_run *)(p->base + h->off_shared);
+    int64_t worth = shared_worth_bytes(b->n_decode) / MAX(chunk_bytes, 1) + 1;
+    h->n_shared = shared_runs(b, c->kv.block_size, ATTN_CHUNK, most, worth, run, start,
+                              (int32_t *)(p->base + h->off_skip));
+    h->shared_cut = cuda_attn_cut(c, start, h->n_shared);
+    c->shared = h->n_shared > 0;
+}
+
+/* Offsets, beside the header's, that only the host needs. */
+struct packed {
+    int32_t off_copy, off_tiles;
+};
+
+static void pack_batch(struct cuda_backend *c, struct packer *p, struct step_header *h,
+                       const struct batch *b, struct packed *ret)
+{
+    const int64_t I = sizeof(int32_t);
+
+    p->at = div_ceil((int64_t)sizeof(*h), 16) * 16;
+    h->off_token = pack(p, b->token, b->n_tokens * I);
+    h->off_token_src = pack(p, b->token_src, b->n_tokens * I);
+    h->off_position = pack(p, b->position, b->n_tokens * I);
+    h->off_slot = pack(p, b->slot, b->n_tokens * I);
+    h->off_q_start = pack(p, b->q_start, (b->n_seqs + 1) * I);
+    h->off_kv_len = pack(p, b->kv_len, b->n_seqs * I);
+    h->off_row = pack(p, b->row, b->n_seqs * I);
+    h->off_update = pack(p, b->table_update, b->n_table_update * (int64_t)sizeof(*b->table_update));
+    h->off_table_block = pack(p, b->table_block, b->n_table_block * I);
+    h->off_logits_token = pack(p, b->logits_token, b->n_logits * I);
+    h->off_sample = pack(p, b->sample, b->n_samples * (int64_t)sizeof(*b->sample));
+    h->off_bias = pack(p, b->token_bias, b->n_token_bias * (int64_t)sizeof(*b->token_bias));
+    h->off_mask = pack(p, b->mask_word, b->n_mask_word * (int64_t)sizeof(*b->mask_word));
+    h->off_group = (int32_t)p->at;
+    if (p->base) {
+        fill_groups((int32_t *)(p->base + p->at), b);
+    }
+    p->at += div_ceil((b->n_logits + 1) * I, 16) * 16;
+    pack_shared(c, p, h, b);
+    const int32_t *skip = p->base ? (const int32_t *)(p->base + h->off_skip) : NULL;
+    h->off_chunk_start = (int32_t)p->at;
+    for (int32_t w = 0; w < c->n_windows && p->base != NULL; w++) {
+        int32_t *start = (int32_t *)(p->base + p->at) + (int64_t)w * (b->n_decode + 1);
+        attn_chunk_starts(b, c->window[w], ATTN_CHUNK, c->window[w] == 0 ? skip : NULL, start);
+        h->cut[w] = cuda_attn_cut(c, start, b->n_decode);
+    }
+    p->at += div_ceil(c->n_windows * (int64_t)(b->n_decode + 1) * I, 16) * 16;
+    ret->off_copy = pack(p, b->copy, b->n_copy * (int64_t)sizeof(*b->copy));
+    ret->off_tiles = (int32_t)p->at;
+    c->n_tiles = prefill_tiles(b, ATTN_PREFILL_ROWS,
+                               p->base != NULL ? (struct query_tile *)(p->base + p->at) : NULL);
+    p->at += c->n_tiles * (int64_t)sizeof(struct query_tile);
+}
+
+/* token_src may be NULL in a batch without look-ahead. */
+static int check_batch(const struct cuda_backend *c, const struct batch *b, struct err *e)
+{
+    const struct backend_config *k = &c->config;
+
+    if (b->n_tokens < 0 || b->n_tokens > k->max_tokens || b->n_seqs < 0 ||
+        b->n_seqs > k->max_seqs || b->n_samples < 0 || b->first_sample < 0 ||
+        b->n_samples > k->max_samples - b->first_sample || b->n_logits > b->n_tokens ||
+        b->n_decode > b->n_seqs) {
+        return err_set(e, ERR_INVALID,
+                       "cuda: step %llu is too large: %d tokens (of %d), %d sequences (of %d), %d "
+                       "samples (of %d)",
+                       (unsigned long long)b->step, b->n_tokens, k->max_tokens, b->n_seqs,
+                       k->max_seqs, b->n_samples, k->max_samples);
+    }
+    for (int32_t i = 0; i < b->n_table_update; i++) {
+        const struct table_update *u = &b->table_update[i];
+        if (u->row < 0 || u->row >= k->max_seqs || u->index < 0 || u->count < 0 ||
+            u->count > k->max_blocks_per_seq - u->index || u->first < 0 ||
+            u->count > b->n_table_block - u->first) {
+            return err_set(e, ERR_INVALID, "cuda: step %llu: block-table update out of range",
+                           (unsigned long long)b->step);
+        }
+    }
+    int64_t most = c->arrays.slot_token ? (int64_t)k->max_blocks_per_seq * c->kv.block_size : 0;
+    for (int32_t i = 0; i < b->n_samples; i++) {
+        const struct sample_row *s = &b->sample[i];
+        if (sample_penalised(s) && (s->row < 0 || s->row >= k->max_seqs || s->position > most)) {
+            return err_set(e, ERR_INVALID, "cuda: step %llu: penalties of tokens out of range",
+                           (unsigned long long)b->step);
+        }
+    }
+    return 0;
+}
+
+/* Leading sequences of exactly one token. */
+static int32_t count_decodes(const struct batch *b)
+{
+    int32_t n = 0;
+
+    while (n < b->n_seqs && b->q_start[n + 1] - b->q_start[n] == 1) {
+        n++;
+    }
+    return n;
+}
+
+static int32_t top_stride(const struct batch *b)
+{
+    int32_t stride = 0;
+
+    for (int32_t i = 0; i < b->n_samples; i++) {
+        const struct sample_row *s = &b->sample[i];
+        stride = MAX(stride, s->kind == SAMPLE_CANDIDATES ? s->n_candidates : s->n_logprobs);
+    }
+    return stride;
+}
+
+static void fill_header(struct cuda_backend *c, struct step_header *h, const struct cuda_step *s,
+                        const struct batch *b)
+{
+    h->n_tokens = b->n_tokens;
+    h->n_padded = c->padded;
+    h->n_seqs = b->n_seqs;
+    h->n_decode = b->n_decode;
+    h->n_logits = b->n_logits;
+    h->n_samples = b->n_samples;
+    h->n_table_update = b->n_table_update;
+    h->n_windows = c->n_windows;
+    h->top_stride = s->top_stride;
+    h->result_token = s->token;
+    h->result_logprob = s->logprob;
+    h->result_top_token = s->top_token;
+    h->result_top_logprob = s->top_logprob;
+    cuda_rank_answers(c, h);
+}
+
+/* Everything of the step that goes before its kernels, from the memory it was packed
+ * into. */
+static void send_step(struct cuda_backend *c, const struct cuda_step *s, const struct packer *p,
+                      const struct packed *off)
+{
+    const struct batch *b = &c->batch;
+
+    cuda_check(c, cudaEventRecord(s->begun, c->stream), "starting a step");
+    cuda_check(c,
+               cudaMemcpyAsync(c->staging_device, p->base, (size_t)p->at, cudaMemcpyHostToDevice,
+                               c->stream),
+               "starting a step");
+    cuda_swap(c, b);
+    cuda_swap_tokens(c, b);
+    if (b->n_copy > 0) {
+        launch_block_copy(&c->arrays, c->kv_data, kv_layout_block_bytes(&c->kv),
+                          (int32_t *)(c->staging_device + off->off_copy), b->n_copy, c->stream);
+    }
+}
+
+int cuda_step_begin(struct backend *backend, const struct batch *batch, struct err *e)
+{
+    struct cuda_backend *c = cuda_of(backend);
+    int rc = check_batch(c, batch, e);
+
+    if (rc < 0) {
+        return rc;
+    }
+    struct batch b = *batch;
+    b.n_decode = count_decodes(batch);
+    struct step_header measured;
+    struct packer size = {0};
+    struct packed off;
+    pack_batch(c, &size, &measured, &b, &off);
+    struct cuda_step *s = step_now(c);
+    s->top_stride = top_stride(&b);
+    if (s->in_flight && !cuda_check(c, cuda_wait_event(c, s->done), "an earlier step")) {
+        return err_set(e, c->failed.code, "%s", c->failed.text);
+    }
+    if (size.at > c->staging_cap || (int64_t)s->top_stride * b.n_samples > s->top_cap) {
+        return err_set(e, ERR_INVALID,
+                       "cuda: step %llu is larger than its limits: %lld bytes of %lld",
+                       (unsigned long long)b.step, (long long)size.at, (long long)c->staging_cap);
+    }
+    rc = cuda_stage_begin(c, &b, e);
+    if (rc < 0) {
+        return rc;
+    }
+    c->batch = b;
+    c->greedy = batch_greedy(&b) && !c->config.deterministic;
+    cuda_rank_choose(c, &b);
+    c->padded = graph_eligible(&b) ? MIN(graph_rows(b.n_tokens), c->max_graph_rows) : 0;
+    c->padded = MAX(c->padded, b.n_tokens);
+    struct packer p = {.base = size.at <= c->staging_pinned ? s->staging : c->staging_large};
+    struct step_header *h = (struct step_header *)p.base;
+    memset(h, 0, sizeof(*h));
+    pack_batch(c, &p, h, &b, &off);
+    if (!b.token_src && b.n_tokens > 0) {
+        memset(p.base + h->off_token_src, 0xFF, (size_t)b.n_tokens * sizeof(int32_t));
+    }
+    fill_header(c, h, s, &b);
+    c->header = h;
+    c->tile_device = (struct query_tile *)(c->staging_device + off.off_tiles);
+    send_step(c, s, &p, &off);
+    s->step = b.step;
+    s->n_samples = b.n_samples;
+    c->in_step = true;
+    c->started = false;
+    c->recording = NULL;
+    return 0;
+}
+
+void cuda_start_step(struct cuda_backend *c)
+{
+    if (!c->started) {
+        c->started = true;
+        launch_prologue(&c->arrays, MAX(c->padded, 256), c->stream);
+    }
+}
+
+void cuda_start(struct cuda_backend *c)
+{
+    cuda_start_step(c);
+    cuda_chain_flush(c);
+}
+
+/* ---- graphs ---- */
+
+static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows)
+{
+    for (int32_t i = 0; i < c->n_graphs; i++) {
+        if (c->graph[i].rows == rows && c->graph[i].greedy == c->greedy &&
+            c->graph[i].shorts == c->shorts && c->graph[i].shared == c->shared) {
+            return &c->graph[i];
+        }
+    }
+    if (c->n_graphs == c->graphs_cap) {
+        int32_t cap = c->graphs_cap * 2 + 32;
+        struct cuda_graph *grown = realloc(c->graph, (size_t)cap * sizeof(*grown));
+        if (!grown) {
+            return NULL;
+        }
+        c->graph = grown;
+        c->graphs_cap = cap;
+    }
+    c->graph[c->n_graphs] = (struct cuda_graph){
+        .rows = rows, .greedy = c->greedy, .shorts = c->shorts, .shared = c->shared};
+    return &c->graph[c->n_graphs++];
+}
+
+/* A captured step that finds no room is lost, and with it the engine; so none is
+ * captured where the device is as good as full, and the step goes kernel by kernel. It
+ * is looked at again now and then. */
+static bool room_for_graph(struct cuda_graph *g)
+{
+    enum { ROOM_BYTES = 64 << 20, LOOK_EVERY = 256 };
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+
+    if (g->n_seen % LOOK_EVERY != 2 || cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) {
+        return false;
+    }
+    return free_bytes >= ROOM_BYTES;
+}
+
+/* The first decode step of a size runs kernel by kernel, so that everything made on
+ * demand is there; the second is captured, padded, and launched by step_end; the later
+ * ones are replayed. */
+bool cuda_replay(struct backend *backend, const struct batch *batch)
+{
+    struct cuda_backend *c = cuda_of(backend);
+
+    if (!cuda_usable(c) || c->started || c->recording || !graph_eligible(batch)) {
+        return false;
+    }
+    int32_t rows = MIN(graph_rows(batch->n_tokens), c->max_graph_rows);
+    if (rows < batch->n_tokens || rows != c->padded) {
+        return false;
+    }
+    struct cuda_graph *g = graph_of(c, rows);
+    if (!g) {
+        return false;
+    }
+    if (g->exec) {
+        c->started = true;
+        return cuda_check(c, cudaGraphLaunch(g->exec, c->stream), "launching a step");
+    }
+    c->recording = g;
+    if (g->n_seen++ > 0 && room_for_graph(g)) {
+        c->capturing =
+            cuda_check(c, cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal),
+                       "capturing a step");
+    }
+    return false;
+}
+
+static void finish_capture(struct cuda_backend *c)
+{
+    cudaGraph_t graph = NULL;
+
+    c->capturing = false;
+    if (!cuda_check(c, cudaStreamEndCapture(c->stream, &graph), "capturing a step")) {
+        return;
+    }
+    if (cuda_check(c, cudaGraphInstantiate(&c->recording->exec, graph, 0), "capturing a step")) {
+        cuda_check(c, cudaGraphLaunch(c->recording->exec, c->stream), "launching a step");
+    }
+    cudaGraphDestroy(graph);
+    /* what was timed for it is known to the next start, however this process ends */
+    product_store_save(&c->products);
+}
+
+int cuda_step_end(struct backend *backend, struct err *e)
+{
+    struct cuda_backend *c = cuda_of(backend);
+    struct cuda_step *s = step_now(c);
+
+    cuda_start(c);
+    if (c->capturing) {
+        finish_capture(c);
+    }
+    c->recording = NULL;
+    c->in_step = false;
+    cuda_check(c, cudaGetLastError(), "a kernel of the step");
+    cuda_stage_end(c);
+    cuda_check(c, cudaEventRecord(s->done, c->stream), "ending a step");
+    s->in_flight = true;
+    c->n_begun++;
+    return cuda_usable(c) ? 0 : err_set(e, c->failed.code, "%s", c->failed.text);
+}
+
+int cuda_step_wait(struct backend *backend, struct results *ret, struct err *e)
+{
+    struct cuda_backend *c = cuda_of(backend);
+
+    if (c->n_waited == c->n_begun) {
+        return err_set(e, ERR_INVALID, "cuda: no step to wait for");
+    }
+    struct cuda_step *s = step_at(c, c->n_waited++);
+    cuda_check(c, cuda_wait_event(c, s->done), "a step");
+    s->in_flight = false;
+    if (!cuda_usable(c)) {
+        return err_set(e, c->failed.code, "%s", c->failed.text);
+    }
+    float ms = 0;
+    cuda_check(c, cudaEventElapsedTime(&ms, s->begun, s->done), "a step");
+    cuda_stage_drawn(c, s->token);
+    *ret = (struct results){.step = s->step,
+                            .n_samples = s->n_samples,
+                            .top_stride = s->top_stride,
+                            .token = s->token,
+                            .logprob = s->logprob,
+                            .top_token = s->top_token,
+                            .top_logprob = s->top_logprob,
+                            .device_us = MAX((int64_t)(ms * 1000.0f), 1)};
+    return 0;
+}

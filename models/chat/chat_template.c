@@ -1,0 +1,326 @@
+#include "models/chat/chat_template.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "config/base/json.h"
+#include "models/chat/jinja.h"
+#include "models/checkpoint/file.h"
+#include "models/checkpoint/gguf/gguf.h"
+
+struct chat_template {
+    struct jtemplate jinja;
+    bool usable, broken, developer;
+    char *specials;    /* members of a JSON object, owned */
+    char missing[400]; /* where not usable */
+};
+
+/* ---- files ---- */
+
+/* What tokenizer_config.json says. */
+struct config {
+    char *text; /* the template, owned, or NULL */
+    size_t len;
+    struct buf specials;
+};
+
+/* A string of any length, malloc'd. */
+static char *read_text(struct json *j, size_t *ret_len)
+{
+    size_t cap = (size_t)(j->end - j->at) + 1;
+
+    if (json_peek(j) != JSON_STRING) {
+        json_skip(j);
+        return NULL;
+    }
+    const char *end = j->at + 1;
+    while (end < j->end && *end != '"') {
+        end += *end == '\\' && j->end - end > 1 ? 2 : 1;
+    }
+    cap = (size_t)(end - j->at) + 2;
+    char *text = malloc(cap);
+    if (!text) {
+        json_fail(j, "no memory");
+        return NULL;
+    }
+    if (!json_read_string(j, text, cap, ret_len)) {
+        free(text);
+        return NULL;
+    }
+    return text;
+}
+
+static void keep_template(struct config *c, char *text, size_t len)
+{
+    if (!text) {
+        return;
+    }
+    free(c->text);
+    c->text = text;
+    c->len = len;
+}
+
+/* {"name": "default", "template": "…"}: the default one, else the first. */
+static void read_named(struct json *j, struct config *c)
+{
+    char name[JINJA_MAX_NAME] = "", *text = NULL;
+    size_t len = 0;
+
+    json_enter_object(j);
+    while (json_next_member(j)) {
+        if (json_key_is(j, "name")) {
+            json_read_string(j, name, sizeof(name), NULL);
+        } else if (json_key_is(j, "template")) {
+            free(text);
+            text = read_text(j, &len);
+        } else {
+            json_skip(j);
+        }
+    }
+    if (!c->text || strcmp(name, "default") == 0) {
+        keep_template(c, text, len);
+    } else {
+        free(text);
+    }
+}
+
+static void read_template(struct json *j, struct config *c)
+{
+    size_t len = 0;
+
+    if (json_peek(j) != JSON_ARRAY) {
+        char *text = read_text(j, &len);
+        keep_template(c, text, len);
+        return;
+    }
+    json_enter_array(j);
+    while (json_next_element(j)) {
+        if (json_peek(j) == JSON_OBJECT) {
+            read_named(j, c);
+        } else {
+            json_skip(j);
+        }
+    }
+}
+
+static void put_special(struct config *c, const char *name, const char *text, size_t len)
+{
+    buf_printf(&c->specials, "\"%s\":\"", name);
+    buf_json_escape(&c->specials, text, len);
+    buf_puts(&c->specials, "\",");
+}
+
+/* "bos_token": "<s>", or {"content": "<s>", …}. */
+static void read_special(struct json *j, struct config *c, const char *name)
+{
+    char text[JSON_KEY_BYTES];
+    size_t len = 0;
+
+    if (json_peek(j) == JSON_STRING) {
+        if (json_read_string(j, text, sizeof(text), &len)) {
+            put_special(c, name, text, len);
+        }
+    } else if (json_peek(j) == JSON_OBJECT) {
+        json_enter_object(j);
+        while (json_next_member(j)) {
+            if (!json_key_is(j, "content") || json_peek(j) != JSON_STRING) {
+                json_skip(j);
+            } else if (json_read_string(j, text, sizeof(text), &len)) {
+                put_special(c, name, text, len);
+            }
+        }
+    } else {
+        json_skip(j);
+    }
+}
+
+static int read_config(struct config *c, const char *dir, struct err *e)
+{
+    static const char *const SPECIALS[] = {"bos_token", "eos_token", "unk_token", "pad_token",
+                                           "sep_token", "cls_token", "mask_token"};
+    static const char name[] = "tokenizer_config.json";
+    struct json j;
+    size_t len;
+    char *text;
+    int rc = model_file_read(dir, name, LIMIT_TOKENIZER_JSON_BYTES, &text, &len, e);
+
+    if (rc) {
+        return rc == ERR_NOT_FOUND ? 0 : rc;
+    }
+    json_init(&j, text, len, name, e);
+    json_enter_object(&j);
+    while (json_next_member(&j)) {
+        size_t k = 0;
+        while (k < ARRAY_LEN(SPECIALS) && !json_key_is(&j, SPECIALS[k])) {
+            k++;
+        }
+        if (k < ARRAY_LEN(SPECIALS)) {
+            read_special(&j, c, SPECIALS[k]);
+        } else if (json_key_is(&j, "chat_template")) {
+            read_template(&j, c);
+        } else {
+            json_skip(&j);
+        }
+    }
+    json_finish(&j);
+    free(text);
+    return j.failed ? ERR_INVALID : 0;
+}
+
+static void put_token(struct config *c, const char *name, const struct tokenizer *t, int32_t id)
+{
+    size_t len = 0;
+    const char *text = id >= 0 ? tokenizer_bytes(t, id, &len) : NULL;
+
+    if (text) {
+        put_special(c, name, text, len);
+    }
+}
+
+static int read_gguf(struct config *c, const char *path, const struct tokenizer *t, struct err *e)
+{
+    struct gguf *g;
+    struct gguf_text text;
+    int rc = gguf_open(&g, path, e);
+
+    if (rc < 0) {
+        return rc;
+    }
+    rc = gguf_string(g, "tokenizer.chat_template", &text, e);
+    if (rc > 0) {
+        c->text = malloc(text.len + 1);
+        c->len = text.len;
+        if (c->text) {
+            memcpy(c->text, text.at, text.len);
+        }
+        rc = c->text ? 0 : err_nomem(e, "a chat template");
+    }
+    gguf_free(g);
+    put_token(c, "bos_token", t, tokenizer_bos(t));
+    put_token(c, "eos_token", t, tokenizer_eos(t));
+    return rc;
+}
+
+static int read_directory(struct config *c, const char *dir, struct err *e)
+{
+    char *file;
+    size_t len;
+    int rc = read_config(c, dir, e);
+
+    if (rc) {
+        return rc;
+    }
+    rc = model_file_read(dir, "chat_template.jinja", LIMIT_TEMPLATE_BYTES, &file, &len, e);
+    if (rc == 0) {
+        keep_template(c, file, len);
+    }
+    return rc == ERR_NOT_FOUND ? 0 : rc;
+}
+
+/* ---- making ---- */
+
+int chat_template_new(struct chat_template **ret, const char *text, size_t len,
+                      const char *specials, struct err *e)
+{
+    struct chat_template *t = calloc(1, sizeof(*t));
+    struct err why = {0};
+
+    if (!t || !(t->specials = strdup(specials))) {
+        free(t);
+        return err_nomem(e, "a chat template");
+    }
+    int rc = text ? jinja_parse(&t->jinja, text, len, &why) : ERR_NOT_FOUND;
+    if (rc == ERR_NOMEM) {
+        chat_template_free(t);
+        return err_nomem(e, "a chat template");
+    }
+    t->usable = rc == 0;
+    t->broken = rc != 0 && text;
+    t->developer = text && memmem(text, len, "developer", 9);
+    if (!text) {
+        snprintf(t->missing, sizeof(t->missing), "the model has no chat template");
+    } else if (rc) {
+        snprintf(t->missing, sizeof(t->missing), "the model's %.360s", why.text);
+    }
+    *ret = t;
+    return 0;
+}
+
+int chat_template_open(struct chat_template **ret, const char *path,
+                       const struct tokenizer *tokenizer, struct err *e)
+{
+    struct err own = {0};
+    struct config c = {0};
+
+    e = e ? e : &own;
+    buf_init(&c.specials, 64 * 1024);
+    int rc = gguf_is_file(path) ? read_gguf(&c, path, tokenizer, e) : read_directory(&c, path, e);
+    if (rc == 0) {
+        rc = c.specials.failed
+                 ? err_nomem(e, "special tokens")
+                 : chat_template_new(ret, c.text, c.len, c.specials.data ? c.specials.data : "", e);
+    }
+    free(c.text);
+    buf_release(&c.specials);
+    return rc;
+}
+
+void chat_template_free(struct chat_template *t)
+{
+    if (!t) {
+        return;
+    }
+    jinja_release(&t->jinja);
+    free(t->specials);
+    free(t);
+}
+
+/* ---- asking ---- */
+
+const char *chat_template_missing(const struct chat_template *t)
+{
+    return !t ? "the model has no chat template" : t->usable ? NULL : t->missing;
+}
+
+bool chat_template_broken(const struct chat_template *t)
+{
+    return t && t->broken;
+}
+
+bool chat_template_wants_parts(const struct chat_template *t)
+{
+    return t && t->jinja.loops_over_content && !t->jinja.tests_for_string;
+}
+
+bool chat_template_knows_developer(const struct chat_template *t)
+{
+    return t && t->developer;
+}
+
+int chat_template_render(const struct chat_template *t, const char *context, size_t len,
+                         struct buf *out, struct err *e)
+{
+    struct buf all;
+    const char *missing = chat_template_missing(t);
+
+    if (missing) {
+        return err_set(e, ERR_UNSUPPORTED, "%s", missing);
+    }
+    if (len < 2 || context[0] != '{') {
+        return err_set(e, ERR_INVALID, "the variables must be an object");
+    }
+    /* What the request says stands after the model's, and wins. */
+    buf_init(&all, len + strlen(t->specials) + 64);
+    buf_puts(&all, "{");
+    buf_puts(&all, t->specials);
+    buf_puts(&all, "\"tools\":null,\"documents\":null");
+    if (context[1] != '}') {
+        buf_putc(&all, ',');
+    }
+    buf_append(&all, context + 1, len - 1);
+    int rc =
+        all.failed ? err_nomem(e, "messages") : jinja_render(&t->jinja, all.data, all.len, out, e);
+    buf_release(&all);
+    return rc;
+}

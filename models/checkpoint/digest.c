@@ -1,0 +1,47 @@
+/* A model in one number: ranks that computed different ones would disagree in
+ * silence. */
+#include <string.h>
+#include <xxhash.h>
+
+#include "models/checkpoint/weights.h"
+#include "models/model.h"
+
+static uint64_t text(uint64_t h, const char *s)
+{
+    return XXH3_64bits_withSeed(s, strlen(s), h);
+}
+
+static uint64_t numbers(uint64_t h, const void *n, size_t n_bytes)
+{
+    return XXH3_64bits_withSeed(n, n_bytes, h);
+}
+
+static uint64_t config_digest(const struct model_config *c)
+{
+    const int64_t whole[] = {
+        c->hidden,        c->n_layers,    c->n_heads,    c->n_kv_heads,    c->head_dim,
+        c->intermediate,  c->vocab,       c->embed_dim,  c->max_positions, c->sliding_window,
+        (int64_t)c->norm, c->norm_before, c->final_norm, (int64_t)c->act,  c->tied,
+        c->qkv_bias,      c->o_bias,      c->mlp_bias,   c->qk_norm,       c->scale_by_layer,
+        c->rope.kind,     c->rope.rot_dim};
+    const double real[] = {c->norm_eps, c->norm_offset, c->embed_scale, c->rope.theta,
+                           c->rope.factor};
+    uint64_t h = text(0, c->architecture);
+
+    h = numbers(h, whole, sizeof(whole));
+    h = numbers(h, c->windowed, sizeof(c->windowed[0]) * (size_t)c->n_layers);
+    return numbers(h, real, sizeof(real));
+}
+
+uint64_t model_digest(const struct model *m)
+{
+    uint64_t h = config_digest(&m->config);
+    int32_t n = m->checkpoint ? checkpoint_count(m->checkpoint) : 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        const struct tensor *t = checkpoint_at(m->checkpoint, i);
+        h = text(text(h, t->name), t->stored_type);
+        h = numbers(h, t->dim, sizeof(t->dim[0]) * (size_t)t->n_dims);
+    }
+    return h;
+}

@@ -1,0 +1,365 @@
+/* A GGUF file's metadata as config.json and generation_config.json.
+ *
+ * The two texts are written and then read by hfconfig.c, so that one place knows what
+ * is allowed and what follows from what.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "config/base/buf.h"
+#include "models/checkpoint/gguf/gguf.h"
+#include "models/checkpoint/hfconfig_internal.h"
+
+static const struct {
+    const char *gguf, *name;
+} ARCHITECTURES[] = {{"llama", "LlamaForCausalLM"},           {"qwen2", "Qwen2ForCausalLM"},
+                     {"qwen3", "Qwen3ForCausalLM"},           {"phi3", "Phi3ForCausalLM"},
+                     {"gemma", "GemmaForCausalLM"},           {"gemma2", "Gemma2ForCausalLM"},
+                     {"starcoder2", "Starcoder2ForCausalLM"}, {"gpt2", "GPT2LMHeadModel"}};
+
+struct key {
+    const char *gguf, *json;
+};
+
+/* Under the architecture's name. */
+static const struct key INTS[] = {
+    {"context_length", "max_position_embeddings"},
+    {"embedding_length", "hidden_size"},
+    {"block_count", "num_hidden_layers"},
+    {"feed_forward_length", "intermediate_size"},
+    {"attention.head_count", "num_attention_heads"},
+    {"attention.head_count_kv", "num_key_value_heads"},
+    {"attention.key_length", "head_dim"},
+    {"attention.sliding_window", "sliding_window"},
+    {"rope.scaling.original_context_length", "original_max_position_embeddings"},
+};
+static const struct key REALS[] = {
+    {"attention.layer_norm_rms_epsilon", "rms_norm_eps"},
+    {"attention.layer_norm_epsilon", "layer_norm_epsilon"},
+    {"rope.freq_base", "rope_theta"},
+    {"attn_logit_softcapping", "attn_logit_softcapping"},
+    {"final_logit_softcapping", "final_logit_softcapping"},
+};
+static const struct key SAMPLING[] = {
+    {"general.sampling.temp", "temperature"},
+    {"general.sampling.top_p", "top_p"},
+    {"general.sampling.min_p", "min_p"},
+    {"general.sampling.penalty_repeat", "repetition_penalty"},
+};
+
+/* The texts being written. `code` is the first error. */
+struct writer {
+    const struct gguf *g;
+    char arch[64];
+    struct buf out;
+    int code;
+    struct err *e;
+};
+
+static const char *under(const struct writer *w, const char *key, char *ret, size_t cap)
+{
+    snprintf(ret, cap, "%s.%s", w->arch, key);
+    return ret;
+}
+
+/* 1: there, 0: not there or an error before. */
+static bool take_int(struct writer *w, const char *key, int64_t *ret)
+{
+    int found = w->code < 0 ? 0 : gguf_int(w->g, key, ret, w->e);
+
+    w->code = MIN(w->code, MIN(found, 0));
+    return found > 0;
+}
+
+static bool take_real(struct writer *w, const char *key, double *ret)
+{
+    int found = w->code < 0 ? 0 : gguf_real(w->g, key, ret, w->e);
+
+    if (found > 0 && !isfinite(*ret)) {
+        found = err_set(w->e, ERR_INVALID, "%s: %s is not finite", w->g->file, key);
+    }
+    w->code = MIN(w->code, MIN(found, 0));
+    return found > 0;
+}
+
+static const struct gguf_tensor *find_tensor(const struct gguf *g, const char *name)
+{
+    for (int32_t i = 0; i < g->n_tensors; i++) {
+        if (gguf_text_is(g->tensor[i].name, name)) {
+            return &g->tensor[i];
+        }
+    }
+    return NULL;
+}
+
+/* "short_factor": [..] of a tensor. */
+static void put_factors(struct writer *w, const char *key, const struct gguf_tensor *t)
+{
+    float value[LIMIT_HEAD_DIM / 2];
+
+    if (t->n_dims != 1 || t->dim[0] > LIMIT_HEAD_DIM / 2 || gguf_block_values(t->encoding) != 1) {
+        w->code = err_set(w->e, ERR_INVALID, "%s: %.*s must be one row of at most %d floats",
+                          w->g->file, (int)t->name.len, t->name.at, LIMIT_HEAD_DIM / 2);
+        return;
+    }
+    gguf_decode(t->encoding, t->data, t->dim[0], value);
+    buf_printf(&w->out, ",\"%s\":[", key);
+    for (int64_t i = 0; i < t->dim[0] && w->code == 0; i++) {
+        if (!isfinite(value[i])) {
+            w->code = err_set(w->e, ERR_INVALID, "%s: %.*s has a value that is not finite",
+                              w->g->file, (int)t->name.len, t->name.at);
+        }
+        buf_printf(&w->out, "%s%.9g", i ? "," : "", (double)value[i]);
+    }
+    buf_putc(&w->out, ']');
+}
+
+/* Scaling by a name and its numbers; or by one factor a frequency, which is how
+ * llama3's scaling comes. */
+static void put_rope(struct writer *w)
+{
+    const struct gguf_tensor *all = find_tensor(w->g, "rope_freqs.weight");
+    const struct gguf_tensor *s = find_tensor(w->g, "rope_factors_short.weight");
+    const struct gguf_tensor *l = find_tensor(w->g, "rope_factors_long.weight");
+    struct gguf_text type = {0};
+    char key[128];
+    double value = 0;
+    int found = gguf_string(w->g, under(w, "rope.scaling.type", key, sizeof(key)), &type, w->e);
+
+    w->code = MIN(w->code, MIN(found, 0));
+    if (all || (s && l)) {
+        buf_puts(&w->out, ",\"rope_scaling\":{\"rope_type\":\"longrope\"");
+        put_factors(w, "short_factor", all ? all : s);
+        put_factors(w, "long_factor", all ? all : l);
+        if (take_real(w, under(w, "rope.scaling.attn_factor", key, sizeof(key)), &value)) {
+            buf_printf(&w->out, ",\"attention_factor\":%.17g", value);
+        } else if (all) {
+            buf_puts(&w->out, ",\"attention_factor\":1");
+        }
+        buf_putc(&w->out, '}');
+    } else if (found > 0 && !gguf_text_is(type, "none")) {
+        buf_puts(&w->out, ",\"rope_scaling\":{\"rope_type\":\"");
+        buf_json_escape(&w->out, type.at, MIN(type.len, (size_t)15));
+        buf_putc(&w->out, '"');
+        if (take_real(w, under(w, "rope.scaling.factor", key, sizeof(key)), &value)) {
+            buf_printf(&w->out, ",\"factor\":%.17g", value);
+        }
+        buf_putc(&w->out, '}');
+    } else if (take_real(w, under(w, "rope.scale_linear", key, sizeof(key)), &value) &&
+               value != 1) {
+        buf_printf(&w->out, ",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":%.17g}", value);
+    }
+}
+
+/* The part of a head that turns, where it is not all of it. */
+static void put_rotated(struct writer *w)
+{
+    int64_t turned = 0, head = 0, value_length = 0, hidden = 0, heads = 0;
+    char key[128];
+
+    if (!take_int(w, under(w, "attention.key_length", key, sizeof(key)), &head)) {
+        if (!take_int(w, under(w, "embedding_length", key, sizeof(key)), &hidden) ||
+            !take_int(w, under(w, "attention.head_count", key, sizeof(key)), &heads) || heads < 1) {
+            return;
+        }
+        head = hidden / heads;
+    }
+    if (take_int(w, under(w, "attention.value_length", key, sizeof(key)), &value_length) &&
+        value_length != head && w->code == 0) {
+        w->code = err_set(w->e, ERR_UNSUPPORTED, "%s: keys of %lld dimensions with values of %lld",
+                          w->g->file, (long long)head, (long long)value_length);
+    }
+    if (take_int(w, under(w, "rope.dimension_count", key, sizeof(key)), &turned) && turned < head &&
+        turned > 0) {
+        buf_printf(&w->out, ",\"partial_rotary_factor\":%.17g",
+                   ((double)turned + 0.5) / (double)head);
+    }
+}
+
+static void put_ids(struct writer *w)
+{
+    int64_t id = 0, other = 0;
+
+    if (take_int(w, "tokenizer.ggml.bos_token_id", &id)) {
+        buf_printf(&w->out, ",\"bos_token_id\":%lld", (long long)id);
+    }
+    if (!take_int(w, "tokenizer.ggml.eos_token_id", &id)) {
+        return;
+    }
+    buf_printf(&w->out, ",\"eos_token_id\":[%lld", (long long)id);
+    if (take_int(w, "tokenizer.ggml.eot_token_id", &other) && other != id) {
+        buf_printf(&w->out, ",%lld", (long long)other);
+    }
+    buf_putc(&w->out, ']');
+}
+
+/* What is quantised is computed in bfloat16. */
+static const char *stored_dtype(const struct gguf *g)
+{
+    const struct gguf_tensor *t = find_tensor(g, "blk.0.ffn_down.weight");
+    enum dtype dtype = DTYPE_BF16;
+
+    if (t) {
+        gguf_encoding_dtype(t->encoding, &dtype);
+    }
+    return dtype_name(dtype);
+}
+
+/* What the tensors that are there say. */
+static void put_found(struct writer *w)
+{
+    const struct gguf_tensor *embed = find_tensor(w->g, "token_embd.weight");
+
+    if (embed && embed->n_dims == 2) {
+        buf_printf(&w->out, ",\"vocab_size\":%lld", (long long)embed->dim[1]);
+    }
+    buf_printf(&w->out, ",\"tie_word_embeddings\":%s",
+               find_tensor(w->g, "output.weight") ? "false" : "true");
+    if (strcmp(w->arch, "llama") == 0 || strcmp(w->arch, "qwen3") == 0) {
+        buf_printf(&w->out, ",\"attention_bias\":%s,\"mlp_bias\":%s",
+                   find_tensor(w->g, "blk.0.attn_q.bias") ? "true" : "false",
+                   find_tensor(w->g, "blk.0.ffn_up.bias") ? "true" : "false");
+    }
+    buf_printf(&w->out, ",\"torch_dtype\":\"%s\"", stored_dtype(w->g));
+}
+
+/* The file does not say what scales Gemma-2's scores: the head's size, but in the one
+ * of 46 layers hidden size / heads. */
+static void put_query_scalar(struct writer *w)
+{
+    int64_t layers = 0, hidden = 0, heads = 0;
+    char key[128];
+
+    if (strcmp(w->arch, "gemma2") == 0 &&
+        take_int(w, under(w, "block_count", key, sizeof(key)), &layers) && layers == 46 &&
+        take_int(w, under(w, "embedding_length", key, sizeof(key)), &hidden) &&
+        take_int(w, under(w, "attention.head_count", key, sizeof(key)), &heads) && heads > 0) {
+        buf_printf(&w->out, ",\"query_pre_attn_scalar\":%.17g", (double)hidden / (double)heads);
+    }
+}
+
+static void put_config(struct writer *w, const char *name)
+{
+    char key[128];
+    int64_t value = 0;
+    double real = 0;
+
+    buf_printf(&w->out, "{\"architectures\":[\"%s\"]", name);
+    for (size_t i = 0; i < ARRAY_LEN(INTS); i++) {
+        if (take_int(w, under(w, INTS[i].gguf, key, sizeof(key)), &value)) {
+            buf_printf(&w->out, ",\"%s\":%lld", INTS[i].json, (long long)value);
+        }
+    }
+    for (size_t i = 0; i < ARRAY_LEN(REALS); i++) {
+        if (take_real(w, under(w, REALS[i].gguf, key, sizeof(key)), &real)) {
+            buf_printf(&w->out, ",\"%s\":%.9g", REALS[i].json, real);
+        }
+    }
+    if (take_int(w, under(w, "expert_count", key, sizeof(key)), &value) && value > 0) {
+        w->code = err_set(w->e, ERR_UNSUPPORTED, "%s: a mixture of %lld experts is not supported",
+                          w->g->file, (long long)value);
+    }
+    if (take_int(w, "split.count", &value) && value > 1) {
+        w->code = err_set(w->e, ERR_UNSUPPORTED,
+                          "%s: one of %lld files of a model; join them (llama-gguf-split --merge) "
+                          "and give that file",
+                          w->g->file, (long long)value);
+    }
+    put_rotated(w);
+    put_rope(w);
+    put_query_scalar(w);
+    put_ids(w);
+    put_found(w);
+    buf_putc(&w->out, '}');
+}
+
+static void put_generation(struct writer *w)
+{
+    int64_t top_k = -1;
+    double value = 0;
+    const char *comma = "";
+
+    buf_putc(&w->out, '{');
+    for (size_t i = 0; i < ARRAY_LEN(SAMPLING); i++) {
+        if (take_real(w, SAMPLING[i].gguf, &value)) {
+            buf_printf(&w->out, "%s\"%s\":%.9g", comma, SAMPLING[i].json, value);
+            comma = ",";
+        }
+    }
+    if (take_int(w, "general.sampling.top_k", &top_k)) {
+        buf_printf(&w->out, "%s\"top_k\":%lld", comma, (long long)top_k);
+    }
+    buf_putc(&w->out, '}');
+}
+
+/* The name that config.json has for the file's architecture. */
+static int find_architecture(struct writer *w, const char **ret)
+{
+    char known[128] = "";
+    struct gguf_text name = {0};
+    int found = gguf_string(w->g, "general.architecture", &name, w->e);
+
+    if (found < 0) {
+        return found;
+    }
+    for (size_t i = 0; i < ARRAY_LEN(ARCHITECTURES); i++) {
+        if (found && gguf_text_is(name, ARCHITECTURES[i].gguf)) {
+            snprintf(w->arch, sizeof(w->arch), "%s", ARCHITECTURES[i].gguf);
+            *ret = ARCHITECTURES[i].name;
+            return 0;
+        }
+        size_t len = strlen(known);
+        snprintf(known + len, sizeof(known) - len, "%s%s", len ? ", " : "", ARCHITECTURES[i].gguf);
+    }
+    if (!found) {
+        return err_set(w->e, ERR_INVALID, "%s: general.architecture is missing; known are %s",
+                       w->g->file, known);
+    }
+    return err_set(w->e, ERR_UNSUPPORTED, "%s: architecture '%.*s' is not known; known are %s",
+                   w->g->file, (int)MIN(name.len, (size_t)40), name.at, known);
+}
+
+int gguf_config(struct model_config *ret, struct generation_defaults *ret_gen, const struct gguf *g,
+                struct err *e)
+{
+    struct writer w = {.g = g, .e = e};
+    const char *name = NULL;
+    bool dtype_given;
+
+    buf_init(&w.out, LIMIT_CONFIG_JSON_BYTES);
+    w.code = find_architecture(&w, &name);
+    if (w.code < 0) {
+        return w.code;
+    }
+    put_config(&w, name);
+    size_t config_len = w.out.len;
+    put_generation(&w);
+    if (w.code == 0 && w.out.failed) {
+        w.code = err_nomem(e, "the configuration");
+    }
+    if (w.code == 0) {
+        w.code = model_config_parse(ret, ret_gen, &dtype_given, w.out.data, config_len,
+                                    w.out.data + config_len, w.out.len - config_len, e);
+        if (w.code < 0) {
+            err_prefix(e, "%s, read as config.json", g->file);
+        } else {
+            ret->norm_offset = 0; /* Gemma's norm weights are stored with their 1 added */
+        }
+    }
+    buf_release(&w.out);
+    return w.code;
+}
+
+int gguf_config_read(struct model_config *ret, struct generation_defaults *ret_gen,
+                     const char *path, struct err *e)
+{
+    struct gguf *g = NULL;
+    int rc = gguf_open(&g, path, e);
+
+    if (rc == 0) {
+        rc = gguf_config(ret, ret_gen, g, e);
+    }
+    gguf_free(g);
+    return rc;
+}

@@ -1,0 +1,425 @@
+/* The vocabulary inside a GGUF file as a tokenizer.
+ *
+ * A "gpt2" vocabulary (byte-level BPE) is written as tokenizer.json, a "llama" one
+ * (SentencePiece) as tokenizer.model, and read by whoever reads those. What the file
+ * only names, the way a text is cut into words, stands here in full.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "config/base/buf.h"
+#include "models/checkpoint/gguf/gguf.h"
+#include "models/tokenizer/tokenizer_internal.h"
+
+/* Token types, the same numbers as SentencePiece's. */
+enum { TYPE_NORMAL = 1, TYPE_UNKNOWN, TYPE_CONTROL, TYPE_USER, TYPE_UNUSED, TYPE_BYTE };
+
+#define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+#define TAIL "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define LLAMA3 CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}" TAIL
+#define QWEN2 CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" TAIL
+#define TEKKEN                                                                              \
+    "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER "*" \
+    "|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define GPT4O                                                                                  \
+    "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" CONTRACTIONS "?|[^\\r\\n\\p{L}\\p{N}]?" UPPER \
+    "+" LOWER "*" CONTRACTIONS                                                                 \
+    "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+
+/* tokenizer.ggml.pre: what the original tokenizer.json says. */
+struct pre {
+    const char *name;
+    const char *regex; /* NULL: GPT-2's */
+    bool digits;       /* each digit a word */
+    bool nfc;
+    bool ignore_merges;
+    bool add_bos; /* where the file does not say */
+};
+
+static const struct pre PRES[] = {
+    {.name = "default"},
+    {.name = "gpt-2"},
+    {.name = "gpt2"},
+    {.name = "phi-2"},
+    {.name = "smollm", .digits = true},
+    {.name = "starcoder", .digits = true},
+    {.name = "refact", .digits = true},
+    {.name = "llama-bpe", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
+    {.name = "llama3", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
+    {.name = "llama-v3", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
+    {.name = "smaug-bpe", .regex = LLAMA3},
+    {.name = "dbrx", .regex = LLAMA3},
+    {.name = "qwen2", .regex = QWEN2, .nfc = true},
+    {.name = "deepseek-r1-qwen", .regex = QWEN2},
+    {.name = "tekken", .regex = TEKKEN, .ignore_merges = true, .add_bos = true},
+    {.name = "gpt-4o", .regex = GPT4O},
+};
+
+/* What the metadata holds of a vocabulary. */
+struct vocabulary {
+    const struct gguf *g;
+    const struct gguf_pair *tokens, *types, *scores, *merges;
+    const struct pre *pre;
+    bool sentencepiece;
+    bool add_bos, add_eos, add_space, remove_spaces;
+    int32_t bos, eos; /* -1: none */
+    struct err *e;
+};
+
+/* ---- reading ---- */
+
+static int read_id(const struct vocabulary *v, const char *key, int32_t *ret)
+{
+    int64_t id = -1;
+    int found = gguf_int(v->g, key, &id, v->e);
+
+    if (found > 0 && (id < 0 || (uint64_t)id >= v->tokens->n)) {
+        return err_set(v->e, ERR_INVALID, "%s: %s is %lld, the vocabulary has %llu tokens",
+                       v->g->file, key, (long long)id, (unsigned long long)v->tokens->n);
+    }
+    *ret = found > 0 ? (int32_t)id : -1;
+    return found;
+}
+
+static int read_pre(struct vocabulary *v)
+{
+    char known[320] = "";
+    struct gguf_text name = {"default", 7};
+    int found = gguf_string(v->g, "tokenizer.ggml.pre", &name, v->e);
+
+    if (found < 0) {
+        return found;
+    }
+    for (size_t i = 0; i < ARRAY_LEN(PRES); i++) {
+        if (gguf_text_is(name, PRES[i].name)) {
+            v->pre = &PRES[i];
+            return 0;
+        }
+        size_t len = strlen(known);
+        snprintf(known + len, sizeof(known) - len, "%s%s", len ? ", " : "", PRES[i].name);
+    }
+    return err_set(v->e, ERR_UNSUPPORTED,
+                   "%s: tokenizer.ggml.pre '%.*s' is not known; known are %s", v->g->file,
+                   (int)MIN(name.len, (size_t)40), name.at, known);
+}
+
+static int read_lists(struct vocabulary *v)
+{
+    int rc = gguf_array(v->g, "tokenizer.ggml.tokens", GGUF_STRING, &v->tokens, v->e);
+
+    if (rc == 0 || (rc > 0 && (v->tokens->n == 0 || v->tokens->n > LIMIT_VOCAB))) {
+        return err_set(v->e, ERR_INVALID,
+                       "%s: tokenizer.ggml.tokens is missing, or not 1 to %d tokens", v->g->file,
+                       LIMIT_VOCAB);
+    }
+    if (rc > 0) {
+        rc = gguf_array(v->g, "tokenizer.ggml.token_type", GGUF_I32, &v->types, v->e);
+    }
+    if (rc >= 0) {
+        rc = gguf_array(v->g, "tokenizer.ggml.scores", GGUF_F32, &v->scores, v->e);
+    }
+    if (rc >= 0) {
+        rc = gguf_array(v->g, "tokenizer.ggml.merges", GGUF_STRING, &v->merges, v->e);
+    }
+    if (rc < 0) {
+        return rc;
+    }
+    if ((v->types && v->types->n != v->tokens->n) || (v->scores && v->scores->n != v->tokens->n)) {
+        return err_set(v->e, ERR_INVALID,
+                       "%s: tokenizer.ggml has %llu tokens, but not as many types and scores",
+                       v->g->file, (unsigned long long)v->tokens->n);
+    }
+    if (v->sentencepiece ? !v->scores || !v->types : !v->merges) {
+        return err_set(v->e, ERR_INVALID, "%s: tokenizer.ggml.%s is missing", v->g->file,
+                       v->sentencepiece ? "scores or token_type" : "merges");
+    }
+    return 0;
+}
+
+static int read_vocabulary(struct vocabulary *v)
+{
+    struct gguf_text model = {0};
+    int rc = gguf_string(v->g, "tokenizer.ggml.model", &model, v->e);
+
+    if (rc < 0) {
+        return rc;
+    }
+    v->sentencepiece = rc > 0 && gguf_text_is(model, "llama");
+    if (!v->sentencepiece && !(rc > 0 && gguf_text_is(model, "gpt2"))) {
+        return err_set(v->e, ERR_UNSUPPORTED,
+                       "%s: tokenizer.ggml.model is '%.*s'; gpt2 and llama are read", v->g->file,
+                       (int)MIN(model.len, (size_t)40), model.at ? model.at : "");
+    }
+    rc = read_lists(v);
+    if (rc >= 0 && !v->sentencepiece) {
+        rc = read_pre(v);
+    }
+    if (rc < 0) {
+        return rc;
+    }
+    v->add_bos = v->sentencepiece || v->pre->add_bos;
+    v->add_space = v->sentencepiece;
+    const struct {
+        const char *key;
+        bool *value;
+    } flags[] = {{"tokenizer.ggml.add_bos_token", &v->add_bos},
+                 {"tokenizer.ggml.add_eos_token", &v->add_eos},
+                 {"tokenizer.ggml.add_space_prefix", &v->add_space},
+                 {"tokenizer.ggml.remove_extra_whitespaces", &v->remove_spaces}};
+    for (size_t i = 0; i < ARRAY_LEN(flags) && rc >= 0; i++) {
+        rc = gguf_bool(v->g, flags[i].key, flags[i].value, v->e);
+    }
+    if (rc >= 0) {
+        rc = read_id(v, "tokenizer.ggml.bos_token_id", &v->bos);
+    }
+    return rc < 0 ? rc : MIN(read_id(v, "tokenizer.ggml.eos_token_id", &v->eos), 0);
+}
+
+static int32_t type_of(const struct vocabulary *v, uint64_t id)
+{
+    return v->types ? gguf_item_i32(v->types, id) : TYPE_NORMAL;
+}
+
+static int check_text(const struct vocabulary *v, struct gguf_text t, const char *what, uint64_t i)
+{
+    if (utf8_valid(t.at, t.len)) {
+        return 0;
+    }
+    return err_set(v->e, ERR_INVALID, "%s: %s %llu is not UTF-8", v->g->file, what,
+                   (unsigned long long)i);
+}
+
+/* ---- byte-level BPE as tokenizer.json ---- */
+
+static void put_string(struct buf *b, const char *text, size_t len)
+{
+    buf_putc(b, '"');
+    buf_json_escape(b, text, len);
+    buf_putc(b, '"');
+}
+
+static int put_model(const struct vocabulary *v, struct buf *b)
+{
+    const uint8_t *at = v->tokens->at;
+    const char *comma = "";
+    int rc = 0;
+
+    buf_printf(b, "{\"model\":{\"type\":\"BPE\",\"ignore_merges\":%s,\"vocab\":{",
+               v->pre->ignore_merges ? "true" : "false");
+    for (uint64_t i = 0; i < v->tokens->n && rc == 0; i++) {
+        struct gguf_text t = gguf_next_string(&at);
+        rc = check_text(v, t, "token", i);
+        if (type_of(v, i) == TYPE_CONTROL || type_of(v, i) == TYPE_USER) {
+            continue;
+        }
+        buf_puts(b, comma);
+        put_string(b, t.at, t.len);
+        buf_printf(b, ":%llu", (unsigned long long)i);
+        comma = ",";
+    }
+    return rc;
+}
+
+static int put_merges(const struct vocabulary *v, struct buf *b)
+{
+    const uint8_t *at = v->merges->at;
+    int rc = 0;
+
+    buf_puts(b, "},\"merges\":[");
+    for (uint64_t i = 0; i < v->merges->n && rc == 0; i++) {
+        struct gguf_text t = gguf_next_string(&at);
+        rc = check_text(v, t, "merge", i);
+        if (i > 0) {
+            buf_putc(b, ',');
+        }
+        put_string(b, t.at, t.len);
+    }
+    buf_puts(b, "]}");
+    return rc;
+}
+
+/* Control tokens are left out of texts, a user's are not; both are found before
+ * anything else. */
+static void put_added(const struct vocabulary *v, struct buf *b)
+{
+    const uint8_t *at = v->tokens->at;
+    const char *comma = "";
+
+    buf_puts(b, ",\"added_tokens\":[");
+    for (uint64_t i = 0; i < v->tokens->n; i++) {
+        struct gguf_text t = gguf_next_string(&at);
+        int32_t type = type_of(v, i);
+        if (type != TYPE_CONTROL && type != TYPE_USER) {
+            continue;
+        }
+        buf_printf(b, "%s{\"id\":%llu,\"normalized\":false,\"special\":%s,\"content\":", comma,
+                   (unsigned long long)i, type == TYPE_CONTROL ? "true" : "false");
+        put_string(b, t.at, t.len);
+        buf_putc(b, '}');
+        comma = ",";
+    }
+    buf_putc(b, ']');
+}
+
+static void put_parts(const struct vocabulary *v, struct buf *b)
+{
+    static const char BYTE_LEVEL[] =
+        "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":";
+
+    if (v->pre->nfc) {
+        buf_puts(b, ",\"normalizer\":{\"type\":\"NFC\"}");
+    }
+    buf_puts(b, ",\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[");
+    if (v->pre->digits) {
+        buf_puts(b, "{\"type\":\"Digits\",\"individual_digits\":true},");
+    }
+    if (v->pre->regex) {
+        buf_puts(b, "{\"type\":\"Split\",\"behavior\":\"Isolated\",\"invert\":false,\"pattern\":{"
+                    "\"Regex\":");
+        put_string(b, v->pre->regex, strlen(v->pre->regex));
+        buf_puts(b, "}},");
+    }
+    buf_printf(b, "%s%s}]},\"decoder\":%strue}}", BYTE_LEVEL, v->pre->regex ? "false" : "true",
+               BYTE_LEVEL);
+}
+
+static int make_bpe(struct tokenizer *t, const struct vocabulary *v)
+{
+    struct buf b;
+
+    buf_init(&b, LIMIT_TOKENIZER_JSON_BYTES);
+    int rc = put_model(v, &b);
+    if (rc == 0) {
+        rc = put_merges(v, &b);
+    }
+    if (rc == 0) {
+        put_added(v, &b);
+        put_parts(v, &b);
+        rc = b.failed ? err_nomem(v->e, "the vocabulary") : tokenizer_parse(t, b.data, b.len, v->e);
+        if (rc < 0) {
+            err_prefix(v->e, "%s, its vocabulary as tokenizer.json", v->g->file);
+        }
+    }
+    buf_release(&b);
+    return rc;
+}
+
+/* ---- SentencePiece as tokenizer.model ---- */
+
+/* Protocol buffers: a field is its number and wire type, then a varint, four bytes, or
+ * a length and so many bytes. */
+enum { WIRE_VARINT, WIRE_BYTES = 2, WIRE_FIXED32 = 5 };
+
+static void put_varint(struct buf *b, uint64_t n)
+{
+    for (; n >= 128; n >>= 7) {
+        buf_putc(b, (char)(n | 128));
+    }
+    buf_putc(b, (char)n);
+}
+
+static void put_number(struct buf *b, int field, uint64_t n)
+{
+    put_varint(b, (uint64_t)field << 3 | WIRE_VARINT);
+    put_varint(b, n);
+}
+
+static void put_bytes(struct buf *b, int field, const char *at, size_t len)
+{
+    put_varint(b, (uint64_t)field << 3 | WIRE_BYTES);
+    put_varint(b, len);
+    buf_append(b, at, len);
+}
+
+/* A ModelProto: its pieces, then trainer_spec (model_type BPE, byte_fallback), then
+ * normalizer_spec. */
+static int put_proto(const struct vocabulary *v, struct buf *b, struct buf *part)
+{
+    const uint8_t *at = v->tokens->at;
+    bool bytes = false;
+    int rc = 0;
+
+    for (uint64_t i = 0; i < v->tokens->n && rc == 0; i++) {
+        struct gguf_text t = gguf_next_string(&at);
+        rc = check_text(v, t, "token", i);
+        buf_clear(part);
+        put_bytes(part, 1, t.at, t.len);
+        put_varint(part, 2 << 3 | WIRE_FIXED32);
+        buf_append(part, v->scores->at + 4 * i, 4);
+        put_number(part, 3, (uint32_t)type_of(v, i));
+        put_bytes(b, 1, part->data, part->len);
+        bytes |= type_of(v, i) == TYPE_BYTE;
+        b->failed |= part->failed;
+    }
+    buf_clear(part);
+    put_number(part, 3, 2);
+    put_number(part, 35, bytes);
+    put_bytes(b, 2, part->data, part->len);
+    buf_clear(part);
+    put_number(part, 3, v->add_space);
+    put_number(part, 4, v->remove_spaces);
+    put_bytes(b, 3, part->data, part->len);
+    return rc;
+}
+
+static int make_sentencepiece(struct tokenizer *t, const struct vocabulary *v)
+{
+    struct buf b, part;
+
+    buf_init(&b, LIMIT_TOKENIZER_JSON_BYTES);
+    buf_init(&part, LIMIT_TOKENIZER_JSON_BYTES);
+    int rc =
+        buf_reserve(&part, 256) < 0 ? err_nomem(v->e, "the vocabulary") : put_proto(v, &b, &part);
+    if (rc == 0) {
+        rc = b.failed ? err_nomem(v->e, "the vocabulary")
+                      : tokenizer_parse_spm(t, (const uint8_t *)b.data, b.len, v->e);
+        if (rc < 0) {
+            err_prefix(v->e, "%s, its vocabulary as tokenizer.model", v->g->file);
+        }
+    }
+    buf_release(&b);
+    buf_release(&part);
+    return rc;
+}
+
+int gguf_tokenizer(struct tokenizer **ret, const struct gguf *g, struct err *e)
+{
+    struct vocabulary v = {.g = g, .bos = -1, .eos = -1, .e = e};
+    int rc = read_vocabulary(&v);
+
+    if (rc < 0) {
+        return rc;
+    }
+    struct tokenizer *t = calloc(1, sizeof(*t));
+    if (!t) {
+        return err_nomem(e, "a tokenizer");
+    }
+    rc = v.sentencepiece ? make_sentencepiece(t, &v) : make_bpe(t, &v);
+    if (rc < 0) {
+        tokenizer_free(t);
+        return rc;
+    }
+    t->bos = v.bos;
+    t->eos = v.eos;
+    t->prefix[0] = v.bos;
+    t->n_prefix = v.add_bos && v.bos >= 0;
+    t->suffix[0] = v.eos;
+    t->n_suffix = v.add_eos && v.eos >= 0;
+    *ret = t;
+    return 0;
+}
+
+int gguf_tokenizer_open(struct tokenizer **ret, const char *path, struct err *e)
+{
+    struct gguf *g = NULL;
+    int rc = gguf_open(&g, path, e);
+
+    if (rc == 0) {
+        rc = gguf_tokenizer(ret, g, e);
+    }
+    gguf_free(g);
+    return rc;
+}

@@ -1,0 +1,527 @@
+/* config.json and generation_config.json of a Hugging Face directory into a checked
+ * `struct model_config`.
+ *
+ * Two passes. FIELDS says for each key where its value goes and what is allowed, so
+ * that the files are read without knowing the architecture; hfconfig_derive.c then
+ * fills in what is missing from the architecture's row and checks what holds between
+ * fields. Keys that are not in the table mean nothing to inference here and are passed
+ * over.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "config/base/json.h"
+#include "models/checkpoint/file.h"
+#include "models/checkpoint/gguf/gguf.h"
+#include "models/checkpoint/hfconfig_internal.h"
+#include "models/checkpoint/weights.h"
+
+static const char CONFIG[] = "config.json", GENERATION[] = "generation_config.json";
+
+enum field_kind { FIELD_INT, FIELD_REAL, FIELD_BOOL };
+
+struct field {
+    const char *key;
+    enum field_kind kind;
+    size_t offset;
+    double min, max; /* INT and REAL, both allowed */
+};
+
+#define AT(member) offsetof(struct raw_config, member)
+
+/* Old families have names of their own for the same thing. */
+static const struct field FIELDS[] = {
+    {"hidden_size", FIELD_INT, AT(hidden), 1, LIMIT_HIDDEN},
+    {"n_embd", FIELD_INT, AT(hidden), 1, LIMIT_HIDDEN},
+    {"num_hidden_layers", FIELD_INT, AT(n_layers), 1, LIMIT_LAYERS},
+    {"n_layer", FIELD_INT, AT(n_layers), 1, LIMIT_LAYERS},
+    {"num_attention_heads", FIELD_INT, AT(n_heads), 1, LIMIT_HEADS},
+    {"n_head", FIELD_INT, AT(n_heads), 1, LIMIT_HEADS},
+    {"num_key_value_heads", FIELD_INT, AT(n_kv_heads), 1, LIMIT_HEADS},
+    {"head_dim", FIELD_INT, AT(head_dim), 1, LIMIT_HEAD_DIM},
+    {"intermediate_size", FIELD_INT, AT(intermediate), 1, LIMIT_HIDDEN * 8},
+    {"ffn_dim", FIELD_INT, AT(intermediate), 1, LIMIT_HIDDEN * 8},
+    {"n_inner", FIELD_INT, AT(intermediate), 1, LIMIT_HIDDEN * 8},
+    {"vocab_size", FIELD_INT, AT(vocab), 1, LIMIT_VOCAB},
+    {"word_embed_proj_dim", FIELD_INT, AT(embed_dim), 1, LIMIT_HIDDEN},
+    {"max_position_embeddings", FIELD_INT, AT(max_positions), 1, 1 << 30},
+    {"n_positions", FIELD_INT, AT(max_positions), 1, 1 << 30},
+    {"sliding_window", FIELD_INT, AT(window), 1, 1 << 30},
+    {"max_window_layers", FIELD_INT, AT(window_from_layer), 0, 1 << 30},
+    {"original_max_position_embeddings", FIELD_INT, AT(original_positions), 1, 1 << 30},
+    {"bos_token_id", FIELD_INT, AT(bos), -1, LIMIT_VOCAB},
+    {"rms_norm_eps", FIELD_REAL, AT(norm_eps), 0, 1},
+    {"layer_norm_epsilon", FIELD_REAL, AT(norm_eps), 0, 1},
+    {"norm_epsilon", FIELD_REAL, AT(norm_eps), 0, 1},
+    {"rope_theta", FIELD_REAL, AT(theta), 1, 1e12},
+    {"partial_rotary_factor", FIELD_REAL, AT(partial), 0, 1},
+    {"query_pre_attn_scalar", FIELD_REAL, AT(query_scalar), 1e-6, 1e6},
+    {"attn_logit_softcapping", FIELD_REAL, AT(attn_softcap), 1e-6, 1e6},
+    {"final_logit_softcapping", FIELD_REAL, AT(final_softcap), 1e-6, 1e6},
+    {"tie_word_embeddings", FIELD_BOOL, AT(tied), 0, 0},
+    {"attention_bias", FIELD_BOOL, AT(attention_bias), 0, 0},
+    {"mlp_bias", FIELD_BOOL, AT(mlp_bias), 0, 0},
+    {"enable_bias", FIELD_BOOL, AT(enable_bias), 0, 0},
+    {"use_bias", FIELD_BOOL, AT(enable_bias), 0, 0},
+    {"use_sliding_window", FIELD_BOOL, AT(use_window), 0, 0},
+    {"do_layer_norm_before", FIELD_BOOL, AT(norm_before), 0, 0},
+    {"_remove_final_layer_norm", FIELD_BOOL, AT(no_final_norm), 0, 0},
+    {"layer_norm_elementwise_affine", FIELD_BOOL, AT(affine), 0, 0},
+    {"scale_attn_weights", FIELD_BOOL, AT(scale_attention), 0, 0},
+    {"scale_attn_by_inverse_layer_idx", FIELD_BOOL, AT(scale_by_layer), 0, 0},
+    {NULL, 0, 0, 0, 0},
+};
+
+/* Inside rope_scaling and rope_parameters. */
+static const struct field ROPE_FIELDS[] = {
+    {"rope_theta", FIELD_REAL, AT(rope_theta), 1, 1e12},
+    {"partial_rotary_factor", FIELD_REAL, AT(rope_partial), 0, 1},
+    {"factor", FIELD_REAL, AT(factor), 1, 1e6},
+    {"low_freq_factor", FIELD_REAL, AT(low_freq_factor), 1e-6, 1e6},
+    {"high_freq_factor", FIELD_REAL, AT(high_freq_factor), 1e-6, 1e6},
+    {"beta_fast", FIELD_REAL, AT(beta_fast), 0, 1e6},
+    {"beta_slow", FIELD_REAL, AT(beta_slow), 0, 1e6},
+    {"mscale", FIELD_REAL, AT(mscale), 0, 1e3},
+    {"mscale_all_dim", FIELD_REAL, AT(mscale_all_dim), 0, 1e3},
+    {"attention_factor", FIELD_REAL, AT(attention_factor), 1e-6, 1e3},
+    {"truncate", FIELD_BOOL, AT(truncate), 0, 0},
+    {"original_max_position_embeddings", FIELD_INT, AT(rope_original_positions), 1, 1 << 30},
+    {NULL, 0, 0, 0, 0},
+};
+
+#undef AT
+
+/* ---- reading ---- */
+
+static bool wrong_type(struct json *j, const char *key, const char *want)
+{
+    return json_fail(j, "%s must be %s, not %s", key, want, json_type_name(json_peek(j)));
+}
+
+static bool read_int(struct json *j, const char *key, double min, double max, int32_t *ret)
+{
+    int64_t value;
+
+    if (json_peek(j) != JSON_NUMBER) {
+        return wrong_type(j, key, "a whole number");
+    }
+    if (!json_read_int(j, &value)) {
+        return false;
+    }
+    if ((double)value < min || (double)value > max) {
+        return json_fail(j, "%s is %lld, allowed are %.0f to %.0f", key, (long long)value, min,
+                         max);
+    }
+    *ret = (int32_t)value;
+    return true;
+}
+
+static bool read_real(struct json *j, const char *key, double min, double max, double *ret)
+{
+    double value;
+
+    if (json_peek(j) != JSON_NUMBER) {
+        return wrong_type(j, key, "a number");
+    }
+    if (!json_read_double(j, &value)) {
+        return false;
+    }
+    if (!(value >= min && value <= max)) {
+        return json_fail(j, "%s is %g, allowed are %g to %g", key, value, min, max);
+    }
+    *ret = value;
+    return true;
+}
+
+static bool read_text(struct json *j, const char *key, char *ret, size_t cap)
+{
+    if (json_peek(j) != JSON_STRING) {
+        return wrong_type(j, key, "a string");
+    }
+    return json_read_string(j, ret, cap, NULL);
+}
+
+/* A row of the table for `key`, or NULL. */
+static const struct field *find_field(const struct field *fields, const char *key)
+{
+    for (; fields->key; fields++) {
+        if (strcmp(fields->key, key) == 0) {
+            return fields;
+        }
+    }
+    return NULL;
+}
+
+static bool read_field(struct json *j, const struct field *f, struct raw_config *raw)
+{
+    void *at = (char *)raw + f->offset;
+    bool value = false;
+
+    if (json_peek(j) == JSON_NULL) {
+        return json_skip(j);
+    }
+    switch (f->kind) {
+    case FIELD_INT:
+        return read_int(j, f->key, f->min, f->max, at);
+    case FIELD_REAL:
+        return read_real(j, f->key, f->min, f->max, at);
+    case FIELD_BOOL:
+        break;
+    }
+    if (json_peek(j) != JSON_BOOL) {
+        return wrong_type(j, f->key, "true or false");
+    }
+    json_read_bool(j, &value);
+    *(int8_t *)at = value;
+    return true;
+}
+
+/* eos_token_id: null, one id or a list. */
+static bool read_eos(struct json *j, int32_t *eos, int32_t *n_eos)
+{
+    *n_eos = 0;
+    if (json_peek(j) == JSON_NULL) {
+        return json_skip(j);
+    }
+    if (json_peek(j) != JSON_ARRAY) {
+        *n_eos = 1;
+        return read_int(j, "eos_token_id", 0, LIMIT_VOCAB - 1, eos);
+    }
+    json_enter_array(j);
+    while (json_next_element(j)) {
+        if (*n_eos == LIMIT_EOS_IDS) {
+            return json_fail(j, "eos_token_id has more than %d ids", LIMIT_EOS_IDS);
+        }
+        if (!read_int(j, "eos_token_id", 0, LIMIT_VOCAB - 1, &eos[(*n_eos)++])) {
+            return false;
+        }
+    }
+    return !j->failed;
+}
+
+/* short_factor, long_factor: one number a frequency. */
+static bool read_factors(struct json *j, const char *key, float *ret, int32_t *ret_n)
+{
+    if (json_peek(j) != JSON_ARRAY) {
+        return wrong_type(j, key, "a list of numbers");
+    }
+    *ret_n = 0;
+    json_enter_array(j);
+    while (json_next_element(j)) {
+        double value;
+        if (*ret_n == LIMIT_HEAD_DIM / 2) {
+            return json_fail(j, "%s has more than %d numbers", key, LIMIT_HEAD_DIM / 2);
+        }
+        if (!read_real(j, key, 1e-6, 1e6, &value)) {
+            return false;
+        }
+        ret[(*ret_n)++] = (float)value;
+    }
+    return !j->failed;
+}
+
+static bool read_rope(struct json *j, const char *key, struct raw_config *raw)
+{
+    if (json_peek(j) == JSON_NULL) {
+        return json_skip(j);
+    }
+    if (json_peek(j) != JSON_OBJECT) {
+        return wrong_type(j, key, "an object");
+    }
+    json_enter_object(j);
+    while (json_next_member(j)) {
+        const struct field *f = find_field(ROPE_FIELDS, j->key);
+        if (f) {
+            read_field(j, f, raw);
+        } else if (json_key_is(j, "rope_type") || json_key_is(j, "type")) {
+            read_text(j, "rope_type", raw->rope_type, sizeof(raw->rope_type));
+        } else if (json_key_is(j, "short_factor")) {
+            read_factors(j, "short_factor", raw->short_factor, &raw->n_short);
+        } else if (json_key_is(j, "long_factor")) {
+            read_factors(j, "long_factor", raw->long_factor, &raw->n_long);
+        } else if (json_peek(j) == JSON_OBJECT) {
+            return json_fail(j, "%s: parameters by layer type ('%.40s') are not supported", key,
+                             j->key);
+        } else {
+            json_skip(j);
+        }
+    }
+    return !j->failed;
+}
+
+static bool read_architectures(struct json *j, struct raw_config *raw)
+{
+    char other[64];
+
+    if (json_peek(j) != JSON_ARRAY) {
+        return wrong_type(j, "architectures", "a list of strings");
+    }
+    json_enter_array(j);
+    for (int i = 0; json_next_element(j); i++) {
+        read_text(j, "architectures", i == 0 ? raw->architecture : other, sizeof(other));
+    }
+    return !j->failed;
+}
+
+static bool read_layer_types(struct json *j, struct raw_config *raw)
+{
+    char text[32];
+
+    if (json_peek(j) == JSON_NULL) {
+        return json_skip(j);
+    }
+    if (json_peek(j) != JSON_ARRAY) {
+        return wrong_type(j, "layer_types", "a list of strings");
+    }
+    raw->n_layer_types = 0;
+    json_enter_array(j);
+    while (json_next_element(j)) {
+        if (raw->n_layer_types == LIMIT_LAYERS) {
+            return json_fail(j, "layer_types has more than %d entries", LIMIT_LAYERS);
+        }
+        if (!read_text(j, "layer_types", text, sizeof(text))) {
+            return false;
+        }
+        bool windowed = strcmp(text, "sliding_attention") == 0;
+        if (!windowed && strcmp(text, "full_attention") != 0) {
+            return json_fail(j, "layer_types: '%s' is neither full_attention nor sliding_attention",
+                             text);
+        }
+        raw->layer_windowed[raw->n_layer_types++] = windowed;
+    }
+    return !j->failed;
+}
+
+static bool read_member(struct json *j, struct raw_config *raw)
+{
+    const struct field *f = find_field(FIELDS, j->key);
+    bool null = json_peek(j) == JSON_NULL;
+
+    if (f) {
+        raw->window_is_null |= null && strcmp(f->key, "sliding_window") == 0;
+        return read_field(j, f, raw);
+    }
+    if (json_key_is(j, "architectures")) {
+        return read_architectures(j, raw);
+    }
+    if (json_key_is(j, "rope_scaling") || json_key_is(j, "rope_parameters")) {
+        return read_rope(j, "rope_parameters", raw);
+    }
+    if (json_key_is(j, "eos_token_id")) {
+        return read_eos(j, raw->eos, &raw->n_eos);
+    }
+    if (json_key_is(j, "layer_types")) {
+        return read_layer_types(j, raw);
+    }
+    if (!null && (json_key_is(j, "hidden_act") || json_key_is(j, "activation_function") ||
+                  json_key_is(j, "hidden_activation"))) {
+        return read_text(j, "hidden_act", raw->act, sizeof(raw->act));
+    }
+    if (!null && (json_key_is(j, "dtype") || json_key_is(j, "torch_dtype"))) {
+        return read_text(j, "dtype", raw->dtype, sizeof(raw->dtype));
+    }
+    raw->quantized |= !null && json_key_is(j, "quantization_config");
+    return json_skip(j);
+}
+
+static void raw_init(struct raw_config *raw)
+{
+    memset(raw, 0, sizeof(*raw));
+    for (const struct field *table = FIELDS; table; table = table == FIELDS ? ROPE_FIELDS : NULL) {
+        for (const struct field *f = table; f->key; f++) {
+            if (f->kind == FIELD_INT) {
+                *(int32_t *)((char *)raw + f->offset) = -1;
+            } else if (f->kind == FIELD_REAL) {
+                *(double *)((char *)raw + f->offset) = NAN;
+            } else {
+                *(int8_t *)((char *)raw + f->offset) = -1;
+            }
+        }
+    }
+    raw->n_layer_types = -1;
+}
+
+static int set_dtype(struct model_config *c, const char *name, struct err *e)
+{
+    static const char *const NAMES[] = {
+        [DTYPE_F32] = "float32", [DTYPE_F16] = "float16", [DTYPE_BF16] = "bfloat16"};
+
+    if (strncmp(name, "torch.", 6) == 0) {
+        name += 6;
+    }
+    for (size_t i = 0; i < ARRAY_LEN(NAMES); i++) {
+        if (strcmp(name, NAMES[i]) == 0) {
+            c->dtype = (enum dtype)i;
+            return 0;
+        }
+    }
+    if (*name) {
+        return err_set(e, ERR_UNSUPPORTED,
+                       "%s: dtype is '%s', allowed are bfloat16, float16, float32", CONFIG, name);
+    }
+    return 0;
+}
+
+/* config.json does not say: the type of the first tensor. */
+static enum dtype checkpoint_dtype(const char *dir)
+{
+    struct checkpoint *c;
+
+    if (checkpoint_open(&c, dir, NULL) < 0) {
+        return DTYPE_F32; /* model_open will say why, unless the weights are dummies */
+    }
+    const struct tensor *t = checkpoint_count(c) > 0 ? checkpoint_at(c, 0) : NULL;
+    enum dtype dtype = t && t->usable && t->dtype != DTYPE_I32 ? t->dtype : DTYPE_F32;
+    checkpoint_free(c);
+    return dtype;
+}
+
+/* ---- generation_config.json ---- */
+
+static bool read_default(struct json *j, const char *key, double min, double max, float *ret)
+{
+    double value;
+
+    if (!read_real(j, key, min, max, &value)) {
+        return false;
+    }
+    *ret = (float)value;
+    return true;
+}
+
+static bool read_generation_member(struct json *j, struct generation_defaults *g,
+                                   struct model_config *c)
+{
+    if (json_peek(j) == JSON_NULL) {
+        return json_skip(j);
+    }
+    if (json_key_is(j, "temperature")) {
+        return read_default(j, j->key, 0, 100, &g->temperature);
+    }
+    if (json_key_is(j, "top_p")) {
+        return read_default(j, j->key, 1e-6, 1, &g->top_p);
+    }
+    if (json_key_is(j, "min_p")) {
+        return read_default(j, j->key, 0, 1, &g->min_p);
+    }
+    if (json_key_is(j, "repetition_penalty")) {
+        return read_default(j, j->key, 1e-3, 1e3, &g->repetition_penalty);
+    }
+    if (json_key_is(j, "top_k")) {
+        return read_int(j, j->key, -1, LIMIT_VOCAB, &g->top_k);
+    }
+    if (json_key_is(j, "bos_token_id")) {
+        return read_int(j, j->key, 0, LIMIT_VOCAB - 1, &c->bos);
+    }
+    if (json_key_is(j, "eos_token_id")) {
+        return read_eos(j, c->eos, &c->n_eos);
+    }
+    return json_skip(j);
+}
+
+static int read_generation(struct generation_defaults *g, struct model_config *c, const char *text,
+                           size_t len, struct err *e)
+{
+    struct json j;
+
+    json_init(&j, text, len, GENERATION, e);
+    json_enter_object(&j);
+    while (json_next_member(&j)) {
+        read_generation_member(&j, g, c);
+    }
+    return json_finish(&j) ? 0 : ERR_INVALID;
+}
+
+/* ---- together ---- */
+
+/* Ids that the logits do not reach can never come. */
+static int check_ids(const struct model_config *c, struct err *e)
+{
+    if (c->bos >= c->vocab) {
+        return err_set(e, ERR_INVALID, "bos_token_id is %d, vocab_size is %d", c->bos, c->vocab);
+    }
+    for (int32_t i = 0; i < c->n_eos; i++) {
+        if (c->eos[i] >= c->vocab) {
+            return err_set(e, ERR_INVALID, "eos_token_id is %d, vocab_size is %d", c->eos[i],
+                           c->vocab);
+        }
+    }
+    return 0;
+}
+
+/* config.json alone into *c, by way of *raw. */
+static int parse_config(struct model_config *c, struct raw_config *raw, const char *text,
+                        size_t len, struct err *e)
+{
+    struct json j;
+
+    raw_init(raw);
+    json_init(&j, text, len, CONFIG, e);
+    json_enter_object(&j);
+    while (json_next_member(&j)) {
+        read_member(&j, raw);
+    }
+    if (!json_finish(&j)) {
+        return ERR_INVALID;
+    }
+    c->bos = raw->bos;
+    c->n_eos = raw->n_eos;
+    memcpy(c->eos, raw->eos, sizeof(c->eos));
+    int rc = raw_config_derive(c, raw, e);
+    return rc == 0 ? set_dtype(c, raw->dtype, e) : rc;
+}
+
+int model_config_parse(struct model_config *ret, struct generation_defaults *ret_gen,
+                       bool *ret_dtype_given, const char *config, size_t config_len,
+                       const char *generation, size_t generation_len, struct err *e)
+{
+    struct generation_defaults gen = {
+        .temperature = NAN, .top_p = NAN, .min_p = NAN, .repetition_penalty = NAN, .top_k = -1};
+    struct raw_config *raw = malloc(sizeof(*raw));
+    struct model_config *c = calloc(1, sizeof(*c));
+    int rc = raw && c ? parse_config(c, raw, config, config_len, e) : err_nomem(e, CONFIG);
+
+    if (rc == 0 && generation) {
+        rc = read_generation(&gen, c, generation, generation_len, e);
+    }
+    if (rc == 0) {
+        rc = check_ids(c, e);
+    }
+    if (rc == 0) {
+        *ret = *c;
+        *ret_gen = gen;
+        *ret_dtype_given = raw->dtype[0] != 0;
+    }
+    free(raw);
+    free(c);
+    return rc;
+}
+
+int model_config_read(struct model_config *ret, struct generation_defaults *ret_gen,
+                      const char *dir, struct err *e)
+{
+    char *config = NULL, *generation = NULL;
+    size_t config_len = 0, generation_len = 0;
+    bool dtype_given;
+
+    if (gguf_is_file(dir)) {
+        return gguf_config_read(ret, ret_gen, dir, e);
+    }
+    int rc = model_file_read(dir, CONFIG, LIMIT_CONFIG_JSON_BYTES, &config, &config_len, e);
+    if (rc == 0 && model_file_exists(dir, GENERATION)) {
+        rc = model_file_read(dir, GENERATION, LIMIT_CONFIG_JSON_BYTES, &generation, &generation_len,
+                             e);
+    }
+    if (rc == 0) {
+        rc = model_config_parse(ret, ret_gen, &dtype_given, config, config_len, generation,
+                                generation_len, e);
+    }
+    if (rc == 0 && !dtype_given) {
+        ret->dtype = checkpoint_dtype(dir);
+    }
+    free(config);
+    free(generation);
+    return rc;
+}

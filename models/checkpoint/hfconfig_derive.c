@@ -1,0 +1,286 @@
+/* What follows from config.json: defaults of the architecture, sizes, windows and
+ * rotations, and what must hold between fields. See hfconfig.c for the reading.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "models/checkpoint/hfconfig_internal.h"
+
+static const char CONFIG[] = "config.json";
+
+static bool either(int8_t given, bool otherwise)
+{
+    return given < 0 ? otherwise : given;
+}
+
+static double real_or(double given, double otherwise)
+{
+    return isnan(given) ? otherwise : given;
+}
+
+static int unknown_architecture(const char *name, struct err *e)
+{
+    char known[320] = "";
+
+    for (int i = 0; model_families[i]; i++) {
+        for (const struct architecture *a = model_families[i]->architectures; a->name; a++) {
+            size_t len = strlen(known);
+            snprintf(known + len, sizeof(known) - len, "%s%s", len ? ", " : "", a->name);
+        }
+    }
+    if (!*name) {
+        return err_set(e, ERR_INVALID, "%s: architectures is missing; known are %s", CONFIG, known);
+    }
+    return err_set(e, ERR_UNSUPPORTED, "%s: architecture %s is not known; known are %s", CONFIG,
+                   name, known);
+}
+
+static int set_activation(struct model_config *c, const char *name, struct err *e)
+{
+    static const struct {
+        const char *name;
+        enum activation act;
+    } ACTS[] = {
+        {"silu", ACT_SILU},
+        {"swish", ACT_SILU},
+        {"relu", ACT_RELU},
+        {"gelu", ACT_GELU_ERF},
+        {"gelu_new", ACT_GELU_TANH},
+        {"gelu_fast", ACT_GELU_TANH},
+        {"gelu_pytorch_tanh", ACT_GELU_TANH},
+    };
+
+    for (size_t i = 0; i < ARRAY_LEN(ACTS) && *name; i++) {
+        if (strcmp(name, ACTS[i].name) == 0) {
+            c->act = ACTS[i].act;
+            return 0;
+        }
+    }
+    if (!*name) {
+        return 0;
+    }
+    return err_set(
+        e, ERR_UNSUPPORTED,
+        "%s: hidden_act is '%s', allowed are silu, swish, relu, gelu, gelu_new, gelu_fast, "
+        "gelu_pytorch_tanh",
+        CONFIG, name);
+}
+
+static int set_shape(struct model_config *c, const struct raw_config *r, struct err *e)
+{
+    const struct {
+        const char *key;
+        int32_t value;
+    } required[] = {{"hidden_size", r->hidden},
+                    {"num_hidden_layers", r->n_layers},
+                    {"num_attention_heads", r->n_heads},
+                    {"vocab_size", r->vocab},
+                    {"max_position_embeddings", r->max_positions}};
+
+    for (size_t i = 0; i < ARRAY_LEN(required); i++) {
+        if (required[i].value < 0) {
+            return err_set(e, ERR_INVALID, "%s: %s is missing", CONFIG, required[i].key);
+        }
+    }
+    c->hidden = r->hidden;
+    c->n_layers = r->n_layers;
+    c->n_heads = r->n_heads;
+    c->vocab = r->vocab;
+    c->max_positions = r->max_positions;
+    c->n_kv_heads = r->n_kv_heads > 0 ? r->n_kv_heads : r->n_heads;
+    c->head_dim = r->head_dim > 0 ? r->head_dim : r->hidden / r->n_heads;
+    c->intermediate = r->intermediate > 0 ? r->intermediate : 4 * r->hidden;
+    c->embed_dim = r->embed_dim > 0 ? r->embed_dim : r->hidden;
+    c->embed_scale = c->norm_offset > 0 ? sqrtf((float)r->hidden) : 1;
+    if (r->head_dim < 0 && r->hidden % r->n_heads != 0) {
+        return err_set(e, ERR_INVALID,
+                       "%s: hidden_size %d is no multiple of num_attention_heads %d, and head_dim "
+                       "is not given",
+                       CONFIG, r->hidden, r->n_heads);
+    }
+    if (c->head_dim < 1 || c->head_dim > LIMIT_HEAD_DIM) {
+        return err_set(e, ERR_INVALID, "%s: head_dim is %d, allowed are 1 to %d", CONFIG,
+                       c->head_dim, LIMIT_HEAD_DIM);
+    }
+    if (c->n_heads % c->n_kv_heads != 0) {
+        return err_set(e, ERR_INVALID,
+                       "%s: num_attention_heads %d is no multiple of num_key_value_heads %d",
+                       CONFIG, c->n_heads, c->n_kv_heads);
+    }
+    return 0;
+}
+
+static int set_window(struct model_config *c, const struct raw_config *r,
+                      const struct architecture *a, struct err *e)
+{
+    int32_t window = r->window > 0 ? r->window : r->window_is_null ? 0 : a->sliding_window;
+
+    if (r->n_layer_types >= 0 && r->n_layer_types != c->n_layers) {
+        return err_set(e, ERR_INVALID, "%s: layer_types has %d entries for num_hidden_layers %d",
+                       CONFIG, r->n_layer_types, c->n_layers);
+    }
+    if (window == 0 || (a->window_switch && r->use_window != 1)) {
+        return 0;
+    }
+    int32_t from = a->window_switch ? MAX(r->window_from_layer, 0) : 0;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        bool usual = a->window_alternates ? i % 2 == 0 : i >= from;
+        c->windowed[i] = r->n_layer_types >= 0 ? r->layer_windowed[i] : usual;
+        if (c->windowed[i]) {
+            c->sliding_window = window;
+        }
+    }
+    return 0;
+}
+
+/* What each kind needs beyond theta. */
+static int check_rope(const struct model_config *c, const struct raw_config *r, struct err *e)
+{
+    const struct rope_config *rope = &c->rope;
+    const char *missing = NULL;
+    bool scaled =
+        rope->kind != ROPE_DEFAULT && rope->kind != ROPE_LONGROPE && rope->kind != ROPE_YARN;
+
+    if (scaled && isnan(r->factor)) {
+        missing = "factor";
+    } else if (rope->kind == ROPE_LLAMA3 && isnan(r->low_freq_factor)) {
+        missing = "low_freq_factor";
+    } else if (rope->kind == ROPE_LLAMA3 && isnan(r->high_freq_factor)) {
+        missing = "high_freq_factor";
+    }
+    if (missing) {
+        return err_set(e, ERR_INVALID, "%s: rope_parameters: %s is missing for rope_type '%s'",
+                       CONFIG, missing, r->rope_type);
+    }
+    if (rope->kind == ROPE_LLAMA3 && rope->high_freq_factor <= rope->low_freq_factor) {
+        return err_set(
+            e, ERR_INVALID,
+            "%s: rope_parameters: high_freq_factor %g must be greater than low_freq_factor %g",
+            CONFIG, rope->high_freq_factor, rope->low_freq_factor);
+    }
+    if (rope->kind == ROPE_LONGROPE &&
+        (r->n_short != rope->rot_dim / 2 || r->n_long != rope->rot_dim / 2)) {
+        return err_set(e, ERR_INVALID,
+                       "%s: rope_parameters: short_factor and long_factor have %d and %d numbers, "
+                       "%d are needed",
+                       CONFIG, r->n_short, r->n_long, rope->rot_dim / 2);
+    }
+    if (rope->rot_dim < 2 || rope->rot_dim % 2 != 0) {
+        return err_set(e, ERR_INVALID,
+                       "%s: %d dimensions of a head would turn (head_dim times "
+                       "partial_rotary_factor); an even "
+                       "number is needed",
+                       CONFIG, rope->rot_dim);
+    }
+    return 0;
+}
+
+static int set_rope(struct model_config *c, const struct raw_config *r,
+                    const struct architecture *a, struct err *e)
+{
+    static const struct {
+        const char *name;
+        enum rope_scaling kind;
+    } KINDS[] = {{"", ROPE_DEFAULT},          {"default", ROPE_DEFAULT}, {"linear", ROPE_LINEAR},
+                 {"dynamic", ROPE_DYNAMIC},   {"llama3", ROPE_LLAMA3},   {"yarn", ROPE_YARN},
+                 {"longrope", ROPE_LONGROPE}, {"su", ROPE_LONGROPE}};
+    struct rope_config *rope = &c->rope;
+    size_t kind = 0;
+
+    if (a->rope_theta == 0) {
+        return 0;
+    }
+    while (kind < ARRAY_LEN(KINDS) && strcmp(KINDS[kind].name, r->rope_type) != 0) {
+        kind++;
+    }
+    if (kind == ARRAY_LEN(KINDS)) {
+        return err_set(
+            e, ERR_UNSUPPORTED,
+            "%s: rope_type is '%s', allowed are default, linear, dynamic, llama3, yarn, longrope",
+            CONFIG, r->rope_type);
+    }
+    rope->kind = KINDS[kind].kind;
+    rope->theta = real_or(r->rope_theta, real_or(r->theta, a->rope_theta));
+    rope->rot_dim = (int32_t)(c->head_dim * real_or(r->rope_partial, real_or(r->partial, 1)));
+    /* Phi-3 keeps it outside, and there it wins. */
+    rope->original_positions = r->original_positions > 0        ? r->original_positions
+                               : r->rope_original_positions > 0 ? r->rope_original_positions
+                                                                : c->max_positions;
+    if (rope->kind == ROPE_DYNAMIC) {
+        rope->original_positions = c->max_positions;
+    }
+    rope->factor = real_or(r->factor, (double)c->max_positions / rope->original_positions);
+    rope->low_freq_factor = r->low_freq_factor;
+    rope->high_freq_factor = r->high_freq_factor;
+    rope->beta_fast = real_or(r->beta_fast, 0) > 0 ? r->beta_fast : 32;
+    rope->beta_slow = real_or(r->beta_slow, 0) > 0 ? r->beta_slow : 1;
+    rope->mscale = real_or(r->mscale, 0);
+    rope->mscale_all_dim = real_or(r->mscale_all_dim, 0);
+    rope->attention_factor = real_or(r->attention_factor, 0);
+    rope->truncate = either(r->truncate, true);
+    memcpy(rope->short_factor, r->short_factor, sizeof(rope->short_factor));
+    memcpy(rope->long_factor, r->long_factor, sizeof(rope->long_factor));
+    /* These kinds reach `factor` times the context that the file names; the others name
+     * what they reach. */
+    double reach = c->max_positions;
+    if (rope->kind == ROPE_LINEAR || rope->kind == ROPE_DYNAMIC) {
+        reach *= rope->factor;
+    } else if (rope->kind == ROPE_YARN) {
+        reach = MAX(reach, rope->original_positions * rope->factor);
+    }
+    c->max_positions = (int32_t)MIN(reach, (double)LIMIT_MODEL_LEN);
+    return check_rope(c, r, e);
+}
+
+int raw_config_derive(struct model_config *c, const struct raw_config *r, struct err *e)
+{
+    const struct architecture *a;
+
+    memcpy(c->architecture, r->architecture, sizeof(c->architecture));
+    if (!model_family_find(r->architecture, &a)) {
+        return unknown_architecture(r->architecture, e);
+    }
+    if (r->quantized) {
+        return err_set(e, ERR_UNSUPPORTED,
+                       "%s: quantization_config: quantised weights are not supported", CONFIG);
+    }
+    if (r->affine == 0 || r->scale_attention == 0) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: %s false is not supported", CONFIG,
+                       r->affine == 0 ? "layer_norm_elementwise_affine" : "scale_attn_weights");
+    }
+    c->norm = a->norm;
+    c->norm_eps = (float)real_or(r->norm_eps, a->norm_eps);
+    c->norm_offset = a->gemma ? 1 : 0;
+    c->norm_before = either(r->norm_before, true);
+    c->final_norm = c->norm_before && r->no_final_norm != 1;
+    c->act = a->act;
+    c->tied = either(r->tied, a->tied);
+    /* attention_bias speaks for all four projections where an architecture has the
+     * choice. */
+    bool all = a->o_bias || !a->qkv_bias;
+    c->qkv_bias =
+        either(r->enable_bias, all ? either(r->attention_bias, a->qkv_bias) : a->qkv_bias);
+    c->o_bias = either(r->enable_bias, all ? either(r->attention_bias, a->o_bias) : a->o_bias);
+    c->mlp_bias = either(r->enable_bias, either(r->mlp_bias, a->mlp_bias));
+    c->qk_norm = a->qk_norm;
+    c->scale_by_layer = r->scale_by_layer == 1;
+    int rc = set_shape(c, r, e);
+    c->query_scalar = (float)real_or(r->query_scalar, c->head_dim);
+    c->attn_softcap = (float)real_or(r->attn_softcap, 0);
+    c->final_softcap = (float)real_or(r->final_softcap, 0);
+    if (rc == 0) {
+        rc = set_activation(c, r->act, e);
+    }
+    if (a->gemma && c->act == ACT_GELU_ERF) {
+        c->act = ACT_GELU_TANH; /* Gemma's first files say "gelu" and mean this one */
+    }
+    if (rc == 0) {
+        rc = set_window(c, r, a, e);
+    }
+    if (rc == 0) {
+        rc = set_rope(c, r, a, e);
+    }
+    c->max_positions = MIN(c->max_positions, LIMIT_MODEL_LEN);
+    return rc;
+}

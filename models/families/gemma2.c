@@ -1,0 +1,80 @@
+/* Gemma-2: LLaMA's column with a norm after attention and MLP as well, soft-capped
+ * scores and logits, and a sliding window in every other layer. As in Gemma, norms
+ * weigh by 1 + w and embeddings are scaled by sqrt(hidden). */
+#include "models/families/layers.h"
+
+static const struct architecture ARCHITECTURES[] = {
+    {.name = "Gemma2ForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_GELU_TANH,
+     .rope_theta = 10000,
+     .tied = true,
+     .sliding_window = 4096,
+     .window_alternates = true,
+     .gemma = true},
+    {0},
+};
+
+#define LAYER LLAMA_LAYER
+
+static const struct tensor_spec TENSORS[] = {
+    /* name, rows and columns, split over ranks, kind, goes to, when */
+    ROWS_LLAMA_ENDS,
+    ROW_NORM(LAYER "input_layernorm", attn_norm),
+    ROWS_QKV(LAYER "self_attn."),
+    ROW_O(LAYER "self_attn.o_proj"),
+    ROW_NORM(LAYER "post_attention_layernorm", attn_post_norm),
+    ROW_NORM(LAYER "pre_feedforward_layernorm", mlp_norm),
+    ROWS_GATED_MLP(LAYER "mlp."),
+    ROW_NORM(LAYER "post_feedforward_layernorm", mlp_post_norm),
+    {0},
+};
+
+static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
+
+/* out = norm of y, which is first summed over the ranks: a norm of a summand is none of
+ * the sum. */
+static void post_norm(struct model *m, struct mat out, struct mat y, const struct norm *n)
+{
+    if (m->weights->partial) {
+        m->backend->ops->all_reduce(m->backend, y);
+    }
+    m->backend->ops->norm(m->backend, out, y, n);
+}
+
+static void forward(struct model *m, const struct batch *b)
+{
+    struct backend *be = m->backend;
+    const struct backend_ops *ops = be->ops;
+    const struct transformer *t = m->weights;
+    const struct epilogue plain = {0};
+    int32_t n = b->n_tokens;
+    /* [n_tokens, hidden] */
+    struct mat x = mat_rows(t->x, 0, n), h = mat_rows(t->h, 0, n), y = mat_rows(t->y, 0, n);
+    struct mat qkv = mat_rows(t->qkv, 0, n);   /* [n_tokens, (n_heads + 2 n_kv_heads) * head_dim] */
+    struct mat attn = mat_rows(t->attn, 0, n); /* [n_tokens, n_heads * head_dim] */
+    struct mat up = mat_rows(t->up, 0, n);     /* [n_tokens, 2 * intermediate] */
+    struct mat act = mat_rows(t->act, 0, n);   /* [n_tokens, intermediate] */
+
+    if (t->first) {
+        transformer_embed(m, x, m->config.embed_scale);
+    }
+    ops->norm(be, h, x, &t->layer[0].attn_norm);
+    for (int32_t i = 0; i < t->n_layers; i++) {
+        const struct layer *l = &t->layer[i];
+        ops->linear(be, qkv, h, l->qkv, &plain);
+        ops->rope_kv(be, qkv, &l->rope, &l->attention);
+        ops->attention(be, attn, qkv, &l->attention);
+        ops->linear(be, h, attn, l->o, &plain);
+        post_norm(m, y, h, &l->attn_post_norm);
+        ops->add_norm(be, h, x, y, &l->mlp_norm, false);
+        ops->linear_gated(be, act, up, h, l->up, plain.bias, m->config.act);
+        ops->linear(be, h, act, l->down, &plain);
+        post_norm(m, y, h, &l->mlp_post_norm);
+        transformer_end_layer(m, i, h, x, y, false);
+    }
+}
+
+const struct model_family gemma2_family = {
+    .architectures = ARCHITECTURES, .tensors = TENSORS, .ignored = IGNORED, .forward = forward};

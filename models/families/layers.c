@@ -1,0 +1,473 @@
+/* From a table of tensors to weights on a backend: cut this rank's part, stack what is
+ * fused, hand it over.
+ *
+ * A piece points into the mapped checkpoint, and the backend reads it in place or packs
+ * it. What a file holds encoded or at an odd place is copied, for as long as the
+ * backend takes its own copy.
+ */
+#include "models/families/layers.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_PIECES = 8 };
+
+/* One weight being put together. */
+struct assembly {
+    struct model *m;
+    struct weight_piece piece[MAX_PIECES];
+    const struct tensor *tensor[MAX_PIECES]; /* that a piece is of */
+    void *copy[MAX_PIECES]; /* of tensors that a file holds at odd places or encoded, or NULL */
+    int32_t n_pieces;
+    int32_t rows, cols;
+};
+
+/* A range of one axis. */
+struct range {
+    int32_t first, n;
+};
+
+/* This rank's share of `n` heads; ranks beyond the number of heads hold them several
+ * times over. */
+static struct range head_range(const struct model *m, int32_t n)
+{
+    int32_t n_ranks = m->options.n_ranks, rank = m->options.rank;
+
+    if (n >= n_ranks) {
+        return (struct range){rank * (n / n_ranks), n / n_ranks};
+    }
+    return (struct range){rank / (n_ranks / n), 1};
+}
+
+/* This rank's ids: equal parts but for the last one. */
+static struct range vocab_range(const struct model *m)
+{
+    int32_t width = (int32_t)div_ceil(m->config.vocab, m->options.n_ranks),
+            first = m->options.rank * width;
+
+    return (struct range){first, MIN(width, m->config.vocab - first)};
+}
+
+int32_t model_n_kv_heads(const struct model_config *c, int32_t n_ranks)
+{
+    return MAX(c->n_kv_heads / n_ranks, 1);
+}
+
+/* The parts of an axis that this rank holds, [at most 3]; the count of parts. */
+static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool split, int64_t size,
+                           struct range *ret)
+{
+    const struct model_config *c = &m->config;
+    int32_t d = c->head_dim;
+    struct range q = head_range(m, c->n_heads), kv = head_range(m, c->n_kv_heads);
+
+    ret[0] = (struct range){0, (int32_t)size};
+    if (dim == DIM_QKV) {
+        if (!split || m->options.n_ranks == 1) {
+            return 1;
+        }
+        ret[0] = (struct range){q.first * d, q.n * d};
+        ret[1] = (struct range){(c->n_heads + kv.first) * d, kv.n * d};
+        ret[2] = (struct range){(c->n_heads + c->n_kv_heads + kv.first) * d, kv.n * d};
+        return 3;
+    }
+    if (dim == DIM_GATE_UP && split) {
+        int32_t n = c->intermediate / m->options.n_ranks;
+        ret[0] = (struct range){m->options.rank * n, n};
+        ret[1] = (struct range){c->intermediate + m->options.rank * n, n};
+        return 2;
+    }
+    if (!split) {
+        return 1;
+    }
+    if (dim == DIM_Q || dim == DIM_KV) {
+        struct range heads = dim == DIM_Q ? q : kv;
+        ret[0] = (struct range){heads.first * d, heads.n * d};
+    } else if (dim == DIM_VOCAB) {
+        ret[0] = vocab_range(m);
+    } else {
+        int32_t n = (int32_t)size / m->options.n_ranks;
+        ret[0] = (struct range){m->options.rank * n, n};
+    }
+    return 1;
+}
+
+/* The tensor's values, at an address that their type may be read from. */
+static const void *plain_data(struct assembly *a, const struct tensor *t)
+{
+    if (!t->encoded && (uintptr_t)t->data % (uintptr_t)dtype_bytes(t->dtype) == 0) {
+        return t->data;
+    }
+    void *copy = malloc((size_t)t->n_bytes);
+    a->copy[a->n_pieces] = copy;
+    if (copy && t->encoded) {
+        return tensor_decode(t, copy) == 0 ? copy : NULL;
+    }
+    return copy ? memcpy(copy, t->data, (size_t)t->n_bytes) : NULL;
+}
+
+/* Add this rank's rows and columns of a tensor (t NULL: a dummy, only its size
+ * counts). */
+static int add_tensor(struct assembly *a, const struct tensor_spec *s, const struct tensor *t,
+                      struct err *e)
+{
+    const struct model *m = a->m;
+    int64_t n_rows, n_cols;
+
+    tensor_spec_shape(s, &m->config, &n_rows, &n_cols);
+    bool vector = s->cols == DIM_ONE;
+    int64_t n_out = s->transposed ? n_cols : n_rows, n_in = s->transposed ? n_rows : n_cols;
+    struct range out[3], in[3];
+    bool split_out = s->split == SPLIT_OUT || s->split == SPLIT_VOCAB;
+    int32_t n_parts = axis_ranges(m, s->rows, split_out, n_out, out);
+    axis_ranges(m, s->cols, s->split == SPLIT_IN, n_in, in);
+    const void *data = t ? plain_data(a, t) : NULL;
+    if (t && !data) {
+        return err_nomem(e, t->name);
+    }
+    for (int32_t i = 0; i < n_parts; i++) {
+        if (a->n_pieces == MAX_PIECES) {
+            return err_set(e, ERR_UNSUPPORTED, "%s: more than %d pieces in one weight", s->name,
+                           MAX_PIECES);
+        }
+        int64_t first = s->transposed ? (int64_t)in[0].first * n_cols + out[i].first
+                                      : (int64_t)out[i].first * n_cols + in[0].first;
+        struct weight_piece *p = &a->piece[a->n_pieces++];
+        *p = (struct weight_piece){
+            .rows = out[i].n, .cols = in[0].n, .stride = n_cols, .transposed = s->transposed};
+        if (s->transposed) {
+            *p = (struct weight_piece){
+                .rows = in[0].n, .cols = out[i].n, .stride = n_cols, .transposed = true};
+        } else if (vector) { /* stacked along its only axis */
+            *p = (struct weight_piece){.rows = 1, .cols = out[i].n, .stride = out[i].n};
+        }
+        if (t) {
+            a->tensor[a->n_pieces - 1] = t;
+            p->data = (const char *)data + first * dtype_bytes(t->dtype);
+            p->dtype = t->dtype;
+        }
+        if (vector) {
+            a->cols += out[i].n;
+        } else {
+            a->rows += out[i].n;
+        }
+    }
+    if (vector) {
+        a->rows = 1;
+    } else {
+        a->cols = in[0].n;
+    }
+    return 0;
+}
+
+static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t layer,
+                       struct mat *ret, struct err *e)
+{
+    struct model *m = a->m;
+    char name[TENSOR_NAME_BYTES];
+
+    tensor_spec_name(s, layer, name);
+    struct weight_desc d = {.name = name,
+                            .kind = s->kind,
+                            .dtype = m->options.dtype,
+                            .rows = a->rows,
+                            .cols = a->cols,
+                            .piece = a->piece,
+                            .n_pieces = m->checkpoint ? a->n_pieces : 0,
+                            .mapped = m->checkpoint != NULL};
+    d.tied_head = s->kind == WEIGHT_EMBEDDING && m->config.tied && model_is_last(m);
+    for (int32_t i = 0; i < MAX_PIECES; i++) {
+        d.mapped &= !a->copy[i];
+    }
+    m->config.n_parameters += (int64_t)a->rows * a->cols;
+    int rc = m->backend->ops->weight(m->backend, &d, ret, e);
+    bool in_place = rc == 0 && d.mapped && ret->data == a->piece[0].data;
+    for (int32_t i = 0; i < a->n_pieces && in_place && rc == 0; i++) {
+        rc = checkpoint_keep(m->checkpoint, a->tensor[i], e);
+    }
+    return rc;
+}
+
+/* The weight whose rows of the table begin at s, for one layer (or layer 0 and base the
+ * transformer). */
+static int load_target(struct model *m, const struct tensor_spec *s, int32_t layer, void *base,
+                       struct err *e)
+{
+    struct assembly a = {.m = m};
+    size_t target = s->target;
+    const struct tensor_spec *first = s;
+    int rc = 0;
+
+    for (; s->name && s->target == target && rc == 0; s++) {
+        if (tensor_spec_wanted(s, &m->config) &&
+            (s->split != SPLIT_FIRST || m->options.rank == 0)) {
+            rc = add_tensor(&a, s, m->checkpoint ? tensor_spec_find(s, m->checkpoint, layer) : NULL,
+                            e);
+        }
+    }
+    if (rc == 0 && a.n_pieces > 0) {
+        rc = make_weight(&a, first, layer, (struct mat *)((char *)base + target), e);
+    }
+    for (int32_t i = 0; i < MAX_PIECES; i++) {
+        free(a.copy[i]);
+    }
+    return rc;
+}
+
+/* Whether this stage has a use for what stands outside of the layers. */
+static bool is_held(const struct model *m, size_t target)
+{
+    bool first = m->weights->first, last = model_is_last(m);
+
+    if (target == IN_MODEL(embed)) {
+        return first || (last && m->config.tied);
+    }
+    return target == IN_MODEL(positions) || target == IN_MODEL(project_in) ? first : last;
+}
+
+static int load_weights(struct model *m, struct err *e)
+{
+    struct transformer *t = m->weights;
+    const struct tensor_spec *s = m->family->tensors;
+    int rc = 0;
+
+    while (s->name && rc == 0) {
+        bool in_layer = strchr(s->name, '%') != NULL;
+        int32_t n = in_layer ? t->n_layers : is_held(m, s->target) ? 1 : 0;
+        for (int32_t i = 0; i < n && rc == 0; i++) {
+            rc = load_target(m, s, t->first_layer + i, in_layer ? (void *)&t->layer[i] : (void *)t,
+                             e);
+        }
+        size_t target = s->target;
+        while (s->name && s->target == target && (strchr(s->name, '%') != NULL) == in_layer) {
+            s++;
+        }
+    }
+    return rc;
+}
+
+static int load_rope(struct model *m, struct err *e)
+{
+    struct transformer *t = m->weights;
+    int32_t rows = m->options.max_len, cols = m->config.rope.rot_dim;
+
+    if (cols == 0) {
+        return 0;
+    }
+    t->cos_sin_host = malloc((size_t)rows * (size_t)cols * sizeof(float));
+    if (!t->cos_sin_host) {
+        return err_nomem(e, "rope table");
+    }
+    rope_fill(t->cos_sin_host, &m->config.rope, rows);
+    struct weight_piece piece = {
+        .data = t->cos_sin_host, .dtype = DTYPE_F32, .rows = rows, .cols = cols, .stride = cols};
+    struct weight_desc d = {.name = "rope table",
+                            .kind = WEIGHT_TABLE,
+                            .dtype = DTYPE_F32,
+                            .rows = rows,
+                            .cols = cols,
+                            .piece = &piece,
+                            .n_pieces = 1,
+                            .mapped = true};
+    return m->backend->ops->weight(m->backend, &d, &t->cos_sin, e);
+}
+
+static void set_norm(const struct model_config *c, struct norm *n)
+{
+    n->kind = c->norm;
+    n->eps = c->norm_eps;
+    n->weight_offset = c->norm_offset;
+}
+
+/* What the operations need beside the weights. */
+static void set_parameters(struct model *m)
+{
+    const struct model_config *c = &m->config;
+    struct transformer *t = m->weights;
+
+    set_norm(c, &t->final_norm);
+    for (int32_t i = 0; i < t->n_layers; i++) {
+        struct layer *l = &t->layer[i];
+        int32_t number = t->first_layer + i;
+        set_norm(c, &l->attn_norm);
+        set_norm(c, &l->mlp_norm);
+        set_norm(c, &l->attn_post_norm);
+        set_norm(c, &l->mlp_post_norm);
+        l->rope.cos_sin = t->cos_sin;
+        l->rope.rot_dim = c->rope.rot_dim;
+        l->rope.q_norm.kind = l->rope.k_norm.kind = c->norm;
+        l->rope.q_norm.eps = l->rope.k_norm.eps = c->norm_eps;
+        l->attention = (struct attention){.layer = i,
+                                          .n_heads = t->n_heads,
+                                          .n_kv_heads = t->n_kv_heads,
+                                          .head_dim = c->head_dim,
+                                          .scale = (float)(1 / sqrt((double)c->query_scalar) /
+                                                           (c->scale_by_layer ? number + 1 : 1)),
+                                          .softcap = c->attn_softcap,
+                                          .window = c->windowed[number] ? c->sliding_window : 0};
+    }
+}
+
+static int make_scratch(struct model *m, struct err *e)
+{
+    const struct model_config *c = &m->config;
+    struct transformer *t = m->weights;
+    enum dtype act = m->backend->act_dtype_of[m->options.dtype];
+    int32_t n = m->options.max_tokens, q = t->n_heads * c->head_dim,
+            kv = t->n_kv_heads * c->head_dim;
+    int32_t n_logits = model_is_last(m) ? m->options.max_logits : 0;
+    bool narrow = c->embed_dim != c->hidden;
+    struct {
+        struct mat *mat;
+        int32_t rows, cols;
+        enum dtype dtype;
+    } want[] = {
+        {&t->x, n, c->hidden, act},
+        {&t->h, n, c->hidden, act},
+        {&t->y, n, c->hidden, act},
+        {&t->qkv, n, q + 2 * kv, act},
+        {&t->attn, n, q, act},
+        {&t->up, n, t->layer[0].up.rows, act},
+        {&t->act, n, t->intermediate, act},
+        {&t->narrow, n, narrow ? c->embed_dim : 0, act},
+        {&m->gathered, n_logits, c->embed_dim, act},
+        {&m->logits, n_logits, c->vocab, DTYPE_F32},
+        {&m->logits_part, n_logits, t->partial ? t->n_vocab : 0, DTYPE_F32},
+    };
+
+    for (size_t i = 0; i < ARRAY_LEN(want); i++) {
+        if (want[i].rows == 0 || want[i].cols == 0) {
+            continue;
+        }
+        int rc = m->backend->ops->scratch(m->backend, want[i].rows, want[i].cols, want[i].dtype,
+                                          want[i].mat, e);
+        if (rc < 0) {
+            return rc;
+        }
+    }
+    m->head = c->tied ? t->embed : t->head;
+    m->hidden = narrow ? t->narrow : c->final_norm ? t->h : t->x;
+    return 0;
+}
+
+int model_check_ranks(const struct model_config *c, int32_t n, struct err *e)
+{
+    bool kv = c->n_kv_heads % n == 0 || n % c->n_kv_heads == 0;
+
+    if (c->n_heads % n != 0 || c->intermediate % n != 0 || !kv) {
+        return err_set_param(e, ERR_INVALID, "tensor_parallel_size",
+                             "tensor_parallel_size %d does not divide the model: %d heads, %d "
+                             "key/value heads, MLP width %d",
+                             n, c->n_heads, c->n_kv_heads, c->intermediate);
+    }
+    if (div_ceil(c->vocab, n) * (n - 1) >= c->vocab) {
+        return err_set_param(
+            e, ERR_INVALID, "tensor_parallel_size",
+            "tensor_parallel_size %d leaves the last rank nothing of a vocabulary of %d", n,
+            c->vocab);
+    }
+    return 0;
+}
+
+int model_check_stages(const struct model_config *c, int32_t n, struct err *e)
+{
+    if (n > c->n_layers) {
+        return err_set_param(e, ERR_INVALID, "pipeline_parallel_size",
+                             "pipeline_parallel_size %d is more than the %d layers of the model", n,
+                             c->n_layers);
+    }
+    return 0;
+}
+
+int transformer_load(struct model *m, struct err *e)
+{
+    const struct model_config *c = &m->config;
+    int32_t stage = m->options.stage, n_stages = m->options.n_stages;
+    int rc = model_check_ranks(c, m->options.n_ranks, e);
+
+    if (rc == 0) {
+        rc = model_check_stages(c, n_stages, e);
+    }
+    if (rc < 0) {
+        return rc;
+    }
+    struct transformer *t = calloc(1, sizeof(*t));
+    if (!t) {
+        return err_nomem(e, "model");
+    }
+    m->weights = t;
+    t->first = stage == 0;
+    t->first_layer = model_first_layer(c, stage, n_stages);
+    t->n_layers = model_first_layer(c, stage + 1, n_stages) - t->first_layer;
+    t->layer = calloc((size_t)t->n_layers, sizeof(*t->layer));
+    if (!t->layer) {
+        return err_nomem(e, "model");
+    }
+    t->n_heads = c->n_heads / m->options.n_ranks;
+    t->n_kv_heads = model_n_kv_heads(c, m->options.n_ranks);
+    t->intermediate = c->intermediate / m->options.n_ranks;
+    t->partial = m->options.n_ranks > 1;
+    t->vocab_first = vocab_range(m).first;
+    t->n_vocab = vocab_range(m).n;
+    rc = load_weights(m, e);
+    if (rc == 0) {
+        rc = load_rope(m, e);
+    }
+    if (rc < 0) {
+        return rc;
+    }
+    set_parameters(m);
+    return make_scratch(m, e);
+}
+
+void transformer_end_layer(struct model *m, int32_t i, struct mat h, struct mat x, struct mat y,
+                           bool partial)
+{
+    const struct backend_ops *ops = m->backend->ops;
+    const struct transformer *t = m->weights;
+    const struct norm *next = i + 1 < t->n_layers ? &t->layer[i + 1].attn_norm : &t->final_norm;
+
+    if (next->weight.data) {
+        ops->add_norm(m->backend, h, x, y, next, partial);
+    } else {
+        ops->add(m->backend, x, y, partial);
+    }
+}
+
+void transformer_embed(struct model *m, struct mat out, float scale)
+{
+    const struct backend_ops *ops = m->backend->ops;
+    const struct transformer *t = m->weights;
+
+    if (t->partial) {
+        ops->embed_part(m->backend, out, t->embed, t->vocab_first, scale);
+    } else {
+        ops->embed(m->backend, out, t->embed, scale);
+    }
+}
+
+void transformer_head(struct model *m, struct mat logits, struct mat x)
+{
+    const struct backend_ops *ops = m->backend->ops;
+    bool partial = m->weights->partial;
+    struct mat mine = partial ? mat_rows(m->logits_part, 0, x.rows) : logits;
+
+    ops->linear(m->backend, mine, x, m->head, &(struct epilogue){0});
+    if (m->config.final_softcap > 0) {
+        ops->soft_cap(m->backend, mine, m->config.final_softcap);
+    }
+    if (partial) {
+        ops->gather_logits(m->backend, logits, mine);
+    }
+}
+
+void transformer_free(struct transformer *t)
+{
+    if (!t) {
+        return;
+    }
+    free(t->layer);
+    free(t->cos_sin_host);
+    free(t);
+}

@@ -1,0 +1,132 @@
+/* LLaMA and what shares its shape: RMS norm before, rotary positions, grouped-query
+ * attention, gated MLP.
+ *
+ * Mistral adds a sliding window, Qwen2 biases on q, k and v, Qwen3 norms of q and k per
+ * head, Gemma scales its embeddings and counts norm weights from 1: columns and
+ * conditions of the tables below, the forward pass is one.
+ */
+#include "models/families/layers.h"
+
+static const struct architecture ARCHITECTURES[] = {
+    {.name = "LlamaForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 10000},
+    {.name = "MistralForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 10000,
+     .sliding_window = 4096},
+    {.name = "Qwen2ForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 10000,
+     .qkv_bias = true,
+     .sliding_window = 4096,
+     .window_switch = true},
+    {.name = "Qwen3ForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 10000,
+     .qk_norm = true,
+     .sliding_window = 4096,
+     .window_switch = true},
+    {.name = "GemmaForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_GELU_TANH,
+     .rope_theta = 10000,
+     .tied = true,
+     .gemma = true},
+    {0},
+};
+
+#define LAYER LLAMA_LAYER
+
+static const struct tensor_spec TENSORS[] = {
+    /* name, rows and columns, split over ranks, kind, goes to, when */
+    ROWS_LLAMA_ENDS,
+    ROW_NORM(LAYER "input_layernorm", attn_norm),
+    ROWS_QKV(LAYER "self_attn."),
+    ROWS_QKV_BIAS(LAYER "self_attn."),
+    {LAYER "self_attn.q_norm.weight", DIM_HEAD, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
+     IN_LAYER(rope.q_norm.weight), WHEN_QK_NORM, false},
+    {LAYER "self_attn.k_norm.weight", DIM_HEAD, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
+     IN_LAYER(rope.k_norm.weight), WHEN_QK_NORM, false},
+    ROW_O(LAYER "self_attn.o_proj"),
+    {LAYER "self_attn.o_proj.bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR,
+     IN_LAYER(o_bias), WHEN_O_BIAS, false},
+    ROW_NORM(LAYER "post_attention_layernorm", mlp_norm),
+    ROWS_GATED_MLP(LAYER "mlp."),
+    {LAYER "mlp.gate_proj.bias", DIM_MLP, DIM_ONE, SPLIT_OUT, WEIGHT_VECTOR, IN_LAYER(up_bias),
+     WHEN_MLP_BIAS, false},
+    {LAYER "mlp.up_proj.bias", DIM_MLP, DIM_ONE, SPLIT_OUT, WEIGHT_VECTOR, IN_LAYER(up_bias),
+     WHEN_MLP_BIAS, false},
+    {LAYER "mlp.down_proj.bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR,
+     IN_LAYER(down_bias), WHEN_MLP_BIAS, false},
+    {0},
+};
+
+static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
+
+/* What is left of a step after the last attention: most rows of a prefill end there. */
+static void gather_rows(struct model *m, int32_t n, struct mat *x, struct mat *y, struct mat *attn,
+                        struct mat qkv)
+{
+    const struct backend_ops *ops = m->backend->ops;
+    struct mat rows = mat_rows(*y, 0, n), heads = mat_rows(mat_cols(qkv, 0, attn->cols), 0, n);
+
+    ops->gather(m->backend, rows, *x, 0);
+    ops->gather(m->backend, heads, *attn, 0);
+    *y = mat_rows(*x, 0, n);
+    *x = rows;
+    *attn = heads;
+}
+
+void llama_forward(struct model *m, const struct batch *b)
+{
+    struct backend *be = m->backend;
+    const struct backend_ops *ops = be->ops;
+    const struct transformer *t = m->weights;
+    int32_t n = b->n_tokens;
+    /* [n_tokens, hidden] */
+    struct mat x = mat_rows(t->x, 0, n), h = mat_rows(t->h, 0, n), y = mat_rows(t->y, 0, n);
+    struct mat qkv = mat_rows(t->qkv, 0, n);   /* [n_tokens, (n_heads + 2 n_kv_heads) * head_dim] */
+    struct mat attn = mat_rows(t->attn, 0, n); /* [n_tokens, n_heads * head_dim] */
+    struct mat up = mat_rows(t->up, 0, n);     /* [n_tokens, 2 * intermediate] */
+    struct mat act = mat_rows(t->act, 0, n);   /* [n_tokens, intermediate] */
+
+    if (t->first) {
+        transformer_embed(m, x, m->config.embed_scale);
+    }
+    ops->norm(be, h, x, &t->layer[0].attn_norm);
+    for (int32_t i = 0; i < t->n_layers; i++) {
+        const struct layer *l = &t->layer[i];
+        ops->linear(be, qkv, h, l->qkv, &(struct epilogue){.bias = l->qkv_bias});
+        ops->rope_kv(be, qkv, &l->rope, &l->attention);
+        ops->attention(be, attn, qkv, &l->attention);
+        if (i + 1 == t->n_layers && model_gathers(m, b)) {
+            n = b->n_logits;
+            if (n == 0) {
+                return; /* the cache is written */
+            }
+            gather_rows(m, n, &x, &y, &attn, qkv);
+            h = mat_rows(h, 0, n), up = mat_rows(up, 0, n), act = mat_rows(act, 0, n);
+        }
+        ops->linear(be, y, attn, l->o, &(struct epilogue){.bias = l->o_bias});
+        ops->add_norm(be, h, x, y, &l->mlp_norm, t->partial);
+        ops->linear_gated(be, act, up, h, l->up, l->up_bias, m->config.act);
+        ops->linear(be, y, act, l->down, &(struct epilogue){.bias = l->down_bias});
+        transformer_end_layer(m, i, h, x, y, t->partial);
+    }
+}
+
+const struct model_family llama_family = {.architectures = ARCHITECTURES,
+                                          .tensors = TENSORS,
+                                          .ignored = IGNORED,
+                                          .forward = llama_forward,
+                                          .gathers = true};

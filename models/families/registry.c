@@ -1,0 +1,133 @@
+/* The families there are, and what is the same for all of them: opening a model and
+ * running a step. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "models/checkpoint/gguf/gguf.h"
+#include "models/families/layers.h"
+
+const struct model_family *const model_families[] = {
+    &llama_family, &phi3_family, &gemma2_family, &starcoder2_family, &opt_family,
+    &gpt2_family,  NULL};
+
+const struct model_family *model_family_find(const char *name, const struct architecture **ret)
+{
+    for (int i = 0; model_families[i]; i++) {
+        for (const struct architecture *a = model_families[i]->architectures; a->name; a++) {
+            if (strcmp(a->name, name) == 0) {
+                *ret = a;
+                return model_families[i];
+            }
+        }
+    }
+    return NULL;
+}
+
+/* Weights on the backend; what was made is left for model_free. */
+static int load(struct model *m, const char *dir, struct err *e)
+{
+    const struct architecture *a;
+
+    m->family = model_family_find(m->config.architecture, &a);
+    if (!m->family) {
+        return err_set(e, ERR_UNSUPPORTED, "architecture %s is not known", m->config.architecture);
+    }
+    int rc = 0;
+    if (!m->options.dummy) {
+        rc = gguf_is_file(dir)
+                 ? gguf_checkpoint_open(&m->checkpoint, dir, &m->config, m->options.dtype, e)
+                 : checkpoint_open(&m->checkpoint, dir, e);
+        if (rc == 0) {
+            rc = transformer_check(m->family, &m->config, m->checkpoint, e);
+        }
+    }
+    if (rc == 0) {
+        rc = transformer_load(m, e);
+    }
+    if (rc == 0 && m->checkpoint) {
+        rc = checkpoint_fetch(m->checkpoint, e);
+    }
+    if (m->backend->ops->ready) { /* after a failure too: what was begun reads the files */
+        struct err late;
+        int ready = m->backend->ops->ready(m->backend, rc == 0 ? e : &late);
+        rc = rc == 0 ? ready : rc;
+    }
+    if (rc == 0 && m->checkpoint) {
+        /* a backend that copied is not to be charged for the file as well */
+        checkpoint_rest(m->checkpoint);
+    }
+    return rc;
+}
+
+int model_open(struct model **ret, const char *dir, const struct model_config *c,
+               const struct model_options *o, struct backend *backend, struct err *e)
+{
+    struct model *m = calloc(1, sizeof(*m));
+
+    if (!m) {
+        return err_nomem(e, "model");
+    }
+    m->config = *c;
+    m->options = *o;
+    m->options.n_ranks = MAX(o->n_ranks, 1);
+    m->options.n_stages = MAX(o->n_stages, 1);
+    m->config.n_parameters = 0;
+    m->backend = backend;
+    int rc = load(m, dir, e);
+    if (rc < 0) {
+        model_free(m);
+        return rc;
+    }
+    *ret = m;
+    return 0;
+}
+
+void model_free(struct model *m)
+{
+    if (!m) {
+        return;
+    }
+    transformer_free(m->weights);
+    checkpoint_free(m->checkpoint);
+    free(m);
+}
+
+static void head_and_sample(struct model *m, const struct batch *b)
+{
+    const struct backend_ops *ops = m->backend->ops;
+    bool gathered_before = model_gathers(m, b);
+
+    for (int32_t first = 0; first < b->n_logits; first += m->options.max_logits) {
+        int32_t n = MIN(b->n_logits - first, m->options.max_logits);
+        struct mat logits = mat_rows(m->logits, 0, n);
+        struct mat rows =
+            mat_rows(gathered_before ? m->hidden : m->gathered, gathered_before ? first : 0, n);
+        if (!gathered_before) {
+            ops->gather(m->backend, rows, mat_rows(m->hidden, 0, b->n_tokens), first);
+        }
+        transformer_head(m, logits, rows);
+        ops->sample(m->backend, logits, first);
+    }
+}
+
+void model_step(struct model *m, const struct batch *b)
+{
+    const struct backend_ops *ops = m->backend->ops;
+
+    if (b->n_tokens == 0) {
+        return;
+    }
+    struct mat x = mat_rows(m->weights->x, 0, b->n_tokens);
+    if (!m->weights->first) {
+        ops->stage_receive(m->backend, x);
+    }
+    if (!ops->replay || !ops->replay(m->backend, b)) {
+        m->family->forward(m, b);
+        if (model_is_last(m)) {
+            head_and_sample(m, b);
+        }
+    }
+    if (!model_is_last(m)) {
+        ops->stage_send(m->backend, x);
+    }
+}

@@ -1,0 +1,302 @@
+/* A family's table of tensors against a checkpoint: what is missing, misshapen,
+ * mistyped or unknown, all at once.
+ *
+ * One problem is one line however many layers it holds for:
+ * "model.layers.*.mlp.up_proj.weight (30 times)".
+ */
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "config/base/buf.h"
+#include "models/families/layers.h"
+
+enum { NAME_BYTES = TENSOR_NAME_BYTES, TEXT_BYTES = 400 };
+
+struct problems {
+    struct buf text;
+    int32_t n, n_left_out;
+    char last[NAME_BYTES]; /* pattern of the unknown tensor reported last */
+    bool *used;            /* [checkpoint's tensors] */
+};
+
+static int64_t dim_size(enum tensor_dim d, const struct model_config *c)
+{
+    switch (d) {
+    case DIM_ONE:
+        return 1;
+    case DIM_HIDDEN:
+        return c->hidden;
+    case DIM_EMBED:
+        return c->embed_dim;
+    case DIM_Q:
+        return (int64_t)c->n_heads * c->head_dim;
+    case DIM_KV:
+        return (int64_t)c->n_kv_heads * c->head_dim;
+    case DIM_QKV:
+        return ((int64_t)c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
+    case DIM_HEAD:
+        return c->head_dim;
+    case DIM_MLP:
+        return c->intermediate;
+    case DIM_GATE_UP:
+        return 2 * (int64_t)c->intermediate;
+    case DIM_VOCAB:
+        return c->vocab;
+    case DIM_POSITIONS:
+        return c->max_positions;
+    case DIM_POSITIONS_2:
+        return (int64_t)c->max_positions + 2;
+    }
+    return 0;
+}
+
+void tensor_spec_shape(const struct tensor_spec *s, const struct model_config *c, int64_t *ret_rows,
+                       int64_t *ret_cols)
+{
+    *ret_rows = dim_size(s->transposed ? s->cols : s->rows, c);
+    *ret_cols = dim_size(s->transposed ? s->rows : s->cols, c);
+}
+
+bool tensor_spec_wanted(const struct tensor_spec *s, const struct model_config *c)
+{
+    switch (s->when) {
+    case WHEN_ALWAYS:
+        return true;
+    case WHEN_UNTIED:
+        return !c->tied;
+    case WHEN_QKV_BIAS:
+        return c->qkv_bias;
+    case WHEN_O_BIAS:
+        return c->o_bias;
+    case WHEN_MLP_BIAS:
+        return c->mlp_bias;
+    case WHEN_QK_NORM:
+        return c->qk_norm;
+    case WHEN_FINAL_NORM:
+        return c->final_norm;
+    case WHEN_PROJECTED:
+        return c->embed_dim != c->hidden;
+    }
+    return false;
+}
+
+static bool per_layer(const struct tensor_spec *s)
+{
+    return strchr(s->name, '%') != NULL;
+}
+
+void tensor_spec_name(const struct tensor_spec *s, int32_t layer, char *ret)
+{
+    const char *mark = strchr(s->name, '%');
+
+    if (!mark) {
+        snprintf(ret, NAME_BYTES, "%s", s->name);
+    } else if (layer < 0) {
+        snprintf(ret, NAME_BYTES, "%.*s*%s", (int)(mark - s->name), s->name, mark + 2);
+    } else {
+        snprintf(ret, NAME_BYTES, "%.*s%d%s", (int)(mark - s->name), s->name, layer, mark + 2);
+    }
+}
+
+const struct tensor *tensor_spec_find(const struct tensor_spec *s, const struct checkpoint *c,
+                                      int32_t layer)
+{
+    char name[NAME_BYTES];
+
+    tensor_spec_name(s, layer, name);
+    const struct tensor *t = checkpoint_find(c, name);
+    if (t) {
+        return t;
+    }
+    static const char *const PREFIXES[] = {"model.", "transformer."};
+    for (size_t i = 0; i < ARRAY_LEN(PREFIXES); i++) {
+        size_t len = strlen(PREFIXES[i]);
+        if (strncmp(name, PREFIXES[i], len) == 0) {
+            return checkpoint_find(c, name + len);
+        }
+    }
+    return NULL;
+}
+
+static void report(struct problems *p, const char *text)
+{
+    p->n++;
+    if (p->n_left_out > 0 || buf_printf(&p->text, "%s%s", p->text.len ? "; " : "", text) < 0) {
+        p->n_left_out++;
+    }
+}
+
+/* "[49152, 576]" */
+static void print_shape(char *ret, size_t cap, const int64_t *dim, int32_t n_dims)
+{
+    size_t len = (size_t)snprintf(ret, cap, "[");
+
+    for (int32_t i = 0; i < n_dims && len < cap; i++) {
+        len += (size_t)snprintf(ret + len, cap - len, "%s%lld", i ? ", " : "", (long long)dim[i]);
+    }
+    if (len < cap) {
+        snprintf(ret + len, cap - len, "]");
+    }
+}
+
+static bool right_shape(const struct tensor_spec *s, const struct tensor *t, const int64_t *want)
+{
+    int32_t n_dims = s->cols == DIM_ONE ? 1 : 2;
+
+    return t->n_dims == n_dims && t->dim[0] == want[0] && (n_dims == 1 || t->dim[1] == want[1]);
+}
+
+static bool right_type(const struct tensor *t)
+{
+    return t->usable && t->dtype != DTYPE_I32;
+}
+
+/* ", 30 such" */
+static void such(char *ret, size_t cap, int32_t n)
+{
+    ret[0] = 0;
+    if (n > 1) {
+        snprintf(ret, cap, ", %d such", n);
+    }
+}
+
+/* One row of the table over all its layers. */
+static void check_spec(struct problems *p, const struct tensor_spec *s,
+                       const struct model_config *c, const struct checkpoint *ck)
+{
+    int64_t want[2];
+    int32_t n = per_layer(s) ? c->n_layers : 1, n_missing = 0, n_shape = 0, n_type = 0;
+    const struct tensor *misshapen = NULL, *mistyped = NULL;
+    char name[NAME_BYTES], text[2 * NAME_BYTES + 64], is[96], must[64], times[32] = "";
+
+    tensor_spec_shape(s, c, &want[0], &want[1]);
+    for (int32_t i = 0; i < n; i++) {
+        const struct tensor *t = tensor_spec_find(s, ck, i);
+        if (!t) {
+            n_missing++;
+            continue;
+        }
+        p->used[t - checkpoint_at(ck, 0)] = true;
+        if (!right_shape(s, t, want) && n_shape++ == 0) {
+            misshapen = t;
+        }
+        if (!right_type(t) && n_type++ == 0) {
+            mistyped = t;
+        }
+    }
+    if (n_missing > 0) {
+        tensor_spec_name(s, -1, name);
+        if (n_missing > 1) {
+            snprintf(times, sizeof(times), " (%d times)", n_missing);
+        }
+        snprintf(text, sizeof(text), "missing %s%s", name, times);
+        report(p, text);
+    }
+    if (misshapen) {
+        print_shape(is, sizeof(is), misshapen->dim, misshapen->n_dims);
+        print_shape(must, sizeof(must), want, s->cols == DIM_ONE ? 1 : 2);
+        such(times, sizeof(times), n_shape);
+        snprintf(text, sizeof(text), "%.200s is %s, must be %s%s", misshapen->name, is, must,
+                 times);
+        report(p, text);
+    }
+    if (mistyped) {
+        such(times, sizeof(times), n_type);
+        snprintf(text, sizeof(text), "%.200s is %s, must be BF16, F16 or F32%s", mistyped->name,
+                 mistyped->stored_type, times);
+        report(p, text);
+    }
+}
+
+/* Tensors that checkpoints carry and inference has no use for. */
+static bool ignorable(const char *name, const struct model_family *f, const struct model_config *c)
+{
+    size_t len = strlen(name);
+
+    if (c->tied && strcmp(name, "lm_head.weight") == 0) {
+        return true;
+    }
+    for (const char *const *end = f->ignored; *end; end++) {
+        size_t n = strlen(*end);
+        if (len >= n && strcmp(name + len - n, *end) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* "h.3.attn.x" -> "h.*.attn.x" */
+static void pattern_of(const char *name, char *ret)
+{
+    size_t n = 0;
+
+    for (const char *p = name; *p && n < NAME_BYTES - 1;) {
+        bool number = isdigit((unsigned char)*p) && (p == name || p[-1] == '.');
+        ret[n++] = number ? '*' : *p;
+        p += number ? strspn(p, "0123456789") : 1;
+    }
+    ret[n] = 0;
+}
+
+static void check_unknown(struct problems *p, const struct model_family *f,
+                          const struct model_config *c, const struct checkpoint *ck)
+{
+    char pattern[NAME_BYTES], other[NAME_BYTES], text[NAME_BYTES + 64];
+    int32_t n = checkpoint_count(ck);
+
+    for (int32_t i = 0; i < n; i++) {
+        if (p->used[i] || ignorable(checkpoint_at(ck, i)->name, f, c)) {
+            continue;
+        }
+        int32_t n_alike = 0;
+        pattern_of(checkpoint_at(ck, i)->name, pattern);
+        for (int32_t k = i; k < n && p->n < 64; k++) { /* the rest of its kind at once */
+            if (p->used[k]) {
+                continue;
+            }
+            pattern_of(checkpoint_at(ck, k)->name, other);
+            if (strcmp(pattern, other) == 0) {
+                p->used[k] = true;
+                n_alike++;
+            }
+        }
+        if (n_alike > 1) {
+            snprintf(text, sizeof(text), "unknown %s (%d times)", pattern, n_alike);
+        } else {
+            snprintf(text, sizeof(text), "unknown %.250s", checkpoint_at(ck, i)->name);
+        }
+        report(p, text);
+    }
+}
+
+int transformer_check(const struct model_family *f, const struct model_config *c,
+                      const struct checkpoint *checkpoint, struct err *e)
+{
+    struct problems p = {.used =
+                             calloc((size_t)MAX(checkpoint_count(checkpoint), 1), sizeof(*p.used))};
+
+    buf_init(&p.text, TEXT_BYTES - sizeof(c->architecture));
+    if (!p.used) {
+        return err_nomem(e, "check of the tensors");
+    }
+    for (const struct tensor_spec *s = f->tensors; s->name; s++) {
+        if (tensor_spec_wanted(s, c)) {
+            check_spec(&p, s, c, checkpoint);
+        }
+    }
+    check_unknown(&p, f, c, checkpoint);
+    int rc = 0;
+    if (p.n > 0) {
+        char more[32] = "";
+        if (p.n_left_out > 0) {
+            snprintf(more, sizeof(more), "; and %d more", p.n_left_out);
+        }
+        rc = err_set(e, ERR_INVALID, "the weights are not those of this %s: %s%s", c->architecture,
+                     p.text.data ? p.text.data : "", more);
+    }
+    buf_release(&p.text);
+    free(p.used);
+    return rc;
+}

@@ -1,0 +1,359 @@
+/* Pre-tokenizers: stages that cut a piece of text into smaller ones, down to the
+ * model's words.
+ *
+ * Regular expressions come from the model's files and run over clients' text, so PCRE2
+ * works with its JIT under a match limit: an expression that backtracks without end is
+ * an error for that request, not a stalled thread. The files mean Oniguruma's dialect;
+ * the differences that tokenizers meet, which characters \s and \w stand for, are
+ * written out.
+ */
+#include "models/tokenizer/tokenizer_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MATCH_LIMIT = 20 * 1000 * 1000, MATCH_HEAP_KIB = 64 * 1024 };
+
+/* White_Space, which PCRE2's \s nearly is (it takes U+180E too), and Oniguruma's word
+ * characters, which are letters, marks, decimal digits, connectors and a few by
+ * themselves. */
+#define SPACE_CLASS "\\t-\\r \\x{85}\\p{Z}"
+#define WORD_CLASS                                                                                 \
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}\\x{24B6}-\\x{24E9}\\x{" \
+    "1F130}-\\x{1F149}"                                                                            \
+    "\\x{1F150}-\\x{1F169}"                                                                        \
+    "\\x{1F170}-\\x{1F189}"
+
+/* What stands for an escape, or NULL: itself. A negated one inside brackets is left to
+ * PCRE2. */
+static const char *written_out(char escape, bool in_class)
+{
+    switch (escape) {
+    case 's':
+        return in_class ? SPACE_CLASS : "[" SPACE_CLASS "]";
+    case 'w':
+        return in_class ? WORD_CLASS : "[" WORD_CLASS "]";
+    case 'S':
+        return in_class ? NULL : "[^" SPACE_CLASS "]";
+    case 'W':
+        return in_class ? NULL : "[^" WORD_CLASS "]";
+    default:
+        return NULL;
+    }
+}
+
+/* The expression with its escapes written out, into ret[TOKENIZER_PATTERN_BYTES * 2];
+ * the length, or -1: too long. */
+static int rewrite(const char *in, size_t len, char *ret)
+{
+    size_t n = 0;
+    bool in_class = false;
+
+    for (size_t i = 0; i < len; i++) {
+        const char *put = in + i;
+        size_t put_len = 1;
+        if (in[i] == '\\' && i + 1 < len) {
+            const char *other = written_out(in[++i], in_class);
+            put_len = other ? strlen(other) : 2;
+            put = other ? other : put;
+        } else if (in[i] == '[') {
+            in_class = true;
+        } else if (in[i] == ']') {
+            in_class = false;
+        }
+        if (n + put_len > TOKENIZER_PATTERN_BYTES * 2) {
+            return -1;
+        }
+        memcpy(ret + n, put, put_len);
+        n += put_len;
+    }
+    return (int)n;
+}
+
+int pattern_compile(struct pattern *p, const char *regex, size_t len, struct err *e)
+{
+    char text[TOKENIZER_PATTERN_BYTES * 2];
+    int n = rewrite(regex, len, text), code;
+    PCRE2_SIZE at;
+
+    if (n < 0) {
+        return err_set(e, ERR_INVALID, "a regular expression is longer than %d bytes",
+                       TOKENIZER_PATTERN_BYTES);
+    }
+    *p = (struct pattern){.scan = scan_for(regex, len)};
+    p->code = pcre2_compile((PCRE2_SPTR)text, (size_t)n,
+                            PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
+                            &code, &at, NULL);
+    if (!p->code) {
+        PCRE2_UCHAR why[128];
+        pcre2_get_error_message(code, why, sizeof(why));
+        return err_set(e, ERR_INVALID,
+                       "the regular expression \"%.100s\" is refused at byte %zu: %s", regex,
+                       (size_t)at, why);
+    }
+    p->jit = pcre2_jit_compile(p->code, PCRE2_JIT_COMPLETE) == 0;
+    return 0;
+}
+
+int pattern_literal(struct pattern *p, const char *text, size_t len, struct err *e)
+{
+    *p = (struct pattern){.literal = malloc(len + 1), .literal_len = len};
+    if (!p->literal) {
+        return err_nomem(e, "a tokenizer's pattern");
+    }
+    memcpy(p->literal, text, len);
+    p->literal[len] = 0;
+    return 0;
+}
+
+void pattern_release(struct pattern *p)
+{
+    pcre2_code_free(p->code);
+    free(p->literal);
+    *p = (struct pattern){0};
+}
+
+static int find_regex(const struct pattern *p, struct encoder *enc, const char *s, size_t len,
+                      size_t at, size_t *ret_start, size_t *ret_end)
+{
+    if (!enc->match) {
+        enc->match = pcre2_match_data_create(1, NULL);
+        enc->limits = pcre2_match_context_create(NULL);
+        if (!enc->match || !enc->limits) {
+            return err_nomem(enc->e, "matching a regular expression");
+        }
+        pcre2_set_match_limit(enc->limits, MATCH_LIMIT);
+        pcre2_set_heap_limit(enc->limits, MATCH_HEAP_KIB);
+    }
+    PCRE2_SPTR subject = (PCRE2_SPTR)s;
+    int n = p->jit ? pcre2_jit_match(p->code, subject, len, at, 0, enc->match, enc->limits)
+                   : pcre2_match(p->code, subject, len, at, PCRE2_NO_UTF_CHECK, enc->match,
+                                 enc->limits);
+    if (n == PCRE2_ERROR_JIT_STACKLIMIT) {
+        n = pcre2_match(p->code, subject, len, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, enc->match,
+                        enc->limits);
+    }
+    if (n == PCRE2_ERROR_NOMATCH) {
+        return 0;
+    }
+    if (n < 0) {
+        return err_set(
+            enc->e, ERR_UNSUPPORTED,
+            "the text is beyond what the tokenizer's regular expression can split (PCRE2 error %d)",
+            n);
+    }
+    const PCRE2_SIZE *v = pcre2_get_ovector_pointer(enc->match);
+    *ret_start = v[0];
+    *ret_end = v[1];
+    return v[1] >= v[0] ? 1 : 0; /* \K can put the start behind the end */
+}
+
+int pattern_find(const struct pattern *p, struct encoder *enc, const char *s, size_t len, size_t at,
+                 size_t *ret_start, size_t *ret_end)
+{
+    if (p->code) {
+        while (at < len) {
+            int found = find_regex(p, enc, s, len, at, ret_start, ret_end);
+            if (found <= 0 || *ret_end > *ret_start) {
+                return found;
+            }
+            at = *ret_start; /* an empty match splits nothing: go on behind the next character */
+            int n;
+            if (at >= len) {
+                return 0;
+            }
+            utf8_get((const uint8_t *)s + at, &n);
+            at += (size_t)n;
+        }
+        return 0;
+    }
+    const char *found = p->literal_len > 0 && at < len
+                            ? memmem(s + at, len - at, p->literal, p->literal_len)
+                            : NULL;
+    if (!found) {
+        return 0;
+    }
+    *ret_start = (size_t)(found - s);
+    *ret_end = *ret_start + p->literal_len;
+    return 1;
+}
+
+/* ---- one split: matches and gaps to pieces ---- */
+
+struct cutter {
+    struct encoder *enc;
+    const struct stage *stage;
+    const char *s;
+    int32_t next; /* the stage that gets the pieces */
+    bool first;
+    size_t from, to; /* a piece that may still grow; empty: from == to */
+    bool match;      /* its last part was a match */
+};
+
+static int cut_flush(struct cutter *c)
+{
+    size_t from = c->from, len = c->to - from;
+
+    c->from = c->to;
+    return len > 0 ? encode_piece(c->enc, c->next, c->s + from, len, c->first && from == 0) : 0;
+}
+
+/* The part that ends at `to`, following on the last one. */
+static int cut_part(struct cutter *c, size_t to, bool match)
+{
+    if (to == c->to) {
+        return 0;
+    }
+    match ^= c->stage->invert;
+    bool open = c->from < c->to, grow = false;
+    switch (c->stage->behavior) {
+    case SPLIT_REMOVED:
+    case SPLIT_ISOLATED:
+        break;
+    case SPLIT_CONTIGUOUS:
+        grow = open && match == c->match;
+        break;
+    case SPLIT_MERGED_PREVIOUS:
+        grow = open && match && !c->match;
+        break;
+    case SPLIT_MERGED_NEXT:
+        grow = open && !match && c->match;
+        break;
+    }
+    int ret = grow ? 0 : cut_flush(c);
+    c->to = to;
+    c->match = match;
+    if (match && c->stage->behavior == SPLIT_REMOVED) {
+        c->from = to;
+    }
+    return ret;
+}
+
+static int cut_by_pattern(struct cutter *c, size_t len)
+{
+    const struct pattern *p = &c->stage->pattern;
+    int ret = 0;
+
+    /* every part is a piece, whether matched or not */
+    if (p->scan && c->stage->behavior == SPLIT_ISOLATED) {
+        for (size_t at = 0; at < len && ret == 0;) {
+            size_t n = p->scan((const uint8_t *)c->s + at, len - at);
+            ret = encode_piece(c->enc, c->next, c->s + at, n, c->first && at == 0);
+            at += n;
+        }
+        return ret;
+    }
+    size_t start, end, at = 0;
+    while (ret == 0 && (ret = pattern_find(p, c->enc, c->s, len, at, &start, &end)) == 1) {
+        ret = cut_part(c, start, false);
+        if (ret == 0) {
+            ret = cut_part(c, end, true);
+        }
+        at = end;
+    }
+    if (ret == 0) {
+        ret = cut_part(c, len, false);
+    }
+    return ret == 0 ? cut_flush(c) : ret;
+}
+
+static int cut_by_class(struct cutter *c, size_t len, bool (*is_match)(int32_t c))
+{
+    int ret = 0, n;
+
+    for (size_t at = 0; at < len && ret == 0;) {
+        bool match = is_match(utf8_get((const uint8_t *)c->s + at, &n));
+        at += (size_t)n;
+        if (!match) {
+            while (at < len && !is_match(utf8_get((const uint8_t *)c->s + at, &n))) {
+                at += (size_t)n;
+            }
+        }
+        ret = cut_part(c, at, match);
+    }
+    return ret == 0 ? cut_flush(c) : ret;
+}
+
+/* ---- stages that write ---- */
+
+static int prefix_space(struct cutter *c, size_t len)
+{
+    if (c->s[0] == ' ') {
+        return encode_piece(c->enc, c->next, c->s, len, c->first);
+    }
+    char *text = malloc(len + 1);
+    if (!text) {
+        return err_nomem(c->enc->e, "encoding a text");
+    }
+    text[0] = ' ';
+    memcpy(text + 1, c->s, len);
+    int ret = encode_piece(c->enc, c->next, text, len + 1, c->first);
+    free(text);
+    return ret;
+}
+
+static int metaspace(struct cutter *c, size_t len)
+{
+    const struct stage *st = c->stage;
+    size_t n_spaces = 0, r = st->replacement_len, n = 0;
+
+    for (size_t i = 0; i < len; i++) {
+        n_spaces += c->s[i] == ' ';
+    }
+    char *text = malloc(len + (n_spaces + 1) * r + 1);
+    if (!text) {
+        return err_nomem(c->enc->e, "encoding a text");
+    }
+    bool marked = c->s[0] == ' ' || (len >= r && memcmp(c->s, st->replacement, r) == 0);
+    if (!marked && (st->prepend == PREPEND_ALWAYS || (st->prepend == PREPEND_FIRST && c->first))) {
+        memcpy(text, st->replacement, r);
+        n = r;
+    }
+    for (size_t i = 0; i < len; i++) {
+        if (c->s[i] == ' ') {
+            memcpy(text + n, st->replacement, r);
+            n += r;
+        } else {
+            text[n++] = c->s[i];
+        }
+    }
+    int ret = 0;
+    for (size_t at = 0; at < n && ret == 0;) {
+        char *mark =
+            st->split && at + r < n ? memmem(text + at + r, n - at - r, st->replacement, r) : NULL;
+        /* What comes before the first mark is a piece of its own. */
+        if (st->split && at == 0 && (n < r || memcmp(text, st->replacement, r) != 0)) {
+            mark = memmem(text, n, st->replacement, r);
+        }
+        size_t end = mark ? (size_t)(mark - text) : n;
+        ret = encode_piece(c->enc, c->next, text + at, end - at, c->first && at == 0);
+        at = end;
+    }
+    free(text);
+    return ret;
+}
+
+int encode_piece(struct encoder *enc, int32_t at, const char *s, size_t len, bool first)
+{
+    const struct tokenizer *t = enc->t;
+
+    if (len == 0) {
+        return 0;
+    }
+    if (at == t->n_stages) {
+        return encode_word(enc, s, len);
+    }
+    const struct stage *st = &t->stage[at];
+    struct cutter c = {.enc = enc, .stage = st, .s = s, .next = at + 1, .first = first};
+    switch (st->kind) {
+    case STAGE_SPLIT:
+        return cut_by_pattern(&c, len);
+    case STAGE_CLASS:
+        return cut_by_class(&c, len, st->is_match);
+    case STAGE_PREFIX_SPACE:
+        return prefix_space(&c, len);
+    case STAGE_METASPACE:
+        return metaspace(&c, len);
+    }
+    return 0;
+}

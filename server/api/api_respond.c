@@ -1,0 +1,276 @@
+/* Bodies that are not completions: errors, the list of models, the OpenAPI document. */
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "server/api/api.h"
+
+#define PUT(b, literal) buf_append((b), (literal), sizeof(literal) - 1)
+
+int http_status_of(int err_code)
+{
+    switch (err_code) {
+    case ERR_INVALID:
+    case ERR_UNSUPPORTED:
+        return 400;
+    case ERR_NOT_FOUND:
+        return 404;
+    case ERR_FULL:
+        return 429;
+    case ERR_DRAINING:
+    case ERR_NOMEM:
+        return 503;
+    case ERR_TIMEOUT:
+        return 504;
+    default:
+        return 500;
+    }
+}
+
+static const char *error_type(int status)
+{
+    return status == 401   ? "authentication_error"
+           : status == 404 ? "not_found_error"
+           : status == 429 ? "rate_limit_error"
+           : status >= 500 ? "server_error"
+                           : "invalid_request_error";
+}
+
+static void put_string(struct buf *b, const char *s)
+{
+    buf_putc(b, '"');
+    buf_json_escape(b, s, strlen(s));
+    buf_putc(b, '"');
+}
+
+void api_error_object(struct buf *b, int status, const char *param, const char *message)
+{
+    PUT(b, "{\"message\":");
+    put_string(b, message);
+    buf_printf(b, ",\"type\":\"%s\",\"param\":", error_type(status));
+    if (param && param[0]) {
+        put_string(b, param);
+    } else {
+        PUT(b, "null");
+    }
+    buf_printf(b, ",\"code\":%d}", status);
+}
+
+void api_error(struct buf *b, int status, const char *param, const char *message)
+{
+    PUT(b, "{\"error\":");
+    api_error_object(b, status, param, message);
+    buf_putc(b, '}');
+}
+
+void api_model(struct buf *b, const struct api_context *ctx)
+{
+    PUT(b, "{\"id\":");
+    put_string(b, ctx->info.model_name);
+    buf_printf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"quire\",\"root\":",
+               (long long)ctx->info.created);
+    put_string(b, ctx->info.model_name);
+    buf_printf(b, ",\"parent\":null,\"max_model_len\":%d}", ctx->info.max_model_len);
+}
+
+void api_models(struct buf *b, const struct api_context *ctx)
+{
+    PUT(b, "{\"object\":\"list\",\"data\":[");
+    api_model(b, ctx);
+    PUT(b, "]}");
+}
+
+/* ---- OpenAPI ---- */
+
+/* The bounds as they hold for the single that is kept: nothing below its smallest is
+ * more than 0, nothing above its largest is finite. */
+static void put_bounds(struct buf *b, const struct field *f)
+{
+    bool single = f->type == FIELD_FLOAT;
+    double lo = isinf(f->lo) ? -FLT_MAX
+                : f->lo_open ? FLT_TRUE_MIN
+                             : f->lo,
+           hi = isinf(f->hi) ? FLT_MAX : f->hi;
+
+    buf_printf(b, ",\"minimum\":%.*g,\"maximum\":%.*g", single ? 9 : 17, lo, single ? 9 : 17, hi);
+}
+
+/* A schema with its placeholders filled in. */
+static void put_custom(struct buf *b, const char *schema, const struct api_context *ctx)
+{
+    const struct {
+        const char *name;
+        int64_t value;
+    } known[] = {{"@vocab", ctx->info.vocab - 1},
+                 {"@logprobs", ctx->max_logprobs},
+                 {"@suffix", ctx->fim.there ? ctx->info.max_model_len : 0}};
+
+    for (const char *at; (at = strchr(schema, '@')) != NULL;) {
+        size_t i = 0;
+        while (i + 1 < ARRAY_LEN(known) && strncmp(at, known[i].name, strlen(known[i].name)) != 0) {
+            i++;
+        }
+        buf_append(b, schema, (size_t)(at - schema));
+        buf_printf(b, "%lld", (long long)known[i].value);
+        schema = at + strlen(known[i].name);
+    }
+    buf_puts(b, schema);
+}
+
+static void put_schema(struct buf *b, const struct field *f, const struct api_context *ctx)
+{
+    switch (f->type) {
+    case FIELD_BOOL:
+        PUT(b, "{\"type\":\"boolean\"}");
+        break;
+    case FIELD_STRING:
+        PUT(b, "{\"type\":\"string\"}");
+        break;
+    case FIELD_INT:
+    case FIELD_FLOAT:
+        buf_printf(b, "{\"type\":\"%s\"", f->type == FIELD_INT ? "integer" : "number");
+        put_bounds(b, f);
+        buf_putc(b, '}');
+        break;
+    default:
+        put_custom(b, f->schema, ctx);
+    }
+}
+
+/* Null means not given, for every field but the required one. */
+static void put_property(struct buf *b, const struct field *f, bool required,
+                         const struct api_context *ctx)
+{
+    put_string(b, f->name);
+    PUT(b, ":{\"description\":");
+    put_string(b, f->help);
+    if (required) {
+        PUT(b, ",\"allOf\":[");
+        put_schema(b, f, ctx);
+        PUT(b, "]}");
+    } else {
+        PUT(b, ",\"anyOf\":[");
+        put_schema(b, f, ctx);
+        PUT(b, ",{\"type\":\"null\"}]}");
+    }
+}
+
+static void put_table(struct buf *b, const char *name, const struct field_table *t,
+                      const char *required, const struct api_context *ctx)
+{
+    bool any = false;
+
+    put_string(b, name);
+    PUT(b, ":{\"type\":\"object\",\"required\":[");
+    put_string(b, required);
+    PUT(b, "],\"properties\":{");
+    for (int i = 0; i < t->n; i++) {
+        if (t->field[i].type == FIELD_MISSING || !field_in(t, &t->field[i])) {
+            continue;
+        }
+        if (any) {
+            buf_putc(b, ',');
+        }
+        put_property(b, &t->field[i], strcmp(t->field[i].name, required) == 0, ctx);
+        any = true;
+    }
+    PUT(b, "}}");
+}
+
+/* The answers that any route may give besides its own. */
+#define ERROR_ANSWER(code, what)                                                         \
+    "\"" code "\":{\"description\":\"" what                                              \
+    "\",\"content\":{\"application/json\":{\"schema\":{\"$ref\":\"#/components/schemas/" \
+    "error\"}}}}"
+#define COMMON_ANSWERS                              \
+    ERROR_ANSWER("401", "API key missing or wrong") \
+    "," ERROR_ANSWER("503", "starting, draining or out of memory")
+#define POST_ANSWERS                                           \
+    ERROR_ANSWER("400", "a field is wrong")                    \
+    "," ERROR_ANSWER("404", "unknown model") "," ERROR_ANSWER( \
+        "413", "body too large") "," ERROR_ANSWER("415",       \
+                                                  "not application/json") "," COMMON_ANSWERS
+
+static void put_post(struct buf *b, const char *path, const char *summary, const char *table,
+                     const char *answer)
+{
+    buf_printf(b,
+               "\"%s\":{\"post\":{\"summary\":\"%s\",\"requestBody\":{\"required\":true,"
+               "\"content\":{\"application/"
+               "json\":{\"schema\":"
+               "{\"$ref\":\"#/components/schemas/"
+               "%s\"}}}},\"responses\":{\"200\":{\"description\":\"OK\",\"content\":{%s}},%s}}}",
+               path, summary, table, answer, POST_ANSWERS);
+}
+
+/* A route that makes text, as JSON or as events. */
+static void put_generating(struct buf *b, const char *path, const char *summary, const char *table)
+{
+    buf_printf(b,
+               "\"%s\":{\"post\":{\"summary\":\"%s\",\"requestBody\":{\"required\":true,"
+               "\"content\":{\"application/"
+               "json\":{\"schema\":{\"$ref\":\"#/components/schemas/"
+               "%s\"}}}},\"responses\":{\"200\":{\"description\":"
+               "\"OK\",\"content\":{\"application/json\":{\"schema\":{\"type\":\"object\"}},\"text/"
+               "event-stream\":{}}},"
+               "%s,%s,%s}}}",
+               path, summary, table, POST_ANSWERS,
+               ERROR_ANSWER("429", "the queue is full, or a limit of the key"),
+               ERROR_ANSWER("500", "the device failed"));
+}
+
+static void put_get(struct buf *b, const char *path, const char *summary, const char *content_type,
+                    const char *answers)
+{
+    buf_printf(b,
+               ",\"%s\":{\"get\":{\"summary\":\"%s\",\"responses\":{\"200\":{\"description\":"
+               "\"OK\",\"content\":{\"%"
+               "s\":{}}}%s}}}",
+               path, summary, content_type, answers);
+}
+
+void api_openapi(struct buf *b, const struct api_context *ctx)
+{
+    static const char json[] = "\"application/json\":{\"schema\":{\"type\":\"object\"}}";
+    static const char common[] = "," COMMON_ANSWERS;
+
+    PUT(b, "{\"openapi\":\"3.1.0\",\"info\":{\"title\":\"Quire\",\"version\":\"" QUIRE_VERSION
+           "\"},\"security\":[{\"key\":[]},{}],\"paths\":{");
+    put_generating(b, "/v1/completions", "Complete prompts", "completion");
+    buf_putc(b, ',');
+    put_generating(b, "/v1/chat/completions", "Answer a conversation", "chat_completion");
+    buf_putc(b, ',');
+    put_post(b, "/tokenize", "Text to token ids", "tokenize", json);
+    buf_putc(b, ',');
+    put_post(b, "/detokenize", "Token ids to text", "detokenize", json);
+    put_get(b, "/v1/models", "The served model", "application/json", common);
+    PUT(b,
+        ",\"/v1/models/{id}\":{\"get\":{\"summary\":\"One "
+        "model\",\"parameters\":[{\"name\":\"id\",\"in\":\"path\",\"required\":true,"
+        "\"schema\":{\"type\":\"string\"}}],\"responses\":{\"200\":{\"description\":\"OK\","
+        "\"content\":{"
+        "\"application/json\":{}}}," ERROR_ANSWER("404", "unknown model") "," COMMON_ANSWERS "}}}");
+    put_get(b, "/health", "Whether requests are answered", "application/json",
+            ",\"503\":{\"description\":\"starting, draining, stalled or dead\"}");
+    put_get(b, "/ping", "The same", "application/json",
+            ",\"503\":{\"description\":\"starting, draining, stalled or dead\"}");
+    put_get(b, "/metrics", "Prometheus metrics", "text/plain", common);
+    put_get(b, "/version", "Version", "application/json",
+            "," ERROR_ANSWER("401", "API key missing or wrong"));
+    PUT(b, "},\"components\":{\"securitySchemes\":{\"key\":{\"type\":\"http\",\"scheme\":"
+           "\"bearer\"}},\"schemas\":{");
+    put_table(b, "completion", &completion_fields, "prompt", ctx);
+    buf_putc(b, ',');
+    put_table(b, "chat_completion", &chat_fields, "messages", ctx);
+    buf_putc(b, ',');
+    put_table(b, "tokenize", &tokenize_fields, "prompt", ctx);
+    buf_putc(b, ',');
+    put_table(b, "detokenize", &detokenize_fields, "tokens", ctx);
+    PUT(b, ",\"error\":{\"type\":\"object\",\"required\":[\"error\"],\"properties\":{\"error\":{"
+           "\"type\":\"object\","
+           "\"required\":[\"message\",\"type\","
+           "\"param\",\"code\"],\"properties\":{\"message\":{\"type\":\"string\"},\"type\":{"
+           "\"type\":\"string\"},"
+           "\"param\":{\"type\":[\"string\",\"null\"]},"
+           "\"code\":{\"type\":\"integer\"}}}}}}}}");
+}

@@ -1,0 +1,265 @@
+/* The field table: a row for every field of the two routes that generate. */
+#include <math.h>
+
+#include "server/api/api.h"
+
+#define AT(m) .offset = offsetof(struct completion, m)
+#define GIVEN(m) .given = offsetof(struct completion, m)
+
+#define ROW_BOOL(n, m, h) {.name = n, .type = FIELD_BOOL, AT(m), .given = -1, .help = h}
+#define ROW_INT(n, m, l, u, h) \
+    {.name = n, .type = FIELD_INT, AT(m), .given = -1, .lo = l, .hi = u, .help = h}
+#define ROW_FLOAT(n, m, l, u, h) \
+    {.name = n, .type = FIELD_FLOAT, AT(m), .given = -1, .lo = l, .hi = u, .help = h}
+#define ROW_OVER(n, m, l, u, h) \
+    {.name = n,                 \
+     .type = FIELD_FLOAT,       \
+     AT(m),                     \
+     .given = -1,               \
+     .lo = l,                   \
+     .hi = u,                   \
+     .lo_open = true,           \
+     .help = h}
+#define ROW_CUSTOM(n, f, s, h) \
+    {.name = n, .type = FIELD_CUSTOM, .given = -1, .read = f, .schema = s, .help = h}
+#define ROW_MISSING(n, h) {.name = n, .type = FIELD_MISSING, .given = -1, .help = h}
+
+/* Rows that only one route has. */
+#define ROW_FOR(r, n, f, s, h) \
+    {.name = n, .type = FIELD_CUSTOM, .only = r, .given = -1, .read = f, .schema = s, .help = h}
+#define ROW_CHAT(n, f, s, h) ROW_FOR(ROUTE_CHAT, n, f, s, h)
+#define ROW_CHAT_MISSING(n, h) \
+    {.name = n, .type = FIELD_MISSING, .only = ROUTE_CHAT, .given = -1, .help = h}
+
+#define IDS_SCHEMA \
+    "{\"type\":\"array\",\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":@vocab}}"
+
+static const struct field completion_rows[] = {
+    ROW_CUSTOM("model", read_model, "{\"type\":\"string\"}",
+               "The served model; it may be left out."),
+    ROW_FOR(ROUTE_COMPLETIONS, "prompt", read_later,
+            "{\"oneOf\":[{\"type\":\"string\",\"minLength\":1},"
+            "{\"type\":\"array\",\"minItems\":1,\"maxItems\":1024,\"items\":{\"type\":\"string\","
+            "\"minLength\":1}},"
+            "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"integer\",\"minimum\":0,"
+            "\"maximum\":@vocab}},"
+            "{\"type\":\"array\",\"minItems\":1,\"maxItems\":1024,\"items\":{\"type\":\"array\","
+            "\"minItems\":1,"
+            "\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":@vocab}}}]}",
+            "A text, a list of texts, a list of token ids, or a list of lists of token ids."),
+    {.name = "max_tokens",
+     .type = FIELD_INT,
+     AT(params.max_tokens),
+     GIVEN(has_max_tokens),
+     .lo = 0,
+     .hi = INT32_MAX,
+     .help = "Tokens to make at most; 16 by default (0 only with echo), for a chat what is left of "
+             "the model's length."},
+    ROW_INT("min_tokens", params.min_tokens, 0, INT32_MAX,
+            "No end before so many tokens; at most max_tokens."),
+    ROW_INT("n", params.n, 1, LIMIT_CHOICES, "Choices a prompt."),
+    {.name = "best_of",
+     .type = FIELD_INT,
+     AT(params.best_of),
+     GIVEN(has_best_of),
+     .lo = 1,
+     .hi = LIMIT_CHOICES,
+     .help = "Samples a prompt, of which the n best come back; at least n, and equal to it with "
+             "stream."},
+    ROW_BOOL("use_beam_search", use_beam_search,
+             "Beam search instead of sampling; the n best beams come back."),
+    {.name = "beam_width",
+     .type = FIELD_INT,
+     AT(params.beam_width),
+     GIVEN(has_beam_width),
+     .lo = 1,
+     .hi = LIMIT_CHOICES,
+     .help = "Width of the beam; n by default and at least n."},
+    {.name = "length_penalty",
+     .type = FIELD_FLOAT,
+     AT(params.length_penalty),
+     GIVEN(has_length_penalty),
+     .lo = -INFINITY,
+     .hi = INFINITY,
+     .help = "A finished beam scores cumulative log-probability / length^length_penalty."},
+    {.name = "early_stopping",
+     .type = FIELD_CUSTOM,
+     .given = offsetof(struct completion, has_early_stopping),
+     .read = read_early_stopping,
+     .schema = "{\"oneOf\":[{\"type\":\"boolean\"},{\"type\":\"string\",\"const\":\"never\"}]}",
+     .help = "When a beam search may end: true, false or \"never\"."},
+    {.name = "temperature",
+     .type = FIELD_FLOAT,
+     AT(params.temperature),
+     GIVEN(has_temperature),
+     .lo = 0,
+     .hi = 2,
+     .help = "0 is greedy."},
+    ROW_OVER("top_p", params.top_p, 0, 1, "Keep the likeliest tokens of this mass."),
+    ROW_CUSTOM("top_k", read_top_k, "{\"type\":\"integer\",\"minimum\":-1,\"maximum\":2147483647}",
+               "Keep the k likeliest tokens; -1 or 0: all."),
+    ROW_FLOAT("min_p", params.min_p, 0, 1,
+              "Keep tokens of at least this share of the likeliest one's probability."),
+    ROW_FLOAT("presence_penalty", params.presence_penalty, -2, 2,
+              "Taken from the logit of a token that was made before."),
+    ROW_FLOAT("frequency_penalty", params.frequency_penalty, -2, 2,
+              "The same for each time it was made."),
+    /* As of a model's generation_config: beyond it finite logits no longer stay finite,
+     * or differ. */
+    ROW_FLOAT("repetition_penalty", params.repetition_penalty, 0.001, 1000,
+              "Divides (or multiplies, below 0) the logits of tokens seen."),
+    ROW_CUSTOM(
+        "logit_bias", read_logit_bias,
+        "{\"type\":\"object\",\"maxProperties\":1024,\"propertyNames\":{\"pattern\":\"^[0-9]+$\"},"
+        "\"additionalProperties\":{\"type\":\"number\",\"minimum\":-100,\"maximum\":100}}",
+        "Added to the logits of these token ids."),
+    {.name = "seed",
+     .type = FIELD_CUSTOM,
+     GIVEN(has_seed),
+     .read = read_seed,
+     .schema =
+         "{\"type\":\"integer\",\"minimum\":-9223372036854775808,\"maximum\":18446744073709551615}",
+     .help = "The same seed gives the same tokens. Without one each prompt has its own."},
+    ROW_CUSTOM("stop", read_stop,
+               "{\"oneOf\":[{\"type\":\"string\",\"minLength\":1},{\"type\":\"array\",\"maxItems\":"
+               "16,\"items\":{"
+               "\"type\":\"string\",\"minLength\":1}}]}",
+               "The text ends before any of these."),
+    ROW_CUSTOM("stop_token_ids", read_stop_token_ids, IDS_SCHEMA, "Tokens that end a choice."),
+    ROW_BOOL("include_stop_str_in_output", params.include_stop_str,
+             "Keep the stop string that matched."),
+    ROW_BOOL("ignore_eos", params.ignore_eos, "Do not end at the model's end-of-sequence tokens."),
+    ROW_CUSTOM(
+        "bad_words", read_bad_words,
+        "{\"type\":\"array\",\"maxItems\":128,\"items\":{\"type\":\"string\",\"minLength\":1}}",
+        "Words that are never made."),
+    ROW_CUSTOM("allowed_token_ids", read_allowed_token_ids,
+               "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"integer\",\"minimum\":0,"
+               "\"maximum\":@vocab}}",
+               "Only these tokens are made."),
+    {.name = "echo",
+     .type = FIELD_BOOL,
+     .only = ROUTE_COMPLETIONS,
+     AT(params.echo),
+     .given = -1,
+     .help = "The prompt before the text."},
+    ROW_FOR(ROUTE_COMPLETIONS, "logprobs", read_logprobs,
+            "{\"type\":\"integer\",\"minimum\":0,\"maximum\":@logprobs}",
+            "Log-probabilities of the so many likeliest tokens."),
+    {.name = "prompt_logprobs",
+     .type = FIELD_CUSTOM,
+     .only = ROUTE_COMPLETIONS,
+     .given = offsetof(struct completion, has_prompt_logprobs),
+     .read = read_prompt_logprobs,
+     .schema = "{\"type\":\"integer\",\"minimum\":0,\"maximum\":@logprobs}",
+     .help = "The same for the prompt's tokens."},
+    ROW_BOOL("stream", params.stream, "Server-sent events instead of one JSON body."),
+    ROW_CUSTOM("stream_options", read_stream_options,
+               "{\"type\":\"object\",\"properties\":{\"include_usage\":{\"type\":\"boolean\"},"
+               "\"continuous_usage_"
+               "stats\":{\"type\":\"boolean\"}}}",
+               "Only with stream."),
+    ROW_FOR(ROUTE_COMPLETIONS, "suffix", read_suffix, "{\"type\":\"string\",\"maxLength\":@suffix}",
+            "What stands behind the text to be made; for models with fill-in-the-middle tokens, of "
+            "others \"\" only."),
+    ROW_BOOL("skip_special_tokens", params.skip_special, "Leave special tokens out of the text."),
+    ROW_BOOL("spaces_between_special_tokens", params.spaces_between_special,
+             "Spaces between special tokens that are left in."),
+    ROW_BOOL("add_special_tokens", add_special,
+             "Begin text prompts as the model's tokenizer does (BOS)."),
+    ROW_INT("truncate_prompt_tokens", truncate, 1, LIMIT_MODEL_LEN,
+            "Keep the last N tokens of each prompt."),
+    ROW_BOOL("return_token_ids", return_token_ids,
+             "token_ids and prompt_token_ids in the choices."),
+    {.name = "priority",
+     .type = FIELD_INT,
+     AT(params.priority),
+     GIVEN(has_priority),
+     .lo = INT32_MIN,
+     .hi = INT32_MAX,
+     .help = "Lower goes first, with the setting policy: priority."},
+    ROW_CUSTOM("cache_salt", read_cache_salt,
+               "{\"type\":\"string\",\"minLength\":1,\"maxLength\":256}",
+               "Keeps the prefix cache apart from other salts'."),
+    ROW_CUSTOM("request_id", read_request_id,
+               "{\"type\":\"string\",\"pattern\":\"^[A-Za-z0-9._:-]{1,128}$\"}",
+               "Names the request in the answer and the log."),
+    {.name = "user", .type = FIELD_STRING, .given = -1, .help = "Accepted, not used."},
+    ROW_CUSTOM("response_format", read_response_format,
+               "{\"type\":\"object\",\"required\":[\"type\"],\"properties\":{\"type\":{\"const\":"
+               "\"text\"}}}",
+               "Only text."),
+    ROW_CHAT("messages", read_later,
+             "{\"type\":\"array\",\"minItems\":1,\"maxItems\":4096,\"items\":{\"type\":\"object\","
+             "\"required\":[\"role\","
+             "\"content\"],\"properties\":{\"role\":{\"enum\":[\"system\",\"developer\",\"user\","
+             "\"assistant\"]},"
+             "\"name\":{\"type\":\"string\"},\"content\":{\"oneOf\":[{\"type\":\"string\"},{"
+             "\"type\":\"array\",\"minItems\":"
+             "1,"
+             "\"items\":{\"type\":\"object\",\"required\":[\"type\",\"text\"],\"properties\":{"
+             "\"type\":{\"const\":\"text\"},"
+             "\"text\":{\"type\":\"string\"}}}}]}}}}",
+             "The conversation, written out by the model's own chat template."),
+    {.name = "max_completion_tokens",
+     .type = FIELD_INT,
+     .only = ROUTE_CHAT,
+     AT(max_completion_tokens),
+     GIVEN(has_max_completion_tokens),
+     .lo = 1,
+     .hi = INT32_MAX,
+     .help = "The newer name of max_tokens; where both are given, this one holds."},
+    {.name = "logprobs",
+     .type = FIELD_BOOL,
+     .only = ROUTE_CHAT,
+     AT(chat_logprobs),
+     .given = -1,
+     .help = "The log-probabilities of the answer's tokens."},
+    {.name = "top_logprobs",
+     .type = FIELD_CUSTOM,
+     .only = ROUTE_CHAT,
+     .given = offsetof(struct completion, has_top_logprobs),
+     .read = read_top_logprobs,
+     .schema = "{\"type\":\"integer\",\"minimum\":0,\"maximum\":@logprobs}",
+     .help = "Those of the so many likeliest tokens too; with logprobs: true."},
+    {.name = "add_generation_prompt",
+     .type = FIELD_BOOL,
+     .only = ROUTE_CHAT,
+     AT(add_generation_prompt),
+     GIVEN(has_add_generation_prompt),
+     .help = "Begin the assistant's turn after the messages; true by default."},
+    {.name = "continue_final_message",
+     .type = FIELD_BOOL,
+     .only = ROUTE_CHAT,
+     AT(continue_final_message),
+     .given = -1,
+     .help = "Go on with the last message instead of beginning a turn."},
+    ROW_CHAT("chat_template_kwargs", read_object, "{\"type\":\"object\"}",
+             "More variables of the template."),
+    ROW_CHAT("tools", read_no_tools, "{\"type\":\"array\",\"maxItems\":0}",
+             "Tools are not there in this version."),
+    ROW_CHAT("tool_choice", read_tool_choice, "{\"enum\":[\"none\",\"auto\"]}", "The same."),
+    ROW_CHAT("functions", read_no_tools, "{\"type\":\"array\",\"maxItems\":0}", "The same."),
+    {.name = "parallel_tool_calls",
+     .type = FIELD_BOOL,
+     .only = ROUTE_CHAT,
+     AT(ignored_bool),
+     .given = -1,
+     .help = "Accepted, not used."},
+    ROW_CHAT_MISSING("chat_template", "templates of clients"),
+    ROW_CHAT_MISSING("documents", "documents in prompts"),
+    ROW_CHAT_MISSING("audio", "audio"),
+    ROW_CHAT_MISSING("prompt_logprobs",
+                     "log-probabilities of a chat's prompt (/v1/completions has)"),
+    ROW_MISSING("guided_json", "constrained output"),
+    ROW_MISSING("guided_regex", "constrained output"),
+    ROW_MISSING("guided_choice", "constrained output"),
+    ROW_MISSING("guided_grammar", "constrained output"),
+    ROW_MISSING("structured_outputs", "constrained output"),
+    ROW_MISSING("logits_processors", "logits processors"),
+    ROW_MISSING("prompt_embeds", "prompts as embeddings"),
+};
+
+const struct field_table completion_fields = {completion_rows, ARRAY_LEN(completion_rows),
+                                              ROUTE_COMPLETIONS};
+const struct field_table chat_fields = {completion_rows, ARRAY_LEN(completion_rows), ROUTE_CHAT};

@@ -1,0 +1,375 @@
+/* `quire bench offline`: the engine in this process, every request submitted at once.
+ *
+ * Decoding is measured as PERFORMANCE figures are given: the mean step interval while
+ * the whole batch decodes, without the first 8 and the last 2 steps. A step is over
+ * when the output side flushes, so the window opens with the flush after which every
+ * sequence has 9 tokens and closes with the one before the first sequence has but two
+ * to go; requests that do not run all at once (a workload of many lengths) have no such
+ * window, and only the whole job is told.
+ */
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "config/base/wait.h"
+#include "config/settings/settings.h"
+#include "engine/engine.h"
+#include "server/bench/bench.h"
+
+extern char **environ;
+
+enum { HEAD_STEPS = 8, TAIL_STEPS = 2 };
+
+struct offline_run;
+
+struct offline_request {
+    struct offline_run *run;
+    int32_t max_tokens;
+    int32_t *n_tokens; /* [n choices] so far */
+};
+
+/* Written by the output thread alone while a run goes on, but for n_told. */
+struct offline_run {
+    struct sink sink;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int32_t n_ended;
+    int32_t n_told;                  /* of the ended, by a flush; under lock, as the next */
+    int64_t tokens_told;             /* of the tokens */
+    struct offline_request *request; /* [n] */
+    int32_t *n_tokens;               /* [n * choices] */
+    int32_t n, choices;
+    int64_t start_us, end_us;
+    int32_t n_begun, n_settled; /* sequences with 1, with HEAD_STEPS + 1 tokens */
+    bool nearly_done;           /* one has but TAIL_STEPS to go */
+    int64_t tokens;
+    int64_t all_begun_us;
+    int64_t window_from_us, window_to_us, window_from, window_to; /* times and token counts */
+    int64_t completion_tokens;
+    struct spread ttft;
+    char error[256];
+};
+
+/* ---- the sink ---- */
+
+static void on_output(struct sink *s, const struct output *o)
+{
+    struct offline_run *r = CONTAINER_OF(s, struct offline_run, sink);
+    struct offline_request *q = o->request->user;
+
+    if (o->error && !r->error[0]) {
+        snprintf(r->error, sizeof(r->error), "%s", o->error);
+    }
+    if (o->choice >= 0 && !o->prompt && o->n_tokens > 0) {
+        int32_t *n = &q->n_tokens[o->choice];
+        int32_t before = *n;
+        *n += o->n_tokens;
+        r->tokens += o->n_tokens;
+        if (before == 0 && ++r->n_begun == r->n * r->choices) {
+            r->all_begun_us = clock_us();
+        }
+        if (before == 0 && o->choice == 0) {
+            spread_add(&r->ttft, clock_us() - r->start_us);
+        }
+        r->n_settled += before <= HEAD_STEPS && *n > HEAD_STEPS;
+        r->nearly_done |= *n >= q->max_tokens - TAIL_STEPS;
+    }
+    if (o->last) {
+        r->completion_tokens += o->usage.completion_tokens;
+        r->n_ended++;
+        r->end_us = clock_us();
+    }
+}
+
+static void note_window(struct offline_run *r)
+{
+    if (r->n_settled < r->n * r->choices || r->nearly_done) {
+        return;
+    }
+    r->window_to_us = clock_us();
+    r->window_to = r->tokens;
+    if (r->window_from_us == 0) {
+        r->window_from_us = r->window_to_us;
+        r->window_from = r->tokens;
+    }
+}
+
+/* Once all requests are told of, the run belongs to the main thread again. */
+static void on_flush(struct sink *s)
+{
+    struct offline_run *r = CONTAINER_OF(s, struct offline_run, sink);
+
+    note_window(r);
+    pthread_mutex_lock(&r->lock);
+    r->n_told = r->n_ended;
+    r->tokens_told = r->tokens;
+    pthread_cond_signal(&r->changed);
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* ---- one run ---- */
+
+static int run_init(struct offline_run *r, const struct bench_load *l, int32_t choices,
+                    struct err *e)
+{
+    r->n = l->n;
+    r->choices = choices;
+    r->n_ended = r->n_told = r->n_begun = r->n_settled = 0;
+    r->nearly_done = false;
+    r->tokens = r->tokens_told = r->completion_tokens = 0;
+    r->start_us = r->end_us = r->all_begun_us = r->window_from_us = r->window_to_us = 0;
+    r->ttft = (struct spread){.n = 0};
+    free(r->request);
+    free(r->n_tokens);
+    r->request = calloc((size_t)l->n, sizeof(*r->request));
+    r->n_tokens = calloc((size_t)l->n * (size_t)choices, sizeof(*r->n_tokens));
+    return r->request && r->n_tokens ? 0 : err_nomem(e, "the run");
+}
+
+static int make_request(struct request **ret, struct engine *engine, const struct bench_options *o,
+                        const struct bench_load *l, int32_t i, int32_t max_tokens, int32_t *prompt,
+                        struct err *e)
+{
+    struct gen_params p;
+
+    gen_params_init(&p, engine);
+    p.max_tokens = max_tokens;
+    p.temperature = (float)o->temperature;
+    p.top_p = (float)o->top_p;
+    p.top_k = (int32_t)o->top_k;
+    p.min_p = 0;
+    p.repetition_penalty = 1;
+    p.n = (int32_t)o->n;
+    p.best_of = p.n;
+    p.beam_width = (int32_t)o->beam_width;
+    p.ignore_eos = !o->stop_at_eos;
+    p.seed = (uint64_t)o->seed + (uint64_t)i;
+    bench_load_prompt(l, i, prompt);
+    return request_new(ret, &p, prompt, l->item[i].n_prompt, e);
+}
+
+/* Wait for all, with a progress bar over the tokens asked for. */
+static void wait_all(struct offline_run *r, const char *what, int64_t tokens)
+{
+    pthread_mutex_lock(&r->lock);
+    while (r->n_told < r->n) {
+        char text[96];
+        snprintf(text, sizeof(text), "%s: %lld of %lld tokens, %d of %d requests", what,
+                 (long long)r->tokens_told, (long long)tokens, r->n_told, r->n);
+        bench_progress(MIN((double)r->tokens_told / (double)tokens, 1), text);
+        wait_until(&r->changed, &r->lock, clock_us() + 1000000);
+    }
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* `most_tokens` > 0 shortens every output (warm-up). */
+static int run_once(struct offline_run *r, struct engine *engine, const struct bench_options *o,
+                    const struct bench_load *l, int32_t most_tokens, struct err *e)
+{
+    int rc = run_init(r, l, (int32_t)o->n, e);
+    struct request **q = calloc((size_t)l->n, sizeof(*q));
+    int32_t *prompt = malloc((size_t)l->max_prompt * sizeof(*prompt));
+
+    if (rc == 0 && (!q || !prompt)) {
+        rc = err_nomem(e, "the requests");
+    }
+    int64_t tokens = 0;
+    for (int32_t i = 0; rc == 0 && i < l->n; i++) {
+        int32_t max_tokens =
+            most_tokens > 0 ? MIN(most_tokens, l->item[i].max_tokens) : l->item[i].max_tokens;
+        r->request[i] =
+            (struct offline_request){r, max_tokens, r->n_tokens + (int64_t)i * r->choices};
+        tokens += (int64_t)max_tokens * r->choices;
+        rc = make_request(&q[i], engine, o, l, i, max_tokens, prompt, e);
+        if (rc == 0) {
+            q[i]->user = &r->request[i];
+        }
+    }
+    r->start_us = clock_us();
+    for (int32_t i = 0; rc == 0 && i < l->n; i++) {
+        q[i]->arrival_us = r->start_us;
+    }
+    if (rc == 0) {
+        rc = engine_submit_all(engine, q, l->n, e);
+    }
+    if (rc == 0) {
+        wait_all(r, most_tokens > 0 ? "warm-up" : "offline", tokens);
+    }
+    for (int32_t i = 0; q && i < l->n; i++) {
+        request_unref(q[i]);
+    }
+    free(q);
+    free(prompt);
+    if (rc == 0 && r->error[0]) {
+        rc = err_set(e, ERR_DEVICE, "a request failed: %s", r->error);
+    }
+    return rc;
+}
+
+/* ---- the report ---- */
+
+/* Sums of the engine's histograms, to tell the run from the warm-up. */
+struct host_mark {
+    uint64_t steps;
+    double host_s, device_s;
+};
+
+static struct host_mark mark_host(const struct engine *engine)
+{
+    const struct engine_stats *s = engine_stats(engine);
+
+    return (struct host_mark){atomic_load(&s->steps), atomic_load(&s->step_host_s.sum),
+                              atomic_load(&s->step_device_s.sum)};
+}
+
+static void report_run(struct bench_report *p, const struct offline_run *r,
+                       const struct bench_load *l)
+{
+    double wall_s = (double)(r->end_us - r->start_us) * 1e-6;
+    double prefill_s = (double)(r->all_begun_us - r->start_us) * 1e-6;
+    double window_s = (double)(r->window_to_us - r->window_from_us) * 1e-6;
+    double window_tokens = (double)(r->window_to - r->window_from);
+    int32_t batch = r->n * r->choices;
+
+    bench_report_number(p, "requests", l->n, "");
+    bench_report_number(p, "prompt_tokens", (double)l->prompt_tokens, "");
+    bench_report_number(p, "output_tokens", (double)r->completion_tokens, "");
+    bench_report_number(p, "wall_s", wall_s, "s");
+    bench_report_number(p, "output_tok_s", (double)r->completion_tokens / wall_s,
+                        "tokens/s, whole job");
+    bench_report_number(p, "total_tok_s",
+                        (double)(l->prompt_tokens + r->completion_tokens) / wall_s,
+                        "tokens/s, prompts included");
+    if (r->all_begun_us > 0) {
+        bench_report_number(p, "prefill_s", prefill_s, "s until every request has its first token");
+        bench_report_number(p, "prefill_tok_s", (double)l->prompt_tokens / prefill_s,
+                            "prompt tokens/s until then");
+    }
+    bench_report_spread(p, "ttft_ms", &r->ttft);
+    if (window_tokens > 0) {
+        bench_report_number(p, "decode_tok_s", window_tokens / window_s,
+                            "tokens/s while the whole batch decodes");
+        bench_report_number(p, "decode_step_ms", window_s / (window_tokens / batch) * 1e3,
+                            "ms a step, mean");
+        bench_report_number(p, "decode_steps", window_tokens / batch, "steps measured");
+    }
+}
+
+static void report_host(struct bench_report *p, const struct engine *engine,
+                        const struct host_mark *before)
+{
+    struct host_mark now = mark_host(engine);
+    double steps = (double)(now.steps - before->steps);
+    const struct engine_stats *s = engine_stats(engine);
+
+    bench_report_number(p, "steps", steps, "");
+    bench_report_number(p, "step_host_us", (now.host_s - before->host_s) / steps * 1e6,
+                        "us of the engine's thread a step");
+    if (now.device_s > before->device_s) {
+        bench_report_number(p, "step_device_us", (now.device_s - before->device_s) / steps * 1e6,
+                            "us of the device a step");
+    }
+    bench_report_number(
+        p, "preemptions",
+        (double)(atomic_load(&s->preempt_recompute) + atomic_load(&s->preempt_swap)), "");
+}
+
+static void report_engine(struct bench_report *p, const struct engine *engine, double ready_s)
+{
+    struct engine_info info;
+
+    engine_info(engine, &info);
+    bench_report_text(p, "model", info.model_name);
+    bench_report_text(p, "device", info.device);
+    bench_report_text(p, "dtype", info.dtype);
+    bench_report_number(p, "ready_s", ready_s, "s to open the engine");
+}
+
+/* ---- the command ---- */
+
+static int settings_of(struct settings *ret, int argc, char **argv, int32_t n_requests,
+                       struct err *e)
+{
+    bool help = false;
+    int rc = settings_load(ret, argc, argv, environ, &help, e);
+
+    if (rc == 0) {
+        ret->max_queue = MAX(ret->max_queue, n_requests);
+    }
+    if (rc == 0 && ret->target_itl_ms == 0) {
+        ret->target_itl_ms = -1; /* nobody waits for a next token */
+    }
+    return rc;
+}
+
+static int measure(struct offline_run *r, struct engine *engine, struct bench_options *o,
+                   double ready_s, struct err *e)
+{
+    struct engine_info info;
+    struct bench_load load, warm;
+    struct bench_report *p = NULL;
+
+    engine_info(engine, &info);
+    if (o->vocab == 0) {
+        o->vocab = info.vocab;
+    }
+    int rc = bench_load_make(&load, o, e);
+    if (rc < 0) {
+        return rc;
+    }
+    warm = load;
+    warm.seed = ~load.seed; /* other prompts: the prefix cache must not help the run that counts */
+    if (o->warmup > 0) {
+        rc = run_once(r, engine, o, &warm, (int32_t)o->warmup, e);
+    }
+    struct host_mark before = mark_host(engine);
+    if (rc == 0) {
+        rc = run_once(r, engine, o, &load, 0, e);
+    }
+    if (rc == 0) {
+        rc = bench_report_new(&p, "offline", o, e);
+    }
+    bench_progress_end();
+    if (rc == 0) {
+        report_engine(p, engine, ready_s);
+        report_run(p, r, &load);
+        report_host(p, engine, &before);
+        rc = bench_report_write(p, stdout, o, e);
+    }
+    bench_report_free(p);
+    bench_load_release(&load);
+    return rc;
+}
+
+int bench_offline(const struct bench_options *given, int argc, char **argv, struct err *e)
+{
+    struct bench_options o = *given;
+    struct settings s;
+    struct engine *engine;
+
+    if (o.requests == 0 && !o.workload) {
+        o.requests = 64;
+    }
+    o.seed = MAX(o.seed, 0);
+    int rc = settings_of(&s, argc, argv, o.requests ? (int32_t)o.requests : 1 << 16, e);
+    if (rc < 0) {
+        return rc;
+    }
+    log_setup(s.log_format, LOG_WARN);
+    struct offline_run r = {.sink = {on_output, on_flush}};
+    pthread_mutex_init(&r.lock, NULL);
+    wait_init(&r.changed);
+    int64_t start_us = clock_us();
+    rc = engine_open(&engine, &s, &r.sink, e);
+    if (rc == 0) {
+        rc = measure(&r, engine, &o, (double)(clock_us() - start_us) * 1e-6, e);
+        engine_free(engine);
+    }
+    settings_release(&s);
+    free(r.request);
+    free(r.n_tokens);
+    pthread_mutex_destroy(&r.lock);
+    pthread_cond_destroy(&r.changed);
+    return rc;
+}

@@ -1,0 +1,476 @@
+/* One request, from its line to its end. What can be refused by its headers is, but the
+ * answer waits for the body (which is dropped): a client that is still sending would
+ * not see it. A head that two readers may take for different ones is answered at once:
+ * where its body ends is not known.
+ */
+#include "server/http/http.h"
+#include "server/http/http_head.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/random.h>
+
+/* A body over the cap is read to its end up to so many times the cap. */
+enum { REFUSED_BODY_FACTOR = 4 };
+
+/* ---- its headers ---- */
+
+static void set_refusal(struct exchange *x, int status, const char *message)
+{
+    struct reply *r = malloc(sizeof(*r));
+
+    x->refused = true;
+    if (r) {
+        reply_init(r, status);
+        reply_error(r, status, NULL, message);
+        x->refusal = r;
+    }
+}
+
+static const char *header(struct MHD_Connection *c, const char *name)
+{
+    return MHD_lookup_connection_value(c, MHD_HEADER_KIND, name);
+}
+
+/* The client's X-Request-Id where it is one, else a new one. */
+static void name_request(struct exchange *x, struct MHD_Connection *c)
+{
+    static const char allowed[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-";
+    const char *given = header(c, "X-Request-Id");
+    size_t len = given ? strlen(given) : 0;
+    uint64_t random[2] = {0};
+
+    if (len >= 1 && len <= LIMIT_REQUEST_ID_BYTES && strspn(given, allowed) == len) {
+        memcpy(x->request_id, given, len + 1);
+        return;
+    }
+    ssize_t got = getrandom(random, sizeof(random), 0);
+    (void)got;
+    snprintf(x->request_id, sizeof(x->request_id), "%016llx%016llx", (unsigned long long)random[0],
+             (unsigned long long)random[1]);
+}
+
+/* Remember the Origin of a request from a page that the settings allow. */
+static void check_origin(struct exchange *x, struct MHD_Connection *c)
+{
+    const char *origin = header(c, MHD_HTTP_HEADER_ORIGIN),
+               *list = x->server->settings->cors_origins;
+    size_t len = origin ? strlen(origin) : 0;
+
+    if (!list || len < 1 || len >= sizeof(x->origin)) {
+        return;
+    }
+    for (const char *p = list; *p; p += strcspn(p, ","), p += *p == ',') {
+        p += strspn(p, " ");
+        size_t n = strcspn(p, ", ");
+        if ((n == 1 && p[0] == '*') || (n == len && strncasecmp(p, origin, n) == 0)) {
+            memcpy(x->origin, origin, len + 1);
+            return;
+        }
+    }
+}
+
+static bool is_json(const char *content_type)
+{
+    static const char json[] = "application/json";
+    size_t n = sizeof(json) - 1;
+
+    return !content_type || (strncasecmp(content_type, json, n) == 0 &&
+                             (!content_type[n] || strchr("; \t", content_type[n])));
+}
+
+/* ---- whether it can be read in one way alone (http_head.h) ---- */
+
+struct fields {
+    struct http_field field[LIMIT_HEADER_FIELDS + 1];
+    size_t n;
+};
+
+static enum MHD_Result add_field(void *cls, enum MHD_ValueKind kind, const char *name,
+                                 size_t name_len, const char *value, size_t value_len)
+{
+    struct fields *f = cls;
+
+    (void)kind, (void)name_len, (void)value_len;
+    f->field[f->n++] = (struct http_field){name, value ? value : ""};
+    return f->n < ARRAY_LEN(f->field) ? MHD_YES : MHD_NO;
+}
+
+/* Whether this is the library whose parsing http_head.h describes. Later ones refuse
+ * what it repairs. */
+static bool parses_in_place(void)
+{
+    return strncmp(MHD_get_version(), "0.9.", 4) == 0;
+}
+
+static void check_head(struct exchange *x, struct MHD_Connection *c, const char *url,
+                       const char *version)
+{
+    const union MHD_ConnectionInfo *size =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
+    struct fields f = {.n = 0};
+    struct http_head h = {.method = x->method, .url = url, .version = version, .field = f.field};
+
+    MHD_get_connection_values_n(c, MHD_HEADER_KIND, add_field, &f);
+    h.n_fields = f.n;
+    h.size = size ? size->header_size : 0;
+    h.target_len = x->target_len;
+    h.target_error = x->target_error;
+    h.in_place = size && parses_in_place();
+    struct http_verdict v = http_head_check(&h);
+    x->close = x->close || v.close;
+    if (v.status) {
+        set_refusal(x, v.status, v.message);
+    }
+}
+
+/* What this connection may ask for: everything, at the admin door health and metrics,
+ * and beyond max-connections health alone, for one request. */
+static void check_door(struct exchange *x)
+{
+    bool reserved = x->peer && x->peer->admitted.reserved;
+    bool health = x->route && x->route->admin && x->route->open;
+
+    x->close = x->close || reserved;
+    if (x->door->admin && !(x->route && x->route->admin)) {
+        set_refusal(x, 404, "only /health, /ping and /metrics are served here (admin-listen)");
+    } else if (!x->door->admin && reserved && !health) {
+        set_refusal(x, 503, "too many connections (max-connections); try again");
+    }
+}
+
+/* What can be refused before the body is read. */
+static void check_headers(struct exchange *x, struct MHD_Connection *c, const char *allow)
+{
+    struct server *s = x->server;
+    const char *type = header(c, MHD_HTTP_HEADER_CONTENT_TYPE);
+    bool preflight = strcmp(x->method, "OPTIONS") == 0;
+    char text[256];
+
+    if (!(x->route && (x->route->open || (x->door->admin && x->door->local))) && !preflight &&
+        !keys_find(&s->keys, header(c, MHD_HTTP_HEADER_AUTHORIZATION), &x->grant)) {
+        set_refusal(x, 401,
+                    "API key missing or wrong; send the header 'Authorization: Bearer KEY'");
+    } else if (!x->route && !allow) {
+        snprintf(text, sizeof(text), "no route %.100s; see /openapi.json", x->path);
+        set_refusal(x, 404, text);
+    } else if (!x->route) {
+        snprintf(text, sizeof(text), "%.16s is not allowed on %.100s; allowed: %s", x->method,
+                 x->path, allow);
+        set_refusal(x, 405, text);
+        if (x->refusal) {
+            x->refusal->allow = allow;
+            if (preflight) {
+                x->refusal->status = 204;
+                buf_clear(&x->refusal->body);
+            }
+        }
+    } else if (strcmp(x->route->method, "POST") == 0 && !is_json(type)) {
+        snprintf(text, sizeof(text),
+                 "Content-Type is '%.80s'; send the header 'Content-Type: application/json'", type);
+        set_refusal(x, 415, text);
+    }
+}
+
+/* What the engine will be asked to compute, it may get up for while the request is
+ * read. */
+static void tell_engine(const struct exchange *x)
+{
+    struct engine *engine = atomic_load(&x->server->engine);
+
+    if (engine && x->route && x->route->generates && !x->refused) {
+        engine_expect(engine);
+    }
+}
+
+/* When its connection is closed, unless it has come further: `seconds` from `from_us`
+ * on. */
+static void set_due(struct exchange *x, int64_t from_us, double seconds)
+{
+    if (x->peer) {
+        x->peer->due_us = from_us + (int64_t)(seconds * 1e6);
+    }
+}
+
+static struct exchange *exchange_new(struct door *door, struct MHD_Connection *c)
+{
+    struct exchange *x = calloc(1, sizeof(*x));
+    const union MHD_ConnectionInfo *peer =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+
+    if (!x) {
+        return NULL;
+    }
+    x->door = door;
+    x->server = door->server;
+    x->peer = peer ? peer->socket_context : NULL;
+    x->begin_us = clock_us();
+    buf_init(&x->body, (size_t)x->server->settings->max_body_bytes);
+    account_open(&x->account, &x->server->hub.budget);
+    return x;
+}
+
+void *http_on_target(void *cls, const char *target, struct MHD_Connection *c)
+{
+    struct exchange *x = exchange_new(cls, c);
+
+    if (!x) {
+        return NULL;
+    }
+    x->target_len = strlen(target);
+    x->target_error = http_target_check(target);
+    /* A first request has its time since the connection's begin. */
+    if (x->peer && atomic_exchange(&x->peer->idle_us, 0)) {
+        double left = (double)(x->peer->due_us - x->begin_us) / 1e6;
+        set_due(x, x->begin_us, MIN(left, x->server->settings->header_timeout));
+    }
+    return x;
+}
+
+/* Headers are there. */
+static void exchange_begin(struct exchange *x, struct MHD_Connection *c, const char *method,
+                           const char *url, const char *version)
+{
+    const char *arg, *allow = NULL;
+
+    x->begun = true;
+    x->method = method;
+    snprintf(x->method_name, sizeof(x->method_name), "%s", method);
+    x->http_1_0 = strcmp(version, "HTTP/1.0") == 0;
+    x->body_begin_us = clock_us();
+    set_due(x, x->body_begin_us, x->server->settings->body_timeout);
+    snprintf(x->path, sizeof(x->path), "%s", url);
+    x->route = strlen(url) < sizeof(x->path) ? route_find(method, x->path, &arg, &allow) : NULL;
+    name_request(x, c);
+    trace_read(&x->trace, header(c, "traceparent"));
+    check_origin(x, c);
+    keys_anyone(&x->server->keys, &x->grant);
+    check_head(x, c, url, version);
+    if (x->refused) {
+        x->unread = true;
+        return;
+    }
+    check_door(x);
+    if (!x->refused) {
+        check_headers(x, c, allow);
+    }
+    tell_engine(x);
+}
+
+/* ---- its body ---- */
+
+static void too_large(struct exchange *x)
+{
+    char text[128];
+
+    snprintf(text, sizeof(text), "body is larger than %lld bytes (max-body-bytes)",
+             (long long)x->server->settings->max_body_bytes);
+    set_refusal(x, 413, text);
+}
+
+/* What is held for clients is as much as may be. */
+static void refuse_for_room(struct exchange *x)
+{
+    set_refusal(x, 503, "");
+    if (x->refusal) {
+        reply_no_room(x->refusal);
+    }
+}
+
+static void drop_body(struct exchange *x)
+{
+    buf_release(&x->body);
+    account_set(&x->account, 0);
+}
+
+static void take_body(struct exchange *x, const char *data, size_t len)
+{
+    if (x->refused) {
+        return;
+    }
+    if (x->body.len + len > x->body.max) {
+        too_large(x);
+    } else if (buf_append(&x->body, data, len) != 0) {
+        set_refusal(x, 503, "out of memory");
+    }
+    if (!x->refused && !account_try(&x->account, (int64_t)x->body.cap)) {
+        budget_make_room(&x->server->hub.budget);
+        refuse_for_room(x);
+    }
+    if (x->refused) {
+        drop_body(x);
+    }
+}
+
+/* A body that is announced as too large: say so before it is sent, where the client
+ * waits for that or it is huge. */
+static bool refuse_unsent(struct exchange *x, struct MHD_Connection *c)
+{
+    const char *length = header(c, MHD_HTTP_HEADER_CONTENT_LENGTH),
+               *expect = header(c, MHD_HTTP_HEADER_EXPECT);
+
+    unsigned long long n = length ? strtoull(length, NULL, 10) : 0,
+                       max = (unsigned long long)x->server->settings->max_body_bytes;
+
+    if (!x->refused && n > max) {
+        too_large(x);
+    }
+    return x->refused && ((expect && n) || n > max * REFUSED_BODY_FACTOR);
+}
+
+static enum MHD_Result answer_refusal(struct exchange *x, struct MHD_Connection *c)
+{
+    if (x->peer) {
+        x->peer->due_us = INT64_MAX;
+    }
+    return x->refusal ? reply_send(x, c, x->refusal) : MHD_NO;
+}
+
+/* ---- its answer ---- */
+
+/* The answer is on its way: send its head, or wait until it is whole. */
+static enum MHD_Result begin_stream(struct exchange *x, struct MHD_Connection *c)
+{
+    struct stream *s = x->stream;
+
+    if (s->mode != STREAM_COLLECT) {
+        return reply_events(x, c);
+    }
+    if (stream_collected(s)) {
+        return reply_collected(x, c);
+    }
+    x->parked = true;
+    return MHD_YES;
+}
+
+bool exchange_argument(const struct exchange *x, const char *name, const char **ret)
+{
+    const char *value = NULL;
+    size_t len;
+
+    if (MHD_lookup_connection_value_n(x->connection, MHD_GET_ARGUMENT_KIND, name, strlen(name),
+                                      &value, &len) != MHD_YES) {
+        return false;
+    }
+    *ret = value ? value : "";
+    return true;
+}
+
+/* The request is whole. */
+static enum MHD_Result dispatch(struct exchange *x, struct MHD_Connection *c)
+{
+    struct server *s = x->server;
+    const char *arg = x->path + strlen(x->route->path);
+    struct reply r;
+
+    reply_init(&r, 200);
+    if (x->route->needs_engine && !atomic_load(&s->engine)) {
+        reply_error(&r, 503, NULL, "the server is starting; try again");
+    } else {
+        x->connection = c;
+        x->route->handle(x, arg, &r);
+        x->connection = NULL;
+    }
+    drop_body(x);
+    if (!x->stream) {
+        return reply_send(x, c, &r);
+    }
+    buf_release(&r.body);
+    x->stream->connection = c;
+    x->stream->fd = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+    account_list(&x->stream->account, x->stream->mode == STREAM_COLLECT ? -1 : x->stream->fd);
+    return begin_stream(x, c);
+}
+
+enum MHD_Result http_on_request(void *cls, struct MHD_Connection *c, const char *url,
+                                const char *method, const char *version, const char *data,
+                                size_t *size, void **context)
+{
+    struct exchange *x = *context;
+
+    if (!x) {
+        x = *context = exchange_new(cls, c);
+    }
+    if (!x) {
+        return MHD_NO;
+    }
+    if (!x->begun) {
+        exchange_begin(x, c, method, url, version);
+        return x->unread || refuse_unsent(x, c) ? answer_refusal(x, c) : MHD_YES;
+    }
+    if (*size) {
+        take_body(x, data, *size);
+        x->body_seen += *size;
+        *size = 0;
+        set_due(x, x->body_begin_us,
+                x->server->settings->body_timeout + (double)x->body_seen / LIMIT_BODY_BYTES_PER_S);
+        /* An endless chunked body is cut off. */
+        return x->body_seen > (uint64_t)x->server->settings->max_body_bytes * REFUSED_BODY_FACTOR
+                   ? MHD_NO
+                   : MHD_YES;
+    }
+    if (x->peer) {
+        x->peer->due_us = INT64_MAX;
+    }
+    if (x->refused) {
+        return answer_refusal(x, c);
+    }
+    return x->parked ? begin_stream(x, c) : dispatch(x, c);
+}
+
+/* ---- its end ---- */
+
+static void count_request(const struct exchange *x)
+{
+    const struct server *s = x->server;
+    long route = x->route ? x->route - routes : n_routes;
+
+    atomic_fetch_add(&s->requests[route][status_slot(x->status)], 1);
+}
+
+void http_on_completed(void *cls, struct MHD_Connection *c, void **context,
+                       enum MHD_RequestTerminationCode code)
+{
+    struct exchange *x = *context;
+
+    (void)cls, (void)c;
+    if (!x) {
+        return;
+    }
+    if (!x->begun && code == MHD_REQUEST_TERMINATED_WITH_ERROR) {
+        x->status = 400; /* by the library, which does not tell how: 400 or 431 */
+    } else if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK) {
+        x->status = 499; /* the client left, or was cut off, before the end of its answer */
+    }
+    if (x->stream) {
+        stream_detach(x->stream);
+    }
+    if (x->answer) {
+        body_leave(x->answer);
+    }
+    if (x->begun || x->status == 400) {
+        count_request(x);
+        request_log(x);
+    }
+    if (x->counted) {
+        client_end(x->grant.client);
+    }
+    if (x->peer) {
+        x->peer->idle_us = clock_us();
+        set_due(x, x->peer->idle_us, LIMIT_IDLE_S);
+    }
+    if (x->stream) {
+        stream_unref(x->stream);
+    }
+    if (x->refusal) {
+        buf_release(&x->refusal->body);
+        free(x->refusal);
+    }
+    drop_body(x);
+    account_close(&x->account);
+    free(x);
+    *context = NULL;
+}

@@ -1,0 +1,225 @@
+/* Starting and stopping what answers HTTP. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "server/http/http.h"
+#include "server/http/listen.h"
+#include "server/http/tls.h"
+
+enum { ADMIN_CONNECTIONS = 2 * LIMIT_RESERVED_CONNECTIONS };
+
+static void on_mhd_message(void *cls, const char *format, va_list args)
+{
+    char text[512];
+
+    (void)cls;
+    vsnprintf(text, sizeof(text), format, args);
+    text[strcspn(text, "\n")] = '\0';
+    log_event(LOG_DEBUG, "microhttpd", LOG_STR("message", text));
+}
+
+/* libmicrohttpd finds what it holds for impossible (epoll_ctl cannot take a socket out
+ * of its set, say): nothing of it can be trusted any more, so the process ends at once,
+ * with its reason, for whoever started it to start it anew. */
+_Noreturn static void on_mhd_panic(void *cls, const char *file, unsigned line, const char *reason)
+{
+    (void)cls;
+    log_event(LOG_ERROR, "microhttpd gave up",
+              LOG_STR("reason", reason ? reason : "it does not say"),
+              LOG_STR("file", file ? file : ""), LOG_I64("line", line));
+    _exit(1);
+}
+
+static int pool_threads(const struct settings *s)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+
+    return (int)(s->http_threads ? s->http_threads : MAX(2, MIN(cores / 2, 16)));
+}
+
+static int load_tls(struct server *s, struct err *e)
+{
+    const struct settings *o = s->settings;
+
+    if (!o->ssl_certfile && !o->ssl_keyfile) {
+        return 0;
+    }
+    if (!o->ssl_certfile || !o->ssl_keyfile) {
+        return err_set_param(e, ERR_INVALID, o->ssl_certfile ? "ssl-keyfile" : "ssl-certfile",
+                             "ssl-certfile and ssl-keyfile go together; one is missing");
+    }
+    if (MHD_is_feature_supported(MHD_FEATURE_TLS) != MHD_YES) {
+        return err_set_param(e, ERR_UNSUPPORTED, "ssl-certfile",
+                             "this machine's libmicrohttpd was built without TLS");
+    }
+    int rc = tls_load(o, NULL, e);
+    s->tls = rc == 0;
+    return rc;
+}
+
+/* Those that have to yield to health checks hold a place until they are closed. */
+static int64_t library_limit(int64_t max_connections, int threads)
+{
+    return MAX(max_connections + 2 * LIMIT_RESERVED_CONNECTIONS, threads);
+}
+
+/* `connections` of the library, on `threads` of them. */
+static int start_daemon(struct door *d, int64_t connections, int threads, bool tls, struct err *e)
+{
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
+                     (tls ? MHD_USE_TLS : 0);
+    struct MHD_OptionItem more[] = {
+#if MHD_VERSION >= 0x01000000
+        {MHD_OPTION_CLIENT_DISCIPLINE_LVL, 1, NULL},
+#endif
+        {tls ? MHD_OPTION_HTTPS_CERT_CALLBACK : MHD_OPTION_END, 0, (void *)(intptr_t)tls_retrieve},
+        {MHD_OPTION_END, 0, NULL},
+    };
+
+    MHD_set_panic_func(on_mhd_panic, NULL);
+    d->daemon = MHD_start_daemon(
+        flags, 0, NULL, NULL, http_on_request, d, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_message, NULL,
+        MHD_OPTION_LISTEN_SOCKET, d->fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)connections,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)LIMIT_CONNECTION_BYTES,
+        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)LIMIT_IDLE_S, MHD_OPTION_URI_LOG_CALLBACK,
+        http_on_target, d, MHD_OPTION_NOTIFY_COMPLETED, http_on_completed, d,
+        MHD_OPTION_NOTIFY_CONNECTION, http_on_connection, d, MHD_OPTION_THREAD_POOL_SIZE,
+        (unsigned)(threads > 1 ? threads : 0), MHD_OPTION_ARRAY, more, MHD_OPTION_END);
+    return d->daemon ? 0
+                     : err_set(e, ERR_IO, "libmicrohttpd did not start%s",
+                               tls ? ": is the certificate right?" : "");
+}
+
+static int open_front(struct server *s, struct err *e)
+{
+    struct door *d = &s->front;
+    int threads = pool_threads(s->settings);
+    int64_t connections = raise_nofile(s->settings->max_connections);
+    int rc = listen_open(&d->fd, s->url, sizeof(s->url), s->settings, e);
+
+    d->local = rc == 0 && listen_is_local(d->fd);
+    rc = rc ? rc : admission_open(&d->admission, s->settings, connections, e);
+    return rc ? rc : start_daemon(d, library_limit(connections, threads), threads, s->tls, e);
+}
+
+/* One thread, and connections that yield to newer ones: whatever the front door goes
+ * through, this one answers. */
+static int open_admin(struct server *s, struct err *e)
+{
+    struct door *d = &s->admin;
+    char url[300] = "";
+
+    if (!s->settings->admin_listen) {
+        return 0;
+    }
+    int rc = listen_admin(&d->fd, url, sizeof(url), s->settings->admin_listen, e);
+    d->local = rc == 0 && listen_is_local(d->fd);
+    rc = rc ? rc : admission_open(&d->admission, s->settings, 0, e);
+    rc = rc ? rc : start_daemon(d, ADMIN_CONNECTIONS, 1, false, e);
+    if (rc == 0) {
+        log_event(LOG_INFO, "admin", LOG_STR("url", url));
+    }
+    return rc;
+}
+
+int server_open(struct server *s, const struct settings *settings, struct err *e)
+{
+    memset(s, 0, sizeof(*s));
+    s->settings = settings;
+    s->front = (struct door){.server = s, .fd = -1};
+    s->admin = (struct door){.server = s, .fd = -1, .admin = true};
+    pthread_mutex_init(&s->peers_lock, NULL);
+    s->requests = calloc((size_t)n_routes + 1, sizeof(*s->requests));
+    int rc = s->requests ? 0 : err_nomem(e, "counters");
+    rc = rc ? rc : keys_open(&s->keys, settings, e);
+    rc = rc ? rc : load_tls(s, e);
+    rc = rc ? rc
+            : stream_hub_open(&s->hub, MAX(pool_threads(settings) / 2, 1),
+                              settings->client_buffer_bytes, e);
+    rc = rc ? rc : watchers_open(&s->watchers, s, e);
+    rc = rc ? rc : open_front(s, e);
+    rc = rc ? rc : open_admin(s, e);
+    if (rc) {
+        server_close(s);
+    }
+    return rc;
+}
+
+static void reload_keys(struct server *s)
+{
+    struct err e = {0};
+
+    if (!s->settings->api_key_file) {
+        return;
+    }
+    if (keys_reload(&s->keys, s->settings, &e)) {
+        log_event(LOG_ERROR, "keys not reloaded", LOG_STR("error", e.text));
+    } else {
+        log_event(LOG_INFO, "keys reloaded", LOG_I64("keys", keys_count(&s->keys)));
+    }
+}
+
+static void reload_tls(struct server *s)
+{
+    struct err e = {0};
+    bool changed = false;
+
+    if (!s->tls) {
+        return;
+    }
+    if (tls_load(s->settings, &changed, &e)) {
+        log_event(LOG_ERROR, "certificate not reloaded", LOG_STR("error", e.text));
+    } else {
+        log_event(LOG_INFO, changed ? "certificate reloaded" : "certificate unchanged");
+    }
+}
+
+void server_reload(struct server *s)
+{
+    log_event(LOG_INFO, "reloading", LOG_STR("what", "api-key-file, ssl-certfile, ssl-keyfile"),
+              LOG_STR("not", "settings: for those, restart"));
+    reload_keys(s);
+    reload_tls(s);
+}
+
+void server_ready(struct server *s, struct engine *engine)
+{
+    atomic_store(&s->hub.engine, engine);
+    atomic_store(&s->engine, engine); /* last: handlers look at it first */
+}
+
+int64_t server_busy(const struct server *s)
+{
+    return atomic_load(&s->hub.n_streams);
+}
+
+static void door_stop(struct door *d)
+{
+    if (d->daemon) {
+        MHD_stop_daemon(d->daemon); /* closes the listening socket */
+    } else if (d->fd >= 0) {
+        close(d->fd);
+    }
+    d->daemon = NULL;
+    d->fd = -1;
+    admission_close(&d->admission);
+}
+
+void server_stop(struct server *s)
+{
+    watchers_close(&s->watchers);
+    door_stop(&s->front);
+    door_stop(&s->admin);
+}
+
+void server_close(struct server *s)
+{
+    server_stop(s);
+    stream_hub_close(&s->hub);
+    keys_close(&s->keys);
+    tls_release();
+    free(s->requests);
+    pthread_mutex_destroy(&s->peers_lock);
+}

@@ -1,0 +1,117 @@
+/* Every allocation of the engine's heart made to fail in turn: an error comes back, and
+ * nothing is leaked. */
+#include "tests/unit/nomem.h"
+
+#include "engine/sched/decode/pack.h"
+#include "tests/sim/rig.h"
+
+static struct sched_config config;
+static int32_t prompt[10];
+
+/* Makes something, and takes it apart again when that worked. */
+typedef int trial(struct err *e);
+
+static trial *current;
+
+static int step(void)
+{
+    struct err e = {0};
+    int rc = current(&e);
+
+    assert_true(rc == 0 || (rc == ERR_NOMEM && e.code == ERR_NOMEM));
+    return rc;
+}
+
+static void assert_survives(trial *make)
+{
+    current = make;
+    nomem_each(step, 10000, 1, 0);
+}
+
+static int make_sched(struct err *e)
+{
+    struct sched *s = NULL;
+    int rc = sched_new(&s, &config, e);
+
+    sched_free(s);
+    return rc;
+}
+
+static int make_packer(struct err *e)
+{
+    struct packer *p = NULL;
+    int rc = packer_new(&p, &config, e);
+
+    packer_free(p);
+    return rc;
+}
+
+static int make_plan(struct err *e)
+{
+    struct plan p = {0};
+    int rc = plan_init(&p, &config, e);
+
+    plan_release(&p);
+    return rc;
+}
+
+static int make_group_of(struct gen_params p, struct err *e)
+{
+    struct group *g = NULL;
+    struct request r = {.params = p, .prompt = prompt, .n_prompt = ARRAY_LEN(prompt)};
+    int rc = group_new(&g, &r, NULL, &config, e);
+
+    group_free(g);
+    return rc;
+}
+
+static int make_samples(struct err *e)
+{
+    struct gen_params p = rig_params();
+
+    p.n = p.best_of = 3;
+    p.repetition_penalty = 1.5F;
+    return make_group_of(p, e);
+}
+
+static int make_beams(struct err *e)
+{
+    struct gen_params p = rig_params();
+
+    p.beam_width = p.best_of = p.n = 3;
+    p.n_logprobs = 2;
+    return make_group_of(p, e);
+}
+
+static void a_scheduler_that_finds_no_memory_says_so(void **state)
+{
+    (void)state;
+    config.n_host_blocks = 8;
+    assert_survives(make_sched);
+    assert_survives(make_plan);
+}
+
+static void a_packer_that_finds_no_memory_says_so(void **state)
+{
+    (void)state;
+    assert_survives(make_packer);
+}
+
+static void a_group_that_finds_no_memory_says_so(void **state)
+{
+    (void)state;
+    assert_survives(make_samples);
+    assert_survives(make_beams);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_scheduler_that_finds_no_memory_says_so),
+        cmocka_unit_test(a_packer_that_finds_no_memory_says_so),
+        cmocka_unit_test(a_group_that_finds_no_memory_says_so),
+    };
+
+    rig_config(&config);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,88 @@
+/* What ranks tell rank 0: hellos are compared field by field, results come whole or are
+ * refused. */
+#include "engine/workers/ranks/control_msg.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static void hellos_differ_by_name(void **state)
+{
+    (void)state;
+    struct rank_hello first = {.version = "1",
+                               .dtype = "float32",
+                               .block_size = 16,
+                               .max_num_seqs = 64},
+                      other;
+    struct err e;
+    other = first;
+    other.n_blocks = 7; /* room may differ */
+    assert_int_equal(rank_hello_compare(&first, &other, 3, &e), 0);
+    other.max_num_seqs = 32;
+    assert_int_equal(rank_hello_compare(&first, &other, 3, &e), ERR_INVALID);
+    assert_string_equal(e.text, "rank 3 has max_num_seqs 32, rank 0 has 64");
+    other = first;
+    other.n_stages = 2;
+    assert_int_equal(rank_hello_compare(&first, &other, 3, &e), ERR_INVALID);
+    assert_string_equal(e.text, "rank 3 has pipeline_parallel_size 2, rank 0 has 0");
+    other = first;
+    snprintf(other.dtype, sizeof(other.dtype), "float16");
+    assert_int_equal(rank_hello_compare(&first, &other, 3, &e), ERR_INVALID);
+    assert_string_equal(e.text, "rank 3 has dtype float16, rank 0 has float32");
+}
+
+/* Results as they go over a socket: whole, or refused before memory is taken for
+ * them. */
+static void results_come_as_they_were_sent(void **state)
+{
+    (void)state;
+    enum { N = 700, STRIDE = 3 };
+    static int32_t token[N], top[N * STRIDE];
+    static float logprob[N], top_logprob[N * STRIDE];
+    struct results r = {.step = 9, .n_samples = N, .top_stride = STRIDE};
+    struct gathered g = {0};
+    struct rank_note note;
+    struct err e = {0};
+    int fd[2];
+    for (int32_t i = 0; i < N * STRIDE; i++) {
+        token[i % N] = top[i] = i;
+        logprob[i % N] = top_logprob[i] = (float)-i;
+    }
+    r.token = token, r.logprob = logprob, r.top_token = top, r.top_logprob = top_logprob;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fd), 0);
+    assert_int_equal(rank_results_send(fd[0], 3, &r, &e), 0);
+    assert_int_equal(rank_note_receive(fd[1], &note, &e), 1);
+    assert_int_equal(note.kind, NOTE_RESULTS);
+    assert_int_equal(rank_results_receive(fd[1], &note, &g, N, &e), 1);
+    assert_int_equal(g.results.step, 9);
+    assert_memory_equal(g.results.token, token, sizeof(token));
+    assert_memory_equal(g.results.top_logprob, top_logprob, sizeof(top_logprob));
+    assert_int_equal(rank_results_receive(fd[1], &note, &g, N - 1, &e), ERR_INVALID);
+    note.top_stride = 1 << 30;
+    assert_int_equal(rank_results_receive(fd[1], &note, &g, N, &e), ERR_INVALID);
+    note.top_stride = STRIDE, note.n_samples = -1;
+    assert_int_equal(rank_results_receive(fd[1], &note, &g, N, &e), ERR_INVALID);
+    assert_string_equal(e.text, "what came are no rank's results");
+    close(fd[0]);
+    note.n_samples = N;
+    /* it ended before its rows came */
+    assert_int_equal(rank_results_receive(fd[1], &note, &g, N, &e), 0);
+    close(fd[1]);
+    gathered_release(&g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(hellos_differ_by_name),
+        cmocka_unit_test(results_come_as_they_were_sent),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,553 @@
+/* Real ranks, processes of this very test: every family answers as on one rank, and
+ * whatever happens to a rank is told and leaves nothing behind. */
+#include <dirent.h>
+#include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "config/settings/settings.h"
+#include "engine/commands.h"
+#include "engine/engine.h"
+#include "engine/workers/ranks/control_msg.h"
+#include "engine/workers/ranks/worker_process.h"
+#include "engine/workers/runner.h"
+
+enum { N_SEQS = 3, N_STEPS = 16, MAX_PROMPT = 14, BLOCK = 4, WIDTH = 8, PATIENCE_S = 120 };
+
+/* ---- an executor of n ranks ---- */
+
+struct rig {
+    struct settings s;
+    struct model_config c;
+    struct executor *x;
+};
+
+/* How many ranks share each layer, and how many stages divide the layers. */
+struct cut {
+    int32_t ranks, stages;
+};
+
+/* 0, or the error; `extra`: one more flag, or NULL. */
+static int open_cut(struct rig *r, const char *dir, struct cut n, const char *extra, struct err *e)
+{
+    char ranks[40], stages[40];
+
+    snprintf(ranks, sizeof(ranks), "--tensor-parallel-size=%d", n.ranks);
+    snprintf(stages, sizeof(stages), "--pipeline-parallel-size=%d", n.stages);
+    char *argv[] = {ranks,
+                    stages,
+                    "--device=cpu",
+                    "--dtype=float32",
+                    "--threads=2",
+                    "--kv-blocks=24",
+                    "--max-num-seqs=4",
+                    "--block-size=4",
+                    "--max-num-batched-tokens=64",
+                    "--config=none",
+                    (char *)(extra ? extra : "--seed=1")};
+    char *env[] = {NULL};
+    bool help;
+    struct generation_defaults unused;
+    *r = (struct rig){0};
+    int rc = settings_load(&r->s, ARRAY_LEN(argv), argv, env, &help, e);
+    if (rc == 0) {
+        rc = model_config_read(&r->c, &unused, dir, e);
+    }
+    if (rc == 0) {
+        rc = n.ranks * n.stages > 1 ? ranks_open(&r->x, &r->s, dir, &r->c, e)
+                                    : runner_open(&r->x, &r->s, dir, &r->c, e);
+    }
+    return rc;
+}
+
+static int open_rig(struct rig *r, const char *dir, int32_t n, const char *extra, struct err *e)
+{
+    return open_cut(r, dir, (struct cut){n, 1}, extra, e);
+}
+
+static void close_rig(struct rig *r)
+{
+    if (r->x) {
+        r->x->free(r->x);
+    }
+    settings_release(&r->s);
+}
+
+/* ---- processes of ours ---- */
+
+/* A child of this process; 0: there is none. */
+static pid_t a_child(void)
+{
+    DIR *proc = opendir("/proc");
+    struct dirent *d;
+    pid_t found = 0;
+
+    assert_non_null(proc);
+    while (!found && (d = readdir(proc))) {
+        char path[300], state;
+        int pid = atoi(d->d_name), parent = 0;
+        snprintf(path, sizeof(path), "/proc/%s/stat", d->d_name);
+        FILE *f = pid > 0 ? fopen(path, "r") : NULL;
+        if (f && fscanf(f, "%*d (%*[^)]) %c %d", &state, &parent) == 2 && parent == getpid()) {
+            found = pid;
+        }
+        if (f) {
+            fclose(f);
+        }
+    }
+    closedir(proc);
+    return found;
+}
+
+static void nobody_is_left(void)
+{
+    assert_int_equal(a_child(), 0);
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
+}
+
+static void nap(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+}
+
+/* ---- steps ---- */
+
+/* Three prompts at once, then token by token, each step launched before the one before
+ * is waited for. */
+struct step {
+    struct batch b;
+    int32_t token[64], src[64], position[64], slot[64], q_start[N_SEQS + 1], kv_len[N_SEQS],
+        row[N_SEQS], lcp[N_SEQS];
+    int32_t logits[N_SEQS], table[N_SEQS * WIDTH];
+    struct table_update update[N_SEQS];
+    struct sample_row sample[N_SEQS];
+};
+
+static void pack(struct step *s, int32_t number, int32_t vocab)
+{
+    struct batch *b = &s->b;
+
+    *b = (struct batch){
+        .step = (uint64_t)number + 1, .n_seqs = N_SEQS, .n_logits = N_SEQS, .n_samples = N_SEQS};
+    for (int32_t i = 0; i < N_SEQS; i++) {
+        int32_t n_prompt = MAX_PROMPT - 4 * i, n = number == 0 ? n_prompt : 1;
+        int32_t first = number == 0 ? 0 : n_prompt + number - 1;
+        s->q_start[i] = b->n_tokens;
+        s->kv_len[i] = first + n;
+        s->row[i] = N_SEQS - 1 - i;
+        s->lcp[i] = 0;
+        s->update[i] = (struct table_update){.row = s->row[i], .count = WIDTH, .first = i * WIDTH};
+        for (int32_t k = 0; k < WIDTH; k++) {
+            s->table[i * WIDTH + k] = k * N_SEQS + i;
+        }
+        for (int32_t k = 0; k < n; k++, b->n_tokens++) {
+            int32_t at = first + k;
+            s->token[b->n_tokens] = (i * 31 + at * 7 + 3) % vocab;
+            s->src[b->n_tokens] = number == 0 ? -1 : i;
+            s->position[b->n_tokens] = at;
+            s->slot[b->n_tokens] = s->table[i * WIDTH + at / BLOCK] * BLOCK + at % BLOCK;
+        }
+        s->logits[i] = b->n_tokens - 1;
+        s->sample[i] = (struct sample_row){.logits_row = i,
+                                           .top_p = 1,
+                                           .repetition_penalty = 1,
+                                           .n_logprobs = 2,
+                                           .position = first + n,
+                                           .mask_first = -1};
+    }
+    s->q_start[N_SEQS] = b->n_tokens;
+    b->n_decode = number == 0 ? 0 : N_SEQS;
+    b->n_table_update = number == 0 ? N_SEQS : 0;
+    b->n_table_block = number == 0 ? N_SEQS * WIDTH : 0;
+    b->token = s->token, b->token_src = s->src, b->position = s->position, b->slot = s->slot;
+    b->q_start = s->q_start, b->kv_len = s->kv_len, b->row = s->row, b->lcp_blocks = s->lcp;
+    b->logits_token = s->logits, b->sample = s->sample, b->table_update = s->update,
+    b->table_block = s->table;
+}
+
+struct answers {
+    int32_t token[N_STEPS][N_SEQS];
+    float logprob[N_STEPS][N_SEQS], gap[N_STEPS][N_SEQS]; /* gap: between the two best */
+};
+
+static int collect(struct executor *x, struct answers *ret, int32_t number, struct err *e)
+{
+    struct results r;
+    int rc = x->wait(x, &r, e);
+
+    for (int32_t i = 0; rc == 0 && i < N_SEQS; i++) {
+        const float *top = r.top_logprob + i * r.top_stride;
+        ret->token[number][i] = r.token[i];
+        ret->logprob[number][i] = r.logprob[i];
+        ret->gap[number][i] = top[0] - top[1];
+    }
+    return rc;
+}
+
+static int generate(struct executor *x, struct answers *ret, struct err *e)
+{
+    static struct step s;
+    int rc = 0;
+
+    for (int32_t i = 0; i < N_STEPS && rc == 0; i++) {
+        pack(&s, i, x->info.vocab);
+        rc = x->launch(x, &s.b, e);
+        if (rc == 0 && i > 0) {
+            rc = collect(x, ret, i - 1, e);
+        }
+    }
+    return rc < 0 ? rc : collect(x, ret, N_STEPS - 1, e);
+}
+
+/* Equal tokens, up to the first that was as good as tied. */
+static void compare(const struct answers *one, const struct answers *many, const char *dir,
+                    struct cut n)
+{
+    for (int32_t i = 0; i < N_SEQS; i++) {
+        for (int32_t k = 0; k < N_STEPS; k++) {
+            if (one->token[k][i] != many->token[k][i]) {
+                if (one->gap[k][i] < 1e-4f) {
+                    break;
+                }
+                fail_msg("%s on %d ranks, %d stages: token %d of text %d is %d, not %d, which is "
+                         "ahead by %g nats",
+                         dir, n.ranks, n.stages, k, i, many->token[k][i], one->token[k][i],
+                         one->gap[k][i]);
+            }
+            if (fabsf(one->logprob[k][i] - many->logprob[k][i]) > 1e-3f) {
+                fail_msg(
+                    "%s on %d ranks, %d stages: token %d of text %d has log-probability %g, not %g",
+                    dir, n.ranks, n.stages, k, i, many->logprob[k][i], one->logprob[k][i]);
+            }
+        }
+    }
+}
+
+/* Whether the model can be cut so; if it cannot, it is refused with the numbers. */
+static bool compare_cut(const struct answers *alone, const struct model_config *c, const char *dir,
+                        struct cut n)
+{
+    struct rig many;
+    struct err e = {0};
+    struct answers together;
+    int rc = open_cut(&many, dir, n, NULL, &e);
+    bool possible = model_check_ranks(c, n.ranks, NULL) == 0 && n.stages <= c->n_layers;
+
+    if (!possible) {
+        char heads[64], layers[64];
+        snprintf(heads, sizeof(heads), "%d does not divide the model: %d heads", n.ranks,
+                 c->n_heads);
+        snprintf(layers, sizeof(layers), "%d is more than the %d layers", n.stages, c->n_layers);
+        assert_int_equal(rc, ERR_INVALID);
+        assert_true(strstr(e.text, heads) || strstr(e.text, layers));
+    } else {
+        if (rc < 0 || generate(many.x, &together, &e) < 0) {
+            fail_msg("%s on %d ranks, %d stages: %s", dir, n.ranks, n.stages, e.text);
+        }
+        assert_int_equal(many.x->info.n_ranks, n.ranks * n.stages);
+        /* of the two that all may have */
+        assert_non_null(strstr(many.x->info.device, "cpu: 1 thread,"));
+        compare(alone, &together, dir, n);
+    }
+    close_rig(&many);
+    return possible;
+}
+
+/* How many cuts the model was compared on. */
+static int compare_model(const char *dir)
+{
+    static const struct cut cuts[] = {{2, 1}, {3, 1}, {4, 1}, {1, 2}, {1, 3}, {2, 2}};
+    struct rig one;
+    struct err e = {0};
+    struct answers alone;
+    int compared = 0;
+
+    if (open_rig(&one, dir, 1, NULL, &e) < 0 || generate(one.x, &alone, &e) < 0) {
+        fail_msg("%s: %s", dir, e.text);
+    }
+    for (size_t i = 0; i < ARRAY_LEN(cuts); i++) {
+        compared += compare_cut(&alone, &one.c, dir, cuts[i]);
+    }
+    close_rig(&one);
+    return compared;
+}
+
+static void every_family_answers_as_on_one_rank(void **state)
+{
+    (void)state;
+    static const char *const models[] = {"gemma",
+                                         "gemma2",
+                                         "gpt2",
+                                         "gpt2-scaled",
+                                         "llama-gqa56-llama3-bias",
+                                         "llama-gqa64-tied",
+                                         "mistral-window",
+                                         "opt",
+                                         "opt-postnorm",
+                                         "phi3-longrope",
+                                         "qwen2-tied",
+                                         "qwen3-mixed-window",
+                                         "starcoder2-window",
+                                         "llama-fp16-llama3"};
+    int compared = 0;
+    for (size_t i = 0; i < ARRAY_LEN(models); i++) {
+        char dir[64];
+        snprintf(dir, sizeof(dir), "tests/golden/%s", models[i]);
+        compared += compare_model(dir);
+    }
+    assert_true(compared >= 40);
+    nobody_is_left();
+}
+
+/* ---- what may go wrong ---- */
+
+#define MODEL "tests/golden/qwen2-tied"
+
+static void a_rank_killed_while_idle_is_told(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct err e = {0};
+    static struct step s;
+    if (open_rig(&r, MODEL, 2, NULL, &e) < 0) {
+        fail_msg("%s", e.text);
+    }
+    assert_int_equal(r.x->check(r.x, &e), 0);
+    assert_int_equal(kill(a_child(), SIGKILL), 0);
+    int64_t until_us = clock_us() + PATIENCE_S * INT64_C(1000000);
+    while (r.x->check(r.x, &e) == 0 && clock_us() < until_us) {
+        nap();
+    }
+    assert_int_equal(r.x->check(r.x, &e), ERR_DEVICE);
+    assert_non_null(strstr(e.text, "rank 1 (process "));
+    assert_non_null(strstr(e.text, "was ended by signal 9"));
+    pack(&s, 0, r.x->info.vocab);
+    assert_int_equal(r.x->launch(r.x, &s.b, &e), ERR_DEVICE);
+    close_rig(&r);
+    nobody_is_left();
+}
+
+/* A child of the rig dies inside a step: the step ends with the reason, and nobody is
+ * left. */
+static void kill_in_a_step(struct rig *r)
+{
+    struct err e = {0};
+    struct answers unused;
+    pid_t victim = a_child();
+
+    assert_int_equal(kill(victim, SIGSTOP), 0); /* so that it surely dies inside the step */
+    static struct step s;
+    pack(&s, 0, r->x->info.vocab);
+    assert_int_equal(r->x->launch(r->x, &s.b, &e), 0);
+    assert_int_equal(kill(victim, SIGKILL), 0);
+    assert_int_equal(collect(r->x, &unused, 0, &e), ERR_DEVICE);
+    assert_non_null(strstr(e.text, "was ended by signal 9"));
+    close_rig(r);
+    nobody_is_left();
+}
+
+static void a_rank_killed_in_a_step_ends_it_with_the_reason(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct err e = {0};
+    if (open_rig(&r, MODEL, 4, NULL, &e) < 0) {
+        fail_msg("%s", e.text);
+    }
+    kill_in_a_step(&r);
+}
+
+/* A stage between others is gone while they wait for it. */
+static void a_stage_killed_in_a_step_ends_it_with_the_reason(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct err e = {0};
+    if (open_cut(&r, "tests/golden/gemma2", (struct cut){2, 2}, NULL, &e) < 0) {
+        fail_msg("%s", e.text);
+    }
+    kill_in_a_step(&r);
+}
+
+static void a_rank_that_hangs_is_named_after_the_timeout(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct err e = {0};
+    struct answers unused;
+    if (open_rig(&r, MODEL, 2, "--step-timeout=500ms", &e) < 0) {
+        fail_msg("%s", e.text);
+    }
+    assert_int_equal(kill(a_child(), SIGSTOP), 0);
+    assert_int_equal(generate(r.x, &unused, &e), ERR_DEVICE);
+    assert_non_null(strstr(e.text, "rank 1 did not answer"));
+    close_rig(&r); /* a stopped process is no obstacle */
+    nobody_is_left();
+}
+
+static void *sleep_on(void *unused)
+{
+    while (!unused) {
+        pause();
+    }
+    return NULL;
+}
+
+/* A process of which one thread is left, while the first has ended with status 7: it is
+ * not there to be waited for yet. */
+static pid_t spawn_ending(void)
+{
+    pthread_t left;
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        pthread_create(&left, NULL, sleep_on, NULL);
+        syscall(SYS_exit, 7);
+    }
+    return pid;
+}
+
+static void the_status_of_a_process_that_is_still_ending_is_known(void **state)
+{
+    (void)state;
+    int status = 0;
+    pid_t pid = spawn_ending(), same = pid;
+    assert_true(pid > 0);
+    assert_true(rank_ended(&pid, PATIENCE_S * 1000, &status));
+    assert_int_equal(pid, same);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+    assert_false(rank_reap(&pid, 0, &status));
+    assert_int_equal(kill(same, SIGKILL), 0);
+    assert_true(rank_reap(&pid, PATIENCE_S * 1000, &status));
+    assert_int_equal(pid, 0);
+}
+
+static void a_process_that_runs_has_not_ended(void **state)
+{
+    (void)state;
+    int status = 0;
+    pid_t pid = fork(), same = pid;
+    if (pid == 0) {
+        sleep_on(NULL);
+    }
+    assert_true(pid > 0);
+    assert_false(rank_ended(&pid, 20, &status));
+    assert_int_equal(kill(same, SIGKILL), 0);
+    assert_true(rank_ended(&pid, PATIENCE_S * 1000, &status));
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    assert_true(rank_reap(&pid, PATIENCE_S * 1000, &status));
+}
+
+/* The ranks are told to behave so: see fake_rank. */
+static void start_fails(const char *behaviour, const char *why)
+{
+    struct rig r;
+    struct err e = {0};
+
+    setenv("QUIRE_TEST_RANK", behaviour, 1);
+    int rc = open_rig(&r, MODEL, 2, NULL, &e);
+    unsetenv("QUIRE_TEST_RANK");
+    assert_true(rc < 0);
+    if (!strstr(e.text, why)) {
+        fail_msg("\"%s\" does not say \"%s\"", e.text, why);
+    }
+    close_rig(&r);
+    nobody_is_left();
+}
+
+static void a_rank_that_does_not_fit_ends_the_start(void **state)
+{
+    (void)state;
+    start_fails("version", "rank 1 is quire 0.0.1, rank 0 is " QUIRE_VERSION);
+    start_fails("model", "rank 1 has another model than rank 0");
+    start_fails("fails", "rank 1: its disk is on fire");
+    start_fails("dies", "ended with status 3");
+    start_fails("crashes", "was ended by signal 6");
+    start_fails("babbles", "rank 1: what came is no rank's note");
+}
+
+static void impossible_settings_are_refused(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct err e = {0};
+    setenv("CUDA_VISIBLE_DEVICES", "", 1); /* a GPU that is there does not count here */
+    assert_true(open_rig(&r, MODEL, 2, "--device=cuda", &e) < 0);
+    assert_string_equal(e.param, "device");
+    assert_non_null(strstr(e.text, "device cuda: "));
+    close_rig(&r);
+    assert_int_equal(open_cut(&r, MODEL, (struct cut){1, 5}, NULL, &e), ERR_INVALID);
+    assert_string_equal(e.param, "pipeline_parallel_size");
+    assert_non_null(strstr(e.text, "pipeline_parallel_size 5 is more than the "));
+    close_rig(&r);
+    nobody_is_left();
+}
+
+/* ---- this program as a rank ---- */
+
+static int fake_rank(const char *behaviour, int argc, char **argv)
+{
+    struct rank_order o;
+    struct err e;
+    struct rank_note note = {.kind = NOTE_HELLO, .rank = 1, .hello = {.version = QUIRE_VERSION}};
+
+    if (rank_order_parse(&o, argc, argv, &e) < 0) {
+        return 2;
+    }
+    if (strcmp(behaviour, "dies") == 0) {
+        return 3;
+    }
+    if (strcmp(behaviour, "crashes") == 0) {
+        signal(SIGABRT, SIG_DFL);
+        abort();
+    }
+    if (strcmp(behaviour, "babbles") == 0) {
+        for (size_t i = 0; i <= sizeof(note) / 8; i++) {
+            ssize_t n = write(o.note_fd, "gibberish", 9);
+            (void)n;
+        }
+    } else {
+        if (strcmp(behaviour, "version") == 0) {
+            snprintf(note.hello.version, sizeof(note.hello.version), "0.0.1");
+        }
+        if (strcmp(behaviour, "fails") == 0) {
+            note.kind = NOTE_FAILED;
+            snprintf(note.text, sizeof(note.text), "its disk is on fire");
+        }
+        rank_note_send(o.note_fd, &note, &e);
+    }
+    for (;;) { /* until rank 0 ends it */
+        pause();
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "rank") == 0) {
+        const char *behaviour = getenv("QUIRE_TEST_RANK");
+        return behaviour ? fake_rank(behaviour, argc - 2, argv + 2) : rank_main(argc - 2, argv + 2);
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_family_answers_as_on_one_rank),
+        cmocka_unit_test(a_rank_killed_while_idle_is_told),
+        cmocka_unit_test(a_rank_killed_in_a_step_ends_it_with_the_reason),
+        cmocka_unit_test(a_stage_killed_in_a_step_ends_it_with_the_reason),
+        cmocka_unit_test(the_status_of_a_process_that_is_still_ending_is_known),
+        cmocka_unit_test(a_process_that_runs_has_not_ended),
+        cmocka_unit_test(a_rank_that_hangs_is_named_after_the_timeout),
+        cmocka_unit_test(a_rank_that_does_not_fit_ends_the_start),
+        cmocka_unit_test(impossible_settings_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,565 @@
+/* The operations of one layer from the output of an attention to that of the next, in
+ * decode steps that repeat: a device may record the second such step and replay it
+ * later, as one launch or many. Every result of every step is compared with float64,
+ * the operands of each operation being what the device itself made before it.
+ *
+ *     build/tests/unit/kernels/cuda/test_fused_decode [--device cpu|cuda]
+ */
+#include "tests/unit/ops.h"
+
+enum { MAX_ROWS = 8, STEPS = 4, PAST = 70, MORE = 4, POSITIONS = 256, BLOCK = 16, SEQ_BLOCKS = 5 };
+
+struct shape {
+    int32_t hidden, inner, n_heads, n_kv_heads, head_dim;
+    enum norm_kind norm;
+    enum activation act;
+    bool gated, biased, turned;
+};
+
+static const struct shape shapes[] = {
+    {256, 512, 3, 1, 64, NORM_RMS, ACT_SILU, true, false, true},
+    /* a deep product, and not by whole steps */
+    {192, 16960, 3, 1, 64, NORM_RMS, ACT_GELU_TANH, true, true, true},
+    {1024, 2112, 4, 4, 128, NORM_LAYER, ACT_RELU, false, true, false},
+    {80, 112, 2, 1, 40, NORM_RMS, ACT_SILU, true, false, true}, /* widths that suit no fast way */
+    {512, 768, 8, 2, 128, NORM_RMS, ACT_SILU, true, false, true},
+    {4672, 128, 1, 1, 64, NORM_RMS, ACT_SILU, true, false, true}, /* wide norms */
+    {4672, 128, 1, 1, 64, NORM_LAYER, ACT_RELU, false, true, false},
+};
+
+static int32_t heads_of(const struct shape *k)
+{
+    return k->n_heads * k->head_dim;
+}
+static int32_t qkv_of(const struct shape *k)
+{
+    return (k->n_heads + 2 * k->n_kv_heads) * k->head_dim;
+}
+
+struct weight {
+    float *host; /* [rows, cols] */
+    struct mat mat;
+};
+
+/* One buffer a result, so that all can be looked at after the step. `more`: further
+ * products of h2. */
+struct scene {
+    struct rig *r;
+    const struct shape *k;
+    enum dtype t; /* of weights */
+    int32_t rows;
+    struct weight o, up, down, qkv, o_bias, up_bias, down_bias, qkv_bias;
+    struct weight norm1, norm2, shift1, shift2;
+    struct mat attn, x, y1, h1, wide, act, y2, h2, out, seen, y3, more[MORE];
+    struct rope rope;
+    float *cos_sin; /* [POSITIONS, head_dim] */
+    struct attention attention;
+    int32_t step;
+    float *history[STEPS]; /* out of every step */
+    float *past;           /* the same of PAST tokens a row, before the first */
+};
+
+static struct weight weight_of(struct scene *s, int32_t rows, int32_t cols, float range)
+{
+    float *v = rig_floats(s->r, (int64_t)rows * cols, range, s->t);
+
+    return (struct weight){
+        v, rig_weight(s->r, rows == 1 ? WEIGHT_VECTOR : WEIGHT_LINEAR, s->t, rows, cols, v)};
+}
+
+static void make_attention(struct scene *s)
+{
+    const struct shape *k = s->k;
+    struct err e = {0};
+    struct kv_layout kv;
+    enum dtype at = act_of(s->r, s->t);
+
+    kv_layout_init(&kv, BLOCK, 2, k->n_kv_heads, k->head_dim, at);
+    assert_int_equal(s->r->b->ops->kv_create(s->r->b, &kv, MAX_ROWS * SEQ_BLOCKS + 1, 0, &e), 0);
+    s->attention = (struct attention){.layer = 1,
+                                      .n_heads = k->n_heads,
+                                      .n_kv_heads = k->n_kv_heads,
+                                      .head_dim = k->head_dim,
+                                      .scale = 1.0f / sqrtf((float)k->head_dim)};
+    int32_t half = k->head_dim / 2;
+    s->cos_sin = rig_alloc((size_t)POSITIONS * (size_t)k->head_dim * sizeof(float));
+    for (int32_t i = 0; i < POSITIONS * half; i++) {
+        double angle = i / half * pow(100, -(double)(i % half) / half);
+        s->cos_sin[i / half * k->head_dim + i % half] = (float)cos(angle);
+        s->cos_sin[i / half * k->head_dim + half + i % half] = (float)sin(angle);
+    }
+    s->rope = (struct rope){.rot_dim = k->head_dim};
+    if (k->turned) {
+        s->rope.cos_sin =
+            rig_weight(s->r, WEIGHT_TABLE, DTYPE_F32, POSITIONS, k->head_dim, s->cos_sin);
+    }
+}
+
+static void scene_make(struct scene *s)
+{
+    const struct shape *k = s->k;
+    int32_t wide = k->gated ? 2 * k->inner : k->inner;
+    enum dtype at = act_of(s->r, s->t);
+    struct {
+        struct weight *w;
+        int32_t rows, cols;
+    } weights[] = {{&s->o, k->hidden, heads_of(k)}, {&s->up, wide, k->hidden},
+                   {&s->down, k->hidden, k->inner}, {&s->qkv, qkv_of(k), k->hidden},
+                   {&s->o_bias, 1, k->hidden},      {&s->up_bias, 1, wide},
+                   {&s->qkv_bias, 1, qkv_of(k)},    {&s->down_bias, 1, k->hidden},
+                   {&s->norm1, 1, k->hidden},       {&s->norm2, 1, k->hidden},
+                   {&s->shift1, 1, k->hidden},      {&s->shift2, 1, k->hidden}};
+
+    for (size_t i = 0; i < ARRAY_LEN(weights); i++) {
+        *weights[i].w =
+            weight_of(s, weights[i].rows, weights[i].cols, weights[i].rows == 1 ? 1.0f : 0.1f);
+    }
+    struct {
+        struct mat *m;
+        int32_t cols;
+    } mats[] = {{&s->attn, heads_of(k)}, {&s->x, k->hidden},  {&s->y1, k->hidden},
+                {&s->h1, k->hidden},     {&s->wide, wide},    {&s->act, k->inner},
+                {&s->y2, k->hidden},     {&s->h2, k->hidden}, {&s->out, qkv_of(k)},
+                {&s->seen, heads_of(k)}, {&s->y3, k->hidden}};
+    for (size_t i = 0; i < ARRAY_LEN(mats); i++) {
+        *mats[i].m = rig_mat(s->r, s->rows, mats[i].cols, at, NULL);
+    }
+    make_attention(s);
+    for (int i = 0; i < MORE; i++) {
+        s->more[i] = rig_mat(s->r, s->rows, qkv_of(k), at, NULL);
+    }
+}
+
+static void scene_release(struct scene *s)
+{
+    struct weight *w[] = {&s->o,      &s->up,      &s->down,     &s->qkv,
+                          &s->o_bias, &s->up_bias, &s->qkv_bias, &s->down_bias,
+                          &s->norm1,  &s->norm2,   &s->shift1,   &s->shift2};
+
+    for (size_t i = 0; i < ARRAY_LEN(w); i++) {
+        free(w[i]->host);
+    }
+    for (int i = 0; i < STEPS; i++) {
+        free(s->history[i]);
+    }
+    free(s->cos_sin);
+    free(s->past);
+}
+
+static struct norm norm_of(const struct scene *s, const struct weight *w,
+                           const struct weight *shift)
+{
+    struct norm n = {.kind = s->k->norm, .weight = w->mat, .eps = 1e-5f};
+
+    if (s->k->norm == NORM_LAYER) {
+        n.bias = shift->mat;
+    }
+    return n;
+}
+
+static struct epilogue epilogue_of(const struct scene *s, const struct weight *bias)
+{
+    return (struct epilogue){.bias = s->k->biased ? bias->mat : (struct mat){0}};
+}
+
+static void call_operations(struct scene *s)
+{
+    struct backend *b = s->r->b;
+    const struct backend_ops *ops = b->ops;
+    struct norm n1 = norm_of(s, &s->norm1, &s->shift1), n2 = norm_of(s, &s->norm2, &s->shift2);
+    struct epilogue o = epilogue_of(s, &s->o_bias), up = epilogue_of(s, &s->up_bias);
+    struct epilogue down = epilogue_of(s, &s->down_bias), qkv = epilogue_of(s, &s->qkv_bias);
+
+    up.act = s->k->gated ? ACT_NONE : s->k->act;
+    ops->linear(b, s->y1, s->attn, s->o.mat, &o);
+    ops->add_norm(b, s->h1, s->x, s->y1, &n1, false);
+    if (s->k->gated) {
+        ops->linear_gated(b, s->act, s->wide, s->h1, s->up.mat, up.bias, s->k->act);
+    } else {
+        ops->linear(b, s->wide, s->h1, s->up.mat, &up);
+    }
+    ops->linear(b, s->y2, s->k->gated ? s->act : s->wide, s->down.mat, &down);
+    ops->add_norm(b, s->h2, s->x, s->y2, &n2, false);
+    ops->linear(b, s->out, s->h2, s->qkv.mat, &qkv);
+    ops->rope_kv(b, s->out, &s->rope, &s->attention);
+    ops->attention(b, s->seen, s->out, &s->attention);
+    ops->linear(b, s->y3, s->seen, s->o.mat, &o); /* of the layer after */
+    for (int i = 0; i < MORE; i++) {              /* out + h2 W, through a residual */
+        struct epilogue ep = {.residual = i == 0 ? s->out : s->more[i - 1]};
+        ops->linear(b, s->more[i], s->h2, s->qkv.mat, &ep);
+    }
+}
+
+/* The angle at which a row's token turns: not its place in the cache, so that no two
+ * rows have one. */
+static int32_t position_of(const struct scene *s, int32_t row)
+{
+    return s->step + 7 * row;
+}
+
+/* Where a row's token number t lies in the cache. */
+static int32_t slot_of(int32_t row, int32_t t)
+{
+    return (1 + row * SEQ_BLOCKS + t / BLOCK) * BLOCK + t % BLOCK;
+}
+
+/* Sequence i has the blocks from 1 + i * SEQ_BLOCKS on; its first PAST tokens are made
+ * up and written. */
+static void write_past(struct scene *s)
+{
+    int32_t n = s->rows * PAST, zero[RIG_TOKENS] = {0}, minus[RIG_TOKENS], slot[RIG_TOKENS],
+            at[RIG_TOKENS];
+    int32_t q_start[MAX_ROWS + 1] = {0}, kv_len[MAX_ROWS], row[MAX_ROWS],
+                               block[MAX_ROWS * SEQ_BLOCKS];
+    struct table_update update[MAX_ROWS];
+
+    for (int32_t i = 0; i < n; i++) {
+        minus[i] = -1;
+        at[i] = i % PAST;
+        slot[i] = slot_of(i / PAST, i % PAST);
+    }
+    for (int32_t i = 0; i < s->rows; i++) {
+        row[i] = i;
+        kv_len[i] = PAST;
+        q_start[i + 1] = (i + 1) * PAST;
+        update[i] = (struct table_update){.row = i, .count = SEQ_BLOCKS, .first = i * SEQ_BLOCKS};
+    }
+    for (int32_t i = 0; i < s->rows * SEQ_BLOCKS; i++) {
+        block[i] = 1 + i;
+    }
+    struct batch b = {.n_table_update = s->rows,
+                      .table_update = update,
+                      .n_table_block = s->rows * SEQ_BLOCKS,
+                      .table_block = block,
+                      .n_tokens = n,
+                      .token = zero,
+                      .token_src = minus,
+                      .position = at,
+                      .slot = slot,
+                      .n_seqs = s->rows,
+                      .q_start = q_start,
+                      .kv_len = kv_len,
+                      .row = row,
+                      .lcp_blocks = zero};
+    enum dtype t = act_of(s->r, s->t);
+    float *v = rig_floats(s->r, (int64_t)n * qkv_of(s->k), 2, t);
+    struct mat m = rig_mat(s->r, n, qkv_of(s->k), t, v);
+    rig_begin(s->r, &b);
+    s->r->b->ops->rope_kv(s->r->b, m, &s->rope, &s->attention);
+    rig_end(s->r);
+    s->past = rig_download(s->r, m);
+    free(v);
+}
+
+/* A step whose sequences have a token each and are sampled, though nothing samples
+ * here: the kind that is recorded. */
+static void run_step(struct scene *s)
+{
+    static const struct sample_row plain = {
+        .kind = SAMPLE_TOKEN, .repetition_penalty = 1, .mask_first = -1};
+    int32_t zero[MAX_ROWS] = {0}, minus[MAX_ROWS], up_to[MAX_ROWS + 1], position[MAX_ROWS],
+            slot[MAX_ROWS];
+    int32_t kv_len[MAX_ROWS];
+    struct sample_row sample[MAX_ROWS];
+
+    for (int32_t i = 0; i <= MAX_ROWS; i++) {
+        up_to[i] = i;
+    }
+    for (int32_t i = 0; i < MAX_ROWS; i++) {
+        minus[i] = -1;
+        position[i] = position_of(s, i);
+        slot[i] = slot_of(i, PAST + s->step);
+        kv_len[i] = PAST + s->step + 1;
+        sample[i] = plain;
+        sample[i].logits_row = i;
+    }
+    struct batch b = {.n_tokens = s->rows,
+                      .token = zero,
+                      .token_src = minus,
+                      .position = position,
+                      .slot = slot,
+                      .n_seqs = s->rows,
+                      .n_decode = s->rows,
+                      .q_start = up_to,
+                      .kv_len = kv_len,
+                      .row = up_to,
+                      .lcp_blocks = zero,
+                      .n_logits = s->rows,
+                      .logits_token = up_to,
+                      .n_samples = s->rows,
+                      .sample = sample};
+    rig_begin(s->r, &b);
+    if (!s->r->b->ops->replay || !s->r->b->ops->replay(s->r->b, &b)) {
+        call_operations(s);
+    }
+    rig_end(s->r);
+}
+
+/* ---- references ---- */
+
+static double activated(double x, enum activation act)
+{
+    switch (act) {
+    case ACT_RELU:
+        return x > 0 ? x : 0;
+    case ACT_GELU_TANH:
+        return 0.5 * x * (1 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x)));
+    case ACT_SILU:
+        return x / (1 + exp(-x));
+    default:
+        return x;
+    }
+}
+
+static void check(const struct scene *s, const char *what, const float *got, const double *want,
+                  int32_t cols)
+{
+    char text[64];
+
+    snprintf(text, sizeof(text), "%s of %d rows, hidden %d", what, s->rows, s->k->hidden);
+    enum dtype t = act_of(s->r, s->t);
+    double error = nmse(got, want, (int64_t)s->rows * cols);
+    double limit = nmse_limit(t) * (t == DTYPE_F32 ? 16 : 4); /* some sums have 17,000 terms */
+    if (!(error <= limit)) {
+        fail_msg("%s: NMSE %.3g, allowed %.3g", text, error, limit);
+    }
+}
+
+/* ret [rows, n] = x w^T + bias; x [rows, k]. */
+static void products(const struct scene *s, double *ret, const float *x, const float *w,
+                     const float *bias, int32_t n, int32_t k)
+{
+    for (int32_t i = 0; i < s->rows * n; i++) {
+        const float *row = x + (int64_t)(i / n) * k, *weight = w + (int64_t)(i % n) * k;
+        double sum = bias ? bias[i % n] : 0;
+        for (int32_t j = 0; j < k; j++) {
+            sum += (double)round_to(operand_of(s->r, s->t), row[j]) * weight[j];
+        }
+        ret[i] = sum;
+    }
+}
+
+/* got [rows, n] against act(x w^T + bias) + residual. */
+static void check_linear(const struct scene *s, const char *what, const float *got, const float *x,
+                         const float *w, const float *bias, enum activation act,
+                         const float *residual, int32_t n, int32_t k)
+{
+    double *want = rig_alloc((size_t)s->rows * (size_t)n * sizeof(*want));
+
+    products(s, want, x, w, bias, n, k);
+    for (int32_t i = 0; i < s->rows * n; i++) {
+        want[i] = activated(want[i], act) + (residual ? residual[i] : 0);
+    }
+    check(s, what, got, want, n);
+    free(want);
+}
+
+/* The product as it is stored, then each q and k head turned. */
+static void check_qkv(const struct scene *s, const float *got, const float *h)
+{
+    const struct shape *k = s->k;
+    int32_t n = qkv_of(k), dim = k->head_dim, half = dim / 2,
+            turned = (k->n_heads + k->n_kv_heads) * dim;
+    double *want = rig_alloc((size_t)s->rows * (size_t)n * sizeof(*want));
+
+    products(s, want, h, s->qkv.host, k->biased ? s->qkv_bias.host : NULL, n, k->hidden);
+    for (int32_t i = 0; i < s->rows * n; i++) {
+        want[i] = round_to(act_of(s->r, s->t), (float)want[i]);
+    }
+    for (int32_t i = 0; i < s->rows * n; i++) {
+        const float *turn = s->cos_sin + (int64_t)position_of(s, i / n) * dim;
+        int32_t at = i % n % dim;
+        if (k->turned && i % n < turned && at < half) {
+            double x = want[i], y = want[i + half];
+            want[i] = x * turn[at] - y * turn[half + at];
+            want[i + half] = y * turn[at] + x * turn[half + at];
+        }
+    }
+    check(s, "qkv", got, want, n);
+    free(want);
+}
+
+/* qkv of a row's token number t. */
+static const float *token_of(const struct scene *s, int32_t row, int32_t t)
+{
+    const float *from = t < PAST ? s->past : s->history[t - PAST];
+
+    return from + (t < PAST ? row * PAST + t : row) * (int64_t)qkv_of(s->k);
+}
+
+/* Every head over the keys and values of all tokens so far. */
+static void check_attention(const struct scene *s, const float *got)
+{
+    const struct shape *k = s->k;
+    int32_t heads = heads_of(k), dim = k->head_dim, group = k->n_heads / k->n_kv_heads;
+    double *want = rig_alloc((size_t)s->rows * (size_t)heads * sizeof(*want));
+
+    for (int32_t i = 0; i < s->rows * k->n_heads; i++) {
+        int32_t row = i / k->n_heads, head = i % k->n_heads;
+        const float *q = token_of(s, row, PAST + s->step) + head * dim;
+        double *to = want + row * heads + head * dim, sum = 0;
+        for (int32_t t = 0; t <= PAST + s->step; t++) {
+            const float *key = token_of(s, row, t) + (k->n_heads + head / group) * dim;
+            const float *value = key + k->n_kv_heads * dim;
+            double score = 0;
+            for (int32_t d = 0; d < dim; d++) {
+                score += (double)q[d] * key[d];
+            }
+            double weight = exp(score * s->attention.scale);
+            sum += weight;
+            for (int32_t d = 0; d < dim; d++) {
+                to[d] += weight * value[d];
+            }
+        }
+        for (int32_t d = 0; d < dim; d++) {
+            to[d] /= sum;
+        }
+    }
+    check(s, "attention", got, want, heads);
+    free(want);
+}
+
+static void check_norm(const struct scene *s, const char *what, const float *got, const float *x,
+                       const float *weight, const float *shift)
+{
+    int32_t n = s->k->hidden;
+    bool layer = s->k->norm == NORM_LAYER;
+    double *want = rig_alloc((size_t)s->rows * (size_t)n * sizeof(*want));
+
+    for (int32_t r = 0; r < s->rows; r++) {
+        double mean = 0, squares = 0;
+        for (int32_t i = 0; i < n; i++) {
+            mean += layer ? x[r * n + i] / (double)n : 0;
+        }
+        for (int32_t i = 0; i < n; i++) {
+            squares += (x[r * n + i] - mean) * (x[r * n + i] - mean) / n;
+        }
+        for (int32_t i = 0; i < n; i++) {
+            want[r * n + i] =
+                (x[r * n + i] - mean) / sqrt(squares + 1e-5) * weight[i] + (layer ? shift[i] : 0);
+        }
+    }
+    check(s, what, got, want, n);
+    free(want);
+}
+
+static void check_gated(const struct scene *s, const float *got, const float *h, const float *bias)
+{
+    int32_t n = s->k->inner;
+    double *want = rig_alloc((size_t)s->rows * (size_t)n * sizeof(*want));
+    double *both = rig_alloc((size_t)s->rows * (size_t)n * 2 * sizeof(*both));
+
+    products(s, both, h, s->up.host, bias, 2 * n, s->k->hidden);
+    for (int32_t i = 0; i < s->rows * n; i++) {
+        const double *row = both + (int64_t)(i / n) * 2 * n;
+        want[i] = activated(row[i % n], s->k->act) * row[n + i % n];
+    }
+    check(s, "gate", got, want, n);
+    free(both);
+    free(want);
+}
+
+/* x += y as the device rounds it, to the bit. */
+static void add_rounded(const struct scene *s, float *x, const float *y)
+{
+    for (int32_t i = 0; i < s->rows * s->k->hidden; i++) {
+        x[i] = round_to(act_of(s->r, s->t), x[i] + y[i]);
+    }
+}
+
+/* What the device holds after a step that began with `attn` and `x`; x becomes what it
+ * must be at the end. */
+static void check_results(struct scene *s, const float *attn, float *x)
+{
+    const struct shape *k = s->k;
+    struct rig *r = s->r;
+    float *y1 = rig_download(r, s->y1), *h1 = rig_download(r, s->h1),
+          *wide = rig_download(r, s->wide);
+    float *act = k->gated ? rig_download(r, s->act) : NULL, *y2 = rig_download(r, s->y2),
+          *h2 = rig_download(r, s->h2);
+    float *out = rig_download(r, s->out), *x2 = rig_download(r, s->x);
+
+    check_linear(s, "o", y1, attn, s->o.host, k->biased ? s->o_bias.host : NULL, ACT_NONE, NULL,
+                 k->hidden, heads_of(k));
+    add_rounded(s, x, y1);
+    check_norm(s, "norm 1", h1, x, s->norm1.host, s->shift1.host);
+    if (k->gated) {
+        check_gated(s, act, h1, k->biased ? s->up_bias.host : NULL);
+    } else {
+        check_linear(s, "up", wide, h1, s->up.host, k->biased ? s->up_bias.host : NULL, k->act,
+                     NULL, k->inner, k->hidden);
+    }
+    check_linear(s, "down", y2, k->gated ? act : wide, s->down.host,
+                 k->biased ? s->down_bias.host : NULL, ACT_NONE, NULL, k->hidden, k->inner);
+    add_rounded(s, x, y2);
+    assert_memory_equal(x2, x, (size_t)s->rows * (size_t)k->hidden * sizeof(*x));
+    check_norm(s, "norm 2", h2, x, s->norm2.host, s->shift2.host);
+    float *seen = rig_download(r, s->seen);
+    check_qkv(s, out, h2);
+    s->history[s->step] = rig_download(r, s->out);
+    check_attention(s, seen);
+    float *y3 = rig_download(r, s->y3);
+    check_linear(s, "next o", y3, seen, s->o.host, k->biased ? s->o_bias.host : NULL, ACT_NONE,
+                 NULL, k->hidden, heads_of(k));
+    for (int i = 0; i < MORE; i++) {
+        float *more = rig_download(r, s->more[i]);
+        check_linear(s, "more", more, h2, s->qkv.host, NULL, ACT_NONE, out, qkv_of(k), k->hidden);
+        free(out);
+        out = more;
+    }
+    float *all[] = {y1, h1, wide, act, y2, h2, out, x2, seen, y3};
+    for (size_t i = 0; i < ARRAY_LEN(all); i++) {
+        free(all[i]);
+    }
+}
+
+static void check_shape(struct rig *r, const struct shape *k, enum dtype t, int32_t rows)
+{
+    struct scene s = {.r = r, .k = k, .t = t, .rows = rows};
+
+    scene_make(&s);
+    write_past(&s);
+    for (; s.step < STEPS; s.step++) {
+        float *attn = rig_floats(r, (int64_t)rows * heads_of(k), 1, act_of(r, t));
+        float *x = rig_floats(r, (int64_t)rows * k->hidden, 2, act_of(r, t));
+        rig_upload(r, s.attn, attn);
+        rig_upload(r, s.x, x);
+        run_step(&s);
+        check_results(&s, attn, x);
+        free(attn);
+        free(x);
+    }
+    scene_release(&s);
+}
+
+/* Each shape on a backend of its own: what a device recorded holds the addresses of the
+ * first. */
+static void layers_of_few_rows_follow_float64_step_after_step(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t shape, rows;
+        enum dtype t;
+    } cases[] = {{4, 1, DTYPE_BF16}, {6, 2, DTYPE_F16},  {1, 8, DTYPE_BF16}, {4, 2, DTYPE_F16},
+                 {4, 8, DTYPE_BF16}, {0, 2, DTYPE_BF16}, {0, 7, DTYPE_BF16}, {2, 2, DTYPE_F16},
+                 {2, 5, DTYPE_F16},  {3, 2, DTYPE_BF16}, {0, 2, DTYPE_F32},  {5, 3, DTYPE_BF16}};
+    for (size_t i = 0; i < (rig_small() ? 3 : ARRAY_LEN(cases)); i++) {
+        struct rig r;
+        rig_open(&r);
+        check_shape(&r, &shapes[cases[i].shape], cases[i].t, cases[i].rows);
+        rig_close(&r);
+    }
+}
+
+static int group(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(layers_of_few_rows_follow_float64_step_after_step)};
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+int main(int argc, char **argv)
+{
+    return rig_main(argc, argv, group);
+}

@@ -1,0 +1,206 @@
+/* What is remembered of matrix products from run to run, and what becomes of a file
+ * that is not what it should be. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "config/base/base.h"
+#include "kernels/cuda/gemm/heuristics_products.h"
+
+static char root[64];
+
+static int make_root(void **state)
+{
+    (void)state;
+    snprintf(root, sizeof(root), "/tmp/quire-products-XXXXXX");
+    return mkdtemp(root) ? 0 : -1;
+}
+
+static int remove_root(void **state)
+{
+    (void)state;
+    char command[96];
+    snprintf(command, sizeof(command), "rm -rf %s", root);
+    return system(command);
+}
+
+static struct product_key key(int32_t n)
+{
+    struct product_key k;
+
+    memset(&k, 0, sizeof(k));
+    k.m = 8;
+    k.n = n;
+    k.k = 4096;
+    return k;
+}
+
+static void put(struct product_store *s, int32_t n, int32_t algo)
+{
+    struct product_key k = key(n);
+    struct product_choice c = {.algo = {(uint64_t)algo}};
+
+    product_store_put(s, &k, &c);
+}
+
+/* The algorithm remembered for n, -1 when nothing is. */
+static int32_t algo_of(const struct product_store *s, int32_t n)
+{
+    struct product_key k = key(n);
+    const struct product_choice *c = product_store_find(s, &k);
+
+    return c ? (int32_t)c->algo[0] : -1;
+}
+
+/* Two products in a file of `root`; its path. */
+static void make_file(char path[512])
+{
+    struct product_store s;
+
+    product_store_open(&s, root, "a device");
+    put(&s, 100, 16);
+    put(&s, 200, 24);
+    product_store_save(&s);
+    memcpy(path, s.path, 512);
+    product_store_release(&s);
+}
+
+static int32_t count_from(const char *dir, const char *device)
+{
+    struct product_store s;
+
+    product_store_open(&s, dir, device);
+    int32_t n = s.n;
+    product_store_release(&s);
+    return n;
+}
+
+static void what_was_found_is_known_in_the_next_run(void **state)
+{
+    (void)state;
+    char path[512];
+    make_file(path);
+    struct product_store s;
+    product_store_open(&s, root, "a device");
+    assert_int_equal(s.n, 2);
+    assert_int_equal(algo_of(&s, 100), 16);
+    assert_int_equal(algo_of(&s, 200), 24);
+    assert_int_equal(algo_of(&s, 300), -1);
+    put(&s, 100, 32); /* found better */
+    assert_int_equal(s.n, 2);
+    product_store_save(&s);
+    product_store_release(&s);
+    product_store_open(&s, root, "a device");
+    assert_int_equal(algo_of(&s, 100), 32);
+    product_store_release(&s);
+    assert_int_equal(count_from(root, "another device"), 0);
+}
+
+static void a_file_that_changed_counts_as_none(void **state)
+{
+    (void)state;
+    char path[512];
+    make_file(path);
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    char *good = malloc((size_t)st.st_size);
+    assert_non_null(good);
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    assert_int_equal(fread(good, 1, (size_t)st.st_size, f), st.st_size);
+    fclose(f);
+    /* one byte changed, or at the end: half of the file */
+    for (long i = 0; i <= st.st_size; i++) {
+        f = fopen(path, "wb");
+        assert_non_null(f);
+        if (i < st.st_size) {
+            good[i] ^= 0x40;
+        }
+        fwrite(good, 1, (size_t)(i < st.st_size ? st.st_size : st.st_size / 2), f);
+        fclose(f);
+        struct product_store s;
+        product_store_open(&s, root, "a device");
+        assert_int_equal(s.n, 0);
+        assert_true(s.damaged);
+        product_store_release(&s);
+        if (i < st.st_size) {
+            good[i] ^= 0x40;
+        }
+    }
+    free(good);
+    make_file(path); /* and is made anew */
+    assert_int_equal(count_from(root, "a device"), 2);
+}
+
+static void a_place_that_cannot_be_written_is_no_error(void **state)
+{
+    (void)state;
+    char path[512];
+    make_file(path); /* a file where a directory would have to be */
+    struct product_store s;
+    product_store_open(&s, path, "a device");
+    put(&s, 100, 16);
+    product_store_save(&s);
+    assert_int_equal(algo_of(&s, 100), 16);
+    product_store_release(&s);
+}
+
+static void a_full_store_learns_nothing_more(void **state)
+{
+    (void)state;
+    struct product_store s;
+    product_store_open(&s, root, "full");
+    for (int32_t n = 0; n < PRODUCT_RECORDS + 10; n++) {
+        put(&s, n, 8);
+    }
+    assert_int_equal(s.n, PRODUCT_RECORDS);
+    assert_int_equal(algo_of(&s, 0), 8);
+    assert_int_equal(algo_of(&s, PRODUCT_RECORDS), -1);
+    product_store_save(&s);
+    product_store_release(&s);
+    assert_int_equal(count_from(root, "full"), PRODUCT_RECORDS);
+}
+
+static void the_place_follows_the_environment(void **state)
+{
+    (void)state;
+    char dir[256];
+    unsetenv("CACHE_DIRECTORY");
+    unsetenv("XDG_CACHE_HOME");
+    unsetenv("HOME");
+    assert_false(product_dir(dir, sizeof(dir)));
+    setenv("HOME", "/home/someone", 1);
+    assert_true(product_dir(dir, sizeof(dir)));
+    assert_string_equal(dir, "/home/someone/.cache/quire");
+    assert_false(product_dir(dir, 12)); /* too long for its place */
+    setenv("XDG_CACHE_HOME", "/caches", 1);
+    assert_true(product_dir(dir, sizeof(dir)));
+    assert_string_equal(dir, "/caches/quire");
+    setenv("CACHE_DIRECTORY", "/var/cache/quire:/var/cache/other", 1);
+    assert_true(product_dir(dir, sizeof(dir)));
+    assert_string_equal(dir, "/var/cache/quire");
+    setenv("CACHE_DIRECTORY", "relative", 1);
+    assert_true(product_dir(dir, sizeof(dir)));
+    assert_string_equal(dir, "/caches/quire");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_was_found_is_known_in_the_next_run),
+        cmocka_unit_test(a_file_that_changed_counts_as_none),
+        cmocka_unit_test(a_place_that_cannot_be_written_is_no_error),
+        cmocka_unit_test(a_full_store_learns_nothing_more),
+        cmocka_unit_test(the_place_follows_the_environment),
+    };
+
+    return cmocka_run_group_tests(tests, make_root, remove_root);
+}

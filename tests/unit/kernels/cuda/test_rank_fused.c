@@ -1,0 +1,401 @@
+/* Layers cut over ranks, in decode steps that repeat: row-parallel products, the sum of
+ * the ranks' parts with residual and norm, and the products behind it. A device may
+ * record such a step and replay it as one launch a layer, with the sums inside. Sums
+ * are compared with those of the summands that the ranks themselves made, and must be
+ * the same bits on all; products with float64.
+ *
+ *     build/tests/unit/kernels/cuda/test_rank_fused [--device cpu|cuda] [--ranks N]
+ *
+ * `--device cuda` needs a GPU for each of the ranks (2). On CPUs nothing is recorded:
+ * there the operations themselves are tested.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "tests/unit/rank_rig.h"
+
+enum {
+    LAYERS = 3,
+    STEPS = 5,
+    MOST_ROWS = 8,
+    HIDDEN = 2240,
+    HEADS = 64,
+    INNER = 128,
+    QKV = 192,
+    WIDEST = HIDDEN
+};
+
+static const char *device = "cpu";
+static int32_t n_ranks = 3;
+
+struct weight {
+    float *host; /* [rows, cols] */
+    struct mat mat;
+};
+
+/* A buffer a result, so that all can be looked at after the step. */
+struct layer {
+    struct mat y1, h1, act, y2, h2, qkv;
+};
+
+struct scene {
+    struct rank_rig *r;
+    enum dtype type; /* of weights and, where the device can, of activations */
+    struct weight o, up, down, qkv, norm;
+    struct mat attn, x, wide;
+    struct layer layer[LAYERS];
+    float attn_host[MOST_ROWS * HEADS], x_host[MOST_ROWS * HIDDEN];
+};
+
+static float noise(uint64_t *rng)
+{
+    *rng = *rng * 6364136223846793005ull + 1442695040888963407ull;
+    return (float)((int32_t)(*rng >> 57) - 64) / 64; /* few bits: every type holds it */
+}
+
+static void fill(float *v, int64_t n, float range, uint64_t seed)
+{
+    for (int64_t i = 0; i < n; i++) {
+        v[i] = noise(&seed) * range;
+    }
+}
+
+/* ---- the scene ---- */
+
+static int weight_open(struct scene *s, struct weight *w, int32_t rows, int32_t cols, float range,
+                       uint64_t seed, struct err *e)
+{
+    struct backend *b = s->r->b;
+
+    w->host = malloc((size_t)rows * (size_t)cols * sizeof(float));
+    if (!w->host) {
+        return err_nomem(e, "a weight");
+    }
+    fill(w->host, (int64_t)rows * cols, range, seed);
+    struct weight_piece p = {.data = w->host, .rows = rows, .cols = cols, .stride = cols};
+    struct weight_desc d = {.name = "weight",
+                            .kind = rows == 1 ? WEIGHT_VECTOR : WEIGHT_LINEAR,
+                            .dtype = s->type,
+                            .rows = rows,
+                            .cols = cols,
+                            .piece = &p,
+                            .n_pieces = 1};
+    int rc = b->ops->weight(b, &d, &w->mat, e);
+    return rc == 0 && b->ops->ready ? b->ops->ready(b, e) : rc;
+}
+
+static int mats_open(struct scene *s, struct err *e)
+{
+    struct backend *b = s->r->b;
+    enum dtype t = b->act_dtype_of[s->type];
+    int rc = b->ops->scratch(b, MOST_ROWS, HEADS, t, &s->attn, e);
+
+    rc = rc < 0 ? rc : b->ops->scratch(b, MOST_ROWS, HIDDEN, t, &s->x, e);
+    rc = rc < 0 ? rc : b->ops->scratch(b, MOST_ROWS, 2 * INNER, t, &s->wide, e);
+    for (int i = 0; i < LAYERS; i++) {
+        struct layer *l = &s->layer[i];
+        struct mat *of_hidden[] = {&l->y1, &l->h1, &l->y2, &l->h2};
+        for (size_t k = 0; k < ARRAY_LEN(of_hidden) && rc == 0; k++) {
+            rc = b->ops->scratch(b, MOST_ROWS, HIDDEN, t, of_hidden[k], e);
+        }
+        rc = rc < 0 ? rc : b->ops->scratch(b, MOST_ROWS, INNER, t, &l->act, e);
+        rc = rc < 0 ? rc : b->ops->scratch(b, MOST_ROWS, QKV, t, &l->qkv, e);
+    }
+    return rc;
+}
+
+/* The norm's weight is every rank's, the others are a rank's own parts. */
+static int scene_open(struct scene *s, struct err *e)
+{
+    uint64_t seed = 100 * (uint64_t)s->r->rank + 1;
+    int rc = weight_open(s, &s->o, HIDDEN, HEADS, 0.25f, seed, e);
+
+    rc = rc < 0 ? rc : weight_open(s, &s->up, 2 * INNER, HIDDEN, 0.125f, seed + 1, e);
+    rc = rc < 0 ? rc : weight_open(s, &s->down, HIDDEN, INNER, 0.125f, seed + 2, e);
+    rc = rc < 0 ? rc : weight_open(s, &s->qkv, QKV, HIDDEN, 0.125f, seed + 3, e);
+    rc = rc < 0 ? rc : weight_open(s, &s->norm, 1, HIDDEN, 1, 9999, e);
+    return rc < 0 ? rc : mats_open(s, e);
+}
+
+static void scene_release(struct scene *s)
+{
+    struct weight *w[] = {&s->o, &s->up, &s->down, &s->qkv, &s->norm};
+
+    for (size_t i = 0; i < ARRAY_LEN(w); i++) {
+        free(w[i]->host);
+    }
+}
+
+/* ---- a step ---- */
+
+static void call_operations(struct scene *s, int32_t rows)
+{
+    struct backend *b = s->r->b;
+    struct norm n = {.kind = NORM_RMS, .weight = s->norm.mat, .eps = 1e-5f};
+    struct mat x = mat_rows(s->x, 0, rows), attn = mat_rows(s->attn, 0, rows),
+               wide = mat_rows(s->wide, 0, rows);
+
+    for (int i = 0; i < LAYERS; i++) {
+        const struct layer *l = &s->layer[i];
+        struct mat y1 = mat_rows(l->y1, 0, rows), h1 = mat_rows(l->h1, 0, rows),
+                   act = mat_rows(l->act, 0, rows);
+        struct mat y2 = mat_rows(l->y2, 0, rows), h2 = mat_rows(l->h2, 0, rows),
+                   qkv = mat_rows(l->qkv, 0, rows);
+        b->ops->linear(b, y1, attn, s->o.mat, NULL);
+        b->ops->add_norm(b, h1, x, y1, &n, true);
+        b->ops->linear_gated(b, act, wide, h1, s->up.mat, (struct mat){0}, ACT_SILU);
+        b->ops->linear(b, y2, act, s->down.mat, NULL);
+        b->ops->add_norm(b, h2, x, y2, &n, true);
+        b->ops->linear(b, qkv, h2, s->qkv.mat, NULL);
+    }
+}
+
+static int take_step(struct scene *s, int32_t rows, int step, struct err *e)
+{
+    struct backend *b = s->r->b;
+    struct results unused;
+    bool replayed;
+
+    fill(s->x_host, (int64_t)rows * HIDDEN, 2, 7000 + (uint64_t)(step * MOST_ROWS + rows));
+    fill(s->attn_host, (int64_t)rows * HEADS, 1,
+         50 + (uint64_t)(step * MOST_ROWS + rows + 1000 * s->r->rank));
+    int rc = b->ops->upload(b, mat_rows(s->x, 0, rows), s->x_host, e);
+    rc = rc < 0 ? rc : b->ops->upload(b, mat_rows(s->attn, 0, rows), s->attn_host, e);
+    rc = rc < 0 ? rc : rank_rig_begin(s->r, rows, &replayed, e);
+    if (rc == 0 && !replayed) {
+        call_operations(s, rows);
+    }
+    return rc < 0 ? rc : rank_rig_end(s->r, &unused, e);
+}
+
+/* ---- references ---- */
+
+static float got[MOST_ROWS * WIDEST], host_h[MOST_ROWS * HIDDEN], host_act[MOST_ROWS * INNER];
+static double want[MOST_ROWS * WIDEST];
+
+/* got against want, [n]. */
+static int compare(const struct scene *s, const char *what, int64_t n, struct err *e)
+{
+    double error = 0, all = 0, limit = s->type == DTYPE_BF16 ? 1e-4 : 2e-6;
+
+    for (int64_t i = 0; i < n; i++) {
+        error += (got[i] - want[i]) * (got[i] - want[i]);
+        all += want[i] * want[i];
+    }
+    return error <= limit * all ? 0 : err_set(e, ERR_INVALID, "%s: NMSE %.3g", what, error / all);
+}
+
+/* want [rows, n] = x w^T. */
+static void product(const float *x, const struct weight *w, int32_t rows, int32_t n, int32_t k)
+{
+    for (int32_t i = 0; i < rows * n; i++) {
+        want[i] = 0;
+        for (int32_t j = 0; j < k; j++) {
+            want[i] += (double)x[i / n * k + j] * w->host[i % n * k + j];
+        }
+    }
+}
+
+static int check_product(const struct scene *s, const char *what, struct mat out, const float *x,
+                         const struct weight *w, int32_t rows, struct err *e)
+{
+    int rc = s->r->b->ops->download(s->r->b, mat_rows(out, 0, rows), got, e);
+
+    product(x, w, rows, w->mat.rows, w->mat.cols);
+    return rc < 0 ? rc : compare(s, what, (int64_t)rows * w->mat.rows, e);
+}
+
+/* Whether a sum leaves the rank's part in y; else it leaves the sum there. */
+static bool keeps_parts(const struct scene *s)
+{
+    return strstr(s->r->b->device, "and peer memory") != NULL;
+}
+
+/* v [n] = the ranks' sum of it. */
+static int sum_over_ranks(const struct scene *s, float *v, int32_t n, struct err *e)
+{
+    struct mat m = {.data = v, .stride = n, .rows = 1, .cols = n, .dtype = DTYPE_F32};
+
+    return s->r->comm->ops->all_reduce(s->r->comm, m, e);
+}
+
+/* y after its sum. */
+static int check_part(const struct scene *s, const char *what, struct mat y, const float *x,
+                      const struct weight *w, int32_t rows, struct err *e)
+{
+    static float sum[MOST_ROWS * HIDDEN];
+
+    if (keeps_parts(s)) {
+        return check_product(s, what, y, x, w, rows, e);
+    }
+    int32_t n = rows * HIDDEN;
+    product(x, w, rows, HIDDEN, w->mat.cols);
+    for (int32_t i = 0; i < n; i++) {
+        sum[i] = (float)want[i];
+    }
+    int rc = sum_over_ranks(s, sum, n, e);
+    for (int32_t i = 0; i < n; i++) {
+        want[i] = sum[i];
+    }
+    rc = rc < 0 ? rc : s->r->b->ops->download(s->r->b, mat_rows(y, 0, rows), got, e);
+    return rc < 0 ? rc : compare(s, what, n, e);
+}
+
+static int check_gated(const struct scene *s, struct mat out, const float *h, int32_t rows,
+                       struct err *e)
+{
+    int rc = s->r->b->ops->download(s->r->b, mat_rows(out, 0, rows), got, e);
+
+    product(h, &s->up, rows, 2 * INNER, HIDDEN);
+    /* in place: what is read lies behind what is written */
+    for (int32_t i = 0; i < rows * INNER; i++) {
+        const double *both = want + i / INNER * 2 * INNER + i % INNER;
+        want[i] = both[0] / (1 + exp(-both[0])) * both[INNER];
+    }
+    memcpy(host_act, got, sizeof(host_act));
+    return rc < 0 ? rc : compare(s, "gated product", (int64_t)rows * INNER, e);
+}
+
+static int check_norm(const struct scene *s, struct mat out, int32_t rows, struct err *e)
+{
+    int rc = s->r->b->ops->download(s->r->b, mat_rows(out, 0, rows), got, e);
+
+    for (int32_t i = 0; i < rows; i++) {
+        const float *x = s->x_host + i * HIDDEN;
+        double squares = 0;
+        for (int32_t j = 0; j < HIDDEN; j++) {
+            squares += (double)x[j] * x[j];
+        }
+        for (int32_t j = 0; j < HIDDEN; j++) {
+            want[i * HIDDEN + j] = x[j] / sqrt(squares / HIDDEN + 1e-5) * s->norm.host[j];
+        }
+    }
+    memcpy(host_h, got, sizeof(host_h));
+    return rc < 0 ? rc : compare(s, "norm", (int64_t)rows * HIDDEN, e);
+}
+
+/* x_host += the ranks' y, rounded as the device holds x. */
+static int add_parts(struct scene *s, struct mat y, int32_t rows, struct err *e)
+{
+    struct backend *b = s->r->b;
+    struct mat room = mat_rows(s->layer[0].y1, 0, rows); /* done with */
+    int32_t n = rows * HIDDEN;
+    int rc = b->ops->download(b, mat_rows(y, 0, rows), got, e);
+
+    rc = rc < 0 || !keeps_parts(s) ? rc : sum_over_ranks(s, got, n, e);
+    for (int32_t i = 0; i < n; i++) {
+        s->x_host[i] += got[i];
+    }
+    rc = rc < 0 ? rc : b->ops->upload(b, room, s->x_host, e);
+    return rc < 0 ? rc : b->ops->download(b, room, s->x_host, e);
+}
+
+/* x itself, in the end: what the reference's own sums gave, but for the last bit where
+ * there are more than two summands. */
+static int check_x(struct scene *s, int32_t rows, struct err *e)
+{
+    static float of_ranks[MOST_ROWS * HIDDEN];
+    int32_t n = rows * HIDDEN;
+    int rc = s->r->b->ops->download(s->r->b, mat_rows(s->x, 0, rows), got, e);
+
+    for (int32_t i = 0; i < n; i++) {
+        want[i] = s->x_host[i];
+    }
+    rc = rc < 0 ? rc : compare(s, "the sum", n, e);
+    for (int32_t i = 0; i < n; i++) {
+        of_ranks[i] = s->r->rank == 0 ? got[i] : 0;
+    }
+    rc = rc < 0 ? rc : sum_over_ranks(s, of_ranks, n, e);
+    for (int32_t i = 0; i < n && rc == 0; i++) {
+        RANK_CHECK(got[i] == of_ranks[i]);
+    }
+    for (int32_t i = 0; i < n && rc == 0 && n_ranks == 2; i++) {
+        RANK_CHECK(got[i] == s->x_host[i]);
+    }
+    return rc;
+}
+
+static int check_layer(struct scene *s, struct layer *l, int32_t rows, struct err *e)
+{
+    int rc = check_part(s, "first product", l->y1, s->attn_host, &s->o, rows, e);
+
+    rc = rc < 0 ? rc : add_parts(s, l->y1, rows, e);
+    rc = rc < 0 ? rc : check_norm(s, l->h1, rows, e);
+    rc = rc < 0 ? rc : check_gated(s, l->act, host_h, rows, e);
+    rc = rc < 0 ? rc : check_part(s, "product down", l->y2, host_act, &s->down, rows, e);
+    rc = rc < 0 ? rc : add_parts(s, l->y2, rows, e);
+    rc = rc < 0 ? rc : check_norm(s, l->h2, rows, e);
+    return rc < 0 ? rc : check_product(s, "last product", l->qkv, host_h, &s->qkv, rows, e);
+}
+
+/* Steps of one number of rows between steps of another: what a sum leaves behind, the
+ * next must not see. */
+static int layers_in_type(struct rank_rig *r, enum dtype type, struct err *e)
+{
+    static const int32_t rows[] = {1, 2, 8, 3};
+    static struct scene s;
+
+    memset(&s, 0, sizeof(s));
+    s.r = r;
+    s.type = type;
+    int rc = scene_open(&s, e);
+    for (int step = 0; step < STEPS && rc == 0; step++) {
+        for (size_t i = 0; i < ARRAY_LEN(rows) && rc == 0; i++) {
+            rc = take_step(&s, rows[i], step, e);
+            for (int k = 0; k < LAYERS && rc == 0; k++) {
+                rc = check_layer(&s, &s.layer[k], rows[i], e);
+            }
+            rc = rc < 0 ? rc : check_x(&s, rows[i], e);
+            if (rc < 0) {
+                err_prefix(e, "%s, %d rows, step %d", dtype_name(type), rows[i], step);
+            }
+        }
+    }
+    scene_release(&s);
+    return rc;
+}
+
+static int in_bf16(struct rank_rig *r, struct err *e)
+{
+    return layers_in_type(r, DTYPE_BF16, e);
+}
+
+static int in_f16(struct rank_rig *r, struct err *e)
+{
+    return layers_in_type(r, DTYPE_F16, e);
+}
+
+static void test_layers_of_bf16(void **state)
+{
+    (void)state;
+    assert_int_equal(rank_rig_run(device, n_ranks, MOST_ROWS, in_bf16), 0);
+}
+
+static void test_layers_of_f16(void **state)
+{
+    (void)state;
+    assert_int_equal(rank_rig_run(device, n_ranks, MOST_ROWS, in_f16), 0);
+}
+
+int main(int argc, char **argv)
+{
+    for (int i = 1; i + 1 < argc; i++) {
+        if (strcmp(argv[i], "--device") == 0) {
+            device = argv[i + 1];
+            n_ranks = 2;
+        }
+    }
+    for (int i = 1; i + 1 < argc; i++) {
+        n_ranks = strcmp(argv[i], "--ranks") == 0 ? atoi(argv[i + 1]) : n_ranks;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_layers_of_bf16),
+        cmocka_unit_test(test_layers_of_f16),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,159 @@
+/* Opening a backend by name, the cache's layout, and the CPU threads. */
+#include <stdatomic.h>
+#include <time.h>
+
+#include "kernels/cpu/pool.h"
+#include "tests/unit/ops.h"
+
+static const struct backend_config small = {
+    .threads = 1, .max_tokens = 8, .max_seqs = 2, .max_samples = 2, .max_blocks_per_seq = 4};
+
+static void an_unknown_device_is_named_in_the_error(void **state)
+{
+    (void)state;
+    struct backend *b = NULL;
+    struct err e = {0};
+    assert_int_equal(backend_open(&b, "tpu", &small, &e), ERR_INVALID);
+    assert_non_null(strstr(e.text, "\"tpu\""));
+    assert_non_null(strstr(e.text, "auto, cpu or cuda"));
+    assert_null(b);
+}
+
+static void auto_always_finds_a_device(void **state)
+{
+    (void)state;
+    struct backend *b = NULL;
+    struct err e = {0};
+    assert_int_equal(backend_open(&b, "auto", &small, &e), 0);
+    assert_true(strlen(b->device) > 0);
+    b->ops->free(b);
+}
+
+static void wrong_sizes_and_interfaces_are_refused(void **state)
+{
+    (void)state;
+    struct backend *b = NULL;
+    struct err e = {0};
+    struct backend_config bad = small;
+    assert_int_equal(cpu_backend_open(&b, BACKEND_ABI + 1, &small, &e), ERR_UNSUPPORTED);
+    bad.threads = -1;
+    assert_int_equal(backend_open(&b, "cpu", &bad, &e), ERR_INVALID);
+    bad = small;
+    bad.max_tokens = 0;
+    assert_int_equal(backend_open(&b, "cpu", &bad, &e), ERR_INVALID);
+    setenv("QUIRE_CPU_ISA", "mmx", 1);
+    assert_int_equal(backend_open(&b, "cpu", &small, &e), ERR_UNSUPPORTED);
+    assert_non_null(strstr(e.text, "mmx"));
+    unsetenv("QUIRE_CPU_ISA");
+    assert_null(b);
+}
+
+static void a_block_is_one_contiguous_segment(void **state)
+{
+    (void)state;
+    struct kv_layout l;
+    kv_layout_init(&l, 16, 32, 8, 128, DTYPE_BF16);
+    assert_int_equal(kv_layout_block_bytes(&l), 2 << 20); /* DESIGN: 2 MiB for an 8B model */
+    assert_int_equal(l.token_stride, 128);
+    assert_int_equal(l.head_stride, 16 * 128);
+    assert_int_equal(l.kv_stride, 8 * 16 * 128);
+    assert_int_equal(l.layer_stride, 2 * 8 * 16 * 128);
+    assert_int_equal(l.block_stride, 32 * 2 * 8 * 16 * 128);
+}
+
+struct tally {
+    atomic_int count[1000];
+    atomic_int wrong_thread;
+    int32_t n_threads;
+};
+
+static void count_task(void *arg, int32_t task, int32_t thread)
+{
+    struct tally *t = arg;
+
+    atomic_fetch_add(&t->count[task], 1);
+    if (thread < 0 || thread >= t->n_threads) {
+        atomic_fetch_add(&t->wrong_thread, 1);
+    }
+}
+
+/* Many short jobs back to back, with pauses in which the helpers fall asleep. */
+static void every_task_runs_once(void **state)
+{
+    (void)state;
+    for (int32_t threads = 1; threads <= 5; threads++) {
+        struct cpu_pool *p = NULL;
+        struct err e = {0};
+        assert_int_equal(cpu_pool_new(&p, threads, &e), 0);
+        assert_int_equal(cpu_pool_threads(p), threads);
+        struct tally *t = rig_alloc(sizeof(*t));
+        t->n_threads = threads;
+        for (int32_t job = 0; job < 300; job++) {
+            cpu_pool_run(p, job % 7 == 0 ? 1000 : job % 5, count_task, t);
+            if (job % 60 == 0) {
+                nanosleep(&(struct timespec){.tv_nsec = 3000000}, NULL);
+            }
+        }
+        for (int32_t i = 0; i < 1000; i++) {
+            int32_t want = 300 / 7 + 1;
+            for (int32_t job = 0; job < 300; job++) {
+                want += job % 7 != 0 && i < job % 5;
+            }
+            assert_int_equal(atomic_load(&t->count[i]), want);
+        }
+        assert_int_equal(atomic_load(&t->wrong_thread), 0);
+        free(t);
+        cpu_pool_free(p);
+    }
+}
+
+/* The same in shares: however slow a thread is, the others take what it leaves, and
+ * each task runs once. */
+static void every_task_of_every_share_runs_once(void **state)
+{
+    (void)state;
+    for (int32_t threads = 1; threads <= 5; threads++) {
+        struct cpu_pool *p = NULL;
+        struct err e = {0};
+        static char data[4096];
+        struct cpu_ahead ahead = {.data = data,
+                                  .n_total = sizeof(data),
+                                  .share_bytes = 1024,
+                                  .stream_bytes = 256,
+                                  .n_bytes = 1 << 20,
+                                  .n_streams = 4};
+        assert_int_equal(cpu_pool_new(&p, threads, &e), 0);
+        struct tally *t = rig_alloc(sizeof(*t));
+        t->n_threads = threads;
+        for (int32_t job = 0; job < 300; job++) {
+            cpu_pool_run_shares(p, job % 7 == 0 ? 200 : job % 5, count_task, t,
+                                job % 2 == 0 ? &ahead : NULL);
+            cpu_pool_run(p, job % 3, count_task, t);
+        }
+        for (int32_t i = 0; i < 1000; i++) {
+            int32_t want = 0;
+            for (int32_t job = 0; job < 300; job++) {
+                want += i < threads * (job % 7 == 0 ? 200 : job % 5);
+                want += i < job % 3;
+            }
+            assert_int_equal(atomic_load(&t->count[i]), want);
+        }
+        assert_int_equal(atomic_load(&t->wrong_thread), 0);
+        free(t);
+        cpu_pool_free(p);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_unknown_device_is_named_in_the_error),
+        cmocka_unit_test(auto_always_finds_a_device),
+        cmocka_unit_test(wrong_sizes_and_interfaces_are_refused),
+        cmocka_unit_test(a_block_is_one_contiguous_segment),
+        cmocka_unit_test(every_task_runs_once),
+        cmocka_unit_test(every_task_of_every_share_runs_once),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,330 @@
+/* config.json and generation_config.json: both styles, defaults by architecture, and
+ * one clear message for each wrong thing. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "models/checkpoint/hfconfig_internal.h"
+#include "models/families/layers.h"
+
+#define SIZES                                                                                  \
+    "\"hidden_size\":64,\"num_hidden_layers\":3,\"num_attention_heads\":4,\"vocab_size\":100," \
+    "\"max_position_"                                                                          \
+    "embeddings\":64"
+#define LLAMA "{\"architectures\":[\"LlamaForCausalLM\"]," SIZES
+
+static struct model_config c;
+static struct generation_defaults gen;
+static struct err e;
+static bool dtype_given;
+
+static int parse2(const char *config, const char *generation)
+{
+    e = (struct err){0};
+    return model_config_parse(&c, &gen, &dtype_given, config, strlen(config), generation,
+                              generation ? strlen(generation) : 0, &e);
+}
+
+static void accept(const char *config)
+{
+    if (parse2(config, NULL) != 0) {
+        fail_msg("%s: %s", config, e.text);
+    }
+}
+
+/* Refused with `code`, and the message says `words`. */
+static void refuse(const char *config, int rc, const char *words)
+{
+    int got = parse2(config, NULL);
+
+    if (got != rc || e.code != rc || !strstr(e.text, words)) {
+        fail_msg("%s: code %d, text '%s', expected %d and '%s'", config, got, e.text, rc, words);
+    }
+}
+
+static void the_old_style_is_read(void **state)
+{
+    (void)state;
+    accept(LLAMA ",\"num_key_value_heads\":2,\"intermediate_size\":100,\"rms_norm_eps\":1e-5,"
+                 "\"rope_theta\":5e5,\"torch_"
+                 "dtype\":\"bfloat16\","
+                 "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1."
+                 "0,\"high_freq_factor\":4.0,"
+                 "\"original_max_position_embeddings\":32},\"tie_word_embeddings\":true,\"bos_"
+                 "token_id\":1,\"eos_token_id\":["
+                 "2,3],"
+                 "\"pretraining_tp\":1,\"nested\":{\"a\":[1,{\"b\":null}]}}");
+    assert_string_equal(c.architecture, "LlamaForCausalLM");
+    assert_int_equal(c.hidden, 64);
+    assert_int_equal(c.n_layers, 3);
+    assert_int_equal(c.n_heads, 4);
+    assert_int_equal(c.n_kv_heads, 2);
+    assert_int_equal(c.head_dim, 16);
+    assert_int_equal(c.intermediate, 100);
+    assert_int_equal(c.max_positions, 64);
+    assert_int_equal(c.dtype, DTYPE_BF16);
+    assert_true(dtype_given);
+    assert_true(c.tied);
+    assert_false(c.qkv_bias || c.o_bias || c.mlp_bias || c.qk_norm);
+    assert_int_equal(c.rope.kind, ROPE_LLAMA3);
+    assert_int_equal(c.rope.rot_dim, 16);
+    assert_int_equal(c.rope.original_positions, 32);
+    assert_float_equal(c.rope.theta, 5e5, 0);
+    assert_float_equal(c.rope.factor, 8, 0);
+    assert_int_equal(c.bos, 1);
+    assert_int_equal(c.n_eos, 2);
+    assert_int_equal(c.eos[1], 3);
+}
+
+static void the_new_style_is_read(void **state)
+{
+    (void)state;
+    accept(LLAMA
+           ",\"dtype\":\"float16\",\"head_dim\":20,\"rope_parameters\":{\"rope_theta\":1e4,\"rope_"
+           "type\":"
+           "\"linear\",\"factor\":2,"
+           "\"partial_rotary_factor\":0.5},\"num_key_value_heads\":null,\"eos_token_id\":null}");
+    assert_int_equal(c.dtype, DTYPE_F16);
+    assert_int_equal(c.head_dim, 20);
+    assert_int_equal(c.n_kv_heads, 4);
+    assert_int_equal(c.rope.kind, ROPE_LINEAR);
+    assert_int_equal(c.rope.rot_dim, 10);
+    assert_int_equal(c.max_positions, 128); /* linear scaling reaches further */
+    assert_int_equal(c.n_eos, 0);
+    assert_int_equal(c.bos, -1);
+}
+
+static void silence_means_the_architectures_defaults(void **state)
+{
+    (void)state;
+    accept(LLAMA "}");
+    assert_false(c.tied);
+    assert_false(dtype_given);
+    assert_int_equal(c.act, ACT_SILU);
+    assert_int_equal(c.norm, NORM_RMS);
+    assert_float_equal(c.rope.theta, 10000, 0);
+    accept("{\"architectures\":[\"Qwen2ForCausalLM\"]," SIZES "}");
+    assert_true(c.qkv_bias);
+    assert_false(c.o_bias);
+    accept("{\"architectures\":[\"Qwen3ForCausalLM\"],\"attention_bias\":true," SIZES "}");
+    assert_true(c.qk_norm && c.qkv_bias && c.o_bias);
+    accept("{\"architectures\":[\"OPTForCausalLM\"],\"ffn_dim\":32,\"word_embed_proj_dim\":16,\"do_"
+           "layer_norm_before\":"
+           "false," SIZES "}");
+    assert_true(c.tied && c.qkv_bias && c.o_bias && c.mlp_bias && !c.norm_before && !c.final_norm);
+    assert_int_equal(c.embed_dim, 16);
+    assert_int_equal(c.intermediate, 32);
+    assert_int_equal(c.rope.rot_dim, 0);
+    assert_int_equal(c.act, ACT_RELU);
+    accept("{\"architectures\":[\"GPT2LMHeadModel\"],\"n_embd\":48,\"n_layer\":2,\"n_head\":3,\"n_"
+           "positions\":32,"
+           "\"vocab_size\":9,\"n_inner\":null}");
+    assert_int_equal(c.hidden, 48);
+    assert_int_equal(c.intermediate, 192);
+    assert_int_equal(c.head_dim, 16);
+    assert_int_equal(c.norm, NORM_LAYER);
+    assert_int_equal(c.act, ACT_GELU_TANH);
+    accept("{\"architectures\":[\"Gemma2ForCausalLM\"],\"head_dim\":32,\"query_pre_attn_scalar\":"
+           "24,\"sliding_window\":8,"
+           "\"hidden_activation\":\"gelu_pytorch_tanh\",\"attn_logit_softcapping\":null,\"final_"
+           "logit_softcapping\":30."
+           "0," SIZES "}");
+    assert_true(c.windowed[0] && !c.windowed[1] && c.windowed[2]);
+    assert_float_equal(c.query_scalar, 24, 0);
+    assert_float_equal(c.attn_softcap, 0, 0);
+    assert_float_equal(c.final_softcap, 30, 0);
+    accept(LLAMA ",\"attention_bias\":true,\"mlp_bias\":true}");
+    assert_float_equal(c.query_scalar, 16, 0);
+    assert_float_equal(c.embed_scale, 1, 0);
+    assert_float_equal(c.norm_offset, 0, 0);
+    assert_true(c.qkv_bias && c.o_bias && c.mlp_bias);
+    accept("{\"architectures\":[\"GemmaForCausalLM\"],\"hidden_act\":\"gelu\"," SIZES "}");
+    assert_int_equal(c.act, ACT_GELU_TANH);
+    assert_float_equal(c.embed_scale, 8, 0);
+    assert_float_equal(c.norm_offset, 1, 0);
+    assert_true(c.tied);
+}
+
+static void windows_hold_for_the_layers_they_name(void **state)
+{
+    (void)state;
+    accept("{\"architectures\":[\"MistralForCausalLM\"],\"sliding_window\":8," SIZES "}");
+    assert_int_equal(c.sliding_window, 8);
+    assert_true(c.windowed[0] && c.windowed[2]);
+    accept("{\"architectures\":[\"MistralForCausalLM\"],\"sliding_window\":null," SIZES "}");
+    assert_int_equal(c.sliding_window, 0);
+    accept("{\"architectures\":[\"MistralForCausalLM\"]," SIZES "}");
+    assert_int_equal(c.sliding_window, 4096);
+    accept("{\"architectures\":[\"Qwen2ForCausalLM\"],\"sliding_window\":8,\"use_sliding_window\":"
+           "false," SIZES "}");
+    assert_int_equal(c.sliding_window, 0);
+    accept("{\"architectures\":[\"Qwen2ForCausalLM\"],\"sliding_window\":8,\"use_sliding_window\":"
+           "true,\"max_window_"
+           "layers\":2," SIZES "}");
+    assert_true(!c.windowed[0] && !c.windowed[1] && c.windowed[2]);
+    accept("{\"architectures\":[\"Qwen3ForCausalLM\"],\"sliding_window\":8,\"use_sliding_window\":"
+           "true,"
+           "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"sliding_attention\"]," SIZES
+           "}");
+    assert_true(c.windowed[0] && !c.windowed[1] && c.windowed[2]);
+}
+
+static void wrong_values_are_named_with_what_is_allowed(void **state)
+{
+    (void)state;
+    refuse("{\"architectures\":[\"FooForCausalLM\"]," SIZES "}", ERR_UNSUPPORTED,
+           "FooForCausalLM is not known; known are LlamaForCausalLM");
+    refuse("{" SIZES "}", ERR_INVALID, "architectures is missing");
+    refuse("{\"architectures\":[\"LlamaForCausalLM\"]}", ERR_INVALID, "hidden_size is missing");
+    refuse(LLAMA ",\"hidden_size\":0}", ERR_INVALID, "hidden_size is 0, allowed are 1 to 131072");
+    refuse(LLAMA ",\"hidden_size\":\"64\"}", ERR_INVALID,
+           "hidden_size must be a whole number, not a string");
+    refuse(LLAMA ",\"hidden_size\":6.5}", ERR_INVALID, "a whole number");
+    refuse(LLAMA ",\"hidden_size\":99999999999999999999}", ERR_INVALID, "64 bits");
+    refuse(LLAMA ",\"num_hidden_layers\":513}", ERR_INVALID,
+           "num_hidden_layers is 513, allowed are 1 to 512");
+    refuse(LLAMA ",\"num_attention_heads\":5}", ERR_INVALID,
+           "hidden_size 64 is no multiple of num_attention_heads 5");
+    refuse(LLAMA ",\"num_key_value_heads\":3}", ERR_INVALID,
+           "num_attention_heads 4 is no multiple of num_key_value_heads 3");
+    refuse(LLAMA ",\"rms_norm_eps\":NaN}", ERR_INVALID, "rms_norm_eps is nan");
+    refuse(LLAMA ",\"rope_theta\":Infinity}", ERR_INVALID, "rope_theta is inf");
+    refuse(LLAMA ",\"hidden_act\":\"relu6\"}", ERR_UNSUPPORTED,
+           "hidden_act is 'relu6', allowed are silu");
+    refuse(LLAMA ",\"torch_dtype\":\"int8\"}", ERR_UNSUPPORTED,
+           "dtype is 'int8', allowed are bfloat16");
+    refuse(LLAMA ",\"tie_word_embeddings\":1}", ERR_INVALID,
+           "tie_word_embeddings must be true or false, not a number");
+    refuse(LLAMA ",\"quantization_config\":{\"bits\":4}}", ERR_UNSUPPORTED, "quantization_config");
+    refuse(LLAMA ",\"rope_scaling\":{\"type\":\"foo\"}}", ERR_UNSUPPORTED,
+           "rope_type is 'foo', allowed are default");
+    refuse(LLAMA ",\"rope_scaling\":{\"type\":\"linear\"}}", ERR_INVALID,
+           "factor is missing for rope_type 'linear'");
+    refuse(LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":0.5}}", ERR_INVALID,
+           "factor is 0.5, allowed are 1 to");
+    refuse(LLAMA ",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,"
+                 "\"high_freq_factor\":4}}",
+           ERR_INVALID, "high_freq_factor 4 must be greater than low_freq_factor 4");
+    refuse(LLAMA
+           ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1],\"long_factor\":[1]}}",
+           ERR_INVALID, "have 1 and 1 numbers, 8 are needed");
+    refuse(LLAMA ",\"head_dim\":15}", ERR_INVALID, "15 dimensions of a head would turn");
+    refuse(LLAMA ",\"eos_token_id\":100}", ERR_INVALID, "eos_token_id is 100, vocab_size is 100");
+    refuse(LLAMA ",\"eos_token_id\":[-1]}", ERR_INVALID, "eos_token_id is -1");
+    refuse(LLAMA ",\"bos_token_id\":100}", ERR_INVALID, "bos_token_id is 100");
+    refuse("{\"architectures\":[\"Qwen2ForCausalLM\"],\"layer_types\":[\"full_attention\"]," SIZES
+           "}",
+           ERR_INVALID, "layer_types has 1 entries");
+    refuse("{\"architectures\":[\"Qwen2ForCausalLM\"],\"layer_types\":[\"x\"]," SIZES "}",
+           ERR_INVALID, "layer_types: 'x'");
+}
+
+static void broken_json_is_refused_at_its_byte(void **state)
+{
+    (void)state;
+    refuse("", ERR_INVALID, "config.json: byte 0: an object expected, not nothing");
+    refuse("[]", ERR_INVALID, "an object expected, not an array");
+    refuse("{", ERR_INVALID, "ends inside an object");
+    refuse("{} x", ERR_INVALID, "byte 3: something follows");
+    refuse("{\"a\":1,}", ERR_INVALID, "a string expected");
+    refuse("{\"a\" 1}", ERR_INVALID, "':' expected");
+    refuse("{\"a\":1 \"b\":2}", ERR_INVALID, "',' or '}' expected");
+    refuse("{\"a\":[1 2]}", ERR_INVALID, "',' or ']' expected");
+    refuse("{\"a\":01}", ERR_INVALID, "not a number");
+    refuse("{\"a\":1.}", ERR_INVALID, "not a number");
+    refuse("{\"a\":1e}", ERR_INVALID, "not a number");
+    refuse("{\"a\":truth}", ERR_INVALID, "true or false expected");
+    refuse("{\"a\":nil}", ERR_INVALID, "null expected");
+    refuse("{\"a\":\"\\u0000\"}", ERR_INVALID, "a NUL character");
+    refuse("{\"a\":\"\\ud800\"}", ERR_INVALID, "half of a surrogate pair");
+    refuse("{\"a\":\"\\x\"}", ERR_INVALID, "an unknown escape");
+    refuse("{\"a\":\"\xc0\x80\"}", ERR_INVALID, "not UTF-8");
+    refuse("{\"a\":\"\xed\xa0\x80\"}", ERR_INVALID, "not UTF-8");
+    refuse("{\"a\":\"\n\"}", ERR_INVALID, "a control character");
+    refuse("{\"a\":\"", ERR_INVALID, "ends inside a string");
+    char deep[600] = "{\"a\":";
+    memset(deep + 5, '[', 200);
+    refuse(deep, ERR_INVALID, "nested deeper than 64");
+    accept(
+        "{\"x\":[[],{},[{\"\\u20ac\\ud83d\\ude00\":-0.5e+3}],\"\xe2\x82\xac\"],\"architectures\":["
+        "\"LlamaForCausalLM\",\"b\"]," SIZES "}");
+}
+
+static void generation_defaults_are_read(void **state)
+{
+    (void)state;
+    accept(LLAMA "}");
+    assert_true(isnan(gen.temperature) && isnan(gen.top_p) && isnan(gen.min_p) &&
+                isnan(gen.repetition_penalty));
+    assert_int_equal(gen.top_k, -1);
+    assert_int_equal(
+        parse2(LLAMA ",\"eos_token_id\":2}",
+               "{\"eos_token_id\":[5,6],\"temperature\":0.6,\"top_p\":0.9,\"top_k\":20,"
+               "\"min_p\":0.05,\"repetition_penalty\":1.1,\"do_sample\":true,\"max_length\":null}"),
+        0);
+    assert_int_equal(c.n_eos, 2);
+    assert_int_equal(c.eos[0], 5);
+    assert_float_equal(gen.temperature, 0.6f, 0);
+    assert_float_equal(gen.top_p, 0.9f, 0);
+    assert_float_equal(gen.min_p, 0.05f, 0);
+    assert_float_equal(gen.repetition_penalty, 1.1f, 0);
+    assert_int_equal(gen.top_k, 20);
+    assert_int_equal(parse2(LLAMA "}", "{\"temperature\":-1}"), ERR_INVALID);
+    assert_non_null(strstr(e.text, "generation_config.json"));
+    assert_non_null(strstr(e.text, "temperature is -1, allowed are 0 to 100"));
+    assert_int_equal(parse2(LLAMA "}", "{\"top_p\":0}"), ERR_INVALID);
+    assert_int_equal(
+        parse2(LLAMA "}", "{\"eos_token_id\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}"),
+        ERR_INVALID);
+}
+
+static void nothing_is_returned_with_an_error(void **state)
+{
+    (void)state;
+    accept(LLAMA "}");
+    struct model_config before = c;
+    refuse(LLAMA ",\"hidden_size\":32,\"eos_token_id\":100}", ERR_INVALID, "eos_token_id");
+    assert_memory_equal(&before, &c, sizeof(c));
+    assert_int_equal(model_config_read(&c, &gen, "tests/golden", &e), ERR_NOT_FOUND);
+    assert_non_null(strstr(e.text, "config.json"));
+}
+
+static void rotations_are_those_of_the_definition(void **state)
+{
+    (void)state;
+    float table[3 * 4];
+    struct rope_config r = {
+        .kind = ROPE_DEFAULT, .theta = 100, .factor = 1, .rot_dim = 4, .original_positions = 3};
+    rope_fill(table, &r, 3);
+    assert_float_equal(table[0], 1, 0);
+    assert_float_equal(table[3], 0, 0);
+    /* position 2, frequencies 1 and 100^(-1/2) */
+    assert_float_equal(table[8 + 0], cos(2.0), 1e-6);
+    assert_float_equal(table[8 + 1], cos(0.2), 1e-6);
+    assert_float_equal(table[8 + 2], sin(2.0), 1e-6);
+    assert_float_equal(table[8 + 3], sin(0.2), 1e-6);
+    r.kind = ROPE_LINEAR;
+    r.factor = 2;
+    rope_fill(table, &r, 3);
+    assert_float_equal(table[8 + 2], sin(1.0), 1e-6);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_old_style_is_read),
+        cmocka_unit_test(the_new_style_is_read),
+        cmocka_unit_test(silence_means_the_architectures_defaults),
+        cmocka_unit_test(windows_hold_for_the_layers_they_name),
+        cmocka_unit_test(wrong_values_are_named_with_what_is_allowed),
+        cmocka_unit_test(broken_json_is_refused_at_its_byte),
+        cmocka_unit_test(generation_defaults_are_read),
+        cmocka_unit_test(nothing_is_returned_with_an_error),
+        cmocka_unit_test(rotations_are_those_of_the_definition),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

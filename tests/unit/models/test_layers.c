@@ -1,0 +1,221 @@
+/* What each rank of a tensor-parallel group holds: a backend that only keeps weights,
+ * and goldens cut 2 and 4 ways. */
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "models/families/layers.h"
+
+enum { MAX_KEPT = 256 };
+
+/* A backend whose weights are plain float32 matrices. */
+struct keeper {
+    struct backend base;
+    float *kept[MAX_KEPT];
+    int n_kept;
+};
+
+static float value_of(const struct weight_piece *p, int64_t at)
+{
+    if (p->dtype == DTYPE_F32) {
+        return ((const float *)p->data)[at];
+    }
+    /* the goldens used here are float32 or bfloat16 */
+    uint32_t bits = (uint32_t)((const uint16_t *)p->data)[at] << 16;
+    float f;
+    memcpy(&f, &bits, sizeof(f));
+    return f;
+}
+
+static int keep_weight(struct backend *b, const struct weight_desc *d, struct mat *ret,
+                       struct err *e)
+{
+    struct keeper *k = (struct keeper *)b;
+    float *out = calloc((size_t)d->rows * (size_t)d->cols, sizeof(*out));
+
+    if (!out || k->n_kept == MAX_KEPT) {
+        return err_nomem(e, d->name);
+    }
+    k->kept[k->n_kept++] = out;
+    int32_t row = 0, col = 0;
+    for (int32_t i = 0; i < d->n_pieces; i++) {
+        const struct weight_piece *p = &d->piece[i];
+        int32_t rows = p->transposed ? p->cols : p->rows, cols = p->transposed ? p->rows : p->cols;
+        for (int32_t r = 0; r < rows; r++) {
+            for (int32_t c = 0; c < cols; c++) {
+                out[(int64_t)(row + r) * d->cols + col + c] =
+                    value_of(p, p->transposed ? c * p->stride + r : r * p->stride + c);
+            }
+        }
+        if (d->kind == WEIGHT_VECTOR) {
+            col += cols; /* stacked along their only axis */
+        } else {
+            row += rows;
+        }
+    }
+    assert_int_equal(d->kind == WEIGHT_VECTOR ? col : row,
+                     d->kind == WEIGHT_VECTOR ? d->cols : d->rows);
+    *ret = (struct mat){
+        .data = out, .stride = d->cols, .rows = d->rows, .cols = d->cols, .dtype = DTYPE_F32};
+    return 0;
+}
+
+static int keep_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtype t,
+                        struct mat *ret, struct err *e)
+{
+    (void)b, (void)e;
+    *ret = (struct mat){.stride = cols, .rows = rows, .cols = cols, .dtype = t};
+    return 0;
+}
+
+static const struct backend_ops KEEPER_OPS = {.weight = keep_weight, .scratch = keep_scratch};
+
+static int open_rank(struct keeper *k, struct model **ret, const char *dir, int32_t rank,
+                     int32_t n_ranks, struct err *e)
+{
+    struct model_config c;
+    struct generation_defaults gen;
+
+    *k = (struct keeper){.base = {.ops = &KEEPER_OPS, .name = "keeper"}};
+    int rc = model_config_read(&c, &gen, dir, e);
+    struct model_options o = {.dtype = DTYPE_F32,
+                              .max_tokens = 4,
+                              .max_logits = 2,
+                              .max_len = 8,
+                              .rank = rank,
+                              .n_ranks = n_ranks};
+    return rc < 0 ? rc : model_open(ret, dir, &c, &o, &k->base, e);
+}
+
+static void close_rank(struct keeper *k, struct model *m)
+{
+    for (int i = 0; i < k->n_kept; i++) {
+        free(k->kept[i]);
+    }
+    model_free(m);
+}
+
+/* part[r][c] == whole[row + r][col + c] */
+static void same(struct mat part, int32_t part_row, int32_t rows, struct mat whole, int32_t row,
+                 int32_t col, const char *what)
+{
+    for (int32_t r = 0; r < rows; r++) {
+        const float *p = (const float *)part.data + (part_row + r) * part.stride;
+        const float *w = (const float *)whole.data + (row + r) * whole.stride + col;
+        if (memcmp(p, w, (size_t)part.cols * sizeof(float)) != 0) {
+            fail_msg("%s: row %d is not row %d of the whole", what, part_row + r, row + r);
+        }
+    }
+}
+
+/* A vector as a column, so that rows may be compared. */
+static struct mat upright(struct mat v)
+{
+    return (struct mat){.data = v.data, .stride = 1, .rows = v.cols, .cols = 1, .dtype = v.dtype};
+}
+
+static void check_rank(const char *dir, int32_t rank, int32_t n_ranks)
+{
+    struct keeper one, many;
+    struct model *whole, *part;
+    struct err e = {0};
+
+    if (open_rank(&one, &whole, dir, 0, 1, &e) < 0 ||
+        open_rank(&many, &part, dir, rank, n_ranks, &e) < 0) {
+        fail_msg("%s", e.text);
+    }
+    const struct model_config *c = &whole->config;
+    const struct transformer *t = part->weights, *w = whole->weights;
+    int32_t d = c->head_dim, nq = c->n_heads / n_ranks, nk = model_n_kv_heads(c, n_ranks),
+            mlp = c->intermediate / n_ranks;
+    /* first of this rank */
+    int32_t kv = c->n_kv_heads >= n_ranks ? rank * nk : rank * c->n_kv_heads / n_ranks;
+    assert_int_equal(t->n_heads, nq);
+    assert_int_equal(t->n_kv_heads, nk);
+    int32_t ids = (int32_t)div_ceil(c->vocab, n_ranks);
+    assert_int_equal(t->embed.rows, MIN(ids, c->vocab - rank * ids));
+    same(t->embed, 0, t->embed.rows, w->embed, rank * ids, 0, "embedding");
+    if (!c->tied) {
+        same(t->head, 0, t->head.rows, w->head, rank * ids, 0, "head");
+    }
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        const struct layer *p = &t->layer[i], *l = &w->layer[i];
+        assert_int_equal(p->qkv.rows, (nq + 2 * nk) * d);
+        same(p->qkv, 0, nq * d, l->qkv, rank * nq * d, 0, "q");
+        same(p->qkv, nq * d, nk * d, l->qkv, (c->n_heads + kv) * d, 0, "k");
+        same(p->qkv, (nq + nk) * d, nk * d, l->qkv, (c->n_heads + c->n_kv_heads + kv) * d, 0, "v");
+        if (c->qkv_bias) {
+            same(upright(p->qkv_bias), (nq + nk) * d, nk * d, upright(l->qkv_bias),
+                 (c->n_heads + c->n_kv_heads + kv) * d, 0, "v's bias");
+        }
+        assert_int_equal(p->o.cols, nq * d);
+        same(p->o, 0, c->hidden, l->o, 0, rank * nq * d, "o");
+        same(p->up, 0, mlp, l->up, rank * mlp, 0, "gate");
+        if (l->up.rows == 2 * c->intermediate) {
+            same(p->up, mlp, mlp, l->up, c->intermediate + rank * mlp, 0, "up");
+        }
+        same(p->down, 0, c->hidden, l->down, 0, rank * mlp, "down");
+        if (c->o_bias) { /* added once */
+            assert_true((p->o_bias.data != NULL) == (rank == 0));
+        }
+    }
+    close_rank(&many, part);
+    close_rank(&one, whole);
+}
+
+static void ranks_hold_their_heads_and_slices(void **state)
+{
+    (void)state;
+    static const char *const DIRS[] = {"tests/golden/qwen2-tied", "tests/golden/llama-mha24",
+                                       "tests/golden/opt-postnorm", "tests/golden/gpt2-scaled",
+                                       "tests/golden/phi3-longrope"};
+    for (size_t i = 0; i < ARRAY_LEN(DIRS); i++) {
+        for (int32_t rank = 0; rank < 2; rank++) {
+            check_rank(DIRS[i], rank, 2);
+        }
+    }
+    for (int32_t rank = 0; rank < 4; rank++) { /* more ranks than key/value heads */
+        check_rank("tests/golden/qwen2-tied", rank, 4);
+    }
+}
+
+static void a_model_that_cannot_be_cut_is_refused(void **state)
+{
+    (void)state;
+    struct keeper k;
+    struct model *m;
+    struct err e = {0};
+    assert_int_equal(open_rank(&k, &m, "tests/golden/gpt2", 0, 2, &e), ERR_INVALID); /* 3 heads */
+    assert_non_null(strstr(e.text, "tensor_parallel_size 2 does not divide the model: 3 heads"));
+    assert_int_equal(k.n_kept, 0);
+}
+
+static void parameters_are_counted(void **state)
+{
+    (void)state;
+    struct keeper k;
+    struct model *m;
+    struct err e = {0};
+    if (open_rank(&k, &m, "tests/golden/llama-mha24", 0, 1, &e) < 0) {
+        fail_msg("%s", e.text);
+    }
+    /* embedding and head 67 x 24, two layers of 4 x 48 x 24 + 3 x 40 x 24 + 2 x 24, a
+     * norm of 24 */
+    assert_int_equal(m->config.n_parameters,
+                     2 * 67 * 24 + 2 * (4 * 48 * 24 + 3 * 40 * 24 + 2 * 24) + 24);
+    close_rank(&k, m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_hold_their_heads_and_slices),
+        cmocka_unit_test(a_model_that_cannot_be_cut_is_refused),
+        cmocka_unit_test(parameters_are_counted),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,329 @@
+/* What the operation tests share: a device opened by name, random operands, small
+ * steps, error measures.
+ *
+ * Every test runs once for each variant of the device: for "cpu" each instruction set
+ * the machine has. The device is that of `--device NAME` (default cpu), so the CUDA
+ * backend passes the very same tests. References are float64, computed here from the
+ * operands as the device holds them (rounded to its types).
+ */
+#ifndef QUIRE_TESTS_UNIT_OPS_H
+#define QUIRE_TESTS_UNIT_OPS_H
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "config/base/limits.h"
+#include "kernels/backend.h"
+#include "kernels/cpu/simd/convert.h"
+#include "kernels/cpu/simd/isa.h"
+
+enum {
+    RIG_TOKENS = 640,
+    RIG_SEQS = 32,
+    RIG_SAMPLES = 256,
+    RIG_BLOCKS_PER_SEQ = 160,
+    RIG_VOCAB = 1 << 19
+};
+
+/* ThreadSanitizer looks for races, which do not hang on sizes, and makes a memory
+ * access some twenty times slower: under it steps are shorter, shapes are tried with
+ * one type each, and the references, which one thread computes from data of its own,
+ * are not watched. */
+#ifdef __SANITIZE_THREAD__
+enum { RIG_SHORTER = 5 };
+#define RIG_UNWATCHED __attribute__((no_sanitize_thread))
+#else
+enum { RIG_SHORTER = 1 };
+#define RIG_UNWATCHED
+#endif
+
+static const char *rig_device = "cpu";
+
+struct rig {
+    struct backend *b;
+    uint64_t rng;
+    uint64_t step;
+};
+
+/* QUIRE_TEST_SMALL: fewer and smaller shapes, for tools that slow a device down a
+ * hundred times. */
+static inline bool rig_small(void)
+{
+    return getenv("QUIRE_TEST_SMALL") != NULL;
+}
+
+/* ---- numbers ---- */
+
+static inline uint64_t rig_next(struct rig *r)
+{
+    r->rng += 0x9E3779B97F4A7C15ull;
+    uint64_t x = r->rng;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    return x ^ (x >> 31);
+}
+
+static inline int32_t rig_below(struct rig *r, int32_t n)
+{
+    return (int32_t)(rig_next(r) % (uint64_t)n);
+}
+/* Uniform in [-1, 1). */
+static inline float rig_uniform(struct rig *r)
+{
+    return (float)(rig_next(r) >> 40) * 0x1p-23f - 1.0f;
+}
+
+static inline float round_to(enum dtype t, float f)
+{
+    return t == DTYPE_BF16 ? bf16_load(bf16_store(f)) : t == DTYPE_F16 ? f16_load(f16_store(f)) : f;
+}
+
+static inline void *rig_alloc(size_t n)
+{
+    void *p = calloc(1, n > 0 ? n : 1);
+
+    assert_non_null(p);
+    return p;
+}
+
+static inline float *rig_floats(struct rig *r, int64_t n, float range, enum dtype t)
+{
+    float *v = rig_alloc((size_t)n * sizeof(*v));
+
+    for (int64_t i = 0; i < n; i++) {
+        v[i] = round_to(t, rig_uniform(r) * range);
+    }
+    return v;
+}
+
+/* ---- device ---- */
+
+static inline void rig_open_config(struct rig *r, bool deterministic)
+{
+    struct err e = {0};
+    struct backend_config c = {.threads = 3,
+                               .max_tokens = RIG_TOKENS,
+                               .max_seqs = RIG_SEQS,
+                               .max_samples = RIG_SAMPLES,
+                               .max_blocks_per_seq = RIG_BLOCKS_PER_SEQ,
+                               .vocab = RIG_VOCAB,
+                               .deterministic = deterministic};
+
+    *r = (struct rig){.rng = 7};
+    if (backend_open(&r->b, rig_device, &c, &e) < 0) {
+        fail_msg("%s", e.text);
+    }
+}
+
+static inline void rig_open(struct rig *r)
+{
+    rig_open_config(r, false);
+}
+static inline void rig_open_deterministic(struct rig *r)
+{
+    rig_open_config(r, true);
+}
+
+static inline void rig_close(struct rig *r)
+{
+    r->b->ops->free(r->b);
+}
+
+/* The type activations have when weights are of type t. */
+static inline enum dtype act_of(const struct rig *r, enum dtype t)
+{
+    return r->b->act_dtype_of[t];
+}
+
+/* The type in which linear multiplies x: AVX-512-bf16 rounds it to the weights' type,
+ * as a GPU's activations are. */
+static inline enum dtype operand_of(const struct rig *r, enum dtype t)
+{
+    return strstr(r->b->device, "avx512bf16") != NULL && t == DTYPE_BF16 ? DTYPE_BF16
+                                                                         : act_of(r, t);
+}
+
+static inline void rig_upload(struct rig *r, struct mat m, const float *v)
+{
+    struct err e = {0};
+
+    assert_int_equal(r->b->ops->upload(r->b, m, v, &e), 0);
+}
+
+static inline float *rig_download(struct rig *r, struct mat m)
+{
+    struct err e = {0};
+    float *v = rig_alloc((size_t)m.rows * (size_t)m.cols * sizeof(*v));
+
+    assert_int_equal(r->b->ops->download(r->b, m, v, &e), 0);
+    return v;
+}
+
+/* Activations [rows, cols] holding v, or unset when v is NULL. */
+static inline struct mat rig_mat(struct rig *r, int32_t rows, int32_t cols, enum dtype t,
+                                 const float *v)
+{
+    struct err e = {0};
+    struct mat m;
+
+    assert_int_equal(r->b->ops->scratch(r->b, rows, cols, t, &m, &e), 0);
+    if (v) {
+        rig_upload(r, m, v);
+    }
+    return m;
+}
+
+/* A weight [rows, cols] of type t made of v (whose values t can hold). */
+static inline struct mat rig_weight(struct rig *r, enum weight_kind kind, enum dtype t,
+                                    int32_t rows, int32_t cols, const float *v)
+{
+    struct err e = {0};
+    struct mat m;
+    struct weight_piece p = {
+        .data = v, .dtype = DTYPE_F32, .rows = rows, .cols = cols, .stride = cols};
+    struct weight_desc d = {.name = "test",
+                            .kind = kind,
+                            .dtype = t,
+                            .rows = rows,
+                            .cols = cols,
+                            .piece = &p,
+                            .n_pieces = 1,
+                            .tied_head = kind == WEIGHT_EMBEDDING};
+
+    assert_int_equal(r->b->ops->weight(r->b, &d, &m, &e), 0);
+    if (r->b->ops->ready) {
+        assert_int_equal(r->b->ops->ready(r->b, &e), 0);
+    }
+    return m;
+}
+
+/* ---- steps ---- */
+
+static inline void rig_begin(struct rig *r, struct batch *b)
+{
+    struct err e = {0};
+
+    b->step = ++r->step;
+    if (r->b->ops->step_begin(r->b, b, &e) < 0) {
+        fail_msg("%s", e.text);
+    }
+}
+
+static inline struct results rig_end(struct rig *r)
+{
+    struct err e = {0};
+    struct results res = {0};
+
+    if (r->b->ops->step_end(r->b, &e) < 0 || r->b->ops->step_wait(r->b, &res, &e) < 0) {
+        fail_msg("%s", e.text);
+    }
+    assert_int_equal(res.step, r->step);
+    return res;
+}
+
+/* A step of n tokens that neither attend nor sample, for operations that only need to
+ * be inside one. */
+static inline void rig_begin_plain(struct rig *r, int32_t n)
+{
+    static int32_t zero[RIG_TOKENS];
+    static int32_t minus[RIG_TOKENS];
+
+    memset(minus, 0xFF, sizeof(minus));
+    int32_t q_start[2] = {0, n};
+    int32_t kv_len = n;
+    struct batch b = {.n_tokens = n,
+                      .token = zero,
+                      .token_src = minus,
+                      .position = zero,
+                      .slot = minus,
+                      .n_seqs = 1,
+                      .n_decode = n == 1,
+                      .q_start = q_start,
+                      .kv_len = &kv_len,
+                      .row = zero,
+                      .lcp_blocks = zero};
+    rig_begin(r, &b);
+}
+
+/* ---- measures ---- */
+
+/* sum (a - ref)^2 / sum ref^2 */
+static inline double nmse(const float *a, const double *ref, int64_t n)
+{
+    double err = 0;
+    double norm = 0;
+
+    for (int64_t i = 0; i < n; i++) {
+        err += (a[i] - ref[i]) * (a[i] - ref[i]);
+        norm += ref[i] * ref[i];
+    }
+    return err / (norm > 0 ? norm : 1);
+}
+
+/* What rounding a result once to type t may cost, with room for a few float32
+ * operations. */
+static inline double nmse_limit(enum dtype t)
+{
+    return t == DTYPE_BF16 ? 1e-5 : t == DTYPE_F16 ? 2e-7 : 1e-12;
+}
+
+/* Error against float64 at most twice that of the plain same-precision implementation
+ * (root of the mean square). */
+static inline void assert_no_worse(const char *what, const float *got, const float *plain,
+                                   const double *ref, int64_t n)
+{
+    double mine = sqrt(nmse(got, ref, n));
+    double theirs = sqrt(nmse(plain, ref, n));
+
+    if (!(mine <= 2 * theirs + 1e-7)) {
+        fail_msg("%s: error %.3g, plain %.3g", what, mine, theirs);
+    }
+}
+
+static inline void assert_nmse(const char *what, const float *got, const double *ref, int64_t n,
+                               enum dtype t)
+{
+    double mine = nmse(got, ref, n);
+
+    if (!(mine <= nmse_limit(t))) {
+        fail_msg("%s: NMSE %.3g, allowed %.3g", what, mine, nmse_limit(t));
+    }
+}
+
+/* ---- main ---- */
+
+/* Run the group for every variant of the device; with --only PATTERN (* and ?) the
+ * tests of such names. */
+static inline int rig_main(int argc, char **argv, int (*group)(void))
+{
+    for (int i = 1; i + 1 < argc; i++) {
+        rig_device = strcmp(argv[i], "--device") == 0 ? argv[i + 1] : rig_device;
+        if (strcmp(argv[i], "--only") == 0) {
+            cmocka_set_test_filter(argv[i + 1]);
+        }
+    }
+    if (strcmp(rig_device, "cpu") != 0 || getenv("QUIRE_CPU_ISA") != NULL) {
+        return group();
+    }
+    int failed = 0;
+    for (enum cpu_isa isa = CPU_PLAIN; isa <= CPU_NEON; isa++) {
+        setenv("QUIRE_CPU_ISA", cpu_isa_name(isa), 1);
+        enum cpu_isa got;
+        if (cpu_isa_detect(&got, NULL) == 0) {
+            printf("variant %s\n", cpu_isa_name(isa));
+            failed += group();
+        }
+    }
+    unsetenv("QUIRE_CPU_ISA");
+    return failed;
+}
+
+#endif
