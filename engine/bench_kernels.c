@@ -20,7 +20,7 @@ int kernels_main(int argc, char **argv)
             argv[n++] = argv[i];
         }
     }
-    if (times_run(device, n, argv, stdout, &e) < 0) {
+    if (bench_run(device, n, argv, stdout, &e) < 0) {
         fprintf(stderr, "quire: %s\n", e.text);
         return 1;
     }

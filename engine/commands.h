@@ -7,7 +7,7 @@
 
 /* `quire rank`, a process that ranks.c starts: arguments behind the name; the exit
  * status. */
-int rank_main(int argc, char **argv);
+int worker_main(int argc, char **argv);
 /* `quire serve` where node_rank > 0: the ranks of this node, until rank 0 stops (0) or
  * one fails (ERR_DEVICE; without a text where that rank has logged why). */
 int node_run(const struct settings *s, struct err *e);

@@ -266,13 +266,13 @@ static int open_core(struct engine *e, struct sink *sink, struct err *err)
     if (rc < 0) {
         return rc;
     }
-    struct emitter em = {.tokenizer = e->tokenizer,
-                         .sink = sink,
-                         .stats = &e->stats,
-                         .inbox = &e->inbox,
-                         .reaper = &e->reaper,
-                         .active = &e->active,
-                         .tenant_active = e->tenant_active};
+    struct output_processor em = {.tokenizer = e->tokenizer,
+                                  .sink = sink,
+                                  .stats = &e->stats,
+                                  .inbox = &e->inbox,
+                                  .reaper = &e->reaper,
+                                  .active = &e->active,
+                                  .tenant_active = e->tenant_active};
     /* A row of the step draws or scores, with its top log-probabilities; a sequence may
      * end, a prompt begin. */
     e->step_cells =
@@ -307,7 +307,7 @@ static int start(struct engine *e, const struct settings *s, struct sink *sink, 
         rc = open_core(e, sink, err);
     }
     if (rc == 0) {
-        rc = pins_compute(e, s, err);
+        rc = pinned_prefixes_compute(e, s, err);
     }
     if (rc < 0) {
         return rc;
@@ -342,7 +342,7 @@ static struct engine *engine_new(void)
     e->deltas.take = take_room;
     defaults_none(&e->defaults);
     engine_stats_init(&e->stats);
-    watch_init(&e->watch);
+    kv_feed_init(&e->kv_feed);
     return e;
 }
 
@@ -420,7 +420,7 @@ void engine_free(struct engine *e)
     tokenizer_free(e->tokenizer);
     chat_template_free(e->chat);
     inbox_release(&e->inbox);
-    watch_release(&e->watch);
+    kv_feed_release(&e->kv_feed);
     free(e->model_name);
     free(e->model_path);
     free(e);

@@ -41,7 +41,7 @@ struct engine {
     /* in turn; plan i belongs to steps i, i + depth + 1, … */
     struct plan plan[ENGINE_MAX_DEPTH + 1];
     uint64_t n_launched, n_committed; /* steps */
-    struct pace pace;
+    struct launch_delay pace;
     struct delta_out deltas;
     int64_t step_cells;   /* of the output's ring that a step takes at most */
     int32_t portion_left; /* deltas that this portion of what can wait may still have */
@@ -55,7 +55,7 @@ struct engine {
 
     /* Shared. */
     struct inbox inbox;
-    struct watch watch;
+    struct kv_feed kv_feed;
     struct output_stage *output;
     struct reaper reaper;
     struct sink *sink;

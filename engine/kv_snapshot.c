@@ -8,15 +8,15 @@
 #include "engine/engine_state.h"
 #include "engine/kv_snapshot.h"
 
-enum { RECORD_US = 10000000 }; /* events are recorded so long after a picture, for the next one */
+enum { RECORD_US = 10000000 }; /* events are recorded so long after a snapshot, for the next one */
 
-void watch_init(struct watch *w)
+void kv_feed_init(struct kv_feed *w)
 {
     pthread_mutex_init(&w->turn, NULL);
     sem_init(&w->done, 0, 0);
 }
 
-void watch_release(struct watch *w)
+void kv_feed_release(struct kv_feed *w)
 {
     pthread_mutex_destroy(&w->turn);
     sem_destroy(&w->done);
@@ -24,10 +24,10 @@ void watch_release(struct watch *w)
 
 /* ---- the engine's thread ---- */
 
-static void note(struct watch *w, enum kv_event_kind kind, const struct block_copy *c, int32_t n)
+static void note(struct kv_feed *w, enum kv_event_kind kind, const struct block_copy *c, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {
-        if (w->n_events == KV_PICTURE_EVENTS) {
+        if (w->n_events == KV_SNAPSHOT_EVENTS) {
             w->events_lost += n - i;
             return;
         }
@@ -35,25 +35,25 @@ static void note(struct watch *w, enum kv_event_kind kind, const struct block_co
     }
 }
 
-void watch_note(struct watch *w, const struct plan *p)
+void kv_feed_note(struct kv_feed *w, const struct plan *p)
 {
     note(w, KV_SWAP_OUT, p->swap_out, p->n_swap_out);
     note(w, KV_SWAP_IN, p->swap_in, p->n_swap_in);
     note(w, KV_COPY, p->copy, p->n_copy);
 }
 
-void watch_serve(struct watch *w, const struct sched *s, uint64_t step)
+void kv_feed_serve(struct kv_feed *w, const struct sched *s, uint64_t step)
 {
     if (!atomic_load_explicit(&w->wanted, memory_order_relaxed)) {
         return;
     }
-    struct kv_picture *p = atomic_exchange(&w->wanted, NULL);
+    struct kv_snapshot *p = atomic_exchange(&w->wanted, NULL);
     if (!p) {
         return; /* taken back just now */
     }
     p->taken_us = clock_us();
     p->step = step;
-    sched_picture(s, p);
+    sched_snapshot(s, p);
     memcpy(p->event, w->event, (size_t)w->n_events * sizeof(*p->event));
     p->n_events = w->n_events;
     p->events_lost = w->events_lost;
@@ -86,9 +86,9 @@ static bool wait_done_for(sem_t *done, int64_t timeout_us)
     return rc == 0;
 }
 
-int engine_kv_snapshot(struct engine *e, struct kv_picture *p, int64_t timeout_us, struct err *err)
+int engine_kv_snapshot(struct engine *e, struct kv_snapshot *p, int64_t timeout_us, struct err *err)
 {
-    struct watch *w = &e->watch;
+    struct kv_feed *w = &e->kv_feed;
     int rc = 0;
 
     if (atomic_load(&e->state) == HEALTH_DEAD) {
@@ -106,36 +106,36 @@ int engine_kv_snapshot(struct engine *e, struct kv_picture *p, int64_t timeout_u
         }
     }
     if (rc == 0 && atomic_load_explicit(&w->filled, memory_order_acquire) != p) {
-        rc = err_set(err, ERR_DEVICE, "another picture was filled than the one that was wanted");
+        rc = err_set(err, ERR_DEVICE, "another snapshot was filled than the one that was wanted");
     }
     pthread_mutex_unlock(&w->turn);
     return rc;
 }
 
-int kv_picture_new(struct kv_picture **ret, const struct engine *e, struct err *err)
+int kv_snapshot_new(struct kv_snapshot **ret, const struct engine *e, struct err *err)
 {
-    struct kv_picture *p = calloc(1, sizeof(*p));
+    struct kv_snapshot *p = calloc(1, sizeof(*p));
 
     if (!p) {
-        return err_nomem(err, "a picture of the KV pool");
+        return err_nomem(err, "a snapshot of the KV pool");
     }
     p->block_size = e->config.block_size;
     p->n_blocks = e->config.n_blocks;
     p->n_host_blocks = e->config.n_host_blocks;
     p->block = calloc((size_t)p->n_blocks + 1, 1);
     p->host = calloc((size_t)p->n_host_blocks + 1, 1);
-    p->group = calloc(KV_PICTURE_GROUPS, sizeof(*p->group));
-    p->seq = calloc(KV_PICTURE_SEQS, sizeof(*p->seq));
-    p->entry = calloc(KV_PICTURE_ENTRIES, sizeof(*p->entry));
+    p->group = calloc(KV_SNAPSHOT_GROUPS, sizeof(*p->group));
+    p->seq = calloc(KV_SNAPSHOT_SEQS, sizeof(*p->seq));
+    p->entry = calloc(KV_SNAPSHOT_ENTRIES, sizeof(*p->entry));
     if (!p->block || !p->host || !p->group || !p->seq || !p->entry) {
-        kv_picture_free(p);
-        return err_nomem(err, "a picture of the KV pool");
+        kv_snapshot_free(p);
+        return err_nomem(err, "a snapshot of the KV pool");
     }
     *ret = p;
     return 0;
 }
 
-void kv_picture_free(struct kv_picture *p)
+void kv_snapshot_free(struct kv_snapshot *p)
 {
     if (!p) {
         return;

@@ -1,10 +1,10 @@
-/* Observers of the engine's thread: pictures taken between two steps (engine.h,
+/* Observers of the engine's thread: snapshots taken between two steps (engine.h,
  * engine_kv_snapshot).
  *
- *     observer   puts an empty picture into `wanted`, wakes the engine's thread, sleeps
+ *     observer   puts an empty snapshot into `wanted`, wakes the engine's thread, sleeps
  *                on `done`
  *     engine     takes it at the end of its turn, fills it, posts `done`
- *     observer   at its time-out takes the picture back out of `wanted`; if it is not
+ *     observer   at its time-out takes the snapshot back out of `wanted`; if it is not
  *                there any more, it is being filled
  *
  * The engine's thread never waits and locks nothing. Observers take turns. While
@@ -20,31 +20,31 @@
 #include "engine/kv_snapshot.h"
 #include "engine/sched/sched.h"
 
-struct watch {
+struct kv_feed {
     pthread_mutex_t turn; /* of the observers */
     sem_t done;
-    struct kv_picture *_Atomic wanted;
+    struct kv_snapshot *_Atomic wanted;
     /* what `done` was posted for: orders the filling before the reading in so many
      * words, since ThreadSanitizer does not know sem_clockwait */
-    struct kv_picture *_Atomic filled;
+    struct kv_snapshot *_Atomic filled;
     /* Engine's thread. */
     int64_t until_us; /* events are recorded till then */
-    struct kv_event event[KV_PICTURE_EVENTS];
+    struct kv_event event[KV_SNAPSHOT_EVENTS];
     int32_t n_events;
     int64_t events_lost;
 };
 
-void watch_init(struct watch *w);
-void watch_release(struct watch *w);
+void kv_feed_init(struct kv_feed *w);
+void kv_feed_release(struct kv_feed *w);
 
 /* Engine's thread. Whether somebody watches. */
-static inline bool watch_wanted(const struct watch *w, int64_t now_us)
+static inline bool kv_feed_wanted(const struct kv_feed *w, int64_t now_us)
 {
     return now_us < w->until_us;
 }
 /* Engine's thread: write down the copies and swaps of a step. */
-void watch_note(struct watch *w, const struct plan *p);
-/* Engine's thread, between steps: fill the picture that is wanted, if one is. */
-void watch_serve(struct watch *w, const struct sched *s, uint64_t step);
+void kv_feed_note(struct kv_feed *w, const struct plan *p);
+/* Engine's thread, between steps: fill the snapshot that is wanted, if one is. */
+void kv_feed_serve(struct kv_feed *w, const struct sched *s, uint64_t step);
 
 #endif

@@ -91,7 +91,7 @@ static int compute(struct engine *e, const struct token_list *ids, struct err *e
     return rc;
 }
 
-int pins_compute(struct engine *e, const struct settings *s, struct err *err)
+int pinned_prefixes_compute(struct engine *e, const struct settings *s, struct err *err)
 {
     if (s->n_prefixes == 0) {
         return 0;

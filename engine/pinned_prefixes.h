@@ -8,6 +8,6 @@
 /* Before the engine's thread runs: compute each text and hold its full blocks for good;
  * config.n_pinned counts them. ERR_INVALID when they need more than half of the pool,
  * or the prefix cache is off. */
-int pins_compute(struct engine *e, const struct settings *s, struct err *err);
+int pinned_prefixes_compute(struct engine *e, const struct settings *s, struct err *err);
 
 #endif

@@ -149,7 +149,7 @@ void request_unref(struct request *r)
     if (!r || atomic_fetch_sub_explicit(&r->refs, 1, memory_order_acq_rel) != 1) {
         return;
     }
-    emission_free(r->emission);
+    output_state_free(r->output_state);
     prompt_out_free(r->prompt_out);
     shared_params_unref(r->shared);
     free(r->prompt);

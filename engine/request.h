@@ -84,8 +84,8 @@ struct request {
     int64_t arrival_us; /* clock_us when it was accepted */
     void *user;         /* the caller's: handed back with every output */
 
-    struct emission *emission;     /* the output side's own, from submit to `last` */
-    struct prompt_out *prompt_out; /* its prompt, where that goes out; see prompt_walk */
+    struct output_state *output_state; /* the output side's own, from submit to `last` */
+    struct prompt_out *prompt_out;     /* its prompt, where that goes out; see prompt_walk */
 
     atomic_int refs;
     atomic_bool cancelled; /* set by engine_cancel: the client is gone */

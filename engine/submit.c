@@ -118,7 +118,7 @@ static int prepare(struct engine *e, struct request *r, struct group **ret, stru
     if (rc < 0) {
         return rc;
     }
-    rc = emission_new(r, e->tokenizer, err);
+    rc = output_state_new(r, e->tokenizer, err);
     if (rc < 0) {
         group_free(*ret);
         *ret = NULL;
@@ -129,8 +129,8 @@ static int prepare(struct engine *e, struct request *r, struct group **ret, stru
 static void unprepare(struct request *r, struct group *g)
 {
     group_free(g);
-    emission_free(r->emission);
-    r->emission = NULL;
+    output_state_free(r->output_state);
+    r->output_state = NULL;
 }
 
 /* With fair shares nobody fills the queue: a tenant may have no more under way than can

@@ -1,8 +1,9 @@
 /* The seam to the device: a table of about twenty operations.
  *
  * `cpu` is compiled in and is the specification: every other backend is compared with
- * it by tests/unit/kernels/test_ops.c. `cuda` is a plugin, libquire_cuda.so, opened when asked for
- * or when a GPU is there; it exports `quire_backend_open` of type backend_open_fn.
+ * it by tests/unit/kernels/test_ops.c. `cuda` is a plugin, libquire_cuda.so, opened
+ * when asked for or when a GPU is there; it exports `quire_backend_open` of type
+ * backend_open_fn.
  *
  * Everything is a 2-D `mat`, row-major, except the key/value cache. Operations are
  * ordered as they are called. They return nothing: a device error is sticky and
@@ -154,8 +155,8 @@ struct backend_config {
     struct comm *comm;         /* the other ranks that share each layer; NULL: there are none */
     struct pipeline *pipeline; /* the stages that hold other layers; NULL: there are none */
     /* This rank's place among those of this machine, which divide its cores or have a
-     * GPU each; n_shares 0: alone. */
-    int32_t share, n_shares;
+     * GPU each; local_world_size 0: alone. */
+    int32_t share, local_world_size;
 };
 
 struct backend_memory {

@@ -1,5 +1,5 @@
-/* What one step computes: flat, read-only arrays, made by engine/sched/decode/pack.c, consumed by a
- * backend.
+/* What one step computes: flat, read-only arrays, made by engine/sched/decode/pack.c,
+ * consumed by a backend.
  *
  * A batch is the only thing that crosses the executor seam, so it can be sent to
  * another process as it is. Steps take effect one after another: whatever a step reads
@@ -13,8 +13,9 @@
  * them along. Penalties count a sequence's tokens there.
  *
  * Where layers are divided over a pipeline, a step comes to the backend in parts
- * (engine/workers/microbatch.c), micro-batches: ranges of its tokens, in their order, the first with
- * all memory operations. Each is a batch as any other, of the same `step`.
+ * (engine/workers/microbatch.c), micro-batches: ranges of its tokens, in their order,
+ * the first with all memory operations. Each is a batch as any other, of the same
+ * `step`.
  */
 #ifndef QUIRE_KERNELS_BATCH_H
 #define QUIRE_KERNELS_BATCH_H

@@ -69,7 +69,7 @@ static int run_command(const char *name, int n, char **rest)
         return simulate_main(n, rest);
     }
     if (strcmp(name, "rank") == 0) { /* not for the help: serve starts it */
-        return rank_main(n, rest);
+        return worker_main(n, rest);
     }
     if (strcmp(name, "config") == 0) {
         return config_main(n, rest, environ);

@@ -6,7 +6,8 @@
 enum preemption { PREEMPT_AUTO, PREEMPT_SWAP, PREEMPT_RECOMPUTE };
 /* The order among requests: of arrival, by their priority, by their tenants' shares. */
 enum policy { POLICY_FCFS, POLICY_PRIORITY, POLICY_FAIR };
-/* How memory is reserved: by blocks, or contiguously as the paper's baselines do (§6.1). */
+/* How memory is reserved: by blocks, or contiguously as the paper's baselines do
+ * (§6.1). */
 enum kv_policy { KV_PAGED, KV_ORCA_MAX, KV_ORCA_POW2, KV_ORCA_ORACLE };
 
 #endif

@@ -6,7 +6,7 @@
  * on it, and for an estimate that is too long. */
 enum { MARGIN_US = 1000, MARGIN_PART = 10 };
 
-void pace_launched(struct pace *p, int64_t now_us, double estimate_us)
+void launch_delay_launched(struct launch_delay *p, int64_t now_us, double estimate_us)
 {
     if (p->n_running++ == 0) {
         p->begin_us = now_us;
@@ -16,7 +16,7 @@ void pace_launched(struct pace *p, int64_t now_us, double estimate_us)
     }
 }
 
-void pace_ended(struct pace *p, int64_t now_us)
+void launch_delay_ended(struct launch_delay *p, int64_t now_us)
 {
     if (p->running_us > 0) {
         double ratio = (double)(now_us - p->begin_us) / p->running_us;
@@ -27,7 +27,7 @@ void pace_ended(struct pace *p, int64_t now_us)
     p->running_us = p->behind_us;
 }
 
-int64_t pace_hold_us(const struct pace *p, int64_t now_us)
+int64_t launch_delay_hold_us(const struct launch_delay *p, int64_t now_us)
 {
     if (p->n_running != 1) {
         return 0;

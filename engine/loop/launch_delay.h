@@ -12,17 +12,17 @@
 #include <stdint.h>
 
 /* All 0 at first. */
-struct pace {
+struct launch_delay {
     int32_t n_running;            /* steps launched and not ended: 0 to 2 */
     int64_t begin_us;             /* of the older one */
     double running_us, behind_us; /* estimates of both; 0: unknown */
     double ratio;                 /* of time taken to time estimated, smoothed; 0: none seen */
 };
 
-void pace_launched(struct pace *p, int64_t now_us, double estimate_us);
+void launch_delay_launched(struct launch_delay *p, int64_t now_us, double estimate_us);
 /* The older step ended. */
-void pace_ended(struct pace *p, int64_t now_us);
+void launch_delay_ended(struct launch_delay *p, int64_t now_us);
 /* How long the next launch is to be kept back; 0: not. */
-int64_t pace_hold_us(const struct pace *p, int64_t now_us);
+int64_t launch_delay_hold_us(const struct launch_delay *p, int64_t now_us);
 
 #endif

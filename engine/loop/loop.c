@@ -6,9 +6,10 @@
  *                        wait ─► commit ─► deltas   step N
  *
  * With fair shares, while several tenants ask, step N+1 is kept back until N is about
- * to end (launch_delay.h): who comes meanwhile is in it. With an executor of depth d, d steps
- * run while another is made ready. When nothing can be planned the turn only waits for
- * what runs; when nothing runs either, the thread sleeps on the inbox's eventfd.
+ * to end (launch_delay.h): who comes meanwhile is in it. With an executor of depth d, d
+ * steps run while another is made ready. When nothing can be planned the turn only
+ * waits for what runs; when nothing runs either, the thread sleeps on the inbox's
+ * eventfd.
  */
 #include <stdio.h>
 #include <string.h>
@@ -104,14 +105,14 @@ static int32_t launch_step(struct engine *e, int64_t now_us)
     if (!may_launch(e) || sched_plan(e->sched, now_us, plan) == 0) {
         return 0;
     }
-    if (watch_wanted(&e->watch, now_us)) {
-        watch_note(&e->watch, plan);
+    if (kv_feed_wanted(&e->kv_feed, now_us)) {
+        kv_feed_note(&e->kv_feed, plan);
     }
     struct batch batch;
     struct err err;
     pack_batch(e->packer, plan, &batch);
     e->n_launched++;
-    pace_launched(&e->pace, clock_us(), plan->estimate_us);
+    launch_delay_launched(&e->pace, clock_us(), plan->estimate_us);
     if (e->executor->launch(e->executor, &batch, &err) < 0) {
         engine_die(e, &err);
         return 0;
@@ -134,7 +135,7 @@ static void commit_step(struct engine *e, int64_t turn_us)
         engine_die(e, &err);
         return;
     }
-    pace_ended(&e->pace, after_us);
+    launch_delay_ended(&e->pace, after_us);
     int32_t n_tokens = plan->n_tokens;
     sched_observe(e->sched, plan, results.device_us);
     decode_commit(e->sched, plan, &results, after_us, &e->deltas);
@@ -187,7 +188,8 @@ static int64_t take_until_due(struct engine *e, int64_t now_us)
     if (e->executor->info.depth != 1 || !sched_is_shared(e->sched, now_us)) {
         return now_us;
     }
-    for (int64_t us; (us = pace_hold_us(&e->pace, now_us)) > 0 && !atomic_load(&e->stopping);
+    for (int64_t us;
+         (us = launch_delay_hold_us(&e->pace, now_us)) > 0 && !atomic_load(&e->stopping);
          now_us = clock_us()) {
         inbox_sleep(&e->inbox, us);
         take_requests(e, now_us);
@@ -213,7 +215,7 @@ static void engine_turn(struct engine *e)
     decode_reap(e->sched, &e->deltas);
     output_commit(e->output);
     update_gauges(e);
-    watch_serve(&e->watch, e->sched, e->n_launched);
+    kv_feed_serve(&e->kv_feed, e->sched, e->n_launched);
     if (idle) {
         rest(e);
     }

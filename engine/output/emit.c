@@ -101,13 +101,13 @@ static int prompt_arrays_new(struct prompt_out *p, const struct request *r)
 
 static void free_garbage(struct garbage *g)
 {
-    emission_free(CONTAINER_OF(g, struct emission, garbage));
+    output_state_free(CONTAINER_OF(g, struct output_state, garbage));
 }
 
-int emission_new(struct request *r, const struct tokenizer *t, struct err *e)
+int output_state_new(struct request *r, const struct tokenizer *t, struct err *e)
 {
     const struct gen_params *p = &r->params;
-    struct emission *m = calloc(1, sizeof(*m));
+    struct output_state *m = calloc(1, sizeof(*m));
 
     if (!m) {
         return err_nomem(e, "a request's output");
@@ -122,11 +122,11 @@ int emission_new(struct request *r, const struct tokenizer *t, struct err *e)
         return rc;
     }
     m->prompt = r->prompt_out;
-    r->emission = m;
+    r->output_state = m;
     return 0;
 }
 
-static int choices_new(struct emission *m, const struct request *r, const struct tokenizer *t)
+static int choices_new(struct output_state *m, const struct request *r, const struct tokenizer *t)
 {
     const struct gen_params *p = &r->params;
 
@@ -161,7 +161,7 @@ static void choice_release(struct choice *c, bool taken)
     buf_init(&c->text, CHOICE_TEXT_BYTES);
 }
 
-void emission_free(struct emission *m)
+void output_state_free(struct output_state *m)
 {
     if (!m) {
         return;
@@ -275,15 +275,15 @@ static void held_drop(struct held_tokens *h, int32_t n, int32_t n_top, size_t te
 
 static struct usage usage_of(const struct request *r)
 {
-    const struct emission *m = r->emission;
+    const struct output_state *m = r->output_state;
 
     return (struct usage){r->n_prompt, m->completion_tokens, m->cached_tokens};
 }
 
 /* Send the first text_bytes of what c holds, as choice `index`, with the tokens that
  * begin there; everything when it ended. */
-static void emit_piece(struct emitter *em, struct request *r, struct choice *c, int32_t index,
-                       size_t text_bytes)
+static void emit_piece(struct output_processor *em, struct request *r, struct choice *c,
+                       int32_t index, size_t text_bytes)
 {
     struct held_tokens *h = &c->held;
     int32_t n = h->n;
@@ -345,9 +345,10 @@ static void place(struct token_out *t, size_t *text_at, int32_t n, const struct 
 }
 
 /* Before anything else of a choice: the prompt, where the client wants it. */
-static void choice_begin(struct emitter *em, struct request *r, struct choice *c, int32_t index)
+static void choice_begin(struct output_processor *em, struct request *r, struct choice *c,
+                         int32_t index)
 {
-    struct emission *m = r->emission;
+    struct output_state *m = r->output_state;
 
     c->begun = true;
     if (!m->prompt) {
@@ -446,10 +447,10 @@ int prompt_walk_next(struct prompt_walk *w, struct token_out *ret, struct buf *t
 
 /* ---- tokens ---- */
 
-static void choice_end(struct emitter *em, struct request *r, int32_t index,
+static void choice_end(struct output_processor *em, struct request *r, int32_t index,
                        enum finish_reason finish, int32_t stop_token, const char *error)
 {
-    struct emission *m = r->emission;
+    struct output_state *m = r->output_state;
     struct choice *c = &m->choice[index];
     struct held_tokens *h = &c->held;
 
@@ -472,20 +473,20 @@ static void choice_end(struct emitter *em, struct request *r, int32_t index,
 }
 
 /* Memory ran out for one choice: it ends, the engine goes on. */
-static void choice_fail(struct emitter *em, struct request *r, int32_t index)
+static void choice_fail(struct output_processor *em, struct request *r, int32_t index)
 {
     choice_end(em, r, index, FINISH_ERROR, -1,
                "the server ran out of memory for this choice's text");
-    atomic_store(&r->stop_at[index], r->emission->choice[index].n_generated);
+    atomic_store(&r->stop_at[index], r->output_state->choice[index].n_generated);
     if (em->inbox) {
         inbox_mark(em->inbox);
     }
 }
 
 /* No memory for a request's choices: all of them end, the engine goes on. */
-static void lose_choices(struct emitter *em, struct request *r)
+static void lose_choices(struct output_processor *em, struct request *r)
 {
-    struct emission *m = r->emission;
+    struct output_state *m = r->output_state;
 
     m->lost = true;
     m->finish = FINISH_ERROR;
@@ -511,9 +512,9 @@ static void lose_choices(struct emitter *em, struct request *r)
 
 /* What a delta needs is made when the first one comes. False: there was no memory, and
  * whatever comes of the request is passed over. */
-static bool emission_begin(struct emitter *em, struct request *r)
+static bool output_state_begin(struct output_processor *em, struct request *r)
 {
-    struct emission *m = r->emission;
+    struct output_state *m = r->output_state;
 
     if (!m->choice && !m->lost && choices_new(m, r, em->tokenizer) < 0) {
         free(m->choice);
@@ -523,21 +524,21 @@ static bool emission_begin(struct emitter *em, struct request *r)
     return !m->lost;
 }
 
-static void count_prompt(struct emitter *em, const struct request *r)
+static void count_prompt(struct output_processor *em, const struct request *r)
 {
     atomic_fetch_add_explicit(&em->stats->prompt_tokens, (uint64_t)r->n_prompt,
                               memory_order_relaxed);
 }
 
-static void count_drawn(struct emitter *em, int64_t n)
+static void count_drawn(struct output_processor *em, int64_t n)
 {
     atomic_fetch_add_explicit(&em->stats->generation_tokens, (uint64_t)n, memory_order_relaxed);
 }
 
-static void count_token(struct emitter *em, struct request *r, struct choice *c,
+static void count_token(struct output_processor *em, struct request *r, struct choice *c,
                         const struct delta *d)
 {
-    struct emission *m = r->emission;
+    struct output_state *m = r->output_state;
 
     c->n_generated++;
     c->logprob_sum += d->logprob;
@@ -561,9 +562,9 @@ static void count_token(struct emitter *em, struct request *r, struct choice *c,
 
 /* Look for a stop string in the text from byte `from` on. When one is complete: cut the
  * text, set the mark, end the choice. */
-static bool choice_match(struct emitter *em, struct request *r, int32_t index, size_t from)
+static bool choice_match(struct output_processor *em, struct request *r, int32_t index, size_t from)
 {
-    struct emission *m = r->emission;
+    struct output_state *m = r->output_state;
     struct choice *c = &m->choice[index];
     int32_t which = -1;
     bool armed = c->n_generated > r->params.min_tokens; /* as for stop ids: decode.c */
@@ -590,9 +591,10 @@ static bool choice_match(struct emitter *em, struct request *r, int32_t index, s
 
 /* The choice's text has grown from byte `before` on: place the tokens, look for stop
  * strings. True: it has ended. */
-static bool choice_grow(struct emitter *em, struct request *r, int32_t index, size_t before)
+static bool choice_grow(struct output_processor *em, struct request *r, int32_t index,
+                        size_t before)
 {
-    struct choice *c = &r->emission->choice[index];
+    struct choice *c = &r->output_state->choice[index];
     struct held_tokens *h = &c->held;
     int32_t n_placed = h->n - h->n_open;
 
@@ -604,18 +606,18 @@ static bool choice_grow(struct emitter *em, struct request *r, int32_t index, si
     }
     h->n_open = 0;
     c->n_chars += count_chars(c->text.data + before, c->text.len - before);
-    return r->emission->stops && !c->decided && choice_match(em, r, index, before);
+    return r->output_state->stops && !c->decided && choice_match(em, r, index, before);
 }
 
 /* The end of a choice, and what its last tokens leave of an incomplete character. */
-static void emit_finish(struct emitter *em, const struct delta *d)
+static void emit_finish(struct output_processor *em, const struct delta *d)
 {
     struct request *r = d->request;
 
-    if (!emission_begin(em, r)) {
+    if (!output_state_begin(em, r)) {
         return;
     }
-    struct choice *c = &r->emission->choice[d->choice];
+    struct choice *c = &r->output_state->choice[d->choice];
     if (c->ended) {
         return;
     }
@@ -631,12 +633,13 @@ static void emit_finish(struct emitter *em, const struct delta *d)
     }
 }
 
-static int32_t emit_token(struct emitter *em, const struct delta *d, const struct delta *next)
+static int32_t emit_token(struct output_processor *em, const struct delta *d,
+                          const struct delta *next)
 {
     struct request *r = d->request;
-    struct emission *m = r->emission;
+    struct output_state *m = r->output_state;
 
-    if (!emission_begin(em, r)) {
+    if (!output_state_begin(em, r)) {
         return 1;
     }
     struct choice *c = &m->choice[d->choice];
@@ -673,11 +676,11 @@ static int32_t emit_token(struct emitter *em, const struct delta *d, const struc
     return 1;
 }
 
-static void emit_prompt(struct emitter *em, const struct delta *d)
+static void emit_prompt(struct output_processor *em, const struct delta *d)
 {
     struct prompt_out *p = d->request->prompt_out;
 
-    if (!emission_begin(em, d->request) || !p || p->n_seen >= d->request->n_prompt) {
+    if (!output_state_begin(em, d->request) || !p || p->n_seen >= d->request->n_prompt) {
         return;
     }
     struct token_out *t = &p->token[p->n_seen];
@@ -704,9 +707,9 @@ static double mean_logprob(const struct choice *c)
 }
 
 /* best_of: the n best by mean log-probability, best first; the earlier one on a tie. */
-static void emit_ranked(struct emitter *em, struct request *r)
+static void emit_ranked(struct output_processor *em, struct request *r)
 {
-    struct emission *m = r->emission;
+    struct output_state *m = r->output_state;
     int32_t order[LIMIT_CHOICES];
 
     for (int32_t i = 0; i < m->n_choices; i++) {
@@ -732,18 +735,18 @@ static void emit_ranked(struct emitter *em, struct request *r)
 /* What the engine drew for beams it knows itself; for samples it draws on until it
  * learns that a text has ended, which is nothing that was asked for, so those are
  * counted here. */
-static void settle_drawn(struct emitter *em, struct request *r)
+static void wait_results(struct output_processor *em, struct request *r)
 {
     if (r->params.beam_width > 0) {
         count_drawn(em, r->course.n_drawn);
     } else {
-        r->course.n_drawn = r->emission->completion_tokens;
+        r->course.n_drawn = r->output_state->completion_tokens;
     }
 }
 
-static void count_request(struct emitter *em, const struct request *r)
+static void count_request(struct output_processor *em, const struct request *r)
 {
-    const struct emission *m = r->emission;
+    const struct output_state *m = r->output_state;
     struct engine_stats *s = em->stats;
     int32_t finish = MIN(m->finish, FINISH_ERROR);
 
@@ -764,10 +767,10 @@ static void count_request(struct emitter *em, const struct request *r)
     }
 }
 
-static void emit_end(struct emitter *em, const struct delta *d)
+static void emit_end(struct output_processor *em, const struct delta *d)
 {
     struct request *r = d->request;
-    struct emission *m = r->emission;
+    struct output_state *m = r->output_state;
     struct delta rest = *d;
 
     rest.kind = DELTA_FINISH;
@@ -778,7 +781,7 @@ static void emit_end(struct emitter *em, const struct delta *d)
     if (m->ranked && !m->lost) {
         emit_ranked(em, r);
     }
-    settle_drawn(em, r);
+    wait_results(em, r);
     count_request(em, r);
     struct output o = {.request = r,
                        .choice = -1,
@@ -793,12 +796,12 @@ static void emit_end(struct emitter *em, const struct delta *d)
         atomic_fetch_sub(&em->tenant_active[r->tenant], 1);
     }
     bool large = r->params.best_of > r->params.n; /* texts that were not chosen are still there */
-    r->emission = NULL;
+    r->output_state = NULL;
     reaper_take(large ? em->reaper : NULL, &m->garbage);
     request_unref(r);
 }
 
-int emit_delta(struct emitter *em, const struct delta *d, const struct delta *next)
+int emit_delta(struct output_processor *em, const struct delta *d, const struct delta *next)
 {
     switch (d->kind) {
     case DELTA_TOKEN:

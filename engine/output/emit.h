@@ -65,7 +65,7 @@ struct prompt_out {
 /* What the output side knows of a request. Made at submit; its choices and the prompt's
  * arrays follow when the first delta comes, so that a request that waits holds none of
  * them. */
-struct emission {
+struct output_state {
     struct garbage garbage;       /* its `free` frees the whole */
     const struct stop_set *stops; /* the request's, or NULL */
     bool lost;         /* there was no memory for the choices: they have ended with an error */
@@ -82,7 +82,7 @@ struct emission {
 /* The stage: one for an engine. */
 struct inbox;
 struct reaper;
-struct emitter {
+struct output_processor {
     const struct tokenizer *tokenizer;
     struct sink *sink;
     struct engine_stats *stats;
@@ -93,15 +93,15 @@ struct emitter {
     int64_t now_us;                 /* set by the caller before each run of deltas */
 };
 
-/* Make r->emission. Any thread. */
-int emission_new(struct request *r, const struct tokenizer *t, struct err *e);
-void emission_free(struct emission *m);
+/* Make r->output_state. Any thread. */
+int output_state_new(struct request *r, const struct tokenizer *t, struct err *e);
+void output_state_free(struct output_state *m);
 void prompt_out_free(struct prompt_out *p);
 
 /* Take one delta; `next` is the one that follows it, or NULL when it is not there yet.
  * Returns how many were taken: 2 when d was a token and `next` the end of the same
  * choice, so that both leave as one piece. After DELTA_END the request's reference is
  * given back. */
-int emit_delta(struct emitter *em, const struct delta *d, const struct delta *next);
+int emit_delta(struct output_processor *em, const struct delta *d, const struct delta *next);
 
 #endif

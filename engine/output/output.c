@@ -56,7 +56,7 @@ _Static_assert(OUTPUT_DELTA_CELLS >= 1 + (LIMIT_LOGPROBS + TOPS_PER_CELL - 1) / 
 struct output_stage {
     union cell *cell; /* [mask + 1] */
     uint64_t mask;
-    struct emitter emitter;
+    struct output_processor output_processor;
     struct wake wake;
     pthread_t thread;
     pthread_mutex_t turn; /* to be the reader */
@@ -175,7 +175,7 @@ static void emit_run(struct output_stage *o, uint64_t at, uint64_t end)
     while (at < end) {
         bool more = after < end;
         uint64_t after_next = more ? ring_read(o, after, &two[!cur]) : after;
-        int taken = emit_delta(&o->emitter, &two[cur].d, more ? &two[!cur].d : NULL);
+        int taken = emit_delta(&o->output_processor, &two[cur].d, more ? &two[!cur].d : NULL);
         at = after;
         after = after_next;
         cur = !cur;
@@ -198,9 +198,9 @@ static void drain(struct output_stage *o)
     if (at == end) {
         return;
     }
-    o->emitter.now_us = clock_us();
+    o->output_processor.now_us = clock_us();
     emit_run(o, at, end);
-    o->emitter.sink->flush(o->emitter.sink);
+    o->output_processor.sink->flush(o->output_processor.sink);
 }
 
 void output_commit(struct output_stage *o)
@@ -243,7 +243,7 @@ static void *output_main(void *arg)
 
 /* ---- start and stop ---- */
 
-int output_open(struct output_stage **ret, const struct emitter *em, int64_t min_cells,
+int output_open(struct output_stage **ret, const struct output_processor *em, int64_t min_cells,
                 struct err *e)
 {
     struct output_stage *o = aligned_alloc(64, (sizeof(*o) + 63) / 64 * 64);
@@ -252,7 +252,7 @@ int output_open(struct output_stage **ret, const struct emitter *em, int64_t min
         return err_nomem(e, "the output stage");
     }
     memset(o, 0, sizeof(*o));
-    o->emitter = *em;
+    o->output_processor = *em;
     o->wake.fd = -1;
     pthread_mutex_init(&o->turn, NULL);
     uint64_t cap = RING_MIN_CELLS;

@@ -12,7 +12,7 @@ enum { OUTPUT_DELTA_CELLS = 4 }; /* that a delta takes of the ring at most */
 
 /* Starts the output thread. `em` is copied; what it points to must outlive the stage.
  * The ring has min_cells at least. */
-int output_open(struct output_stage **ret, const struct emitter *em, int64_t min_cells,
+int output_open(struct output_stage **ret, const struct output_processor *em, int64_t min_cells,
                 struct err *e);
 /* Emits what was committed, then ends the thread. */
 void output_free(struct output_stage *o);

@@ -410,7 +410,7 @@ void sched_observe(struct sched *s, const struct plan *p, int64_t us)
     if (us <= 0 || !mixed || p->estimate_us <= 0) {
         return;
     }
-    double weight = MAX(WEIGHT, 1.0 / ++s->n_paced); /* the first ones tell most */
+    double weight = MAX(WEIGHT, 1.0 / ++s->n_delayed); /* the first ones tell most */
     s->pace = MIN(MAX(s->pace + weight * ((double)us / p->estimate_us - s->pace), LEAST), MOST);
 }
 

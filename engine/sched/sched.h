@@ -90,8 +90,8 @@ struct sched_config {
          * says how much */
         group_bytes;
     int preemption; /* enum preemption */
-    /* enum kv_policy: reservations limit who is admitted (contiguous_alloc.h); no prefix_cache
-     * then */
+    /* enum kv_policy: reservations limit who is admitted (contiguous_alloc.h); no
+     * prefix_cache then */
     int kv_policy;
     int policy; /* enum policy */
     bool prefix_cache;
@@ -200,9 +200,9 @@ struct sched_counts {
  * short and begin with who came last. */
 bool sched_is_shared(const struct sched *s, int64_t now_us);
 void sched_counts(const struct sched *s, struct sched_counts *ret);
-/* Fill all of `p` but its events, step and times. O(blocks + what the picture
+/* Fill all of `p` but its events, step and times. O(blocks + what the snapshot
  * holds). */
-void sched_picture(const struct sched *s, struct kv_picture *p);
+void sched_snapshot(const struct sched *s, struct kv_snapshot *p);
 
 /* NULL, or the sentence of the first invariant that does not hold. `p`: the plan just
  * made, or NULL. O(everything). */

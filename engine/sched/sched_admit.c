@@ -80,7 +80,7 @@ static int32_t watermark(const struct sched *s)
     enum { STEPS = 8 };
     int32_t n_seqs = s->c.max_num_seqs - s->n_rows;
 
-    if (s->reserver) {
+    if (s->contiguous) {
         return 0; /* who runs has all that it will need */
     }
     return s->running.n > 0 ? s->c.n_blocks / 100 + n_seqs * STEPS / MAX(s->c.block_size, 2 * STEPS)
@@ -208,7 +208,7 @@ bool has_room(struct sched *s, struct group *g)
     if (!rows_fit(s, group_rows(g)) || !can_start(s, g) || !blocks_fit(s, g, &d)) {
         return false;
     }
-    if (!s->reserver) {
+    if (!s->contiguous) {
         return true;
     }
     if (!take_memory(s, g)) {

@@ -176,7 +176,7 @@ static const char *check_room(const struct sched *s)
 {
     int32_t n = 0;
 
-    for (const struct group *g = s->running.first; g && s->reserver; g = g->next) {
+    for (const struct group *g = s->running.first; g && s->contiguous; g = g->next) {
         for (int32_t i = 0; i < g->width; i++) {
             if ((g->seq[i].room.size > 0) != (g->seq[i].state != SEQ_DONE)) {
                 return "S4: a running sequence has no room set aside, or one that is done has";
@@ -185,7 +185,8 @@ static const char *check_room(const struct sched *s)
             }
         }
     }
-    return s->reserver && n != s->reserver->n_taken ? "S4: room set aside does not add up" : NULL;
+    return s->contiguous && n != s->contiguous->n_taken ? "S4: room set aside does not add up"
+                                                        : NULL;
 }
 
 static const char *check_rows(struct sched *s)

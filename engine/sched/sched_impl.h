@@ -64,9 +64,9 @@ struct sched {
     struct group_list swapped; /* by group_before */
     struct group_list ended;   /* waiting for decode_reap */
 
-    struct regions regions;    /* of groups that have started */
-    struct buf text;           /* scratch: what one token adds to a beam's text; never grows */
-    struct reserver *reserver; /* NULL: paged */
+    struct regions regions; /* of groups that have started */
+    struct buf text;        /* scratch: what one token adds to a beam's text; never grows */
+    struct contiguous_alloc *contiguous; /* NULL: paged */
 
     int32_t *row; /* [max_num_seqs] free table rows, a stack */
     int32_t n_rows;
@@ -100,8 +100,8 @@ struct sched {
     bool ahead;  /* it begins with prefills of tenants who hold less than others */
     bool shared; /* it is to be short, for tenants who share */
     double pace; /* how long steps of decodes and prefill take, over what the cost table says */
-    uint64_t n_paced; /* steps that told */
-    uint64_t step;    /* the last one planned */
+    uint64_t n_delayed; /* steps that told */
+    uint64_t step;      /* the last one planned */
     uint64_t next_order;
     struct plan *in_flight[MAX_IN_FLIGHT]; /* oldest first */
     int32_t n_in_flight;

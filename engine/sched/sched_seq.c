@@ -90,8 +90,8 @@ void seq_finish(struct sched *s, struct seq *q, int finish)
     if (g->state == GROUP_RUNNING) {
         reserve_rows(s, g, -1);
     }
-    if (s->reserver) {
-        reserver_give(s->reserver, &q->room);
+    if (s->contiguous) {
+        contiguous_give(s->contiguous, &q->room);
     }
     if (--g->n_live == 0) {
         group_finish(s, g);
@@ -100,9 +100,9 @@ void seq_finish(struct sched *s, struct seq *q, int finish)
 
 bool take_room(struct sched *s, struct group *g)
 {
-    for (int32_t i = 0; s->reserver && i < g->width; i++) {
+    for (int32_t i = 0; s->contiguous && i < g->width; i++) {
         if (g->seq[i].state != SEQ_DONE &&
-            !reserver_take(s->reserver, g->n_prompt, g->max_tokens, &g->seq[i].room)) {
+            !contiguous_take(s->contiguous, g->n_prompt, g->max_tokens, &g->seq[i].room)) {
             give_room(s, g);
             return false;
         }
@@ -112,8 +112,8 @@ bool take_room(struct sched *s, struct group *g)
 
 void give_room(struct sched *s, struct group *g)
 {
-    for (int32_t i = 0; s->reserver && i < g->width; i++) {
-        reserver_give(s->reserver, &g->seq[i].room);
+    for (int32_t i = 0; s->contiguous && i < g->width; i++) {
+        contiguous_give(s->contiguous, &g->seq[i].room);
     }
 }
 

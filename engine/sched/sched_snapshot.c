@@ -4,7 +4,7 @@
 
 #include "engine/sched/sched_impl.h"
 
-static void picture_pool(uint8_t *ret, const struct kvpool *pool)
+static void snapshot_pool(uint8_t *ret, const struct kvpool *pool)
 {
     for (int32_t b = 0; b < pool->n_blocks; b++) {
         const struct kvblock *k = &pool->block[b];
@@ -22,9 +22,9 @@ static uint32_t tag_of(const char *id)
     return h;
 }
 
-static void picture_seq(struct kv_picture *p, const struct seq *q, int32_t group)
+static void snapshot_seq(struct kv_snapshot *p, const struct seq *q, int32_t group)
 {
-    int32_t n = MIN(q->n_blocks, KV_PICTURE_ENTRIES - p->n_entries);
+    int32_t n = MIN(q->n_blocks, KV_SNAPSHOT_ENTRIES - p->n_entries);
 
     p->seq[p->n_seqs++] = (struct kv_seq){
         .group = group,
@@ -39,15 +39,15 @@ static void picture_seq(struct kv_picture *p, const struct seq *q, int32_t group
     p->n_entries += n;
 }
 
-static void picture_group(struct kv_picture *p, const struct group *g, enum kv_group_state state)
+static void snapshot_group(struct kv_snapshot *p, const struct group *g, enum kv_group_state state)
 {
-    if (p->n_groups == KV_PICTURE_GROUPS) {
+    if (p->n_groups == KV_SNAPSHOT_GROUPS) {
         return;
     }
     int32_t index = p->n_groups++, first_seq = p->n_seqs;
-    for (int32_t i = 0; state != KV_WAITING && i < g->width && p->n_seqs < KV_PICTURE_SEQS; i++) {
+    for (int32_t i = 0; state != KV_WAITING && i < g->width && p->n_seqs < KV_SNAPSHOT_SEQS; i++) {
         if (g->seq[i].state == SEQ_LIVE) {
-            picture_seq(p, &g->seq[i], index);
+            snapshot_seq(p, &g->seq[i], index);
         }
     }
     p->group[index] = (struct kv_group){
@@ -68,7 +68,7 @@ static void picture_group(struct kv_picture *p, const struct group *g, enum kv_g
     };
 }
 
-void sched_picture(const struct sched *s, struct kv_picture *p)
+void sched_snapshot(const struct sched *s, struct kv_snapshot *p)
 {
     p->n_groups = p->n_seqs = p->n_entries = 0;
     p->n_used = kvpool_used(&s->pool);
@@ -77,15 +77,15 @@ void sched_picture(const struct sched *s, struct kv_picture *p)
     p->n_running = s->running.n;
     p->n_swapped = s->swapped.n;
     p->n_waiting = s->n_waiting;
-    picture_pool(p->block, &s->pool);
-    picture_pool(p->host, &s->host);
+    snapshot_pool(p->block, &s->pool);
+    snapshot_pool(p->host, &s->host);
     for (const struct group *g = s->running.first; g; g = g->next) {
-        picture_group(p, g, KV_RUNNING);
+        snapshot_group(p, g, KV_RUNNING);
     }
     for (const struct group *g = s->swapped.first; g; g = g->next) {
-        picture_group(p, g, KV_SWAPPED);
+        snapshot_group(p, g, KV_SWAPPED);
     }
-    for (int32_t i = 0; i < s->n_waiting && p->n_groups < KV_PICTURE_GROUPS; i++) {
-        picture_group(p, s->waiting[i], KV_WAITING);
+    for (int32_t i = 0; i < s->n_waiting && p->n_groups < KV_SNAPSHOT_GROUPS; i++) {
+        snapshot_group(p, s->waiting[i], KV_WAITING);
     }
 }

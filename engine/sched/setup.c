@@ -131,9 +131,9 @@ void regions_release(struct regions *a)
     *a = (struct regions){0};
 }
 
-int reserver_open(struct reserver **ret, const struct reserve_rule *rule, struct err *e)
+int contiguous_open(struct contiguous_alloc **ret, const struct reserve_rule *rule, struct err *e)
 {
-    struct reserver *r = calloc(1, sizeof(*r));
+    struct contiguous_alloc *r = calloc(1, sizeof(*r));
 
     if (!r) {
         return err_nomem(e, "the reservations");
@@ -143,15 +143,15 @@ int reserver_open(struct reserver **ret, const struct reserve_rule *rule, struct
     r->next = array(rule->slots, sizeof(*r->next));
     r->prev = array(rule->slots, sizeof(*r->prev));
     if (!r->free_order || !r->next || !r->prev) {
-        reserver_free(r);
+        contiguous_free(r);
         return err_nomem(e, "the reservations");
     }
-    reserver_clear(r);
+    contiguous_clear(r);
     *ret = r;
     return 0;
 }
 
-void reserver_free(struct reserver *r)
+void contiguous_free(struct contiguous_alloc *r)
 {
     if (!r) {
         return;
@@ -242,7 +242,7 @@ static int allocate(struct sched *s, struct err *e)
         return rc;
     }
     struct reserve_rule rule = sched_reserve_rule(c);
-    if (c->kv_policy != KV_PAGED && reserver_open(&s->reserver, &rule, e) < 0) {
+    if (c->kv_policy != KV_PAGED && contiguous_open(&s->contiguous, &rule, e) < 0) {
         return e->code;
     }
     s->tenant = array(most_tenants(c), sizeof(*s->tenant));
@@ -331,7 +331,7 @@ void sched_free(struct sched *s)
     prefix_release(&s->prefix);
     kvpool_release(&s->pool);
     kvpool_release(&s->host);
-    reserver_free(s->reserver);
+    contiguous_free(s->contiguous);
     free(s->tenant);
     free(s->ready);
     free(s->line);

@@ -33,7 +33,7 @@ struct sim {
     struct sched *sched;
     struct plan plan;
     struct workload *workload;
-    struct reserver *reserver; /* NULL: paged */
+    struct contiguous_alloc *contiguous; /* NULL: paged */
     struct sim_report report;
     struct delta_out out;
     struct job *first, *last; /* outside */
@@ -100,7 +100,7 @@ static struct job *job_new(struct sim *s, const struct sim_arrival *a)
     j->request.arrival_us = (int64_t)a->at_us;
     j->request.user = j;
     j->request.stop_at = s->stop_at;
-    j->n_room = s->reserver ? width_of(a) : 0;
+    j->n_room = s->contiguous ? width_of(a) : 0;
     j->room = calloc((size_t)j->n_room + 1, sizeof(*j->room));
     if (j->room && make_prompt(s, j)) {
         return j;
@@ -131,11 +131,11 @@ static int arrive(struct sim *s, struct err *e)
 static bool reserve(struct sim *s, struct job *j)
 {
     for (int32_t i = 0; i < j->n_room; i++) {
-        if (reserver_take(s->reserver, j->a.prompt, j->a.output, &j->room[i])) {
+        if (contiguous_take(s->contiguous, j->a.prompt, j->a.output, &j->room[i])) {
             continue;
         }
         while (i-- > 0) {
-            reserver_give(s->reserver, &j->room[i]);
+            contiguous_give(s->contiguous, &j->room[i]);
         }
         return false;
     }
@@ -153,7 +153,7 @@ static void give_back(struct sim *s, struct job *j)
         s->reserved_slots -= j->room[i].size;
         s->wanted_slots -= j->room[i].wanted;
         s->needed_slots -= j->a.prompt + j->a.output;
-        reserver_give(s->reserver, &j->room[i]);
+        contiguous_give(s->contiguous, &j->room[i]);
     }
 }
 
@@ -165,7 +165,7 @@ static int let_in(struct sim *s, struct err *e)
 
     while (s->first && !closed) {
         struct job *j = s->first;
-        if (s->reserver && !reserve(s, j)) {
+        if (s->contiguous && !reserve(s, j)) {
             if (s->n_inside > 0) {
                 return 0;
             }
@@ -227,7 +227,7 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
 static double step_us(const struct sim *s, const struct plan *p)
 {
     const struct sim_options *o = s->o;
-    double context = 0, copied = s->reserver ? s->copied : (double)p->n_copy * o->block_size;
+    double context = 0, copied = s->contiguous ? s->copied : (double)p->n_copy * o->block_size;
     int32_t requests = 0;
 
     for (int32_t i = 0; i < p->n_items; i++) { /* the items of a group stand together */
@@ -330,7 +330,7 @@ static void observe(struct sim *s, double us)
     double reserved = h.unwritten, internal = h.distinct * size - h.live - h.unwritten,
            external = 0;
 
-    if (s->reserver) { /* what each sequence has of its own, shared or not */
+    if (s->contiguous) { /* what each sequence has of its own, shared or not */
         live = 0;
         for (const struct group *g = s->sched->running.first; g; g = g->next) {
             for (int32_t i = 0; i < g->width; i++) {
@@ -399,7 +399,7 @@ static void configure(struct sim *s)
     const struct sim_options *o = s->o;
     /* Before paging, memory is what the reservations say; the blocks below them must
      * never run out. */
-    int32_t slots = s->reserver ? o->max_num_seqs * (o->max_len + o->block_size) : o->slots;
+    int32_t slots = s->contiguous ? o->max_num_seqs * (o->max_len + o->block_size) : o->slots;
 
     s->config =
         (struct sched_config){.n_blocks = slots / o->block_size,
@@ -412,7 +412,7 @@ static void configure(struct sim *s)
                               .max_logits = o->max_num_seqs + 1,
                               .max_waiting = (int32_t)MIN(o->requests, INT32_MAX / 2),
                               .preemption = o->preemption,
-                              .prefix_cache = o->prefix_cache && !s->reserver,
+                              .prefix_cache = o->prefix_cache && !s->contiguous,
                               .cost = {o->weights_us, o->token_us, o->context_us, o->swap_block_us},
                               .secret = o->seed};
 }
@@ -433,7 +433,7 @@ static int simulate(struct sim *s, struct err *e)
                                 .least = 1};
     int rc = workload_open(&s->workload, o, e);
     if (rc == 0 && o->manager != MANAGER_PAGED) {
-        rc = reserver_open(&s->reserver, &rule, e);
+        rc = contiguous_open(&s->contiguous, &rule, e);
     }
     if (rc == 0) {
         rc = report_open(&s->report, o->requests, e);
@@ -470,7 +470,7 @@ static int simulate(struct sim *s, struct err *e)
 static void sim_release(struct sim *s)
 {
     workload_free(s->workload);
-    reserver_free(s->reserver);
+    contiguous_free(s->contiguous);
     report_release(&s->report);
     sched_free(s->sched);
     plan_release(&s->plan);

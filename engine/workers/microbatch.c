@@ -5,7 +5,7 @@
 
 enum { PART_TOKENS = 8, ALIGN = 16 };
 
-int32_t parts_count(const struct batch *b, int32_t n_stages)
+int32_t microbatch_count(const struct batch *b, int32_t n_stages)
 {
     return MAX(MIN(n_stages, b->n_tokens / PART_TOKENS), 1);
 }
@@ -136,8 +136,8 @@ static void cut_samples(const struct batch *b, int32_t first, int32_t end, char 
     ret->first_sample = first_sample;
 }
 
-int parts_cut(struct parts *p, const struct batch *b, int32_t i, int32_t n, struct batch *ret,
-              struct err *e)
+int microbatch_split(struct microbatch *p, const struct batch *b, int32_t i, int32_t n,
+                     struct batch *ret, struct err *e)
 {
     size_t ints = rounded((size_t)(b->n_seqs + 1) * sizeof(int32_t));
     size_t need = 3 * ints + rounded((size_t)b->n_logits * sizeof(int32_t)) +
@@ -168,10 +168,10 @@ int parts_cut(struct parts *p, const struct batch *b, int32_t i, int32_t n, stru
     return 0;
 }
 
-void parts_release(struct parts *p)
+void microbatch_release(struct microbatch *p)
 {
     free(p->arena);
-    *p = (struct parts){0};
+    *p = (struct microbatch){0};
 }
 
 /* ---- results ---- */

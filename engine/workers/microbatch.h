@@ -20,19 +20,19 @@
 #include "kernels/batch.h"
 
 /* Memory of the arrays that a part has of its own. Zeroed: empty. */
-struct parts {
+struct microbatch {
     char *arena;
     size_t cap;
 };
 
 /* Into how many parts a step is cut for so many stages: at most one each, and none of
  * less than a few tokens, as which take a stage as long as one. */
-int32_t parts_count(const struct batch *b, int32_t n_stages);
-/* Part i of n, which is what parts_count said; its arrays are the step's or p's, until
- * the next call. 0 or ERR_NOMEM. */
-int parts_cut(struct parts *p, const struct batch *b, int32_t i, int32_t n, struct batch *ret,
-              struct err *e);
-void parts_release(struct parts *p);
+int32_t microbatch_count(const struct batch *b, int32_t n_stages);
+/* Part i of n, which is what microbatch_count said; its arrays are the step's or p's,
+ * until the next call. 0 or ERR_NOMEM. */
+int microbatch_split(struct microbatch *p, const struct batch *b, int32_t i, int32_t n,
+                     struct batch *ret, struct err *e);
+void microbatch_release(struct microbatch *p);
 
 /* The results of a step, with memory of their own. Zeroed: empty. */
 struct gathered {

@@ -7,9 +7,9 @@
  * are taken in turn: job i is free again once its results were waited for, which the
  * executor's depth of one guarantees.
  *
- * As a stage of a pipeline it computes a step in parts (microbatch.h) and waits for each, on
- * a thread too where rank 0's backend is a GPU's; the results of all parts are the last
- * stage's answer, those of the others are void.
+ * As a stage of a pipeline it computes a step in parts (microbatch.h) and waits for
+ * each, on a thread too where rank 0's backend is a GPU's; the results of all parts are
+ * the last stage's answer, those of the others are void.
  */
 #include "engine/workers/runner.h"
 
@@ -33,11 +33,11 @@ struct job {
 
 struct runner {
     struct executor base;
-    struct rank_share *share; /* NULL: alone */
+    struct rank_place *share; /* NULL: alone */
     struct backend *backend;
     struct model *model;
     /* Stages: parts and results of step i, which outlive the wait after next. */
-    struct parts parts;
+    struct microbatch parts;
     struct gathered gathered[N_GATHERED];
     uint64_t n_computed, n_handed_out;
     /* With a thread of its own. */
@@ -70,16 +70,16 @@ static int32_t n_stages(const struct runner *r)
 }
 
 /* A step of several stages: part by part, each until it is done. */
-static int run_parts(struct runner *r, const struct batch *b, struct err *e)
+static int run_microbatches(struct runner *r, const struct batch *b, struct err *e)
 {
     struct gathered *g = &r->gathered[r->n_computed++ % N_GATHERED];
     struct batch part;
     struct results got;
-    int32_t n = parts_count(b, n_stages(r));
+    int32_t n = microbatch_count(b, n_stages(r));
     int rc = gathered_begin(g, b->step, b->n_samples, gathered_stride(b), e);
 
     for (int32_t i = 0; i < n && rc == 0; i++) {
-        rc = parts_cut(&r->parts, b, i, n, &part, e);
+        rc = microbatch_split(&r->parts, b, i, n, &part, e);
         if (rc == 0) {
             rc = run_part(r, &part, e);
         }
@@ -95,7 +95,7 @@ static int run_parts(struct runner *r, const struct batch *b, struct err *e)
 
 static int run_step(struct runner *r, const struct batch *b, struct err *e)
 {
-    return n_stages(r) > 1 ? run_parts(r, b, e) : run_part(r, b, e);
+    return n_stages(r) > 1 ? run_microbatches(r, b, e) : run_part(r, b, e);
 }
 
 /* Results of the oldest step not handed out. */
@@ -208,7 +208,7 @@ static void runner_free(struct executor *x)
     for (int i = 0; i < N_GATHERED; i++) {
         gathered_release(&r->gathered[i]);
     }
-    parts_release(&r->parts);
+    microbatch_release(&r->parts);
     pthread_mutex_destroy(&r->lock);
     pthread_cond_destroy(&r->changed);
     free(r);
@@ -259,7 +259,7 @@ static int open_backend(struct runner *r, const char *name, const struct setting
         .comm = r->share ? r->share->comm : NULL,
         .pipeline = r->share ? r->share->pipeline : NULL,
         .share = r->share ? r->share->here : 0,
-        .n_shares = n_here(r),
+        .local_world_size = n_here(r),
     };
     return backend_open(&r->backend, name, &config, e);
 }
@@ -282,7 +282,7 @@ static int choose_backend(struct runner *r, const struct settings *s, const stru
     return open_backend(r, "cpu", s, c, e);
 }
 
-void runner_settle_device(struct settings *s)
+void runner_choose_device(struct settings *s)
 {
     struct backend *gpu = NULL;
     struct backend_config small = {.max_tokens = 1, .max_seqs = 1, .max_samples = 1};
@@ -406,7 +406,7 @@ int runner_open(struct executor **ret, const struct settings *s, const char *dir
 }
 
 int runner_open_share(struct executor **ret, const struct settings *s, const char *dir,
-                      const struct model_config *c, struct rank_share *share, struct err *e)
+                      const struct model_config *c, struct rank_place *share, struct err *e)
 {
     struct runner *r = calloc(1, sizeof(*r));
 

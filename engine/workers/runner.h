@@ -10,24 +10,24 @@
 #include "models/model.h"
 
 /* One rank of a model that several share. */
-struct rank_share {
+struct rank_place {
     struct pipeline_place at;
     int32_t here, n_here;      /* its place among the ranks of this machine */
     struct comm *comm;         /* NULL: one rank a stage */
     struct pipeline *pipeline; /* NULL: one stage */
     bool direct;               /* steps are computed inside launch, on the thread that calls it */
     /* Between sizing the pools (x) and making them: all ranks settle for the least. */
-    int (*agree)(struct rank_share *share, struct executor_info *x, const struct model *m,
+    int (*agree)(struct rank_place *share, struct executor_info *x, const struct model *m,
                  struct err *e);
 };
 
 /* runner_open for one rank of many. `share` outlives the executor. */
 int runner_open_share(struct executor **ret, const struct settings *s, const char *dir,
-                      const struct model_config *c, struct rank_share *share, struct err *e);
+                      const struct model_config *c, struct rank_place *share, struct err *e);
 /* `auto` becomes cuda or cpu, so that all ranks compute on one kind of device; a GPU
  * that is there is not passed over. One that is asked for is not looked at: the ranks
  * open it at once, all together. */
-void runner_settle_device(struct settings *s);
+void runner_choose_device(struct settings *s);
 /* The type of the weights on the device. */
 enum dtype runner_dtype(const struct settings *s, const struct model_config *c);
 

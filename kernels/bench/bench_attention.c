@@ -15,7 +15,7 @@ struct scene {
 
 static void call_attention(struct times *t, int i, void *arg)
 {
-    const struct times_shape *m = &t->shape;
+    const struct bench_shape *m = &t->shape;
     struct scene *s = arg;
     struct attention a = {.layer = i % m->cache_layers,
                           .n_heads = m->heads,
@@ -41,29 +41,29 @@ static void call_write(struct times *t, int i, void *arg)
 /* Noise into every slot of the cache. */
 static void fill_cache(struct times *t, struct scene *s)
 {
-    const struct times_shape *m = &t->shape;
+    const struct bench_shape *m = &t->shape;
     int32_t slots = m->n_blocks * m->block_size,
             *slot = calloc((size_t)m->max_tokens, sizeof(*slot));
 
     if (!slot) {
-        times_failed(t, err_nomem(t->e, "the cache's contents"));
+        bench_failed(t, err_nomem(t->e, "the cache's contents"));
     }
     for (int32_t first = 0; first < slots && t->rc == 0; first += m->max_tokens) {
         struct results r;
         for (int32_t i = 0; i < m->max_tokens; i++) {
             slot[i] = first + i < slots ? first + i : -1;
         }
-        struct batch a = times_batch(t, m->max_tokens);
+        struct batch a = bench_batch(t, m->max_tokens);
         a.slot = slot;
         a.step = ++t->step;
-        if (times_failed(t, t->b->ops->step_begin(t->b, &a, t->e))) {
+        if (bench_failed(t, t->b->ops->step_begin(t->b, &a, t->e))) {
             break;
         }
         for (int i = 0; i < m->cache_layers; i++) {
             call_write(t, i, s);
         }
-        if (!times_failed(t, t->b->ops->step_end(t->b, t->e))) {
-            times_failed(t, t->b->ops->step_wait(t->b, &r, t->e));
+        if (!bench_failed(t, t->b->ops->step_end(t->b, t->e))) {
+            bench_failed(t, t->b->ops->step_wait(t->b, &r, t->e));
         }
     }
     free(slot);
@@ -82,13 +82,13 @@ static void close_scene(struct scene *s)
 
 static void open_scene(struct times *t, struct scene *s)
 {
-    const struct times_shape *m = &t->shape;
+    const struct bench_shape *m = &t->shape;
     size_t n = (size_t)m->max_seqs + 1;
     enum dtype act = t->b->act_dtype_of[DTYPE_BF16];
 
-    *s = (struct scene){.qkv = times_weight(t, WEIGHT_TABLE, m->max_tokens,
+    *s = (struct scene){.qkv = bench_weight(t, WEIGHT_TABLE, m->max_tokens,
                                             (m->heads + 2 * m->kv_heads) * m->dim, act),
-                        .out = times_mat(t, m->max_tokens, m->heads * m->dim, DTYPE_BF16),
+                        .out = bench_mat(t, m->max_tokens, m->heads * m->dim, DTYPE_BF16),
                         .len = calloc(n, sizeof(*s->len)),
                         .query = calloc(n, sizeof(*s->query)),
                         .row = calloc(n, sizeof(*s->row)),
@@ -97,14 +97,14 @@ static void open_scene(struct times *t, struct scene *s)
                         .update = calloc(2 * n, sizeof(*s->update)),
                         .block = calloc((size_t)m->n_blocks, sizeof(*s->block))};
     if (!s->len || !s->query || !s->row || !s->q_start || !s->lcp || !s->update || !s->block) {
-        times_failed(t, err_nomem(t->e, "the sequences that are measured"));
+        bench_failed(t, err_nomem(t->e, "the sequences that are measured"));
         return;
     }
     for (int32_t i = 0; i < m->n_blocks; i++) {
         s->block[i] = i;
     }
     for (int32_t i = m->n_blocks - 1; i > 0; i--) {
-        int32_t j = (int32_t)(times_random(t) % (uint64_t)(i + 1)), id = s->block[i];
+        int32_t j = (int32_t)(bench_random(t) % (uint64_t)(i + 1)), id = s->block[i];
         s->block[i] = s->block[j];
         s->block[j] = id;
     }
@@ -160,9 +160,9 @@ static double attention_us(struct times *t, struct scene *s, int32_t group, int3
     if (a.n_table_block > t->shape.n_blocks || a.n_tokens > t->shape.max_tokens) {
         return NAN;
     }
-    struct times_job j = {
+    struct bench_job j = {
         .batch = a, .calls = a.n_tokens > a.n_seqs ? 8 : 32, .call = call_attention, .arg = s};
-    return times_us(t, &j);
+    return bench_us(t, &j);
 }
 
 /* Bytes of keys and values of a token in one layer. */
@@ -178,11 +178,11 @@ static void decode_line(struct times *t, struct scene *s, int32_t n, int32_t con
 
     set_sequences(s, n, len, 1);
     double us = attention_us(t, s, 1, 0, false), tokens = (double)n * len;
-    struct times_layer *l = context == 1024 ? times_layer_of(t, n) : NULL;
+    struct bench_layer *l = context == 1024 ? bench_layer_of(t, n) : NULL;
     if (l && t->shape.dim == 128 / (t->shape.context_over > 1 ? 2 : 1)) {
         l->attention = us;
     }
-    times_line(t, us, tokens * token_bytes(t), 4.0 * t->shape.heads * t->shape.dim * tokens,
+    bench_line(t, us, tokens * token_bytes(t), 4.0 * t->shape.heads * t->shape.dim * tokens,
                "decode attention, heads of %d, %d x %d", t->shape.dim, n, len);
 }
 
@@ -196,7 +196,7 @@ static void skew_lines(struct times *t, struct scene *s)
         s->len[0] = skewed ? 131072 / t->shape.context_over : s->len[0];
         us[skewed] = attention_us(t, s, 1, 0, false);
         double tokens = 32.0 * 8064 / t->shape.context_over;
-        times_line(t, us[skewed], tokens * token_bytes(t), 0, "decode attention, %s",
+        bench_line(t, us[skewed], tokens * token_bytes(t), 0, "decode attention, %s",
                    skewed ? "1 x 128k + 31 x 4k" : "32 x 8064");
     }
     if (t->rc == 0) {
@@ -219,7 +219,7 @@ static void group_lines(struct times *t, struct scene *s)
             double us = attention_us(t, s, members, shared, told);
             double tokens =
                 (double)n * own + (double)groups[i][2] * (told ? (double)n / members : n);
-            times_line(t, us, tokens * token_bytes(t), 0,
+            bench_line(t, us, tokens * token_bytes(t), 0,
                        "decode, %d of %d + %d, %d share the %d%s", n, groups[i][2], own, members,
                        groups[i][2], told ? ": once" : "");
         }
@@ -245,7 +245,7 @@ static void prefill_line(struct times *t, struct scene *s, int32_t n, int32_t le
     query /= t->shape.context_over;
     double before = len - query, pairs = ((double)len * len - before * before) / 2 * n;
     set_sequences(s, n, len, query);
-    times_line(t, attention_us(t, s, 1, 0, false), 0, 4.0 * t->shape.heads * t->shape.dim * pairs,
+    bench_line(t, attention_us(t, s, 1, 0, false), 0, 4.0 * t->shape.heads * t->shape.dim * pairs,
                "prefill attention, heads of %d, %d x %d of %d", t->shape.dim, n, query, len);
 }
 
@@ -260,7 +260,7 @@ static void prefill_lines(struct times *t, struct scene *s)
     int32_t n = 64, over = t->shape.context_over;
     set_sequences(s, n + 1, 1024 / over, 1);
     s->len[n] = s->query[n] = 2048 / over;
-    times_line(t, attention_us(t, s, 1, 0, false), 0, 0,
+    bench_line(t, attention_us(t, s, 1, 0, false), 0, 0,
                "attention, %d x %d decoding and a prompt of %d", n, s->len[0], s->len[n]);
 }
 
@@ -283,12 +283,12 @@ static void other_heads(struct times *t, bool decode, bool prefill)
         other.shape.n_blocks = 8192;
         other.shape.max_tokens = c.max_tokens;
         other.shape.max_seqs = c.max_seqs;
-        times_failed(&other, backend_open(&other.b, t->b->name, &c, t->e));
+        bench_failed(&other, backend_open(&other.b, t->b->name, &c, t->e));
         if (other.rc == 0) {
             kv_layout_init(&l, other.shape.block_size, other.shape.cache_layers,
                            other.shape.kv_heads, other.shape.dim,
                            other.b->act_dtype_of[DTYPE_BF16]);
-            times_failed(&other,
+            bench_failed(&other,
                          other.b->ops->kv_create(other.b, &l, other.shape.n_blocks, 0, t->e));
             open_scene(&other, &s);
         }
@@ -300,14 +300,14 @@ static void other_heads(struct times *t, bool decode, bool prefill)
             prefill_line(&other, &s, 1, 4096, 4096);
         }
         close_scene(&s);
-        times_failed(t, other.rc);
+        bench_failed(t, other.rc);
         if (other.b && other.b != t->b) {
             other.b->ops->free(other.b);
         }
     }
 }
 
-void times_attention(struct times *t, bool decode, bool prefill)
+void bench_attention(struct times *t, bool decode, bool prefill)
 {
     struct scene s;
 

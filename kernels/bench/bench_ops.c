@@ -8,7 +8,7 @@
 
 enum { REPEATS = 7 };
 
-static const struct times_shape llama_8b = {.hidden = 4096,
+static const struct bench_shape llama_8b = {.hidden = 4096,
                                             .heads = 32,
                                             .kv_heads = 8,
                                             .dim = 128,
@@ -21,7 +21,7 @@ static const struct times_shape llama_8b = {.hidden = 4096,
                                             .max_tokens = 16384,
                                             .max_seqs = 512,
                                             .context_over = 1};
-static const struct times_shape small = {.hidden = 256,
+static const struct bench_shape small = {.hidden = 256,
                                          .heads = 8,
                                          .kv_heads = 2,
                                          .dim = 64,
@@ -35,29 +35,29 @@ static const struct times_shape small = {.hidden = 256,
                                          .max_seqs = 512,
                                          .context_over = 64};
 
-bool times_failed(struct times *t, int rc)
+bool bench_failed(struct times *t, int rc)
 {
     t->rc = t->rc < 0 ? t->rc : rc;
     return t->rc < 0;
 }
 
-uint64_t times_random(struct times *t)
+uint64_t bench_random(struct times *t)
 {
     t->rng = t->rng * 6364136223846793005ull + 1442695040888963407ull;
     return t->rng >> 33;
 }
 
-struct mat times_mat(struct times *t, int32_t rows, int32_t cols, enum dtype type)
+struct mat bench_mat(struct times *t, int32_t rows, int32_t cols, enum dtype type)
 {
     struct mat m = {0};
 
     if (t->rc == 0) {
-        times_failed(t, t->b->ops->scratch(t->b, rows, cols, t->b->act_dtype_of[type], &m, t->e));
+        bench_failed(t, t->b->ops->scratch(t->b, rows, cols, t->b->act_dtype_of[type], &m, t->e));
     }
     return m;
 }
 
-struct mat times_weight(struct times *t, enum weight_kind kind, int32_t rows, int32_t cols,
+struct mat bench_weight(struct times *t, enum weight_kind kind, int32_t rows, int32_t cols,
                         enum dtype type)
 {
     struct mat m = {0};
@@ -65,7 +65,7 @@ struct mat times_weight(struct times *t, enum weight_kind kind, int32_t rows, in
         .name = "bench", .kind = kind, .dtype = type, .rows = rows, .cols = cols};
 
     if (t->rc == 0) {
-        times_failed(t, t->b->ops->weight(t->b, &d, &m, t->e));
+        bench_failed(t, t->b->ops->weight(t->b, &d, &m, t->e));
     }
     return m;
 }
@@ -80,18 +80,18 @@ static int by_time(const void *x, const void *y)
 static void call_product(struct times *t, int i, void *arg)
 {
     (void)i;
-    struct times_ceiling *c = arg;
+    struct bench_ceiling *c = arg;
     t->b->ops->linear(t->b, c->out, c->x, c->w, NULL);
 }
 
 /* us of the step. */
-static double step_us(struct times *t, struct times_job *j)
+static double step_us(struct times *t, struct bench_job *j)
 {
     const struct backend_ops *ops = t->b->ops;
     struct results r = {0};
 
     j->batch.step = ++t->step;
-    if (times_failed(t, ops->step_begin(t->b, &j->batch, t->e))) {
+    if (bench_failed(t, ops->step_begin(t->b, &j->batch, t->e))) {
         return NAN;
     }
     if (j->queued && t->ahead_us > 0) {
@@ -100,11 +100,11 @@ static double step_us(struct times *t, struct times_job *j)
     for (int k = 0; k < j->calls && j->call != NULL; k++) {
         j->call(t, k, j->arg);
     }
-    bool ended = !times_failed(t, ops->step_end(t->b, t->e));
-    return ended && !times_failed(t, ops->step_wait(t->b, &r, t->e)) ? (double)r.device_us : NAN;
+    bool ended = !bench_failed(t, ops->step_end(t->b, t->e));
+    return ended && !bench_failed(t, ops->step_wait(t->b, &r, t->e)) ? (double)r.device_us : NAN;
 }
 
-double times_us(struct times *t, struct times_job *j)
+double bench_us(struct times *t, struct bench_job *j)
 {
     double us[REPEATS];
 
@@ -122,7 +122,7 @@ double times_us(struct times *t, struct times_job *j)
     return (us[REPEATS / 2] - ahead) / j->calls;
 }
 
-void times_line(struct times *t, double us, double bytes, double flops, const char *format, ...)
+void bench_line(struct times *t, double us, double bytes, double flops, const char *format, ...)
 {
     char name[96];
     va_list args;
@@ -150,7 +150,7 @@ void times_line(struct times *t, double us, double bytes, double flops, const ch
     fflush(t->out);
 }
 
-struct batch times_batch(struct times *t, int32_t n)
+struct batch bench_batch(struct times *t, int32_t n)
 {
     static int32_t q_start[2], kv_len;
 
@@ -166,7 +166,7 @@ struct batch times_batch(struct times *t, int32_t n)
                           .lcp_blocks = t->zero};
 }
 
-struct times_layer *times_layer_of(struct times *t, int32_t rows)
+struct bench_layer *bench_layer_of(struct times *t, int32_t rows)
 {
     for (int i = 0; i < TIMES_GLUE_ROWS; i++) {
         if (t->layer[i].rows == rows) {
@@ -179,16 +179,16 @@ struct times_layer *times_layer_of(struct times *t, int32_t rows)
 /* ---- ceilings ---- */
 
 /* us of [rows, in] times [out, in]. */
-static double product_us(struct times *t, struct times_ceiling *c, int32_t rows, int32_t in,
+static double product_us(struct times *t, struct bench_ceiling *c, int32_t rows, int32_t in,
                          int32_t out)
 {
-    *c = (struct times_ceiling){
-        .w = times_weight(t, WEIGHT_LINEAR, out, in, DTYPE_BF16),
-        .x = times_weight(t, WEIGHT_TABLE, rows, in, t->b->act_dtype_of[DTYPE_BF16]),
-        .out = times_mat(t, rows, out, DTYPE_BF16)};
-    struct times_job j = {
-        .batch = times_batch(t, rows), .calls = 4, .call = call_product, .arg = c};
-    return times_us(t, &j);
+    *c = (struct bench_ceiling){
+        .w = bench_weight(t, WEIGHT_LINEAR, out, in, DTYPE_BF16),
+        .x = bench_weight(t, WEIGHT_TABLE, rows, in, t->b->act_dtype_of[DTYPE_BF16]),
+        .out = bench_mat(t, rows, out, DTYPE_BF16)};
+    struct bench_job j = {
+        .batch = bench_batch(t, rows), .calls = 4, .call = call_product, .arg = c};
+    return bench_us(t, &j);
 }
 
 /* Blocks copied to others, all in one step; the cache is there already. */
@@ -198,14 +198,14 @@ static double copied_bytes_us(struct times *t, int64_t block_bytes)
     struct block_copy *copy = calloc((size_t)n, sizeof(*copy));
 
     if (!copy) {
-        times_failed(t, err_nomem(t->e, "the measure of copies"));
+        bench_failed(t, err_nomem(t->e, "the measure of copies"));
         return NAN;
     }
     for (int32_t i = 0; i < n; i++) {
         copy[i] = (struct block_copy){.src = i, .dst = n + i};
     }
-    struct times_job j = {.batch = {.q_start = t->zero, .copy = copy, .n_copy = n}, .calls = 1};
-    double us = times_us(t, &j);
+    struct bench_job j = {.batch = {.q_start = t->zero, .copy = copy, .n_copy = n}, .calls = 1};
+    double us = bench_us(t, &j);
     free(copy);
     return 2.0 * (double)block_bytes * n / us;
 }
@@ -214,15 +214,15 @@ static void measure_ceilings(struct times *t, const struct kv_layout *l)
 {
     bool gpu = t->shape.context_over == 1;
     int32_t wide = gpu ? 262144 : 16384, in = gpu ? 8192 : 1024, side = gpu ? 8192 : 512;
-    struct times_ceiling square;
+    struct bench_ceiling square;
 
     t->read = 2.0 * wide * in / product_us(t, &t->ahead, 1, in, wide);
     t->copy = copied_bytes_us(t, kv_layout_block_bytes(l));
     t->product = 2.0 * side * side * side / product_us(t, &square, side, side, side);
     if (gpu) {
-        struct times_job alone = {
-            .batch = times_batch(t, 1), .calls = 1, .call = call_product, .arg = &t->ahead};
-        t->ahead_us = times_us(t, &alone);
+        struct bench_job alone = {
+            .batch = bench_batch(t, 1), .calls = 1, .call = call_product, .arg = &t->ahead};
+        t->ahead_us = bench_us(t, &alone);
     }
     if (t->rc == 0) {
         fprintf(
@@ -235,7 +235,7 @@ static void measure_ceilings(struct times *t, const struct kv_layout *l)
 /* ---- a decode step, by its parts ---- */
 
 /* Products, attention and everything else of a step of so many rows of 1,024 tokens. */
-static void print_share(struct times *t, const struct times_layer *l)
+static void print_share(struct times *t, const struct bench_layer *l)
 {
     double layers = t->shape.layers, products = layers * l->products + l->head,
            attention = layers * l->attention;
@@ -251,7 +251,7 @@ static void print_share(struct times *t, const struct times_layer *l)
     }
 }
 
-static int open_times(struct times *t, const char *device)
+static int open_bench(struct times *t, const char *device)
 {
     struct backend_config c = {.max_tokens = llama_8b.max_tokens,
                                .max_seqs = llama_8b.max_seqs,
@@ -276,7 +276,7 @@ static int open_times(struct times *t, const char *device)
     }
     for (int i = 0; i < TIMES_GLUE_ROWS; i++) {
         static const int32_t rows[TIMES_GLUE_ROWS] = {1, 64, 256};
-        t->layer[i] = (struct times_layer){rows[i], NAN, NAN, NAN, NAN, NAN, NAN};
+        t->layer[i] = (struct bench_layer){rows[i], NAN, NAN, NAN, NAN, NAN, NAN};
     }
     struct kv_layout l;
     kv_layout_init(&l, t->shape.block_size, t->shape.cache_layers, t->shape.kv_heads, t->shape.dim,
@@ -312,7 +312,7 @@ static int read_words(int n_what, char **what, bool *want, struct err *e)
     return 0;
 }
 
-int times_run(const char *device, int n_what, char **what, FILE *out, struct err *e)
+int bench_run(const char *device, int n_what, char **what, FILE *out, struct err *e)
 {
     bool want[ARRAY_LEN(words)];
     struct times t = {.out = out, .e = e, .rng = 1};
@@ -321,19 +321,19 @@ int times_run(const char *device, int n_what, char **what, FILE *out, struct err
     if (rc < 0) {
         return rc;
     }
-    rc = open_times(&t, device);
+    rc = open_bench(&t, device);
     if (rc == 0) {
         if (want[3]) {
-            times_glue(&t);
+            bench_glue(&t);
         }
         if (want[4]) {
-            times_sample(&t);
+            bench_sample(&t);
         }
         if (want[1] || want[2]) {
-            times_attention(&t, want[1], want[2]);
+            bench_attention(&t, want[1], want[2]);
         }
         if (want[0]) {
-            times_linear(&t);
+            bench_linear(&t);
         }
         for (int i = 0; i < TIMES_GLUE_ROWS; i++) {
             print_share(&t, &t.layer[i]);

@@ -16,6 +16,6 @@
 
 /* Measure `what` on the device, and print to `out`: of linear, decode, prefill, glue,
  * sample; all where none is named. ERR_INVALID names a word that is none of these. */
-int times_run(const char *device, int n_what, char **what, FILE *out, struct err *e);
+int bench_run(const char *device, int n_what, char **what, FILE *out, struct err *e);
 
 #endif

@@ -28,28 +28,28 @@ static void call_gated(struct times *t, int i, void *arg)
 /* One product of a layer, or the head; `rows` of x. */
 static void product_line(struct times *t, struct products *p, int32_t out, int32_t in, int32_t rows)
 {
-    const struct times_shape *m = &t->shape;
+    const struct bench_shape *m = &t->shape;
     bool head = out == m->vocab, gated = out == 2 * m->inner;
 
-    p->x = times_weight(t, WEIGHT_TABLE, rows, in, t->b->act_dtype_of[DTYPE_BF16]);
-    p->out = times_mat(t, rows, out, head ? DTYPE_F32 : DTYPE_BF16);
-    p->act = gated ? times_mat(t, rows, out / 2, DTYPE_BF16) : p->out;
-    struct times_job j = {.batch = times_batch(t, rows),
+    p->x = bench_weight(t, WEIGHT_TABLE, rows, in, t->b->act_dtype_of[DTYPE_BF16]);
+    p->out = bench_mat(t, rows, out, head ? DTYPE_F32 : DTYPE_BF16);
+    p->act = gated ? bench_mat(t, rows, out / 2, DTYPE_BF16) : p->out;
+    struct bench_job j = {.batch = bench_batch(t, rows),
                           .calls = rows > 256 ? 8 : 32,
                           .call = gated ? call_gated : call_linear,
                           .arg = p};
-    double us = times_us(t, &j), flops = 2.0 * out * in * rows;
-    struct times_layer *l = times_layer_of(t, rows);
+    double us = bench_us(t, &j), flops = 2.0 * out * in * rows;
+    struct bench_layer *l = bench_layer_of(t, rows);
     if (l) {
         *(head ? &l->head : &l->products) += us;
     }
-    times_line(t, us, 2.0 * out * in + 2.0 * rows * ((double)in + (gated ? out / 2 : out)), flops,
+    bench_line(t, us, 2.0 * out * in + 2.0 * rows * ((double)in + (gated ? out / 2 : out)), flops,
                "%s %d x %d, %d rows", gated ? "gated product" : "product", out, in, rows);
 }
 
-void times_linear(struct times *t)
+void bench_linear(struct times *t)
 {
-    const struct times_shape *m = &t->shape;
+    const struct bench_shape *m = &t->shape;
     const int32_t shape[][2] = {{(m->heads + 2 * m->kv_heads) * m->dim, m->hidden},
                                 {m->hidden, m->heads * m->dim},
                                 {2 * m->inner, m->hidden},
@@ -64,7 +64,7 @@ void times_linear(struct times *t)
         int32_t out = shape[s][0], in = shape[s][1];
         struct products p = {.n = out > 100000 ? 2 : out > 20000 ? 4 : COPIES};
         for (int i = 0; i < p.n; i++) {
-            p.w[i] = times_weight(t, WEIGHT_LINEAR, out, in, DTYPE_BF16);
+            p.w[i] = bench_weight(t, WEIGHT_LINEAR, out, in, DTYPE_BF16);
         }
         for (size_t r = 0; r < ARRAY_LEN(rows); r++) {
             if (rows[r] <= m->max_tokens && (rows[r] <= 256 || out < 100000)) {
@@ -90,7 +90,7 @@ static void call_norm(struct times *t, int i, void *arg)
 
 static void call_rope(struct times *t, int i, void *arg)
 {
-    const struct times_shape *m = &t->shape;
+    const struct bench_shape *m = &t->shape;
     struct glue *g = arg;
     struct rope r = {.cos_sin = g->cos_sin, .rot_dim = m->dim};
     struct attention a = {.layer = i % m->cache_layers,
@@ -119,7 +119,7 @@ static const struct sample_row greedy = {
 static struct batch sampling_batch(struct times *t, int32_t n, const struct sample_row *s,
                                    struct sample_row *row)
 {
-    struct batch a = times_batch(t, n);
+    struct batch a = bench_batch(t, n);
 
     for (int32_t i = 0; i < n; i++) {
         row[i] = *s;
@@ -135,51 +135,51 @@ static struct batch sampling_batch(struct times *t, int32_t n, const struct samp
 
 static void glue_lines(struct times *t, int32_t n)
 {
-    const struct times_shape *m = &t->shape;
+    const struct bench_shape *m = &t->shape;
     enum dtype act = t->b->act_dtype_of[DTYPE_BF16];
     int32_t width = (m->heads + 2 * m->kv_heads) * m->dim;
     struct sample_row *row = calloc((size_t)n, sizeof(*row));
-    struct glue g = {.x = times_mat(t, n, m->hidden, DTYPE_BF16),
-                     .y = times_weight(t, WEIGHT_TABLE, n, m->hidden, act),
-                     .out = times_mat(t, n, m->hidden, DTYPE_BF16),
-                     .qkv = times_weight(t, WEIGHT_TABLE, n, width, act),
-                     .table = times_weight(t, WEIGHT_EMBEDDING, m->vocab, m->hidden, DTYPE_BF16),
-                     .cos_sin = times_weight(t, WEIGHT_TABLE, 16, m->dim, DTYPE_F32),
+    struct glue g = {.x = bench_mat(t, n, m->hidden, DTYPE_BF16),
+                     .y = bench_weight(t, WEIGHT_TABLE, n, m->hidden, act),
+                     .out = bench_mat(t, n, m->hidden, DTYPE_BF16),
+                     .qkv = bench_weight(t, WEIGHT_TABLE, n, width, act),
+                     .table = bench_weight(t, WEIGHT_EMBEDDING, m->vocab, m->hidden, DTYPE_BF16),
+                     .cos_sin = bench_weight(t, WEIGHT_TABLE, 16, m->dim, DTYPE_F32),
                      .norm = {.kind = NORM_RMS, .eps = 1e-5f}};
 
-    g.norm.weight = times_weight(t, WEIGHT_VECTOR, 1, m->hidden, DTYPE_BF16);
+    g.norm.weight = bench_weight(t, WEIGHT_VECTOR, 1, m->hidden, DTYPE_BF16);
     if (!row) {
-        times_failed(t, err_nomem(t->e, "the samples that are measured"));
+        bench_failed(t, err_nomem(t->e, "the samples that are measured"));
         return;
     }
-    struct times_layer *l = times_layer_of(t, n);
-    struct times_job norm = {
-        .batch = times_batch(t, n), .calls = 64, .queued = n <= 256, .call = call_norm, .arg = &g};
-    double us = times_us(t, &norm);
-    times_line(t, us, 8.0 * n * m->hidden, 0, "residual and norm, %d rows", n);
+    struct bench_layer *l = bench_layer_of(t, n);
+    struct bench_job norm = {
+        .batch = bench_batch(t, n), .calls = 64, .queued = n <= 256, .call = call_norm, .arg = &g};
+    double us = bench_us(t, &norm);
+    bench_line(t, us, 8.0 * n * m->hidden, 0, "residual and norm, %d rows", n);
     double norms = us;
-    struct times_job rope = {
-        .batch = times_batch(t, n), .calls = 64, .queued = n <= 256, .call = call_rope, .arg = &g};
+    struct bench_job rope = {
+        .batch = bench_batch(t, n), .calls = 64, .queued = n <= 256, .call = call_rope, .arg = &g};
     rope.batch.slot = t->count;
-    us = times_us(t, &rope);
-    times_line(t, us, 2.0 * n * (width + (m->heads + 3.0 * m->kv_heads) * m->dim), 0,
+    us = bench_us(t, &rope);
+    bench_line(t, us, 2.0 * n * (width + (m->heads + 3.0 * m->kv_heads) * m->dim), 0,
                "rope and cache write, %d rows", n);
     if (l) {
-        g.logits = times_mat(t, n, m->vocab, DTYPE_F32);
-        struct times_job ends = {.batch = sampling_batch(t, n, &greedy, row),
+        g.logits = bench_mat(t, n, m->vocab, DTYPE_F32);
+        struct bench_job ends = {.batch = sampling_batch(t, n, &greedy, row),
                                  .calls = 16,
                                  .queued = true,
                                  .call = call_ends,
                                  .arg = &g};
-        *l = (struct times_layer){n,  l->products,        l->attention, norms,
-                                  us, times_us(t, &ends), l->head};
-        times_line(t, l->ends, 4.0 * n * m->vocab + 12.0 * n * m->hidden, 0,
+        *l = (struct bench_layer){n,  l->products,        l->attention, norms,
+                                  us, bench_us(t, &ends), l->head};
+        bench_line(t, l->ends, 4.0 * n * m->vocab + 12.0 * n * m->hidden, 0,
                    "embedding, last norm, greedy sampling, %d rows", n);
     }
     free(row);
 }
 
-void times_glue(struct times *t)
+void bench_glue(struct times *t)
 {
     static const int32_t rows[] = {1, 64, 256, 8192};
 
@@ -214,25 +214,25 @@ static void call_sample(struct times *t, int i, void *arg)
 /* Logits as sums of three uniform numbers: few great ones. */
 static struct mat random_logits(struct times *t, int32_t n)
 {
-    struct mat logits = times_mat(t, n, t->shape.vocab, DTYPE_F32);
+    struct mat logits = bench_mat(t, n, t->shape.vocab, DTYPE_F32);
     int64_t count = (int64_t)n * t->shape.vocab;
     float *v = malloc((size_t)count * sizeof(*v));
 
     if (!v) {
-        times_failed(t, err_nomem(t->e, "the logits that are measured"));
+        bench_failed(t, err_nomem(t->e, "the logits that are measured"));
     }
     for (int64_t i = 0; i < count && t->rc == 0; i++) {
-        uint64_t sum = times_random(t) % 65536 + times_random(t) % 65536 + times_random(t) % 65536;
+        uint64_t sum = bench_random(t) % 65536 + bench_random(t) % 65536 + bench_random(t) % 65536;
         v[i] = (float)((double)sum / 65536 * 8);
     }
     if (t->rc == 0) {
-        times_failed(t, t->b->ops->upload(t->b, logits, v, t->e));
+        bench_failed(t, t->b->ops->upload(t->b, logits, v, t->e));
     }
     free(v);
     return logits;
 }
 
-void times_sample(struct times *t)
+void bench_sample(struct times *t)
 {
     static const int32_t rows[] = {1, 64, 128, 256};
     struct sample_row row[256];
@@ -240,12 +240,12 @@ void times_sample(struct times *t)
     for (size_t r = 0; r < ARRAY_LEN(rows); r++) {
         struct mat logits = random_logits(t, rows[r]);
         for (size_t kind = 0; kind < ARRAY_LEN(asked) && t->rc == 0; kind++) {
-            struct times_job j = {.batch = sampling_batch(t, rows[r], &asked[kind].row, row),
+            struct bench_job j = {.batch = sampling_batch(t, rows[r], &asked[kind].row, row),
                                   .calls = 8,
                                   .queued = true,
                                   .call = call_sample,
                                   .arg = &logits};
-            times_line(t, times_us(t, &j), 4.0 * rows[r] * t->shape.vocab, 0,
+            bench_line(t, bench_us(t, &j), 4.0 * rows[r] * t->shape.vocab, 0,
                        "sampling, %s, %d rows", asked[kind].name, rows[r]);
         }
     }

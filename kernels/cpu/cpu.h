@@ -63,8 +63,8 @@ struct cpu_backend {
     struct cpu_kernels k;
     struct cpu_pool *pool;
     struct cpu_region *region;
-    struct cpu_settle *settle; /* of weights read in their file; NULL: there are none */
-    uint64_t n_dummies;        /* dummy weights made so far: each gets other numbers */
+    struct cpu_hugepages *settle; /* of weights read in their file; NULL: there are none */
+    uint64_t n_dummies;           /* dummy weights made so far: each gets other numbers */
 
     struct kv_layout kv;
     int32_t n_blocks, n_host_blocks;
@@ -137,14 +137,14 @@ int cpu_upload(struct backend *b, struct mat m, const float *in, struct err *e);
 /* hugepages.c: whether a weight's rows, `stride` elements apart, may be read where its
  * pieces lie. */
 bool cpu_reads_in_place(const struct weight_desc *d, int64_t stride);
-/* The weight is read at `data`: move it into large pages once cpu_settle_start was
+/* The weight is read at `data`: move it into large pages once cpu_hugepages_start was
  * called. */
-int cpu_settle_later(struct cpu_backend *c, const void *data, int64_t n_bytes, struct err *e);
+int cpu_hugepages_later(struct cpu_backend *c, const void *data, int64_t n_bytes, struct err *e);
 /* Memory that the move will take yet. */
-int64_t cpu_settle_waiting_bytes(const struct cpu_backend *c);
-int cpu_settle_start(struct cpu_backend *c, struct err *e);
+int64_t cpu_hugepages_waiting_bytes(const struct cpu_backend *c);
+int cpu_hugepages_start(struct cpu_backend *c, struct err *e);
 /* Ends the move where it is. Takes NULL. */
-void cpu_settle_free(struct cpu_settle *s);
+void cpu_hugepages_free(struct cpu_hugepages *s);
 
 /* step.c */
 int cpu_steps_init(struct cpu_backend *c, struct err *e);

@@ -36,7 +36,7 @@ struct span {
     size_t n_bytes;
 };
 
-struct cpu_settle {
+struct cpu_hugepages {
     struct span *span; /* [n] */
     int32_t n, cap;
     _Atomic int64_t waiting_bytes; /* to be moved yet */
@@ -84,9 +84,9 @@ bool cpu_reads_in_place(const struct weight_desc *d, int64_t stride)
     return one_memory_node();
 }
 
-int cpu_settle_later(struct cpu_backend *c, const void *data, int64_t n_bytes, struct err *e)
+int cpu_hugepages_later(struct cpu_backend *c, const void *data, int64_t n_bytes, struct err *e)
 {
-    struct cpu_settle *s = c->settle;
+    struct cpu_hugepages *s = c->settle;
 
     if (!s) {
         s = c->settle = calloc(1, sizeof(*s));
@@ -108,7 +108,7 @@ int cpu_settle_later(struct cpu_backend *c, const void *data, int64_t n_bytes, s
     return 0;
 }
 
-int64_t cpu_settle_waiting_bytes(const struct cpu_backend *c)
+int64_t cpu_hugepages_waiting_bytes(const struct cpu_backend *c)
 {
     return c->settle ? c->settle->waiting_bytes : 0;
 }
@@ -145,7 +145,7 @@ static bool in_one_file(const char *from, const char *to)
 
 /* Sorted, and neighbours joined: rows of one weight may end in the 2 MiB where the next
  * begins. */
-static void join_spans(struct cpu_settle *s)
+static void join_spans(struct cpu_hugepages *s)
 {
     int32_t n = 0;
 
@@ -166,7 +166,7 @@ static void join_spans(struct cpu_settle *s)
 
 /* Put 2 MiB pages of the same contents in the place of [at, at + n_bytes), whole
  * ones. */
-static bool move_chunk(struct cpu_settle *s, char *at, size_t n_bytes)
+static bool move_chunk(struct cpu_hugepages *s, char *at, size_t n_bytes)
 {
     char *copy = cpu_map_huge(n_bytes);
 
@@ -184,7 +184,7 @@ static bool move_chunk(struct cpu_settle *s, char *at, size_t n_bytes)
     return ok;
 }
 
-static bool move_span(struct cpu_settle *s, const struct span *span)
+static bool move_span(struct cpu_hugepages *s, const struct span *span)
 {
     char *end = span->at + span->n_bytes;
 
@@ -202,9 +202,9 @@ static bool move_span(struct cpu_settle *s, const struct span *span)
     return true;
 }
 
-static void *settle_main(void *arg)
+static void *hugepages_main(void *arg)
 {
-    struct cpu_settle *s = arg;
+    struct cpu_hugepages *s = arg;
     bool ok = true;
 
     pthread_setname_np(pthread_self(), "quire-settle");
@@ -223,9 +223,9 @@ static void *settle_main(void *arg)
     return NULL;
 }
 
-int cpu_settle_start(struct cpu_backend *c, struct err *e)
+int cpu_hugepages_start(struct cpu_backend *c, struct err *e)
 {
-    struct cpu_settle *s = c->settle;
+    struct cpu_hugepages *s = c->settle;
 
     if (!s || s->started) {
         return 0;
@@ -234,14 +234,14 @@ int cpu_settle_start(struct cpu_backend *c, struct err *e)
         s->waiting_bytes = 0;
         return 0;
     }
-    if (pthread_create(&s->thread, NULL, settle_main, s) != 0) {
+    if (pthread_create(&s->thread, NULL, hugepages_main, s) != 0) {
         return err_set(e, ERR_IO, "cpu: the thread that moves weights could not be started");
     }
     s->started = true;
     return 0;
 }
 
-void cpu_settle_free(struct cpu_settle *s)
+void cpu_hugepages_free(struct cpu_hugepages *s)
 {
     if (!s) {
         return;

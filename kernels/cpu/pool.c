@@ -316,14 +316,14 @@ static int start_helper(struct helper *h, struct err *e)
 
 /* Keep the share's part of core[n]: how many. Cores fewer than shares are shared by all
  * of them. */
-static int share_cores(int *core, int n, int32_t share, int32_t n_shares)
+static int share_cores(int *core, int n, int32_t share, int32_t local_world_size)
 {
-    if (n < n_shares) {
+    if (n < local_world_size) {
         core[0] = -1;
         return 1;
     }
-    int first = share * n / n_shares;
-    int end = (share + 1) * n / n_shares;
+    int first = share * n / local_world_size;
+    int end = (share + 1) * n / local_world_size;
     memmove(core, core + first, (size_t)(end - first) * sizeof(*core));
     return end - first;
 }
@@ -333,8 +333,8 @@ int cpu_pool_new(struct cpu_pool **ret, int32_t threads, struct err *e)
     return cpu_pool_new_share(ret, threads, 0, 1, e);
 }
 
-int cpu_pool_new_share(struct cpu_pool **ret, int32_t threads, int32_t share, int32_t n_shares,
-                       struct err *e)
+int cpu_pool_new_share(struct cpu_pool **ret, int32_t threads, int32_t share,
+                       int32_t local_world_size, struct err *e)
 {
     if (threads < 0 || threads > CPU_POOL_MAX_THREADS) {
         return err_set_param(e, ERR_INVALID, "threads",
@@ -343,9 +343,9 @@ int cpu_pool_new_share(struct cpu_pool **ret, int32_t threads, int32_t share, in
     }
     int core[CPU_POOL_MAX_THREADS];
     int n_cores = usable_cores(core);
-    if (n_shares > 1) {
-        n_cores = share_cores(core, n_cores, share, n_shares);
-        threads = threads > 0 ? MAX(threads / n_shares, 1) : 0;
+    if (local_world_size > 1) {
+        n_cores = share_cores(core, n_cores, share, local_world_size);
+        threads = threads > 0 ? MAX(threads / local_world_size, 1) : 0;
     }
     struct cpu_pool *p = aligned_alloc(64, (sizeof(*p) + 63) / 64 * 64);
     if (!p) {

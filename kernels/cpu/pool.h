@@ -19,10 +19,10 @@ typedef void cpu_task_fn(void *arg, int32_t task, int32_t thread);
 /* `threads` 0: the physical cores this process may use (affinity and cgroup quota
  * counted). */
 int cpu_pool_new(struct cpu_pool **ret, int32_t threads, struct err *e);
-/* The same for the share-th of n_shares processes: its part of the cores and of
+/* The same for the share-th of local_world_size processes: its part of the cores and of
  * `threads`, one at least. */
-int cpu_pool_new_share(struct cpu_pool **ret, int32_t threads, int32_t share, int32_t n_shares,
-                       struct err *e);
+int cpu_pool_new_share(struct cpu_pool **ret, int32_t threads, int32_t share,
+                       int32_t local_world_size, struct err *e);
 void cpu_pool_free(struct cpu_pool *p);
 int32_t cpu_pool_threads(const struct cpu_pool *p);
 

@@ -150,7 +150,7 @@ static void cuda_norm(struct backend *b, struct mat out, struct mat x, const str
     struct cuda_backend *c = cuda_of(b);
     struct norm_args a = norm_args(n);
 
-    if (cuda_chain_norm(c, out, x, n)) {
+    if (cuda_fused_norm(c, out, x, n)) {
         return;
     }
     cuda_start(c);
@@ -164,7 +164,7 @@ static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struc
     struct cuda_backend *c = cuda_of(b);
     struct norm_args a = norm_args(n);
 
-    if (cuda_chain_add_norm(c, out, x, y, n, partial)) {
+    if (cuda_fused_add_norm(c, out, x, y, n, partial)) {
         return;
     }
     cuda_start(c);
@@ -216,7 +216,7 @@ static void cuda_rope_kv(struct backend *b, struct mat qkv, const struct rope *r
                           .n_heads = a->n_heads,
                           .layer = a->layer};
 
-    if (cuda_chain_rope_kv(c, qkv, r, a)) {
+    if (cuda_fused_rope_kv(c, qkv, r, a)) {
         return;
     }
     cuda_start(c);
@@ -291,11 +291,11 @@ static int32_t attention_window(struct cuda_backend *c, int32_t window)
 }
 
 /* Every query in one order of keys, whatever shares the step. */
-static void attention_exact(struct cuda_backend *c, const struct attn_args *k, int32_t n_decode,
-                            int32_t rest)
+static void attention_invariant(struct cuda_backend *c, const struct attn_args *k, int32_t n_decode,
+                                int32_t rest)
 {
-    if (launch_attn_exact(k, &c->arrays, n_decode, c->tile_device, rest > 0 ? c->n_tiles : 0,
-                          c->stream)) {
+    if (launch_attn_invariant(k, &c->arrays, n_decode, c->tile_device, rest > 0 ? c->n_tiles : 0,
+                              c->stream)) {
         return;
     }
     if (n_decode > 0) {
@@ -333,7 +333,7 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv,
     int32_t n_decode = c->capturing ? c->padded : c->batch.n_decode,
             rest = c->batch.n_tokens - c->batch.n_decode;
     if (c->config.deterministic) {
-        attention_exact(c, &k, n_decode, rest);
+        attention_invariant(c, &k, n_decode, rest);
         return;
     }
     k.shared = k.shared && launch_attn_shared(&k, &c->arrays, &c->attn, c->stream);
@@ -399,7 +399,7 @@ static int cuda_download(struct backend *b, struct mat m, float *out, struct err
     if (rc < 0) {
         return rc;
     }
-    cuda_chain_flush(c);
+    cuda_fused_flush(c);
     launch_convert(c->convert, DTYPE_F32, m.cols, m.data, (int)m.dtype, m.stride, m.rows, m.cols,
                    false, c->stream);
     cudaError_t status =
@@ -519,9 +519,9 @@ static int open_device(struct cuda_backend *c, struct err *e)
     if (rc != cudaSuccess || n == 0) {
         return no_gpu(e, rc);
     }
-    if (c->config.n_shares > n) {
+    if (c->config.local_world_size > n) {
         return err_set(e, ERR_UNSUPPORTED, "%d ranks on this machine need as many GPUs; it has %d",
-                       c->config.n_shares, n);
+                       c->config.local_world_size, n);
     }
     if (c->config.device < 0 || c->config.device >= n) {
         return err_set(e, ERR_INVALID, "GPU %d does not exist: there are %d", c->config.device, n);
@@ -594,7 +594,7 @@ int quire_backend_open(struct backend **ret, int abi, const struct backend_confi
     rc = rc < 0 ? rc : cuda_linear_init(c, e);
     rc = rc < 0 ? rc : cuda_ranks_init(c, e);
     rc = rc < 0 ? rc : cuda_stages_init(c, e);
-    rc = rc < 0 ? rc : cuda_chain_init(c, e);
+    rc = rc < 0 ? rc : cuda_fused_init(c, e);
     if (rc < 0) {
         cuda_free(&c->base);
         return rc;

@@ -137,11 +137,11 @@ struct cuda_backend {
     struct cuda_ranks *ranks;   /* NULL: one rank */
     struct cuda_stages *stages; /* NULL: one stage */
 
-    /* chains */
+    /* fused launches */
     /* operations of the step that wait for their common launch; counter NULL: none ever
      * do */
-    struct chain_args chain;
-    int32_t chain_shared_bytes;
+    struct fused_args fused;
+    int32_t fused_shared_bytes;
 };
 
 static inline struct cuda_backend *cuda_of(struct backend *b)
@@ -162,7 +162,8 @@ int32_t cuda_rows(struct cuda_backend *c, struct mat m);
 /* Rows from m's first one to the end of its allocation. */
 int32_t cuda_rows_behind(const struct cuda_backend *c, struct mat m);
 /* Enqueue the prologue if this step has not been started on the device yet, and what
- * waits in a chain; every operation calls it that does not join the chain. */
+ * waits in a fused launch; every operation calls it that does not join the fused
+ * launch. */
 void cuda_start(struct cuda_backend *c);
 /* The prologue alone. */
 void cuda_start_step(struct cuda_backend *c);
@@ -220,22 +221,22 @@ bool cuda_sample_room(struct cuda_backend *c, struct mat logits);
 struct attn_cut cuda_attn_cut(const struct cuda_backend *c, const int32_t *start, int32_t n);
 
 /* fused_decode.c */
-/* Shared memory that a chain's block may have on this device; 0: there are no
- * chains. */
-int32_t cuda_chain_bytes(struct cuda_backend *c);
-int cuda_chain_init(struct cuda_backend *c, struct err *e);
+/* Shared memory that a fused launch's block may have on this device; 0: there are no
+ * fused launches. */
+int32_t cuda_fused_bytes(struct cuda_backend *c);
+int cuda_fused_init(struct cuda_backend *c, struct err *e);
 /* Launch what waits. */
-void cuda_chain_flush(struct cuda_backend *c);
-/* The operation waits in the chain; false: it is the caller's to launch, after
+void cuda_fused_flush(struct cuda_backend *c);
+/* The operation waits in the fused launch; false: it is the caller's to launch, after
  * cuda_start. */
-bool cuda_chain_linear(struct cuda_backend *c, struct mat out, struct mat x, struct mat w,
+bool cuda_fused_linear(struct cuda_backend *c, struct mat out, struct mat x, struct mat w,
                        const struct epilogue *ep);
-bool cuda_chain_norm(struct cuda_backend *c, struct mat out, struct mat x, const struct norm *n);
-bool cuda_chain_add_norm(struct cuda_backend *c, struct mat out, struct mat x, struct mat y,
+bool cuda_fused_norm(struct cuda_backend *c, struct mat out, struct mat x, const struct norm *n);
+bool cuda_fused_add_norm(struct cuda_backend *c, struct mat out, struct mat x, struct mat y,
                          const struct norm *n, bool partial);
-bool cuda_chain_rope_kv(struct cuda_backend *c, struct mat qkv, const struct rope *r,
+bool cuda_fused_rope_kv(struct cuda_backend *c, struct mat qkv, const struct rope *r,
                         const struct attention *a);
-bool cuda_chain_linear_gated(struct cuda_backend *c, struct mat out, struct mat x, struct mat w,
+bool cuda_fused_linear_gated(struct cuda_backend *c, struct mat out, struct mat x, struct mat w,
                              struct mat bias, enum activation act);
 
 /* linear.c */
@@ -247,8 +248,9 @@ int cuda_ranks_init(struct cuda_backend *c, struct err *e);
  * not. */
 int cuda_ranks_ready(struct cuda_backend *c, struct err *e);
 void cuda_ranks_release(struct cuda_backend *c);
-/* As cuda_chain_bytes, of all ranks together, and how chains reach the others. */
-int32_t cuda_ranks_chain(struct cuda_backend *c, struct peer_args *ret);
+/* As cuda_fused_bytes, of all ranks together, and how fused launches reach the
+ * others. */
+int32_t cuda_ranks_fused(struct cuda_backend *c, struct p2p_args *ret);
 
 /* wait.c */
 /* Until the event, or all of the stream, is done. When a rank or a stage has failed, at
@@ -265,7 +267,7 @@ int cuda_others_gone(struct cuda_backend *c, int64_t start_us, const char *what,
 int32_t cuda_rank_number(const struct cuda_backend *c);
 
 /* ranks.c: all do nothing with one rank, or the plain thing. */
-/* `rows` rows of y are this rank's summands. True: done as launch_peer_sum says. False:
+/* `rows` rows of y are this rank's summands. True: done as launch_p2p_sum says. False:
  * y holds the sum, or there is one rank. */
 bool cuda_rank_sum(struct cuda_backend *c, struct mat *out, struct mat *x, struct mat y,
                    const struct norm_args *n, int32_t rows);
@@ -308,8 +310,9 @@ struct matmul_setup {
 /* linear_invariant.c: the algorithm for `deterministic`; its results do not depend on
  * `rows`. any_tile: the operands suit the kernels of which that is known for every
  * tile. */
-cublasStatus_t linear_exact_algo(struct cuda_backend *c, const struct matmul_setup *m, int32_t rows,
-                                 bool any_tile, cublasLtMatmulHeuristicResult_t *ret);
+cublasStatus_t linear_invariant_algo(struct cuda_backend *c, const struct matmul_setup *m,
+                                     int32_t rows, bool any_tile,
+                                     cublasLtMatmulHeuristicResult_t *ret);
 void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w,
                  const struct epilogue *ep);
 void cuda_linear_gated(struct backend *b, struct mat out, struct mat room, struct mat x,

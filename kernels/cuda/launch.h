@@ -209,10 +209,11 @@ bool launch_attn_prefill_hopper(const struct attn_args *a, const struct step_arr
                                 const struct query_tile *tile, int32_t n_tiles,
                                 cudaStream_t stream);
 
-/* For `deterministic` (attn_invariant.cu): the first n_single sequences, one token each,
- * and the tiles. False: no such kernel; launch_attn_plain is as exact, only slow. */
-bool launch_attn_exact(const struct attn_args *a, const struct step_arrays *s, int32_t n_single,
-                       const struct query_tile *tile, int32_t n_tiles, cudaStream_t stream);
+/* For `deterministic` (attn_invariant.cu): the first n_single sequences, one token
+ * each, and the tiles. False: no such kernel; launch_attn_plain is as exact, only
+ * slow. */
+bool launch_attn_invariant(const struct attn_args *a, const struct step_arrays *s, int32_t n_single,
+                           const struct query_tile *tile, int32_t n_tiles, cudaStream_t stream);
 
 /* sampling (sample.cu) */
 enum { GREEDY_BLOCKS = 32 }; /* at most, a row */

@@ -97,7 +97,9 @@ void checkpoint_rest(const struct checkpoint *c)
 {
     for (int32_t i = 0; i < c->n_tensors && c->kept; i++) {
         if (!c->kept
-                 [i]) { /* pages of a kept one may hold no file any more (kernels/cpu/hugepages.c) */
+                 /* pages of a kept one may hold no file any more
+                  * (kernels/cpu/hugepages.c) */
+                 [i]) {
             advise(&c->tensor[i], MADV_DONTNEED);
         }
     }

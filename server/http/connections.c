@@ -11,12 +11,12 @@
 
 /* It is closed where its address has too many: the library, which has taken it, sees
  * its end. */
-static struct peer *peer_new(struct door *door, struct MHD_Connection *c, int fd)
+static struct conn *peer_new(struct door *door, struct MHD_Connection *c, int fd)
 {
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
     const struct settings *settings = door->server->settings;
-    struct peer *p = calloc(1, sizeof(*p));
+    struct conn *p = calloc(1, sizeof(*p));
 
     if (!p) {
         return NULL;
@@ -31,7 +31,7 @@ static struct peer *peer_new(struct door *door, struct MHD_Connection *c, int fd
     return p;
 }
 
-static void peers_add(struct server *s, struct peer *p)
+static void peers_add(struct server *s, struct conn *p)
 {
     pthread_mutex_lock(&s->peers_lock);
     p->next = s->peers;
@@ -42,7 +42,7 @@ static void peers_add(struct server *s, struct peer *p)
     pthread_mutex_unlock(&s->peers_lock);
 }
 
-static void peers_remove(struct server *s, struct peer *p)
+static void peers_remove(struct server *s, struct conn *p)
 {
     pthread_mutex_lock(&s->peers_lock);
     *(p->prev ? &p->prev->next : &s->peers) = p->next;
@@ -57,7 +57,7 @@ void http_on_connection(void *cls, struct MHD_Connection *c, void **context,
 {
     struct door *door = cls;
     struct server *s = door->server;
-    struct peer *p = *context;
+    struct conn *p = *context;
 
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
         int fd = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
@@ -86,7 +86,7 @@ static void poll_peers(const struct server *s, struct pollfd *p, nfds_t n)
 {
     nfds_t i = 0;
 
-    for (const struct peer *q = s->peers; q && i < n; q = q->next, i++) {
+    for (const struct conn *q = s->peers; q && i < n; q = q->next, i++) {
         bool between = q->due_us != INT64_MAX;
         p[i] = (struct pollfd){.fd = between ? q->fd : -1, .events = POLLRDHUP};
     }
@@ -121,7 +121,7 @@ static void estimate_retry(struct server *s, double seconds)
 /* Whether bytes have come since its last answer ended. The library tells of a request
  * once its line is whole; the kernel tells before (of TCP, to a tick or two of its
  * clock: what comes at the end of the answer is taken for a part of its request). */
-static bool has_begun(const struct peer *p, int64_t idle_us, int64_t now)
+static bool has_begun(const struct conn *p, int64_t idle_us, int64_t now)
 {
     enum { TICKS_US = 50 * 1000 };
     struct tcp_info info;
@@ -133,7 +133,7 @@ static bool has_begun(const struct peer *p, int64_t idle_us, int64_t now)
 
 /* A request's head has header-timeout from its first byte on, as far as that is
  * known. */
-static void start_head(struct peer *p, double header_timeout, int64_t now)
+static void start_head(struct conn *p, double header_timeout, int64_t now)
 {
     int64_t due_us = p->due_us, idle_us = p->idle_us,
             until_us = now + (int64_t)(header_timeout * 1e6);
@@ -147,7 +147,7 @@ static void start_head(struct peer *p, double header_timeout, int64_t now)
 /* Under peers_lock. The library sees the end of what is shut down, and closes it. */
 static void close_due(struct server *s, int64_t now)
 {
-    for (struct peer *p = s->peers; p; p = p->next) {
+    for (struct conn *p = s->peers; p; p = p->next) {
         int64_t due_us = p->due_us;
         start_head(p, s->settings->header_timeout, now);
         if (due_us < now && atomic_compare_exchange_strong(&p->due_us, &due_us, INT64_MAX)) {
@@ -161,14 +161,14 @@ static void close_left(struct server *s)
 {
     nfds_t n = 0, i = 0;
 
-    for (const struct peer *p = s->peers; p; p = p->next) {
+    for (const struct conn *p = s->peers; p; p = p->next) {
         n++;
     }
     struct pollfd *polled = calloc(n + 1, sizeof(*polled));
     if (polled) {
         poll_peers(s, polled, n);
     }
-    for (struct peer *p = s->peers; p; p = p->next, i++) {
+    for (struct conn *p = s->peers; p; p = p->next, i++) {
         /* Seen twice, a second apart: what it sent before it left has been looked
          * at. */
         bool left = polled && (polled[i].revents & (POLLRDHUP | POLLHUP | POLLERR));

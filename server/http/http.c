@@ -17,7 +17,7 @@ enum { REFUSED_BODY_FACTOR = 4 };
 
 /* ---- its headers ---- */
 
-static void set_refusal(struct exchange *x, int status, const char *message)
+static void set_refusal(struct http_request *x, int status, const char *message)
 {
     struct reply *r = malloc(sizeof(*r));
 
@@ -35,7 +35,7 @@ static const char *header(struct MHD_Connection *c, const char *name)
 }
 
 /* The client's X-Request-Id where it is one, else a new one. */
-static void name_request(struct exchange *x, struct MHD_Connection *c)
+static void name_request(struct http_request *x, struct MHD_Connection *c)
 {
     static const char allowed[] =
         "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-";
@@ -54,7 +54,7 @@ static void name_request(struct exchange *x, struct MHD_Connection *c)
 }
 
 /* Remember the Origin of a request from a page that the settings allow. */
-static void check_origin(struct exchange *x, struct MHD_Connection *c)
+static void check_origin(struct http_request *x, struct MHD_Connection *c)
 {
     const char *origin = header(c, MHD_HTTP_HEADER_ORIGIN),
                *list = x->server->settings->cors_origins;
@@ -106,7 +106,7 @@ static bool parses_in_place(void)
     return strncmp(MHD_get_version(), "0.9.", 4) == 0;
 }
 
-static void check_head(struct exchange *x, struct MHD_Connection *c, const char *url,
+static void check_head(struct http_request *x, struct MHD_Connection *c, const char *url,
                        const char *version)
 {
     const union MHD_ConnectionInfo *size =
@@ -129,7 +129,7 @@ static void check_head(struct exchange *x, struct MHD_Connection *c, const char 
 
 /* What this connection may ask for: everything, at the admin door health and metrics,
  * and beyond max-connections health alone, for one request. */
-static void check_door(struct exchange *x)
+static void check_door(struct http_request *x)
 {
     bool reserved = x->peer && x->peer->admitted.reserved;
     bool health = x->route && x->route->admin && x->route->open;
@@ -143,7 +143,7 @@ static void check_door(struct exchange *x)
 }
 
 /* What can be refused before the body is read. */
-static void check_headers(struct exchange *x, struct MHD_Connection *c, const char *allow)
+static void check_headers(struct http_request *x, struct MHD_Connection *c, const char *allow)
 {
     struct server *s = x->server;
     const char *type = header(c, MHD_HTTP_HEADER_CONTENT_TYPE);
@@ -177,7 +177,7 @@ static void check_headers(struct exchange *x, struct MHD_Connection *c, const ch
 
 /* What the engine will be asked to compute, it may get up for while the request is
  * read. */
-static void tell_engine(const struct exchange *x)
+static void tell_engine(const struct http_request *x)
 {
     struct engine *engine = atomic_load(&x->server->engine);
 
@@ -188,16 +188,16 @@ static void tell_engine(const struct exchange *x)
 
 /* When its connection is closed, unless it has come further: `seconds` from `from_us`
  * on. */
-static void set_due(struct exchange *x, int64_t from_us, double seconds)
+static void set_due(struct http_request *x, int64_t from_us, double seconds)
 {
     if (x->peer) {
         x->peer->due_us = from_us + (int64_t)(seconds * 1e6);
     }
 }
 
-static struct exchange *exchange_new(struct door *door, struct MHD_Connection *c)
+static struct http_request *http_request_new(struct door *door, struct MHD_Connection *c)
 {
-    struct exchange *x = calloc(1, sizeof(*x));
+    struct http_request *x = calloc(1, sizeof(*x));
     const union MHD_ConnectionInfo *peer =
         MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
 
@@ -215,7 +215,7 @@ static struct exchange *exchange_new(struct door *door, struct MHD_Connection *c
 
 void *http_on_target(void *cls, const char *target, struct MHD_Connection *c)
 {
-    struct exchange *x = exchange_new(cls, c);
+    struct http_request *x = http_request_new(cls, c);
 
     if (!x) {
         return NULL;
@@ -231,8 +231,8 @@ void *http_on_target(void *cls, const char *target, struct MHD_Connection *c)
 }
 
 /* Headers are there. */
-static void exchange_begin(struct exchange *x, struct MHD_Connection *c, const char *method,
-                           const char *url, const char *version)
+static void http_request_begin(struct http_request *x, struct MHD_Connection *c, const char *method,
+                               const char *url, const char *version)
 {
     const char *arg, *allow = NULL;
 
@@ -262,7 +262,7 @@ static void exchange_begin(struct exchange *x, struct MHD_Connection *c, const c
 
 /* ---- its body ---- */
 
-static void too_large(struct exchange *x)
+static void too_large(struct http_request *x)
 {
     char text[128];
 
@@ -272,7 +272,7 @@ static void too_large(struct exchange *x)
 }
 
 /* What is held for clients is as much as may be. */
-static void refuse_for_room(struct exchange *x)
+static void refuse_for_room(struct http_request *x)
 {
     set_refusal(x, 503, "");
     if (x->refusal) {
@@ -280,13 +280,13 @@ static void refuse_for_room(struct exchange *x)
     }
 }
 
-static void drop_body(struct exchange *x)
+static void drop_body(struct http_request *x)
 {
     buf_release(&x->body);
     account_set(&x->account, 0);
 }
 
-static void take_body(struct exchange *x, const char *data, size_t len)
+static void take_body(struct http_request *x, const char *data, size_t len)
 {
     if (x->refused) {
         return;
@@ -307,7 +307,7 @@ static void take_body(struct exchange *x, const char *data, size_t len)
 
 /* A body that is announced as too large: say so before it is sent, where the client
  * waits for that or it is huge. */
-static bool refuse_unsent(struct exchange *x, struct MHD_Connection *c)
+static bool refuse_unsent(struct http_request *x, struct MHD_Connection *c)
 {
     const char *length = header(c, MHD_HTTP_HEADER_CONTENT_LENGTH),
                *expect = header(c, MHD_HTTP_HEADER_EXPECT);
@@ -321,7 +321,7 @@ static bool refuse_unsent(struct exchange *x, struct MHD_Connection *c)
     return x->refused && ((expect && n) || n > max * REFUSED_BODY_FACTOR);
 }
 
-static enum MHD_Result answer_refusal(struct exchange *x, struct MHD_Connection *c)
+static enum MHD_Result answer_refusal(struct http_request *x, struct MHD_Connection *c)
 {
     if (x->peer) {
         x->peer->due_us = INT64_MAX;
@@ -332,7 +332,7 @@ static enum MHD_Result answer_refusal(struct exchange *x, struct MHD_Connection 
 /* ---- its answer ---- */
 
 /* The answer is on its way: send its head, or wait until it is whole. */
-static enum MHD_Result begin_stream(struct exchange *x, struct MHD_Connection *c)
+static enum MHD_Result begin_stream(struct http_request *x, struct MHD_Connection *c)
 {
     struct stream *s = x->stream;
 
@@ -346,7 +346,7 @@ static enum MHD_Result begin_stream(struct exchange *x, struct MHD_Connection *c
     return MHD_YES;
 }
 
-bool exchange_argument(const struct exchange *x, const char *name, const char **ret)
+bool http_request_argument(const struct http_request *x, const char *name, const char **ret)
 {
     const char *value = NULL;
     size_t len;
@@ -360,7 +360,7 @@ bool exchange_argument(const struct exchange *x, const char *name, const char **
 }
 
 /* The request is whole. */
-static enum MHD_Result dispatch(struct exchange *x, struct MHD_Connection *c)
+static enum MHD_Result dispatch(struct http_request *x, struct MHD_Connection *c)
 {
     struct server *s = x->server;
     const char *arg = x->path + strlen(x->route->path);
@@ -389,16 +389,16 @@ enum MHD_Result http_on_request(void *cls, struct MHD_Connection *c, const char 
                                 const char *method, const char *version, const char *data,
                                 size_t *size, void **context)
 {
-    struct exchange *x = *context;
+    struct http_request *x = *context;
 
     if (!x) {
-        x = *context = exchange_new(cls, c);
+        x = *context = http_request_new(cls, c);
     }
     if (!x) {
         return MHD_NO;
     }
     if (!x->begun) {
-        exchange_begin(x, c, method, url, version);
+        http_request_begin(x, c, method, url, version);
         return x->unread || refuse_unsent(x, c) ? answer_refusal(x, c) : MHD_YES;
     }
     if (*size) {
@@ -423,7 +423,7 @@ enum MHD_Result http_on_request(void *cls, struct MHD_Connection *c, const char 
 
 /* ---- its end ---- */
 
-static void count_request(const struct exchange *x)
+static void count_request(const struct http_request *x)
 {
     const struct server *s = x->server;
     long route = x->route ? x->route - routes : n_routes;
@@ -434,7 +434,7 @@ static void count_request(const struct exchange *x)
 void http_on_completed(void *cls, struct MHD_Connection *c, void **context,
                        enum MHD_RequestTerminationCode code)
 {
-    struct exchange *x = *context;
+    struct http_request *x = *context;
 
     (void)cls, (void)c;
     if (!x) {

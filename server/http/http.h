@@ -19,8 +19,8 @@
 enum { HTTP_STATUS_SLOTS = 20 };
 
 /* One connection, from accept to close. */
-struct peer {
-    struct peer *prev, *next;
+struct conn {
+    struct conn *prev, *next;
     int fd;
     bool left; /* the last sweep saw that the client closed its side */
     struct admitted admitted;
@@ -57,7 +57,7 @@ struct server {
     atomic_bool dead; /* the engine could not start or died: told by /health */
     _Atomic int64_t connections;
     pthread_mutex_t peers_lock;
-    struct peer *peers; /* of both doors */
+    struct conn *peers; /* of both doors */
     int64_t swept_us;
     /* For Retry-After: how fast requests end, by the last sweeps. */
     uint64_t ended;     /* requests ended when last looked */
@@ -68,7 +68,7 @@ struct server {
 };
 
 /* One request, from its headers to its end. */
-struct exchange {
+struct http_request {
     struct server *server;
     struct door *door;
     bool begun;                /* its head was whole */
@@ -76,7 +76,7 @@ struct exchange {
     size_t target_len;         /* of the target as it came */
     const char *target_error;  /* http_target_check's; static */
     const struct route *route; /* NULL: none matched */
-    struct peer *peer;
+    struct conn *peer;
     const char *method;   /* MHD's: good until the request is dispatched */
     char method_name[16]; /* for the log */
     bool http_1_0;
@@ -118,18 +118,18 @@ void reply_error(struct reply *r, int status, const char *param, const char *mes
 
 /* Count an answer that grows, beside the request's body. False when that is more than
  * the budget has: `r` says so then. */
-bool reply_grow(struct exchange *x, struct reply *r, size_t bytes);
+bool reply_grow(struct http_request *x, struct reply *r, size_t bytes);
 /* 503 for what client-buffer-bytes has no room for. */
 void reply_no_room(struct reply *r);
 
 /* Queue `r` (its body is taken over), the events or the body of x->stream. */
-enum MHD_Result reply_send(struct exchange *x, struct MHD_Connection *c, struct reply *r);
-enum MHD_Result reply_events(struct exchange *x, struct MHD_Connection *c);
-enum MHD_Result reply_collected(struct exchange *x, struct MHD_Connection *c);
+enum MHD_Result reply_send(struct http_request *x, struct MHD_Connection *c, struct reply *r);
+enum MHD_Result reply_events(struct http_request *x, struct MHD_Connection *c);
+enum MHD_Result reply_collected(struct http_request *x, struct MHD_Connection *c);
 
 /* What MHD calls: a request's line, whose target is still as it came; its headers, body
- * and end of body (http.c); its end; a connection's begin and end (connections.c). `door` is
- * a struct door. */
+ * and end of body (http.c); its end; a connection's begin and end (connections.c).
+ * `door` is a struct door. */
 void *http_on_target(void *door, const char *target, struct MHD_Connection *c);
 enum MHD_Result http_on_request(void *door, struct MHD_Connection *c, const char *url,
                                 const char *method, const char *version, const char *data,
@@ -151,7 +151,7 @@ struct route {
     bool generates;     /* the engine will be asked */
     /* Answer into `r`; or set x->stream, and nothing of `r` is used. `arg`: what
      * follows a prefix. */
-    void (*handle)(struct exchange *x, const char *arg, struct reply *r);
+    void (*handle)(struct http_request *x, const char *arg, struct reply *r);
 };
 extern const struct route routes[];
 extern const int n_routes;
@@ -161,11 +161,11 @@ const struct route *route_find(const char *method, const char *path, const char 
 
 /* Whether the URL has the argument `name`; its value ("" without one) in *ret. While a
  * handler runs. */
-bool exchange_argument(const struct exchange *x, const char *name, const char **ret);
+bool http_request_argument(const struct http_request *x, const char *name, const char **ret);
 
 /* Handlers of GET / and GET /debug/kv (ui.c). */
-void handle_page(struct exchange *x, const char *arg, struct reply *r);
-void handle_watch(struct exchange *x, const char *arg, struct reply *r);
+void handle_page(struct http_request *x, const char *arg, struct reply *r);
+void handle_kv_events(struct http_request *x, const char *arg, struct reply *r);
 
 /* Read the keys file and the certificate again; whichever is bad stays as it was. Each
  * is told in the log. */
@@ -189,8 +189,8 @@ void server_close(struct server *s);
 
 /* One line for a request that has ended; one for each of the first prompts of one that
  * was taken (request_log.c). */
-void request_log(const struct exchange *x);
-void prompts_log(const struct exchange *x);
+void request_log(const struct http_request *x);
+void prompts_log(const struct http_request *x);
 /* What the daemon holds just now, as lines of the log (state.c). From main. */
 void state_log(const struct server *s);
 

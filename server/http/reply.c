@@ -75,7 +75,7 @@ static void add_quota(struct MHD_Response *m, const char *what, const struct quo
 }
 
 /* Of a key with limits, on the routes that count. */
-static void add_rate_limits(const struct exchange *x, struct MHD_Response *m)
+static void add_rate_limits(const struct http_request *x, struct MHD_Response *m)
 {
     const struct key_limits *l = &x->grant.limits;
     struct quota_view requests, tokens;
@@ -89,7 +89,8 @@ static void add_rate_limits(const struct exchange *x, struct MHD_Response *m)
 }
 
 /* When to come again: what is known, else by the rate at which requests end. */
-static void add_retry_after(const struct exchange *x, const struct reply *r, struct MHD_Response *m)
+static void add_retry_after(const struct http_request *x, const struct reply *r,
+                            struct MHD_Response *m)
 {
     char text[32];
     int64_t ms = (r->retry_us + 999) / 1000, s = (ms + 999) / 1000;
@@ -104,7 +105,7 @@ static void add_retry_after(const struct exchange *x, const struct reply *r, str
     add_header(m, MHD_HTTP_HEADER_RETRY_AFTER, text);
 }
 
-static void add_common_headers(const struct exchange *x, struct MHD_Response *m)
+static void add_common_headers(const struct http_request *x, struct MHD_Response *m)
 {
     char trace[TRACE_HEADER_BYTES];
 
@@ -145,7 +146,7 @@ static void add_page_headers(struct MHD_Response *m, const char *nonce)
     add_header(m, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
 }
 
-static enum MHD_Result queue(struct exchange *x, struct MHD_Connection *c, int status,
+static enum MHD_Result queue(struct http_request *x, struct MHD_Connection *c, int status,
                              struct MHD_Response *m)
 {
     x->status = status;
@@ -161,7 +162,7 @@ void reply_no_room(struct reply *r)
                 "try again");
 }
 
-bool reply_grow(struct exchange *x, struct reply *r, size_t bytes)
+bool reply_grow(struct http_request *x, struct reply *r, size_t bytes)
 {
     if (account_try(&x->account, (int64_t)(x->body.cap + bytes))) {
         return true;
@@ -174,7 +175,7 @@ bool reply_grow(struct exchange *x, struct reply *r, size_t bytes)
 }
 
 /* The response that sends the segments, which it takes over; NULL: no memory. */
-static struct MHD_Response *response_of(struct exchange *x, struct segments *g)
+static struct MHD_Response *response_of(struct http_request *x, struct segments *g)
 {
     struct body *b = body_new(&x->server->hub.budget, g);
 
@@ -186,7 +187,7 @@ static struct MHD_Response *response_of(struct exchange *x, struct segments *g)
 }
 
 /* Takes over r->body, or what `long_body` has in its place where it is not NULL. */
-static enum MHD_Result send_reply(struct exchange *x, struct MHD_Connection *c, struct reply *r,
+static enum MHD_Result send_reply(struct http_request *x, struct MHD_Connection *c, struct reply *r,
                                   struct segments *long_body)
 {
     struct segments g;
@@ -230,7 +231,7 @@ static enum MHD_Result send_reply(struct exchange *x, struct MHD_Connection *c, 
     return queue(x, c, r->status, m);
 }
 
-enum MHD_Result reply_send(struct exchange *x, struct MHD_Connection *c, struct reply *r)
+enum MHD_Result reply_send(struct http_request *x, struct MHD_Connection *c, struct reply *r)
 {
     return send_reply(x, c, r, NULL);
 }
@@ -239,10 +240,10 @@ enum MHD_Result reply_send(struct exchange *x, struct MHD_Connection *c, struct 
 
 static void free_nothing(void *cls)
 {
-    (void)cls; /* the exchange holds the stream's reference */
+    (void)cls; /* the request holds the stream's reference */
 }
 
-enum MHD_Result reply_events(struct exchange *x, struct MHD_Connection *c)
+enum MHD_Result reply_events(struct http_request *x, struct MHD_Connection *c)
 {
     struct MHD_Response *m = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 1024, stream_read,
                                                                x->stream, free_nothing);
@@ -297,7 +298,7 @@ static void join(struct segments *g, struct buf *to)
 }
 
 /* The body of a stream that has come to its end without one. */
-enum MHD_Result reply_collected(struct exchange *x, struct MHD_Connection *c)
+enum MHD_Result reply_collected(struct http_request *x, struct MHD_Connection *c)
 {
     struct stream *s = x->stream;
     struct segments g;

@@ -35,7 +35,7 @@ static void add_course(struct line *l, struct stream *s)
     add(l, LOG_I64("preemptions", c.preemptions));
 }
 
-static void add_answer(struct line *l, const struct exchange *x)
+static void add_answer(struct line *l, const struct http_request *x)
 {
     struct stream *s = x->stream;
 
@@ -49,7 +49,7 @@ static void add_answer(struct line *l, const struct exchange *x)
     add(l, LOG_STR("finish", s->finish ? finish_reason_name(s->finish) : "none"));
 }
 
-static bool is_wanted(const struct exchange *x, enum log_level level)
+static bool is_wanted(const struct http_request *x, enum log_level level)
 {
     int which = x->server->settings->access_log;
 
@@ -57,7 +57,7 @@ static bool is_wanted(const struct exchange *x, enum log_level level)
            (which == ACCESS_ALL || (which == ACCESS_ERRORS && x->status >= 400));
 }
 
-void request_log(const struct exchange *x)
+void request_log(const struct http_request *x)
 {
     enum log_level level = x->route && x->route->quiet ? LOG_DEBUG : LOG_INFO;
     struct line l = {.n = 0};
@@ -89,7 +89,7 @@ void request_log(const struct exchange *x)
 
 /* The beginning of what the model is given, special tokens written out: a chat's
  * rendered text too. */
-static void log_prompt(const struct exchange *x, const struct request *r)
+static void log_prompt(const struct http_request *x, const struct request *r)
 {
     enum { TOKENS = 1024 }; /* their text is more than a line has room for, but for unusual ones */
     const struct engine *engine = atomic_load(&x->server->engine);
@@ -108,7 +108,7 @@ static void log_prompt(const struct exchange *x, const struct request *r)
     buf_release(&text);
 }
 
-void prompts_log(const struct exchange *x)
+void prompts_log(const struct http_request *x)
 {
     enum { PROMPTS = 16 };
     const struct stream *s = x->stream;

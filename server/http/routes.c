@@ -14,7 +14,8 @@ static void reply_failure(struct reply *r, const struct err *e)
 /* ---- completions ---- */
 
 /* "cmpl-" or "chatcmpl-" and the name that the body, the header or chance gave. */
-static void name_completion(struct exchange *x, const struct completion *c, char *id, size_t size)
+static void name_completion(struct http_request *x, const struct completion *c, char *id,
+                            size_t size)
 {
     if (c->request_id[0]) {
         snprintf(x->request_id, sizeof(x->request_id), "%s", c->request_id);
@@ -31,7 +32,7 @@ static void reply_limited(struct reply *r, const struct quota_refusal *why)
 }
 
 /* Before the body is looked at: false when answered. */
-static bool begin_for_client(struct exchange *x, struct reply *r)
+static bool begin_for_client(struct http_request *x, struct reply *r)
 {
     struct quota_refusal why;
 
@@ -55,7 +56,7 @@ static int64_t prompt_tokens(const struct completion *c)
 
 /* Once the request is known: its priority within bounds, its tokens taken. False when
  * answered. */
-static bool charge_client(struct exchange *x, struct completion *c, struct reply *r)
+static bool charge_client(struct http_request *x, struct completion *c, struct reply *r)
 {
     const struct key_limits *l = &x->grant.limits;
     struct gen_params *p = &c->params;
@@ -83,7 +84,7 @@ static bool charge_client(struct exchange *x, struct completion *c, struct reply
 /* The key's scope goes in front of the salt that the client gave, with a line end
  * between them, which no scope holds: what is cached of one key's prompts is found by
  * no other. */
-static int scope_cache(const struct exchange *x, struct completion *c, struct err *e)
+static int scope_cache(const struct http_request *x, struct completion *c, struct err *e)
 {
     const char *scope = x->grant.scope, *given = c->params.cache_salt;
     char *salt;
@@ -118,7 +119,7 @@ static bool fits_a_body(const struct completion *c, struct reply *r)
 }
 
 /* Both generating routes: `parse` is what tells them apart. */
-static void generate(struct exchange *x, struct reply *r,
+static void generate(struct http_request *x, struct reply *r,
                      int (*parse)(struct completion *ret, const char *body, size_t len,
                                   const struct api_context *ctx, struct err *e))
 {
@@ -190,13 +191,13 @@ static void generate(struct exchange *x, struct reply *r,
     prompts_log(x);
 }
 
-static void handle_completions(struct exchange *x, const char *arg, struct reply *r)
+static void handle_completions(struct http_request *x, const char *arg, struct reply *r)
 {
     (void)arg;
     generate(x, r, completion_parse);
 }
 
-static void handle_chat(struct exchange *x, const char *arg, struct reply *r)
+static void handle_chat(struct http_request *x, const char *arg, struct reply *r)
 {
     (void)arg;
     generate(x, r, chat_parse);
@@ -206,7 +207,7 @@ static void handle_chat(struct exchange *x, const char *arg, struct reply *r)
 
 /* The tokens' ids, or with a style their texts, while there is room for them. False
  * when there is not, and `r` says so. */
-static bool put_tokens(struct exchange *x, struct reply *r, const struct tokenize *t,
+static bool put_tokens(struct http_request *x, struct reply *r, const struct tokenize *t,
                        const struct sse_style *style)
 {
     enum { AT_ONCE = 1024 };
@@ -227,7 +228,7 @@ static bool put_tokens(struct exchange *x, struct reply *r, const struct tokeniz
     return reply_grow(x, r, r->body.cap);
 }
 
-static void handle_tokenize(struct exchange *x, const char *arg, struct reply *r)
+static void handle_tokenize(struct http_request *x, const char *arg, struct reply *r)
 {
     const struct api_context *api = &x->server->api;
     struct sse_style style = {.token_bytes = api->token_bytes, .arg = api->arg};
@@ -269,7 +270,7 @@ static size_t text_bytes(const struct api_context *api, const struct tokenize *t
     return n;
 }
 
-static void handle_detokenize(struct exchange *x, const char *arg, struct reply *r)
+static void handle_detokenize(struct http_request *x, const char *arg, struct reply *r)
 {
     struct server *s = x->server;
     struct tokenize t;
@@ -303,13 +304,13 @@ static void handle_detokenize(struct exchange *x, const char *arg, struct reply 
 
 /* ---- models ---- */
 
-static void handle_models(struct exchange *x, const char *arg, struct reply *r)
+static void handle_models(struct http_request *x, const char *arg, struct reply *r)
 {
     (void)arg;
     api_models(&r->body, &x->server->api);
 }
 
-static void handle_model(struct exchange *x, const char *arg, struct reply *r)
+static void handle_model(struct http_request *x, const char *arg, struct reply *r)
 {
     const char *served = x->server->api.info.model_name;
     char text[256];
@@ -324,7 +325,7 @@ static void handle_model(struct exchange *x, const char *arg, struct reply *r)
 
 /* ---- operating ---- */
 
-static void handle_health(struct exchange *x, const char *arg, struct reply *r)
+static void handle_health(struct http_request *x, const char *arg, struct reply *r)
 {
     struct server *s = x->server;
     const struct engine *engine = atomic_load(&s->engine);
@@ -346,20 +347,20 @@ static void handle_health(struct exchange *x, const char *arg, struct reply *r)
     buf_putc(&r->body, '}');
 }
 
-static void handle_metrics(struct exchange *x, const char *arg, struct reply *r)
+static void handle_metrics(struct http_request *x, const char *arg, struct reply *r)
 {
     (void)arg;
     r->content_type = "text/plain; version=0.0.4; charset=utf-8";
     metrics_write(&r->body, x->server);
 }
 
-static void handle_version(struct exchange *x, const char *arg, struct reply *r)
+static void handle_version(struct http_request *x, const char *arg, struct reply *r)
 {
     (void)x, (void)arg;
     buf_puts(&r->body, "{\"version\":\"" QUIRE_VERSION "\"}");
 }
 
-static void handle_openapi(struct exchange *x, const char *arg, struct reply *r)
+static void handle_openapi(struct http_request *x, const char *arg, struct reply *r)
 {
     (void)arg;
     api_openapi(&r->body, &x->server->api);
@@ -384,7 +385,8 @@ const struct route routes[] = {
     {"GET", "/metrics", "/metrics", .admin = true, .quiet = true, .handle = handle_metrics},
     {"GET", "/version", "/version", .handle = handle_version},
     {"GET", "/", "/", .open = true, .quiet = true, .handle = handle_page},
-    {"GET", "/debug/kv", "/debug/kv", .quiet = true, .needs_engine = true, .handle = handle_watch},
+    {"GET", "/debug/kv", "/debug/kv", .quiet = true, .needs_engine = true,
+     .handle = handle_kv_events},
     {"GET", "/openapi.json", "/openapi.json", .needs_engine = true, .handle = handle_openapi},
 };
 const int n_routes = ARRAY_LEN(routes);

@@ -138,7 +138,7 @@ int server_open(struct server *s, const struct settings *settings, struct err *e
     rc = rc ? rc
             : stream_hub_open(&s->hub, MAX(pool_threads(settings) / 2, 1),
                               settings->client_buffer_bytes, e);
-    rc = rc ? rc : watchers_open(&s->watchers, s, e);
+    rc = rc ? rc : kv_watchers_open(&s->watchers, s, e);
     rc = rc ? rc : open_front(s, e);
     rc = rc ? rc : open_admin(s, e);
     if (rc) {
@@ -209,7 +209,7 @@ static void door_stop(struct door *d)
 
 void server_stop(struct server *s)
 {
-    watchers_close(&s->watchers);
+    kv_watchers_close(&s->watchers);
     door_stop(&s->front);
     door_stop(&s->admin);
 }

@@ -42,7 +42,7 @@ static void say_engine(const struct engine *e)
 }
 
 /* Blocks that several tables hold, and how many blocks that saves. */
-static void say_pool(const struct kv_picture *p)
+static void say_pool(const struct kv_snapshot *p)
 {
     int64_t shared = 0, saved = 0;
 
@@ -59,7 +59,7 @@ static void say_pool(const struct kv_picture *p)
         LOG_I64("host_used", p->n_host_used));
 }
 
-static void say_request(const struct kv_picture *p, const struct kv_group *g)
+static void say_request(const struct kv_snapshot *p, const struct kv_group *g)
 {
     static const char *const state[] = {"running", "swapped", "waiting"};
     int64_t tokens = 0, computed = 0, blocks = 0;
@@ -78,7 +78,7 @@ static void say_request(const struct kv_picture *p, const struct kv_group *g)
         LOG_I64("preemptions", g->preemptions));
 }
 
-static void say_picture(const struct kv_picture *p)
+static void say_snapshot(const struct kv_snapshot *p)
 {
     int32_t total = p->n_running + p->n_swapped + p->n_waiting, n = MIN(p->n_groups, REQUESTS);
 
@@ -94,7 +94,7 @@ static void say_picture(const struct kv_picture *p)
 void state_log(const struct server *s)
 {
     struct engine *engine = atomic_load(&s->engine);
-    struct kv_picture *p = NULL;
+    struct kv_snapshot *p = NULL;
     struct err e = {0};
 
     say_server(s);
@@ -103,12 +103,12 @@ void state_log(const struct server *s)
         return;
     }
     say_engine(engine);
-    int rc = kv_picture_new(&p, engine, &e);
+    int rc = kv_snapshot_new(&p, engine, &e);
     rc = rc ? rc : engine_kv_snapshot(engine, p, PATIENCE_US, &e);
     if (rc) {
         SAY("state queues", LOG_STR("unknown", e.text));
     } else {
-        say_picture(p);
+        say_snapshot(p);
     }
-    kv_picture_free(p);
+    kv_snapshot_free(p);
 }

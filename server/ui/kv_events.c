@@ -10,7 +10,7 @@
 
 enum {
     PERIOD_US = 100 * 1000,
-    QUIET_US = 1000 * 1000, /* a picture that has not changed is told again after so long */
+    QUIET_US = 1000 * 1000, /* a snapshot that has not changed is told again after so long */
     COST_SHARE = 100,       /* the engine's thread gives one part of so many */
     PATIENCE_US = 500 * 1000,
     END_ROUNDS = 10, /* of PERIOD_US, for a client to read that the server ends */
@@ -46,7 +46,7 @@ static void end_watcher(struct watcher *v)
     }
 }
 
-/* Under lock: `b` holds "data: " and a picture of the watcher's window. */
+/* Under lock: `b` holds "data: " and a snapshot of the watcher's window. */
 static void tell(struct watcher *v, struct buf *b, int64_t now_us)
 {
     static const size_t front = sizeof("data: ") - 1;
@@ -68,16 +68,16 @@ static void tell(struct watcher *v, struct buf *b, int64_t now_us)
     }
 }
 
-static void tell_picture(struct watchers *w, struct watcher *v, struct buf *b)
+static void tell_snapshot(struct watchers *w, struct watcher *v, struct buf *b)
 {
     buf_clear(b);
     buf_puts(b, "data: ");
-    watch_window_follow(&v->window, w->picture);
-    watch_json(b, w->picture, &v->window, atomic_load(&w->server->engine));
+    kv_window_follow(&v->window, w->snapshot);
+    kv_events_json(b, w->snapshot, &v->window, atomic_load(&w->server->engine));
     if (b->failed) {
         stream_end(v->stream, 503, "out of memory", false);
     } else {
-        tell(v, b, w->picture->taken_us);
+        tell(v, b, w->snapshot->taken_us);
     }
 }
 
@@ -107,10 +107,10 @@ static void tell_stall(const struct watchers *w, struct watcher *v, struct buf *
 static void round_of(struct watchers *w, struct buf *b)
 {
     struct err e = {0};
-    int rc = engine_kv_snapshot(atomic_load(&w->server->engine), w->picture, PATIENCE_US, &e);
+    int rc = engine_kv_snapshot(atomic_load(&w->server->engine), w->snapshot, PATIENCE_US, &e);
 
     if (!rc) {
-        w->taken_us = w->picture->taken_us;
+        w->taken_us = w->snapshot->taken_us;
     }
     pthread_mutex_lock(&w->lock);
     remove_ended(w);
@@ -121,16 +121,16 @@ static void round_of(struct watchers *w, struct buf *b)
         } else if (rc) {
             tell_stall(w, v, b, e.text);
         } else {
-            tell_picture(w, v, b);
+            tell_snapshot(w, v, b);
         }
     }
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Under lock: until it is time for the next picture. */
+/* Under lock: until it is time for the next snapshot. */
 static void rest(struct watchers *w)
 {
-    int64_t pause_us = MAX(PERIOD_US, w->picture->cost_us * COST_SHARE);
+    int64_t pause_us = MAX(PERIOD_US, w->snapshot->cost_us * COST_SHARE);
     int64_t until_us = clock_us() + pause_us;
 
     while (!w->stopping && wait_until(&w->changed, &w->lock, until_us)) {
@@ -163,7 +163,7 @@ static void *watch_main(void *arg)
 
 /* ---- for the server ---- */
 
-int watchers_open(struct watchers *w, struct server *s, struct err *e)
+int kv_watchers_open(struct watchers *w, struct server *s, struct err *e)
 {
 
     *w = (struct watchers){.server = s};
@@ -173,7 +173,7 @@ int watchers_open(struct watchers *w, struct server *s, struct err *e)
     return w->watcher ? 0 : err_nomem(e, "watchers");
 }
 
-void watchers_close(struct watchers *w)
+void kv_watchers_close(struct watchers *w)
 {
     if (!w->watcher) {
         return;
@@ -190,7 +190,7 @@ void watchers_close(struct watchers *w)
     }
     free(w->watcher);
     w->watcher = NULL;
-    kv_picture_free(w->picture);
+    kv_snapshot_free(w->snapshot);
     pthread_cond_destroy(&w->changed);
     pthread_mutex_destroy(&w->lock);
 }
@@ -198,8 +198,8 @@ void watchers_close(struct watchers *w)
 /* Under lock, with the first watcher: memory and thread. */
 static int begin(struct watchers *w, struct err *e)
 {
-    if (!w->picture) {
-        int rc = kv_picture_new(&w->picture, atomic_load(&w->server->engine), e);
+    if (!w->snapshot) {
+        int rc = kv_snapshot_new(&w->snapshot, atomic_load(&w->server->engine), e);
         if (rc) {
             return rc;
         }
@@ -214,8 +214,8 @@ static int begin(struct watchers *w, struct err *e)
     return 0;
 }
 
-int watchers_add(struct watchers *w, struct stream *s, struct watch_window window, bool once,
-                 struct err *e)
+int kv_watchers_add(struct watchers *w, struct stream *s, struct kv_window window, bool once,
+                    struct err *e)
 {
     pthread_mutex_lock(&w->lock);
     int rc = begin(w, e);

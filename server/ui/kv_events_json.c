@@ -1,12 +1,12 @@
-/* A picture of the KV pool as JSON. Arrays of bytes (a block each) are in base64, block
- * tables in runs of neighbours. */
+/* A snapshot of the KV pool as JSON. Arrays of bytes (a block each) are in base64,
+ * block tables in runs of neighbours. */
 #include <string.h>
 
 #include "engine/kv_snapshot.h"
 #include "server/stream/sse.h"
 #include "server/ui/kv_events.h"
 
-enum { MAX_RUNS = 1 << 14 }; /* of all tables in one picture */
+enum { MAX_RUNS = 1 << 14 }; /* of all tables in one snapshot */
 
 /* ---- the window ---- */
 
@@ -15,7 +15,7 @@ static bool is_used(uint8_t block)
     return block != KV_FREE && block != KV_CACHED;
 }
 
-static int32_t used_in(const struct kv_picture *p, int32_t first, int32_t n)
+static int32_t used_in(const struct kv_snapshot *p, int32_t first, int32_t n)
 {
     int32_t used = 0;
 
@@ -25,7 +25,7 @@ static int32_t used_in(const struct kv_picture *p, int32_t first, int32_t n)
     return used;
 }
 
-void watch_window_follow(struct watch_window *w, const struct kv_picture *p)
+void kv_window_follow(struct kv_window *w, const struct kv_snapshot *p)
 {
     int32_t last = MAX(p->n_blocks - w->n, 0), stride = MAX(w->n / 4, 1);
 
@@ -66,7 +66,7 @@ static void put_base64(struct buf *b, const uint8_t *data, int32_t n)
 }
 
 /* Two bytes a cell: the parts of 255 in use and cached. */
-static void put_overview(struct buf *b, const struct kv_picture *p)
+static void put_overview(struct buf *b, const struct kv_snapshot *p)
 {
     uint8_t cell[2 * WATCH_CELLS];
     int32_t size = MAX((int32_t)div_ceil(p->n_blocks, WATCH_CELLS), 1), n = 0;
@@ -89,7 +89,7 @@ static void put_overview(struct buf *b, const struct kv_picture *p)
 /* ---- requests ---- */
 
 /* [place in the table, block, how many …]: the entries that the window shows. */
-static void put_runs(struct buf *b, const struct kv_picture *p, const struct kv_seq *q,
+static void put_runs(struct buf *b, const struct kv_snapshot *p, const struct kv_seq *q,
                      int32_t from, int32_t to, int32_t *runs_left)
 {
     const int32_t *entry = p->entry + q->first_entry;
@@ -111,8 +111,8 @@ static void put_runs(struct buf *b, const struct kv_picture *p, const struct kv_
     buf_putc(b, ']');
 }
 
-static void put_request(struct buf *b, const struct kv_picture *p, const struct kv_group *g,
-                        const struct watch_window *w, int32_t *runs_left)
+static void put_request(struct buf *b, const struct kv_snapshot *p, const struct kv_group *g,
+                        const struct kv_window *w, int32_t *runs_left)
 {
     static const char *const state[] = {"running", "swapped", "waiting"};
     int32_t from = g->state == KV_SWAPPED ? 0 : w->first;
@@ -135,7 +135,7 @@ static void put_request(struct buf *b, const struct kv_picture *p, const struct 
     buf_puts(b, "]}");
 }
 
-static void put_events(struct buf *b, const struct kv_picture *p)
+static void put_events(struct buf *b, const struct kv_snapshot *p)
 {
     static const char *const kind[] = {"copy", "swap_out", "swap_in"};
 
@@ -175,8 +175,8 @@ static void put_server(struct buf *b, const struct engine *engine)
         (unsigned long long)s->preempt_swap, (unsigned long long)s->preempt_recompute);
 }
 
-void watch_json(struct buf *b, const struct kv_picture *p, const struct watch_window *w,
-                const struct engine *engine)
+void kv_events_json(struct buf *b, const struct kv_snapshot *p, const struct kv_window *w,
+                    const struct engine *engine)
 {
     int32_t shown = MIN(w->n, p->n_blocks - w->first), host_shown = MIN(w->n, p->n_host_blocks);
     int32_t runs_left = MAX_RUNS;

@@ -1,4 +1,4 @@
-/* The page at / and the pictures of the KV pool that it draws. The page is one file,
+/* The page at / and the snapshots of the KV pool that it draws. The page is one file,
  * put into the program as it is. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ extern const char page_html[], page_html_end[];
 /* Where the page has its script's and style's nonce, new for each answer. */
 #define NONCE_MARK "@NONCE@"
 
-static bool is_off(const struct exchange *x, struct reply *r)
+static bool is_off(const struct http_request *x, struct reply *r)
 {
     if (x->server->settings->ui) {
         return false;
@@ -40,7 +40,7 @@ static bool make_nonce(char ret[33])
     return true;
 }
 
-void handle_page(struct exchange *x, const char *arg, struct reply *r)
+void handle_page(struct http_request *x, const char *arg, struct reply *r)
 {
     const char *from = page_html, *mark;
 
@@ -65,14 +65,14 @@ void handle_page(struct exchange *x, const char *arg, struct reply *r)
 
 /* A number from the URL: false, and refused, when it is none between `least` and
  * `most`. */
-static bool read_number(const struct exchange *x, const char *name, int32_t least, int32_t most,
+static bool read_number(const struct http_request *x, const char *name, int32_t least, int32_t most,
                         int32_t *ret, struct reply *r)
 {
     const char *text;
     char *end;
     char message[128];
 
-    if (!exchange_argument(x, name, &text)) {
+    if (!http_request_argument(x, name, &text)) {
         return true;
     }
     long v = strtol(text, &end, 10);
@@ -85,23 +85,24 @@ static bool read_number(const struct exchange *x, const char *name, int32_t leas
     return true;
 }
 
-static bool read_window(const struct exchange *x, struct watch_window *w, struct reply *r)
+static bool read_window(const struct http_request *x, struct kv_window *w, struct reply *r)
 {
     const char *text;
 
-    *w = (struct watch_window){.n = WATCH_BLOCKS, .follow = !exchange_argument(x, "first", &text)};
+    *w = (struct kv_window){.n = KV_WINDOW_BLOCKS,
+                            .follow = !http_request_argument(x, "first", &text)};
     return read_number(x, "first", 0, INT32_MAX, &w->first, r) &&
            read_number(x, "n", 1, WATCH_MAX_BLOCKS, &w->n, r);
 }
 
-void handle_watch(struct exchange *x, const char *arg, struct reply *r)
+void handle_kv_events(struct http_request *x, const char *arg, struct reply *r)
 {
     struct server *s = x->server;
-    struct watch_window window;
+    struct kv_window window;
     struct stream *stream;
     struct err e = {0};
     const char *text;
-    bool once = exchange_argument(x, "once", &text);
+    bool once = http_request_argument(x, "once", &text);
 
     (void)arg;
     if (is_off(x, r) || !read_window(x, &window, r)) {
@@ -115,7 +116,7 @@ void handle_watch(struct exchange *x, const char *arg, struct reply *r)
     int rc = stream_new_plain(&stream, &s->hub, once ? STREAM_COLLECT : events, &e);
     if (!rc) {
         stream->chunked = !x->http_1_0;
-        rc = watchers_add(&s->watchers, stream, window, once, &e);
+        rc = kv_watchers_add(&s->watchers, stream, window, once, &e);
         if (rc) {
             stream_unref(stream);
         }

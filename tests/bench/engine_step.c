@@ -37,30 +37,30 @@ static void flush(struct sink *s)
 
 /* The null executor, with a wait that takes as long as a device would: the output side
  * keeps up, as it does in earnest. */
-struct paced {
+struct delayed {
     struct executor base;
     struct executor *inner;
     int64_t pause_us;
 };
 
-static int paced_launch(struct executor *x, const struct batch *b, struct err *e)
+static int delayed_launch(struct executor *x, const struct batch *b, struct err *e)
 {
-    struct paced *p = CONTAINER_OF(x, struct paced, base);
+    struct delayed *p = CONTAINER_OF(x, struct delayed, base);
 
     return p->inner->launch(p->inner, b, e);
 }
 
-static int paced_wait(struct executor *x, struct results *ret, struct err *e)
+static int delayed_wait(struct executor *x, struct results *ret, struct err *e)
 {
-    struct paced *p = CONTAINER_OF(x, struct paced, base);
+    struct delayed *p = CONTAINER_OF(x, struct delayed, base);
 
     nanosleep(&(struct timespec){.tv_nsec = p->pause_us * 1000}, NULL);
     return p->inner->wait(p->inner, ret, e);
 }
 
-static void paced_free(struct executor *x)
+static void delayed_free(struct executor *x)
 {
-    struct paced *p = CONTAINER_OF(x, struct paced, base);
+    struct delayed *p = CONTAINER_OF(x, struct delayed, base);
 
     p->inner->free(p->inner);
     free(p);
@@ -84,7 +84,7 @@ static struct engine *open_engine(struct sink *sink, int64_t pause_us)
 {
     struct settings s = {
         .block_size = 16, .max_queue = 2048, .step_timeout = 60, .prefix_cache = true};
-    struct paced *p = calloc(1, sizeof(*p));
+    struct delayed *p = calloc(1, sizeof(*p));
     struct tokenizer *t;
     struct engine *engine;
     struct err e;
@@ -96,8 +96,10 @@ static struct engine *open_engine(struct sink *sink, int64_t pause_us)
     }
     p->pause_us = pause_us;
     p->inner->info.vocab = VOCAB; /* of prompts: what it draws are bytes */
-    p->base = (struct executor){
-        .info = p->inner->info, .launch = paced_launch, .wait = paced_wait, .free = paced_free};
+    p->base = (struct executor){.info = p->inner->info,
+                                .launch = delayed_launch,
+                                .wait = delayed_wait,
+                                .free = delayed_free};
     if (engine_open_on(&engine, &s, &p->base, t, sink, &e) < 0) {
         die(&e);
     }

@@ -42,7 +42,7 @@ struct run {
     /* when the steps in flight end, and the device with them */
     int64_t end_us[DEPTH + 1], free_us;
     uint64_t launched, committed;
-    struct pace pace;
+    struct launch_delay pace;
     struct delta_out out;
     int64_t now_us;
     struct client *flood, *calm; /* [FLOOD_MAX], [CALM_MAX] */
@@ -119,7 +119,7 @@ static void commit(struct run *r)
         .step = p->step, .n_samples = p->n_samples, .token = token, .logprob = logprob};
 
     r->now_us = MAX(r->now_us, r->end_us[i]);
-    pace_ended(&r->pace, r->now_us);
+    launch_delay_ended(&r->pace, r->now_us);
     decode_commit(r->sched, p, &results, r->now_us, &r->out);
 }
 
@@ -141,7 +141,7 @@ static void turn(struct run *r)
 {
     take_requests(r);
     if (sched_is_shared(r->sched, r->now_us)) {
-        r->now_us += pace_hold_us(&r->pace, r->now_us);
+        r->now_us += launch_delay_hold_us(&r->pace, r->now_us);
         take_requests(r);
     }
     uint64_t i = r->launched % (DEPTH + 1);
@@ -149,7 +149,7 @@ static void turn(struct run *r)
     if (n > 0) {
         r->free_us = MAX(r->free_us, r->now_us) + step_us(r, &r->plan[i]);
         r->end_us[i] = r->free_us;
-        pace_launched(&r->pace, r->now_us, r->plan[i].estimate_us);
+        launch_delay_launched(&r->pace, r->now_us, r->plan[i].estimate_us);
         r->launched++;
     }
     if (r->launched - r->committed > (n > 0 ? DEPTH : 0)) {

@@ -59,12 +59,12 @@ static void *taker_main(void *arg)
 {
     struct taker *t = arg;
     struct bench *b = t->b;
-    struct rank_link *l;
+    struct step_channel *l;
     struct rank_message m;
     struct batch got;
     struct err e;
 
-    must(rank_ring_open(&l, b->shared, t->rank, b->n_ranks, b->slot_bytes, &e), &e);
+    must(ring_channel_open(&l, b->shared, t->rank, b->n_ranks, b->slot_bytes, &e), &e);
     for (int32_t i = 0; i < b->n_steps; i++) {
         must(l->ops->take(l, &m, LONG_US, &e) - 1, &e);
         int64_t start = now_ns();
@@ -150,7 +150,7 @@ static void pause_for(int32_t us)
 }
 
 /* One step to all; when the last one had read it. */
-static int64_t one_step(struct bench *b, struct rank_link *l, struct batch *batch, int32_t i,
+static int64_t one_step(struct bench *b, struct step_channel *l, struct batch *batch, int32_t i,
                         double *ret_publish_us)
 {
     struct err e;
@@ -174,7 +174,7 @@ static void run(struct bench *b)
 {
     pthread_t thread[MAX_RANKS];
     struct taker taker[MAX_RANKS];
-    struct rank_link *l;
+    struct step_channel *l;
     struct batch batch;
     struct err e;
     double *publish_us = calloc((size_t)b->n_steps, sizeof(double)),
@@ -185,7 +185,7 @@ static void run(struct bench *b)
         exit(1);
     }
     make_batch(&batch, b->n_seqs, &b->info);
-    must(rank_ring_open(&l, b->shared, 0, b->n_ranks, b->slot_bytes, &e), &e);
+    must(ring_channel_open(&l, b->shared, 0, b->n_ranks, b->slot_bytes, &e), &e);
     for (int32_t r = 1; r < b->n_ranks; r++) {
         taker[r] = (struct taker){b, r};
         if (pthread_create(&thread[r], NULL, taker_main, &taker[r]) != 0) {
@@ -237,7 +237,7 @@ int main(int argc, char **argv)
                                     .max_num_batched_tokens = b.n_seqs,
                                     .max_samples = b.n_seqs};
     b.slot_bytes = batch_wire_max(&b.info);
-    b.shared = mmap(NULL, rank_ring_bytes(b.slot_bytes), PROT_READ | PROT_WRITE,
+    b.shared = mmap(NULL, ring_channel_bytes(b.slot_bytes), PROT_READ | PROT_WRITE,
                     MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (b.shared == MAP_FAILED) {
         return 1;

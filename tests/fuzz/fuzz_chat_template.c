@@ -2,9 +2,10 @@
  * sentence, a rendering ends inside its limits. The input is a template, a NUL and the
  * JSON of its variables; without a NUL a fixed conversation is taken. One that begins
  * with a '{' and a quote is tokenizer_config.json instead. covers:
- * models/chat/chat_template.c models/chat/jinja_lex.c models/chat/jinja_parse.c models/chat/jinja_expr.c
- * models/chat/jinja_eval.c models/chat/jinja_run.c models/chat/jinja_value.c models/chat/jinja_text.c
- * models/chat/jinja_strings.c models/chat/jinja_filters.c models/chat/jinja_tests.c */
+ * models/chat/chat_template.c models/chat/jinja_lex.c models/chat/jinja_parse.c
+ * models/chat/jinja_expr.c models/chat/jinja_eval.c models/chat/jinja_run.c
+ * models/chat/jinja_value.c models/chat/jinja_text.c models/chat/jinja_strings.c
+ * models/chat/jinja_filters.c models/chat/jinja_tests.c */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,6 @@
-/* config.json, and after a NUL byte generation_config.json. covers: models/checkpoint/hfconfig.c
- * models/checkpoint/hfconfig_derive.c config/base/json.c */
+/* config.json, and after a NUL byte generation_config.json. covers:
+ * models/checkpoint/hfconfig.c models/checkpoint/hfconfig_derive.c
+ * config/base/json.c */
 #include <math.h>
 #include <string.h>
 

@@ -1,7 +1,8 @@
 /* Flags and environment variables, as a person might mistype them. The input is a list
  * of words separated by NUL bytes: those that begin with QUIRE_ are the environment,
- * all others are flags. covers: config/settings/settings.c config/settings/settings_value.c
- * config/settings/settings_table.c config/settings/settings_print.c */
+ * all others are flags. covers: config/settings/settings.c
+ * config/settings/settings_value.c config/settings/settings_table.c
+ * config/settings/settings_print.c */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* The file of API keys: what is accepted is inside its bounds, with distinct names and
  * keys; a refusal names the line and never a key. A form feed parts the file of the
- * start, the one of a reload and the header that is sent then. covers: server/access/keyfile.c
- * server/access/auth.c */
+ * start, the one of a reload and the header that is sent then. covers:
+ * server/access/keyfile.c server/access/auth.c */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-/* The header of a safetensors file. covers: models/checkpoint/safetensors.c config/base/json.c */
+/* The header of a safetensors file. covers: models/checkpoint/safetensors.c
+ * config/base/json.c */
 #include <string.h>
 
 #include "models/checkpoint/weights.h"

@@ -19,7 +19,7 @@ QUIRE = os.environ.get("QUIRE_BIN", os.path.join(ROOT, "build", "quire"))
 PATIENCE_S = 120
 
 # Ten milliseconds a step, at least. `LONG` of test_connections takes five minutes of it: what runs when a test looks still
-# runs when it acts, on any machine. (The unpaced null model has it done in less than a second.)
+# runs when it acts, on any machine. (The undelayed null model has it done in less than a second.)
 PACED = "null:10000"
 
 
@@ -163,7 +163,7 @@ def server():
 
 
 @pytest.fixture(scope="module")
-def paced():
+def delayed():
     with serving(model=PACED) as s:
         yield s
 

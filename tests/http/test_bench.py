@@ -13,8 +13,8 @@ def bench(*args, ok=True):
     return json.loads(run.stdout.splitlines()[-1]) if ok else run.stderr
 
 
-def test_a_closed_loop_counts_every_token(paced):
-    r = bench("serve", "--url", paced.url, "--requests", "24", "--concurrency", "8", "--input-len", "20", "--output-len", "30")
+def test_a_closed_loop_counts_every_token(delayed):
+    r = bench("serve", "--url", delayed.url, "--requests", "24", "--concurrency", "8", "--input-len", "20", "--output-len", "30")
     assert (r["requests"], r["failed"], r["concurrency"]) == (24, 0, 8)
     assert (r["prompt_tokens"], r["output_tokens"]) == (24 * 20, 24 * 30)
     assert r["merged_share"] == 0
@@ -25,15 +25,15 @@ def test_a_closed_loop_counts_every_token(paced):
     assert r["normalized_ms"]["mean"] == pytest.approx(r["e2e_ms"]["mean"] / 30, rel=0.02)
 
 
-def test_poisson_arrivals_and_several_samples(paced):
-    r = bench("serve", "--url", paced.url + "/", "--requests", "40", "--request-rate", "200", "--input-len", "5",
+def test_poisson_arrivals_and_several_samples(delayed):
+    r = bench("serve", "--url", delayed.url + "/", "--requests", "40", "--request-rate", "200", "--input-len", "5",
               "--output-len", "4", "--n", "3", "--temperature", "1")
     assert (r["failed"], r["output_tokens"]) == (0, 40 * 4 * 3)
     assert r["wall_s"] > 0.05
 
 
-def test_what_fails_is_said(paced):
-    assert "HTTP 400" in bench("serve", "--url", paced.url, "--requests", "2", "--output-len", "999999", ok=False)
+def test_what_fails_is_said(delayed):
+    assert "HTTP 400" in bench("serve", "--url", delayed.url, "--requests", "2", "--output-len", "999999", ok=False)
     assert "refused" in bench("serve", "--url", "http://127.0.0.1:9", "--requests", "2", ok=False)
     assert "no flag" in bench("serve", "--kv-blocks", "9", ok=False)
 

@@ -11,7 +11,7 @@ import pytest
 from conftest import PACED, PATIENCE_S
 from raw import Reader, error_of, events, post
 
-# On a paced server five minutes of work.
+# On a delayed server five minutes of work.
 LONG = dict(prompt="x", max_tokens=30000, stream=True, ignore_eos=True)
 
 
@@ -19,7 +19,7 @@ LONG = dict(prompt="x", max_tokens=30000, stream=True, ignore_eos=True)
 def nothing_left(request):
     """After every test: no stream, no sequence, no block, no connection but the one that asks."""
     yield
-    for name in {"server", "paced"} & set(request.fixturenames):
+    for name in {"server", "delayed"} & set(request.fixturenames):
         request.getfixturevalue(name).wait_idle()
         request.getfixturevalue(name).wait_metric("http_connections", 1)
 
@@ -94,21 +94,21 @@ def test_body_byte_by_byte(server):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_client_that_leaves_frees_its_blocks(paced, stream):
-    gone = paced.metric("clients_gone_total")
+def test_client_that_leaves_frees_its_blocks(delayed, stream):
+    gone = delayed.metric("clients_gone_total")
     socks = []
     for _ in range(20):
-        s = paced.connect()
+        s = delayed.connect()
         s.sendall(post("/v1/completions", dict(LONG, n=2, stream=stream)))
         socks.append(s)
-    paced.wait_metric("num_requests_running", 40)
+    delayed.wait_metric("num_requests_running", 40)
     if stream:
         for s in socks:
             assert s.recv(100)
     for s in socks:
         s.close()
-    paced.wait_idle()
-    assert paced.metric("clients_gone_total") == gone + 20
+    delayed.wait_idle()
+    assert delayed.metric("clients_gone_total") == gone + 20
 
 
 def test_long_lists_of_allowed_ids_stop_nobody(start):
@@ -127,16 +127,16 @@ def test_long_lists_of_allowed_ids_stop_nobody(start):
     server.wait_idle()
 
 
-def test_client_that_resets(paced):
-    gone = paced.metric("clients_gone_total")
+def test_client_that_resets(delayed):
+    gone = delayed.metric("clients_gone_total")
     for _ in range(10):
-        s = paced.connect()
+        s = delayed.connect()
         s.sendall(post("/v1/completions", LONG))
         assert s.recv(100)
         s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         s.close()
-    paced.wait_idle()
-    assert paced.metric("clients_gone_total") == gone + 10
+    delayed.wait_idle()
+    assert delayed.metric("clients_gone_total") == gone + 10
 
 
 def test_client_that_leaves_while_waiting(start):
@@ -170,14 +170,14 @@ def test_silent_stream_gets_comments(start):
     s.wait_idle()
 
 
-def test_half_closed_stream_counts_as_gone(paced):
-    gone = paced.metric("clients_gone_total")
-    with paced.connect() as s:
+def test_half_closed_stream_counts_as_gone(delayed):
+    gone = delayed.metric("clients_gone_total")
+    with delayed.connect() as s:
         s.sendall(post("/v1/completions", dict(LONG, prompt=["x"] * 500, stream=False)))
-        paced.wait_metric("num_requests_running", 500)
+        delayed.wait_metric("num_requests_running", 500)
         s.shutdown(socket.SHUT_WR)
-        paced.wait_idle()
-    assert paced.metric("clients_gone_total") == gone + 1
+        delayed.wait_idle()
+    assert delayed.metric("clients_gone_total") == gone + 1
 
 
 def test_leaving_mid_request(server):

@@ -15,7 +15,7 @@ import pytest
 from conftest import PACED, PATIENCE_S, QUIRE, clean_environment
 from raw import Reader, error_of, events, post
 
-LONG = dict(prompt="x", max_tokens=30000, ignore_eos=True)  # five minutes on a paced server
+LONG = dict(prompt="x", max_tokens=30000, ignore_eos=True)  # five minutes on a delayed server
 
 
 def run(*args, **env):

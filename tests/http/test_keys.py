@@ -14,7 +14,7 @@ import pytest
 from conftest import PACED, PATIENCE_S
 from raw import Reader, error_of, post
 
-# On the paced model it ends long after any test.
+# On the delayed model it ends long after any test.
 LONG = dict(prompt="x", max_tokens=30000, ignore_eos=True, stream=True)
 
 

@@ -85,19 +85,19 @@ def test_streamed_and_whole_answers_say_the_same(server, name):
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_a_stream_goes_on_beside_a_long_answer(paced_fast, name):
-    alone = streamed(paced_fast, VICTIM)
+def test_a_stream_goes_on_beside_a_long_answer(delayed_fast, name):
+    alone = streamed(delayed_fast, VICTIM)
     got = []
-    beside = threading.Thread(target=lambda: got.append(streamed(paced_fast, VICTIM)))
+    beside = threading.Thread(target=lambda: got.append(streamed(delayed_fast, VICTIM)))
     beside.start()
-    whole, _ = collected(paced_fast, LONG[name])
-    assert streamed(paced_fast, LONG[name]) == whole
+    whole, _ = collected(delayed_fast, LONG[name])
+    assert streamed(delayed_fast, LONG[name]) == whole
     beside.join()
     assert got == [alone]
 
 
 @pytest.fixture(scope="module")
-def paced_fast():
+def delayed_fast():
     from conftest import serving
     with serving(model="null:200") as s:
         yield s

@@ -74,7 +74,7 @@ def test_key_is_asked(start):
 
 # ---- pictures ----
 
-def test_picture(start):
+def test_snapshot(start):
     s = start("--kv-blocks", "2000", model="null:10000")
     p = once(s, "&n=100").json()
     assert p["pool"]["blocks"] == 2000 and p["pool"]["used"] == 0 and p["requests"] == [] and p["chat"] is False

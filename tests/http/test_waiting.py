@@ -8,7 +8,7 @@ import pytest
 from conftest import PACED
 from raw import post
 
-# Holds every row for more than a minute of the paced model's time.
+# Holds every row for more than a minute of the delayed model's time.
 BLOCKER = dict(prompt="x", n=128, max_tokens=8000, ignore_eos=True)
 MOST_BYTES = 64 << 20
 

@@ -12,7 +12,7 @@ struct many {
     struct executor base;
     struct executor *rank[MANY_MAX];
     int32_t n, n_stages;
-    struct parts parts;
+    struct microbatch parts;
     struct gathered answer[MANY_MAX][ANSWERS];
     uint64_t launched, waited;
     void *message;
@@ -30,7 +30,7 @@ static int compute(struct many *m, int32_t rank, const struct batch *b, struct e
     int rc = gathered_begin(g, b->step, b->n_samples, gathered_stride(b), e);
 
     for (int32_t i = 0; i < n && rc == 0; i++) {
-        rc = parts_cut(&m->parts, b, i, n, &part, e);
+        rc = microbatch_split(&m->parts, b, i, n, &part, e);
         if (rc == 0) {
             rc = x->launch(x, &part, e);
         }
@@ -104,7 +104,7 @@ static void many_free(struct executor *base)
     for (int32_t i = 0; i < MANY_MAX * ANSWERS; i++) {
         gathered_release(&m->answer[i / ANSWERS][i % ANSWERS]);
     }
-    parts_release(&m->parts);
+    microbatch_release(&m->parts);
     free(m->message);
     free(m);
 }

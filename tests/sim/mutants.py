@@ -89,7 +89,7 @@ MUTANTS = [
     ("the heap of tenants forgets to sift", "engine/sched/sched_fair.c", "sift_down(s, i, moved);", "ready_set(s, i, moved);"),
     ("a tenant without waiting groups stands ready", "engine/sched/sched_fair.c", "t->ready_index = -1;\n    if (moved == g->tenant) {", "if (moved == g->tenant) {"),
     ("room set aside is not given back", "engine/sched/sched_seq.c", "give_room(s, g);\n    if (g->mask >= 0) {", "if (g->mask >= 0) {"),
-    ("who is done keeps its room", "engine/sched/sched_seq.c", "    if (s->reserver) {\n        reserver_give(s->reserver, &q->room);\n    }", ""),
+    ("who is done keeps its room", "engine/sched/sched_seq.c", "    if (s->contiguous) {\n        contiguous_give(s->contiguous, &q->room);\n    }", ""),
     ("half a group gets room", "engine/sched/sched_seq.c", "give_room(s, g);\n            return false;", "return false;"),
     ("a tenant's rows are not given back", "engine/sched/sched_fair.c", "s->tenant[g->tenant].n_rows += n;", "s->tenant[g->tenant].n_rows += n > 0 ? n : 0;"),
     ("the place of who left goes to nobody", "engine/sched/sched_queue.c", "if (hole < --s->n_waiting) {\n        waiting_place(s, s->waiting[s->n_waiting], hole);\n    }", "if (hole < --s->n_waiting)\n        ;"),

@@ -1,5 +1,5 @@
-/* Runs a scenario through scheduler, packer, oracle and commit as engine/loop/loop.c does,
- * and compares every delta with what the request gives alone. All invariants are
+/* Runs a scenario through scheduler, packer, oracle and commit as engine/loop/loop.c
+ * does, and compares every delta with what the request gives alone. All invariants are
  * checked after each step. */
 #include <math.h>
 #include <stdlib.h>
@@ -52,7 +52,7 @@ struct world {
     struct plan plan[SIM_DEPTH + 1];
     struct delta_out out;
     struct sink sink;
-    struct emitter emitter;
+    struct output_processor output_processor;
     struct engine_stats stats;
     struct delta held; /* the delta before, which an end of its choice may follow */
     bool holds;
@@ -177,7 +177,7 @@ static void on_output(struct sink *sink, const struct output *o)
 
 static void emit_held(struct world *w, const struct delta *next)
 {
-    if (w->holds && emit_delta(&w->emitter, &w->held, next) < 2 && next) {
+    if (w->holds && emit_delta(&w->output_processor, &w->held, next) < 2 && next) {
         w->held = *next;
     } else {
         w->holds = false;
@@ -330,8 +330,8 @@ static void submit(struct world *w, struct journey *j)
     if (impossible) {
         FAIL(w, "request %d bans every token and is not refused", (int32_t)(j - w->journey));
     }
-    if (emission_new(r, w->s->config.tokenizer, &e) < 0) {
-        FAIL(w, "emission_new: %s", e.text);
+    if (output_state_new(r, w->s->config.tokenizer, &e) < 0) {
+        FAIL(w, "output_state_new: %s", e.text);
     }
     if (g->max_tokens != j->plan->max_tokens) {
         take_less(w, j, g->max_tokens);
@@ -688,7 +688,7 @@ static int open_world(struct world *w)
     w->out.emit = on_delta;
     w->sink.emit = on_output;
     engine_stats_init(&w->stats);
-    w->emitter = (struct emitter){
+    w->output_processor = (struct output_processor){
         .tokenizer = w->s->config.tokenizer, .sink = &w->sink, .stats = &w->stats, .now_us = 1};
     w->out.take = take;
     for (int32_t i = 0; i < w->s->n_requests; i++) {
@@ -718,7 +718,7 @@ int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t 
     }
     t->runs++;
     for (int32_t i = 0; i < s->n_requests; i++) {
-        emission_free(w.journey[i].request.emission);
+        output_state_free(w.journey[i].request.output_state);
         prompt_out_free(w.journey[i].request.prompt_out);
     }
     sched_free(w.sched);

@@ -58,7 +58,7 @@ static inline int rank_rig_open(struct rank_rig *r, void *shared, struct err *e)
                                .vocab = RANK_RIG_VOCAB,
                                .comm = r->comm,
                                .share = r->rank,
-                               .n_shares = r->n_ranks};
+                               .local_world_size = r->n_ranks};
 
     r->ints = calloc((size_t)r->max_tokens + 1, sizeof(*r->ints));
     r->minus = malloc(((size_t)r->max_tokens + 1) * sizeof(*r->minus));

@@ -5,7 +5,7 @@
 
 #include "engine/sched/kv/contiguous_alloc.h"
 
-static void list_add(struct reserver *r, int32_t at, int order)
+static void list_add(struct contiguous_alloc *r, int32_t at, int order)
 {
     r->free_order[at] = (int8_t)order;
     r->prev[at] = -1;
@@ -16,7 +16,7 @@ static void list_add(struct reserver *r, int32_t at, int order)
     r->first[order] = at;
 }
 
-static void list_take(struct reserver *r, int32_t at)
+static void list_take(struct contiguous_alloc *r, int32_t at)
 {
     int order = r->free_order[at];
 
@@ -41,7 +41,7 @@ static int order_of(int32_t size)
     return order;
 }
 
-void reserver_clear(struct reserver *r)
+void contiguous_clear(struct contiguous_alloc *r)
 {
     int32_t at = 0;
 
@@ -73,7 +73,8 @@ int32_t reserve_most(const struct reserve_rule *rule, int32_t n_prompt, int32_t 
     return rule->slots >> order_of(MAX(wanted(rule, n_prompt, n_output), rule->least));
 }
 
-bool reserver_take(struct reserver *r, int32_t n_prompt, int32_t n_output, struct reservation *ret)
+bool contiguous_take(struct contiguous_alloc *r, int32_t n_prompt, int32_t n_output,
+                     struct reservation *ret)
 {
     *ret = (struct reservation){.wanted = wanted(&r->rule, n_prompt, n_output)};
     int order = order_of(MAX(ret->wanted, r->rule.least)), from = order;
@@ -95,7 +96,7 @@ bool reserver_take(struct reserver *r, int32_t n_prompt, int32_t n_output, struc
     return true;
 }
 
-void reserver_give(struct reserver *r, struct reservation *x)
+void contiguous_give(struct contiguous_alloc *r, struct reservation *x)
 {
     int32_t at = x->start;
 

@@ -28,7 +28,7 @@ struct reserve_rule {
 
 enum { RESERVE_ORDERS = 31 };
 
-struct reserver {
+struct contiguous_alloc {
     struct reserve_rule rule;
     int8_t *free_order;   /* [slots] order of the free chunk that starts here; -1: none */
     int32_t *next, *prev; /* [slots] lists of free chunks by order; -1: end */
@@ -37,14 +37,15 @@ struct reserver {
 };
 
 /* Both in setup.c: all else is pure. */
-int reserver_open(struct reserver **ret, const struct reserve_rule *rule, struct err *e);
-void reserver_free(struct reserver *r);
+int contiguous_open(struct contiguous_alloc **ret, const struct reserve_rule *rule, struct err *e);
+void contiguous_free(struct contiguous_alloc *r);
 /* Nothing is taken. */
-void reserver_clear(struct reserver *r);
+void contiguous_clear(struct contiguous_alloc *r);
 /* Room for one sequence of so many tokens; false: not now. */
-bool reserver_take(struct reserver *r, int32_t n_prompt, int32_t n_output, struct reservation *ret);
+bool contiguous_take(struct contiguous_alloc *r, int32_t n_prompt, int32_t n_output,
+                     struct reservation *ret);
 /* Give a chunk back; nothing for one of size 0. */
-void reserver_give(struct reserver *r, struct reservation *x);
+void contiguous_give(struct contiguous_alloc *r, struct reservation *x);
 /* Sequences of such lengths that an empty arena has room for. */
 int32_t reserve_most(const struct reserve_rule *rule, int32_t n_prompt, int32_t n_output);
 

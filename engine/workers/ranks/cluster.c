@@ -89,21 +89,21 @@ static int resolve(struct addrinfo **ret, const char *address, int port, bool li
                                    address, gai_strerror(rc));
 }
 
-void rank_net_init(struct rank_net *n, const struct pipeline_place *at)
+void cluster_init(struct cluster *n, const struct pipeline_place *at)
 {
-    *n = (struct rank_net){.at = *at, .n = at->n_stages * at->n_ranks, .listen_fd = -1};
+    *n = (struct cluster){.at = *at, .n = at->n_stages * at->n_ranks, .listen_fd = -1};
     memset(n->fd, 0xFF, sizeof(n->fd));
 }
 
-static int32_t own_number(const struct rank_net *n)
+static int32_t own_number(const struct cluster *n)
 {
     return pipeline_number(&n->at, n->at.stage, n->at.rank);
 }
 
-void rank_net_release(struct rank_net *n)
+void cluster_release(struct cluster *n)
 {
     for (int32_t r = 0; r < n->n; r++) {
-        for (int k = 0; k < RANK_NET_KINDS; k++) {
+        for (int k = 0; k < CLUSTER_KINDS; k++) {
             if (n->fd[k][r] >= 0) {
                 close(n->fd[k][r]);
             }
@@ -112,7 +112,7 @@ void rank_net_release(struct rank_net *n)
     if (n->listen_fd >= 0) {
         close(n->listen_fd);
     }
-    rank_net_init(n, &n->at);
+    cluster_init(n, &n->at);
 }
 
 /* ---- who has to do with whom ---- */
@@ -130,37 +130,37 @@ static bool returns(struct pipeline_place a, struct pipeline_place b)
 }
 
 /* Whether there is to be a connection of this kind between a rank and another. */
-static bool linked(const struct rank_net *n, enum rank_net_kind kind, int32_t other)
+static bool linked(const struct cluster *n, enum cluster_link_kind kind, int32_t other)
 {
     struct pipeline_place a = n->at, b = pipeline_place_of(other, a.n_stages, a.n_ranks);
 
     switch (kind) {
-    case RANK_NET_COMM:
+    case CLUSTER_COMM:
         return a.stage == b.stage && (a.rank == 0) != (b.rank == 0);
-    case RANK_NET_FORWARD:
+    case CLUSTER_FORWARD:
         return forwards(a, b) || forwards(b, a);
-    case RANK_NET_BACK:
+    case CLUSTER_BACK:
         return returns(a, b) || returns(b, a);
     default:
         return own_number(n) == 0 ? other > 0 : other == 0;
     }
 }
 
-int32_t rank_net_missing(const struct rank_net *n)
+int32_t cluster_missing(const struct cluster *n)
 {
     for (int32_t r = 1; r < n->n; r++) {
-        if (n->fd[RANK_NET_CONTROL][r] < 0) {
+        if (n->fd[CLUSTER_CONTROL][r] < 0) {
             return r;
         }
     }
     return -1;
 }
 
-int32_t rank_net_unlinked(const struct rank_net *n)
+int32_t cluster_unlinked(const struct cluster *n)
 {
     for (int32_t r = 0; r < n->n; r++) {
-        for (int k = RANK_NET_COMM; k < RANK_NET_KINDS; k++) {
-            if (linked(n, (enum rank_net_kind)k, r) && n->fd[k][r] < 0) {
+        for (int k = CLUSTER_COMM; k < CLUSTER_KINDS; k++) {
+            if (linked(n, (enum cluster_link_kind)k, r) && n->fd[k][r] < 0) {
                 return r;
             }
         }
@@ -171,12 +171,12 @@ int32_t rank_net_unlinked(const struct rank_net *n)
 /* ---- who is asked ---- */
 
 /* 0, or errno. */
-static int listen_at(struct rank_net *n, const struct sockaddr *address, socklen_t len)
+static int listen_at(struct cluster *n, const struct sockaddr *address, socklen_t len)
 {
     int fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
     if (fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int)) == 0 &&
-        bind(fd, address, len) == 0 && listen(fd, COMM_MAX_RANKS * RANK_NET_KINDS) == 0) {
+        bind(fd, address, len) == 0 && listen(fd, COMM_MAX_RANKS * CLUSTER_KINDS) == 0) {
         n->listen_fd = fd;
         return 0;
     }
@@ -187,8 +187,7 @@ static int listen_at(struct rank_net *n, const struct sockaddr *address, socklen
     return why;
 }
 
-int rank_net_listen(struct rank_net *n, const char *address, int port, int64_t wait_us,
-                    struct err *e)
+int cluster_listen(struct cluster *n, const char *address, int port, int64_t wait_us, struct err *e)
 {
     struct addrinfo *found = NULL;
     int rc = resolve(&found, address, port, true, wait_us, e), why = EADDRNOTAVAIL;
@@ -207,12 +206,12 @@ int rank_net_listen(struct rank_net *n, const char *address, int port, int64_t w
 }
 
 /* Why a greeting is refused; empty: it is not. */
-static void judge(const struct rank_net *n, const struct greeting *g, char *why, size_t cap)
+static void judge(const struct cluster *n, const struct greeting *g, char *why, size_t cap)
 {
     const struct pipeline_place *at = &n->at;
 
     *why = '\0';
-    if (g->magic != GREETING_MAGIC || g->kind >= RANK_NET_KINDS) {
+    if (g->magic != GREETING_MAGIC || g->kind >= CLUSTER_KINDS) {
         snprintf(why, cap, "that is no rank's greeting");
     } else if (memcmp(g->version, QUIRE_VERSION, sizeof(QUIRE_VERSION)) != 0) {
         snprintf(why, cap, "it is quire %.31s, rank 0 is %s: all must be the same", g->version,
@@ -223,7 +222,8 @@ static void judge(const struct rank_net *n, const struct greeting *g, char *why,
     } else if (g->n_stages != at->n_stages) {
         snprintf(why, cap, "it has pipeline_parallel_size %d, rank 0 has %d", g->n_stages,
                  at->n_stages);
-    } else if (g->rank < 1 || g->rank >= n->n || !linked(n, (enum rank_net_kind)g->kind, g->rank)) {
+    } else if (g->rank < 1 || g->rank >= n->n ||
+               !linked(n, (enum cluster_link_kind)g->kind, g->rank)) {
         snprintf(why, cap, "rank %d of %d is not possible", g->rank, n->n);
     } else if (n->fd[g->kind][g->rank] >= 0) {
         snprintf(why, cap, "rank %d is there already: do two nodes have one node_rank?", g->rank);
@@ -245,7 +245,7 @@ static int port_of(const struct sockaddr_storage *a)
                                           : ((const struct sockaddr_in *)a)->sin_port);
 }
 
-void rank_net_admit(struct rank_net *n, size_t slot_bytes, int ms)
+void cluster_admit(struct cluster *n, size_t slot_bytes, int ms)
 {
     struct pollfd p = {.fd = n->listen_fd, .events = POLLIN};
     struct answer a = {.magic = GREETING_MAGIC, .slot_bytes = slot_bytes};
@@ -267,7 +267,7 @@ void rank_net_admit(struct rank_net *n, size_t slot_bytes, int ms)
     }
     judge(n, &g, a.why, sizeof(a.why));
     a.ok = a.why[0] == '\0';
-    bool told = (a.ok && g.kind != RANK_NET_CONTROL) ||
+    bool told = (a.ok && g.kind != CLUSTER_CONTROL) ||
                 whole(send(fd, &a, sizeof(a), MSG_NOSIGNAL), sizeof(a));
     if (!a.ok) {
         log_event(LOG_WARN, "a connection of the ranks was refused", LOG_STR("why", a.why));
@@ -278,16 +278,16 @@ void rank_net_admit(struct rank_net *n, size_t slot_bytes, int ms)
     }
     end_set_up(fd);
     n->fd[g.kind][g.rank] = fd;
-    if (g.kind == RANK_NET_CONTROL) {
+    if (g.kind == CLUSTER_CONTROL) {
         set_port(&from, g.port);
         n->where[g.rank] = from;
     }
 }
 
-int rank_net_introduce(struct rank_net *n, struct err *e)
+int cluster_introduce(struct cluster *n, struct err *e)
 {
     for (int32_t r = 1; r < n->n; r++) {
-        if (!whole(send(n->fd[RANK_NET_CONTROL][r], n->where, sizeof(n->where), MSG_NOSIGNAL),
+        if (!whole(send(n->fd[CLUSTER_CONTROL][r], n->where, sizeof(n->where), MSG_NOSIGNAL),
                    sizeof(n->where))) {
             return err_set(e, ERR_IO, "rank %d closed its connection before the ranks had met", r);
         }
@@ -322,7 +322,7 @@ static int connect_once(const struct addrinfo *found)
     return fd;
 }
 
-static bool say_hello(const struct rank_net *n, int fd, enum rank_net_kind kind, int port)
+static bool say_hello(const struct cluster *n, int fd, enum cluster_link_kind kind, int port)
 {
     struct greeting g = {.magic = GREETING_MAGIC,
                          .kind = (uint32_t)kind,
@@ -336,7 +336,7 @@ static bool say_hello(const struct rank_net *n, int fd, enum rank_net_kind kind,
 }
 
 /* Greet rank 0, having a port of its own on the address by which it is reached. */
-static int greet(struct rank_net *n, int fd, size_t *ret_slot_bytes, struct err *e)
+static int greet(struct cluster *n, int fd, size_t *ret_slot_bytes, struct err *e)
 {
     struct sockaddr_storage own = {0};
     socklen_t len = sizeof(own);
@@ -349,7 +349,7 @@ static int greet(struct rank_net *n, int fd, size_t *ret_slot_bytes, struct err 
     if (why || getsockname(n->listen_fd, (struct sockaddr *)&own, &len) < 0) {
         return err_set(e, ERR_IO, "rank %d cannot listen: %s", rank, strerror(why ? why : errno));
     }
-    if (!say_hello(n, fd, RANK_NET_CONTROL, port_of(&own)) ||
+    if (!say_hello(n, fd, CLUSTER_CONTROL, port_of(&own)) ||
         !whole(recv(fd, &a, sizeof(a), MSG_WAITALL), sizeof(a)) || a.magic != GREETING_MAGIC) {
         return err_set(e, ERR_IO,
                        "rank %d: what listens at master_addr and master_port is no rank 0", rank);
@@ -368,9 +368,9 @@ static int greet(struct rank_net *n, int fd, size_t *ret_slot_bytes, struct err 
 }
 
 /* Where all are, which rank 0 says when they are there. */
-static int learn(struct rank_net *n, int64_t wait_us, struct err *e)
+static int learn(struct cluster *n, int64_t wait_us, struct err *e)
 {
-    int fd = n->fd[RANK_NET_CONTROL][0];
+    int fd = n->fd[CLUSTER_CONTROL][0];
     struct pollfd p = {.fd = fd, .events = POLLIN};
     socklen_t len = sizeof(n->where[0]);
 
@@ -389,14 +389,14 @@ static int learn(struct rank_net *n, int64_t wait_us, struct err *e)
 
 /* Connect to the lower ones, and take in the higher: who waits for whom has an end at
  * rank 0. */
-static int link_up(struct rank_net *n, int64_t wait_us, struct err *e)
+static int link_up(struct cluster *n, int64_t wait_us, struct err *e)
 {
     int64_t until_us = clock_us() + wait_us;
     int32_t own = own_number(n), missing;
 
     for (int32_t r = 0; r < own; r++) {
-        for (int k = RANK_NET_COMM; k < RANK_NET_KINDS; k++) {
-            enum rank_net_kind kind = (enum rank_net_kind)k;
+        for (int k = CLUSTER_COMM; k < CLUSTER_KINDS; k++) {
+            enum cluster_link_kind kind = (enum cluster_link_kind)k;
             if (!linked(n, kind, r)) {
                 continue;
             }
@@ -408,26 +408,26 @@ static int link_up(struct rank_net *n, int64_t wait_us, struct err *e)
             end_set_up(n->fd[k][r]);
         }
     }
-    while ((missing = rank_net_unlinked(n)) >= 0) {
+    while ((missing = cluster_unlinked(n)) >= 0) {
         if (clock_us() > until_us) {
             return err_set(e, ERR_TIMEOUT, "rank %d: rank %d has not come for %.0f s", own, missing,
                            (double)wait_us * 1e-6);
         }
-        rank_net_admit(n, 0, RETRY_MS);
+        cluster_admit(n, 0, RETRY_MS);
         char byte;
-        if (recv(n->fd[RANK_NET_CONTROL][0], &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) {
+        if (recv(n->fd[CLUSTER_CONTROL][0], &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) {
             return err_set(e, ERR_IO, "rank 0 closed its connection");
         }
     }
     return 0;
 }
 
-int rank_net_join(struct rank_net *n, size_t *ret_slot_bytes, const char *address, int port,
-                  int64_t wait_us, struct err *e)
+int cluster_join(struct cluster *n, size_t *ret_slot_bytes, const char *address, int port,
+                 int64_t wait_us, struct err *e)
 {
     int64_t until_us = clock_us() + wait_us;
     struct addrinfo *found = NULL;
-    int *fd = &n->fd[RANK_NET_CONTROL][0];
+    int *fd = &n->fd[CLUSTER_CONTROL][0];
     int rc = resolve(&found, address, port, false, wait_us, e);
 
     while (rc == 0 && (*fd = connect_once(found)) < 0 && clock_us() < until_us) {

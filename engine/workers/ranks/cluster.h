@@ -4,10 +4,10 @@
  *     all are there ──► table of addresses to all
  *                   ──► each connects to the lower of those it has to do with
  *
- * Control is for what rank 0 and another tell each other (step_channel.h, control_msg.h).
- * Who else has to do with whom: a stage's ranks with its first (comm_tcp.c), a rank
- * with its like in the stages before and after, and the last stage's first with the
- * ranks of the first stage (pipeline_tcp.c).
+ * Control is for what rank 0 and another tell each other (step_channel.h,
+ * control_msg.h). Who else has to do with whom: a stage's ranks with its first
+ * (comm_tcp.c), a rank with its like in the stages before and after, and the last
+ * stage's first with the ranks of the first stage (pipeline_tcp.c).
  *
  * The ports are for a cluster's own network: whoever reaches them can say it were a
  * rank. What is no rank's greeting is refused, logged, and changes nothing.
@@ -21,50 +21,50 @@
 #include "kernels/comm/comm.h"
 #include "kernels/comm/pipeline.h"
 
-enum rank_net_kind {
-    RANK_NET_CONTROL,
-    RANK_NET_COMM,
-    RANK_NET_FORWARD, /* activations to the next stage */
-    RANK_NET_BACK,    /* tokens to the first stage */
-    RANK_NET_KINDS
+enum cluster_link_kind {
+    CLUSTER_CONTROL,
+    CLUSTER_COMM,
+    CLUSTER_FORWARD, /* activations to the next stage */
+    CLUSTER_BACK,    /* tokens to the first stage */
+    CLUSTER_KINDS
 };
 
 /* A rank's side of it. */
-struct rank_net {
+struct cluster {
     struct pipeline_place at;
     int32_t n;                                     /* ranks in all */
     int listen_fd;                                 /* -1: none */
-    int fd[RANK_NET_KINDS][COMM_MAX_RANKS];        /* by the other rank's number; -1: not there */
+    int fd[CLUSTER_KINDS][COMM_MAX_RANKS];         /* by the other rank's number; -1: not there */
     struct sockaddr_storage where[COMM_MAX_RANKS]; /* they listen */
 };
 
 /* Nothing is open. */
-void rank_net_init(struct rank_net *n, const struct pipeline_place *at);
+void cluster_init(struct cluster *n, const struct pipeline_place *at);
 /* Rank 0 listens; `address` is this machine's, "" any. Names that nobody knows yet are
- * asked for again for up to wait_us, here and in rank_net_join: in a cluster they come
+ * asked for again for up to wait_us, here and in cluster_join: in a cluster they come
  * with the machines. */
-int rank_net_listen(struct rank_net *n, const char *address, int port, int64_t wait_us,
-                    struct err *e);
+int cluster_listen(struct cluster *n, const char *address, int port, int64_t wait_us,
+                   struct err *e);
 /* Take in one that comes within `ms`, if any does. slot_bytes: what rank 0's messages
  * hold. */
-void rank_net_admit(struct rank_net *n, size_t slot_bytes, int ms);
+void cluster_admit(struct cluster *n, size_t slot_bytes, int ms);
 /* Rank 0: the first rank whose control is not there; -1: all are. */
-int32_t rank_net_missing(const struct rank_net *n);
+int32_t cluster_missing(const struct cluster *n);
 /* Rank 0, when none is missing: tells all where the others are. */
-int rank_net_introduce(struct rank_net *n, struct err *e);
+int cluster_introduce(struct cluster *n, struct err *e);
 /* The first rank to which another connection is not there; -1: all are. */
-int32_t rank_net_unlinked(const struct rank_net *n);
+int32_t cluster_unlinked(const struct cluster *n);
 /* Closes what is not -1. */
-void rank_net_release(struct rank_net *n);
+void cluster_release(struct cluster *n);
 
 /* Another rank: all of this. It tries again for up to wait_us while nobody listens
  * there, and waits as long for each of the others. */
-int rank_net_join(struct rank_net *n, size_t *ret_slot_bytes, const char *address, int port,
-                  int64_t wait_us, struct err *e);
+int cluster_join(struct cluster *n, size_t *ret_slot_bytes, const char *address, int port,
+                 int64_t wait_us, struct err *e);
 
 /* step_channel_tcp.c: messages over connected sockets, fd[rank], [0] on all but rank 0;
  * those stay the caller's. */
-int rank_stream_open(struct rank_link **ret, const int *fd, int32_t rank, int32_t n_ranks,
+int tcp_channel_open(struct step_channel **ret, const int *fd, int32_t rank, int32_t n_ranks,
                      size_t slot_bytes, struct err *e);
 
 #endif

@@ -106,17 +106,17 @@ static int receive_all(int fd, void *data, size_t n_bytes, struct err *e)
     return 1;
 }
 
-int rank_note_send(int fd, const struct rank_note *n, struct err *e)
+int control_msg_send(int fd, const struct control_msg *n, struct err *e)
 {
-    struct rank_note note = *n;
+    struct control_msg note = *n;
 
     note.magic = NOTE_MAGIC;
     return send_all(fd, &note, sizeof(note), e);
 }
 
-int rank_note_receive(int fd, struct rank_note *ret, struct err *e)
+int control_msg_receive(int fd, struct control_msg *ret, struct err *e)
 {
-    struct rank_note note;
+    struct control_msg note;
     int rc = receive_all(fd, &note, sizeof(note), e);
 
     if (rc < 1) {
@@ -152,13 +152,13 @@ static void pieces(const struct results *r, struct piece *ret)
 
 int rank_results_send(int fd, int32_t rank, const struct results *r, struct err *e)
 {
-    struct rank_note note = {.kind = NOTE_RESULTS,
-                             .rank = rank,
-                             .step = r->step,
-                             .n_samples = r->n_samples,
-                             .top_stride = r->top_stride};
+    struct control_msg note = {.kind = NOTE_RESULTS,
+                               .rank = rank,
+                               .step = r->step,
+                               .n_samples = r->n_samples,
+                               .top_stride = r->top_stride};
     struct piece piece[N_PIECES];
-    int rc = rank_note_send(fd, &note, e);
+    int rc = control_msg_send(fd, &note, e);
 
     pieces(r, piece);
     for (int i = 0; i < N_PIECES && rc == 0; i++) {
@@ -167,7 +167,7 @@ int rank_results_send(int fd, int32_t rank, const struct results *r, struct err 
     return rc;
 }
 
-int rank_results_receive(int fd, const struct rank_note *note, struct gathered *g,
+int rank_results_receive(int fd, const struct control_msg *note, struct gathered *g,
                          int32_t max_samples, struct err *e)
 {
     struct piece piece[N_PIECES];

@@ -8,7 +8,7 @@
 #include "engine/workers/microbatch.h"
 #include "models/model.h"
 
-enum rank_note_kind { NOTE_HELLO = 1, NOTE_READY, NOTE_FAILED, NOTE_RESULTS };
+enum control_msg_kind { NOTE_HELLO = 1, NOTE_READY, NOTE_FAILED, NOTE_RESULTS };
 
 /* What must be the same on all ranks, and what their memory holds. */
 struct rank_hello {
@@ -20,7 +20,7 @@ struct rank_hello {
     int64_t n_blocks, n_host_blocks, max_len; /* what there is room for: the least counts */
 };
 
-struct rank_note {
+struct control_msg {
     uint32_t magic, kind;
     int32_t rank;
     struct rank_hello hello; /* NOTE_HELLO */
@@ -40,15 +40,15 @@ void rank_hello_fill(struct rank_hello *ret, const struct executor_info *x, cons
 int rank_hello_compare(const struct rank_hello *first, const struct rank_hello *other, int32_t rank,
                        struct err *e);
 
-int rank_note_send(int fd, const struct rank_note *n, struct err *e);
+int control_msg_send(int fd, const struct control_msg *n, struct err *e);
 /* 1; 0 when the other end is closed; ERR_INVALID or ERR_IO for what is not a note.
  * Blocks, but not for the rest of what began. */
-int rank_note_receive(int fd, struct rank_note *ret, struct err *e);
+int control_msg_receive(int fd, struct control_msg *ret, struct err *e);
 /* A NOTE_RESULTS with all its rows. */
 int rank_results_send(int fd, int32_t rank, const struct results *r, struct err *e);
 /* What follows a NOTE_RESULTS, of at most max_samples rows, into `g`. As
- * rank_note_receive. */
-int rank_results_receive(int fd, const struct rank_note *note, struct gathered *g,
+ * control_msg_receive. */
+int rank_results_receive(int fd, const struct control_msg *note, struct gathered *g,
                          int32_t max_samples, struct err *e);
 
 #endif

@@ -24,7 +24,7 @@ static int spawn_share(const struct settings *s, char *const *flags, int32_t n_h
     int rc = 0;
 
     for (int32_t i = 0; i < n_here && rc == 0; i++) {
-        struct rank_order order = {
+        struct worker_args order = {
             .rank = (int32_t)s->node_rank * n_here + i,
             .n_ranks = (int32_t)(s->tensor_parallel_size * s->pipeline_parallel_size),
             .n_stages = (int32_t)s->pipeline_parallel_size,

@@ -12,9 +12,9 @@
  *
  * With a pipeline (pipeline_parallel_size) the ranks are n_stages times as many, stage
  * by stage. Each stage holds its layers, and their share of every block under the same
- * ids; it gets the same message, cuts the step into the same parts (microbatch.h), and hands
- * the residual stream of each to the next (pipeline.h). The last stage's first rank
- * draws: the tokens go to the first stage for the step after, the results to this
+ * ids; it gets the same message, cuts the step into the same parts (microbatch.h), and
+ * hands the residual stream of each to the next (pipeline.h). The last stage's first
+ * rank draws: the tokens go to the first stage for the step after, the results to this
  * process (control_msg.h), whose answer they are.
  *
  * A thread starts the ranks and watches them (supervisor.c): once one failed, launch,
@@ -40,7 +40,7 @@ enum {
 
 static int send_step(struct ranks *x, const struct batch *b, struct err *e)
 {
-    struct rank_link *l = x->shared.link;
+    struct step_channel *l = x->shared.link;
     void *at;
     size_t n_bytes = batch_wire_write(NULL, b);
 
@@ -164,7 +164,7 @@ static int await_meeting(struct ranks *x, struct err *e)
 /* The ranks of other nodes log why the start ends. */
 static void tell_reason(struct ranks *x, const char *why)
 {
-    struct rank_link *l = x->shared.link;
+    struct step_channel *l = x->shared.link;
     struct err unheard;
     void *at;
     size_t n = strlen(why);
@@ -176,11 +176,11 @@ static void tell_reason(struct ranks *x, const char *why)
 }
 
 /* All hold the same model, and the cache is as large as the smallest room for it. */
-static int agree(struct rank_share *share, struct executor_info *info, const struct model *model,
+static int agree(struct rank_place *share, struct executor_info *info, const struct model *model,
                  struct err *e)
 {
     struct ranks *x = CONTAINER_OF(share, struct ranks, share);
-    struct rank_link *l = x->shared.link;
+    struct step_channel *l = x->shared.link;
     struct rank_hello mine;
     void *at;
 
@@ -218,7 +218,7 @@ static int prepare(struct ranks *x, struct settings *s, const struct model_confi
         rc = model_check_stages(c, at->n_stages, e);
     }
     if (rc == 0) {
-        runner_settle_device(s);
+        runner_choose_device(s);
     }
     if (rc == 0) {
         rc = runner_limits(&limits, s, c, s->device == DEVICE_CUDA, e);
@@ -241,18 +241,18 @@ static int start(struct ranks *x, const struct settings *s, const char *dir,
     x->share.n_here = (int32_t)s->local_size * x->n_here;
     x->share.agree = agree;
     if (rc == 0 && one_machine) {
-        rc = rank_shared_create(&x->shared_fd, &x->share.at, x->slot_bytes, e);
+        rc = transports_create(&x->shared_fd, &x->share.at, x->slot_bytes, e);
     }
     if (rc == 0 && one_machine) {
-        rc = rank_shared_open(&x->shared, x->shared_fd, &x->share.at, x->slot_bytes, x->timeout_us,
-                              e);
+        rc = transports_open(&x->shared, x->shared_fd, &x->share.at, x->slot_bytes, x->timeout_us,
+                             e);
     }
     if (rc == 0 && !one_machine) {
-        rc = rank_net_listen(&x->net, s->master_addr, (int)s->master_port,
-                             MIN((int64_t)(s->node_timeout * 1e6), OWN_NAME_US), e);
+        rc = cluster_listen(&x->net, s->master_addr, (int)s->master_port,
+                            MIN((int64_t)(s->node_timeout * 1e6), OWN_NAME_US), e);
     }
     if (rc == 0) {
-        rc = ranks_watch(x, e);
+        rc = supervisor_main(x, e);
     }
     if (rc == 0 && !one_machine) {
         rc = await_meeting(x, e);
@@ -275,7 +275,7 @@ static void ranks_free(struct executor *base)
     bool failed = x->failed;
     x->stopping = true;
     pthread_mutex_unlock(&x->lock);
-    struct rank_link *l = x->shared.link;
+    struct step_channel *l = x->shared.link;
     bool told = !failed && x->runner && l &&
                 l->ops->begin(l, &at, RANKS_STOP_MS * 1000, &unheard) == 0 &&
                 l->ops->commit(l, RANK_STOP, 0, &unheard) == 0;
@@ -283,7 +283,7 @@ static void ranks_free(struct executor *base)
     x->by_force = !told;
     pthread_mutex_unlock(&x->lock);
     if (!told) {
-        rank_shared_abort(&x->shared, "rank 0 stopped");
+        transports_abort(&x->shared, "rank 0 stopped");
     }
     if (x->watching) {
         eventfd_write(x->wake_fd, 1);
@@ -292,8 +292,8 @@ static void ranks_free(struct executor *base)
     if (x->runner) {
         x->runner->free(x->runner);
     }
-    rank_shared_release(&x->shared);
-    rank_net_release(&x->net);
+    transports_release(&x->shared);
+    cluster_release(&x->net);
     settings_pass_on_free(x->flags);
     for (int i = 0; i < RANKS_ANSWERS; i++) {
         gathered_release(&x->answer[i].gathered);
@@ -339,7 +339,7 @@ int ranks_open(struct executor **ret, const struct settings *s, const char *dir,
     x->deterministic = s->deterministic;
     x->n_here = x->n / (int32_t)s->nnodes;
     x->shared_fd = x->wake_fd = -1;
-    rank_net_init(&x->net, &x->share.at);
+    cluster_init(&x->net, &x->share.at);
     for (int32_t i = 0; i < COMM_MAX_RANKS; i++) {
         x->member[i].fd = -1;
     }

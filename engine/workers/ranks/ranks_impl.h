@@ -36,8 +36,8 @@ struct rank_answer {
 struct ranks {
     struct executor base;
     struct executor *runner; /* rank 0 */
-    struct rank_share share;
-    struct rank_shared shared;
+    struct rank_place share;
+    struct transports shared;
     int shared_fd, wake_fd;
     size_t slot_bytes;
     int64_t timeout_us;
@@ -45,7 +45,7 @@ struct ranks {
     char **flags;                    /* settings of the ranks */
     int32_t n, n_here;               /* ranks, and those of this machine, which are the first */
     const struct settings *settings; /* while it starts */
-    struct rank_net net;
+    struct cluster net;
     pthread_t watcher;
     bool watching; /* the thread is there */
     uint64_t n_launched, n_waited;
@@ -66,6 +66,6 @@ struct ranks {
 void ranks_fail(struct ranks *x, const char *reason);
 int ranks_check_failed(struct ranks *x, struct err *e);
 /* The thread that starts the ranks and watches them, until wake_fd is written to. */
-int ranks_watch(struct ranks *x, struct err *e);
+int supervisor_main(struct ranks *x, struct err *e);
 
 #endif

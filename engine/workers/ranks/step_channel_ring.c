@@ -43,8 +43,8 @@ struct shared {
     _Alignas(64) char slot[]; /* [SLOTS][slot_bytes] */
 };
 
-struct rank_ring {
-    struct rank_link base;
+struct ring_channel {
+    struct step_channel base;
     struct shared *shared;
     unsigned n; /* messages published (rank 0), or taken */
 };
@@ -54,17 +54,17 @@ static size_t padded(size_t n_bytes)
     return (n_bytes + 63) / 64 * 64;
 }
 
-size_t rank_ring_bytes(size_t slot_bytes)
+size_t ring_channel_bytes(size_t slot_bytes)
 {
     return sizeof(struct shared) + SLOTS * padded(slot_bytes);
 }
 
-static char *slot_at(const struct rank_ring *r, unsigned n)
+static char *slot_at(const struct ring_channel *r, unsigned n)
 {
     return r->shared->slot + n % SLOTS * padded(r->base.slot_bytes);
 }
 
-static void wake(struct rank_ring *r, atomic_uint *word)
+static void wake(struct ring_channel *r, atomic_uint *word)
 {
     if (atomic_load(&r->shared->sleeping) > 0) {
         syscall(SYS_futex, word, FUTEX_WAKE, COMM_MAX_RANKS, NULL, NULL, 0);
@@ -72,7 +72,7 @@ static void wake(struct rank_ring *r, atomic_uint *word)
 }
 
 /* Until *word has reached `least`; false: not within timeout_us. */
-static bool await(struct rank_ring *r, atomic_uint *word, unsigned least, int64_t timeout_us)
+static bool await(struct ring_channel *r, atomic_uint *word, unsigned least, int64_t timeout_us)
 {
     int64_t start_us = 0;
 
@@ -107,9 +107,9 @@ static bool await(struct rank_ring *r, atomic_uint *word, unsigned least, int64_
 
 /* ---- rank 0 ---- */
 
-static int ring_begin(struct rank_link *l, void **ret, int64_t timeout_us, struct err *e)
+static int ring_begin(struct step_channel *l, void **ret, int64_t timeout_us, struct err *e)
 {
-    struct rank_ring *r = CONTAINER_OF(l, struct rank_ring, base);
+    struct ring_channel *r = CONTAINER_OF(l, struct ring_channel, base);
 
     for (int32_t i = 1; i < l->n_ranks && r->n >= SLOTS; i++) {
         if (!await(r, &r->shared->taken[i].n, r->n - SLOTS + 1, timeout_us)) {
@@ -121,9 +121,9 @@ static int ring_begin(struct rank_link *l, void **ret, int64_t timeout_us, struc
     return 0;
 }
 
-static int ring_commit(struct rank_link *l, uint32_t kind, size_t n_bytes, struct err *e)
+static int ring_commit(struct step_channel *l, uint32_t kind, size_t n_bytes, struct err *e)
 {
-    struct rank_ring *r = CONTAINER_OF(l, struct rank_ring, base);
+    struct ring_channel *r = CONTAINER_OF(l, struct ring_channel, base);
 
     if (n_bytes > l->slot_bytes) {
         return err_set(e, ERR_INVALID, "a message of %zu bytes for ranks that take %zu", n_bytes,
@@ -139,10 +139,10 @@ static int ring_commit(struct rank_link *l, uint32_t kind, size_t n_bytes, struc
 
 /* ---- the others ---- */
 
-static int ring_take(struct rank_link *l, struct rank_message *ret, int64_t timeout_us,
+static int ring_take(struct step_channel *l, struct rank_message *ret, int64_t timeout_us,
                      struct err *e)
 {
-    struct rank_ring *r = CONTAINER_OF(l, struct rank_ring, base);
+    struct ring_channel *r = CONTAINER_OF(l, struct ring_channel, base);
 
     if (!await(r, &r->shared->published.n, r->n + 1, timeout_us)) {
         return 0;
@@ -157,34 +157,34 @@ static int ring_take(struct rank_link *l, struct rank_message *ret, int64_t time
     return 1;
 }
 
-static void ring_release(struct rank_link *l)
+static void ring_release(struct step_channel *l)
 {
-    struct rank_ring *r = CONTAINER_OF(l, struct rank_ring, base);
+    struct ring_channel *r = CONTAINER_OF(l, struct ring_channel, base);
 
     atomic_store(&r->shared->taken[l->rank].n, ++r->n);
     wake(r, &r->shared->taken[l->rank].n);
 }
 
-static void ring_free(struct rank_link *l)
+static void ring_free(struct step_channel *l)
 {
-    free(CONTAINER_OF(l, struct rank_ring, base));
+    free(CONTAINER_OF(l, struct ring_channel, base));
 }
 
-static const struct rank_link_ops RING_OPS = {.begin = ring_begin,
-                                              .commit = ring_commit,
-                                              .take = ring_take,
-                                              .release = ring_release,
-                                              .free = ring_free};
+static const struct step_channel_ops RING_OPS = {.begin = ring_begin,
+                                                 .commit = ring_commit,
+                                                 .take = ring_take,
+                                                 .release = ring_release,
+                                                 .free = ring_free};
 
-int rank_ring_open(struct rank_link **ret, void *shared, int32_t rank, int32_t n_ranks,
-                   size_t slot_bytes, struct err *e)
+int ring_channel_open(struct step_channel **ret, void *shared, int32_t rank, int32_t n_ranks,
+                      size_t slot_bytes, struct err *e)
 {
-    struct rank_ring *r = calloc(1, sizeof(*r));
+    struct ring_channel *r = calloc(1, sizeof(*r));
 
     if (!r) {
         return err_nomem(e, "messages to the ranks");
     }
-    r->base = (struct rank_link){
+    r->base = (struct step_channel){
         .ops = &RING_OPS, .rank = rank, .n_ranks = n_ranks, .slot_bytes = slot_bytes};
     r->shared = shared;
     *ret = &r->base;

@@ -20,8 +20,8 @@ struct head {
     uint64_t n_bytes;
 };
 
-struct rank_stream {
-    struct rank_link base;
+struct tcp_channel {
+    struct step_channel base;
     int fd[COMM_MAX_RANKS];
     int64_t timeout_us;
     char *slot; /* [slot_bytes], aligned */
@@ -46,18 +46,18 @@ static int move(int fd, void *data, size_t n_bytes, bool out, int ms)
     return 0;
 }
 
-static int stream_begin(struct rank_link *l, void **ret, int64_t timeout_us, struct err *e)
+static int stream_begin(struct step_channel *l, void **ret, int64_t timeout_us, struct err *e)
 {
     (void)e;
-    struct rank_stream *s = CONTAINER_OF(l, struct rank_stream, base);
+    struct tcp_channel *s = CONTAINER_OF(l, struct tcp_channel, base);
     s->timeout_us = timeout_us;
     *ret = s->slot;
     return 0;
 }
 
-static int stream_commit(struct rank_link *l, uint32_t kind, size_t n_bytes, struct err *e)
+static int stream_commit(struct step_channel *l, uint32_t kind, size_t n_bytes, struct err *e)
 {
-    struct rank_stream *s = CONTAINER_OF(l, struct rank_stream, base);
+    struct tcp_channel *s = CONTAINER_OF(l, struct tcp_channel, base);
     struct head h = {.magic = STREAM_MAGIC, .kind = kind, .n_bytes = n_bytes};
     int ms = (int)MIN(s->timeout_us / 1000, INT32_MAX);
 
@@ -81,10 +81,10 @@ static int stream_commit(struct rank_link *l, uint32_t kind, size_t n_bytes, str
     return 0;
 }
 
-static int stream_take(struct rank_link *l, struct rank_message *ret, int64_t timeout_us,
+static int stream_take(struct step_channel *l, struct rank_message *ret, int64_t timeout_us,
                        struct err *e)
 {
-    struct rank_stream *s = CONTAINER_OF(l, struct rank_stream, base);
+    struct tcp_channel *s = CONTAINER_OF(l, struct tcp_channel, base);
     struct pollfd p = {.fd = s->fd[0], .events = POLLIN};
     struct head h;
 
@@ -105,29 +105,29 @@ static int stream_take(struct rank_link *l, struct rank_message *ret, int64_t ti
     return 1;
 }
 
-static void stream_release(struct rank_link *l)
+static void stream_release(struct step_channel *l)
 {
     (void)l;
 }
 
-static void stream_free(struct rank_link *l)
+static void stream_free(struct step_channel *l)
 {
-    struct rank_stream *s = CONTAINER_OF(l, struct rank_stream, base);
+    struct tcp_channel *s = CONTAINER_OF(l, struct tcp_channel, base);
 
     free(s->slot);
     free(s);
 }
 
-static const struct rank_link_ops STREAM_OPS = {.begin = stream_begin,
-                                                .commit = stream_commit,
-                                                .take = stream_take,
-                                                .release = stream_release,
-                                                .free = stream_free};
+static const struct step_channel_ops STREAM_OPS = {.begin = stream_begin,
+                                                   .commit = stream_commit,
+                                                   .take = stream_take,
+                                                   .release = stream_release,
+                                                   .free = stream_free};
 
-int rank_stream_open(struct rank_link **ret, const int *fd, int32_t rank, int32_t n_ranks,
+int tcp_channel_open(struct step_channel **ret, const int *fd, int32_t rank, int32_t n_ranks,
                      size_t slot_bytes, struct err *e)
 {
-    struct rank_stream *s = calloc(1, sizeof(*s));
+    struct tcp_channel *s = calloc(1, sizeof(*s));
 
     if (s) {
         s->slot = aligned_alloc(ALIGN, (slot_bytes + ALIGN - 1) / ALIGN * ALIGN);
@@ -136,7 +136,7 @@ int rank_stream_open(struct rank_link **ret, const int *fd, int32_t rank, int32_
         free(s);
         return err_nomem(e, "messages to the ranks");
     }
-    s->base = (struct rank_link){
+    s->base = (struct step_channel){
         .ops = &STREAM_OPS, .rank = rank, .n_ranks = n_ranks, .slot_bytes = slot_bytes};
     memcpy(s->fd, fd, (size_t)(rank == 0 ? n_ranks : 1) * sizeof(*fd));
     *ret = &s->base;

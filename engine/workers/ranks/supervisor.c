@@ -41,7 +41,7 @@ void ranks_fail(struct ranks *x, const char *reason)
     }
     pthread_cond_broadcast(&x->changed);
     pthread_mutex_unlock(&x->lock);
-    rank_shared_abort(&x->shared, reason);
+    transports_abort(&x->shared, reason);
 }
 
 int ranks_check_failed(struct ranks *x, struct err *e)
@@ -84,7 +84,7 @@ static void on_end(struct ranks *x, int32_t rank)
 
 /* Of the rank that draws. Nobody reads an answer's memory before n_answered says that
  * it is there. */
-static void on_results(struct ranks *x, int32_t rank, const struct rank_note *note)
+static void on_results(struct ranks *x, int32_t rank, const struct control_msg *note)
 {
     struct rank_answer *a = &x->answer[x->n_answered % RANKS_ANSWERS];
     struct err e = {0};
@@ -109,10 +109,10 @@ static void on_results(struct ranks *x, int32_t rank, const struct rank_note *no
 static void on_note(struct ranks *x, int32_t rank)
 {
     struct member *m = &x->member[rank];
-    struct rank_note note;
+    struct control_msg note;
     struct err e = {0};
     char text[400];
-    int rc = rank_note_receive(m->fd, &note, &e);
+    int rc = control_msg_receive(m->fd, &note, &e);
 
     if (rc == 0) {
         on_end(x, rank);
@@ -127,7 +127,7 @@ static void on_note(struct ranks *x, int32_t rank)
         on_results(x, rank, &note);
     } else {
         struct err first; /* what rank 0 itself met before, of which this may be a consequence */
-        bool second = rank_shared_check(&x->shared, &first) < 0;
+        bool second = transports_check(&x->shared, &first) < 0;
         snprintf(text, sizeof(text), "rank %d: %.380s", rank, rc == 1 ? note.text : e.text);
         ranks_fail(x, second ? first.text : text);
         if (rc < 0 && m->pid > 0) {
@@ -139,15 +139,15 @@ static void on_note(struct ranks *x, int32_t rank)
 static int spawn(struct ranks *x, int32_t rank, pid_t parent, struct err *e)
 {
     struct member *m = &x->member[rank];
-    struct rank_order order = {.rank = rank,
-                               .n_ranks = x->n,
-                               .n_stages = x->share.at.n_stages,
-                               .here = x->share.here + rank,
-                               .n_here = x->share.n_here,
-                               .over_net = x->n_here < x->n,
-                               .slot_bytes = x->slot_bytes,
-                               .parent = parent,
-                               .settings = x->flags};
+    struct worker_args order = {.rank = rank,
+                                .n_ranks = x->n,
+                                .n_stages = x->share.at.n_stages,
+                                .here = x->share.here + rank,
+                                .n_here = x->share.n_here,
+                                .over_net = x->n_here < x->n,
+                                .slot_bytes = x->slot_bytes,
+                                .parent = parent,
+                                .settings = x->flags};
     int fd[2];
 
     if (order.over_net) {
@@ -257,23 +257,23 @@ static int meet(struct ranks *x, struct err *e)
     int32_t missing;
     int rc = 0;
 
-    while (rc == 0 && (missing = rank_net_missing(&x->net)) >= 0) {
-        rank_net_admit(&x->net, x->slot_bytes, MEET_MS);
+    while (rc == 0 && (missing = cluster_missing(&x->net)) >= 0) {
+        cluster_admit(&x->net, x->slot_bytes, MEET_MS);
         rc = may_wait(x, missing, until_us, e);
     }
     if (rc == 0) {
-        rc = rank_net_introduce(&x->net, e);
+        rc = cluster_introduce(&x->net, e);
     }
-    while (rc == 0 && (missing = rank_net_unlinked(&x->net)) >= 0) {
-        rank_net_admit(&x->net, x->slot_bytes, MEET_MS);
+    while (rc == 0 && (missing = cluster_unlinked(&x->net)) >= 0) {
+        cluster_admit(&x->net, x->slot_bytes, MEET_MS);
         rc = may_wait(x, missing, until_us + GREET_US, e);
     }
     if (rc == 0) {
-        rc = rank_shared_connect(&x->shared, &x->net, x->slot_bytes, x->timeout_us, e);
+        rc = transports_connect(&x->shared, &x->net, x->slot_bytes, x->timeout_us, e);
     }
     for (int32_t i = 1; i < x->n; i++) {
-        x->member[i].fd = x->net.fd[RANK_NET_CONTROL][i];
-        x->net.fd[RANK_NET_CONTROL][i] = -1;
+        x->member[i].fd = x->net.fd[CLUSTER_CONTROL][i];
+        x->net.fd[CLUSTER_CONTROL][i] = -1;
     }
     return rc;
 }
@@ -283,7 +283,7 @@ static void meet_all(struct ranks *x)
     struct err e;
     int rc = meet(x, &e);
 
-    rank_net_release(&x->net);
+    cluster_release(&x->net);
     if (rc < 0) {
         ranks_fail(x, e.text);
     }
@@ -334,7 +334,7 @@ static void *watcher_main(void *arg)
     return NULL;
 }
 
-int ranks_watch(struct ranks *x, struct err *e)
+int supervisor_main(struct ranks *x, struct err *e)
 {
     x->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (x->wake_fd < 0) {

@@ -7,7 +7,7 @@
 
 static size_t ring_bytes(size_t slot_bytes)
 {
-    return (rank_ring_bytes(slot_bytes) + 4095) / 4096 * 4096;
+    return (ring_channel_bytes(slot_bytes) + 4095) / 4096 * 4096;
 }
 
 /* Where a stage's comm begins; that of stage n_stages is the pipeline. */
@@ -22,8 +22,8 @@ static size_t all_bytes(const struct pipeline_place *at, size_t slot_bytes)
            pipeline_shm_bytes(at->n_stages * at->n_ranks);
 }
 
-int rank_shared_create(int *ret_fd, const struct pipeline_place *at, size_t slot_bytes,
-                       struct err *e)
+int transports_create(int *ret_fd, const struct pipeline_place *at, size_t slot_bytes,
+                      struct err *e)
 {
     int fd = memfd_create("quire-ranks", MFD_CLOEXEC);
 
@@ -39,10 +39,10 @@ int rank_shared_create(int *ret_fd, const struct pipeline_place *at, size_t slot
     return 0;
 }
 
-int rank_shared_open(struct rank_shared *ret, int fd, const struct pipeline_place *at,
-                     size_t slot_bytes, int64_t timeout_us, struct err *e)
+int transports_open(struct transports *ret, int fd, const struct pipeline_place *at,
+                    size_t slot_bytes, int64_t timeout_us, struct err *e)
 {
-    struct rank_shared s = {.n_bytes = all_bytes(at, slot_bytes)};
+    struct transports s = {.n_bytes = all_bytes(at, slot_bytes)};
     int32_t n = at->n_stages * at->n_ranks;
     char *memory = mmap(NULL, s.n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 
@@ -50,8 +50,8 @@ int rank_shared_open(struct rank_shared *ret, int fd, const struct pipeline_plac
         return err_set(e, ERR_IO, "memory shared by %d ranks: %s", n, strerror(errno));
     }
     s.memory = memory;
-    int rc =
-        rank_ring_open(&s.link, memory, pipeline_number(at, at->stage, at->rank), n, slot_bytes, e);
+    int rc = ring_channel_open(&s.link, memory, pipeline_number(at, at->stage, at->rank), n,
+                               slot_bytes, e);
     if (rc == 0 && at->n_ranks > 1) {
         rc = comm_shm_open(&s.comm, memory + comm_offset(at, at->stage, slot_bytes), at->rank,
                            at->n_ranks, timeout_us, e);
@@ -61,7 +61,7 @@ int rank_shared_open(struct rank_shared *ret, int fd, const struct pipeline_plac
                                timeout_us, e);
     }
     if (rc < 0) {
-        rank_shared_release(&s);
+        transports_release(&s);
         return rc;
     }
     if (s.comm) {
@@ -72,7 +72,7 @@ int rank_shared_open(struct rank_shared *ret, int fd, const struct pipeline_plac
 }
 
 /* The connection is the caller's no longer; -1 where there is none. */
-static int take_socket(struct rank_net *net, enum rank_net_kind kind, int32_t rank)
+static int take_socket(struct cluster *net, enum cluster_link_kind kind, int32_t rank)
 {
     int fd = rank < 0 ? -1 : net->fd[kind][rank];
 
@@ -82,7 +82,7 @@ static int take_socket(struct rank_net *net, enum rank_net_kind kind, int32_t ra
     return fd;
 }
 
-static int connect_comm(struct rank_shared *s, struct rank_net *net, int64_t timeout_us,
+static int connect_comm(struct transports *s, struct cluster *net, int64_t timeout_us,
                         struct err *e)
 {
     const struct pipeline_place *at = &net->at;
@@ -90,7 +90,7 @@ static int connect_comm(struct rank_shared *s, struct rank_net *net, int64_t tim
     int32_t first = pipeline_number(at, at->stage, 0);
 
     for (int32_t i = 0; i < at->n_ranks; i++) {
-        fd[i] = take_socket(net, RANK_NET_COMM, first + i);
+        fd[i] = take_socket(net, CLUSTER_COMM, first + i);
     }
     int rc = comm_tcp_open(&s->comm, fd, at->rank, at->n_ranks, timeout_us, e);
     if (rc == 0) {
@@ -99,46 +99,45 @@ static int connect_comm(struct rank_shared *s, struct rank_net *net, int64_t tim
     return rc;
 }
 
-static int connect_pipeline(struct rank_shared *s, struct rank_net *net, int64_t timeout_us,
+static int connect_pipeline(struct transports *s, struct cluster *net, int64_t timeout_us,
                             struct err *e)
 {
     const struct pipeline_place *at = &net->at;
     int32_t target[COMM_MAX_RANKS];
     int fd[COMM_MAX_RANKS];
     int source =
-        take_socket(net, at->stage > 0 ? RANK_NET_FORWARD : RANK_NET_BACK, pipeline_source(at));
+        take_socket(net, at->stage > 0 ? CLUSTER_FORWARD : CLUSTER_BACK, pipeline_source(at));
 
     pipeline_targets(at, target);
     for (int32_t i = 0; i < at->n_ranks; i++) {
-        fd[i] =
-            take_socket(net, pipeline_is_last(at) ? RANK_NET_BACK : RANK_NET_FORWARD, target[i]);
+        fd[i] = take_socket(net, pipeline_is_last(at) ? CLUSTER_BACK : CLUSTER_FORWARD, target[i]);
     }
     return pipeline_tcp_open(&s->pipeline, source, fd, at, timeout_us, e);
 }
 
-int rank_shared_connect(struct rank_shared *ret, struct rank_net *net, size_t slot_bytes,
-                        int64_t timeout_us, struct err *e)
+int transports_connect(struct transports *ret, struct cluster *net, size_t slot_bytes,
+                       int64_t timeout_us, struct err *e)
 {
     const struct pipeline_place *at = &net->at;
-    struct rank_shared s = {0};
+    struct transports s = {0};
     int rc = at->n_ranks > 1 ? connect_comm(&s, net, timeout_us, e) : 0;
 
     if (rc == 0 && at->n_stages > 1) {
         rc = connect_pipeline(&s, net, timeout_us, e);
     }
     if (rc == 0) {
-        rc = rank_stream_open(&s.link, net->fd[RANK_NET_CONTROL],
+        rc = tcp_channel_open(&s.link, net->fd[CLUSTER_CONTROL],
                               pipeline_number(at, at->stage, at->rank), net->n, slot_bytes, e);
     }
     if (rc < 0) {
-        rank_shared_release(&s);
+        transports_release(&s);
     } else {
         *ret = s;
     }
     return rc;
 }
 
-void rank_shared_abort(struct rank_shared *s, const char *why)
+void transports_abort(struct transports *s, const char *why)
 {
     if (s->comm) {
         s->comm->ops->abort(s->comm, why);
@@ -148,14 +147,14 @@ void rank_shared_abort(struct rank_shared *s, const char *why)
     }
 }
 
-int rank_shared_check(struct rank_shared *s, struct err *e)
+int transports_check(struct transports *s, struct err *e)
 {
     int rc = s->comm ? s->comm->ops->check(s->comm, e) : 0;
 
     return rc == 0 && s->pipeline ? s->pipeline->ops->check(s->pipeline, e) : rc;
 }
 
-void rank_shared_release(struct rank_shared *s)
+void transports_release(struct transports *s)
 {
     if (s->pipeline) {
         s->pipeline->ops->free(s->pipeline);
@@ -169,5 +168,5 @@ void rank_shared_release(struct rank_shared *s)
     if (s->memory) {
         munmap(s->memory, s->n_bytes);
     }
-    *s = (struct rank_shared){0};
+    *s = (struct transports){0};
 }

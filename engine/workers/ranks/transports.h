@@ -10,30 +10,30 @@
 #include "kernels/comm/comm.h"
 #include "kernels/comm/pipeline.h"
 
-struct rank_shared {
+struct transports {
     void *memory; /* NULL: sockets */
     size_t n_bytes;
-    struct rank_link *link;
+    struct step_channel *link;
     struct comm *comm;         /* NULL: one rank a stage */
     struct pipeline *pipeline; /* NULL: one stage */
 };
 
 /* Zeroed memory for all ranks; its descriptor (pages are taken when they are first
  * written). */
-int rank_shared_create(int *ret_fd, const struct pipeline_place *at, size_t slot_bytes,
-                       struct err *e);
+int transports_create(int *ret_fd, const struct pipeline_place *at, size_t slot_bytes,
+                      struct err *e);
 /* One rank's ends. timeout_us: as comm_shm_open. */
-int rank_shared_open(struct rank_shared *ret, int fd, const struct pipeline_place *at,
-                     size_t slot_bytes, int64_t timeout_us, struct err *e);
+int transports_open(struct transports *ret, int fd, const struct pipeline_place *at,
+                    size_t slot_bytes, int64_t timeout_us, struct err *e);
 /* Over the connections of `net`, all of which are there; those of comm and the pipeline
  * are theirs then, also on error, the others stay net's. */
-int rank_shared_connect(struct rank_shared *ret, struct rank_net *net, size_t slot_bytes,
-                        int64_t timeout_us, struct err *e);
+int transports_connect(struct transports *ret, struct cluster *net, size_t slot_bytes,
+                       int64_t timeout_us, struct err *e);
 /* Whoever waits for another rank in comm or the pipeline does so no longer, and why.
  * Any thread. */
-void rank_shared_abort(struct rank_shared *s, const char *why);
+void transports_abort(struct transports *s, const char *why);
 /* 0, or what ended comm or the pipeline. Any thread. */
-int rank_shared_check(struct rank_shared *s, struct err *e);
-void rank_shared_release(struct rank_shared *s);
+int transports_check(struct transports *s, struct err *e);
+void transports_release(struct transports *s);
 
 #endif

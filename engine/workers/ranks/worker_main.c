@@ -29,11 +29,11 @@ enum {
 };
 
 struct member {
-    struct rank_share share;
-    struct rank_order order;
+    struct rank_place share;
+    struct worker_args order;
     struct settings settings;
-    struct rank_net net; /* only where rank 0 is on another machine, or speaks as if it were */
-    struct rank_shared shared;
+    struct cluster net; /* only where rank 0 is on another machine, or speaks as if it were */
+    struct transports shared;
     struct executor *executor;
     int32_t in_flight; /* launches not waited for */
 };
@@ -60,7 +60,7 @@ static int settle(struct member *m, struct err *e)
 /* The next message; ERR_IO when there will be none. */
 static int next_message(struct member *m, struct rank_message *ret, struct err *e)
 {
-    struct rank_link *l = m->shared.link;
+    struct step_channel *l = m->shared.link;
 
     for (;;) {
         int rc = l->ops->take(l, ret, m->in_flight > 0 ? SETTLE_US : LOOK_US, e);
@@ -77,16 +77,16 @@ static int next_message(struct member *m, struct rank_message *ret, struct err *
 }
 
 /* Tell what there is room for, and take what all have room for. */
-static int agree(struct rank_share *share, struct executor_info *x, const struct model *model,
+static int agree(struct rank_place *share, struct executor_info *x, const struct model *model,
                  struct err *e)
 {
     struct member *m = CONTAINER_OF(share, struct member, share);
-    struct rank_note note = {.kind = NOTE_HELLO, .rank = m->order.rank};
+    struct control_msg note = {.kind = NOTE_HELLO, .rank = m->order.rank};
     struct rank_message got;
     struct rank_pools pools;
 
     rank_hello_fill(&note.hello, x, model, m->settings.deterministic);
-    int rc = rank_note_send(m->order.note_fd, &note, e);
+    int rc = control_msg_send(m->order.note_fd, &note, e);
     if (rc == 0) {
         rc = next_message(m, &got, e);
     }
@@ -115,31 +115,31 @@ static int agree(struct rank_share *share, struct executor_info *x, const struct
 static int join(struct member *m, int64_t timeout_us, struct err *e)
 {
     const struct settings *s = &m->settings;
-    struct rank_order *o = &m->order;
-    int rc = rank_net_join(&m->net, &o->slot_bytes, s->master_addr ? s->master_addr : "",
-                           (int)s->master_port, (int64_t)(s->node_timeout * 1e6), e);
+    struct worker_args *o = &m->order;
+    int rc = cluster_join(&m->net, &o->slot_bytes, s->master_addr ? s->master_addr : "",
+                          (int)s->master_port, (int64_t)(s->node_timeout * 1e6), e);
 
-    o->note_fd = m->net.fd[RANK_NET_CONTROL][0];
-    return rc < 0 ? rc : rank_shared_connect(&m->shared, &m->net, o->slot_bytes, timeout_us, e);
+    o->note_fd = m->net.fd[CLUSTER_CONTROL][0];
+    return rc < 0 ? rc : transports_connect(&m->shared, &m->net, o->slot_bytes, timeout_us, e);
 }
 
 static int open_model(struct member *m, struct err *e)
 {
-    const struct rank_order *o = &m->order;
+    const struct worker_args *o = &m->order;
     const struct settings *s = &m->settings;
     struct model_config c;
     struct generation_defaults unused;
     int64_t timeout_us = (int64_t)(s->step_timeout * 1e6);
     struct pipeline_place at = pipeline_place_of(o->rank, o->n_stages, o->n_ranks / o->n_stages);
 
-    rank_net_init(&m->net, &at);
+    cluster_init(&m->net, &at);
     int rc = o->over_net
                  ? join(m, timeout_us, e)
-                 : rank_shared_open(&m->shared, o->shared_fd, &at, o->slot_bytes, timeout_us, e);
+                 : transports_open(&m->shared, o->shared_fd, &at, o->slot_bytes, timeout_us, e);
     if (rc == 0) {
         rc = model_config_read(&c, &unused, s->model, e);
     }
-    m->share = (struct rank_share){.at = at,
+    m->share = (struct rank_place){.at = at,
                                    .here = o->here,
                                    .n_here = o->n_here,
                                    .comm = m->shared.comm,
@@ -167,9 +167,9 @@ static int compute(struct member *m, const struct rank_message *msg, struct err 
 
 static int serve(struct member *m, struct err *e)
 {
-    struct rank_note ready = {.kind = NOTE_READY, .rank = m->order.rank};
+    struct control_msg ready = {.kind = NOTE_READY, .rank = m->order.rank};
     struct rank_message msg;
-    int rc = rank_note_send(m->order.note_fd, &ready, e);
+    int rc = control_msg_send(m->order.note_fd, &ready, e);
 
     while (rc == 0) {
         rc = next_message(m, &msg, e);
@@ -185,20 +185,20 @@ static int serve(struct member *m, struct err *e)
 
 static void tell_failure(const struct member *m, const struct err *why)
 {
-    struct rank_note note = {.kind = NOTE_FAILED, .rank = m->order.rank};
+    struct control_msg note = {.kind = NOTE_FAILED, .rank = m->order.rank};
     struct err unheard;
 
     snprintf(note.text, sizeof(note.text), "%s", why->text);
-    rank_note_send(m->order.note_fd, &note, &unheard);
+    control_msg_send(m->order.note_fd, &note, &unheard);
 }
 
-int rank_main(int argc, char **argv)
+int worker_main(int argc, char **argv)
 {
     struct member m = {0};
     struct err e = {0};
     bool help;
     char *no_environment[] = {NULL}, name[16];
-    int rc = rank_order_parse(&m.order, argc, argv, &e), n_flags = 0;
+    int rc = worker_args_parse(&m.order, argc, argv, &e), n_flags = 0;
 
     if (rc < 0) {
         fprintf(stderr, "quire: %s\n", e.text);
@@ -230,9 +230,9 @@ int rank_main(int argc, char **argv)
     if (m.executor) {
         m.executor->free(m.executor);
     }
-    rank_shared_release(&m.shared);
+    transports_release(&m.shared);
     if (m.net.n > 0) {
-        rank_net_release(&m.net);
+        cluster_release(&m.net);
     }
     settings_release(&m.settings);
     return 0;

@@ -38,7 +38,7 @@ static void keep_open(int fd)
 }
 
 /* In the child. */
-static void become(const struct rank_order *o, char *const *argv, char *const *env)
+static void become(const struct worker_args *o, char *const *argv, char *const *env)
 {
     sigset_t none;
 
@@ -80,7 +80,7 @@ static char **environment(void)
     return env;
 }
 
-int rank_spawn(pid_t *ret, const struct rank_order *o, struct err *e)
+int rank_spawn(pid_t *ret, const struct worker_args *o, struct err *e)
 {
     char word[N_WORDS][WORD_BYTES];
     int n = 0, n_flags = 0;
@@ -118,7 +118,7 @@ int rank_spawn(pid_t *ret, const struct rank_order *o, struct err *e)
     return 0;
 }
 
-int rank_order_parse(struct rank_order *ret, int argc, char **argv, struct err *e)
+int worker_args_parse(struct worker_args *ret, int argc, char **argv, struct err *e)
 {
     long long number[N_WORDS - 1];
     for (int i = 0; i < N_WORDS - 1; i++) {
@@ -131,7 +131,7 @@ int rank_order_parse(struct rank_order *ret, int argc, char **argv, struct err *
     if (number[9] < 1 || number[1] % number[9] != 0) {
         return err_set(e, ERR_INVALID, "quire rank is started by quire serve, not by hand");
     }
-    *ret = (struct rank_order){
+    *ret = (struct worker_args){
         .rank = (int32_t)number[0],
         .n_ranks = (int32_t)number[1],
         .shared_fd = (int)number[2],

@@ -7,7 +7,7 @@
 #include "config/settings/settings.h"
 
 /* What a rank is told at its start, before its settings. */
-struct rank_order {
+struct worker_args {
     int32_t rank, n_ranks, n_stages; /* of a pipeline, each with its share of the ranks */
     int32_t here, n_here;            /* its place among the ranks of this machine */
     /* rank 0 is found as the settings say (cluster.h), without these descriptors */
@@ -21,10 +21,10 @@ struct rank_order {
 
 /* fork and exec `quire rank`. The kernel ends the process when the thread that called
  * this ends: call it from one that lives as long as the ranks. */
-int rank_spawn(pid_t *ret, const struct rank_order *o, struct err *e);
+int rank_spawn(pid_t *ret, const struct worker_args *o, struct err *e);
 /* argv of `quire rank` back into an order; ERR_INVALID when it is none. `settings`
  * points into argv. */
-int rank_order_parse(struct rank_order *ret, int argc, char **argv, struct err *e);
+int worker_args_parse(struct worker_args *ret, int argc, char **argv, struct err *e);
 /* Whether *pid, a child, has ended within `ms`, and its status; it is 0 then. True for
  * 0. */
 bool rank_reap(pid_t *pid, int ms, int *ret_status);

@@ -13,7 +13,7 @@
 
 enum { CHUNK_WARPS = 8, KEY_TILE = 64, FEW_PAIRS = 396 };
 
-template <typename T, int D, int N = 1> struct exact_layout {
+template <typename T, int D, int N = 1> struct invariant_layout {
     static constexpr int STAGES = N; /* tiles in shared memory */
     static constexpr int KV = KEY_TILE * D * (int)sizeof(T);
     static constexpr int STAGE = 2 * KV;
@@ -135,9 +135,9 @@ __device__ __forceinline__ void meet_tile(rows16<D> &w, const attn_args &a, uint
  * one key/value head; else block (head, tile of tokens). */
 template <typename T, int D, int WARPS, bool SINGLE, int STAGES>
 __global__ void __launch_bounds__(WARPS * 32)
-    attn_exact_kernel(attn_args a, step_arrays s, const query_tile *tile)
+    attn_invariant_kernel(attn_args a, step_arrays s, const query_tile *tile)
 {
-    using L = exact_layout<T, D, STAGES>;
+    using L = invariant_layout<T, D, STAGES>;
     extern __shared__ __align__(128) char shared[];
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
     uint32_t ring = shared_address(shared), bars = ring + L::STAGES * L::STAGE;
@@ -259,29 +259,29 @@ __global__ void __launch_bounds__(WARPS * 32)
 }
 
 template <typename T, int D, int WARPS, bool SINGLE, int STAGES>
-static void exact_launch(const attn_args *a, const step_arrays *s, const query_tile *tile,
-                         dim3 grid, cudaStream_t stream)
+static void invariant_launch(const attn_args *a, const step_arrays *s, const query_tile *tile,
+                             dim3 grid, cudaStream_t stream)
 {
-    launch(attn_exact_kernel<T, D, WARPS, SINGLE, STAGES>, grid, dim3(WARPS * 32),
-           exact_layout<T, D, STAGES>::BYTES, stream, *a, *s, tile);
+    launch(attn_invariant_kernel<T, D, WARPS, SINGLE, STAGES>, grid, dim3(WARPS * 32),
+           invariant_layout<T, D, STAGES>::BYTES, stream, *a, *s, tile);
 }
 
 /* All of them or none: a query has the same result alone and in a chunk of its prompt
  * only where the same arithmetic serves both. */
-template <typename T, int D> static bool exact_fits(void)
+template <typename T, int D> static bool invariant_fits(void)
 {
-    constexpr int one = exact_layout<T, D, 1>::BYTES, two = exact_layout<T, D, 2>::BYTES;
+    constexpr int one = invariant_layout<T, D, 1>::BYTES, two = invariant_layout<T, D, 2>::BYTES;
 
-    return allow_shared(attn_exact_kernel<T, D, 1, true, 1>, one) &&
-           allow_shared(attn_exact_kernel<T, D, 1, true, 2>, two) &&
-           allow_shared(attn_exact_kernel<T, D, CHUNK_WARPS, false, 2>, two);
+    return allow_shared(attn_invariant_kernel<T, D, 1, true, 1>, one) &&
+           allow_shared(attn_invariant_kernel<T, D, 1, true, 2>, two) &&
+           allow_shared(attn_invariant_kernel<T, D, CHUNK_WARPS, false, 2>, two);
 }
 
 template <typename T, int D>
-static bool exact_both(const attn_args *a, const step_arrays *s, int32_t n_single,
-                       const query_tile *tile, int32_t n_tiles, cudaStream_t stream)
+static bool invariant_both(const attn_args *a, const step_arrays *s, int32_t n_single,
+                           const query_tile *tile, int32_t n_tiles, cudaStream_t stream)
 {
-    static const bool fits = exact_fits<T, D>();
+    static const bool fits = invariant_fits<T, D>();
 
     if (!fits) {
         return false;
@@ -291,12 +291,12 @@ static bool exact_both(const attn_args *a, const step_arrays *s, int32_t n_singl
     /* Few pairs: each loads ahead. Many: twice as many fit on a multiprocessor
      * without. */
     if (n_single > 0 && (int)pairs.x * n_single <= FEW_PAIRS) {
-        exact_launch<T, D, 1, true, 2>(a, s, nullptr, pairs, stream);
+        invariant_launch<T, D, 1, true, 2>(a, s, nullptr, pairs, stream);
     } else if (n_single > 0) {
-        exact_launch<T, D, 1, true, 1>(a, s, nullptr, pairs, stream);
+        invariant_launch<T, D, 1, true, 1>(a, s, nullptr, pairs, stream);
     }
     for (int32_t first = 0; first < n_tiles; first += 65535) {
-        exact_launch<T, D, CHUNK_WARPS, false, 2>(
+        invariant_launch<T, D, CHUNK_WARPS, false, 2>(
             a, s, tile + first, dim3(a->n_heads, n_tiles - first < 65535 ? n_tiles - first : 65535),
             stream);
     }
@@ -304,31 +304,31 @@ static bool exact_both(const attn_args *a, const step_arrays *s, int32_t n_singl
 }
 
 template <typename T>
-static bool exact_dispatch(const attn_args *a, const step_arrays *s, int32_t n_single,
-                           const query_tile *tile, int32_t n_tiles, cudaStream_t stream)
+static bool invariant_dispatch(const attn_args *a, const step_arrays *s, int32_t n_single,
+                               const query_tile *tile, int32_t n_tiles, cudaStream_t stream)
 {
     switch (a->kv.head_dim) {
     case 64:
-        return exact_both<T, 64>(a, s, n_single, tile, n_tiles, stream);
+        return invariant_both<T, 64>(a, s, n_single, tile, n_tiles, stream);
     case 80:
-        return exact_both<T, 80>(a, s, n_single, tile, n_tiles, stream);
+        return invariant_both<T, 80>(a, s, n_single, tile, n_tiles, stream);
     case 96:
-        return exact_both<T, 96>(a, s, n_single, tile, n_tiles, stream);
+        return invariant_both<T, 96>(a, s, n_single, tile, n_tiles, stream);
     case 128:
-        return exact_both<T, 128>(a, s, n_single, tile, n_tiles, stream);
+        return invariant_both<T, 128>(a, s, n_single, tile, n_tiles, stream);
     default:
         return false;
     }
 }
 
-extern "C" bool launch_attn_exact(const struct attn_args *a, const struct step_arrays *s,
-                                  int32_t n_single, const query_tile *tile, int32_t n_tiles,
-                                  cudaStream_t stream)
+extern "C" bool launch_attn_invariant(const struct attn_args *a, const struct step_arrays *s,
+                                      int32_t n_single, const query_tile *tile, int32_t n_tiles,
+                                      cudaStream_t stream)
 {
     if (a->kv.panel_log2 == 0 || a->qkv_stride % 2 || a->out_stride % 2) {
         return false;
     }
     return a->kv.dtype == T_F16
-               ? exact_dispatch<__half>(a, s, n_single, tile, n_tiles, stream)
-               : exact_dispatch<__nv_bfloat16>(a, s, n_single, tile, n_tiles, stream);
+               ? invariant_dispatch<__half>(a, s, n_single, tile, n_tiles, stream)
+               : invariant_dispatch<__nv_bfloat16>(a, s, n_single, tile, n_tiles, stream);
 }

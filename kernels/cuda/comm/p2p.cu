@@ -20,31 +20,31 @@
 
 /* One row's exchange; vectors of 16 bytes are counted by m. */
 struct row_exchange {
-    const peer_args &p;
+    const p2p_args &p;
     int row, turn;
 
     __device__ __forceinline__ uint4 *place(int receiver, int sender, int in_turn) const
     {
-        int64_t slot = ((int64_t)in_turn * p.n_ranks + sender) * PEER_MAX_ROWS + row;
-        return (uint4 *)(p.inbox[receiver].row + slot * PEER_ROW_BYTES);
+        int64_t slot = ((int64_t)in_turn * p.n_ranks + sender) * P2P_MAX_ROWS + row;
+        return (uint4 *)(p.inbox[receiver].row + slot * P2P_ROW_BYTES);
     }
     __device__ __forceinline__ void send(int m, uint4 v) const
     {
         v = make_uint4(not_blank(v.x), not_blank(v.y), not_blank(v.z), not_blank(v.w));
         for (int r = 0; r < p.n_ranks; r++) {
             if (r != p.rank) {
-                peer_store(place(r, p.rank, turn) + m, v);
+                p2p_store(place(r, p.rank, turn) + m, v);
             }
         }
     }
     __device__ __forceinline__ uint4 receive(int sender, int m) const
     {
         const uint4 *at = place(p.rank, sender, turn) + m;
-        uint4 v = peer_load(at);
+        uint4 v = p2p_load(at);
         for (int i = 1;
              (v.x == BLANK || v.y == BLANK || v.z == BLANK || v.w == BLANK) && !stopped(p, i);
              i++) {
-            v = peer_load(at);
+            v = p2p_load(at);
         }
         return v;
     }
@@ -53,28 +53,28 @@ struct row_exchange {
         for (int m = threadIdx.x; m < n_bytes / (int)sizeof(uint4); m += blockDim.x) {
             for (int r = 0; r < p.n_ranks; r++) {
                 if (r != p.rank) {
-                    peer_store(place(p.rank, r, in_turn) + m,
-                               make_uint4(BLANK, BLANK, BLANK, BLANK));
+                    p2p_store(place(p.rank, r, in_turn) + m,
+                              make_uint4(BLANK, BLANK, BLANK, BLANK));
                 }
             }
         }
     }
 };
 
-enum { PEER_KEEP = 2 }; /* vectors of a row that a thread keeps */
+enum { P2P_KEEP = 2 }; /* vectors of a row that a thread keeps */
 
 template <typename T>
-__global__ void __launch_bounds__(PEER_THREADS, 1)
-    peer_sum_kernel(peer_args p, T *out, int64_t out_stride, T *x, int64_t x_stride, T *y,
-                    int64_t y_stride, norm_args n, int32_t cols)
+__global__ void __launch_bounds__(P2P_THREADS, 1)
+    p2p_sum_kernel(p2p_args p, T *out, int64_t out_stride, T *x, int64_t x_stride, T *y,
+                   int64_t y_stride, norm_args n, int32_t cols)
 {
     constexpr int V = 16 / sizeof(T);
     int row = blockIdx.x;
 
     pdl_release();
     pdl_wait();
-    peer_row *state = p.row + row;
-    int turn = state->turn, before = (turn + PEER_TURNS - 1) % PEER_TURNS;
+    p2p_row *state = p.row + row;
+    int turn = state->turn, before = (turn + P2P_TURNS - 1) % P2P_TURNS;
     int32_t stale = state->used[before];
     row_exchange e = {p, row, turn};
     T *mine = y + row * y_stride;
@@ -95,10 +95,10 @@ __global__ void __launch_bounds__(PEER_THREADS, 1)
         }
     };
     if (out) {
-        vec<T, V> weight[PEER_KEEP];
-        norm_fetch<T, V, PEER_KEEP>(weight, n, cols);
-        norm_row<T, V, PEER_KEEP>(out + row * out_stride, x + row * x_stride, weight, n, cols, true,
-                                  sum);
+        vec<T, V> weight[P2P_KEEP];
+        norm_fetch<T, V, P2P_KEEP>(weight, n, cols);
+        norm_row<T, V, P2P_KEEP>(out + row * out_stride, x + row * x_stride, weight, n, cols, true,
+                                 sum);
     } else {
         T *to = x ? x + row * x_stride : mine;
         for (int i = threadIdx.x * V; i < cols; i += blockDim.x * V) {
@@ -116,17 +116,17 @@ __global__ void __launch_bounds__(PEER_THREADS, 1)
     if (threadIdx.x == 0) {
         state->used[before] = 0;
         state->used[turn] = cols * (int32_t)sizeof(T);
-        state->turn = (turn + 1) % PEER_TURNS;
+        state->turn = (turn + 1) % P2P_TURNS;
     }
 }
 
-extern "C" bool launch_peer_sum(const struct peer_args *p, void *out, int64_t out_stride, void *x,
-                                int64_t x_stride, void *y, int64_t y_stride,
-                                const struct norm_args *n, int32_t rows, int32_t cols, int type,
-                                cudaStream_t stream)
+extern "C" bool launch_p2p_sum(const struct p2p_args *p, void *out, int64_t out_stride, void *x,
+                               int64_t x_stride, void *y, int64_t y_stride,
+                               const struct norm_args *n, int32_t rows, int32_t cols, int type,
+                               cudaStream_t stream)
 {
     int64_t bytes = type == T_F32 ? 4 : 2, wide = 16 / bytes;
-    bool fits = rows <= PEER_MAX_ROWS && cols * bytes <= PEER_ROW_BYTES && cols % wide == 0 &&
+    bool fits = rows <= P2P_MAX_ROWS && cols * bytes <= P2P_ROW_BYTES && cols % wide == 0 &&
                 y_stride % wide == 0 && x_stride % wide == 0 && out_stride % wide == 0 &&
                 (uintptr_t)y % 16 == 0 && (uintptr_t)x % 16 == 0 && (uintptr_t)out % 16 == 0 &&
                 (out == nullptr || (uintptr_t)n->weight % 16 == 0);
@@ -135,8 +135,8 @@ extern "C" bool launch_peer_sum(const struct peer_args *p, void *out, int64_t ou
         return false;
     }
     norm_args none = {};
-    DISPATCH_TYPE(type, launch(peer_sum_kernel<T>, dim3(rows), dim3(PEER_THREADS), 0, stream, *p,
-                               (T *)out, out_stride, (T *)x, x_stride, (T *)y, y_stride,
-                               n ? *n : none, cols));
+    DISPATCH_TYPE(type,
+                  launch(p2p_sum_kernel<T>, dim3(rows), dim3(P2P_THREADS), 0, stream, *p, (T *)out,
+                         out_stride, (T *)x, x_stride, (T *)y, y_stride, n ? *n : none, cols));
     return true;
 }

@@ -6,7 +6,7 @@
 #include "kernels/cuda/comm/p2p.h"
 #include "kernels/cuda/common.cuh"
 
-enum { PEER_THREADS = 512, PEER_LOOK_EVERY = 256 };
+enum { P2P_THREADS = 512, P2P_LOOK_EVERY = 256 };
 
 /* What fills a place that nothing has come to. No summand is it: it is a NaN, and sent
  * as another one. */
@@ -19,25 +19,25 @@ __device__ __forceinline__ uint32_t not_blank(uint32_t v)
 }
 
 /* Whether the host says that a rank is gone; asked now and then. */
-__device__ __forceinline__ bool stopped(const peer_args &p, int round)
+__device__ __forceinline__ bool stopped(const p2p_args &p, int round)
 {
-    return round % PEER_LOOK_EVERY == 0 && *(const volatile int32_t *)p.stop;
+    return round % P2P_LOOK_EVERY == 0 && *(const volatile int32_t *)p.stop;
 }
 
-__device__ __forceinline__ void peer_store(uint4 *to, uint4 v)
+__device__ __forceinline__ void p2p_store(uint4 *to, uint4 v)
 {
     asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x),
                  "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");
 }
 
-__device__ __forceinline__ void peer_store(uint2 *to, uint2 v)
+__device__ __forceinline__ void p2p_store(uint2 *to, uint2 v)
 {
     asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y)
                  : "memory");
 }
 
-__device__ __forceinline__ uint2 peer_load(const uint2 *from)
+__device__ __forceinline__ uint2 p2p_load(const uint2 *from)
 {
     uint2 v;
 
@@ -48,7 +48,7 @@ __device__ __forceinline__ uint2 peer_load(const uint2 *from)
     return v;
 }
 
-__device__ __forceinline__ uint4 peer_load(const uint4 *from)
+__device__ __forceinline__ uint4 p2p_load(const uint4 *from)
 {
     uint4 v;
 
@@ -61,12 +61,12 @@ __device__ __forceinline__ uint4 peer_load(const uint4 *from)
 
 /* All that was written before, by this thread or before it, is there when the peer sees
  * the flag. */
-__device__ __forceinline__ void peer_flag(uint32_t *to, uint32_t v)
+__device__ __forceinline__ void p2p_flag(uint32_t *to, uint32_t v)
 {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
 }
 
-__device__ __forceinline__ uint32_t peer_flagged(const uint32_t *from)
+__device__ __forceinline__ uint32_t p2p_flagged(const uint32_t *from)
 {
     uint32_t v;
 

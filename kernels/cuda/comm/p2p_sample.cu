@@ -2,15 +2,15 @@
  * of the vocabulary.
  *
  * Greedy steps: each rank finds the best of its part, and the ranks compare
- * (peer_tokens_kernel). Else the rows are shared out: every rank writes its columns of
- * a row into the memory of the rank that draws it (peer_rows_kernel), which then has
+ * (p2p_tokens_kernel). Else the rows are shared out: every rank writes its columns of
+ * a row into the memory of the rank that draws it (p2p_rows_kernel), which then has
  * the whole row and draws as if it were alone; its tokens go to all
- * (peer_drawn_kernel). Answers for the host are written where rank 0 has them, and are
+ * (p2p_drawn_kernel). Answers for the host are written where rank 0 has them, and are
  * on their way before the tokens, so rank 0 hands them on once it has every token.
  *
  * Exchanges of tokens are counted, the same on all ranks; lines of a token carry the
  * number, and lie in two halves in turn. Every exchange comes after a sum or after
- * peer_rows_kernel, for which all ranks met: so who writes a half again knows it was
+ * p2p_rows_kernel, for which all ranks met: so who writes a half again knows it was
  * read.
  */
 #include "kernels/cuda/comm/p2p.cuh"
@@ -38,28 +38,28 @@ __device__ __forceinline__ void copy_piece(float *to, const float *from, int col
 }
 
 /* All ranks' columns have come here, as this rank's have to them. */
-__device__ void meet(const peer_args &p)
+__device__ void meet(const p2p_args &p)
 {
-    uint32_t epoch = p.epoch[PEER_EPOCH_ROWS] + 1;
+    uint32_t epoch = p.epoch[P2P_EPOCH_ROWS] + 1;
 
     for (int r = 0; r < p.n_ranks; r++) {
         if (r != p.rank) {
-            peer_flag(p.inbox[r].came + p.rank, epoch);
+            p2p_flag(p.inbox[r].came + p.rank, epoch);
         }
     }
     for (int r = 0; r < p.n_ranks; r++) {
         if (r != p.rank) {
             for (int i = 1;
-                 (int32_t)(peer_flagged(p.inbox[p.rank].came + r) - epoch) < 0 && !stopped(p, i);) {
+                 (int32_t)(p2p_flagged(p.inbox[p.rank].came + r) - epoch) < 0 && !stopped(p, i);) {
                 i++;
             }
         }
     }
-    p.epoch[PEER_EPOCH_ROWS] = epoch;
+    p.epoch[P2P_EPOCH_ROWS] = epoch;
 }
 
-__global__ void __launch_bounds__(PEER_THREADS)
-    peer_rows_kernel(peer_args p, peer_rows out, const float *part, int64_t stride, int32_t rows)
+__global__ void __launch_bounds__(P2P_THREADS)
+    p2p_rows_kernel(p2p_args p, p2p_rows out, const float *part, int64_t stride, int32_t rows)
 {
     pdl_release();
     pdl_wait();
@@ -80,11 +80,11 @@ __global__ void __launch_bounds__(PEER_THREADS)
     meet(p);
 }
 
-extern "C" void launch_peer_rows(const struct peer_args *p, const struct peer_rows *out,
-                                 const float *part, int64_t stride, int32_t rows,
-                                 cudaStream_t stream)
+extern "C" void launch_p2p_rows(const struct p2p_args *p, const struct p2p_rows *out,
+                                const float *part, int64_t stride, int32_t rows,
+                                cudaStream_t stream)
 {
-    launch(peer_rows_kernel, dim3(ROW_PIECES, rows), dim3(PEER_THREADS), 0, stream, *p, *out, part,
+    launch(p2p_rows_kernel, dim3(ROW_PIECES, rows), dim3(P2P_THREADS), 0, stream, *p, *out, part,
            stride, rows);
 }
 
@@ -125,13 +125,13 @@ __device__ void tell_host(const drawn_rows &d)
     }
 }
 
-__global__ void __launch_bounds__(PEER_THREADS)
-    peer_drawn_kernel(peer_args p, step_arrays s, int32_t first_row, int32_t rows)
+__global__ void __launch_bounds__(P2P_THREADS)
+    p2p_drawn_kernel(p2p_args p, step_arrays s, int32_t first_row, int32_t rows)
 {
     pdl_wait();
     pdl_release();
     const step_header *h = s.header;
-    uint32_t epoch = p.epoch[PEER_EPOCH_TOKENS] + 1;
+    uint32_t epoch = p.epoch[P2P_EPOCH_TOKENS] + 1;
     int64_t half = (int64_t)(epoch & 1) * p.n_ranks;
     drawn_rows d = {h, (const int32_t *)((const char *)h + h->off_group), first_row,
                     min(rows, h->n_logits - first_row), (rows + p.n_ranks - 1) / p.n_ranks};
@@ -140,8 +140,8 @@ __global__ void __launch_bounds__(PEER_THREADS)
     d.of(p.rank, [&](int i, int at) {
         for (int r = 0; r < p.n_ranks; r++) {
             if (r != p.rank) {
-                peer_store((uint4 *)(p.inbox[r].token + (half + p.rank) * PEER_MAX_TOKENS + at),
-                           make_uint4(s.sampled[i], epoch, 0, epoch));
+                p2p_store((uint4 *)(p.inbox[r].token + (half + p.rank) * P2P_MAX_TOKENS + at),
+                          make_uint4(s.sampled[i], epoch, 0, epoch));
             }
         }
     });
@@ -151,10 +151,10 @@ __global__ void __launch_bounds__(PEER_THREADS)
         }
         d.of(r, [&](int i, int at) {
             const uint4 *from =
-                (const uint4 *)(p.inbox[p.rank].token + (half + r) * PEER_MAX_TOKENS + at);
-            uint4 got = peer_load(from);
+                (const uint4 *)(p.inbox[p.rank].token + (half + r) * P2P_MAX_TOKENS + at);
+            uint4 got = p2p_load(from);
             for (int k = 1; (got.y != epoch || got.w != epoch) && !stopped(p, k); k++) {
-                got = peer_load(from);
+                got = p2p_load(from);
             }
             s.sampled[i] = (int32_t)got.x;
         });
@@ -165,14 +165,14 @@ __global__ void __launch_bounds__(PEER_THREADS)
         tell_host(d);
     }
     if (threadIdx.x == 0) {
-        p.epoch[PEER_EPOCH_TOKENS] = epoch;
+        p.epoch[P2P_EPOCH_TOKENS] = epoch;
     }
 }
 
-extern "C" void launch_peer_drawn(const struct peer_args *p, const struct step_arrays *s,
-                                  int32_t first_row, int32_t rows, cudaStream_t stream)
+extern "C" void launch_p2p_drawn(const struct p2p_args *p, const struct step_arrays *s,
+                                 int32_t first_row, int32_t rows, cudaStream_t stream)
 {
-    launch(peer_drawn_kernel, dim3(1), dim3(PEER_THREADS), 0, stream, *p, *s, first_row, rows);
+    launch(p2p_drawn_kernel, dim3(1), dim3(P2P_THREADS), 0, stream, *p, *s, first_row, rows);
 }
 
 /* ---- the best of all ---- */
@@ -186,21 +186,21 @@ struct candidate {
 
 /* Two stores of 8 bytes of data, each with the exchange's number beside its words:
  * whichever arrives first. */
-__device__ __forceinline__ void send_candidate(peer_token *to, candidate c, uint32_t epoch)
+__device__ __forceinline__ void send_candidate(p2p_token *to, candidate c, uint32_t epoch)
 {
-    peer_store((uint4 *)to, make_uint4(c.token, epoch, __float_as_uint(c.logit), epoch));
-    peer_store((uint4 *)to + 1, make_uint4(__float_as_uint(c.lse), epoch, 0, epoch));
+    p2p_store((uint4 *)to, make_uint4(c.token, epoch, __float_as_uint(c.logit), epoch));
+    p2p_store((uint4 *)to + 1, make_uint4(__float_as_uint(c.lse), epoch, 0, epoch));
 }
 
-__device__ __forceinline__ candidate receive_candidate(const peer_args &p, const peer_token *from,
+__device__ __forceinline__ candidate receive_candidate(const p2p_args &p, const p2p_token *from,
                                                        uint32_t epoch)
 {
-    uint4 a = peer_load((const uint4 *)from), b = peer_load((const uint4 *)from + 1);
+    uint4 a = p2p_load((const uint4 *)from), b = p2p_load((const uint4 *)from + 1);
 
     for (int i = 1;
          (a.y != epoch || a.w != epoch || b.y != epoch || b.w != epoch) && !stopped(p, i); i++) {
-        a = peer_load((const uint4 *)from);
-        b = peer_load((const uint4 *)from + 1);
+        a = p2p_load((const uint4 *)from);
+        b = p2p_load((const uint4 *)from + 1);
     }
     return {(int32_t)a.x, __uint_as_float(a.z), __uint_as_float(b.x)};
 }
@@ -217,15 +217,15 @@ __device__ __forceinline__ candidate merge(candidate a, candidate b)
     return b.logit > a.logit ? candidate{b.token, b.logit, lse} : candidate{a.token, a.logit, lse};
 }
 
-__global__ void __launch_bounds__(PEER_THREADS)
-    peer_tokens_kernel(peer_args p, step_arrays s, const float *part, int64_t stride, int32_t first,
-                       int32_t first_row, int32_t rows)
+__global__ void __launch_bounds__(P2P_THREADS)
+    p2p_tokens_kernel(p2p_args p, step_arrays s, const float *part, int64_t stride, int32_t first,
+                      int32_t first_row, int32_t rows)
 {
     pdl_wait();
     pdl_release();
     const step_header *h = s.header;
     const int32_t *group = (const int32_t *)((const char *)h + h->off_group);
-    uint32_t epoch = p.epoch[PEER_EPOCH_TOKENS] + 1;
+    uint32_t epoch = p.epoch[P2P_EPOCH_TOKENS] + 1;
     int64_t half = (int64_t)(epoch & 1) * p.n_ranks;
     rows = min(rows, h->n_logits - first_row);
     for (int row = threadIdx.x; row < rows; row += blockDim.x) {
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(PEER_THREADS)
         }
         for (int r = 0; r < p.n_ranks; r++) {
             if (r != p.rank) {
-                send_candidate(p.inbox[r].token + (half + p.rank) * PEER_MAX_TOKENS + row, mine,
+                send_candidate(p.inbox[r].token + (half + p.rank) * P2P_MAX_TOKENS + row, mine,
                                epoch);
             }
         }
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(PEER_THREADS)
                 r == p.rank
                     ? mine
                     : receive_candidate(
-                          p, p.inbox[p.rank].token + (half + r) * PEER_MAX_TOKENS + row, epoch);
+                          p, p.inbox[p.rank].token + (half + r) * P2P_MAX_TOKENS + row, epoch);
             best = r == 0 ? c : merge(best, c);
         }
         for (; i < end; i++) {
@@ -262,14 +262,14 @@ __global__ void __launch_bounds__(PEER_THREADS)
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-        p.epoch[PEER_EPOCH_TOKENS] = epoch;
+        p.epoch[P2P_EPOCH_TOKENS] = epoch;
     }
 }
 
-extern "C" void launch_peer_tokens(const struct peer_args *p, const struct step_arrays *s,
-                                   const float *part, int64_t stride, int32_t first,
-                                   int32_t first_row, int32_t rows, cudaStream_t stream)
+extern "C" void launch_p2p_tokens(const struct p2p_args *p, const struct step_arrays *s,
+                                  const float *part, int64_t stride, int32_t first,
+                                  int32_t first_row, int32_t rows, cudaStream_t stream)
 {
-    launch(peer_tokens_kernel, dim3(1), dim3(PEER_THREADS), 0, stream, *p, *s, part, stride, first,
+    launch(p2p_tokens_kernel, dim3(1), dim3(P2P_THREADS), 0, stream, *p, *s, part, stride, first,
            first_row, rows);
 }

@@ -132,7 +132,7 @@ static bool wants_few(const struct sample_row *s)
     bool draws = s->kind == SAMPLE_TOKEN && s->temperature != 0 && s->top_k != 1;
     int32_t n_best = s->kind == SAMPLE_CANDIDATES ? s->n_candidates : s->n_logprobs;
 
-    return n_best <= PEER_SHORT_MOST && (!draws || (s->top_k > 0 && s->top_k <= PEER_SHORT_MOST));
+    return n_best <= TOPK_MOST && (!draws || (s->top_k > 0 && s->top_k <= TOPK_MOST));
 }
 
 void cuda_rank_choose(struct cuda_backend *c, const struct batch *b)
@@ -142,15 +142,14 @@ void cuda_rank_choose(struct cuda_backend *c, const struct batch *b)
     if (!r) {
         return;
     }
-    bool peers = cuda_ranks_peers(r) && !c->greedy;
+    bool peers = cuda_ranks_p2p(r) && !c->greedy;
     /* With lists a row's exponentials are added part by part: not to the bit what whole
      * rows give, which others in the batch may ask for. */
-    c->shorts = peers && !c->config.deterministic && b->n_samples <= PEER_SHORT_SAMPLES;
+    c->shorts = peers && !c->config.deterministic && b->n_samples <= TOPK_SAMPLES;
     for (int32_t i = 0; i < b->n_samples && c->shorts; i++) {
         c->shorts = wants_few(&b->sample[i]);
     }
-    r->shares_rows =
-        peers && r->n <= SHARING_RANKS && !c->shorts && b->n_samples <= PEER_MAX_TOKENS;
+    r->shares_rows = peers && r->n <= SHARING_RANKS && !c->shorts && b->n_samples <= P2P_MAX_TOKENS;
 }
 
 void cuda_rank_answers(struct cuda_backend *c, struct step_header *h)
@@ -201,13 +200,13 @@ static void send_rows(struct cuda_backend *c, struct mat logits, struct mat part
     if (!map) {
         return;
     }
-    struct peer_rows to = {.stride = logits.stride,
-                           .vocab = logits.cols,
-                           .width = (int32_t)div_ceil(logits.cols, r->n)};
+    struct p2p_rows to = {.stride = logits.stride,
+                          .vocab = logits.cols,
+                          .width = (int32_t)div_ceil(logits.cols, r->n)};
     for (int32_t i = 0; i < r->n; i++) {
         to.row[i] = map->of[i];
     }
-    launch_peer_rows(&r->peer, &to, part.data, part.stride, rows, c->stream);
+    launch_p2p_rows(&r->p2p, &to, part.data, part.stride, rows, c->stream);
 }
 
 static void draw_share(struct cuda_backend *c, struct sample_args *a)
@@ -220,14 +219,14 @@ static void draw_share(struct cuda_backend *c, struct sample_args *a)
     if (a->rows > 0) {
         launch_sample(a, &c->arrays, c->stream);
     }
-    launch_peer_drawn(&r->peer, &c->arrays, first, rows, c->stream);
+    launch_p2p_drawn(&r->p2p, &c->arrays, first, rows, c->stream);
 }
 
 /* ---- compared, and the choice ---- */
 
 static bool compares_candidates(const struct cuda_backend *c, int32_t rows)
 {
-    return c->greedy && cuda_ranks_peers(c->ranks) && rows <= PEER_MAX_TOKENS;
+    return c->greedy && cuda_ranks_p2p(c->ranks) && rows <= P2P_MAX_TOKENS;
 }
 
 void cuda_gather_logits(struct backend *b, struct mat logits, struct mat part)
@@ -256,11 +255,11 @@ static void draw_compared(struct cuda_backend *c, struct sample_args *a)
     a->stride = r->part.stride;
     a->vocab = r->part.cols;
     launch_sample(a, &c->arrays, c->stream);
-    launch_peer_tokens(&r->peer, &c->arrays, r->part.data, r->part.stride, first_id, a->first,
-                       a->rows, c->stream);
+    launch_p2p_tokens(&r->p2p, &c->arrays, r->part.data, r->part.stride, first_id, a->first,
+                      a->rows, c->stream);
 }
 
-static void draw_short(struct cuda_backend *c, struct sample_args *a)
+static void sample_topk(struct cuda_backend *c, struct sample_args *a)
 {
     struct cuda_ranks *r = c->ranks;
     int32_t vocab = a->vocab;
@@ -268,8 +267,8 @@ static void draw_short(struct cuda_backend *c, struct sample_args *a)
     a->logits = r->part.data;
     a->stride = r->part.stride;
     a->vocab = r->part.cols;
-    launch_peer_short(&r->peer, a, &c->arrays, vocab, (int32_t)div_ceil(vocab, r->n), c->stream);
-    launch_peer_drawn(&r->peer, &c->arrays, a->first, a->rows, c->stream);
+    launch_topk_merge(&r->p2p, a, &c->arrays, vocab, (int32_t)div_ceil(vocab, r->n), c->stream);
+    launch_p2p_drawn(&r->p2p, &c->arrays, a->first, a->rows, c->stream);
 }
 
 void cuda_rank_sample(struct cuda_backend *c, struct sample_args *a)
@@ -278,7 +277,7 @@ void cuda_rank_sample(struct cuda_backend *c, struct sample_args *a)
         return;
     }
     if (c->shorts) {
-        draw_short(c, a);
+        sample_topk(c, a);
     } else if (c->ranks->shares_rows) {
         draw_share(c, a);
     } else if (compares_candidates(c, a->rows)) {

@@ -1,5 +1,5 @@
-/* Sums over ranks on devices of their own; ranks_open.c made them meet, rank_sample.c has
- * the logits, wait.c waits for them.
+/* Sums over ranks on devices of their own; ranks_open.c made them meet, rank_sample.c
+ * has the logits, wait.c waits for them.
  *
  * Small sums, those of decode steps, go straight into the peers' memory (p2p.cu),
  * fused with the residual and the norm. The others go through NCCL.
@@ -31,10 +31,10 @@ bool cuda_rank_sum(struct cuda_backend *c, struct mat *out, struct mat *x, struc
     if (!c->ranks || !cuda_usable(c) || rows < 1) {
         return false;
     }
-    if (cuda_ranks_peers(c->ranks) &&
-        launch_peer_sum(&c->ranks->peer, out ? out->data : NULL, out ? out->stride : 0,
-                        x ? x->data : NULL, x ? x->stride : 0, y.data, y.stride, n, rows, y.cols,
-                        (int)y.dtype, c->stream)) {
+    if (cuda_ranks_p2p(c->ranks) &&
+        launch_p2p_sum(&c->ranks->p2p, out ? out->data : NULL, out ? out->stride : 0,
+                       x ? x->data : NULL, x ? x->stride : 0, y.data, y.stride, n, rows, y.cols,
+                       (int)y.dtype, c->stream)) {
         return true;
     }
     nccl_sum(c, y, rows);

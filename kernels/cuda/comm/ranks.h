@@ -10,19 +10,20 @@
 /* A piece of device memory that all ranks have of the same size: where each rank's
  * is. */
 struct rank_map {
-    void *of[PEER_MAX_RANKS];
+    void *of[P2P_MAX_RANKS];
 };
 
 struct cuda_ranks {
     struct nccl_group nccl;
     struct comm *comm; /* the config's */
     int32_t rank, n;
-    struct peer_args peer;
+    struct p2p_args p2p;
     /* [n_maps] the inboxes first; what is of other ranks is closed at the end */
     struct rank_map *map;
     int32_t n_maps;
-    /* cuda_chain_bytes of the rank that has the least: all collect the same chains */
-    int32_t chain_bytes;
+    /* cuda_fused_bytes of the rank that has the least: all collect the same fused
+     * launches */
+    int32_t fused_bytes;
     struct step_answers answers; /* in rank 0's inbox */
     bool shares_rows;            /* in this step each rank draws its share of the logits rows */
     /* rank 0: the other ranks' parts of logits, [n - 1][rows][width]; the others: their
@@ -33,9 +34,9 @@ struct cuda_ranks {
 };
 
 /* Whether the devices reach each other's memory. */
-static inline bool cuda_ranks_peers(const struct cuda_ranks *r)
+static inline bool cuda_ranks_p2p(const struct cuda_ranks *r)
 {
-    return r->peer.inbox[r->rank].row != NULL;
+    return r->p2p.inbox[r->rank].row != NULL;
 }
 
 /* ranks_open.c: all ranks call it; ret->of[its own] is `memory`, an allocation of its

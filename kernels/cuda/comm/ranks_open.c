@@ -34,14 +34,14 @@ int cuda_ranks_ready(struct cuda_backend *c, struct err *e)
 /* ---- memory of the others ---- */
 
 /* What a rank tells the others of a piece of its memory. */
-struct peer_handle {
+struct p2p_handle {
     cudaIpcMemHandle_t memory;
-    int32_t reachable, chain_bytes, pad[14];
+    int32_t reachable, fused_bytes, pad[14];
 };
 
 /* Whether this device can reach all the other ranks' devices, which are those of their
  * numbers. */
-static bool peers_reachable(const struct cuda_ranks *r, int32_t first_device)
+static bool p2p_reachable(const struct cuda_ranks *r, int32_t first_device)
 {
     for (int32_t i = 0; i < r->n; i++) {
         int can = 0;
@@ -52,13 +52,13 @@ static bool peers_reachable(const struct cuda_ranks *r, int32_t first_device)
             return false;
         }
     }
-    return r->n <= PEER_MAX_RANKS;
+    return r->n <= P2P_MAX_RANKS;
 }
 
 /* All ranks' handles, in their order: side by side on rank 0, by way of comm, and from
  * there to all. What was enqueued before is done on all devices then. */
-static int exchange_handles(struct cuda_backend *c, struct peer_handle *mine,
-                            struct peer_handle *all, struct err *e)
+static int exchange_handles(struct cuda_backend *c, struct p2p_handle *mine, struct p2p_handle *all,
+                            struct err *e)
 {
     enum { WORDS = sizeof(*mine) / sizeof(float) };
     struct comm *m = c->ranks->comm;
@@ -73,7 +73,7 @@ static int exchange_handles(struct cuda_backend *c, struct peer_handle *mine,
     return rc < 0 ? rc : m->ops->broadcast(m, all, sizeof(*all) * (size_t)m->n_ranks, e);
 }
 
-static int open_handles(const struct cuda_ranks *r, const struct peer_handle *h,
+static int open_handles(const struct cuda_ranks *r, const struct p2p_handle *h,
                         struct rank_map *ret, struct err *e)
 {
     for (int32_t i = 0; i < r->n; i++) {
@@ -89,7 +89,7 @@ static int open_handles(const struct cuda_ranks *r, const struct peer_handle *h,
 
 static void map_release(const struct cuda_ranks *r, struct rank_map *m)
 {
-    for (int32_t i = 0; i < MIN(r->n, PEER_MAX_RANKS); i++) {
+    for (int32_t i = 0; i < MIN(r->n, P2P_MAX_RANKS); i++) {
         if (i != r->rank && m->of[i]) {
             cudaIpcCloseMemHandle(m->of[i]);
         }
@@ -102,20 +102,20 @@ static int map_if_reachable(struct cuda_backend *c, void *memory, struct rank_ma
                             struct err *e)
 {
     struct cuda_ranks *r = c->ranks;
-    struct peer_handle mine, all[COMM_MAX_RANKS];
+    struct p2p_handle mine, all[COMM_MAX_RANKS];
 
     memset(ret, 0, sizeof(*ret));
     memset(&mine, 0, sizeof(mine));
-    mine.reachable = peers_reachable(r, c->config.device - r->rank) &&
+    mine.reachable = p2p_reachable(r, c->config.device - r->rank) &&
                      cudaIpcGetMemHandle(&mine.memory, memory) == cudaSuccess;
-    mine.chain_bytes = cuda_chain_bytes(c);
+    mine.fused_bytes = cuda_fused_bytes(c);
     cudaGetLastError();
     int rc = exchange_handles(c, &mine, all, e);
     for (int32_t i = 0; i < r->n && rc == 0; i++) {
         if (!all[i].reachable) {
             return 0;
         }
-        r->chain_bytes = i == 0 ? all[i].chain_bytes : MIN(r->chain_bytes, all[i].chain_bytes);
+        r->fused_bytes = i == 0 ? all[i].fused_bytes : MIN(r->fused_bytes, all[i].fused_bytes);
     }
     rc = rc < 0 ? rc : open_handles(r, all, ret, e);
     if (rc < 0) {
@@ -140,12 +140,12 @@ int cuda_ranks_map(struct cuda_backend *c, void *memory, struct rank_map *ret, s
 
 /* Offsets in the memory of an inbox, and its size. The answers are used on rank 0. */
 struct inbox_layout {
-    size_t chain, tokens, cells, came, answers, n_bytes;
+    size_t fused, tokens, cells, came, answers, n_bytes;
 };
 
 enum {
     CAME_BYTES = 256,
-    ANSWER_BYTES = PEER_MAX_TOKENS * 4,
+    ANSWER_BYTES = P2P_MAX_TOKENS * 4,
     TOP_BYTES = ANSWER_BYTES * LIMIT_CANDIDATES
 };
 
@@ -153,11 +153,11 @@ static struct inbox_layout inbox_layout(int32_t n)
 {
     struct inbox_layout l;
 
-    l.chain = (size_t)PEER_TURNS * (size_t)n * PEER_MAX_ROWS * PEER_ROW_BYTES;
-    l.tokens = l.chain + (size_t)PEER_CHAIN_TURNS * (size_t)n * PEER_CHAIN_BYTES;
-    l.cells = l.tokens + (size_t)2 * (size_t)n * PEER_MAX_TOKENS * sizeof(struct peer_token);
-    l.came = l.cells + (size_t)2 * (size_t)n * PEER_SHORT_SAMPLES * PEER_SHORT_CELLS *
-                           sizeof(unsigned long long);
+    l.fused = (size_t)P2P_TURNS * (size_t)n * P2P_MAX_ROWS * P2P_ROW_BYTES;
+    l.tokens = l.fused + (size_t)P2P_FUSED_TURNS * (size_t)n * P2P_FUSED_BYTES;
+    l.cells = l.tokens + (size_t)2 * (size_t)n * P2P_MAX_TOKENS * sizeof(struct p2p_token);
+    l.came =
+        l.cells + (size_t)2 * (size_t)n * TOPK_SAMPLES * TOPK_CELLS * sizeof(unsigned long long);
     l.answers = l.came + CAME_BYTES;
     l.n_bytes = l.answers + 2 * ((size_t)ANSWER_BYTES + TOP_BYTES);
     return l;
@@ -169,10 +169,10 @@ static void place_inboxes(struct cuda_ranks *r, const struct rank_map *m)
 
     for (int32_t i = 0; i < r->n; i++) {
         char *at = m->of[i];
-        r->peer.inbox[i] = (struct peer_inbox){
+        r->p2p.inbox[i] = (struct p2p_inbox){
             .row = at,
-            .chain = at + l.chain,
-            .token = (struct peer_token *)(at + l.tokens),
+            .fused = at + l.fused,
+            .token = (struct p2p_token *)(at + l.tokens),
             .came = (uint32_t *)(at + l.came),
             .cell = (unsigned long long *)(at + l.cells),
         };
@@ -198,17 +198,17 @@ static void *counters(struct cuda_backend *c, size_t n_bytes, struct err *e)
 
 /* Memory that the others write, and the others' here. Without a link between all
  * devices NCCL does every sum. */
-static int meet_peers(struct cuda_backend *c, struct err *e)
+static int meet_p2p(struct cuda_backend *c, struct err *e)
 {
     struct cuda_ranks *r = c->ranks;
     const struct inbox_layout l = inbox_layout(r->n);
     char *memory = cuda_alloc(c, l.n_bytes, "ranks", e);
 
-    r->peer.row = counters(c, PEER_MAX_ROWS * sizeof(*r->peer.row), e);
-    r->peer.epoch = counters(c, PEER_EPOCHS * sizeof(*r->peer.epoch), e);
-    r->peer.arrived = counters(c, sizeof(*r->peer.arrived), e);
+    r->p2p.row = counters(c, P2P_MAX_ROWS * sizeof(*r->p2p.row), e);
+    r->p2p.epoch = counters(c, P2P_EPOCHS * sizeof(*r->p2p.epoch), e);
+    r->p2p.arrived = counters(c, sizeof(*r->p2p.arrived), e);
     r->map = calloc(1, sizeof(*r->map));
-    if (!memory || !r->peer.row || !r->peer.epoch || !r->peer.arrived) {
+    if (!memory || !r->p2p.row || !r->p2p.epoch || !r->p2p.arrived) {
         return ERR_NOMEM;
     }
     if (!r->map) {
@@ -217,8 +217,8 @@ static int meet_peers(struct cuda_backend *c, struct err *e)
     r->n_maps = 1;
     cuda_check(c, cudaMemsetAsync(memory, 0xFF, l.tokens, c->stream), "ranks");
     cuda_check(c, cudaMemsetAsync(memory + l.tokens, 0, l.n_bytes - l.tokens, c->stream), "ranks");
-    r->peer.rank = r->rank;
-    r->peer.n_ranks = r->n;
+    r->p2p.rank = r->rank;
+    r->p2p.n_ranks = r->n;
     int rc = map_if_reachable(c, memory, r->map, e);
     if (rc == 0 && r->map->of[r->rank]) {
         place_inboxes(r, r->map);
@@ -226,10 +226,10 @@ static int meet_peers(struct cuda_backend *c, struct err *e)
     return rc;
 }
 
-int32_t cuda_ranks_chain(struct cuda_backend *c, struct peer_args *ret)
+int32_t cuda_ranks_fused(struct cuda_backend *c, struct p2p_args *ret)
 {
-    *ret = c->ranks->peer;
-    return cuda_ranks_peers(c->ranks) ? c->ranks->chain_bytes : 0;
+    *ret = c->ranks->p2p;
+    return cuda_ranks_p2p(c->ranks) ? c->ranks->fused_bytes : 0;
 }
 
 /* ---- the whole ---- */
@@ -241,7 +241,7 @@ static void describe(struct cuda_backend *c)
 
     nccl_version_text(c->ranks->nccl.lib, version, sizeof(version));
     snprintf(c->base.device + used, sizeof(c->base.device) - used, ", NCCL %s%s", version,
-             cuda_ranks_peers(c->ranks) ? " and peer memory" : ", no peer memory");
+             cuda_ranks_p2p(c->ranks) ? " and peer memory" : ", no peer memory");
 }
 
 int cuda_ranks_init(struct cuda_backend *c, struct err *e)
@@ -257,15 +257,14 @@ int cuda_ranks_init(struct cuda_backend *c, struct err *e)
     r->comm = c->config.comm;
     r->rank = r->comm->rank;
     r->n = r->comm->n_ranks;
-    cudaError_t status =
-        cudaHostAlloc((void **)&r->peer.stop, sizeof(int32_t), cudaHostAllocMapped);
+    cudaError_t status = cudaHostAlloc((void **)&r->p2p.stop, sizeof(int32_t), cudaHostAllocMapped);
     if (status != cudaSuccess) {
         return cuda_error(e, status, "ranks");
     }
-    *r->peer.stop = 0;
+    *r->p2p.stop = 0;
     int rc = nccl_open(&r->nccl.lib, e);
     rc = rc < 0 ? rc : meet(c, e);
-    rc = rc < 0 ? rc : meet_peers(c, e);
+    rc = rc < 0 ? rc : meet_p2p(c, e);
     if (rc == 0) {
         describe(c);
     }
@@ -290,7 +289,7 @@ void cuda_ranks_release(struct cuda_backend *c)
         map_release(r, &r->map[i]);
     }
     free(r->map);
-    cudaFreeHost(r->peer.stop);
+    cudaFreeHost(r->p2p.stop);
     cudaFree(r->parts);
     nccl_release(&r->nccl);
     free(r);

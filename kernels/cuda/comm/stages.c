@@ -9,8 +9,8 @@
  *
  * Without NCCL on every stage it goes by way of the host, pinned memory to shared
  * memory or TCP and back; every network does that. Tokens go so in any case: the host
- * needs them. Each part is waited for before the next begins (engine/workers/runner.c), so one
- * host buffer is enough.
+ * needs them. Each part is waited for before the next begins (engine/workers/runner.c),
+ * so one host buffer is enough.
  */
 #include "kernels/cuda/comm/stages.h"
 

@@ -5,7 +5,7 @@
  *                   ─► greatest, sum ─► all ranks: those of the whole row
  *                   the k tokens of its part that may stay by top-k (n best, the
  *                   target's logit) ─► the row's owner
- *     the owner     merges the lists, cuts, draws, answers; peer_drawn_kernel hands the
+ *     the owner     merges the lists, cuts, draws, answers; p2p_drawn_kernel hands the
  *                   tokens to all
  *
  * A cluster takes a row on every rank, as sample_kernel does, and views its part under
@@ -37,22 +37,22 @@ enum {
     CELL_LIST = 11,
     LIST_CELLS = 3
 };
-enum { CELL_BEST = CELL_LIST + LIST_CELLS * PEER_SHORT_MOST, BEST_CELLS = 2 };
-static_assert(CELL_BEST + BEST_CELLS * PEER_SHORT_MOST <= PEER_SHORT_CELLS, "a sample's cells");
-static_assert(PEER_MAX_RANKS * PEER_SHORT_MOST <= SAMPLE_THREADS,
+enum { CELL_BEST = CELL_LIST + LIST_CELLS * TOPK_MOST, BEST_CELLS = 2 };
+static_assert(CELL_BEST + BEST_CELLS * TOPK_MOST <= TOPK_CELLS, "a sample's cells");
+static_assert(P2P_MAX_RANKS * TOPK_MOST <= SAMPLE_THREADS,
               "an entry a thread when lists are merged");
 
 /* ---- cells ---- */
 
 struct mailbox {
-    const peer_args &p;
+    const p2p_args &p;
     uint32_t epoch;
     int sample, owner;
 
     __device__ __forceinline__ unsigned long long *cell(int receiver, int sender, int at) const
     {
-        int64_t slot = ((int64_t)(epoch & 1) * p.n_ranks + sender) * PEER_SHORT_SAMPLES + sample;
-        return p.inbox[receiver].cell + slot * PEER_SHORT_CELLS + at;
+        int64_t slot = ((int64_t)(epoch & 1) * p.n_ranks + sender) * TOPK_SAMPLES + sample;
+        return p.inbox[receiver].cell + slot * TOPK_CELLS + at;
     }
     __device__ __forceinline__ void send(int receiver, int at, uint32_t v) const
     {
@@ -427,8 +427,9 @@ __device__ void answer_sample(const mailbox &m, shared_state *sh, part_row &row,
  * `vocab`: ids of the whole row, `width` those of the first rank's part. Shared memory
  * as sample_kernel's. */
 __global__ void __launch_bounds__(SAMPLE_THREADS, 2)
-    short_kernel(const __grid_constant__ peer_args p, const __grid_constant__ sample_args a,
-                 const __grid_constant__ step_arrays s, int vocab, int width, bool staged, int tile)
+    topk_merge_kernel(const __grid_constant__ p2p_args p, const __grid_constant__ sample_args a,
+                      const __grid_constant__ step_arrays s, int vocab, int width, bool staged,
+                      int tile)
 {
     extern __shared__ __align__(128) uint32_t room[];
     __shared__ shared_state state;
@@ -444,7 +445,7 @@ __global__ void __launch_bounds__(SAMPLE_THREADS, 2)
     }
     int share = (a.rows + p.n_ranks - 1) / p.n_ranks;
     const row_slice slice = slice_of(a, of.at, p.rank * width, room, staged, tile, sh);
-    mailbox m = {p, p.epoch[PEER_EPOCH_TOKENS] + 1, of.i0, of.at / share};
+    mailbox m = {p, p.epoch[P2P_EPOCH_TOKENS] + 1, of.i0, of.at / share};
     stats mine = row_stats(slice.raw, sh);
     part_row row = {a, s, slice, vocab, width, mine, join_parts(m, sh, mine, CELL_RAW), 0, false};
     for (int i = of.i0; i < of.i1; i++) {
@@ -457,12 +458,12 @@ __global__ void __launch_bounds__(SAMPLE_THREADS, 2)
     cluster.sync(); /* shared memory stays until the others have read it */
 }
 
-extern "C" void launch_peer_short(const struct peer_args *p, const struct sample_args *a,
+extern "C" void launch_topk_merge(const struct p2p_args *p, const struct sample_args *a,
                                   const struct step_arrays *s, int32_t vocab, int32_t width,
                                   cudaStream_t stream)
 {
     const sample_shape shape = sample_shape_of(a);
 
-    launch_rows(short_kernel, shape, a->rows, stream, *p, *a, *s, vocab, width, shape.staged,
+    launch_rows(topk_merge_kernel, shape, a->rows, stream, *p, *a, *s, vocab, width, shape.staged,
                 shape.tile);
 }

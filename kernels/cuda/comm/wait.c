@@ -72,7 +72,7 @@ static void let_go(struct cuda_backend *c)
 {
     c->let_go = true;
     if (c->ranks) {
-        *(volatile int32_t *)c->ranks->peer.stop = 1;
+        *(volatile int32_t *)c->ranks->p2p.stop = 1;
     }
 }
 

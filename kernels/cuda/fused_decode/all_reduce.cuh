@@ -1,5 +1,5 @@
-/* Sums over ranks inside a chain: the ranks' products of a phase have the same tiles,
- * whoever finishes one sends it and adds up.
+/* Sums over ranks inside a fused launch: the ranks' products of a phase have the same
+ * tiles, whoever finishes one sends it and adds up.
  *
  * The warp that has a tile's results, rounded as they are stored, writes them into
  * every other rank's memory and goes on. At the end of the phase, before its block says
@@ -30,31 +30,30 @@ template <typename T> struct owed {
 
 /* Where a lane's results of a tile go: lanes of the same activation rows lie
  * together. */
-__device__ __forceinline__ uint2 *sent_place(const peer_args &p, int receiver, int sender,
+__device__ __forceinline__ uint2 *sent_place(const p2p_args &p, int receiver, int sender,
                                              uint32_t sum, int tile, int lane)
 {
-    int64_t slot = (int64_t)(sum % PEER_CHAIN_TURNS) * p.n_ranks + sender;
-    char *at = p.inbox[receiver].chain + slot * PEER_CHAIN_BYTES + tile * CHAIN_SENT_BYTES;
+    int64_t slot = (int64_t)(sum % P2P_FUSED_TURNS) * p.n_ranks + sender;
+    char *at = p.inbox[receiver].fused + slot * P2P_FUSED_BYTES + tile * FUSED_SENT_BYTES;
 
     return (uint2 *)at + (lane & 3) * 8 + (lane >> 2);
 }
 
-__device__ __forceinline__ uint2 receive_tile(const peer_args &p, int sender, uint32_t sum,
-                                              int tile, int lane)
+__device__ __forceinline__ uint2 receive_tile(const p2p_args &p, int sender, uint32_t sum, int tile,
+                                              int lane)
 {
-    uint2 *at = sent_place(p, p.rank, sender, sum, tile, lane), v = peer_load(at);
+    uint2 *at = sent_place(p, p.rank, sender, sum, tile, lane), v = p2p_load(at);
 
     for (int i = 1; (v.x == BLANK || v.y == BLANK) && !stopped(p, i); i++) {
-        v = peer_load(at);
+        v = p2p_load(at);
     }
-    peer_store(at, make_uint2(BLANK, BLANK));
+    p2p_store(at, make_uint2(BLANK, BLANK));
     return v;
 }
 
 /* What is owed, if anything: sum += the ranks' summands. */
 template <typename T>
-__device__ __forceinline__ void settle(owed<T> &o, const chain_args &a, const chain_phase &q,
-                                       int lane)
+__device__ __forceinline__ void settle(owed<T> &o, const fused_args &a, const fused_op &q, int lane)
 {
     int row = (lane & 3) * 2;
 
@@ -62,9 +61,9 @@ __device__ __forceinline__ void settle(owed<T> &o, const chain_args &a, const ch
         return;
     }
     float total[4] = {};
-    for (int r = 0; r < a.peer.n_ranks; r++) {
+    for (int r = 0; r < a.p2p.n_ranks; r++) {
         uint2 got =
-            r == a.peer.rank ? *(const uint2 *)o.y : receive_tile(a.peer, r, o.sum, o.tile, lane);
+            r == a.p2p.rank ? *(const uint2 *)o.y : receive_tile(a.p2p, r, o.sum, o.tile, lane);
         const T *y = (const T *)&got;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -85,10 +84,10 @@ __device__ __forceinline__ void settle(owed<T> &o, const chain_args &a, const ch
 /* A tile's results to all other ranks; their sum is owed, and what was owed before is
  * settled. */
 template <typename T>
-__device__ __forceinline__ void owe(owed<T> &o, const chain_args &a, const chain_phase &q, int tile,
+__device__ __forceinline__ void owe(owed<T> &o, const fused_args &a, const fused_op &q, int tile,
                                     const T (&y)[4], const T (&add)[4], int lane)
 {
-    const peer_args &p = a.peer;
+    const p2p_args &p = a.p2p;
 
     settle<T>(o, a, q, lane);
 #pragma unroll
@@ -102,7 +101,7 @@ __device__ __forceinline__ void owe(owed<T> &o, const chain_args &a, const chain
     v = make_uint2(not_blank(v.x), not_blank(v.y));
     for (int r = 0; r < p.n_ranks && (lane & 3) * 2 < a.rows; r++) {
         if (r != p.rank) {
-            peer_store(sent_place(p, r, p.rank, o.sum, tile, lane), v);
+            p2p_store(sent_place(p, r, p.rank, o.sum, tile, lane), v);
         }
     }
 }

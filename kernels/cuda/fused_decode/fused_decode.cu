@@ -1,5 +1,5 @@
-/* Phases of a chain (fused_decode.h) by one block a multiprocessor, all at work at the same
- * time.
+/* Phases of a fused launch (fused_decode.h) by one block a multiprocessor, all at work
+ * at the same time.
  *
  * Loading warps (ring.cuh) walk the weight tiles of all phases in order and keep
  * a ring of shared memory filled by bulk copies; they wait for nobody but the ring, for
@@ -83,7 +83,7 @@ struct spot {
     int row;    /* of the activations; and the next */
 };
 
-__device__ __forceinline__ spot spot_of(const chain_phase &q, int tile, int lane)
+__device__ __forceinline__ spot spot_of(const fused_op &q, int tile, int lane)
 {
     return {{weight_row(q, tile, lane >> 2), weight_row(q, tile, (lane >> 2) + 8)}, (lane & 3) * 2};
 }
@@ -96,7 +96,7 @@ template <typename T> struct fetched {
 };
 
 template <typename T>
-__device__ __forceinline__ void fetch_tile(fetched<T> &f, const chain_args &a, const chain_phase &q,
+__device__ __forceinline__ void fetch_tile(fetched<T> &f, const fused_args &a, const fused_op &q,
                                            int tile, int lane)
 {
     const T *from = (const T *)(q.sum ? q.sum : q.residual);
@@ -112,7 +112,7 @@ __device__ __forceinline__ void fetch_tile(fetched<T> &f, const chain_args &a, c
     if (!q.turned) {
         return;
     }
-    const chain_rope &r = a.rope;
+    const fused_rope &r = a.rope;
     bool turns = r.cos_sin && o.out[0] / r.kv.head_dim < r.n_heads + r.kv.n_kv_heads;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -129,7 +129,7 @@ __device__ __forceinline__ void fetch_tile(fetched<T> &f, const chain_args &a, c
 /* Two dims of a head, half a head apart, of one activation row: turned in place, and to
  * the cache what belongs there. */
 template <typename T>
-__device__ __forceinline__ void turn_pair(const chain_rope &r, T &low, T &high, int out,
+__device__ __forceinline__ void turn_pair(const fused_rope &r, T &low, T &high, int out,
                                           float cosine, float sine, int slot)
 {
     int dim = out % r.kv.head_dim, head = out / r.kv.head_dim - r.n_heads, half = r.kv.head_dim / 2;
@@ -156,7 +156,7 @@ __device__ __noinline__ float activated(float x, int act)
 }
 
 template <typename T>
-__device__ __forceinline__ void store_tile(const chain_args &a, const chain_phase &q, int tile,
+__device__ __forceinline__ void store_tile(const fused_args &a, const fused_op &q, int tile,
                                            const float4 &all, const fetched<T> &f, owed<T> &owed,
                                            int lane)
 {
@@ -217,7 +217,7 @@ __device__ __forceinline__ float4 added(const float4 &x, const float4 &y)
 
 /* This warp's sums of a part of a tile go to the others'. True where the others are
  * there: then `all` are the sums of all parts, in the order of these. */
-__device__ __forceinline__ bool add_parts(const chain_args &a, const chain_phase &q, int part,
+__device__ __forceinline__ bool add_parts(const fused_args &a, const fused_op &q, int part,
                                           int tile, float4 &all, int lane)
 {
     float4 *at = (float4 *)a.sums + tile * q.parts * 32 + lane;
@@ -254,7 +254,7 @@ __device__ __forceinline__ void hand_over(const places &s, const fragment &f, in
     int place = turn & 1;
 
     barrier_wait(s.sums_empty + place * 8, ~(turn >> 1) & 1);
-    s.sums[(place * CHAIN_WARPS + warp) * 32 + lane] = make_float4(
+    s.sums[(place * FUSED_WARPS + warp) * 32 + lane] = make_float4(
         f.even[0] + f.odd[0], f.even[1] + f.odd[1], f.even[2] + f.odd[2], f.even[3] + f.odd[3]);
     __syncwarp();
     if (lane == 0) {
@@ -263,11 +263,11 @@ __device__ __forceinline__ void hand_over(const places &s, const fragment &f, in
 }
 
 template <typename T>
-__device__ __forceinline__ void multiply_phase(const chain_args &a, const chain_phase &q, ring &r,
+__device__ __forceinline__ void multiply_phase(const fused_args &a, const fused_op &q, ring &r,
                                                const places &s, int &turn)
 {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    chain_deal d = deal_of(q);
+    tile_schedule d = deal_of(q);
 
     if (d.n == 0 && (q.n > 0 || d.first > 0)) { /* nothing to do, not even a norm alone */
         return;
@@ -282,7 +282,7 @@ __device__ __forceinline__ void multiply_phase(const chain_args &a, const chain_
         fragment f = {};
         int at = columns.begin;
 #pragma unroll
-        for (int j = 0; j < CHAIN_PART_STEPS; j++) {
+        for (int j = 0; j < FUSED_PART_STEPS; j++) {
             if (j < columns.n) {
                 multiply_stage<T>(r, f, x.v[2 * j], x.v[2 * j + 1],
                                   at + warp * SLICE < columns.cols, warp, lane);
@@ -294,24 +294,24 @@ __device__ __forceinline__ void multiply_phase(const chain_args &a, const chain_
 }
 
 template <typename T>
-__device__ __forceinline__ void multiply_phases(const chain_args &a, ring &r, const places &s)
+__device__ __forceinline__ void multiply_phases(const fused_args &a, ring &r, const places &s)
 {
     int turn = 0;
 
-    fetch_norm_weight(a.phase[0], s);
+    fetch_norm_weight(a.op[0], s);
     pdl_wait();
-    for (int p = 0; p < a.n_phases; p++) {
-        if (p + 1 == a.n_phases) {
+    for (int p = 0; p < a.n_ops; p++) {
+        if (p + 1 == a.n_ops) {
             pdl_release();
         }
         if (p > 0) {
             phase_sync(PHASE_OPEN);
         }
-        multiply_phase<T>(a, a.phase[p], r, s, turn);
+        multiply_phase<T>(a, a.op[p], r, s, turn);
         warps_sync(); /* all have read the weight of this phase's norm */
         phase_arrive(PHASE_DONE);
-        if (p + 1 < a.n_phases) {
-            fetch_norm_weight(a.phase[p + 1], s);
+        if (p + 1 < a.n_ops) {
+            fetch_norm_weight(a.op[p + 1], s);
         }
     }
 }
@@ -324,10 +324,10 @@ __device__ __forceinline__ float4 take_sums(const places &s, int turn, int lane)
     int place = turn & 1;
 
     barrier_wait(s.sums_full + turn % FINISHERS * 8, turn / FINISHERS & 1);
-    const float4 *sums = s.sums + place * CHAIN_WARPS * 32 + lane;
+    const float4 *sums = s.sums + place * FUSED_WARPS * 32 + lane;
     float4 all = sums[0];
 #pragma unroll
-    for (int w = 1; w < CHAIN_WARPS; w++) {
+    for (int w = 1; w < FUSED_WARPS; w++) {
         all = added(all, sums[w * 32]);
     }
     __syncwarp();
@@ -338,23 +338,23 @@ __device__ __forceinline__ float4 take_sums(const places &s, int turn, int lane)
 }
 
 template <typename T>
-__device__ __forceinline__ void finish_phases(const chain_args &a, const places &s, int finisher)
+__device__ __forceinline__ void finish_phases(const fused_args &a, const places &s, int finisher)
 {
     int lane = threadIdx.x & 31, turn = 0;
 
     pdl_wait();
     /* sums so far */
-    uint32_t summed = a.peer.n_ranks > 1 ? __ldcg(a.peer.epoch + PEER_EPOCH_CHAIN) : 0;
-    for (int p = 0; p < a.n_phases; p++) {
-        const chain_phase &q = a.phase[p];
+    uint32_t summed = a.p2p.n_ranks > 1 ? __ldcg(a.p2p.epoch + P2P_EPOCH_FUSED) : 0;
+    for (int p = 0; p < a.n_ops; p++) {
+        const fused_op &q = a.op[p];
         owed<T> owed = {.sum = summed};
-        chain_deal d = deal_of(q);
-        int32_t *counter = a.counter + p * CHAIN_COUNTER_STRIDE;
-        if (p + 1 == a.n_phases) {
+        tile_schedule d = deal_of(q);
+        int32_t *counter = a.counter + p * FUSED_COUNTER_STRIDE;
+        if (p + 1 == a.n_ops) {
             pdl_release();
         }
         if (p > 0) {
-            blocks_wait(counter - CHAIN_COUNTER_STRIDE, finisher);
+            blocks_wait(counter - FUSED_COUNTER_STRIDE, finisher);
         }
         for (int i = 0; i < d.n; i++, turn++) {
             if (turn % FINISHERS != finisher) {
@@ -373,7 +373,7 @@ __device__ __forceinline__ void finish_phases(const chain_args &a, const places 
         }
         summed += q.partial;
         phase_sync(PHASE_DONE);
-        if (finisher == 0 && p + 1 < a.n_phases) {
+        if (finisher == 0 && p + 1 < a.n_ops) {
             blocks_arrive(counter);
         }
     }
@@ -386,19 +386,19 @@ __device__ __forceinline__ void finish_phases(const chain_args &a, const places 
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS + FINISHERS * 32 + LOADERS * 32, 1)
-    chain_kernel(const __grid_constant__ chain_args a)
+    fused_decode_kernel(const __grid_constant__ fused_args a)
 {
     extern __shared__ __align__(128) char shared[];
     places s;
 
-    s.norm_weight = shared + a.n_stages * CHAIN_STAGE_BYTES;
+    s.norm_weight = shared + a.n_stages * FUSED_STAGE_BYTES;
     s.sums = (float4 *)(s.norm_weight + a.norm_bytes);
-    s.row_sums = (float *)(s.sums + 2 * CHAIN_WARPS * 32);
+    s.row_sums = (float *)(s.sums + 2 * FUSED_WARPS * 32);
     ring r;
     r.stage = shared_address(shared);
-    r.full = shared_address(s.row_sums + 2 * CHAIN_WARPS * CHAIN_ROWS);
-    r.empty = r.full + CHAIN_MAX_STAGES * 8;
-    s.sums_full = r.empty + CHAIN_MAX_STAGES * 8;
+    r.full = shared_address(s.row_sums + 2 * FUSED_WARPS * FUSED_ROWS);
+    r.empty = r.full + FUSED_MAX_STAGES * 8;
+    s.sums_full = r.empty + FUSED_MAX_STAGES * 8;
     s.sums_empty = s.sums_full + FINISHERS * 8;
     r.n = a.n_stages;
     r.at = 0;
@@ -406,10 +406,10 @@ __global__ void __launch_bounds__(THREADS + FINISHERS * 32 + LOADERS * 32, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < a.n_stages; i++) {
             barrier_init(r.full + i * 8, LOADERS);
-            barrier_init(r.empty + i * 8, CHAIN_WARPS);
+            barrier_init(r.empty + i * 8, FUSED_WARPS);
         }
         for (int i = 0; i < FINISHERS; i++) {
-            barrier_init(s.sums_full + i * 8, CHAIN_WARPS);
+            barrier_init(s.sums_full + i * 8, FUSED_WARPS);
         }
         for (int i = 0; i < 2; i++) {
             barrier_init(s.sums_empty + i * 8, 1);
@@ -418,30 +418,33 @@ __global__ void __launch_bounds__(THREADS + FINISHERS * 32 + LOADERS * 32, 1)
     }
     __syncthreads();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
-    if (warp < CHAIN_WARPS) {
+    if (warp < FUSED_WARPS) {
         multiply_phases<T>(a, r, s);
-    } else if (warp < CHAIN_WARPS + FINISHERS) {
-        finish_phases<T>(a, s, warp - CHAIN_WARPS);
+    } else if (warp < FUSED_WARPS + FINISHERS) {
+        finish_phases<T>(a, s, warp - FUSED_WARPS);
     } else if ((threadIdx.x & 31) == 0) {
-        load_weights<T>(a, r, warp - CHAIN_WARPS - FINISHERS);
+        load_weights<T>(a, r, warp - FUSED_WARPS - FINISHERS);
     }
 }
 
-extern "C" bool chain_prepare(int32_t max_shared_bytes)
+extern "C" bool fused_prepare(int32_t max_shared_bytes)
 {
     cudaFuncAttributes made = {};
     /* bulk copies */
-    bool ok = cudaFuncGetAttributes(&made, chain_kernel<__half>) == cudaSuccess &&
-              made.ptxVersion >= 90 && allow_shared(chain_kernel<__half>, max_shared_bytes) &&
-              allow_shared(chain_kernel<__nv_bfloat16>, max_shared_bytes);
+    bool ok = cudaFuncGetAttributes(&made, fused_decode_kernel<__half>) == cudaSuccess &&
+              made.ptxVersion >= 90 &&
+              allow_shared(fused_decode_kernel<__half>, max_shared_bytes) &&
+              allow_shared(fused_decode_kernel<__nv_bfloat16>, max_shared_bytes);
 
     cudaGetLastError();
     return ok;
 }
 
-extern "C" void launch_chain(const struct chain_args *a, int32_t n_blocks, cudaStream_t stream)
+extern "C" void launch_fused_decode(const struct fused_args *a, int32_t n_blocks,
+                                    cudaStream_t stream)
 {
-    auto kernel = a->type == T_F16 ? chain_kernel<__half> : chain_kernel<__nv_bfloat16>;
+    auto kernel =
+        a->type == T_F16 ? fused_decode_kernel<__half> : fused_decode_kernel<__nv_bfloat16>;
 
     launch(kernel, dim3(n_blocks), dim3(THREADS + FINISHERS * 32 + LOADERS * 32), a->shared_bytes,
            stream, *a);

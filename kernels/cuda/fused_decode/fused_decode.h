@@ -1,12 +1,12 @@
-/* A chain: row-wise operations of few rows that one launch does, so that weights stream
- * without a pause between them.
+/* A fused launch: row-wise operations of few rows that one launch does, so that weights
+ * stream without a pause between them.
  *
  * Operations become phases. A phase is a product, with the norm before it and the
  * activation, gate and residual behind it; phases are divided by a barrier of all
  * blocks. Whatever the operations alone would have written is written, rounded as they
  * round; sums are taken in an order of their own, the same in every run. What may join
- * and how the work is dealt are pure functions (heuristics_fused.c); fused_decode.c collects
- * the phases of a step under capture, fused_decode.cu runs them.
+ * and how the work is dealt are pure functions (heuristics_fused.c); fused_decode.c
+ * collects the phases of a step under capture, fused_decode.cu runs them.
  *
  * Types are the activations' (bf16 or fp16) throughout. Strides in elements.
  */
@@ -23,37 +23,37 @@ extern "C" {
 #endif
 
 enum {
-    CHAIN_PHASES = 8,
-    CHAIN_ROWS = 8, /* activation rows at most: the columns of a matrix instruction */
-    /* rows up to which a chain was measured to be faster than its operations one by
-     * one */
-    CHAIN_WORTH_ROWS = 8,
-    CHAIN_WORTH_ROWS_OVER_RANKS = 2, /* the same, measured no further */
-    CHAIN_TILE = 16,                 /* weight rows of a tile: the rows of a matrix instruction */
-    CHAIN_WARPS = 8,                 /* that multiply; each has its share of the depth */
-    CHAIN_STEP = 512,                /* depth of a stage */
+    FUSED_OPS = 8,
+    FUSED_ROWS = 8, /* activation rows at most: the columns of a matrix instruction */
+    /* rows up to which a fused launch was measured to be faster than its operations one
+     * by one */
+    FUSED_WORTH_ROWS = 8,
+    FUSED_WORTH_ROWS_OVER_RANKS = 2, /* the same, measured no further */
+    FUSED_TILE = 16,                 /* weight rows of a tile: the rows of a matrix instruction */
+    FUSED_WARPS = 8,                 /* that multiply; each has its share of the depth */
+    FUSED_STEP = 512,                /* depth of a stage */
     /* stages whose activations a block holds in registers: what is deeper is done in
      * parts */
-    CHAIN_PART_STEPS = 8,
-    CHAIN_DEPTH = CHAIN_PART_STEPS * CHAIN_STEP,
-    CHAIN_STAGE_BYTES = CHAIN_TILE * CHAIN_STEP * 2,
-    CHAIN_SENT_BYTES = CHAIN_TILE * CHAIN_ROWS * 2, /* of a tile's results, to another rank */
-    CHAIN_MAX_STAGES = 16,
-    CHAIN_MIN_STAGES = 4,
+    FUSED_PART_STEPS = 8,
+    FUSED_DEPTH = FUSED_PART_STEPS * FUSED_STEP,
+    FUSED_STAGE_BYTES = FUSED_TILE * FUSED_STEP * 2,
+    FUSED_SENT_BYTES = FUSED_TILE * FUSED_ROWS * 2, /* of a tile's results, to another rank */
+    FUSED_MAX_STAGES = 16,
+    FUSED_MIN_STAGES = 4,
     /* stages on their way at a time: with more, what the multiplying warps read waits
      * behind them */
-    CHAIN_WINDOW = 3,
+    FUSED_WINDOW = 3,
     /* partial sums of two tiles, sums of rows, barriers of the ring and of the sums */
-    CHAIN_FIXED_BYTES = 2 * CHAIN_WARPS * 32 * 16 + 2 * CHAIN_WARPS * CHAIN_ROWS * 4 +
-                        (2 * CHAIN_MAX_STAGES + 8) * 8,
-    CHAIN_COUNTERS = CHAIN_PHASES + 1, /* of barriers, each on a cache line of its own */
-    CHAIN_COUNTER_STRIDE = 32,
-    CHAIN_SUM_BYTES = CHAIN_TILE * CHAIN_ROWS * 4, /* of a part of a tile */
-    CHAIN_MAX_SUMS = 8192,  /* parts of tiles whose sums wait for the others of their tile */
-    CHAIN_MAX_NORM = 32768, /* columns of a norm, whose weight is in shared memory */
+    FUSED_FIXED_BYTES = 2 * FUSED_WARPS * 32 * 16 + 2 * FUSED_WARPS * FUSED_ROWS * 4 +
+                        (2 * FUSED_MAX_STAGES + 8) * 8,
+    FUSED_COUNTERS = FUSED_OPS + 1, /* of barriers, each on a cache line of its own */
+    FUSED_COUNTER_STRIDE = 32,
+    FUSED_SUM_BYTES = FUSED_TILE * FUSED_ROWS * 4, /* of a part of a tile */
+    FUSED_MAX_SUMS = 8192,  /* parts of tiles whose sums wait for the others of their tile */
+    FUSED_MAX_NORM = 32768, /* columns of a norm, whose weight is in shared memory */
 };
 
-struct chain_phase {
+struct fused_op {
     /* source [rows, k]: x, or norm(x), which the block with tile 0 also writes to
      * `h` */
     const void *x;
@@ -79,17 +79,17 @@ struct chain_phase {
     int64_t gated_stride;
     int32_t gate_act;
     int32_t partial;
-    int32_t turned; /* out is the q, k and v heads of the chain's rope */
+    int32_t turned; /* out is the q, k and v heads of the fused launch's rope */
     /* Rows of w that belong together lie half of `pair` apart, in spans of `pair`; a
-     * tile has CHAIN_TILE / 2 of each half. */
+     * tile has FUSED_TILE / 2 of each half. */
     int32_t pair;
-    /* set by chain_plan */
+    /* set by fused_plan */
     int32_t depth, parts; /* columns of a part, but for the last */
     int32_t first;        /* the block that has tile 0 of part 0 */
 };
 
 /* q and k heads turn by whole halves, k and v heads go to the cache too. */
-struct chain_rope {
+struct fused_rope {
     const float *cos_sin; /* [positions, head_dim]; NULL: no rotation */
     int64_t cos_sin_stride;
     const int32_t *position, *slot; /* [rows] */
@@ -97,35 +97,35 @@ struct chain_rope {
     int32_t n_heads, layer;
 };
 
-struct chain_args {
-    struct chain_phase phase[CHAIN_PHASES];
-    struct chain_rope rope; /* of the phase that is `turned` */
-    struct peer_args peer;  /* of phases that are `partial` */
-    int32_t n_phases, rows, type;
-    /* set by chain_plan */
+struct fused_args {
+    struct fused_op op[FUSED_OPS];
+    struct fused_rope rope; /* of the phase that is `turned` */
+    struct p2p_args p2p;    /* of phases that are `partial` */
+    int32_t n_ops, rows, type;
+    /* set by fused_plan */
     int32_t n_stages; /* of the ring */
     int32_t norm_bytes, shared_bytes;
     int32_t window;   /* stages on their way at a time */
-    int32_t *counter; /* [CHAIN_COUNTERS * CHAIN_COUNTER_STRIDE], zero between launches */
-    int32_t *arrived; /* [CHAIN_MAX_SUMS] parts of a tile that are there; zero between launches */
-    void *sums;       /* [CHAIN_MAX_SUMS] of CHAIN_SUM_BYTES */
+    int32_t *counter; /* [FUSED_COUNTERS * FUSED_COUNTER_STRIDE], zero between launches */
+    int32_t *arrived; /* [FUSED_MAX_SUMS] parts of a tile that are there; zero between launches */
+    void *sums;       /* [FUSED_MAX_SUMS] of FUSED_SUM_BYTES */
 };
 
 /* What a block has of a phase: of one part, tiles first, first + step, ... */
-struct chain_deal {
+struct tile_schedule {
     int32_t part, first, step, n;
 };
 #ifdef __CUDACC__
-#define CHAIN_BOTH __host__ __device__
+#define FUSED_BOTH __host__ __device__
 #else
-#define CHAIN_BOTH
+#define FUSED_BOTH
 #endif
-static inline CHAIN_BOTH struct chain_deal chain_deal_of(const struct chain_phase *p, int32_t block,
-                                                         int32_t n_blocks)
+static inline FUSED_BOTH struct tile_schedule tile_schedule_of(const struct fused_op *p,
+                                                               int32_t block, int32_t n_blocks)
 {
     int32_t turn = block - p->first + (block < p->first ? n_blocks : 0),
-            n_tiles = p->n / CHAIN_TILE;
-    struct chain_deal d;
+            n_tiles = p->n / FUSED_TILE;
+    struct tile_schedule d;
 
     d.part = turn * p->parts / n_blocks;
     /* the first turn that has this part */
@@ -137,13 +137,13 @@ static inline CHAIN_BOTH struct chain_deal chain_deal_of(const struct chain_phas
 }
 
 /* The blocks and shared memory of the device; false: the phases do not fit. */
-bool chain_plan(struct chain_args *a, int32_t n_blocks, int32_t max_shared_bytes);
+bool fused_plan(struct fused_args *a, int32_t n_blocks, int32_t max_shared_bytes);
 
 /* Enqueue; n_blocks as planned. */
-void launch_chain(const struct chain_args *a, int32_t n_blocks, cudaStream_t stream);
+void launch_fused_decode(const struct fused_args *a, int32_t n_blocks, cudaStream_t stream);
 /* Let the kernel have this much shared memory. False: the device does not, or the
  * plugin was built for older ones. */
-bool chain_prepare(int32_t max_shared_bytes);
+bool fused_prepare(int32_t max_shared_bytes);
 
 #ifdef __cplusplus
 }

@@ -26,29 +26,29 @@ static bool vector_suits(struct mat v, enum dtype t)
     return !v.data || (v.dtype == t && aligned(v.data, 0));
 }
 
-static bool rows_suit(const struct chain_args *a, int32_t rows, enum dtype t)
+static bool rows_suit(const struct fused_args *a, int32_t rows, enum dtype t)
 {
-    bool first = a->n_phases == 0;
+    bool first = a->n_ops == 0;
 
-    return rows >= 1 && rows <= CHAIN_ROWS && (t == DTYPE_F16 || t == DTYPE_BF16) &&
+    return rows >= 1 && rows <= FUSED_ROWS && (t == DTYPE_F16 || t == DTYPE_BF16) &&
            (first || a->rows == rows) && (first || a->type == (int32_t)t);
 }
 
-static struct chain_phase *last_phase(struct chain_args *a)
+static struct fused_op *last_phase(struct fused_args *a)
 {
-    return a->n_phases > 0 ? &a->phase[a->n_phases - 1] : NULL;
+    return a->n_ops > 0 ? &a->op[a->n_ops - 1] : NULL;
 }
 
 /* ---- joining ---- */
 
-static bool push(struct chain_args *a, int32_t rows, enum dtype t, const struct chain_phase *p)
+static bool push(struct fused_args *a, int32_t rows, enum dtype t, const struct fused_op *p)
 {
-    if (a->n_phases == CHAIN_PHASES) {
+    if (a->n_ops == FUSED_OPS) {
         return false;
     }
     a->rows = rows;
     a->type = (int32_t)t;
-    a->phase[a->n_phases++] = *p;
+    a->op[a->n_ops++] = *p;
     return true;
 }
 
@@ -56,7 +56,7 @@ static bool linear_suits(int32_t rows, struct mat out, struct mat x, struct mat 
                          const struct epilogue *ep)
 {
     bool ok = out.dtype == x.dtype && w.dtype == x.dtype && w.cols == x.cols &&
-              w.rows == out.cols && w.rows % CHAIN_TILE == 0 && w.cols % DEPTH_UNIT == 0 &&
+              w.rows == out.cols && w.rows % FUSED_TILE == 0 && w.cols % DEPTH_UNIT == 0 &&
               aligned(w.data, w.stride) && aligned(x.data, x.stride) &&
               apart(x.data, x.stride, out.data, out.stride, rows);
 
@@ -70,14 +70,14 @@ static bool linear_suits(int32_t rows, struct mat out, struct mat x, struct mat 
                          (same || apart(r->data, r->stride, out.data, out.stride, rows))));
 }
 
-bool chain_join_linear(struct chain_args *a, int32_t rows, struct mat out, struct mat x,
+bool fused_push_linear(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                        struct mat w, const struct epilogue *ep)
 {
     if (!rows_suit(a, rows, x.dtype) || !linear_suits(rows, out, x, w, ep)) {
         return false;
     }
-    struct chain_phase p = {.x = x.data, .x_stride = x.stride};
-    struct chain_phase *last = last_phase(a);
+    struct fused_op p = {.x = x.data, .x_stride = x.stride};
+    struct fused_op *last = last_phase(a);
     bool after_norm = last && last->n == 0 && last->h == x.data && last->h_stride == x.stride &&
                       last->k == x.cols &&
                       apart(last->x, last->x_stride, out.data, out.stride, rows);
@@ -90,7 +90,7 @@ bool chain_join_linear(struct chain_args *a, int32_t rows, struct mat out, struc
     p.k = w.cols;
     p.out = out.data;
     p.out_stride = out.stride;
-    p.pair = CHAIN_TILE;
+    p.pair = FUSED_TILE;
     if (ep) {
         p.bias = ep->bias.data;
         p.act = (int32_t)ep->act;
@@ -104,40 +104,40 @@ bool chain_join_linear(struct chain_args *a, int32_t rows, struct mat out, struc
     return push(a, rows, x.dtype, &p);
 }
 
-bool chain_join_norm(struct chain_args *a, int32_t rows, struct mat out, struct mat x,
+bool fused_push_norm(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                      const struct norm *n)
 {
     if (!rows_suit(a, rows, x.dtype) || out.dtype != x.dtype || !n->weight.data ||
-        x.cols % DEPTH_UNIT != 0 || x.cols > CHAIN_MAX_NORM || !vector_suits(n->weight, x.dtype) ||
+        x.cols % DEPTH_UNIT != 0 || x.cols > FUSED_MAX_NORM || !vector_suits(n->weight, x.dtype) ||
         !vector_suits(n->bias, x.dtype) || !aligned(x.data, x.stride) ||
         !aligned(out.data, out.stride) || !apart(x.data, x.stride, out.data, out.stride, rows)) {
         return false;
     }
-    struct chain_phase p = {.x = x.data,
-                            .x_stride = x.stride,
-                            .h = out.data,
-                            .h_stride = out.stride,
-                            .k = x.cols,
-                            .norm = {.weight = n->weight.data,
-                                     .bias = n->bias.data,
-                                     .weight_type = (int32_t)n->weight.dtype,
-                                     .layer_norm = n->kind == NORM_LAYER,
-                                     .eps = n->eps,
-                                     .weight_offset = n->weight_offset}};
+    struct fused_op p = {.x = x.data,
+                         .x_stride = x.stride,
+                         .h = out.data,
+                         .h_stride = out.stride,
+                         .k = x.cols,
+                         .norm = {.weight = n->weight.data,
+                                  .bias = n->bias.data,
+                                  .weight_type = (int32_t)n->weight.dtype,
+                                  .layer_norm = n->kind == NORM_LAYER,
+                                  .eps = n->eps,
+                                  .weight_offset = n->weight_offset}};
     return push(a, rows, x.dtype, &p);
 }
 
-bool chain_join_add_norm(struct chain_args *a, int32_t rows, struct mat out, struct mat x,
+bool fused_push_add_norm(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                          struct mat y, const struct norm *n, bool partial)
 {
-    struct chain_phase *last = last_phase(a);
+    struct fused_op *last = last_phase(a);
     bool ends_in_y = last && last->n == x.cols && last->out == y.data &&
                      last->out_stride == y.stride && y.cols == x.cols && !last->sum && !last->gated;
-    bool fits = !partial || x.cols / CHAIN_TILE * CHAIN_SENT_BYTES <= PEER_CHAIN_BYTES;
+    bool fits = !partial || x.cols / FUSED_TILE * FUSED_SENT_BYTES <= P2P_FUSED_BYTES;
 
     if (!ends_in_y || !fits || !apart(x.data, x.stride, last->x, last->x_stride, rows) ||
         !apart(x.data, x.stride, last->h, last->h_stride, rows) ||
-        !apart(x.data, x.stride, y.data, y.stride, rows) || !chain_join_norm(a, rows, out, x, n)) {
+        !apart(x.data, x.stride, y.data, y.stride, rows) || !fused_push_norm(a, rows, out, x, n)) {
         return false;
     }
     last->sum = x.data;
@@ -146,17 +146,17 @@ bool chain_join_add_norm(struct chain_args *a, int32_t rows, struct mat out, str
     return true;
 }
 
-bool chain_join_linear_gated(struct chain_args *a, int32_t rows, struct mat out, struct mat x,
+bool fused_push_linear_gated(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                              struct mat w, struct mat bias, enum activation act)
 {
     struct mat both = out; /* the product's two halves, which are not kept */
 
     both.cols = w.rows;
     if (w.rows != 2 * out.cols ||
-        !chain_join_linear(a, rows, both, x, w, &(struct epilogue){.bias = bias})) {
+        !fused_push_linear(a, rows, both, x, w, &(struct epilogue){.bias = bias})) {
         return false;
     }
-    struct chain_phase *last = last_phase(a);
+    struct fused_op *last = last_phase(a);
     last->gated = out.data;
     last->gated_stride = out.stride;
     last->gate_act = (int32_t)act;
@@ -165,17 +165,17 @@ bool chain_join_linear_gated(struct chain_args *a, int32_t rows, struct mat out,
     return true;
 }
 
-bool chain_join_rope_kv(struct chain_args *a, int32_t rows, struct mat qkv, const struct rope *r,
-                        const struct attention *attention, const struct chain_rope *at)
+bool fused_push_rope_kv(struct fused_args *a, int32_t rows, struct mat qkv, const struct rope *r,
+                        const struct attention *attention, const struct fused_rope *at)
 {
-    struct chain_phase *last = last_phase(a);
+    struct fused_op *last = last_phase(a);
     int32_t dim = attention->head_dim;
     bool turns = r->cos_sin.data != NULL;
 
     if (!rows_suit(a, rows, qkv.dtype) || !last || last->n == 0 || last->out != qkv.data ||
         last->out_stride != qkv.stride ||
         last->n != (attention->n_heads + 2 * attention->n_kv_heads) * dim || last->sum ||
-        last->gated || last->residual || a->rope.kv.base || dim % CHAIN_TILE != 0 ||
+        last->gated || last->residual || a->rope.kv.base || dim % FUSED_TILE != 0 ||
         r->q_norm.weight.data || r->k_norm.weight.data ||
         (turns && (r->rot_dim != dim || r->interleaved)) || at->kv.dtype != (int32_t)qkv.dtype) {
         return false;
@@ -193,35 +193,35 @@ bool chain_join_rope_kv(struct chain_args *a, int32_t rows, struct mat qkv, cons
 /* ---- dealing ---- */
 
 /* Parts of whole stages, as even as these allow. */
-static void plan_parts(struct chain_phase *p)
+static void plan_parts(struct fused_op *p)
 {
-    p->parts = (p->k + CHAIN_DEPTH - 1) / CHAIN_DEPTH;
+    p->parts = (p->k + FUSED_DEPTH - 1) / FUSED_DEPTH;
     int32_t depth = (p->k + p->parts - 1) / p->parts;
-    p->depth = (depth + CHAIN_STEP - 1) / CHAIN_STEP * CHAIN_STEP;
+    p->depth = (depth + FUSED_STEP - 1) / FUSED_STEP * FUSED_STEP;
     p->parts = (p->k + p->depth - 1) / p->depth;
 }
 
-bool chain_plan(struct chain_args *a, int32_t n_blocks, int32_t max_shared_bytes)
+bool fused_plan(struct fused_args *a, int32_t n_blocks, int32_t max_shared_bytes)
 {
     int32_t first = 0;
     bool fits = true;
 
     a->norm_bytes = 0;
-    for (int32_t i = 0; i < a->n_phases; i++) {
-        struct chain_phase *p = &a->phase[i];
+    for (int32_t i = 0; i < a->n_ops; i++) {
+        struct fused_op *p = &a->op[i];
         plan_parts(p);
         if (p->parts > n_blocks) {
             return false;
         }
         p->first = first;
-        int32_t n_tiles = p->n / CHAIN_TILE;
+        int32_t n_tiles = p->n / FUSED_TILE;
         first = (first + n_tiles % (n_blocks / p->parts)) % n_blocks;
-        fits = fits && (p->parts == 1 || n_tiles * p->parts <= CHAIN_MAX_SUMS);
+        fits = fits && (p->parts == 1 || n_tiles * p->parts <= FUSED_MAX_SUMS);
         a->norm_bytes = MAX(a->norm_bytes, p->h != NULL ? p->k * 2 : 0);
     }
-    int32_t rest = a->norm_bytes + CHAIN_FIXED_BYTES;
-    a->n_stages = MIN(CHAIN_MAX_STAGES, (max_shared_bytes - rest) / CHAIN_STAGE_BYTES);
-    a->window = MIN(CHAIN_WINDOW, a->n_stages);
-    a->shared_bytes = a->n_stages * CHAIN_STAGE_BYTES + rest;
-    return fits && a->n_stages >= CHAIN_MIN_STAGES;
+    int32_t rest = a->norm_bytes + FUSED_FIXED_BYTES;
+    a->n_stages = MIN(FUSED_MAX_STAGES, (max_shared_bytes - rest) / FUSED_STAGE_BYTES);
+    a->window = MIN(FUSED_WINDOW, a->n_stages);
+    a->shared_bytes = a->n_stages * FUSED_STAGE_BYTES + rest;
+    return fits && a->n_stages >= FUSED_MIN_STAGES;
 }

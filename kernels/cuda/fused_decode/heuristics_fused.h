@@ -1,4 +1,4 @@
-/* What may join a chain (fused_decode.h), as pure functions. */
+/* What may join a fused launch (fused_decode.h), as pure functions. */
 #ifndef QUIRE_KERNELS_CUDA_FUSED_DECODE_HEURISTICS_FUSED_H
 #define QUIRE_KERNELS_CUDA_FUSED_DECODE_HEURISTICS_FUSED_H
 
@@ -6,21 +6,21 @@
 #include "kernels/cuda/fused_decode/fused_decode.h"
 
 /* Append the operation, over `rows` rows, to the phases of `a`. False: it cannot be
- * part of a chain, or not of one that holds what `a` holds already, and nothing has
- * changed. */
-bool chain_join_linear(struct chain_args *a, int32_t rows, struct mat out, struct mat x,
+ * part of a fused launch, or not of one that holds what `a` holds already, and nothing
+ * has changed. */
+bool fused_push_linear(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                        struct mat w, const struct epilogue *ep);
 /* out = norm(x). */
-bool chain_join_norm(struct chain_args *a, int32_t rows, struct mat out, struct mat x,
+bool fused_push_norm(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                      const struct norm *n);
 /* x += y; out = norm(x). y must be what the last phase makes; partial: and is each
  * rank's summand. */
-bool chain_join_add_norm(struct chain_args *a, int32_t rows, struct mat out, struct mat x,
+bool fused_push_add_norm(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                          struct mat y, const struct norm *n, bool partial);
-bool chain_join_linear_gated(struct chain_args *a, int32_t rows, struct mat out, struct mat x,
+bool fused_push_linear_gated(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                              struct mat w, struct mat bias, enum activation act);
 /* qkv must be what the last phase makes; `at` has the cache and the rows' places, the
  * rest of it is filled in here. */
-bool chain_join_rope_kv(struct chain_args *a, int32_t rows, struct mat qkv, const struct rope *r,
-                        const struct attention *attention, const struct chain_rope *at);
+bool fused_push_rope_kv(struct fused_args *a, int32_t rows, struct mat qkv, const struct rope *r,
+                        const struct attention *attention, const struct fused_rope *at);
 #endif

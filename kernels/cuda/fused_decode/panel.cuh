@@ -1,4 +1,4 @@
-/* Activations of a chain's phase: a part of their depth in the registers of the
+/* Activations of a fused launch's phase: a part of their depth in the registers of the
  * multiplying warps, normed on the way where a norm comes first.
  *
  * They lie as the matrix instructions take them: a warp has its 64 columns of every
@@ -10,13 +10,13 @@
 
 #include "kernels/cuda/fused_decode/ring.cuh"
 
-enum { VECTORS = 2 * CHAIN_PART_STEPS };
+enum { VECTORS = 2 * FUSED_PART_STEPS };
 
 /* Where shared memory holds what. */
 struct places {
     char *norm_weight; /* of the phase that is waited for */
-    float4 *sums;      /* [2][CHAIN_WARPS][32] */
-    float *row_sums;   /* [2][CHAIN_WARPS][CHAIN_ROWS] */
+    float4 *sums;      /* [2][FUSED_WARPS][32] */
+    float *row_sums;   /* [2][FUSED_WARPS][FUSED_ROWS] */
     /* shared addresses of barriers: of each finishing warp, of each place */
     uint32_t sums_full, sums_empty;
 };
@@ -29,12 +29,12 @@ __device__ __forceinline__ float row_sum(float x, float *shared)
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     x += __shfl_xor_sync(0xffffffffu, x, 2);
     if ((lane & 3) == 0) {
-        shared[(threadIdx.x >> 5) * CHAIN_ROWS + row] = x;
+        shared[(threadIdx.x >> 5) * FUSED_ROWS + row] = x;
     }
     warps_sync();
     float sum = 0.0f;
-    for (int i = 0; i < CHAIN_WARPS; i++) {
-        sum += shared[i * CHAIN_ROWS + row];
+    for (int i = 0; i < FUSED_WARPS; i++) {
+        sum += shared[i * FUSED_ROWS + row];
     }
     return sum;
 }
@@ -87,12 +87,12 @@ template <typename T> struct source {
         return i < x.n && at + lane_at < x.cols;
     }
 
-    __device__ __forceinline__ void load(const chain_phase &q, const span &x, int rows)
+    __device__ __forceinline__ void load(const fused_op &q, const span &x, int rows)
     {
         const T *from = (const T *)q.x + row * q.x_stride + x.k0 + lane_at;
         int at = x.begin;
 #pragma unroll
-        for (int i = 0; i < CHAIN_PART_STEPS; i++) {
+        for (int i = 0; i < FUSED_PART_STEPS; i++) {
             uint4 first = {}, second = {};
             if (row < rows && has(x, i, at)) {
                 first = __ldcg((const uint4 *)(from + at));
@@ -138,7 +138,7 @@ template <typename T> struct source {
         float sum = 0.0f;
         int at = x.begin;
 #pragma unroll 1
-        for (int i = 0; i < CHAIN_PART_STEPS; i++) {
+        for (int i = 0; i < FUSED_PART_STEPS; i++) {
 #pragma unroll
             for (int j = 0; j < 8 && has(x, i, at); j++) {
                 float2 f = unpack2<T>(v[j / 4].v[j % 4]);
@@ -153,7 +153,7 @@ template <typename T> struct source {
 
     /* `plain`: a root mean square norm with no more than a weight. */
     template <bool plain>
-    __device__ __forceinline__ void norm_vector(vector16 &x, const chain_phase &q, const places &s,
+    __device__ __forceinline__ void norm_vector(vector16 &x, const fused_op &q, const places &s,
                                                 float2 stats, int at)
     {
         uint4 weight = *(const uint4 *)(s.norm_weight + at * 2), bias = {};
@@ -173,12 +173,12 @@ template <typename T> struct source {
     }
 
     template <bool plain>
-    __device__ __forceinline__ void norm(const chain_phase &q, const places &s, const span &x,
+    __device__ __forceinline__ void norm(const fused_op &q, const places &s, const span &x,
                                          float2 stats)
     {
         int at = x.begin;
 #pragma unroll 1
-        for (int i = 0; i < CHAIN_PART_STEPS; i += 2) {
+        for (int i = 0; i < FUSED_PART_STEPS; i += 2) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 if (has(x, i + j / 2, at)) {
@@ -191,7 +191,7 @@ template <typename T> struct source {
     }
 
     /* To the norm's result. */
-    __device__ __forceinline__ void keep(const chain_phase &q, const span &x, int rows) const
+    __device__ __forceinline__ void keep(const fused_op &q, const span &x, int rows) const
     {
         int at = x.begin;
         T *h = (T *)q.h + row * q.h_stride + x.k0 + lane_at;
@@ -208,7 +208,7 @@ template <typename T> struct source {
     /* Load a part, and norm it where a norm comes first: then the other parts are read
      * too, before it. A layer norm's sums are taken twice, that of the squares once the
      * mean is known. `rows`: that there are, the others are zero. */
-    __device__ __forceinline__ void take(const chain_phase &q, const places &s, int part, int rows)
+    __device__ __forceinline__ void take(const fused_op &q, const places &s, int part, int rows)
     {
         bool layer_norm = q.h && q.norm.layer_norm;
         float2 stats = {};
@@ -230,7 +230,7 @@ template <typename T> struct source {
             if (!q.h) {
                 return;
             }
-            sum = row_sum(sum, s.row_sums + round * CHAIN_WARPS * CHAIN_ROWS) / q.k;
+            sum = row_sum(sum, s.row_sums + round * FUSED_WARPS * FUSED_ROWS) / q.k;
             (round == 0 ? stats.x : stats.y) = sum;
         }
         stats.y = rsqrtf(stats.y + q.norm.eps);
@@ -244,7 +244,7 @@ template <typename T> struct source {
 
 /* The weight of a phase's norm on its way into shared memory; source::take waits for
  * it. */
-__device__ __forceinline__ void fetch_norm_weight(const chain_phase &q, const places &s)
+__device__ __forceinline__ void fetch_norm_weight(const fused_op &q, const places &s)
 {
     if (!q.h) {
         return;

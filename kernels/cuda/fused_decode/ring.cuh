@@ -1,5 +1,6 @@
-/* The weights' way into a chain: which tiles a block has, the ring of stages in shared
- * memory, the warps that fill it; and the barriers of its warps and of all blocks. */
+/* The weights' way into a fused launch: which tiles a block has, the ring of stages in
+ * shared memory, the warps that fill it; and the barriers of its warps and of all
+ * blocks. */
 #ifndef QUIRE_KERNELS_CUDA_FUSED_DECODE_RING_CUH
 #define QUIRE_KERNELS_CUDA_FUSED_DECODE_RING_CUH
 
@@ -7,14 +8,14 @@
 #include "kernels/cuda/fused_decode/fused_decode.h"
 
 enum {
-    THREADS = CHAIN_WARPS * 32, /* that multiply */
-    PITCH = CHAIN_STEP * 2,
-    SLICE = CHAIN_STEP / CHAIN_WARPS, /* columns of a stage that a warp has */
+    THREADS = FUSED_WARPS * 32, /* that multiply */
+    PITCH = FUSED_STEP * 2,
+    SLICE = FUSED_STEP / FUSED_WARPS, /* columns of a stage that a warp has */
     FINISHERS = 4,                    /* warps that finish tiles, in turn */
     /* warps that load, each a quarter of a tile's rows: 12 warps have the same
      * registers as 9 */
     LOADERS = 4,
-    LOADED_ROWS = CHAIN_TILE / LOADERS,
+    LOADED_ROWS = FUSED_TILE / LOADERS,
 };
 static_assert(SLICE == 64, "a lane loads 16 columns of a row as two vectors");
 
@@ -72,17 +73,17 @@ __device__ __forceinline__ void blocks_wait(const int32_t *counter, int finisher
 
 /* Every block has passed every barrier once it was here; the last one makes them ready
  * for the next launch. */
-__device__ __forceinline__ void blocks_leave(const chain_args &a, uint32_t summed)
+__device__ __forceinline__ void blocks_leave(const fused_args &a, uint32_t summed)
 {
-    int32_t *left = a.counter + CHAIN_PHASES * CHAIN_COUNTER_STRIDE;
+    int32_t *left = a.counter + FUSED_OPS * FUSED_COUNTER_STRIDE;
 
     if ((threadIdx.x & 31) == 0 && atomicAdd(left, 1) == (int)gridDim.x - 1) {
-        for (int i = 0; i < a.n_phases; i++) {
-            a.counter[i * CHAIN_COUNTER_STRIDE] = 0;
+        for (int i = 0; i < a.n_ops; i++) {
+            a.counter[i * FUSED_COUNTER_STRIDE] = 0;
         }
         *left = 0;
-        if (a.peer.n_ranks > 1) {
-            a.peer.epoch[PEER_EPOCH_CHAIN] = summed;
+        if (a.p2p.n_ranks > 1) {
+            a.p2p.epoch[P2P_EPOCH_FUSED] = summed;
         }
     }
 }
@@ -93,28 +94,28 @@ __device__ __forceinline__ void blocks_leave(const chain_args &a, uint32_t summe
  * different ones, for all of them read the same activations at the same time. */
 struct span {
     int k0, cols, n, begin; /* `begin` and what `after` gives are columns within the part */
-    __device__ __forceinline__ span(const chain_phase &q, int part)
-        : k0(part * q.depth), cols(min(q.depth, q.k - k0)), n((cols + CHAIN_STEP - 1) / CHAIN_STEP)
+    __device__ __forceinline__ span(const fused_op &q, int part)
+        : k0(part * q.depth), cols(min(q.depth, q.k - k0)), n((cols + FUSED_STEP - 1) / FUSED_STEP)
     {
-        begin = (int)blockIdx.x % n * CHAIN_STEP;
+        begin = (int)blockIdx.x % n * FUSED_STEP;
     }
     __device__ __forceinline__ int after(int at) const
     {
-        return at + CHAIN_STEP < cols ? at + CHAIN_STEP : 0;
+        return at + FUSED_STEP < cols ? at + FUSED_STEP : 0;
     }
 };
 
-__device__ __forceinline__ chain_deal deal_of(const chain_phase &q)
+__device__ __forceinline__ tile_schedule deal_of(const fused_op &q)
 {
-    return chain_deal_of(&q, blockIdx.x, gridDim.x);
+    return tile_schedule_of(&q, blockIdx.x, gridDim.x);
 }
 
 /* Row of the weight that is row i of a tile. */
-__device__ __forceinline__ int weight_row(const chain_phase &q, int tile, int i)
+__device__ __forceinline__ int weight_row(const fused_op &q, int tile, int i)
 {
-    int tiles = q.pair / CHAIN_TILE;
+    int tiles = q.pair / FUSED_TILE;
 
-    return tile / tiles * q.pair + tile % tiles * (CHAIN_TILE / 2) + (i & 7) +
+    return tile / tiles * q.pair + tile % tiles * (FUSED_TILE / 2) + (i & 7) +
            (i < 8 ? 0 : q.pair / 2);
 }
 
@@ -125,7 +126,7 @@ struct ring {
     uint32_t round; /* parity */
     __device__ __forceinline__ uint32_t place(void) const
     {
-        return stage + at * CHAIN_STAGE_BYTES;
+        return stage + at * FUSED_STAGE_BYTES;
     }
     __device__ __forceinline__ void next(void)
     {
@@ -162,35 +163,35 @@ __device__ __forceinline__ void bulk_copy_once(uint32_t to, const void *from, ui
 
 /* One loading warp's way through the stages of this block's tiles of all phases. */
 template <typename T> struct walk {
-    const chain_args &a;
+    const fused_args &a;
     int loader, p, tile, step, n_tiles;
     const T *row; /* the loader's first of the tile */
     int64_t stride;
     int left, at, begin, cols; /* stages of the tile that are left; the span's columns */
 
-    __device__ __forceinline__ walk(const chain_args &a, int loader)
+    __device__ __forceinline__ walk(const fused_args &a, int loader)
         : a(a), loader(loader), p(-1), n_tiles(0)
     {
         enter();
     }
     __device__ __forceinline__ bool more() const
     {
-        return p < a.n_phases;
+        return p < a.n_ops;
     }
 
     /* The tile at hand, or the next phase's first where there is none. */
     __device__ __forceinline__ void enter()
     {
         while (n_tiles == 0) {
-            if (++p == a.n_phases) {
+            if (++p == a.n_ops) {
                 return;
             }
-            chain_deal d = deal_of(a.phase[p]);
+            tile_schedule d = deal_of(a.op[p]);
             tile = d.first;
             step = d.step;
             n_tiles = d.n;
         }
-        const chain_phase &q = a.phase[p];
+        const fused_op &q = a.op[p];
         span x(q, deal_of(q).part);
         row = (const T *)q.w + weight_row(q, tile, loader * LOADED_ROWS) * q.w_stride + x.k0;
         stride = q.w_stride;
@@ -200,7 +201,7 @@ template <typename T> struct walk {
     }
     __device__ __forceinline__ void next()
     {
-        at = at + CHAIN_STEP < cols ? at + CHAIN_STEP : 0;
+        at = at + FUSED_STEP < cols ? at + FUSED_STEP : 0;
         if (--left == 0) {
             n_tiles--;
             tile += step;
@@ -215,7 +216,7 @@ template <typename T>
 __device__ __forceinline__ void load_stage(ring &r, const walk<T> &w, uint64_t policy)
 {
     uint32_t bar = r.full + r.at * 8, to = r.place() + w.loader * LOADED_ROWS * PITCH,
-             bytes = min(CHAIN_STEP, w.cols - w.at) * sizeof(T);
+             bytes = min(FUSED_STEP, w.cols - w.at) * sizeof(T);
     const T *from = w.row + w.at;
 
     barrier_expect(bar, LOADED_ROWS * bytes);
@@ -227,7 +228,7 @@ __device__ __forceinline__ void load_stage(ring &r, const walk<T> &w, uint64_t p
 }
 
 template <typename T>
-__device__ __forceinline__ void load_weights(const chain_args &a, ring &r, int loader)
+__device__ __forceinline__ void load_weights(const fused_args &a, ring &r, int loader)
 {
     uint64_t policy = once_policy();
     ring lag = r;

@@ -340,7 +340,7 @@ void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w,
 {
     static const struct epilogue plain;
 
-    if (cuda_chain_linear(cuda_of(b), out, x, w, ep)) {
+    if (cuda_fused_linear(cuda_of(b), out, x, w, ep)) {
         return;
     }
     multiply(cuda_of(b), out, out, x, w, ep != NULL ? ep : &plain, false);
@@ -349,7 +349,7 @@ void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w,
 void cuda_linear_gated(struct backend *b, struct mat out, struct mat room, struct mat x,
                        struct mat w, struct mat bias, enum activation act)
 {
-    if (cuda_chain_linear_gated(cuda_of(b), out, x, w, bias, act)) {
+    if (cuda_fused_linear_gated(cuda_of(b), out, x, w, bias, act)) {
         return;
     }
     multiply(cuda_of(b), out, room, x, w, &(struct epilogue){.bias = bias, .act = act}, true);

@@ -6,8 +6,8 @@
  * one order, that of the depth, whatever their tile: there the algorithm's id is fixed
  * by the weight's shape alone and the tile follows the number of rows. Others slice the
  * depth among the warps of small tiles (seen: float16, 301 columns), so there one
- * set-up serves every number of rows. tests/unit/kernels/test_batch_invariant.c and test_ops.c hold both to be
- * so.
+ * set-up serves every number of rows. tests/unit/kernels/test_batch_invariant.c and
+ * test_ops.c hold both to be so.
  */
 #include "kernels/cuda/cuda.h"
 
@@ -57,8 +57,9 @@ static void set_rows(const struct matmul_setup *m, uint64_t rows)
     cublasLtMatrixLayoutSetAttribute(m->residual, CUBLASLT_MATRIX_LAYOUT_COLS, &rows, sizeof(rows));
 }
 
-cublasStatus_t linear_exact_algo(struct cuda_backend *c, const struct matmul_setup *m, int32_t rows,
-                                 bool any_tile, cublasLtMatmulHeuristicResult_t *ret)
+cublasStatus_t linear_invariant_algo(struct cuda_backend *c, const struct matmul_setup *m,
+                                     int32_t rows, bool any_tile,
+                                     cublasLtMatmulHeuristicResult_t *ret)
 {
     uint32_t none = CUBLASLT_REDUCTION_SCHEME_NONE;
     cublasLtMatmulHeuristicResult_t reference;

@@ -87,7 +87,7 @@ cublasStatus_t lt_propose(struct cuda_backend *c, struct matmul_plan *p, int mos
         struct matmul_setup m = {p->desc, p->w, p->x, p->residual, p->out, want};
         bool tma = c->capability == 90 && k->x_type != DTYPE_F32 && k->n % 8 == 0 &&
                    k->k % 8 == 0 && k->alignment >= 16;
-        s = linear_exact_algo(c, &m, k->m, tma, ret);
+        s = linear_invariant_algo(c, &m, k->m, tma, ret);
     } else {
         s = cublasLtMatmulAlgoGetHeuristic(c->lt, p->desc, p->w, p->x, p->residual, p->out, want,
                                            most, ret, ret_n);

@@ -204,12 +204,10 @@ extern "C" void launch_convert(void *dst, int dst_type, int64_t dst_stride, cons
                                bool transposed, cudaStream_t stream)
 {
     int64_t n = ((int64_t)rows * cols + 255) / 256;
+    int n_blocks = (int)(n < 1 ? 1 : n > 4096 ? 4096 : n);
 
-    convert_kernel < < < n < 1 ? 1
-    : n > 4096                 ? 4096
-                               : n,
-        256, 0,
-        stream >>> (dst, dst_type, dst_stride, src, src_type, src_stride, rows, cols, transposed);
+    convert_kernel<<<n_blocks, 256, 0, stream>>>(dst, dst_type, dst_stride, src, src_type,
+                                                 src_stride, rows, cols, transposed);
 }
 
 extern "C" void launch_dummy(void *dst, int type, int64_t n, uint64_t seed, cudaStream_t stream)

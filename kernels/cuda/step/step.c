@@ -503,7 +503,7 @@ void cuda_start_step(struct cuda_backend *c)
 void cuda_start(struct cuda_backend *c)
 {
     cuda_start_step(c);
-    cuda_chain_flush(c);
+    cuda_fused_flush(c);
 }
 
 /* ---- graphs ---- */

@@ -17,7 +17,7 @@ enum { PATIENCE_US = 60000000, BLOCKS = 1024 };
 struct rig {
     struct recorder recorder;
     struct engine *engine;
-    struct kv_picture *picture;
+    struct kv_snapshot *snapshot;
     struct recording *recording;
     struct request *request;
 };
@@ -38,7 +38,7 @@ static void rig_open(struct rig *r, char *model)
     if (engine_open(&r->engine, &s, &r->recorder.sink, &e) != 0) {
         fail_msg("%s", e.text);
     }
-    assert_int_equal(kv_picture_new(&r->picture, r->engine, &e), 0);
+    assert_int_equal(kv_snapshot_new(&r->snapshot, r->engine, &e), 0);
 }
 
 /* Three samples of a prompt that ends inside a block. */
@@ -67,7 +67,7 @@ static void rig_submit(struct rig *r, int32_t max_tokens)
 static void rig_close(struct rig *r)
 {
     engine_free(r->engine);
-    kv_picture_free(r->picture);
+    kv_snapshot_free(r->snapshot);
     if (r->request) {
         request_unref(r->request);
         recording_free(r->recording);
@@ -79,13 +79,13 @@ static void take(struct rig *r)
 {
     struct err e;
 
-    if (engine_kv_snapshot(r->engine, r->picture, PATIENCE_US, &e) != 0) {
+    if (engine_kv_snapshot(r->engine, r->snapshot, PATIENCE_US, &e) != 0) {
         fail_msg("%s", e.text);
     }
 }
 
 /* Counts are the tables', and the numbers add up. */
-static void check_counts(const struct kv_picture *p)
+static void check_counts(const struct kv_snapshot *p)
 {
     int32_t count[BLOCKS] = {0}, used = 0, cached = 0;
 
@@ -102,42 +102,42 @@ static void check_counts(const struct kv_picture *p)
     assert_int_equal(cached, p->n_cached);
 }
 
-static void a_picture_agrees_with_itself_and_tells_copies(void **state)
+static void a_snapshot_agrees_with_itself_and_tells_copies(void **state)
 {
     (void)state;
     struct rig r;
     int32_t copies = 0;
     rig_open(&r, "null:50000");
     take(&r);
-    assert_int_equal(r.picture->n_blocks, BLOCKS);
-    assert_int_equal(r.picture->n_used + r.picture->n_groups + r.picture->n_events, 0);
+    assert_int_equal(r.snapshot->n_blocks, BLOCKS);
+    assert_int_equal(r.snapshot->n_used + r.snapshot->n_groups + r.snapshot->n_events, 0);
     rig_submit(&r, 1000); /* fifty seconds, if it is not cancelled */
     int64_t end_us = clock_us() + PATIENCE_US;
     do {
         take(&r);
-        check_counts(r.picture);
-        for (int32_t i = 0; i < r.picture->n_events; i++) {
-            copies += r.picture->event[i].kind == KV_COPY &&
-                      r.picture->event[i].from != r.picture->event[i].to;
+        check_counts(r.snapshot);
+        for (int32_t i = 0; i < r.snapshot->n_events; i++) {
+            copies += r.snapshot->event[i].kind == KV_COPY &&
+                      r.snapshot->event[i].from != r.snapshot->event[i].to;
         }
-    } while ((r.picture->n_seqs < 3 || copies < 2 || r.picture->seq[0].n_tokens < 15) &&
+    } while ((r.snapshot->n_seqs < 3 || copies < 2 || r.snapshot->seq[0].n_tokens < 15) &&
              clock_us() < end_us);
     assert_int_equal(copies, 2); /* of three holders of the prompt's last block two copy it */
-    const struct kv_group *g = &r.picture->group[0];
-    assert_int_equal(r.picture->n_groups, 1);
+    const struct kv_group *g = &r.snapshot->group[0];
+    assert_int_equal(r.snapshot->n_groups, 1);
     assert_int_equal(g->state, KV_RUNNING);
     assert_int_equal(g->tag, 0xe40c292c); /* FNV-1a of "a" */
     assert_int_equal(g->n_prompt, 10);
     assert_int_equal(g->n_seqs, 3);
     /* the first is shared */
-    assert_int_equal(r.picture->block[r.picture->entry[r.picture->seq[0].first_entry]], 3);
+    assert_int_equal(r.snapshot->block[r.snapshot->entry[r.snapshot->seq[0].first_entry]], 3);
     engine_cancel(r.engine, r.request);
     assert_true(recorder_wait(&r.recorder, r.recording, 60));
     do {
         take(&r);
-    } while (r.picture->n_used > 0 && clock_us() < end_us);
-    assert_int_equal(r.picture->n_groups, 0);
-    assert_true(r.picture->n_cached > 0);
+    } while (r.snapshot->n_used > 0 && clock_us() < end_us);
+    assert_int_equal(r.snapshot->n_groups, 0);
+    assert_true(r.snapshot->n_cached > 0);
     assert_true(r.request->course.prefill_us > 0 && r.request->course.decode_us > 0);
     rig_close(&r);
 }
@@ -151,7 +151,7 @@ static void a_long_step_keeps_no_observer(void **state)
     rig_open(&r, "null:1000000");
     rig_submit(&r, 30);
     for (int i = 0; i < 1000 && rc == 0; i++) {
-        rc = engine_kv_snapshot(r.engine, r.picture, 1000, &e);
+        rc = engine_kv_snapshot(r.engine, r.snapshot, 1000, &e);
     }
     assert_int_equal(rc, ERR_TIMEOUT);
     engine_cancel(r.engine, r.request);
@@ -162,7 +162,7 @@ static void a_long_step_keeps_no_observer(void **state)
 static void events_beyond_the_bound_are_counted(void **state)
 {
     (void)state;
-    struct watch w = {0};
+    struct kv_feed w = {0};
     struct block_copy copy[400];
     for (int32_t i = 0; i < 400; i++) {
         copy[i] = (struct block_copy){.src = i, .dst = i + 1};
@@ -173,18 +173,18 @@ static void events_beyond_the_bound_are_counted(void **state)
                      .n_swap_out = 2,
                      .swap_in = copy,
                      .n_swap_in = 400};
-    watch_note(&w, &p);
-    assert_int_equal(w.n_events, KV_PICTURE_EVENTS);
-    assert_int_equal(w.events_lost, 702 - KV_PICTURE_EVENTS);
+    kv_feed_note(&w, &p);
+    assert_int_equal(w.n_events, KV_SNAPSHOT_EVENTS);
+    assert_int_equal(w.events_lost, 702 - KV_SNAPSHOT_EVENTS);
     assert_int_equal(w.event[1].kind, KV_SWAP_OUT);
     assert_int_equal(w.event[2].kind, KV_SWAP_IN);
-    assert_int_equal(w.event[KV_PICTURE_EVENTS - 1].kind, KV_COPY);
+    assert_int_equal(w.event[KV_SNAPSHOT_EVENTS - 1].kind, KV_COPY);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_picture_agrees_with_itself_and_tells_copies),
+        cmocka_unit_test(a_snapshot_agrees_with_itself_and_tells_copies),
         cmocka_unit_test(a_long_step_keeps_no_observer),
         cmocka_unit_test(events_beyond_the_bound_are_counted),
     };

@@ -11,47 +11,47 @@
 static void nothing_is_kept_back_before_a_step_was_seen(void **state)
 {
     (void)state;
-    struct pace p = {0};
-    assert_int_equal(pace_hold_us(&p, 0), 0);
-    pace_launched(&p, 1000, 20000);
-    assert_int_equal(pace_hold_us(&p, 1000), 0);
+    struct launch_delay p = {0};
+    assert_int_equal(launch_delay_hold_us(&p, 0), 0);
+    launch_delay_launched(&p, 1000, 20000);
+    assert_int_equal(launch_delay_hold_us(&p, 1000), 0);
 }
 
 static void the_next_one_is_launched_shortly_before_the_end(void **state)
 {
     (void)state;
-    struct pace p = {0};
-    pace_launched(&p, 0, 10000);
-    pace_launched(&p, 100, 20000);
-    assert_int_equal(pace_hold_us(&p, 100), 0); /* two run: no third is launched anyway */
-    pace_ended(&p, 20000);                      /* twice as long as estimated */
-    assert_int_equal(pace_hold_us(&p, 20000), 40000 - 4000 - 1000);
-    assert_int_equal(pace_hold_us(&p, 50000), 5000);
-    assert_int_equal(pace_hold_us(&p, 56000), 0);
+    struct launch_delay p = {0};
+    launch_delay_launched(&p, 0, 10000);
+    launch_delay_launched(&p, 100, 20000);
+    assert_int_equal(launch_delay_hold_us(&p, 100), 0); /* two run: no third is launched anyway */
+    launch_delay_ended(&p, 20000);                      /* twice as long as estimated */
+    assert_int_equal(launch_delay_hold_us(&p, 20000), 40000 - 4000 - 1000);
+    assert_int_equal(launch_delay_hold_us(&p, 50000), 5000);
+    assert_int_equal(launch_delay_hold_us(&p, 56000), 0);
 }
 
 static void estimates_follow_what_steps_take(void **state)
 {
     (void)state;
-    struct pace p = {0};
+    struct launch_delay p = {0};
     int64_t now = 0;
-    pace_launched(&p, now, 10000);
+    launch_delay_launched(&p, now, 10000);
     for (int i = 0; i < 60; i++) { /* half the time, then three times */
-        pace_launched(&p, now, 10000);
+        launch_delay_launched(&p, now, 10000);
         now += i < 30 ? 5000 : 30000;
-        pace_ended(&p, now);
+        launch_delay_ended(&p, now);
     }
-    assert_in_range(pace_hold_us(&p, now), 25900, 26000);
+    assert_in_range(launch_delay_hold_us(&p, now), 25900, 26000);
 }
 
 static void unknown_costs_keep_nothing_back(void **state)
 {
     (void)state;
-    struct pace p = {0};
-    pace_launched(&p, 0, 0);
-    pace_launched(&p, 0, 0);
-    pace_ended(&p, 50000);
-    assert_int_equal(pace_hold_us(&p, 50000), 0);
+    struct launch_delay p = {0};
+    launch_delay_launched(&p, 0, 0);
+    launch_delay_launched(&p, 0, 0);
+    launch_delay_ended(&p, 50000);
+    assert_int_equal(launch_delay_hold_us(&p, 50000), 0);
 }
 
 int main(void)

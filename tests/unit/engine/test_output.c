@@ -21,7 +21,7 @@ struct bench {
     struct recorder recorder;
     struct engine_stats stats;
     _Atomic int64_t active, tenant_active; /* one tenant */
-    struct emitter emitter;
+    struct output_processor output_processor;
     struct gen_params params;
     struct request *request;
     struct recording *rec;
@@ -36,12 +36,12 @@ static struct bench *bench_new(void)
     assert_int_equal(tokenizer_open_bytes(&b->tokenizer, &e), 0);
     recorder_init(&b->recorder);
     engine_stats_init(&b->stats);
-    b->emitter = (struct emitter){.tokenizer = b->tokenizer,
-                                  .sink = &b->recorder.sink,
-                                  .stats = &b->stats,
-                                  .active = &b->active,
-                                  .tenant_active = &b->tenant_active,
-                                  .now_us = 1000};
+    b->output_processor = (struct output_processor){.tokenizer = b->tokenizer,
+                                                    .sink = &b->recorder.sink,
+                                                    .stats = &b->stats,
+                                                    .active = &b->active,
+                                                    .tenant_active = &b->tenant_active,
+                                                    .now_us = 1000};
     b->params = (struct gen_params){
         .max_tokens = 4096, .n = 1, .best_of = 1, .n_logprobs = -1, .n_prompt_logprobs = -1};
     b->rec = recording_new();
@@ -69,7 +69,7 @@ static void begin(struct bench *b, const char *prompt)
         id[i] = (unsigned char)prompt[i];
     }
     assert_int_equal(request_new(&b->request, &b->params, id, n, &e), 0);
-    assert_int_equal(emission_new(b->request, b->tokenizer, &e), 0);
+    assert_int_equal(output_state_new(b->request, b->tokenizer, &e), 0);
     b->request->user = b->rec;
     request_ref(b->request);
     b->active = 1;
@@ -109,7 +109,7 @@ static void say(struct bench *b, int32_t choice, const char *text)
 {
     for (; *text; text++) {
         struct delta d = token(b, choice, (unsigned char)*text);
-        emit_delta(&b->emitter, &d, NULL);
+        emit_delta(&b->output_processor, &d, NULL);
     }
 }
 
@@ -117,14 +117,14 @@ static void end_choice(struct bench *b, int32_t choice, enum finish_reason why)
 {
     struct delta d = finish(b, choice, why);
 
-    emit_delta(&b->emitter, &d, NULL);
+    emit_delta(&b->output_processor, &d, NULL);
 }
 
 static void end_request(struct bench *b)
 {
     struct delta d = {.request = b->request, .kind = DELTA_END};
 
-    emit_delta(&b->emitter, &d, NULL);
+    emit_delta(&b->output_processor, &d, NULL);
     assert_true(b->rec->last);
     assert_int_equal(b->rec->n_after_end, 0);
     assert_int_equal(b->active, 0);
@@ -145,7 +145,7 @@ static void every_token_is_a_piece_and_the_end_leaves_with_the_last(void **state
     say(b, 0, "hell");
     assert_int_equal(b->rec->choice[0].n_pieces, 4);
     struct delta last = token(b, 0, 'o'), end = finish(b, 0, FINISH_LENGTH);
-    assert_int_equal(emit_delta(&b->emitter, &last, &end), 2);
+    assert_int_equal(emit_delta(&b->output_processor, &last, &end), 2);
     assert_int_equal(b->rec->choice[0].n_pieces, 5);
     assert_int_equal(b->rec->choice[0].finish, FINISH_LENGTH);
     end_request(b);
@@ -164,8 +164,8 @@ static void an_end_of_another_choice_is_not_taken_along(void **state)
     b->params.n = b->params.best_of = 2;
     begin(b, "p");
     struct delta last = token(b, 0, 'o'), end = finish(b, 1, FINISH_LENGTH);
-    assert_int_equal(emit_delta(&b->emitter, &last, &end), 1);
-    emit_delta(&b->emitter, &end, NULL);
+    assert_int_equal(emit_delta(&b->output_processor, &last, &end), 1);
+    emit_delta(&b->output_processor, &end, NULL);
     assert_int_equal(b->rec->choice[0].finish, FINISH_NONE);
     assert_int_equal(b->rec->choice[1].finish, FINISH_LENGTH);
     end_request(b);
@@ -184,7 +184,7 @@ static void characters_leave_whole(void **state)
     const size_t after[] = {1, 1, 1, 4, 5, 5, 5, 5, 9};
     for (int i = 0; euro[i]; i++) {
         struct delta d = token(b, 0, (unsigned char)euro[i]);
-        emit_delta(&b->emitter, &d, NULL);
+        emit_delta(&b->output_processor, &d, NULL);
         assert_int_equal(b->rec->choice[0].text.len, after[i]);
     }
     struct recorded_choice *c = &b->rec->choice[0];
@@ -348,7 +348,7 @@ static void the_token_that_ended_it_is_no_text(void **state)
         struct delta last = token(b, 0, '!'), end = finish(b, 0, FINISH_STOP);
         last.is_stop = true;
         end.stop_token = '!';
-        assert_int_equal(emit_delta(&b->emitter, &last, &end), 2);
+        assert_int_equal(emit_delta(&b->output_processor, &last, &end), 2);
         end_request(b);
         assert_string_equal(text(b, 0), include ? "ab!" : "ab");
         assert_int_equal(b->rec->choice[0].stop_token, '!');
@@ -364,12 +364,12 @@ static void end_all(struct bench *b, const struct delta *last)
     for (int32_t i = 0; i < b->request->params.n; i++) {
         struct delta d = *last;
         d.choice = i;
-        emit_delta(&b->emitter, &d, NULL);
+        emit_delta(&b->output_processor, &d, NULL);
     }
     for (int32_t i = 0; i < b->request->params.n; i++) {
         struct delta d = finish(b, i, FINISH_STOP);
         d.stop_token = last->is_stop ? last->token : -1;
-        emit_delta(&b->emitter, &d, NULL);
+        emit_delta(&b->output_processor, &d, NULL);
     }
     end_request(b);
 }
@@ -413,8 +413,9 @@ static void a_stop_string_is_found_in_what_the_end_makes_text(void **state)
         begin(b, "p");
         say(b, 0, "ab");
         struct delta last = token(b, 0, 0xE2), end = finish(b, 0, FINISH_LENGTH);
-        assert_int_equal(emit_delta(&b->emitter, &last, along ? &end : NULL), along ? 2 : 1);
-        emit_delta(&b->emitter, &end, NULL);
+        assert_int_equal(emit_delta(&b->output_processor, &last, along ? &end : NULL),
+                         along ? 2 : 1);
+        emit_delta(&b->output_processor, &end, NULL);
         end_request(b);
         assert_string_equal(text(b, 0), "a");
         assert_int_equal(b->rec->choice[0].finish, FINISH_STOP);
@@ -435,7 +436,7 @@ static void a_choice_that_cannot_go_on_says_so_and_ranks_last(void **state)
     say(b, 2, "b");
     struct delta d = finish(b, 0, FINISH_IMPOSSIBLE);
     d.error = "no way";
-    emit_delta(&b->emitter, &d, NULL);
+    emit_delta(&b->output_processor, &d, NULL);
     end_choice(b, 1, FINISH_LENGTH);
     end_choice(b, 2, FINISH_LENGTH);
     end_request(b);
@@ -447,7 +448,7 @@ static void a_choice_that_cannot_go_on_says_so_and_ranks_last(void **state)
     begin(b, "p");
     say(b, 0, "dead");
     d.request = b->request;
-    emit_delta(&b->emitter, &d, NULL);
+    emit_delta(&b->output_processor, &d, NULL);
     end_request(b);
     assert_string_equal(text(b, 0), "dead");
     assert_int_equal(b->rec->choice[0].finish, FINISH_IMPOSSIBLE);
@@ -462,14 +463,14 @@ enum { MOST_TOKENS = 24, MOST_BYTES = 3 * MOST_TOKENS };
 
 /* Tokens that are parts of characters: of several bytes each, or of one with a U+FFFD
  * for each that stays alone. */
-struct parts {
+struct microbatch {
     const char *json;
     bool fallback;
     int32_t n;
     const char *bytes[12]; /* of token i */
 };
 
-static const struct parts PARTS[] = {
+static const struct microbatch PARTS[] = {
     {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"\u00e2\":2,\"\u0124\":3,\"\u00ac\":"
      "4,"
      "\"\u00e2\u0124\":5,\"\u00aca\":6,\"\u0124\u00e2\":7,\"\u00c3\":8,\"\u00a9\":9,\"a\u00c3\":10,"
@@ -500,7 +501,7 @@ struct made {
     int32_t offset[MOST_TOKENS]; /* of the tokens */
 };
 
-static void make_text(struct made *ret, const struct parts *p, const int32_t *id, int32_t n)
+static void make_text(struct made *ret, const struct microbatch *p, const int32_t *id, int32_t n)
 {
     uint8_t raw[MOST_BYTES];
     int32_t char_of[MOST_BYTES + 1], first[MOST_TOKENS], len = 0, bad = 0;
@@ -534,7 +535,7 @@ static void make_text(struct made *ret, const struct parts *p, const int32_t *id
 
 /* Tokens from number `echoed` on are generated, the last one may be an end that is no
  * text, and `stop` may cut it. */
-static void check_offsets(const struct parts *p, struct bench *b, const int32_t *id, int32_t n,
+static void check_offsets(const struct microbatch *p, struct bench *b, const int32_t *id, int32_t n,
                           int32_t echoed, bool by_token, const char *stop)
 {
     struct made all, prompt;
@@ -547,14 +548,14 @@ static void check_offsets(const struct parts *p, struct bench *b, const int32_t 
     b->params.stop = stop ? strings(1, &stop) : NULL;
     b->params.n_stop = stop != NULL;
     assert_int_equal(request_new(&b->request, &b->params, id, echoed, &e), 0);
-    assert_int_equal(emission_new(b->request, b->tokenizer, &e), 0);
+    assert_int_equal(output_state_new(b->request, b->tokenizer, &e), 0);
     b->request->user = b->rec;
     request_ref(b->request);
     b->active = 1;
     for (int32_t i = echoed; i < n; i++) {
         struct delta d = token(b, 0, id[i]);
         d.is_stop = by_token && i == n - 1;
-        emit_delta(&b->emitter, &d, NULL);
+        emit_delta(&b->output_processor, &d, NULL);
     }
     end_choice(b, 0, by_token ? FINISH_STOP : FINISH_LENGTH);
     end_request(b);
@@ -584,7 +585,7 @@ static void offsets_point_into_the_text_that_is_sent(void **state)
                                         "\xc3\xa9", "\xe2\x82\xac"};
     srand(11);
     for (int round = 0; round < 6000; round++) {
-        const struct parts *p = &PARTS[round % 2];
+        const struct microbatch *p = &PARTS[round % 2];
         struct bench *b = bench_new();
         struct err e;
         int32_t id[MOST_TOKENS], n = 2 + rand() % (MOST_TOKENS - 2), echoed = 1 + rand() % (n - 1);
@@ -640,14 +641,14 @@ static void prompt_logprobs_come_with_the_prompt(void **state)
             d.top_token = top;
             d.top_logprob = top_logprob;
         }
-        emit_delta(&b->emitter, &d, NULL);
+        emit_delta(&b->output_processor, &d, NULL);
     }
     assert_int_equal(b->rec->choice[0].n_pieces, 0);
     struct delta d = token(b, 0, 'd');
     d.n_top = 2;
     d.top_token = top;
     d.top_logprob = top_logprob;
-    emit_delta(&b->emitter, &d, NULL);
+    emit_delta(&b->output_processor, &d, NULL);
     end_request(b);
     struct recorded_choice *c = &b->rec->choice[0];
     assert_int_equal(c->n_prompt, 3);
@@ -705,7 +706,7 @@ static void best_of_returns_the_best_by_mean_logprob(void **state)
         for (int i = 0; said[c][i]; i++) {
             struct delta d = token(b, c, (unsigned char)said[c][i]);
             d.logprob = logprob[c];
-            emit_delta(&b->emitter, &d, NULL);
+            emit_delta(&b->output_processor, &d, NULL);
         }
     }
     assert_int_equal(b->recorder.n_outputs, 0);
@@ -760,7 +761,7 @@ static void the_ring_carries_everything_in_order(void **state)
     b->params.n_logprobs = 20;
     b->params.max_tokens = STEPS;
     begin(b, "p");
-    assert_int_equal(output_open(&stage, &b->emitter, 1, &e), 0);
+    assert_int_equal(output_open(&stage, &b->output_processor, 1, &e), 0);
     int32_t top[20];
     float top_logprob[20] = {0};
     for (int32_t i = 0; i < STEPS; i++) {
@@ -834,8 +835,8 @@ static void a_reader_that_stands_still_stops_nobody(void **state)
     int32_t n = 0;
     b->params.max_tokens = 1 << 20;
     begin(b, "p");
-    b->emitter.sink = &still.sink;
-    assert_int_equal(output_open(&stage, &b->emitter, 1, &e), 0);
+    b->output_processor.sink = &still.sink;
+    assert_int_equal(output_open(&stage, &b->output_processor, 1, &e), 0);
     pthread_mutex_lock(&still.stands);
     for (; output_room(stage) >= OUTPUT_DELTA_CELLS && n < 3000; n++) {
         struct delta d = token(b, 0, 'a' + n % 26);
@@ -897,12 +898,12 @@ static void a_long_piece_can_be_taken(void **state)
     struct bench *b = bench_new();
     b->params.best_of = 2;
     begin(b, "p");
-    b->emitter.sink = &sink;
+    b->output_processor.sink = &sink;
     say(b, 0, "best");
     end_choice(b, 0, FINISH_LENGTH);
     end_choice(b, 1, FINISH_LENGTH);
     struct delta d = {.request = b->request, .kind = DELTA_END};
-    emit_delta(&b->emitter, &d, NULL);
+    emit_delta(&b->output_processor, &d, NULL);
     assert_int_equal(taken_tokens, 4);
     assert_int_equal(((struct token_out *)taken.token)[3].id, 't');
     free(taken.text);

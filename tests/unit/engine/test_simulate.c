@@ -104,15 +104,15 @@ static void a_buddy_arena_is_whole_again_when_all_is_given_back(void **state)
     (void)state;
     struct reserve_rule rule = {
         .policy = KV_ORCA_ORACLE, .slots = 15700, .max_len = 2048, .least = 1};
-    struct reserver *r;
+    struct contiguous_alloc *r;
     struct err e;
     struct reservation taken[64];
     uint64_t rng = 3;
     int32_t n = 0;
-    assert_int_equal(reserver_open(&r, &rule, &e), 0);
+    assert_int_equal(contiguous_open(&r, &rule, &e), 0);
     for (int i = 0; i < 2000; i++) {
         int32_t prompt = 1 + (int32_t)(sim_uniform(&rng) * 300);
-        if (n < 64 && sim_uniform(&rng) < 0.6 && reserver_take(r, prompt, 100, &taken[n])) {
+        if (n < 64 && sim_uniform(&rng) < 0.6 && contiguous_take(r, prompt, 100, &taken[n])) {
             assert_true(taken[n].size >= prompt + 100 &&
                         taken[n].start + taken[n].size <= rule.slots);
             for (int32_t k = 0; k < n; k++) { /* nobody else's */
@@ -122,19 +122,19 @@ static void a_buddy_arena_is_whole_again_when_all_is_given_back(void **state)
             n++;
         } else if (n > 0) {
             n--;
-            reserver_give(r, &taken[n]);
+            contiguous_give(r, &taken[n]);
         }
     }
     while (n > 0) {
-        reserver_give(r, &taken[--n]);
+        contiguous_give(r, &taken[--n]);
     }
     /* 15700 = 8192 + 4096 + 2048 + 1024 + ...: seven chunks of 2048 fit again. */
-    while (n < 64 && reserver_take(r, 1000, 1048, &taken[n])) {
+    while (n < 64 && contiguous_take(r, 1000, 1048, &taken[n])) {
         n++;
     }
     assert_int_equal(reserve_most(&rule, 1000, 1048), 7);
     assert_int_equal(n, 7);
-    reserver_free(r);
+    contiguous_free(r);
 }
 
 /* The report of a run, as JSON, and one number of it. */

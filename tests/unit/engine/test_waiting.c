@@ -129,7 +129,7 @@ static void make(struct waiting *w, const struct shape *s, const int32_t *prompt
     if (group_new(&w->group, w->request, NULL, &c, &e) < 0) {
         fail_msg("%s: %s", s->name, e.text);
     }
-    assert_int_equal(emission_new(w->request, c.tokenizer, &e), 0);
+    assert_int_equal(output_state_new(w->request, c.tokenizer, &e), 0);
 }
 
 static void unmake(struct waiting *w)
@@ -196,7 +196,7 @@ static void answer(const struct shape *s, struct told *told, long fail_at)
 {
     static const int32_t prompt[64];
     struct engine_stats *stats = calloc(1, sizeof(*stats));
-    struct emitter em = {.tokenizer = tokenizer, .sink = &told->sink, .stats = stats};
+    struct output_processor em = {.tokenizer = tokenizer, .sink = &told->sink, .stats = stats};
     struct waiting w;
     struct delta d = {.kind = DELTA_TOKEN, .token = 'a', .stop_token = -1};
 

@@ -1,7 +1,7 @@
 /* Under `deterministic` a row of a matrix product is the same bit for bit whatever
  * other rows there are. The CPU's products are so always: the plain loops take a row at
- * a time, the others the smaller shapes here. On a GPU: build/tests/unit/kernels/test_batch_invariant --device
- * cuda. */
+ * a time, the others the smaller shapes here. On a GPU:
+ * build/tests/unit/kernels/test_batch_invariant --device cuda. */
 #include "tests/unit/ops.h"
 
 enum { ROWS = RIG_TOKENS, CPU_WEIGHTS = 2 << 20, SMALL_WEIGHTS = 200 << 10 };
@@ -11,7 +11,7 @@ static const int32_t shapes[][2] = {{256, 256},  {704, 256},   {4096, 256},  {12
 static const int32_t some_rows[] = {1,  2,  3,  5,   8,   16,  17,  31,  32,
                                     48, 64, 65, 100, 128, 200, 256, 257, 512};
 
-static void open_exact(struct rig *r)
+static void open_invariant(struct rig *r)
 {
     struct err e = {0};
     struct backend_config c = {.max_tokens = ROWS,
@@ -72,7 +72,7 @@ static void rows_do_not_depend_on_their_number(void **state)
         return;
     }
     struct rig r;
-    open_exact(&r);
+    open_invariant(&r);
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         int64_t weights = (int64_t)shapes[i][0] * shapes[i][1];
         if (weights > (rig_small()                      ? SMALL_WEIGHTS

@@ -13,7 +13,7 @@
 #include "kernels/bench/bench_ops.h"
 
 /* What is printed for one word; to be freed. */
-static char *times_of(char *what, int want_rc)
+static char *bench_of(char *what, int want_rc)
 {
     char *text = NULL;
     size_t size = 0;
@@ -21,7 +21,7 @@ static char *times_of(char *what, int want_rc)
     FILE *out = open_memstream(&text, &size);
 
     assert_non_null(out);
-    assert_int_equal(times_run("cpu", 1, &what, out, &e), want_rc);
+    assert_int_equal(bench_run("cpu", 1, &what, out, &e), want_rc);
     fclose(out);
     assert_true(want_rc == 0 || strstr(e.text, what));
     return text;
@@ -30,7 +30,7 @@ static char *times_of(char *what, int want_rc)
 static void glue_has_times_bytes_and_shares(void **state)
 {
     (void)state;
-    char *text = times_of("glue", 0);
+    char *text = bench_of("glue", 0);
     assert_non_null(strstr(text, "device "));
     assert_non_null(strstr(text, "ceilings: "));
     int lines = 0;
@@ -56,7 +56,7 @@ static void glue_has_times_bytes_and_shares(void **state)
 static void an_unknown_word_is_named(void **state)
 {
     (void)state;
-    free(times_of("everything", ERR_INVALID));
+    free(bench_of("everything", ERR_INVALID));
 }
 
 int main(void)

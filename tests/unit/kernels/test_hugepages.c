@@ -129,10 +129,10 @@ static void wait_for_the_move(struct rig *r)
 {
     struct err e = {0};
 
-    assert_int_equal(cpu_settle_start(cpu_of(r->b), &e), 0);
+    assert_int_equal(cpu_hugepages_start(cpu_of(r->b), &e), 0);
     /* whoever asks twice starts it once */
-    assert_int_equal(cpu_settle_start(cpu_of(r->b), &e), 0);
-    for (int i = 0; cpu_settle_waiting_bytes(cpu_of(r->b)) > 0; i++) {
+    assert_int_equal(cpu_hugepages_start(cpu_of(r->b), &e), 0);
+    for (int i = 0; cpu_hugepages_waiting_bytes(cpu_of(r->b)) > 0; i++) {
         assert_true(i < 100000);
         assert_memory_equal(r->data, r->expected, N_BYTES);
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
@@ -156,7 +156,7 @@ static void values_and_address_stay_while_the_pages_change(void **state)
         skip();
     }
     assert_true(in_place(r, &d));
-    assert_int_equal(cpu_settle_waiting_bytes(cpu_of(r->b)), (int64_t)N_BYTES);
+    assert_int_equal(cpu_hugepages_waiting_bytes(cpu_of(r->b)), (int64_t)N_BYTES);
     wait_for_the_move(r);
     /* The file no longer matters, but for the weight's ends. */
     zero_in_file(r, N_BYTES / 2);
@@ -201,7 +201,7 @@ static void a_move_under_way_ends_with_the_backend(void **state)
     struct err e = {0};
 
     (void)in_place(r, &d);
-    assert_int_equal(cpu_settle_start(cpu_of(r->b), &e), 0);
+    assert_int_equal(cpu_hugepages_start(cpu_of(r->b), &e), 0);
 }
 
 int main(void)

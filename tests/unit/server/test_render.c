@@ -34,8 +34,8 @@ static struct stream *ask(struct desk *d, const char *body)
 
     assert_int_equal(completion_parse(&c, body, strlen(body), &test_context, &e), 0);
     assert_int_equal(stream_new(&s, &d->hub, &c, "cmpl-1", &test_context, &e), 0);
-    assert_int_equal(emission_new(s->request[0], d->tokenizer, &e), 0);
-    struct emitter em = {.tokenizer = d->tokenizer};
+    assert_int_equal(output_state_new(s->request[0], d->tokenizer, &e), 0);
+    struct output_processor em = {.tokenizer = d->tokenizer};
     struct delta first = {.request = s->request[0],
                           .kind = DELTA_PROMPT,
                           .token = s->request[0]->prompt[0],

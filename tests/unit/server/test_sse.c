@@ -317,14 +317,14 @@ static struct request *echoed(struct tokenizer **t)
     struct request *r;
     struct err e;
     struct engine_stats stats;
-    struct emitter em = {.stats = &stats};
+    struct output_processor em = {.stats = &stats};
 
     for (size_t i = 0; i < sizeof(id) / sizeof(id[0]); i++) {
         id[i] = (unsigned char)prompt[i];
     }
     assert_int_equal(tokenizer_open_bytes(t, &e), 0);
     assert_int_equal(request_new(&r, &p, id, ARRAY_LEN(id), &e), 0);
-    assert_int_equal(emission_new(r, *t, &e), 0);
+    assert_int_equal(output_state_new(r, *t, &e), 0);
     for (size_t i = 0; i < ARRAY_LEN(id); i++) {
         struct delta d = {
             .request = r, .kind = DELTA_PROMPT, .token = id[i], .logprob = i ? -2 : NAN};

@@ -47,7 +47,7 @@ static void results_come_as_they_were_sent(void **state)
     static float logprob[N], top_logprob[N * STRIDE];
     struct results r = {.step = 9, .n_samples = N, .top_stride = STRIDE};
     struct gathered g = {0};
-    struct rank_note note;
+    struct control_msg note;
     struct err e = {0};
     int fd[2];
     for (int32_t i = 0; i < N * STRIDE; i++) {
@@ -57,7 +57,7 @@ static void results_come_as_they_were_sent(void **state)
     r.token = token, r.logprob = logprob, r.top_token = top, r.top_logprob = top_logprob;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fd), 0);
     assert_int_equal(rank_results_send(fd[0], 3, &r, &e), 0);
-    assert_int_equal(rank_note_receive(fd[1], &note, &e), 1);
+    assert_int_equal(control_msg_receive(fd[1], &note, &e), 1);
     assert_int_equal(note.kind, NOTE_RESULTS);
     assert_int_equal(rank_results_receive(fd[1], &note, &g, N, &e), 1);
     assert_int_equal(g.results.step, 9);

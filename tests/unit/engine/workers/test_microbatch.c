@@ -112,20 +112,20 @@ static void check_part(const struct step *s, const struct batch *p, struct seen 
     seen->samples += p->n_samples;
 }
 
-static void parts_are_the_step(void **state)
+static void microbatches_are_the_step(void **state)
 {
     (void)state;
     static struct step s;
-    struct parts memory = {0};
+    struct microbatch memory = {0};
     struct err e;
     int32_t cuts = 0;
     for (unsigned seed = 0; seed < 3000; seed++) {
         make_step(&s, seed);
-        int32_t n = parts_count(&s.b, 1 + (int32_t)(seed % 7));
+        int32_t n = microbatch_count(&s.b, 1 + (int32_t)(seed % 7));
         struct seen seen = {0};
         for (int32_t i = 0; i < n; i++) {
             struct batch p;
-            assert_int_equal(parts_cut(&memory, &s.b, i, n, &p, &e), 0);
+            assert_int_equal(microbatch_split(&memory, &s.b, i, n, &p, &e), 0);
             assert_int_equal(p.step, s.b.step);
             assert_int_equal(p.part, i);
             assert_int_equal(p.n_copy, i == 0);
@@ -140,19 +140,19 @@ static void parts_are_the_step(void **state)
         cuts += n - 1;
     }
     assert_true(cuts > 3000);
-    parts_release(&memory);
+    microbatch_release(&memory);
 }
 
 static void small_steps_and_one_stage_stay_whole(void **state)
 {
     (void)state;
     struct batch b = {.n_tokens = 7};
-    assert_int_equal(parts_count(&b, 8), 1);
+    assert_int_equal(microbatch_count(&b, 8), 1);
     b.n_tokens = 0;
-    assert_int_equal(parts_count(&b, 8), 1);
+    assert_int_equal(microbatch_count(&b, 8), 1);
     b.n_tokens = 1000;
-    assert_int_equal(parts_count(&b, 1), 1);
-    assert_int_equal(parts_count(&b, 4), 4);
+    assert_int_equal(microbatch_count(&b, 1), 1);
+    assert_int_equal(microbatch_count(&b, 4), 4);
 }
 
 static void results_come_together(void **state)
@@ -189,7 +189,7 @@ static void results_come_together(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(parts_are_the_step),
+        cmocka_unit_test(microbatches_are_the_step),
         cmocka_unit_test(small_steps_and_one_stage_stay_whole),
         cmocka_unit_test(results_come_together),
     };

@@ -498,11 +498,11 @@ static void impossible_settings_are_refused(void **state)
 
 static int fake_rank(const char *behaviour, int argc, char **argv)
 {
-    struct rank_order o;
+    struct worker_args o;
     struct err e;
-    struct rank_note note = {.kind = NOTE_HELLO, .rank = 1, .hello = {.version = QUIRE_VERSION}};
+    struct control_msg note = {.kind = NOTE_HELLO, .rank = 1, .hello = {.version = QUIRE_VERSION}};
 
-    if (rank_order_parse(&o, argc, argv, &e) < 0) {
+    if (worker_args_parse(&o, argc, argv, &e) < 0) {
         return 2;
     }
     if (strcmp(behaviour, "dies") == 0) {
@@ -525,7 +525,7 @@ static int fake_rank(const char *behaviour, int argc, char **argv)
             note.kind = NOTE_FAILED;
             snprintf(note.text, sizeof(note.text), "its disk is on fire");
         }
-        rank_note_send(o.note_fd, &note, &e);
+        control_msg_send(o.note_fd, &note, &e);
     }
     for (;;) { /* until rank 0 ends it */
         pause();
@@ -536,7 +536,8 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "rank") == 0) {
         const char *behaviour = getenv("QUIRE_TEST_RANK");
-        return behaviour ? fake_rank(behaviour, argc - 2, argv + 2) : rank_main(argc - 2, argv + 2);
+        return behaviour ? fake_rank(behaviour, argc - 2, argv + 2)
+                         : worker_main(argc - 2, argv + 2);
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_family_answers_as_on_one_rank),

@@ -1,4 +1,4 @@
-/* What joins a chain, and how its work is dealt. */
+/* What joins a fused launch, and how its work is dealt. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,26 +44,25 @@ static struct layer layer_of(int32_t rows)
                           .rows = rows};
 }
 
-static void join_layer(struct chain_args *a, const struct layer *l)
+static void join_layer(struct fused_args *a, const struct layer *l)
 {
-    assert_true(chain_join_linear(a, l->rows, l->y, l->attn, l->w_o, NULL));
-    assert_true(chain_join_add_norm(a, l->rows, l->h, l->x, l->y, &l->norm, false));
+    assert_true(fused_push_linear(a, l->rows, l->y, l->attn, l->w_o, NULL));
+    assert_true(fused_push_add_norm(a, l->rows, l->h, l->x, l->y, &l->norm, false));
     assert_true(
-        chain_join_linear_gated(a, l->rows, l->act, l->h, l->w_up, (struct mat){0}, ACT_SILU));
-    assert_true(chain_join_linear(a, l->rows, l->y, l->act, l->w_down, NULL));
-    assert_true(chain_join_add_norm(a, l->rows, l->h, l->x, l->y, &l->norm, false));
-    assert_true(chain_join_linear(a, l->rows, l->qkv, l->h, l->w_qkv, NULL));
+        fused_push_linear_gated(a, l->rows, l->act, l->h, l->w_up, (struct mat){0}, ACT_SILU));
+    assert_true(fused_push_linear(a, l->rows, l->y, l->act, l->w_down, NULL));
+    assert_true(fused_push_add_norm(a, l->rows, l->h, l->x, l->y, &l->norm, false));
+    assert_true(fused_push_linear(a, l->rows, l->qkv, l->h, l->w_qkv, NULL));
 }
 
 static void a_layer_is_four_phases(void **state)
 {
     (void)state;
     struct layer l = layer_of(8);
-    struct chain_args a = {0};
+    struct fused_args a = {0};
     join_layer(&a, &l);
-    assert_int_equal(a.n_phases, 4);
-    const struct chain_phase *o = &a.phase[0], *up = &a.phase[1], *down = &a.phase[2],
-                             *qkv = &a.phase[3];
+    assert_int_equal(a.n_ops, 4);
+    const struct fused_op *o = &a.op[0], *up = &a.op[1], *down = &a.op[2], *qkv = &a.op[3];
     assert_true(o->x == l.attn.data && !o->h && o->out == l.y.data && o->sum == l.x.data);
     assert_true(up->x == l.x.data && up->h == l.h.data && !up->out && up->gated == l.act.data);
     assert_true(down->x == l.act.data && !down->h && down->k == INNER && down->sum == l.x.data);
@@ -75,54 +74,54 @@ static void summands_of_ranks_must_fit_an_inbox(void **state)
 {
     (void)state;
     struct layer l = layer_of(1);
-    struct chain_args a = {0};
-    assert_true(chain_join_linear(&a, 1, l.y, l.attn, l.w_o, NULL));
-    assert_true(chain_join_add_norm(&a, 1, l.h, l.x, l.y, &l.norm, true));
-    assert_true(a.phase[0].partial && a.phase[0].sum == l.x.data && !a.phase[1].partial);
-    int32_t wide = PEER_CHAIN_BYTES / CHAIN_SENT_BYTES * CHAIN_TILE + 64;
+    struct fused_args a = {0};
+    assert_true(fused_push_linear(&a, 1, l.y, l.attn, l.w_o, NULL));
+    assert_true(fused_push_add_norm(&a, 1, l.h, l.x, l.y, &l.norm, true));
+    assert_true(a.op[0].partial && a.op[0].sum == l.x.data && !a.op[1].partial);
+    int32_t wide = P2P_FUSED_BYTES / FUSED_SENT_BYTES * FUSED_TILE + 64;
     struct mat x = mat_at(20, 1, wide), y = mat_at(21, 1, wide), h = mat_at(22, 1, wide);
     struct norm n = {.weight = mat_at(24, 1, wide), .eps = 1e-5f};
-    a = (struct chain_args){0};
-    assert_true(chain_join_linear(&a, 1, y, l.attn, mat_at(23, wide, HIDDEN), NULL));
-    assert_false(chain_join_add_norm(&a, 1, h, x, y, &n, true));
-    assert_true(chain_join_add_norm(&a, 1, h, x, y, &n, false));
+    a = (struct fused_args){0};
+    assert_true(fused_push_linear(&a, 1, y, l.attn, mat_at(23, wide, HIDDEN), NULL));
+    assert_false(fused_push_add_norm(&a, 1, h, x, y, &n, true));
+    assert_true(fused_push_add_norm(&a, 1, h, x, y, &n, false));
 }
 
 static void a_norm_without_its_product_is_a_phase_of_its_own(void **state)
 {
     (void)state;
     struct layer l = layer_of(2);
-    struct chain_args a = {0};
-    assert_true(chain_join_norm(&a, 2, l.h, l.x, &l.norm));
-    assert_true(chain_join_linear(&a, 2, l.y, l.attn, l.w_o, NULL)); /* does not read h */
-    assert_int_equal(a.n_phases, 2);
-    assert_int_equal(a.phase[0].n, 0);
+    struct fused_args a = {0};
+    assert_true(fused_push_norm(&a, 2, l.h, l.x, &l.norm));
+    assert_true(fused_push_linear(&a, 2, l.y, l.attn, l.w_o, NULL)); /* does not read h */
+    assert_int_equal(a.n_ops, 2);
+    assert_int_equal(a.op[0].n, 0);
     /* reads it as any activations */
-    assert_true(chain_join_linear(&a, 2, l.qkv, l.h, l.w_qkv, NULL));
-    assert_int_equal(a.n_phases, 3);
-    assert_null(a.phase[2].h);
+    assert_true(fused_push_linear(&a, 2, l.qkv, l.h, l.w_qkv, NULL));
+    assert_int_equal(a.n_ops, 3);
+    assert_null(a.op[2].h);
 }
 
-static void full_chains_take_no_more(void **state)
+static void a_full_launch_takes_no_more(void **state)
 {
     (void)state;
     struct layer l = layer_of(1);
-    struct chain_args a = {0};
-    for (int i = 0; i < CHAIN_PHASES; i++) {
-        assert_true(chain_join_linear(&a, 1, l.y, l.attn, l.w_o, NULL));
+    struct fused_args a = {0};
+    for (int i = 0; i < FUSED_OPS; i++) {
+        assert_true(fused_push_linear(&a, 1, l.y, l.attn, l.w_o, NULL));
     }
-    struct chain_args before = a;
-    assert_false(chain_join_linear(&a, 1, l.y, l.attn, l.w_o, NULL));
-    assert_false(chain_join_add_norm(&a, 1, l.h, l.x, l.y, &l.norm, false));
+    struct fused_args before = a;
+    assert_false(fused_push_linear(&a, 1, l.y, l.attn, l.w_o, NULL));
+    assert_false(fused_push_add_norm(&a, 1, l.h, l.x, l.y, &l.norm, false));
     assert_memory_equal(&a, &before, sizeof(a));
 }
 
-/* A change of one operand, each of which a chain must refuse. */
+/* A change of one operand, each of which a fused launch must refuse. */
 static void operands_that_do_not_suit_are_refused(void **state)
 {
     (void)state;
     struct layer l = layer_of(4);
-    struct chain_args a = {0};
+    struct fused_args a = {0};
     struct mat odd = l.attn, deep = l.attn, wide = l.w_o, f32 = l.attn, far = l.attn;
     odd.data = (char *)odd.data + 2;
     deep.cols = 4096 + 32;
@@ -133,24 +132,24 @@ static void operands_that_do_not_suit_are_refused(void **state)
     deep_w.cols = deep.cols;
     wide_out.cols = wide.rows;
     f32_w.dtype = f32_out.dtype = DTYPE_F32;
-    assert_false(chain_join_linear(&a, 4, l.y, odd, l.w_o, NULL));
-    assert_false(chain_join_linear(&a, 4, l.y, far, l.w_o, NULL));
-    assert_false(chain_join_linear(&a, 4, l.y, deep, deep_w, NULL));
-    assert_false(chain_join_linear(&a, 4, wide_out, l.attn, wide, NULL));
-    assert_false(chain_join_linear(&a, 4, f32_out, f32, f32_w, NULL));
-    assert_false(chain_join_linear(&a, 4, f32_out, l.attn, l.w_o, NULL));
-    assert_false(chain_join_linear(&a, CHAIN_ROWS + 1, l.y, l.attn, l.w_o, NULL));
+    assert_false(fused_push_linear(&a, 4, l.y, odd, l.w_o, NULL));
+    assert_false(fused_push_linear(&a, 4, l.y, far, l.w_o, NULL));
+    assert_false(fused_push_linear(&a, 4, l.y, deep, deep_w, NULL));
+    assert_false(fused_push_linear(&a, 4, wide_out, l.attn, wide, NULL));
+    assert_false(fused_push_linear(&a, 4, f32_out, f32, f32_w, NULL));
+    assert_false(fused_push_linear(&a, 4, f32_out, l.attn, l.w_o, NULL));
+    assert_false(fused_push_linear(&a, FUSED_ROWS + 1, l.y, l.attn, l.w_o, NULL));
     /* others still read what one writes */
-    assert_false(chain_join_linear(&a, 4, l.attn, l.attn, l.w_o, NULL));
+    assert_false(fused_push_linear(&a, 4, l.attn, l.attn, l.w_o, NULL));
     struct epilogue bias = {.bias = mat_at(20, 1, HIDDEN)};
     bias.bias.dtype = DTYPE_F32;
-    assert_false(chain_join_linear(&a, 4, l.y, l.attn, l.w_o, &bias));
-    assert_false(chain_join_norm(&a, 4, l.x, l.x, &l.norm));
-    assert_false(chain_join_norm(&a, 4, l.h, odd, &l.norm));
-    assert_int_equal(a.n_phases, 0);
-    assert_true(chain_join_linear(&a, 4, l.y, l.attn, l.w_o, NULL));
-    assert_false(chain_join_linear(&a, 3, l.qkv, l.h, l.w_qkv, NULL)); /* another number of rows */
-    assert_int_equal(a.n_phases, 1);
+    assert_false(fused_push_linear(&a, 4, l.y, l.attn, l.w_o, &bias));
+    assert_false(fused_push_norm(&a, 4, l.x, l.x, &l.norm));
+    assert_false(fused_push_norm(&a, 4, l.h, odd, &l.norm));
+    assert_int_equal(a.n_ops, 0);
+    assert_true(fused_push_linear(&a, 4, l.y, l.attn, l.w_o, NULL));
+    assert_false(fused_push_linear(&a, 3, l.qkv, l.h, l.w_qkv, NULL)); /* another number of rows */
+    assert_int_equal(a.n_ops, 1);
 }
 
 /* What is added to x must be what the product before made, and nobody may still read
@@ -159,17 +158,17 @@ static void only_the_last_product_is_added(void **state)
 {
     (void)state;
     struct layer l = layer_of(4);
-    struct chain_args a = {0};
-    assert_false(chain_join_add_norm(&a, 4, l.h, l.x, l.y, &l.norm, false));
-    assert_true(chain_join_linear(&a, 4, l.y, l.attn, l.w_o, NULL));
-    assert_false(chain_join_add_norm(&a, 4, l.h, l.x, l.attn, &l.norm, false));
-    assert_false(chain_join_add_norm(&a, 4, l.h, l.attn, l.y, &l.norm, false));
-    assert_true(chain_join_add_norm(&a, 4, l.h, l.x, l.y, &l.norm, false));
-    assert_false(chain_join_add_norm(&a, 4, l.h, l.x, l.y, &l.norm, false));
+    struct fused_args a = {0};
+    assert_false(fused_push_add_norm(&a, 4, l.h, l.x, l.y, &l.norm, false));
+    assert_true(fused_push_linear(&a, 4, l.y, l.attn, l.w_o, NULL));
+    assert_false(fused_push_add_norm(&a, 4, l.h, l.x, l.attn, &l.norm, false));
+    assert_false(fused_push_add_norm(&a, 4, l.h, l.attn, l.y, &l.norm, false));
+    assert_true(fused_push_add_norm(&a, 4, l.h, l.x, l.y, &l.norm, false));
+    assert_false(fused_push_add_norm(&a, 4, l.h, l.x, l.y, &l.norm, false));
     /* twice as wide */
-    assert_false(chain_join_linear_gated(&a, 4, l.up, l.h, l.w_up, (struct mat){0}, ACT_SILU));
-    assert_false(chain_join_linear_gated(&a, 4, l.x, l.act, l.w_up, (struct mat){0}, ACT_SILU));
-    assert_int_equal(a.n_phases, 2);
+    assert_false(fused_push_linear_gated(&a, 4, l.up, l.h, l.w_up, (struct mat){0}, ACT_SILU));
+    assert_false(fused_push_linear_gated(&a, 4, l.x, l.act, l.w_up, (struct mat){0}, ACT_SILU));
+    assert_int_equal(a.n_ops, 2);
 }
 
 /* The rotation needs both halves of a head in one tile; what it cannot do stays an
@@ -178,7 +177,7 @@ static void heads_turn_where_they_are_made(void **state)
 {
     (void)state;
     struct layer l = layer_of(4);
-    struct chain_rope at = {.kv = {.base = (char *)NULL + 64, .dtype = DTYPE_BF16}};
+    struct fused_rope at = {.kv = {.base = (char *)NULL + 64, .dtype = DTYPE_BF16}};
     struct attention heads = {.layer = 3, .n_heads = 32, .n_kv_heads = 8, .head_dim = 128};
     struct rope turn = {.cos_sin = mat_at(12, 1, 128), .rot_dim = 128};
     struct rope part = turn, pairs = turn, normed = turn;
@@ -187,19 +186,18 @@ static void heads_turn_where_they_are_made(void **state)
     normed.k_norm.weight = mat_at(13, 1, 128);
     struct attention fewer = heads;
     fewer.n_heads = 30;
-    struct chain_args a = {0};
-    assert_false(chain_join_rope_kv(&a, 4, l.qkv, &turn, &heads, &at));
+    struct fused_args a = {0};
+    assert_false(fused_push_rope_kv(&a, 4, l.qkv, &turn, &heads, &at));
     join_layer(&a, &l);
-    assert_false(chain_join_rope_kv(&a, 4, l.qkv, &part, &heads, &at));
-    assert_false(chain_join_rope_kv(&a, 4, l.qkv, &pairs, &heads, &at));
-    assert_false(chain_join_rope_kv(&a, 4, l.qkv, &normed, &heads, &at));
-    assert_false(chain_join_rope_kv(&a, 4, l.qkv, &turn, &fewer, &at));
-    assert_false(chain_join_rope_kv(&a, 4, l.up, &turn, &heads, &at));
-    assert_true(chain_join_rope_kv(&a, 4, l.qkv, &turn, &heads, &at));
-    assert_int_equal(a.n_phases, 4);
-    assert_true(a.phase[3].turned && a.phase[3].pair == 128 && a.rope.layer == 3 &&
-                a.rope.n_heads == 32);
-    assert_false(chain_join_rope_kv(&a, 4, l.qkv, &turn, &heads, &at)); /* once is enough */
+    assert_false(fused_push_rope_kv(&a, 4, l.qkv, &part, &heads, &at));
+    assert_false(fused_push_rope_kv(&a, 4, l.qkv, &pairs, &heads, &at));
+    assert_false(fused_push_rope_kv(&a, 4, l.qkv, &normed, &heads, &at));
+    assert_false(fused_push_rope_kv(&a, 4, l.qkv, &turn, &fewer, &at));
+    assert_false(fused_push_rope_kv(&a, 4, l.up, &turn, &heads, &at));
+    assert_true(fused_push_rope_kv(&a, 4, l.qkv, &turn, &heads, &at));
+    assert_int_equal(a.n_ops, 4);
+    assert_true(a.op[3].turned && a.op[3].pair == 128 && a.rope.layer == 3 && a.rope.n_heads == 32);
+    assert_false(fused_push_rope_kv(&a, 4, l.qkv, &turn, &heads, &at)); /* once is enough */
 }
 
 /* What is deeper than registers hold is done in parts of whole stages, as even as they
@@ -212,36 +210,36 @@ static void deep_products_are_cut_into_parts(void **state)
     } cases[] = {{64, 1, 512},    {4096, 1, 4096},  {4160, 2, 2560}, {5120, 2, 2560},
                  {8192, 2, 4096}, {14336, 4, 3584}, {16960, 5, 3584}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        struct chain_args a = {0};
+        struct fused_args a = {0};
         struct mat x = mat_at(0, 8, cases[i].k), y = mat_at(1, 8, HIDDEN),
                    w = mat_at(2, HIDDEN, cases[i].k);
-        assert_true(chain_join_linear(&a, 8, y, x, w, NULL));
-        assert_true(chain_plan(&a, BLOCKS, SHARED_BYTES));
-        assert_int_equal(a.phase[0].parts, cases[i].parts);
-        assert_int_equal(a.phase[0].depth, cases[i].depth);
+        assert_true(fused_push_linear(&a, 8, y, x, w, NULL));
+        assert_true(fused_plan(&a, BLOCKS, SHARED_BYTES));
+        assert_int_equal(a.op[0].parts, cases[i].parts);
+        assert_int_equal(a.op[0].depth, cases[i].depth);
     }
 }
 
 /* The weight of a norm lies in shared memory, the sums of parts in a buffer of their
  * own. */
-static void what_is_too_wide_makes_no_chain(void **state)
+static void what_is_too_wide_is_not_fused(void **state)
 {
     (void)state;
     struct layer l = layer_of(8);
-    struct chain_args a = {0};
-    int32_t wide = CHAIN_MAX_NORM + 64;
+    struct fused_args a = {0};
+    int32_t wide = FUSED_MAX_NORM + 64;
     struct mat x = mat_at(1, 8, wide), h = mat_at(3, 8, wide);
     struct norm n = {.weight = mat_at(11, 1, wide), .eps = 1e-5f};
-    assert_false(chain_join_norm(&a, 8, h, x, &n));
-    int32_t rows = CHAIN_MAX_SUMS / 4 * CHAIN_TILE;
-    struct mat most = mat_at(4, 8, rows), more = mat_at(4, 8, rows + CHAIN_TILE),
+    assert_false(fused_push_norm(&a, 8, h, x, &n));
+    int32_t rows = FUSED_MAX_SUMS / 4 * FUSED_TILE;
+    struct mat most = mat_at(4, 8, rows), more = mat_at(4, 8, rows + FUSED_TILE),
                w = mat_at(9, rows, INNER);
-    assert_true(chain_join_linear(&a, 8, most, l.act, w, NULL));
-    assert_true(chain_plan(&a, BLOCKS, SHARED_BYTES));
-    a = (struct chain_args){0};
-    w.rows += CHAIN_TILE;
-    assert_true(chain_join_linear(&a, 8, more, l.act, w, NULL));
-    assert_false(chain_plan(&a, BLOCKS, SHARED_BYTES));
+    assert_true(fused_push_linear(&a, 8, most, l.act, w, NULL));
+    assert_true(fused_plan(&a, BLOCKS, SHARED_BYTES));
+    a = (struct fused_args){0};
+    w.rows += FUSED_TILE;
+    assert_true(fused_push_linear(&a, 8, more, l.act, w, NULL));
+    assert_false(fused_plan(&a, BLOCKS, SHARED_BYTES));
 }
 
 /* Every part of every tile once, a block's all of one part; over all phases no block
@@ -249,19 +247,19 @@ static void what_is_too_wide_makes_no_chain(void **state)
 static void parts_of_tiles_are_dealt_evenly(void **state)
 {
     (void)state;
-    struct layer l = layer_of(CHAIN_ROWS);
-    struct chain_args a = {0};
+    struct layer l = layer_of(FUSED_ROWS);
+    struct fused_args a = {0};
     int32_t total[BLOCKS] = {0};
     join_layer(&a, &l);
-    assert_true(chain_plan(&a, BLOCKS, SHARED_BYTES));
+    assert_true(fused_plan(&a, BLOCKS, SHARED_BYTES));
     assert_true(a.shared_bytes <= SHARED_BYTES && a.n_stages >= 13);
-    for (int32_t p = 0; p < a.n_phases; p++) {
-        static bool seen[2 * INNER / CHAIN_TILE];
+    for (int32_t p = 0; p < a.n_ops; p++) {
+        static bool seen[2 * INNER / FUSED_TILE];
         memset(seen, 0, sizeof(seen));
-        int32_t n_seen = 0, n_tiles = a.phase[p].n / CHAIN_TILE;
+        int32_t n_seen = 0, n_tiles = a.op[p].n / FUSED_TILE;
         for (int32_t b = 0; b < BLOCKS; b++) {
-            struct chain_deal d = chain_deal_of(&a.phase[p], b, BLOCKS);
-            assert_in_range(d.part, 0, a.phase[p].parts - 1);
+            struct tile_schedule d = tile_schedule_of(&a.op[p], b, BLOCKS);
+            assert_in_range(d.part, 0, a.op[p].parts - 1);
             total[b] += d.n;
             n_seen += d.n;
             for (int32_t i = 0; i < d.n; i++) {
@@ -271,7 +269,7 @@ static void parts_of_tiles_are_dealt_evenly(void **state)
                 seen[d.part * n_tiles + tile] = true;
             }
         }
-        assert_int_equal(n_seen, n_tiles * a.phase[p].parts);
+        assert_int_equal(n_seen, n_tiles * a.op[p].parts);
     }
     for (int32_t b = 0; b < BLOCKS; b++) {
         assert_in_range(total[b] - total[0] + 1, 0, 2);
@@ -285,10 +283,10 @@ static void odd_numbers_of_parts_are_dealt_too(void **state)
     (void)state;
     for (int32_t parts = 1; parts <= 7; parts++) {
         for (int32_t n_tiles = 1; n_tiles < 200; n_tiles += 33) {
-            struct chain_phase p = {.n = n_tiles * CHAIN_TILE, .parts = parts, .first = 100};
+            struct fused_op p = {.n = n_tiles * FUSED_TILE, .parts = parts, .first = 100};
             int32_t n[7] = {0};
             for (int32_t b = 0; b < BLOCKS; b++) {
-                struct chain_deal d = chain_deal_of(&p, b, BLOCKS);
+                struct tile_schedule d = tile_schedule_of(&p, b, BLOCKS);
                 assert_in_range(d.part, 0, parts - 1);
                 assert_true(d.n == 0 || d.first + (d.n - 1) * d.step < n_tiles);
                 n[d.part] += d.n;
@@ -300,13 +298,13 @@ static void odd_numbers_of_parts_are_dealt_too(void **state)
     }
 }
 
-static void too_little_shared_memory_makes_no_chain(void **state)
+static void too_little_shared_memory_fuses_nothing(void **state)
 {
     (void)state;
     struct layer l = layer_of(8);
-    struct chain_args a = {0};
+    struct fused_args a = {0};
     join_layer(&a, &l);
-    assert_false(chain_plan(&a, BLOCKS, 64 << 10));
+    assert_false(fused_plan(&a, BLOCKS, 64 << 10));
 }
 
 int main(void)
@@ -315,15 +313,15 @@ int main(void)
         cmocka_unit_test(a_layer_is_four_phases),
         cmocka_unit_test(summands_of_ranks_must_fit_an_inbox),
         cmocka_unit_test(a_norm_without_its_product_is_a_phase_of_its_own),
-        cmocka_unit_test(full_chains_take_no_more),
+        cmocka_unit_test(a_full_launch_takes_no_more),
         cmocka_unit_test(operands_that_do_not_suit_are_refused),
         cmocka_unit_test(only_the_last_product_is_added),
         cmocka_unit_test(heads_turn_where_they_are_made),
         cmocka_unit_test(deep_products_are_cut_into_parts),
-        cmocka_unit_test(what_is_too_wide_makes_no_chain),
+        cmocka_unit_test(what_is_too_wide_is_not_fused),
         cmocka_unit_test(parts_of_tiles_are_dealt_evenly),
         cmocka_unit_test(odd_numbers_of_parts_are_dealt_too),
-        cmocka_unit_test(too_little_shared_memory_makes_no_chain),
+        cmocka_unit_test(too_little_shared_memory_fuses_nothing),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
