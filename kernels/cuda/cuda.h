@@ -142,6 +142,7 @@ struct cuda_backend {
      * do */
     struct fused_args fused;
     int32_t fused_shared_bytes;
+    float *small_squares; /* of small_rows.h; NULL: its kernels do not run here */
 };
 
 static inline struct cuda_backend *cuda_of(struct backend *b)
