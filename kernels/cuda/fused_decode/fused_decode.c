@@ -34,9 +34,13 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
     c->fused.sums = counter + n_counters;
     c->fused_shared_bytes = bytes;
     if (!c->ranks && small_prepare()) {
-        c->small_squares =
-            cuda_alloc(c, sizeof(float) * SMALL_ROWS * SMALL_SQUARES, "sums of squares", e);
-        return c->small_squares ? 0 : ERR_NOMEM;
+        size_t one = sizeof(*c->small_squares.sum[0]) * SMALL_ROWS;
+        char *both = cuda_alloc(c, 2 * one, "sums of squares", e);
+        if (!both) {
+            return ERR_NOMEM;
+        }
+        c->small_squares.sum[0] = (void *)both;
+        c->small_squares.sum[1] = (void *)(both + one);
     }
     return 0;
 }
@@ -46,7 +50,7 @@ void cuda_fused_flush(struct cuda_backend *c)
     if (c->fused.n_ops > 0) {
         if (c->fused.rows <= FUSED_ROWS) {
             launch_fused_decode(&c->fused, c->n_sms, c->stream);
-        } else if (!launch_small_rows(&c->fused, c->small_squares, c->n_sms, c->stream)) {
+        } else if (!launch_small_rows(&c->fused, &c->small_squares, c->n_sms, c->stream)) {
             cudaError_t rc = cudaGetLastError();
             cuda_check(c, rc == cudaSuccess ? cudaErrorInvalidValue : rc, "products of few rows");
         }
@@ -61,9 +65,9 @@ void cuda_fused_flush(struct cuda_backend *c)
 static bool fused_open(struct cuda_backend *c)
 {
     bool waits = c->capturing || c->ranks != NULL;
-    int32_t worth = c->ranks           ? FUSED_WORTH_ROWS_OVER_RANKS
-                    : c->small_squares ? SMALL_ROWS
-                                       : FUSED_WORTH_ROWS;
+    int32_t worth = c->ranks                  ? FUSED_WORTH_ROWS_OVER_RANKS
+                    : c->small_squares.sum[0] ? SMALL_ROWS
+                                              : FUSED_WORTH_ROWS;
 
     if (!waits || c->padded > worth || !c->fused.counter || !cuda_usable(c)) {
         return false;

@@ -66,10 +66,6 @@ bool small_plan(const struct fused_args *a, int32_t n_blocks)
         if (t.width == 0 || !bare || stored || p->partial || p->residual) {
             return false;
         }
-        int32_t n_squares = p->n / t.width * t.split; /* read as float4 by two lanes a row */
-        if (t.kind == SMALL_SUM && (n_squares > SMALL_SQUARES || n_squares % 8 != 0)) {
-            return false;
-        }
     }
     return true;
 }

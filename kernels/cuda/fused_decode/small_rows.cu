@@ -34,16 +34,16 @@ struct small_args {
     int32_t act;
     int32_t rows, source_rows; /* the latter of a source's copy: a multiple of 8 */
     int32_t n, depth_steps;    /* stages of a block's part of the depth */
-    /* The norm before: factor = rsqrt(sum of n_squares sums / columns + eps). */
-    const float *squares; /* [rows, SMALL_SQUARES] or NULL: no factor */
-    int32_t n_squares;
+    /* The norm before: factor = rsqrt(squares / columns + eps). */
+    const unsigned long long *squares; /* [rows] or NULL: no factor */
+    unsigned long long *cleared;       /* [SMALL_ROWS] for the next sum */
     float columns, eps;
     /* The norm behind (SMALL_SUM): times_weight = the new residual stream * weight. */
     bf16 *times_weight; /* NULL: none */
     int64_t times_stride;
     const bf16 *weight; /* [n] */
     float weight_offset;
-    float *squares_out;
+    unsigned long long *squares_out; /* [rows], added to */
 };
 
 template <int WIDTH> struct small_layout {
@@ -53,7 +53,7 @@ template <int WIDTH> struct small_layout {
     /* Wide tiles are better off with five stages than with six. */
     static constexpr int STAGES = FIT > MOST_STAGES ? MOST_STAGES : WIDTH == 224 ? 5 : FIT;
     static constexpr int PITCH = WIDTH + 4; /* floats of a row of sums */
-    static constexpr int BYTES = STAGES * STAGE_BYTES + 2 * STAGES * 8 + SMALL_ROWS * 4 + 1024;
+    static constexpr int BYTES = STAGES * STAGE_BYTES + 2 * STAGES * 8 + 1024;
 };
 
 #if HAS_WGMMA
@@ -177,24 +177,23 @@ __device__ __forceinline__ void load_stages(const CUtensorMap *w, const CUtensor
     }
 }
 
-/* factor[row] of the norm before, by two lanes a row. The sums of a row are added in one
- * order, whatever order they were made in. */
-__device__ __forceinline__ void norm_factors(float *factor, const small_args &a)
-{
-    int t = threadIdx.x, row = t >> 1, half = (t & 1) * (a.n_squares / 2);
-    float sum = 0.0f;
+/* Sums of squares are whole numbers of 2^-SQUARE_BITS, so that they do not depend on the
+ * order of the blocks that add to them. The rounding is far below any norm's eps. */
+constexpr int SQUARE_BITS = 20;
 
-    if (row < a.rows) {
-        const float4 *from = (const float4 *)(a.squares + row * SMALL_SQUARES + half);
-        for (int i = 0; i < a.n_squares / 8; i++) {
-            float4 v = __ldcg(from + i);
-            sum += (v.x + v.y) + (v.z + v.w);
-        }
+__device__ __forceinline__ unsigned long long as_squares(float sum)
+{
+    return (unsigned long long)fminf(sum * (float)(1 << SQUARE_BITS), 1e17f);
+}
+
+/* The factor of the norm before op's product, of the row of this lane. */
+__device__ __forceinline__ float norm_factor(const small_args &a, int row)
+{
+    if (!a.squares || row >= a.rows) {
+        return 1.0f;
     }
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    if ((t & 1) == 0) {
-        factor[row] = rsqrtf(sum / a.columns + a.eps);
-    }
+    float sum = (float)__ldcg(a.squares + row) * (1.0f / (1 << SQUARE_BITS));
+    return rsqrtf(sum / a.columns + a.eps);
 }
 
 template <int WIDTH>
@@ -226,53 +225,60 @@ __device__ __forceinline__ void multiply(float (&d)[WIDTH / 2], uint32_t base, u
     wgmma_wait<0>();
 }
 
+/* ACT: what is known at compile time, or -1. */
+template <int ACT> __device__ __forceinline__ float activated(float x, int act)
+{
+    return activate(x, ACT < 0 ? act : ACT);
+}
+
 /* out = act(factor * sums + bias), from the registers of the matrix instruction. */
-template <int WIDTH>
-__device__ __forceinline__ void store_plain(const float (&d)[WIDTH / 2], const float *factor,
-                                            const small_args &a, int tile)
+template <int WIDTH, int ACT>
+__device__ __forceinline__ void store_plain(const float (&d)[WIDTH / 2], const small_args &a,
+                                            int tile)
 {
     int lane = threadIdx.x & 31, row = (threadIdx.x >> 5) * 16 + (lane >> 2), c = (lane & 3) * 2;
+    float factor[2] = {norm_factor(a, row), norm_factor(a, row + 8)};
 
 #pragma unroll
     for (int h = 0; h < 2; h++, row += 8) {
         if (row >= a.rows) {
             return;
         }
-        float f = a.squares ? factor[row] : 1.0f;
         bf16 *out = a.out + row * a.out_stride + tile * WIDTH + c;
 #pragma unroll
         for (int j = 0; j < WIDTH / 8; j++) {
-            float v0 = d[j * 4 + h * 2] * f, v1 = d[j * 4 + h * 2 + 1] * f;
+            float v0 = d[j * 4 + h * 2] * factor[h], v1 = d[j * 4 + h * 2 + 1] * factor[h];
             if (a.bias) {
                 uint32_t b = *(const uint32_t *)(a.bias + tile * WIDTH + j * 8 + c);
                 v0 += low(b);
                 v1 += high(b);
             }
-            *(uint32_t *)(out + j * 8) = pair(activate(v0, a.act), activate(v1, a.act));
+            *(uint32_t *)(out + j * 8) = pair(activated<ACT>(v0, a.act), activated<ACT>(v1, a.act));
         }
     }
 }
 
 /* The tile's first half of weight rows makes the gate, its second what is gated: a lane
  * has both of a column. */
-template <int WIDTH>
-__device__ __forceinline__ void store_gated(const float (&d)[WIDTH / 2], const float *factor,
-                                            const small_args &a, int tile)
+template <int WIDTH, int ACT>
+__device__ __forceinline__ void store_gated(const float (&d)[WIDTH / 2], const small_args &a,
+                                            int tile)
 {
     int lane = threadIdx.x & 31, row = (threadIdx.x >> 5) * 16 + (lane >> 2), c = (lane & 3) * 2;
+    float factor[2] = {norm_factor(a, row), norm_factor(a, row + 8)};
 
 #pragma unroll
     for (int h = 0; h < 2; h++, row += 8) {
         if (row >= a.rows) {
             return;
         }
-        float f = a.squares ? factor[row] : 1.0f;
+        float f = factor[h];
         bf16 *out = a.out + row * a.out_stride + tile * (WIDTH / 2) + c;
 #pragma unroll
         for (int j = 0; j < WIDTH / 16; j++) {
             const float *gate = &d[j * 4 + h * 2], *up = &d[(j + WIDTH / 16) * 4 + h * 2];
-            *(uint32_t *)(out + j * 8) = pair(activate(gate[0] * f, a.act) * (up[0] * f),
-                                              activate(gate[1] * f, a.act) * (up[1] * f));
+            *(uint32_t *)(out + j * 8) = pair(activated<ACT>(gate[0] * f, a.act) * (up[0] * f),
+                                              activated<ACT>(gate[1] * f, a.act) * (up[1] * f));
         }
     }
 }
@@ -302,8 +308,7 @@ __device__ __forceinline__ float add_to_stream(const small_args &a, int row, int
 /* Adds the sums of a cluster's two blocks: this block has half of the tile's columns. */
 template <int WIDTH, int KIND>
 __device__ __forceinline__ void store_split(const float (&d)[WIDTH / 2], char *ring, uint32_t base,
-                                            const float *factor, const small_args &a, int tile,
-                                            int part)
+                                            const small_args &a, int tile, int part)
 {
     using L = small_layout<WIDTH>;
     constexpr int COLUMNS = WIDTH / 2, LANES = COLUMNS / 4, ALL = SMALL_ROWS * LANES;
@@ -347,7 +352,7 @@ __device__ __forceinline__ void store_split(const float (&d)[WIDTH / 2], char *r
         if (row < a.rows && KIND == SMALL_SUM) {
             square = add_to_stream(a, row, at, v[q]);
         } else if (row < a.rows) {
-            float f = a.squares ? factor[row] : 1.0f;
+            float f = norm_factor(a, row);
             uint2 b = a.bias ? *(const uint2 *)(a.bias + at) : make_uint2(0, 0);
             *(uint2 *)(a.out + row * a.out_stride + at) =
                 make_uint2(pair(activate(v[q][0] * f + low(b.x), a.act),
@@ -359,14 +364,14 @@ __device__ __forceinline__ void store_split(const float (&d)[WIDTH / 2], char *r
             squares[e] = square;
         }
     }
-    if (KIND == SMALL_SUM) {
+    if (KIND == SMALL_SUM && a.squares_out) {
         sync_multipliers();
-        if (t < a.rows && t < SMALL_ROWS) {
+        if (t < a.rows) {
             float sum = 0.0f;
             for (int i = 0; i < LANES; i++) {
                 sum += squares[t * LANES + i];
             }
-            a.squares_out[t * SMALL_SQUARES + tile * 2 + part] = sum;
+            atomicAdd(a.squares_out + t, as_squares(sum));
         }
     }
     __syncwarp();
@@ -386,7 +391,6 @@ __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
     uint32_t base = (shared_address(raw) + 1023) & ~1023u;
     uint32_t full = base + L::STAGES * L::STAGE_BYTES, empty = full + L::STAGES * 8;
     char *ring = raw + (base - shared_address(raw));
-    float *factor = (float *)(ring + L::STAGES * (L::STAGE_BYTES + 16));
     int part = SPLIT > 1 ? (int)(blockIdx.x % SPLIT) : 0, tile = (int)(blockIdx.x / SPLIT);
 
     if (threadIdx.x == 0) {
@@ -414,17 +418,23 @@ __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
     }
     float d[WIDTH / 2];
     pdl_wait();
-    if (KIND != SMALL_SUM && a.squares) {
-        norm_factors(factor, a);
+    if (KIND != SMALL_SUM && a.cleared && blockIdx.x == 0 && threadIdx.x < SMALL_ROWS) {
+        a.cleared[threadIdx.x] = 0;
     }
     multiply<WIDTH>(d, base, full, empty, a.depth_steps);
-    sync_multipliers();
     if (SPLIT > 1) {
-        store_split<WIDTH, KIND>(d, ring, base, factor, a, tile, part);
+        sync_multipliers(); /* the ring becomes room for sums */
+        store_split<WIDTH, KIND>(d, ring, base, a, tile, part);
     } else if (KIND == SMALL_GATED) {
-        store_gated<WIDTH>(d, factor, a, tile);
+        if (a.act == A_SILU) {
+            store_gated<WIDTH, A_SILU>(d, a, tile);
+        } else {
+            store_gated<WIDTH, -1>(d, a, tile);
+        }
+    } else if (a.act == A_NONE) {
+        store_plain<WIDTH, A_NONE>(d, a, tile);
     } else {
-        store_plain<WIDTH>(d, factor, a, tile);
+        store_plain<WIDTH, -1>(d, a, tile);
     }
 #endif
 }
@@ -546,39 +556,52 @@ bool launch_product(const struct small_tile &t, const CUtensorMap &w, const CUte
     return false;
 }
 
-/* The norm behind op `i`, if the next product takes it apart. */
-void norm_behind(small_args *ret, const struct fused_args *a, int32_t i, float *squares)
+/* The norm behind op `i`, which the next product takes apart. Its sums begin at zero:
+ * the last reader of the other ones has cleared these. */
+bool norm_behind(small_args *ret, const struct fused_args *a, int32_t i,
+                 struct small_squares *squares, cudaStream_t stream)
 {
     const struct fused_op *next = &a->op[i + 1];
 
-    ret->squares_out = squares;
-    if (i + 1 < a->n_ops && small_norm_apart(a, i + 1)) {
-        ret->times_weight = (bf16 *)next->h;
-        ret->times_stride = next->h_stride;
-        ret->weight = (const bf16 *)next->norm.weight;
-        ret->weight_offset = next->norm.weight_offset;
+    if (i + 1 >= a->n_ops || !small_norm_apart(a, i + 1)) {
+        return true;
     }
+    squares->turn ^= 1;
+    ret->squares_out = squares->sum[squares->turn];
+    ret->times_weight = (bf16 *)next->h;
+    ret->times_stride = next->h_stride;
+    ret->weight = (const bf16 *)next->norm.weight;
+    ret->weight_offset = next->norm.weight_offset;
+    bool zero = squares->zero[squares->turn];
+    squares->zero[squares->turn] = false;
+    return zero || cudaMemsetAsync(ret->squares_out, 0, sizeof(*ret->squares_out) * SMALL_ROWS,
+                                   stream) == cudaSuccess;
 }
 
-bool launch_op(const struct fused_args *a, int32_t i, float *squares, int32_t n_blocks,
-               cudaStream_t stream)
+/* The norm before op `p`, taken apart. */
+void norm_before(small_args *ret, const struct fused_op *p, struct small_squares *squares)
 {
-    const struct fused_op *p = &a->op[i], *before = p - 1;
+    ret->squares = squares->sum[squares->turn];
+    ret->cleared = squares->sum[squares->turn ^ 1];
+    squares->zero[squares->turn ^ 1] = true;
+    ret->columns = (float)p->k;
+    ret->eps = p->norm.eps;
+}
+
+bool launch_op(const struct fused_args *a, int32_t i, struct small_squares *squares,
+               int32_t n_blocks, cudaStream_t stream)
+{
+    const struct fused_op *p = &a->op[i];
     struct small_tile t = small_tile_of(p, n_blocks);
     CUtensorMap w, x;
     small_args k = {};
-    bool apart = small_norm_apart(a, i);
+    bool ok = true;
 
-    if (p->h && !apart) {
+    if (small_norm_apart(a, i)) {
+        norm_before(&k, p, squares);
+    } else if (p->h) {
         launch_norm(p->h, p->h_stride, (void *)p->x, p->x_stride, NULL, 0, &p->norm, a->rows, p->k,
                     a->type, stream);
-    }
-    if (apart) {
-        struct small_tile made = small_tile_of(before, n_blocks);
-        k.squares = squares;
-        k.n_squares = before->n / made.width * made.split;
-        k.columns = (float)p->k;
-        k.eps = p->norm.eps;
     }
     k.out = (bf16 *)(t.kind == SMALL_GATED ? p->gated : t.kind == SMALL_SUM ? p->sum : p->out);
     k.out_stride = t.kind == SMALL_GATED ? p->gated_stride
@@ -591,9 +614,10 @@ bool launch_op(const struct fused_args *a, int32_t i, float *squares, int32_t n_
     k.n = p->n;
     k.depth_steps = p->k / SMALL_DEPTH / t.split;
     if (t.kind == SMALL_SUM) {
-        norm_behind(&k, a, i, squares);
+        ok = norm_behind(&k, a, i, squares, stream);
     }
-    return make_map(&w, p->w, p->n, p->k, p->w_stride,
+    return ok &&
+           make_map(&w, p->w, p->n, p->k, p->w_stride,
                     t.kind == SMALL_GATED ? t.width / 2 : t.width) &&
            make_map(&x, p->h ? p->h : p->x, a->rows, p->k, p->h ? p->h_stride : p->x_stride,
                     k.source_rows) &&
@@ -618,8 +642,8 @@ extern "C" bool small_prepare(void)
     return ok;
 }
 
-extern "C" bool launch_small_rows(const struct fused_args *a, float *squares, int32_t n_blocks,
-                                  cudaStream_t stream)
+extern "C" bool launch_small_rows(const struct fused_args *a, struct small_squares *squares,
+                                  int32_t n_blocks, cudaStream_t stream)
 {
     bool ok = true;
 

@@ -20,9 +20,8 @@ extern "C" {
 #endif
 
 enum {
-    SMALL_ROWS = 64,     /* activation rows at most */
-    SMALL_DEPTH = 64,    /* columns of a stage: 128 bytes, the widest swizzle */
-    SMALL_SQUARES = 256, /* sums of squares of a row at most, one a tile and split */
+    SMALL_ROWS = 64,  /* activation rows at most */
+    SMALL_DEPTH = 64, /* columns of a stage: 128 bytes, the widest swizzle */
 };
 
 enum small_kind {
@@ -50,9 +49,16 @@ bool small_plan(const struct fused_args *a, int32_t n_blocks);
 /* Whether the kernels run here: Hopper's own code, room for the rings, a driver that
  * makes tensor maps. */
 bool small_prepare(void);
-/* Enqueue a's operations. squares: [SMALL_ROWS, SMALL_SQUARES] floats of scratch. False:
- * a launch failed, and the error is CUDA's last. */
-bool launch_small_rows(const struct fused_args *a, float *squares, int32_t n_blocks,
+/* Sums of squares of the residual stream's rows, for the norms that are taken apart. Two
+ * sets in turn: the product that reads one clears the other for the next product that
+ * adds to it. */
+struct small_squares {
+    unsigned long long *sum[2]; /* [SMALL_ROWS] on the device; NULL: the kernels do not run here */
+    bool zero[2];               /* cleared by an operation enqueued before */
+    int32_t turn;               /* the set that was added to last */
+};
+/* Enqueue a's operations. False: a launch failed, and the error is CUDA's last. */
+bool launch_small_rows(const struct fused_args *a, struct small_squares *squares, int32_t n_blocks,
                        cudaStream_t stream);
 
 #ifdef __cplusplus
