@@ -16,7 +16,7 @@
 #include <pthread.h>
 
 #include "kernels/backend.h"
-#include "kernels/cuda/fused_decode/fused_decode.h"
+#include "kernels/cuda/fused_decode/small_rows.h"
 #include "kernels/cuda/gemm/heuristics_products.h"
 #include "kernels/cuda/launch.h"
 
@@ -142,6 +142,7 @@ struct cuda_backend {
      * do */
     struct fused_args fused;
     int32_t fused_shared_bytes;
+    struct small_squares small_squares;
 };
 
 static inline struct cuda_backend *cuda_of(struct backend *b)

@@ -103,6 +103,7 @@ void llama_forward(struct model *m, const struct batch *b)
     if (t->first) {
         transformer_embed(m, x, m->config.embed_scale);
     }
+    h.transient = true;
     ops->norm(be, h, x, &t->layer[0].attn_norm);
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];
@@ -117,11 +118,14 @@ void llama_forward(struct model *m, const struct batch *b)
             gather_rows(m, n, &x, &y, &attn, qkv);
             h = mat_rows(h, 0, n), up = mat_rows(up, 0, n), act = mat_rows(act, 0, n);
         }
+        y.transient = true;
         ops->linear(be, y, attn, l->o, &(struct epilogue){.bias = l->o_bias});
         ops->add_norm(be, h, x, y, &l->mlp_norm, t->partial);
         ops->linear_gated(be, act, up, h, l->up, l->up_bias, m->config.act);
         ops->linear(be, y, act, l->down, &(struct epilogue){.bias = l->down_bias});
+        h.transient = i + 1 < t->n_layers; /* the last is what the head reads */
         transformer_end_layer(m, i, h, x, y, t->partial);
+        h.transient = true;
     }
 }
 

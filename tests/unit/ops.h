@@ -27,7 +27,7 @@
 
 enum {
     RIG_TOKENS = 640,
-    RIG_SEQS = 32,
+    RIG_SEQS = 64,
     RIG_SAMPLES = 256,
     RIG_BLOCKS_PER_SEQ = 160,
     RIG_VOCAB = 1 << 19

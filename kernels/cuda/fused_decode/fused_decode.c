@@ -2,6 +2,7 @@
  * any other lets them go first. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/fused_decode/heuristics_fused.h"
+#include "kernels/cuda/fused_decode/small_rows.h"
 
 int32_t cuda_fused_bytes(struct cuda_backend *c)
 {
@@ -32,13 +33,27 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
     c->fused.arrived = counter + (ptrdiff_t)FUSED_COUNTERS * FUSED_COUNTER_STRIDE;
     c->fused.sums = counter + n_counters;
     c->fused_shared_bytes = bytes;
+    if (!c->ranks && small_prepare()) {
+        size_t one = sizeof(*c->small_squares.sum[0]) * SMALL_ROWS;
+        char *both = cuda_alloc(c, 2 * one, "sums of squares", e);
+        if (!both) {
+            return ERR_NOMEM;
+        }
+        c->small_squares.sum[0] = (void *)both;
+        c->small_squares.sum[1] = (void *)(both + one);
+    }
     return 0;
 }
 
 void cuda_fused_flush(struct cuda_backend *c)
 {
     if (c->fused.n_ops > 0) {
-        launch_fused_decode(&c->fused, c->n_sms, c->stream);
+        if (c->fused.rows <= FUSED_ROWS) {
+            launch_fused_decode(&c->fused, c->n_sms, c->stream);
+        } else if (!launch_small_rows(&c->fused, &c->small_squares, c->n_sms, c->stream)) {
+            cudaError_t rc = cudaGetLastError();
+            cuda_check(c, rc == cudaSuccess ? cudaErrorInvalidValue : rc, "products of few rows");
+        }
         c->fused.n_ops = 0;
         c->fused.rope.kv.base = NULL;
     }
@@ -50,7 +65,9 @@ void cuda_fused_flush(struct cuda_backend *c)
 static bool fused_open(struct cuda_backend *c)
 {
     bool waits = c->capturing || c->ranks != NULL;
-    int32_t worth = c->ranks ? FUSED_WORTH_ROWS_OVER_RANKS : FUSED_WORTH_ROWS;
+    int32_t worth = c->ranks                  ? FUSED_WORTH_ROWS_OVER_RANKS
+                    : c->small_squares.sum[0] ? SMALL_ROWS
+                                              : FUSED_WORTH_ROWS;
 
     if (!waits || c->padded > worth || !c->fused.counter || !cuda_usable(c)) {
         return false;
@@ -63,7 +80,10 @@ static bool fused_open(struct cuda_backend *c)
  * device. */
 static bool fused_take(struct cuda_backend *c, struct fused_args *next)
 {
-    if (!fused_plan(next, c->n_sms, c->fused_shared_bytes)) {
+    bool fits = next->rows > FUSED_ROWS ? small_plan(next, c->n_sms)
+                                        : fused_plan(next, c->n_sms, c->fused_shared_bytes);
+
+    if (!fits) {
         return false;
     }
     c->fused = *next;

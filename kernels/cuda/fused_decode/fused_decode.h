@@ -79,7 +79,8 @@ struct fused_op {
     int64_t gated_stride;
     int32_t gate_act;
     int32_t partial;
-    int32_t turned; /* out is the q, k and v heads of the fused launch's rope */
+    int32_t h_transient, out_transient; /* need not be stored */
+    int32_t turned;                     /* out is the q, k and v heads of the fused launch's rope */
     /* Rows of w that belong together lie half of `pair` apart, in spans of `pair`; a
      * tile has FUSED_TILE / 2 of each half. */
     int32_t pair;

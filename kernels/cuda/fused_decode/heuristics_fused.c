@@ -1,6 +1,8 @@
 /* See heuristics_fused.h and fused_decode.h. */
 #include "kernels/cuda/fused_decode/heuristics_fused.h"
 
+#include "kernels/cuda/fused_decode/small_rows.h"
+
 enum { DEPTH_UNIT = 64 }; /* columns that one warp takes of a stage */
 
 /* ---- what suits ---- */
@@ -30,7 +32,7 @@ static bool rows_suit(const struct fused_args *a, int32_t rows, enum dtype t)
 {
     bool first = a->n_ops == 0;
 
-    return rows >= 1 && rows <= FUSED_ROWS && (t == DTYPE_F16 || t == DTYPE_BF16) &&
+    return rows >= 1 && rows <= SMALL_ROWS && (t == DTYPE_F16 || t == DTYPE_BF16) &&
            (first || a->rows == rows) && (first || a->type == (int32_t)t);
 }
 
@@ -90,6 +92,7 @@ bool fused_push_linear(struct fused_args *a, int32_t rows, struct mat out, struc
     p.k = w.cols;
     p.out = out.data;
     p.out_stride = out.stride;
+    p.out_transient = out.transient;
     p.pair = FUSED_TILE;
     if (ep) {
         p.bias = ep->bias.data;
@@ -117,6 +120,7 @@ bool fused_push_norm(struct fused_args *a, int32_t rows, struct mat out, struct 
                          .x_stride = x.stride,
                          .h = out.data,
                          .h_stride = out.stride,
+                         .h_transient = out.transient,
                          .k = x.cols,
                          .norm = {.weight = n->weight.data,
                                   .bias = n->bias.data,

@@ -13,8 +13,8 @@ __global__ void embed_kernel(T *out, int64_t out_stride, const T *table, int64_t
                              const int32_t *token, int32_t first, int32_t n_ids, int32_t cols,
                              float scale)
 {
+    pdl_wait(); /* before the release: attention reads the step's arrays before it waits */
     pdl_release();
-    pdl_wait();
     int id = token[blockIdx.x] - first;
     bool here = id >= 0 && id < n_ids;
     const T *from = table + (int64_t)id * table_stride;

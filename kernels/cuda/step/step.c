@@ -569,6 +569,8 @@ bool cuda_replay(struct backend *backend, const struct batch *batch)
     }
     c->recording = g;
     if (g->n_seen++ > 0 && room_for_graph(g)) {
+        /* a replay finds sums that another step left */
+        c->small_squares.zero[0] = c->small_squares.zero[1] = false;
         c->capturing =
             cuda_check(c, cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal),
                        "capturing a step");

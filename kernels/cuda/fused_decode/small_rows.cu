@@ -1,0 +1,660 @@
+/* Products of few rows (small_rows.h): one warpgroup multiplies, one lane of a fifth
+ * warp loads. A stage of the ring holds 64 columns of the tile's weight rows and of the
+ * activations, both by tensor copies with the 128-byte swizzle. There is one block a
+ * multiprocessor, so the ring has nearly all of its shared memory.
+ *
+ * With a split depth the two blocks of a cluster keep their sums in shared memory and
+ * each adds half of the columns: 16 bytes a lane along rows, from both. Clusters of two
+ * alone: with one block a multiprocessor larger ones do not all fit at once.
+ */
+#include <cuda.h>
+
+#include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/fused_decode/small_rows.h"
+#include "kernels/cuda/gemm/bulk.cuh"
+#include "kernels/cuda/gemm/wgmma_widths.cuh"
+
+namespace
+{
+
+typedef __nv_bfloat16 bf16;
+
+enum {
+    MULTIPLIERS = 128,
+    THREADS = MULTIPLIERS + 32,
+    SOURCE_BYTES = SMALL_ROWS * SMALL_DEPTH * 2, /* the activations of a stage */
+    RING_BYTES = 220 * 1024,
+    MOST_STAGES = 13,
+};
+
+struct small_args {
+    bf16 *out; /* [rows, n]; gated [rows, n / 2]; the residual stream, which is added to */
+    int64_t out_stride;
+    const bf16 *bias; /* [n] or NULL */
+    int32_t act;
+    int32_t rows, source_rows; /* the latter of a source's copy: a multiple of 8 */
+    int32_t n, depth_steps;    /* stages of a block's part of the depth */
+    /* The norm before: factor = rsqrt(squares / columns + eps). */
+    const unsigned long long *squares; /* [rows] or NULL: no factor */
+    unsigned long long *cleared;       /* [SMALL_ROWS] for the next sum */
+    float columns, eps;
+    /* The norm behind (SMALL_SUM): times_weight = the new residual stream * weight. */
+    bf16 *times_weight; /* NULL: none */
+    int64_t times_stride;
+    const bf16 *weight; /* [n] */
+    float weight_offset;
+    unsigned long long *squares_out; /* [rows], added to */
+};
+
+template <int WIDTH> struct small_layout {
+    static constexpr int WEIGHT_BYTES = WIDTH * SMALL_DEPTH * 2;
+    static constexpr int STAGE_BYTES = WEIGHT_BYTES + SOURCE_BYTES;
+    static constexpr int FIT = RING_BYTES / STAGE_BYTES;
+    /* Wide tiles are better off with five stages than with six. */
+    static constexpr int STAGES = FIT > MOST_STAGES ? MOST_STAGES : WIDTH == 224 ? 5 : FIT;
+    static constexpr int PITCH = WIDTH + 4; /* floats of a row of sums */
+    static constexpr int BYTES = STAGES * STAGE_BYTES + 2 * STAGES * 8 + 1024;
+};
+
+#if HAS_WGMMA
+
+/* A barrier of the threads that multiply. */
+__device__ __forceinline__ void sync_multipliers(void)
+{
+    static_assert(MULTIPLIERS == 128, "as the barrier counts");
+    asm volatile("bar.sync 1, 128;" ::: "memory");
+}
+
+/* Both halves of a cluster's barrier order shared memory among its blocks. */
+__device__ __forceinline__ void cluster_arrive(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_wait(void)
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ uint32_t address_in(uint32_t shared, uint32_t rank)
+{
+    uint32_t v;
+
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(v) : "r"(shared), "r"(rank));
+    return v;
+}
+
+__device__ __forceinline__ float4 load_from(uint32_t at)
+{
+    float4 v;
+
+    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(at)
+                 : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void tensor_copy(uint32_t to, const CUtensorMap *map, int column,
+                                            int row, uint32_t bar, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+                 "l"(map), "r"(column), "r"(row), "r"(bar), "l"(policy)
+                 : "memory");
+}
+
+__device__ __forceinline__ uint64_t read_once(void)
+{
+    uint64_t policy;
+
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ uint64_t read_again(void)
+{
+    uint64_t policy;
+
+    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ uint32_t pair(float a, float b)
+{
+    __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
+
+    return *(uint32_t *)&v;
+}
+
+__device__ __forceinline__ float low(uint32_t v)
+{
+    return __uint_as_float(v << 16);
+}
+
+__device__ __forceinline__ float high(uint32_t v)
+{
+    return __uint_as_float(v & 0xffff0000u);
+}
+
+/* The lane that loads. Weights of all stages are on their way before the wait for the
+ * launch ahead, which may still write the activations. */
+template <int WIDTH, bool GATED>
+__device__ __forceinline__ void load_stages(const CUtensorMap *w, const CUtensorMap *x,
+                                            const small_args &a, uint32_t base, uint32_t full,
+                                            uint32_t empty, int tile, int first_step)
+{
+    using L = small_layout<WIDTH>;
+    constexpr int ROWS = GATED ? WIDTH / 2 : WIDTH;
+    uint64_t once = read_once(), again = read_again();
+    uint32_t bytes = L::WEIGHT_BYTES + a.source_rows * SMALL_DEPTH * 2;
+    auto load_weights = [&](int i) {
+        uint32_t to = base + i % L::STAGES * L::STAGE_BYTES, bar = full + i % L::STAGES * 8;
+        barrier_expect(bar, bytes);
+        tensor_copy(to, w, (first_step + i) * SMALL_DEPTH, tile * ROWS, bar, once);
+        if (GATED) {
+            tensor_copy(to + L::WEIGHT_BYTES / 2, w, (first_step + i) * SMALL_DEPTH,
+                        a.n / 2 + tile * ROWS, bar, once);
+        }
+    };
+    auto load_source = [&](int i) {
+        tensor_copy(base + i % L::STAGES * L::STAGE_BYTES + L::WEIGHT_BYTES, x,
+                    (first_step + i) * SMALL_DEPTH, 0, full + i % L::STAGES * 8, again);
+    };
+    int ahead = min(L::STAGES, a.depth_steps);
+
+    for (int i = 0; i < ahead; i++) {
+        load_weights(i);
+    }
+    pdl_wait();
+    for (int i = 0; i < ahead; i++) {
+        load_source(i);
+    }
+    for (int i = ahead; i < a.depth_steps; i++) {
+        barrier_wait(empty + i % L::STAGES * 8, (i / L::STAGES & 1) ^ 1);
+        load_weights(i);
+        load_source(i);
+    }
+}
+
+/* Sums of squares are whole numbers of 2^-SQUARE_BITS, so that they do not depend on the
+ * order of the blocks that add to them. The rounding is far below any norm's eps. */
+constexpr int SQUARE_BITS = 20;
+
+__device__ __forceinline__ unsigned long long as_squares(float sum)
+{
+    return (unsigned long long)fminf(sum * (float)(1 << SQUARE_BITS), 1e17f);
+}
+
+/* The factor of the norm before op's product, of the row of this lane. */
+__device__ __forceinline__ float norm_factor(const small_args &a, int row)
+{
+    if (!a.squares || row >= a.rows) {
+        return 1.0f;
+    }
+    float sum = (float)__ldcg(a.squares + row) * (1.0f / (1 << SQUARE_BITS));
+    return rsqrtf(sum / a.columns + a.eps);
+}
+
+template <int WIDTH>
+__device__ __forceinline__ void multiply(float (&d)[WIDTH / 2], uint32_t base, uint32_t full,
+                                         uint32_t empty, int n_steps)
+{
+    using L = small_layout<WIDTH>;
+
+    for (int i = 0; i < n_steps; i++) {
+        int s = i % L::STAGES;
+        barrier_wait(full + s * 8, i / L::STAGES & 1);
+        uint64_t x = wgmma_descriptor(base + s * L::STAGE_BYTES + L::WEIGHT_BYTES),
+                 w = wgmma_descriptor(base + s * L::STAGE_BYTES);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < SMALL_DEPTH / 16; k++) {
+            wgmma_width<WIDTH>::run(d, x + k * 2, w + k * 2, i > 0 || k > 0);
+        }
+        wgmma_commit();
+        if (i > 0) {
+            wgmma_wait<1>();
+            if (threadIdx.x == 0) {
+                asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(
+                                 empty + (i - 1) % L::STAGES * 8)
+                             : "memory");
+            }
+        }
+    }
+    wgmma_wait<0>();
+}
+
+/* ACT: what is known at compile time, or -1. */
+template <int ACT> __device__ __forceinline__ float activated(float x, int act)
+{
+    return activate(x, ACT < 0 ? act : ACT);
+}
+
+/* out = act(factor * sums + bias), from the registers of the matrix instruction. */
+template <int WIDTH, int ACT>
+__device__ __forceinline__ void store_plain(const float (&d)[WIDTH / 2], const small_args &a,
+                                            int tile)
+{
+    int lane = threadIdx.x & 31, row = (threadIdx.x >> 5) * 16 + (lane >> 2), c = (lane & 3) * 2;
+    float factor[2] = {norm_factor(a, row), norm_factor(a, row + 8)};
+
+#pragma unroll
+    for (int h = 0; h < 2; h++, row += 8) {
+        if (row >= a.rows) {
+            return;
+        }
+        bf16 *out = a.out + row * a.out_stride + tile * WIDTH + c;
+#pragma unroll
+        for (int j = 0; j < WIDTH / 8; j++) {
+            float v0 = d[j * 4 + h * 2] * factor[h], v1 = d[j * 4 + h * 2 + 1] * factor[h];
+            if (a.bias) {
+                uint32_t b = *(const uint32_t *)(a.bias + tile * WIDTH + j * 8 + c);
+                v0 += low(b);
+                v1 += high(b);
+            }
+            *(uint32_t *)(out + j * 8) = pair(activated<ACT>(v0, a.act), activated<ACT>(v1, a.act));
+        }
+    }
+}
+
+/* The tile's first half of weight rows makes the gate, its second what is gated: a lane
+ * has both of a column. */
+template <int WIDTH, int ACT>
+__device__ __forceinline__ void store_gated(const float (&d)[WIDTH / 2], const small_args &a,
+                                            int tile)
+{
+    int lane = threadIdx.x & 31, row = (threadIdx.x >> 5) * 16 + (lane >> 2), c = (lane & 3) * 2;
+    float factor[2] = {norm_factor(a, row), norm_factor(a, row + 8)};
+
+#pragma unroll
+    for (int h = 0; h < 2; h++, row += 8) {
+        if (row >= a.rows) {
+            return;
+        }
+        float f = factor[h];
+        bf16 *out = a.out + row * a.out_stride + tile * (WIDTH / 2) + c;
+#pragma unroll
+        for (int j = 0; j < WIDTH / 16; j++) {
+            const float *gate = &d[j * 4 + h * 2], *up = &d[(j + WIDTH / 16) * 4 + h * 2];
+            *(uint32_t *)(out + j * 8) = pair(activated<ACT>(gate[0] * f, a.act) * (up[0] * f),
+                                              activated<ACT>(gate[1] * f, a.act) * (up[1] * f));
+        }
+    }
+}
+
+/* Four columns of the residual stream: += v; also times the next norm's weight. Returns
+ * the sum of their squares as stored. */
+__device__ __forceinline__ float add_to_stream(const small_args &a, int row, int column,
+                                               const float (&v)[4])
+{
+    uint2 *stream = (uint2 *)(a.out + row * a.out_stride + column);
+    uint2 was = __ldcg(stream);
+    uint2 now = make_uint2(pair(v[0] + low(was.x), v[1] + high(was.x)),
+                           pair(v[2] + low(was.y), v[3] + high(was.y)));
+    float e[4] = {low(now.x), high(now.x), low(now.y), high(now.y)};
+
+    *stream = now;
+    if (a.times_weight) {
+        uint2 g = __ldg((const uint2 *)(a.weight + column));
+        float o = a.weight_offset;
+        *(uint2 *)(a.times_weight + row * a.times_stride + column) =
+            make_uint2(pair(e[0] * (low(g.x) + o), e[1] * (high(g.x) + o)),
+                       pair(e[2] * (low(g.y) + o), e[3] * (high(g.y) + o)));
+    }
+    return (e[0] * e[0] + e[1] * e[1]) + (e[2] * e[2] + e[3] * e[3]);
+}
+
+/* Adds the sums of a cluster's two blocks: this block has half of the tile's columns. */
+template <int WIDTH, int KIND>
+__device__ __forceinline__ void store_split(const float (&d)[WIDTH / 2], char *ring, uint32_t base,
+                                            const small_args &a, int tile, int part)
+{
+    using L = small_layout<WIDTH>;
+    constexpr int COLUMNS = WIDTH / 2, LANES = COLUMNS / 4, ALL = SMALL_ROWS * LANES;
+    constexpr int QUADS = (ALL + MULTIPLIERS - 1) / MULTIPLIERS;
+    static_assert(COLUMNS % 4 == 0, "whole quads");
+    static_assert((L::PITCH + LANES) * 4 * SMALL_ROWS <= L::STAGES * L::STAGE_BYTES, "sums fit");
+    int t = threadIdx.x, lane = t & 31, first_row = (t >> 5) * 16 + (lane >> 2), c = (lane & 3) * 2;
+    float *sums = (float *)ring, *squares = sums + SMALL_ROWS * L::PITCH;
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+#pragma unroll
+        for (int j = 0; j < WIDTH / 8; j++) {
+            *(float2 *)(sums + (first_row + h * 8) * L::PITCH + j * 8 + c) =
+                make_float2(d[j * 4 + h * 2], d[j * 4 + h * 2 + 1]);
+        }
+    }
+    cluster_arrive();
+    cluster_wait();
+    uint32_t first = address_in(base, 0), second = address_in(base, 1);
+    float v[QUADS][4];
+#pragma unroll
+    for (int q = 0; q < QUADS; q++) {
+        int e = min(t + q * MULTIPLIERS, ALL - 1);
+        uint32_t at = ((e / LANES) * L::PITCH + part * COLUMNS + e % LANES * 4) * 4;
+        float4 x = load_from(first + at), y = load_from(second + at);
+        v[q][0] = x.x + y.x;
+        v[q][1] = x.y + y.y;
+        v[q][2] = x.z + y.z;
+        v[q][3] = x.w + y.w;
+    }
+    cluster_arrive(); /* the other block may leave once it has read this one's sums */
+#pragma unroll
+    for (int q = 0; q < QUADS; q++) {
+        int e = t + q * MULTIPLIERS, row = e / LANES, column = e % LANES * 4,
+            at = tile * WIDTH + part * COLUMNS + column;
+        float square = 0.0f;
+        if (e >= ALL) {
+            break;
+        }
+        if (row < a.rows && KIND == SMALL_SUM) {
+            square = add_to_stream(a, row, at, v[q]);
+        } else if (row < a.rows) {
+            float f = norm_factor(a, row);
+            uint2 b = a.bias ? *(const uint2 *)(a.bias + at) : make_uint2(0, 0);
+            *(uint2 *)(a.out + row * a.out_stride + at) =
+                make_uint2(pair(activate(v[q][0] * f + low(b.x), a.act),
+                                activate(v[q][1] * f + high(b.x), a.act)),
+                           pair(activate(v[q][2] * f + low(b.y), a.act),
+                                activate(v[q][3] * f + high(b.y), a.act)));
+        }
+        if (KIND == SMALL_SUM) {
+            squares[e] = square;
+        }
+    }
+    if (KIND == SMALL_SUM && a.squares_out) {
+        sync_multipliers();
+        if (t < a.rows) {
+            float sum = 0.0f;
+            for (int i = 0; i < LANES; i++) {
+                sum += squares[t * LANES + i];
+            }
+            atomicAdd(a.squares_out + t, as_squares(sum));
+        }
+    }
+    __syncwarp();
+    cluster_wait();
+}
+
+#endif
+
+template <int WIDTH, int SPLIT, int KIND>
+__global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
+    small_kernel(const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap x,
+                 const __grid_constant__ small_args a)
+{
+#if HAS_WGMMA
+    using L = small_layout<WIDTH>;
+    extern __shared__ char raw[];
+    uint32_t base = (shared_address(raw) + 1023) & ~1023u;
+    uint32_t full = base + L::STAGES * L::STAGE_BYTES, empty = full + L::STAGES * 8;
+    char *ring = raw + (base - shared_address(raw));
+    int part = SPLIT > 1 ? (int)(blockIdx.x % SPLIT) : 0, tile = (int)(blockIdx.x / SPLIT);
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < L::STAGES; i++) {
+            barrier_init(full + i * 8, 1);
+            barrier_init(empty + i * 8, 1);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+    pdl_release();
+    if (threadIdx.x >= MULTIPLIERS) {
+        if (threadIdx.x == MULTIPLIERS) {
+            load_stages<WIDTH, KIND == SMALL_GATED>(&w, &x, a, base, full, empty, tile,
+                                                    part * a.depth_steps);
+        }
+        __syncwarp();
+        if (SPLIT > 1) { /* the cluster's barriers are for all threads */
+            cluster_arrive();
+            cluster_wait();
+            cluster_arrive();
+            cluster_wait();
+        }
+        return;
+    }
+    float d[WIDTH / 2];
+    pdl_wait();
+    if (KIND != SMALL_SUM && a.cleared && blockIdx.x == 0 && threadIdx.x < SMALL_ROWS) {
+        a.cleared[threadIdx.x] = 0;
+    }
+    multiply<WIDTH>(d, base, full, empty, a.depth_steps);
+    if (SPLIT > 1) {
+        sync_multipliers(); /* the ring becomes room for sums */
+        store_split<WIDTH, KIND>(d, ring, base, a, tile, part);
+    } else if (KIND == SMALL_GATED) {
+        if (a.act == A_SILU) {
+            store_gated<WIDTH, A_SILU>(d, a, tile);
+        } else {
+            store_gated<WIDTH, -1>(d, a, tile);
+        }
+    } else if (a.act == A_NONE) {
+        store_plain<WIDTH, A_NONE>(d, a, tile);
+    } else {
+        store_plain<WIDTH, -1>(d, a, tile);
+    }
+#endif
+}
+
+/* ---- host ---- */
+
+typedef CUresult (*encode_map)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                               const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                               const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                               CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+/* The driver's function, or NULL. */
+encode_map map_encoder(void)
+{
+    static encode_map found = [] {
+        void *f = NULL;
+        cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
+        cudaError_t rc = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000,
+                                                          cudaEnableDefault, &result);
+#else
+        cudaError_t rc =
+            cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &result);
+#endif
+        if (rc != cudaSuccess || result != cudaDriverEntryPointSuccess) {
+            cudaGetLastError();
+            f = NULL;
+        }
+        return (encode_map)f;
+    }();
+    return found;
+}
+
+/* A map of [rows, columns] bf16 for boxes of box_rows by SMALL_DEPTH. Rows beyond read
+ * as zero. */
+bool make_map(CUtensorMap *ret, const void *data, int64_t rows, int64_t columns, int64_t stride,
+              int box_rows)
+{
+    cuuint64_t size[2] = {(cuuint64_t)columns, (cuuint64_t)rows};
+    cuuint64_t pitch[1] = {(cuuint64_t)stride * 2};
+    cuuint32_t box[2] = {SMALL_DEPTH, (cuuint32_t)box_rows}, step[2] = {1, 1};
+
+    return map_encoder()(ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)data, size, pitch, box,
+                         step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+template <int WIDTH, int SPLIT, int KIND>
+bool launch_tile(const CUtensorMap &w, const CUtensorMap &x, const small_args &a,
+                 cudaStream_t stream)
+{
+    cudaLaunchConfig_t c = {};
+    cudaLaunchAttribute attr[3];
+
+    attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr[0].val.programmaticStreamSerializationAllowed = 1;
+    attr[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attr[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+    attr[2].id = cudaLaunchAttributeClusterDimension;
+    attr[2].val.clusterDim.x = SPLIT;
+    attr[2].val.clusterDim.y = attr[2].val.clusterDim.z = 1;
+    c.gridDim = dim3(a.n / WIDTH * SPLIT);
+    c.blockDim = dim3(THREADS);
+    c.dynamicSmemBytes = small_layout<WIDTH>::BYTES;
+    c.stream = stream;
+    c.attrs = attr;
+    c.numAttrs = SPLIT > 1 ? 3 : 2;
+    return cudaLaunchKernelEx(&c, small_kernel<WIDTH, SPLIT, KIND>, w, x, a) == cudaSuccess;
+}
+
+/* All kernels there are: TILE(width, split, kind) for each. heuristics_small.c chooses
+ * among the same. */
+#define EVERY_TILE(TILE)      \
+    TILE(32, 1, SMALL_PLAIN)  \
+    TILE(40, 1, SMALL_PLAIN)  \
+    TILE(48, 1, SMALL_PLAIN)  \
+    TILE(56, 1, SMALL_PLAIN)  \
+    TILE(64, 1, SMALL_PLAIN)  \
+    TILE(72, 1, SMALL_PLAIN)  \
+    TILE(80, 1, SMALL_PLAIN)  \
+    TILE(96, 1, SMALL_PLAIN)  \
+    TILE(112, 1, SMALL_PLAIN) \
+    TILE(128, 1, SMALL_PLAIN) \
+    TILE(48, 2, SMALL_PLAIN)  \
+    TILE(64, 2, SMALL_PLAIN)  \
+    TILE(72, 2, SMALL_PLAIN)  \
+    TILE(80, 2, SMALL_PLAIN)  \
+    TILE(96, 2, SMALL_PLAIN)  \
+    TILE(112, 2, SMALL_PLAIN) \
+    TILE(128, 2, SMALL_PLAIN) \
+    TILE(96, 1, SMALL_GATED)  \
+    TILE(112, 1, SMALL_GATED) \
+    TILE(128, 1, SMALL_GATED) \
+    TILE(160, 1, SMALL_GATED) \
+    TILE(192, 1, SMALL_GATED) \
+    TILE(224, 1, SMALL_GATED) \
+    TILE(256, 1, SMALL_GATED) \
+    TILE(32, 2, SMALL_SUM)    \
+    TILE(40, 2, SMALL_SUM)    \
+    TILE(48, 2, SMALL_SUM)    \
+    TILE(56, 2, SMALL_SUM)    \
+    TILE(64, 2, SMALL_SUM)    \
+    TILE(72, 2, SMALL_SUM)    \
+    TILE(80, 2, SMALL_SUM)    \
+    TILE(96, 2, SMALL_SUM)    \
+    TILE(112, 2, SMALL_SUM)   \
+    TILE(128, 2, SMALL_SUM)
+
+bool launch_product(const struct small_tile &t, const CUtensorMap &w, const CUtensorMap &x,
+                    const small_args &a, cudaStream_t stream)
+{
+#define TILE(WIDTH, SPLIT, KIND)                                  \
+    if (t.width == WIDTH && t.split == SPLIT && t.kind == KIND) { \
+        return launch_tile<WIDTH, SPLIT, KIND>(w, x, a, stream);  \
+    }
+    EVERY_TILE(TILE)
+#undef TILE
+    return false;
+}
+
+/* The norm behind op `i`, which the next product takes apart. Its sums begin at zero:
+ * the last reader of the other ones has cleared these. */
+bool norm_behind(small_args *ret, const struct fused_args *a, int32_t i,
+                 struct small_squares *squares, cudaStream_t stream)
+{
+    const struct fused_op *next = &a->op[i + 1];
+
+    if (i + 1 >= a->n_ops || !small_norm_apart(a, i + 1)) {
+        return true;
+    }
+    squares->turn ^= 1;
+    ret->squares_out = squares->sum[squares->turn];
+    ret->times_weight = (bf16 *)next->h;
+    ret->times_stride = next->h_stride;
+    ret->weight = (const bf16 *)next->norm.weight;
+    ret->weight_offset = next->norm.weight_offset;
+    bool zero = squares->zero[squares->turn];
+    squares->zero[squares->turn] = false;
+    return zero || cudaMemsetAsync(ret->squares_out, 0, sizeof(*ret->squares_out) * SMALL_ROWS,
+                                   stream) == cudaSuccess;
+}
+
+/* The norm before op `p`, taken apart. */
+void norm_before(small_args *ret, const struct fused_op *p, struct small_squares *squares)
+{
+    ret->squares = squares->sum[squares->turn];
+    ret->cleared = squares->sum[squares->turn ^ 1];
+    squares->zero[squares->turn ^ 1] = true;
+    ret->columns = (float)p->k;
+    ret->eps = p->norm.eps;
+}
+
+bool launch_op(const struct fused_args *a, int32_t i, struct small_squares *squares,
+               int32_t n_blocks, cudaStream_t stream)
+{
+    const struct fused_op *p = &a->op[i];
+    struct small_tile t = small_tile_of(p, n_blocks);
+    CUtensorMap w, x;
+    small_args k = {};
+    bool ok = true;
+
+    if (small_norm_apart(a, i)) {
+        norm_before(&k, p, squares);
+    } else if (p->h) {
+        launch_norm(p->h, p->h_stride, (void *)p->x, p->x_stride, NULL, 0, &p->norm, a->rows, p->k,
+                    a->type, stream);
+    }
+    k.out = (bf16 *)(t.kind == SMALL_GATED ? p->gated : t.kind == SMALL_SUM ? p->sum : p->out);
+    k.out_stride = t.kind == SMALL_GATED ? p->gated_stride
+                   : t.kind == SMALL_SUM ? p->sum_stride
+                                         : p->out_stride;
+    k.bias = (const bf16 *)p->bias;
+    k.act = t.kind == SMALL_GATED ? p->gate_act : p->act;
+    k.rows = a->rows;
+    k.source_rows = (a->rows + 7) / 8 * 8;
+    k.n = p->n;
+    k.depth_steps = p->k / SMALL_DEPTH / t.split;
+    if (t.kind == SMALL_SUM) {
+        ok = norm_behind(&k, a, i, squares, stream);
+    }
+    return ok &&
+           make_map(&w, p->w, p->n, p->k, p->w_stride,
+                    t.kind == SMALL_GATED ? t.width / 2 : t.width) &&
+           make_map(&x, p->h ? p->h : p->x, a->rows, p->k, p->h ? p->h_stride : p->x_stride,
+                    k.source_rows) &&
+           launch_product(t, w, x, k, stream);
+}
+
+} /* namespace */
+
+extern "C" bool small_prepare(void)
+{
+    cudaFuncAttributes made = {};
+    /* Code without the instruction, Hopper's alone, has an empty body and a lower bound. */
+    bool ok = map_encoder() &&
+              cudaFuncGetAttributes(&made, small_kernel<64, 2, SMALL_SUM>) == cudaSuccess &&
+              made.maxThreadsPerBlock >= THREADS;
+
+#define TILE(WIDTH, SPLIT, KIND) \
+    ok = ok && allow_shared(small_kernel<WIDTH, SPLIT, KIND>, small_layout<WIDTH>::BYTES);
+    EVERY_TILE(TILE)
+#undef TILE
+    cudaGetLastError();
+    return ok;
+}
+
+extern "C" bool launch_small_rows(const struct fused_args *a, struct small_squares *squares,
+                                  int32_t n_blocks, cudaStream_t stream)
+{
+    bool ok = true;
+
+    for (int32_t i = 0; i < a->n_ops && ok; i++) {
+        const struct fused_op *p = &a->op[i];
+        if (p->n == 0) {
+            launch_norm(p->h, p->h_stride, (void *)p->x, p->x_stride, NULL, 0, &p->norm, a->rows,
+                        p->k, a->type, stream);
+        } else {
+            ok = launch_op(a, i, squares, n_blocks, stream);
+        }
+    }
+    return ok;
+}

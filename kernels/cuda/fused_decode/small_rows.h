@@ -1,0 +1,68 @@
+/* Products of 9 to 64 rows on Hopper, with the norm before them and the gate or the
+ * residual sum behind them inside: four launches between two attentions.
+ *
+ * The activations are the 64-row operand of the matrix instruction and weight rows the
+ * other, so a tile may have any multiple of 8 weight rows and a product is one wave of
+ * tiles. A block streams its weights before it waits for the launch ahead of it
+ * (programmatic dependent launch), so memory is never idle between two products.
+ *
+ * A norm is taken apart: the product that makes the residual stream also writes it times
+ * the norm's weight, and the sum of its squares by tile; the product behind the norm
+ * reads the former as its source and multiplies its results by the factor of the latter.
+ */
+#ifndef QUIRE_KERNELS_CUDA_FUSED_DECODE_SMALL_ROWS_H
+#define QUIRE_KERNELS_CUDA_FUSED_DECODE_SMALL_ROWS_H
+
+#include "kernels/cuda/fused_decode/fused_decode.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    SMALL_ROWS = 64,  /* activation rows at most */
+    SMALL_DEPTH = 64, /* columns of a stage: 128 bytes, the widest swizzle */
+};
+
+enum small_kind {
+    SMALL_PLAIN, /* out = act(x w^T + bias) */
+    SMALL_GATED, /* gated = act(first half) * second half */
+    SMALL_SUM,   /* sum += x w^T, and what the next norm needs */
+};
+
+/* How a product is cut into blocks: `width` weight rows a tile, the depth in `split`
+ * parts whose sums a cluster of so many blocks adds. width 0: the product is for
+ * cuBLASLt. */
+struct small_tile {
+    enum small_kind kind;
+    int32_t width, split;
+};
+
+/* The tile for op `p` on a device of n_blocks multiprocessors. Pure. */
+struct small_tile small_tile_of(const struct fused_op *p, int32_t n_blocks);
+/* Whether the norm before op i is taken apart: the product before it makes the residual
+ * stream, and its result need not be stored. Pure. */
+bool small_norm_apart(const struct fused_args *a, int32_t i);
+/* Whether all of `a`, of more than FUSED_ROWS rows, goes by these launches. Pure. */
+bool small_plan(const struct fused_args *a, int32_t n_blocks);
+
+/* Whether the kernels run here: Hopper's own code, room for the rings, a driver that
+ * makes tensor maps. */
+bool small_prepare(void);
+/* Sums of squares of the residual stream's rows, for the norms that are taken apart. Two
+ * sets in turn: the product that reads one clears the other for the next product that
+ * adds to it. */
+struct small_squares {
+    unsigned long long *sum[2]; /* [SMALL_ROWS] on the device; NULL: the kernels do not run here */
+    bool zero[2];               /* cleared by an operation enqueued before */
+    int32_t turn;               /* the set that was added to last */
+};
+/* Enqueue a's operations. False: a launch failed, and the error is CUDA's last. */
+bool launch_small_rows(const struct fused_args *a, struct small_squares *squares, int32_t n_blocks,
+                       cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,139 @@
+/* Which products of 9 to 64 rows go by own launches, and in what tiles. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/fused_decode/small_rows.h"
+
+enum { H200 = 132 };
+
+static char memory[8];
+
+static struct fused_op product(int32_t n, int32_t k, enum small_kind kind)
+{
+    struct fused_op p = {.x = memory, .w = memory + 1, .n = n, .k = k};
+
+    p.gated = kind == SMALL_GATED ? memory + 2 : NULL;
+    p.sum = kind == SMALL_SUM ? memory + 3 : NULL;
+    p.out = kind == SMALL_PLAIN ? memory + 4 : NULL;
+    return p;
+}
+
+static void a_tile_is(int32_t n, int32_t k, enum small_kind kind, int32_t width, int32_t split)
+{
+    struct fused_op p = product(n, k, kind);
+    struct small_tile t = small_tile_of(&p, H200);
+
+    assert_int_equal(t.kind, kind);
+    assert_int_equal(t.width, width);
+    assert_int_equal(t.split, width ? split : 0);
+}
+
+static void products_are_one_wave_of_tiles(void **state)
+{
+    (void)state;
+    a_tile_is(6144, 4096, SMALL_PLAIN, 48, 1); /* Llama 8B */
+    a_tile_is(4096, 4096, SMALL_SUM, 64, 2);
+    a_tile_is(28672, 4096, SMALL_GATED, 224, 1);
+    a_tile_is(4096, 14336, SMALL_SUM, 64, 2);
+    a_tile_is(4608, 3584, SMALL_PLAIN, 72, 2); /* Qwen2.5 7B */
+    a_tile_is(3584, 3584, SMALL_SUM, 56, 2);
+    a_tile_is(5120, 5120, SMALL_SUM, 80, 2);
+    a_tile_is(2048, 8192, SMALL_SUM, 32, 2); /* Llama 1B */
+    a_tile_is(16384, 2048, SMALL_GATED, 128, 1);
+}
+
+static void what_is_no_wave_is_left_to_cublas(void **state)
+{
+    (void)state;
+    a_tile_is(37888, 3584, SMALL_GATED, 0, 0); /* 148 tiles of the widest */
+    a_tile_is(128256, 4096, SMALL_PLAIN, 0, 0);
+    a_tile_is(576, 576, SMALL_SUM, 0, 0);   /* too few */
+    a_tile_is(4096, 4160, SMALL_SUM, 0, 0); /* an odd number of stages cannot be split */
+}
+
+static struct fused_args layer(void)
+{
+    struct fused_args a = {.rows = 64, .type = DTYPE_BF16};
+    struct fused_op o = product(4096, 4096, SMALL_SUM), up = product(28672, 4096, SMALL_GATED),
+                    down = product(4096, 14336, SMALL_SUM), qkv = product(6144, 4096, SMALL_PLAIN);
+
+    up.x = qkv.x = o.sum;
+    up.h = qkv.h = memory + 5;
+    up.h_transient = qkv.h_transient = true;
+    o.out_transient = down.out_transient = true;
+    up.norm.weight = qkv.norm.weight = memory + 6;
+    up.norm.weight_type = qkv.norm.weight_type = DTYPE_BF16;
+    a.op[a.n_ops++] = o;
+    a.op[a.n_ops++] = up;
+    a.op[a.n_ops++] = down;
+    a.op[a.n_ops++] = qkv;
+    return a;
+}
+
+static void a_layer_goes_by_four_launches(void **state)
+{
+    struct fused_args a = layer();
+
+    (void)state;
+    assert_true(small_plan(&a, H200));
+    a.rows = SMALL_ROWS + 1;
+    assert_false(small_plan(&a, H200));
+}
+
+static void a_norm_is_taken_apart_where_nothing_else_reads_it(void **state)
+{
+    struct fused_args a = layer();
+
+    (void)state;
+    assert_false(small_norm_apart(&a, 0));
+    assert_true(small_norm_apart(&a, 1));
+    assert_false(small_norm_apart(&a, 2));
+    assert_true(small_norm_apart(&a, 3));
+    a.op[1].h_transient = false;
+    assert_false(small_norm_apart(&a, 1));
+    a = layer();
+    a.op[1].norm.layer_norm = 1; /* has a mean */
+    assert_false(small_norm_apart(&a, 1));
+    a = layer();
+    a.op[1].x = memory; /* not what the product before it makes */
+    assert_false(small_norm_apart(&a, 1));
+}
+
+static void what_does_not_suit_is_refused(void **state)
+{
+    struct fused_args a = layer();
+
+    (void)state;
+    a.type = DTYPE_F16; /* the stream times a weight may overflow */
+    assert_false(small_plan(&a, H200));
+    a = layer();
+    a.op[0].out_transient = false; /* a summand that is to be stored */
+    assert_false(small_plan(&a, H200));
+    a = layer();
+    a.op[0].partial = 1; /* other ranks have a summand */
+    assert_false(small_plan(&a, H200));
+    a = layer();
+    a.rope.kv.base = memory;
+    assert_false(small_plan(&a, H200));
+    a = layer();
+    a.op[0].bias = memory; /* of a sum */
+    assert_false(small_plan(&a, H200));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(products_are_one_wave_of_tiles),
+        cmocka_unit_test(what_is_no_wave_is_left_to_cublas),
+        cmocka_unit_test(a_layer_goes_by_four_launches),
+        cmocka_unit_test(a_norm_is_taken_apart_where_nothing_else_reads_it),
+        cmocka_unit_test(what_does_not_suit_is_refused),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
