@@ -260,11 +260,14 @@ $(cuda_dir)/flags: ;
 
 # ---- packages -----------------------------------------------------------------------------------------------------
 
-.PHONY: man deb
+.PHONY: man docs deb
 man: $(BUILD)/quire.8 ## build/quire.8, the manual page
 
 $(BUILD)/quire.8: deploy/quire.8.in deploy/make-man $(quire)
 	$(Q)deploy/make-man $(quire) >$@
+
+docs: all ## what is printed from the settings' table and from the records: docs/, config/quire.yaml, deploy/completion
+	scripts/make-docs --build $(BUILD)
 
 deb: all $(BUILD)/quire.8 ## Debian packages of the daemon and of the bundled model, into build/deb
 	deploy/make-deb $(BUILD)
@@ -275,7 +278,7 @@ deb: all $(BUILD)/quire.8 ## Debian packages of the daemon and of the bundled mo
 format: ## clang-format every C and CUDA file in place
 	scripts/check-format --fix
 
-lint: ## include arrows, headers alone, the scheduler's purity, formatting, the README's settings
+lint: ## include arrows, headers alone, the scheduler's purity, formatting, printed documents
 	scripts/run-tests --build $(BUILD) lint
 
 SYSCONFDIR ?= /etc

@@ -34,10 +34,9 @@ static int config_main(int argc, char **argv, char **env)
     struct err e = {0};
     bool help = false;
 
-    /* For scripts/check-readme and deploy/make-man: the settings as the README and the
-     * manual page show them. */
-    if (argc == 1 && strcmp(argv[0], "--markdown") == 0) {
-        settings_markdown(stdout);
+    /* For scripts/make-docs and deploy/make-man. */
+    if (argc == 2 && strcmp(argv[0], "--list") == 0 && strcmp(argv[1], "json") == 0) {
+        settings_list(stdout);
         return 0;
     }
     if (argc == 1 && strcmp(argv[0], "--man") == 0) {

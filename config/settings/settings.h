@@ -115,9 +115,9 @@ int settings_pass_on(char ***ret, const struct settings *s, const char *model, s
 void settings_pass_on_free(char **flags);
 /* `--help` text of all settings, grouped. */
 void settings_help(FILE *out);
-/* Markdown reference for the README. */
-void settings_markdown(FILE *out);
-/* The same for the manual page, in the macros of man(7). */
+/* The settings' table as a JSON array, one object a setting, for scripts/make-docs. */
+void settings_list(FILE *out);
+/* The settings' part of the manual page, in the macros of man(7). */
 void settings_man(FILE *out);
 /* `quire config`: every setting as YAML, each with a comment naming where its value
  * came from. Keys are masked. */

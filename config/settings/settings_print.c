@@ -1,4 +1,4 @@
-/* The settings as text: --help, the reference of the README and of the manual page, and
+/* The settings as text: --help, the table as JSON, the manual page's reference, and
  * `quire config`. */
 #include <string.h>
 
@@ -127,41 +127,80 @@ void settings_help(FILE *out)
                  "shows the result.\n");
 }
 
-static void markdown_row(FILE *out, const struct setting *row)
-{
-    struct buf name, values;
+/* ---- the table for programs ---- */
 
-    buf_init(&name, 256);
-    buf_init(&values, 256);
-    spell(&name, row->key, false);
-    if (row->alias) {
-        buf_puts(&name, "` [`");
-        spell(&name, row->alias, false);
-        buf_puts(&name, "`]");
-    } else {
-        buf_putc(&name, '`');
+/* `"name": "text"`, or null for a text that is absent. */
+static void put_member(struct buf *out, const char *name, const char *text)
+{
+    buf_printf(out, ", \"%s\": ", name);
+    if (!text) {
+        buf_puts(out, "null");
+        return;
     }
-    if (row->choice) {
-        put_choices(&values, row, ", ");
-    }
-    const char *preset = !row->preset ? "" : row->preset;
-    fprintf(out, "| `%s | %s%s%s | %s%s%s |\n", !name.data ? "" : name.data,
-            *preset == '\0' ? "" : "`", preset, *preset == '\0' ? "" : "`", row->help,
-            values.len > 0 ? ": " : "", values.len > 0 ? values.data : "");
-    buf_release(&name);
-    buf_release(&values);
+    buf_putc(out, '"');
+    buf_json_escape(out, text, strlen(text));
+    buf_putc(out, '"');
 }
 
-void settings_markdown(FILE *out)
+static void put_spelled(struct buf *out, const char *name, const char *prefix, const char *key,
+                        bool capitals)
+{
+    buf_printf(out, ", \"%s\": \"%s", name, prefix);
+    spell(out, key, capitals);
+    buf_putc(out, '"');
+}
+
+static void put_choice_list(struct buf *out, const struct setting *row)
+{
+    const char *before = "\"";
+
+    buf_puts(out, ", \"choices\": [");
+    for (const struct setting_choice *c = row->choice; c && c->name; c++) {
+        if (is_shown(row->choice, c)) {
+            buf_printf(out, "%s%s\"", before, c->name);
+            before = ", \"";
+        }
+    }
+    buf_putc(out, ']');
+}
+
+static void list_row(FILE *out, const struct setting *row)
+{
+    static const char *const type_name[] = {
+        [SETTING_STRING] = "string", [SETTING_INT] = "int",         [SETTING_BYTES] = "bytes",
+        [SETTING_FLOAT] = "float",   [SETTING_SECONDS] = "seconds", [SETTING_BOOL] = "bool",
+        [SETTING_CHOICE] = "choice", [SETTING_KEYS] = "keys",       [SETTING_PREFIXES] = "prefixes",
+    };
+    struct buf line;
+
+    buf_init(&line, 4096);
+    buf_printf(&line, "{\"key\": \"%s\", \"type\": \"%s\"", row->key, type_name[row->type]);
+    put_member(&line, "group", row->group);
+    if (row->type != SETTING_PREFIXES) {
+        put_spelled(&line, "flag", "--", row->key, false);
+        put_spelled(&line, "env", "QUIRE_", row->key, true);
+    }
+    if (row->alias) {
+        put_spelled(&line, "alias", "--", row->alias, false);
+    }
+    put_member(&line, "metavar", row->metavar);
+    put_member(&line, "default", row->preset);
+    put_choice_list(&line, row);
+    put_member(&line, "help", row->help);
+    fprintf(out, "%s}", !line.data ? "" : line.data);
+    buf_release(&line);
+}
+
+void settings_list(FILE *out)
 {
     for (int i = 0; i < setting_count; i++) {
-        if (begins_group(i)) {
-            fprintf(out, "%s| %s | default | |\n|---|---|---|\n", i == 0 ? "" : "\n",
-                    setting_table[i].group);
-        }
-        markdown_row(out, &setting_table[i]);
+        fputs(i == 0 ? "[" : ",\n ", out);
+        list_row(out, &setting_table[i]);
     }
+    fputs("]\n", out);
 }
+
+/* ---- the manual page ---- */
 
 /* Text for troff: a plain dash is a hyphen there, and may be broken at; a backslash
  * begins a command. */

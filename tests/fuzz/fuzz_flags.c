@@ -75,7 +75,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         }
     } else if (help) {
         settings_help(nowhere);
-        settings_markdown(nowhere);
+        settings_list(nowhere);
         settings_man(nowhere);
     } else {
         check(&s, nowhere);

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <cJSON.h>
 #include <cmocka.h>
 
 #include "config/base/limits.h"
@@ -494,22 +495,27 @@ static void help_and_reference_name_every_setting(void **state)
     settings_help(out);
     fclose(out);
     out = open_memstream(&table, &size);
-    settings_markdown(out);
+    settings_list(out);
     fclose(out);
     for (int i = 0; i < setting_count; i++) {
         char name[80];
-        snprintf(name, sizeof(name), "`%s`", setting_table[i].key);
+        snprintf(name, sizeof(name), "{\"key\": \"%s\", ", setting_table[i].key);
+        assert_non_null(strstr(table, name));
+        snprintf(name, sizeof(name), "%s", setting_table[i].key);
         for (char *c = name; *c != '\0'; c++) {
             *c = *c == '_' ? '-' : *c;
         }
-        assert_non_null(strstr(table, name));
-        name[strlen(name) - 1] = '\0';
         if (setting_table[i].type != SETTING_PREFIXES) {
-            assert_non_null(strstr(text, name + 1));
+            assert_non_null(strstr(text, name));
         }
         assert_true(strlen(setting_table[i].help) > 0 && strlen(setting_table[i].key) < 48);
     }
-    assert_non_null(strstr(table, "| `kv-blocks` [`num-gpu-blocks-override`] | `0` |"));
+    assert_non_null(strstr(table, "\"flag\": \"--kv-blocks\", \"env\": \"QUIRE_KV_BLOCKS\", "
+                                  "\"alias\": \"--num-gpu-blocks-override\", \"metavar\": \"N\", "
+                                  "\"default\": \"0\", \"choices\": [], "));
+    cJSON *list = cJSON_Parse(table);
+    assert_int_equal(cJSON_GetArraySize(list), setting_count);
+    cJSON_Delete(list);
     free(text);
     free(table);
 }

@@ -1,0 +1,459 @@
+"""docs/performance.md and the table of README.md, from the records in tests/bench/records."""
+
+import json
+import pathlib
+import re
+import textwrap
+
+RECORDS = pathlib.Path("tests/bench/records")
+
+INTRO = """# Performance
+
+Printed by `make docs` from the records in `tests/bench/records`; do not edit it here. Each
+table names the record, the machine, the commit and the day. To measure again, run the
+command that a section names on your machine. Where two programs stand side by side, the
+last column says how many times better Quire is: more of a rate, or less of a time.
+
+"""
+
+DECODES = (
+    ("decode 1 x 1024", 1, 1024), ("decode 8 x 1024", 8, 1024), ("decode 64 x 1024", 64, 1024),
+    ("decode 256 x 1024", 256, 1024), ("decode 64 x 4096", 64, 4096),
+)  # fmt: skip
+KERNEL = re.compile(
+    r"(?P<what>.*\S)\s+(?P<us>[\d.]+) us"
+    r"(?:,\s+[\d.]+ MB,\s+(?P<tb>[\d.]+) TB/s \(\s*(?P<tb_part>\d+) %\))?"
+    r"(?:,\s+[\d.]+ GFLOP,\s+(?P<tf>[\d.]+) TFLOP/s \(\s*(?P<tf_part>\d+) %\))?$"
+)
+KERNEL_TABLES = (
+    ("Decode attention", "decode"), ("Prefill attention", "prefill attention"),
+    ("Both in one step", "attention,"), ("Matrix products", ("product", "gated product")),
+    ("Sampling", "sampling"), ("Norms, rotation, embedding", ("residual", "rope", "embedding")),
+)  # fmt: skip
+
+
+def number(value):
+    """Three digits, or whole with commas."""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def para(text):
+    """A paragraph as wide as the hand-written pages; paths are never cut."""
+    return textwrap.fill(text, 88, break_long_words=False, break_on_hyphens=False) + "\n\n"
+
+
+def table(head, rows):
+    """Columns without a value in any row are left out."""
+    rows = [[str(cell) for cell in row] for row in rows]
+    used = [i for i in range(len(head)) if i == 0 or any(row[i] for row in rows)]
+    head, rows = [head[i] for i in used], [[row[i] for i in used] for row in rows]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n\n"
+
+
+class Record:
+    def __init__(self, path):
+        self.name, self.data = path.name, json.loads(path.read_text())
+        day = re.search(r"\d{4}-\d{2}-\d{2}", path.name)
+        self.date = self.data.get("date") or (day[0] if day else "")
+        self.machine = self.data.get("machine") or self.data.get("device")
+        if not self.machine:
+            self.machine = "; ".join(self.data[k] for k in ("cpu_machine", "gpu_machine"))
+        self.commit = self.data.get("commit", "")
+
+    def __getitem__(self, key):
+        return self.data[key]
+
+    def runs(self):
+        """The engine's runs by name; the oldest records hold other forms."""
+        lines = self.data.get("engine", [])
+        return {e["name"]: e for e in lines if isinstance(e, dict) and "name" in e}
+
+    def source(self):
+        commit = f", commit {self.commit}" if self.commit else ""
+        return f"{self.machine}{commit}, {self.date} (`{RECORDS}/{self.name}`)."
+
+    def tells(self, begin):
+        """The numbers in the lines of the run's log that begin so."""
+        return [
+            float(re.search(r"[\d.]+", line[len(begin) :])[0])
+            for line in self.data.get("table", [])
+            if line.startswith(begin)
+        ]
+
+
+def load():
+    return sorted((Record(p) for p in RECORDS.glob("*.json")), key=lambda r: (r.date, r.name))
+
+
+def named(records, part):
+    return [r for r in records if part in r.name][-1]
+
+
+def newest_full(records):
+    """The newest record of scripts/gpu-check with kernels and engine."""
+    return [r for r in records if r.data.get("kernels") and "http 64" in r.runs()][-1]
+
+
+# ---- vLLM's runs ----
+
+
+def peer_runs(peer, **wanted):
+    return [r for r in peer["runs"] if all(r.get(k) == v for k, v in wanted.items())]
+
+
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def peer_decode(peer, streams, context):
+    runs = peer_runs(peer, what="decode", batch=streams, prompt=context - 112, sampling={})
+    stage = runs[0]["stage"]
+    return mean(r["tok_s"] for r in runs if r["stage"] == stage)
+
+
+def peer_http(peer, streams):
+    name = "single" if streams == 1 else f"closed{streams}"
+    runs = peer_runs(peer, what="server", name=name)
+    at = {
+        k: {p: mean(r[k][p] for r in runs) for p in ("50", "99")} for k in ("ttft_ms", "itl_ms")
+    }
+    return mean(r["output_tok_s"] for r in runs), at
+
+
+# ---- one GPU ----
+
+
+def beside(ours, theirs, lower=False):
+    return f"{theirs / ours if lower else ours / theirs:.2f}x"
+
+
+def decode_rows(full, peer):
+    rows = []
+    for name, streams, context in DECODES:
+        run, theirs = full.runs()[name], peer_decode(peer, streams, context)
+        rows.append([f"{streams} x {context:,}", number(run["decode_tok_s"]),
+                     f"{run['decode_step_ms']:.2f}", number(theirs),
+                     beside(run["decode_tok_s"], theirs)])  # fmt: skip
+    return rows
+
+
+def job_rows(full, peer):
+    runs = full.runs()
+    one = peer_runs(peer, what="prefill", name="one")[0]["wall_ms_median"]
+    many = peer_runs(peer, what="prefill", name="sixteen")[0]["prompt_tok_s"]
+    chats = mean(r["output_tok_s"] for r in peer_runs(peer, what="sharegpt", stage="default"))
+    samples = mean(r["output_tok_s"] for r in peer_runs(peer, what="n8", stage="default"))
+    beams = mean(r["ms_per_step"] for r in peer_runs(peer, what="beam"))
+    prefill = runs["prefill 1 x 8192"]["prefill_s"] * 1e3
+    rate = runs["prefill 16 x 8192"]["prefill_tok_s"]
+    chat = runs["chat-1000"]["output_tok_s"]
+    n8 = runs["128 x n=8, 512 / 128"]["output_tok_s"]
+    beam = runs["32 beams of 4, 128 / 64"]["decode_step_ms"]
+    return [
+        ["one prompt of 8,192 tokens, ms", number(prefill), number(one),
+         beside(prefill, one, True)],
+        ["16 prompts of 8,192 tokens, prompt tok/s", number(rate), number(many),
+         beside(rate, many)],
+        ["1,000 chats at once, output tok/s", number(chat), number(chats), beside(chat, chats)],
+        ["128 requests of 8 samples, 512 / 128, output tok/s", number(n8), number(samples),
+         beside(n8, samples)],
+        ["32 beam searches of width 4, 128 / 64, ms a step", number(beam), number(beams),
+         beside(beam, beams, True)],
+    ]  # fmt: skip
+
+
+def http_rows(full, peer):
+    rows = []
+    for streams in (1, 64, 256):
+        run = full.runs()[f"http {streams}"]
+        rate, at = peer_http(peer, streams)
+        ours = [number(run[k][p]) for k in ("ttft_ms", "itl_ms") for p in ("p50", "p99")]
+        theirs = [number(at[k][p]) for k in ("ttft_ms", "itl_ms") for p in ("50", "99")]
+        rows.append([streams, "Quire", number(run["output_tok_s"]), *ours])
+        rows.append([streams, "vLLM", number(rate), *theirs])
+    return rows
+
+
+def ready_range(full):
+    # The log holds a start with every product timed, then one with what it kept.
+    times = full.tells("start to ready")
+    return f"{min(times) / 1e3:.1f} to {max(times) / 1e3:.1f} s"
+
+
+def start_rows(full, peer):
+    cold = [r["ready_s"] for r in peer["runs"] if "ready_s" in r]
+    loaded = full.tells("checkpoint in memory to ready")
+    return [
+        ["start to ready, random weights", ready_range(full),
+         f"{min(cold):.0f} to {max(cold):.0f} s"],
+        ["start to ready, checkpoint of 16 GB in the page cache",
+         f"{min(loaded) / 1e3:.1f} to {max(loaded) / 1e3:.1f} s", ""],
+    ]  # fmt: skip
+
+
+def one_gpu(full, peer):
+    return (
+        "## One GPU, the shape of Llama-3.1-8B, bf16\n\n"
+        + para("Random weights, `scripts/gpu-check`. Quire: " + full.source())
+        + para(f"{peer['peer']}: " + peer.source()) +
+        "### Decode\n\nMean of the steps in which the whole batch decodes.\n\n"
+        + table(["streams x tokens", "Quire, tok/s", "ms a step", "vLLM, tok/s", ""],
+                decode_rows(full, peer))
+        + "### Whole jobs\n\n" + table(["", "Quire", "vLLM", ""], job_rows(full, peer))
+        + "### Over HTTP\n\nPrompts of 512 tokens, answers of 128, a closed loop.\n\n"
+        + table(["streams", "", "tok/s", "TTFT p50, ms", "TTFT p99", "ITL p50, ms", "ITL p99"],
+                http_rows(full, peer))
+        + "### Start\n\n" + table(["", "Quire", "vLLM"], start_rows(full, peer))
+    )  # fmt: skip
+
+
+def history(records):
+    head = ["record", *(n.removeprefix("decode ") for n, _, _ in DECODES), "16 x 8192 prefill",
+            "chats", "HTTP 64", "HTTP 256"]  # fmt: skip
+    rows = []
+    for r in records:
+        runs = r.runs()
+        if "http 64" not in runs and "decode 1 x 1024" not in runs:
+            continue
+
+        def cell(name, field, runs=runs):
+            return number(runs[name][field]) if field in runs.get(name, {}) else ""
+
+        rows.append(
+            [f"{r.commit}, {r.date}", *(cell(n, "decode_tok_s") for n, _, _ in DECODES),
+             cell("prefill 16 x 8192", "prefill_tok_s"), cell("chat-1000", "output_tok_s"),
+             cell("http 64", "output_tok_s"), cell("http 256", "output_tok_s")]
+        )  # fmt: skip
+    text = "All in tok/s, on one H200; records of one day stand in the order of their names."
+    return "### The same runs by commit\n\n" + para(text) + table(head, rows)
+
+
+# ---- kernels ----
+
+
+def kernel_rows(lines, begins):
+    rows = []
+    for line in lines:
+        m = KERNEL.match(line) if line.startswith(begins) else None
+        if m:
+            share = [f"{m['tb']} ({m['tb_part']} %)" if m["tb"] else "",
+                     f"{m['tf']} ({m['tf_part']} %)" if m["tf"] else ""]  # fmt: skip
+            rows.append([m["what"], m["us"], *share])
+    return rows
+
+
+def kernels(full, peer):
+    lines = full["kernels"]
+    ceilings = [line for line in lines if line.startswith("ceilings: ")][0]
+    text = "## Kernels\n\n" + para(
+        "`quire bench kernels` on " + full.source() + " In brackets: the share of what the device "
+        "reaches in the same run, which is " + ceilings.removeprefix("ceilings: ") + ".")  # fmt: skip
+    for title, begins in KERNEL_TABLES:
+        rows = kernel_rows(lines, begins)
+        text += f"### {title}\n\n" + table(["", "µs", "TB/s", "TFLOP/s"], rows)
+    steps = [re.match(r"a decode step of (.*) by its parts: (.*)", line) for line in lines]
+    text += "### A decode step by its parts\n\n" + table(
+        ["streams x tokens", ""], [[m[1], m[2]] for m in steps if m]
+    )
+    return text + flash_attention(full, peer)
+
+
+def flash_attention(full, peer):
+    rows, fa3 = [], peer["flash_attention_3"]
+    for line in full["kernels"]:
+        m = KERNEL.match(line)
+        what = m["what"].split("heads of 128, ")[-1] if m and "heads of 128, " in line else ""
+        if what in fa3["decode_us"]:
+            theirs = fa3["decode_us"][what]
+            rows.append([f"decode, {what}", f"{m['us']} µs", f"{theirs} µs",
+                         beside(float(m["us"]), theirs, True)])  # fmt: skip
+        if what in fa3["prefill_tflop_s"]:
+            theirs = fa3["prefill_tflop_s"][what]
+            rows.append([f"prefill, {what}", f"{float(m['tf']):.0f} TFLOP/s", f"{theirs} TFLOP/s",
+                         beside(float(m["tf"]), theirs)])  # fmt: skip
+    return (
+        "### Beside FlashAttention-3\n\n"
+        + para("Paged, blocks of 16 tokens, 32 query heads of 128 over 8 key/value heads; "
+               "FlashAttention-3 as vLLM 0.26.0 ships it: " + peer.source())
+        + table(["", "Quire", "FlashAttention-3", ""], rows)
+    )  # fmt: skip
+
+
+# ---- several GPUs ----
+
+
+def rank_lines(full):
+    rows = []
+    for line in full["ranks"]:
+        begin = re.match(r"(llama-\S+) tp (\d+) (\d+) x 1k.*", line)
+        rate = re.match(r"decode_tok_s ([\d.]+)", line)
+        if begin:
+            shape = [begin[1], begin[2], begin[3]]
+        elif rate:
+            rows.append([*shape, number(float(rate[1])), f"{full.commit}, {full.date}"])
+    return rows
+
+
+def ranks(full, four):
+    rows = sorted(rank_lines(full), key=lambda row: (len(row[0]), row[0], row[1], int(row[2])))
+    for run in four["engine"]:
+        shape = re.match(r"(\S+) tp (\d+) (\d+) x", run["name"])
+        rows.append([shape[1], shape[2], shape[3], number(run["decode_tok_s"]),
+                     f"{four.commit}, {four.date}"])  # fmt: skip
+    sum_line = re.compile(r"(.*),\s+(\d+ KB):\s+([\d.]+) us")
+    both = [[m[1], m[2], n, m[3]]
+            for n, lines in ((2, full["ranks"]), (4, four["rank_ops, 4 ranks"]))
+            for m in map(sum_line.match, lines) if m]  # fmt: skip
+    lost = [line for line in full["ranks"] if line.startswith("2 ranks, start")][0]
+    return (
+        "## Several GPUs\n\n"
+        + para("Tensor parallelism, prompts of about 1,000 tokens, decode. Two ranks "
+               f"(`scripts/gpu-check`): {full.source()} Four ranks: {four.source()}")
+        + table(["shape", "ranks", "streams", "tok/s", "commit"], rows)
+        + "A sum over ranks with residual and norm (`tests/bench/rank_ops`):\n\n"
+        + table(["", "size", "ranks", "µs"], both)
+        + para(f"A rank that is killed (`tests/bench/rank_restart`): {lost}.")
+    )
+
+
+# ---- paging, CPU, service ----
+
+
+def paging(fig12, sizes):
+    rows = [[run["shape"], run["dataset"], policy, number(rate)]
+            for run in fig12["at"] for policy, rate in run["rate"].items()]  # fmt: skip
+    most = [[run["shape"], run["dataset"], policy, number(rate)]
+            for run in fig12["most"]
+            for policy, rate in run["served_requests_s"].items()]  # fmt: skip
+    blocks = [[b, us, sizes["contiguous"][b], sizes["swap_us"][b]]
+              for b, us in sizes["block_size"].items()]  # fmt: skip
+    head = ["shape", "lengths", "memory", "requests/s"]
+    return (
+        "## Paging against reservations\n\n"
+        + para("`tests/bench/paging_gain`: " + fig12.source() + " Requests a second at "
+               f"{fig12['latency_s']} s of normalized latency a token, then those that an "
+               "overloaded server completes. `docs/paper.md` has the figures.")
+        + table(head, rows) + table(["shape", "lengths", "memory", "completed requests/s"], most)
+        + para("`scripts/measure-paging`: " + sizes.source() + " Decode attention of 32 "
+               "sequences of 1,024 tokens, and what swapping a token takes (recomputing one: "
+               f"{sizes['recompute_us']} µs).")
+        + table(["tokens a block", "attention, µs", "contiguous, µs", "swap, µs a token"], blocks)
+    )  # fmt: skip
+
+
+CPU_ROWS = (
+    ("decode, one stream, tok/s", "decode_tok_s"),
+    ("prompt of 512, tok/s", "prefill_512_tok_s"),
+    ("16 clients, 64 in, 64 out, tok/s", "clients_16_tok_s"),
+    ("the same, worst time to first token, s", "clients_16_worst_ttft_s"),
+)
+
+
+def cpu_rows(model):
+    """Title, ours, theirs, times better; of times to a first token less is better."""
+    rows = []
+    for title, key in CPU_ROWS:
+        at = model[key]
+        better = 1 / at["ratio"] if "ttft" in key else at["ratio"]
+        rows.append([title, at["quire"], at["llama.cpp"], f"{better:.2f}x"])
+    return rows
+
+
+def cpu(record):
+    rows = []
+    for model in record["models"]:
+        rows += [[model["model"], *row] for row in cpu_rows(model)]
+    ready = [[r["model"], r["commit"], r["ms"]] for r in record["ready_ms"]]
+    return (
+        "## CPU\n\n"
+        + para("bf16, two threads, interleaved pairs with llama.cpp on the same weights "
+               "(`tests/bench/cpu_figures`): " + record.source())
+        + table(["model", "", "Quire", "llama.cpp", ""], rows)
+        + "From start to ready, weights in the page cache:\n\n"
+        + table(["model", "commit", "ms"], ready)
+    )  # fmt: skip
+
+
+def service(record):
+    fair, live, cpu_live = (record[k] for k in
+                            ("fair_sim", "fair_live_h200_8b", "fair_live_cpu_smollm2"))  # fmt: skip
+    rows = [[f"simulated, {name}, commit {fair['commit']}", at["alone"], number(at["fair"]),
+             number(at["fcfs"]), f"{at['ratio']:.2f}x"]
+            for name, at in (("CPU", fair["cpu_p99_ms"]), ("8B on a GPU", fair["gpu_8b_p99_ms"]))]
+    rows += [[f"8B on an H200, commit {at['commit']}", at["alone"], at["fair"], "",
+              f"{at['ratio']:.2f}x"] for at in live["p99_ms"]]
+    at = cpu_live["p99_ms"]
+    rows.append([f"SmolLM2 on the CPU, commit {cpu_live['commit']}", at["alone"], at["fair"], "",
+                 f"{at['ratio']:.2f}x"])  # fmt: skip
+    first, null = record["first_byte_us"], record["null_256_streams_server_on_2_of_64_cpus"]
+    bytes_ = [[name.replace("_", " "), *(f"{a:g}, {b:g}" for a, b in
+               (at["loopback"]["p50"], at["first_byte"]["p50"], at["first_byte"]["p99"]))]
+              for name, at in first.items() if isinstance(at, dict)]  # fmt: skip
+    idle, soak = record["idle_connections"], record["soak"]
+    tok, package = record["tokenizer_smollm2_english"], record["package"]
+    rest = [
+        ["null model, 256 streams, server on 2 of 64 CPUs, tok/s", number(null["unpaced_tok_s"])],
+        [f"{idle['n']:,} idle connections, KiB each", idle["kib_each"]],
+        [f"half an hour of everything (`tests/bench/soak`, {soak['commit']}): resident memory, "
+         "second quarter and end, MB",
+         f"{soak['rss_mb']['second_quarter']}, {soak['rss_mb']['end']}"],
+        ["tokenizer of SmolLM2, English, MB/s; tokenizers (Rust)",
+         f"{tok['quire_mb_s']}; {tok['tokenizers_mb_s']}"],
+        ["container image, MB; of that its base", f"{package['image_mb']}; {package['of_that_base_mb']}"],
+    ]  # fmt: skip
+    return (
+        "## The service\n\n" + para(record.source())
+        + para("p99 of the time to first token of one key's requests, alone and beside another "
+               "key's flood, ms (`tests/bench/fair_sim`, `tests/bench/fairness`):")
+        + table(["", "alone", "`policy: fair`", "`fcfs`", "fair / alone"], rows)
+        + para("What server and engine add to a request when idle, µs, two runs "
+               f"(`tests/bench/first_byte`, commit {first['commit']}):")
+        + table(["", "loopback p50", "first byte p50", "p99"], bytes_) + table(["", ""], rest)
+    )  # fmt: skip
+
+
+def deterministic(record):
+    lines = [line for line in record["table"] if line.startswith("decode 64")]
+    rows = [re.match(r"(.*): ([\d.]+) ms a step, prefill (\d+)", line).groups() for line in lines]
+    return (
+        "## Batch-invariant results\n\n" + para("What `deterministic` costs: " + record.source())
+        + table(["", "ms a step", "prefill, tok/s"], rows)
+    )  # fmt: skip
+
+
+def all_records(records):
+    rows = [[f"`{r.name}`", r.machine, r.commit, r.date] for r in records]
+    return "## All records\n\n" + table(["", "machine", "commit", "day"], rows)
+
+
+def page():
+    records = load()
+    full, peer = newest_full(records), named(records, "vllm")
+    text = INTRO + one_gpu(full, peer) + history(records) + kernels(full, peer)
+    text += ranks(full, named(records, "ranks")) + deterministic(named(records, "deterministic"))
+    text += paging(named(records, "fig12"), named(records, "paging"))
+    text += cpu(named(records, "llama.cpp")) + service(named(records, "service"))
+    return (text + all_records(records)).rstrip("\n") + "\n"
+
+
+def summary():
+    """The table of README.md."""
+    records = load()
+    full, peer, small = newest_full(records), named(records, "vllm"), named(records, "llama.cpp")
+    gpu = [[f"{row[0].split()[0]} streams at once, tok/s", row[1], row[3], row[4]]
+           for row in decode_rows(full, peer) if row[0].endswith("x 1,024")]  # fmt: skip
+    jobs, start = job_rows(full, peer), start_rows(full, peer)[0]
+    gpu = [gpu[0], gpu[2], gpu[3], jobs[0], jobs[2], [start[0], start[1], start[2], ""]]
+    gpu[0][0] = "one stream, tok/s"
+    rows = [[f"8B on an H200: {row[0]}", row[1], f"vLLM: {row[2]}", row[3]] for row in gpu]
+    model = small["models"][0]
+    rows += [[f"135M on two cores: {row[0]}", row[1], f"llama.cpp: {row[2]}", row[3]]
+             for row in cpu_rows(model)[:3]]  # fmt: skip
+    return table(["", "Quire", "beside it", "times better"], rows) + (
+        f"(H200: commit {full.commit}, {full.date}; two Zen 3 cores: commit {small.commit}, "
+        f"{small.date}.)\n"
+    )
