@@ -1,5 +1,7 @@
-"""What README.md tells a newcomer to paste, taken from it as it stands and run: the curl and its answer, the SDK's lines, the
-commands that measure and simulate. (scripts/run and the packages: tests/deploy.)"""
+"""What README.md tells a newcomer to paste, taken from it as it stands and run: the curl and its
+answer, the SDK's lines; and the commands that measure and simulate, there and in docs/measuring.md,
+between the marks <!-- commands:begin --> and <!-- commands:end -->. (scripts/run and the packages:
+tests/deploy.)"""
 import json
 import os
 import re
@@ -12,6 +14,7 @@ from alike import NEAR
 from conftest import QUIRE, ROOT, serving
 
 README = open(os.path.join(ROOT, "README.md")).read()
+MEASURING = open(os.path.join(ROOT, "docs", "measuring.md")).read()
 URL = "http://127.0.0.1:8000"
 
 
@@ -19,10 +22,6 @@ URL = "http://127.0.0.1:8000"
 def demo(isa):
     with serving("--device", "cpu", model=os.path.join(ROOT, "models", "demo")) as server:
         yield server
-
-
-def section(title):
-    return re.search(rf"^## {title}\n(.*?)(?=^## |^# )", README, re.M | re.S)[1]
 
 
 def run(command, folder):
@@ -44,7 +43,7 @@ def test_the_curl_gives_the_answer_that_is_shown(demo, tmp_path):
     # The lines of the page are broken between words, inside strings too.
     shown = json.loads(words("{" + answer))
     assert set(got) == set(shown) and set(got["choices"][0]) == set(shown["choices"][0])
-    prompt = json.loads(re.search(r"-d '(.*)'", command)[1])["prompt"]
+    prompt = json.loads(re.search(r"-d '(.*)'", command, re.S)[1])["prompt"]
     text = shown["choices"][0]["text"]
     if words(got["choices"][0]["text"]) == words(text):
         assert got["usage"] == shown["usage"]
@@ -60,7 +59,7 @@ def test_the_curl_gives_the_answer_that_is_shown(demo, tmp_path):
 
 
 def test_the_sdk_lines_print_text(demo, tmp_path):
-    code = re.search(r"```python\n(.*?)```", section("Use"), re.S)[1]
+    code = re.search(r"```python\n(.*?)```", README, re.S)[1]
     assert URL in code
     done = subprocess.run([sys.executable, "-c", code.replace(URL, demo.url)], capture_output=True, text=True, timeout=600, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -68,10 +67,10 @@ def test_the_sdk_lines_print_text(demo, tmp_path):
 
 
 def commands():
-    """The indented lines of Measure and Simulate, without comments and those that want a file of the reader's or take long."""
-    lines = re.findall(r"^    (\S.*)$", section("Measure") + section("Simulate"), re.M)
-    lines = [line.split("  #")[0].strip() for line in lines]
-    return [line for line in lines if "RECORDS" not in line and "paper-figures" not in line]
+    """The indented lines between the marks, without comments."""
+    marked = re.findall(r"<!-- commands:begin -->(.*?)<!-- commands:end -->", README + MEASURING, re.S)
+    lines = [line.split("  #")[0].strip() for line in re.findall(r"^    (\S.*)$", "".join(marked), re.M)]
+    return list(dict.fromkeys(lines))
 
 
 def test_there_are_commands_to_run():
