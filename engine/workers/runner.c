@@ -7,8 +7,8 @@
  * are taken in turn: job i is free again once its results were waited for, which the
  * executor's depth of one guarantees.
  *
- * As a stage of a pipeline it computes a step in parts (microbatch.h) and waits for
- * each, on a thread too where rank 0's backend is a GPU's; the results of all parts are
+ * As a stage of a pipeline it computes a step in microbatches (microbatch.h) and waits for
+ * each, on a thread too where rank 0's backend is a GPU's; the results of all microbatches are
  * the last stage's answer, those of the others are void.
  */
 #include "engine/workers/runner.h"
@@ -33,11 +33,11 @@ struct job {
 
 struct runner {
     struct executor base;
-    struct rank_place *share; /* NULL: alone */
+    struct rank_place *place; /* NULL: alone */
     struct backend *backend;
     struct model *model;
-    /* Stages: parts and results of step i, which outlive the wait after next. */
-    struct microbatch parts;
+    /* Stages: microbatches and results of step i, which outlive the wait after next. */
+    struct microbatch microbatches;
     struct gathered gathered[N_GATHERED];
     uint64_t n_computed, n_handed_out;
     /* With a thread of its own. */
@@ -52,7 +52,7 @@ struct runner {
 
 /* ---- a step ---- */
 
-static int run_part(struct runner *r, const struct batch *b, struct err *e)
+static int run_batch(struct runner *r, const struct batch *b, struct err *e)
 {
     struct backend *k = r->backend;
     int rc = k->ops->step_begin(k, b, e);
@@ -66,7 +66,7 @@ static int run_part(struct runner *r, const struct batch *b, struct err *e)
 
 static int32_t n_stages(const struct runner *r)
 {
-    return r->share ? r->share->at.n_stages : 1;
+    return r->place ? r->place->at.n_stages : 1;
 }
 
 /* A step of several stages: part by part, each until it is done. */
@@ -79,9 +79,9 @@ static int run_microbatches(struct runner *r, const struct batch *b, struct err 
     int rc = gathered_begin(g, b->step, b->n_samples, gathered_stride(b), e);
 
     for (int32_t i = 0; i < n && rc == 0; i++) {
-        rc = microbatch_split(&r->parts, b, i, n, &part, e);
+        rc = microbatch_split(&r->microbatches, b, i, n, &part, e);
         if (rc == 0) {
-            rc = run_part(r, &part, e);
+            rc = run_batch(r, &part, e);
         }
         if (rc == 0) {
             rc = r->backend->ops->step_wait(r->backend, &got, e);
@@ -95,7 +95,7 @@ static int run_microbatches(struct runner *r, const struct batch *b, struct err 
 
 static int run_step(struct runner *r, const struct batch *b, struct err *e)
 {
-    return n_stages(r) > 1 ? run_microbatches(r, b, e) : run_part(r, b, e);
+    return n_stages(r) > 1 ? run_microbatches(r, b, e) : run_batch(r, b, e);
 }
 
 /* Results of the oldest step not handed out. */
@@ -208,7 +208,7 @@ static void runner_free(struct executor *x)
     for (int i = 0; i < N_GATHERED; i++) {
         gathered_release(&r->gathered[i]);
     }
-    microbatch_release(&r->parts);
+    microbatch_release(&r->microbatches);
     pthread_mutex_destroy(&r->lock);
     pthread_cond_destroy(&r->changed);
     free(r);
@@ -216,12 +216,12 @@ static void runner_free(struct executor *x)
 
 static int32_t n_ranks(const struct runner *r)
 {
-    return r->share ? r->share->at.n_ranks : 1;
+    return r->place ? r->place->at.n_ranks : 1;
 }
 
-static int32_t n_here(const struct runner *r)
+static int32_t local_world_size(const struct runner *r)
 {
-    return r->share ? r->share->n_here : 1;
+    return r->place ? r->place->local_world_size : 1;
 }
 
 /* Rows of the output head that are computed, and drawn from, at a time, where that
@@ -231,9 +231,9 @@ static int32_t max_logits(const struct executor_info *x, bool gpu)
     return MIN(x->max_samples, gpu ? GPU_LOGITS_ROWS : CPU_LOGITS_ROWS);
 }
 
-static bool draws(const struct runner *r)
+static bool is_last_stage(const struct runner *r)
 {
-    return !r->share || pipeline_is_last(&r->share->at);
+    return !r->place || pipeline_is_last(&r->place->at);
 }
 
 /* Open the backend named, with the limits of its kind. */
@@ -248,18 +248,18 @@ static int open_backend(struct runner *r, const char *name, const struct setting
     }
     struct backend_config config = {
         .threads = (int32_t)s->threads,
-        .device = r->share ? r->share->here : 0,
+        .device = r->place ? r->place->local_rank : 0,
         .max_tokens = x->max_num_batched_tokens,
         .max_seqs = x->max_num_seqs,
         .max_samples = x->max_samples,
         .max_blocks_per_seq = (int32_t)div_ceil(x->max_len, x->block_size),
         .vocab = x->vocab,
-        .max_logits = draws(r) ? max_logits(x, strcmp(name, "cpu") != 0) : 0,
+        .max_logits = is_last_stage(r) ? max_logits(x, strcmp(name, "cpu") != 0) : 0,
         .deterministic = s->deterministic,
-        .comm = r->share ? r->share->comm : NULL,
-        .pipeline = r->share ? r->share->pipeline : NULL,
-        .share = r->share ? r->share->here : 0,
-        .local_world_size = n_here(r),
+        .comm = r->place ? r->place->comm : NULL,
+        .pipeline = r->place ? r->place->pipeline : NULL,
+        .share = r->place ? r->place->local_rank : 0,
+        .local_world_size = local_world_size(r),
     };
     return backend_open(&r->backend, name, &config, e);
 }
@@ -324,9 +324,9 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
         .max_tokens = x->max_num_batched_tokens,
         .max_logits = max_logits(x, gpu),
         .max_len = x->max_len,
-        .rank = r->share ? r->share->at.rank : 0,
+        .rank = r->place ? r->place->at.rank : 0,
         .n_ranks = n_ranks(r),
-        .stage = r->share ? r->share->at.stage : 0,
+        .stage = r->place ? r->place->at.stage : 0,
         .n_stages = n_stages(r),
     };
 
@@ -351,13 +351,13 @@ static int make_pools(struct runner *r, const struct settings *s, const struct m
     x->block_bytes = kv_layout_block_bytes(&layout);
     int rc = k->ops->memory(k, &memory, e);
     if (!k->async) { /* the ranks of a machine share its memory */
-        memory.free_bytes /= n_here(r);
+        memory.free_bytes /= local_world_size(r);
     }
     if (rc == 0) {
         rc = runner_pools(x, s, &memory, k->async, e);
     }
-    if (rc == 0 && r->share) {
-        rc = r->share->agree(r->share, x, r->model, e);
+    if (rc == 0 && r->place) {
+        rc = r->place->agree(r->place, x, r->model, e);
     }
     if (rc == 0) {
         rc = k->ops->kv_create(k, &layout, x->n_blocks, x->n_host_blocks, e);
@@ -380,7 +380,7 @@ static int runner_start(struct runner *r, struct err *e)
                   LOG_STR("what", r->backend->note));
     }
     x->info.sets_up_sizes = r->backend->async;
-    bool direct = (r->backend->async && n_stages(r) == 1) || (r->share && r->share->direct);
+    bool direct = (r->backend->async && n_stages(r) == 1) || (r->place && r->place->direct);
     x->launch = direct ? direct_launch : threaded_launch;
     x->wait = direct ? direct_wait : threaded_wait;
     if (direct) {
@@ -402,11 +402,11 @@ static int runner_start(struct runner *r, struct err *e)
 int runner_open(struct executor **ret, const struct settings *s, const char *dir,
                 const struct model_config *c, struct err *e)
 {
-    return runner_open_share(ret, s, dir, c, NULL, e);
+    return runner_open_rank(ret, s, dir, c, NULL, e);
 }
 
-int runner_open_share(struct executor **ret, const struct settings *s, const char *dir,
-                      const struct model_config *c, struct rank_place *share, struct err *e)
+int runner_open_rank(struct executor **ret, const struct settings *s, const char *dir,
+                     const struct model_config *c, struct rank_place *place, struct err *e)
 {
     struct runner *r = calloc(1, sizeof(*r));
 
@@ -416,7 +416,7 @@ int runner_open_share(struct executor **ret, const struct settings *s, const cha
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->changed, NULL);
     r->base.free = runner_free;
-    r->share = share;
+    r->place = place;
     int rc = choose_backend(r, s, c, e);
     if (rc == 0) {
         rc = load_model(r, s, dir, c, e);

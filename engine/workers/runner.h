@@ -12,18 +12,18 @@
 /* One rank of a model that several share. */
 struct rank_place {
     struct pipeline_place at;
-    int32_t here, n_here;      /* its place among the ranks of this machine */
-    struct comm *comm;         /* NULL: one rank a stage */
-    struct pipeline *pipeline; /* NULL: one stage */
-    bool direct;               /* steps are computed inside launch, on the thread that calls it */
+    int32_t local_rank, local_world_size; /* its place among the ranks of this machine */
+    struct comm *comm;                    /* NULL: one rank a stage */
+    struct pipeline *pipeline;            /* NULL: one stage */
+    bool direct; /* steps are computed inside launch, on the thread that calls it */
     /* Between sizing the pools (x) and making them: all ranks settle for the least. */
-    int (*agree)(struct rank_place *share, struct executor_info *x, const struct model *m,
+    int (*agree)(struct rank_place *place, struct executor_info *x, const struct model *m,
                  struct err *e);
 };
 
 /* runner_open for one rank of many. `share` outlives the executor. */
-int runner_open_share(struct executor **ret, const struct settings *s, const char *dir,
-                      const struct model_config *c, struct rank_place *share, struct err *e);
+int runner_open_rank(struct executor **ret, const struct settings *s, const char *dir,
+                     const struct model_config *c, struct rank_place *place, struct err *e);
 /* `auto` becomes cuda or cpu, so that all ranks compute on one kind of device; a GPU
  * that is there is not passed over. One that is asked for is not looked at: the ranks
  * open it at once, all together. */

@@ -18,10 +18,10 @@
 
 enum {
     GREETING_MAGIC = 0x51524e35,
-    GREETING_S = 5, /* for a greeting or its answer to come whole */
-    RETRY_MS = 50,
-    LOOK_UP_MS = 500,
-    MOST_SLOT_BYTES = 1 << 30,
+    GREETING_TIMEOUT_S = 5, /* for a greeting or its answer to come is_complete */
+    CONNECT_RETRY_MS = 50,
+    LOOKUP_RETRY_MS = 500,
+    MAX_SLOT_BYTES = 1 << 30,
 };
 
 struct greeting {
@@ -39,9 +39,9 @@ struct answer {
     char why[160];
 };
 
-static void set_up(int fd)
+static void set_timeouts(int fd)
 {
-    struct timeval t = {.tv_sec = GREETING_S};
+    struct timeval t = {.tv_sec = GREETING_TIMEOUT_S};
 
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int));
@@ -49,7 +49,7 @@ static void set_up(int fd)
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof(t));
 }
 
-static void end_set_up(int fd)
+static void clear_timeouts(int fd)
 {
     struct timeval none = {0};
 
@@ -57,7 +57,7 @@ static void end_set_up(int fd)
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof(none));
 }
 
-static bool whole(ssize_t n, size_t wanted)
+static bool is_complete(ssize_t n, size_t wanted)
 {
     return n == (ssize_t)wanted;
 }
@@ -73,16 +73,16 @@ static int resolve(struct addrinfo **ret, const char *address, int port, bool li
     int rc;
 
     snprintf(service, sizeof(service), "%d", port);
-    for (bool told = false;; told = true) {
+    for (bool logged = false;; logged = true) {
         rc = getaddrinfo(*address ? address : NULL, service, &hints, ret);
         if ((rc != EAI_NONAME && rc != EAI_AGAIN) || clock_us() > until_us) {
             break;
         }
-        if (!told) {
+        if (!logged) {
             log_event(LOG_WARN, "master_addr is not known yet", LOG_STR("master_addr", address),
                       LOG_STR("because", gai_strerror(rc)));
         }
-        nanosleep(&(struct timespec){.tv_nsec = LOOK_UP_MS * 1000000L}, NULL);
+        nanosleep(&(struct timespec){.tv_nsec = LOOKUP_RETRY_MS * 1000000L}, NULL);
     }
     return rc == 0 ? 0
                    : err_set_param(e, ERR_INVALID, "master_addr", "master_addr \"%.80s\": %s",
@@ -206,7 +206,7 @@ int cluster_listen(struct cluster *n, const char *address, int port, int64_t wai
 }
 
 /* Why a greeting is refused; empty: it is not. */
-static void judge(const struct cluster *n, const struct greeting *g, char *why, size_t cap)
+static void set_refusal(const struct cluster *n, const struct greeting *g, char *why, size_t cap)
 {
     const struct pipeline_place *at = &n->at;
 
@@ -245,7 +245,7 @@ static int port_of(const struct sockaddr_storage *a)
                                           : ((const struct sockaddr_in *)a)->sin_port);
 }
 
-void cluster_admit(struct cluster *n, size_t slot_bytes, int ms)
+void cluster_accept(struct cluster *n, size_t slot_bytes, int ms)
 {
     struct pollfd p = {.fd = n->listen_fd, .events = POLLIN};
     struct answer a = {.magic = GREETING_MAGIC, .slot_bytes = slot_bytes};
@@ -259,36 +259,37 @@ void cluster_admit(struct cluster *n, size_t slot_bytes, int ms)
     if (fd < 0) {
         return;
     }
-    set_up(fd);
+    set_timeouts(fd);
     ssize_t got = recv(fd, &g, sizeof(g), MSG_WAITALL);
     g.version[sizeof(g.version) - 1] = '\0';
-    if (!whole(got, sizeof(g))) {
+    if (!is_complete(got, sizeof(g))) {
         g.magic = 0;
     }
-    judge(n, &g, a.why, sizeof(a.why));
+    set_refusal(n, &g, a.why, sizeof(a.why));
     a.ok = a.why[0] == '\0';
-    bool told = (a.ok && g.kind != CLUSTER_CONTROL) ||
-                whole(send(fd, &a, sizeof(a), MSG_NOSIGNAL), sizeof(a));
+    bool answered = (a.ok && g.kind != CLUSTER_CONTROL) ||
+                    is_complete(send(fd, &a, sizeof(a), MSG_NOSIGNAL), sizeof(a));
     if (!a.ok) {
         log_event(LOG_WARN, "a connection of the ranks was refused", LOG_STR("why", a.why));
     }
-    if (!a.ok || !told) {
+    if (!a.ok || !answered) {
         close(fd);
         return;
     }
-    end_set_up(fd);
+    clear_timeouts(fd);
     n->fd[g.kind][g.rank] = fd;
     if (g.kind == CLUSTER_CONTROL) {
         set_port(&from, g.port);
-        n->where[g.rank] = from;
+        n->address[g.rank] = from;
     }
 }
 
-int cluster_introduce(struct cluster *n, struct err *e)
+int cluster_send_addresses(struct cluster *n, struct err *e)
 {
     for (int32_t r = 1; r < n->n; r++) {
-        if (!whole(send(n->fd[CLUSTER_CONTROL][r], n->where, sizeof(n->where), MSG_NOSIGNAL),
-                   sizeof(n->where))) {
+        if (!is_complete(
+                send(n->fd[CLUSTER_CONTROL][r], n->address, sizeof(n->address), MSG_NOSIGNAL),
+                sizeof(n->address))) {
             return err_set(e, ERR_IO, "rank %d closed its connection before the ranks had met", r);
         }
     }
@@ -304,7 +305,7 @@ static int connect_to(const struct sockaddr *address, socklen_t len)
     if (fd < 0) {
         return -1;
     }
-    set_up(fd); /* bounds connect too */
+    set_timeouts(fd); /* bounds connect too */
     if (connect(fd, address, len) == 0) {
         return fd;
     }
@@ -322,7 +323,7 @@ static int connect_once(const struct addrinfo *found)
     return fd;
 }
 
-static bool say_hello(const struct cluster *n, int fd, enum cluster_link_kind kind, int port)
+static bool send_greeting(const struct cluster *n, int fd, enum cluster_link_kind kind, int port)
 {
     struct greeting g = {.magic = GREETING_MAGIC,
                          .kind = (uint32_t)kind,
@@ -332,11 +333,11 @@ static bool say_hello(const struct cluster *n, int fd, enum cluster_link_kind ki
                          .port = port};
 
     snprintf(g.version, sizeof(g.version), "%s", QUIRE_VERSION);
-    return whole(send(fd, &g, sizeof(g), MSG_NOSIGNAL), sizeof(g));
+    return is_complete(send(fd, &g, sizeof(g), MSG_NOSIGNAL), sizeof(g));
 }
 
 /* Greet rank 0, having a port of its own on the address by which it is reached. */
-static int greet(struct cluster *n, int fd, size_t *ret_slot_bytes, struct err *e)
+static int greet_rank0(struct cluster *n, int fd, size_t *ret_slot_bytes, struct err *e)
 {
     struct sockaddr_storage own = {0};
     socklen_t len = sizeof(own);
@@ -349,8 +350,9 @@ static int greet(struct cluster *n, int fd, size_t *ret_slot_bytes, struct err *
     if (why || getsockname(n->listen_fd, (struct sockaddr *)&own, &len) < 0) {
         return err_set(e, ERR_IO, "rank %d cannot listen: %s", rank, strerror(why ? why : errno));
     }
-    if (!say_hello(n, fd, CLUSTER_CONTROL, port_of(&own)) ||
-        !whole(recv(fd, &a, sizeof(a), MSG_WAITALL), sizeof(a)) || a.magic != GREETING_MAGIC) {
+    if (!send_greeting(n, fd, CLUSTER_CONTROL, port_of(&own)) ||
+        !is_complete(recv(fd, &a, sizeof(a), MSG_WAITALL), sizeof(a)) ||
+        a.magic != GREETING_MAGIC) {
         return err_set(e, ERR_IO,
                        "rank %d: what listens at master_addr and master_port is no rank 0", rank);
     }
@@ -358,30 +360,30 @@ static int greet(struct cluster *n, int fd, size_t *ret_slot_bytes, struct err *
     if (!a.ok) {
         return err_set(e, ERR_INVALID, "rank %d is refused by rank 0: %s", rank, a.why);
     }
-    if (a.slot_bytes > MOST_SLOT_BYTES) {
+    if (a.slot_bytes > MAX_SLOT_BYTES) {
         return err_set(e, ERR_INVALID, "rank 0 speaks of messages of %llu bytes",
                        (unsigned long long)a.slot_bytes);
     }
     *ret_slot_bytes = (size_t)a.slot_bytes;
-    end_set_up(fd);
+    clear_timeouts(fd);
     return 0;
 }
 
 /* Where all are, which rank 0 says when they are there. */
-static int learn(struct cluster *n, int64_t wait_us, struct err *e)
+static int receive_addresses(struct cluster *n, int64_t wait_us, struct err *e)
 {
     int fd = n->fd[CLUSTER_CONTROL][0];
     struct pollfd p = {.fd = fd, .events = POLLIN};
-    socklen_t len = sizeof(n->where[0]);
+    socklen_t len = sizeof(n->address[0]);
 
     if (poll(&p, 1, (int)MIN(wait_us / 1000, INT32_MAX)) < 1) {
         return err_set(e, ERR_TIMEOUT, "rank %d: rank 0 says nothing for %.0f s: do nodes miss?",
                        own_number(n), (double)wait_us * 1e-6);
     }
-    if (!whole(recv(fd, n->where, sizeof(n->where), MSG_WAITALL), sizeof(n->where))) {
+    if (!is_complete(recv(fd, n->address, sizeof(n->address), MSG_WAITALL), sizeof(n->address))) {
         return err_set(e, ERR_IO, "rank 0 closed its connection");
     }
-    if (getpeername(fd, (struct sockaddr *)&n->where[0], &len) < 0) {
+    if (getpeername(fd, (struct sockaddr *)&n->address[0], &len) < 0) {
         return err_set(e, ERR_IO, "rank 0 closed its connection");
     }
     return 0;
@@ -389,7 +391,7 @@ static int learn(struct cluster *n, int64_t wait_us, struct err *e)
 
 /* Connect to the lower ones, and take in the higher: who waits for whom has an end at
  * rank 0. */
-static int link_up(struct cluster *n, int64_t wait_us, struct err *e)
+static int connect_peers(struct cluster *n, int64_t wait_us, struct err *e)
 {
     int64_t until_us = clock_us() + wait_us;
     int32_t own = own_number(n), missing;
@@ -400,12 +402,12 @@ static int link_up(struct cluster *n, int64_t wait_us, struct err *e)
             if (!linked(n, kind, r)) {
                 continue;
             }
-            n->fd[k][r] = connect_to((struct sockaddr *)&n->where[r], sizeof(n->where[r]));
-            if (n->fd[k][r] < 0 || !say_hello(n, n->fd[k][r], kind, 0)) {
+            n->fd[k][r] = connect_to((struct sockaddr *)&n->address[r], sizeof(n->address[r]));
+            if (n->fd[k][r] < 0 || !send_greeting(n, n->fd[k][r], kind, 0)) {
                 return err_set(e, ERR_IO, "rank %d does not reach rank %d, port %d of its node: %s",
-                               own, r, port_of(&n->where[r]), strerror(errno));
+                               own, r, port_of(&n->address[r]), strerror(errno));
             }
-            end_set_up(n->fd[k][r]);
+            clear_timeouts(n->fd[k][r]);
         }
     }
     while ((missing = cluster_unlinked(n)) >= 0) {
@@ -413,7 +415,7 @@ static int link_up(struct cluster *n, int64_t wait_us, struct err *e)
             return err_set(e, ERR_TIMEOUT, "rank %d: rank %d has not come for %.0f s", own, missing,
                            (double)wait_us * 1e-6);
         }
-        cluster_admit(n, 0, RETRY_MS);
+        cluster_accept(n, 0, CONNECT_RETRY_MS);
         char byte;
         if (recv(n->fd[CLUSTER_CONTROL][0], &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) {
             return err_set(e, ERR_IO, "rank 0 closed its connection");
@@ -431,7 +433,7 @@ int cluster_join(struct cluster *n, size_t *ret_slot_bytes, const char *address,
     int rc = resolve(&found, address, port, false, wait_us, e);
 
     while (rc == 0 && (*fd = connect_once(found)) < 0 && clock_us() < until_us) {
-        nanosleep(&(struct timespec){.tv_nsec = RETRY_MS * 1000000L}, NULL);
+        nanosleep(&(struct timespec){.tv_nsec = CONNECT_RETRY_MS * 1000000L}, NULL);
     }
     if (found) {
         freeaddrinfo(found);
@@ -442,10 +444,10 @@ int cluster_join(struct cluster *n, size_t *ret_slot_bytes, const char *address,
                      own_number(n), address, port, (double)wait_us * 1e-6);
     }
     if (rc == 0) {
-        rc = greet(n, *fd, ret_slot_bytes, e);
+        rc = greet_rank0(n, *fd, ret_slot_bytes, e);
     }
     if (rc == 0) {
-        rc = learn(n, 2 * wait_us, e);
+        rc = receive_addresses(n, 2 * wait_us, e);
     }
-    return rc < 0 ? rc : link_up(n, wait_us, e);
+    return rc < 0 ? rc : connect_peers(n, wait_us, e);
 }

@@ -32,10 +32,10 @@ enum cluster_link_kind {
 /* A rank's side of it. */
 struct cluster {
     struct pipeline_place at;
-    int32_t n;                                     /* ranks in all */
-    int listen_fd;                                 /* -1: none */
-    int fd[CLUSTER_KINDS][COMM_MAX_RANKS];         /* by the other rank's number; -1: not there */
-    struct sockaddr_storage where[COMM_MAX_RANKS]; /* they listen */
+    int32_t n;                                       /* ranks in all */
+    int listen_fd;                                   /* -1: none */
+    int fd[CLUSTER_KINDS][COMM_MAX_RANKS];           /* by the other rank's number; -1: not there */
+    struct sockaddr_storage address[COMM_MAX_RANKS]; /* they listen */
 };
 
 /* Nothing is open. */
@@ -47,11 +47,11 @@ int cluster_listen(struct cluster *n, const char *address, int port, int64_t wai
                    struct err *e);
 /* Take in one that comes within `ms`, if any does. slot_bytes: what rank 0's messages
  * hold. */
-void cluster_admit(struct cluster *n, size_t slot_bytes, int ms);
+void cluster_accept(struct cluster *n, size_t slot_bytes, int ms);
 /* Rank 0: the first rank whose control is not there; -1: all are. */
 int32_t cluster_missing(const struct cluster *n);
 /* Rank 0, when none is missing: tells all where the others are. */
-int cluster_introduce(struct cluster *n, struct err *e);
+int cluster_send_addresses(struct cluster *n, struct err *e);
 /* The first rank to which another connection is not there; -1: all are. */
 int32_t cluster_unlinked(const struct cluster *n);
 /* Closes what is not -1. */

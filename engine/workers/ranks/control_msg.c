@@ -8,7 +8,7 @@
 
 #include "config/base/limits.h"
 
-enum { NOTE_MAGIC = 0x51524e34, REST_MS = 10000 /* for what follows a beginning */ };
+enum { CONTROL_MAGIC = 0x51524e34, REST_MS = 10000 /* for what follows a beginning */ };
 
 void rank_hello_fill(struct rank_hello *ret, const struct executor_info *x, const struct model *m,
                      bool deterministic)
@@ -108,26 +108,26 @@ static int receive_all(int fd, void *data, size_t n_bytes, struct err *e)
 
 int control_msg_send(int fd, const struct control_msg *n, struct err *e)
 {
-    struct control_msg note = *n;
+    struct control_msg msg = *n;
 
-    note.magic = NOTE_MAGIC;
-    return send_all(fd, &note, sizeof(note), e);
+    msg.magic = CONTROL_MAGIC;
+    return send_all(fd, &msg, sizeof(msg), e);
 }
 
 int control_msg_receive(int fd, struct control_msg *ret, struct err *e)
 {
-    struct control_msg note;
-    int rc = receive_all(fd, &note, sizeof(note), e);
+    struct control_msg msg;
+    int rc = receive_all(fd, &msg, sizeof(msg), e);
 
     if (rc < 1) {
         return rc;
     }
-    note.text[sizeof(note.text) - 1] = '\0';
-    note.hello.version[sizeof(note.hello.version) - 1] = '\0';
-    if (note.magic != NOTE_MAGIC || note.kind < NOTE_HELLO || note.kind > NOTE_RESULTS) {
+    msg.text[sizeof(msg.text) - 1] = '\0';
+    msg.hello.version[sizeof(msg.hello.version) - 1] = '\0';
+    if (msg.magic != CONTROL_MAGIC || msg.kind < CONTROL_HELLO || msg.kind > CONTROL_RESULTS) {
         return err_set(e, ERR_INVALID, "what came is no rank's note");
     }
-    *ret = note;
+    *ret = msg;
     return 1;
 }
 
@@ -152,13 +152,13 @@ static void pieces(const struct results *r, struct piece *ret)
 
 int rank_results_send(int fd, int32_t rank, const struct results *r, struct err *e)
 {
-    struct control_msg note = {.kind = NOTE_RESULTS,
-                               .rank = rank,
-                               .step = r->step,
-                               .n_samples = r->n_samples,
-                               .top_stride = r->top_stride};
+    struct control_msg msg = {.kind = CONTROL_RESULTS,
+                              .rank = rank,
+                              .step = r->step,
+                              .n_samples = r->n_samples,
+                              .top_stride = r->top_stride};
     struct piece piece[N_PIECES];
-    int rc = control_msg_send(fd, &note, e);
+    int rc = control_msg_send(fd, &msg, e);
 
     pieces(r, piece);
     for (int i = 0; i < N_PIECES && rc == 0; i++) {
@@ -167,16 +167,16 @@ int rank_results_send(int fd, int32_t rank, const struct results *r, struct err 
     return rc;
 }
 
-int rank_results_receive(int fd, const struct control_msg *note, struct gathered *g,
+int rank_results_receive(int fd, const struct control_msg *msg, struct gathered *g,
                          int32_t max_samples, struct err *e)
 {
     struct piece piece[N_PIECES];
 
-    if (note->n_samples < 0 || note->n_samples > max_samples || note->top_stride < 0 ||
-        note->top_stride > MAX((int)LIMIT_CANDIDATES, (int)LIMIT_LOGPROBS)) {
+    if (msg->n_samples < 0 || msg->n_samples > max_samples || msg->top_stride < 0 ||
+        msg->top_stride > MAX((int)LIMIT_CANDIDATES, (int)LIMIT_LOGPROBS)) {
         return err_set(e, ERR_INVALID, "what came are no rank's results");
     }
-    int rc = gathered_begin(g, note->step, note->n_samples, note->top_stride, e);
+    int rc = gathered_begin(g, msg->step, msg->n_samples, msg->top_stride, e);
     rc = rc < 0 ? rc : 1;
     pieces(&g->results, piece);
     for (int i = 0; i < N_PIECES && rc == 1; i++) {

@@ -1,6 +1,6 @@
 /* What ranks tell rank 0, over a socket: who they are, that they are ready, why they
  * cannot go on. Rare, of one size; but the rank that draws for a pipeline tells the
- * results of every step, which follow their note. */
+ * results of every step, which follow their msg. */
 #ifndef QUIRE_ENGINE_WORKERS_RANKS_CONTROL_MSG_H
 #define QUIRE_ENGINE_WORKERS_RANKS_CONTROL_MSG_H
 
@@ -8,7 +8,7 @@
 #include "engine/workers/microbatch.h"
 #include "models/model.h"
 
-enum control_msg_kind { NOTE_HELLO = 1, NOTE_READY, NOTE_FAILED, NOTE_RESULTS };
+enum control_msg_kind { CONTROL_HELLO = 1, CONTROL_READY, CONTROL_FAILED, CONTROL_RESULTS };
 
 /* What must be the same on all ranks, and what their memory holds. */
 struct rank_hello {
@@ -23,9 +23,9 @@ struct rank_hello {
 struct control_msg {
     uint32_t magic, kind;
     int32_t rank;
-    struct rank_hello hello; /* NOTE_HELLO */
-    char text[464];          /* NOTE_FAILED */
-    uint64_t step;           /* NOTE_RESULTS */
+    struct rank_hello hello; /* CONTROL_HELLO */
+    char text[464];          /* CONTROL_FAILED */
+    uint64_t step;           /* CONTROL_RESULTS */
     int32_t n_samples, top_stride;
 };
 
@@ -41,14 +41,14 @@ int rank_hello_compare(const struct rank_hello *first, const struct rank_hello *
                        struct err *e);
 
 int control_msg_send(int fd, const struct control_msg *n, struct err *e);
-/* 1; 0 when the other end is closed; ERR_INVALID or ERR_IO for what is not a note.
+/* 1; 0 when the other end is closed; ERR_INVALID or ERR_IO for what is not a msg.
  * Blocks, but not for the rest of what began. */
 int control_msg_receive(int fd, struct control_msg *ret, struct err *e);
-/* A NOTE_RESULTS with all its rows. */
+/* A CONTROL_RESULTS with all its rows. */
 int rank_results_send(int fd, int32_t rank, const struct results *r, struct err *e);
-/* What follows a NOTE_RESULTS, of at most max_samples rows, into `g`. As
+/* What follows a CONTROL_RESULTS, of at most max_samples rows, into `g`. As
  * control_msg_receive. */
-int rank_results_receive(int fd, const struct control_msg *note, struct gathered *g,
+int rank_results_receive(int fd, const struct control_msg *msg, struct gathered *g,
                          int32_t max_samples, struct err *e);
 
 #endif

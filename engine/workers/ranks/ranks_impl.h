@@ -14,21 +14,21 @@
 
 enum {
     RANKS_STOP_MS = 2000, /* for a rank to end when told to */
-    RANKS_ANSWERS = 4,    /* steps whose results are kept: two in flight, two that may be read */
+    RANKS_RESULTS = 4,    /* steps whose results are kept: two in flight, two that may be read */
 };
 
-enum member_state { STARTED, GREETED, READY, GONE };
+enum worker_state { WORKER_STARTED, WORKER_GREETED, WORKER_READY, WORKER_GONE };
 
 /* A rank, as this process sees it. */
-struct member {
+struct worker_process {
     pid_t pid; /* 0: reaped, or another node's */
     int fd;    /* notes; -1: closed */
-    enum member_state state;
+    enum worker_state state;
     struct rank_hello hello;
 };
 
 /* The results of a step that another rank drew. */
-struct rank_answer {
+struct step_results {
     struct gathered gathered;
     int64_t launched_us, arrived_us;
 };
@@ -36,28 +36,28 @@ struct rank_answer {
 struct ranks {
     struct executor base;
     struct executor *runner; /* rank 0 */
-    struct rank_place share;
-    struct transports shared;
-    int shared_fd, wake_fd;
+    struct rank_place place;
+    struct transports transports;
+    int shm_fd, wake_fd;
     size_t slot_bytes;
     int64_t timeout_us;
     bool deterministic;
     char **flags;                    /* settings of the ranks */
-    int32_t n, n_here;               /* ranks, and those of this machine, which are the first */
+    int32_t n, ranks_per_node;       /* ranks, and those of this machine, which are the first */
     const struct settings *settings; /* while it starts */
     struct cluster net;
-    pthread_t watcher;
-    bool watching; /* the thread is there */
+    pthread_t supervisor;
+    bool supervised; /* the thread is there */
     uint64_t n_launched, n_waited;
     int64_t last_us; /* when the step before had its results */
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* a member's state, `failed`, n_answered */
+    pthread_cond_t changed; /* a member's state, `failed`, n_results */
     /* under `lock` */
-    struct member member[COMM_MAX_RANKS]; /* [1 .. n-1] */
-    bool met;                             /* shared's link, comm and pipeline are there */
-    bool failed, stopping, by_force;      /* by_force: they were not told to stop */
-    uint64_t n_answered; /* steps whose results came; step i's are answer[i % RANKS_ANSWERS] */
-    struct rank_answer answer[RANKS_ANSWERS]; /* of several stages */
+    struct worker_process worker[COMM_MAX_RANKS]; /* [1 .. n-1] */
+    bool connected;                               /* shared's link, comm and pipeline are there */
+    bool failed, stopping, by_force;              /* by_force: they were not told to stop */
+    uint64_t n_results; /* steps whose results came; step i's are answer[i % RANKS_RESULTS] */
+    struct step_results results[RANKS_RESULTS]; /* of several stages */
     char reason[400];
 };
 
@@ -66,6 +66,6 @@ struct ranks {
 void ranks_fail(struct ranks *x, const char *reason);
 int ranks_check_failed(struct ranks *x, struct err *e);
 /* The thread that starts the ranks and watches them, until wake_fd is written to. */
-int supervisor_main(struct ranks *x, struct err *e);
+int supervisor_start(struct ranks *x, struct err *e);
 
 #endif

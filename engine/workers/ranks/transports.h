@@ -13,7 +13,7 @@
 struct transports {
     void *memory; /* NULL: sockets */
     size_t n_bytes;
-    struct step_channel *link;
+    struct step_channel *channel;
     struct comm *comm;         /* NULL: one rank a stage */
     struct pipeline *pipeline; /* NULL: one stage */
 };

@@ -38,7 +38,7 @@ static void keep_open(int fd)
 }
 
 /* In the child. */
-static void become(const struct worker_args *o, char *const *argv, char *const *env)
+static void exec_worker(const struct worker_args *o, char *const *argv, char *const *env)
 {
     sigset_t none;
 
@@ -53,9 +53,9 @@ static void become(const struct worker_args *o, char *const *argv, char *const *
     sigprocmask(SIG_SETMASK, &none, NULL);
     /* old kernels: what was opened so closes */
     syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC_FLAG);
-    if (!o->over_net) {
-        keep_open(o->shared_fd);
-        keep_open(o->note_fd);
+    if (!o->over_tcp) {
+        keep_open(o->shm_fd);
+        keep_open(o->control_fd);
     }
     execve("/proc/self/exe", argv, env);
     _exit(EXIT_NO_EXEC);
@@ -80,14 +80,14 @@ static char **environment(void)
     return env;
 }
 
-int rank_spawn(pid_t *ret, const struct worker_args *o, struct err *e)
+int worker_spawn(pid_t *ret, const struct worker_args *o, struct err *e)
 {
     char word[N_WORDS][WORD_BYTES];
     int n = 0, n_flags = 0;
 
     const long long number[N_WORDS - 1] = {
-        o->rank,   o->n_ranks, o->shared_fd, o->note_fd,  (long long)o->slot_bytes,
-        o->parent, o->here,    o->n_here,    o->over_net, o->n_stages};
+        o->rank,   o->n_ranks,    o->shm_fd,           o->control_fd, (long long)o->slot_bytes,
+        o->parent, o->local_rank, o->local_world_size, o->over_tcp,   o->n_stages};
     while (o->settings[n_flags]) {
         n_flags++;
     }
@@ -106,7 +106,7 @@ int rank_spawn(pid_t *ret, const struct worker_args *o, struct err *e)
     memcpy(argv + n, o->settings, (size_t)n_flags * sizeof(*argv));
     pid_t pid = fork();
     if (pid == 0) {
-        become(o, argv, env);
+        exec_worker(o, argv, env);
     }
     int why = errno;
     free(argv);
@@ -134,13 +134,13 @@ int worker_args_parse(struct worker_args *ret, int argc, char **argv, struct err
     *ret = (struct worker_args){
         .rank = (int32_t)number[0],
         .n_ranks = (int32_t)number[1],
-        .shared_fd = (int)number[2],
-        .note_fd = (int)number[3],
+        .shm_fd = (int)number[2],
+        .control_fd = (int)number[3],
         .slot_bytes = (size_t)number[4],
         .parent = (pid_t)number[5],
-        .here = (int32_t)number[6],
-        .n_here = (int32_t)number[7],
-        .over_net = number[8] != 0,
+        .local_rank = (int32_t)number[6],
+        .local_world_size = (int32_t)number[7],
+        .over_tcp = number[8] != 0,
         .n_stages = (int32_t)number[9],
         .settings = argv + N_WORDS - 1,
     };
@@ -171,7 +171,7 @@ static void tick(void)
     nanosleep(&(struct timespec){.tv_nsec = TICK_MS * 1000000L}, NULL);
 }
 
-bool rank_reap(pid_t *pid, int ms, int *ret_status)
+bool worker_reap(pid_t *pid, int ms, int *ret_status)
 {
     for (int waited = 0; *pid > 0; waited += TICK_MS) {
         if (waitpid(*pid, ret_status, WNOHANG) != 0) {
@@ -185,9 +185,9 @@ bool rank_reap(pid_t *pid, int ms, int *ret_status)
     return true;
 }
 
-bool rank_ended(pid_t *pid, int ms, int *ret_status)
+bool worker_ended(pid_t *pid, int ms, int *ret_status)
 {
-    for (int waited = 0; !rank_reap(pid, 0, ret_status); waited += TICK_MS) {
+    for (int waited = 0; !worker_reap(pid, 0, ret_status); waited += TICK_MS) {
         *ret_status = ending_status(*pid);
         if (*ret_status != 0) {
             return true;
@@ -200,7 +200,7 @@ bool rank_ended(pid_t *pid, int ms, int *ret_status)
     return true;
 }
 
-void rank_exit_text(char *ret, size_t cap, int32_t rank, pid_t pid, int status)
+void worker_exit_text(char *ret, size_t cap, int32_t rank, pid_t pid, int status)
 {
     if (WIFSIGNALED(status)) {
         snprintf(ret, cap, "rank %d (process %d) was ended by signal %d (%s)", rank, (int)pid,

@@ -424,12 +424,12 @@ static void the_status_of_a_process_that_is_still_ending_is_known(void **state)
     int status = 0;
     pid_t pid = spawn_ending(), same = pid;
     assert_true(pid > 0);
-    assert_true(rank_ended(&pid, PATIENCE_S * 1000, &status));
+    assert_true(worker_ended(&pid, PATIENCE_S * 1000, &status));
     assert_int_equal(pid, same);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 7);
-    assert_false(rank_reap(&pid, 0, &status));
+    assert_false(worker_reap(&pid, 0, &status));
     assert_int_equal(kill(same, SIGKILL), 0);
-    assert_true(rank_reap(&pid, PATIENCE_S * 1000, &status));
+    assert_true(worker_reap(&pid, PATIENCE_S * 1000, &status));
     assert_int_equal(pid, 0);
 }
 
@@ -442,11 +442,11 @@ static void a_process_that_runs_has_not_ended(void **state)
         sleep_on(NULL);
     }
     assert_true(pid > 0);
-    assert_false(rank_ended(&pid, 20, &status));
+    assert_false(worker_ended(&pid, 20, &status));
     assert_int_equal(kill(same, SIGKILL), 0);
-    assert_true(rank_ended(&pid, PATIENCE_S * 1000, &status));
+    assert_true(worker_ended(&pid, PATIENCE_S * 1000, &status));
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-    assert_true(rank_reap(&pid, PATIENCE_S * 1000, &status));
+    assert_true(worker_reap(&pid, PATIENCE_S * 1000, &status));
 }
 
 /* The ranks are told to behave so: see fake_rank. */
@@ -500,7 +500,8 @@ static int fake_rank(const char *behaviour, int argc, char **argv)
 {
     struct worker_args o;
     struct err e;
-    struct control_msg note = {.kind = NOTE_HELLO, .rank = 1, .hello = {.version = QUIRE_VERSION}};
+    struct control_msg msg = {
+        .kind = CONTROL_HELLO, .rank = 1, .hello = {.version = QUIRE_VERSION}};
 
     if (worker_args_parse(&o, argc, argv, &e) < 0) {
         return 2;
@@ -513,19 +514,19 @@ static int fake_rank(const char *behaviour, int argc, char **argv)
         abort();
     }
     if (strcmp(behaviour, "babbles") == 0) {
-        for (size_t i = 0; i <= sizeof(note) / 8; i++) {
-            ssize_t n = write(o.note_fd, "gibberish", 9);
+        for (size_t i = 0; i <= sizeof(msg) / 8; i++) {
+            ssize_t n = write(o.control_fd, "gibberish", 9);
             (void)n;
         }
     } else {
         if (strcmp(behaviour, "version") == 0) {
-            snprintf(note.hello.version, sizeof(note.hello.version), "0.0.1");
+            snprintf(msg.hello.version, sizeof(msg.hello.version), "0.0.1");
         }
         if (strcmp(behaviour, "fails") == 0) {
-            note.kind = NOTE_FAILED;
-            snprintf(note.text, sizeof(note.text), "its disk is on fire");
+            msg.kind = CONTROL_FAILED;
+            snprintf(msg.text, sizeof(msg.text), "its disk is on fire");
         }
-        control_msg_send(o.note_fd, &note, &e);
+        control_msg_send(o.control_fd, &msg, &e);
     }
     for (;;) { /* until rank 0 ends it */
         pause();
