@@ -26,60 +26,6 @@
 #include "models/checkpoint/gguf/gguf.h"
 #include "models/tokenizer/fim.h"
 
-/* ---- deltas from commit to the output thread ---- */
-
-static void note_course(struct request_course *c, const struct group *g)
-{
-    c->preemptions = g->n_preempted;
-    c->n_drawn = g->n_chosen;
-    if (g->admitted_us) {
-        c->queue_us = g->admitted_us - g->request->arrival_us;
-    }
-    if (g->admitted_us && g->first_token_us) {
-        c->prefill_us = g->first_token_us - g->admitted_us;
-    }
-    if (g->first_token_us && g->last_token_us) {
-        c->decode_us = g->last_token_us - g->first_token_us;
-    }
-}
-
-static void on_delta(struct delta_out *out, const struct group *g, const struct delta *d)
-{
-    struct engine *e = CONTAINER_OF(out, struct engine, deltas);
-
-    if (d->kind == DELTA_END) {
-        struct request_course *c = &g->request->course;
-        note_course(c, g);
-        if (g->admitted_us) {
-            hist_add(&e->stats.queue_s, (double)c->queue_us * 1e-6);
-        }
-        if (g->admitted_us && g->first_token_us) {
-            hist_add(&e->stats.prefill_s, (double)c->prefill_us * 1e-6);
-        }
-    }
-    output_push(e->output, d);
-}
-
-/* What can wait goes out in portions, the next one when the output side has taken the
- * last: so it never stands long before a step's tokens, whose room in the ring it
- * leaves alone. */
-static bool take_room(struct delta_out *out, int32_t n)
-{
-    struct engine *e = CONTAINER_OF(out, struct engine, deltas);
-
-    if (output_passed(e->output, e->portion_mark)) {
-        e->portion_left = ENGINE_PORTION;
-    }
-    if (n > e->portion_left || !engine_output_fits(e, n)) {
-        return false;
-    }
-    e->portion_left -= n;
-    /* Not behind what is granted now: an end may need less, and nothing else may ever
-     * come. */
-    e->portion_mark = output_mark(e->output);
-    return true;
-}
-
 /* ---- start ---- */
 
 static void defaults_none(struct generation_defaults *d)
@@ -266,20 +212,20 @@ static int open_core(struct engine *e, struct sink *sink, struct err *err)
     if (rc < 0) {
         return rc;
     }
-    struct output_processor em = {.tokenizer = e->tokenizer,
-                                  .sink = sink,
-                                  .stats = &e->stats,
-                                  .inbox = &e->inbox,
-                                  .reaper = &e->reaper,
-                                  .active = &e->active,
-                                  .tenant_active = e->tenant_active};
+    struct output_processor proc = {.tokenizer = e->tokenizer,
+                                    .sink = sink,
+                                    .stats = &e->stats,
+                                    .inbox = &e->inbox,
+                                    .reaper = &e->reaper,
+                                    .active = &e->active,
+                                    .tenant_active = e->tenant_active};
     /* A row of the step draws or scores, with its top log-probabilities; a sequence may
      * end, a prompt begin. */
     e->step_cells =
         OUTPUT_DELTA_CELLS * (int64_t)e->config.max_logits + 2 * (int64_t)e->config.max_num_seqs;
     int64_t steps = e->executor->info.depth + 2,
             portions = 2 * OUTPUT_DELTA_CELLS * (int64_t)ENGINE_PORTION;
-    return output_open(&e->output, &em, steps * e->step_cells + portions, err);
+    return output_open(&e->output, &proc, steps * e->step_cells + portions, err);
 }
 
 /* What a client sees of the server's make-up: version, model, precision, device
@@ -338,8 +284,6 @@ static struct engine *engine_new(void)
     memset(e, 0, sizeof(*e));
     e->inbox.wake.fd = -1;
     e->reaper.wake.fd = -1;
-    e->deltas.emit = on_delta;
-    e->deltas.take = take_room;
     defaults_none(&e->defaults);
     engine_stats_init(&e->stats);
     kv_feed_init(&e->kv_feed);

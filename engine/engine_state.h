@@ -41,7 +41,7 @@ struct engine {
     /* in turn; plan i belongs to steps i, i + depth + 1, … */
     struct plan plan[ENGINE_MAX_DEPTH + 1];
     uint64_t n_launched, n_committed; /* steps */
-    struct launch_delay pace;
+    struct launch_delay launch_delay;
     struct delta_out deltas;
     int64_t step_cells;   /* of the output's ring that a step takes at most */
     int32_t portion_left; /* deltas that this portion of what can wait may still have */
@@ -74,9 +74,6 @@ struct engine {
 int engine_open_on(struct engine **ret, const struct settings *s, struct executor *x,
                    struct tokenizer *t, struct sink *sink, struct err *err);
 
-/* loop.c: whether n deltas have room in the output's ring beside those of all steps in
- * flight. The engine's thread. */
-bool engine_output_fits(struct engine *e, int64_t n);
 /* loop.c: the thread's body; `arg` is the engine. */
 void *engine_main(void *arg);
 

@@ -21,7 +21,7 @@
 #include "engine/sched/sched.h"
 
 struct kv_feed {
-    pthread_mutex_t turn; /* of the observers */
+    pthread_mutex_t observer_lock; /* of the observers */
     sem_t done;
     struct kv_snapshot *_Atomic wanted;
     /* what `done` was posted for: orders the filling before the reading in so many
@@ -34,17 +34,17 @@ struct kv_feed {
     int64_t events_lost;
 };
 
-void kv_feed_init(struct kv_feed *w);
-void kv_feed_release(struct kv_feed *w);
+void kv_feed_init(struct kv_feed *f);
+void kv_feed_release(struct kv_feed *f);
 
 /* Engine's thread. Whether somebody watches. */
-static inline bool kv_feed_wanted(const struct kv_feed *w, int64_t now_us)
+static inline bool kv_feed_wanted(const struct kv_feed *f, int64_t now_us)
 {
-    return now_us < w->until_us;
+    return now_us < f->until_us;
 }
 /* Engine's thread: write down the copies and swaps of a step. */
-void kv_feed_note(struct kv_feed *w, const struct plan *p);
+void kv_feed_record(struct kv_feed *f, const struct plan *p);
 /* Engine's thread, between steps: fill the snapshot that is wanted, if one is. */
-void kv_feed_serve(struct kv_feed *w, const struct sched *s, uint64_t step);
+void kv_feed_serve(struct kv_feed *f, const struct sched *s, uint64_t step);
 
 #endif

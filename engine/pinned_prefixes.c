@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void pass_over(struct delta_out *out, const struct group *g, const struct delta *d)
+static void discard_delta(struct delta_out *out, const struct group *g, const struct delta *d)
 {
     (void)out, (void)g, (void)d;
 }
@@ -43,7 +43,7 @@ static int encode(const struct engine *e, const struct settings *s, struct token
 /* Steps until the scheduler has nothing left to do. */
 static int run_to_end(struct engine *e, struct err *err)
 {
-    struct delta_out out = {.emit = pass_over};
+    struct delta_out out = {.emit = discard_delta};
     struct results results;
     struct batch batch;
 

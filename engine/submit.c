@@ -136,7 +136,7 @@ static void unprepare(struct request *r, struct group *g)
 /* With fair shares nobody fills the queue: a tenant may have no more under way than can
  * run and the queue has room left, so one flood takes half of it, two take two thirds,
  * and there is always room for another one. */
-static int check_share(const struct engine *e, int32_t tenant, int32_t n, struct err *err)
+static int check_tenant_quota(const struct engine *e, int32_t tenant, int32_t n, struct err *err)
 {
     int64_t left = e->max_queue - inbox_waiting(&e->inbox),
             under_way = atomic_load(&e->tenant_active[tenant]);
@@ -160,7 +160,7 @@ int engine_check_room(const struct engine *e, int32_t tenant, int32_t n, struct 
     int rc = check_state(e, err);
 
     if (rc == 0) {
-        rc = check_share(e, tenant, n, err);
+        rc = check_tenant_quota(e, tenant, n, err);
     }
     return rc == 0 ? inbox_check(&e->inbox, n, err) : rc;
 }

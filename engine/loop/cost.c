@@ -30,7 +30,7 @@ enum {
 /* A step of many sequences: what it needs beside the probe's arrays. */
 struct rows {
     /* number: 0, 1, 2, … */
-    int32_t q_start[ROWS_MAX + 1], kv_len[ROWS_MAX], number[ROWS_MAX], lcp[ROWS_MAX];
+    int32_t q_start[ROWS_MAX + 1], kv_len[ROWS_MAX], identity[ROWS_MAX], lcp[ROWS_MAX];
     struct table_update update[ROWS_MAX];
     struct sample_row sample[ROWS_MAX];
 };
@@ -187,13 +187,13 @@ static int probe_prefill(struct probe *p, int32_t *n, double *ret_us, struct err
 
 /* A prefill of each size for which a device loads kernels of its own: it waits until it
  * has nothing else to do before it does so, and who decodes would wait with it. */
-static int probe_sizes(struct probe *p, int32_t most, struct err *e)
+static int probe_sizes(struct probe *p, int32_t max_tokens, struct err *e)
 {
     enum { FIRST = 8, FAR = 512 };
     int64_t us;
     int rc = 0;
 
-    for (int32_t n = FIRST; n <= most && rc == 0; n += MIN(n, FAR)) {
+    for (int32_t n = FIRST; n <= max_tokens && rc == 0; n += MIN(n, FAR)) {
         rc = probe_step(p, n, 0, 0, &us, e);
     }
     return rc;
@@ -207,7 +207,7 @@ static int probe_rows(struct probe *p, struct rows *r, int32_t n, float temperat
     for (int32_t i = 0; i < n; i++) {
         p->position[i] = 0;
         p->slot[i] = i * p->x->info.block_size;
-        r->q_start[i] = r->number[i] = i;
+        r->q_start[i] = r->identity[i] = i;
         r->kv_len[i] = 1;
         r->sample[i] = sample_of(i, 1, temperature);
         r->update[i] = (struct table_update){.row = i, .index = 0, .count = 1, .first = i};
@@ -220,9 +220,9 @@ static int probe_rows(struct probe *p, struct rows *r, int32_t n, float temperat
     b.n_decode = n;
     b.q_start = r->q_start;
     b.kv_len = r->kv_len;
-    b.row = r->number;
+    b.row = r->identity;
     b.lcp_blocks = r->lcp;
-    b.logits_token = r->number;
+    b.logits_token = r->identity;
     b.sample = r->sample;
     p->n_rows = MAX(p->n_rows, n);
     p->n_table = MAX(p->n_table, 1);
@@ -232,7 +232,7 @@ static int probe_rows(struct probe *p, struct rows *r, int32_t n, float temperat
 /* One step of decodes of each size for which a device chooses its products anew: to
  * choose takes it longer than many such steps, and those who decode would wait. And one
  * that draws at random. */
-static int probe_decodes(struct probe *p, int32_t most, struct err *e)
+static int probe_decodes(struct probe *p, int32_t max_tokens, struct err *e)
 {
     struct rows *r = calloc(1, sizeof(*r));
 
@@ -240,9 +240,9 @@ static int probe_decodes(struct probe *p, int32_t most, struct err *e)
         return err_nomem(e, "measuring the steps");
     }
     int rc = probe_rows(p, r, 1, 1, e);
-    for (int32_t n = 1; n <= most && rc == 0; n *= 2) {
+    for (int32_t n = 1; n <= max_tokens && rc == 0; n *= 2) {
         rc = probe_rows(p, r, n, 0, e);
-        if (rc == 0 && n >= FEW_TOKENS / 2 && n + n / 2 <= most) {
+        if (rc == 0 && n >= FEW_TOKENS / 2 && n + n / 2 <= max_tokens) {
             rc = probe_rows(p, r, n + n / 2, 0, e);
         }
     }
@@ -253,21 +253,22 @@ static int probe_decodes(struct probe *p, int32_t most, struct err *e)
 int cost_measure(struct executor *x, int64_t (*now_us)(void), struct step_cost *ret, struct err *e)
 {
     const struct executor_info *info = &x->info;
-    int32_t room = (int32_t)MIN((int64_t)info->n_blocks * info->block_size, info->max_len);
-    int32_t most = MIN(MIN(info->max_num_batched_tokens, room), SIZES_MAX),
-            n_tokens = MIN(most, LONG_TOKENS);
-    int32_t context = MIN(CONTEXT_MAX, room - 1);
+    int32_t capacity = (int32_t)MIN((int64_t)info->n_blocks * info->block_size, info->max_len);
+    int32_t max_tokens = MIN(MIN(info->max_num_batched_tokens, capacity), SIZES_MAX),
+            n_tokens = MIN(max_tokens, LONG_TOKENS);
+    int32_t context = MIN(CONTEXT_MAX, capacity - 1);
     int32_t n_swap = MIN(SWAP_BLOCKS, MIN(info->n_blocks, info->n_host_blocks));
-    int32_t n_blocks = (int32_t)div_ceil(room, info->block_size);
+    int32_t n_blocks = (int32_t)div_ceil(capacity, info->block_size);
     double one = 0, full = 0, deep = 0, swap = 0;
     struct probe p = {.x = x, .now_us = now_us};
-    int rc = probe_init(&p, most, n_blocks, e);
+    int rc = probe_init(&p, max_tokens, n_blocks, e);
 
     if (rc == 0 && info->sets_up_sizes) {
-        rc = probe_sizes(&p, most, e);
+        rc = probe_sizes(&p, max_tokens, e);
     }
     if (rc == 0 && info->sets_up_sizes) {
-        rc = probe_decodes(&p, MIN(MIN(ROWS_MAX, info->max_num_seqs), MIN(most, n_blocks)), e);
+        rc =
+            probe_decodes(&p, MIN(MIN(ROWS_MAX, info->max_num_seqs), MIN(max_tokens, n_blocks)), e);
     }
     if (rc == 0) {
         rc = probe_best(&p, 1, 0, 0, &one, e);

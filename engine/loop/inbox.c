@@ -19,7 +19,7 @@
  * there are cores, ck_ring takes 15 to 900 ns and in every second run stalls for
  * seconds, while this one took 15 to 75 and, once, 2400.
  *
- * Cell at position p holds group p once turn == p + 1; the consumer is the only one to
+ * Cell at position p holds group p once sequence == p + 1; the consumer is the only one to
  * read it, and it is written again a lap later at the earliest, after `held` was
  * lowered, which orders the two.
  */
@@ -52,7 +52,7 @@ void inbox_release(struct inbox *b)
 }
 
 /* Whether n more may wait where `held` do. */
-static int check_places(const struct inbox *b, int64_t held, int32_t n, struct err *e)
+static int check_capacity(const struct inbox *b, int64_t held, int32_t n, struct err *e)
 {
     if (n > b->max_queue) {
         return err_set_param(
@@ -73,13 +73,13 @@ static int check_places(const struct inbox *b, int64_t held, int32_t n, struct e
 
 int inbox_check(const struct inbox *b, int32_t n, struct err *e)
 {
-    return check_places(b, atomic_load(&b->held), n, e);
+    return check_capacity(b, atomic_load(&b->held), n, e);
 }
 
 /* Reserve n places, or say why not. */
 static int inbox_reserve(struct inbox *b, int32_t n, struct err *e)
 {
-    int rc = check_places(b, atomic_fetch_add(&b->held, n), n, e);
+    int rc = check_capacity(b, atomic_fetch_add(&b->held, n), n, e);
 
     if (rc < 0) {
         atomic_fetch_sub(&b->held, n);
@@ -98,7 +98,7 @@ int inbox_submit(struct inbox *b, struct group *const *g, int32_t n, struct err 
     for (int32_t i = 0; i < n; i++) {
         struct inbox_cell *c = &b->cell[(at + (uint64_t)i) & b->mask];
         c->group = g[i];
-        atomic_store(&c->turn, at + (uint64_t)i + 1);
+        atomic_store(&c->sequence, at + (uint64_t)i + 1);
     }
     wake_post(&b->wake);
     return 0;
@@ -130,7 +130,7 @@ int32_t inbox_take(struct inbox *b, struct group **ret, int32_t max)
 
     for (; n < max; n++) {
         struct inbox_cell *c = &b->cell[b->head & b->mask];
-        if (atomic_load(&c->turn) != b->head + 1) {
+        if (atomic_load(&c->sequence) != b->head + 1) {
             break;
         }
         ret[n] = c->group;
@@ -153,7 +153,8 @@ static bool inbox_has_work(void *ctx)
 {
     struct inbox *b = ctx;
 
-    return atomic_load(&b->marked) || atomic_load(&b->cell[b->head & b->mask].turn) == b->head + 1;
+    return atomic_load(&b->marked) ||
+           atomic_load(&b->cell[b->head & b->mask].sequence) == b->head + 1;
 }
 
 void inbox_sleep(struct inbox *b, int64_t timeout_us)
@@ -162,7 +163,7 @@ void inbox_sleep(struct inbox *b, int64_t timeout_us)
     atomic_store(&b->marked, false);
 }
 
-bool inbox_settled(const struct inbox *b)
+bool inbox_drained(const struct inbox *b)
 {
     return atomic_load(&b->held) % INBOX_CLOSED == b->taken - b->admitted;
 }

@@ -9,7 +9,7 @@
 struct group;
 
 struct inbox_cell {
-    _Atomic uint64_t turn; /* position + 1 once `group` may be read; see inbox.c */
+    _Atomic uint64_t sequence; /* position + 1 once `group` may be read; see inbox.c */
     struct group *group;
 };
 
@@ -54,7 +54,7 @@ void inbox_admit(struct inbox *b, int64_t n);
  * down. */
 void inbox_sleep(struct inbox *b, int64_t timeout_us);
 /* After inbox_close: true when no submit is on its way any more. */
-bool inbox_settled(const struct inbox *b);
+bool inbox_drained(const struct inbox *b);
 /* Requests queued or waiting. */
 int64_t inbox_waiting(const struct inbox *b);
 

@@ -13,10 +13,10 @@
 
 /* All 0 at first. */
 struct launch_delay {
-    int32_t n_running;            /* steps launched and not ended: 0 to 2 */
-    int64_t begin_us;             /* of the older one */
-    double running_us, behind_us; /* estimates of both; 0: unknown */
-    double ratio;                 /* of time taken to time estimated, smoothed; 0: none seen */
+    int32_t n_running;          /* steps launched and not ended: 0 to 2 */
+    int64_t begin_us;           /* of the older one */
+    double running_us, next_us; /* estimates of both; 0: unknown */
+    double ratio;               /* of time taken to time estimated, smoothed; 0: none seen */
 };
 
 void launch_delay_launched(struct launch_delay *p, int64_t now_us, double estimate_us);

@@ -20,8 +20,8 @@
 struct wake {
     int fd;
     atomic_bool asleep, expected;
-    bool lone;       /* one processor: looking out would only keep the poster from it */
-    int32_t in_vain; /* reader's own: expectations in a row that nothing came of */
+    bool single_cpu;      /* one processor: looking out would only keep the poster from it */
+    int32_t false_alarms; /* reader's own: expectations in a row that nothing came of */
 };
 
 int wake_init(struct wake *w, struct err *e);

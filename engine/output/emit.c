@@ -282,7 +282,7 @@ static struct usage usage_of(const struct request *r)
 
 /* Send the first text_bytes of what c holds, as choice `index`, with the tokens that
  * begin there; everything when it ended. */
-static void emit_piece(struct output_processor *em, struct request *r, struct choice *c,
+static void emit_piece(struct output_processor *proc, struct request *r, struct choice *c,
                        int32_t index, size_t text_bytes)
 {
     struct held_tokens *h = &c->held;
@@ -310,7 +310,7 @@ static void emit_piece(struct output_processor *em, struct request *r, struct ch
         .usage = usage_of(r),
         .error = c->error,
     };
-    em->sink->emit(em->sink, &o);
+    proc->sink->emit(proc->sink, &o);
     if (c->ended) { /* others of its request may go on for long */
         choice_release(c, memory.taken);
         return;
@@ -329,10 +329,10 @@ static int32_t count_chars(const char *text, size_t len)
     return n;
 }
 
-/* Text has come behind n_chars code points: place the open tokens t[0 .. n). text_at
+/* Text has come behind n_chars code points: place_tokens the open tokens t[0 .. n). text_at
  * may be NULL. */
-static void place(struct token_out *t, size_t *text_at, int32_t n, const struct detokenizer *d,
-                  int32_t n_chars)
+static void place_tokens(struct token_out *t, size_t *text_at, int32_t n,
+                         const struct detokenizer *d, int32_t n_chars)
 {
     for (int32_t i = 0; i < n; i++) {
         size_t landed = detokenizer_landed(d, t[i].text_offset);
@@ -345,7 +345,7 @@ static void place(struct token_out *t, size_t *text_at, int32_t n, const struct 
 }
 
 /* Before anything else of a choice: the prompt, where the client wants it. */
-static void choice_begin(struct output_processor *em, struct request *r, struct choice *c,
+static void choice_begin(struct output_processor *proc, struct request *r, struct choice *c,
                          int32_t index)
 {
     struct output_state *m = r->output_state;
@@ -368,7 +368,7 @@ static void choice_begin(struct output_processor *em, struct request *r, struct 
         .usage = usage_of(r),
     };
     if (!m->ranked) {
-        em->sink->emit(em->sink, &o);
+        proc->sink->emit(proc->sink, &o);
     }
 }
 
@@ -382,7 +382,7 @@ struct prompt_walk {
 
 /* The tokens' offsets, once a request. The bytes of a character that the prompt leaves
  * incomplete count as that character's, whatever the choices make of it. */
-static int place_prompt(struct prompt_out *p, const struct request *r)
+static int place_prompt_tokens(struct prompt_out *p, const struct request *r)
 {
     struct detokenizer d = p->start;
     int32_t n_placed = 0, n_chars = 0;
@@ -395,7 +395,7 @@ static int place_prompt(struct prompt_out *p, const struct request *r)
         p->token[i].text_offset = d.n_pending;
         rc = detokenizer_push(&d, r->prompt[i], &text);
         if (text.len) {
-            place(&p->token[n_placed], NULL, i + 1 - n_placed, &d, n_chars);
+            place_tokens(&p->token[n_placed], NULL, i + 1 - n_placed, &d, n_chars);
             n_placed = i + 1;
             n_chars += count_chars(text.data, text.len);
         }
@@ -404,7 +404,7 @@ static int place_prompt(struct prompt_out *p, const struct request *r)
         p->token[n_placed].text_offset = n_chars;
     }
     buf_release(&text);
-    p->placed = rc == 0;
+    p->has_offsets = rc == 0;
     return rc;
 }
 
@@ -412,7 +412,7 @@ int prompt_walk_new(struct prompt_walk **ret, const struct request *r, struct er
 {
     struct prompt_walk *w = calloc(1, sizeof(*w));
 
-    if (!w || (!r->prompt_out->placed && place_prompt(r->prompt_out, r) < 0)) {
+    if (!w || (!r->prompt_out->has_offsets && place_prompt_tokens(r->prompt_out, r) < 0)) {
         free(w);
         return err_nomem(e, "a prompt's text");
     }
@@ -447,7 +447,7 @@ int prompt_walk_next(struct prompt_walk *w, struct token_out *ret, struct buf *t
 
 /* ---- tokens ---- */
 
-static void choice_end(struct output_processor *em, struct request *r, int32_t index,
+static void choice_end(struct output_processor *proc, struct request *r, int32_t index,
                        enum finish_reason finish, int32_t stop_token, const char *error)
 {
     struct output_state *m = r->output_state;
@@ -466,29 +466,29 @@ static void choice_end(struct output_processor *em, struct request *r, int32_t i
     if (m->finish == FINISH_NONE) {
         m->finish = finish;
     }
-    hist_add(&em->stats->generation_len, c->n_generated);
+    hist_add(&proc->stats->generation_len, c->n_generated);
     if (!m->ranked) {
-        emit_piece(em, r, c, index, c->text.len);
+        emit_piece(proc, r, c, index, c->text.len);
     }
 }
 
 /* Memory ran out for one choice: it ends, the engine goes on. */
-static void choice_fail(struct output_processor *em, struct request *r, int32_t index)
+static void choice_fail(struct output_processor *proc, struct request *r, int32_t index)
 {
-    choice_end(em, r, index, FINISH_ERROR, -1,
+    choice_end(proc, r, index, FINISH_ERROR, -1,
                "the server ran out of memory for this choice's text");
     atomic_store(&r->stop_at[index], r->output_state->choice[index].n_generated);
-    if (em->inbox) {
-        inbox_mark(em->inbox);
+    if (proc->inbox) {
+        inbox_mark(proc->inbox);
     }
 }
 
 /* No memory for a request's choices: all of them end, the engine goes on. */
-static void lose_choices(struct output_processor *em, struct request *r)
+static void fail_all_choices(struct output_processor *proc, struct request *r)
 {
     struct output_state *m = r->output_state;
 
-    m->lost = true;
+    m->out_of_memory = true;
     m->finish = FINISH_ERROR;
     for (int32_t i = 0; i < r->params.n; i++) {
         struct output o = {
@@ -500,42 +500,42 @@ static void lose_choices(struct output_processor *em, struct request *r)
             .usage = usage_of(r),
             .error = "the server ran out of memory for this request's answer",
         };
-        em->sink->emit(em->sink, &o);
+        proc->sink->emit(proc->sink, &o);
     }
     for (int32_t i = 0; i < m->n_choices; i++) {
         atomic_store(&r->stop_at[i], 0);
     }
-    if (em->inbox) {
-        inbox_mark(em->inbox);
+    if (proc->inbox) {
+        inbox_mark(proc->inbox);
     }
 }
 
 /* What a delta needs is made when the first one comes. False: there was no memory, and
  * whatever comes of the request is passed over. */
-static bool output_state_begin(struct output_processor *em, struct request *r)
+static bool output_state_begin(struct output_processor *proc, struct request *r)
 {
     struct output_state *m = r->output_state;
 
-    if (!m->choice && !m->lost && choices_new(m, r, em->tokenizer) < 0) {
+    if (!m->choice && !m->out_of_memory && choices_new(m, r, proc->tokenizer) < 0) {
         free(m->choice);
         m->choice = NULL;
-        lose_choices(em, r);
+        fail_all_choices(proc, r);
     }
-    return !m->lost;
+    return !m->out_of_memory;
 }
 
-static void count_prompt(struct output_processor *em, const struct request *r)
+static void count_prompt(struct output_processor *proc, const struct request *r)
 {
-    atomic_fetch_add_explicit(&em->stats->prompt_tokens, (uint64_t)r->n_prompt,
+    atomic_fetch_add_explicit(&proc->stats->prompt_tokens, (uint64_t)r->n_prompt,
                               memory_order_relaxed);
 }
 
-static void count_drawn(struct output_processor *em, int64_t n)
+static void count_sampled(struct output_processor *proc, int64_t n)
 {
-    atomic_fetch_add_explicit(&em->stats->generation_tokens, (uint64_t)n, memory_order_relaxed);
+    atomic_fetch_add_explicit(&proc->stats->generation_tokens, (uint64_t)n, memory_order_relaxed);
 }
 
-static void count_token(struct output_processor *em, struct request *r, struct choice *c,
+static void count_token(struct output_processor *proc, struct request *r, struct choice *c,
                         const struct delta *d)
 {
     struct output_state *m = r->output_state;
@@ -545,24 +545,25 @@ static void count_token(struct output_processor *em, struct request *r, struct c
     m->completion_tokens++;
     m->cached_tokens = d->cached_tokens;
     if (r->params.beam_width == 0) {
-        count_drawn(em, 1);
+        count_sampled(proc, 1);
     }
     if (m->first_us == 0) {
-        m->first_us = em->now_us;
-        count_prompt(em, r);
-        hist_add(&em->stats->ttft_s, (double)(em->now_us - r->arrival_us) * 1e-6);
+        m->first_us = proc->now_us;
+        count_prompt(proc, r);
+        hist_add(&proc->stats->ttft_s, (double)(proc->now_us - r->arrival_us) * 1e-6);
     }
     if (c->first_us == 0) {
-        c->first_us = em->now_us;
+        c->first_us = proc->now_us;
     } else {
-        hist_add(&em->stats->itl_s, (double)(em->now_us - c->last_us) * 1e-6);
+        hist_add(&proc->stats->itl_s, (double)(proc->now_us - c->last_us) * 1e-6);
     }
-    c->last_us = em->now_us;
+    c->last_us = proc->now_us;
 }
 
 /* Look for a stop string in the text from byte `from` on. When one is complete: cut the
  * text, set the mark, end the choice. */
-static bool choice_match(struct output_processor *em, struct request *r, int32_t index, size_t from)
+static bool choice_match(struct output_processor *proc, struct request *r, int32_t index,
+                         size_t from)
 {
     struct output_state *m = r->output_state;
     struct choice *c = &m->choice[index];
@@ -582,16 +583,16 @@ static bool choice_match(struct output_processor *em, struct request *r, int32_t
     c->stop_string = s->text;
     c->stop_string_len = s->len;
     atomic_store(&r->stop_at[index], c->n_generated);
-    if (em->inbox) {
-        inbox_mark(em->inbox);
+    if (proc->inbox) {
+        inbox_mark(proc->inbox);
     }
-    choice_end(em, r, index, FINISH_STOP, -1, NULL);
+    choice_end(proc, r, index, FINISH_STOP, -1, NULL);
     return true;
 }
 
-/* The choice's text has grown from byte `before` on: place the tokens, look for stop
+/* The choice's text has grown from byte `before` on: place_tokens the tokens, look for stop
  * strings. True: it has ended. */
-static bool choice_grow(struct output_processor *em, struct request *r, int32_t index,
+static bool choice_grow(struct output_processor *proc, struct request *r, int32_t index,
                         size_t before)
 {
     struct choice *c = &r->output_state->choice[index];
@@ -602,19 +603,19 @@ static bool choice_grow(struct output_processor *em, struct request *r, int32_t 
         return false;
     }
     if (h->n_open > 0) {
-        place(&h->token[n_placed], &h->text_at[n_placed], h->n_open, &c->detok, c->n_chars);
+        place_tokens(&h->token[n_placed], &h->text_at[n_placed], h->n_open, &c->detok, c->n_chars);
     }
     h->n_open = 0;
     c->n_chars += count_chars(c->text.data + before, c->text.len - before);
-    return r->output_state->stops && !c->decided && choice_match(em, r, index, before);
+    return r->output_state->stops && !c->decided && choice_match(proc, r, index, before);
 }
 
 /* The end of a choice, and what its last tokens leave of an incomplete character. */
-static void emit_finish(struct output_processor *em, const struct delta *d)
+static void emit_finish(struct output_processor *proc, const struct delta *d)
 {
     struct request *r = d->request;
 
-    if (!output_state_begin(em, r)) {
+    if (!output_state_begin(proc, r)) {
         return;
     }
     struct choice *c = &r->output_state->choice[d->choice];
@@ -624,22 +625,22 @@ static void emit_finish(struct output_processor *em, const struct delta *d)
     size_t before = c->text.len;
     c->decided = c->decided || (d->finish != FINISH_STOP && d->finish != FINISH_LENGTH);
     if (!c->begun) {
-        choice_begin(em, r, c, d->choice);
+        choice_begin(proc, r, c, d->choice);
     }
     if (detokenizer_finish(&c->detok, &c->text) < 0) {
-        choice_fail(em, r, d->choice);
-    } else if (!choice_grow(em, r, d->choice, before)) {
-        choice_end(em, r, d->choice, d->finish, d->stop_token, d->error);
+        choice_fail(proc, r, d->choice);
+    } else if (!choice_grow(proc, r, d->choice, before)) {
+        choice_end(proc, r, d->choice, d->finish, d->stop_token, d->error);
     }
 }
 
-static int32_t emit_token(struct output_processor *em, const struct delta *d,
+static int32_t emit_token(struct output_processor *proc, const struct delta *d,
                           const struct delta *next)
 {
     struct request *r = d->request;
     struct output_state *m = r->output_state;
 
-    if (!output_state_begin(em, r)) {
+    if (!output_state_begin(proc, r)) {
         return 1;
     }
     struct choice *c = &m->choice[d->choice];
@@ -650,37 +651,37 @@ static int32_t emit_token(struct output_processor *em, const struct delta *d,
         next && next->kind == DELTA_FINISH && next->request == r && next->choice == d->choice
             ? next
             : NULL;
-    count_token(em, r, c, d);
+    count_token(proc, r, c, d);
     bool mute = d->is_stop && !r->params.include_stop_str;
     size_t before = c->text.len;
     c->decided = d->is_stop;
     if (!c->begun) {
-        choice_begin(em, r, c, d->choice);
+        choice_begin(proc, r, c, d->choice);
     }
     if (held_push(&c->held, d, c->detok.n_pending, before) < 0 ||
         (!mute && detokenizer_push(&c->detok, d->token, &c->text) < 0)) {
-        choice_fail(em, r, d->choice);
+        choice_fail(proc, r, d->choice);
         return end ? 2 : 1;
     }
-    if (choice_grow(em, r, d->choice, before)) {
+    if (choice_grow(proc, r, d->choice, before)) {
         return end ? 2 : 1;
     }
     if (end) {
-        emit_finish(em, end);
+        emit_finish(proc, end);
         return 2;
     }
     size_t ready = c->text.len - (size_t)c->stop.held;
     if (ready > 0 && !m->ranked) {
-        emit_piece(em, r, c, d->choice, ready);
+        emit_piece(proc, r, c, d->choice, ready);
     }
     return 1;
 }
 
-static void emit_prompt(struct output_processor *em, const struct delta *d)
+static void emit_prompt(struct output_processor *proc, const struct delta *d)
 {
     struct prompt_out *p = d->request->prompt_out;
 
-    if (!output_state_begin(em, d->request) || !p || p->n_seen >= d->request->n_prompt) {
+    if (!output_state_begin(proc, d->request) || !p || p->n_seen >= d->request->n_prompt) {
         return;
     }
     struct token_out *t = &p->token[p->n_seen];
@@ -707,7 +708,7 @@ static double mean_logprob(const struct choice *c)
 }
 
 /* best_of: the n best by mean log-probability, best first; the earlier one on a tie. */
-static void emit_ranked(struct output_processor *em, struct request *r)
+static void emit_ranked(struct output_processor *proc, struct request *r)
 {
     struct output_state *m = r->output_state;
     int32_t order[LIMIT_CHOICES];
@@ -726,48 +727,49 @@ static void emit_ranked(struct output_processor *em, struct request *r)
         if (m->prompt) {
             /* its detokenizer and offsets were set when c began */
             struct choice prompt_only = {.begun = false};
-            choice_begin(em, r, &prompt_only, i);
+            choice_begin(proc, r, &prompt_only, i);
         }
-        emit_piece(em, r, c, i, c->text.len);
+        emit_piece(proc, r, c, i, c->text.len);
     }
 }
 
 /* What the engine drew for beams it knows itself; for samples it draws on until it
  * learns that a text has ended, which is nothing that was asked for, so those are
  * counted here. */
-static void wait_results(struct output_processor *em, struct request *r)
+static void count_sampled_at_end(struct output_processor *proc, struct request *r)
 {
     if (r->params.beam_width > 0) {
-        count_drawn(em, r->course.n_drawn);
+        count_sampled(proc, r->course.n_drawn);
     } else {
         r->course.n_drawn = r->output_state->completion_tokens;
     }
 }
 
-static void count_request(struct output_processor *em, const struct request *r)
+static void count_request(struct output_processor *proc, const struct request *r)
 {
     const struct output_state *m = r->output_state;
-    struct engine_stats *s = em->stats;
+    struct engine_stats *s = proc->stats;
     int32_t finish = MIN(m->finish, FINISH_ERROR);
 
     atomic_fetch_add_explicit(&s->finished[finish], 1, memory_order_relaxed);
-    hist_add(&s->e2e_s, (double)(em->now_us - r->arrival_us) * 1e-6);
+    hist_add(&s->e2e_s, (double)(proc->now_us - r->arrival_us) * 1e-6);
     hist_add(&s->prompt_len, r->n_prompt);
     hist_add(&s->params_n, r->params.n);
     if (r->params.max_tokens == 0 && m->finish == FINISH_LENGTH) {
-        count_prompt(em, r); /* it was computed, for its log-probabilities; no first token tells */
+        count_prompt(proc,
+                     r); /* it was computed, for its log-probabilities; no first token tells */
     }
     if (m->first_us == 0) {
         return;
     }
-    hist_add(&s->decode_s, (double)(em->now_us - m->first_us) * 1e-6);
+    hist_add(&s->decode_s, (double)(proc->now_us - m->first_us) * 1e-6);
     const struct choice *c = &m->choice[0];
     if (c->n_generated > 1) {
         hist_add(&s->tpot_s, (double)(c->last_us - c->first_us) * 1e-6 / (c->n_generated - 1));
     }
 }
 
-static void emit_end(struct output_processor *em, const struct delta *d)
+static void emit_end(struct output_processor *proc, const struct delta *d)
 {
     struct request *r = d->request;
     struct output_state *m = r->output_state;
@@ -776,13 +778,13 @@ static void emit_end(struct output_processor *em, const struct delta *d)
     rest.kind = DELTA_FINISH;
     rest.finish = d->finish != FINISH_NONE ? d->finish : FINISH_ABORT;
     for (rest.choice = 0; rest.choice < m->n_choices; rest.choice++) {
-        emit_finish(em, &rest);
+        emit_finish(proc, &rest);
     }
-    if (m->ranked && !m->lost) {
-        emit_ranked(em, r);
+    if (m->ranked && !m->out_of_memory) {
+        emit_ranked(proc, r);
     }
-    wait_results(em, r);
-    count_request(em, r);
+    count_sampled_at_end(proc, r);
+    count_request(proc, r);
     struct output o = {.request = r,
                        .choice = -1,
                        .text = "",
@@ -790,30 +792,30 @@ static void emit_end(struct output_processor *em, const struct delta *d)
                        .usage = usage_of(r),
                        .error = d->error,
                        .last = true};
-    em->sink->emit(em->sink, &o);
-    if (em->active) {
-        atomic_fetch_sub(em->active, 1);
-        atomic_fetch_sub(&em->tenant_active[r->tenant], 1);
+    proc->sink->emit(proc->sink, &o);
+    if (proc->active) {
+        atomic_fetch_sub(proc->active, 1);
+        atomic_fetch_sub(&proc->tenant_active[r->tenant], 1);
     }
     bool large = r->params.best_of > r->params.n; /* texts that were not chosen are still there */
     r->output_state = NULL;
-    reaper_take(large ? em->reaper : NULL, &m->garbage);
+    reaper_take(large ? proc->reaper : NULL, &m->garbage);
     request_unref(r);
 }
 
-int emit_delta(struct output_processor *em, const struct delta *d, const struct delta *next)
+int emit_delta(struct output_processor *proc, const struct delta *d, const struct delta *next)
 {
     switch (d->kind) {
     case DELTA_TOKEN:
-        return emit_token(em, d, next);
+        return emit_token(proc, d, next);
     case DELTA_PROMPT:
-        emit_prompt(em, d);
+        emit_prompt(proc, d);
         return 1;
     case DELTA_FINISH:
-        emit_finish(em, d);
+        emit_finish(proc, d);
         return 1;
     default:
-        emit_end(em, d);
+        emit_end(proc, d);
         return 1;
     }
 }

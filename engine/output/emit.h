@@ -59,7 +59,7 @@ struct prompt_out {
     int32_t n_chars;          /* code points of its text; 0 without echo */
     struct detokenizer detok; /* as a choice begins with it: behind the prompt with echo */
     struct detokenizer start; /* as the prompt begins */
-    bool placed;              /* the tokens have their offsets; the reader's own */
+    bool has_offsets;         /* the tokens have their offsets; the reader's own */
 };
 
 /* What the output side knows of a request. Made at submit; its choices and the prompt's
@@ -68,9 +68,9 @@ struct prompt_out {
 struct output_state {
     struct garbage garbage;       /* its `free` frees the whole */
     const struct stop_set *stops; /* the request's, or NULL */
-    bool lost;         /* there was no memory for the choices: they have ended with an error */
-    bool ranked;       /* best_of > n: nothing goes out before all have ended */
-    int32_t n_choices; /* sequences whose deltas come */
+    bool out_of_memory; /* there was no memory for the choices: they have ended with an error */
+    bool ranked;        /* best_of > n: nothing goes out before all have ended */
+    int32_t n_choices;  /* sequences whose deltas come */
     int32_t completion_tokens; /* of all choices */
     int32_t cached_tokens;
     int64_t first_us;          /* first token of any choice; 0: none yet */
@@ -102,6 +102,6 @@ void prompt_out_free(struct prompt_out *p);
  * Returns how many were taken: 2 when d was a token and `next` the end of the same
  * choice, so that both leave as one piece. After DELTA_END the request's reference is
  * given back. */
-int emit_delta(struct output_processor *em, const struct delta *d, const struct delta *next);
+int emit_delta(struct output_processor *proc, const struct delta *d, const struct delta *next);
 
 #endif

@@ -5,7 +5,7 @@
  * the reader sees whole steps, wakes once for each, and calls sink->flush once for all
  * it found. When the output side falls behind (it decodes text and hands bytes to
  * sockets), several steps gather: the flushes grow rarer, the pieces do not change. The
- * writer never waits: it looks for room before it has anything to push (output_room),
+ * writer never waits: it looks for room before it has anything to push (output_free_cells),
  * and plans no step whose deltas might not fit. Nothing on the reader's side waits for
  * a client, so room always comes.
  *
@@ -25,7 +25,7 @@
 enum {
     TOPS_PER_CELL = 8,
     RING_MIN_CELLS = 1 << 14,
-    HELP_CELLS = 4, /* the writer reads so many itself: tokens of two sequences and their ends */
+    INLINE_CELLS = 4, /* the writer reads so many itself: tokens of two sequences and their ends */
 };
 
 struct record {
@@ -56,10 +56,10 @@ _Static_assert(OUTPUT_DELTA_CELLS >= 1 + (LIMIT_LOGPROBS + TOPS_PER_CELL - 1) / 
 struct output_stage {
     union cell *cell; /* [mask + 1] */
     uint64_t mask;
-    struct output_processor output_processor;
+    struct output_processor proc;
     struct wake wake;
     pthread_t thread;
-    pthread_mutex_t turn; /* to be the reader */
+    pthread_mutex_t reader_lock; /* to be the reader */
     atomic_bool stopping;
     uint64_t tail, head_seen; /* writer's own: next cell to write, last head it read */
     _Alignas(64) _Atomic uint64_t published; /* the reader may read up to here */
@@ -78,7 +78,7 @@ static bool ring_publish(struct output_stage *o, uint64_t tail)
     return true;
 }
 
-int64_t output_room(struct output_stage *o)
+int64_t output_free_cells(struct output_stage *o)
 {
     o->head_seen = atomic_load_explicit(&o->head, memory_order_acquire);
     return (int64_t)(o->mask + 1 - (o->tail - o->head_seen));
@@ -104,7 +104,7 @@ void output_push(struct output_stage *o, const struct delta *d)
     int32_t n_top = MIN(d->n_top, LIMIT_LOGPROBS);
 
     assert(o->tail - o->head_seen + OUTPUT_DELTA_CELLS <= o->mask + 1 ||
-           output_room(o) >= OUTPUT_DELTA_CELLS);
+           output_free_cells(o) >= OUTPUT_DELTA_CELLS);
     o->cell[o->tail++ & o->mask].record = (struct record){
         .request = d->request,
         .error = d->error,
@@ -175,7 +175,7 @@ static void emit_run(struct output_stage *o, uint64_t at, uint64_t end)
     while (at < end) {
         bool more = after < end;
         uint64_t after_next = more ? ring_read(o, after, &two[!cur]) : after;
-        int taken = emit_delta(&o->output_processor, &two[cur].d, more ? &two[!cur].d : NULL);
+        int taken = emit_delta(&o->proc, &two[cur].d, more ? &two[!cur].d : NULL);
         at = after;
         after = after_next;
         cur = !cur;
@@ -198,9 +198,9 @@ static void drain(struct output_stage *o)
     if (at == end) {
         return;
     }
-    o->output_processor.now_us = clock_us();
+    o->proc.now_us = clock_us();
     emit_run(o, at, end);
-    o->output_processor.sink->flush(o->output_processor.sink);
+    o->proc.sink->flush(o->proc.sink);
 }
 
 void output_commit(struct output_stage *o)
@@ -208,10 +208,10 @@ void output_commit(struct output_stage *o)
     if (!ring_publish(o, o->tail)) {
         return;
     }
-    bool few = o->tail - atomic_load_explicit(&o->head, memory_order_relaxed) <= HELP_CELLS;
-    if (few && wake_is_asleep(&o->wake) && pthread_mutex_trylock(&o->turn) == 0) {
+    bool few = o->tail - atomic_load_explicit(&o->head, memory_order_relaxed) <= INLINE_CELLS;
+    if (few && wake_is_asleep(&o->wake) && pthread_mutex_trylock(&o->reader_lock) == 0) {
         drain(o);
-        pthread_mutex_unlock(&o->turn);
+        pthread_mutex_unlock(&o->reader_lock);
     } else {
         wake_post(&o->wake);
     }
@@ -231,9 +231,9 @@ static void *output_main(void *arg)
 
     for (;;) {
         bool stopping = atomic_load(&o->stopping);
-        pthread_mutex_lock(&o->turn);
+        pthread_mutex_lock(&o->reader_lock);
         drain(o);
-        pthread_mutex_unlock(&o->turn);
+        pthread_mutex_unlock(&o->reader_lock);
         if (stopping) {
             return NULL;
         }
@@ -243,7 +243,7 @@ static void *output_main(void *arg)
 
 /* ---- start and stop ---- */
 
-int output_open(struct output_stage **ret, const struct output_processor *em, int64_t min_cells,
+int output_open(struct output_stage **ret, const struct output_processor *proc, int64_t min_cells,
                 struct err *e)
 {
     struct output_stage *o = aligned_alloc(64, (sizeof(*o) + 63) / 64 * 64);
@@ -252,9 +252,9 @@ int output_open(struct output_stage **ret, const struct output_processor *em, in
         return err_nomem(e, "the output stage");
     }
     memset(o, 0, sizeof(*o));
-    o->output_processor = *em;
+    o->proc = *proc;
     o->wake.fd = -1;
-    pthread_mutex_init(&o->turn, NULL);
+    pthread_mutex_init(&o->reader_lock, NULL);
     uint64_t cap = RING_MIN_CELLS;
     while (cap < (uint64_t)min_cells) {
         cap *= 2;
@@ -267,7 +267,7 @@ int output_open(struct output_stage **ret, const struct output_processor *em, in
     }
     if (rc < 0) {
         wake_release(&o->wake);
-        pthread_mutex_destroy(&o->turn);
+        pthread_mutex_destroy(&o->reader_lock);
         free(o->cell);
         free(o);
         return rc;
@@ -287,7 +287,7 @@ void output_free(struct output_stage *o)
     wake_post(&o->wake);
     pthread_join(o->thread, NULL);
     wake_release(&o->wake);
-    pthread_mutex_destroy(&o->turn);
+    pthread_mutex_destroy(&o->reader_lock);
     free(o->cell);
     free(o);
 }

@@ -10,15 +10,15 @@ struct output_stage;
 
 enum { OUTPUT_DELTA_CELLS = 4 }; /* that a delta takes of the ring at most */
 
-/* Starts the output thread. `em` is copied; what it points to must outlive the stage.
+/* Starts the output thread. `proc` is copied; what it points to must outlive the stage.
  * The ring has min_cells at least. */
-int output_open(struct output_stage **ret, const struct output_processor *em, int64_t min_cells,
+int output_open(struct output_stage **ret, const struct output_processor *proc, int64_t min_cells,
                 struct err *e);
 /* Emits what was committed, then ends the thread. */
 void output_free(struct output_stage *o);
 
 /* Engine's thread. Cells that are free, of how many. */
-int64_t output_room(struct output_stage *o);
+int64_t output_free_cells(struct output_stage *o);
 int64_t output_cells(const struct output_stage *o);
 /* Engine's thread. Where the next delta will stand, and whether the output side has
  * taken all that stands before a mark. */

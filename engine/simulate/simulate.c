@@ -19,8 +19,8 @@ struct job {
     struct request request;
     struct sim_arrival a;
     struct group *group;
-    struct reservation *room; /* [n_room] */
-    int32_t n_room;
+    struct reservation *reserved; /* [n_reserved] */
+    int32_t n_reserved;
     int32_t tokens_out;
     struct beam_replay beams;
     double first_us;
@@ -37,13 +37,13 @@ struct sim {
     struct sim_report report;
     struct delta_out out;
     struct job *first, *last; /* outside */
-    struct sim_arrival coming;
+    struct sim_arrival next;
     int more; /* 1: `coming` is the next one to arrive */
     double now_us;
     int64_t n_inside, reserved_slots, wanted_slots, needed_slots;
     /* tokens whose keys and values the last step's forks copy from one reservation to
      * another */
-    double copied;
+    double copied_tokens;
     uint64_t rng;
     int32_t *token, *top;
     float *logprob, *top_logprob;
@@ -56,7 +56,7 @@ struct sim {
 static void job_free(struct job *j)
 {
     free(j->request.prompt);
-    free(j->room);
+    free(j->reserved);
     free(j);
 }
 
@@ -100,9 +100,9 @@ static struct job *job_new(struct sim *s, const struct sim_arrival *a)
     j->request.arrival_us = (int64_t)a->at_us;
     j->request.user = j;
     j->request.stop_at = s->stop_at;
-    j->n_room = s->contiguous ? width_of(a) : 0;
-    j->room = calloc((size_t)j->n_room + 1, sizeof(*j->room));
-    if (j->room && make_prompt(s, j)) {
+    j->n_reserved = s->contiguous ? width_of(a) : 0;
+    j->reserved = calloc((size_t)j->n_reserved + 1, sizeof(*j->reserved));
+    if (j->reserved && make_prompt(s, j)) {
         return j;
     }
     job_free(j);
@@ -111,8 +111,8 @@ static struct job *job_new(struct sim *s, const struct sim_arrival *a)
 
 static int arrive(struct sim *s, struct err *e)
 {
-    while (s->more > 0 && s->coming.at_us <= s->now_us) {
-        struct job *j = job_new(s, &s->coming);
+    while (s->more > 0 && s->next.at_us <= s->now_us) {
+        struct job *j = job_new(s, &s->next);
         if (!j) {
             return err_nomem(e, "a simulated request");
         }
@@ -122,7 +122,7 @@ static int arrive(struct sim *s, struct err *e)
             s->first = j;
         }
         s->last = j;
-        s->more = workload_next(s->workload, &s->coming, e);
+        s->more = workload_next(s->workload, &s->next, e);
     }
     return MIN(s->more, 0);
 }
@@ -130,36 +130,36 @@ static int arrive(struct sim *s, struct err *e)
 /* Room for all sequences of the request, or none. */
 static bool reserve(struct sim *s, struct job *j)
 {
-    for (int32_t i = 0; i < j->n_room; i++) {
-        if (contiguous_take(s->contiguous, j->a.prompt, j->a.output, &j->room[i])) {
+    for (int32_t i = 0; i < j->n_reserved; i++) {
+        if (contiguous_take(s->contiguous, j->a.prompt, j->a.output, &j->reserved[i])) {
             continue;
         }
         while (i-- > 0) {
-            contiguous_give(s->contiguous, &j->room[i]);
+            contiguous_give(s->contiguous, &j->reserved[i]);
         }
         return false;
     }
-    for (int32_t i = 0; i < j->n_room; i++) {
-        s->reserved_slots += j->room[i].size;
-        s->wanted_slots += j->room[i].wanted;
+    for (int32_t i = 0; i < j->n_reserved; i++) {
+        s->reserved_slots += j->reserved[i].size;
+        s->wanted_slots += j->reserved[i].wanted;
         s->needed_slots += j->a.prompt + j->a.output;
     }
     return true;
 }
 
-static void give_back(struct sim *s, struct job *j)
+static void release_reservations(struct sim *s, struct job *j)
 {
-    for (int32_t i = 0; i < j->n_room; i++) {
-        s->reserved_slots -= j->room[i].size;
-        s->wanted_slots -= j->room[i].wanted;
+    for (int32_t i = 0; i < j->n_reserved; i++) {
+        s->reserved_slots -= j->reserved[i].size;
+        s->wanted_slots -= j->reserved[i].wanted;
         s->needed_slots -= j->a.prompt + j->a.output;
-        contiguous_give(s->contiguous, &j->room[i]);
+        contiguous_give(s->contiguous, &j->reserved[i]);
     }
 }
 
 /* From outside into the scheduler, in order. A static batch takes nobody in until it
  * has ended. */
-static int let_in(struct sim *s, struct err *e)
+static int admit(struct sim *s, struct err *e)
 {
     bool closed = s->o->manager == MANAGER_STATIC && s->n_inside > 0;
 
@@ -174,7 +174,7 @@ static int let_in(struct sim *s, struct err *e)
             if (e->code != ERR_INVALID) {
                 return e->code;
             }
-            give_back(s, j);
+            release_reservations(s, j);
             s->report.n_refused++;
         }
         s->first = j->next;
@@ -217,7 +217,7 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
     r->per_token_s[r->n_done] = latency_s / j->a.output;
     r->ttft_s[r->n_done++] = (j->first_us - j->a.at_us) * 1e-6;
     r->tokens_out += j->tokens_out;
-    give_back(s, j);
+    release_reservations(s, j);
     s->n_inside--;
     job_free(j);
 }
@@ -227,7 +227,8 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
 static double step_us(const struct sim *s, const struct plan *p)
 {
     const struct sim_options *o = s->o;
-    double context = 0, copied = s->contiguous ? s->copied : (double)p->n_copy * o->block_size;
+    double context = 0,
+           copied = s->contiguous ? s->copied_tokens : (double)p->n_copy * o->block_size;
     int32_t requests = 0;
 
     for (int32_t i = 0; i < p->n_items; i++) { /* the items of a group stand together */
@@ -246,19 +247,19 @@ static void answer(struct sim *s, const struct plan *p, struct results *ret)
 {
     const struct group *before = NULL;
 
-    s->copied = 0;
+    s->copied_tokens = 0;
     for (int32_t i = 0; i < p->n_items; i++) {
         const struct plan_item *it = &p->item[i];
         const struct group *g = it->seq->group;
         double context = it->first + it->n;
-        s->copied += MAX(it->n_draws - 1, 0) * context;
+        s->copied_tokens += MAX(it->n_draws - 1, 0) * context;
         if (!g->beam || it->n_draws == 0) {
             continue;
         }
         struct job *j = g->request->user;
         if (g != before) {
             beam_replay_step(&j->beams, g->width, &s->rng);
-            s->copied += beam_replay_copies(&j->beams, g) * context;
+            s->copied_tokens += beam_replay_copies(&j->beams, g) * context;
         }
         before = g;
         size_t at = (size_t)it->sample_first * (size_t)s->stride;
@@ -366,7 +367,7 @@ static int run(struct sim *s, struct err *e)
     while (s->more > 0 || s->first || s->n_inside > 0) {
         int rc = arrive(s, e);
         if (rc == 0) {
-            rc = let_in(s, e);
+            rc = admit(s, e);
         }
         if (rc < 0) {
             return rc;
@@ -374,7 +375,7 @@ static int run(struct sim *s, struct err *e)
         if (sched_plan(s->sched, (int64_t)s->now_us, &s->plan) == 0) {
             decode_reap(s->sched, &s->out);
             if (s->n_inside == 0 && !s->first && s->more > 0) {
-                s->now_us = fmax(s->now_us, s->coming.at_us);
+                s->now_us = fmax(s->now_us, s->next.at_us);
             }
             continue;
         }
@@ -460,7 +461,7 @@ static int simulate(struct sim *s, struct err *e)
     for (size_t i = 0; i < rows; i++) {
         s->token[i] = SIM_TOKEN;
     }
-    s->more = workload_next(s->workload, &s->coming, e);
+    s->more = workload_next(s->workload, &s->next, e);
     if (s->more == 0 && o->trace) {
         return err_set_param(e, ERR_INVALID, "trace", "the trace '%s' has no requests", o->trace);
     }

@@ -3,11 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PART_TOKENS = 8, ALIGN = 16 };
+enum { MIN_TOKENS = 8, ALIGN = 16 };
 
 int32_t microbatch_count(const struct batch *b, int32_t n_stages)
 {
-    return MAX(MIN(n_stages, b->n_tokens / PART_TOKENS), 1);
+    return MAX(MIN(n_stages, b->n_tokens / MIN_TOKENS), 1);
 }
 
 /* The first i with v[i] >= x, of an ascending array. */
@@ -75,7 +75,7 @@ static void *take(char **at, size_t n_bytes)
     return here;
 }
 
-static int make_room(char **memory, size_t *cap, size_t need, struct err *e)
+static int reserve(char **memory, size_t *cap, size_t need, struct err *e)
 {
     if (need <= *cap) {
         return 0;
@@ -90,8 +90,8 @@ static int make_room(char **memory, size_t *cap, size_t need, struct err *e)
 }
 
 /* Sequences of tokens [first, end): the outer two may be cut. */
-static void cut_seqs(const struct batch *b, int32_t first, int32_t end, char **at,
-                     struct batch *ret)
+static void split_seqs(const struct batch *b, int32_t first, int32_t end, char **at,
+                       struct batch *ret)
 {
     int32_t from = seq_of(b, first), n = seq_of(b, end - 1) + 1 - from;
     size_t bytes = (size_t)n * sizeof(int32_t);
@@ -113,8 +113,8 @@ static void cut_seqs(const struct batch *b, int32_t first, int32_t end, char **a
 }
 
 /* Logits and sampling rows of tokens [first, end). */
-static void cut_samples(const struct batch *b, int32_t first, int32_t end, char **at,
-                        struct batch *ret)
+static void split_samples(const struct batch *b, int32_t first, int32_t end, char **at,
+                          struct batch *ret)
 {
     int32_t from = lower_bound(b->logits_token, b->n_logits, first);
     int32_t n = lower_bound(b->logits_token, b->n_logits, end) - from;
@@ -147,7 +147,7 @@ int microbatch_split(struct microbatch *p, const struct batch *b, int32_t i, int
     if (n == 1) {
         return 0;
     }
-    int rc = make_room(&p->arena, &p->cap, need, e);
+    int rc = reserve(&p->arena, &p->cap, need, e);
     if (rc < 0) {
         return rc;
     }
@@ -163,8 +163,8 @@ int microbatch_split(struct microbatch *p, const struct batch *b, int32_t i, int
     ret->token_src = b->token_src ? b->token_src + first : NULL;
     ret->position = b->position + first;
     ret->slot = b->slot + first;
-    cut_seqs(b, first, end, &at, ret);
-    cut_samples(b, first, end, &at, ret);
+    split_seqs(b, first, end, &at, ret);
+    split_samples(b, first, end, &at, ret);
     return 0;
 }
 
@@ -192,7 +192,7 @@ int gathered_begin(struct gathered *g, uint64_t step, int32_t n_samples, int32_t
 {
     size_t row = rounded((size_t)n_samples * sizeof(int32_t));
     size_t top = rounded((size_t)n_samples * (size_t)top_stride * sizeof(int32_t));
-    int rc = make_room(&g->memory, &g->cap, 2 * row + 2 * top, e);
+    int rc = reserve(&g->memory, &g->cap, 2 * row + 2 * top, e);
 
     if (rc < 0) {
         return rc;

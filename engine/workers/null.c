@@ -62,7 +62,7 @@ static bool is_banned(const struct batch *b, const struct sample_row *s, int32_t
 }
 
 /* One of the ids that a mask allows, by h; 0: it allows none. */
-static int32_t allowed(const uint32_t *mask, uint64_t h)
+static int32_t pick_allowed(const uint32_t *mask, uint64_t h)
 {
     int32_t id[NULL_VOCAB], n = 0;
 
@@ -75,21 +75,21 @@ static int32_t allowed(const uint32_t *mask, uint64_t h)
 
 /* The k-th choice of a row; more bans than k leave one that is not banned among the
  * first n_bias + 1. */
-static int32_t letter(const struct batch *b, const struct sample_row *s, int32_t k)
+static int32_t nth_choice(const struct batch *b, const struct sample_row *s, int32_t k)
 {
     static const char letters[] = "etaoinshrdlu etaoinshrd cumwfgypbvk etaoins hrdleta oin etao nt";
     uint64_t h = mix(s->seed + (uint64_t)s->position * 0x9e3779b97f4a7c15u) + (uint64_t)k;
 
     if (s->mask_first >= 0) {
-        return allowed(b->mask_word + s->mask_first, h);
+        return pick_allowed(b->mask_word + s->mask_first, h);
     }
     return k < 64 ? (unsigned char)letters[h % (sizeof(letters) - 1)] : (int32_t)(h % NULL_VOCAB);
 }
 
-static int32_t draw(const struct batch *b, const struct sample_row *s)
+static int32_t sample_token(const struct batch *b, const struct sample_row *s)
 {
     for (int32_t k = 0; k <= s->n_bias + 64 + NULL_VOCAB; k++) {
-        int32_t t = letter(b, s, k);
+        int32_t t = nth_choice(b, s, k);
         if (!is_banned(b, s, t)) {
             return t;
         }
@@ -99,7 +99,7 @@ static int32_t draw(const struct batch *b, const struct sample_row *s)
 
 /* Whether a beam may go on with a token: it is not banned, and no mask leaves it
  * out. */
-static bool may_follow(const struct batch *b, const struct sample_row *s, int32_t token)
+static bool is_allowed(const struct batch *b, const struct sample_row *s, int32_t token)
 {
     bool left_out =
         s->mask_first >= 0 && !(b->mask_word[s->mask_first + token / 32] >> token % 32 & 1);
@@ -118,7 +118,7 @@ static void fill_top(const struct batch *b, const struct sample_row *s, int32_t 
 
     for (int32_t k = 0; k < n; k++, ahead++) {
         while (beam && ahead > 0 && ahead < NULL_VOCAB &&
-               !may_follow(b, s, (first + ahead) % NULL_VOCAB)) {
+               !is_allowed(b, s, (first + ahead) % NULL_VOCAB)) {
             ahead++;
         }
         bool left = first >= 0 && ahead < NULL_VOCAB;
@@ -127,12 +127,12 @@ static void fill_top(const struct batch *b, const struct sample_row *s, int32_t 
     }
 }
 
-static void answer(const struct null_executor *x, const struct batch *b, int32_t i,
-                   struct null_slot *ret)
+static void fill_row(const struct null_executor *x, const struct batch *b, int32_t i,
+                     struct null_slot *ret)
 {
     (void)x;
     const struct sample_row *s = &b->sample[i];
-    ret->token[i] = s->kind == SAMPLE_SCORE ? s->target : draw(b, s);
+    ret->token[i] = s->kind == SAMPLE_SCORE ? s->target : sample_token(b, s);
     ret->logprob[i] = -1;
     fill_top(b, s, ret->token[i], ret->top_token + (int64_t)i * LIMIT_CANDIDATES,
              ret->top_logprob + (int64_t)i * LIMIT_CANDIDATES);
@@ -144,7 +144,7 @@ static int null_launch(struct executor *base, const struct batch *b, struct err 
     struct null_executor *x = CONTAINER_OF(base, struct null_executor, base);
     struct null_slot *slot = &x->slot[x->n_launched++ % NULL_SLOTS];
     for (int32_t i = 0; i < b->n_samples; i++) {
-        answer(x, b, i, slot);
+        fill_row(x, b, i, slot);
     }
     if (x->step_us > 0) {
         slot->ready_us = x->free_us = MAX(x->free_us, clock_us()) + x->step_us;

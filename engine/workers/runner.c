@@ -39,7 +39,7 @@ struct runner {
     /* Stages: microbatches and results of step i, which outlive the wait after next. */
     struct microbatch microbatches;
     struct gathered gathered[N_GATHERED];
-    uint64_t n_computed, n_handed_out;
+    uint64_t n_computed, n_returned;
     /* With a thread of its own. */
     bool threaded;
     pthread_t thread;
@@ -99,15 +99,15 @@ static int run_step(struct runner *r, const struct batch *b, struct err *e)
 }
 
 /* Results of the oldest step not handed out. */
-static int take_results(struct runner *r, struct results *ret, struct err *e)
+static int next_results(struct runner *r, struct results *ret, struct err *e)
 {
     if (n_stages(r) == 1) {
         return r->backend->ops->step_wait(r->backend, ret, e);
     }
-    if (r->n_handed_out == r->n_computed) {
+    if (r->n_returned == r->n_computed) {
         return err_set(e, ERR_INVALID, "no step to wait for");
     }
-    *ret = r->gathered[r->n_handed_out++ % N_GATHERED].results;
+    *ret = r->gathered[r->n_returned++ % N_GATHERED].results;
     return 0;
 }
 
@@ -118,7 +118,7 @@ static int direct_launch(struct executor *x, const struct batch *b, struct err *
 
 static int direct_wait(struct executor *x, struct results *ret, struct err *e)
 {
-    return take_results(CONTAINER_OF(x, struct runner, base), ret, e);
+    return next_results(CONTAINER_OF(x, struct runner, base), ret, e);
 }
 
 /* ---- the same on a thread ---- */
@@ -139,7 +139,7 @@ static void *runner_main(void *arg)
         pthread_mutex_unlock(&r->lock);
         j->rc = run_step(r, &j->batch.batch, &j->err);
         if (j->rc == 0) {
-            j->rc = take_results(r, &j->results, &j->err);
+            j->rc = next_results(r, &j->results, &j->err);
         }
         pthread_mutex_lock(&r->lock);
         r->n_done++;

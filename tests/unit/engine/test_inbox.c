@@ -94,9 +94,9 @@ static void a_closed_inbox_takes_nothing_and_settles(void **state)
     inbox_close(&b);
     assert_int_equal(inbox_check(&b, 1, &e), ERR_DRAINING);
     assert_int_equal(inbox_submit(&b, &one, 1, &e), ERR_DRAINING);
-    assert_false(inbox_settled(&b));
+    assert_false(inbox_drained(&b));
     assert_int_equal(inbox_take(&b, got, 4), 1);
-    assert_true(inbox_settled(&b));
+    assert_true(inbox_drained(&b));
     assert_int_equal(inbox_waiting(&b), 1);
     inbox_release(&b);
 }

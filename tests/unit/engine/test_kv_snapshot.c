@@ -173,7 +173,7 @@ static void events_beyond_the_bound_are_counted(void **state)
                      .n_swap_out = 2,
                      .swap_in = copy,
                      .n_swap_in = 400};
-    kv_feed_note(&w, &p);
+    kv_feed_record(&w, &p);
     assert_int_equal(w.n_events, KV_SNAPSHOT_EVENTS);
     assert_int_equal(w.events_lost, 702 - KV_SNAPSHOT_EVENTS);
     assert_int_equal(w.event[1].kind, KV_SWAP_OUT);

@@ -742,7 +742,7 @@ static void best_of_with_echo_gives_each_choice_the_prompt(void **state)
 /* As the engine does: what has no room is pushed later. */
 static void await_room(struct output_stage *stage)
 {
-    while (output_room(stage) < OUTPUT_DELTA_CELLS) {
+    while (output_free_cells(stage) < OUTPUT_DELTA_CELLS) {
         output_commit(stage);
         sched_yield();
     }
@@ -838,7 +838,7 @@ static void a_reader_that_stands_still_stops_nobody(void **state)
     b->output_processor.sink = &still.sink;
     assert_int_equal(output_open(&stage, &b->output_processor, 1, &e), 0);
     pthread_mutex_lock(&still.stands);
-    for (; output_room(stage) >= OUTPUT_DELTA_CELLS && n < 3000; n++) {
+    for (; output_free_cells(stage) >= OUTPUT_DELTA_CELLS && n < 3000; n++) {
         struct delta d = token(b, 0, 'a' + n % 26);
         output_push(stage, &d);
         if (n % 5 == 4) { /* more than the writer would read itself */
@@ -846,7 +846,7 @@ static void a_reader_that_stands_still_stops_nobody(void **state)
         }
     }
     uint64_t mark = output_mark(stage);
-    for (; output_room(stage) >= OUTPUT_DELTA_CELLS; n++) {
+    for (; output_free_cells(stage) >= OUTPUT_DELTA_CELLS; n++) {
         struct delta d = token(b, 0, 'a' + n % 26);
         output_push(stage, &d);
     }
@@ -857,7 +857,7 @@ static void a_reader_that_stands_still_stops_nobody(void **state)
     while (!output_passed(stage, output_mark(stage))) {
         sched_yield();
     }
-    assert_true(output_room(stage) >= n);
+    assert_true(output_free_cells(stage) >= n);
     struct delta end = {.request = b->request, .kind = DELTA_END};
     output_push(stage, &end);
     output_free(stage);
