@@ -1,11 +1,10 @@
-/* Starting and stopping: what must be there before the first step, in the order in
- * which it can be known.
+/* Starts and stops the engine, and answers questions about its state. Starting builds
+ * what the first step needs, in order of dependency:
  *
- *     model directory ─► configuration ─► tokenizer ─► executor (weights, KV pool)
- *                     ─► step costs ─► scheduler, packer ─► threads
+ *      model directory ─► configuration ─► tokenizer ─► executor (weights, KV pool)
+ *                      ─► step costs ─► scheduler, packer ─► pinned prefixes ─► threads
  *
- * The engine's thread is in loop.c, submission in submit.c.
- */
+ * The engine's thread is in loop.c, submission in submit.c. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -34,7 +33,7 @@ static void defaults_none(struct generation_defaults *d)
                                       __builtin_nanf(""), -1};
 }
 
-/* A model of random weights needs no tokenizer's files. */
+/* A model with random weights needs no tokenizer files. */
 static int open_tokenizer(struct engine *e, const struct settings *s, const struct model_config *c,
                           struct err *err)
 {
@@ -53,7 +52,7 @@ static int open_tokenizer(struct engine *e, const struct settings *s, const stru
                    n - 1, c->vocab);
 }
 
-/* A format that was asked for must be what is there. */
+/* An explicit load_format must match the files. */
 static int check_format(const struct settings *s, const char *path, struct err *err)
 {
     if (s->load_format == LOAD_GGUF && !gguf_is_file(path)) {
@@ -68,7 +67,7 @@ static int check_format(const struct settings *s, const char *path, struct err *
     return 0;
 }
 
-/* A template that cannot be used is told at start; the model is served without chat. */
+/* An unusable chat template is only logged; the model is then served without chat. */
 static int open_chat(struct engine *e, struct err *err)
 {
     int rc = chat_template_open(&e->chat, e->model_path, e->tokenizer, err);
@@ -81,7 +80,8 @@ static int open_chat(struct engine *e, struct err *err)
     return rc;
 }
 
-/* Tokenizer, executor, what the model says about ends and sampling. */
+/* Opens the tokenizer and the executor, and reads the model's end-of-sequence tokens
+ * and sampling defaults. */
 static int open_model(struct engine *e, const struct settings *s, struct err *err)
 {
     if (is_null_model(s->model)) {
@@ -170,7 +170,7 @@ static int configure(struct engine *e, const struct settings *s, struct err *err
     return 0;
 }
 
-/* Start-up does not pay for figures that no setting asks for. */
+/* Measures step costs only if a setting needs them. */
 static int measure_costs(struct engine *e, struct err *err)
 {
     struct sched_config *c = &e->config;
@@ -179,7 +179,8 @@ static int measure_costs(struct engine *e, struct err *err)
         return 0;
     }
     int rc = cost_measure(e->executor, clock_us, &c->cost, err);
-    if (rc == 0 && c->shared_itl_us > 0) { /* shorter ones would do little but read the weights */
+    /* a shorter step would spend most of its time reading the weights */
+    if (rc == 0 && c->shared_itl_us > 0) {
         c->shared_itl_us = MAX(c->shared_itl_us, (int64_t)(2 * c->cost.fixed_us));
     }
     if (rc == 0) {
@@ -219,8 +220,8 @@ static int open_core(struct engine *e, struct sink *sink, struct err *err)
                                     .reaper = &e->reaper,
                                     .active = &e->active,
                                     .tenant_active = e->tenant_active};
-    /* A row of the step draws or scores, with its top log-probabilities; a sequence may
-     * end, a prompt begin. */
+    /* Each sampling row of a step makes one delta with top log-probabilities; each
+     * sequence may end, each prompt begin. */
     e->step_cells =
         OUTPUT_DELTA_CELLS * (int64_t)e->config.max_logits + 2 * (int64_t)e->config.max_num_seqs;
     int64_t steps = e->executor->info.depth + 2,
@@ -228,8 +229,8 @@ static int open_core(struct engine *e, struct sink *sink, struct err *err)
     return output_open(&e->output, &proc, steps * e->step_cells + portions, err);
 }
 
-/* What a client sees of the server's make-up: version, model, precision, device
- * kind. */
+/* The system_fingerprint: a hash of version, model name, data type and kind of
+ * device. */
 static void make_fingerprint(struct engine *e)
 {
     const struct executor_info *x = &e->executor->info;

@@ -8,7 +8,8 @@
 #include "engine/engine_state.h"
 #include "engine/kv_snapshot.h"
 
-enum { RECORD_US = 10000000 }; /* events are recorded so long after a snapshot, for the next one */
+/* for how long events are recorded after a snapshot, for the next one */
+enum { RECORD_US = 10000000 };
 
 void kv_feed_init(struct kv_feed *f)
 {
@@ -50,7 +51,7 @@ void kv_feed_serve(struct kv_feed *f, const struct sched *s, uint64_t step)
     }
     struct kv_snapshot *p = atomic_exchange(&f->wanted, NULL);
     if (!p) {
-        return; /* taken back just now */
+        return; /* the observer has just taken it back */
     }
     p->taken_us = clock_us();
     p->step = step;
@@ -75,7 +76,7 @@ static void wait_done(sem_t *done)
         ;
 }
 
-/* Whether `done` was posted in time. */
+/* Waits for `done`; false: not within timeout_us. */
 static bool wait_done_for(sem_t *done, int64_t timeout_us)
 {
     int64_t end_us = clock_us() + timeout_us;

@@ -59,8 +59,8 @@ static int find_bundled(char **ret, struct err *e)
         "the bundled model is not installed; give --model DIR, or set QUIRE_SHARE");
 }
 
-/* The only GGUF file of a directory that is not in Hugging Face's layout; 0 when it
- * is. */
+/* Finds the only GGUF file of a directory that has no config.json. 1: found; 0: the
+ * directory has a config.json (or cannot be listed); else an error. */
 static int find_gguf(char **ret, const char *dir, struct err *e)
 {
     struct dirent *d;

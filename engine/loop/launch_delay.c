@@ -2,8 +2,8 @@
 
 #include "config/base/base.h"
 
-/* The next step is launched so long before the running one's end: for the host's work
- * on it, and for an estimate that is too long. */
+/* How long before the running step's end the next one is launched: a constant for the
+ * host's work on it, and a fraction of the estimate for its error. */
 enum { MARGIN_US = 1000, MARGIN_FRACTION = 10 };
 
 void launch_delay_launched(struct launch_delay *p, int64_t now_us, double estimate_us)

@@ -1,16 +1,15 @@
 /* The engine's thread. A turn plans and launches one step, and commits the oldest one
  * in flight:
  *
- *     take requests ─► plan ─► pack ─► launch      step N+1, while step N runs on the device
- *                                        │
- *                        wait ─► commit ─► deltas   step N
+ *      take requests ─► plan ─► pack ─► launch      step N+1, while step N runs on the device
+ *                                         │
+ *                         wait ─► commit ─► deltas   step N
  *
- * With fair shares, while several tenants ask, step N+1 is kept back until N is about
- * to end (launch_delay.h): who comes meanwhile is in it. With an executor of depth d, d
- * steps run while another is made ready. When nothing can be planned the turn only
- * waits for what runs; when nothing runs either, the thread sleeps on the inbox's
- * eventfd.
- */
+ * Under policy: fair, while several tenants are active, step N+1 is launched just
+ * before N ends (launch_delay.h), so that later arrivals can join it. With an executor
+ * of depth d, d steps run while another is prepared. When nothing can be planned, the
+ * turn only waits for the running steps; when none runs either, the thread sleeps on
+ * the inbox's eventfd. */
 #include <stdio.h>
 #include <string.h>
 
@@ -19,13 +18,13 @@
 #include "engine/stats.h"
 
 enum {
-    TAKE_AT_ONCE = 256,
-    IDLE_BEAT_US = 1000000,
+    TAKE_AT_ONCE = 256,     /* requests taken from the inbox in one call */
+    IDLE_BEAT_US = 1000000, /* between heartbeats of an idle engine */
     CHECK_US = 50000 /* of an executor that may fail while nothing runs */,
-    RETRY_US = 1000,
-    DEFERRED_US = 200, /* until the output side has taken a portion */
-    /* of the output's ring that may wait while a step is planned, a step's if that is
-     * more */
+    RETRY_US = 1000,   /* until requests that wait without a step are looked at again */
+    DEFERRED_US = 200, /* until the output side is asked again whether it took a portion */
+    /* cells of the output ring that may be full when a step is planned; at least a
+     * step's */
     MAX_BACKLOG_CELLS = 8192
 };
 
@@ -39,8 +38,8 @@ static struct plan *plan_at(struct engine *e, uint64_t n)
     return &e->plan[n % (uint64_t)(e->executor->info.depth + 1)];
 }
 
-/* A device error is the end: nothing is computed any more, and every request hears of
- * it. */
+/* A device error is final: nothing is computed any more, and every request ends with an
+ * error. */
 static void engine_die(struct engine *e, const struct err *why)
 {
     snprintf(e->death, sizeof(e->death), "%s", why->text);
@@ -85,16 +84,15 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
     output_push(e->output, d);
 }
 
-/* Whether n deltas have room in the output's ring beside those of all steps in
- * flight. */
+/* Whether n deltas fit the output's ring beside those of all steps in flight. */
 static bool output_fits(struct engine *e, int64_t n)
 {
     return output_free_cells(e->output) >= inflight(e) * e->step_cells + n * OUTPUT_DELTA_CELLS;
 }
 
-/* What can wait goes out in portions, the next one when the output side has taken the
- * last: so it never stands long before a step's tokens, whose room in the ring it
- * leaves alone. */
+/* Deferred deltas (final reports) are sent in portions, the next one when the output
+ * side has consumed the last: they never delay a step's tokens for long, and leave the
+ * room that those need in the ring. */
 static bool take_deferred(struct delta_out *out, int32_t n)
 {
     struct engine *e = CONTAINER_OF(out, struct engine, deltas);
@@ -106,15 +104,15 @@ static bool take_deferred(struct delta_out *out, int32_t n)
         return false;
     }
     e->portion_left -= n;
-    /* Not behind what is granted now: an end may need less, and nothing else may ever
-     * come. */
+    /* The mark precedes the deltas granted here: fewer may be pushed than granted, and
+     * if no other delta followed, a mark behind them would never be reached. */
     e->portion_mark = output_mark(e->output);
     return true;
 }
 
 /* ---- a turn ---- */
 
-/* Stage 4's other end: groups from the inbox into the scheduler. */
+/* Stage 4, consumer: moves groups from the inbox into the scheduler. */
 static void take_requests(struct engine *e, int64_t now_us)
 {
     struct group *g[TAKE_AT_ONCE];
@@ -123,15 +121,16 @@ static void take_requests(struct engine *e, int64_t now_us)
     do {
         n = inbox_take(&e->inbox, g, TAKE_AT_ONCE);
         for (int32_t i = 0; i < n; i++) {
-            /* has room: it takes max_queue groups that have not started */
+            /* cannot fail: the scheduler holds max_queue groups that have not
+             * started */
             sched_add(e->sched, g[i], now_us);
         }
         e->known_waiting += n;
     } while (n == TAKE_AT_ONCE);
 }
 
-/* Requests that began to run, or ended, leave their places in the queue to others; one
- * that was preempted takes none. */
+/* Requests that have started or ended release their places in the queue; a preempted
+ * request takes none. */
 static void release_queue_slots(struct engine *e, const struct sched_counts *c)
 {
     if (c->waiting_groups >= e->known_waiting) {
@@ -141,10 +140,10 @@ static void release_queue_slots(struct engine *e, const struct sched_counts *c)
     e->known_waiting = c->waiting_groups;
 }
 
-/* There is room for what the next step may bring, and the output side is not far
- * behind: what is made long before it can go out only stands before what comes after
- * it. Else nothing is planned: this thread does not wait, and tokens are never
- * dropped. */
+/* Whether the output ring has room for everything that the next step may produce, and
+ * the output side does not lag: output that is produced long before it can be sent only
+ * delays later output. Otherwise nothing is planned: this thread does not wait, and
+ * tokens are never dropped. */
 static bool may_launch(struct engine *e)
 {
     int64_t portion = (int64_t)ENGINE_PORTION * OUTPUT_DELTA_CELLS,
@@ -155,8 +154,8 @@ static bool may_launch(struct engine *e)
            waiting <= MAX(e->step_cells, MAX_BACKLOG_CELLS);
 }
 
-/* Stages 5 to 7. The number of sequences in the step launched; 0: nothing to run, or
- * the device failed. */
+/* Stages 5 to 7. Returns the number of sequences in the launched step; 0: nothing to
+ * run, or the device failed. */
 static int32_t launch_step(struct engine *e, int64_t now_us)
 {
     struct plan *plan = plan_at(e, e->n_launched);
@@ -179,8 +178,8 @@ static int32_t launch_step(struct engine *e, int64_t now_us)
     return plan->n_items;
 }
 
-/* Stages 8 and 9: the oldest step's results become tokens and deltas, which leave at
- * the turn's end. `turn_us`: when this thread's work on the turn began. */
+/* Stages 8 and 9: turns the oldest step's results into tokens and deltas, which are
+ * sent at the turn's end. `turn_us`: when this thread's work on the turn began. */
 static void commit_step(struct engine *e, int64_t turn_us)
 {
     struct plan *plan = plan_at(e, e->n_committed);
@@ -213,7 +212,7 @@ static void update_gauges(struct engine *e)
     engine_stats_gauges(&e->stats, &c, inbox_waiting(&e->inbox) - e->known_waiting);
 }
 
-/* A rank may have gone while nothing ran. */
+/* Detects a rank that failed while no step ran. */
 static void check_executor(struct engine *e)
 {
     struct err err;
@@ -223,8 +222,9 @@ static void check_executor(struct engine *e)
     }
 }
 
-/* Nothing runs and nothing can: until a request, a mark or the next heartbeat. What
- * waits all the same (it is being cancelled) is looked at again soon. */
+/* Sleeps until a request, a mark or the next heartbeat, because no step runs and none
+ * can be planned. Requests that wait even so (being cancelled) are looked at again
+ * soon. */
 static void idle(struct engine *e)
 {
     const struct engine_stats *st = &e->stats;
@@ -240,7 +240,7 @@ static void idle(struct engine *e)
     check_executor(e);
 }
 
-/* Take requests until it is time for the next step; the time by then. */
+/* Takes requests until the next step is due; returns the time. */
 static int64_t take_until_due(struct engine *e, int64_t now_us)
 {
     take_requests(e, now_us);
@@ -264,7 +264,7 @@ static void engine_turn(struct engine *e)
     atomic_fetch_add_explicit(&e->heartbeat, 1, memory_order_relaxed);
     now_us = take_until_due(e, now_us);
     int32_t n = launch_step(e, now_us);
-    /* what is committed below may be planned on at once, as beams are */
+    /* what is committed below may allow another step at once, as with beams */
     bool nothing = n == 0 && inflight(e) == 0;
     if (inflight(e) > (n > 0 ? e->executor->info.depth : 0)) {
         commit_step(e, now_us);
@@ -280,7 +280,7 @@ static void engine_turn(struct engine *e)
     }
 }
 
-/* Every request ends, those too that are being submitted just now. */
+/* Ends every request, including those that are being submitted concurrently. */
 static void end_all_requests(struct engine *e)
 {
     bool dead = atomic_load(&e->state) == HEALTH_DEAD;

@@ -8,8 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* For how long a reader looks out; after how many times in vain only every so
- * many-th. */
+/* A reader spins for SPIN_US. After MAX_FALSE_ALARMS announcements that no post
+ * followed, only one in RETRY_EVERY is honoured. */
 enum { SPIN_US = 100, MAX_FALSE_ALARMS = 8, RETRY_EVERY = 64 };
 
 static bool has_one_cpu(void)
@@ -42,8 +42,8 @@ void wake_post(struct wake *w)
     if (!atomic_load(&w->asleep) || !atomic_exchange(&w->asleep, false)) {
         return;
     }
-    /* The counter cannot overflow (one write a sleep), so a failed write would be a bug
-     * of the kernel. */
+    /* The counter cannot overflow (one write a sleep), so a write fails only when
+     * interrupted. */
     while (eventfd_write(w->fd, 1) != 0 && errno == EINTR)
         ;
 }
@@ -84,8 +84,8 @@ void wake_sleep(struct wake *w, bool (*has_work)(void *ctx), void *ctx, int64_t 
                               .tv_nsec = timeout_us % 1000000 * 1000};
         ppoll(&p, 1, timeout_us < 0 ? NULL : &ts, NULL);
     }
-    /* A poster that took `asleep` down has written or will: leave the count for the
-     * next sleep to find, at worst that one returns at once. */
+    /* A poster that cleared `asleep` has written or will: leave the count for the next
+     * sleep, which at worst returns at once. */
     if (!atomic_exchange(&w->asleep, false)) {
         eventfd_t count;
         eventfd_read(w->fd, &count);

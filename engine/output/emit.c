@@ -1,19 +1,18 @@
-/* One choice's way from token ids to pieces of text.
+/* How a choice's token ids become pieces of text:
  *
- *     token ──► detokenizer ──► text not released ──► stop strings ──► piece ──► sink
+ *      token ──► detokenizer ──► text not sent ──► stop strings ──► piece ──► sink
  *
  * A token is held together with its text: it leaves with the first piece that reaches
- * its first byte, so ids, text and log-probabilities always speak of the same stretch.
+ * its first byte, so ids, text and log-probabilities always cover the same stretch.
  * Text is held back while a character is incomplete (inside the detokenizer), while it
  * may yet become a stop string (stop_state.held bytes), and with best_of > n until the
  * end.
  *
- * When a stop string is complete the choice has ended for the client at once. The
- * engine learns of it through the stop mark and may by then have sampled further
- * tokens; their deltas find the choice ended and are dropped, so they are neither sent
- * nor counted. The tokens of the stop string itself were generated: they are counted,
- * and their ids go out with the last piece, though their text does not.
- */
+ * When a stop string is complete, the choice has ended for the client at once. The
+ * engine learns of it through the stop position and may have sampled further tokens by
+ * then; their deltas find the choice ended and are dropped, so they are neither sent
+ * nor counted. The tokens of the stop string itself are counted, and their ids leave
+ * with the last piece, though their text does not. */
 #include "engine/output/emit.h"
 
 #include <math.h>
@@ -23,10 +22,10 @@
 #include "engine/loop/inbox.h"
 #include "engine/output/reaper.h"
 
-/* No text of one choice passes this: LIMIT_MODEL_LEN tokens of 256 bytes. */
+/* Upper bound of a choice's text: LIMIT_MODEL_LEN tokens of 256 bytes. */
 #define CHOICE_TEXT_BYTES ((size_t)LIMIT_MODEL_LEN * 256)
 
-enum { SPREAD = 64 }; /* sizes of the choices' arrays: see grow */
+enum { SPREAD = 64 }; /* array sizes that the choices of a request differ by; see grow */
 
 /* ---- making and freeing ---- */
 
@@ -43,8 +42,8 @@ void prompt_out_free(struct prompt_out *p)
 
 static int32_t count_chars(const char *text, size_t len);
 
-/* Where the echoed prompt ends: how many characters it has, and how the detokenizer
- * goes on behind it. The text itself is made where it is read. */
+/* Counts the characters of the echoed prompt and runs the detokenizer to its end. The
+ * text itself is made when it is read. */
 static int prompt_measure(struct prompt_out *p, const struct request *r)
 {
     struct buf text;
@@ -80,7 +79,7 @@ static int prompt_out_new(struct request *r, const struct tokenizer *t, struct e
     return g->echo && prompt_measure(p, r) < 0 ? err_nomem(e, "the prompt's text") : 0;
 }
 
-/* Its arrays, when the first delta comes. */
+/* Allocates the prompt's arrays, at the first delta. */
 static int prompt_arrays_new(struct prompt_out *p, const struct request *r)
 {
     size_t n = (size_t)r->n_prompt * (size_t)p->top_stride;
@@ -138,14 +137,14 @@ static int choices_new(struct output_state *m, const struct request *r, const st
         struct choice *c = &m->choice[i];
         buf_init(&c->text, CHOICE_TEXT_BYTES);
         detokenizer_init(&c->detok, t, p->skip_special, p->spaces_between_special);
-        c->detok.started = true;          /* a prompt stands before it */
-        c->held.spread = i * 37 % SPREAD; /* neighbours lie far apart */
+        c->detok.started = true;          /* a prompt precedes it */
+        c->held.spread = i * 37 % SPREAD; /* neighbouring choices differ much */
         c->stop_token = -1;
     }
     return m->prompt ? prompt_arrays_new(m->prompt, r) : 0;
 }
 
-/* Its text and tokens; `taken`: all but text_at have another owner. */
+/* Frees a choice's text and tokens; `taken`: the sink owns all but text_at. */
 static void choice_release(struct choice *c, bool taken)
 {
     struct held_tokens *h = &c->held;
@@ -175,9 +174,9 @@ void output_state_free(struct output_state *m)
 
 /* ---- tokens held with their text ---- */
 
-/* Doubles the room. The choices of a request grow in step: from SPREAD elements on each
- * has sizes of its own, by `spread` < SPREAD, so that their arrays are not all moved in
- * one step. */
+/* Doubles an array's capacity. The choices of a request grow in step, so from SPREAD
+ * elements on each has sizes of its own, shifted by `spread` < SPREAD: otherwise all
+ * their arrays would be moved in the same step. */
 static int grow(void *array, int32_t *cap, int32_t need, size_t size, int32_t spread)
 {
     void **a = array;
@@ -237,8 +236,8 @@ static int held_push(struct held_tokens *h, const struct delta *d, int32_t text_
     return 0;
 }
 
-/* Point the first n tokens at their tops (NULL where none was ever asked for). Returns
- * how many tops that are. */
+/* Points the first n tokens at their top log-probabilities (NULL if none were
+ * requested). Returns how many entries those have. */
 static int32_t held_link(struct held_tokens *h, int32_t n)
 {
     int32_t at = 0;
@@ -251,7 +250,7 @@ static int32_t held_link(struct held_tokens *h, int32_t n)
     return at;
 }
 
-/* Forget the first n tokens with their n_top tops; text_bytes of text went with
+/* Drops the first n tokens with their n_top top entries; text_bytes of text left with
  * them. */
 static void held_drop(struct held_tokens *h, int32_t n, int32_t n_top, size_t text_bytes)
 {
@@ -280,8 +279,8 @@ static struct usage usage_of(const struct request *r)
     return (struct usage){r->n_prompt, m->completion_tokens, m->cached_tokens};
 }
 
-/* Send the first text_bytes of what c holds, as choice `index`, with the tokens that
- * begin there; everything when it ended. */
+/* Sends the first text_bytes of c's text, as choice `index`, with the tokens that begin
+ * there; with all tokens if c has ended. */
 static void emit_piece(struct output_processor *proc, struct request *r, struct choice *c,
                        int32_t index, size_t text_bytes)
 {
@@ -311,7 +310,7 @@ static void emit_piece(struct output_processor *proc, struct request *r, struct 
         .error = c->error,
     };
     proc->sink->emit(proc->sink, &o);
-    if (c->ended) { /* others of its request may go on for long */
+    if (c->ended) { /* other choices of the request may continue for long */
         choice_release(c, memory.taken);
         return;
     }
@@ -329,22 +328,23 @@ static int32_t count_chars(const char *text, size_t len)
     return n;
 }
 
-/* Text has come behind n_chars code points: place_tokens the open tokens t[0 .. n). text_at
- * may be NULL. */
+/* Text has arrived after n_chars code points: sets the offsets of the open tokens t[0
+ * .. n). text_at may be NULL. */
 static void place_tokens(struct token_out *t, size_t *text_at, int32_t n,
                          const struct detokenizer *d, int32_t n_chars)
 {
     for (int32_t i = 0; i < n; i++) {
         size_t landed = detokenizer_landed(d, t[i].text_offset);
 
-        t[i].text_offset = n_chars + (int32_t)(landed / 3); /* over U+FFFDs, of three bytes each */
+        /* only U+FFFDs precede it, of three bytes each */
+        t[i].text_offset = n_chars + (int32_t)(landed / 3);
         if (text_at) {
             text_at[i] += landed;
         }
     }
 }
 
-/* Before anything else of a choice: the prompt, where the client wants it. */
+/* Begins a choice: announces the prompt, if it is returned to the client. */
 static void choice_begin(struct output_processor *proc, struct request *r, struct choice *c,
                          int32_t index)
 {
@@ -380,8 +380,9 @@ struct prompt_walk {
     int32_t at;
 };
 
-/* The tokens' offsets, once a request. The bytes of a character that the prompt leaves
- * incomplete count as that character's, whatever the choices make of it. */
+/* Sets the prompt tokens' text offsets, once a request. The bytes of a character that
+ * the prompt leaves incomplete count as one character, however the choices complete
+ * it. */
 static int place_prompt_tokens(struct prompt_out *p, const struct request *r)
 {
     struct detokenizer d = p->start;
@@ -458,7 +459,8 @@ static void choice_end(struct output_processor *proc, struct request *r, int32_t
     c->finish = finish;
     c->stop_token = stop_token;
     c->error = error;
-    /* Tokens without text, or none that is sent, stand at its end. */
+    /* Tokens without text, or whose text is not sent, get the offset of the text's
+     * end. */
     for (int32_t i = 0; i < h->n; i++) {
         bool open = i >= h->n - h->n_open;
         h->token[i].text_offset = open ? c->n_chars : MIN(h->token[i].text_offset, c->n_chars);
@@ -472,7 +474,7 @@ static void choice_end(struct output_processor *proc, struct request *r, int32_t
     }
 }
 
-/* Memory ran out for one choice: it ends, the engine goes on. */
+/* Out of memory for one choice: it ends with an error, the engine continues. */
 static void choice_fail(struct output_processor *proc, struct request *r, int32_t index)
 {
     choice_end(proc, r, index, FINISH_ERROR, -1,
@@ -483,7 +485,8 @@ static void choice_fail(struct output_processor *proc, struct request *r, int32_
     }
 }
 
-/* No memory for a request's choices: all of them end, the engine goes on. */
+/* Out of memory for a request's choices: all of them end with an error, the engine
+ * continues. */
 static void fail_all_choices(struct output_processor *proc, struct request *r)
 {
     struct output_state *m = r->output_state;
@@ -510,8 +513,8 @@ static void fail_all_choices(struct output_processor *proc, struct request *r)
     }
 }
 
-/* What a delta needs is made when the first one comes. False: there was no memory, and
- * whatever comes of the request is passed over. */
+/* Allocates a request's choices at its first delta. False: out of memory; every delta
+ * of the request is ignored. */
 static bool output_state_begin(struct output_processor *proc, struct request *r)
 {
     struct output_state *m = r->output_state;
@@ -560,15 +563,15 @@ static void count_token(struct output_processor *proc, struct request *r, struct
     c->last_us = proc->now_us;
 }
 
-/* Look for a stop string in the text from byte `from` on. When one is complete: cut the
- * text, set the mark, end the choice. */
+/* Searches for a stop string in the text from byte `from` on. If one is complete:
+ * truncates the text, sets the stop position, ends the choice. */
 static bool choice_match(struct output_processor *proc, struct request *r, int32_t index,
                          size_t from)
 {
     struct output_state *m = r->output_state;
     struct choice *c = &m->choice[index];
     int32_t which = -1;
-    bool armed = c->n_generated > r->params.min_tokens; /* as for stop ids: decode.c */
+    bool armed = c->n_generated > r->params.min_tokens; /* as for stop tokens (decode.c) */
     int64_t n =
         stop_feed(m->stops, &c->stop, c->text.data + from, c->text.len - from, armed, &which);
 
@@ -590,8 +593,8 @@ static bool choice_match(struct output_processor *proc, struct request *r, int32
     return true;
 }
 
-/* The choice's text has grown from byte `before` on: place_tokens the tokens, look for stop
- * strings. True: it has ended. */
+/* Processes text added from byte `before` on: sets offsets, searches for stop strings.
+ * True: the choice has ended. */
 static bool choice_grow(struct output_processor *proc, struct request *r, int32_t index,
                         size_t before)
 {
@@ -610,7 +613,7 @@ static bool choice_grow(struct output_processor *proc, struct request *r, int32_
     return r->output_state->stops && !c->decided && choice_match(proc, r, index, before);
 }
 
-/* The end of a choice, and what its last tokens leave of an incomplete character. */
+/* Ends a choice, flushing what its last tokens left of an incomplete character. */
 static void emit_finish(struct output_processor *proc, const struct delta *d)
 {
     struct request *r = d->request;
@@ -645,7 +648,7 @@ static int32_t emit_token(struct output_processor *proc, const struct delta *d,
     }
     struct choice *c = &m->choice[d->choice];
     if (c->ended) {
-        return 1; /* sampled past the stop mark */
+        return 1; /* sampled past the stop position */
     }
     const struct delta *end =
         next && next->kind == DELTA_FINISH && next->request == r && next->choice == d->choice
@@ -699,7 +702,7 @@ static void emit_prompt(struct output_processor *proc, const struct delta *d)
 
 /* ---- the end ---- */
 
-/* A choice that could not go on stands behind all others. */
+/* A choice that could not continue ranks last. */
 static double mean_logprob(const struct choice *c)
 {
     bool whole = c->n_generated > 0 && c->finish != FINISH_IMPOSSIBLE;
@@ -707,7 +710,8 @@ static double mean_logprob(const struct choice *c)
     return whole ? c->logprob_sum / c->n_generated : -INFINITY;
 }
 
-/* best_of: the n best by mean log-probability, best first; the earlier one on a tie. */
+/* best_of: sends the n best by mean log-probability, best first; on a tie the earlier
+ * one. */
 static void emit_ranked(struct output_processor *proc, struct request *r)
 {
     struct output_state *m = r->output_state;
@@ -725,7 +729,7 @@ static void emit_ranked(struct output_processor *proc, struct request *r)
     for (int32_t i = 0; i < r->params.n; i++) {
         struct choice *c = &m->choice[order[i]];
         if (m->prompt) {
-            /* its detokenizer and offsets were set when c began */
+            /* c's own detokenizer and offsets were set when it began */
             struct choice prompt_only = {.begun = false};
             choice_begin(proc, r, &prompt_only, i);
         }
@@ -733,9 +737,9 @@ static void emit_ranked(struct output_processor *proc, struct request *r)
     }
 }
 
-/* What the engine drew for beams it knows itself; for samples it draws on until it
- * learns that a text has ended, which is nothing that was asked for, so those are
- * counted here. */
+/* Sets the number of tokens sampled for a request. For beams the engine has counted
+ * them. For samples it continues until it learns that a text has ended, and those extra
+ * tokens do not count, so the number is taken from here. */
 static void count_sampled_at_end(struct output_processor *proc, struct request *r)
 {
     if (r->params.beam_width > 0) {
@@ -756,8 +760,7 @@ static void count_request(struct output_processor *proc, const struct request *r
     hist_add(&s->prompt_len, r->n_prompt);
     hist_add(&s->params_n, r->params.n);
     if (r->params.max_tokens == 0 && m->finish == FINISH_LENGTH) {
-        count_prompt(proc,
-                     r); /* it was computed, for its log-probabilities; no first token tells */
+        count_prompt(proc, r); /* scored only: no first token has counted the prompt */
     }
     if (m->first_us == 0) {
         return;
@@ -797,7 +800,8 @@ static void emit_end(struct output_processor *proc, const struct delta *d)
         atomic_fetch_sub(proc->active, 1);
         atomic_fetch_sub(&proc->tenant_active[r->tenant], 1);
     }
-    bool large = r->params.best_of > r->params.n; /* texts that were not chosen are still there */
+    /* it still holds the texts that were not chosen */
+    bool large = r->params.best_of > r->params.n;
     r->output_state = NULL;
     reaper_take(large ? proc->reaper : NULL, &m->garbage);
     request_unref(r);

@@ -1,18 +1,16 @@
 /* A ring with one writer and one reader, in cells of one cache line.
  *
- * A delta takes one cell, and one more for every eight of its top log-probabilities.
- * The writer moves its tail in private and publishes it once a step (output_commit), so
+ * A delta takes one cell, plus one for every eight of its top log-probabilities. The
+ * writer advances its tail privately and publishes it once a step (output_commit), so
  * the reader sees whole steps, wakes once for each, and calls sink->flush once for all
- * it found. When the output side falls behind (it decodes text and hands bytes to
- * sockets), several steps gather: the flushes grow rarer, the pieces do not change. The
- * writer never waits: it looks for room before it has anything to push (output_free_cells),
- * and plans no step whose deltas might not fit. Nothing on the reader's side waits for
- * a client, so room always comes.
+ * that it found. When the output side lags, several steps gather: flushes become rarer,
+ * pieces do not change. The writer never waits: it checks for room before it has
+ * anything to push (output_free_cells), and plans no step whose deltas might not fit.
+ * Nothing on the reader's side waits for a client, so cells always become free.
  *
- * Waking the output thread takes longer than putting out a token. So while it sleeps,
- * the writer empties what a step of one or two sequences has put in itself: `turn` says
- * who is the reader just now.
- */
+ * Waking the output thread takes longer than emitting a token. So while that thread
+ * sleeps, the writer itself empties the ring of a step of one or two sequences;
+ * whichever of the two holds `reader_lock` is the reader. */
 #include "engine/output/output.h"
 
 #include <assert.h>
@@ -23,9 +21,9 @@
 #include "engine/loop/wake.h"
 
 enum {
-    TOPS_PER_CELL = 8,
+    TOPS_PER_CELL = 8, /* top log-probabilities */
     RING_MIN_CELLS = 1 << 14,
-    INLINE_CELLS = 4, /* the writer reads so many itself: tokens of two sequences and their ends */
+    INLINE_CELLS = 4, /* emitted by the writer itself: the tokens of two sequences and their ends */
 };
 
 struct record {
@@ -59,16 +57,16 @@ struct output_stage {
     struct output_processor proc;
     struct wake wake;
     pthread_t thread;
-    pthread_mutex_t reader_lock; /* to be the reader */
+    pthread_mutex_t reader_lock; /* held by the reader: the output thread or the writer */
     atomic_bool stopping;
-    uint64_t tail, head_seen; /* writer's own: next cell to write, last head it read */
+    uint64_t tail, head_seen; /* the writer's: next cell to write, `head` as last read */
     _Alignas(64) _Atomic uint64_t published; /* the reader may read up to here */
     _Alignas(64) _Atomic uint64_t head;      /* the writer may write up to head + mask + 1 */
 };
 
 /* ---- the engine's side ---- */
 
-/* Whether there was anything new. */
+/* Publishes the tail; false: nothing was new. */
 static bool ring_publish(struct output_stage *o, uint64_t tail)
 {
     if (tail == atomic_load_explicit(&o->published, memory_order_relaxed)) {
@@ -128,14 +126,14 @@ void output_push(struct output_stage *o, const struct delta *d)
 
 /* ---- the reader ---- */
 
-/* A delta read back, with room for its arrays. */
+/* A delta read from the ring, with memory for its arrays. */
 struct read_delta {
     struct delta d;
     int32_t top_token[LIMIT_LOGPROBS];
     float top_logprob[LIMIT_LOGPROBS];
 };
 
-/* Read the delta at `at`; returns where the next one begins. */
+/* Reads the delta at `at`; returns where the next one begins. */
 static uint64_t ring_read(const struct output_stage *o, uint64_t at, struct read_delta *ret)
 {
     const struct record *r = &o->cell[at++ & o->mask].record;
@@ -164,7 +162,7 @@ static uint64_t ring_read(const struct output_stage *o, uint64_t at, struct read
     return at;
 }
 
-/* Emit the deltas in [at, end). A delta is read one ahead, so that an end can leave
+/* Emits the deltas in [at, end), reading one ahead, so that a choice's end can leave
  * with the token before it. */
 static void emit_run(struct output_stage *o, uint64_t at, uint64_t end)
 {
@@ -189,7 +187,7 @@ static void emit_run(struct output_stage *o, uint64_t at, uint64_t end)
     }
 }
 
-/* Emit all that is published. Under `turn`. */
+/* Emits everything published. The caller holds `reader_lock`. */
 static void drain(struct output_stage *o)
 {
     uint64_t at = atomic_load_explicit(&o->head, memory_order_relaxed),

@@ -8,7 +8,7 @@
 
 enum { WIRE_MAGIC = 0x51425732, ALIGN = 16 };
 
-/* The numbers of struct batch, and which of its arrays follow (bit i: the i-th). */
+/* The counts of struct batch, and which of its arrays follow (bit i: the i-th). */
 struct head {
     uint32_t magic, present;
     uint64_t step;
@@ -94,7 +94,7 @@ static bool in_range(int64_t value, int64_t least, int64_t end)
     return value >= least && value < end;
 }
 
-/* [first, first + n) lies in [0, size). */
+/* Whether [first, first + n) lies in [0, size). */
 static bool in_slice(int64_t first, int64_t n, int64_t size)
 {
     return n >= 0 && (n == 0 || (first >= 0 && first <= size - n));
@@ -220,13 +220,14 @@ static bool valid_biases(const struct batch *b, const struct executor_info *x)
     return right;
 }
 
-/* No later tokens at all, or a step that only copies. */
+/* Arrays that may be missing though their count is positive: token_src when no token
+ * refers to an earlier step's sample, q_start in a step that only copies. */
 static bool may_be_absent(const struct batch *b, const void *array)
 {
     return array == &b->token_src || (array == &b->q_start && b->n_seqs == 0);
 }
 
-/* Point b's arrays into the message; NULL: a part of it is missing. */
+/* Points b's arrays into the message. NULL, or what is wrong with it. */
 static const char *point_arrays(struct batch *b, const void *at, size_t n_bytes, uint32_t present)
 {
     size_t n = padded(sizeof(struct head));

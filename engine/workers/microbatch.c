@@ -10,7 +10,7 @@ int32_t microbatch_count(const struct batch *b, int32_t n_stages)
     return MAX(MIN(n_stages, b->n_tokens / MIN_TOKENS), 1);
 }
 
-/* The first i with v[i] >= x, of an ascending array. */
+/* The first i with v[i] >= x in an ascending array. */
 static int32_t lower_bound(const int32_t *v, int32_t n, int32_t x)
 {
     int32_t from = 0;
@@ -26,14 +26,15 @@ static int32_t lower_bound(const int32_t *v, int32_t n, int32_t x)
     return from;
 }
 
-/* The sequence that holds token t. */
+/* The sequence that token t belongs to. */
 static int32_t seq_of(const struct batch *b, int32_t t)
 {
     return lower_bound(b->q_start, b->n_seqs + 1, t + 1) - 1;
 }
 
-/* Where part i begins. No single token is cut off a longer piece: decodes come first,
- * and only they have one. */
+/* The first token of micro-batch i. A boundary never separates a single token from a
+ * longer piece: a sequence with one token in a step must be a decode, and decodes come
+ * first. */
 static int32_t boundary(const struct batch *b, int32_t i, int32_t n)
 {
     int32_t t = (int32_t)((int64_t)b->n_tokens * i / n);
@@ -45,7 +46,7 @@ static int32_t boundary(const struct batch *b, int32_t i, int32_t n)
     return t == start + 1 ? start : t == end - 1 && t > start ? end : t;
 }
 
-/* The first sampling row that reads logits row l or one after it. */
+/* The first sampling row that reads logits row l or a later one. */
 static int32_t sample_of(const struct batch *b, int32_t l)
 {
     int32_t from = 0, n = b->n_samples;
@@ -66,7 +67,7 @@ static size_t rounded(size_t n_bytes)
     return (n_bytes + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-/* The next n_bytes of the arena. */
+/* Takes the next n_bytes of the arena. */
 static void *take(char **at, size_t n_bytes)
 {
     void *here = *at;
@@ -89,7 +90,8 @@ static int reserve(char **memory, size_t *cap, size_t need, struct err *e)
     return 0;
 }
 
-/* Sequences of tokens [first, end): the outer two may be cut. */
+/* Sets ret's sequences to those of tokens [first, end); the first and the last may be
+ * partial. */
 static void split_seqs(const struct batch *b, int32_t first, int32_t end, char **at,
                        struct batch *ret)
 {
@@ -112,7 +114,7 @@ static void split_seqs(const struct batch *b, int32_t first, int32_t end, char *
     ret->row = b->row + from;
 }
 
-/* Logits and sampling rows of tokens [first, end). */
+/* Sets ret's logits and sampling rows to those of tokens [first, end). */
 static void split_samples(const struct batch *b, int32_t first, int32_t end, char **at,
                           struct batch *ret)
 {

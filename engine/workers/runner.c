@@ -1,16 +1,15 @@
 /* The executor of one rank: a model on a backend.
  *
  * A backend whose operations return before they are done (a GPU) is called on the
- * engine's thread: launch enqueues the step, wait waits for it. One that computes
+ * engine's thread: launch enqueues the step, wait waits for it. A backend that computes
  * inside its operations (the CPU) gets a thread of its own, so that the engine plans
- * step N+1 while step N is computed; a launch then only copies the batch. Its two jobs
- * are taken in turn: job i is free again once its results were waited for, which the
- * executor's depth of one guarantees.
+ * step N+1 while step N is computed; a launch then only copies the batch. Two jobs are
+ * used in rotation: a job is free again once its results were waited for, which depth 1
+ * guarantees.
  *
- * As a stage of a pipeline it computes a step in microbatches (microbatch.h) and waits for
- * each, on a thread too where rank 0's backend is a GPU's; the results of all microbatches are
- * the last stage's answer, those of the others are void.
- */
+ * As a stage of a pipeline it computes a step in micro-batches (microbatch.h) and waits
+ * for each, on rank 0 always on the thread. The last stage's results are the answer;
+ * those of other stages are void. */
 #include "engine/workers/runner.h"
 
 #include <pthread.h>
@@ -33,19 +32,20 @@ struct job {
 
 struct runner {
     struct executor base;
-    struct rank_place *place; /* NULL: alone */
+    struct rank_place *place; /* NULL: the only rank */
     struct backend *backend;
     struct model *model;
-    /* Stages: microbatches and results of step i, which outlive the wait after next. */
-    struct microbatch microbatches;
+    /* Several stages: the micro-batch at work, and the results of step i in gathered[i
+     * % N_GATHERED], which stay valid until the wait after next. */
+    struct microbatch microbatch;
     struct gathered gathered[N_GATHERED];
-    uint64_t n_computed, n_returned;
-    /* With a thread of its own. */
+    uint64_t n_computed, n_returned; /* steps */
+    /* On a CPU or with several stages: the thread. */
     bool threaded;
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool stopping;                         /* these four under `lock` */
+    bool stopping;                         /* under `lock`, with the next three */
     uint64_t n_launched, n_done, n_waited; /* jobs */
     struct job job[N_JOBS];
 };
@@ -69,7 +69,7 @@ static int32_t n_stages(const struct runner *r)
     return r->place ? r->place->at.n_stages : 1;
 }
 
-/* A step of several stages: part by part, each until it is done. */
+/* Runs a step of several stages, one micro-batch after the other, waiting for each. */
 static int run_microbatches(struct runner *r, const struct batch *b, struct err *e)
 {
     struct gathered *g = &r->gathered[r->n_computed++ % N_GATHERED];
@@ -79,7 +79,7 @@ static int run_microbatches(struct runner *r, const struct batch *b, struct err 
     int rc = gathered_begin(g, b->step, b->n_samples, gathered_stride(b), e);
 
     for (int32_t i = 0; i < n && rc == 0; i++) {
-        rc = microbatch_split(&r->microbatches, b, i, n, &part, e);
+        rc = microbatch_split(&r->microbatch, b, i, n, &part, e);
         if (rc == 0) {
             rc = run_batch(r, &part, e);
         }
@@ -98,7 +98,7 @@ static int run_step(struct runner *r, const struct batch *b, struct err *e)
     return n_stages(r) > 1 ? run_microbatches(r, b, e) : run_batch(r, b, e);
 }
 
-/* Results of the oldest step not handed out. */
+/* The results of the oldest step that were not returned yet. */
 static int next_results(struct runner *r, struct results *ret, struct err *e)
 {
     if (n_stages(r) == 1) {
@@ -152,7 +152,7 @@ static void *runner_main(void *arg)
 static int threaded_launch(struct executor *x, const struct batch *b, struct err *e)
 {
     struct runner *r = CONTAINER_OF(x, struct runner, base);
-    /* only this thread changes n_launched */
+    /* only this thread writes n_launched */
     int rc = batch_copy_set(&r->job[r->n_launched % N_JOBS].batch, b, e);
 
     if (rc < 0) {
@@ -198,7 +198,7 @@ static void runner_free(struct executor *x)
         pthread_mutex_unlock(&r->lock);
         pthread_join(r->thread, NULL);
     }
-    if (r->backend) { /* first: it may read weights in the model's file */
+    if (r->backend) { /* before the model: it may read weights in the model's file */
         r->backend->ops->free(r->backend);
     }
     model_free(r->model);
@@ -208,7 +208,7 @@ static void runner_free(struct executor *x)
     for (int i = 0; i < N_GATHERED; i++) {
         gathered_release(&r->gathered[i]);
     }
-    microbatch_release(&r->microbatches);
+    microbatch_release(&r->microbatch);
     pthread_mutex_destroy(&r->lock);
     pthread_cond_destroy(&r->changed);
     free(r);
@@ -224,8 +224,7 @@ static int32_t local_world_size(const struct runner *r)
     return r->place ? r->place->local_world_size : 1;
 }
 
-/* Rows of the output head that are computed, and drawn from, at a time, where that
- * is done. */
+/* Rows of the output head that are computed and sampled at a time. */
 static int32_t max_logits(const struct executor_info *x, bool gpu)
 {
     return MIN(x->max_samples, gpu ? GPU_LOGITS_ROWS : CPU_LOGITS_ROWS);
@@ -236,7 +235,7 @@ static bool is_last_stage(const struct runner *r)
     return !r->place || pipeline_is_last(&r->place->at);
 }
 
-/* Open the backend named, with the limits of its kind. */
+/* Opens the named backend with the limits of its kind. */
 static int open_backend(struct runner *r, const char *name, const struct settings *s,
                         const struct model_config *c, struct err *e)
 {
@@ -334,7 +333,7 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
     return model_open(&r->model, dir, c, &o, r->backend, e);
 }
 
-/* The cache takes what the weights left. */
+/* Allocates the KV pools from the memory that the weights left. */
 static int make_pools(struct runner *r, const struct settings *s, const struct model_config *c,
                       struct err *e)
 {
@@ -350,7 +349,7 @@ static int make_pools(struct runner *r, const struct settings *s, const struct m
                    k->act_dtype_of[o->dtype]);
     x->block_bytes = kv_layout_block_bytes(&layout);
     int rc = k->ops->memory(k, &memory, e);
-    if (!k->async) { /* the ranks of a machine share its memory */
+    if (!k->async) { /* the ranks on a machine share its memory */
         memory.free_bytes /= local_world_size(r);
     }
     if (rc == 0) {
