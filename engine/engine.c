@@ -1,8 +1,8 @@
 /* Starts and stops the engine, and answers questions about its state. Starting builds
  * what the first step needs, in order of dependency:
  *
- *      model directory ─► configuration ─► tokenizer ─► executor (weights, KV pool)
- *                      ─► step costs ─► scheduler, packer ─► pinned prefixes ─► threads
+ *     model directory ─► configuration ─► tokenizer ─► executor (weights, KV pool)
+ *                     ─► step costs ─► scheduler, packer ─► pinned prefixes ─► threads
  *
  * The engine's thread is in loop.c, submission in submit.c. */
 #include <stdlib.h>

@@ -1,11 +1,11 @@
 /* How observers get snapshots that the engine's thread takes between two steps
  * (engine_kv_snapshot in kv_snapshot.h).
  *
- *      observer   puts an empty snapshot into `wanted`, wakes the engine's thread, waits
- *                 for `done`
- *      engine     at the end of its turn takes the snapshot, fills it, posts `done`
- *      observer   on a timeout takes the snapshot back out of `wanted`; if it is no longer
- *                 there, it is being filled, and the observer waits for `done`
+ *     observer   puts an empty snapshot into `wanted`, wakes the engine's thread, waits
+ *                for `done`
+ *     engine     at the end of its turn takes the snapshot, fills it, posts `done`
+ *     observer   on a timeout takes the snapshot back out of `wanted`; if it is no longer
+ *                there, it is being filled, and the observer waits for `done`
  *
  * The engine's thread neither waits nor locks. Observers are serialised by
  * `observer_lock`. Copies and swaps are recorded as they are planned while a snapshot

@@ -144,9 +144,10 @@ static int check_tenant_quota(const struct engine *e, int32_t tenant, int32_t n,
     if (e->config.policy != POLICY_FAIR || under_way + n <= e->config.max_num_seqs + left) {
         return 0;
     }
-    return err_set(err, ERR_FULL,
-                   "this key has %lld requests under way, its share of the queue; try again later",
-                   (long long)under_way);
+    return err_set(
+        err, ERR_FULL,
+        "this key has %lld requests in progress, its share of the queue; try again later",
+        (long long)under_way);
 }
 
 static void count_active(struct engine *e, int32_t tenant, int32_t n)

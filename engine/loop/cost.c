@@ -1,9 +1,9 @@
 /* Four kinds of steps give the four parameters of the cost model:
  *
- *      one token, no context            fixed
- *      a long prefill                   fixed + tokens * token
- *      one token, the longest context   fixed + context * context's
- *      one token, blocks swapped in     fixed + blocks * swap
+ *     one token, no context            fixed
+ *     a long prefill                   fixed + tokens * token
+ *     one token, the longest context   fixed + context * context's
+ *     one token, blocks swapped in     fixed + blocks * swap
  *
  * Each is the fastest of a few tries, so that a disturbed one does not count. On a GPU
  * time is not linear in tokens (the weights are read anyway, so the first hundreds are

@@ -1,9 +1,9 @@
 /* The engine's thread. A turn plans and launches one step, and commits the oldest one
  * in flight:
  *
- *      take requests ─► plan ─► pack ─► launch      step N+1, while step N runs on the device
- *                                         │
- *                         wait ─► commit ─► deltas   step N
+ *     take requests ─► plan ─► pack ─► launch      step N+1, while step N runs on the device
+ *                                        │
+ *                        wait ─► commit ─► deltas   step N
  *
  * Under policy: fair, while several tenants are active, step N+1 is launched just
  * before N ends (launch_delay.h), so that later arrivals can join it. With an executor

@@ -1,6 +1,6 @@
 /* How a choice's token ids become pieces of text:
  *
- *      token ──► detokenizer ──► text not sent ──► stop strings ──► piece ──► sink
+ *     token ──► detokenizer ──► text not sent ──► stop strings ──► piece ──► sink
  *
  * A token is held together with its text: it leaves with the first piece that reaches
  * its first byte, so ids, text and log-probabilities always cover the same stretch.

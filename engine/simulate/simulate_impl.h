@@ -1,14 +1,14 @@
 /* The parts of `quire simulate`, which runs the real scheduler and memory manager under
  * a cost model instead of a device.
  *
- *      simulate.c           the event loop, the cost of a step
- *      simulate_main.c      replicas, the search for the highest rate that meets a target
- *      simulate_options.c   the command line
- *      simulate_cost.c      cost parameters, fitted to records of `quire bench`
- *      simulate_record.c    recorded runs: lengths, and how beams fork and die;
- *                           simulate_beams.c replays the beams
- *      simulate_workload.c  requests: Poisson arrivals with sampled lengths, or a trace file
- *      simulate_report.c    the report: latencies, batch sizes, memory by use */
+ *     simulate.c           the event loop, the cost of a step
+ *     simulate_main.c      replicas, the search for the highest rate that meets a target
+ *     simulate_options.c   the command line
+ *     simulate_cost.c      cost parameters, fitted to records of `quire bench`
+ *     simulate_record.c    recorded runs: lengths, and how beams fork and die;
+ *                          simulate_beams.c replays the beams
+ *     simulate_workload.c  requests: Poisson arrivals with sampled lengths, or a trace file
+ *     simulate_report.c    the report: latencies, batch sizes, memory by use */
 #ifndef QUIRE_ENGINE_SIMULATE_SIMULATE_IMPL_H
 #define QUIRE_ENGINE_SIMULATE_SIMULATE_IMPL_H
 

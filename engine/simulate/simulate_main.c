@@ -1,13 +1,13 @@
-/* `quire simulate` from outside: replicas, and the search for the request rate that
- * keeps a target. */
+/* The command `quire simulate`: runs the replicas, or searches for the highest request
+ * rate that meets a target. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/commands.h"
 #include "engine/simulate/simulate_impl.h"
 
-/* All replicas, one after another: they share nothing but the arrivals, which routing
- * divides among them. */
+/* Simulates all replicas, one after another: they share only the arrivals, which
+ * routing divides among them. */
 static int simulate_replicas(struct sim_options *o, struct sim_report *ret, struct err *e)
 {
     o->replica = 0;
@@ -23,7 +23,7 @@ static int simulate_replicas(struct sim_options *o, struct sim_report *ret, stru
     return rc;
 }
 
-/* One try of the search: requests for a while at o->rate. */
+/* Simulates requests at one rate. */
 static int try_rate(struct sim_options *o, double rate, struct sim_report *r, bool *ret_keeps,
                     struct err *e)
 {
@@ -37,8 +37,8 @@ static int try_rate(struct sim_options *o, double rate, struct sim_report *r, bo
     return rc;
 }
 
-/* The greatest rate that keeps the targets, within 1 %, into o->rate, with its report.
- * Doubles or halves from o->rate until it is between two, then bisects. */
+/* Finds the highest rate that meets the targets, within 1 %: sets o->rate and its
+ * report. Doubles or halves o->rate until the answer is bracketed, then bisects. */
 static int search_rate(struct sim_options *o, struct sim_report *r, struct err *e)
 {
     enum { STEPS = 24 };

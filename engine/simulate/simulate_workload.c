@@ -1,17 +1,17 @@
-/* Requests to simulate.
+/* The requests to simulate.
  *
- * Lengths have the shape of recorded ones (simulate_record.c: real prompts, and a real
- * model's answers to them), drawn independently, stretched to the means of the paper's
- * datasets (ShareGPT 161.31 and 337.99 tokens, Alpaca 19.31 and 58.45) and cut at the
- * model's length; the stretch is found at start by bisection, because cutting moves the
- * mean.
+ * Lengths follow the distribution of recorded ones (simulate_record.c: real prompts and
+ * a real model's answers), sampled independently, scaled to the means of the paper's
+ * datasets (ShareGPT 161.31 and 337.99 tokens, Alpaca 19.31 and 58.45) and truncated at
+ * the model's length. The scale is found at start by bisection, because truncation
+ * moves the mean.
  *
- * Chat: as in section 6.5 of the paper a prompt is what was history_tokens so far, its last 1024
- * tokens, and the new question. A few hundred conversations are open at a time; each
- * arrival goes on with one of them.
+ * Chat, as in section 6.5 of the paper: a prompt is the last 1024 tokens of the
+ * conversation so far with the new question. CHAT_OPEN conversations are open at a
+ * time; each arrival continues one of them.
  *
- * A trace file has a request a line: arrival in seconds, prompt tokens, output tokens
- * and, optionally, n and beam width; lines that begin with # are passed over. */
+ * A trace file has one request a line: arrival in seconds, prompt tokens, output tokens
+ * and, optionally, n and beam width. Lines that begin with # are skipped. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -21,34 +21,34 @@
 
 enum {
     CHAT_OPEN = 256,    /* conversations */
-    CHAT_TURNS = 8,     /* at most; the recorded ones of ShareGPT go on for 3.5 in the mean */
-    CHAT_TOKENS = 1024, /* of history and question, and of an answer */
+    CHAT_TURNS = 8,     /* at most */
+    CHAT_TOKENS = 1024, /* of a prompt (history and question), and of an answer */
 };
-#define CHAT_GOES_ON 0.72
+#define CHAT_GOES_ON 0.72 /* chance of another turn; ShareGPT has 3.5 on average */
 
 struct lengths {
     const int16_t *recorded; /* [sim_n_lengths] sorted */
-    double scale;
-    int32_t most;
-    int32_t fixed; /* > 0: always this */
+    double scale;            /* applied to recorded lengths */
+    int32_t most;            /* upper bound */
+    int32_t fixed;           /* > 0: every length is this */
 };
 
 struct conversation {
-    uint64_t id;
-    int32_t turn; /* the one asked for now */
-    int32_t question[CHAT_TURNS], answer[CHAT_TURNS];
+    uint64_t id;                                      /* 0: not begun; seeds its tokens */
+    int32_t turn;                                     /* the current one */
+    int32_t question[CHAT_TURNS], answer[CHAT_TURNS]; /* tokens, by turn */
 };
 
 struct workload {
     const struct sim_options *o;
     struct lengths prompt, output;
     FILE *trace;
-    int64_t line, made;
-    double at_us;
-    uint64_t rng, token_rng;
+    int64_t line, made;      /* lines of the trace read; requests made */
+    double at_us;            /* arrival of the last request */
+    uint64_t rng, token_rng; /* states for arrivals and lengths; for prompt tokens */
     bool chat;
     struct conversation open[CHAT_OPEN];
-    struct conversation *current; /* whose turn it is */
+    struct conversation *current; /* the one that the last request belongs to */
 };
 
 static uint64_t next(uint64_t *state)
@@ -81,7 +81,7 @@ static int32_t sample_length(const struct lengths *l, uint64_t *state)
     return (int32_t)lround(MIN(MAX(x * l->scale, 1), l->most));
 }
 
-/* Stretch the recorded lengths so that the mean of what is drawn is `mean`. */
+/* Finds the scale for which the mean of sampled lengths is `mean`. */
 static void fit(struct lengths *l, double mean)
 {
     enum { DRAWS = 20000, ROUNDS = 40 };
@@ -151,7 +151,7 @@ static void next_chat_turn(struct workload *w)
     c->answer[c->turn] = MIN(sample_length(&w->output, &w->rng), CHAT_TOKENS);
 }
 
-/* Tokens history_tokens before the answer that is asked for. */
+/* Tokens of the conversation before the requested answer. */
 static int32_t history_tokens(const struct conversation *c)
 {
     int32_t n = c->question[c->turn];
@@ -258,8 +258,8 @@ static int next_of_trace(struct workload *w, struct sim_arrival *ret, struct err
     return 0;
 }
 
-/* Which replica serves the request that was just made: in turn, or by what its prompt
- * begins with. */
+/* The replica that serves the request made last: in rotation, or by the beginning of
+ * its prompt. */
 static int32_t replica_of(const struct workload *w)
 {
     uint64_t key = w->chat ? w->current->id : (uint64_t)w->made;

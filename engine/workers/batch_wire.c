@@ -237,7 +237,7 @@ static const char *point_arrays(struct batch *b, const void *at, size_t n_bytes,
     if (present & bit) {                                          \
         size_t size = (size_t)(b->count) * sizeof(*b->array_);    \
         if (n > n_bytes || size > n_bytes - n)                    \
-            return "is cut short";                                \
+            return "is truncated";                                \
         b->array_ = (const void *)((const char *)at + n);         \
         n += padded(size);                                        \
     } else if ((b->count) > 0 && !may_be_absent(b, &b->array_)) { \
@@ -284,7 +284,7 @@ int batch_wire_read(struct batch *ret, const void *at, size_t n_bytes,
 #define X(number) b.number = h.number;
     HEAD_NUMBERS(X)
 #undef X
-    const char *wrong = h.magic != WIRE_MAGIC || !valid_counts(&b, x) ? "is not one" : NULL;
+    const char *wrong = h.magic != WIRE_MAGIC || !valid_counts(&b, x) ? "is not a batch" : NULL;
     if (!wrong) {
         wrong = point_arrays(&b, at, n_bytes, h.present);
     }

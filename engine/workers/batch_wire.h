@@ -1,8 +1,8 @@
 /* Serialises a batch for ranks in other processes: one piece of memory, written once,
  * read in place.
  *
- *      struct head │ array │ array │ …        in the order of BATCH_ARRAYS, each padded
- *                                             to 16 bytes
+ *     struct head │ array │ array │ …        in the order of BATCH_ARRAYS, each padded
+ *                                            to 16 bytes
  *
  * The format is that of this machine and version: ranks compare versions before the
  * first message. The reader trusts no value: every count, id, slot and slice is checked

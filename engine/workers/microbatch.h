@@ -1,9 +1,9 @@
 /* Splits a step into micro-batches for a pipeline: while one stage computes a
  * micro-batch, the next stage computes the one before.
  *
- *      stage 0   a0 b0 c0 a1 b1 c1          step 0 in micro-batches a, b, c; then step 1
- *      stage 1      a0 b0 c0 a1 b1 c1
- *      stage 2         a0 b0 c0 a1 b1 c1
+ *     stage 0   a0 b0 c0 a1 b1 c1          step 0 in micro-batches a, b, c; then step 1
+ *     stage 1      a0 b0 c0 a1 b1 c1
+ *     stage 2         a0 b0 c0 a1 b1 c1
  *
  * b0 begins on stage 0 while a0 is on stage 1. a1 begins when the tokens of a0 have
  * come back from the last stage, which is when c0 has left stage 0.

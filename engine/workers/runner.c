@@ -375,7 +375,7 @@ static int runner_start(struct runner *r, struct err *e)
     snprintf(x->info.device, sizeof(x->info.device), "%s: %s", r->backend->name,
              r->backend->device);
     if (r->backend->note[0]) {
-        log_event(LOG_WARN, "mended", LOG_STR("device", r->backend->device),
+        log_event(LOG_WARN, "device problem worked around", LOG_STR("device", r->backend->device),
                   LOG_STR("what", r->backend->note));
     }
     x->info.sets_up_sizes = r->backend->async;

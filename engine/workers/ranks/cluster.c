@@ -1,5 +1,6 @@
-/* See cluster.h. A greeting is answered before the connection is used: with the size
- * of rank 0's messages, or why it is refused. */
+/* See cluster.h. A connection begins with a greeting. Rank 0 answers a control greeting
+ * with the size of its messages; a greeting that is refused is answered with the
+ * reason. */
 #include "engine/workers/ranks/cluster.h"
 
 #include <errno.h>
@@ -18,20 +19,20 @@
 
 enum {
     GREETING_MAGIC = 0x51524e35,
-    GREETING_TIMEOUT_S = 5, /* for a greeting or its answer to come is_complete */
-    CONNECT_RETRY_MS = 50,
-    LOOKUP_RETRY_MS = 500,
-    MAX_SLOT_BYTES = 1 << 30,
+    GREETING_TIMEOUT_S = 5,   /* for a greeting or its answer to arrive */
+    CONNECT_RETRY_MS = 50,    /* between attempts to connect, and for one accept */
+    LOOKUP_RETRY_MS = 500,    /* between look-ups of an unknown name */
+    MAX_SLOT_BYTES = 1 << 30, /* of a message that rank 0 announces */
 };
 
 struct greeting {
     uint32_t magic, kind;
     int32_t rank, n_ranks, n_stages;
-    int32_t port; /* where it listens itself; control only */
+    int32_t port; /* on which it listens; control only */
     char version[32];
 };
 
-/* Of a control greeting. */
+/* The answer to a greeting: always to control, otherwise only if refused. */
 struct answer {
     uint32_t magic;
     int32_t ok;
@@ -62,8 +63,7 @@ static bool is_complete(ssize_t n, size_t wanted)
     return n == (ssize_t)wanted;
 }
 
-/* The addresses of a name, which may have to become known first; the caller frees
- * them. */
+/* Resolves a name, waiting for it to become known; the caller frees the list. */
 static int resolve(struct addrinfo **ret, const char *address, int port, bool listens,
                    int64_t wait_us, struct err *e)
 {
@@ -115,7 +115,7 @@ void cluster_release(struct cluster *n)
     cluster_init(n, &n->at);
 }
 
-/* ---- who has to do with whom ---- */
+/* ---- which ranks connect ---- */
 
 /* Whether activations go from a to b. */
 static bool forwards(struct pipeline_place a, struct pipeline_place b)
@@ -123,13 +123,13 @@ static bool forwards(struct pipeline_place a, struct pipeline_place b)
     return b.stage == a.stage + 1 && b.rank == a.rank;
 }
 
-/* Whether tokens do. */
+/* Whether sampled tokens go from a to b. */
 static bool returns(struct pipeline_place a, struct pipeline_place b)
 {
     return a.n_stages > 1 && pipeline_is_last(&a) && a.rank == 0 && b.stage == 0;
 }
 
-/* Whether there is to be a connection of this kind between a rank and another. */
+/* Whether this rank needs a connection of this kind with another. */
 static bool linked(const struct cluster *n, enum cluster_link_kind kind, int32_t other)
 {
     struct pipeline_place a = n->at, b = pipeline_place_of(other, a.n_stages, a.n_ranks);
@@ -168,9 +168,9 @@ int32_t cluster_unlinked(const struct cluster *n)
     return -1;
 }
 
-/* ---- who is asked ---- */
+/* ---- accepting ---- */
 
-/* 0, or errno. */
+/* Listens on an address. 0, or errno. */
 static int listen_at(struct cluster *n, const struct sockaddr *address, socklen_t len)
 {
     int fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -205,14 +205,14 @@ int cluster_listen(struct cluster *n, const char *address, int port, int64_t wai
     return rc;
 }
 
-/* Why a greeting is refused; empty: it is not. */
+/* Sets `why` to the reason for refusing a greeting; empty: it is accepted. */
 static void set_refusal(const struct cluster *n, const struct greeting *g, char *why, size_t cap)
 {
     const struct pipeline_place *at = &n->at;
 
     *why = '\0';
     if (g->magic != GREETING_MAGIC || g->kind >= CLUSTER_KINDS) {
-        snprintf(why, cap, "that is no rank's greeting");
+        snprintf(why, cap, "not a rank's greeting");
     } else if (memcmp(g->version, QUIRE_VERSION, sizeof(QUIRE_VERSION)) != 0) {
         snprintf(why, cap, "it is quire %.31s, rank 0 is %s: all must be the same", g->version,
                  QUIRE_VERSION);
@@ -224,9 +224,10 @@ static void set_refusal(const struct cluster *n, const struct greeting *g, char 
                  at->n_stages);
     } else if (g->rank < 1 || g->rank >= n->n ||
                !linked(n, (enum cluster_link_kind)g->kind, g->rank)) {
-        snprintf(why, cap, "rank %d of %d is not possible", g->rank, n->n);
+        snprintf(why, cap, "rank %d of %d is impossible", g->rank, n->n);
     } else if (n->fd[g->kind][g->rank] >= 0) {
-        snprintf(why, cap, "rank %d is there already: do two nodes have one node_rank?", g->rank);
+        snprintf(why, cap, "rank %d is already connected: do two nodes have the same node_rank?",
+                 g->rank);
     }
 }
 
@@ -270,7 +271,7 @@ void cluster_accept(struct cluster *n, size_t slot_bytes, int ms)
     bool answered = (a.ok && g.kind != CLUSTER_CONTROL) ||
                     is_complete(send(fd, &a, sizeof(a), MSG_NOSIGNAL), sizeof(a));
     if (!a.ok) {
-        log_event(LOG_WARN, "a connection of the ranks was refused", LOG_STR("why", a.why));
+        log_event(LOG_WARN, "rank connection refused", LOG_STR("why", a.why));
     }
     if (!a.ok || !answered) {
         close(fd);
@@ -290,13 +291,14 @@ int cluster_send_addresses(struct cluster *n, struct err *e)
         if (!is_complete(
                 send(n->fd[CLUSTER_CONTROL][r], n->address, sizeof(n->address), MSG_NOSIGNAL),
                 sizeof(n->address))) {
-            return err_set(e, ERR_IO, "rank %d closed its connection before the ranks had met", r);
+            return err_set(e, ERR_IO,
+                           "rank %d closed its connection before all ranks had connected", r);
         }
     }
     return 0;
 }
 
-/* ---- who asks ---- */
+/* ---- connecting ---- */
 
 static int connect_to(const struct sockaddr *address, socklen_t len)
 {
@@ -305,7 +307,7 @@ static int connect_to(const struct sockaddr *address, socklen_t len)
     if (fd < 0) {
         return -1;
     }
-    set_timeouts(fd); /* bounds connect too */
+    set_timeouts(fd); /* bounds connect() too */
     if (connect(fd, address, len) == 0) {
         return fd;
     }
@@ -336,7 +338,8 @@ static bool send_greeting(const struct cluster *n, int fd, enum cluster_link_kin
     return is_complete(send(fd, &g, sizeof(g), MSG_NOSIGNAL), sizeof(g));
 }
 
-/* Greet rank 0, having a port of its own on the address by which it is reached. */
+/* Listens on the address from which rank 0 is reached, and sends rank 0 a greeting with
+ * the port. */
 static int greet_rank0(struct cluster *n, int fd, size_t *ret_slot_bytes, struct err *e)
 {
     struct sockaddr_storage own = {0};
@@ -354,14 +357,15 @@ static int greet_rank0(struct cluster *n, int fd, size_t *ret_slot_bytes, struct
         !is_complete(recv(fd, &a, sizeof(a), MSG_WAITALL), sizeof(a)) ||
         a.magic != GREETING_MAGIC) {
         return err_set(e, ERR_IO,
-                       "rank %d: what listens at master_addr and master_port is no rank 0", rank);
+                       "rank %d: the process at master_addr and master_port is not rank 0", rank);
     }
     a.why[sizeof(a.why) - 1] = '\0';
     if (!a.ok) {
         return err_set(e, ERR_INVALID, "rank %d is refused by rank 0: %s", rank, a.why);
     }
     if (a.slot_bytes > MAX_SLOT_BYTES) {
-        return err_set(e, ERR_INVALID, "rank 0 speaks of messages of %llu bytes",
+        return err_set(e, ERR_INVALID,
+                       "rank 0 announces messages of %llu bytes, which is too large",
                        (unsigned long long)a.slot_bytes);
     }
     *ret_slot_bytes = (size_t)a.slot_bytes;
@@ -369,7 +373,7 @@ static int greet_rank0(struct cluster *n, int fd, size_t *ret_slot_bytes, struct
     return 0;
 }
 
-/* Where all are, which rank 0 says when they are there. */
+/* Receives the table of addresses, which rank 0 sends once all ranks have connected. */
 static int receive_addresses(struct cluster *n, int64_t wait_us, struct err *e)
 {
     int fd = n->fd[CLUSTER_CONTROL][0];
@@ -377,7 +381,8 @@ static int receive_addresses(struct cluster *n, int64_t wait_us, struct err *e)
     socklen_t len = sizeof(n->address[0]);
 
     if (poll(&p, 1, (int)MIN(wait_us / 1000, INT32_MAX)) < 1) {
-        return err_set(e, ERR_TIMEOUT, "rank %d: rank 0 says nothing for %.0f s: do nodes miss?",
+        return err_set(e, ERR_TIMEOUT,
+                       "rank %d: rank 0 has sent nothing for %.0f s: are nodes missing?",
                        own_number(n), (double)wait_us * 1e-6);
     }
     if (!is_complete(recv(fd, n->address, sizeof(n->address), MSG_WAITALL), sizeof(n->address))) {
@@ -389,8 +394,8 @@ static int receive_addresses(struct cluster *n, int64_t wait_us, struct err *e)
     return 0;
 }
 
-/* Connect to the lower ones, and take in the higher: who waits for whom has an end at
- * rank 0. */
+/* Connects to lower-numbered ranks, then accepts higher-numbered ones. Waits form no
+ * cycle, because each rank waits for lower ones first. */
 static int connect_peers(struct cluster *n, int64_t wait_us, struct err *e)
 {
     int64_t until_us = clock_us() + wait_us;
@@ -404,7 +409,7 @@ static int connect_peers(struct cluster *n, int64_t wait_us, struct err *e)
             }
             n->fd[k][r] = connect_to((struct sockaddr *)&n->address[r], sizeof(n->address[r]));
             if (n->fd[k][r] < 0 || !send_greeting(n, n->fd[k][r], kind, 0)) {
-                return err_set(e, ERR_IO, "rank %d does not reach rank %d, port %d of its node: %s",
+                return err_set(e, ERR_IO, "rank %d cannot reach rank %d at port %d of its node: %s",
                                own, r, port_of(&n->address[r]), strerror(errno));
             }
             clear_timeouts(n->fd[k][r]);
@@ -412,8 +417,8 @@ static int connect_peers(struct cluster *n, int64_t wait_us, struct err *e)
     }
     while ((missing = cluster_unlinked(n)) >= 0) {
         if (clock_us() > until_us) {
-            return err_set(e, ERR_TIMEOUT, "rank %d: rank %d has not come for %.0f s", own, missing,
-                           (double)wait_us * 1e-6);
+            return err_set(e, ERR_TIMEOUT, "rank %d: rank %d has not connected within %.0f s", own,
+                           missing, (double)wait_us * 1e-6);
         }
         cluster_accept(n, 0, CONNECT_RETRY_MS);
         char byte;
@@ -440,7 +445,7 @@ int cluster_join(struct cluster *n, size_t *ret_slot_bytes, const char *address,
     }
     if (rc == 0 && *fd < 0) {
         rc = err_set(e, ERR_TIMEOUT,
-                     "rank %d: nobody listens at %.80s, port %d, for %.0f s: is node 0 there?",
+                     "rank %d: nothing listens at %.80s, port %d, after %.0f s: is node 0 running?",
                      own_number(n), address, port, (double)wait_us * 1e-6);
     }
     if (rc == 0) {

@@ -1,8 +1,8 @@
 /* How ranks on several machines connect to each other:
  *
- *      rank 0 listens ◄── control ── every other rank, with the port on which it listens
- *      all have connected ──► table of addresses to all
- *                         ──► each connects to the lower-numbered ranks that it needs
+ *     rank 0 listens ◄── control ── every other rank, with the port on which it listens
+ *     all have connected ──► table of addresses to all
+ *                        ──► each connects to the lower-numbered ranks that it needs
  *
  * Control connections carry what rank 0 and another rank send each other
  * (step_channel.h, control_msg.h). The other connections: a stage's ranks with its

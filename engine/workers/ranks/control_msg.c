@@ -8,7 +8,7 @@
 
 #include "config/base/limits.h"
 
-enum { CONTROL_MAGIC = 0x51524e34, REST_MS = 10000 /* for what follows a beginning */ };
+enum { CONTROL_MAGIC = 0x51524e34, REST_MS = 10000 /* for the rest of a message that has begun */ };
 
 void rank_hello_fill(struct rank_hello *ret, const struct executor_info *x, const struct model *m,
                      bool deterministic)
@@ -78,14 +78,14 @@ static int send_all(int fd, const void *data, size_t n_bytes, struct err *e)
     for (size_t at = 0; at < n_bytes;) {
         ssize_t sent = send(fd, (const char *)data + at, n_bytes - at, MSG_NOSIGNAL);
         if (sent < 0 && errno != EINTR) {
-            return err_set(e, ERR_IO, "rank 0 does not listen: %s", strerror(errno));
+            return err_set(e, ERR_IO, "cannot send to rank 0: %s", strerror(errno));
         }
         at += (size_t)MAX(sent, 0);
     }
     return 0;
 }
 
-/* 1, 0 when the other end is closed, ERR_IO. */
+/* 1; 0: the other end closed the connection; ERR_IO. */
 static int receive_all(int fd, void *data, size_t n_bytes, struct err *e)
 {
     struct pollfd p = {.fd = fd, .events = POLLIN};
@@ -98,9 +98,9 @@ static int receive_all(int fd, void *data, size_t n_bytes, struct err *e)
         if (got > 0) {
             at += (size_t)got;
         } else if (errno != EAGAIN && errno != EINTR) {
-            return err_set(e, ERR_IO, "a rank's note: %s", strerror(errno));
+            return err_set(e, ERR_IO, "a rank's control message: %s", strerror(errno));
         } else if (poll(&p, 1, at > 0 ? REST_MS : -1) == 0) {
-            return err_set(e, ERR_IO, "a rank's note has no end");
+            return err_set(e, ERR_IO, "a rank's control message is incomplete");
         }
     }
     return 1;
@@ -125,7 +125,7 @@ int control_msg_receive(int fd, struct control_msg *ret, struct err *e)
     msg.text[sizeof(msg.text) - 1] = '\0';
     msg.hello.version[sizeof(msg.hello.version) - 1] = '\0';
     if (msg.magic != CONTROL_MAGIC || msg.kind < CONTROL_HELLO || msg.kind > CONTROL_RESULTS) {
-        return err_set(e, ERR_INVALID, "what came is no rank's note");
+        return err_set(e, ERR_INVALID, "not a rank's control message");
     }
     *ret = msg;
     return 1;
@@ -133,7 +133,7 @@ int control_msg_receive(int fd, struct control_msg *ret, struct err *e)
 
 /* ---- results ---- */
 
-/* The four arrays of results, and how much each holds. */
+/* One of the four arrays of results. */
 struct piece {
     const void *data;
     size_t n_bytes;
@@ -174,7 +174,7 @@ int rank_results_receive(int fd, const struct control_msg *msg, struct gathered 
 
     if (msg->n_samples < 0 || msg->n_samples > max_samples || msg->top_stride < 0 ||
         msg->top_stride > MAX((int)LIMIT_CANDIDATES, (int)LIMIT_LOGPROBS)) {
-        return err_set(e, ERR_INVALID, "what came are no rank's results");
+        return err_set(e, ERR_INVALID, "not a rank's results");
     }
     int rc = gathered_begin(g, msg->step, msg->n_samples, msg->top_stride, e);
     rc = rc < 0 ? rc : 1;

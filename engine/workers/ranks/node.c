@@ -1,10 +1,9 @@
-/* A node other than the first: it starts its share of the ranks, watches them, and
- * serves nobody.
+/* The main process of a node other than the first: starts the node's ranks and waits
+ * for them; it serves no HTTP.
  *
- * The ranks find rank 0 by themselves and do what it says. When one of them fails, the
- * others of this node are ended (by the kernel, with this process) and the status tells
- * the launcher; when rank 0 stops in args, so do they, and all is well.
- */
+ * The ranks connect to rank 0 by themselves and follow its messages. When one of them
+ * fails, the node's others are killed and the exit status tells the launcher; when rank
+ * 0 stops normally, so do they. */
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -38,8 +37,8 @@ static int spawn_ranks(const struct settings *s, char *const *flags, int32_t ran
     return rc;
 }
 
-/* Until all have ended well, or one has not. A rank that ended with 1 has logged why:
- * the error has no text then. */
+/* Waits until all ranks have exited with 0, or one has not. A rank that exited with 1
+ * has logged the reason, so the error has no text then. */
 static int wait_ranks(const pid_t *pid, int32_t n, int32_t first, struct err *e)
 {
     for (int32_t left = n; left > 0; left--) {

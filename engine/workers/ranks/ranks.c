@@ -1,25 +1,25 @@
-/* The executor of many ranks: one process each, of which this one is the first.
+/* The executor of many ranks: one process each; this process is rank 0.
  *
  *     engine ─► launch ─► ring ───────────────► rank 1 … n-1   (worker_main.c)
  *                   └───► runner (rank 0) ◄─comm─► runner
  *     engine ◄─ wait ◄──────┘
  *
- * One scheduler, one set of block ids: every rank holds its heads' share of every block
- * and gets the same batch, table updates included, as one message (batch_wire.h,
- * step_channel.h); so swapping, copy-on-write, beams and the prefix cache need to know
- * nothing of ranks. Inside the step the ranks connect_nodes in comm's sums; rank 0 draws the
- * tokens and its runner's results are the answer.
+ * There is one scheduler and one set of block ids: every rank holds its heads' slice of
+ * every block and gets the same batch, table updates included, as one message
+ * (batch_wire.h, step_channel.h); so swapping, copy-on-write, beams and the prefix
+ * cache do not depend on the number of ranks. Within a step the ranks synchronise in
+ * comm's all-reduces. Rank 0 samples, and its runner's results are the step's.
  *
- * With a pipeline (pipeline_parallel_size) the ranks are n_stages times as many, stage
- * by stage. Each stage holds its layers, and their share of every block under the same
- * ids; it gets the same message, cuts the step into the same parts (microbatch.h), and
- * hands the residual stream of each to the next (pipeline.h). The last stage's first
- * rank draws: the tokens go to the first stage for the step after, the results to this
- * process (control_msg.h), whose answer they are.
+ * With a pipeline (pipeline_parallel_size) there are n_stages times as many ranks,
+ * numbered stage by stage. Each stage holds its layers and their slice of every block
+ * under the same ids. It gets the same message, splits the step into the same
+ * micro-batches (microbatch.h), and passes the residual stream of each to the next
+ * stage (pipeline.h). The last stage's first rank samples: it sends the tokens to the
+ * first stage, for the following step, and the results to this process (control_msg.h).
  *
- * A thread starts the ranks and watches them (supervisor.c): once one failed, launch,
- * wait and check return why, and the engine dies of it as of any device error.
- */
+ * A thread starts the workers and watches them (supervisor.c). Once one has failed,
+ * launch, wait and check return the reason, and the engine dies as of any device
+ * error. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,9 +31,9 @@
 #include "engine/workers/ranks/ranks_impl.h"
 
 enum {
-    HOST_BLOCKS_MAX = 1 << 20, /* swapped in one step: part of a message's size */
-    START_S = 900,             /* for a rank to read its slice */
-    OWN_NAME_US = 30000000,    /* for this machine's own name to be known */
+    HOST_BLOCKS_MAX = 1 << 20, /* swapped in one step: bounds a message's size */
+    START_S = 900,             /* for a rank to load its slice of the model */
+    OWN_NAME_US = 30000000,    /* for this machine's own name to become known */
 };
 
 /* ---- a step ---- */
@@ -45,7 +45,7 @@ static int send_step(struct ranks *x, const struct batch *b, struct err *e)
     size_t n_bytes = batch_wire_write(NULL, b);
 
     if (n_bytes > channel->slot_bytes) {
-        return err_set(e, ERR_INVALID, "step %llu is a message of %zu bytes; ranks take %zu",
+        return err_set(e, ERR_INVALID, "step %llu needs a message of %zu bytes; slots hold %zu",
                        (unsigned long long)b->step, n_bytes, channel->slot_bytes);
     }
     int rc = channel->ops->begin(channel, &at, x->timeout_us, e);
@@ -68,7 +68,7 @@ static int ranks_launch(struct executor *base, const struct batch *b, struct err
     return rc < 0 ? rc : x->runner->launch(x->runner, b, e);
 }
 
-/* The results of the oldest step, which another rank drew. */
+/* Waits for the results of the oldest step from the last stage. */
 static int wait_last_stage(struct ranks *x, struct results *ret, struct err *e)
 {
     const struct step_results *a = &x->results[x->n_waited % RANKS_RESULTS];
@@ -105,7 +105,7 @@ static int ranks_wait(struct executor *base, struct results *ret, struct err *e)
         rc = wait_last_stage(x, ret, e);
     }
     if (rc < 0) {
-        ranks_check_failed(x, e); /* the reason behind it, where it is known */
+        ranks_check_failed(x, e); /* prefers the recorded reason */
     }
     return rc;
 }
@@ -130,7 +130,7 @@ static uint64_t ranks_up(struct executor *base)
 
 /* ---- start ---- */
 
-/* Until every other rank has reached `state`. */
+/* Waits until every worker has reached `state`. */
 static int wait_workers(struct ranks *x, enum worker_state state, struct err *e)
 {
     int64_t until_us = clock_us() + START_S * (int64_t)1000000;
@@ -161,7 +161,8 @@ static int wait_connected(struct ranks *x, struct err *e)
     return rc;
 }
 
-/* The ranks of other nodes log why the start ends. */
+/* Sends the workers the reason for which the start fails; those on other nodes log
+ * it. */
 static void send_stop_reason(struct ranks *x, const char *why)
 {
     struct step_channel *channel = x->transports.channel;
@@ -176,7 +177,8 @@ static void send_stop_reason(struct ranks *x, const char *why)
     }
 }
 
-/* All hold the same model, and the cache is as large as the smallest room for it. */
+/* rank_place.agree for rank 0: checks that all ranks hold the same model, lowers the
+ * pools to the smallest, and sends the result to all. */
 static int agree_pools(struct rank_place *place, struct executor_info *info,
                        const struct model *model, struct err *e)
 {
@@ -208,7 +210,8 @@ static int agree_pools(struct rank_place *place, struct executor_info *info,
     return channel->ops->commit(channel, RANK_POOLS, sizeof(pools), e);
 }
 
-/* What can be refused before a process is started; the size of a step's message. */
+/* Checks what can be refused before a process is started, and sets the size of a step
+ * message. */
 static int prepare(struct ranks *x, struct settings *s, const struct model_config *c, struct err *e)
 {
     struct executor_info limits = {0};
@@ -225,12 +228,13 @@ static int prepare(struct ranks *x, struct settings *s, const struct model_confi
         rc = runner_limits(&limits, s, c, s->device == DEVICE_CUDA, e);
     }
     limits.n_host_blocks = HOST_BLOCKS_MAX;
-    x->base.info.max_samples = limits.max_samples; /* results may be no more */
+    x->base.info.max_samples = limits.max_samples; /* bound for results from the last stage */
     x->slot_bytes = rc < 0 ? 0 : batch_wire_max(&limits);
     return rc;
 }
 
-/* Processes, shared memory, the model on rank 0, readiness of all. */
+/* Starts the workers, connects the ranks, opens the model on rank 0 and waits until all
+ * are ready. */
 static int start(struct ranks *x, const struct settings *s, const char *dir,
                  const struct model_config *c, struct err *e)
 {
@@ -332,7 +336,7 @@ int ranks_open(struct executor **ret, const struct settings *s, const char *dir,
     if (!x) {
         return err_nomem(e, "the ranks");
     }
-    struct settings own = *s; /* texts are the caller's */
+    struct settings own = *s; /* its strings are the caller's */
     x->place.at = (struct pipeline_place){.n_stages = (int32_t)s->pipeline_parallel_size,
                                           .n_ranks = (int32_t)s->tensor_parallel_size};
     x->n = x->place.at.n_stages * x->place.at.n_ranks;

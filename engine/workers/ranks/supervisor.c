@@ -1,16 +1,16 @@
-/* The thread of the executor of many ranks (ranks.c): it starts the ranks and watches
- * them.
+/* The thread that starts the workers of ranks.c and watches them.
  *
- *     WORKER_STARTED ──hello──► WORKER_GREETED ──ready──► READY ──end of process──► WORKER_GONE
+ *     STARTED ──hello──► GREETED ──ready──► READY ──process ends──► GONE    (worker_state)
  *
- * A msg, results or the end of a rank come over its socket. A rank that fails, dies or
- * hangs is the end of the executor: the reason is kept, and whoever waits in comm or
- * the pipeline is let go with it. Nothing is restarted here: systemd does that.
+ * set_state performs every transition: on_control_msg for hello and ready,
+ * on_worker_end and stop_workers for GONE. Control messages, results and the end of a
+ * worker arrive over its socket. A worker that fails, dies or hangs ends the executor:
+ * the first reason is kept, and every rank that waits in comm or the pipeline is
+ * released with it. Nothing is restarted here: that is systemd's task.
  *
- * With several nodes all ranks but the first come over the network (cluster.h), those
- * of this machine too; the other nodes' are started and watched there (node.c),
- * and known here by their connections alone.
- */
+ * With several nodes all ranks but rank 0 connect over the network (cluster.h), those
+ * of this machine included. Other nodes' workers are started and reaped there (node.c);
+ * here only their connections are known. */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -24,10 +24,11 @@
 #include "engine/workers/ranks/worker_process.h"
 
 enum {
-    REAP_MS = 300,       /* between the end of its socket and that of its process */
-    KILLED_MS = 3000,    /* for a process that was killed to be gone */
-    ACCEPT_MS = 50,      /* between looks at the ranks of this machine while others are awaited */
-    PEERS_US = 30000000, /* for ranks that are all there to connect to each other */
+    REAP_MS = 300,    /* for a process to exit after its socket closed */
+    KILLED_MS = 3000, /* for a killed process to exit */
+    ACCEPT_MS = 50,   /* between checks of this machine's workers while other nodes connect */
+    /* for the ranks to connect to each other once all have connected to rank 0 */
+    PEERS_US = 30000000,
 };
 
 /* ---- failure ---- */
@@ -70,7 +71,9 @@ static void on_worker_end(struct ranks *x, int32_t rank)
     pid_t pid = m->pid;
 
     shutdown(m->fd,
-             SHUT_RDWR); /* closed by stop_workers: the engine's thread may be writing to it */
+             /* closed later, by stop_workers: the engine's thread may be writing to
+              * it */
+             SHUT_RDWR);
     if (pid == 0) {
         snprintf(text, sizeof(text), "rank %d, on node %d, closed its connection", rank,
                  rank / x->ranks_per_node);
@@ -83,8 +86,8 @@ static void on_worker_end(struct ranks *x, int32_t rank)
     set_state(x, rank, WORKER_GONE);
 }
 
-/* Of the rank that draws. Nobody reads an answer's memory before n_results says that
- * it is there. */
+/* Receives results from the rank that samples. The engine's thread reads them only once
+ * n_results counts them. */
 static void on_results(struct ranks *x, int32_t rank, const struct control_msg *msg)
 {
     struct step_results *a = &x->results[x->n_results % RANKS_RESULTS];
@@ -127,7 +130,7 @@ static void on_control_msg(struct ranks *x, int32_t rank)
     } else if (rc == 1 && msg.kind == CONTROL_RESULTS) {
         on_results(x, rank, &msg);
     } else {
-        struct err first; /* what rank 0 itself met before, of which this may be a consequence */
+        struct err first; /* an earlier error of rank 0 itself, which may have caused this one */
         bool second = transports_check(&x->transports, &first) < 0;
         snprintf(text, sizeof(text), "rank %d: %.380s", rank, rc == 1 ? msg.text : e.text);
         ranks_fail(x, second ? first.text : text);
@@ -186,7 +189,8 @@ static int ms_until(int64_t at_us)
     return (int)MAX((at_us - clock_us()) / 1000, 0);
 }
 
-/* The others stop by themselves or, a moment after they were logged to, by force. */
+/* Waits for the workers to exit, killing those that do not within RANKS_STOP_MS of the
+ * stop message, or all at once if none was sent. */
 static void stop_workers(struct ranks *x)
 {
     int status;
@@ -211,8 +215,7 @@ static void stop_workers(struct ranks *x)
     }
 }
 
-/* A rank of this machine that ended before it came is a failure; its status says
- * which. */
+/* Fails if a worker of this machine exited before it connected. */
 static bool workers_alive(struct ranks *x)
 {
     char text[160];
@@ -229,29 +232,29 @@ static bool workers_alive(struct ranks *x)
     return true;
 }
 
-/* Whether the start may go on: nobody stopped it, no rank of this machine has ended, it
- * is not too late for `missing`. */
+/* Whether to go on waiting for rank `missing`: 0, or an error if the executor is being
+ * stopped, a worker of this machine has exited, or the time is up. */
 static int check_may_wait(struct ranks *x, int32_t missing, int64_t until_us, struct err *e)
 {
     eventfd_t stop;
 
     if (eventfd_read(x->wake_fd, &stop) == 0) {
-        eventfd_write(x->wake_fd, stop); /* the watcher's loop shall see it too */
-        return err_set(e, ERR_DRAINING, "stopped while the nodes meet");
+        eventfd_write(x->wake_fd, stop); /* for supervisor_main's loop */
+        return err_set(e, ERR_DRAINING, "stopped while the nodes were connecting");
     }
     if (!workers_alive(x)) {
         return err_set(e, ERR_DEVICE, "%s", x->reason);
     }
     if (clock_us() > until_us) {
         return err_set(e, ERR_TIMEOUT,
-                       "rank %d, on node %d, has not come within node_timeout, %.0f s", missing,
-                       missing / x->ranks_per_node, x->settings->node_timeout);
+                       "rank %d, on node %d, has not connected within node_timeout, %.0f s",
+                       missing, missing / x->ranks_per_node, x->settings->node_timeout);
     }
     return 0;
 }
 
-/* Take in the ranks as they come over the network, until all are there with all
- * connections, one failed, or all is stopped. */
+/* Accepts the ranks' connections until all are complete, a worker fails, or the
+ * executor is stopped. */
 static int connect_nodes(struct ranks *x, struct err *e)
 {
     int64_t until_us = clock_us() + (int64_t)(x->settings->node_timeout * 1e6);
@@ -294,8 +297,8 @@ static void connect_workers(struct ranks *x)
     pthread_mutex_unlock(&x->lock);
 }
 
-/* Once one has failed the others of this machine have nothing more to say. What they
- * hold is given back the sooner. */
+/* Kills this machine's workers after a failure, so that the memory that they hold is
+ * returned sooner. */
 static void kill_workers(struct ranks *x)
 {
     for (int32_t i = 1; i < x->ranks_per_node; i++) {

@@ -10,7 +10,7 @@ static size_t ring_bytes(size_t slot_bytes)
     return (ring_channel_bytes(slot_bytes) + 4095) / 4096 * 4096;
 }
 
-/* Where a stage's comm begins; that of stage n_stages is the pipeline. */
+/* Offset of a stage's comm; at stage n_stages, of the pipeline. */
 static size_t comm_offset(const struct pipeline_place *at, int32_t stage, size_t slot_bytes)
 {
     return ring_bytes(slot_bytes) + (size_t)stage * comm_shm_bytes(at->n_ranks);
@@ -71,7 +71,7 @@ int transports_open(struct transports *ret, int fd, const struct pipeline_place 
     return 0;
 }
 
-/* The connection is the caller's no longer; -1 where there is none. */
+/* Takes a connection out of `net`; -1: there is none. */
 static int take_socket(struct cluster *net, enum cluster_link_kind kind, int32_t rank)
 {
     int fd = rank < 0 ? -1 : net->fd[kind][rank];

@@ -1,12 +1,10 @@
-/* The life of a rank other than the first: a process of its own, which computes what
- * rank 0 tells it.
+/* The process of a rank other than 0, which computes the steps that rank 0 sends.
  *
  *     settings ─► model (its slice) ─► hello ─► pools agreed on ─► ready ─► step, step, … ─► stop
  *
- * It has no scheduler, no tokenizer, no clients. What goes wrong is a note to rank 0,
- * whose service ends with that reason; on a machine of its own it logs it too. It ends
- * when it is told to, when a step fails, and with its parent.
- */
+ * It has no scheduler, no tokenizer and no clients. Errors are sent to rank 0, which
+ * shuts the service down with that reason; on another machine they are logged there
+ * too. It exits on a stop message, when a step fails, and with its parent. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,21 +22,23 @@
 #include "engine/workers/runner.h"
 
 enum {
-    PARENT_US = 1000000, /* between looks at whether the parent is there */
-    RESULTS_US = 100000, /* without a further step, results of the last one are waited for */
+    PARENT_US = 1000000, /* between checks that the parent is alive */
+    /* without another step for so long, the last one's results are waited for */
+    RESULTS_US = 100000,
 };
 
 struct worker {
     struct rank_place place;
     struct worker_args args;
     struct settings settings;
-    struct cluster net; /* only where rank 0 is on another machine, or speaks as if it were */
+    struct cluster net; /* several nodes: connections until `transports` takes them over */
     struct transports transports;
     struct executor *executor;
-    int32_t in_flight; /* launches not waited for */
+    int32_t in_flight; /* launches not waited for yet */
 };
 
-/* Of several stages the last one's first rank draws, and tells rank 0. */
+/* Whether this rank samples for the pipeline and sends the results to rank 0: the last
+ * stage's first rank does. */
 static bool sends_results(const struct worker *w)
 {
     const struct pipeline_place *at = &w->place.at;
@@ -46,8 +46,8 @@ static bool sends_results(const struct worker *w)
     return at->n_stages > 1 && pipeline_is_last(at) && at->rank == 0;
 }
 
-/* The oldest step's results. Where rank 0 draws itself they are waited for to learn of
- * failures. */
+/* Waits for the oldest step and sends its results if they are needed; otherwise the
+ * wait only detects failures. */
 static int wait_results(struct worker *w, struct err *e)
 {
     struct results r;
@@ -58,7 +58,7 @@ static int wait_results(struct worker *w, struct err *e)
                                        : rc;
 }
 
-/* The next message; ERR_IO when there will be none. */
+/* Takes the next message; ERR_IO: there will be none. */
 static int next_message(struct worker *w, struct rank_message *ret, struct err *e)
 {
     struct step_channel *channel = w->transports.channel;
@@ -72,12 +72,13 @@ static int next_message(struct worker *w, struct rank_message *ret, struct err *
             return rc;
         }
         if (getppid() != w->args.parent) {
-            return err_set(e, ERR_IO, "rank 0 is gone");
+            return err_set(e, ERR_IO, "rank 0 has exited");
         }
     }
 }
 
-/* Tell what there is room for, and take what all have room for. */
+/* rank_place.agree for a worker: sends its pools to rank 0 and takes those that fit all
+ * ranks. */
 static int agree_pools(struct rank_place *place, struct executor_info *x, const struct model *model,
                        struct err *e)
 {
@@ -112,7 +113,7 @@ static int agree_pools(struct rank_place *place, struct executor_info *x, const 
     return 0;
 }
 
-/* Rank 0 is on another machine, or speaks as if it were. */
+/* Connects to the other ranks over the network. */
 static int join_cluster(struct worker *w, int64_t timeout_us, struct err *e)
 {
     const struct settings *s = &w->settings;
@@ -150,8 +151,8 @@ static int open_model(struct worker *w, struct err *e)
     return rc < 0 ? rc : runner_open_rank(&w->executor, s, s->model, &c, &w->place, e);
 }
 
-/* A step is launched as soon as it is told, so that the device goes from one to the
- * next. */
+/* Launches a step as soon as it arrives, so that the device goes from one to the next
+ * without a gap. */
 static int compute(struct worker *w, const struct rank_message *msg, struct err *e)
 {
     struct executor *x = w->executor;
@@ -225,7 +226,7 @@ int worker_main(int argc, char **argv)
         send_failure(&w, &e);
     }
     if (rc < 0) {
-        _exit(1); /* what it holds of a device goes back faster so than piece by piece */
+        _exit(1); /* exiting returns device memory faster than freeing it piece by piece */
     }
     if (w.executor) {
         w.executor->free(w.executor);

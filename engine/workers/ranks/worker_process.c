@@ -1,12 +1,11 @@
-/* Starting a rank (see worker_process.h).
+/* See worker_process.h.
  *
- * Between fork and exec only calls that are safe in a process of many threads. The
- * child gets two descriptors, the shared memory and the socket; all others close on
- * exec, so that no rank keeps a port or a client's connection open. Signals that end
- * the service are the parent's affair: it tells its ranks when to stop. A parent that
- * is killed takes its ranks with it: the kernel kills them (PR_SET_PDEATHSIG), and a
- * parent that ended before that was asked for is noticed by its number.
- */
+ * Between fork and exec only async-signal-safe calls are made, because the parent has
+ * threads. The child keeps two descriptors, the shared memory and the control socket;
+ * all others close on exec, so that no worker keeps a port or a client's connection
+ * open. Workers ignore the signals that stop the service: rank 0 sends them a stop
+ * message. If the parent is killed, the kernel kills its workers (PR_SET_PDEATHSIG); a
+ * parent that exited before the worker asked for that is detected by its process id. */
 #include "engine/workers/ranks/worker_process.h"
 
 #include <errno.h>
@@ -23,10 +22,10 @@
 
 enum {
     N_WORDS = 11,
-    WORD_BYTES = 24,
+    WORD_BYTES = 24, /* of one number as text */
     EXIT_NO_EXEC = 127,
     CLOSE_RANGE_CLOEXEC_FLAG = 4,
-    TICK_MS = 2,
+    TICK_MS = 2,    /* between polls of a child */
     EXIT_FIELD = 52 /* of /proc/PID/stat */
 };
 
@@ -37,7 +36,7 @@ static void keep_open(int fd)
     fcntl(fd, F_SETFD, 0);
 }
 
-/* In the child. */
+/* Runs in the child. */
 static void exec_worker(const struct worker_args *o, char *const *argv, char *const *env)
 {
     sigset_t none;
@@ -51,7 +50,7 @@ static void exec_worker(const struct worker_args *o, char *const *argv, char *co
     signal(SIGPIPE, SIG_IGN);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    /* old kernels: what was opened so closes */
+    /* fails on old kernels, where only descriptors opened with O_CLOEXEC close */
     syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC_FLAG);
     if (!o->over_tcp) {
         keep_open(o->shm_fd);
@@ -61,7 +60,7 @@ static void exec_worker(const struct worker_args *o, char *const *argv, char *co
     _exit(EXIT_NO_EXEC);
 }
 
-/* The environment but for settings, which come as flags. NULL without memory. */
+/* The environment without settings, which are passed as flags. NULL: out of memory. */
 static char **environment(void)
 {
     extern char **environ;
@@ -147,7 +146,7 @@ int worker_args_parse(struct worker_args *ret, int argc, char **argv, struct err
     return 0;
 }
 
-/* The status with which a process is ending; 0: it is not, or ends well. */
+/* The status with which a process is exiting; 0: it is not, or exits with 0. */
 static int ending_status(pid_t pid)
 {
     char path[32], text[1024];

@@ -201,9 +201,9 @@ static void what_does_not_exist_is_refused(void **state)
     REFUSED(x->sample[2].bias_first = 1, "sampling row");
     REFUSED(x->sample[2].target = 50, "sampling row");
     REFUSED(x->bias[0].token = 50, "sampling row");
-    REFUSED(x->b.n_decode = 3, "is not one");
-    REFUSED(x->info.max_num_seqs = 1, "is not one");
-    REFUSED(x->info.max_samples = 2, "is not one");
+    REFUSED(x->b.n_decode = 3, "is not a batch");
+    REFUSED(x->info.max_num_seqs = 1, "is not a batch");
+    REFUSED(x->info.max_samples = 2, "is not a batch");
 }
 
 /* Any bytes: an answer, never a fault. Cut at every length, and a bit turned at every

@@ -68,7 +68,7 @@ static void results_come_as_they_were_sent(void **state)
     assert_int_equal(rank_results_receive(fd[1], &msg, &g, N, &e), ERR_INVALID);
     msg.top_stride = STRIDE, msg.n_samples = -1;
     assert_int_equal(rank_results_receive(fd[1], &msg, &g, N, &e), ERR_INVALID);
-    assert_string_equal(e.text, "what came are no rank's results");
+    assert_string_equal(e.text, "not a rank's results");
     close(fd[0]);
     msg.n_samples = N;
     /* it ended before its rows came */

@@ -474,7 +474,7 @@ static void a_rank_that_does_not_fit_ends_the_start(void **state)
     start_fails("fails", "rank 1: its disk is on fire");
     start_fails("dies", "ended with status 3");
     start_fails("crashes", "was ended by signal 6");
-    start_fails("babbles", "rank 1: what came is no rank's note");
+    start_fails("babbles", "rank 1: not a rank's control message");
 }
 
 static void impossible_settings_are_refused(void **state)
