@@ -1,5 +1,5 @@
-/* What ranks tell rank 0: hellos are compared field by field, results come whole or are
- * refused. */
+/* Tests control messages: hellos are compared field by field, results arrive whole or
+ * are refused. */
 #include "engine/workers/ranks/control_msg.h"
 
 #include <setjmp.h>
@@ -22,7 +22,7 @@ static void hellos_differ_by_name(void **state)
                       other;
     struct err e;
     other = first;
-    other.n_blocks = 7; /* room may differ */
+    other.n_blocks = 7; /* pools may differ */
     assert_int_equal(rank_hello_compare(&first, &other, 3, &e), 0);
     other.max_num_seqs = 32;
     assert_int_equal(rank_hello_compare(&first, &other, 3, &e), ERR_INVALID);
@@ -37,7 +37,7 @@ static void hellos_differ_by_name(void **state)
     assert_string_equal(e.text, "rank 3 has dtype float16, rank 0 has float32");
 }
 
-/* Results as they go over a socket: whole, or refused before memory is taken for
+/* Results over a socket arrive whole, or are refused before memory is allocated for
  * them. */
 static void results_come_as_they_were_sent(void **state)
 {
@@ -71,7 +71,7 @@ static void results_come_as_they_were_sent(void **state)
     assert_string_equal(e.text, "not a rank's results");
     close(fd[0]);
     msg.n_samples = N;
-    /* it ended before its rows came */
+    /* the connection closed before the rows arrived */
     assert_int_equal(rank_results_receive(fd[1], &msg, &g, N, &e), 0);
     close(fd[1]);
     gathered_release(&g);
