@@ -147,11 +147,11 @@ static void release_queue_slots(struct engine *e, const struct sched_counts *c)
 static bool may_launch(struct engine *e)
 {
     int64_t portion = (int64_t)ENGINE_PORTION * OUTPUT_DELTA_CELLS,
-            room = output_free_cells(e->output);
-    int64_t waiting = output_cells(e->output) - room;
+            free_cells = output_free_cells(e->output);
+    int64_t backlog = output_cells(e->output) - free_cells;
 
-    return room >= (inflight(e) + 1) * e->step_cells + portion &&
-           waiting <= MAX(e->step_cells, MAX_BACKLOG_CELLS);
+    return free_cells >= (inflight(e) + 1) * e->step_cells + portion &&
+           backlog <= MAX(e->step_cells, MAX_BACKLOG_CELLS);
 }
 
 /* Stages 5 to 7. Returns the number of sequences in the launched step; 0: nothing to

@@ -126,7 +126,7 @@ void report_release(struct sim_report *r);
 /* Adds another replica's report to this one, which has capacity for all requests. */
 void report_add(struct sim_report *r, const struct sim_report *other);
 /* Whether the report meets the targets that are set. */
-bool report_keeps_targets(struct sim_report *r, const struct sim_options *o);
+bool report_meets_targets(struct sim_report *r, const struct sim_options *o);
 void report_print(struct sim_report *r, const struct sim_options *o, FILE *out);
 
 #endif

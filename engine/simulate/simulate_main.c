@@ -24,7 +24,7 @@ static int simulate_replicas(struct sim_options *o, struct sim_report *ret, stru
 }
 
 /* Simulates requests at one rate. */
-static int try_rate(struct sim_options *o, double rate, struct sim_report *r, bool *ret_keeps,
+static int try_rate(struct sim_options *o, double rate, struct sim_report *r, bool *ret_meets,
                     struct err *e)
 {
     enum { SECONDS = 1200, LEAST = 300, MOST = 200000 };
@@ -33,7 +33,7 @@ static int try_rate(struct sim_options *o, double rate, struct sim_report *r, bo
     o->requests = (int64_t)MIN(MAX(rate * SECONDS, LEAST), MOST);
     report_release(r);
     int rc = simulate_replicas(o, r, e);
-    *ret_keeps = rc == 0 && report_keeps_targets(r, o);
+    *ret_meets = rc == 0 && report_meets_targets(r, o);
     return rc;
 }
 
@@ -43,21 +43,21 @@ static int search_rate(struct sim_options *o, struct sim_report *r, struct err *
 {
     enum { STEPS = 24 };
     double low = 0, high = 0, rate = o->rate;
-    bool keeps;
+    bool meets;
 
     for (int i = 0; i < STEPS && (low == 0 || high == 0 || high > low * 1.01); i++) {
-        int rc = try_rate(o, rate, r, &keeps, e);
+        int rc = try_rate(o, rate, r, &meets, e);
         if (rc < 0) {
             return rc;
         }
-        *(keeps ? &low : &high) = rate;
+        *(meets ? &low : &high) = rate;
         rate = high == 0 ? low * 2 : low == 0 ? high / 2 : (low + high) / 2;
     }
     if (low == 0) {
         return err_set(e, ERR_INVALID,
                        "no rate keeps the target: even %g requests a second miss it", high);
     }
-    return try_rate(o, low, r, &keeps, e);
+    return try_rate(o, low, r, &meets, e);
 }
 
 int simulate_main(int argc, char **argv)

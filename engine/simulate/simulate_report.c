@@ -89,7 +89,7 @@ static double at_percentile(double *v, int64_t n, int32_t percentile)
     return percentile == 0 ? s.mean : v[n * percentile / 100];
 }
 
-bool report_keeps_targets(struct sim_report *r, const struct sim_options *o)
+bool report_meets_targets(struct sim_report *r, const struct sim_options *o)
 {
     if (r->n_done == 0) {
         return false;

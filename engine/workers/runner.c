@@ -73,21 +73,21 @@ static int32_t n_stages(const struct runner *r)
 static int run_microbatches(struct runner *r, const struct batch *b, struct err *e)
 {
     struct gathered *g = &r->gathered[r->n_computed++ % N_GATHERED];
-    struct batch part;
+    struct batch micro;
     struct results got;
     int32_t n = microbatch_count(b, n_stages(r));
     int rc = gathered_begin(g, b->step, b->n_samples, gathered_stride(b), e);
 
     for (int32_t i = 0; i < n && rc == 0; i++) {
-        rc = microbatch_split(&r->microbatch, b, i, n, &part, e);
+        rc = microbatch_split(&r->microbatch, b, i, n, &micro, e);
         if (rc == 0) {
-            rc = run_batch(r, &part, e);
+            rc = run_batch(r, &micro, e);
         }
         if (rc == 0) {
             rc = r->backend->ops->step_wait(r->backend, &got, e);
         }
         if (rc == 0 && model_is_last(r->model)) {
-            gathered_add(g, part.first_sample, &got);
+            gathered_add(g, micro.first_sample, &got);
         }
     }
     return rc;

@@ -134,20 +134,20 @@ int control_msg_receive(int fd, struct control_msg *ret, struct err *e)
 /* ---- results ---- */
 
 /* One of the four arrays of results. */
-struct piece {
+struct array {
     const void *data;
     size_t n_bytes;
 };
-enum { N_PIECES = 4 };
+enum { N_ARRAYS = 4 };
 
-static void pieces(const struct results *r, struct piece *ret)
+static void arrays_of(const struct results *r, struct array *ret)
 {
     size_t row = (size_t)r->n_samples * sizeof(int32_t), top = row * (size_t)r->top_stride;
 
-    ret[0] = (struct piece){r->token, row};
-    ret[1] = (struct piece){r->logprob, row};
-    ret[2] = (struct piece){r->top_token, top};
-    ret[3] = (struct piece){r->top_logprob, top};
+    ret[0] = (struct array){r->token, row};
+    ret[1] = (struct array){r->logprob, row};
+    ret[2] = (struct array){r->top_token, top};
+    ret[3] = (struct array){r->top_logprob, top};
 }
 
 int rank_results_send(int fd, int32_t rank, const struct results *r, struct err *e)
@@ -157,12 +157,12 @@ int rank_results_send(int fd, int32_t rank, const struct results *r, struct err 
                               .step = r->step,
                               .n_samples = r->n_samples,
                               .top_stride = r->top_stride};
-    struct piece piece[N_PIECES];
+    struct array array[N_ARRAYS];
     int rc = control_msg_send(fd, &msg, e);
 
-    pieces(r, piece);
-    for (int i = 0; i < N_PIECES && rc == 0; i++) {
-        rc = send_all(fd, piece[i].data, piece[i].n_bytes, e);
+    arrays_of(r, array);
+    for (int i = 0; i < N_ARRAYS && rc == 0; i++) {
+        rc = send_all(fd, array[i].data, array[i].n_bytes, e);
     }
     return rc;
 }
@@ -170,7 +170,7 @@ int rank_results_send(int fd, int32_t rank, const struct results *r, struct err 
 int rank_results_receive(int fd, const struct control_msg *msg, struct gathered *g,
                          int32_t max_samples, struct err *e)
 {
-    struct piece piece[N_PIECES];
+    struct array array[N_ARRAYS];
 
     if (msg->n_samples < 0 || msg->n_samples > max_samples || msg->top_stride < 0 ||
         msg->top_stride > MAX((int)LIMIT_CANDIDATES, (int)LIMIT_LOGPROBS)) {
@@ -178,9 +178,9 @@ int rank_results_receive(int fd, const struct control_msg *msg, struct gathered 
     }
     int rc = gathered_begin(g, msg->step, msg->n_samples, msg->top_stride, e);
     rc = rc < 0 ? rc : 1;
-    pieces(&g->results, piece);
-    for (int i = 0; i < N_PIECES && rc == 1; i++) {
-        rc = receive_all(fd, (void *)(uintptr_t)piece[i].data, piece[i].n_bytes, e);
+    arrays_of(&g->results, array);
+    for (int i = 0; i < N_ARRAYS && rc == 1; i++) {
+        rc = receive_all(fd, (void *)(uintptr_t)array[i].data, array[i].n_bytes, e);
     }
     return rc;
 }
