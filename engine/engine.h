@@ -53,11 +53,10 @@ struct output {
     int32_t n_tokens; /* of `token`, or of the prompt if `prompt` is set */
     /* set on a choice's last piece; NULL: the sink must copy what it keeps */
     struct output_memory *memory;
-    bool
-        /* The piece stands for the prompt (echo or prompt_logprobs) and precedes every
-         * other piece of the choice. `text` and `token` are empty; a prompt_walk reads
-         * the n_tokens. */
-        prompt;
+    /* The piece stands for the prompt (echo or prompt_logprobs) and precedes every
+     * other piece of the choice. `text` and `token` are empty; a prompt_walk reads
+     * the n_tokens. */
+    bool prompt;
     enum finish_reason finish; /* why the choice ended; FINISH_NONE before its last piece */
     const char *stop_string;   /* [stop_string_len] the stop string that matched, or NULL */
     int32_t stop_string_len;   /* in bytes */

@@ -20,9 +20,9 @@
 enum {
     TAKE_AT_ONCE = 256,     /* requests taken from the inbox in one call */
     IDLE_BEAT_US = 1000000, /* between heartbeats of an idle engine */
-    CHECK_US = 50000 /* of an executor that may fail while nothing runs */,
-    RETRY_US = 1000,   /* until requests that wait without a step are looked at again */
-    DEFERRED_US = 200, /* until the output side is asked again whether it took a portion */
+    CHECK_US = 50000,       /* between checks of an idle executor that may fail */
+    RETRY_US = 1000,        /* until requests that wait without a step are looked at again */
+    DEFERRED_US = 200,      /* until the output side is asked again whether it took a portion */
     /* cells of the output ring that may be full when a step is planned; at least a
      * step's */
     MAX_BACKLOG_CELLS = 8192
