@@ -1,5 +1,5 @@
-/* `quire bench kernels`: the device named, or the GPU where there is one;
- * kernels/bench/bench_ops.h measures. */
+/* `quire bench kernels`: picks the device, the one named or a GPU if there is one;
+ * kernels/bench/bench_ops.h does the measuring. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@ int kernels_main(int argc, char **argv)
 {
     const char *device = "auto";
     struct err e = {0};
-    int n = 0; /* words left in argv */
+    int n = 0; /* arguments left in argv */
 
     for (int i = 0; i < argc; i++) {
         if (strcmp(argv[i], "--device") == 0 && i + 1 < argc) {

@@ -1,11 +1,10 @@
-/* Starting and stopping: what must be there before the first step, in the order in
- * which it can be known.
+/* Starts and stops the engine, and answers questions about its state. Starting builds
+ * what the first step needs, in order of dependency:
  *
  *     model directory ─► configuration ─► tokenizer ─► executor (weights, KV pool)
- *                     ─► step costs ─► scheduler, packer ─► threads
+ *                     ─► step costs ─► scheduler, packer ─► pinned prefixes ─► threads
  *
- * The engine's thread is in loop.c, submission in submit.c.
- */
+ * The engine's thread is in loop.c, submission in submit.c. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -26,60 +25,6 @@
 #include "models/checkpoint/gguf/gguf.h"
 #include "models/tokenizer/fim.h"
 
-/* ---- deltas from commit to the output thread ---- */
-
-static void note_course(struct request_course *c, const struct group *g)
-{
-    c->preemptions = g->n_preempted;
-    c->n_drawn = g->n_chosen;
-    if (g->admitted_us) {
-        c->queue_us = g->admitted_us - g->request->arrival_us;
-    }
-    if (g->admitted_us && g->first_token_us) {
-        c->prefill_us = g->first_token_us - g->admitted_us;
-    }
-    if (g->first_token_us && g->last_token_us) {
-        c->decode_us = g->last_token_us - g->first_token_us;
-    }
-}
-
-static void on_delta(struct delta_out *out, const struct group *g, const struct delta *d)
-{
-    struct engine *e = CONTAINER_OF(out, struct engine, deltas);
-
-    if (d->kind == DELTA_END) {
-        struct request_course *c = &g->request->course;
-        note_course(c, g);
-        if (g->admitted_us) {
-            hist_add(&e->stats.queue_s, (double)c->queue_us * 1e-6);
-        }
-        if (g->admitted_us && g->first_token_us) {
-            hist_add(&e->stats.prefill_s, (double)c->prefill_us * 1e-6);
-        }
-    }
-    output_push(e->output, d);
-}
-
-/* What can wait goes out in portions, the next one when the output side has taken the
- * last: so it never stands long before a step's tokens, whose room in the ring it
- * leaves alone. */
-static bool take_room(struct delta_out *out, int32_t n)
-{
-    struct engine *e = CONTAINER_OF(out, struct engine, deltas);
-
-    if (output_passed(e->output, e->portion_mark)) {
-        e->portion_left = ENGINE_PORTION;
-    }
-    if (n > e->portion_left || !engine_output_fits(e, n)) {
-        return false;
-    }
-    e->portion_left -= n;
-    /* Not behind what is granted now: an end may need less, and nothing else may ever
-     * come. */
-    e->portion_mark = output_mark(e->output);
-    return true;
-}
-
 /* ---- start ---- */
 
 static void defaults_none(struct generation_defaults *d)
@@ -88,7 +33,7 @@ static void defaults_none(struct generation_defaults *d)
                                       __builtin_nanf(""), -1};
 }
 
-/* A model of random weights needs no tokenizer's files. */
+/* A model with random weights needs no tokenizer files. */
 static int open_tokenizer(struct engine *e, const struct settings *s, const struct model_config *c,
                           struct err *err)
 {
@@ -107,7 +52,7 @@ static int open_tokenizer(struct engine *e, const struct settings *s, const stru
                    n - 1, c->vocab);
 }
 
-/* A format that was asked for must be what is there. */
+/* An explicit load_format must match the files. */
 static int check_format(const struct settings *s, const char *path, struct err *err)
 {
     if (s->load_format == LOAD_GGUF && !gguf_is_file(path)) {
@@ -122,7 +67,7 @@ static int check_format(const struct settings *s, const char *path, struct err *
     return 0;
 }
 
-/* A template that cannot be used is told at start; the model is served without chat. */
+/* An unusable chat template is only logged; the model is then served without chat. */
 static int open_chat(struct engine *e, struct err *err)
 {
     int rc = chat_template_open(&e->chat, e->model_path, e->tokenizer, err);
@@ -135,7 +80,8 @@ static int open_chat(struct engine *e, struct err *err)
     return rc;
 }
 
-/* Tokenizer, executor, what the model says about ends and sampling. */
+/* Opens the tokenizer and the executor, and reads the model's end-of-sequence tokens
+ * and sampling defaults. */
 static int open_model(struct engine *e, const struct settings *s, struct err *err)
 {
     if (is_null_model(s->model)) {
@@ -224,7 +170,7 @@ static int configure(struct engine *e, const struct settings *s, struct err *err
     return 0;
 }
 
-/* Start-up does not pay for figures that no setting asks for. */
+/* Measures step costs only if a setting needs them. */
 static int measure_costs(struct engine *e, struct err *err)
 {
     struct sched_config *c = &e->config;
@@ -233,7 +179,8 @@ static int measure_costs(struct engine *e, struct err *err)
         return 0;
     }
     int rc = cost_measure(e->executor, clock_us, &c->cost, err);
-    if (rc == 0 && c->shared_itl_us > 0) { /* shorter ones would do little but read the weights */
+    /* a shorter step would spend most of its time reading the weights */
+    if (rc == 0 && c->shared_itl_us > 0) {
         c->shared_itl_us = MAX(c->shared_itl_us, (int64_t)(2 * c->cost.fixed_us));
     }
     if (rc == 0) {
@@ -266,24 +213,24 @@ static int open_core(struct engine *e, struct sink *sink, struct err *err)
     if (rc < 0) {
         return rc;
     }
-    struct output_processor em = {.tokenizer = e->tokenizer,
-                                  .sink = sink,
-                                  .stats = &e->stats,
-                                  .inbox = &e->inbox,
-                                  .reaper = &e->reaper,
-                                  .active = &e->active,
-                                  .tenant_active = e->tenant_active};
-    /* A row of the step draws or scores, with its top log-probabilities; a sequence may
-     * end, a prompt begin. */
+    struct output_processor proc = {.tokenizer = e->tokenizer,
+                                    .sink = sink,
+                                    .stats = &e->stats,
+                                    .inbox = &e->inbox,
+                                    .reaper = &e->reaper,
+                                    .active = &e->active,
+                                    .tenant_active = e->tenant_active};
+    /* Each sampling row of a step makes one delta with top log-probabilities; each
+     * sequence may end, each prompt begin. */
     e->step_cells =
         OUTPUT_DELTA_CELLS * (int64_t)e->config.max_logits + 2 * (int64_t)e->config.max_num_seqs;
     int64_t steps = e->executor->info.depth + 2,
             portions = 2 * OUTPUT_DELTA_CELLS * (int64_t)ENGINE_PORTION;
-    return output_open(&e->output, &em, steps * e->step_cells + portions, err);
+    return output_open(&e->output, &proc, steps * e->step_cells + portions, err);
 }
 
-/* What a client sees of the server's make-up: version, model, precision, device
- * kind. */
+/* The system_fingerprint: a hash of version, model name, data type and kind of
+ * device. */
 static void make_fingerprint(struct engine *e)
 {
     const struct executor_info *x = &e->executor->info;
@@ -338,8 +285,6 @@ static struct engine *engine_new(void)
     memset(e, 0, sizeof(*e));
     e->inbox.wake.fd = -1;
     e->reaper.wake.fd = -1;
-    e->deltas.emit = on_delta;
-    e->deltas.take = take_room;
     defaults_none(&e->defaults);
     engine_stats_init(&e->stats);
     kv_feed_init(&e->kv_feed);

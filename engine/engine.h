@@ -1,11 +1,9 @@
-/* The engine as its callers see it: the server, `quire bench`, tests. Everything else
- * in engine/ is its own affair.
+/* The engine's public interface: for the server, `quire bench` and tests.
  *
  * Life of a request: the caller fills a `struct request` (request_new), submits it, and
- * receives `struct output`s through the engine's sink until one says `last`. The
+ * receives `struct output`s through the engine's sink until one has `last` set. The
  * request is reference-counted: the caller holds one reference from request_new, the
- * engine another from submit until `last` was emitted.
- */
+ * engine another from submit until `last` was emitted. */
 #ifndef QUIRE_ENGINE_ENGINE_H
 #define QUIRE_ENGINE_ENGINE_H
 
@@ -16,172 +14,188 @@
 
 struct engine;
 
-/* API defaults, then the model's generation_config. */
+/* The API's defaults, overridden by the model's generation_config. */
 void gen_params_init(struct gen_params *p, const struct engine *engine);
-/* One token as a client may see it. */
+/* One token of an output. */
 struct token_out {
-    int32_t id;
-    int32_t text_offset; /* in characters (code points) of the choice's text, echo included */
-    float logprob;       /* NaN for the first prompt token */
-    int32_t n_top;
-    const int32_t *top_id;    /* [n_top] best first */
-    const float *top_logprob; /* [n_top] */
+    int32_t id; /* in the vocabulary */
+    /* where its text begins: code points from the start of the choice's text, echo
+     * included */
+    int32_t text_offset;
+    float logprob;                          /* NaN for the first prompt token */
+    int32_t n_top;                          /* entries of the two arrays */
+    const int32_t *top_id;                  /* [n_top] token ids, best first */
+    const float *top_logprob; /* [n_top] */ /* [n_top] */
 };
 
 struct usage {
+    /* completion: of all choices; cached: prompt tokens that the prefix cache had */
     int32_t prompt_tokens, completion_tokens, cached_tokens;
 };
 
-/* The memory behind a long piece, each from malloc. A sink that sets `taken` owns all
- * four then and frees them with free(); it need not copy them. */
+/* The memory behind a choice's last piece, each block from malloc. A sink that sets
+ * `taken` takes over all four and frees them with free(), which saves it a copy. */
 struct output_memory {
-    void *text, *token, *top_id, *top_logprob;
-    bool taken;
+    void *text, *token, *top_id, *top_logprob; /* token: array of token_out */
+    bool taken;                                /* set by the sink */
 };
 
-/* A piece of one choice. Text is whole UTF-8 characters, never part of a stop string
- * that may yet match. */
+/* A piece of one choice. The text is whole UTF-8 characters and never part of a stop
+ * string that may still match. */
 struct output {
-    struct request *request;
-    int32_t choice;   /* 0 .. n-1; -1: concerns the request only (`last`, `error`) */
-    const char *text; /* [text_len] not NUL-terminated; may be empty */
-    size_t text_len;
-    /* [n_tokens] the tokens behind the text: always the ids; logprobs where asked
-     * for */
+    struct request *request; /* the one submitted; its `user` leads back to the caller */
+    int32_t choice;          /* 0 .. n-1; -1: about the whole request (`last`, `error`) */
+    const char *text;        /* [text_len] not NUL-terminated; may be empty */
+    size_t text_len;         /* bytes */
+    /* [n_tokens] the tokens behind the text, with log-probabilities where the request
+     * asked for them */
     const struct token_out *token;
-    int32_t n_tokens;
-    struct output_memory *memory; /* of a choice's last piece; NULL: copy what is to be kept */
-    bool
-        /* the prompt's n_tokens (echo or prompt_logprobs), before any other piece of
-         * the choice: `text` and `token` are not given, a prompt_walk reads them */
-        prompt;
-    enum finish_reason finish; /* of this choice, with its last piece */
-    const char *stop_string;   /* [stop_string_len] what matched, or NULL */
-    int32_t stop_string_len;   /* its bytes */
-    int32_t stop_token;        /* the stop id that matched, or -1 (end of sequence too) */
-    struct usage usage;        /* of the request so far; complete with `last` */
-    /* A sentence for the client, with FINISH_ERROR, FINISH_ABORT and, a static string,
-     * with FINISH_IMPOSSIBLE. */
+    int32_t n_tokens; /* of `token`, or of the prompt if `prompt` is set */
+    /* set on a choice's last piece; NULL: the sink must copy what it keeps */
+    struct output_memory *memory;
+    /* The piece stands for the prompt (echo or prompt_logprobs) and precedes every
+     * other piece of the choice. `text` and `token` are empty; a prompt_walk reads
+     * the n_tokens. */
+    bool prompt;
+    enum finish_reason finish; /* why the choice ended; FINISH_NONE before its last piece */
+    const char *stop_string;   /* [stop_string_len] the stop string that matched, or NULL */
+    int32_t stop_string_len;   /* in bytes */
+    /* the stop token that matched; -1: none, or the end-of-sequence token */
+    int32_t stop_token;
+    struct usage usage; /* of the request so far; final with `last` */
+    /* A sentence for the client: set with FINISH_ERROR, FINISH_ABORT and
+     * FINISH_IMPOSSIBLE (there a static string). */
     const char *error;
-    bool last; /* nothing more comes for this request */
+    bool last; /* the request's final output */
 };
 
-/* Where outputs go. Called by one of the engine's threads at a time; must not block.
- * Pointers hold during the call. */
+/* Receives outputs. Called by one of the engine's threads at a time; must not block.
+ * Pointers are valid during the call only. */
 struct sink {
-    void (*emit)(struct sink *s, const struct output *o);
-    /* After the outputs of one step: wake those who wait, once. */
+    void (*emit)(struct sink *s, const struct output *o); /* once for each piece */
+    /* After the outputs of a step: wake the readers, once for all of them. */
     void (*flush)(struct sink *s);
-    /* (optional) The engine died (engine_health, engine_death), and every request's
-     * last output is on its way. The engine's thread. */
+    /* (optional) The engine died (engine_health, engine_death) and every request's last
+     * output has been queued. Called on the engine's thread. */
     void (*died)(struct sink *s);
 };
 
-/* Start: read the model, size the pool, start the threads. Blocks until ready or
- * failed. `sink` must outlive the engine. */
+/* Reads the model, sizes the KV pool and starts the threads. Blocks until the engine is
+ * ready or has failed. `sink` must outlive the engine. */
 int engine_open(struct engine **ret, const struct settings *s, struct sink *sink, struct err *e);
-/* Stop at once: every request ends with FINISH_ABORT; threads are joined. */
+/* Stops at once: every request ends with FINISH_ABORT; the threads are joined. */
 void engine_free(struct engine *e);
 
-/* A request is being read and will be submitted in some tens of microseconds: an engine
- * that sleeps gets up meanwhile. Any thread. */
+/* Announces that a request will be submitted within some tens of microseconds; wakes a
+ * sleeping engine early. Any thread. */
 void engine_expect(struct engine *e);
-/* Hand over a request: 0, ERR_FULL (queue), ERR_DRAINING, ERR_INVALID (can never fit:
- * says the numbers), ERR_DEVICE. Any thread. */
+/* Submits a request. 0; ERR_FULL: the queue is full; ERR_DRAINING; ERR_INVALID: it can
+ * never fit (the text has the numbers); ERR_DEVICE. Any thread. */
 int engine_submit(struct engine *e, struct request *r, struct err *err);
-/* Whether n more requests of the tenant would be taken now: 0, or what
- * engine_submit_all would say of their number: ERR_FULL, ERR_INVALID (more than the
- * queue ever holds), ERR_DRAINING, ERR_DEVICE. To ask before work is done for them. */
+/* Whether n more requests of the tenant would be accepted at this moment: 0, or the
+ * error that engine_submit_all would return for their number: ERR_FULL, ERR_INVALID
+ * (more than the queue ever holds), ERR_DRAINING, ERR_DEVICE. Lets a caller refuse
+ * before it does work for them. */
 int engine_check_room(const struct engine *e, int32_t tenant, int32_t n, struct err *err);
-/* All or none of a set (the prompts of one HTTP request, of one tenant): either every
- * one is queued or none. */
+/* Submits the prompts of one HTTP request, which are of one tenant: all of them are
+ * queued or none. */
 int engine_submit_all(struct engine *e, struct request **r, int32_t n, struct err *err);
-/* The client is gone: freed within a step. Any thread; outputs may still come until
- * `last`. */
+/* Cancels a request, which is freed within a step. Outputs may still arrive until
+ * `last`. Any thread. */
 void engine_cancel(struct engine *e, struct request *r);
-/* Let it wait, or go on again. Any thread. */
+/* Suspends or resumes a request. Any thread. */
 void engine_park(struct engine *e, struct request *r, enum request_parking how);
-/* No new requests; running ones go on. */
+/* Refuses new requests; accepted ones are finished. */
 void engine_drain(struct engine *e);
-/* Requests accepted and not ended. */
+/* Requests accepted that have not ended. */
 int64_t engine_active(const struct engine *e);
 
 enum engine_health { HEALTH_STARTING, HEALTH_READY, HEALTH_DRAINING, HEALTH_STALLED, HEALTH_DEAD };
 enum engine_health engine_health(const struct engine *e); /* never blocks */
 const char *engine_health_name(enum engine_health h);
-/* The sentence behind HEALTH_DEAD, or "". */
+/* Why the engine is dead, as a sentence; "" unless HEALTH_DEAD. */
 const char *engine_death(const struct engine *e);
-/* Rises while steps progress or the engine is idle and alive: feeds the watchdog. */
+/* Increases while steps progress or the engine is idle and alive: feeds the
+ * watchdog. */
 uint64_t engine_heartbeat(const struct engine *e);
 
 struct engine_info {
-    const char *model_name; /* served */
-    const char *model_path;
-    const char *fingerprint; /* system_fingerprint */
-    const char *device;      /* "cpu: …", "cuda: NVIDIA H200" */
-    const char *dtype;
+    const char *model_name;       /* the name it is served under */
+    const char *model_path;       /* directory or GGUF file */
+    const char *fingerprint;      /* system_fingerprint */
+    const char *device;           /* "cpu: …", "cuda: NVIDIA H200" */
+    const char *dtype;            /* of the weights on the device: "bfloat16", … */
     int64_t created;              /* unix seconds */
     int32_t max_model_len, vocab; /* vocab: width of the logits */
+    /* tokens a KV block; blocks on the device, in swap space */
     int32_t block_size, n_blocks, n_host_blocks;
-    int32_t n_ranks; /* processes that share the model */
-    int32_t max_num_seqs, max_num_batched_tokens;
+    int32_t n_ranks; /* processes that share the model; 1: not sharded */
+    int32_t max_num_seqs, max_num_batched_tokens; /* limits of a step */
 };
 void engine_info(const struct engine *e, struct engine_info *ret);
-/* Whether rank [0, n_ranks) is there. Any thread. */
+/* Whether a rank in [0, n_ranks) is ready to compute. Any thread. */
 bool engine_rank_up(const struct engine *e, int32_t rank);
 
-/* Reads a prompt that goes out, token by token; all choices share what it reads. From
- * the first output with `prompt` set on, as long as the request is there; any
- * thread. */
+/* Reads a request's echoed or scored prompt token by token; all choices share the data.
+ * Usable from the first output with `prompt` set for as long as the request exists, on
+ * any thread. */
 struct prompt_walk;
 int prompt_walk_new(struct prompt_walk **ret, const struct request *r, struct err *e);
 void prompt_walk_free(struct prompt_walk *w);
-/* The next token; with echo its text is appended to `text`. 0, ERR_NOT_FOUND behind the
- * last one, ERR_NOMEM. */
+/* Reads the next token; with echo, its text is appended to `text`. 0; ERR_NOT_FOUND
+ * past the last token; ERR_NOMEM. */
 int prompt_walk_next(struct prompt_walk *w, struct token_out *ret, struct buf *text);
 
-/* Tokenizer, for encode (stage 3) and the /tokenize routes. Any thread. `ret_ids` is
- * malloc'd. */
+/* The tokenizer, for encode (stage 3) and the /tokenize routes. Any thread. `ret_ids`
+ * is malloc'd; the caller frees it. */
 int engine_encode(const struct engine *e, const char *text, size_t len, bool add_special,
                   int32_t max_tokens, int32_t **ret_ids, int32_t *ret_n, struct err *err);
 int engine_decode(const struct engine *e, const int32_t *ids, int32_t n, bool skip_special,
                   struct buf *out, struct err *err);
-/* The bytes of one token, for token strings; may be part of a character. */
+/* The bytes of one token; may be part of a character. */
 const char *engine_token_bytes(const struct engine *e, int32_t id, size_t *ret_len);
 
 /* The model's chat template. */
 struct engine_chat {
-    const char *missing;  /* why there is no chat, a sentence for clients; NULL: there is */
-    bool wants_parts;     /* a message's content is to be a list of parts */
-    bool knows_developer; /* the role of that name */
+    /* why chat is unavailable, a sentence for clients; NULL: it is available */
+    const char *missing;
+    bool wants_parts;     /* the template expects a message's content as a list of parts */
+    bool knows_developer; /* the template has the role `developer` */
 };
 void engine_chat(const struct engine *e, struct engine_chat *ret);
-/* Append the prompt that messages make. `context`: a JSON object of messages,
- * add_generation_prompt and other variables of the template. Any thread. ERR_INVALID:
- * the template refuses them; ERR_UNSUPPORTED: there is no chat. */
+/* Appends the prompt that the template renders from `context`, a JSON object with
+ * messages, add_generation_prompt and the template's other variables. Any thread.
+ * ERR_INVALID: the template rejects them; ERR_UNSUPPORTED: the model has no usable
+ * template. */
 int engine_render_chat(const struct engine *e, const char *context, size_t len, struct buf *out,
                        struct err *err);
 
-/* Fill-in-the-middle: a prompt with a gap is `prefix`, what stands before it, `suffix`,
- * what stands behind, `middle`. */
+/* Fill-in-the-middle tokens. A prompt with a gap is encoded as: `prefix`, the text
+ * before the gap, `suffix`, the text after it, `middle`. */
 struct engine_fim {
-    bool there; /* the model's vocabulary has these tokens */
-    int32_t prefix, suffix, middle;
-    int32_t end; /* ends the gap's text where that is not the end of sequence; -1: none */
-    int32_t bos; /* -1: none */
+    bool there;                     /* the vocabulary has these tokens */
+    int32_t prefix, suffix, middle; /* token ids */
+    int32_t end; /* ends the generated middle unless that is the end-of-sequence token; -1: none */
+    int32_t bos; /* begins every prompt; -1: none */
 };
 void engine_fim(const struct engine *e, struct engine_fim *ret);
 
-/* Counters and gauges, written by the engine and output threads, read by /metrics
+/* Counters and gauges, written by the engine's and the output thread, read by /metrics
  * without locks. */
 struct engine_stats {
-    _Atomic int64_t running, waiting, swapped; /* sequences running; requests waiting, swapped */
+    /* sequences running; requests waiting, swapped out */
+    _Atomic int64_t running, waiting, swapped;
+    /* cached: free, with reusable contents */
     _Atomic int64_t blocks_used, blocks_cached, host_blocks_used;
+    /* preempt_*: preempted groups, by how their KV cache was dealt with */
     _Atomic uint64_t prompt_tokens, generation_tokens, preempt_swap, preempt_recompute;
     _Atomic uint64_t prefix_queries, prefix_hits; /* tokens */
-    _Atomic uint64_t finished[5]; /* by enum finish_reason; FINISH_IMPOSSIBLE as FINISH_ERROR */
-    _Atomic uint64_t steps;
-    struct hist ttft_s, itl_s, tpot_s, e2e_s, queue_s, prefill_s, decode_s;
+    /* requests, by enum finish_reason; FINISH_IMPOSSIBLE counts as FINISH_ERROR */
+    _Atomic uint64_t finished[5];
+    _Atomic uint64_t steps;                                                 /* committed */
+    struct hist ttft_s, itl_s, tpot_s, e2e_s, queue_s, prefill_s, decode_s; /* seconds */
+    /* Tokens of a prompt and of a choice; choices a request (n); tokens a step; seconds
+     * that a step takes on the engine's thread and on the device. */
     struct hist prompt_len, generation_len, params_n, iteration_tokens, step_host_s, step_device_s;
 };
 const struct engine_stats *engine_stats(const struct engine *e);

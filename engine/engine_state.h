@@ -1,5 +1,6 @@
-/* The engine's inside, shared by engine.c (start, stop, state), loop.c (its thread),
- * submit.c and request.c. */
+/* The engine's internal state, shared by engine.c (start, stop, state), loop.c (its
+ * thread), submit.c, request.c, pinned_prefixes.c and kv_snapshot.c. The members are
+ * grouped by the thread that may touch them. */
 #ifndef QUIRE_ENGINE_ENGINE_STATE_H
 #define QUIRE_ENGINE_ENGINE_STATE_H
 
@@ -18,14 +19,15 @@
 
 enum {
     ENGINE_MAX_DEPTH = 7,
-    /* deltas of what can wait that go out at once; more than a group has choices */
+    /* Deferred deltas (final reports) that go out at once; more than a group has
+     * choices. */
     ENGINE_PORTION = 512,
 };
 
 struct engine {
-    /* Set at start, read by all. */
+    /* Set at start, constant afterwards. */
     struct tokenizer *tokenizer;
-    struct chat_template *chat; /* NULL with a model that is not in a directory */
+    struct chat_template *chat; /* NULL: none (null model, tests) */
     struct executor *executor;
     struct sched_config config;
     struct generation_defaults defaults;
@@ -35,25 +37,25 @@ struct engine {
     int64_t step_timeout_us;
     int64_t max_queue;
 
-    /* Engine's thread. */
+    /* The engine's thread. */
     struct sched *sched;
     struct packer *packer;
-    /* in turn; plan i belongs to steps i, i + depth + 1, … */
+    /* used in rotation: plan i belongs to steps i, i + depth + 1, … */
     struct plan plan[ENGINE_MAX_DEPTH + 1];
     uint64_t n_launched, n_committed; /* steps */
-    struct launch_delay pace;
+    struct launch_delay launch_delay;
     struct delta_out deltas;
-    int64_t step_cells;   /* of the output's ring that a step takes at most */
-    int32_t portion_left; /* deltas that this portion of what can wait may still have */
-    /* where its last deltas begin in the ring: when these are reached, the next one may
-     * go */
+    int64_t step_cells;   /* cells of the output ring that a step fills at most */
+    int32_t portion_left; /* deferred deltas that the current portion may still send */
+    /* where the portion's last deltas begin in the ring: once the output side reaches
+     * them, the next portion may go */
     uint64_t portion_mark;
-    int64_t known_waiting; /* groups in the scheduler that still count as waiting in the inbox */
+    int64_t known_waiting; /* groups in the scheduler that the inbox still counts as waiting */
     int64_t host_us;       /* this thread's own time since the last commit */
     pthread_t thread;
     bool thread_started;
 
-    /* Shared. */
+    /* Shared by several threads. */
     struct inbox inbox;
     struct kv_feed kv_feed;
     struct output_stage *output;
@@ -62,21 +64,20 @@ struct engine {
     struct engine_stats stats;
     _Atomic int64_t active;                       /* requests accepted and not ended */
     _Atomic int64_t tenant_active[LIMIT_TENANTS]; /* the same, by tenant */
-    atomic_int state;           /* enum engine_health, never STALLED: that is a matter of time */
-    _Atomic int64_t busy_since; /* clock_us of the turn being worked on; 0: asleep */
+    /* enum engine_health without STALLED, which engine_health derives from
+     * busy_since */
+    atomic_int state;
+    _Atomic int64_t busy_since; /* clock_us when the current turn began; 0: asleep */
     _Atomic uint64_t heartbeat;
     atomic_bool stopping;
     char death[512]; /* written before `state` becomes DEAD */
 };
 
-/* engine_open on an executor and a tokenizer that the caller made (tests, benchmarks);
- * both belong to the engine afterwards, also when this fails. */
+/* engine_open with an executor and a tokenizer made by the caller (tests, benchmarks).
+ * The engine owns both from then on, also if this fails. */
 int engine_open_on(struct engine **ret, const struct settings *s, struct executor *x,
                    struct tokenizer *t, struct sink *sink, struct err *err);
 
-/* loop.c: whether n deltas have room in the output's ring beside those of all steps in
- * flight. The engine's thread. */
-bool engine_output_fits(struct engine *e, int64_t n);
 /* loop.c: the thread's body; `arg` is the engine. */
 void *engine_main(void *arg);
 

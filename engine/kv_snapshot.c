@@ -8,62 +8,64 @@
 #include "engine/engine_state.h"
 #include "engine/kv_snapshot.h"
 
-enum { RECORD_US = 10000000 }; /* events are recorded so long after a snapshot, for the next one */
+/* for how long events are recorded after a snapshot, for the next one */
+enum { RECORD_US = 10000000 };
 
-void kv_feed_init(struct kv_feed *w)
+void kv_feed_init(struct kv_feed *f)
 {
-    pthread_mutex_init(&w->turn, NULL);
-    sem_init(&w->done, 0, 0);
+    pthread_mutex_init(&f->observer_lock, NULL);
+    sem_init(&f->done, 0, 0);
 }
 
-void kv_feed_release(struct kv_feed *w)
+void kv_feed_release(struct kv_feed *f)
 {
-    pthread_mutex_destroy(&w->turn);
-    sem_destroy(&w->done);
+    pthread_mutex_destroy(&f->observer_lock);
+    sem_destroy(&f->done);
 }
 
 /* ---- the engine's thread ---- */
 
-static void note(struct kv_feed *w, enum kv_event_kind kind, const struct block_copy *c, int32_t n)
+static void record_copies(struct kv_feed *f, enum kv_event_kind kind, const struct block_copy *c,
+                          int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {
-        if (w->n_events == KV_SNAPSHOT_EVENTS) {
-            w->events_lost += n - i;
+        if (f->n_events == KV_SNAPSHOT_EVENTS) {
+            f->events_lost += n - i;
             return;
         }
-        w->event[w->n_events++] = (struct kv_event){.kind = kind, .from = c[i].src, .to = c[i].dst};
+        f->event[f->n_events++] = (struct kv_event){.kind = kind, .from = c[i].src, .to = c[i].dst};
     }
 }
 
-void kv_feed_note(struct kv_feed *w, const struct plan *p)
+void kv_feed_record(struct kv_feed *f, const struct plan *p)
 {
-    note(w, KV_SWAP_OUT, p->swap_out, p->n_swap_out);
-    note(w, KV_SWAP_IN, p->swap_in, p->n_swap_in);
-    note(w, KV_COPY, p->copy, p->n_copy);
+    record_copies(f, KV_SWAP_OUT, p->swap_out, p->n_swap_out);
+    record_copies(f, KV_SWAP_IN, p->swap_in, p->n_swap_in);
+    record_copies(f, KV_COPY, p->copy, p->n_copy);
 }
 
-void kv_feed_serve(struct kv_feed *w, const struct sched *s, uint64_t step)
+void kv_feed_serve(struct kv_feed *f, const struct sched *s, uint64_t step)
 {
-    if (!atomic_load_explicit(&w->wanted, memory_order_relaxed)) {
+    if (!atomic_load_explicit(&f->wanted, memory_order_relaxed)) {
         return;
     }
-    struct kv_snapshot *p = atomic_exchange(&w->wanted, NULL);
+    struct kv_snapshot *p = atomic_exchange(&f->wanted, NULL);
     if (!p) {
-        return; /* taken back just now */
+        return; /* the observer has just taken it back */
     }
     p->taken_us = clock_us();
     p->step = step;
     sched_snapshot(s, p);
-    memcpy(p->event, w->event, (size_t)w->n_events * sizeof(*p->event));
-    p->n_events = w->n_events;
-    p->events_lost = w->events_lost;
-    w->n_events = 0;
-    w->events_lost = 0;
+    memcpy(p->event, f->event, (size_t)f->n_events * sizeof(*p->event));
+    p->n_events = f->n_events;
+    p->events_lost = f->events_lost;
+    f->n_events = 0;
+    f->events_lost = 0;
     int64_t now_us = clock_us();
-    w->until_us = now_us + RECORD_US;
+    f->until_us = now_us + RECORD_US;
     p->cost_us = now_us - p->taken_us;
-    atomic_store_explicit(&w->filled, p, memory_order_release);
-    sem_post(&w->done);
+    atomic_store_explicit(&f->filled, p, memory_order_release);
+    sem_post(&f->done);
 }
 
 /* ---- observers ---- */
@@ -74,7 +76,7 @@ static void wait_done(sem_t *done)
         ;
 }
 
-/* Whether `done` was posted in time. */
+/* Waits for `done`; false: not within timeout_us. */
 static bool wait_done_for(sem_t *done, int64_t timeout_us)
 {
     int64_t end_us = clock_us() + timeout_us;
@@ -88,27 +90,27 @@ static bool wait_done_for(sem_t *done, int64_t timeout_us)
 
 int engine_kv_snapshot(struct engine *e, struct kv_snapshot *p, int64_t timeout_us, struct err *err)
 {
-    struct kv_feed *w = &e->kv_feed;
+    struct kv_feed *f = &e->kv_feed;
     int rc = 0;
 
     if (atomic_load(&e->state) == HEALTH_DEAD) {
         return err_set(err, ERR_DEVICE, "the engine died");
     }
-    pthread_mutex_lock(&w->turn);
-    atomic_store(&w->wanted, p);
+    pthread_mutex_lock(&f->observer_lock);
+    atomic_store(&f->wanted, p);
     inbox_mark(&e->inbox);
-    if (!wait_done_for(&w->done, timeout_us)) {
-        if (atomic_exchange(&w->wanted, NULL) == p) {
+    if (!wait_done_for(&f->done, timeout_us)) {
+        if (atomic_exchange(&f->wanted, NULL) == p) {
             rc = err_set(err, ERR_TIMEOUT, "the engine's step has not ended for %lld ms",
                          (long long)timeout_us / 1000);
         } else {
-            wait_done(&w->done);
+            wait_done(&f->done);
         }
     }
-    if (rc == 0 && atomic_load_explicit(&w->filled, memory_order_acquire) != p) {
+    if (rc == 0 && atomic_load_explicit(&f->filled, memory_order_acquire) != p) {
         rc = err_set(err, ERR_DEVICE, "another snapshot was filled than the one that was wanted");
     }
-    pthread_mutex_unlock(&w->turn);
+    pthread_mutex_unlock(&f->observer_lock);
     return rc;
 }
 

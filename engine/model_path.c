@@ -19,7 +19,7 @@ static bool has_config(const char *dir)
     return access(path, R_OK) == 0;
 }
 
-static int keep(char **ret, const char *dir, struct err *e)
+static int copy_path(char **ret, const char *dir, struct err *e)
 {
     char *copy = strdup(dir);
 
@@ -37,7 +37,7 @@ static int find_bundled(char **ret, struct err *e)
 
     if (share && *share && snprintf(dir, sizeof(dir), "%s/models/demo", share) < (int)sizeof(dir) &&
         has_config(dir)) {
-        return keep(ret, dir, e);
+        return copy_path(ret, dir, e);
     }
     ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
     exe[MAX(n, 0)] = '\0';
@@ -59,8 +59,8 @@ static int find_bundled(char **ret, struct err *e)
         "the bundled model is not installed; give --model DIR, or set QUIRE_SHARE");
 }
 
-/* The only GGUF file of a directory that is not in Hugging Face's layout; 0 when it
- * is. */
+/* Finds the only GGUF file of a directory that has no config.json. 1: found; 0: the
+ * directory has a config.json (or cannot be listed); else an error. */
 static int find_gguf(char **ret, const char *dir, struct err *e)
 {
     struct dirent *d;
@@ -86,7 +86,7 @@ static int find_gguf(char **ret, const char *dir, struct err *e)
     if (snprintf(path, sizeof(path), "%s/%s", dir, name) >= (int)sizeof(path)) {
         return err_set_param(e, ERR_INVALID, "model", "\"%.200s\": the path is too long", dir);
     }
-    return keep(ret, path, e) < 0 ? ERR_NOMEM : 1;
+    return copy_path(ret, path, e) < 0 ? ERR_NOMEM : 1;
 }
 
 int model_path_find(char **ret, const char *model, struct err *e)

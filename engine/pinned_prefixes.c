@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void pass_over(struct delta_out *out, const struct group *g, const struct delta *d)
+static void discard_delta(struct delta_out *out, const struct group *g, const struct delta *d)
 {
     (void)out, (void)g, (void)d;
 }
@@ -40,10 +40,10 @@ static int encode(const struct engine *e, const struct settings *s, struct token
     return 0;
 }
 
-/* Steps until the scheduler has nothing left to do. */
+/* Runs steps until the scheduler has nothing left to do. */
 static int run_to_end(struct engine *e, struct err *err)
 {
-    struct delta_out out = {.emit = pass_over};
+    struct delta_out out = {.emit = discard_delta};
     struct results results;
     struct batch batch;
 
@@ -63,7 +63,7 @@ static int run_to_end(struct engine *e, struct err *err)
     return 0;
 }
 
-/* As a request for the text and nothing after it. */
+/* Computes a text's KV blocks by running it as a request that generates no token. */
 static int compute(struct engine *e, const struct token_list *ids, struct err *err)
 {
     struct gen_params p;
@@ -102,7 +102,7 @@ int pinned_prefixes_compute(struct engine *e, const struct settings *s, struct e
     }
     int rc = encode(e, s, ids, err);
     for (int64_t i = 0; i < s->n_prefixes && rc == 0; i++) {
-        if (ids[i].n >= e->config.block_size) { /* what is shorter fills no block */
+        if (ids[i].n >= e->config.block_size) { /* a shorter text fills no block */
             rc = compute(e, &ids[i], err);
         }
     }

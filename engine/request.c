@@ -1,4 +1,4 @@
-/* Requests: making, counting references, and the parameters they carry. */
+/* Requests and their parameters: creation and reference counts. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -130,7 +130,7 @@ int request_new(struct request **ret, struct gen_params *params, const int32_t *
         return rc;
     }
     rc = request_new_shared(ret, shared, prompt, n_prompt, e);
-    if (rc < 0) { /* the parameters are the caller's as before */
+    if (rc < 0) { /* give the parameters back to the caller */
         *params = shared->params;
         shared->params = (struct gen_params){0};
     }

@@ -1,5 +1,5 @@
-/* The counters of engine.h's struct engine_stats: the engine's thread sets gauges and
- * steps, the output thread the rest. */
+/* Updates struct engine_stats (engine.h): the engine's thread sets gauges and step
+ * counters, the output thread the rest. */
 #ifndef QUIRE_ENGINE_STATS_H
 #define QUIRE_ENGINE_STATS_H
 
@@ -7,11 +7,11 @@
 #include "engine/sched/sched.h"
 
 void engine_stats_init(struct engine_stats *s);
-/* The scheduler's counts as gauges; `queued` requests are accepted but not in its hands
- * yet. */
+/* Sets gauges from the scheduler's counts; `queued` requests are accepted but not yet
+ * in the scheduler. */
 void engine_stats_gauges(struct engine_stats *s, const struct sched_counts *c, int64_t queued);
-/* One committed step: tokens computed, the engine thread's own time on it, the device's
- * (0: unknown). */
+/* Records a committed step: tokens computed, the engine thread's own time on it and the
+ * device's (0: unknown). */
 void engine_stats_step(struct engine_stats *s, int32_t n_tokens, int64_t host_us,
                        int64_t device_us);
 

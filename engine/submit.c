@@ -1,5 +1,5 @@
-/* Stage 4 as the HTTP threads see it: what can be refused is refused here, with the
- * numbers; then all of a set or none. */
+/* Stage 4 on the HTTP threads: a set of requests is validated, its groups and output
+ * states are allocated, and then all of them are queued or none. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +18,7 @@ static int check_state(const struct engine *e, struct err *err)
     }
 }
 
-/* What group_new does not look at; the rest (fit, ids, widths) it refuses itself. */
+/* Checks what group_new does not; group_new refuses the rest (size, ids, widths). */
 static int check_request(const struct request *r, struct err *err)
 {
     const struct gen_params *p = &r->params;
@@ -41,8 +41,8 @@ static int check_request(const struct request *r, struct err *err)
     return 0;
 }
 
-/* Append the ids of one bad word, as it stands or after a space (in the middle of a
- * text it is another token). */
+/* Appends the ids of one bad word, as it is or after a space, because a word in the
+ * middle of a text is encoded with its space. */
 static int add_word(const struct engine *e, struct word_list *w, struct token_list *ids,
                     const char *word, size_t len, bool spaced, struct err *err)
 {
@@ -71,7 +71,7 @@ static int add_word(const struct engine *e, struct word_list *w, struct token_li
     return 0;
 }
 
-/* Once for all who share the parameters. */
+/* Encodes the bad words once for all requests that share the parameters. */
 static int encode_bad_words(const struct engine *e, struct shared_params *s, struct err *err)
 {
     const struct gen_params *p = &s->params;
@@ -104,7 +104,7 @@ static int encode_bad_words(const struct engine *e, struct shared_params *s, str
     return 0;
 }
 
-/* Everything a request needs inside the engine before it starts, or nothing. */
+/* Allocates everything that a request needs before it starts, or nothing. */
 static int prepare(struct engine *e, struct request *r, struct group **ret, struct err *err)
 {
     int rc = check_request(r, err);
@@ -133,10 +133,10 @@ static void unprepare(struct request *r, struct group *g)
     r->output_state = NULL;
 }
 
-/* With fair shares nobody fills the queue: a tenant may have no more under way than can
- * run and the queue has room left, so one flood takes half of it, two take two thirds,
- * and there is always room for another one. */
-static int check_share(const struct engine *e, int32_t tenant, int32_t n, struct err *err)
+/* Under policy: fair a tenant may have no more requests in progress than max_num_seqs
+ * plus the free places of the queue. So one flooding tenant takes half of the queue,
+ * two take two thirds, and there is always room for another one. */
+static int check_tenant_quota(const struct engine *e, int32_t tenant, int32_t n, struct err *err)
 {
     int64_t left = e->max_queue - inbox_waiting(&e->inbox),
             under_way = atomic_load(&e->tenant_active[tenant]);
@@ -144,9 +144,10 @@ static int check_share(const struct engine *e, int32_t tenant, int32_t n, struct
     if (e->config.policy != POLICY_FAIR || under_way + n <= e->config.max_num_seqs + left) {
         return 0;
     }
-    return err_set(err, ERR_FULL,
-                   "this key has %lld requests under way, its share of the queue; try again later",
-                   (long long)under_way);
+    return err_set(
+        err, ERR_FULL,
+        "this key has %lld requests in progress, its share of the queue; try again later",
+        (long long)under_way);
 }
 
 static void count_active(struct engine *e, int32_t tenant, int32_t n)
@@ -160,7 +161,7 @@ int engine_check_room(const struct engine *e, int32_t tenant, int32_t n, struct 
     int rc = check_state(e, err);
 
     if (rc == 0) {
-        rc = check_share(e, tenant, n, err);
+        rc = check_tenant_quota(e, tenant, n, err);
     }
     return rc == 0 ? inbox_check(&e->inbox, n, err) : rc;
 }

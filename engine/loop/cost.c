@@ -1,36 +1,36 @@
-/* Four kinds of step tell the four figures:
+/* Four kinds of steps give the four parameters of the cost model:
  *
  *     one token, no context            fixed
  *     a long prefill                   fixed + tokens * token
  *     one token, the longest context   fixed + context * context's
  *     one token, blocks swapped in     fixed + blocks * swap
  *
- * Each is the fastest of a few, so that a disturbed one does not count. Time is not
- * linear in tokens on a GPU (the weights are read anyway, so the first hundreds are
- * nearly free): the line through one token and a full step is above the truth in
- * between, so a plan made by it keeps its target. Blocks are swapped in because a step
- * waits for what it reads; what leaves may still be on its way when the step has ended.
- */
+ * Each is the fastest of a few tries, so that a disturbed one does not count. On a GPU
+ * time is not linear in tokens (the weights are read anyway, so the first hundreds are
+ * nearly free): the line through one token and a full step is above the true cost in
+ * between, so a plan made from it keeps its target. Blocks are swapped in, not out,
+ * because a step waits for what it reads, while outgoing blocks may still be in
+ * transfer when the step has ended. */
 #include "engine/loop/cost.h"
 
 #include <stdlib.h>
 
 enum {
-    TRIES = 3,
-    LONG_TRY_US = 100000,
-    PREFILL_MAX_US = 400000,
+    TRIES = 3,               /* tries of a kind of step */
+    LONG_TRY_US = 100000,    /* a step this long is tried twice only */
+    PREFILL_MAX_US = 400000, /* longest prefill that a start may spend time on */
     FEW_TOKENS = 64,
     LONG_TOKENS = 1024,
-    SIZES_MAX = 2560, /* of prefills; longer ones take longer than what they would spare */
+    SIZES_MAX = 2560, /* of prefills; setting up longer ones costs more time than it saves */
     CONTEXT_MAX = 4096,
     SWAP_BLOCKS = 16,
     ROWS_MAX = 256,
 };
 
-/* A step of many sequences: what it needs beside the probe's arrays. */
+/* The arrays that a step of many sequences needs beside the probe's. */
 struct rows {
-    /* number: 0, 1, 2, … */
-    int32_t q_start[ROWS_MAX + 1], kv_len[ROWS_MAX], number[ROWS_MAX], lcp[ROWS_MAX];
+    /* identity: 0, 1, 2, … */
+    int32_t q_start[ROWS_MAX + 1], kv_len[ROWS_MAX], identity[ROWS_MAX], lcp[ROWS_MAX];
     struct table_update update[ROWS_MAX];
     struct sample_row sample[ROWS_MAX];
 };
@@ -42,8 +42,8 @@ struct probe {
     int32_t *token, *token_src, *position, *slot; /* [max tokens] */
     int32_t *block;                               /* [blocks of the longest probe] 0, 1, 2, … */
     struct block_copy copy[SWAP_BLOCKS];
-    int32_t n_table; /* entries of row 0 that the executor knows */
-    int32_t n_rows;  /* table rows that it knows anything of */
+    int32_t n_table; /* entries of table row 0 that the executor has */
+    int32_t n_rows;  /* table rows of which the executor has entries */
 };
 
 static int probe_init(struct probe *p, int32_t n_tokens, int32_t n_blocks, struct err *e)
@@ -79,7 +79,7 @@ static void probe_release(struct probe *p)
     free(p->block);
 }
 
-/* Greedy with temperature 0. */
+/* A sampling row; temperature 0 is greedy. */
 static struct sample_row sample_of(int32_t row, int32_t position, float temperature)
 {
     return (struct sample_row){.kind = SAMPLE_TOKEN,
@@ -107,7 +107,7 @@ static int run(struct probe *p, const struct batch *b, int64_t *ret_us, struct e
     return rc;
 }
 
-/* What steps have in common; each sequence draws once. */
+/* What all probes' batches have in common; each sequence samples one token. */
 static struct batch batch_of(struct probe *p, int32_t n_tokens, int32_t n_seqs)
 {
     return (struct batch){.step = ++p->step,
@@ -122,7 +122,8 @@ static struct batch batch_of(struct probe *p, int32_t n_tokens, int32_t n_seqs)
                           .n_samples = n_seqs};
 }
 
-/* One sequence in row 0: n tokens behind `context` others; the last one is sampled. */
+/* Runs a step of one sequence in table row 0: n tokens after `context` others, with
+ * n_swap blocks swapped in; the last token is sampled. */
 static int probe_step(struct probe *p, int32_t n, int32_t context, int32_t n_swap, int64_t *ret_us,
                       struct err *e)
 {
@@ -154,7 +155,7 @@ static int probe_step(struct probe *p, int32_t n, int32_t context, int32_t n_swa
     return run(p, &b, ret_us, e);
 }
 
-/* The fastest of a few; of two where a step is long. */
+/* The time of the fastest of TRIES steps, or of two if they are long. */
 static int probe_best(struct probe *p, int32_t n, int32_t context, int32_t n_swap, double *ret_us,
                       struct err *e)
 {
@@ -171,8 +172,8 @@ static int probe_best(struct probe *p, int32_t n, int32_t context, int32_t n_swa
     return 0;
 }
 
-/* The longest prefill of up to *n tokens that does not keep the start waiting; *n
- * becomes its length. */
+/* Times a prefill of *n tokens, or of FEW_TOKENS if *n would take longer than
+ * PREFILL_MAX_US; sets *n to its length. */
 static int probe_prefill(struct probe *p, int32_t *n, double *ret_us, struct err *e)
 {
     int32_t few = MIN(*n, FEW_TOKENS);
@@ -185,21 +186,22 @@ static int probe_prefill(struct probe *p, int32_t *n, double *ret_us, struct err
     return probe_best(p, *n, 0, 0, ret_us, e);
 }
 
-/* A prefill of each size for which a device loads kernels of its own: it waits until it
- * has nothing else to do before it does so, and who decodes would wait with it. */
-static int probe_sizes(struct probe *p, int32_t most, struct err *e)
+/* Runs a prefill of each size for which a device loads kernels of its own. It loads
+ * them only when idle, so sequences that are decoding would wait. */
+static int probe_sizes(struct probe *p, int32_t max_tokens, struct err *e)
 {
     enum { FIRST = 8, FAR = 512 };
     int64_t us;
     int rc = 0;
 
-    for (int32_t n = FIRST; n <= most && rc == 0; n += MIN(n, FAR)) {
+    for (int32_t n = FIRST; n <= max_tokens && rc == 0; n += MIN(n, FAR)) {
         rc = probe_step(p, n, 0, 0, &us, e);
     }
     return rc;
 }
 
-/* n sequences of one token each, in rows 0 to n - 1 and blocks of the same numbers. */
+/* Runs a step of n sequences of one token each, in rows 0 to n - 1 and blocks of the
+ * same numbers. */
 static int probe_rows(struct probe *p, struct rows *r, int32_t n, float temperature, struct err *e)
 {
     int64_t us;
@@ -207,7 +209,7 @@ static int probe_rows(struct probe *p, struct rows *r, int32_t n, float temperat
     for (int32_t i = 0; i < n; i++) {
         p->position[i] = 0;
         p->slot[i] = i * p->x->info.block_size;
-        r->q_start[i] = r->number[i] = i;
+        r->q_start[i] = r->identity[i] = i;
         r->kv_len[i] = 1;
         r->sample[i] = sample_of(i, 1, temperature);
         r->update[i] = (struct table_update){.row = i, .index = 0, .count = 1, .first = i};
@@ -220,19 +222,19 @@ static int probe_rows(struct probe *p, struct rows *r, int32_t n, float temperat
     b.n_decode = n;
     b.q_start = r->q_start;
     b.kv_len = r->kv_len;
-    b.row = r->number;
+    b.row = r->identity;
     b.lcp_blocks = r->lcp;
-    b.logits_token = r->number;
+    b.logits_token = r->identity;
     b.sample = r->sample;
     p->n_rows = MAX(p->n_rows, n);
     p->n_table = MAX(p->n_table, 1);
     return run(p, &b, &us, e);
 }
 
-/* One step of decodes of each size for which a device chooses its products anew: to
- * choose takes it longer than many such steps, and those who decode would wait. And one
- * that draws at random. */
-static int probe_decodes(struct probe *p, int32_t most, struct err *e)
+/* Runs a step of decodes of each size for which a device selects its matrix products
+ * anew: selecting takes longer than many such steps, and running requests would wait
+ * for it. The first step samples at random instead of greedily. */
+static int probe_decodes(struct probe *p, int32_t max_tokens, struct err *e)
 {
     struct rows *r = calloc(1, sizeof(*r));
 
@@ -240,9 +242,9 @@ static int probe_decodes(struct probe *p, int32_t most, struct err *e)
         return err_nomem(e, "measuring the steps");
     }
     int rc = probe_rows(p, r, 1, 1, e);
-    for (int32_t n = 1; n <= most && rc == 0; n *= 2) {
+    for (int32_t n = 1; n <= max_tokens && rc == 0; n *= 2) {
         rc = probe_rows(p, r, n, 0, e);
-        if (rc == 0 && n >= FEW_TOKENS / 2 && n + n / 2 <= most) {
+        if (rc == 0 && n >= FEW_TOKENS / 2 && n + n / 2 <= max_tokens) {
             rc = probe_rows(p, r, n + n / 2, 0, e);
         }
     }
@@ -253,21 +255,22 @@ static int probe_decodes(struct probe *p, int32_t most, struct err *e)
 int cost_measure(struct executor *x, int64_t (*now_us)(void), struct step_cost *ret, struct err *e)
 {
     const struct executor_info *info = &x->info;
-    int32_t room = (int32_t)MIN((int64_t)info->n_blocks * info->block_size, info->max_len);
-    int32_t most = MIN(MIN(info->max_num_batched_tokens, room), SIZES_MAX),
-            n_tokens = MIN(most, LONG_TOKENS);
-    int32_t context = MIN(CONTEXT_MAX, room - 1);
+    int32_t capacity = (int32_t)MIN((int64_t)info->n_blocks * info->block_size, info->max_len);
+    int32_t max_tokens = MIN(MIN(info->max_num_batched_tokens, capacity), SIZES_MAX),
+            n_tokens = MIN(max_tokens, LONG_TOKENS);
+    int32_t context = MIN(CONTEXT_MAX, capacity - 1);
     int32_t n_swap = MIN(SWAP_BLOCKS, MIN(info->n_blocks, info->n_host_blocks));
-    int32_t n_blocks = (int32_t)div_ceil(room, info->block_size);
+    int32_t n_blocks = (int32_t)div_ceil(capacity, info->block_size);
     double one = 0, full = 0, deep = 0, swap = 0;
     struct probe p = {.x = x, .now_us = now_us};
-    int rc = probe_init(&p, most, n_blocks, e);
+    int rc = probe_init(&p, max_tokens, n_blocks, e);
 
     if (rc == 0 && info->sets_up_sizes) {
-        rc = probe_sizes(&p, most, e);
+        rc = probe_sizes(&p, max_tokens, e);
     }
     if (rc == 0 && info->sets_up_sizes) {
-        rc = probe_decodes(&p, MIN(MIN(ROWS_MAX, info->max_num_seqs), MIN(most, n_blocks)), e);
+        rc =
+            probe_decodes(&p, MIN(MIN(ROWS_MAX, info->max_num_seqs), MIN(max_tokens, n_blocks)), e);
     }
     if (rc == 0) {
         rc = probe_best(&p, 1, 0, 0, &one, e);

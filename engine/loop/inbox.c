@@ -1,28 +1,23 @@
-/* A bounded multi-producer, single-consumer queue, and the count that makes "full" mean
- * what a client understands.
+/* A bounded multi-producer, single-consumer queue, with a count that makes "full" cover
+ * every request that waits.
  *
  * `held` counts the requests that wait, here or in the scheduler, so that --max-queue
  * bounds both together. A submit first reserves its n in `held` (one atomic add; undone
- * when that passes max_queue), then takes n positions of the ring (one atomic add),
- * then fills its cells. Since the ring has at least max_queue cells and everything in
- * it is held, a reservation always finds its cells free: a set goes in whole or not at
- * all, in order, with no retry loop. (A large set that is refused may, while it undoes
- * its add, make a small one at the brink be refused too: it is told to retry.)
+ * if that exceeds max_queue), then takes n positions of the ring (one atomic add), then
+ * fills its cells. Since the ring has at least max_queue cells and everything in it is
+ * held, a reservation always finds its cells free: a set is queued whole or not at all,
+ * in order, without a retry loop. (While a large refused set undoes its add, a small
+ * one at the limit may be refused too; its client is told to retry.)
  *
- * Concurrency Kit's ck_ring was the alternative. Its multi-producer enqueue takes one
- * pointer a call, so a set could be cut in two by another thread's, and all-or-none
- * would need this same count in front of it; with the count a ring need not check for
- * room at all. It also spins until every producer before it has published, so one that
- * is preempted holds up all others, where here only the consumer passes it by. Measured
- * on two busy cores (tests/bench/inbox.c): with one or two producers ck_ring is the
- * quicker by 20 to 80 ns a request, which nobody will notice; with four, more than
- * there are cores, ck_ring takes 15 to 900 ns and in every second run stalls for
- * seconds, while this one took 15 to 75 and, once, 2400.
+ * A plain multi-producer ring (Concurrency Kit's ck_ring) does not suffice: it enqueues
+ * one pointer a call, so another thread could split a set, and all-or-none would need
+ * this same count in front of it. Its producers also spin until every earlier producer
+ * has published, so a preempted producer delays the others; here only the consumer
+ * waits for it. Compare with tests/bench/inbox.c.
  *
- * Cell at position p holds group p once turn == p + 1; the consumer is the only one to
- * read it, and it is written again a lap later at the earliest, after `held` was
- * lowered, which orders the two.
- */
+ * The cell at position p holds group p once sequence == p + 1. Only the consumer reads
+ * it, and it is written again a lap later at the earliest, after `held` was lowered,
+ * which orders the two. */
 #include "engine/loop/inbox.h"
 
 #include <stdlib.h>
@@ -51,8 +46,8 @@ void inbox_release(struct inbox *b)
     wake_release(&b->wake);
 }
 
-/* Whether n more may wait where `held` do. */
-static int check_places(const struct inbox *b, int64_t held, int32_t n, struct err *e)
+/* Whether n more requests may wait beside `held` others. */
+static int check_capacity(const struct inbox *b, int64_t held, int32_t n, struct err *e)
 {
     if (n > b->max_queue) {
         return err_set_param(
@@ -73,13 +68,13 @@ static int check_places(const struct inbox *b, int64_t held, int32_t n, struct e
 
 int inbox_check(const struct inbox *b, int32_t n, struct err *e)
 {
-    return check_places(b, atomic_load(&b->held), n, e);
+    return check_capacity(b, atomic_load(&b->held), n, e);
 }
 
-/* Reserve n places, or say why not. */
+/* Adds n to `held`, or returns why it cannot. */
 static int inbox_reserve(struct inbox *b, int32_t n, struct err *e)
 {
-    int rc = check_places(b, atomic_fetch_add(&b->held, n), n, e);
+    int rc = check_capacity(b, atomic_fetch_add(&b->held, n), n, e);
 
     if (rc < 0) {
         atomic_fetch_sub(&b->held, n);
@@ -98,7 +93,7 @@ int inbox_submit(struct inbox *b, struct group *const *g, int32_t n, struct err 
     for (int32_t i = 0; i < n; i++) {
         struct inbox_cell *c = &b->cell[(at + (uint64_t)i) & b->mask];
         c->group = g[i];
-        atomic_store(&c->turn, at + (uint64_t)i + 1);
+        atomic_store(&c->sequence, at + (uint64_t)i + 1);
     }
     wake_post(&b->wake);
     return 0;
@@ -117,7 +112,7 @@ void inbox_expect(struct inbox *b)
 
 void inbox_close(struct inbox *b)
 {
-    /* An add, not a store: reservations made meanwhile must not be lost. */
+    /* An add, not a store: concurrent reservations must not be lost. */
     if (atomic_load(&b->held) < INBOX_CLOSED / 2) {
         atomic_fetch_add(&b->held, INBOX_CLOSED);
     }
@@ -130,7 +125,7 @@ int32_t inbox_take(struct inbox *b, struct group **ret, int32_t max)
 
     for (; n < max; n++) {
         struct inbox_cell *c = &b->cell[b->head & b->mask];
-        if (atomic_load(&c->turn) != b->head + 1) {
+        if (atomic_load(&c->sequence) != b->head + 1) {
             break;
         }
         ret[n] = c->group;
@@ -153,7 +148,8 @@ static bool inbox_has_work(void *ctx)
 {
     struct inbox *b = ctx;
 
-    return atomic_load(&b->marked) || atomic_load(&b->cell[b->head & b->mask].turn) == b->head + 1;
+    return atomic_load(&b->marked) ||
+           atomic_load(&b->cell[b->head & b->mask].sequence) == b->head + 1;
 }
 
 void inbox_sleep(struct inbox *b, int64_t timeout_us)
@@ -162,7 +158,7 @@ void inbox_sleep(struct inbox *b, int64_t timeout_us)
     atomic_store(&b->marked, false);
 }
 
-bool inbox_settled(const struct inbox *b)
+bool inbox_drained(const struct inbox *b)
 {
     return atomic_load(&b->held) % INBOX_CLOSED == b->taken - b->admitted;
 }

@@ -2,9 +2,9 @@
 
 #include "config/base/base.h"
 
-/* The next step is launched so long before the running one's end: for the host's work
- * on it, and for an estimate that is too long. */
-enum { MARGIN_US = 1000, MARGIN_PART = 10 };
+/* How long before the running step's end the next one is launched: a constant for the
+ * host's work on it, and a fraction of the estimate for its error. */
+enum { MARGIN_US = 1000, MARGIN_FRACTION = 10 };
 
 void launch_delay_launched(struct launch_delay *p, int64_t now_us, double estimate_us)
 {
@@ -12,7 +12,7 @@ void launch_delay_launched(struct launch_delay *p, int64_t now_us, double estima
         p->begin_us = now_us;
         p->running_us = estimate_us;
     } else {
-        p->behind_us = estimate_us;
+        p->next_us = estimate_us;
     }
 }
 
@@ -24,7 +24,7 @@ void launch_delay_ended(struct launch_delay *p, int64_t now_us)
     }
     p->n_running--;
     p->begin_us = now_us;
-    p->running_us = p->behind_us;
+    p->running_us = p->next_us;
 }
 
 int64_t launch_delay_hold_us(const struct launch_delay *p, int64_t now_us)
@@ -33,5 +33,5 @@ int64_t launch_delay_hold_us(const struct launch_delay *p, int64_t now_us)
         return 0;
     }
     double us = p->ratio * p->running_us;
-    return MAX(p->begin_us + (int64_t)(us - us / MARGIN_PART) - MARGIN_US - now_us, 0);
+    return MAX(p->begin_us + (int64_t)(us - us / MARGIN_FRACTION) - MARGIN_US - now_us, 0);
 }

@@ -5,12 +5,11 @@
  *                                        │
  *                        wait ─► commit ─► deltas   step N
  *
- * With fair shares, while several tenants ask, step N+1 is kept back until N is about
- * to end (launch_delay.h): who comes meanwhile is in it. With an executor of depth d, d
- * steps run while another is made ready. When nothing can be planned the turn only
- * waits for what runs; when nothing runs either, the thread sleeps on the inbox's
- * eventfd.
- */
+ * Under policy: fair, while several tenants are active, step N+1 is launched just
+ * before N ends (launch_delay.h), so that later arrivals can join it. With an executor
+ * of depth d, d steps run while another is prepared. When nothing can be planned, the
+ * turn only waits for the running steps; when none runs either, the thread sleeps on
+ * the inbox's eventfd. */
 #include <stdio.h>
 #include <string.h>
 
@@ -19,14 +18,14 @@
 #include "engine/stats.h"
 
 enum {
-    TAKE_AT_ONCE = 256,
-    IDLE_BEAT_US = 1000000,
-    CHECK_US = 50000 /* of an executor that may fail while nothing runs */,
-    RETRY_US = 1000,
-    REPORT_US = 200, /* until the output side has taken a portion */
-    /* of the output's ring that may wait while a step is planned, a step's if that is
-     * more */
-    BEHIND_CELLS = 8192
+    TAKE_AT_ONCE = 256,     /* requests taken from the inbox in one call */
+    IDLE_BEAT_US = 1000000, /* between heartbeats of an idle engine */
+    CHECK_US = 50000,       /* between checks of an idle executor that may fail */
+    RETRY_US = 1000,        /* until requests that wait without a step are looked at again */
+    DEFERRED_US = 200,      /* until the output side is asked again whether it took a portion */
+    /* cells of the output ring that may be full when a step is planned; at least a
+     * step's */
+    MAX_BACKLOG_CELLS = 8192
 };
 
 static int32_t inflight(const struct engine *e)
@@ -39,8 +38,8 @@ static struct plan *plan_at(struct engine *e, uint64_t n)
     return &e->plan[n % (uint64_t)(e->executor->info.depth + 1)];
 }
 
-/* A device error is the end: nothing is computed any more, and every request hears of
- * it. */
+/* A device error is final: nothing is computed any more, and every request ends with an
+ * error. */
 static void engine_die(struct engine *e, const struct err *why)
 {
     snprintf(e->death, sizeof(e->death), "%s", why->text);
@@ -51,7 +50,69 @@ static void engine_die(struct engine *e, const struct err *why)
     }
 }
 
-/* Stage 4's other end: groups from the inbox into the scheduler. */
+/* ---- stage 9 to 10: deltas to the output thread ---- */
+
+static void record_course(struct request_course *c, const struct group *g)
+{
+    c->preemptions = g->n_preempted;
+    c->n_drawn = g->n_chosen;
+    if (g->admitted_us) {
+        c->queue_us = g->admitted_us - g->request->arrival_us;
+    }
+    if (g->admitted_us && g->first_token_us) {
+        c->prefill_us = g->first_token_us - g->admitted_us;
+    }
+    if (g->first_token_us && g->last_token_us) {
+        c->decode_us = g->last_token_us - g->first_token_us;
+    }
+}
+
+static void on_delta(struct delta_out *out, const struct group *g, const struct delta *d)
+{
+    struct engine *e = CONTAINER_OF(out, struct engine, deltas);
+
+    if (d->kind == DELTA_END) {
+        struct request_course *c = &g->request->course;
+        record_course(c, g);
+        if (g->admitted_us) {
+            hist_add(&e->stats.queue_s, (double)c->queue_us * 1e-6);
+        }
+        if (g->admitted_us && g->first_token_us) {
+            hist_add(&e->stats.prefill_s, (double)c->prefill_us * 1e-6);
+        }
+    }
+    output_push(e->output, d);
+}
+
+/* Whether n deltas fit the output's ring beside those of all steps in flight. */
+static bool output_fits(struct engine *e, int64_t n)
+{
+    return output_free_cells(e->output) >= inflight(e) * e->step_cells + n * OUTPUT_DELTA_CELLS;
+}
+
+/* Deferred deltas (final reports) are sent in portions, the next one when the output
+ * side has consumed the last: they never delay a step's tokens for long, and leave the
+ * room that those need in the ring. */
+static bool take_deferred(struct delta_out *out, int32_t n)
+{
+    struct engine *e = CONTAINER_OF(out, struct engine, deltas);
+
+    if (output_passed(e->output, e->portion_mark)) {
+        e->portion_left = ENGINE_PORTION;
+    }
+    if (n > e->portion_left || !output_fits(e, n)) {
+        return false;
+    }
+    e->portion_left -= n;
+    /* The mark precedes the deltas granted here: fewer may be pushed than granted, and
+     * if no other delta followed, a mark behind them would never be reached. */
+    e->portion_mark = output_mark(e->output);
+    return true;
+}
+
+/* ---- a turn ---- */
+
+/* Stage 4, consumer: moves groups from the inbox into the scheduler. */
 static void take_requests(struct engine *e, int64_t now_us)
 {
     struct group *g[TAKE_AT_ONCE];
@@ -60,16 +121,17 @@ static void take_requests(struct engine *e, int64_t now_us)
     do {
         n = inbox_take(&e->inbox, g, TAKE_AT_ONCE);
         for (int32_t i = 0; i < n; i++) {
-            /* has room: it takes max_queue groups that have not started */
+            /* cannot fail: the scheduler holds max_queue groups that have not
+             * started */
             sched_add(e->sched, g[i], now_us);
         }
         e->known_waiting += n;
     } while (n == TAKE_AT_ONCE);
 }
 
-/* Requests that began to run, or ended, leave their places in the queue to others; one
- * that was preempted takes none. */
-static void give_back_places(struct engine *e, const struct sched_counts *c)
+/* Requests that have started or ended release their places in the queue; a preempted
+ * request takes none. */
+static void release_queue_slots(struct engine *e, const struct sched_counts *c)
 {
     if (c->waiting_groups >= e->known_waiting) {
         return;
@@ -78,26 +140,22 @@ static void give_back_places(struct engine *e, const struct sched_counts *c)
     e->known_waiting = c->waiting_groups;
 }
 
-bool engine_output_fits(struct engine *e, int64_t n)
-{
-    return output_room(e->output) >= inflight(e) * e->step_cells + n * OUTPUT_DELTA_CELLS;
-}
-
-/* There is room for what the next step may bring, and the output side is not far
- * behind: what is made long before it can go out only stands before what comes after
- * it. Else nothing is planned: this thread does not wait, and tokens are never
- * dropped. */
+/* Whether the output ring has room for everything that the next step may produce, and
+ * the output side does not lag: output that is produced long before it can be sent only
+ * delays later output. Otherwise nothing is planned: this thread does not wait, and
+ * tokens are never dropped. */
 static bool may_launch(struct engine *e)
 {
-    int64_t portion = (int64_t)ENGINE_PORTION * OUTPUT_DELTA_CELLS, room = output_room(e->output);
-    int64_t waiting = output_cells(e->output) - room;
+    int64_t portion = (int64_t)ENGINE_PORTION * OUTPUT_DELTA_CELLS,
+            free_cells = output_free_cells(e->output);
+    int64_t backlog = output_cells(e->output) - free_cells;
 
-    return room >= (inflight(e) + 1) * e->step_cells + portion &&
-           waiting <= MAX(e->step_cells, BEHIND_CELLS);
+    return free_cells >= (inflight(e) + 1) * e->step_cells + portion &&
+           backlog <= MAX(e->step_cells, MAX_BACKLOG_CELLS);
 }
 
-/* Stages 5 to 7. The number of sequences in the step launched; 0: nothing to run, or
- * the device failed. */
+/* Stages 5 to 7. Returns the number of sequences in the launched step; 0: nothing to
+ * run, or the device failed. */
 static int32_t launch_step(struct engine *e, int64_t now_us)
 {
     struct plan *plan = plan_at(e, e->n_launched);
@@ -106,13 +164,13 @@ static int32_t launch_step(struct engine *e, int64_t now_us)
         return 0;
     }
     if (kv_feed_wanted(&e->kv_feed, now_us)) {
-        kv_feed_note(&e->kv_feed, plan);
+        kv_feed_record(&e->kv_feed, plan);
     }
     struct batch batch;
     struct err err;
     pack_batch(e->packer, plan, &batch);
     e->n_launched++;
-    launch_delay_launched(&e->pace, clock_us(), plan->estimate_us);
+    launch_delay_launched(&e->launch_delay, clock_us(), plan->estimate_us);
     if (e->executor->launch(e->executor, &batch, &err) < 0) {
         engine_die(e, &err);
         return 0;
@@ -120,8 +178,8 @@ static int32_t launch_step(struct engine *e, int64_t now_us)
     return plan->n_items;
 }
 
-/* Stages 8 and 9: the oldest step's results become tokens and deltas, which leave at
- * the turn's end. `turn_us`: when this thread's work on the turn began. */
+/* Stages 8 and 9: turns the oldest step's results into tokens and deltas, which are
+ * sent at the turn's end. `turn_us`: when this thread's work on the turn began. */
 static void commit_step(struct engine *e, int64_t turn_us)
 {
     struct plan *plan = plan_at(e, e->n_committed);
@@ -135,7 +193,7 @@ static void commit_step(struct engine *e, int64_t turn_us)
         engine_die(e, &err);
         return;
     }
-    launch_delay_ended(&e->pace, after_us);
+    launch_delay_ended(&e->launch_delay, after_us);
     int32_t n_tokens = plan->n_tokens;
     sched_observe(e->sched, plan, results.device_us);
     decode_commit(e->sched, plan, &results, after_us, &e->deltas);
@@ -150,11 +208,11 @@ static void update_gauges(struct engine *e)
     struct sched_counts c;
 
     sched_counts(e->sched, &c);
-    give_back_places(e, &c);
+    release_queue_slots(e, &c);
     engine_stats_gauges(&e->stats, &c, inbox_waiting(&e->inbox) - e->known_waiting);
 }
 
-/* A rank may have gone while nothing ran. */
+/* Detects a rank that failed while no step ran. */
 static void check_executor(struct engine *e)
 {
     struct err err;
@@ -164,24 +222,25 @@ static void check_executor(struct engine *e)
     }
 }
 
-/* Nothing runs and nothing can: until a request, a mark or the next heartbeat. What
- * waits all the same (it is being cancelled) is looked at again soon. */
-static void rest(struct engine *e)
+/* Sleeps until a request, a mark or the next heartbeat, because no step runs and none
+ * can be planned. Requests that wait even so (being cancelled) are looked at again
+ * soon. */
+static void idle(struct engine *e)
 {
     const struct engine_stats *st = &e->stats;
     bool waits = atomic_load_explicit(&st->waiting, memory_order_relaxed) > 0 ||
                  atomic_load_explicit(&st->swapped, memory_order_relaxed) > 0;
-    bool reports = decode_has_more(e->sched) || !may_launch(e);
+    bool deferred = decode_has_more(e->sched) || !may_launch(e);
 
     atomic_store(&e->busy_since, 0);
-    inbox_sleep(&e->inbox, reports              ? REPORT_US
+    inbox_sleep(&e->inbox, deferred             ? DEFERRED_US
                            : waits              ? RETRY_US
                            : e->executor->check ? CHECK_US
                                                 : IDLE_BEAT_US);
     check_executor(e);
 }
 
-/* Take requests until it is time for the next step; the time by then. */
+/* Takes requests until the next step is due; returns the time. */
 static int64_t take_until_due(struct engine *e, int64_t now_us)
 {
     take_requests(e, now_us);
@@ -189,7 +248,7 @@ static int64_t take_until_due(struct engine *e, int64_t now_us)
         return now_us;
     }
     for (int64_t us;
-         (us = launch_delay_hold_us(&e->pace, now_us)) > 0 && !atomic_load(&e->stopping);
+         (us = launch_delay_hold_us(&e->launch_delay, now_us)) > 0 && !atomic_load(&e->stopping);
          now_us = clock_us()) {
         inbox_sleep(&e->inbox, us);
         take_requests(e, now_us);
@@ -205,8 +264,8 @@ static void engine_turn(struct engine *e)
     atomic_fetch_add_explicit(&e->heartbeat, 1, memory_order_relaxed);
     now_us = take_until_due(e, now_us);
     int32_t n = launch_step(e, now_us);
-    /* what is committed below may be planned on at once, as beams are */
-    bool idle = n == 0 && inflight(e) == 0;
+    /* what is committed below may allow another step at once, as with beams */
+    bool nothing = n == 0 && inflight(e) == 0;
     if (inflight(e) > (n > 0 ? e->executor->info.depth : 0)) {
         commit_step(e, now_us);
     } else {
@@ -216,13 +275,13 @@ static void engine_turn(struct engine *e)
     output_commit(e->output);
     update_gauges(e);
     kv_feed_serve(&e->kv_feed, e->sched, e->n_launched);
-    if (idle) {
-        rest(e);
+    if (nothing) {
+        idle(e);
     }
 }
 
-/* Every request ends, those too that are being submitted just now. */
-static void wind_down(struct engine *e)
+/* Ends every request, including those that are being submitted concurrently. */
+static void end_all_requests(struct engine *e)
 {
     bool dead = atomic_load(&e->state) == HEALTH_DEAD;
     int finish = dead ? FINISH_ERROR : FINISH_ABORT;
@@ -237,14 +296,14 @@ static void wind_down(struct engine *e)
         decode_abandon(e->sched, plan_at(e, e->n_committed));
     }
     for (;;) {
-        bool settled = inbox_settled(&e->inbox);
+        bool drained = inbox_drained(&e->inbox);
         take_requests(e, clock_us());
         sched_end_all(e->sched, finish, why);
         decode_give_up(e->sched, finish, why);
         decode_reap(e->sched, &e->deltas);
         output_commit(e->output);
         update_gauges(e);
-        if (settled && !sched_has_ended(e->sched)) {
+        if (drained && !sched_has_ended(e->sched)) {
             break;
         }
         inbox_sleep(&e->inbox, RETRY_US);
@@ -259,9 +318,10 @@ void *engine_main(void *arg)
 {
     struct engine *e = arg;
 
+    e->deltas = (struct delta_out){.emit = on_delta, .take = take_deferred};
     while (!atomic_load(&e->stopping) && atomic_load(&e->state) != HEALTH_DEAD) {
         engine_turn(e);
     }
-    wind_down(e);
+    end_all_requests(e);
     return NULL;
 }

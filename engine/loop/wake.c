@@ -8,11 +8,11 @@
 #include <time.h>
 #include <unistd.h>
 
-/* For how long a reader looks out; after how many times in vain only every so
- * many-th. */
-enum { LOOK_OUT_US = 100, IN_VAIN = 8, RETRY_EVERY = 64 };
+/* A reader spins for SPIN_US. After MAX_FALSE_ALARMS announcements that no post
+ * followed, only one in RETRY_EVERY is honoured. */
+enum { SPIN_US = 100, MAX_FALSE_ALARMS = 8, RETRY_EVERY = 64 };
 
-static bool one_processor(void)
+static bool has_one_cpu(void)
 {
     cpu_set_t set;
 
@@ -23,8 +23,8 @@ int wake_init(struct wake *w, struct err *e)
 {
     atomic_init(&w->asleep, false);
     atomic_init(&w->expected, false);
-    w->in_vain = 0;
-    w->lone = one_processor();
+    w->false_alarms = 0;
+    w->single_cpu = has_one_cpu();
     w->fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     return w->fd < 0 ? err_set(e, ERR_IO, "eventfd: %s", strerror(errno)) : 0;
 }
@@ -42,8 +42,8 @@ void wake_post(struct wake *w)
     if (!atomic_load(&w->asleep) || !atomic_exchange(&w->asleep, false)) {
         return;
     }
-    /* The counter cannot overflow (one write a sleep), so a failed write would be a bug
-     * of the kernel. */
+    /* The counter cannot overflow (one write a sleep), so a write fails only when
+     * interrupted. */
     while (eventfd_write(w->fd, 1) != 0 && errno == EINTR)
         ;
 }
@@ -55,24 +55,24 @@ bool wake_is_asleep(struct wake *w)
 
 void wake_expect(struct wake *w)
 {
-    if (w->lone || !atomic_load(&w->asleep)) {
+    if (w->single_cpu || !atomic_load(&w->asleep)) {
         return;
     }
     atomic_store(&w->expected, true);
     wake_post(w);
 }
 
-static void look_out(struct wake *w, bool (*has_work)(void *ctx), void *ctx)
+static void spin_for_work(struct wake *w, bool (*has_work)(void *ctx), void *ctx)
 {
-    if (w->in_vain >= IN_VAIN && w->in_vain % RETRY_EVERY != 0) {
-        w->in_vain++;
+    if (w->false_alarms >= MAX_FALSE_ALARMS && w->false_alarms % RETRY_EVERY != 0) {
+        w->false_alarms++;
         return;
     }
-    int64_t until = clock_us() + LOOK_OUT_US;
+    int64_t until = clock_us() + SPIN_US;
     while (!has_work(ctx) && clock_us() < until) {
         sched_yield();
     }
-    w->in_vain = has_work(ctx) ? 0 : w->in_vain + 1;
+    w->false_alarms = has_work(ctx) ? 0 : w->false_alarms + 1;
 }
 
 void wake_sleep(struct wake *w, bool (*has_work)(void *ctx), void *ctx, int64_t timeout_us)
@@ -84,13 +84,13 @@ void wake_sleep(struct wake *w, bool (*has_work)(void *ctx), void *ctx, int64_t 
                               .tv_nsec = timeout_us % 1000000 * 1000};
         ppoll(&p, 1, timeout_us < 0 ? NULL : &ts, NULL);
     }
-    /* A poster that took `asleep` down has written or will: leave the count for the
-     * next sleep to find, at worst that one returns at once. */
+    /* A poster that cleared `asleep` has written or will: leave the count for the next
+     * sleep, which at worst returns at once. */
     if (!atomic_exchange(&w->asleep, false)) {
         eventfd_t count;
         eventfd_read(w->fd, &count);
     }
     if (atomic_exchange(&w->expected, false)) {
-        look_out(w, has_work, ctx);
+        spin_for_work(w, has_work, ctx);
     }
 }

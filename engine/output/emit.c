@@ -1,19 +1,18 @@
-/* One choice's way from token ids to pieces of text.
+/* How a choice's token ids become pieces of text:
  *
- *     token ──► detokenizer ──► text not released ──► stop strings ──► piece ──► sink
+ *     token ──► detokenizer ──► text not sent ──► stop strings ──► piece ──► sink
  *
  * A token is held together with its text: it leaves with the first piece that reaches
- * its first byte, so ids, text and log-probabilities always speak of the same stretch.
+ * its first byte, so ids, text and log-probabilities always cover the same stretch.
  * Text is held back while a character is incomplete (inside the detokenizer), while it
  * may yet become a stop string (stop_state.held bytes), and with best_of > n until the
  * end.
  *
- * When a stop string is complete the choice has ended for the client at once. The
- * engine learns of it through the stop mark and may by then have sampled further
- * tokens; their deltas find the choice ended and are dropped, so they are neither sent
- * nor counted. The tokens of the stop string itself were generated: they are counted,
- * and their ids go out with the last piece, though their text does not.
- */
+ * When a stop string is complete, the choice has ended for the client at once. The
+ * engine learns of it through the stop position and may have sampled further tokens by
+ * then; their deltas find the choice ended and are dropped, so they are neither sent
+ * nor counted. The tokens of the stop string itself are counted, and their ids leave
+ * with the last piece, though their text does not. */
 #include "engine/output/emit.h"
 
 #include <math.h>
@@ -23,10 +22,10 @@
 #include "engine/loop/inbox.h"
 #include "engine/output/reaper.h"
 
-/* No text of one choice passes this: LIMIT_MODEL_LEN tokens of 256 bytes. */
+/* Upper bound of a choice's text: LIMIT_MODEL_LEN tokens of 256 bytes. */
 #define CHOICE_TEXT_BYTES ((size_t)LIMIT_MODEL_LEN * 256)
 
-enum { SPREAD = 64 }; /* sizes of the choices' arrays: see grow */
+enum { SPREAD = 64 }; /* array sizes that the choices of a request differ by; see grow */
 
 /* ---- making and freeing ---- */
 
@@ -43,8 +42,8 @@ void prompt_out_free(struct prompt_out *p)
 
 static int32_t count_chars(const char *text, size_t len);
 
-/* Where the echoed prompt ends: how many characters it has, and how the detokenizer
- * goes on behind it. The text itself is made where it is read. */
+/* Counts the characters of the echoed prompt and runs the detokenizer to its end. The
+ * text itself is made when it is read. */
 static int prompt_measure(struct prompt_out *p, const struct request *r)
 {
     struct buf text;
@@ -80,7 +79,7 @@ static int prompt_out_new(struct request *r, const struct tokenizer *t, struct e
     return g->echo && prompt_measure(p, r) < 0 ? err_nomem(e, "the prompt's text") : 0;
 }
 
-/* Its arrays, when the first delta comes. */
+/* Allocates the prompt's arrays, at the first delta. */
 static int prompt_arrays_new(struct prompt_out *p, const struct request *r)
 {
     size_t n = (size_t)r->n_prompt * (size_t)p->top_stride;
@@ -138,14 +137,14 @@ static int choices_new(struct output_state *m, const struct request *r, const st
         struct choice *c = &m->choice[i];
         buf_init(&c->text, CHOICE_TEXT_BYTES);
         detokenizer_init(&c->detok, t, p->skip_special, p->spaces_between_special);
-        c->detok.started = true;          /* a prompt stands before it */
-        c->held.spread = i * 37 % SPREAD; /* neighbours lie far apart */
+        c->detok.started = true;          /* a prompt precedes it */
+        c->held.spread = i * 37 % SPREAD; /* neighbouring choices differ much */
         c->stop_token = -1;
     }
     return m->prompt ? prompt_arrays_new(m->prompt, r) : 0;
 }
 
-/* Its text and tokens; `taken`: all but text_at have another owner. */
+/* Frees a choice's text and tokens; `taken`: the sink owns all but text_at. */
 static void choice_release(struct choice *c, bool taken)
 {
     struct held_tokens *h = &c->held;
@@ -175,9 +174,9 @@ void output_state_free(struct output_state *m)
 
 /* ---- tokens held with their text ---- */
 
-/* Doubles the room. The choices of a request grow in step: from SPREAD elements on each
- * has sizes of its own, by `spread` < SPREAD, so that their arrays are not all moved in
- * one step. */
+/* Doubles an array's capacity. The choices of a request grow in step, so from SPREAD
+ * elements on each has sizes of its own, shifted by `spread` < SPREAD: otherwise all
+ * their arrays would be moved in the same step. */
 static int grow(void *array, int32_t *cap, int32_t need, size_t size, int32_t spread)
 {
     void **a = array;
@@ -237,8 +236,8 @@ static int held_push(struct held_tokens *h, const struct delta *d, int32_t text_
     return 0;
 }
 
-/* Point the first n tokens at their tops (NULL where none was ever asked for). Returns
- * how many tops that are. */
+/* Points the first n tokens at their top log-probabilities (NULL if none were
+ * requested). Returns how many entries those have. */
 static int32_t held_link(struct held_tokens *h, int32_t n)
 {
     int32_t at = 0;
@@ -251,7 +250,7 @@ static int32_t held_link(struct held_tokens *h, int32_t n)
     return at;
 }
 
-/* Forget the first n tokens with their n_top tops; text_bytes of text went with
+/* Drops the first n tokens with their n_top top entries; text_bytes of text left with
  * them. */
 static void held_drop(struct held_tokens *h, int32_t n, int32_t n_top, size_t text_bytes)
 {
@@ -280,9 +279,9 @@ static struct usage usage_of(const struct request *r)
     return (struct usage){r->n_prompt, m->completion_tokens, m->cached_tokens};
 }
 
-/* Send the first text_bytes of what c holds, as choice `index`, with the tokens that
- * begin there; everything when it ended. */
-static void emit_piece(struct output_processor *em, struct request *r, struct choice *c,
+/* Sends the first text_bytes of c's text, as choice `index`, with the tokens that begin
+ * there; with all tokens if c has ended. */
+static void emit_piece(struct output_processor *proc, struct request *r, struct choice *c,
                        int32_t index, size_t text_bytes)
 {
     struct held_tokens *h = &c->held;
@@ -310,8 +309,8 @@ static void emit_piece(struct output_processor *em, struct request *r, struct ch
         .usage = usage_of(r),
         .error = c->error,
     };
-    em->sink->emit(em->sink, &o);
-    if (c->ended) { /* others of its request may go on for long */
+    proc->sink->emit(proc->sink, &o);
+    if (c->ended) { /* other choices of the request may continue for long */
         choice_release(c, memory.taken);
         return;
     }
@@ -329,23 +328,24 @@ static int32_t count_chars(const char *text, size_t len)
     return n;
 }
 
-/* Text has come behind n_chars code points: place the open tokens t[0 .. n). text_at
- * may be NULL. */
-static void place(struct token_out *t, size_t *text_at, int32_t n, const struct detokenizer *d,
-                  int32_t n_chars)
+/* Text has arrived after n_chars code points: sets the offsets of the open tokens t[0
+ * .. n). text_at may be NULL. */
+static void place_tokens(struct token_out *t, size_t *text_at, int32_t n,
+                         const struct detokenizer *d, int32_t n_chars)
 {
     for (int32_t i = 0; i < n; i++) {
         size_t landed = detokenizer_landed(d, t[i].text_offset);
 
-        t[i].text_offset = n_chars + (int32_t)(landed / 3); /* over U+FFFDs, of three bytes each */
+        /* only U+FFFDs precede it, of three bytes each */
+        t[i].text_offset = n_chars + (int32_t)(landed / 3);
         if (text_at) {
             text_at[i] += landed;
         }
     }
 }
 
-/* Before anything else of a choice: the prompt, where the client wants it. */
-static void choice_begin(struct output_processor *em, struct request *r, struct choice *c,
+/* Begins a choice: announces the prompt, if it is returned to the client. */
+static void choice_begin(struct output_processor *proc, struct request *r, struct choice *c,
                          int32_t index)
 {
     struct output_state *m = r->output_state;
@@ -368,7 +368,7 @@ static void choice_begin(struct output_processor *em, struct request *r, struct 
         .usage = usage_of(r),
     };
     if (!m->ranked) {
-        em->sink->emit(em->sink, &o);
+        proc->sink->emit(proc->sink, &o);
     }
 }
 
@@ -380,9 +380,10 @@ struct prompt_walk {
     int32_t at;
 };
 
-/* The tokens' offsets, once a request. The bytes of a character that the prompt leaves
- * incomplete count as that character's, whatever the choices make of it. */
-static int place_prompt(struct prompt_out *p, const struct request *r)
+/* Sets the prompt tokens' text offsets, once a request. The bytes of a character that
+ * the prompt leaves incomplete count as one character, however the choices complete
+ * it. */
+static int place_prompt_tokens(struct prompt_out *p, const struct request *r)
 {
     struct detokenizer d = p->start;
     int32_t n_placed = 0, n_chars = 0;
@@ -395,7 +396,7 @@ static int place_prompt(struct prompt_out *p, const struct request *r)
         p->token[i].text_offset = d.n_pending;
         rc = detokenizer_push(&d, r->prompt[i], &text);
         if (text.len) {
-            place(&p->token[n_placed], NULL, i + 1 - n_placed, &d, n_chars);
+            place_tokens(&p->token[n_placed], NULL, i + 1 - n_placed, &d, n_chars);
             n_placed = i + 1;
             n_chars += count_chars(text.data, text.len);
         }
@@ -404,7 +405,7 @@ static int place_prompt(struct prompt_out *p, const struct request *r)
         p->token[n_placed].text_offset = n_chars;
     }
     buf_release(&text);
-    p->placed = rc == 0;
+    p->has_offsets = rc == 0;
     return rc;
 }
 
@@ -412,7 +413,7 @@ int prompt_walk_new(struct prompt_walk **ret, const struct request *r, struct er
 {
     struct prompt_walk *w = calloc(1, sizeof(*w));
 
-    if (!w || (!r->prompt_out->placed && place_prompt(r->prompt_out, r) < 0)) {
+    if (!w || (!r->prompt_out->has_offsets && place_prompt_tokens(r->prompt_out, r) < 0)) {
         free(w);
         return err_nomem(e, "a prompt's text");
     }
@@ -447,7 +448,7 @@ int prompt_walk_next(struct prompt_walk *w, struct token_out *ret, struct buf *t
 
 /* ---- tokens ---- */
 
-static void choice_end(struct output_processor *em, struct request *r, int32_t index,
+static void choice_end(struct output_processor *proc, struct request *r, int32_t index,
                        enum finish_reason finish, int32_t stop_token, const char *error)
 {
     struct output_state *m = r->output_state;
@@ -458,7 +459,8 @@ static void choice_end(struct output_processor *em, struct request *r, int32_t i
     c->finish = finish;
     c->stop_token = stop_token;
     c->error = error;
-    /* Tokens without text, or none that is sent, stand at its end. */
+    /* Tokens without text, or whose text is not sent, get the offset of the text's
+     * end. */
     for (int32_t i = 0; i < h->n; i++) {
         bool open = i >= h->n - h->n_open;
         h->token[i].text_offset = open ? c->n_chars : MIN(h->token[i].text_offset, c->n_chars);
@@ -466,29 +468,30 @@ static void choice_end(struct output_processor *em, struct request *r, int32_t i
     if (m->finish == FINISH_NONE) {
         m->finish = finish;
     }
-    hist_add(&em->stats->generation_len, c->n_generated);
+    hist_add(&proc->stats->generation_len, c->n_generated);
     if (!m->ranked) {
-        emit_piece(em, r, c, index, c->text.len);
+        emit_piece(proc, r, c, index, c->text.len);
     }
 }
 
-/* Memory ran out for one choice: it ends, the engine goes on. */
-static void choice_fail(struct output_processor *em, struct request *r, int32_t index)
+/* Out of memory for one choice: it ends with an error, the engine continues. */
+static void choice_fail(struct output_processor *proc, struct request *r, int32_t index)
 {
-    choice_end(em, r, index, FINISH_ERROR, -1,
+    choice_end(proc, r, index, FINISH_ERROR, -1,
                "the server ran out of memory for this choice's text");
     atomic_store(&r->stop_at[index], r->output_state->choice[index].n_generated);
-    if (em->inbox) {
-        inbox_mark(em->inbox);
+    if (proc->inbox) {
+        inbox_mark(proc->inbox);
     }
 }
 
-/* No memory for a request's choices: all of them end, the engine goes on. */
-static void lose_choices(struct output_processor *em, struct request *r)
+/* Out of memory for a request's choices: all of them end with an error, the engine
+ * continues. */
+static void fail_all_choices(struct output_processor *proc, struct request *r)
 {
     struct output_state *m = r->output_state;
 
-    m->lost = true;
+    m->out_of_memory = true;
     m->finish = FINISH_ERROR;
     for (int32_t i = 0; i < r->params.n; i++) {
         struct output o = {
@@ -500,42 +503,42 @@ static void lose_choices(struct output_processor *em, struct request *r)
             .usage = usage_of(r),
             .error = "the server ran out of memory for this request's answer",
         };
-        em->sink->emit(em->sink, &o);
+        proc->sink->emit(proc->sink, &o);
     }
     for (int32_t i = 0; i < m->n_choices; i++) {
         atomic_store(&r->stop_at[i], 0);
     }
-    if (em->inbox) {
-        inbox_mark(em->inbox);
+    if (proc->inbox) {
+        inbox_mark(proc->inbox);
     }
 }
 
-/* What a delta needs is made when the first one comes. False: there was no memory, and
- * whatever comes of the request is passed over. */
-static bool output_state_begin(struct output_processor *em, struct request *r)
+/* Allocates a request's choices at its first delta. False: out of memory; every delta
+ * of the request is ignored. */
+static bool output_state_begin(struct output_processor *proc, struct request *r)
 {
     struct output_state *m = r->output_state;
 
-    if (!m->choice && !m->lost && choices_new(m, r, em->tokenizer) < 0) {
+    if (!m->choice && !m->out_of_memory && choices_new(m, r, proc->tokenizer) < 0) {
         free(m->choice);
         m->choice = NULL;
-        lose_choices(em, r);
+        fail_all_choices(proc, r);
     }
-    return !m->lost;
+    return !m->out_of_memory;
 }
 
-static void count_prompt(struct output_processor *em, const struct request *r)
+static void count_prompt(struct output_processor *proc, const struct request *r)
 {
-    atomic_fetch_add_explicit(&em->stats->prompt_tokens, (uint64_t)r->n_prompt,
+    atomic_fetch_add_explicit(&proc->stats->prompt_tokens, (uint64_t)r->n_prompt,
                               memory_order_relaxed);
 }
 
-static void count_drawn(struct output_processor *em, int64_t n)
+static void count_sampled(struct output_processor *proc, int64_t n)
 {
-    atomic_fetch_add_explicit(&em->stats->generation_tokens, (uint64_t)n, memory_order_relaxed);
+    atomic_fetch_add_explicit(&proc->stats->generation_tokens, (uint64_t)n, memory_order_relaxed);
 }
 
-static void count_token(struct output_processor *em, struct request *r, struct choice *c,
+static void count_token(struct output_processor *proc, struct request *r, struct choice *c,
                         const struct delta *d)
 {
     struct output_state *m = r->output_state;
@@ -545,29 +548,30 @@ static void count_token(struct output_processor *em, struct request *r, struct c
     m->completion_tokens++;
     m->cached_tokens = d->cached_tokens;
     if (r->params.beam_width == 0) {
-        count_drawn(em, 1);
+        count_sampled(proc, 1);
     }
     if (m->first_us == 0) {
-        m->first_us = em->now_us;
-        count_prompt(em, r);
-        hist_add(&em->stats->ttft_s, (double)(em->now_us - r->arrival_us) * 1e-6);
+        m->first_us = proc->now_us;
+        count_prompt(proc, r);
+        hist_add(&proc->stats->ttft_s, (double)(proc->now_us - r->arrival_us) * 1e-6);
     }
     if (c->first_us == 0) {
-        c->first_us = em->now_us;
+        c->first_us = proc->now_us;
     } else {
-        hist_add(&em->stats->itl_s, (double)(em->now_us - c->last_us) * 1e-6);
+        hist_add(&proc->stats->itl_s, (double)(proc->now_us - c->last_us) * 1e-6);
     }
-    c->last_us = em->now_us;
+    c->last_us = proc->now_us;
 }
 
-/* Look for a stop string in the text from byte `from` on. When one is complete: cut the
- * text, set the mark, end the choice. */
-static bool choice_match(struct output_processor *em, struct request *r, int32_t index, size_t from)
+/* Searches for a stop string in the text from byte `from` on. If one is complete:
+ * truncates the text, sets the stop position, ends the choice. */
+static bool choice_match(struct output_processor *proc, struct request *r, int32_t index,
+                         size_t from)
 {
     struct output_state *m = r->output_state;
     struct choice *c = &m->choice[index];
     int32_t which = -1;
-    bool armed = c->n_generated > r->params.min_tokens; /* as for stop ids: decode.c */
+    bool armed = c->n_generated > r->params.min_tokens; /* as for stop tokens (decode.c) */
     int64_t n =
         stop_feed(m->stops, &c->stop, c->text.data + from, c->text.len - from, armed, &which);
 
@@ -582,16 +586,16 @@ static bool choice_match(struct output_processor *em, struct request *r, int32_t
     c->stop_string = s->text;
     c->stop_string_len = s->len;
     atomic_store(&r->stop_at[index], c->n_generated);
-    if (em->inbox) {
-        inbox_mark(em->inbox);
+    if (proc->inbox) {
+        inbox_mark(proc->inbox);
     }
-    choice_end(em, r, index, FINISH_STOP, -1, NULL);
+    choice_end(proc, r, index, FINISH_STOP, -1, NULL);
     return true;
 }
 
-/* The choice's text has grown from byte `before` on: place the tokens, look for stop
- * strings. True: it has ended. */
-static bool choice_grow(struct output_processor *em, struct request *r, int32_t index,
+/* Processes text added from byte `before` on: sets offsets, searches for stop strings.
+ * True: the choice has ended. */
+static bool choice_grow(struct output_processor *proc, struct request *r, int32_t index,
                         size_t before)
 {
     struct choice *c = &r->output_state->choice[index];
@@ -602,19 +606,19 @@ static bool choice_grow(struct output_processor *em, struct request *r, int32_t 
         return false;
     }
     if (h->n_open > 0) {
-        place(&h->token[n_placed], &h->text_at[n_placed], h->n_open, &c->detok, c->n_chars);
+        place_tokens(&h->token[n_placed], &h->text_at[n_placed], h->n_open, &c->detok, c->n_chars);
     }
     h->n_open = 0;
     c->n_chars += count_chars(c->text.data + before, c->text.len - before);
-    return r->output_state->stops && !c->decided && choice_match(em, r, index, before);
+    return r->output_state->stops && !c->decided && choice_match(proc, r, index, before);
 }
 
-/* The end of a choice, and what its last tokens leave of an incomplete character. */
-static void emit_finish(struct output_processor *em, const struct delta *d)
+/* Ends a choice, flushing what its last tokens left of an incomplete character. */
+static void emit_finish(struct output_processor *proc, const struct delta *d)
 {
     struct request *r = d->request;
 
-    if (!output_state_begin(em, r)) {
+    if (!output_state_begin(proc, r)) {
         return;
     }
     struct choice *c = &r->output_state->choice[d->choice];
@@ -624,63 +628,63 @@ static void emit_finish(struct output_processor *em, const struct delta *d)
     size_t before = c->text.len;
     c->decided = c->decided || (d->finish != FINISH_STOP && d->finish != FINISH_LENGTH);
     if (!c->begun) {
-        choice_begin(em, r, c, d->choice);
+        choice_begin(proc, r, c, d->choice);
     }
     if (detokenizer_finish(&c->detok, &c->text) < 0) {
-        choice_fail(em, r, d->choice);
-    } else if (!choice_grow(em, r, d->choice, before)) {
-        choice_end(em, r, d->choice, d->finish, d->stop_token, d->error);
+        choice_fail(proc, r, d->choice);
+    } else if (!choice_grow(proc, r, d->choice, before)) {
+        choice_end(proc, r, d->choice, d->finish, d->stop_token, d->error);
     }
 }
 
-static int32_t emit_token(struct output_processor *em, const struct delta *d,
+static int32_t emit_token(struct output_processor *proc, const struct delta *d,
                           const struct delta *next)
 {
     struct request *r = d->request;
     struct output_state *m = r->output_state;
 
-    if (!output_state_begin(em, r)) {
+    if (!output_state_begin(proc, r)) {
         return 1;
     }
     struct choice *c = &m->choice[d->choice];
     if (c->ended) {
-        return 1; /* sampled past the stop mark */
+        return 1; /* sampled past the stop position */
     }
     const struct delta *end =
         next && next->kind == DELTA_FINISH && next->request == r && next->choice == d->choice
             ? next
             : NULL;
-    count_token(em, r, c, d);
+    count_token(proc, r, c, d);
     bool mute = d->is_stop && !r->params.include_stop_str;
     size_t before = c->text.len;
     c->decided = d->is_stop;
     if (!c->begun) {
-        choice_begin(em, r, c, d->choice);
+        choice_begin(proc, r, c, d->choice);
     }
     if (held_push(&c->held, d, c->detok.n_pending, before) < 0 ||
         (!mute && detokenizer_push(&c->detok, d->token, &c->text) < 0)) {
-        choice_fail(em, r, d->choice);
+        choice_fail(proc, r, d->choice);
         return end ? 2 : 1;
     }
-    if (choice_grow(em, r, d->choice, before)) {
+    if (choice_grow(proc, r, d->choice, before)) {
         return end ? 2 : 1;
     }
     if (end) {
-        emit_finish(em, end);
+        emit_finish(proc, end);
         return 2;
     }
     size_t ready = c->text.len - (size_t)c->stop.held;
     if (ready > 0 && !m->ranked) {
-        emit_piece(em, r, c, d->choice, ready);
+        emit_piece(proc, r, c, d->choice, ready);
     }
     return 1;
 }
 
-static void emit_prompt(struct output_processor *em, const struct delta *d)
+static void emit_prompt(struct output_processor *proc, const struct delta *d)
 {
     struct prompt_out *p = d->request->prompt_out;
 
-    if (!output_state_begin(em, d->request) || !p || p->n_seen >= d->request->n_prompt) {
+    if (!output_state_begin(proc, d->request) || !p || p->n_seen >= d->request->n_prompt) {
         return;
     }
     struct token_out *t = &p->token[p->n_seen];
@@ -698,7 +702,7 @@ static void emit_prompt(struct output_processor *em, const struct delta *d)
 
 /* ---- the end ---- */
 
-/* A choice that could not go on stands behind all others. */
+/* A choice that could not continue ranks last. */
 static double mean_logprob(const struct choice *c)
 {
     bool whole = c->n_generated > 0 && c->finish != FINISH_IMPOSSIBLE;
@@ -706,8 +710,9 @@ static double mean_logprob(const struct choice *c)
     return whole ? c->logprob_sum / c->n_generated : -INFINITY;
 }
 
-/* best_of: the n best by mean log-probability, best first; the earlier one on a tie. */
-static void emit_ranked(struct output_processor *em, struct request *r)
+/* best_of: sends the n best by mean log-probability, best first; on a tie the earlier
+ * one. */
+static void emit_ranked(struct output_processor *proc, struct request *r)
 {
     struct output_state *m = r->output_state;
     int32_t order[LIMIT_CHOICES];
@@ -724,50 +729,50 @@ static void emit_ranked(struct output_processor *em, struct request *r)
     for (int32_t i = 0; i < r->params.n; i++) {
         struct choice *c = &m->choice[order[i]];
         if (m->prompt) {
-            /* its detokenizer and offsets were set when c began */
+            /* c's own detokenizer and offsets were set when it began */
             struct choice prompt_only = {.begun = false};
-            choice_begin(em, r, &prompt_only, i);
+            choice_begin(proc, r, &prompt_only, i);
         }
-        emit_piece(em, r, c, i, c->text.len);
+        emit_piece(proc, r, c, i, c->text.len);
     }
 }
 
-/* What the engine drew for beams it knows itself; for samples it draws on until it
- * learns that a text has ended, which is nothing that was asked for, so those are
- * counted here. */
-static void wait_results(struct output_processor *em, struct request *r)
+/* Sets the number of tokens sampled for a request. For beams the engine has counted
+ * them. For samples it continues until it learns that a text has ended, and those extra
+ * tokens do not count, so the number is taken from here. */
+static void count_sampled_at_end(struct output_processor *proc, struct request *r)
 {
     if (r->params.beam_width > 0) {
-        count_drawn(em, r->course.n_drawn);
+        count_sampled(proc, r->course.n_drawn);
     } else {
         r->course.n_drawn = r->output_state->completion_tokens;
     }
 }
 
-static void count_request(struct output_processor *em, const struct request *r)
+static void count_request(struct output_processor *proc, const struct request *r)
 {
     const struct output_state *m = r->output_state;
-    struct engine_stats *s = em->stats;
+    struct engine_stats *s = proc->stats;
     int32_t finish = MIN(m->finish, FINISH_ERROR);
 
     atomic_fetch_add_explicit(&s->finished[finish], 1, memory_order_relaxed);
-    hist_add(&s->e2e_s, (double)(em->now_us - r->arrival_us) * 1e-6);
+    hist_add(&s->e2e_s, (double)(proc->now_us - r->arrival_us) * 1e-6);
     hist_add(&s->prompt_len, r->n_prompt);
     hist_add(&s->params_n, r->params.n);
     if (r->params.max_tokens == 0 && m->finish == FINISH_LENGTH) {
-        count_prompt(em, r); /* it was computed, for its log-probabilities; no first token tells */
+        count_prompt(proc, r); /* scored only: no first token has counted the prompt */
     }
     if (m->first_us == 0) {
         return;
     }
-    hist_add(&s->decode_s, (double)(em->now_us - m->first_us) * 1e-6);
+    hist_add(&s->decode_s, (double)(proc->now_us - m->first_us) * 1e-6);
     const struct choice *c = &m->choice[0];
     if (c->n_generated > 1) {
         hist_add(&s->tpot_s, (double)(c->last_us - c->first_us) * 1e-6 / (c->n_generated - 1));
     }
 }
 
-static void emit_end(struct output_processor *em, const struct delta *d)
+static void emit_end(struct output_processor *proc, const struct delta *d)
 {
     struct request *r = d->request;
     struct output_state *m = r->output_state;
@@ -776,13 +781,13 @@ static void emit_end(struct output_processor *em, const struct delta *d)
     rest.kind = DELTA_FINISH;
     rest.finish = d->finish != FINISH_NONE ? d->finish : FINISH_ABORT;
     for (rest.choice = 0; rest.choice < m->n_choices; rest.choice++) {
-        emit_finish(em, &rest);
+        emit_finish(proc, &rest);
     }
-    if (m->ranked && !m->lost) {
-        emit_ranked(em, r);
+    if (m->ranked && !m->out_of_memory) {
+        emit_ranked(proc, r);
     }
-    wait_results(em, r);
-    count_request(em, r);
+    count_sampled_at_end(proc, r);
+    count_request(proc, r);
     struct output o = {.request = r,
                        .choice = -1,
                        .text = "",
@@ -790,30 +795,31 @@ static void emit_end(struct output_processor *em, const struct delta *d)
                        .usage = usage_of(r),
                        .error = d->error,
                        .last = true};
-    em->sink->emit(em->sink, &o);
-    if (em->active) {
-        atomic_fetch_sub(em->active, 1);
-        atomic_fetch_sub(&em->tenant_active[r->tenant], 1);
+    proc->sink->emit(proc->sink, &o);
+    if (proc->active) {
+        atomic_fetch_sub(proc->active, 1);
+        atomic_fetch_sub(&proc->tenant_active[r->tenant], 1);
     }
-    bool large = r->params.best_of > r->params.n; /* texts that were not chosen are still there */
+    /* it still holds the texts that were not chosen */
+    bool large = r->params.best_of > r->params.n;
     r->output_state = NULL;
-    reaper_take(large ? em->reaper : NULL, &m->garbage);
+    reaper_take(large ? proc->reaper : NULL, &m->garbage);
     request_unref(r);
 }
 
-int emit_delta(struct output_processor *em, const struct delta *d, const struct delta *next)
+int emit_delta(struct output_processor *proc, const struct delta *d, const struct delta *next)
 {
     switch (d->kind) {
     case DELTA_TOKEN:
-        return emit_token(em, d, next);
+        return emit_token(proc, d, next);
     case DELTA_PROMPT:
-        emit_prompt(em, d);
+        emit_prompt(proc, d);
         return 1;
     case DELTA_FINISH:
-        emit_finish(em, d);
+        emit_finish(proc, d);
         return 1;
     default:
-        emit_end(em, d);
+        emit_end(proc, d);
         return 1;
     }
 }

@@ -1,9 +1,8 @@
-/* Stage 10, emit, for one delta at a time: tokens to text, stop strings, echo,
+/* Stage 10, emit: turns deltas, one at a time, into outputs: text, stop strings, echo,
  * log-probabilities, usage, best_of.
  *
- * Everything here runs on the output thread (or in a test, with no thread at all);
- * output.c brings the deltas.
- */
+ * Everything here runs on the output thread (or in a test without threads); output.c
+ * delivers the deltas. */
 #ifndef QUIRE_ENGINE_OUTPUT_EMIT_H
 #define QUIRE_ENGINE_OUTPUT_EMIT_H
 
@@ -13,95 +12,98 @@
 #include "engine/sched/decode/stops.h"
 #include "models/tokenizer/tokenizer.h"
 
-/* Tokens of a choice whose text was not released yet. Parallel arrays, grown by
- * doubling. */
+/* Tokens of a choice that were not sent yet. Parallel arrays, grown by doubling. */
 struct held_tokens {
-    struct token_out *token; /* [n]; top_id and top_logprob are set when they go out */
+    struct token_out *token; /* [n] top_id and top_logprob are set when they are sent */
     size_t *text_at;         /* [n] byte of choice.text where the token's text begins */
-    int32_t n, cap;
-    /* The last tokens, behind which no text has come yet: their text_offset tells how
-     * many bytes of an incomplete character were pending before them. */
+    int32_t n, cap;          /* tokens held, allocated */
+    /* The newest tokens, after which no text has come yet. Until then their text_offset
+     * holds how many bytes of an incomplete character were pending before them. */
     int32_t n_open;
-    int32_t *top_id; /* [n_top] of all of them, one after another */
-    float *top_logprob;
-    int32_t n_top, cap_top;
-    int32_t spread; /* sets its sizes apart from those of other choices: grow in emit.c */
+    int32_t *top_id;        /* [n_top] top ids of all tokens, concatenated */
+    float *top_logprob;     /* [n_top] */
+    int32_t n_top, cap_top; /* entries held, allocated */
+    /* 0 .. SPREAD-1: makes its array sizes differ from other choices' (grow in
+     * emit.c) */
+    int32_t spread;
 };
 
 struct choice {
-    struct detokenizer detok;
-    struct stop_state stop;
-    struct buf text; /* decoded and not released */
-    struct held_tokens held;
-    int32_t n_generated; /* tokens up to and including the one that ended it */
-    int32_t n_chars;     /* code points decoded so far, echo included */
-    double logprob_sum;
-    int64_t first_us, last_us; /* when its first and its latest token came by */
-    bool begun, ended;
-    bool decided;              /* how it ends is known: its text is not searched for stop strings */
-    enum finish_reason finish; /* with best_of: kept until all have ended */
-    const char *stop_string;
-    int32_t stop_string_len;
-    const char *error;
-    int32_t stop_token;
+    struct detokenizer detok;  /* continues the prompt's with echo */
+    struct stop_state stop;    /* of the search for stop strings */
+    struct buf text;           /* decoded, not sent yet */
+    struct held_tokens held;   /* not sent yet */
+    int32_t n_generated;       /* tokens up to and including the one that ended it */
+    int32_t n_chars;           /* code points decoded so far, echo included */
+    double logprob_sum;        /* of the generated tokens */
+    int64_t first_us, last_us; /* when its first and its latest token were emitted; 0: none */
+    bool begun, ended;         /* its prompt was announced; its last piece is made */
+    /* its end is decided by the engine: the text is not searched for stop strings */
+    bool decided;
+    enum finish_reason finish; /* with best_of > n, kept until all choices have ended */
+    const char *stop_string;   /* the one that matched, or NULL */
+    int32_t stop_string_len;   /* bytes */
+    const char *error;         /* static sentence, or NULL */
+    int32_t stop_token;        /* the stop token that matched, or -1 */
 };
 
-/* A prompt that goes out (echo, prompt_logprobs), once for all choices. It belongs to
- * the request: a holder of that may read it (prompt_walk) from the first output that
- * names it on, when nothing of it changes any more. Its arrays follow when the first
- * delta comes. */
+/* A prompt that is returned (echo, prompt_logprobs), stored once for all choices. It
+ * belongs to the request: a holder of the request may read it (prompt_walk) from the
+ * first output that announces it; it does not change after that. Its arrays are
+ * allocated at the first delta. */
 struct prompt_out {
-    struct token_out *token; /* [n_prompt]; text_offset is set when it is read first */
-    int32_t *top_id;         /* [n_prompt, top_stride] */
-    float *top_logprob;
-    int32_t top_stride;
-    int32_t n_seen;           /* DELTA_PROMPTs so far */
+    struct token_out *token;  /* [n_prompt] text_offset is set by the first reader */
+    int32_t *top_id;          /* [n_prompt, top_stride] */
+    float *top_logprob;       /* [n_prompt, top_stride] */
+    int32_t top_stride;       /* alternatives stored a token */
+    int32_t n_seen;           /* prompt tokens scored so far */
     int32_t n_chars;          /* code points of its text; 0 without echo */
-    struct detokenizer detok; /* as a choice begins with it: behind the prompt with echo */
-    struct detokenizer start; /* as the prompt begins */
-    bool placed;              /* the tokens have their offsets; the reader's own */
+    struct detokenizer detok; /* state in which a choice begins: after the prompt with echo */
+    struct detokenizer start; /* state before the prompt's first token */
+    bool has_offsets;         /* the tokens have text offsets; written by the first reader */
 };
 
-/* What the output side knows of a request. Made at submit; its choices and the prompt's
- * arrays follow when the first delta comes, so that a request that waits holds none of
- * them. */
+/* The output side's state of a request. Made at submit; its choices and the prompt's
+ * arrays are allocated at the first delta, so that a waiting request holds neither. */
 struct output_state {
-    struct garbage garbage;       /* its `free` frees the whole */
+    struct garbage garbage;       /* its `free` frees the whole struct */
     const struct stop_set *stops; /* the request's, or NULL */
-    bool lost;         /* there was no memory for the choices: they have ended with an error */
-    bool ranked;       /* best_of > n: nothing goes out before all have ended */
-    int32_t n_choices; /* sequences whose deltas come */
-    int32_t completion_tokens; /* of all choices */
-    int32_t cached_tokens;
-    int64_t first_us;          /* first token of any choice; 0: none yet */
-    enum finish_reason finish; /* of the first choice that ended */
-    struct prompt_out *prompt; /* the request's; NULL: the prompt does not go out */
-    struct choice *choice;     /* [n_choices] NULL: no delta came yet */
+    bool out_of_memory;           /* no memory for the choices: they have ended with an error */
+    bool ranked;                  /* best_of > n: nothing is sent before all choices have ended */
+    int32_t n_choices;            /* sequences that produce deltas */
+    int32_t completion_tokens;    /* of all choices */
+    int32_t cached_tokens;        /* prompt tokens from the prefix cache */
+    int64_t first_us;             /* clock_us of the first token of any choice; 0: none yet */
+    enum finish_reason finish;    /* of the first choice that ended, for statistics */
+    struct prompt_out *prompt;    /* the request's; NULL: the prompt is not returned */
+    struct choice *choice;        /* [n_choices] NULL: before the first delta */
 };
 
-/* The stage: one for an engine. */
 struct inbox;
 struct reaper;
+
+/* The context of the output stage, one per engine. */
 struct output_processor {
-    const struct tokenizer *tokenizer;
-    struct sink *sink;
-    struct engine_stats *stats;
-    struct inbox *inbox;            /* told of stop marks */
-    _Atomic int64_t *active;        /* lowered when a request's last output went out */
-    _Atomic int64_t *tenant_active; /* [LIMIT_TENANTS] the same; NULL with `active` */
-    struct reaper *reaper;          /* frees what is large; NULL: freed at once */
-    int64_t now_us;                 /* set by the caller before each run of deltas */
+    const struct tokenizer *tokenizer; /* the engine's */
+    struct sink *sink;                 /* where outputs go */
+    struct engine_stats *stats;        /* counters of tokens and requests, latencies */
+    struct inbox *inbox;               /* marked when a stop position is set; NULL: none */
+    /* decremented when a request's last output was sent; NULL: none */
+    _Atomic int64_t *active;
+    _Atomic int64_t *tenant_active; /* [LIMIT_TENANTS] the same by tenant; NULL with `active` */
+    struct reaper *reaper;          /* frees large states; NULL: freed directly */
+    int64_t now_us;                 /* clock_us, set by the caller before each run of deltas */
 };
 
-/* Make r->output_state. Any thread. */
+/* Makes r->output_state. Any thread. */
 int output_state_new(struct request *r, const struct tokenizer *t, struct err *e);
 void output_state_free(struct output_state *m);
 void prompt_out_free(struct prompt_out *p);
 
-/* Take one delta; `next` is the one that follows it, or NULL when it is not there yet.
- * Returns how many were taken: 2 when d was a token and `next` the end of the same
- * choice, so that both leave as one piece. After DELTA_END the request's reference is
- * given back. */
-int emit_delta(struct output_processor *em, const struct delta *d, const struct delta *next);
+/* Processes one delta. `next` is the one after it, or NULL if there is none yet.
+ * Returns how many deltas it consumed: 2 if d was a token and `next` the end of the
+ * same choice, which then leave as one piece. After DELTA_END the engine's reference to
+ * the request is dropped. */
+int emit_delta(struct output_processor *proc, const struct delta *d, const struct delta *next);
 
 #endif

@@ -1,18 +1,16 @@
 /* A ring with one writer and one reader, in cells of one cache line.
  *
- * A delta takes one cell, and one more for every eight of its top log-probabilities.
- * The writer moves its tail in private and publishes it once a step (output_commit), so
+ * A delta takes one cell, plus one for every eight of its top log-probabilities. The
+ * writer advances its tail privately and publishes it once a step (output_commit), so
  * the reader sees whole steps, wakes once for each, and calls sink->flush once for all
- * it found. When the output side falls behind (it decodes text and hands bytes to
- * sockets), several steps gather: the flushes grow rarer, the pieces do not change. The
- * writer never waits: it looks for room before it has anything to push (output_room),
- * and plans no step whose deltas might not fit. Nothing on the reader's side waits for
- * a client, so room always comes.
+ * that it found. When the output side lags, several steps gather: flushes become rarer,
+ * pieces do not change. The writer never waits: it checks for room before it has
+ * anything to push (output_free_cells), and plans no step whose deltas might not fit.
+ * Nothing on the reader's side waits for a client, so cells always become free.
  *
- * Waking the output thread takes longer than putting out a token. So while it sleeps,
- * the writer empties what a step of one or two sequences has put in itself: `turn` says
- * who is the reader just now.
- */
+ * Waking the output thread takes longer than emitting a token. So while that thread
+ * sleeps, the writer itself empties the ring of a step of one or two sequences;
+ * whichever of the two holds `reader_lock` is the reader. */
 #include "engine/output/output.h"
 
 #include <assert.h>
@@ -23,9 +21,9 @@
 #include "engine/loop/wake.h"
 
 enum {
-    TOPS_PER_CELL = 8,
+    TOPS_PER_CELL = 8, /* top log-probabilities */
     RING_MIN_CELLS = 1 << 14,
-    HELP_CELLS = 4, /* the writer reads so many itself: tokens of two sequences and their ends */
+    INLINE_CELLS = 4, /* emitted by the writer itself: the tokens of two sequences and their ends */
 };
 
 struct record {
@@ -56,19 +54,19 @@ _Static_assert(OUTPUT_DELTA_CELLS >= 1 + (LIMIT_LOGPROBS + TOPS_PER_CELL - 1) / 
 struct output_stage {
     union cell *cell; /* [mask + 1] */
     uint64_t mask;
-    struct output_processor output_processor;
+    struct output_processor proc;
     struct wake wake;
     pthread_t thread;
-    pthread_mutex_t turn; /* to be the reader */
+    pthread_mutex_t reader_lock; /* held by the reader: the output thread or the writer */
     atomic_bool stopping;
-    uint64_t tail, head_seen; /* writer's own: next cell to write, last head it read */
+    uint64_t tail, head_seen; /* the writer's: next cell to write, `head` as last read */
     _Alignas(64) _Atomic uint64_t published; /* the reader may read up to here */
     _Alignas(64) _Atomic uint64_t head;      /* the writer may write up to head + mask + 1 */
 };
 
 /* ---- the engine's side ---- */
 
-/* Whether there was anything new. */
+/* Publishes the tail; false: nothing was new. */
 static bool ring_publish(struct output_stage *o, uint64_t tail)
 {
     if (tail == atomic_load_explicit(&o->published, memory_order_relaxed)) {
@@ -78,7 +76,7 @@ static bool ring_publish(struct output_stage *o, uint64_t tail)
     return true;
 }
 
-int64_t output_room(struct output_stage *o)
+int64_t output_free_cells(struct output_stage *o)
 {
     o->head_seen = atomic_load_explicit(&o->head, memory_order_acquire);
     return (int64_t)(o->mask + 1 - (o->tail - o->head_seen));
@@ -104,7 +102,7 @@ void output_push(struct output_stage *o, const struct delta *d)
     int32_t n_top = MIN(d->n_top, LIMIT_LOGPROBS);
 
     assert(o->tail - o->head_seen + OUTPUT_DELTA_CELLS <= o->mask + 1 ||
-           output_room(o) >= OUTPUT_DELTA_CELLS);
+           output_free_cells(o) >= OUTPUT_DELTA_CELLS);
     o->cell[o->tail++ & o->mask].record = (struct record){
         .request = d->request,
         .error = d->error,
@@ -128,14 +126,14 @@ void output_push(struct output_stage *o, const struct delta *d)
 
 /* ---- the reader ---- */
 
-/* A delta read back, with room for its arrays. */
+/* A delta read from the ring, with memory for its arrays. */
 struct read_delta {
     struct delta d;
     int32_t top_token[LIMIT_LOGPROBS];
     float top_logprob[LIMIT_LOGPROBS];
 };
 
-/* Read the delta at `at`; returns where the next one begins. */
+/* Reads the delta at `at`; returns where the next one begins. */
 static uint64_t ring_read(const struct output_stage *o, uint64_t at, struct read_delta *ret)
 {
     const struct record *r = &o->cell[at++ & o->mask].record;
@@ -164,7 +162,7 @@ static uint64_t ring_read(const struct output_stage *o, uint64_t at, struct read
     return at;
 }
 
-/* Emit the deltas in [at, end). A delta is read one ahead, so that an end can leave
+/* Emits the deltas in [at, end), reading one ahead, so that a choice's end can leave
  * with the token before it. */
 static void emit_run(struct output_stage *o, uint64_t at, uint64_t end)
 {
@@ -175,7 +173,7 @@ static void emit_run(struct output_stage *o, uint64_t at, uint64_t end)
     while (at < end) {
         bool more = after < end;
         uint64_t after_next = more ? ring_read(o, after, &two[!cur]) : after;
-        int taken = emit_delta(&o->output_processor, &two[cur].d, more ? &two[!cur].d : NULL);
+        int taken = emit_delta(&o->proc, &two[cur].d, more ? &two[!cur].d : NULL);
         at = after;
         after = after_next;
         cur = !cur;
@@ -189,7 +187,7 @@ static void emit_run(struct output_stage *o, uint64_t at, uint64_t end)
     }
 }
 
-/* Emit all that is published. Under `turn`. */
+/* Emits everything published. The caller holds `reader_lock`. */
 static void drain(struct output_stage *o)
 {
     uint64_t at = atomic_load_explicit(&o->head, memory_order_relaxed),
@@ -198,9 +196,9 @@ static void drain(struct output_stage *o)
     if (at == end) {
         return;
     }
-    o->output_processor.now_us = clock_us();
+    o->proc.now_us = clock_us();
     emit_run(o, at, end);
-    o->output_processor.sink->flush(o->output_processor.sink);
+    o->proc.sink->flush(o->proc.sink);
 }
 
 void output_commit(struct output_stage *o)
@@ -208,10 +206,10 @@ void output_commit(struct output_stage *o)
     if (!ring_publish(o, o->tail)) {
         return;
     }
-    bool few = o->tail - atomic_load_explicit(&o->head, memory_order_relaxed) <= HELP_CELLS;
-    if (few && wake_is_asleep(&o->wake) && pthread_mutex_trylock(&o->turn) == 0) {
+    bool few = o->tail - atomic_load_explicit(&o->head, memory_order_relaxed) <= INLINE_CELLS;
+    if (few && wake_is_asleep(&o->wake) && pthread_mutex_trylock(&o->reader_lock) == 0) {
         drain(o);
-        pthread_mutex_unlock(&o->turn);
+        pthread_mutex_unlock(&o->reader_lock);
     } else {
         wake_post(&o->wake);
     }
@@ -231,9 +229,9 @@ static void *output_main(void *arg)
 
     for (;;) {
         bool stopping = atomic_load(&o->stopping);
-        pthread_mutex_lock(&o->turn);
+        pthread_mutex_lock(&o->reader_lock);
         drain(o);
-        pthread_mutex_unlock(&o->turn);
+        pthread_mutex_unlock(&o->reader_lock);
         if (stopping) {
             return NULL;
         }
@@ -243,7 +241,7 @@ static void *output_main(void *arg)
 
 /* ---- start and stop ---- */
 
-int output_open(struct output_stage **ret, const struct output_processor *em, int64_t min_cells,
+int output_open(struct output_stage **ret, const struct output_processor *proc, int64_t min_cells,
                 struct err *e)
 {
     struct output_stage *o = aligned_alloc(64, (sizeof(*o) + 63) / 64 * 64);
@@ -252,9 +250,9 @@ int output_open(struct output_stage **ret, const struct output_processor *em, in
         return err_nomem(e, "the output stage");
     }
     memset(o, 0, sizeof(*o));
-    o->output_processor = *em;
+    o->proc = *proc;
     o->wake.fd = -1;
-    pthread_mutex_init(&o->turn, NULL);
+    pthread_mutex_init(&o->reader_lock, NULL);
     uint64_t cap = RING_MIN_CELLS;
     while (cap < (uint64_t)min_cells) {
         cap *= 2;
@@ -267,7 +265,7 @@ int output_open(struct output_stage **ret, const struct output_processor *em, in
     }
     if (rc < 0) {
         wake_release(&o->wake);
-        pthread_mutex_destroy(&o->turn);
+        pthread_mutex_destroy(&o->reader_lock);
         free(o->cell);
         free(o);
         return rc;
@@ -287,7 +285,7 @@ void output_free(struct output_stage *o)
     wake_post(&o->wake);
     pthread_join(o->thread, NULL);
     wake_release(&o->wake);
-    pthread_mutex_destroy(&o->turn);
+    pthread_mutex_destroy(&o->reader_lock);
     free(o->cell);
     free(o);
 }

@@ -1,5 +1,5 @@
-/* A thread that frees what is large: to give hundreds of megabytes back takes
- * milliseconds, which neither the engine's thread nor the output thread has. */
+/* A thread that frees large objects: returning hundreds of megabytes takes
+ * milliseconds, which neither the engine's nor the output thread can spare. */
 #ifndef QUIRE_ENGINE_OUTPUT_REAPER_H
 #define QUIRE_ENGINE_OUTPUT_REAPER_H
 
@@ -10,18 +10,19 @@
 #include "engine/output/garbage.h"
 
 struct reaper {
-    struct garbage *_Atomic first;
-    struct wake wake;
-    atomic_bool stopping;
-    pthread_t thread;
-    bool started;
+    struct garbage *_Atomic first; /* objects to be freed, newest first */
+    struct wake wake;              /* of the thread */
+    atomic_bool stopping;          /* set by reaper_close */
+    pthread_t thread;              /* valid if `started` */
+    bool started;                  /* reaper_open succeeded */
 };
 
 int reaper_open(struct reaper *r, struct err *e);
-/* Frees what was handed over, and ends the thread. A reaper that was never opened is
- * all zero but for wake.fd, -1. */
+/* Frees everything queued and stops the thread. A reaper that was never opened is all
+ * zero except for wake.fd, which is -1. */
 void reaper_close(struct reaper *r);
-/* Any thread; `g->free` is set. Frees at once where the reaper was not opened. */
+/* Any thread: queues an object, whose `free` is set. Frees it directly if the reaper is
+ * NULL or not open. */
 void reaper_take(struct reaper *r, struct garbage *g);
 
 #endif

@@ -1,10 +1,9 @@
-/* `quire simulate`: a day of traffic in seconds.
+/* The event loop of `quire simulate`, which runs a day of traffic in seconds.
  *
- * The scheduler, the block pool and commit are the ones that serve; only the executor
- * is a formula (struct sim_options). Time is an argument to them, so the loop below
- * just adds up. Tokens are not random: a sample answers the same id every time, and a
- * request ends at its length; beams fork and die as recorded ones did.
- */
+ * The scheduler, the block pool and commit are the production code; only the executor
+ * is replaced by a formula (struct sim_options). They take time as an argument, so the
+ * loop just adds it up. Tokens are not random: every sample has the same id, and a
+ * request ends at its length; beams fork and die as recorded ones did. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,17 +13,17 @@
 
 enum { SAMPLE_EVERY = 16 };
 
-/* A request on its way. */
+/* A request from its arrival to its end. */
 struct job {
     struct request request;
     struct sim_arrival a;
     struct group *group;
-    struct reservation *room; /* [n_room] */
-    int32_t n_room;
+    struct reservation *reserved; /* [n_reserved] */
+    int32_t n_reserved;
     int32_t tokens_out;
     struct beam_replay beams;
     double first_us;
-    struct job *next; /* outside, waiting for room */
+    struct job *next; /* next in the queue outside the scheduler */
 };
 
 struct sim {
@@ -36,18 +35,19 @@ struct sim {
     struct contiguous_alloc *contiguous; /* NULL: paged */
     struct sim_report report;
     struct delta_out out;
-    struct job *first, *last; /* outside */
-    struct sim_arrival coming;
-    int more; /* 1: `coming` is the next one to arrive */
+    struct job *first, *last; /* queue of requests that wait for a reservation */
+    struct sim_arrival next;
+    int more; /* 1: `next` has yet to arrive; 0: no more; < 0: error */
     double now_us;
+    /* In the scheduler: requests; tokens reserved, asked for before rounding, and used
+     * at their ends. */
     int64_t n_inside, reserved_slots, wanted_slots, needed_slots;
-    /* tokens whose keys and values the last step's forks copy from one reservation to
-     * another */
-    double copied;
+    /* tokens whose keys and values the last step's forks copy between reservations */
+    double copied_tokens;
     uint64_t rng;
-    int32_t *token, *top;
+    int32_t *token, *top; /* [rows] sampled ids; [rows, stride] candidates */
     float *logprob, *top_logprob;
-    int32_t stride;
+    int32_t stride; /* candidates a row */
     _Atomic int32_t stop_at[LIMIT_CHOICES];
 };
 
@@ -56,7 +56,7 @@ struct sim {
 static void job_free(struct job *j)
 {
     free(j->request.prompt);
-    free(j->room);
+    free(j->reserved);
     free(j);
 }
 
@@ -100,9 +100,9 @@ static struct job *job_new(struct sim *s, const struct sim_arrival *a)
     j->request.arrival_us = (int64_t)a->at_us;
     j->request.user = j;
     j->request.stop_at = s->stop_at;
-    j->n_room = s->contiguous ? width_of(a) : 0;
-    j->room = calloc((size_t)j->n_room + 1, sizeof(*j->room));
-    if (j->room && make_prompt(s, j)) {
+    j->n_reserved = s->contiguous ? width_of(a) : 0;
+    j->reserved = calloc((size_t)j->n_reserved + 1, sizeof(*j->reserved));
+    if (j->reserved && make_prompt(s, j)) {
         return j;
     }
     job_free(j);
@@ -111,8 +111,8 @@ static struct job *job_new(struct sim *s, const struct sim_arrival *a)
 
 static int arrive(struct sim *s, struct err *e)
 {
-    while (s->more > 0 && s->coming.at_us <= s->now_us) {
-        struct job *j = job_new(s, &s->coming);
+    while (s->more > 0 && s->next.at_us <= s->now_us) {
+        struct job *j = job_new(s, &s->next);
         if (!j) {
             return err_nomem(e, "a simulated request");
         }
@@ -122,44 +122,44 @@ static int arrive(struct sim *s, struct err *e)
             s->first = j;
         }
         s->last = j;
-        s->more = workload_next(s->workload, &s->coming, e);
+        s->more = workload_next(s->workload, &s->next, e);
     }
     return MIN(s->more, 0);
 }
 
-/* Room for all sequences of the request, or none. */
+/* Reserves memory for all sequences of the request, or none. */
 static bool reserve(struct sim *s, struct job *j)
 {
-    for (int32_t i = 0; i < j->n_room; i++) {
-        if (contiguous_take(s->contiguous, j->a.prompt, j->a.output, &j->room[i])) {
+    for (int32_t i = 0; i < j->n_reserved; i++) {
+        if (contiguous_take(s->contiguous, j->a.prompt, j->a.output, &j->reserved[i])) {
             continue;
         }
         while (i-- > 0) {
-            contiguous_give(s->contiguous, &j->room[i]);
+            contiguous_give(s->contiguous, &j->reserved[i]);
         }
         return false;
     }
-    for (int32_t i = 0; i < j->n_room; i++) {
-        s->reserved_slots += j->room[i].size;
-        s->wanted_slots += j->room[i].wanted;
+    for (int32_t i = 0; i < j->n_reserved; i++) {
+        s->reserved_slots += j->reserved[i].size;
+        s->wanted_slots += j->reserved[i].wanted;
         s->needed_slots += j->a.prompt + j->a.output;
     }
     return true;
 }
 
-static void give_back(struct sim *s, struct job *j)
+static void release_reservations(struct sim *s, struct job *j)
 {
-    for (int32_t i = 0; i < j->n_room; i++) {
-        s->reserved_slots -= j->room[i].size;
-        s->wanted_slots -= j->room[i].wanted;
+    for (int32_t i = 0; i < j->n_reserved; i++) {
+        s->reserved_slots -= j->reserved[i].size;
+        s->wanted_slots -= j->reserved[i].wanted;
         s->needed_slots -= j->a.prompt + j->a.output;
-        contiguous_give(s->contiguous, &j->room[i]);
+        contiguous_give(s->contiguous, &j->reserved[i]);
     }
 }
 
-/* From outside into the scheduler, in order. A static batch takes nobody in until it
- * has ended. */
-static int let_in(struct sim *s, struct err *e)
+/* Moves waiting requests into the scheduler, in order. A static batch admits none until
+ * it has ended. */
+static int admit(struct sim *s, struct err *e)
 {
     bool closed = s->o->manager == MANAGER_STATIC && s->n_inside > 0;
 
@@ -169,12 +169,12 @@ static int let_in(struct sim *s, struct err *e)
             if (s->n_inside > 0) {
                 return 0;
             }
-            s->report.n_refused++; /* not even alone */
+            s->report.n_refused++; /* too large even for an empty memory */
         } else if (group_new(&j->group, &j->request, NULL, &s->config, e) < 0) {
             if (e->code != ERR_INVALID) {
                 return e->code;
             }
-            give_back(s, j);
+            release_reservations(s, j);
             s->report.n_refused++;
         }
         s->first = j->next;
@@ -193,7 +193,7 @@ static int let_in(struct sim *s, struct err *e)
     return 0;
 }
 
-/* ---- what comes out ---- */
+/* ---- results ---- */
 
 static void on_delta(struct delta_out *out, const struct group *g, const struct delta *d)
 {
@@ -217,7 +217,7 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
     r->per_token_s[r->n_done] = latency_s / j->a.output;
     r->ttft_s[r->n_done++] = (j->first_us - j->a.at_us) * 1e-6;
     r->tokens_out += j->tokens_out;
-    give_back(s, j);
+    release_reservations(s, j);
     s->n_inside--;
     job_free(j);
 }
@@ -227,10 +227,11 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
 static double step_us(const struct sim *s, const struct plan *p)
 {
     const struct sim_options *o = s->o;
-    double context = 0, copied = s->contiguous ? s->copied : (double)p->n_copy * o->block_size;
+    double context = 0,
+           copied = s->contiguous ? s->copied_tokens : (double)p->n_copy * o->block_size;
     int32_t requests = 0;
 
-    for (int32_t i = 0; i < p->n_items; i++) { /* the items of a group stand together */
+    for (int32_t i = 0; i < p->n_items; i++) { /* items of a group are adjacent */
         context += p->item[i].first;
         requests += i == 0 || p->item[i].seq->group != p->item[i - 1].seq->group;
     }
@@ -240,25 +241,25 @@ static double step_us(const struct sim *s, const struct plan *p)
            (p->n_swap_in + p->n_swap_out) * o->swap_block_us;
 }
 
-/* Candidates of the beams; the items of a group stand together. Where each sequence has
- * a reservation of its own, whoever forks is copied. */
+/* Fills the beams' candidates; the items of a group are adjacent. Where each sequence
+ * has a reservation of its own, a fork copies. */
 static void answer(struct sim *s, const struct plan *p, struct results *ret)
 {
     const struct group *before = NULL;
 
-    s->copied = 0;
+    s->copied_tokens = 0;
     for (int32_t i = 0; i < p->n_items; i++) {
         const struct plan_item *it = &p->item[i];
         const struct group *g = it->seq->group;
         double context = it->first + it->n;
-        s->copied += MAX(it->n_draws - 1, 0) * context;
+        s->copied_tokens += MAX(it->n_draws - 1, 0) * context;
         if (!g->beam || it->n_draws == 0) {
             continue;
         }
         struct job *j = g->request->user;
         if (g != before) {
             beam_replay_step(&j->beams, g->width, &s->rng);
-            s->copied += beam_replay_copies(&j->beams, g) * context;
+            s->copied_tokens += beam_replay_copies(&j->beams, g) * context;
         }
         before = g;
         size_t at = (size_t)it->sample_first * (size_t)s->stride;
@@ -273,12 +274,12 @@ static void answer(struct sim *s, const struct plan *p, struct results *ret)
                             .top_logprob = s->top_logprob};
 }
 
-/* ---- what memory holds ---- */
+/* ---- memory use ---- */
 
 struct holding {
     double live, entries, distinct,
-        /* tokens, table entries, blocks, slots of blocks that nothing is written in
-         * yet */
+        /* Tokens, block-table entries, distinct blocks, and slots of blocks without any
+         * token yet. */
         unwritten;
 };
 
@@ -321,7 +322,7 @@ static struct holding measure(struct sim *s)
     return h;
 }
 
-/* Add what memory holds to the integrals, over `us` of time. */
+/* Adds the memory's use to the integrals, over `us` of time. */
 static void observe(struct sim *s, double us)
 {
     struct sim_report *r = &s->report;
@@ -330,7 +331,7 @@ static void observe(struct sim *s, double us)
     double reserved = h.unwritten, internal = h.distinct * size - h.live - h.unwritten,
            external = 0;
 
-    if (s->contiguous) { /* what each sequence has of its own, shared or not */
+    if (s->contiguous) { /* each sequence holds its tokens, shared or not */
         live = 0;
         for (const struct group *g = s->sched->running.first; g; g = g->next) {
             for (int32_t i = 0; i < g->width; i++) {
@@ -340,7 +341,7 @@ static void observe(struct sim *s, double us)
         reserved = fmax((double)s->needed_slots - live, 0);
         internal = (double)(s->wanted_slots - s->needed_slots);
         external = (double)(s->reserved_slots - s->wanted_slots);
-        if (s->first) { /* somebody waits, so what is free is too broken up to be of use */
+        if (s->first) { /* a request waits: what is free is too fragmented for it */
             external = slots - live - reserved - internal;
         }
     }
@@ -366,7 +367,7 @@ static int run(struct sim *s, struct err *e)
     while (s->more > 0 || s->first || s->n_inside > 0) {
         int rc = arrive(s, e);
         if (rc == 0) {
-            rc = let_in(s, e);
+            rc = admit(s, e);
         }
         if (rc < 0) {
             return rc;
@@ -374,7 +375,7 @@ static int run(struct sim *s, struct err *e)
         if (sched_plan(s->sched, (int64_t)s->now_us, &s->plan) == 0) {
             decode_reap(s->sched, &s->out);
             if (s->n_inside == 0 && !s->first && s->more > 0) {
-                s->now_us = fmax(s->now_us, s->coming.at_us);
+                s->now_us = fmax(s->now_us, s->next.at_us);
             }
             continue;
         }
@@ -397,8 +398,8 @@ static int run(struct sim *s, struct err *e)
 static void configure(struct sim *s)
 {
     const struct sim_options *o = s->o;
-    /* Before paging, memory is what the reservations say; the blocks below them must
-     * never run out. */
+    /* With a contiguous manager the reservations bound memory; the block pool below
+     * must never run out. */
     int32_t slots = s->contiguous ? o->max_num_seqs * (o->max_len + o->block_size) : o->slots;
 
     s->config =
@@ -460,7 +461,7 @@ static int simulate(struct sim *s, struct err *e)
     for (size_t i = 0; i < rows; i++) {
         s->token[i] = SIM_TOKEN;
     }
-    s->more = workload_next(s->workload, &s->coming, e);
+    s->more = workload_next(s->workload, &s->next, e);
     if (s->more == 0 && o->trace) {
         return err_set_param(e, ERR_INVALID, "trace", "the trace '%s' has no requests", o->trace);
     }

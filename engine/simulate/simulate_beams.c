@@ -1,12 +1,12 @@
-/* Beams as they really fork and die: recorded searches (simulate_record.c), replayed.
+/* Replays recorded beam searches (simulate_record.c), so that beams fork and die as
+ * real ones.
  *
- * A record has a word a step: for each live beam, best first, the rank that its parent
- * had, one letter each. The candidates made here are such that the search that serves
- * comes to just these children: the child of rank r has a cumulative log-probability of
- * -r, so a beam's rank can be read off it, and all other candidates are hopeless. A
- * search longer than its record goes on with another one; a width that was not recorded
- * takes the next wider one's best beams, or the widest one's side by side.
- */
+ * A record has one word a step, with one letter for each live beam, best first: the
+ * rank that its parent had. The candidates made here lead the production search to
+ * exactly these children: the child of rank r has a cumulative log-probability of -r,
+ * so a beam's rank can be read off it, and all other candidates are hopeless. A search
+ * longer than its record continues with another one. A width without a record uses the
+ * best beams of the next wider one, or the widest one's side by side. */
 #include <math.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@
 
 #define HOPELESS (-1e6F)
 
-/* Records are in order of their widths. */
+/* A random record of the given width. Records are ordered by width. */
 static const char *choose_record(int32_t width, uint64_t *rng)
 {
     int32_t first = 0, last = sim_n_beam_records - 1;
@@ -39,7 +39,8 @@ void beam_replay_step(struct beam_replay *b, int32_t width, uint64_t *rng)
     b->step += strspn(b->step, " ");
     if (*b->step == '\0') {
         b->step = choose_record(width, rng);
-        b->step += strcspn(b->step, " "); /* in the first step all beams have one parent */
+        /* skip the first step, in which all beams have one parent */
+        b->step += strcspn(b->step, " ");
         b->step += strspn(b->step, " ");
     }
     b->n = (int32_t)strcspn(b->step, " ");

@@ -1,16 +1,15 @@
-/* What a step costs, from records of `quire bench offline`: JSON lines, or a file of
+/* Fits the cost of a step to records of `quire bench offline`: JSON lines, or a file of
  * tests/bench/records.
  *
- * A record of a batch of equal requests tells a decode step's time for so many
- * sequences of so much context, and how fast prompts are computed. The steps of all
+ * A record of a batch of equal requests gives the time of a decode step for a number of
+ * sequences and an amount of context, and the speed of prefill. The steps of all
  * records are fitted by least squares to
  *
  *     weights + sequences * seq + context tokens read * context
  *
- * in relative error, none of the three below zero; a prompt token costs what it does at
- * the fastest prefill. Overhead is part of the weights' time here, and nothing is known
- * of swapping.
- */
+ * in relative error, with no parameter below zero; a prompt token costs as much as in
+ * the fastest prefill. Overhead is part of the weights' time here. Swapping is not
+ * covered. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,8 +24,8 @@ enum { TERMS = 3, MAX_RECORDS = 1024 };
 struct fit {
     double x[MAX_RECORDS][TERMS]; /* 1, sequences, context */
     double us[MAX_RECORDS];
-    int32_t n;
-    double token_us;
+    int32_t n;       /* steps */
+    double token_us; /* at the fastest prefill; 0: none seen */
 };
 
 static double number(const cJSON *o, const char *name)
@@ -36,7 +35,7 @@ static double number(const cJSON *o, const char *name)
     return cJSON_IsNumber(v) && isfinite(v->valuedouble) ? v->valuedouble : 0;
 }
 
-/* One run: the whole batch decodes at the middle of its outputs in the mean. */
+/* Adds one run: on average the whole batch decodes at the middle of its outputs. */
 static void add_run(struct fit *f, const cJSON *o)
 {
     double n = number(o, "requests"), step_us = number(o, "decode_step_ms") * 1e3,
@@ -63,8 +62,8 @@ static void add_runs(struct fit *f, const cJSON *o)
     cJSON_ArrayForEach(run, list) add_run(f, run);
 }
 
-/* The least squares of relative errors over the terms in `used`: by Gauss's elimination
- * of their normal equations. False: they cannot be told apart. */
+/* Minimises the squared relative errors over the terms in `used`, by Gaussian
+ * elimination of the normal equations. False: they are singular. */
 static bool solve(const struct fit *f, const bool *used, double *ret)
 {
     double a[TERMS][TERMS + 1] = {{0}};
@@ -103,7 +102,7 @@ static bool solve(const struct fit *f, const bool *used, double *ret)
     return true;
 }
 
-/* Terms that come out below zero are left out, one at a time. */
+/* The same with all parameters >= 0: negative ones are left out, one at a time. */
 static bool solve_positive(const struct fit *f, double *ret)
 {
     bool used[TERMS] = {true, f->n > 1, f->n > 2};
@@ -125,7 +124,7 @@ static bool solve_positive(const struct fit *f, double *ret)
     }
 }
 
-/* The whole file; NULL: cannot be read, or is too long. */
+/* Reads the whole file; NULL: unreadable or too long. */
 static char *read_text(const char *path)
 {
     FILE *f = fopen(path, "r");

@@ -1,13 +1,13 @@
-/* `quire simulate` from outside: replicas, and the search for the request rate that
- * keeps a target. */
+/* The command `quire simulate`: runs the replicas, or searches for the highest request
+ * rate that meets a target. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/commands.h"
 #include "engine/simulate/simulate_impl.h"
 
-/* All replicas, one after another: they share nothing but the arrivals, which routing
- * divides among them. */
+/* Simulates all replicas, one after another: they share only the arrivals, which
+ * routing divides among them. */
 static int simulate_replicas(struct sim_options *o, struct sim_report *ret, struct err *e)
 {
     o->replica = 0;
@@ -23,8 +23,8 @@ static int simulate_replicas(struct sim_options *o, struct sim_report *ret, stru
     return rc;
 }
 
-/* One try of the search: requests for a while at o->rate. */
-static int try_rate(struct sim_options *o, double rate, struct sim_report *r, bool *ret_keeps,
+/* Simulates requests at one rate. */
+static int try_rate(struct sim_options *o, double rate, struct sim_report *r, bool *ret_meets,
                     struct err *e)
 {
     enum { SECONDS = 1200, LEAST = 300, MOST = 200000 };
@@ -33,31 +33,31 @@ static int try_rate(struct sim_options *o, double rate, struct sim_report *r, bo
     o->requests = (int64_t)MIN(MAX(rate * SECONDS, LEAST), MOST);
     report_release(r);
     int rc = simulate_replicas(o, r, e);
-    *ret_keeps = rc == 0 && report_keeps_targets(r, o);
+    *ret_meets = rc == 0 && report_meets_targets(r, o);
     return rc;
 }
 
-/* The greatest rate that keeps the targets, within 1 %, into o->rate, with its report.
- * Doubles or halves from o->rate until it is between two, then bisects. */
+/* Finds the highest rate that meets the targets, within 1 %: sets o->rate and its
+ * report. Doubles or halves o->rate until the answer is bracketed, then bisects. */
 static int search_rate(struct sim_options *o, struct sim_report *r, struct err *e)
 {
     enum { STEPS = 24 };
     double low = 0, high = 0, rate = o->rate;
-    bool keeps;
+    bool meets;
 
     for (int i = 0; i < STEPS && (low == 0 || high == 0 || high > low * 1.01); i++) {
-        int rc = try_rate(o, rate, r, &keeps, e);
+        int rc = try_rate(o, rate, r, &meets, e);
         if (rc < 0) {
             return rc;
         }
-        *(keeps ? &low : &high) = rate;
+        *(meets ? &low : &high) = rate;
         rate = high == 0 ? low * 2 : low == 0 ? high / 2 : (low + high) / 2;
     }
     if (low == 0) {
         return err_set(e, ERR_INVALID,
                        "no rate keeps the target: even %g requests a second miss it", high);
     }
-    return try_rate(o, low, r, &keeps, e);
+    return try_rate(o, low, r, &meets, e);
 }
 
 int simulate_main(int argc, char **argv)

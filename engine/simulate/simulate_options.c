@@ -1,4 +1,4 @@
-/* The options of `quire simulate`: one table gives parsing, bounds and --help. */
+/* The options of `quire simulate`: one table defines parsing, bounds and --help. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -79,9 +79,8 @@ static const struct option_row option_rows[] = {
 };
 
 /* OPT-13B on one A100-40GB, as in the paper: 26 GB of weights, 12 GB for keys and
- * values, 819,200 bytes a token. What a step and a sequence cost beside that is fitted
- * to its system of 2023: batches of 30 at 2 requests a second of ShareGPT, of 132 at 30
- * of Alpaca (Fig. 13). */
+ * values, 819,200 bytes a token. The costs of a step and a sequence are fitted to the
+ * batch sizes of the paper's Fig. 13. */
 static const struct sim_options default_options = {
     .rate = 1,
     .requests = 1000,
@@ -173,7 +172,7 @@ static const struct option_row *row_of(const char *name)
     return NULL;
 }
 
-/* The costs in a file come first, so that flags may correct them. */
+/* Costs from a file are read first, so that flags override them. */
 static int read_costs(struct sim_options *o, int argc, char **argv, struct err *e)
 {
     for (int i = 0; i + 1 < argc; i++) {
@@ -220,11 +219,8 @@ void sim_options_help(void)
         printf("  --%-24s %s%s%s\n", row->name, row->help, row->choices ? ": " : "",
                row->choices ? row->choices : "");
     }
-    printf("\nThe defaults are OPT-13B on one A100-40GB. A step takes overhead + requests * "
-           "request + sequences * "
-           "seq\n+ max(weights, tokens * token) + cached tokens read * context + tokens copied "
-           "from one place to "
-           "another * 2 "
-           "* context\n+ blocks swapped * swap-block microseconds. Without paging whoever forks is "
-           "copied.\n");
+    printf("\nThe defaults are OPT-13B on one A100-40GB. A step takes, in microseconds, overhead\n"
+           "+ requests * request + sequences * seq + max(weights, tokens * token)\n"
+           "+ cached tokens read * context + tokens copied between places * 2 * context\n"
+           "+ blocks swapped * swap-block. Without paging a forked sequence is copied.\n");
 }

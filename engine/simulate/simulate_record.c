@@ -1,11 +1,11 @@
-/* Real runs for `quire simulate`, recorded by scripts/make-simulation-record:
+/* Recorded runs for `quire simulate`, made by scripts/make-simulation-record:
  * SmolLM2-135M-Instruct on self-instruct's seed tasks.
  *
- * A search has a word a step: for each live beam, best first, the rank of its parent, a
- * for the best (simulate_beams.c). Lengths are in tokens, sorted: prompts with their
- * chat template, and the answers to them. 26 of the answers went on at 512 tokens,
- * where recording ended; for them stands an exponential tail by the rate at which
- * answers ended, cut at 1024. */
+ * A search has one word a step: for each live beam, best first, the rank of its parent,
+ * a for the best (simulate_beams.c). Lengths are in tokens, sorted: prompts with their
+ * chat template, and the answers to them. 26 answers had not ended at 512 tokens,
+ * where recording stopped; their lengths are an exponential tail with the rate at which
+ * answers ended, truncated at 1024. */
 #include "engine/simulate/simulate_impl.h"
 
 /* clang-format off */

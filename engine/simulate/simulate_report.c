@@ -1,4 +1,4 @@
-/* What a simulation saw, as text or as JSON. */
+/* Collects a simulation's latencies and memory use, and prints them as text or JSON. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -81,7 +81,7 @@ static struct summary summarise(double *v, int64_t n)
     return s;
 }
 
-/* The value that a percentile of them stays below; percentile 0: their mean. Sorts. */
+/* The given percentile of the values; percentile 0: their mean. Sorts them. */
 static double at_percentile(double *v, int64_t n, int32_t percentile)
 {
     struct summary s = summarise(v, n);
@@ -89,7 +89,7 @@ static double at_percentile(double *v, int64_t n, int32_t percentile)
     return percentile == 0 ? s.mean : v[n * percentile / 100];
 }
 
-bool report_keeps_targets(struct sim_report *r, const struct sim_options *o)
+bool report_meets_targets(struct sim_report *r, const struct sim_options *o)
 {
     if (r->n_done == 0) {
         return false;

@@ -1,17 +1,17 @@
-/* Requests to simulate.
+/* The requests to simulate.
  *
- * Lengths have the shape of recorded ones (simulate_record.c: real prompts, and a real
- * model's answers to them), drawn independently, stretched to the means of the paper's
- * datasets (ShareGPT 161.31 and 337.99 tokens, Alpaca 19.31 and 58.45) and cut at the
- * model's length; the stretch is found at start by bisection, because cutting moves the
- * mean.
+ * Lengths follow the distribution of recorded ones (simulate_record.c: real prompts and
+ * a real model's answers), sampled independently, scaled to the means of the paper's
+ * datasets (ShareGPT 161.31 and 337.99 tokens, Alpaca 19.31 and 58.45) and truncated at
+ * the model's length. The scale is found at start by bisection, because truncation
+ * moves the mean.
  *
- * Chat: as in section 6.5 of the paper a prompt is what was said so far, its last 1024
- * tokens, and the new question. A few hundred conversations are open at a time; each
- * arrival goes on with one of them.
+ * Chat, as in section 6.5 of the paper: a prompt is the last 1024 tokens of the
+ * conversation so far with the new question. CHAT_OPEN conversations are open at a
+ * time; each arrival continues one of them.
  *
- * A trace file has a request a line: arrival in seconds, prompt tokens, output tokens
- * and, optionally, n and beam width; lines that begin with # are passed over. */
+ * A trace file has one request a line: arrival in seconds, prompt tokens, output tokens
+ * and, optionally, n and beam width. Lines that begin with # are skipped. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -21,34 +21,34 @@
 
 enum {
     CHAT_OPEN = 256,    /* conversations */
-    CHAT_TURNS = 8,     /* at most; the recorded ones of ShareGPT go on for 3.5 in the mean */
-    CHAT_TOKENS = 1024, /* of history and question, and of an answer */
+    CHAT_TURNS = 8,     /* at most */
+    CHAT_TOKENS = 1024, /* of a prompt (history and question), and of an answer */
 };
-#define CHAT_GOES_ON 0.72
+#define CHAT_GOES_ON 0.72 /* chance of another turn; ShareGPT has 3.5 on average */
 
 struct lengths {
     const int16_t *recorded; /* [sim_n_lengths] sorted */
-    double stretch;
-    int32_t most;
-    int32_t fixed; /* > 0: always this */
+    double scale;            /* applied to recorded lengths */
+    int32_t most;            /* upper bound */
+    int32_t fixed;           /* > 0: every length is this */
 };
 
 struct conversation {
-    uint64_t id;
-    int32_t turn; /* the one asked for now */
-    int32_t question[CHAT_TURNS], answer[CHAT_TURNS];
+    uint64_t id;                                      /* 0: not begun; seeds its tokens */
+    int32_t turn;                                     /* the current one */
+    int32_t question[CHAT_TURNS], answer[CHAT_TURNS]; /* tokens, by turn */
 };
 
 struct workload {
     const struct sim_options *o;
     struct lengths prompt, output;
     FILE *trace;
-    int64_t line, made;
-    double at_us;
-    uint64_t rng, token_rng;
+    int64_t line, made;      /* lines of the trace read; requests made */
+    double at_us;            /* arrival of the last request */
+    uint64_t rng, token_rng; /* states for arrivals and lengths; for prompt tokens */
     bool chat;
     struct conversation open[CHAT_OPEN];
-    struct conversation *now; /* whose turn it is */
+    struct conversation *current; /* the one that the last request belongs to */
 };
 
 static uint64_t next(uint64_t *state)
@@ -70,7 +70,7 @@ double sim_exponential(uint64_t *state)
     return -log(1 - sim_uniform(state));
 }
 
-static int32_t draw(const struct lengths *l, uint64_t *state)
+static int32_t sample_length(const struct lengths *l, uint64_t *state)
 {
     if (l->fixed > 0) {
         return l->fixed;
@@ -78,10 +78,10 @@ static int32_t draw(const struct lengths *l, uint64_t *state)
     double at = sim_uniform(state) * (sim_n_lengths - 1);
     int32_t i = (int32_t)at;
     double x = l->recorded[i] + (at - i) * (l->recorded[i + 1] - l->recorded[i]);
-    return (int32_t)lround(MIN(MAX(x * l->stretch, 1), l->most));
+    return (int32_t)lround(MIN(MAX(x * l->scale, 1), l->most));
 }
 
-/* Stretch the recorded lengths so that the mean of what is drawn is `mean`. */
+/* Finds the scale for which the mean of sampled lengths is `mean`. */
 static void fit(struct lengths *l, double mean)
 {
     enum { DRAWS = 20000, ROUNDS = 40 };
@@ -90,14 +90,14 @@ static void fit(struct lengths *l, double mean)
     for (int i = 0; i < ROUNDS; i++) {
         uint64_t state = 1;
         double sum = 0;
-        l->stretch = (low + high) / 2;
+        l->scale = (low + high) / 2;
         for (int k = 0; k < DRAWS; k++) {
-            sum += draw(l, &state);
+            sum += sample_length(l, &state);
         }
         if (sum / DRAWS < mean) {
-            low = l->stretch;
+            low = l->scale;
         } else {
-            high = l->stretch;
+            high = l->scale;
         }
     }
 }
@@ -109,9 +109,9 @@ static int choose_dataset(struct workload *w, struct err *e)
     char end;
 
     w->prompt =
-        (struct lengths){.recorded = sim_prompt_lengths, .stretch = 1, .most = o->max_len / 2};
-    w->output = (struct lengths){
-        .recorded = sim_output_lengths, .stretch = 1, .most = o->max_len * 15 / 16};
+        (struct lengths){.recorded = sim_prompt_lengths, .scale = 1, .most = o->max_len / 2};
+    w->output =
+        (struct lengths){.recorded = sim_output_lengths, .scale = 1, .most = o->max_len * 15 / 16};
     w->chat = strcmp(o->dataset, "chat") == 0;
     if (w->chat || strcmp(o->dataset, "sharegpt") == 0) {
         fit(&w->prompt, 161.31);
@@ -137,22 +137,22 @@ static int choose_dataset(struct workload *w, struct err *e)
 
 /* ---- conversations ---- */
 
-static void converse(struct workload *w)
+static void next_chat_turn(struct workload *w)
 {
-    w->now = &w->open[(int32_t)(sim_uniform(&w->rng) * CHAT_OPEN)];
-    struct conversation *c = w->now;
+    w->current = &w->open[(int32_t)(sim_uniform(&w->rng) * CHAT_OPEN)];
+    struct conversation *c = w->current;
     bool goes_on = c->id > 0 && c->turn + 1 < CHAT_TURNS && sim_uniform(&w->rng) < CHAT_GOES_ON;
     if (goes_on) {
         c->turn++;
     } else {
         *c = (struct conversation){.id = (uint64_t)w->made};
     }
-    c->question[c->turn] = MIN(draw(&w->prompt, &w->rng), CHAT_TOKENS);
-    c->answer[c->turn] = MIN(draw(&w->output, &w->rng), CHAT_TOKENS);
+    c->question[c->turn] = MIN(sample_length(&w->prompt, &w->rng), CHAT_TOKENS);
+    c->answer[c->turn] = MIN(sample_length(&w->output, &w->rng), CHAT_TOKENS);
 }
 
-/* Tokens said before the answer that is asked for. */
-static int32_t said(const struct conversation *c)
+/* Tokens of the conversation before the requested answer. */
+static int32_t history_tokens(const struct conversation *c)
 {
     int32_t n = c->question[c->turn];
 
@@ -164,8 +164,8 @@ static int32_t said(const struct conversation *c)
 
 static void chat_prompt(const struct workload *w, int32_t *token, int32_t n)
 {
-    const struct conversation *c = w->now;
-    int32_t skip = said(c) - n, at = 0;
+    const struct conversation *c = w->current;
+    int32_t skip = history_tokens(c) - n, at = 0;
 
     for (int32_t i = 0; i <= c->turn; i++) {
         uint64_t state = c->id * CHAT_TURNS + (uint64_t)i;
@@ -258,11 +258,11 @@ static int next_of_trace(struct workload *w, struct sim_arrival *ret, struct err
     return 0;
 }
 
-/* Which replica serves the request that was just made: in turn, or by what its prompt
- * begins with. */
+/* The replica that serves the request made last: in rotation, or by the beginning of
+ * its prompt. */
 static int32_t replica_of(const struct workload *w)
 {
-    uint64_t key = w->chat ? w->now->id : (uint64_t)w->made;
+    uint64_t key = w->chat ? w->current->id : (uint64_t)w->made;
 
     if (w->o->routing == ROUTING_ROUND_ROBIN) {
         return (int32_t)(w->made % w->o->replicas);
@@ -277,13 +277,13 @@ static void make_next(struct workload *w, struct sim_arrival *ret)
     w->at_us += sim_exponential(&w->rng) * 1e6 / o->rate;
     *ret = (struct sim_arrival){.at_us = w->at_us, .n = o->n, .beam = o->beam};
     if (w->chat) {
-        converse(w);
-        ret->prompt = MIN(said(w->now), CHAT_TOKENS);
-        ret->output = w->now->answer[w->now->turn];
+        next_chat_turn(w);
+        ret->prompt = MIN(history_tokens(w->current), CHAT_TOKENS);
+        ret->output = w->current->answer[w->current->turn];
         return;
     }
-    ret->prompt = o->shared_prefix + draw(&w->prompt, &w->rng);
-    ret->output = MAX(MIN(draw(&w->output, &w->rng), o->max_len - ret->prompt), 1);
+    ret->prompt = o->shared_prefix + sample_length(&w->prompt, &w->rng);
+    ret->output = MAX(MIN(sample_length(&w->output, &w->rng), o->max_len - ret->prompt), 1);
 }
 
 int workload_next(struct workload *w, struct sim_arrival *ret, struct err *e)

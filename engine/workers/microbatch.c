@@ -3,14 +3,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PART_TOKENS = 8, ALIGN = 16 };
+enum { MIN_TOKENS = 8, ALIGN = 16 };
 
 int32_t microbatch_count(const struct batch *b, int32_t n_stages)
 {
-    return MAX(MIN(n_stages, b->n_tokens / PART_TOKENS), 1);
+    return MAX(MIN(n_stages, b->n_tokens / MIN_TOKENS), 1);
 }
 
-/* The first i with v[i] >= x, of an ascending array. */
+/* The first i with v[i] >= x in an ascending array. */
 static int32_t lower_bound(const int32_t *v, int32_t n, int32_t x)
 {
     int32_t from = 0;
@@ -26,14 +26,15 @@ static int32_t lower_bound(const int32_t *v, int32_t n, int32_t x)
     return from;
 }
 
-/* The sequence that holds token t. */
+/* The sequence that token t belongs to. */
 static int32_t seq_of(const struct batch *b, int32_t t)
 {
     return lower_bound(b->q_start, b->n_seqs + 1, t + 1) - 1;
 }
 
-/* Where part i begins. No single token is cut off a longer piece: decodes come first,
- * and only they have one. */
+/* The first token of micro-batch i. A boundary never separates a single token from a
+ * longer piece: a sequence with one token in a step must be a decode, and decodes come
+ * first. */
 static int32_t boundary(const struct batch *b, int32_t i, int32_t n)
 {
     int32_t t = (int32_t)((int64_t)b->n_tokens * i / n);
@@ -45,7 +46,7 @@ static int32_t boundary(const struct batch *b, int32_t i, int32_t n)
     return t == start + 1 ? start : t == end - 1 && t > start ? end : t;
 }
 
-/* The first sampling row that reads logits row l or one after it. */
+/* The first sampling row that reads logits row l or a later one. */
 static int32_t sample_of(const struct batch *b, int32_t l)
 {
     int32_t from = 0, n = b->n_samples;
@@ -66,7 +67,7 @@ static size_t rounded(size_t n_bytes)
     return (n_bytes + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-/* The next n_bytes of the arena. */
+/* Takes the next n_bytes of the arena. */
 static void *take(char **at, size_t n_bytes)
 {
     void *here = *at;
@@ -75,7 +76,7 @@ static void *take(char **at, size_t n_bytes)
     return here;
 }
 
-static int make_room(char **memory, size_t *cap, size_t need, struct err *e)
+static int reserve(char **memory, size_t *cap, size_t need, struct err *e)
 {
     if (need <= *cap) {
         return 0;
@@ -89,9 +90,10 @@ static int make_room(char **memory, size_t *cap, size_t need, struct err *e)
     return 0;
 }
 
-/* Sequences of tokens [first, end): the outer two may be cut. */
-static void cut_seqs(const struct batch *b, int32_t first, int32_t end, char **at,
-                     struct batch *ret)
+/* Sets ret's sequences to those of tokens [first, end); the first and the last may be
+ * partial. */
+static void split_seqs(const struct batch *b, int32_t first, int32_t end, char **at,
+                       struct batch *ret)
 {
     int32_t from = seq_of(b, first), n = seq_of(b, end - 1) + 1 - from;
     size_t bytes = (size_t)n * sizeof(int32_t);
@@ -112,9 +114,9 @@ static void cut_seqs(const struct batch *b, int32_t first, int32_t end, char **a
     ret->row = b->row + from;
 }
 
-/* Logits and sampling rows of tokens [first, end). */
-static void cut_samples(const struct batch *b, int32_t first, int32_t end, char **at,
-                        struct batch *ret)
+/* Sets ret's logits and sampling rows to those of tokens [first, end). */
+static void split_samples(const struct batch *b, int32_t first, int32_t end, char **at,
+                          struct batch *ret)
 {
     int32_t from = lower_bound(b->logits_token, b->n_logits, first);
     int32_t n = lower_bound(b->logits_token, b->n_logits, end) - from;
@@ -147,7 +149,7 @@ int microbatch_split(struct microbatch *p, const struct batch *b, int32_t i, int
     if (n == 1) {
         return 0;
     }
-    int rc = make_room(&p->arena, &p->cap, need, e);
+    int rc = reserve(&p->arena, &p->cap, need, e);
     if (rc < 0) {
         return rc;
     }
@@ -163,8 +165,8 @@ int microbatch_split(struct microbatch *p, const struct batch *b, int32_t i, int
     ret->token_src = b->token_src ? b->token_src + first : NULL;
     ret->position = b->position + first;
     ret->slot = b->slot + first;
-    cut_seqs(b, first, end, &at, ret);
-    cut_samples(b, first, end, &at, ret);
+    split_seqs(b, first, end, &at, ret);
+    split_samples(b, first, end, &at, ret);
     return 0;
 }
 
@@ -192,7 +194,7 @@ int gathered_begin(struct gathered *g, uint64_t step, int32_t n_samples, int32_t
 {
     size_t row = rounded((size_t)n_samples * sizeof(int32_t));
     size_t top = rounded((size_t)n_samples * (size_t)top_stride * sizeof(int32_t));
-    int rc = make_room(&g->memory, &g->cap, 2 * row + 2 * top, e);
+    int rc = reserve(&g->memory, &g->cap, 2 * row + 2 * top, e);
 
     if (rc < 0) {
         return rc;

@@ -1,11 +1,11 @@
-/* The executor that answers at once: what remains is HTTP, scheduling, packing and
- * output, so their cost can be measured (`quire serve --model null`, `quire bench
+/* The executor that computes nothing. What remains is HTTP, scheduling, packing and
+ * output, whose cost can so be measured (`quire serve --model null`, `quire bench
  * offline --model null`) and tested without a model.
  *
  * Its tokens are bytes of the byte tokenizer, letters and spaces in about the
  * proportions of English text, chosen by a hash of (seed, position): a request gives
- * the same text whenever it is asked with the same seed. Bans and allowed ids hold.
- */
+ * the same text whenever it is sent with the same seed. Bans and allowed ids are
+ * respected. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,15 +24,15 @@ enum {
     NULL_STEP_MAX_US = 60000000
 };
 
-/* One step's results; four in turn, so that those of the last two waits stay as they
- * are. */
+/* The results of one step. Four slots rotate, so that the results of the last two waits
+ * stay valid. */
 struct null_slot {
     struct results results;
     int32_t *token;     /* [max_samples] */
     float *logprob;     /* [max_samples] */
     int32_t *top_token; /* [max_samples, LIMIT_CANDIDATES] */
-    float *top_logprob;
-    int64_t ready_us;
+    float *top_logprob; /* [max_samples, LIMIT_CANDIDATES] */
+    int64_t ready_us;   /* when the step ends, clock_us */
 };
 
 struct null_executor {
@@ -40,7 +40,7 @@ struct null_executor {
     struct null_slot slot[NULL_SLOTS];
     uint64_t n_launched, n_waited;
     int64_t step_us; /* 0: at once */
-    int64_t free_us; /* when the step launched last will have ended */
+    int64_t free_us; /* when the newest step ends, clock_us */
 };
 
 static uint64_t mix(uint64_t x)
@@ -61,8 +61,8 @@ static bool is_banned(const struct batch *b, const struct sample_row *s, int32_t
     return false;
 }
 
-/* One of the ids that a mask allows, by h; 0: it allows none. */
-static int32_t allowed(const uint32_t *mask, uint64_t h)
+/* An id that the mask allows, selected by h; 0: it allows none. */
+static int32_t pick_allowed(const uint32_t *mask, uint64_t h)
 {
     int32_t id[NULL_VOCAB], n = 0;
 
@@ -73,23 +73,23 @@ static int32_t allowed(const uint32_t *mask, uint64_t h)
     return n > 0 ? id[h % (uint64_t)n] : 0;
 }
 
-/* The k-th choice of a row; more bans than k leave one that is not banned among the
- * first n_bias + 1. */
-static int32_t letter(const struct batch *b, const struct sample_row *s, int32_t k)
+/* The k-th token to try for a row. With n bans, one of the first n + 1 is not
+ * banned. */
+static int32_t nth_choice(const struct batch *b, const struct sample_row *s, int32_t k)
 {
     static const char letters[] = "etaoinshrdlu etaoinshrd cumwfgypbvk etaoins hrdleta oin etao nt";
     uint64_t h = mix(s->seed + (uint64_t)s->position * 0x9e3779b97f4a7c15u) + (uint64_t)k;
 
     if (s->mask_first >= 0) {
-        return allowed(b->mask_word + s->mask_first, h);
+        return pick_allowed(b->mask_word + s->mask_first, h);
     }
     return k < 64 ? (unsigned char)letters[h % (sizeof(letters) - 1)] : (int32_t)(h % NULL_VOCAB);
 }
 
-static int32_t draw(const struct batch *b, const struct sample_row *s)
+static int32_t sample_token(const struct batch *b, const struct sample_row *s)
 {
     for (int32_t k = 0; k <= s->n_bias + 64 + NULL_VOCAB; k++) {
-        int32_t t = letter(b, s, k);
+        int32_t t = nth_choice(b, s, k);
         if (!is_banned(b, s, t)) {
             return t;
         }
@@ -97,9 +97,8 @@ static int32_t draw(const struct batch *b, const struct sample_row *s)
     return TOKEN_NONE_ALLOWED;
 }
 
-/* Whether a beam may go on with a token: it is not banned, and no mask leaves it
- * out. */
-static bool may_follow(const struct batch *b, const struct sample_row *s, int32_t token)
+/* Whether a beam may continue with a token: it is neither banned nor masked out. */
+static bool is_allowed(const struct batch *b, const struct sample_row *s, int32_t token)
 {
     bool left_out =
         s->mask_first >= 0 && !(b->mask_word[s->mask_first + token / 32] >> token % 32 & 1);
@@ -107,8 +106,8 @@ static bool may_follow(const struct batch *b, const struct sample_row *s, int32_
     return !left_out && !is_banned(b, s, token);
 }
 
-/* The best tokens of a row: `first`, then the ids behind it. Candidates that may not
- * follow are left out; where none is left, columns hold token -1 and -infinity. */
+/* Fills the top tokens of a row: `first`, then the ids after it, without candidates
+ * that are not allowed; columns without a token hold -1 and -infinity. */
 static void fill_top(const struct batch *b, const struct sample_row *s, int32_t first,
                      int32_t *token, float *logprob)
 {
@@ -118,7 +117,7 @@ static void fill_top(const struct batch *b, const struct sample_row *s, int32_t 
 
     for (int32_t k = 0; k < n; k++, ahead++) {
         while (beam && ahead > 0 && ahead < NULL_VOCAB &&
-               !may_follow(b, s, (first + ahead) % NULL_VOCAB)) {
+               !is_allowed(b, s, (first + ahead) % NULL_VOCAB)) {
             ahead++;
         }
         bool left = first >= 0 && ahead < NULL_VOCAB;
@@ -127,12 +126,12 @@ static void fill_top(const struct batch *b, const struct sample_row *s, int32_t 
     }
 }
 
-static void answer(const struct null_executor *x, const struct batch *b, int32_t i,
-                   struct null_slot *ret)
+static void fill_row(const struct null_executor *x, const struct batch *b, int32_t i,
+                     struct null_slot *ret)
 {
     (void)x;
     const struct sample_row *s = &b->sample[i];
-    ret->token[i] = s->kind == SAMPLE_SCORE ? s->target : draw(b, s);
+    ret->token[i] = s->kind == SAMPLE_SCORE ? s->target : sample_token(b, s);
     ret->logprob[i] = -1;
     fill_top(b, s, ret->token[i], ret->top_token + (int64_t)i * LIMIT_CANDIDATES,
              ret->top_logprob + (int64_t)i * LIMIT_CANDIDATES);
@@ -144,7 +143,7 @@ static int null_launch(struct executor *base, const struct batch *b, struct err 
     struct null_executor *x = CONTAINER_OF(base, struct null_executor, base);
     struct null_slot *slot = &x->slot[x->n_launched++ % NULL_SLOTS];
     for (int32_t i = 0; i < b->n_samples; i++) {
-        answer(x, b, i, slot);
+        fill_row(x, b, i, slot);
     }
     if (x->step_us > 0) {
         slot->ready_us = x->free_us = MAX(x->free_us, clock_us()) + x->step_us;
@@ -205,7 +204,7 @@ static void null_info(struct executor_info *ret, const struct settings *s)
         .dtype = "none",
     };
     ret->max_samples = ret->max_num_seqs + MIN(ret->max_num_batched_tokens, 1024);
-    /* where it was asked for, as on a CPU; nothing is copied */
+    /* only on request, as on a CPU; nothing is copied */
     if (s->preemption == PREEMPT_SWAP && s->swap_space > 0) {
         ret->n_host_blocks = ret->n_blocks;
     }
@@ -220,7 +219,7 @@ bool is_null_model(const char *model)
     return model && (strcmp(model, "null") == 0 || strncmp(model, "null:", 5) == 0);
 }
 
-/* The time of a step in the model's name. */
+/* Reads a step's duration from the model's name. */
 static int read_step_us(int64_t *ret, const char *model, struct err *e)
 {
     long long us = 0;

@@ -1,16 +1,15 @@
 /* The executor of one rank: a model on a backend.
  *
  * A backend whose operations return before they are done (a GPU) is called on the
- * engine's thread: launch enqueues the step, wait waits for it. One that computes
+ * engine's thread: launch enqueues the step, wait waits for it. A backend that computes
  * inside its operations (the CPU) gets a thread of its own, so that the engine plans
- * step N+1 while step N is computed; a launch then only copies the batch. Its two jobs
- * are taken in turn: job i is free again once its results were waited for, which the
- * executor's depth of one guarantees.
+ * step N+1 while step N is computed; a launch then only copies the batch. Two jobs are
+ * used in rotation: a job is free again once its results were waited for, which depth 1
+ * guarantees.
  *
- * As a stage of a pipeline it computes a step in parts (microbatch.h) and waits for
- * each, on a thread too where rank 0's backend is a GPU's; the results of all parts are
- * the last stage's answer, those of the others are void.
- */
+ * As a stage of a pipeline it computes a step in micro-batches (microbatch.h) and waits
+ * for each, on rank 0 always on the thread. The last stage's results are the answer;
+ * those of other stages are void. */
 #include "engine/workers/runner.h"
 
 #include <pthread.h>
@@ -33,26 +32,27 @@ struct job {
 
 struct runner {
     struct executor base;
-    struct rank_place *share; /* NULL: alone */
+    struct rank_place *place; /* NULL: the only rank */
     struct backend *backend;
     struct model *model;
-    /* Stages: parts and results of step i, which outlive the wait after next. */
-    struct microbatch parts;
+    /* Several stages: the micro-batch at work, and the results of step i in gathered[i
+     * % N_GATHERED], which stay valid until the wait after next. */
+    struct microbatch microbatch;
     struct gathered gathered[N_GATHERED];
-    uint64_t n_computed, n_handed_out;
-    /* With a thread of its own. */
+    uint64_t n_computed, n_returned; /* steps */
+    /* On a CPU or with several stages: the thread. */
     bool threaded;
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool stopping;                         /* these four under `lock` */
+    bool stopping;                         /* under `lock`, with the next three */
     uint64_t n_launched, n_done, n_waited; /* jobs */
     struct job job[N_JOBS];
 };
 
 /* ---- a step ---- */
 
-static int run_part(struct runner *r, const struct batch *b, struct err *e)
+static int run_batch(struct runner *r, const struct batch *b, struct err *e)
 {
     struct backend *k = r->backend;
     int rc = k->ops->step_begin(k, b, e);
@@ -66,28 +66,28 @@ static int run_part(struct runner *r, const struct batch *b, struct err *e)
 
 static int32_t n_stages(const struct runner *r)
 {
-    return r->share ? r->share->at.n_stages : 1;
+    return r->place ? r->place->at.n_stages : 1;
 }
 
-/* A step of several stages: part by part, each until it is done. */
+/* Runs a step of several stages, one micro-batch after the other, waiting for each. */
 static int run_microbatches(struct runner *r, const struct batch *b, struct err *e)
 {
     struct gathered *g = &r->gathered[r->n_computed++ % N_GATHERED];
-    struct batch part;
+    struct batch micro;
     struct results got;
     int32_t n = microbatch_count(b, n_stages(r));
     int rc = gathered_begin(g, b->step, b->n_samples, gathered_stride(b), e);
 
     for (int32_t i = 0; i < n && rc == 0; i++) {
-        rc = microbatch_split(&r->parts, b, i, n, &part, e);
+        rc = microbatch_split(&r->microbatch, b, i, n, &micro, e);
         if (rc == 0) {
-            rc = run_part(r, &part, e);
+            rc = run_batch(r, &micro, e);
         }
         if (rc == 0) {
             rc = r->backend->ops->step_wait(r->backend, &got, e);
         }
         if (rc == 0 && model_is_last(r->model)) {
-            gathered_add(g, part.first_sample, &got);
+            gathered_add(g, micro.first_sample, &got);
         }
     }
     return rc;
@@ -95,19 +95,19 @@ static int run_microbatches(struct runner *r, const struct batch *b, struct err 
 
 static int run_step(struct runner *r, const struct batch *b, struct err *e)
 {
-    return n_stages(r) > 1 ? run_microbatches(r, b, e) : run_part(r, b, e);
+    return n_stages(r) > 1 ? run_microbatches(r, b, e) : run_batch(r, b, e);
 }
 
-/* Results of the oldest step not handed out. */
-static int take_results(struct runner *r, struct results *ret, struct err *e)
+/* The results of the oldest step that were not returned yet. */
+static int next_results(struct runner *r, struct results *ret, struct err *e)
 {
     if (n_stages(r) == 1) {
         return r->backend->ops->step_wait(r->backend, ret, e);
     }
-    if (r->n_handed_out == r->n_computed) {
+    if (r->n_returned == r->n_computed) {
         return err_set(e, ERR_INVALID, "no step to wait for");
     }
-    *ret = r->gathered[r->n_handed_out++ % N_GATHERED].results;
+    *ret = r->gathered[r->n_returned++ % N_GATHERED].results;
     return 0;
 }
 
@@ -118,7 +118,7 @@ static int direct_launch(struct executor *x, const struct batch *b, struct err *
 
 static int direct_wait(struct executor *x, struct results *ret, struct err *e)
 {
-    return take_results(CONTAINER_OF(x, struct runner, base), ret, e);
+    return next_results(CONTAINER_OF(x, struct runner, base), ret, e);
 }
 
 /* ---- the same on a thread ---- */
@@ -139,7 +139,7 @@ static void *runner_main(void *arg)
         pthread_mutex_unlock(&r->lock);
         j->rc = run_step(r, &j->batch.batch, &j->err);
         if (j->rc == 0) {
-            j->rc = take_results(r, &j->results, &j->err);
+            j->rc = next_results(r, &j->results, &j->err);
         }
         pthread_mutex_lock(&r->lock);
         r->n_done++;
@@ -152,7 +152,7 @@ static void *runner_main(void *arg)
 static int threaded_launch(struct executor *x, const struct batch *b, struct err *e)
 {
     struct runner *r = CONTAINER_OF(x, struct runner, base);
-    /* only this thread changes n_launched */
+    /* only this thread writes n_launched */
     int rc = batch_copy_set(&r->job[r->n_launched % N_JOBS].batch, b, e);
 
     if (rc < 0) {
@@ -198,7 +198,7 @@ static void runner_free(struct executor *x)
         pthread_mutex_unlock(&r->lock);
         pthread_join(r->thread, NULL);
     }
-    if (r->backend) { /* first: it may read weights in the model's file */
+    if (r->backend) { /* before the model: it may read weights in the model's file */
         r->backend->ops->free(r->backend);
     }
     model_free(r->model);
@@ -208,7 +208,7 @@ static void runner_free(struct executor *x)
     for (int i = 0; i < N_GATHERED; i++) {
         gathered_release(&r->gathered[i]);
     }
-    microbatch_release(&r->parts);
+    microbatch_release(&r->microbatch);
     pthread_mutex_destroy(&r->lock);
     pthread_cond_destroy(&r->changed);
     free(r);
@@ -216,27 +216,26 @@ static void runner_free(struct executor *x)
 
 static int32_t n_ranks(const struct runner *r)
 {
-    return r->share ? r->share->at.n_ranks : 1;
+    return r->place ? r->place->at.n_ranks : 1;
 }
 
-static int32_t n_here(const struct runner *r)
+static int32_t local_world_size(const struct runner *r)
 {
-    return r->share ? r->share->n_here : 1;
+    return r->place ? r->place->local_world_size : 1;
 }
 
-/* Rows of the output head that are computed, and drawn from, at a time, where that
- * is done. */
+/* Rows of the output head that are computed and sampled at a time. */
 static int32_t max_logits(const struct executor_info *x, bool gpu)
 {
     return MIN(x->max_samples, gpu ? GPU_LOGITS_ROWS : CPU_LOGITS_ROWS);
 }
 
-static bool draws(const struct runner *r)
+static bool is_last_stage(const struct runner *r)
 {
-    return !r->share || pipeline_is_last(&r->share->at);
+    return !r->place || pipeline_is_last(&r->place->at);
 }
 
-/* Open the backend named, with the limits of its kind. */
+/* Opens the named backend with the limits of its kind. */
 static int open_backend(struct runner *r, const char *name, const struct settings *s,
                         const struct model_config *c, struct err *e)
 {
@@ -248,18 +247,18 @@ static int open_backend(struct runner *r, const char *name, const struct setting
     }
     struct backend_config config = {
         .threads = (int32_t)s->threads,
-        .device = r->share ? r->share->here : 0,
+        .device = r->place ? r->place->local_rank : 0,
         .max_tokens = x->max_num_batched_tokens,
         .max_seqs = x->max_num_seqs,
         .max_samples = x->max_samples,
         .max_blocks_per_seq = (int32_t)div_ceil(x->max_len, x->block_size),
         .vocab = x->vocab,
-        .max_logits = draws(r) ? max_logits(x, strcmp(name, "cpu") != 0) : 0,
+        .max_logits = is_last_stage(r) ? max_logits(x, strcmp(name, "cpu") != 0) : 0,
         .deterministic = s->deterministic,
-        .comm = r->share ? r->share->comm : NULL,
-        .pipeline = r->share ? r->share->pipeline : NULL,
-        .share = r->share ? r->share->here : 0,
-        .local_world_size = n_here(r),
+        .comm = r->place ? r->place->comm : NULL,
+        .pipeline = r->place ? r->place->pipeline : NULL,
+        .share = r->place ? r->place->local_rank : 0,
+        .local_world_size = local_world_size(r),
     };
     return backend_open(&r->backend, name, &config, e);
 }
@@ -324,9 +323,9 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
         .max_tokens = x->max_num_batched_tokens,
         .max_logits = max_logits(x, gpu),
         .max_len = x->max_len,
-        .rank = r->share ? r->share->at.rank : 0,
+        .rank = r->place ? r->place->at.rank : 0,
         .n_ranks = n_ranks(r),
-        .stage = r->share ? r->share->at.stage : 0,
+        .stage = r->place ? r->place->at.stage : 0,
         .n_stages = n_stages(r),
     };
 
@@ -334,7 +333,7 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
     return model_open(&r->model, dir, c, &o, r->backend, e);
 }
 
-/* The cache takes what the weights left. */
+/* Allocates the KV pools from the memory that the weights left. */
 static int make_pools(struct runner *r, const struct settings *s, const struct model_config *c,
                       struct err *e)
 {
@@ -350,14 +349,14 @@ static int make_pools(struct runner *r, const struct settings *s, const struct m
                    k->act_dtype_of[o->dtype]);
     x->block_bytes = kv_layout_block_bytes(&layout);
     int rc = k->ops->memory(k, &memory, e);
-    if (!k->async) { /* the ranks of a machine share its memory */
-        memory.free_bytes /= n_here(r);
+    if (!k->async) { /* the ranks on a machine share its memory */
+        memory.free_bytes /= local_world_size(r);
     }
     if (rc == 0) {
         rc = runner_pools(x, s, &memory, k->async, e);
     }
-    if (rc == 0 && r->share) {
-        rc = r->share->agree(r->share, x, r->model, e);
+    if (rc == 0 && r->place) {
+        rc = r->place->agree(r->place, x, r->model, e);
     }
     if (rc == 0) {
         rc = k->ops->kv_create(k, &layout, x->n_blocks, x->n_host_blocks, e);
@@ -376,11 +375,11 @@ static int runner_start(struct runner *r, struct err *e)
     snprintf(x->info.device, sizeof(x->info.device), "%s: %s", r->backend->name,
              r->backend->device);
     if (r->backend->note[0]) {
-        log_event(LOG_WARN, "mended", LOG_STR("device", r->backend->device),
+        log_event(LOG_WARN, "device problem worked around", LOG_STR("device", r->backend->device),
                   LOG_STR("what", r->backend->note));
     }
     x->info.sets_up_sizes = r->backend->async;
-    bool direct = (r->backend->async && n_stages(r) == 1) || (r->share && r->share->direct);
+    bool direct = (r->backend->async && n_stages(r) == 1) || (r->place && r->place->direct);
     x->launch = direct ? direct_launch : threaded_launch;
     x->wait = direct ? direct_wait : threaded_wait;
     if (direct) {
@@ -402,11 +401,11 @@ static int runner_start(struct runner *r, struct err *e)
 int runner_open(struct executor **ret, const struct settings *s, const char *dir,
                 const struct model_config *c, struct err *e)
 {
-    return runner_open_share(ret, s, dir, c, NULL, e);
+    return runner_open_rank(ret, s, dir, c, NULL, e);
 }
 
-int runner_open_share(struct executor **ret, const struct settings *s, const char *dir,
-                      const struct model_config *c, struct rank_place *share, struct err *e)
+int runner_open_rank(struct executor **ret, const struct settings *s, const char *dir,
+                     const struct model_config *c, struct rank_place *place, struct err *e)
 {
     struct runner *r = calloc(1, sizeof(*r));
 
@@ -416,7 +415,7 @@ int runner_open_share(struct executor **ret, const struct settings *s, const cha
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->changed, NULL);
     r->base.free = runner_free;
-    r->share = share;
+    r->place = place;
     int rc = choose_backend(r, s, c, e);
     if (rc == 0) {
         rc = load_model(r, s, dir, c, e);

@@ -1,5 +1,6 @@
-/* The decisions of runner.c that are worth a test of their own: what the settings leave
- * open. */
+/* The executor of one rank (runner.c, opened by runner_open in executor.h): how a rank
+ * of many is opened, and the decisions about limits and pools, which have tests of
+ * their own. */
 #ifndef QUIRE_ENGINE_WORKERS_RUNNER_H
 #define QUIRE_ENGINE_WORKERS_RUNNER_H
 
@@ -9,35 +10,35 @@
 #include "kernels/comm/pipeline.h"
 #include "models/model.h"
 
-/* One rank of a model that several share. */
+/* The place of one rank among the ranks of a model. */
 struct rank_place {
-    struct pipeline_place at;
-    int32_t here, n_here;      /* its place among the ranks of this machine */
-    struct comm *comm;         /* NULL: one rank a stage */
-    struct pipeline *pipeline; /* NULL: one stage */
-    bool direct;               /* steps are computed inside launch, on the thread that calls it */
-    /* Between sizing the pools (x) and making them: all ranks settle for the least. */
-    int (*agree)(struct rank_place *share, struct executor_info *x, const struct model *m,
+    struct pipeline_place at;             /* stage, and tensor-parallel rank within it */
+    int32_t local_rank, local_world_size; /* rank among the ranks on this machine; their number */
+    struct comm *comm;                    /* all-reduce within the stage; NULL: one rank a stage */
+    struct pipeline *pipeline;            /* between stages; NULL: one stage */
+    bool direct;                          /* steps run inside launch, on the calling thread */
+    /* Called between sizing the KV pools (x) and allocating them: lowers x to the
+     * smallest pools of all ranks. */
+    int (*agree)(struct rank_place *place, struct executor_info *x, const struct model *m,
                  struct err *e);
 };
 
-/* runner_open for one rank of many. `share` outlives the executor. */
-int runner_open_share(struct executor **ret, const struct settings *s, const char *dir,
-                      const struct model_config *c, struct rank_place *share, struct err *e);
-/* `auto` becomes cuda or cpu, so that all ranks compute on one kind of device; a GPU
- * that is there is not passed over. One that is asked for is not looked at: the ranks
- * open it at once, all together. */
+/* runner_open for one rank of many. `place` must outlive the executor. */
+int runner_open_rank(struct executor **ret, const struct settings *s, const char *dir,
+                     const struct model_config *c, struct rank_place *place, struct err *e);
+/* Resolves device `auto` to cuda if a GPU opens, else to cpu, so that all ranks use one
+ * kind of device. An explicit device is not probed here: the ranks open it together. */
 void runner_choose_device(struct settings *s);
-/* The type of the weights on the device. */
+/* The data type of the weights on the device. */
 enum dtype runner_dtype(const struct settings *s, const struct model_config *c);
 
-/* Sequences, tokens, sampling rows of a step and the longest sequence, by device: into
- * `ret`. */
+/* Sets the limits of a step (sequences, tokens, sampling rows) and the longest
+ * sequence, by device. */
 int runner_limits(struct executor_info *ret, const struct settings *s, const struct model_config *c,
                   bool gpu, struct err *e);
-/* Blocks for the device and the host, from the settings and the memory there is once
- * the weights are in place. ret->block_bytes is set; ret->max_len shrinks to what the
- * pool holds unless max_model_len was given. */
+/* Sets the number of KV blocks on the device and the host, from the settings and the
+ * memory that is free once the weights are loaded. ret->block_bytes is an input;
+ * ret->max_len is lowered to what the pool holds unless max_model_len was given. */
 int runner_pools(struct executor_info *ret, const struct settings *s,
                  const struct backend_memory *m, bool gpu, struct err *e);
 

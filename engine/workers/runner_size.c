@@ -1,20 +1,18 @@
-/* How large: the limits of a step by device, and the KV pool by memory. */
+/* Sizes: the limits of a step by device, and the KV pool by free memory. */
 #include <string.h>
 
 #include "engine/workers/runner.h"
 
 #define CPU_KV_BYTES ((int64_t)2 << 30)
-/* A whole step of 8192 prompt tokens keeps those who decode waiting for 200 ms (8B on
- * an H200). Steps of 54 ms take 2048 tokens there, and have room for some that are
- * slower: a burst of 256 prompts of 512 is done a tenth sooner than with 38, because
- * fewer steps read the caches of all who decode; under a steady load steps are shorter,
- * as they take only what is due (bound_prefill). Products of 512 rows, 1024 and so on
- * take less time a row than those between, so steps are whole multiples. With fair
- * shares a CPU's steps are kept short for the same reason: whoever comes waits for the
- * one that runs. */
+/* Default durations of a step, which bound how long running sequences wait for another
+ * request's prefill. GPU_ITL_US gives steps large enough to amortise reading the caches
+ * of all sequences that decode, with reserve for slow steps; under a steady load steps
+ * are shorter, because they take only the tokens that are due. Products over multiples
+ * of GPU_STEP_QUANTUM rows cost less per row than sizes in between. FAIR_ITL_US applies
+ * to a CPU under policy: fair: a new request waits for the running step. */
 enum { GPU_ITL_US = 54000, GPU_STEP_QUANTUM = 512, FAIR_ITL_US = 50000 };
-/* Steps of a GPU that tenants share: the one that runs and its own make whoever comes
- * wait no longer than twice what it would alone (512 tokens, 8B on an H200). */
+/* Default duration of a GPU's step while several tenants are active: the running step
+ * and its own delay a new request to no more than about twice its time alone. */
 enum { GPU_SHARED_US = 9000 };
 enum { SCORES_MAX = 1024, MAX_BLOCKS = 1 << 26 };
 
@@ -45,7 +43,7 @@ int runner_limits(struct executor_info *ret, const struct settings *s, const str
     return 0;
 }
 
-/* Bytes for the device's pool where kv_blocks says nothing. */
+/* Bytes for the device's pool if kv_blocks is not set. */
 static int64_t pool_bytes(const struct settings *s, const struct backend_memory *m, bool gpu)
 {
     if (s->kv_cache_memory > 0) {
@@ -58,9 +56,9 @@ static int64_t pool_bytes(const struct settings *s, const struct backend_memory 
     return (int64_t)(s->gpu_memory_utilization * (double)m->total_bytes) - taken;
 }
 
-/* On a GPU swap_space holds what is preempted. On a CPU the host's memory is the
- * device's: swapping would only copy, so there is a host pool only where swapping was
- * asked for by name. */
+/* Blocks of the host pool. On a GPU it holds preempted sequences. On a CPU, host memory
+ * is device memory and swapping would only copy, so there is a host pool only if
+ * preemption is set to swap. */
 static int64_t host_blocks(const struct settings *s, const struct executor_info *x, bool gpu)
 {
     bool wanted = gpu ? s->preemption != PREEMPT_RECOMPUTE : s->preemption == PREEMPT_SWAP;

@@ -143,10 +143,10 @@ def test_the_ranks_of_a_node_end_with_node_0(start, node):
 def test_strangers_are_refused_and_change_nothing(start, node):
     port = free_port()
     s = start(*cluster(port, 2, 2), model=DEMO, wait=False)
-    wait_for("nobody listens", lambda: socket.socket().connect_ex(("127.0.0.1", int(port))) == 0)
+    wait_for("nothing listens", lambda: socket.socket().connect_ex(("127.0.0.1", int(port))) == 0)
     with socket.create_connection(("127.0.0.1", int(port))) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 8)
-        wait_for("a stranger is not refused", lambda: "no rank's greeting" in s.log)
+        wait_for("a stranger is not refused", lambda: "not a rank's greeting" in s.log)
     for wrong, what in ((cluster(port, 4, 2), "tensor"), (cluster(port, 2, 2, stages=2), "pipeline")):
         status, log = node(*wrong, "--node-rank", "1").end()
         assert status == 1 and f"refused by rank 0: it has {what}_parallel_size" in log, log
@@ -175,9 +175,9 @@ def run(*flags, env=None):
 def test_a_node_that_does_not_come_is_named():
     two = ("--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--node-timeout", "1s")
     first = run(*two, "--master-port", free_port())
-    assert first.returncode == 1 and "rank 1, on node 1, has not come within node_timeout, 1 s" in first.stderr, first.stderr
+    assert first.returncode == 1 and "rank 1, on node 1, has not connected within node_timeout, 1 s" in first.stderr, first.stderr
     second = run(*two, "--master-port", free_port(), "--node-rank", "1")
-    assert second.returncode == 1 and "nobody listens at 127.0.0.1" in second.stderr, second.stderr
+    assert second.returncode == 1 and "nothing listens at 127.0.0.1" in second.stderr, second.stderr
 
 
 def test_a_name_that_nobody_knows_is_told():

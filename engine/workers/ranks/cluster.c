@@ -1,5 +1,6 @@
-/* See cluster.h. A greeting is answered before the connection is used: with the size
- * of rank 0's messages, or why it is refused. */
+/* See cluster.h. A connection begins with a greeting. Rank 0 answers a control greeting
+ * with the size of its messages; a greeting that is refused is answered with the
+ * reason. */
 #include "engine/workers/ranks/cluster.h"
 
 #include <errno.h>
@@ -18,20 +19,20 @@
 
 enum {
     GREETING_MAGIC = 0x51524e35,
-    GREETING_S = 5, /* for a greeting or its answer to come whole */
-    RETRY_MS = 50,
-    LOOK_UP_MS = 500,
-    MOST_SLOT_BYTES = 1 << 30,
+    GREETING_TIMEOUT_S = 5,   /* for a greeting or its answer to arrive */
+    CONNECT_RETRY_MS = 50,    /* between attempts to connect, and for one accept */
+    LOOKUP_RETRY_MS = 500,    /* between look-ups of an unknown name */
+    MAX_SLOT_BYTES = 1 << 30, /* of a message that rank 0 announces */
 };
 
 struct greeting {
     uint32_t magic, kind;
     int32_t rank, n_ranks, n_stages;
-    int32_t port; /* where it listens itself; control only */
+    int32_t port; /* on which it listens; control only */
     char version[32];
 };
 
-/* Of a control greeting. */
+/* The answer to a greeting: always to control, otherwise only if refused. */
 struct answer {
     uint32_t magic;
     int32_t ok;
@@ -39,9 +40,9 @@ struct answer {
     char why[160];
 };
 
-static void set_up(int fd)
+static void set_timeouts(int fd)
 {
-    struct timeval t = {.tv_sec = GREETING_S};
+    struct timeval t = {.tv_sec = GREETING_TIMEOUT_S};
 
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int));
@@ -49,7 +50,7 @@ static void set_up(int fd)
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof(t));
 }
 
-static void end_set_up(int fd)
+static void clear_timeouts(int fd)
 {
     struct timeval none = {0};
 
@@ -57,13 +58,12 @@ static void end_set_up(int fd)
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof(none));
 }
 
-static bool whole(ssize_t n, size_t wanted)
+static bool is_complete(ssize_t n, size_t wanted)
 {
     return n == (ssize_t)wanted;
 }
 
-/* The addresses of a name, which may have to become known first; the caller frees
- * them. */
+/* Resolves a name, waiting for it to become known; the caller frees the list. */
 static int resolve(struct addrinfo **ret, const char *address, int port, bool listens,
                    int64_t wait_us, struct err *e)
 {
@@ -73,16 +73,16 @@ static int resolve(struct addrinfo **ret, const char *address, int port, bool li
     int rc;
 
     snprintf(service, sizeof(service), "%d", port);
-    for (bool told = false;; told = true) {
+    for (bool logged = false;; logged = true) {
         rc = getaddrinfo(*address ? address : NULL, service, &hints, ret);
         if ((rc != EAI_NONAME && rc != EAI_AGAIN) || clock_us() > until_us) {
             break;
         }
-        if (!told) {
+        if (!logged) {
             log_event(LOG_WARN, "master_addr is not known yet", LOG_STR("master_addr", address),
                       LOG_STR("because", gai_strerror(rc)));
         }
-        nanosleep(&(struct timespec){.tv_nsec = LOOK_UP_MS * 1000000L}, NULL);
+        nanosleep(&(struct timespec){.tv_nsec = LOOKUP_RETRY_MS * 1000000L}, NULL);
     }
     return rc == 0 ? 0
                    : err_set_param(e, ERR_INVALID, "master_addr", "master_addr \"%.80s\": %s",
@@ -115,7 +115,7 @@ void cluster_release(struct cluster *n)
     cluster_init(n, &n->at);
 }
 
-/* ---- who has to do with whom ---- */
+/* ---- which ranks connect ---- */
 
 /* Whether activations go from a to b. */
 static bool forwards(struct pipeline_place a, struct pipeline_place b)
@@ -123,13 +123,13 @@ static bool forwards(struct pipeline_place a, struct pipeline_place b)
     return b.stage == a.stage + 1 && b.rank == a.rank;
 }
 
-/* Whether tokens do. */
+/* Whether sampled tokens go from a to b. */
 static bool returns(struct pipeline_place a, struct pipeline_place b)
 {
     return a.n_stages > 1 && pipeline_is_last(&a) && a.rank == 0 && b.stage == 0;
 }
 
-/* Whether there is to be a connection of this kind between a rank and another. */
+/* Whether this rank needs a connection of this kind with another. */
 static bool linked(const struct cluster *n, enum cluster_link_kind kind, int32_t other)
 {
     struct pipeline_place a = n->at, b = pipeline_place_of(other, a.n_stages, a.n_ranks);
@@ -168,9 +168,9 @@ int32_t cluster_unlinked(const struct cluster *n)
     return -1;
 }
 
-/* ---- who is asked ---- */
+/* ---- accepting ---- */
 
-/* 0, or errno. */
+/* Listens on an address. 0, or errno. */
 static int listen_at(struct cluster *n, const struct sockaddr *address, socklen_t len)
 {
     int fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -205,14 +205,14 @@ int cluster_listen(struct cluster *n, const char *address, int port, int64_t wai
     return rc;
 }
 
-/* Why a greeting is refused; empty: it is not. */
-static void judge(const struct cluster *n, const struct greeting *g, char *why, size_t cap)
+/* Sets `why` to the reason for refusing a greeting; empty: it is accepted. */
+static void set_refusal(const struct cluster *n, const struct greeting *g, char *why, size_t cap)
 {
     const struct pipeline_place *at = &n->at;
 
     *why = '\0';
     if (g->magic != GREETING_MAGIC || g->kind >= CLUSTER_KINDS) {
-        snprintf(why, cap, "that is no rank's greeting");
+        snprintf(why, cap, "not a rank's greeting");
     } else if (memcmp(g->version, QUIRE_VERSION, sizeof(QUIRE_VERSION)) != 0) {
         snprintf(why, cap, "it is quire %.31s, rank 0 is %s: all must be the same", g->version,
                  QUIRE_VERSION);
@@ -224,9 +224,10 @@ static void judge(const struct cluster *n, const struct greeting *g, char *why, 
                  at->n_stages);
     } else if (g->rank < 1 || g->rank >= n->n ||
                !linked(n, (enum cluster_link_kind)g->kind, g->rank)) {
-        snprintf(why, cap, "rank %d of %d is not possible", g->rank, n->n);
+        snprintf(why, cap, "rank %d of %d is impossible", g->rank, n->n);
     } else if (n->fd[g->kind][g->rank] >= 0) {
-        snprintf(why, cap, "rank %d is there already: do two nodes have one node_rank?", g->rank);
+        snprintf(why, cap, "rank %d is already connected: do two nodes have the same node_rank?",
+                 g->rank);
     }
 }
 
@@ -245,7 +246,7 @@ static int port_of(const struct sockaddr_storage *a)
                                           : ((const struct sockaddr_in *)a)->sin_port);
 }
 
-void cluster_admit(struct cluster *n, size_t slot_bytes, int ms)
+void cluster_accept(struct cluster *n, size_t slot_bytes, int ms)
 {
     struct pollfd p = {.fd = n->listen_fd, .events = POLLIN};
     struct answer a = {.magic = GREETING_MAGIC, .slot_bytes = slot_bytes};
@@ -259,43 +260,45 @@ void cluster_admit(struct cluster *n, size_t slot_bytes, int ms)
     if (fd < 0) {
         return;
     }
-    set_up(fd);
+    set_timeouts(fd);
     ssize_t got = recv(fd, &g, sizeof(g), MSG_WAITALL);
     g.version[sizeof(g.version) - 1] = '\0';
-    if (!whole(got, sizeof(g))) {
+    if (!is_complete(got, sizeof(g))) {
         g.magic = 0;
     }
-    judge(n, &g, a.why, sizeof(a.why));
+    set_refusal(n, &g, a.why, sizeof(a.why));
     a.ok = a.why[0] == '\0';
-    bool told = (a.ok && g.kind != CLUSTER_CONTROL) ||
-                whole(send(fd, &a, sizeof(a), MSG_NOSIGNAL), sizeof(a));
+    bool answered = (a.ok && g.kind != CLUSTER_CONTROL) ||
+                    is_complete(send(fd, &a, sizeof(a), MSG_NOSIGNAL), sizeof(a));
     if (!a.ok) {
-        log_event(LOG_WARN, "a connection of the ranks was refused", LOG_STR("why", a.why));
+        log_event(LOG_WARN, "rank connection refused", LOG_STR("why", a.why));
     }
-    if (!a.ok || !told) {
+    if (!a.ok || !answered) {
         close(fd);
         return;
     }
-    end_set_up(fd);
+    clear_timeouts(fd);
     n->fd[g.kind][g.rank] = fd;
     if (g.kind == CLUSTER_CONTROL) {
         set_port(&from, g.port);
-        n->where[g.rank] = from;
+        n->address[g.rank] = from;
     }
 }
 
-int cluster_introduce(struct cluster *n, struct err *e)
+int cluster_send_addresses(struct cluster *n, struct err *e)
 {
     for (int32_t r = 1; r < n->n; r++) {
-        if (!whole(send(n->fd[CLUSTER_CONTROL][r], n->where, sizeof(n->where), MSG_NOSIGNAL),
-                   sizeof(n->where))) {
-            return err_set(e, ERR_IO, "rank %d closed its connection before the ranks had met", r);
+        if (!is_complete(
+                send(n->fd[CLUSTER_CONTROL][r], n->address, sizeof(n->address), MSG_NOSIGNAL),
+                sizeof(n->address))) {
+            return err_set(e, ERR_IO,
+                           "rank %d closed its connection before all ranks had connected", r);
         }
     }
     return 0;
 }
 
-/* ---- who asks ---- */
+/* ---- connecting ---- */
 
 static int connect_to(const struct sockaddr *address, socklen_t len)
 {
@@ -304,7 +307,7 @@ static int connect_to(const struct sockaddr *address, socklen_t len)
     if (fd < 0) {
         return -1;
     }
-    set_up(fd); /* bounds connect too */
+    set_timeouts(fd); /* bounds connect() too */
     if (connect(fd, address, len) == 0) {
         return fd;
     }
@@ -322,7 +325,7 @@ static int connect_once(const struct addrinfo *found)
     return fd;
 }
 
-static bool say_hello(const struct cluster *n, int fd, enum cluster_link_kind kind, int port)
+static bool send_greeting(const struct cluster *n, int fd, enum cluster_link_kind kind, int port)
 {
     struct greeting g = {.magic = GREETING_MAGIC,
                          .kind = (uint32_t)kind,
@@ -332,11 +335,12 @@ static bool say_hello(const struct cluster *n, int fd, enum cluster_link_kind ki
                          .port = port};
 
     snprintf(g.version, sizeof(g.version), "%s", QUIRE_VERSION);
-    return whole(send(fd, &g, sizeof(g), MSG_NOSIGNAL), sizeof(g));
+    return is_complete(send(fd, &g, sizeof(g), MSG_NOSIGNAL), sizeof(g));
 }
 
-/* Greet rank 0, having a port of its own on the address by which it is reached. */
-static int greet(struct cluster *n, int fd, size_t *ret_slot_bytes, struct err *e)
+/* Listens on the address from which rank 0 is reached, and sends rank 0 a greeting with
+ * the port. */
+static int greet_rank0(struct cluster *n, int fd, size_t *ret_slot_bytes, struct err *e)
 {
     struct sockaddr_storage own = {0};
     socklen_t len = sizeof(own);
@@ -349,47 +353,50 @@ static int greet(struct cluster *n, int fd, size_t *ret_slot_bytes, struct err *
     if (why || getsockname(n->listen_fd, (struct sockaddr *)&own, &len) < 0) {
         return err_set(e, ERR_IO, "rank %d cannot listen: %s", rank, strerror(why ? why : errno));
     }
-    if (!say_hello(n, fd, CLUSTER_CONTROL, port_of(&own)) ||
-        !whole(recv(fd, &a, sizeof(a), MSG_WAITALL), sizeof(a)) || a.magic != GREETING_MAGIC) {
+    if (!send_greeting(n, fd, CLUSTER_CONTROL, port_of(&own)) ||
+        !is_complete(recv(fd, &a, sizeof(a), MSG_WAITALL), sizeof(a)) ||
+        a.magic != GREETING_MAGIC) {
         return err_set(e, ERR_IO,
-                       "rank %d: what listens at master_addr and master_port is no rank 0", rank);
+                       "rank %d: the process at master_addr and master_port is not rank 0", rank);
     }
     a.why[sizeof(a.why) - 1] = '\0';
     if (!a.ok) {
         return err_set(e, ERR_INVALID, "rank %d is refused by rank 0: %s", rank, a.why);
     }
-    if (a.slot_bytes > MOST_SLOT_BYTES) {
-        return err_set(e, ERR_INVALID, "rank 0 speaks of messages of %llu bytes",
+    if (a.slot_bytes > MAX_SLOT_BYTES) {
+        return err_set(e, ERR_INVALID,
+                       "rank 0 announces messages of %llu bytes, which is too large",
                        (unsigned long long)a.slot_bytes);
     }
     *ret_slot_bytes = (size_t)a.slot_bytes;
-    end_set_up(fd);
+    clear_timeouts(fd);
     return 0;
 }
 
-/* Where all are, which rank 0 says when they are there. */
-static int learn(struct cluster *n, int64_t wait_us, struct err *e)
+/* Receives the table of addresses, which rank 0 sends once all ranks have connected. */
+static int receive_addresses(struct cluster *n, int64_t wait_us, struct err *e)
 {
     int fd = n->fd[CLUSTER_CONTROL][0];
     struct pollfd p = {.fd = fd, .events = POLLIN};
-    socklen_t len = sizeof(n->where[0]);
+    socklen_t len = sizeof(n->address[0]);
 
     if (poll(&p, 1, (int)MIN(wait_us / 1000, INT32_MAX)) < 1) {
-        return err_set(e, ERR_TIMEOUT, "rank %d: rank 0 says nothing for %.0f s: do nodes miss?",
+        return err_set(e, ERR_TIMEOUT,
+                       "rank %d: rank 0 has sent nothing for %.0f s: are nodes missing?",
                        own_number(n), (double)wait_us * 1e-6);
     }
-    if (!whole(recv(fd, n->where, sizeof(n->where), MSG_WAITALL), sizeof(n->where))) {
+    if (!is_complete(recv(fd, n->address, sizeof(n->address), MSG_WAITALL), sizeof(n->address))) {
         return err_set(e, ERR_IO, "rank 0 closed its connection");
     }
-    if (getpeername(fd, (struct sockaddr *)&n->where[0], &len) < 0) {
+    if (getpeername(fd, (struct sockaddr *)&n->address[0], &len) < 0) {
         return err_set(e, ERR_IO, "rank 0 closed its connection");
     }
     return 0;
 }
 
-/* Connect to the lower ones, and take in the higher: who waits for whom has an end at
- * rank 0. */
-static int link_up(struct cluster *n, int64_t wait_us, struct err *e)
+/* Connects to lower-numbered ranks, then accepts higher-numbered ones. Waits form no
+ * cycle, because each rank waits for lower ones first. */
+static int connect_peers(struct cluster *n, int64_t wait_us, struct err *e)
 {
     int64_t until_us = clock_us() + wait_us;
     int32_t own = own_number(n), missing;
@@ -400,20 +407,20 @@ static int link_up(struct cluster *n, int64_t wait_us, struct err *e)
             if (!linked(n, kind, r)) {
                 continue;
             }
-            n->fd[k][r] = connect_to((struct sockaddr *)&n->where[r], sizeof(n->where[r]));
-            if (n->fd[k][r] < 0 || !say_hello(n, n->fd[k][r], kind, 0)) {
-                return err_set(e, ERR_IO, "rank %d does not reach rank %d, port %d of its node: %s",
-                               own, r, port_of(&n->where[r]), strerror(errno));
+            n->fd[k][r] = connect_to((struct sockaddr *)&n->address[r], sizeof(n->address[r]));
+            if (n->fd[k][r] < 0 || !send_greeting(n, n->fd[k][r], kind, 0)) {
+                return err_set(e, ERR_IO, "rank %d cannot reach rank %d at port %d of its node: %s",
+                               own, r, port_of(&n->address[r]), strerror(errno));
             }
-            end_set_up(n->fd[k][r]);
+            clear_timeouts(n->fd[k][r]);
         }
     }
     while ((missing = cluster_unlinked(n)) >= 0) {
         if (clock_us() > until_us) {
-            return err_set(e, ERR_TIMEOUT, "rank %d: rank %d has not come for %.0f s", own, missing,
-                           (double)wait_us * 1e-6);
+            return err_set(e, ERR_TIMEOUT, "rank %d: rank %d has not connected within %.0f s", own,
+                           missing, (double)wait_us * 1e-6);
         }
-        cluster_admit(n, 0, RETRY_MS);
+        cluster_accept(n, 0, CONNECT_RETRY_MS);
         char byte;
         if (recv(n->fd[CLUSTER_CONTROL][0], &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) {
             return err_set(e, ERR_IO, "rank 0 closed its connection");
@@ -431,21 +438,21 @@ int cluster_join(struct cluster *n, size_t *ret_slot_bytes, const char *address,
     int rc = resolve(&found, address, port, false, wait_us, e);
 
     while (rc == 0 && (*fd = connect_once(found)) < 0 && clock_us() < until_us) {
-        nanosleep(&(struct timespec){.tv_nsec = RETRY_MS * 1000000L}, NULL);
+        nanosleep(&(struct timespec){.tv_nsec = CONNECT_RETRY_MS * 1000000L}, NULL);
     }
     if (found) {
         freeaddrinfo(found);
     }
     if (rc == 0 && *fd < 0) {
         rc = err_set(e, ERR_TIMEOUT,
-                     "rank %d: nobody listens at %.80s, port %d, for %.0f s: is node 0 there?",
+                     "rank %d: nothing listens at %.80s, port %d, after %.0f s: is node 0 running?",
                      own_number(n), address, port, (double)wait_us * 1e-6);
     }
     if (rc == 0) {
-        rc = greet(n, *fd, ret_slot_bytes, e);
+        rc = greet_rank0(n, *fd, ret_slot_bytes, e);
     }
     if (rc == 0) {
-        rc = learn(n, 2 * wait_us, e);
+        rc = receive_addresses(n, 2 * wait_us, e);
     }
-    return rc < 0 ? rc : link_up(n, wait_us, e);
+    return rc < 0 ? rc : connect_peers(n, wait_us, e);
 }

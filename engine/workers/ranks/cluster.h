@@ -1,17 +1,17 @@
-/* Ranks of several machines find each other:
+/* How ranks on several machines connect to each other:
  *
- *     rank 0 listens ◄── control ── every other rank, which listens too and says where
- *     all are there ──► table of addresses to all
- *                   ──► each connects to the lower of those it has to do with
+ *     rank 0 listens ◄── control ── every other rank, with the port on which it listens
+ *     all have connected ──► table of addresses to all
+ *                        ──► each connects to the lower-numbered ranks that it needs
  *
- * Control is for what rank 0 and another tell each other (step_channel.h,
- * control_msg.h). Who else has to do with whom: a stage's ranks with its first
- * (comm_tcp.c), a rank with its like in the stages before and after, and the last
- * stage's first with the ranks of the first stage (pipeline_tcp.c).
+ * Control connections carry what rank 0 and another rank send each other
+ * (step_channel.h, control_msg.h). The other connections: a stage's ranks with its
+ * first rank (comm_tcp.c), a rank with its counterparts in the stages before and after,
+ * and the last stage's first rank with the ranks of the first stage (pipeline_tcp.c).
  *
- * The ports are for a cluster's own network: whoever reaches them can say it were a
- * rank. What is no rank's greeting is refused, logged, and changes nothing.
- */
+ * The ports are for a cluster's private network: anyone who can reach them can
+ * impersonate a rank. A connection without a valid greeting is refused and logged, and
+ * changes nothing. */
 #ifndef QUIRE_ENGINE_WORKERS_RANKS_CLUSTER_H
 #define QUIRE_ENGINE_WORKERS_RANKS_CLUSTER_H
 
@@ -22,48 +22,49 @@
 #include "kernels/comm/pipeline.h"
 
 enum cluster_link_kind {
-    CLUSTER_CONTROL,
-    CLUSTER_COMM,
+    CLUSTER_CONTROL, /* rank 0 and another rank */
+    CLUSTER_COMM,    /* all-reduce within a stage */
     CLUSTER_FORWARD, /* activations to the next stage */
     CLUSTER_BACK,    /* tokens to the first stage */
     CLUSTER_KINDS
 };
 
-/* A rank's side of it. */
+/* A rank's connections. */
 struct cluster {
-    struct pipeline_place at;
-    int32_t n;                                     /* ranks in all */
-    int listen_fd;                                 /* -1: none */
-    int fd[CLUSTER_KINDS][COMM_MAX_RANKS];         /* by the other rank's number; -1: not there */
-    struct sockaddr_storage where[COMM_MAX_RANKS]; /* they listen */
+    struct pipeline_place at; /* this rank's */
+    int32_t n;                /* ranks in all */
+    int listen_fd;            /* -1: none */
+    /* by the other rank's number; -1: not connected */
+    int fd[CLUSTER_KINDS][COMM_MAX_RANKS];
+    struct sockaddr_storage address[COMM_MAX_RANKS]; /* where each rank listens */
 };
 
-/* Nothing is open. */
+/* Initially no connection is open. */
 void cluster_init(struct cluster *n, const struct pipeline_place *at);
-/* Rank 0 listens; `address` is this machine's, "" any. Names that nobody knows yet are
- * asked for again for up to wait_us, here and in cluster_join: in a cluster they come
- * with the machines. */
+/* Rank 0: listens on `address`, this machine's ("": any). An unknown name is looked up
+ * again for up to wait_us, here and in cluster_join, because a cluster's names may
+ * appear only when its machines start. */
 int cluster_listen(struct cluster *n, const char *address, int port, int64_t wait_us,
                    struct err *e);
-/* Take in one that comes within `ms`, if any does. slot_bytes: what rank 0's messages
- * hold. */
-void cluster_admit(struct cluster *n, size_t slot_bytes, int ms);
-/* Rank 0: the first rank whose control is not there; -1: all are. */
+/* Accepts one connection if any arrives within `ms`. slot_bytes: the size of rank 0's
+ * messages. */
+void cluster_accept(struct cluster *n, size_t slot_bytes, int ms);
+/* Rank 0: the first rank without a control connection; -1: none. */
 int32_t cluster_missing(const struct cluster *n);
-/* Rank 0, when none is missing: tells all where the others are. */
-int cluster_introduce(struct cluster *n, struct err *e);
-/* The first rank to which another connection is not there; -1: all are. */
+/* Rank 0, once none is missing: sends every rank the table of addresses. */
+int cluster_send_addresses(struct cluster *n, struct err *e);
+/* The first rank to which a connection other than control is missing; -1: none. */
 int32_t cluster_unlinked(const struct cluster *n);
-/* Closes what is not -1. */
+/* Closes every open connection. */
 void cluster_release(struct cluster *n);
 
-/* Another rank: all of this. It tries again for up to wait_us while nobody listens
- * there, and waits as long for each of the others. */
+/* Any other rank: makes all its connections. Retries for up to wait_us while rank 0
+ * does not listen yet, and waits as long for each other rank. */
 int cluster_join(struct cluster *n, size_t *ret_slot_bytes, const char *address, int port,
                  int64_t wait_us, struct err *e);
 
-/* step_channel_tcp.c: messages over connected sockets, fd[rank], [0] on all but rank 0;
- * those stay the caller's. */
+/* step_channel_tcp.c: a step channel over connected sockets, fd[rank] on rank 0, fd[0]
+ * on the others. The sockets stay the caller's. */
 int tcp_channel_open(struct step_channel **ret, const int *fd, int32_t rank, int32_t n_ranks,
                      size_t slot_bytes, struct err *e);
 

@@ -8,7 +8,7 @@
 
 #include "config/base/limits.h"
 
-enum { NOTE_MAGIC = 0x51524e34, REST_MS = 10000 /* for what follows a beginning */ };
+enum { CONTROL_MAGIC = 0x51524e34, REST_MS = 10000 /* for the rest of a message that has begun */ };
 
 void rank_hello_fill(struct rank_hello *ret, const struct executor_info *x, const struct model *m,
                      bool deterministic)
@@ -78,14 +78,14 @@ static int send_all(int fd, const void *data, size_t n_bytes, struct err *e)
     for (size_t at = 0; at < n_bytes;) {
         ssize_t sent = send(fd, (const char *)data + at, n_bytes - at, MSG_NOSIGNAL);
         if (sent < 0 && errno != EINTR) {
-            return err_set(e, ERR_IO, "rank 0 does not listen: %s", strerror(errno));
+            return err_set(e, ERR_IO, "cannot send to rank 0: %s", strerror(errno));
         }
         at += (size_t)MAX(sent, 0);
     }
     return 0;
 }
 
-/* 1, 0 when the other end is closed, ERR_IO. */
+/* 1; 0: the other end closed the connection; ERR_IO. */
 static int receive_all(int fd, void *data, size_t n_bytes, struct err *e)
 {
     struct pollfd p = {.fd = fd, .events = POLLIN};
@@ -98,9 +98,9 @@ static int receive_all(int fd, void *data, size_t n_bytes, struct err *e)
         if (got > 0) {
             at += (size_t)got;
         } else if (errno != EAGAIN && errno != EINTR) {
-            return err_set(e, ERR_IO, "a rank's note: %s", strerror(errno));
+            return err_set(e, ERR_IO, "a rank's control message: %s", strerror(errno));
         } else if (poll(&p, 1, at > 0 ? REST_MS : -1) == 0) {
-            return err_set(e, ERR_IO, "a rank's note has no end");
+            return err_set(e, ERR_IO, "a rank's control message is incomplete");
         }
     }
     return 1;
@@ -108,79 +108,79 @@ static int receive_all(int fd, void *data, size_t n_bytes, struct err *e)
 
 int control_msg_send(int fd, const struct control_msg *n, struct err *e)
 {
-    struct control_msg note = *n;
+    struct control_msg msg = *n;
 
-    note.magic = NOTE_MAGIC;
-    return send_all(fd, &note, sizeof(note), e);
+    msg.magic = CONTROL_MAGIC;
+    return send_all(fd, &msg, sizeof(msg), e);
 }
 
 int control_msg_receive(int fd, struct control_msg *ret, struct err *e)
 {
-    struct control_msg note;
-    int rc = receive_all(fd, &note, sizeof(note), e);
+    struct control_msg msg;
+    int rc = receive_all(fd, &msg, sizeof(msg), e);
 
     if (rc < 1) {
         return rc;
     }
-    note.text[sizeof(note.text) - 1] = '\0';
-    note.hello.version[sizeof(note.hello.version) - 1] = '\0';
-    if (note.magic != NOTE_MAGIC || note.kind < NOTE_HELLO || note.kind > NOTE_RESULTS) {
-        return err_set(e, ERR_INVALID, "what came is no rank's note");
+    msg.text[sizeof(msg.text) - 1] = '\0';
+    msg.hello.version[sizeof(msg.hello.version) - 1] = '\0';
+    if (msg.magic != CONTROL_MAGIC || msg.kind < CONTROL_HELLO || msg.kind > CONTROL_RESULTS) {
+        return err_set(e, ERR_INVALID, "not a rank's control message");
     }
-    *ret = note;
+    *ret = msg;
     return 1;
 }
 
 /* ---- results ---- */
 
-/* The four arrays of results, and how much each holds. */
-struct piece {
+/* One of the four arrays of results. */
+struct array {
     const void *data;
     size_t n_bytes;
 };
-enum { N_PIECES = 4 };
+enum { N_ARRAYS = 4 };
 
-static void pieces(const struct results *r, struct piece *ret)
+static void arrays_of(const struct results *r, struct array *ret)
 {
     size_t row = (size_t)r->n_samples * sizeof(int32_t), top = row * (size_t)r->top_stride;
 
-    ret[0] = (struct piece){r->token, row};
-    ret[1] = (struct piece){r->logprob, row};
-    ret[2] = (struct piece){r->top_token, top};
-    ret[3] = (struct piece){r->top_logprob, top};
+    ret[0] = (struct array){r->token, row};
+    ret[1] = (struct array){r->logprob, row};
+    ret[2] = (struct array){r->top_token, top};
+    ret[3] = (struct array){r->top_logprob, top};
 }
 
 int rank_results_send(int fd, int32_t rank, const struct results *r, struct err *e)
 {
-    struct control_msg note = {.kind = NOTE_RESULTS,
-                               .rank = rank,
-                               .step = r->step,
-                               .n_samples = r->n_samples,
-                               .top_stride = r->top_stride};
-    struct piece piece[N_PIECES];
-    int rc = control_msg_send(fd, &note, e);
+    struct control_msg msg = {.kind = CONTROL_RESULTS,
+                              .rank = rank,
+                              .step = r->step,
+                              .n_samples = r->n_samples,
+                              .top_stride = r->top_stride};
+    struct array array[N_ARRAYS];
+    int rc = control_msg_send(fd, &msg, e);
 
-    pieces(r, piece);
-    for (int i = 0; i < N_PIECES && rc == 0; i++) {
-        rc = send_all(fd, piece[i].data, piece[i].n_bytes, e);
+    arrays_of(r, array);
+    for (int i = 0; i < N_ARRAYS && rc == 0; i++) {
+        rc = send_all(fd, array[i].data, array[i].n_bytes, e);
     }
     return rc;
 }
 
-int rank_results_receive(int fd, const struct control_msg *note, struct gathered *g,
+int rank_results_receive(int fd, const struct control_msg *msg, struct gathered *g,
                          int32_t max_samples, struct err *e)
 {
-    struct piece piece[N_PIECES];
+    struct array array[N_ARRAYS];
 
-    if (note->n_samples < 0 || note->n_samples > max_samples || note->top_stride < 0 ||
-        note->top_stride > MAX((int)LIMIT_CANDIDATES, (int)LIMIT_LOGPROBS)) {
-        return err_set(e, ERR_INVALID, "what came are no rank's results");
+    if (msg->n_samples < 0 || msg->n_samples > max_samples || msg->top_stride < 0 ||
+        msg->top_stride > MAX((int)LIMIT_CANDIDATES, (int)LIMIT_LOGPROBS)) {
+        return err_set(e, ERR_INVALID, "not a rank's results");
     }
-    int rc = gathered_begin(g, note->step, note->n_samples, note->top_stride, e);
+    int rc = gathered_begin(g, msg->step, msg->n_samples, msg->top_stride, e);
     rc = rc < 0 ? rc : 1;
-    pieces(&g->results, piece);
-    for (int i = 0; i < N_PIECES && rc == 1; i++) {
-        rc = receive_all(fd, (void *)(uintptr_t)piece[i].data, piece[i].n_bytes, e);
+    arrays_of(&g->results, array);
+    for (int i = 0; i < N_ARRAYS && rc == 1; i++) {
+        rc = receive_all(fd, (void *)(uintptr_t)array[i].data, array[i].n_bytes, e);
     }
     return rc;
 }

@@ -1,6 +1,7 @@
-/* What ranks tell rank 0, over a socket: who they are, that they are ready, why they
- * cannot go on. Rare, of one size; but the rank that draws for a pipeline tells the
- * results of every step, which follow their note. */
+/* Control messages, which ranks send to rank 0 over a socket: their configuration, that
+ * they are ready, why they failed. All have one size and are rare, except that in a
+ * pipeline the rank that samples sends the results of every step, whose rows follow the
+ * message. */
 #ifndef QUIRE_ENGINE_WORKERS_RANKS_CONTROL_MSG_H
 #define QUIRE_ENGINE_WORKERS_RANKS_CONTROL_MSG_H
 
@@ -8,47 +9,50 @@
 #include "engine/workers/microbatch.h"
 #include "models/model.h"
 
-enum control_msg_kind { NOTE_HELLO = 1, NOTE_READY, NOTE_FAILED, NOTE_RESULTS };
+enum control_msg_kind { CONTROL_HELLO = 1, CONTROL_READY, CONTROL_FAILED, CONTROL_RESULTS };
 
-/* What must be the same on all ranks, and what their memory holds. */
+/* What must be equal on all ranks, and the pools that a rank's memory allows. */
 struct rank_hello {
-    char version[32];
-    uint64_t checkpoint; /* model_digest */
+    char version[32];    /* QUIRE_VERSION */
+    uint64_t checkpoint; /* model_digest: configuration and tensors */
+    /* n_ranks: of each stage; the others as the settings and executor_info */
     int64_t n_ranks, n_stages, vocab, block_size, max_num_seqs, max_num_batched_tokens, max_samples,
         deterministic;
-    char dtype[16];
-    int64_t n_blocks, n_host_blocks, max_len; /* what there is room for: the least counts */
+    char dtype[16]; /* of the weights */
+    /* pools that this rank has memory for; the smallest of all ranks are used */
+    int64_t n_blocks, n_host_blocks, max_len;
 };
 
 struct control_msg {
-    uint32_t magic, kind;
-    int32_t rank;
-    struct rank_hello hello; /* NOTE_HELLO */
-    char text[464];          /* NOTE_FAILED */
-    uint64_t step;           /* NOTE_RESULTS */
-    int32_t n_samples, top_stride;
+    uint32_t magic, kind;    /* magic is set by control_msg_send; kind: enum control_msg_kind */
+    int32_t rank;            /* the sender */
+    struct rank_hello hello; /* CONTROL_HELLO */
+    char text[464];          /* CONTROL_FAILED: the reason */
+    uint64_t step;           /* CONTROL_RESULTS: the step that they belong to */
+    int32_t n_samples, top_stride; /* CONTROL_RESULTS: sizes of the arrays that follow */
 };
 
-/* Rank 0's answer to all hellos, as message RANK_POOLS. */
+/* Rank 0's answer to all hellos, sent as message RANK_POOLS. */
 struct rank_pools {
-    int32_t n_blocks, n_host_blocks, max_len;
+    int32_t n_blocks, n_host_blocks, max_len; /* see executor_info */
 };
 
 void rank_hello_fill(struct rank_hello *ret, const struct executor_info *x, const struct model *m,
                      bool deterministic);
-/* ERR_INVALID, naming what differs: a rank that would compute something else. */
+/* Checks that two ranks would compute the same. ERR_INVALID names what differs. */
 int rank_hello_compare(const struct rank_hello *first, const struct rank_hello *other, int32_t rank,
                        struct err *e);
 
 int control_msg_send(int fd, const struct control_msg *n, struct err *e);
-/* 1; 0 when the other end is closed; ERR_INVALID or ERR_IO for what is not a note.
- * Blocks, but not for the rest of what began. */
+/* Receives a message. 1; 0: the other end closed the connection; ERR_INVALID or ERR_IO:
+ * malformed. Blocks until a message begins, but not for the rest of one that has
+ * begun. */
 int control_msg_receive(int fd, struct control_msg *ret, struct err *e);
-/* A NOTE_RESULTS with all its rows. */
+/* Sends a CONTROL_RESULTS message with its rows. */
 int rank_results_send(int fd, int32_t rank, const struct results *r, struct err *e);
-/* What follows a NOTE_RESULTS, of at most max_samples rows, into `g`. As
- * control_msg_receive. */
-int rank_results_receive(int fd, const struct control_msg *note, struct gathered *g,
+/* Receives the rows that follow a CONTROL_RESULTS message, at most max_samples, into
+ * `g`. Returns as control_msg_receive. */
+int rank_results_receive(int fd, const struct control_msg *msg, struct gathered *g,
                          int32_t max_samples, struct err *e);
 
 #endif

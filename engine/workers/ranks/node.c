@@ -1,10 +1,9 @@
-/* A node other than the first: it starts its share of the ranks, watches them, and
- * serves nobody.
+/* The main process of a node other than the first: starts the node's ranks and waits
+ * for them; it serves no HTTP.
  *
- * The ranks find rank 0 by themselves and do what it says. When one of them fails, the
- * others of this node are ended (by the kernel, with this process) and the status tells
- * the launcher; when rank 0 stops in order, so do they, and all is well.
- */
+ * The ranks connect to rank 0 by themselves and follow its messages. When one of them
+ * fails, the node's others are killed and the exit status tells the launcher; when rank
+ * 0 stops normally, so do they. */
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -18,29 +17,29 @@
 #include "engine/workers/ranks/worker_process.h"
 #include "kernels/comm/comm.h"
 
-static int spawn_share(const struct settings *s, char *const *flags, int32_t n_here, pid_t *pid,
-                       struct err *e)
+static int spawn_ranks(const struct settings *s, char *const *flags, int32_t ranks_per_node,
+                       pid_t *pid, struct err *e)
 {
     int rc = 0;
 
-    for (int32_t i = 0; i < n_here && rc == 0; i++) {
-        struct worker_args order = {
-            .rank = (int32_t)s->node_rank * n_here + i,
+    for (int32_t i = 0; i < ranks_per_node && rc == 0; i++) {
+        struct worker_args args = {
+            .rank = (int32_t)s->node_rank * ranks_per_node + i,
             .n_ranks = (int32_t)(s->tensor_parallel_size * s->pipeline_parallel_size),
             .n_stages = (int32_t)s->pipeline_parallel_size,
-            .here = (int32_t)s->local_rank * n_here + i,
-            .n_here = (int32_t)s->local_size * n_here,
-            .over_net = true,
+            .local_rank = (int32_t)s->local_rank * ranks_per_node + i,
+            .local_world_size = (int32_t)s->local_size * ranks_per_node,
+            .over_tcp = true,
             .parent = getpid(),
             .settings = flags};
-        rc = rank_spawn(&pid[i], &order, e);
+        rc = worker_spawn(&pid[i], &args, e);
     }
     return rc;
 }
 
-/* Until all have ended well, or one has not. A rank that ended with 1 has logged why:
- * the error has no text then. */
-static int watch(const pid_t *pid, int32_t n, int32_t first, struct err *e)
+/* Waits until all ranks have exited with 0, or one has not. A rank that exited with 1
+ * has logged the reason, so the error has no text then. */
+static int wait_ranks(const pid_t *pid, int32_t n, int32_t first, struct err *e)
 {
     for (int32_t left = n; left > 0; left--) {
         int status = 0;
@@ -54,7 +53,7 @@ static int watch(const pid_t *pid, int32_t n, int32_t first, struct err *e)
         }
         char text[160] = "";
         if (!WIFEXITED(status) || WEXITSTATUS(status) != 1) {
-            rank_exit_text(text, sizeof(text), first + i, ended, status);
+            worker_exit_text(text, sizeof(text), first + i, ended, status);
         }
         for (i = 0; i < n; i++) {
             kill(pid[i], SIGKILL);
@@ -77,12 +76,12 @@ int node_run(const struct settings *s, struct err *e)
         rc = settings_pass_on(&flags, s, dir, e);
     }
     if (rc == 0) {
-        rc = spawn_share(s, flags, n, pid, e);
+        rc = spawn_ranks(s, flags, n, pid, e);
     }
     if (rc == 0) {
         log_event(LOG_INFO, "node", LOG_I64("node_rank", s->node_rank), LOG_I64("ranks", n),
                   LOG_STR("master_addr", s->master_addr), LOG_I64("master_port", s->master_port));
-        rc = watch(pid, n, (int32_t)s->node_rank * n, e);
+        rc = wait_ranks(pid, n, (int32_t)s->node_rank * n, e);
     }
     settings_pass_on_free(flags);
     free(dir);

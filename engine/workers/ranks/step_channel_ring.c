@@ -1,12 +1,11 @@
-/* Messages to the ranks of one machine: a ring of slots in shared memory, written once,
- * read in place by all.
+/* The step channel within one machine: a ring of slots in shared memory; a message is
+ * written once and read in place by all ranks.
  *
- * `published` counts messages, `taken[r]` those that rank r is through with; slot i %
- * SLOTS is free again when all are through with message i. A step costs one copy into
- * the slot, one store, and a futex call when somebody sleeps. Publisher and takers
- * count themselves into `sleeping` before they look at the counters a last time, so
- * nobody sleeps through.
- */
+ * `published` counts messages, `taken[r]` those that rank r has released; slot i %
+ * SLOTS is free again when all ranks have released message i. A step costs one copy
+ * into the slot, one store, and a futex call if a rank sleeps. Before sleeping, a
+ * process increments `sleeping` and looks at the counter once more, so no wake-up is
+ * lost. */
 #include <linux/futex.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -21,13 +20,13 @@
 
 enum {
     SLOTS = 4,
-    SPIN_ROUNDS = 4000, /* about 100 us: the next step of a running batch comes sooner */
+    SPIN_ROUNDS = 4000, /* long enough that the next step of a running batch arrives sooner */
     YIELD_EVERY = 1000,
-    NAP_US = 100000,
+    NAP_US = 100000, /* of one futex wait */
 };
 
 struct counter {
-    _Alignas(64) atomic_uint n; /* a futex */
+    _Alignas(64) atomic_uint n; /* used as a futex */
 };
 
 struct envelope {
@@ -46,7 +45,7 @@ struct shared {
 struct ring_channel {
     struct step_channel base;
     struct shared *shared;
-    unsigned n; /* messages published (rank 0), or taken */
+    unsigned n; /* messages published (rank 0) or released */
 };
 
 static size_t padded(size_t n_bytes)
@@ -71,7 +70,7 @@ static void wake(struct ring_channel *r, atomic_uint *word)
     }
 }
 
-/* Until *word has reached `least`; false: not within timeout_us. */
+/* Waits until *word has reached `least`; false: not within timeout_us. */
 static bool await(struct ring_channel *r, atomic_uint *word, unsigned least, int64_t timeout_us)
 {
     int64_t start_us = 0;
@@ -126,7 +125,7 @@ static int ring_commit(struct step_channel *l, uint32_t kind, size_t n_bytes, st
     struct ring_channel *r = CONTAINER_OF(l, struct ring_channel, base);
 
     if (n_bytes > l->slot_bytes) {
-        return err_set(e, ERR_INVALID, "a message of %zu bytes for ranks that take %zu", n_bytes,
+        return err_set(e, ERR_INVALID, "a message of %zu bytes for slots of %zu", n_bytes,
                        l->slot_bytes);
     }
     struct envelope *v = &r->shared->envelope[r->n % SLOTS];
@@ -137,7 +136,7 @@ static int ring_commit(struct step_channel *l, uint32_t kind, size_t n_bytes, st
     return 0;
 }
 
-/* ---- the others ---- */
+/* ---- other ranks ---- */
 
 static int ring_take(struct step_channel *l, struct rank_message *ret, int64_t timeout_us,
                      struct err *e)

@@ -1,9 +1,6 @@
-/* Messages to the ranks over connected sockets (see step_channel.h): a head, then the
- * data, to one rank after the other.
- *
- * Rank 0 sends without ever blocking for longer than the limit of the `begin` before; a
- * rank that takes nothing is named.
- */
+/* The step channel over connected sockets (see step_channel.h): a head, then the data,
+ * sent to one rank after the other. Rank 0 never blocks for longer than the last
+ * `begin`'s timeout; the error names a rank that takes nothing. */
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -27,8 +24,8 @@ struct tcp_channel {
     char *slot; /* [slot_bytes], aligned */
 };
 
-/* n_bytes to or from a socket, waiting `ms` at most whenever it would block. 0,
- * ERR_TIMEOUT, or ERR_IO: it is closed. */
+/* Sends or receives n_bytes, waiting at most `ms` whenever the socket would block. 0,
+ * ERR_TIMEOUT, or ERR_IO: closed. */
 static int move(int fd, void *data, size_t n_bytes, bool out, int ms)
 {
     for (size_t at = 0; at < n_bytes;) {
@@ -62,7 +59,7 @@ static int stream_commit(struct step_channel *l, uint32_t kind, size_t n_bytes, 
     int ms = (int)MIN(s->timeout_us / 1000, INT32_MAX);
 
     if (n_bytes > l->slot_bytes) {
-        return err_set(e, ERR_INVALID, "a message of %zu bytes for ranks that take %zu", n_bytes,
+        return err_set(e, ERR_INVALID, "a message of %zu bytes for slots of %zu", n_bytes,
                        l->slot_bytes);
     }
     for (int32_t r = 1; r < l->n_ranks; r++) {
@@ -93,7 +90,7 @@ static int stream_take(struct step_channel *l, struct rank_message *ret, int64_t
     }
     int rc = move(s->fd[0], &h, sizeof(h), false, BODY_MS);
     if (rc == 0 && (h.magic != STREAM_MAGIC || h.n_bytes > l->slot_bytes)) {
-        return err_set(e, ERR_INVALID, "what came from rank 0 is no message");
+        return err_set(e, ERR_INVALID, "rank 0 sent a malformed message");
     }
     if (rc == 0) {
         rc = move(s->fd[0], s->slot, (size_t)h.n_bytes, false, BODY_MS);

@@ -10,7 +10,7 @@ static size_t ring_bytes(size_t slot_bytes)
     return (ring_channel_bytes(slot_bytes) + 4095) / 4096 * 4096;
 }
 
-/* Where a stage's comm begins; that of stage n_stages is the pipeline. */
+/* Offset of a stage's comm; at stage n_stages, of the pipeline. */
 static size_t comm_offset(const struct pipeline_place *at, int32_t stage, size_t slot_bytes)
 {
     return ring_bytes(slot_bytes) + (size_t)stage * comm_shm_bytes(at->n_ranks);
@@ -50,7 +50,7 @@ int transports_open(struct transports *ret, int fd, const struct pipeline_place 
         return err_set(e, ERR_IO, "memory shared by %d ranks: %s", n, strerror(errno));
     }
     s.memory = memory;
-    int rc = ring_channel_open(&s.link, memory, pipeline_number(at, at->stage, at->rank), n,
+    int rc = ring_channel_open(&s.channel, memory, pipeline_number(at, at->stage, at->rank), n,
                                slot_bytes, e);
     if (rc == 0 && at->n_ranks > 1) {
         rc = comm_shm_open(&s.comm, memory + comm_offset(at, at->stage, slot_bytes), at->rank,
@@ -71,7 +71,7 @@ int transports_open(struct transports *ret, int fd, const struct pipeline_place 
     return 0;
 }
 
-/* The connection is the caller's no longer; -1 where there is none. */
+/* Takes a connection out of `net`; -1: there is none. */
 static int take_socket(struct cluster *net, enum cluster_link_kind kind, int32_t rank)
 {
     int fd = rank < 0 ? -1 : net->fd[kind][rank];
@@ -126,7 +126,7 @@ int transports_connect(struct transports *ret, struct cluster *net, size_t slot_
         rc = connect_pipeline(&s, net, timeout_us, e);
     }
     if (rc == 0) {
-        rc = tcp_channel_open(&s.link, net->fd[CLUSTER_CONTROL],
+        rc = tcp_channel_open(&s.channel, net->fd[CLUSTER_CONTROL],
                               pipeline_number(at, at->stage, at->rank), net->n, slot_bytes, e);
     }
     if (rc < 0) {
@@ -162,8 +162,8 @@ void transports_release(struct transports *s)
     if (s->comm) {
         s->comm->ops->free(s->comm);
     }
-    if (s->link) {
-        s->link->ops->free(s->link);
+    if (s->channel) {
+        s->channel->ops->free(s->channel);
     }
     if (s->memory) {
         munmap(s->memory, s->n_bytes);

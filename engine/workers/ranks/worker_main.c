@@ -1,12 +1,10 @@
-/* The life of a rank other than the first: a process of its own, which computes what
- * rank 0 tells it.
+/* The process of a rank other than 0, which computes the steps that rank 0 sends.
  *
  *     settings ─► model (its slice) ─► hello ─► pools agreed on ─► ready ─► step, step, … ─► stop
  *
- * It has no scheduler, no tokenizer, no clients. What goes wrong is a note to rank 0,
- * whose service ends with that reason; on a machine of its own it logs it too. It ends
- * when it is told to, when a step fails, and with its parent.
- */
+ * It has no scheduler, no tokenizer and no clients. Errors are sent to rank 0, which
+ * shuts the service down with that reason; on another machine they are logged there
+ * too. It exits on a stop message, when a step fails, and with its parent. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,71 +22,75 @@
 #include "engine/workers/runner.h"
 
 enum {
-    LOOK_US = 1000000,  /* between looks at whether the parent is there */
-    SETTLE_US = 100000, /* without a further step, results of the last one are waited for */
+    PARENT_US = 1000000, /* between checks that the parent is alive */
+    /* without another step for so long, the last one's results are waited for */
+    RESULTS_US = 100000,
 };
 
-struct member {
-    struct rank_place share;
-    struct worker_args order;
+struct worker {
+    struct rank_place place;
+    struct worker_args args;
     struct settings settings;
-    struct cluster net; /* only where rank 0 is on another machine, or speaks as if it were */
-    struct transports shared;
+    struct cluster net; /* several nodes: connections until `transports` takes them over */
+    struct transports transports;
     struct executor *executor;
-    int32_t in_flight; /* launches not waited for */
+    int32_t in_flight; /* launches not waited for yet */
 };
 
-/* Of several stages the last one's first rank draws, and tells rank 0. */
-static bool draws(const struct member *m)
+/* Whether this rank samples for the pipeline and sends the results to rank 0: the last
+ * stage's first rank does. */
+static bool sends_results(const struct worker *w)
 {
-    const struct pipeline_place *at = &m->share.at;
+    const struct pipeline_place *at = &w->place.at;
 
     return at->n_stages > 1 && pipeline_is_last(at) && at->rank == 0;
 }
 
-/* The oldest step's results. Where rank 0 draws itself they are waited for to learn of
- * failures. */
-static int settle(struct member *m, struct err *e)
+/* Waits for the oldest step and sends its results if they are needed; otherwise the
+ * wait only detects failures. */
+static int wait_results(struct worker *w, struct err *e)
 {
     struct results r;
 
-    m->in_flight--;
-    int rc = m->executor->wait(m->executor, &r, e);
-    return rc == 0 && draws(m) ? rank_results_send(m->order.note_fd, m->order.rank, &r, e) : rc;
+    w->in_flight--;
+    int rc = w->executor->wait(w->executor, &r, e);
+    return rc == 0 && sends_results(w) ? rank_results_send(w->args.control_fd, w->args.rank, &r, e)
+                                       : rc;
 }
 
-/* The next message; ERR_IO when there will be none. */
-static int next_message(struct member *m, struct rank_message *ret, struct err *e)
+/* Takes the next message; ERR_IO: there will be none. */
+static int next_message(struct worker *w, struct rank_message *ret, struct err *e)
 {
-    struct step_channel *l = m->shared.link;
+    struct step_channel *channel = w->transports.channel;
 
     for (;;) {
-        int rc = l->ops->take(l, ret, m->in_flight > 0 ? SETTLE_US : LOOK_US, e);
+        int rc = channel->ops->take(channel, ret, w->in_flight > 0 ? RESULTS_US : PARENT_US, e);
         if (rc != 0) {
             return MIN(rc, 0);
         }
-        if (m->in_flight > 0 && (rc = settle(m, e)) < 0) {
+        if (w->in_flight > 0 && (rc = wait_results(w, e)) < 0) {
             return rc;
         }
-        if (getppid() != m->order.parent) {
-            return err_set(e, ERR_IO, "rank 0 is gone");
+        if (getppid() != w->args.parent) {
+            return err_set(e, ERR_IO, "rank 0 has exited");
         }
     }
 }
 
-/* Tell what there is room for, and take what all have room for. */
-static int agree(struct rank_place *share, struct executor_info *x, const struct model *model,
-                 struct err *e)
+/* rank_place.agree for a worker: sends its pools to rank 0 and takes those that fit all
+ * ranks. */
+static int agree_pools(struct rank_place *place, struct executor_info *x, const struct model *model,
+                       struct err *e)
 {
-    struct member *m = CONTAINER_OF(share, struct member, share);
-    struct control_msg note = {.kind = NOTE_HELLO, .rank = m->order.rank};
+    struct worker *w = CONTAINER_OF(place, struct worker, place);
+    struct control_msg msg = {.kind = CONTROL_HELLO, .rank = w->args.rank};
     struct rank_message got;
     struct rank_pools pools;
 
-    rank_hello_fill(&note.hello, x, model, m->settings.deterministic);
-    int rc = control_msg_send(m->order.note_fd, &note, e);
+    rank_hello_fill(&msg.hello, x, model, w->settings.deterministic);
+    int rc = control_msg_send(w->args.control_fd, &msg, e);
     if (rc == 0) {
-        rc = next_message(m, &got, e);
+        rc = next_message(w, &got, e);
     }
     if (rc < 0) {
         return rc;
@@ -104,136 +106,135 @@ static int agree(struct rank_place *share, struct executor_info *x, const struct
         return err_set(e, ERR_INVALID, "rank 0 sent no pools");
     }
     memcpy(&pools, got.data, sizeof(pools));
-    m->shared.link->ops->release(m->shared.link);
+    w->transports.channel->ops->release(w->transports.channel);
     x->n_blocks = pools.n_blocks;
     x->n_host_blocks = pools.n_host_blocks;
     x->max_len = pools.max_len;
     return 0;
 }
 
-/* Rank 0 is on another machine, or speaks as if it were. */
-static int join(struct member *m, int64_t timeout_us, struct err *e)
+/* Connects to the other ranks over the network. */
+static int join_cluster(struct worker *w, int64_t timeout_us, struct err *e)
 {
-    const struct settings *s = &m->settings;
-    struct worker_args *o = &m->order;
-    int rc = cluster_join(&m->net, &o->slot_bytes, s->master_addr ? s->master_addr : "",
+    const struct settings *s = &w->settings;
+    struct worker_args *o = &w->args;
+    int rc = cluster_join(&w->net, &o->slot_bytes, s->master_addr ? s->master_addr : "",
                           (int)s->master_port, (int64_t)(s->node_timeout * 1e6), e);
 
-    o->note_fd = m->net.fd[CLUSTER_CONTROL][0];
-    return rc < 0 ? rc : transports_connect(&m->shared, &m->net, o->slot_bytes, timeout_us, e);
+    o->control_fd = w->net.fd[CLUSTER_CONTROL][0];
+    return rc < 0 ? rc : transports_connect(&w->transports, &w->net, o->slot_bytes, timeout_us, e);
 }
 
-static int open_model(struct member *m, struct err *e)
+static int open_model(struct worker *w, struct err *e)
 {
-    const struct worker_args *o = &m->order;
-    const struct settings *s = &m->settings;
+    const struct worker_args *o = &w->args;
+    const struct settings *s = &w->settings;
     struct model_config c;
     struct generation_defaults unused;
     int64_t timeout_us = (int64_t)(s->step_timeout * 1e6);
     struct pipeline_place at = pipeline_place_of(o->rank, o->n_stages, o->n_ranks / o->n_stages);
 
-    cluster_init(&m->net, &at);
-    int rc = o->over_net
-                 ? join(m, timeout_us, e)
-                 : transports_open(&m->shared, o->shared_fd, &at, o->slot_bytes, timeout_us, e);
+    cluster_init(&w->net, &at);
+    int rc = o->over_tcp
+                 ? join_cluster(w, timeout_us, e)
+                 : transports_open(&w->transports, o->shm_fd, &at, o->slot_bytes, timeout_us, e);
     if (rc == 0) {
         rc = model_config_read(&c, &unused, s->model, e);
     }
-    m->share = (struct rank_place){.at = at,
-                                   .here = o->here,
-                                   .n_here = o->n_here,
-                                   .comm = m->shared.comm,
-                                   .pipeline = m->shared.pipeline,
+    w->place = (struct rank_place){.at = at,
+                                   .local_rank = o->local_rank,
+                                   .local_world_size = o->local_world_size,
+                                   .comm = w->transports.comm,
+                                   .pipeline = w->transports.pipeline,
                                    .direct = true,
-                                   .agree = agree};
-    return rc < 0 ? rc : runner_open_share(&m->executor, s, s->model, &c, &m->share, e);
+                                   .agree = agree_pools};
+    return rc < 0 ? rc : runner_open_rank(&w->executor, s, s->model, &c, &w->place, e);
 }
 
-/* A step is launched as soon as it is told, so that the device goes from one to the
- * next. */
-static int compute(struct member *m, const struct rank_message *msg, struct err *e)
+/* Launches a step as soon as it arrives, so that the device goes from one to the next
+ * without a gap. */
+static int compute(struct worker *w, const struct rank_message *msg, struct err *e)
 {
-    struct executor *x = m->executor;
+    struct executor *x = w->executor;
     struct batch b;
     int rc = batch_wire_read(&b, msg->data, msg->n_bytes, &x->info, e);
 
     if (rc == 0) {
         rc = x->launch(x, &b, e);
     }
-    m->shared.link->ops->release(m->shared.link);
-    m->in_flight += rc == 0;
-    return rc == 0 && (draws(m) || m->in_flight > x->info.depth) ? settle(m, e) : rc;
+    w->transports.channel->ops->release(w->transports.channel);
+    w->in_flight += rc == 0;
+    return rc == 0 && (sends_results(w) || w->in_flight > x->info.depth) ? wait_results(w, e) : rc;
 }
 
-static int serve(struct member *m, struct err *e)
+static int serve(struct worker *w, struct err *e)
 {
-    struct control_msg ready = {.kind = NOTE_READY, .rank = m->order.rank};
+    struct control_msg ready = {.kind = CONTROL_READY, .rank = w->args.rank};
     struct rank_message msg;
-    int rc = control_msg_send(m->order.note_fd, &ready, e);
+    int rc = control_msg_send(w->args.control_fd, &ready, e);
 
     while (rc == 0) {
-        rc = next_message(m, &msg, e);
+        rc = next_message(w, &msg, e);
         if (rc == 0 && msg.kind == RANK_STOP) {
             return 0;
         }
         if (rc == 0) {
-            rc = compute(m, &msg, e);
+            rc = compute(w, &msg, e);
         }
     }
     return rc;
 }
 
-static void tell_failure(const struct member *m, const struct err *why)
+static void send_failure(const struct worker *w, const struct err *why)
 {
-    struct control_msg note = {.kind = NOTE_FAILED, .rank = m->order.rank};
-    struct err unheard;
+    struct control_msg msg = {.kind = CONTROL_FAILED, .rank = w->args.rank};
+    struct err ignored;
 
-    snprintf(note.text, sizeof(note.text), "%s", why->text);
-    control_msg_send(m->order.note_fd, &note, &unheard);
+    snprintf(msg.text, sizeof(msg.text), "%s", why->text);
+    control_msg_send(w->args.control_fd, &msg, &ignored);
 }
 
 int worker_main(int argc, char **argv)
 {
-    struct member m = {0};
+    struct worker w = {0};
     struct err e = {0};
     bool help;
     char *no_environment[] = {NULL}, name[16];
-    int rc = worker_args_parse(&m.order, argc, argv, &e), n_flags = 0;
+    int rc = worker_args_parse(&w.args, argc, argv, &e), n_flags = 0;
 
     if (rc < 0) {
         fprintf(stderr, "quire: %s\n", e.text);
         return 2;
     }
-    while (m.order.settings[n_flags]) {
+    while (w.args.settings[n_flags]) {
         n_flags++;
     }
-    snprintf(name, sizeof(name), "quire-rank-%d", m.order.rank);
+    snprintf(name, sizeof(name), "quire-rank-%d", w.args.rank);
     prctl(PR_SET_NAME, name);
-    rc = settings_load(&m.settings, n_flags, (char **)m.order.settings, no_environment, &help, &e);
+    rc = settings_load(&w.settings, n_flags, (char **)w.args.settings, no_environment, &help, &e);
     if (rc == 0) {
-        log_setup((enum log_format)m.settings.log_format, (enum log_level)m.settings.log_level);
-        rc = open_model(&m, &e);
+        log_setup((enum log_format)w.settings.log_format, (enum log_level)w.settings.log_level);
+        rc = open_model(&w, &e);
     }
     if (rc == 0) {
-        rc = serve(&m, &e);
+        rc = serve(&w, &e);
     }
-    if (rc < 0 && m.order.over_net) {
-        log_event(LOG_ERROR, "rank failed", LOG_I64("rank", m.order.rank),
-                  LOG_STR("error", e.text));
+    if (rc < 0 && w.args.over_tcp) {
+        log_event(LOG_ERROR, "rank failed", LOG_I64("rank", w.args.rank), LOG_STR("error", e.text));
     }
-    if (rc < 0 && (m.shared.link || !m.order.over_net)) {
-        tell_failure(&m, &e);
+    if (rc < 0 && (w.transports.channel || !w.args.over_tcp)) {
+        send_failure(&w, &e);
     }
     if (rc < 0) {
-        _exit(1); /* what it holds of a device goes back faster so than piece by piece */
+        _exit(1); /* exiting returns device memory faster than freeing it piece by piece */
     }
-    if (m.executor) {
-        m.executor->free(m.executor);
+    if (w.executor) {
+        w.executor->free(w.executor);
     }
-    transports_release(&m.shared);
-    if (m.net.n > 0) {
-        cluster_release(&m.net);
+    transports_release(&w.transports);
+    if (w.net.n > 0) {
+        cluster_release(&w.net);
     }
-    settings_release(&m.settings);
+    settings_release(&w.settings);
     return 0;
 }

@@ -1,12 +1,11 @@
-/* Starting a rank (see worker_process.h).
+/* See worker_process.h.
  *
- * Between fork and exec only calls that are safe in a process of many threads. The
- * child gets two descriptors, the shared memory and the socket; all others close on
- * exec, so that no rank keeps a port or a client's connection open. Signals that end
- * the service are the parent's affair: it tells its ranks when to stop. A parent that
- * is killed takes its ranks with it: the kernel kills them (PR_SET_PDEATHSIG), and a
- * parent that ended before that was asked for is noticed by its number.
- */
+ * Between fork and exec only async-signal-safe calls are made, because the parent has
+ * threads. The child keeps two descriptors, the shared memory and the control socket;
+ * all others close on exec, so that no worker keeps a port or a client's connection
+ * open. Workers ignore the signals that stop the service: rank 0 sends them a stop
+ * message. If the parent is killed, the kernel kills its workers (PR_SET_PDEATHSIG); a
+ * parent that exited before the worker asked for that is detected by its process id. */
 #include "engine/workers/ranks/worker_process.h"
 
 #include <errno.h>
@@ -23,10 +22,10 @@
 
 enum {
     N_WORDS = 11,
-    WORD_BYTES = 24,
+    WORD_BYTES = 24, /* of one number as text */
     EXIT_NO_EXEC = 127,
     CLOSE_RANGE_CLOEXEC_FLAG = 4,
-    TICK_MS = 2,
+    TICK_MS = 2,    /* between polls of a child */
     EXIT_FIELD = 52 /* of /proc/PID/stat */
 };
 
@@ -37,8 +36,8 @@ static void keep_open(int fd)
     fcntl(fd, F_SETFD, 0);
 }
 
-/* In the child. */
-static void become(const struct worker_args *o, char *const *argv, char *const *env)
+/* Runs in the child. */
+static void exec_worker(const struct worker_args *o, char *const *argv, char *const *env)
 {
     sigset_t none;
 
@@ -51,17 +50,17 @@ static void become(const struct worker_args *o, char *const *argv, char *const *
     signal(SIGPIPE, SIG_IGN);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    /* old kernels: what was opened so closes */
+    /* fails on old kernels, where only descriptors opened with O_CLOEXEC close */
     syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC_FLAG);
-    if (!o->over_net) {
-        keep_open(o->shared_fd);
-        keep_open(o->note_fd);
+    if (!o->over_tcp) {
+        keep_open(o->shm_fd);
+        keep_open(o->control_fd);
     }
     execve("/proc/self/exe", argv, env);
     _exit(EXIT_NO_EXEC);
 }
 
-/* The environment but for settings, which come as flags. NULL without memory. */
+/* The environment without settings, which are passed as flags. NULL: out of memory. */
 static char **environment(void)
 {
     extern char **environ;
@@ -80,14 +79,14 @@ static char **environment(void)
     return env;
 }
 
-int rank_spawn(pid_t *ret, const struct worker_args *o, struct err *e)
+int worker_spawn(pid_t *ret, const struct worker_args *o, struct err *e)
 {
     char word[N_WORDS][WORD_BYTES];
     int n = 0, n_flags = 0;
 
     const long long number[N_WORDS - 1] = {
-        o->rank,   o->n_ranks, o->shared_fd, o->note_fd,  (long long)o->slot_bytes,
-        o->parent, o->here,    o->n_here,    o->over_net, o->n_stages};
+        o->rank,   o->n_ranks,    o->shm_fd,           o->control_fd, (long long)o->slot_bytes,
+        o->parent, o->local_rank, o->local_world_size, o->over_tcp,   o->n_stages};
     while (o->settings[n_flags]) {
         n_flags++;
     }
@@ -106,7 +105,7 @@ int rank_spawn(pid_t *ret, const struct worker_args *o, struct err *e)
     memcpy(argv + n, o->settings, (size_t)n_flags * sizeof(*argv));
     pid_t pid = fork();
     if (pid == 0) {
-        become(o, argv, env);
+        exec_worker(o, argv, env);
     }
     int why = errno;
     free(argv);
@@ -134,20 +133,20 @@ int worker_args_parse(struct worker_args *ret, int argc, char **argv, struct err
     *ret = (struct worker_args){
         .rank = (int32_t)number[0],
         .n_ranks = (int32_t)number[1],
-        .shared_fd = (int)number[2],
-        .note_fd = (int)number[3],
+        .shm_fd = (int)number[2],
+        .control_fd = (int)number[3],
         .slot_bytes = (size_t)number[4],
         .parent = (pid_t)number[5],
-        .here = (int32_t)number[6],
-        .n_here = (int32_t)number[7],
-        .over_net = number[8] != 0,
+        .local_rank = (int32_t)number[6],
+        .local_world_size = (int32_t)number[7],
+        .over_tcp = number[8] != 0,
         .n_stages = (int32_t)number[9],
         .settings = argv + N_WORDS - 1,
     };
     return 0;
 }
 
-/* The status with which a process is ending; 0: it is not, or ends well. */
+/* The status with which a process is exiting; 0: it is not, or exits with 0. */
 static int ending_status(pid_t pid)
 {
     char path[32], text[1024];
@@ -171,7 +170,7 @@ static void tick(void)
     nanosleep(&(struct timespec){.tv_nsec = TICK_MS * 1000000L}, NULL);
 }
 
-bool rank_reap(pid_t *pid, int ms, int *ret_status)
+bool worker_reap(pid_t *pid, int ms, int *ret_status)
 {
     for (int waited = 0; *pid > 0; waited += TICK_MS) {
         if (waitpid(*pid, ret_status, WNOHANG) != 0) {
@@ -185,9 +184,9 @@ bool rank_reap(pid_t *pid, int ms, int *ret_status)
     return true;
 }
 
-bool rank_ended(pid_t *pid, int ms, int *ret_status)
+bool worker_ended(pid_t *pid, int ms, int *ret_status)
 {
-    for (int waited = 0; !rank_reap(pid, 0, ret_status); waited += TICK_MS) {
+    for (int waited = 0; !worker_reap(pid, 0, ret_status); waited += TICK_MS) {
         *ret_status = ending_status(*pid);
         if (*ret_status != 0) {
             return true;
@@ -200,7 +199,7 @@ bool rank_ended(pid_t *pid, int ms, int *ret_status)
     return true;
 }
 
-void rank_exit_text(char *ret, size_t cap, int32_t rank, pid_t pid, int status)
+void worker_exit_text(char *ret, size_t cap, int32_t rank, pid_t pid, int status)
 {
     if (WIFSIGNALED(status)) {
         snprintf(ret, cap, "rank %d (process %d) was ended by signal %d (%s)", rank, (int)pid,

@@ -1,4 +1,5 @@
-/* A rank's process: started by rank 0 from the same executable, never outliving it. */
+/* Starts and reaps worker processes. A worker runs the same executable as its parent,
+ * rank 0 or a node's main process, and never outlives it. */
 #ifndef QUIRE_ENGINE_WORKERS_RANKS_WORKER_PROCESS_H
 #define QUIRE_ENGINE_WORKERS_RANKS_WORKER_PROCESS_H
 
@@ -6,33 +7,34 @@
 
 #include "config/settings/settings.h"
 
-/* What a rank is told at its start, before its settings. */
+/* The arguments that a worker gets on its command line, before its settings. */
 struct worker_args {
-    int32_t rank, n_ranks, n_stages; /* of a pipeline, each with its share of the ranks */
-    int32_t here, n_here;            /* its place among the ranks of this machine */
-    /* rank 0 is found as the settings say (cluster.h), without these descriptors */
-    bool over_net;
-    int shared_fd;         /* memory of all ranks: ring, then comm */
-    int note_fd;           /* its end of the socket for notes */
-    size_t slot_bytes;     /* of the ring */
-    pid_t parent;          /* rank 0 */
+    int32_t rank, n_ranks, n_stages;      /* n_ranks: of all stages */
+    int32_t local_rank, local_world_size; /* rank among the ranks on this machine; their number */
+    /* connects to rank 0 as the settings say (cluster.h), without the descriptors
+     * below */
+    bool over_tcp;
+    int shm_fd;            /* memory shared by all ranks (transports.h) */
+    int control_fd;        /* its end of the socket for control messages */
+    size_t slot_bytes;     /* size of a slot of the ring */
+    pid_t parent;          /* the process that starts it */
     char *const *settings; /* flags, NULL-terminated */
 };
 
-/* fork and exec `quire rank`. The kernel ends the process when the thread that called
- * this ends: call it from one that lives as long as the ranks. */
-int rank_spawn(pid_t *ret, const struct worker_args *o, struct err *e);
-/* argv of `quire rank` back into an order; ERR_INVALID when it is none. `settings`
- * points into argv. */
+/* Forks and executes `quire rank`. The kernel kills the process when the thread that
+ * called this exits, so that thread must live as long as the workers. */
+int worker_spawn(pid_t *ret, const struct worker_args *o, struct err *e);
+/* Parses the arguments of `quire rank`; ERR_INVALID: malformed. `settings` points into
+ * argv. */
 int worker_args_parse(struct worker_args *ret, int argc, char **argv, struct err *e);
-/* Whether *pid, a child, has ended within `ms`, and its status; it is 0 then. True for
- * 0. */
-bool rank_reap(pid_t *pid, int ms, int *ret_status);
-/* The same, or it is ending and its status is known: *pid stays then, for rank_reap.
- * What a process holds of a device is given back while it ends, which takes longer than
- * anyone should wait for the reason. */
-bool rank_ended(pid_t *pid, int ms, int *ret_status);
-/* "rank 1 (process 4711) was ended by signal 9 (Killed)", from waitpid's status. */
-void rank_exit_text(char *ret, size_t cap, int32_t rank, pid_t pid, int status);
+/* Waits up to `ms` for *pid, a child, to exit: sets its status, sets *pid to 0 and
+ * returns true. *pid 0: true. */
+bool worker_reap(pid_t *pid, int ms, int *ret_status);
+/* The same, but also true once the child is exiting with a known status; *pid is kept
+ * then, for worker_reap. A process returns its device memory while it exits, which
+ * takes longer than reporting the reason should wait. */
+bool worker_ended(pid_t *pid, int ms, int *ret_status);
+/* Formats waitpid's status: "rank 1 (process 4711) was ended by signal 9 (Killed)". */
+void worker_exit_text(char *ret, size_t cap, int32_t rank, pid_t pid, int status);
 
 #endif

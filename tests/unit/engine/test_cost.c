@@ -1,4 +1,4 @@
-/* Measuring an executor's steps, against one whose steps take known times. */
+/* Tests cost_measure on an executor whose steps take known times. */
 #include "engine/loop/cost.h"
 
 #include <setjmp.h>
@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
-/* The executor's own clock: it moves by as much as a step takes, so the figures are
- * exact whatever the machine does. */
+/* The executor's own clock: it advances by the duration of each step, so the results
+ * are exact on any machine. */
 static int64_t fake_us;
 
 static int64_t fake_clock(void)
@@ -23,10 +23,10 @@ struct timed {
     struct step_cost cost;
     int64_t step_us;
     int32_t n_steps;
-    int32_t n_table; /* entries of row 0 it was told */
+    int32_t n_table; /* entries of table row 0 received */
     int32_t token, top;
     float logprob, top_logprob;
-    int32_t n_row_table[1024]; /* entries it was told, by row */
+    int32_t n_row_table[1024]; /* entries received, by row */
     bool seen[1025];           /* steps of so many sequences */
 };
 
@@ -92,7 +92,7 @@ static void assert_near(double got, double want)
     }
 }
 
-static void the_four_figures_are_found(void **state)
+static void the_four_costs_are_found(void **state)
 {
     (void)state;
     struct timed t = make(1000, 100, 8192);
@@ -119,7 +119,7 @@ static void a_tiny_pool_is_not_overrun(void **state)
     assert_true(c.token_us > 0 && c.context_us == 0);
 }
 
-/* Takes anything that a backend would; notes how many sequences came. */
+/* Accepts whatever a backend would, and records the number of sequences. */
 static int sizes_launch(struct executor *x, const struct batch *b, struct err *e)
 {
     struct timed *t = CONTAINER_OF(x, struct timed, base);
@@ -172,7 +172,7 @@ static void steps_of_every_size_are_set_up(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_four_figures_are_found),
+        cmocka_unit_test(the_four_costs_are_found),
         cmocka_unit_test(a_tiny_pool_is_not_overrun),
         cmocka_unit_test(steps_of_every_size_are_set_up),
     };

@@ -1,5 +1,5 @@
-/* The engine as its callers see it, on the null executor and on one that can be made to
- * wait and to fail. */
+/* Tests the engine through its public interface, on the null executor and on one that
+ * can be made to wait and to fail. */
 #include "engine/engine_state.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@
 
 enum { PATIENCE_S = 60 };
 
-/* ---- an executor under control: the null one behind a gate ---- */
+/* ---- a controllable executor: the null one behind a gate ---- */
 
 struct gated {
     struct executor base;
@@ -146,7 +146,7 @@ static void done(struct request *q, struct recording *rec)
     recording_free(rec);
 }
 
-/* Poll for what another thread is about to do. */
+/* Polls for a condition that another thread is about to establish. */
 #define EVENTUALLY(condition)                                   \
     do {                                                        \
         int64_t until_us = clock_us() + PATIENCE_S * 1000000LL; \
@@ -155,7 +155,7 @@ static void done(struct request *q, struct recording *rec)
         assert_true(condition);                                 \
     } while (0)
 
-/* ---- the ordinary life ---- */
+/* ---- normal operation ---- */
 
 static void a_request_gets_its_tokens_and_an_end(void **state)
 {
@@ -353,7 +353,7 @@ static void a_full_queue_refuses_a_set_whole(void **state)
     rig_close(r);
 }
 
-/* ---- leaving early ---- */
+/* ---- cancellation, timeouts, shutdown ---- */
 
 static void a_cancelled_request_frees_its_blocks(void **state)
 {
@@ -461,7 +461,7 @@ static void freeing_a_busy_engine_ends_every_request(void **state)
     free(r);
 }
 
-/* ---- trouble ---- */
+/* ---- device errors ---- */
 
 static void a_device_error_ends_everything_and_stays(void **state)
 {

@@ -1,5 +1,5 @@
-/* The request queue: order, bounds, all or none, wake-ups, under threads. Groups are
- * only passed through, so addresses do. */
+/* Tests the request queue: order, bounds, all or none, wake-ups, threads. Groups are
+ * only passed through, so plain addresses stand in for them. */
 #include "engine/loop/inbox.h"
 
 #include <pthread.h>
@@ -82,7 +82,7 @@ static void more_than_the_queue_holds_is_refused_for_good(void **state)
     inbox_release(&b);
 }
 
-static void a_closed_inbox_takes_nothing_and_settles(void **state)
+static void a_closed_inbox_takes_nothing_and_drains(void **state)
 {
     (void)state;
     struct inbox b;
@@ -94,9 +94,9 @@ static void a_closed_inbox_takes_nothing_and_settles(void **state)
     inbox_close(&b);
     assert_int_equal(inbox_check(&b, 1, &e), ERR_DRAINING);
     assert_int_equal(inbox_submit(&b, &one, 1, &e), ERR_DRAINING);
-    assert_false(inbox_settled(&b));
+    assert_false(inbox_drained(&b));
     assert_int_equal(inbox_take(&b, got, 4), 1);
-    assert_true(inbox_settled(&b));
+    assert_true(inbox_drained(&b));
     assert_int_equal(inbox_waiting(&b), 1);
     inbox_release(&b);
 }
@@ -213,7 +213,7 @@ int main(void)
         cmocka_unit_test(a_set_goes_in_whole_or_not_at_all),
         cmocka_unit_test(what_was_taken_counts_as_waiting_until_admitted),
         cmocka_unit_test(more_than_the_queue_holds_is_refused_for_good),
-        cmocka_unit_test(a_closed_inbox_takes_nothing_and_settles),
+        cmocka_unit_test(a_closed_inbox_takes_nothing_and_drains),
         cmocka_unit_test(producers_lose_nothing),
         cmocka_unit_test(a_mark_wakes_and_an_idle_inbox_sleeps),
     };

@@ -1,4 +1,4 @@
-/* Pictures of the KV pool: they agree with themselves, hold what happened, and never
+/* Tests snapshots of the KV pool: they are consistent, list what happened, and never
  * wait for a step. */
 #include "engine/engine_state.h"
 
@@ -84,7 +84,7 @@ static void take(struct rig *r)
     }
 }
 
-/* Counts are the tables', and the numbers add up. */
+/* Block counts equal the tables' references, and the totals add up. */
 static void check_counts(const struct kv_snapshot *p)
 {
     int32_t count[BLOCKS] = {0}, used = 0, cached = 0;
@@ -102,7 +102,7 @@ static void check_counts(const struct kv_snapshot *p)
     assert_int_equal(cached, p->n_cached);
 }
 
-static void a_snapshot_agrees_with_itself_and_tells_copies(void **state)
+static void a_snapshot_is_consistent_and_lists_copies(void **state)
 {
     (void)state;
     struct rig r;
@@ -111,7 +111,7 @@ static void a_snapshot_agrees_with_itself_and_tells_copies(void **state)
     take(&r);
     assert_int_equal(r.snapshot->n_blocks, BLOCKS);
     assert_int_equal(r.snapshot->n_used + r.snapshot->n_groups + r.snapshot->n_events, 0);
-    rig_submit(&r, 1000); /* fifty seconds, if it is not cancelled */
+    rig_submit(&r, 1000); /* fifty seconds unless cancelled */
     int64_t end_us = clock_us() + PATIENCE_US;
     do {
         take(&r);
@@ -142,7 +142,7 @@ static void a_snapshot_agrees_with_itself_and_tells_copies(void **state)
     rig_close(&r);
 }
 
-static void a_long_step_keeps_no_observer(void **state)
+static void a_long_step_does_not_hold_an_observer(void **state)
 {
     (void)state;
     struct rig r;
@@ -155,7 +155,7 @@ static void a_long_step_keeps_no_observer(void **state)
     }
     assert_int_equal(rc, ERR_TIMEOUT);
     engine_cancel(r.engine, r.request);
-    take(&r); /* the next one is served all the same */
+    take(&r); /* the next one is served even so */
     rig_close(&r);
 }
 
@@ -173,7 +173,7 @@ static void events_beyond_the_bound_are_counted(void **state)
                      .n_swap_out = 2,
                      .swap_in = copy,
                      .n_swap_in = 400};
-    kv_feed_note(&w, &p);
+    kv_feed_record(&w, &p);
     assert_int_equal(w.n_events, KV_SNAPSHOT_EVENTS);
     assert_int_equal(w.events_lost, 702 - KV_SNAPSHOT_EVENTS);
     assert_int_equal(w.event[1].kind, KV_SWAP_OUT);
@@ -184,8 +184,8 @@ static void events_beyond_the_bound_are_counted(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_snapshot_agrees_with_itself_and_tells_copies),
-        cmocka_unit_test(a_long_step_keeps_no_observer),
+        cmocka_unit_test(a_snapshot_is_consistent_and_lists_copies),
+        cmocka_unit_test(a_long_step_does_not_hold_an_observer),
         cmocka_unit_test(events_beyond_the_bound_are_counted),
     };
 

@@ -1,4 +1,4 @@
-/* When the next step is launched, where tenants share. */
+/* Tests when the next step is launched under policy: fair. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,7 +8,7 @@
 
 #include "engine/loop/launch_delay.h"
 
-static void nothing_is_kept_back_before_a_step_was_seen(void **state)
+static void nothing_is_delayed_before_a_step_was_seen(void **state)
 {
     (void)state;
     struct launch_delay p = {0};
@@ -44,7 +44,7 @@ static void estimates_follow_what_steps_take(void **state)
     assert_in_range(launch_delay_hold_us(&p, now), 25900, 26000);
 }
 
-static void unknown_costs_keep_nothing_back(void **state)
+static void unknown_costs_delay_nothing(void **state)
 {
     (void)state;
     struct launch_delay p = {0};
@@ -57,10 +57,10 @@ static void unknown_costs_keep_nothing_back(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_is_kept_back_before_a_step_was_seen),
+        cmocka_unit_test(nothing_is_delayed_before_a_step_was_seen),
         cmocka_unit_test(the_next_one_is_launched_shortly_before_the_end),
         cmocka_unit_test(estimates_follow_what_steps_take),
-        cmocka_unit_test(unknown_costs_keep_nothing_back),
+        cmocka_unit_test(unknown_costs_delay_nothing),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

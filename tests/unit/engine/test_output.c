@@ -1,6 +1,6 @@
-/* The output side: text, stop strings across token borders, characters across tokens,
- * echo, log-probabilities, best_of, usage. Tokens are bytes (the byte tokenizer), so
- * every border can be tried. */
+/* Tests the output side: text, stop strings across token boundaries, characters across
+ * tokens, echo, log-probabilities, best_of, usage. Tokens are bytes (the byte
+ * tokenizer), so every boundary can be tried. */
 #include "engine/output/output.h"
 
 #include <math.h>
@@ -214,7 +214,7 @@ static void a_stop_string_across_tokens_is_never_shown(void **state)
     set_stops(b, 2, (const char *const[]){"\n\nQ:", "END"});
     begin(b, "p");
     say(b, 0, "one\n");
-    assert_string_equal(text(b, 0), "one"); /* the line feed may yet be a stop's */
+    assert_string_equal(text(b, 0), "one"); /* the line feed may be the start of a stop string */
     say(b, 0, "two\n\nQ");
     assert_string_equal(text(b, 0), "one\ntwo");
     say(b, 0, ": more that was sampled past it");
@@ -290,7 +290,7 @@ static void min_tokens_lets_early_stops_pass(void **state)
     finish_bench(b);
 }
 
-/* Against the obvious search, on random texts over two letters, in random pieces. */
+/* Compares with a plain search on random texts over two letters, in random pieces. */
 static void random_stops_match_a_plain_search(void **state)
 {
     (void)state;
@@ -357,7 +357,7 @@ static void the_token_that_ended_it_is_no_text(void **state)
     }
 }
 
-/* Deltas of a beam search: the choices' tokens come all before the first of them
+/* Deltas of a beam search: the tokens of all choices come before the first choice
  * ends. */
 static void end_all(struct bench *b, const struct delta *last)
 {
@@ -402,8 +402,7 @@ static void one_hypothesis_gives_one_text_whatever_n_is(void **state)
     }
 }
 
-/* The stop string is complete only when what is left of a character has become
- * U+FFFD. */
+/* The stop string is complete only when the rest of a character has become U+FFFD. */
 static void a_stop_string_is_found_in_what_the_end_makes_text(void **state)
 {
     (void)state;
@@ -457,12 +456,12 @@ static void a_choice_that_cannot_go_on_says_so_and_ranks_last(void **state)
     finish_bench(b);
 }
 
-/* ---- where tokens stand in the text ---- */
+/* ---- text offsets ---- */
 
 enum { MOST_TOKENS = 24, MOST_BYTES = 3 * MOST_TOKENS };
 
-/* Tokens that are parts of characters: of several bytes each, or of one with a U+FFFD
- * for each that stays alone. */
+/* Tokens that are parts of characters: with several bytes each, or with one byte that
+ * becomes a U+FFFD where it stays alone. */
 struct microbatch {
     const char *json;
     bool fallback;
@@ -493,7 +492,7 @@ static const struct microbatch PARTS[] = {
      {"a", "b", "\xe2", "\x82", "\xac", "\xc3", "\xa9", "\xff"}},
 };
 
-/* The characters that tokens make, without the detokenizer. */
+/* The characters that tokens make, computed without the detokenizer. */
 struct made {
     char text[3 * MOST_BYTES + 1];
     size_t at[MOST_BYTES + 1]; /* byte where the k-th character begins */
@@ -533,8 +532,8 @@ static void make_text(struct made *ret, const struct microbatch *p, const int32_
     }
 }
 
-/* Tokens from number `echoed` on are generated, the last one may be an end that is no
- * text, and `stop` may cut it. */
+/* Tokens from index `echoed` on are generated; the last one may be a stop token without
+ * text, and `stop` may truncate the text. */
 static void check_offsets(const struct microbatch *p, struct bench *b, const int32_t *id, int32_t n,
                           int32_t echoed, bool by_token, const char *stop)
 {
@@ -568,7 +567,7 @@ static void check_offsets(const struct microbatch *p, struct bench *b, const int
     assert_true(c->finish == FINISH_STOP || chars == all.n_chars);
     for (int32_t i = 0; i < c->n_prompt + c->n_tokens; i++) {
         int32_t want = i < shown ? all.offset[i] : all.n_chars;
-        /* What the prompt leaves incomplete counts as one character, where it may
+        /* A character that the prompt leaves incomplete counts as one, where it may
          * become several. */
         bool cut = p->fallback && i < echoed && prompt.offset[i] >= prompt.n_chars - 2;
         if (!cut) {
@@ -739,17 +738,17 @@ static void best_of_with_echo_gives_each_choice_the_prompt(void **state)
 
 /* ---- the ring ---- */
 
-/* As the engine does: what has no room is pushed later. */
+/* Pushes as the engine does: later, if there is no room. */
 static void await_room(struct output_stage *stage)
 {
-    while (output_room(stage) < OUTPUT_DELTA_CELLS) {
+    while (output_free_cells(stage) < OUTPUT_DELTA_CELLS) {
         output_commit(stage);
         sched_yield();
     }
 }
 
-/* More than the ring holds, with tops, through the thread: nothing is lost, order and
- * tops stay, flushes are per step at most. */
+/* Sends more than the ring holds, with top log-probabilities, through the thread:
+ * nothing is lost, order and arrays are kept, there is at most one flush a step. */
 static void the_ring_carries_everything_in_order(void **state)
 {
     (void)state;
@@ -799,7 +798,7 @@ static void the_ring_carries_everything_in_order(void **state)
     finish_bench(b);
 }
 
-/* A sink whose first output waits until it is let go on: the reader stands still. */
+/* A sink whose first output blocks until it is released, so that the reader stalls. */
 struct still {
     struct sink sink;
     struct sink *behind;
@@ -822,9 +821,9 @@ static void flush_still(struct sink *sink)
     s->behind->flush(s->behind);
 }
 
-/* However little the reader takes, the writer is told how much room there is, and never
- * waits. */
-static void a_reader_that_stands_still_stops_nobody(void **state)
+/* However little the reader consumes, the writer learns how much room there is and
+ * never waits. */
+static void a_stalled_reader_does_not_block_the_writer(void **state)
 {
     (void)state;
     struct bench *b = bench_new();
@@ -838,15 +837,15 @@ static void a_reader_that_stands_still_stops_nobody(void **state)
     b->output_processor.sink = &still.sink;
     assert_int_equal(output_open(&stage, &b->output_processor, 1, &e), 0);
     pthread_mutex_lock(&still.stands);
-    for (; output_room(stage) >= OUTPUT_DELTA_CELLS && n < 3000; n++) {
+    for (; output_free_cells(stage) >= OUTPUT_DELTA_CELLS && n < 3000; n++) {
         struct delta d = token(b, 0, 'a' + n % 26);
         output_push(stage, &d);
-        if (n % 5 == 4) { /* more than the writer would read itself */
+        if (n % 5 == 4) { /* more than the writer emits itself */
             output_commit(stage);
         }
     }
     uint64_t mark = output_mark(stage);
-    for (; output_room(stage) >= OUTPUT_DELTA_CELLS; n++) {
+    for (; output_free_cells(stage) >= OUTPUT_DELTA_CELLS; n++) {
         struct delta d = token(b, 0, 'a' + n % 26);
         output_push(stage, &d);
     }
@@ -857,7 +856,7 @@ static void a_reader_that_stands_still_stops_nobody(void **state)
     while (!output_passed(stage, output_mark(stage))) {
         sched_yield();
     }
-    assert_true(output_room(stage) >= n);
+    assert_true(output_free_cells(stage) >= n);
     struct delta end = {.request = b->request, .kind = DELTA_END};
     output_push(stage, &end);
     output_free(stage);
@@ -868,7 +867,7 @@ static void a_reader_that_stands_still_stops_nobody(void **state)
     finish_bench(b);
 }
 
-/* The memory behind a long piece may be taken instead of copied. */
+/* A sink may take over the memory of a long piece instead of copying it. */
 static struct output_memory taken;
 static int32_t taken_tokens;
 
@@ -937,7 +936,7 @@ int main(void)
         cmocka_unit_test(best_of_returns_the_best_by_mean_logprob),
         cmocka_unit_test(best_of_with_echo_gives_each_choice_the_prompt),
         cmocka_unit_test(the_ring_carries_everything_in_order),
-        cmocka_unit_test(a_reader_that_stands_still_stops_nobody),
+        cmocka_unit_test(a_stalled_reader_does_not_block_the_writer),
         cmocka_unit_test(a_long_piece_can_be_taken),
     };
 

@@ -1,4 +1,4 @@
-/* `prefixes:` of the settings, on the null executor. */
+/* Tests the `prefixes` setting on the null executor. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

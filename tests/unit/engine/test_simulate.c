@@ -1,4 +1,5 @@
-/* `quire simulate`: its workloads, its reservations, and the paper's batch sizes. */
+/* Tests `quire simulate`: its workloads, its reservations, and the paper's batch
+ * sizes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -115,7 +116,7 @@ static void a_buddy_arena_is_whole_again_when_all_is_given_back(void **state)
         if (n < 64 && sim_uniform(&rng) < 0.6 && contiguous_take(r, prompt, 100, &taken[n])) {
             assert_true(taken[n].size >= prompt + 100 &&
                         taken[n].start + taken[n].size <= rule.slots);
-            for (int32_t k = 0; k < n; k++) { /* nobody else's */
+            for (int32_t k = 0; k < n; k++) { /* not part of another chunk */
                 assert_true(taken[n].start >= taken[k].start + taken[k].size ||
                             taken[k].start >= taken[n].start + taken[n].size);
             }
@@ -137,7 +138,7 @@ static void a_buddy_arena_is_whole_again_when_all_is_given_back(void **state)
     contiguous_free(r);
 }
 
-/* The report of a run, as JSON, and one number of it. */
+/* Runs a simulation and reads one number from its JSON report. */
 static double simulated(const char *args, const char *key)
 {
     char copy[512], text[4096], *argv[64], *rest = NULL;

@@ -1,5 +1,5 @@
-/* What a request holds while it waits for its turn, whatever it asks for, and what it
- * does where there is no memory for its choices later. */
+/* Tests what a request holds while it waits, whatever its parameters, and what happens
+ * if there is no memory for its choices later. */
 #include "tests/unit/nomem.h"
 
 #include <string.h>
@@ -11,7 +11,7 @@
 
 enum { WAITING = 1000, MOST_BYTES = 64 << 20, VOCAB = 128256, TEXTS = 16 };
 
-/* A request of the largest kind that some field allows. */
+/* A request that is as large as one of its fields allows. */
 struct shape {
     const char *name;
     int32_t n_prompt, max_tokens;
@@ -106,7 +106,7 @@ static struct gen_params params_of(const struct shape *s)
     return p;
 }
 
-/* Of the body and of token ids, which are the client's own. */
+/* Memory beside the body and the token ids, which are the client's own. */
 static long own_bytes(const struct shape *s)
 {
     long texts = s->n_stop * LIMIT_STOP_BYTES + s->n_bad_words * 8;
@@ -171,7 +171,7 @@ static void a_thousand_waiting_requests_fit_64_mib(void **state)
 struct told {
     struct sink sink;
     int32_t n_failed, n_last;
-    bool sane; /* an error has its sentence */
+    bool sane; /* every error had a sentence */
 };
 
 static void tell(struct sink *sink, const struct output *o)
@@ -190,7 +190,7 @@ static void pass(struct sink *sink)
     (void)sink;
 }
 
-/* Choices that fail are told so once each, the engine of the stop, and the request
+/* Each failing choice is reported once, the engine is told to stop it, and the request
  * ends. */
 static void answer(const struct shape *s, struct told *told, long fail_at)
 {

@@ -1,4 +1,5 @@
-/* A batch as bytes: it arrives as it was, and what is no batch is refused. */
+/* Tests batches as messages: a batch arrives unchanged, and malformed messages are
+ * refused. */
 #include "engine/workers/batch_wire.h"
 
 #include <setjmp.h>
@@ -93,8 +94,8 @@ static struct example *example(void)
     return &x;
 }
 
-/* The example's message, in memory of exactly its size so that sanitizers see a step
- * too far. */
+/* The example's message, in memory of exactly its size so that sanitizers detect
+ * overruns. */
 static char *message(const struct example *x, size_t *ret_n)
 {
     size_t n = batch_wire_write(NULL, &x->b);
@@ -201,13 +202,13 @@ static void what_does_not_exist_is_refused(void **state)
     REFUSED(x->sample[2].bias_first = 1, "sampling row");
     REFUSED(x->sample[2].target = 50, "sampling row");
     REFUSED(x->bias[0].token = 50, "sampling row");
-    REFUSED(x->b.n_decode = 3, "is not one");
-    REFUSED(x->info.max_num_seqs = 1, "is not one");
-    REFUSED(x->info.max_samples = 2, "is not one");
+    REFUSED(x->b.n_decode = 3, "is not a batch");
+    REFUSED(x->info.max_num_seqs = 1, "is not a batch");
+    REFUSED(x->info.max_samples = 2, "is not a batch");
 }
 
-/* Any bytes: an answer, never a fault. Cut at every length, and a bit turned at every
- * place. */
+/* Arbitrary bytes give a result, never a fault: truncated at every length, and with a
+ * bit flipped at every place. */
 static void broken_messages_do_no_harm(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* What ranks tell rank 0: hellos are compared field by field, results come whole or are
- * refused. */
+/* Tests control messages: hellos are compared field by field, results arrive whole or
+ * are refused. */
 #include "engine/workers/ranks/control_msg.h"
 
 #include <setjmp.h>
@@ -22,7 +22,7 @@ static void hellos_differ_by_name(void **state)
                       other;
     struct err e;
     other = first;
-    other.n_blocks = 7; /* room may differ */
+    other.n_blocks = 7; /* pools may differ */
     assert_int_equal(rank_hello_compare(&first, &other, 3, &e), 0);
     other.max_num_seqs = 32;
     assert_int_equal(rank_hello_compare(&first, &other, 3, &e), ERR_INVALID);
@@ -37,7 +37,7 @@ static void hellos_differ_by_name(void **state)
     assert_string_equal(e.text, "rank 3 has dtype float16, rank 0 has float32");
 }
 
-/* Results as they go over a socket: whole, or refused before memory is taken for
+/* Results over a socket arrive whole, or are refused before memory is allocated for
  * them. */
 static void results_come_as_they_were_sent(void **state)
 {
@@ -47,7 +47,7 @@ static void results_come_as_they_were_sent(void **state)
     static float logprob[N], top_logprob[N * STRIDE];
     struct results r = {.step = 9, .n_samples = N, .top_stride = STRIDE};
     struct gathered g = {0};
-    struct control_msg note;
+    struct control_msg msg;
     struct err e = {0};
     int fd[2];
     for (int32_t i = 0; i < N * STRIDE; i++) {
@@ -57,22 +57,22 @@ static void results_come_as_they_were_sent(void **state)
     r.token = token, r.logprob = logprob, r.top_token = top, r.top_logprob = top_logprob;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fd), 0);
     assert_int_equal(rank_results_send(fd[0], 3, &r, &e), 0);
-    assert_int_equal(control_msg_receive(fd[1], &note, &e), 1);
-    assert_int_equal(note.kind, NOTE_RESULTS);
-    assert_int_equal(rank_results_receive(fd[1], &note, &g, N, &e), 1);
+    assert_int_equal(control_msg_receive(fd[1], &msg, &e), 1);
+    assert_int_equal(msg.kind, CONTROL_RESULTS);
+    assert_int_equal(rank_results_receive(fd[1], &msg, &g, N, &e), 1);
     assert_int_equal(g.results.step, 9);
     assert_memory_equal(g.results.token, token, sizeof(token));
     assert_memory_equal(g.results.top_logprob, top_logprob, sizeof(top_logprob));
-    assert_int_equal(rank_results_receive(fd[1], &note, &g, N - 1, &e), ERR_INVALID);
-    note.top_stride = 1 << 30;
-    assert_int_equal(rank_results_receive(fd[1], &note, &g, N, &e), ERR_INVALID);
-    note.top_stride = STRIDE, note.n_samples = -1;
-    assert_int_equal(rank_results_receive(fd[1], &note, &g, N, &e), ERR_INVALID);
-    assert_string_equal(e.text, "what came are no rank's results");
+    assert_int_equal(rank_results_receive(fd[1], &msg, &g, N - 1, &e), ERR_INVALID);
+    msg.top_stride = 1 << 30;
+    assert_int_equal(rank_results_receive(fd[1], &msg, &g, N, &e), ERR_INVALID);
+    msg.top_stride = STRIDE, msg.n_samples = -1;
+    assert_int_equal(rank_results_receive(fd[1], &msg, &g, N, &e), ERR_INVALID);
+    assert_string_equal(e.text, "not a rank's results");
     close(fd[0]);
-    note.n_samples = N;
-    /* it ended before its rows came */
-    assert_int_equal(rank_results_receive(fd[1], &note, &g, N, &e), 0);
+    msg.n_samples = N;
+    /* the connection closed before the rows arrived */
+    assert_int_equal(rank_results_receive(fd[1], &msg, &g, N, &e), 0);
     close(fd[1]);
     gathered_release(&g);
 }

@@ -1,5 +1,5 @@
-/* A step cut into parts holds each token, logits row and sampling row once, in order;
- * the results come together again. */
+/* Tests that the micro-batches of a step hold each token, logits row and sampling row
+ * once and in order, and that their results are gathered again. */
 #include "engine/workers/microbatch.h"
 
 #include <setjmp.h>
@@ -13,8 +13,8 @@
 
 enum { MOST_SEQS = 40, MOST_TOKENS = 400 };
 
-/* Decodes, then pieces of prompts; every sequence's last token has logits, read by one
- * or two sampling rows. */
+/* Decodes, then chunks of prompts; every sequence's last token has a logits row, read
+ * by one or two sampling rows. */
 struct step {
     struct batch b;
     int32_t token[MOST_TOKENS], src[MOST_TOKENS], position[MOST_TOKENS], slot[MOST_TOKENS];
@@ -61,7 +61,7 @@ static void make_step(struct step *s, unsigned seed)
     b->logits_token = s->logits, b->sample = s->sample, b->copy = &s->copy;
 }
 
-/* What was seen of the step in the parts before. */
+/* What the previous micro-batches held. */
 struct seen {
     int32_t tokens, logits, samples;
 };

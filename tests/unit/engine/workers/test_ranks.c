@@ -1,5 +1,6 @@
-/* Real ranks, processes of this very test: every family answers as on one rank, and
- * whatever happens to a rank is told and leaves nothing behind. */
+/* Tests real ranks, run by this test's own executable: every model family gives the
+ * same results as on one rank, and every failure of a rank is reported and leaves no
+ * process. */
 #include <dirent.h>
 #include <math.h>
 #include <pthread.h>
@@ -33,13 +34,14 @@ struct rig {
     struct executor *x;
 };
 
-/* How many ranks share each layer, and how many stages divide the layers. */
-struct cut {
+/* How a model is divided: ranks a layer, and pipeline stages. */
+struct division {
     int32_t ranks, stages;
 };
 
 /* 0, or the error; `extra`: one more flag, or NULL. */
-static int open_cut(struct rig *r, const char *dir, struct cut n, const char *extra, struct err *e)
+static int open_divided(struct rig *r, const char *dir, struct division n, const char *extra,
+                        struct err *e)
 {
     char ranks[40], stages[40];
 
@@ -73,7 +75,7 @@ static int open_cut(struct rig *r, const char *dir, struct cut n, const char *ex
 
 static int open_rig(struct rig *r, const char *dir, int32_t n, const char *extra, struct err *e)
 {
-    return open_cut(r, dir, (struct cut){n, 1}, extra, e);
+    return open_divided(r, dir, (struct division){n, 1}, extra, e);
 }
 
 static void close_rig(struct rig *r)
@@ -84,7 +86,7 @@ static void close_rig(struct rig *r)
     settings_release(&r->s);
 }
 
-/* ---- processes of ours ---- */
+/* ---- child processes ---- */
 
 /* A child of this process; 0: there is none. */
 static pid_t a_child(void)
@@ -110,21 +112,21 @@ static pid_t a_child(void)
     return found;
 }
 
-static void nobody_is_left(void)
+static void no_child_is_left(void)
 {
     assert_int_equal(a_child(), 0);
     assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
 }
 
-static void nap(void)
+static void sleep_briefly(void)
 {
     nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
 }
 
 /* ---- steps ---- */
 
-/* Three prompts at once, then token by token, each step launched before the one before
- * is waited for. */
+/* Three prompts at once, then token by token; each step is launched before the previous
+ * one is waited for. */
 struct step {
     struct batch b;
     int32_t token[64], src[64], position[64], slot[64], q_start[N_SEQS + 1], kv_len[N_SEQS],
@@ -178,7 +180,8 @@ static void pack(struct step *s, int32_t number, int32_t vocab)
 
 struct answers {
     int32_t token[N_STEPS][N_SEQS];
-    float logprob[N_STEPS][N_SEQS], gap[N_STEPS][N_SEQS]; /* gap: between the two best */
+    /* gap: between the two best log-probabilities */
+    float logprob[N_STEPS][N_SEQS], gap[N_STEPS][N_SEQS];
 };
 
 static int collect(struct executor *x, struct answers *ret, int32_t number, struct err *e)
@@ -210,9 +213,9 @@ static int generate(struct executor *x, struct answers *ret, struct err *e)
     return rc < 0 ? rc : collect(x, ret, N_STEPS - 1, e);
 }
 
-/* Equal tokens, up to the first that was as good as tied. */
+/* Tokens must be equal up to the first near-tie. */
 static void compare(const struct answers *one, const struct answers *many, const char *dir,
-                    struct cut n)
+                    struct division n)
 {
     for (int32_t i = 0; i < N_SEQS; i++) {
         for (int32_t k = 0; k < N_STEPS; k++) {
@@ -234,14 +237,14 @@ static void compare(const struct answers *one, const struct answers *many, const
     }
 }
 
-/* Whether the model can be cut so; if it cannot, it is refused with the numbers. */
-static bool compare_cut(const struct answers *alone, const struct model_config *c, const char *dir,
-                        struct cut n)
+/* Whether the model can be divided so; if not, it must be refused with the numbers. */
+static bool compare_divided(const struct answers *alone, const struct model_config *c,
+                            const char *dir, struct division n)
 {
     struct rig many;
     struct err e = {0};
     struct answers together;
-    int rc = open_cut(&many, dir, n, NULL, &e);
+    int rc = open_divided(&many, dir, n, NULL, &e);
     bool possible = model_check_ranks(c, n.ranks, NULL) == 0 && n.stages <= c->n_layers;
 
     if (!possible) {
@@ -256,7 +259,7 @@ static bool compare_cut(const struct answers *alone, const struct model_config *
             fail_msg("%s on %d ranks, %d stages: %s", dir, n.ranks, n.stages, e.text);
         }
         assert_int_equal(many.x->info.n_ranks, n.ranks * n.stages);
-        /* of the two that all may have */
+        /* half of the two threads that all may use */
         assert_non_null(strstr(many.x->info.device, "cpu: 1 thread,"));
         compare(alone, &together, dir, n);
     }
@@ -264,10 +267,10 @@ static bool compare_cut(const struct answers *alone, const struct model_config *
     return possible;
 }
 
-/* How many cuts the model was compared on. */
+/* Compares a model under every division; returns how many were possible. */
 static int compare_model(const char *dir)
 {
-    static const struct cut cuts[] = {{2, 1}, {3, 1}, {4, 1}, {1, 2}, {1, 3}, {2, 2}};
+    static const struct division divisions[] = {{2, 1}, {3, 1}, {4, 1}, {1, 2}, {1, 3}, {2, 2}};
     struct rig one;
     struct err e = {0};
     struct answers alone;
@@ -276,8 +279,8 @@ static int compare_model(const char *dir)
     if (open_rig(&one, dir, 1, NULL, &e) < 0 || generate(one.x, &alone, &e) < 0) {
         fail_msg("%s: %s", dir, e.text);
     }
-    for (size_t i = 0; i < ARRAY_LEN(cuts); i++) {
-        compared += compare_cut(&alone, &one.c, dir, cuts[i]);
+    for (size_t i = 0; i < ARRAY_LEN(divisions); i++) {
+        compared += compare_divided(&alone, &one.c, dir, divisions[i]);
     }
     close_rig(&one);
     return compared;
@@ -307,14 +310,14 @@ static void every_family_answers_as_on_one_rank(void **state)
         compared += compare_model(dir);
     }
     assert_true(compared >= 40);
-    nobody_is_left();
+    no_child_is_left();
 }
 
-/* ---- what may go wrong ---- */
+/* ---- failures ---- */
 
 #define MODEL "tests/golden/qwen2-tied"
 
-static void a_rank_killed_while_idle_is_told(void **state)
+static void a_rank_killed_while_idle_is_reported(void **state)
 {
     (void)state;
     struct rig r;
@@ -327,7 +330,7 @@ static void a_rank_killed_while_idle_is_told(void **state)
     assert_int_equal(kill(a_child(), SIGKILL), 0);
     int64_t until_us = clock_us() + PATIENCE_S * INT64_C(1000000);
     while (r.x->check(r.x, &e) == 0 && clock_us() < until_us) {
-        nap();
+        sleep_briefly();
     }
     assert_int_equal(r.x->check(r.x, &e), ERR_DEVICE);
     assert_non_null(strstr(e.text, "rank 1 (process "));
@@ -335,10 +338,10 @@ static void a_rank_killed_while_idle_is_told(void **state)
     pack(&s, 0, r.x->info.vocab);
     assert_int_equal(r.x->launch(r.x, &s.b, &e), ERR_DEVICE);
     close_rig(&r);
-    nobody_is_left();
+    no_child_is_left();
 }
 
-/* A child of the rig dies inside a step: the step ends with the reason, and nobody is
+/* Kills a child inside a step: the step fails with the reason, and no process is
  * left. */
 static void kill_in_a_step(struct rig *r)
 {
@@ -346,7 +349,7 @@ static void kill_in_a_step(struct rig *r)
     struct answers unused;
     pid_t victim = a_child();
 
-    assert_int_equal(kill(victim, SIGSTOP), 0); /* so that it surely dies inside the step */
+    assert_int_equal(kill(victim, SIGSTOP), 0); /* so that it dies inside the step */
     static struct step s;
     pack(&s, 0, r->x->info.vocab);
     assert_int_equal(r->x->launch(r->x, &s.b, &e), 0);
@@ -354,7 +357,7 @@ static void kill_in_a_step(struct rig *r)
     assert_int_equal(collect(r->x, &unused, 0, &e), ERR_DEVICE);
     assert_non_null(strstr(e.text, "was ended by signal 9"));
     close_rig(r);
-    nobody_is_left();
+    no_child_is_left();
 }
 
 static void a_rank_killed_in_a_step_ends_it_with_the_reason(void **state)
@@ -368,13 +371,13 @@ static void a_rank_killed_in_a_step_ends_it_with_the_reason(void **state)
     kill_in_a_step(&r);
 }
 
-/* A stage between others is gone while they wait for it. */
+/* A stage dies while others wait for it. */
 static void a_stage_killed_in_a_step_ends_it_with_the_reason(void **state)
 {
     (void)state;
     struct rig r;
     struct err e = {0};
-    if (open_cut(&r, "tests/golden/gemma2", (struct cut){2, 2}, NULL, &e) < 0) {
+    if (open_divided(&r, "tests/golden/gemma2", (struct division){2, 2}, NULL, &e) < 0) {
         fail_msg("%s", e.text);
     }
     kill_in_a_step(&r);
@@ -392,8 +395,8 @@ static void a_rank_that_hangs_is_named_after_the_timeout(void **state)
     assert_int_equal(kill(a_child(), SIGSTOP), 0);
     assert_int_equal(generate(r.x, &unused, &e), ERR_DEVICE);
     assert_non_null(strstr(e.text, "rank 1 did not answer"));
-    close_rig(&r); /* a stopped process is no obstacle */
-    nobody_is_left();
+    close_rig(&r); /* also with a stopped process */
+    no_child_is_left();
 }
 
 static void *sleep_on(void *unused)
@@ -404,8 +407,8 @@ static void *sleep_on(void *unused)
     return NULL;
 }
 
-/* A process of which one thread is left, while the first has ended with status 7: it is
- * not there to be waited for yet. */
+/* A process whose first thread has exited with status 7 while another is left: waitpid
+ * does not report it yet. */
 static pid_t spawn_ending(void)
 {
     pthread_t left;
@@ -424,12 +427,12 @@ static void the_status_of_a_process_that_is_still_ending_is_known(void **state)
     int status = 0;
     pid_t pid = spawn_ending(), same = pid;
     assert_true(pid > 0);
-    assert_true(rank_ended(&pid, PATIENCE_S * 1000, &status));
+    assert_true(worker_ended(&pid, PATIENCE_S * 1000, &status));
     assert_int_equal(pid, same);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 7);
-    assert_false(rank_reap(&pid, 0, &status));
+    assert_false(worker_reap(&pid, 0, &status));
     assert_int_equal(kill(same, SIGKILL), 0);
-    assert_true(rank_reap(&pid, PATIENCE_S * 1000, &status));
+    assert_true(worker_reap(&pid, PATIENCE_S * 1000, &status));
     assert_int_equal(pid, 0);
 }
 
@@ -442,14 +445,14 @@ static void a_process_that_runs_has_not_ended(void **state)
         sleep_on(NULL);
     }
     assert_true(pid > 0);
-    assert_false(rank_ended(&pid, 20, &status));
+    assert_false(worker_ended(&pid, 20, &status));
     assert_int_equal(kill(same, SIGKILL), 0);
-    assert_true(rank_ended(&pid, PATIENCE_S * 1000, &status));
+    assert_true(worker_ended(&pid, PATIENCE_S * 1000, &status));
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-    assert_true(rank_reap(&pid, PATIENCE_S * 1000, &status));
+    assert_true(worker_reap(&pid, PATIENCE_S * 1000, &status));
 }
 
-/* The ranks are told to behave so: see fake_rank. */
+/* The ranks behave as fake_rank defines. */
 static void start_fails(const char *behaviour, const char *why)
 {
     struct rig r;
@@ -463,7 +466,7 @@ static void start_fails(const char *behaviour, const char *why)
         fail_msg("\"%s\" does not say \"%s\"", e.text, why);
     }
     close_rig(&r);
-    nobody_is_left();
+    no_child_is_left();
 }
 
 static void a_rank_that_does_not_fit_ends_the_start(void **state)
@@ -474,7 +477,7 @@ static void a_rank_that_does_not_fit_ends_the_start(void **state)
     start_fails("fails", "rank 1: its disk is on fire");
     start_fails("dies", "ended with status 3");
     start_fails("crashes", "was ended by signal 6");
-    start_fails("babbles", "rank 1: what came is no rank's note");
+    start_fails("babbles", "rank 1: not a rank's control message");
 }
 
 static void impossible_settings_are_refused(void **state)
@@ -482,25 +485,26 @@ static void impossible_settings_are_refused(void **state)
     (void)state;
     struct rig r;
     struct err e = {0};
-    setenv("CUDA_VISIBLE_DEVICES", "", 1); /* a GPU that is there does not count here */
+    setenv("CUDA_VISIBLE_DEVICES", "", 1); /* hide any GPU */
     assert_true(open_rig(&r, MODEL, 2, "--device=cuda", &e) < 0);
     assert_string_equal(e.param, "device");
     assert_non_null(strstr(e.text, "device cuda: "));
     close_rig(&r);
-    assert_int_equal(open_cut(&r, MODEL, (struct cut){1, 5}, NULL, &e), ERR_INVALID);
+    assert_int_equal(open_divided(&r, MODEL, (struct division){1, 5}, NULL, &e), ERR_INVALID);
     assert_string_equal(e.param, "pipeline_parallel_size");
     assert_non_null(strstr(e.text, "pipeline_parallel_size 5 is more than the "));
     close_rig(&r);
-    nobody_is_left();
+    no_child_is_left();
 }
 
-/* ---- this program as a rank ---- */
+/* ---- this executable as a rank ---- */
 
 static int fake_rank(const char *behaviour, int argc, char **argv)
 {
     struct worker_args o;
     struct err e;
-    struct control_msg note = {.kind = NOTE_HELLO, .rank = 1, .hello = {.version = QUIRE_VERSION}};
+    struct control_msg msg = {
+        .kind = CONTROL_HELLO, .rank = 1, .hello = {.version = QUIRE_VERSION}};
 
     if (worker_args_parse(&o, argc, argv, &e) < 0) {
         return 2;
@@ -513,19 +517,19 @@ static int fake_rank(const char *behaviour, int argc, char **argv)
         abort();
     }
     if (strcmp(behaviour, "babbles") == 0) {
-        for (size_t i = 0; i <= sizeof(note) / 8; i++) {
-            ssize_t n = write(o.note_fd, "gibberish", 9);
+        for (size_t i = 0; i <= sizeof(msg) / 8; i++) {
+            ssize_t n = write(o.control_fd, "gibberish", 9);
             (void)n;
         }
     } else {
         if (strcmp(behaviour, "version") == 0) {
-            snprintf(note.hello.version, sizeof(note.hello.version), "0.0.1");
+            snprintf(msg.hello.version, sizeof(msg.hello.version), "0.0.1");
         }
         if (strcmp(behaviour, "fails") == 0) {
-            note.kind = NOTE_FAILED;
-            snprintf(note.text, sizeof(note.text), "its disk is on fire");
+            msg.kind = CONTROL_FAILED;
+            snprintf(msg.text, sizeof(msg.text), "its disk is on fire");
         }
-        control_msg_send(o.note_fd, &note, &e);
+        control_msg_send(o.control_fd, &msg, &e);
     }
     for (;;) { /* until rank 0 ends it */
         pause();
@@ -541,7 +545,7 @@ int main(int argc, char **argv)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_family_answers_as_on_one_rank),
-        cmocka_unit_test(a_rank_killed_while_idle_is_told),
+        cmocka_unit_test(a_rank_killed_while_idle_is_reported),
         cmocka_unit_test(a_rank_killed_in_a_step_ends_it_with_the_reason),
         cmocka_unit_test(a_stage_killed_in_a_step_ends_it_with_the_reason),
         cmocka_unit_test(the_status_of_a_process_that_is_still_ending_is_known),

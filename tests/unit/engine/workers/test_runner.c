@@ -1,5 +1,5 @@
-/* What the runner decides by itself: limits by device, pools by memory, and the copy of
- * a batch that its thread reads. */
+/* Tests the runner's decisions: limits by device, pools by memory, and the copy of a
+ * batch that its thread reads. */
 #include "engine/workers/runner.h"
 
 #include <setjmp.h>
@@ -88,7 +88,7 @@ static void a_gpu_takes_its_share_after_the_weights(void **state)
     struct settings s = base_settings();
     struct executor_info x;
     struct err e;
-    /* 20 taken: 70 are left of 90 */
+    /* 20 in use: 70 are left of 90 */
     assert_int_equal(pools(&x, &s, 100 * GIB, 80 * GIB, true, &e), 0);
     assert_int_equal(x.n_blocks, 70 * 512);
     assert_int_equal(x.n_host_blocks, 2048);
@@ -117,7 +117,7 @@ static void pools_that_cannot_be_are_refused(void **state)
     assert_int_equal(pools(&x, &s, 64 * GIB, 8 * GIB, false, &e), 0);
 }
 
-/* Arrays of different lengths, then shorter ones in the same memory, while the
+/* Copies arrays of different lengths, then shorter ones into the same memory, while the
  * originals change. */
 static void a_copied_batch_outlives_its_arrays(void **state)
 {
