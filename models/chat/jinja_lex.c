@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "config/base/utf8.h"
 #include "models/chat/jinja.h"
-#include "models/tokenizer/tokenizer_internal.h"
 
 struct lexer {
     struct jtokens *out;
@@ -244,20 +244,6 @@ static int hex_digits(const char *s, const char *end, int n, uint32_t *ret)
     return *ret > 0x10ffff || (*ret >= 0xd800 && *ret < 0xe000) || *ret == 0 ? -1 : n;
 }
 
-static size_t put_utf8(char *to, uint32_t c)
-{
-    if (c < 0x80) {
-        to[0] = (char)c;
-        return 1;
-    }
-    size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    for (size_t i = n - 1; i > 0; i--, c >>= 6) {
-        to[i] = (char)(0x80 | (c & 0x3f));
-    }
-    to[0] = (char)((n == 2 ? 0xc0 : n == 3 ? 0xe0 : 0xf0) | c);
-    return n;
-}
-
 /* An escape at x->at (after the backslash) to `to`; the bytes written, negative for a
  * wrong one. */
 static int lex_escape(struct lexer *x, char *to)
@@ -281,7 +267,7 @@ static int lex_escape(struct lexer *x, char *to)
             return lex_fail(x, "a string has a wrong escape");
         }
         x->at += n;
-        return (int)put_utf8(to, code);
+        return utf8_put(to, (int32_t)code);
     }
     to[0] = '\\';
     to[1] = c;

@@ -19,6 +19,7 @@
 #include <pcre2.h>
 
 #include "config/base/json.h"
+#include "config/base/utf8.h"
 #include "models/tokenizer/tokenizer.h"
 
 enum {
@@ -359,18 +360,8 @@ int tokenizer_open_gpt2(struct tokenizer *t, const char *dir, struct err *e);
 /* The bytes of a SentencePiece tokenizer.model. */
 int tokenizer_parse_spm(struct tokenizer *t, const uint8_t *data, size_t len, struct err *e);
 
-/* ---- UTF-8 and the byte alphabet ---- */
+/* ---- tokenizer_byte_alphabet.c ---- */
 
-/* Length of the UTF-8 character at `s` (1 to 4); 0: the bytes are invalid; -1: they end
- * inside a character that is valid so far. On 0, *ret_bad is how many bytes one U+FFFD
- * replaces (the maximal subpart, Unicode 3.9 D93b). `len` > 0. */
-int utf8_next(const uint8_t *s, size_t len, int *ret_bad);
-/* Whether all of it is whole, valid characters. */
-bool utf8_valid(const char *s, size_t len);
-/* The character at `s`, which is valid UTF-8; its length in *ret_len. */
-int32_t utf8_get(const uint8_t *s, int *ret_len);
-/* Into ret[4]; the length. */
-int utf8_put(char *ret, int32_t c);
 /* GPT-2's alphabet: the character that stands for a byte, and back (-1: none). */
 int32_t byte_to_char(uint8_t b);
 int char_to_byte(int32_t c);
