@@ -93,7 +93,7 @@ int checkpoint_fetch(const struct checkpoint *c, struct err *e)
     return 0;
 }
 
-void checkpoint_rest(const struct checkpoint *c)
+void checkpoint_drop_pages(const struct checkpoint *c)
 {
     for (int32_t i = 0; i < c->n_tensors && c->kept; i++) {
         if (!c->kept

@@ -333,7 +333,7 @@ static int make_scratch(struct model *m, struct err *e)
         {&t->narrow, n, narrow ? c->embed_dim : 0, act},
         {&m->gathered, n_logits, c->embed_dim, act},
         {&m->logits, n_logits, c->vocab, DTYPE_F32},
-        {&m->logits_part, n_logits, t->partial ? t->n_vocab : 0, DTYPE_F32},
+        {&m->local_logits, n_logits, t->partial ? t->n_vocab : 0, DTYPE_F32},
     };
 
     for (size_t i = 0; i < ARRAY_LEN(want); i++) {
@@ -451,7 +451,7 @@ void transformer_head(struct model *m, struct mat logits, struct mat x)
 {
     const struct backend_ops *ops = m->backend->ops;
     bool partial = m->weights->partial;
-    struct mat mine = partial ? mat_rows(m->logits_part, 0, x.rows) : logits;
+    struct mat mine = partial ? mat_rows(m->local_logits, 0, x.rows) : logits;
 
     ops->linear(m->backend, mine, x, m->head, &(struct epilogue){0});
     if (m->config.final_softcap > 0) {

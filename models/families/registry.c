@@ -54,7 +54,7 @@ static int load(struct model *m, const char *dir, struct err *e)
     }
     if (rc == 0 && m->checkpoint) {
         /* a backend that copied is not to be charged for the file as well */
-        checkpoint_rest(m->checkpoint);
+        checkpoint_drop_pages(m->checkpoint);
     }
     return rc;
 }

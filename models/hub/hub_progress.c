@@ -46,7 +46,7 @@ void hub_progress_begin(struct hub_progress *p, const char *model, int32_t n_fil
                                .done = done,
                                .first_done = done,
                                .start_us = now,
-                               .told_us = now,
+                               .reported_us = now,
                                .n_files = n_files,
                                .terminal = isatty(STDERR_FILENO)};
     if (!p->terminal) {
@@ -60,10 +60,10 @@ void hub_progress_step(struct hub_progress *p, int64_t done)
     int64_t now = clock_us();
 
     p->done = done;
-    if (now - p->told_us < (p->terminal ? DRAW_EVERY_US : LOG_EVERY_US)) {
+    if (now - p->reported_us < (p->terminal ? DRAW_EVERY_US : LOG_EVERY_US)) {
         return;
     }
-    p->told_us = now;
+    p->reported_us = now;
     if (p->terminal) {
         draw(p);
     } else {

@@ -470,7 +470,7 @@ int bpe_encode_word(struct encoder *enc, const char *s, size_t len)
 {
     int ret = 0;
 
-    while (enc->t->bpe.cut_at_marks && len > 0 && ret == 0) {
+    while (enc->t->bpe.split_at_marks && len > 0 && ret == 0) {
         const char *cut = find_cut(s, len);
         size_t n = cut ? (size_t)(cut - s) : len;
         ret = encode_cut(enc, s, n);
@@ -520,7 +520,7 @@ int bpe_finish(struct tokenizer *t, struct err *e)
     if (all_bytes && (b->byte_level || b->byte_fallback)) {
         tokenizer_find_longest(t);
     }
-    b->cut_at_marks =
+    b->split_at_marks =
         !b->byte_level && vocab_find(t, MARK, MARK_BYTES) >= 0 && marks_begin_words(t);
     b->cache = aligned_alloc(64, sizeof(*b->cache));
     if (!b->cache) {

@@ -1,6 +1,6 @@
 /* tokenizer.json: the vocabulary, its merges and its added tokens. What stands around
  * the model (normalizer, pre-tokenizer, post-processor, decoder) is read by
- * tokenizer_parts.c.
+ * tokenizer_components.c.
  *
  * The file is read once, in its own order; only merges that stand before the
  * vocabulary, and the decoder, are put off.

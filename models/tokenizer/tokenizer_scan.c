@@ -13,7 +13,7 @@
 
 /* Character classes; each character is in exactly one. */
 /* NEWLINE: \r and \n, which are white space too */
-enum class { LETTER, NUMBER, SPACE, NEWLINE, OTHER };
+enum char_class { LETTER, NUMBER, SPACE, NEWLINE, OTHER };
 
 #define L LETTER
 #define N NUMBER
@@ -78,21 +78,25 @@ bool char_is_punctuation(int32_t c)
 }
 
 /* The class of the character at `s`, its length in *n. */
-static inline enum class class_at(const uint8_t *s, int *n) {
-    if (*s < 0x80){ *n = 1; return ASCII_CLASS[*s];}
-int32_t c = utf8_get(s, n);
-utf8proc_category_t k = utf8proc_category(c);
-if (k >= UTF8PROC_CATEGORY_LU && k <= UTF8PROC_CATEGORY_LO) {
-    return LETTER;
-}
-if (k >= UTF8PROC_CATEGORY_ND && k <= UTF8PROC_CATEGORY_NO) {
-    return NUMBER;
-}
-return char_is_space(c) ? SPACE : OTHER;
+static inline enum char_class class_at(const uint8_t *s, int *n)
+{
+    if (*s < 0x80) {
+        *n = 1;
+        return ASCII_CLASS[*s];
+    }
+    int32_t c = utf8_get(s, n);
+    utf8proc_category_t k = utf8proc_category(c);
+    if (k >= UTF8PROC_CATEGORY_LU && k <= UTF8PROC_CATEGORY_LO) {
+        return LETTER;
+    }
+    if (k >= UTF8PROC_CATEGORY_ND && k <= UTF8PROC_CATEGORY_NO) {
+        return NUMBER;
+    }
+    return char_is_space(c) ? SPACE : OTHER;
 }
 
 /* Past the run of `want` that begins at `s`. */
-static inline const uint8_t *run(const uint8_t *s, const uint8_t *end, enum class want)
+static inline const uint8_t *run(const uint8_t *s, const uint8_t *end, enum char_class want)
 {
     int n;
 
@@ -110,7 +114,7 @@ static const uint8_t *spaces(const uint8_t *s, const uint8_t *end)
     int n;
 
     while (p < end) {
-        enum class k = class_at(p, &n);
+        enum char_class k = class_at(p, &n);
         if (k != SPACE && k != NEWLINE) {
             return last > s ? last : p;
         }
@@ -158,7 +162,7 @@ size_t scan_gpt2(const uint8_t *s, size_t len)
     if (*p == ' ' && len > 1) {
         p++;
     }
-    enum class k = class_at(p, &n);
+    enum char_class k = class_at(p, &n);
     if (k == SPACE || k == NEWLINE) {
         return (size_t)(spaces(s, end) - s);
     }
@@ -179,7 +183,7 @@ static const uint8_t *line_ends(const uint8_t *s, const uint8_t *end)
     int n;
 
     while (s < end) {
-        enum class k = class_at(s, &n);
+        enum char_class k = class_at(s, &n);
         if (k != SPACE && k != NEWLINE) {
             break;
         }
@@ -202,7 +206,7 @@ static inline size_t scan_llama(const uint8_t *s, size_t len, int max_digits)
         }
     }
     int n, m;
-    enum class k = class_at(s, &n), next = OTHER;
+    enum char_class k = class_at(s, &n), next = OTHER;
     p = s + n;
     if (k == LETTER) {
         return (size_t)(run(p, end, LETTER) - s);

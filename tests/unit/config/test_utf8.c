@@ -86,9 +86,8 @@ static void a_continuation_byte_begins_no_character(void **state)
 
 static void a_character_cut_short_is_not_one_yet(void **state)
 {
-    static const char *const WHOLE[] = {"\xC2\x80",         "\xDF\xBF",
-                                        "\xE0\xA0\x80",     "\xED\x9F\xBF",
-                                        "\xEF\xBF\xBF",     "\xF0\x90\x80\x80",
+    static const char *const WHOLE[] = {"\xC2\x80",         "\xDF\xBF",        "\xE0\xA0\x80",
+                                        "\xED\x9F\xBF",     "\xEF\xBF\xBF",    "\xF0\x90\x80\x80",
                                         "\xF1\x80\x80\x80", "\xF4\x8F\xBF\xBF"};
 
     (void)state;

@@ -344,7 +344,7 @@ static void a_tensor_that_is_kept_keeps_its_pages(void **state)
     }
     assert_int_equal(checkpoint_keep(c, a, &e), 0);
     assert_int_equal(checkpoint_fetch(c, &e), 0);
-    checkpoint_rest(c);
+    checkpoint_drop_pages(c);
     assert_int_equal(in_a[0], 7);
     assert_int_equal(in_b[0], 0); /* given back */
     checkpoint_free(c);
