@@ -1,9 +1,9 @@
-/* Hand-written equals of the regular expressions that most byte-level tokenizers split
- * with.
+/* Hand-written scanners for the regular expressions that most byte-level tokenizers
+ * split with; they are faster than PCRE2 and do not backtrack.
  *
- * PCRE2 runs them at tens of megabytes a second; these at hundreds, and without its
- * backtracking. Each function takes the alternatives of its expression in their order.
- * tests/unit/models/test_tokenizer.c holds them against PCRE2.
+ * Each function tries the alternatives of its expression in their order.
+ * tests/unit/models/test_tokenizer.c and tests/fuzz/fuzz_encode.c compare them with
+ * PCRE2.
  */
 #include "models/tokenizer/tokenizer_internal.h"
 
@@ -11,8 +11,8 @@
 
 #include <utf8proc.h>
 
-/* Character classes; each character is in exactly one. */
-/* NEWLINE: \r and \n, which are white space too */
+/* Classes of characters; each character is in exactly one. NEWLINE is \r and \n, which
+ * the expressions count as white space too. */
 enum char_class { LETTER, NUMBER, SPACE, NEWLINE, OTHER };
 
 #define L LETTER
@@ -56,8 +56,8 @@ bool char_is_number(int32_t c)
     return k >= UTF8PROC_CATEGORY_ND && k <= UTF8PROC_CATEGORY_NO;
 }
 
-/* Unicode's \w: alphabetic, marks, decimal digits, connectors, and the two joiners.
- * Alphabetic are letters, letter numbers and letters in circles and squares. */
+/* Unicode's \w: alphabetic characters (letters, letter numbers, letters in circles and
+ * squares), marks, decimal digits, connectors and the two joiners. */
 bool char_is_word(int32_t c)
 {
     utf8proc_category_t k = utf8proc_category(c);
@@ -95,7 +95,7 @@ static inline enum char_class class_at(const uint8_t *s, int *n)
     return char_is_space(c) ? SPACE : OTHER;
 }
 
-/* Past the run of `want` that begins at `s`. */
+/* The end of the run of class `want` that begins at `s`. */
 static inline const uint8_t *run(const uint8_t *s, const uint8_t *end, enum char_class want)
 {
     int n;
@@ -106,8 +106,8 @@ static inline const uint8_t *run(const uint8_t *s, const uint8_t *end, enum char
     return s;
 }
 
-/* \s+(?!\S)|\s+ at white space: a run leaves its last character to what follows, unless
- * nothing follows. */
+/* \s+(?!\S)|\s+ at white space: the end of the run, or before its last character if
+ * other text follows. */
 static const uint8_t *spaces(const uint8_t *s, const uint8_t *end)
 {
     const uint8_t *p = s, *last = s;
@@ -127,7 +127,7 @@ static const uint8_t *spaces(const uint8_t *s, const uint8_t *end)
 const char GPT2_PATTERN[] =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
-/* 's|'t|'re|'ve|'m|'ll|'d behind the apostrophe: bytes, or 0. */
+/* The length of 's|'t|'re|'ve|'m|'ll|'d at an apostrophe, or 0. */
 static size_t contraction(const uint8_t *s, const uint8_t *end, bool any_case)
 {
     if (end - s < 2) {
@@ -144,7 +144,7 @@ static size_t contraction(const uint8_t *s, const uint8_t *end, bool any_case)
     if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l')) {
         return 3;
     }
-    /* the long s is an s in another case */
+    /* U+017F, the long s, equals s without regard to case */
     return any_case && s[1] == 0xC5 && s[2] == 0xBF ? 3 : 0;
 }
 
@@ -176,7 +176,7 @@ static const char QWEN2_PATTERN[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}
                                     "\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
                                     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
-/* \s*[\r\n]+ at white space: up to the run's last line end; NULL: there is none. */
+/* \s*[\r\n]+ at white space: the end of the run's last newline; NULL: there is none. */
 static const uint8_t *line_ends(const uint8_t *s, const uint8_t *end)
 {
     const uint8_t *found = NULL;

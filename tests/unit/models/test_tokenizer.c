@@ -691,7 +691,7 @@ static void a_broken_file_is_one_clear_error(void **state)
         {"{\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"ByteLevel\"},{"
          "\"type\":\"Digits\"}]}"
          "," MODEL "}",
-         "behind ByteLevel", ERR_INVALID},
+         "after ByteLevel", ERR_INVALID},
         {"{\"post_processor\":{\"type\":\"BertProcessing\",\"sep\":[\"x\",1]}," MODEL "}",
          "needs \"cls\"", ERR_INVALID},
         {"{\"post_processor\":{\"type\":\"BertProcessing\",\"sep\":[\"x\",-1]}," MODEL "}",
