@@ -1,5 +1,5 @@
-/* How far a download is, on stderr: a bar that is drawn anew on a terminal, else a line
- * of the log now and then. */
+/* Progress of a download on stderr: a bar that is redrawn if stderr is a terminal, else
+ * a line of the log from time to time. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@ static double gigabytes(int64_t n)
     return (double)n / 1e9;
 }
 
-/* Bytes a second since the start. */
+/* Bytes per second since the start. */
 static double speed(const struct hub_progress *p)
 {
     double seconds = (double)(clock_us() - p->start_us) / 1e6;

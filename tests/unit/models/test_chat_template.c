@@ -210,7 +210,7 @@ static void test_errors_say_where(void **state)
     (void)state;
     expect_error("\n{{ raise_exception('no ' ~ 'way') }}", "line 2: it refuses: no way");
     expect_error("{{ missing.member }}", "member");
-    expect_error("{{ 'a' + 1 }}", "a text + a number");
+    expect_error("{{ 'a' + 1 }}", "a string + a number");
     expect_error("{{ none.strip() }}", "no method 'strip'");
     expect_error("{{ 'a' < 1 }}", "no order");
     expect_error("{% for x in 5 %}{% endfor %}", "gone over");

@@ -224,7 +224,7 @@ static void lying_headers_are_refused(void **state)
     file_init(&f);
     set_int(&f, "k", 1);
     set_int(&f, "k", 2);
-    refuse(&f, "k is there twice");
+    refuse(&f, "k appears twice");
     file_init(&f);
     key(&f, "k", (enum gguf_type)13);
     u64(&f.head, 0);
@@ -262,7 +262,7 @@ static void lying_tensors_are_refused(void **state)
     file_init(&f);
     add_tensor(&f, "t", 0, 4, 0, FOUR, 16);
     add_tensor(&f, "t", 0, 4, 0, FOUR, 16);
-    refuse(&f, "t is there twice");
+    refuse(&f, "t appears twice");
     file_init(&f);
     add_tensor(&f, "t", 0, 64, 0, FOUR, 16);
     refuse(&f, "the file has 32");

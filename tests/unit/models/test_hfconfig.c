@@ -211,7 +211,7 @@ static void wrong_values_are_named_with_what_is_allowed(void **state)
     refuse(LLAMA
            ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1],\"long_factor\":[1]}}",
            ERR_INVALID, "have 1 and 1 numbers, 8 are needed");
-    refuse(LLAMA ",\"head_dim\":15}", ERR_INVALID, "15 dimensions of a head would turn");
+    refuse(LLAMA ",\"head_dim\":15}", ERR_INVALID, "15 rotary dimensions");
     refuse(LLAMA ",\"eos_token_id\":100}", ERR_INVALID, "eos_token_id is 100, vocab_size is 100");
     refuse(LLAMA ",\"eos_token_id\":[-1]}", ERR_INVALID, "eos_token_id is -1");
     refuse(LLAMA ",\"bos_token_id\":100}", ERR_INVALID, "bos_token_id is 100");

@@ -84,7 +84,7 @@ static void lying_headers_are_refused(void **state)
     refuse(A(",\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[12,16]}"), 16,
            "belong to no tensor");
     refuse(A(",\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[8,12]}"), 12,
-           "tensor 'a' is there twice");
+           "tensor 'a' appears twice");
     refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8,
            "claims 8 bytes, its shape and type make 12");
     refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904,4],\"data_offsets\":[0,0]}}",
@@ -223,7 +223,7 @@ static void shards_are_opened_by_their_index(void **state)
     assert_non_null(checkpoint_find(c, "b"));
     checkpoint_free(c);
     write_index("\"a\":\"two.safetensors\",\"b\":\"two.safetensors\"");
-    refuse_dir(ERR_INVALID, "tensor 'a' is not in 'two.safetensors' as it says");
+    refuse_dir(ERR_INVALID, "tensor 'a' is not in 'two.safetensors'");
     write_index("\"a\":\"one.safetensors\",\"b\":\"one.safetensors\"");
     refuse_dir(ERR_INVALID, "tensor 'b' is not in 'one.safetensors'");
     write_index("\"a\":\"one.safetensors\",\"b\":\"gone.safetensors\"");
@@ -242,7 +242,7 @@ static void shards_are_opened_by_their_index(void **state)
     refuse_dir(ERR_INVALID, "names no tensors");
     write_tensor("two.safetensors", "a");
     write_index("\"a\":\"one.safetensors\",\"b\":\"two.safetensors\"");
-    refuse_dir(ERR_INVALID, "tensor 'a' is there twice");
+    refuse_dir(ERR_INVALID, "tensor 'a' appears twice");
 }
 
 static void a_shard_with_more_than_the_index_names_is_refused(void **state)
