@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "config/base/utf8.h"
+
 enum { BUF_FIRST_BYTES = 64 };
 
 void buf_init(struct buf *b, size_t max_bytes)
@@ -117,30 +119,6 @@ void buf_consume(struct buf *b, size_t len)
     memmove(b->data, b->data + len, b->len + 1);
 }
 
-/* Bytes of the UTF-8 character at `s` (1..4), or 0 where none begins: overlong forms,
- * surrogates and values over U+10FFFF are refused (RFC 3629). */
-static size_t utf8_length(const unsigned char *s, size_t len)
-{
-    if (s[0] < 0x80) {
-        return 1;
-    }
-    size_t n = s[0] >= 0xC2 && s[0] <= 0xDF   ? 2
-               : (s[0] & 0xF0) == 0xE0        ? 3
-               : s[0] >= 0xF0 && s[0] <= 0xF4 ? 4
-                                              : 0;
-    if (n == 0 || n > len) {
-        return 0;
-    }
-    for (size_t i = 1; i < n; i++) {
-        if ((s[i] & 0xC0) != 0x80) {
-            return 0;
-        }
-    }
-    bool overlong = (s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xF0 && s[1] < 0x90);
-    bool beyond = (s[0] == 0xED && s[1] > 0x9F) || (s[0] == 0xF4 && s[1] > 0x8F);
-    return overlong || beyond ? 0 : n;
-}
-
 /* The escape of one byte below 0x80 that may not stand in a JSON string as it is; NULL
  * where it may. */
 static const char *json_escape_of(unsigned char c, char room[8])
@@ -178,7 +156,7 @@ int buf_json_escape(struct buf *b, const char *text, size_t len)
 
     for (size_t i = 0; i < len && rc == 0;) {
         char room[8];
-        size_t n = utf8_length(s + i, len - i);
+        size_t n = utf8_char_len(s + i, len - i);
         const char *escape = n == 0 ? "\xEF\xBF\xBD" : n == 1 ? json_escape_of(s[i], room) : NULL;
         if (escape) {
             rc = buf_append(b, text + plain, i - plain);

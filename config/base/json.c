@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "config/base/utf8.h"
+
 void json_init(struct json *j, const char *text, size_t len, const char *file, struct err *err)
 {
     *j = (struct json){
@@ -178,40 +180,7 @@ static int read_unicode_escape(struct json *j, char *ret)
     if (c == 0 && !j->takes_nul) {
         return json_fail(j, "a NUL character in a string");
     }
-    if (c < 0x80) {
-        ret[0] = (char)c;
-        return 1;
-    }
-    int n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    for (int i = n - 1; i > 0; i--, c >>= 6) {
-        ret[i] = (char)(0x80 | (c & 0x3F));
-    }
-    ret[0] = (char)((0xF0 << (4 - n)) | c);
-    return n;
-}
-
-/* Bytes of the whole, shortest-form UTF-8 character at p; 0: none. */
-static int utf8_len(const char *p, const char *end)
-{
-    unsigned char a = (unsigned char)p[0];
-    int n = a < 0x80                ? 1
-            : a >= 0xC2 && a < 0xE0 ? 2
-            : a >= 0xE0 && a < 0xF0 ? 3
-            : a >= 0xF0 && a < 0xF5 ? 4
-                                    : 0;
-
-    if (n == 0 || end - p < n) {
-        return 0;
-    }
-    for (int i = 1; i < n; i++) {
-        if (((unsigned char)p[i] & 0xC0) != 0x80) {
-            return 0;
-        }
-    }
-    unsigned char b = n > 1 ? (unsigned char)p[1] : 0;
-    bool bad = (a == 0xE0 && b < 0xA0) || (a == 0xED && b >= 0xA0) || (a == 0xF0 && b < 0x90) ||
-               (a == 0xF4 && b >= 0x90);
-    return bad ? 0 : n;
+    return utf8_put(ret, c);
 }
 
 /* One character of a string, escaped or not, into ret[4]; its length, or 0: an
@@ -219,14 +188,14 @@ static int utf8_len(const char *p, const char *end)
 static int read_char(struct json *j, char *ret)
 {
     if (*j->at != '\\') {
-        int n = utf8_len(j->at, j->end);
+        size_t n = utf8_char_len(j->at, (size_t)(j->end - j->at));
         if (n == 0 || (unsigned char)*j->at < 0x20) {
             return json_fail(j,
                              n == 0 ? "a string is not UTF-8" : "a control character in a string");
         }
-        memcpy(ret, j->at, (size_t)n);
+        memcpy(ret, j->at, n);
         j->at += n;
-        return n;
+        return (int)n;
     }
     static const char FROM[] = "\"\\/bfnrt", TO[] = "\"\\/\b\f\n\r\t";
     const char *which = j->at + 1 < j->end && j->at[1] ? strchr(FROM, j->at[1]) : NULL;

@@ -14,6 +14,7 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/convert.h"
+#include "kernels/weight_pieces.h"
 
 #define REGION_BYTES ((size_t)64 << 20)
 
@@ -124,15 +125,6 @@ static float dummy_value(uint64_t salt, int64_t index)
     return ((float)(x >> 40) * 0x1p-23f - 1.0f) * 1e-3f;
 }
 
-static int32_t piece_rows(const struct weight_piece *p)
-{
-    return p->transposed ? p->cols : p->rows;
-}
-static int32_t piece_cols(const struct weight_piece *p)
-{
-    return p->transposed ? p->rows : p->cols;
-}
-
 /* Row r of the weight from row r - first of piece p. */
 static void copy_row(struct mat m, int64_t r, const struct weight_piece *p, int64_t first)
 {
@@ -166,8 +158,8 @@ static void fill_rows(void *arg, int32_t task, int32_t thread)
             }
             continue;
         }
-        while (r >= piece_first + piece_rows(&f->desc->piece[piece])) {
-            piece_first += piece_rows(&f->desc->piece[piece++]);
+        while (r >= piece_first + weight_piece_rows(&f->desc->piece[piece])) {
+            piece_first += weight_piece_rows(&f->desc->piece[piece++]);
         }
         copy_row(f->m, r, &f->desc->piece[piece], piece_first);
     }
@@ -189,30 +181,6 @@ static void fill_vector(struct fill *f)
     for (int32_t i = 0; i < f->m.cols && f->desc->n_pieces == 0; i++) {
         dtype_store(f->m.data, f->m.dtype, i, dummy_value(f->salt, i));
     }
-}
-
-static int check_pieces(const struct weight_desc *d, struct err *e)
-{
-    if (d->rows < 1 || d->cols < 1 || d->dtype == DTYPE_I32) {
-        return err_set(e, ERR_INVALID, "weight %s: [%d, %d] of %s is not possible", d->name,
-                       d->rows, d->cols, dtype_name(d->dtype));
-    }
-    int64_t rows = 0;
-    int64_t n = 0;
-    bool fits = true;
-    for (int32_t i = 0; i < d->n_pieces; i++) {
-        const struct weight_piece *p = &d->piece[i];
-        rows += piece_rows(p);
-        n += (int64_t)p->rows * p->cols;
-        fits =
-            fits && p->dtype != DTYPE_I32 && (d->kind == WEIGHT_VECTOR || piece_cols(p) == d->cols);
-    }
-    fits = fits && (d->kind == WEIGHT_VECTOR ? d->rows == 1 && n == d->cols : rows == d->rows);
-    if (d->n_pieces > 0 && !fits) {
-        return err_set(e, ERR_INVALID, "weight %s: its pieces do not make [%d, %d]", d->name,
-                       d->rows, d->cols);
-    }
-    return 0;
 }
 
 static int64_t weight_bytes(const struct mat *m)
@@ -243,7 +211,7 @@ static int place_weight(struct cpu_backend *c, struct fill *f, struct err *e)
 int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e)
 {
     struct cpu_backend *c = cpu_of(b);
-    int rc = check_pieces(d, e);
+    int rc = weight_pieces_check(d, INT64_MAX, e);
 
     if (rc < 0) {
         return rc;

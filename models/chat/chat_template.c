@@ -1,3 +1,5 @@
+/* See chat_template.h: finds the template of a model and its special tokens; jinja.h
+ * runs it. */
 #include "models/chat/chat_template.h"
 
 #include <stdio.h>
@@ -11,14 +13,16 @@
 
 struct chat_template {
     struct jtemplate jinja;
-    bool usable, broken, developer;
-    char *specials;    /* members of a JSON object, owned */
-    char missing[400]; /* where not usable */
+    bool usable;       /* `jinja` can be run */
+    bool broken;       /* there is a template, but it cannot be used */
+    bool developer;    /* its text mentions "developer" */
+    char *specials;    /* members of a JSON object, see chat_template_new; owned */
+    char missing[400]; /* why it is not usable */
 };
 
 /* ---- files ---- */
 
-/* What tokenizer_config.json says. */
+/* What the model's files say. */
 struct config {
     char *text; /* the template, owned, or NULL */
     size_t len;
@@ -61,7 +65,8 @@ static void keep_template(struct config *c, char *text, size_t len)
     c->len = len;
 }
 
-/* {"name": "default", "template": "…"}: the default one, else the first. */
+/* {"name": "default", "template": "…"}: keep the one named "default", else the
+ * first. */
 static void read_named(struct json *j, struct config *c)
 {
     char name[JINJA_MAX_NAME] = "", *text = NULL;
@@ -310,7 +315,8 @@ int chat_template_render(const struct chat_template *t, const char *context, siz
     if (len < 2 || context[0] != '{') {
         return err_set(e, ERR_INVALID, "the variables must be an object");
     }
-    /* What the request says stands after the model's, and wins. */
+    /* The request's members follow the model's: of two with the same name the last
+     * counts. */
     buf_init(&all, len + strlen(t->specials) + 64);
     buf_puts(&all, "{");
     buf_puts(&all, t->specials);

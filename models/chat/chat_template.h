@@ -1,10 +1,9 @@
-/* A model's own chat template: messages to the text of a prompt.
+/* A model's own chat template turns messages into the text of a prompt.
  *
- * It is read at start from the model's directory: chat_template.jinja, or
+ * It is read at start: chat_template.jinja of the model's directory, else
  * `chat_template` of tokenizer_config.json (a text, or a list of named ones of which
- * "default" is taken), or tokenizer.chat_template of a GGUF file. A template that
- * cannot be used does not keep the model from being served; `chat_template_missing`
- * says why chat is not there.
+ * "default" is taken), or tokenizer.chat_template of a GGUF file. A model without a
+ * usable template is served without chat; `chat_template_missing` says why.
  */
 #ifndef QUIRE_MODELS_CHAT_CHAT_TEMPLATE_H
 #define QUIRE_MODELS_CHAT_CHAT_TEMPLATE_H
@@ -15,31 +14,32 @@
 
 struct chat_template;
 
-/* Of a directory or a GGUF file, whose special tokens are asked of `tokenizer`.
- * ERR_INVALID, ERR_IO: a file that is wrong; ERR_NOMEM. A model without a template is
- * no error. */
+/* The template of a model directory, or of a GGUF file, whose BOS and EOS texts come
+ * from `tokenizer`. ERR_INVALID, ERR_IO: a file cannot be read; ERR_NOMEM. A missing
+ * template is no error. */
 int chat_template_open(struct chat_template **ret, const char *path,
                        const struct tokenizer *tokenizer, struct err *e);
-/* The template `text`; `specials` are members of a JSON object (`"bos_token":"<s>",…`)
- * that it sees as variables, or "". */
+/* A template from its `text` (NULL: none); `specials` are members of a JSON object,
+ * each with a comma behind it (`"bos_token":"<s>",`), that it sees as variables, or
+ * "". */
 int chat_template_new(struct chat_template **ret, const char *text, size_t len,
                       const char *specials, struct err *e);
 void chat_template_free(struct chat_template *t);
 
-/* Why there is no chat, as a sentence for clients; NULL where there is. `t` may be
+/* Why chat is not available, as a sentence for clients; NULL if it is. `t` may be
  * NULL. */
 const char *chat_template_missing(const struct chat_template *t);
-/* There is one, and it cannot be used. */
+/* Whether the model has a template that cannot be used. */
 bool chat_template_broken(const struct chat_template *t);
-/* It goes over a message's content as a list of parts, and never asks whether it is a
- * text. */
+/* Whether the template iterates over a message's content as a list of parts, and never
+ * tests whether it is a string. */
 bool chat_template_wants_parts(const struct chat_template *t);
-/* It knows the role "developer". */
+/* Whether the template mentions the role "developer". */
 bool chat_template_knows_developer(const struct chat_template *t);
 
-/* Append the prompt's text to `out`. `context` is a JSON object: messages,
- * add_generation_prompt and whatever else the template may see. Any thread.
- * ERR_INVALID: the template refused the messages, or a limit was reached. */
+/* Append the prompt's text to `out`. `context` is a JSON object of all that the
+ * template may see: messages, add_generation_prompt and so on. Any thread. ERR_INVALID:
+ * the template refused the messages, or a limit was reached. */
 int chat_template_render(const struct chat_template *t, const char *context, size_t len,
                          struct buf *out, struct err *e);
 

@@ -1,4 +1,4 @@
-/* Expressions at work. A failed run gives undefined all the way up. */
+/* Evaluates expressions. Once the run has failed, every value is undefined. */
 #include <math.h>
 #include <string.h>
 

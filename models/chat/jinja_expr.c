@@ -1,5 +1,5 @@
-/* Expressions, by recursive descent; the precedence is Jinja's: filters and tests bind
- * tighter than any operator. */
+/* Parses expressions by recursive descent, with Jinja's precedence: filters and tests
+ * bind tighter than any operator. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +18,7 @@ static void append(struct jnode ***end, struct jnode *n)
     }
 }
 
-/* `name=value` or a value, up to the closing bracket. */
+/* Arguments, `name=value` or a value, up to and including the closing bracket. */
 static struct jnode *parse_arguments(struct jparser *p)
 {
     struct jnode *first = NULL, **end = &first;
@@ -91,12 +91,12 @@ static struct jnode *parse_subscript(struct jparser *p, struct jnode *of)
         if (jtoken_take(p, T_OP, ":")) {
             slice = true;
             if (++k > 2) {
-                return jparse_fail(p, ERR_INVALID, "a slice has three parts at most");
+                return jparse_fail(p, ERR_INVALID, "a slice has at most three bounds");
             }
             continue;
         }
         if (bound[k]) {
-            return jparse_fail(p, ERR_UNSUPPORTED, "an index of several parts");
+            return jparse_fail(p, ERR_UNSUPPORTED, "an index of several values");
         }
         bound[k] = jparse_expression(p);
     }
@@ -219,7 +219,7 @@ static struct jnode *parse_test(struct jparser *p, struct jnode *of)
     return n;
 }
 
-/* Filters, and tests and calls among them. */
+/* What may follow an operand: filters, tests, and calls of their results. */
 static struct jnode *parse_tail(struct jparser *p, struct jnode *n)
 {
     int chain = 0;
@@ -505,7 +505,8 @@ static struct jnode *parse_not(struct jparser *p)
     return n;
 }
 
-/* Chains of `and` and `or` lean to the right, so that their depth is the descent's. */
+/* Chains of `and` and `or` nest to the right, so that the limit on the parser's depth
+ * bounds the tree's. */
 static struct jnode *parse_logic(struct jparser *p, bool is_or)
 {
     struct jnode *left = is_or ? parse_logic(p, false) : parse_not(p);

@@ -1,4 +1,4 @@
-/* Filters. Those that a method has too are in jinja_strings.c. */
+/* Filters. Those that are also methods are in jinja_strings.c. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 
 /* ---- members by path ---- */
 
-/* "a.b" of an item, as the attribute arguments of filters say; a number is an index. */
+/* The member of an item that a filter's `attribute` names: "a.b", or an index. */
 static struct jvalue by_path(struct jrun *r, struct jvalue v, struct jvalue path)
 {
     if (path.type == J_INT) {
@@ -25,7 +25,7 @@ static struct jvalue by_path(struct jrun *r, struct jvalue v, struct jvalue path
     return v;
 }
 
-/* The arguments from the `from`-th on. */
+/* The arguments from number `from` on. */
 static struct jargs rest(const struct jargs *a, int32_t from)
 {
     struct jargs b;
@@ -38,9 +38,10 @@ static struct jargs rest(const struct jargs *a, int32_t from)
     return b;
 }
 
-/* ---- choosing ---- */
+/* ---- select and reject ---- */
 
-/* The test of that name with the arguments from `from` on; without a name: truth. */
+/* Whether `v` passes the test that argument `from` names, with the arguments after it;
+ * without a name, whether it is true. */
 static bool passes(struct jrun *r, struct jvalue v, const struct jargs *a, int32_t from)
 {
     struct jvalue name = jarg(a, from, NULL);
@@ -50,8 +51,8 @@ static bool passes(struct jrun *r, struct jvalue v, const struct jargs *a, int32
     }
     const struct jbuiltin *t = name.type == J_STRING ? jinja_test_find(name.s) : NULL;
     if (!t) {
-        jfail(r, "a test of that name is not there in this version: %.40s",
-              name.type == J_STRING ? name.s : "(no text)");
+        jfail(r, "the test '%.40s' is not supported",
+              name.type == J_STRING ? name.s : "(not a string)");
         return false;
     }
     struct jargs more = rest(a, from + 1);
@@ -207,7 +208,7 @@ static struct jvalue do_unique(struct jrun *r, struct jvalue in, const struct ja
     return l;
 }
 
-/* Texts are sorted without regard to case unless case_sensitive. */
+/* Strings are sorted without regard to case unless case_sensitive is given. */
 static struct jvalue sort_key(struct jrun *r, struct jvalue v, const struct jargs *a)
 {
     struct jvalue attribute = jarg(a, 2, "attribute");
@@ -219,7 +220,7 @@ static struct jvalue sort_key(struct jrun *r, struct jvalue v, const struct jarg
     return v.type == J_STRING && !jtruth(jarg(a, 1, "case_sensitive")) ? jdo_lower(r, v, &none) : v;
 }
 
-/* Merge sort of at[n] by key[n]: stable, and every comparison is paid for. */
+/* Merge sort of at[n] by key[n]: stable, and every comparison counts as a step. */
 static void merge_sort(struct jrun *r, struct jvalue *at, struct jvalue *key, struct jvalue *spare,
                        int32_t n, bool down)
 {

@@ -1,11 +1,11 @@
-/* Template text to tokens: what stands between tags, and the words inside them. White
- * space control happens here. */
+/* Template text to tokens: the text between tags, and the words inside them. White
+ * space control ('-' and '+' in tags, trim_blocks, lstrip_blocks) is applied here. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "config/base/utf8.h"
 #include "models/chat/jinja.h"
-#include "models/tokenizer/tokenizer_internal.h"
 
 struct lexer {
     struct jtokens *out;
@@ -39,7 +39,7 @@ static int push(struct lexer *x, struct jtoken t)
     return 0;
 }
 
-/* Go on to `to`, counting lines. */
+/* Advance to `to`, counting lines. */
 static void advance(struct lexer *x, const char *to)
 {
     for (; x->at < to; x->at++) {
@@ -64,7 +64,7 @@ static const char *skip_space(const char *s, const char *end)
 
 /* ---- text between tags ---- */
 
-/* What is left of text[len] in front of a tag that begins with `sign` after its two
+/* How many bytes of text[len] are left before a tag with `sign` behind its opening
  * characters. */
 static size_t strip_before(const struct lexer *x, const char *text, size_t len, char sign,
                            bool is_print)
@@ -88,8 +88,8 @@ static size_t strip_before(const struct lexer *x, const char *text, size_t len, 
     return len;
 }
 
-/* After a tag's end: '-' takes all white space, otherwise a block's or comment's
- * newline goes (unless '+'). */
+/* After a tag: '-' removes all white space; without a sign, a newline after a block or
+ * comment is removed; '+' keeps it. */
 static void strip_after(struct lexer *x, char sign, bool is_print)
 {
     const char *before = x->at;
@@ -125,8 +125,8 @@ static int lex_comment(struct lexer *x)
     return 0;
 }
 
-/* `{% raw %}` at x->at: its text, up to the end of `{% endraw %}`; *ret_is tells
- * whether it was one. */
+/* If the tag at `at` is `{% word %}`, its end, with the sign there in *ret_end_sign;
+ * else NULL. */
 static const char *tag_word(const struct lexer *x, const char *at, const char *word,
                             char *ret_end_sign)
 {
@@ -244,22 +244,8 @@ static int hex_digits(const char *s, const char *end, int n, uint32_t *ret)
     return *ret > 0x10ffff || (*ret >= 0xd800 && *ret < 0xe000) || *ret == 0 ? -1 : n;
 }
 
-static size_t put_utf8(char *to, uint32_t c)
-{
-    if (c < 0x80) {
-        to[0] = (char)c;
-        return 1;
-    }
-    size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    for (size_t i = n - 1; i > 0; i--, c >>= 6) {
-        to[i] = (char)(0x80 | (c & 0x3f));
-    }
-    to[0] = (char)((n == 2 ? 0xc0 : n == 3 ? 0xe0 : 0xf0) | c);
-    return n;
-}
-
-/* An escape at x->at (after the backslash) to `to`; the bytes written, negative for a
- * wrong one. */
+/* Write the character of the escape at x->at, which is after the backslash, to `to`.
+ * Returns its bytes, or a negative code. */
 static int lex_escape(struct lexer *x, char *to)
 {
     static const char from[] = "ntrabfv\\'\"", into[] = "\n\t\r\a\b\f\v\\'\"";
@@ -281,7 +267,7 @@ static int lex_escape(struct lexer *x, char *to)
             return lex_fail(x, "a string has a wrong escape");
         }
         x->at += n;
-        return (int)put_utf8(to, code);
+        return utf8_put(to, (int32_t)code);
     }
     to[0] = '\\';
     to[1] = c;
@@ -334,11 +320,11 @@ static int lex_operator(struct lexer *x)
             return push(x, (struct jtoken){.type = T_OP, .s = OPS[i], .len = strlen(OPS[i])});
         }
     }
-    return lex_fail(x, "a character that no expression has");
+    return lex_fail(x, "a character that does not belong in an expression");
 }
 
-/* The tokens up to the tag's end, `%}` or `}}`. Brackets are counted: `}}` may close
- * two dicts. */
+/* The tokens up to the tag's end, `%}` or `}}`. Brackets are counted, because `}}` may
+ * close two dicts. */
 static int lex_inside(struct lexer *x, bool is_print)
 {
     const char *closing = is_print ? "}}" : "%}";
@@ -368,7 +354,7 @@ static int lex_inside(struct lexer *x, bool is_print)
     return rc;
 }
 
-/* The next tag's begin at or after `at`, or the end. */
+/* The beginning of the next tag at or after `at`, or `end`. */
 static const char *next_tag(const char *at, const char *end)
 {
     for (; (at = memchr(at, '{', (size_t)(end - at))) != NULL && at + 1 < end; at++) {
@@ -395,7 +381,7 @@ static int lex_tag(struct lexer *x)
     return rc ? rc : lex_inside(x, kind == '{');
 }
 
-/* \r\n and \r are newlines; one at the end goes. */
+/* A copy of the text in which \r\n and \r are \n, without a newline at its end. */
 static char *normal_text(struct arena *arena, const char *text, size_t *len)
 {
     char *copy = arena_alloc(arena, *len + 1);

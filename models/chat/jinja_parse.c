@@ -1,5 +1,5 @@
-/* Statements: a template's tokens become its tree, or one sentence about what is wrong
- * or not there. */
+/* Parses statements: the tokens of a template become its tree, or one error with the
+ * line of what is wrong or not supported. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +18,7 @@ void *jparse_fail(struct jparser *p, int rc, const char *fmt, ...)
         va_end(args);
         p->failed = true;
         err_set(p->err, rc, "chat template: line %d: %s%s", p->at->line, text,
-                rc == ERR_UNSUPPORTED ? " is not there in this version" : "");
+                rc == ERR_UNSUPPORTED ? " is not supported" : "");
     }
     return NULL;
 }
@@ -62,7 +62,7 @@ bool jtoken_expect(struct jparser *p, enum jtoken_type type, const char *text)
     return false;
 }
 
-/* A name that the template gives a value to: calls of it are not unknown functions. */
+/* Record a name that the template sets: calling it is not an unknown function. */
 static void bind(struct jparser *p, const char *name)
 {
     if (p->n_bound == p->cap_bound) {
@@ -183,7 +183,7 @@ static struct jnode *parse_if(struct jparser *p)
     return n;
 }
 
-/* Is it a look at a message's content? */
+/* Whether the expression is some `content`: a name, an attribute or a key. */
 static bool is_content(const struct jnode *n)
 {
     const char *name =
@@ -287,8 +287,8 @@ static struct jnode *parse_macro(struct jparser *p)
     return n;
 }
 
-/* `{% generation %}` marks what the assistant wrote, for training: here a block like
- * any other. */
+/* `{% generation %}` marks the assistant's text for training; here it is a plain
+ * block. */
 static struct jnode *parse_generation(struct jparser *p)
 {
     static const char *const END[] = {"endgeneration", NULL};
@@ -368,7 +368,8 @@ static struct jnode *parse_piece(struct jparser *p)
     }
 }
 
-/* Pieces up to one of the blocks `until`, which is not taken; NULL: up to the end. */
+/* Text and tags up to one of the blocks `until`, which is not consumed; NULL: up to the
+ * end of the template. */
 static struct jnode *parse_body(struct jparser *p, const char *const *until)
 {
     struct jnode *body = jnode_new(p, N_BLOCK), **end = body ? &body->args : NULL;
@@ -409,15 +410,15 @@ static bool is_bound(const struct jparser *p, const char *name)
     return false;
 }
 
-/* Every function that is called must be one of ours or the template's. */
+/* Check that every function called by name is a builtin or set by the template. */
 static int check_calls(struct jparser *p)
 {
     for (int32_t i = 0; i < p->n_calls && !p->failed; i++) {
         const struct jnode *n = p->calls[i];
         if (!jinja_function_find(n->name) && !is_bound(p, n->name)) {
             return err_set(p->err, ERR_UNSUPPORTED,
-                           "chat template: line %d: the function '%s' is not there in this version",
-                           n->line, n->name);
+                           "chat template: line %d: the function '%s' is not supported", n->line,
+                           n->name);
         }
     }
     return 0;

@@ -1,4 +1,4 @@
-/* Statements at work: text goes out, names get values. */
+/* Runs statements: writes text and sets variables. */
 #include <string.h>
 
 #include "models/chat/jinja.h"
@@ -78,7 +78,7 @@ static void assign(struct jrun *r, const struct jnode *target, struct jvalue v)
 /* ---- loops ---- */
 
 /* The items that the loop's filter lets through. */
-static struct jlist *chosen(struct jrun *r, const struct jnode *n)
+static struct jlist *filtered(struct jrun *r, const struct jnode *n)
 {
     struct jlist *items = jitems(r, jeval(r, n->b));
 
@@ -104,7 +104,7 @@ static struct jlist *chosen(struct jrun *r, const struct jnode *n)
 static enum jflow run_for(struct jrun *r, const struct jnode *n)
 {
     struct jscope *outer = r->scope;
-    struct jlist *items = chosen(r, n);
+    struct jlist *items = filtered(r, n);
     struct jloop *loop = r->failed ? NULL : jalloc(r, sizeof(*loop));
 
     if (!loop) {
@@ -116,7 +116,7 @@ static enum jflow run_for(struct jrun *r, const struct jnode *n)
     *loop = (struct jloop){.items = items, .depth = ++r->loop_depth};
     struct jscope *inner = scope_new(r, outer);
     for (int32_t i = 0; i < items->n && !r->failed; i++) {
-        inner->n = 0; /* what an iteration sets goes with it */
+        inner->n = 0; /* variables of the last iteration are gone */
         r->scope = inner;
         loop->index = i;
         scope_set(r, inner, "loop", (struct jvalue){.type = J_LOOP, .loop = loop});
@@ -132,7 +132,7 @@ static enum jflow run_for(struct jrun *r, const struct jnode *n)
 
 /* ---- capturing: set blocks and macros ---- */
 
-/* The text that `body` writes. */
+/* The text that `body` writes, as a value. */
 static struct jvalue capture(struct jrun *r, const struct jnode *body)
 {
     struct buf b, *outer = r->out;

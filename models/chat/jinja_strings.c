@@ -1,4 +1,4 @@
-/* Methods of texts and mappings; filters of the same names use them. */
+/* Methods of strings and dicts; the filters of the same names use them. */
 #include "models/chat/jinja_strings.h"
 
 #include <string.h>
@@ -6,15 +6,15 @@
 
 enum { ON_STRING = 1 << J_STRING, ON_DICT = 1 << J_DICT, ON_LIST = 1 << J_LIST | 1 << J_TUPLE };
 
-bool jneed_string(struct jrun *r, struct jvalue v, const char *who)
+bool jneed_string(struct jrun *r, struct jvalue v, const char *name)
 {
     if (v.type != J_STRING) {
-        jfail(r, "%s needs a text, not %s", who, jtype_name(v));
+        jfail(r, "%s needs a string, not %s", name, jtype_name(v));
     }
     return !r->failed;
 }
 
-/* ---- ends ---- */
+/* ---- strip ---- */
 
 static size_t char_len(const char *s, size_t left)
 {
@@ -26,7 +26,8 @@ static size_t char_len(const char *s, size_t left)
     return n;
 }
 
-/* Whether the character s[n] is one to strip: white space, or one of `set`. */
+/* Whether to strip the character s[n]: it is white space, or in `set` if that is
+ * given. */
 static bool strips(struct jrun *r, struct jvalue set, const char *s, size_t n)
 {
     if (set.type != J_STRING) {
@@ -89,7 +90,7 @@ static struct jvalue with_end(struct jrun *r, struct jvalue in, const struct jar
     bool any = has_end(in, end, front);
 
     if (end.type != J_STRING && end.type != J_TUPLE) {
-        return jfail(r, "startswith and endswith need a text or a tuple of them, not %s",
+        return jfail(r, "startswith and endswith need a string or a tuple of them, not %s",
                      jtype_name(end));
     }
     for (int32_t i = 0; end.type == J_TUPLE && i < end.list->n && jspend(r, 1); i++) {
@@ -133,7 +134,7 @@ static bool is_cased(int32_t c)
     return utf8proc_toupper(c) != c || utf8proc_tolower(c) != c;
 }
 
-/* Whether the character after `c` begins a word. */
+/* Whether a character after `c` begins a word. */
 static bool begins_word(enum case_mode mode, int32_t c, const char *s, size_t n)
 {
     return mode == CASE_TITLE   ? !is_cased(c)
@@ -198,7 +199,7 @@ struct jvalue jdo_capitalize(struct jrun *r, struct jvalue in, const struct jarg
     return change_case(r, in, CASE_FIRST);
 }
 
-/* ---- parts ---- */
+/* ---- replace, split, find ---- */
 
 static int64_t count_of(struct jvalue v)
 {
@@ -227,7 +228,7 @@ struct jvalue jdo_replace(struct jrun *r, struct jvalue in, const struct jargs *
         buf_append(&b, new.s, new.len);
         at = upto + old.len;
         left--;
-        /* An empty `old` stands before every character and at the end. */
+        /* An empty `old` matches before every character and at the end. */
         if (old.len == 0 && at == in.len) {
             break;
         }

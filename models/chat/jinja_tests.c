@@ -1,4 +1,4 @@
-/* Tests (`x is …`) and the functions that transformers gives to templates. */
+/* Tests (`x is …`), and the functions that transformers provides to templates. */
 #include <string.h>
 #include <time.h>
 
@@ -133,7 +133,7 @@ static struct jvalue make_dict(struct jrun *r, const struct jargs *a, enum jtype
             continue;
         }
         if (a->at[i].type != J_DICT) {
-            return jfail(r, "dict and namespace take names with values, or a mapping");
+            return jfail(r, "dict and namespace take names with values, or a dict");
         }
         for (int32_t k = 0; k < a->at[i].dict->n && !r->failed; k++) {
             jdict_set(r, d.dict, a->at[i].dict->key[k], a->at[i].dict->value[k]);

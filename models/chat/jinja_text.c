@@ -1,4 +1,4 @@
-/* Values as text: Python's str() and repr(), json.dumps(). */
+/* Values as text, in the forms of Python's str(), repr() and json.dumps(). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@ struct jvalue jtake(struct jrun *r, struct buf *b)
     struct jvalue v = {0};
 
     if (b->failed) {
-        jfail(r, "a text of more than %zu bytes", b->max);
+        jfail(r, "a string of more than %zu bytes", b->max);
     } else {
         v = jcopy(r, b->data ? b->data : "", b->len);
     }
@@ -60,7 +60,8 @@ size_t jspace_len_back(const char *s, size_t len)
 
 /* ---- numbers ---- */
 
-/* The shortest digits that read back the same, written as Python's repr() does. */
+/* The shortest digits that read back as the same number, in the form of Python's
+ * repr(). */
 static void put_double(struct buf *b, double d)
 {
     char text[64];
@@ -86,8 +87,8 @@ static void put_double(struct buf *b, double d)
 
 /* ---- strings ---- */
 
-/* As Python's repr() of a text: single quotes, unless it holds some and no double
- * ones. */
+/* Python's repr() of a string: in single quotes, unless it has some and no double
+ * quotes. */
 static void put_repr_string(struct buf *b, const char *s, size_t len)
 {
     char quote = len && memchr(s, '\'', len) && !memchr(s, '"', len) ? '"' : '\'';
@@ -206,7 +207,7 @@ void jput_str(struct jrun *r, struct buf *b, struct jvalue v)
     }
     r->depth--;
     if (b->failed) {
-        jfail(r, "a text of more than %zu bytes", b->max);
+        jfail(r, "a string of more than %zu bytes", b->max);
     }
 }
 
@@ -264,7 +265,7 @@ void jput_json(struct jrun *r, struct buf *b, struct jvalue v, int indent, int l
         return;
     }
     if (level > LIMIT_TEMPLATE_DEPTH || b->failed) {
-        jfail(r, "tojson: values nest too deeply, or too large a text");
+        jfail(r, "tojson: values nest too deeply, or the string is too long");
         return;
     }
     switch (v.type) {

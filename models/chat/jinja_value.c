@@ -1,4 +1,4 @@
-/* Values of a template's run: made in the arena, compared, looked into. */
+/* The values of a run, which live in its arena: making, comparing and indexing them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 
 struct arena_chunk {
     struct arena_chunk *next;
-    size_t at, size;
+    size_t at, size; /* bytes of data in use, and in all */
     max_align_t data[];
 };
 
@@ -47,7 +47,7 @@ void arena_release(struct arena *a)
     a->used = 0;
 }
 
-/* ---- the run's bookkeeping ---- */
+/* ---- errors and limits of a run ---- */
 
 struct jvalue jfail(struct jrun *r, const char *fmt, ...)
 {
@@ -67,7 +67,7 @@ bool jspend(struct jrun *r, int64_t n)
 {
     r->steps += n;
     if (r->steps > LIMIT_TEMPLATE_STEPS) {
-        jfail(r, "the conversation takes more than %d steps to write out", LIMIT_TEMPLATE_STEPS);
+        jfail(r, "the conversation takes more than %d steps to render", LIMIT_TEMPLATE_STEPS);
     }
     return !r->failed;
 }
@@ -77,7 +77,7 @@ void *jalloc(struct jrun *r, size_t bytes)
     void *p = r->failed ? NULL : arena_alloc(&r->arena, bytes);
 
     if (!p) {
-        jfail(r, "the conversation takes more than %zu bytes of memory to write out", r->arena.max);
+        jfail(r, "the conversation takes more than %zu bytes of memory to render", r->arena.max);
     }
     return p;
 }
@@ -331,7 +331,7 @@ bool jcontains(struct jrun *r, struct jvalue in, struct jvalue what)
     switch (in.type) {
     case J_STRING:
         if (what.type != J_STRING) {
-            jfail(r, "'in' a text needs a text, not %s", jtype_name(what));
+            jfail(r, "'in' of a string needs a string, not %s", jtype_name(what));
             return false;
         }
         return jspend(r, (int64_t)(in.len / 16)) &&
@@ -349,23 +349,31 @@ bool jcontains(struct jrun *r, struct jvalue in, struct jvalue what)
     case J_UNDEFINED:
         return false;
     default:
-        jfail(r, "'in' needs a list, a text or a mapping, not %s", jtype_name(in));
+        jfail(r, "'in' needs a list, a string or a dict, not %s", jtype_name(in));
         return false;
     }
 }
 
 const char *jtype_name(struct jvalue v)
 {
-    static const char *const NAMES[] = {
-        "an undefined value", "none",        "true or false", "a number",
-        "a number",           "a text",      "a list",        "a tuple",
-        "a mapping",          "a namespace", "loop",          "a macro",
-        "a function"};
+    static const char *const NAMES[] = {"an undefined value",
+                                        "none",
+                                        "true or false",
+                                        "a number",
+                                        "a number",
+                                        "a string",
+                                        "a list",
+                                        "a tuple",
+                                        "a dict",
+                                        "a namespace",
+                                        "loop",
+                                        "a macro",
+                                        "a function"};
 
     return NAMES[v.type];
 }
 
-/* ---- looking into ---- */
+/* ---- indexing ---- */
 
 static size_t char_len(const char *s, size_t left)
 {
@@ -461,7 +469,7 @@ static struct jvalue loop_member(const struct jloop *l, const char *name, size_t
     }
 }
 
-/* The byte range of character `i` of a text that has it. */
+/* The byte range of character `i` of a string that is long enough. */
 static struct jvalue char_at(struct jrun *r, struct jvalue v, int64_t i)
 {
     size_t at = 0;
@@ -500,8 +508,8 @@ struct jvalue jmember(struct jrun *r, struct jvalue object, struct jvalue key)
     return list ? object.list->at[i] : char_at(r, object, i);
 }
 
-/* A bound of a slice as Python counts: from the end where negative, kept inside [lo,
- * hi]. */
+/* A bound of a slice in Python's sense: counted from the end if negative, then clamped
+ * to [lo, hi]. */
 static int64_t slice_bound(struct jrun *r, struct jvalue v, int64_t n, int64_t lo, int64_t hi,
                            int64_t missing)
 {

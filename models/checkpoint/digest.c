@@ -1,5 +1,5 @@
-/* A model in one number: ranks that computed different ones would disagree in
- * silence. */
+/* A hash of a model, by which ranks make sure that all have the same: different models
+ * would give wrong results without an error. */
 #include <string.h>
 #include <xxhash.h>
 

@@ -26,9 +26,9 @@ static bool inside(const char *path, const char *dir)
     return strncmp(path, dir, len) == 0 && path[len] == '/';
 }
 
-/* Whether `target` lies in the blobs of the Hugging Face cache that `home` is a
- * snapshot of: <cache>/models--<name>/snapshots/<commit> -> ../../blobs, which may lead
- * on to ../../../blobs, shared by all models. */
+/* Whether `target` is in the blobs of the Hugging Face cache that `home` is a snapshot
+ * of. From <cache>/models--<name>/snapshots/<commit> these are ../../blobs, or
+ * ../../../blobs where all models share them. */
 static bool in_blobs(const char *home, const char *target)
 {
     static const char *const BLOBS[] = {"../../blobs", "../../../blobs"};
@@ -48,15 +48,15 @@ static bool in_blobs(const char *home, const char *target)
     return false;
 }
 
-/* The link `dir`/`name` ends in the directory, or in the cache that the directory is a
- * snapshot of. */
+/* Check that the link at `path` leads into the directory, or into the blobs of the
+ * cache that the directory is a snapshot of. */
 static int check_link(const char *dir, const char *path, const char *name, struct err *e)
 {
     char target[PATH_MAX], home[PATH_MAX];
 
     if (!realpath(path, target) || !realpath(dir, home)) {
         return err_set(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO,
-                       "%s: a symbolic link that leads nowhere: %s", name, strerror(errno));
+                       "%s: a broken symbolic link: %s", name, strerror(errno));
     }
     if (inside(target, home) || in_blobs(home, target)) {
         return 0;
@@ -78,9 +78,8 @@ int model_file_check_pointer(int fd, const char *name, struct err *e)
         return 0;
     }
     return err_set(e, ERR_INVALID,
-                   "%s: a Git LFS pointer, not the file itself: git lfs pull fetches it, and so "
-                   "does giving the model's "
-                   "hub name",
+                   "%s: a Git LFS pointer, not the file itself: fetch it with git lfs pull, or "
+                   "give the model's hub name",
                    name);
 }
 
@@ -133,7 +132,7 @@ static int read_all(int fd, char *data, size_t len, const char *name, struct err
         }
         if (n <= 0) {
             return err_set(e, ERR_IO, "%s: %s", name,
-                           n < 0 ? strerror(errno) : "the file became shorter while it was read");
+                           n < 0 ? strerror(errno) : "the file was truncated while it was read");
         }
         have += (size_t)n;
     }

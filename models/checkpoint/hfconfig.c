@@ -1,11 +1,10 @@
-/* config.json and generation_config.json of a Hugging Face directory into a checked
- * `struct model_config`.
+/* Reads config.json and generation_config.json of a Hugging Face directory into a
+ * checked `struct model_config`.
  *
- * Two passes. FIELDS says for each key where its value goes and what is allowed, so
- * that the files are read without knowing the architecture; hfconfig_derive.c then
- * fills in what is missing from the architecture's row and checks what holds between
- * fields. Keys that are not in the table mean nothing to inference here and are passed
- * over.
+ * There are two passes. The first, here, reads values without knowing the architecture:
+ * FIELDS says for each key where its value goes and which range is allowed. The second,
+ * hfconfig_derive.c, fills in the architecture's defaults and checks fields against
+ * each other. Keys that are not in the tables are skipped.
  */
 #include <math.h>
 #include <stdio.h>
@@ -31,7 +30,7 @@ struct field {
 
 #define AT(member) offsetof(struct raw_config, member)
 
-/* Old families have names of their own for the same thing. */
+/* Several keys for one value are the names that different families use. */
 static const struct field FIELDS[] = {
     {"hidden_size", FIELD_INT, AT(hidden), 1, LIMIT_HIDDEN},
     {"n_embd", FIELD_INT, AT(hidden), 1, LIMIT_HIDDEN},
@@ -364,7 +363,7 @@ static int set_dtype(struct model_config *c, const char *name, struct err *e)
     return 0;
 }
 
-/* config.json does not say: the type of the first tensor. */
+/* The type of the checkpoint's first tensor, for a config.json without a dtype. */
 static enum dtype checkpoint_dtype(const char *dir)
 {
     struct checkpoint *c;
@@ -436,7 +435,7 @@ static int read_generation(struct generation_defaults *g, struct model_config *c
 
 /* ---- together ---- */
 
-/* Ids that the logits do not reach can never come. */
+/* Ids outside the vocabulary can never be sampled. */
 static int check_ids(const struct model_config *c, struct err *e)
 {
     if (c->bos >= c->vocab) {
@@ -451,7 +450,7 @@ static int check_ids(const struct model_config *c, struct err *e)
     return 0;
 }
 
-/* config.json alone into *c, by way of *raw. */
+/* Read config.json into *raw, and derive *c from it. */
 static int parse_config(struct model_config *c, struct raw_config *raw, const char *text,
                         size_t len, struct err *e)
 {

@@ -1,5 +1,5 @@
-/* What follows from config.json: defaults of the architecture, sizes, windows and
- * rotations, and what must hold between fields. See hfconfig.c for the reading.
+/* The second pass of hfconfig.c: makes a model_config of the values in config.json and
+ * the architecture's defaults, and checks fields against each other.
  */
 #include <math.h>
 #include <stdio.h>
@@ -134,7 +134,7 @@ static int set_window(struct model_config *c, const struct raw_config *r,
     return 0;
 }
 
-/* What each kind needs beyond theta. */
+/* Check the parameters that each kind of scaling needs. */
 static int check_rope(const struct model_config *c, const struct raw_config *r, struct err *e)
 {
     const struct rope_config *rope = &c->rope;
@@ -168,9 +168,8 @@ static int check_rope(const struct model_config *c, const struct raw_config *r, 
     }
     if (rope->rot_dim < 2 || rope->rot_dim % 2 != 0) {
         return err_set(e, ERR_INVALID,
-                       "%s: %d dimensions of a head would turn (head_dim times "
-                       "partial_rotary_factor); an even "
-                       "number is needed",
+                       "%s: head_dim times partial_rotary_factor is %d rotary dimensions; an "
+                       "even number is needed",
                        CONFIG, rope->rot_dim);
     }
     return 0;
@@ -203,7 +202,7 @@ static int set_rope(struct model_config *c, const struct raw_config *r,
     rope->kind = KINDS[kind].kind;
     rope->theta = real_or(r->rope_theta, real_or(r->theta, a->rope_theta));
     rope->rot_dim = (int32_t)(c->head_dim * real_or(r->rope_partial, real_or(r->partial, 1)));
-    /* Phi-3 keeps it outside, and there it wins. */
+    /* Phi-3 has it at the top level, which takes precedence. */
     rope->original_positions = r->original_positions > 0        ? r->original_positions
                                : r->rope_original_positions > 0 ? r->rope_original_positions
                                                                 : c->max_positions;
@@ -221,8 +220,8 @@ static int set_rope(struct model_config *c, const struct raw_config *r,
     rope->truncate = either(r->truncate, true);
     memcpy(rope->short_factor, r->short_factor, sizeof(rope->short_factor));
     memcpy(rope->long_factor, r->long_factor, sizeof(rope->long_factor));
-    /* These kinds reach `factor` times the context that the file names; the others name
-     * what they reach. */
+    /* With linear and dynamic scaling max_position_embeddings is the context before
+     * scaling; with the other kinds it is the longest context. */
     double reach = c->max_positions;
     if (rope->kind == ROPE_LINEAR || rope->kind == ROPE_DYNAMIC) {
         reach *= rope->factor;
@@ -256,8 +255,8 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
     c->final_norm = c->norm_before && r->no_final_norm != 1;
     c->act = a->act;
     c->tied = either(r->tied, a->tied);
-    /* attention_bias speaks for all four projections where an architecture has the
-     * choice. */
+    /* attention_bias stands for all four projections, except in architectures with
+     * biases of q, k and v alone. */
     bool all = a->o_bias || !a->qkv_bias;
     c->qkv_bias =
         either(r->enable_bias, all ? either(r->attention_bias, a->qkv_bias) : a->qkv_bias);
@@ -273,7 +272,7 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
         rc = set_activation(c, r->act, e);
     }
     if (a->gemma && c->act == ACT_GELU_ERF) {
-        c->act = ACT_GELU_TANH; /* Gemma's first files say "gelu" and mean this one */
+        c->act = ACT_GELU_TANH; /* Gemma's first files say "gelu" for it */
     }
     if (rc == 0) {
         rc = set_window(c, r, a, e);

@@ -1,38 +1,56 @@
-/* The inside of reading a configuration, shared by hfconfig.c (files) and
- * hfconfig_derive.c (what follows from them). */
+/* Between the two passes of reading a configuration: hfconfig.c reads the files,
+ * hfconfig_derive.c makes a model_config of their values. */
 #ifndef QUIRE_MODELS_CHECKPOINT_HFCONFIG_INTERNAL_H
 #define QUIRE_MODELS_CHECKPOINT_HFCONFIG_INTERNAL_H
 
 #include "models/model.h"
 
-/* config.json as it stands; -1 (NAN for reals) where it says nothing. */
+/* The values of config.json under the keys in hfconfig.c's tables. A key that is absent
+ * or null leaves -1 in a number or flag, NAN in a real and "" in a text. */
 struct raw_config {
+    /* Texts: architectures[0], hidden_act, dtype or torch_dtype, rope_type. */
     char architecture[64], act[32], dtype[16], rope_type[16];
+
+    /* Sizes, as in struct model_config; window is sliding_window. */
     int32_t hidden, n_layers, n_heads, n_kv_heads, head_dim, intermediate, vocab, embed_dim,
         max_positions, window;
-    int32_t window_from_layer, bos, original_positions, rope_original_positions;
+    int32_t window_from_layer;       /* max_window_layers: earlier layers have no window */
+    int32_t bos;                     /* bos_token_id */
+    int32_t original_positions;      /* original_max_position_embeddings, at the top level */
+    int32_t rope_original_positions; /* the same inside rope_parameters */
+
+    /* theta and partial (partial_rotary_factor) at the top level and, as rope_…, inside
+     * rope_parameters; query_scalar is query_pre_attn_scalar. */
     double norm_eps, theta, rope_theta, partial, rope_partial, query_scalar, attn_softcap,
         final_softcap;
+    /* Of rope_parameters, under their own names. */
     double factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow, mscale, mscale_all_dim,
         attention_factor;
+
+    /* Flags: 0, 1 or -1. use_window is use_sliding_window, affine
+     * layer_norm_elementwise_affine, scale_attention scale_attn_weights, scale_by_layer
+     * scale_attn_by_inverse_layer_idx; truncate is of rope_parameters. */
     int8_t tied, attention_bias, mlp_bias, enable_bias, use_window, norm_before, no_final_norm,
         affine, scale_by_layer;
     int8_t scale_attention, truncate;
-    bool window_is_null, quantized;
-    int32_t n_eos, eos[LIMIT_EOS_IDS];
-    int32_t n_layer_types;
-    bool layer_windowed[LIMIT_LAYERS];
-    int32_t n_short, n_long;
-    float short_factor[LIMIT_HEAD_DIM / 2], long_factor[LIMIT_HEAD_DIM / 2];
+
+    bool window_is_null; /* sliding_window is null: none, whatever the architecture's default */
+    bool quantized;      /* there is a quantization_config */
+
+    int32_t n_eos, eos[LIMIT_EOS_IDS]; /* eos_token_id: none, one or several */
+    int32_t n_layer_types;             /* entries of layer_types; -1: absent */
+    bool layer_windowed[LIMIT_LAYERS]; /* [n_layer_types] the entry is sliding_attention */
+    int32_t n_short, n_long;           /* numbers in the two lists */
+    float short_factor[LIMIT_HEAD_DIM / 2], long_factor[LIMIT_HEAD_DIM / 2]; /* of longrope */
 };
 
-/* Fill all of *c but dtype, bos and eos: what the file says, what its architecture
- * says, what follows; checked. */
+/* Fill and check all of *c except dtype, bos and eos: the file's values, else the
+ * architecture's defaults, and what is computed from them. */
 int raw_config_derive(struct model_config *c, const struct raw_config *r, struct err *e);
 
-/* The whole way from the texts of config.json and generation_config.json (NULL: there
- * is none), for the fuzzer too.
- * *ret_dtype_given: config.json says how the weights are stored. */
+/* Both passes over the texts of config.json and generation_config.json (NULL: there is
+ * none); for model_config_read, the GGUF reader and the fuzzer. *ret_dtype_given:
+ * config.json names the type of the weights. */
 int model_config_parse(struct model_config *ret, struct generation_defaults *ret_gen,
                        bool *ret_dtype_given, const char *config, size_t config_len,
                        const char *generation, size_t generation_len, struct err *e);

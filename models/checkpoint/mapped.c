@@ -1,9 +1,9 @@
 /* See mapped.h.
  *
- * To read a mapped page that its file no longer has is a SIGBUS, wherever the thread
- * is: there is no way back to who opened the file. So the handler looks the address up
- * in a list of what is mapped, says which file it is and leaves with status 1; any
- * other SIGBUS goes to the handler that was there before.
+ * Reading a mapped page that its file no longer has raises SIGBUS, at any place of the
+ * program, so the error cannot be returned to the caller. The handler looks up the
+ * address in a list of mapped files, reports the file on stderr and exits with status
+ * 1. Any other SIGBUS goes to the previous handler.
  */
 #include "models/checkpoint/mapped.h"
 
@@ -19,23 +19,24 @@
 #include "config/base/limits.h"
 
 struct mapped {
-    _Atomic(char *) at; /* NULL: free; set last, so that the handler finds the rest */
+    _Atomic(char *) at; /* NULL: free; set last, so that the handler sees the other fields */
     size_t n_bytes;
     char name[96];
 };
 
-/* A file beyond as many is not looked up: its SIGBUS is that of a crash. */
+/* Files beyond this number are not listed: their SIGBUS ends the process without a
+ * report. */
 static struct mapped list[LIMIT_SHARDS];
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct sigaction before;
-static bool handled;
-static atomic_flag told = ATOMIC_FLAG_INIT;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of writers of `list` */
+static struct sigaction before;                          /* the previous handler */
+static bool handled;                                     /* on_bus is installed */
+static atomic_flag reported = ATOMIC_FLAG_INIT;
 
-static void say(const char *text)
+static void put(const char *text)
 {
     ssize_t n = write(STDERR_FILENO, text, strlen(text));
 
-    (void)n; /* nobody to tell */
+    (void)n; /* an error of stderr cannot be reported */
 }
 
 /* Calls async-signal-safe functions only. */
@@ -46,21 +47,22 @@ static void on_bus(int sig, siginfo_t *info, void *context)
     for (size_t i = 0; i < ARRAY_LEN(list) && info->si_code > 0; i++) { /* else kill() sent it */
         const char *at = list[i].at;
         if (at && address >= at && address < at + list[i].n_bytes) {
-            /* several threads read the file: the first tells and ends all */
-            while (atomic_flag_test_and_set(&told)) {
+            /* the first of several threads reports and ends the process */
+            while (atomic_flag_test_and_set(&reported)) {
                 pause();
             }
-            say("\nquire " QUIRE_VERSION " ended: ");
-            say(list[i].name);
-            say(" cannot be read any more: it was cut short while in use, or its disk failed\n");
+            put("\nquire " QUIRE_VERSION " ended: ");
+            put(list[i].name);
+            put(" cannot be read any more: it was truncated while in use, or its disk failed\n");
             _exit(1);
         }
     }
     sigaction(sig, &before, NULL);
-    raise(sig); /* comes when this handler returns */
+    raise(sig); /* delivered when this handler returns */
 }
 
-static void watch(void *data, size_t n_bytes, const char *name)
+/* Add a mapping to the list; installs the handler the first time. */
+static void list_add(void *data, size_t n_bytes, const char *name)
 {
     const char *slash = strrchr(name, '/');
 
@@ -87,7 +89,7 @@ int file_map(int fd, size_t n_bytes, const char *name, void **ret, struct err *e
     if (data == MAP_FAILED) {
         return err_set(e, ERR_IO, "%s: %s", name, strerror(errno));
     }
-    watch(data, n_bytes, name);
+    list_add(data, n_bytes, name);
     *ret = data;
     return 0;
 }

@@ -1,9 +1,9 @@
 /* The header of a safetensors file.
  *
- * Layout: the header's length as 64-bit little endian, the header (a JSON object, name
- * -> {dtype, shape, data_offsets}), then the data, which the offsets count from.
- * Nothing in a header is believed: shape times type must be the bytes claimed, and all
- * tensors together must cover the data without hole or overlap.
+ * Layout: the header's length (64 bits, little endian), the header (a JSON object, name
+ * -> {dtype, shape, data_offsets}), then the data; offsets count from its beginning.
+ * Headers are not trusted: the bytes of a tensor must be what shape and type make, and
+ * all tensors together must cover the data without gaps or overlaps.
  */
 #include <endian.h>
 #include <stdlib.h>
@@ -28,7 +28,7 @@ static const struct stored_type TYPES[] = {
     {"F8_E8M0", 1, false, 0},
 };
 
-/* One member of the header as it stands there. */
+/* One member of the header. */
 struct entry {
     char name[JSON_KEY_BYTES];
     const struct stored_type *type;
@@ -106,7 +106,7 @@ static bool read_offsets(struct json *j, struct entry *t)
     return !j->failed;
 }
 
-/* The bytes that shape and dtype make, or -1 when that is over 63 bits. */
+/* The bytes that shape and dtype make; -1: more than 63 bits. */
 static int64_t entry_bytes(const struct entry *t)
 {
     int64_t n = t->type->bytes;
@@ -166,7 +166,7 @@ static bool read_entry(struct json *j, struct entry *t, int64_t data_bytes)
     return true;
 }
 
-/* __metadata__: an object of strings, of no use here. */
+/* __metadata__: an object of strings, which is not used. */
 static bool skip_metadata(struct json *j)
 {
     json_enter_object(j);
@@ -190,7 +190,7 @@ static int by_place(const void *a, const void *b)
     return (s->n_bytes > t->n_bytes) - (s->n_bytes < t->n_bytes);
 }
 
-/* The tensors from `first` on cover data[n_bytes] exactly once. */
+/* Check that the tensors from `first` on cover data[n_bytes] exactly once. */
 static int check_cover(const struct checkpoint *c, int32_t first, const char *data, size_t n_bytes,
                        const char *file, struct err *e)
 {

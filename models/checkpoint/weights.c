@@ -1,8 +1,8 @@
-/* The tensors of a checkpoint by name, and the files they lie in (see weights.h).
+/* The tensors of a checkpoint by name, and their files (see weights.h).
  *
- * Files are mapped, not read: opening costs the headers' parsing, and a tensor's pages
- * come from the page cache when a backend first touches them. Headers are checked whole
- * before any tensor is handed out.
+ * Files are mapped, not read: opening only parses the headers, and a tensor's pages are
+ * read when a backend first touches them. All headers are checked before any tensor is
+ * handed out.
  */
 #include "models/checkpoint/weights_internal.h"
 
@@ -85,7 +85,7 @@ int checkpoint_keep(struct checkpoint *c, const struct tensor *t, struct err *e)
 int checkpoint_fetch(const struct checkpoint *c, struct err *e)
 {
     for (int32_t i = 0; i < c->n_tensors && c->kept && c->uncached; i++) {
-        /* Linux 5.14 */
+        /* MADV_POPULATE_READ is of Linux 5.14; an older kernel says EINVAL */
         if (c->kept[i] && advise(&c->tensor[i], MADV_POPULATE_READ) < 0 && errno != EINVAL) {
             return err_set(e, ERR_IO, "%s cannot be read: %s", c->tensor[i].name, strerror(errno));
         }
@@ -93,13 +93,12 @@ int checkpoint_fetch(const struct checkpoint *c, struct err *e)
     return 0;
 }
 
-void checkpoint_rest(const struct checkpoint *c)
+void checkpoint_drop_pages(const struct checkpoint *c)
 {
     for (int32_t i = 0; i < c->n_tensors && c->kept; i++) {
-        if (!c->kept
-                 /* pages of a kept one may hold no file any more
-                  * (kernels/cpu/hugepages.c) */
-                 [i]) {
+        /* the pages of a kept tensor may be anonymous memory by then, whose contents
+         * would be lost (kernels/cpu/hugepages.c) */
+        if (!c->kept[i]) {
             advise(&c->tensor[i], MADV_DONTNEED);
         }
     }
@@ -114,8 +113,7 @@ void checkpoint_rest(const struct checkpoint *c)
     }
 }
 
-/* The slot that holds `name`, or the free one where it belongs. There is always a free
- * one. */
+/* The slot of `name`, or the free slot for it; at least half of the slots are free. */
 static int32_t *find_slot(const struct checkpoint *c, const char *name)
 {
     uint64_t at = XXH3_64bits(name, strlen(name));
@@ -145,7 +143,7 @@ const struct tensor *checkpoint_at(const struct checkpoint *c, int32_t i)
     return &c->tensor[i];
 }
 
-/* Twice the room for tensors, four slots a tensor at least two of which stay free. */
+/* Double the capacity; there are twice as many slots as tensors fit. */
 static int grow(struct checkpoint *c, struct err *e)
 {
     int32_t cap = c->cap_tensors ? 2 * c->cap_tensors : 512, n_slots = 2 * cap;
@@ -181,7 +179,7 @@ int checkpoint_add(struct checkpoint *c, const struct tensor *t, struct err *e)
     }
     int32_t *slot = find_slot(c, t->name);
     if (*slot >= 0) {
-        return err_set(e, ERR_INVALID, "tensor '%.200s' is there twice", t->name);
+        return err_set(e, ERR_INVALID, "tensor '%.200s' appears twice", t->name);
     }
     char *name = strdup(t->name);
     if (!name) {
@@ -193,7 +191,7 @@ int checkpoint_add(struct checkpoint *c, const struct tensor *t, struct err *e)
     return 0;
 }
 
-/* Map one file of the directory and take its tensors. */
+/* Map one file of the directory and add its tensors. */
 static int add_file(struct checkpoint *c, const char *dir, const char *file, struct err *e)
 {
     int64_t n_bytes;
@@ -235,8 +233,8 @@ static const struct mapping *find_mapping(const struct checkpoint *c, const char
     return NULL;
 }
 
-/* One line of the index: `tensor` lies in `file`, which is opened when it is named for
- * the first time. */
+/* One entry of the index: `tensor` is in `file`, which is opened when an entry first
+ * names it. */
 static int add_indexed(struct checkpoint *c, const char *dir, const char *tensor, const char *file,
                        struct err *e)
 {
@@ -249,8 +247,7 @@ static int add_indexed(struct checkpoint *c, const char *dir, const char *tensor
         int rc = add_file(c, dir, file, e);
         if (rc < 0) {
             return rc == ERR_NOT_FOUND
-                       ? err_prefix(e, "%s: '%.100s' is in a shard that is not there", INDEX,
-                                    tensor)
+                       ? err_prefix(e, "%s: '%.100s' is in a shard that is missing", INDEX, tensor)
                        : rc;
         }
         m = find_mapping(c, file);
@@ -258,8 +255,8 @@ static int add_indexed(struct checkpoint *c, const char *dir, const char *tensor
     const struct tensor *t = checkpoint_find(c, tensor);
     const char *data = t ? t->data : NULL, *first = m->data;
     if (!data || data < first || data > first + m->n_bytes) {
-        return err_set(e, ERR_INVALID, "%s: tensor '%.200s' is not in '%.100s' as it says", INDEX,
-                       tensor, file);
+        return err_set(e, ERR_INVALID, "%s: tensor '%.200s' is not in '%.100s'", INDEX, tensor,
+                       file);
     }
     return 0;
 }

@@ -1,6 +1,6 @@
-/* Gemma-2: LLaMA's column with a norm after attention and MLP as well, soft-capped
- * scores and logits, and a sliding window in every other layer. As in Gemma, norms
- * weigh by 1 + w and embeddings are scaled by sqrt(hidden). */
+/* Gemma-2: LLaMA's forward pass with norms after attention and MLP as well, soft-capped
+ * scores and logits, and a sliding window in every other layer. As in Gemma, norm
+ * weights are 1 + w and embeddings are scaled by sqrt(hidden). */
 #include "models/families/layers.h"
 
 static const struct architecture ARCHITECTURES[] = {
@@ -33,8 +33,8 @@ static const struct tensor_spec TENSORS[] = {
 
 static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
 
-/* out = norm of y, which is first summed over the ranks: a norm of a summand is none of
- * the sum. */
+/* out = norm of y. Partial sums are first added over the ranks, because the norm is not
+ * linear. */
 static void post_norm(struct model *m, struct mat out, struct mat y, const struct norm *n)
 {
     if (m->weights->partial) {

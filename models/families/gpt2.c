@@ -1,5 +1,5 @@
-/* GPT-2: learned positions, layer norm before, biases, GELU; weights stored [in, out]
- * (Conv1D), q, k and v as one. */
+/* GPT-2: learned positions, layer norm before attention and MLP, biases, GELU. Weights
+ * are stored [in, out] (Conv1D), with q, k and v as one tensor. */
 #include "models/families/layers.h"
 
 static const struct architecture ARCHITECTURES[] = {
@@ -56,7 +56,7 @@ static const struct tensor_spec TENSORS[] = {
     {0},
 };
 
-/* The causal mask, which old checkpoints store. */
+/* The causal mask, which old checkpoints contain. */
 static const char *const IGNORED[] = {".attn.bias", ".attn.masked_bias", NULL};
 
 void gpt2_forward(struct model *m, const struct batch *b)
@@ -73,7 +73,7 @@ void gpt2_forward(struct model *m, const struct batch *b)
     if (t->first) {
         transformer_embed(m, x, 1);
     }
-    if (t->first && t->positions.data) { /* StarCoder2's are rotary */
+    if (t->first && t->positions.data) { /* StarCoder2's positions are rotary */
         ops->embed_position(be, x, t->positions, 0);
     }
     ops->norm(be, h, x, &t->layer[0].attn_norm);

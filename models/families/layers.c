@@ -1,9 +1,9 @@
-/* From a table of tensors to weights on a backend: cut this rank's part, stack what is
- * fused, hand it over.
+/* From a table of tensors to weights on a backend: takes this rank's slice of each
+ * tensor, stacks the tensors of a fused weight, and passes their pieces to the backend.
  *
- * A piece points into the mapped checkpoint, and the backend reads it in place or packs
- * it. What a file holds encoded or at an odd place is copied, for as long as the
- * backend takes its own copy.
+ * A piece points into the mapped checkpoint; the backend reads it in place or copies
+ * it. A tensor that its file holds encoded or unaligned is first copied to plain
+ * memory, until the backend has made its own copy.
  */
 #include "models/families/layers.h"
 
@@ -13,23 +13,23 @@
 
 enum { MAX_PIECES = 8 };
 
-/* One weight being put together. */
+/* One weight and its pieces so far. */
 struct assembly {
     struct model *m;
     struct weight_piece piece[MAX_PIECES];
-    const struct tensor *tensor[MAX_PIECES]; /* that a piece is of */
-    void *copy[MAX_PIECES]; /* of tensors that a file holds at odd places or encoded, or NULL */
+    const struct tensor *tensor[MAX_PIECES]; /* that the piece is a slice of */
+    void *copy[MAX_PIECES];                  /* plain copy of an encoded or unaligned tensor */
     int32_t n_pieces;
-    int32_t rows, cols;
+    int32_t rows, cols; /* of the weight */
 };
 
-/* A range of one axis. */
+/* A range of an axis: [first, first + n). */
 struct range {
     int32_t first, n;
 };
 
-/* This rank's share of `n` heads; ranks beyond the number of heads hold them several
- * times over. */
+/* This rank's range of `n` heads; with more ranks than heads several ranks hold the
+ * same one. */
 static struct range head_range(const struct model *m, int32_t n)
 {
     int32_t n_ranks = m->options.n_ranks, rank = m->options.rank;
@@ -40,7 +40,7 @@ static struct range head_range(const struct model *m, int32_t n)
     return (struct range){rank / (n_ranks / n), 1};
 }
 
-/* This rank's ids: equal parts but for the last one. */
+/* This rank's ids: equal ranges, of which the last may be shorter. */
 static struct range vocab_range(const struct model *m)
 {
     int32_t width = (int32_t)div_ceil(m->config.vocab, m->options.n_ranks),
@@ -54,7 +54,7 @@ int32_t model_n_kv_heads(const struct model_config *c, int32_t n_ranks)
     return MAX(c->n_kv_heads / n_ranks, 1);
 }
 
-/* The parts of an axis that this rank holds, [at most 3]; the count of parts. */
+/* The ranges of an axis that this rank holds, into ret[3]; returns their number. */
 static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool split, int64_t size,
                            struct range *ret)
 {
@@ -93,7 +93,7 @@ static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool spli
     return 1;
 }
 
-/* The tensor's values, at an address that their type may be read from. */
+/* The tensor's values, decoded and aligned to their type. */
 static const void *plain_data(struct assembly *a, const struct tensor *t)
 {
     if (!t->encoded && (uintptr_t)t->data % (uintptr_t)dtype_bytes(t->dtype) == 0) {
@@ -107,8 +107,8 @@ static const void *plain_data(struct assembly *a, const struct tensor *t)
     return copy ? memcpy(copy, t->data, (size_t)t->n_bytes) : NULL;
 }
 
-/* Add this rank's rows and columns of a tensor (t NULL: a dummy, only its size
- * counts). */
+/* Add this rank's rows and columns of a tensor; t NULL: a dummy, of which only the size
+ * counts. */
 static int add_tensor(struct assembly *a, const struct tensor_spec *s, const struct tensor *t,
                       struct err *e)
 {
@@ -189,8 +189,8 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
     return rc;
 }
 
-/* The weight whose rows of the table begin at s, for one layer (or layer 0 and base the
- * transformer). */
+/* Load the weight whose tensors begin at row s of the table: for one layer, with `base`
+ * its struct layer, or outside the layers, with `base` the struct transformer. */
 static int load_target(struct model *m, const struct tensor_spec *s, int32_t layer, void *base,
                        struct err *e)
 {
@@ -215,7 +215,7 @@ static int load_target(struct model *m, const struct tensor_spec *s, int32_t lay
     return rc;
 }
 
-/* Whether this stage has a use for what stands outside of the layers. */
+/* Whether this pipeline stage needs a weight outside the layers. */
 static bool is_held(const struct model *m, size_t target)
 {
     bool first = m->weights->first, last = model_is_last(m);
@@ -280,7 +280,7 @@ static void set_norm(const struct model_config *c, struct norm *n)
     n->weight_offset = c->norm_offset;
 }
 
-/* What the operations need beside the weights. */
+/* Parameters of the operations other than weights. */
 static void set_parameters(struct model *m)
 {
     const struct model_config *c = &m->config;
@@ -333,7 +333,7 @@ static int make_scratch(struct model *m, struct err *e)
         {&t->narrow, n, narrow ? c->embed_dim : 0, act},
         {&m->gathered, n_logits, c->embed_dim, act},
         {&m->logits, n_logits, c->vocab, DTYPE_F32},
-        {&m->logits_part, n_logits, t->partial ? t->n_vocab : 0, DTYPE_F32},
+        {&m->local_logits, n_logits, t->partial ? t->n_vocab : 0, DTYPE_F32},
     };
 
     for (size_t i = 0; i < ARRAY_LEN(want); i++) {
@@ -364,7 +364,7 @@ int model_check_ranks(const struct model_config *c, int32_t n, struct err *e)
     if (div_ceil(c->vocab, n) * (n - 1) >= c->vocab) {
         return err_set_param(
             e, ERR_INVALID, "tensor_parallel_size",
-            "tensor_parallel_size %d leaves the last rank nothing of a vocabulary of %d", n,
+            "tensor_parallel_size %d leaves the last rank no part of a vocabulary of %d", n,
             c->vocab);
     }
     return 0;
@@ -451,7 +451,7 @@ void transformer_head(struct model *m, struct mat logits, struct mat x)
 {
     const struct backend_ops *ops = m->backend->ops;
     bool partial = m->weights->partial;
-    struct mat mine = partial ? mat_rows(m->logits_part, 0, x.rows) : logits;
+    struct mat mine = partial ? mat_rows(m->local_logits, 0, x.rows) : logits;
 
     ops->linear(m->backend, mine, x, m->head, &(struct epilogue){0});
     if (m->config.final_softcap > 0) {

@@ -1,10 +1,10 @@
-/* What the families share: the weights and activations of a decoder stack, and how a
- * table of tensors becomes them.
+/* What the families share: the weights and activations of a decoder stack, and the
+ * loader that fills them from a table of tensors.
  *
- * A family is two things: rows of `struct tensor_spec`, which say what the checkpoint
- * must hold and where it goes, and a forward pass over `struct transformer`. The loader
- * does the rest: it checks the whole checkpoint against the table, names everything
- * wrong at once, cuts this rank's part out of each tensor, stacks what shares a target.
+ * A family is a table of `struct tensor_spec`, which says what the checkpoint must hold
+ * and where each tensor goes, and a forward pass over `struct transformer`. The loader
+ * checks the whole checkpoint against the table and reports all problems at once, takes
+ * this rank's slice of each tensor, and stacks the tensors that share a target.
  */
 #ifndef QUIRE_MODELS_FAMILIES_LAYERS_H
 #define QUIRE_MODELS_FAMILIES_LAYERS_H
@@ -12,67 +12,71 @@
 #include "models/checkpoint/weights.h"
 #include "models/model.h"
 
+/* Sizes are this rank's. A bias is [1, rows of its weight], data NULL if there is
+ * none. */
 struct layer {
-    struct norm attn_norm, mlp_norm;
-    /* of what is added to the residual stream (Gemma-2) */
-    struct norm attn_post_norm, mlp_post_norm;
-    struct mat qkv, qkv_bias; /* [(n_heads + 2 n_kv_heads) * head_dim, hidden] */
-    struct mat o, o_bias;     /* [hidden, n_heads * head_dim] */
-    struct mat up, up_bias;   /* [intermediate or 2 * intermediate (gate, up), hidden] */
-    struct mat down, down_bias;
-    struct rope rope; /* the model's, with this layer's q and k norms */
+    struct norm attn_norm, mlp_norm;           /* before attention and MLP (OPT-350m: after) */
+    struct norm attn_post_norm, mlp_post_norm; /* after them, before the residual (Gemma-2) */
+    struct mat qkv, qkv_bias;                  /* [(n_heads + 2 n_kv_heads) * head_dim, hidden] */
+    struct mat o, o_bias;                      /* [hidden, n_heads * head_dim] */
+    struct mat up, up_bias;     /* [intermediate, hidden], or gate and up: twice the rows */
+    struct mat down, down_bias; /* [hidden, intermediate] */
+    struct rope rope;           /* the model's, with this layer's q and k norms */
     struct attention attention;
 };
 
-/* Sizes are this rank's. */
+/* Weights and activations of one rank and one pipeline stage; sizes are this rank's. */
 struct transformer {
     struct mat embed;                   /* [n_vocab, embed_dim] */
     struct mat positions;               /* [max_positions + offset, hidden], learned */
     struct mat project_in, project_out; /* OPT-350m, where embed_dim is not hidden */
     struct mat head;                    /* [n_vocab, embed_dim]; data NULL: tied */
-    struct norm final_norm;
-    struct mat cos_sin;  /* [max_len, rot_dim] */
-    float *cos_sin_host; /* what cos_sin may read in place */
-    struct layer *layer; /* [n_layers]: from first_layer on of the model's */
-    int32_t first_layer, n_layers;
-    bool first; /* this stage of a pipeline, or the only one, embeds */
-    int32_t n_heads, n_kv_heads, intermediate;
-    int32_t vocab_first, n_vocab; /* ids of embed and head */
-    bool partial;                 /* there are more ranks: o and down give one summand of several */
-    /* activations, [max_tokens, ..] */
-    struct mat x;         /* residual stream, hidden */
-    struct mat h;         /* normed, hidden */
-    struct mat y;         /* what is added to the residual, hidden */
-    struct mat qkv, attn; /* attn: [n_heads * head_dim] */
-    struct mat up, act;   /* act: [intermediate] */
-    struct mat narrow;    /* embed_dim, only where it is not hidden */
+    struct norm final_norm;             /* weight.data NULL: none, or on another stage */
+    struct mat cos_sin;                 /* [max_len, rot_dim]; data NULL: no rotation */
+    float *cos_sin_host;                /* owned; cos_sin may refer to it */
+    struct layer *layer;                /* [n_layers] */
+    int32_t first_layer, n_layers;      /* this stage's, of all layers of the model */
+    bool first;                         /* the first stage: it embeds the tokens */
+    int32_t n_heads, n_kv_heads;        /* of this rank */
+    int32_t intermediate;               /* of this rank: its slice of the MLP */
+    int32_t vocab_first, n_vocab;       /* ids in embed and head */
+    bool partial;                       /* n_ranks > 1: o and down give partial sums */
+
+    /* Activations, [max_tokens, ..]. */
+    struct mat x;         /* residual stream, [hidden] */
+    struct mat h;         /* normed, [hidden] */
+    struct mat y;         /* output of attention or MLP, to be added to x, [hidden] */
+    struct mat qkv, attn; /* [(n_heads + 2 n_kv_heads) * head_dim], [n_heads * head_dim] */
+    struct mat up, act;   /* [rows of layer.up], [intermediate] */
+    struct mat narrow;    /* [embed_dim]; only if that is not hidden */
 };
 
 /* One axis of a stored tensor. */
 enum tensor_dim {
-    DIM_ONE, /* as columns: the tensor has one axis */
+    DIM_ONE, /* for the columns: the tensor has one axis */
     DIM_HIDDEN,
     DIM_EMBED,
     DIM_Q,       /* n_heads * head_dim */
     DIM_KV,      /* n_kv_heads * head_dim */
-    DIM_QKV,     /* q, k, v one after another */
+    DIM_QKV,     /* q, k and v one after another */
     DIM_HEAD,    /* head_dim */
     DIM_MLP,     /* intermediate */
-    DIM_GATE_UP, /* gate, up one after another */
+    DIM_GATE_UP, /* gate and up one after another */
     DIM_VOCAB,
     DIM_POSITIONS,   /* max_position_embeddings */
-    DIM_POSITIONS_2, /* and OPT's two more */
+    DIM_POSITIONS_2, /* the same and OPT's offset of 2 */
 };
 
+/* How a tensor is divided among tensor-parallel ranks. */
 enum tensor_split {
     SPLIT_NONE,  /* every rank holds all of it */
-    SPLIT_OUT,   /* each its output features: whole heads, or a slice of the MLP */
-    SPLIT_IN,    /* each its input features: the results are summed over the ranks */
-    SPLIT_VOCAB, /* each its ids; what is looked up is summed, logits are put side by side */
-    SPLIT_FIRST, /* the first rank alone: a bias that is added to such a sum once */
+    SPLIT_OUT,   /* by output features: whole heads, or a slice of the MLP */
+    SPLIT_IN,    /* by input features: outputs are partial sums, added over the ranks */
+    SPLIT_VOCAB, /* by ids: embeddings are added over the ranks, logits gathered */
+    SPLIT_FIRST, /* rank 0 alone: a bias that is added once to a sum over the ranks */
 };
 
-/* When a tensor is wanted. */
+/* Which models have a tensor. */
 enum tensor_when {
     WHEN_ALWAYS,
     WHEN_UNTIED,
@@ -84,38 +88,37 @@ enum tensor_when {
     WHEN_PROJECTED, /* embed_dim is not hidden */
 };
 
-/* One tensor, or one a layer. Rows with the same target stand together and are stacked
- * in their order. */
+/* One tensor of the checkpoint, or one of each layer. Tensors with the same target are
+ * neighbours in the table and are stacked in its order. */
 struct tensor_spec {
-    const char *
-        /* Hugging Face's; %d is the layer; the leading "model." or "transformer." may
-         * be absent from a file */
-        name;
+    /* Hugging Face's; %d is the layer. A file may omit the leading "model." or
+     * "transformer.". */
+    const char *name;
     enum tensor_dim rows, cols; /* [out, in] */
     enum tensor_split split;
-    enum weight_kind kind;
-    /* of a struct mat, in struct layer when the name has a %d, else in struct
+    enum weight_kind kind; /* how the backend will use it */
+    /* offset of a struct mat: in struct layer if the name has a %d, else in struct
      * transformer */
     size_t target;
     enum tensor_when when;
-    bool transposed; /* stored [in, out] */
+    bool transposed; /* stored [in, out] (GPT-2's Conv1D) */
 };
 
 extern const struct model_family llama_family, phi3_family, gemma2_family, starcoder2_family,
     opt_family, gpt2_family;
 
-/* The forward passes of llama.c and gpt2.c, for families that differ in their tensors
- * alone. */
+/* The forward passes of llama.c and gpt2.c, for families that differ only in their
+ * tensors. */
 void llama_forward(struct model *m, const struct batch *b);
 void gpt2_forward(struct model *m, const struct batch *b);
 
 #define IN_MODEL(member) offsetof(struct transformer, member)
 #define IN_LAYER(member) offsetof(struct layer, member)
 
-/* Rows that several families have, for their tables. */
+/* Rows that the tables of several families share. */
 #define ROW(name, rows, cols, split, kind, target, when) \
     {name, rows, cols, split, kind, target, when, false}
-/* What a model named as LLaMA's has outside its layers. */
+/* The tensors outside the layers, with LLaMA's names. */
 #define LLAMA_LAYER "model.layers.%d."
 #define ROWS_LLAMA_ENDS                                                                          \
     ROW("model.embed_tokens.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING,       \
@@ -143,8 +146,8 @@ void gpt2_forward(struct model *m, const struct batch *b);
         ROW_QKV_BIAS(attn "v_proj", DIM_KV)
 #define ROW_O(name) \
     ROW(name ".weight", DIM_HIDDEN, DIM_Q, SPLIT_IN, WEIGHT_LINEAR, IN_LAYER(o), WHEN_ALWAYS)
-/* The MLP's: up (gate and up are stacked), down; and both of a gated one with a tensor
- * each. */
+/* The MLP's: up (or gate and up as one tensor), down; and a gated one with three
+ * tensors. */
 #define ROW_UP(name, rows) \
     ROW(name ".weight", rows, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(up), WHEN_ALWAYS)
 #define ROW_DOWN(name) \
@@ -152,39 +155,42 @@ void gpt2_forward(struct model *m, const struct batch *b);
 #define ROWS_GATED_MLP(mlp) \
     ROW_UP(mlp "gate_proj", DIM_MLP), ROW_UP(mlp "up_proj", DIM_MLP), ROW_DOWN(mlp "down_proj")
 
-/* Whether `c` fits the family's table; every tensor that is missing, of another shape
- * or type, or unknown is named. */
+/* Check a checkpoint against the family's table. The error names all tensors that are
+ * missing, unknown, or of another shape or type. */
 int transformer_check(const struct model_family *f, const struct model_config *c,
                       const struct checkpoint *checkpoint, struct err *e);
-/* Make m->weights on m->backend from m->checkpoint (NULL: dummies), checked before. */
+/* Make m->weights on m->backend from m->checkpoint, which was checked; NULL: dummy
+ * weights. */
 int transformer_load(struct model *m, struct err *e);
 void transformer_free(struct transformer *t);
 
-/* The end of layer i: x += y, and h = what reads it next, the norm of the layer after,
- * or the last one; nothing where there is none or another stage has it. `partial` as in
- * add_norm. */
+/* The end of layer i of this stage: x += y, and h = the next layer's or the final norm
+ * of x. h is left alone where no norm follows or the next stage has it. `partial` as in
+ * backend_ops.add_norm. */
 void transformer_end_layer(struct model *m, int32_t i, struct mat h, struct mat x, struct mat y,
                            bool partial);
 /* out [n_tokens, embed_dim] = the step's embeddings, times `scale`. */
 void transformer_embed(struct model *m, struct mat out, float scale);
-/* logits [rows, vocab] = the head of x [rows, embed_dim], capped where the model does;
- * whole on the rank that samples. */
+/* logits [rows, vocab] = x [rows, embed_dim] times the output head, soft-capped if the
+ * model's are; with several ranks complete on the rank that samples. */
 void transformer_head(struct model *m, struct mat logits, struct mat x);
 
-/* The stored shape of a tensor: [rows, cols], cols 1 for one axis. */
+/* The stored shape of a tensor: [rows, cols]; cols is 1 if it has one axis. */
 void tensor_spec_shape(const struct tensor_spec *s, const struct model_config *c, int64_t *ret_rows,
                        int64_t *ret_cols);
+/* Whether a model of this configuration has the tensor (s->when). */
 bool tensor_spec_wanted(const struct tensor_spec *s, const struct model_config *c);
-/* The name for a layer; `layer` < 0 writes a '*' in its place. */
 enum { TENSOR_NAME_BYTES = 256 };
+/* The name for a layer, into ret[TENSOR_NAME_BYTES]; `layer` < 0 writes '*' for the
+ * number. */
 void tensor_spec_name(const struct tensor_spec *s, int32_t layer, char *ret);
-/* The tensor of the row for `layer`, under its full name or without the leading part;
- * NULL. */
+/* The tensor of a layer, by its full name or without the leading "model." or
+ * "transformer."; NULL if it is absent. */
 const struct tensor *tensor_spec_find(const struct tensor_spec *s, const struct checkpoint *c,
                                       int32_t layer);
 
-/* Cosines and sines of positions [0, n_positions): out [n_positions, rot_dim], rot_dim
- * / 2 cosines, then sines. */
+/* The rotation table of positions [0, n_positions): out [n_positions, rot_dim], in each
+ * row rot_dim / 2 cosines, then as many sines. */
 void rope_fill(float *out, const struct rope_config *r, int32_t n_positions);
 
 #endif

@@ -1,9 +1,9 @@
-/* LLaMA and what shares its shape: RMS norm before, rotary positions, grouped-query
- * attention, gated MLP.
+/* LLaMA and the architectures of its shape: RMS norm before attention and MLP, rotary
+ * positions, grouped-query attention, gated MLP.
  *
- * Mistral adds a sliding window, Qwen2 biases on q, k and v, Qwen3 norms of q and k per
- * head, Gemma scales its embeddings and counts norm weights from 1: columns and
- * conditions of the tables below, the forward pass is one.
+ * Mistral adds a sliding window, Qwen2 biases of q, k and v, Qwen3 norms of q and k per
+ * head; Gemma scales its embeddings and stores norm weights minus 1. These differences
+ * are settings and conditions in the tables; the forward pass is the same.
  */
 #include "models/families/layers.h"
 
@@ -73,7 +73,8 @@ static const struct tensor_spec TENSORS[] = {
 
 static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
 
-/* What is left of a step after the last attention: most rows of a prefill end there. */
+/* After the last attention only tokens that have logits are needed: of a prefill, few.
+ * Sets x and attn to the gathered rows, and y to memory of their size. */
 static void gather_rows(struct model *m, int32_t n, struct mat *x, struct mat *y, struct mat *attn,
                         struct mat qkv)
 {

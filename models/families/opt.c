@@ -1,5 +1,5 @@
-/* OPT: learned positions from 2 on, layer norm, biases, ReLU; the 350m variant norms
- * after and projects its embedding. */
+/* OPT: learned positions with an offset of 2, layer norm, biases, ReLU. The 350m
+ * variant has its norms after attention and MLP, and a projection of its embedding. */
 #include "models/families/layers.h"
 
 static const struct architecture ARCHITECTURES[] = {
@@ -90,7 +90,7 @@ static void forward(struct model *m, const struct batch *b)
         ops->add_norm(be, h, x, y, before ? &l->mlp_norm : &l->attn_norm, t->partial);
         ops->linear(be, up, h, l->up, &(struct epilogue){.bias = l->up_bias, .act = m->config.act});
         ops->linear(be, y, up, l->down, &(struct epilogue){.bias = l->down_bias});
-        if (!before) { /* the normed h is the residual stream here */
+        if (!before) { /* the normed h is the residual stream */
             ops->add_norm(be, x, h, y, &l->mlp_norm, t->partial);
         } else {
             transformer_end_layer(m, i, h, x, y, t->partial);

@@ -1,4 +1,4 @@
-/* The families there are, and what is the same for all of them: opening a model and
+/* The list of families, and what is the same for all of them: opening a model and
  * running a step. */
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +23,7 @@ const struct model_family *model_family_find(const char *name, const struct arch
     return NULL;
 }
 
-/* Weights on the backend; what was made is left for model_free. */
+/* Load the weights onto the backend; model_free frees what an error leaves behind. */
 static int load(struct model *m, const char *dir, struct err *e)
 {
     const struct architecture *a;
@@ -47,14 +47,14 @@ static int load(struct model *m, const char *dir, struct err *e)
     if (rc == 0 && m->checkpoint) {
         rc = checkpoint_fetch(m->checkpoint, e);
     }
-    if (m->backend->ops->ready) { /* after a failure too: what was begun reads the files */
+    if (m->backend->ops->ready) { /* after an error too: uploads in progress read the files */
         struct err late;
         int ready = m->backend->ops->ready(m->backend, rc == 0 ? e : &late);
         rc = rc == 0 ? ready : rc;
     }
     if (rc == 0 && m->checkpoint) {
-        /* a backend that copied is not to be charged for the file as well */
-        checkpoint_rest(m->checkpoint);
+        /* where the backend made copies, the file's pages are not needed */
+        checkpoint_drop_pages(m->checkpoint);
     }
     return rc;
 }

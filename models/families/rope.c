@@ -1,10 +1,9 @@
-/* The rotation table of every kind of RoPE scaling.
+/* The rotation table, for every kind of RoPE scaling.
  *
- * Frequencies and angles are rounded to float32 where transformers rounds them: at
- * position 8000 the rounding of an angle is 5e-4, which is more than everything else in
- * a float32 forward pass, and models were trained with it. Sources: Su et al. 2021
- * (RoPE); Peng et al. 2023 (YaRN, equations 17-23); Ding et al. 2024 (LongRoPE); Llama
- * 3.1's reference code (llama3).
+ * Frequencies and angles are rounded to float32 where transformers rounds them: models
+ * were trained with that rounding, and at long positions it is the largest error of a
+ * float32 forward pass. Sources: Su et al. 2021 (RoPE); Peng et al. 2023 (YaRN,
+ * equations 17-23); Ding et al. 2024 (LongRoPE); Llama 3.1's reference code (llama3).
  */
 #include <math.h>
 
@@ -16,7 +15,8 @@ static float frequency(double theta, int32_t i, int32_t rot_dim)
     return 1.0f / powf((float)theta, (float)(2 * i) / (float)rot_dim);
 }
 
-/* Long waves are stretched by `factor`, short ones kept, those between are blended. */
+/* Long wavelengths are stretched by `factor`, short ones kept, those between are
+ * interpolated. */
 static float llama3_frequency(const struct rope_config *r, float f)
 {
     float wavelength = (float)(2 * M_PI) / f, context = (float)r->original_positions;
@@ -32,7 +32,8 @@ static float llama3_frequency(const struct rope_config *r, float f)
     return (1 - smooth) * f / (float)r->factor + smooth * f;
 }
 
-/* The pair that turns `rotations` times within the original context. */
+/* The pair, as a real number, that rotates `rotations` times within the original
+ * context. */
 static double yarn_dim(const struct rope_config *r, double rotations)
 {
     return r->rot_dim * log(r->original_positions / (rotations * 2 * M_PI)) / (2 * log(r->theta));
@@ -55,9 +56,9 @@ static float yarn_frequency(const struct rope_config *r, int32_t i, float f)
     return f / (float)r->factor * (1 - keep) + f * keep;
 }
 
-/* NTK-aware: a greater theta for as long as the context is. Fixed for the table's
- * length, so that cached keys stay valid; contexts that the model was made for are not
- * touched. */
+/* NTK-aware scaling: theta grows with the length of the context. It is fixed by the
+ * table's length, so that cached keys stay valid; up to original_positions it is the
+ * original theta. */
 static double dynamic_theta(const struct rope_config *r, int32_t n_positions)
 {
     double stretch = r->factor * MAX(n_positions, r->original_positions) / r->original_positions -
@@ -71,7 +72,7 @@ static double yarn_mscale(double factor, double mscale)
     return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
 }
 
-/* What cosines and sines are multiplied by. */
+/* The factor of all cosines and sines. */
 static double magnitude(const struct rope_config *r)
 {
     if (r->kind != ROPE_YARN && r->kind != ROPE_LONGROPE) {

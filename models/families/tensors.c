@@ -1,8 +1,8 @@
-/* A family's table of tensors against a checkpoint: what is missing, misshapen,
- * mistyped or unknown, all at once.
+/* Checks a checkpoint against a family's table of tensors and reports all tensors that
+ * are missing, unknown, or of another shape or type.
  *
- * One problem is one line however many layers it holds for:
- * "model.layers.*.mlp.up_proj.weight (30 times)".
+ * The same problem in several layers is reported once:
+ * "missing model.layers.*.mlp.up_proj.weight (30 times)".
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -15,10 +15,9 @@
 enum { NAME_BYTES = TENSOR_NAME_BYTES, TEXT_BYTES = 400 };
 
 struct problems {
-    struct buf text;
-    int32_t n, n_left_out;
-    char last[NAME_BYTES]; /* pattern of the unknown tensor reported last */
-    bool *used;            /* [checkpoint's tensors] */
+    struct buf text;       /* the reports that fit */
+    int32_t n, n_left_out; /* reports in all, and those that did not fit */
+    bool *used;            /* [tensors of the checkpoint] known, or reported */
 };
 
 static int64_t dim_size(enum tensor_dim d, const struct model_config *c)
@@ -162,7 +161,7 @@ static void such(char *ret, size_t cap, int32_t n)
     }
 }
 
-/* One row of the table over all its layers. */
+/* Check one row of the table in all layers. */
 static void check_spec(struct problems *p, const struct tensor_spec *s,
                        const struct model_config *c, const struct checkpoint *ck)
 {
@@ -210,7 +209,7 @@ static void check_spec(struct problems *p, const struct tensor_spec *s,
     }
 }
 
-/* Tensors that checkpoints carry and inference has no use for. */
+/* Whether an unknown tensor is one that inference does not need. */
 static bool ignorable(const char *name, const struct model_family *f, const struct model_config *c)
 {
     size_t len = strlen(name);
@@ -252,7 +251,7 @@ static void check_unknown(struct problems *p, const struct model_family *f,
         }
         int32_t n_alike = 0;
         pattern_of(checkpoint_at(ck, i)->name, pattern);
-        for (int32_t k = i; k < n && p->n < 64; k++) { /* the rest of its kind at once */
+        for (int32_t k = i; k < n && p->n < 64; k++) { /* all of the same pattern at once */
             if (p->used[k]) {
                 continue;
             }
@@ -293,7 +292,7 @@ int transformer_check(const struct model_family *f, const struct model_config *c
         if (p.n_left_out > 0) {
             snprintf(more, sizeof(more), "; and %d more", p.n_left_out);
         }
-        rc = err_set(e, ERR_INVALID, "the weights are not those of this %s: %s%s", c->architecture,
+        rc = err_set(e, ERR_INVALID, "the weights do not match this %s: %s%s", c->architecture,
                      p.text.data ? p.text.data : "", more);
     }
     buf_release(&p.text);

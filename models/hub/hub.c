@@ -1,13 +1,14 @@
-/* From a name to a directory: the cache first, then the hub (see hub.h).
+/* From a hub name to a path: the cache first, then the hub (see hub.h).
  *
  *     parse the name ─► cache: refs/<revision> ─► snapshot complete? ─► its directory
  *                                                    │ no
  *                                                    ▼
  *     list the revision's files ─► small files, index ─► weights ─► refs/<revision>
  *
- * Nothing is trusted that comes over the network: names of files are matched against a
- * list or a narrow alphabet before they become paths, every byte is counted and hashed
- * before a file gets its name, and refs/<revision> is written last.
+ * The network is not trusted: names of files are matched against a list or a narrow
+ * alphabet before they become paths, and every byte is counted and hashed before a file
+ * gets its name. refs/<revision> is written last, so an interrupted download is not
+ * taken for a complete one.
  */
 #include "models/hub/hub.h"
 
@@ -33,7 +34,7 @@ bool hub_file_name_ok(const char *name)
     return n > 0 && n < HUB_FILE_BYTES && name[n] == '\0' && name[0] != '.';
 }
 
-/* Organisation or model: as the hub allows them. */
+/* Whether the hub allows this as the name of an organisation or a model. */
 static bool part_ok(const char *text, size_t len)
 {
     if (len == 0 || len > 96 || text[0] == '.' || text[0] == '-' || text[len - 1] == '.' ||
@@ -117,7 +118,7 @@ char *hub_name_of_path(const char *path)
     return name;
 }
 
-/* ---- surroundings ---- */
+/* ---- environment ---- */
 
 const char *hub_env(const char *name)
 {
@@ -159,7 +160,7 @@ static int set_endpoint(struct hub *h, struct err *e)
     return 0;
 }
 
-/* `text` without white space around it; never part of a message. */
+/* Set the token to `text` without surrounding white space. No message contains it. */
 static int set_token(struct hub *h, const char *text, size_t len, const char *from, struct err *e)
 {
     while (len > 0 && isspace((unsigned char)text[len - 1])) {
@@ -223,9 +224,9 @@ static int hub_init(struct hub *h, const char *model, struct err *e)
 
 /* ---- what is needed ---- */
 
-/* Files to fetch, not more than there are names for. */
+/* Files to fetch: all shards, and the others that a directory may have. */
 struct wanted {
-    const struct hub_file *file[LIMIT_SHARDS + 16];
+    const struct hub_file *file[LIMIT_SHARDS + 16]; /* [n] */
     int32_t n;
 };
 
@@ -236,7 +237,7 @@ static void want(struct wanted *w, const struct hub_file *f)
     }
 }
 
-/* All but the weights; the index of sharded ones is among them. */
+/* Add all files but the weights and their index. */
 static void want_small(struct wanted *w, const struct hub_listing *l)
 {
     for (const char *const *name = hub_small_files; *name; name++) {
@@ -245,7 +246,7 @@ static void want_small(struct wanted *w, const struct hub_listing *l)
     if (!hub_listing_find(l, "tokenizer.json")) {
         return;
     }
-    /* The other forms of a tokenizer are read only where this one is not there. */
+    /* The other forms of a tokenizer are only read if tokenizer.json is missing. */
     int32_t n = 0;
     for (int32_t i = 0; i < w->n; i++) {
         const char *name = w->file[i]->name;
@@ -280,7 +281,7 @@ static int no_weights(const struct hub *h, const struct hub_listing *l, struct e
     for (int32_t i = 0; i < l->n_files; i++) {
         if (hub_gguf_rank(l->file[i].name) != HUB_NO_GGUF) {
             return err_set(e, ERR_INVALID,
-                           "has several GGUF files and none of a usual name: name one, as in %s/%s",
+                           "has several GGUF files and none is preferred: name one, as in %s/%s",
                            h->name.repo, l->file[i].name);
         }
     }
@@ -303,8 +304,8 @@ static int fetch_gguf(const struct hub *h, const struct hub_listing *l, const st
     return hub_fetch(h, l->commit, &f, 1, e);
 }
 
-/* First what is small: a model that cannot be served is known before its weights
- * come. */
+/* Fetch small files first: a model that cannot be served is refused before its weights
+ * are downloaded. */
 static int fetch_directory(const struct hub *h, const struct hub_listing *l, const char *dir,
                            struct err *e)
 {

@@ -2,22 +2,23 @@
  * `org/name/file.gguf`.
  *
  * A model is looked up in the cache that other tools share (HF_HUB_CACHE, HF_HOME,
- * XDG_CACHE_HOME) and, when something that serving needs is not there, downloaded into
- * it. Only this file and its neighbours hub_*.c know of networks.
+ * XDG_CACHE_HOME); files that serving needs and the cache lacks are downloaded into it.
+ * Only models/hub/ uses the network.
  */
 #ifndef QUIRE_MODELS_HUB_HUB_H
 #define QUIRE_MODELS_HUB_HUB_H
 
 #include "config/base/base.h"
 
-/* Whether `model` has the form of a hub name. A path that exists goes before it. */
+/* Whether `model` has the form of a hub name. An existing path takes precedence, which
+ * the caller checks. */
 bool hub_is_name(const char *model);
-/* The model's snapshot directory in the cache, or the GGUF file in it; malloc'd.
- * Downloads what is missing, which takes as long as it takes, tells so on stderr, and
- * may be ended at any time: it is taken up again where it stopped. */
+/* The path of the model's snapshot directory in the cache, or of the GGUF file in it;
+ * malloc'd. Downloads what is missing, with progress on stderr and without a time
+ * limit. The process may be ended meanwhile: the next call resumes the download. */
 int hub_find(char **ret, const char *model, struct err *e);
-/* "org/name" of a path in a hub cache, malloc'd; NULL: it lies in none (or there is no
- * memory). */
+/* "org/name" of a path in a hub cache, malloc'd; NULL: it is in none, or memory is
+ * out. */
 char *hub_name_of_path(const char *path);
 
 #endif

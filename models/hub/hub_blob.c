@@ -1,9 +1,9 @@
-/* One blob while it comes: <oid>.incomplete under a lock, counted and hashed byte by
- * byte as it is written.
+/* A blob that is being downloaded: the file <oid>.incomplete, under a lock, counted and
+ * hashed as it is written.
  *
- * What an earlier attempt left is hashed again first, so the hash always covers the
- * file from its beginning and a blob gets its name only when all of it is right. The
- * lock is the one that Python's huggingface_hub takes.
+ * The bytes of an earlier attempt are hashed again first, so the hash always covers the
+ * file from its beginning; a blob gets its name only if all of it is right. The lock is
+ * the one that Python's huggingface_hub takes.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -40,7 +40,7 @@ void hub_blob_release(struct hub_blob *b)
         close(b->fd);
     }
     if (b->lock_fd >= 0) {
-        close(b->lock_fd); /* the lock goes with it */
+        close(b->lock_fd); /* releases the lock */
     }
     b->fd = b->lock_fd = -1;
 }
@@ -77,8 +77,8 @@ int hub_blob_restart(struct hub_blob *b, struct err *e)
     return begin_hash(b, e);
 }
 
-/* Hash what is there, which also moves to its end. */
-static int take_up(struct hub_blob *b, struct err *e)
+/* Hash the bytes of an earlier attempt; the next write is after them. */
+static int resume(struct hub_blob *b, struct err *e)
 {
     char data[1 << 16];
     ssize_t n;
@@ -86,7 +86,7 @@ static int take_up(struct hub_blob *b, struct err *e)
 
     while (rc == 0 && (n = read(b->fd, data, sizeof(data))) != 0) {
         if (n < 0) {
-            return failed(b, "read what there is of", e);
+            return failed(b, "read the incomplete", e);
         }
         gnutls_hash(b->hash, data, (size_t)n);
         b->have += n;
@@ -94,8 +94,8 @@ static int take_up(struct hub_blob *b, struct err *e)
     return rc == 0 && b->have > b->file->n_bytes ? hub_blob_restart(b, e) : rc;
 }
 
-/* 1: locked; 0: somebody else has it. A lock file may be removed by who held it before:
- * then it is no lock any more. */
+/* 1: locked; 0: another process holds the lock. A process may remove the lock file when
+ * it releases it; a lock on a removed file is not valid, so a new one is made. */
 static int lock(struct hub_blob *b, const struct hub *h, struct err *e)
 {
     char path[PATH_MAX];
@@ -141,7 +141,7 @@ int hub_blob_open(struct hub_blob *b, const struct hub *h, struct err *e)
     if (b->fd < 0) {
         return failed(b, "write", e);
     }
-    rc = take_up(b, e);
+    rc = resume(b, e);
     return rc < 0 ? rc : 1;
 }
 

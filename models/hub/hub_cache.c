@@ -1,14 +1,13 @@
-/* The folders of a hub cache, as other tools lay them out:
+/* The folders of a hub cache, in the layout that other tools use:
  *
- *     <cache>/models--org--name/refs/main                     the commit that "main"
- *                                                             was when it was last
- *                                                             asked for
- *                               snapshots/<commit>/<file>     a link ../../blobs/<oid>
- *                               blobs/<oid>                   the contents;
- *                                                             <oid>.incomplete while
- *                                                             they come
- *             .locks/models--org--name/<oid>.lock             held (flock) by who
- *                                                             brings it
+ *     <cache>/models--org--name/refs/main                 the commit of "main" when
+ *                                                         it was last requested
+ *                               snapshots/<commit>/<file> a link ../../blobs/<oid>
+ *                               blobs/<oid>               the contents;
+ *                                                         <oid>.incomplete during the
+ *                                                         download
+ *             .locks/models--org--name/<oid>.lock         locked (flock) during the
+ *                                                         download
  */
 #include <dirent.h>
 #include <errno.h>
@@ -47,9 +46,8 @@ static const char *home_directory(void)
     return hub_env("HOME") ? hub_env("HOME") : user ? user->pw_dir : "/";
 }
 
-/* `folder`, where a leading "~/" is the home directory, as the hub's own library reads
- * it (no shell has: the variable may come from a unit or a container), and `name` in
- * it. */
+/* The path of `name` in `folder`. A leading "~/" is the home directory, as in the hub's
+ * own library: a variable set by a unit or a container was not expanded by a shell. */
 static int in_folder(char ret[PATH_MAX], const char *folder, const char *name, struct err *e)
 {
     bool home = folder[0] == '~' && (folder[1] == '/' || folder[1] == '\0');
@@ -174,7 +172,7 @@ static int directory_complete(const char *dir, char missing[HUB_FILE_BYTES], str
     return model_file_exists(dir, "model.safetensors") ? 1 : shards_complete(dir, missing, e);
 }
 
-/* The best GGUF file of the snapshot; "" when there is none. */
+/* The GGUF file of the snapshot with the lowest hub_gguf_rank; "": there is none. */
 static void find_gguf(const char *dir, char ret[HUB_FILE_BYTES])
 {
     int32_t best = HUB_NO_GGUF;
@@ -194,8 +192,8 @@ static void find_gguf(const char *dir, char ret[HUB_FILE_BYTES])
     }
 }
 
-/* A file is mapped by its path: it must be one that a reader of the directory may
- * follow. */
+/* The path of a GGUF file, if it is one that model_file_open accepts: it is mapped by
+ * its path later. */
 static int gguf_complete(const char *dir, const char *name, char ret[PATH_MAX], struct err *e)
 {
     int64_t n_bytes;
@@ -235,7 +233,7 @@ static int cannot(const char *what, const char *path, struct err *e)
                    path, strerror(errno));
 }
 
-/* The folder and those above it. */
+/* Make the folder and its parents. */
 static int make_folder(const char *path, struct err *e)
 {
     char part[PATH_MAX];

@@ -1,10 +1,10 @@
-/* Requests to the hub: what all have in common, what a refusal means, and several files
- * at once.
+/* Requests to the hub: their common options, the errors for refusals, and the download
+ * of several files at once.
  *
- * The token goes to the endpoint alone: curl withholds it when a redirect leads to
- * another host, port or protocol, and an https endpoint is never left for http. A
- * transfer that breaks is taken up where it broke, at most ATTEMPTS times without a
- * byte of progress.
+ * The token is sent to the endpoint only: libcurl omits it when a redirect leads to
+ * another host, port or protocol, and redirects from https to http are not followed. A
+ * broken transfer is resumed at its last byte, until ATTEMPTS in a row have brought
+ * none.
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -25,14 +25,14 @@ enum {
     LOCK_WAIT_US = 200 * 1000,
     POLL_MS = 100,
     CONNECT_S = 10,
-    SILENCE_S = 30, /* a transfer that brings nothing for so long is broken off */
+    SILENCE_S = 30, /* a transfer without a byte for so long is aborted */
     REDIRECTS = 10,
 };
 
 /* ---- one request ---- */
 
-/* The value of the header `name` in a line, without white space around it; 0: another
- * header. */
+/* The length of the value of header `name` in a line, without surrounding white space;
+ * 0: another header. */
 static size_t header_value(const char *line, size_t len, const char *name, const char **ret)
 {
     size_t n = strlen(name);
@@ -58,7 +58,7 @@ static size_t take_header(char *line, size_t size, size_t n, void *arg)
     size_t len = size * n;
 
     if (len > 5 && strncmp(line, "HTTP/", 5) == 0) {
-        *a = (struct hub_answer){.range_first = -1}; /* another answer, after a redirect */
+        *a = (struct hub_answer){.range_first = -1}; /* a new response, after a redirect */
     }
     size_t m = header_value(line, len, "Content-Range", &value);
     if (m > 0) {
@@ -110,8 +110,8 @@ CURL *hub_request(const struct hub *h, const char *url, struct hub_answer *a)
     curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_S);
     curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT, 1L);
     curl_easy_setopt(easy, CURLOPT_LOW_SPEED_TIME, (long)SILENCE_S);
-    /* Streams of one HTTP/2 connection would share its window: several connections are
-     * faster. */
+    /* Several connections are faster than the streams of one HTTP/2 connection, which
+     * share its window. */
     curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     curl_easy_setopt(easy, CURLOPT_HEADERFUNCTION, take_header);
     curl_easy_setopt(easy, CURLOPT_HEADERDATA, a);
@@ -138,11 +138,11 @@ int hub_refusal(const struct hub *h, const struct hub_answer *a, CURL *easy, CUR
                 const char *what, struct err *e)
 {
     long status = 0;
-    const char *token = h->token[0] ? "the token given does not open it" : "no HF_TOKEN is given";
+    const char *token = h->token[0] ? "the token has no access to it" : "no HF_TOKEN is given";
 
     curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, &status);
     if (result != CURLE_OK) {
-        return err_set(e, ERR_IO, "%s does not come from %s: %s", what, h->endpoint,
+        return err_set(e, ERR_IO, "%s could not be fetched from %s: %s", what, h->endpoint,
                        curl_easy_strerror(result));
     }
     if (strcmp(a->code, "GatedRepo") == 0) {
@@ -160,7 +160,7 @@ int hub_refusal(const struct hub *h, const struct hub_answer *a, CURL *easy, CUR
         return err_set(e, ERR_NOT_FOUND, "%s does not have %s at revision %s", h->endpoint, what,
                        h->name.revision);
     }
-    return err_set(e, ERR_IO, "%s does not come from %s: HTTP status %ld", what, h->endpoint,
+    return err_set(e, ERR_IO, "%s could not be fetched from %s: HTTP status %ld", what, h->endpoint,
                    status);
 }
 
@@ -175,13 +175,13 @@ struct transfer {
     struct hub_answer answer;
     CURL *easy;
     enum transfer_state state;
-    bool begun;            /* the answer's first bytes were looked at */
-    bool again;            /* the bytes were wrong once: from the beginning, for the last time */
-    bool misplaced;        /* the server sent another part than it was asked for */
-    int32_t n_attempts;    /* since bytes came */
-    int64_t had;           /* when this attempt began */
-    int64_t not_before_us; /* clock_us */
-    struct err err;        /* of our side: the disk, a lying length */
+    bool begun;            /* the first bytes of the response were checked */
+    bool again;            /* the hash was wrong once: this is the last attempt */
+    bool misplaced;        /* the server sent another range than was requested */
+    int32_t n_attempts;    /* in a row without progress */
+    int64_t had;           /* bytes when this attempt began */
+    int64_t not_before_us; /* clock_us of the next attempt */
+    struct err err;        /* of writing: the disk, or more bytes than announced */
 };
 
 static size_t take_body(char *data, size_t size, size_t n, void *arg)
@@ -191,7 +191,7 @@ static size_t take_body(char *data, size_t size, size_t n, void *arg)
 
     curl_easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
     if (status != 200 && status != 206) {
-        return size * n; /* a page that says why not */
+        return size * n; /* the page of an error */
     }
     if (!t->begun) {
         t->begun = true;
@@ -241,7 +241,8 @@ static void end_request(struct transfer *t, CURLM *multi)
     t->easy = NULL;
 }
 
-/* All bytes came: right, or once more from the beginning. */
+/* All bytes have been received. If their hash is wrong, start once more from the
+ * beginning. */
 static int check_bytes(struct transfer *t, struct err *e)
 {
     if (hub_blob_verify(&t->blob)) {
@@ -263,7 +264,7 @@ static int check_bytes(struct transfer *t, struct err *e)
     return 0;
 }
 
-/* Open the blob when its turn has come, and ask for what is missing of it. */
+/* Open the blob and request the bytes that are missing. */
 static int start_transfer(struct transfer *t, CURLM *multi, struct err *e)
 {
     int rc = t->blob.fd >= 0 ? 1 : hub_blob_open(&t->blob, t->hub, e);
@@ -282,7 +283,7 @@ static int start_transfer(struct transfer *t, CURLM *multi, struct err *e)
     return t->blob.have == t->blob.file->n_bytes ? check_bytes(t, e) : start_request(t, multi, e);
 }
 
-/* When to try again, or why not. */
+/* Schedule another attempt, or set the error if there will be none. */
 static int retry(struct transfer *t, CURLcode result, struct err *e)
 {
     long status = 0;
@@ -297,11 +298,13 @@ static int retry(struct transfer *t, CURLcode result, struct err *e)
     if (odd_range && hub_blob_restart(&t->blob, e) < 0) {
         return ERR_IO;
     }
-    /* An answer that is whole and yet too short: the next one will hardly be longer. */
-    bool cut = result == CURLE_OK && (status == 200 || status == 206);
-    if (++t->n_attempts > (cut ? 1 : ATTEMPTS) ||
-        !(odd_range || cut || hub_may_retry(result, status))) {
-        return cut ? err_set(e, ERR_IO, "%s ends after %lld of %lld bytes", t->blob.file->name,
+    /* A complete response that is too short: one more attempt only, as the next one is
+     * unlikely to be longer. */
+    bool too_short = result == CURLE_OK && (status == 200 || status == 206);
+    if (++t->n_attempts > (too_short ? 1 : ATTEMPTS) ||
+        !(odd_range || too_short || hub_may_retry(result, status))) {
+        return too_short
+                   ? err_set(e, ERR_IO, "%s ends after %lld of %lld bytes", t->blob.file->name,
                              (long long)t->blob.have, (long long)t->blob.file->n_bytes)
                    : hub_refusal(t->hub, &t->answer, t->easy, result, t->blob.file->name, e);
     }
@@ -322,7 +325,7 @@ static int end_transfer(struct transfer *t, CURLM *multi, CURLcode result, struc
         *e = t->err;
     }
     if (rc == ERR_INVALID) {
-        hub_blob_restart(&t->blob, NULL); /* what came is worth nothing */
+        hub_blob_restart(&t->blob, NULL); /* the bytes received are useless */
     }
     if (rc == 0 && result == CURLE_OK && t->begun && t->blob.have == t->blob.file->n_bytes) {
         rc = check_bytes(t, e);
@@ -375,7 +378,7 @@ static int end_some(struct fetch *f, struct err *e)
     return code;
 }
 
-static int64_t bytes_there(const struct fetch *f)
+static int64_t bytes_done(const struct fetch *f)
 {
     int64_t n = 0;
 
@@ -395,18 +398,18 @@ static int run(struct fetch *f, struct err *e)
         if (rc == 0 && (curl_multi_perform(f->multi, &running) != CURLM_OK ||
                         curl_multi_poll(f->multi, NULL, 0, f->n_done < f->n ? POLL_MS : 0, NULL) !=
                             CURLM_OK)) {
-            rc = err_set(e, ERR_IO, "curl gave up");
+            rc = err_set(e, ERR_IO, "libcurl cannot go on with the download");
         }
         if (rc == 0) {
             rc = end_some(f, e);
         }
-        hub_progress_step(&f->progress, bytes_there(f));
+        hub_progress_step(&f->progress, bytes_done(f));
     }
     return rc;
 }
 
-/* What an earlier attempt left of a file. */
-static int64_t left_over(const struct hub *h, const struct hub_file *file)
+/* The size of a file's incomplete blob from an earlier attempt. */
+static int64_t incomplete_bytes(const struct hub *h, const struct hub_file *file)
 {
     char path[PATH_MAX];
     struct stat st;
@@ -421,7 +424,7 @@ static int check_space(const struct hub *h, int64_t n_bytes, struct err *e)
     struct statvfs fs;
 
     if (statvfs(h->repo, &fs) != 0) {
-        return 0; /* a file system that does not tell; writing will */
+        return 0; /* unknown: an error of writing will tell */
     }
     double there = (double)fs.f_bavail * (double)fs.f_frsize;
     if ((double)n_bytes <= there) {
@@ -438,7 +441,7 @@ static int fetch_missing(struct fetch *f, const struct hub *h, struct err *e)
     for (int32_t i = 0; i < f->n; i++) {
         const struct hub_file *file = f->transfer[i].blob.file;
         total += file->n_bytes;
-        f->transfer[i].blob.have = left_over(h, file);
+        f->transfer[i].blob.have = incomplete_bytes(h, file);
         there += f->transfer[i].blob.have;
     }
     int rc = check_space(h, total - there, e);

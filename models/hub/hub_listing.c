@@ -1,8 +1,8 @@
-/* What a revision of a model holds: the hub's answer, and the choice among GGUF files.
+/* The files of a model's revision: the hub's answer, and the choice among GGUF files.
  *
- * Of GGUF files of one model the one is taken whose values are nearly the original's at
- * half its size, Q8_0, then what is exact, then ever fewer bits: they are decoded to 16
- * bits as they are loaded, so a smaller file saves no memory here.
+ * Of several GGUF files Q8_0 is preferred, which is nearly exact at half the size, then
+ * the exact ones, then fewer and fewer bits. Weights are decoded to 16 bits when they
+ * are loaded, so a smaller file saves no memory.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -93,7 +93,7 @@ static bool is_hex(const char *text, size_t n)
     return strlen(text) == n && strspn(text, "0123456789abcdef") == n;
 }
 
-/* A file that could be asked for. */
+/* Whether a model may need the file. */
 static bool is_of_use(const char *name)
 {
     for (const char *const *small = hub_small_files; *small; small++) {
@@ -144,8 +144,8 @@ static int add(struct hub_listing *l, const struct hub_file *f, struct err *e)
     return 0;
 }
 
-/* One of "siblings": {"rfilename": .., "size": .., "blobId": .., "lfs": ..}. Names that
- * no model needs are passed over, among them all that are no plain ones. */
+/* One of "siblings": {"rfilename": .., "size": .., "blobId": .., "lfs": ..}. Files that
+ * no model needs are skipped, and with them all names that are not plain. */
 static int read_file(struct json *j, struct hub_listing *l, struct err *e)
 {
     struct hub_file f = {.n_bytes = -1};
@@ -217,8 +217,8 @@ static size_t take(char *data, size_t size, size_t n, void *arg)
     return buf_append(arg, data, size * n) == 0 ? size * n : 0;
 }
 
-/* <endpoint>/api/models/<repo>/revision/<revision>; a slash in the revision is part of
- * its name. */
+/* <endpoint>/api/models/<repo>/revision/<revision>; a slash in the revision is
+ * escaped. */
 static int make_url(struct buf *url, const struct hub *h, struct err *e)
 {
     buf_printf(url, "%s/api/models/%s/revision/", h->endpoint, h->name.repo);
@@ -293,7 +293,7 @@ void hub_shards_release(struct hub_shards *s)
     *s = (struct hub_shards){0};
 }
 
-/* Once each. */
+/* Add a shard, unless the list has it. */
 static bool add_shard(struct hub_shards *s, struct json *j, const char *name)
 {
     for (int32_t i = s->n - 1; i >= 0; i--) {

@@ -1,5 +1,5 @@
-/* How far a download is, on stderr: a bar that is drawn anew on a terminal, else a line
- * of the log now and then. */
+/* Progress of a download on stderr: a bar that is redrawn if stderr is a terminal, else
+ * a line of the log from time to time. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@ static double gigabytes(int64_t n)
     return (double)n / 1e9;
 }
 
-/* Bytes a second since the start. */
+/* Bytes per second since the start. */
 static double speed(const struct hub_progress *p)
 {
     double seconds = (double)(clock_us() - p->start_us) / 1e6;
@@ -46,7 +46,7 @@ void hub_progress_begin(struct hub_progress *p, const char *model, int32_t n_fil
                                .done = done,
                                .first_done = done,
                                .start_us = now,
-                               .told_us = now,
+                               .reported_us = now,
                                .n_files = n_files,
                                .terminal = isatty(STDERR_FILENO)};
     if (!p->terminal) {
@@ -60,10 +60,10 @@ void hub_progress_step(struct hub_progress *p, int64_t done)
     int64_t now = clock_us();
 
     p->done = done;
-    if (now - p->told_us < (p->terminal ? DRAW_EVERY_US : LOG_EVERY_US)) {
+    if (now - p->reported_us < (p->terminal ? DRAW_EVERY_US : LOG_EVERY_US)) {
         return;
     }
-    p->told_us = now;
+    p->reported_us = now;
     if (p->terminal) {
         draw(p);
     } else {

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* As the families call them in their vocabularies. */
+/* The tokens' texts in the vocabularies of the families. */
 static const struct {
     const char *prefix, *suffix, *middle, *end;
 } FORMATS[] = {

@@ -1,4 +1,4 @@
-/* Text to token ids: opening a tokenizer, and the stages of encoding from the top. */
+/* Opening a tokenizer, and encoding from the whole text down to words. */
 #include "models/tokenizer/tokenizer_internal.h"
 
 #include <stdlib.h>
@@ -122,8 +122,7 @@ int tokenizer_open_json(struct tokenizer **ret, const char *json, size_t len, st
     return 0;
 }
 
-/* "eos_token": "</s>", or {"content": "</s>", ...}, or null; the id in *id where there
- * is one. */
+/* "eos_token": "</s>", or {"content": "</s>", ...}, or null, which leaves *id alone. */
 static void read_token_name(struct json *j, const struct tokenizer *t, int32_t *id)
 {
     char text[TOKEN_TEXT_BYTES] = "";
@@ -148,7 +147,7 @@ static void read_token_name(struct json *j, const struct tokenizer *t, int32_t *
     }
 }
 
-/* bos_token and eos_token of one file, if it is there. */
+/* bos_token and eos_token of one file, if it exists. */
 static int read_special_names(struct tokenizer *t, const char *dir, const char *name, struct err *e)
 {
     char *text = NULL;
@@ -287,9 +286,9 @@ static int too_many(struct encoder *enc)
 
 int encoder_check_word(struct encoder *enc, size_t len)
 {
-    size_t room = (size_t)(enc->limit - enc->out->n), longest = enc->t->word_longest;
+    size_t left = (size_t)(enc->limit - enc->out->n), longest = enc->t->word_longest;
 
-    return longest > 0 && len / longest > room ? too_many(enc) : 0;
+    return longest > 0 && len / longest > left ? too_many(enc) : 0;
 }
 
 void tokenizer_find_longest(struct tokenizer *t)
@@ -339,7 +338,7 @@ static int encode_normalized(struct encoder *enc, const char *s, size_t len, boo
     return encode_piece(enc, 0, s, len, first);
 }
 
-/* A piece between added tokens: normalized, then cut at the added tokens that are
+/* A piece between added tokens: normalized, then split at the added tokens that are
  * matched in normalized text. */
 static int encode_raw(struct encoder *enc, const char *s, size_t len, bool first)
 {

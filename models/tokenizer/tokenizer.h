@@ -1,6 +1,6 @@
-/* Text to token ids and back (stage 3 encode; stage 10's incremental decoding).
+/* Text to token ids and back, for whole prompts and one generated token at a time.
  *
- * A tokenizer is immutable once open and may be used by any number of threads at once.
+ * A tokenizer is immutable once open; any number of threads may use it at once.
  */
 #ifndef QUIRE_MODELS_TOKENIZER_TOKENIZER_H
 #define QUIRE_MODELS_TOKENIZER_TOKENIZER_H
@@ -12,20 +12,20 @@ struct tokenizer;
 
 /* A growable list of token ids. Zeroed: empty. */
 struct token_list {
-    int32_t *id;
-    int32_t n, cap;
+    int32_t *id;    /* [n], owned */
+    int32_t n, cap; /* ids, and how many fit */
 };
 void token_list_release(struct token_list *l);
 int token_list_push(struct token_list *l, int32_t id); /* 0 or ERR_NOMEM */
 
-/* Read tokenizer.json, or else tokenizer.model, or else vocab.json and merges.txt, from
- * a model directory; and the names of the special ids in tokenizer_config.json. Or the
- * vocabulary of a GGUF file. */
+/* The tokenizer of a model directory: tokenizer.json, else tokenizer.model, else
+ * vocab.json and merges.txt; special_tokens_map.json and tokenizer_config.json name BOS
+ * and EOS. Or the vocabulary of a GGUF file. */
 int tokenizer_open(struct tokenizer **ret, const char *dir, struct err *e);
-/* 256 ids, one a byte: for `--model null` and tests. */
+/* 256 ids, one for each byte: for `--model null` and tests. */
 int tokenizer_open_bytes(struct tokenizer **ret, struct err *e);
-/* For random weights: ids below 256 are bytes, the others up to `vocab` four letters
- * that no text is encoded to. */
+/* For random weights: ids below 256 are bytes; those up to `vocab` decode to four
+ * letters, and no text is encoded to them. */
 int tokenizer_open_dummy(struct tokenizer **ret, int32_t vocab, struct err *e);
 void tokenizer_free(struct tokenizer *t);
 
@@ -40,47 +40,47 @@ int32_t tokenizer_find(const struct tokenizer *t, const char *text, size_t len);
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
 
 /* Append the ids of `len` bytes of UTF-8 to `ret`. Special tokens written out in the
- * text are recognised, as Hugging Face tokenizers do. `add_special`: what the
- * post-processor adds (BOS, EOS). At most `max_tokens` are made, then ERR_INVALID.
- * Invalid UTF-8 is ERR_INVALID; a text that the vocabulary's own regular expression
- * cannot split in bounded time ERR_UNSUPPORTED. O(n log n) for any input. */
+ * text are recognised, as Hugging Face tokenizers do. `add_special`: with what the
+ * post-processor adds (BOS, EOS). ERR_INVALID: more than `max_tokens` ids, or invalid
+ * UTF-8; ERR_UNSUPPORTED: the tokenizer's own regular expression cannot split the text
+ * in bounded time. After an error `ret` is as before. O(n log n) for any input. */
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, bool add_special,
                      int32_t max_tokens, struct token_list *ret, struct err *e);
-/* The bytes that one id stands for, as decoding gives them in the middle of a text; may
- * be part of a character. */
+/* The bytes that one id decodes to in the middle of a text; they may be part of a
+ * character. */
 const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *ret_len);
 
-/* The greatest length of those. */
+/* The greatest length that tokenizer_bytes returns. */
 size_t tokenizer_longest(const struct tokenizer *t);
 
-/* Decoding one token at a time into whole UTF-8 characters. Plain struct, no heap: may
- * be copied (forked). */
+/* Decoding one token at a time into whole UTF-8 characters. A plain struct without
+ * heap memory: a copy of it goes on independently (beam search forks it). */
 struct detokenizer {
-    const struct tokenizer *tokenizer;
-    bool skip_special; /* leave special tokens out */
-    bool spaces_between_special;
-    bool started; /* something was decoded: a leading space is kept from here on */
-    bool last_special;
-    uint8_t n_pending;
-    /* while a token is decoded: the bytes pending before it, until they have become
-     * text */
+    const struct tokenizer *tokenizer; /* not owned */
+    bool skip_special;                 /* omit special tokens */
+    bool spaces_between_special;       /* join_spaces joins neighbouring special tokens too */
+    bool started;      /* a token was decoded: leading spaces are kept from here on */
+    bool last_special; /* the last token decoded was special */
+    uint8_t n_pending; /* bytes in `pending` */
+    /* While a token is decoded: the bytes that were pending before it, until they are
+     * part of the text. */
     uint8_t n_carried;
-    uint8_t n_broken; /* pending bytes that the token decoded last turned into U+FFFD */
-    char pending[32]; /* bytes of a character not complete yet */
+    uint8_t n_broken; /* pending bytes that the last token turned into U+FFFD */
+    char pending[32]; /* bytes of a character that is not complete */
 };
 void detokenizer_init(struct detokenizer *d, const struct tokenizer *t, bool skip_special,
                       bool spaces_between_special);
-/* Append the text that token `id` completes; invalid bytes become U+FFFD as Hugging
- * Face does. 0 or a buf error. */
+/* Append the text that token `id` completes; invalid bytes become U+FFFD as in Hugging
+ * Face tokenizers. 0 or a buf error. */
 int detokenizer_push(struct detokenizer *d, int32_t id, struct buf *out);
-/* Nothing more comes: what is pending becomes U+FFFD. */
+/* End of the sequence: pending bytes become U+FFFD. */
 int detokenizer_finish(struct detokenizer *d, struct buf *out);
-/* Of the text that the last push or finish appended: the byte where the character
- * begins, or its U+FFFD, that holds the byte which came as number `byte` (from 0) to
- * those pending before the call. */
+/* Where a byte of the sequence is in the text that the last push or finish appended.
+ * `byte` counts from the first byte that was pending before that call; the result is
+ * the offset of its character, or of the U+FFFD in place of it. */
 size_t detokenizer_landed(const struct detokenizer *d, int32_t byte);
 
-/* All at once. */
+/* Decode a whole sequence. */
 int tokenizer_decode(const struct tokenizer *t, const int32_t *id, int32_t n, bool skip_special,
                      struct buf *out, struct err *e);
 

@@ -1,9 +1,8 @@
-/* Added tokens: texts that are found before anything else cuts the text (special
- * tokens, mostly).
+/* Added tokens, mostly special ones: texts that are matched before the text is split.
  *
- * At every place the longest one wins, places from the left, as in Hugging Face
- * tokenizers. A trie is walked from each byte that can begin one; its depth bounds the
- * work at a byte.
+ * Matches are sought from left to right and the longest at a position wins, as in
+ * Hugging Face tokenizers. A trie is walked from each byte that can begin a match; its
+ * depth bounds the work per byte.
  */
 #include "models/tokenizer/tokenizer_internal.h"
 
@@ -61,7 +60,7 @@ int trie_add(struct trie *tr, const char *text, size_t len, int32_t token)
     return 0;
 }
 
-/* The longest text that begins at s: its index and length, or -1. */
+/* The longest text of the trie that s begins with: its token and length, or -1. */
 static int32_t longest(const struct trie *tr, const char *s, size_t len, size_t *ret_len)
 {
     int32_t at = 0, found = -1;
@@ -97,7 +96,7 @@ static bool stands_alone(const char *s, size_t len, size_t start, size_t end)
            (end == len || !char_is_word(utf8_get((const uint8_t *)s + end, &n)));
 }
 
-/* Widen a match over the white space that the token takes with it. */
+/* Extend a match over the white space that the token includes (lstrip, rstrip). */
 static void take_space(const struct added_token *a, const char *s, size_t len, size_t from,
                        size_t *start, size_t *end)
 {

@@ -1,16 +1,16 @@
 /* Byte-pair encoding of one word: of all neighbouring pairs the one with the lowest
- * rank is merged, the leftmost first, until none is left (Sennrich et al. 2016, as
- * Hugging Face tokenizers orders it).
+ * rank is merged, the leftmost of equal ones first, until no pair can be merged
+ * (Sennrich et al. 2016, in the order of Hugging Face tokenizers).
  *
- * Where no byte-level alphabet is, a word can be a whole text (LLaMA 1 and 2, Mistral):
- * its spaces are U+2581 and nothing splits it. Such a text is cut before each U+2581
- * that follows another character, if no token that a merge makes has one there: no
- * merge can cross the cut then, so the ids are the same, and the words come from the
- * cache.
+ * Without the byte-level alphabet a word can be a whole text (LLaMA 1 and 2, Mistral):
+ * its spaces are U+2581 and no pre-tokenizer splits it. Such a text is split before
+ * each U+2581 that follows another character, provided that no merged token contains
+ * one there. No merge can then cross the split, so the ids are the same, and the
+ * resulting words are found in the cache.
  *
- * Short words keep the rank of every pair in a small array and look for the least; long
- * ones (a megabyte of one character is one word) use a linked list and a heap, O(n log
- * n). Words of ordinary text come from the cache.
+ * A short word keeps the merge of every pair in an array and searches it for the lowest
+ * rank. A long one (a megabyte of one character is one word) uses a linked list and a
+ * heap, in O(n log n). The words of ordinary text come from the cache.
  */
 #include "models/tokenizer/tokenizer_internal.h"
 
@@ -20,7 +20,7 @@
 
 #include <xxhash.h>
 
-enum { SHORT_WORD = 48 }; /* symbols; above this the heap is faster */
+enum { SHORT_WORD = 48 }; /* symbols; for longer words the heap is faster */
 
 /* ---- merges ---- */
 
@@ -35,7 +35,7 @@ static uint64_t pair_of(int32_t left, int32_t right)
     return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
 }
 
-/* The slot of a pair, or the free one where it belongs. */
+/* The slot of a pair, or the free slot for it. */
 static struct merge_slot *find_slot(struct merge_slot *slot, uint32_t mask, uint64_t pair)
 {
     uint32_t k = pair_hash(pair) & mask;
@@ -79,7 +79,7 @@ int bpe_add_merge(struct bpe *b, int32_t left, int32_t right, int32_t id, int32_
     if (bpe_reserve(b, (size_t)b->n + 1) != 0) {
         return ERR_NOMEM;
     }
-    /* A pair that is listed twice keeps its last place, as in a map that is filled in
+    /* A pair that is listed twice has its last rank, as in a map that is filled in
      * order. */
     *find_slot(b->slot, b->mask, pair_of(left, right)) =
         (struct merge_slot){pair_of(left, right), rank, id};
@@ -94,7 +94,7 @@ void bpe_fetch_merge(const struct bpe *b, int32_t left, int32_t right)
     }
 }
 
-/* NULL: the two do not merge. */
+/* NULL: there is no merge of the pair. */
 static const struct merge_slot *find_merge(const struct bpe *b, int32_t left, int32_t right)
 {
     if (!b->slot) {
@@ -106,7 +106,7 @@ static const struct merge_slot *find_merge(const struct bpe *b, int32_t left, in
 
 /* ---- merging ---- */
 
-/* ids[n], n <= SHORT_WORD, in place; the number that is left. */
+/* Merge id[n], n <= SHORT_WORD, in place; returns how many are left. */
 static int32_t merge_short(const struct bpe *b, int32_t *id, int32_t n)
 {
     const struct merge_slot *merge[SHORT_WORD];
@@ -137,12 +137,13 @@ static int32_t merge_short(const struct bpe *b, int32_t *id, int32_t n)
     }
 }
 
+/* An element of a long word's linked list. */
 struct symbol {
-    int32_t id; /* -1: merged into the one before it */
-    int32_t prev, next;
+    int32_t id;         /* -1: merged into its predecessor */
+    int32_t prev, next; /* positions, -1: none */
 };
 
-/* A binary heap of rank << 32 | position; the least is on top. */
+/* A binary heap of rank << 32 | position, the smallest first. */
 static void heap_push(uint64_t *heap, size_t *n, uint64_t value)
 {
     size_t i = (*n)++;
@@ -185,8 +186,8 @@ static void push_pair(const struct bpe *b, const struct symbol *s, int32_t left,
     }
 }
 
-/* Every merge takes a symbol away and pushes two pairs at most, so the heap holds at
- * most 3n. */
+/* The heap has room for 3n pairs: n - 1 at the start, and each of fewer than n merges
+ * pushes at most two. */
 static void merge_long(const struct bpe *b, struct symbol *s, int32_t n, uint64_t *heap)
 {
     size_t n_heap = 0;
@@ -206,7 +207,7 @@ static void merge_long(const struct bpe *b, struct symbol *s, int32_t n, uint64_
         }
         const struct merge_slot *m = find_merge(b, s[left].id, s[right].id);
         if (!m || (uint32_t)m->rank != top >> 32) {
-            continue; /* one of the two has changed since */
+            continue; /* stale: one of the two symbols has changed */
         }
         s[left].id = m->id;
         s[left].next = s[right].next;
@@ -221,9 +222,9 @@ static void merge_long(const struct bpe *b, struct symbol *s, int32_t n, uint64_
     }
 }
 
-/* ---- a word's first symbols ---- */
+/* ---- a word's symbols before any merge ---- */
 
-/* Write the symbols of a word; at most `len` of them. */
+/* Write the ids of a word's symbols, at most `len`, `stride` bytes apart. */
 static int32_t first_symbols(const struct tokenizer *t, const char *word, size_t len, int32_t *id,
                              size_t stride)
 {
@@ -308,11 +309,11 @@ static int encode_long(struct encoder *enc, const char *s, size_t len)
 
 /* ---- the word cache ---- */
 
-/* Direct-mapped, one cache line an entry, shared by all threads without locks: `state`
- * is odd while an entry is written (the writer that made it odd owns it) and moves on
- * with every write, so a reader that sees the same even value before and after has read
- * one whole entry. Every field is atomic; acquire loads keep the second look at `state`
- * behind them. */
+/* Direct-mapped, one cache line an entry, shared by all threads without locks: a
+ * sequence lock per entry. `state` is odd while an entry is written (the thread that
+ * made it odd is the writer) and grows with every write, so a reader that sees the same
+ * even value before and after has read one whole entry. Every field is atomic; acquire
+ * loads keep the second read of `state` after them. */
 enum { CACHE_ENTRIES = 1 << 14, CACHE_WORD_BYTES = 24, CACHE_IDS = 7 };
 
 struct cache_entry {
@@ -328,7 +329,7 @@ struct word_cache {
 };
 
 struct cache_key {
-    uint64_t word[CACHE_WORD_BYTES / 8]; /* zero behind the end */
+    uint64_t word[CACHE_WORD_BYTES / 8]; /* zero after `len` bytes */
     uint32_t len;
 };
 
@@ -344,7 +345,7 @@ static struct cache_entry *cache_entry(struct word_cache *c, const char *s, size
     return &c->entry[(h >> 40) % CACHE_ENTRIES];
 }
 
-/* The number of ids, or -1: not there. */
+/* The number of ids, or -1: the word is not in the cache. */
 static int32_t cache_get(struct cache_entry *x, const struct cache_key *key, int32_t *ret_id)
 {
     unsigned state = atomic_load_explicit(&x->state, memory_order_acquire);
@@ -375,9 +376,9 @@ static void cache_put(struct cache_entry *x, const struct cache_key *key, const 
     if (n > CACHE_IDS || (state & 1) ||
         !atomic_compare_exchange_strong_explicit(&x->state, &state, state + 1, memory_order_acquire,
                                                  memory_order_relaxed)) {
-        return; /* another thread is at it */
+        return; /* another thread is writing the entry */
     }
-    /* Release stores: a reader that sees any of them also sees the odd state. */
+    /* Release stores: a reader that sees one of them sees the odd state too. */
     atomic_store_explicit(&x->shape, key->len << 8 | (unsigned)n, memory_order_release);
     for (size_t i = 0; i < ARRAY_LEN(key->word); i++) {
         atomic_store_explicit(&x->word[i], key->word[i], memory_order_release);
@@ -390,7 +391,7 @@ static void cache_put(struct cache_entry *x, const struct cache_key *key, const 
 
 /* ---- entry points ---- */
 
-/* ignore_merges: a word that is in the vocabulary as a whole is that token. */
+/* ignore_merges: the token that is the word as a whole, or -1. */
 static int32_t whole_word(const struct tokenizer *t, const char *s, size_t len)
 {
     char text[TOKEN_TEXT_BYTES];
@@ -399,7 +400,7 @@ static int32_t whole_word(const struct tokenizer *t, const char *s, size_t len)
         return vocab_find(t, s, len);
     }
     if (len == 0) {
-        return -1; /* and gcc 14 sees that `text` is written */
+        return -1; /* lets gcc see that `text` is always written */
     }
     size_t n = 0;
     for (size_t i = 0; i < len; i++) {
@@ -411,7 +412,7 @@ static int32_t whole_word(const struct tokenizer *t, const char *s, size_t len)
     return vocab_find(t, text, n);
 }
 
-static int encode_cut(struct encoder *enc, const char *s, size_t len)
+static int encode_chunk(struct encoder *enc, const char *s, size_t len)
 {
     const struct bpe *b = &enc->t->bpe;
     int32_t id[SHORT_WORD], n;
@@ -443,8 +444,8 @@ static int encode_cut(struct encoder *enc, const char *s, size_t len)
 static const char MARK[] = "\xE2\x96\x81"; /* U+2581 */
 enum { MARK_BYTES = sizeof(MARK) - 1 };
 
-/* The first mark behind another character than a mark, from `s` + 1 on; NULL: none. */
-static const char *find_cut(const char *s, size_t len)
+/* The first mark that follows a character other than a mark; NULL: none. */
+static const char *find_split(const char *s, size_t len)
 {
     const char *end = s + len, *p = s;
     bool other = false;
@@ -470,23 +471,23 @@ int bpe_encode_word(struct encoder *enc, const char *s, size_t len)
 {
     int ret = 0;
 
-    while (enc->t->bpe.cut_at_marks && len > 0 && ret == 0) {
-        const char *cut = find_cut(s, len);
+    while (enc->t->bpe.split_at_marks && len > 0 && ret == 0) {
+        const char *cut = find_split(s, len);
         size_t n = cut ? (size_t)(cut - s) : len;
-        ret = encode_cut(enc, s, n);
+        ret = encode_chunk(enc, s, n);
         s += n;
         len -= n;
     }
-    return ret == 0 && len > 0 ? encode_cut(enc, s, len) : ret;
+    return ret == 0 && len > 0 ? encode_chunk(enc, s, len) : ret;
 }
 
-/* No merge makes a token with a mark behind another character. */
+/* Whether no merge makes a token that has a mark after another character. */
 static bool marks_begin_words(const struct tokenizer *t)
 {
     for (uint32_t i = 0; t->bpe.slot && i <= t->bpe.mask; i++) {
         const struct merge_slot *m = &t->bpe.slot[i];
         if (m->rank >= 0 &&
-            find_cut(t->text + t->token[m->id].text_off, t->token[m->id].text_len)) {
+            find_split(t->text + t->token[m->id].text_off, t->token[m->id].text_len)) {
             return false;
         }
     }
@@ -520,7 +521,7 @@ int bpe_finish(struct tokenizer *t, struct err *e)
     if (all_bytes && (b->byte_level || b->byte_fallback)) {
         tokenizer_find_longest(t);
     }
-    b->cut_at_marks =
+    b->split_at_marks =
         !b->byte_level && vocab_find(t, MARK, MARK_BYTES) >= 0 && marks_begin_words(t);
     b->cache = aligned_alloc(64, sizeof(*b->cache));
     if (!b->cache) {

@@ -1,9 +1,9 @@
 /* Token ids to text: whole UTF-8 characters, one token at a time.
  *
- * A token is a run of bytes that may begin or end inside a character. What is not
- * complete waits in `detokenizer.pending` (three bytes at most); what can never become
- * a character turns into one U+FFFD for every maximal subpart (Unicode 15, section
- * 3.9), which is what Rust's from_utf8_lossy and so Hugging Face gives.
+ * A token is a run of bytes that may begin or end inside a character. The bytes of an
+ * incomplete character wait in `detokenizer.pending` (three at most). Bytes that cannot
+ * become a character turn into one U+FFFD for each maximal subpart (Unicode 15, section
+ * 3.9), as in Rust's from_utf8_lossy and hence in Hugging Face tokenizers.
  */
 #include "models/tokenizer/tokenizer_internal.h"
 
@@ -21,14 +21,14 @@ void detokenizer_init(struct detokenizer *d, const struct tokenizer *t, bool ski
     d->spaces_between_special = spaces_between_special;
 }
 
-/* The U+FFFDs that n bytes become: byte-fallback tokenizers write one for each, others
+/* How many U+FFFDs n broken bytes become: one for each byte with byte fallback, else
  * one for all. */
 static int replacements(const struct detokenizer *d, int n)
 {
     return d->tokenizer->has_byte_tokens ? n : MIN(n, 1);
 }
 
-/* What is pending will never be a character. */
+/* The pending bytes cannot become a character. */
 static int push_broken(struct detokenizer *d, struct buf *out)
 {
     int n = replacements(d, d->n_pending), ret = 0;
@@ -44,7 +44,7 @@ static int push_broken(struct detokenizer *d, struct buf *out)
     return ret;
 }
 
-/* Append the whole characters of pending + bytes; keep the incomplete rest. */
+/* Append the whole characters of the pending bytes and s[len]; the rest is pending. */
 static int push_bytes(struct detokenizer *d, const uint8_t *s, size_t len, struct buf *out)
 {
     int ret = 0, bad;
@@ -53,7 +53,7 @@ static int push_bytes(struct detokenizer *d, const uint8_t *s, size_t len, struc
         if (d->n_pending > 0) {
             d->pending[d->n_pending++] = (char)*s;
             int n = utf8_next((const uint8_t *)d->pending, d->n_pending, &bad);
-            /* the new byte does not go on with it: it is looked at again on its own */
+            /* the new byte does not continue the character: it is read again, alone */
             if (n == 0) {
                 d->n_pending--;
                 ret = push_broken(d, out);
@@ -90,7 +90,7 @@ static int push_bytes(struct detokenizer *d, const uint8_t *s, size_t len, struc
     return ret;
 }
 
-/* The text's first token, as the decoder wants it. */
+/* The text's first token, whose leading space the decoder may remove. */
 static int push_first(struct detokenizer *d, const char *s, size_t len, struct buf *out)
 {
     int ret = 0;
@@ -156,9 +156,8 @@ size_t detokenizer_landed(const struct detokenizer *d, int32_t byte)
     return (sizeof(REPLACEMENT) - 1) * (size_t)MIN(byte, last);
 }
 
-/* Byte-fallback tokens from id[i] on, all at once: characters if they are whole as a
- * run, else a U+FFFD for each byte.
- * *ret_next is where the run ends. */
+/* A run of byte-fallback tokens from id[i] on: its characters if all are whole, else a
+ * U+FFFD for each byte. *ret_next is where the run ends. */
 static int push_run(struct detokenizer *d, const int32_t *id, int32_t i, int32_t n, struct buf *out,
                     int32_t *ret_next)
 {
@@ -176,8 +175,7 @@ static int push_run(struct detokenizer *d, const int32_t *id, int32_t i, int32_t
             break;
         }
         n_bytes++;
-        /* A byte is kept as it is; the first of a text loses a space that the decoder
-         * strips. */
+        /* The decoder strips a leading space: one from a byte token, too. */
         if (d->started || t->start == DECODE_AS_IS || t->text[k->out_off] != ' ') {
             ret = buf_append(out, t->text + k->out_off, 1);
         }
@@ -219,14 +217,14 @@ int tokenizer_decode(const struct tokenizer *t, const int32_t *id, int32_t n, bo
 
 /* ---- every token's bytes ---- */
 
-/* A token's text under way, and its bytes in the end. */
+/* A token's text, which the decoder's steps turn into its bytes. */
 struct token_text {
     char *s;
     size_t len, cap;
 };
 
-/* Write the bytes that a text in the byte alphabet stands for over it; false: it is not
- * in that alphabet and stays. */
+/* Replace a text in the byte alphabet by the bytes that it stands for; false: it has
+ * other characters and is left alone. */
 static bool from_byte_alphabet(struct token_text *x)
 {
     size_t n = 0;
@@ -244,7 +242,7 @@ static bool from_byte_alphabet(struct token_text *x)
     return true;
 }
 
-/* <0xNN>: the byte, else -1. */
+/* The byte NN of "<0xNN>"; -1: another text. */
 static int fallback_byte(const struct token_text *x)
 {
     static const char HEX[] = "0123456789ABCDEFabcdef";
@@ -260,7 +258,7 @@ static int fallback_byte(const struct token_text *x)
     return (hi > 15 ? hi - 6 : hi) << 4 | (lo > 15 ? lo - 6 : lo);
 }
 
-/* Every `from` becomes `to`. */
+/* Replace every `from` by `to`. */
 static int replace_all(struct token_text *x, const char *from, const char *to)
 {
     size_t from_len = strlen(from), to_len = strlen(to), n = 0;
@@ -317,7 +315,7 @@ static int apply_steps(const struct decoder *d, struct tokenizer *t, struct toke
     return 0;
 }
 
-/* The steps that look at the beginning of the whole text. */
+/* The effect of the steps that change only the beginning of the whole text. */
 static void set_start(const struct decoder *d, struct tokenizer *t)
 {
     for (int32_t i = 0; i < d->n; i++) {

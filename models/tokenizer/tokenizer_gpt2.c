@@ -1,6 +1,6 @@
-/* GPT-2's own two files, for directories that have no tokenizer.json: vocab.json
- * (tokens and ids) and merges.txt (a merge a line, the first line a version).
- * Byte-level, split by GPT-2's expression; <|endoftext|> is the special token.
+/* GPT-2's own two files, for directories without a tokenizer.json: vocab.json (tokens
+ * and ids) and merges.txt (a version line, then a merge on each line). The encoding is
+ * byte-level BPE, split by GPT-2's expression; <|endoftext|> is BOS and EOS.
  */
 #include "models/tokenizer/tokenizer_internal.h"
 

@@ -1,16 +1,15 @@
-/* The inside of a tokenizer, shared by models/tokenizer*.c and by nobody else.
+/* The inside of a tokenizer, for models/tokenizer/ and the readers that make one.
  *
- * Encoding is a row of stages, each of which hands on pieces of the text:
+ * Encoding is a chain of stages, each of which passes on pieces of the text:
  *
  *     text ─► added tokens (tokenizer_added.c) ─► normalizer (tokenizer_normal.c)
  *          ─► added tokens that match normalized text
  *          ─► pre-tokenizer stages (tokenizer_split.c, tokenizer_scan.c) ─► words
  *          ─► model (tokenizer_bpe.c, tokenizer_unigram.c) ─► ids
  *
- * No list of pieces is ever made: a stage calls the next one for each piece
- * (`encode_piece`). Whatever an encoding needs beyond its own stack is in `struct
- * encoder`, so the tokenizer itself is never written to, but for the word cache, which
- * is lock-free.
+ * Pieces are not collected: a stage calls the next one for each piece (encode_piece).
+ * The state of one encoding is in `struct encoder` and on the stack. The tokenizer is
+ * never written to after it was opened, except for the word cache, which is lock-free.
  */
 #ifndef QUIRE_MODELS_TOKENIZER_TOKENIZER_INTERNAL_H
 #define QUIRE_MODELS_TOKENIZER_TOKENIZER_INTERNAL_H
@@ -19,21 +18,22 @@
 #include <pcre2.h>
 
 #include "config/base/json.h"
+#include "config/base/utf8.h"
 #include "models/tokenizer/tokenizer.h"
 
 enum {
-    TOKENIZER_STAGES = 16,   /* pre-tokenizers in a row; normalizers in a row */
-    TOKENIZER_TEMPLATE = 16, /* ids that the post-processor adds on either side */
-    TOKENIZER_PATTERN_BYTES = 4096,
-    TOKEN_TEXT_BYTES = JSON_KEY_BYTES,
-    TOKEN_OUT_BYTES = 1 << 16, /* what a token decodes to, at most */
-    WORD_MAX_BYTES = 1 << 28,  /* positions in a word fit 32 bits with room to spare */
+    TOKENIZER_STAGES = 16,             /* of pre-tokenizers, normalizers and decoders each */
+    TOKENIZER_TEMPLATE = 16,           /* ids that the post-processor adds on either side */
+    TOKENIZER_PATTERN_BYTES = 4096,    /* of a regular expression */
+    TOKEN_TEXT_BYTES = JSON_KEY_BYTES, /* of a token's text, and a NUL */
+    TOKEN_OUT_BYTES = 1 << 16,         /* of what a token decodes to */
+    WORD_MAX_BYTES = 1 << 28,          /* positions in a word fit 32 bits */
 };
 
 enum token_flag {
     TOKEN_DEFINED = 1, /* the id is in the vocabulary (others are holes) */
-    TOKEN_ADDED = 2,   /* from added_tokens: matched in the text before anything else */
-    TOKEN_SPECIAL = 4, /* left out by skip_special */
+    TOKEN_ADDED = 2,   /* from added_tokens: matched in the text before it is split */
+    TOKEN_SPECIAL = 4, /* omitted from decoded text with skip_special */
     TOKEN_WHOLE = 8,   /* its bytes are whole UTF-8 characters */
     TOKEN_BYTE = 16,   /* a byte-fallback token, <0x00> .. <0xFF> */
 };
@@ -42,41 +42,43 @@ enum token_flag {
 struct token {
     uint32_t text_off, text_len; /* as written in the vocabulary */
     uint32_t out_off, out_len;   /* the bytes it decodes to in the middle of a text */
-    uint8_t flags;
+    uint8_t flags;               /* bits of enum token_flag */
 };
 
-/* Open addressing over token texts. A slot has all that a comparison needs but the text
- * itself: a vocabulary is larger than the caches, and every further look costs a
- * miss. */
+/* From a token's text to its id, by open addressing. A vocabulary is larger than the
+ * CPU's caches, so a slot holds all that a comparison needs except the text itself: a
+ * look-up costs two cache misses. */
 struct token_map {
     struct token_slot {
-        uint32_t hash;
-        int32_t id; /* -1: free */
-        uint32_t text_off, text_len;
-    } *slot;
-    uint32_t mask, n;
+        uint32_t hash;               /* vocab_hash of the text */
+        int32_t id;                  /* -1: free */
+        uint32_t text_off, text_len; /* in tokenizer.text */
+    } *slot;                         /* [mask + 1], a power of two */
+    uint32_t mask, n;                /* n: slots in use, at most half of them */
 };
 
 /* ---- stages ---- */
 
+/* What becomes of the matches of a split. */
 enum split_behavior {
-    SPLIT_REMOVED,
-    SPLIT_ISOLATED,
-    SPLIT_MERGED_PREVIOUS,
-    SPLIT_MERGED_NEXT,
-    SPLIT_CONTIGUOUS
+    SPLIT_REMOVED,         /* dropped */
+    SPLIT_ISOLATED,        /* each match is a piece, and so is each gap */
+    SPLIT_MERGED_PREVIOUS, /* a match belongs to the gap before it */
+    SPLIT_MERGED_NEXT,     /* a match belongs to the gap after it */
+    SPLIT_CONTIGUOUS       /* neighbouring matches are one piece */
 };
+/* Whether Metaspace puts a mark in front: never, only of the whole text, always. */
 enum prepend_scheme { PREPEND_NEVER, PREPEND_FIRST, PREPEND_ALWAYS };
 
-/* A regular expression with the limits that untrusted text asks for, and the
- * hand-written equal of a well-known one. */
+/* A literal, or a regular expression that runs under limits because text is untrusted;
+ * a well-known one also has a hand-written scanner that cuts the same pieces. */
 struct pattern {
-    pcre2_code *code; /* NULL: a literal */
-    bool jit;
-    char *literal;
-    size_t literal_len;
-    /* Bytes of the next piece at `s` (`len` > 0 bytes follow); every byte is in some
-     * piece. NULL: not a known pattern. */
+    pcre2_code *code;   /* NULL: a literal */
+    bool jit;           /* `code` has been compiled to machine code */
+    char *literal;      /* [literal_len], owned; NULL: a regular expression */
+    size_t literal_len; /* bytes */
+    /* Bytes of the next piece at `s`, where len > 0 bytes are left; every byte belongs
+     * to some piece. NULL: no well-known pattern. */
     size_t (*scan)(const uint8_t *s, size_t len);
 };
 
@@ -84,14 +86,14 @@ enum stage_kind { STAGE_SPLIT, STAGE_CLASS, STAGE_PREFIX_SPACE, STAGE_METASPACE 
 
 struct stage {
     enum stage_kind kind;
-    struct pattern pattern; /* STAGE_SPLIT */
-    enum split_behavior behavior;
-    bool invert;
-    bool split; /* STAGE_METASPACE: a word begins at each replacement */
-    enum prepend_scheme prepend;
-    char replacement[8];
-    uint8_t replacement_len;
-    bool (*is_match)(int32_t c); /* STAGE_CLASS: one character */
+    struct pattern pattern;       /* STAGE_SPLIT */
+    enum split_behavior behavior; /* STAGE_SPLIT, STAGE_CLASS */
+    bool invert;                  /* STAGE_SPLIT: the gaps count as the matches */
+    bool split;                   /* STAGE_METASPACE: a word begins at each replacement */
+    enum prepend_scheme prepend;  /* STAGE_METASPACE */
+    char replacement[8];          /* STAGE_METASPACE: one character in place of a space */
+    uint8_t replacement_len;      /* bytes */
+    bool (*is_match)(int32_t c);  /* STAGE_CLASS: a match is one such character */
 };
 
 enum normal_kind {
@@ -109,59 +111,65 @@ enum normal_kind {
 struct normal {
     enum normal_kind kind;
     struct pattern pattern; /* NORMAL_REPLACE */
-    char *text;             /* what is prepended or put in place of a match */
-    size_t text_len;
-    bool left, right; /* NORMAL_STRIP */
+    char *text;             /* prepended, or put in place of each match; owned */
+    size_t text_len;        /* bytes */
+    bool left, right;       /* NORMAL_STRIP: the ends that lose their white space */
 };
 
 /* ---- added tokens ---- */
 
 struct added_token {
-    int32_t id;
-    bool single_word, lstrip, rstrip, normalized;
+    int32_t id;          /* in the vocabulary */
+    bool single_word;    /* matches only where no word character adjoins it */
+    bool lstrip, rstrip; /* the match includes the white space before, after it */
+    bool normalized;     /* matched in normalized text, not in the text as given */
 };
 
-/* Trie of the texts to look for; node 0 is the root. */
+/* Trie of texts, a byte a level; node 0 is the root. */
 struct trie_node {
-    int32_t child, sibling; /* -1: none */
-    int32_t token;          /* index into tokenizer.added, -1: none ends here */
-    uint8_t byte;
+    int32_t child, sibling; /* the first child, the next of its parent's; -1: none */
+    int32_t token;          /* of the text that ends here, as given to trie_add; -1: none */
+    uint8_t byte;           /* that leads here from the parent */
 };
 struct trie {
-    struct trie_node *node;
-    int32_t n, cap;
-    bool first[256]; /* a text begins with this byte */
+    struct trie_node *node; /* [n] */
+    int32_t n, cap;         /* nodes, and how many fit */
+    bool first[256];        /* some text begins with this byte */
 };
 
 /* ---- models ---- */
 
+/* One merge of a byte-pair encoding, in a table by pair. */
 struct merge_slot {
     uint64_t pair; /* left id << 32 | right id */
-    int32_t rank;  /* -1: free */
-    int32_t id;
+    int32_t rank;  /* lower ranks merge first; -1: free */
+    int32_t id;    /* the token that the pair becomes */
 };
 
 struct word_cache;
 
 struct bpe {
-    struct merge_slot *slot;
-    uint32_t mask, n;
-    int32_t byte_id[256];  /* byte-level: the id of each byte; else of <0xNN>; -1: none */
-    int32_t ascii_id[128]; /* not byte-level: ids of one-character tokens */
-    bool byte_level, byte_fallback, fuse_unk, ignore_merges;
-    bool cut_at_marks; /* texts may be cut before U+2581, see tokenizer_bpe.c */
-    int32_t unk;
+    struct merge_slot *slot;  /* [mask + 1], a power of two, open addressing */
+    uint32_t mask, n;         /* n: merges added */
+    int32_t byte_id[256];     /* byte-level: the id of each byte; else of <0xNN>; -1: none */
+    int32_t ascii_id[128];    /* not byte-level: ids of one-character tokens; -1: none */
+    bool byte_level;          /* words are bytes, in the byte alphabet */
+    bool byte_fallback;       /* a character without a token becomes tokens <0xNN> */
+    bool fuse_unk;            /* neighbouring unknown characters become one unknown token */
+    bool ignore_merges;       /* a word that is a token as a whole becomes that token */
+    bool split_at_marks;      /* texts may be split before U+2581, see tokenizer_bpe.c */
+    int32_t unk;              /* id of the unknown token; -1: unknown characters are dropped */
     struct word_cache *cache; /* NULL: words are not cached */
 };
 
 struct unigram {
-    double *score; /* [n], by id */
-    int32_t n;
-    double min_score;
-    struct trie trie; /* its tokens are ids */
-    bool byte_fallback;
-    int32_t byte_id[256];
-    int32_t unk;
+    double *score;        /* [n] log probabilities, by id */
+    int32_t n;            /* tokens with a score */
+    double min_score;     /* of all tokens */
+    struct trie trie;     /* of all tokens; trie_node.token is the id */
+    bool byte_fallback;   /* unknown characters become tokens <0xNN> */
+    int32_t byte_id[256]; /* ids of <0xNN>, set with byte_fallback */
+    int32_t unk;          /* id of the unknown token */
 };
 
 enum model_kind { MODEL_BYTES, MODEL_BPE, MODEL_UNIGRAM };
@@ -169,67 +177,68 @@ enum model_kind { MODEL_BYTES, MODEL_BPE, MODEL_UNIGRAM };
 /* What a decoder does to the beginning of a text. */
 enum decode_start {
     DECODE_AS_IS,
-    DECODE_STRIP,       /* one space goes */
-    DECODE_FIRST_TOKEN, /* all leading-space marks of the first token go */
+    DECODE_STRIP,       /* removes one leading space */
+    DECODE_FIRST_TOKEN, /* removes all spaces of the first token */
 };
 
 struct tokenizer {
-    struct token *token; /* [n_vocab], capacity token_cap */
-    int32_t n_vocab, token_cap;
-    size_t longest;   /* bytes that a token decodes to, at most */
-    int32_t bos, eos; /* -1: none */
-    char *text;       /* every token's text and bytes */
-    size_t text_len, text_cap;
-    struct token_map map;
-    /* no token of an encoded word stands for more of its bytes; 0: there is no such
-     * bound */
+    struct token *token;        /* [n_vocab] */
+    int32_t n_vocab, token_cap; /* ids in use, holes included, and how many fit */
+    size_t longest;             /* bytes that a token decodes to, at most */
+    int32_t bos, eos;           /* -1: none */
+    char *text;                 /* [text_len] every token's text and bytes */
+    size_t text_len, text_cap;  /* bytes */
+    struct token_map map;       /* from texts to ids */
+    /* No token of an encoded word stands for more of the word's bytes; 0: not
+     * bounded. */
     size_t word_longest;
 
     struct added_token *added; /* [n_added] */
     int32_t n_added;
-    struct trie raw, normalized;
-    struct normal normal[TOKENIZER_STAGES];
+    struct trie raw;                        /* added tokens that are matched in the text as given */
+    struct trie normalized;                 /* and those that are matched in normalized text */
+    struct normal normal[TOKENIZER_STAGES]; /* [n_normal] in the order they run */
     int32_t n_normal;
-    struct stage stage[TOKENIZER_STAGES];
+    struct stage stage[TOKENIZER_STAGES]; /* [n_stages] pre-tokenizers in their order */
     int32_t n_stages;
-    enum model_kind model;
-    struct bpe bpe;
-    struct unigram unigram;
+    enum model_kind model;                                          /* how words become tokens */
+    struct bpe bpe;                                                 /* MODEL_BPE */
+    struct unigram unigram;                                         /* MODEL_UNIGRAM */
     int32_t prefix[TOKENIZER_TEMPLATE], suffix[TOKENIZER_TEMPLATE]; /* what add_special adds */
-    int32_t n_prefix, n_suffix;
+    int32_t n_prefix, n_suffix;                                     /* ids of each */
 
-    enum decode_start start;
-    bool has_byte_tokens;
-    bool join_spaces; /* no decoder: tokens are joined with spaces */
+    enum decode_start start; /* of a decoded text */
+    bool has_byte_tokens;    /* some token is TOKEN_BYTE */
+    bool join_spaces;        /* no decoder: tokens are joined with spaces */
 };
 
-/* One call of tokenizer_encode. */
+/* The state of one call of tokenizer_encode. */
 struct encoder {
-    const struct tokenizer *t;
-    struct token_list *out;
-    int32_t limit; /* out->n never passes this */
-    int32_t max_tokens;
-    pcre2_match_data *match; /* NULL until a regular expression runs */
-    pcre2_match_context *limits;
-    struct symbol *symbol; /* scratch of long words */
-    uint64_t *heap;
+    const struct tokenizer *t;   /* not written to, but for its word cache */
+    struct token_list *out;      /* ids are appended */
+    int32_t limit;               /* out->n never exceeds this */
+    int32_t max_tokens;          /* that this call may append; for messages */
+    pcre2_match_data *match;     /* NULL until a regular expression runs */
+    pcre2_match_context *limits; /* made with `match` */
+    struct symbol *symbol;       /* [symbol_cap] scratch for long words, as is `heap` */
+    uint64_t *heap;              /* [3 * symbol_cap] */
     size_t symbol_cap;
-    struct err *e;
+    struct err *e; /* may be NULL */
 };
 
 /* ---- tokenizer_vocab.c ---- */
 
-/* Ids 0 .. n - 1 exist; those that are new are holes. */
+/* Make ids 0 .. n - 1 exist; new ones are holes until vocab_add defines them. */
 int vocab_reserve_ids(struct tokenizer *t, int32_t n, struct err *e);
 /* Give `id` this text. ERR_INVALID when the id is out of range, has another text, or
  * the text has another id. */
 int vocab_add(struct tokenizer *t, int32_t id, const char *text, size_t len, struct err *e);
 int32_t vocab_find(const struct tokenizer *t, const char *text, size_t len);
-/* Room for `n` tokens, so that the map need not grow step by step. */
+/* Size the map for `n` tokens at once. */
 int vocab_reserve(struct tokenizer *t, size_t n);
 bool vocab_is(const struct tokenizer *t, int32_t id, const char *text, size_t len);
-/* vocab_find in steps, for whoever looks up many: the hash, fetching the slot, fetching
- * the text, the id. */
+/* vocab_find in steps, to look up many texts without waiting for memory: the hash, a
+ * prefetch of the slot, a prefetch of the text, the id. */
 uint32_t vocab_hash(const char *text, size_t len);
 void vocab_fetch_slot(const struct tokenizer *t, uint32_t hash);
 void vocab_fetch_text(const struct tokenizer *t, uint32_t hash);
@@ -237,14 +246,13 @@ int32_t vocab_find_hashed(const struct tokenizer *t, const char *text, size_t le
 /* Append bytes to tokenizer.text; their offset in *ret_off. */
 int vocab_text(struct tokenizer *t, const char *text, size_t len, uint32_t *ret_off, struct err *e);
 
-/* ---- tokenizer_load.c, tokenizer_merges.c, tokenizer_parts.c ---- */
+/* ---- tokenizer_load.c, tokenizer_merges.c, tokenizer_components.c ---- */
 
-/* A tokenizer from tokenizer.json's text alone, without the names of its special
- * ids. */
+/* A tokenizer from the text of tokenizer.json alone: its bos and eos are -1. */
 int tokenizer_open_json(struct tokenizer **ret, const char *json, size_t len, struct err *e);
 /* tokenizer.json's text into a zeroed tokenizer. */
 int tokenizer_parse(struct tokenizer *t, const char *json, size_t len, struct err *e);
-/* Record in the reader an error that has its code and text already. */
+/* Fail the reader with an error that has a code and a text. */
 void json_fail_with(struct json *j, const struct err *e);
 void json_fail_nomem(struct json *j, const char *what);
 /* {"token": id, ...}; errors stay in the reader. */
@@ -257,7 +265,7 @@ void read_normalizer(struct json *j, struct tokenizer *t);
 void read_pre_tokenizer(struct json *j, struct tokenizer *t);
 void read_post_processor(struct json *j, struct tokenizer *t);
 
-/* Decoders in the order of the file, as they act on one token. */
+/* The decoders of a file in their order, as they act on one token. */
 struct decoder_step {
     enum {
         DECODER_BYTE_LEVEL,
@@ -267,16 +275,16 @@ struct decoder_step {
         DECODER_STRIP,
         DECODER_METASPACE
     } kind;
-    char from[64], to[64];
-    int32_t start;
-    bool keep_first; /* DECODER_METASPACE: prepend_scheme never */
+    char from[64], to[64]; /* DECODER_REPLACE, _METASPACE; `from` is what _STRIP removes */
+    int32_t start;         /* DECODER_STRIP: characters to remove from the text's start */
+    bool keep_first;       /* DECODER_METASPACE: prepend_scheme never */
 };
 struct decoder {
-    struct decoder_step step[TOKENIZER_STAGES];
+    struct decoder_step step[TOKENIZER_STAGES]; /* [n] */
     int32_t n;
 };
 void read_decoder(struct json *j, struct decoder *d);
-/* Work out every token's bytes, once. */
+/* Set the bytes and flags of every token, once. */
 int decoder_apply(const struct decoder *d, struct tokenizer *t, struct err *e);
 
 /* ---- tokenizer_split.c, tokenizer_scan.c ---- */
@@ -287,14 +295,14 @@ void pattern_release(struct pattern *p);
 /* The first match at or after `at`; 1: found, 0: none, negative: an error. */
 int pattern_find(const struct pattern *p, struct encoder *enc, const char *s, size_t len, size_t at,
                  size_t *ret_start, size_t *ret_end);
-/* Stages `at` and following on one piece; `first`: it begins where the whole text
- * does. */
+/* Run the stages from number `at` on over one piece; `first`: it is the beginning of
+ * the whole text. */
 int encode_piece(struct encoder *enc, int32_t at, const char *s, size_t len, bool first);
-/* The hand-written equal of a regular expression, or NULL. */
+/* The hand-written scanner for a regular expression, or NULL. */
 size_t (*scan_for(const char *regex, size_t len))(const uint8_t *s, size_t len);
 size_t scan_gpt2(const uint8_t *s, size_t len);
 extern const char GPT2_PATTERN[];
-/* General categories. */
+/* Unicode's classes of characters. */
 bool char_is_space(int32_t c);
 bool char_is_number(int32_t c);
 bool char_is_word(int32_t c); /* \w */
@@ -302,12 +310,11 @@ bool char_is_punctuation(int32_t c);
 
 /* ---- tokenizer_normal.c ---- */
 
-/* `s` is the text that was given, a part of it, or a part of `own`, which the caller
- * frees. */
+/* A text and, where normalizing made a new one, the memory that it lies in. */
 struct normalized {
-    const char *s;
-    size_t len;
-    char *own;
+    const char *s; /* within the text that was given, or within `own` */
+    size_t len;    /* bytes */
+    char *own;     /* freed by the caller; NULL: no memory was needed */
 };
 int normalize(struct encoder *enc, const char *s, size_t len, struct normalized *ret);
 
@@ -318,59 +325,54 @@ int32_t trie_child(const struct trie *tr, int32_t node, uint8_t byte);
 int trie_add(struct trie *tr, const char *text, size_t len, int32_t token);
 int added_add(struct tokenizer *t, const struct added_token *a, const char *text, size_t len,
               bool special, struct err *e);
-/* Once all are there, and the normalizers: what to look for. A token that is matched in
- * normalized text is normalized. */
+/* Build the tries, once all added tokens and normalizers are known. A token that is
+ * matched in normalized text is normalized itself. */
 int added_finish(struct tokenizer *t, struct err *e);
-/* Cut a text at its added tokens: `piece` for what lies between, the tokens' ids in
- * between. */
+/* Split a text at the added tokens of `tr`: emits their ids and calls `piece` for the
+ * text between them. */
 int added_split(struct encoder *enc, const struct trie *tr, const char *s, size_t len, bool first,
                 int (*piece)(struct encoder *enc, const char *s, size_t len, bool first));
 
 /* ---- tokenizer_bpe.c ---- */
 
-/* left and right make `id`. Lower ranks go first; 0 .. INT32_MAX. */
+/* Size the table for `n` merges at once. */
 int bpe_reserve(struct bpe *b, size_t n);
+/* Prefetch the slot of a pair. */
 void bpe_fetch_merge(const struct bpe *b, int32_t left, int32_t right);
+/* left and right become `id`; lower ranks (0 .. INT32_MAX) merge first. */
 int bpe_add_merge(struct bpe *b, int32_t left, int32_t right, int32_t id, int32_t rank);
+/* Once the vocabulary and the merges are known. */
 int bpe_finish(struct tokenizer *t, struct err *e);
 void bpe_release(struct bpe *b);
 int bpe_encode_word(struct encoder *enc, const char *s, size_t len);
-/* tokenizer.c: a word to whichever model there is; one id to the output, or ERR_INVALID
- * over the limit. */
+/* ---- tokenizer.c ---- */
+
+/* Encode a word with the tokenizer's model. */
 int encode_word(struct encoder *enc, const char *s, size_t len);
+/* Append ids to the output; ERR_INVALID over the limit. */
 int encoder_emit(struct encoder *enc, const int32_t *id, int32_t n);
-/* ERR_INVALID where a word of so many bytes surely makes more tokens than there is room
- * for: before any work is done for it. */
+/* ERR_INVALID if a word of `len` bytes is certain to exceed the limit, before any work
+ * is done on it. */
 int encoder_check_word(struct encoder *enc, size_t len);
-/* Sets t->word_longest: every byte of a word is part of some token. */
+/* Set t->word_longest, for models that drop no byte of a word. */
 void tokenizer_find_longest(struct tokenizer *t);
 
 /* ---- tokenizer_unigram.c ---- */
 
-/* Once the vocabulary and its scores are there. */
+/* Once the vocabulary and its scores are known. */
 int unigram_finish(struct tokenizer *t, struct err *e);
 void unigram_release(struct unigram *u);
 int unigram_encode_word(struct encoder *enc, const char *s, size_t len);
 
 /* ---- tokenizer_gpt2.c, tokenizer_spm.c: directories without a tokenizer.json ---- */
 
-/* vocab.json and merges.txt: byte-level BPE as GPT-2 has it. */
+/* From vocab.json and merges.txt: byte-level BPE, split like GPT-2's. */
 int tokenizer_open_gpt2(struct tokenizer *t, const char *dir, struct err *e);
-/* The bytes of a SentencePiece tokenizer.model. */
+/* From the bytes of a SentencePiece tokenizer.model. */
 int tokenizer_parse_spm(struct tokenizer *t, const uint8_t *data, size_t len, struct err *e);
 
-/* ---- UTF-8 and the byte alphabet ---- */
+/* ---- tokenizer_byte_alphabet.c ---- */
 
-/* Length of the UTF-8 character at `s` (1 to 4); 0: the bytes are invalid; -1: they end
- * inside a character that is valid so far. On 0, *ret_bad is how many bytes one U+FFFD
- * replaces (the maximal subpart, Unicode 3.9 D93b). `len` > 0. */
-int utf8_next(const uint8_t *s, size_t len, int *ret_bad);
-/* Whether all of it is whole, valid characters. */
-bool utf8_valid(const char *s, size_t len);
-/* The character at `s`, which is valid UTF-8; its length in *ret_len. */
-int32_t utf8_get(const uint8_t *s, int *ret_len);
-/* Into ret[4]; the length. */
-int utf8_put(char *ret, int32_t c);
 /* GPT-2's alphabet: the character that stands for a byte, and back (-1: none). */
 int32_t byte_to_char(uint8_t b);
 int char_to_byte(int32_t c);

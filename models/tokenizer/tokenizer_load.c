@@ -1,9 +1,9 @@
-/* tokenizer.json: the vocabulary, its merges and its added tokens. What stands around
- * the model (normalizer, pre-tokenizer, post-processor, decoder) is read by
- * tokenizer_parts.c.
+/* tokenizer.json: the vocabulary, its merges and its added tokens. The normalizer, the
+ * pre-tokenizer, the post-processor and the decoder are read by
+ * tokenizer_components.c.
  *
- * The file is read once, in its own order; only merges that stand before the
- * vocabulary, and the decoder, are put off.
+ * The file is read once, in its own order. Only merges that precede the vocabulary are
+ * read again at the end, and the decoder is applied last.
  */
 #include "models/tokenizer/tokenizer_internal.h"
 
@@ -14,18 +14,17 @@
 struct loader {
     struct tokenizer *t;
     char model_type[32];
-    bool have_model, have_vocab, have_merges, have_decoder, dropped_affix;
-    char unk[TOKEN_TEXT_BYTES];
-    struct json merges, decoder_at; /* where they stand, when they come too early */
-    bool merges_waiting, decoder_waiting;
-    bool byte_fallback, have_byte_fallback;
+    bool have_model, have_vocab, have_merges, have_decoder;
+    char unk[TOKEN_TEXT_BYTES]; /* unk_token; "": none */
+    struct json merges;         /* a reader at the merges, to read them later */
+    bool merges_waiting;        /* they precede the vocabulary */
     struct decoder decoder;
     struct err *e;
 };
 
 void json_fail_with(struct json *j, const struct err *e)
 {
-    struct err copy = *e; /* which may be the reader's own */
+    struct err copy = *e; /* e may be the reader's own */
 
     if (j->failed) {
         return;
@@ -68,7 +67,7 @@ void read_vocab(struct json *j, struct tokenizer *t)
     }
 }
 
-/* [["<unk>", 0.0], ["▁the", -3.1], ...]: ids are places. */
+/* [["<unk>", 0.0], ["▁the", -3.1], ...]: an id is an index into the list. */
 static void read_scored_vocab(struct json *j, struct loader *l)
 {
     struct unigram *u = &l->t->unigram;
@@ -264,7 +263,7 @@ static void read_all(struct json *j, struct loader *l)
     }
 }
 
-/* The ids that the post-processor puts around a text. */
+/* Ids that the post-processor adds to a text must be in the vocabulary. */
 static int check_around(const int32_t *id, int32_t n, const struct tokenizer *t, struct err *e)
 {
     for (int32_t i = 0; i < n; i++) {
@@ -284,8 +283,7 @@ int tokenizer_parse(struct tokenizer *t, const char *text, size_t len, struct er
 
     t->bos = t->eos = t->bpe.unk = t->unigram.unk = -1;
     json_init(&j, text, len, "tokenizer.json", l.e);
-    /* About the size that files of this length come to; a wrong guess costs a little
-     * time or memory. */
+    /* An estimate from the file's length; a wrong one costs only time or memory. */
     if (vocab_reserve(t, len / 96) != 0 || bpe_reserve(&t->bpe, len / 96) != 0) {
         return err_nomem(e, "the vocabulary");
     }

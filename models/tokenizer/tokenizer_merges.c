@@ -1,8 +1,8 @@
-/* The merges of tokenizer.json, hundreds of thousands of them, each three look-ups in
- * tables larger than the caches.
+/* The merges of tokenizer.json. There are hundreds of thousands, and each takes three
+ * look-ups in tables that are larger than the CPU's caches.
  *
- * They are read in batches, so that the memory a batch will need is on its way while
- * the rest of it is read: reading a 128k vocabulary waits for memory otherwise.
+ * They are read in batches: the slots that a batch needs are prefetched while the rest
+ * of the batch is parsed, so that look-ups do not wait for memory.
  */
 #include "models/tokenizer/tokenizer_internal.h"
 
@@ -11,8 +11,8 @@
 enum { BATCH = 16, MERGE_BYTES = 2 * TOKEN_TEXT_BYTES };
 
 struct merge {
-    char text[MERGE_BYTES]; /* left and right, nothing between */
-    size_t left_len, len;
+    char text[MERGE_BYTES]; /* left and right, joined */
+    size_t left_len, len;   /* bytes of left, and of both */
     uint32_t left_hash, right_hash;
     int32_t left, right;
 };
@@ -66,8 +66,8 @@ static int32_t look_up(struct json *j, const struct tokenizer *t, const char *te
     return id;
 }
 
-/* The token that a merge makes. Files list merges in the order of the ids they make, so
- * the last one or the next is nearly always it. */
+/* The token that a merge makes. Files list merges in the order of the ids that they
+ * make, so it is nearly always the last one's or the next. */
 static int32_t look_up_result(struct json *j, const struct tokenizer *t, const struct merge *m,
                               int32_t *last)
 {

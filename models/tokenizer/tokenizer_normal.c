@@ -1,9 +1,9 @@
-/* Normalizers: what is done to the text before it is split. Unicode's tables come from
- * utf8proc.
+/* Normalizers: changes of the text before it is split. Unicode's tables are
+ * utf8proc's.
  *
- * utf8proc orders combining marks by insertion, which a megabyte of marks makes
- * quadratic; the decomposition here is ordered by a stable merge sort instead, and only
- * then composed by utf8proc.
+ * utf8proc orders combining marks by insertion, which takes quadratic time on a long
+ * run of marks. So the decomposition is ordered here, by a stable merge sort, before
+ * utf8proc composes it.
  */
 #include "models/tokenizer/tokenizer_internal.h"
 
@@ -12,7 +12,7 @@
 
 #include <utf8proc.h>
 
-/* `own` takes the place of what was there, which is freed. */
+/* Replace the text by `own`, which x then owns; the old memory is freed. */
 static int text_set(struct normalized *x, char *own, size_t len)
 {
     free(x->own);
@@ -22,7 +22,8 @@ static int text_set(struct normalized *x, char *own, size_t len)
 
 /* ---- Unicode forms ---- */
 
-/* Nothing below U+0300 changes under NFC, nothing below U+0080 under any form. */
+/* Whether the form may change the text: NFC changes no character below U+0300, no form
+ * changes one below U+0080. */
 static bool needs_form(const char *s, size_t len, enum normal_kind kind)
 {
     uint8_t limit = kind == NORMAL_NFC ? 0xCC : 0x80;
@@ -64,8 +65,8 @@ static void order_marks(int32_t *c, int32_t *scratch, size_t n)
     }
 }
 
-/* Decompose into *ret (the caller frees it); the number of characters, or -1: no
- * memory. */
+/* Decompose into *ret, which the caller frees; returns the number of characters, or -1:
+ * no memory. */
 static utf8proc_ssize_t decompose(const char *s, size_t len, utf8proc_option_t options,
                                   int32_t **ret)
 {
@@ -87,7 +88,7 @@ static utf8proc_ssize_t decompose(const char *s, size_t len, utf8proc_option_t o
         }
         utf8proc_ssize_t made =
             utf8proc_decompose_char(one, c + n, (utf8proc_ssize_t)(cap - n), options, NULL);
-        if (made < 0) { /* unassigned code points stay */
+        if (made < 0) { /* unassigned code points are kept */
             c[n] = one;
             made = 1;
         }
@@ -143,7 +144,7 @@ static bool is_mark(int32_t c)
 /* Character by character: lower case, or combining marks left out. */
 static int map_chars(struct normalized *x, enum normal_kind kind)
 {
-    char *out = malloc(x->len * 3 + 1); /* a lower-case letter has three bytes for one at most */
+    char *out = malloc(x->len * 3 + 1); /* one byte becomes at most three in lower case */
 
     if (!out) {
         return ERR_NOMEM;
@@ -158,7 +159,7 @@ static int map_chars(struct normalized *x, enum normal_kind kind)
             }
         } else {
             len += (size_t)utf8_put(out + len, c == 0x130 ? 'i' : utf8proc_tolower(c));
-            if (c == 0x130) { /* the one lower case of two characters */
+            if (c == 0x130) { /* the only lower case of two characters */
                 len += (size_t)utf8_put(out + len, 0x307);
             }
         }
@@ -198,8 +199,7 @@ static int prepend(struct normalized *x, const char *text, size_t len)
     return text_set(x, out, x->len + len);
 }
 
-/* Every match of the pattern becomes `text`; twice over the input, so that the size is
- * known. */
+/* Replace every match of the pattern by `text`. The first pass computes the size. */
 static int replace(struct normalized *x, const struct normal *nm, struct encoder *enc)
 {
     size_t start, end, at = 0, n_matches = 0, matched = 0;

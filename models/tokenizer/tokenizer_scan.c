@@ -1,9 +1,9 @@
-/* Hand-written equals of the regular expressions that most byte-level tokenizers split
- * with.
+/* Hand-written scanners for the regular expressions that most byte-level tokenizers
+ * split with; they are faster than PCRE2 and do not backtrack.
  *
- * PCRE2 runs them at tens of megabytes a second; these at hundreds, and without its
- * backtracking. Each function takes the alternatives of its expression in their order.
- * tests/unit/models/test_tokenizer.c holds them against PCRE2.
+ * Each function tries the alternatives of its expression in their order.
+ * tests/unit/models/test_tokenizer.c and tests/fuzz/fuzz_encode.c compare them with
+ * PCRE2.
  */
 #include "models/tokenizer/tokenizer_internal.h"
 
@@ -11,9 +11,9 @@
 
 #include <utf8proc.h>
 
-/* Character classes; each character is in exactly one. */
-/* NEWLINE: \r and \n, which are white space too */
-enum class { LETTER, NUMBER, SPACE, NEWLINE, OTHER };
+/* Classes of characters; each character is in exactly one. NEWLINE is \r and \n, which
+ * the expressions count as white space too. */
+enum char_class { LETTER, NUMBER, SPACE, NEWLINE, OTHER };
 
 #define L LETTER
 #define N NUMBER
@@ -56,8 +56,8 @@ bool char_is_number(int32_t c)
     return k >= UTF8PROC_CATEGORY_ND && k <= UTF8PROC_CATEGORY_NO;
 }
 
-/* Unicode's \w: alphabetic, marks, decimal digits, connectors, and the two joiners.
- * Alphabetic are letters, letter numbers and letters in circles and squares. */
+/* Unicode's \w: alphabetic characters (letters, letter numbers, letters in circles and
+ * squares), marks, decimal digits, connectors and the two joiners. */
 bool char_is_word(int32_t c)
 {
     utf8proc_category_t k = utf8proc_category(c);
@@ -78,21 +78,25 @@ bool char_is_punctuation(int32_t c)
 }
 
 /* The class of the character at `s`, its length in *n. */
-static inline enum class class_at(const uint8_t *s, int *n) {
-    if (*s < 0x80){ *n = 1; return ASCII_CLASS[*s];}
-int32_t c = utf8_get(s, n);
-utf8proc_category_t k = utf8proc_category(c);
-if (k >= UTF8PROC_CATEGORY_LU && k <= UTF8PROC_CATEGORY_LO) {
-    return LETTER;
-}
-if (k >= UTF8PROC_CATEGORY_ND && k <= UTF8PROC_CATEGORY_NO) {
-    return NUMBER;
-}
-return char_is_space(c) ? SPACE : OTHER;
+static inline enum char_class class_at(const uint8_t *s, int *n)
+{
+    if (*s < 0x80) {
+        *n = 1;
+        return ASCII_CLASS[*s];
+    }
+    int32_t c = utf8_get(s, n);
+    utf8proc_category_t k = utf8proc_category(c);
+    if (k >= UTF8PROC_CATEGORY_LU && k <= UTF8PROC_CATEGORY_LO) {
+        return LETTER;
+    }
+    if (k >= UTF8PROC_CATEGORY_ND && k <= UTF8PROC_CATEGORY_NO) {
+        return NUMBER;
+    }
+    return char_is_space(c) ? SPACE : OTHER;
 }
 
-/* Past the run of `want` that begins at `s`. */
-static inline const uint8_t *run(const uint8_t *s, const uint8_t *end, enum class want)
+/* The end of the run of class `want` that begins at `s`. */
+static inline const uint8_t *run(const uint8_t *s, const uint8_t *end, enum char_class want)
 {
     int n;
 
@@ -102,15 +106,15 @@ static inline const uint8_t *run(const uint8_t *s, const uint8_t *end, enum clas
     return s;
 }
 
-/* \s+(?!\S)|\s+ at white space: a run leaves its last character to what follows, unless
- * nothing follows. */
+/* \s+(?!\S)|\s+ at white space: the end of the run, or before its last character if
+ * other text follows. */
 static const uint8_t *spaces(const uint8_t *s, const uint8_t *end)
 {
     const uint8_t *p = s, *last = s;
     int n;
 
     while (p < end) {
-        enum class k = class_at(p, &n);
+        enum char_class k = class_at(p, &n);
         if (k != SPACE && k != NEWLINE) {
             return last > s ? last : p;
         }
@@ -123,7 +127,7 @@ static const uint8_t *spaces(const uint8_t *s, const uint8_t *end)
 const char GPT2_PATTERN[] =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
-/* 's|'t|'re|'ve|'m|'ll|'d behind the apostrophe: bytes, or 0. */
+/* The length of 's|'t|'re|'ve|'m|'ll|'d at an apostrophe, or 0. */
 static size_t contraction(const uint8_t *s, const uint8_t *end, bool any_case)
 {
     if (end - s < 2) {
@@ -140,7 +144,7 @@ static size_t contraction(const uint8_t *s, const uint8_t *end, bool any_case)
     if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l')) {
         return 3;
     }
-    /* the long s is an s in another case */
+    /* U+017F, the long s, equals s without regard to case */
     return any_case && s[1] == 0xC5 && s[2] == 0xBF ? 3 : 0;
 }
 
@@ -158,7 +162,7 @@ size_t scan_gpt2(const uint8_t *s, size_t len)
     if (*p == ' ' && len > 1) {
         p++;
     }
-    enum class k = class_at(p, &n);
+    enum char_class k = class_at(p, &n);
     if (k == SPACE || k == NEWLINE) {
         return (size_t)(spaces(s, end) - s);
     }
@@ -172,14 +176,14 @@ static const char QWEN2_PATTERN[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}
                                     "\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
                                     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
-/* \s*[\r\n]+ at white space: up to the run's last line end; NULL: there is none. */
+/* \s*[\r\n]+ at white space: the end of the run's last newline; NULL: there is none. */
 static const uint8_t *line_ends(const uint8_t *s, const uint8_t *end)
 {
     const uint8_t *found = NULL;
     int n;
 
     while (s < end) {
-        enum class k = class_at(s, &n);
+        enum char_class k = class_at(s, &n);
         if (k != SPACE && k != NEWLINE) {
             break;
         }
@@ -202,7 +206,7 @@ static inline size_t scan_llama(const uint8_t *s, size_t len, int max_digits)
         }
     }
     int n, m;
-    enum class k = class_at(s, &n), next = OTHER;
+    enum char_class k = class_at(s, &n), next = OTHER;
     p = s + n;
     if (k == LETTER) {
         return (size_t)(run(p, end, LETTER) - s);

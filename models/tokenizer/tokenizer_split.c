@@ -1,11 +1,11 @@
-/* Pre-tokenizers: stages that cut a piece of text into smaller ones, down to the
+/* Pre-tokenizers: stages that split a piece of text into smaller ones, down to the
  * model's words.
  *
- * Regular expressions come from the model's files and run over clients' text, so PCRE2
- * works with its JIT under a match limit: an expression that backtracks without end is
- * an error for that request, not a stalled thread. The files mean Oniguruma's dialect;
- * the differences that tokenizers meet, which characters \s and \w stand for, are
- * written out.
+ * Regular expressions come from the model's files and run over clients' text. PCRE2
+ * runs them, compiled by its JIT, under a match limit: an expression that backtracks
+ * without end is an error of that request, not a stalled thread. The files use
+ * Oniguruma's dialect, in which \s and \w stand for other characters than in PCRE2;
+ * they are replaced by explicit classes.
  */
 #include "models/tokenizer/tokenizer_internal.h"
 
@@ -14,9 +14,9 @@
 
 enum { MATCH_LIMIT = 20 * 1000 * 1000, MATCH_HEAP_KIB = 64 * 1024 };
 
-/* White_Space, which PCRE2's \s nearly is (it takes U+180E too), and Oniguruma's word
- * characters, which are letters, marks, decimal digits, connectors and a few by
- * themselves. */
+/* Unicode's White_Space (PCRE2's \s also includes U+180E), and Oniguruma's word
+ * characters: letters, marks, decimal digits, letter numbers, connectors and a few
+ * single characters. */
 #define SPACE_CLASS "\\t-\\r \\x{85}\\p{Z}"
 #define WORD_CLASS                                                                                 \
     "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}\\x{24B6}-\\x{24E9}\\x{" \
@@ -24,8 +24,8 @@ enum { MATCH_LIMIT = 20 * 1000 * 1000, MATCH_HEAP_KIB = 64 * 1024 };
     "\\x{1F150}-\\x{1F169}"                                                                        \
     "\\x{1F170}-\\x{1F189}"
 
-/* What stands for an escape, or NULL: itself. A negated one inside brackets is left to
- * PCRE2. */
+/* The class that replaces an escape; NULL: the escape is kept. A negated one inside
+ * brackets is left to PCRE2. */
 static const char *written_out(char escape, bool in_class)
 {
     switch (escape) {
@@ -42,8 +42,8 @@ static const char *written_out(char escape, bool in_class)
     }
 }
 
-/* The expression with its escapes written out, into ret[TOKENIZER_PATTERN_BYTES * 2];
- * the length, or -1: too long. */
+/* Write the expression with its escapes replaced into ret[TOKENIZER_PATTERN_BYTES * 2];
+ * returns its length, or -1: too long. */
 static int rewrite(const char *in, size_t len, char *ret)
 {
     size_t n = 0;
@@ -145,7 +145,7 @@ static int find_regex(const struct pattern *p, struct encoder *enc, const char *
     const PCRE2_SIZE *v = pcre2_get_ovector_pointer(enc->match);
     *ret_start = v[0];
     *ret_end = v[1];
-    return v[1] >= v[0] ? 1 : 0; /* \K can put the start behind the end */
+    return v[1] >= v[0] ? 1 : 0; /* \K can put the start after the end */
 }
 
 int pattern_find(const struct pattern *p, struct encoder *enc, const char *s, size_t len, size_t at,
@@ -157,7 +157,7 @@ int pattern_find(const struct pattern *p, struct encoder *enc, const char *s, si
             if (found <= 0 || *ret_end > *ret_start) {
                 return found;
             }
-            at = *ret_start; /* an empty match splits nothing: go on behind the next character */
+            at = *ret_start; /* an empty match splits nothing: skip a character */
             int n;
             if (at >= len) {
                 return 0;
@@ -180,17 +180,17 @@ int pattern_find(const struct pattern *p, struct encoder *enc, const char *s, si
 
 /* ---- one split: matches and gaps to pieces ---- */
 
-struct cutter {
+struct splitter {
     struct encoder *enc;
     const struct stage *stage;
-    const char *s;
-    int32_t next; /* the stage that gets the pieces */
-    bool first;
-    size_t from, to; /* a piece that may still grow; empty: from == to */
-    bool match;      /* its last part was a match */
+    const char *s;   /* the text that is split */
+    int32_t next;    /* number of the stage that gets the pieces */
+    bool first;      /* `s` is the beginning of the whole text */
+    size_t from, to; /* offsets of a piece that may still grow; empty: from == to */
+    bool match;      /* its last span was a match */
 };
 
-static int cut_flush(struct cutter *c)
+static int emit_piece(struct splitter *c)
 {
     size_t from = c->from, len = c->to - from;
 
@@ -198,8 +198,8 @@ static int cut_flush(struct cutter *c)
     return len > 0 ? encode_piece(c->enc, c->next, c->s + from, len, c->first && from == 0) : 0;
 }
 
-/* The part that ends at `to`, following on the last one. */
-static int cut_part(struct cutter *c, size_t to, bool match)
+/* Add the span, a match or a gap, from the end of the last one to `to`. */
+static int add_span(struct splitter *c, size_t to, bool match)
 {
     if (to == c->to) {
         return 0;
@@ -220,7 +220,7 @@ static int cut_part(struct cutter *c, size_t to, bool match)
         grow = open && !match && c->match;
         break;
     }
-    int ret = grow ? 0 : cut_flush(c);
+    int ret = grow ? 0 : emit_piece(c);
     c->to = to;
     c->match = match;
     if (match && c->stage->behavior == SPLIT_REMOVED) {
@@ -229,12 +229,12 @@ static int cut_part(struct cutter *c, size_t to, bool match)
     return ret;
 }
 
-static int cut_by_pattern(struct cutter *c, size_t len)
+static int split_by_pattern(struct splitter *c, size_t len)
 {
     const struct pattern *p = &c->stage->pattern;
     int ret = 0;
 
-    /* every part is a piece, whether matched or not */
+    /* every span is a piece, matched or not */
     if (p->scan && c->stage->behavior == SPLIT_ISOLATED) {
         for (size_t at = 0; at < len && ret == 0;) {
             size_t n = p->scan((const uint8_t *)c->s + at, len - at);
@@ -245,19 +245,19 @@ static int cut_by_pattern(struct cutter *c, size_t len)
     }
     size_t start, end, at = 0;
     while (ret == 0 && (ret = pattern_find(p, c->enc, c->s, len, at, &start, &end)) == 1) {
-        ret = cut_part(c, start, false);
+        ret = add_span(c, start, false);
         if (ret == 0) {
-            ret = cut_part(c, end, true);
+            ret = add_span(c, end, true);
         }
         at = end;
     }
     if (ret == 0) {
-        ret = cut_part(c, len, false);
+        ret = add_span(c, len, false);
     }
-    return ret == 0 ? cut_flush(c) : ret;
+    return ret == 0 ? emit_piece(c) : ret;
 }
 
-static int cut_by_class(struct cutter *c, size_t len, bool (*is_match)(int32_t c))
+static int split_by_class(struct splitter *c, size_t len, bool (*is_match)(int32_t c))
 {
     int ret = 0, n;
 
@@ -269,14 +269,14 @@ static int cut_by_class(struct cutter *c, size_t len, bool (*is_match)(int32_t c
                 at += (size_t)n;
             }
         }
-        ret = cut_part(c, at, match);
+        ret = add_span(c, at, match);
     }
-    return ret == 0 ? cut_flush(c) : ret;
+    return ret == 0 ? emit_piece(c) : ret;
 }
 
-/* ---- stages that write ---- */
+/* ---- stages that change the text ---- */
 
-static int prefix_space(struct cutter *c, size_t len)
+static int prefix_space(struct splitter *c, size_t len)
 {
     if (c->s[0] == ' ') {
         return encode_piece(c->enc, c->next, c->s, len, c->first);
@@ -292,7 +292,7 @@ static int prefix_space(struct cutter *c, size_t len)
     return ret;
 }
 
-static int metaspace(struct cutter *c, size_t len)
+static int metaspace(struct splitter *c, size_t len)
 {
     const struct stage *st = c->stage;
     size_t n_spaces = 0, r = st->replacement_len, n = 0;
@@ -321,7 +321,7 @@ static int metaspace(struct cutter *c, size_t len)
     for (size_t at = 0; at < n && ret == 0;) {
         char *mark =
             st->split && at + r < n ? memmem(text + at + r, n - at - r, st->replacement, r) : NULL;
-        /* What comes before the first mark is a piece of its own. */
+        /* The text before the first mark is a piece of its own. */
         if (st->split && at == 0 && (n < r || memcmp(text, st->replacement, r) != 0)) {
             mark = memmem(text, n, st->replacement, r);
         }
@@ -344,12 +344,12 @@ int encode_piece(struct encoder *enc, int32_t at, const char *s, size_t len, boo
         return encode_word(enc, s, len);
     }
     const struct stage *st = &t->stage[at];
-    struct cutter c = {.enc = enc, .stage = st, .s = s, .next = at + 1, .first = first};
+    struct splitter c = {.enc = enc, .stage = st, .s = s, .next = at + 1, .first = first};
     switch (st->kind) {
     case STAGE_SPLIT:
-        return cut_by_pattern(&c, len);
+        return split_by_pattern(&c, len);
     case STAGE_CLASS:
-        return cut_by_class(&c, len, st->is_match);
+        return split_by_class(&c, len, st->is_match);
     case STAGE_PREFIX_SPACE:
         return prefix_space(&c, len);
     case STAGE_METASPACE:

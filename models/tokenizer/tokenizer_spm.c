@@ -1,19 +1,20 @@
-/* SentencePiece's tokenizer.model, for directories that have no tokenizer.json: a
- * protocol buffer of pieces with scores.
+/* SentencePiece's tokenizer.model, for directories without a tokenizer.json: a protocol
+ * buffer of pieces with scores.
  *
  *   ModelProto      1: SentencePiece, repeated   2: TrainerSpec   3: NormalizerSpec
- *   SentencePiece   1: text   2: score (float)   3: type (1 normal, 2 unknown, 3
- *                                                control, 4 user defined, 5 unused, 6
- *                                                byte)
- *   TrainerSpec     3: model type (1 unigram, 2 BPE) 35: byte fallback 41: bos id 42:
- *                   eos id
- *   NormalizerSpec  2: character map 3: add a dummy prefix 4: remove extra white space
+ *   SentencePiece   1: text   2: score (float)
+ *                   3: type (1 normal, 2 unknown, 3 control, 4 user defined, 5 unused,
+ *                      6 byte)
+ *   TrainerSpec     3: model type (1 unigram, 2 BPE)   35: byte fallback
+ *                   41: BOS id   42: EOS id
+ *   NormalizerSpec  2: character map   3: add a dummy prefix
+ *                   4: remove extra white space
  *
- * BPE there has no list of merges: of all neighbours that together are a piece, those
- * that make the piece of the highest score are merged, the leftmost first. That is a
- * merge for every way to cut a piece in two, its rank the rank of the score; equal
- * scores have equal ranks. A BOS is put in front, as LLaMA's and Mistral's tokenizers
- * do.
+ * BPE models have no list of merges: of all neighbours that together are a piece, those
+ * that make the piece with the highest score are merged, the leftmost first. This
+ * equals a merge for every way to divide a piece into two pieces, ranked by the score
+ * of the whole; equal scores have equal ranks. A BOS is added in front, as in LLaMA's
+ * and Mistral's tokenizers.
  */
 #include "models/tokenizer/tokenizer_internal.h"
 
@@ -52,7 +53,7 @@ struct wire {
     const uint8_t *at, *end;
 };
 
-/* What a field holds, by its wire type. */
+/* The value of a field; its wire type says which member holds it. */
 struct field {
     uint64_t number;
     struct wire bytes;
@@ -77,7 +78,7 @@ static bool read_varint(struct wire *w, uint64_t *ret)
     return false;
 }
 
-/* The next field's number, 0 at the end, -1: broken. */
+/* Read a field; returns its number, 0 at the end, or -1: the message is malformed. */
 static int next_field(struct wire *w, struct field *f)
 {
     uint64_t tag, len;
@@ -150,7 +151,7 @@ static int read_piece(struct spm *m, struct wire w)
         }
         m->piece = more;
     }
-    char copy[TOKEN_TEXT_BYTES]; /* messages want a NUL */
+    char copy[TOKEN_TEXT_BYTES]; /* NUL-terminated, for messages */
     memcpy(copy, text.at, len);
     copy[len] = 0;
     int ret = vocab_add(m->t, p.id, copy, len, m->e);
@@ -224,16 +225,16 @@ static int by_score(const void *a, const void *b)
     return x->score > y->score ? -1 : x->score < y->score ? 1 : (x->id > y->id) - (x->id < y->id);
 }
 
-/* Pieces of these types are made by merging; the others are matched as a whole or by
- * bytes. */
+/* Whether pieces of this type are made by merging; the others are matched as a whole or
+ * byte by byte. */
 static bool merges(const uint8_t *type, int32_t id)
 {
     return id >= 0 &&
            (type[id] == PIECE_NORMAL || type[id] == PIECE_USER || type[id] == PIECE_UNUSED);
 }
 
-/* Every way to cut a piece into two pieces. */
-static int add_cuts(struct spm *m, const uint8_t *type, int32_t id, int32_t rank)
+/* Add a merge for every way to divide a piece into two pieces. */
+static int add_merges(struct spm *m, const uint8_t *type, int32_t id, int32_t rank)
 {
     struct tokenizer *t = m->t;
     char text[TOKEN_TEXT_BYTES];
@@ -272,7 +273,7 @@ static int make_bpe(struct spm *m)
     for (int32_t i = 0; i < m->n && ret == 0; i++) {
         rank += i > 0 && m->piece[i].score != m->piece[i - 1].score;
         if (merges(type, m->piece[i].id)) {
-            ret = add_cuts(m, type, m->piece[i].id, rank);
+            ret = add_merges(m, type, m->piece[i].id, rank);
         }
     }
     free(type);
@@ -310,8 +311,8 @@ static int add_normal(struct spm *m, enum normal_kind kind, const char *from, co
     return kind == NORMAL_REPLACE ? pattern_compile(&n->pattern, from, strlen(from), m->e) : 0;
 }
 
-/* White space as SentencePiece has it: runs made one, the mark in front, and marks for
- * spaces. */
+/* SentencePiece's treatment of white space: runs become one space, a mark is added in
+ * front, spaces become marks. */
 static int make_normalizers(struct spm *m)
 {
     int ret = 0;

@@ -1,7 +1,7 @@
-/* Unigram: of all ways to write a word in tokens the one whose scores add up to the
- * most (Kudo 2018), by Viterbi's algorithm from left to right. A character that no
- * token begins with costs more than any token and becomes the unknown one, or its
- * bytes; neighbours of that kind are one.
+/* Unigram: the segmentation of a word into tokens with the highest sum of scores (Kudo
+ * 2018), by the Viterbi algorithm from left to right. A character that is no token has
+ * a lower score than any token; it becomes the unknown token or, with byte fallback,
+ * its bytes. Neighbouring unknown characters become one unknown token.
  */
 #include "models/tokenizer/tokenizer_internal.h"
 
@@ -12,10 +12,10 @@
 enum { SHORT_WORD = 64 };
 #define UNKNOWN_PENALTY 10.0 /* below the lowest score, as SentencePiece has it */
 
-/* The best way to write what ends at a byte. */
+/* The best segmentation of a word's beginning up to some byte. */
 struct path {
-    double score;
-    int32_t start, id; /* of its last token; start -1: nothing ends here */
+    double score;      /* sum over its tokens */
+    int32_t start, id; /* of its last token; start -1: no segmentation ends here */
 };
 
 int unigram_finish(struct tokenizer *t, struct err *e)
@@ -92,12 +92,12 @@ static void find_paths(const struct unigram *u, const char *s, int32_t len, stru
     }
 }
 
-/* The bytes start .. end, which are no token. */
+/* Emit the unknown characters s[start .. end). */
 static int emit_unknown(struct encoder *enc, const char *s, int32_t start, int32_t end)
 {
     const struct unigram *u = &enc->t->unigram;
     int ret = 0;
-    /* the unknown token's own text */
+    /* the text may be that of the unknown token itself */
     int32_t id = vocab_find(enc->t, s + start, (size_t)(end - start));
 
     if (id >= 0 || !u->byte_fallback) {
@@ -113,8 +113,8 @@ static int emit_path(struct encoder *enc, const char *s, int32_t len, struct pat
 {
     int32_t end = len, ret = 0;
 
-    /* Turn the chain round: each node gets the end of its token, and the walk goes
-     * forwards. */
+    /* Reverse the chain: `start` becomes the end of the token that begins there, so
+     * that it can be walked forwards. */
     for (int32_t next = -1; end >= 0;) {
         int32_t start = best[end].start;
         best[end].start = next;

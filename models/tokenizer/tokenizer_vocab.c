@@ -1,5 +1,5 @@
-/* The vocabulary: token texts in one block of memory, and the way from a text to its
- * id. */
+/* The vocabulary: all token texts in one block of memory, and a hash map from a text to
+ * its id. */
 #include "models/tokenizer/tokenizer_internal.h"
 
 #include <stdlib.h>
@@ -12,7 +12,7 @@ uint32_t vocab_hash(const char *text, size_t len)
     return (uint32_t)(XXH3_64bits(text, len) >> 32);
 }
 
-/* Texts are not looked at. */
+/* Rehash into `cap` slots, a power of two; texts are not read. */
 static int map_resize(struct token_map *m, uint32_t cap)
 {
     struct token_slot *slot = malloc(cap * sizeof(*slot));
@@ -56,7 +56,7 @@ bool vocab_is(const struct tokenizer *t, int32_t id, const char *text, size_t le
     return k->text_len == len && memcmp(t->text + k->text_off, text, len) == 0;
 }
 
-/* The slot of a text, or the free one where it belongs. There is always a free one. */
+/* The slot of a text, or the free slot for it; at least half of the slots are free. */
 static struct token_slot *find_slot(const struct tokenizer *t, const char *text, size_t len,
                                     uint32_t hash)
 {
@@ -100,7 +100,7 @@ int vocab_text(struct tokenizer *t, const char *text, size_t len, uint32_t *ret_
     if (len > UINT32_MAX - t->text_len) {
         return err_set(e, ERR_INVALID, "the vocabulary's texts are over 4 GiB");
     }
-    if (t->text_len + len >= t->text_cap) { /* an empty text has an address too */
+    if (t->text_len + len >= t->text_cap) { /* an empty text needs an address too */
         size_t cap = MAX(t->text_cap * 2, t->text_len + len + 65536);
         char *p = realloc(t->text, cap);
         if (!p) {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "config/base/limits.h"
+#include "config/base/utf8.h"
 
 enum {
     PLAIN_DIGITS = 15,     /* an integer of so many digits is exact as a double */
@@ -47,28 +48,6 @@ static bool scan_take(struct scan *s, char c)
         return true;
     }
     return false;
-}
-
-size_t utf8_char_len(const unsigned char *s, size_t left)
-{
-    unsigned char a = s[0];
-
-    if (a < 0x80) {
-        return 1;
-    }
-    size_t n = a >= 0xf0 ? 4 : a >= 0xe0 ? 3 : 2;
-    if (a < 0xc2 || a > 0xf4 || n > left) {
-        return 0;
-    }
-    for (size_t i = 1; i < n; i++) {
-        if ((s[i] & 0xc0) != 0x80) {
-            return 0;
-        }
-    }
-    /* Overlong forms, surrogates, beyond U+10FFFF. */
-    bool wrong = (a == 0xe0 && s[1] < 0xa0) || (a == 0xed && s[1] > 0x9f) ||
-                 (a == 0xf0 && s[1] < 0x90) || (a == 0xf4 && s[1] > 0x8f);
-    return wrong ? 0 : n;
 }
 
 static int hex_digit(char c)
@@ -169,28 +148,13 @@ static int scan_string(struct scan *s, bool *ret_escaped)
             }
             continue;
         }
-        size_t n = utf8_char_len((const unsigned char *)s->text + s->at, s->len - s->at);
+        size_t n = utf8_char_len(s->text + s->at, s->len - s->at);
         if (!n) {
             return err_set(s->e, ERR_INVALID, "body is not valid UTF-8 at byte %zu", s->at);
         }
         s->at += n;
     }
     return scan_fail(s, "'\"'");
-}
-
-static size_t put_utf8(char *to, uint32_t c)
-{
-    size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-
-    if (n == 1) {
-        to[0] = (char)c;
-        return 1;
-    }
-    for (size_t i = n - 1; i > 0; i--, c >>= 6) {
-        to[i] = (char)(0x80 | (c & 0x3f));
-    }
-    to[0] = (char)((0xf0 << (4 - n)) | c);
-    return n;
 }
 
 /* The characters of a string that scan_string has passed, its text in [s->at, end); no
@@ -209,7 +173,7 @@ static size_t unescape(struct scan *s, size_t end, char *to)
         if (escape) {
             s->at++;
             scan_escape(s, &c);
-            n += put_utf8(to + n, c);
+            n += (size_t)utf8_put(to + n, (int32_t)c);
         }
     }
     return n;

@@ -43,9 +43,6 @@ void json_put(struct buf *b, const cJSON *v);
 /* Append a string in quotes. */
 void json_put_string(struct buf *b, const char *text, size_t len);
 
-/* Length of the UTF-8 character that begins at `s` (`left` bytes), 0 where it is
- * invalid: overlong, surrogate, cut short. */
-size_t utf8_char_len(const unsigned char *s, size_t left);
 /* "a string", "a number" …: for messages. */
 const char *json_kind(const cJSON *v);
 

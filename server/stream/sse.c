@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "config/base/utf8.h"
 #include "server/api/api.h"
 #include "server/api/json_fields.h"
 
@@ -51,25 +52,13 @@ int put_logprob(struct buf *b, float v)
     return buf_printf(b, "%.9g", (double)v);
 }
 
-static bool is_text(const char *s, size_t len)
-{
-    for (size_t i = 0; i < len;) {
-        size_t n = utf8_char_len((const unsigned char *)s + i, len - i);
-        if (!n) {
-            return false;
-        }
-        i += n;
-    }
-    return true;
-}
-
 int put_token_string(struct buf *b, const struct sse_style *s, int32_t id)
 {
     size_t len = 0;
     const char *text = s->token_bytes(s->arg, id, &len);
 
     buf_putc(b, '"');
-    if (is_text(text, len)) {
+    if (utf8_valid(text, len)) {
         buf_json_escape(b, text, len);
     } else {
         PUT(b, "bytes:");

@@ -2,7 +2,8 @@
  * at once and streamed; what is not UTF-8 is refused; special tokens in the text come
  * back too. And the hand-written scanners cut as PCRE2 does. Run from the repository's
  * root. */
-/* covers: models/tokenizer/tokenizer_scan.c models/tokenizer/tokenizer_utf8.c */
+/* covers: models/tokenizer/tokenizer_scan.c config/base/utf8.c
+ * models/tokenizer/tokenizer_byte_alphabet.c */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "config/base/utf8.h"
 #include "server/api/json_fields.h"
 #include "server/stream/collect.h"
 #include "tests/unit/api_context.h"

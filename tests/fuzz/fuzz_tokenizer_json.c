@@ -1,7 +1,7 @@
 /* tokenizer.json: whatever the bytes, either one sentence says what is wrong, or the
  * tokenizer that came of it encodes and decodes without leaving its vocabulary. */
 /* covers: models/tokenizer/tokenizer_load.c models/tokenizer/tokenizer_merges.c
- * models/tokenizer/tokenizer_parts.c models/tokenizer/tokenizer_vocab.c */
+ * models/tokenizer/tokenizer_components.c models/tokenizer/tokenizer_vocab.c */
 #include "tests/fuzz/tokenizer_use.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);

@@ -23,7 +23,7 @@ time these two may then do first any my now such like our over man me even most 
 don't can't it's I'm you've we'll they'd DON'T It'S naïve café Straße Ελληνικά Привет мир 你好世界 こんにちは 안녕하세요 مرحبا שלום हिन्दी ไทย 🙂 👨‍👩‍👧‍👦 🇫🇷 e\u0301 Å ﬁ ½ ² ① Ⅷ ａｂｃ
 3.14159 1,000,000 2026-11-21 foo_bar(x) <div> </div> https://example.org/a?b=c&d=e user@example.org #include <stdio.h> \t\tif x: \r\n""".split(" ")
 SPACES = [" ", "  ", "   ", "\n", "\n\n", "\t", "\r\n", " \n", "\n ", "\u00a0", "\u2003", "\u3000", "\u2028", "\u0085", "\x0b", "\u200b", "\u180e", "\ufeff", " " * 17, "\u1680"]
-# Unicode 14, which every library here knows; newer characters have other classes in older ones.
+# Unicode 14, which every library here knows; newer characters have other classes in older tables.
 ASSIGNED = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000 and unicodedata.category(chr(c)) != "Cn"]
 RANGES = [(0x20, 0x7F), (0x00, 0x20), (0x80, 0x250), (0x300, 0x370), (0x370, 0x530), (0x590, 0x700), (0x900, 0xE80), (0x1100, 0x1200), (0x1E00, 0x2000),
           (0x2000, 0x2070), (0x2070, 0x2200), (0x3000, 0x3100), (0x4E00, 0x9FFF), (0xAC00, 0xD7A4), (0xFB00, 0xFE00), (0xFF00, 0xFFF0), (0x1F300, 0x1F700), (0xE000, 0xE100)]
@@ -81,7 +81,7 @@ class Tool:
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("dir")
-    p.add_argument("--reference", help="the directory whose tokenizer.json is right, where DIR has none")
+    p.add_argument("--reference", help="a directory with the reference tokenizer.json, if DIR has none")
     p.add_argument("--count", type=int, default=100000)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--tool", default="build/tests/bench/tokenizer")

@@ -110,7 +110,7 @@ CASES = {
     "a shape": (header(reshaped), "model.norm.weight"),
     "a type": (header(retyped), "model.norm.weight"),
     "a size that overflows": (header(lying), "model.norm.weight"),
-    "a missing shard": (index({"a": "two.safetensors"}), "'a' is in a shard that is not there"),
+    "a missing shard": (index({"a": "two.safetensors"}), "'a' is in a shard that is missing"),
     "a shard that is the index": (index({"a": "model.safetensors.index.json"}), "model.safetensors.index.json"),
     "a shard elsewhere": (index({"a": "../outside/one.safetensors"}), "is not the name of a file"),
     "a shard without its tensor": (index({"a": "one.safetensors"}), "tensor 'a' is not in 'one.safetensors'"),

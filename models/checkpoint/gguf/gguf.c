@@ -2,10 +2,9 @@
  *
  * Layout: "GGUF", version, counts of tensors and of metadata pairs, the pairs (key,
  * type, value), the tensors' entries (name, dimensions, type, offset), padding to
- * general.alignment, the data. Nothing in it is believed: no count is allocated for
- * before the file is known to be large enough to hold so many, every length is held
- * against what is left of the file, and tensors must lie in the data without touching
- * each other.
+ * general.alignment, the data. The file is not trusted: a count is checked against the
+ * file's size before memory is allocated for it, every length against the bytes that
+ * are left, and tensors must be inside the data and must not overlap.
  */
 #include "models/checkpoint/gguf/gguf.h"
 #include "models/checkpoint/file.h"
@@ -20,7 +19,7 @@
 
 enum { ALIGNMENT = 32, PAIR_MIN_BYTES = 8 + 1 + 4 + 1, TENSOR_MIN_BYTES = 8 + 1 + 4 + 8 + 4 + 8 };
 
-/* What is left of the header. */
+/* The part of the header that is not read yet. */
 struct cursor {
     const uint8_t *at, *end;
     const char *file;
@@ -72,7 +71,7 @@ static int take_string(struct cursor *c, struct gguf_text *ret, const char *what
     return 0;
 }
 
-/* A key or a tensor's name: printable ASCII, not too long for a message. */
+/* Read a key or a tensor's name: printable ASCII of limited length. */
 static int take_name(struct cursor *c, struct gguf_text *ret, const char *what)
 {
     int rc = take_string(c, ret, what);
@@ -107,7 +106,7 @@ bool gguf_text_is(struct gguf_text t, const char *text)
 
 /* ---- metadata ---- */
 
-/* 0: no fixed size. */
+/* Bytes of a value; 0: the type has no fixed size. */
 static size_t type_bytes(uint32_t type)
 {
     static const uint8_t BYTES[] = {
@@ -129,7 +128,7 @@ static int check_bools(struct cursor *c, const struct gguf_pair *p)
     return 0;
 }
 
-/* p->n elements of type `item` begin here: find their end. */
+/* Step over p->n elements of type `item`. */
 static int take_items(struct cursor *c, struct gguf_pair *p, uint32_t item)
 {
     size_t bytes = type_bytes(item), left = (size_t)(c->end - c->at);
@@ -202,7 +201,7 @@ static int take_pairs(struct cursor *c, struct gguf *g)
     for (int32_t i = 1; i < g->n_pairs; i++) {
         const struct gguf_text *key = &g->pair[i].key;
         if (by_text(key, &g->pair[i - 1].key) == 0) {
-            return err_set(c->e, ERR_INVALID, "%s: %.*s is there twice", c->file, (int)key->len,
+            return err_set(c->e, ERR_INVALID, "%s: %.*s appears twice", c->file, (int)key->len,
                            key->at);
         }
     }
@@ -211,7 +210,7 @@ static int take_pairs(struct cursor *c, struct gguf *g)
 
 /* ---- tensors ---- */
 
-/* The bytes of its dimensions and type, in t->n_bytes. */
+/* Set t->n_bytes from its dimensions and its encoding. */
 static int set_bytes(struct cursor *c, struct gguf_tensor *t)
 {
     int64_t n = 1, block = gguf_block_values(t->encoding);
@@ -236,7 +235,8 @@ static int set_bytes(struct cursor *c, struct gguf_tensor *t)
     return 0;
 }
 
-/* One entry; its place is an offset in t->data until the data's begin is known. */
+/* Read one entry; t->data is set later, from the offset and the beginning of the
+ * data. */
 static int take_tensor(struct cursor *c, struct gguf_tensor *t, uint64_t *ret_offset)
 {
     static const char WHAT[] = "the list of tensors";
@@ -289,7 +289,7 @@ static int by_place(const void *a, const void *b)
     return (s->data > t->data) - (s->data < t->data);
 }
 
-/* No name twice, no byte in two tensors. */
+/* Check that names are unique and that tensors do not overlap. */
 static int check_tensors(struct cursor *c, const struct gguf *g)
 {
     int32_t n = g->n_tensors;
@@ -305,7 +305,7 @@ static int check_tensors(struct cursor *c, const struct gguf *g)
     qsort(order, (size_t)n, sizeof(*order), by_name);
     for (int32_t i = 1; i < n && rc == 0; i++) {
         if (by_text(&order[i]->name, &order[i - 1]->name) == 0) {
-            rc = err_set(c->e, ERR_INVALID, "%s: tensor %.*s is there twice", c->file,
+            rc = err_set(c->e, ERR_INVALID, "%s: tensor %.*s appears twice", c->file,
                          (int)order[i]->name.len, order[i]->name.at);
         }
     }
@@ -365,7 +365,8 @@ static int take_tensors(struct cursor *c, struct gguf *g)
 
 /* ---- the file ---- */
 
-/* A count that what is left of the file can hold. */
+/* Read a count of entries of at least min_bytes each; the rest of the file must have
+ * room for them. */
 static int take_count(struct cursor *c, int32_t *ret, uint64_t limit, uint64_t min_bytes,
                       const char *what)
 {

@@ -1,7 +1,7 @@
 /* A GGUF file's metadata as config.json and generation_config.json.
  *
- * The two texts are written and then read by hfconfig.c, so that one place knows what
- * is allowed and what follows from what.
+ * The metadata is written as these two texts, which hfconfig.c then reads: ranges,
+ * defaults and checks are in one place.
  */
 #include <math.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ struct key {
     const char *gguf, *json;
 };
 
-/* Under the architecture's name. */
+/* Keys that follow the architecture's name and a dot. */
 static const struct key INTS[] = {
     {"context_length", "max_position_embeddings"},
     {"embedding_length", "hidden_size"},
@@ -48,7 +48,7 @@ static const struct key SAMPLING[] = {
     {"general.sampling.penalty_repeat", "repetition_penalty"},
 };
 
-/* The texts being written. `code` is the first error. */
+/* The two texts so far; `code` is the first error. */
 struct writer {
     const struct gguf *g;
     char arch[64];
@@ -63,7 +63,7 @@ static const char *under(const struct writer *w, const char *key, char *ret, siz
     return ret;
 }
 
-/* 1: there, 0: not there or an error before. */
+/* 1: the key is present; 0: it is absent, or an error was recorded. */
 static bool take_int(struct writer *w, const char *key, int64_t *ret)
 {
     int found = w->code < 0 ? 0 : gguf_int(w->g, key, ret, w->e);
@@ -115,8 +115,8 @@ static void put_factors(struct writer *w, const char *key, const struct gguf_ten
     buf_putc(&w->out, ']');
 }
 
-/* Scaling by a name and its numbers; or by one factor a frequency, which is how
- * llama3's scaling comes. */
+/* RoPE scaling: a name and its parameters, or one factor for each frequency, which is
+ * how llama.cpp stores llama3's scaling. */
 static void put_rope(struct writer *w)
 {
     const struct gguf_tensor *all = find_tensor(w->g, "rope_freqs.weight");
@@ -152,7 +152,7 @@ static void put_rope(struct writer *w)
     }
 }
 
-/* The part of a head that turns, where it is not all of it. */
+/* The part of a head that rotates, if it is not all of it. */
 static void put_rotated(struct writer *w)
 {
     int64_t turned = 0, head = 0, value_length = 0, hidden = 0, heads = 0;
@@ -194,7 +194,7 @@ static void put_ids(struct writer *w)
     buf_putc(&w->out, ']');
 }
 
-/* What is quantised is computed in bfloat16. */
+/* Quantised weights are computed in bfloat16. */
 static const char *stored_dtype(const struct gguf *g)
 {
     const struct gguf_tensor *t = find_tensor(g, "blk.0.ffn_down.weight");
@@ -206,7 +206,7 @@ static const char *stored_dtype(const struct gguf *g)
     return dtype_name(dtype);
 }
 
-/* What the tensors that are there say. */
+/* Settings that follow from which tensors the file has. */
 static void put_found(struct writer *w)
 {
     const struct gguf_tensor *embed = find_tensor(w->g, "token_embd.weight");
@@ -224,8 +224,8 @@ static void put_found(struct writer *w)
     buf_printf(&w->out, ",\"torch_dtype\":\"%s\"", stored_dtype(w->g));
 }
 
-/* The file does not say what scales Gemma-2's scores: the head's size, but in the one
- * of 46 layers hidden size / heads. */
+/* The file does not contain Gemma-2's query_pre_attn_scalar: it is head_dim, but hidden
+ * size / heads in the model of 46 layers. */
 static void put_query_scalar(struct writer *w)
 {
     int64_t layers = 0, hidden = 0, heads = 0;
@@ -293,7 +293,7 @@ static void put_generation(struct writer *w)
     buf_putc(&w->out, '}');
 }
 
-/* The name that config.json has for the file's architecture. */
+/* The name of the file's architecture in config.json. */
 static int find_architecture(struct writer *w, const char **ret)
 {
     char known[128] = "";
@@ -344,7 +344,7 @@ int gguf_config(struct model_config *ret, struct generation_defaults *ret_gen, c
         if (w.code < 0) {
             err_prefix(e, "%s, read as config.json", g->file);
         } else {
-            ret->norm_offset = 0; /* Gemma's norm weights are stored with their 1 added */
+            ret->norm_offset = 0; /* llama.cpp stores Gemma's norm weights with 1 added */
         }
     }
     buf_release(&w.out);

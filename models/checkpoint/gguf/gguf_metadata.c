@@ -1,4 +1,4 @@
-/* The metadata of a GGUF file by key: typed reads of what gguf.c has checked. */
+/* Typed reads of a GGUF file's metadata by key; gguf.c has checked all lengths. */
 #include <string.h>
 
 #include "models/checkpoint/gguf/gguf.h"

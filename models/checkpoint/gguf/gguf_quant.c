@@ -1,9 +1,9 @@
 /* GGUF's encodings of tensors, decoded to floats.
  *
- * A row is a sequence of blocks. Those of 32 values have one scale (and for the _1
- * kinds one minimum) as float16; those of 256, the K kinds and IQ4_XS, have float16
- * scales over 4- to 8-bit scales of sub-blocks. Source: the block layouts that ggml
- * documents.
+ * A row is a sequence of blocks. A block of 32 values has one float16 scale, and in the
+ * _1 encodings one float16 minimum. A block of 256 (the K encodings and IQ4_XS) has
+ * float16 scales, which multiply 4- to 8-bit scales of sub-blocks. Source: ggml's
+ * documentation of the block layouts.
  */
 #include "models/checkpoint/gguf/gguf.h"
 
@@ -69,7 +69,7 @@ static void decode_q4_1(const uint8_t *s, float *y)
     }
 }
 
-/* Bit i of the 32 at `high` is the fifth of value i. */
+/* Bit i of the 32 bits at `high`: the fifth bit of value i. */
 static int fifth_bit(const uint8_t *high, int i)
 {
     return (high[i / 8] >> i % 8 & 1) << 4;
@@ -104,7 +104,7 @@ static void decode_q8_0(const uint8_t *s, float *y)
     }
 }
 
-/* Four bits that choose one of sixteen levels, closer to each other around zero. */
+/* The sixteen levels that four bits select, denser around zero. */
 static const int8_t LEVELS[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                   1,    13,   25,  38,  53,  69,  89,  113};
 
@@ -123,7 +123,7 @@ static void decode_iq4_nl(const uint8_t *s, float *y)
 
 /* ---- 256 values ---- */
 
-/* Two bits of value i: a byte has those of four values 32 apart. */
+/* Two bits of value i; a byte holds those of four values, 32 apart. */
 static int two_bits(const uint8_t *q, int i)
 {
     return q[i / 128 * 32 + i % 32] >> i / 32 % 4 * 2 & 3;
@@ -141,8 +141,8 @@ static void decode_q2_k(const uint8_t *s, float *y)
     }
 }
 
-/* Third bits [32], of which a clear one takes four away; lower two bits [64], sixteen
- * scales of 6 bits [12], one float16 scale. */
+/* Third bits [32] (a clear one subtracts four), lower two bits [64], sixteen scales of
+ * 6 bits [12], one float16 scale. */
 static void decode_q3_k(const uint8_t *s, float *y)
 {
     const uint8_t *scales = s + 96;
@@ -170,15 +170,16 @@ static void decode_iq4_xs(const uint8_t *s, float *y)
     }
 }
 
-/* Eight sub-blocks' scales and minima of 6 bits in 12 bytes: those of the first four
- * whole, the others' upper two bits in what the first four leave free. */
+/* Scales and minima of eight sub-blocks, 6 bits each, in 12 bytes: those of the first
+ * four take the lower bits of bytes 0 to 7, whose upper bits hold the upper two bits of
+ * the others. */
 static void sub_scale(const uint8_t *s, int i, int *ret_scale, int *ret_min)
 {
     *ret_scale = i < 4 ? s[i] & 63 : (s[i + 4] & 15) | s[i - 4] >> 6 << 4;
     *ret_min = i < 4 ? s[i + 4] & 63 : s[i + 4] >> 4 | s[i] >> 6 << 4;
 }
 
-/* Q4_K, and Q5_K where `high` has the fifth bits: bit i of high[k] for value k of
+/* Q4_K, or Q5_K if `high` is not NULL: bit i of high[k] is the fifth bit of value k of
  * sub-block i. */
 static void decode_k45(const uint8_t *s, const uint8_t *high, const uint8_t *low, float *y)
 {

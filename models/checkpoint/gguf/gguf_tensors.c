@@ -1,10 +1,10 @@
-/* The tensors of a GGUF file as a checkpoint: under the names of the families' tables,
- * in Hugging Face's order of rows.
+/* The tensors of a GGUF file as a checkpoint, with Hugging Face's names and order of
+ * elements.
  *
- * llama.cpp turns neighbouring pairs of a head's dimensions for its "llama"
- * architecture, so its converter reorders the rows of q and k; GPT-2's Conv1D it
- * transposes. Both are undone where a tensor is decoded, and the forward passes stay
- * one. Plain tensors are read in place like those of safetensors.
+ * llama.cpp rotates neighbouring pairs of a head's dimensions in its "llama"
+ * architecture, so its converter reorders the rows of q and k; it transposes GPT-2's
+ * Conv1D. Decoding a tensor reverses both, so the forward passes need not know. Tensors
+ * that are neither encoded nor reordered are read in place, like those of safetensors.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,8 +14,8 @@
 #include "models/checkpoint/weights_internal.h"
 
 struct rename {
-    /* without .weight and .bias; "blk.N." and the family's prefix of a layer left
-     * out */
+    /* without .weight or .bias, and without "blk.N." or the family's prefix of a
+     * layer */
     const char *from, *to;
     enum tensor_order order; /* of the weight; of the bias too when it is ORDER_ROTARY_PAIRS */
 };
@@ -40,7 +40,7 @@ static const struct rename LAYER[] = {
     {0},
 };
 
-/* These come before LAYER. */
+/* Looked up before LAYER. */
 static const struct rename LLAMA_LAYER[] = {{"attn_q", "self_attn.q_proj", ORDER_ROTARY_PAIRS},
                                             {"attn_k", "self_attn.k_proj", ORDER_ROTARY_PAIRS},
                                             {0}};
@@ -81,8 +81,8 @@ static const struct rename *find(const struct rename *table, const char *stem, s
     return NULL;
 }
 
-/* What a row is called in the family of `arch`; *ret_layer -1 for those of no layer.
- * NULL: not known. */
+/* The entry for a tensor of architecture `arch`; *ret_layer is -1 outside the layers.
+ * NULL: unknown. */
 static const struct rename *look_up(const char *arch, const char *name, size_t stem_len,
                                     int *ret_layer)
 {
@@ -108,8 +108,8 @@ static const struct rename *look_up(const char *arch, const char *name, size_t s
     return r ? r : find(LAYER, stem, len);
 }
 
-/* The Hugging Face name in ret[256], and the order of the rows. An unknown name stays
- * as it is: the check of the tensors names it. */
+/* Write the Hugging Face name into ret[256]; returns the order of the elements. An
+ * unknown name is kept: transformer_check reports it. */
 static enum tensor_order rename_tensor(const char *arch, const char *name, char *ret)
 {
     const char *end = strrchr(name, '.');
@@ -130,7 +130,7 @@ static enum tensor_order rename_tensor(const char *arch, const char *name, char 
     return strcmp(end, ".weight") == 0 || r->order == ORDER_ROTARY_PAIRS ? r->order : ORDER_SAME;
 }
 
-/* Tensors that hold parameters of the rotation: gguf_config.c reads them. */
+/* Tensors that hold parameters of RoPE; gguf_config.c reads them. */
 static bool is_parameter(const char *name)
 {
     return strcmp(name, "rope_freqs.weight") == 0 ||
@@ -158,7 +158,7 @@ static int add_tensor(struct checkpoint *c, const struct gguf_tensor *s, const c
     t.n_heads = strstr(renamed, ".q_proj.") ? config->n_heads : config->n_kv_heads;
     int64_t rows = s->dim[s->n_dims - 1], n = 1;
     if (t.order == ORDER_ROTARY_PAIRS &&
-        (rows % (2 * t.n_heads) != 0 || s->n_dims > 2)) { /* misshapen: will be refused */
+        (rows % (2 * t.n_heads) != 0 || s->n_dims > 2)) { /* transformer_check refuses it */
         t.order = ORDER_SAME;
     }
     if (t.order == ORDER_ROTARY_PAIRS && s->n_dims == 1 && gguf_block_values(s->encoding) > 1) {
@@ -249,8 +249,7 @@ static uint16_t to_f16(float f)
         return sign | 0x7c00;
     }
     if (magnitude <
-        /* below 2^-14: the sum with 2^-1 has the subnormal's steps, 2^-24, and rounds
-         * to them */
+        /* below 2^-14: adding 2^-1 rounds to steps of 2^-24, those of subnormals */
         0x38800000) {
         float small;
         memcpy(&small, &magnitude, sizeof(small));
@@ -262,7 +261,7 @@ static uint16_t to_f16(float f)
     return (uint16_t)(sign | ((magnitude >> 13) - (112 << 10)));
 }
 
-/* n values to element `first` of ret and every `stride` further on. */
+/* Store n values from element `first` of ret on, `stride` elements apart. */
 static void store(void *ret, enum dtype dtype, int64_t first, int64_t stride, const float *x,
                   int64_t n)
 {
@@ -276,7 +275,7 @@ static void store(void *ret, enum dtype dtype, int64_t first, int64_t stride, co
     }
 }
 
-/* Where row r of the file stands among [heads][2][half] when the file has
+/* The row in the order [heads][2][half] of row r in the file's order
  * [heads][half][2]. */
 static int64_t from_pairs(int64_t r, int64_t head_rows)
 {

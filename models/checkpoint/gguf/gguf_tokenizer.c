@@ -1,8 +1,8 @@
-/* The vocabulary inside a GGUF file as a tokenizer.
+/* The vocabulary of a GGUF file as a tokenizer.
  *
- * A "gpt2" vocabulary (byte-level BPE) is written as tokenizer.json, a "llama" one
- * (SentencePiece) as tokenizer.model, and read by whoever reads those. What the file
- * only names, the way a text is cut into words, stands here in full.
+ * A "gpt2" vocabulary (byte-level BPE) is written as the text of a tokenizer.json, a
+ * "llama" one (SentencePiece) as a tokenizer.model, and read by the readers of those.
+ * The file only names its pre-tokenizer; the table below defines those names.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,14 +29,14 @@ enum { TYPE_NORMAL = 1, TYPE_UNKNOWN, TYPE_CONTROL, TYPE_USER, TYPE_UNUSED, TYPE
     "+" LOWER "*" CONTRACTIONS                                                                 \
     "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
-/* tokenizer.ggml.pre: what the original tokenizer.json says. */
+/* A value of tokenizer.ggml.pre, and what the tokenizer.json of such models says. */
 struct pre {
     const char *name;
     const char *regex; /* NULL: GPT-2's */
-    bool digits;       /* each digit a word */
+    bool digits;       /* each digit is a word */
     bool nfc;
     bool ignore_merges;
-    bool add_bos; /* where the file does not say */
+    bool add_bos; /* unless the file says otherwise */
 };
 
 static const struct pre PRES[] = {
@@ -58,7 +58,7 @@ static const struct pre PRES[] = {
     {.name = "gpt-4o", .regex = GPT4O},
 };
 
-/* What the metadata holds of a vocabulary. */
+/* The vocabulary in the metadata. */
 struct vocabulary {
     const struct gguf *g;
     const struct gguf_pair *tokens, *types, *scores, *merges;
@@ -241,8 +241,8 @@ static int put_merges(const struct vocabulary *v, struct buf *b)
     return rc;
 }
 
-/* Control tokens are left out of texts, a user's are not; both are found before
- * anything else. */
+/* Control and user-defined tokens are both matched before the text is split; only
+ * control tokens are omitted from decoded text. */
 static void put_added(const struct vocabulary *v, struct buf *b)
 {
     const uint8_t *at = v->tokens->at;
@@ -310,7 +310,7 @@ static int make_bpe(struct tokenizer *t, const struct vocabulary *v)
 /* ---- SentencePiece as tokenizer.model ---- */
 
 /* Protocol buffers: a field is its number and wire type, then a varint, four bytes, or
- * a length and so many bytes. */
+ * a length and that many bytes. */
 enum { WIRE_VARINT, WIRE_BYTES = 2, WIRE_FIXED32 = 5 };
 
 static void put_varint(struct buf *b, uint64_t n)

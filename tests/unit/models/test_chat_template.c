@@ -1,5 +1,5 @@
-/* Chat templates: what transformers writes with the same template, what is refused at
- * start, what a run may not do. */
+/* Chat templates: renderings equal to transformers', templates that are refused at
+ * start, errors and limits of a run. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -133,7 +133,7 @@ static void test_goldens(void **state)
     cJSON_Delete(all);
 }
 
-/* ---- what is refused when it is read ---- */
+/* ---- refused by the parser ---- */
 
 static void test_unsupported_is_named(void **state)
 {
@@ -181,7 +181,7 @@ static void test_deep_nesting_is_refused(void **state)
     buf_release(&b);
 }
 
-/* ---- what a run may not do ---- */
+/* ---- errors and limits of a run ---- */
 
 static void test_bombs_end(void **state)
 {
@@ -210,7 +210,7 @@ static void test_errors_say_where(void **state)
     (void)state;
     expect_error("\n{{ raise_exception('no ' ~ 'way') }}", "line 2: it refuses: no way");
     expect_error("{{ missing.member }}", "member");
-    expect_error("{{ 'a' + 1 }}", "a text + a number");
+    expect_error("{{ 'a' + 1 }}", "a string + a number");
     expect_error("{{ none.strip() }}", "no method 'strip'");
     expect_error("{{ 'a' < 1 }}", "no order");
     expect_error("{% for x in 5 %}{% endfor %}", "gone over");

@@ -1,5 +1,5 @@
-/* GGUF: lying headers; every block format against a second, bit-by-bit reading of its
- * layout; names and order of tensors; configuration and vocabulary. */
+/* GGUF: malformed headers; every block format against a second, bit-by-bit decoder;
+ * names and order of tensors; configuration and vocabulary. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdio.h>
@@ -105,7 +105,7 @@ static void set_numbers(struct file *f, const char *name, enum gguf_type item, c
     buf_append(&f->head, value, 4 * n);
 }
 
-/* dim1 0: one axis. dim0 is the contiguous one. */
+/* dim0 is the contiguous axis; dim1 0: it is the only one. */
 static void add_tensor(struct file *f, const char *name, uint32_t encoding, uint64_t dim0,
                        uint64_t dim1, const void *data, size_t n_bytes)
 {
@@ -224,7 +224,7 @@ static void lying_headers_are_refused(void **state)
     file_init(&f);
     set_int(&f, "k", 1);
     set_int(&f, "k", 2);
-    refuse(&f, "k is there twice");
+    refuse(&f, "k appears twice");
     file_init(&f);
     key(&f, "k", (enum gguf_type)13);
     u64(&f.head, 0);
@@ -262,7 +262,7 @@ static void lying_tensors_are_refused(void **state)
     file_init(&f);
     add_tensor(&f, "t", 0, 4, 0, FOUR, 16);
     add_tensor(&f, "t", 0, 4, 0, FOUR, 16);
-    refuse(&f, "t is there twice");
+    refuse(&f, "t appears twice");
     file_init(&f);
     add_tensor(&f, "t", 0, 64, 0, FOUR, 16);
     refuse(&f, "the file has 32");
@@ -299,7 +299,7 @@ static void lying_tensors_are_refused(void **state)
     refuse(&f, "5 dimensions");
 }
 
-/* Whatever is cut off, the parser says so or finds nothing missing. */
+/* A file that is cut at any byte is refused, or complete. */
 static void cut_files_are_refused(void **state)
 {
     (void)state;
@@ -311,7 +311,7 @@ static void cut_files_are_refused(void **state)
     add_tensor(&f, "t", 0, 8, 0, (const float[8]){0}, 32);
     finish(&f, 3);
     for (size_t len = 0; len < f.all.len; len++) {
-        char *exact = malloc(len + 1); /* the sanitizer sees a read behind it */
+        char *exact = malloc(len + 1); /* lets a sanitizer see a read past the end */
         assert_non_null(exact);
         char *tail = memcpy(exact + 1, f.all.data, len);
         refuse_bytes(tail, len, "");
@@ -354,8 +354,8 @@ static double small_value(const uint8_t *b, int i, int low, int high, int offset
     return half(b) * (q - offset) + (min ? half(b + 2) : 0);
 }
 
-/* Value i of Q4_K, Q5_K. Sub-block j: 6-bit scale and minimum; those from 4 on have
- * their upper two bits in the bytes of those four before. */
+/* Value i of Q4_K, Q5_K. Sub-block j has a 6-bit scale and minimum; from the fourth on
+ * their upper two bits are in the bytes of sub-block j - 4. */
 static double k_value(const uint8_t *b, int i, int low, int high)
 {
     int j = i / 32, k = i % 32, scale, min;
@@ -392,8 +392,8 @@ static double q2_value(const uint8_t *b, int i)
     return half(b + 80) * bits(b + i / 16, 0, 4) * q - half(b + 82) * bits(b + i / 16, 4, 4);
 }
 
-/* Sub-block j: its scale's lower four bits stand in nibble j / 8 of byte j % 8, the
- * upper two in pair j / 4 of byte 8 + j % 4. */
+/* Sub-block j: the lower four bits of its scale are nibble j / 8 of byte j % 8, the
+ * upper two are pair j / 4 of byte 8 + j % 4. */
 static double q3_value(const uint8_t *b, int i)
 {
     int part = i / 128, quarter = i % 128 / 32, k = i % 32, j = i / 16;
@@ -467,7 +467,7 @@ static void block_formats_decode_as_their_layouts_say(void **state)
             for (int i = 0; i < 2 * bytes; i++) {
                 b[i] = (uint8_t)((seed = seed * 1664525 + 1013904223) >> 24);
             }
-            for (int k = 0; k < 2; k++) { /* scales that are finite; now and then subnormal */
+            for (int k = 0; k < 2; k++) { /* finite scales, some of them subnormal */
                 int at[] = {0, 2, bytes - 4, bytes - 2};
                 for (int i = 0; i < 4; i++) {
                     if (at[i] + 1 < bytes) {
@@ -675,7 +675,7 @@ static void rows_of_q_go_back_to_their_places(void **state)
         }
         t = checkpoint_find(ck, "model.layers.0.mlp.down_proj.weight");
         assert_true(t && !t->encoded && t->dim[0] == 2 && t->dim[1] == 8);
-        /* for the check of the tensors to name */
+        /* reported by transformer_check */
         assert_non_null(checkpoint_find(ck, "blk.0.ffn_odd.weight"));
         checkpoint_free(ck);
         file_release(&f);
@@ -763,7 +763,7 @@ static void a_byte_level_vocabulary_encodes(void **state)
     struct tokenizer *t = NULL;
     file_init(&f);
     set_text(&f, "tokenizer.ggml.model", "gpt2");
-    set_text(&f, "tokenizer.ggml.pre", "smollm"); /* each digit for itself */
+    set_text(&f, "tokenizer.ggml.pre", "smollm"); /* each digit is a word */
     set_texts(&f, "tokenizer.ggml.tokens", TOKENS, 6);
     set_texts(&f, "tokenizer.ggml.merges", MERGES, 2);
     set_numbers(&f, "tokenizer.ggml.token_type", GGUF_I32, TYPES, 6);

@@ -1,5 +1,5 @@
-/* config.json and generation_config.json: both styles, defaults by architecture, and
- * one clear message for each wrong thing. */
+/* config.json and generation_config.json: both styles, the architectures' defaults, and
+ * a clear message for each error. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdio.h>
@@ -35,7 +35,7 @@ static void accept(const char *config)
     }
 }
 
-/* Refused with `code`, and the message says `words`. */
+/* The file is refused with `code` and a message that contains `words`. */
 static void refuse(const char *config, int rc, const char *words)
 {
     int got = parse2(config, NULL);
@@ -92,7 +92,7 @@ static void the_new_style_is_read(void **state)
     assert_int_equal(c.n_kv_heads, 4);
     assert_int_equal(c.rope.kind, ROPE_LINEAR);
     assert_int_equal(c.rope.rot_dim, 10);
-    assert_int_equal(c.max_positions, 128); /* linear scaling reaches further */
+    assert_int_equal(c.max_positions, 128); /* linear scaling extends the context */
     assert_int_equal(c.n_eos, 0);
     assert_int_equal(c.bos, -1);
 }
@@ -211,7 +211,7 @@ static void wrong_values_are_named_with_what_is_allowed(void **state)
     refuse(LLAMA
            ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1],\"long_factor\":[1]}}",
            ERR_INVALID, "have 1 and 1 numbers, 8 are needed");
-    refuse(LLAMA ",\"head_dim\":15}", ERR_INVALID, "15 dimensions of a head would turn");
+    refuse(LLAMA ",\"head_dim\":15}", ERR_INVALID, "15 rotary dimensions");
     refuse(LLAMA ",\"eos_token_id\":100}", ERR_INVALID, "eos_token_id is 100, vocab_size is 100");
     refuse(LLAMA ",\"eos_token_id\":[-1]}", ERR_INVALID, "eos_token_id is -1");
     refuse(LLAMA ",\"bos_token_id\":100}", ERR_INVALID, "bos_token_id is 100");

@@ -1,5 +1,5 @@
-/* config.json as well-known models have it on the hub, with what is odd about each:
- * what must come out. */
+/* The config.json of well-known models on the hub, chosen for their peculiarities, and
+ * the configuration that each must give. */
 #include <setjmp.h>
 #include <stdio.h>
 #include <string.h>
@@ -112,7 +112,7 @@ static void mistral_7b_v0_1(void **state)
     assert_true(c.windowed[0] && c.windowed[31]);
 }
 
-/* A window that is given and switched off; biases that the file does not mention. */
+/* A window that is given but switched off; biases that the file does not mention. */
 static void qwen2_5_7b(void **state)
 {
     (void)state;
@@ -132,7 +132,7 @@ static void qwen2_5_7b(void **state)
     assert_true(c.qkv_bias && !c.o_bias);
 }
 
-/* Normed after each part, embedded in half the width, no last norm. */
+/* Norms after attention and MLP, an embedding of half the width, no final norm. */
 static void opt_350m(void **state)
 {
     (void)state;
@@ -181,8 +181,8 @@ static void phi_3_mini_4k(void **state)
     assert_int_equal(c.rope.kind, ROPE_DEFAULT);
 }
 
-/* Two names for the activation, caps, attention scaled by something else than its
- * heads' width, a window in every other layer. */
+/* Two keys for the activation, soft caps, attention scaled by another number than
+ * head_dim, a window in every other layer. */
 static void gemma_2_27b(void **state)
 {
     (void)state;
@@ -208,7 +208,7 @@ static void gemma_2_27b(void **state)
     assert_true(c.tied && c.act == ACT_GELU_TANH);
 }
 
-/* "gelu" that means another one, and a null beside it. */
+/* "gelu" that means the tanh approximation, and a null beside it. */
 static void gemma_2b(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Names on the hub, the list of a model's files, the choice among them. What goes over
- * the network is in tests/http/test_hub.py. */
+/* Hub names, the list of a model's files, and the choice among them. Downloads are
+ * tested by tests/http/test_hub.py. */
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -142,7 +142,7 @@ static void lying_lists_are_refused(void **state)
     refuse(LIST("7"), "an object expected");
 }
 
-/* Of files with these names, ended by NULL, `best` is taken. */
+/* Of files with these names, a list ended by NULL, `best` is chosen. */
 static void check_gguf(const char *const *names, const char *best)
 {
     struct hub_listing l = {.file = calloc(8, sizeof(*l.file))};

@@ -1,5 +1,5 @@
-/* What each rank of a tensor-parallel group holds: a backend that only keeps weights,
- * and goldens cut 2 and 4 ways. */
+/* The slices of weights that tensor-parallel ranks hold: goldens divided among 2 and 4
+ * ranks, with a backend that only keeps weights. */
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* Every allocation of settings, weights, tokenizers, templates and models made to fail
- * in turn: a clean refusal, nothing leaked. */
+/* Each allocation of settings, weights, tokenizers, templates and models fails in turn:
+ * the result is an error, and nothing leaks. */
 #include "tests/unit/nomem.h"
 
 #include <string.h>
@@ -120,7 +120,7 @@ static int render_template(void)
         return rc;
     }
     buf_init(&out, 1 << 16);
-    /* A template that found no memory while it was read is refused when it is used. */
+    /* A template that ran out of memory in the parser is refused when it is used. */
     rc = chat_template_render(t, context, sizeof(context) - 1, &out, &e);
     buf_release(&out);
     chat_template_free(t);

@@ -1,5 +1,5 @@
-/* A mapped file that is cut short while it is read: one line and status 1; any other
- * SIGBUS is as it was. */
+/* A mapped file that is truncated while it is read ends the process with one line and
+ * status 1; any other SIGBUS goes to the previous handler. */
 #include "models/checkpoint/mapped.h"
 
 #include <fcntl.h>
@@ -37,7 +37,7 @@ static char *map(int fd, const char *name)
     return data;
 }
 
-/* Runs in a process of its own; what it wrote on standard error goes into `text`. */
+/* Runs in a child process; its standard error goes into `text`. */
 static int status_of(void (*body)(void), char *text, size_t size)
 {
     int out[2], status = 0;
@@ -46,7 +46,7 @@ static int status_of(void (*body)(void), char *text, size_t size)
     pid_t child = fork();
     if (child == 0) {
         dup2(out[1], STDERR_FILENO);
-        signal(SIGBUS, SIG_DFL); /* not the test library's */
+        signal(SIGBUS, SIG_DFL); /* instead of the test library's handler */
         body();
         _exit(99);
     }

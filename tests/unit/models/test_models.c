@@ -1,11 +1,11 @@
-/* Whole models against transformers: every golden of tests/golden, and a real model
- * where one is there.
+/* Whole models against transformers: every golden of tests/golden, and a real model if
+ * one is present.
  *
- * Each tiny model computes its prompts three ways (at once, token by token, in chunks
- * beside another sequence); all logits must err at most twice as much as transformers
- * does at the stored precision, and greedy text must be the same but behind a tie.
- * scripts/make-goldens says what the files hold. QUIRE_TEST_BACKEND=cuda runs the same
- * on another backend.
+ * Each tiny model computes its prompts in three ways: at once, token by token, and in
+ * chunks beside another sequence. The error of all logits must be at most twice that of
+ * transformers at the stored precision, and greedy text must be the same up to a tie.
+ * scripts/make-goldens describes the files. QUIRE_TEST_BACKEND=cuda selects another
+ * backend.
  */
 #include <dirent.h>
 #include <math.h>
@@ -24,8 +24,7 @@
 
 enum { MAX_TOKENS = 64, MAX_LOGITS = 8, BLOCK = 16, N_ROWS = 16, N_PROMPTS = 3 };
 
-/* A model with a cache for N_ROWS sequences of max_len tokens, and what it should
- * say. */
+/* A model with a cache for N_ROWS sequences of max_len tokens, and its golden. */
 struct rig {
     const char *golden;
     struct backend *backend;
@@ -36,7 +35,7 @@ struct rig {
     uint64_t step;
 };
 
-/* Part of a sequence for a step. */
+/* The tokens of one sequence in a step. */
 struct piece {
     const int32_t *token;
     int32_t row, first, n; /* positions [first, first + n) */
@@ -103,14 +102,14 @@ static void rig_close(struct rig *r)
     checkpoint_free(r->expected);
 }
 
-/* Blocks of a row stand backwards and interleaved with the other rows', so that order
- * never happens to be right. */
+/* The blocks of a sequence are in descending order and interleaved with those of the
+ * others, so that no wrong order can give right results. */
 static int32_t block_of(const struct rig *r, int32_t row, int32_t i)
 {
     return (r->n_table - 1 - i) * N_ROWS + row;
 }
 
-/* What a step takes; arrays for the largest. */
+/* The arrays of a batch, for the largest step. */
 struct work {
     struct batch b;
     int32_t token[MAX_TOKENS], src[MAX_TOKENS], position[MAX_TOKENS], slot[MAX_TOKENS];
@@ -192,7 +191,7 @@ static float *step_logits(struct rig *r, const struct piece *piece, int32_t n, f
     return out;
 }
 
-/* What transformers' own logits err by at the stored precision, root mean square over
+/* The error of transformers' own logits at the stored precision: root mean square over
  * prompts [first, first + n). */
 static double own_error(const struct rig *r, int first, int n)
 {
@@ -278,7 +277,8 @@ static void logits_are_those_of_transformers(void **state)
     rig_close(&r);
 }
 
-/* Root mean square of what the logits of prompt 2 differ from the reference's. */
+/* The error of the logits of prompt 2: root mean square of the differences from the
+ * reference. */
 static double error_as(const char *dir, int dtype, bool dummy)
 {
     struct rig r;
@@ -306,7 +306,7 @@ static void weights_are_converted_to_the_type_asked_for(void **state)
     double brain = error_as("tests/golden/llama-mha24", DTYPE_BF16, false);
     assert_true(as_stored < half && half < brain);
     assert_true(half < 0.01 && brain < 0.05);
-    /* widening loses nothing where activations are float32 anyhow */
+    /* widening loses nothing where activations are float32 */
     if (!getenv("QUIRE_TEST_BACKEND")) {
         assert_true(error_as("tests/golden/qwen2-tied", DTYPE_F32, false) < 1e-5);
     }
@@ -323,23 +323,23 @@ static void dummy_weights_give_numbers(void **state)
     assert_true(isfinite(error) && error > 0.1);
 }
 
-/* A prompt being continued. */
+/* A prompt that is being continued. */
 struct text {
-    struct piece next; /* what the next step computes of it */
-    int32_t token;     /* the last one drawn */
-    int32_t n, n_want; /* tokens drawn and wanted */
+    struct piece next; /* its tokens in the next step */
+    int32_t token;     /* the last one sampled */
+    int32_t n, n_want; /* tokens sampled and wanted */
     const int32_t *want;
     const float *gap, *logprob; /* logprob NULL: not known */
-    bool parted;                /* it took the other side of a tie: no more to compare */
+    bool diverged;              /* at a tie: the rest is not compared */
 };
 
 static bool live(const struct text *t)
 {
-    return !t->parted && t->n < t->n_want;
+    return !t->diverged && t->n < t->n_want;
 }
 
-/* Take the token drawn; fail unless it is the reference's or the reference's two best
- * are closer than `tie` nats. */
+/* Append the token sampled; fail unless it is the reference's or the reference's two
+ * best are closer than `tie` nats. */
 static void take(struct text *t, int i, int32_t token, float logprob, double tie)
 {
     if (token != t->want[t->n]) {
@@ -347,7 +347,7 @@ static void take(struct text *t, int i, int32_t token, float logprob, double tie
             fail_msg("prompt %d, token %d: %d instead of %d, which is ahead by %g nats", i, t->n,
                      token, t->want[t->n], t->gap[t->n]);
         }
-        t->parted = true;
+        t->diverged = true;
     } else if (t->logprob && fabs((double)logprob - t->logprob[t->n]) > 0.01) {
         fail_msg("prompt %d, token %d: log-probability %g instead of %g", i, t->n, logprob,
                  t->logprob[t->n]);
@@ -379,12 +379,12 @@ static void step_texts(struct rig *r, struct text *text, const int *which, int n
     }
 }
 
-/* Greedy continuations of all prompts, each prefilled alone, then decoded together; how
- * many parted at a tie. */
+/* Greedy continuations of all prompts, each prefilled alone, then decoded together;
+ * counts those that diverged at a tie. */
 static int compare_greedy(struct rig *r, int *ret_n, double tie)
 {
     struct text text[N_ROWS] = {0};
-    int n = 0, which[N_ROWS], n_live, n_parted = 0;
+    int n = 0, which[N_ROWS], n_live, n_diverged = 0;
 
     for (; n < N_ROWS && expected(r, "prompt", n); n++) {
         const struct tensor *prompt = expected(r, "prompt", n), *want = expected(r, "greedy", n);
@@ -411,15 +411,15 @@ static int compare_greedy(struct rig *r, int *ret_n, double tie)
         }
     } while (n_live > 0);
     for (int i = 0; i < n; i++) {
-        n_parted += text[i].parted;
+        n_diverged += text[i].diverged;
     }
     *ret_n = n;
-    return n_parted;
+    return n_diverged;
 }
 
-/* Equal but where the reference's own two best are closer than this: what the issue
- * states, and on a device that rounds activations, what two logits may part by when
- * each errs as much as is allowed. */
+/* Texts may diverge where the reference's two best tokens are closer than this. On a
+ * device that rounds activations it is the difference of two logits that both have the
+ * largest error allowed. */
 static double tie_nats(const struct rig *r)
 {
     double stated = r->config.dtype == DTYPE_F32 ? 1e-4 : 0.02;
@@ -439,7 +439,7 @@ static void greedy_text_is_that_of_transformers(void **state)
     rig_close(&r);
 }
 
-/* QUIRE_TEST_SMOLLM2, or where scripts/fetch-model puts it; NULL: neither. */
+/* QUIRE_TEST_SMOLLM2, or the directory of scripts/fetch-model; NULL: neither exists. */
 static const char *smollm2_dir(void)
 {
     const char *dir = getenv("QUIRE_TEST_SMOLLM2");
@@ -461,18 +461,18 @@ static void smollm2_continues_as_with_transformers(void **state)
     }
     struct rig r;
     rig_open(&r, dir, "tests/golden/smollm2", 192);
-    int n, n_parted = compare_greedy(&r, &n, tie_nats(&r));
-    print_message("%d of %d texts part from the reference at a tie\n", n_parted, n);
+    int n, n_diverged = compare_greedy(&r, &n, tie_nats(&r));
+    print_message("%d of %d texts diverge from the reference at a tie\n", n_diverged, n);
     assert_in_range(n, 10, 1000);
-    /* two in a hundred are allowed; of ten texts that is at most one */
-    assert_in_range(n_parted, 0, n / 10);
+    /* two in a hundred may diverge; of ten texts at most one */
+    assert_in_range(n_diverged, 0, n / 10);
     rig_close(&r);
 }
 
 enum { MAX_CASES = 64 };
 
 /* Texts and logits depend on the instruction set: on a CPU the tests run once for each
- * that the machine has. */
+ * set that the machine has. */
 static int on_each_isa(const struct CMUnitTest *tests, size_t n)
 {
     int failed = 0;

@@ -1,6 +1,6 @@
 /* Tokenizers against Hugging Face's (tests/golden/tokenizers, made by
- * scripts/make-tokenizer-goldens), and what goldens cannot show: hostile text, broken
- * files, threads, streaming. */
+ * scripts/make-tokenizer-goldens); and hostile text, broken files, threads and
+ * streaming, which goldens do not cover. */
 #include "models/tokenizer/tokenizer_internal.h"
 
 #include <dirent.h>
@@ -76,8 +76,8 @@ static void check_decoded(const struct tokenizer *t, const struct token_list *l,
     if (strcmp(out.data ? out.data : "", want) != 0) {
         fail_msg("\"%s\" decodes to \"%s\", not \"%s\"", text, out.data, want);
     }
-    /* Streamed, the same; byte-fallback runs that are broken as a whole excepted, which
-     * a stream cannot know. */
+    /* Streaming gives the same, except for byte-fallback runs that are invalid as a
+     * whole: a stream has already written their beginning. */
     if (!(t->has_byte_tokens && strstr(want, "\xEF\xBF\xBD"))) {
         struct detokenizer d;
         buf_clear(&out);
@@ -92,8 +92,7 @@ static void check_decoded(const struct tokenizer *t, const struct token_list *l,
     buf_release(&out);
 }
 
-/* With room for as many tokens as it makes a text is encoded, with one less it is
- * not. */
+/* A limit of exactly the text's tokens suffices; one less does not. */
 static void check_limit(const struct tokenizer *t, const char *text, int32_t n)
 {
     struct token_list l = {0};
@@ -219,8 +218,8 @@ static void the_limit_of_tokens_holds_and_nothing_is_left_behind(void **state)
 
 /* ---- streaming ---- */
 
-/* The text that is one word could hold a model's length many times over: nothing is
- * done for it. */
+/* A text of one word that is certain to exceed the limit is refused before any work is
+ * done. */
 static void a_word_that_cannot_fit_costs_nothing(void **state)
 {
     enum { BYTES = 1 << 20, ROOM = 16 };
@@ -238,7 +237,7 @@ static void a_word_that_cannot_fit_costs_nothing(void **state)
     assert_int_equal(enc.symbol_cap, 0);
     enc.limit = BYTES;
     assert_int_equal(bpe_encode_word(&enc, text, BYTES), 0);
-    for (int32_t n = l.n; n > 0; n /= 2) { /* what does fit is never refused */
+    for (int32_t n = l.n; n > 0; n /= 2) { /* a text that fits is never refused */
         token_list_release(&l);
         enc.limit = n;
         assert_int_equal(bpe_encode_word(&enc, text, (size_t)n), 0);
@@ -261,10 +260,10 @@ static void a_stream_carries_whole_characters_only(void **state)
         {"abc", "abc"},
         {"\xF0\x9F\x99\x82!", "\xF0\x9F\x99\x82!"},
         {"\xE2\x82", "\xEF\xBF\xBD"},                             /* cut off: one */
-        {"\xE2\x82x", "\xEF\xBF\xBDx"},                           /* cut off and gone on */
+        {"\xE2\x82x", "\xEF\xBF\xBDx"},                           /* cut off, then a letter */
         {"\xC0\x80", "\xEF\xBF\xBD\xEF\xBF\xBD"},                 /* overlong: one a byte */
         {"\xED\xA0\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"}, /* a surrogate */
-        {"\xF0\x90\xE2\x82\xAC", "\xEF\xBF\xBD\xE2\x82\xAC"}, /* a beginning, then a whole one */
+        {"\xF0\x90\xE2\x82\xAC", "\xEF\xBF\xBD\xE2\x82\xAC"},     /* incomplete, then whole */
         {"\xF4\x90\x80\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"},
         {"\x80\xC3\xA9\xFF", "\xEF\xBF\xBD\xC3\xA9\xEF\xBF\xBD"},
     };
@@ -319,7 +318,7 @@ static char *repeat(const char *unit, size_t n_bytes)
     return s;
 }
 
-/* Encode, decode, compare; for byte-level tokenizers that change nothing. */
+/* Encode, decode, compare; for byte-level tokenizers without normalizers. */
 static void check_round_trip(const struct tokenizer *t, const char *s, size_t len)
 {
     struct token_list l = {0};
@@ -379,8 +378,8 @@ static void a_megabyte_of_marks_is_normalized(void **state)
     struct token_list l = {0};
     struct err e = {0};
     assert_int_equal(tokenizer_encode(t, s, n, false, INT32_MAX, &l, &e), 0);
-    /* Dots below (class 220) go before acutes (230), and the first joins the second
-     * a. */
+    /* Dots below (class 220) are ordered before acutes (230), and the first composes
+     * with the second a. */
     assert_int_equal(l.n, 1 + (n - 2) / 2);
     assert_int_equal(l.id[0], 3);
     assert_int_equal(l.id[1], 4);
@@ -415,9 +414,9 @@ static void an_expression_that_backtracks_without_end_is_an_error(void **state)
     tokenizer_free(t);
 }
 
-/* ---- the two ways of merging, the two ways of splitting ---- */
+/* ---- short and long words, scanners and PCRE2 ---- */
 
-/* A word by the definition: again and again, the leftmost pair of the lowest rank. */
+/* A word by the definition: repeatedly merge the leftmost pair of the lowest rank. */
 static int32_t merge_plainly(const struct tokenizer *t, int32_t *id, int32_t n)
 {
     for (;;) {
@@ -445,7 +444,7 @@ static int32_t merge_plainly(const struct tokenizer *t, int32_t *id, int32_t n)
 static void long_and_short_words_merge_alike(void **state)
 {
     (void)state;
-    /* Merges that overlap, so that the order of ranks and places matters. */
+    /* Merges that overlap, so that the order of ranks and positions matters. */
     static const char JSON[] = "{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"use_regex\":false},"
                                "\"decoder\":{\"type\":\"ByteLevel\"},"
                                "\"model\":{\"type\":\"BPE\",\"vocab\":"
@@ -473,8 +472,8 @@ static void long_and_short_words_merge_alike(void **state)
     tokenizer_free(t);
 }
 
-/* Random text of characters whose classes every version of Unicode's tables agrees
- * on. */
+/* Random text of characters that are in the same class in all versions of Unicode's
+ * tables. */
 static size_t random_text(char *s, size_t max)
 {
     static const char *const PARTS[] = {"'s",
@@ -584,7 +583,7 @@ static void *encode_often(void *arg)
 
     for (int i = 0; i < 3000 && !bad; i++) {
         char other[16];
-        /* turns entries of the cache over */
+        /* replaces entries of the cache */
         snprintf(other, sizeof(other), "w%dx %d", i % 977, i % 331);
         l.n = 0;
         bad |= tokenizer_encode(t, other, strlen(other), false, 1000, &l, NULL);
@@ -691,7 +690,7 @@ static void a_broken_file_is_one_clear_error(void **state)
         {"{\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"ByteLevel\"},{"
          "\"type\":\"Digits\"}]}"
          "," MODEL "}",
-         "behind ByteLevel", ERR_INVALID},
+         "after ByteLevel", ERR_INVALID},
         {"{\"post_processor\":{\"type\":\"BertProcessing\",\"sep\":[\"x\",1]}," MODEL "}",
          "needs \"cls\"", ERR_INVALID},
         {"{\"post_processor\":{\"type\":\"BertProcessing\",\"sep\":[\"x\",-1]}," MODEL "}",
@@ -742,8 +741,8 @@ static void every_beginning_of_a_file_is_refused(void **state)
     }
 }
 
-/* A vocabulary with a run of `n` spaces as one token, as an added one or as the last of
- * merges that double; `n` is a power of two. */
+/* A vocabulary with a run of `n` spaces as one token, either an added one or the result
+ * of merges that each double the run; `n` is a power of two. */
 static char *json_of_spaces(int n, bool added)
 {
     struct buf b;

@@ -1,5 +1,5 @@
-/* Checkpoints: lying headers, broken shards, links out of the directory; and tensors
- * against a family's table. */
+/* Checkpoints: malformed headers, broken shards, links out of the directory; and the
+ * check of tensors against a family's table. */
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,7 +84,7 @@ static void lying_headers_are_refused(void **state)
     refuse(A(",\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[12,16]}"), 16,
            "belong to no tensor");
     refuse(A(",\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[8,12]}"), 12,
-           "tensor 'a' is there twice");
+           "tensor 'a' appears twice");
     refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8,
            "claims 8 bytes, its shape and type make 12");
     refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904,4],\"data_offsets\":[0,0]}}",
@@ -122,7 +122,7 @@ static void truncated_files_are_refused_at_every_length(void **state)
     for (size_t n = 0; n < len; n++) {
         struct checkpoint *c;
         assert_int_equal(checkpoint_new(&c, &e), 0);
-        char *cut = malloc(n + 1); /* of that size, so that a sanitizer sees a byte too far */
+        char *cut = malloc(n + 1); /* lets a sanitizer see a read past the end */
         memcpy(cut, f, n);
         assert_true(safetensors_parse(c, cut, n, "x", &e) < 0);
         free(cut);
@@ -223,7 +223,7 @@ static void shards_are_opened_by_their_index(void **state)
     assert_non_null(checkpoint_find(c, "b"));
     checkpoint_free(c);
     write_index("\"a\":\"two.safetensors\",\"b\":\"two.safetensors\"");
-    refuse_dir(ERR_INVALID, "tensor 'a' is not in 'two.safetensors' as it says");
+    refuse_dir(ERR_INVALID, "tensor 'a' is not in 'two.safetensors'");
     write_index("\"a\":\"one.safetensors\",\"b\":\"one.safetensors\"");
     refuse_dir(ERR_INVALID, "tensor 'b' is not in 'one.safetensors'");
     write_index("\"a\":\"one.safetensors\",\"b\":\"gone.safetensors\"");
@@ -242,7 +242,7 @@ static void shards_are_opened_by_their_index(void **state)
     refuse_dir(ERR_INVALID, "names no tensors");
     write_tensor("two.safetensors", "a");
     write_index("\"a\":\"one.safetensors\",\"b\":\"two.safetensors\"");
-    refuse_dir(ERR_INVALID, "tensor 'a' is there twice");
+    refuse_dir(ERR_INVALID, "tensor 'a' appears twice");
 }
 
 static void a_shard_with_more_than_the_index_names_is_refused(void **state)
@@ -291,8 +291,8 @@ static void links_are_followed_inside_the_model_only(void **state)
     memcpy(root, dir, sizeof(dir));
 }
 
-/* m/snapshots/rev/model.safetensors -> m/blobs/hash -> blobs/hash, as newer tools keep
- * what several models have. */
+/* m/snapshots/rev/model.safetensors -> m/blobs/hash -> blobs/hash: newer tools keep
+ * files that several models share in one place. */
 static void blobs_may_be_shared_by_models(void **state)
 {
     (void)state;
@@ -313,13 +313,13 @@ static void blobs_may_be_shared_by_models(void **state)
         fail_msg("%s", e.text);
     }
     checkpoint_free(c);
-    snprintf(root, sizeof(root), "%.40s/m/other", dir); /* no snapshot */
+    snprintf(root, sizeof(root), "%.40s/m/other", dir); /* not a snapshot */
     refuse_dir(ERR_INVALID, "a symbolic link out of the model directory");
     memcpy(root, dir, sizeof(dir));
 }
 
-/* What a backend reads in place may have other pages than the file's by then
- * (kernels/cpu/hugepages.c): they must stay. */
+/* The pages of a tensor that is read in place may be anonymous memory
+ * (kernels/cpu/hugepages.c): they must not be dropped. */
 static void a_tensor_that_is_kept_keeps_its_pages(void **state)
 {
     (void)state;
@@ -335,7 +335,7 @@ static void a_tensor_that_is_kept_keeps_its_pages(void **state)
     const struct tensor *a = checkpoint_find(c, "a"), *b = checkpoint_find(c, "b");
     char *in_a = (char *)((uintptr_t)a->data / page * page + page),
          *in_b = (char *)((uintptr_t)b->data / page * page + page);
-    for (int i = 0; i < 2; i++) { /* pages of our own, with a mark */
+    for (int i = 0; i < 2; i++) { /* anonymous pages with a mark */
         char *at = i ? in_b : in_a;
         assert_ptr_equal(
             mmap(at, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
@@ -344,9 +344,9 @@ static void a_tensor_that_is_kept_keeps_its_pages(void **state)
     }
     assert_int_equal(checkpoint_keep(c, a, &e), 0);
     assert_int_equal(checkpoint_fetch(c, &e), 0);
-    checkpoint_rest(c);
+    checkpoint_drop_pages(c);
     assert_int_equal(in_a[0], 7);
-    assert_int_equal(in_b[0], 0); /* given back */
+    assert_int_equal(in_b[0], 0); /* dropped */
     checkpoint_free(c);
 }
 
@@ -356,7 +356,7 @@ static void what_is_no_file_of_weights_is_refused(void **state)
     refuse_dir(ERR_NOT_FOUND, "neither model.safetensors nor model.safetensors.index.json");
     write_file("pytorch_model.bin", "x", 1);
     refuse_dir(ERR_NOT_FOUND, "pytorch_model.bin is not read");
-    /* must not wait for a writer */
+    /* opening a FIFO must not wait for a writer */
     assert_int_equal(mkfifo(path_of("model.safetensors"), 0600), 0);
     refuse_dir(ERR_INVALID, "not a regular file");
     assert_int_equal(unlink(path_of("model.safetensors")), 0);

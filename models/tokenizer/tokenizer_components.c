@@ -1,9 +1,8 @@
-/* tokenizer.json's normalizer, pre-tokenizer, post-processor and decoder, each a list
- * of components.
+/* The normalizer, pre-tokenizer, post-processor and decoder of tokenizer.json, each one
+ * component or a "Sequence" of them.
  *
- * A component is one flat object; "Sequence" holds others under a key that names the
- * kind. All fields that any component has are read into one struct, then the
- * component's type says which of them count.
+ * A component is a flat object. All fields that any type of component has are read into
+ * one struct, of which the component's type then says which are used.
  */
 #include "models/tokenizer/tokenizer_internal.h"
 
@@ -12,7 +11,7 @@
 
 enum { NAME_BYTES = 128, TEMPLATE_NAMES = 16, TEMPLATE_IDS = 8 };
 
-/* What TemplateProcessing names: a special token and its ids. */
+/* A special token of TemplateProcessing and its ids. */
 struct template_name {
     char name[NAME_BYTES];
     int32_t id[TEMPLATE_IDS];
@@ -213,7 +212,7 @@ static void read_other_field(struct json *j, struct component *c, component_fn f
 
 static void read_component(struct json *j, component_fn fn, void *ctx)
 {
-    struct component *c = calloc(1, sizeof(*c)); /* too large for a recursion's stack */
+    struct component *c = calloc(1, sizeof(*c)); /* too large for a recursive stack frame */
 
     if (!c) {
         json_fail_nomem(j, "a tokenizer's component");
@@ -249,7 +248,7 @@ static bool type_is(const struct component *c, const char *type)
     return strcmp(c->type, type) == 0;
 }
 
-/* Errors of compiling and allocating, as errors of the file. */
+/* Report an error of compiling or allocating as an error of the file. */
 static void check(struct json *j, int rc, const struct err *e)
 {
     if (rc != 0) {
@@ -330,7 +329,7 @@ void read_normalizer(struct json *j, struct tokenizer *t)
 static struct stage *add_stage(struct json *j, struct tokenizer *t, enum stage_kind kind)
 {
     if (t->bpe.byte_level) {
-        json_fail(j, "a pre-tokenizer behind ByteLevel is not supported");
+        json_fail(j, "a pre-tokenizer after ByteLevel is not supported");
         return NULL;
     }
     if (t->n_stages == TOKENIZER_STAGES) {
@@ -501,7 +500,7 @@ static void add_post_processor(struct json *j, const struct component *c, void *
         t->prefix[0] = c->cls;
         t->suffix[0] = c->sep;
         t->n_prefix = t->n_suffix = 1;
-    } else if (!type_is(c, "ByteLevel")) { /* which touches offsets only */
+    } else if (!type_is(c, "ByteLevel")) { /* ByteLevel changes only offsets */
         json_fail(j, "the post-processor \"%s\" is not supported", c->type);
     }
 }

@@ -1,5 +1,5 @@
-/* UTF-8, and the alphabet in which byte-level tokenizers write bytes. */
-#include "models/tokenizer/tokenizer_internal.h"
+/* See utf8.h. */
+#include "config/base/utf8.h"
 
 #include <string.h>
 
@@ -33,15 +33,15 @@ int utf8_next(const uint8_t *s, size_t len, int *ret_bad)
     return need;
 }
 
-bool utf8_valid(const char *s, size_t len)
+bool utf8_valid(const char *text, size_t len)
 {
-    if (len == 0) { /* of no address perhaps */
+    if (len == 0) { /* and text may be NULL */
         return true;
     }
-    const uint8_t *p = (const uint8_t *)s, *end = p + len;
+    const uint8_t *p = (const uint8_t *)text, *end = p + len;
     int bad;
     while (p < end) {
-        if (end - p >= 8) {
+        if (end - p >= 8) { /* eight ASCII characters at once */
             uint64_t w;
             memcpy(&w, p, 8);
             if (!(w & 0x8080808080808080u)) {
@@ -88,30 +88,4 @@ int utf8_put(char *ret, int32_t c)
     }
     ret[0] = (char)((0xF0 << (4 - n)) | c);
     return n;
-}
-
-/* Printable Latin-1 characters stand for themselves; the other 68 bytes, in order, are
- * U+0100 .. U+0143. */
-static bool is_printable(int c)
-{
-    return (c >= '!' && c <= '~') || (c >= 0xA1 && c <= 0xAC) || (c >= 0xAE && c <= 0xFF);
-}
-
-int32_t byte_to_char(uint8_t b)
-{
-    if (is_printable(b)) {
-        return b;
-    }
-    return b <= 0x20 ? 0x100 + b : b <= 0xA0 ? 0x121 + (b - 0x7F) : 0x143;
-}
-
-int char_to_byte(int32_t c)
-{
-    if (c < 0x100) {
-        return is_printable(c) ? c : -1;
-    }
-    if (c > 0x143) {
-        return -1;
-    }
-    return c <= 0x120 ? c - 0x100 : c == 0x143 ? 0xAD : 0x7F + (c - 0x121);
 }

@@ -1,0 +1,27 @@
+/* See weight_pieces.h. */
+#include "kernels/weight_pieces.h"
+
+int weight_pieces_check(const struct weight_desc *d, int64_t max_row_bytes, struct err *e)
+{
+    if (d->rows < 1 || d->cols < 1 || d->dtype == DTYPE_I32) {
+        return err_set(e, ERR_INVALID, "weight %s: [%d, %d] of %s is not possible", d->name,
+                       d->rows, d->cols, dtype_name(d->dtype));
+    }
+    int64_t rows = 0;
+    int64_t n = 0;
+    bool fits = true;
+    for (int32_t i = 0; i < d->n_pieces; i++) {
+        const struct weight_piece *p = &d->piece[i];
+        rows += weight_piece_rows(p);
+        n += (int64_t)p->rows * p->cols;
+        fits = fits && p->dtype != DTYPE_I32 &&
+               (d->kind == WEIGHT_VECTOR || weight_piece_cols(p) == d->cols) &&
+               p->cols * dtype_bytes(p->dtype) <= max_row_bytes;
+    }
+    fits = fits && (d->kind == WEIGHT_VECTOR ? d->rows == 1 && n == d->cols : rows == d->rows);
+    if (d->n_pieces > 0 && !fits) {
+        return err_set(e, ERR_INVALID, "weight %s: its pieces do not make [%d, %d]", d->name,
+                       d->rows, d->cols);
+    }
+    return 0;
+}
