@@ -89,7 +89,7 @@ static int cuda_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtyp
     return 0;
 }
 
-int32_t cuda_rows_behind(const struct cuda_backend *c, struct mat m)
+int32_t cuda_rows_capacity(const struct cuda_backend *c, struct mat m)
 {
     for (int32_t i = 0; i < c->n_scratch; i++) {
         const struct cuda_scratch *s = &c->scratch[i];
@@ -109,7 +109,7 @@ int32_t cuda_rows(struct cuda_backend *c, struct mat m)
     /* the eager step before a capture: learn how far rows can be padded */
     if (c->in_step && c->recording) {
         c->max_graph_rows =
-            MIN(c->max_graph_rows, m.rows < c->batch.n_tokens ? m.rows : cuda_rows_behind(c, m));
+            MIN(c->max_graph_rows, m.rows < c->batch.n_tokens ? m.rows : cuda_rows_capacity(c, m));
     }
     return m.rows;
 }
@@ -274,16 +274,16 @@ static int32_t attention_window(struct cuda_backend *c, int32_t window)
         return -1;
     }
     attn_chunk_starts(&c->batch, window, ATTN_CHUNK, NULL, start);
-    struct attn_cut cut = cuda_attn_cut(c, start, c->batch.n_decode);
+    struct split_kv_plan plan = cuda_split_kv(c, start, c->batch.n_decode);
     cuda_check(c,
                cudaMemcpyAsync(c->arrays.chunk_start + (int64_t)i * (c->config.max_seqs + 1), start,
                                (size_t)(c->batch.n_decode + 1) * sizeof(*start),
                                cudaMemcpyHostToDevice, c->stream),
                "attention");
     cuda_check(c,
-               cudaMemcpyAsync((char *)c->arrays.header + offsetof(struct step_header, cut) +
-                                   (size_t)i * sizeof(cut),
-                               &cut, sizeof(cut), cudaMemcpyHostToDevice, c->stream),
+               cudaMemcpyAsync((char *)c->arrays.header + offsetof(struct step_header, split_kv) +
+                                   (size_t)i * sizeof(plan),
+                               &plan, sizeof(plan), cudaMemcpyHostToDevice, c->stream),
                "attention");
     cuda_check(c, cudaStreamSynchronize(c->stream), "attention");
     free(start);
@@ -354,7 +354,7 @@ static void cuda_sample(struct backend *b, struct mat logits, int32_t first)
     struct cuda_backend *c = cuda_of(b);
 
     cuda_start(c);
-    if (!cuda_sample_room(c, logits)) {
+    if (!cuda_sample_reserve(c, logits)) {
         return;
     }
     struct sample_args a = c->sample;
@@ -375,7 +375,7 @@ static void cuda_sample(struct backend *b, struct mat logits, int32_t first)
 /* ---- tests and profiling ---- */
 
 /* The buffer through which float32 copies pass, of at least n floats. */
-static int convert_room(struct cuda_backend *c, int64_t n, struct err *e)
+static int convert_reserve(struct cuda_backend *c, int64_t n, struct err *e)
 {
     if (n * 4 > c->convert_bytes) {
         cudaFree(c->convert);
@@ -394,7 +394,7 @@ static int cuda_download(struct backend *b, struct mat m, float *out, struct err
 {
     struct cuda_backend *c = cuda_of(b);
     int64_t n = (int64_t)m.rows * m.cols;
-    int rc = convert_room(c, n, e);
+    int rc = convert_reserve(c, n, e);
 
     if (rc < 0) {
         return rc;
@@ -412,7 +412,7 @@ static int cuda_upload(struct backend *b, struct mat m, const float *in, struct 
 {
     struct cuda_backend *c = cuda_of(b);
     int64_t n = (int64_t)m.rows * m.cols;
-    int rc = convert_room(c, n, e);
+    int rc = convert_reserve(c, n, e);
 
     if (rc < 0) {
         return rc;
@@ -436,7 +436,7 @@ static void cuda_free(struct backend *b)
     if (c->stream) {
         cuda_wait_stream(c);
     }
-    if (!cuda_rest(c)) {
+    if (!cuda_drain(c)) {
         return; /* the process ends of the failure behind it */
     }
     cuda_kv_release(c);

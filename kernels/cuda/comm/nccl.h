@@ -28,8 +28,8 @@ void nccl_version_text(const struct nccl *n, char *ret, size_t cap);
 /* Processes that share a communicator. Zeroed: none. */
 struct nccl_group {
     const struct nccl *lib;
-    ncclComm_t comm;              /* NULL until nccl_ready */
-    struct nccl_meeting *meeting; /* NULL: it is over */
+    ncclComm_t comm;        /* NULL until nccl_ready */
+    struct nccl_init *init; /* NULL: it is over */
     pthread_t aborter;
     bool aborting;
 };
@@ -37,8 +37,8 @@ struct nccl_group {
 /* Begins the meeting of n processes, of which this is number `rank`, on a thread: it
  * takes most of a second, and waits for all without a limit. All pass the same id,
  * which one has made. */
-int nccl_meet(struct nccl_group *g, int device, const ncclUniqueId *id, int32_t n, int32_t rank,
-              struct err *e);
+int nccl_init_start(struct nccl_group *g, int device, const ncclUniqueId *id, int32_t n,
+                    int32_t rank, struct err *e);
 /* Until all have come, or cuda_others_gone says that they will not. */
 int nccl_ready(struct nccl_group *g, struct cuda_backend *c, struct err *e);
 /* Let the device's kernels go that wait for others; returns at once. */

@@ -19,13 +19,13 @@
 #include "kernels/cuda/step/norm.cuh"
 
 /* One row's exchange; vectors of 16 bytes are counted by m. */
-struct row_exchange {
+struct row_all_reduce {
     const p2p_args &p;
-    int row, turn;
+    int row, buffer;
 
-    __device__ __forceinline__ uint4 *place(int receiver, int sender, int in_turn) const
+    __device__ __forceinline__ uint4 *slot_address(int receiver, int sender, int in_buffer) const
     {
-        int64_t slot = ((int64_t)in_turn * p.n_ranks + sender) * P2P_MAX_ROWS + row;
+        int64_t slot = ((int64_t)in_buffer * p.n_ranks + sender) * P2P_MAX_ROWS + row;
         return (uint4 *)(p.inbox[receiver].row + slot * P2P_ROW_BYTES);
     }
     __device__ __forceinline__ void send(int m, uint4 v) const
@@ -33,13 +33,13 @@ struct row_exchange {
         v = make_uint4(not_blank(v.x), not_blank(v.y), not_blank(v.z), not_blank(v.w));
         for (int r = 0; r < p.n_ranks; r++) {
             if (r != p.rank) {
-                p2p_store(place(r, p.rank, turn) + m, v);
+                p2p_store(slot_address(r, p.rank, buffer) + m, v);
             }
         }
     }
     __device__ __forceinline__ uint4 receive(int sender, int m) const
     {
-        const uint4 *at = place(p.rank, sender, turn) + m;
+        const uint4 *at = slot_address(p.rank, sender, buffer) + m;
         uint4 v = p2p_load(at);
         for (int i = 1;
              (v.x == BLANK || v.y == BLANK || v.z == BLANK || v.w == BLANK) && !stopped(p, i);
@@ -48,12 +48,12 @@ struct row_exchange {
         }
         return v;
     }
-    __device__ __forceinline__ void wipe(int in_turn, int32_t n_bytes) const
+    __device__ __forceinline__ void clear(int in_buffer, int32_t n_bytes) const
     {
         for (int m = threadIdx.x; m < n_bytes / (int)sizeof(uint4); m += blockDim.x) {
             for (int r = 0; r < p.n_ranks; r++) {
                 if (r != p.rank) {
-                    p2p_store(place(p.rank, r, in_turn) + m,
+                    p2p_store(slot_address(p.rank, r, in_buffer) + m,
                               make_uint4(BLANK, BLANK, BLANK, BLANK));
                 }
             }
@@ -74,14 +74,14 @@ __global__ void __launch_bounds__(P2P_THREADS, 1)
     pdl_release();
     pdl_wait();
     p2p_row *state = p.row + row;
-    int turn = state->turn, before = (turn + P2P_TURNS - 1) % P2P_TURNS;
+    int buffer = state->buffer, before = (buffer + P2P_BUFFERS - 1) % P2P_BUFFERS;
     int32_t stale = state->used[before];
-    row_exchange e = {p, row, turn};
+    row_all_reduce e = {p, row, buffer};
     T *mine = y + row * y_stride;
     for (int i = threadIdx.x * V; i < cols; i += blockDim.x * V) {
         e.send(i / V, *(const uint4 *)(mine + i));
     }
-    e.wipe(before, stale);
+    e.clear(before, stale);
     auto sum = [&](int, int i, float(&b)[V]) {
 #pragma unroll
         for (int j = 0; j < V; j++)
@@ -115,8 +115,8 @@ __global__ void __launch_bounds__(P2P_THREADS, 1)
     __syncthreads();
     if (threadIdx.x == 0) {
         state->used[before] = 0;
-        state->used[turn] = cols * (int32_t)sizeof(T);
-        state->turn = (turn + 1) % P2P_TURNS;
+        state->used[buffer] = cols * (int32_t)sizeof(T);
+        state->buffer = (buffer + 1) % P2P_BUFFERS;
     }
 }
 

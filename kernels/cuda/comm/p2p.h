@@ -13,16 +13,16 @@ enum {
     P2P_MAX_RANKS = 8,
     P2P_MAX_ROWS = 256,
     P2P_ROW_BYTES = 32 << 10,
-    P2P_TURNS = 3,         /* see p2p.cu */
+    P2P_BUFFERS = 3,       /* see p2p.cu */
     P2P_MAX_TOKENS = 1024, /* samples of an exchange */
     TOPK_MOST = 64,        /* entries of a short list (topk_merge.cu) */
     TOPK_SAMPLES = 256,    /* samples of an exchange of them */
-    TOPK_CELLS = 336,      /* of a sample */
+    TOPK_WORDS = 336,      /* of a sample */
     P2P_EPOCH_TOKENS = 0,  /* exchanges of tokens so far */
     P2P_EPOCH_ROWS = 1,    /* of logits rows */
     P2P_EPOCH_FUSED = 2,   /* sums in fused launches */
     P2P_EPOCHS = 3,
-    P2P_FUSED_TURNS = 2,                 /* see all_reduce.cuh */
+    P2P_FUSED_BUFFERS = 2,               /* see all_reduce.cuh */
     P2P_FUSED_BYTES = 8 * P2P_ROW_BYTES, /* of a sum in a fused launch */
 };
 
@@ -32,8 +32,8 @@ struct p2p_token {
 };
 
 struct p2p_row {
-    int32_t turn;            /* [0, P2P_TURNS) */
-    int32_t used[P2P_TURNS]; /* bytes that came in a turn and are not wiped yet */
+    int32_t buffer;            /* [0, P2P_TURNS) */
+    int32_t used[P2P_BUFFERS]; /* bytes that came in a turn and are not wiped yet */
 };
 
 /* A rank's memory that the others write; all bytes of `row` and `chain` 0xFF, the rest
@@ -42,10 +42,11 @@ struct p2p_inbox {
     char *row;               /* [P2P_TURNS][n_ranks][P2P_MAX_ROWS][P2P_ROW_BYTES] */
     char *fused;             /* [P2P_FUSED_TURNS][n_ranks][P2P_FUSED_BYTES] */
     struct p2p_token *token; /* [2][n_ranks][P2P_MAX_TOKENS] */
-    uint32_t *came; /* [n_ranks] exchange of logits rows to which each rank's columns have come */
+    uint32_t
+        *rows_epoch; /* [n_ranks] exchange of logits rows to which each rank's columns have come */
     /* [2][n_ranks][TOPK_SAMPLES][TOPK_CELLS] a number each, and its
      * exchange's */
-    unsigned long long *cell;
+    unsigned long long *topk;
 };
 
 struct p2p_args {
@@ -75,13 +76,13 @@ struct p2p_rows {
 };
 /* `part` [rows, the rank's columns] to the ranks that draw its rows; at the end theirs
  * have come here. */
-void launch_p2p_rows(const struct p2p_args *p, const struct p2p_rows *out, const float *part,
+void launch_p2p_rows(const struct p2p_args *p, const struct p2p_rows *out, const float *shard,
                      int64_t stride, int32_t rows, cudaStream_t stream);
 /* Each rank has drawn its share of the step's rows first_row .. first_row + rows, whose
  * samples are P2P_MAX_TOKENS at most, and has answered into rank 0's memory: all get
  * the tokens, and rank 0's host the answers. */
-void launch_p2p_drawn(const struct p2p_args *p, const struct step_arrays *s, int32_t first_row,
-                      int32_t rows, cudaStream_t stream);
+void launch_p2p_share_tokens(const struct p2p_args *p, const struct step_arrays *s,
+                             int32_t first_row, int32_t rows, cudaStream_t stream);
 
 /* Draws the step's rows a->first .. of which a->logits [rows, the rank's columns] is a
  * part, as launch_sample does from `vocab` columns; `width`: of the first rank's part.
@@ -96,7 +97,7 @@ void launch_topk_merge(const struct p2p_args *p, const struct sample_args *a,
  * its logits, which begin at id `first`, of the step's rows from `first_row` on: the
  * greatest of all becomes the samples' token, with its log-probability, on every rank.
  * At most P2P_MAX_TOKENS rows. */
-void launch_p2p_tokens(const struct p2p_args *p, const struct step_arrays *s, const float *part,
+void launch_p2p_tokens(const struct p2p_args *p, const struct step_arrays *s, const float *shard,
                        int64_t stride, int32_t first, int32_t first_row, int32_t rows,
                        cudaStream_t stream);
 

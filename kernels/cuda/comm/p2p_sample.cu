@@ -17,15 +17,15 @@
 
 /* ---- rows to those who draw them ---- */
 
-enum { ROW_PIECES = 8 };
+enum { ROW_CHUNKS = 8 };
 
 /* What this rank has of a row, `cols` columns, copied by one of its pieces' blocks. */
-__device__ __forceinline__ void copy_piece(float *to, const float *from, int cols)
+__device__ __forceinline__ void copy_chunk(float *to, const float *from, int cols)
 {
-    int piece = (cols + ROW_PIECES - 1) / ROW_PIECES, lo, hi;
+    int chunk = (cols + ROW_CHUNKS - 1) / ROW_CHUNKS, lo, hi;
 
-    piece = (piece + 3) / 4 * 4;
-    lo = min(cols, (int)blockIdx.x * piece), hi = min(cols, lo + piece);
+    chunk = (chunk + 3) / 4 * 4;
+    lo = min(cols, (int)blockIdx.x * chunk), hi = min(cols, lo + chunk);
     if ((uintptr_t)to % 16 == 0 && (uintptr_t)from % 16 == 0) {
         for (int i = lo + 4 * (int)threadIdx.x; i + 4 <= hi; i += 4 * blockDim.x) {
             *(float4 *)(to + i) = *(const float4 *)(from + i);
@@ -38,19 +38,19 @@ __device__ __forceinline__ void copy_piece(float *to, const float *from, int col
 }
 
 /* All ranks' columns have come here, as this rank's have to them. */
-__device__ void meet(const p2p_args &p)
+__device__ void rows_barrier(const p2p_args &p)
 {
     uint32_t epoch = p.epoch[P2P_EPOCH_ROWS] + 1;
 
     for (int r = 0; r < p.n_ranks; r++) {
         if (r != p.rank) {
-            p2p_flag(p.inbox[r].came + p.rank, epoch);
+            p2p_flag(p.inbox[r].rows_epoch + p.rank, epoch);
         }
     }
     for (int r = 0; r < p.n_ranks; r++) {
         if (r != p.rank) {
-            for (int i = 1;
-                 (int32_t)(p2p_flagged(p.inbox[p.rank].came + r) - epoch) < 0 && !stopped(p, i);) {
+            for (int i = 1; (int32_t)(p2p_flagged(p.inbox[p.rank].rows_epoch + r) - epoch) < 0 &&
+                            !stopped(p, i);) {
                 i++;
             }
         }
@@ -59,13 +59,13 @@ __device__ void meet(const p2p_args &p)
 }
 
 __global__ void __launch_bounds__(P2P_THREADS)
-    p2p_rows_kernel(p2p_args p, p2p_rows out, const float *part, int64_t stride, int32_t rows)
+    p2p_rows_kernel(p2p_args p, p2p_rows out, const float *shard, int64_t stride, int32_t rows)
 {
     pdl_release();
     pdl_wait();
     int share = (rows + p.n_ranks - 1) / p.n_ranks, first = p.rank * out.width;
     int row = blockIdx.y;
-    copy_piece(out.row[row / share] + (row % share) * out.stride + first, part + row * stride,
+    copy_chunk(out.row[row / share] + (row % share) * out.stride + first, shard + row * stride,
                min(out.width, out.vocab - first));
     __syncthreads();
     if (threadIdx.x > 0) {
@@ -77,20 +77,20 @@ __global__ void __launch_bounds__(P2P_THREADS)
     }
     *p.arrived = 0;
     __threadfence_system();
-    meet(p);
+    rows_barrier(p);
 }
 
 extern "C" void launch_p2p_rows(const struct p2p_args *p, const struct p2p_rows *out,
-                                const float *part, int64_t stride, int32_t rows,
+                                const float *shard, int64_t stride, int32_t rows,
                                 cudaStream_t stream)
 {
-    launch(p2p_rows_kernel, dim3(ROW_PIECES, rows), dim3(P2P_THREADS), 0, stream, *p, *out, part,
+    launch(p2p_rows_kernel, dim3(ROW_CHUNKS, rows), dim3(P2P_THREADS), 0, stream, *p, *out, shard,
            stride, rows);
 }
 
 /* ---- tokens to all ---- */
 
-struct drawn_rows {
+struct sampled_rows {
     const step_header *h;
     const int32_t *group; /* first sample of each row */
     int first, rows, share;
@@ -109,32 +109,32 @@ struct drawn_rows {
 };
 
 /* What the host reads, from the device's memory into the host's. */
-__device__ void tell_host(const drawn_rows &d)
+__device__ void copy_results_to_host(const sampled_rows &d)
 {
     const step_header *h = d.h;
     int from = d.group[d.first], to = d.group[d.first + d.rows];
 
     for (int i = from + (int)threadIdx.x; i < to; i += blockDim.x) {
-        h->told.token[i] = __ldcg(h->result_token + i);
-        h->told.logprob[i] = __ldcg(h->result_logprob + i);
+        h->host_results.token[i] = __ldcg(h->result_token + i);
+        h->host_results.logprob[i] = __ldcg(h->result_logprob + i);
     }
     for (int64_t k = (int64_t)from * h->top_stride + threadIdx.x; k < (int64_t)to * h->top_stride;
          k += blockDim.x) {
-        h->told.top_token[k] = __ldcg(h->result_top_token + k);
-        h->told.top_logprob[k] = __ldcg(h->result_top_logprob + k);
+        h->host_results.top_token[k] = __ldcg(h->result_top_token + k);
+        h->host_results.top_logprob[k] = __ldcg(h->result_top_logprob + k);
     }
 }
 
 __global__ void __launch_bounds__(P2P_THREADS)
-    p2p_drawn_kernel(p2p_args p, step_arrays s, int32_t first_row, int32_t rows)
+    p2p_share_tokens_kernel(p2p_args p, step_arrays s, int32_t first_row, int32_t rows)
 {
     pdl_wait();
     pdl_release();
     const step_header *h = s.header;
     uint32_t epoch = p.epoch[P2P_EPOCH_TOKENS] + 1;
     int64_t half = (int64_t)(epoch & 1) * p.n_ranks;
-    drawn_rows d = {h, (const int32_t *)((const char *)h + h->off_group), first_row,
-                    min(rows, h->n_logits - first_row), (rows + p.n_ranks - 1) / p.n_ranks};
+    sampled_rows d = {h, (const int32_t *)((const char *)h + h->off_group), first_row,
+                      min(rows, h->n_logits - first_row), (rows + p.n_ranks - 1) / p.n_ranks};
     /* the answers of this rank's rows, before the tokens that tell of them */
     __threadfence_system();
     d.of(p.rank, [&](int i, int at) {
@@ -162,17 +162,17 @@ __global__ void __launch_bounds__(P2P_THREADS)
     __threadfence_system();
     __syncthreads();
     if (p.rank == 0) {
-        tell_host(d);
+        copy_results_to_host(d);
     }
     if (threadIdx.x == 0) {
         p.epoch[P2P_EPOCH_TOKENS] = epoch;
     }
 }
 
-extern "C" void launch_p2p_drawn(const struct p2p_args *p, const struct step_arrays *s,
-                                 int32_t first_row, int32_t rows, cudaStream_t stream)
+extern "C" void launch_p2p_share_tokens(const struct p2p_args *p, const struct step_arrays *s,
+                                        int32_t first_row, int32_t rows, cudaStream_t stream)
 {
-    launch(p2p_drawn_kernel, dim3(1), dim3(P2P_THREADS), 0, stream, *p, *s, first_row, rows);
+    launch(p2p_share_tokens_kernel, dim3(1), dim3(P2P_THREADS), 0, stream, *p, *s, first_row, rows);
 }
 
 /* ---- the best of all ---- */
@@ -218,7 +218,7 @@ __device__ __forceinline__ candidate merge(candidate a, candidate b)
 }
 
 __global__ void __launch_bounds__(P2P_THREADS)
-    p2p_tokens_kernel(p2p_args p, step_arrays s, const float *part, int64_t stride, int32_t first,
+    p2p_tokens_kernel(p2p_args p, step_arrays s, const float *shard, int64_t stride, int32_t first,
                       int32_t first_row, int32_t rows)
 {
     pdl_wait();
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(P2P_THREADS)
         }
         candidate mine = {s.sampled[i], 0.0f, 0.0f};
         if (mine.token >= 0) {
-            mine.logit = part[row * stride + mine.token];
+            mine.logit = shard[row * stride + mine.token];
             mine.lse = mine.logit - *(volatile float *)&h->result_logprob[i];
             mine.token += first;
         }
@@ -267,9 +267,9 @@ __global__ void __launch_bounds__(P2P_THREADS)
 }
 
 extern "C" void launch_p2p_tokens(const struct p2p_args *p, const struct step_arrays *s,
-                                  const float *part, int64_t stride, int32_t first,
+                                  const float *shard, int64_t stride, int32_t first,
                                   int32_t first_row, int32_t rows, cudaStream_t stream)
 {
-    launch(p2p_tokens_kernel, dim3(1), dim3(P2P_THREADS), 0, stream, *p, *s, part, stride, first,
+    launch(p2p_tokens_kernel, dim3(1), dim3(P2P_THREADS), 0, stream, *p, *s, shard, stride, first,
            first_row, rows);
 }

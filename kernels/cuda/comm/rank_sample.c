@@ -25,25 +25,25 @@ enum { SHARING_RANKS = 2 };
 
 /* Room for parts as they are sent. Not while a graph is captured: the eager step before
  * has made it. */
-static bool parts_room(struct cuda_backend *c, int64_t n_bytes)
+static bool shards_reserve(struct cuda_backend *c, int64_t n_bytes)
 {
     struct cuda_ranks *r = c->ranks;
 
-    if (n_bytes <= r->parts_bytes) {
+    if (n_bytes <= r->shards_bytes) {
         return true;
     }
-    cudaFree(r->parts);
-    r->parts = NULL;
-    r->parts_bytes = 0;
-    if (!cuda_check(c, cudaMalloc((void **)&r->parts, (size_t)n_bytes), "the ranks' logits")) {
+    cudaFree(r->shards);
+    r->shards = NULL;
+    r->shards_bytes = 0;
+    if (!cuda_check(c, cudaMalloc((void **)&r->shards, (size_t)n_bytes), "the ranks' logits")) {
         return false;
     }
-    r->parts_bytes = n_bytes;
+    r->shards_bytes = n_bytes;
     return true;
 }
 
 /* Columns of a rank's part of `vocab`: the last ones' are what is left. */
-static int32_t part_cols(const struct cuda_ranks *r, int32_t vocab, int32_t rank)
+static int32_t shard_cols(const struct cuda_ranks *r, int32_t vocab, int32_t rank)
 {
     int32_t width = (int32_t)div_ceil(vocab, r->n);
 
@@ -62,19 +62,20 @@ static void copy_cols(struct cuda_backend *c, float *to, int64_t to_stride, cons
 }
 
 /* Without what lies between rows, which differs by rank as the parts' widths do. */
-static void send_part(struct cuda_backend *c, struct mat part, int32_t rows)
+static void send_shard(struct cuda_backend *c, struct mat shard, int32_t rows)
 {
     struct cuda_ranks *r = c->ranks;
     const struct nccl *n = r->nccl.lib;
 
-    copy_cols(c, r->parts, part.cols, part.data, part.stride, part.cols, rows);
-    nccl_check(
-        c, n,
-        n->Send(r->parts, (size_t)rows * (size_t)part.cols, ncclFloat, 0, r->nccl.comm, c->stream),
-        "logits");
+    copy_cols(c, r->shards, shard.cols, shard.data, shard.stride, shard.cols, rows);
+    nccl_check(c, n,
+               n->Send(r->shards, (size_t)rows * (size_t)shard.cols, ncclFloat, 0, r->nccl.comm,
+                       c->stream),
+               "logits");
 }
 
-static void receive_parts(struct cuda_backend *c, struct mat logits, struct mat part, int32_t rows)
+static void receive_shards(struct cuda_backend *c, struct mat logits, struct mat shard,
+                           int32_t rows)
 {
     struct cuda_ranks *r = c->ranks;
     const struct nccl *n = r->nccl.lib;
@@ -82,32 +83,32 @@ static void receive_parts(struct cuda_backend *c, struct mat logits, struct mat 
     bool ok = nccl_check(c, n, n->GroupStart(), "logits");
 
     for (int32_t i = 1; i < r->n && ok; i++) {
-        size_t count = (size_t)rows * (size_t)part_cols(r, logits.cols, i);
+        size_t count = (size_t)rows * (size_t)shard_cols(r, logits.cols, i);
         ok = nccl_check(
-            c, n, n->Recv(r->parts + (i - 1) * slot, count, ncclFloat, i, r->nccl.comm, c->stream),
+            c, n, n->Recv(r->shards + (i - 1) * slot, count, ncclFloat, i, r->nccl.comm, c->stream),
             "logits");
     }
     nccl_check(c, n, n->GroupEnd(), "logits");
-    copy_cols(c, logits.data, logits.stride, part.data, part.stride, part.cols, rows);
+    copy_cols(c, logits.data, logits.stride, shard.data, shard.stride, shard.cols, rows);
     for (int32_t i = 1; i < r->n; i++) {
-        int32_t cols = part_cols(r, logits.cols, i);
-        copy_cols(c, (float *)logits.data + i * width, logits.stride, r->parts + (i - 1) * slot,
+        int32_t cols = shard_cols(r, logits.cols, i);
+        copy_cols(c, (float *)logits.data + i * width, logits.stride, r->shards + (i - 1) * slot,
                   cols, cols, rows);
     }
 }
 
-static void gather_whole(struct cuda_backend *c, struct mat logits, struct mat part, int32_t rows)
+static void gather_whole(struct cuda_backend *c, struct mat logits, struct mat shard, int32_t rows)
 {
     struct cuda_ranks *r = c->ranks;
     int64_t most = MAX(c->max_graph_rows, rows) * div_ceil(logits.cols, r->n) * 4;
 
-    if (!parts_room(c, r->rank > 0 ? most : most * (r->n - 1))) {
+    if (!shards_reserve(c, r->rank > 0 ? most : most * (r->n - 1))) {
         return;
     }
     if (r->rank > 0) {
-        send_part(c, part, rows);
+        send_shard(c, shard, rows);
     } else {
-        receive_parts(c, logits, part, rows);
+        receive_shards(c, logits, shard, rows);
     }
 }
 
@@ -145,20 +146,21 @@ void cuda_rank_choose(struct cuda_backend *c, const struct batch *b)
     bool peers = cuda_ranks_p2p(r) && !c->greedy;
     /* With lists a row's exponentials are added part by part: not to the bit what whole
      * rows give, which others in the batch may ask for. */
-    c->shorts = peers && !c->config.deterministic && b->n_samples <= TOPK_SAMPLES;
-    for (int32_t i = 0; i < b->n_samples && c->shorts; i++) {
-        c->shorts = wants_few(&b->sample[i]);
+    c->topk_merge = peers && !c->config.deterministic && b->n_samples <= TOPK_SAMPLES;
+    for (int32_t i = 0; i < b->n_samples && c->topk_merge; i++) {
+        c->topk_merge = wants_few(&b->sample[i]);
     }
-    r->shares_rows = peers && r->n <= SHARING_RANKS && !c->shorts && b->n_samples <= P2P_MAX_TOKENS;
+    r->shares_rows =
+        peers && r->n <= SHARING_RANKS && !c->topk_merge && b->n_samples <= P2P_MAX_TOKENS;
 }
 
 void cuda_rank_answers(struct cuda_backend *c, struct step_header *h)
 {
     struct cuda_ranks *r = c->ranks;
 
-    if (r && (c->shorts || r->shares_rows)) {
-        h->told = (struct step_answers){h->result_token, h->result_logprob, h->result_top_token,
-                                        h->result_top_logprob};
+    if (r && (c->topk_merge || r->shares_rows)) {
+        h->host_results = (struct step_answers){h->result_token, h->result_logprob,
+                                                h->result_top_token, h->result_top_logprob};
         h->result_token = r->answers.token;
         h->result_logprob = r->answers.logprob;
         h->result_top_token = r->answers.top_token;
@@ -192,7 +194,7 @@ static const struct rank_map *logits_map(struct cuda_backend *c, struct mat logi
     return &r->map[r->n_maps++];
 }
 
-static void send_rows(struct cuda_backend *c, struct mat logits, struct mat part, int32_t rows)
+static void send_rows(struct cuda_backend *c, struct mat logits, struct mat shard, int32_t rows)
 {
     struct cuda_ranks *r = c->ranks;
     const struct rank_map *map = logits_map(c, logits);
@@ -206,10 +208,10 @@ static void send_rows(struct cuda_backend *c, struct mat logits, struct mat part
     for (int32_t i = 0; i < r->n; i++) {
         to.row[i] = map->of[i];
     }
-    launch_p2p_rows(&r->p2p, &to, part.data, part.stride, rows, c->stream);
+    launch_p2p_rows(&r->p2p, &to, shard.data, shard.stride, rows, c->stream);
 }
 
-static void draw_share(struct cuda_backend *c, struct sample_args *a)
+static void sample_rows(struct cuda_backend *c, struct sample_args *a)
 {
     struct cuda_ranks *r = c->ranks;
     int32_t first = a->first, rows = a->rows, share = (int32_t)div_ceil(rows, r->n);
@@ -219,7 +221,7 @@ static void draw_share(struct cuda_backend *c, struct sample_args *a)
     if (a->rows > 0) {
         launch_sample(a, &c->arrays, c->stream);
     }
-    launch_p2p_drawn(&r->p2p, &c->arrays, first, rows, c->stream);
+    launch_p2p_share_tokens(&r->p2p, &c->arrays, first, rows, c->stream);
 }
 
 /* ---- compared, and the choice ---- */
@@ -229,33 +231,33 @@ static bool compares_candidates(const struct cuda_backend *c, int32_t rows)
     return c->greedy && cuda_ranks_p2p(c->ranks) && rows <= P2P_MAX_TOKENS;
 }
 
-void cuda_gather_logits(struct backend *b, struct mat logits, struct mat part)
+void cuda_gather_logits(struct backend *b, struct mat logits, struct mat shard)
 {
     struct cuda_backend *c = cuda_of(b);
 
     cuda_start(c);
-    int32_t rows = cuda_rows(c, part);
+    int32_t rows = cuda_rows(c, shard);
     if (!c->ranks || !cuda_usable(c) || rows < 1) {
         return;
     }
-    c->ranks->part = part;
+    c->ranks->shard = shard;
     if (c->ranks->shares_rows) {
-        send_rows(c, logits, part, rows);
-    } else if (!c->shorts && !compares_candidates(c, rows)) {
-        gather_whole(c, logits, part, rows);
+        send_rows(c, logits, shard, rows);
+    } else if (!c->topk_merge && !compares_candidates(c, rows)) {
+        gather_whole(c, logits, shard, rows);
     }
 }
 
-static void draw_compared(struct cuda_backend *c, struct sample_args *a)
+static void sample_compared(struct cuda_backend *c, struct sample_args *a)
 {
     struct cuda_ranks *r = c->ranks;
     int32_t first_id = r->rank * (int32_t)div_ceil(a->vocab, r->n);
 
-    a->logits = r->part.data;
-    a->stride = r->part.stride;
-    a->vocab = r->part.cols;
+    a->logits = r->shard.data;
+    a->stride = r->shard.stride;
+    a->vocab = r->shard.cols;
     launch_sample(a, &c->arrays, c->stream);
-    launch_p2p_tokens(&r->p2p, &c->arrays, r->part.data, r->part.stride, first_id, a->first,
+    launch_p2p_tokens(&r->p2p, &c->arrays, r->shard.data, r->shard.stride, first_id, a->first,
                       a->rows, c->stream);
 }
 
@@ -264,11 +266,11 @@ static void sample_topk(struct cuda_backend *c, struct sample_args *a)
     struct cuda_ranks *r = c->ranks;
     int32_t vocab = a->vocab;
 
-    a->logits = r->part.data;
-    a->stride = r->part.stride;
-    a->vocab = r->part.cols;
+    a->logits = r->shard.data;
+    a->stride = r->shard.stride;
+    a->vocab = r->shard.cols;
     launch_topk_merge(&r->p2p, a, &c->arrays, vocab, (int32_t)div_ceil(vocab, r->n), c->stream);
-    launch_p2p_drawn(&r->p2p, &c->arrays, a->first, a->rows, c->stream);
+    launch_p2p_share_tokens(&r->p2p, &c->arrays, a->first, a->rows, c->stream);
 }
 
 void cuda_rank_sample(struct cuda_backend *c, struct sample_args *a)
@@ -276,12 +278,12 @@ void cuda_rank_sample(struct cuda_backend *c, struct sample_args *a)
     if (!cuda_usable(c)) {
         return;
     }
-    if (c->shorts) {
+    if (c->topk_merge) {
         sample_topk(c, a);
     } else if (c->ranks->shares_rows) {
-        draw_share(c, a);
+        sample_rows(c, a);
     } else if (compares_candidates(c, a->rows)) {
-        draw_compared(c, a);
+        sample_compared(c, a);
     } else {
         if (c->ranks->rank == 0) {
             launch_sample(a, &c->arrays, c->stream);

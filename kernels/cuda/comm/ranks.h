@@ -28,9 +28,9 @@ struct cuda_ranks {
     bool shares_rows;            /* in this step each rank draws its share of the logits rows */
     /* rank 0: the other ranks' parts of logits, [n - 1][rows][width]; the others: their
      * own */
-    float *parts;
-    int64_t parts_bytes;
-    struct mat part; /* of the logits gathered last */
+    float *shards;
+    int64_t shards_bytes;
+    struct mat shard; /* of the logits gathered last */
 };
 
 /* Whether the devices reach each other's memory. */

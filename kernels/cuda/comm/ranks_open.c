@@ -12,7 +12,7 @@
 #include "kernels/cuda/comm/ranks.h"
 
 /* Begins NCCL's meeting, which goes on while weights are read. */
-static int meet(struct cuda_backend *c, struct err *e)
+static int start_nccl(struct cuda_backend *c, struct err *e)
 {
     struct cuda_ranks *r = c->ranks;
     ncclUniqueId id = {0};
@@ -23,7 +23,7 @@ static int meet(struct cuda_backend *c, struct err *e)
                        r->nccl.lib->GetErrorString(got));
     }
     int rc = r->comm->ops->broadcast(r->comm, &id, sizeof(id), e);
-    return rc < 0 ? rc : nccl_meet(&r->nccl, c->config.device, &id, r->n, r->rank, e);
+    return rc < 0 ? rc : nccl_init_start(&r->nccl, c->config.device, &id, r->n, r->rank, e);
 }
 
 int cuda_ranks_ready(struct cuda_backend *c, struct err *e)
@@ -62,14 +62,15 @@ static int exchange_handles(struct cuda_backend *c, struct p2p_handle *mine, str
 {
     enum { WORDS = sizeof(*mine) / sizeof(float) };
     struct comm *m = c->ranks->comm;
-    struct mat part = {.data = mine, .rows = 1, .cols = WORDS, .stride = WORDS, .dtype = DTYPE_F32};
+    struct mat shard = {
+        .data = mine, .rows = 1, .cols = WORDS, .stride = WORDS, .dtype = DTYPE_F32};
     int32_t n = WORDS * m->n_ranks;
     struct mat whole = {.data = all, .rows = 1, .cols = n, .stride = n, .dtype = DTYPE_F32};
 
     if (!cuda_check(c, cuda_wait_stream(c), "meeting")) {
         return err_set(e, c->failed.code, "%s", c->failed.text);
     }
-    int rc = m->ops->gather_cols(m, whole, part, e);
+    int rc = m->ops->gather_cols(m, whole, shard, e);
     return rc < 0 ? rc : m->ops->broadcast(m, all, sizeof(*all) * (size_t)m->n_ranks, e);
 }
 
@@ -140,11 +141,11 @@ int cuda_ranks_map(struct cuda_backend *c, void *memory, struct rank_map *ret, s
 
 /* Offsets in the memory of an inbox, and its size. The answers are used on rank 0. */
 struct inbox_layout {
-    size_t fused, tokens, cells, came, answers, n_bytes;
+    size_t fused, tokens, topk, rows_epoch, answers, n_bytes;
 };
 
 enum {
-    CAME_BYTES = 256,
+    ROWS_EPOCH_BYTES = 256,
     ANSWER_BYTES = P2P_MAX_TOKENS * 4,
     TOP_BYTES = ANSWER_BYTES * LIMIT_CANDIDATES
 };
@@ -153,12 +154,12 @@ static struct inbox_layout inbox_layout(int32_t n)
 {
     struct inbox_layout l;
 
-    l.fused = (size_t)P2P_TURNS * (size_t)n * P2P_MAX_ROWS * P2P_ROW_BYTES;
-    l.tokens = l.fused + (size_t)P2P_FUSED_TURNS * (size_t)n * P2P_FUSED_BYTES;
-    l.cells = l.tokens + (size_t)2 * (size_t)n * P2P_MAX_TOKENS * sizeof(struct p2p_token);
-    l.came =
-        l.cells + (size_t)2 * (size_t)n * TOPK_SAMPLES * TOPK_CELLS * sizeof(unsigned long long);
-    l.answers = l.came + CAME_BYTES;
+    l.fused = (size_t)P2P_BUFFERS * (size_t)n * P2P_MAX_ROWS * P2P_ROW_BYTES;
+    l.tokens = l.fused + (size_t)P2P_FUSED_BUFFERS * (size_t)n * P2P_FUSED_BYTES;
+    l.topk = l.tokens + (size_t)2 * (size_t)n * P2P_MAX_TOKENS * sizeof(struct p2p_token);
+    l.rows_epoch =
+        l.topk + (size_t)2 * (size_t)n * TOPK_SAMPLES * TOPK_WORDS * sizeof(unsigned long long);
+    l.answers = l.rows_epoch + ROWS_EPOCH_BYTES;
     l.n_bytes = l.answers + 2 * ((size_t)ANSWER_BYTES + TOP_BYTES);
     return l;
 }
@@ -173,8 +174,8 @@ static void place_inboxes(struct cuda_ranks *r, const struct rank_map *m)
             .row = at,
             .fused = at + l.fused,
             .token = (struct p2p_token *)(at + l.tokens),
-            .came = (uint32_t *)(at + l.came),
-            .cell = (unsigned long long *)(at + l.cells),
+            .rows_epoch = (uint32_t *)(at + l.rows_epoch),
+            .topk = (unsigned long long *)(at + l.topk),
         };
     }
     char *answers = (char *)m->of[0] + l.answers;
@@ -198,7 +199,7 @@ static void *counters(struct cuda_backend *c, size_t n_bytes, struct err *e)
 
 /* Memory that the others write, and the others' here. Without a link between all
  * devices NCCL does every sum. */
-static int meet_p2p(struct cuda_backend *c, struct err *e)
+static int open_inboxes(struct cuda_backend *c, struct err *e)
 {
     struct cuda_ranks *r = c->ranks;
     const struct inbox_layout l = inbox_layout(r->n);
@@ -263,8 +264,8 @@ int cuda_ranks_init(struct cuda_backend *c, struct err *e)
     }
     *r->p2p.stop = 0;
     int rc = nccl_open(&r->nccl.lib, e);
-    rc = rc < 0 ? rc : meet(c, e);
-    rc = rc < 0 ? rc : meet_p2p(c, e);
+    rc = rc < 0 ? rc : start_nccl(c, e);
+    rc = rc < 0 ? rc : open_inboxes(c, e);
     if (rc == 0) {
         describe(c);
     }
@@ -290,7 +291,7 @@ void cuda_ranks_release(struct cuda_backend *c)
     }
     free(r->map);
     cudaFreeHost(r->p2p.stop);
-    cudaFree(r->parts);
+    cudaFree(r->shards);
     nccl_release(&r->nccl);
     free(r);
     c->ranks = NULL;

@@ -34,7 +34,7 @@ struct cuda_stages {
     struct pipeline *pipeline;
     struct stage_tokens tokens;
     int32_t *before; /* pinned, [max_samples]: the tokens of the step before */
-    int32_t *drawn
+    int32_t *sampled
         /* last stage: on the device, [max_samples], the tokens of stage_tokens' two
          * steps, on each rank */
         [2];
@@ -84,7 +84,7 @@ static int agree(struct cuda_stages *s, int32_t *have, struct err *e)
 }
 
 /* Begin the meetings with the neighbours: the sender's id goes ahead. */
-static int meet(struct cuda_backend *c, const struct nccl *lib, struct err *e)
+static int connect_neighbours(struct cuda_backend *c, const struct nccl *lib, struct err *e)
 {
     struct cuda_stages *s = c->stages;
     struct pipeline *p = s->pipeline;
@@ -97,11 +97,11 @@ static int meet(struct cuda_backend *c, const struct nccl *lib, struct err *e)
         rc = got == ncclSuccess ? p->ops->send(p, p->at.rank, &id, sizeof(id), e)
                                 : err_set(e, ERR_DEVICE, "cuda: rank %d: NCCL: %s",
                                           cuda_rank_number(c), lib->GetErrorString(got));
-        rc = rc < 0 ? rc : nccl_meet(&s->to, c->config.device, &id, 2, SENDER, e);
+        rc = rc < 0 ? rc : nccl_init_start(&s->to, c->config.device, &id, 2, SENDER, e);
     }
     if (rc == 0 && !is_first(s)) {
         rc = p->ops->receive(p, &id, sizeof(id), e);
-        rc = rc < 0 ? rc : nccl_meet(&s->from, c->config.device, &id, 2, RECEIVER, e);
+        rc = rc < 0 ? rc : nccl_init_start(&s->from, c->config.device, &id, 2, RECEIVER, e);
     }
     return rc;
 }
@@ -139,7 +139,7 @@ static int link_stages(struct cuda_backend *c, struct err *e)
         return err_set(e, why.code, "%s", why.text);
     }
     s->linked = true;
-    rc = meet(c, lib, e);
+    rc = connect_neighbours(c, lib, e);
     rc = rc < 0 || is_last(s) ? rc : open_slices(c, e);
     if (rc == 0) {
         size_t used = strlen(c->base.device);
@@ -171,9 +171,9 @@ int cuda_stages_init(struct cuda_backend *c, struct err *e)
         return cuda_error(e, got, "tokens of the stages");
     }
     for (int i = 0; i < 2 && rc == 0 && is_last(s); i++) {
-        s->drawn[i] = cuda_alloc(c, (size_t)c->config.max_samples * sizeof(*s->drawn[i]),
-                                 "tokens of the stages", e);
-        rc = s->drawn[i] ? 0 : ERR_NOMEM;
+        s->sampled[i] = cuda_alloc(c, (size_t)c->config.max_samples * sizeof(*s->sampled[i]),
+                                   "tokens of the stages", e);
+        rc = s->sampled[i] ? 0 : ERR_NOMEM;
     }
     return rc < 0 ? rc : link_stages(c, e);
 }
@@ -256,7 +256,7 @@ int cuda_stage_begin(struct cuda_backend *c, const struct batch *b, struct err *
     }
     const int32_t *from = s->before;
     if (is_last(s)) {
-        from = s->drawn[1 - s->tokens.now];
+        from = s->sampled[1 - s->tokens.now];
     } else {
         memcpy(s->before, t->token, n_bytes);
     }
@@ -266,7 +266,7 @@ int cuda_stage_begin(struct cuda_backend *c, const struct batch *b, struct err *
 }
 
 /* The part's tokens behind those of the step's parts before. */
-static void keep_drawn(struct cuda_backend *c)
+static void keep_sampled(struct cuda_backend *c)
 {
     struct cuda_stages *s = c->stages;
     const struct batch *b = &c->batch;
@@ -274,7 +274,7 @@ static void keep_drawn(struct cuda_backend *c)
 
     if (is_last(s) && n_bytes > 0) {
         cuda_check(c,
-                   cudaMemcpyAsync(s->drawn[s->tokens.now] + b->first_sample, c->arrays.sampled,
+                   cudaMemcpyAsync(s->sampled[s->tokens.now] + b->first_sample, c->arrays.sampled,
                                    n_bytes, cudaMemcpyDeviceToDevice, c->stream),
                    "tokens of the stages");
     }
@@ -333,7 +333,7 @@ static void send_slices(struct cuda_backend *c, struct mat x)
 
 /* ---- by way of the host ---- */
 
-static bool host_room(struct cuda_backend *c, size_t n_bytes)
+static bool host_reserve(struct cuda_backend *c, size_t n_bytes)
 {
     struct cuda_stages *s = c->stages;
 
@@ -356,7 +356,7 @@ static void receive_on_host(struct cuda_backend *c, struct mat x)
     size_t n_bytes = bytes_of(x);
     struct err e;
 
-    if (host_room(c, n_bytes)) {
+    if (host_reserve(c, n_bytes)) {
         check(c, p->ops->receive(p, s->host, n_bytes, &e), &e);
         cuda_check(c, cudaMemcpyAsync(x.data, s->host, n_bytes, cudaMemcpyHostToDevice, c->stream),
                    "what stages exchange");
@@ -370,7 +370,7 @@ static void send_from_host(struct cuda_backend *c, struct mat x)
     size_t n_bytes = bytes_of(x);
     struct err e;
 
-    if (host_room(c, n_bytes) &&
+    if (host_reserve(c, n_bytes) &&
         cuda_check(c, cudaMemcpyAsync(s->host, x.data, n_bytes, cudaMemcpyDeviceToHost, c->stream),
                    "what stages exchange") &&
         cuda_check(c, cuda_wait_stream(c), "what stages exchange")) {
@@ -407,7 +407,7 @@ void cuda_stage_end(struct cuda_backend *c)
     if (!s || !cuda_usable(c)) {
         return;
     }
-    keep_drawn(c);
+    keep_sampled(c);
     if (!s->out.data) {
         return;
     }
@@ -418,7 +418,7 @@ void cuda_stage_end(struct cuda_backend *c)
     }
 }
 
-void cuda_stage_drawn(struct cuda_backend *c, const int32_t *token)
+void cuda_stage_tokens_sampled(struct cuda_backend *c, const int32_t *token)
 {
     struct err e;
 

@@ -20,7 +20,7 @@
 #include "kernels/cuda/fused_decode/ring.cuh"
 
 /* A lane's results of a tile whose sum is to be taken. */
-template <typename T> struct owed {
+template <typename T> struct pending_all_reduce {
     uint32_t sum; /* sums before this one */
     int tile;
     bool any;
@@ -30,11 +30,11 @@ template <typename T> struct owed {
 
 /* Where a lane's results of a tile go: lanes of the same activation rows lie
  * together. */
-__device__ __forceinline__ uint2 *sent_place(const p2p_args &p, int receiver, int sender,
+__device__ __forceinline__ uint2 *inbox_slot(const p2p_args &p, int receiver, int sender,
                                              uint32_t sum, int tile, int lane)
 {
-    int64_t slot = (int64_t)(sum % P2P_FUSED_TURNS) * p.n_ranks + sender;
-    char *at = p.inbox[receiver].fused + slot * P2P_FUSED_BYTES + tile * FUSED_SENT_BYTES;
+    int64_t slot = (int64_t)(sum % P2P_FUSED_BUFFERS) * p.n_ranks + sender;
+    char *at = p.inbox[receiver].fused + slot * P2P_FUSED_BYTES + tile * FUSED_RESULT_BYTES;
 
     return (uint2 *)at + (lane & 3) * 8 + (lane >> 2);
 }
@@ -42,7 +42,7 @@ __device__ __forceinline__ uint2 *sent_place(const p2p_args &p, int receiver, in
 __device__ __forceinline__ uint2 receive_tile(const p2p_args &p, int sender, uint32_t sum, int tile,
                                               int lane)
 {
-    uint2 *at = sent_place(p, p.rank, sender, sum, tile, lane), v = p2p_load(at);
+    uint2 *at = inbox_slot(p, p.rank, sender, sum, tile, lane), v = p2p_load(at);
 
     for (int i = 1; (v.x == BLANK || v.y == BLANK) && !stopped(p, i); i++) {
         v = p2p_load(at);
@@ -53,7 +53,8 @@ __device__ __forceinline__ uint2 receive_tile(const p2p_args &p, int sender, uin
 
 /* What is owed, if anything: sum += the ranks' summands. */
 template <typename T>
-__device__ __forceinline__ void settle(owed<T> &o, const fused_args &a, const fused_op &q, int lane)
+__device__ __forceinline__ void finish_all_reduce(pending_all_reduce<T> &o, const fused_args &a,
+                                                  const fused_op &q, int lane)
 {
     int row = (lane & 3) * 2;
 
@@ -84,12 +85,13 @@ __device__ __forceinline__ void settle(owed<T> &o, const fused_args &a, const fu
 /* A tile's results to all other ranks; their sum is owed, and what was owed before is
  * settled. */
 template <typename T>
-__device__ __forceinline__ void owe(owed<T> &o, const fused_args &a, const fused_op &q, int tile,
-                                    const T (&y)[4], const T (&add)[4], int lane)
+__device__ __forceinline__ void start_all_reduce(pending_all_reduce<T> &o, const fused_args &a,
+                                                 const fused_op &q, int tile, const T (&y)[4],
+                                                 const T (&add)[4], int lane)
 {
     const p2p_args &p = a.p2p;
 
-    settle<T>(o, a, q, lane);
+    finish_all_reduce<T>(o, a, q, lane);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         o.y[i] = y[i];
@@ -101,7 +103,7 @@ __device__ __forceinline__ void owe(owed<T> &o, const fused_args &a, const fused
     v = make_uint2(not_blank(v.x), not_blank(v.y));
     for (int r = 0; r < p.n_ranks && (lane & 3) * 2 < a.rows; r++) {
         if (r != p.rank) {
-            p2p_store(sent_place(p, r, p.rank, o.sum, tile, lane), v);
+            p2p_store(inbox_slot(p, r, p.rank, o.sum, tile, lane), v);
         }
     }
 }

@@ -17,10 +17,10 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
     if (bytes == 0) {
         return 0; /* every operation goes alone */
     }
-    size_t n_counters = (size_t)FUSED_COUNTERS * FUSED_COUNTER_STRIDE + FUSED_MAX_SUMS;
+    size_t n_counters = (size_t)FUSED_COUNTERS * FUSED_COUNTER_STRIDE + FUSED_MAX_PARTIALS;
     size_t n_bytes = n_counters * sizeof(int32_t);
-    int32_t *counter =
-        cuda_alloc(c, n_bytes + (size_t)FUSED_MAX_SUMS * FUSED_SUM_BYTES, "fused launches", e);
+    int32_t *counter = cuda_alloc(c, n_bytes + (size_t)FUSED_MAX_PARTIALS * FUSED_PARTIAL_BYTES,
+                                  "fused launches", e);
     if (!counter) {
         return ERR_NOMEM;
     }
@@ -30,7 +30,7 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
     }
     c->fused.counter = counter;
     c->fused.arrived = counter + (ptrdiff_t)FUSED_COUNTERS * FUSED_COUNTER_STRIDE;
-    c->fused.sums = counter + n_counters;
+    c->fused.partials = counter + n_counters;
     c->fused_shared_bytes = bytes;
     return 0;
 }
@@ -47,7 +47,7 @@ void cuda_fused_flush(struct cuda_backend *c)
 /* Whether this step's operations may wait: they do while it is captured, when their
  * launches are sure to follow. Where there are ranks they always do: all ranks have to
  * sum in the same way, and one may have no room left for a graph. */
-static bool fused_open(struct cuda_backend *c)
+static bool fused_may_join(struct cuda_backend *c)
 {
     bool waits = c->capturing || c->ranks != NULL;
     int32_t worth = c->ranks ? FUSED_WORTH_ROWS_OVER_RANKS : FUSED_WORTH_ROWS;
@@ -75,7 +75,7 @@ static bool fused_take(struct cuda_backend *c, struct fused_args *next)
 #define FUSED_PUSH(c, next, join)                \
     do {                                         \
         struct fused_args next = (c)->fused;     \
-        if (!fused_open(c)) {                    \
+        if (!fused_may_join(c)) {                \
             return false;                        \
         }                                        \
         if ((join) && fused_take((c), &next)) {  \

@@ -30,27 +30,27 @@ enum {
     FUSED_WORTH_ROWS = 8,
     FUSED_WORTH_ROWS_OVER_RANKS = 2, /* the same, measured no further */
     FUSED_TILE = 16,                 /* weight rows of a tile: the rows of a matrix instruction */
-    FUSED_WARPS = 8,                 /* that multiply; each has its share of the depth */
-    FUSED_STEP = 512,                /* depth of a stage */
+    FUSED_MMA_WARPS = 8,             /* that multiply; each has its share of the depth */
+    FUSED_STAGE_K = 512,             /* depth of a stage */
     /* stages whose activations a block holds in registers: what is deeper is done in
      * parts */
-    FUSED_PART_STEPS = 8,
-    FUSED_DEPTH = FUSED_PART_STEPS * FUSED_STEP,
-    FUSED_STAGE_BYTES = FUSED_TILE * FUSED_STEP * 2,
-    FUSED_SENT_BYTES = FUSED_TILE * FUSED_ROWS * 2, /* of a tile's results, to another rank */
+    FUSED_SLICE_STAGES = 8,
+    FUSED_SLICE_K = FUSED_SLICE_STAGES * FUSED_STAGE_K,
+    FUSED_STAGE_BYTES = FUSED_TILE * FUSED_STAGE_K * 2,
+    FUSED_RESULT_BYTES = FUSED_TILE * FUSED_ROWS * 2, /* of a tile's results, to another rank */
     FUSED_MAX_STAGES = 16,
     FUSED_MIN_STAGES = 4,
     /* stages on their way at a time: with more, what the multiplying warps read waits
      * behind them */
-    FUSED_WINDOW = 3,
+    FUSED_MAX_IN_FLIGHT = 3,
     /* partial sums of two tiles, sums of rows, barriers of the ring and of the sums */
-    FUSED_FIXED_BYTES = 2 * FUSED_WARPS * 32 * 16 + 2 * FUSED_WARPS * FUSED_ROWS * 4 +
+    FUSED_FIXED_BYTES = 2 * FUSED_MMA_WARPS * 32 * 16 + 2 * FUSED_MMA_WARPS * FUSED_ROWS * 4 +
                         (2 * FUSED_MAX_STAGES + 8) * 8,
     FUSED_COUNTERS = FUSED_OPS + 1, /* of barriers, each on a cache line of its own */
     FUSED_COUNTER_STRIDE = 32,
-    FUSED_SUM_BYTES = FUSED_TILE * FUSED_ROWS * 4, /* of a part of a tile */
-    FUSED_MAX_SUMS = 8192,  /* parts of tiles whose sums wait for the others of their tile */
-    FUSED_MAX_NORM = 32768, /* columns of a norm, whose weight is in shared memory */
+    FUSED_PARTIAL_BYTES = FUSED_TILE * FUSED_ROWS * 4, /* of a part of a tile */
+    FUSED_MAX_PARTIALS = 8192, /* parts of tiles whose sums wait for the others of their tile */
+    FUSED_MAX_NORM = 32768,    /* columns of a norm, whose weight is in shared memory */
 };
 
 struct fused_op {
@@ -79,13 +79,13 @@ struct fused_op {
     int64_t gated_stride;
     int32_t gate_act;
     int32_t partial;
-    int32_t turned; /* out is the q, k and v heads of the fused launch's rope */
+    int32_t roped; /* out is the q, k and v heads of the fused launch's rope */
     /* Rows of w that belong together lie half of `pair` apart, in spans of `pair`; a
      * tile has FUSED_TILE / 2 of each half. */
     int32_t pair;
     /* set by fused_plan */
-    int32_t depth, parts; /* columns of a part, but for the last */
-    int32_t first;        /* the block that has tile 0 of part 0 */
+    int32_t slice_k, slices; /* columns of a part, but for the last */
+    int32_t first;           /* the block that has tile 0 of part 0 */
 };
 
 /* q and k heads turn by whole halves, k and v heads go to the cache too. */
@@ -105,15 +105,15 @@ struct fused_args {
     /* set by fused_plan */
     int32_t n_stages; /* of the ring */
     int32_t norm_bytes, shared_bytes;
-    int32_t window;   /* stages on their way at a time */
-    int32_t *counter; /* [FUSED_COUNTERS * FUSED_COUNTER_STRIDE], zero between launches */
-    int32_t *arrived; /* [FUSED_MAX_SUMS] parts of a tile that are there; zero between launches */
-    void *sums;       /* [FUSED_MAX_SUMS] of FUSED_SUM_BYTES */
+    int32_t in_flight; /* stages on their way at a time */
+    int32_t *counter;  /* [FUSED_COUNTERS * FUSED_COUNTER_STRIDE], zero between launches */
+    int32_t *arrived;  /* [FUSED_MAX_SUMS] parts of a tile that are there; zero between launches */
+    void *partials;    /* [FUSED_MAX_SUMS] of FUSED_SUM_BYTES */
 };
 
 /* What a block has of a phase: of one part, tiles first, first + step, ... */
 struct tile_schedule {
-    int32_t part, first, step, n;
+    int32_t slice, first, step, n;
 };
 #ifdef __CUDACC__
 #define FUSED_BOTH __host__ __device__
@@ -123,15 +123,15 @@ struct tile_schedule {
 static inline FUSED_BOTH struct tile_schedule tile_schedule_of(const struct fused_op *p,
                                                                int32_t block, int32_t n_blocks)
 {
-    int32_t turn = block - p->first + (block < p->first ? n_blocks : 0),
+    int32_t rank = block - p->first + (block < p->first ? n_blocks : 0),
             n_tiles = p->n / FUSED_TILE;
     struct tile_schedule d;
 
-    d.part = turn * p->parts / n_blocks;
+    d.slice = rank * p->slices / n_blocks;
     /* the first turn that has this part */
-    int32_t begin = (d.part * n_blocks + p->parts - 1) / p->parts;
-    d.step = ((d.part + 1) * n_blocks + p->parts - 1) / p->parts - begin;
-    d.first = turn - begin;
+    int32_t begin = (d.slice * n_blocks + p->slices - 1) / p->slices;
+    d.step = ((d.slice + 1) * n_blocks + p->slices - 1) / p->slices - begin;
+    d.first = rank - begin;
     d.n = d.first < n_tiles ? (n_tiles - d.first + d.step - 1) / d.step : 0;
     return d;
 }

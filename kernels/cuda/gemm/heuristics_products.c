@@ -32,7 +32,7 @@ uint64_t product_hash(const void *data, int64_t n_bytes)
     return h ^ (h >> 29);
 }
 
-bool product_dir(char *ret, int64_t room)
+bool product_dir(char *ret, int64_t cap)
 {
     const char *cache = getenv("CACHE_DIRECTORY");
     const char *xdg = getenv("XDG_CACHE_HOME");
@@ -40,13 +40,13 @@ bool product_dir(char *ret, int64_t room)
     int n = 0;
 
     if (cache && cache[0] == '/') { /* may be several, with colons between */
-        n = snprintf(ret, (size_t)room, "%.*s", (int)strcspn(cache, ":"), cache);
+        n = snprintf(ret, (size_t)cap, "%.*s", (int)strcspn(cache, ":"), cache);
     } else if (xdg && xdg[0] == '/') {
-        n = snprintf(ret, (size_t)room, "%s/quire", xdg);
+        n = snprintf(ret, (size_t)cap, "%s/quire", xdg);
     } else if (home && home[0] == '/') {
-        n = snprintf(ret, (size_t)room, "%s/.cache/quire", home);
+        n = snprintf(ret, (size_t)cap, "%s/.cache/quire", home);
     }
-    return n > 0 && n < room;
+    return n > 0 && n < cap;
 }
 
 static bool read_all(int fd, void *to, size_t n)

@@ -58,6 +58,6 @@ void product_store_put(struct product_store *s, const struct product_key *k,
 void product_store_save(struct product_store *s);
 /* The directory: systemd's CACHE_DIRECTORY, else quire in XDG_CACHE_HOME or in .cache
  * at home. False: none of them is set. */
-bool product_dir(char *ret, int64_t room);
+bool product_dir(char *ret, int64_t cap);
 
 #endif

@@ -89,13 +89,13 @@ static void run_epilogue(struct cuda_backend *c, const struct product *d)
     bool residual = d->residual && !d->key.residual;
 
     if (bias || act || residual) {
-        launch_epilogue(a->gated ? d->room : a->out, d->room, a->out_type, d->key.out_stride,
+        launch_epilogue(a->gated ? d->lt_out : a->out, d->lt_out, a->out_type, d->key.out_stride,
                         bias ? a->bias : NULL, bias ? a->bias_type : 0, act ? a->act : 0,
                         residual ? d->residual : NULL, d->residual_stride, a->rows, a->n,
                         c->stream);
     }
     if (a->gated) {
-        launch_gated_act(a->out, a->out_stride, d->room, d->key.out_stride, a->rows, a->n / 2,
+        launch_gated_act(a->out, a->out_stride, d->lt_out, d->key.out_stride, a->rows, a->n / 2,
                          a->act, a->out_type, c->stream);
     }
 }
@@ -207,25 +207,25 @@ static void *side_buffer(struct cuda_backend *c, int64_t row_bytes, int32_t rows
 /* In the eager step before a capture: choose by timing for the product that will be
  * captured, of the padded rows. */
 static void choose_ahead(struct cuda_backend *c, const struct product *d, struct mat out,
-                         struct mat room, struct mat x)
+                         struct mat lt_out, struct mat x)
 {
     int32_t rows = product_rows(c->padded);
 
     if (c->config.deterministic || !c->recording || c->capturing ||
         d->args.rows != c->batch.n_tokens || rows > TIME_MAX_ROWS ||
-        rows > cuda_rows_behind(c, x) ||
-        (d->args.gated && rows > MIN(cuda_rows_behind(c, out), cuda_rows_behind(c, room)))) {
+        rows > cuda_rows_capacity(c, x) ||
+        (d->args.gated && rows > MIN(cuda_rows_capacity(c, out), cuda_rows_capacity(c, lt_out)))) {
         return;
     }
     struct product trial = *d;
     trial.key.m = trial.args.rows = rows;
     if (!d->args.gated) { /* not into out: it may be the residual */
-        trial.room = trial.args.out = side_buffer(c, out.stride * dtype_bytes(out.dtype), rows);
-        trial.residual = d->residual ? trial.room : NULL;
+        trial.lt_out = trial.args.out = side_buffer(c, out.stride * dtype_bytes(out.dtype), rows);
+        trial.residual = d->residual ? trial.lt_out : NULL;
         trial.residual_stride = out.stride;
     }
     cublasStatus_t status;
-    if (trial.room) {
+    if (trial.lt_out) {
         plan_find(c, &trial, true, &status);
     }
 }
@@ -271,7 +271,7 @@ static cublasLtEpilogue_t lt_epilogue(const struct product *d)
 
 /* The product of x and w into `room`, whose rows are as the library's are; on to `out`
  * where the two differ. */
-static struct product product_of(struct cuda_backend *c, struct mat out, struct mat room,
+static struct product product_of(struct cuda_backend *c, struct mat out, struct mat lt_out,
                                  struct mat x, struct mat w, const struct epilogue *ep, bool gated,
                                  int32_t rows)
 {
@@ -290,7 +290,7 @@ static struct product product_of(struct cuda_backend *c, struct mat out, struct 
                                   .bias_type = (int32_t)ep->bias.dtype,
                                   .act = (int32_t)ep->act,
                                   .gated = gated};
-    d.room = room.data;
+    d.lt_out = lt_out.data;
     d.residual = ep->residual.data;
     d.residual_stride = ep->residual.stride;
     d.lt_bias = has_bias && ep->bias.dtype == out.dtype && out.dtype != DTYPE_F32 &&
@@ -300,7 +300,7 @@ static struct product product_of(struct cuda_backend *c, struct mat out, struct 
                        (d.lt_bias || !has_bias);
     d.key.x_stride = x.stride;
     d.key.w_stride = w.stride;
-    d.key.out_stride = room.stride;
+    d.key.out_stride = lt_out.stride;
     d.key.residual_stride = lt_residual ? ep->residual.stride : 0;
     d.key.m = c->config.deterministic ? rows : product_rows(rows);
     d.key.n = w.rows;
@@ -310,14 +310,14 @@ static struct product product_of(struct cuda_backend *c, struct mat out, struct 
     d.key.epilogue = (int32_t)lt_epilogue(&d);
     d.key.residual = lt_residual;
     d.key.gated = (int16_t)d.args.gated;
-    d.key.alignment = MIN(MIN(alignment_of(room.data), alignment_of(out.data)),
+    d.key.alignment = MIN(MIN(alignment_of(lt_out.data), alignment_of(out.data)),
                           MIN(alignment_of(x.data), alignment_of(w.data)));
     d.key.alignment =
         lt_residual ? MIN(d.key.alignment, alignment_of(d.residual)) : d.key.alignment;
     return d;
 }
 
-static void multiply(struct cuda_backend *c, struct mat out, struct mat room, struct mat x,
+static void multiply(struct cuda_backend *c, struct mat out, struct mat lt_out, struct mat x,
                      struct mat w, const struct epilogue *ep, bool gated)
 {
     cuda_start(c);
@@ -325,12 +325,12 @@ static void multiply(struct cuda_backend *c, struct mat out, struct mat room, st
     if (rows < 1 || !cuda_usable(c)) {
         return;
     }
-    struct product d = product_of(c, out, room, x, w, ep, gated, rows);
-    choose_ahead(c, &d, out, room, x);
+    struct product d = product_of(c, out, lt_out, x, w, ep, gated, rows);
+    choose_ahead(c, &d, out, lt_out, x);
     if (d.residual == out.data && d.residual && !d.key.residual) { /* it is still to be read */
-        d.room = side_buffer(c, out.stride * dtype_bytes(out.dtype), rows);
+        d.lt_out = side_buffer(c, out.stride * dtype_bytes(out.dtype), rows);
     }
-    if (d.room) {
+    if (d.lt_out) {
         run(c, &d);
     }
 }
@@ -346,11 +346,11 @@ void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w,
     multiply(cuda_of(b), out, out, x, w, ep != NULL ? ep : &plain, false);
 }
 
-void cuda_linear_gated(struct backend *b, struct mat out, struct mat room, struct mat x,
+void cuda_linear_gated(struct backend *b, struct mat out, struct mat lt_out, struct mat x,
                        struct mat w, struct mat bias, enum activation act)
 {
     if (cuda_fused_linear_gated(cuda_of(b), out, x, w, bias, act)) {
         return;
     }
-    multiply(cuda_of(b), out, room, x, w, &(struct epilogue){.bias = bias, .act = act}, true);
+    multiply(cuda_of(b), out, lt_out, x, w, &(struct epilogue){.bias = bias, .act = act}, true);
 }

@@ -32,7 +32,7 @@ struct product {
     struct linear_args args; /* all of it; `rows` are the step's own */
     /* cuBLASLt's part: it reads and writes `room`, adds the bias if `lt_bias`, and the
      * residual if the key says so */
-    void *room;
+    void *lt_out;
     const void *residual; /* NULL: none */
     int64_t residual_stride;
     bool lt_bias, lt_act;

@@ -129,6 +129,6 @@ cublasStatus_t lt_run(struct cuda_backend *c, struct matmul_plan *p,
                                        sizeof(d->args.bias));
     }
     return cublasLtMatmul(c->lt, p->desc, &one, d->args.w, p->w, d->args.x, p->x, &beta,
-                          p->key.residual ? d->residual : d->room, p->residual, d->room, p->out,
+                          p->key.residual ? d->residual : d->lt_out, p->residual, d->lt_out, p->out,
                           algo, c->workspace, WORKSPACE_BYTES, c->stream);
 }

@@ -6,13 +6,13 @@ enum { TIME_REPEATS = 3 };
 /* Microseconds of one run with the weights not in the cache (the workspace, larger than
  * it, is overwritten first), or a huge value when it does not run: the least of a few
  * after one that loads the kernel, of one where that is far above `others`. */
-static float time_way(struct cuda_backend *c, struct matmul_plan *p,
-                      const cublasLtMatmulAlgo_t *algo, const struct product *d,
-                      const cudaEvent_t event[2], float others)
+static float time_algo(struct cuda_backend *c, struct matmul_plan *p,
+                       const cublasLtMatmulAlgo_t *algo, const struct product *d,
+                       const cudaEvent_t event[2], float best_us)
 {
     float least = 1e30f;
 
-    for (int i = 0; i < TIME_REPEATS && (i < 2 || least < others * 1.1f); i++) {
+    for (int i = 0; i < TIME_REPEATS && (i < 2 || least < best_us * 1.1f); i++) {
         float ms = 0;
         bool ok = cudaMemsetAsync(c->workspace, 0, WORKSPACE_BYTES, c->stream) == cudaSuccess &&
                   cudaEventRecord(event[0], c->stream) == cudaSuccess &&
@@ -37,7 +37,7 @@ static void time_algorithms(struct cuda_backend *c, struct matmul_plan *p, const
 
     for (int i = 0; i < n; i++) {
         float us = found[i].state == CUBLAS_STATUS_SUCCESS
-                       ? time_way(c, p, &found[i].algo, d, event, least)
+                       ? time_algo(c, p, &found[i].algo, d, event, least)
                        : 1e30f;
         if (i == 0 || us < least * 0.98f) { /* noise does not make a change */
             least = us;

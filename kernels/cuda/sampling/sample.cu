@@ -34,7 +34,7 @@ __device__ bool write_best(const row_view &r, shared_state *sh, const stats &st,
 __global__ void __launch_bounds__(SAMPLE_THREADS, 2)
     sample_kernel(sample_args a, step_arrays s, bool staged, int tile)
 {
-    extern __shared__ __align__(128) uint32_t room[];
+    extern __shared__ __align__(128) uint32_t smem[];
     __shared__ shared_state state;
     shared_state *sh = &state;
     const block_cluster cluster;
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(SAMPLE_THREADS, 2)
     if (row.i0 == row.i1) {
         return;
     }
-    const row_slice slice = slice_of(a, row.at, 0, room, staged, tile, sh);
+    const row_slice slice = slice_of(a, row.at, 0, smem, staged, tile, sh);
     const row_view &raw = slice.raw;
     bool speaker = cluster.rank() == 0 && threadIdx.x == 0, listed = false, other_peaks = false;
     int turn = 0;
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(SAMPLE_THREADS, 2)
                 logprob = stats_max(now) - all;
                 answered = true;
             } else if (token >= 0 && p.temperature != 0.0f && p.top_k != 1) {
-                token = draw(view, sh, p, now, &turn, &listed);
+                token = sample_token(view, sh, p, now, &turn, &listed);
             }
             if (changed && staged && (i + 1 < row.i1 || (!answered && n_best > 0))) {
                 stage_again(slice);
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(SAMPLE_THREADS, 2)
 
 __global__ void __launch_bounds__(512, 2) greedy_kernel(sample_args a, step_arrays s)
 {
-    __shared__ stats part[16];
+    __shared__ stats warp_stats[16];
 
     pdl_wait();
     pdl_release();
@@ -135,14 +135,14 @@ __global__ void __launch_bounds__(512, 2) greedy_kernel(sample_args a, step_arra
         scan_stats(r, scan_quads(r, 4 * (blockIdx.x * blockDim.x + threadIdx.x), step), step);
     st = stats_warp(st);
     if ((threadIdx.x & 31) == 0) {
-        part[threadIdx.x >> 5] = st;
+        warp_stats[threadIdx.x >> 5] = st;
     }
     __syncthreads();
     if (threadIdx.x >= 32) {
         return;
     }
     int lane = threadIdx.x, last = 0;
-    st = stats_warp(lane < (int)(blockDim.x >> 5) ? part[lane] : stats_none());
+    st = stats_warp(lane < (int)(blockDim.x >> 5) ? warp_stats[lane] : stats_none());
     stats *all = (stats *)a.partial + row * gridDim.x;
     if (lane == 0) {
         all[blockIdx.x] = st;

@@ -28,7 +28,7 @@ struct row_slice {
 };
 
 /* Bring the slice into shared memory. */
-inline __device__ void stage(row_view &r, float *room, shared_state *sh)
+inline __device__ void stage(row_view &r, float *smem, shared_state *sh)
 {
     uint32_t bar = shared_address(&sh->arrival), bytes = (uint32_t)(r.hi - r.lo + 3) / 4 * 16;
 
@@ -39,11 +39,11 @@ inline __device__ void stage(row_view &r, float *room, shared_state *sh)
         barrier_init(bar, 1);
         barrier_init_fence();
         barrier_expect(bar, bytes);
-        bulk_copy(shared_address(room), r.l + r.lo, bytes, bar);
+        bulk_copy(shared_address(smem), r.l + r.lo, bytes, bar);
     }
     __syncthreads();
     barrier_wait(bar, 0);
-    r.l = room - r.lo;
+    r.l = smem - r.lo;
 }
 
 /* The staged slice as it came, after a sample has changed it. By all threads of the
@@ -211,7 +211,7 @@ inline __device__ cluster_row row_of(const sample_args &a, const step_header *h)
 
 /* This block's slice of row `at`. `room`: shared memory for it, where it is staged,
  * and behind that for `tile` counts. */
-inline __device__ row_slice slice_of(const sample_args &a, int at, int first, uint32_t *room,
+inline __device__ row_slice slice_of(const sample_args &a, int at, int first, uint32_t *smem,
                                      bool staged, int tile, shared_state *sh)
 {
     const block_cluster cluster;
@@ -219,11 +219,11 @@ inline __device__ row_slice slice_of(const sample_args &a, int at, int first, ui
     const float *logit = a.logits + at * a.stride - first;
     int lo = first + min(a.vocab, (int)cluster.rank() * n), hi = min(first + a.vocab, lo + n);
     row_slice s = {{logit, lo, hi},         logit, a.work + at * a.work_stride - first,
-                   room + (staged ? n : 0), tile,  staged};
+                   smem + (staged ? n : 0), tile,  staged};
 
     if (staged) {
-        stage(s.raw, (float *)room, sh);
-        s.made = (float *)room - lo;
+        stage(s.raw, (float *)smem, sh);
+        s.made = (float *)smem - lo;
     }
     if (threadIdx.x == 0) {
         sh->n_list[0] = sh->n_list[1] = 0;
@@ -260,9 +260,9 @@ static int counts_beside(size_t bytes)
         cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
         half = all / 2 - SYSTEM_BYTES;
     }
-    int room = half < cuda_shared_limit() ? half : cuda_shared_limit();
-    room -= (int)(sizeof(shared_state) + 127) / 128 * 128 + (int)bytes;
-    int n = room / (int)sizeof(uint32_t) / 32 * 32;
+    int smem = half < cuda_shared_limit() ? half : cuda_shared_limit();
+    smem -= (int)(sizeof(shared_state) + 127) / 128 * 128 + (int)bytes;
+    int n = smem / (int)sizeof(uint32_t) / 32 * 32;
     return n < LEAST_COUNTS ? LEAST_COUNTS : n > MOST_COUNTS ? MOST_COUNTS : n;
 }
 
@@ -275,9 +275,9 @@ static sample_shape sample_shape_of(const sample_args *a)
                   : a->rows <= 132   ? 2
                                      : 1;
     size_t slice = ((size_t)(a->vocab + cluster - 1) / cluster + 31) / 32 * 32;
-    size_t room = cuda_shared_limit() - sizeof(shared_state);
+    size_t smem = cuda_shared_limit() - sizeof(shared_state);
     bool staged = cluster == MAX_CLUSTER && a->stride % 4 == 0 && (uintptr_t)a->logits % 16 == 0 &&
-                  slice * 4 <= STAGED_BYTES && slice * 4 + LEAST_COUNTS * sizeof(uint32_t) <= room;
+                  slice * 4 <= STAGED_BYTES && slice * 4 + LEAST_COUNTS * sizeof(uint32_t) <= smem;
     size_t bytes = staged ? slice * 4 : 0;
     int tile = counts_beside(bytes);
 

@@ -38,16 +38,16 @@ __device__ __forceinline__ float linear_floor(uint32_t key)
 }
 
 /* What is left to draw from: tokens of positive mass whose z is at least this. */
-struct drawing {
+struct support {
     float max, inv_temperature, least;
 };
 
-__device__ __forceinline__ float z_of(float l, const drawing &d)
+__device__ __forceinline__ float z_of(float l, const support &d)
 {
     return NOISE_MUL(NOISE_SUB(l, d.max), d.inv_temperature);
 }
 
-__device__ __forceinline__ bool takes_part(float l, const drawing &d, float *z)
+__device__ __forceinline__ bool in_support(float l, const support &d, float *z)
 {
     *z = z_of(l, d);
     return *z >= d.least;
@@ -55,13 +55,13 @@ __device__ __forceinline__ bool takes_part(float l, const drawing &d, float *z)
 
 /* Weights of the tokens that take part: masses, or 1 each. */
 struct weigh_linear {
-    drawing d;
+    support d;
     bool by_mass;
     __device__ bool operator()(int, float l, uint32_t from, uint32_t to, uint32_t *key,
                                unsigned long long *weight) const
     {
         float z;
-        if (!takes_part(l, d, &z)) {
+        if (!in_support(l, d, &z)) {
             return false;
         }
         *key = linear_key(z);
@@ -78,7 +78,7 @@ struct weigh_linear {
 };
 
 /* Raise the floors to the single key that `s`, narrowed once, leads to. */
-inline __device__ void raise_floor(const row_view &r, shared_state *sh, drawing &d, selection s,
+inline __device__ void raise_floor(const row_view &r, shared_state *sh, support &d, selection s,
                                    bool by_mass)
 {
     const weigh_linear entry = {d, by_mass};
@@ -98,7 +98,7 @@ inline __device__ void raise_floor(const row_view &r, shared_state *sh, drawing 
         r, sh, sample_order(z_lo), sample_order(step == 0 ? 0.0f : z_hi),
         [&](int, float l, uint32_t from, uint32_t to, uint32_t *key, unsigned long long *weight) {
             float z;
-            if (!takes_part(l, entry.d, &z) || linear_key(z) != s.lo) {
+            if (!in_support(l, entry.d, &z) || linear_key(z) != s.lo) {
                 return false;
             }
             *key = sample_order(z);
@@ -114,7 +114,7 @@ inline __device__ void raise_floor(const row_view &r, shared_state *sh, drawing 
 
 /* The first pass of a threshold. */
 template <typename G>
-inline __device__ selection first_pass(const row_view &r, shared_state *sh, const drawing &d,
+inline __device__ selection first_pass(const row_view &r, shared_state *sh, const support &d,
                                        float least_logit, bool by_mass, G goal_of)
 {
     selection s = {linear_key(fmaxf(d.least, z_of(least_logit, d))), LINEAR_TOP, 0, 0, 0};
@@ -126,7 +126,7 @@ inline __device__ selection first_pass(const row_view &r, shared_state *sh, cons
 /* ---- the list: (order of z, ~token) ---- */
 
 /* Tokens of positive mass with linear keys in [lo, hi]. */
-inline __device__ bool collect_keys(const row_view &r, shared_state *sh, int turn, const drawing &d,
+inline __device__ bool collect_keys(const row_view &r, shared_state *sh, int turn, const support &d,
                                     uint32_t lo, uint32_t hi)
 {
     const weigh_linear entry = {d, false};
@@ -143,7 +143,7 @@ inline __device__ bool collect_keys(const row_view &r, shared_state *sh, int tur
 
 /* Tokens of positive mass, at least the k of greatest z and all that equal the last of
  * them. */
-inline __device__ bool collect_top(const row_view &r, shared_state *sh, int turn, const drawing &d,
+inline __device__ bool collect_top(const row_view &r, shared_state *sh, int turn, const support &d,
                                    int k)
 {
     float least = z_of(peak_threshold(sh, k), d);
@@ -164,9 +164,9 @@ __device__ __forceinline__ unsigned long long entry_mass(unsigned long long e)
 /* sh->floor of the sorted list of n: with kth > 0 first top-k, whose total then gives
  * the goal of top-p; else the goal is given. `more` tokens that equal `edge` are not in
  * the list, and at least one that is; top-k's floor is no lower. */
-inline __device__ void settle(shared_state *sh, int n, int kth, float top_p,
-                              unsigned long long goal, uint32_t edge = 0,
-                              unsigned long long more = 0)
+inline __device__ void set_list_floor(shared_state *sh, int n, int kth, float top_p,
+                                      unsigned long long goal, uint32_t edge = 0,
+                                      unsigned long long more = 0)
 {
     int i = 2 * (int)threadIdx.x;
 
@@ -244,7 +244,7 @@ __device__ __forceinline__ unsigned long long race_result(const race &c)
 /* Over the row. A token's noise exceeds best - z only when w = bits / 2^32 is at most
  * exp(z - best), so w exp(-z) says who may win: the least of it in a warp is drawn
  * first, and others that come near the best known. */
-inline __device__ int race_row(const row_view &r, shared_state *sh, const drawing &d,
+inline __device__ int race_row(const row_view &r, shared_state *sh, const support &d,
                                const row_params &p)
 {
     race c = race_start(p);
@@ -321,26 +321,26 @@ __device__ __forceinline__ unsigned long long most_tokens(unsigned long long wei
 
 /* Cut and draw from the list, which holds all that may stay. The first block alone; the
  * others have no more to do. */
-inline __device__ int draw_list(shared_state *sh, int turn, const row_params &p, int kth,
-                                unsigned long long goal)
+inline __device__ int sample_list(shared_state *sh, int turn, const row_params &p, int kth,
+                                  unsigned long long goal)
 {
     if (block_cluster().rank() != 0) {
         return 0;
     }
     int n = sh->n_list[turn & 1];
     sort_list(sh, n);
-    settle(sh, n, min(kth, n), p.top_p, goal);
+    set_list_floor(sh, n, min(kth, n), p.top_p, goal);
     return race_list(sh, n, p);
 }
 
 /* A token of the row by temperature, top-k, top-p and min-p, in the speaking thread;
  * -1: none. `turn` as in collect, raised by the lists that were made. *ret_listed: the
  * first block is still at it, the others came back before. */
-inline __device__ int draw(const row_view &r, shared_state *sh, const row_params &p,
-                           const stats &st, int *turn, bool *ret_listed)
+inline __device__ int sample_token(const row_view &r, shared_state *sh, const row_params &p,
+                                   const stats &st, int *turn, bool *ret_listed)
 {
     const block_cluster cluster;
-    drawing d = {stats_max(st), noise_inv_temperature(p.temperature), nearer_zero(-28.0f)};
+    support d = {stats_max(st), noise_inv_temperature(p.temperature), nearer_zero(-28.0f)};
 
     if (p.top_k <= 0 && p.top_p >= 1.0f) {
         return race_row(r, sh, d, p);
@@ -349,7 +349,7 @@ inline __device__ int draw(const row_view &r, shared_state *sh, const row_params
     if (!by_mass && p.top_k <= FEW) {
         if (collect_top(r, sh, ++*turn, d, p.top_k)) {
             *ret_listed = true;
-            return draw_list(sh, *turn, p, p.top_k, 0);
+            return sample_list(sh, *turn, p, p.top_k, 0);
         }
         cluster.sync();
     }
@@ -365,11 +365,11 @@ inline __device__ int draw(const row_view &r, shared_state *sh, const row_params
         int kth = by_mass ? 0 : (int)(s.above + s.goal), n = sh->n_list[*turn & 1];
         if (whole) {
             *ret_listed = true;
-            return draw_list(sh, *turn, p, kth, s.above + s.goal);
+            return sample_list(sh, *turn, p, kth, s.above + s.goal);
         }
         if (cluster.rank() == 0) {
             sort_list(sh, n);
-            settle(sh, n, 0, p.top_p, s.goal);
+            set_list_floor(sh, n, 0, p.top_p, s.goal);
         }
         cluster.sync();
         d.least = fmaxf(d.least, key_float(cluster.of(sh, 0)->floor));

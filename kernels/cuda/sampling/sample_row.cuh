@@ -57,8 +57,8 @@ struct shared_state {
     unsigned long long scan[SAMPLE_WARPS];
     unsigned long long pick;    /* this block's reductions, read by the others of the cluster */
     unsigned long long arrival; /* mbarrier of the slice's copy */
-    stats part[SAMPLE_WARPS];
-    stats whole, row;           /* this block's, and the row's */
+    stats warp_stats[SAMPLE_WARPS];
+    stats block, row;           /* this block's, and the row's */
     float peak[SAMPLE_THREADS]; /* the greatest logit each thread saw; read by the others */
     uint32_t tally[2][SAMPLE_WARPS];
     uint16_t again[SAMPLE_THREADS]; /* threads whose tokens are looked at again */
@@ -69,7 +69,7 @@ struct shared_state {
     /* of the list, in `bucket` of the cluster's first block; lists take turns */
     int32_t n_list[2];
     uint32_t floor; /* order key of the least z that stays, there too */
-    float drawn_logit;
+    float sampled_logit;
 };
 
 struct row_view {
@@ -242,18 +242,18 @@ inline __device__ stats row_stats(const row_view &r, shared_state *sh)
     stats s = stats_warp(scan_stats(r, seen, step));
     int lane = threadIdx.x & 31;
     if (lane == 0) {
-        sh->part[threadIdx.x >> 5] = s;
+        sh->warp_stats[threadIdx.x >> 5] = s;
     }
     __syncthreads();
     if (threadIdx.x < 32) {
-        s = stats_warp(lane < SAMPLE_WARPS ? sh->part[lane] : stats_none());
+        s = stats_warp(lane < SAMPLE_WARPS ? sh->warp_stats[lane] : stats_none());
         if (lane == 0) {
-            sh->whole = s;
+            sh->block = s;
         }
     }
     cluster.sync();
     if (threadIdx.x < 32) {
-        s = stats_warp(lane < (int)cluster.blocks() ? *cluster.of(&sh->whole, lane) : stats_none());
+        s = stats_warp(lane < (int)cluster.blocks() ? *cluster.of(&sh->block, lane) : stats_none());
         if (lane == 0) {
             sh->row = s;
         }

@@ -18,16 +18,16 @@
 
 #include "kernels/cuda/cuda.h"
 
-#define PIN_BYTES ((int64_t)64 << 20)
+#define PIN_SLICE_BYTES ((int64_t)64 << 20)
 #define PAGE_BYTES ((int64_t)4096)
-#define MAKE_BYTES ((size_t)2 << 20) /* of pages at a time */
+#define POPULATE_BYTES ((size_t)2 << 20) /* of pages at a time */
 enum {
-    START_US = 3000000, /* the start maps much, and would wait for pages that are being made */
-    LOOK_US = 10000,
+    STARTUP_US = 3000000, /* the start maps much, and would wait for pages that are being made */
+    POLL_US = 10000,
     /* at a device without work, one after the other: then it is idle, not between two
      * requests */
-    QUIET_LOOKS = 5,
-    REST_PARTS = 3, /* of the time that a slice took under load, until the next */
+    QUIET_POLLS = 5,
+    PAUSE_FACTOR = 3, /* of the time that a slice took under load, until the next */
 };
 
 /* About PIN_BYTES, and whole pages whatever a block's size (a multiple of 16 bytes). */
@@ -36,7 +36,7 @@ int32_t cuda_kv_slice_blocks(const struct cuda_backend *c)
     int64_t bytes = kv_layout_block_bytes(&c->kv),
             unit = PAGE_BYTES / MIN(bytes & -bytes, PAGE_BYTES);
 
-    return (int32_t)MAX(PIN_BYTES / bytes / unit * unit, unit);
+    return (int32_t)MAX(PIN_SLICE_BYTES / bytes / unit * unit, unit);
 }
 
 static size_t slice_bytes(const struct cuda_backend *c)
@@ -44,7 +44,7 @@ static size_t slice_bytes(const struct cuda_backend *c)
     return (size_t)cuda_kv_slice_blocks(c) * (size_t)kv_layout_block_bytes(&c->kv);
 }
 
-static void make_pages(char *from, size_t n_bytes)
+static void populate_pages(char *from, size_t n_bytes)
 {
 #ifdef MADV_POPULATE_WRITE
     /* a wish: else the driver makes them as it pins */
@@ -67,10 +67,10 @@ static bool pin(struct cuda_backend *c)
     return false;
 }
 
-static bool rest(const struct cuda_backend *c, int64_t us)
+static bool sleep_us(const struct cuda_backend *c, int64_t us)
 {
     for (int64_t until_us = clock_us() + us; clock_us() < until_us && !c->pinner_stop;) {
-        usleep((useconds_t)MIN(us, LOOK_US));
+        usleep((useconds_t)MIN(us, POLL_US));
     }
     return !c->pinner_stop;
 }
@@ -83,11 +83,11 @@ static bool wait_to_pin(const struct cuda_backend *c, int64_t *n_steps, int32_t 
         bool quiet = c->n_begun == *n_steps && c->n_waited == *n_steps;
         *n_steps = c->n_begun;
         *n_quiet = quiet ? *n_quiet : 0;
-        if (*n_quiet == QUIET_LOOKS) {
+        if (*n_quiet == QUIET_POLLS) {
             return true;
         }
         ++*n_quiet;
-        if (!rest(c, LOOK_US)) {
+        if (!sleep_us(c, POLL_US)) {
             return false;
         }
     }
@@ -99,15 +99,15 @@ static void *pin_host_pool(void *arg)
     struct cuda_backend *c = arg;
     int64_t n_steps = 0;
     int32_t n_quiet = 0;
-    bool ok = cudaSetDevice(c->config.device) == cudaSuccess && rest(c, START_US);
+    bool ok = cudaSetDevice(c->config.device) == cudaSuccess && sleep_us(c, STARTUP_US);
 
     for (size_t at = c->kv_pinned_bytes; at < c->kv_host_bytes && ok && !c->pinner_stop;
-         at += MAKE_BYTES) {
-        make_pages(c->kv_host + at, MIN(MAKE_BYTES, c->kv_host_bytes - at));
+         at += POPULATE_BYTES) {
+        populate_pages(c->kv_host + at, MIN(POPULATE_BYTES, c->kv_host_bytes - at));
     }
     while (ok && c->kv_pinned_bytes < c->kv_host_bytes && wait_to_pin(c, &n_steps, &n_quiet)) {
         int64_t begun_us = clock_us();
-        ok = pin(c) && (!c->pin_wanted || rest(c, REST_PARTS * (clock_us() - begun_us)));
+        ok = pin(c) && (!c->pin_wanted || sleep_us(c, PAUSE_FACTOR * (clock_us() - begun_us)));
     }
     return NULL;
 }
@@ -156,7 +156,7 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
         madvise(host, bytes, MADV_HUGEPAGE); /* a wish */
         c->kv_host = host;
         c->kv_host_bytes = bytes;
-        make_pages(host, MIN(slice_bytes(c), bytes));
+        populate_pages(host, MIN(slice_bytes(c), bytes));
         c->pinner_running = pin(c) && pthread_create(&c->pinner, NULL, pin_host_pool, c) == 0;
     }
     c->n_blocks = n_blocks;

@@ -131,10 +131,10 @@ static int work_reserve(struct cuda_backend *c, int32_t rows, int32_t vocab, str
     return 0;
 }
 
-bool cuda_sample_room(struct cuda_backend *c, struct mat logits)
+bool cuda_sample_reserve(struct cuda_backend *c, struct mat logits)
 {
     struct err e = {0};
-    int32_t rows = cuda_rows_behind(c, logits);
+    int32_t rows = cuda_rows_capacity(c, logits);
 
     if (c->greedy || (logits.cols <= c->sample.work_stride && rows <= c->work_rows)) {
         return true;
@@ -236,14 +236,14 @@ void cuda_steps_release(struct cuda_backend *c)
 
 /* ---- packing ---- */
 
-struct packer {
+struct staging_writer {
     char *base;
     int64_t at;
 };
 
 /* Append n bytes (16-byte aligned; data NULL: unset); returns their offset. With `base`
  * NULL only the size is found. */
-static int32_t pack(struct packer *p, const void *data, int64_t n_bytes)
+static int32_t pack(struct staging_writer *p, const void *data, int64_t n_bytes)
 {
     int64_t at = p->at;
 
@@ -267,17 +267,17 @@ static void fill_groups(int32_t *group, const struct batch *b)
     }
 }
 
-struct attn_cut cuda_attn_cut(const struct cuda_backend *c, const int32_t *start, int32_t n)
+struct split_kv_plan cuda_split_kv(const struct cuda_backend *c, const int32_t *start, int32_t n)
 {
     int32_t tiles = (int32_t)div_ceil(MAX(c->q_heads, 1), 16);
 
-    return attn_cut(start, n, c->kv_view.n_kv_heads * tiles, c->attn.blocks,
-                    MAX(c->attn.shape.warps, 1));
+    return attn_split_kv(start, n, c->kv_view.n_kv_heads * tiles, c->attn.blocks,
+                         MAX(c->attn.shape.warps, 1));
 }
 
 /* Runs of sequences that share blocks, where the kernels can use them: 16 rows of a
  * tile hold the query heads of several. */
-static void pack_shared(struct cuda_backend *c, struct packer *p, struct step_header *h,
+static void pack_shared(struct cuda_backend *c, struct staging_writer *p, struct step_header *h,
                         const struct batch *b)
 {
     h->off_shared = pack(p, NULL, (b->n_decode / 2 + 1) * (int64_t)sizeof(struct shared_run));
@@ -295,17 +295,17 @@ static void pack_shared(struct cuda_backend *c, struct packer *p, struct step_he
     int64_t worth = shared_worth_bytes(b->n_decode) / MAX(chunk_bytes, 1) + 1;
     h->n_shared = shared_runs(b, c->kv.block_size, ATTN_CHUNK, most, worth, run, start,
                               (int32_t *)(p->base + h->off_skip));
-    h->shared_cut = cuda_attn_cut(c, start, h->n_shared);
+    h->shared_split_kv = cuda_split_kv(c, start, h->n_shared);
     c->shared = h->n_shared > 0;
 }
 
 /* Offsets, beside the header's, that only the host needs. */
-struct packed {
+struct host_offsets {
     int32_t off_copy, off_tiles;
 };
 
-static void pack_batch(struct cuda_backend *c, struct packer *p, struct step_header *h,
-                       const struct batch *b, struct packed *ret)
+static void pack_step(struct cuda_backend *c, struct staging_writer *p, struct step_header *h,
+                      const struct batch *b, struct host_offsets *ret)
 {
     const int64_t I = sizeof(int32_t);
 
@@ -334,7 +334,7 @@ static void pack_batch(struct cuda_backend *c, struct packer *p, struct step_hea
     for (int32_t w = 0; w < c->n_windows && p->base != NULL; w++) {
         int32_t *start = (int32_t *)(p->base + p->at) + (int64_t)w * (b->n_decode + 1);
         attn_chunk_starts(b, c->window[w], ATTN_CHUNK, c->window[w] == 0 ? skip : NULL, start);
-        h->cut[w] = cuda_attn_cut(c, start, b->n_decode);
+        h->split_kv[w] = cuda_split_kv(c, start, b->n_decode);
     }
     p->at += div_ceil(c->n_windows * (int64_t)(b->n_decode + 1) * I, 16) * 16;
     ret->off_copy = pack(p, b->copy, b->n_copy * (int64_t)sizeof(*b->copy));
@@ -422,8 +422,8 @@ static void fill_header(struct cuda_backend *c, struct step_header *h, const str
 
 /* Everything of the step that goes before its kernels, from the memory it was packed
  * into. */
-static void send_step(struct cuda_backend *c, const struct cuda_step *s, const struct packer *p,
-                      const struct packed *off)
+static void send_step(struct cuda_backend *c, const struct cuda_step *s,
+                      const struct staging_writer *p, const struct host_offsets *off)
 {
     const struct batch *b = &c->batch;
 
@@ -451,9 +451,9 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     struct batch b = *batch;
     b.n_decode = count_decodes(batch);
     struct step_header measured;
-    struct packer size = {0};
-    struct packed off;
-    pack_batch(c, &size, &measured, &b, &off);
+    struct staging_writer size = {0};
+    struct host_offsets off;
+    pack_step(c, &size, &measured, &b, &off);
     struct cuda_step *s = step_now(c);
     s->top_stride = top_stride(&b);
     if (s->in_flight && !cuda_check(c, cuda_wait_event(c, s->done), "an earlier step")) {
@@ -473,10 +473,11 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     cuda_rank_choose(c, &b);
     c->padded = graph_eligible(&b) ? MIN(graph_rows(b.n_tokens), c->max_graph_rows) : 0;
     c->padded = MAX(c->padded, b.n_tokens);
-    struct packer p = {.base = size.at <= c->staging_pinned ? s->staging : c->staging_large};
+    struct staging_writer p = {.base =
+                                   size.at <= c->staging_pinned ? s->staging : c->staging_large};
     struct step_header *h = (struct step_header *)p.base;
     memset(h, 0, sizeof(*h));
-    pack_batch(c, &p, h, &b, &off);
+    pack_step(c, &p, h, &b, &off);
     if (!b.token_src && b.n_tokens > 0) {
         memset(p.base + h->off_token_src, 0xFF, (size_t)b.n_tokens * sizeof(int32_t));
     }
@@ -512,7 +513,7 @@ static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows)
 {
     for (int32_t i = 0; i < c->n_graphs; i++) {
         if (c->graph[i].rows == rows && c->graph[i].greedy == c->greedy &&
-            c->graph[i].shorts == c->shorts && c->graph[i].shared == c->shared) {
+            c->graph[i].topk_merge == c->topk_merge && c->graph[i].shared == c->shared) {
             return &c->graph[i];
         }
     }
@@ -526,23 +527,23 @@ static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows)
         c->graphs_cap = cap;
     }
     c->graph[c->n_graphs] = (struct cuda_graph){
-        .rows = rows, .greedy = c->greedy, .shorts = c->shorts, .shared = c->shared};
+        .rows = rows, .greedy = c->greedy, .topk_merge = c->topk_merge, .shared = c->shared};
     return &c->graph[c->n_graphs++];
 }
 
 /* A captured step that finds no room is lost, and with it the engine; so none is
  * captured where the device is as good as full, and the step goes kernel by kernel. It
  * is looked at again now and then. */
-static bool room_for_graph(struct cuda_graph *g)
+static bool memory_for_graph(struct cuda_graph *g)
 {
-    enum { ROOM_BYTES = 64 << 20, LOOK_EVERY = 256 };
+    enum { SPARE_BYTES = 64 << 20, RETRY_EVERY = 256 };
     size_t free_bytes = 0;
     size_t total_bytes = 0;
 
-    if (g->n_seen % LOOK_EVERY != 2 || cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) {
+    if (g->n_seen % RETRY_EVERY != 2 || cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) {
         return false;
     }
-    return free_bytes >= ROOM_BYTES;
+    return free_bytes >= SPARE_BYTES;
 }
 
 /* The first decode step of a size runs kernel by kernel, so that everything made on
@@ -568,7 +569,7 @@ bool cuda_replay(struct backend *backend, const struct batch *batch)
         return cuda_check(c, cudaGraphLaunch(g->exec, c->stream), "launching a step");
     }
     c->recording = g;
-    if (g->n_seen++ > 0 && room_for_graph(g)) {
+    if (g->n_seen++ > 0 && memory_for_graph(g)) {
         c->capturing =
             cuda_check(c, cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal),
                        "capturing a step");
@@ -626,7 +627,7 @@ int cuda_step_wait(struct backend *backend, struct results *ret, struct err *e)
     }
     float ms = 0;
     cuda_check(c, cudaEventElapsedTime(&ms, s->begun, s->done), "a step");
-    cuda_stage_drawn(c, s->token);
+    cuda_stage_tokens_sampled(c, s->token);
     *ret = (struct results){.step = s->step,
                             .n_samples = s->n_samples,
                             .top_stride = s->top_stride,

@@ -23,9 +23,9 @@ struct swap {
     cudaEvent_t needed;        /* those that the step at hand waits for */
     int64_t *written;          /* [n_blocks] the last step before this one that writes the block */
     int64_t *writes;           /* [n_blocks] this step's number: it writes the block */
-    int64_t *left;             /* [n_blocks] the last step that the block left with */
-    int64_t n_settled;         /* blocks that left with steps up to this one are away */
-    int64_t last;              /* the last step with copies */
+    int64_t *swapped_out;      /* [n_blocks] the last step that the block left with */
+    int64_t n_done;            /* blocks that left with steps up to this one are away */
+    int64_t last_copied;       /* the last step with copies */
     struct block_copy *chosen; /* [n_blocks] scratch */
     int32_t *pair; /* [2 * n_host_blocks] of block_copy, on the device: the step's swaps */
 };
@@ -40,9 +40,9 @@ int cuda_swap_init(struct cuda_backend *c, struct err *e)
     c->swap = w;
     w->written = calloc((size_t)c->n_blocks, sizeof(*w->written));
     w->writes = calloc((size_t)c->n_blocks, sizeof(*w->writes));
-    w->left = calloc((size_t)c->n_blocks, sizeof(*w->left));
+    w->swapped_out = calloc((size_t)c->n_blocks, sizeof(*w->swapped_out));
     w->chosen = malloc((size_t)c->n_blocks * sizeof(*w->chosen));
-    if (!w->written || !w->writes || !w->left || !w->chosen) {
+    if (!w->written || !w->writes || !w->swapped_out || !w->chosen) {
         return err_nomem(e, "swapping");
     }
     w->pair =
@@ -75,7 +75,7 @@ void cuda_swap_release(struct cuda_backend *c)
     }
     free(w->written);
     free(w->writes);
-    free(w->left);
+    free(w->swapped_out);
     free(w->chosen);
     free(w);
     c->swap = NULL;
@@ -126,12 +126,12 @@ static bool overwrites_leaving(const struct cuda_backend *c, const struct batch 
     const struct swap *w = c->swap;
 
     for (int32_t i = 0; i < b->n_tokens; i++) {
-        if (b->slot[i] >= 0 && w->left[b->slot[i] / c->kv.block_size] > w->n_settled) {
+        if (b->slot[i] >= 0 && w->swapped_out[b->slot[i] / c->kv.block_size] > w->n_done) {
             return true;
         }
     }
     for (int32_t i = 0; i < b->n_copy; i++) {
-        if (w->left[b->copy[i].dst] > w->n_settled) {
+        if (w->swapped_out[b->copy[i].dst] > w->n_done) {
             return true;
         }
     }
@@ -166,8 +166,8 @@ static void wait_for_steps(struct cuda_backend *c)
     }
 }
 
-static void send_away(struct cuda_backend *c, const struct batch *b, bool in_flight,
-                      bool overwritten)
+static void copy_out(struct cuda_backend *c, const struct batch *b, bool in_flight,
+                     bool overwritten)
 {
     int32_t n = choose(c, b, in_flight, overwritten);
 
@@ -176,21 +176,21 @@ static void send_away(struct cuda_backend *c, const struct batch *b, bool in_fli
     }
     copy_blocks(c, c->swap->chosen, n, true);
     for (int32_t i = 0; i < n; i++) {
-        c->swap->left[c->swap->chosen[i].src] = c->n_begun + 1;
+        c->swap->swapped_out[c->swap->chosen[i].src] = c->n_begun + 1;
     }
 }
 
 /* What this step overwrites goes first: it waits for nothing else. */
 static void swap_out(struct cuda_backend *c, const struct batch *b)
 {
-    send_away(c, b, false, true);
-    send_away(c, b, true, true);
+    copy_out(c, b, false, true);
+    copy_out(c, b, true, true);
     if (overwrites_leaving(c, b)) { /* of this step or an earlier one */
         cuda_check(c, cudaEventRecord(c->swap->needed, c->swap->stream), "swapping");
         cuda_check(c, cudaStreamWaitEvent(c->stream, c->swap->needed, 0), "swapping");
     }
-    send_away(c, b, false, false);
-    send_away(c, b, true, false);
+    copy_out(c, b, false, false);
+    copy_out(c, b, true, false);
 }
 
 static void swap_in(struct cuda_backend *c, const struct batch *b)
@@ -212,21 +212,21 @@ void cuda_swap(struct cuda_backend *c, const struct batch *b)
         return;
     }
     int64_t step = c->n_begun + 1;
-    if (w->last > w->n_settled) {
+    if (w->last_copied > w->n_done) {
         if (cudaEventQuery(w->moved) == cudaSuccess) {
-            w->n_settled = w->last;
+            w->n_done = w->last_copied;
         } else {
             cudaGetLastError(); /* not ready is no failure */
         }
     }
-    if (b->n_swap_out > 0 || w->last > w->n_settled) {
+    if (b->n_swap_out > 0 || w->last_copied > w->n_done) {
         mark_blocks(c, b, w->writes, step);
         swap_out(c, b);
     }
     swap_in(c, b);
     if (b->n_swap_out > 0 || b->n_swap_in > 0) {
         cuda_check(c, cudaEventRecord(w->moved, w->stream), "swapping");
-        w->last = step;
+        w->last_copied = step;
     }
     if (b->n_swap_in > 0) {
         cuda_check(c, cudaStreamWaitEvent(c->stream, w->moved, 0), "swapping");

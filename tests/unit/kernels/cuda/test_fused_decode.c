@@ -13,7 +13,7 @@ struct shape {
     int32_t hidden, inner, n_heads, n_kv_heads, head_dim;
     enum norm_kind norm;
     enum activation act;
-    bool gated, biased, turned;
+    bool gated, biased, roped;
 };
 
 static const struct shape shapes[] = {
@@ -89,7 +89,7 @@ static void make_attention(struct scene *s)
         s->cos_sin[i / half * k->head_dim + half + i % half] = (float)sin(angle);
     }
     s->rope = (struct rope){.rot_dim = k->head_dim};
-    if (k->turned) {
+    if (k->roped) {
         s->rope.cos_sin =
             rig_weight(s->r, WEIGHT_TABLE, DTYPE_F32, POSITIONS, k->head_dim, s->cos_sin);
     }
@@ -359,7 +359,7 @@ static void check_qkv(const struct scene *s, const float *got, const float *h)
 {
     const struct shape *k = s->k;
     int32_t n = qkv_of(k), dim = k->head_dim, half = dim / 2,
-            turned = (k->n_heads + k->n_kv_heads) * dim;
+            roped = (k->n_heads + k->n_kv_heads) * dim;
     double *want = rig_alloc((size_t)s->rows * (size_t)n * sizeof(*want));
 
     products(s, want, h, s->qkv.host, k->biased ? s->qkv_bias.host : NULL, n, k->hidden);
@@ -369,7 +369,7 @@ static void check_qkv(const struct scene *s, const float *got, const float *h)
     for (int32_t i = 0; i < s->rows * n; i++) {
         const float *turn = s->cos_sin + (int64_t)position_of(s, i / n) * dim;
         int32_t at = i % n % dim;
-        if (k->turned && i % n < turned && at < half) {
+        if (k->roped && i % n < roped && at < half) {
             double x = want[i], y = want[i + half];
             want[i] = x * turn[at] - y * turn[half + at];
             want[i + half] = y * turn[at] + x * turn[half + at];

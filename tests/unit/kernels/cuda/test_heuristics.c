@@ -78,12 +78,12 @@ static void every_team_of_a_cut_has_chunks_and_warps(void **state)
             for (int32_t heads = 1; heads <= 64; heads = heads * 2 + 1) {
                 const int32_t *start = starts(n, chunks, chunks / 2);
                 for (int32_t warps = 2; warps <= 8; warps *= 2) {
-                    struct attn_cut c = attn_cut(start, n, heads, 132, warps);
+                    struct split_kv_plan c = attn_split_kv(start, n, heads, 132, warps);
                     assert_true(c.warps == 1 || c.warps == warps);
-                    assert_true(n == 0 ? c.spans == 0 : c.spans >= 1 && c.spans <= start[n]);
-                    assert_true(c.spans * heads * c.warps <= 132 * warps);
-                    assert_true(c.spans == 0 ||
-                                c.spans >=
+                    assert_true(n == 0 ? c.splits == 0 : c.splits >= 1 && c.splits <= start[n]);
+                    assert_true(c.splits * heads * c.warps <= 132 * warps);
+                    assert_true(c.splits == 0 ||
+                                c.splits >=
                                     MIN(start[n] / c.warps, 132 * warps / c.warps / heads) / 2);
                 }
             }
@@ -94,16 +94,16 @@ static void every_team_of_a_cut_has_chunks_and_warps(void **state)
 static void like_sequences_are_cut_at_their_ends(void **state)
 {
     (void)state;
-    struct attn_cut c = attn_cut(starts(64, 256, 0), 64, 8, 132, 8);
-    assert_true(c.warps == 8 && c.spans == 16);
-    c = attn_cut(starts(16, 64, 0), 16, 8, 132, 8);
-    assert_true(c.warps == 8 && c.spans == 16);
-    c = attn_cut(starts(256, 64, 0), 256, 8, 132, 8); /* short ones: two to a warp */
-    assert_true(c.warps == 1 && c.spans == 128);
-    c = attn_cut(starts(1, 64, 0), 1, 8, 132, 8); /* a chunk for every warp */
-    assert_true(c.warps == 8 && c.spans == 8);
-    c = attn_cut(starts(1, 64, 0), 1, 8, 0, 8); /* a device that is not known yet */
-    assert_true(c.spans == 1);
+    struct split_kv_plan c = attn_split_kv(starts(64, 256, 0), 64, 8, 132, 8);
+    assert_true(c.warps == 8 && c.splits == 16);
+    c = attn_split_kv(starts(16, 64, 0), 16, 8, 132, 8);
+    assert_true(c.warps == 8 && c.splits == 16);
+    c = attn_split_kv(starts(256, 64, 0), 256, 8, 132, 8); /* short ones: two to a warp */
+    assert_true(c.warps == 1 && c.splits == 128);
+    c = attn_split_kv(starts(1, 64, 0), 1, 8, 132, 8); /* a chunk for every warp */
+    assert_true(c.warps == 8 && c.splits == 8);
+    c = attn_split_kv(starts(1, 64, 0), 1, 8, 0, 8); /* a device that is not known yet */
+    assert_true(c.splits == 1);
 }
 
 /* Of the devices: H200, A100, and what the other architectures have; 48 KiB are

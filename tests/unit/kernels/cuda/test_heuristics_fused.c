@@ -78,7 +78,7 @@ static void summands_of_ranks_must_fit_an_inbox(void **state)
     assert_true(fused_push_linear(&a, 1, l.y, l.attn, l.w_o, NULL));
     assert_true(fused_push_add_norm(&a, 1, l.h, l.x, l.y, &l.norm, true));
     assert_true(a.op[0].partial && a.op[0].sum == l.x.data && !a.op[1].partial);
-    int32_t wide = P2P_FUSED_BYTES / FUSED_SENT_BYTES * FUSED_TILE + 64;
+    int32_t wide = P2P_FUSED_BYTES / FUSED_RESULT_BYTES * FUSED_TILE + 64;
     struct mat x = mat_at(20, 1, wide), y = mat_at(21, 1, wide), h = mat_at(22, 1, wide);
     struct norm n = {.weight = mat_at(24, 1, wide), .eps = 1e-5f};
     a = (struct fused_args){0};
@@ -180,7 +180,7 @@ static void heads_turn_where_they_are_made(void **state)
     struct fused_rope at = {.kv = {.base = (char *)NULL + 64, .dtype = DTYPE_BF16}};
     struct attention heads = {.layer = 3, .n_heads = 32, .n_kv_heads = 8, .head_dim = 128};
     struct rope turn = {.cos_sin = mat_at(12, 1, 128), .rot_dim = 128};
-    struct rope part = turn, pairs = turn, normed = turn;
+    struct rope slice = turn, pairs = turn, normed = turn;
     part.rot_dim = 64;
     pairs.interleaved = true;
     normed.k_norm.weight = mat_at(13, 1, 128);
@@ -189,14 +189,14 @@ static void heads_turn_where_they_are_made(void **state)
     struct fused_args a = {0};
     assert_false(fused_push_rope_kv(&a, 4, l.qkv, &turn, &heads, &at));
     join_layer(&a, &l);
-    assert_false(fused_push_rope_kv(&a, 4, l.qkv, &part, &heads, &at));
+    assert_false(fused_push_rope_kv(&a, 4, l.qkv, &slice, &heads, &at));
     assert_false(fused_push_rope_kv(&a, 4, l.qkv, &pairs, &heads, &at));
     assert_false(fused_push_rope_kv(&a, 4, l.qkv, &normed, &heads, &at));
     assert_false(fused_push_rope_kv(&a, 4, l.qkv, &turn, &fewer, &at));
     assert_false(fused_push_rope_kv(&a, 4, l.up, &turn, &heads, &at));
     assert_true(fused_push_rope_kv(&a, 4, l.qkv, &turn, &heads, &at));
     assert_int_equal(a.n_ops, 4);
-    assert_true(a.op[3].turned && a.op[3].pair == 128 && a.rope.layer == 3 && a.rope.n_heads == 32);
+    assert_true(a.op[3].roped && a.op[3].pair == 128 && a.rope.layer == 3 && a.rope.n_heads == 32);
     assert_false(fused_push_rope_kv(&a, 4, l.qkv, &turn, &heads, &at)); /* once is enough */
 }
 
@@ -206,7 +206,7 @@ static void deep_products_are_cut_into_parts(void **state)
 {
     (void)state;
     static const struct {
-        int32_t k, parts, depth;
+        int32_t k, slices, slice_k;
     } cases[] = {{64, 1, 512},    {4096, 1, 4096},  {4160, 2, 2560}, {5120, 2, 2560},
                  {8192, 2, 4096}, {14336, 4, 3584}, {16960, 5, 3584}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
@@ -215,8 +215,8 @@ static void deep_products_are_cut_into_parts(void **state)
                    w = mat_at(2, HIDDEN, cases[i].k);
         assert_true(fused_push_linear(&a, 8, y, x, w, NULL));
         assert_true(fused_plan(&a, BLOCKS, SHARED_BYTES));
-        assert_int_equal(a.op[0].parts, cases[i].parts);
-        assert_int_equal(a.op[0].depth, cases[i].depth);
+        assert_int_equal(a.op[0].slices, cases[i].slices);
+        assert_int_equal(a.op[0].slice_k, cases[i].slice_k);
     }
 }
 
@@ -231,7 +231,7 @@ static void what_is_too_wide_is_not_fused(void **state)
     struct mat x = mat_at(1, 8, wide), h = mat_at(3, 8, wide);
     struct norm n = {.weight = mat_at(11, 1, wide), .eps = 1e-5f};
     assert_false(fused_push_norm(&a, 8, h, x, &n));
-    int32_t rows = FUSED_MAX_SUMS / 4 * FUSED_TILE;
+    int32_t rows = FUSED_MAX_PARTIALS / 4 * FUSED_TILE;
     struct mat most = mat_at(4, 8, rows), more = mat_at(4, 8, rows + FUSED_TILE),
                w = mat_at(9, rows, INNER);
     assert_true(fused_push_linear(&a, 8, most, l.act, w, NULL));
@@ -259,17 +259,17 @@ static void parts_of_tiles_are_dealt_evenly(void **state)
         int32_t n_seen = 0, n_tiles = a.op[p].n / FUSED_TILE;
         for (int32_t b = 0; b < BLOCKS; b++) {
             struct tile_schedule d = tile_schedule_of(&a.op[p], b, BLOCKS);
-            assert_in_range(d.part, 0, a.op[p].parts - 1);
+            assert_in_range(d.slice, 0, a.op[p].slices - 1);
             total[b] += d.n;
             n_seen += d.n;
             for (int32_t i = 0; i < d.n; i++) {
                 int32_t tile = d.first + i * d.step;
                 assert_in_range(tile, 0, n_tiles - 1);
-                assert_false(seen[d.part * n_tiles + tile]);
-                seen[d.part * n_tiles + tile] = true;
+                assert_false(seen[d.slice * n_tiles + tile]);
+                seen[d.slice * n_tiles + tile] = true;
             }
         }
-        assert_int_equal(n_seen, n_tiles * a.op[p].parts);
+        assert_int_equal(n_seen, n_tiles * a.op[p].slices);
     }
     for (int32_t b = 0; b < BLOCKS; b++) {
         assert_in_range(total[b] - total[0] + 1, 0, 2);
@@ -281,17 +281,17 @@ static void parts_of_tiles_are_dealt_evenly(void **state)
 static void odd_numbers_of_parts_are_dealt_too(void **state)
 {
     (void)state;
-    for (int32_t parts = 1; parts <= 7; parts++) {
+    for (int32_t slices = 1; slices <= 7; slices++) {
         for (int32_t n_tiles = 1; n_tiles < 200; n_tiles += 33) {
-            struct fused_op p = {.n = n_tiles * FUSED_TILE, .parts = parts, .first = 100};
+            struct fused_op p = {.n = n_tiles * FUSED_TILE, .slices = slices, .first = 100};
             int32_t n[7] = {0};
             for (int32_t b = 0; b < BLOCKS; b++) {
                 struct tile_schedule d = tile_schedule_of(&p, b, BLOCKS);
-                assert_in_range(d.part, 0, parts - 1);
+                assert_in_range(d.slice, 0, slices - 1);
                 assert_true(d.n == 0 || d.first + (d.n - 1) * d.step < n_tiles);
-                n[d.part] += d.n;
+                n[d.slice] += d.n;
             }
-            for (int32_t i = 0; i < parts; i++) {
+            for (int32_t i = 0; i < slices; i++) {
                 assert_int_equal(n[i], n_tiles);
             }
         }
