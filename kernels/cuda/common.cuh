@@ -192,9 +192,9 @@ __device__ __forceinline__ int64_t kv_offset(const kv_view &kv, int t, int d)
         return (int64_t)t * kv.head_dim + d;
     }
     int width = 1 << kv.panel_log2, in_panel = d & (width - 1),
-        turn = (t << kv.panel_log2 >> 6) & (width / 8 - 1);
+        swizzle = (t << kv.panel_log2 >> 6) & (width / 8 - 1);
     return ((int64_t)(d >> kv.panel_log2) * kv.block_size + t) * width +
-           ((in_panel >> 3 ^ turn) << 3) + (d & 7);
+           ((in_panel >> 3 ^ swizzle) << 3) + (d & 7);
 }
 
 #define DISPATCH_TYPE(type, ...)      \

@@ -51,7 +51,7 @@ struct cuda_graph {
 /* An allocation made by scratch(). cuda_rows_capacity() looks mats up here to learn how
  * many rows follow the ones that a mat shows. */
 struct cuda_scratch {
-    char *data;
+    char *data;                 /* on the device */
     int64_t n_bytes, row_bytes; /* size, and distance of rows */
 };
 
@@ -276,8 +276,8 @@ void cuda_embed_part(struct backend *b, struct mat out, struct mat table, int32_
 void cuda_rank_choose(struct cuda_backend *c, const struct batch *b);
 /* Sets where kernels write results: rank 0's device memory when ranks share the
  * sampling, else the host's. */
-void cuda_rank_answers(struct cuda_backend *c, struct step_header *h);
-void cuda_gather_logits(struct backend *b, struct mat logits, struct mat part);
+void cuda_rank_results(struct cuda_backend *c, struct step_header *h);
+void cuda_gather_logits(struct backend *b, struct mat logits, struct mat shard);
 /* launch_sample over ranks: every rank gets the tokens. */
 void cuda_rank_sample(struct cuda_backend *c, struct sample_args *a);
 
@@ -300,9 +300,9 @@ void cuda_stage_send(struct backend *b, struct mat x);
 /* cuBLASLt's descriptors of a product, in its column-major view: columns of x, out and
  * residual are our rows. */
 struct matmul_setup {
-    cublasLtMatmulDesc_t desc;
-    cublasLtMatrixLayout_t w, x, residual, out;
-    cublasLtMatmulPreference_t want;
+    cublasLtMatmulDesc_t desc;                  /* types and epilogue */
+    cublasLtMatrixLayout_t w, x, residual, out; /* their columns are set to the row count */
+    cublasLtMatmulPreference_t want;            /* limits for the choice: workspace, alignment */
 };
 /* linear_invariant.c: a batch-invariant algorithm, whose results do not depend on
  * `rows`. any_tile: for these operands all tile sizes of one kernel give the same

@@ -28,7 +28,7 @@ enum { CUDA_MAX_WINDOWS = 4 }; /* different sliding windows of one model */
  * then produces the layout that ldmatrix and wgmma read without bank conflicts. Without
  * panels: [token][dim]. */
 struct kv_view {
-    void *base;
+    void *base;                                                 /* block 0, layer 0, keys, head 0 */
     int64_t block_stride, layer_stride, kv_stride, head_stride; /* elements */
     int32_t block_size, head_dim, n_kv_heads; /* tokens per block, dims per head, heads */
     int32_t dtype;                            /* enum dtype */
@@ -37,7 +37,7 @@ struct kv_view {
 
 /* Results of a step: arrays [n_samples], and [n_samples][top_stride] of the best
  * tokens. */
-struct step_answers {
+struct step_results {
     int32_t *token;     /* sampled ids, negative: none */
     float *logprob;     /* their log-probabilities */
     int32_t *top_token; /* best tokens, best first */
@@ -60,7 +60,7 @@ struct step_header {
     int32_t *result_top_token;
     float *result_top_logprob;
     /* when ranks share the sampling: rank 0's pinned host memory, where they end up */
-    struct step_answers host_results;
+    struct step_results host_results;
     int32_t off_token, off_token_src, off_position, off_slot; /* [n_tokens] */
     int32_t off_q_start, off_kv_len, off_row;                 /* [n_seqs + 1], [n_seqs] */
     int32_t off_update, off_table_block;                      /* table updates, their block ids */
@@ -155,7 +155,7 @@ void launch_epilogue(void *out, const void *from, int out_type, int64_t out_stri
 struct rope_args {
     const float *cos_sin;   /* [positions, rot_dim]; NULL: no rotation */
     int64_t cos_sin_stride; /* of a position */
-    /* leading dims that are rotated; pairs are neighbours, else half of rot_dim apart */
+    /* leading dims to rotate; 1: pairs are neighbours, else half of rot_dim apart */
     int32_t rot_dim, interleaved;
     struct norm_args q_norm, k_norm; /* weight NULL: no norm */
     int32_t n_heads, layer;          /* query heads; layer of the cache */

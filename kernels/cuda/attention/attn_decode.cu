@@ -45,12 +45,12 @@ __device__ __forceinline__ void warp_group_sync(const warp_group &t)
 
 /* A warp's load position: its next chunk, and the block ids of its next 32 chunks. */
 struct loader {
-    work_tile p;
-    int c; /* this warp's next chunk in p */
-    /* lane i: block of the warp's chunk number turn + i in p; refilled every 32 turns */
+    work_tile p; /* of the next chunk */
+    int c;       /* this warp's next chunk in p */
+    /* lane i: block of the warp's chunk n_loaded + i in p; refilled every 32 chunks */
     int block_ids;
-    int turn;
-    bool more;
+    int n_loaded; /* chunks of p loaded so far */
+    bool more;    /* there is a next chunk */
 };
 
 template <typename T, int D, bool PREFIX>
@@ -61,17 +61,17 @@ __device__ __forceinline__ bool loader_issue(loader &l, const kv_split &w, const
     while (l.more && l.c >= l.p.hi) {
         l.more = work_tile_next<PREFIX>(l.p, w, a, s);
         l.c = l.p.lo + t.rank;
-        l.turn = 0;
+        l.n_loaded = 0;
     }
     if (!l.more) {
         return false;
     }
     int token = l.p.first_token + l.c * ATTN_CHUNK, bs = a.kv.block_size;
-    if ((l.turn & 31) == 0) {
+    if ((l.n_loaded & 31) == 0) {
         l.block_ids =
             l.p.table[(l.p.first_token + min(l.c + lane * t.size, l.p.n - 1) * ATTN_CHUNK) / bs];
     }
-    int block0 = __shfl_sync(0xffffffffu, l.block_ids, l.turn++ & 31);
+    int block0 = __shfl_sync(0xffffffffu, l.block_ids, l.n_loaded++ & 31);
     int block1 = bs % 16 && token + 8 < l.p.len ? l.p.table[(token + 8) / bs] : block0;
     if (!PREFIX && l.c == l.p.n - 1) {
         pdl_wait(); /* this chunk holds the newest token, which rope_kv writes */
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     loader load;
     work_tile_first<PREFIX>(load.p, w, a, s, mine);
     load.c = load.p.lo + t.rank;
-    load.turn = 0;
+    load.n_loaded = 0;
     load.more = true;
     work_tile p = load.p;
     for (int i = 0; i < stages; i++) {

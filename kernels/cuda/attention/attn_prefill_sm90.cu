@@ -37,9 +37,9 @@ template <int D> struct hopper_layout {
 template <int D> struct hopper_shared {
     using L = hopper_layout<D>;
     uint32_t base;
-    __device__ uint32_t queries(int turn) const
+    __device__ uint32_t queries(int wave) const
     {
-        return base + turn % L::Q_STAGES * L::Q;
+        return base + wave % L::Q_STAGES * L::Q;
     }
     __device__ uint32_t tile(int which, int stage) const
     {
@@ -81,27 +81,27 @@ struct work_tile {
     int head, begin, end, n_tiles;
 };
 
-/* Query tiles are sorted by keys, most first, so turns run back and forth over the
+/* Query tiles are sorted by keys, most first, so waves run back and forth over the
  * blocks to even out their sums. */
-__device__ __forceinline__ int work_tile_index(int turn)
+__device__ __forceinline__ int work_tile_index(int wave)
 {
-    return turn * gridDim.x + (turn & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    return wave * gridDim.x + (wave & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
 }
 
-/* The query tile of a block's work tile number `turn`, read well before work_tile_of
- * needs it; an arbitrary one if there is none. */
-__device__ __forceinline__ int4 query_tile_of(const query_tile *tile, int turn, int heads,
+/* The query tile of a block's work tile in `wave`, read well before work_tile_of needs
+ * it; an arbitrary one if there is none. */
+__device__ __forceinline__ int4 query_tile_of(const query_tile *tile, int wave, int heads,
                                               int n_work)
 {
-    return __ldg((const int4 *)tile + min(work_tile_index(turn), n_work - 1) / heads);
+    return __ldg((const int4 *)tile + min(work_tile_index(wave), n_work - 1) / heads);
 }
 
-/* The block's work tile number `turn`, whose query tile is t. False: there is none. */
+/* The block's work tile in `wave`, with its query tile t. False: there is none. */
 template <int D>
-__device__ __forceinline__ bool work_tile_of(work_tile &w, int turn, int4 t, const attn_args &a,
+__device__ __forceinline__ bool work_tile_of(work_tile &w, int wave, int4 t, const attn_args &a,
                                              int n_work)
 {
-    int i = work_tile_index(turn);
+    int i = work_tile_index(wave);
 
     w.rows = {t.x, t.y, t.z, t.w};
     w.head = i % a.n_heads;
@@ -149,8 +149,8 @@ __device__ __forceinline__ void produce(const attn_args &a, const step_arrays &s
     uint32_t last_phase = 0;
     work_tile w;
     int4 ahead = query_tile_of(tile, 0, a.n_heads, n_work);
-    for (int turn = 0; work_tile_of<D>(w, turn, ahead, a, n_work); turn++) {
-        ahead = query_tile_of(tile, turn + 1, a.n_heads, n_work);
+    for (int wave = 0; work_tile_of<D>(w, wave, ahead, a, n_work); wave++) {
+        ahead = query_tile_of(tile, wave + 1, a.n_heads, n_work);
         int kv_head = w.head / (a.n_heads / a.kv.n_kv_heads);
         const T *base = (const T *)a.kv.base + a.layer * a.kv.layer_stride +
                         which * a.kv.kv_stride + kv_head * a.kv.head_stride;
@@ -426,7 +426,7 @@ __device__ __forceinline__ void consume(const attn_args &a, const query_tile *ti
         softmax(x, factor);
     };
     bool more = true;
-    for (int turn = 0; more; turn++) {
+    for (int wave = 0; more; wave++) {
         queries_wait(group);
         w = next;
 #pragma unroll
@@ -435,13 +435,13 @@ __device__ __forceinline__ void consume(const attn_args &a, const query_tile *ti
         }
         x.m[0] = x.m[1] = -INFINITY;
         x.l[0] = x.l[1] = 0.0f;
-        const uint32_t q = sh.queries(turn) + group * GROUP_ROWS * panels<D>::ROW;
+        const uint32_t q = sh.queries(wave) + group * GROUP_ROWS * panels<D>::ROW;
         barrier_wait(sh.full(0, k.stage), k.phase);
         issue_scores<T, D>(x, q, sh.tile(0, k.stage));
-        more = work_tile_of<D>(next, turn + 1, ahead, a, n_work);
-        ahead = query_tile_of(tile, turn + 2, a.n_heads, n_work);
+        more = work_tile_of<D>(next, wave + 1, ahead, a, n_work);
+        ahead = query_tile_of(tile, wave + 2, a.n_heads, n_work);
         if (PREFETCH_Q && more) {
-            queries_fetch<T, D>(a, next, sh.queries(turn + 1), group, thread);
+            queries_fetch<T, D>(a, next, sh.queries(wave + 1), group, thread);
         }
         wgmma_wait<0>();
         finish_scores(0);
@@ -471,7 +471,7 @@ __device__ __forceinline__ void consume(const attn_args &a, const query_tile *ti
         issue_values<T, D>(x, sh.tile(1, v.stage));
         if (!PREFETCH_Q && more) {
             group_sync(group); /* all of the warpgroup's scores are done */
-            queries_fetch<T, D>(a, next, sh.queries(turn + 1), group, thread);
+            queries_fetch<T, D>(a, next, sh.queries(wave + 1), group, thread);
         }
         wgmma_wait<0>();
         if (leader) {

@@ -181,7 +181,7 @@ template <typename T> using wide = vec<T, WIDTH<T>>;
  * row. */
 struct lane_dims {
     int low, high;
-    bool turns;
+    bool rotates;
 };
 
 __device__ __forceinline__ lane_dims dims_of(const rope_args &r, int head_dim, int lane, int width)
@@ -254,7 +254,7 @@ __device__ __forceinline__ void norm_head(float (&a)[N], float (&b)[N], const no
     }
 }
 
-__device__ __forceinline__ void turn(float &a, float &b, float cosine, float sine)
+__device__ __forceinline__ void rotate_pair(float &a, float &b, float cosine, float sine)
 {
     float x = a * cosine - b * sine;
 
@@ -263,17 +263,17 @@ __device__ __forceinline__ void turn(float &a, float &b, float cosine, float sin
 }
 
 template <int N>
-__device__ __forceinline__ void turn_lane(float (&a)[N], float (&b)[N], const float (&cosine)[N],
-                                          const float (&sine)[N], bool interleaved)
+__device__ __forceinline__ void rotate_lane(float (&a)[N], float (&b)[N], const float (&cosine)[N],
+                                            const float (&sine)[N], bool interleaved)
 {
 #pragma unroll
     for (int j = 0; j < N; j++) {
         if (!interleaved) {
-            turn(a[j], b[j], cosine[j], sine[j]);
+            rotate_pair(a[j], b[j], cosine[j], sine[j]);
         } else if (j < N / 2) {
-            turn(a[2 * j], a[2 * j + 1], cosine[j], sine[j]);
+            rotate_pair(a[2 * j], a[2 * j + 1], cosine[j], sine[j]);
         } else {
-            turn(b[2 * j - N], b[2 * j - N + 1], cosine[j], sine[j]);
+            rotate_pair(b[2 * j - N], b[2 * j - N + 1], cosine[j], sine[j]);
         }
     }
 }
@@ -294,7 +294,7 @@ __global__ void __launch_bounds__(WIDE_THREADS)
     int first = (NORMS || r.cos_sin ? 0 : first_k) + blockIdx.y * blockDim.y;
     lane_dims at = dims_of(r, kv.head_dim, threadIdx.x, V);
     float cosine[V], sine[V];
-    if (at.turns) {
+    if (at.rotates) {
         const float *cs = r.cos_sin + __ldcg(position + token) * r.cos_sin_stride + threadIdx.x * V;
         load_floats(cosine, cs);
         load_floats(sine, cs + r.rot_dim / 2);
@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(WIDE_THREADS)
             low = *(const wide<T> *)(x + at.low);
             high = *(const wide<T> *)(x + at.high);
         }
-        if (NORMS || (at.turns && !is_v)) {
+        if (NORMS || (at.rotates && !is_v)) {
             float a[V], b[V];
 #pragma unroll
             for (int j = 0; j < V; j++) {
@@ -320,8 +320,8 @@ __global__ void __launch_bounds__(WIDE_THREADS)
             if (NORMS) {
                 norm_head<T>(a, b, norm_of(r, head < first_k), at, kv.head_dim, !is_v);
             }
-            if (at.turns && !is_v) {
-                turn_lane(a, b, cosine, sine, r.interleaved);
+            if (at.rotates && !is_v) {
+                rotate_lane(a, b, cosine, sine, r.interleaved);
             }
 #pragma unroll
             for (int j = 0; j < V; j++) {
@@ -363,13 +363,13 @@ static bool wide_fits(const void *qkv, int64_t stride, const rope_args &r, const
 {
     constexpr int V = WIDTH<T>;
     int lanes = kv.head_dim / (2 * V);
-    bool turns =
+    bool rotates =
         !r.cos_sin || (r.rot_dim % (2 * V) == 0 && r.cos_sin_stride % 4 == 0 && aligned(r.cos_sin));
     bool norms = (!r.q_norm.weight && !r.k_norm.weight) ||
                  (norm_fits<T>(r.q_norm) && norm_fits<T>(r.k_norm) && lanes <= 32 &&
                   (lanes & (lanes - 1)) == 0);
 
-    return turns && norms && kv.head_dim % (2 * V) == 0 && lanes <= WIDE_THREADS &&
+    return rotates && norms && kv.head_dim % (2 * V) == 0 && lanes <= WIDE_THREADS &&
            stride % V == 0 && aligned(qkv);
 }
 
@@ -386,11 +386,12 @@ static void launch_rope_kv_of(T *qkv, int64_t stride, const rope_args &r, const 
         return;
     }
     int lanes = kv.head_dim / (2 * WIDTH<T>), together = WIDE_THREADS / lanes;
-    int parts =
+    int y_blocks =
         /* with few rows each head gets threads of its own */
         rows < WIDE_ROWS ? (heads + together - 1) / together : 1;
     launch(r.q_norm.weight ? rope_kv_wide_kernel<T, true> : rope_kv_wide_kernel<T, false>,
-           dim3(rows, parts), dim3(lanes, together), 0, stream, qkv, stride, r, kv, position, slot);
+           dim3(rows, y_blocks), dim3(lanes, together), 0, stream, qkv, stride, r, kv, position,
+           slot);
 }
 
 extern "C" void launch_rope_kv(void *qkv, int64_t stride, const struct rope_args *r,

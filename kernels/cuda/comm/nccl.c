@@ -1,8 +1,8 @@
-/* NCCL's library, and how processes meet in it.
+/* Loading NCCL, and initialising communicators.
  *
- * The meeting is NCCL's own and knows no limit, so its thread is left behind when one
- * does not come: the process ends then anyway. What the thread uses is its own, or
- * stays for the process's life.
+ * NCCL's initialisation waits for all processes without a limit. If one does not come,
+ * its thread is abandoned: the process then ends anyway. The thread uses only memory of
+ * its own, or memory that stays for the process's life.
  */
 #include "kernels/cuda/comm/nccl.h"
 
@@ -51,9 +51,9 @@ bool nccl_check(struct cuda_backend *c, const struct nccl *n, ncclResult_t rc, c
     return rc == ncclSuccess;
 }
 
-/* ---- the meeting ---- */
+/* ---- initialisation ---- */
 
-/* On the heap, and not freed when the thread is left behind. */
+/* An initialisation in progress; leaked if its thread is abandoned. */
 struct nccl_init {
     const struct nccl *lib;
     pthread_t thread;
@@ -82,7 +82,7 @@ int nccl_init_start(struct nccl_group *g, int device, const ncclUniqueId *id, in
     struct nccl_init *m = calloc(1, sizeof(*m));
 
     if (!m) {
-        return err_nomem(e, "NCCL's meeting");
+        return err_nomem(e, "NCCL's initialisation");
     }
     m->lib = g->lib;
     m->device = device;
@@ -91,7 +91,7 @@ int nccl_init_start(struct nccl_group *g, int device, const ncclUniqueId *id, in
     m->rank = rank;
     if (pthread_create(&m->thread, NULL, init_main, m) != 0) {
         free(m);
-        return err_set(e, ERR_IO, "cuda: no thread for NCCL's meeting");
+        return err_set(e, ERR_IO, "cuda: no thread for NCCL's initialisation");
     }
     g->init = m;
     return 0;
@@ -102,7 +102,7 @@ static int wait_init(struct nccl_init *m, struct cuda_backend *c, struct err *e)
     int64_t start_us = clock_us();
 
     while (!atomic_load(&m->done)) {
-        int rc = cuda_check_peers(c, start_us, "met in NCCL", e);
+        int rc = cuda_check_peers(c, start_us, "joined NCCL", e);
         if (rc < 0) {
             return rc;
         }
@@ -111,7 +111,8 @@ static int wait_init(struct nccl_init *m, struct cuda_backend *c, struct err *e)
     return 0;
 }
 
-/* Not all will come, or nobody waits for it any more. */
+/* Abandons the thread: not all processes will come, or its result is no longer
+ * needed. */
 static void abandon_init(struct nccl_group *g)
 {
     pthread_detach(g->init->thread);
@@ -151,7 +152,7 @@ static void *aborter_main(void *arg)
     return NULL;
 }
 
-/* CommAbort returns only when no graph uses the communicator any more, so it gets a
+/* CommAbort returns only when no graph uses the communicator any more, so it runs on a
  * thread. */
 void nccl_abort(struct nccl_group *g)
 {
@@ -165,7 +166,7 @@ void nccl_release(struct nccl_group *g)
         abandon_init(g);
     }
     if (g->aborting) {
-        pthread_join(g->aborter, NULL); /* the graphs are gone */
+        pthread_join(g->aborter, NULL); /* returns now: all graphs are freed */
     } else if (g->comm) {
         g->lib->CommAbort(g->comm);
     }

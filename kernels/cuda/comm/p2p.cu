@@ -1,24 +1,24 @@
-/* Sums over ranks on peer devices, without a library, fused with the residual and the
- * norm behind them. One hop over the link, no host, so a captured graph replays it.
+/* All-reduce between peer devices, without a library, fused with the residual and the
+ * norm that follow. One hop over the link and no host, so a captured graph can replay
+ * it.
  *
- * One block a row writes its rank's summands into every other rank's inbox, waits until
- * the others' have come here, and adds up in the order of the ranks: the same bits
- * everywhere. Nothing marks what has come but the data itself: a place in the inbox is
- * blank, all ones, until it is written, and no summand is all ones (it is a NaN, and
- * sent as another one). So no fence and no flag is waited for, and nothing needs to
- * arrive in order.
+ * One block per row writes its rank's summands into every other rank's inbox, waits for
+ * the others', and sums in the order of the ranks: the same bits everywhere. The data
+ * itself is the flag: a slot of the inbox is blank, all ones, until it is written, and
+ * a summand that is all ones (a NaN) is sent as another NaN. So neither fences nor
+ * flags are needed, and nothing has to arrive in order.
  *
- * The inbox has three places for every row, whatever the shape, taken in turn: while
- * one is written and read, the one read last is made blank again, and the next has been
- * blank since the sum before. A rank writes a place again three sums later; two sums
- * later it has seen what the other sent after wiping it. Blocks wait for blocks of the
- * same row elsewhere; each sends before it waits and rows start in ascending order
- * everywhere, so the first unfinished row is always under way on all ranks.
+ * The inbox has three slots for every row, whatever the shape, used in turn. While one
+ * is written and read, the one read last is blanked, and the next one has been blank
+ * since the previous sum. A rank writes a slot again three sums later; after two sums
+ * it has received what the peer sent after blanking the slot. Blocks wait for blocks of
+ * the same row on other ranks. Each sends before it waits, and rows start in ascending
+ * order everywhere, so the first unfinished row is running on all ranks.
  */
 #include "kernels/cuda/comm/p2p.cuh"
 #include "kernels/cuda/step/norm.cuh"
 
-/* One row's exchange; vectors of 16 bytes are counted by m. */
+/* The exchange of one row; m counts vectors of 16 bytes. */
 struct row_all_reduce {
     const p2p_args &p;
     int row, buffer;
@@ -61,7 +61,7 @@ struct row_all_reduce {
     }
 };
 
-enum { P2P_KEEP = 2 }; /* vectors of a row that a thread keeps */
+enum { P2P_KEEP = 2 }; /* vectors of a row that a thread keeps in registers */
 
 template <typename T>
 __global__ void __launch_bounds__(P2P_THREADS, 1)

@@ -1,25 +1,25 @@
-/* Drawing tokens over ranks on peer devices, each of which has the logits of its part
- * of the vocabulary.
+/* Sampling over ranks on peer devices, each of which has the logits of its shard of the
+ * vocabulary.
  *
- * Greedy steps: each rank finds the best of its part, and the ranks compare
- * (p2p_tokens_kernel). Else the rows are shared out: every rank writes its columns of
- * a row into the memory of the rank that draws it (p2p_rows_kernel), which then has
- * the whole row and draws as if it were alone; its tokens go to all
- * (p2p_drawn_kernel). Answers for the host are written where rank 0 has them, and are
- * on their way before the tokens, so rank 0 hands them on once it has every token.
+ * Greedy steps: each rank finds the best token of its shard, and the ranks compare
+ * (p2p_tokens_kernel). Otherwise the rows are shared out: every rank writes its columns
+ * of a row into the memory of the rank that samples it (p2p_rows_kernel), which then
+ * samples the whole row as if it were alone, and the tokens go to all
+ * (p2p_share_tokens_kernel). Results for the host are written to rank 0's memory before
+ * the tokens are sent, so rank 0 passes them on once it has every token.
  *
- * Exchanges of tokens are counted, the same on all ranks; lines of a token carry the
- * number, and lie in two halves in turn. Every exchange comes after a sum or after
- * p2p_rows_kernel, for which all ranks met: so who writes a half again knows it was
- * read.
+ * Exchanges of tokens are numbered, the same on all ranks. A token's line carries the
+ * number, and lies in two halves used alternately. Every exchange follows an all-reduce
+ * or p2p_rows_kernel, in which all ranks take part; so before a half is written again
+ * it has been read.
  */
 #include "kernels/cuda/comm/p2p.cuh"
 
-/* ---- rows to those who draw them ---- */
+/* ---- rows to the ranks that sample them ---- */
 
 enum { ROW_CHUNKS = 8 };
 
-/* What this rank has of a row, `cols` columns, copied by one of its pieces' blocks. */
+/* Copies one chunk of this rank's `cols` columns of a row. */
 __device__ __forceinline__ void copy_chunk(float *to, const float *from, int cols)
 {
     int chunk = (cols + ROW_CHUNKS - 1) / ROW_CHUNKS, lo, hi;
@@ -37,7 +37,7 @@ __device__ __forceinline__ void copy_chunk(float *to, const float *from, int col
     }
 }
 
-/* All ranks' columns have come here, as this rank's have to them. */
+/* Barrier of all ranks: all columns have arrived, here and at the peers. */
 __device__ void rows_barrier(const p2p_args &p)
 {
     uint32_t epoch = p.epoch[P2P_EPOCH_ROWS] + 1;
@@ -63,10 +63,10 @@ __global__ void __launch_bounds__(P2P_THREADS)
 {
     pdl_release();
     pdl_wait();
-    int share = (rows + p.n_ranks - 1) / p.n_ranks, first = p.rank * out.width;
+    int rows_per_rank = (rows + p.n_ranks - 1) / p.n_ranks, first = p.rank * out.width;
     int row = blockIdx.y;
-    copy_chunk(out.row[row / share] + (row % share) * out.stride + first, shard + row * stride,
-               min(out.width, out.vocab - first));
+    copy_chunk(out.row[row / rows_per_rank] + (row % rows_per_rank) * out.stride + first,
+               shard + row * stride, min(out.width, out.vocab - first));
     __syncthreads();
     if (threadIdx.x > 0) {
         return;
@@ -93,14 +93,14 @@ extern "C" void launch_p2p_rows(const struct p2p_args *p, const struct p2p_rows 
 struct sampled_rows {
     const step_header *h;
     const int32_t *group; /* first sample of each row */
-    int first, rows, share;
+    int first, rows, rows_per_rank;
 
-    /* f(sample, its place in the exchange) for the samples of the rows that rank r
-     * draws, by all threads. */
+    /* Calls f(sample, its index in the exchange) for the samples of rank r's rows, by
+     * all threads. */
     template <typename F> __device__ void of(int r, F f) const
     {
-        for (int row = r * share + (int)threadIdx.x; row < min(rows, (r + 1) * share);
-             row += blockDim.x) {
+        for (int row = r * rows_per_rank + (int)threadIdx.x;
+             row < min(rows, (r + 1) * rows_per_rank); row += blockDim.x) {
             for (int i = group[first + row]; i < group[first + row + 1]; i++) {
                 f(i, i - group[first]);
             }
@@ -108,7 +108,7 @@ struct sampled_rows {
     }
 };
 
-/* What the host reads, from the device's memory into the host's. */
+/* Copies the results from device memory to rank 0's host. */
 __device__ void copy_results_to_host(const sampled_rows &d)
 {
     const step_header *h = d.h;
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(P2P_THREADS)
     int64_t half = (int64_t)(epoch & 1) * p.n_ranks;
     sampled_rows d = {h, (const int32_t *)((const char *)h + h->off_group), first_row,
                       min(rows, h->n_logits - first_row), (rows + p.n_ranks - 1) / p.n_ranks};
-    /* the answers of this rank's rows, before the tokens that tell of them */
+    /* this rank's results become visible before its tokens */
     __threadfence_system();
     d.of(p.rank, [&](int i, int at) {
         for (int r = 0; r < p.n_ranks; r++) {
@@ -175,17 +175,17 @@ extern "C" void launch_p2p_share_tokens(const struct p2p_args *p, const struct s
     launch(p2p_share_tokens_kernel, dim3(1), dim3(P2P_THREADS), 0, stream, *p, *s, first_row, rows);
 }
 
-/* ---- the best of all ---- */
+/* ---- greedy: the best of all shards ---- */
 
-/* Of a sample, on one rank: its best logit, the token's id, the logarithm of the part's
- * summed exponentials. */
+/* A shard's candidate for a sample: the id of its greatest logit, the logit, and the
+ * logarithm of the shard's summed exponentials. */
 struct candidate {
     int32_t token;
     float logit, lse;
 };
 
-/* Two stores of 8 bytes of data, each with the exchange's number beside its words:
- * whichever arrives first. */
+/* Two 16-byte stores, each with the exchange's number beside its data, so they may
+ * arrive in any order. */
 __device__ __forceinline__ void send_candidate(p2p_token *to, candidate c, uint32_t epoch)
 {
     p2p_store((uint4 *)to, make_uint4(c.token, epoch, __float_as_uint(c.logit), epoch));
@@ -205,8 +205,8 @@ __device__ __forceinline__ candidate receive_candidate(const p2p_args &p, const 
     return {(int32_t)a.x, __uint_as_float(a.z), __uint_as_float(b.x)};
 }
 
-/* The better of two; of equals the one of the lower ids, which is `a`. A token below 0:
- * the logits were no numbers. */
+/* The better of two; of equal ones a's, whose ids are lower. A negative token: the
+ * logits held no usable number. */
 __device__ __forceinline__ candidate merge(candidate a, candidate b)
 {
     if (a.token < 0 || b.token < 0) {

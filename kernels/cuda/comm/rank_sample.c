@@ -1,19 +1,18 @@
-/* Logits and tokens over ranks on devices of their own. Each has the logits of its part
- * of the vocabulary; every rank gets every token on its device, so that its next step
- * starts without the host.
+/* Sampling over ranks on devices of their own. Each has the logits of its shard of the
+ * vocabulary; every rank gets every token on its device, so its next step starts
+ * without the host.
  *
- * A step's tokens are found in one of four ways, the same on all ranks:
- *     compared  all rows greedy: each rank's best of its part, and the ranks compare
- *               (no logits move)
- *     short     no row wants more than a few tokens of each part, by top_k or as its
- *               best ones: lists of these go to the rank that draws the row
- *               (topk_merge.cu); answers go to rank 0
- *     shared    each rank draws its share of the rows, which the others' columns come
- *               to; answers likewise
+ * A step is sampled in one of four ways, the same on all ranks:
+ *     compared  all rows greedy: each rank finds the best of its shard, and the ranks
+ *               compare (no logits move)
+ *     merged    no row wants more than a few tokens of each shard, by top_k or as its
+ *               best ones: top-k lists go to the rank that owns the row (topk_merge.cu);
+ *               results go to rank 0
+ *     shared    each rank samples its share of the rows, which receives the others'
+ *               columns; results likewise
  *     by rank 0 as on CPUs, through NCCL: where the devices do not reach each other,
- *               there are more than SHARING_RANKS with whom sharing was not tried, or a
- *               step has very many samples
- * The first and the third are p2p_sample.cu.
+ *               there are more than SHARING_RANKS ranks, or a step has very many samples
+ * The first and the third are in p2p_sample.cu.
  */
 #include <stdlib.h>
 
@@ -23,8 +22,8 @@ enum { SHARING_RANKS = 2 };
 
 /* ---- by rank 0 ---- */
 
-/* Room for parts as they are sent. Not while a graph is captured: the eager step before
- * has made it. */
+/* Allocates space for shards in transit. Never during a capture: the eager step before
+ * has done it. */
 static bool shards_reserve(struct cuda_backend *c, int64_t n_bytes)
 {
     struct cuda_ranks *r = c->ranks;
@@ -42,7 +41,7 @@ static bool shards_reserve(struct cuda_backend *c, int64_t n_bytes)
     return true;
 }
 
-/* Columns of a rank's part of `vocab`: the last ones' are what is left. */
+/* Columns of a rank's shard of `vocab`; the last shards have what is left. */
 static int32_t shard_cols(const struct cuda_ranks *r, int32_t vocab, int32_t rank)
 {
     int32_t width = (int32_t)div_ceil(vocab, r->n);
@@ -50,7 +49,7 @@ static int32_t shard_cols(const struct cuda_ranks *r, int32_t vocab, int32_t ran
     return MAX(MIN(width, vocab - rank * width), 0);
 }
 
-/* [rows, cols] of float32 from one stride to another. */
+/* Copies [rows, cols] of float32 from one stride to another. */
 static void copy_cols(struct cuda_backend *c, float *to, int64_t to_stride, const void *from,
                       int64_t from_stride, int32_t cols, int32_t rows)
 {
@@ -61,7 +60,7 @@ static void copy_cols(struct cuda_backend *c, float *to, int64_t to_stride, cons
                "logits");
 }
 
-/* Without what lies between rows, which differs by rank as the parts' widths do. */
+/* Sent without the padding of rows, which differs by rank as the shards' widths do. */
 static void send_shard(struct cuda_backend *c, struct mat shard, int32_t rows)
 {
     struct cuda_ranks *r = c->ranks;
@@ -112,7 +111,7 @@ static void gather_whole(struct cuda_backend *c, struct mat logits, struct mat s
     }
 }
 
-/* The first n drawn tokens of the step, from rank 0 to all. */
+/* Broadcasts the step's first n tokens from rank 0. */
 static void share_tokens(struct cuda_backend *c, int32_t n)
 {
     const struct nccl_group *g = &c->ranks->nccl;
@@ -127,7 +126,7 @@ static void share_tokens(struct cuda_backend *c, int32_t n)
 
 /* ---- shared ---- */
 
-/* Whether a short list of each part is enough. */
+/* Whether a top-k list of each shard suffices. */
 static bool wants_few(const struct sample_row *s)
 {
     bool draws = s->kind == SAMPLE_TOKEN && s->temperature != 0 && s->top_k != 1;
@@ -144,8 +143,8 @@ void cuda_rank_choose(struct cuda_backend *c, const struct batch *b)
         return;
     }
     bool peers = cuda_ranks_p2p(r) && !c->greedy;
-    /* With lists a row's exponentials are added part by part: not to the bit what whole
-     * rows give, which others in the batch may ask for. */
+    /* Merging adds a row's exponentials shard by shard, which does not give the bits of
+     * whole rows that other requests of the batch may need. */
     c->topk_merge = peers && !c->config.deterministic && b->n_samples <= TOPK_SAMPLES;
     for (int32_t i = 0; i < b->n_samples && c->topk_merge; i++) {
         c->topk_merge = wants_few(&b->sample[i]);
@@ -154,23 +153,22 @@ void cuda_rank_choose(struct cuda_backend *c, const struct batch *b)
         peers && r->n <= SHARING_RANKS && !c->topk_merge && b->n_samples <= P2P_MAX_TOKENS;
 }
 
-void cuda_rank_answers(struct cuda_backend *c, struct step_header *h)
+void cuda_rank_results(struct cuda_backend *c, struct step_header *h)
 {
     struct cuda_ranks *r = c->ranks;
 
     if (r && (c->topk_merge || r->shares_rows)) {
-        h->host_results = (struct step_answers){h->result_token, h->result_logprob,
+        h->host_results = (struct step_results){h->result_token, h->result_logprob,
                                                 h->result_top_token, h->result_top_logprob};
-        h->result_token = r->answers.token;
-        h->result_logprob = r->answers.logprob;
-        h->result_top_token = r->answers.top_token;
-        h->result_top_logprob = r->answers.top_logprob;
+        h->result_token = r->results.token;
+        h->result_logprob = r->results.logprob;
+        h->result_top_token = r->results.top_token;
+        h->result_top_logprob = r->results.top_logprob;
     }
 }
 
-/* Where all ranks have their `logits`, whose memory is the same piece of scratch
- * everywhere. They are mapped when first met, which is in an eager step. NULL:
- * c->failed. */
+/* The addresses of all ranks' `logits`, the same piece of scratch everywhere. They are
+ * mapped when first used, in an eager step. NULL: c->failed is set. */
 static const struct rank_map *logits_map(struct cuda_backend *c, struct mat logits)
 {
     struct cuda_ranks *r = c->ranks;
@@ -214,10 +212,10 @@ static void send_rows(struct cuda_backend *c, struct mat logits, struct mat shar
 static void sample_rows(struct cuda_backend *c, struct sample_args *a)
 {
     struct cuda_ranks *r = c->ranks;
-    int32_t first = a->first, rows = a->rows, share = (int32_t)div_ceil(rows, r->n);
+    int32_t first = a->first, rows = a->rows, rows_per_rank = (int32_t)div_ceil(rows, r->n);
 
-    a->first += r->rank * share;
-    a->rows = MIN(share, rows - r->rank * share);
+    a->first += r->rank * rows_per_rank;
+    a->rows = MIN(rows_per_rank, rows - r->rank * rows_per_rank);
     if (a->rows > 0) {
         launch_sample(a, &c->arrays, c->stream);
     }

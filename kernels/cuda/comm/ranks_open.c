@@ -1,8 +1,7 @@
-/* How ranks on devices of their own find each other.
+/* Connecting ranks on devices of their own.
  *
- *     comm: NCCL's id ─► NCCL, on a thread, until the weights are there
+ *     comm: NCCL's id ─► NCCL's initialisation, on a thread, while weights are read
  *           handles of the inboxes ─► each rank maps the others' memory
- *
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +10,7 @@
 #include "config/base/limits.h"
 #include "kernels/cuda/comm/ranks.h"
 
-/* Begins NCCL's meeting, which goes on while weights are read. */
+/* Starts NCCL's initialisation, which runs while weights are read. */
 static int start_nccl(struct cuda_backend *c, struct err *e)
 {
     struct cuda_ranks *r = c->ranks;
@@ -31,16 +30,16 @@ int cuda_ranks_ready(struct cuda_backend *c, struct err *e)
     return !c->ranks ? 0 : nccl_ready(&c->ranks->nccl, c, e);
 }
 
-/* ---- memory of the others ---- */
+/* ---- peers' memory ---- */
 
-/* What a rank tells the others of a piece of its memory. */
+/* A rank's description of its memory, sent to the others. */
 struct p2p_handle {
     cudaIpcMemHandle_t memory;
     int32_t reachable, fused_bytes, pad[14];
 };
 
-/* Whether this device can reach all the other ranks' devices, which are those of their
- * numbers. */
+/* Whether this device can access all other ranks' devices, which are numbered like the
+ * ranks. */
 static bool p2p_reachable(const struct cuda_ranks *r, int32_t first_device)
 {
     for (int32_t i = 0; i < r->n; i++) {
@@ -55,8 +54,8 @@ static bool p2p_reachable(const struct cuda_ranks *r, int32_t first_device)
     return r->n <= P2P_MAX_RANKS;
 }
 
-/* All ranks' handles, in their order: side by side on rank 0, by way of comm, and from
- * there to all. What was enqueued before is done on all devices then. */
+/* Exchanges handles: comm gathers them on rank 0 and broadcasts them, in the order of
+ * the ranks. Afterwards all earlier work is done on all devices. */
 static int exchange_handles(struct cuda_backend *c, struct p2p_handle *mine, struct p2p_handle *all,
                             struct err *e)
 {
@@ -67,7 +66,7 @@ static int exchange_handles(struct cuda_backend *c, struct p2p_handle *mine, str
     int32_t n = WORDS * m->n_ranks;
     struct mat whole = {.data = all, .rows = 1, .cols = n, .stride = n, .dtype = DTYPE_F32};
 
-    if (!cuda_check(c, cuda_wait_stream(c), "meeting")) {
+    if (!cuda_check(c, cuda_wait_stream(c), "ranks")) {
         return err_set(e, c->failed.code, "%s", c->failed.text);
     }
     int rc = m->ops->gather_cols(m, whole, shard, e);
@@ -98,7 +97,7 @@ static void map_release(const struct cuda_ranks *r, struct rank_map *m)
     memset(m, 0, sizeof(*m));
 }
 
-/* As cuda_ranks_map; ret stays all NULL when not every device reaches every other. */
+/* As cuda_ranks_map, but *ret stays all NULL if some device cannot access another. */
 static int map_if_reachable(struct cuda_backend *c, void *memory, struct rank_map *ret,
                             struct err *e)
 {
@@ -139,15 +138,15 @@ int cuda_ranks_map(struct cuda_backend *c, void *memory, struct rank_map *ret, s
 
 /* ---- inboxes ---- */
 
-/* Offsets in the memory of an inbox, and its size. The answers are used on rank 0. */
+/* Offsets in an inbox's memory, and its size. `answers` is used on rank 0 only. */
 struct inbox_layout {
-    size_t fused, tokens, topk, rows_epoch, answers, n_bytes;
+    size_t fused, tokens, topk, rows_epoch, results, n_bytes;
 };
 
 enum {
     ROWS_EPOCH_BYTES = 256,
-    ANSWER_BYTES = P2P_MAX_TOKENS * 4,
-    TOP_BYTES = ANSWER_BYTES * LIMIT_CANDIDATES
+    RESULT_BYTES = P2P_MAX_TOKENS * 4,
+    TOP_BYTES = RESULT_BYTES * LIMIT_CANDIDATES
 };
 
 static struct inbox_layout inbox_layout(int32_t n)
@@ -159,8 +158,8 @@ static struct inbox_layout inbox_layout(int32_t n)
     l.topk = l.tokens + (size_t)2 * (size_t)n * P2P_MAX_TOKENS * sizeof(struct p2p_token);
     l.rows_epoch =
         l.topk + (size_t)2 * (size_t)n * TOPK_SAMPLES * TOPK_WORDS * sizeof(unsigned long long);
-    l.answers = l.rows_epoch + ROWS_EPOCH_BYTES;
-    l.n_bytes = l.answers + 2 * ((size_t)ANSWER_BYTES + TOP_BYTES);
+    l.results = l.rows_epoch + ROWS_EPOCH_BYTES;
+    l.n_bytes = l.results + 2 * ((size_t)RESULT_BYTES + TOP_BYTES);
     return l;
 }
 
@@ -178,15 +177,15 @@ static void place_inboxes(struct cuda_ranks *r, const struct rank_map *m)
             .topk = (unsigned long long *)(at + l.topk),
         };
     }
-    char *answers = (char *)m->of[0] + l.answers;
-    r->answers =
-        (struct step_answers){.token = (int32_t *)answers,
-                              .logprob = (float *)(answers + ANSWER_BYTES),
-                              .top_token = (int32_t *)(answers + 2 * ANSWER_BYTES),
-                              .top_logprob = (float *)(answers + 2 * ANSWER_BYTES + TOP_BYTES)};
+    char *results = (char *)m->of[0] + l.results;
+    r->results =
+        (struct step_results){.token = (int32_t *)results,
+                              .logprob = (float *)(results + RESULT_BYTES),
+                              .top_token = (int32_t *)(results + 2 * RESULT_BYTES),
+                              .top_logprob = (float *)(results + 2 * RESULT_BYTES + TOP_BYTES)};
 }
 
-/* Zeroed memory of this rank's own. */
+/* Allocates zeroed device memory of this rank's own. */
 static void *counters(struct cuda_backend *c, size_t n_bytes, struct err *e)
 {
     void *p = cuda_alloc(c, n_bytes, "ranks", e);
@@ -197,8 +196,8 @@ static void *counters(struct cuda_backend *c, size_t n_bytes, struct err *e)
     return p;
 }
 
-/* Memory that the others write, and the others' here. Without a link between all
- * devices NCCL does every sum. */
+/* Allocates this rank's inbox and maps the others'. If not all devices are linked, NCCL
+ * does every sum. */
 static int open_inboxes(struct cuda_backend *c, struct err *e)
 {
     struct cuda_ranks *r = c->ranks;

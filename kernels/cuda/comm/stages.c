@@ -1,16 +1,16 @@
-/* What a stage of a pipeline hands to the next (pipeline.h), on GPUs: the residual
- * stream of a part of a step, device to device by NCCL.
+/* Passes the residual stream of a micro-batch from pipeline stage to stage (pipeline.h)
+ * on GPUs, device to device by NCCL.
  *
  *     x ─► slice ─► send, on a stream of its own ─────► receive ─► x of the next stage
  *
- * Each pair of neighbours has a communicator of two, so that what a stage sends never
- * waits for what it receives. The sender goes on with its next part while the next
- * stage still computes the one before: what it sends lies in one of two slices by then.
+ * Each pair of neighbours has a communicator of two, so that sending never waits for
+ * receiving. A sender goes on with its next micro-batch while the next stage still
+ * computes the previous one; by then the data to send lies in one of two slices.
  *
- * Without NCCL on every stage it goes by way of the host, pinned memory to shared
- * memory or TCP and back; every network does that. Tokens go so in any case: the host
- * needs them. Each part is waited for before the next begins (engine/workers/runner.c),
- * so one host buffer is enough.
+ * Unless every stage has NCCL, the data goes through the hosts: pinned memory, shared
+ * memory or TCP, pinned memory. Tokens always do, because the hosts need them. Each
+ * micro-batch is waited for before the next begins (engine/workers/runner.c), so one
+ * host buffer suffices.
  */
 #include "kernels/cuda/comm/stages.h"
 
@@ -24,7 +24,7 @@
 #define SLICE_BYTES ((size_t)32 << 20)
 enum { SLICES = 2, SENDER = 0, RECEIVER = 1 };
 
-/* A piece of x on its way to the next stage. */
+/* A piece of x in transit to the next stage. */
 struct slice {
     char *data;
     cudaEvent_t filled, sent;
@@ -33,22 +33,22 @@ struct slice {
 struct cuda_stages {
     struct pipeline *pipeline;
     struct stage_tokens tokens;
-    int32_t *before; /* pinned, [max_samples]: the tokens of the step before */
+    int32_t *before; /* pinned, [max_samples]: tokens of the previous step */
     int32_t *sampled
-        /* last stage: on the device, [max_samples], the tokens of stage_tokens' two
-         * steps, on each rank */
+        /* last stage, every rank: on the device, [max_samples], the tokens of
+         * stage_tokens' two steps */
         [2];
-    char *host; /* pinned: a part's residual stream, where NCCL is not */
+    char *host; /* pinned: a micro-batch's residual stream, without NCCL */
     size_t host_bytes;
-    struct mat out;             /* what step_end sends; data NULL: nothing */
-    bool linked;                /* by NCCL: */
-    struct nccl_group from, to; /* the stage before and after, where there is one */
-    cudaStream_t stream;        /* of what is sent */
+    struct mat out;             /* sent by step_end; data NULL: nothing */
+    bool linked;                /* NCCL is used: */
+    struct nccl_group from, to; /* the previous and next stage, if any */
+    cudaStream_t stream;        /* for sends */
     struct slice slice[SLICES];
-    int turn;
+    int n_sent; /* slices sent: selects the next one */
 };
 
-/* ---- meeting ---- */
+/* ---- connecting ---- */
 
 static bool is_first(const struct cuda_stages *s)
 {
@@ -60,17 +60,18 @@ static bool is_last(const struct cuda_stages *s)
     return pipeline_is_last(&s->pipeline->at);
 }
 
-/* Whether all stages have NCCL: asked down the pipeline by the ranks 0, told by the
- * last one to all of the first stage, and handed down. */
+/* Whether all stages have NCCL: the ranks 0 AND their answers down the pipeline, the
+ * last stage sends the result to all ranks of the first stage, and it is passed down
+ * again. */
 static int agree(struct cuda_stages *s, int32_t *have, struct err *e)
 {
     struct pipeline *p = s->pipeline;
-    int32_t others = 1, rc = 0;
+    int32_t before = 1, rc = 0;
 
     if (p->at.rank == 0 && !is_first(s)) {
-        rc = p->ops->receive(p, &others, sizeof(others), e);
+        rc = p->ops->receive(p, &before, sizeof(before), e);
     }
-    *have = *have && others;
+    *have = *have && before;
     if (rc == 0 && p->at.rank == 0 && !is_last(s)) {
         rc = p->ops->send(p, 0, have, sizeof(*have), e);
     }
@@ -83,7 +84,7 @@ static int agree(struct cuda_stages *s, int32_t *have, struct err *e)
     return rc == 0 && !is_last(s) ? p->ops->send(p, p->at.rank, have, sizeof(*have), e) : rc;
 }
 
-/* Begin the meetings with the neighbours: the sender's id goes ahead. */
+/* Starts connecting to the neighbours; the sender's id goes ahead. */
 static int connect_neighbours(struct cuda_backend *c, const struct nccl *lib, struct err *e)
 {
     struct cuda_stages *s = c->stages;
@@ -123,7 +124,7 @@ static int open_slices(struct cuda_backend *c, struct err *e)
     return rc == cudaSuccess ? 0 : cuda_error(e, rc, "what stages exchange");
 }
 
-/* By NCCL if every stage has it. */
+/* Connects the stages by NCCL if every stage has it. */
 static int link_stages(struct cuda_backend *c, struct err *e)
 {
     struct cuda_stages *s = c->stages;
@@ -233,9 +234,9 @@ static void check(struct cuda_backend *c, int rc, const struct err *e)
     }
 }
 
-/* The prologue finds the tokens of the step before where it expects those of the
- * part before. The last stage has drawn them: its devices have them all, its hosts
- * only those that rank 0 was told. */
+/* Puts the previous step's tokens where the prologue expects those of the previous
+ * micro-batch. The last stage sampled them: its devices have them all, its hosts only
+ * those that rank 0 received. */
 int cuda_stage_begin(struct cuda_backend *c, const struct batch *b, struct err *e)
 {
     struct cuda_stages *s = c->stages;
@@ -265,7 +266,7 @@ int cuda_stage_begin(struct cuda_backend *c, const struct batch *b, struct err *
     return 0;
 }
 
-/* The part's tokens behind those of the step's parts before. */
+/* Appends the micro-batch's tokens to those of the step's earlier micro-batches. */
 static void keep_sampled(struct cuda_backend *c)
 {
     struct cuda_stages *s = c->stages;
@@ -280,7 +281,7 @@ static void keep_sampled(struct cuda_backend *c)
     }
 }
 
-/* Bytes of a mat with what lies between its rows, which every stage has alike. */
+/* Bytes of a mat including its rows' padding, which is the same on every stage. */
 static size_t bytes_of(struct mat x)
 {
     return (size_t)(x.rows * x.stride * dtype_bytes(x.dtype));
@@ -304,7 +305,7 @@ static void receive_slices(struct cuda_backend *c, struct mat x)
 static cudaError_t send_slice(struct cuda_backend *c, const char *data, size_t n_bytes)
 {
     struct cuda_stages *s = c->stages;
-    struct slice *l = &s->slice[s->turn++ % SLICES];
+    struct slice *l = &s->slice[s->n_sent++ % SLICES];
     cudaError_t rc = cudaStreamWaitEvent(c->stream, l->sent, 0);
 
     rc = rc == cudaSuccess
@@ -331,7 +332,7 @@ static void send_slices(struct cuda_backend *c, struct mat x)
     }
 }
 
-/* ---- by way of the host ---- */
+/* ---- through the host ---- */
 
 static bool host_reserve(struct cuda_backend *c, size_t n_bytes)
 {
@@ -394,7 +395,8 @@ void cuda_stage_receive(struct backend *b, struct mat x)
     }
 }
 
-/* Noted: a graph that is being captured has not run yet. */
+/* Only recorded: a graph that is being captured has not run yet. cuda_stage_end
+ * sends. */
 void cuda_stage_send(struct backend *b, struct mat x)
 {
     cuda_of(b)->stages->out = x;

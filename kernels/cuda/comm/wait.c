@@ -1,10 +1,9 @@
-/* Waiting for the device where other processes, ranks or stages, may leave it waiting
- * for them.
+/* Waiting for a device that may itself be waiting for other processes, ranks or stages.
  *
- * The host never waits for its device without looking whether the others are there:
- * once one is gone, or a step takes longer than their limit, it stops waiting, and what
- * the device gives is void. The device comes to rest when the backend is freed: `stop`
- * lets our kernels go, NCCL's abort its own.
+ * The host never waits without checking its peers. When one is gone, or a step exceeds
+ * the peers' time limit, the host stops waiting, and the device's results are void. The
+ * device is drained when the backend is freed: `stop` releases our kernels, NCCL's
+ * abort its own.
  */
 #include <stdio.h>
 
@@ -13,11 +12,11 @@
 #include "kernels/cuda/comm/stages.h"
 
 enum {
-    POLL_EVERY = 16,    /* queries of the device between looks at the others */
-    DRAIN_US = 2000000, /* for the kernels to end once they were let go */
+    POLL_EVERY = 16,    /* queries of the device between checks of the peers */
+    DRAIN_US = 2000000, /* for kernels to end after they were released */
 };
 
-/* Whether the device may wait for others. */
+/* Whether kernels may wait for other processes. */
 static bool has_peers(const struct cuda_backend *c)
 {
     return c->ranks || cuda_stages_linked(c);
@@ -31,7 +30,7 @@ int32_t cuda_rank_number(const struct cuda_backend *c)
     return p ? pipeline_number(&p->at, p->at.stage, p->at.rank) : m != NULL ? m->rank : 0;
 }
 
-/* 0, or why one of them is gone, as far as is known. */
+/* 0, or why one of them is gone, as far as is known here. */
 static int peers_status(struct cuda_backend *c, struct err *e)
 {
     struct comm *m = c->config.comm;

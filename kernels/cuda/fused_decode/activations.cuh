@@ -1,9 +1,9 @@
-/* Activations of a fused launch's phase: a part of their depth in the registers of the
- * multiplying warps, normed on the way where a norm comes first.
+/* Activations of a fused op: one split-K slice in the registers of the MMA warps,
+ * normed on the way in if the op starts with a norm.
  *
- * They lie as the matrix instructions take them: a warp has its 64 columns of every
- * stage, a lane of it 16 of these, as two vectors, of row lane / 4. So nobody waits for
- * another warp, but for the sums over a row of which the norm is made.
+ * They lie as the matrix instruction takes its B operand: a warp has its 64 columns of
+ * every stage, a lane 16 of these, as two vectors, of row lane / 4. So no warp depends
+ * on another, except for a norm's sums over a row.
  */
 #ifndef QUIRE_KERNELS_CUDA_FUSED_DECODE_ACTIVATIONS_CUH
 #define QUIRE_KERNELS_CUDA_FUSED_DECODE_ACTIVATIONS_CUH
@@ -12,16 +12,16 @@
 
 enum { VECTORS = 2 * FUSED_SLICE_STAGES };
 
-/* Where shared memory holds what. */
+/* Pointers into shared memory, behind the ring's stages. */
 struct shared_storage {
-    char *norm_weight;    /* of the phase that is waited for */
-    float4 *accumulators; /* [2][FUSED_WARPS][32] */
-    float *norm_sums;     /* [2][FUSED_WARPS][FUSED_ROWS] */
-    /* shared addresses of barriers: of each finishing warp, of each place */
+    char *norm_weight;    /* weight of the next norm */
+    float4 *accumulators; /* [2][FUSED_MMA_WARPS][32]: two tiles */
+    float *norm_sums;     /* [2][FUSED_MMA_WARPS][FUSED_ROWS]: sums for mean and for variance */
+    /* mbarriers' addresses: one per epilogue warp, one per buffer */
     uint32_t accumulators_full, accumulators_empty;
 };
 
-/* Sum of a row over all warps, from what its four lanes of this warp have. */
+/* Sum of a row over all MMA warps, from what its four lanes of this warp have. */
 __device__ __forceinline__ float sum_over_warps(float x, float *shared)
 {
     int lane = threadIdx.x & 31, row = lane >> 2;
@@ -39,7 +39,7 @@ __device__ __forceinline__ float sum_over_warps(float x, float *shared)
     return sum;
 }
 
-/* Two elements of a vector's word as floats, and back. */
+/* The two elements of a 32-bit word as floats. */
 template <typename T> __device__ __forceinline__ float2 unpack2(uint32_t v);
 template <> __device__ __forceinline__ float2 unpack2<__nv_bfloat16>(uint32_t v)
 {
@@ -50,12 +50,13 @@ template <> __device__ __forceinline__ float2 unpack2<__half>(uint32_t v)
     return __half22float2(*(const __half2 *)&v);
 }
 
+/* Eight 16-bit elements. */
 struct vector16 {
-    uint32_t v[4];
+    uint32_t v[4]; /* two elements each */
 };
 
 struct accumulator {
-    float even[4], odd[4]; /* two sums, so that matrix instructions need not wait for each other */
+    float even[4], odd[4]; /* two sums, so that matrix instructions do not depend on each other */
 };
 
 template <typename T>
@@ -68,19 +69,19 @@ __device__ __forceinline__ void mma_columns(accumulator &f, const uint4 &low, co
     mma16816<T>(f.odd, second, x.v[2], x.v[3]);
 }
 
-/* A part of a phase's source. Loops over all of it take the vectors in front, and what
- * is in front then goes to the back: code that runs once is fetched from far, so it has
- * to be short. */
+/* The activations of a split-K slice. Loops over them process the front vectors and
+ * rotate these to the back, instead of being unrolled: code that runs once is fetched
+ * from far, so it must be short. */
 template <typename T> struct activations {
-    vector16 v[VECTORS]; /* zero where there is nothing */
-    int row, lane_at;    /* of this lane; its first column of a stage */
+    vector16 v[VECTORS]; /* zero past the rows and columns */
+    int row, lane_at;    /* this lane's row; its first column in a stage */
 
     __device__ __forceinline__ activations(void)
         : row((threadIdx.x & 31) >> 2), lane_at((threadIdx.x >> 5) * WARP_K + (threadIdx.x & 3) * 8)
     {
     }
 
-    /* Whether the part has this warp's columns of the i-th stage, which begins at
+    /* Whether the slice has this warp's columns of the i-th stage, which begins at
      * `at`. */
     __device__ __forceinline__ bool has(const k_range &x, int i, int at) const
     {
@@ -104,7 +105,7 @@ template <typename T> struct activations {
         }
     }
 
-    /* The `n` vectors in front go to the back. */
+    /* Rotates the `n` front vectors to the back. */
     template <int n> __device__ __forceinline__ void rotate(void)
     {
         vector16 w[n];
@@ -118,7 +119,7 @@ template <typename T> struct activations {
         }
     }
 
-    /* This lane's sum of squares by matrix instructions: the diagonal of x x^T. */
+    /* This lane's sum of squares, by matrix instructions: the diagonal of x x^T. */
     __device__ __forceinline__ float squares(void) const
     {
         accumulator f = {};
@@ -131,7 +132,7 @@ template <typename T> struct activations {
         return !mine ? 0.0f : row & 1 ? f.even[1] + f.odd[1] : f.even[0] + f.odd[0];
     }
 
-    /* Of a layer norm: this lane's sum, or that of the squares of what differs from the
+    /* For a layer norm: this lane's sum, or its sum of squared deviations from the
      * mean. */
     __device__ __forceinline__ float deviations(const k_range &x, bool squared, float mean)
     {
@@ -151,7 +152,7 @@ template <typename T> struct activations {
         return sum;
     }
 
-    /* `plain`: a root mean square norm with no more than a weight. */
+    /* plain: an RMS norm with only a weight. */
     template <bool plain>
     __device__ __forceinline__ void norm_vector(vector16 &x, const fused_op &q,
                                                 const shared_storage &s, float2 stats, int at)
@@ -190,7 +191,7 @@ template <typename T> struct activations {
         }
     }
 
-    /* To the norm's result. */
+    /* Stores the slice to the norm's result. */
     __device__ __forceinline__ void store_norm(const fused_op &q, const k_range &x, int rows) const
     {
         int at = x.begin;
@@ -205,16 +206,17 @@ template <typename T> struct activations {
         }
     }
 
-    /* Load a part, and norm it where a norm comes first: then the other parts are read
-     * too, before it. A layer norm's sums are taken twice, that of the squares once the
-     * mean is known. `rows`: that there are, the others are zero. */
+    /* Loads a slice, normed if the op starts with a norm; then the other slices are
+     * read first, for its sums. A layer norm takes two passes, the second for the
+     * squares once the mean is known. rows: rows that exist; others become zero. */
     __device__ __forceinline__ void load_normed(const fused_op &q, const shared_storage &s,
                                                 int slice, int rows)
     {
         bool layer_norm = q.h && q.norm.layer_norm;
         float2 stats = {};
         if (q.h) {
-            /* the norm's weight; row_sum has a barrier */
+            /* this thread's part of the norm's weight; sum_over_warps has a barrier for
+             * the rest */
             asm volatile("cp.async.wait_all;" ::: "memory");
         }
         for (int round = layer_norm ? 0 : 1; round < 2; round++) {
@@ -243,14 +245,14 @@ template <typename T> struct activations {
     }
 };
 
-/* The weight of a phase's norm on its way into shared memory; source::take waits for
+/* Starts copying the weight of an op's norm to shared memory; load_normed waits for
  * it. */
 __device__ __forceinline__ void fetch_norm_weight(const fused_op &q, const shared_storage &s)
 {
     if (!q.h) {
         return;
     }
-    /* one that nobody took, of a block that had nothing to do */
+    /* an earlier copy may be pending in a block that had no tiles */
     asm volatile("cp.async.wait_all;" ::: "memory");
     for (int n = threadIdx.x; n < q.k / 8; n += MMA_THREADS) {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(

@@ -1,17 +1,18 @@
-/* Sums over ranks inside a fused launch: the ranks' products of a phase have the same
- * tiles, whoever finishes one sends it and adds up.
+/* All-reduce inside a fused launch. All ranks' products of an op have the same tiles;
+ * the epilogue warp that has a tile's results sends them to the other ranks and adds up
+ * theirs.
  *
- * The warp that has a tile's results, rounded as they are stored, writes them into
- * every other rank's memory and goes on. At the end of the phase, before its block says
- * that it is done, it adds up what came from the others for the same tile, in the order
- * of the ranks, as p2p.cu does: the same bits everywhere. As there, data is its own
- * flag: a place is blank until it is written. So a sum costs one hop over the link, and
- * the barrier behind it is one of this rank's blocks alone.
+ * The warp writes its results, rounded as they are stored, into every other rank's
+ * inbox and goes on. Before it has all tiles of the op done, it sums the peers' results
+ * of the same tile in the order of the ranks, as p2p.cu does, so all ranks get the same
+ * bits. Data serves as its own flag: an inbox slot is blank (BLANK) until
+ * written. So a sum costs one hop over the link, and the following barrier is one of
+ * this rank's blocks alone.
  *
- * Who reads a place makes it blank again, at once. There are two, taken in turn: a rank
- * writes one again two sums later; by then it has all that the other sent in the sum
- * between, which is sent only when every block there has read and wiped what came
- * before.
+ * A reader blanks a slot at once. There are two sets of slots, used alternately: a rank
+ * writes a set again two sums later. By then it has received the peer's part of the sum
+ * in between, which the peer sends only after all its blocks have read and blanked the
+ * first.
  */
 #ifndef QUIRE_KERNELS_CUDA_FUSED_DECODE_ALL_REDUCE_CUH
 #define QUIRE_KERNELS_CUDA_FUSED_DECODE_ALL_REDUCE_CUH
@@ -19,17 +20,17 @@
 #include "kernels/cuda/comm/p2p.cuh"
 #include "kernels/cuda/fused_decode/ring.cuh"
 
-/* A lane's results of a tile whose sum is to be taken. */
+/* A lane's results of a tile whose all-reduce is pending. */
 template <typename T> struct pending_all_reduce {
-    uint32_t sum; /* sums before this one */
+    uint32_t sum; /* sums before this one, of all launches: selects the set of slots */
     int tile;
     bool any;
     alignas(8) T y[4];
-    T add[4]; /* this rank's summands, what the sum is added to */
+    T add[4]; /* this rank's summands; what the sum is added to */
 };
 
-/* Where a lane's results of a tile go: lanes of the same activation rows lie
- * together. */
+/* A lane's slot for a tile's results; lanes of the same activation rows are
+ * adjacent. */
 __device__ __forceinline__ uint2 *inbox_slot(const p2p_args &p, int receiver, int sender,
                                              uint32_t sum, int tile, int lane)
 {
@@ -51,7 +52,7 @@ __device__ __forceinline__ uint2 receive_tile(const p2p_args &p, int sender, uin
     return v;
 }
 
-/* What is owed, if anything: sum += the ranks' summands. */
+/* Completes the pending all-reduce, if any: q.sum += the ranks' summands. */
 template <typename T>
 __device__ __forceinline__ void finish_all_reduce(pending_all_reduce<T> &o, const fused_args &a,
                                                   const fused_op &q, int lane)
@@ -82,8 +83,8 @@ __device__ __forceinline__ void finish_all_reduce(pending_all_reduce<T> &o, cons
     o.any = false;
 }
 
-/* A tile's results to all other ranks; their sum is owed, and what was owed before is
- * settled. */
+/* Sends a tile's results to all other ranks; completes the previous tile's all-reduce
+ * first. */
 template <typename T>
 __device__ __forceinline__ void start_all_reduce(pending_all_reduce<T> &o, const fused_args &a,
                                                  const fused_op &q, int tile, const T (&y)[4],

@@ -1,31 +1,30 @@
-/* Phases of a fused launch (fused_decode.h) by one block a multiprocessor, all at work
- * at the same time.
+/* The kernel of a fused launch (fused_decode.h): one persistent block per
+ * multiprocessor, all co-resident.
  *
- * Loading warps (ring.cuh) walk the weight tiles of all phases in order and keep
- * a ring of shared memory filled by bulk copies; they wait for nobody but the ring, for
- * weights depend on nothing. So while the others wait at a barrier, write back and
- * compute a norm (panel.cuh), the memory goes on: what the ring takes, some 6 us
- * of it, is what these may last.
+ * Load warps (ring.cuh) walk the weight tiles of all ops in order and keep a ring of
+ * shared-memory stages filled by bulk copies. Weights depend on nothing, so they wait
+ * only for free stages: memory keeps streaming while the other warps wait at a barrier,
+ * store results or compute a norm (activations.cuh).
  *
- * Eight warps multiply: a tile is 16 rows of weights, the left operand of a matrix
- * instruction, up to 8 rows of activations are its right one. Each warp has an eighth
- * of a stage's depth; its sums of a tile go through shared memory to one of the
- * finishing warps, which take tiles in turn, add up, and do what becomes of a result:
- * so nobody who multiplies waits for global memory. Which columns a lane takes is free
- * as long as both operands agree: vectors of 16 bytes, so that no transposing loads are
- * needed. A tile of a gated product has 8 rows of the gate and the 8 of `up` that
- * belong to them, one of qkv 8 dims of a head's lower half and the 8 of its upper half
- * that turn with them: so the same lane gets both.
+ * Eight MMA warps run the mainloop. A tile is 16 rows of weights, the A operand; up to
+ * 8 activation rows are the B operand. Each warp has an eighth of a stage's depth; its
+ * accumulators go through shared memory to one of the epilogue warps, which take tiles
+ * in turn, reduce over the MMA warps, and run the epilogue, so that MMA warps never
+ * wait for global memory. The assignment of columns to lanes is free as long as both
+ * operands agree: it uses vectors of 16 bytes, so no ldmatrix is needed. A tile of a
+ * gated product has 8 rows of the gate and the matching 8 of `up`; one of qkv has 8
+ * dims of a head's lower half and the 8 of its upper half that rotate with them: one
+ * lane gets both.
  *
- * A warp needs the activations of its own columns alone, and has them in registers for
- * a whole phase: shared memory is for weights. A product deeper than that is done in
- * parts, each by blocks of its own; the last of a tile's parts to arrive adds all of
- * them up, in their order. Every block computes the norm of all rows itself: they are
- * few and lie in the second-level cache.
+ * An MMA warp needs only the activations of its own columns and keeps them in registers
+ * for a whole op, leaving shared memory to weights. Deeper products are cut into
+ * split-K slices, each done by its own blocks; the last slice of a tile to arrive adds
+ * all of them up, in order. Every block computes the norm of all rows itself: they are
+ * few and lie in L2.
  *
- * Tiles are dealt round all blocks, or those of a part, from where the phase before
- * stopped. The blocks that have one tile less in a phase are ahead by a tile, which
- * their rings take.
+ * Tiles are scheduled round-robin over all blocks (or those of a slice), starting where
+ * the previous op stopped. A block with one tile less runs ahead by a tile, up to its
+ * ring.
  */
 #include "kernels/cuda/fused_decode/activations.cuh"
 #include "kernels/cuda/fused_decode/all_reduce.cuh"
@@ -43,8 +42,8 @@ __device__ __forceinline__ uint4 load_shared(uint32_t at)
     return v;
 }
 
-/* 16 columns of a row of weights, two vectors 4 vectors apart. Rows lie 1 KB apart, all
- * in the same banks, so odd rows are read the other way round. */
+/* 16 columns of a weight row, as two vectors 4 vectors apart. Rows lie 1 KB apart, all
+ * in the same banks, so odd rows are read in swapped order. */
 __device__ __forceinline__ void load_row(uint4 &first, uint4 &second, uint32_t at, bool odd)
 {
     uint4 a = load_shared(at + (odd ? 64 : 0)), b = load_shared(at + (odd ? 0 : 64));
@@ -53,7 +52,8 @@ __device__ __forceinline__ void load_row(uint4 &first, uint4 &second, uint32_t a
     second = odd ? a : b;
 }
 
-/* One stage of a tile; x: this lane's activations of the stage's columns. */
+/* One stage of a tile; x0 and x1: this lane's activations of the stage's columns; mine:
+ * the stage has this warp's columns. */
 template <typename T>
 __device__ __forceinline__ void mma_stage(ring &r, accumulator &f, const vector16 &x0,
                                           const vector16 &x1, bool mine, int warp, int lane)
@@ -76,11 +76,11 @@ __device__ __forceinline__ void mma_stage(ring &r, accumulator &f, const vector1
     r.next();
 }
 
-/* Results of a tile in the order of a fragment: rows g and g + 8 of the weight,
+/* A lane's coordinates in a tile of results: rows g and g + 8 of the weight tile,
  * activation rows 2 t and 2 t + 1. */
 struct tile_coord {
-    int out[2]; /* columns of the result */
-    int row;    /* of the activations; and the next */
+    int out[2]; /* columns of the output */
+    int row;    /* activation row; the next one too */
 };
 
 __device__ __forceinline__ tile_coord tile_coord_of(const fused_op &q, int tile, int lane)
@@ -88,11 +88,11 @@ __device__ __forceinline__ tile_coord tile_coord_of(const fused_op &q, int tile,
     return {{weight_row(q, tile, lane >> 2), weight_row(q, tile, (lane >> 2) + 8)}, (lane & 3) * 2};
 }
 
-/* What becomes of a tile's results, fetched before they are there. */
+/* Epilogue operands of a tile, loaded before its accumulators are complete. */
 template <typename T> struct epilogue_operands {
-    T add[4];                 /* what they are added to */
-    float cosine[2], sine[2]; /* by which two activation rows turn */
-    int slot[2];              /* of these rows; negative: none */
+    T add[4];                 /* residual or running sum */
+    float cosine[2], sine[2]; /* rotation of two activation rows */
+    int slot[2];              /* cache slots of these rows; negative: none */
 };
 
 template <typename T>
@@ -113,21 +113,21 @@ __device__ __forceinline__ void load_epilogue_operands(epilogue_operands<T> &e, 
         return;
     }
     const fused_rope &r = a.rope;
-    bool turns = r.cos_sin && o.out[0] / r.kv.head_dim < r.n_heads + r.kv.n_kv_heads;
+    bool rotates = r.cos_sin && o.out[0] / r.kv.head_dim < r.n_heads + r.kv.n_kv_heads;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (o.row + i < a.rows) {
             const float *at =
                 r.cos_sin + r.position[o.row + i] * r.cos_sin_stride + o.out[0] % r.kv.head_dim;
-            e.cosine[i] = turns ? at[0] : 1.0f;
-            e.sine[i] = turns ? at[r.kv.head_dim / 2] : 0.0f;
+            e.cosine[i] = rotates ? at[0] : 1.0f;
+            e.sine[i] = rotates ? at[r.kv.head_dim / 2] : 0.0f;
             e.slot[i] = r.slot[o.row + i];
         }
     }
 }
 
-/* Two dims of a head, half a head apart, of one activation row: turned in place, and to
- * the cache what belongs there. */
+/* Rotates two dims of a head, half a head apart, of one activation row in place, and
+ * writes k and v to the cache. */
 template <typename T>
 __device__ __forceinline__ void rope_pair(const fused_rope &r, T &low, T &high, int out,
                                           float cosine, float sine, int slot)
@@ -215,8 +215,8 @@ __device__ __forceinline__ float4 added(const float4 &x, const float4 &y)
     return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
 }
 
-/* This warp's sums of a part of a tile go to the others'. True where the others are
- * there: then `all` are the sums of all parts, in the order of these. */
+/* Split-K reduction: stores this slice's sums of a tile. True if this was the last
+ * slice to arrive: then `all` is the sum over all slices, in order. */
 __device__ __forceinline__ bool reduce_slices(const fused_args &a, const fused_op &q, int slice,
                                               int tile, float4 &all, int lane)
 {
@@ -244,10 +244,10 @@ __device__ __forceinline__ bool reduce_slices(const fused_args &a, const fused_o
     return true;
 }
 
-/* ---- the warps that multiply ---- */
+/* ---- MMA warps ---- */
 
-/* This warp's sums of a tile, for the finishing warp. There is room for two tiles;
- * `turn` counts them. */
+/* Passes this warp's accumulator of a tile to the epilogue warp, through one of two
+ * buffers; n_tile counts tiles. */
 __device__ __forceinline__ void store_accumulator(const shared_storage &s, const accumulator &f,
                                                   int n_tile, int warp, int lane)
 {
@@ -308,7 +308,7 @@ __device__ __forceinline__ void mma_warps(const fused_args &a, ring &r, const sh
             op_sync(BARRIER_OP_OPEN);
         }
         mainloop<T>(a, a.op[p], r, s, n_tile);
-        mma_warps_sync(); /* all have read the weight of this phase's norm */
+        mma_warps_sync(); /* all warps have read this op's norm weight */
         op_arrive(BARRIER_OP_DONE);
         if (p + 1 < a.n_ops) {
             fetch_norm_weight(a.op[p + 1], s);
@@ -316,9 +316,9 @@ __device__ __forceinline__ void mma_warps(const fused_args &a, ring &r, const sh
     }
 }
 
-/* ---- the warps that finish tiles ---- */
+/* ---- epilogue warps ---- */
 
-/* A tile's sums of all warps. */
+/* A tile's accumulators, summed over the MMA warps. */
 __device__ __forceinline__ float4 load_accumulators(const shared_storage &s, int n_tile, int lane)
 {
     int buffer = n_tile & 1;
@@ -344,7 +344,7 @@ __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared
     int lane = threadIdx.x & 31, n_tile = 0;
 
     pdl_wait();
-    /* sums so far */
+    /* all-reduces so far */
     uint32_t summed = a.p2p.n_ranks > 1 ? __ldcg(a.p2p.epoch + P2P_EPOCH_FUSED) : 0;
     for (int p = 0; p < a.n_ops; p++) {
         const fused_op &q = a.op[p];

@@ -1,7 +1,7 @@
 /* See heuristics_fused.h and fused_decode.h. */
 #include "kernels/cuda/fused_decode/heuristics_fused.h"
 
-enum { WARP_STAGE_K = 64 }; /* columns that one warp takes of a stage */
+enum { WARP_STAGE_K = 64 }; /* columns of a stage per warp */
 
 /* ---- what suits ---- */
 
@@ -10,8 +10,7 @@ static bool aligned(const void *p, int64_t stride)
     return (uintptr_t)p % 16 == 0 && stride % 8 == 0;
 }
 
-/* Whether `rows` rows of 2-byte elements at one place lie apart from those at
- * another. */
+/* Whether `rows` rows of 2-byte elements at p do not overlap those at q. */
 static bool apart(const void *p, int64_t p_stride, const void *q, int64_t q_stride, int32_t rows)
 {
     uintptr_t a = (uintptr_t)p;
@@ -150,7 +149,7 @@ bool fused_push_add_norm(struct fused_args *a, int32_t rows, struct mat out, str
 bool fused_push_linear_gated(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                              struct mat w, struct mat bias, enum activation act)
 {
-    struct mat both = out; /* the product's two halves, which are not kept */
+    struct mat both = out; /* both halves of the product, which are not stored */
 
     both.cols = w.rows;
     if (w.rows != 2 * out.cols ||
@@ -171,14 +170,14 @@ bool fused_push_rope_kv(struct fused_args *a, int32_t rows, struct mat qkv, cons
 {
     struct fused_op *last = last_op(a);
     int32_t dim = attention->head_dim;
-    bool turns = r->cos_sin.data != NULL;
+    bool rotates = r->cos_sin.data != NULL;
 
     if (!rows_suit(a, rows, qkv.dtype) || !last || last->n == 0 || last->out != qkv.data ||
         last->out_stride != qkv.stride ||
         last->n != (attention->n_heads + 2 * attention->n_kv_heads) * dim || last->sum ||
         last->gated || last->residual || a->rope.kv.base || dim % FUSED_TILE != 0 ||
         r->q_norm.weight.data || r->k_norm.weight.data ||
-        (turns && (r->rot_dim != dim || r->interleaved)) || at->kv.dtype != (int32_t)qkv.dtype) {
+        (rotates && (r->rot_dim != dim || r->interleaved)) || at->kv.dtype != (int32_t)qkv.dtype) {
         return false;
     }
     a->rope = *at;
@@ -191,9 +190,9 @@ bool fused_push_rope_kv(struct fused_args *a, int32_t rows, struct mat qkv, cons
     return true;
 }
 
-/* ---- dealing ---- */
+/* ---- the tile schedule ---- */
 
-/* Parts of whole stages, as even as these allow. */
+/* Cuts the depth into split-K slices of whole stages, as even as possible. */
 static void plan_slices(struct fused_op *p)
 {
     p->slices = (p->k + FUSED_SLICE_K - 1) / FUSED_SLICE_K;

@@ -1,6 +1,5 @@
-/* The weights' way into a fused launch: which tiles a block has, the ring of stages in
- * shared memory, the warps that fill it; and the barriers of its warps and of all
- * blocks. */
+/* Weight loading of a fused launch: a block's tiles, the ring of shared-memory stages,
+ * and the warps that fill it; also the barriers between warps and between blocks. */
 #ifndef QUIRE_KERNELS_CUDA_FUSED_DECODE_RING_CUH
 #define QUIRE_KERNELS_CUDA_FUSED_DECODE_RING_CUH
 
@@ -8,12 +7,11 @@
 #include "kernels/cuda/fused_decode/fused_decode.h"
 
 enum {
-    MMA_THREADS = FUSED_MMA_WARPS * 32, /* that multiply */
+    MMA_THREADS = FUSED_MMA_WARPS * 32, /* threads of the MMA warps */
     PITCH = FUSED_STAGE_K * 2,
-    WARP_K = FUSED_STAGE_K / FUSED_MMA_WARPS, /* columns of a stage that a warp has */
-    EPILOGUE_WARPS = 4,                       /* warps that finish tiles, in turn */
-    /* warps that load, each a quarter of a tile's rows: 12 warps have the same
-     * registers as 9 */
+    WARP_K = FUSED_STAGE_K / FUSED_MMA_WARPS, /* columns of a stage per MMA warp */
+    EPILOGUE_WARPS = 4,                       /* they take tiles in turn */
+    /* each loads a quarter of a tile's rows */
     LOAD_WARPS = 4,
     LOAD_ROWS = FUSED_TILE / LOAD_WARPS,
 };
@@ -21,7 +19,8 @@ static_assert(WARP_K == 64, "a lane loads 16 columns of a row as two vectors");
 
 /* ---- barriers ---- */
 
-/* Named barriers: of the multiplying warps, and of these and the finishing ones. */
+/* Named barriers: of the MMA warps; of the MMA and epilogue warps, before and after an
+ * op. */
 enum { BARRIER_MMA = 1, BARRIER_OP_OPEN, BARRIER_OP_DONE };
 
 __device__ __forceinline__ void mma_warps_sync(void)
@@ -48,8 +47,8 @@ __device__ __forceinline__ void ring_arrive(uint32_t bar)
 #endif
 }
 
-/* Between blocks, by the finishing warps. This block's writes are done, by whichever
- * warps; counted once a block. */
+/* Grid barrier, first half, by an epilogue warp: this block's writes of the op are
+ * done. */
 __device__ __forceinline__ void blocks_arrive(int32_t *counter)
 {
     if ((threadIdx.x & 31) == 0) {
@@ -57,7 +56,8 @@ __device__ __forceinline__ void blocks_arrive(int32_t *counter)
     }
 }
 
-/* The first one looks, the others and those that multiply wait for it. */
+/* Grid barrier, second half: the first epilogue warp polls, the others and the MMA
+ * warps wait for it. */
 __device__ __forceinline__ void blocks_wait(const int32_t *counter, int warp_index)
 {
     if (warp_index > 0) {
@@ -73,8 +73,8 @@ __device__ __forceinline__ void blocks_wait(const int32_t *counter, int warp_ind
     op_arrive(BARRIER_OP_OPEN);
 }
 
-/* Every block has passed every barrier once it was here; the last one makes them ready
- * for the next launch. */
+/* Counts blocks that have passed all grid barriers; the last one resets them for the
+ * next launch. */
 __device__ __forceinline__ void blocks_leave(const fused_args &a, uint32_t summed)
 {
     int32_t *left = a.counter + FUSED_OPS * FUSED_COUNTER_STRIDE;
@@ -92,10 +92,12 @@ __device__ __forceinline__ void blocks_leave(const fused_args &a, uint32_t summe
 
 /* ---- what a block has to do ---- */
 
-/* The columns of a part, in stages, the last of which may be narrower. Blocks begin at
- * different ones, for all of them read the same activations at the same time. */
+/* The columns of a split-K slice, by stages, the last of which may be narrower. Blocks
+ * begin at different stages, because all of them read the same activations at the same
+ * time. */
 struct k_range {
-    int k0, cols, n, begin; /* `begin` and what `after` gives are columns within the part */
+    /* first column, columns, stages; first stage visited, as a column of the slice */
+    int k0, cols, n, begin;
     __device__ __forceinline__ k_range(const fused_op &q, int slice)
         : k0(slice * q.slice_k), cols(min(q.slice_k, q.k - k0)),
           n((cols + FUSED_STAGE_K - 1) / FUSED_STAGE_K)
@@ -113,7 +115,7 @@ __device__ __forceinline__ tile_schedule schedule_of(const fused_op &q)
     return tile_schedule_of(&q, blockIdx.x, gridDim.x);
 }
 
-/* Row of the weight that is row i of a tile. */
+/* Weight row behind row i of a tile. */
 __device__ __forceinline__ int weight_row(const fused_op &q, int tile, int i)
 {
     int tiles = q.pair / FUSED_TILE;
@@ -122,11 +124,12 @@ __device__ __forceinline__ int weight_row(const fused_op &q, int tile, int i)
            (i < 8 ? 0 : q.pair / 2);
 }
 
-/* Places in the ring, taken in turn by loader and multipliers alike. */
+/* A position in the ring; load and MMA warps step through it alike. */
 struct ring {
-    uint32_t base, full, empty; /* shared addresses: of place 0, of barriers */
-    int n, index;
-    uint32_t phase; /* parity */
+    /* shared-memory addresses: of stage 0, of its two kinds of mbarriers */
+    uint32_t base, full, empty;
+    int n, index;   /* stages; current stage */
+    uint32_t phase; /* parity of the mbarriers' phase */
     __device__ __forceinline__ uint32_t stage_address(void) const
     {
         return base + index * FUSED_STAGE_BYTES;
@@ -140,9 +143,9 @@ struct ring {
     }
 };
 
-/* ---- the loading warps ---- */
+/* ---- load warps ---- */
 
-/* Weights are read once: they make room in the second-level cache first. */
+/* Weights are read once, so L2 evicts them first. */
 __device__ __forceinline__ uint64_t evict_first_policy(void)
 {
     uint64_t policy = 0;
@@ -164,13 +167,16 @@ __device__ __forceinline__ void bulk_copy_evict_first(uint32_t to, const void *f
 #endif
 }
 
-/* One loading warp's way through the stages of this block's tiles of all phases. */
+/* A load warp's iterator over the stages of this block's tiles of all ops. */
 template <typename T> struct tile_iterator {
-    const fused_args &a;
+    const fused_args &a; /* the launch */
+    /* load warp; op; tile, distance to the next, tiles left in the op */
     int loader, p, tile, step, n_tiles;
-    const T *row; /* the loader's first of the tile */
-    int64_t stride;
-    int left, at, begin, cols; /* stages of the tile that are left; the span's columns */
+    const T *row;   /* first of this warp's weight rows of the tile */
+    int64_t stride; /* of weight rows */
+    /* stages left in the tile; current, and first, column in the slice; columns of the
+     * slice */
+    int left, at, begin, cols;
 
     __device__ __forceinline__ tile_iterator(const fused_args &a, int loader)
         : a(a), loader(loader), p(-1), n_tiles(0)
@@ -182,7 +188,7 @@ template <typename T> struct tile_iterator {
         return p < a.n_ops;
     }
 
-    /* The tile at hand, or the next phase's first where there is none. */
+    /* Starts the current tile, or the next op's first one. */
     __device__ __forceinline__ void enter()
     {
         while (n_tiles == 0) {
@@ -213,8 +219,8 @@ template <typename T> struct tile_iterator {
     }
 };
 
-/* A stage's rows that are this loader's, by one thread: a copy needs its operands the
- * same in all lanes. */
+/* Loads this warp's rows of a stage. Called by one thread, because a copy needs the
+ * same operands in all lanes. */
 template <typename T>
 __device__ __forceinline__ void load_stage(ring &r, const tile_iterator<T> &w, uint64_t policy)
 {

@@ -1,7 +1,6 @@
-/* See heuristics_products.h. The file: a header that says what it is and holds for,
- * then the records as they are in memory. Its checksum covers all of them, so that a
- * file that was cut off or damaged counts as none.
- */
+/* See heuristics_products.h. The file is a header, which tells what the choices hold
+ * for, and the records as they are in memory. A checksum over the records detects
+ * truncated or damaged files, which count as empty. */
 #include "kernels/cuda/gemm/heuristics_products.h"
 
 #include <errno.h>
@@ -39,7 +38,7 @@ bool product_dir(char *ret, int64_t cap)
     const char *home = getenv("HOME");
     int n = 0;
 
-    if (cache && cache[0] == '/') { /* may be several, with colons between */
+    if (cache && cache[0] == '/') { /* may be a list, separated by colons */
         n = snprintf(ret, (size_t)cap, "%.*s", (int)strcspn(cache, ":"), cache);
     } else if (xdg && xdg[0] == '/') {
         n = snprintf(ret, (size_t)cap, "%s/quire", xdg);
@@ -161,7 +160,7 @@ void product_store_put(struct product_store *s, const struct product_key *k,
     }
 }
 
-/* The directories that lead to the file, as far as they can be made. */
+/* Makes the file's parent directories, as far as possible. */
 static void make_dirs(char *path)
 {
     for (char *p = strchr(path + 1, '/'); p != NULL; p = strchr(p + 1, '/')) {

@@ -1,13 +1,12 @@
-/* Matrix products: the choice between cuBLASLt's algorithms; what an epilogue of
- * cuBLASLt cannot do follows as a kernel.
+/* Matrix products: choosing among cuBLASLt's algorithms. What cuBLASLt's epilogues
+ * cannot do follows as a kernel.
  *
- * A way is chosen for a number of rows that others near it share (product_rows), and
- * told the step's own number before it runs: prompts come in every length, and choosing
- * takes the host longer than the step's other work. What cuBLASLt proposes first is
- * taken, but for decode steps that are about to be captured as a graph: those run
- * thousands of times, so in the eager step before the capture the ways are timed,
- * weights out of the cache, and the best stays. What was timed is remembered on disk
- * (heuristics_products.h).
+ * Algorithms are cached per row bucket (product_rows), and the row count is set before
+ * each launch: prompts come in every length, and choosing takes the host longer than
+ * the rest of a step. cuBLASLt's first proposal is taken, except for decode steps that
+ * are about to be captured: those run thousands of times, so in the eager step before
+ * the capture several proposals are timed, with weights out of the cache, and the
+ * fastest is kept, on disk too (heuristics_products.h).
  */
 #include "kernels/cuda/gemm/linear.h"
 
@@ -27,7 +26,7 @@ static void fail(struct cuda_backend *c, cublasStatus_t s, const struct product_
     }
 }
 
-/* What choices hold for: the device, and who offers them. */
+/* Opens the store for this device, driver and library version. */
 static void open_store(struct cuda_backend *c)
 {
     char what[256];
@@ -80,7 +79,7 @@ void cuda_linear_release(struct cuda_backend *c)
 
 /* ---- one product ---- */
 
-/* What cuBLASLt left out. */
+/* Runs the part of the epilogue that cuBLASLt left out. */
 static void run_epilogue(struct cuda_backend *c, const struct product *d)
 {
     const struct linear_args *a = &d->args;
@@ -113,7 +112,7 @@ cublasStatus_t product_run(struct cuda_backend *c, struct matmul_plan *p,
 
 /* ---- plans ---- */
 
-/* What an earlier run found, if it may be used. */
+/* Takes over the algorithm of an earlier run, if there is one that still suits. */
 static bool plan_recall(struct cuda_backend *c, struct matmul_plan *p)
 {
     const struct product_choice *known =
@@ -137,7 +136,7 @@ static void plan_remember(struct cuda_backend *c, const struct matmul_plan *p)
     product_store_put(&c->products, &p->key, &choice);
 }
 
-/* Decide how products of d's kind are made; `timed`: by trying. */
+/* Chooses an algorithm for d's key; `timed`: by timing the proposals. */
 static cublasStatus_t plan_make(struct cuda_backend *c, struct matmul_plan *p,
                                 const struct product *d, bool timed)
 {
@@ -163,8 +162,7 @@ static cublasStatus_t plan_make(struct cuda_backend *c, struct matmul_plan *p,
     return s;
 }
 
-/* The way to make d's kind, remembered or chosen. NULL: there is none, status in
- * *ret. */
+/* The plan for d's key, cached or made. NULL: there is none, status in *ret. */
 static struct matmul_plan *plan_find(struct cuda_backend *c, const struct product *d, bool timed,
                                      cublasStatus_t *ret)
 {
@@ -183,7 +181,7 @@ static struct matmul_plan *plan_find(struct cuda_backend *c, const struct produc
             break;
         }
     }
-    plan_clear(p); /* made without timing, or the last one looked at makes room */
+    plan_clear(p); /* untimed, or the last slot probed: replaced */
     *ret = plan_make(c, p, d, timed);
     if (*ret != CUBLAS_STATUS_SUCCESS) {
         plan_clear(p);
@@ -192,7 +190,7 @@ static struct matmul_plan *plan_find(struct cuda_backend *c, const struct produc
     return p;
 }
 
-/* A buffer of such rows for results that are not wanted, or not yet. */
+/* A device buffer of `rows` rows for results that are not wanted, or not yet final. */
 static void *side_buffer(struct cuda_backend *c, int64_t row_bytes, int32_t rows)
 {
     int64_t need = rows * row_bytes;
@@ -204,8 +202,8 @@ static void *side_buffer(struct cuda_backend *c, int64_t row_bytes, int32_t rows
     return c->side;
 }
 
-/* In the eager step before a capture: choose by timing for the product that will be
- * captured, of the padded rows. */
+/* In the eager step before a capture: times algorithms for the product as it will be
+ * captured, with the padded rows. */
 static void choose_ahead(struct cuda_backend *c, const struct product *d, struct mat out,
                          struct mat lt_out, struct mat x)
 {
@@ -219,7 +217,7 @@ static void choose_ahead(struct cuda_backend *c, const struct product *d, struct
     }
     struct product trial = *d;
     trial.key.m = trial.args.rows = rows;
-    if (!d->args.gated) { /* not into out: it may be the residual */
+    if (!d->args.gated) { /* not into out, which may be the residual */
         trial.lt_out = trial.args.out = side_buffer(c, out.stride * dtype_bytes(out.dtype), rows);
         trial.residual = d->residual ? trial.lt_out : NULL;
         trial.residual_stride = out.stride;
@@ -230,8 +228,8 @@ static void choose_ahead(struct cuda_backend *c, const struct product *d, struct
     }
 }
 
-/* The product, of at most the key's rows. Where the way does not take the number, one
- * is chosen for it. */
+/* Runs the product, of at most the key's rows. If the bucket's algorithm does not
+ * support the row count, one is chosen for exactly that. */
 static void run(struct cuda_backend *c, struct product *d)
 {
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
@@ -269,8 +267,8 @@ static cublasLtEpilogue_t lt_epilogue(const struct product *d)
     return d->lt_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-/* The product of x and w into `room`, whose rows are as the library's are; on to `out`
- * where the two differ. */
+/* Describes the product of x and w. cuBLASLt writes lt_out; `out` is the final
+ * result. */
 static struct product product_of(struct cuda_backend *c, struct mat out, struct mat lt_out,
                                  struct mat x, struct mat w, const struct epilogue *ep, bool gated,
                                  int32_t rows)
@@ -327,7 +325,8 @@ static void multiply(struct cuda_backend *c, struct mat out, struct mat lt_out, 
     }
     struct product d = product_of(c, out, lt_out, x, w, ep, gated, rows);
     choose_ahead(c, &d, out, lt_out, x);
-    if (d.residual == out.data && d.residual && !d.key.residual) { /* it is still to be read */
+    /* still needed as the residual */
+    if (d.residual == out.data && d.residual && !d.key.residual) {
         d.lt_out = side_buffer(c, out.stride * dtype_bytes(out.dtype), rows);
     }
     if (d.lt_out) {

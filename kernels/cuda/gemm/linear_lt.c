@@ -1,7 +1,7 @@
-/* cuBLASLt's side of matrix products: set-ups, its proposals, running one.
+/* cuBLASLt's side of matrix products: descriptors, proposals, running.
  *
- * cuBLAS thinks in columns: out^T [n, m] = w^T' x^T, with w [n, k] row-major read as a
- * transposed [k, n].
+ * cuBLAS is column-major: out^T [n, m] = w x^T, where the row-major w [n, k] is passed
+ * as a transposed column-major [k, n].
  */
 #include "kernels/cuda/gemm/linear.h"
 

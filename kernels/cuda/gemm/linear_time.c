@@ -1,11 +1,12 @@
-/* Choosing how a kind of product is made by timing the ways there are. */
+/* Choosing a product's algorithm by timing. */
 #include "kernels/cuda/gemm/linear.h"
 
 enum { TIME_REPEATS = 3 };
 
-/* Microseconds of one run with the weights not in the cache (the workspace, larger than
- * it, is overwritten first), or a huge value when it does not run: the least of a few
- * after one that loads the kernel, of one where that is far above `others`. */
+/* Microseconds of one run with the weights out of the cache (the workspace, larger than
+ * the cache, is overwritten first); a huge value if it does not run. The first run
+ * loads the kernel; the least of the following ones counts, and a single one suffices
+ * if it is far above best_us. */
 static float time_algo(struct cuda_backend *c, struct matmul_plan *p,
                        const cublasLtMatmulAlgo_t *algo, const struct product *d,
                        const cudaEvent_t event[2], float best_us)
@@ -39,7 +40,7 @@ static void time_algorithms(struct cuda_backend *c, struct matmul_plan *p, const
         float us = found[i].state == CUBLAS_STATUS_SUCCESS
                        ? time_algo(c, p, &found[i].algo, d, event, least)
                        : 1e30f;
-        if (i == 0 || us < least * 0.98f) { /* noise does not make a change */
+        if (i == 0 || us < least * 0.98f) { /* a gain within noise changes nothing */
             least = us;
             p->algo = found[i].algo;
         }

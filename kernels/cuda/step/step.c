@@ -2,8 +2,8 @@
  * results.
  *
  * Order on the stream: staging copy, swaps, block copies, then either a graph
- * (prologue, forward, sampling) or the same kernel by kernel. The host comes back at
- * once; step_wait waits for the step's last event.
+ * (prologue, forward, sampling) or the same kernel by kernel. All calls but step_wait
+ * return at once; that waits for the step's last event.
  */
 #include <stddef.h>
 #include <stdlib.h>
@@ -47,13 +47,13 @@ static void graphs_drop(struct cuda_backend *c)
     c->n_graphs = 0;
 }
 
-/* Bytes of a step that is as large in everything as the configuration allows. */
+/* Bytes of the largest step that the configuration allows. */
 static int64_t staging_most(const struct cuda_backend *c)
 {
     const struct backend_config *k = &c->config;
     const int64_t I = sizeof(int32_t), seqs = k->max_seqs, tokens = k->max_tokens,
                   samples = k->max_samples;
-    /* each array may need 15 bytes more; table updates a sequence */
+    /* alignment costs each array up to 15 bytes; table updates per sequence */
     enum { ARRAYS = 32, RUNS = 4 };
     int64_t of_tokens = tokens * (6 * I) + (tokens / ATTN_PREFILL_ROWS + seqs + 1) *
                                                (int64_t)sizeof(struct query_tile);
@@ -70,9 +70,10 @@ static int64_t staging_most(const struct cuda_backend *c)
            of_samples;
 }
 
-/* Room for the largest step, so that no step ever has to ask for more. What is usual
- * lies in pinned memory of each step's own; a larger step is packed into ordinary
- * memory, which is touched only then, and waits while it is copied from there. */
+/* Allocates buffers for the largest step, so that no step ever needs more. Steps of
+ * usual size have pinned buffers of their own; a larger step is packed into one
+ * ordinary buffer, which is not touched before, and step_begin waits while it is
+ * copied. */
 static int staging_open(struct cuda_backend *c, struct err *e)
 {
     int64_t cap = div_ceil(staging_most(c), 4096) * 4096;
@@ -103,8 +104,8 @@ static int staging_open(struct cuda_backend *c, struct err *e)
     return 0;
 }
 
-/* Room for what samples make of `rows` rows of the vocabulary. Graphs hold its
- * address. */
+/* Allocates sample.work for `rows` rows of `vocab`. Graphs hold its address, so they
+ * are dropped when it moves. */
 static int work_reserve(struct cuda_backend *c, int32_t rows, int32_t vocab, struct err *e)
 {
     int64_t stride = div_ceil(vocab, 8) * 8;
@@ -139,7 +140,7 @@ bool cuda_sample_reserve(struct cuda_backend *c, struct mat logits)
     if (c->greedy || (logits.cols <= c->sample.work_stride && rows <= c->work_rows)) {
         return true;
     }
-    if (c->capturing) { /* the step before, of the same logits, made room */
+    if (c->capturing) { /* the eager step before has made it */
         err_set(&e, ERR_DEVICE, "cuda: sampling: no room for %d rows of %d", rows, logits.cols);
     } else {
         work_reserve(c, rows, logits.cols, &e);
@@ -236,13 +237,14 @@ void cuda_steps_release(struct cuda_backend *c)
 
 /* ---- packing ---- */
 
+/* Packs arrays into a staging buffer. */
 struct staging_writer {
     char *base;
     int64_t at;
 };
 
-/* Append n bytes (16-byte aligned; data NULL: unset); returns their offset. With `base`
- * NULL only the size is found. */
+/* Appends n bytes, 16-byte aligned; data NULL: unset. Returns their offset. With `base`
+ * NULL only the size is computed. */
 static int32_t pack(struct staging_writer *p, const void *data, int64_t n_bytes)
 {
     int64_t at = p->at;
@@ -254,7 +256,7 @@ static int32_t pack(struct staging_writer *p, const void *data, int64_t n_bytes)
     return (int32_t)at;
 }
 
-/* First sample of every logits row: [n_logits + 1]. */
+/* Computes the first sample of every logits row, [n_logits + 1]. */
 static void fill_groups(int32_t *group, const struct batch *b)
 {
     int32_t i = 0;
@@ -275,8 +277,8 @@ struct split_kv_plan cuda_split_kv(const struct cuda_backend *c, const int32_t *
                          MAX(c->attn.shape.warps, 1));
 }
 
-/* Runs of sequences that share blocks, where the kernels can use them: 16 rows of a
- * tile hold the query heads of several. */
+/* Packs the runs of sequences with a shared prefix, if the kernels can use them: the 16
+ * rows of a matrix tile must hold the query heads of at least two. */
 static void pack_shared(struct cuda_backend *c, struct staging_writer *p, struct step_header *h,
                         const struct batch *b)
 {
@@ -299,7 +301,7 @@ static void pack_shared(struct cuda_backend *c, struct staging_writer *p, struct
     c->shared = h->n_shared > 0;
 }
 
-/* Offsets, beside the header's, that only the host needs. */
+/* Offsets that, unlike the header's, only the host needs. */
 struct host_offsets {
     int32_t off_copy, off_tiles;
 };
@@ -344,7 +346,8 @@ static void pack_step(struct cuda_backend *c, struct staging_writer *p, struct s
     p->at += c->n_tiles * (int64_t)sizeof(struct query_tile);
 }
 
-/* token_src may be NULL in a batch without look-ahead. */
+/* Checks the batch's sizes and indices. token_src may be NULL in a batch without
+ * look-ahead. */
 static int check_batch(const struct cuda_backend *c, const struct batch *b, struct err *e)
 {
     const struct backend_config *k = &c->config;
@@ -379,7 +382,7 @@ static int check_batch(const struct cuda_backend *c, const struct batch *b, stru
     return 0;
 }
 
-/* Leading sequences of exactly one token. */
+/* Number of leading sequences with exactly one token. */
 static int32_t count_decodes(const struct batch *b)
 {
     int32_t n = 0;
@@ -417,11 +420,10 @@ static void fill_header(struct cuda_backend *c, struct step_header *h, const str
     h->result_logprob = s->logprob;
     h->result_top_token = s->top_token;
     h->result_top_logprob = s->top_logprob;
-    cuda_rank_answers(c, h);
+    cuda_rank_results(c, h);
 }
 
-/* Everything of the step that goes before its kernels, from the memory it was packed
- * into. */
+/* Enqueues what precedes the step's kernels; the inputs are in p->base. */
 static void send_step(struct cuda_backend *c, const struct cuda_step *s,
                       const struct staging_writer *p, const struct host_offsets *off)
 {
@@ -531,9 +533,9 @@ static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows)
     return &c->graph[c->n_graphs++];
 }
 
-/* A captured step that finds no room is lost, and with it the engine; so none is
- * captured where the device is as good as full, and the step goes kernel by kernel. It
- * is looked at again now and then. */
+/* Whether there is memory for another graph. A captured step that fails for lack of
+ * memory is lost, and the engine with it; so nothing is captured on a nearly full
+ * device, and steps go kernel by kernel. The check is repeated now and then. */
 static bool memory_for_graph(struct cuda_graph *g)
 {
     enum { SPARE_BYTES = 64 << 20, RETRY_EVERY = 256 };
@@ -546,9 +548,9 @@ static bool memory_for_graph(struct cuda_graph *g)
     return free_bytes >= SPARE_BYTES;
 }
 
-/* The first decode step of a size runs kernel by kernel, so that everything made on
- * demand is there; the second is captured, padded, and launched by step_end; the later
- * ones are replayed. */
+/* The first decode step of a size runs kernel by kernel, which makes everything that is
+ * made on demand; the second is captured, padded, and launched by step_end; later ones
+ * are replayed. */
 bool cuda_replay(struct backend *backend, const struct batch *batch)
 {
     struct cuda_backend *c = cuda_of(backend);
@@ -589,7 +591,7 @@ static void finish_capture(struct cuda_backend *c)
         cuda_check(c, cudaGraphLaunch(c->recording->exec, c->stream), "launching a step");
     }
     cudaGraphDestroy(graph);
-    /* what was timed for it is known to the next start, however this process ends */
+    /* save now: the timings survive however this process ends */
     product_store_save(&c->products);
 }
 

@@ -70,7 +70,7 @@ static const int32_t *starts(int32_t n, int32_t chunks, int32_t more)
     return start;
 }
 
-static void every_team_of_a_cut_has_chunks_and_warps(void **state)
+static void every_split_has_chunks_and_warps(void **state)
 {
     (void)state;
     for (int32_t n = 0; n <= 1024; n += n < 20 ? 1 : 67) {
@@ -91,7 +91,7 @@ static void every_team_of_a_cut_has_chunks_and_warps(void **state)
     }
 }
 
-static void like_sequences_are_cut_at_their_ends(void **state)
+static void like_sequences_are_split_at_their_ends(void **state)
 {
     (void)state;
     struct split_kv_plan c = attn_split_kv(starts(64, 256, 0), 64, 8, 132, 8);
@@ -284,8 +284,8 @@ int main(void)
         cmocka_unit_test(products_of_few_sizes_are_chosen_for),
         cmocka_unit_test(chunks_cover_what_the_window_shows),
         cmocka_unit_test(chunk_starts_are_exclusive_sums),
-        cmocka_unit_test(every_team_of_a_cut_has_chunks_and_warps),
-        cmocka_unit_test(like_sequences_are_cut_at_their_ends),
+        cmocka_unit_test(every_split_has_chunks_and_warps),
+        cmocka_unit_test(like_sequences_are_split_at_their_ends),
         cmocka_unit_test(decode_attention_fits_devices_with_little_shared_memory),
         cmocka_unit_test(shared_chunks_are_read_once_where_it_pays),
         cmocka_unit_test(shared_chunks_are_worth_a_launch_where_they_spared_time),

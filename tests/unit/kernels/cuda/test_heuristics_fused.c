@@ -55,7 +55,7 @@ static void join_layer(struct fused_args *a, const struct layer *l)
     assert_true(fused_push_linear(a, l->rows, l->qkv, l->h, l->w_qkv, NULL));
 }
 
-static void a_layer_is_four_phases(void **state)
+static void a_layer_is_four_ops(void **state)
 {
     (void)state;
     struct layer l = layer_of(8);
@@ -87,7 +87,7 @@ static void summands_of_ranks_must_fit_an_inbox(void **state)
     assert_true(fused_push_add_norm(&a, 1, h, x, y, &n, false));
 }
 
-static void a_norm_without_its_product_is_a_phase_of_its_own(void **state)
+static void a_norm_without_its_product_is_an_op_of_its_own(void **state)
 {
     (void)state;
     struct layer l = layer_of(2);
@@ -173,15 +173,15 @@ static void only_the_last_product_is_added(void **state)
 
 /* The rotation needs both halves of a head in one tile; what it cannot do stays an
  * operation of its own. */
-static void heads_turn_where_they_are_made(void **state)
+static void heads_are_rotated_where_they_are_made(void **state)
 {
     (void)state;
     struct layer l = layer_of(4);
     struct fused_rope at = {.kv = {.base = (char *)NULL + 64, .dtype = DTYPE_BF16}};
     struct attention heads = {.layer = 3, .n_heads = 32, .n_kv_heads = 8, .head_dim = 128};
     struct rope turn = {.cos_sin = mat_at(12, 1, 128), .rot_dim = 128};
-    struct rope slice = turn, pairs = turn, normed = turn;
-    part.rot_dim = 64;
+    struct rope half = turn, pairs = turn, normed = turn;
+    half.rot_dim = 64;
     pairs.interleaved = true;
     normed.k_norm.weight = mat_at(13, 1, 128);
     struct attention fewer = heads;
@@ -189,7 +189,7 @@ static void heads_turn_where_they_are_made(void **state)
     struct fused_args a = {0};
     assert_false(fused_push_rope_kv(&a, 4, l.qkv, &turn, &heads, &at));
     join_layer(&a, &l);
-    assert_false(fused_push_rope_kv(&a, 4, l.qkv, &slice, &heads, &at));
+    assert_false(fused_push_rope_kv(&a, 4, l.qkv, &half, &heads, &at));
     assert_false(fused_push_rope_kv(&a, 4, l.qkv, &pairs, &heads, &at));
     assert_false(fused_push_rope_kv(&a, 4, l.qkv, &normed, &heads, &at));
     assert_false(fused_push_rope_kv(&a, 4, l.qkv, &turn, &fewer, &at));
@@ -202,7 +202,7 @@ static void heads_turn_where_they_are_made(void **state)
 
 /* What is deeper than registers hold is done in parts of whole stages, as even as they
  * can be. */
-static void deep_products_are_cut_into_parts(void **state)
+static void deep_products_are_cut_into_slices(void **state)
 {
     (void)state;
     static const struct {
@@ -244,7 +244,7 @@ static void what_is_too_wide_is_not_fused(void **state)
 
 /* Every part of every tile once, a block's all of one part; over all phases no block
  * has much more than another. */
-static void parts_of_tiles_are_dealt_evenly(void **state)
+static void slices_of_tiles_are_scheduled_evenly(void **state)
 {
     (void)state;
     struct layer l = layer_of(FUSED_ROWS);
@@ -278,7 +278,7 @@ static void parts_of_tiles_are_dealt_evenly(void **state)
 
 /* Also where blocks cannot be divided by parts, and where there are fewer tiles than
  * blocks. */
-static void odd_numbers_of_parts_are_dealt_too(void **state)
+static void odd_numbers_of_slices_are_scheduled_too(void **state)
 {
     (void)state;
     for (int32_t slices = 1; slices <= 7; slices++) {
@@ -310,17 +310,17 @@ static void too_little_shared_memory_fuses_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_layer_is_four_phases),
+        cmocka_unit_test(a_layer_is_four_ops),
         cmocka_unit_test(summands_of_ranks_must_fit_an_inbox),
-        cmocka_unit_test(a_norm_without_its_product_is_a_phase_of_its_own),
+        cmocka_unit_test(a_norm_without_its_product_is_an_op_of_its_own),
         cmocka_unit_test(a_full_launch_takes_no_more),
         cmocka_unit_test(operands_that_do_not_suit_are_refused),
         cmocka_unit_test(only_the_last_product_is_added),
-        cmocka_unit_test(heads_turn_where_they_are_made),
-        cmocka_unit_test(deep_products_are_cut_into_parts),
+        cmocka_unit_test(heads_are_rotated_where_they_are_made),
+        cmocka_unit_test(deep_products_are_cut_into_slices),
         cmocka_unit_test(what_is_too_wide_is_not_fused),
-        cmocka_unit_test(parts_of_tiles_are_dealt_evenly),
-        cmocka_unit_test(odd_numbers_of_parts_are_dealt_too),
+        cmocka_unit_test(slices_of_tiles_are_scheduled_evenly),
+        cmocka_unit_test(odd_numbers_of_slices_are_scheduled_too),
         cmocka_unit_test(too_little_shared_memory_fuses_nothing),
     };
 
