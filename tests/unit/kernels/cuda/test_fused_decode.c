@@ -1,7 +1,7 @@
-/* The operations of one layer from the output of an attention to that of the next, in
+/* The operations of one layer from one attention's output to the next attention, in
  * decode steps that repeat: a device may record the second such step and replay it
  * later, as one launch or many. Every result of every step is compared with float64,
- * the operands of each operation being what the device itself made before it.
+ * computed from the operands that the device itself made.
  *
  *     build/tests/unit/kernels/cuda/test_fused_decode [--device cpu|cuda]
  */
@@ -18,10 +18,11 @@ struct shape {
 
 static const struct shape shapes[] = {
     {256, 512, 3, 1, 64, NORM_RMS, ACT_SILU, true, false, true},
-    /* a deep product, and not by whole steps */
+    /* a deep product, not a multiple of a stage */
     {192, 16960, 3, 1, 64, NORM_RMS, ACT_GELU_TANH, true, true, true},
     {1024, 2112, 4, 4, 128, NORM_LAYER, ACT_RELU, false, true, false},
-    {80, 112, 2, 1, 40, NORM_RMS, ACT_SILU, true, false, true}, /* widths that suit no fast way */
+    /* widths that no fast kernel supports */
+    {80, 112, 2, 1, 40, NORM_RMS, ACT_SILU, true, false, true},
     {512, 768, 8, 2, 128, NORM_RMS, ACT_SILU, true, false, true},
     {4672, 128, 1, 1, 64, NORM_RMS, ACT_SILU, true, false, true}, /* wide norms */
     {4672, 128, 1, 1, 64, NORM_LAYER, ACT_RELU, false, true, false},
@@ -41,7 +42,7 @@ struct weight {
     struct mat mat;
 };
 
-/* One buffer a result, so that all can be looked at after the step. `more`: further
+/* One buffer per result, so that all can be checked after the step. `more`: further
  * products of h2. */
 struct scene {
     struct rig *r;
@@ -56,7 +57,7 @@ struct scene {
     struct attention attention;
     int32_t step;
     float *history[STEPS]; /* out of every step */
-    float *past;           /* the same of PAST tokens a row, before the first */
+    float *past;           /* likewise, of PAST tokens per row before the first step */
 };
 
 static struct weight weight_of(struct scene *s, int32_t rows, int32_t cols, float range)
@@ -190,21 +191,21 @@ static void call_operations(struct scene *s)
     }
 }
 
-/* The angle at which a row's token turns: not its place in the cache, so that no two
- * rows have one. */
+/* The position that rotates a row's token. It differs from the cache position, so that
+ * it is unique per row. */
 static int32_t position_of(const struct scene *s, int32_t row)
 {
     return s->step + 7 * row;
 }
 
-/* Where a row's token number t lies in the cache. */
+/* Cache slot of a row's token t. */
 static int32_t slot_of(int32_t row, int32_t t)
 {
     return (1 + row * SEQ_BLOCKS + t / BLOCK) * BLOCK + t % BLOCK;
 }
 
-/* Sequence i has the blocks from 1 + i * SEQ_BLOCKS on; its first PAST tokens are made
- * up and written. */
+/* Sequence i has the blocks from 1 + i * SEQ_BLOCKS on; writes made-up keys and values
+ * of its first PAST tokens. */
 static void write_past(struct scene *s)
 {
     int32_t n = s->rows * PAST, zero[RIG_TOKENS] = {0}, minus[RIG_TOKENS], slot[RIG_TOKENS],
@@ -251,8 +252,8 @@ static void write_past(struct scene *s)
     free(v);
 }
 
-/* A step whose sequences have a token each and are sampled, though nothing samples
- * here: the kind that is recorded. */
+/* A decode step with one token and one sample per sequence, which is the kind that is
+ * recorded; nothing is sampled here. */
 static void run_step(struct scene *s)
 {
     static const struct sample_row plain = {
@@ -354,7 +355,7 @@ static void check_linear(const struct scene *s, const char *what, const float *g
     free(want);
 }
 
-/* The product as it is stored, then each q and k head turned. */
+/* The product as it is stored, then rotated per q and k head. */
 static void check_qkv(const struct scene *s, const float *got, const float *h)
 {
     const struct shape *k = s->k;
@@ -379,7 +380,7 @@ static void check_qkv(const struct scene *s, const float *got, const float *h)
     free(want);
 }
 
-/* qkv of a row's token number t. */
+/* qkv of a row's token t. */
 static const float *token_of(const struct scene *s, int32_t row, int32_t t)
 {
     const float *from = t < PAST ? s->past : s->history[t - PAST];

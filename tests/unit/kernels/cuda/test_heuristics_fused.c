@@ -1,4 +1,4 @@
-/* What joins a fused launch, and how its work is dealt. */
+/* Which operations join a fused launch, and how its tiles are scheduled. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +11,8 @@
 
 enum { HIDDEN = 4096, INNER = 14336, QKV = 6144, BLOCKS = 132, SHARED_BYTES = 232448 };
 
-/* Addresses are only compared, never followed: every mat gets a range of its own. */
+/* Every mat gets an address range of its own; addresses are compared but never
+ * dereferenced. */
 static struct mat mat_at(int32_t place, int32_t rows, int32_t cols)
 {
     return (struct mat){.data = (char *)NULL + ((int64_t)(place + 1) << 32),
@@ -96,7 +97,7 @@ static void a_norm_without_its_product_is_an_op_of_its_own(void **state)
     assert_true(fused_push_linear(&a, 2, l.y, l.attn, l.w_o, NULL)); /* does not read h */
     assert_int_equal(a.n_ops, 2);
     assert_int_equal(a.op[0].n, 0);
-    /* reads it as any activations */
+    /* reads h like any activations */
     assert_true(fused_push_linear(&a, 2, l.qkv, l.h, l.w_qkv, NULL));
     assert_int_equal(a.n_ops, 3);
     assert_null(a.op[2].h);
@@ -116,7 +117,7 @@ static void a_full_launch_takes_no_more(void **state)
     assert_memory_equal(&a, &before, sizeof(a));
 }
 
-/* A change of one operand, each of which a fused launch must refuse. */
+/* Changes of single operands, each of which must be refused. */
 static void operands_that_do_not_suit_are_refused(void **state)
 {
     (void)state;
@@ -139,7 +140,7 @@ static void operands_that_do_not_suit_are_refused(void **state)
     assert_false(fused_push_linear(&a, 4, f32_out, f32, f32_w, NULL));
     assert_false(fused_push_linear(&a, 4, f32_out, l.attn, l.w_o, NULL));
     assert_false(fused_push_linear(&a, FUSED_ROWS + 1, l.y, l.attn, l.w_o, NULL));
-    /* others still read what one writes */
+    /* in place: other blocks still read what one writes */
     assert_false(fused_push_linear(&a, 4, l.attn, l.attn, l.w_o, NULL));
     struct epilogue bias = {.bias = mat_at(20, 1, HIDDEN)};
     bias.bias.dtype = DTYPE_F32;
@@ -152,8 +153,7 @@ static void operands_that_do_not_suit_are_refused(void **state)
     assert_int_equal(a.n_ops, 1);
 }
 
-/* What is added to x must be what the product before made, and nobody may still read
- * where it goes. */
+/* y must be the last product's result, and no op may still read x, which is written. */
 static void only_the_last_product_is_added(void **state)
 {
     (void)state;
@@ -171,8 +171,8 @@ static void only_the_last_product_is_added(void **state)
     assert_int_equal(a.n_ops, 2);
 }
 
-/* The rotation needs both halves of a head in one tile; what it cannot do stays an
- * operation of its own. */
+/* The rotation needs both halves of a head in one tile; unsupported kinds are not
+ * fused. */
 static void heads_are_rotated_where_they_are_made(void **state)
 {
     (void)state;
@@ -200,8 +200,8 @@ static void heads_are_rotated_where_they_are_made(void **state)
     assert_false(fused_push_rope_kv(&a, 4, l.qkv, &turn, &heads, &at)); /* once is enough */
 }
 
-/* What is deeper than registers hold is done in parts of whole stages, as even as they
- * can be. */
+/* Products deeper than registers hold are cut into split-K slices of whole stages, as
+ * even as possible. */
 static void deep_products_are_cut_into_slices(void **state)
 {
     (void)state;
@@ -220,8 +220,7 @@ static void deep_products_are_cut_into_slices(void **state)
     }
 }
 
-/* The weight of a norm lies in shared memory, the sums of parts in a buffer of their
- * own. */
+/* A norm's weight must fit into shared memory, partial sums into their buffer. */
 static void what_is_too_wide_is_not_fused(void **state)
 {
     (void)state;
@@ -242,8 +241,8 @@ static void what_is_too_wide_is_not_fused(void **state)
     assert_false(fused_plan(&a, BLOCKS, SHARED_BYTES));
 }
 
-/* Every part of every tile once, a block's all of one part; over all phases no block
- * has much more than another. */
+/* Every slice of every tile is done once, a block's tiles are all of one slice, and
+ * over all ops no block has more than one tile more than another. */
 static void slices_of_tiles_are_scheduled_evenly(void **state)
 {
     (void)state;
@@ -276,8 +275,8 @@ static void slices_of_tiles_are_scheduled_evenly(void **state)
     }
 }
 
-/* Also where blocks cannot be divided by parts, and where there are fewer tiles than
- * blocks. */
+/* Also where the blocks are no multiple of the slices, and where there are fewer tiles
+ * than blocks. */
 static void odd_numbers_of_slices_are_scheduled_too(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* What is remembered of matrix products from run to run, and what becomes of a file
- * that is not what it should be. */
+/* The store of product algorithms: what persists from run to run, and unusable
+ * files. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -60,7 +60,7 @@ static int32_t algo_of(const struct product_store *s, int32_t n)
     return c ? (int32_t)c->algo[0] : -1;
 }
 
-/* Two products in a file of `root`; its path. */
+/* Makes a file with two products in `root`; returns its path. */
 static void make_file(char path[512])
 {
     struct product_store s;
@@ -169,7 +169,7 @@ static void a_full_store_learns_nothing_more(void **state)
     assert_int_equal(count_from(root, "full"), PRODUCT_RECORDS);
 }
 
-static void the_place_follows_the_environment(void **state)
+static void the_directory_follows_the_environment(void **state)
 {
     (void)state;
     char dir[256];
@@ -199,7 +199,7 @@ int main(void)
         cmocka_unit_test(a_file_that_changed_counts_as_none),
         cmocka_unit_test(a_place_that_cannot_be_written_is_no_error),
         cmocka_unit_test(a_full_store_learns_nothing_more),
-        cmocka_unit_test(the_place_follows_the_environment),
+        cmocka_unit_test(the_directory_follows_the_environment),
     };
 
     return cmocka_run_group_tests(tests, make_root, remove_root);
