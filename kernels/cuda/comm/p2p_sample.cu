@@ -88,7 +88,7 @@ extern "C" void launch_p2p_rows(const struct p2p_args *p, const struct p2p_rows 
            stride, rows);
 }
 
-/* ---- tokens to all ---- */
+/* ---- tokens to all ranks ---- */
 
 struct sampled_rows {
     const step_header *h;

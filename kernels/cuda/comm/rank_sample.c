@@ -34,7 +34,7 @@ static bool shards_reserve(struct cuda_backend *c, int64_t n_bytes)
     cudaFree(r->shards);
     r->shards = NULL;
     r->shards_bytes = 0;
-    if (!cuda_check(c, cudaMalloc((void **)&r->shards, (size_t)n_bytes), "the ranks' logits")) {
+    if (!cuda_check(c, cudaMalloc((void **)&r->shards, (size_t)n_bytes), "logits of the ranks")) {
         return false;
     }
     r->shards_bytes = n_bytes;

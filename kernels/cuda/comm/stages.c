@@ -113,7 +113,7 @@ static int open_slices(struct cuda_backend *c, struct err *e)
     cudaError_t rc = cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking);
 
     for (int i = 0; i < SLICES && rc == cudaSuccess; i++) {
-        s->slice[i].data = cuda_alloc(c, SLICE_BYTES, "what stages exchange", e);
+        s->slice[i].data = cuda_alloc(c, SLICE_BYTES, "stage transfer", e);
         if (!s->slice[i].data) {
             return ERR_NOMEM;
         }
@@ -121,7 +121,7 @@ static int open_slices(struct cuda_backend *c, struct err *e)
         rc = rc == cudaSuccess ? cudaEventCreateWithFlags(&s->slice[i].sent, cudaEventDisableTiming)
                                : rc;
     }
-    return rc == cudaSuccess ? 0 : cuda_error(e, rc, "what stages exchange");
+    return rc == cudaSuccess ? 0 : cuda_error(e, rc, "stage transfer");
 }
 
 /* Connects the stages by NCCL if every stage has it. */
@@ -169,11 +169,11 @@ int cuda_stages_init(struct cuda_backend *c, struct err *e)
                                              (size_t)c->config.max_samples * sizeof(*s->before),
                                              cudaHostAllocDefault);
     if (got != cudaSuccess) {
-        return cuda_error(e, got, "tokens of the stages");
+        return cuda_error(e, got, "stage tokens");
     }
     for (int i = 0; i < 2 && rc == 0 && is_last(s); i++) {
         s->sampled[i] = cuda_alloc(c, (size_t)c->config.max_samples * sizeof(*s->sampled[i]),
-                                   "tokens of the stages", e);
+                                   "stage tokens", e);
         rc = s->sampled[i] ? 0 : ERR_NOMEM;
     }
     return rc < 0 ? rc : link_stages(c, e);
@@ -262,7 +262,7 @@ int cuda_stage_begin(struct cuda_backend *c, const struct batch *b, struct err *
         memcpy(s->before, t->token, n_bytes);
     }
     cuda_check(c, cudaMemcpyAsync(c->arrays.sampled, from, n_bytes, cudaMemcpyDefault, c->stream),
-               "tokens of the stages");
+               "stage tokens");
     return 0;
 }
 
@@ -277,7 +277,7 @@ static void keep_sampled(struct cuda_backend *c)
         cuda_check(c,
                    cudaMemcpyAsync(s->sampled[s->tokens.now] + b->first_sample, c->arrays.sampled,
                                    n_bytes, cudaMemcpyDeviceToDevice, c->stream),
-                   "tokens of the stages");
+                   "stage tokens");
     }
 }
 
@@ -298,7 +298,7 @@ static void receive_slices(struct cuda_backend *c, struct mat x)
         nccl_check(c, g->lib,
                    g->lib->Recv((char *)x.data + at, MIN(SLICE_BYTES, n_bytes - at), ncclChar,
                                 SENDER, g->comm, c->stream),
-                   "what stages exchange");
+                   "stage transfer");
     }
 }
 
@@ -316,7 +316,7 @@ static cudaError_t send_slice(struct cuda_backend *c, const char *data, size_t n
     if (rc != cudaSuccess ||
         !nccl_check(c, s->to.lib,
                     s->to.lib->Send(l->data, n_bytes, ncclChar, RECEIVER, s->to.comm, s->stream),
-                    "what stages exchange")) {
+                    "stage transfer")) {
         return rc;
     }
     return cudaEventRecord(l->sent, s->stream);
@@ -328,7 +328,7 @@ static void send_slices(struct cuda_backend *c, struct mat x)
 
     for (size_t at = 0; at < n_bytes && cuda_usable(c); at += SLICE_BYTES) {
         cuda_check(c, send_slice(c, (const char *)x.data + at, MIN(SLICE_BYTES, n_bytes - at)),
-                   "what stages exchange");
+                   "stage transfer");
     }
 }
 
@@ -343,7 +343,7 @@ static bool host_reserve(struct cuda_backend *c, size_t n_bytes)
         s->host = NULL;
         s->host_bytes = 0;
         if (cuda_check(c, cudaHostAlloc((void **)&s->host, n_bytes, cudaHostAllocDefault),
-                       "what stages exchange")) {
+                       "stage transfer")) {
             s->host_bytes = n_bytes;
         }
     }
@@ -360,7 +360,7 @@ static void receive_on_host(struct cuda_backend *c, struct mat x)
     if (host_reserve(c, n_bytes)) {
         check(c, p->ops->receive(p, s->host, n_bytes, &e), &e);
         cuda_check(c, cudaMemcpyAsync(x.data, s->host, n_bytes, cudaMemcpyHostToDevice, c->stream),
-                   "what stages exchange");
+                   "stage transfer");
     }
 }
 
@@ -373,8 +373,8 @@ static void send_from_host(struct cuda_backend *c, struct mat x)
 
     if (host_reserve(c, n_bytes) &&
         cuda_check(c, cudaMemcpyAsync(s->host, x.data, n_bytes, cudaMemcpyDeviceToHost, c->stream),
-                   "what stages exchange") &&
-        cuda_check(c, cuda_wait_stream(c), "what stages exchange")) {
+                   "stage transfer") &&
+        cuda_check(c, cuda_wait_stream(c), "stage transfer")) {
         check(c, p->ops->send(p, p->at.rank, s->host, n_bytes, &e), &e);
     }
 }

@@ -90,7 +90,7 @@ __device__ __forceinline__ void blocks_leave(const fused_args &a, uint32_t summe
     }
 }
 
-/* ---- what a block has to do ---- */
+/* ---- a block's work ---- */
 
 /* The columns of a split-K slice, by stages, the last of which may be narrower. Blocks
  * begin at different stages, because all of them read the same activations at the same

@@ -37,7 +37,7 @@ static void open_store(struct cuda_backend *c)
              driver, cublasLtGetVersion(), WORKSPACE_BYTES);
     product_store_open(&c->products, NULL, what);
     if (c->products.damaged) {
-        snprintf(c->base.note, sizeof(c->base.note), "%.200s cannot be used and is made anew",
+        snprintf(c->base.note, sizeof(c->base.note), "%.200s cannot be used and will be replaced",
                  c->products.path);
     }
 }

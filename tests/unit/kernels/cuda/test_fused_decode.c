@@ -468,8 +468,8 @@ static void add_rounded(const struct scene *s, float *x, const float *y)
     }
 }
 
-/* What the device holds after a step that began with `attn` and `x`; x becomes what it
- * must be at the end. */
+/* Checks what the device holds after a step that began with `attn` and `x`; x becomes
+ * the expected final value. */
 static void check_results(struct scene *s, const float *attn, float *x)
 {
     const struct shape *k = s->k;
@@ -533,8 +533,8 @@ static void check_shape(struct rig *r, const struct shape *k, enum dtype t, int3
     scene_release(&s);
 }
 
-/* Each shape on a backend of its own: what a device recorded holds the addresses of the
- * first. */
+/* Each shape has a backend of its own, because a recorded step holds the addresses of
+ * its operands. */
 static void layers_of_few_rows_follow_float64_step_after_step(void **state)
 {
     (void)state;

@@ -101,7 +101,7 @@ static void like_sequences_are_split_at_their_ends(void **state)
     /* short ones: two per split of one warp */
     c = attn_split_kv(starts(256, 64, 0), 256, 8, 132, 8);
     assert_true(c.warps == 1 && c.splits == 128);
-    c = attn_split_kv(starts(1, 64, 0), 1, 8, 132, 8); /* a chunk for every warp */
+    c = attn_split_kv(starts(1, 64, 0), 1, 8, 132, 8); /* one chunk per warp */
     assert_true(c.warps == 8 && c.splits == 8);
     c = attn_split_kv(starts(1, 64, 0), 1, 8, 0, 8); /* before the device is known */
     assert_true(c.splits == 1);

@@ -117,7 +117,7 @@ static void a_file_that_changed_counts_as_none(void **state)
     assert_non_null(f);
     assert_int_equal(fread(good, 1, (size_t)st.st_size, f), st.st_size);
     fclose(f);
-    /* one byte changed, or at the end: half of the file */
+    /* one byte changed; in the last round, half of the file */
     for (long i = 0; i <= st.st_size; i++) {
         f = fopen(path, "wb");
         assert_non_null(f);
@@ -144,7 +144,7 @@ static void a_place_that_cannot_be_written_is_no_error(void **state)
 {
     (void)state;
     char path[512];
-    make_file(path); /* a file where a directory would have to be */
+    make_file(path); /* a file where a directory is needed */
     struct product_store s;
     product_store_open(&s, path, "a device");
     put(&s, 100, 16);
@@ -180,7 +180,7 @@ static void the_directory_follows_the_environment(void **state)
     setenv("HOME", "/home/someone", 1);
     assert_true(product_dir(dir, sizeof(dir)));
     assert_string_equal(dir, "/home/someone/.cache/quire");
-    assert_false(product_dir(dir, 12)); /* too long for its place */
+    assert_false(product_dir(dir, 12)); /* too long for the buffer */
     setenv("XDG_CACHE_HOME", "/caches", 1);
     assert_true(product_dir(dir, sizeof(dir)));
     assert_string_equal(dir, "/caches/quire");

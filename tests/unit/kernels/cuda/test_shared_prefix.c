@@ -91,7 +91,8 @@ static void run_groups(const struct groups *g)
     struct attention at = {.n_heads = GROUP_HEADS,
                            .n_kv_heads = g->n_kv_heads,
                            .head_dim = GROUP_DIM,
-                           /* large, so that few tokens dominate and a missing one shows */
+                           /* large, so that few tokens dominate and a missing one shows
+                            * up */
                            .scale = 8 / sqrtf(GROUP_DIM)};
     int32_t n_blocks = GROUP_SEQS / g->members * g->shared_blocks + GROUP_SEQS;
     int32_t width = (GROUP_HEADS + 2 * g->n_kv_heads) * GROUP_DIM;
