@@ -10,7 +10,7 @@
 
 int cuda_error(struct err *e, cudaError_t status, const char *what)
 {
-    cudaGetLastError(); /* an error that is not sticky is forgotten */
+    cudaGetLastError(); /* clears an error that is not sticky */
     int rc = status == cudaErrorMemoryAllocation ? ERR_NOMEM : ERR_DEVICE;
     return err_set(e, rc, "cuda: %s: %s", what, cudaGetErrorString(status));
 }
@@ -72,7 +72,7 @@ static int cuda_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtyp
     if (rows < 1 || cols < 1) {
         return err_set(e, ERR_INVALID, "scratch of [%d, %d] is not possible", rows, cols);
     }
-    int64_t stride = div_ceil(cols, 8) * 8; /* rows start at 16 bytes or more */
+    int64_t stride = div_ceil(cols, 8) * 8; /* rows start at multiples of 16 bytes or more */
     int64_t row_bytes = stride * dtype_bytes(t);
     struct cuda_scratch *grown = realloc(c->scratch, (size_t)(c->n_scratch + 1) * sizeof(*grown));
     if (!grown) {
@@ -89,7 +89,7 @@ static int cuda_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtyp
     return 0;
 }
 
-int32_t cuda_rows_behind(const struct cuda_backend *c, struct mat m)
+int32_t cuda_rows_capacity(const struct cuda_backend *c, struct mat m)
 {
     for (int32_t i = 0; i < c->n_scratch; i++) {
         const struct cuda_scratch *s = &c->scratch[i];
@@ -106,10 +106,10 @@ int32_t cuda_rows(struct cuda_backend *c, struct mat m)
     if (c->capturing) {
         return m.rows == c->batch.n_tokens ? c->padded : m.rows;
     }
-    /* the eager step before a capture: learn how far rows can be padded */
+    /* the eager step before a capture: find how far rows can be padded */
     if (c->in_step && c->recording) {
         c->max_graph_rows =
-            MIN(c->max_graph_rows, m.rows < c->batch.n_tokens ? m.rows : cuda_rows_behind(c, m));
+            MIN(c->max_graph_rows, m.rows < c->batch.n_tokens ? m.rows : cuda_rows_capacity(c, m));
     }
     return m.rows;
 }
@@ -224,7 +224,8 @@ static void cuda_rope_kv(struct backend *b, struct mat qkv, const struct rope *r
                    cuda_rows(c, qkv), c->stream);
 }
 
-/* Work space of the decode kernel, made when the first model's shape is seen. */
+/* Makes the attention's work space when the model's shape is first seen. False:
+ * c->failed. */
 static bool attention_prepare(struct cuda_backend *c, const struct attention *a)
 {
     if (c->attn.partial_o) {
@@ -254,8 +255,8 @@ static bool attention_prepare(struct cuda_backend *c, const struct attention *a)
     return true;
 }
 
-/* Index of the chunk starts of `window`; a window met for the first time gets them now.
- * -1: too many windows. */
+/* Index of a window's chunk starts; those of a new window are computed now. -1: too
+ * many windows. */
 static int32_t attention_window(struct cuda_backend *c, int32_t window)
 {
     for (int32_t i = 0; i < c->n_windows; i++) {
@@ -274,23 +275,24 @@ static int32_t attention_window(struct cuda_backend *c, int32_t window)
         return -1;
     }
     attn_chunk_starts(&c->batch, window, ATTN_CHUNK, NULL, start);
-    struct attn_cut cut = cuda_attn_cut(c, start, c->batch.n_decode);
+    struct split_kv_plan plan = cuda_split_kv(c, start, c->batch.n_decode);
     cuda_check(c,
                cudaMemcpyAsync(c->arrays.chunk_start + (int64_t)i * (c->config.max_seqs + 1), start,
                                (size_t)(c->batch.n_decode + 1) * sizeof(*start),
                                cudaMemcpyHostToDevice, c->stream),
                "attention");
     cuda_check(c,
-               cudaMemcpyAsync((char *)c->arrays.header + offsetof(struct step_header, cut) +
-                                   (size_t)i * sizeof(cut),
-                               &cut, sizeof(cut), cudaMemcpyHostToDevice, c->stream),
+               cudaMemcpyAsync((char *)c->arrays.header + offsetof(struct step_header, split_kv) +
+                                   (size_t)i * sizeof(plan),
+                               &plan, sizeof(plan), cudaMemcpyHostToDevice, c->stream),
                "attention");
     cuda_check(c, cudaStreamSynchronize(c->stream), "attention");
     free(start);
     return i;
 }
 
-/* Every query in one order of keys, whatever shares the step. */
+/* Batch-invariant attention: every query visits its keys in the same order, whatever
+ * else is in the step. */
 static void attention_invariant(struct cuda_backend *c, const struct attn_args *k, int32_t n_decode,
                                 int32_t rest)
 {
@@ -354,7 +356,7 @@ static void cuda_sample(struct backend *b, struct mat logits, int32_t first)
     struct cuda_backend *c = cuda_of(b);
 
     cuda_start(c);
-    if (!cuda_sample_room(c, logits)) {
+    if (!cuda_sample_reserve(c, logits)) {
         return;
     }
     struct sample_args a = c->sample;
@@ -374,8 +376,8 @@ static void cuda_sample(struct backend *b, struct mat logits, int32_t first)
 
 /* ---- tests and profiling ---- */
 
-/* The buffer through which float32 copies pass, of at least n floats. */
-static int convert_room(struct cuda_backend *c, int64_t n, struct err *e)
+/* Grows the buffer for float32 conversion to n floats. */
+static int convert_reserve(struct cuda_backend *c, int64_t n, struct err *e)
 {
     if (n * 4 > c->convert_bytes) {
         cudaFree(c->convert);
@@ -394,7 +396,7 @@ static int cuda_download(struct backend *b, struct mat m, float *out, struct err
 {
     struct cuda_backend *c = cuda_of(b);
     int64_t n = (int64_t)m.rows * m.cols;
-    int rc = convert_room(c, n, e);
+    int rc = convert_reserve(c, n, e);
 
     if (rc < 0) {
         return rc;
@@ -412,7 +414,7 @@ static int cuda_upload(struct backend *b, struct mat m, const float *in, struct 
 {
     struct cuda_backend *c = cuda_of(b);
     int64_t n = (int64_t)m.rows * m.cols;
-    int rc = convert_room(c, n, e);
+    int rc = convert_reserve(c, n, e);
 
     if (rc < 0) {
         return rc;
@@ -436,8 +438,8 @@ static void cuda_free(struct backend *b)
     if (c->stream) {
         cuda_wait_stream(c);
     }
-    if (!cuda_rest(c)) {
-        return; /* the process ends of the failure behind it */
+    if (!cuda_drain(c)) {
+        return; /* the device still waits; the process is about to end */
     }
     cuda_kv_release(c);
     cuda_steps_release(c);
@@ -489,7 +491,7 @@ static const struct backend_ops ops = {
     .upload = cuda_upload,
 };
 
-/* Why CUDA does not run here at all. */
+/* Sets the error that tells why no GPU can be used. */
 static int no_gpu(struct err *e, cudaError_t rc)
 {
     int driver = 0;
@@ -510,7 +512,7 @@ static int no_gpu(struct err *e, cudaError_t rc)
                    rc != cudaSuccess ? cudaGetErrorString(rc) : "none found");
 }
 
-/* Choose the device and describe it. */
+/* Opens the configured device and describes it. */
 static int open_device(struct cuda_backend *c, struct err *e)
 {
     int n = 0;

@@ -1,4 +1,5 @@
-/* Thread-block clusters of compute capability 9; before it, a cluster is one block. */
+/* Thread-block clusters of compute capability 9. Code for older devices sees a cluster
+ * of one block. */
 #ifndef QUIRE_KERNELS_CUDA_CLUSTER_CUH
 #define QUIRE_KERNELS_CUDA_CLUSTER_CUH
 
@@ -20,7 +21,7 @@ struct block_cluster {
     {
         cooperative_groups::cluster_group::sync();
     }
-    /* The same shared variable in block `rank` of the cluster. */
+    /* The same shared-memory variable in block `rank` of the cluster. */
     template <typename T> __device__ T *of(T *shared, unsigned rank) const
     {
         return cooperative_groups::cluster_group::map_shared_rank(shared, rank);

@@ -1,4 +1,4 @@
-/* What the kernels share: types, 16-byte access, warp and block sums, dependent
+/* Shared by all kernels: types, vector access, warp and block sums, dependent
  * launch. */
 #ifndef QUIRE_KERNELS_CUDA_COMMON_CUH
 #define QUIRE_KERNELS_CUDA_COMMON_CUH
@@ -10,7 +10,7 @@
 
 #include "kernels/cuda/launch.h"
 
-/* The values of enum dtype and enum activation; backend.h is C. */
+/* The values of enum dtype and enum activation; backend.h is C only. */
 enum { T_F32, T_F16, T_BF16, T_I32 };
 enum { A_NONE, A_RELU, A_GELU_ERF, A_GELU_TANH, A_SILU };
 
@@ -41,13 +41,14 @@ template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(f
     return __float2bfloat16_rn(x);
 }
 
-/* The value x has once stored as T. */
+/* x rounded to T. */
 template <typename T> __device__ __forceinline__ float rounded(float x)
 {
     return to_float(from_float<T>(x));
 }
 
-/* N elements moved as one access; rows are 16-byte aligned wherever VEC > 1 is used. */
+/* N elements moved in one access; VEC > 1 is used only where rows are 16-byte
+ * aligned. */
 template <typename T, int N> struct alignas(sizeof(T) * N) vec {
     T v[N];
 };
@@ -106,7 +107,7 @@ __device__ __forceinline__ float warp_max(float x)
     return x;
 }
 
-/* Sum over the block; `shared` holds 33 floats, free again after the call's last
+/* Sum over the block. `shared` holds 33 floats, and may be reused after the call's last
  * barrier. */
 __device__ __forceinline__ float block_sum(float x, float *shared)
 {
@@ -122,9 +123,9 @@ __device__ __forceinline__ float block_sum(float x, float *shared)
     return warp_sum(x);
 }
 
-/* Programmatic dependent launch. Every kernel waits before it reads or writes what
- * another kernel touches, so completion is transitive; what may run ahead of the wait
- * is the reading of weights. */
+/* Programmatic dependent launch. Every kernel waits before it touches what other
+ * kernels touch, so completion is transitive; only weights may be read before the
+ * wait. */
 __device__ __forceinline__ void pdl_wait(void)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -139,15 +140,15 @@ __device__ __forceinline__ void pdl_release(void)
 #endif
 }
 
-/* True when the code that runs was compiled for compute capability 9 or newer: it takes
- * dependent launches and knows clusters. */
+/* True when the running code was compiled for compute capability 9 or newer: it
+ * supports dependent launches and clusters. */
 static inline bool pdl_available(void)
 {
     return cuda_code_version() >= 90;
 }
 
-/* Let a kernel have so many bytes of dynamic shared memory. False where the device has
- * less; no error is left then. */
+/* Allows a kernel `bytes` of dynamic shared memory. False where the device has less;
+ * the CUDA error is cleared then. */
 template <typename... P> static inline bool allow_shared(void (*kernel)(P...), int64_t bytes)
 {
     constexpr auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
@@ -160,10 +161,9 @@ template <typename... P> static inline bool allow_shared(void (*kernel)(P...), i
     return ok;
 }
 
-/* Launch with the dependent-launch attribute where the device has it, and with most of
- * a multiprocessor's fast memory as shared memory, as matrix products and attention
- * have it: a change takes time, and keeps blocks of two kernels off one
- * multiprocessor. */
+/* Launches with the dependent-launch attribute where available, and with the largest
+ * shared-memory carveout, as matrix products and attention use: changing the carveout
+ * takes time and keeps blocks of two kernels off one multiprocessor. */
 template <typename... P, typename... A>
 static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
                           cudaStream_t stream, A... args)
@@ -184,17 +184,17 @@ static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t sh
     cudaLaunchKernelEx(&c, kernel, P(args)...);
 }
 
-/* Offset in elements of dim `d` of token `t` inside the tile of one (block, layer, k|v,
- * head). */
+/* Offset in elements of dim `d` of token `t` in the tile of one (block, layer, k|v,
+ * head); see struct kv_view. */
 __device__ __forceinline__ int64_t kv_offset(const kv_view &kv, int t, int d)
 {
     if (kv.panel_log2 == 0) {
         return (int64_t)t * kv.head_dim + d;
     }
     int width = 1 << kv.panel_log2, in_panel = d & (width - 1),
-        turn = (t << kv.panel_log2 >> 6) & (width / 8 - 1);
+        swizzle = (t << kv.panel_log2 >> 6) & (width / 8 - 1);
     return ((int64_t)(d >> kv.panel_log2) * kv.block_size + t) * width +
-           ((in_panel >> 3 ^ turn) << 3) + (d & 7);
+           ((in_panel >> 3 ^ swizzle) << 3) + (d & 7);
 }
 
 #define DISPATCH_TYPE(type, ...)      \

@@ -81,9 +81,9 @@ int32_t attn_chunk_starts(const struct batch *b, int32_t window, int32_t chunk, 
     return total;
 }
 
-/* Spans for sequences of like lengths (by their first half) are cut at their ends,
- * where that leaves few teams without work. */
-static int32_t even_spans(const int32_t *start, int32_t n, int32_t most)
+/* Number of splits, `most` or a little less. Sequences of like lengths (judged by their
+ * first half) are split at their ends where that leaves few warps idle. */
+static int32_t even_splits(const int32_t *start, int32_t n, int32_t most)
 {
     int64_t in_half = (int64_t)start[n / 2] * n, fair = (int64_t)start[n] * (n / 2);
 
@@ -91,29 +91,31 @@ static int32_t even_spans(const int32_t *start, int32_t n, int32_t most)
         return most;
     }
     if (most >= n) {
-        int32_t spans = most - most % n;
-        return spans * 10 >= most * 8 ? spans : most;
+        int32_t splits = most - most % n;
+        return splits * 10 >= most * 8 ? splits : most;
     }
     int32_t each = (int32_t)div_ceil(n, most);
     return n % each == 0 && n / each * 10 >= most * 9 ? n / each : most;
 }
 
-/* Many short sequences are cut for single warps, whose sums need not meet: a span of a
- * sequence or more, and few turns in each. */
-enum { ALONE_CHUNKS = 64 };
+/* Up to so many chunks per sequence, many sequences are worked on by single warps:
+ * nothing is combined across warps, and a split is one sequence or more. */
+enum { SINGLE_WARP_CHUNKS = 64 };
 
-struct attn_cut attn_cut(const int32_t *start, int32_t n, int32_t heads, int32_t blocks,
-                         int32_t block_warps)
+struct split_kv_plan attn_split_kv(const int32_t *start, int32_t n, int32_t heads, int32_t blocks,
+                                   int32_t block_warps)
 {
     if (start[n] == 0) {
-        return (struct attn_cut){.warps = 1};
+        return (struct split_kv_plan){.warps = 1};
     }
-    int32_t alone = blocks * block_warps / heads; /* spans for single warps */
-    bool singly = heads > blocks || (n * 10 >= alone * 9 && start[n] <= (int64_t)n * ALONE_CHUNKS);
-    int32_t warps = singly ? 1 : block_warps;
-    int32_t most = even_spans(start, n, MAX(blocks * block_warps / warps / heads, 1));
-    return (struct attn_cut){
-        .chunks = start[n], .spans = MIN(most, (int32_t)div_ceil(start[n], warps)), .warps = warps};
+    int32_t n_warps = blocks * block_warps / heads; /* splits for single warps */
+    bool single_warps =
+        heads > blocks || (n * 10 >= n_warps * 9 && start[n] <= (int64_t)n * SINGLE_WARP_CHUNKS);
+    int32_t warps = single_warps ? 1 : block_warps;
+    int32_t most = even_splits(start, n, MAX(blocks * block_warps / warps / heads, 1));
+    return (struct split_kv_plan){.chunks = start[n],
+                                  .splits = MIN(most, (int32_t)div_ceil(start[n], warps)),
+                                  .warps = warps};
 }
 
 struct decode_shape attn_decode_shape(int32_t head_dim, int32_t shared_bytes)
@@ -121,8 +123,8 @@ struct decode_shape attn_decode_shape(int32_t head_dim, int32_t shared_bytes)
     int32_t least = DECODE_LEAST_WARPS(head_dim);
 
     for (int32_t warps = DECODE_MOST_WARPS(head_dim); warps >= least; warps /= 2) {
-        int32_t room = shared_bytes - DECODE_RINGS(warps, head_dim);
-        int32_t stages = room / (warps * DECODE_STAGE(head_dim));
+        int32_t ring_bytes = shared_bytes - DECODE_RINGS(warps, head_dim);
+        int32_t stages = ring_bytes / (warps * DECODE_STAGE(head_dim));
 
         if (stages >= 2) {
             return (struct decode_shape){.warps = warps, .stages = MIN(stages, DECODE_MAX_STAGES)};
@@ -133,18 +135,16 @@ struct decode_shape attn_decode_shape(int32_t head_dim, int32_t shared_bytes)
 
 enum { SHARED_MIN_CHUNKS = 4 };
 
-/* The launch and the parts that it leaves to be joined cost 16 to 27 us on an H200, and
- * few sequences find what they share in the L2 cache anyway: of 216 cases (8 to 256
- * sequences, in groups of 2 to 8 that share 64 to 2048 tokens) a MiB spared brought
- * 0.07 us for 32 sequences, 0.1 for 64, 0.12 from 128 on. Blocks of eight warps read
- * faster without it: since then 192 MiB just pay for 128 sequences, and 384 for 256
- * bring 8 us. */
+/* The shared launch costs a fixed time, and few sequences find their common blocks in
+ * the L2 cache anyway, so the threshold falls with the number of sequences at first,
+ * and then rises because larger blocks of warps read faster without it. Fitted to
+ * timings on an H200; the cases are in test_heuristics.c. */
 int64_t shared_worth_bytes(int32_t n_decode)
 {
     return (int64_t)MAX(328 - n_decode, n_decode + 44) << 20;
 }
 
-/* Chunks that sequence i shares with the one before, its last chunk left out. */
+/* Chunks that sequence i shares with its predecessor, excluding its last chunk. */
 static int32_t common_chunks(const struct batch *b, int32_t i, int32_t block_size, int32_t chunk)
 {
     int32_t last = (MIN(b->kv_len[i - 1], b->kv_len[i]) - 1) / chunk;
@@ -152,7 +152,8 @@ static int32_t common_chunks(const struct batch *b, int32_t i, int32_t block_siz
     return MIN((int32_t)((int64_t)b->lcp_blocks[i] * block_size / chunk), last);
 }
 
-/* The run that begins at sequence i grows while every member more spares more. */
+/* The run that begins at sequence i grows while another member increases the chunks
+ * saved. */
 static struct shared_run run_from(const struct batch *b, int32_t i, int32_t block_size,
                                   int32_t chunk, int32_t most)
 {

@@ -1,9 +1,9 @@
-/* The kernels as C sees them: every launcher enqueues on `stream` and returns; errors
- * show in cudaGetLastError.
+/* Kernel launchers, callable from C. Each enqueues on `stream` and returns; errors show
+ * in cudaGetLastError.
  *
- * Types come as `enum dtype`; activations and cache share one type. A launcher that has
- * no kernel for a shape returns false and enqueues nothing. Shapes stand behind the
- * parameters.
+ * Types are passed as `enum dtype`; activations and cache share one type. A launcher
+ * that has no kernel for a shape returns false and enqueues nothing. Strides are in
+ * elements.
  */
 #ifndef QUIRE_KERNELS_CUDA_LAUNCH_H
 #define QUIRE_KERNELS_CUDA_LAUNCH_H
@@ -17,61 +17,64 @@
 extern "C" {
 #endif
 
-/* as the runtime has it, so that this header needs none of CUDA's */
+/* as in the CUDA runtime, whose headers this one does not need */
 typedef struct CUstream_st *cudaStream_t;
 
 enum { CUDA_MAX_WINDOWS = 4 }; /* different sliding windows of one model */
 
-/* The key/value cache on the device. With panels (64, 32 or 16 dims wide, as the head
- * size divides) the tile of one (block, layer, k|v, head) is stored as [head_dim /
- * width][token][width] with its 16-byte chunks permuted as the hardware's swizzle of
- * such rows does, so that a plain bulk copy brings shared memory into the order that
- * ldmatrix and wgmma read without bank conflicts. Else [token][dim]. */
+/* The key/value cache on the device. The tile of one (block, layer, k|v, head) is
+ * stored as panels [head_dim / width][token][width], 64, 32 or 16 dims wide, with their
+ * 16-byte chunks permuted like the hardware's shared-memory swizzle: a plain bulk copy
+ * then produces the layout that ldmatrix and wgmma read without bank conflicts. Without
+ * panels: [token][dim]. */
 struct kv_view {
-    void *base;
+    void *base;                                                 /* block 0, layer 0, keys, head 0 */
     int64_t block_stride, layer_stride, kv_stride, head_stride; /* elements */
-    int32_t block_size, head_dim, n_kv_heads;
-    int32_t dtype;
-    int32_t panel_log2; /* of their width; 0: no panels */
+    int32_t block_size, head_dim, n_kv_heads; /* tokens per block, dims per head, heads */
+    int32_t dtype;                            /* enum dtype */
+    int32_t panel_log2;                       /* log2 of a panel's width; 0: no panels */
 };
 
-/* Answers of a step: [n_samples], and [n_samples][top_stride]. */
-struct step_answers {
-    int32_t *token;
-    float *logprob;
-    int32_t *top_token;
-    float *top_logprob;
+/* Results of a step: arrays [n_samples], and [n_samples][top_stride] of the best
+ * tokens. */
+struct step_results {
+    int32_t *token;     /* sampled ids, negative: none */
+    float *logprob;     /* their log-probabilities */
+    int32_t *top_token; /* best tokens, best first */
+    float *top_logprob; /* their log-probabilities */
 };
 
-/* Start of the staging buffer that carries a step to the device; offsets are bytes from
- * the header. */
+/* Head of the staging buffer that carries a step to the device. Offsets are in bytes
+ * from the header; the arrays are those of struct batch. */
 struct step_header {
-    int32_t n_tokens, n_padded; /* rows n_tokens .. n_padded of a captured graph are padding */
-    int32_t n_seqs, n_decode;
-    int32_t n_logits, n_samples;
-    int32_t n_table_update;
-    int32_t n_windows;
-    int32_t top_stride;
-    /* Where a step_answers' arrays are written: in pinned host memory, or on rank 0's
-     * device where ranks share the drawing. */
+    int32_t n_tokens, n_padded;  /* rows n_tokens .. n_padded of a captured graph are padding */
+    int32_t n_seqs, n_decode;    /* all sequences; leading ones of one token */
+    int32_t n_logits, n_samples; /* logits rows; samples taken from them */
+    int32_t n_table_update;      /* block-table updates */
+    int32_t n_windows;           /* different sliding windows */
+    int32_t top_stride;          /* best tokens per sample */
+    /* Where kernels write results (struct step_answers): pinned host memory, or rank
+     * 0's device memory when ranks share the sampling. */
     int32_t *result_token;
     float *result_logprob;
     int32_t *result_top_token;
     float *result_top_logprob;
-    struct step_answers told; /* then: rank 0's, in pinned host memory */
-    int32_t off_token, off_token_src, off_position, off_slot;
-    int32_t off_q_start, off_kv_len, off_row;
-    int32_t off_update, off_table_block;
+    /* when ranks share the sampling: rank 0's pinned host memory, where they end up */
+    struct step_results host_results;
+    int32_t off_token, off_token_src, off_position, off_slot; /* [n_tokens] */
+    int32_t off_q_start, off_kv_len, off_row;                 /* [n_seqs + 1], [n_seqs] */
+    int32_t off_update, off_table_block;                      /* table updates, their block ids */
+    /* [n_logits], [n_samples], [n_logits + 1] first sample of each logits row */
     int32_t off_logits_token, off_sample, off_group;
-    int32_t off_bias, off_mask;
-    int32_t off_chunk_start;               /* [n_windows][n_decode + 1] */
-    struct attn_cut cut[CUDA_MAX_WINDOWS]; /* of the decoding sequences */
-    struct attn_cut shared_cut;            /* of the runs */
-    int32_t n_shared;                      /* runs */
-    int32_t off_shared, off_shared_start, off_skip;
+    int32_t off_bias, off_mask;                      /* logit biases; allowed-token bitmaps */
+    int32_t off_chunk_start;                         /* [n_windows][n_decode + 1] */
+    struct split_kv_plan split_kv[CUDA_MAX_WINDOWS]; /* of the decoding sequences, per window */
+    struct split_kv_plan shared_split_kv;            /* of the shared runs */
+    int32_t n_shared;                                /* runs of sequences with a shared prefix */
+    int32_t off_shared, off_shared_start, off_skip;  /* as in step_arrays */
 };
 
-/* Arrays at fixed addresses, filled from the staging buffer by launch_prologue; what
+/* Arrays at fixed addresses, which launch_prologue fills from the staging buffer and
  * captured kernels read. */
 struct step_arrays {
     struct step_header *header;       /* the staging buffer itself */
@@ -80,46 +83,45 @@ struct step_arrays {
     int32_t *logits_token;            /* [max_samples] */
     int32_t *chunk_start;             /* [CUDA_MAX_WINDOWS][max_seqs + 1] */
     struct shared_run *shared;        /* [max_seqs] */
-    int32_t *shared_start;            /* [max_seqs + 1] exclusive sums of their chunks */
-    /* [max_seqs] first chunks of a sequence that a run covers; without a window only */
+    int32_t *shared_start;            /* [max_seqs + 1] exclusive sums of the runs' chunks */
+    /* [max_seqs] leading chunks of a sequence that its run covers; layers without a
+     * window only */
     int32_t *skip;
-    int32_t *table; /* [max_seqs, table_width] block ids */
-    int32_t table_width, max_seqs;
-    /* [n_blocks + n_host_blocks][block_size] token ids, the host pool's behind; NULL:
-     * no cache */
+    int32_t *table;                /* [max_seqs, table_width] block ids */
+    int32_t table_width, max_seqs; /* blocks per row, rows of table */
+    /* [n_blocks + n_host_blocks][block_size] token id of each slot, host blocks last;
+     * NULL: no cache */
     int32_t *slot_token;
-    int32_t block_size;
-    int32_t *sampled; /* [max_samples] tokens of the latest step */
+    int32_t block_size; /* tokens per block */
+    int32_t *sampled;   /* [max_samples] tokens sampled by the latest step */
 };
 
-/* The compute capability, times ten, for which the code that runs was compiled: a newer
- * device may run PTX of an older one. 0: this build has no code for the device. */
+/* Compute capability times ten for which the running code was compiled; a newer device
+ * may run an older one's PTX. 0: this build has no code for the device. */
 int32_t cuda_code_version(void);
-/* Bytes of shared memory that a block may ask for. The environment variable
- * QUIRE_CUDA_SMEM_LIMIT lowers it, so that tests reach what devices with less of it
- * run. */
+/* Shared memory that a block may request, in bytes. The environment variable
+ * QUIRE_CUDA_SMEM_LIMIT lowers it, so that tests can emulate devices with less. */
 int32_t cuda_shared_limit(void);
 
-/* steps and memory (memory.cu) */
+/* ---- steps and memory (memory.cu) ---- */
 void launch_prologue(const struct step_arrays *a, int32_t max_rows, cudaStream_t stream);
-/* All pairs (src, dst) of int32 at `pair`, with their token ids; block_bytes a
- * multiple of 16. */
+/* Copies n blocks with their token ids: `pair` [n] is (src, dst) of int32 on the
+ * device. block_bytes is a multiple of 16. */
 void launch_block_copy(const struct step_arrays *a, void *cache, int64_t block_bytes,
                        const int32_t *pair, int32_t n, cudaStream_t stream);
-/* The token ids of such pairs alone; src counts from block src_first, dst from
+/* Copies only the token ids of such pairs; src counts from block src_first, dst from
  * dst_first. */
 void launch_token_copy(const struct step_arrays *a, const int32_t *pair, int32_t n,
                        int32_t src_first, int32_t dst_first, cudaStream_t stream);
-/* dst [rows, cols] at stride dst_stride = src [rows, cols] at src_stride (or its
- * transpose: src [cols, rows]). */
+/* dst [rows, cols] = src [rows, cols], converted; transposed: src is [cols, rows]. */
 void launch_convert(void *dst, int dst_type, int64_t dst_stride, const void *src, int src_type,
                     int64_t src_stride, int32_t rows, int32_t cols, bool transposed,
                     cudaStream_t stream);
-/* Uniform in +-1e-3. */
+/* Fills dst with pseudo-random values, uniform in +-1e-3. */
 void launch_dummy(void *dst, int type, int64_t n, uint64_t seed, cudaStream_t stream);
 
-/* element-wise (elementwise.cu); strides in elements */
-/* The table holds ids [first, first + n_ids); rows of others become zero. */
+/* ---- element-wise (elementwise.cu) ---- */
+/* The table holds ids [first, first + n_ids); rows of other ids become zero. */
 void launch_embed(void *out, int64_t out_stride, const void *table, int64_t table_stride,
                   const int32_t *token, int32_t first, int32_t n_ids, int32_t rows, int32_t cols,
                   float scale, int type, cudaStream_t stream);
@@ -128,11 +130,11 @@ void launch_embed_position(void *x, int64_t x_stride, const void *table, int tab
                            int32_t rows, int32_t cols, int type, cudaStream_t stream);
 struct norm_args {
     const void *weight, *bias; /* [cols]; bias may be NULL */
-    int32_t weight_type;
-    int32_t layer_norm; /* else RMS */
-    float eps, weight_offset;
+    int32_t weight_type;       /* enum dtype; of the bias too */
+    int32_t layer_norm;        /* else RMS */
+    float eps, weight_offset;  /* added to the variance; to each weight */
 };
-/* y NULL: out = norm(x); else x += y first. */
+/* out = norm(x), after x += y unless y is NULL. */
 void launch_norm(void *out, int64_t out_stride, void *x, int64_t x_stride, const void *y,
                  int64_t y_stride, const struct norm_args *n, int32_t rows, int32_t cols, int type,
                  cudaStream_t stream);
@@ -145,88 +147,91 @@ void launch_soft_cap(float *x, int64_t stride, int32_t rows, int32_t cols, float
                      cudaStream_t stream);
 void launch_gather(void *out, int64_t out_stride, const void *x, int64_t x_stride,
                    const int32_t *index, int32_t rows, int32_t cols, int type, cudaStream_t stream);
-/* out = act(from + bias) + residual: what a matrix product's own epilogue could not do.
- * from: as out, may be it. */
+/* out = act(from + bias) + residual: the part of an epilogue that cuBLASLt cannot do.
+ * `from` has out's type and stride, and may be out itself. */
 void launch_epilogue(void *out, const void *from, int out_type, int64_t out_stride,
                      const void *bias, int bias_type, int act, const void *residual,
                      int64_t residual_stride, int32_t rows, int32_t cols, cudaStream_t stream);
 struct rope_args {
-    const float *cos_sin; /* [positions, rot_dim]; NULL: no rotation */
-    int64_t cos_sin_stride;
+    const float *cos_sin;   /* [positions, rot_dim]; NULL: no rotation */
+    int64_t cos_sin_stride; /* of a position */
+    /* leading dims to rotate; 1: pairs are neighbours, else half of rot_dim apart */
     int32_t rot_dim, interleaved;
-    struct norm_args q_norm, k_norm; /* weight NULL: none */
-    int32_t n_heads, layer;
+    struct norm_args q_norm, k_norm; /* weight NULL: no norm */
+    int32_t n_heads, layer;          /* query heads; layer of the cache */
 };
 void launch_rope_kv(void *qkv, int64_t stride, const struct rope_args *r, const struct kv_view *kv,
                     const int32_t *position, const int32_t *slot, int32_t rows,
                     cudaStream_t stream);
 
-/* attention (attention.cu, attn_decode.cu, attn_prefill.cu) */
+/* ---- attention (attention.cu, attn_decode.cu, attn_prefill.cu) ---- */
 struct attn_args {
-    void *out;
-    const void *qkv;
+    void *out;                      /* [rows, n_heads * head_dim] */
+    const void *qkv;                /* [rows, (n_heads + 2 * n_kv_heads) * head_dim] */
     int64_t out_stride, qkv_stride; /* elements */
-    int32_t layer, n_heads;
-    float scale, softcap;
-    int32_t window, window_index;
-    int32_t shared; /* the step has runs of shared chunks; launch_attn_shared comes first */
-    struct kv_view kv;
+    int32_t layer, n_heads;         /* layer of the cache; query heads */
+    float scale, softcap;           /* of scores; softcap 0: none */
+    int32_t window, window_index;   /* tokens seen, 0: all; row of step_arrays.chunk_start */
+    int32_t shared;                 /* launch_attn_shared went first: merge its results */
+    struct kv_view kv;              /* keys and values, this step's included */
 };
 struct attn_workspace {
-    float *partial_o;  /* [2 * warps][16][head_dim], blank between launches: all bits ones */
-    float *partial_ml; /* [2 * warps][16][2], likewise */
-    int32_t blocks;    /* attn_decode_blocks, of shape.warps each */
-    struct decode_shape shape;
-    /* [max_seqs][n_heads][head_dim] of shared chunks: weighted values, not divided by
-     * the sum */
+    /* split-KV partials [2 * warps][16][head_dim]; all bits ones between launches */
+    float *partial_o;
+    float *partial_ml;         /* their maxima and sums [2 * warps][16][2]; likewise */
+    int32_t blocks;            /* attn_decode_blocks(), of shape.warps warps each */
+    struct decode_shape shape; /* warps and ring stages of a block */
+    /* [max_seqs][n_heads][head_dim] weighted values over shared chunks, not divided by
+     * the sum of weights */
     float *prefix_o;
-    float *prefix_ml; /* [max_seqs][n_heads][2] greatest score (times log2 e), sum */
+    float *prefix_ml; /* [max_seqs][n_heads][2] greatest score (times log2 e), sum of weights */
 };
-/* Any head size, type and block size, one warp a (token, head): tokens first .. first +
- * n of sequences from first_seq. */
+/* Any head size, type and block size, one warp per (token, head): tokens [first_token,
+ * first_token + n_tokens) of the sequences from first_seq on. */
 void launch_attn_plain(const struct attn_args *a, const struct step_arrays *s, int32_t first_seq,
                        int32_t n_seqs, int32_t first_token, int32_t n_tokens, cudaStream_t stream);
-/* The shared runs of the step into the workspace's prefix. Query heads of a KV head
- * times members at most 16. False: none. */
+/* Attends over the step's shared runs into the workspace's prefix. Query heads per KV
+ * head times members of a run must be at most 16. False: no such kernel. */
 bool launch_attn_shared(const struct attn_args *a, const struct step_arrays *s,
                         const struct attn_workspace *w, cudaStream_t stream);
-/* The first n_rows sequences, one token each. False: no such kernel, use
+/* Decodes the first n_rows sequences, one token each. False: no such kernel, use
  * launch_attn_plain. */
 bool launch_attn_decode(const struct attn_args *a, const struct step_arrays *s,
                         const struct attn_workspace *w, int32_t n_rows, cudaStream_t stream);
-/* Log2 of the panels' width that launch_attn_decode and launch_attn_prefill want of
- * such a cache; 0: no kernel of theirs takes it. */
+/* Log2 of the panel width that launch_attn_decode and launch_attn_prefill need for such
+ * a cache; 0: neither has a kernel for it. */
 int32_t attn_panel_log2(int32_t head_dim, int32_t block_size, int dtype);
-/* Blocks that fill the device. */
+/* Blocks that fill the device: one per multiprocessor. */
 int32_t attn_decode_blocks(void);
-/* Tiles of at most ATTN_PREFILL_ROWS query rows. False as above. */
+/* Prefill of tiles of at most ATTN_PREFILL_ROWS query rows. False: no such kernel. */
 enum { ATTN_PREFILL_ROWS = 128 };
 bool launch_attn_prefill(const struct attn_args *a, const struct step_arrays *s,
                          const struct query_tile *tile, int32_t n_tiles, cudaStream_t stream);
-/* The same by wgmma, which only code for sm_90a has. False too where other code
- * runs. */
+/* The same with wgmma, which only code for sm_90a has; false where other code runs. */
 bool launch_attn_prefill_hopper(const struct attn_args *a, const struct step_arrays *s,
                                 const struct query_tile *tile, int32_t n_tiles,
                                 cudaStream_t stream);
 
-/* For `deterministic` (attn_invariant.cu): the first n_single sequences, one token
- * each, and the tiles. False: no such kernel; launch_attn_plain is as exact, only
- * slow. */
+/* Batch-invariant attention for `deterministic` (attn_invariant.cu): the first n_single
+ * sequences, one token each, and the tiles. False: no such kernel; launch_attn_plain is
+ * batch-invariant too, only slow. */
 bool launch_attn_invariant(const struct attn_args *a, const struct step_arrays *s, int32_t n_single,
                            const struct query_tile *tile, int32_t n_tiles, cudaStream_t stream);
 
-/* sampling (sample.cu) */
-enum { GREEDY_BLOCKS = 32 }; /* at most, a row */
+/* ---- sampling (sample.cu) ---- */
+enum { GREEDY_BLOCKS = 32 }; /* at most, per row */
 struct sample_args {
-    const float *logits; /* [rows, vocab] at stride */
-    int64_t stride;
-    int32_t vocab, first, rows; /* row i is row first + i of the step's logits */
-    int32_t greedy;             /* every row takes its greatest logit, nothing else is asked */
-    int32_t deterministic;      /* one way to add up a row, however many rows there are */
-    float *work; /* [rows, vocab] at work_stride, a multiple of 4: rows as samples ask for them */
-    int64_t work_stride;
-    void *partial;    /* sample_partial_bytes */
-    int32_t *arrived; /* [rows], zero between launches */
+    const float *logits;        /* [rows, vocab] at stride */
+    int64_t stride;             /* of logits */
+    int32_t vocab, first, rows; /* ids per row; row i is row first + i of the step's logits */
+    int32_t greedy;             /* every row takes its greatest logit, nothing else is asked for */
+    int32_t deterministic;      /* sums over a row do not depend on the number of rows */
+    /* [rows, vocab] at work_stride, a multiple of 4: rows as changed by penalties,
+     * biases and masks */
+    float *work;
+    int64_t work_stride; /* of work */
+    void *partial;       /* scratch of the greedy kernel, sample_partial_bytes() */
+    int32_t *arrived;    /* [rows] blocks done with a row; zero between launches */
 };
 int64_t sample_partial_bytes(int32_t max_rows);
 void launch_sample(const struct sample_args *a, const struct step_arrays *s, cudaStream_t stream);

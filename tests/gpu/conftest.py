@@ -18,7 +18,7 @@ Server = http_conftest.Server
 
 @pytest.fixture(scope="session")
 def serve():
-    """Servers by their flags, started when first asked for."""
+    """Servers by their flags, each started on first use."""
     made = {}
 
     def get(*flags, device=DEVICE, env=None):

@@ -1,7 +1,6 @@
-/* A plugin for test_faults.py: the real one, named by QUIRE_TEST_PLUGIN, whose device
- * is lost in the middle of step QUIRE_TEST_LOST_AT: an operation is sent to an address
- * that is none, so the driver ends the context as it would for any fault.
- */
+/* A plugin for test_faults.py. It wraps the real one, named by QUIRE_TEST_PLUGIN, and
+ * loses the device in the middle of step QUIRE_TEST_LOST_AT: an operation gets an
+ * invalid address, so the driver ends the context as for any fault. */
 #include <dlfcn.h>
 #include <stdlib.h>
 

@@ -1,4 +1,4 @@
-"""The whole engine on a GPU: against the CPU, and against itself undisturbed."""
+"""The whole engine on a GPU, compared with the CPU and with itself running one request at a time."""
 import concurrent.futures
 import json
 import urllib.request
@@ -21,15 +21,15 @@ def ask(server, prompt, **fields):
         return json.load(answer)
 
 
-def told(answer):
-    """What must be equal bit for bit: texts, tokens and their log-probabilities."""
+def outcome(answer):
+    """The parts of an answer that must be equal bit for bit: texts, tokens and their log-probabilities."""
     return [(c["text"], c["finish_reason"], c["logprobs"] and c["logprobs"]["tokens"],
              c["logprobs"] and c["logprobs"]["token_logprobs"]) for c in answer["choices"]]
 
 
 def ask_all(server, jobs):
     with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
-        return list(pool.map(lambda job: told(ask(server, job[0], **job[1])), jobs))
+        return list(pool.map(lambda job: outcome(ask(server, job[0], **job[1])), jobs))
 
 
 def test_greedy_as_on_the_cpu(serve):
@@ -94,9 +94,9 @@ MIX = [(p, {"max_tokens": 40 + 9 * i}) for i, p in enumerate(PROMPTS)] + [
 
 @pytest.fixture(scope="module")
 def alone(serve):
-    """Every request of the mix by itself, bit for bit."""
+    """The outcome of every request of the mix run alone."""
     server = serve(*EXACT, "--prefix-cache", "false")
-    return [told(ask(server, prompt, **fields)) for prompt, fields in MIX]
+    return [outcome(ask(server, prompt, **fields)) for prompt, fields in MIX]
 
 
 def test_deterministic_in_any_company(serve, alone):

@@ -1,4 +1,5 @@
-"""What goes wrong on a device: one clear line, exit status 1, nobody else harmed. On a CPU (QUIRE_GPU_DEVICE=cpu) what holds there."""
+"""Device failures end with one clear line and exit status 1, and harm no other process or request. With
+QUIRE_GPU_DEVICE=cpu the tests that make sense on a CPU run there."""
 import concurrent.futures
 import json
 import os
@@ -17,7 +18,7 @@ on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="only a GPU can do this")
 
 
 def refused(*flags, env=None, device=DEVICE, model=DEMO):
-    """The one line with which a server does not start."""
+    """The one error line of a server that refuses to start."""
     server = Server("--device", device, *flags, model=model, env=env, wait=False)
     assert server.process.wait(120) == 1, server.log
     errors = [line for line in server.log.splitlines() if " error " in line]
@@ -69,7 +70,7 @@ sys.stdin.read()
 """
 
 
-# What makes a step's lists as long as they get.
+# Requests that make a step's lists as long as possible.
 LARGE_STEPS = [
     {"allowed_token_ids": [3 + i % 200 for i in range(65536)], "max_tokens": 8},
     {"logit_bias": {str(i): 1 for i in range(3, 253)}, "presence_penalty": 0.5, "repetition_penalty": 1.1, "max_tokens": 60},
@@ -79,8 +80,8 @@ LARGE_STEPS = [
 
 @on_gpu
 def test_a_full_device():
-    """Another process takes all memory that is left: who runs goes on, in sizes of steps too that were not seen before, and with
-    lists longer than any before; who comes is told."""
+    """Another process takes all remaining memory. A running server goes on, even with step sizes and list lengths not seen
+    before; a new server is refused with a clear message."""
     server = Server("--device", DEVICE, *SMALL, model=DEMO)
     try:
         before = text(complete(server, "The little dog"))
@@ -104,7 +105,7 @@ def test_a_full_device():
 
 
 def poisoned_model(folder, token):
-    """The bundled model with an output head of its own, and an embedding of `token` that is not a number."""
+    """The bundled model with a separate output head, and NaN as the embedding of `token`."""
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(os.path.join(DEMO, name), folder)
     with open(os.path.join(DEMO, "config.json")) as f:
@@ -130,7 +131,7 @@ def poisoned_model(folder, token):
 
 @pytest.mark.parametrize("exact", ["true", "false"])
 def test_not_a_number_ends_its_request_alone(tmp_path, exact):
-    """The blocks that held it are used again, by requests beside it and after it."""
+    """Its blocks are reused by concurrent and later requests, which must not be affected."""
     server = Server("--device", DEVICE, "--kv-blocks", "24", "--max-num-seqs", "16", "--swap-space", "0",
                     "--prefix-cache", "false", "--deterministic", exact, model=poisoned_model(tmp_path, 77))
     try:
@@ -156,7 +157,7 @@ def test_not_a_number_ends_its_request_alone(tmp_path, exact):
 
 @pytest.fixture
 def lost_device(tmp_path):
-    """A server whose device is lost in mid-step: the real plugin in one that sends an operation nowhere."""
+    """A server whose device is lost in mid-step: a plugin that wraps the real one and sends an operation to an invalid address."""
     if not os.path.exists(os.path.join(ROOT, "kernels", "backend.h")) or shutil.which("cc") is None:
         pytest.skip("needs a C compiler and the sources")
     quire = os.path.realpath(http_conftest.QUIRE)
@@ -193,7 +194,7 @@ def test_a_device_lost_in_mid_step(lost_device):
 
 
 def try_complete(server, prompt, **fields):
-    """None: the connection was not answered any more."""
+    """None: the connection got no answer."""
     try:
         return complete(server, prompt, **fields)
     except httpx.TransportError:

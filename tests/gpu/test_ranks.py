@@ -1,6 +1,7 @@
-"""One model on several GPUs, against the same on one: texts, preemption, beams, and what happens when a rank is gone.
+"""One model on several GPUs, compared with one GPU: texts, preemption, beams, and the loss of a rank.
 
-QUIRE_GPU_RANKS says how many (2). They share each layer; some tests divide the layers over them instead, or both (with four GPUs). With QUIRE_GPU_DEVICE=cpu the same runs on ranks without GPUs."""
+QUIRE_GPU_RANKS sets their number (2). Tensor parallelism splits each layer over them; some tests use pipeline
+parallelism instead, or both (with four GPUs). With QUIRE_GPU_DEVICE=cpu the same tests run on ranks without GPUs."""
 import concurrent.futures
 import ctypes
 import json
@@ -12,14 +13,14 @@ import time
 import pytest
 
 from alike import assert_alike
-from test_engine import MIX, POOL, PROMPTS, ask, told
+from test_engine import MIX, POOL, PROMPTS, ask, outcome
 
 RANKS = ("--tensor-parallel-size", os.environ.get("QUIRE_GPU_RANKS", "2"))
 STAGES = ("--pipeline-parallel-size", "2")
 
 
 def gpus():
-    """How many CUDA shows to this process: the machine may have more."""
+    """GPUs visible to this process."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -33,11 +34,11 @@ pytestmark = pytest.mark.skipif(not ENOUGH, reason=f"fewer than {RANKS[1]} GPUs"
 
 
 BOTH = pytest.mark.skipif(os.environ.get("QUIRE_GPU_DEVICE") != "cpu" and gpus() < 2 * int(RANKS[1]), reason="too few GPUs for both")
-CUTS = [pytest.param(RANKS, id="ranks"), pytest.param(STAGES, id="stages"), pytest.param(RANKS + STAGES, id="both", marks=BOTH)]
+LAYOUTS = [pytest.param(RANKS, id="ranks"), pytest.param(STAGES, id="stages"), pytest.param(RANKS + STAGES, id="both", marks=BOTH)]
 
 
-def n_of(cut):
-    return int(cut[1]) * (int(cut[3]) if len(cut) > 2 else 1)
+def n_of(layout):
+    return int(layout[1]) * (int(layout[3]) if len(layout) > 2 else 1)
 
 
 def ask_all(server, jobs):
@@ -58,26 +59,26 @@ def ranks_of(server):
     return sorted(pids)
 
 
-@pytest.mark.parametrize("cut", CUTS)
-def test_greedy_as_on_one(serve, cut):
-    many, one = serve(*POOL, *cut), serve(*POOL)
-    assert len(ranks_of(many)) == n_of(cut) - 1
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_greedy_as_on_one(serve, layout):
+    many, one = serve(*POOL, *layout), serve(*POOL)
+    assert len(ranks_of(many)) == n_of(layout) - 1
     same = [assert_alike(ask(many, p), ask(one, p)) for p in PROMPTS]
     assert sum(same) > 0.7 * 48 * len(PROMPTS), same
     long = " ".join(PROMPTS * 4)
     assert_alike(ask(many, long, max_tokens=24), ask(one, long, max_tokens=24))
 
 
-@pytest.mark.parametrize("cut", CUTS)
-def test_draws_as_on_one(serve, cut):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_draws_as_on_one(serve, layout):
     fields = dict(n=8, temperature=0.8, top_p=1, seed=5, max_tokens=24, return_token_ids=True)
-    a, b = (ask(s, PROMPTS[1], **fields) for s in (serve(*POOL, *cut), serve(*POOL)))
+    a, b = (ask(s, PROMPTS[1], **fields) for s in (serve(*POOL, *layout), serve(*POOL)))
     same = assert_alike(a, b, temperature=0.8, seed=5)
     assert same > 0.5 * 8 * 24, same
 
 
 def test_stages_without_nccl_hand_on_by_way_of_the_host(serve, tmp_path):
-    (tmp_path / "libnccl.so.2").touch()  # found first, and no library
+    (tmp_path / "libnccl.so.2").touch()  # found first, but not a library
     paths = [str(tmp_path), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     many, one = serve(*POOL, *STAGES, env={"LD_LIBRARY_PATH": ":".join(paths)}), serve(*POOL)
     assert "between stages" not in many.log
@@ -94,25 +95,25 @@ def test_tokens_are_the_same_where_logits_stay_with_their_ranks(serve):
         assert with_logits["choices"][0]["text"] == without["choices"][0]["text"]
 
 
-@pytest.mark.parametrize("cut", CUTS[:2])
-def test_prompt_logprobs_as_on_one(serve, cut):
-    a, b = (ask(s, PROMPTS[1] + " a dog", echo=True, max_tokens=1) for s in (serve(*POOL, *cut), serve(*POOL)))
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+def test_prompt_logprobs_as_on_one(serve, layout):
+    a, b = (ask(s, PROMPTS[1] + " a dog", echo=True, max_tokens=1) for s in (serve(*POOL, *layout), serve(*POOL)))
     x, y = (r["choices"][0]["logprobs"]["token_logprobs"] for r in (a, b))
     assert len(x) == len(y) and max(abs(p - q) for p, q in zip(x[1:], y[1:])) < 0.15
 
 
-@pytest.mark.parametrize("cut", CUTS[:2])
-def test_beams_as_on_one(serve, cut):
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+def test_beams_as_on_one(serve, layout):
     fields = dict(n=4, use_beam_search=True, max_tokens=16, logprobs=None)
-    a, b = (ask(s, PROMPTS[1], **fields) for s in (serve(*POOL, *cut), serve(*POOL)))
+    a, b = (ask(s, PROMPTS[1], **fields) for s in (serve(*POOL, *layout), serve(*POOL)))
     x, y = ([c["text"] for c in r["choices"]] for r in (a, b))
     assert len(set(x)) == 4 and len(set(x) & set(y)) >= 3, (x, y)
 
 
-@pytest.mark.parametrize("cut", CUTS)
-def test_many_at_once_are_as_alone(serve, cut):
-    server = serve(*POOL, *cut)
-    greedy = [(p, {k: v for k, v in fields.items() if k != "repetition_penalty"})  # a factor: how near a tie was would not show
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_many_at_once_are_as_alone(serve, layout):
+    server = serve(*POOL, *layout)
+    greedy = [(p, {k: v for k, v in fields.items() if k != "repetition_penalty"})  # a factor would hide how near a tie was
               for p, fields in MIX if "temperature" not in fields and "n" not in fields]
     alone = [ask(server, p, **fields) for p, fields in greedy]
     for together in (ask_all(server, greedy), ask_all(server, greedy)):
@@ -122,10 +123,10 @@ def test_many_at_once_are_as_alone(serve, cut):
     server.wait_idle()
 
 
-@pytest.mark.parametrize("cut", CUTS[:2])
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
-def test_preempted_as_alone(serve, mode, cut):
-    server = serve("--kv-blocks", "40", "--max-num-seqs", "64", "--preemption", mode, *cut)
+def test_preempted_as_alone(serve, mode, layout):
+    server = serve("--kv-blocks", "40", "--max-num-seqs", "64", "--preemption", mode, *layout)
     greedy = [(p, {"max_tokens": 60}) for p in PROMPTS]
     alone = [ask(server, p, **fields) for p, fields in greedy]
     for a, b in zip(alone + alone, ask_all(server, greedy * 2)):
@@ -135,16 +136,16 @@ def test_preempted_as_alone(serve, mode, cut):
 
 def test_deterministic_again_and_again(serve):
     server = serve("--deterministic", "true", *POOL, *RANKS)
-    first = [told(ask(server, p, **fields)) for p, fields in MIX]
-    assert [told(a) for a in ask_all(server, MIX)] == first
+    first = [outcome(ask(server, p, **fields)) for p, fields in MIX]
+    assert [outcome(a) for a in ask_all(server, MIX)] == first
 
 
-@pytest.mark.parametrize("cut", CUTS[:2])
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize("after_events", [0, 20])
-def test_a_killed_rank_ends_the_service(serve, after_events, cut):
-    """Killed while idle, and in mid-stream: the client is told, the process is gone soon."""
+def test_a_killed_rank_ends_the_service(serve, after_events, layout):
+    """Killed while idle, and in mid-stream: the client gets an error and the process ends soon."""
     from conftest import DEVICE, ROOT, Server
-    server = Server("--device", DEVICE, *POOL, *cut, model=os.path.join(ROOT, "models", "demo"))
+    server = Server("--device", DEVICE, *POOL, *layout, model=os.path.join(ROOT, "models", "demo"))
     ask(server, PROMPTS[0], max_tokens=3)
     rank = ranks_of(server)[0]
     text = b""
@@ -160,9 +161,9 @@ def test_a_killed_rank_ends_the_service(serve, after_events, cut):
     os.kill(rank, signal.SIGKILL)
     while after_events and (more := sock.recv(65536)):
         text += more
-    told_s = time.monotonic() - begun
+    error_s = time.monotonic() - begun
     assert server.process.wait(60) == 1, server.log
-    print(f"a killed rank: client told after {told_s:.3f} s, process gone after {time.monotonic() - begun:.3f} s")
+    print(f"a killed rank: client informed after {error_s:.3f} s, process gone after {time.monotonic() - begun:.3f} s")
     assert f"rank 1 (process {rank})" in server.log, server.log
-    # A stream so short that it had ended before the rank was gone has nothing to be told.
+    # A stream that ended before the rank was gone gets no error.
     assert not after_events or b'"error"' in text or b"[DONE]" in text, text[-500:]

@@ -1,7 +1,6 @@
-/* Attention for any head size, type and block size: one warp a (token, head). The path
- * of shapes that the tensor core kernels do not take, and what those are compared with
- * on the device.
- */
+/* Attention for any head size, type and block size, one warp per (token, head). It
+ * serves shapes that the tensor-core kernels do not take, and is what those are
+ * compared with on the device. */
 #include "kernels/cuda/common.cuh"
 
 enum { PLAIN_WARPS = 4, PLAIN_MAX_PER_LANE = 16 }; /* head sizes up to 512 */
@@ -30,7 +29,8 @@ __global__ void __launch_bounds__(PLAIN_WARPS * 32)
             hi = mid - 1;
         }
     }
-    int position = s.kv_len[lo] - (s.q_start[lo + 1] - token); /* of the query in its sequence */
+    /* the query's position in its sequence */
+    int position = s.kv_len[lo] - (s.q_start[lo + 1] - token);
     int begin = a.window > 0 && position + 1 > a.window ? position + 1 - a.window : 0;
     const T *q = (const T *)a.qkv + token * a.qkv_stride + (int64_t)head * d;
     T *out = (T *)a.out + token * a.out_stride + (int64_t)head * d;

@@ -1,10 +1,10 @@
-/* Building blocks of the attention kernels: matrix instructions, and bringing 16 tokens
- * of keys and values of one head from the paged cache into shared memory.
+/* Building blocks of the attention kernels: matrix instructions, and loading 16 tokens
+ * of one head's keys and values from the paged cache into shared memory.
  *
- * A chunk in shared memory is [k|v][panels][tokens][width], chunks of 16 bytes permuted
- * as in the cache (struct kv_view), so the copy is a handful of contiguous pieces: on
- * compute capability 9 bulk copies that complete on an mbarrier, one instruction each;
- * before it, cp.async of 16 bytes a lane.
+ * A chunk in shared memory is [k|v][panels][tokens][width], with 16-byte chunks
+ * swizzled as in the cache (struct kv_view), so a load is a handful of contiguous
+ * copies. Compute capability 9 uses bulk copies that complete on an mbarrier, one
+ * instruction each; older devices use cp.async, 16 bytes per lane.
  */
 #ifndef QUIRE_KERNELS_CUDA_ATTENTION_ATTN_COMMON_CUH
 #define QUIRE_KERNELS_CUDA_ATTENTION_ATTN_COMMON_CUH
@@ -16,11 +16,11 @@
 /* The panels of a head of D dims. */
 template <int D> struct panels {
     static constexpr int WIDTH = D % 64 == 0 ? 64 : D % 32 == 0 ? 32 : 16, COUNT = D / WIDTH;
-    /* bytes of a token's row, and pieces of 16 bytes in it */
+    /* bytes of a token's row, and 16-byte chunks in it */
     static constexpr int ROW = WIDTH * 2, CHUNKS = WIDTH / 8;
 };
 
-/* Byte of dims 8 * chunk .. + 7 of token t in a tile of TOKENS tokens. */
+/* Byte offset of dims 8 * chunk .. + 7 of token t in a tile of TOKENS tokens. */
 template <int D, int TOKENS> __device__ __forceinline__ uint32_t tile_at(uint32_t t, uint32_t chunk)
 {
     using P = panels<D>;
@@ -29,8 +29,8 @@ template <int D, int TOKENS> __device__ __forceinline__ uint32_t tile_at(uint32_
            (((chunk % P::CHUNKS) ^ (t * P::WIDTH / 64 % P::CHUNKS)) << 4);
 }
 
-/* Tokens [from, TOKENS) of a tile become zeros: what lies past the end of a sequence
- * may be anything, and 0 * NaN is NaN. By threads i of n. */
+/* Zeroes tokens [from, TOKENS) of a tile: memory past the end of a sequence may hold
+ * NaN, and 0 * NaN is NaN. The caller is thread i of n. */
 template <int D, int TOKENS>
 __device__ __forceinline__ void clear_tokens(char *tile, int from, int i, int n)
 {
@@ -115,38 +115,39 @@ template <int N> __device__ __forceinline__ void copy_wait(void)
 #endif
 }
 
-/* Tokens [token, token + 16) of one head's keys and values into tiles of TOKENS tokens,
- * of which they are the first at `to`. block0, block1: the blocks of the first and the
- * last eight (blocks are of 16 tokens times a number, or else of 8). By one warp, all
- * lanes. */
+/* Loads tokens [token, token + 16) of one head's keys and values into tiles of TOKENS
+ * tokens, the first of them at `to`. block0 and block1 are the blocks of the first and
+ * last eight; the block size is a multiple of 8, and block1 matters only if it is not
+ * one of 16. Called by all lanes of a warp. */
 template <typename T, int D, int TOKENS>
 __device__ __forceinline__ void load_chunk(const kv_view &kv, const T *head_base, int block0,
                                            int block1, int token, uint32_t to, uint32_t bar,
                                            int lane)
 {
     using P = panels<D>;
-    int parts = kv.block_size % 16 == 0 ? 1 : 2;
+    int n_segments = kv.block_size % 16 == 0 ? 1 : 2;
 
 #if BULK_COPY
-    if (kv.block_size == 16 && TOKENS == 16) { /* all panels of a block are one piece */
+    if (kv.block_size == 16 && TOKENS == 16) { /* all panels of a block are contiguous */
         if (lane < 2) {
             bulk_copy(to + lane * 16 * D * 2,
                       head_base + block0 * kv.block_stride + lane * kv.kv_stride, 16 * D * 2, bar);
         }
-    } else if (lane < 2 * P::COUNT * parts) {
-        int part = lane % parts, panel = lane / parts % P::COUNT, which = lane / parts / P::COUNT;
+    } else if (lane < 2 * P::COUNT * n_segments) {
+        int segment = lane % n_segments, panel = lane / n_segments % P::COUNT,
+            which = lane / n_segments / P::COUNT;
         const T *from =
-            head_base + (part ? block1 : block0) * kv.block_stride + which * kv.kv_stride +
-            ((int64_t)panel * kv.block_size + (token + part * 8) % kv.block_size) * P::WIDTH;
-        bulk_copy(to + which * TOKENS * D * 2 + (panel * TOKENS + part * 8) * P::ROW, from,
-                  16 / parts * P::ROW, bar);
+            head_base + (segment ? block1 : block0) * kv.block_stride + which * kv.kv_stride +
+            ((int64_t)panel * kv.block_size + (token + segment * 8) % kv.block_size) * P::WIDTH;
+        bulk_copy(to + which * TOKENS * D * 2 + (panel * TOKENS + segment * 8) * P::ROW, from,
+                  16 / n_segments * P::ROW, bar);
     }
 #else
-    for (int i = 0; i < D / 8; i++) { /* 512 bytes an access */
+    for (int i = 0; i < D / 8; i++) { /* 512 bytes per access */
         int n = i * 32 + lane, chunk = n % P::CHUNKS, t = n / P::CHUNKS % 16,
             panel = n / P::CHUNKS / 16 % P::COUNT;
         int which = n / (2 * D);
-        bool second = parts == 2 && t >= 8;
+        bool second = n_segments == 2 && t >= 8;
         const T *from =
             head_base + (second ? block1 : block0) * kv.block_stride + which * kv.kv_stride +
             ((int64_t)panel * kv.block_size + (token + t) % kv.block_size) * P::WIDTH + chunk * 8;
@@ -155,7 +156,7 @@ __device__ __forceinline__ void load_chunk(const kv_view &kv, const T *head_base
 #endif
 }
 
-/* 2^x by the special function unit; 0 for -infinity, denormals flushed. */
+/* 2^x by the special function unit; 0 for -infinity, denormals flushed to 0. */
 __device__ __forceinline__ float fast_exp2(float x)
 {
     float y;
@@ -164,8 +165,8 @@ __device__ __forceinline__ float fast_exp2(float x)
     return y;
 }
 
-/* cap tanh(s / cap) as cap - 2 cap / (1 + exp(2 s / cap)): no branches, its error cap
- * times 2e-7. */
+/* cap * tanh(s / cap), computed as cap - 2 cap / (1 + exp(2 s / cap)): branch-free,
+ * with an error of 2e-7 * cap. */
 __device__ __forceinline__ float soft_cap(float s, float cap)
 {
     return cap - __fdividef(2.0f * cap, 1.0f + fast_exp2(s * __fdividef(2.0f * LOG2E, cap)));

@@ -1,40 +1,40 @@
 /* Paged decode attention on tensor cores: split-KV over a balanced work list.
  *
- * The chunks (16 tokens) of all sequences are laid end to end and cut into equal spans,
- * whatever the lengths, and every head of a span goes to a team of warps: those of a
- * block, or a single one where many short sequences are (struct attn_cut, which the
- * host makes for the step's lengths). Within a span, a piece is what belongs to one
- * sequence. The warps of a team take the chunks of a piece in turn, each with its own
- * ring of stages in shared memory, so nothing in the loop waits for another warp and
- * loads run on across pieces. The query heads of one kv head are the rows of one matrix
- * tile (16), so a chunk is read once for all of them. At the end of a piece the team's
- * sums meet in shared memory; those of a sequence cut between spans go through global
- * memory to the last of them, which adds them up in their order (split_kv.cuh).
+ * The chunks (16 tokens) of all sequences are laid end to end and cut into equal
+ * splits, whatever the lengths. Each head of a split goes to a warp group: the warps of
+ * a block, or a single one when there are many short sequences (struct split_kv_plan,
+ * made by the host for the step's lengths). Within a split, a work tile is the part of
+ * one sequence. The warps of a group take a work tile's chunks in turn, each with its
+ * own ring of shared-memory stages, so the mainloop waits for no other warp and loads
+ * run on across work tiles. The query heads of one KV head are the rows of one matrix
+ * tile (16), so a chunk is read once for all of them. At the end of a work tile the
+ * group combines its results in shared memory; a sequence cut between splits is
+ * combined through global memory by its last split, in order (split_kv.cuh).
  *
  * Samples of one request, beams and cached prefixes share blocks. The chunks that
- * consecutive sequences share are read once, by a launch before (PREFIX), for the query
- * heads of all members, which are then the rows of the tile (as in Hydragen, Juravsky
- * et al. 2024); its results join each member's own at the end.
+ * consecutive sequences share are read once by a separate launch (PREFIX), whose matrix
+ * tile holds the query heads of all members (as in Hydragen, Juravsky et al. 2024).
+ * Each member merges the result with its own at the end.
  */
-#include "kernels/cuda/attention/attn_spans.cuh"
 #include "kernels/cuda/attention/split_kv.cuh"
+#include "kernels/cuda/attention/tile_scheduler.cuh"
 
-/* Shared memory: where the warps' sums meet, barriers [warp][DECODE_MAX_STAGES], the
- * rings. */
+/* Offsets in shared memory: rows being combined, their maxima and sums, mbarriers
+ * [warp][DECODE_MAX_STAGES], rings. */
 template <int D, int WARPS> struct decode_layout {
-    static constexpr int STAGE = DECODE_STAGE(D), KV = STAGE / 2; /* KV: keys of a chunk, bytes */
-    static constexpr int ML = WARPS * MEETING_ROWS * D * 4;       /* offsets */
-    static constexpr int BARS = ML + WARPS * MEETING_ROWS * 2 * 4;
+    static constexpr int STAGE = DECODE_STAGE(D), KV = STAGE / 2; /* KV: bytes of a chunk's keys */
+    static constexpr int ML = WARPS * COMBINE_ROWS * D * 4;       /* offset of maxima and sums */
+    static constexpr int BARS = ML + WARPS * COMBINE_ROWS * 2 * 4;
     static constexpr int RINGS = DECODE_RINGS(WARPS, D);
 };
 
-/* The warps that work on a span together: `member` of so many, team `index` of the
- * block's. */
-struct team {
-    int size, member, index;
+/* The warps that work on a split together: this warp's rank of `size`, and the group's
+ * index in the block. */
+struct warp_group {
+    int size, rank, index;
 };
 
-__device__ __forceinline__ void team_sync(const team &t)
+__device__ __forceinline__ void warp_group_sync(const warp_group &t)
 {
     if (t.size == 1) {
         __syncwarp();
@@ -43,38 +43,38 @@ __device__ __forceinline__ void team_sync(const team &t)
     }
 }
 
-/* Where a warp's loads stand: the piece and chunk that come next, and the block ids of
- * the coming 32 chunks. */
+/* A warp's load position: its next chunk, and the block ids of its next 32 chunks. */
 struct loader {
-    piece p;
-    int c;   /* next chunk of this warp in p */
-    int ids; /* block of the warp's chunk number `turn` + lane in p, good for 32 turns */
-    int turn;
-    bool more;
+    work_tile p; /* of the next chunk */
+    int c;       /* this warp's next chunk in p */
+    /* lane i: block of the warp's chunk n_loaded + i in p; refilled every 32 chunks */
+    int block_ids;
+    int n_loaded; /* chunks of p loaded so far */
+    bool more;    /* there is a next chunk */
 };
 
 template <typename T, int D, bool PREFIX>
-__device__ __forceinline__ bool loader_issue(loader &l, const span &w, const attn_args &a,
+__device__ __forceinline__ bool loader_issue(loader &l, const kv_split &w, const attn_args &a,
                                              const step_arrays &s, const T *head_base, uint32_t to,
-                                             uint32_t bar, const team &t, int lane)
+                                             uint32_t bar, const warp_group &t, int lane)
 {
     while (l.more && l.c >= l.p.hi) {
-        l.more = piece_next<PREFIX>(l.p, w, a, s);
-        l.c = l.p.lo + t.member;
-        l.turn = 0;
+        l.more = work_tile_next<PREFIX>(l.p, w, a, s);
+        l.c = l.p.lo + t.rank;
+        l.n_loaded = 0;
     }
     if (!l.more) {
         return false;
     }
     int token = l.p.first_token + l.c * ATTN_CHUNK, bs = a.kv.block_size;
-    if ((l.turn & 31) == 0) {
-        l.ids =
+    if ((l.n_loaded & 31) == 0) {
+        l.block_ids =
             l.p.table[(l.p.first_token + min(l.c + lane * t.size, l.p.n - 1) * ATTN_CHUNK) / bs];
     }
-    int block0 = __shfl_sync(0xffffffffu, l.ids, l.turn++ & 31);
+    int block0 = __shfl_sync(0xffffffffu, l.block_ids, l.n_loaded++ & 31);
     int block1 = bs % 16 && token + 8 < l.p.len ? l.p.table[(token + 8) / bs] : block0;
     if (!PREFIX && l.c == l.p.n - 1) {
-        pdl_wait(); /* the chunk of the newest token */
+        pdl_wait(); /* this chunk holds the newest token, which rope_kv writes */
     }
     if (BULK_COPY && lane == 0) {
         barrier_expect(bar, 2 * 16 * D * sizeof(T));
@@ -85,16 +85,16 @@ __device__ __forceinline__ bool loader_issue(loader &l, const span &w, const att
     return true;
 }
 
-/* How a row's own part, of greatest score `top` and sum `all`, joins what the shared
- * chunks gave: factors of both, and 1 over the common sum. */
-struct join {
+/* How a row's own result, with maximum `top` and sum `all`, merges with that of the
+ * shared prefix: factors of both, and 1 over the common sum. */
+struct prefix_scales {
     float own, prefix, over_sum;
-    const float *prefix_o; /* NULL: no shared chunks */
+    const float *prefix_o; /* NULL: no shared prefix */
 };
 
-__device__ __forceinline__ join join_of(const attn_args &a, const step_arrays &s,
-                                        const attn_workspace &ws, const place &at, int dim,
-                                        float top, float all)
+__device__ __forceinline__ prefix_scales prefix_scales_of(const attn_args &a, const step_arrays &s,
+                                                          const attn_workspace &ws, const q_row &at,
+                                                          int dim, float top, float all)
 {
     if (!a.shared || s.skip[at.seq] == 0) {
         return {1.0f, 0.0f, 1.0f / all, nullptr};
@@ -105,23 +105,23 @@ __device__ __forceinline__ join join_of(const attn_args &a, const step_arrays &s
     return {f, g, 1.0f / (all * f + v.y * g), ws.prefix_o + row * dim};
 }
 
-/* What is done with a whole row: the output, or the workspace of shared chunks. By one
+/* Writes a finished row: to the output, or (PREFIX) to the workspace. Called by one
  * warp. */
 template <typename T, int D, bool PREFIX>
 __device__ __forceinline__ void write_row(const attn_args &a, const step_arrays &s,
-                                          const attn_workspace &ws, const place &to,
-                                          const row_sum<D> &x, int lane)
+                                          const attn_workspace &ws, const q_row &to,
+                                          const row_partial<D> &x, int lane)
 {
     int64_t row = to.seq * a.n_heads + to.head;
-    join j = PREFIX ? join{} : join_of(a, s, ws, to, D, x.top, x.all);
+    prefix_scales j = PREFIX ? prefix_scales{} : prefix_scales_of(a, s, ws, to, D, x.m, x.l);
 
 #pragma unroll
-    for (int i = 0; i < row_sum<D>::QUADS; i++) {
+    for (int i = 0; i < row_partial<D>::QUADS; i++) {
         int at = (i * 32 + lane) * 4;
         if (at >= D) {
             break;
         }
-        float4 v = x.v[i];
+        float4 v = x.o[i];
         if (PREFIX) {
             *(float4 *)(ws.prefix_o + row * D + at) = v;
             continue;
@@ -136,11 +136,12 @@ __device__ __forceinline__ void write_row(const attn_args &a, const step_arrays 
                                    pack2<T>(sum(v.z, y.z), sum(v.w, y.w)));
     }
     if (PREFIX && lane == 0) {
-        *(float2 *)(ws.prefix_ml + row * 2) = make_float2(x.top, x.all);
+        *(float2 *)(ws.prefix_ml + row * 2) = make_float2(x.m, x.l);
     }
 }
 
-/* Of `stages` copies on their way the oldest has come, where barriers do not tell. */
+/* Waits for the oldest of `stages` cp.async groups; does nothing where mbarriers are
+ * used. */
 __device__ __forceinline__ void copies_wait(int stages)
 {
     if (stages == 2) {
@@ -157,24 +158,25 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
 {
     using L = decode_layout<D, WARPS>;
-    constexpr int NT = D / 8; /* tiles of 8 dims */
+    constexpr int NT = D / 8; /* n8 tiles of the output */
     extern __shared__ __align__(128) char shared[];
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
     int stages = ws.shape.stages;
-    const meeting<D> met = {(float *)shared, (float *)(shared + L::ML)};
+    const combine_shared<D> combine = {(float *)shared, (float *)(shared + L::ML)};
     uint32_t bars = shared_address(shared + L::BARS) + warp * DECODE_MAX_STAGES * 8;
     char *stage_memory = shared + L::RINGS + warp * stages * L::STAGE;
     uint32_t ring = shared_address(stage_memory);
-    /* What the step's prologue wrote is there (rope_kv, the kernel before, starts its
-     * successor only then), and so are all keys and values but those of the sequences'
-     * last tokens: loading begins before that kernel is done. */
-    span w;
+    /* The prologue's arrays are complete: rope_kv, the preceding kernel, releases its
+     * dependents only after its own wait. So are all keys and values but those of each
+     * sequence's last token, so loading starts before rope_kv has ended. */
+    kv_split w;
 
     w.start = PREFIX ? s.shared_start : s.chunk_start + a.window_index * (s.max_seqs + 1);
     w.skips = a.shared != 0;
     const lane_entry mine = lane_entry_of<PREFIX>(w, s);
     w.n_seqs = PREFIX ? s.header->n_shared : s.header->n_decode;
-    const attn_cut cut = PREFIX ? s.header->shared_cut : s.header->cut[a.window_index];
+    const split_kv_plan plan =
+        PREFIX ? s.header->shared_split_kv : s.header->split_kv[a.window_index];
     if (lane == 0) {
         for (int i = 0; i < stages; i++) {
             barrier_init(bars + i * 8, 1);
@@ -184,47 +186,48 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     __syncwarp();
     int group = a.n_heads / a.kv.n_kv_heads, row_tiles = (group + DECODE_ROWS - 1) / DECODE_ROWS;
     int heads = a.kv.n_kv_heads * row_tiles, all = gridDim.x * WARPS;
-    /* a cut may be made for fewer heads (cuda_attn_cut) */
-    int size = heads * cut.warps <= all ? cut.warps : 1;
-    const team t = {size, warp % size, warp / size};
-    int worker = blockIdx.x * (WARPS / size) + t.index, spans = min(cut.spans, all / size / heads);
-    if (worker >= spans * heads) {
+    /* the plan may have been made for fewer heads (cuda_split_kv) */
+    int size = heads * plan.warps <= all ? plan.warps : 1;
+    const warp_group t = {size, warp % size, warp / size};
+    int worker = blockIdx.x * (WARPS / size) + t.index,
+        splits = min(plan.splits, all / size / heads);
+    if (worker >= splits * heads) {
         pdl_wait();
         return;
     }
     int head = worker % heads, kv_head = head / row_tiles, row0 = head % row_tiles * DECODE_ROWS;
-    span_set(w, cut.chunks, spans, worker / heads);
+    kv_split_set(w, plan.chunks, splits, worker / heads);
     const T *head_base =
         (const T *)a.kv.base + a.layer * a.kv.layer_stride + kv_head * a.kv.head_stride;
 
     loader load;
-    piece_first<PREFIX>(load.p, w, a, s, mine);
-    load.c = load.p.lo + t.member;
-    load.turn = 0;
+    work_tile_first<PREFIX>(load.p, w, a, s, mine);
+    load.c = load.p.lo + t.rank;
+    load.n_loaded = 0;
     load.more = true;
-    piece p = load.p;
+    work_tile p = load.p;
     for (int i = 0; i < stages; i++) {
         loader_issue<T, D, PREFIX>(load, w, a, s, head_base, ring + i * L::STAGE, bars + i * 8, t,
                                    lane);
         copy_commit();
     }
-    /* The rest of a sequence that began before this span: its first span, and its
-     * rows. */
+    /* If this split ends a sequence that began in an earlier one, it combines that
+     * sequence: its first split, and its rows. */
     bool ends = p.lo > 0 && p.hi == p.n;
-    int cut_first = ends ? span_owner(w, p.base) : 0, cut_seq = p.seq;
-    int cut_rows = !ends ? 0 : PREFIX ? p.members * group : min(DECODE_ROWS, group - row0);
+    int first_split = ends ? kv_split_owner(w, p.base) : 0, split_seq = p.seq;
+    int split_rows = !ends ? 0 : PREFIX ? p.members * group : min(DECODE_ROWS, group - row0);
     pdl_wait();
     pdl_release();
     int stage = 0;
     uint32_t phase = 0;
     const float scale = a.softcap > 0.0f ? a.scale : a.scale * LOG2E;
-    for (bool more = true; more; more = piece_next<PREFIX>(p, w, a, s)) {
-        /* Q rows of this pair, as the left operand */
+    for (bool more = true; more; more = work_tile_next<PREFIX>(p, w, a, s)) {
+        /* Q rows of this work tile, as the A operand */
         int rows = PREFIX ? p.members * group : min(DECODE_ROWS, group - row0);
         const T *q[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            place from = place_of<PREFIX>(p.seq, group, kv_head, row0, g + h * 8);
+            q_row from = q_row_of<PREFIX>(p.seq, group, kv_head, row0, g + h * 8);
             q[h] = (const T *)a.qkv + from.seq * a.qkv_stride + (int64_t)from.head * D + t4 * 2;
         }
         uint32_t qf[D / 16][4];
@@ -242,7 +245,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         }
         float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};
 
-        for (int c = p.lo + t.member; c < p.hi; c += t.size) {
+        for (int c = p.lo + t.rank; c < p.hi; c += t.size) {
             barrier_wait(bars + stage * 8, phase);
             copies_wait(stages);
             __syncwarp();
@@ -311,7 +314,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
                 mma16816<T>(o[2 * i], pf, b[0], b[1]);
                 mma16816<T>(o[2 * i + 1], pf, b[2], b[3]);
             }
-            __syncwarp(); /* all lanes have read the stage */
+            __syncwarp(); /* all lanes have read this stage */
             loader_issue<T, D, PREFIX>(load, w, a, s, head_base, ring + stage * L::STAGE,
                                        bars + stage * 8, t, lane);
             copy_commit();
@@ -328,31 +331,33 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         }
         bool whole = p.lo == 0 && p.hi == p.n;
 #pragma unroll
-        for (int part = 0; part < (TALL ? 4 : 2); part++) {
-            if (part * MEETING_ROWS >= rows) {
+        for (int quarter = 0; quarter < (TALL ? 4 : 2); quarter++) {
+            if (quarter * COMBINE_ROWS >= rows) {
                 break;
             }
-            team_sync(t); /* what met before is read */
-            meeting_put<D>(met, o, m, l, part, warp, lane);
-            team_sync(t);
-            for (int r = t.member; r < min(MEETING_ROWS, rows - part * MEETING_ROWS); r += t.size) {
-                row_sum<D> x;
-                meeting_take<D, WARPS>(x, met, warp - t.member, t.size, r, lane);
-                int row = part * MEETING_ROWS + r;
+            warp_group_sync(t); /* the previous rows have been read */
+            combine_store<D>(combine, o, m, l, quarter, warp, lane);
+            warp_group_sync(t);
+            for (int r = t.rank; r < min(COMBINE_ROWS, rows - quarter * COMBINE_ROWS);
+                 r += t.size) {
+                row_partial<D> x;
+                combine_load<D, WARPS>(x, combine, warp - t.rank, t.size, r, lane);
+                int row = quarter * COMBINE_ROWS + r;
                 if (whole) {
                     write_row<T, D, PREFIX>(
-                        a, s, ws, place_of<PREFIX>(p.seq, group, kv_head, row0, row), x, lane);
+                        a, s, ws, q_row_of<PREFIX>(p.seq, group, kv_head, row0, row), x, lane);
                 } else {
-                    put_part<D>(ws, part_row(worker, p.lo == 0, row), x, lane);
+                    store_partial<D>(ws, partial_row(worker, p.lo == 0, row), x, lane);
                 }
             }
         }
     }
-    /* the others have had as much to do until now */
-    for (int r = t.member; r < cut_rows; r += t.size) {
-        row_sum<D> x;
-        take_parts<D>(x, ws, cut_first * heads + head, heads, w.index - cut_first + 1, r, lane);
-        write_row<T, D, PREFIX>(a, s, ws, place_of<PREFIX>(cut_seq, group, kv_head, row0, r), x,
+    /* the other splits have had as much to do until here */
+    for (int r = t.rank; r < split_rows; r += t.size) {
+        row_partial<D> x;
+        combine_partials<D>(x, ws, first_split * heads + head, heads, w.index - first_split + 1, r,
+                            lane);
+        write_row<T, D, PREFIX>(a, s, ws, q_row_of<PREFIX>(split_seq, group, kv_head, row0, r), x,
                                 lane);
     }
 }
@@ -426,7 +431,7 @@ static bool decode_any(const attn_args *a, const step_arrays *s, const attn_work
     }
     int row_tiles = (a->n_heads / a->kv.n_kv_heads + DECODE_ROWS - 1) / DECODE_ROWS;
     if (a->kv.n_kv_heads * row_tiles > w->blocks * w->shape.warps) {
-        return false; /* fewer warps than heads */
+        return false; /* fewer warps than head tiles */
     }
     return a->kv.dtype == T_F16 ? decode_dispatch<__half, PREFIX>(a, s, w, stream)
                                 : decode_dispatch<__nv_bfloat16, PREFIX>(a, s, w, stream);

@@ -1,28 +1,29 @@
-/* Attention for `deterministic`: a query's result is the same bit for bit whatever else
- * is in the step, and whether the query came alone (decoding) or in a chunk of its
- * prompt.
+/* Batch-invariant attention, for `deterministic`: a query's result is bit for bit the
+ * same whatever else the step holds, and whether the query came alone (decode) or in a
+ * chunk of its prompt.
  *
- * Every query goes through the keys of its sequence in tiles of 64, laid from position
- * 0, from the first to the last, and nothing is split between blocks. What differs is
- * only whose queries share a matrix tile of 16 rows: 16 tokens of one head, or for a
- * single token the query heads of one key/value head. A row of a matrix instruction
- * does not depend on its neighbours, and a tile that is masked for a row adds exact
- * zeros, so both give the same bits.
+ * Every query visits the keys of its sequence in tiles of 64, aligned to position 0,
+ * from first to last; nothing is split between blocks. Only the queries that share a
+ * matrix tile of 16 rows differ: 16 tokens of one head, or for a single token the query
+ * heads of one KV head. A row of a matrix instruction does not depend on the other
+ * rows, and a tile that is masked for a row adds exact zeros, so both give the same
+ * bits.
  */
 #include "kernels/cuda/attention/attn_common.cuh"
 
 enum { CHUNK_WARPS = 8, KEY_TILE = 64, FEW_PAIRS = 396 };
 
 template <typename T, int D, int N = 1> struct invariant_layout {
-    static constexpr int STAGES = N; /* tiles in shared memory */
+    static constexpr int STAGES = N; /* shared-memory stages */
     static constexpr int KV = KEY_TILE * D * (int)sizeof(T);
     static constexpr int STAGE = 2 * KV;
     static constexpr int BYTES = STAGES * STAGE + STAGES * 8;
 };
 
-/* Tokens [token, token + 64) as far as they lie before `end`. By one warp. */
+/* Loads tokens [token, token + 64), as far as they lie before `end`. Called by one
+ * warp. */
 template <typename T, int D>
-__device__ __forceinline__ void load_keys(const attn_args &a, const T *head_base,
+__device__ __forceinline__ void load_tile(const attn_args &a, const T *head_base,
                                           const int32_t *table, int token, int end, uint32_t to,
                                           uint32_t bar, int lane)
 {
@@ -40,18 +41,18 @@ __device__ __forceinline__ void load_keys(const attn_args &a, const T *head_base
     }
 }
 
-/* One warp's 16 rows: queries, running maxima, this lane's part of the sums,
- * results. */
+/* One warp's 16 rows: queries, output, running maxima, this lane's share of the sums,
+ * positions. */
 template <int D> struct rows16 {
     uint32_t q[D / 16][4];
     float o[D / 8][4], m[2], l[2];
     int position[2];
 };
 
-/* The warp's rows meet the tile at `token`. */
+/* Attends from the warp's rows to the key tile at `token`. */
 template <typename T, int D>
-__device__ __forceinline__ void meet_tile(rows16<D> &w, const attn_args &a, uint32_t keys,
-                                          uint32_t values, int token, int lane)
+__device__ __forceinline__ void attend_tile(rows16<D> &w, const attn_args &a, uint32_t keys,
+                                            uint32_t values, int token, int lane)
 {
     constexpr int ST = KEY_TILE / 8, NT = D / 8;
     int t4 = lane & 3;
@@ -95,7 +96,7 @@ __device__ __forceinline__ void meet_tile(rows16<D> &w, const attn_args &a, uint
             }
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-        /* nothing seen yet */
+        /* -infinity: nothing seen yet */
         float next = fmaxf(w.m[h], top), base = next == -INFINITY ? 0.0f : next;
         float keep = exp2f(__fsub_rn(w.m[h], base)), add = 0.0f;
         w.m[h] = next;
@@ -131,8 +132,8 @@ __device__ __forceinline__ void meet_tile(rows16<D> &w, const attn_args &a, uint
     }
 }
 
-/* WARPS warps of 16 rows. SINGLE: block (head tile, sequence), rows are query heads of
- * one key/value head; else block (head, tile of tokens). */
+/* WARPS warps of 16 rows each. SINGLE: grid (head tile, sequence), rows are query heads
+ * of one KV head; else grid (head, tile of tokens). */
 template <typename T, int D, int WARPS, bool SINGLE, int STAGES>
 __global__ void __launch_bounds__(WARPS * 32)
     attn_invariant_kernel(attn_args a, step_arrays s, const query_tile *tile)
@@ -175,7 +176,7 @@ __global__ void __launch_bounds__(WARPS * 32)
     if (warp == 0) {
         for (int i = 0; i < L::STAGES; i++) {
             if (i < n_tiles) {
-                load_keys<T, D>(a, head_base, table, begin + i * KEY_TILE, end, ring + i * L::STAGE,
+                load_tile<T, D>(a, head_base, table, begin + i * KEY_TILE, end, ring + i * L::STAGE,
                                 bars + i * 8, lane);
             }
             copy_commit();
@@ -183,7 +184,7 @@ __global__ void __launch_bounds__(WARPS * 32)
     }
 
     rows16<D> w;
-    int64_t at[2]; /* element of the row in qkv (without the stride) and in out; -1: no such row */
+    int64_t at[2]; /* element offset of the row within a token of qkv and of out; -1: no such row */
     int token[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -210,7 +211,7 @@ __global__ void __launch_bounds__(WARPS * 32)
         w.o[i][0] = w.o[i][1] = w.o[i][2] = w.o[i][3] = 0.0f;
     }
     bool busy = SINGLE || row0 + warp * 16 < mine.end;
-    /* the warp's greatest position */
+    /* greatest position of the warp */
     int last = SINGLE ? first : min(first + warp * 16 + 15, end - 1);
 
     for (int n = 0; n < n_tiles; n++) {
@@ -229,13 +230,13 @@ __global__ void __launch_bounds__(WARPS * 32)
             __syncthreads();
         }
         if (busy && key <= last) {
-            meet_tile<T, D>(w, a, keys, keys + L::KV, key, lane);
+            attend_tile<T, D>(w, a, keys, keys + L::KV, key, lane);
         }
-        __syncthreads(); /* everyone is done with the stage */
+        __syncthreads(); /* all warps are done with this stage */
         if (warp == 0) {
             int ahead = n + L::STAGES;
             if (ahead < n_tiles) {
-                load_keys<T, D>(a, head_base, table, begin + ahead * KEY_TILE, end,
+                load_tile<T, D>(a, head_base, table, begin + ahead * KEY_TILE, end,
                                 ring + stage * L::STAGE, bars + stage * 8, lane);
             }
             copy_commit();
@@ -266,8 +267,8 @@ static void invariant_launch(const attn_args *a, const step_arrays *s, const que
            invariant_layout<T, D, STAGES>::BYTES, stream, *a, *s, tile);
 }
 
-/* All of them or none: a query has the same result alone and in a chunk of its prompt
- * only where the same arithmetic serves both. */
+/* All kernels fit or none is used: decode and prefill give the same bits only if the
+ * same arithmetic serves both. */
 template <typename T, int D> static bool invariant_fits(void)
 {
     constexpr int one = invariant_layout<T, D, 1>::BYTES, two = invariant_layout<T, D, 2>::BYTES;
@@ -288,8 +289,8 @@ static bool invariant_both(const attn_args *a, const step_arrays *s, int32_t n_s
     }
     int group = a->n_heads / a->kv.n_kv_heads;
     dim3 pairs(a->kv.n_kv_heads * ((group + 15) / 16), n_single);
-    /* Few pairs: each loads ahead. Many: twice as many fit on a multiprocessor
-     * without. */
+    /* Few pairs: two stages, so that loads overlap. Many: one stage, so that twice as
+     * many blocks fit on a multiprocessor. */
     if (n_single > 0 && (int)pairs.x * n_single <= FEW_PAIRS) {
         invariant_launch<T, D, 1, true, 2>(a, s, nullptr, pairs, stream);
     } else if (n_single > 0) {

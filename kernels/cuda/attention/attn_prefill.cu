@@ -1,11 +1,11 @@
-/* Paged prefill attention on tensor cores (mma.sync): ragged chunks of queries over the
- * cache, causal.
+/* Paged causal prefill attention on tensor cores (mma.sync), over ragged chunks of
+ * queries.
  *
- * One block a (tile of 128 query rows, head); its eight warps hold 16 rows each,
- * queries and result in registers. Keys and values come in tiles of 64 tokens through a
- * ring of shared-memory stages, filled by the first warp straight from the cache's
+ * One block per (tile of 128 query rows, head); its eight warps hold 16 rows each, with
+ * queries and output in registers. Keys and values arrive in tiles of 64 tokens through
+ * a ring of shared-memory stages, which the first warp fills straight from the cache's
  * blocks. A chunk of a prompt, a prefix hit and a whole prompt are one case: the
- * queries are the last of their sequence. Tiles are dealt longest first.
+ * queries are the last ones of their sequence. Tiles are scheduled longest first.
  */
 #include "kernels/cuda/attention/attn_common.cuh"
 
@@ -18,7 +18,8 @@ template <typename T, int D> struct prefill_layout {
     static constexpr int BYTES = STAGES * STAGE + STAGES * 8;
 };
 
-/* Bring tokens [token, token + 64) in, as far as they lie before `end`. By one warp. */
+/* Loads tokens [token, token + 64), as far as they lie before `end`. Called by one
+ * warp. */
 template <typename T, int D>
 __device__ __forceinline__ void load_tile(const attn_args &a, const T *head_base,
                                           const int32_t *table, int token, int end, uint32_t to,
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(PREFILL_WARPS * 32)
     const query_tile mine = tile[blockIdx.y];
     int row0 = mine.first, head = blockIdx.x, shift = mine.shift;
     int row[2] = {row0 + warp * 16 + g, row0 + warp * 16 + g + 8};
-    int last = mine.end - 1 + shift; /* greatest position of the tile */
+    int last = mine.end - 1 + shift; /* the tile's greatest position */
     int first = row0 + shift;
     int begin = a.window > 0 && first + 1 > a.window ? (first + 1 - a.window) / 16 * 16 : 0,
         end = last + 1;
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(PREFILL_WARPS * 32)
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
             float next = fmaxf(m[h], top);
-            /* nothing seen yet: window or causal edge */
+            /* -infinity: nothing seen yet, by window or causal mask */
             float base = next == -INFINITY ? 0.0f : next;
             float keep = fast_exp2(m[h] - base);
             m[h] = next;
@@ -190,7 +191,7 @@ __global__ void __launch_bounds__(PREFILL_WARPS * 32)
                 mma16816<T>(o[2 * i + 1], pf, b[2], b[3]);
             }
         }
-        __syncthreads(); /* everyone is done with the stage */
+        __syncthreads(); /* all warps are done with this stage */
         if (warp == 0) {
             int ahead = n + L::STAGES;
             if (ahead < n_tiles) {

@@ -1,16 +1,16 @@
-/* Paged prefill attention on Hopper: wgmma with a loading warpgroup and two computing
- * ones.
+/* Paged prefill attention on Hopper: wgmma, warp-specialised as in FlashAttention-3,
+ * with one producer and two consumer warpgroups.
  *
- * A block stays on its multiprocessor and takes pieces of work in turn, those with most
- * keys first: 128 query rows of one head, 64 a computing warpgroup. The loading warps
- * walk the block table and keep two rings full with bulk copies, two warps the keys'
- * and two the values', tile upon tile (128 tokens; 64 of wide heads) and on into the
- * next piece of work, with the block ids of a tile read while they wait for room. A
- * computing warpgroup issues the scores of tile j, then the product of tile j - 1's
- * weights with its values, and computes the softmax of tile j while the latter runs;
- * the queries of the next piece come in beside those of this one, or, of wide heads,
- * once their scores are done. The cache's swizzled panels are what wgmma reads: keys as
- * they are, values through its transposed form.
+ * Blocks are persistent and take work tiles in turn, most keys first: 128 query rows of
+ * one head, 64 per consumer warpgroup. The producer warps walk the block table and keep
+ * two rings full with bulk copies, two warps for keys and two for values, tile after
+ * tile (128 tokens; 64 for wide heads) and on into the next work tile; they read a
+ * tile's block ids while they wait for a free stage. A consumer issues the scores of
+ * tile j, then the product of tile j - 1's weights with its values, and computes the
+ * softmax of tile j while the latter runs. The next work tile's queries are loaded
+ * beside the current ones, or, for wide heads, once the current scores are done. wgmma
+ * reads the cache's swizzled panels: keys as they are, values through its transposed
+ * form.
  */
 #include "kernels/cuda/attention/attn_common.cuh"
 #include "kernels/cuda/gemm/wgmma.cuh"
@@ -18,33 +18,32 @@
 enum {
     ROWS = ATTN_PREFILL_ROWS,
     GROUP_ROWS = 64,
-    COMPUTE = 256,
-    HOPPER_THREADS = COMPUTE + 128,
+    CONSUMER_THREADS = 256,
+    HOPPER_THREADS = CONSUMER_THREADS + 128,
     STAGES = 2
 };
 
 template <int D> struct hopper_layout {
-    static constexpr int KEYS = D > 128 ? 64 : 128; /* tokens of a tile */
-    /* 2: the next piece's queries come in beside this one's */
-    static constexpr int Q_PLACES = D > 128 ? 1 : 2;
-    /* bytes; a panel is [rows][width] */
+    static constexpr int KEYS = D > 128 ? 64 : 128; /* tokens per tile */
+    /* stages for queries; 2: the next work tile's are loaded beside the current ones */
+    static constexpr int Q_STAGES = D > 128 ? 1 : 2;
+    /* bytes; a panel is [tokens or rows][width] */
     static constexpr int Q = ROWS * D * 2, TILE = KEYS * D * 2;
     static constexpr int BARS = 4 * STAGES + 1;
-    static constexpr int BYTES = Q_PLACES * Q + 2 * STAGES * TILE + BARS * 8 + 1024;
+    static constexpr int BYTES = Q_STAGES * Q + 2 * STAGES * TILE + BARS * 8 + 1024;
 };
 
-/* Shared-memory addresses: queries of this piece of work and the next, keys' ring (0),
- * values' ring (1), barriers. */
+/* Shared-memory addresses. `which`: 0 the keys' ring, 1 the values'. */
 template <int D> struct hopper_shared {
     using L = hopper_layout<D>;
     uint32_t base;
-    __device__ uint32_t queries(int turn) const
+    __device__ uint32_t queries(int wave) const
     {
-        return base + turn % L::Q_PLACES * L::Q;
+        return base + wave % L::Q_STAGES * L::Q;
     }
     __device__ uint32_t tile(int which, int stage) const
     {
-        return base + L::Q_PLACES * L::Q + (which * STAGES + stage) * L::TILE;
+        return base + L::Q_STAGES * L::Q + (which * STAGES + stage) * L::TILE;
     }
     __device__ uint32_t full(int which, int stage) const
     {
@@ -54,18 +53,20 @@ template <int D> struct hopper_shared {
     {
         return full(2 + which, stage);
     }
-    /* values of a tile that is cleared past the end */
+    /* barrier of a sequence's last values, which are zeroed past its end before they
+     * count as full */
     __device__ uint32_t last(void) const
     {
         return full(4, 0);
     }
 };
 
-/* A place in a ring, and the parity of its turn. */
-struct ring {
+/* A stage of a ring, and the parity of its mbarriers' phase (CUTLASS:
+ * PipelineState). */
+struct pipeline_state {
     int stage;
     uint32_t phase;
-    __device__ __forceinline__ void step(void)
+    __device__ __forceinline__ void advance(void)
     {
         if (++stage == STAGES) {
             stage = 0;
@@ -74,32 +75,33 @@ struct ring {
     }
 };
 
-/* A piece of work: a tile of query rows and a head; what it sees are tokens [begin,
- * end). */
-struct work {
+/* A work tile: query rows and a head, which see tokens [begin, end). */
+struct work_tile {
     query_tile rows;
     int head, begin, end, n_tiles;
 };
 
-/* The tiles come with most keys first, so the turns run forth and back over the
- * blocks. */
-__device__ __forceinline__ int work_index(int turn)
+/* Query tiles are sorted by keys, most first, so waves run back and forth over the
+ * blocks to even out their sums. */
+__device__ __forceinline__ int work_tile_index(int wave)
 {
-    return turn * gridDim.x + (turn & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    return wave * gridDim.x + (wave & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
 }
 
-/* The tile of a block's piece number `turn`, read well before work_of needs it; any
- * when there is none. */
-__device__ __forceinline__ int4 tile_of(const query_tile *tile, int turn, int heads, int n_work)
+/* The query tile of a block's work tile in `wave`, read well before work_tile_of needs
+ * it; an arbitrary one if there is none. */
+__device__ __forceinline__ int4 query_tile_of(const query_tile *tile, int wave, int heads,
+                                              int n_work)
 {
-    return __ldg((const int4 *)tile + min(work_index(turn), n_work - 1) / heads);
+    return __ldg((const int4 *)tile + min(work_tile_index(wave), n_work - 1) / heads);
 }
 
-/* The block's piece number `turn`, whose tile is t. False: there is none. */
+/* The block's work tile in `wave`, with its query tile t. False: there is none. */
 template <int D>
-__device__ __forceinline__ bool work_of(work &w, int turn, int4 t, const attn_args &a, int n_work)
+__device__ __forceinline__ bool work_tile_of(work_tile &w, int wave, int4 t, const attn_args &a,
+                                             int n_work)
 {
-    int i = work_index(turn);
+    int i = work_tile_index(wave);
 
     w.rows = {t.x, t.y, t.z, t.w};
     w.head = i % a.n_heads;
@@ -117,38 +119,38 @@ __device__ __forceinline__ void arrive(uint32_t bar)
 #endif
 }
 
-/* The threads of one computing warpgroup. */
+/* Syncs the threads of one consumer warpgroup. */
 __device__ __forceinline__ void group_sync(int group)
 {
     asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
 }
 
-/* The loading warps 0 to 3: two a ring, which take the pieces of a tile (16 tokens of a
- * panel, 8 where blocks are not of 16 tokens times a number) in turn, each lane ROUNDS
- * of them at most. */
+/* Producer warps 0 to 3, two per ring. They take a tile's segments (16 tokens of a
+ * panel; 8 if the block size is no multiple of 16) in turn, at most ROUNDS per lane. */
 template <typename T, int D>
-__device__ __forceinline__ void load_tiles(const attn_args &a, const step_arrays &s,
-                                           const query_tile *tile, int n_work,
-                                           const hopper_shared<D> &sh, int warp, int lane)
+__device__ __forceinline__ void produce(const attn_args &a, const step_arrays &s,
+                                        const query_tile *tile, int n_work,
+                                        const hopper_shared<D> &sh, int warp, int lane)
 {
     using P = panels<D>;
     constexpr int KEYS = hopper_layout<D>::KEYS, ROUNDS = (KEYS / 8 * P::COUNT + 63) / 64;
     int which = warp >> 1, index = lane * 2 + (warp & 1), bs = a.kv.block_size,
-        piece = bs % 16 ? 8 : 16;
-    /* of the lane's pieces: at is the first token */
+        segment = bs % 16 ? 8 : 16;
+    /* of each of the lane's segments: panel, first token, block of this tile, of the
+     * next */
     int panel[ROUNDS], at[ROUNDS], block[ROUNDS], next[ROUNDS];
 
 #pragma unroll
     for (int i = 0; i < ROUNDS; i++) {
         panel[i] = (index + i * 64) % P::COUNT;
-        at[i] = (index + i * 64) / P::COUNT * piece;
+        at[i] = (index + i * 64) / P::COUNT * segment;
     }
-    ring r = {0, 1};
+    pipeline_state r = {0, 1};
     uint32_t last_phase = 0;
-    work w;
-    int4 ahead = tile_of(tile, 0, a.n_heads, n_work);
-    for (int turn = 0; work_of<D>(w, turn, ahead, a, n_work); turn++) {
-        ahead = tile_of(tile, turn + 1, a.n_heads, n_work);
+    work_tile w;
+    int4 ahead = query_tile_of(tile, 0, a.n_heads, n_work);
+    for (int wave = 0; work_tile_of<D>(w, wave, ahead, a, n_work); wave++) {
+        ahead = query_tile_of(tile, wave + 1, a.n_heads, n_work);
         int kv_head = w.head / (a.n_heads / a.kv.n_kv_heads);
         const T *base = (const T *)a.kv.base + a.layer * a.kv.layer_stride +
                         which * a.kv.kv_stride + kv_head * a.kv.head_stride;
@@ -165,10 +167,10 @@ __device__ __forceinline__ void load_tiles(const attn_args &a, const step_arrays
             bool partial = which && token + KEYS > w.end;
             uint32_t bar = partial ? sh.last() : sh.full(which, r.stage),
                      to = sh.tile(which, r.stage);
-            int rows = (min(KEYS, w.end - token) + piece - 1) / piece * piece;
+            int rows = (min(KEYS, w.end - token) + segment - 1) / segment * segment;
             barrier_wait(sh.empty(which, r.stage), r.phase);
             if (lane == 0) {
-                /* half of the bytes; the other warp says the rest */
+                /* half of the bytes; the ring's other warp announces the rest */
                 barrier_expect(bar, rows * D);
             }
             __syncwarp();
@@ -177,8 +179,8 @@ __device__ __forceinline__ void load_tiles(const attn_args &a, const step_arrays
                 if (mine(i, token)) {
                     int64_t row = (int64_t)panel[i] * bs + (token + at[i]) % bs;
                     bulk_copy(to + (panel[i] * KEYS + at[i]) * P::ROW,
-                              base + block[i] * a.kv.block_stride + row * P::WIDTH, piece * P::ROW,
-                              bar);
+                              base + block[i] * a.kv.block_stride + row * P::WIDTH,
+                              segment * P::ROW, bar);
                 }
             }
             if (partial) {
@@ -196,16 +198,16 @@ __device__ __forceinline__ void load_tiles(const attn_args &a, const step_arrays
             for (int i = 0; i < ROUNDS; i++) {
                 block[i] = next[i];
             }
-            r.step();
+            r.advance();
         }
     }
 }
 
-/* A computing warpgroup's queries into swizzled panels, rows past the tile's as zeros;
- * queries_wait makes them visible to wgmma. */
+/* Loads a consumer warpgroup's queries into swizzled panels, rows past the tile as
+ * zeros; queries_wait makes them visible to wgmma. */
 template <typename T, int D>
-__device__ __forceinline__ void queries_fetch(const attn_args &a, const work &w, uint32_t q_tile,
-                                              int group, int thread)
+__device__ __forceinline__ void queries_fetch(const attn_args &a, const work_tile &w,
+                                              uint32_t q_tile, int group, int thread)
 {
 #if BULK_COPY
 #pragma unroll
@@ -233,19 +235,19 @@ __device__ __forceinline__ void queries_wait(int group)
     group_sync(group);
 }
 
-/* What a thread holds of its warpgroup's 64 rows: in each of two rows, g and g + 8 of
- * its warp's 16, every fourth pair. */
-template <int D> struct rows {
+/* A thread's share of its warpgroup's 64 rows: in rows g and g + 8 of its warp's 16,
+ * every fourth pair of columns. o: output, s: scores, p: weights packed as the A
+ * operand. */
+template <int D> struct fragments {
     static constexpr int KEYS = hopper_layout<D>::KEYS;
     float o[D / 2], s[KEYS / 2];
-    /* greatest score times log2 e, sum of the weights so far, factor of what was summed
-     * before */
+    /* maximum score times log2 e; sum of weights; factor for what was summed before */
     float m[2], l[2], keep[2];
     uint32_t p[KEYS / 16][4];
 };
 
 template <typename T, int D>
-__device__ __forceinline__ void issue_scores(rows<D> &x, uint32_t q, uint32_t k)
+__device__ __forceinline__ void issue_scores(fragments<D> &x, uint32_t q, uint32_t k)
 {
     using P = panels<D>;
     constexpr int KEYS = hopper_layout<D>::KEYS, STEPS = P::WIDTH / 16; /* of a panel */
@@ -260,7 +262,8 @@ __device__ __forceinline__ void issue_scores(rows<D> &x, uint32_t q, uint32_t k)
     wgmma_commit();
 }
 
-template <typename T, int D> __device__ __forceinline__ void issue_values(rows<D> &x, uint32_t v)
+template <typename T, int D>
+__device__ __forceinline__ void issue_values(fragments<D> &x, uint32_t v)
 {
     constexpr int KEYS = hopper_layout<D>::KEYS;
 
@@ -274,10 +277,10 @@ template <typename T, int D> __device__ __forceinline__ void issue_values(rows<D
     wgmma_commit();
 }
 
-/* Scores of tokens from `token` on that the rows from `position` on (the warp's first)
- * do not see become -inf. */
+/* Sets to -inf the scores of tokens from `token` on that rows from `position` (the
+ * warp's first) on do not see. */
 template <int D>
-__device__ __forceinline__ void mask(rows<D> &x, int token, int position, int window, int lane)
+__device__ __forceinline__ void mask(fragments<D> &x, int token, int position, int window, int lane)
 {
     constexpr int KEYS = hopper_layout<D>::KEYS;
 
@@ -295,8 +298,8 @@ __device__ __forceinline__ void mask(rows<D> &x, int token, int position, int wi
     }
 }
 
-/* Scores become weights. factor: what takes them to powers of two. */
-template <int D> __device__ __forceinline__ void softmax(rows<D> &x, float factor)
+/* Turns scores into weights. factor: converts scores to exponents of two. */
+template <int D> __device__ __forceinline__ void softmax(fragments<D> &x, float factor)
 {
     constexpr int KEYS = hopper_layout<D>::KEYS;
 
@@ -323,7 +326,7 @@ template <int D> __device__ __forceinline__ void softmax(rows<D> &x, float facto
     }
 }
 
-template <typename T, int D> __device__ __forceinline__ void pack_weights(rows<D> &x)
+template <typename T, int D> __device__ __forceinline__ void pack_weights(fragments<D> &x)
 {
     constexpr int KEYS = hopper_layout<D>::KEYS;
 
@@ -335,8 +338,8 @@ template <typename T, int D> __device__ __forceinline__ void pack_weights(rows<D
         }
 }
 
-/* The sums so far meet a greater score; in most tiles none is. */
-template <int D> __device__ __forceinline__ void rescale(rows<D> &x)
+/* Rescales the output after the maximum has grown; most tiles skip this. */
+template <int D> __device__ __forceinline__ void rescale(fragments<D> &x)
 {
     if (__all_sync(0xffffffffu, x.keep[0] == 1.0f && x.keep[1] == 1.0f)) {
         return;
@@ -347,7 +350,8 @@ template <int D> __device__ __forceinline__ void rescale(rows<D> &x)
     }
 }
 
-/* Lane t of four, which holds element t of each of four vectors, gets vector t. */
+/* 4 x 4 transpose over four lanes: lane t holds element t of each vector, and gets
+ * vector t. */
 __device__ __forceinline__ void transpose(uint32_t &a, uint32_t &b, uint32_t &c, uint32_t &d, int t)
 {
     auto swap = [](uint32_t &low, uint32_t &high, int t, int bit) {
@@ -361,10 +365,10 @@ __device__ __forceinline__ void transpose(uint32_t &a, uint32_t &b, uint32_t &c,
     swap(b, d, t, 2);
 }
 
-/* The sums over a row's four lanes, and the row out, 16 bytes a lane. */
+/* Sums over a row's four lanes, and writes the row, 16 bytes per lane. */
 template <typename T, int D>
-__device__ __forceinline__ void write_rows(rows<D> &x, const attn_args &a, const work &w, int first,
-                                           int lane)
+__device__ __forceinline__ void write_rows(fragments<D> &x, const attn_args &a, const work_tile &w,
+                                           int first, int lane)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -391,38 +395,38 @@ __device__ __forceinline__ void write_rows(rows<D> &x, const attn_args &a, const
     }
 }
 
-/* A computing warp, 0 to 7, whose 16 rows of the tile begin at 16 * warp. */
+/* Consumer warp 0 to 7, whose rows begin at 16 * warp. */
 template <typename T, int D>
-__device__ __forceinline__ void compute_rows(const attn_args &a, const query_tile *tile, int n_work,
-                                             const hopper_shared<D> &sh, int warp, int lane)
+__device__ __forceinline__ void consume(const attn_args &a, const query_tile *tile, int n_work,
+                                        const hopper_shared<D> &sh, int warp, int lane)
 {
     constexpr int KEYS = hopper_layout<D>::KEYS;
-    constexpr bool BESIDE = hopper_layout<D>::Q_PLACES == 2;
+    constexpr bool PREFETCH_Q = hopper_layout<D>::Q_STAGES == 2;
     int group = warp >> 2, thread = threadIdx.x & 127;
     const float factor = a.softcap > 0.0f ? LOG2E : a.scale * LOG2E;
-    bool speaker = thread == 0;
-    ring k = {}, v = {};
-    rows<D> x;
-    work w = {}, next;
-    int4 ahead = tile_of(tile, 1, a.n_heads, n_work);
+    bool leader = thread == 0;
+    pipeline_state k = {}, v = {};
+    fragments<D> x;
+    work_tile w = {}, next;
+    int4 ahead = query_tile_of(tile, 1, a.n_heads, n_work);
 
-    work_of<D>(next, 0, tile_of(tile, 0, a.n_heads, n_work), a, n_work);
+    work_tile_of<D>(next, 0, query_tile_of(tile, 0, a.n_heads, n_work), a, n_work);
     queries_fetch<T, D>(a, next, sh.queries(0), group, thread);
-    auto finish_scores = [&](int j) { /* of tile j; done: in x.s, and the keys' place given back */
-                                      if (speaker) {
-                                          arrive(sh.empty(0, k.stage));
-                                      }
-                                      k.step();
-                                      if (a.softcap > 0.0f)
+    /* softmax of tile j, whose scores are in x.s; frees the keys' stage */
+    auto finish_scores = [&](int j) {
+        if (leader) {
+            arrive(sh.empty(0, k.stage));
+        }
+        k.advance();
+        if (a.softcap > 0.0f)
 #pragma unroll
-                                          for (int i = 0; i < KEYS / 2; i++)
-                                              x.s[i] = soft_cap(x.s[i] * a.scale, a.softcap);
-                                      mask(x, w.begin + j * KEYS,
-                                           w.rows.first + w.rows.shift + warp * 16, a.window, lane);
-                                      softmax(x, factor);
+            for (int i = 0; i < KEYS / 2; i++)
+                x.s[i] = soft_cap(x.s[i] * a.scale, a.softcap);
+        mask(x, w.begin + j * KEYS, w.rows.first + w.rows.shift + warp * 16, a.window, lane);
+        softmax(x, factor);
     };
     bool more = true;
-    for (int turn = 0; more; turn++) {
+    for (int wave = 0; more; wave++) {
         queries_wait(group);
         w = next;
 #pragma unroll
@@ -431,13 +435,13 @@ __device__ __forceinline__ void compute_rows(const attn_args &a, const query_til
         }
         x.m[0] = x.m[1] = -INFINITY;
         x.l[0] = x.l[1] = 0.0f;
-        const uint32_t q = sh.queries(turn) + group * GROUP_ROWS * panels<D>::ROW;
+        const uint32_t q = sh.queries(wave) + group * GROUP_ROWS * panels<D>::ROW;
         barrier_wait(sh.full(0, k.stage), k.phase);
         issue_scores<T, D>(x, q, sh.tile(0, k.stage));
-        more = work_of<D>(next, turn + 1, ahead, a, n_work);
-        ahead = tile_of(tile, turn + 2, a.n_heads, n_work);
-        if (BESIDE && more) {
-            queries_fetch<T, D>(a, next, sh.queries(turn + 1), group, thread);
+        more = work_tile_of<D>(next, wave + 1, ahead, a, n_work);
+        ahead = query_tile_of(tile, wave + 2, a.n_heads, n_work);
+        if (PREFETCH_Q && more) {
+            queries_fetch<T, D>(a, next, sh.queries(wave + 1), group, thread);
         }
         wgmma_wait<0>();
         finish_scores(0);
@@ -449,37 +453,37 @@ __device__ __forceinline__ void compute_rows(const attn_args &a, const query_til
             issue_values<T, D>(x, sh.tile(1, v.stage));
             wgmma_wait<1>();
             finish_scores(j);
-            /* The assembler leaves the wait below the softmax only if a block of code
-             * ends between them, and the sums above it only if they are asked for: they
-             * are never negative. */
+            /* ptxas keeps the wait below the softmax only if a basic block ends between
+             * them, and the sums above it only if they are used: they are never
+             * negative, so the condition is exact. */
             if (j + 1 < w.n_tiles || x.l[0] + x.l[1] < 0.0f) {
                 barrier_wait(sh.full(0, k.stage), k.phase);
             }
             wgmma_wait<0>();
-            if (speaker) {
+            if (leader) {
                 arrive(sh.empty(1, v.stage));
             }
-            v.step();
+            v.advance();
             rescale(x);
             pack_weights<T, D>(x);
         }
         barrier_wait(sh.full(1, v.stage), v.phase);
         issue_values<T, D>(x, sh.tile(1, v.stage));
-        if (!BESIDE && more) {
-            group_sync(group); /* the warpgroup's scores are done */
-            queries_fetch<T, D>(a, next, sh.queries(turn + 1), group, thread);
+        if (!PREFETCH_Q && more) {
+            group_sync(group); /* all of the warpgroup's scores are done */
+            queries_fetch<T, D>(a, next, sh.queries(wave + 1), group, thread);
         }
         wgmma_wait<0>();
-        if (speaker) {
+        if (leader) {
             arrive(sh.empty(1, v.stage));
         }
-        v.step();
+        v.advance();
         write_rows<T, D>(x, a, w, w.rows.first + warp * 16, lane);
     }
 }
 
-/* Code without wgmma has an empty kernel, whose bounds keep it from being launched and
- * tell the host that it is empty. */
+/* Code without wgmma compiles to an empty kernel; its launch bounds prevent a launch
+ * and tell the host that it is empty. */
 enum { KERNEL_THREADS = HAS_WGMMA ? HOPPER_THREADS : 32 };
 
 template <typename T, int D>
@@ -490,7 +494,7 @@ __global__ void __launch_bounds__(KERNEL_THREADS, 1)
     extern __shared__ char raw[];
     hopper_shared<D> sh = {(shared_address(raw) + 1023) & ~1023u};
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    if (threadIdx.x == COMPUTE) {
+    if (threadIdx.x == CONSUMER_THREADS) {
         for (int i = 0; i < 2 * STAGES; i++) {
             barrier_init(sh.full(0, i), 2);
             barrier_init(sh.empty(0, i), 2);
@@ -501,17 +505,17 @@ __global__ void __launch_bounds__(KERNEL_THREADS, 1)
     pdl_wait();
     pdl_release();
     __syncthreads();
-    if (warp >= COMPUTE / 32) {
+    if (warp >= CONSUMER_THREADS / 32) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        load_tiles<T, D>(a, s, tile, n_work, sh, warp - COMPUTE / 32, lane);
+        produce<T, D>(a, s, tile, n_work, sh, warp - CONSUMER_THREADS / 32, lane);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        compute_rows<T, D>(a, tile, n_work, sh, warp, lane);
+        consume<T, D>(a, tile, n_work, sh, warp, lane);
     }
 #endif
 }
 
-/* Blocks of the kernel, one a multiprocessor; 0 where it is empty or does not fit. */
+/* Blocks of the kernel, one per multiprocessor; 0 where it is empty or does not fit. */
 template <typename T, int D> static int hopper_blocks(void)
 {
     auto kernel = prefill_hopper_kernel<T, D>;

@@ -1,18 +1,18 @@
-/* Queries, keys and values of a step in place: norms of q and k per head, rotation, and
- * the write of k and v to the cache.
+/* Rotary embedding of a step's queries and keys in place, with optional norms of q and
+ * k per head, and the write of k and v to the cache.
  *
- * Usually a lane has the same few dims of one head or several of a token: it reads
- * their cosines and sines once, and moves 16 bytes at a time. What does not lie on such
- * bounds (heads of 56 or 20 dims, norms with a bias) is done by a warp a head.
+ * The wide kernel gives each lane the same few dims of one or more heads of a token: it
+ * reads their cosines and sines once, and moves 16 bytes at a time. Shapes without that
+ * alignment (heads of 56 or 20 dims, norms with a bias) take one warp per head.
  *
- * Positions and slots are the prologue's, which releases nobody before it has ended:
+ * Positions and slots come from the prologue, which never releases dependents early, so
  * they may be read before the wait.
  */
 #include <type_traits>
 
 #include "kernels/cuda/common.cuh"
 
-/* Mean and reciprocal deviation of one head, by its warp. */
+/* Mean and reciprocal deviation of one head, computed by its warp. */
 template <typename T>
 __device__ __forceinline__ void head_stats(const T *x, int d, const norm_args &n, float *mean,
                                            float *scale)
@@ -54,7 +54,8 @@ __device__ __forceinline__ float head_normed(float x, int i, const norm_args &n,
     return rounded<T>(x);
 }
 
-/* By field: a reference to one of two parameters would put both on the stack. */
+/* Copied field by field: a reference to one of two parameters would put both on the
+ * stack. */
 __device__ __forceinline__ norm_args norm_of(const rope_args &r, bool q)
 {
     norm_args n;
@@ -68,7 +69,7 @@ __device__ __forceinline__ norm_args norm_of(const rope_args &r, bool q)
     return n;
 }
 
-/* Where a token's k or v of a kv head begins in the cache; its dims lie as kv_offset
+/* Start of a token's k or v of a KV head in the cache; its dims lie as kv_offset
  * says. */
 template <typename T>
 __device__ __forceinline__ T *cache_of(const kv_view &kv, int layer, int slot, int kv_head,
@@ -80,8 +81,8 @@ __device__ __forceinline__ T *cache_of(const kv_view &kv, int layer, int slot, i
 
 enum { AHEAD = 4 };
 
-/* One warp a (token, head): q heads are normed and turned, k heads too and stored, v
- * heads stored. */
+/* One warp per (token, head): q and k heads are normed and rotated; k and v are
+ * stored. */
 template <typename T>
 __global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv,
                                const int32_t *position, const int32_t *slot)
@@ -103,8 +104,8 @@ __global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv,
         t = s % kv.block_size;
         cache = cache_of<T>(kv, r.layer, s, kv_head, is_v);
     }
-    /* loads first, AHEAD at a time: the stores that follow might alias, so the compiler
-     * cannot do it */
+    /* loads first, AHEAD at a time: the stores below might alias, so the compiler
+     * cannot hoist them */
     if (is_v) {
         for (int i0 = lane; cache && i0 < d; i0 += 32 * AHEAD) {
             T v[AHEAD];
@@ -174,12 +175,13 @@ enum { WIDE_THREADS = 128, WIDE_ROWS = 512 };
 template <typename T> constexpr int WIDTH = 16 / sizeof(T);
 template <typename T> using wide = vec<T, WIDTH<T>>;
 
-/* The dims of a head that a lane has, WIDTH of them from `low` and from `high`: of the
- * two halves of what turns or of what does not, so that lanes side by side read side by
- * side; where neighbours turn together, 2 WIDTH in a row. */
+/* The dims of a head that a lane holds: WIDTH from `low` and WIDTH from `high`. These
+ * lie in the two halves of the rotated dims, or of the others, so that neighbouring
+ * lanes read neighbouring memory; with interleaved pairs they are 2 WIDTH dims in a
+ * row. */
 struct lane_dims {
     int low, high;
-    bool turns;
+    bool rotates;
 };
 
 __device__ __forceinline__ lane_dims dims_of(const rope_args &r, int head_dim, int lane, int width)
@@ -202,7 +204,7 @@ template <int N> __device__ __forceinline__ void load_floats(float (&x)[N], cons
     }
 }
 
-/* WIDTH weights from dim i. */
+/* Loads WIDTH weights from dim i on. */
 template <typename T, int N = WIDTH<T>>
 __device__ __forceinline__ void load_weights(float (&w)[N], const norm_args &n, int i)
 {
@@ -217,7 +219,7 @@ __device__ __forceinline__ void load_weights(float (&w)[N], const norm_args &n, 
     }
 }
 
-/* Sum over the lanes of a head; a power of two. */
+/* Sum over the lanes of a head, a power of two. */
 __device__ __forceinline__ float lanes_sum(float x, int lanes)
 {
     for (int o = lanes >> 1; o > 0; o >>= 1) {
@@ -226,8 +228,8 @@ __device__ __forceinline__ float lanes_sum(float x, int lanes)
     return x;
 }
 
-/* The RMS norm of a head over the lanes that have it; `mine`: it is wanted of this head
- * (the others of the warp go along). */
+/* RMS norm of a head over its lanes. mine: this head is normed; other heads of the warp
+ * only take part in the shuffles. */
 template <typename T, int N>
 __device__ __forceinline__ void norm_head(float (&a)[N], float (&b)[N], const norm_args &n,
                                           const lane_dims &at, int head_dim, bool mine)
@@ -252,7 +254,7 @@ __device__ __forceinline__ void norm_head(float (&a)[N], float (&b)[N], const no
     }
 }
 
-__device__ __forceinline__ void turn(float &a, float &b, float cosine, float sine)
+__device__ __forceinline__ void rotate_pair(float &a, float &b, float cosine, float sine)
 {
     float x = a * cosine - b * sine;
 
@@ -261,25 +263,24 @@ __device__ __forceinline__ void turn(float &a, float &b, float cosine, float sin
 }
 
 template <int N>
-__device__ __forceinline__ void turn_lane(float (&a)[N], float (&b)[N], const float (&cosine)[N],
-                                          const float (&sine)[N], bool interleaved)
+__device__ __forceinline__ void rotate_lane(float (&a)[N], float (&b)[N], const float (&cosine)[N],
+                                            const float (&sine)[N], bool interleaved)
 {
 #pragma unroll
     for (int j = 0; j < N; j++) {
         if (!interleaved) {
-            turn(a[j], b[j], cosine[j], sine[j]);
+            rotate_pair(a[j], b[j], cosine[j], sine[j]);
         } else if (j < N / 2) {
-            turn(a[2 * j], a[2 * j + 1], cosine[j], sine[j]);
+            rotate_pair(a[2 * j], a[2 * j + 1], cosine[j], sine[j]);
         } else {
-            turn(b[2 * j - N], b[2 * j - N + 1], cosine[j], sine[j]);
+            rotate_pair(b[2 * j - N], b[2 * j - N + 1], cosine[j], sine[j]);
         }
     }
 }
 
-/* Blocks (x: token, y: a share of the heads) of (x: lanes of a head, y: heads at once).
- * NORMS: q and k both have one, and the lanes are a power of two. Enough is under way
- * at once because blocks are many: more heads at once in a thread cost more registers
- * than they win. */
+/* Grid (token, share of the heads), block (lanes of a head, heads at once). NORMS: q
+ * and k both have one, and the lanes are a power of two. Parallelism comes from many
+ * blocks: more heads per thread cost more registers than they gain. */
 template <typename T, bool NORMS>
 __global__ void __launch_bounds__(WIDE_THREADS)
     rope_kv_wide_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv, const int32_t *position,
@@ -293,13 +294,13 @@ __global__ void __launch_bounds__(WIDE_THREADS)
     int first = (NORMS || r.cos_sin ? 0 : first_k) + blockIdx.y * blockDim.y;
     lane_dims at = dims_of(r, kv.head_dim, threadIdx.x, V);
     float cosine[V], sine[V];
-    if (at.turns) {
+    if (at.rotates) {
         const float *cs = r.cos_sin + __ldcg(position + token) * r.cos_sin_stride + threadIdx.x * V;
         load_floats(cosine, cs);
         load_floats(sine, cs + r.rot_dim / 2);
     }
     pdl_wait();
-    /* all of a warp go along: norms are sums over its lanes */
+    /* a whole warp stays in the loop: norms shuffle over its lanes */
     for (; first < end; first += gridDim.y * blockDim.y) {
         int head = first + threadIdx.y;
         bool is_v = head >= first_v;
@@ -309,7 +310,7 @@ __global__ void __launch_bounds__(WIDE_THREADS)
             low = *(const wide<T> *)(x + at.low);
             high = *(const wide<T> *)(x + at.high);
         }
-        if (NORMS || (at.turns && !is_v)) {
+        if (NORMS || (at.rotates && !is_v)) {
             float a[V], b[V];
 #pragma unroll
             for (int j = 0; j < V; j++) {
@@ -319,8 +320,8 @@ __global__ void __launch_bounds__(WIDE_THREADS)
             if (NORMS) {
                 norm_head<T>(a, b, norm_of(r, head < first_k), at, kv.head_dim, !is_v);
             }
-            if (at.turns && !is_v) {
-                turn_lane(a, b, cosine, sine, r.interleaved);
+            if (at.rotates && !is_v) {
+                rotate_lane(a, b, cosine, sine, r.interleaved);
             }
 #pragma unroll
             for (int j = 0; j < V; j++) {
@@ -362,13 +363,13 @@ static bool wide_fits(const void *qkv, int64_t stride, const rope_args &r, const
 {
     constexpr int V = WIDTH<T>;
     int lanes = kv.head_dim / (2 * V);
-    bool turns =
+    bool rotates =
         !r.cos_sin || (r.rot_dim % (2 * V) == 0 && r.cos_sin_stride % 4 == 0 && aligned(r.cos_sin));
     bool norms = (!r.q_norm.weight && !r.k_norm.weight) ||
                  (norm_fits<T>(r.q_norm) && norm_fits<T>(r.k_norm) && lanes <= 32 &&
                   (lanes & (lanes - 1)) == 0);
 
-    return turns && norms && kv.head_dim % (2 * V) == 0 && lanes <= WIDE_THREADS &&
+    return rotates && norms && kv.head_dim % (2 * V) == 0 && lanes <= WIDE_THREADS &&
            stride % V == 0 && aligned(qkv);
 }
 
@@ -385,11 +386,12 @@ static void launch_rope_kv_of(T *qkv, int64_t stride, const rope_args &r, const 
         return;
     }
     int lanes = kv.head_dim / (2 * WIDTH<T>), together = WIDE_THREADS / lanes;
-    int parts =
-        /* of few rows each head has threads of its own */
+    int y_blocks =
+        /* with few rows each head gets threads of its own */
         rows < WIDE_ROWS ? (heads + together - 1) / together : 1;
     launch(r.q_norm.weight ? rope_kv_wide_kernel<T, true> : rope_kv_wide_kernel<T, false>,
-           dim3(rows, parts), dim3(lanes, together), 0, stream, qkv, stride, r, kv, position, slot);
+           dim3(rows, y_blocks), dim3(lanes, together), 0, stream, qkv, stride, r, kv, position,
+           slot);
 }
 
 extern "C" void launch_rope_kv(void *qkv, int64_t stride, const struct rope_args *r,

@@ -1,8 +1,8 @@
-/* NCCL's library, and how processes meet in it.
+/* Loading NCCL, and initialising communicators.
  *
- * The meeting is NCCL's own and knows no limit, so its thread is left behind when one
- * does not come: the process ends then anyway. What the thread uses is its own, or
- * stays for the process's life.
+ * NCCL's initialisation waits for all processes without a limit. If one does not come,
+ * its thread is abandoned: the process then ends anyway. The thread uses only memory of
+ * its own, or memory that stays for the process's life.
  */
 #include "kernels/cuda/comm/nccl.h"
 
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { LOOK_NS = 1000000 };
+enum { POLL_NS = 1000000 };
 
 int nccl_open(const struct nccl **ret, struct err *e)
 {
@@ -51,10 +51,10 @@ bool nccl_check(struct cuda_backend *c, const struct nccl *n, ncclResult_t rc, c
     return rc == ncclSuccess;
 }
 
-/* ---- the meeting ---- */
+/* ---- initialisation ---- */
 
-/* On the heap, and not freed when the thread is left behind. */
-struct nccl_meeting {
+/* An initialisation in progress; leaked if its thread is abandoned. */
+struct nccl_init {
     const struct nccl *lib;
     pthread_t thread;
     int device;
@@ -65,9 +65,9 @@ struct nccl_meeting {
     atomic_bool done;
 };
 
-static void *meeting_main(void *arg)
+static void *init_main(void *arg)
 {
-    struct nccl_meeting *m = arg;
+    struct nccl_init *m = arg;
 
     m->rc = cudaSetDevice(m->device) == cudaSuccess
                 ? m->lib->CommInitRank(&m->comm, m->n, m->id, m->rank)
@@ -76,62 +76,63 @@ static void *meeting_main(void *arg)
     return NULL;
 }
 
-int nccl_meet(struct nccl_group *g, int device, const ncclUniqueId *id, int32_t n, int32_t rank,
-              struct err *e)
+int nccl_init_start(struct nccl_group *g, int device, const ncclUniqueId *id, int32_t n,
+                    int32_t rank, struct err *e)
 {
-    struct nccl_meeting *m = calloc(1, sizeof(*m));
+    struct nccl_init *m = calloc(1, sizeof(*m));
 
     if (!m) {
-        return err_nomem(e, "NCCL's meeting");
+        return err_nomem(e, "NCCL's initialisation");
     }
     m->lib = g->lib;
     m->device = device;
     m->id = *id;
     m->n = n;
     m->rank = rank;
-    if (pthread_create(&m->thread, NULL, meeting_main, m) != 0) {
+    if (pthread_create(&m->thread, NULL, init_main, m) != 0) {
         free(m);
-        return err_set(e, ERR_IO, "cuda: no thread for NCCL's meeting");
+        return err_set(e, ERR_IO, "cuda: no thread for NCCL's initialisation");
     }
-    g->meeting = m;
+    g->init = m;
     return 0;
 }
 
-static int await_meeting(struct nccl_meeting *m, struct cuda_backend *c, struct err *e)
+static int wait_init(struct nccl_init *m, struct cuda_backend *c, struct err *e)
 {
     int64_t start_us = clock_us();
 
     while (!atomic_load(&m->done)) {
-        int rc = cuda_others_gone(c, start_us, "met in NCCL", e);
+        int rc = cuda_check_peers(c, start_us, "joined NCCL", e);
         if (rc < 0) {
             return rc;
         }
-        nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+        nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
     }
     return 0;
 }
 
-/* Not all will come, or nobody waits for it any more. */
-static void leave_meeting(struct nccl_group *g)
+/* Abandons the thread: not all processes will come, or its result is no longer
+ * needed. */
+static void abandon_init(struct nccl_group *g)
 {
-    pthread_detach(g->meeting->thread);
-    g->meeting = NULL;
+    pthread_detach(g->init->thread);
+    g->init = NULL;
 }
 
 int nccl_ready(struct nccl_group *g, struct cuda_backend *c, struct err *e)
 {
-    struct nccl_meeting *m = g->meeting;
+    struct nccl_init *m = g->init;
 
     if (!m) {
         return 0;
     }
-    int rc = await_meeting(m, c, e);
+    int rc = wait_init(m, c, e);
     if (rc < 0) {
-        leave_meeting(g);
+        abandon_init(g);
         return rc;
     }
     pthread_join(m->thread, NULL);
-    g->meeting = NULL;
+    g->init = NULL;
     g->comm = m->comm;
     if (m->rc != ncclSuccess) {
         rc = err_set(e, ERR_DEVICE, "cuda: rank %d: NCCL: %s", cuda_rank_number(c),
@@ -151,7 +152,7 @@ static void *aborter_main(void *arg)
     return NULL;
 }
 
-/* CommAbort returns only when no graph uses the communicator any more, so it gets a
+/* CommAbort returns only when no graph uses the communicator any more, so it runs on a
  * thread. */
 void nccl_abort(struct nccl_group *g)
 {
@@ -161,11 +162,11 @@ void nccl_abort(struct nccl_group *g)
 
 void nccl_release(struct nccl_group *g)
 {
-    if (g->meeting) {
-        leave_meeting(g);
+    if (g->init) {
+        abandon_init(g);
     }
     if (g->aborting) {
-        pthread_join(g->aborter, NULL); /* the graphs are gone */
+        pthread_join(g->aborter, NULL); /* returns now: all graphs are freed */
     } else if (g->comm) {
         g->lib->CommAbort(g->comm);
     }

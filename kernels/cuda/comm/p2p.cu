@@ -1,31 +1,31 @@
-/* Sums over ranks on peer devices, without a library, fused with the residual and the
- * norm behind them. One hop over the link, no host, so a captured graph replays it.
+/* All-reduce between peer devices, without a library, fused with the residual and the
+ * norm that follow. One hop over the link and no host, so a captured graph can replay
+ * it.
  *
- * One block a row writes its rank's summands into every other rank's inbox, waits until
- * the others' have come here, and adds up in the order of the ranks: the same bits
- * everywhere. Nothing marks what has come but the data itself: a place in the inbox is
- * blank, all ones, until it is written, and no summand is all ones (it is a NaN, and
- * sent as another one). So no fence and no flag is waited for, and nothing needs to
- * arrive in order.
+ * One block per row writes its rank's summands into every other rank's inbox, waits for
+ * the others', and sums in the order of the ranks: the same bits everywhere. The data
+ * itself is the flag: a slot of the inbox is blank, all ones, until it is written, and
+ * a summand that is all ones (a NaN) is sent as another NaN. So neither fences nor
+ * flags are needed, and nothing has to arrive in order.
  *
- * The inbox has three places for every row, whatever the shape, taken in turn: while
- * one is written and read, the one read last is made blank again, and the next has been
- * blank since the sum before. A rank writes a place again three sums later; two sums
- * later it has seen what the other sent after wiping it. Blocks wait for blocks of the
- * same row elsewhere; each sends before it waits and rows start in ascending order
- * everywhere, so the first unfinished row is always under way on all ranks.
+ * The inbox has three slots for every row, whatever the shape, used in turn. While one
+ * is written and read, the one read last is blanked, and the next one has been blank
+ * since the previous sum. A rank writes a slot again three sums later; after two sums
+ * it has received what the peer sent after blanking the slot. Blocks wait for blocks of
+ * the same row on other ranks. Each sends before it waits, and rows start in ascending
+ * order everywhere, so the first unfinished row is running on all ranks.
  */
 #include "kernels/cuda/comm/p2p.cuh"
 #include "kernels/cuda/step/norm.cuh"
 
-/* One row's exchange; vectors of 16 bytes are counted by m. */
-struct row_exchange {
+/* The exchange of one row; m counts vectors of 16 bytes. */
+struct row_all_reduce {
     const p2p_args &p;
-    int row, turn;
+    int row, buffer;
 
-    __device__ __forceinline__ uint4 *place(int receiver, int sender, int in_turn) const
+    __device__ __forceinline__ uint4 *slot_address(int receiver, int sender, int in_buffer) const
     {
-        int64_t slot = ((int64_t)in_turn * p.n_ranks + sender) * P2P_MAX_ROWS + row;
+        int64_t slot = ((int64_t)in_buffer * p.n_ranks + sender) * P2P_MAX_ROWS + row;
         return (uint4 *)(p.inbox[receiver].row + slot * P2P_ROW_BYTES);
     }
     __device__ __forceinline__ void send(int m, uint4 v) const
@@ -33,13 +33,13 @@ struct row_exchange {
         v = make_uint4(not_blank(v.x), not_blank(v.y), not_blank(v.z), not_blank(v.w));
         for (int r = 0; r < p.n_ranks; r++) {
             if (r != p.rank) {
-                p2p_store(place(r, p.rank, turn) + m, v);
+                p2p_store(slot_address(r, p.rank, buffer) + m, v);
             }
         }
     }
     __device__ __forceinline__ uint4 receive(int sender, int m) const
     {
-        const uint4 *at = place(p.rank, sender, turn) + m;
+        const uint4 *at = slot_address(p.rank, sender, buffer) + m;
         uint4 v = p2p_load(at);
         for (int i = 1;
              (v.x == BLANK || v.y == BLANK || v.z == BLANK || v.w == BLANK) && !stopped(p, i);
@@ -48,12 +48,12 @@ struct row_exchange {
         }
         return v;
     }
-    __device__ __forceinline__ void wipe(int in_turn, int32_t n_bytes) const
+    __device__ __forceinline__ void clear(int in_buffer, int32_t n_bytes) const
     {
         for (int m = threadIdx.x; m < n_bytes / (int)sizeof(uint4); m += blockDim.x) {
             for (int r = 0; r < p.n_ranks; r++) {
                 if (r != p.rank) {
-                    p2p_store(place(p.rank, r, in_turn) + m,
+                    p2p_store(slot_address(p.rank, r, in_buffer) + m,
                               make_uint4(BLANK, BLANK, BLANK, BLANK));
                 }
             }
@@ -61,7 +61,7 @@ struct row_exchange {
     }
 };
 
-enum { P2P_KEEP = 2 }; /* vectors of a row that a thread keeps */
+enum { P2P_KEEP = 2 }; /* vectors of a row that a thread keeps in registers */
 
 template <typename T>
 __global__ void __launch_bounds__(P2P_THREADS, 1)
@@ -74,14 +74,14 @@ __global__ void __launch_bounds__(P2P_THREADS, 1)
     pdl_release();
     pdl_wait();
     p2p_row *state = p.row + row;
-    int turn = state->turn, before = (turn + P2P_TURNS - 1) % P2P_TURNS;
+    int buffer = state->buffer, before = (buffer + P2P_BUFFERS - 1) % P2P_BUFFERS;
     int32_t stale = state->used[before];
-    row_exchange e = {p, row, turn};
+    row_all_reduce e = {p, row, buffer};
     T *mine = y + row * y_stride;
     for (int i = threadIdx.x * V; i < cols; i += blockDim.x * V) {
         e.send(i / V, *(const uint4 *)(mine + i));
     }
-    e.wipe(before, stale);
+    e.clear(before, stale);
     auto sum = [&](int, int i, float(&b)[V]) {
 #pragma unroll
         for (int j = 0; j < V; j++)
@@ -115,8 +115,8 @@ __global__ void __launch_bounds__(P2P_THREADS, 1)
     __syncthreads();
     if (threadIdx.x == 0) {
         state->used[before] = 0;
-        state->used[turn] = cols * (int32_t)sizeof(T);
-        state->turn = (turn + 1) % P2P_TURNS;
+        state->used[buffer] = cols * (int32_t)sizeof(T);
+        state->buffer = (buffer + 1) % P2P_BUFFERS;
     }
 }
 

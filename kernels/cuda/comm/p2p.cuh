@@ -1,5 +1,5 @@
-/* How kernels reach into the peers' memory: stores and loads over the link that no
- * cache answers, and word of a rank that is gone. */
+/* Access to peers' memory from kernels: uncached stores and loads over the link, and
+ * the host's signal that a rank is gone. */
 #ifndef QUIRE_KERNELS_CUDA_COMM_P2P_CUH
 #define QUIRE_KERNELS_CUDA_COMM_P2P_CUH
 
@@ -8,17 +8,18 @@
 
 enum { P2P_THREADS = 512, P2P_LOOK_EVERY = 256 };
 
-/* What fills a place that nothing has come to. No summand is it: it is a NaN, and sent
- * as another one. */
+/* Fills a slot that holds no data. Data never looks like it: as a NaN, it is replaced
+ * by another. */
 #define BLANK 0xFFFFFFFFu
-#define OTHER_NAN 0x7FFF7FFFu /* of float32, float16 and bfloat16 */
+#define OTHER_NAN 0x7FFF7FFFu /* a NaN in float32, float16 and bfloat16 */
 
 __device__ __forceinline__ uint32_t not_blank(uint32_t v)
 {
     return v == BLANK ? OTHER_NAN : v;
 }
 
-/* Whether the host says that a rank is gone; asked now and then. */
+/* Whether the host has signalled that a rank is gone; looked up every P2P_LOOK_EVERY
+ * rounds. */
 __device__ __forceinline__ bool stopped(const p2p_args &p, int round)
 {
     return round % P2P_LOOK_EVERY == 0 && *(const volatile int32_t *)p.stop;
@@ -59,8 +60,8 @@ __device__ __forceinline__ uint4 p2p_load(const uint4 *from)
     return v;
 }
 
-/* All that was written before, by this thread or before it, is there when the peer sees
- * the flag. */
+/* Release store: all earlier writes that this thread has seen are visible to a peer
+ * that reads the flag. */
 __device__ __forceinline__ void p2p_flag(uint32_t *to, uint32_t v)
 {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");

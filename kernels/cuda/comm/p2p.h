@@ -1,5 +1,5 @@
-/* Sums over ranks on peer devices (p2p.cu) and the drawing of tokens (p2p_sample.cu):
- * every rank has an inbox, memory that the others write. */
+/* All-reduce between peer devices (p2p.cu) and sampling over them (p2p_sample.cu,
+ * topk_merge.cu). Every rank has an inbox, memory that the others write. */
 #ifndef QUIRE_KERNELS_CUDA_COMM_P2P_H
 #define QUIRE_KERNELS_CUDA_COMM_P2P_H
 
@@ -13,90 +13,98 @@ enum {
     P2P_MAX_RANKS = 8,
     P2P_MAX_ROWS = 256,
     P2P_ROW_BYTES = 32 << 10,
-    P2P_TURNS = 3,         /* see p2p.cu */
-    P2P_MAX_TOKENS = 1024, /* samples of an exchange */
-    TOPK_MOST = 64,        /* entries of a short list (topk_merge.cu) */
-    TOPK_SAMPLES = 256,    /* samples of an exchange of them */
-    TOPK_CELLS = 336,      /* of a sample */
-    P2P_EPOCH_TOKENS = 0,  /* exchanges of tokens so far */
+    P2P_BUFFERS = 3,       /* slot sets used in turn, see p2p.cu */
+    P2P_MAX_TOKENS = 1024, /* samples per exchange */
+    TOPK_MOST = 64,        /* entries of a top-k list (topk_merge.cu) */
+    TOPK_SAMPLES = 256,    /* samples per exchange of lists */
+    TOPK_WORDS = 336,      /* words per sample */
+    P2P_EPOCH_TOKENS = 0,  /* p2p_args.epoch: exchanges of tokens so far */
     P2P_EPOCH_ROWS = 1,    /* of logits rows */
     P2P_EPOCH_FUSED = 2,   /* sums in fused launches */
     P2P_EPOCHS = 3,
-    P2P_FUSED_TURNS = 2,                 /* see all_reduce.cuh */
-    P2P_FUSED_BYTES = 8 * P2P_ROW_BYTES, /* of a sum in a fused launch */
+    P2P_FUSED_BUFFERS = 2,               /* slot sets used in turn, see all_reduce.cuh */
+    P2P_FUSED_BYTES = 8 * P2P_ROW_BYTES, /* per sum in a fused launch */
 };
 
-/* What a rank says of a row of logits: its best token, how likely. */
+/* A rank's candidate for a row of logits, or a sampled token, each data word beside its
+ * exchange's number (p2p_sample.cu). */
 struct p2p_token {
-    uint32_t line[8];
+    uint32_t line[8]; /* two 16-byte stores */
 };
 
+/* A row's state in the all-reduce of p2p.cu. */
 struct p2p_row {
-    int32_t turn;            /* [0, P2P_TURNS) */
-    int32_t used[P2P_TURNS]; /* bytes that came in a turn and are not wiped yet */
+    int32_t buffer;            /* [0, P2P_BUFFERS) slot set of the next sum */
+    int32_t used[P2P_BUFFERS]; /* bytes received in a set and not yet blanked */
 };
 
-/* A rank's memory that the others write; all bytes of `row` and `chain` 0xFF, the rest
- * 0, before anyone does. */
+/* A rank's memory that the others write. `row` and `fused` start with all bytes 0xFF,
+ * the rest with 0. */
 struct p2p_inbox {
     char *row;               /* [P2P_TURNS][n_ranks][P2P_MAX_ROWS][P2P_ROW_BYTES] */
     char *fused;             /* [P2P_FUSED_TURNS][n_ranks][P2P_FUSED_BYTES] */
     struct p2p_token *token; /* [2][n_ranks][P2P_MAX_TOKENS] */
-    uint32_t *came; /* [n_ranks] exchange of logits rows to which each rank's columns have come */
-    /* [2][n_ranks][TOPK_SAMPLES][TOPK_CELLS] a number each, and its
-     * exchange's */
-    unsigned long long *cell;
+    uint32_t
+        /* [n_ranks] number of the last exchange of logits rows that each rank has
+         * completed */
+        *rows_epoch;
+    /* [2][n_ranks][TOPK_SAMPLES][TOPK_WORDS] high half: the exchange's number, low
+     * half: data */
+    unsigned long long *topk;
 };
 
 struct p2p_args {
     struct p2p_inbox inbox[P2P_MAX_RANKS]; /* each rank's */
-    struct p2p_row *row;                   /* this rank's: [P2P_MAX_ROWS], 0 */
-    uint32_t *epoch;                       /* this rank's: [P2P_EPOCHS], 0 */
-    int32_t *arrived;                      /* this rank's: 0 between launches */
-    int32_t *stop; /* in pinned host memory, 1: a rank is gone, wait for none; sums are void */
-    int32_t rank, n_ranks;
+    struct p2p_row *row;                   /* this rank's: [P2P_MAX_ROWS], initially 0 */
+    /* this rank's: [P2P_EPOCHS] exchanges so far, initially 0 */
+    uint32_t *epoch;
+    /* this rank's: blocks that are done; 0 between launches */
+    int32_t *arrived;
+    int32_t *stop; /* in pinned host memory; 1: a rank is gone, wait for none; results are void */
+    int32_t rank, n_ranks; /* n_ranks is at most P2P_MAX_RANKS */
 };
 
-/* Summed over the ranks, in their order, in float32: x == NULL: y = the sum; else x +=
- * the sum, and out = norm(x) when out is not NULL. Every rank calls with the same
- * shape: at most P2P_MAX_ROWS rows of at most P2P_ROW_BYTES, 16-byte aligned. False:
- * not such a shape. */
+/* Sums y over the ranks, in their order, in float32. x NULL: y = the sum; else x += the
+ * sum, and out = norm(x) unless out is NULL. All ranks call with the same shape: at
+ * most P2P_MAX_ROWS rows of at most P2P_ROW_BYTES, 16-byte aligned. False: the shape
+ * does not fit. */
 bool launch_p2p_sum(const struct p2p_args *p, void *out, int64_t out_stride, void *x,
                     int64_t x_stride, void *y, int64_t y_stride, const struct norm_args *n,
                     int32_t rows, int32_t cols, int type, cudaStream_t stream);
 
-/* Logits rows as those who draw them have them: row i of a step's rows is drawn by rank
- * i / share, share the rows over the ranks rounded up, and is row i % share there. */
+/* Logits rows on the ranks that sample them. With n = rows / n_ranks, rounded up, row i
+ * of a step belongs to rank i / n, where it is row i % n. */
 struct p2p_rows {
-    float *row[P2P_MAX_RANKS]; /* each rank's: [share, vocab] at stride */
-    int64_t stride;
-    /* columns of all, and of a rank's part, the last ones' being what is left */
+    float *row[P2P_MAX_RANKS]; /* each rank's: [n, vocab] */
+    int64_t stride;            /* in elements */
+    /* columns of all, and of a rank's shard; the last shards have what is left */
     int32_t vocab, width;
 };
-/* `part` [rows, the rank's columns] to the ranks that draw its rows; at the end theirs
- * have come here. */
-void launch_p2p_rows(const struct p2p_args *p, const struct p2p_rows *out, const float *part,
+/* Sends `shard` [rows, the rank's columns] to the ranks that sample its rows; at its
+ * end this rank's rows are complete. */
+void launch_p2p_rows(const struct p2p_args *p, const struct p2p_rows *out, const float *shard,
                      int64_t stride, int32_t rows, cudaStream_t stream);
-/* Each rank has drawn its share of the step's rows first_row .. first_row + rows, whose
- * samples are P2P_MAX_TOKENS at most, and has answered into rank 0's memory: all get
- * the tokens, and rank 0's host the answers. */
-void launch_p2p_drawn(const struct p2p_args *p, const struct step_arrays *s, int32_t first_row,
-                      int32_t rows, cudaStream_t stream);
+/* Distributes tokens after each rank has sampled its share of the step's rows
+ * [first_row, first_row + rows), with at most P2P_MAX_TOKENS samples, and has written
+ * its results to rank 0's memory: all ranks get the tokens, and rank 0's host the
+ * results. */
+void launch_p2p_share_tokens(const struct p2p_args *p, const struct step_arrays *s,
+                             int32_t first_row, int32_t rows, cudaStream_t stream);
 
-/* Draws the step's rows a->first .. of which a->logits [rows, the rank's columns] is a
- * part, as launch_sample does from `vocab` columns; `width`: of the first rank's part.
- * Row i is drawn by rank i / share: launch_p2p_drawn hands out what it drew. At most
- * TOPK_SAMPLES samples, each greedy or with a top_k of at most TOPK_MOST,
- * with as few candidates and best tokens. False as launch_sample's. */
+/* Samples the step's rows from a->first on. a->logits [rows, the rank's columns] is
+ * this rank's shard of `vocab` columns; `width` is the first rank's. Rows belong to
+ * ranks as in struct p2p_rows; launch_p2p_share_tokens must follow. At most
+ * TOPK_SAMPLES samples, each greedy or with a top_k of at most TOPK_MOST, and with at
+ * most as many candidates and best tokens. */
 void launch_topk_merge(const struct p2p_args *p, const struct sample_args *a,
                        const struct step_arrays *s, int32_t vocab, int32_t width,
                        cudaStream_t stream);
 
-/* Each rank has drawn greedily from its part of the vocabulary, part [rows, cols] being
- * its logits, which begin at id `first`, of the step's rows from `first_row` on: the
+/* Combines greedy samples of the ranks' shards of the vocabulary. `shard` [rows, cols]
+ * is this rank's logits, from id `first` on, of the step's rows from first_row on: the
  * greatest of all becomes the samples' token, with its log-probability, on every rank.
  * At most P2P_MAX_TOKENS rows. */
-void launch_p2p_tokens(const struct p2p_args *p, const struct step_arrays *s, const float *part,
+void launch_p2p_tokens(const struct p2p_args *p, const struct step_arrays *s, const float *shard,
                        int64_t stride, int32_t first, int32_t first_row, int32_t rows,
                        cudaStream_t stream);
 

@@ -1,31 +1,31 @@
-/* Drawing tokens over ranks on peer devices, each of which has the logits of its part
- * of the vocabulary.
+/* Sampling over ranks on peer devices, each of which has the logits of its shard of the
+ * vocabulary.
  *
- * Greedy steps: each rank finds the best of its part, and the ranks compare
- * (p2p_tokens_kernel). Else the rows are shared out: every rank writes its columns of
- * a row into the memory of the rank that draws it (p2p_rows_kernel), which then has
- * the whole row and draws as if it were alone; its tokens go to all
- * (p2p_drawn_kernel). Answers for the host are written where rank 0 has them, and are
- * on their way before the tokens, so rank 0 hands them on once it has every token.
+ * Greedy steps: each rank finds the best token of its shard, and the ranks compare
+ * (p2p_tokens_kernel). Otherwise the rows are shared out: every rank writes its columns
+ * of a row into the memory of the rank that samples it (p2p_rows_kernel), which then
+ * samples the whole row as if it were alone, and the tokens go to all
+ * (p2p_share_tokens_kernel). Results for the host are written to rank 0's memory before
+ * the tokens are sent, so rank 0 passes them on once it has every token.
  *
- * Exchanges of tokens are counted, the same on all ranks; lines of a token carry the
- * number, and lie in two halves in turn. Every exchange comes after a sum or after
- * p2p_rows_kernel, for which all ranks met: so who writes a half again knows it was
- * read.
+ * Exchanges of tokens are numbered, the same on all ranks. A token's line carries the
+ * number, and lies in two halves used alternately. Every exchange follows an all-reduce
+ * or p2p_rows_kernel, in which all ranks take part; so before a half is written again
+ * it has been read.
  */
 #include "kernels/cuda/comm/p2p.cuh"
 
-/* ---- rows to those who draw them ---- */
+/* ---- rows to the ranks that sample them ---- */
 
-enum { ROW_PIECES = 8 };
+enum { ROW_CHUNKS = 8 };
 
-/* What this rank has of a row, `cols` columns, copied by one of its pieces' blocks. */
-__device__ __forceinline__ void copy_piece(float *to, const float *from, int cols)
+/* Copies one chunk of this rank's `cols` columns of a row. */
+__device__ __forceinline__ void copy_chunk(float *to, const float *from, int cols)
 {
-    int piece = (cols + ROW_PIECES - 1) / ROW_PIECES, lo, hi;
+    int chunk = (cols + ROW_CHUNKS - 1) / ROW_CHUNKS, lo, hi;
 
-    piece = (piece + 3) / 4 * 4;
-    lo = min(cols, (int)blockIdx.x * piece), hi = min(cols, lo + piece);
+    chunk = (chunk + 3) / 4 * 4;
+    lo = min(cols, (int)blockIdx.x * chunk), hi = min(cols, lo + chunk);
     if ((uintptr_t)to % 16 == 0 && (uintptr_t)from % 16 == 0) {
         for (int i = lo + 4 * (int)threadIdx.x; i + 4 <= hi; i += 4 * blockDim.x) {
             *(float4 *)(to + i) = *(const float4 *)(from + i);
@@ -37,20 +37,20 @@ __device__ __forceinline__ void copy_piece(float *to, const float *from, int col
     }
 }
 
-/* All ranks' columns have come here, as this rank's have to them. */
-__device__ void meet(const p2p_args &p)
+/* Barrier of all ranks: all columns have arrived, here and at the peers. */
+__device__ void rows_barrier(const p2p_args &p)
 {
     uint32_t epoch = p.epoch[P2P_EPOCH_ROWS] + 1;
 
     for (int r = 0; r < p.n_ranks; r++) {
         if (r != p.rank) {
-            p2p_flag(p.inbox[r].came + p.rank, epoch);
+            p2p_flag(p.inbox[r].rows_epoch + p.rank, epoch);
         }
     }
     for (int r = 0; r < p.n_ranks; r++) {
         if (r != p.rank) {
-            for (int i = 1;
-                 (int32_t)(p2p_flagged(p.inbox[p.rank].came + r) - epoch) < 0 && !stopped(p, i);) {
+            for (int i = 1; (int32_t)(p2p_flagged(p.inbox[p.rank].rows_epoch + r) - epoch) < 0 &&
+                            !stopped(p, i);) {
                 i++;
             }
         }
@@ -59,14 +59,14 @@ __device__ void meet(const p2p_args &p)
 }
 
 __global__ void __launch_bounds__(P2P_THREADS)
-    p2p_rows_kernel(p2p_args p, p2p_rows out, const float *part, int64_t stride, int32_t rows)
+    p2p_rows_kernel(p2p_args p, p2p_rows out, const float *shard, int64_t stride, int32_t rows)
 {
     pdl_release();
     pdl_wait();
-    int share = (rows + p.n_ranks - 1) / p.n_ranks, first = p.rank * out.width;
+    int rows_per_rank = (rows + p.n_ranks - 1) / p.n_ranks, first = p.rank * out.width;
     int row = blockIdx.y;
-    copy_piece(out.row[row / share] + (row % share) * out.stride + first, part + row * stride,
-               min(out.width, out.vocab - first));
+    copy_chunk(out.row[row / rows_per_rank] + (row % rows_per_rank) * out.stride + first,
+               shard + row * stride, min(out.width, out.vocab - first));
     __syncthreads();
     if (threadIdx.x > 0) {
         return;
@@ -77,30 +77,30 @@ __global__ void __launch_bounds__(P2P_THREADS)
     }
     *p.arrived = 0;
     __threadfence_system();
-    meet(p);
+    rows_barrier(p);
 }
 
 extern "C" void launch_p2p_rows(const struct p2p_args *p, const struct p2p_rows *out,
-                                const float *part, int64_t stride, int32_t rows,
+                                const float *shard, int64_t stride, int32_t rows,
                                 cudaStream_t stream)
 {
-    launch(p2p_rows_kernel, dim3(ROW_PIECES, rows), dim3(P2P_THREADS), 0, stream, *p, *out, part,
+    launch(p2p_rows_kernel, dim3(ROW_CHUNKS, rows), dim3(P2P_THREADS), 0, stream, *p, *out, shard,
            stride, rows);
 }
 
-/* ---- tokens to all ---- */
+/* ---- tokens to all ranks ---- */
 
-struct drawn_rows {
+struct sampled_rows {
     const step_header *h;
     const int32_t *group; /* first sample of each row */
-    int first, rows, share;
+    int first, rows, rows_per_rank;
 
-    /* f(sample, its place in the exchange) for the samples of the rows that rank r
-     * draws, by all threads. */
+    /* Calls f(sample, its index in the exchange) for the samples of rank r's rows, by
+     * all threads. */
     template <typename F> __device__ void of(int r, F f) const
     {
-        for (int row = r * share + (int)threadIdx.x; row < min(rows, (r + 1) * share);
-             row += blockDim.x) {
+        for (int row = r * rows_per_rank + (int)threadIdx.x;
+             row < min(rows, (r + 1) * rows_per_rank); row += blockDim.x) {
             for (int i = group[first + row]; i < group[first + row + 1]; i++) {
                 f(i, i - group[first]);
             }
@@ -108,34 +108,34 @@ struct drawn_rows {
     }
 };
 
-/* What the host reads, from the device's memory into the host's. */
-__device__ void tell_host(const drawn_rows &d)
+/* Copies the results from device memory to rank 0's host. */
+__device__ void copy_results_to_host(const sampled_rows &d)
 {
     const step_header *h = d.h;
     int from = d.group[d.first], to = d.group[d.first + d.rows];
 
     for (int i = from + (int)threadIdx.x; i < to; i += blockDim.x) {
-        h->told.token[i] = __ldcg(h->result_token + i);
-        h->told.logprob[i] = __ldcg(h->result_logprob + i);
+        h->host_results.token[i] = __ldcg(h->result_token + i);
+        h->host_results.logprob[i] = __ldcg(h->result_logprob + i);
     }
     for (int64_t k = (int64_t)from * h->top_stride + threadIdx.x; k < (int64_t)to * h->top_stride;
          k += blockDim.x) {
-        h->told.top_token[k] = __ldcg(h->result_top_token + k);
-        h->told.top_logprob[k] = __ldcg(h->result_top_logprob + k);
+        h->host_results.top_token[k] = __ldcg(h->result_top_token + k);
+        h->host_results.top_logprob[k] = __ldcg(h->result_top_logprob + k);
     }
 }
 
 __global__ void __launch_bounds__(P2P_THREADS)
-    p2p_drawn_kernel(p2p_args p, step_arrays s, int32_t first_row, int32_t rows)
+    p2p_share_tokens_kernel(p2p_args p, step_arrays s, int32_t first_row, int32_t rows)
 {
     pdl_wait();
     pdl_release();
     const step_header *h = s.header;
     uint32_t epoch = p.epoch[P2P_EPOCH_TOKENS] + 1;
     int64_t half = (int64_t)(epoch & 1) * p.n_ranks;
-    drawn_rows d = {h, (const int32_t *)((const char *)h + h->off_group), first_row,
-                    min(rows, h->n_logits - first_row), (rows + p.n_ranks - 1) / p.n_ranks};
-    /* the answers of this rank's rows, before the tokens that tell of them */
+    sampled_rows d = {h, (const int32_t *)((const char *)h + h->off_group), first_row,
+                      min(rows, h->n_logits - first_row), (rows + p.n_ranks - 1) / p.n_ranks};
+    /* this rank's results become visible before its tokens */
     __threadfence_system();
     d.of(p.rank, [&](int i, int at) {
         for (int r = 0; r < p.n_ranks; r++) {
@@ -162,30 +162,30 @@ __global__ void __launch_bounds__(P2P_THREADS)
     __threadfence_system();
     __syncthreads();
     if (p.rank == 0) {
-        tell_host(d);
+        copy_results_to_host(d);
     }
     if (threadIdx.x == 0) {
         p.epoch[P2P_EPOCH_TOKENS] = epoch;
     }
 }
 
-extern "C" void launch_p2p_drawn(const struct p2p_args *p, const struct step_arrays *s,
-                                 int32_t first_row, int32_t rows, cudaStream_t stream)
+extern "C" void launch_p2p_share_tokens(const struct p2p_args *p, const struct step_arrays *s,
+                                        int32_t first_row, int32_t rows, cudaStream_t stream)
 {
-    launch(p2p_drawn_kernel, dim3(1), dim3(P2P_THREADS), 0, stream, *p, *s, first_row, rows);
+    launch(p2p_share_tokens_kernel, dim3(1), dim3(P2P_THREADS), 0, stream, *p, *s, first_row, rows);
 }
 
-/* ---- the best of all ---- */
+/* ---- greedy: the best of all shards ---- */
 
-/* Of a sample, on one rank: its best logit, the token's id, the logarithm of the part's
- * summed exponentials. */
+/* A shard's candidate for a sample: the id of its greatest logit, the logit, and the
+ * logarithm of the shard's summed exponentials. */
 struct candidate {
     int32_t token;
     float logit, lse;
 };
 
-/* Two stores of 8 bytes of data, each with the exchange's number beside its words:
- * whichever arrives first. */
+/* Two 16-byte stores, each with the exchange's number beside its data, so they may
+ * arrive in any order. */
 __device__ __forceinline__ void send_candidate(p2p_token *to, candidate c, uint32_t epoch)
 {
     p2p_store((uint4 *)to, make_uint4(c.token, epoch, __float_as_uint(c.logit), epoch));
@@ -205,8 +205,8 @@ __device__ __forceinline__ candidate receive_candidate(const p2p_args &p, const 
     return {(int32_t)a.x, __uint_as_float(a.z), __uint_as_float(b.x)};
 }
 
-/* The better of two; of equals the one of the lower ids, which is `a`. A token below 0:
- * the logits were no numbers. */
+/* The better of two; of equal ones a's, whose ids are lower. A negative token: the
+ * logits held no usable number. */
 __device__ __forceinline__ candidate merge(candidate a, candidate b)
 {
     if (a.token < 0 || b.token < 0) {
@@ -218,7 +218,7 @@ __device__ __forceinline__ candidate merge(candidate a, candidate b)
 }
 
 __global__ void __launch_bounds__(P2P_THREADS)
-    p2p_tokens_kernel(p2p_args p, step_arrays s, const float *part, int64_t stride, int32_t first,
+    p2p_tokens_kernel(p2p_args p, step_arrays s, const float *shard, int64_t stride, int32_t first,
                       int32_t first_row, int32_t rows)
 {
     pdl_wait();
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(P2P_THREADS)
         }
         candidate mine = {s.sampled[i], 0.0f, 0.0f};
         if (mine.token >= 0) {
-            mine.logit = part[row * stride + mine.token];
+            mine.logit = shard[row * stride + mine.token];
             mine.lse = mine.logit - *(volatile float *)&h->result_logprob[i];
             mine.token += first;
         }
@@ -267,9 +267,9 @@ __global__ void __launch_bounds__(P2P_THREADS)
 }
 
 extern "C" void launch_p2p_tokens(const struct p2p_args *p, const struct step_arrays *s,
-                                  const float *part, int64_t stride, int32_t first,
+                                  const float *shard, int64_t stride, int32_t first,
                                   int32_t first_row, int32_t rows, cudaStream_t stream)
 {
-    launch(p2p_tokens_kernel, dim3(1), dim3(P2P_THREADS), 0, stream, *p, *s, part, stride, first,
+    launch(p2p_tokens_kernel, dim3(1), dim3(P2P_THREADS), 0, stream, *p, *s, shard, stride, first,
            first_row, rows);
 }

@@ -1,8 +1,8 @@
-/* Sums over ranks on devices of their own; ranks_open.c made them meet, rank_sample.c
- * has the logits, wait.c waits for them.
+/* All-reduce over ranks on devices of their own. ranks_open.c connects them,
+ * rank_sample.c samples, wait.c waits for them.
  *
- * Small sums, those of decode steps, go straight into the peers' memory (p2p.cu),
- * fused with the residual and the norm. The others go through NCCL.
+ * Small sums, those of decode steps, go straight into the peers' memory (p2p.cu), fused
+ * with the residual and the norm. The others go through NCCL.
  */
 #include "kernels/cuda/comm/ranks.h"
 
@@ -11,11 +11,11 @@ static ncclDataType_t nccl_type(enum dtype t)
     return t == DTYPE_F32 ? ncclFloat : t == DTYPE_F16 ? ncclHalf : ncclBfloat16;
 }
 
-/* y summed in place by NCCL; its rows may lie apart. */
+/* Sums y in place by NCCL; its rows may lie apart. */
 static void nccl_sum(struct cuda_backend *c, struct mat y, int32_t rows)
 {
     size_t n =
-        /* what lies between rows is summed too, unused */
+        /* the padding between rows is summed too, unused */
         (size_t)(rows - 1) * (size_t)y.stride + (size_t)y.cols;
     const struct nccl_group *g = &c->ranks->nccl;
 

@@ -1,4 +1,5 @@
-/* What ranks_open.c makes and ranks.c uses. */
+/* Tensor-parallel ranks of the CUDA backend: made by ranks_open.c, used by ranks.c and
+ * rank_sample.c. */
 #ifndef QUIRE_KERNELS_CUDA_COMM_RANKS_H
 #define QUIRE_KERNELS_CUDA_COMM_RANKS_H
 
@@ -7,42 +8,42 @@
 #include "kernels/cuda/comm/p2p.h"
 #include "kernels/cuda/cuda.h"
 
-/* A piece of device memory that all ranks have of the same size: where each rank's
- * is. */
+/* Device memory that all ranks allocate alike: where each rank's is mapped here. */
 struct rank_map {
-    void *of[P2P_MAX_RANKS];
+    void *of[P2P_MAX_RANKS]; /* by rank; all NULL: not reachable */
 };
 
 struct cuda_ranks {
-    struct nccl_group nccl;
-    struct comm *comm; /* the config's */
-    int32_t rank, n;
+    struct nccl_group nccl; /* all ranks */
+    struct comm *comm;      /* the config's */
+    int32_t rank, n;        /* this rank, number of ranks */
+    /* as kernels get it; inbox[rank].row NULL: devices do not reach each other */
     struct p2p_args p2p;
-    /* [n_maps] the inboxes first; what is of other ranks is closed at the end */
+    /* [n_maps] the inboxes first, then logits; peers' memory is unmapped at the end */
     struct rank_map *map;
-    int32_t n_maps;
-    /* cuda_fused_bytes of the rank that has the least: all collect the same fused
+    int32_t n_maps; /* entries of map */
+    /* the least cuda_fused_bytes of all ranks, so that all build the same fused
      * launches */
     int32_t fused_bytes;
-    struct step_answers answers; /* in rank 0's inbox */
-    bool shares_rows;            /* in this step each rank draws its share of the logits rows */
-    /* rank 0: the other ranks' parts of logits, [n - 1][rows][width]; the others: their
-     * own */
-    float *parts;
-    int64_t parts_bytes;
-    struct mat part; /* of the logits gathered last */
+    struct step_results results; /* results, in rank 0's inbox */
+    bool shares_rows;            /* each rank samples its share of this step's logits rows */
+    /* NCCL's buffer; rank 0: the other ranks' shards [n - 1][rows][width], others:
+     * their own */
+    float *shards;
+    int64_t shards_bytes; /* its size */
+    struct mat shard;     /* this rank's shard of the logits gathered last */
 };
 
-/* Whether the devices reach each other's memory. */
+/* Whether the devices can access each other's memory. */
 static inline bool cuda_ranks_p2p(const struct cuda_ranks *r)
 {
     return r->p2p.inbox[r->rank].row != NULL;
 }
 
-/* ranks_open.c: all ranks call it; ret->of[its own] is `memory`, an allocation of its
- * own. Waits for the device. */
+/* ranks_open.c: maps `memory`, an allocation of each rank's own, on all ranks; all call
+ * it. Waits for the device. */
 int cuda_ranks_map(struct cuda_backend *c, void *memory, struct rank_map *ret, struct err *e);
-/* The others are gone: let the device's kernels go. */
+/* Releases kernels that wait for ranks that are gone. */
 void cuda_ranks_abort(struct cuda_backend *c);
 
 #endif

@@ -1,8 +1,7 @@
-/* How ranks on devices of their own find each other.
+/* Connecting ranks on devices of their own.
  *
- *     comm: NCCL's id ─► NCCL, on a thread, until the weights are there
+ *     comm: NCCL's id ─► NCCL's initialisation, on a thread, while weights are read
  *           handles of the inboxes ─► each rank maps the others' memory
- *
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,8 +10,8 @@
 #include "config/base/limits.h"
 #include "kernels/cuda/comm/ranks.h"
 
-/* Begins NCCL's meeting, which goes on while weights are read. */
-static int meet(struct cuda_backend *c, struct err *e)
+/* Starts NCCL's initialisation, which runs while weights are read. */
+static int start_nccl(struct cuda_backend *c, struct err *e)
 {
     struct cuda_ranks *r = c->ranks;
     ncclUniqueId id = {0};
@@ -23,7 +22,7 @@ static int meet(struct cuda_backend *c, struct err *e)
                        r->nccl.lib->GetErrorString(got));
     }
     int rc = r->comm->ops->broadcast(r->comm, &id, sizeof(id), e);
-    return rc < 0 ? rc : nccl_meet(&r->nccl, c->config.device, &id, r->n, r->rank, e);
+    return rc < 0 ? rc : nccl_init_start(&r->nccl, c->config.device, &id, r->n, r->rank, e);
 }
 
 int cuda_ranks_ready(struct cuda_backend *c, struct err *e)
@@ -31,16 +30,16 @@ int cuda_ranks_ready(struct cuda_backend *c, struct err *e)
     return !c->ranks ? 0 : nccl_ready(&c->ranks->nccl, c, e);
 }
 
-/* ---- memory of the others ---- */
+/* ---- peers' memory ---- */
 
-/* What a rank tells the others of a piece of its memory. */
+/* A rank's description of its memory, sent to the others. */
 struct p2p_handle {
     cudaIpcMemHandle_t memory;
     int32_t reachable, fused_bytes, pad[14];
 };
 
-/* Whether this device can reach all the other ranks' devices, which are those of their
- * numbers. */
+/* Whether this device can access all other ranks' devices, which are numbered like the
+ * ranks. */
 static bool p2p_reachable(const struct cuda_ranks *r, int32_t first_device)
 {
     for (int32_t i = 0; i < r->n; i++) {
@@ -55,21 +54,22 @@ static bool p2p_reachable(const struct cuda_ranks *r, int32_t first_device)
     return r->n <= P2P_MAX_RANKS;
 }
 
-/* All ranks' handles, in their order: side by side on rank 0, by way of comm, and from
- * there to all. What was enqueued before is done on all devices then. */
+/* Exchanges handles: comm gathers them on rank 0 and broadcasts them, in the order of
+ * the ranks. Afterwards all earlier work is done on all devices. */
 static int exchange_handles(struct cuda_backend *c, struct p2p_handle *mine, struct p2p_handle *all,
                             struct err *e)
 {
     enum { WORDS = sizeof(*mine) / sizeof(float) };
     struct comm *m = c->ranks->comm;
-    struct mat part = {.data = mine, .rows = 1, .cols = WORDS, .stride = WORDS, .dtype = DTYPE_F32};
+    struct mat shard = {
+        .data = mine, .rows = 1, .cols = WORDS, .stride = WORDS, .dtype = DTYPE_F32};
     int32_t n = WORDS * m->n_ranks;
     struct mat whole = {.data = all, .rows = 1, .cols = n, .stride = n, .dtype = DTYPE_F32};
 
-    if (!cuda_check(c, cuda_wait_stream(c), "meeting")) {
+    if (!cuda_check(c, cuda_wait_stream(c), "ranks")) {
         return err_set(e, c->failed.code, "%s", c->failed.text);
     }
-    int rc = m->ops->gather_cols(m, whole, part, e);
+    int rc = m->ops->gather_cols(m, whole, shard, e);
     return rc < 0 ? rc : m->ops->broadcast(m, all, sizeof(*all) * (size_t)m->n_ranks, e);
 }
 
@@ -97,7 +97,7 @@ static void map_release(const struct cuda_ranks *r, struct rank_map *m)
     memset(m, 0, sizeof(*m));
 }
 
-/* As cuda_ranks_map; ret stays all NULL when not every device reaches every other. */
+/* As cuda_ranks_map, but *ret stays all NULL if some device cannot access another. */
 static int map_if_reachable(struct cuda_backend *c, void *memory, struct rank_map *ret,
                             struct err *e)
 {
@@ -138,28 +138,28 @@ int cuda_ranks_map(struct cuda_backend *c, void *memory, struct rank_map *ret, s
 
 /* ---- inboxes ---- */
 
-/* Offsets in the memory of an inbox, and its size. The answers are used on rank 0. */
+/* Offsets in an inbox's memory, and its size. `answers` is used on rank 0 only. */
 struct inbox_layout {
-    size_t fused, tokens, cells, came, answers, n_bytes;
+    size_t fused, tokens, topk, rows_epoch, results, n_bytes;
 };
 
 enum {
-    CAME_BYTES = 256,
-    ANSWER_BYTES = P2P_MAX_TOKENS * 4,
-    TOP_BYTES = ANSWER_BYTES * LIMIT_CANDIDATES
+    ROWS_EPOCH_BYTES = 256,
+    RESULT_BYTES = P2P_MAX_TOKENS * 4,
+    TOP_BYTES = RESULT_BYTES * LIMIT_CANDIDATES
 };
 
 static struct inbox_layout inbox_layout(int32_t n)
 {
     struct inbox_layout l;
 
-    l.fused = (size_t)P2P_TURNS * (size_t)n * P2P_MAX_ROWS * P2P_ROW_BYTES;
-    l.tokens = l.fused + (size_t)P2P_FUSED_TURNS * (size_t)n * P2P_FUSED_BYTES;
-    l.cells = l.tokens + (size_t)2 * (size_t)n * P2P_MAX_TOKENS * sizeof(struct p2p_token);
-    l.came =
-        l.cells + (size_t)2 * (size_t)n * TOPK_SAMPLES * TOPK_CELLS * sizeof(unsigned long long);
-    l.answers = l.came + CAME_BYTES;
-    l.n_bytes = l.answers + 2 * ((size_t)ANSWER_BYTES + TOP_BYTES);
+    l.fused = (size_t)P2P_BUFFERS * (size_t)n * P2P_MAX_ROWS * P2P_ROW_BYTES;
+    l.tokens = l.fused + (size_t)P2P_FUSED_BUFFERS * (size_t)n * P2P_FUSED_BYTES;
+    l.topk = l.tokens + (size_t)2 * (size_t)n * P2P_MAX_TOKENS * sizeof(struct p2p_token);
+    l.rows_epoch =
+        l.topk + (size_t)2 * (size_t)n * TOPK_SAMPLES * TOPK_WORDS * sizeof(unsigned long long);
+    l.results = l.rows_epoch + ROWS_EPOCH_BYTES;
+    l.n_bytes = l.results + 2 * ((size_t)RESULT_BYTES + TOP_BYTES);
     return l;
 }
 
@@ -173,19 +173,19 @@ static void place_inboxes(struct cuda_ranks *r, const struct rank_map *m)
             .row = at,
             .fused = at + l.fused,
             .token = (struct p2p_token *)(at + l.tokens),
-            .came = (uint32_t *)(at + l.came),
-            .cell = (unsigned long long *)(at + l.cells),
+            .rows_epoch = (uint32_t *)(at + l.rows_epoch),
+            .topk = (unsigned long long *)(at + l.topk),
         };
     }
-    char *answers = (char *)m->of[0] + l.answers;
-    r->answers =
-        (struct step_answers){.token = (int32_t *)answers,
-                              .logprob = (float *)(answers + ANSWER_BYTES),
-                              .top_token = (int32_t *)(answers + 2 * ANSWER_BYTES),
-                              .top_logprob = (float *)(answers + 2 * ANSWER_BYTES + TOP_BYTES)};
+    char *results = (char *)m->of[0] + l.results;
+    r->results =
+        (struct step_results){.token = (int32_t *)results,
+                              .logprob = (float *)(results + RESULT_BYTES),
+                              .top_token = (int32_t *)(results + 2 * RESULT_BYTES),
+                              .top_logprob = (float *)(results + 2 * RESULT_BYTES + TOP_BYTES)};
 }
 
-/* Zeroed memory of this rank's own. */
+/* Allocates zeroed device memory of this rank's own. */
 static void *counters(struct cuda_backend *c, size_t n_bytes, struct err *e)
 {
     void *p = cuda_alloc(c, n_bytes, "ranks", e);
@@ -196,9 +196,9 @@ static void *counters(struct cuda_backend *c, size_t n_bytes, struct err *e)
     return p;
 }
 
-/* Memory that the others write, and the others' here. Without a link between all
- * devices NCCL does every sum. */
-static int meet_p2p(struct cuda_backend *c, struct err *e)
+/* Allocates this rank's inbox and maps the others'. If not all devices are linked, NCCL
+ * does every sum. */
+static int open_inboxes(struct cuda_backend *c, struct err *e)
 {
     struct cuda_ranks *r = c->ranks;
     const struct inbox_layout l = inbox_layout(r->n);
@@ -263,8 +263,8 @@ int cuda_ranks_init(struct cuda_backend *c, struct err *e)
     }
     *r->p2p.stop = 0;
     int rc = nccl_open(&r->nccl.lib, e);
-    rc = rc < 0 ? rc : meet(c, e);
-    rc = rc < 0 ? rc : meet_p2p(c, e);
+    rc = rc < 0 ? rc : start_nccl(c, e);
+    rc = rc < 0 ? rc : open_inboxes(c, e);
     if (rc == 0) {
         describe(c);
     }
@@ -290,7 +290,7 @@ void cuda_ranks_release(struct cuda_backend *c)
     }
     free(r->map);
     cudaFreeHost(r->p2p.stop);
-    cudaFree(r->parts);
+    cudaFree(r->shards);
     nccl_release(&r->nccl);
     free(r);
     c->ranks = NULL;

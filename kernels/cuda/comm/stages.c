@@ -1,16 +1,16 @@
-/* What a stage of a pipeline hands to the next (pipeline.h), on GPUs: the residual
- * stream of a part of a step, device to device by NCCL.
+/* Passes the residual stream of a micro-batch from pipeline stage to stage (pipeline.h)
+ * on GPUs, device to device by NCCL.
  *
  *     x ─► slice ─► send, on a stream of its own ─────► receive ─► x of the next stage
  *
- * Each pair of neighbours has a communicator of two, so that what a stage sends never
- * waits for what it receives. The sender goes on with its next part while the next
- * stage still computes the one before: what it sends lies in one of two slices by then.
+ * Each pair of neighbours has a communicator of two, so that sending never waits for
+ * receiving. A sender goes on with its next micro-batch while the next stage still
+ * computes the previous one; by then the data to send lies in one of two slices.
  *
- * Without NCCL on every stage it goes by way of the host, pinned memory to shared
- * memory or TCP and back; every network does that. Tokens go so in any case: the host
- * needs them. Each part is waited for before the next begins (engine/workers/runner.c),
- * so one host buffer is enough.
+ * Unless every stage has NCCL, the data goes through the hosts: pinned memory, shared
+ * memory or TCP, pinned memory. Tokens always do, because the hosts need them. Each
+ * micro-batch is waited for before the next begins (engine/workers/runner.c), so one
+ * host buffer suffices.
  */
 #include "kernels/cuda/comm/stages.h"
 
@@ -24,7 +24,7 @@
 #define SLICE_BYTES ((size_t)32 << 20)
 enum { SLICES = 2, SENDER = 0, RECEIVER = 1 };
 
-/* A piece of x on its way to the next stage. */
+/* A piece of x in transit to the next stage. */
 struct slice {
     char *data;
     cudaEvent_t filled, sent;
@@ -33,22 +33,22 @@ struct slice {
 struct cuda_stages {
     struct pipeline *pipeline;
     struct stage_tokens tokens;
-    int32_t *before; /* pinned, [max_samples]: the tokens of the step before */
-    int32_t *drawn
-        /* last stage: on the device, [max_samples], the tokens of stage_tokens' two
-         * steps, on each rank */
+    int32_t *before; /* pinned, [max_samples]: tokens of the previous step */
+    int32_t *sampled
+        /* last stage, every rank: on the device, [max_samples], the tokens of
+         * stage_tokens' two steps */
         [2];
-    char *host; /* pinned: a part's residual stream, where NCCL is not */
+    char *host; /* pinned: a micro-batch's residual stream, without NCCL */
     size_t host_bytes;
-    struct mat out;             /* what step_end sends; data NULL: nothing */
-    bool linked;                /* by NCCL: */
-    struct nccl_group from, to; /* the stage before and after, where there is one */
-    cudaStream_t stream;        /* of what is sent */
+    struct mat out;             /* sent by step_end; data NULL: nothing */
+    bool linked;                /* NCCL is used: */
+    struct nccl_group from, to; /* the previous and next stage, if any */
+    cudaStream_t stream;        /* for sends */
     struct slice slice[SLICES];
-    int turn;
+    int n_sent; /* slices sent: selects the next one */
 };
 
-/* ---- meeting ---- */
+/* ---- connecting ---- */
 
 static bool is_first(const struct cuda_stages *s)
 {
@@ -60,17 +60,18 @@ static bool is_last(const struct cuda_stages *s)
     return pipeline_is_last(&s->pipeline->at);
 }
 
-/* Whether all stages have NCCL: asked down the pipeline by the ranks 0, told by the
- * last one to all of the first stage, and handed down. */
+/* Whether all stages have NCCL: the ranks 0 AND their answers down the pipeline, the
+ * last stage sends the result to all ranks of the first stage, and it is passed down
+ * again. */
 static int agree(struct cuda_stages *s, int32_t *have, struct err *e)
 {
     struct pipeline *p = s->pipeline;
-    int32_t others = 1, rc = 0;
+    int32_t before = 1, rc = 0;
 
     if (p->at.rank == 0 && !is_first(s)) {
-        rc = p->ops->receive(p, &others, sizeof(others), e);
+        rc = p->ops->receive(p, &before, sizeof(before), e);
     }
-    *have = *have && others;
+    *have = *have && before;
     if (rc == 0 && p->at.rank == 0 && !is_last(s)) {
         rc = p->ops->send(p, 0, have, sizeof(*have), e);
     }
@@ -83,8 +84,8 @@ static int agree(struct cuda_stages *s, int32_t *have, struct err *e)
     return rc == 0 && !is_last(s) ? p->ops->send(p, p->at.rank, have, sizeof(*have), e) : rc;
 }
 
-/* Begin the meetings with the neighbours: the sender's id goes ahead. */
-static int meet(struct cuda_backend *c, const struct nccl *lib, struct err *e)
+/* Starts connecting to the neighbours; the sender's id goes ahead. */
+static int connect_neighbours(struct cuda_backend *c, const struct nccl *lib, struct err *e)
 {
     struct cuda_stages *s = c->stages;
     struct pipeline *p = s->pipeline;
@@ -97,11 +98,11 @@ static int meet(struct cuda_backend *c, const struct nccl *lib, struct err *e)
         rc = got == ncclSuccess ? p->ops->send(p, p->at.rank, &id, sizeof(id), e)
                                 : err_set(e, ERR_DEVICE, "cuda: rank %d: NCCL: %s",
                                           cuda_rank_number(c), lib->GetErrorString(got));
-        rc = rc < 0 ? rc : nccl_meet(&s->to, c->config.device, &id, 2, SENDER, e);
+        rc = rc < 0 ? rc : nccl_init_start(&s->to, c->config.device, &id, 2, SENDER, e);
     }
     if (rc == 0 && !is_first(s)) {
         rc = p->ops->receive(p, &id, sizeof(id), e);
-        rc = rc < 0 ? rc : nccl_meet(&s->from, c->config.device, &id, 2, RECEIVER, e);
+        rc = rc < 0 ? rc : nccl_init_start(&s->from, c->config.device, &id, 2, RECEIVER, e);
     }
     return rc;
 }
@@ -112,7 +113,7 @@ static int open_slices(struct cuda_backend *c, struct err *e)
     cudaError_t rc = cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking);
 
     for (int i = 0; i < SLICES && rc == cudaSuccess; i++) {
-        s->slice[i].data = cuda_alloc(c, SLICE_BYTES, "what stages exchange", e);
+        s->slice[i].data = cuda_alloc(c, SLICE_BYTES, "stage transfer", e);
         if (!s->slice[i].data) {
             return ERR_NOMEM;
         }
@@ -120,10 +121,10 @@ static int open_slices(struct cuda_backend *c, struct err *e)
         rc = rc == cudaSuccess ? cudaEventCreateWithFlags(&s->slice[i].sent, cudaEventDisableTiming)
                                : rc;
     }
-    return rc == cudaSuccess ? 0 : cuda_error(e, rc, "what stages exchange");
+    return rc == cudaSuccess ? 0 : cuda_error(e, rc, "stage transfer");
 }
 
-/* By NCCL if every stage has it. */
+/* Connects the stages by NCCL if every stage has it. */
 static int link_stages(struct cuda_backend *c, struct err *e)
 {
     struct cuda_stages *s = c->stages;
@@ -139,7 +140,7 @@ static int link_stages(struct cuda_backend *c, struct err *e)
         return err_set(e, why.code, "%s", why.text);
     }
     s->linked = true;
-    rc = meet(c, lib, e);
+    rc = connect_neighbours(c, lib, e);
     rc = rc < 0 || is_last(s) ? rc : open_slices(c, e);
     if (rc == 0) {
         size_t used = strlen(c->base.device);
@@ -168,12 +169,12 @@ int cuda_stages_init(struct cuda_backend *c, struct err *e)
                                              (size_t)c->config.max_samples * sizeof(*s->before),
                                              cudaHostAllocDefault);
     if (got != cudaSuccess) {
-        return cuda_error(e, got, "tokens of the stages");
+        return cuda_error(e, got, "stage tokens");
     }
     for (int i = 0; i < 2 && rc == 0 && is_last(s); i++) {
-        s->drawn[i] = cuda_alloc(c, (size_t)c->config.max_samples * sizeof(*s->drawn[i]),
-                                 "tokens of the stages", e);
-        rc = s->drawn[i] ? 0 : ERR_NOMEM;
+        s->sampled[i] = cuda_alloc(c, (size_t)c->config.max_samples * sizeof(*s->sampled[i]),
+                                   "stage tokens", e);
+        rc = s->sampled[i] ? 0 : ERR_NOMEM;
     }
     return rc < 0 ? rc : link_stages(c, e);
 }
@@ -233,9 +234,9 @@ static void check(struct cuda_backend *c, int rc, const struct err *e)
     }
 }
 
-/* The prologue finds the tokens of the step before where it expects those of the
- * part before. The last stage has drawn them: its devices have them all, its hosts
- * only those that rank 0 was told. */
+/* Puts the previous step's tokens where the prologue expects those of the previous
+ * micro-batch. The last stage sampled them: its devices have them all, its hosts only
+ * those that rank 0 received. */
 int cuda_stage_begin(struct cuda_backend *c, const struct batch *b, struct err *e)
 {
     struct cuda_stages *s = c->stages;
@@ -256,17 +257,17 @@ int cuda_stage_begin(struct cuda_backend *c, const struct batch *b, struct err *
     }
     const int32_t *from = s->before;
     if (is_last(s)) {
-        from = s->drawn[1 - s->tokens.now];
+        from = s->sampled[1 - s->tokens.now];
     } else {
         memcpy(s->before, t->token, n_bytes);
     }
     cuda_check(c, cudaMemcpyAsync(c->arrays.sampled, from, n_bytes, cudaMemcpyDefault, c->stream),
-               "tokens of the stages");
+               "stage tokens");
     return 0;
 }
 
-/* The part's tokens behind those of the step's parts before. */
-static void keep_drawn(struct cuda_backend *c)
+/* Appends the micro-batch's tokens to those of the step's earlier micro-batches. */
+static void keep_sampled(struct cuda_backend *c)
 {
     struct cuda_stages *s = c->stages;
     const struct batch *b = &c->batch;
@@ -274,13 +275,13 @@ static void keep_drawn(struct cuda_backend *c)
 
     if (is_last(s) && n_bytes > 0) {
         cuda_check(c,
-                   cudaMemcpyAsync(s->drawn[s->tokens.now] + b->first_sample, c->arrays.sampled,
+                   cudaMemcpyAsync(s->sampled[s->tokens.now] + b->first_sample, c->arrays.sampled,
                                    n_bytes, cudaMemcpyDeviceToDevice, c->stream),
-                   "tokens of the stages");
+                   "stage tokens");
     }
 }
 
-/* Bytes of a mat with what lies between its rows, which every stage has alike. */
+/* Bytes of a mat including its rows' padding, which is the same on every stage. */
 static size_t bytes_of(struct mat x)
 {
     return (size_t)(x.rows * x.stride * dtype_bytes(x.dtype));
@@ -297,14 +298,14 @@ static void receive_slices(struct cuda_backend *c, struct mat x)
         nccl_check(c, g->lib,
                    g->lib->Recv((char *)x.data + at, MIN(SLICE_BYTES, n_bytes - at), ncclChar,
                                 SENDER, g->comm, c->stream),
-                   "what stages exchange");
+                   "stage transfer");
     }
 }
 
 static cudaError_t send_slice(struct cuda_backend *c, const char *data, size_t n_bytes)
 {
     struct cuda_stages *s = c->stages;
-    struct slice *l = &s->slice[s->turn++ % SLICES];
+    struct slice *l = &s->slice[s->n_sent++ % SLICES];
     cudaError_t rc = cudaStreamWaitEvent(c->stream, l->sent, 0);
 
     rc = rc == cudaSuccess
@@ -315,7 +316,7 @@ static cudaError_t send_slice(struct cuda_backend *c, const char *data, size_t n
     if (rc != cudaSuccess ||
         !nccl_check(c, s->to.lib,
                     s->to.lib->Send(l->data, n_bytes, ncclChar, RECEIVER, s->to.comm, s->stream),
-                    "what stages exchange")) {
+                    "stage transfer")) {
         return rc;
     }
     return cudaEventRecord(l->sent, s->stream);
@@ -327,13 +328,13 @@ static void send_slices(struct cuda_backend *c, struct mat x)
 
     for (size_t at = 0; at < n_bytes && cuda_usable(c); at += SLICE_BYTES) {
         cuda_check(c, send_slice(c, (const char *)x.data + at, MIN(SLICE_BYTES, n_bytes - at)),
-                   "what stages exchange");
+                   "stage transfer");
     }
 }
 
-/* ---- by way of the host ---- */
+/* ---- through the host ---- */
 
-static bool host_room(struct cuda_backend *c, size_t n_bytes)
+static bool host_reserve(struct cuda_backend *c, size_t n_bytes)
 {
     struct cuda_stages *s = c->stages;
 
@@ -342,7 +343,7 @@ static bool host_room(struct cuda_backend *c, size_t n_bytes)
         s->host = NULL;
         s->host_bytes = 0;
         if (cuda_check(c, cudaHostAlloc((void **)&s->host, n_bytes, cudaHostAllocDefault),
-                       "what stages exchange")) {
+                       "stage transfer")) {
             s->host_bytes = n_bytes;
         }
     }
@@ -356,10 +357,10 @@ static void receive_on_host(struct cuda_backend *c, struct mat x)
     size_t n_bytes = bytes_of(x);
     struct err e;
 
-    if (host_room(c, n_bytes)) {
+    if (host_reserve(c, n_bytes)) {
         check(c, p->ops->receive(p, s->host, n_bytes, &e), &e);
         cuda_check(c, cudaMemcpyAsync(x.data, s->host, n_bytes, cudaMemcpyHostToDevice, c->stream),
-                   "what stages exchange");
+                   "stage transfer");
     }
 }
 
@@ -370,10 +371,10 @@ static void send_from_host(struct cuda_backend *c, struct mat x)
     size_t n_bytes = bytes_of(x);
     struct err e;
 
-    if (host_room(c, n_bytes) &&
+    if (host_reserve(c, n_bytes) &&
         cuda_check(c, cudaMemcpyAsync(s->host, x.data, n_bytes, cudaMemcpyDeviceToHost, c->stream),
-                   "what stages exchange") &&
-        cuda_check(c, cuda_wait_stream(c), "what stages exchange")) {
+                   "stage transfer") &&
+        cuda_check(c, cuda_wait_stream(c), "stage transfer")) {
         check(c, p->ops->send(p, p->at.rank, s->host, n_bytes, &e), &e);
     }
 }
@@ -394,7 +395,8 @@ void cuda_stage_receive(struct backend *b, struct mat x)
     }
 }
 
-/* Noted: a graph that is being captured has not run yet. */
+/* Only recorded: a graph that is being captured has not run yet. cuda_stage_end
+ * sends. */
 void cuda_stage_send(struct backend *b, struct mat x)
 {
     cuda_of(b)->stages->out = x;
@@ -407,7 +409,7 @@ void cuda_stage_end(struct cuda_backend *c)
     if (!s || !cuda_usable(c)) {
         return;
     }
-    keep_drawn(c);
+    keep_sampled(c);
     if (!s->out.data) {
         return;
     }
@@ -418,7 +420,7 @@ void cuda_stage_end(struct cuda_backend *c)
     }
 }
 
-void cuda_stage_drawn(struct cuda_backend *c, const int32_t *token)
+void cuda_stage_tokens_sampled(struct cuda_backend *c, const int32_t *token)
 {
     struct err e;
 

@@ -1,12 +1,12 @@
-/* Of the stages of a pipeline, what waiting needs to know. */
+/* Pipeline stages on GPUs, as far as wait.c needs them. */
 #ifndef QUIRE_KERNELS_CUDA_COMM_STAGES_H
 #define QUIRE_KERNELS_CUDA_COMM_STAGES_H
 
 #include "kernels/cuda/cuda.h"
 
-/* Whether the device itself waits for the stage before or after it. */
+/* Whether kernels may wait for a neighbouring stage (by NCCL). */
 bool cuda_stages_linked(const struct cuda_backend *c);
-/* The others are gone: let the device's kernels go. */
+/* Releases kernels that wait for stages that are gone. */
 void cuda_stages_abort(struct cuda_backend *c);
 
 #endif

@@ -1,10 +1,9 @@
-/* Waiting for the device where other processes, ranks or stages, may leave it waiting
- * for them.
+/* Waiting for a device that may itself be waiting for other processes, ranks or stages.
  *
- * The host never waits for its device without looking whether the others are there:
- * once one is gone, or a step takes longer than their limit, it stops waiting, and what
- * the device gives is void. The device comes to rest when the backend is freed: `stop`
- * lets our kernels go, NCCL's abort its own.
+ * The host never waits without checking its peers. When one is gone, or a step exceeds
+ * the peers' time limit, the host stops waiting, and the device's results are void. The
+ * device is drained when the backend is freed: `stop` releases our kernels, NCCL's
+ * abort its own.
  */
 #include <stdio.h>
 
@@ -13,12 +12,12 @@
 #include "kernels/cuda/comm/stages.h"
 
 enum {
-    LOOK_EVERY = 16,   /* queries of the device between looks at the others */
-    REST_US = 2000000, /* for the kernels to end once they were let go */
+    POLL_EVERY = 16,    /* queries of the device between checks of the peers */
+    DRAIN_US = 2000000, /* for kernels to end after they were released */
 };
 
-/* Whether the device may wait for others. */
-static bool has_others(const struct cuda_backend *c)
+/* Whether kernels may wait for other processes. */
+static bool has_peers(const struct cuda_backend *c)
 {
     return c->ranks || cuda_stages_linked(c);
 }
@@ -31,8 +30,8 @@ int32_t cuda_rank_number(const struct cuda_backend *c)
     return p ? pipeline_number(&p->at, p->at.stage, p->at.rank) : m != NULL ? m->rank : 0;
 }
 
-/* 0, or why one of them is gone, as far as is known. */
-static int others_check(struct cuda_backend *c, struct err *e)
+/* 0, or why one of them is gone, as far as is known here. */
+static int peers_status(struct cuda_backend *c, struct err *e)
 {
     struct comm *m = c->config.comm;
     struct pipeline *p = c->config.pipeline;
@@ -41,12 +40,12 @@ static int others_check(struct cuda_backend *c, struct err *e)
     return rc == 0 && p ? p->ops->check(p, e) : rc;
 }
 
-int cuda_others_gone(struct cuda_backend *c, int64_t start_us, const char *what, struct err *e)
+int cuda_check_peers(struct cuda_backend *c, int64_t start_us, const char *what, struct err *e)
 {
     struct comm *m = c->config.comm;
     struct pipeline *p = c->config.pipeline;
     int64_t limit_us = m ? m->timeout_us : p->timeout_us;
-    int rc = others_check(c, e);
+    int rc = peers_status(c, e);
 
     if (rc == 0 && clock_us() - start_us > limit_us) {
         char why[96];
@@ -58,7 +57,7 @@ int cuda_others_gone(struct cuda_backend *c, int64_t start_us, const char *what,
         if (p) {
             p->ops->abort(p, why);
         }
-        rc = others_check(c, e);
+        rc = peers_status(c, e);
     }
     return rc;
 }
@@ -68,9 +67,9 @@ static cudaError_t query(struct cuda_backend *c, cudaEvent_t event)
     return event ? cudaEventQuery(event) : cudaStreamQuery(c->stream);
 }
 
-static void let_go(struct cuda_backend *c)
+static void abort_waits(struct cuda_backend *c)
 {
-    c->let_go = true;
+    c->aborted = true;
     if (c->ranks) {
         *(volatile int32_t *)c->ranks->p2p.stop = 1;
     }
@@ -86,14 +85,14 @@ static cudaError_t wait_for(struct cuda_backend *c, cudaEvent_t event)
         if (rc != cudaErrorNotReady) {
             return rc;
         }
-        if (!c->let_go && round % LOOK_EVERY == 0 &&
-            cuda_others_gone(c, start_us, "ended a step", &e) < 0) {
-            let_go(c);
+        if (!c->aborted && round % POLL_EVERY == 0 &&
+            cuda_check_peers(c, start_us, "ended a step", &e) < 0) {
+            abort_waits(c);
             if (c->failed.code == 0) {
                 c->failed = e;
             }
         }
-        if (c->let_go) {
+        if (c->aborted) {
             return cudaErrorLaunchTimeout; /* c->failed has the reason */
         }
     }
@@ -101,22 +100,22 @@ static cudaError_t wait_for(struct cuda_backend *c, cudaEvent_t event)
 
 cudaError_t cuda_wait_event(struct cuda_backend *c, cudaEvent_t event)
 {
-    return has_others(c) ? wait_for(c, event) : cudaEventSynchronize(event);
+    return has_peers(c) ? wait_for(c, event) : cudaEventSynchronize(event);
 }
 
 cudaError_t cuda_wait_stream(struct cuda_backend *c)
 {
-    return has_others(c) ? wait_for(c, NULL) : cudaStreamSynchronize(c->stream);
+    return has_peers(c) ? wait_for(c, NULL) : cudaStreamSynchronize(c->stream);
 }
 
-bool cuda_rest(struct cuda_backend *c)
+bool cuda_drain(struct cuda_backend *c)
 {
-    if (!c->let_go) {
+    if (!c->aborted) {
         return true;
     }
     cuda_ranks_abort(c);
     cuda_stages_abort(c);
-    for (int64_t until_us = clock_us() + REST_US; clock_us() < until_us;) {
+    for (int64_t until_us = clock_us() + DRAIN_US; clock_us() < until_us;) {
         if (query(c, NULL) != cudaErrorNotReady) {
             return true;
         }

@@ -1,17 +1,18 @@
-/* Sums over ranks inside a fused launch: the ranks' products of a phase have the same
- * tiles, whoever finishes one sends it and adds up.
+/* All-reduce inside a fused launch. All ranks' products of an op have the same tiles;
+ * the epilogue warp that has a tile's results sends them to the other ranks and adds up
+ * theirs.
  *
- * The warp that has a tile's results, rounded as they are stored, writes them into
- * every other rank's memory and goes on. At the end of the phase, before its block says
- * that it is done, it adds up what came from the others for the same tile, in the order
- * of the ranks, as p2p.cu does: the same bits everywhere. As there, data is its own
- * flag: a place is blank until it is written. So a sum costs one hop over the link, and
- * the barrier behind it is one of this rank's blocks alone.
+ * The warp writes its results, rounded as they are stored, into every other rank's
+ * inbox and goes on. Before it has all tiles of the op done, it sums the peers' results
+ * of the same tile in the order of the ranks, as p2p.cu does, so all ranks get the same
+ * bits. Data serves as its own flag: an inbox slot is blank (BLANK) until
+ * written. So a sum costs one hop over the link, and the following barrier is one of
+ * this rank's blocks alone.
  *
- * Who reads a place makes it blank again, at once. There are two, taken in turn: a rank
- * writes one again two sums later; by then it has all that the other sent in the sum
- * between, which is sent only when every block there has read and wiped what came
- * before.
+ * A reader blanks a slot at once. There are two sets of slots, used alternately: a rank
+ * writes a set again two sums later. By then it has received the peer's part of the sum
+ * in between, which the peer sends only after all its blocks have read and blanked the
+ * first.
  */
 #ifndef QUIRE_KERNELS_CUDA_FUSED_DECODE_ALL_REDUCE_CUH
 #define QUIRE_KERNELS_CUDA_FUSED_DECODE_ALL_REDUCE_CUH
@@ -19,22 +20,22 @@
 #include "kernels/cuda/comm/p2p.cuh"
 #include "kernels/cuda/fused_decode/ring.cuh"
 
-/* A lane's results of a tile whose sum is to be taken. */
-template <typename T> struct owed {
-    uint32_t sum; /* sums before this one */
+/* A lane's results of a tile whose all-reduce is pending. */
+template <typename T> struct pending_all_reduce {
+    uint32_t sum; /* sums before this one, of all launches: selects the set of slots */
     int tile;
     bool any;
     alignas(8) T y[4];
-    T add[4]; /* this rank's summands, what the sum is added to */
+    T add[4]; /* this rank's summands; what the sum is added to */
 };
 
-/* Where a lane's results of a tile go: lanes of the same activation rows lie
- * together. */
-__device__ __forceinline__ uint2 *sent_place(const p2p_args &p, int receiver, int sender,
+/* A lane's slot for a tile's results; lanes of the same activation rows are
+ * adjacent. */
+__device__ __forceinline__ uint2 *inbox_slot(const p2p_args &p, int receiver, int sender,
                                              uint32_t sum, int tile, int lane)
 {
-    int64_t slot = (int64_t)(sum % P2P_FUSED_TURNS) * p.n_ranks + sender;
-    char *at = p.inbox[receiver].fused + slot * P2P_FUSED_BYTES + tile * FUSED_SENT_BYTES;
+    int64_t slot = (int64_t)(sum % P2P_FUSED_BUFFERS) * p.n_ranks + sender;
+    char *at = p.inbox[receiver].fused + slot * P2P_FUSED_BYTES + tile * FUSED_RESULT_BYTES;
 
     return (uint2 *)at + (lane & 3) * 8 + (lane >> 2);
 }
@@ -42,7 +43,7 @@ __device__ __forceinline__ uint2 *sent_place(const p2p_args &p, int receiver, in
 __device__ __forceinline__ uint2 receive_tile(const p2p_args &p, int sender, uint32_t sum, int tile,
                                               int lane)
 {
-    uint2 *at = sent_place(p, p.rank, sender, sum, tile, lane), v = p2p_load(at);
+    uint2 *at = inbox_slot(p, p.rank, sender, sum, tile, lane), v = p2p_load(at);
 
     for (int i = 1; (v.x == BLANK || v.y == BLANK) && !stopped(p, i); i++) {
         v = p2p_load(at);
@@ -51,9 +52,10 @@ __device__ __forceinline__ uint2 receive_tile(const p2p_args &p, int sender, uin
     return v;
 }
 
-/* What is owed, if anything: sum += the ranks' summands. */
+/* Completes the pending all-reduce, if any: q.sum += the ranks' summands. */
 template <typename T>
-__device__ __forceinline__ void settle(owed<T> &o, const fused_args &a, const fused_op &q, int lane)
+__device__ __forceinline__ void finish_all_reduce(pending_all_reduce<T> &o, const fused_args &a,
+                                                  const fused_op &q, int lane)
 {
     int row = (lane & 3) * 2;
 
@@ -81,15 +83,16 @@ __device__ __forceinline__ void settle(owed<T> &o, const fused_args &a, const fu
     o.any = false;
 }
 
-/* A tile's results to all other ranks; their sum is owed, and what was owed before is
- * settled. */
+/* Sends a tile's results to all other ranks; completes the previous tile's all-reduce
+ * first. */
 template <typename T>
-__device__ __forceinline__ void owe(owed<T> &o, const fused_args &a, const fused_op &q, int tile,
-                                    const T (&y)[4], const T (&add)[4], int lane)
+__device__ __forceinline__ void start_all_reduce(pending_all_reduce<T> &o, const fused_args &a,
+                                                 const fused_op &q, int tile, const T (&y)[4],
+                                                 const T (&add)[4], int lane)
 {
     const p2p_args &p = a.p2p;
 
-    settle<T>(o, a, q, lane);
+    finish_all_reduce<T>(o, a, q, lane);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         o.y[i] = y[i];
@@ -101,7 +104,7 @@ __device__ __forceinline__ void owe(owed<T> &o, const fused_args &a, const fused
     v = make_uint2(not_blank(v.x), not_blank(v.y));
     for (int r = 0; r < p.n_ranks && (lane & 3) * 2 < a.rows; r++) {
         if (r != p.rank) {
-            p2p_store(sent_place(p, r, p.rank, o.sum, tile, lane), v);
+            p2p_store(inbox_slot(p, r, p.rank, o.sum, tile, lane), v);
         }
     }
 }

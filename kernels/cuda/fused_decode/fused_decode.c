@@ -1,5 +1,5 @@
-/* The fused launch of a decode step under capture: operations that may join wait here,
- * any other lets them go first. */
+/* Collects a decode step's operations for a fused launch: operations that may join
+ * become pending, any other operation launches the pending ones first. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/fused_decode/heuristics_fused.h"
 #include "kernels/cuda/fused_decode/small_rows.h"
@@ -16,12 +16,12 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
     int32_t bytes = c->ranks ? cuda_ranks_fused(c, &c->fused.p2p) : cuda_fused_bytes(c);
 
     if (bytes == 0) {
-        return 0; /* every operation goes alone */
+        return 0; /* operations are never fused */
     }
-    size_t n_counters = (size_t)FUSED_COUNTERS * FUSED_COUNTER_STRIDE + FUSED_MAX_SUMS;
+    size_t n_counters = (size_t)FUSED_COUNTERS * FUSED_COUNTER_STRIDE + FUSED_MAX_PARTIALS;
     size_t n_bytes = n_counters * sizeof(int32_t);
-    int32_t *counter =
-        cuda_alloc(c, n_bytes + (size_t)FUSED_MAX_SUMS * FUSED_SUM_BYTES, "fused launches", e);
+    int32_t *counter = cuda_alloc(c, n_bytes + (size_t)FUSED_MAX_PARTIALS * FUSED_PARTIAL_BYTES,
+                                  "fused launches", e);
     if (!counter) {
         return ERR_NOMEM;
     }
@@ -31,7 +31,7 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
     }
     c->fused.counter = counter;
     c->fused.arrived = counter + (ptrdiff_t)FUSED_COUNTERS * FUSED_COUNTER_STRIDE;
-    c->fused.sums = counter + n_counters;
+    c->fused.partials = counter + n_counters;
     c->fused_shared_bytes = bytes;
     if (!c->ranks && small_prepare()) {
         size_t one = sizeof(*c->small_squares.sum[0]) * SMALL_ROWS;
@@ -59,10 +59,10 @@ void cuda_fused_flush(struct cuda_backend *c)
     }
 }
 
-/* Whether this step's operations may wait: they do while it is captured, when their
- * launches are sure to follow. Where there are ranks they always do: all ranks have to
- * sum in the same way, and one may have no room left for a graph. */
-static bool fused_open(struct cuda_backend *c)
+/* Whether this step's operations may become pending. They may during capture, when the
+ * flush is certain. With several ranks they always may: all ranks must reduce in the
+ * same way, and one of them may lack the memory for a graph. */
+static bool fused_may_join(struct cuda_backend *c)
 {
     bool waits = c->capturing || c->ranks != NULL;
     int32_t worth = c->ranks                  ? FUSED_WORTH_ROWS_OVER_RANKS
@@ -76,8 +76,7 @@ static bool fused_open(struct cuda_backend *c)
     return true;
 }
 
-/* Once an operation has joined `next`, take that as the fused launch if it fits the
- * device. */
+/* `next` is the pending launch plus one operation: adopts it if it fits the device. */
 static bool fused_take(struct cuda_backend *c, struct fused_args *next)
 {
     bool fits = next->rows > FUSED_ROWS ? small_plan(next, c->n_sms)
@@ -90,12 +89,11 @@ static bool fused_take(struct cuda_backend *c, struct fused_args *next)
     return true;
 }
 
-/* Join what waits, or else a fused launch of its own. `join` is an expression over
- * `next`. */
+/* Joins the pending launch, or starts another. `join` is an expression over `next`. */
 #define FUSED_PUSH(c, next, join)                \
     do {                                         \
         struct fused_args next = (c)->fused;     \
-        if (!fused_open(c)) {                    \
+        if (!fused_may_join(c)) {                \
             return false;                        \
         }                                        \
         if ((join) && fused_take((c), &next)) {  \

@@ -1,14 +1,14 @@
-/* A fused launch: row-wise operations of few rows that one launch does, so that weights
- * stream without a pause between them.
+/* A fused launch does several row-wise operations of a small decode step in one
+ * persistent kernel, so that weights stream without a pause between the operations.
  *
- * Operations become phases. A phase is a product, with the norm before it and the
- * activation, gate and residual behind it; phases are divided by a barrier of all
- * blocks. Whatever the operations alone would have written is written, rounded as they
- * round; sums are taken in an order of their own, the same in every run. What may join
- * and how the work is dealt are pure functions (heuristics_fused.c); fused_decode.c
- * collects the phases of a step under capture, fused_decode.cu runs them.
+ * A fused op is a product, with the norm before it and the activation, gate and
+ * residual behind it; a barrier of all blocks separates fused ops. Every result that
+ * the operations alone would write is written, rounded as they round; sums are taken in
+ * an order of their own, the same in every run. What may join and which block does what
+ * are pure functions (heuristics_fused.c); fused_decode.c collects the ops of a step,
+ * fused_decode.cu runs them.
  *
- * Types are the activations' (bf16 or fp16) throughout. Strides in elements.
+ * All types are the activations' (bf16 or fp16); strides are in elements.
  */
 #ifndef QUIRE_KERNELS_CUDA_FUSED_DECODE_FUSED_DECODE_H
 #define QUIRE_KERNELS_CUDA_FUSED_DECODE_FUSED_DECODE_H
@@ -23,45 +23,48 @@ extern "C" {
 #endif
 
 enum {
-    FUSED_OPS = 8,
-    FUSED_ROWS = 8, /* activation rows at most: the columns of a matrix instruction */
-    /* rows up to which a fused launch was measured to be faster than its operations one
-     * by one */
+    FUSED_OPS = 8,  /* ops per launch, at most */
+    FUSED_ROWS = 8, /* activation rows at most: N of the matrix instruction */
+    /* rows up to which fused launches are used: they are faster than single operations
+     * there */
     FUSED_WORTH_ROWS = 8,
-    FUSED_WORTH_ROWS_OVER_RANKS = 2, /* the same, measured no further */
-    FUSED_TILE = 16,                 /* weight rows of a tile: the rows of a matrix instruction */
-    FUSED_WARPS = 8,                 /* that multiply; each has its share of the depth */
-    FUSED_STEP = 512,                /* depth of a stage */
-    /* stages whose activations a block holds in registers: what is deeper is done in
-     * parts */
-    FUSED_PART_STEPS = 8,
-    FUSED_DEPTH = FUSED_PART_STEPS * FUSED_STEP,
-    FUSED_STAGE_BYTES = FUSED_TILE * FUSED_STEP * 2,
-    FUSED_SENT_BYTES = FUSED_TILE * FUSED_ROWS * 2, /* of a tile's results, to another rank */
+    FUSED_WORTH_ROWS_OVER_RANKS = 2, /* the same with several ranks */
+    FUSED_TILE = 16,                 /* weight rows of a tile: M of the matrix instruction */
+    FUSED_MMA_WARPS = 8,             /* MMA warps; each has its share of a stage's depth */
+    FUSED_STAGE_K = 512,             /* depth (columns of w) of a stage */
+    /* stages whose activations fit into a block's registers; deeper products are cut
+     * into split-K slices */
+    FUSED_SLICE_STAGES = 8,
+    FUSED_SLICE_K = FUSED_SLICE_STAGES * FUSED_STAGE_K,
+    FUSED_STAGE_BYTES = FUSED_TILE * FUSED_STAGE_K * 2,
+    /* results of a tile, as sent to another rank */
+    FUSED_RESULT_BYTES = FUSED_TILE * FUSED_ROWS * 2,
     FUSED_MAX_STAGES = 16,
     FUSED_MIN_STAGES = 4,
-    /* stages on their way at a time: with more, what the multiplying warps read waits
-     * behind them */
-    FUSED_WINDOW = 3,
-    /* partial sums of two tiles, sums of rows, barriers of the ring and of the sums */
-    FUSED_FIXED_BYTES = 2 * FUSED_WARPS * 32 * 16 + 2 * FUSED_WARPS * FUSED_ROWS * 4 +
+    /* loads in flight at a time */
+    FUSED_MAX_IN_FLIGHT = 3,
+    /* accumulators of two tiles, sums of rows for norms, mbarriers of the ring and of
+     * the accumulators */
+    FUSED_FIXED_BYTES = 2 * FUSED_MMA_WARPS * 32 * 16 + 2 * FUSED_MMA_WARPS * FUSED_ROWS * 4 +
                         (2 * FUSED_MAX_STAGES + 8) * 8,
-    FUSED_COUNTERS = FUSED_OPS + 1, /* of barriers, each on a cache line of its own */
+    FUSED_COUNTERS = FUSED_OPS + 1, /* of grid barriers, each on a cache line of its own */
     FUSED_COUNTER_STRIDE = 32,
-    FUSED_SUM_BYTES = FUSED_TILE * FUSED_ROWS * 4, /* of a part of a tile */
-    FUSED_MAX_SUMS = 8192,  /* parts of tiles whose sums wait for the others of their tile */
-    FUSED_MAX_NORM = 32768, /* columns of a norm, whose weight is in shared memory */
+    /* partial sums of one split-K slice of a tile */
+    FUSED_PARTIAL_BYTES = FUSED_TILE * FUSED_ROWS * 4,
+    FUSED_MAX_PARTIALS = 8192, /* slices of tiles whose partial sums may be stored at a time */
+    FUSED_MAX_NORM = 32768,    /* columns of a norm, whose weight lies in shared memory */
 };
 
+/* One product of a fused launch, or a norm alone. Pointers are to device memory. */
 struct fused_op {
-    /* source [rows, k]: x, or norm(x), which the block with tile 0 also writes to
+    /* activations [rows, k]: x, or norm(x), which the block with tile 0 also writes to
      * `h` */
     const void *x;
     int64_t x_stride;
     void *h; /* NULL: no norm */
     int64_t h_stride;
     struct norm_args norm;
-    /* product with w [n, k]; n 0: a norm alone */
+    /* weight [n, k]; n 0: a norm alone */
     const void *w;
     int64_t w_stride;
     int32_t n, k;
@@ -71,8 +74,8 @@ struct fused_op {
     int64_t residual_stride;
     void *out; /* [rows, n]; NULL where only `gated` is wanted */
     int64_t out_stride;
-    /* out's other uses; NULL: none. sum [rows, n] += out, where partial: and the other
-     * ranks' out; gated [rows, n / 2] = act(out[:, :n / 2]) * out[:, n / 2:] */
+    /* Further results; NULL: none. sum [rows, n] += out, and with `partial` the other
+     * ranks' out too; gated [rows, n / 2] = act(out[:, :n / 2]) * out[:, n / 2:]. */
     void *sum;
     int64_t sum_stride;
     void *gated;
@@ -80,41 +83,47 @@ struct fused_op {
     int32_t gate_act;
     int32_t partial;
     int32_t h_transient, out_transient; /* need not be stored */
-    int32_t turned;                     /* out is the q, k and v heads of the fused launch's rope */
-    /* Rows of w that belong together lie half of `pair` apart, in spans of `pair`; a
-     * tile has FUSED_TILE / 2 of each half. */
+    int32_t roped; /* out is the q, k and v heads that fused_args.rope rotates and caches */
+    /* Row i of the lower half of each group of `pair` rows of w is processed together
+     * with row i of its upper half: a tile has FUSED_TILE / 2 rows of each half. */
     int32_t pair;
     /* set by fused_plan */
-    int32_t depth, parts; /* columns of a part, but for the last */
-    int32_t first;        /* the block that has tile 0 of part 0 */
+    /* columns of a split-K slice (the last may have fewer); number of slices */
+    int32_t slice_k, slices;
+    int32_t first; /* the block that has tile 0 of slice 0 */
 };
 
-/* q and k heads turn by whole halves, k and v heads go to the cache too. */
+/* Rotation of q and k over whole heads, halves paired; k and v are also written to the
+ * cache. */
 struct fused_rope {
-    const float *cos_sin; /* [positions, head_dim]; NULL: no rotation */
-    int64_t cos_sin_stride;
+    const float *cos_sin;           /* [positions, head_dim]; NULL: no rotation */
+    int64_t cos_sin_stride;         /* of a position */
     const int32_t *position, *slot; /* [rows] */
-    struct kv_view kv;
-    int32_t n_heads, layer;
+    struct kv_view kv;              /* the cache; base NULL: no op has it yet */
+    int32_t n_heads, layer;         /* query heads; layer of the cache */
 };
 
 struct fused_args {
     struct fused_op op[FUSED_OPS];
-    struct fused_rope rope; /* of the phase that is `turned` */
-    struct p2p_args p2p;    /* of phases that are `partial` */
-    int32_t n_ops, rows, type;
+    struct fused_rope rope;    /* of the op that is `roped` */
+    struct p2p_args p2p;       /* for ops that are `partial` */
+    int32_t n_ops, rows, type; /* ops used; activation rows; enum dtype of everything */
     /* set by fused_plan */
-    int32_t n_stages; /* of the ring */
-    int32_t norm_bytes, shared_bytes;
-    int32_t window;   /* stages on their way at a time */
-    int32_t *counter; /* [FUSED_COUNTERS * FUSED_COUNTER_STRIDE], zero between launches */
-    int32_t *arrived; /* [FUSED_MAX_SUMS] parts of a tile that are there; zero between launches */
-    void *sums;       /* [FUSED_MAX_SUMS] of FUSED_SUM_BYTES */
+    int32_t n_stages;                 /* stages of the ring */
+    int32_t norm_bytes, shared_bytes; /* shared memory for a norm's weight, and in all */
+    /* loads in flight at a time: more would delay the stage that is needed next */
+    int32_t in_flight;
+    /* grid barriers [FUSED_COUNTERS * FUSED_COUNTER_STRIDE], zero between launches */
+    int32_t *counter;
+    /* [FUSED_MAX_PARTIALS] slices of a tile that are done; zero between launches */
+    int32_t *arrived;
+    void *partials; /* [FUSED_MAX_PARTIALS] of FUSED_PARTIAL_BYTES: split-K partial sums */
 };
 
-/* What a block has of a phase: of one part, tiles first, first + step, ... */
+/* A block's tiles of an op: the n tiles first, first + step, ... of one split-K
+ * slice. */
 struct tile_schedule {
-    int32_t part, first, step, n;
+    int32_t slice, first, step, n; /* see above */
 };
 #ifdef __CUDACC__
 #define FUSED_BOTH __host__ __device__
@@ -124,26 +133,27 @@ struct tile_schedule {
 static inline FUSED_BOTH struct tile_schedule tile_schedule_of(const struct fused_op *p,
                                                                int32_t block, int32_t n_blocks)
 {
-    int32_t turn = block - p->first + (block < p->first ? n_blocks : 0),
+    int32_t rank = block - p->first + (block < p->first ? n_blocks : 0),
             n_tiles = p->n / FUSED_TILE;
     struct tile_schedule d;
 
-    d.part = turn * p->parts / n_blocks;
-    /* the first turn that has this part */
-    int32_t begin = (d.part * n_blocks + p->parts - 1) / p->parts;
-    d.step = ((d.part + 1) * n_blocks + p->parts - 1) / p->parts - begin;
-    d.first = turn - begin;
+    d.slice = rank * p->slices / n_blocks;
+    /* the first block, counted from p->first, that has this slice */
+    int32_t begin = (d.slice * n_blocks + p->slices - 1) / p->slices;
+    d.step = ((d.slice + 1) * n_blocks + p->slices - 1) / p->slices - begin;
+    d.first = rank - begin;
     d.n = d.first < n_tiles ? (n_tiles - d.first + d.step - 1) / d.step : 0;
     return d;
 }
 
-/* The blocks and shared memory of the device; false: the phases do not fit. */
+/* Fills in the fields that are marked so, for n_blocks blocks. False: the ops do not
+ * fit. */
 bool fused_plan(struct fused_args *a, int32_t n_blocks, int32_t max_shared_bytes);
 
-/* Enqueue; n_blocks as planned. */
+/* Enqueues the launch; n_blocks as planned. */
 void launch_fused_decode(const struct fused_args *a, int32_t n_blocks, cudaStream_t stream);
-/* Let the kernel have this much shared memory. False: the device does not, or the
- * plugin was built for older ones. */
+/* Allows the kernel this much shared memory. False: the device has less, or the running
+ * code was compiled for older ones. */
 bool fused_prepare(int32_t max_shared_bytes);
 
 #ifdef __cplusplus

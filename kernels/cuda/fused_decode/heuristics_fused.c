@@ -3,7 +3,7 @@
 
 #include "kernels/cuda/fused_decode/small_rows.h"
 
-enum { DEPTH_UNIT = 64 }; /* columns that one warp takes of a stage */
+enum { WARP_STAGE_K = 64 }; /* columns of a stage per warp */
 
 /* ---- what suits ---- */
 
@@ -12,8 +12,7 @@ static bool aligned(const void *p, int64_t stride)
     return (uintptr_t)p % 16 == 0 && stride % 8 == 0;
 }
 
-/* Whether `rows` rows of 2-byte elements at one place lie apart from those at
- * another. */
+/* Whether `rows` rows of 2-byte elements at p do not overlap those at q. */
 static bool apart(const void *p, int64_t p_stride, const void *q, int64_t q_stride, int32_t rows)
 {
     uintptr_t a = (uintptr_t)p;
@@ -36,7 +35,7 @@ static bool rows_suit(const struct fused_args *a, int32_t rows, enum dtype t)
            (first || a->rows == rows) && (first || a->type == (int32_t)t);
 }
 
-static struct fused_op *last_phase(struct fused_args *a)
+static struct fused_op *last_op(struct fused_args *a)
 {
     return a->n_ops > 0 ? &a->op[a->n_ops - 1] : NULL;
 }
@@ -58,7 +57,7 @@ static bool linear_suits(int32_t rows, struct mat out, struct mat x, struct mat 
                          const struct epilogue *ep)
 {
     bool ok = out.dtype == x.dtype && w.dtype == x.dtype && w.cols == x.cols &&
-              w.rows == out.cols && w.rows % FUSED_TILE == 0 && w.cols % DEPTH_UNIT == 0 &&
+              w.rows == out.cols && w.rows % FUSED_TILE == 0 && w.cols % WARP_STAGE_K == 0 &&
               aligned(w.data, w.stride) && aligned(x.data, x.stride) &&
               apart(x.data, x.stride, out.data, out.stride, rows);
 
@@ -79,7 +78,7 @@ bool fused_push_linear(struct fused_args *a, int32_t rows, struct mat out, struc
         return false;
     }
     struct fused_op p = {.x = x.data, .x_stride = x.stride};
-    struct fused_op *last = last_phase(a);
+    struct fused_op *last = last_op(a);
     bool after_norm = last && last->n == 0 && last->h == x.data && last->h_stride == x.stride &&
                       last->k == x.cols &&
                       apart(last->x, last->x_stride, out.data, out.stride, rows);
@@ -111,9 +110,10 @@ bool fused_push_norm(struct fused_args *a, int32_t rows, struct mat out, struct 
                      const struct norm *n)
 {
     if (!rows_suit(a, rows, x.dtype) || out.dtype != x.dtype || !n->weight.data ||
-        x.cols % DEPTH_UNIT != 0 || x.cols > FUSED_MAX_NORM || !vector_suits(n->weight, x.dtype) ||
-        !vector_suits(n->bias, x.dtype) || !aligned(x.data, x.stride) ||
-        !aligned(out.data, out.stride) || !apart(x.data, x.stride, out.data, out.stride, rows)) {
+        x.cols % WARP_STAGE_K != 0 || x.cols > FUSED_MAX_NORM ||
+        !vector_suits(n->weight, x.dtype) || !vector_suits(n->bias, x.dtype) ||
+        !aligned(x.data, x.stride) || !aligned(out.data, out.stride) ||
+        !apart(x.data, x.stride, out.data, out.stride, rows)) {
         return false;
     }
     struct fused_op p = {.x = x.data,
@@ -134,10 +134,10 @@ bool fused_push_norm(struct fused_args *a, int32_t rows, struct mat out, struct 
 bool fused_push_add_norm(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                          struct mat y, const struct norm *n, bool partial)
 {
-    struct fused_op *last = last_phase(a);
+    struct fused_op *last = last_op(a);
     bool ends_in_y = last && last->n == x.cols && last->out == y.data &&
                      last->out_stride == y.stride && y.cols == x.cols && !last->sum && !last->gated;
-    bool fits = !partial || x.cols / FUSED_TILE * FUSED_SENT_BYTES <= P2P_FUSED_BYTES;
+    bool fits = !partial || x.cols / FUSED_TILE * FUSED_RESULT_BYTES <= P2P_FUSED_BYTES;
 
     if (!ends_in_y || !fits || !apart(x.data, x.stride, last->x, last->x_stride, rows) ||
         !apart(x.data, x.stride, last->h, last->h_stride, rows) ||
@@ -153,14 +153,14 @@ bool fused_push_add_norm(struct fused_args *a, int32_t rows, struct mat out, str
 bool fused_push_linear_gated(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                              struct mat w, struct mat bias, enum activation act)
 {
-    struct mat both = out; /* the product's two halves, which are not kept */
+    struct mat both = out; /* both halves of the product, which are not stored */
 
     both.cols = w.rows;
     if (w.rows != 2 * out.cols ||
         !fused_push_linear(a, rows, both, x, w, &(struct epilogue){.bias = bias})) {
         return false;
     }
-    struct fused_op *last = last_phase(a);
+    struct fused_op *last = last_op(a);
     last->gated = out.data;
     last->gated_stride = out.stride;
     last->gate_act = (int32_t)act;
@@ -172,16 +172,16 @@ bool fused_push_linear_gated(struct fused_args *a, int32_t rows, struct mat out,
 bool fused_push_rope_kv(struct fused_args *a, int32_t rows, struct mat qkv, const struct rope *r,
                         const struct attention *attention, const struct fused_rope *at)
 {
-    struct fused_op *last = last_phase(a);
+    struct fused_op *last = last_op(a);
     int32_t dim = attention->head_dim;
-    bool turns = r->cos_sin.data != NULL;
+    bool rotates = r->cos_sin.data != NULL;
 
     if (!rows_suit(a, rows, qkv.dtype) || !last || last->n == 0 || last->out != qkv.data ||
         last->out_stride != qkv.stride ||
         last->n != (attention->n_heads + 2 * attention->n_kv_heads) * dim || last->sum ||
         last->gated || last->residual || a->rope.kv.base || dim % FUSED_TILE != 0 ||
         r->q_norm.weight.data || r->k_norm.weight.data ||
-        (turns && (r->rot_dim != dim || r->interleaved)) || at->kv.dtype != (int32_t)qkv.dtype) {
+        (rotates && (r->rot_dim != dim || r->interleaved)) || at->kv.dtype != (int32_t)qkv.dtype) {
         return false;
     }
     a->rope = *at;
@@ -189,20 +189,20 @@ bool fused_push_rope_kv(struct fused_args *a, int32_t rows, struct mat qkv, cons
     a->rope.cos_sin_stride = r->cos_sin.stride;
     a->rope.n_heads = attention->n_heads;
     a->rope.layer = attention->layer;
-    last->turned = 1;
+    last->roped = 1;
     last->pair = dim;
     return true;
 }
 
-/* ---- dealing ---- */
+/* ---- the tile schedule ---- */
 
-/* Parts of whole stages, as even as these allow. */
-static void plan_parts(struct fused_op *p)
+/* Cuts the depth into split-K slices of whole stages, as even as possible. */
+static void plan_slices(struct fused_op *p)
 {
-    p->parts = (p->k + FUSED_DEPTH - 1) / FUSED_DEPTH;
-    int32_t depth = (p->k + p->parts - 1) / p->parts;
-    p->depth = (depth + FUSED_STEP - 1) / FUSED_STEP * FUSED_STEP;
-    p->parts = (p->k + p->depth - 1) / p->depth;
+    p->slices = (p->k + FUSED_SLICE_K - 1) / FUSED_SLICE_K;
+    int32_t slice_k = (p->k + p->slices - 1) / p->slices;
+    p->slice_k = (slice_k + FUSED_STAGE_K - 1) / FUSED_STAGE_K * FUSED_STAGE_K;
+    p->slices = (p->k + p->slice_k - 1) / p->slice_k;
 }
 
 bool fused_plan(struct fused_args *a, int32_t n_blocks, int32_t max_shared_bytes)
@@ -213,19 +213,19 @@ bool fused_plan(struct fused_args *a, int32_t n_blocks, int32_t max_shared_bytes
     a->norm_bytes = 0;
     for (int32_t i = 0; i < a->n_ops; i++) {
         struct fused_op *p = &a->op[i];
-        plan_parts(p);
-        if (p->parts > n_blocks) {
+        plan_slices(p);
+        if (p->slices > n_blocks) {
             return false;
         }
         p->first = first;
         int32_t n_tiles = p->n / FUSED_TILE;
-        first = (first + n_tiles % (n_blocks / p->parts)) % n_blocks;
-        fits = fits && (p->parts == 1 || n_tiles * p->parts <= FUSED_MAX_SUMS);
+        first = (first + n_tiles % (n_blocks / p->slices)) % n_blocks;
+        fits = fits && (p->slices == 1 || n_tiles * p->slices <= FUSED_MAX_PARTIALS);
         a->norm_bytes = MAX(a->norm_bytes, p->h != NULL ? p->k * 2 : 0);
     }
     int32_t rest = a->norm_bytes + FUSED_FIXED_BYTES;
     a->n_stages = MIN(FUSED_MAX_STAGES, (max_shared_bytes - rest) / FUSED_STAGE_BYTES);
-    a->window = MIN(FUSED_WINDOW, a->n_stages);
+    a->in_flight = MIN(FUSED_MAX_IN_FLIGHT, a->n_stages);
     a->shared_bytes = a->n_stages * FUSED_STAGE_BYTES + rest;
     return fits && a->n_stages >= FUSED_MIN_STAGES;
 }

@@ -1,26 +1,28 @@
-/* What may join a fused launch (fused_decode.h), as pure functions. */
+/* Which operations may join a fused launch (fused_decode.h), as pure functions.
+ *
+ * Each appends an operation over `rows` rows to `a`. False: it cannot be fused, or not
+ * with what `a` holds, and nothing has changed.
+ */
 #ifndef QUIRE_KERNELS_CUDA_FUSED_DECODE_HEURISTICS_FUSED_H
 #define QUIRE_KERNELS_CUDA_FUSED_DECODE_HEURISTICS_FUSED_H
 
 #include "kernels/backend.h"
 #include "kernels/cuda/fused_decode/fused_decode.h"
 
-/* Append the operation, over `rows` rows, to the phases of `a`. False: it cannot be
- * part of a fused launch, or not of one that holds what `a` holds already, and nothing
- * has changed. */
+/* out = x w^T with the epilogue. */
 bool fused_push_linear(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                        struct mat w, const struct epilogue *ep);
 /* out = norm(x). */
 bool fused_push_norm(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                      const struct norm *n);
-/* x += y; out = norm(x). y must be what the last phase makes; partial: and is each
- * rank's summand. */
+/* x += y; out = norm(x). y must be the last op's result; partial: each rank's
+ * summand. */
 bool fused_push_add_norm(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                          struct mat y, const struct norm *n, bool partial);
 bool fused_push_linear_gated(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                              struct mat w, struct mat bias, enum activation act);
-/* qkv must be what the last phase makes; `at` has the cache and the rows' places, the
- * rest of it is filled in here. */
+/* qkv must be the last op's result. `at` holds the cache and the rows' positions and
+ * slots; the rest of it is filled in here. */
 bool fused_push_rope_kv(struct fused_args *a, int32_t rows, struct mat qkv, const struct rope *r,
                         const struct attention *attention, const struct fused_rope *at);
 #endif

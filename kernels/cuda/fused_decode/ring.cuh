@@ -1,6 +1,5 @@
-/* The weights' way into a fused launch: which tiles a block has, the ring of stages in
- * shared memory, the warps that fill it; and the barriers of its warps and of all
- * blocks. */
+/* Weight loading of a fused launch: a block's tiles, the ring of shared-memory stages,
+ * and the warps that fill it; also the barriers between warps and between blocks. */
 #ifndef QUIRE_KERNELS_CUDA_FUSED_DECODE_RING_CUH
 #define QUIRE_KERNELS_CUDA_FUSED_DECODE_RING_CUH
 
@@ -8,35 +7,37 @@
 #include "kernels/cuda/fused_decode/fused_decode.h"
 
 enum {
-    THREADS = FUSED_WARPS * 32, /* that multiply */
-    PITCH = FUSED_STEP * 2,
-    SLICE = FUSED_STEP / FUSED_WARPS, /* columns of a stage that a warp has */
-    FINISHERS = 4,                    /* warps that finish tiles, in turn */
-    /* warps that load, each a quarter of a tile's rows: 12 warps have the same
-     * registers as 9 */
-    LOADERS = 4,
-    LOADED_ROWS = FUSED_TILE / LOADERS,
+    MMA_THREADS = FUSED_MMA_WARPS * 32, /* threads of the MMA warps */
+    PITCH = FUSED_STAGE_K * 2,
+    WARP_K = FUSED_STAGE_K / FUSED_MMA_WARPS, /* columns of a stage per MMA warp */
+    EPILOGUE_WARPS = 4,                       /* they take tiles in turn */
+    /* each loads a quarter of a tile's rows */
+    LOAD_WARPS = 4,
+    LOAD_ROWS = FUSED_TILE / LOAD_WARPS,
 };
-static_assert(SLICE == 64, "a lane loads 16 columns of a row as two vectors");
+static_assert(WARP_K == 64, "a lane loads 16 columns of a row as two vectors");
 
 /* ---- barriers ---- */
 
-/* Named barriers: of the multiplying warps, and of these and the finishing ones. */
-enum { MULTIPLYING = 1, PHASE_OPEN, PHASE_DONE };
+/* Named barriers: of the MMA warps; of the MMA and epilogue warps, before and after an
+ * op. */
+enum { BARRIER_MMA = 1, BARRIER_OP_OPEN, BARRIER_OP_DONE };
 
-__device__ __forceinline__ void warps_sync(void)
+__device__ __forceinline__ void mma_warps_sync(void)
 {
-    asm volatile("bar.sync %0, %1;" ::"n"((int)MULTIPLYING), "n"((int)THREADS) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"n"((int)BARRIER_MMA), "n"((int)MMA_THREADS) : "memory");
 }
 
-__device__ __forceinline__ void phase_sync(int barrier)
+__device__ __forceinline__ void op_sync(int barrier)
 {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS + FINISHERS * 32) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(MMA_THREADS + EPILOGUE_WARPS * 32)
+                 : "memory");
 }
 
-__device__ __forceinline__ void phase_arrive(int barrier)
+__device__ __forceinline__ void op_arrive(int barrier)
 {
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREADS + FINISHERS * 32) : "memory");
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(MMA_THREADS + EPILOGUE_WARPS * 32)
+                 : "memory");
 }
 
 __device__ __forceinline__ void ring_arrive(uint32_t bar)
@@ -46,8 +47,8 @@ __device__ __forceinline__ void ring_arrive(uint32_t bar)
 #endif
 }
 
-/* Between blocks, by the finishing warps. This block's writes are done, by whichever
- * warps; counted once a block. */
+/* Grid barrier, first half, by an epilogue warp: this block's writes of the op are
+ * done. */
 __device__ __forceinline__ void blocks_arrive(int32_t *counter)
 {
     if ((threadIdx.x & 31) == 0) {
@@ -55,11 +56,12 @@ __device__ __forceinline__ void blocks_arrive(int32_t *counter)
     }
 }
 
-/* The first one looks, the others and those that multiply wait for it. */
-__device__ __forceinline__ void blocks_wait(const int32_t *counter, int finisher)
+/* Grid barrier, second half: the first epilogue warp polls, the others and the MMA
+ * warps wait for it. */
+__device__ __forceinline__ void blocks_wait(const int32_t *counter, int warp_index)
 {
-    if (finisher > 0) {
-        return phase_sync(PHASE_OPEN);
+    if (warp_index > 0) {
+        return op_sync(BARRIER_OP_OPEN);
     }
     if ((threadIdx.x & 31) == 0) {
         int32_t n;
@@ -68,11 +70,11 @@ __device__ __forceinline__ void blocks_wait(const int32_t *counter, int finisher
         } while (n < (int)gridDim.x);
     }
     __syncwarp();
-    phase_arrive(PHASE_OPEN);
+    op_arrive(BARRIER_OP_OPEN);
 }
 
-/* Every block has passed every barrier once it was here; the last one makes them ready
- * for the next launch. */
+/* Counts blocks that have passed all grid barriers; the last one resets them for the
+ * next launch. */
 __device__ __forceinline__ void blocks_leave(const fused_args &a, uint32_t summed)
 {
     int32_t *left = a.counter + FUSED_OPS * FUSED_COUNTER_STRIDE;
@@ -88,29 +90,32 @@ __device__ __forceinline__ void blocks_leave(const fused_args &a, uint32_t summe
     }
 }
 
-/* ---- what a block has to do ---- */
+/* ---- a block's work ---- */
 
-/* The columns of a part, in stages, the last of which may be narrower. Blocks begin at
- * different ones, for all of them read the same activations at the same time. */
-struct span {
-    int k0, cols, n, begin; /* `begin` and what `after` gives are columns within the part */
-    __device__ __forceinline__ span(const fused_op &q, int part)
-        : k0(part * q.depth), cols(min(q.depth, q.k - k0)), n((cols + FUSED_STEP - 1) / FUSED_STEP)
+/* The columns of a split-K slice, by stages, the last of which may be narrower. Blocks
+ * begin at different stages, because all of them read the same activations at the same
+ * time. */
+struct k_range {
+    /* first column, columns, stages; first stage visited, as a column of the slice */
+    int k0, cols, n, begin;
+    __device__ __forceinline__ k_range(const fused_op &q, int slice)
+        : k0(slice * q.slice_k), cols(min(q.slice_k, q.k - k0)),
+          n((cols + FUSED_STAGE_K - 1) / FUSED_STAGE_K)
     {
-        begin = (int)blockIdx.x % n * FUSED_STEP;
+        begin = (int)blockIdx.x % n * FUSED_STAGE_K;
     }
     __device__ __forceinline__ int after(int at) const
     {
-        return at + FUSED_STEP < cols ? at + FUSED_STEP : 0;
+        return at + FUSED_STAGE_K < cols ? at + FUSED_STAGE_K : 0;
     }
 };
 
-__device__ __forceinline__ tile_schedule deal_of(const fused_op &q)
+__device__ __forceinline__ tile_schedule schedule_of(const fused_op &q)
 {
     return tile_schedule_of(&q, blockIdx.x, gridDim.x);
 }
 
-/* Row of the weight that is row i of a tile. */
+/* Weight row behind row i of a tile. */
 __device__ __forceinline__ int weight_row(const fused_op &q, int tile, int i)
 {
     int tiles = q.pair / FUSED_TILE;
@@ -119,28 +124,29 @@ __device__ __forceinline__ int weight_row(const fused_op &q, int tile, int i)
            (i < 8 ? 0 : q.pair / 2);
 }
 
-/* Places in the ring, taken in turn by loader and multipliers alike. */
+/* A position in the ring; load and MMA warps step through it alike. */
 struct ring {
-    uint32_t stage, full, empty; /* shared addresses: of place 0, of barriers */
-    int n, at;
-    uint32_t round; /* parity */
-    __device__ __forceinline__ uint32_t place(void) const
+    /* shared-memory addresses: of stage 0, of its two kinds of mbarriers */
+    uint32_t base, full, empty;
+    int n, index;   /* stages; current stage */
+    uint32_t phase; /* parity of the mbarriers' phase */
+    __device__ __forceinline__ uint32_t stage_address(void) const
     {
-        return stage + at * FUSED_STAGE_BYTES;
+        return base + index * FUSED_STAGE_BYTES;
     }
     __device__ __forceinline__ void next(void)
     {
-        if (++at == n) {
-            at = 0;
-            round ^= 1;
+        if (++index == n) {
+            index = 0;
+            phase ^= 1;
         }
     }
 };
 
-/* ---- the loading warps ---- */
+/* ---- load warps ---- */
 
-/* Weights are read once: they make room in the second-level cache first. */
-__device__ __forceinline__ uint64_t once_policy(void)
+/* Weights are read once, so L2 evicts them first. */
+__device__ __forceinline__ uint64_t evict_first_policy(void)
 {
     uint64_t policy = 0;
 
@@ -150,8 +156,8 @@ __device__ __forceinline__ uint64_t once_policy(void)
     return policy;
 }
 
-__device__ __forceinline__ void bulk_copy_once(uint32_t to, const void *from, uint32_t bytes,
-                                               uint32_t bar, uint64_t policy)
+__device__ __forceinline__ void bulk_copy_evict_first(uint32_t to, const void *from, uint32_t bytes,
+                                                      uint32_t bar, uint64_t policy)
 {
 #if BULK_COPY
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
@@ -161,15 +167,18 @@ __device__ __forceinline__ void bulk_copy_once(uint32_t to, const void *from, ui
 #endif
 }
 
-/* One loading warp's way through the stages of this block's tiles of all phases. */
-template <typename T> struct walk {
-    const fused_args &a;
+/* A load warp's iterator over the stages of this block's tiles of all ops. */
+template <typename T> struct tile_iterator {
+    const fused_args &a; /* the launch */
+    /* load warp; op; tile, distance to the next, tiles left in the op */
     int loader, p, tile, step, n_tiles;
-    const T *row; /* the loader's first of the tile */
-    int64_t stride;
-    int left, at, begin, cols; /* stages of the tile that are left; the span's columns */
+    const T *row;   /* first of this warp's weight rows of the tile */
+    int64_t stride; /* of weight rows */
+    /* stages left in the tile; current, and first, column in the slice; columns of the
+     * slice */
+    int left, at, begin, cols;
 
-    __device__ __forceinline__ walk(const fused_args &a, int loader)
+    __device__ __forceinline__ tile_iterator(const fused_args &a, int loader)
         : a(a), loader(loader), p(-1), n_tiles(0)
     {
         enter();
@@ -179,21 +188,21 @@ template <typename T> struct walk {
         return p < a.n_ops;
     }
 
-    /* The tile at hand, or the next phase's first where there is none. */
+    /* Starts the current tile, or the next op's first one. */
     __device__ __forceinline__ void enter()
     {
         while (n_tiles == 0) {
             if (++p == a.n_ops) {
                 return;
             }
-            tile_schedule d = deal_of(a.op[p]);
+            tile_schedule d = schedule_of(a.op[p]);
             tile = d.first;
             step = d.step;
             n_tiles = d.n;
         }
         const fused_op &q = a.op[p];
-        span x(q, deal_of(q).part);
-        row = (const T *)q.w + weight_row(q, tile, loader * LOADED_ROWS) * q.w_stride + x.k0;
+        k_range x(q, schedule_of(q).slice);
+        row = (const T *)q.w + weight_row(q, tile, loader * LOAD_ROWS) * q.w_stride + x.k0;
         stride = q.w_stride;
         left = x.n;
         at = x.begin;
@@ -201,7 +210,7 @@ template <typename T> struct walk {
     }
     __device__ __forceinline__ void next()
     {
-        at = at + FUSED_STEP < cols ? at + FUSED_STEP : 0;
+        at = at + FUSED_STAGE_K < cols ? at + FUSED_STAGE_K : 0;
         if (--left == 0) {
             n_tiles--;
             tile += step;
@@ -210,19 +219,19 @@ template <typename T> struct walk {
     }
 };
 
-/* A stage's rows that are this loader's, by one thread: a copy needs its operands the
- * same in all lanes. */
+/* Loads this warp's rows of a stage. Called by one thread, because a copy needs the
+ * same operands in all lanes. */
 template <typename T>
-__device__ __forceinline__ void load_stage(ring &r, const walk<T> &w, uint64_t policy)
+__device__ __forceinline__ void load_stage(ring &r, const tile_iterator<T> &w, uint64_t policy)
 {
-    uint32_t bar = r.full + r.at * 8, to = r.place() + w.loader * LOADED_ROWS * PITCH,
-             bytes = min(FUSED_STEP, w.cols - w.at) * sizeof(T);
+    uint32_t bar = r.full + r.index * 8, to = r.stage_address() + w.loader * LOAD_ROWS * PITCH,
+             bytes = min(FUSED_STAGE_K, w.cols - w.at) * sizeof(T);
     const T *from = w.row + w.at;
 
-    barrier_expect(bar, LOADED_ROWS * bytes);
+    barrier_expect(bar, LOAD_ROWS * bytes);
 #pragma unroll
-    for (int i = 0; i < LOADED_ROWS; i++) {
-        bulk_copy_once(to + i * PITCH, from + i * w.stride, bytes, bar, policy);
+    for (int i = 0; i < LOAD_ROWS; i++) {
+        bulk_copy_evict_first(to + i * PITCH, from + i * w.stride, bytes, bar, policy);
     }
     r.next();
 }
@@ -230,16 +239,16 @@ __device__ __forceinline__ void load_stage(ring &r, const walk<T> &w, uint64_t p
 template <typename T>
 __device__ __forceinline__ void load_weights(const fused_args &a, ring &r, int loader)
 {
-    uint64_t policy = once_policy();
+    uint64_t policy = evict_first_policy();
     ring lag = r;
     int issued = 0;
 
-    for (walk<T> w(a, loader); w.more(); w.next()) {
-        if (issued++ >= a.window) {
-            barrier_wait(lag.full + lag.at * 8, lag.round);
+    for (tile_iterator<T> w(a, loader); w.more(); w.next()) {
+        if (issued++ >= a.in_flight) {
+            barrier_wait(lag.full + lag.index * 8, lag.phase);
             lag.next();
         }
-        barrier_wait(r.empty + r.at * 8, r.round ^ 1);
+        barrier_wait(r.empty + r.index * 8, r.phase ^ 1);
         load_stage<T>(r, w, policy);
     }
 }

@@ -1,5 +1,5 @@
-/* Bulk copies into shared memory that complete on an mbarrier: compute capability 9.
- * Before it these do nothing. */
+/* Bulk copies into shared memory that complete on an mbarrier, of compute capability 9.
+ * In code for older devices these functions do nothing. */
 #ifndef QUIRE_KERNELS_CUDA_GEMM_BULK_CUH
 #define QUIRE_KERNELS_CUDA_GEMM_BULK_CUH
 
@@ -23,7 +23,7 @@ __device__ __forceinline__ void barrier_init(uint32_t bar, int count)
 #endif
 }
 
-/* Make barriers initialised by this thread visible to the copy engine. */
+/* Makes mbarriers initialised by this thread visible to the copy engine. */
 __device__ __forceinline__ void barrier_init_fence(void)
 {
 #if BULK_COPY
@@ -32,7 +32,7 @@ __device__ __forceinline__ void barrier_init_fence(void)
 #endif
 }
 
-/* Order this thread's shared-memory writes before what the copy engine writes later. */
+/* Orders this thread's shared-memory accesses before later ones of the async proxy. */
 __device__ __forceinline__ void proxy_fence(void)
 {
 #if BULK_COPY

@@ -1,7 +1,6 @@
-/* See heuristics_products.h. The file: a header that says what it is and holds for,
- * then the records as they are in memory. Its checksum covers all of them, so that a
- * file that was cut off or damaged counts as none.
- */
+/* See heuristics_products.h. The file is a header, which tells what the choices hold
+ * for, and the records as they are in memory. A checksum over the records detects
+ * truncated or damaged files, which count as empty. */
 #include "kernels/cuda/gemm/heuristics_products.h"
 
 #include <errno.h>
@@ -32,21 +31,21 @@ uint64_t product_hash(const void *data, int64_t n_bytes)
     return h ^ (h >> 29);
 }
 
-bool product_dir(char *ret, int64_t room)
+bool product_dir(char *ret, int64_t cap)
 {
     const char *cache = getenv("CACHE_DIRECTORY");
     const char *xdg = getenv("XDG_CACHE_HOME");
     const char *home = getenv("HOME");
     int n = 0;
 
-    if (cache && cache[0] == '/') { /* may be several, with colons between */
-        n = snprintf(ret, (size_t)room, "%.*s", (int)strcspn(cache, ":"), cache);
+    if (cache && cache[0] == '/') { /* may be a list, separated by colons */
+        n = snprintf(ret, (size_t)cap, "%.*s", (int)strcspn(cache, ":"), cache);
     } else if (xdg && xdg[0] == '/') {
-        n = snprintf(ret, (size_t)room, "%s/quire", xdg);
+        n = snprintf(ret, (size_t)cap, "%s/quire", xdg);
     } else if (home && home[0] == '/') {
-        n = snprintf(ret, (size_t)room, "%s/.cache/quire", home);
+        n = snprintf(ret, (size_t)cap, "%s/.cache/quire", home);
     }
-    return n > 0 && n < room;
+    return n > 0 && n < cap;
 }
 
 static bool read_all(int fd, void *to, size_t n)
@@ -161,7 +160,7 @@ void product_store_put(struct product_store *s, const struct product_key *k,
     }
 }
 
-/* The directories that lead to the file, as far as they can be made. */
+/* Makes the file's parent directories, as far as possible. */
 static void make_dirs(char *path)
 {
     for (char *p = strchr(path + 1, '/'); p != NULL; p = strchr(p + 1, '/')) {

@@ -1,13 +1,12 @@
-/* Matrix products: the choice between cuBLASLt's algorithms; what an epilogue of
- * cuBLASLt cannot do follows as a kernel.
+/* Matrix products: choosing among cuBLASLt's algorithms. What cuBLASLt's epilogues
+ * cannot do follows as a kernel.
  *
- * A way is chosen for a number of rows that others near it share (product_rows), and
- * told the step's own number before it runs: prompts come in every length, and choosing
- * takes the host longer than the step's other work. What cuBLASLt proposes first is
- * taken, but for decode steps that are about to be captured as a graph: those run
- * thousands of times, so in the eager step before the capture the ways are timed,
- * weights out of the cache, and the best stays. What was timed is remembered on disk
- * (heuristics_products.h).
+ * Algorithms are cached per row bucket (product_rows), and the row count is set before
+ * each launch: prompts come in every length, and choosing takes the host longer than
+ * the rest of a step. cuBLASLt's first proposal is taken, except for decode steps that
+ * are about to be captured: those run thousands of times, so in the eager step before
+ * the capture several proposals are timed, with weights out of the cache, and the
+ * fastest is kept, on disk too (heuristics_products.h).
  */
 #include "kernels/cuda/gemm/linear.h"
 
@@ -27,7 +26,7 @@ static void fail(struct cuda_backend *c, cublasStatus_t s, const struct product_
     }
 }
 
-/* What choices hold for: the device, and who offers them. */
+/* Opens the store for this device, driver and library version. */
 static void open_store(struct cuda_backend *c)
 {
     char what[256];
@@ -38,7 +37,7 @@ static void open_store(struct cuda_backend *c)
              driver, cublasLtGetVersion(), WORKSPACE_BYTES);
     product_store_open(&c->products, NULL, what);
     if (c->products.damaged) {
-        snprintf(c->base.note, sizeof(c->base.note), "%.200s cannot be used and is made anew",
+        snprintf(c->base.note, sizeof(c->base.note), "%.200s cannot be used and will be replaced",
                  c->products.path);
     }
 }
@@ -80,7 +79,7 @@ void cuda_linear_release(struct cuda_backend *c)
 
 /* ---- one product ---- */
 
-/* What cuBLASLt left out. */
+/* Runs the part of the epilogue that cuBLASLt left out. */
 static void run_epilogue(struct cuda_backend *c, const struct product *d)
 {
     const struct linear_args *a = &d->args;
@@ -89,13 +88,13 @@ static void run_epilogue(struct cuda_backend *c, const struct product *d)
     bool residual = d->residual && !d->key.residual;
 
     if (bias || act || residual) {
-        launch_epilogue(a->gated ? d->room : a->out, d->room, a->out_type, d->key.out_stride,
+        launch_epilogue(a->gated ? d->lt_out : a->out, d->lt_out, a->out_type, d->key.out_stride,
                         bias ? a->bias : NULL, bias ? a->bias_type : 0, act ? a->act : 0,
                         residual ? d->residual : NULL, d->residual_stride, a->rows, a->n,
                         c->stream);
     }
     if (a->gated) {
-        launch_gated_act(a->out, a->out_stride, d->room, d->key.out_stride, a->rows, a->n / 2,
+        launch_gated_act(a->out, a->out_stride, d->lt_out, d->key.out_stride, a->rows, a->n / 2,
                          a->act, a->out_type, c->stream);
     }
 }
@@ -113,7 +112,7 @@ cublasStatus_t product_run(struct cuda_backend *c, struct matmul_plan *p,
 
 /* ---- plans ---- */
 
-/* What an earlier run found, if it may be used. */
+/* Takes over the algorithm of an earlier run, if there is one that still suits. */
 static bool plan_recall(struct cuda_backend *c, struct matmul_plan *p)
 {
     const struct product_choice *known =
@@ -137,7 +136,7 @@ static void plan_remember(struct cuda_backend *c, const struct matmul_plan *p)
     product_store_put(&c->products, &p->key, &choice);
 }
 
-/* Decide how products of d's kind are made; `timed`: by trying. */
+/* Chooses an algorithm for d's key; `timed`: by timing the proposals. */
 static cublasStatus_t plan_make(struct cuda_backend *c, struct matmul_plan *p,
                                 const struct product *d, bool timed)
 {
@@ -163,8 +162,7 @@ static cublasStatus_t plan_make(struct cuda_backend *c, struct matmul_plan *p,
     return s;
 }
 
-/* The way to make d's kind, remembered or chosen. NULL: there is none, status in
- * *ret. */
+/* The plan for d's key, cached or made. NULL: there is none, status in *ret. */
 static struct matmul_plan *plan_find(struct cuda_backend *c, const struct product *d, bool timed,
                                      cublasStatus_t *ret)
 {
@@ -183,7 +181,7 @@ static struct matmul_plan *plan_find(struct cuda_backend *c, const struct produc
             break;
         }
     }
-    plan_clear(p); /* made without timing, or the last one looked at makes room */
+    plan_clear(p); /* untimed, or the last slot probed: replaced */
     *ret = plan_make(c, p, d, timed);
     if (*ret != CUBLAS_STATUS_SUCCESS) {
         plan_clear(p);
@@ -192,7 +190,7 @@ static struct matmul_plan *plan_find(struct cuda_backend *c, const struct produc
     return p;
 }
 
-/* A buffer of such rows for results that are not wanted, or not yet. */
+/* A device buffer of `rows` rows for results that are not wanted, or not yet final. */
 static void *side_buffer(struct cuda_backend *c, int64_t row_bytes, int32_t rows)
 {
     int64_t need = rows * row_bytes;
@@ -204,34 +202,34 @@ static void *side_buffer(struct cuda_backend *c, int64_t row_bytes, int32_t rows
     return c->side;
 }
 
-/* In the eager step before a capture: choose by timing for the product that will be
- * captured, of the padded rows. */
+/* In the eager step before a capture: times algorithms for the product as it will be
+ * captured, with the padded rows. */
 static void choose_ahead(struct cuda_backend *c, const struct product *d, struct mat out,
-                         struct mat room, struct mat x)
+                         struct mat lt_out, struct mat x)
 {
     int32_t rows = product_rows(c->padded);
 
     if (c->config.deterministic || !c->recording || c->capturing ||
         d->args.rows != c->batch.n_tokens || rows > TIME_MAX_ROWS ||
-        rows > cuda_rows_behind(c, x) ||
-        (d->args.gated && rows > MIN(cuda_rows_behind(c, out), cuda_rows_behind(c, room)))) {
+        rows > cuda_rows_capacity(c, x) ||
+        (d->args.gated && rows > MIN(cuda_rows_capacity(c, out), cuda_rows_capacity(c, lt_out)))) {
         return;
     }
     struct product trial = *d;
     trial.key.m = trial.args.rows = rows;
-    if (!d->args.gated) { /* not into out: it may be the residual */
-        trial.room = trial.args.out = side_buffer(c, out.stride * dtype_bytes(out.dtype), rows);
-        trial.residual = d->residual ? trial.room : NULL;
+    if (!d->args.gated) { /* not into out, which may be the residual */
+        trial.lt_out = trial.args.out = side_buffer(c, out.stride * dtype_bytes(out.dtype), rows);
+        trial.residual = d->residual ? trial.lt_out : NULL;
         trial.residual_stride = out.stride;
     }
     cublasStatus_t status;
-    if (trial.room) {
+    if (trial.lt_out) {
         plan_find(c, &trial, true, &status);
     }
 }
 
-/* The product, of at most the key's rows. Where the way does not take the number, one
- * is chosen for it. */
+/* Runs the product, of at most the key's rows. If the bucket's algorithm does not
+ * support the row count, one is chosen for exactly that. */
 static void run(struct cuda_backend *c, struct product *d)
 {
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
@@ -269,9 +267,9 @@ static cublasLtEpilogue_t lt_epilogue(const struct product *d)
     return d->lt_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-/* The product of x and w into `room`, whose rows are as the library's are; on to `out`
- * where the two differ. */
-static struct product product_of(struct cuda_backend *c, struct mat out, struct mat room,
+/* Describes the product of x and w. cuBLASLt writes lt_out; `out` is the final
+ * result. */
+static struct product product_of(struct cuda_backend *c, struct mat out, struct mat lt_out,
                                  struct mat x, struct mat w, const struct epilogue *ep, bool gated,
                                  int32_t rows)
 {
@@ -290,7 +288,7 @@ static struct product product_of(struct cuda_backend *c, struct mat out, struct 
                                   .bias_type = (int32_t)ep->bias.dtype,
                                   .act = (int32_t)ep->act,
                                   .gated = gated};
-    d.room = room.data;
+    d.lt_out = lt_out.data;
     d.residual = ep->residual.data;
     d.residual_stride = ep->residual.stride;
     d.lt_bias = has_bias && ep->bias.dtype == out.dtype && out.dtype != DTYPE_F32 &&
@@ -300,7 +298,7 @@ static struct product product_of(struct cuda_backend *c, struct mat out, struct 
                        (d.lt_bias || !has_bias);
     d.key.x_stride = x.stride;
     d.key.w_stride = w.stride;
-    d.key.out_stride = room.stride;
+    d.key.out_stride = lt_out.stride;
     d.key.residual_stride = lt_residual ? ep->residual.stride : 0;
     d.key.m = c->config.deterministic ? rows : product_rows(rows);
     d.key.n = w.rows;
@@ -310,14 +308,14 @@ static struct product product_of(struct cuda_backend *c, struct mat out, struct 
     d.key.epilogue = (int32_t)lt_epilogue(&d);
     d.key.residual = lt_residual;
     d.key.gated = (int16_t)d.args.gated;
-    d.key.alignment = MIN(MIN(alignment_of(room.data), alignment_of(out.data)),
+    d.key.alignment = MIN(MIN(alignment_of(lt_out.data), alignment_of(out.data)),
                           MIN(alignment_of(x.data), alignment_of(w.data)));
     d.key.alignment =
         lt_residual ? MIN(d.key.alignment, alignment_of(d.residual)) : d.key.alignment;
     return d;
 }
 
-static void multiply(struct cuda_backend *c, struct mat out, struct mat room, struct mat x,
+static void multiply(struct cuda_backend *c, struct mat out, struct mat lt_out, struct mat x,
                      struct mat w, const struct epilogue *ep, bool gated)
 {
     cuda_start(c);
@@ -325,12 +323,13 @@ static void multiply(struct cuda_backend *c, struct mat out, struct mat room, st
     if (rows < 1 || !cuda_usable(c)) {
         return;
     }
-    struct product d = product_of(c, out, room, x, w, ep, gated, rows);
-    choose_ahead(c, &d, out, room, x);
-    if (d.residual == out.data && d.residual && !d.key.residual) { /* it is still to be read */
-        d.room = side_buffer(c, out.stride * dtype_bytes(out.dtype), rows);
+    struct product d = product_of(c, out, lt_out, x, w, ep, gated, rows);
+    choose_ahead(c, &d, out, lt_out, x);
+    /* still needed as the residual */
+    if (d.residual == out.data && d.residual && !d.key.residual) {
+        d.lt_out = side_buffer(c, out.stride * dtype_bytes(out.dtype), rows);
     }
-    if (d.room) {
+    if (d.lt_out) {
         run(c, &d);
     }
 }
@@ -346,11 +345,11 @@ void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w,
     multiply(cuda_of(b), out, out, x, w, ep != NULL ? ep : &plain, false);
 }
 
-void cuda_linear_gated(struct backend *b, struct mat out, struct mat room, struct mat x,
+void cuda_linear_gated(struct backend *b, struct mat out, struct mat lt_out, struct mat x,
                        struct mat w, struct mat bias, enum activation act)
 {
     if (cuda_fused_linear_gated(cuda_of(b), out, x, w, bias, act)) {
         return;
     }
-    multiply(cuda_of(b), out, room, x, w, &(struct epilogue){.bias = bias, .act = act}, true);
+    multiply(cuda_of(b), out, lt_out, x, w, &(struct epilogue){.bias = bias, .act = act}, true);
 }

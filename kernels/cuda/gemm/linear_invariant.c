@@ -1,13 +1,12 @@
-/* Matrix products for `deterministic`: a row's result must not depend on how many rows
- * there are.
+/* Batch-invariant matrix products, for `deterministic`: a row's result must not depend
+ * on how many rows there are.
  *
- * cuBLASLt picks another algorithm for another number of rows. Hopper's kernels for
- * aligned 16-bit operands, where they do not split the depth, add a row's products in
- * one order, that of the depth, whatever their tile: there the algorithm's id is fixed
- * by the weight's shape alone and the tile follows the number of rows. Others slice the
- * depth among the warps of small tiles (seen: float16, 301 columns), so there one
- * set-up serves every number of rows. tests/unit/kernels/test_batch_invariant.c and
- * test_ops.c hold both to be so.
+ * cuBLASLt picks different algorithms for different row counts. Hopper's kernels for
+ * aligned 16-bit operands add a row's products in order of depth whatever their tile,
+ * unless they split the depth: there the algorithm's id is fixed by the weight's shape,
+ * and the tile follows the row count. Other kernels slice the depth among the warps of
+ * small tiles (as seen with float16 and 301 columns), so there one algorithm serves
+ * every row count. tests/unit/kernels/test_batch_invariant.c and test_ops.c check both.
  */
 #include "kernels/cuda/cuda.h"
 
@@ -28,7 +27,7 @@ static bool whole_depth(const cublasLtMatmulAlgo_t *a)
            config_of(a, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) == CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
-/* The best candidate that does not split the depth, with this id (-1: any). False:
+/* The best candidate with this id (-1: any) that does not split the depth. False:
  * none. */
 static bool choose(struct cuda_backend *c, const struct matmul_setup *m, int32_t id,
                    cublasLtMatmulHeuristicResult_t *ret)
@@ -75,7 +74,7 @@ cublasStatus_t linear_invariant_algo(struct cuda_backend *c, const struct matmul
     if (any_tile && choose(c, m, config_of(&reference.algo, CUBLASLT_ALGO_CONFIG_ID), ret)) {
         return CUBLAS_STATUS_SUCCESS;
     }
-    *ret = reference; /* its tile may be too large for few rows, but it is right */
+    *ret = reference; /* its tile may be too large for few rows, but the bits are right */
     return cublasLtMatmulAlgoCheck(c->lt, m->desc, m->w, m->x, m->residual, m->out, &reference.algo,
                                    ret);
 }

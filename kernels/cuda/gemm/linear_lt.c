@@ -1,7 +1,7 @@
-/* cuBLASLt's side of matrix products: set-ups, its proposals, running one.
+/* cuBLASLt's side of matrix products: descriptors, proposals, running.
  *
- * cuBLAS thinks in columns: out^T [n, m] = w^T' x^T, with w [n, k] row-major read as a
- * transposed [k, n].
+ * cuBLAS is column-major: out^T [n, m] = w x^T, where the row-major w [n, k] is passed
+ * as a transposed column-major [k, n].
  */
 #include "kernels/cuda/gemm/linear.h"
 
@@ -129,6 +129,6 @@ cublasStatus_t lt_run(struct cuda_backend *c, struct matmul_plan *p,
                                        sizeof(d->args.bias));
     }
     return cublasLtMatmul(c->lt, p->desc, &one, d->args.w, p->w, d->args.x, p->x, &beta,
-                          p->key.residual ? d->residual : d->room, p->residual, d->room, p->out,
+                          p->key.residual ? d->residual : d->lt_out, p->residual, d->lt_out, p->out,
                           algo, c->workspace, WORKSPACE_BYTES, c->stream);
 }

@@ -1,18 +1,19 @@
-/* Choosing how a kind of product is made by timing the ways there are. */
+/* Choosing a product's algorithm by timing. */
 #include "kernels/cuda/gemm/linear.h"
 
 enum { TIME_REPEATS = 3 };
 
-/* Microseconds of one run with the weights not in the cache (the workspace, larger than
- * it, is overwritten first), or a huge value when it does not run: the least of a few
- * after one that loads the kernel, of one where that is far above `others`. */
-static float time_way(struct cuda_backend *c, struct matmul_plan *p,
-                      const cublasLtMatmulAlgo_t *algo, const struct product *d,
-                      const cudaEvent_t event[2], float others)
+/* Microseconds of one run with the weights out of the cache (the workspace, larger than
+ * the cache, is overwritten first); a huge value if it does not run. The first run
+ * loads the kernel; the least of the following ones counts, and a single one suffices
+ * if it is far above best_us. */
+static float time_algo(struct cuda_backend *c, struct matmul_plan *p,
+                       const cublasLtMatmulAlgo_t *algo, const struct product *d,
+                       const cudaEvent_t event[2], float best_us)
 {
     float least = 1e30f;
 
-    for (int i = 0; i < TIME_REPEATS && (i < 2 || least < others * 1.1f); i++) {
+    for (int i = 0; i < TIME_REPEATS && (i < 2 || least < best_us * 1.1f); i++) {
         float ms = 0;
         bool ok = cudaMemsetAsync(c->workspace, 0, WORKSPACE_BYTES, c->stream) == cudaSuccess &&
                   cudaEventRecord(event[0], c->stream) == cudaSuccess &&
@@ -37,9 +38,9 @@ static void time_algorithms(struct cuda_backend *c, struct matmul_plan *p, const
 
     for (int i = 0; i < n; i++) {
         float us = found[i].state == CUBLAS_STATUS_SUCCESS
-                       ? time_way(c, p, &found[i].algo, d, event, least)
+                       ? time_algo(c, p, &found[i].algo, d, event, least)
                        : 1e30f;
-        if (i == 0 || us < least * 0.98f) { /* noise does not make a change */
+        if (i == 0 || us < least * 0.98f) { /* a gain within noise changes nothing */
             least = us;
             p->algo = found[i].algo;
         }

@@ -1,5 +1,5 @@
-/* Weights onto the device, straight into their fused place (upload.c), or made up
- * there. */
+/* Weights: copied to the device straight into their fused place (upload.c), or dummy
+ * values made there. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/weight_pieces.h"
 
@@ -24,7 +24,8 @@ int cuda_weight(struct backend *b, const struct weight_desc *d, struct mat *ret,
     for (int32_t i = 0; i < d->n_pieces; i++) {
         const struct weight_piece *p = &d->piece[i];
         struct weight_piece flat = *p;
-        if (d->kind == WEIGHT_VECTOR && p->stride == p->cols) { /* joined along the columns */
+        /* a vector's pieces are joined along the columns */
+        if (d->kind == WEIGHT_VECTOR && p->stride == p->cols) {
             flat = (struct weight_piece){.data = p->data,
                                          .dtype = p->dtype,
                                          .rows = 1,

@@ -1,8 +1,8 @@
-/* wgmma of Hopper (sm_90a): D [64, N] += A [64, 16] B [N, 16]^T, both operands in
- * shared memory, K-major, 128-byte swizzle.
+/* wgmma of Hopper (sm_90a): D [64, N] += A [64, 16] B, with B in shared memory,
+ * swizzled.
  *
- * Made by a loop over N; the accumulator's register list is why each width is its own
- * instruction.
+ * The accumulators are listed register by register, so every width N is an instruction
+ * of its own.
  */
 #ifndef QUIRE_KERNELS_CUDA_GEMM_WGMMA_CUH
 #define QUIRE_KERNELS_CUDA_GEMM_WGMMA_CUH
@@ -15,14 +15,14 @@
 #define HAS_WGMMA 0
 #endif
 
-/* The swizzle of rows of 128, 64 or 32 bytes, as descriptors say it. */
+/* Descriptor field for the swizzle of rows of 128, 64 or 32 bytes. */
 __device__ __forceinline__ uint64_t wgmma_swizzle(int row_bytes)
 {
     return row_bytes == 128 ? 1 : row_bytes == 64 ? 2 : 3;
 }
 
-/* Descriptor of an operand tile: rows of row_bytes, eight rows a group, the base
- * aligned to a group. */
+/* Descriptor of a K-major operand tile: rows of row_bytes in groups of eight; the base
+ * is aligned to a group. */
 __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t shared_address, int row_bytes = 128)
 {
     return (uint64_t)((shared_address & 0x3FFFF) >> 4) | 1ull << 16 |
@@ -50,7 +50,7 @@ template <int N> __device__ __forceinline__ void wgmma_wait(void)
 #endif
 }
 
-/* Accumulators as the instruction lists them, and as the compiler binds them. */
+/* The accumulators' operand numbers in the instruction, and their bindings. */
 #define WGMMA_NAMES_32                                                                           \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
     "%20, %21, %22, %23, "                                                                       \
@@ -86,7 +86,7 @@ template <int N> __device__ __forceinline__ void wgmma_wait(void)
 #define WGMMA_ASM(...)
 #endif
 
-/* Descriptor of a right operand [16, N] stored with N contiguous: panels of row_bytes /
+/* Descriptor of a B operand [16, N] stored with N contiguous, in panels of row_bytes /
  * 2 columns. */
 __device__ __forceinline__ uint64_t wgmma_descriptor_n(uint32_t shared_address,
                                                        uint32_t panel_bytes, int row_bytes = 128)
@@ -95,9 +95,10 @@ __device__ __forceinline__ uint64_t wgmma_descriptor_n(uint32_t shared_address,
            (uint64_t)(row_bytes / 2) << 32 | wgmma_swizzle(row_bytes) << 62;
 }
 
-/* Both operands in shared memory; `add` 0: d is overwritten. */
+/* Both operands in shared memory; add 0: d is overwritten. */
 template <typename T, int N> struct wgmma_ss;
-/* A [64, 16] in registers (as mma's left operand), B [16, N] by wgmma_descriptor_n. */
+/* A [64, 16] in registers, laid out as mma's A operand; B [16, N] by
+ * wgmma_descriptor_n. */
 template <typename T, int N> struct wgmma_rs;
 
 #define WGMMA_OF(T, type)                                                                   \

@@ -1,40 +1,40 @@
-/* Sampling on the device: the same tokens as kernels/cpu/sample.c, which is the
- * specification, for the same logits.
+/* Sampling on the device: for the same logits, the same tokens as kernels/cpu/sample.c,
+ * which is the specification.
  *
  * A cluster of blocks takes one logits row, each block a slice of the vocabulary, and
- * answers the row's samples one after another (samples of one prompt share a row). The
- * slice is brought into shared memory where it fits, so that the row is read once
- * however often it is looked through. What penalties, biases and masks make of it:
- * sample_change.cuh. What a row is looked through for stands in sample_row.cuh, the
- * draw in sample_draw.cuh. Every block of a cluster computes every decision, from the
- * same sums, but what a short list decides: that the first block does alone.
+ * processes the row's samples one after another (samples of one prompt share a row).
+ * The slice is staged in shared memory where it fits, so that the row is read once.
+ * Penalties, biases and masks are in sample_change.cuh, scans of a row in
+ * sample_row.cuh, the draw in sample_draw.cuh. Every block of a cluster computes every
+ * decision from the same sums, except what a short list decides: only the first block
+ * does that.
  */
 #include "kernels/cuda/sampling/sample_best.cuh"
 #include "kernels/cuda/sampling/sample_change.cuh"
 #include "kernels/cuda/sampling/sample_draw.cuh"
 
-/* ---- answers ---- */
+/* ---- a row's samples ---- */
 
-/* The n best of the row with their logits minus lse: greatest first, the smallest id
- * first on a tie. After row_stats of the same view. False: there are none; else the
- * first block is still at it when the others come back. */
+/* Writes the n best tokens of the row with their logits minus lse: greatest first, the
+ * smallest id first on a tie. Called after row_stats of the same view. False: there are
+ * none; else the first block is still writing when the others return. */
 __device__ bool write_best(const row_view &r, shared_state *sh, const stats &st, float lse, int n,
-                           int *turn, int32_t *ret_token, float *ret_logprob)
+                           int *n_lists, int32_t *ret_token, float *ret_logprob)
 {
-    bool some = list_best(r, sh, st, n, turn);
+    bool some = list_best(r, sh, st, n, n_lists);
 
     if (block_cluster().rank() == 0) {
-        write_list(sh, some ? min(sh->n_list[*turn & 1], n) : 0, n, lse, ret_token, ret_logprob);
+        write_list(sh, some ? min(sh->n_list[*n_lists & 1], n) : 0, n, lse, ret_token, ret_logprob);
     }
     return some;
 }
 
-/* One cluster a logits row, all its samples. Dynamic shared memory: the slice when
- * it is staged, then `tile` counts. */
+/* One cluster per logits row, all its samples. Dynamic shared memory: the slice if it
+ * is staged, then `tile` counts. */
 __global__ void __launch_bounds__(SAMPLE_THREADS, 2)
     sample_kernel(sample_args a, step_arrays s, bool staged, int tile)
 {
-    extern __shared__ __align__(128) uint32_t room[];
+    extern __shared__ __align__(128) uint32_t smem[];
     __shared__ shared_state state;
     shared_state *sh = &state;
     const block_cluster cluster;
@@ -47,10 +47,10 @@ __global__ void __launch_bounds__(SAMPLE_THREADS, 2)
     if (row.i0 == row.i1) {
         return;
     }
-    const row_slice slice = slice_of(a, row.at, 0, room, staged, tile, sh);
+    const row_slice slice = slice_of(a, row.at, 0, smem, staged, tile, sh);
     const row_view &raw = slice.raw;
     bool speaker = cluster.rank() == 0 && threadIdx.x == 0, listed = false, other_peaks = false;
-    int turn = 0;
+    int n_lists = 0;
     const stats st = row_stats(raw, sh);
     float lse = stats_max(st) + logf(st.sum);
     for (int i = row.i0; i < row.i1; i++) {
@@ -79,11 +79,11 @@ __global__ void __launch_bounds__(SAMPLE_THREADS, 2)
             token = asked_token(st, now);
             if (p.kind == KIND_CANDIDATES) {
                 float all = stats_max(now) + logf(now.sum);
-                listed = write_best(view, sh, now, all, n_best, &turn, top_token, top_logprob);
+                listed = write_best(view, sh, now, all, n_best, &n_lists, top_token, top_logprob);
                 logprob = stats_max(now) - all;
                 answered = true;
             } else if (token >= 0 && p.temperature != 0.0f && p.top_k != 1) {
-                token = draw(view, sh, p, now, &turn, &listed);
+                token = sample_token(view, sh, p, now, &n_lists, &listed);
             }
             if (changed && staged && (i + 1 < row.i1 || (!answered && n_best > 0))) {
                 stage_again(slice);
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(SAMPLE_THREADS, 2)
                 if (token < 0) {
                     now.best = 0;
                 }
-                listed = write_best(raw, sh, now, lse, n_best, &turn, top_token, top_logprob);
+                listed = write_best(raw, sh, now, lse, n_best, &n_lists, top_token, top_logprob);
             }
             if (speaker && token >= 0) {
                 logprob = slice.logit[token] - lse;
@@ -109,18 +109,18 @@ __global__ void __launch_bounds__(SAMPLE_THREADS, 2)
             h->result_logprob[i] = token >= 0 ? logprob : -INFINITY;
         }
     }
-    /* shared memory stays until the others have read it; of those who made a list last
-     * only the first block's is read */
+    /* blocks stay until the others have read their shared memory; after a list only the
+     * first block's is read */
     if (!listed || cluster.rank() == 0) {
         cluster.sync();
     }
 }
 
-/* ---- every row greedy and nothing else asked: several blocks a row, one pass ---- */
+/* ---- greedy steps: several blocks per row, one pass ---- */
 
 __global__ void __launch_bounds__(512, 2) greedy_kernel(sample_args a, step_arrays s)
 {
-    __shared__ stats part[16];
+    __shared__ stats warp_stats[16];
 
     pdl_wait();
     pdl_release();
@@ -135,14 +135,14 @@ __global__ void __launch_bounds__(512, 2) greedy_kernel(sample_args a, step_arra
         scan_stats(r, scan_quads(r, 4 * (blockIdx.x * blockDim.x + threadIdx.x), step), step);
     st = stats_warp(st);
     if ((threadIdx.x & 31) == 0) {
-        part[threadIdx.x >> 5] = st;
+        warp_stats[threadIdx.x >> 5] = st;
     }
     __syncthreads();
     if (threadIdx.x >= 32) {
         return;
     }
     int lane = threadIdx.x, last = 0;
-    st = stats_warp(lane < (int)(blockDim.x >> 5) ? part[lane] : stats_none());
+    st = stats_warp(lane < (int)(blockDim.x >> 5) ? warp_stats[lane] : stats_none());
     stats *all = (stats *)a.partial + row * gridDim.x;
     if (lane == 0) {
         all[blockIdx.x] = st;
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(512, 2) greedy_kernel(sample_args a, step_arra
         return;
     }
     st = stats_none();
-    if (lane < (int)gridDim.x) { /* at most GREEDY_BLOCKS */
+    if (lane < (int)gridDim.x) { /* there are at most GREEDY_BLOCKS */
         st.best = __ldcg(&all[lane].best);
         st.bad = __ldcg(&all[lane].bad);
         st.sum = __ldcg(&all[lane].sum);
@@ -165,11 +165,11 @@ __global__ void __launch_bounds__(512, 2) greedy_kernel(sample_args a, step_arra
     }
     a.arrived[row] = 0;
     const int32_t *group = (const int32_t *)((const char *)h + h->off_group);
-    int drawn = stats_token(st);
+    int token = stats_token(st);
     for (int i = group[a.first + row]; i < group[a.first + row + 1]; i++) {
-        s.sampled[i] = drawn;
-        h->result_token[i] = drawn;
-        h->result_logprob[i] = drawn >= 0 ? -logf(st.sum) : -INFINITY;
+        s.sampled[i] = token;
+        h->result_token[i] = token;
+        h->result_logprob[i] = token >= 0 ? -logf(st.sum) : -INFINITY;
     }
 }
 

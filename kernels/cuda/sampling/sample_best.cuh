@@ -1,14 +1,14 @@
-/* The n best of a row: the list that candidates and log-probabilities are made of. */
+/* The n best tokens of a row, from which candidates and log-probabilities are made. */
 #ifndef QUIRE_KERNELS_CUDA_SAMPLING_SAMPLE_BEST_CUH
 #define QUIRE_KERNELS_CUDA_SAMPLING_SAMPLE_BEST_CUH
 
 #include "kernels/cuda/sampling/sample_row.cuh"
 
-/* Gather the n best of the row, smallest ids first at the edge, by histograms. */
+/* Collects the n best of the row by histograms; at the edge the smallest ids win. */
 inline __device__ void collect_best(const row_view &r, shared_state *sh, const stats &st, int n,
-                                    int turn)
+                                    int n_lists)
 {
-    /* of what is taken: key above, or equal with ~id from least_id on */
+    /* taken are keys above least_key, and equal ones with ~id of at least least_id */
     uint32_t least_key, least_id = 0;
     selection s = select_key(
         r, sh, sample_order(st.least), (uint32_t)(st.best >> 32),
@@ -34,26 +34,26 @@ inline __device__ void collect_best(const row_view &r, shared_state *sh, const s
             [&](unsigned long long) { return s.goal; });
         least_id = tie.lo;
     }
-    collect(r, sh, turn, [&](int t, float v, uint32_t *key) {
+    collect(r, sh, n_lists, [&](int t, float v, uint32_t *key) {
         *key = sample_order(v);
         return v > -INFINITY &&
                (*key > least_key || (*key == least_key && ~(uint32_t)t >= least_id));
     });
 }
 
-/* At least the n best of the row, as (order of the logit, ~token), in the first block's
- * list, which that block sorts: greatest first, the smallest id first on a tie. After
- * row_stats of the same view. False: there are none; else the first block is still at
- * it when the others come back. */
+/* Lists at least the n best of the row, as (order key of the logit, ~token), in the
+ * first block, which sorts them: greatest first, the smallest id first on a tie. Called
+ * after row_stats of the same view. False: there are none; else the first block is
+ * still sorting when the others return. */
 inline __device__ bool list_best(const row_view &r, shared_state *sh, const stats &st, int n,
-                                 int *turn)
+                                 int *n_lists)
 {
     const block_cluster cluster;
     bool some = !st.bad && st.best != 0, fit = false;
 
     if (some && n <= FEW) {
         float least = peak_threshold(sh, n);
-        fit = collect_few(r, sh, ++*turn, sh->peak[threadIdx.x] >= least,
+        fit = collect_few(r, sh, ++*n_lists, sh->peak[threadIdx.x] >= least,
                           [&](int, float v, uint32_t *key) {
                               *key = sample_order(v);
                               return v >= least && v > -INFINITY;
@@ -63,16 +63,16 @@ inline __device__ bool list_best(const row_view &r, shared_state *sh, const stat
         }
     }
     if (some && !fit) {
-        collect_best(r, sh, st, min(n, (int)LIST), ++*turn);
+        collect_best(r, sh, st, min(n, (int)LIST), ++*n_lists);
     }
     if (some && cluster.rank() == 0) {
-        sort_list(sh, sh->n_list[*turn & 1]);
+        sort_list(sh, sh->n_list[*n_lists & 1]);
     }
     return some;
 }
 
-/* The first n of the block's list, of which `found` are there, with their logits minus
- * lse. */
+/* Writes the first n entries of the block's list, of which `found` exist, with their
+ * logits minus lse. */
 inline __device__ void write_list(const shared_state *sh, int found, int n, float lse,
                                   int32_t *ret_token, float *ret_logprob)
 {

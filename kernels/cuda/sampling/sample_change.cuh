@@ -1,12 +1,11 @@
-/* A row as a sample asks for it: steps 1 to 3 of the specification
- * (kernels/cpu/sample.c); and how the kernels that look at rows are launched.
+/* A row as changed for a sample: steps 1 to 3 of the specification
+ * (kernels/cpu/sample.c); and the launch of kernels that scan rows.
  *
- * The row as it came stays where it is. What is made of it goes to the slice's room:
- * shared memory where the slice is staged there, else work space of the device. The
- * tokens that penalties count are those in the sequence's blocks; each block of threads
- * walks all of them for a part of its slice at a time, whose counts fit into shared
- * memory. Counts are integers and one thread changes a logit, so nothing depends on the
- * order of threads.
+ * The raw row stays where it is. The changed row goes to shared memory where the slice
+ * is staged there, else to device work space. Penalties count the tokens in the
+ * sequence's blocks; each thread block walks all of them once per tile of its slice,
+ * whose counts fit into shared memory. Counts are integers and one thread changes a
+ * logit, so no result depends on the order of threads.
  */
 #ifndef QUIRE_KERNELS_CUDA_SAMPLING_SAMPLE_CHANGE_CUH
 #define QUIRE_KERNELS_CUDA_SAMPLING_SAMPLE_CHANGE_CUH
@@ -16,19 +15,19 @@
 
 /* ---- the slice ---- */
 
-/* This block's slice of a row, `n` ids wide at most, whose first logit in the
- * device's memory is that of id `first`. */
+/* This block's slice of a row. Pointers are offset so that they are indexed by token
+ * id. */
 struct row_slice {
-    row_view raw;       /* as it came, staged or in the device's memory */
-    const float *logit; /* of id 0 in the device's memory: stays as it came */
-    float *made; /* of id 0 in the room for what samples make of it; raw.l where that is staged */
-    uint32_t *count; /* [tile] */
-    int tile;        /* ids that are counted at a time */
-    bool staged;
+    row_view raw;       /* the raw slice, staged or in device memory */
+    const float *logit; /* raw logits in device memory */
+    float *made;        /* changed logits: raw.l where staged, else work space */
+    uint32_t *count;    /* [tile] occurrences of ids, in shared memory */
+    int tile;           /* ids counted at a time */
+    bool staged;        /* the slice lies in shared memory */
 };
 
-/* Bring the slice into shared memory. */
-inline __device__ void stage(row_view &r, float *room, shared_state *sh)
+/* Copies the slice into shared memory. */
+inline __device__ void stage(row_view &r, float *smem, shared_state *sh)
 {
     uint32_t bar = shared_address(&sh->arrival), bytes = (uint32_t)(r.hi - r.lo + 3) / 4 * 16;
 
@@ -39,14 +38,14 @@ inline __device__ void stage(row_view &r, float *room, shared_state *sh)
         barrier_init(bar, 1);
         barrier_init_fence();
         barrier_expect(bar, bytes);
-        bulk_copy(shared_address(room), r.l + r.lo, bytes, bar);
+        bulk_copy(shared_address(smem), r.l + r.lo, bytes, bar);
     }
     __syncthreads();
     barrier_wait(bar, 0);
-    r.l = room - r.lo;
+    r.l = smem - r.lo;
 }
 
-/* The staged slice as it came, after a sample has changed it. By all threads of the
+/* Restores the staged slice after a sample has changed it. By all threads of the
  * block. */
 inline __device__ void stage_again(const row_slice &s)
 {
@@ -67,16 +66,17 @@ __device__ __forceinline__ bool has_penalties(const step_arrays &s, const row_pa
            (p.repetition_penalty != 1.0f ? p.position > 0 : of_output && p.position > p.n_prompt);
 }
 
-/* Whether a sample looks at something else than the row as it came. */
+/* Whether a sample changes the row. */
 __device__ __forceinline__ bool changes_row(const step_arrays &s, const row_params &p)
 {
     return p.n_bias > 0 || p.mask_first >= 0 || has_penalties(s, p);
 }
 
-enum { COUNT_PROMPT = 1, COUNT_OUTPUT = 2 }; /* what an occurrence sets, or adds */
+/* set by an occurrence in the prompt; added by one in the output */
+enum { COUNT_PROMPT = 1, COUNT_OUTPUT = 2 };
 
-/* f(position, id) for the tokens of the sample's sequence that stand before the one
- * to be drawn, by all threads. */
+/* Calls f(position, id) for the tokens of the sample's sequence before the one being
+ * sampled, by all threads. */
 template <typename F>
 __device__ __forceinline__ void for_context(const step_arrays &s, const row_params &p, F f)
 {
@@ -97,7 +97,7 @@ __device__ __forceinline__ void for_context(const step_arrays &s, const row_para
     }
 }
 
-/* Counts of ids [from, to) in the sample's sequence. */
+/* Counts ids [from, to) in the sample's sequence. */
 inline __device__ void count_tile(uint32_t *count, const step_arrays &s, const row_params &p,
                                   int from, int to)
 {
@@ -132,7 +132,7 @@ __device__ __forceinline__ float penalised(float x, uint32_t count, const row_pa
     return x;
 }
 
-/* Logits of ids t .. t + 3, those before `end`, t as in quad_at. */
+/* Stores logits of ids t .. t + 3 that are below `end`; t as in quad_at. */
 __device__ __forceinline__ void store_quad(float *l, int t, int end, const float *x)
 {
     if (t + 4 <= end && (uintptr_t)(l + t) % 16 == 0) {
@@ -147,8 +147,8 @@ __device__ __forceinline__ void store_quad(float *l, int t, int end, const float
     }
 }
 
-/* What the sample makes of the slice. A staged one is changed in its place:
- * stage_again takes that back. */
+/* Makes the sample's changed slice. A staged slice is changed in place; stage_again
+ * undoes that. */
 inline __device__ row_view make_row(const row_slice &slice, const step_arrays &s,
                                     const row_params &p)
 {
@@ -193,11 +193,10 @@ inline __device__ row_view make_row(const row_slice &slice, const step_arrays &s
 
 /* ---- a row ---- */
 
-/* A cluster's row, of the step's rows from a.first on, and its samples [i0, i1): none
- * past the step's last row, nor past the rows of the launch, of whatever size its
- * clusters are. */
+/* A cluster's row, counted from a.first, and its samples [i0, i1). There are none past
+ * the step's last row or the launch's rows, whatever the cluster size. */
 struct cluster_row {
-    int at, i0, i1;
+    int at, i0, i1; /* see above */
 };
 
 inline __device__ cluster_row row_of(const sample_args &a, const step_header *h)
@@ -209,9 +208,9 @@ inline __device__ cluster_row row_of(const sample_args &a, const step_header *h)
     return real ? cluster_row{at, group[row], group[row + 1]} : cluster_row{at, 0, 0};
 }
 
-/* This block's slice of row `at`. `room`: shared memory for it, where it is staged,
- * and behind that for `tile` counts. */
-inline __device__ row_slice slice_of(const sample_args &a, int at, int first, uint32_t *room,
+/* This block's slice of row `at`, whose first logit in memory is that of id `first`.
+ * smem: space for the slice where it is staged, then for `tile` counts. */
+inline __device__ row_slice slice_of(const sample_args &a, int at, int first, uint32_t *smem,
                                      bool staged, int tile, shared_state *sh)
 {
     const block_cluster cluster;
@@ -219,11 +218,11 @@ inline __device__ row_slice slice_of(const sample_args &a, int at, int first, ui
     const float *logit = a.logits + at * a.stride - first;
     int lo = first + min(a.vocab, (int)cluster.rank() * n), hi = min(first + a.vocab, lo + n);
     row_slice s = {{logit, lo, hi},         logit, a.work + at * a.work_stride - first,
-                   room + (staged ? n : 0), tile,  staged};
+                   smem + (staged ? n : 0), tile,  staged};
 
     if (staged) {
-        stage(s.raw, (float *)room, sh);
-        s.made = (float *)room - lo;
+        stage(s.raw, (float *)smem, sh);
+        s.made = (float *)smem - lo;
     }
     if (threadIdx.x == 0) {
         sh->n_list[0] = sh->n_list[1] = 0;
@@ -233,21 +232,20 @@ inline __device__ row_slice slice_of(const sample_args &a, int at, int first, ui
 
 /* ---- launching ---- */
 
-/* Shared memory that a slice may have; two blocks find room on a multiprocessor with
- * it. */
+/* Shared memory for a staged slice, at most; two blocks then fit on a
+ * multiprocessor. */
 static const size_t STAGED_BYTES = 80 * 1024;
 enum { LEAST_COUNTS = 2048 };
 
-/* Blocks a row, their dynamic shared memory, whether slices are staged, and ids that
- * are counted at a time. */
+/* Launch shape of a kernel that scans rows. */
 struct sample_shape {
-    int cluster;
-    size_t bytes;
-    bool staged;
-    int tile;
+    int cluster;  /* blocks per row */
+    size_t bytes; /* dynamic shared memory per block */
+    bool staged;  /* slices lie in shared memory */
+    int tile;     /* ids counted at a time */
 };
 
-/* Counts that find room in shared memory beside so many bytes, with two blocks on a
+/* Counts that fit into shared memory beside `bytes`, with two blocks per
  * multiprocessor. */
 static int counts_beside(size_t bytes)
 {
@@ -260,9 +258,9 @@ static int counts_beside(size_t bytes)
         cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
         half = all / 2 - SYSTEM_BYTES;
     }
-    int room = half < cuda_shared_limit() ? half : cuda_shared_limit();
-    room -= (int)(sizeof(shared_state) + 127) / 128 * 128 + (int)bytes;
-    int n = room / (int)sizeof(uint32_t) / 32 * 32;
+    int smem = half < cuda_shared_limit() ? half : cuda_shared_limit();
+    smem -= (int)(sizeof(shared_state) + 127) / 128 * 128 + (int)bytes;
+    int n = smem / (int)sizeof(uint32_t) / 32 * 32;
     return n < LEAST_COUNTS ? LEAST_COUNTS : n > MOST_COUNTS ? MOST_COUNTS : n;
 }
 
@@ -275,9 +273,9 @@ static sample_shape sample_shape_of(const sample_args *a)
                   : a->rows <= 132   ? 2
                                      : 1;
     size_t slice = ((size_t)(a->vocab + cluster - 1) / cluster + 31) / 32 * 32;
-    size_t room = cuda_shared_limit() - sizeof(shared_state);
+    size_t smem = cuda_shared_limit() - sizeof(shared_state);
     bool staged = cluster == MAX_CLUSTER && a->stride % 4 == 0 && (uintptr_t)a->logits % 16 == 0 &&
-                  slice * 4 <= STAGED_BYTES && slice * 4 + LEAST_COUNTS * sizeof(uint32_t) <= room;
+                  slice * 4 <= STAGED_BYTES && slice * 4 + LEAST_COUNTS * sizeof(uint32_t) <= smem;
     size_t bytes = staged ? slice * 4 : 0;
     int tile = counts_beside(bytes);
 
@@ -285,7 +283,7 @@ static sample_shape sample_shape_of(const sample_args *a)
     return {cluster, bytes + (size_t)tile * sizeof(uint32_t), staged, tile};
 }
 
-/* A cluster a row. */
+/* Launches one cluster per row. */
 template <typename... P, typename... A>
 static void launch_rows(void (*kernel)(P...), const sample_shape &s, int rows, cudaStream_t stream,
                         A... args)

@@ -1,11 +1,14 @@
 /* The draw: steps 6 and 7 of the specification (kernels/cpu/sample.c).
  *
- * With a top-k of few, the candidates are gathered into the cluster's first block,
- * which sorts them, cuts and draws. Else one histogram tells where the threshold of
- * top-k or top-p lies; the few tokens around it are gathered and sorted, and it is read
- * off. When all that stays is in that list, the draw is made there too; else one more
- * pass over the row makes it. Rows that crowd a bucket, and very large k, are narrowed
- * down to a single key pass by pass.
+ * With a small top-k, the candidates are collected in the cluster's first block, which
+ * sorts them, applies the cuts and samples. Otherwise one histogram tells where the
+ * threshold of top-k or top-p lies; the few tokens around it are collected and sorted,
+ * and the threshold is read off. If the list holds all that stays, the token is sampled
+ * there; else by one more pass over the row. Rows that crowd one bucket, and very large
+ * k, are narrowed pass by pass to a single key.
+ *
+ * z is the logit minus the row's maximum, times the inverse temperature; a token's mass
+ * is its fixed-point exp(z) (kernels/noise.h).
  */
 #ifndef QUIRE_KERNELS_CUDA_SAMPLING_SAMPLE_DRAW_CUH
 #define QUIRE_KERNELS_CUDA_SAMPLING_SAMPLE_DRAW_CUH
@@ -15,14 +18,14 @@
 #define LINEAR_ONE 67108864.0f /* 2^26 */
 enum : uint32_t { LINEAR_TOP = 0x80000000u };
 
-/* z in (-28, 0] as an integer that orders alike: linear, so that no bucket is crowded;
- * injective for z <= -1/4. */
+/* Maps z in (-28, 0] to an integer of the same order: linear, so that no bucket is
+ * crowded; injective for z <= -1/4. */
 __device__ __forceinline__ uint32_t linear_key(float z)
 {
     return LINEAR_TOP - (uint32_t)(-z * LINEAR_ONE);
 }
 
-/* The next float nearer to zero than a negative one. */
+/* The next float nearer to zero than a negative x. */
 __device__ __forceinline__ float nearer_zero(float x)
 {
     return noise_bits_float(noise_float_bits(x) - 1);
@@ -37,38 +40,39 @@ __device__ __forceinline__ float linear_floor(uint32_t key)
                                   : -(__uint2float_rd(below) / LINEAR_ONE);
 }
 
-/* What is left to draw from: tokens of positive mass whose z is at least this. */
-struct drawing {
-    float max, inv_temperature, least;
+/* The tokens that can be sampled: those of positive mass whose z is at least
+ * `least`. */
+struct support {
+    float max, inv_temperature, least; /* the row's maximum; for z; smallest z that stays */
 };
 
-__device__ __forceinline__ float z_of(float l, const drawing &d)
+__device__ __forceinline__ float z_of(float l, const support &d)
 {
     return NOISE_MUL(NOISE_SUB(l, d.max), d.inv_temperature);
 }
 
-__device__ __forceinline__ bool takes_part(float l, const drawing &d, float *z)
+__device__ __forceinline__ bool in_support(float l, const support &d, float *z)
 {
     *z = z_of(l, d);
     return *z >= d.least;
 }
 
-/* Weights of the tokens that take part: masses, or 1 each. */
+/* Histogram entry of a token in the support: its mass, or 1 each. */
 struct weigh_linear {
-    drawing d;
-    bool by_mass;
+    support d;    /* whose tokens */
+    bool by_mass; /* weights are masses */
     __device__ bool operator()(int, float l, uint32_t from, uint32_t to, uint32_t *key,
                                unsigned long long *weight) const
     {
         float z;
-        if (!takes_part(l, d, &z)) {
+        if (!in_support(l, d, &z)) {
             return false;
         }
         *key = linear_key(z);
         if (*key < from || *key > to) {
             return false;
         }
-        *weight = by_mass || z < -27.0f ? sample_mass(z) : 1ull; /* above -27 it is positive */
+        *weight = by_mass || z < -27.0f ? sample_mass(z) : 1ull; /* from -27 on it is positive */
         if (*weight == 0) {
             return false;
         }
@@ -77,8 +81,8 @@ struct weigh_linear {
     }
 };
 
-/* Raise the floors to the single key that `s`, narrowed once, leads to. */
-inline __device__ void raise_floor(const row_view &r, shared_state *sh, drawing &d, selection s,
+/* Raises d.least to the single key that `s`, narrowed once, leads to. */
+inline __device__ void raise_floor(const row_view &r, shared_state *sh, support &d, selection s,
                                    bool by_mass)
 {
     const weigh_linear entry = {d, by_mass};
@@ -92,13 +96,13 @@ inline __device__ void raise_floor(const row_view &r, shared_state *sh, drawing 
     if (step >= 1u << 24 || s.inside == 0) {
         return;
     }
-    /* near 0 several z share a key: settle among them by their exact order */
+    /* near 0 several z share a key: select among them by their exact order */
     float z_hi = -((float)step / LINEAR_ONE), z_lo = -((float)(step + 1) / LINEAR_ONE);
     selection exact = select_key(
         r, sh, sample_order(z_lo), sample_order(step == 0 ? 0.0f : z_hi),
         [&](int, float l, uint32_t from, uint32_t to, uint32_t *key, unsigned long long *weight) {
             float z;
-            if (!takes_part(l, entry.d, &z) || linear_key(z) != s.lo) {
+            if (!in_support(l, entry.d, &z) || linear_key(z) != s.lo) {
                 return false;
             }
             *key = sample_order(z);
@@ -112,9 +116,9 @@ inline __device__ void raise_floor(const row_view &r, shared_state *sh, drawing 
     d.least = fmaxf(d.least, key_float(exact.lo));
 }
 
-/* The first pass of a threshold. */
+/* The first pass of the search for a threshold. */
 template <typename G>
-inline __device__ selection first_pass(const row_view &r, shared_state *sh, const drawing &d,
+inline __device__ selection first_pass(const row_view &r, shared_state *sh, const support &d,
                                        float least_logit, bool by_mass, G goal_of)
 {
     selection s = {linear_key(fmaxf(d.least, z_of(least_logit, d))), LINEAR_TOP, 0, 0, 0};
@@ -123,15 +127,15 @@ inline __device__ selection first_pass(const row_view &r, shared_state *sh, cons
     return s;
 }
 
-/* ---- the list: (order of z, ~token) ---- */
+/* ---- the list: (order key of z, ~token) ---- */
 
-/* Tokens of positive mass with linear keys in [lo, hi]. */
-inline __device__ bool collect_keys(const row_view &r, shared_state *sh, int turn, const drawing &d,
-                                    uint32_t lo, uint32_t hi)
+/* Collects tokens of positive mass with linear keys in [lo, hi]. */
+inline __device__ bool collect_keys(const row_view &r, shared_state *sh, int n_lists,
+                                    const support &d, uint32_t lo, uint32_t hi)
 {
     const weigh_linear entry = {d, false};
 
-    return collect(r, sh, turn, [&](int, float l, uint32_t *key) {
+    return collect(r, sh, n_lists, [&](int, float l, uint32_t *key) {
         unsigned long long weight;
         if (!entry(0, l, lo, hi, key, &weight)) {
             return false;
@@ -141,14 +145,14 @@ inline __device__ bool collect_keys(const row_view &r, shared_state *sh, int tur
     });
 }
 
-/* Tokens of positive mass, at least the k of greatest z and all that equal the last of
- * them. */
-inline __device__ bool collect_top(const row_view &r, shared_state *sh, int turn, const drawing &d,
-                                   int k)
+/* Collects tokens of positive mass: at least the k of greatest z and all equal to the
+ * last of them. */
+inline __device__ bool collect_top(const row_view &r, shared_state *sh, int n_lists,
+                                   const support &d, int k)
 {
     float least = z_of(peak_threshold(sh, k), d);
 
-    return collect_few(r, sh, turn, z_of(sh->peak[threadIdx.x], d) >= least,
+    return collect_few(r, sh, n_lists, z_of(sh->peak[threadIdx.x], d) >= least,
                        [&](int, float l, uint32_t *key) {
                            float z = z_of(l, d);
                            *key = sample_order(z);
@@ -161,12 +165,13 @@ __device__ __forceinline__ unsigned long long entry_mass(unsigned long long e)
     return e == 0 ? 0 : sample_mass(key_float((uint32_t)(e >> 32)));
 }
 
-/* sh->floor of the sorted list of n: with kth > 0 first top-k, whose total then gives
- * the goal of top-p; else the goal is given. `more` tokens that equal `edge` are not in
- * the list, and at least one that is; top-k's floor is no lower. */
-inline __device__ void settle(shared_state *sh, int n, int kth, float top_p,
-                              unsigned long long goal, uint32_t edge = 0,
-                              unsigned long long more = 0)
+/* Sets sh->floor, the least order key that stays, from the sorted list of n. With kth >
+ * 0 by top-k first, whose total mass then gives the goal of top-p; else for the given
+ * goal. `more` tokens that equal `edge` are not listed, but at least one of them is;
+ * top-k's floor is at least `edge`. */
+inline __device__ void set_list_floor(shared_state *sh, int n, int kth, float top_p,
+                                      unsigned long long goal, uint32_t edge = 0,
+                                      unsigned long long more = 0)
 {
     int i = 2 * (int)threadIdx.x;
 
@@ -206,14 +211,14 @@ inline __device__ void settle(shared_state *sh, int n, int kth, float top_p,
     __syncthreads();
 }
 
-/* ---- the race ---- */
+/* ---- the race: the token of greatest z + Gumbel noise is sampled ---- */
 
-/* The best so far of one thread. */
+/* One thread's race: its best token so far. */
 struct race {
-    uint64_t key;
-    unsigned long long least_mass;
-    float best;
-    int token;
+    uint64_t key;                  /* of the sample's noise */
+    unsigned long long least_mass; /* min-p's threshold */
+    float best;                    /* its z + noise */
+    int token;                     /* -1: none */
 };
 
 __device__ __forceinline__ race race_start(const row_params &p)
@@ -222,7 +227,7 @@ __device__ __forceinline__ race race_start(const row_params &p)
             -INFINITY, -1};
 }
 
-/* The smallest id wins a tie. */
+/* Enters token t; the smallest id wins a tie. */
 __device__ __forceinline__ void race_enter(race &c, float z, int t)
 {
     unsigned long long mass = sample_mass(z);
@@ -241,17 +246,17 @@ __device__ __forceinline__ unsigned long long race_result(const race &c)
     return c.token < 0 ? 0 : (unsigned long long)sample_order(c.best) << 32 | (uint32_t)~c.token;
 }
 
-/* Over the row. A token's noise exceeds best - z only when w = bits / 2^32 is at most
- * exp(z - best), so w exp(-z) says who may win: the least of it in a warp is drawn
- * first, and others that come near the best known. */
-inline __device__ int race_row(const row_view &r, shared_state *sh, const drawing &d,
+/* Runs the race over the row. A token's noise exceeds best - z only if w = bits / 2^32
+ * is at most exp(z - best), so w exp(-z) tells which tokens can win: the warp's least
+ * one is drawn first, then those near the best known. */
+inline __device__ int race_row(const row_view &r, shared_state *sh, const support &d,
                                const row_params &p)
 {
     race c = race_start(p);
-    /* race_enter says it exactly */
+    /* a bound; race_enter is exact */
     const float least = fmaxf(d.least, p.min_p > 0.0f ? logf(p.min_p) - 1e-4f : -INFINITY);
     uint32_t lowest = 0xFFFFFFFFu;
-    float limit = FLT_MAX; /* who has no chance is at infinity */
+    float limit = FLT_MAX; /* tokens that cannot win have an infinite chance value */
 
     for_quads(r, [&](int t, float4 v) {
         const float l[4] = {v.x, v.y, v.z, v.w};
@@ -293,13 +298,14 @@ inline __device__ int race_row(const row_view &r, shared_state *sh, const drawin
     return v == 0 ? -1 : (int)~(uint32_t)v;
 }
 
-/* Over the first block's list of n; the token in its thread 0. */
+/* Runs the race over the first block's list of n; the token is returned in its thread
+ * 0. */
 inline __device__ int race_list(shared_state *sh, int n, const row_params &p)
 {
     unsigned long long v = 0;
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
         unsigned long long e = sh->bucket[i];
-        race c = race_start(p); /* one each: the list is in the order of z, not of tokens */
+        race c = race_start(p); /* one race per token: the list is in the order of z, not of ids */
         if ((uint32_t)(e >> 32) >= sh->floor) {
             race_enter(c, key_float((uint32_t)(e >> 32)), (int)~(uint32_t)e);
         }
@@ -309,8 +315,8 @@ inline __device__ int race_list(shared_state *sh, int n, const row_params &p)
     return (int)~(uint32_t)v;
 }
 
-/* At most how many tokens of z at or above the range's least weigh this much
- * together. */
+/* An upper bound on how many tokens of z at or above the range's least have this total
+ * weight. */
 __device__ __forceinline__ unsigned long long most_tokens(unsigned long long weight, uint32_t lo,
                                                           bool by_mass)
 {
@@ -319,37 +325,37 @@ __device__ __forceinline__ unsigned long long most_tokens(unsigned long long wei
     return weight / (least > 0 ? least : 1ull);
 }
 
-/* Cut and draw from the list, which holds all that may stay. The first block alone; the
- * others have no more to do. */
-inline __device__ int draw_list(shared_state *sh, int turn, const row_params &p, int kth,
-                                unsigned long long goal)
+/* Applies the cuts and samples from the list, which holds all tokens that may stay.
+ * Only the first block works; the others are done. */
+inline __device__ int sample_list(shared_state *sh, int n_lists, const row_params &p, int kth,
+                                  unsigned long long goal)
 {
     if (block_cluster().rank() != 0) {
         return 0;
     }
-    int n = sh->n_list[turn & 1];
+    int n = sh->n_list[n_lists & 1];
     sort_list(sh, n);
-    settle(sh, n, min(kth, n), p.top_p, goal);
+    set_list_floor(sh, n, min(kth, n), p.top_p, goal);
     return race_list(sh, n, p);
 }
 
-/* A token of the row by temperature, top-k, top-p and min-p, in the speaking thread;
- * -1: none. `turn` as in collect, raised by the lists that were made. *ret_listed: the
- * first block is still at it, the others came back before. */
-inline __device__ int draw(const row_view &r, shared_state *sh, const row_params &p,
-                           const stats &st, int *turn, bool *ret_listed)
+/* Samples a token of the row by temperature, top-k, top-p and min-p; returned in the
+ * first block's thread 0, -1: none. *n_lists counts lists, as in collect. *ret_listed:
+ * the first block is still working when the others return. */
+inline __device__ int sample_token(const row_view &r, shared_state *sh, const row_params &p,
+                                   const stats &st, int *n_lists, bool *ret_listed)
 {
     const block_cluster cluster;
-    drawing d = {stats_max(st), noise_inv_temperature(p.temperature), nearer_zero(-28.0f)};
+    support d = {stats_max(st), noise_inv_temperature(p.temperature), nearer_zero(-28.0f)};
 
     if (p.top_k <= 0 && p.top_p >= 1.0f) {
         return race_row(r, sh, d, p);
     }
     bool by_mass = p.top_k <= 0;
     if (!by_mass && p.top_k <= FEW) {
-        if (collect_top(r, sh, ++*turn, d, p.top_k)) {
+        if (collect_top(r, sh, ++*n_lists, d, p.top_k)) {
             *ret_listed = true;
-            return draw_list(sh, *turn, p, p.top_k, 0);
+            return sample_list(sh, *n_lists, p, p.top_k, 0);
         }
         cluster.sync();
     }
@@ -361,15 +367,15 @@ inline __device__ int draw(const row_view &r, shared_state *sh, const row_params
     });
     bool whole = most_tokens(s.above + s.inside, s.lo, by_mass) <= LIST;
     if ((whole || (by_mass && most_tokens(s.inside, s.lo, true) <= LIST)) &&
-        collect_keys(r, sh, ++*turn, d, s.lo, whole ? LINEAR_TOP : s.hi)) {
-        int kth = by_mass ? 0 : (int)(s.above + s.goal), n = sh->n_list[*turn & 1];
+        collect_keys(r, sh, ++*n_lists, d, s.lo, whole ? LINEAR_TOP : s.hi)) {
+        int kth = by_mass ? 0 : (int)(s.above + s.goal), n = sh->n_list[*n_lists & 1];
         if (whole) {
             *ret_listed = true;
-            return draw_list(sh, *turn, p, kth, s.above + s.goal);
+            return sample_list(sh, *n_lists, p, kth, s.above + s.goal);
         }
         if (cluster.rank() == 0) {
             sort_list(sh, n);
-            settle(sh, n, 0, p.top_p, s.goal);
+            set_list_floor(sh, n, 0, p.top_p, s.goal);
         }
         cluster.sync();
         d.least = fmaxf(d.least, key_float(cluster.of(sh, 0)->floor));

@@ -1,10 +1,10 @@
-/* Looking through a row of logits: its view, statistics, and thresholds.
+/* Scanning a row of logits: its view, statistics, and thresholds.
  *
- * Nothing is sorted but short lists. A threshold (top-k, top-p, the n best) is found in
- * one of two ways. When few tokens are wanted: the k-th greatest among the threads' own
- * greatest logits is reached by at least k tokens and by few more, and those are
- * gathered. Else by histograms of integer keys, ten bits a pass from the widest bits
- * down, counts or fixed-point masses summed exactly. No result depends on the order of
+ * Only short lists are sorted. A threshold (top-k, top-p, the n best) is found in one
+ * of two ways. If few tokens are wanted: at least k tokens, and not many more, reach
+ * the k-th greatest among the threads' own maxima; these are collected. Otherwise by
+ * histograms of integer keys, ten bits per pass from the widest bits down, over counts
+ * or fixed-point masses, which are summed exactly. No result depends on the order of
  * threads.
  */
 #ifndef QUIRE_KERNELS_CUDA_SAMPLING_SAMPLE_ROW_CUH
@@ -22,62 +22,66 @@ enum {
     LIST = BUCKETS,
     MAX_CLUSTER = 8
 };
-enum { FEW = 256 }; /* as many are looked for among the threads' greatest */
+enum { FEW = 256 }; /* up to so many tokens are selected by the threads' maxima */
 
-/* struct sample_row, token_bias of batch.h */
+/* struct sample_row of batch.h, with the same layout. */
 struct row_params {
-    int32_t logits_row, kind;
-    float temperature, top_p, min_p;
-    int32_t top_k;
-    float presence_penalty, frequency_penalty, repetition_penalty;
+    int32_t logits_row, kind;                                      /* index of the row; KIND_... */
+    float temperature, top_p, min_p;                               /* 0: greedy; 1: off; 0: off */
+    int32_t top_k;                                                 /* 0: off */
+    float presence_penalty, frequency_penalty, repetition_penalty; /* 0, 0, 1: off */
+    /* best tokens wanted, -1: none; of KIND_CANDIDATES; of KIND_SCORE */
     int32_t n_logprobs, n_candidates, target;
-    uint64_t seed;
+    uint64_t seed; /* of the noise */
+    /* tokens before the sampled one; block-table row; prompt tokens */
     int32_t position, row, n_prompt;
+    /* into the header's biases and masks; mask_first -1: none */
     int32_t bias_first, n_bias, mask_first;
 };
 static_assert(sizeof(row_params) == 80, "struct sample_row of batch.h");
 enum { KIND_TOKEN, KIND_CANDIDATES, KIND_SCORE };
 enum { NO_NUMBER = -1, NONE_ALLOWED = -2 }; /* TOKEN_... of batch.h */
+/* struct token_bias of batch.h. */
 struct bias_entry {
-    int32_t token;
-    float bias;
+    int32_t token; /* id */
+    float bias;    /* added to its logit */
 };
 
-/* What a scan of the row found: the greatest as (order key, ~token), so that the
- * smallest token wins a tie. */
+/* Statistics of a scan. The maximum is (order key, ~token), so that the smallest id
+ * wins a tie. */
 struct stats {
     unsigned long long best; /* 0: nothing above -infinity */
-    uint32_t bad;            /* a NaN or +infinity */
-    float least;             /* no logit is less */
+    uint32_t bad;            /* a logit is NaN or +infinity */
+    float least;             /* smallest logit */
     float sum;               /* of exp(l - max) */
 };
 
 struct shared_state {
-    unsigned long long bucket[BUCKETS]; /* or the list of few tokens */
-    unsigned long long scan[SAMPLE_WARPS];
-    unsigned long long pick;    /* this block's reductions, read by the others of the cluster */
-    unsigned long long arrival; /* mbarrier of the slice's copy */
-    stats part[SAMPLE_WARPS];
-    stats whole, row;           /* this block's, and the row's */
-    float peak[SAMPLE_THREADS]; /* the greatest logit each thread saw; read by the others */
-    uint32_t tally[2][SAMPLE_WARPS];
-    uint16_t again[SAMPLE_THREADS]; /* threads whose tokens are looked at again */
-    int32_t n_again;
+    unsigned long long bucket[BUCKETS];    /* histogram, or the list of tokens */
+    unsigned long long scan[SAMPLE_WARPS]; /* scratch of block_scan and block_max */
+    unsigned long long pick;         /* this block's maximum, read by the cluster's other blocks */
+    unsigned long long arrival;      /* mbarrier of the slice's copy */
+    stats warp_stats[SAMPLE_WARPS];  /* of each warp */
+    stats block, row;                /* this block's, and the whole row's */
+    float peak[SAMPLE_THREADS];      /* each thread's greatest logit; read by the other blocks */
+    uint32_t tally[2][SAMPLE_WARPS]; /* scratch of peak_threshold */
+    uint16_t again[SAMPLE_THREADS];  /* threads whose tokens are scanned again */
+    int32_t n_again;                 /* entries of again */
     unsigned long long skipped, inside; /* narrow: weight above the chosen bucket and in it */
-    int32_t chosen;
-    int32_t n_ties; /* tokens that the last entry of a list stands for */
-    /* of the list, in `bucket` of the cluster's first block; lists take turns */
+    int32_t chosen;                     /* narrow: the bucket with the threshold */
+    int32_t n_ties;                     /* tokens that a list's last entry stands for */
+    /* length of the list in the first block's `bucket`; two lists in turn */
     int32_t n_list[2];
-    uint32_t floor; /* order key of the least z that stays, there too */
-    float drawn_logit;
+    uint32_t floor;      /* least order key that stays; in the first block */
+    float sampled_logit; /* raw logit of the sampled token (topk_merge.cu) */
 };
 
 struct row_view {
-    const float *l; /* the whole row; of a staged one the slice alone is there */
+    const float *l; /* indexed by token id; of a staged row only the slice exists */
     int lo, hi;     /* this block's slice */
 };
 
-/* Tokens t .. t + 3, t - lo a multiple of 4; -infinity where they are past the end. */
+/* Logits of tokens t .. t + 3, t - lo a multiple of 4; -infinity past the end. */
 __device__ __forceinline__ float4 quad_at(const row_view &r, int t)
 {
     float4 v;
@@ -93,8 +97,8 @@ __device__ __forceinline__ float4 quad_at(const row_view &r, int t)
     return v;
 }
 
-/* f(token, four logits) for the slice, by whole warps, ascending in each thread; the
- * next four are on their way meanwhile. */
+/* Calls f(token, four logits) for the slice, by whole warps, ascending in each thread;
+ * the next four are loaded meanwhile. */
 template <typename F> __device__ __forceinline__ void for_quads(const row_view &r, F f)
 {
     const int step = 4 * SAMPLE_THREADS;
@@ -108,7 +112,7 @@ template <typename F> __device__ __forceinline__ void for_quads(const row_view &
     }
 }
 
-/* f(token, logit), the same way; what is past the end is at -infinity. */
+/* The same with f(token, logit); past the end the logit is -infinity. */
 template <typename F> __device__ __forceinline__ void for_row(const row_view &r, F f)
 {
     for_quads(r, [&](int t, float4 v) {
@@ -133,7 +137,7 @@ __device__ __forceinline__ int stats_token(const stats &s)
     return s.best == 0 || s.bad ? NO_NUMBER : (int)~(uint32_t)s.best;
 }
 
-/* The same of a row as a sample asks for it, `raw` being what it was before. */
+/* The same for a changed row; `raw`: before the change. */
 __device__ __forceinline__ int asked_token(const stats &raw, const stats &asked)
 {
     int token = stats_token(asked);
@@ -161,7 +165,7 @@ __device__ __forceinline__ stats stats_none(void)
     return {0ull, 0, INFINITY, 0.0f};
 }
 
-/* Of the lanes of a warp, in lane 0. */
+/* Joins the statistics of a warp's lanes, in lane 0. */
 __device__ __forceinline__ stats stats_warp(stats s)
 {
     for (int o = 16; o > 0; o >>= 1) {
@@ -175,11 +179,11 @@ __device__ __forceinline__ stats stats_warp(stats s)
     return s;
 }
 
-/* What one thread sees of a row from token `first` on, four tokens every `step`; a NaN
+/* What one thread saw of a row, from token `first` on, four tokens every `step`. A NaN
  * or +infinity makes the sum a NaN. */
 struct thread_scan {
-    float peak, least, sum;
-    int at; /* the peak lies in one of the AHEAD fours from here */
+    float peak, least, sum; /* greatest and least logit, sum of exponentials */
+    int at;                 /* the peak is in one of the AHEAD quads from here on */
 };
 enum { AHEAD = 4 };
 
@@ -229,9 +233,8 @@ __device__ __forceinline__ stats scan_stats(const row_view &r, const thread_scan
     return {s.sum == 0.0f ? 0ull : best, !(s.sum < INFINITY), s.least, s.sum};
 }
 
-/* Greatest, least, sum of exponentials of the row; the same in all threads of the
- * cluster. Before it is called again, all of the cluster must have come past what they
- * do with `peak`. */
+/* Maximum, minimum, and sum of exponentials of the row; the same in all threads of the
+ * cluster. Before the next call the whole cluster must be done with `peak`. */
 inline __device__ stats row_stats(const row_view &r, shared_state *sh)
 {
     const block_cluster cluster;
@@ -242,18 +245,18 @@ inline __device__ stats row_stats(const row_view &r, shared_state *sh)
     stats s = stats_warp(scan_stats(r, seen, step));
     int lane = threadIdx.x & 31;
     if (lane == 0) {
-        sh->part[threadIdx.x >> 5] = s;
+        sh->warp_stats[threadIdx.x >> 5] = s;
     }
     __syncthreads();
     if (threadIdx.x < 32) {
-        s = stats_warp(lane < SAMPLE_WARPS ? sh->part[lane] : stats_none());
+        s = stats_warp(lane < SAMPLE_WARPS ? sh->warp_stats[lane] : stats_none());
         if (lane == 0) {
-            sh->whole = s;
+            sh->block = s;
         }
     }
     cluster.sync();
     if (threadIdx.x < 32) {
-        s = stats_warp(lane < (int)cluster.blocks() ? *cluster.of(&sh->whole, lane) : stats_none());
+        s = stats_warp(lane < (int)cluster.blocks() ? *cluster.of(&sh->block, lane) : stats_none());
         if (lane == 0) {
             sh->row = s;
         }
@@ -287,7 +290,7 @@ __device__ __forceinline__ unsigned long long block_scan(unsigned long long sum,
     return before + sum;
 }
 
-/* The greatest of one packed value a thread, over the block: in thread 0. */
+/* Maximum of one packed value per thread, over the block: in thread 0. */
 inline __device__ unsigned long long block_max(unsigned long long v, shared_state *sh)
 {
     for (int o = 16; o > 0; o >>= 1) {
@@ -303,7 +306,7 @@ inline __device__ unsigned long long block_max(unsigned long long v, shared_stat
     return v;
 }
 
-/* The same over the cluster, in all threads. */
+/* Maximum over the cluster, in all threads. */
 inline __device__ unsigned long long cluster_max(unsigned long long v, shared_state *sh)
 {
     const block_cluster cluster;
@@ -322,8 +325,8 @@ inline __device__ unsigned long long cluster_max(unsigned long long v, shared_st
 
 /* ---- few tokens: the list ---- */
 
-/* A value that at least k tokens reach, and not many more unless they stand close in
- * the row: the greatest, to some bits, that the peaks of k threads reach. After
+/* A value that at least k tokens reach, and not many more unless they are adjacent in
+ * the row: the greatest, to some bits, that the peaks of k threads reach. Called after
  * row_stats of the same view. */
 inline __device__ float peak_threshold(shared_state *sh, int k)
 {
@@ -365,48 +368,48 @@ inline __device__ float peak_threshold(shared_state *sh, int k)
     return from < sample_order(-FLT_MAX) ? -FLT_MAX : key_float(from);
 }
 
-__device__ __forceinline__ void push(shared_state *root, int turn, int t, uint32_t key)
+__device__ __forceinline__ void push(shared_state *root, int n_lists, int t, uint32_t key)
 {
-    int i = atomicAdd(&root->n_list[turn & 1], 1);
+    int i = atomicAdd(&root->n_list[n_lists & 1], 1);
 
     if (i < LIST) {
         root->bucket[i] = (unsigned long long)key << 32 | (uint32_t)~t;
     }
 }
 
-/* End of a list: returns whether it fits. `turn` counts the lists of this launch; the
- * cluster meets once. */
-__device__ __forceinline__ bool list_end(shared_state *sh, int turn)
+/* Ends a list; returns whether it fits. `n_lists` counts the lists of this launch. The
+ * cluster syncs once. */
+__device__ __forceinline__ bool list_end(shared_state *sh, int n_lists)
 {
     const block_cluster cluster;
 
     if (cluster.rank() == 0 && threadIdx.x == 0) {
-        sh->n_list[~turn & 1] = 0;
+        sh->n_list[~n_lists & 1] = 0;
     }
     cluster.sync();
-    return cluster.of(sh, 0)->n_list[turn & 1] <= LIST;
+    return cluster.of(sh, 0)->n_list[n_lists & 1] <= LIST;
 }
 
-/* Gather tokens into the first block's list as (key, ~token); `wanted(token, logit,
- * &key)` says which. */
+/* Collects tokens into the first block's list as (key, ~token); `wanted(token, logit,
+ * &key)` selects them. Returns whether they fit. */
 template <typename F>
-__device__ bool collect(const row_view &r, shared_state *sh, int turn, F wanted)
+__device__ bool collect(const row_view &r, shared_state *sh, int n_lists, F wanted)
 {
     shared_state *root = block_cluster().of(sh, 0);
 
     for_row(r, [&](int t, float l) {
         uint32_t key;
         if (wanted(t, l, &key)) {
-            push(root, turn, t, key);
+            push(root, n_lists, t, key);
         }
     });
-    return list_end(sh, turn);
+    return list_end(sh, n_lists);
 }
 
-/* The same when few threads saw `some` in row_stats: what these saw is shared out among
- * all. */
+/* The same if few threads have `some` set: only what these saw in row_stats is scanned
+ * again, by all threads. */
 template <typename F>
-__device__ bool collect_few(const row_view &r, shared_state *sh, int turn, bool some, F wanted)
+__device__ bool collect_few(const row_view &r, shared_state *sh, int n_lists, bool some, F wanted)
 {
     const int step = 4 * SAMPLE_THREADS, each = (r.hi - r.lo + step - 1) / step;
     shared_state *root = block_cluster().of(sh, 0);
@@ -427,15 +430,15 @@ __device__ bool collect_few(const row_view &r, shared_state *sh, int turn, bool 
         for (int j = 0; j < 4; j++) {
             uint32_t key;
             if (wanted(t + j, l[j], &key)) {
-                push(root, turn, t + j, key);
+                push(root, n_lists, t + j, key);
             }
         }
     }
-    return list_end(sh, turn);
+    return list_end(sh, n_lists);
 }
 
-/* Bitonic sort (Batcher 1968) of the first n, greatest first, filled up with zeros to a
- * power of two. */
+/* Bitonic sort (Batcher 1968) of the first n entries, greatest first, padded with zeros
+ * to a power of two. */
 inline __device__ void sort_list(shared_state *sh, int n)
 {
     int size = 32;
@@ -464,18 +467,17 @@ inline __device__ void sort_list(shared_state *sh, int n)
 
 /* ---- many: histograms ---- */
 
-/* Where a threshold is looked for: the greatest key for which the weights of the
- * entries with that key or a greater one sum to at least the goal. It lies in [lo, hi];
- * `above` is the weight of greater keys, `inside` of those in the range, and the goal
- * what those in the range still have to give. */
+/* The search for a threshold: the greatest key for which the weights of entries with
+ * that or a greater key sum to at least the goal. It lies in [lo, hi]. */
 struct selection {
-    uint32_t lo, hi;
+    uint32_t lo, hi; /* range of keys */
+    /* weights: of greater keys; still wanted from the range; of the range */
     unsigned long long above, goal, inside;
 };
 
-/* *sum += weight, by all threads at once. Shared memory adds 32 bits natively, 64 only
- *  by trial: so the low half first, and
- * its carry with the high half. */
+/* *sum += weight, by concurrent threads. Shared memory adds 32 bits natively, but 64
+ * only by compare-and-swap; so the low half goes first, its carry with the high
+ * half. */
 __device__ __forceinline__ void add_weight(unsigned long long *sum, unsigned long long weight)
 {
     uint32_t low = (uint32_t)weight, high = (uint32_t)(weight >> 32);
@@ -487,10 +489,10 @@ __device__ __forceinline__ void add_weight(unsigned long long *sum, unsigned lon
     }
 }
 
-/* One pass: of at most BUCKETS equal parts of [lo, hi] keep the one that holds the
- * threshold. `entry(token, logit, lo, hi, &key, &weight)` says whether a token takes
- * part with a key in that range; goal_of makes the goal of the sum of all weights at
- * the first pass. Same answer in all threads of the cluster. */
+/* One pass: divides [lo, hi] into at most BUCKETS equal parts and keeps the one with
+ * the threshold. `entry(token, logit, lo, hi, &key, &weight)` tells whether a token
+ * counts, with a key in that range; at the first pass goal_of makes the goal from the
+ * sum of all weights. The result is the same in all threads of the cluster. */
 template <typename E, typename G>
 inline __device__ void narrow(const row_view &r, shared_state *sh, selection &s, bool first,
                               E entry, G goal_of)
@@ -521,7 +523,7 @@ inline __device__ void narrow(const row_view &r, shared_state *sh, selection &s,
         a += other[top];
         b += other[top - 1];
     }
-    /* over: above this thread's buckets */
+    /* over: weight above this thread's buckets */
     unsigned long long upto = block_scan(a + b, sh, &total), over = upto - a - b;
     if (first) {
         s.goal = goal_of(total);
@@ -532,7 +534,7 @@ inline __device__ void narrow(const row_view &r, shared_state *sh, selection &s,
         sh->skipped = upper ? over : over + a;
         sh->inside = upper ? a : b;
     }
-    cluster.sync(); /* the choice is there; and nobody reads this block's buckets any more */
+    cluster.sync(); /* the choice is made, and no block reads this block's buckets any more */
     s.lo += (uint32_t)sh->chosen << shift;
     uint32_t end = s.lo + ((1u << shift) - 1);
     s.hi = end < s.hi ? end : s.hi;
@@ -542,7 +544,7 @@ inline __device__ void narrow(const row_view &r, shared_state *sh, selection &s,
     __syncthreads();
 }
 
-/* Passes until one key is left: lo. */
+/* Narrows until one key is left: lo. */
 template <typename E, typename G>
 inline __device__ selection select_key(const row_view &r, shared_state *sh, uint32_t lo,
                                        uint32_t hi, E entry, G goal_of)

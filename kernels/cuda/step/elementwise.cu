@@ -1,13 +1,13 @@
-/* Everything between matrix products and attention but rotation (rope.cu): embedding,
- * norms, gates, sums.
+/* Everything between matrix products and attention except the rotary embedding
+ * (rope.cu): embedding, norms, gates, sums.
  *
- * Each is bound by memory or, at few rows, by latency: one block a row or a part of it,
- * 16-byte accesses where the width allows, sums in float32. Kernels first, then
- * launchers.
+ * Each kernel is bound by memory or, with few rows, by latency: one block per row or
+ * part of it, 16-byte accesses where the width allows, sums in float32. Kernels first,
+ * then launchers.
  */
 #include "kernels/cuda/step/norm.cuh"
 
-/* Rows of ids outside [first, first + n_ids) are zero: another rank has them. */
+/* Rows of ids outside [first, first + n_ids), which another rank has, are zero. */
 template <typename T, int V>
 __global__ void embed_kernel(T *out, int64_t out_stride, const T *table, int64_t table_stride,
                              const int32_t *token, int32_t first, int32_t n_ids, int32_t cols,
@@ -49,7 +49,7 @@ __global__ void embed_position_kernel(T *x, int64_t x_stride, const void *table,
 
 enum { NORM_THREADS = 512 };
 
-/* One block a row. */
+/* One block per row. */
 template <typename T, int V, int N>
 __global__ void __launch_bounds__(NORM_THREADS, N == 1 ? 3 : 1)
     norm_kernel(T *out, int64_t out_stride, T *x, int64_t x_stride, const T *y, int64_t y_stride,
@@ -78,8 +78,7 @@ __global__ void __launch_bounds__(NORM_THREADS, N == 1 ? 3 : 1)
 
 enum { GATE_THREADS = 256 };
 
-/* ACT: the activation, known when this is compiled so that its code is short; A_NONE:
- * `act` says. */
+/* ACT: the activation, as a constant to keep the code short; A_NONE: `act` tells. */
 template <typename T, int V, int ACT>
 __global__ void __launch_bounds__(GATE_THREADS)
     gated_act_kernel(T *out, int64_t out_stride, const T *in, int64_t in_stride, int32_t n, int act)
@@ -165,7 +164,8 @@ __global__ void epilogue_kernel(T *out, const T *from, int64_t out_stride, const
     *to = from_float<T>(v);
 }
 
-/* Widest access that pointers and strides of a row allow. */
+/* Elements per access, 16 bytes or 1 element, as pointers and strides of a row
+ * allow. */
 template <typename T>
 static int width(int64_t cols, int64_t s0, int64_t s1, const void *p0, const void *p1)
 {
@@ -209,8 +209,8 @@ extern "C" void launch_embed_position(void *x, int64_t x_stride, const void *tab
                                x_stride, table, table_type, table_stride, position, offset, cols));
 }
 
-/* As many threads as are, then longer shares: many small blocks on a multiprocessor
- * hide more than many loads of a thread. */
+/* As many threads as vectors up to NORM_THREADS, then more vectors per thread: many
+ * small blocks on a multiprocessor hide latency better than many loads per thread. */
 template <typename T, int V>
 static void launch_norm_of(T *out, int64_t out_stride, T *x, int64_t x_stride, const T *y,
                            int64_t y_stride, const norm_args &n, int32_t rows, int32_t cols,

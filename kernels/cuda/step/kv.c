@@ -1,15 +1,14 @@
-/* The key/value cache and the host pool behind it.
+/* The key/value cache, and the host pool behind it.
  *
- * The host pool is ordinary memory from the start and becomes pinned in the background,
- * so that being ready does not wait for it; a swap through a part that is not pinned
- * yet is merely slower. The first slice is pinned at once: by it the engine measures
- * what swapping costs.
+ * The host pool is ordinary memory at first and is pinned in the background, so that
+ * readiness does not wait for it; a swap through an unpinned part is merely slower. The
+ * first slice is pinned at once, because the engine measures the cost of swapping with
+ * it.
  *
- * To pin, the driver may wait until the device has done all that it was given, and
- * takes nothing meanwhile: a step launched then comes back when the two before it have
- * ended, and their tokens with it. So all pages are made first, and slices, which then
- * take a few milliseconds each, are pinned while nothing runs; once something was
- * swapped through what is not pinned, under load too.
+ * To pin memory the driver may wait until the device is idle, and accepts no launches
+ * meanwhile: a step launched then is delayed by up to two running steps. So all pages
+ * are populated first, after which a slice is pinned quickly, and slices are pinned
+ * while nothing runs; under load only once a swap has used an unpinned part.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -18,25 +17,26 @@
 
 #include "kernels/cuda/cuda.h"
 
-#define PIN_BYTES ((int64_t)64 << 20)
+#define PIN_SLICE_BYTES ((int64_t)64 << 20)
 #define PAGE_BYTES ((int64_t)4096)
-#define MAKE_BYTES ((size_t)2 << 20) /* of pages at a time */
+#define POPULATE_BYTES ((size_t)2 << 20) /* populated per call */
 enum {
-    START_US = 3000000, /* the start maps much, and would wait for pages that are being made */
-    LOOK_US = 10000,
-    /* at a device without work, one after the other: then it is idle, not between two
+    STARTUP_US = 3000000, /* delay: start-up maps much memory and would wait for page population */
+    POLL_US = 10000,
+    /* polls without work in a row, so that the device is idle and not between two
      * requests */
-    QUIET_LOOKS = 5,
-    REST_PARTS = 3, /* of the time that a slice took under load, until the next */
+    QUIET_POLLS = 5,
+    PAUSE_FACTOR = 3, /* under load: pause after a slice, as a multiple of the time it took */
 };
 
-/* About PIN_BYTES, and whole pages whatever a block's size (a multiple of 16 bytes). */
+/* About PIN_SLICE_BYTES, in whole pages whatever the block size (a multiple of 16
+ * bytes). */
 int32_t cuda_kv_slice_blocks(const struct cuda_backend *c)
 {
     int64_t bytes = kv_layout_block_bytes(&c->kv),
             unit = PAGE_BYTES / MIN(bytes & -bytes, PAGE_BYTES);
 
-    return (int32_t)MAX(PIN_BYTES / bytes / unit * unit, unit);
+    return (int32_t)MAX(PIN_SLICE_BYTES / bytes / unit * unit, unit);
 }
 
 static size_t slice_bytes(const struct cuda_backend *c)
@@ -44,17 +44,17 @@ static size_t slice_bytes(const struct cuda_backend *c)
     return (size_t)cuda_kv_slice_blocks(c) * (size_t)kv_layout_block_bytes(&c->kv);
 }
 
-static void make_pages(char *from, size_t n_bytes)
+static void populate_pages(char *from, size_t n_bytes)
 {
 #ifdef MADV_POPULATE_WRITE
-    /* a wish: else the driver makes them as it pins */
+    /* best effort: otherwise the driver populates them while pinning */
     madvise(from, n_bytes, MADV_POPULATE_WRITE);
 #else
     (void)from, (void)n_bytes;
 #endif
 }
 
-/* The next slice. */
+/* Pins the next slice. */
 static bool pin(struct cuda_backend *c)
 {
     size_t at = c->kv_pinned_bytes, n_bytes = MIN(slice_bytes(c), c->kv_host_bytes - at);
@@ -63,31 +63,31 @@ static bool pin(struct cuda_backend *c)
         c->kv_pinned_bytes += n_bytes;
         return true;
     }
-    cudaGetLastError(); /* stays pageable */
+    cudaGetLastError(); /* the rest stays pageable */
     return false;
 }
 
-static bool rest(const struct cuda_backend *c, int64_t us)
+static bool sleep_us(const struct cuda_backend *c, int64_t us)
 {
     for (int64_t until_us = clock_us() + us; clock_us() < until_us && !c->pinner_stop;) {
-        usleep((useconds_t)MIN(us, LOOK_US));
+        usleep((useconds_t)MIN(us, POLL_US));
     }
     return !c->pinner_stop;
 }
 
-/* Until a slice may be pinned: nothing ran for a while, or a swap wants it. False:
- * stop. */
+/* Waits until a slice may be pinned: nothing ran for a while, or a swap needs it.
+ * False: stop. */
 static bool wait_to_pin(const struct cuda_backend *c, int64_t *n_steps, int32_t *n_quiet)
 {
     while (!c->pin_wanted) {
         bool quiet = c->n_begun == *n_steps && c->n_waited == *n_steps;
         *n_steps = c->n_begun;
         *n_quiet = quiet ? *n_quiet : 0;
-        if (*n_quiet == QUIET_LOOKS) {
+        if (*n_quiet == QUIET_POLLS) {
             return true;
         }
         ++*n_quiet;
-        if (!rest(c, LOOK_US)) {
+        if (!sleep_us(c, POLL_US)) {
             return false;
         }
     }
@@ -99,15 +99,15 @@ static void *pin_host_pool(void *arg)
     struct cuda_backend *c = arg;
     int64_t n_steps = 0;
     int32_t n_quiet = 0;
-    bool ok = cudaSetDevice(c->config.device) == cudaSuccess && rest(c, START_US);
+    bool ok = cudaSetDevice(c->config.device) == cudaSuccess && sleep_us(c, STARTUP_US);
 
     for (size_t at = c->kv_pinned_bytes; at < c->kv_host_bytes && ok && !c->pinner_stop;
-         at += MAKE_BYTES) {
-        make_pages(c->kv_host + at, MIN(MAKE_BYTES, c->kv_host_bytes - at));
+         at += POPULATE_BYTES) {
+        populate_pages(c->kv_host + at, MIN(POPULATE_BYTES, c->kv_host_bytes - at));
     }
     while (ok && c->kv_pinned_bytes < c->kv_host_bytes && wait_to_pin(c, &n_steps, &n_quiet)) {
         int64_t begun_us = clock_us();
-        ok = pin(c) && (!c->pin_wanted || rest(c, REST_PARTS * (clock_us() - begun_us)));
+        ok = pin(c) && (!c->pin_wanted || sleep_us(c, PAUSE_FACTOR * (clock_us() - begun_us)));
     }
     return NULL;
 }
@@ -153,10 +153,10 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
         if (host == MAP_FAILED) {
             return err_set(e, ERR_NOMEM, "no room for the swap space of %zu MiB", bytes >> 20);
         }
-        madvise(host, bytes, MADV_HUGEPAGE); /* a wish */
+        madvise(host, bytes, MADV_HUGEPAGE); /* best effort */
         c->kv_host = host;
         c->kv_host_bytes = bytes;
-        make_pages(host, MIN(slice_bytes(c), bytes));
+        populate_pages(host, MIN(slice_bytes(c), bytes));
         c->pinner_running = pin(c) && pthread_create(&c->pinner, NULL, pin_host_pool, c) == 0;
     }
     c->n_blocks = n_blocks;

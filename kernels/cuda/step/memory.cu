@@ -1,18 +1,18 @@
-/* Start of a step, block copies, and the making of weights. */
+/* The prologue of a step, block copies, and conversion of weights. */
 #include <stdlib.h>
 
 #include "kernels/cuda/common.cuh"
 
 struct table_change {
-    int32_t row, index, count, first; /* struct table_update */
+    int32_t row, index, count, first; /* struct table_update of batch.h */
 };
 
-/* Spread the packed inputs of a step to the arrays at fixed addresses, apply the table
- * changes, and resolve tokens that the step before has drawn. Rows past n_tokens of a
- * captured graph become padding. */
+/* Spreads the packed inputs of a step to the arrays at fixed addresses, applies the
+ * block-table updates, and resolves tokens that the previous step sampled. Rows past
+ * n_tokens of a captured graph become padding. */
 __global__ void prologue_kernel(step_arrays a)
 {
-    pdl_wait(); /* and no early release: what follows may read the arrays before it waits */
+    pdl_wait(); /* no early release: dependents may read the arrays before they wait */
     const char *base = (const char *)a.header;
     const step_header h = *a.header;
     int i = blockIdx.x * blockDim.x + threadIdx.x, n_threads = gridDim.x * blockDim.x;
@@ -73,7 +73,7 @@ __global__ void prologue_kernel(step_arrays a)
     }
 }
 
-/* The ids of the tokens of one block, by all threads of a block. */
+/* Copies the token ids of one block, by all threads of a thread block. */
 __device__ __forceinline__ void copy_tokens(const step_arrays &a, int64_t from, int64_t to)
 {
     for (int i = threadIdx.x; i < a.block_size; i += blockDim.x) {
@@ -152,7 +152,7 @@ extern "C" int32_t cuda_shared_limit(void)
     if (!known) {
         const char *asked = getenv("QUIRE_CUDA_SMEM_LIMIT");
         constexpr auto what = cudaDevAttrMaxSharedMemoryPerBlockOptin;
-        constexpr int least = 48 << 10; /* on every device, without asking */
+        constexpr int least = 48 << 10; /* available on every device without opt-in */
         int device = 0, bytes = least, most = asked ? atoi(asked) : 0;
 
         if (cudaGetDevice(&device) != cudaSuccess ||

@@ -1,4 +1,4 @@
-/* The norm of one row by one block, with what is added to the row before it. */
+/* The norm of one row by one block, after an optional addition to the row. */
 #ifndef QUIRE_KERNELS_CUDA_STEP_NORM_CUH
 #define QUIRE_KERNELS_CUDA_STEP_NORM_CUH
 
@@ -10,14 +10,14 @@ template <int V> __device__ __forceinline__ int norm_column(int q)
     return (q * blockDim.x + threadIdx.x) * V;
 }
 
-/* Weights are of the row's type or float32. */
+/* Whether weights are float32 while the row is not; else they have the row's type. */
 template <typename T> __device__ __forceinline__ bool norm_weight_wide(const norm_args &n)
 {
     return sizeof(T) < 4 && n.weight_type == T_F32;
 }
 
-/* The weights of a thread's first N vectors; they may be read before the wait. Wide
- * ones are read when they are needed. */
+/* Loads the weights of a thread's first N vectors, which may be done before pdl_wait.
+ * Wide ones are read when they are needed. */
 template <typename T, int V, int N>
 __device__ __forceinline__ void norm_fetch(vec<T, V> (&weight)[N], const norm_args &n, int32_t cols)
 {
@@ -47,11 +47,10 @@ __device__ __forceinline__ vec<T, V> norm_apply(vec<T, V> a, const vec<T, V> &we
     return a;
 }
 
-/* row += add (where `adds`), to = norm(row). `add(q, i, v)` puts V summands of the
- * columns from i into v; q counts the thread's vectors,
- * -1: one past the first N. Those are kept in registers, all their loads under way at
- *  once; the rest of longer rows is read again. All
- * threads. */
+/* row += add if `adds`, then to = norm(row); by all threads. `add(q, i, v)` puts V
+ * summands of the columns from i on into v; q counts the thread's vectors, -1: one past
+ * the first N. The first N are kept in registers, all their loads in flight at once;
+ * the rest of longer rows is read again. */
 template <typename T, int V, int N, typename ADD>
 __device__ __forceinline__ void norm_row(T *to, T *row, const vec<T, V> (&weight)[N],
                                          const norm_args &n, int32_t cols, bool adds, ADD add)

@@ -2,8 +2,8 @@
  * results.
  *
  * Order on the stream: staging copy, swaps, block copies, then either a graph
- * (prologue, forward, sampling) or the same kernel by kernel. The host comes back at
- * once; step_wait waits for the step's last event.
+ * (prologue, forward, sampling) or the same kernel by kernel. All calls but step_wait
+ * return at once; that waits for the step's last event.
  */
 #include <stddef.h>
 #include <stdlib.h>
@@ -47,13 +47,13 @@ static void graphs_drop(struct cuda_backend *c)
     c->n_graphs = 0;
 }
 
-/* Bytes of a step that is as large in everything as the configuration allows. */
+/* Bytes of the largest step that the configuration allows. */
 static int64_t staging_most(const struct cuda_backend *c)
 {
     const struct backend_config *k = &c->config;
     const int64_t I = sizeof(int32_t), seqs = k->max_seqs, tokens = k->max_tokens,
                   samples = k->max_samples;
-    /* each array may need 15 bytes more; table updates a sequence */
+    /* alignment costs each array up to 15 bytes; table updates per sequence */
     enum { ARRAYS = 32, RUNS = 4 };
     int64_t of_tokens = tokens * (6 * I) + (tokens / ATTN_PREFILL_ROWS + seqs + 1) *
                                                (int64_t)sizeof(struct query_tile);
@@ -70,9 +70,10 @@ static int64_t staging_most(const struct cuda_backend *c)
            of_samples;
 }
 
-/* Room for the largest step, so that no step ever has to ask for more. What is usual
- * lies in pinned memory of each step's own; a larger step is packed into ordinary
- * memory, which is touched only then, and waits while it is copied from there. */
+/* Allocates buffers for the largest step, so that no step ever needs more. Steps of
+ * usual size have pinned buffers of their own; a larger step is packed into one
+ * ordinary buffer, which is not touched before, and step_begin waits while it is
+ * copied. */
 static int staging_open(struct cuda_backend *c, struct err *e)
 {
     int64_t cap = div_ceil(staging_most(c), 4096) * 4096;
@@ -103,8 +104,8 @@ static int staging_open(struct cuda_backend *c, struct err *e)
     return 0;
 }
 
-/* Room for what samples make of `rows` rows of the vocabulary. Graphs hold its
- * address. */
+/* Allocates sample.work for `rows` rows of `vocab`. Graphs hold its address, so they
+ * are dropped when it moves. */
 static int work_reserve(struct cuda_backend *c, int32_t rows, int32_t vocab, struct err *e)
 {
     int64_t stride = div_ceil(vocab, 8) * 8;
@@ -131,15 +132,15 @@ static int work_reserve(struct cuda_backend *c, int32_t rows, int32_t vocab, str
     return 0;
 }
 
-bool cuda_sample_room(struct cuda_backend *c, struct mat logits)
+bool cuda_sample_reserve(struct cuda_backend *c, struct mat logits)
 {
     struct err e = {0};
-    int32_t rows = cuda_rows_behind(c, logits);
+    int32_t rows = cuda_rows_capacity(c, logits);
 
     if (c->greedy || (logits.cols <= c->sample.work_stride && rows <= c->work_rows)) {
         return true;
     }
-    if (c->capturing) { /* the step before, of the same logits, made room */
+    if (c->capturing) { /* the eager step before has made it */
         err_set(&e, ERR_DEVICE, "cuda: sampling: no room for %d rows of %d", rows, logits.cols);
     } else {
         work_reserve(c, rows, logits.cols, &e);
@@ -236,14 +237,15 @@ void cuda_steps_release(struct cuda_backend *c)
 
 /* ---- packing ---- */
 
-struct packer {
+/* Packs arrays into a staging buffer. */
+struct staging_writer {
     char *base;
     int64_t at;
 };
 
-/* Append n bytes (16-byte aligned; data NULL: unset); returns their offset. With `base`
- * NULL only the size is found. */
-static int32_t pack(struct packer *p, const void *data, int64_t n_bytes)
+/* Appends n bytes, 16-byte aligned; data NULL: unset. Returns their offset. With `base`
+ * NULL only the size is computed. */
+static int32_t pack(struct staging_writer *p, const void *data, int64_t n_bytes)
 {
     int64_t at = p->at;
 
@@ -254,7 +256,7 @@ static int32_t pack(struct packer *p, const void *data, int64_t n_bytes)
     return (int32_t)at;
 }
 
-/* First sample of every logits row: [n_logits + 1]. */
+/* Computes the first sample of every logits row, [n_logits + 1]. */
 static void fill_groups(int32_t *group, const struct batch *b)
 {
     int32_t i = 0;
@@ -267,17 +269,17 @@ static void fill_groups(int32_t *group, const struct batch *b)
     }
 }
 
-struct attn_cut cuda_attn_cut(const struct cuda_backend *c, const int32_t *start, int32_t n)
+struct split_kv_plan cuda_split_kv(const struct cuda_backend *c, const int32_t *start, int32_t n)
 {
     int32_t tiles = (int32_t)div_ceil(MAX(c->q_heads, 1), 16);
 
-    return attn_cut(start, n, c->kv_view.n_kv_heads * tiles, c->attn.blocks,
-                    MAX(c->attn.shape.warps, 1));
+    return attn_split_kv(start, n, c->kv_view.n_kv_heads * tiles, c->attn.blocks,
+                         MAX(c->attn.shape.warps, 1));
 }
 
-/* Runs of sequences that share blocks, where the kernels can use them: 16 rows of a
- * tile hold the query heads of several. */
-static void pack_shared(struct cuda_backend *c, struct packer *p, struct step_header *h,
+/* Packs the runs of sequences with a shared prefix, if the kernels can use them: the 16
+ * rows of a matrix tile must hold the query heads of at least two. */
+static void pack_shared(struct cuda_backend *c, struct staging_writer *p, struct step_header *h,
                         const struct batch *b)
 {
     h->off_shared = pack(p, NULL, (b->n_decode / 2 + 1) * (int64_t)sizeof(struct shared_run));
@@ -295,17 +297,17 @@ static void pack_shared(struct cuda_backend *c, struct packer *p, struct step_he
     int64_t worth = shared_worth_bytes(b->n_decode) / MAX(chunk_bytes, 1) + 1;
     h->n_shared = shared_runs(b, c->kv.block_size, ATTN_CHUNK, most, worth, run, start,
                               (int32_t *)(p->base + h->off_skip));
-    h->shared_cut = cuda_attn_cut(c, start, h->n_shared);
+    h->shared_split_kv = cuda_split_kv(c, start, h->n_shared);
     c->shared = h->n_shared > 0;
 }
 
-/* Offsets, beside the header's, that only the host needs. */
-struct packed {
+/* Offsets that, unlike the header's, only the host needs. */
+struct host_offsets {
     int32_t off_copy, off_tiles;
 };
 
-static void pack_batch(struct cuda_backend *c, struct packer *p, struct step_header *h,
-                       const struct batch *b, struct packed *ret)
+static void pack_step(struct cuda_backend *c, struct staging_writer *p, struct step_header *h,
+                      const struct batch *b, struct host_offsets *ret)
 {
     const int64_t I = sizeof(int32_t);
 
@@ -334,7 +336,7 @@ static void pack_batch(struct cuda_backend *c, struct packer *p, struct step_hea
     for (int32_t w = 0; w < c->n_windows && p->base != NULL; w++) {
         int32_t *start = (int32_t *)(p->base + p->at) + (int64_t)w * (b->n_decode + 1);
         attn_chunk_starts(b, c->window[w], ATTN_CHUNK, c->window[w] == 0 ? skip : NULL, start);
-        h->cut[w] = cuda_attn_cut(c, start, b->n_decode);
+        h->split_kv[w] = cuda_split_kv(c, start, b->n_decode);
     }
     p->at += div_ceil(c->n_windows * (int64_t)(b->n_decode + 1) * I, 16) * 16;
     ret->off_copy = pack(p, b->copy, b->n_copy * (int64_t)sizeof(*b->copy));
@@ -344,7 +346,8 @@ static void pack_batch(struct cuda_backend *c, struct packer *p, struct step_hea
     p->at += c->n_tiles * (int64_t)sizeof(struct query_tile);
 }
 
-/* token_src may be NULL in a batch without look-ahead. */
+/* Checks the batch's sizes and indices. token_src may be NULL in a batch without
+ * look-ahead. */
 static int check_batch(const struct cuda_backend *c, const struct batch *b, struct err *e)
 {
     const struct backend_config *k = &c->config;
@@ -379,7 +382,7 @@ static int check_batch(const struct cuda_backend *c, const struct batch *b, stru
     return 0;
 }
 
-/* Leading sequences of exactly one token. */
+/* Number of leading sequences with exactly one token. */
 static int32_t count_decodes(const struct batch *b)
 {
     int32_t n = 0;
@@ -417,13 +420,12 @@ static void fill_header(struct cuda_backend *c, struct step_header *h, const str
     h->result_logprob = s->logprob;
     h->result_top_token = s->top_token;
     h->result_top_logprob = s->top_logprob;
-    cuda_rank_answers(c, h);
+    cuda_rank_results(c, h);
 }
 
-/* Everything of the step that goes before its kernels, from the memory it was packed
- * into. */
-static void send_step(struct cuda_backend *c, const struct cuda_step *s, const struct packer *p,
-                      const struct packed *off)
+/* Enqueues what precedes the step's kernels; the inputs are in p->base. */
+static void send_step(struct cuda_backend *c, const struct cuda_step *s,
+                      const struct staging_writer *p, const struct host_offsets *off)
 {
     const struct batch *b = &c->batch;
 
@@ -451,9 +453,9 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     struct batch b = *batch;
     b.n_decode = count_decodes(batch);
     struct step_header measured;
-    struct packer size = {0};
-    struct packed off;
-    pack_batch(c, &size, &measured, &b, &off);
+    struct staging_writer size = {0};
+    struct host_offsets off;
+    pack_step(c, &size, &measured, &b, &off);
     struct cuda_step *s = step_now(c);
     s->top_stride = top_stride(&b);
     if (s->in_flight && !cuda_check(c, cuda_wait_event(c, s->done), "an earlier step")) {
@@ -473,10 +475,11 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     cuda_rank_choose(c, &b);
     c->padded = graph_eligible(&b) ? MIN(graph_rows(b.n_tokens), c->max_graph_rows) : 0;
     c->padded = MAX(c->padded, b.n_tokens);
-    struct packer p = {.base = size.at <= c->staging_pinned ? s->staging : c->staging_large};
+    struct staging_writer p = {.base =
+                                   size.at <= c->staging_pinned ? s->staging : c->staging_large};
     struct step_header *h = (struct step_header *)p.base;
     memset(h, 0, sizeof(*h));
-    pack_batch(c, &p, h, &b, &off);
+    pack_step(c, &p, h, &b, &off);
     if (!b.token_src && b.n_tokens > 0) {
         memset(p.base + h->off_token_src, 0xFF, (size_t)b.n_tokens * sizeof(int32_t));
     }
@@ -512,7 +515,7 @@ static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows)
 {
     for (int32_t i = 0; i < c->n_graphs; i++) {
         if (c->graph[i].rows == rows && c->graph[i].greedy == c->greedy &&
-            c->graph[i].shorts == c->shorts && c->graph[i].shared == c->shared) {
+            c->graph[i].topk_merge == c->topk_merge && c->graph[i].shared == c->shared) {
             return &c->graph[i];
         }
     }
@@ -526,28 +529,28 @@ static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows)
         c->graphs_cap = cap;
     }
     c->graph[c->n_graphs] = (struct cuda_graph){
-        .rows = rows, .greedy = c->greedy, .shorts = c->shorts, .shared = c->shared};
+        .rows = rows, .greedy = c->greedy, .topk_merge = c->topk_merge, .shared = c->shared};
     return &c->graph[c->n_graphs++];
 }
 
-/* A captured step that finds no room is lost, and with it the engine; so none is
- * captured where the device is as good as full, and the step goes kernel by kernel. It
- * is looked at again now and then. */
-static bool room_for_graph(struct cuda_graph *g)
+/* Whether there is memory for another graph. A captured step that fails for lack of
+ * memory is lost, and the engine with it; so nothing is captured on a nearly full
+ * device, and steps go kernel by kernel. The check is repeated now and then. */
+static bool memory_for_graph(struct cuda_graph *g)
 {
-    enum { ROOM_BYTES = 64 << 20, LOOK_EVERY = 256 };
+    enum { SPARE_BYTES = 64 << 20, RETRY_EVERY = 256 };
     size_t free_bytes = 0;
     size_t total_bytes = 0;
 
-    if (g->n_seen % LOOK_EVERY != 2 || cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) {
+    if (g->n_seen % RETRY_EVERY != 2 || cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) {
         return false;
     }
-    return free_bytes >= ROOM_BYTES;
+    return free_bytes >= SPARE_BYTES;
 }
 
-/* The first decode step of a size runs kernel by kernel, so that everything made on
- * demand is there; the second is captured, padded, and launched by step_end; the later
- * ones are replayed. */
+/* The first decode step of a size runs kernel by kernel, which makes everything that is
+ * made on demand; the second is captured, padded, and launched by step_end; later ones
+ * are replayed. */
 bool cuda_replay(struct backend *backend, const struct batch *batch)
 {
     struct cuda_backend *c = cuda_of(backend);
@@ -568,7 +571,7 @@ bool cuda_replay(struct backend *backend, const struct batch *batch)
         return cuda_check(c, cudaGraphLaunch(g->exec, c->stream), "launching a step");
     }
     c->recording = g;
-    if (g->n_seen++ > 0 && room_for_graph(g)) {
+    if (g->n_seen++ > 0 && memory_for_graph(g)) {
         /* a replay finds sums that another step left */
         c->small_squares.zero[0] = c->small_squares.zero[1] = false;
         c->capturing =
@@ -590,7 +593,7 @@ static void finish_capture(struct cuda_backend *c)
         cuda_check(c, cudaGraphLaunch(c->recording->exec, c->stream), "launching a step");
     }
     cudaGraphDestroy(graph);
-    /* what was timed for it is known to the next start, however this process ends */
+    /* save now: the timings survive however this process ends */
     product_store_save(&c->products);
 }
 
@@ -628,7 +631,7 @@ int cuda_step_wait(struct backend *backend, struct results *ret, struct err *e)
     }
     float ms = 0;
     cuda_check(c, cudaEventElapsedTime(&ms, s->begun, s->done), "a step");
-    cuda_stage_drawn(c, s->token);
+    cuda_stage_tokens_sampled(c, s->token);
     *ret = (struct results){.step = s->step,
                             .n_samples = s->n_samples,
                             .top_stride = s->top_stride,

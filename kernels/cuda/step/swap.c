@@ -1,33 +1,33 @@
-/* Blocks between the device and the host pool, on a stream of their own, so that steps
- * go on beside it.
+/* Swapping blocks between the device and the host pool, on a copy stream, so that steps
+ * go on meanwhile.
  *
- * What must wait for what:
- *     a block leaves       after the last step that writes it (most of a group's blocks
- *                          were written long ago: they leave at once)
- *     a step               after what it reads has come back, and after blocks that it
- *                          overwrites have left; no other step waits
- *     a block comes back   after the last step that wrote its place: a sequence that
- *                          ended is computed once more by a step in flight
- * The stream's own order sees to the host blocks: what leaves and comes back through
- * the same one, and its next user. The ids of a block's tokens are few bytes: those of
- * host blocks lie on the device too, where the compute stream copies them.
+ * Dependencies:
+ *     a block is swapped out   after the last step that writes it (most of a group's blocks
+ *                              were written long ago and go at once)
+ *     a step runs              after the blocks that it reads are swapped in, and after the
+ *                              blocks that it overwrites are swapped out; no other step waits
+ *     a block is swapped in    after the last step that wrote its place: a sequence that
+ *                              ended may be computed once more by a step in flight
+ * The copy stream's order covers host blocks: swap-out, swap-in, and the next use of
+ * one. The token ids of host blocks are few bytes and stay on the device, where the
+ * compute stream copies them.
  */
 #include <stdlib.h>
 
 #include "kernels/cuda/cuda.h"
 
-/* Steps are numbered from 1 here. */
+/* Steps are numbered from 1 here; 0: never. */
 struct swap {
-    cudaStream_t stream;
-    cudaEvent_t moved;         /* all copies enqueued so far */
-    cudaEvent_t needed;        /* those that the step at hand waits for */
-    int64_t *written;          /* [n_blocks] the last step before this one that writes the block */
-    int64_t *writes;           /* [n_blocks] this step's number: it writes the block */
-    int64_t *left;             /* [n_blocks] the last step that the block left with */
-    int64_t n_settled;         /* blocks that left with steps up to this one are away */
-    int64_t last;              /* the last step with copies */
+    cudaStream_t stream;       /* the copy stream */
+    cudaEvent_t moved;         /* after all copies enqueued so far */
+    cudaEvent_t needed;        /* after the copies that the current step waits for */
+    int64_t *written;          /* [n_blocks] last step before this one that writes the block */
+    int64_t *writes;           /* [n_blocks] the current step's number if it writes the block */
+    int64_t *swapped_out;      /* [n_blocks] last step that swapped the block out */
+    int64_t n_done;            /* swap-outs of steps up to this one are complete */
+    int64_t last_copied;       /* last step with copies */
     struct block_copy *chosen; /* [n_blocks] scratch */
-    int32_t *pair; /* [2 * n_host_blocks] of block_copy, on the device: the step's swaps */
+    int32_t *pair; /* on the device: [2 * n_host_blocks] struct block_copy, the step's swaps */
 };
 
 int cuda_swap_init(struct cuda_backend *c, struct err *e)
@@ -40,9 +40,9 @@ int cuda_swap_init(struct cuda_backend *c, struct err *e)
     c->swap = w;
     w->written = calloc((size_t)c->n_blocks, sizeof(*w->written));
     w->writes = calloc((size_t)c->n_blocks, sizeof(*w->writes));
-    w->left = calloc((size_t)c->n_blocks, sizeof(*w->left));
+    w->swapped_out = calloc((size_t)c->n_blocks, sizeof(*w->swapped_out));
     w->chosen = malloc((size_t)c->n_blocks * sizeof(*w->chosen));
-    if (!w->written || !w->writes || !w->left || !w->chosen) {
+    if (!w->written || !w->writes || !w->swapped_out || !w->chosen) {
         return err_nomem(e, "swapping");
     }
     w->pair =
@@ -75,13 +75,14 @@ void cuda_swap_release(struct cuda_backend *c)
     }
     free(w->written);
     free(w->writes);
-    free(w->left);
+    free(w->swapped_out);
     free(w->chosen);
     free(w);
     c->swap = NULL;
 }
 
-/* Neighbouring blocks go as one copy, but never across two slices of pinned memory. */
+/* Copies blocks; neighbouring ones go as one copy, but never across two pinned
+ * slices. */
 static void copy_blocks(struct cuda_backend *c, const struct block_copy *copy, int32_t n, bool out)
 {
     size_t bytes = (size_t)kv_layout_block_bytes(&c->kv);
@@ -104,7 +105,7 @@ static void copy_blocks(struct cuda_backend *c, const struct block_copy *copy, i
     }
 }
 
-/* Sets the mark of each block that the step writes: its tokens' and those made by
+/* Sets mark[b] = step for each block b that the step writes, by tokens or block
  * copies. */
 static void mark_blocks(const struct cuda_backend *c, const struct batch *b, int64_t *mark,
                         int64_t step)
@@ -119,27 +120,28 @@ static void mark_blocks(const struct cuda_backend *c, const struct batch *b, int
     }
 }
 
-/* Whether a block that this step writes was told to leave by an earlier one and may not
- * be away yet. */
+/* Whether this step writes a block whose swap-out by an earlier step may be
+ * incomplete. */
 static bool overwrites_leaving(const struct cuda_backend *c, const struct batch *b)
 {
     const struct swap *w = c->swap;
 
     for (int32_t i = 0; i < b->n_tokens; i++) {
-        if (b->slot[i] >= 0 && w->left[b->slot[i] / c->kv.block_size] > w->n_settled) {
+        if (b->slot[i] >= 0 && w->swapped_out[b->slot[i] / c->kv.block_size] > w->n_done) {
             return true;
         }
     }
     for (int32_t i = 0; i < b->n_copy; i++) {
-        if (w->left[b->copy[i].dst] > w->n_settled) {
+        if (w->swapped_out[b->copy[i].dst] > w->n_done) {
             return true;
         }
     }
     return false;
 }
 
-/* Those of the step's blocks that leave which are written by a step in flight or not,
- * and by this step or not. */
+/* Selects the step's swap-outs whose blocks are (in_flight) or are not written by a
+ * step in flight, and are (overwritten) or are not written by this step. Returns how
+ * many. */
 static int32_t choose(const struct cuda_backend *c, const struct batch *b, bool in_flight,
                       bool overwritten)
 {
@@ -166,8 +168,8 @@ static void wait_for_steps(struct cuda_backend *c)
     }
 }
 
-static void send_away(struct cuda_backend *c, const struct batch *b, bool in_flight,
-                      bool overwritten)
+static void copy_out(struct cuda_backend *c, const struct batch *b, bool in_flight,
+                     bool overwritten)
 {
     int32_t n = choose(c, b, in_flight, overwritten);
 
@@ -176,21 +178,21 @@ static void send_away(struct cuda_backend *c, const struct batch *b, bool in_fli
     }
     copy_blocks(c, c->swap->chosen, n, true);
     for (int32_t i = 0; i < n; i++) {
-        c->swap->left[c->swap->chosen[i].src] = c->n_begun + 1;
+        c->swap->swapped_out[c->swap->chosen[i].src] = c->n_begun + 1;
     }
 }
 
-/* What this step overwrites goes first: it waits for nothing else. */
+/* Blocks that this step overwrites go first, so it waits for nothing else. */
 static void swap_out(struct cuda_backend *c, const struct batch *b)
 {
-    send_away(c, b, false, true);
-    send_away(c, b, true, true);
-    if (overwrites_leaving(c, b)) { /* of this step or an earlier one */
+    copy_out(c, b, false, true);
+    copy_out(c, b, true, true);
+    if (overwrites_leaving(c, b)) { /* by this step's swaps or earlier ones */
         cuda_check(c, cudaEventRecord(c->swap->needed, c->swap->stream), "swapping");
         cuda_check(c, cudaStreamWaitEvent(c->stream, c->swap->needed, 0), "swapping");
     }
-    send_away(c, b, false, false);
-    send_away(c, b, true, false);
+    copy_out(c, b, false, false);
+    copy_out(c, b, true, false);
 }
 
 static void swap_in(struct cuda_backend *c, const struct batch *b)
@@ -212,21 +214,21 @@ void cuda_swap(struct cuda_backend *c, const struct batch *b)
         return;
     }
     int64_t step = c->n_begun + 1;
-    if (w->last > w->n_settled) {
+    if (w->last_copied > w->n_done) {
         if (cudaEventQuery(w->moved) == cudaSuccess) {
-            w->n_settled = w->last;
+            w->n_done = w->last_copied;
         } else {
-            cudaGetLastError(); /* not ready is no failure */
+            cudaGetLastError(); /* cudaErrorNotReady is no failure */
         }
     }
-    if (b->n_swap_out > 0 || w->last > w->n_settled) {
+    if (b->n_swap_out > 0 || w->last_copied > w->n_done) {
         mark_blocks(c, b, w->writes, step);
         swap_out(c, b);
     }
     swap_in(c, b);
     if (b->n_swap_out > 0 || b->n_swap_in > 0) {
         cuda_check(c, cudaEventRecord(w->moved, w->stream), "swapping");
-        w->last = step;
+        w->last_copied = step;
     }
     if (b->n_swap_in > 0) {
         cuda_check(c, cudaStreamWaitEvent(c->stream, w->moved, 0), "swapping");
@@ -234,7 +236,7 @@ void cuda_swap(struct cuda_backend *c, const struct batch *b)
     mark_blocks(c, b, w->written, step);
 }
 
-/* n swaps to the device at `pair`; the arrays are ordinary memory, which has been
+/* Sends n swaps to `pair` on the device. The source is ordinary memory, so it has been
  * read on return. */
 static void send_pairs(struct cuda_backend *c, int32_t *pair, const struct block_copy *copy,
                        int32_t n)

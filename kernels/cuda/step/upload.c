@@ -1,13 +1,12 @@
-/* Weights from host memory to the device, by several threads: each copies its share
- * into pinned buffers of its own, two in turn, and sends them off; one thread alone
- * copies slower than the device takes them.
+/* Copying weights from host memory to the device, by several threads. Each copies its
+ * share into two pinned buffers of its own, used alternately, and sends them off; a
+ * single thread would copy slower than the device receives.
  *
- * A weight is cut into slices of whole stored rows, which stand in one line with those
- * of the weights before; the threads take the next one. What is mapped stays there, so
- * the caller goes on and makes the next weight; what is not has been read when
- * upload_send returns. The copies may still be on their way. Slices whose stored type
- * or order differs go through a buffer on the device and are converted into place
- * there.
+ * A weight is cut into slices of whole stored rows, queued behind those of earlier
+ * weights; the threads take the next one. Mapped data stays valid, so the caller goes
+ * on to the next weight; other data has been read when upload_send returns. The copies
+ * may still be in flight. Slices whose stored type or order differs go through a device
+ * buffer and are converted into place.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -19,20 +18,20 @@
 enum { MAX_SENDERS = 16, BUFFERS = 2, MAX_JOBS = 64 };
 #define PAGE_BYTES ((uintptr_t)4096)
 
-/* One thread's buffers. */
+/* One thread with its buffers. */
 struct sender {
     struct upload *upload;
     pthread_t thread;
-    char *pinned[BUFFERS], *device[BUFFERS]; /* device: made when something is converted */
-    cudaEvent_t free[BUFFERS];               /* the copy out of the buffer is done */
-    int turn;
+    char *pinned[BUFFERS], *device[BUFFERS]; /* device: made when first needed for a conversion */
+    cudaEvent_t free[BUFFERS];               /* the copy out of the buffer has completed */
+    int buffer;                              /* used last */
 };
 
-/* One piece on its way. */
+/* One piece of a weight. */
 struct job {
     struct weight_piece piece;
     struct mat out;
-    int64_t at; /* element of `out` where stored row 0 goes (or column, when transposed) */
+    int64_t at; /* element of `out` where stored row 0 goes (or column 0, if transposed) */
     int32_t rows_at_once, n_slices;
 };
 
@@ -42,29 +41,30 @@ struct upload {
     int32_t n_threads;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    struct job job[MAX_JOBS]; /* all below under `lock`; job i stands at i % MAX_JOBS */
-    int64_t n_jobs, n_begun;  /* n_begun: jobs of which every slice was taken */
-    int32_t next_slice;       /* of the next job */
-    int32_t n_busy;           /* threads with a slice */
-    cudaError_t failed;       /* no more slices are sent */
+    /* job i is at i % MAX_JOBS; this and all below is guarded by `lock` */
+    struct job job[MAX_JOBS];
+    int64_t n_jobs, n_begun; /* jobs queued; of these, jobs whose slices are all taken */
+    int32_t next_slice;      /* of job n_begun */
+    int32_t n_busy;          /* threads working on a slice */
+    cudaError_t failed;      /* first error; then no more slices are sent */
     bool stopping;
 };
 
 /* ---- one slice ---- */
 
-/* The pages of a mapped file at once, where the kernel can: one by one they cost more
- * than the copy. */
+/* Populates the pages of a mapped file at once, where the kernel can: page faults one
+ * by one cost more than the copy. */
 static void touch(const char *from, size_t n_bytes)
 {
 #ifdef MADV_POPULATE_READ
     uintptr_t first = (uintptr_t)from / PAGE_BYTES * PAGE_BYTES;
-    madvise((void *)first, (uintptr_t)from + n_bytes - first, MADV_POPULATE_READ); /* a wish */
+    madvise((void *)first, (uintptr_t)from + n_bytes - first, MADV_POPULATE_READ); /* best effort */
 #else
     (void)from, (void)n_bytes;
 #endif
 }
 
-/* Stored rows [first, first + n) of a piece, one behind the other. */
+/* Copies stored rows [first, first + n) of a piece, without gaps. */
 static void gather_rows(char *to, const struct weight_piece *p, int32_t first, int32_t n)
 {
     int64_t size = dtype_bytes(p->dtype);
@@ -81,8 +81,8 @@ static void gather_rows(char *to, const struct weight_piece *p, int32_t first, i
     }
 }
 
-/* Memory made here and registered: the driver takes a tenth of a second to make as much
- * itself. */
+/* Allocated here and registered, which is much faster than a pinned allocation by the
+ * driver. */
 static cudaError_t pin_buffer(char **ret)
 {
     void *p =
@@ -124,32 +124,32 @@ static cudaError_t send_slice(struct sender *s, const struct job *j, int32_t sli
     const struct mat *m = &j->out;
     cudaStream_t stream = s->upload->backend->stream;
     int32_t first = slice * j->rows_at_once, n = MIN(j->rows_at_once, p->rows - first);
-    int turn = s->turn = (s->turn + 1) % BUFFERS;
+    int buffer = s->buffer = (s->buffer + 1) % BUFFERS;
     bool direct = !p->transposed && p->dtype == m->dtype;
     char *to = (char *)m->data +
                (j->at + (p->transposed ? first : first * m->stride)) * dtype_bytes(m->dtype);
     size_t n_bytes = (size_t)n * (size_t)p->cols * (size_t)dtype_bytes(p->dtype);
-    cudaError_t rc = make_buffer(s, turn, direct);
+    cudaError_t rc = make_buffer(s, buffer, direct);
 
-    rc = rc == cudaSuccess ? cudaEventSynchronize(s->free[turn]) : rc;
+    rc = rc == cudaSuccess ? cudaEventSynchronize(s->free[buffer]) : rc;
     if (rc != cudaSuccess) {
         return rc;
     }
-    gather_rows(s->pinned[turn], p, first, n);
-    rc = cudaMemcpyAsync(direct ? to : s->device[turn], s->pinned[turn], n_bytes,
+    gather_rows(s->pinned[buffer], p, first, n);
+    rc = cudaMemcpyAsync(direct ? to : s->device[buffer], s->pinned[buffer], n_bytes,
                          cudaMemcpyHostToDevice, stream);
     if (rc == cudaSuccess && !direct) {
-        launch_convert(to, (int)m->dtype, m->stride, s->device[turn], (int)p->dtype, p->cols,
+        launch_convert(to, (int)m->dtype, m->stride, s->device[buffer], (int)p->dtype, p->cols,
                        p->transposed ? p->cols : n, p->transposed ? n : p->cols, p->transposed,
                        stream);
         rc = cudaGetLastError();
     }
-    return rc == cudaSuccess ? cudaEventRecord(s->free[turn], stream) : rc;
+    return rc == cudaSuccess ? cudaEventRecord(s->free[buffer], stream) : rc;
 }
 
 /* ---- the threads ---- */
 
-/* The next slice; -1: there is none at present. Under `lock`. */
+/* Takes the next slice; -1: there is none now. Under `lock`. */
 static int32_t take_slice(struct upload *u, struct job *ret)
 {
     if (u->n_begun == u->n_jobs) {
@@ -223,7 +223,7 @@ void cuda_upload_release(struct cuda_backend *c)
     c->upload = NULL;
 }
 
-/* One thread at least; fewer than wanted are slower, no more. */
+/* Starts at least one thread; fewer than wanted are only slower. */
 static int start_threads(struct upload *u, struct err *e)
 {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
@@ -252,7 +252,7 @@ static int upload_init(struct cuda_backend *c, struct err *e)
     return start_threads(u, e);
 }
 
-/* Until every slice of the jobs so far was read and sent off. Under `lock`. */
+/* Waits until every slice of all jobs was read and sent off. Under `lock`. */
 static void wait_all_read(struct upload *u)
 {
     while (u->n_begun < u->n_jobs || u->n_busy > 0) {

@@ -1,7 +1,7 @@
-/* The operations of one layer from the output of an attention to that of the next, in
+/* The operations of one layer from one attention's output to the next attention, in
  * decode steps that repeat: a device may record the second such step and replay it
  * later, as one launch or many. Every result of every step is compared with float64,
- * the operands of each operation being what the device itself made before it.
+ * computed from the operands that the device itself made.
  *
  *     build/tests/unit/kernels/cuda/test_fused_decode [--device cpu|cuda]
  */
@@ -22,15 +22,16 @@ struct shape {
     int32_t hidden, inner, n_heads, n_kv_heads, head_dim;
     enum norm_kind norm;
     enum activation act;
-    bool gated, biased, turned;
+    bool gated, biased, roped;
 };
 
 static const struct shape shapes[] = {
     {256, 512, 3, 1, 64, NORM_RMS, ACT_SILU, true, false, true},
-    /* a deep product, and not by whole steps */
+    /* a deep product, not a multiple of a stage */
     {192, 16960, 3, 1, 64, NORM_RMS, ACT_GELU_TANH, true, true, true},
     {1024, 2112, 4, 4, 128, NORM_LAYER, ACT_RELU, false, true, false},
-    {80, 112, 2, 1, 40, NORM_RMS, ACT_SILU, true, false, true}, /* widths that suit no fast way */
+    /* widths that no fast kernel supports */
+    {80, 112, 2, 1, 40, NORM_RMS, ACT_SILU, true, false, true},
     {512, 768, 8, 2, 128, NORM_RMS, ACT_SILU, true, false, true},
     {4672, 128, 1, 1, 64, NORM_RMS, ACT_SILU, true, false, true}, /* wide norms */
     {4672, 128, 1, 1, 64, NORM_LAYER, ACT_RELU, false, true, false},
@@ -52,7 +53,7 @@ struct weight {
     struct mat mat;
 };
 
-/* One buffer a result, so that all can be looked at after the step. `more`: further
+/* One buffer per result, so that all can be checked after the step. `more`: further
  * products of h2. */
 struct scene {
     struct rig *r;
@@ -68,7 +69,7 @@ struct scene {
     struct attention attention;
     int32_t step;
     float *history[STEPS]; /* out of every step */
-    float *past;           /* the same of PAST tokens a row, before the first */
+    float *past;           /* likewise, of PAST tokens per row before the first step */
 };
 
 static struct weight weight_of(struct scene *s, int32_t rows, int32_t cols, float range)
@@ -101,7 +102,7 @@ static void make_attention(struct scene *s)
         s->cos_sin[i / half * k->head_dim + half + i % half] = (float)sin(angle);
     }
     s->rope = (struct rope){.rot_dim = k->head_dim};
-    if (k->turned) {
+    if (k->roped) {
         s->rope.cos_sin =
             rig_weight(s->r, WEIGHT_TABLE, DTYPE_F32, POSITIONS, k->head_dim, s->cos_sin);
     }
@@ -203,14 +204,14 @@ static void call_operations(struct scene *s)
     }
 }
 
-/* The angle at which a row's token turns: not its place in the cache, so that no two
- * rows have one. */
+/* The position that rotates a row's token. It differs from the cache position, so that
+ * it is unique per row. */
 static int32_t position_of(const struct scene *s, int32_t row)
 {
     return s->step + 7 * row;
 }
 
-/* Where a row's token number t lies in the cache. */
+/* Cache slot of a row's token t. */
 static int32_t slot_of(int32_t row, int32_t t)
 {
     return (1 + row * SEQ_BLOCKS + t / BLOCK) * BLOCK + t % BLOCK;
@@ -276,8 +277,8 @@ static void write_past(struct scene *s)
     }
 }
 
-/* A step whose sequences have a token each and are sampled, though nothing samples
- * here: the kind that is recorded. */
+/* A decode step with one token and one sample per sequence, which is the kind that is
+ * recorded; nothing is sampled here. */
 static void run_step(struct scene *s)
 {
     static const struct sample_row plain = {
@@ -379,12 +380,12 @@ static void check_linear(const struct scene *s, const char *what, const float *g
     free(want);
 }
 
-/* The product as it is stored, then each q and k head turned. */
+/* The product as it is stored, then rotated per q and k head. */
 static void check_qkv(const struct scene *s, const float *got, const float *h)
 {
     const struct shape *k = s->k;
     int32_t n = qkv_of(k), dim = k->head_dim, half = dim / 2,
-            turned = (k->n_heads + k->n_kv_heads) * dim;
+            roped = (k->n_heads + k->n_kv_heads) * dim;
     double *want = rig_alloc((size_t)s->rows * (size_t)n * sizeof(*want));
 
     products(s, want, h, s->qkv.host, k->biased ? s->qkv_bias.host : NULL, n, k->hidden);
@@ -394,7 +395,7 @@ static void check_qkv(const struct scene *s, const float *got, const float *h)
     for (int32_t i = 0; i < s->rows * n; i++) {
         const float *turn = s->cos_sin + (int64_t)position_of(s, i / n) * dim;
         int32_t at = i % n % dim;
-        if (k->turned && i % n < turned && at < half) {
+        if (k->roped && i % n < roped && at < half) {
             double x = want[i], y = want[i + half];
             want[i] = x * turn[at] - y * turn[half + at];
             want[i + half] = y * turn[at] + x * turn[half + at];
@@ -404,7 +405,7 @@ static void check_qkv(const struct scene *s, const float *got, const float *h)
     free(want);
 }
 
-/* qkv of a row's token number t. */
+/* qkv of a row's token t. */
 static const float *token_of(const struct scene *s, int32_t row, int32_t t)
 {
     const float *from = t < PAST ? s->past : s->history[t - PAST];
@@ -492,8 +493,8 @@ static void add_rounded(const struct scene *s, float *x, const float *y)
     }
 }
 
-/* What the device holds after a step that began with `attn` and `x`; x becomes what it
- * must be at the end. */
+/* Checks what the device holds after a step that began with `attn` and `x`; x becomes
+ * the expected final value. */
 static void check_results(struct scene *s, const float *attn, float *x)
 {
     const struct shape *k = s->k;
@@ -611,8 +612,8 @@ static void check_shape(struct rig *r, const struct shape *k, enum dtype t, int3
     scene_release(&s);
 }
 
-/* Each shape on a backend of its own: what a device recorded holds the addresses of the
- * first. */
+/* Each shape has a backend of its own, because a recorded step holds the addresses of
+ * its operands. */
 static void layers_of_few_rows_follow_float64_step_after_step(void **state)
 {
     (void)state;

@@ -14,7 +14,7 @@ static void a_graph_has_room_for_the_step_and_little_more(void **state)
     for (int32_t n = 1; n <= 2048; n++) {
         int32_t rows = graph_rows(n);
         assert_true(rows >= n && rows <= n + n / 8 + 8);
-        assert_int_equal(graph_rows(rows), rows); /* a full graph serves its own size */
+        assert_int_equal(graph_rows(rows), rows); /* a graph's own size maps to itself */
     }
 }
 
@@ -28,7 +28,7 @@ static void products_of_few_sizes_are_chosen_for(void **state)
         assert_int_equal(product_rows(rows), rows);
         sizes += rows == n;
         timed += rows == n && n <= 256;
-        /* what was timed for a graph serves eager steps too */
+        /* an algorithm timed for a graph serves eager steps too */
         assert_int_equal(product_rows(graph_rows(n)), rows);
     }
     assert_true(sizes <= 128 && timed <= 12);
@@ -59,7 +59,7 @@ static void chunk_starts_are_exclusive_sums(void **state)
     assert_memory_equal(start, want, sizeof(want));
 }
 
-/* Starts of n sequences of so many chunks, `more` in every third. */
+/* Starts of n sequences of so many chunks; every third has `more` in addition. */
 static const int32_t *starts(int32_t n, int32_t chunks, int32_t more)
 {
     static int32_t start[1025];
@@ -70,7 +70,7 @@ static const int32_t *starts(int32_t n, int32_t chunks, int32_t more)
     return start;
 }
 
-static void every_team_of_a_cut_has_chunks_and_warps(void **state)
+static void every_split_has_chunks_and_warps(void **state)
 {
     (void)state;
     for (int32_t n = 0; n <= 1024; n += n < 20 ? 1 : 67) {
@@ -78,12 +78,12 @@ static void every_team_of_a_cut_has_chunks_and_warps(void **state)
             for (int32_t heads = 1; heads <= 64; heads = heads * 2 + 1) {
                 const int32_t *start = starts(n, chunks, chunks / 2);
                 for (int32_t warps = 2; warps <= 8; warps *= 2) {
-                    struct attn_cut c = attn_cut(start, n, heads, 132, warps);
+                    struct split_kv_plan c = attn_split_kv(start, n, heads, 132, warps);
                     assert_true(c.warps == 1 || c.warps == warps);
-                    assert_true(n == 0 ? c.spans == 0 : c.spans >= 1 && c.spans <= start[n]);
-                    assert_true(c.spans * heads * c.warps <= 132 * warps);
-                    assert_true(c.spans == 0 ||
-                                c.spans >=
+                    assert_true(n == 0 ? c.splits == 0 : c.splits >= 1 && c.splits <= start[n]);
+                    assert_true(c.splits * heads * c.warps <= 132 * warps);
+                    assert_true(c.splits == 0 ||
+                                c.splits >=
                                     MIN(start[n] / c.warps, 132 * warps / c.warps / heads) / 2);
                 }
             }
@@ -91,22 +91,23 @@ static void every_team_of_a_cut_has_chunks_and_warps(void **state)
     }
 }
 
-static void like_sequences_are_cut_at_their_ends(void **state)
+static void like_sequences_are_split_at_their_ends(void **state)
 {
     (void)state;
-    struct attn_cut c = attn_cut(starts(64, 256, 0), 64, 8, 132, 8);
-    assert_true(c.warps == 8 && c.spans == 16);
-    c = attn_cut(starts(16, 64, 0), 16, 8, 132, 8);
-    assert_true(c.warps == 8 && c.spans == 16);
-    c = attn_cut(starts(256, 64, 0), 256, 8, 132, 8); /* short ones: two to a warp */
-    assert_true(c.warps == 1 && c.spans == 128);
-    c = attn_cut(starts(1, 64, 0), 1, 8, 132, 8); /* a chunk for every warp */
-    assert_true(c.warps == 8 && c.spans == 8);
-    c = attn_cut(starts(1, 64, 0), 1, 8, 0, 8); /* a device that is not known yet */
-    assert_true(c.spans == 1);
+    struct split_kv_plan c = attn_split_kv(starts(64, 256, 0), 64, 8, 132, 8);
+    assert_true(c.warps == 8 && c.splits == 16);
+    c = attn_split_kv(starts(16, 64, 0), 16, 8, 132, 8);
+    assert_true(c.warps == 8 && c.splits == 16);
+    /* short ones: two per split of one warp */
+    c = attn_split_kv(starts(256, 64, 0), 256, 8, 132, 8);
+    assert_true(c.warps == 1 && c.splits == 128);
+    c = attn_split_kv(starts(1, 64, 0), 1, 8, 132, 8); /* one chunk per warp */
+    assert_true(c.warps == 8 && c.splits == 8);
+    c = attn_split_kv(starts(1, 64, 0), 1, 8, 0, 8); /* before the device is known */
+    assert_true(c.splits == 1);
 }
 
-/* Of the devices: H200, A100, and what the other architectures have; 48 KiB are
+/* Shared memory of H200, of A100, and of other architectures; 48 KiB exist
  * everywhere. */
 static void decode_attention_fits_devices_with_little_shared_memory(void **state)
 {
@@ -135,8 +136,8 @@ static void decode_attention_fits_devices_with_little_shared_memory(void **state
 static void shared_chunks_are_read_once_where_it_pays(void **state)
 {
     (void)state;
-    /* six samples of one prompt (10 blocks of 16 in common), a stranger, two that share
-     * 2 blocks, two that share all but one */
+    /* six samples of one prompt (10 blocks of 16 in common), an unrelated sequence, two
+     * that share 2 blocks, two that share all but one */
     const int32_t kv_len[] = {170, 165, 161, 200, 170, 170, 500, 40, 40, 113, 97};
     const int32_t lcp[] = {0, 10, 10, 10, 10, 10, 0, 0, 2, 0, 6};
     struct batch b = {.n_decode = 11, .n_seqs = 11, .kv_len = kv_len, .lcp_blocks = lcp};
@@ -153,15 +154,15 @@ static void shared_chunks_are_read_once_where_it_pays(void **state)
     int32_t chunks[12];
     assert_int_equal(attn_chunk_starts(&b, 0, 16, left, chunks),
                      attn_chunk_starts(&b, 0, 16, NULL, chunks) - 72);
-    /* 3 * 10 + 10 + 6 chunks are spared */
+    /* saved: 3 * 10 + 10 + 6 chunks */
     assert_int_equal(shared_runs(&b, 16, 16, 4, 46, run, start, skip), 3);
     assert_int_equal(shared_runs(&b, 16, 16, 4, 47, run, start, skip), 0);
     assert_int_equal(start[0], 0);
     assert_int_equal(skip[0], 0);
-    /* no room for two in a tile */
+    /* a tile cannot hold two members */
     assert_int_equal(shared_runs(&b, 16, 16, 1, 0, run, start, skip), 0);
-    /* the chunk that is written stays its sequence's own, even if the table says that
-     * it is shared */
+    /* a sequence keeps the chunk that it writes, even if the table says that it is
+     * shared */
     const int32_t whole[] = {0, 8};
     const int32_t len[] = {128, 128};
     struct batch two = {.n_decode = 2, .n_seqs = 2, .kv_len = len, .lcp_blocks = whole};
@@ -169,7 +170,7 @@ static void shared_chunks_are_read_once_where_it_pays(void **state)
     assert_int_equal(run[0].n_chunks, 7);
 }
 
-/* What an H200 measured of sequences of 4 KiB a token. */
+/* Cases timed on an H200, with 4 KiB of keys and values per token. */
 static void shared_chunks_are_worth_a_launch_where_they_spared_time(void **state)
 {
     (void)state;
@@ -258,13 +259,13 @@ static void only_plain_decode_steps_are_replayed(void **state)
     row[1].logits_row = 0; /* two samples of one row */
     assert_false(graph_eligible(&b));
     row[1].logits_row = 1;
-    row[1].mask_first = 0; /* only what a row says changes, no kernel */
+    row[1].mask_first = 0; /* the same kernels run, with another parameter */
     assert_true(graph_eligible(&b));
     assert_false(batch_greedy(&b));
     row[1].mask_first = -1;
     row[1].frequency_penalty = 0.5f;
     row[1].position = row[1].n_prompt = 4;
-    assert_true(batch_greedy(&b)); /* nothing was generated yet */
+    assert_true(batch_greedy(&b)); /* no output token yet */
     row[1].position = 5;
     assert_false(batch_greedy(&b));
     row[1].frequency_penalty = 0;
@@ -284,8 +285,8 @@ int main(void)
         cmocka_unit_test(products_of_few_sizes_are_chosen_for),
         cmocka_unit_test(chunks_cover_what_the_window_shows),
         cmocka_unit_test(chunk_starts_are_exclusive_sums),
-        cmocka_unit_test(every_team_of_a_cut_has_chunks_and_warps),
-        cmocka_unit_test(like_sequences_are_cut_at_their_ends),
+        cmocka_unit_test(every_split_has_chunks_and_warps),
+        cmocka_unit_test(like_sequences_are_split_at_their_ends),
         cmocka_unit_test(decode_attention_fits_devices_with_little_shared_memory),
         cmocka_unit_test(shared_chunks_are_read_once_where_it_pays),
         cmocka_unit_test(shared_chunks_are_worth_a_launch_where_they_spared_time),

@@ -1,4 +1,4 @@
-/* What joins a fused launch, and how its work is dealt. */
+/* Which operations join a fused launch, and how its tiles are scheduled. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +12,8 @@
 
 enum { HIDDEN = 4096, INNER = 14336, QKV = 6144, BLOCKS = 132, SHARED_BYTES = 232448 };
 
-/* Addresses are only compared, never followed: every mat gets a range of its own. */
+/* Every mat gets an address range of its own; addresses are compared but never
+ * dereferenced. */
 static struct mat mat_at(int32_t place, int32_t rows, int32_t cols)
 {
     return (struct mat){.data = (char *)NULL + ((int64_t)(place + 1) << 32),
@@ -56,7 +57,7 @@ static void join_layer(struct fused_args *a, const struct layer *l)
     assert_true(fused_push_linear(a, l->rows, l->qkv, l->h, l->w_qkv, NULL));
 }
 
-static void a_layer_is_four_phases(void **state)
+static void a_layer_is_four_ops(void **state)
 {
     (void)state;
     struct layer l = layer_of(8);
@@ -79,7 +80,7 @@ static void summands_of_ranks_must_fit_an_inbox(void **state)
     assert_true(fused_push_linear(&a, 1, l.y, l.attn, l.w_o, NULL));
     assert_true(fused_push_add_norm(&a, 1, l.h, l.x, l.y, &l.norm, true));
     assert_true(a.op[0].partial && a.op[0].sum == l.x.data && !a.op[1].partial);
-    int32_t wide = P2P_FUSED_BYTES / FUSED_SENT_BYTES * FUSED_TILE + 64;
+    int32_t wide = P2P_FUSED_BYTES / FUSED_RESULT_BYTES * FUSED_TILE + 64;
     struct mat x = mat_at(20, 1, wide), y = mat_at(21, 1, wide), h = mat_at(22, 1, wide);
     struct norm n = {.weight = mat_at(24, 1, wide), .eps = 1e-5f};
     a = (struct fused_args){0};
@@ -88,7 +89,7 @@ static void summands_of_ranks_must_fit_an_inbox(void **state)
     assert_true(fused_push_add_norm(&a, 1, h, x, y, &n, false));
 }
 
-static void a_norm_without_its_product_is_a_phase_of_its_own(void **state)
+static void a_norm_without_its_product_is_an_op_of_its_own(void **state)
 {
     (void)state;
     struct layer l = layer_of(2);
@@ -97,7 +98,7 @@ static void a_norm_without_its_product_is_a_phase_of_its_own(void **state)
     assert_true(fused_push_linear(&a, 2, l.y, l.attn, l.w_o, NULL)); /* does not read h */
     assert_int_equal(a.n_ops, 2);
     assert_int_equal(a.op[0].n, 0);
-    /* reads it as any activations */
+    /* reads h like any activations */
     assert_true(fused_push_linear(&a, 2, l.qkv, l.h, l.w_qkv, NULL));
     assert_int_equal(a.n_ops, 3);
     assert_null(a.op[2].h);
@@ -117,7 +118,7 @@ static void a_full_launch_takes_no_more(void **state)
     assert_memory_equal(&a, &before, sizeof(a));
 }
 
-/* A change of one operand, each of which a fused launch must refuse. */
+/* Changes of single operands, each of which must be refused. */
 static void operands_that_do_not_suit_are_refused(void **state)
 {
     (void)state;
@@ -140,7 +141,7 @@ static void operands_that_do_not_suit_are_refused(void **state)
     assert_false(fused_push_linear(&a, 4, f32_out, f32, f32_w, NULL));
     assert_false(fused_push_linear(&a, 4, f32_out, l.attn, l.w_o, NULL));
     assert_false(fused_push_linear(&a, SMALL_ROWS + 1, l.y, l.attn, l.w_o, NULL));
-    /* others still read what one writes */
+    /* in place: other blocks still read what one writes */
     assert_false(fused_push_linear(&a, 4, l.attn, l.attn, l.w_o, NULL));
     struct epilogue bias = {.bias = mat_at(20, 1, HIDDEN)};
     bias.bias.dtype = DTYPE_F32;
@@ -153,8 +154,7 @@ static void operands_that_do_not_suit_are_refused(void **state)
     assert_int_equal(a.n_ops, 1);
 }
 
-/* What is added to x must be what the product before made, and nobody may still read
- * where it goes. */
+/* y must be the last product's result, and no op may still read x, which is written. */
 static void only_the_last_product_is_added(void **state)
 {
     (void)state;
@@ -172,17 +172,17 @@ static void only_the_last_product_is_added(void **state)
     assert_int_equal(a.n_ops, 2);
 }
 
-/* The rotation needs both halves of a head in one tile; what it cannot do stays an
- * operation of its own. */
-static void heads_turn_where_they_are_made(void **state)
+/* The rotation needs both halves of a head in one tile; unsupported kinds are not
+ * fused. */
+static void heads_are_rotated_where_they_are_made(void **state)
 {
     (void)state;
     struct layer l = layer_of(4);
     struct fused_rope at = {.kv = {.base = (char *)NULL + 64, .dtype = DTYPE_BF16}};
     struct attention heads = {.layer = 3, .n_heads = 32, .n_kv_heads = 8, .head_dim = 128};
     struct rope turn = {.cos_sin = mat_at(12, 1, 128), .rot_dim = 128};
-    struct rope part = turn, pairs = turn, normed = turn;
-    part.rot_dim = 64;
+    struct rope half = turn, pairs = turn, normed = turn;
+    half.rot_dim = 64;
     pairs.interleaved = true;
     normed.k_norm.weight = mat_at(13, 1, 128);
     struct attention fewer = heads;
@@ -190,24 +190,24 @@ static void heads_turn_where_they_are_made(void **state)
     struct fused_args a = {0};
     assert_false(fused_push_rope_kv(&a, 4, l.qkv, &turn, &heads, &at));
     join_layer(&a, &l);
-    assert_false(fused_push_rope_kv(&a, 4, l.qkv, &part, &heads, &at));
+    assert_false(fused_push_rope_kv(&a, 4, l.qkv, &half, &heads, &at));
     assert_false(fused_push_rope_kv(&a, 4, l.qkv, &pairs, &heads, &at));
     assert_false(fused_push_rope_kv(&a, 4, l.qkv, &normed, &heads, &at));
     assert_false(fused_push_rope_kv(&a, 4, l.qkv, &turn, &fewer, &at));
     assert_false(fused_push_rope_kv(&a, 4, l.up, &turn, &heads, &at));
     assert_true(fused_push_rope_kv(&a, 4, l.qkv, &turn, &heads, &at));
     assert_int_equal(a.n_ops, 4);
-    assert_true(a.op[3].turned && a.op[3].pair == 128 && a.rope.layer == 3 && a.rope.n_heads == 32);
+    assert_true(a.op[3].roped && a.op[3].pair == 128 && a.rope.layer == 3 && a.rope.n_heads == 32);
     assert_false(fused_push_rope_kv(&a, 4, l.qkv, &turn, &heads, &at)); /* once is enough */
 }
 
-/* What is deeper than registers hold is done in parts of whole stages, as even as they
- * can be. */
-static void deep_products_are_cut_into_parts(void **state)
+/* Products deeper than registers hold are cut into split-K slices of whole stages, as
+ * even as possible. */
+static void deep_products_are_cut_into_slices(void **state)
 {
     (void)state;
     static const struct {
-        int32_t k, parts, depth;
+        int32_t k, slices, slice_k;
     } cases[] = {{64, 1, 512},    {4096, 1, 4096},  {4160, 2, 2560}, {5120, 2, 2560},
                  {8192, 2, 4096}, {14336, 4, 3584}, {16960, 5, 3584}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
@@ -216,13 +216,12 @@ static void deep_products_are_cut_into_parts(void **state)
                    w = mat_at(2, HIDDEN, cases[i].k);
         assert_true(fused_push_linear(&a, 8, y, x, w, NULL));
         assert_true(fused_plan(&a, BLOCKS, SHARED_BYTES));
-        assert_int_equal(a.op[0].parts, cases[i].parts);
-        assert_int_equal(a.op[0].depth, cases[i].depth);
+        assert_int_equal(a.op[0].slices, cases[i].slices);
+        assert_int_equal(a.op[0].slice_k, cases[i].slice_k);
     }
 }
 
-/* The weight of a norm lies in shared memory, the sums of parts in a buffer of their
- * own. */
+/* A norm's weight must fit into shared memory, partial sums into their buffer. */
 static void what_is_too_wide_is_not_fused(void **state)
 {
     (void)state;
@@ -232,7 +231,7 @@ static void what_is_too_wide_is_not_fused(void **state)
     struct mat x = mat_at(1, 8, wide), h = mat_at(3, 8, wide);
     struct norm n = {.weight = mat_at(11, 1, wide), .eps = 1e-5f};
     assert_false(fused_push_norm(&a, 8, h, x, &n));
-    int32_t rows = FUSED_MAX_SUMS / 4 * FUSED_TILE;
+    int32_t rows = FUSED_MAX_PARTIALS / 4 * FUSED_TILE;
     struct mat most = mat_at(4, 8, rows), more = mat_at(4, 8, rows + FUSED_TILE),
                w = mat_at(9, rows, INNER);
     assert_true(fused_push_linear(&a, 8, most, l.act, w, NULL));
@@ -243,9 +242,9 @@ static void what_is_too_wide_is_not_fused(void **state)
     assert_false(fused_plan(&a, BLOCKS, SHARED_BYTES));
 }
 
-/* Every part of every tile once, a block's all of one part; over all phases no block
- * has much more than another. */
-static void parts_of_tiles_are_dealt_evenly(void **state)
+/* Every slice of every tile is done once, a block's tiles are all of one slice, and
+ * over all ops no block has more than one tile more than another. */
+static void slices_of_tiles_are_scheduled_evenly(void **state)
 {
     (void)state;
     struct layer l = layer_of(FUSED_ROWS);
@@ -260,39 +259,39 @@ static void parts_of_tiles_are_dealt_evenly(void **state)
         int32_t n_seen = 0, n_tiles = a.op[p].n / FUSED_TILE;
         for (int32_t b = 0; b < BLOCKS; b++) {
             struct tile_schedule d = tile_schedule_of(&a.op[p], b, BLOCKS);
-            assert_in_range(d.part, 0, a.op[p].parts - 1);
+            assert_in_range(d.slice, 0, a.op[p].slices - 1);
             total[b] += d.n;
             n_seen += d.n;
             for (int32_t i = 0; i < d.n; i++) {
                 int32_t tile = d.first + i * d.step;
                 assert_in_range(tile, 0, n_tiles - 1);
-                assert_false(seen[d.part * n_tiles + tile]);
-                seen[d.part * n_tiles + tile] = true;
+                assert_false(seen[d.slice * n_tiles + tile]);
+                seen[d.slice * n_tiles + tile] = true;
             }
         }
-        assert_int_equal(n_seen, n_tiles * a.op[p].parts);
+        assert_int_equal(n_seen, n_tiles * a.op[p].slices);
     }
     for (int32_t b = 0; b < BLOCKS; b++) {
         assert_in_range(total[b] - total[0] + 1, 0, 2);
     }
 }
 
-/* Also where blocks cannot be divided by parts, and where there are fewer tiles than
- * blocks. */
-static void odd_numbers_of_parts_are_dealt_too(void **state)
+/* Also where the blocks are no multiple of the slices, and where there are fewer tiles
+ * than blocks. */
+static void odd_numbers_of_slices_are_scheduled_too(void **state)
 {
     (void)state;
-    for (int32_t parts = 1; parts <= 7; parts++) {
+    for (int32_t slices = 1; slices <= 7; slices++) {
         for (int32_t n_tiles = 1; n_tiles < 200; n_tiles += 33) {
-            struct fused_op p = {.n = n_tiles * FUSED_TILE, .parts = parts, .first = 100};
+            struct fused_op p = {.n = n_tiles * FUSED_TILE, .slices = slices, .first = 100};
             int32_t n[7] = {0};
             for (int32_t b = 0; b < BLOCKS; b++) {
                 struct tile_schedule d = tile_schedule_of(&p, b, BLOCKS);
-                assert_in_range(d.part, 0, parts - 1);
+                assert_in_range(d.slice, 0, slices - 1);
                 assert_true(d.n == 0 || d.first + (d.n - 1) * d.step < n_tiles);
-                n[d.part] += d.n;
+                n[d.slice] += d.n;
             }
-            for (int32_t i = 0; i < parts; i++) {
+            for (int32_t i = 0; i < slices; i++) {
                 assert_int_equal(n[i], n_tiles);
             }
         }
@@ -311,17 +310,17 @@ static void too_little_shared_memory_fuses_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_layer_is_four_phases),
+        cmocka_unit_test(a_layer_is_four_ops),
         cmocka_unit_test(summands_of_ranks_must_fit_an_inbox),
-        cmocka_unit_test(a_norm_without_its_product_is_a_phase_of_its_own),
+        cmocka_unit_test(a_norm_without_its_product_is_an_op_of_its_own),
         cmocka_unit_test(a_full_launch_takes_no_more),
         cmocka_unit_test(operands_that_do_not_suit_are_refused),
         cmocka_unit_test(only_the_last_product_is_added),
-        cmocka_unit_test(heads_turn_where_they_are_made),
-        cmocka_unit_test(deep_products_are_cut_into_parts),
+        cmocka_unit_test(heads_are_rotated_where_they_are_made),
+        cmocka_unit_test(deep_products_are_cut_into_slices),
         cmocka_unit_test(what_is_too_wide_is_not_fused),
-        cmocka_unit_test(parts_of_tiles_are_dealt_evenly),
-        cmocka_unit_test(odd_numbers_of_parts_are_dealt_too),
+        cmocka_unit_test(slices_of_tiles_are_scheduled_evenly),
+        cmocka_unit_test(odd_numbers_of_slices_are_scheduled_too),
         cmocka_unit_test(too_little_shared_memory_fuses_nothing),
     };
 

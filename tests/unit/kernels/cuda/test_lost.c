@@ -1,11 +1,12 @@
-/* A device that is lost in the middle of a step: the error is told by every call after
- * it, and nothing waits for ever.
+/* A device that is lost in the middle of a step: every later call reports the error,
+ * and none waits for ever.
  *
  *     build/tests/unit/kernels/cuda/test_lost --device cuda
  */
 #include "tests/unit/ops.h"
 
-/* Adds to a row that lies nowhere; 0, or what step_end or step_wait said. */
+/* Adds to a row `away` bytes off, which is an invalid address unless 0. Returns 0, or
+ * the error of step_end or step_wait. */
 static int step_into_nowhere(struct rig *r, struct mat row, int64_t away, struct err *e)
 {
     struct results res;
@@ -18,7 +19,7 @@ static int step_into_nowhere(struct rig *r, struct mat row, int64_t away, struct
     return rc < 0 ? rc : ended;
 }
 
-static void a_lost_device_is_told_by_every_step_after(void **state)
+static void every_step_after_a_lost_device_reports_it(void **state)
 {
     (void)state;
     if (strcmp(rig_device, "cpu") == 0) {
@@ -30,7 +31,7 @@ static void a_lost_device_is_told_by_every_step_after(void **state)
     rig_open(&r);
     struct mat row = rig_mat(&r, 1, 64, DTYPE_F32, NULL);
     assert_int_equal(step_into_nowhere(&r, row, 0, &e), 0);
-    for (int i = 0; i < 6; i++) { /* more than there are buffers for steps in flight */
+    for (int i = 0; i < 6; i++) { /* more steps than there are buffers for steps in flight */
         assert_int_equal(step_into_nowhere(&r, row, i == 0 ? 1ll << 46 : 0, &e), ERR_DEVICE);
         assert_non_null(strstr(e.text, "illegal memory access"));
     }
@@ -39,7 +40,7 @@ static void a_lost_device_is_told_by_every_step_after(void **state)
 
 static int group(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_lost_device_is_told_by_every_step_after)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_step_after_a_lost_device_reports_it)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

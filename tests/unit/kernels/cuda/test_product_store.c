@@ -1,5 +1,5 @@
-/* What is remembered of matrix products from run to run, and what becomes of a file
- * that is not what it should be. */
+/* The store of product algorithms: what persists from run to run, and unusable
+ * files. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -60,7 +60,7 @@ static int32_t algo_of(const struct product_store *s, int32_t n)
     return c ? (int32_t)c->algo[0] : -1;
 }
 
-/* Two products in a file of `root`; its path. */
+/* Makes a file with two products in `root`; returns its path. */
 static void make_file(char path[512])
 {
     struct product_store s;
@@ -117,7 +117,7 @@ static void a_file_that_changed_counts_as_none(void **state)
     assert_non_null(f);
     assert_int_equal(fread(good, 1, (size_t)st.st_size, f), st.st_size);
     fclose(f);
-    /* one byte changed, or at the end: half of the file */
+    /* one byte changed; in the last round, half of the file */
     for (long i = 0; i <= st.st_size; i++) {
         f = fopen(path, "wb");
         assert_non_null(f);
@@ -144,7 +144,7 @@ static void a_place_that_cannot_be_written_is_no_error(void **state)
 {
     (void)state;
     char path[512];
-    make_file(path); /* a file where a directory would have to be */
+    make_file(path); /* a file where a directory is needed */
     struct product_store s;
     product_store_open(&s, path, "a device");
     put(&s, 100, 16);
@@ -169,7 +169,7 @@ static void a_full_store_learns_nothing_more(void **state)
     assert_int_equal(count_from(root, "full"), PRODUCT_RECORDS);
 }
 
-static void the_place_follows_the_environment(void **state)
+static void the_directory_follows_the_environment(void **state)
 {
     (void)state;
     char dir[256];
@@ -180,7 +180,7 @@ static void the_place_follows_the_environment(void **state)
     setenv("HOME", "/home/someone", 1);
     assert_true(product_dir(dir, sizeof(dir)));
     assert_string_equal(dir, "/home/someone/.cache/quire");
-    assert_false(product_dir(dir, 12)); /* too long for its place */
+    assert_false(product_dir(dir, 12)); /* too long for the buffer */
     setenv("XDG_CACHE_HOME", "/caches", 1);
     assert_true(product_dir(dir, sizeof(dir)));
     assert_string_equal(dir, "/caches/quire");
@@ -199,7 +199,7 @@ int main(void)
         cmocka_unit_test(a_file_that_changed_counts_as_none),
         cmocka_unit_test(a_place_that_cannot_be_written_is_no_error),
         cmocka_unit_test(a_full_store_learns_nothing_more),
-        cmocka_unit_test(the_place_follows_the_environment),
+        cmocka_unit_test(the_directory_follows_the_environment),
     };
 
     return cmocka_run_group_tests(tests, make_root, remove_root);

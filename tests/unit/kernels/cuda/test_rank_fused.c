@@ -1,8 +1,8 @@
-/* Layers cut over ranks, in decode steps that repeat: row-parallel products, the sum of
- * the ranks' parts with residual and norm, and the products behind it. A device may
- * record such a step and replay it as one launch a layer, with the sums inside. Sums
- * are compared with those of the summands that the ranks themselves made, and must be
- * the same bits on all; products with float64.
+/* Tensor-parallel layers in decode steps that repeat: row-parallel products, their
+ * all-reduce with residual and norm, and the following products. A device may record
+ * such a step and replay it as one launch per layer, all-reduces included. Sums are
+ * compared with the sums of the ranks' own summands, and must have the same bits on all
+ * ranks; products are compared with float64.
  *
  *     build/tests/unit/kernels/cuda/test_rank_fused [--device cpu|cuda] [--ranks N]
  *
@@ -38,14 +38,14 @@ struct weight {
     struct mat mat;
 };
 
-/* A buffer a result, so that all can be looked at after the step. */
+/* One buffer per result, so that all can be checked after the step. */
 struct layer {
     struct mat y1, h1, act, y2, h2, qkv;
 };
 
 struct scene {
     struct rank_rig *r;
-    enum dtype type; /* of weights and, where the device can, of activations */
+    enum dtype type; /* of weights and, where the device supports it, of activations */
     struct weight o, up, down, qkv, norm;
     struct mat attn, x, wide;
     struct layer layer[LAYERS];
@@ -55,7 +55,7 @@ struct scene {
 static float noise(uint64_t *rng)
 {
     *rng = *rng * 6364136223846793005ull + 1442695040888963407ull;
-    return (float)((int32_t)(*rng >> 57) - 64) / 64; /* few bits: every type holds it */
+    return (float)((int32_t)(*rng >> 57) - 64) / 64; /* few bits, so exact in every type */
 }
 
 static void fill(float *v, int64_t n, float range, uint64_t seed)
@@ -109,7 +109,7 @@ static int mats_open(struct scene *s, struct err *e)
     return rc;
 }
 
-/* The norm's weight is every rank's, the others are a rank's own parts. */
+/* The norm's weight is the same on every rank, the others are a rank's own. */
 static int scene_open(struct scene *s, struct err *e)
 {
     uint64_t seed = 100 * (uint64_t)s->r->rank + 1;
@@ -210,13 +210,14 @@ static int check_product(const struct scene *s, const char *what, struct mat out
     return rc < 0 ? rc : compare(s, what, (int64_t)rows * w->mat.rows, e);
 }
 
-/* Whether a sum leaves the rank's part in y; else it leaves the sum there. */
-static bool keeps_parts(const struct scene *s)
+/* Whether an all-reduce leaves the rank's summand in y; else it leaves the sum
+ * there. */
+static bool keeps_summands(const struct scene *s)
 {
     return strstr(s->r->b->device, "and peer memory") != NULL;
 }
 
-/* v [n] = the ranks' sum of it. */
+/* v [n] = its sum over the ranks. */
 static int sum_over_ranks(const struct scene *s, float *v, int32_t n, struct err *e)
 {
     struct mat m = {.data = v, .stride = n, .rows = 1, .cols = n, .dtype = DTYPE_F32};
@@ -225,12 +226,12 @@ static int sum_over_ranks(const struct scene *s, float *v, int32_t n, struct err
 }
 
 /* y after its sum. */
-static int check_part(const struct scene *s, const char *what, struct mat y, const float *x,
-                      const struct weight *w, int32_t rows, struct err *e)
+static int check_summand(const struct scene *s, const char *what, struct mat y, const float *x,
+                         const struct weight *w, int32_t rows, struct err *e)
 {
     static float sum[MOST_ROWS * HIDDEN];
 
-    if (keeps_parts(s)) {
+    if (keeps_summands(s)) {
         return check_product(s, what, y, x, w, rows, e);
     }
     int32_t n = rows * HIDDEN;
@@ -252,7 +253,7 @@ static int check_gated(const struct scene *s, struct mat out, const float *h, in
     int rc = s->r->b->ops->download(s->r->b, mat_rows(out, 0, rows), got, e);
 
     product(h, &s->up, rows, 2 * INNER, HIDDEN);
-    /* in place: what is read lies behind what is written */
+    /* in place: reads stay ahead of writes */
     for (int32_t i = 0; i < rows * INNER; i++) {
         const double *both = want + i / INNER * 2 * INNER + i % INNER;
         want[i] = both[0] / (1 + exp(-both[0])) * both[INNER];
@@ -279,24 +280,24 @@ static int check_norm(const struct scene *s, struct mat out, int32_t rows, struc
     return rc < 0 ? rc : compare(s, "norm", (int64_t)rows * HIDDEN, e);
 }
 
-/* x_host += the ranks' y, rounded as the device holds x. */
-static int add_parts(struct scene *s, struct mat y, int32_t rows, struct err *e)
+/* x_host += the sum of the ranks' y, rounded as the device stores x. */
+static int add_summands(struct scene *s, struct mat y, int32_t rows, struct err *e)
 {
     struct backend *b = s->r->b;
-    struct mat room = mat_rows(s->layer[0].y1, 0, rows); /* done with */
+    struct mat scratch = mat_rows(s->layer[0].y1, 0, rows); /* no longer needed */
     int32_t n = rows * HIDDEN;
     int rc = b->ops->download(b, mat_rows(y, 0, rows), got, e);
 
-    rc = rc < 0 || !keeps_parts(s) ? rc : sum_over_ranks(s, got, n, e);
+    rc = rc < 0 || !keeps_summands(s) ? rc : sum_over_ranks(s, got, n, e);
     for (int32_t i = 0; i < n; i++) {
         s->x_host[i] += got[i];
     }
-    rc = rc < 0 ? rc : b->ops->upload(b, room, s->x_host, e);
-    return rc < 0 ? rc : b->ops->download(b, room, s->x_host, e);
+    rc = rc < 0 ? rc : b->ops->upload(b, scratch, s->x_host, e);
+    return rc < 0 ? rc : b->ops->download(b, scratch, s->x_host, e);
 }
 
-/* x itself, in the end: what the reference's own sums gave, but for the last bit where
- * there are more than two summands. */
+/* Checks x: it equals the reference's sums, except for the last bit with more than two
+ * ranks. */
 static int check_x(struct scene *s, int32_t rows, struct err *e)
 {
     static float of_ranks[MOST_ROWS * HIDDEN];
@@ -322,19 +323,19 @@ static int check_x(struct scene *s, int32_t rows, struct err *e)
 
 static int check_layer(struct scene *s, struct layer *l, int32_t rows, struct err *e)
 {
-    int rc = check_part(s, "first product", l->y1, s->attn_host, &s->o, rows, e);
+    int rc = check_summand(s, "first product", l->y1, s->attn_host, &s->o, rows, e);
 
-    rc = rc < 0 ? rc : add_parts(s, l->y1, rows, e);
+    rc = rc < 0 ? rc : add_summands(s, l->y1, rows, e);
     rc = rc < 0 ? rc : check_norm(s, l->h1, rows, e);
     rc = rc < 0 ? rc : check_gated(s, l->act, host_h, rows, e);
-    rc = rc < 0 ? rc : check_part(s, "product down", l->y2, host_act, &s->down, rows, e);
-    rc = rc < 0 ? rc : add_parts(s, l->y2, rows, e);
+    rc = rc < 0 ? rc : check_summand(s, "product down", l->y2, host_act, &s->down, rows, e);
+    rc = rc < 0 ? rc : add_summands(s, l->y2, rows, e);
     rc = rc < 0 ? rc : check_norm(s, l->h2, rows, e);
     return rc < 0 ? rc : check_product(s, "last product", l->qkv, host_h, &s->qkv, rows, e);
 }
 
-/* Steps of one number of rows between steps of another: what a sum leaves behind, the
- * next must not see. */
+/* Steps of different row counts in turn: leftovers of one sum must not affect the
+ * next. */
 static int layers_in_type(struct rank_rig *r, enum dtype type, struct err *e)
 {
     static const int32_t rows[] = {1, 2, 8, 3};

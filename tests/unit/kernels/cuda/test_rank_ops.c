@@ -1,5 +1,5 @@
-/* What a backend does over ranks: sums, fused and not, the cut embedding, logits
- * gathered; against the same taken on one.
+/* A backend's operations over ranks: all-reduce, fused and not, the sharded embedding,
+ * logits gathered, sampling; compared with one rank.
  *
  * `--device cuda` needs a GPU for each of `--ranks N` (2); `--only NAME` runs one test;
  * QUIRE_TEST_SMALL: fewer rows. The ranks are processes. Every step is taken several
@@ -20,8 +20,7 @@ enum { MOST_ROWS = 600, MOST_COLS = 4096, REPEATS = 4, N_TYPES = 3 };
 static const char *device = "cpu";
 static int32_t n_ranks = 3;
 
-/* Whole numbers, few enough that every type holds their sums: results are exact,
- * whatever is added first. */
+/* Small whole numbers, whose sums every type holds exactly, in any order. */
 static float summand(int32_t rank, int32_t row, int32_t col)
 {
     return (float)((row * 7 + col * 3 + rank * 5) % 9 - 4);
@@ -52,15 +51,15 @@ static float norm_weight(int32_t col)
     return 1 + (float)(col % 8) / 8;
 }
 
-/* Every number of rows once: a recorded step is known by it. */
+/* Every row count once, because it identifies a recorded step. */
 struct shape {
     int32_t rows, cols;
 };
 static const struct shape SHAPES[] = {{2, 8},    {1, 4096}, {3, 64},   {8, 4096},   {5, 72},
                                       {64, 512}, {7, 77},   {200, 64}, {256, 4096}, {600, 64}};
 
-/* Of one type: x and out of add_norm, z of add, w of all_reduce; y and v are what the
- * former two add. */
+/* Operands of one type: x and out of add_norm, z of add, w of all_reduce; y and v are
+ * what the first two add. */
 struct operands {
     struct mat x, out, y, z, v, w;
     struct norm norm;
@@ -98,7 +97,7 @@ static int operands_open(struct rank_rig *r, struct operands *o, enum dtype type
     return rc;
 }
 
-static struct mat part_of(struct mat m, struct shape s)
+static struct mat shape_of(struct mat m, struct shape s)
 {
     return mat_rows(mat_cols(m, 0, s.cols), 0, s.rows);
 }
@@ -111,7 +110,7 @@ static int upload(struct rank_rig *r, struct sums *t, struct mat m, struct shape
             t->host[(int64_t)i * s.cols + k] = mine ? summand(r->rank, i, k) : residual(i, k);
         }
     }
-    return r->b->ops->upload(r->b, part_of(m, s), t->host, e);
+    return r->b->ops->upload(r->b, shape_of(m, s), t->host, e);
 }
 
 static int fill(struct rank_rig *r, struct sums *t, struct shape s, struct err *e)
@@ -134,7 +133,7 @@ static int fill(struct rank_rig *r, struct sums *t, struct shape s, struct err *
 static int check(struct rank_rig *r, struct sums *t, const char *what, struct mat m, struct shape s,
                  float (*want_at)(int32_t, int32_t), struct err *e)
 {
-    int rc = r->b->ops->download(r->b, part_of(m, s), t->host, e);
+    int rc = r->b->ops->download(r->b, shape_of(m, s), t->host, e);
 
     for (int32_t i = 0; i < s.rows && rc == 0; i++) {
         for (int32_t k = 0; k < s.cols; k++) {
@@ -152,7 +151,7 @@ static int check_norm(struct rank_rig *r, struct sums *t, struct mat m, struct s
                       struct err *e)
 {
     double limit = m.dtype == DTYPE_BF16 ? 8e-3 : m.dtype == DTYPE_F16 ? 1e-3 : 1e-5;
-    int rc = r->b->ops->download(r->b, part_of(m, s), t->host, e);
+    int rc = r->b->ops->download(r->b, shape_of(m, s), t->host, e);
 
     for (int32_t i = 0; i < s.rows && rc == 0; i++) {
         double squares = 0;
@@ -181,9 +180,10 @@ static int sum_step(struct rank_rig *r, struct sums *t, struct shape s, struct e
 
     for (int i = 0; i < N_TYPES && rc == 0 && !replayed; i++) {
         struct operands *o = &t->of[i];
-        ops->add_norm(r->b, part_of(o->out, s), part_of(o->x, s), part_of(o->y, s), &o->norm, true);
-        ops->add(r->b, part_of(o->z, s), part_of(o->v, s), true);
-        ops->all_reduce(r->b, part_of(o->w, s));
+        ops->add_norm(r->b, shape_of(o->out, s), shape_of(o->x, s), shape_of(o->y, s), &o->norm,
+                      true);
+        ops->add(r->b, shape_of(o->z, s), shape_of(o->v, s), true);
+        ops->all_reduce(r->b, shape_of(o->w, s));
     }
     return rc < 0 ? rc : rank_rig_end(r, &unused, e);
 }
@@ -233,8 +233,8 @@ static int sums(struct rank_rig *r, struct err *e)
     return rc;
 }
 
-/* Many sums one behind the other in one step: what is written into a peer is not
- * overwritten before it was read. */
+/* Many sums in one step: data in a peer's inbox is not overwritten before it was
+ * read. */
 static int sums_in_a_row(struct rank_rig *r, struct err *e)
 {
     enum { SUMS = 60, ROWS = 24, COLS = 1024 };
@@ -272,25 +272,25 @@ static int sums_in_a_row(struct rank_rig *r, struct err *e)
     return rc;
 }
 
-/* ---- the cut vocabulary ---- */
+/* ---- the sharded vocabulary ---- */
 
-enum { VOCAB = 4999, WIDTH = 64 }; /* a part of it holds more than a list of ties */
+enum { VOCAB = 4999, WIDTH = 64 }; /* a shard has more tokens than a list of ties */
 
 static float embedding(int32_t id, int32_t col)
 {
     return (float)((id * 3 + col) % 200 - 100);
 }
 
-static int32_t part_width(void)
+static int32_t shard_width(void)
 {
     return (int32_t)div_ceil(VOCAB, n_ranks);
 }
 
-/* This rank's part of the embedding. */
+/* This rank's shard of the embedding. */
 static int table_open(struct rank_rig *r, struct mat *ret, struct err *e)
 {
     static float rows_of[VOCAB * WIDTH];
-    int32_t first = part_width() * r->rank, n = MIN(part_width(), VOCAB - first);
+    int32_t first = shard_width() * r->rank, n = MIN(shard_width(), VOCAB - first);
     struct weight_piece p = {.data = rows_of, .rows = n, .cols = WIDTH, .stride = WIDTH};
     struct weight_desc d = {.name = "embedding",
                             .kind = WEIGHT_EMBEDDING,
@@ -310,7 +310,7 @@ static int table_open(struct rank_rig *r, struct mat *ret, struct err *e)
 static int embed_part(struct rank_rig *r, struct mat out, int32_t rows, struct err *e)
 {
     static float host[RANK_RIG_TOKENS * WIDTH];
-    int32_t first = part_width() * r->rank;
+    int32_t first = shard_width() * r->rank;
     struct results unused;
     struct mat table;
     bool replayed;
@@ -334,52 +334,50 @@ static int embed_part(struct rank_rig *r, struct mat out, int32_t rows, struct e
     return rc;
 }
 
-/* Logits in which row i has its greatest at `best(i)`; all but it are equal, so the
- * log-probability is known too. */
+/* Row i's greatest logit is at `best(i)`; all others are equal, so the log-probability
+ * is known too. */
 static int32_t best(int32_t row, int32_t step)
 {
     return (row * 389 + step * 101) % VOCAB;
 }
 
-/* Room for all logits, and for this rank's part of the vocabulary: n ids from `first`
- * on. */
-struct cut {
+/* Buffers for all logits, and for this rank's shard of the vocabulary: n ids from
+ * `first` on. */
+struct shard {
     int32_t first, n;
-    struct mat logits, part;
+    struct mat logits, own;
 };
 
-static int cut_open(struct rank_rig *r, struct cut *ret, struct err *e)
+static int shard_open(struct rank_rig *r, struct shard *ret, struct err *e)
 {
-    int32_t first = part_width() * r->rank;
+    int32_t first = shard_width() * r->rank;
 
-    *ret = (struct cut){.first = first, .n = MIN(part_width(), VOCAB - first)};
+    *ret = (struct shard){.first = first, .n = MIN(shard_width(), VOCAB - first)};
     int rc = r->b->ops->scratch(r->b, RANK_RIG_TOKENS, VOCAB, DTYPE_F32, &ret->logits, e);
-    return rc < 0 ? rc
-                  : r->b->ops->scratch(r->b, RANK_RIG_TOKENS, ret->n, DTYPE_F32, &ret->part, e);
+    return rc < 0 ? rc : r->b->ops->scratch(r->b, RANK_RIG_TOKENS, ret->n, DTYPE_F32, &ret->own, e);
 }
 
-/* What every rank draws greedily, from its part of the vocabulary, is the best of
- * all. */
+/* Greedy sampling from the ranks' shards gives the best token of all. */
 static int draw(struct rank_rig *r, int32_t rows, struct err *e)
 {
     static float host[RANK_RIG_TOKENS * VOCAB];
-    struct cut cut;
+    struct shard shard;
     struct results res;
     bool replayed;
-    int rc = cut_open(r, &cut, e);
+    int rc = shard_open(r, &shard, e);
 
     for (int step = 0; step < REPEATS && rc == 0; step++) {
-        for (int32_t i = 0; i < rows * cut.n; i++) {
-            host[i] = cut.first + i % cut.n == best(i / cut.n, step) ? 3.0f : 1.0f;
+        for (int32_t i = 0; i < rows * shard.n; i++) {
+            host[i] = shard.first + i % shard.n == best(i / shard.n, step) ? 3.0f : 1.0f;
         }
-        rc = r->b->ops->upload(r->b, mat_rows(cut.part, 0, rows), host, e);
+        rc = r->b->ops->upload(r->b, mat_rows(shard.own, 0, rows), host, e);
         if (rc == 0) {
             rc = rank_rig_begin(r, rows, &replayed, e);
         }
         if (rc == 0 && !replayed) {
-            r->b->ops->gather_logits(r->b, mat_rows(cut.logits, 0, rows),
-                                     mat_rows(cut.part, 0, rows));
-            r->b->ops->sample(r->b, mat_rows(cut.logits, 0, rows), 0);
+            r->b->ops->gather_logits(r->b, mat_rows(shard.logits, 0, rows),
+                                     mat_rows(shard.own, 0, rows));
+            r->b->ops->sample(r->b, mat_rows(shard.logits, 0, rows), 0);
         }
         if (rc == 0) {
             rc = rank_rig_end(r, &res, e);
@@ -392,36 +390,36 @@ static int draw(struct rank_rig *r, int32_t rows, struct err *e)
     return rc;
 }
 
-/* Rank 0 has every column. Devices that share the drawing out have them where they are
- * needed: all_draws tells. */
+/* Rank 0 gets every column. Devices that share the sampling move columns elsewhere;
+ * all_draws covers these. */
 static int gather_logits(struct rank_rig *r, int32_t rows, struct err *e)
 {
     static float host[RANK_RIG_TOKENS * VOCAB];
 
     for (int32_t i = 0; i < rows; i++) {
-        r->sample[i].temperature = 1; /* a greedy step need not gather them */
+        r->sample[i].temperature = 1; /* a greedy step would not gather them */
     }
     struct results unused;
-    struct cut cut;
+    struct shard shard;
     bool replayed;
-    int rc = cut_open(r, &cut, e);
+    int rc = shard_open(r, &shard, e);
     for (int step = 0; step < REPEATS && rc == 0; step++) {
-        for (int32_t i = 0; i < rows * cut.n; i++) {
-            host[i] = embedding(cut.first + i % cut.n + step, i / cut.n);
+        for (int32_t i = 0; i < rows * shard.n; i++) {
+            host[i] = embedding(shard.first + i % shard.n + step, i / shard.n);
         }
-        rc = r->b->ops->upload(r->b, mat_rows(cut.part, 0, rows), host, e);
+        rc = r->b->ops->upload(r->b, mat_rows(shard.own, 0, rows), host, e);
         if (rc == 0) {
             rc = rank_rig_begin(r, rows, &replayed, e);
         }
         if (rc == 0 && !replayed) {
-            r->b->ops->gather_logits(r->b, mat_rows(cut.logits, 0, rows),
-                                     mat_rows(cut.part, 0, rows));
+            r->b->ops->gather_logits(r->b, mat_rows(shard.logits, 0, rows),
+                                     mat_rows(shard.own, 0, rows));
         }
         if (rc == 0) {
             rc = rank_rig_end(r, &unused, e);
         }
         if (rc == 0 && r->rank == 0) {
-            rc = r->b->ops->download(r->b, mat_rows(cut.logits, 0, rows), host, e);
+            rc = r->b->ops->download(r->b, mat_rows(shard.logits, 0, rows), host, e);
         }
         for (int32_t i = 0; i < rows * VOCAB && rc == 0 && r->rank == 0; i++) {
             RANK_CHECK(host[i] == embedding(i % VOCAB + step, i / VOCAB));
@@ -430,7 +428,7 @@ static int gather_logits(struct rank_rig *r, int32_t rows, struct err *e)
     return rc;
 }
 
-static int cut_vocabulary(struct rank_rig *r, struct err *e)
+static int sharded_vocabulary(struct rank_rig *r, struct err *e)
 {
     struct mat out;
     int rc = r->b->ops->scratch(r->b, RANK_RIG_TOKENS, WIDTH, DTYPE_F32, &out, e);
@@ -450,10 +448,10 @@ static int cut_vocabulary(struct rank_rig *r, struct err *e)
     return rc;
 }
 
-/* ---- drawing of every kind ---- */
+/* ---- sampling of every kind ---- */
 
-/* What a row may ask for; tokens before and biases are of the first few ids of
- * either rank. `row`: the number of its mask. */
+/* Kinds of sampling rows. Earlier tokens and biases are among the first few ids of
+ * either rank's shard. `row`: the number of its mask. */
 static const struct sample_row KINDS[] = {
     {.temperature = 0.8f, .top_p = 0.9f},
     {.temperature = 1, .top_p = 1, .top_k = 40},
@@ -465,10 +463,10 @@ static const struct sample_row KINDS[] = {
     {.kind = SAMPLE_CANDIDATES, .top_p = 1, .n_candidates = 8},
     {.kind = SAMPLE_SCORE, .top_p = 1, .target = VOCAB - 3},
     {.temperature = 0, .top_p = 1, .n_logprobs = 20},
-    {.temperature = 0.9f, .top_p = 1, .n_bias = 4, .row = 2}, /* banned */
+    {.temperature = 0.9f, .top_p = 1, .n_bias = 4, .row = 2}, /* some ids are banned */
 };
-/* The same of those whose tokens are found in short lists of each part. */
-static const struct sample_row SHORT_KINDS[] = {
+/* Kinds that can be sampled by merging top-k lists. */
+static const struct sample_row TOPK_KINDS[] = {
     {.temperature = 1, .top_p = 1, .top_k = 40},
     {.temperature = 0, .top_p = 1},
     {.temperature = 1.3f, .top_p = 0.95f, .top_k = 20, .min_p = 0.02f},
@@ -487,14 +485,14 @@ static const struct sample_row SHORT_KINDS[] = {
     {.temperature = 1, .top_p = 1, .top_k = 9, .n_bias = 4, .row = 2, .n_logprobs = 3},
     {.kind = SAMPLE_CANDIDATES, .top_p = 1, .n_candidates = 8, .n_bias = 4, .row = 2},
 };
-/* Every sequence's tokens, the first of them its prompt; the one drawn in the step
- * before stands behind. */
+/* Every sequence's tokens, the first N_PROMPT of them its prompt; the token sampled in
+ * the previous step follows. */
 enum { BLOCK = 16, N_PROMPT = 3 };
 static const int32_t BEFORE[] = {4, 7, 4998, 3, 3, 4, 4000, 4000, 4000, 4950, 4998, 4998};
 static const struct token_bias BIASES[] = {{1, 2.5f}, {2, -INFINITY}, {4990, 3}, {4991, -1}};
 static const int32_t ALLOWED[] = {5, 80, 2400, 2600, 4997}, ALONE = 2;
 
-/* What rows ask for, in turn, and the logits they ask it of. */
+/* The kinds of the rows, used cyclically, and their logits. */
 struct asks {
     const struct sample_row *kind;
     int32_t n_kinds;
@@ -525,16 +523,15 @@ static void ask_for_all(struct rank_rig *r, const struct asks *asks, int32_t row
     }
 }
 
-/* In the first step of a kind nothing is known of a step before: then the tokens
- * behind are none. */
-static void place_draws(struct rank_rig *r, int32_t rows, int32_t step)
+/* The first step has no previous one, so no token follows BEFORE. */
+static void position_draws(struct rank_rig *r, int32_t rows, int32_t step)
 {
     for (int32_t i = 0; i < rows; i++) {
         r->sample[i].position = (int32_t)ARRAY_LEN(BEFORE) + (step > 0);
     }
 }
 
-/* A cache of small blocks, one a sequence, with the tokens before in each. */
+/* A cache of small blocks, one per sequence, filled with the tokens of BEFORE. */
 static int context_open(struct rank_rig *r, struct err *e)
 {
     enum { N = ARRAY_LEN(BEFORE), AT_ONCE = RANK_RIG_TOKENS / N };
@@ -585,7 +582,7 @@ static int context_open(struct rank_rig *r, struct err *e)
     return rc;
 }
 
-/* Between -4 and 4, a few of a row far above the rest. */
+/* Between -4 and 4, with a few per row far above the rest. */
 static float any_logit(int32_t row, int32_t id, int32_t step)
 {
     uint32_t x =
@@ -596,8 +593,8 @@ static float any_logit(int32_t row, int32_t id, int32_t step)
     return (float)(x % 8000) / 1000 - 4 + (x >> 16) % 97 / 24;
 }
 
-/* In turn: any; of five levels, so that many tie; one above all others, which tie; one
- * above others that lie closer together than their distances from it. */
+/* By step: any; five levels, so that many tie; one above all others, which tie; one
+ * above others that are closer to each other than to it. */
 static float tied_logit(int32_t row, int32_t id, int32_t step)
 {
     bool top = id == best(row, step);
@@ -626,27 +623,27 @@ static int fill_logits(struct rank_rig *r, const struct asks *asks, struct mat m
 }
 
 struct drawing {
-    struct cut cut;
-    /* this rank's part of an embedding, and what it gives of the step's tokens */
+    struct shard shard;
+    /* this rank's shard of an embedding, and the embedding of the step's tokens */
     struct mat table, out;
 };
 
-/* One step of `rows` draws; over the ranks from this one's part of the logits, and with
- * the embeddings of the tokens drawn before. */
+/* One step of `rows` samples; over ranks from this one's shard of the logits, and with
+ * the embeddings of the previous step's tokens. */
 static int draw_step(struct rank_rig *r, const struct asks *asks, struct drawing *d, int32_t rows,
                      int32_t step, struct results *ret, struct err *e)
 {
     bool replayed, many = r->n_ranks > 1;
-    struct mat logits = mat_rows(d->cut.logits, 0, rows), part = mat_rows(d->cut.part, 0, rows);
-    int rc = fill_logits(r, asks, many ? part : logits, rows, many ? d->cut.first : 0, step, e);
+    struct mat logits = mat_rows(d->shard.logits, 0, rows), own = mat_rows(d->shard.own, 0, rows);
+    int rc = fill_logits(r, asks, many ? own : logits, rows, many ? d->shard.first : 0, step, e);
 
     r->token_src = r->ints;
-    place_draws(r, rows, step);
+    position_draws(r, rows, step);
     rc = rc < 0 ? rc : rank_rig_begin(r, rows, &replayed, e);
     r->token_src = NULL;
     if (rc == 0 && !replayed && many) {
-        r->b->ops->embed_part(r->b, mat_rows(d->out, 0, rows), d->table, d->cut.first, 2);
-        r->b->ops->gather_logits(r->b, logits, part);
+        r->b->ops->embed_part(r->b, mat_rows(d->out, 0, rows), d->table, d->shard.first, 2);
+        r->b->ops->gather_logits(r->b, logits, own);
     }
     if (rc == 0 && !replayed) {
         r->b->ops->sample(r->b, logits, 0);
@@ -656,7 +653,7 @@ static int draw_step(struct rank_rig *r, const struct asks *asks, struct drawing
 
 static bool same_logprob(float a, float b)
 {
-    return a == b || fabsf(a - b) < 1e-4f; /* equal: at -infinity */
+    return a == b || fabsf(a - b) < 1e-4f; /* equal: both -infinity */
 }
 
 static int same_answers(const struct sample_row *ask, const struct results *a,
@@ -682,7 +679,7 @@ static int same_answers(const struct sample_row *ask, const struct results *a,
     return 0;
 }
 
-/* Every rank's device had the tokens of the step before. */
+/* Checks that every rank's device had the previous step's tokens. */
 static int tokens_were_known(struct rank_rig *r, struct drawing *d, const int32_t *token,
                              int32_t rows, struct err *e)
 {
@@ -695,8 +692,7 @@ static int tokens_were_known(struct rank_rig *r, struct drawing *d, const int32_
     return rc;
 }
 
-/* The same draws as of one rank alone, on the CPU, whose sampling is the
- * specification. */
+/* Compares with one rank alone on the CPU, whose sampling is the specification. */
 static int draws(struct rank_rig *r, struct rank_rig *one, const struct asks *asks,
                  struct drawing *d, struct drawing *whole, int32_t rows, struct err *e)
 {
@@ -725,14 +721,14 @@ static int all_draws(struct rank_rig *r, const struct asks *asks, struct err *e)
     struct drawing d, whole;
     int rc = rank_rig_open(&one, NULL, e);
 
-    rc = rc < 0 ? rc : cut_open(&one, &whole.cut, e);
-    rc = rc < 0 ? rc : cut_open(r, &d.cut, e);
+    rc = rc < 0 ? rc : shard_open(&one, &whole.shard, e);
+    rc = rc < 0 ? rc : shard_open(r, &d.shard, e);
     rc = rc < 0 ? rc : table_open(r, &d.table, e);
     rc = rc < 0 ? rc : r->b->ops->scratch(r->b, RANK_RIG_TOKENS, WIDTH, DTYPE_F32, &d.out, e);
     rc = rc < 0 ? rc : context_open(r, e);
     rc = rc < 0 ? rc : context_open(&one, e);
     static const int32_t rows[] = {1, 2, 10, 33, 64, 201};
-    /* for tools that slow a device down */
+    /* for tools that slow the device down */
     size_t n = getenv("QUIRE_TEST_SMALL") ? 3 : ARRAY_LEN(rows);
     for (size_t i = 0; i < n && rc == 0; i++) {
         rc = draws(r, &one, asks, &d, &whole, rows[i], e);
@@ -748,9 +744,9 @@ static int draws_of_every_kind(struct rank_rig *r, struct err *e)
     return all_draws(r, &(struct asks){KINDS, ARRAY_LEN(KINDS), any_logit}, e);
 }
 
-static int draws_from_short_lists(struct rank_rig *r, struct err *e)
+static int draws_from_topk_lists(struct rank_rig *r, struct err *e)
 {
-    return all_draws(r, &(struct asks){SHORT_KINDS, ARRAY_LEN(SHORT_KINDS), tied_logit}, e);
+    return all_draws(r, &(struct asks){TOPK_KINDS, ARRAY_LEN(TOPK_KINDS), tied_logit}, e);
 }
 
 /* ---- tests ---- */
@@ -767,10 +763,10 @@ static void test_sums_in_a_row(void **state)
     assert_int_equal(rank_rig_run(device, n_ranks, RANK_RIG_TOKENS, sums_in_a_row), 0);
 }
 
-static void test_cut_vocabulary(void **state)
+static void test_sharded_vocabulary(void **state)
 {
     (void)state;
-    assert_int_equal(rank_rig_run(device, n_ranks, RANK_RIG_TOKENS, cut_vocabulary), 0);
+    assert_int_equal(rank_rig_run(device, n_ranks, RANK_RIG_TOKENS, sharded_vocabulary), 0);
 }
 
 static void test_drawn_as_by_one(void **state)
@@ -779,10 +775,10 @@ static void test_drawn_as_by_one(void **state)
     assert_int_equal(rank_rig_run(device, n_ranks, RANK_RIG_TOKENS, draws_of_every_kind), 0);
 }
 
-static void test_drawn_from_short_lists_as_by_one(void **state)
+static void test_drawn_from_topk_lists_as_by_one(void **state)
 {
     (void)state;
-    assert_int_equal(rank_rig_run(device, n_ranks, RANK_RIG_TOKENS, draws_from_short_lists), 0);
+    assert_int_equal(rank_rig_run(device, n_ranks, RANK_RIG_TOKENS, draws_from_topk_lists), 0);
 }
 
 int main(int argc, char **argv)
@@ -804,9 +800,9 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sums),
         cmocka_unit_test(test_sums_in_a_row),
-        cmocka_unit_test(test_cut_vocabulary),
+        cmocka_unit_test(test_sharded_vocabulary),
         cmocka_unit_test(test_drawn_as_by_one),
-        cmocka_unit_test(test_drawn_from_short_lists_as_by_one),
+        cmocka_unit_test(test_drawn_from_topk_lists_as_by_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

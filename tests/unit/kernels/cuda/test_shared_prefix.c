@@ -1,6 +1,6 @@
-/* Attention of sequences in groups with one beginning, in a pool filled with noise: the
- * answers when the step tells what they share are those when it does not. A device may
- * read it once then, in a launch of its own.
+/* Attention of sequences in groups with a common prefix, in a pool filled with noise:
+ * the results are the same whether or not the step says what they share. If it does, a
+ * device may read the prefix once, in a launch of its own.
  *
  *     build/tests/unit/kernels/cuda/test_shared_prefix [--device cpu|cuda]
  */
@@ -40,7 +40,7 @@ static void fill_pool(struct rig *r, int32_t n_slots, const struct attention *at
 
 /* The caller frees what it returns, [GROUP_SEQS, GROUP_HEADS * GROUP_DIM]. */
 static float *attend_in_groups(struct rig *r, const struct groups *g, const struct attention *at,
-                               struct mat qkv, bool told)
+                               struct mat qkv, bool with_lcp)
 {
     static int32_t zero[GROUP_SEQS], minus[GROUP_SEQS], block[GROUP_SEQS * RIG_BLOCKS_PER_SEQ];
     struct table_update update[GROUP_SEQS];
@@ -56,7 +56,7 @@ static float *attend_in_groups(struct rig *r, const struct groups *g, const stru
         len[i] = (n - 1) * g->block_size + 1 + i % g->block_size;
         row[i] = i;
         minus[i] = -1;
-        lcp[i] = told && i % g->members != 0 ? n - 1 : 0;
+        lcp[i] = with_lcp && i % g->members != 0 ? n - 1 : 0;
         q_start[i + 1] = i + 1;
     }
     struct batch b = {.n_tokens = GROUP_SEQS,
@@ -91,7 +91,8 @@ static void run_groups(const struct groups *g)
     struct attention at = {.n_heads = GROUP_HEADS,
                            .n_kv_heads = g->n_kv_heads,
                            .head_dim = GROUP_DIM,
-                           /* so that few tokens decide, and none is missed unnoticed */
+                           /* large, so that few tokens dominate and a missing one shows
+                            * up */
                            .scale = 8 / sqrtf(GROUP_DIM)};
     int32_t n_blocks = GROUP_SEQS / g->members * g->shared_blocks + GROUP_SEQS;
     int32_t width = (GROUP_HEADS + 2 * g->n_kv_heads) * GROUP_DIM;
@@ -110,7 +111,7 @@ static void run_groups(const struct groups *g)
             off += ((double)got[k] - want[k]) * ((double)got[k] - want[k]);
             of += (double)want[k] * want[k];
         }
-        /* twice what rounding to bfloat16 leaves, several times over */
+        /* several times the error of two roundings to bfloat16 */
         if (!(of > 0 && off <= 2e-5 * of)) {
             fail_msg("%s: sequence %d is off by %g of its square", g->name, i, off / of);
         }
@@ -121,8 +122,7 @@ static void run_groups(const struct groups *g)
     rig_close(&r);
 }
 
-/* Enough of it that a device finds it worth a launch of its own
- * (kernels/cuda/heuristics.c). */
+/* Enough of it that a device uses a launch of its own (kernels/cuda/heuristics.c). */
 static void much_that_is_shared_is_read_once(void **state)
 {
     (void)state;
