@@ -39,8 +39,8 @@ struct mat {
     int32_t cols;
     enum dtype dtype;
     void *priv; /* backend's own handle of a weight (packing, scales, algorithm); NULL otherwise */
-    /* A result that the next operation reads and no later one: a backend that does both at
-     * once need not store it. */
+    /* A result that the next operation reads and no later one: a backend that does both
+     * at once need not store it. */
     bool transient;
 };
 

@@ -177,8 +177,9 @@ __device__ __forceinline__ void load_stages(const CUtensorMap *w, const CUtensor
     }
 }
 
-/* Sums of squares are whole numbers of 2^-SQUARE_BITS, so that they do not depend on the
- * order of the blocks that add to them. The rounding is far below any norm's eps. */
+/* Sums of squares are whole numbers of 2^-SQUARE_BITS, so that they do not depend on
+ * the order of the blocks that add to them. The rounding is far below any norm's
+ * eps. */
 constexpr int SQUARE_BITS = 20;
 
 __device__ __forceinline__ unsigned long long as_squares(float sum)
@@ -305,7 +306,8 @@ __device__ __forceinline__ float add_to_stream(const small_args &a, int row, int
     return (e[0] * e[0] + e[1] * e[1]) + (e[2] * e[2] + e[3] * e[3]);
 }
 
-/* Adds the sums of a cluster's two blocks: this block has half of the tile's columns. */
+/* Adds the sums of a cluster's two blocks: this block has half of the tile's
+ * columns. */
 template <int WIDTH, int KIND>
 __device__ __forceinline__ void store_split(const float (&d)[WIDTH / 2], char *ring, uint32_t base,
                                             const small_args &a, int tile, int part)
@@ -313,6 +315,7 @@ __device__ __forceinline__ void store_split(const float (&d)[WIDTH / 2], char *r
     using L = small_layout<WIDTH>;
     constexpr int COLUMNS = WIDTH / 2, LANES = COLUMNS / 4, ALL = SMALL_ROWS * LANES;
     constexpr int QUADS = (ALL + MULTIPLIERS - 1) / MULTIPLIERS;
+
     static_assert(COLUMNS % 4 == 0, "whole quads");
     static_assert((L::PITCH + LANES) * 4 * SMALL_ROWS <= L::STAGES * L::STAGE_BYTES, "sums fit");
     int t = threadIdx.x, lane = t & 31, first_row = (t >> 5) * 16 + (lane >> 2), c = (lane & 3) * 2;
@@ -465,6 +468,7 @@ encode_map map_encoder(void)
         }
         return (encode_map)f;
     }();
+
     return found;
 }
 
@@ -629,7 +633,8 @@ bool launch_op(const struct fused_args *a, int32_t i, struct small_squares *squa
 extern "C" bool small_prepare(void)
 {
     cudaFuncAttributes made = {};
-    /* Code without the instruction, Hopper's alone, has an empty body and a lower bound. */
+    /* Code without the instruction, Hopper's alone, has an empty body and a lower
+     * bound. */
     bool ok = map_encoder() &&
               cudaFuncGetAttributes(&made, small_kernel<64, 2, SMALL_SUM>) == cudaSuccess &&
               made.maxThreadsPerBlock >= THREADS;

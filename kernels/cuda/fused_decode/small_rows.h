@@ -6,9 +6,10 @@
  * tiles. A block streams its weights before it waits for the launch ahead of it
  * (programmatic dependent launch), so memory is never idle between two products.
  *
- * A norm is taken apart: the product that makes the residual stream also writes it times
- * the norm's weight, and the sum of its squares by tile; the product behind the norm
- * reads the former as its source and multiplies its results by the factor of the latter.
+ * A norm is taken apart: the product that makes the residual stream also writes it
+ * times the norm's weight, and the sum of its squares by tile; the product behind the
+ * norm reads the former as its source and multiplies its results by the factor of the
+ * latter.
  */
 #ifndef QUIRE_KERNELS_CUDA_FUSED_DECODE_SMALL_ROWS_H
 #define QUIRE_KERNELS_CUDA_FUSED_DECODE_SMALL_ROWS_H
@@ -49,9 +50,9 @@ bool small_plan(const struct fused_args *a, int32_t n_blocks);
 /* Whether the kernels run here: Hopper's own code, room for the rings, a driver that
  * makes tensor maps. */
 bool small_prepare(void);
-/* Sums of squares of the residual stream's rows, for the norms that are taken apart. Two
- * sets in turn: the product that reads one clears the other for the next product that
- * adds to it. */
+/* Sums of squares of the residual stream's rows, for the norms that are taken apart.
+ * Two sets in turn: the product that reads one clears the other for the next product
+ * that adds to it. */
 struct small_squares {
     unsigned long long *sum[2]; /* [SMALL_ROWS] on the device; NULL: the kernels do not run here */
     bool zero[2];               /* cleared by an operation enqueued before */
