@@ -41,8 +41,8 @@ enum {
     LIMIT_SLOW_S = 5,
     /* a client that takes not one byte of a full socket for so long is cut off */
     LIMIT_STALL_S = 60,
-    LIMIT_KEEPALIVE_S = 10, /* silence on a stream before an SSE comment */
-    LIMIT_WATCHERS = 32,    /* readers of /debug/kv at once */
+    LIMIT_KEEPALIVE_S = 10,    /* silence on a stream before an SSE comment */
+    LIMIT_KV_SUBSCRIBERS = 32, /* readers of /debug/kv at once */
     LIMIT_API_KEYS = 1024,
     /* who requests are counted for: every key, and those without one */
     LIMIT_TENANTS = LIMIT_API_KEYS + 1,

@@ -64,17 +64,17 @@ void bench_load_prompt(const struct bench_load *l, int32_t i, int32_t *ret);
 
 /* Times in log-linear buckets, exact to 1 %: any number of them in fixed memory.
  * Zeroed: empty. */
-enum { SPREAD_SUB = 128, SPREAD_OCTAVES = 40 };
-struct spread {
-    uint64_t count[SPREAD_OCTAVES * SPREAD_SUB];
+enum { LATENCY_SUB = 128, LATENCY_OCTAVES = 40 };
+struct latency_hist {
+    uint64_t count[LATENCY_OCTAVES * LATENCY_SUB];
     uint64_t n;
     double sum_us;
     int64_t min_us, max_us;
 };
-void spread_add(struct spread *s, int64_t us);
+void latency_hist_add(struct latency_hist *s, int64_t us);
 /* In milliseconds; NaN when empty. p in 0 .. 100. */
-double spread_percentile_ms(const struct spread *s, double p);
-double spread_mean_ms(const struct spread *s);
+double latency_hist_percentile_ms(const struct latency_hist *s, double p);
+double latency_hist_mean_ms(const struct latency_hist *s);
 
 /* A report is a flat list of named figures, printed as a table and written as JSON. */
 struct bench_report;
@@ -84,7 +84,7 @@ void bench_report_free(struct bench_report *r);
 void bench_report_number(struct bench_report *r, const char *key, double value, const char *unit);
 void bench_report_text(struct bench_report *r, const char *key, const char *value);
 /* mean, p50, p90, p99, max. */
-void bench_report_spread(struct bench_report *r, const char *key, const struct spread *s);
+void bench_report_latency(struct bench_report *r, const char *key, const struct latency_hist *s);
 /* The table to `out`, the JSON to the file of --json, if any. */
 int bench_report_write(const struct bench_report *r, FILE *out, const struct bench_options *o,
                        struct err *e);

@@ -47,7 +47,7 @@ struct offline_run {
     int64_t all_begun_us;
     int64_t window_from_us, window_to_us, window_from, window_to; /* times and token counts */
     int64_t completion_tokens;
-    struct spread ttft;
+    struct latency_hist ttft;
     char error[256];
 };
 
@@ -70,7 +70,7 @@ static void on_output(struct sink *s, const struct output *o)
             r->all_begun_us = clock_us();
         }
         if (before == 0 && o->choice == 0) {
-            spread_add(&r->ttft, clock_us() - r->start_us);
+            latency_hist_add(&r->ttft, clock_us() - r->start_us);
         }
         r->n_settled += before <= HEAD_STEPS && *n > HEAD_STEPS;
         r->nearly_done |= *n >= q->max_tokens - TAIL_STEPS;
@@ -119,7 +119,7 @@ static int run_init(struct offline_run *r, const struct bench_load *l, int32_t c
     r->nearly_done = false;
     r->tokens = r->tokens_told = r->completion_tokens = 0;
     r->start_us = r->end_us = r->all_begun_us = r->window_from_us = r->window_to_us = 0;
-    r->ttft = (struct spread){.n = 0};
+    r->ttft = (struct latency_hist){.n = 0};
     free(r->request);
     free(r->n_tokens);
     r->request = calloc((size_t)l->n, sizeof(*r->request));
@@ -246,7 +246,7 @@ static void report_run(struct bench_report *p, const struct offline_run *r,
         bench_report_number(p, "prefill_tok_s", (double)l->prompt_tokens / prefill_s,
                             "prompt tokens/s until then");
     }
-    bench_report_spread(p, "ttft_ms", &r->ttft);
+    bench_report_latency(p, "ttft_ms", &r->ttft);
     if (window_tokens > 0) {
         bench_report_number(p, "decode_tok_s", window_tokens / window_s,
                             "tokens/s while the whole batch decodes");

@@ -36,8 +36,8 @@ struct serve_run {
     int32_t n_started, n_ended, n_failed, n_late;
     int64_t start_us;
     int64_t tokens, events;
-    struct spread ttft, itl, tpot, e2e;
-    struct spread normalized; /* end to end over tokens, as the PagedAttention paper has it */
+    struct latency_hist ttft, itl, tpot, e2e;
+    struct latency_hist normalized; /* end to end over tokens, as the PagedAttention paper has it */
     char first_failure[256];
 };
 
@@ -76,15 +76,15 @@ static void conn_done(struct serve_run *r, struct conn *c)
     r->n_ended++;
     r->tokens += tokens;
     r->events += s->n_events;
-    spread_add(&r->e2e, now_us - c->sent_us);
+    latency_hist_add(&r->e2e, now_us - c->sent_us);
     if (tokens > 0) {
-        spread_add(&r->normalized, (now_us - c->sent_us) / tokens);
+        latency_hist_add(&r->normalized, (now_us - c->sent_us) / tokens);
     }
     if (c->first_us) {
-        spread_add(&r->ttft, c->first_us - c->sent_us);
+        latency_hist_add(&r->ttft, c->first_us - c->sent_us);
     }
     if (c->first_us && tokens > 1) {
-        spread_add(&r->tpot, (c->last_us - c->first_us) / (tokens - 1));
+        latency_hist_add(&r->tpot, (c->last_us - c->first_us) / (tokens - 1));
     }
     c->used = true;
     c->state = CONN_IDLE;
@@ -129,11 +129,11 @@ static void note_events(struct serve_run *r, struct conn *c, int32_t n)
         c->first_us = now_us;
         n--;
     } else if (n > 0) {
-        spread_add(&r->itl, now_us - c->last_us);
+        latency_hist_add(&r->itl, now_us - c->last_us);
         n--;
     }
     for (; n > 0; n--) {
-        spread_add(&r->itl, 0);
+        latency_hist_add(&r->itl, 0);
     }
     c->last_us = now_us;
 }
@@ -375,11 +375,11 @@ static int report(struct serve_run *r, double wall_s, double client_s, struct er
     bench_report_number(p, "merged_share",
                         r->tokens ? 1 - (double)r->events / (double)r->tokens : NAN,
                         "of the tokens came in an event with another");
-    bench_report_spread(p, "ttft_ms", &r->ttft);
-    bench_report_spread(p, "itl_ms", &r->itl);
-    bench_report_spread(p, "tpot_ms", &r->tpot);
-    bench_report_spread(p, "e2e_ms", &r->e2e);
-    bench_report_spread(p, "normalized_ms", &r->normalized);
+    bench_report_latency(p, "ttft_ms", &r->ttft);
+    bench_report_latency(p, "itl_ms", &r->itl);
+    bench_report_latency(p, "tpot_ms", &r->tpot);
+    bench_report_latency(p, "e2e_ms", &r->e2e);
+    bench_report_latency(p, "normalized_ms", &r->normalized);
     bench_report_number(p, "client_cpu_share", client_s / wall_s, "processors this client took");
     rc = bench_report_write(p, stdout, r->o, e);
     bench_report_free(p);

@@ -52,7 +52,7 @@ def test_limits_are_told_and_kept(start, keys):
         assert "x-ratelimit-limit-tokens" not in a.headers
     a = alice()
     error = error_of(a.content)
-    assert a.status_code == 429 and error["type"] == "rate_limit_error" and "3 requests a minute" in error["message"]
+    assert a.status_code == 429 and error["type"] == "rate_limit_error" and "3 requests per minute" in error["message"]
     wait_s = int(a.headers["retry-after"])  # one every 20 s
     assert 1 <= wait_s <= 20 and wait_s == -(-int(a.headers["retry-after-ms"]) // 1000)
     assert a.headers["x-ratelimit-remaining-requests"] == "0" and a.headers["x-ratelimit-reset-requests"].endswith("s")
@@ -60,7 +60,7 @@ def test_limits_are_told_and_kept(start, keys):
     assert a.status_code == 200 and a.headers["x-ratelimit-limit-tokens"] == "60"
     s.wait_metric("key_generation_tokens_total", 58, key="bob")
     a = bob()
-    assert a.status_code == 429 and "60 tokens a minute" in error_of(a.content)["message"]
+    assert a.status_code == 429 and "60 tokens per minute" in error_of(a.content)["message"]
     assert 1 <= int(a.headers["retry-after"]) <= 6
     assert plain().status_code == 200 and "x-ratelimit-limit-requests" not in plain().headers
     for name, value in (("key_requests_total", 4), ("key_requests_limited_total", 1)):
@@ -123,7 +123,7 @@ def test_texts_that_make_no_token_are_limited(start, keys):
     assert a.status_code == 200 and a.headers["x-ratelimit-remaining-requests"] == "1"
     assert send("ka", "/v1/chat/completions", messages=[]).status_code == 400
     a = send("ka", "/tokenize", prompt="x")
-    assert a.status_code == 429 and "3 requests a minute" in error_of(a.content)["message"]
+    assert a.status_code == 429 and "3 requests per minute" in error_of(a.content)["message"]
     # 60 tokens are 960 bytes: one larger body takes the bucket below zero.
     assert send("kb", "/tokenize", prompt="x" * 4000).status_code == 200
     for path, body in (("/tokenize", dict(prompt="x" * 200)), ("/detokenize", dict(tokens=[65] * 100)),

@@ -488,7 +488,7 @@ def test_connections_of_one_address(start, flags, most):
         assert s.metric("http_connections_refused_total") == 12 - most
 
 
-# ---- the operator's door ----
+# ---- the admin listener ----
 
 def admin_of(server):
     return re.search(r" admin url=(\S+)", server.log)[1]
@@ -511,7 +511,7 @@ def test_admin_listen_serves_what_the_operator_asks(start):
         assert ask(path, b"{}" if method == b"POST" else b"", method)[0] in (401, 404)
     for c in socks:
         c.close()
-    assert s.ask("GET", "/metrics").status_code == 401  # at the front door it is asked for
+    assert s.ask("GET", "/metrics").status_code == 401  # the main listener asks for a key
 
 
 @pytest.mark.parametrize("data", [b"", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["silent", "answers that are not taken"])

@@ -408,7 +408,7 @@ static void test_a_prompt_is_collected_once(void **state)
     for (int32_t portion = 1; portion < 40; portion++) {
         buf_init(&b, 1 << 20);
         collector_init(&c, 2);
-        collector_share(&c, 1);
+        collector_share_prompts(&c, 1);
         for (int32_t i = 0; i < 2; i++) {
             struct sse_cursor at = {0};
             int32_t units = portion, rc;
