@@ -36,9 +36,9 @@ struct json {
     const char *file;             /* for messages */
     struct err *err;              /* takes the first error; the caller's */
     bool failed;                  /* an error was found; sticky */
-    bool takes_nul; /* strings may hold the character NUL */
-    bool first;     /* an object or array was just entered: no comma comes next */
-    int32_t depth;  /* objects and arrays that are open */
+    bool takes_nul;               /* strings may hold the character NUL */
+    bool first;                   /* an object or array was just entered: no comma comes next */
+    int32_t depth;                /* objects and arrays that are open */
     /* The key of the last json_next_member, NUL-terminated, escapes resolved. */
     char key[JSON_KEY_BYTES];
     size_t key_len;

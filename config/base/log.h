@@ -16,7 +16,12 @@ enum log_format { LOG_TEXT, LOG_JSON };
 
 struct log_field {
     const char *key;
-    enum { LOG_FIELD_STR, LOG_FIELD_TEXT, LOG_FIELD_I64, LOG_FIELD_F64 } type;
+    enum {
+        LOG_FIELD_STR,
+        LOG_FIELD_TEXT,
+        LOG_FIELD_I64,
+        LOG_FIELD_F64
+    } type;          /* which members hold the value */
     const char *str; /* of _STR, NUL-terminated, and of _TEXT */
     size_t len;      /* of _TEXT */
     int64_t i64;     /* of _I64 */

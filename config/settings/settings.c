@@ -77,7 +77,8 @@ static int read_flag(const char *argument, const char *next, struct flag *ret, s
         for (char *c = nearest; *c != '\0'; c++) {
             *c = *c == '_' ? '-' : *c;
         }
-        return err_set(e, ERR_INVALID, "--%.*s is not a flag; the nearest is --%s (--help lists all)",
+        return err_set(e, ERR_INVALID,
+                       "--%.*s is not a flag; the nearest is --%s (--help lists all)",
                        (int)MIN(len, (size_t)64), name, nearest);
     }
     if (given) {
@@ -120,8 +121,8 @@ static int set_from_flags(struct settings *s, int argc, char **argv, const struc
         if (argv[i][0] != '-') {
             if (positional) {
                 return err_set(e, ERR_INVALID,
-                               "'%.64s': only one MODEL is allowed, and '%.64s' was given before", argv[i],
-                               positional);
+                               "'%.64s': only one MODEL is allowed, and '%.64s' was given before",
+                               argv[i], positional);
             }
             positional = argv[i];
         } else {

@@ -149,7 +149,8 @@ int settings_check_nodes(const struct settings *s, struct err *e)
                              (long long)s->node_rank, (long long)s->nnodes);
     }
     if (s->local_rank >= s->local_size) {
-        return err_set_param(e, ERR_INVALID, "local_rank", "local_rank %lld must be less than local_size %lld",
+        return err_set_param(e, ERR_INVALID, "local_rank",
+                             "local_rank %lld must be less than local_size %lld",
                              (long long)s->local_rank, (long long)s->local_size);
     }
     if (s->nnodes > 1 && !s->master_addr) {

@@ -29,7 +29,7 @@ struct setting {
     /* The YAML key; with dashes for underscores the flag; in capitals after QUIRE_ the
      * environment variable. */
     const char *key;
-    const char *alias; /* a second name, as in vLLM, or NULL */
+    const char *alias;                   /* a second name, as in vLLM, or NULL */
     enum setting_type type;              /* of the member at `offset` */
     size_t offset;                       /* in struct settings */
     const char *preset;                  /* the default as text; NULL: none */

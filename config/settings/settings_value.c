@@ -247,8 +247,8 @@ static int check_string(const struct setting *row, const char *text, const char 
     }
     if (row->offset == offsetof(struct settings, served_model_name) &&
         strlen(text) > LIMIT_MODEL_NAME_BYTES) {
-        return err_set_param(e, ERR_INVALID, row->key, "%s: a name may have at most %d bytes", where,
-                             (int)LIMIT_MODEL_NAME_BYTES);
+        return err_set_param(e, ERR_INVALID, row->key, "%s: a name may have at most %d bytes",
+                             where, (int)LIMIT_MODEL_NAME_BYTES);
     }
     return 0;
 }
@@ -304,8 +304,8 @@ int setting_add_key(struct settings *s, const char *key, size_t len, const char 
         }
     }
     if (len > LIMIT_API_KEY_BYTES) {
-        return err_set_param(e, ERR_INVALID, "api_key", "%s: a key may have at most %d bytes", where,
-                             (int)LIMIT_API_KEY_BYTES);
+        return err_set_param(e, ERR_INVALID, "api_key", "%s: a key may have at most %d bytes",
+                             where, (int)LIMIT_API_KEY_BYTES);
     }
     if (s->n_api_keys >= LIMIT_API_KEYS) {
         return err_set_param(e, ERR_INVALID, "api_key", "%s: more than %d keys", where,

@@ -73,7 +73,7 @@ static int set_prefix_mapping(struct yaml_file *f, const struct setting *row, co
     if (n->data.mapping.pairs.top - pair != 1 ||
         strcmp(scalar(yaml_document_get_node(&f->doc, pair->key)), "text") != 0) {
         return err_set_param(e, ERR_INVALID, row->key,
-                             "%s: an entry must be a text, or a mapping with only the key 'text'",
+                             "%s: an entry must be a text, or a mapping with the one key 'text'",
                              place(where, f, n, row->key));
     }
     return set_scalar(f, row, yaml_document_get_node(&f->doc, pair->value), e);
@@ -150,8 +150,8 @@ static int set_all(struct yaml_file *f, const yaml_node_t *root, struct err *e)
     }
     if (root->type != YAML_MAPPING_NODE) {
         return err_set(e, ERR_INVALID,
-                       "%s line %zu: the file must be a mapping: lines of the form 'name: value'", f->name,
-                       root->start_mark.line + 1);
+                       "%s line %zu: the file must be a mapping: lines of the form 'name: value'",
+                       f->name, root->start_mark.line + 1);
     }
     bool seen[SETTINGS_MAX] = {0};
     int rc = 0;

@@ -45,8 +45,8 @@ struct admission {
     int64_t max_connections, max_per_address;
     struct address_range *trusted; /* [n_trusted] setting trusted-proxies: not counted */
     int32_t n_trusted;
-    uint64_t seed; /* of the hash of addresses; random */
-    pthread_mutex_t lock;
+    uint64_t seed;        /* of the hash of addresses; random */
+    pthread_mutex_t lock; /* of the counts; taken for every connection */
     /* Under lock. */
     int64_t n, n_reserved;            /* open connections; `n` without reserved ones */
     struct peer_count **bucket;       /* [ADMISSION_BUCKETS] chains by address hash */

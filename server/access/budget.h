@@ -15,8 +15,8 @@
 #include "config/base/base.h"
 
 struct budget {
-    _Atomic int64_t held; /* bytes of all accounts */
-    int64_t limit;
+    _Atomic int64_t held;      /* bytes of all accounts */
+    int64_t limit;             /* bytes; held may exceed it for a short time */
     _Atomic int64_t looked_us; /* last search for an account to disconnect */
     pthread_mutex_t lock;
     struct account *first; /* accounts that may be cut off; under lock */

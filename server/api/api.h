@@ -46,8 +46,8 @@ struct prompt {
 
 /* A validated request of either generating route. */
 struct completion {
-    struct gen_params params;
-    struct prompt *prompt; /* [n_prompts] owned */
+    struct gen_params params; /* the prompts' common parameters */
+    struct prompt *prompt;    /* [n_prompts] owned */
     int32_t n_prompts;
     bool echo_logprobs; /* `logprobs` includes the echoed prompt's tokens */
     /* The field prompt_logprobs, -1: not given. params.n_prompt_logprobs may be larger,
@@ -122,14 +122,14 @@ typedef int field_reader(void *ret, const struct field *f, const cJSON *v,
                          const struct api_context *ctx, struct err *e);
 
 struct field {
-    const char *name; /* of the JSON member */
-    enum field_type type;
-    enum field_route only;
-    int32_t offset;     /* of the value in the struct that the table fills */
-    int32_t given;      /* offset of a bool to set if the field is given, or -1 */
-    double lo, hi;      /* bounds of numbers, inclusive except for lo_open */
-    bool lo_open;       /* `lo` itself is not allowed */
-    field_reader *read; /* of a FIELD_CUSTOM */
+    const char *name;      /* of the JSON member */
+    enum field_type type;  /* how the value is validated */
+    enum field_route only; /* the route that has the field */
+    int32_t offset;        /* of the value in the struct that the table fills */
+    int32_t given;         /* offset of a bool to set if the field is given, or -1 */
+    double lo, hi;         /* bounds of numbers, inclusive except for lo_open */
+    bool lo_open;          /* `lo` itself is not allowed */
+    field_reader *read;    /* of a FIELD_CUSTOM */
     /* JSON Schema of a FIELD_CUSTOM; @vocab, @logprobs and @suffix stand for the
      * largest token id, the most log-probabilities, and the longest suffix */
     const char *schema;

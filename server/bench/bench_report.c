@@ -1,4 +1,4 @@
-/* Percentiles, the table, the JSON line, the progress bar. */
+/* The results: latency histograms, the report as table and JSON, the progress bar. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -10,10 +10,9 @@
 
 #include "server/bench/bench.h"
 
-/* ---- spreads ---- */
+/* ---- latency histograms ---- */
 
-/* Below LATENCY_SUB one bucket a microsecond; then LATENCY_SUB / 2 buckets an
- * octave. */
+/* One bucket per microsecond below LATENCY_SUB, then LATENCY_SUB / 2 per octave. */
 static int bucket_of(uint64_t us)
 {
     int shift = 0;
@@ -70,7 +69,7 @@ struct bench_report {
     cJSON *json;
     char *table;
     size_t table_len;
-    FILE *out; /* into table */
+    FILE *out; /* writes to `table` */
 };
 
 int bench_report_new(struct bench_report **ret, const char *what, const struct bench_options *o,
@@ -109,7 +108,7 @@ void bench_report_free(struct bench_report *r)
     free(r);
 }
 
-/* Enough digits to compare, not so many that they pretend. */
+/* Print about four significant digits. */
 static void put_number(FILE *out, double v)
 {
     fprintf(out, "%14.*f", fabs(v) >= 1000 || v == floor(v) ? 0 : fabs(v) >= 10 ? 2 : 4, v);

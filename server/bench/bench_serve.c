@@ -1,12 +1,12 @@
-/* `quire bench serve`: streams from an OpenAI server, one thread, one epoll, so that
- * the client takes as little of the machine as it can; what it takes is reported.
+/* `quire bench serve`: streams from an OpenAI-compatible server. One thread with one
+ * epoll set, to use little of the machine; its CPU time is reported.
  *
- * A closed loop keeps `concurrency` streams open, each sending its next request when
- * the last has ended. With a request rate requests start at their Poisson times, on an
- * idle connection or a new one, at most `concurrency` at a time; one that must wait for
- * a connection is counted as late. TTFT runs from just before a request is sent to its
- * first event, ITL from event to event of one stream (events that arrive in one read
- * are 0 apart).
+ * A closed loop keeps `concurrency` streams open; each sends its next request when the
+ * previous one has ended. With a request rate, requests start at Poisson times on an
+ * idle or a new connection, at most `concurrency` at a time; a request that must wait
+ * for a connection is counted as late. TTFT is measured from just before a request is
+ * sent to its first event, ITL between events of one stream (0 for events of the same
+ * read).
  */
 #include <errno.h>
 #include <math.h>
@@ -28,16 +28,16 @@ struct serve_run {
     const struct bench_options *o;
     struct bench_load load;
     struct target target;
-    int timer_fd;
+    int timer_fd;      /* expires when the next request is due */
     struct conn *conn; /* [n_conns] */
     int32_t n_conns;
-    int32_t *prompt; /* [load.max_prompt] */
-    char *bytes;     /* [READ_BYTES] */
-    int32_t n_started, n_ended, n_failed, n_late;
+    int32_t *prompt;                              /* [load.max_prompt] scratch */
+    char *bytes;                                  /* [READ_BYTES] scratch */
+    int32_t n_started, n_ended, n_failed, n_late; /* n_ended includes n_failed */
     int64_t start_us;
-    int64_t tokens, events;
+    int64_t tokens, events; /* received in completed answers */
     struct latency_hist ttft, itl, tpot, e2e;
-    struct latency_hist normalized; /* end to end over tokens, as the PagedAttention paper has it */
+    struct latency_hist normalized; /* end to end / tokens, as in the PagedAttention paper */
     char first_failure[256];
 };
 
@@ -94,7 +94,7 @@ static void conn_done(struct serve_run *r, struct conn *c)
     start_next(r, c);
 }
 
-/* The next request, on this connection, if its time has come. */
+/* Send the next request on this connection, if it is due. */
 static void start_next(struct serve_run *r, struct conn *c)
 {
     struct err e;
@@ -103,7 +103,7 @@ static void start_next(struct serve_run *r, struct conn *c)
         int32_t item = r->n_started;
         int64_t due_us = r->start_us + r->load.item[item].start_us;
         if (r->load.item[item].start_us > 0 && clock_us() < due_us) {
-            return; /* the timer will */
+            return; /* the timer will start it */
         }
         r->n_late += r->load.item[item].start_us > 0 && clock_us() - due_us > 5000;
         r->n_started++;
@@ -150,7 +150,8 @@ static void conn_read(struct serve_run *r, struct conn *c)
         conn_close(c);
         return;
     }
-    /* closed while idle: the request was not seen */
+    /* The server closed the idle connection before it saw the request: send it
+     * again. */
     if (n <= 0 && c->used && c->reader.status == 0) {
         conn_close(c);
         if (conn_begin(c, &r->target, &e) < 0) {
@@ -206,7 +207,7 @@ static struct conn *free_conn(struct serve_run *r)
     return NULL;
 }
 
-/* Start every request whose time has come and set the timer for the next. */
+/* Start all requests that are due, and set the timer for the next one. */
 static void start_due(struct serve_run *r)
 {
     struct conn *c;

@@ -45,21 +45,21 @@ struct conn {
 /* A listening socket with its MHD daemon. */
 struct listener {
     struct server *server;
-    struct MHD_Daemon *daemon; /* NULL: not started, or stopped */
-    int fd;                    /* -1: none; the daemon closes it */
-    struct admission admission;
-    bool admin; /* serves health and metrics only (setting admin-listen) */
-    bool local; /* bound to a loopback address or a Unix path */
+    struct MHD_Daemon *daemon;  /* NULL: not started, or stopped */
+    int fd;                     /* -1: none; the daemon closes it */
+    struct admission admission; /* which connections are accepted */
+    bool admin;                 /* serves health and metrics only (setting admin-listen) */
+    bool local;                 /* bound to a loopback address or a Unix path */
 };
 
 struct server {
-    const struct settings *settings; /* the caller's */
-    struct listener main_listener, admin_listener;
-    char url[300]; /* of the main listener, for the log and the terminal */
-    bool tls;      /* of the main listener; the admin listener never has TLS */
-    struct keys keys;
-    struct stream_hub hub;
-    struct kv_events kv_events;
+    const struct settings *settings;               /* the caller's */
+    struct listener main_listener, admin_listener; /* the latter is open with admin-listen */
+    char url[300];                 /* of the main listener, for the log and the terminal */
+    bool tls;                      /* of the main listener; the admin listener never has TLS */
+    struct keys keys;              /* API keys, reloaded on SIGHUP */
+    struct stream_hub hub;         /* streams, their writers, renderers and budget */
+    struct kv_events kv_events;    /* subscribers of /debug/kv */
     struct api_context api;        /* constant once `engine` is set */
     struct engine *_Atomic engine; /* NULL while starting */
     atomic_bool draining;          /* SIGTERM came: generating requests get 503 */
@@ -94,17 +94,17 @@ struct http_request {
     uint64_t body_seen; /* body bytes received, dropped ones included */
     char path[256];     /* decoded, NUL-terminated; a longer one matches no route */
     char request_id[LIMIT_REQUEST_ID_BYTES + 1]; /* the client's, or a random one */
-    struct trace trace;
-    char origin[256];        /* the Origin header if CORS allows it, else "" */
-    struct auth_result auth; /* the key's owner and limits */
-    bool counted;            /* client_begin was called for auth.client: client_end is due */
-    struct buf body;         /* received so far, at most max-body-bytes */
-    struct account account;  /* memory of `body` and of a reply being built */
-    struct body *answer;     /* the response body being sent; holds a reference */
-    bool refused;            /* reply with `refusal` and drop the rest of the body */
-    bool unread;             /* refuse before the body: where it ends cannot be trusted */
-    bool parked;             /* waits for the stream to complete its one JSON body */
-    struct reply *refusal;   /* owned; NULL with `refused`: out of memory */
+    struct trace trace;                          /* W3C trace context; empty: none */
+    char origin[256];                            /* the Origin header if CORS allows it, else "" */
+    struct auth_result auth;                     /* the key's owner and limits */
+    bool counted;           /* client_begin was called for auth.client: client_end is due */
+    struct buf body;        /* received so far, at most max-body-bytes */
+    struct account account; /* memory of `body` and of a reply being built */
+    struct body *answer;    /* the response body being sent; holds a reference */
+    bool refused;           /* reply with `refusal` and drop the rest of the body */
+    bool unread;            /* refuse before the body: where it ends cannot be trusted */
+    bool parked;            /* waits for the stream to complete its one JSON body */
+    struct reply *refusal;  /* owned; NULL with `refused`: out of memory */
     struct MHD_Connection *connection; /* set while a handler runs */
     struct stream *stream;             /* holds a reference; NULL: none */
     char ignored[256];                 /* unknown fields, for X-Quire-Ignored */
@@ -114,7 +114,7 @@ struct http_request {
 
 /* The response that a handler makes. */
 struct reply {
-    int status;
+    int status;               /* HTTP status of the response */
     const char *content_type; /* NULL: application/json */
     const char *allow;        /* the Allow header of 405 and OPTIONS, or NULL */
     struct buf body;          /* taken over by reply_send */

@@ -57,7 +57,7 @@ struct stream_hub {
     atomic_uint next_writer;       /* round robin of writer_pick */
     struct engine *_Atomic engine; /* NULL while the model is loading */
     struct budget budget;          /* memory held for clients, of streams and of other replies */
-    struct renderers renderers;
+    struct renderers renderers;    /* threads for long outputs */
     /* Units of JSON that the output thread may still render itself before the next
      * flush; only that thread uses it. */
     int32_t allowance;
@@ -110,7 +110,7 @@ struct stream {
     struct MHD_Connection *connection;
     int fd; /* the client's socket, MHD's; -1: none yet */
 
-    pthread_mutex_t lock;
+    pthread_mutex_t lock; /* adaptive; held for short times only */
     /* Under `lock`. */
     struct buf pending;               /* events that the writer has not taken yet */
     size_t unsent;                    /* bytes that the writer took last; an upper bound */
@@ -141,7 +141,7 @@ struct stream {
     /* The request's arrival on both clocks; the first token, 0: none yet. */
     int64_t begin_us, begin_unix, first_us;
 
-    atomic_int refs;
+    atomic_int refs;              /* one for each side, see above */
     bool dying;                   /* no references are left: a renderer will free it */
     atomic_bool queued;           /* in the writer's inbox */
     struct stream *next_queued;   /* in the inbox */

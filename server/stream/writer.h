@@ -26,9 +26,9 @@ struct writer {
     pthread_t thread;
     _Alignas(64) struct stream *_Atomic inbox; /* top of the stack, by next_queued */
     atomic_bool asleep;                        /* in epoll_wait, or about to be */
-    atomic_bool stopping;
-    const char *_Atomic abort_why;     /* set: end every stream with this error */
-    _Alignas(64) pthread_mutex_t turn; /* held by the thread that does the writer's work */
+    atomic_bool stopping;                      /* set by writer_close */
+    const char *_Atomic abort_why;             /* set: end every stream with this error */
+    _Alignas(64) pthread_mutex_t turn;         /* held by the thread that does the writer's work */
     /* Under `turn`. */
     struct stream *streams; /* attached ones, by prev and next */
     int64_t sweep_us;       /* time of the next sweep */

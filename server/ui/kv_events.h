@@ -35,12 +35,12 @@ struct kv_window {
 };
 
 struct kv_subscriber {
-    struct stream *stream; /* holds a reference */
-    struct kv_window window;
-    bool once;          /* wants one snapshot, as a JSON body */
-    uint64_t last_hash; /* of the last snapshot that was sent */
-    int64_t last_us;    /* when it was sent */
-    int ending;         /* rounds since the error of the shutdown was sent */
+    struct stream *stream;   /* holds a reference */
+    struct kv_window window; /* which blocks it gets */
+    bool once;               /* wants one snapshot, as a JSON body */
+    uint64_t last_hash;      /* of the last snapshot that was sent */
+    int64_t last_us;         /* when it was sent */
+    int ending;              /* rounds since the error of the shutdown was sent */
 };
 
 struct kv_events {
