@@ -1,4 +1,4 @@
-/* Settings: every source, the order in which they win, and everything malformed. */
+/* Settings: every source, their precedence, and malformed input. */
 #include "config/settings/settings.h"
 
 #include <setjmp.h>
@@ -440,7 +440,7 @@ static void what_is_printed_reads_back_the_same(void **state)
     settings_release(&again);
 }
 
-/* What a rank of the same model is started with. */
+/* The flags with which a worker process is started. */
 static void what_is_passed_on_reads_back_without_keys(void **state)
 {
     (void)state;
@@ -514,8 +514,8 @@ static void help_and_reference_name_every_setting(void **state)
     free(table);
 }
 
-/* config/quire.yaml, which `make install` puts into /etc: as it is, and with the '#' of
- * every setting taken away. */
+/* config/quire.yaml, which `make install` puts into /etc, as it is and with all
+ * settings uncommented. */
 static void the_shipped_file_shows_every_default(void **state)
 {
     (void)state;

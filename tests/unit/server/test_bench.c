@@ -1,5 +1,5 @@
-/* What `quire bench` reads and computes: streamed answers in any pieces, percentiles,
- * workloads, flags. */
+/* The parts of `quire bench`: streamed answers split anywhere, percentiles, workloads,
+ * flags. */
 #include "server/bench/bench.h"
 
 #include <setjmp.h>
@@ -22,7 +22,7 @@ static const char answer[] =
     "a\r\n: [DONE]\n\n\r\n"
     "0\r\n\r\n";
 
-/* However the bytes arrive, the same is seen. */
+/* The result does not depend on how the bytes are split. */
 static void an_answer_in_any_pieces(void **state)
 {
     (void)state;

@@ -81,7 +81,7 @@ static void entries_and_keys_alone(void **state)
     key_list_release(&l);
 }
 
-static void what_is_wrong_is_told_with_its_line_and_without_the_key(void **state)
+static void errors_name_the_line_and_not_the_key(void **state)
 {
     static const struct {
         const char *text, *says;
@@ -187,7 +187,7 @@ static void a_reload_replaces_all_or_nothing(void **state)
     assert_int_equal(keys_reload(&k, &s, &e), 0);
     assert_false(keys_find(&k, "Bearer one", &g) || keys_find(&k, "Bearer two", &g));
     assert_true(keys_find(&k, "Bearer three", &g));
-    assert_ptr_equal(g.client, a); /* what it has used stays with the name */
+    assert_ptr_equal(g.client, a); /* the counters stay with the name */
     assert_true(client_begin(a, &g.limits, 0, 1, &why));
     assert_false(client_begin(a, &g.limits, 0, 1, &why));
     assert_true(keys_find(&k, "Bearer four", &g));
@@ -254,7 +254,7 @@ static void buckets_fill_evenly(void **state)
     client_release(&c);
 }
 
-static void answers_are_paid_at_their_end(void **state)
+static void generated_tokens_are_charged_at_the_end(void **state)
 {
     struct client c;
     struct key_limits l = key_limits_none();
@@ -266,7 +266,7 @@ static void answers_are_paid_at_their_end(void **state)
     assert_true(client_begin(&c, &l, 0, 0, &why));
     assert_true(client_take_tokens(&c, &l, 100, 0, &why));
     client_end(&c);
-    client_charge(&c, 700); /* 200 below zero, at 10 a second */
+    client_charge(&c, 700); /* 200 below zero, refilled by 10 per second */
     assert_false(client_take_tokens(&c, &l, 50, 0, &why));
     assert_int_equal(why.wait_us, 25 * SECOND_US);
     assert_true(client_take_tokens(&c, &l, 50, 25 * SECOND_US, &why));
@@ -274,14 +274,14 @@ static void answers_are_paid_at_their_end(void **state)
     assert_true(client_take_tokens(&c, &l, 50, 25 * SECOND_US, &why));
     assert_int_equal(atomic_load(&c.prompt_tokens), 150);
     assert_int_equal(atomic_load(&c.generation_tokens), 700);
-    /* More than the bucket holds: when it is full. */
+    /* More than the bucket holds: allowed when it is full. */
     assert_false(client_take_tokens(&c, &l, 5000, 25 * SECOND_US, &why));
     assert_int_equal(why.wait_us, 60 * SECOND_US);
     assert_true(client_take_tokens(&c, &l, 5000, 85 * SECOND_US, &why));
     client_release(&c);
 }
 
-static void bodies_are_paid_in_bytes(void **state)
+static void bodies_are_charged_in_bytes(void **state)
 {
     struct client c;
     struct key_limits l = key_limits_none();
@@ -296,7 +296,7 @@ static void bodies_are_paid_in_bytes(void **state)
     assert_non_null(strstr(why.text, "9600 bytes of request bodies per minute"));
     assert_int_equal(atomic_load(&c.n_limited[QUOTA_BYTES]), 1);
     assert_true(client_begin(&c, &l, 760, SECOND_US, &why));
-    /* More than the bucket holds: when it is full. */
+    /* More than the bucket holds: allowed when it is full. */
     assert_false(client_begin(&c, &l, 1 << 20, 60 * SECOND_US, &why));
     assert_int_equal(why.wait_us, SECOND_US);
     assert_true(client_begin(&c, &l, 1 << 20, 61 * SECOND_US, &why));
@@ -307,7 +307,7 @@ static void bodies_are_paid_in_bytes(void **state)
     client_release(&c);
 }
 
-static void requests_at_once(void **state)
+static void concurrent_requests_are_limited(void **state)
 {
     struct client c;
     struct key_limits l = key_limits_none();
@@ -330,15 +330,15 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(entries_and_keys_alone),
-        cmocka_unit_test(what_is_wrong_is_told_with_its_line_and_without_the_key),
+        cmocka_unit_test(errors_name_the_line_and_not_the_key),
         cmocka_unit_test(a_nul_is_no_end),
         cmocka_unit_test(keys_are_found),
         cmocka_unit_test(a_reload_replaces_all_or_nothing),
         cmocka_unit_test(names_come_and_go_without_end),
         cmocka_unit_test(buckets_fill_evenly),
-        cmocka_unit_test(answers_are_paid_at_their_end),
-        cmocka_unit_test(bodies_are_paid_in_bytes),
-        cmocka_unit_test(requests_at_once),
+        cmocka_unit_test(generated_tokens_are_charged_at_the_end),
+        cmocka_unit_test(bodies_are_charged_in_bytes),
+        cmocka_unit_test(concurrent_requests_are_limited),
     };
 
     return cmocka_run_group_tests(tests, make_file, remove_file);
