@@ -1,5 +1,5 @@
-"""What README.md tells a newcomer to paste, taken from it as it stands and run: the curl and its answer, the SDK's lines, the
-commands that measure and simulate. (scripts/run and the packages: tests/deploy.)"""
+"""The examples of README.md, extracted and run: the curl and its answer, the SDK's lines, the commands that measure and
+simulate. (scripts/run and the packages: tests/deploy.)"""
 import json
 import os
 import re
@@ -41,7 +41,7 @@ def test_the_curl_gives_the_answer_that_is_shown(demo, tmp_path):
     command = shell.strip().removeprefix("$ ")
     assert URL in command
     got = json.loads(run(command.replace(URL, demo.url), tmp_path))
-    # The lines of the page are broken between words, inside strings too.
+    # Lines are wrapped between words, even inside strings.
     shown = json.loads(words("{" + answer))
     assert set(got) == set(shown) and set(got["choices"][0]) == set(shown["choices"][0])
     prompt = json.loads(re.search(r"-d '(.*)'", command)[1])["prompt"]
@@ -49,7 +49,7 @@ def test_the_curl_gives_the_answer_that_is_shown(demo, tmp_path):
     if words(got["choices"][0]["text"]) == words(text):
         assert got["usage"] == shown["usage"]
     assert got["usage"]["prompt_tokens"] == shown["usage"]["prompt_tokens"]
-    # Processors round differently: every token that is shown is the likeliest, or nearly so.
+    # Processors round differently: every token shown is the likeliest one, or nearly.
     again = dict(prompt=prompt + text, max_tokens=0, echo=True, logprobs=1)
     forced = demo.ask("POST", "/v1/completions", json=again).json()
     told = forced["choices"][0]["logprobs"]
@@ -68,7 +68,7 @@ def test_the_sdk_lines_print_text(demo, tmp_path):
 
 
 def commands():
-    """The indented lines of Measure and Simulate, without comments and those that want a file of the reader's or take long."""
+    """The indented lines of Measure and Simulate, without comments and commands that need a file or take long."""
     lines = re.findall(r"^    (\S.*)$", section("Measure") + section("Simulate"), re.M)
     lines = [line.split("  #")[0].strip() for line in lines]
     return [line for line in lines if "RECORDS" not in line and "paper-figures" not in line]
@@ -80,8 +80,8 @@ def test_there_are_commands_to_run():
 
 @pytest.mark.parametrize("command", commands())
 def test_a_command_runs(command, server, tmp_path):
-    """As from the clone's folder, though the built program may lie elsewhere; what is written goes to a folder of its own. The
-    server that is asked has the null model: hundreds of answers are wanted."""
+    """Run a command as from the root of the repository, with the program under test and a scratch directory for output. The server
+    has the null model, because hundreds of answers are needed."""
     for name in ("scripts", "models"):
         (tmp_path / name).symlink_to(os.path.join(ROOT, name))
     (tmp_path / "build").mkdir()
