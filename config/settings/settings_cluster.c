@@ -145,7 +145,7 @@ int settings_check_nodes(const struct settings *s, struct err *e)
     }
     if (s->node_rank >= s->nnodes) {
         return err_set_param(e, ERR_INVALID, "node_rank",
-                             "node_rank %lld: the %lld nodes are counted from 0",
+                             "node_rank %lld must be less than nnodes %lld",
                              (long long)s->node_rank, (long long)s->nnodes);
     }
     if (s->local_rank >= s->local_size) {
@@ -155,7 +155,7 @@ int settings_check_nodes(const struct settings *s, struct err *e)
     }
     if (s->nnodes > 1 && !s->master_addr) {
         return err_set_param(e, ERR_INVALID, "master_addr",
-                             "nnodes %lld: master_addr, the address of node 0, is missing",
+                             "nnodes %lld: master_addr is missing; set it to the address of node 0",
                              (long long)s->nnodes);
     }
     return 0;

@@ -200,7 +200,7 @@ def test_a_port_in_use_is_told():
     (["--tensor-parallel-size", "4", "--nnodes", "2"], {}, "master_addr is missing"),
     (["--pipeline-parallel-size", "3", "--nnodes", "2"], {}, "nnodes 2 does not divide the 3 ranks"),
     (["--pipeline-parallel-size", "9", "--tensor-parallel-size", "8"], {}, "is more than 64 ranks"),
-    (["--tensor-parallel-size", "4", "--node-rank", "1"], {}, "node_rank 1: there are 1 nodes"),
+    (["--tensor-parallel-size", "4", "--node-rank", "1"], {}, "node_rank 1 must be less than nnodes 1"),
     (["--tensor-parallel-size", "2"], {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, "neither MASTER_ADDR nor"),
     (["--tensor-parallel-size", "2"], {"WORLD_SIZE": "3", "RANK": "0", "MASTER_ADDR": "x"}, "nnodes 3 does not divide"),
 ])
