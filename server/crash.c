@@ -1,7 +1,7 @@
-/* The handler calls async-signal-safe functions only: write(2), prctl(2), raise(3), and
- * backtrace(3), which is safe once it was called before (the first call loads
- * libgcc_s). Addresses stand as file(+offset): `addr2line -fe quire OFFSET` tells the
- * line. */
+/* The signal handler calls only async-signal-safe functions: write(2), prctl(2),
+ * raise(3), and backtrace(3), which is safe after a first call (that one loads
+ * libgcc_s). Addresses are printed as file(+offset); `addr2line -fe quire OFFSET` gives
+ * the source line. */
 #include "server/crash.h"
 
 #include <execinfo.h>
@@ -12,7 +12,7 @@
 
 #include "config/base/base.h"
 
-enum { FRAMES = 64, STACK_BYTES = 64 * 1024, PATIENCE_S = 10 };
+enum { FRAMES = 64, STACK_BYTES = 64 * 1024, TIMEOUT_S = 10 };
 
 static const struct {
     int number;
@@ -23,11 +23,11 @@ static const struct {
              {SIGFPE, "SIGFPE"},
              {SIGABRT, "SIGABRT"}};
 
-static void say(const char *text)
+static void write_text(const char *text)
 {
     ssize_t n = write(STDERR_FILENO, text, strlen(text));
 
-    (void)n; /* nobody to tell */
+    (void)n; /* a failure cannot be reported */
 }
 
 static const char *name_of(int sig)
@@ -45,20 +45,21 @@ static void on_crash(int sig)
     void *frame[FRAMES];
     char thread[16] = "";
 
-    alarm(PATIENCE_S); /* should the unwinder hang */
+    alarm(TIMEOUT_S); /* in case the unwinder hangs */
     prctl(PR_GET_NAME, thread);
     thread[sizeof(thread) - 1] = '\0';
-    say("\nquire " QUIRE_VERSION " crashed: ");
-    say(name_of(sig));
-    say(" in thread ");
-    say(thread);
-    say("\n");
+    write_text("\nquire " QUIRE_VERSION " crashed: ");
+    write_text(name_of(sig));
+    write_text(" in thread ");
+    write_text(thread);
+    write_text("\n");
     backtrace_symbols_fd(frame, backtrace(frame, FRAMES), STDERR_FILENO);
-    /* The handler is gone (SA_RESETHAND): this ends the process when it returns. */
+    /* The default action is in force again (SA_RESETHAND): this ends the process when
+     * the handler returns. */
     raise(sig);
 }
 
-/* Sanitizers report better themselves. */
+/* Sanitizers print better reports of their own. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { SANITIZED = 1 };
 #else
@@ -67,7 +68,7 @@ enum { SANITIZED = 0 };
 
 void crash_report(void)
 {
-    static char stack[STACK_BYTES]; /* for a main thread that has used up its own */
+    static char stack[STACK_BYTES]; /* in case the main thread has used up its own */
     struct sigaction a = {.sa_handler = on_crash, .sa_flags = (int)SA_RESETHAND | SA_ONSTACK};
     void *frame[1];
 

@@ -1,4 +1,4 @@
-/* What a crash leaves behind. */
+/* A backtrace on standard error when the process crashes. */
 #ifndef QUIRE_SERVER_CRASH_H
 #define QUIRE_SERVER_CRASH_H
 

@@ -1,4 +1,4 @@
-/* `quire`: its subcommands. */
+/* `quire`: dispatch to the subcommands. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -67,7 +67,7 @@ static int run_command(const char *name, int n, char **rest)
     if (strcmp(name, "simulate") == 0) {
         return simulate_main(n, rest);
     }
-    if (strcmp(name, "rank") == 0) { /* not for the help: serve starts it */
+    if (strcmp(name, "rank") == 0) { /* internal: started by serve, so not in the help */
         return worker_main(n, rest);
     }
     if (strcmp(name, "config") == 0) {
@@ -89,9 +89,9 @@ static int run_command(const char *name, int n, char **rest)
     return 2;
 }
 
-/* Started with some of the first three descriptors closed, the next files would get
- * their numbers, and the log its lines written into them. */
-static void hold_standard_files(void)
+/* If the process was started with one of the first three descriptors closed, a file
+ * opened later would get its number, and log lines would be written into that file. */
+static void reserve_standard_fds(void)
 {
     int fd = open("/dev/null", O_RDWR);
 
@@ -105,10 +105,10 @@ static void hold_standard_files(void)
 
 int main(int argc, char **argv)
 {
-    hold_standard_files();
+    reserve_standard_fds();
     int status = run_command(argc > 1 ? argv[1] : "help", argc > 2 ? argc - 2 : 0,
                              argv + (argc > 2 ? 2 : argc));
-    /* What was asked for is on standard output: a full disk is a failure. */
+    /* The result goes to standard output, so a full disk is a failure. */
     if ((fflush(stdout) != 0 || ferror(stdout)) && status == 0) {
         fprintf(stderr, "quire: standard output cannot be written; is the disk full?\n");
         status = 1;

@@ -1,3 +1,4 @@
+/* The datagram socket named by NOTIFY_SOCKET. */
 #include "server/notify.h"
 
 #include <stdlib.h>
@@ -17,7 +18,7 @@ void notify(const char *state)
     }
     memcpy(a.sun_path, path, len);
     if (a.sun_path[0] == '@') {
-        a.sun_path[0] = '\0'; /* an abstract name */
+        a.sun_path[0] = '\0'; /* an abstract socket */
     }
     int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0) {
@@ -25,7 +26,7 @@ void notify(const char *state)
     }
     socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len);
     ssize_t n = sendto(fd, state, strlen(state), MSG_NOSIGNAL, (struct sockaddr *)&a, size);
-    (void)n; /* nobody to tell that nobody was told */
+    (void)n; /* a lost notification cannot be reported */
     close(fd);
 }
 

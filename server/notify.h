@@ -1,5 +1,5 @@
-/* What systemd is told (sd_notify's protocol, without libsystemd). All of it does
- * nothing outside systemd. */
+/* Notifications to systemd (sd_notify's protocol, without libsystemd). Outside systemd
+ * these functions do nothing. */
 #ifndef QUIRE_SERVER_NOTIFY_H
 #define QUIRE_SERVER_NOTIFY_H
 
@@ -7,7 +7,7 @@
 
 /* Send "READY=1", "STOPPING=1", "WATCHDOG=1", "STATUS=…". */
 void notify(const char *state);
-/* How often WATCHDOG=1 is expected, 0: never. */
+/* The interval in which systemd expects WATCHDOG=1; 0: never. */
 int64_t notify_watchdog_us(void);
 
 #endif

@@ -3,9 +3,9 @@
  *     listen ─► load the model (in a thread; /health says starting) ─► ready
  *            ─► SIGTERM: drain ─► stop
  *
- * The main thread only waits: for signals, and once a second to sweep connections, feed
- * systemd's watchdog and see whether the engine died. Signals are blocked everywhere
- * else.
+ * The main thread waits for signals; every TICK_MS it sweeps connections, feeds
+ * systemd's watchdog and checks whether the engine died. Signals are blocked in all
+ * other threads.
  */
 #include <errno.h>
 #include <malloc.h>
@@ -26,48 +26,47 @@
 
 enum {
     TICK_MS = 250,
-    IDLE_TICK_MS = 20, /* while the streams' end is waited for */
-    QUIET_S = 10,
-    ABORT_WAIT_S = 5, /* for streams to take their error and the engine to let go of them */
+    IDLE_TICK_MS = 20, /* while waiting for streams to end */
+    QUIET_S = 10,      /* without streams before free memory is returned to the system */
+    ABORT_WAIT_S = 5,  /* for aborted streams to send their error and be released */
 };
 
 struct daemon {
     struct settings settings;
     struct server server;
     struct engine *engine;
-    struct err open_err;
+    struct err open_err; /* of engine_open, as is open_rc; valid once `opened` */
     int open_rc;
-    atomic_bool opened;
-    pthread_t opener;
-    sigset_t signals;
-    uint64_t heartbeat;
-    int64_t fed_us;
-    int64_t busy_us; /* streams were last seen; 0: memory was trimmed since */
+    atomic_bool opened; /* engine_open has returned */
+    pthread_t opener;   /* the thread that loads the model */
+    sigset_t signals;   /* blocked, and waited for by the main thread */
+    uint64_t heartbeat; /* the engine's, when the watchdog was last fed */
+    int64_t fed_us;     /* when that was */
+    int64_t busy_us;    /* when a stream was last seen; 0: memory was trimmed since */
     int exit_status;
 };
 
 /* ---- the model ---- */
 
-/* Loaded in a thread of its own, so that signals and /health are answered meanwhile. */
-
+/* Runs in a thread of its own, so that signals and /health are handled meanwhile. */
 static void *open_engine(void *arg)
 {
     struct daemon *d = arg;
 
     d->open_rc = engine_open(&d->engine, &d->settings, &d->server.hub.sink, &d->open_err);
     atomic_store(&d->opened, true);
-    kill(getpid(), SIGUSR2); /* main waits for it */
+    kill(getpid(), SIGUSR2); /* wakes the main thread */
     return NULL;
 }
 
-/* The main thread looks at the engine at every signal. */
+/* sink.died: the main thread checks the engine after every signal. */
 static void wake_main(struct sink *s)
 {
     (void)s;
     kill(getpid(), SIGUSR2);
 }
 
-/* ---- what the server asks of the engine ---- */
+/* ---- the API's calls into the engine (struct api_context) ---- */
 
 static void api_defaults(void *arg, struct gen_params *p)
 {
@@ -81,7 +80,8 @@ static uint64_t api_new_seed(void *arg)
     uint64_t seed = 0;
 
     if (d->settings.seed >= 0) {
-        /* The n-th prompt of a server with a seed has always the same one. */
+        /* With a seed, the n-th prompt of every run of the server gets the same
+         * seed. */
         return ((uint64_t)d->settings.seed << 32) + atomic_fetch_add(&count, 1);
     }
     ssize_t got = getrandom(&seed, sizeof(seed), 0);
@@ -133,8 +133,7 @@ static void make_ready(struct daemon *d)
 
 /* ---- waiting ---- */
 
-/* The next signal, or 0 after `ms`. SIGHUP is dealt with here, whatever is waited
- * for. */
+/* The next signal, or 0 after `ms`. SIGHUP and SIGUSR1 are handled here. */
 static int wait_signal(struct daemon *d, int ms)
 {
     struct timespec tick = {.tv_nsec = ms * 1000000L};
@@ -168,8 +167,8 @@ static void feed_watchdog(struct daemon *d)
     }
 }
 
-/* Whether the streams went away in `seconds`, or before the engine dies. A signal to
- * stop ends the process. */
+/* Wait until there are no streams; false after `seconds`, or if the engine dies.
+ * Another signal to stop ends the process. */
 static bool wait_idle(struct daemon *d, double seconds)
 {
     int64_t until = clock_us() + (int64_t)(seconds * 1e6);
@@ -211,7 +210,7 @@ static void announce(struct daemon *d)
     fflush(stdout);
 }
 
-/* Until the model is there: 0, or the status to exit with. */
+/* Wait for the model: 0, or the status to exit with. */
 static int start(struct daemon *d)
 {
     d->server.hub.sink.died = wake_main;
@@ -222,11 +221,10 @@ static int start(struct daemon *d)
     while (!atomic_load(&d->opened)) {
         int sig = wait_signal(d, TICK_MS);
         if (is_stop(sig) && atomic_load(&d->opened)) {
-            kill(getpid(), sig); /* ready just now: stop in order */
+            kill(getpid(), sig); /* loaded in this moment: let serve() stop in order */
         } else if (is_stop(sig)) {
             log_event(LOG_INFO, "stopped while starting", LOG_STR("signal", strsignal(sig)));
-            /* nothing was accepted, and a model half read need not be given back in
-             * order */
+            /* No request was accepted, and a half-loaded model need not be freed. */
             _exit(0);
         }
         server_sweep(&d->server);
@@ -242,7 +240,7 @@ static int start(struct daemon *d)
     return 0;
 }
 
-/* A burst's memory goes back to the system once all is quiet. */
+/* Return the memory of a burst to the system after a quiet time. */
 static void trim_memory(struct daemon *d)
 {
     if (server_busy(&d->server) > 0) {
@@ -274,8 +272,8 @@ static void serve(struct daemon *d)
     }
 }
 
-/* New requests get a 503 and running ones go on, for shutdown_timeout; then they are
- * ended. */
+/* Refuse new requests with 503 and let running ones go on for shutdown_timeout; then
+ * abort them. */
 static void stop(struct daemon *d)
 {
     notify("STOPPING=1");
@@ -286,8 +284,8 @@ static void stop(struct daemon *d)
                   LOG_I64("unfinished", server_busy(&d->server)));
         stream_hub_abort(&d->server.hub, "the server is shutting down");
         if (!wait_idle(d, ABORT_WAIT_S) && server_busy(&d->server) > 0) {
-            /* A parked connection must not be stopped, and an engine that hangs cannot
-             * be joined. */
+            /* MHD cannot be stopped while a connection is suspended, and an engine that
+             * hangs cannot be joined. */
             log_event(LOG_ERROR, "stopped by force",
                       LOG_I64("unfinished", server_busy(&d->server)));
             _exit(1);
@@ -296,10 +294,8 @@ static void stop(struct daemon *d)
     server_stop(&d->server);
     if (d->exit_status) {
         log_event(LOG_INFO, "stopped");
-        _exit(
-            /* the system takes back what a dead engine holds, sooner than it would be
-             * given back in order */
-            d->exit_status);
+        /* The engine died: do not free it in order, the system is faster. */
+        _exit(d->exit_status);
     }
     engine_free(d->engine);
     server_close(&d->server);
@@ -318,14 +314,14 @@ static void block_signals(struct daemon *d)
     pthread_sigmask(SIG_BLOCK, &d->signals, NULL);
 }
 
-/* A node whose ranks compute for another one's clients; signals end it, and its ranks
- * with it. */
+/* A node other than node 0: its ranks compute for requests that node 0 accepts. A
+ * signal ends it together with its ranks. */
 static int node_main(const struct settings *s)
 {
     struct err e = {0};
     int rc = node_run(s, &e);
 
-    if (rc < 0 && e.text[0] != '\0') { /* else one of its ranks has said why */
+    if (rc < 0 && e.text[0] != '\0') { /* else one of its ranks has logged the reason */
         log_event(LOG_ERROR, "node ended", LOG_STR("error", e.text));
     }
     return rc < 0;
@@ -351,11 +347,13 @@ int serve_main(int argc, char **argv, char **env)
     }
     log_setup((enum log_format)d->settings.log_format, (enum log_level)d->settings.log_level);
     if (d->settings.kubernetes_port) {
-        log_event(LOG_WARN, "QUIRE_PORT passed over",
-                  LOG_STR("why",
-                          "it is Kubernetes' tcp:// address of a service called quire, not a port; "
-                          "enableServiceLinks: false keeps it out"),
-                  LOG_I64("port", d->settings.port));
+        log_event(
+            LOG_WARN, "QUIRE_PORT ignored",
+            LOG_STR(
+                "why",
+                "it is the tcp:// address that Kubernetes sets for a service named quire, not a "
+                "port; enableServiceLinks: false prevents it"),
+            LOG_I64("port", d->settings.port));
     }
     if (d->settings.node_rank > 0) {
         int status = node_main(&d->settings);

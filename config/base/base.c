@@ -13,7 +13,8 @@ static int err_fill(struct err *e, int rc, const char *param, const char *fmt, v
     e->code = rc;
     snprintf(e->param, sizeof(e->param), "%s", param);
     vsnprintf(e->text, sizeof(e->text), fmt, args);
-    /* One line, whatever a file or a client had in the name that is quoted. */
+    /* One line, even if a quoted name from a file or a client holds control
+     * characters. */
     for (char *p = e->text; *p; p++) {
         if ((unsigned char)*p < 0x20 || *p == 0x7F) {
             *p = '?';
@@ -54,8 +55,8 @@ int err_prefix(struct err *e, const char *fmt, ...)
     vsnprintf(context, sizeof(context), fmt, args);
     va_end(args);
 
-    /* A text too long for the room loses its end, never its beginning: the context says
-     * where to look. */
+    /* A text that is too long loses its end, not the context, which says where to
+     * look. */
     char tail[sizeof(e->text)];
     memcpy(tail, e->text, sizeof(tail));
     size_t used = strlen(context);

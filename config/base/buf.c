@@ -119,8 +119,7 @@ void buf_consume(struct buf *b, size_t len)
     memmove(b->data, b->data + len, b->len + 1);
 }
 
-/* The escape of one byte below 0x80 that may not stand in a JSON string as it is; NULL
- * where it may. */
+/* The escape of an ASCII character in a JSON string; NULL if it needs none. */
 static const char *json_escape_of(unsigned char c, char room[8])
 {
     switch (c) {
@@ -151,7 +150,7 @@ int buf_json_escape(struct buf *b, const char *text, size_t len)
 {
     const unsigned char *s = (const unsigned char *)text;
     size_t before = b->len;
-    size_t plain = 0; /* start of the run that is copied as it is */
+    size_t plain = 0; /* start of the run that needs no escape */
     int rc = 0;
 
     for (size_t i = 0; i < len && rc == 0;) {

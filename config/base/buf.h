@@ -1,4 +1,4 @@
-/* A growable byte buffer that cannot exist without a maximum. */
+/* A growable byte buffer; each has a maximum size. */
 #ifndef QUIRE_CONFIG_BASE_BUF_H
 #define QUIRE_CONFIG_BASE_BUF_H
 
@@ -8,13 +8,13 @@ struct buf {
     char *data;  /* NUL-terminated whenever it is not NULL */
     size_t len;  /* bytes before the NUL */
     size_t cap;  /* bytes allocated */
-    size_t max;  /* len never passes this */
+    size_t max;  /* len never exceeds this */
     bool failed; /* an append did not fit or memory ran out; sticky until buf_clear */
 };
 
 /* Empty, no memory yet. `max_bytes` > 0. */
 void buf_init(struct buf *b, size_t max_bytes);
-/* Free the memory; the buffer is as after buf_init. NULL-safe on b->data. */
+/* Free the memory; the buffer is as after buf_init. */
 void buf_release(struct buf *b);
 /* Length 0, memory kept, `failed` reset. */
 void buf_clear(struct buf *b);
@@ -27,12 +27,12 @@ int buf_printf(struct buf *b, const char *fmt, ...) PRINTF_LIKE(2, 3);
 /* Append `len` bytes as the inside of a JSON string (quotes not included): control
  * characters, quote and backslash escaped, invalid UTF-8 replaced by U+FFFD. */
 int buf_json_escape(struct buf *b, const char *text, size_t len);
-/* Room for at least `len` more bytes; the data does not move until they are used up. */
+/* Allocate space for `len` more bytes; the data does not move until they are used. */
 int buf_reserve(struct buf *b, size_t len);
 /* Drop the first `len` bytes. */
 void buf_consume(struct buf *b, size_t len);
-/* Append a file's bytes; `max` bounds them. ERR_NOT_FOUND where there is no such file,
- * ERR_IO, ERR_INVALID (too large), ERR_NOMEM. */
+/* Append a file's bytes. ERR_NOT_FOUND, ERR_IO, ERR_INVALID (larger than ret->max) or
+ * ERR_NOMEM. */
 int buf_read_file(struct buf *ret, const char *path, struct err *e);
 
 #endif

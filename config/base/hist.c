@@ -1,5 +1,5 @@
-/* Histograms in the buckets that Prometheus expects. Counts are kept one a bucket and
- * summed up by the reader. */
+/* The bucket bounds of all metrics, and the update of a histogram. The reader makes the
+ * cumulative counts that Prometheus expects. */
 #include "config/base/hist.h"
 
 #include <assert.h>
@@ -41,8 +41,7 @@ void hist_init(struct hist *h, const double *bound, int n_bounds)
     atomic_init(&h->sum, 0);
 }
 
-/* The first bucket whose bound is not below the value; NaN goes to the last, so that it
- * is seen. */
+/* The first bucket with a bound >= value. NaN is counted in the last one, +Inf. */
 static int hist_bucket(const struct hist *h, double value)
 {
     int low = 0, high = h->n_bounds;

@@ -1,5 +1,4 @@
-/* Fixed-bucket histograms and counters that one thread writes and any thread reads
- * (relaxed atomics). */
+/* Histograms with fixed buckets, written and read by any thread (relaxed atomics). */
 #ifndef QUIRE_CONFIG_BASE_HIST_H
 #define QUIRE_CONFIG_BASE_HIST_H
 
@@ -12,8 +11,8 @@ enum { HIST_MAX_BUCKETS = 24 };
 struct hist {
     const double *bound; /* [n_bounds] upper bounds, ascending; +Inf is implied */
     int n_bounds;
-    _Atomic uint64_t count[HIST_MAX_BUCKETS + 1]; /* one a bucket, not cumulative */
-    _Atomic double sum;
+    _Atomic uint64_t count[HIST_MAX_BUCKETS + 1]; /* of each bucket, not cumulative */
+    _Atomic double sum;                           /* of all values */
 };
 
 /* `bound` must outlive the histogram; n_bounds <= HIST_MAX_BUCKETS. */

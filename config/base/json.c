@@ -1,5 +1,4 @@
-/* See json.h. Grammar: RFC 8259, and NaN, Infinity, -Infinity where a number may
- * stand. */
+/* The grammar is RFC 8259's, with NaN, Infinity and -Infinity as further numbers. */
 #include "config/base/json.h"
 
 #include <math.h>
@@ -111,7 +110,7 @@ bool json_enter_array(struct json *j)
     return enter(j, JSON_ARRAY);
 }
 
-/* Step over the comma, or over the closing `close`; true: something follows. */
+/* Step over the comma, or over `close`, the end; true: a member or element follows. */
 static bool next(struct json *j, char close)
 {
     if (j->failed) {
@@ -157,8 +156,8 @@ static int hex4(const char *p)
     return value;
 }
 
-/* The character of \uXXXX (and of the pair \uD8xx\uDCxx) at j->at, just behind the 'u',
- * into ret[4]; 0: an error. */
+/* Decode \uXXXX or a surrogate pair, from after the first 'u', as UTF-8 into ret[4].
+ * Returns the length; 0: an error. */
 static int read_unicode_escape(struct json *j, char *ret)
 {
     int32_t c = j->end - j->at >= 4 ? hex4(j->at) : -1;
@@ -183,8 +182,8 @@ static int read_unicode_escape(struct json *j, char *ret)
     return utf8_put(ret, c);
 }
 
-/* One character of a string, escaped or not, into ret[4]; its length, or 0: an
- * error. */
+/* Read one character of a string, escaped or not, into ret[4]. Returns the length; 0:
+ * an error. */
 static int read_char(struct json *j, char *ret)
 {
     if (*j->at != '\\') {
@@ -211,7 +210,7 @@ static int read_char(struct json *j, char *ret)
     return read_unicode_escape(j, ret);
 }
 
-/* How many characters from `p` on stand for themselves and are ASCII. */
+/* The number of ASCII characters from `p` on that need no decoding. */
 static size_t plain_run(const char *p, const char *end)
 {
     const char *q = p;
@@ -223,7 +222,7 @@ static size_t plain_run(const char *p, const char *end)
     return (size_t)(q - p);
 }
 
-/* ret NULL: the string is checked and dropped. */
+/* ret NULL: only check the string. */
 static bool read_string(struct json *j, char *ret, size_t cap, size_t *ret_len)
 {
     if (!expect(j, JSON_STRING)) {
@@ -312,8 +311,8 @@ static const char *digits(const char *p, const char *end)
     return p;
 }
 
-/* The end of the number at j->at, or NULL. *ret_integer: it has neither fraction nor
- * exponent. */
+/* The end of the number at j->at; NULL: not a number. *ret_integer: it has neither
+ * fraction nor exponent. */
 static const char *number_end(const struct json *j, bool *ret_integer)
 {
     const char *p = j->at + (*j->at == '-'), *q = digits(p, j->end);
@@ -408,7 +407,7 @@ bool json_read_bool(struct json *j, bool *ret)
     return true;
 }
 
-/* A value that is no object and no array. */
+/* A value other than an object or array. */
 static bool skip_scalar(struct json *j)
 {
     double number;
@@ -428,12 +427,12 @@ static bool skip_scalar(struct json *j)
     }
 }
 
-/* Without recursion: `kinds` remembers, a bit a level, which brackets are open. */
+/* Without recursion: `kinds` has one bit per open level, 1 for an object. */
 bool json_skip(struct json *j)
 {
-    uint64_t kinds = 0; /* bit 0: the innermost; 1: an object */
+    uint64_t kinds = 0; /* bit 0: the innermost level */
 
-    _Static_assert(LIMIT_FILE_JSON_DEPTH <= 64, "one bit a level");
+    _Static_assert(LIMIT_FILE_JSON_DEPTH <= 64, "one bit per level");
     int32_t outside = j->depth;
     do {
         enum json_type t = json_peek(j);
@@ -445,7 +444,7 @@ bool json_skip(struct json *j)
         } else if (!skip_scalar(j)) {
             return false;
         }
-        while (j->depth > outside) { /* step to the next value, out of what has ended */
+        while (j->depth > outside) { /* step to the next value, leaving levels that end */
             int32_t depth = j->depth;
             if (kinds & 1 ? json_next_member(j) : json_next_element(j)) {
                 break;

@@ -9,9 +9,9 @@
  *         else json_skip(&j);
  *     }
  *
- * The first error is kept (j.err's text begins with the file's name) and from then on
- * every call answers false, so a caller checks j.failed once, at the end. Python's NaN
- * and Infinity are read as numbers: its writer makes them.
+ * The first error is kept (j.err's text begins with the file's name), and after it
+ * every call returns false, so the caller checks j.failed once, at the end. NaN and
+ * Infinity are read as numbers, because Python's json module writes them.
  */
 #ifndef QUIRE_CONFIG_BASE_JSON_H
 #define QUIRE_CONFIG_BASE_JSON_H
@@ -28,50 +28,49 @@ enum json_type {
     JSON_BOOL,
     JSON_NULL
 };
-/* vocabularies have runs of hundreds of spaces as keys, three bytes each */
+/* Vocabularies have keys of hundreds of spaces, each encoded in three bytes. */
 enum { JSON_KEY_BYTES = 8192 };
 
 struct json {
-    const char *start, *at, *end;
-    const char *file; /* for messages */
-    struct err *err;
-    bool failed;
-    bool takes_nul; /* strings may hold the character NUL */
-    bool first;     /* just entered: the next member or element has no comma before it */
-    int32_t depth;
-    /* of the member json_next_member found; NUL-terminated, escapes resolved */
+    const char *start, *at, *end; /* the text, and the position in it */
+    const char *file;             /* for messages */
+    struct err *err;              /* takes the first error; the caller's */
+    bool failed;                  /* an error was found; sticky */
+    bool takes_nul;               /* strings may hold the character NUL */
+    bool first;                   /* an object or array was just entered: no comma comes next */
+    int32_t depth;                /* objects and arrays that are open */
+    /* The key of the last json_next_member, NUL-terminated, escapes resolved. */
     char key[JSON_KEY_BYTES];
     size_t key_len;
 };
 
 /* `text` and `file` must outlive the reader; `err` takes the first error. */
 void json_init(struct json *j, const char *text, size_t len, const char *file, struct err *err);
-/* What comes next, without taking it; JSON_END when failed or when nothing a value can
- * begin with is there. */
+/* The type of the next value, without consuming it; JSON_END on failure or if no value
+ * follows. */
 enum json_type json_peek(struct json *j);
 const char *json_type_name(enum json_type t);
 bool json_enter_object(struct json *j);
 bool json_enter_array(struct json *j);
-/* The next member's key, its colon taken; false after the last one (its brace taken) or
- * when failed. */
+/* Read the next member's key and colon; false after the last one, with the brace
+ * consumed, or on failure. */
 bool json_next_member(struct json *j);
-/* Stand before the next element; false after the last one (its bracket taken) or when
- * failed. */
+/* Step to the next element; false after the last one, with the bracket consumed, or on
+ * failure. */
 bool json_next_element(struct json *j);
 bool json_key_is(const struct json *j, const char *key);
-/* A string into ret[cap], NUL-terminated, escapes resolved; one that is longer, holds a
- * NUL or is no UTF-8 is an error. */
+/* Read a string into ret[cap], NUL-terminated, escapes resolved. A longer one, a NUL
+ * character (unless takes_nul) and invalid UTF-8 are errors. */
 bool json_read_string(struct json *j, char *ret, size_t cap, size_t *ret_len);
-/* A number without fraction or exponent that fits 64 bits. */
+/* Read a number without fraction or exponent that fits into 64 bits. */
 bool json_read_int(struct json *j, int64_t *ret);
 bool json_read_double(struct json *j, double *ret);
 bool json_read_bool(struct json *j, bool *ret);
-/* Any value, checked as strictly as a read one. */
+/* Skip any value, checking it as strictly as when reading. */
 bool json_skip(struct json *j);
-/* Nothing but white space is left. */
+/* Check that only white space follows. */
 bool json_finish(struct json *j);
-/* Record an error at the current place (file and byte offset in front). Returns
- * false. */
+/* Record an error at the current position, with file and byte offset. Returns false. */
 bool json_fail(struct json *j, const char *fmt, ...) PRINTF_LIKE(2, 3);
 
 #endif

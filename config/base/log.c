@@ -1,7 +1,7 @@
-/* One line an event. A line is put together on the caller's stack and leaves by a
- * single write(2), so that lines of several threads never mix and nothing is allocated.
- * A value is cut at LOG_VALUE_BYTES; a field that would pass LOG_LINE_BYTES is left out
- * whole, so that the line stays one that a machine can read. */
+/* A line is built on the caller's stack and written by a single write(2), so that lines
+ * of several threads do not mix and nothing is allocated. A value is truncated at
+ * LOG_VALUE_BYTES; a field that would exceed LOG_LINE_BYTES is omitted, so that the
+ * line stays parsable. */
 #include "config/base/log.h"
 
 #include <errno.h>
@@ -39,8 +39,7 @@ uint64_t log_dropped(void)
     return atomic_load_explicit(&log_dropped_lines, memory_order_relaxed);
 }
 
-/* The line under construction: a buf over memory of the stack, which therefore never
- * grows. */
+/* The line being built: a buf on the stack, which never grows because `max` fits in. */
 struct line {
     struct buf buf;
     char room[LOG_LINE_BYTES];
@@ -66,7 +65,7 @@ static void line_time(struct line *l)
     buf_printf(&l->buf, "%s.%03ldZ", text, now.tv_nsec / 1000000);
 }
 
-/* Plain enough to stand in a key=value line without quotes. */
+/* Whether a text needs no quotes in a key=value line. */
 static bool is_bare(const char *text)
 {
     if (text[0] == '\0') {
@@ -87,12 +86,12 @@ static void line_quoted(struct line *l, const char *text)
     buf_putc(&l->buf, '"');
 }
 
-/* The beginning of a text of any length: whole characters whose escapes fit, with room
- * for what stands behind. */
+/* As much of a text as fits, in whole characters, with space left for the rest of the
+ * line. */
 static void line_text(struct line *l, const char *text, size_t len)
 {
-    enum { ESCAPE_BYTES = 6, ROOM_BEHIND = 64 };
-    size_t used = l->buf.len + ROOM_BEHIND, max = l->buf.max, n = 0;
+    enum { ESCAPE_BYTES = 6, REST_BYTES = 64 };
+    size_t used = l->buf.len + REST_BYTES, max = l->buf.max, n = 0;
 
     for (size_t step = 1; n < len; n += step) {
         unsigned char c = (unsigned char)text[n];
@@ -138,10 +137,10 @@ static void line_field(struct line *l, const struct log_field *f, bool json)
     }
 }
 
-/* A pipe or socket whose reader stands still must not stop a thread that serves: a line
- * it has no room for is dropped. (A line is shorter than PIPE_BUF, so what poll calls
- * writable takes it whole.) */
-static bool stderr_takes_a_line(void)
+/* Whether a write of a line would not block: a stalled reader of stderr must not stop a
+ * serving thread, so the line is dropped instead. A line is shorter than PIPE_BUF, so
+ * a pipe that poll reports as writable takes all of it. */
+static bool stderr_is_writable(void)
 {
     struct pollfd p = {.fd = STDERR_FILENO, .events = POLLOUT};
 
@@ -152,7 +151,7 @@ static void line_write(const struct line *l)
 {
     size_t done = 0;
 
-    if (!stderr_takes_a_line()) {
+    if (!stderr_is_writable()) {
         atomic_fetch_add_explicit(&log_dropped_lines, 1, memory_order_relaxed);
         return;
     }
@@ -172,7 +171,7 @@ static void line_write(const struct line *l)
 void log_fields(enum log_level level, const char *event, const struct log_field *fields,
                 size_t n_fields)
 {
-    /* logging between a failed call and its report must not change the reason */
+    /* logging must not change errno between a failed call and its report */
     int saved = errno;
     bool json = atomic_load_explicit(&log_format_now, memory_order_relaxed) == LOG_JSON;
     struct line l;

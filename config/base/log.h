@@ -1,7 +1,8 @@
-/* One line an event on stderr: `ts level event key=value …`, or one JSON object a line
- * on request. Values are quoted and escaped where they must be; a prompt's text is
- * never logged unless log-prompts is on. A write that fails (full disk, closed pipe) is
- * dropped and counted, never fatal, never blocking the engine's state.
+/* The log: one line per event on stderr, `ts level event key=value …` or one JSON
+ * object (setting log-format). Values are quoted and escaped where necessary; a
+ * prompt's text is logged only with log-prompts. A line that cannot be written at once
+ * (full disk, closed or full pipe) is dropped and counted: logging neither fails nor
+ * blocks.
  *
  *     log_event(LOG_INFO, "listening", LOG_STR("host", host), LOG_I64("port", port));
  */
@@ -15,20 +16,25 @@ enum log_format { LOG_TEXT, LOG_JSON };
 
 struct log_field {
     const char *key;
-    enum { LOG_FIELD_STR, LOG_FIELD_TEXT, LOG_FIELD_I64, LOG_FIELD_F64 } type;
-    const char *str;
-    size_t len; /* of a LOG_FIELD_TEXT */
-    int64_t i64;
-    double f64;
+    enum {
+        LOG_FIELD_STR,
+        LOG_FIELD_TEXT,
+        LOG_FIELD_I64,
+        LOG_FIELD_F64
+    } type;          /* which members hold the value */
+    const char *str; /* of _STR, NUL-terminated, and of _TEXT */
+    size_t len;      /* of _TEXT */
+    int64_t i64;     /* of _I64 */
+    double f64;      /* of _F64 */
 };
 
-/* Functions, so that a value may be any expression: gcc 11 loses the names of an
- * initializer in which an atomic is read. */
+/* Functions rather than initializers, so that a value may be any expression: gcc 11
+ * mishandles designated initializers that read an atomic. */
 static inline struct log_field log_str(const char *key, const char *value)
 {
     return (struct log_field){.key = key, .type = LOG_FIELD_STR, .str = value};
 }
-/* UTF-8 that may hold any character, as much of it as a line has room for. */
+/* UTF-8 text with any characters, truncated to the space left in the line. */
 static inline struct log_field log_text(const char *key, const char *text, size_t len)
 {
     return (struct log_field){.key = key, .type = LOG_FIELD_TEXT, .str = text, .len = len};
@@ -48,10 +54,10 @@ static inline struct log_field log_f64(const char *key, double value)
 
 void log_setup(enum log_format format, enum log_level least);
 enum log_level log_least(void);
-/* Thread-safe; one write(2) a line. Field arrays end at n_fields. */
+/* Thread-safe; one write(2) per line. */
 void log_fields(enum log_level level, const char *event, const struct log_field *fields,
                 size_t n_fields);
-/* Lines dropped because stderr did not take them. */
+/* The number of lines dropped because they could not be written. */
 uint64_t log_dropped(void);
 
 #define log_event(level, event, ...)                                 \

@@ -1,13 +1,13 @@
-/* Choices that the settings offer and the scheduler follows. */
+/* Enumerations shared by the settings and the scheduler. */
 #ifndef QUIRE_CONFIG_BASE_POLICIES_H
 #define QUIRE_CONFIG_BASE_POLICIES_H
 
-/* What happens to a preempted group's blocks; AUTO: the cheaper. */
+/* What happens to a preempted group's blocks; AUTO: whichever is cheaper. */
 enum preemption { PREEMPT_AUTO, PREEMPT_SWAP, PREEMPT_RECOMPUTE };
-/* The order among requests: of arrival, by their priority, by their tenants' shares. */
+/* The order of requests: by arrival, by priority, or by fair shares of tenants. */
 enum policy { POLICY_FCFS, POLICY_PRIORITY, POLICY_FAIR };
-/* How memory is reserved: by blocks, or contiguously as the paper's baselines do
- * (§6.1). */
+/* How KV memory is reserved: in blocks, or contiguously as in the baselines of the
+ * PagedAttention paper (§6.1). */
 enum kv_policy { KV_PAGED, KV_ORCA_MAX, KV_ORCA_POW2, KV_ORCA_ORACLE };
 
 #endif

@@ -1,3 +1,4 @@
+/* pthread conditions with CLOCK_MONOTONIC. */
 #include "config/base/wait.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
-/* Waiting on a condition until a time of the monotonic clock: a jump of the wall clock
- * ends no wait, and prolongs none. */
+/* Condition variables with deadlines on the monotonic clock: a jump of the wall clock
+ * does not shorten or prolong a wait. */
 #ifndef QUIRE_CONFIG_BASE_WAIT_H
 #define QUIRE_CONFIG_BASE_WAIT_H
 
@@ -7,10 +7,10 @@
 
 #include "config/base/base.h"
 
-/* A condition for wait_until; give it back with pthread_cond_destroy. */
+/* Initialise a condition for wait_until; to be freed with pthread_cond_destroy. */
 void wait_init(pthread_cond_t *c);
-/* As pthread_cond_wait, but no longer than until clock_us() is `until_us`: true when
- * woken (or spuriously), false when that time has come. */
+/* As pthread_cond_wait, but at most until clock_us() is `until_us`: true when woken,
+ * possibly spuriously, false when that time has come. */
 bool wait_until(pthread_cond_t *c, pthread_mutex_t *lock, int64_t until_us);
 
 #endif

@@ -1,6 +1,6 @@
-/* Where settings come from: defaults, then the YAML file, then the environment, then
- * flags. Each overwrites what the one before has set, so the order of the four calls in
- * settings_load is the precedence. */
+/* The sources of settings: defaults, the YAML file, the environment, flags. Each
+ * overwrites the one before, so the order of the calls in settings_load is the
+ * precedence. */
 #include "config/settings/settings.h"
 
 #include <stdio.h>
@@ -32,7 +32,7 @@ static int set_defaults(struct settings *s, struct err *e)
 struct flag {
     const struct setting *row;
     const char *value; /* after '=', or the next argument, or "true"/"false"; NULL: missing */
-    int n_args;        /* arguments used up */
+    int n_args;        /* arguments consumed */
 };
 
 static bool is_bool_word(const char *text)
@@ -45,7 +45,7 @@ static bool has_prefix(const char *text, const char *prefix)
     return strncmp(text, prefix, strlen(prefix)) == 0;
 }
 
-/* --no-flag, for a boolean that is not itself called so. */
+/* The boolean that --no-NAME sets to false. */
 static const struct setting *find_negated(const char *name, size_t len)
 {
     if (len < 4 || (!has_prefix(name, "no-") && !has_prefix(name, "no_"))) {
@@ -77,7 +77,8 @@ static int read_flag(const char *argument, const char *next, struct flag *ret, s
         for (char *c = nearest; *c != '\0'; c++) {
             *c = *c == '_' ? '-' : *c;
         }
-        return err_set(e, ERR_INVALID, "--%.*s is no flag; the nearest is --%s (--help lists all)",
+        return err_set(e, ERR_INVALID,
+                       "--%.*s is not a flag; the nearest is --%s (--help lists all)",
                        (int)MIN(len, (size_t)64), name, nearest);
     }
     if (given) {
@@ -102,8 +103,8 @@ static int set_flag(struct settings *s, const struct flag *f, const char *argume
     return setting_set(s, f->row, f->value, FROM_FLAG, where, e);
 }
 
-/* All flags and the one positional MODEL. With `only`, just that row is set (to find
- * --config before all else). */
+/* Set all flags and the one positional MODEL; with `only`, just that row (to find
+ * --config first). */
 static int set_from_flags(struct settings *s, int argc, char **argv, const struct setting *only,
                           struct err *e)
 {
@@ -113,15 +114,15 @@ static int set_from_flags(struct settings *s, int argc, char **argv, const struc
     for (int i = 0; i < argc;) {
         if (argv[i][0] == '-' && argv[i][1] != '-') {
             return err_set(e, ERR_INVALID,
-                           "'%.64s' is no flag: flags begin with two dashes (--help lists them)",
+                           "'%.64s' is not a flag: flags begin with two dashes (--help lists them)",
                            argv[i]);
         }
         struct flag f = {.row = model, .value = argv[i], .n_args = 1};
         if (argv[i][0] != '-') {
             if (positional) {
                 return err_set(e, ERR_INVALID,
-                               "'%.64s': one MODEL is wanted, '%.64s' was given before", argv[i],
-                               positional);
+                               "'%.64s': only one MODEL is allowed, and '%.64s' was given before",
+                               argv[i], positional);
             }
             positional = argv[i];
         } else {
@@ -152,8 +153,8 @@ static bool asks_for_help(int argc, char **argv)
 
 /* ---- environment ---- */
 
-/* The row that "QUIRE_NAME=value" sets; NULL where it is none of ours: other programs
- * may use the same beginning. */
+/* The row that "QUIRE_NAME=value" sets; NULL if there is none, since other programs may
+ * use the same prefix. */
 static const struct setting *find_variable(const char *entry, size_t name_len)
 {
     char lower[WHERE_BYTES];
@@ -177,8 +178,8 @@ static int set_from_environment(struct settings *s, char **env, const struct set
             continue;
         }
         const char *value = *env + len + 1;
-        /* Kubernetes gives every container of a namespace with a service called "quire"
-         * QUIRE_PORT=tcp://... */
+        /* Kubernetes sets QUIRE_PORT=tcp://... in every container of a namespace with a
+         * service named "quire". */
         if (row->offset == offsetof(struct settings, port) && has_prefix(value, "tcp://")) {
             s->kubernetes_port = true;
             continue;
@@ -227,15 +228,14 @@ static int check_together(const struct settings *s, struct err *e)
 {
     if ((!s->ssl_certfile) != (!s->ssl_keyfile)) {
         return err_set_param(e, ERR_INVALID, !s->ssl_certfile ? "ssl_certfile" : "ssl_keyfile",
-                             "ssl_certfile and ssl_keyfile go together: %s is missing",
+                             "ssl_certfile and ssl_keyfile must both be set: %s is missing",
                              !s->ssl_certfile ? "ssl_certfile" : "ssl_keyfile");
     }
     if (s->max_num_seqs > 0 && s->max_num_batched_tokens > 0 &&
         s->max_num_batched_tokens < s->max_num_seqs) {
         return err_set_param(e, ERR_INVALID, "max_num_batched_tokens",
                              "max_num_batched_tokens is %lld, less than max_num_seqs, %lld: each "
-                             "running sequence needs "
-                             "a token a step",
+                             "running sequence needs one token per step",
                              (long long)s->max_num_batched_tokens, (long long)s->max_num_seqs);
     }
     return settings_check_nodes(s, e);

@@ -1,7 +1,7 @@
-/* Every setting once: a row of the table in settings.c gives YAML key, flag,
- * environment variable, aliases, type, bounds, default and help; `--help`, the README's
- * reference, `quire config` and validation come from it. Precedence: flag, environment,
- * file, default.
+/* The settings. Each is one row of the table in settings_table.c: YAML key, flag,
+ * environment variable, alias, type, bounds, default and help. Validation, `--help`,
+ * the reference in README and manual page, and `quire config` come from that table.
+ * Precedence: flag, environment, file, default.
  */
 #ifndef QUIRE_CONFIG_SETTINGS_SETTINGS_H
 #define QUIRE_CONFIG_SETTINGS_SETTINGS_H
@@ -23,13 +23,14 @@ enum { SETTINGS_MAX = 96 }; /* rows of the table at most */
 
 /* One entry of `prefixes:` in the YAML file. */
 struct prefix_setting {
-    char *text;
+    char *text; /* owned; computed at start and kept in the prefix cache */
 };
 
-/* Strings are owned by the struct; NULL where nothing is set. */
+/* Strings are owned by the struct; NULL: not set. */
 struct settings {
     /* model */
-    /* directory, file, hub name; "null" for the null executor; NULL: the bundled one */
+    /* Directory, file or hub name; "null": the null executor; NULL: the bundled
+     * model. */
     char *model;
     char *served_model_name; /* NULL: derived from `model` */
     int device;              /* enum device_kind */
@@ -54,11 +55,11 @@ struct settings {
     int64_t n_prefixes;
     int64_t tensor_parallel_size;
     int64_t pipeline_parallel_size;
-    int64_t nnodes, node_rank; /* machines of a model that is cut, and which this is */
+    int64_t nnodes, node_rank; /* machines that share the model; this one's number */
     char *master_addr;         /* of node 0; NULL: none given */
     int64_t master_port;
     double node_timeout;            /* seconds */
-    int64_t local_rank, local_size; /* this node among those that are one machine */
+    int64_t local_rank, local_size; /* this node among the nodes on the same machine */
     bool deterministic;
     int64_t threads; /* 0: physical cores */
     int64_t seed;    /* -1: random */
@@ -68,7 +69,7 @@ struct settings {
     char *uds;
     char *ssl_certfile;
     char *ssl_keyfile;
-    char **api_key; /* [n_api_keys]; those of api_key_file are the server's affair */
+    char **api_key; /* [n_api_keys]; without those of api_key_file, which the server reads */
     int64_t n_api_keys;
     char *api_key_file;
     int prefix_cache_scope; /* enum prefix_cache_scope */
@@ -96,24 +97,24 @@ struct settings {
     bool ui;
     char *config; /* the YAML file that was read, or NULL */
 
-    /* QUIRE_PORT said tcp://…, as Kubernetes makes it for a service called quire:
-     * passed over */
+    /* QUIRE_PORT was ignored because it is tcp://…, as Kubernetes sets it for a service
+     * named quire. */
     bool kubernetes_port;
-    uint8_t origin[SETTINGS_MAX]; /* where each row's value came from; for settings_print */
+    uint8_t origin[SETTINGS_MAX]; /* enum setting_origin of each row's value */
 };
 
-/* Read flags (argv without the program and subcommand names), environment and file into
- * `ret`. `help` is set where --help was given (the caller prints settings_help). On
- * error nothing is left allocated. */
+/* Read flags (argv without the names of program and subcommand), environment and file
+ * into `ret`. With --help only *ret_help is set, and the caller prints settings_help.
+ * On error nothing is left allocated. */
 int settings_load(struct settings *ret, int argc, char **argv, char **env, bool *ret_help,
                   struct err *e);
 void settings_release(struct settings *s);
-/* The settings that decide how `model` is computed and what is logged, as flags for
- * settings_load in a process of our own; no keys. *ret is NULL-terminated, for
+/* The settings that a worker process needs, as flags for its settings_load: how `model`
+ * is computed and how to log, but no keys. *ret is NULL-terminated and freed by
  * settings_pass_on_free. */
 int settings_pass_on(char ***ret, const struct settings *s, const char *model, struct err *e);
 void settings_pass_on_free(char **flags);
-/* `--help` text of all settings, grouped. */
+/* The `--help` text of all settings, by group. */
 void settings_help(FILE *out);
 /* The settings' table as a JSON array, one object a setting, for scripts/make-docs. */
 void settings_list(FILE *out);

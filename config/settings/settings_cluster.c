@@ -1,18 +1,18 @@
-/* The place of this process among several, as its launcher put it into the environment:
- * torchrun, Slurm's srun, Open MPI and what descends from MPICH, Kubernetes'
- * LeaderWorkerSet. Each process they start is a node of ours. Read where the model is
- * cut (tensor_parallel_size, pipeline_parallel_size) and no setting says anything of
- * nodes. */
+/* Rank and world size from a launcher's environment: torchrun, Slurm's srun, Open MPI,
+ * MPICH and its descendants, Kubernetes' LeaderWorkerSet. Each process that the
+ * launcher starts is one node. The environment is read only if the model is distributed
+ * (tensor_parallel_size, pipeline_parallel_size) and nnodes is not set. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "config/settings/settings_table.h"
 
-enum { HOST_BYTES = 256, MOST_RANKS = 64 };
+enum { HOST_BYTES = 256, MAX_RANKS = 64 };
 
 struct launcher {
-    /* local: NULL where each has a machine of its own */
+    /* Names of variables. The local ones are NULL if each process has its own
+     * machine. */
     const char *name, *size, *rank, *local_size, *local_rank;
 };
 
@@ -42,8 +42,8 @@ static const char *variable(char **env, const char *name)
     return NULL;
 }
 
-/* One setting from a variable; nothing where there is none. A list such as Slurm's
- * 2(x3) counts by its first number. */
+/* Set one setting from a variable, if it exists. Of a list such as Slurm's 2(x3) the
+ * first number counts. */
 static int take(struct settings *s, char **env, const char *name, const char *key, struct err *e)
 {
     const struct setting *row = setting_find(key, strlen(key));
@@ -58,7 +58,7 @@ static int take(struct settings *s, char **env, const char *name, const char *ke
     return setting_set(s, row, n > 0 ? number : text, FROM_ENV, name, e);
 }
 
-/* "gpu[03-07,9],login" begins with gpu03. */
+/* The first host of a Slurm list: of "gpu[03-07,9],login" it is gpu03. */
 static void first_host(char *ret, const char *list)
 {
     size_t prefix = strcspn(list, "[,"),
@@ -88,9 +88,9 @@ static int take_master(struct settings *s, char **env, const struct launcher *l,
         return setting_set(s, row, address, FROM_ENV, "MASTER_ADDR", e);
     }
     return err_set_param(e, ERR_INVALID, "master_addr",
-                         "%s has started several processes, and the model is cut for %lld ranks, "
-                         "but neither MASTER_ADDR nor "
-                         "master_addr says where the first one is",
+                         "%s has started several processes, and the model is distributed over %lld "
+                         "ranks, but neither MASTER_ADDR nor master_addr gives the address of "
+                         "the first one",
                          l->name, (long long)n_ranks(s));
 }
 
@@ -124,11 +124,11 @@ int settings_check_nodes(const struct settings *s, struct err *e)
 {
     int64_t n = n_ranks(s);
 
-    if (n > MOST_RANKS) {
+    if (n > MAX_RANKS) {
         return err_set_param(
             e, ERR_INVALID, "pipeline_parallel_size",
             "tensor_parallel_size %lld times pipeline_parallel_size %lld is more than %d ranks",
-            (long long)s->tensor_parallel_size, (long long)s->pipeline_parallel_size, MOST_RANKS);
+            (long long)s->tensor_parallel_size, (long long)s->pipeline_parallel_size, MAX_RANKS);
     }
     if (s->nnodes > 1 && n % s->nnodes != 0 && s->pipeline_parallel_size > 1) {
         return err_set_param(
@@ -145,16 +145,17 @@ int settings_check_nodes(const struct settings *s, struct err *e)
     }
     if (s->node_rank >= s->nnodes) {
         return err_set_param(e, ERR_INVALID, "node_rank",
-                             "node_rank %lld: there are %lld nodes, counted from 0",
+                             "node_rank %lld must be less than nnodes %lld",
                              (long long)s->node_rank, (long long)s->nnodes);
     }
     if (s->local_rank >= s->local_size) {
-        return err_set_param(e, ERR_INVALID, "local_rank", "local_rank %lld of local_size %lld",
+        return err_set_param(e, ERR_INVALID, "local_rank",
+                             "local_rank %lld must be less than local_size %lld",
                              (long long)s->local_rank, (long long)s->local_size);
     }
     if (s->nnodes > 1 && !s->master_addr) {
         return err_set_param(e, ERR_INVALID, "master_addr",
-                             "nnodes %lld: master_addr is missing, where node 0 is",
+                             "nnodes %lld: master_addr is missing; set it to the address of node 0",
                              (long long)s->nnodes);
     }
     return 0;

@@ -1,5 +1,4 @@
-/* Settings handed to a process of our own, as flags: what decides how a model is
- * computed, never keys. */
+/* The settings passed to worker processes as flags. Keys are never among them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,24 +7,25 @@
 
 enum { FLAG_BYTES = 8192 };
 
-/* What computes a model needs these, how long to wait for it, and the way to log. */
+/* Whether a worker needs the setting: to compute the model, to wait for a step, to
+ * log. */
 static bool passes(const struct setting *row)
 {
     static const char *const groups[] = {"Model", "Scheduling", "Memory", "Nodes"};
     static const char *const keys[] = {"log_format", "log_level", "step_timeout"};
-    bool ours = false;
+    bool needed = false;
 
     for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
-        ours = ours || strcmp(row->key, keys[i]) == 0;
+        needed = needed || strcmp(row->key, keys[i]) == 0;
     }
     for (size_t i = 0; i < ARRAY_LEN(groups); i++) {
-        ours = ours || strcmp(row->group, groups[i]) == 0;
+        needed = needed || strcmp(row->group, groups[i]) == 0;
     }
-    return ours && row->type != SETTING_PREFIXES && row->type != SETTING_KEYS &&
+    return needed && row->type != SETTING_PREFIXES && row->type != SETTING_KEYS &&
            strcmp(row->key, "model") != 0;
 }
 
-/* --key=value, malloc'd; NULL without memory or value. */
+/* --key=value, malloc'd; NULL: no value, or out of memory. */
 static char *flag_of(const struct settings *s, const struct setting *row)
 {
     const void *at = (const char *)s + row->offset;

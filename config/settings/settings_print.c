@@ -11,7 +11,7 @@ static bool begins_group(int i)
     return i == 0 || strcmp(setting_table[i].group, setting_table[i - 1].group) != 0;
 }
 
-/* A name with dashes, or in capitals, into `out`. */
+/* Append a name with dashes for underscores, or in capitals. */
 static void spell(struct buf *out, const char *key, bool capitals)
 {
     for (; *key != '\0'; key++) {
@@ -22,8 +22,8 @@ static void spell(struct buf *out, const char *key, bool capitals)
     }
 }
 
-/* Is this choice the first with its value? Later ones are synonyms, accepted but not
- * shown. */
+/* Whether this choice is the first with its value; later ones are undocumented
+ * synonyms. */
 static bool is_shown(const struct setting_choice *first, const struct setting_choice *c)
 {
     for (; first != c; first++) {
@@ -56,8 +56,8 @@ static void put_flag(struct buf *out, const struct setting *row)
     }
 }
 
-/* `text` broken into lines behind HELP_COLUMN blanks; the first line goes where
- * `column` stands. */
+/* Print `text` wrapped and indented by HELP_COLUMN; the first line begins at
+ * `column`. */
 static void put_wrapped(FILE *out, const char *text, int column)
 {
     if (column >= HELP_COLUMN) {
@@ -121,10 +121,10 @@ void settings_help(FILE *out)
             help_row(out, &setting_table[i]);
         }
     }
-    fprintf(out, "\nEach may also stand in the YAML file (max_num_seqs: 8) or in the environment "
-                 "(QUIRE_MAX_NUM_SEQS=8);\n"
-                 "a flag wins over the environment, the environment over the file. `quire config` "
-                 "shows the result.\n");
+    fprintf(out, "\nEach can also be set in the YAML file (max_num_seqs: 8) or in the environment "
+                 "(QUIRE_MAX_NUM_SEQS=8).\n"
+                 "Flags override the environment, and the environment overrides the file. `quire "
+                 "config` shows the\nresult.\n");
 }
 
 /* ---- the table for programs ---- */
@@ -202,8 +202,8 @@ void settings_list(FILE *out)
 
 /* ---- the manual page ---- */
 
-/* Text for troff: a plain dash is a hyphen there, and may be broken at; a backslash
- * begins a command. */
+/* Escape text for troff: a plain dash would be a hyphen and a possible line break, and
+ * a backslash starts a command. */
 static void put_roff(FILE *out, const char *text, size_t len)
 {
     for (size_t i = 0; i < len; i++) {
@@ -217,7 +217,7 @@ static void put_roff(FILE *out, const char *text, size_t len)
     }
 }
 
-/* The flag in bold, its value as it is; then what help_row says. */
+/* The flag in bold and its value, then the help as in help_row. */
 static void man_row(FILE *out, const struct setting *row)
 {
     struct buf flag, text;
@@ -279,7 +279,7 @@ void settings_print(const struct settings *s, FILE *out)
         const struct setting *row = &setting_table[i];
         struct buf line;
         buf_init(&line, VALUE_MAX_BYTES);
-        /* A file cannot name another file: the one that was read stands in a
+        /* The setting config is not allowed in a file, so it is printed as a
          * comment. */
         buf_printf(&line, "%s%s: ", row->offset == offsetof(struct settings, config) ? "# " : "",
                    row->key);

@@ -1,4 +1,4 @@
-/* The settings, one row each. Order is the order of --help and of the README. */
+/* The table of settings, in the order of --help and of the README's reference. */
 #include "config/settings/settings_table.h"
 
 #include <assert.h>
@@ -64,162 +64,177 @@ static const struct setting_choice LOG_LEVELS[] = {{"debug", LOG_DEBUG},  {"info
 /* clang-format off */
 const struct setting setting_table[] = {
     {STRING(model, NULL), .metavar = "DIR", .group = "Model",
-     .help = "Hugging Face directory, GGUF file, or hub name (org/name[@revision], downloaded "
-             "when it is not in the cache); null serves an executor that answers at once; "
-             "without one the bundled model is served"},
+     .help = "model to serve: a Hugging Face directory, a GGUF file, or a hub name "
+             "(org/name[@revision], downloaded if it is not in the cache); null: no model, "
+             "requests are answered at once (for tests); not set: the bundled model"},
     {STRING(served_model_name, NULL), .metavar = "NAME", .group = "Model",
-     .help = "name that clients see; else the directory's or hub name"},
+     .help = "model name that clients see; not set: the name of the directory or on the hub"},
     {CHOICE(device, "auto", DEVICES), .group = "Model",
-     .help = "where the model runs; auto takes a GPU when one is usable"},
+     .help = "device that runs the model; auto: a GPU if one is usable, else the CPU"},
     {CHOICE(dtype, "auto", DTYPES), .group = "Model",
-     .help = "type of the weights; auto keeps them as stored"},
+     .help = "data type of the weights; auto: as stored"},
     {CHOICE(load_format, "auto", LOAD_FORMATS), .group = "Model",
-     .help = "how weights are stored; dummy makes random ones"},
+     .help = "format of the weight files; dummy: random weights instead of files"},
     {STRING(generation_config, "auto"), .choice = GENERATION_CONFIGS, .group = "Model",
-     .help = "whether the model's generation_config.json gives defaults for temperature, top_p "
-             "and the like"},
+     .help = "auto: use the sampling defaults (temperature, top_p, ...) of the model's "
+             "generation_config.json; none: ignore that file"},
     {INT(max_model_len, "0", 0, LIMIT_MODEL_LEN), .metavar = "TOKENS", .group = "Model",
-     .help = "longest prompt and answer together; 0: the model's, or what the pool holds"},
+     .help = "maximum tokens of prompt and answer together; 0: the model's limit, or what the "
+             "KV blocks can hold"},
 
     {INT(max_num_seqs, "0", 0, LIMIT_NUM_SEQS), .metavar = "N", .group = "Scheduling",
-     .help = "sequences that run at once; 0: 1024 on a GPU, 64 on a CPU"},
+     .help = "maximum number of sequences that run at once; 0: 1024 on a GPU, 64 on a CPU"},
     {INT(max_num_batched_tokens, "0", 0, LIMIT_BATCHED_TOKENS), .metavar = "TOKENS",
      .group = "Scheduling",
-     .help = "tokens computed in one step; 0: 8192 on a GPU, 512 on a CPU"},
+     .help = "maximum number of tokens computed in one step; 0: 8192 on a GPU, 512 on a CPU"},
     {FLOAT(target_itl_ms, "0", -1, 60000), .metavar = "MS", .group = "Scheduling",
-     .help = "time between tokens that prefill may not push a step beyond; 0: 54 on a GPU (11 "
-             "for whole steps while keys share it, with policy fair), none on a CPU (50 with "
-             "policy fair); -1: none"},
+     .help = "target inter-token latency: prefill is limited so that steps with running "
+             "requests take no longer; 0: 54 on a GPU (with policy fair, 11 while several keys "
+             "share a step), no limit on a CPU (50 with policy fair); -1: no limit"},
     {CHOICE(preemption, "auto", PREEMPTIONS), .alias = "preemption_mode", .group = "Scheduling",
-     .help = "what happens to the newest group when blocks run out; auto takes the cheaper"},
+     .help = "what to do with the newest request when KV blocks run out: swap its blocks to "
+             "host memory, or free them and recompute later; auto: whichever is cheaper"},
     {CHOICE(policy, "fcfs", POLICIES), .alias = "scheduling_policy", .group = "Scheduling",
-     .help = "first come first served; by the request's priority; or fair shares of tokens among "
-             "API keys"},
+     .help = "order of requests: first come, first served; by the field priority; or fair "
+             "shares of tokens for each API key"},
     {BOOL(deterministic, "false"), .group = "Scheduling",
-     .help = "the same tokens bit for bit whatever else is in the batch; slower"},
+     .help = "batch-invariant results: the same request gives bit-identical tokens whatever "
+             "else is in the batch; slower"},
     {INT(seed, "-1", -1, 0x1p63), .metavar = "N", .group = "Scheduling",
-     .help = "seed of requests that bring none; -1: random"},
+     .help = "seed for requests without one of their own; -1: random"},
     {INT(tensor_parallel_size, "1", 1, 64), .metavar = "N", .group = "Scheduling",
-     .help = "processes that share each layer, on as many GPUs or on the CPU"},
+     .help = "number of ranks (processes) that split each layer, one GPU each, or all on the "
+             "CPU"},
     {INT(pipeline_parallel_size, "1", 1, 64), .metavar = "N", .group = "Scheduling",
-     .help = "stages that hold a part of the layers each; each is tensor_parallel_size processes"},
+     .help = "number of pipeline stages that split the layers among them, each of "
+             "tensor_parallel_size ranks"},
     {INT(threads, "0", 0, 1024), .metavar = "N", .group = "Scheduling",
-     .help = "CPU threads that compute, of all ranks together; 0: physical cores"},
+     .help = "number of CPU threads that compute, for all ranks together; 0: the number of "
+             "physical cores"},
 
     {INT(nnodes, "1", 1, 64), .metavar = "N", .group = "Nodes",
-     .help = "machines that share the model, each with as many of its ranks; all get the same "
-             "settings but for node_rank"},
+     .help = "number of nodes (machines) that share the model, with equally many ranks each; "
+             "all nodes need the same settings except node_rank"},
     {INT(node_rank, "0", 0, 63), .metavar = "N", .group = "Nodes",
-     .help = "which of the nnodes this is; 0 answers requests"},
+     .help = "number of this node, from 0 to nnodes - 1; node 0 answers requests"},
     {STRING(master_addr, NULL), .metavar = "ADDRESS", .group = "Nodes",
-     .help = "where node 0 is reached by the others"},
+     .help = "address at which the other nodes reach node 0"},
     {INT(master_port, "29500", 1, 65535), .metavar = "PORT", .group = "Nodes",
-     .help = "TCP port of node 0 for the other nodes; for the cluster's own network, it asks for "
-             "no key"},
+     .help = "TCP port of node 0 for the other nodes; not authenticated, so expose it only to "
+             "the cluster's own network"},
     {SECONDS(node_timeout, "300", 0.1, DAY_S), .metavar = "SECONDS", .group = "Nodes",
      .help = "how long nodes wait for each other at start"},
     {INT(local_rank, "0", 0, 63), .metavar = "N", .group = "Nodes",
-     .help = "where several of the nnodes are one machine: which of them this is there"},
+     .help = "number of this node among those on the same machine, if several of the nnodes "
+             "run there"},
     {INT(local_size, "1", 1, 64), .metavar = "N", .group = "Nodes",
-     .help = "how many of the nnodes are this machine"},
+     .help = "number of the nnodes that run on this machine"},
 
     {INT(block_size, "16", 1, 256), .metavar = "TOKENS", .group = "Memory",
-     .help = "tokens of one KV block"},
+     .help = "number of tokens in a KV block"},
     {INT(kv_blocks, "0", 0, INT32_MAX), .alias = "num_gpu_blocks_override", .metavar = "N",
      .group = "Memory",
-     .help = "KV blocks; 0: from memory"},
+     .help = "number of KV blocks; 0: as many as fit into memory"},
     {BYTES(kv_cache_memory, "0", 0, 1024 * TIB), .alias = "kv_cache_memory_bytes",
      .metavar = "SIZE", .group = "Memory",
-     .help = "memory of the KV blocks of a rank; 0: by gpu-memory-utilization, on a CPU 2 GiB or "
-             "a quarter of its free memory"},
+     .help = "memory for the KV blocks of each rank; 0: on a GPU by gpu-memory-utilization, on "
+             "a CPU 2 GiB or a quarter of the free memory"},
     {CHOICE(kv_policy, "paged", KV_POLICIES), .group = "Memory",
-     .help = "to measure paging against: admit as if each sequence needed contiguous room for "
-             "its whole life (the model's length, the next power of two of its answer, or "
-             "exactly its answer), with no cached prefixes"},
+     .help = "paged: KV memory is allocated in blocks; the others are baselines for "
+             "measurements, which reserve contiguous memory for a sequence's whole life: the "
+             "model's maximum length, the next power of two of the answer's length, or exactly "
+             "that length; without cached prefixes"},
     {FLOAT(gpu_memory_utilization, "0.9", 0.01, 1), .metavar = "PART", .group = "Memory",
-     .help = "part of the GPU's memory that may be used"},
+     .help = "fraction of the GPU's memory that may be used"},
     {BYTES(swap_space, "4GiB", 0, 64 * TIB), .metavar = "SIZE", .group = "Memory",
      .gib_without_unit = true,
-     .help = "host memory for swapped-out blocks; a number below 1024 without a unit is in GiB"},
+     .help = "host memory for swapped-out KV blocks; a number below 1024 without a unit is in "
+             "GiB"},
     {BOOL(prefix_cache, "true"), .alias = "enable_prefix_caching", .group = "Memory",
-     .help = "requests share the blocks of equal beginnings"},
+     .help = "share KV blocks among requests whose prompts begin with the same tokens"},
     {AT(prefixes), .type = SETTING_PREFIXES, .group = "Memory",
-     .help = "list of texts that are computed at start and stay in the cache (YAML only)"},
+     .help = "list of texts that are computed at start and stay in the prefix cache (YAML file "
+             "only)"},
 
     {STRING(host, "127.0.0.1"), .metavar = "ADDRESS", .group = "Server",
      .help = "address to listen on"},
     {INT(port, "8000", 0, 65535), .metavar = "N", .group = "Server",
-     .help = "port to listen on; 0: any free one"},
+     .help = "port to listen on; 0: any free port"},
     {STRING(uds, NULL), .metavar = "PATH", .group = "Server",
-     .help = "Unix socket to listen on instead"},
+     .help = "path of a Unix socket to listen on, instead of host and port"},
     {STRING(ssl_certfile, NULL), .metavar = "FILE", .group = "Server",
-     .help = "TLS certificate, PEM"},
+     .help = "TLS certificate chain (PEM)"},
     {STRING(ssl_keyfile, NULL), .metavar = "FILE", .group = "Server",
-     .help = "TLS private key, PEM"},
+     .help = "TLS private key (PEM)"},
     {AT(api_key), .type = SETTING_KEYS, .metavar = "KEY", .group = "Server",
-     .help = "key that clients must send; may be given several times, in the environment with "
-             "commas"},
+     .help = "key that clients must send; may be given several times, in the environment "
+             "separated by commas"},
     {STRING(api_key_file, NULL), .metavar = "FILE", .group = "Server",
-     .help = "file of keys, with names and limits; read again on SIGHUP"},
+     .help = "file of keys with names and limits; read again on SIGHUP"},
     {CHOICE(prefix_cache_scope, "key", PREFIX_CACHE_SCOPES), .group = "Server",
-     .help = "which requests share cached beginnings where keys are set: those of one key, or "
-             "all; prefixes are shared by all"},
+     .help = "which requests share cached prefixes when keys are set: only those with the same "
+             "key, or all on the server; the setting prefixes is shared by all"},
     {INT(max_queue, "1024", 1, 1000000), .metavar = "N", .group = "Server",
-     .help = "requests that wait; one more is answered 429"},
+     .help = "maximum number of waiting requests; further ones are answered 429"},
     {SECONDS(queue_timeout, "0", 0, DAY_S), .metavar = "SECONDS", .group = "Server",
-     .help = "longest wait for a first token's turn; 0: none"},
+     .help = "maximum time a request waits in the queue before its first token; 0: no limit"},
     {SECONDS(request_timeout, "0", 0, DAY_S), .metavar = "SECONDS", .group = "Server",
-     .help = "longest life of a request; 0: none"},
+     .help = "maximum time from a request's arrival to its end; 0: no limit"},
     {INT(max_connections, "10000", 1, 1000000), .metavar = "N", .group = "Server",
-     .help = "connections at once"},
+     .help = "maximum number of open connections"},
     {INT(max_connections_per_address, "0", 0, 1000000), .metavar = "N", .group = "Server",
-     .help = "connections at once of one peer address (IPv6: of one /64); 0: a quarter of "
-             "max-connections; loopback, Unix sockets and trusted-proxies are not counted"},
+     .help = "maximum number of open connections from one address (IPv6: one /64 network); 0: "
+             "a quarter of max-connections; loopback, Unix sockets and trusted-proxies are not "
+             "limited"},
     {STRING(trusted_proxies, NULL), .metavar = "ADDRESSES", .group = "Server",
-     .help = "addresses and networks (10.0.0.0/8, with commas) that may open as many connections "
-             "as they like"},
+     .help = "addresses and networks (such as 10.0.0.0/8, separated by commas) without a limit "
+             "of connections per address"},
     {SECONDS(header_timeout, "10", 0.01, DAY_S), .metavar = "SECONDS", .group = "Server",
-     .help = "within which a request's head must come whole, on a new connection with its TLS "
-             "handshake"},
+     .help = "time within which a request's head must arrive; on a new connection including "
+             "the TLS handshake"},
     {SECONDS(body_timeout, "30", 0.01, DAY_S), .metavar = "SECONDS", .group = "Server",
-     .help = "within which a request's body must come, with a second more for each 64 KiB of it"},
+     .help = "time within which a request's body must arrive, plus one second for each 64 KiB "
+             "of it"},
     {STRING(admin_listen, NULL), .metavar = "ADDRESS:PORT", .group = "Server",
-     .help = "where /health, /ping and /metrics alone are served too, by a thread of their own "
-             "(or unix:PATH); without TLS; no key is asked there where it is this machine's "
-             "loopback or a Unix socket"},
+     .help = "further address (or unix:PATH) that serves only /health, /ping and /metrics, by "
+             "a thread of its own and without TLS; no key is required there if it is a "
+             "loopback address or a Unix socket"},
     {BYTES(max_body_bytes, "8MiB", KIB, GIB), .metavar = "SIZE", .group = "Server",
-     .help = "largest request body; more is answered 413"},
+     .help = "maximum size of a request body; larger ones are answered 413"},
     {BYTES(client_buffer_bytes, "0", 0, 64 * TIB), .metavar = "SIZE", .group = "Server",
-     .help = "bytes held for clients at once: bodies, answers not read yet; beyond it requests "
-             "are answered 503, slow readers cut off; 0: an eighth of memory, at least 64 MiB"},
+     .help = "maximum memory for clients: request bodies and answers that are not read yet; "
+             "beyond it new requests are answered 503 and slow readers are disconnected; 0: an "
+             "eighth of memory, at least 64 MiB"},
     {INT(http_threads, "0", 0, 256), .metavar = "N", .group = "Server",
-     .help = "threads of the HTTP server; 0: by cores"},
+     .help = "number of threads of the HTTP server; 0: by the number of cores"},
     {SECONDS(shutdown_timeout, "30", 0, DAY_S), .metavar = "SECONDS", .group = "Server",
-     .help = "how long running requests may go on after SIGTERM"},
+     .help = "how long running requests may continue after SIGTERM"},
     {SECONDS(step_timeout, "60", 0.1, DAY_S), .metavar = "SECONDS", .group = "Server",
-     .help = "a step that takes longer turns /health red"},
+     .help = "a step that takes longer makes /health answer 503"},
     {CHOICE(unknown_fields, "warn", UNKNOWN_FIELDS), .group = "Server",
-     .help = "request fields nobody knows: name them in a response header, or answer 400"},
+     .help = "what to do with unknown request fields: name them in a response header, or "
+             "answer 400"},
     {INT(max_logprobs, "20", 0, LIMIT_LOGPROBS), .metavar = "N", .group = "Server",
-     .help = "most logprobs a request may ask for"},
+     .help = "maximum number of log-probabilities per token that a request may ask for"},
     {STRING(cors_origins, NULL), .metavar = "ORIGINS", .group = "Server",
-     .help = "origins that browsers may call from, with commas, or *"},
+     .help = "origins from which browsers may send requests, separated by commas; *: any"},
     {BOOL(ui, "true"), .group = "Server",
-     .help = "the page at /, and /debug/kv that it draws"},
+     .help = "serve the page at / and /debug/kv, which it displays"},
 
     {STRING(metrics_prefix, "quire_"), .metavar = "PREFIX", .group = "Observing",
-     .help = "front of every metric's name; vllm: suits existing dashboards"},
+     .help = "prefix of all metric names; vllm: fits existing dashboards"},
     {CHOICE(log_format, "text", LOG_FORMATS), .group = "Observing",
-     .help = "key=value lines or JSON lines"},
+     .help = "text: key=value lines; json: one JSON object per line"},
     {CHOICE(log_level, "info", LOG_LEVELS), .group = "Observing",
-     .help = "the least that is logged"},
+     .help = "lowest level that is logged"},
     {CHOICE(access_log, "all", ACCESS_LOGS), .group = "Observing",
-     .help = "requests that get a line when they end; errors: those answered 400 or more"},
+     .help = "which requests are logged when they end; errors: those answered with status 400 "
+             "or above"},
     {BOOL(log_prompts, "false"), .group = "Observing",
-     .help = "write the beginning of every prompt into the log, as the model gets it"},
+     .help = "log the beginning of every prompt, as the model gets it"},
     {STRING(config, NULL), .metavar = "FILE", .group = "Observing",
-     .help = "YAML file of settings; without one /etc/quire/quire.yaml where there is one; none: "
-             "no file"},
+     .help = "YAML file of settings; not set: /etc/quire/quire.yaml if it exists; none: no "
+             "file"},
 };
 /* clang-format on */
 
@@ -228,8 +243,7 @@ static_assert(ARRAY_LEN(setting_table) <= SETTINGS_MAX, "settings.origin has a p
 
 enum { NAME_MAX_BYTES = 64 };
 
-/* Both spellings of a name as one: dashes become underscores. False where it is longer
- * than any name. */
+/* Copy a name with underscores for dashes. False: it is longer than any name. */
 static bool underscored(char out[NAME_MAX_BYTES], const char *name, size_t len)
 {
     if (len >= NAME_MAX_BYTES) {
@@ -258,7 +272,7 @@ const struct setting *setting_find(const char *name, size_t len)
     return NULL;
 }
 
-/* Levenshtein's distance, both strings shorter than NAME_MAX_BYTES. */
+/* The Levenshtein distance of two strings shorter than NAME_MAX_BYTES. */
 static int edits(const char *a, const char *b)
 {
     int row[NAME_MAX_BYTES + 1];

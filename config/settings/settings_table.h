@@ -1,5 +1,5 @@
-/* Inside of the settings: the rows, and one row's text to its value and back. Only
- * config/settings*.c includes this. */
+/* The internal interface of the settings: the table's rows, and the conversion between
+ * a row's text and its value. Included only by config/settings and its tests. */
 #ifndef QUIRE_CONFIG_SETTINGS_SETTINGS_TABLE_H
 #define QUIRE_CONFIG_SETTINGS_SETTINGS_TABLE_H
 
@@ -22,37 +22,36 @@ enum setting_origin { FROM_DEFAULT, FROM_FILE, FROM_ENV, FROM_FLAG };
 
 struct setting_choice {
     const char *name;
-    int value; /* a value that an earlier choice has makes this one a silent synonym */
+    int value; /* equal to an earlier choice's value: an undocumented synonym */
 };
 
 struct setting {
-    const char *
-        /* YAML key; with dashes for underscores the flag; in capitals after QUIRE_ the
-         * environment variable */
-        key;
-    const char *alias; /* vLLM's name where ours is shorter, same spelling rules; or NULL */
-    enum setting_type type;
+    /* The YAML key; with dashes for underscores the flag; in capitals after QUIRE_ the
+     * environment variable. */
+    const char *key;
+    const char *alias;                   /* a second name, as in vLLM, or NULL */
+    enum setting_type type;              /* of the member at `offset` */
     size_t offset;                       /* in struct settings */
     const char *preset;                  /* the default as text; NULL: none */
-    double min, max;                     /* bounds of numbers, both allowed */
+    double min, max;                     /* bounds of numbers, inclusive */
     const struct setting_choice *choice; /* ends at a NULL name */
-    const char *metavar;                 /* what stands for the value in --help */
-    const char *group;                   /* heading; rows of a group are neighbours */
-    const char *help;                    /* one sentence, no full stop */
+    const char *metavar;                 /* placeholder of the value in --help */
+    const char *group;                   /* heading; the rows of a group are adjacent */
+    const char *help;                    /* one phrase, without a full stop */
     bool gib_without_unit; /* a number below 1024 without a unit means GiB, as in vLLM */
 };
 
 extern const struct setting setting_table[];
 extern const int setting_count;
 
-/* By name or alias; dashes and underscores are the same. NULL when there is none. */
+/* The row with this name or alias; dashes equal underscores. NULL: none. */
 const struct setting *setting_find(const char *name, size_t len);
-/* The name or alias with the fewest edits between it and `name`, underscored. */
+/* The name or alias with the least edit distance from `name`, with underscores. */
 const char *setting_nearest(const char *name, size_t len);
 
-/* `text` becomes the row's value. `where` names the place for messages: "--port",
- * "QUIRE_PORT", "quire.yaml line 3: port". A list grows while values come from the same
- * origin, and starts anew with the first from a higher one. */
+/* Set the row's value from `text`. `where` names the source in messages: "--port",
+ * "QUIRE_PORT", "quire.yaml line 3: port". A list is appended to while values come from
+ * the same origin, and replaced by the first value of a higher one. */
 int setting_set(struct settings *s, const struct setting *row, const char *text,
                 enum setting_origin from, const char *where, struct err *e);
 enum setting_origin setting_origin(const struct settings *s, const struct setting *row);
@@ -68,7 +67,7 @@ void setting_format(const struct settings *s, const struct setting *row, struct 
 int settings_parse_yaml(struct settings *s, const char *text, size_t len, const char *name,
                         struct err *e);
 
-/* settings_cluster.c: what a launcher's environment says of nodes; what cannot be of
+/* settings_cluster.c: take nodes and ranks from a launcher's environment; check
  * them. */
 int settings_cluster(struct settings *s, char **env, struct err *e);
 int settings_check_nodes(const struct settings *s, struct err *e);

@@ -1,4 +1,4 @@
-/* One setting's value: text to value with its bounds, and value to YAML. */
+/* The conversion of one setting: text to value, with bounds, and value to YAML. */
 #include <assert.h>
 #include <ctype.h>
 #include <errno.h>
@@ -43,10 +43,10 @@ enum setting_origin setting_origin(const struct settings *s, const struct settin
 static bool parse_number(const char *text, double *ret, const char **ret_rest)
 {
     if (!isdigit((unsigned char)text[0]) && text[0] != '-' && text[0] != '+' && text[0] != '.') {
-        return false; /* strtod would take inf, nan and leading space */
+        return false; /* strtod accepts inf, nan and leading space */
     }
     if (strpbrk(text, "xXpP")) {
-        return false; /* and hexadecimal */
+        return false; /* it also accepts hexadecimal */
     }
     char *end;
     double value = strtod(text, &end);
@@ -58,8 +58,8 @@ static bool parse_number(const char *text, double *ret, const char **ret_rest)
     return true;
 }
 
-/* The factor of a unit after optional blanks, in any case of letters; 0 where it is
- * none. */
+/* The factor of a unit, after optional blanks and in upper or lower case; 0:
+ * unknown. */
 static double unit_factor(const struct unit *unit, const char *text)
 {
     text += strspn(text, " ");
@@ -191,7 +191,7 @@ static int set_bool(struct settings *s, const struct setting *row, const char *t
     return refuse(row, text, where, "true or false", e);
 }
 
-/* The choice called `text`; NULL with the allowed ones in `e` where there is none. */
+/* The choice named `text`; NULL: none, and `e` lists the allowed ones. */
 static const struct setting_choice *find_choice(const struct setting *row, const char *text,
                                                 const char *where, struct err *e)
 {
@@ -205,13 +205,13 @@ static const struct setting_choice *find_choice(const struct setting *row, const
         }
         buf_printf(&names, "%s%s", c == row->choice ? "" : ", ", c->name);
     }
-    err_set_param(e, ERR_INVALID, row->key, "%s: '%.80s' is none of %s", where, text,
+    err_set_param(e, ERR_INVALID, row->key, "%s: '%.80s' is not one of %s", where, text,
                   names.data ? names.data : "");
     buf_release(&names);
     return NULL;
 }
 
-/* A Prometheus name may follow it. */
+/* Whether text and a metric's name together are a valid Prometheus name. */
 static bool is_metric_prefix(const char *text)
 {
     if (isdigit((unsigned char)text[0])) {
@@ -247,13 +247,13 @@ static int check_string(const struct setting *row, const char *text, const char 
     }
     if (row->offset == offsetof(struct settings, served_model_name) &&
         strlen(text) > LIMIT_MODEL_NAME_BYTES) {
-        return err_set_param(e, ERR_INVALID, row->key, "%s: a name has at most %d bytes", where,
-                             (int)LIMIT_MODEL_NAME_BYTES);
+        return err_set_param(e, ERR_INVALID, row->key, "%s: a name may have at most %d bytes",
+                             where, (int)LIMIT_MODEL_NAME_BYTES);
     }
     return 0;
 }
 
-/* An empty text is "none" for the strings that may be absent. */
+/* An empty text unsets a string that may be absent. */
 static int set_string(struct settings *s, const struct setting *row, const char *text,
                       const char *where, struct err *e)
 {
@@ -269,7 +269,7 @@ static int set_string(struct settings *s, const struct setting *row, const char 
             return err_nomem(e, row->key);
         }
     } else if (row->preset) {
-        return err_set_param(e, ERR_INVALID, row->key, "%s: is empty", where);
+        return err_set_param(e, ERR_INVALID, row->key, "%s: the value is empty", where);
     }
     char **at = value_at(s, row);
     free(*at);
@@ -304,8 +304,8 @@ int setting_add_key(struct settings *s, const char *key, size_t len, const char 
         }
     }
     if (len > LIMIT_API_KEY_BYTES) {
-        return err_set_param(e, ERR_INVALID, "api_key", "%s: a key has at most %d bytes", where,
-                             (int)LIMIT_API_KEY_BYTES);
+        return err_set_param(e, ERR_INVALID, "api_key", "%s: a key may have at most %d bytes",
+                             where, (int)LIMIT_API_KEY_BYTES);
     }
     if (s->n_api_keys >= LIMIT_API_KEYS) {
         return err_set_param(e, ERR_INVALID, "api_key", "%s: more than %d keys", where,
@@ -398,7 +398,7 @@ int setting_set(struct settings *s, const struct setting *row, const char *text,
         break;
     case SETTING_PREFIXES:
         return err_set_param(e, ERR_INVALID, row->key,
-                             "%s: this list can be given in the YAML file only", where);
+                             "%s: this list can only be given in the YAML file", where);
     }
     if (rc == 0) {
         *origin_at(s, row) = (uint8_t)from;

@@ -1,6 +1,6 @@
-/* The YAML file of settings: one mapping of names to scalars, the lists `api_key` and
- * `prefixes` beside them. Messages name the file and the line. A key without a value
- * (or null, ~) is as if it were not there. */
+/* The YAML file of settings: one mapping of names to scalars, and the lists `api_key`
+ * and `prefixes`. Messages name file and line. A key without a value (or with null, ~)
+ * is ignored. */
 #include <stdio.h>
 #include <string.h>
 
@@ -29,7 +29,7 @@ static const char *scalar(const yaml_node_t *n)
     return (const char *)n->data.scalar.value;
 }
 
-/* YAML keeps a length beside the text; a NUL inside would hide what follows it. */
+/* YAML texts have a length and may hold a NUL, which would hide what follows. */
 static bool has_nul(const yaml_node_t *n)
 {
     return n->type == YAML_SCALAR_NODE && strlen(scalar(n)) != n->data.scalar.length;
@@ -52,7 +52,7 @@ static int set_scalar(struct yaml_file *f, const struct setting *row, const yaml
     place(where, f, n, row->key);
     if (n->type != YAML_SCALAR_NODE) {
         return err_set_param(e, ERR_INVALID, row->key,
-                             "%s: a single value is wanted, not a list or a mapping", where);
+                             "%s: a single value is required, not a list or a mapping", where);
     }
     if (has_nul(n)) {
         return err_set_param(e, ERR_INVALID, row->key, "%s: a NUL character is not allowed", where);
@@ -73,7 +73,7 @@ static int set_prefix_mapping(struct yaml_file *f, const struct setting *row, co
     if (n->data.mapping.pairs.top - pair != 1 ||
         strcmp(scalar(yaml_document_get_node(&f->doc, pair->key)), "text") != 0) {
         return err_set_param(e, ERR_INVALID, row->key,
-                             "%s: an entry is a text, or a mapping with the one key 'text'",
+                             "%s: an entry must be a text, or a mapping with the one key 'text'",
                              place(where, f, n, row->key));
     }
     return set_scalar(f, row, yaml_document_get_node(&f->doc, pair->value), e);
@@ -94,7 +94,7 @@ static int set_list(struct yaml_file *f, const struct setting *row, const yaml_n
     return 0;
 }
 
-/* A key may be written once, under whichever of its names. */
+/* A setting may occur only once, by name or by alias. */
 static int check_not_twice(struct yaml_file *f, const struct setting *row, const yaml_node_t *n,
                            bool *seen, struct err *e)
 {
@@ -102,7 +102,7 @@ static int check_not_twice(struct yaml_file *f, const struct setting *row, const
     bool *mark = &seen[row - setting_table];
 
     if (*mark) {
-        return err_set_param(e, ERR_INVALID, row->key, "%s: is set twice in this file",
+        return err_set_param(e, ERR_INVALID, row->key, "%s: set twice in this file",
                              place(where, f, n, row->key));
     }
     *mark = true;
@@ -116,13 +116,13 @@ static int set_pair(struct yaml_file *f, const yaml_node_pair_t *pair, bool *see
     const yaml_node_t *value = yaml_document_get_node(&f->doc, pair->value);
 
     if (key->type != YAML_SCALAR_NODE || has_nul(key)) {
-        return err_set(e, ERR_INVALID, "%s line %zu: a key must be a setting's name", f->name,
+        return err_set(e, ERR_INVALID, "%s line %zu: a key must be the name of a setting", f->name,
                        key->start_mark.line + 1);
     }
 
     const struct setting *row = setting_find(scalar(key), strlen(scalar(key)));
     if (!row) {
-        return err_set(e, ERR_INVALID, "%s is no setting; the nearest is '%s'",
+        return err_set(e, ERR_INVALID, "%s is not a setting; the nearest is '%s'",
                        place(where, f, key, scalar(key)),
                        setting_nearest(scalar(key), strlen(scalar(key))));
     }
@@ -131,7 +131,7 @@ static int set_pair(struct yaml_file *f, const yaml_node_pair_t *pair, bool *see
         return rc;
     }
     if (row->offset == offsetof(struct settings, config)) {
-        return err_set_param(e, ERR_INVALID, row->key, "%s: a file cannot name another",
+        return err_set_param(e, ERR_INVALID, row->key, "%s: a file cannot name another one",
                              place(where, f, key, row->key));
     }
     bool list = row->type == SETTING_KEYS || row->type == SETTING_PREFIXES;
@@ -150,8 +150,8 @@ static int set_all(struct yaml_file *f, const yaml_node_t *root, struct err *e)
     }
     if (root->type != YAML_MAPPING_NODE) {
         return err_set(e, ERR_INVALID,
-                       "%s line %zu: the file must be a mapping, lines of 'name: value'", f->name,
-                       root->start_mark.line + 1);
+                       "%s line %zu: the file must be a mapping: lines of the form 'name: value'",
+                       f->name, root->start_mark.line + 1);
     }
     bool seen[SETTINGS_MAX] = {0};
     int rc = 0;
@@ -175,7 +175,7 @@ static int refuse_syntax(const yaml_parser_t *p, const char *name, struct err *e
     return err_set(e, ERR_INVALID, "%s line %zu: is not valid YAML: %s", name, line, problem);
 }
 
-/* The file's one document as settings. */
+/* Read the settings from the file's one document. */
 static int parse_first(struct yaml_file *f, yaml_parser_t *parser, struct err *e)
 {
     if (!yaml_parser_load(parser, &f->doc)) {
@@ -194,7 +194,7 @@ static int expect_end(struct yaml_file *f, yaml_parser_t *parser, struct err *e)
     }
     bool more = yaml_document_get_root_node(&f->doc) != NULL;
     yaml_document_delete(&f->doc);
-    return more ? err_set(e, ERR_INVALID, "%s: holds more than one document ('---')", f->name) : 0;
+    return more ? err_set(e, ERR_INVALID, "%s: more than one document ('---')", f->name) : 0;
 }
 
 int settings_parse_yaml(struct settings *s, const char *text, size_t len, const char *name,

@@ -1,3 +1,4 @@
+/* Parsing of networks, counts by peer address, and the reserved connections. */
 #include "server/access/admission.h"
 
 #include <arpa/inet.h>
@@ -13,9 +14,8 @@ enum { ADDRESS_BITS = 128, MAPPED_BITS = 96, NETWORK_BYTES = 8 };
 
 struct peer_count {
     struct peer_count *next;
-    /* IPv6: of a network of 64 bits, which is what one customer is given */
-    struct in6_addr address;
-    int64_t n;
+    struct in6_addr address; /* of IPv6 only the /64, which a single site may use */
+    int64_t n;               /* open connections */
 };
 
 /* ---- addresses ---- */
@@ -187,7 +187,7 @@ static struct peer_count **find_peer(struct admission *a, const struct in6_addr 
     return at;
 }
 
-/* Under lock. False: the address has as many as it may. */
+/* Under lock. False: the address has reached its limit, or no memory. */
 static bool count_peer(struct admission *a, struct admitted *m, const struct sockaddr *from)
 {
     struct in6_addr address;
@@ -225,7 +225,7 @@ static void uncount_peer(struct admission *a, struct admitted *m)
     m->peer = NULL;
 }
 
-/* ---- connections that may have to yield ---- */
+/* ---- reserved connections ---- */
 
 static void unlink_reserved(struct admission *a, struct admitted *m)
 {
@@ -239,7 +239,7 @@ static void enter_reserved(struct admission *a, struct admitted *m)
 {
     if (a->n_reserved >= LIMIT_RESERVED_CONNECTIONS) {
         struct admitted *oldest = a->oldest;
-        shutdown(oldest->fd, SHUT_RDWR); /* the library sees the end */
+        shutdown(oldest->fd, SHUT_RDWR); /* MHD notices the end and closes it */
         unlink_reserved(a, oldest);
         oldest->yielding = true;
         a->n_reserved--;

@@ -1,3 +1,4 @@
+/* Keys and their owners (struct client), which survive reloads by name. */
 #include "server/access/auth.h"
 
 #include <stdio.h>
@@ -30,8 +31,8 @@ static bool named_in(const struct key_list *l, const char *name)
     return false;
 }
 
-/* Someone whose key is gone makes place; its requests that still run count for the next
- * one then. */
+/* All tenant numbers are in use: rename a client whose key is gone. Its requests that
+ * still run count for the new name then. */
 static struct client *reuse_client(struct keys *k, const char *name, const struct key_list *wanted)
 {
     for (int32_t i = 1; i < k->n_clients; i++) {
@@ -47,7 +48,7 @@ static struct client *reuse_client(struct keys *k, const char *name, const struc
         pthread_mutex_unlock(&c->lock);
         return c;
     }
-    return NULL; /* cannot be: there is a place for every key of a list */
+    return NULL; /* impossible: there are as many clients as a list may have keys */
 }
 
 static struct client *find_client(struct keys *k, const char *name, const struct key_list *wanted,
@@ -116,13 +117,13 @@ void keys_close(struct keys *k)
     *k = (struct keys){0};
 }
 
-void keys_anyone(const struct keys *k, struct grant *ret)
+void keys_anonymous(const struct keys *k, struct auth_result *ret)
 {
-    *ret = (struct grant){.client = k->client[0], .limits = key_limits_none()};
+    *ret = (struct auth_result){.client = k->client[0], .limits = key_limits_none()};
 }
 
-/* The name; where it is but a place in the file, which may be another key's tomorrow, a
- * part of the digest too. */
+/* The key's name. A generated name ("key-3") may belong to another key after a reload,
+ * so half of the digest is appended to it. */
 static void put_scope(char ret[LIMIT_KEY_SCOPE_BYTES + 1], const struct key_entry *k)
 {
     size_t n = (size_t)snprintf(ret, LIMIT_KEY_SCOPE_BYTES + 1, "%s", k->name);
@@ -133,8 +134,8 @@ static void put_scope(char ret[LIMIT_KEY_SCOPE_BYTES + 1], const struct key_entr
     }
 }
 
-/* The index of the key with this digest, or -1: equal work for every key and every
- * guess. */
+/* The index of the key with this digest, or -1; in constant time for every key and
+ * every guess. */
 static int32_t find_digest(const struct key_list *l, const uint8_t digest[KEY_DIGEST_BYTES])
 {
     int32_t found = -1;
@@ -150,7 +151,7 @@ static int32_t find_digest(const struct key_list *l, const uint8_t digest[KEY_DI
     return found;
 }
 
-bool keys_find(struct keys *k, const char *authorization, struct grant *ret)
+bool keys_find(struct keys *k, const char *authorization, struct auth_result *ret)
 {
     static const char scheme[] = "Bearer ";
     uint8_t digest[KEY_DIGEST_BYTES];
@@ -164,11 +165,11 @@ bool keys_find(struct keys *k, const char *authorization, struct grant *ret)
     pthread_rwlock_rdlock(&k->lock);
     int32_t i = bearer ? find_digest(&k->list, digest) : -1;
     if (i >= 0) {
-        *ret = (struct grant){.client = k->owner[i], .limits = k->list.key[i].limits};
+        *ret = (struct auth_result){.client = k->owner[i], .limits = k->list.key[i].limits};
         put_scope(ret->scope, &k->list.key[i]);
         found = true;
     } else if (k->list.n == 0) {
-        keys_anyone(k, ret);
+        keys_anonymous(k, ret);
         found = true;
     }
     pthread_rwlock_unlock(&k->lock);
@@ -183,11 +184,11 @@ int32_t keys_count(struct keys *k)
     return n;
 }
 
-void keys_each(struct keys *k, void (*see)(void *arg, struct client *c), void *arg)
+void keys_each(struct keys *k, void (*visit)(void *arg, struct client *c), void *arg)
 {
     pthread_rwlock_rdlock(&k->lock);
     for (int32_t i = 0; i < k->list.n; i++) {
-        see(arg, k->owner[i]);
+        visit(arg, k->owner[i]);
     }
     pthread_rwlock_unlock(&k->lock);
 }

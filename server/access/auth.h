@@ -1,41 +1,42 @@
-/* Who may ask: the keys of the settings and of the keys file, found in constant time,
- * replaced whole on reload. */
+/* Authentication: the API keys of the settings and of the keys file. A key is looked up
+ * in constant time; a reload replaces the whole list. */
 #ifndef QUIRE_SERVER_ACCESS_AUTH_H
 #define QUIRE_SERVER_ACCESS_AUTH_H
 
 #include "server/access/quota.h"
 
 struct keys {
-    pthread_rwlock_t lock;
+    pthread_rwlock_t lock; /* read by requests, written by a reload */
     struct key_list list;  /* under lock */
-    struct client **owner; /* [list.n] under lock */
-    /* by tenant; 0: whoever sends no key where none is asked. Added to only */
+    struct client **owner; /* [list.n] of each key in `list`; under lock */
+    /* [n_clients] by tenant number; 0: requests without a key. Entries are added or
+     * renamed, never removed, so requests may keep pointers to them. */
     struct client *client[LIMIT_TENANTS];
     int32_t n_clients;
 };
 
-/* What an Authorization header is worth. */
-struct grant {
-    struct client *client; /* outlives the request */
-    struct key_limits limits;
-    /* no other key's, whatever file is read later; "": no key */
+/* What an Authorization header allows. */
+struct auth_result {
+    struct client *client;    /* the key's owner; outlives the request */
+    struct key_limits limits; /* as of the list in which the key was found */
+    /* Prefix-cache namespace: unique to the key, even across reloads; "": no key. */
     char scope[LIMIT_KEY_SCOPE_BYTES + 1];
 };
 
-/* The keys as they are now. None: every request is let in. */
+/* Load the keys. If there are none, every request is accepted. */
 int keys_open(struct keys *k, const struct settings *s, struct err *e);
-/* The keys as they are now in place of those before; a name that stays keeps what it
- * has used. On failure nothing has changed. */
+/* Load the keys again in place of the present ones; a name that stays keeps its
+ * counters and buckets. On failure nothing changes. */
 int keys_reload(struct keys *k, const struct settings *s, struct err *e);
 /* NULL-safe on a struct of zeros. */
 void keys_close(struct keys *k);
-/* Whether an Authorization header's value (or NULL) is "Bearer" with one of the keys:
- * whose, and what it may. */
-bool keys_find(struct keys *k, const char *authorization, struct grant *ret);
-/* For routes that ask for no key. */
-void keys_anyone(const struct keys *k, struct grant *ret);
+/* Whether an Authorization header's value (or NULL) is "Bearer" and one of the keys, or
+ * no keys are set; *ret is filled then. */
+bool keys_find(struct keys *k, const char *authorization, struct auth_result *ret);
+/* The result for routes that need no key. */
+void keys_anonymous(const struct keys *k, struct auth_result *ret);
 int32_t keys_count(struct keys *k);
-/* Every key's owner, in the file's order. */
-void keys_each(struct keys *k, void (*see)(void *arg, struct client *c), void *arg);
+/* Call `visit` for every key's owner, in the order of the file. */
+void keys_each(struct keys *k, void (*visit)(void *arg, struct client *c), void *arg);
 
 #endif

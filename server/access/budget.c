@@ -1,3 +1,4 @@
+/* Accounting of client memory, and the choice of clients to disconnect. */
 #include "server/access/budget.h"
 
 #include <stdio.h>
@@ -7,14 +8,14 @@
 #include <unistd.h>
 
 enum {
-    LOOK_US = 10 * 1000,   /* between two looks for an account to be cut off */
-    SLOW_US = 1000 * 1000, /* a client that takes nothing for so long is a slow one */
-    DEFAULT_SHARE = 8,     /* of memory: one part of so many */
+    LOOK_US = 10 * 1000,   /* least time between two searches for an account to cut off */
+    SLOW_US = 1000 * 1000, /* a client that takes nothing for this long is slow */
+    DEFAULT_SHARE = 8,     /* the default limit is 1/DEFAULT_SHARE of memory */
 };
 
 static const int64_t DEFAULT_LEAST = (int64_t)64 << 20;
 
-/* Bytes that the cgroup allows; INT64_MAX: no limit is known. */
+/* The memory limit of the cgroup in bytes; INT64_MAX: none is known. */
 static int64_t cgroup_memory(void)
 {
     FILE *f = fopen("/sys/fs/cgroup/memory.max", "re");
@@ -137,8 +138,8 @@ static void cut_off(struct account *a)
     }
 }
 
-/* Under lock: the client that is slowest, or else the account that holds most; NULL:
- * there is none. */
+/* The account of the slowest client, or else the one that holds most; NULL: none. Under
+ * lock. */
 static struct account *worst(const struct budget *b, int64_t now)
 {
     struct account *slowest = NULL, *largest = NULL;

@@ -1,3 +1,4 @@
+/* Parsing of keys and of the keys file. */
 #include "server/access/keyfile.h"
 
 #include <ctype.h>
@@ -33,10 +34,10 @@ static int check_new(const struct key_list *l, const struct key_entry *k, struct
 {
     for (int32_t i = 0; i < l->n; i++) {
         if (strcmp(l->key[i].name, k->name) == 0) {
-            return err_set(e, ERR_INVALID, "the name '%s' is there twice", k->name);
+            return err_set(e, ERR_INVALID, "the name '%s' appears twice", k->name);
         }
         if (memcmp(l->key[i].digest, k->digest, sizeof(k->digest)) == 0) {
-            return err_set(e, ERR_INVALID, "the key of '%s' is that of '%s' too", k->name,
+            return err_set(e, ERR_INVALID, "'%s' has the same key as '%s'", k->name,
                            l->key[i].name);
         }
     }
@@ -64,16 +65,16 @@ static int set_key(struct key_entry *k, const char *key, size_t len, struct err 
     for (size_t i = 0; i < len; i++) {
         if (!isgraph((unsigned char)key[i])) {
             return err_set(e, ERR_INVALID,
-                           "a key holds a character that no HTTP header can carry; printable ASCII "
-                           "without spaces is "
-                           "allowed, and a line of several words begins with name=");
+                           "a key holds a character that an HTTP header cannot carry; only "
+                           "printable ASCII without spaces is allowed, and a line of several "
+                           "words must begin with name=");
         }
     }
     if (len < 1 || len > LIMIT_API_KEY_BYTES) {
-        return err_set(e, ERR_INVALID, "a key has 1 to %d bytes, not %zu", LIMIT_API_KEY_BYTES,
-                       len);
+        return err_set(e, ERR_INVALID, "a key must have 1 to %d bytes, not %zu",
+                       LIMIT_API_KEY_BYTES, len);
     }
-    return key_digest(k->digest, key, len) ? err_set(e, ERR_IO, "SHA-256 is not to be had") : 0;
+    return key_digest(k->digest, key, len) ? err_set(e, ERR_IO, "SHA-256 is not available") : 0;
 }
 
 static int add_plain(struct key_list *l, const char *key, size_t len, struct err *e)
@@ -87,7 +88,7 @@ static int add_plain(struct key_list *l, const char *key, size_t len, struct err
 
 /* ---- the words of an entry ---- */
 
-/* A refusal quotes no word but names: what stands in a wrong place may be a key. */
+/* Error messages quote nothing but names: a misplaced word may be a key. */
 
 static int set_name(struct key_entry *k, const char *value, struct err *e)
 {
@@ -96,7 +97,7 @@ static int set_name(struct key_entry *k, const char *value, struct err *e)
     size_t len = strlen(value);
 
     if (len < 1 || len > LIMIT_KEY_NAME_BYTES || strspn(value, allowed) != len) {
-        return err_set(e, ERR_INVALID, "a name has 1 to %d letters, digits, '.', '_' or '-'",
+        return err_set(e, ERR_INVALID, "a name must be 1 to %d letters, digits, '.', '_' or '-'",
                        LIMIT_KEY_NAME_BYTES);
     }
     memcpy(k->name, value, len + 1);
@@ -118,7 +119,7 @@ static int set_digest(struct key_entry *k, const char *value, struct err *e)
         }
     }
     return right ? 0
-                 : err_set(e, ERR_INVALID, "sha256 wants %d hexadecimal digits",
+                 : err_set(e, ERR_INVALID, "sha256 must be %d hexadecimal digits",
                            2 * KEY_DIGEST_BYTES);
 }
 
@@ -130,7 +131,7 @@ static int set_count(int32_t *ret, const char *word, const char *value, struct e
 
     if (!isdigit((unsigned char)value[0]) || *end || n < 1 || n > INT32_MAX) {
         return err_set(e, ERR_INVALID,
-                       "%s must be a whole number from 1; without it there is no limit", word);
+                       "%s must be an integer of at least 1; leave it out for no limit", word);
     }
     *ret = (int32_t)n;
     return 0;
@@ -177,7 +178,7 @@ static int set_word(struct key_entry *k, const char *word, const char *value, bo
     }
     if (strcmp(word, "key") == 0 || strcmp(word, "sha256") == 0) {
         if (*has_key) {
-            return err_set(e, ERR_INVALID, "an entry has one key or one sha256");
+            return err_set(e, ERR_INVALID, "an entry must have one key or one sha256, not several");
         }
         *has_key = true;
         return word[0] == 'k' ? set_key(k, value, strlen(value), e) : set_digest(k, value, e);
@@ -194,12 +195,11 @@ static int set_word(struct key_entry *k, const char *word, const char *value, bo
                                                                 : NULL;
     return count ? set_count(count, word, value, e)
                  : err_set(e, ERR_INVALID,
-                           "a word is not known; name, key, sha256, weight, priority, "
-                           "requests_per_minute, "
-                           "tokens_per_minute and concurrent_requests are");
+                           "an unknown word; known are name, key, sha256, weight, priority, "
+                           "requests_per_minute, tokens_per_minute and concurrent_requests");
 }
 
-/* `line` is NUL-terminated and cut into words here. */
+/* `line` is NUL-terminated; it is split into words in place. */
 static int add_entry(struct key_list *l, char *line, struct err *e)
 {
     struct key_entry k = {.limits = key_limits_none()};
@@ -209,7 +209,7 @@ static int add_entry(struct key_list *l, char *line, struct err *e)
     for (char *word = strtok_r(line, " \t", &rest); word; word = strtok_r(NULL, " \t", &rest)) {
         char *value = strchr(word, '=');
         if (!value) {
-            return err_set(e, ERR_INVALID, "an entry is words of the form name=value");
+            return err_set(e, ERR_INVALID, "an entry must consist of words of the form name=value");
         }
         *value++ = '\0';
         int rc = set_word(&k, word, value, &has_key, e);
@@ -229,7 +229,7 @@ static int add_line(struct key_list *l, char *line, size_t len, struct err *e)
         line[--len] = '\0';
     }
     if (strlen(line) != len) {
-        return err_set(e, ERR_INVALID, "a NUL byte");
+        return err_set(e, ERR_INVALID, "the line holds a NUL byte");
     }
     if (len == 0 || line[0] == '#') {
         return 0;

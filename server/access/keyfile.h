@@ -1,4 +1,4 @@
-/* API keys and what each may use: the setting api-key, and the keys file, one entry a
+/* API keys and their limits: the setting api-key, and the keys file with one entry per
  * line:
  *
  *     # comment
@@ -6,11 +6,11 @@
  *     name=alice key=sk-abc weight=2 requests_per_minute=60 tokens_per_minute=100000
  *     name=bob sha256=9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
  *
- * A line is an entry with limits if it begins with "name=", else it is a key. `weight`
- * is the share with policy: fair; concurrent_requests=4 and priority=-5..5 may be given
- * too. tokens_per_minute counts tokens of prompts and tokens
- * drawn, and bounds the bytes of bodies too (quota.h). Keys are kept as their SHA-256
- * only, so the file need not hold them either (printf %s KEY | sha256sum).
+ * A line that begins with "name=" is an entry with limits, any other is a key. `weight`
+ * is the share under policy: fair; concurrent_requests=4 and priority=-5..5 are also
+ * possible. tokens_per_minute counts prompt and generated tokens, and also bounds the
+ * bytes of bodies (quota.h). Only the SHA-256 of a key is kept in memory, and the file
+ * may hold that instead of the key (printf %s KEY | sha256sum).
  */
 #ifndef QUIRE_SERVER_ACCESS_KEYFILE_H
 #define QUIRE_SERVER_ACCESS_KEYFILE_H
@@ -20,31 +20,31 @@
 
 enum { KEY_DIGEST_BYTES = 32 };
 
-/* What a key's owner may use. */
+/* The limits of one key. */
 struct key_limits {
-    float weight;
+    float weight; /* share of tokens under policy: fair; 1: the default */
     int32_t requests_per_minute, tokens_per_minute; /* 0: no limit */
     int32_t concurrent_requests;                    /* 0: no limit */
-    int32_t priority_low, priority_high;            /* of the request field `priority` */
+    int32_t priority_low, priority_high;            /* bounds of the field `priority` */
 };
 
 struct key_entry {
-    /* for metrics and logs; a key without one is "key-1", ... by its place */
+    /* For metrics and logs; a key without a name is "key-1", ... by its position. */
     char name[LIMIT_KEY_NAME_BYTES + 1];
-    bool named; /* the file says so */
-    uint8_t digest[KEY_DIGEST_BYTES];
+    bool named;                       /* the file gives the name */
+    uint8_t digest[KEY_DIGEST_BYTES]; /* SHA-256 of the key */
     struct key_limits limits;
 };
 
 struct key_list {
-    struct key_entry *key; /* [n], names and digests distinct */
+    struct key_entry *key; /* [n] with distinct names and distinct digests */
     int32_t n;
 };
 
 /* No limits, weight 1. */
 struct key_limits key_limits_none(void);
-/* The keys of the settings, then those of the file. ERR_INVALID with the line at fault,
- * never its key. */
+/* The keys of the settings, then those of the file. ERR_INVALID names the line at
+ * fault, never the key. */
 int key_list_load(struct key_list *ret, const struct settings *s, struct err *e);
 /* Append the entries of a keys file's text. */
 int key_list_parse(struct key_list *l, const char *text, size_t len, struct err *e);

@@ -1,3 +1,4 @@
+/* Token buckets and the counters of a key's owner. */
 #include "server/access/quota.h"
 
 #include <math.h>
@@ -8,10 +9,10 @@
 
 /* ---- buckets ---- */
 
-/* Fill it up to `now_us`, at the rate that holds now. */
+/* Bring the level up to date, at the rate `per_minute`, which may have changed. */
 static void bucket_fill(struct bucket *b, int64_t per_minute, int64_t now_us)
 {
-    if (b->per_minute == 0) { /* the first time, or there was no limit before */
+    if (b->per_minute == 0) { /* first use, or there was no limit before */
         b->level = (double)per_minute;
     } else {
         b->level += (double)(now_us - b->at_us) / MINUTE_US * (double)per_minute;
@@ -21,13 +22,13 @@ static void bucket_fill(struct bucket *b, int64_t per_minute, int64_t now_us)
     b->at_us = now_us;
 }
 
-/* Until `level` is reached. */
+/* Time until `level` is reached. */
 static int64_t bucket_reach_us(const struct bucket *b, double level)
 {
     return (int64_t)ceil(MAX(level - b->level, 0) / (double)b->per_minute * MINUTE_US);
 }
 
-/* 0, or how long until `n` may be taken. */
+/* 0, or the time until `n` may be taken. */
 static int64_t bucket_wait_us(struct bucket *b, int64_t per_minute, int64_t n, int64_t now_us)
 {
     bucket_fill(b, per_minute, now_us);
@@ -78,12 +79,12 @@ static void refuse(struct client *c, enum quota_kind kind, int64_t limit, int64_
     ret->wait_us = wait_us;
     if (kind == QUOTA_CONCURRENT) {
         snprintf(ret->text, sizeof(ret->text),
-                 "rate limit: %lld requests at once are allowed with this key, and so many are "
-                 "under way",
+                 "rate limit: this key allows %lld concurrent requests, and as many are "
+                 "running",
                  (long long)limit);
     } else {
         snprintf(ret->text, sizeof(ret->text),
-                 "rate limit: %lld %s%s a minute are allowed with this key; try again in %.3f s",
+                 "rate limit: this key allows %lld %s%s per minute; try again in %.3f s",
                  (long long)limit, quota_kind_name(kind),
                  kind == QUOTA_BYTES ? " of request bodies" : "", (double)wait_us / 1e6);
     }
@@ -97,7 +98,7 @@ static int64_t bytes_per_minute(const struct key_limits *l)
 bool client_begin(struct client *c, const struct key_limits *l, int64_t body_bytes, int64_t now_us,
                   struct quota_refusal *ret)
 {
-    enum { BUSY_WAIT_US = 1000000 }; /* when a request under way ends is not known */
+    enum { BUSY_WAIT_US = 1000000 }; /* when a running request will end is unknown */
 
     atomic_fetch_add(&c->n_requests, 1);
     pthread_mutex_lock(&c->lock);
@@ -144,11 +145,11 @@ void client_return_tokens(struct client *c, int64_t n)
     pthread_mutex_unlock(&c->lock);
 }
 
-void client_charge(struct client *c, int64_t n_drawn)
+void client_charge(struct client *c, int64_t n_generated)
 {
-    atomic_fetch_add(&c->generation_tokens, (uint64_t)n_drawn);
+    atomic_fetch_add(&c->generation_tokens, (uint64_t)n_generated);
     pthread_mutex_lock(&c->lock);
-    bucket_take(&c->tokens, n_drawn);
+    bucket_take(&c->tokens, n_generated);
     pthread_mutex_unlock(&c->lock);
 }
 

@@ -1,8 +1,8 @@
-/* Stage 2, parse: a body becomes a `struct completion`, or one refusal.
+/* Parsing of a request body into a `struct completion`, or one error.
  *
- * Order: JSON, the fields one by one (api_fields.c), then what the fields mean
- * together, then the prompts, whose encoding is the only costly part. Nothing here
- * knows HTTP or the engine's insides.
+ * Order: the JSON, each field by itself (api_fields.c), the fields together, and last
+ * the prompts, since encoding is the only costly step. Nothing here depends on HTTP or
+ * on the engine's internals.
  */
 #include "server/api/api.h"
 
@@ -16,7 +16,7 @@ static int refuse(struct err *e, const char *param, const char *text)
     return err_set_param(e, ERR_INVALID, param, "%s", text);
 }
 
-/* ---- what the fields mean together ---- */
+/* ---- checks across fields ---- */
 
 static int check_beams(struct completion *c, struct err *e)
 {
@@ -34,7 +34,7 @@ static int check_beams(struct completion *c, struct err *e)
         return refuse(e, "temperature",
                       "use_beam_search takes no temperature other than 0: beams are not sampled");
     }
-    /* best_of is what this width was called before beam_width was. */
+    /* As in older APIs, best_of gives the width if beam_width is absent. */
     int32_t width = c->has_beam_width ? p->beam_width : c->has_best_of ? p->best_of : p->n;
     if (c->has_beam_width && c->has_best_of && p->best_of != p->beam_width) {
         return refuse(e, "best_of",
@@ -117,9 +117,9 @@ static int check_together(struct completion *c, struct err *e)
     return rc;
 }
 
-/* Prompt and answer must fit the model's length. A max_tokens that was not asked for
- * gives way. */
-static int check_room(struct completion *c, const struct api_context *ctx, struct err *e)
+/* Prompt and answer together must fit the model's length. The default of max_tokens is
+ * lowered to fit. */
+static int check_fit(struct completion *c, const struct api_context *ctx, struct err *e)
 {
     struct gen_params *p = &c->params;
     int32_t longest = 0, max_len = ctx->info.max_model_len;
@@ -159,7 +159,7 @@ static int check_room(struct completion *c, const struct api_context *ctx, struc
     return 0;
 }
 
-/* Chat's own names for what completions call otherwise. */
+/* Fields that have another name or form in chats. */
 static int check_chat(struct completion *c, struct err *e)
 {
     if (c->has_max_completion_tokens) {
@@ -183,7 +183,7 @@ static int check_chat(struct completion *c, struct err *e)
     return 0;
 }
 
-/* Prompts of a request that brings no seed share no noise. */
+/* Without a seed each prompt gets its own, so that equal prompts differ. */
 static void give_seeds(struct completion *c, const struct api_context *ctx)
 {
     for (int32_t i = 0; i < c->n_prompts; i++) {
@@ -205,7 +205,7 @@ static int parse_tree(struct completion *c, const cJSON *tree, const struct api_
     }
     rc = rc ? rc : prompt_add_suffix(c, ctx, e);
     c->suffix = NULL; /* the tree's */
-    rc = rc ? rc : check_room(c, ctx, e);
+    rc = rc ? rc : check_fit(c, ctx, e);
     if (!rc) {
         give_seeds(c, ctx);
     }
@@ -238,7 +238,7 @@ static int body_parse(struct completion *ret, bool chat, const char *body, size_
         return rc;
     }
     ctx->defaults(ctx->arg, &c.params);
-    /* A chat's answer may take what is left of the model's length. */
+    /* By default a chat's answer may use the rest of the model's length. */
     c.params.max_tokens = chat ? INT32_MAX : c.params.max_tokens;
     rc = parse_tree(&c, tree, ctx, e);
     cJSON_Delete(tree);

@@ -1,12 +1,11 @@
-/* What may be asked for: bodies of /v1/completions, /v1/chat/completions, /tokenize and
- * /detokenize, checked field by field.
+/* The API's request bodies: /v1/completions, /v1/chat/completions, /tokenize and
+ * /detokenize, validated field by field.
  *
  * One table (api_table.c) has a row for every field: name, type, bounds, meaning. It
- * validates requests and it is what /openapi.json is printed from, so the document
- * cannot say anything else than the server does. Fields whose rule is more than a type
- * and a range have a reader of their own (api_values.c, api_lists.c, api_prompt.c).
- * Every refusal names the field, what was given and what is allowed, through `struct
- * err`.
+ * validates requests, and /openapi.json is printed from it, so the document and the
+ * server agree. A field that needs more than a type and a range has its own reader
+ * (api_values.c, api_lists.c, api_prompt.c). Every error names the field, the value and
+ * what is allowed, through `struct err`.
  */
 #ifndef QUIRE_SERVER_API_API_H
 #define QUIRE_SERVER_API_API_H
@@ -16,16 +15,16 @@
 #include "config/base/limits.h"
 #include "engine/engine.h"
 
-/* What checking must know of the model and the settings; filled when the engine is
- * ready, then constant. */
+/* What validation needs of the model and the settings; filled in when the model is
+ * loaded, constant afterwards. */
 struct api_context {
     struct engine_info info;
-    int32_t max_logprobs;
-    bool reject_unknown; /* setting unknown_fields */
-    int32_t tenant;      /* whom the request counts for: set by the route in a copy of its own */
-    /* As engine_check_room; NULL: there is room for any number. */
+    int32_t max_logprobs; /* setting of that name, at most LIMIT_LOGPROBS */
+    bool reject_unknown;  /* setting unknown_fields */
+    int32_t tenant;       /* the request's; each route sets it in its own copy */
+    /* As engine_check_room; NULL: any number of requests can be queued. */
     int (*check_room)(void *arg, int32_t tenant, int32_t n, struct err *e);
-    /* Defaults of a request; the seed of a prompt that brings none. */
+    /* The defaults of a request; a seed for a prompt without one. */
     void (*defaults)(void *arg, struct gen_params *ret);
     uint64_t (*new_seed)(void *arg);
     /* As engine_encode, engine_token_bytes. */
@@ -34,56 +33,56 @@ struct api_context {
     const char *(*token_bytes)(const void *arg, int32_t id, size_t *ret_len);
     /* As engine_render_chat; used where chat.missing is NULL. */
     int (*render_chat)(void *arg, const char *context, size_t len, struct buf *out, struct err *e);
-    struct engine_chat chat;
-    struct engine_fim fim;
-    void *arg;
+    struct engine_chat chat; /* the chat template's abilities */
+    struct engine_fim fim;   /* the fill-in-the-middle tokens */
+    void *arg;               /* for all functions above */
 };
 
 struct prompt {
     int32_t *id; /* [n] owned */
     int32_t n;
-    uint64_t seed; /* of its samples */
+    uint64_t seed; /* for sampling its choices */
 };
 
-/* A completion request, ready to be handed to the engine. */
+/* A validated request of either generating route. */
 struct completion {
-    struct gen_params params;
-    struct prompt *prompt; /* [n_prompts] owned */
+    struct gen_params params; /* the prompts' common parameters */
+    struct prompt *prompt;    /* [n_prompts] owned */
     int32_t n_prompts;
-    bool echo_logprobs; /* the prompt's log-probabilities belong into `logprobs` */
-    /* the field prompt_logprobs, -1: not given; params.n_prompt_logprobs serves echo
-     * too */
+    bool echo_logprobs; /* `logprobs` includes the echoed prompt's tokens */
+    /* The field prompt_logprobs, -1: not given. params.n_prompt_logprobs may be larger,
+     * for echo_logprobs. */
     int32_t n_prompt_top;
     bool include_usage, continuous_usage, return_token_ids;
     char request_id[LIMIT_REQUEST_ID_BYTES + 1]; /* "" when none was given */
-    bool has_priority;
-    int32_t tenant; /* whom it counts for: set by the route */
-    float weight;
+    bool has_priority; /* the field was given; else the route may clamp it */
+    int32_t tenant;    /* the key's owner; set by the route */
+    float weight;      /* the key's share under policy: fair; set by the route */
     char ignored[256]; /* unknown fields, comma-separated, for X-Quire-Ignored */
 
-    /* While it is read: what the fields said, before they are checked against each
-     * other. */
+    /* Only while parsing: values of fields that are checked against each other, and
+     * which of them were given. */
     bool add_special, use_beam_search, has_stream_options;
     bool has_max_tokens, has_best_of, has_beam_width, has_temperature, has_length_penalty,
         has_early_stopping;
     bool has_prompt_logprobs, has_seed;
-    const cJSON *suffix; /* a string of the body's tree; NULL: none */
+    const cJSON *suffix; /* a string in the body's tree; NULL: none or empty */
     int32_t truncate;    /* keep the last N prompt tokens; 0: all */
 
     /* Of chat requests only. */
     bool chat, chat_logprobs, add_generation_prompt, continue_final_message;
     bool has_max_completion_tokens, has_top_logprobs, has_add_generation_prompt;
     int32_t max_completion_tokens, top_logprobs;
-    bool ignored_bool; /* where accepted fields that nothing uses go */
+    bool ignored_bool; /* target of accepted fields that have no effect */
 };
 
-/* Read and check `body`. On failure nothing is left allocated and `e` says why:
+/* Parse and validate `body`. On failure nothing is left allocated and `e` says why:
  * ERR_INVALID, ERR_UNSUPPORTED (400), ERR_NOT_FOUND (model, 404), ERR_FULL (429),
- * ERR_NOMEM. Room in the queue is asked for before the body becomes a tree, and again
- * for the number of its prompts before any of them is encoded. */
+ * ERR_NOMEM. The queue is checked for free places before the body is parsed, and again
+ * for all prompts before the first is encoded. */
 int completion_parse(struct completion *ret, const char *body, size_t len,
                      const struct api_context *ctx, struct err *e);
-/* The same for a body of /v1/chat/completions: `prompt` holds what the template makes
+/* The same for a body of /v1/chat/completions; the prompt is the template's rendering
  * of the messages. */
 int chat_parse(struct completion *ret, const char *body, size_t len, const struct api_context *ctx,
                struct err *e);
@@ -92,12 +91,12 @@ void completion_release(struct completion *c);
 struct tokenize {
     int32_t *id; /* [n] owned */
     int32_t n;
-    bool return_strings;
-    char ignored[256]; /* unknown fields */
+    bool return_strings; /* the field return_token_strs */
+    char ignored[256];   /* unknown fields, comma-separated */
 };
 int tokenize_parse(struct tokenize *ret, const char *body, size_t len,
                    const struct api_context *ctx, struct err *e);
-/* /detokenize: the ids into ret->id. */
+/* A body of /detokenize: its ids in ret->id. */
 int detokenize_parse(struct tokenize *ret, const char *body, size_t len,
                      const struct api_context *ctx, struct err *e);
 void tokenize_release(struct tokenize *t);
@@ -108,89 +107,93 @@ enum field_type {
     FIELD_BOOL,
     FIELD_INT,     /* int32 */
     FIELD_FLOAT,   /* float, finite */
-    FIELD_STRING,  /* checked, not kept: `user` */
-    FIELD_CUSTOM,  /* `read` decides */
-    FIELD_MISSING, /* known to the field, not to this server: 400 */
+    FIELD_STRING,  /* validated but not stored: `user` */
+    FIELD_CUSTOM,  /* validated and stored by `read` */
+    FIELD_MISSING, /* of the OpenAI or vLLM API, but not supported here: 400 */
 };
 
-/* Rows that only one of the two generating routes has. */
+/* The generating routes on which a row is valid. */
 enum field_route { ROUTE_BOTH, ROUTE_COMPLETIONS, ROUTE_CHAT };
 
 struct field;
-/* Checks the value `v` of field `f` and keeps it in `ret`, the struct that the table
- * fills. */
+/* Validates the value `v` of field `f` and stores it in `ret`, the struct that the
+ * table fills. */
 typedef int field_reader(void *ret, const struct field *f, const cJSON *v,
                          const struct api_context *ctx, struct err *e);
 
 struct field {
-    const char *name;
-    enum field_type type;
-    enum field_route only;
-    int32_t offset; /* in the struct that the table fills */
-    int32_t given;  /* offset of a bool that tells it was given, or -1 */
-    double lo, hi;  /* both allowed, but `lo` where `lo_open` */
-    bool lo_open;
-    field_reader *read;
-    /* JSON Schema of a FIELD_CUSTOM; @vocab and @logprobs stand for the largest id and
-     * count */
+    const char *name;      /* of the JSON member */
+    enum field_type type;  /* how the value is validated */
+    enum field_route only; /* the route that has the field */
+    int32_t offset;        /* of the value in the struct that the table fills */
+    int32_t given;         /* offset of a bool to set if the field is given, or -1 */
+    double lo, hi;         /* bounds of numbers, inclusive except for lo_open */
+    bool lo_open;          /* `lo` itself is not allowed */
+    field_reader *read;    /* of a FIELD_CUSTOM */
+    /* JSON Schema of a FIELD_CUSTOM; @vocab, @logprobs and @suffix stand for the
+     * largest token id, the most log-probabilities, and the longest suffix */
     const char *schema;
-    const char *help;
+    const char *help; /* the description in /openapi.json; of a FIELD_MISSING: the feature */
 };
 
 struct field_table {
-    const struct field *field;
+    const struct field *field; /* [n] */
     int n;
-    enum field_route route; /* rows of the other one are passed over */
+    enum field_route route; /* rows of the other route are skipped */
 };
+/* Whether the row applies to the table's route. */
 bool field_in(const struct field_table *t, const struct field *f);
 extern const struct field_table completion_fields, chat_fields, tokenize_fields, detokenize_fields;
 
-/* Give every member of `object` to its row of the table; null means not given. Unknown
- * names go to `ignored` (or are refused). */
+/* Read every member of `object` by its row of the table; null counts as not given.
+ * Unknown names are appended to `ignored`, or refused. */
 int fields_read(const struct field_table *t, void *ret, const cJSON *object,
                 const struct api_context *ctx, char *ignored, size_t ignored_size, struct err *e);
-/* An integer inside [lo, hi] out of `v`, which stands in `name`. */
+/* Read `v`, a value of the field `name`, as an integer in [lo, hi]. */
 int field_integer(int32_t *ret, const char *name, const cJSON *v, double lo, double hi,
                   struct err *e);
-/* `v` is not what `allowed` says. */
+/* The error of a value that is not `allowed`. */
 int field_wrong_type(const struct field *f, const cJSON *v, const char *allowed, struct err *e);
-/* A string that is a name or the like holds the character NUL. */
+/* The error of a string that must not hold the character NUL. */
 int field_has_nul(const char *name, struct err *e);
-/* Of a field that needs others, or the body's text: whoever has them reads it. */
+/* Accepts any value: the field is read later, together with others. */
 field_reader read_later;
-/* Single values (api_values.c), lists (api_lists.c). */
+/* Readers of single values (api_values.c) and of lists (api_lists.c). */
 field_reader read_model, read_early_stopping, read_logprobs, read_prompt_logprobs, read_top_k,
     read_seed, read_cache_salt, read_request_id, read_suffix, read_response_format,
     read_top_logprobs, read_object, read_no_tools, read_tool_choice;
 field_reader read_stop, read_stop_token_ids, read_allowed_token_ids, read_bad_words,
     read_logit_bias, read_stream_options;
 
-/* Whether the engine would take n more requests now. */
+/* Whether n more requests can be queued now. */
 int api_check_room(const struct api_context *ctx, int32_t n, struct err *e);
-/* All four forms of `prompt` into c->prompt, truncated as c->truncate says. */
+/* Read any of the four forms of `prompt` into c->prompt, truncated to c->truncate. */
 int prompt_read(struct completion *c, const cJSON *v, const struct api_context *ctx, struct err *e);
-/* With a suffix: each prompt becomes the model's form of a text with a gap. */
+/* With a suffix, turn each prompt into the model's fill-in-the-middle form. */
 int prompt_add_suffix(struct completion *c, const struct api_context *ctx, struct err *e);
-/* One prompt from the text that the template made. */
+/* Encode the text that the chat template rendered as the one prompt. */
 int prompt_from_text(struct completion *c, const char *text, size_t len,
                      const struct api_context *ctx, struct err *e);
-/* `messages` and what belongs to them, written out by the template, into c->prompt
- * (api_chat.c). */
+/* Render `messages` and the template's other variables and encode the text into
+ * c->prompt (api_chat.c). */
 int chat_read(struct completion *c, const cJSON *tree, const struct api_context *ctx,
               struct err *e);
-/* A list of ids inside the vocabulary, 1 .. max of them. `ret` is malloc'd. */
+/* Read a list of 1 .. max token ids of the vocabulary into *ret, which is malloc'd. */
 int read_ids(int32_t **ret, int32_t *ret_n, const char *name, const cJSON *v, int32_t max,
              const struct api_context *ctx, struct err *e);
 
-/* ---- answers ---- */
+/* ---- responses ---- */
 
+/* The HTTP status for an enum err_code. */
 int http_status_of(int err_code);
-/* A refusal may quote what the client sent: control characters in it become '?'. */
+/* Replace control characters by '?': an error message may quote what the client
+ * sent. */
 void api_one_line(struct err *e);
 /* {"error":{message, type, param, code}} */
 void api_error(struct buf *b, int status, const char *param, const char *message);
 /* The inner object alone. */
 void api_error_object(struct buf *b, int status, const char *param, const char *message);
+/* The list of models; one model. */
 void api_models(struct buf *b, const struct api_context *ctx);
 void api_model(struct buf *b, const struct api_context *ctx);
 /* /openapi.json, from the field tables. */

@@ -1,9 +1,9 @@
-/* `messages` of a chat request: checked, given to the model's template as JSON, and the
- * text that it writes encoded.
+/* `messages` of a chat request: validated, rendered by the model's chat template, and
+ * encoded.
  *
- * Content may be a text or a list of text parts. A template that goes over parts gets
- * parts; any other gets one text, the parts with newlines between them. What the
- * template writes as special tokens is encoded as such.
+ * Content may be a string or a list of text parts. A template that iterates over parts
+ * gets parts; any other gets one string, the parts joined by newlines. Special tokens
+ * in the rendered text are encoded as such.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -12,8 +12,8 @@
 #include "server/api/api.h"
 #include "server/api/json_fields.h"
 
-/* Ends the last message while it is rendered, so that the place to go on from is found:
- * as transformers does. */
+/* Appended to the last message for rendering, to find where the prompt must end; the
+ * same as in Hugging Face transformers. */
 #define CONTINUE_MARK "CONTINUE_FINAL_MESSAGE_TAG "
 
 static int refuse(struct err *e, int i, const char *what)
@@ -23,7 +23,7 @@ static int refuse(struct err *e, int i, const char *what)
 
 /* ---- one message ---- */
 
-/* The role as the template is to see it. */
+/* The role as the template gets it. */
 static int read_role(const char **ret, const cJSON *m, int i, const struct api_context *ctx,
                      struct err *e)
 {
@@ -38,7 +38,7 @@ static int read_role(const char **ret, const cJSON *m, int i, const struct api_c
     }
     for (size_t k = 0; k < ARRAY_LEN(ROLES); k++) {
         if (json_is(role, ROLES[k])) {
-            /* Most models know the developer by the older name. */
+            /* Most templates know only the older name of the developer. */
             *ret = k == 3 && !ctx->chat.knows_developer ? "system" : ROLES[k];
             return 0;
         }
@@ -55,7 +55,7 @@ static int read_role(const char **ret, const cJSON *m, int i, const struct api_c
         role->valuestring);
 }
 
-/* The text of part `part`, a string, or NULL with the error set. */
+/* The text of a content part, a string; NULL with the error set. */
 static const cJSON *part_text(const cJSON *part, int i, struct err *e)
 {
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(part, "type");
@@ -79,7 +79,7 @@ static const cJSON *part_text(const cJSON *part, int i, struct err *e)
     return text;
 }
 
-/* Append content as one text. */
+/* Append the content as the inside of one JSON string. */
 static int put_joined(struct buf *b, const cJSON *content, int i, struct err *e)
 {
     if (cJSON_IsString(content)) {
@@ -112,7 +112,7 @@ static int put_content(struct buf *b, const cJSON *content, int i, bool mark,
     return rc;
 }
 
-/* Members besides role and content: name and what else the template may know
+/* Members besides role and content: name, and others that the template may use
  * (reasoning_content …). */
 static int put_others(struct buf *b, const cJSON *m, int i, struct err *e)
 {
@@ -194,12 +194,12 @@ static int put_messages(struct buf *b, const cJSON *messages, bool mark,
     return rc;
 }
 
-/* Numbers that the template's language does not hold: integers beyond 64 bits, what is
- * not finite as a double. */
+/* Refuse numbers that the template engine cannot represent: integers beyond 64 bits,
+ * and doubles that are not finite. */
 static int check_numbers(const cJSON *v, struct err *e)
 {
     enum { MOST = 60 };
-    char text[JSON_NUMBER_ROOM];
+    char text[JSON_NUMBER_BYTES];
     bool minus, number = cJSON_IsNumber(v) && v->valuestring;
     uint64_t n;
 
@@ -223,14 +223,14 @@ static int check_numbers(const cJSON *v, struct err *e)
 
 static int put_variables(struct buf *b, const cJSON *kwargs, struct err *e)
 {
-    static const char *const OURS[] = {"messages", "tools", "documents", "add_generation_prompt"};
+    static const char *const FIELDS[] = {"messages", "tools", "documents", "add_generation_prompt"};
 
     for (const cJSON *k = kwargs ? kwargs->child : NULL; k; k = k->next) {
-        for (size_t i = 0; i < ARRAY_LEN(OURS); i++) {
-            if (strcmp(k->string, OURS[i]) == 0) {
+        for (size_t i = 0; i < ARRAY_LEN(FIELDS); i++) {
+            if (strcmp(k->string, FIELDS[i]) == 0) {
                 return err_set_param(
                     e, ERR_INVALID, "chat_template_kwargs",
-                    "chat_template_kwargs may not set %s, which is a field of its own", OURS[i]);
+                    "chat_template_kwargs may not set %s, which is a field of its own", FIELDS[i]);
             }
         }
         int rc = check_numbers(k, e);
@@ -245,12 +245,12 @@ static int put_variables(struct buf *b, const cJSON *kwargs, struct err *e)
     return 0;
 }
 
-/* Cut the prompt where the last message ends: what the template writes after it
- * goes. */
+/* End the prompt where the last message ends; what the template writes after it is
+ * dropped. */
 static int cut_at_mark(struct buf *prompt, struct err *e)
 {
     const char mark[] = CONTINUE_MARK;
-    size_t n = sizeof(mark) - 2; /* a template that trims takes the mark's space */
+    size_t n = sizeof(mark) - 2; /* a template that trims removes the mark's space */
     char *found = NULL, *end = prompt->data + prompt->len;
 
     for (char *at = prompt->data; at && (at = memmem(at, (size_t)(end - at), mark, n)) != NULL;

@@ -1,4 +1,4 @@
-/* How a row of the field table reads a value, and a table a body. */
+/* Reading one value by its row of a field table, and a whole body by the table. */
 #include <math.h>
 #include <string.h>
 
@@ -26,7 +26,7 @@ int field_integer(int32_t *ret, const char *name, const cJSON *v, double lo, dou
         return err_set_param(e, ERR_INVALID, name, "%s must be an integer, not %s", name,
                              json_kind(v));
     }
-    char text[JSON_NUMBER_ROOM];
+    char text[JSON_NUMBER_BYTES];
     uint64_t n;
     bool minus;
     int rc = json_integer(v, &minus, &n);
@@ -34,7 +34,7 @@ int field_integer(int32_t *ret, const char *name, const cJSON *v, double lo, dou
         return err_set_param(e, ERR_INVALID, name, "%s is %s but must be an integer", name,
                              json_number_text(v, text));
     }
-    double d = minus ? -(double)n : (double)n; /* rounded only where it is far beyond any bound */
+    double d = minus ? -(double)n : (double)n; /* inexact only far beyond any bound */
     if (rc || d < lo || d > hi) {
         return err_set_param(e, ERR_INVALID, name, "%s is %s but must be between %.0f and %.0f",
                              name, json_number_text(v, text), lo, hi);
@@ -46,7 +46,7 @@ int field_integer(int32_t *ret, const char *name, const cJSON *v, double lo, dou
 static int float_range_error(const struct field *f, const cJSON *v, struct err *e)
 {
     const char *than = f->lo_open ? "greater than" : "at least";
-    char text[JSON_NUMBER_ROOM];
+    char text[JSON_NUMBER_BYTES];
 
     json_number_text(v, text);
     if (isinf(f->lo)) {
@@ -67,8 +67,8 @@ static int read_float(float *ret, const struct field *f, const cJSON *v, struct 
     if (!cJSON_IsNumber(v)) {
         return field_wrong_type(f, v, "a number", e);
     }
-    /* The bounds hold for the single that is kept too: 1e-60 is more than 0 only as a
-     * double. */
+    /* The float that is stored must be within the bounds, too: 1e-60 is greater than 0
+     * only as a double. */
     double d = v->valuedouble;
     float single = (float)d;
     if (!isfinite(single) || d < f->lo || d > f->hi || (f->lo_open && single <= f->lo)) {
@@ -105,7 +105,7 @@ static int field_read(const struct field *f, void *ret, const cJSON *v,
     }
 }
 
-/* ---- the table at work ---- */
+/* ---- a whole body ---- */
 
 bool field_in(const struct field_table *t, const struct field *f)
 {
@@ -122,7 +122,8 @@ static const struct field *field_find(const struct field_table *t, const char *n
     return NULL;
 }
 
-/* A header value: only visible ASCII of the name, cut where the room ends. */
+/* Append a name to a header value, only with visible ASCII; dropped if it is long or
+ * does not fit. */
 static void note_ignored(char *ignored, size_t size, const char *name)
 {
     size_t at = strlen(ignored), need = strlen(name);

@@ -21,7 +21,7 @@ static int check_string(const char *name, const cJSON *v, size_t max_bytes, stru
     return 0;
 }
 
-/* Strings with their bytes; a NUL that does not count stands behind each. */
+/* Strings with their lengths; each is followed by a NUL. */
 struct strings {
     char **text;
     int32_t *len;
@@ -37,7 +37,7 @@ static void free_strings(struct strings *s)
     free(s->len);
 }
 
-/* Append a copy of `v`; there is room for it. */
+/* Append a copy of `v`; the arrays are large enough. */
 static int add_string(struct strings *s, const char *name, const cJSON *v, size_t max_bytes,
                       struct err *e)
 {
@@ -57,8 +57,8 @@ static int add_string(struct strings *s, const char *name, const cJSON *v, size_
     return 0;
 }
 
-/* A list of strings, each 1 .. max_bytes long, or one string where `single`. An empty
- * list gives none. */
+/* A list of strings of 1 .. max_bytes bytes each, or with `single` also one string. An
+ * empty list is allowed. */
 static int read_strings(struct strings *ret, const char *name, const cJSON *v, bool single, int max,
                         size_t max_bytes, struct err *e)
 {
@@ -175,8 +175,8 @@ int read_allowed_token_ids(void *ret, const struct field *f, const cJSON *v,
     return read_ids(&p->allowed_token, &p->n_allowed, f->name, v, LIMIT_ALLOWED_TOKEN_IDS, ctx, e);
 }
 
-/* The id that a key of logit_bias spells: plain decimal digits, inside the vocabulary.
- * -1 else. */
+/* The token id that a key of logit_bias gives in decimal digits; -1 if it is not one of
+ * the vocabulary. */
 static int32_t bias_key(const char *key, int32_t vocab)
 {
     size_t len = strlen(key);

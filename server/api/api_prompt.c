@@ -1,4 +1,4 @@
-/* `prompt` in its four forms, encoded (stage 3), and the bodies of /tokenize and
+/* `prompt` in its four forms, encoded to token ids, and the bodies of /tokenize and
  * /detokenize. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,21 +7,22 @@
 #include "server/api/api.h"
 #include "server/api/json_fields.h"
 
-/* What is to be encoded: `name` is the field that brought it. */
-struct source {
-    const char *name, *text;
+/* A text to encode. */
+struct text_input {
+    const char *name, *text; /* name: the field that holds the text, for errors */
     size_t len;
     bool add_special;
-    int32_t max; /* tokens */
+    int32_t max; /* more tokens than this are an error */
 };
 
-static struct source source_of(const cJSON *v, const char *name, bool add_special, int32_t max)
+static struct text_input text_input_of(const cJSON *v, const char *name, bool add_special,
+                                       int32_t max)
 {
-    return (struct source){name, v->valuestring, json_string_len(v), add_special, max};
+    return (struct text_input){name, v->valuestring, json_string_len(v), add_special, max};
 }
 
-static int encode_text(struct prompt *ret, const struct source *s, const struct api_context *ctx,
-                       struct err *e)
+static int encode_text(struct prompt *ret, const struct text_input *s,
+                       const struct api_context *ctx, struct err *e)
 {
     const char *name = s->name;
     int32_t max = s->max;
@@ -31,19 +32,18 @@ static int encode_text(struct prompt *ret, const struct source *s, const struct 
                              name);
     }
     int rc = ctx->encode(ctx->arg, s->text, s->len, s->add_special, max, &ret->id, &ret->n, e);
-    /* JSON strings are valid UTF-8, so what can be wrong with the text is its
-     * length. */
+    /* A JSON string is valid UTF-8, so only the length of the text can be wrong. */
     if (rc == ERR_INVALID && max == LIMIT_JSON_VALUES) {
         return err_set_param(e, ERR_INVALID, name,
                              "%s has more than %d tokens (%zu bytes), too many to be truncated",
                              name, max, s->len);
     }
     if (rc == ERR_INVALID && max < INT32_MAX) {
-        return err_set_param(e, ERR_INVALID, name,
-                             "%s has more than %d tokens (%zu bytes), the model takes %d with "
-                             "those to be made; shorten it, or set "
-                             "truncate_prompt_tokens",
-                             name, max - 1, s->len, max - 1);
+        return err_set_param(
+            e, ERR_INVALID, name,
+            "%s has more than %d tokens (%zu bytes); prompt and answer together may "
+            "have %d: shorten it, or set truncate_prompt_tokens",
+            name, max - 1, s->len, max - 1);
     }
     if (rc == ERR_INVALID && e) {
         snprintf(e->param, sizeof(e->param), "%s", name);
@@ -54,7 +54,7 @@ static int encode_text(struct prompt *ret, const struct source *s, const struct 
     return rc;
 }
 
-/* Keep the last c->truncate tokens, then hold it against the model's length. */
+/* Keep the last c->truncate tokens, then check the model's length. */
 static int fit_prompt(struct completion *c, struct prompt *p, const struct api_context *ctx,
                       struct err *e)
 {
@@ -64,7 +64,7 @@ static int fit_prompt(struct completion *c, struct prompt *p, const struct api_c
     }
     if (p->n > ctx->info.max_model_len) {
         return err_set_param(e, ERR_INVALID, "prompt",
-                             "prompt has %d tokens, the model takes %d with those to be made; "
+                             "prompt has %d tokens; prompt and answer together may have %d: "
                              "shorten it, or set truncate_prompt_tokens",
                              p->n, ctx->info.max_model_len);
     }
@@ -74,13 +74,13 @@ static int fit_prompt(struct completion *c, struct prompt *p, const struct api_c
 static int read_one(struct completion *c, struct prompt *p, const cJSON *v,
                     const struct api_context *ctx, struct err *e)
 {
-    /* A text that is cut anyway is encoded whole, as long as a list of ids may be;
-     * otherwise one token too many is enough to know. */
+    /* A text to be truncated is encoded as a whole, up to the longest list of ids; else
+     * one token too many is enough to detect the error. */
     int32_t max = c->truncate ? LIMIT_JSON_VALUES : ctx->info.max_model_len + 1;
     int rc;
 
     if (cJSON_IsString(v)) {
-        struct source s = source_of(v, "prompt", c->add_special, max);
+        struct text_input s = text_input_of(v, "prompt", c->add_special, max);
         rc = encode_text(p, &s, ctx, e);
     } else {
         rc = read_ids(&p->id, &p->n, "prompt", v, LIMIT_JSON_VALUES, ctx, e);
@@ -92,7 +92,7 @@ int prompt_from_text(struct completion *c, const char *text, size_t len,
                      const struct api_context *ctx, struct err *e)
 {
     int32_t max = c->truncate ? LIMIT_JSON_VALUES : ctx->info.max_model_len + 1;
-    struct source s = {"messages", text, len, c->add_special, max};
+    struct text_input s = {"messages", text, len, c->add_special, max};
 
     c->prompt = calloc(1, sizeof(*c->prompt));
     if (!c->prompt) {
@@ -105,7 +105,8 @@ int prompt_from_text(struct completion *c, const char *text, size_t len,
 
 /* ---- fill-in-the-middle ---- */
 
-/* [BOS] prefix before suffix behind middle. */
+/* The token order: [BOS] PREFIX prompt SUFFIX suffix MIDDLE. `behind`: the encoded
+ * suffix. */
 static int add_gap(struct prompt *p, const struct prompt *behind, const struct engine_fim *f,
                    struct err *e)
 {
@@ -126,7 +127,7 @@ static int add_gap(struct prompt *p, const struct prompt *behind, const struct e
     return 0;
 }
 
-/* The token that ends the gap, where the model has one of its own. */
+/* Stop at the end-of-infill token, if the model has one. */
 static int stop_at_end(struct gen_params *p, int32_t end, struct err *e)
 {
     if (end < 0) {
@@ -148,7 +149,7 @@ int prompt_add_suffix(struct completion *c, const struct api_context *ctx, struc
     if (!c->suffix) {
         return 0;
     }
-    struct source s = source_of(c->suffix, "suffix", false, ctx->info.max_model_len + 1);
+    struct text_input s = text_input_of(c->suffix, "suffix", false, ctx->info.max_model_len + 1);
     int rc = encode_text(&behind, &s, ctx, e);
     for (int32_t i = 0; i < c->n_prompts && rc == 0; i++) {
         rc = add_gap(&c->prompt[i], &behind, &ctx->fim, e);
@@ -160,7 +161,7 @@ int prompt_add_suffix(struct completion *c, const struct api_context *ctx, struc
 
 /* ---- the forms of a prompt ---- */
 
-/* The elements of a list must be of one kind, lists of ids or texts. */
+/* The elements of a list must be of one kind: texts, ids or lists of ids. */
 static int check_kinds(const cJSON *v, struct err *e)
 {
     const cJSON *first = v->child;
@@ -309,9 +310,9 @@ static int token_body_parse(struct tokenize *ret, const struct field_table *t, c
     if (!rc && (!v || cJSON_IsNull(v))) {
         rc = err_set_param(e, ERR_INVALID, required, "%s is missing", required);
     }
-    /* An empty text has no tokens, not even those that stand before every text. */
+    /* An empty text has no tokens, not even BOS. */
     if (!rc && cJSON_IsString(v) && json_string_len(v)) {
-        struct source s = source_of(v, required, b.add_special, INT32_MAX);
+        struct text_input s = text_input_of(v, required, b.add_special, INT32_MAX);
         struct prompt p = {0};
         rc = encode_text(&p, &s, ctx, e);
         b.out.id = p.id;

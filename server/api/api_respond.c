@@ -1,4 +1,4 @@
-/* Bodies that are not completions: errors, the list of models, the OpenAPI document. */
+/* Response bodies other than completions: errors, models, the OpenAPI document. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -82,8 +82,8 @@ void api_models(struct buf *b, const struct api_context *ctx)
 
 /* ---- OpenAPI ---- */
 
-/* The bounds as they hold for the single that is kept: nothing below its smallest is
- * more than 0, nothing above its largest is finite. */
+/* The bounds of the stored float: above 0 means at least the smallest positive float,
+ * and finite means at most the largest float. */
 static void put_bounds(struct buf *b, const struct field *f)
 {
     bool single = f->type == FIELD_FLOAT;
@@ -95,7 +95,7 @@ static void put_bounds(struct buf *b, const struct field *f)
     buf_printf(b, ",\"minimum\":%.*g,\"maximum\":%.*g", single ? 9 : 17, lo, single ? 9 : 17, hi);
 }
 
-/* A schema with its placeholders filled in. */
+/* Append a schema with its placeholders replaced. */
 static void put_custom(struct buf *b, const char *schema, const struct api_context *ctx)
 {
     const struct {
@@ -137,7 +137,7 @@ static void put_schema(struct buf *b, const struct field *f, const struct api_co
     }
 }
 
-/* Null means not given, for every field but the required one. */
+/* Every field but the required one also accepts null, which means not given. */
 static void put_property(struct buf *b, const struct field *f, bool required,
                          const struct api_context *ctx)
 {
@@ -177,7 +177,7 @@ static void put_table(struct buf *b, const char *name, const struct field_table 
     PUT(b, "}}");
 }
 
-/* The answers that any route may give besides its own. */
+/* Error responses that any route may give. */
 #define ERROR_ANSWER(code, what)                                                         \
     "\"" code "\":{\"description\":\"" what                                              \
     "\",\"content\":{\"application/json\":{\"schema\":{\"$ref\":\"#/components/schemas/" \
@@ -203,7 +203,7 @@ static void put_post(struct buf *b, const char *path, const char *summary, const
                path, summary, table, answer, POST_ANSWERS);
 }
 
-/* A route that makes text, as JSON or as events. */
+/* A generating route, which answers with JSON or with events. */
 static void put_generating(struct buf *b, const char *path, const char *summary, const char *table)
 {
     buf_printf(b,

@@ -1,4 +1,4 @@
-/* The field table: a row for every field of the two routes that generate. */
+/* The field table of the two generating routes: one row for every field. */
 #include <math.h>
 
 #include "server/api/api.h"
@@ -24,7 +24,7 @@
     {.name = n, .type = FIELD_CUSTOM, .given = -1, .read = f, .schema = s, .help = h}
 #define ROW_MISSING(n, h) {.name = n, .type = FIELD_MISSING, .given = -1, .help = h}
 
-/* Rows that only one route has. */
+/* Rows of only one route. */
 #define ROW_FOR(r, n, f, s, h) \
     {.name = n, .type = FIELD_CUSTOM, .only = r, .given = -1, .read = f, .schema = s, .help = h}
 #define ROW_CHAT(n, f, s, h) ROW_FOR(ROUTE_CHAT, n, f, s, h)
@@ -53,21 +53,22 @@ static const struct field completion_rows[] = {
      GIVEN(has_max_tokens),
      .lo = 0,
      .hi = INT32_MAX,
-     .help = "Tokens to make at most; 16 by default (0 only with echo), for a chat what is left of "
-             "the model's length."},
+     .help = "Most tokens to generate; 16 by default (0 only with echo), in a chat the rest of the "
+             "model's length."},
     ROW_INT("min_tokens", params.min_tokens, 0, INT32_MAX,
-            "No end before so many tokens; at most max_tokens."),
-    ROW_INT("n", params.n, 1, LIMIT_CHOICES, "Choices a prompt."),
+            "Least tokens to generate before an end; at most max_tokens."),
+    ROW_INT("n", params.n, 1, LIMIT_CHOICES, "Number of choices for each prompt."),
     {.name = "best_of",
      .type = FIELD_INT,
      AT(params.best_of),
      GIVEN(has_best_of),
      .lo = 1,
      .hi = LIMIT_CHOICES,
-     .help = "Samples a prompt, of which the n best come back; at least n, and equal to it with "
-             "stream."},
+     .help =
+         "Samples for each prompt, of which the n best are returned; at least n, and equal to it "
+         "with stream."},
     ROW_BOOL("use_beam_search", use_beam_search,
-             "Beam search instead of sampling; the n best beams come back."),
+             "Beam search instead of sampling; the n best beams are returned."),
     {.name = "beam_width",
      .type = FIELD_INT,
      AT(params.beam_width),
@@ -95,19 +96,20 @@ static const struct field completion_rows[] = {
      .lo = 0,
      .hi = 2,
      .help = "0 is greedy."},
-    ROW_OVER("top_p", params.top_p, 0, 1, "Keep the likeliest tokens of this mass."),
+    ROW_OVER("top_p", params.top_p, 0, 1,
+             "Keep the likeliest tokens whose probabilities sum to this."),
     ROW_CUSTOM("top_k", read_top_k, "{\"type\":\"integer\",\"minimum\":-1,\"maximum\":2147483647}",
                "Keep the k likeliest tokens; -1 or 0: all."),
     ROW_FLOAT("min_p", params.min_p, 0, 1,
               "Keep tokens of at least this share of the likeliest one's probability."),
     ROW_FLOAT("presence_penalty", params.presence_penalty, -2, 2,
-              "Taken from the logit of a token that was made before."),
+              "Subtracted from the logit of each token that was already generated."),
     ROW_FLOAT("frequency_penalty", params.frequency_penalty, -2, 2,
-              "The same for each time it was made."),
-    /* As of a model's generation_config: beyond it finite logits no longer stay finite,
-     * or differ. */
+              "Subtracted once for each time the token was generated."),
+    /* The bounds are those of generation_config.json: beyond them finite logits
+     * overflow or become equal. */
     ROW_FLOAT("repetition_penalty", params.repetition_penalty, 0.001, 1000,
-              "Divides (or multiplies, below 0) the logits of tokens seen."),
+              "Divides positive and multiplies negative logits of tokens that occurred before."),
     ROW_CUSTOM(
         "logit_bias", read_logit_bias,
         "{\"type\":\"object\",\"maxProperties\":1024,\"propertyNames\":{\"pattern\":\"^[0-9]+$\"},"
@@ -132,20 +134,20 @@ static const struct field completion_rows[] = {
     ROW_CUSTOM(
         "bad_words", read_bad_words,
         "{\"type\":\"array\",\"maxItems\":128,\"items\":{\"type\":\"string\",\"minLength\":1}}",
-        "Words that are never made."),
+        "Words that are never generated."),
     ROW_CUSTOM("allowed_token_ids", read_allowed_token_ids,
                "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"integer\",\"minimum\":0,"
                "\"maximum\":@vocab}}",
-               "Only these tokens are made."),
+               "Only these tokens are generated."),
     {.name = "echo",
      .type = FIELD_BOOL,
      .only = ROUTE_COMPLETIONS,
      AT(params.echo),
      .given = -1,
-     .help = "The prompt before the text."},
+     .help = "Return the prompt before the text."},
     ROW_FOR(ROUTE_COMPLETIONS, "logprobs", read_logprobs,
             "{\"type\":\"integer\",\"minimum\":0,\"maximum\":@logprobs}",
-            "Log-probabilities of the so many likeliest tokens."),
+            "Return log-probabilities, and those of this many likeliest tokens."),
     {.name = "prompt_logprobs",
      .type = FIELD_CUSTOM,
      .only = ROUTE_COMPLETIONS,
@@ -160,13 +162,13 @@ static const struct field completion_rows[] = {
                "stats\":{\"type\":\"boolean\"}}}",
                "Only with stream."),
     ROW_FOR(ROUTE_COMPLETIONS, "suffix", read_suffix, "{\"type\":\"string\",\"maxLength\":@suffix}",
-            "What stands behind the text to be made; for models with fill-in-the-middle tokens, of "
+            "The text after the completion; only for models with fill-in-the-middle tokens, with "
             "others \"\" only."),
     ROW_BOOL("skip_special_tokens", params.skip_special, "Leave special tokens out of the text."),
     ROW_BOOL("spaces_between_special_tokens", params.spaces_between_special,
              "Spaces between special tokens that are left in."),
     ROW_BOOL("add_special_tokens", add_special,
-             "Begin text prompts as the model's tokenizer does (BOS)."),
+             "Add the tokenizer's special tokens (BOS) to text prompts."),
     ROW_INT("truncate_prompt_tokens", truncate, 1, LIMIT_MODEL_LEN,
             "Keep the last N tokens of each prompt."),
     ROW_BOOL("return_token_ids", return_token_ids,
@@ -177,14 +179,14 @@ static const struct field completion_rows[] = {
      GIVEN(has_priority),
      .lo = INT32_MIN,
      .hi = INT32_MAX,
-     .help = "Lower goes first, with the setting policy: priority."},
+     .help = "Lower runs first, with the setting policy: priority."},
     ROW_CUSTOM("cache_salt", read_cache_salt,
                "{\"type\":\"string\",\"minLength\":1,\"maxLength\":256}",
-               "Keeps the prefix cache apart from other salts'."),
+               "Share cached prefixes only with requests that have the same salt."),
     ROW_CUSTOM("request_id", read_request_id,
                "{\"type\":\"string\",\"pattern\":\"^[A-Za-z0-9._:-]{1,128}$\"}",
-               "Names the request in the answer and the log."),
-    {.name = "user", .type = FIELD_STRING, .given = -1, .help = "Accepted, not used."},
+               "Id of the request in the answer and the log."),
+    {.name = "user", .type = FIELD_STRING, .given = -1, .help = "Accepted, but has no effect."},
     ROW_CUSTOM("response_format", read_response_format,
                "{\"type\":\"object\",\"required\":[\"type\"],\"properties\":{\"type\":{\"const\":"
                "\"text\"}}}",
@@ -200,7 +202,7 @@ static const struct field completion_rows[] = {
              "\"items\":{\"type\":\"object\",\"required\":[\"type\",\"text\"],\"properties\":{"
              "\"type\":{\"const\":\"text\"},"
              "\"text\":{\"type\":\"string\"}}}}]}}}}",
-             "The conversation, written out by the model's own chat template."),
+             "The conversation, rendered by the model's chat template."),
     {.name = "max_completion_tokens",
      .type = FIELD_INT,
      .only = ROUTE_CHAT,
@@ -208,7 +210,7 @@ static const struct field completion_rows[] = {
      GIVEN(has_max_completion_tokens),
      .lo = 1,
      .hi = INT32_MAX,
-     .help = "The newer name of max_tokens; where both are given, this one holds."},
+     .help = "The newer name of max_tokens; takes precedence over it."},
     {.name = "logprobs",
      .type = FIELD_BOOL,
      .only = ROUTE_CHAT,
@@ -221,23 +223,23 @@ static const struct field completion_rows[] = {
      .given = offsetof(struct completion, has_top_logprobs),
      .read = read_top_logprobs,
      .schema = "{\"type\":\"integer\",\"minimum\":0,\"maximum\":@logprobs}",
-     .help = "Those of the so many likeliest tokens too; with logprobs: true."},
+     .help = "Also those of this many likeliest tokens; with logprobs: true."},
     {.name = "add_generation_prompt",
      .type = FIELD_BOOL,
      .only = ROUTE_CHAT,
      AT(add_generation_prompt),
      GIVEN(has_add_generation_prompt),
-     .help = "Begin the assistant's turn after the messages; true by default."},
+     .help = "Start the assistant's turn after the messages; true by default."},
     {.name = "continue_final_message",
      .type = FIELD_BOOL,
      .only = ROUTE_CHAT,
      AT(continue_final_message),
      .given = -1,
-     .help = "Go on with the last message instead of beginning a turn."},
+     .help = "Continue the last message instead of starting a turn."},
     ROW_CHAT("chat_template_kwargs", read_object, "{\"type\":\"object\"}",
-             "More variables of the template."),
+             "Further variables for the chat template."),
     ROW_CHAT("tools", read_no_tools, "{\"type\":\"array\",\"maxItems\":0}",
-             "Tools are not there in this version."),
+             "Tools are not supported in this version."),
     ROW_CHAT("tool_choice", read_tool_choice, "{\"enum\":[\"none\",\"auto\"]}", "The same."),
     ROW_CHAT("functions", read_no_tools, "{\"type\":\"array\",\"maxItems\":0}", "The same."),
     {.name = "parallel_tool_calls",
@@ -245,7 +247,7 @@ static const struct field completion_rows[] = {
      .only = ROUTE_CHAT,
      AT(ignored_bool),
      .given = -1,
-     .help = "Accepted, not used."},
+     .help = "Accepted, but has no effect."},
     ROW_CHAT_MISSING("chat_template", "templates of clients"),
     ROW_CHAT_MISSING("documents", "documents in prompts"),
     ROW_CHAT_MISSING("audio", "audio"),

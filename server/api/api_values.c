@@ -1,5 +1,5 @@
-/* Fields whose rule is more than a type and a range, one value each: the readers that
- * the table names. Lists: api_lists.c. */
+/* Readers, named by the field table, of single values that need more than a type and a
+ * range. Lists: api_lists.c. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@
 int read_later(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
                struct err *e)
 {
-    /* needs other fields or the body's text: completion_parse */
+    /* read by prompt_read or chat_read, which need other fields */
     (void)ret, (void)f, (void)v, (void)ctx, (void)e;
     return 0;
 }
@@ -77,12 +77,12 @@ int read_top_k(void *ret, const struct field *f, const cJSON *v, const struct ap
     return rc;
 }
 
-/* 64 bits, exact: those of a negative one are its two's complement. */
+/* An exact 64-bit integer; a negative one is stored as its two's complement. */
 int read_seed(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
               struct err *e)
 {
     struct completion *c = ret;
-    char text[JSON_NUMBER_ROOM];
+    char text[JSON_NUMBER_BYTES];
     uint64_t n;
     bool minus;
 

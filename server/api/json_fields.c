@@ -1,3 +1,4 @@
+/* A recursive-descent parser (struct scan), and the values of its tree. */
 #include "server/api/json_fields.h"
 
 #include <limits.h>
@@ -9,9 +10,9 @@
 #include "config/base/utf8.h"
 
 enum {
-    PLAIN_DIGITS = 15,     /* an integer of so many digits is exact as a double */
-    UINT64_DIGITS = 20,    /* 2^64 - 1 has so many */
-    EXPONENT_MAX = 1 << 30 /* of a number's text: what is beyond counts as this */
+    PLAIN_DIGITS = 15,     /* an integer of that many digits is exact as a double */
+    UINT64_DIGITS = 20,    /* of 2^64 - 1 */
+    EXPONENT_MAX = 1 << 30 /* exponents beyond this count as this */
 };
 
 struct scan {
@@ -21,7 +22,7 @@ struct scan {
     struct err *e;
 };
 
-/* Reads a value into `v`, which is zeroed; NULL: only check it. */
+/* Read a value into `v`, which is zeroed; NULL: only check the syntax. */
 static int scan_value(struct scan *s, int depth, cJSON *v);
 
 static int scan_fail(struct scan *s, const char *what)
@@ -77,7 +78,7 @@ static int scan_hex4(const struct scan *s, size_t at)
     return v;
 }
 
-/* Behind `\u`: one code unit, or a pair of surrogates. */
+/* After `\u`: one code unit, or a pair of surrogates. */
 static int scan_unicode(struct scan *s, uint32_t *ret)
 {
     int unit = scan_hex4(s, s->at);
@@ -102,7 +103,7 @@ static int scan_unicode(struct scan *s, uint32_t *ret)
     return 0;
 }
 
-/* Behind the backslash: the character that is meant. */
+/* After the backslash: the character that the escape stands for. */
 static int scan_escape(struct scan *s, uint32_t *ret)
 {
     static const char from[] = "\"\\/bfnrt", into[] = "\"\\/\b\f\n\r\t";
@@ -121,7 +122,7 @@ static int scan_escape(struct scan *s, uint32_t *ret)
     return 0;
 }
 
-/* Behind the opening quote, up to behind the closing one. */
+/* From after the opening quote to after the closing one. */
 static int scan_string(struct scan *s, bool *ret_escaped)
 {
     uint32_t c;
@@ -157,8 +158,8 @@ static int scan_string(struct scan *s, bool *ret_escaped)
     return scan_fail(s, "'\"'");
 }
 
-/* The characters of a string that scan_string has passed, its text in [s->at, end); no
- * escape is shorter than what it stands for. Returns their bytes. */
+/* Decode the string text [s->at, end), which scan_string has accepted, into `to`. No
+ * escape is shorter than what it stands for. Returns the bytes written. */
 static size_t unescape(struct scan *s, size_t end, char *to)
 {
     size_t n = 0;
@@ -179,7 +180,7 @@ static size_t unescape(struct scan *s, size_t end, char *to)
     return n;
 }
 
-/* `ret` NULL: only check it. */
+/* `ret` NULL: only check the syntax. */
 static int read_string(struct scan *s, char **ret, size_t *ret_len)
 {
     size_t begin = s->at;
@@ -216,8 +217,7 @@ static bool scan_digits(struct scan *s)
     return s->at > begin;
 }
 
-/* Its text is whole; `plain` where it is nothing but at most PLAIN_DIGITS digits and a
- * sign. */
+/* Pass over a number; *plain: it is an integer of at most PLAIN_DIGITS digits. */
 static int scan_number(struct scan *s, bool *plain)
 {
     bool minus = scan_take(s, '-');
@@ -314,7 +314,7 @@ static int read_member_name(struct scan *s, cJSON *v)
     return scan_take(s, ':') ? 0 : scan_fail(s, "':'");
 }
 
-/* A new last child of `list`; cJSON's first child knows the last one. */
+/* A new last child of `list`; in cJSON the first child's `prev` is the last child. */
 static cJSON *add_child(cJSON *list)
 {
     cJSON *v = cJSON_malloc(sizeof(*v));
@@ -334,7 +334,7 @@ static cJSON *add_child(cJSON *list)
     return v;
 }
 
-/* Behind the opening bracket. */
+/* From after the opening bracket to after `close`. */
 static int read_list(struct scan *s, int depth, char close, cJSON *list)
 {
     if (list) {
@@ -457,8 +457,7 @@ int json_parse(cJSON **ret, const char *text, size_t len, struct err *e)
     return 0;
 }
 
-/* ---- values
- * --------------------------------------------------------------------------------- */
+/* ---- values ---- */
 
 size_t json_string_len(const cJSON *v)
 {
@@ -475,8 +474,7 @@ bool json_has_nul(const cJSON *v)
     return memchr(v->valuestring, '\0', json_string_len(v)) != NULL;
 }
 
-/* The exponent behind a number's digits, at most EXPONENT_MAX either way; 0 where there
- * is none. */
+/* The exponent in a number's text, clamped to +-EXPONENT_MAX; 0 if there is none. */
 static int64_t exponent_of(const char *text)
 {
     size_t digits = strcspn(text, "eE");
@@ -493,10 +491,9 @@ static int64_t exponent_of(const char *text)
     return minus ? -n : n;
 }
 
-/* Where the decimal point of a number's text stands, and its digits other than zeros in
- * front and behind: those of [first, last], which may have the point between them; NULL
- * for zero. The value is those digits as an integer times ten to the power of
- * `scale`. */
+/* A number's significant digits: the text [first, last], without leading and trailing
+ * zeros, possibly with the decimal point inside; NULL for zero. The value is these
+ * digits, as an integer, times ten to the power of `scale`. */
 struct decimal {
     const char *first, *last;
     int64_t scale;
@@ -515,9 +512,9 @@ static struct decimal decimal_of(const char *digits)
         }
     }
     if (d.first) {
-        int64_t behind = point ? end - point - 1 : 0; /* digits behind the point */
+        int64_t fraction = point ? end - point - 1 : 0; /* digits after the point */
         int64_t dropped = end - d.last - 1 - (point && d.last < point);
-        d.scale = exponent_of(digits) + dropped - behind;
+        d.scale = exponent_of(digits) + dropped - fraction;
     }
     return d;
 }
@@ -565,23 +562,22 @@ int json_integer(const cJSON *v, bool *ret_minus, uint64_t *ret)
     return 0;
 }
 
-const char *json_number_text(const cJSON *v, char room[JSON_NUMBER_ROOM])
+const char *json_number_text(const cJSON *v, char text[JSON_NUMBER_BYTES])
 {
     enum { SHOWN = 40 };
 
     if (!v->valuestring) {
-        snprintf(room, JSON_NUMBER_ROOM, "%.0f", v->valuedouble);
+        snprintf(text, JSON_NUMBER_BYTES, "%.0f", v->valuedouble);
     } else if (strlen(v->valuestring) <= SHOWN) {
-        snprintf(room, JSON_NUMBER_ROOM, "%s", v->valuestring);
+        snprintf(text, JSON_NUMBER_BYTES, "%s", v->valuestring);
     } else {
-        snprintf(room, JSON_NUMBER_ROOM, "%.*s... (%zu characters)", SHOWN, v->valuestring,
+        snprintf(text, JSON_NUMBER_BYTES, "%.*s... (%zu characters)", SHOWN, v->valuestring,
                  strlen(v->valuestring));
     }
-    return room;
+    return text;
 }
 
-/* ---- back into text
- * ------------------------------------------------------------------------- */
+/* ---- back to text ---- */
 
 void json_put_string(struct buf *b, const char *text, size_t len)
 {

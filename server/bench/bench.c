@@ -1,3 +1,4 @@
+/* `quire bench`: dispatch to its three benchmarks. */
 #include "server/bench/bench.h"
 
 #include <string.h>
@@ -35,7 +36,7 @@ int bench_main(int argc, char **argv)
         rc = n > 0 ? err_set(&e, ERR_INVALID, "bench serve has no flag %s", argv[1])
                    : bench_serve(&o, &e);
     } else if (rc == 0) {
-        rc = err_set(&e, ERR_INVALID, "there is no bench %s; offline, serve and kernels are",
+        rc = err_set(&e, ERR_INVALID, "there is no bench %s; offline, serve and kernels exist",
                      argv[0]);
     }
     bench_progress_end();

@@ -1,3 +1,4 @@
+/* Non-blocking connections: parse the URL, write the request, connect and send. */
 #include "server/bench/bench_conn.h"
 
 #include <errno.h>
@@ -13,7 +14,7 @@ int target_parse(struct target *t, const char *url, struct err *e)
     char name[256], port[16] = "80";
 
     if (strncmp(url, "http://", 7) != 0) {
-        return err_set(e, ERR_INVALID, "--url %s: http://HOST:PORT is wanted", url);
+        return err_set(e, ERR_INVALID, "--url %s: must be http://HOST:PORT", url);
     }
     size_t len = strcspn(url + 7, "/");
     snprintf(t->host, sizeof(t->host), "%.*s", (int)MIN(len, sizeof(t->host) - 1), url + 7);
@@ -91,7 +92,7 @@ int conn_write(struct conn *c, const struct target *t, const struct bench_option
     bool failed =
         body.failed || !body.data || buf_append(&c->out, body.data, body.len) < 0 || c->out.failed;
     buf_release(&body);
-    return failed ? err_set(e, ERR_FULL, "a request of %d prompt tokens does not fit %d bytes",
+    return failed ? err_set(e, ERR_FULL, "a request of %d prompt tokens does not fit into %d bytes",
                             l->item[item].n_prompt, CONN_REQUEST_BYTES)
                   : 0;
 }

@@ -1,5 +1,5 @@
-/* What is sent: lengths, arrival times, prompts. All of it follows from the options and
- * one seed. */
+/* The load: lengths, arrival times and prompts, all determined by the options and one
+ * seed. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -7,8 +7,8 @@
 
 #include "server/bench/bench.h"
 
-/* splitmix64: any state gives a good stream, so an item's prompt needs no state of the
- * items before it. */
+/* splitmix64: any state starts a good sequence, so each item's prompt can be generated
+ * independently of the others. */
 static uint64_t next(uint64_t *state)
 {
     uint64_t z = *state += 0x9e3779b97f4a7c15u;
@@ -39,7 +39,7 @@ static int add(struct bench_load *l, int32_t *cap, int64_t n_prompt, int64_t max
     return 0;
 }
 
-/* Lines "PROMPT OUTPUT"; empty ones and what follows a # are passed over. */
+/* Read a line "PROMPT OUTPUT". Empty lines and comments after # are skipped. */
 static int read_line(struct bench_load *l, int32_t *cap, char *line, const char *file, int number,
                      struct err *e)
 {
@@ -51,8 +51,8 @@ static int read_line(struct bench_load *l, int32_t *cap, char *line, const char 
     }
     if (sscanf(line, "%lld %lld %c", &prompt, &output, &rest) != 2 || prompt < 1 || output < 1 ||
         prompt > 1 << 20 || output > 1 << 20) {
-        return err_set(e, ERR_INVALID, "%s, line %d: two lengths from 1 to 1048576 are wanted",
-                       file, number);
+        return err_set(e, ERR_INVALID, "%s, line %d: must be two lengths from 1 to 1048576", file,
+                       number);
     }
     return add(l, cap, prompt, output, e);
 }

@@ -1,11 +1,13 @@
-/* `quire bench offline`: the engine in this process, every request submitted at once.
+/* `quire bench offline`: the engine in this process, with all requests submitted at
+ * once.
  *
- * Decoding is measured as PERFORMANCE figures are given: the mean step interval while
- * the whole batch decodes, without the first 8 and the last 2 steps. A step is over
- * when the output side flushes, so the window opens with the flush after which every
- * sequence has 9 tokens and closes with the one before the first sequence has but two
- * to go; requests that do not run all at once (a workload of many lengths) have no such
- * window, and only the whole job is told.
+ * Decode speed is the mean step interval while the whole batch decodes, without the
+ * first HEAD_STEPS and the last TAIL_STEPS steps. A step ends when the output thread
+ * flushes. So the window opens with the flush after which every sequence has more than
+ * HEAD_STEPS tokens, and closes with the last flush before a sequence has only
+ * TAIL_STEPS to go. If the requests do not all run at once (a workload of different
+ * lengths), there is no such window, and only the figures of the whole job are
+ * reported.
  */
 #include <math.h>
 #include <pthread.h>
@@ -26,29 +28,31 @@ struct offline_run;
 struct offline_request {
     struct offline_run *run;
     int32_t max_tokens;
-    int32_t *n_tokens; /* [n choices] so far */
+    int32_t *n_tokens; /* [choices] tokens received, part of run->n_tokens */
 };
 
-/* Written by the output thread alone while a run goes on, but for n_told. */
+/* During a run only the output thread writes this; the main thread reads the fields
+ * under `lock`. After the last flush the main thread owns it again. */
 struct offline_run {
     struct sink sink;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    int32_t n_ended;
-    int32_t n_told;                  /* of the ended, by a flush; under lock, as the next */
-    int64_t tokens_told;             /* of the tokens */
+    int32_t n_ended;                 /* requests that have ended */
+    int32_t n_flushed;               /* n_ended at the last flush; under lock */
+    int64_t tokens_flushed;          /* `tokens` at the last flush; under lock */
     struct offline_request *request; /* [n] */
-    int32_t *n_tokens;               /* [n * choices] */
-    int32_t n, choices;
-    int64_t start_us, end_us;
-    int32_t n_begun, n_settled; /* sequences with 1, with HEAD_STEPS + 1 tokens */
-    bool nearly_done;           /* one has but TAIL_STEPS to go */
-    int64_t tokens;
-    int64_t all_begun_us;
-    int64_t window_from_us, window_to_us, window_from, window_to; /* times and token counts */
-    int64_t completion_tokens;
-    struct spread ttft;
-    char error[256];
+    int32_t *n_tokens;               /* [n * choices] tokens received */
+    int32_t n, choices;              /* requests, and choices of each */
+    int64_t start_us, end_us;        /* submission, end of the last request */
+    int32_t n_begun, n_past_head;    /* sequences with at least 1, HEAD_STEPS + 1 tokens */
+    bool nearly_done;                /* some sequence has at most TAIL_STEPS to go */
+    int64_t tokens;                  /* received, of all sequences */
+    int64_t all_begun_us;            /* when every sequence had a token; 0: not yet */
+    /* The decode window: its times, and `tokens` at these times. */
+    int64_t window_from_us, window_to_us, window_from, window_to;
+    int64_t completion_tokens; /* from the usage of ended requests */
+    struct latency_hist ttft;
+    char error[256]; /* the first error; "": none */
 };
 
 /* ---- the sink ---- */
@@ -70,9 +74,9 @@ static void on_output(struct sink *s, const struct output *o)
             r->all_begun_us = clock_us();
         }
         if (before == 0 && o->choice == 0) {
-            spread_add(&r->ttft, clock_us() - r->start_us);
+            latency_hist_add(&r->ttft, clock_us() - r->start_us);
         }
-        r->n_settled += before <= HEAD_STEPS && *n > HEAD_STEPS;
+        r->n_past_head += before <= HEAD_STEPS && *n > HEAD_STEPS;
         r->nearly_done |= *n >= q->max_tokens - TAIL_STEPS;
     }
     if (o->last) {
@@ -84,7 +88,7 @@ static void on_output(struct sink *s, const struct output *o)
 
 static void note_window(struct offline_run *r)
 {
-    if (r->n_settled < r->n * r->choices || r->nearly_done) {
+    if (r->n_past_head < r->n * r->choices || r->nearly_done) {
         return;
     }
     r->window_to_us = clock_us();
@@ -95,15 +99,15 @@ static void note_window(struct offline_run *r)
     }
 }
 
-/* Once all requests are told of, the run belongs to the main thread again. */
+/* Publish the counts to the main thread. */
 static void on_flush(struct sink *s)
 {
     struct offline_run *r = CONTAINER_OF(s, struct offline_run, sink);
 
     note_window(r);
     pthread_mutex_lock(&r->lock);
-    r->n_told = r->n_ended;
-    r->tokens_told = r->tokens;
+    r->n_flushed = r->n_ended;
+    r->tokens_flushed = r->tokens;
     pthread_cond_signal(&r->changed);
     pthread_mutex_unlock(&r->lock);
 }
@@ -115,11 +119,11 @@ static int run_init(struct offline_run *r, const struct bench_load *l, int32_t c
 {
     r->n = l->n;
     r->choices = choices;
-    r->n_ended = r->n_told = r->n_begun = r->n_settled = 0;
+    r->n_ended = r->n_flushed = r->n_begun = r->n_past_head = 0;
     r->nearly_done = false;
-    r->tokens = r->tokens_told = r->completion_tokens = 0;
+    r->tokens = r->tokens_flushed = r->completion_tokens = 0;
     r->start_us = r->end_us = r->all_begun_us = r->window_from_us = r->window_to_us = 0;
-    r->ttft = (struct spread){.n = 0};
+    r->ttft = (struct latency_hist){.n = 0};
     free(r->request);
     free(r->n_tokens);
     r->request = calloc((size_t)l->n, sizeof(*r->request));
@@ -149,21 +153,21 @@ static int make_request(struct request **ret, struct engine *engine, const struc
     return request_new(ret, &p, prompt, l->item[i].n_prompt, e);
 }
 
-/* Wait for all, with a progress bar over the tokens asked for. */
+/* Wait for all requests; the progress bar counts tokens. */
 static void wait_all(struct offline_run *r, const char *what, int64_t tokens)
 {
     pthread_mutex_lock(&r->lock);
-    while (r->n_told < r->n) {
+    while (r->n_flushed < r->n) {
         char text[96];
         snprintf(text, sizeof(text), "%s: %lld of %lld tokens, %d of %d requests", what,
-                 (long long)r->tokens_told, (long long)tokens, r->n_told, r->n);
-        bench_progress(MIN((double)r->tokens_told / (double)tokens, 1), text);
+                 (long long)r->tokens_flushed, (long long)tokens, r->n_flushed, r->n);
+        bench_progress(MIN((double)r->tokens_flushed / (double)tokens, 1), text);
         wait_until(&r->changed, &r->lock, clock_us() + 1000000);
     }
     pthread_mutex_unlock(&r->lock);
 }
 
-/* `most_tokens` > 0 shortens every output (warm-up). */
+/* `most_tokens` > 0 limits every output (warm-up). */
 static int run_once(struct offline_run *r, struct engine *engine, const struct bench_options *o,
                     const struct bench_load *l, int32_t most_tokens, struct err *e)
 {
@@ -209,7 +213,7 @@ static int run_once(struct offline_run *r, struct engine *engine, const struct b
 
 /* ---- the report ---- */
 
-/* Sums of the engine's histograms, to tell the run from the warm-up. */
+/* The engine's sums before the measured run, to subtract the warm-up. */
 struct host_mark {
     uint64_t steps;
     double host_s, device_s;
@@ -240,18 +244,18 @@ static void report_run(struct bench_report *p, const struct offline_run *r,
                         "tokens/s, whole job");
     bench_report_number(p, "total_tok_s",
                         (double)(l->prompt_tokens + r->completion_tokens) / wall_s,
-                        "tokens/s, prompts included");
+                        "tokens/s, including prompts");
     if (r->all_begun_us > 0) {
         bench_report_number(p, "prefill_s", prefill_s, "s until every request has its first token");
         bench_report_number(p, "prefill_tok_s", (double)l->prompt_tokens / prefill_s,
                             "prompt tokens/s until then");
     }
-    bench_report_spread(p, "ttft_ms", &r->ttft);
+    bench_report_latency(p, "ttft_ms", &r->ttft);
     if (window_tokens > 0) {
         bench_report_number(p, "decode_tok_s", window_tokens / window_s,
                             "tokens/s while the whole batch decodes");
         bench_report_number(p, "decode_step_ms", window_s / (window_tokens / batch) * 1e3,
-                            "ms a step, mean");
+                            "ms per step, mean");
         bench_report_number(p, "decode_steps", window_tokens / batch, "steps measured");
     }
 }
@@ -265,10 +269,10 @@ static void report_host(struct bench_report *p, const struct engine *engine,
 
     bench_report_number(p, "steps", steps, "");
     bench_report_number(p, "step_host_us", (now.host_s - before->host_s) / steps * 1e6,
-                        "us of the engine's thread a step");
+                        "us of the engine's thread per step");
     if (now.device_s > before->device_s) {
         bench_report_number(p, "step_device_us", (now.device_s - before->device_s) / steps * 1e6,
-                            "us of the device a step");
+                            "us of the device per step");
     }
     bench_report_number(
         p, "preemptions",
@@ -298,7 +302,7 @@ static int settings_of(struct settings *ret, int argc, char **argv, int32_t n_re
         ret->max_queue = MAX(ret->max_queue, n_requests);
     }
     if (rc == 0 && ret->target_itl_ms == 0) {
-        ret->target_itl_ms = -1; /* nobody waits for a next token */
+        ret->target_itl_ms = -1; /* latency does not matter here */
     }
     return rc;
 }
@@ -319,7 +323,7 @@ static int measure(struct offline_run *r, struct engine *engine, struct bench_op
         return rc;
     }
     warm = load;
-    warm.seed = ~load.seed; /* other prompts: the prefix cache must not help the run that counts */
+    warm.seed = ~load.seed; /* different prompts: the measured run must not hit the cache */
     if (o->warmup > 0) {
         rc = run_once(r, engine, o, &warm, (int32_t)o->warmup, e);
     }

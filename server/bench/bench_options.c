@@ -1,3 +1,4 @@
+/* The table of bench's flags, parsed and printed. */
 #include "server/bench/bench.h"
 
 #include <errno.h>
@@ -9,8 +10,8 @@ enum kind { KIND_INT, KIND_REAL, KIND_TEXT, KIND_FLAG };
 struct option {
     const char *flag;
     enum kind kind;
-    size_t at;
-    double least, most; /* of numbers */
+    size_t at;          /* offset in struct bench_options */
+    double least, most; /* bounds of numbers */
     const char *help;
 };
 
@@ -18,36 +19,37 @@ struct option {
 
 static const struct option options[] = {
     {"--requests", KIND_INT, AT(requests), 1, 1e7,
-     "requests in all (the workload's number; else 64 offline, 4 x concurrency)"},
-    {"--input-len", KIND_INT, AT(input_len), 1, 1 << 20, "prompt tokens a request (512)"},
-    {"--output-len", KIND_INT, AT(output_len), 1, 1 << 20, "tokens to generate a request (128)"},
+     "number of requests (all of the workload; else 64 offline, 4 x concurrency with serve)"},
+    {"--input-len", KIND_INT, AT(input_len), 1, 1 << 20, "prompt tokens per request (512)"},
+    {"--output-len", KIND_INT, AT(output_len), 1, 1 << 20, "tokens to generate per request (128)"},
     {"--workload", KIND_TEXT, AT(workload), 0, 0,
-     "file with a line \"PROMPT OUTPUT\" of lengths a request (scripts/make-workload)"},
+     "file with one line \"PROMPT OUTPUT\" of lengths per request (scripts/make-workload)"},
     {"--vocab", KIND_INT, AT(vocab), 2, 1 << 22,
      "prompts are random token ids below this (the model's; serve: 256)"},
     {"--bench-seed", KIND_INT, AT(seed), 0, 9e15,
-     "of the prompts and the arrival times (offline: 0; serve: another each run, so that no prompt "
-     "is cached)"},
-    {"--temperature", KIND_REAL, AT(temperature), 0, 2, "(0: greedy)"},
-    {"--top-p", KIND_REAL, AT(top_p), 1e-9, 1, "(1)"},
-    {"--top-k", KIND_INT, AT(top_k), 0, 1 << 22, "(0: all)"},
-    {"--n", KIND_INT, AT(n), 1, 128, "samples a prompt (1)"},
-    {"--beam-width", KIND_INT, AT(beam_width), 0, 128, "beam search (0: off)"},
+     "seed of prompts and arrival times (offline: 0; serve: a new one for each run, so that no "
+     "prompt is cached)"},
+    {"--temperature", KIND_REAL, AT(temperature), 0, 2, "sampling temperature (0: greedy)"},
+    {"--top-p", KIND_REAL, AT(top_p), 1e-9, 1,
+     "keep the likeliest tokens whose probabilities sum to this (1)"},
+    {"--top-k", KIND_INT, AT(top_k), 0, 1 << 22, "keep the k likeliest tokens (0: all)"},
+    {"--n", KIND_INT, AT(n), 1, 128, "samples per prompt (1)"},
+    {"--beam-width", KIND_INT, AT(beam_width), 0, 128, "width of a beam search (0: off)"},
     {"--stop-at-eos", KIND_FLAG, AT(stop_at_eos), 0, 0,
-     "let the model end a text (else every output has its full length)"},
+     "end outputs at the model's end token (else all have their full length)"},
     {"--url", KIND_TEXT, AT(url), 0, 0, "serve: http://HOST:PORT (http://127.0.0.1:8000)"},
     {"--api-key", KIND_TEXT, AT(api_key), 0, 0, "serve: sent as a bearer token"},
     {"--served-model", KIND_TEXT, AT(model), 0, 0,
-     "serve: the \"model\" of the requests (none sent)"},
+     "serve: the field \"model\" of the requests (not sent)"},
     {"--concurrency", KIND_INT, AT(concurrency), 1, 65536,
-     "serve: streams at a time (64); with --request-rate the most at a time"},
+     "serve: concurrent streams (64); with --request-rate the maximum"},
     {"--request-rate", KIND_REAL, AT(request_rate), 0, 1e6,
-     "serve: requests a second, Poisson arrivals (0: a closed loop)"},
+     "serve: requests per second, Poisson arrivals (0: a closed loop)"},
     {"--warmup", KIND_INT, AT(warmup), 0, 1 << 20,
-     "offline: first run every prompt for this many tokens, not measured (8)"},
+     "offline: before measuring, generate this many tokens per request (8)"},
     {"--json", KIND_TEXT, AT(json), 0, 0,
-     "append the figures to this file, one JSON object a line (-: standard output)"},
-    {"--name", KIND_TEXT, AT(name), 0, 0, "a name for the run, kept in the JSON"},
+     "append the figures to this file, one JSON object per line (-: standard output)"},
+    {"--name", KIND_TEXT, AT(name), 0, 0, "name of the run in the JSON"},
 };
 
 static const struct option *find(const char *arg, size_t len)
@@ -69,7 +71,7 @@ static int set_number(struct bench_options *o, const struct option *k, const cha
     double v = strtod(text, &end);
     if (*text == '\0' || *end != '\0' || errno || !(v >= k->least && v <= k->most) ||
         (k->kind == KIND_INT && v != (double)(int64_t)v)) {
-        return err_set(e, ERR_INVALID, "%s %s: %s from %g to %g is wanted", k->flag, text,
+        return err_set(e, ERR_INVALID, "%s %s: must be %s from %g to %g", k->flag, text,
                        k->kind == KIND_INT ? "a whole number" : "a number", k->least, k->most);
     }
     if (k->kind == KIND_INT) {
@@ -133,16 +135,16 @@ int bench_options_read(struct bench_options *ret, int argc, char **argv, int *re
 
 void bench_options_help(FILE *out)
 {
-    fprintf(out,
-            "usage: quire bench offline [MODEL] [flags] [settings of quire serve]\n"
-            "       quire bench serve [--url http://HOST:PORT] [flags]\n"
-            "       quire bench kernels [--device cuda] [linear|decode|prefill|glue|sample ...]\n\n"
-            "offline runs the engine in this process, all requests at once: prefill, decode, "
-            "whole-job figures.\n"
-            "serve streams /v1/completions from a server: TTFT, ITL, end to end, tokens a second.\n"
-            "kernels times a device's operations on the shapes of an 8B model, against what it "
-            "reads, copies and "
-            "multiplies.\n\n");
+    fprintf(
+        out,
+        "usage: quire bench offline [MODEL] [flags] [settings of quire serve]\n"
+        "       quire bench serve [--url http://HOST:PORT] [flags]\n"
+        "       quire bench kernels [--device cuda] [linear|decode|prefill|glue|sample ...]\n\n"
+        "offline runs the engine in this process, all requests at once: prefill, decode, "
+        "whole-job figures.\n"
+        "serve streams /v1/completions from a server: TTFT, ITL, end to end, tokens per second.\n"
+        "kernels times a device's operations on the shapes of an 8B model and compares them with "
+        "its\nrates of reading, copying and multiplying.\n\n");
     for (size_t i = 0; i < ARRAY_LEN(options); i++) {
         fprintf(out, "  %-16s %s\n", options[i].flag, options[i].help);
     }

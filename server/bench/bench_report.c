@@ -1,4 +1,4 @@
-/* Percentiles, the table, the JSON line, the progress bar. */
+/* The results: latency histograms, the report as table and JSON, the progress bar. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -10,31 +10,31 @@
 
 #include "server/bench/bench.h"
 
-/* ---- spreads ---- */
+/* ---- latency histograms ---- */
 
-/* Below SPREAD_SUB one bucket a microsecond; then SPREAD_SUB / 2 buckets an octave. */
+/* One bucket per microsecond below LATENCY_SUB, then LATENCY_SUB / 2 per octave. */
 static int bucket_of(uint64_t us)
 {
     int shift = 0;
 
-    while (us >> shift >= SPREAD_SUB) {
+    while (us >> shift >= LATENCY_SUB) {
         shift++;
     }
-    int i = shift * (SPREAD_SUB / 2) + (int)(us >> shift);
-    return MIN(i, SPREAD_OCTAVES * SPREAD_SUB - 1);
+    int i = shift * (LATENCY_SUB / 2) + (int)(us >> shift);
+    return MIN(i, LATENCY_OCTAVES * LATENCY_SUB - 1);
 }
 
 static double middle_of(int bucket)
 {
-    if (bucket < SPREAD_SUB) {
+    if (bucket < LATENCY_SUB) {
         return bucket;
     }
-    int shift = bucket / (SPREAD_SUB / 2) - 1;
-    int64_t low = (int64_t)(bucket - shift * (SPREAD_SUB / 2)) << shift;
+    int shift = bucket / (LATENCY_SUB / 2) - 1;
+    int64_t low = (int64_t)(bucket - shift * (LATENCY_SUB / 2)) << shift;
     return (double)low + (double)((1LL << shift) - 1) / 2;
 }
 
-void spread_add(struct spread *s, int64_t us)
+void latency_hist_add(struct latency_hist *s, int64_t us)
 {
     us = MAX(us, 0);
     s->count[bucket_of((uint64_t)us)]++;
@@ -44,13 +44,13 @@ void spread_add(struct spread *s, int64_t us)
     s->n++;
 }
 
-double spread_percentile_ms(const struct spread *s, double p)
+double latency_hist_percentile_ms(const struct latency_hist *s, double p)
 {
     if (s->n == 0) {
         return NAN;
     }
     uint64_t rank = (uint64_t)MAX(ceil(p / 100 * (double)s->n), 1), seen = 0;
-    for (int i = 0; i < SPREAD_OCTAVES * SPREAD_SUB; i++) {
+    for (int i = 0; i < LATENCY_OCTAVES * LATENCY_SUB; i++) {
         if ((seen += s->count[i]) >= rank) {
             return MIN(MAX(middle_of(i), (double)s->min_us), (double)s->max_us) / 1e3;
         }
@@ -58,7 +58,7 @@ double spread_percentile_ms(const struct spread *s, double p)
     return (double)s->max_us / 1e3;
 }
 
-double spread_mean_ms(const struct spread *s)
+double latency_hist_mean_ms(const struct latency_hist *s)
 {
     return s->n ? s->sum_us / (double)s->n / 1e3 : NAN;
 }
@@ -69,7 +69,7 @@ struct bench_report {
     cJSON *json;
     char *table;
     size_t table_len;
-    FILE *out; /* into table */
+    FILE *out; /* writes to `table` */
 };
 
 int bench_report_new(struct bench_report **ret, const char *what, const struct bench_options *o,
@@ -108,7 +108,7 @@ void bench_report_free(struct bench_report *r)
     free(r);
 }
 
-/* Enough digits to compare, not so many that they pretend. */
+/* Print about four significant digits. */
 static void put_number(FILE *out, double v)
 {
     fprintf(out, "%14.*f", fabs(v) >= 1000 || v == floor(v) ? 0 : fabs(v) >= 10 ? 2 : 4, v);
@@ -131,7 +131,7 @@ void bench_report_text(struct bench_report *r, const char *key, const char *valu
     fprintf(r->out, "%-28s %s\n", key, value);
 }
 
-void bench_report_spread(struct bench_report *r, const char *key, const struct spread *s)
+void bench_report_latency(struct bench_report *r, const char *key, const struct latency_hist *s)
 {
     static const struct {
         const char *name;
@@ -142,10 +142,10 @@ void bench_report_spread(struct bench_report *r, const char *key, const struct s
         return;
     }
     cJSON *o = cJSON_AddObjectToObject(r->json, key);
-    cJSON_AddNumberToObject(o, "mean", spread_mean_ms(s));
-    fprintf(r->out, "%-28s mean %.3f", key, spread_mean_ms(s));
+    cJSON_AddNumberToObject(o, "mean", latency_hist_mean_ms(s));
+    fprintf(r->out, "%-28s mean %.3f", key, latency_hist_mean_ms(s));
     for (size_t i = 0; i < ARRAY_LEN(points); i++) {
-        double ms = spread_percentile_ms(s, points[i].p);
+        double ms = latency_hist_percentile_ms(s, points[i].p);
         cJSON_AddNumberToObject(o, points[i].name, ms);
         fprintf(r->out, "  %s %.3f", points[i].name, ms);
     }

@@ -1,12 +1,12 @@
-/* `quire bench serve`: streams from an OpenAI server, one thread, one epoll, so that
- * the client takes as little of the machine as it can; what it takes is reported.
+/* `quire bench serve`: streams from an OpenAI-compatible server. One thread with one
+ * epoll set, to use little of the machine; its CPU time is reported.
  *
- * A closed loop keeps `concurrency` streams open, each sending its next request when
- * the last has ended. With a request rate requests start at their Poisson times, on an
- * idle connection or a new one, at most `concurrency` at a time; one that must wait for
- * a connection is counted as late. TTFT runs from just before a request is sent to its
- * first event, ITL from event to event of one stream (events that arrive in one read
- * are 0 apart).
+ * A closed loop keeps `concurrency` streams open; each sends its next request when the
+ * previous one has ended. With a request rate, requests start at Poisson times on an
+ * idle or a new connection, at most `concurrency` at a time; a request that must wait
+ * for a connection is counted as late. TTFT is measured from just before a request is
+ * sent to its first event, ITL between events of one stream (0 for events of the same
+ * read).
  */
 #include <errno.h>
 #include <math.h>
@@ -28,16 +28,16 @@ struct serve_run {
     const struct bench_options *o;
     struct bench_load load;
     struct target target;
-    int timer_fd;
+    int timer_fd;      /* expires when the next request is due */
     struct conn *conn; /* [n_conns] */
     int32_t n_conns;
-    int32_t *prompt; /* [load.max_prompt] */
-    char *bytes;     /* [READ_BYTES] */
-    int32_t n_started, n_ended, n_failed, n_late;
+    int32_t *prompt;                              /* [load.max_prompt] scratch */
+    char *bytes;                                  /* [READ_BYTES] scratch */
+    int32_t n_started, n_ended, n_failed, n_late; /* n_ended includes n_failed */
     int64_t start_us;
-    int64_t tokens, events;
-    struct spread ttft, itl, tpot, e2e;
-    struct spread normalized; /* end to end over tokens, as the PagedAttention paper has it */
+    int64_t tokens, events; /* received in completed answers */
+    struct latency_hist ttft, itl, tpot, e2e;
+    struct latency_hist normalized; /* end to end / tokens, as in the PagedAttention paper */
     char first_failure[256];
 };
 
@@ -76,15 +76,15 @@ static void conn_done(struct serve_run *r, struct conn *c)
     r->n_ended++;
     r->tokens += tokens;
     r->events += s->n_events;
-    spread_add(&r->e2e, now_us - c->sent_us);
+    latency_hist_add(&r->e2e, now_us - c->sent_us);
     if (tokens > 0) {
-        spread_add(&r->normalized, (now_us - c->sent_us) / tokens);
+        latency_hist_add(&r->normalized, (now_us - c->sent_us) / tokens);
     }
     if (c->first_us) {
-        spread_add(&r->ttft, c->first_us - c->sent_us);
+        latency_hist_add(&r->ttft, c->first_us - c->sent_us);
     }
     if (c->first_us && tokens > 1) {
-        spread_add(&r->tpot, (c->last_us - c->first_us) / (tokens - 1));
+        latency_hist_add(&r->tpot, (c->last_us - c->first_us) / (tokens - 1));
     }
     c->used = true;
     c->state = CONN_IDLE;
@@ -94,7 +94,7 @@ static void conn_done(struct serve_run *r, struct conn *c)
     start_next(r, c);
 }
 
-/* The next request, on this connection, if its time has come. */
+/* Send the next request on this connection, if it is due. */
 static void start_next(struct serve_run *r, struct conn *c)
 {
     struct err e;
@@ -103,7 +103,7 @@ static void start_next(struct serve_run *r, struct conn *c)
         int32_t item = r->n_started;
         int64_t due_us = r->start_us + r->load.item[item].start_us;
         if (r->load.item[item].start_us > 0 && clock_us() < due_us) {
-            return; /* the timer will */
+            return; /* the timer will start it */
         }
         r->n_late += r->load.item[item].start_us > 0 && clock_us() - due_us > 5000;
         r->n_started++;
@@ -129,11 +129,11 @@ static void note_events(struct serve_run *r, struct conn *c, int32_t n)
         c->first_us = now_us;
         n--;
     } else if (n > 0) {
-        spread_add(&r->itl, now_us - c->last_us);
+        latency_hist_add(&r->itl, now_us - c->last_us);
         n--;
     }
     for (; n > 0; n--) {
-        spread_add(&r->itl, 0);
+        latency_hist_add(&r->itl, 0);
     }
     c->last_us = now_us;
 }
@@ -150,7 +150,8 @@ static void conn_read(struct serve_run *r, struct conn *c)
         conn_close(c);
         return;
     }
-    /* closed while idle: the request was not seen */
+    /* The server closed the idle connection before it saw the request: send it
+     * again. */
     if (n <= 0 && c->used && c->reader.status == 0) {
         conn_close(c);
         if (conn_begin(c, &r->target, &e) < 0) {
@@ -206,7 +207,7 @@ static struct conn *free_conn(struct serve_run *r)
     return NULL;
 }
 
-/* Start every request whose time has come and set the timer for the next. */
+/* Start all requests that are due, and set the timer for the next one. */
 static void start_due(struct serve_run *r)
 {
     struct conn *c;
@@ -375,11 +376,11 @@ static int report(struct serve_run *r, double wall_s, double client_s, struct er
     bench_report_number(p, "merged_share",
                         r->tokens ? 1 - (double)r->events / (double)r->tokens : NAN,
                         "of the tokens came in an event with another");
-    bench_report_spread(p, "ttft_ms", &r->ttft);
-    bench_report_spread(p, "itl_ms", &r->itl);
-    bench_report_spread(p, "tpot_ms", &r->tpot);
-    bench_report_spread(p, "e2e_ms", &r->e2e);
-    bench_report_spread(p, "normalized_ms", &r->normalized);
+    bench_report_latency(p, "ttft_ms", &r->ttft);
+    bench_report_latency(p, "itl_ms", &r->itl);
+    bench_report_latency(p, "tpot_ms", &r->tpot);
+    bench_report_latency(p, "e2e_ms", &r->e2e);
+    bench_report_latency(p, "normalized_ms", &r->normalized);
     bench_report_number(p, "client_cpu_share", client_s / wall_s, "processors this client took");
     rc = bench_report_write(p, stdout, r->o, e);
     bench_report_free(p);

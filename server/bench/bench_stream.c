@@ -1,3 +1,5 @@
+/* The states of the parser: protocol lines (status, headers, chunk sizes), then
+ * body. */
 #include "server/bench/bench_stream.h"
 
 #include <errno.h>
@@ -29,8 +31,8 @@ static void keep(struct stream_reader *r, const char *data, size_t len)
     r->line[r->n_line] = '\0';
 }
 
-/* The digits that text begins with, as a number; a line's end is no NUL, so nothing of
- * the library's can read them. */
+/* The decimal number at `text`. The line ends without a NUL, so strtol cannot be
+ * used. */
 static int32_t count_of(const char *text, const char *end)
 {
     int32_t n = 0;
@@ -41,8 +43,8 @@ static int32_t count_of(const char *text, const char *end)
     return n;
 }
 
-/* One line of the body, without its end. Counts tokens' events; the usage event has no
- * choices, the last says [DONE]. */
+/* One line of the body, without its end. Returns 1 for an event with choices; the usage
+ * event has none, and the last event is [DONE]. */
 static int32_t body_line(struct stream_reader *r, const char *line, size_t len)
 {
     if (len < 7 || memcmp(line, "data: {", 7) != 0) {
@@ -70,7 +72,7 @@ static int32_t body_bytes(struct stream_reader *r, const char *data, size_t len)
     int32_t n = 0;
 
     if (r->status != 200) {
-        keep(r, data, len); /* the error's text */
+        keep(r, data, len); /* the text of the error */
         return 0;
     }
     while (len > 0) {
@@ -95,7 +97,7 @@ static int32_t body_bytes(struct stream_reader *r, const char *data, size_t len)
     return n;
 }
 
-/* A length as HTTP writes it; ERR_INVALID where it is none. */
+/* Parse a length in a header or chunk line. */
 static int read_length(int64_t *ret, const char *text, int base, struct err *e)
 {
     char *end;
@@ -103,7 +105,7 @@ static int read_length(int64_t *ret, const char *text, int base, struct err *e)
     errno = 0;
     *ret = strtoll(text, &end, base);
     if (end == text || errno || *ret < 0) {
-        return err_set(e, ERR_INVALID, "the answer has a length that is none: %.40s", text);
+        return err_set(e, ERR_INVALID, "the answer has an invalid length: %.40s", text);
     }
     return 0;
 }
@@ -129,7 +131,7 @@ static void end_of_headers(struct stream_reader *r)
     r->done = !r->chunked && r->left == 0;
 }
 
-/* One line of the protocol, complete in r->protocol. */
+/* Process the complete line in r->protocol. */
 static int protocol_line(struct stream_reader *r, struct err *e)
 {
     int n = r->n_protocol;
@@ -167,7 +169,7 @@ static int protocol_line(struct stream_reader *r, struct err *e)
     }
 }
 
-/* Bytes up to the end of a protocol line, or all there are. */
+/* Consume bytes up to the end of a protocol line, or all. */
 static int64_t take_protocol(struct stream_reader *r, const char *data, size_t len, struct err *e)
 {
     const char *end = memchr(data, '\n', len);

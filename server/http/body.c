@@ -1,10 +1,11 @@
+/* Short bodies are sent from one buffer; long ones through MHD's content reader. */
 #include "server/http/body.h"
 
 #include <stdlib.h>
 
 enum {
-    SHORT_BYTES = 32 * 1024, /* handed over whole */
-    BLOCK_BYTES = 64 * 1024, /* at once, of a longer one */
+    SHORT_BYTES = 32 * 1024, /* up to this a body is given to MHD as one buffer */
+    BLOCK_BYTES = 64 * 1024, /* of a longer one, MHD reads this much at once */
 };
 
 struct body *body_new(struct budget *budget, struct segments *g)
@@ -44,7 +45,7 @@ static void response_unref(void *body)
     body_unref(body);
 }
 
-/* As MHD_ContentReaderCallback: the client has taken what was read before. */
+/* An MHD_ContentReaderCallback: a call means that the client took the last block. */
 static ssize_t body_read(void *body, uint64_t pos, char *to, size_t max)
 {
     struct body *b = body;
@@ -61,7 +62,7 @@ static bool is_short(const struct segments *g)
     return g->n == 0 || (g->n == 1 && g->list[0].owned && g->total <= SHORT_BYTES);
 }
 
-/* Of one segment at most, which the segments own. */
+/* For a body of at most one segment. */
 static struct MHD_Response *short_response(struct body *b)
 {
     struct segments *g = &b->segments;

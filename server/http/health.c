@@ -1,4 +1,4 @@
-/* `quire health`: asks a running server whether it is ready, for containers and
+/* `quire health`: ask a running server whether it is ready, for containers and
  * scripts. */
 #include <errno.h>
 #include <netdb.h>
@@ -16,7 +16,7 @@
 enum { TIMEOUT_S = 5 };
 
 struct target {
-    char host[256], port[16], path[108]; /* path: a Unix socket, or "" */
+    char host[256], port[16], path[108]; /* path: of a Unix socket, or "" for TCP */
     bool tls;
 };
 
@@ -51,7 +51,7 @@ static void from_settings(struct target *t, const struct settings *s)
 {
     const char *host = s->host ? s->host : "127.0.0.1";
 
-    /* "Any address" is listened on, not connected to. */
+    /* A server that listens on any address is reached at the loopback address. */
     host = strcmp(host, "0.0.0.0") == 0                           ? "127.0.0.1"
            : strcmp(host, "::") == 0 || strcmp(host, "[::]") == 0 ? "::1"
                                                                   : host;
@@ -101,7 +101,7 @@ static int dial(const struct target *t)
     return fd;
 }
 
-/* Print the server's answer; 0 when it is 200. */
+/* Print the server's answer; 0 if its status is 200. */
 static int ask(int fd)
 {
     static const char request[] = "GET /health HTTP/1.0\r\n\r\n";
@@ -165,7 +165,7 @@ int health_main(int argc, char **argv, char **env)
         return 1;
     }
     if (t.tls) {
-        printf("listening (its state is not asked for through TLS)\n");
+        printf("listening (quire health does not speak TLS, so the state is unknown)\n");
     } else {
         rc = ask(fd);
     }

@@ -1,7 +1,9 @@
-/* One request, from its line to its end. What can be refused by its headers is, but the
- * answer waits for the body (which is dropped): a client that is still sending would
- * not see it. A head that two readers may take for different ones is answered at once:
- * where its body ends is not known.
+/* One request, from its request line to its end, as MHD's callbacks (see http.h).
+ *
+ * A request is refused by its headers where possible, but the response is sent only
+ * after its body, which is dropped: a client that is still sending would not see it. An
+ * ambiguous head (http_head.h) is answered at once, since the end of its body is not
+ * known.
  */
 #include "server/http/http.h"
 #include "server/http/http_head.h"
@@ -12,10 +14,10 @@
 #include <strings.h>
 #include <sys/random.h>
 
-/* A body over the cap is read to its end up to so many times the cap. */
+/* A body that is too large is read and dropped up to this many times max-body-bytes. */
 enum { REFUSED_BODY_FACTOR = 4 };
 
-/* ---- its headers ---- */
+/* ---- headers ---- */
 
 static void set_refusal(struct http_request *x, int status, const char *message)
 {
@@ -34,7 +36,7 @@ static const char *header(struct MHD_Connection *c, const char *name)
     return MHD_lookup_connection_value(c, MHD_HEADER_KIND, name);
 }
 
-/* The client's X-Request-Id where it is one, else a new one. */
+/* Take the client's X-Request-Id if it is valid, else a random id. */
 static void name_request(struct http_request *x, struct MHD_Connection *c)
 {
     static const char allowed[] =
@@ -53,7 +55,7 @@ static void name_request(struct http_request *x, struct MHD_Connection *c)
              (unsigned long long)random[1]);
 }
 
-/* Remember the Origin of a request from a page that the settings allow. */
+/* Keep the Origin header if the setting cors-origins allows it. */
 static void check_origin(struct http_request *x, struct MHD_Connection *c)
 {
     const char *origin = header(c, MHD_HTTP_HEADER_ORIGIN),
@@ -82,7 +84,7 @@ static bool is_json(const char *content_type)
                              (!content_type[n] || strchr("; \t", content_type[n])));
 }
 
-/* ---- whether it can be read in one way alone (http_head.h) ---- */
+/* ---- whether the head is unambiguous (http_head.h) ---- */
 
 struct fields {
     struct http_field field[LIMIT_HEADER_FIELDS + 1];
@@ -99,8 +101,8 @@ static enum MHD_Result add_field(void *cls, enum MHD_ValueKind kind, const char 
     return f->n < ARRAY_LEN(f->field) ? MHD_YES : MHD_NO;
 }
 
-/* Whether this is the library whose parsing http_head.h describes. Later ones refuse
- * what it repairs. */
+/* Whether this MHD version parses in place, as http_head.h describes. Later versions
+ * refuse what this one repairs. */
 static bool parses_in_place(void)
 {
     return strncmp(MHD_get_version(), "0.9.", 4) == 0;
@@ -127,22 +129,22 @@ static void check_head(struct http_request *x, struct MHD_Connection *c, const c
     }
 }
 
-/* What this connection may ask for: everything, at the admin door health and metrics,
- * and beyond max-connections health alone, for one request. */
-static void check_door(struct http_request *x)
+/* What this connection may request: everything; on the admin listener only health and
+ * metrics; beyond max-connections only health, and only once. */
+static void check_listener(struct http_request *x)
 {
-    bool reserved = x->peer && x->peer->admitted.reserved;
+    bool reserved = x->conn && x->conn->admitted.reserved;
     bool health = x->route && x->route->admin && x->route->open;
 
     x->close = x->close || reserved;
-    if (x->door->admin && !(x->route && x->route->admin)) {
+    if (x->listener->admin && !(x->route && x->route->admin)) {
         set_refusal(x, 404, "only /health, /ping and /metrics are served here (admin-listen)");
-    } else if (!x->door->admin && reserved && !health) {
+    } else if (!x->listener->admin && reserved && !health) {
         set_refusal(x, 503, "too many connections (max-connections); try again");
     }
 }
 
-/* What can be refused before the body is read. */
+/* Refuse what needs no body: wrong key, route, method or content type. */
 static void check_headers(struct http_request *x, struct MHD_Connection *c, const char *allow)
 {
     struct server *s = x->server;
@@ -150,8 +152,8 @@ static void check_headers(struct http_request *x, struct MHD_Connection *c, cons
     bool preflight = strcmp(x->method, "OPTIONS") == 0;
     char text[256];
 
-    if (!(x->route && (x->route->open || (x->door->admin && x->door->local))) && !preflight &&
-        !keys_find(&s->keys, header(c, MHD_HTTP_HEADER_AUTHORIZATION), &x->grant)) {
+    if (!(x->route && (x->route->open || (x->listener->admin && x->listener->local))) &&
+        !preflight && !keys_find(&s->keys, header(c, MHD_HTTP_HEADER_AUTHORIZATION), &x->auth)) {
         set_refusal(x, 401,
                     "API key missing or wrong; send the header 'Authorization: Bearer KEY'");
     } else if (!x->route && !allow) {
@@ -175,9 +177,8 @@ static void check_headers(struct http_request *x, struct MHD_Connection *c, cons
     }
 }
 
-/* What the engine will be asked to compute, it may get up for while the request is
- * read. */
-static void tell_engine(const struct http_request *x)
+/* Let a sleeping engine wake up while the request's body is read. */
+static void announce_to_engine(const struct http_request *x)
 {
     struct engine *engine = atomic_load(&x->server->engine);
 
@@ -186,16 +187,15 @@ static void tell_engine(const struct http_request *x)
     }
 }
 
-/* When its connection is closed, unless it has come further: `seconds` from `from_us`
- * on. */
+/* Set the connection's deadline to `seconds` after `from_us`. */
 static void set_due(struct http_request *x, int64_t from_us, double seconds)
 {
-    if (x->peer) {
-        x->peer->due_us = from_us + (int64_t)(seconds * 1e6);
+    if (x->conn) {
+        x->conn->due_us = from_us + (int64_t)(seconds * 1e6);
     }
 }
 
-static struct http_request *http_request_new(struct door *door, struct MHD_Connection *c)
+static struct http_request *http_request_new(struct listener *listener, struct MHD_Connection *c)
 {
     struct http_request *x = calloc(1, sizeof(*x));
     const union MHD_ConnectionInfo *peer =
@@ -204,9 +204,9 @@ static struct http_request *http_request_new(struct door *door, struct MHD_Conne
     if (!x) {
         return NULL;
     }
-    x->door = door;
-    x->server = door->server;
-    x->peer = peer ? peer->socket_context : NULL;
+    x->listener = listener;
+    x->server = listener->server;
+    x->conn = peer ? peer->socket_context : NULL;
     x->begin_us = clock_us();
     buf_init(&x->body, (size_t)x->server->settings->max_body_bytes);
     account_open(&x->account, &x->server->hub.budget);
@@ -222,15 +222,15 @@ void *http_on_target(void *cls, const char *target, struct MHD_Connection *c)
     }
     x->target_len = strlen(target);
     x->target_error = http_target_check(target);
-    /* A first request has its time since the connection's begin. */
-    if (x->peer && atomic_exchange(&x->peer->idle_us, 0)) {
-        double left = (double)(x->peer->due_us - x->begin_us) / 1e6;
+    /* The first request's deadline was set when the connection was opened. */
+    if (x->conn && atomic_exchange(&x->conn->idle_us, 0)) {
+        double left = (double)(x->conn->due_us - x->begin_us) / 1e6;
         set_due(x, x->begin_us, MIN(left, x->server->settings->header_timeout));
     }
     return x;
 }
 
-/* Headers are there. */
+/* The head is complete. */
 static void http_request_begin(struct http_request *x, struct MHD_Connection *c, const char *method,
                                const char *url, const char *version)
 {
@@ -247,20 +247,20 @@ static void http_request_begin(struct http_request *x, struct MHD_Connection *c,
     name_request(x, c);
     trace_read(&x->trace, header(c, "traceparent"));
     check_origin(x, c);
-    keys_anyone(&x->server->keys, &x->grant);
+    keys_anonymous(&x->server->keys, &x->auth);
     check_head(x, c, url, version);
     if (x->refused) {
         x->unread = true;
         return;
     }
-    check_door(x);
+    check_listener(x);
     if (!x->refused) {
         check_headers(x, c, allow);
     }
-    tell_engine(x);
+    announce_to_engine(x);
 }
 
-/* ---- its body ---- */
+/* ---- body ---- */
 
 static void too_large(struct http_request *x)
 {
@@ -271,7 +271,7 @@ static void too_large(struct http_request *x)
     set_refusal(x, 413, text);
 }
 
-/* What is held for clients is as much as may be. */
+/* The budget for client memory is exhausted. */
 static void refuse_for_room(struct http_request *x)
 {
     set_refusal(x, 503, "");
@@ -305,8 +305,8 @@ static void take_body(struct http_request *x, const char *data, size_t len)
     }
 }
 
-/* A body that is announced as too large: say so before it is sent, where the client
- * waits for that or it is huge. */
+/* Whether to refuse before the body is sent: if the client waits for that (Expect), or
+ * the announced body is too large to be read and dropped. */
 static bool refuse_unsent(struct http_request *x, struct MHD_Connection *c)
 {
     const char *length = header(c, MHD_HTTP_HEADER_CONTENT_LENGTH),
@@ -323,15 +323,16 @@ static bool refuse_unsent(struct http_request *x, struct MHD_Connection *c)
 
 static enum MHD_Result answer_refusal(struct http_request *x, struct MHD_Connection *c)
 {
-    if (x->peer) {
-        x->peer->due_us = INT64_MAX;
+    if (x->conn) {
+        x->conn->due_us = INT64_MAX;
     }
     return x->refusal ? reply_send(x, c, x->refusal) : MHD_NO;
 }
 
-/* ---- its answer ---- */
+/* ---- response ---- */
 
-/* The answer is on its way: send its head, or wait until it is whole. */
+/* Answer with the stream: send the headers of its events, or park the connection until
+ * the one body is complete. */
 static enum MHD_Result begin_stream(struct http_request *x, struct MHD_Connection *c)
 {
     struct stream *s = x->stream;
@@ -359,7 +360,7 @@ bool http_request_argument(const struct http_request *x, const char *name, const
     return true;
 }
 
-/* The request is whole. */
+/* The request is complete: call its handler. */
 static enum MHD_Result dispatch(struct http_request *x, struct MHD_Connection *c)
 {
     struct server *s = x->server;
@@ -407,13 +408,13 @@ enum MHD_Result http_on_request(void *cls, struct MHD_Connection *c, const char 
         *size = 0;
         set_due(x, x->body_begin_us,
                 x->server->settings->body_timeout + (double)x->body_seen / LIMIT_BODY_BYTES_PER_S);
-        /* An endless chunked body is cut off. */
+        /* Disconnect a client that sends an endless chunked body. */
         return x->body_seen > (uint64_t)x->server->settings->max_body_bytes * REFUSED_BODY_FACTOR
                    ? MHD_NO
                    : MHD_YES;
     }
-    if (x->peer) {
-        x->peer->due_us = INT64_MAX;
+    if (x->conn) {
+        x->conn->due_us = INT64_MAX;
     }
     if (x->refused) {
         return answer_refusal(x, c);
@@ -421,7 +422,7 @@ enum MHD_Result http_on_request(void *cls, struct MHD_Connection *c, const char 
     return x->parked ? begin_stream(x, c) : dispatch(x, c);
 }
 
-/* ---- its end ---- */
+/* ---- end ---- */
 
 static void count_request(const struct http_request *x)
 {
@@ -441,9 +442,9 @@ void http_on_completed(void *cls, struct MHD_Connection *c, void **context,
         return;
     }
     if (!x->begun && code == MHD_REQUEST_TERMINATED_WITH_ERROR) {
-        x->status = 400; /* by the library, which does not tell how: 400 or 431 */
+        x->status = 400; /* refused by MHD, which does not tell whether with 400 or 431 */
     } else if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK) {
-        x->status = 499; /* the client left, or was cut off, before the end of its answer */
+        x->status = 499; /* the client left or was disconnected before the response ended */
     }
     if (x->stream) {
         stream_detach(x->stream);
@@ -456,11 +457,11 @@ void http_on_completed(void *cls, struct MHD_Connection *c, void **context,
         request_log(x);
     }
     if (x->counted) {
-        client_end(x->grant.client);
+        client_end(x->auth.client);
     }
-    if (x->peer) {
-        x->peer->idle_us = clock_us();
-        set_due(x, x->peer->idle_us, LIMIT_IDLE_S);
+    if (x->conn) {
+        x->conn->idle_us = clock_us();
+        set_due(x, x->conn->idle_us, LIMIT_IDLE_S);
     }
     if (x->stream) {
         stream_unref(x->stream);

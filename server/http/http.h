@@ -1,8 +1,17 @@
-/* Stage 1, accept: libmicrohttpd's epoll pool, and what every route has in common.
+/* The HTTP server: connections, requests, routes and replies, on libmicrohttpd (MHD).
  *
- * MHD accepts, parses, decrypts and answers; a request's body is gathered up to its
- * cap, then its route's handler runs on the pool's thread. A handler either answers at
- * once or leaves a stream behind (stream.h).
+ * MHD accepts connections, decrypts, parses requests and sends responses on a pool of
+ * threads, each with its own epoll set. The server collects a request's body up to
+ * max-body-bytes, then calls the route's handler on the connection's thread. A handler
+ * either fills in a reply or leaves a stream (stream.h), which answers later.
+ *
+ *     http_on_connection   a connection opens: admission, deadline of the first head
+ *     http_on_target       a request line arrived: an http_request is allocated
+ *     http_on_request      headers, body data, end of body: refusal or dispatch
+ *     http_on_completed    the response was sent, or the connection failed: log, free
+ *
+ * Each http_request belongs to one MHD thread; what other threads may touch is in its
+ * stream, its body and its conn, which have their own locks or atomics.
  */
 #ifndef QUIRE_SERVER_HTTP_HTTP_H
 #define QUIRE_SERVER_HTTP_HTTP_H
@@ -20,185 +29,190 @@ enum { HTTP_STATUS_SLOTS = 20 };
 
 /* One connection, from accept to close. */
 struct conn {
-    struct conn *prev, *next;
-    int fd;
-    bool left; /* the last sweep saw that the client closed its side */
-    struct admitted admitted;
-    /* When it is closed unless it has come further by then: the end of the head, of the
-     * body, or of the rest between two requests; INT64_MAX while one is being
-     * answered. */
+    struct conn *prev, *next; /* in server.conns, under conns_lock */
+    int fd;                   /* owned by MHD */
+    bool left;                /* the last sweep saw that the client closed its side */
+    struct admitted admitted; /* its place in the listener's connection counts */
+    /* Deadline: the connection is closed at this time unless the request has got
+     * further. First for the head, then for the body, then for the idle time between
+     * two requests; INT64_MAX while a request is being answered. */
     _Atomic int64_t due_us;
-    /* when its last answer ended; 0: before the first, and from the next request's line
-     * on */
+    /* When its last response ended; 0 before the first, and again from the next request
+     * line on. */
     _Atomic int64_t idle_us;
 };
 
-/* A socket that listens, and who answers there. */
-struct door {
+/* A listening socket with its MHD daemon. */
+struct listener {
     struct server *server;
-    struct MHD_Daemon *daemon;
-    int fd; /* -1: none */
-    struct admission admission;
-    bool admin; /* health and metrics alone (setting admin-listen) */
-    bool local; /* only this machine reaches it */
+    struct MHD_Daemon *daemon;  /* NULL: not started, or stopped */
+    int fd;                     /* -1: none; the daemon closes it */
+    struct admission admission; /* which connections are accepted */
+    bool admin;                 /* serves health and metrics only (setting admin-listen) */
+    bool local;                 /* bound to a loopback address or a Unix path */
 };
 
 struct server {
-    const struct settings *settings;
-    struct door front, admin;
-    char url[300]; /* where the front door is, for people */
-    bool tls;
-    struct keys keys;
-    struct stream_hub hub;
-    struct watchers watchers;
+    const struct settings *settings;               /* the caller's */
+    struct listener main_listener, admin_listener; /* the latter is open with admin-listen */
+    char url[300];                 /* of the main listener, for the log and the terminal */
+    bool tls;                      /* of the main listener; the admin listener never has TLS */
+    struct keys keys;              /* API keys, reloaded on SIGHUP */
+    struct stream_hub hub;         /* streams, their writers, renderers and budget */
+    struct kv_events kv_events;    /* subscribers of /debug/kv */
     struct api_context api;        /* constant once `engine` is set */
     struct engine *_Atomic engine; /* NULL while starting */
-    atomic_bool draining;
-    atomic_bool dead; /* the engine could not start or died: told by /health */
-    _Atomic int64_t connections;
-    pthread_mutex_t peers_lock;
-    struct conn *peers; /* of both doors */
-    int64_t swept_us;
-    /* For Retry-After: how fast requests end, by the last sweeps. */
-    uint64_t ended;     /* requests ended when last looked */
-    double ended_per_s; /* smoothed over about ten seconds */
-    _Atomic int retry_after_s;
-    /* http_requests_total, [route][status slot] */
+    atomic_bool draining;          /* SIGTERM came: generating requests get 503 */
+    atomic_bool dead;              /* the engine failed to start or died: reported by /health */
+    _Atomic int64_t connections;   /* open ones, of both listeners */
+    pthread_mutex_t conns_lock;
+    struct conn *conns; /* of both listeners; under conns_lock */
+    int64_t swept_us;   /* time of the last once-a-second sweep; main thread only */
+
+    /* For Retry-After: the rate at which requests end, updated by the sweep. */
+    uint64_t ended;            /* requests ended up to the last sweep */
+    double ended_per_s;        /* smoothed over about ten seconds */
+    _Atomic int retry_after_s; /* estimate of when the present queue will be done */
+
+    /* http_requests_total, [n_routes + 1][status slot]; the last row: no route */
     _Atomic uint64_t (*requests)[HTTP_STATUS_SLOTS];
 };
 
-/* One request, from its headers to its end. */
+/* One request, from its request line to the end of its response. */
 struct http_request {
     struct server *server;
-    struct door *door;
-    bool begun;                /* its head was whole */
-    bool close;                /* nothing after it is read on its connection */
-    size_t target_len;         /* of the target as it came */
-    const char *target_error;  /* http_target_check's; static */
-    const struct route *route; /* NULL: none matched */
-    struct conn *peer;
-    const char *method;   /* MHD's: good until the request is dispatched */
-    char method_name[16]; /* for the log */
+    struct listener *listener; /* the one that accepted its connection */
+    bool begun;                /* the head is complete */
+    bool close;                /* close the connection after the response */
+    size_t target_len;         /* bytes of the target as received */
+    const char *target_error;  /* result of http_target_check; static, NULL: valid */
+    const struct route *route; /* NULL: no route matched */
+    struct conn *conn;         /* NULL: it could not be allocated */
+    const char *method;        /* MHD's string, valid until the request is dispatched */
+    char method_name[16];      /* a copy for the log */
     bool http_1_0;
-    uint64_t body_seen; /* bytes of body, dropped ones too */
-    char path[256];
-    char request_id[LIMIT_REQUEST_ID_BYTES + 1];
-    struct trace trace;
-    char origin[256];   /* of a CORS request that is allowed, or "" */
-    struct grant grant; /* of its key */
-    bool counted;       /* it began for grant.client, and has to end */
-    struct buf body;
-    struct account account; /* of what it holds itself: its body, an answer being made */
-    struct body *answer;    /* on its way; a reference */
-    bool refused;           /* answer `refusal`, drop the body */
-    bool unread;            /* answer it at once: its body's end is not to be trusted */
-    bool parked;
-    struct reply *refusal;             /* owned */
-    struct MHD_Connection *connection; /* while a handler runs */
-    struct stream *stream;             /* holds a reference */
-    char ignored[256];
-    int64_t begin_us, body_begin_us;
-    int status;
+    uint64_t body_seen; /* body bytes received, dropped ones included */
+    char path[256];     /* decoded, NUL-terminated; a longer one matches no route */
+    char request_id[LIMIT_REQUEST_ID_BYTES + 1]; /* the client's, or a random one */
+    struct trace trace;                          /* W3C trace context; empty: none */
+    char origin[256];                            /* the Origin header if CORS allows it, else "" */
+    struct auth_result auth;                     /* the key's owner and limits */
+    bool counted;           /* client_begin was called for auth.client: client_end is due */
+    struct buf body;        /* received so far, at most max-body-bytes */
+    struct account account; /* memory of `body` and of a reply being built */
+    struct body *answer;    /* the response body being sent; holds a reference */
+    bool refused;           /* reply with `refusal` and drop the rest of the body */
+    bool unread;            /* refuse before the body: where it ends cannot be trusted */
+    bool parked;            /* waits for the stream to complete its one JSON body */
+    struct reply *refusal;  /* owned; NULL with `refused`: out of memory */
+    struct MHD_Connection *connection; /* set while a handler runs */
+    struct stream *stream;             /* holds a reference; NULL: none */
+    char ignored[256];                 /* unknown fields, for X-Quire-Ignored */
+    int64_t begin_us, body_begin_us;   /* arrival of the request line; end of the head */
+    int status;                        /* as logged and counted; 499: the client left */
 };
 
-/* What a handler answers. */
+/* The response that a handler makes. */
 struct reply {
-    int status;
-    const char *content_type; /* application/json when NULL */
-    const char *allow;        /* Allow, with 405 and OPTIONS */
-    struct buf body;
-    bool close;
-    /* of a page's script and style, for its Content-Security-Policy; "": no page */
+    int status;               /* HTTP status of the response */
+    const char *content_type; /* NULL: application/json */
+    const char *allow;        /* the Allow header of 405 and OPTIONS, or NULL */
+    struct buf body;          /* taken over by reply_send */
+    bool close;               /* close the connection afterwards */
+    /* CSP nonce of the page's script and style; "": the reply is not a page */
     char nonce[33];
-    int64_t retry_us; /* with 429, 503: when to come again; 0: by the rate at which requests end */
+    /* With 429 and 503: time until a retry can succeed; 0: estimated from the rate at
+     * which requests end */
+    int64_t retry_us;
 };
 void reply_init(struct reply *r, int status);
-/* An error body in place of what was there. */
+/* Replace the body by an error object. */
 void reply_error(struct reply *r, int status, const char *param, const char *message);
 
-/* Count an answer that grows, beside the request's body. False when that is more than
- * the budget has: `r` says so then. */
+/* Account for `bytes` of a growing reply, beside the request's body. False if the
+ * budget does not have them; `r` is then the 503 that says so. */
 bool reply_grow(struct http_request *x, struct reply *r, size_t bytes);
-/* 503 for what client-buffer-bytes has no room for. */
+/* Make `r` the 503 of an exhausted client-buffer-bytes. */
 void reply_no_room(struct reply *r);
 
-/* Queue `r` (its body is taken over), the events or the body of x->stream. */
+/* Queue a response: `r` (whose body is taken over), the events of x->stream, or the
+ * collected body of x->stream. */
 enum MHD_Result reply_send(struct http_request *x, struct MHD_Connection *c, struct reply *r);
 enum MHD_Result reply_events(struct http_request *x, struct MHD_Connection *c);
 enum MHD_Result reply_collected(struct http_request *x, struct MHD_Connection *c);
 
-/* What MHD calls: a request's line, whose target is still as it came; its headers, body
- * and end of body (http.c); its end; a connection's begin and end (connections.c).
- * `door` is a struct door. */
-void *http_on_target(void *door, const char *target, struct MHD_Connection *c);
-enum MHD_Result http_on_request(void *door, struct MHD_Connection *c, const char *url,
+/* MHD's callbacks (see above); http_on_connection is in connections.c, the others in
+ * http.c. `listener` is a struct listener; `target` is not decoded yet. */
+void *http_on_target(void *listener, const char *target, struct MHD_Connection *c);
+enum MHD_Result http_on_request(void *listener, struct MHD_Connection *c, const char *url,
                                 const char *method, const char *version, const char *data,
                                 size_t *size, void **context);
-void http_on_completed(void *door, struct MHD_Connection *c, void **context,
+void http_on_completed(void *listener, struct MHD_Connection *c, void **context,
                        enum MHD_RequestTerminationCode code);
-void http_on_connection(void *door, struct MHD_Connection *c, void **context,
+void http_on_connection(void *listener, struct MHD_Connection *c, void **context,
                         enum MHD_ConnectionNotificationCode code);
 
 struct route {
     const char *method; /* GET or POST */
-    const char *path;   /* exact; or a prefix that ends in '/', the rest is an argument */
-    const char *label;  /* in metrics */
-    bool open;          /* no API key asked */
-    bool admin;         /* served at the admin door too */
-    bool quiet;         /* logged at debug only */
-    bool needs_engine;  /* 503 while starting */
-    bool limited;       /* counts for the key's limits */
-    bool generates;     /* the engine will be asked */
-    /* Answer into `r`; or set x->stream, and nothing of `r` is used. `arg`: what
-     * follows a prefix. */
+    const char *path;   /* exact, or a prefix ending in '/' that an argument follows */
+    const char *label;  /* value of the metrics label `route` */
+    bool open;          /* needs no API key */
+    bool admin;         /* also served by the admin listener */
+    bool quiet;         /* logged at level debug only */
+    bool needs_engine;  /* 503 while the model is loading */
+    bool limited;       /* counts towards the key's limits */
+    bool generates;     /* submits requests to the engine */
+    /* Fill in `r`, or set x->stream, in which case `r` is discarded. `arg`: the path
+     * after a prefix. */
     void (*handle)(struct http_request *x, const char *arg, struct reply *r);
 };
 extern const struct route routes[];
 extern const int n_routes;
-/* NULL with *ret_allow set: the path exists, with other methods. */
+/* NULL with *ret_allow set: the path exists, but not for this method. */
 const struct route *route_find(const char *method, const char *path, const char **ret_arg,
                                const char **ret_allow);
 
-/* Whether the URL has the argument `name`; its value ("" without one) in *ret. While a
- * handler runs. */
+/* Whether the URL has the query argument `name`; its value, possibly "", in *ret. Only
+ * while a handler runs. */
 bool http_request_argument(const struct http_request *x, const char *name, const char **ret);
 
 /* Handlers of GET / and GET /debug/kv (ui.c). */
 void handle_page(struct http_request *x, const char *arg, struct reply *r);
 void handle_kv_events(struct http_request *x, const char *arg, struct reply *r);
 
-/* Read the keys file and the certificate again; whichever is bad stays as it was. Each
- * is told in the log. */
+/* SIGHUP: read the keys file and the certificate again. One that cannot be read stays
+ * as it was; the log reports each. */
 void server_reload(struct server *s);
-/* Bind and start answering; `s->settings` is set. Everything but the engine is
- * ready. */
+/* Bind the sockets and start to answer; everything but the engine is ready then.
+ * `settings` must outlive the server. */
 int server_open(struct server *s, const struct settings *settings, struct err *e);
-/* The engine is there: requests are taken from here on. */
+/* The model is loaded: generating requests are accepted from here on. */
 void server_ready(struct server *s, struct engine *engine);
-/* Some times a second, from main: connections that bring no request in time, or whose
- * client left, are closed. */
+/* Close connections past their deadline or left by their client. Called from main
+ * several times a second. */
 void server_sweep(struct server *s);
-/* Requests that have not been answered to the end. */
+/* Streams that are not finished. */
 int64_t server_busy(const struct server *s);
-/* Answer nothing more; joins MHD's threads. All streams must be gone
+/* Close the listeners and join MHD's threads. All streams must have ended
  * (stream_hub_abort). */
 void server_stop(struct server *s);
-/* server_stop, and give everything back. The engine, which uses the hub's sink, must be
- * gone. */
+/* server_stop, then free everything. The engine, which uses the hub's sink, must have
+ * been freed before. */
 void server_close(struct server *s);
 
-/* One line for a request that has ended; one for each of the first prompts of one that
- * was taken (request_log.c). */
+/* Log a request that has ended; log the first prompts of one that was submitted
+ * (request_log.c). */
 void request_log(const struct http_request *x);
 void prompts_log(const struct http_request *x);
-/* What the daemon holds just now, as lines of the log (state.c). From main. */
+/* SIGUSR1: write the server's and the engine's state to the log (state.c). From
+ * main. */
 void state_log(const struct server *s);
 
-/* The slot of http_requests_total for a status, and back (0: other). */
+/* The column of http_requests_total for a status, and back; 0: any other status. */
 int status_slot(int status);
 int slot_status(int slot);
 
-/* Prometheus text of everything (metrics.c). */
+/* Append all metrics in the Prometheus text format (metrics.c). */
 void metrics_write(struct buf *b, struct server *s);
 
 #endif

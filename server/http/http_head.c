@@ -1,3 +1,4 @@
+/* The rules of RFC 9110 and RFC 9112 that http_head.h names, in order of the head. */
 #include "server/http/http_head.h"
 
 #include <stdint.h>
@@ -8,8 +9,7 @@
 
 /* ---- bytes ---- */
 
-/* RFC 9110 section 5.6.2: what methods, names of fields and names of codings are made
- * of. */
+/* RFC 9110 section 5.6.2: the form of methods, field names and names of codings. */
 static bool is_token(const char *text, size_t len)
 {
     static const char allowed[] = "!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -23,7 +23,7 @@ static bool is_token(const char *text, size_t len)
     return len > 0;
 }
 
-/* Field values have visible bytes, spaces, tabs and bytes above ASCII. */
+/* Field values may have visible bytes, spaces, tabs and bytes above ASCII. */
 static bool has_control_bytes(const char *value)
 {
     for (const unsigned char *p = (const unsigned char *)value; *p; p++) {
@@ -63,7 +63,7 @@ const char *http_target_check(const char *target)
         if (*p == '%') {
             int high = hex_digit(p[1]), low = high < 0 ? -1 : hex_digit(p[2]);
             if (low < 0 || high * 16 + low < ' ' || high * 16 + low == 0x7f) {
-                return "the request target is not percent-encoded, or hides a control byte";
+                return "the request target is wrongly percent-encoded, or encodes a control byte";
             }
         }
     }
@@ -78,7 +78,7 @@ const char *http_target_check(const char *target)
 static struct http_verdict check_request_line(const struct http_head *h)
 {
     if (!is_token(h->method, strlen(h->method))) {
-        return refuse(400, "the request's method is no token");
+        return refuse(400, "the request method is not a token");
     }
     if (h->target_error) {
         return refuse(400, h->target_error);
@@ -89,7 +89,7 @@ static struct http_verdict check_request_line(const struct http_head *h)
 /* ---- the bytes between the strings ---- */
 
 /* The length of the line end, overwritten by NUL, between `at` and `next`: 2 for CRLF,
- * 1 for a bare LF, 0 where anything else is between them. */
+ * 1 for a bare LF, 0 for anything else. */
 static size_t line_end(const char *at, const char *next)
 {
     uintptr_t from = (uintptr_t)at, to = (uintptr_t)next;
@@ -100,7 +100,8 @@ static size_t line_end(const char *at, const char *next)
     return at[0] == '\0' && next[-1] == '\0' ? to - from : 0;
 }
 
-/* Only what has been told to lie where it is expected is read. */
+/* Compare where the strings are with where they must be; bytes between them are read
+ * only after their addresses were checked. */
 static struct http_verdict check_bytes(const struct http_head *h)
 {
     struct http_verdict v = accept();
@@ -133,16 +134,16 @@ static struct http_verdict check_fields(const struct http_head *h)
 {
     for (size_t i = 0; i < h->n_fields; i++) {
         if (!is_token(h->field[i].name, strlen(h->field[i].name))) {
-            return refuse(400, "a header's name is no token; no space goes before its colon");
+            return refuse(400, "a header name is not a token; no space may precede the colon");
         }
         if (has_control_bytes(h->field[i].value)) {
-            return refuse(400, "a header's value has control bytes");
+            return refuse(400, "a header value has control bytes");
         }
     }
     return accept();
 }
 
-/* How many fields have this name, and the first one's value. */
+/* The number of fields with this name, and the value of the first. */
 static size_t count(const struct http_head *h, const char *name, const char **ret_value)
 {
     size_t n = 0;
@@ -174,16 +175,17 @@ static struct http_verdict check_host(const struct http_head *h)
     }
     for (const char *p = host; *p && *p != ' ' && *p != '\t'; p++) {
         if ((unsigned char)*p >= 0x7f || strchr("/?#@\\<>\"^`{|}", *p)) {
-            return refuse(400, "the Host header names no host");
+            return refuse(400, "the Host header does not name a host");
         }
     }
     const char *rest = host + strcspn(host, " \t");
-    return rest[strspn(rest, " \t")] ? refuse(400, "the Host header names no host") : accept();
+    return rest[strspn(rest, " \t")] ? refuse(400, "the Host header does not name a host")
+                                     : accept();
 }
 
 /* ---- where the body ends ---- */
 
-/* One header, `Transfer-Encoding: chunked`. 501 for lists that have another coding. */
+/* Accept only one header `Transfer-Encoding: chunked`; 501 for any other coding. */
 static struct http_verdict check_codings(const struct http_head *h, size_t n)
 {
     bool unknown = false, list = true, exact = n == 1;
@@ -204,16 +206,16 @@ static struct http_verdict check_codings(const struct http_head *h, size_t n)
         } while (list && *at++ == ',');
     }
     if (!list) {
-        return refuse(400, "Transfer-Encoding is no list of codings");
+        return refuse(400, "Transfer-Encoding is not a list of codings");
     }
     if (unknown) {
-        return refuse(501, "a transfer coding other than chunked is not served");
+        return refuse(501, "a transfer coding other than chunked is not supported");
     }
     return exact ? accept() : refuse(400, "Transfer-Encoding must be one coding, chunked");
 }
 
-/* A chunked body's end is found by the library alone, which shows none of its bytes:
- * whatever it has taken for the end, nothing behind it may be read as a request. */
+/* MHD alone determines where a chunked body ends, and does not show its bytes. So the
+ * connection is closed afterwards: nothing that follows may be read as a request. */
 static struct http_verdict check_body(const struct http_head *h)
 {
     const char *coding, *length;
@@ -230,7 +232,7 @@ static struct http_verdict check_body(const struct http_head *h)
         return refuse(400, "the request has several Content-Length headers");
     }
     if (n_lengths && (!*length || length[strspn(length, "0123456789")])) {
-        return refuse(400, "Content-Length is no number of bytes");
+        return refuse(400, "Content-Length is not a number of bytes");
     }
     struct http_verdict v = n_codings ? check_codings(h, n_codings) : accept();
     v.close = n_codings > 0;

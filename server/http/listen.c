@@ -1,3 +1,4 @@
+/* Sockets by address, by path or from systemd, and the limit of descriptors. */
 #include "server/http/listen.h"
 
 #include <errno.h>
@@ -17,7 +18,8 @@
 
 enum { BACKLOG = 4096, SPARE_DESCRIPTORS = 768, SYSTEMD_FIRST_FD = 3 };
 
-/* Socket activation: exactly one socket, meant for this process. -1: none. */
+/* systemd's socket activation: the descriptor, if exactly one socket was passed to this
+ * process; -1: none. */
 static int inherited_fd(void)
 {
     const char *pid = getenv("LISTEN_PID"), *n = getenv("LISTEN_FDS");
@@ -28,7 +30,7 @@ static int inherited_fd(void)
     return SYSTEMD_FIRST_FD;
 }
 
-/* `param`: the setting that says so. */
+/* `param`: the setting that gives the path. */
 static int listen_unix(int *ret, const char *path, const char *param, struct err *e)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
@@ -44,7 +46,7 @@ static int listen_unix(int *ret, const char *path, const char *param, struct err
     if (fd < 0) {
         return err_set(e, ERR_IO, "cannot make a socket: %s", strerror(errno));
     }
-    /* A path left by a server that is gone is replaced; one that answers is not. */
+    /* Replace a socket that a dead server has left, but not one that answers. */
     if (lstat(path, &st) == 0 && S_ISSOCK(st.st_mode) &&
         connect(fd, (struct sockaddr *)&a, sizeof(a)) != 0 && errno == ECONNREFUSED) {
         unlink(path);
@@ -61,7 +63,7 @@ static int listen_unix(int *ret, const char *path, const char *param, struct err
     return 0;
 }
 
-/* -1 with errno. */
+/* The listening descriptor, or -1 with errno set. */
 static int listen_at(const struct addrinfo *a)
 {
     int on = 1, off = 0, fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -110,8 +112,9 @@ static int listen_tcp(int *ret, const char *host, const char *port, struct err *
     bare[strcspn(bare, "]")] = '\0';
     int rc = getaddrinfo(bare, port, &hints, &list);
     if (rc) {
-        return err_set_param(e, ERR_INVALID, "host", "host '%s' is no address of this machine: %s",
-                             host, gai_strerror(rc));
+        return err_set_param(e, ERR_INVALID, "host",
+                             "host '%s' is not an address of this machine: %s", host,
+                             gai_strerror(rc));
     }
     int fd = -1;
     for (const struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
@@ -127,7 +130,8 @@ static int listen_tcp(int *ret, const char *host, const char *port, struct err *
     return 0;
 }
 
-/* http://127.0.0.1:8000, with the port that the kernel chose where 0 was asked for. */
+/* The address as text, as http://127.0.0.1:8000; for port 0 with the one that the
+ * kernel chose. */
 static void describe(char *url, size_t size, int fd, bool tls)
 {
     struct sockaddr_storage a;
@@ -164,7 +168,7 @@ int listen_open(int *ret_fd, char *url, size_t url_size, const struct settings *
     return 0;
 }
 
-/* ADDRESS:PORT, an IPv6 address in brackets. */
+/* Listen on ADDRESS:PORT, with an IPv6 address in brackets. */
 static int listen_address(int *ret_fd, const char *where, struct err *e)
 {
     const char *colon = strrchr(where, ':');

@@ -4,16 +4,16 @@
 
 #include "config/settings/settings.h"
 
-/* A socket that listens, and a line that says where. ERR_IO names address and
- * reason. */
+/* Open the main listening socket; `url` gets its address as text. ERR_IO names address
+ * and reason. */
 int listen_open(int *ret_fd, char *url, size_t url_size, const struct settings *s, struct err *e);
 /* The same for the setting admin-listen: "ADDRESS:PORT" or "unix:PATH". */
 int listen_admin(int *ret_fd, char *url, size_t url_size, const char *where, struct err *e);
-/* Whether only this machine reaches the socket: its address is a loopback one, or a
- * path. */
+/* Whether only this machine can reach the socket: it is bound to a loopback address or
+ * a path. */
 bool listen_is_local(int fd);
-/* Descriptors for `connections`, files and a model's shards; returns how many
- * connections fit, with a warning where fewer. */
+/* Raise the limit of open files to what `connections` sockets, files and a model's
+ * shards need. Returns how many connections fit; fewer are logged as a warning. */
 int64_t raise_nofile(int64_t connections);
 
 #endif

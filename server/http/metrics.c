@@ -1,5 +1,4 @@
-/* Prometheus text of the engine's counters and the server's own. Names and labels:
- * API.md's. */
+/* The metrics of engine and server in the Prometheus text format. */
 #include <stdio.h>
 #include <string.h>
 
@@ -37,8 +36,8 @@ static void labelled(struct page *p, const char *name, const char *label, const 
                value, (unsigned long long)count);
 }
 
-/* The buckets are read one after another while they are written to: each is right, and
- * +Inf is the sum of what was read. */
+/* The buckets are read one by one while they may change: each value is exact, and +Inf
+ * is the sum of the values read. */
 static void histogram(struct page *p, const char *name, const char *help, const struct hist *h)
 {
     uint64_t total = 0;
@@ -65,7 +64,7 @@ static void write_gauges(struct page *p, const struct engine_stats *s,
            host = info->n_host_blocks > 0 ? info->n_host_blocks : 1;
 
     gauge(p, "num_requests_running", "Sequences in the batch.", (double)s->running);
-    gauge(p, "num_requests_waiting", "Requests waiting for blocks or room in the batch.",
+    gauge(p, "num_requests_waiting", "Requests waiting for blocks or a place in the batch.",
           (double)s->waiting);
     gauge(p, "num_requests_swapped", "Requests whose blocks are in host memory.",
           (double)s->swapped);
@@ -73,7 +72,7 @@ static void write_gauges(struct page *p, const struct engine_stats *s,
           (double)s->blocks_used / blocks);
     gauge(p, "cpu_cache_usage_perc", "Share of host KV blocks in use, 0 to 1.",
           (double)s->host_blocks_used / host);
-    head(p, "cache_config_info", "gauge", "The KV cache's make-up, as labels.");
+    head(p, "cache_config_info", "gauge", "Configuration of the KV cache, as labels.");
     buf_printf(p->b,
                "%scache_config_info{model_name=\"%s\",block_size=\"%d\",num_gpu_blocks=\"%d\",num_"
                "cpu_blocks=\"%d\"} 1\n",
@@ -82,7 +81,7 @@ static void write_gauges(struct page *p, const struct engine_stats *s,
 
 static void write_ranks(struct page *p, const struct engine *engine, int32_t n_ranks)
 {
-    head(p, "rank_up", "gauge", "Whether a process that shares the model is there.");
+    head(p, "rank_up", "gauge", "Whether the worker process of a rank is running.");
     for (int32_t i = 0; i < n_ranks; i++) {
         char rank[16];
         snprintf(rank, sizeof(rank), "%d", i);
@@ -92,15 +91,16 @@ static void write_ranks(struct page *p, const struct engine *engine, int32_t n_r
 
 static void write_counters(struct page *p, const struct engine_stats *s)
 {
-    counter(p, "prompt_tokens_total", "Prompt tokens taken.", s->prompt_tokens);
-    counter(p, "generation_tokens_total", "Tokens drawn, those of best_of and of all beams too.",
-            s->generation_tokens);
+    counter(p, "prompt_tokens_total", "Prompt tokens accepted.", s->prompt_tokens);
+    counter(p, "generation_tokens_total",
+            "Tokens sampled, including those of best_of and of all beams.", s->generation_tokens);
     head(p, "num_preemptions_total", "counter", "Groups preempted.");
     labelled(p, "num_preemptions_total", "mode", "swap", s->preempt_swap);
     labelled(p, "num_preemptions_total", "mode", "recompute", s->preempt_recompute);
     counter(p, "prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.",
             s->prefix_queries);
-    counter(p, "prefix_cache_hits_total", "Prompt tokens found there.", s->prefix_hits);
+    counter(p, "prefix_cache_hits_total", "Prompt tokens found in the prefix cache.",
+            s->prefix_hits);
     head(p, "request_success_total", "counter", "Requests ended, by reason.");
     for (int f = FINISH_STOP; f <= FINISH_ERROR; f++) {
         labelled(p, "request_success_total", "finished_reason",
@@ -112,19 +112,19 @@ static void write_histograms(struct page *p, const struct engine_stats *s)
 {
     histogram(p, "time_to_first_token_seconds", "From arrival to the first token.", &s->ttft_s);
     histogram(p, "inter_token_latency_seconds", "Between tokens of a sequence.", &s->itl_s);
-    histogram(p, "request_time_per_output_token_seconds", "Mean time a token of a request.",
-              &s->tpot_s);
+    histogram(p, "request_time_per_output_token_seconds",
+              "Mean time per output token of a request.", &s->tpot_s);
     histogram(p, "e2e_request_latency_seconds", "From arrival to the end.", &s->e2e_s);
-    histogram(p, "request_queue_time_seconds", "Waiting.", &s->queue_s);
+    histogram(p, "request_queue_time_seconds", "Time in the queue.", &s->queue_s);
     histogram(p, "request_prefill_time_seconds", "From admission to the first token.",
               &s->prefill_s);
     histogram(p, "request_decode_time_seconds", "From the first token to the last.", &s->decode_s);
-    histogram(p, "request_prompt_tokens", "Prompt tokens of a request.", &s->prompt_len);
-    histogram(p, "request_generation_tokens", "Tokens made for a request.", &s->generation_len);
+    histogram(p, "request_prompt_tokens", "Prompt tokens per request.", &s->prompt_len);
+    histogram(p, "request_generation_tokens", "Generated tokens per request.", &s->generation_len);
     histogram(p, "request_params_n", "The field n.", &s->params_n);
-    histogram(p, "iteration_tokens_total", "Tokens of a step.", &s->iteration_tokens);
-    histogram(p, "step_host_seconds", "Host time of a step.", &s->step_host_s);
-    histogram(p, "step_device_seconds", "Device time of a step.", &s->step_device_s);
+    histogram(p, "iteration_tokens_total", "Tokens per step.", &s->iteration_tokens);
+    histogram(p, "step_host_seconds", "Host time per step.", &s->step_host_s);
+    histogram(p, "step_device_seconds", "Device time per step.", &s->step_device_s);
 }
 
 static void write_http(struct page *p, const struct server *s)
@@ -147,26 +147,26 @@ static void write_http(struct page *p, const struct server *s)
     }
     gauge(p, "http_connections", "Open connections.", (double)atomic_load(&s->connections));
     counter(p, "http_connections_refused_total",
-            "Connections closed at once: too many of one address.",
-            atomic_load(&s->front.admission.n_refused));
-    gauge(p, "http_streams", "Answers under way.", (double)atomic_load(&s->hub.n_streams));
+            "Connections closed because their address has too many.",
+            atomic_load(&s->main_listener.admission.n_refused));
+    gauge(p, "http_streams", "Responses in progress.", (double)atomic_load(&s->hub.n_streams));
     gauge(p, "client_buffer_bytes", "Bytes held for clients.",
           (double)atomic_load(&s->hub.budget.held));
-    gauge(p, "client_buffer_limit_bytes", "Bytes that may be held for them.",
+    gauge(p, "client_buffer_limit_bytes", "Limit of the bytes held for clients.",
           (double)s->hub.budget.limit);
     counter(p, "clients_gone_total", "Clients that left before the end of their answer.",
             atomic_load(&s->hub.n_gone));
-    counter(p, "clients_slow_total", "Clients cut off because they did not read.",
+    counter(p, "clients_slow_total", "Clients disconnected because they did not read.",
             atomic_load(&s->hub.n_slow));
     counter(p, "log_lines_dropped_total", "Log lines that stderr did not take.", log_dropped());
 }
 
-/* One metric of every key's owner: what of it, and under which further label. */
+/* One metric with a value for every key's owner. */
 struct key_metric {
     struct page *page;
     const char *name;
-    size_t offset; /* of the counter in struct client */
-    const char *limit;
+    size_t offset;     /* of the counter in struct client */
+    const char *limit; /* value of the label `limit`, or NULL */
 };
 
 static void write_key(void *arg, struct client *c)
@@ -182,7 +182,7 @@ static void write_key(void *arg, struct client *c)
     buf_printf(p->b, "} %llu\n", (unsigned long long)n);
 }
 
-/* Labels are the names in the keys file, never what a client sends. */
+/* The labels are names from the keys file, never text from a client. */
 static void write_keys(struct page *p, struct keys *keys)
 {
     struct key_metric m[] = {
@@ -190,9 +190,9 @@ static void write_keys(struct page *p, struct keys *keys)
         {p, "key_prompt_tokens_total", offsetof(struct client, prompt_tokens), NULL},
         {p, "key_generation_tokens_total", offsetof(struct client, generation_tokens), NULL},
     };
-    static const char *const help[] = {"Requests that count for limits, by key.",
-                                       "Prompt tokens taken, by key.",
-                                       "Tokens drawn, by key; counted at a request's end."};
+    static const char *const help[] = {"Requests that count towards limits, by key.",
+                                       "Prompt tokens accepted, by key.",
+                                       "Tokens generated, by key; counted when a request ends."};
 
     if (keys_count(keys) == 0) {
         return;
@@ -211,7 +211,7 @@ static void write_keys(struct page *p, struct keys *keys)
     }
 }
 
-/* A label value: backslash, quote and newline escaped. */
+/* Escape backslash, quote and newline for a label value. */
 static void escape_label(char *to, size_t size, const char *from)
 {
     size_t at = 0;

@@ -1,4 +1,4 @@
-/* What goes out: headers, JSON bodies, and the beginning of a stream of events. */
+/* Responses: headers, JSON bodies, and the start of a stream of events. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,7 +44,7 @@ static void add_header(struct MHD_Response *m, const char *name, const char *val
     }
 }
 
-/* As Go writes durations, which is what clients of such headers read: "1m2.5s". */
+/* Durations in Go's format, which clients of these headers expect: "1m2.500s". */
 static void print_duration(char *to, size_t size, int64_t us)
 {
     long long ms = (us + 999) / 1000, minutes = ms / 60000;
@@ -74,21 +74,21 @@ static void add_quota(struct MHD_Response *m, const char *what, const struct quo
     add_header(m, name, value);
 }
 
-/* Of a key with limits, on the routes that count. */
+/* The x-ratelimit-* headers, for a key with limits on the routes that count. */
 static void add_rate_limits(const struct http_request *x, struct MHD_Response *m)
 {
-    const struct key_limits *l = &x->grant.limits;
+    const struct key_limits *l = &x->auth.limits;
     struct quota_view requests, tokens;
 
     if (!x->route || !x->route->limited || (!l->requests_per_minute && !l->tokens_per_minute)) {
         return;
     }
-    client_view(x->grant.client, l, clock_us(), &requests, &tokens);
+    client_view(x->auth.client, l, clock_us(), &requests, &tokens);
     add_quota(m, "requests", &requests);
     add_quota(m, "tokens", &tokens);
 }
 
-/* When to come again: what is known, else by the rate at which requests end. */
+/* Retry-After: the known time, else an estimate from the rate at which requests end. */
 static void add_retry_after(const struct http_request *x, const struct reply *r,
                             struct MHD_Response *m)
 {
@@ -129,8 +129,7 @@ static void add_common_headers(const struct http_request *x, struct MHD_Response
     }
 }
 
-/* A page may run the script and style that it brings, and talk to this server; nothing
- * else. */
+/* Allow a page only its own inline script and style, and requests to this server. */
 static void add_page_headers(struct MHD_Response *m, const char *nonce)
 {
     char policy[320];
@@ -158,8 +157,7 @@ static enum MHD_Result queue(struct http_request *x, struct MHD_Connection *c, i
 void reply_no_room(struct reply *r)
 {
     reply_error(r, 503, NULL,
-                "the server holds as many bytes for its clients as it may (client-buffer-bytes); "
-                "try again");
+                "the server's memory for clients is used up (client-buffer-bytes); try again");
 }
 
 bool reply_grow(struct http_request *x, struct reply *r, size_t bytes)
@@ -174,7 +172,7 @@ bool reply_grow(struct http_request *x, struct reply *r, size_t bytes)
     return false;
 }
 
-/* The response that sends the segments, which it takes over; NULL: no memory. */
+/* A response that sends the segments, which are taken over; NULL: out of memory. */
 static struct MHD_Response *response_of(struct http_request *x, struct segments *g)
 {
     struct body *b = body_new(&x->server->hub.budget, g);
@@ -183,10 +181,11 @@ static struct MHD_Response *response_of(struct http_request *x, struct segments 
         return NULL;
     }
     x->answer = b;
-    return body_response(b, x->peer ? x->peer->fd : -1);
+    return body_response(b, x->conn ? x->conn->fd : -1);
 }
 
-/* Takes over r->body, or what `long_body` has in its place where it is not NULL. */
+/* Queue the reply with r->body or, if not NULL, with `long_body`; the body is taken
+ * over. */
 static enum MHD_Result send_reply(struct http_request *x, struct MHD_Connection *c, struct reply *r,
                                   struct segments *long_body)
 {
@@ -258,8 +257,7 @@ enum MHD_Result reply_events(struct http_request *x, struct MHD_Connection *c)
     return queue(x, c, 200, m);
 }
 
-/* The parts that a finished stream has collected become the body; they are the stream's
- * no more. */
+/* Move what a finished stream has collected into the segments of the body. */
 static int collected_body(struct stream *s, struct segments *g)
 {
     struct prompt_ids *ids =
@@ -276,7 +274,7 @@ static int collected_body(struct stream *s, struct segments *g)
     free(ids);
     pthread_mutex_lock(&s->lock);
     s->collected = 0;
-    s->least_bytes = 0;
+    s->min_bytes = 0;
     stream_account(s);
     pthread_mutex_unlock(&s->lock);
     if (rc) {
@@ -285,7 +283,7 @@ static int collected_body(struct stream *s, struct segments *g)
     return rc;
 }
 
-/* A short body is made one piece, which is sent at once. */
+/* Copy a short body into one buffer, so that it is sent at once. */
 static void join(struct segments *g, struct buf *to)
 {
     enum { SHORT_BYTES = 32 * 1024 };
@@ -297,7 +295,7 @@ static void join(struct segments *g, struct buf *to)
     to->data[to->len] = '\0';
 }
 
-/* The body of a stream that has come to its end without one. */
+/* The response of a collecting stream that is finished or lost. */
 enum MHD_Result reply_collected(struct http_request *x, struct MHD_Connection *c)
 {
     struct stream *s = x->stream;
@@ -310,7 +308,7 @@ enum MHD_Result reply_collected(struct http_request *x, struct MHD_Connection *c
     if (lost) {
         return MHD_NO;
     }
-    /* Finished: nothing of it changes any more, but `lost`. */
+    /* Of a finished stream only `lost` can still change. */
     reply_init(&r, s->status);
     if (s->status != 200) {
         reply_error(&r, s->status, NULL, s->error);

@@ -1,5 +1,5 @@
-/* Lines of the log for a request: its prompts when it is taken (setting log-prompts),
- * and one when it has ended (setting access-log). */
+/* Log lines of a request: its prompts when it is submitted (setting log-prompts), and
+ * one line when it has ended (setting access-log). */
 #include <stdio.h>
 #include <string.h>
 
@@ -17,13 +17,13 @@ static void add(struct line *l, struct log_field f)
     }
 }
 
-/* Milliseconds; -1 where it did not come so far. */
+/* Milliseconds; -1 if the request did not get that far. */
 static void add_ms(struct line *l, const char *key, int64_t us)
 {
     add(l, LOG_F64(key, us > 0 ? (double)us / 1e3 : -1));
 }
 
-/* How its prompts fared: the longest times, the preemptions of all. */
+/* Of its prompts the longest times and the sum of preemptions. */
 static void add_course(struct line *l, struct stream *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -73,8 +73,8 @@ void request_log(const struct http_request *x)
     if (x->stream && x->stream->n_requests > 0) {
         add_answer(&l, x);
     }
-    if (x->grant.client && x->grant.client->tenant > 0) {
-        add(&l, LOG_STR("key", x->grant.client->name));
+    if (x->auth.client && x->auth.client->tenant > 0) {
+        add(&l, LOG_STR("key", x->auth.client->name));
     }
     if (x->trace.id[0]) {
         add(&l, LOG_STR("trace_id", x->trace.id));
@@ -84,14 +84,13 @@ void request_log(const struct http_request *x)
     log_fields(level, "request", l.field, l.n);
 }
 
-/* ---- prompts
- * -------------------------------------------------------------------------------- */
+/* ---- prompts ---- */
 
-/* The beginning of what the model is given, special tokens written out: a chat's
- * rendered text too. */
+/* Log the beginning of the prompt as the model gets it: special tokens are written out,
+ * and a chat is rendered. */
 static void log_prompt(const struct http_request *x, const struct request *r)
 {
-    enum { TOKENS = 1024 }; /* their text is more than a line has room for, but for unusual ones */
+    enum { TOKENS = 1024 }; /* usually more text than fits into a line */
     const struct engine *engine = atomic_load(&x->server->engine);
     struct err e = {0};
     struct buf text;

@@ -1,4 +1,4 @@
-/* The routes and what each of them answers. */
+/* The table of routes, and their handlers. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@ static void reply_failure(struct reply *r, const struct err *e)
 
 /* ---- completions ---- */
 
-/* "cmpl-" or "chatcmpl-" and the name that the body, the header or chance gave. */
+/* The id "cmpl-…" or "chatcmpl-…", from the body's request_id or from x->request_id. */
 static void name_completion(struct http_request *x, const struct completion *c, char *id,
                             size_t size)
 {
@@ -23,7 +23,7 @@ static void name_completion(struct http_request *x, const struct completion *c, 
     snprintf(id, size, "%s-%s", c->chat ? "chatcmpl" : "cmpl", x->request_id);
 }
 
-/* ---- what the key's owner may use ---- */
+/* ---- limits of the key ---- */
 
 static void reply_limited(struct reply *r, const struct quota_refusal *why)
 {
@@ -31,13 +31,13 @@ static void reply_limited(struct reply *r, const struct quota_refusal *why)
     r->retry_us = why->wait_us;
 }
 
-/* Before the body is looked at: false when answered. */
+/* Check the limits before the body is parsed. False: `r` is the refusal. */
 static bool begin_for_client(struct http_request *x, struct reply *r)
 {
     struct quota_refusal why;
 
     x->counted =
-        client_begin(x->grant.client, &x->grant.limits, (int64_t)x->body.len, clock_us(), &why);
+        client_begin(x->auth.client, &x->auth.limits, (int64_t)x->body.len, clock_us(), &why);
     if (!x->counted) {
         reply_limited(r, &why);
     }
@@ -54,11 +54,11 @@ static int64_t prompt_tokens(const struct completion *c)
     return n;
 }
 
-/* Once the request is known: its priority within bounds, its tokens taken. False when
- * answered. */
+/* After parsing: bring the priority within the key's bounds and take the prompts'
+ * tokens. False: `r` is the refusal. */
 static bool charge_client(struct http_request *x, struct completion *c, struct reply *r)
 {
-    const struct key_limits *l = &x->grant.limits;
+    const struct key_limits *l = &x->auth.limits;
     struct gen_params *p = &c->params;
     struct quota_refusal why;
     char text[160];
@@ -72,21 +72,20 @@ static bool charge_client(struct http_request *x, struct completion *c, struct r
         reply_error(r, 400, "priority", text);
         return false;
     }
-    c->tenant = x->grant.client->tenant;
+    c->tenant = x->auth.client->tenant;
     c->weight = l->weight;
-    if (!client_take_tokens(x->grant.client, l, prompt_tokens(c), clock_us(), &why)) {
+    if (!client_take_tokens(x->auth.client, l, prompt_tokens(c), clock_us(), &why)) {
         reply_limited(r, &why);
         return false;
     }
     return true;
 }
 
-/* The key's scope goes in front of the salt that the client gave, with a line end
- * between them, which no scope holds: what is cached of one key's prompts is found by
- * no other. */
+/* Prepend the key's scope to the client's cache salt, so that cached prefixes of one
+ * key are not found by another. The newline between them cannot occur in a scope. */
 static int scope_cache(const struct http_request *x, struct completion *c, struct err *e)
 {
-    const char *scope = x->grant.scope, *given = c->params.cache_salt;
+    const char *scope = x->auth.scope, *given = c->params.cache_salt;
     char *salt;
 
     if (!scope[0] || x->server->settings->prefix_cache_scope != PREFIX_CACHE_KEY) {
@@ -100,25 +99,25 @@ static int scope_cache(const struct http_request *x, struct completion *c, struc
     return 0;
 }
 
-/* An answer in one body that cannot but be too long is refused before anything of it is
- * computed. False when answered. */
+/* Refuse an answer that is certain to exceed one body before it is computed. False: `r`
+ * is the refusal. */
 static bool fits_a_body(const struct completion *c, struct reply *r)
 {
-    int64_t least = stream_least_bytes(c);
+    int64_t least = stream_min_bytes(c);
     char text[200];
 
     if (c->params.stream || least <= (int64_t)LIMIT_RESPONSE_BYTES) {
         return true;
     }
     snprintf(text, sizeof(text),
-             "the answer would have %lld bytes at least; %zu are allowed in one body: ask for "
-             "less, or stream",
+             "the answer would have at least %lld bytes; one body may have %zu: request less, or "
+             "stream",
              (long long)least, LIMIT_RESPONSE_BYTES);
     reply_error(r, 400, c->params.n > 1 ? "n" : "logprobs", text);
     return false;
 }
 
-/* Both generating routes: `parse` is what tells them apart. */
+/* Both generating routes, which differ in `parse`. */
 static void generate(struct http_request *x, struct reply *r,
                      int (*parse)(struct completion *ret, const char *body, size_t len,
                                   const struct api_context *ctx, struct err *e))
@@ -143,7 +142,7 @@ static void generate(struct http_request *x, struct reply *r,
     if (!begin_for_client(x, r)) {
         return;
     }
-    ctx.tenant = x->grant.client->tenant;
+    ctx.tenant = x->auth.client->tenant;
     if (parse(&c, x->body.data ? x->body.data : "", x->body.len, &ctx, &e)) {
         reply_failure(r, &e);
         return;
@@ -156,22 +155,22 @@ static void generate(struct http_request *x, struct reply *r,
     }
     tokens = prompt_tokens(&c);
     if (!fits_a_body(&c, r)) {
-        client_return_tokens(x->grant.client, tokens);
+        client_return_tokens(x->auth.client, tokens);
         completion_release(&c);
         return;
     }
-    int64_t least = c.params.stream ? 0 : stream_least_bytes(&c);
+    int64_t least = c.params.stream ? 0 : stream_min_bytes(&c);
     int rc = scope_cache(x, &c, &e);
     rc = rc ? rc : stream_new(&stream, &s->hub, &c, id, &ctx, &e);
     completion_release(&c);
     if (rc) {
-        client_return_tokens(x->grant.client, tokens);
+        client_return_tokens(x->auth.client, tokens);
         reply_failure(r, &e);
         return;
     }
-    stream->client = x->grant.client;
+    stream->client = x->auth.client;
     if (!stream_reserve(stream, least)) {
-        client_return_tokens(x->grant.client, tokens);
+        client_return_tokens(x->auth.client, tokens);
         stream_unref(stream);
         reply_no_room(r);
         return;
@@ -182,7 +181,7 @@ static void generate(struct http_request *x, struct reply *r,
         stream->mode = STREAM_READER;
     }
     if (stream_submit(stream, atomic_load(&s->engine), &e)) {
-        client_return_tokens(x->grant.client, tokens);
+        client_return_tokens(x->auth.client, tokens);
         stream_unref(stream);
         reply_failure(r, &e);
         return;
@@ -205,8 +204,8 @@ static void handle_chat(struct http_request *x, const char *arg, struct reply *r
 
 /* ---- tokens ---- */
 
-/* The tokens' ids, or with a style their texts, while there is room for them. False
- * when there is not, and `r` says so. */
+/* Append the tokens' ids, or with a style their texts. False: the budget is exhausted,
+ * and `r` says so. */
 static bool put_tokens(struct http_request *x, struct reply *r, const struct tokenize *t,
                        const struct sse_style *style)
 {
@@ -258,7 +257,7 @@ static void handle_tokenize(struct http_request *x, const char *arg, struct repl
     tokenize_release(&t);
 }
 
-/* Of the tokens' texts, as they are and as JSON. */
+/* The size of the tokens' texts, plain and as JSON. */
 static size_t text_bytes(const struct api_context *api, const struct tokenize *t)
 {
     size_t n = 0, len;
@@ -323,7 +322,7 @@ static void handle_model(struct http_request *x, const char *arg, struct reply *
     api_model(&r->body, &x->server->api);
 }
 
-/* ---- operating ---- */
+/* ---- health and metrics ---- */
 
 static void handle_health(struct http_request *x, const char *arg, struct reply *r)
 {

@@ -1,4 +1,4 @@
-/* Starting and stopping what answers HTTP. */
+/* Start, reload and stop of the HTTP server and its two listeners. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,14 +20,13 @@ static void on_mhd_message(void *cls, const char *format, va_list args)
     log_event(LOG_DEBUG, "microhttpd", LOG_STR("message", text));
 }
 
-/* libmicrohttpd finds what it holds for impossible (epoll_ctl cannot take a socket out
- * of its set, say): nothing of it can be trusted any more, so the process ends at once,
- * with its reason, for whoever started it to start it anew. */
+/* libmicrohttpd has met a state that it considers impossible, such as a failing
+ * epoll_ctl. Its data cannot be trusted any more, so the process logs the reason and
+ * exits at once, to be restarted by its supervisor. */
 _Noreturn static void on_mhd_panic(void *cls, const char *file, unsigned line, const char *reason)
 {
     (void)cls;
-    log_event(LOG_ERROR, "microhttpd gave up",
-              LOG_STR("reason", reason ? reason : "it does not say"),
+    log_event(LOG_ERROR, "microhttpd gave up", LOG_STR("reason", reason ? reason : "unknown"),
               LOG_STR("file", file ? file : ""), LOG_I64("line", line));
     _exit(1);
 }
@@ -59,14 +58,16 @@ static int load_tls(struct server *s, struct err *e)
     return rc;
 }
 
-/* Those that have to yield to health checks hold a place until they are closed. */
+/* MHD's connection limit: reserved connections that yield still count until they are
+ * closed. */
 static int64_t library_limit(int64_t max_connections, int threads)
 {
     return MAX(max_connections + 2 * LIMIT_RESERVED_CONNECTIONS, threads);
 }
 
-/* `connections` of the library, on `threads` of them. */
-static int start_daemon(struct door *d, int64_t connections, int threads, bool tls, struct err *e)
+/* Start MHD with a limit of `connections` on `threads` threads. */
+static int start_daemon(struct listener *l, int64_t connections, int threads, bool tls,
+                        struct err *e)
 {
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
                      (tls ? MHD_USE_TLS : 0);
@@ -79,45 +80,45 @@ static int start_daemon(struct door *d, int64_t connections, int threads, bool t
     };
 
     MHD_set_panic_func(on_mhd_panic, NULL);
-    d->daemon = MHD_start_daemon(
-        flags, 0, NULL, NULL, http_on_request, d, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_message, NULL,
-        MHD_OPTION_LISTEN_SOCKET, d->fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)connections,
+    l->daemon = MHD_start_daemon(
+        flags, 0, NULL, NULL, http_on_request, l, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_message, NULL,
+        MHD_OPTION_LISTEN_SOCKET, l->fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)connections,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)LIMIT_CONNECTION_BYTES,
         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)LIMIT_IDLE_S, MHD_OPTION_URI_LOG_CALLBACK,
-        http_on_target, d, MHD_OPTION_NOTIFY_COMPLETED, http_on_completed, d,
-        MHD_OPTION_NOTIFY_CONNECTION, http_on_connection, d, MHD_OPTION_THREAD_POOL_SIZE,
+        http_on_target, l, MHD_OPTION_NOTIFY_COMPLETED, http_on_completed, l,
+        MHD_OPTION_NOTIFY_CONNECTION, http_on_connection, l, MHD_OPTION_THREAD_POOL_SIZE,
         (unsigned)(threads > 1 ? threads : 0), MHD_OPTION_ARRAY, more, MHD_OPTION_END);
-    return d->daemon ? 0
+    return l->daemon ? 0
                      : err_set(e, ERR_IO, "libmicrohttpd did not start%s",
                                tls ? ": is the certificate right?" : "");
 }
 
-static int open_front(struct server *s, struct err *e)
+static int open_main(struct server *s, struct err *e)
 {
-    struct door *d = &s->front;
+    struct listener *l = &s->main_listener;
     int threads = pool_threads(s->settings);
     int64_t connections = raise_nofile(s->settings->max_connections);
-    int rc = listen_open(&d->fd, s->url, sizeof(s->url), s->settings, e);
+    int rc = listen_open(&l->fd, s->url, sizeof(s->url), s->settings, e);
 
-    d->local = rc == 0 && listen_is_local(d->fd);
-    rc = rc ? rc : admission_open(&d->admission, s->settings, connections, e);
-    return rc ? rc : start_daemon(d, library_limit(connections, threads), threads, s->tls, e);
+    l->local = rc == 0 && listen_is_local(l->fd);
+    rc = rc ? rc : admission_open(&l->admission, s->settings, connections, e);
+    return rc ? rc : start_daemon(l, library_limit(connections, threads), threads, s->tls, e);
 }
 
-/* One thread, and connections that yield to newer ones: whatever the front door goes
- * through, this one answers. */
+/* One thread, and connections that yield to newer ones: this listener answers whatever
+ * the load on the main one. */
 static int open_admin(struct server *s, struct err *e)
 {
-    struct door *d = &s->admin;
+    struct listener *l = &s->admin_listener;
     char url[300] = "";
 
     if (!s->settings->admin_listen) {
         return 0;
     }
-    int rc = listen_admin(&d->fd, url, sizeof(url), s->settings->admin_listen, e);
-    d->local = rc == 0 && listen_is_local(d->fd);
-    rc = rc ? rc : admission_open(&d->admission, s->settings, 0, e);
-    rc = rc ? rc : start_daemon(d, ADMIN_CONNECTIONS, 1, false, e);
+    int rc = listen_admin(&l->fd, url, sizeof(url), s->settings->admin_listen, e);
+    l->local = rc == 0 && listen_is_local(l->fd);
+    rc = rc ? rc : admission_open(&l->admission, s->settings, 0, e);
+    rc = rc ? rc : start_daemon(l, ADMIN_CONNECTIONS, 1, false, e);
     if (rc == 0) {
         log_event(LOG_INFO, "admin", LOG_STR("url", url));
     }
@@ -128,9 +129,9 @@ int server_open(struct server *s, const struct settings *settings, struct err *e
 {
     memset(s, 0, sizeof(*s));
     s->settings = settings;
-    s->front = (struct door){.server = s, .fd = -1};
-    s->admin = (struct door){.server = s, .fd = -1, .admin = true};
-    pthread_mutex_init(&s->peers_lock, NULL);
+    s->main_listener = (struct listener){.server = s, .fd = -1};
+    s->admin_listener = (struct listener){.server = s, .fd = -1, .admin = true};
+    pthread_mutex_init(&s->conns_lock, NULL);
     s->requests = calloc((size_t)n_routes + 1, sizeof(*s->requests));
     int rc = s->requests ? 0 : err_nomem(e, "counters");
     rc = rc ? rc : keys_open(&s->keys, settings, e);
@@ -138,8 +139,8 @@ int server_open(struct server *s, const struct settings *settings, struct err *e
     rc = rc ? rc
             : stream_hub_open(&s->hub, MAX(pool_threads(settings) / 2, 1),
                               settings->client_buffer_bytes, e);
-    rc = rc ? rc : kv_watchers_open(&s->watchers, s, e);
-    rc = rc ? rc : open_front(s, e);
+    rc = rc ? rc : kv_events_open(&s->kv_events, s, e);
+    rc = rc ? rc : open_main(s, e);
     rc = rc ? rc : open_admin(s, e);
     if (rc) {
         server_close(s);
@@ -187,7 +188,7 @@ void server_reload(struct server *s)
 void server_ready(struct server *s, struct engine *engine)
 {
     atomic_store(&s->hub.engine, engine);
-    atomic_store(&s->engine, engine); /* last: handlers look at it first */
+    atomic_store(&s->engine, engine); /* last: handlers check this first */
 }
 
 int64_t server_busy(const struct server *s)
@@ -195,23 +196,23 @@ int64_t server_busy(const struct server *s)
     return atomic_load(&s->hub.n_streams);
 }
 
-static void door_stop(struct door *d)
+static void listener_stop(struct listener *l)
 {
-    if (d->daemon) {
-        MHD_stop_daemon(d->daemon); /* closes the listening socket */
-    } else if (d->fd >= 0) {
-        close(d->fd);
+    if (l->daemon) {
+        MHD_stop_daemon(l->daemon); /* closes the listening socket */
+    } else if (l->fd >= 0) {
+        close(l->fd);
     }
-    d->daemon = NULL;
-    d->fd = -1;
-    admission_close(&d->admission);
+    l->daemon = NULL;
+    l->fd = -1;
+    admission_close(&l->admission);
 }
 
 void server_stop(struct server *s)
 {
-    kv_watchers_close(&s->watchers);
-    door_stop(&s->front);
-    door_stop(&s->admin);
+    kv_events_close(&s->kv_events);
+    listener_stop(&s->main_listener);
+    listener_stop(&s->admin_listener);
 }
 
 void server_close(struct server *s)
@@ -221,5 +222,5 @@ void server_close(struct server *s)
     keys_close(&s->keys);
     tls_release();
     free(s->requests);
-    pthread_mutex_destroy(&s->peers_lock);
+    pthread_mutex_destroy(&s->conns_lock);
 }

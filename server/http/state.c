@@ -1,17 +1,20 @@
-/* SIGUSR1: what the daemon holds just now, as lines of the log. */
+/* SIGUSR1: the present state of server and engine, as log lines. */
 #include <stdio.h>
 
 #include "engine/kv_snapshot.h"
 #include "server/http/http.h"
 
-/* Written whatever log-level says: somebody asked for it. */
+/* Written at every log-level, since it was requested. */
 #define SAY(event, ...)                                         \
     do {                                                        \
         const struct log_field field[] = {__VA_ARGS__};         \
         log_fields(LOG_INFO, (event), field, ARRAY_LEN(field)); \
     } while (0)
 
-enum { PATIENCE_US = 1000 * 1000, REQUESTS = 64 };
+enum {
+    TIMEOUT_US = 1000 * 1000, /* for the engine to take a snapshot */
+    REQUESTS = 64,            /* requests logged, at most */
+};
 
 static void say_server(const struct server *s)
 {
@@ -41,7 +44,7 @@ static void say_engine(const struct engine *e)
         LOG_I64("preempt_recompute", (int64_t)s->preempt_recompute));
 }
 
-/* Blocks that several tables hold, and how many blocks that saves. */
+/* `shared`: blocks in several tables; `saved`: the blocks that this sharing saves. */
 static void say_pool(const struct kv_snapshot *p)
 {
     int64_t shared = 0, saved = 0;
@@ -104,7 +107,7 @@ void state_log(const struct server *s)
     }
     say_engine(engine);
     int rc = kv_snapshot_new(&p, engine, &e);
-    rc = rc ? rc : engine_kv_snapshot(engine, p, PATIENCE_US, &e);
+    rc = rc ? rc : engine_kv_snapshot(engine, p, TIMEOUT_US, &e);
     if (rc) {
         SAY("state queues", LOG_STR("unknown", e.text));
     } else {

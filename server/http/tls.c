@@ -1,3 +1,5 @@
+/* The list of certificate pairs: the newest is in use, older ones are kept (see
+ * tls.h). */
 #include "server/http/tls.h"
 
 #include <stdatomic.h>
@@ -11,13 +13,13 @@ enum { CHAIN_MAX = 16 }; /* certificates of a chain */
 
 struct pair {
     struct pair *older;
-    char *pem; /* both files, to see whether they changed */
+    char *pem; /* the text of both files, to detect changes */
     gnutls_pcert_st cert[CHAIN_MAX];
     unsigned n_certs;
     gnutls_privkey_t key;
 };
 
-static struct pair *_Atomic shown; /* the newest; those before hang behind it */
+static struct pair *_Atomic current; /* the newest; older ones are linked by `older` */
 
 static void pair_free(struct pair *p)
 {
@@ -58,7 +60,7 @@ static int read_key(struct pair *p, const struct buf *text, const char *path, st
     return rc < 0 ? refuse(e, "ssl_keyfile", path, rc) : 0;
 }
 
-/* A certificate and another one's key would fail at every handshake. */
+/* A key that does not belong to the certificate would fail every handshake. */
 static int check_match(const struct pair *p, const struct settings *s, struct err *e)
 {
     gnutls_pubkey_t public;
@@ -121,7 +123,7 @@ static int pair_read(struct pair *p, const struct settings *s, struct err *e)
 
 int tls_load(const struct settings *s, bool *ret_changed, struct err *e)
 {
-    struct pair *p = calloc(1, sizeof(*p)), *before = atomic_load(&shown);
+    struct pair *p = calloc(1, sizeof(*p)), *before = atomic_load(&current);
     int rc = p ? pair_read(p, s, e) : err_nomem(e, "a certificate");
     bool same = rc == 0 && before && strcmp(before->pem, p->pem) == 0;
 
@@ -130,7 +132,7 @@ int tls_load(const struct settings *s, bool *ret_changed, struct err *e)
     }
     if (rc == 0 && !same) {
         p->older = before;
-        atomic_store(&shown, p);
+        atomic_store(&current, p);
     }
     if (rc == 0 && ret_changed) {
         *ret_changed = !same;
@@ -140,7 +142,7 @@ int tls_load(const struct settings *s, bool *ret_changed, struct err *e)
 
 void tls_release(void)
 {
-    for (struct pair *p = atomic_exchange(&shown, NULL), *older; p; p = older) {
+    for (struct pair *p = atomic_exchange(&current, NULL), *older; p; p = older) {
         older = p->older;
         pair_free(p);
     }
@@ -150,7 +152,7 @@ int tls_retrieve(gnutls_session_t session, const gnutls_datum_t *authority, int 
                  const gnutls_pk_algorithm_t *algorithm, int n_algorithms,
                  gnutls_pcert_st **ret_cert, unsigned *ret_n_certs, gnutls_privkey_t *ret_key)
 {
-    struct pair *p = atomic_load(&shown);
+    struct pair *p = atomic_load(&current);
 
     (void)session, (void)authority, (void)n_authorities, (void)algorithm, (void)n_algorithms;
     if (!p) {

@@ -1,3 +1,4 @@
+/* Parsing and printing of the header traceparent. */
 #include "server/http/trace.h"
 
 #include <stdio.h>
@@ -7,10 +8,10 @@
 /* version "-" trace-id "-" parent-id "-" trace-flags; all lower-case hex. */
 enum { AT_ID = 3, AT_PARENT = 36, AT_FLAGS = 53, END = 55 };
 
-/* n lower-case hex digits, not all of them 0 where `some` is asked for. */
-static bool is_hex(const char *s, size_t n, bool some)
+/* n lower-case hex digits; with `nonzero` not all of them 0. */
+static bool is_hex(const char *s, size_t n, bool nonzero)
 {
-    return strspn(s, "0123456789abcdef") >= n && (!some || strspn(s, "0") < n);
+    return strspn(s, "0123456789abcdef") >= n && (!nonzero || strspn(s, "0") < n);
 }
 
 static bool is_valid(const char *h)
@@ -23,7 +24,7 @@ static bool is_valid(const char *h)
     if (!is_hex(h, 2, false) || strncmp(h, "ff", 2) == 0) {
         return false;
     }
-    /* A later version may have more behind another dash. */
+    /* A later version may have more fields after another dash. */
     if (len > END && (strncmp(h, "00", 2) == 0 || h[END] != '-')) {
         return false;
     }

@@ -6,16 +6,15 @@
 #include "config/base/base.h"
 
 struct trace {
-    char id[33];     /* of the trace, 32 hex digits; "": the request is in none */
+    char id[33];     /* trace-id, 32 hex digits; "": the request has no trace */
     char parent[17]; /* the caller's span */
     char span[17];   /* this request's, new */
-    char flags[3];
+    char flags[3];   /* trace-flags, two hex digits, passed on unchanged */
 };
 
-/* Take a traceparent header's value (or NULL). What is not valid is as if it were not
- * there. */
+/* Parse a traceparent header's value (or NULL). An invalid one counts as absent. */
 void trace_read(struct trace *ret, const char *header);
-/* The header to answer with, "" without a trace. */
+/* The value of the response's traceparent header; "" without a trace. */
 enum { TRACE_HEADER_BYTES = 56 };
 void trace_header(const struct trace *t, char ret[TRACE_HEADER_BYTES]);
 

@@ -1,3 +1,4 @@
+/* Buffers of each choice and prompt, filled output by output and joined at the end. */
 #include "server/stream/collect.h"
 
 #include <stdlib.h>
@@ -6,21 +7,22 @@
 #include "config/base/limits.h"
 
 #define PUT(b, literal) buf_append((b), (literal), sizeof(literal) - 1)
-static bool tells_tokens(const struct sse_style *s)
+
+static bool shows_tokens(const struct sse_style *s)
 {
     return s->token_ids || s->logprobs || s->echo_logprobs || s->prompt_logprobs;
 }
 
-static void parts_init(struct choice_parts *p, struct token_lists *list)
+static void choice_json_init(struct choice_json *p, struct token_lists *list)
 {
-    *p = (struct choice_parts){.list = list, .stop_token = -1};
+    *p = (struct choice_json){.list = list, .stop_token = -1};
     buf_init(&p->text, LIMIT_RESPONSE_BYTES);
     for (size_t k = 0; list && k < N_TOKEN_LISTS; k++) {
         buf_init(&list->of[k], LIMIT_RESPONSE_BYTES);
     }
 }
 
-static void parts_release(struct choice_parts *p)
+static void choice_json_release(struct choice_json *p)
 {
     buf_release(&p->text);
     for (size_t k = 0; p->list && k < N_TOKEN_LISTS; k++) {
@@ -34,38 +36,38 @@ void collector_init(struct collector *c, int32_t n_choices)
     *c = (struct collector){.n_choices = n_choices, .per_prompt = n_choices};
 }
 
-void collector_share(struct collector *c, int32_t n_prompts)
+void collector_share_prompts(struct collector *c, int32_t n_prompts)
 {
     c->n_prompts = n_prompts;
     c->per_prompt = c->n_choices / n_prompts;
 }
 
-/* `list`: [n] theirs, or NULL. */
-static struct choice_parts *parts_new(int32_t n, struct token_lists *list)
+/* [n] choices; `list` [n]: their token lists, or NULL. */
+static struct choice_json *choice_json_new(int32_t n, struct token_lists *list)
 {
-    struct choice_parts *p = malloc((size_t)n * sizeof(*p));
+    struct choice_json *p = malloc((size_t)n * sizeof(*p));
 
     for (int32_t i = 0; p && i < n; i++) {
-        parts_init(&p[i], list ? &list[i] : NULL);
+        choice_json_init(&p[i], list ? &list[i] : NULL);
     }
     return p;
 }
 
-/* Room for the choices, when the first piece comes: an answer that waits for its turn
- * holds none. */
+/* Allocate the choices at the first output: a request that waits in the queue needs
+ * none. */
 static int collector_begin(struct collector *c, const struct sse_style *s)
 {
-    if (!c->list && tells_tokens(s)) {
+    if (!c->list && shows_tokens(s)) {
         c->list = calloc((size_t)c->n_choices + (size_t)c->n_prompts, sizeof(*c->list));
         if (!c->list) {
             return ERR_NOMEM;
         }
     }
     if (!c->choice) {
-        c->choice = parts_new(c->n_choices, c->list);
+        c->choice = choice_json_new(c->n_choices, c->list);
     }
     if (!c->prompt && c->n_prompts) {
-        c->prompt = parts_new(c->n_prompts, c->list ? c->list + c->n_choices : NULL);
+        c->prompt = choice_json_new(c->n_prompts, c->list ? c->list + c->n_choices : NULL);
     }
     if (!c->choice || (c->n_prompts && !c->prompt)) {
         return ERR_NOMEM;
@@ -76,10 +78,10 @@ static int collector_begin(struct collector *c, const struct sse_style *s)
 void collector_release(struct collector *c)
 {
     for (int32_t i = 0; c->choice && i < c->n_choices; i++) {
-        parts_release(&c->choice[i]);
+        choice_json_release(&c->choice[i]);
     }
     for (int32_t i = 0; c->prompt && i < c->n_prompts; i++) {
-        parts_release(&c->prompt[i]);
+        choice_json_release(&c->prompt[i]);
     }
     free(c->choice);
     free(c->prompt);
@@ -94,7 +96,7 @@ static void comma(struct buf *b)
     }
 }
 
-static void add_token(struct choice_parts *p, const struct sse_style *s, const struct output *o,
+static void add_token(struct choice_json *p, const struct sse_style *s, const struct output *o,
                       const struct token_out *t)
 {
     struct token_lists *list = p->list;
@@ -122,8 +124,8 @@ static void add_token(struct choice_parts *p, const struct sse_style *s, const s
     }
 }
 
-/* Its JSON, and the memory behind it. */
-static size_t parts_bytes(struct choice_parts *p, size_t *ret_held)
+/* Bytes of JSON, and of the memory allocated for them. */
+static size_t choice_json_bytes(struct choice_json *p, size_t *ret_held)
 {
     size_t n = p->text.len;
 
@@ -135,7 +137,7 @@ static size_t parts_bytes(struct choice_parts *p, size_t *ret_held)
     return n;
 }
 
-static bool parts_failed(struct choice_parts *p)
+static bool choice_json_failed(struct choice_json *p)
 {
     bool failed = p->text.failed;
 
@@ -145,8 +147,8 @@ static bool parts_failed(struct choice_parts *p)
     return failed;
 }
 
-/* More of the piece's tokens; true: that was the last. */
-static bool add_tokens(struct choice_parts *p, const struct sse_style *s, const struct output *o,
+/* Add tokens of the output while *units last; true: the last token was added. */
+static bool add_tokens(struct choice_json *p, const struct sse_style *s, const struct output *o,
                        struct sse_cursor *at, int32_t *units)
 {
     struct token_out t;
@@ -164,7 +166,7 @@ static bool add_tokens(struct choice_parts *p, const struct sse_style *s, const 
     return false;
 }
 
-static int note_finish(struct choice_parts *p, const struct output *o)
+static int note_finish(struct choice_json *p, const struct output *o)
 {
     if (o->finish == FINISH_NONE) {
         return 0;
@@ -190,11 +192,11 @@ int collector_add_some(struct collector *c, const struct sse_style *s, int32_t i
         return ERR_NOMEM;
     }
     bool shared = o->prompt && !o->token && c->prompt;
-    struct choice_parts *p = shared ? &c->prompt[index / c->per_prompt] : &c->choice[index];
-    size_t before_held, held, before = parts_bytes(p, &before_held);
+    struct choice_json *p = shared ? &c->prompt[index / c->per_prompt] : &c->choice[index];
+    size_t before_held, held, before = choice_json_bytes(p, &before_held);
 
     if (p->whole) {
-        return 0; /* the prompt of another choice */
+        return 0; /* the prompt was added for an earlier choice */
     }
     if (at->at == 0) {
         buf_json_escape(&p->text, o->text, o->text_len);
@@ -202,10 +204,10 @@ int collector_add_some(struct collector *c, const struct sse_style *s, int32_t i
     bool done = add_tokens(p, s, o, at, units);
     p->whole = shared && done;
     int rc = note_finish(p, o);
-    size_t more = parts_bytes(p, &held) - before;
+    size_t more = choice_json_bytes(p, &held) - before;
     c->held += held - before_held;
     c->bytes += shared ? more * (size_t)c->per_prompt : more;
-    if (rc || parts_failed(p)) {
+    if (rc || choice_json_failed(p)) {
         return ERR_NOMEM;
     }
     return c->bytes > LIMIT_RESPONSE_BYTES ? ERR_FULL : done ? 0 : COLLECT_MORE;
@@ -224,24 +226,24 @@ int collector_add(struct collector *c, const struct sse_style *s, int32_t index,
 
 /* ---- the body ---- */
 
-/* What a choice shares with the others of its prompt. `last`: it is the last of
- * them. */
-struct shared_parts {
-    struct choice_parts *prompt; /* NULL: none */
-    struct buf *ids;             /* prompt_token_ids; NULL: not asked for */
-    bool last;
+/* JSON that a choice has in common with the other choices of its prompt. */
+struct shared_json {
+    struct choice_json *prompt; /* NULL: none */
+    struct buf *ids;            /* prompt_token_ids; NULL: the style has none */
+    bool last;                  /* this is the last choice of the prompt */
 };
 
-static void put_shared(struct segments *g, struct buf *part, bool last)
+/* Append a shared buffer; the last choice takes it over. */
+static void put_shared(struct segments *g, struct buf *json, bool last)
 {
     if (last) {
-        segments_take(g, part);
+        segments_take(g, json);
     } else {
-        segments_share(g, part);
+        segments_share(g, json);
     }
 }
 
-/* A list of the prompt's and the choice's entries. */
+/* A JSON list of the prompt's entries followed by the choice's. */
 static void put_list(struct segments *g, const char *opening, struct buf *prompt,
                      struct buf *inside, bool last)
 {
@@ -258,10 +260,10 @@ static void put_list(struct segments *g, const char *opening, struct buf *prompt
     buf_putc(&g->literal, ']');
 }
 
-static void put_logprobs(struct segments *g, struct choice_parts *p, const struct sse_style *s,
-                         const struct shared_parts *h)
+static void put_logprobs(struct segments *g, struct choice_json *p, const struct sse_style *s,
+                         const struct shared_json *h)
 {
-    struct choice_parts *q = h->prompt;
+    struct choice_json *q = h->prompt;
     struct buf *b = &g->literal;
 
     if (s->chat && s->logprobs) {
@@ -285,10 +287,10 @@ static void put_logprobs(struct segments *g, struct choice_parts *p, const struc
     }
 }
 
-static void put_choice(struct segments *g, struct choice_parts *p, const struct sse_style *s,
-                       int32_t index, const struct shared_parts *h)
+static void put_choice(struct segments *g, struct choice_json *p, const struct sse_style *s,
+                       int32_t index, const struct shared_json *h)
 {
-    struct choice_parts *q = h->prompt;
+    struct choice_json *q = h->prompt;
     struct buf *b = &g->literal;
 
     PUT(b, "{\"index\":");
@@ -316,16 +318,16 @@ static void put_choice(struct segments *g, struct choice_parts *p, const struct 
 int collector_segments(struct segments *g, struct collector *c, const struct sse_style *s,
                        const struct prompt_ids *prompts, int32_t n, const struct usage *total)
 {
-    struct choice_parts nothing;
+    struct choice_json nothing;
     struct token_lists no_tokens;
     const size_t skip = sizeof("data: ") - 1;
     struct buf *b = &g->literal, ids;
 
-    parts_init(&nothing, &no_tokens);
+    choice_json_init(&nothing, &no_tokens);
     buf_init(&ids, LIMIT_RESPONSE_BYTES);
     buf_append(b, s->bare + skip, s->bare_len - skip);
     for (int32_t i = 0; i < c->n_choices; i++) {
-        struct shared_parts h = {
+        struct shared_json h = {
             .prompt = c->prompt ? &c->prompt[i / n] : NULL, .ids = &ids, .last = i % n == n - 1};
         if (i) {
             buf_putc(b, ',');

@@ -1,3 +1,4 @@
+/* The queue of a stream, one portion of its first piece, and the renderer threads. */
 #include "server/stream/render.h"
 
 #include <stdlib.h>
@@ -8,31 +9,30 @@
 #include "server/stream/writer.h"
 
 enum {
-    /* of JSON that are made before another stream has its turn: some tenths of a
-     * millisecond */
-    PORTION_UNITS = 1024,
-    SLICE_BYTES = 64 * 1024,  /* of a shared prompt that are copied at once */
-    AHEAD_BYTES = 128 * 1024, /* made and not taken by the writer: no more is made */
-    /* waiting to be made: the requests are parked until a quarter of it is left */
+    PORTION_UNITS = 1024,     /* units of JSON per portion (see sse_middle) */
+    SLICE_BYTES = 64 * 1024,  /* of a shared prompt, copied per portion */
+    AHEAD_BYTES = 128 * 1024, /* pending bytes beyond which rendering stops */
+    /* Queued bytes beyond which the requests are parked, until a quarter is left. */
     PARK_BYTES = 256 * 1024,
-    KEEP_BYTES = 1 << 20, /* a scratch buffer larger than this is given back */
-    CORES_A_THREAD = 4,
+    KEEP_BYTES = 1 << 20, /* a scratch buffer larger than this is freed after use */
+    CORES_A_THREAD = 4,   /* one renderer for so many cores */
 };
 
-enum piece_stage { STAGE_BEGIN, STAGE_MIDDLE, STAGE_END };
+/* The part of a piece's event that is written next. */
+enum piece_section { SECTION_OPEN, SECTION_MIDDLE, SECTION_CLOSE };
 
-/* An output whose JSON is still to be made. */
+/* An output that waits to be rendered. */
 struct piece {
     struct piece *next;
-    struct output o;             /* its pointers lead behind the piece, or into `memory` */
-    struct output_memory memory; /* where it was taken over */
-    struct usage total;          /* of the stream when it came */
-    int32_t index;
-    bool first;
-    enum piece_stage stage;
-    struct sse_cursor cursor;
-    size_t copied; /* bytes of the shared prompt */
-    size_t bytes;  /* that it holds */
+    struct output o;             /* its pointers lead to behind the piece or into `memory` */
+    struct output_memory memory; /* taken over from the engine; `taken` false: none */
+    struct usage total;          /* the stream's usage when the output arrived */
+    int32_t index;               /* of the choice */
+    bool first;                  /* it makes the choice's first event */
+    enum piece_section section;
+    struct sse_cursor cursor; /* position in the middle section */
+    size_t copied;            /* bytes of the shared prompt that were copied */
+    size_t bytes;             /* memory of the piece */
 };
 
 /* ---- the queue ---- */
@@ -59,7 +59,7 @@ static int32_t count_tops(const struct output *o)
     return n;
 }
 
-/* Copy what `o` points to behind the piece. */
+/* Copy the tokens of `o` to `at`, the memory behind the piece. */
 static void copy_tokens(struct piece *p, const struct output *o, char *at, int32_t n_top)
 {
     struct token_out *token = (struct token_out *)at;
@@ -79,8 +79,8 @@ static void copy_tokens(struct piece *p, const struct output *o, char *at, int32
     p->o.token = token;
 }
 
-/* A piece with its own copy of everything, or with the memory behind a long output.
- * NULL: no memory. */
+/* A piece with a copy of the output's data, or with the memory of a long output, taken
+ * over from the engine. NULL: out of memory. */
 static struct piece *piece_new(const struct output *o)
 {
     enum { TAKE_TOKENS = 16 };
@@ -147,8 +147,8 @@ int stream_defer(struct stream *s, int32_t index, const struct output *o, bool f
     s->queue_bytes += p->bytes;
     s->queue_unread += p->memory.taken ? 0 : p->bytes;
     if (s->queue_unread > PARK_BYTES) {
-        /* A client that does not read is no reason to wait: what its requests hold of
-         * the engine others may need. */
+        /* If the client does not read, its requests must not keep blocks that others
+         * may need. */
         park_all(s, s->render == RENDER_BLOCKED ? PARK_ENDED : PARK_RUNNING);
     }
     if (s->render == RENDER_IDLE) {
@@ -179,7 +179,7 @@ void stream_drop_queue(struct stream *s)
     }
 }
 
-void stream_rouse(struct stream *s)
+void stream_wake_renderer(struct stream *s)
 {
     if (s->render == RENDER_BLOCKED) {
         s->render = RENDER_QUEUED;
@@ -187,9 +187,9 @@ void stream_rouse(struct stream *s)
     }
 }
 
-/* ---- a portion ---- */
+/* ---- one portion ---- */
 
-/* A prompt's JSON, made once for all choices. True: it is whole. */
+/* Render an echoed prompt, once for all choices. True: it is complete. */
 static bool make_shared(struct stream *s, struct piece *p, const struct prompt_ids *ids)
 {
     struct shared_prompt *h = &s->shared[p->o.request->index];
@@ -202,7 +202,7 @@ static bool make_shared(struct stream *s, struct piece *p, const struct prompt_i
     return h->whole;
 }
 
-/* The next slice of it. True: that was the last. */
+/* Copy the next slice of the shared prompt. True: that was the last. */
 static bool copy_shared(struct stream *s, struct piece *p, struct buf *b)
 {
     struct shared_prompt *h = &s->shared[p->o.request->index];
@@ -220,7 +220,7 @@ static bool copy_shared(struct stream *s, struct piece *p, struct buf *b)
     return true;
 }
 
-/* More of a piece's event. True: it is whole. */
+/* Render one portion of a piece's event. True: the event is complete. */
 static bool make_event(struct stream *s, struct piece *p, struct buf *b)
 {
     const struct request *r = p->o.request;
@@ -232,25 +232,25 @@ static bool make_event(struct stream *s, struct piece *p, struct buf *b)
     if (shared && !make_shared(s, p, with_ids)) {
         return false;
     }
-    if (p->stage == STAGE_BEGIN) {
+    if (p->section == SECTION_OPEN) {
         if (p->first && s->style.chat) {
             sse_role(b, &s->style, p->index);
         }
         sse_open(b, &s->style, p->index);
-        p->stage = STAGE_MIDDLE;
+        p->section = SECTION_MIDDLE;
     }
-    if (p->stage == STAGE_MIDDLE) {
+    if (p->section == SECTION_MIDDLE) {
         if (!(shared ? copy_shared(s, p, b)
                      : sse_middle(b, &s->style, &p->o, with_ids, &p->cursor, &units))) {
             return false;
         }
-        p->stage = STAGE_END;
+        p->section = SECTION_CLOSE;
     }
     sse_close(b, &s->style, &p->total);
     return true;
 }
 
-/* Under lock: what a portion has made becomes the stream's. */
+/* Move a rendered portion to the stream. Under lock. */
 static void take_portion(struct stream *s, struct buf *made, bool done, int rc)
 {
     rc = rc ? rc : made->failed ? ERR_NOMEM : 0;
@@ -275,8 +275,8 @@ static void take_portion(struct stream *s, struct buf *made, bool done, int rc)
     }
 }
 
-/* Under lock: whether there is something to be made; else the stream's state says why
- * not. */
+/* Whether to render now; if not, the stream's state has changed accordingly. Under
+ * lock. */
 static bool may_render(struct stream *s)
 {
     stream_end_if_cut(s);
@@ -296,7 +296,7 @@ static bool may_render(struct stream *s)
     return true;
 }
 
-/* Make a portion of the first piece. True: the stream goes to the end of the line. */
+/* Render a portion of the first piece. True: the stream must be queued again. */
 static bool render(struct stream *s, struct buf *made)
 {
     bool done, broken, more, tell;
@@ -360,7 +360,7 @@ void renderers_push(struct renderers *r, struct stream *s)
     pthread_mutex_unlock(&r->lock);
 }
 
-/* The stream whose turn it is; NULL: the renderers stop. */
+/* Wait for the next stream; NULL: the renderers stop. */
 static struct stream *next_stream(struct renderers *r)
 {
     pthread_mutex_lock(&r->lock);

@@ -1,10 +1,12 @@
+/* The list of segments, and reading it while its memory is freed. */
 #include "server/stream/segments.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-/* Of a segment this long, the pages that were read are given back before its end. */
+/* Pages of a segment that were read are returned to the system in runs of at least
+ * LONG_BYTES, before its end. */
 enum { PAGE_BYTES = 4096, LONG_BYTES = 256 * 1024 };
 
 void segments_init(struct segments *s, size_t max_literal)
@@ -93,8 +95,7 @@ size_t segments_held(const struct segments *s)
     return n - s->given;
 }
 
-/* The pages of a long segment that were read whole: their contents are not needed any
- * more. */
+/* Return the pages of a long segment that were read completely. */
 static void give_pages(struct segments *s, const struct segment *g)
 {
     uintptr_t begin = (uintptr_t)g->owned,

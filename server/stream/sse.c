@@ -1,3 +1,5 @@
+/* JSON fragments, then events: in portions (sse_open, sse_middle, sse_close) or at once
+ * (sse_piece). */
 #include "server/stream/sse.h"
 
 #include <math.h>
@@ -13,7 +15,7 @@
 
 /* ---- numbers and strings ---- */
 
-/* Decimal digits into `to` (at least 20 bytes); returns how many. */
+/* Write `v` in decimal to `to`, at least 20 bytes; returns the length. */
 static size_t format_i64(char *to, int64_t v)
 {
     char back[20];
@@ -45,7 +47,7 @@ int put_logprob(struct buf *b, float v)
     if (isnan(v)) {
         return PUT(b, "null");
     }
-    /* JSON has no infinity; a masked token's is -inf. */
+    /* JSON has no infinity, and a masked token has -inf. */
     if (!isfinite(v)) {
         return PUT(b, "-9999.0");
     }
@@ -69,8 +71,8 @@ int put_token_string(struct buf *b, const struct sse_style *s, int32_t id)
     return buf_putc(b, '"');
 }
 
-/* A token of a top list is left out where an earlier one has the same text: an object
- * holds a name once. */
+/* Whether an earlier token of a top list has the same text: the later one is left out,
+ * since a name may occur only once in an object. */
 static bool same_text_before(const struct sse_style *s, const int32_t *id, int32_t k)
 {
     size_t len, other;
@@ -155,7 +157,7 @@ int put_prompt_logprob(struct buf *b, const struct sse_style *s, const struct to
     return buf_putc(b, '}');
 }
 
-/* "token", "logprob" and "bytes" of one token, its brace open. */
+/* "token", "logprob" and "bytes" of one token; the brace stays open. */
 static void put_chat_entry(struct buf *b, const struct sse_style *s, int32_t id, float logprob)
 {
     size_t len = 0;
@@ -296,7 +298,7 @@ static bool plain_text(const char *s, size_t len)
     return true;
 }
 
-/* What stands before and after a choice's text. */
+/* The constant JSON before and after a choice's text. */
 struct around {
     const char *before, *after;
     size_t before_len, after_len;
@@ -310,9 +312,9 @@ static struct around text_around(bool chat)
                 : (struct around){text, "\"", sizeof(text) - 1, 1};
 }
 
-/* ---- a piece in portions ---- */
+/* ---- an event in portions ---- */
 
-/* What stands in a piece, in its order. */
+/* The parts of an event's middle, in order. */
 enum phase {
     PHASE_TEXT,
     PHASE_LOGPROBS,
@@ -372,7 +374,7 @@ bool sse_next_token(struct buf *b, const struct output *o, struct sse_cursor *c,
     return true;
 }
 
-/* About how many numbers and strings of JSON a token is in this phase. */
+/* The units, approximately, of one token in this phase. */
 static int32_t cost_of(int phase, const struct token_out *t)
 {
     switch (phase) {
@@ -418,7 +420,7 @@ static void put_entry(struct buf *b, const struct sse_style *s, const struct sse
     }
 }
 
-/* More entries of the phase's list, *units worth at most; true: that was the last. */
+/* Append entries of the phase's list while *units last; true: the list is complete. */
 static bool put_entries(struct buf *b, const struct sse_style *s, const struct output *o,
                         struct sse_cursor *c, int32_t *units)
 {
@@ -438,7 +440,7 @@ static bool put_entries(struct buf *b, const struct sse_style *s, const struct o
     return false;
 }
 
-/* A prompt's ids in portions. */
+/* Append a prompt's ids while *units last; true: all are appended. */
 static bool put_some_ids(struct buf *b, const int32_t *id, int32_t n, struct sse_cursor *c,
                          int32_t *units)
 {
@@ -457,7 +459,7 @@ static void begin_phase(struct sse_cursor *c, int phase)
     c->at = 0;
 }
 
-/* The text, and after it what stands before its quote's end. */
+/* The text and the JSON that follows it; true: it is complete. */
 static bool put_text(struct buf *b, const struct sse_style *s, const struct output *o,
                      struct sse_cursor *c, int32_t *units)
 {
@@ -476,7 +478,7 @@ static bool put_text(struct buf *b, const struct sse_style *s, const struct outp
     return true;
 }
 
-/* The head of `logprobs`; the phase that follows. */
+/* Open `logprobs`; returns the phase that follows. */
 static int open_logprobs(struct buf *b, const struct sse_style *s, const struct output *o)
 {
     bool wanted = o->prompt ? s->echo_logprobs : s->logprobs;
@@ -504,8 +506,8 @@ static int put_finish_phase(struct buf *b, const struct sse_style *s, const stru
     return PHASE_IDS;
 }
 
-/* A list of the piece's tokens, its end, and what opens the next; true: go on with
- * c->phase + 1. */
+/* A list with one entry per token, then the JSON up to the next list; true: it is
+ * complete. */
 static bool put_list_phase(struct buf *b, const struct sse_style *s, const struct output *o,
                            struct sse_cursor *c, int32_t *units)
 {
@@ -607,8 +609,7 @@ int sse_close(struct buf *b, const struct sse_style *s, const struct usage *tota
     return b->failed ? ERR_FULL : 0;
 }
 
-/* The plain event of a running choice: everything is copied at once, behind one check
- * for room. */
+/* The plain event of a choice that goes on: copied as a whole after one buf_reserve. */
 static int put_short(struct buf *b, const struct sse_style *s, int32_t index,
                      const struct output *o)
 {

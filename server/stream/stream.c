@@ -1,5 +1,5 @@
-/* What three parties do with a stream: the engine's output thread, MHD's workers and
- * the writer. See stream.h. */
+/* The operations of the three sides of a stream: the engine's output thread, MHD's
+ * threads and the writer. See stream.h. */
 #include "server/stream/stream.h"
 
 #include <netinet/in.h>
@@ -10,11 +10,11 @@
 
 #include "server/stream/writer.h"
 
-/* Units of JSON (sse_units) that the output side makes itself between two flushes: a
- * few tokens' log-probabilities. */
+/* Units of JSON (sse_units) that the output thread renders itself between two flushes:
+ * the log-probabilities of a few tokens. */
 enum { UNITS_AT_ONCE = 64 };
 
-/* ---- the engine's side: sink.emit and sink.flush, on the output thread ---- */
+/* ---- the engine's side: sink.emit and sink.flush, on its output thread ---- */
 
 void stream_cancel(struct stream *s)
 {
@@ -36,7 +36,7 @@ void stream_account(struct stream *s)
 {
     size_t n = s->pending.cap + s->out.cap + s->queue_bytes + s->collected + s->shared_bytes;
 
-    account_set(&s->account, MAX((int64_t)n, s->least_bytes));
+    account_set(&s->account, MAX((int64_t)n, s->min_bytes));
 }
 
 void stream_finish(struct stream *s)
@@ -82,7 +82,8 @@ static void add_course(struct request_course *all, const struct request_course *
     all->n_drawn += c->n_drawn;
 }
 
-/* Under lock: all has been said, but what waits for a renderer comes before the end. */
+/* The last output has arrived, or an error: finish the stream once the queue has been
+ * rendered. Under lock. */
 static void stream_end_behind_queue(struct stream *s)
 {
     s->ending = true;
@@ -91,13 +92,14 @@ static void stream_end_behind_queue(struct stream *s)
     }
 }
 
-/* More is unread than should be. A client that still takes something is given time, as
- * long as there is memory. */
+/* Bytes that the client has not read. */
 static size_t unread(const struct stream *s)
 {
     return s->pending.len + s->unsent + s->queue_unread;
 }
 
+/* Whether to disconnect a client with more than limit_bytes unread: not while it still
+ * takes bytes, as long as there is memory. */
 static bool is_slow(const struct stream *s)
 {
     int64_t silent_us = clock_us() - atomic_load_explicit(&s->wrote_us, memory_order_relaxed);
@@ -106,9 +108,9 @@ static bool is_slow(const struct stream *s)
            unread(s) > s->limit_bytes + LIMIT_BURST_BYTES || budget_is_over(&s->hub->budget);
 }
 
-/* Whether a piece is made here: it comes behind nothing that is still to be made, and
- * is short, or one of few. */
-static bool make_at_once(struct stream *s, const struct output *o, int32_t n_prompt_ids)
+/* Whether the output thread renders this output itself: nothing is queued before it,
+ * and the allowance until the next flush covers it. */
+static bool render_at_once(struct stream *s, const struct output *o, int32_t n_prompt_ids)
 {
     if (s->queue) {
         return false;
@@ -133,7 +135,7 @@ static int add_event(struct stream *s, int32_t index, const struct output *o)
     if (first) {
         s->begun[index] = 1;
     }
-    if (!make_at_once(s, o, with_ids ? r->n_prompt : 0)) {
+    if (!render_at_once(s, o, with_ids ? r->n_prompt : 0)) {
         return stream_defer(s, index, o, first);
     }
     stream_begin_pending(s);
@@ -146,7 +148,7 @@ static int add_event(struct stream *s, int32_t index, const struct output *o)
 
 static int collect(struct stream *s, int32_t index, const struct output *o)
 {
-    if (!make_at_once(s, o, 0)) {
+    if (!render_at_once(s, o, 0)) {
         return stream_defer(s, index, o, false);
     }
     int rc = collector_add(&s->collector, &s->style, index, o);
@@ -161,8 +163,9 @@ void stream_break(struct stream *s, int rc)
     }
     if (s->mode == STREAM_COLLECT) {
         set_error(s, rc == ERR_FULL ? 400 : 503,
-                  rc == ERR_FULL ? "the answer grew too large for one body: ask for less, or stream"
-                                 : "out of memory");
+                  rc == ERR_FULL
+                      ? "the answer became too large for one body: request less, or stream"
+                      : "out of memory");
         s->finished = true;
     } else {
         s->lost = true;
@@ -170,8 +173,8 @@ void stream_break(struct stream *s, int rc)
     }
 }
 
-/* Under lock: a piece of a choice. False when the stream cannot go on. */
-static bool add_piece(struct stream *s, const struct output *o)
+/* Add an output of a choice. False: the stream cannot go on. Under lock. */
+static bool add_output(struct stream *s, const struct output *o)
 {
     int32_t index = o->request->index * s->n + o->choice;
 
@@ -194,15 +197,14 @@ bool stream_end_if_cut(struct stream *s)
         return false;
     }
     set_error(s, 503,
-              "the server holds as many bytes for its clients as it may (client-buffer-bytes); try "
-              "again");
+              "the server's memory for clients is used up (client-buffer-bytes); try again");
     stream_finish(s);
     return true;
 }
 
-/* A request that ended before it began (its queue time ran out, the server stops) is
- * refused; one under way says so in finish_reason, as does a choice that could not go
- * on. */
+/* A request that ended before its first token (queue-timeout, shutdown) is answered
+ * with an error. After that, finish_reason tells how it ended, as it does for a choice
+ * that could not go on. */
 static void note_error(struct stream *s, const struct output *o)
 {
     if (o->finish == FINISH_IMPOSSIBLE) {
@@ -217,7 +219,7 @@ static void note_error(struct stream *s, const struct output *o)
     }
 }
 
-/* Under lock: what an output says. False when the stream cannot go on. */
+/* Process one output. False: the stream cannot go on. Under lock. */
 static bool take_output(struct stream *s, const struct output *o)
 {
     bool broken = false;
@@ -232,7 +234,7 @@ static bool take_output(struct stream *s, const struct output *o)
     } else if (stream_end_if_cut(s)) {
         broken = true;
     } else if (o->choice >= 0 && o->choice < s->n) {
-        broken = !add_piece(s, o);
+        broken = !add_output(s, o);
     }
     stream_account(s);
     return !broken;
@@ -251,7 +253,7 @@ static void hub_emit(struct sink *sink, const struct output *o)
     if (o->last) {
         add_course(&s->course, &o->request->course);
         ended = --s->n_left == 0;
-        /* before the client hears of the end: it may ask again at once */
+        /* before the client sees the end: it may send the next request at once */
         if (ended && s->client) {
             client_charge(s->client, s->course.n_drawn);
         }
@@ -285,8 +287,8 @@ static void hub_flush(struct sink *sink)
 
 /* ---- MHD's side ---- */
 
-/* On an MHD thread inside a callback, before the first time that the connection is
- * parked: system calls that need no lock. */
+/* Hand the socket to the writer's epoll set, before the connection is parked for the
+ * first time. On an MHD thread inside a callback, without the lock. */
 static void stream_attach(struct stream *s)
 {
     int on = 1;
@@ -298,14 +300,14 @@ static void stream_attach(struct stream *s)
     if (attached) {
         return;
     }
-    /* What MHD held back of the headers goes out, and small events are never held back.
-     * Not TCP: no matter. */
+    /* Flush the headers that MHD has corked, and send small events at once. Fails
+     * harmlessly on Unix sockets. */
     setsockopt(s->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     writer_attach(s->writer, s);
 }
 
-/* Under lock, on an MHD thread inside a callback: nothing to do until the writer says
- * so. */
+/* Suspend the connection until the writer resumes it. Under lock, on an MHD thread
+ * inside a callback. */
 static void stream_park(struct stream *s)
 {
     s->parked = true;
@@ -333,7 +335,7 @@ ssize_t stream_read(void *stream, uint64_t pos, char *to, size_t max)
     } else if (have) {
         memcpy(to, s->pending.data, have);
         buf_consume(&s->pending, have);
-        stream_rouse(s);
+        stream_wake_renderer(s);
         stream_account(s);
         n = (ssize_t)have;
     } else if (s->finished && written) {
@@ -377,7 +379,7 @@ void stream_detach(struct stream *s)
     if (attached) {
         writer_forget(s->writer, s);
     }
-    stream_rouse(s);
+    stream_wake_renderer(s);
     pthread_mutex_unlock(&s->lock);
     account_unlist(&s->account);
     if (running) {
@@ -396,11 +398,10 @@ void stream_lose(struct stream *s, bool gone)
     pthread_mutex_lock(&s->lock);
     bool running = s->n_left > 0 && !s->finished && !s->lost && !s->detached;
     s->lost = true;
-    stream_rouse(s);
+    stream_wake_renderer(s);
     pthread_mutex_unlock(&s->lock);
     if (running) {
-        /* Before the engine knows: a client that sees its blocks come back sees itself
-         * counted. */
+        /* Count before cancelling, so that freed blocks imply an updated counter. */
         if (gone) {
             atomic_fetch_add(&s->hub->n_gone, 1);
         }
@@ -458,7 +459,7 @@ void stream_end(struct stream *s, int status, const char *message, bool at_once)
     stream_tell_writer(s);
 }
 
-bool stream_over(struct stream *s)
+bool stream_is_over(struct stream *s)
 {
     pthread_mutex_lock(&s->lock);
     bool over = s->detached;

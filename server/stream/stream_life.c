@@ -1,5 +1,5 @@
-/* A stream's life: made from a completion with all its requests, handed to the engine,
- * given back with the last reference. */
+/* The life of a stream: made from a completion with all its requests, submitted to the
+ * engine, freed with the last reference. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,8 +10,8 @@
 
 enum { LARGE_BYTES = 1 << 20 }; /* a stream that holds more is freed by a renderer */
 
-/* Bytes that may gather unread: what a step may bring at once must not count as a slow
- * client. */
+/* The limit of unread bytes. It grows with the number of sequences, because a single
+ * step may produce an event for each. */
 static size_t stream_limit(const struct completion *c)
 {
     const struct gen_params *p = &c->params;
@@ -21,9 +21,9 @@ static size_t stream_limit(const struct completion *c)
     return LIMIT_STREAM_BYTES + sequences * event;
 }
 
-/* JSON bytes that a prompt's token has at least, and a generated one; with names of one
+/* The least JSON bytes of a prompt token or a generated one, assuming texts of one
  * letter and short numbers. */
-static int64_t least_of_token(const struct completion *c, bool prompt)
+static int64_t min_token_bytes(const struct completion *c, bool prompt)
 {
     enum { ENTRY = 8, TOKEN = 12, ID = 2, PROMPT_ENTRY = 40 };
     const struct gen_params *p = &c->params;
@@ -38,19 +38,20 @@ static int64_t least_of_token(const struct completion *c, bool prompt)
     return n + (c->return_token_ids ? ID : 0);
 }
 
-int64_t stream_least_bytes(const struct completion *c)
+int64_t stream_min_bytes(const struct completion *c)
 {
     const struct gen_params *p = &c->params;
     bool runs_on = p->ignore_eos && p->n_stop == 0 && p->n_stop_token == 0;
-    int64_t generated = (runs_on ? p->max_tokens : p->min_tokens) * least_of_token(c, false), n = 0;
+    int64_t generated = (runs_on ? p->max_tokens : p->min_tokens) * min_token_bytes(c, false),
+            n = 0;
 
     for (int32_t i = 0; i < c->n_prompts; i++) {
-        n += p->n * (c->prompt[i].n * least_of_token(c, true) + generated);
+        n += p->n * (c->prompt[i].n * min_token_bytes(c, true) + generated);
     }
     return n;
 }
 
-/* One prompt's; its ids are copied, without the room behind them, and given up here. */
+/* The request of prompt i. Its ids are copied to their exact size and freed here. */
 static int make_request(struct stream *s, struct completion *c, int32_t i, struct shared_params *p,
                         struct err *e)
 {
@@ -87,14 +88,14 @@ static int make_requests(struct stream *s, struct completion *c, const char *id,
     return rc;
 }
 
-/* Prompts that go out are made once for all choices that begin with them. */
+/* Echoed prompts are rendered once for all their choices. */
 static int share_prompts(struct stream *s, const struct completion *c, struct err *e)
 {
     if (!c->params.echo && c->params.n_prompt_logprobs < 0) {
         return 0;
     }
     if (s->mode == STREAM_COLLECT) {
-        collector_share(&s->collector, c->n_prompts);
+        collector_share_prompts(&s->collector, c->n_prompts);
         return 0;
     }
     if (s->n == 1) {
@@ -141,7 +142,7 @@ static int stream_fill(struct stream *s, struct completion *c, const char *id,
     return rc ? rc : make_requests(s, c, id, e);
 }
 
-/* It is never held for long, and to sleep takes longer. */
+/* An adaptive mutex: it is held so briefly that spinning is cheaper than sleeping. */
 static void init_lock(pthread_mutex_t *lock)
 {
     pthread_mutexattr_t a;
@@ -210,14 +211,14 @@ int stream_new_plain(struct stream **ret, struct stream_hub *h, enum stream_mode
 
 bool stream_reserve(struct stream *s, int64_t bytes)
 {
-    s->least_bytes = bytes;
+    s->min_bytes = bytes;
     return account_try(&s->account, bytes);
 }
 
 int stream_submit(struct stream *s, struct engine *engine, struct err *e)
 {
     s->n_left = s->n_requests;
-    stream_ref(s); /* the engine's, until the last `last` */
+    stream_ref(s); /* the engine's, until `last` arrived for every request */
     int rc = engine_submit_all(engine, s->request, s->n_requests, e);
     if (rc) {
         s->n_left = 0;
@@ -238,7 +239,7 @@ void stream_unref(struct stream *s)
         return;
     }
     if (!s->dying && atomic_load_explicit(&s->account.bytes, memory_order_relaxed) > LARGE_BYTES) {
-        s->dying = true; /* to give so much back takes time: a renderer has it */
+        s->dying = true; /* freeing this much takes time: leave it to a renderer */
         renderers_push(&s->hub->renderers, s);
         return;
     }

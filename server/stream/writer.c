@@ -1,3 +1,5 @@
+/* The writer's inbox, its writes to parked sockets, and its loop over epoll events,
+ * inbox and the sweep once a second. */
 #include "server/stream/writer.h"
 
 #include <errno.h>
@@ -9,13 +11,13 @@
 #include <unistd.h>
 
 enum {
-    EVENTS = 256,
-    TURNS = 8,               /* writes of one stream before the others have theirs */
-    TURN_BYTES = 256 * 1024, /* and bytes */
-    HELP = 4, /* streams that are looked at by the thread that would wake the writer */
-    HELP_BYTES = 16 * 1024, /* of each, at most: more is the writer's own affair */
+    EVENTS = 256,            /* epoll events per call */
+    TURNS = 8,               /* writes to one stream before the next stream's turn */
+    TURN_BYTES = 256 * 1024, /* bytes to one stream before the next stream's turn */
+    HELP = 4,                /* streams that a waking thread may serve itself (help) */
+    HELP_BYTES = 16 * 1024,  /* unwritten bytes of such a stream, at most */
     SWEEP_US = 1000 * 1000,
-    KEEP_BYTES = 64 * 1024, /* a buffer larger than this is given back when it is empty */
+    KEEP_BYTES = 64 * 1024, /* a buffer larger than this is freed when it is empty */
 };
 
 /* ---- the inbox ---- */
@@ -36,17 +38,16 @@ void writer_push(struct writer *w, struct stream *s)
 
 void writer_attach(struct writer *w, struct stream *s)
 {
-    /* Edge-triggered: told once when the client leaves. */
+    /* Edge-triggered: one event when the client leaves. */
     struct epoll_event ev = {.events = EPOLLRDHUP | EPOLLET, .data.ptr = s};
 
     stream_ref(s);
-    epoll_ctl(w->epoll_fd, EPOLL_CTL_ADD, s->fd,
-              &ev); /* without memory for it, keepalives still find a client that left */
+    /* If this fails for lack of memory, keepalives still detect a client that left. */
+    epoll_ctl(w->epoll_fd, EPOLL_CTL_ADD, s->fd, &ev);
 }
 
-/* A full socket, which MHD leaves alone meanwhile: tell once when it takes bytes again,
- * or does so already. */
-static void await_room(struct stream *s)
+/* The socket is full: ask for one event when it takes bytes again, or already does. */
+static void await_writable(struct stream *s)
 {
     struct epoll_event ev = {.events = EPOLLRDHUP | EPOLLOUT | EPOLLET, .data.ptr = s};
 
@@ -92,14 +93,14 @@ static void progress(struct stream *s, int64_t now)
     atomic_store_explicit(&s->account.since_us, 0, memory_order_relaxed);
 }
 
-/* Under s->lock: MHD owns the socket again. */
-static void give_back(struct stream *s)
+/* Return the socket to MHD. Under s->lock. */
+static void resume_mhd(struct stream *s)
 {
     s->parked = false;
     MHD_resume_connection(s->connection);
 }
 
-/* Write the chunk's length into the room left for it, and its end. */
+/* Fill in the chunk's length and append its line end. */
 static int frame_chunk(struct buf *b)
 {
     static const char hex[] = "0123456789abcdef";
@@ -120,8 +121,7 @@ static void reuse(struct buf *b)
     }
 }
 
-/* Everything taken was written: take what has come since. False when there is nothing
- * (left) to write. */
+/* `out` is written: take `pending`. False: there is nothing to write now. */
 static bool take_pending(struct stream *s)
 {
     bool more = false;
@@ -131,7 +131,7 @@ static bool take_pending(struct stream *s)
     s->out_at = 0;
     s->unsent = 0;
     if (s->lost) {
-        give_back(s);
+        resume_mhd(s);
     } else if (s->pending.len) {
         struct buf empty = s->out;
         s->out = s->pending;
@@ -140,24 +140,24 @@ static bool take_pending(struct stream *s)
         s->unsent = s->out.len;
         more = !s->lost;
         if (s->lost) {
-            give_back(s);
+            resume_mhd(s);
         }
     } else if (s->finished) {
-        give_back(s);
+        resume_mhd(s);
     }
-    stream_rouse(s);
+    stream_wake_renderer(s);
     stream_account(s);
     pthread_mutex_unlock(&s->lock);
     return more;
 }
 
-/* The socket failed (`gone`), or the client is cut off. */
+/* The client left (`gone`) or must be disconnected. */
 static void drop(struct stream *s, bool gone)
 {
     stream_lose(s, gone);
     pthread_mutex_lock(&s->lock);
     if (s->parked) {
-        give_back(s);
+        resume_mhd(s);
     }
     pthread_mutex_unlock(&s->lock);
 }
@@ -168,8 +168,8 @@ static void write_direct(struct stream *s, int64_t now)
     int turn = 0;
 
     while (s->out_at < s->out.len || take_pending(s)) {
-        /* A stream that is refilled as fast as it is written must not keep the others
-         * waiting. */
+        /* A stream that is refilled as fast as it is written must not delay the
+         * others. */
         if (turn++ == TURNS || left == 0) {
             writer_push(s->writer, s);
             return;
@@ -181,7 +181,7 @@ static void write_direct(struct stream *s, int64_t now)
             left -= (size_t)n;
             progress(s, now);
         } else if (n < 0 && errno == EAGAIN) {
-            await_room(s);
+            await_writable(s);
             return;
         } else if (n == 0 || errno != EINTR) {
             drop(s, true);
@@ -190,8 +190,8 @@ static void write_direct(struct stream *s, int64_t now)
     }
 }
 
-/* Look at a stream that something happened to. One that is to be let go of waits for
- * the writer itself (`own`): events fetched by it may name the stream. */
+/* Process a stream from the inbox. `own`: on the writer's thread. Only there a detached
+ * stream is released, since epoll events already fetched may point to it. */
 static void service(struct writer *w, struct stream *s, int64_t now, bool own)
 {
     pthread_mutex_lock(&s->lock);
@@ -205,7 +205,7 @@ static void service(struct writer *w, struct stream *s, int64_t now, bool own)
         bool ready = s->lost || s->finished || (s->mode == STREAM_READER && s->pending.len);
         if (ready) {
             progress(s, now);
-            give_back(s);
+            resume_mhd(s);
         }
     }
     pthread_mutex_unlock(&s->lock);
@@ -217,7 +217,7 @@ static void service(struct writer *w, struct stream *s, int64_t now, bool own)
         writer_unlink(w, s);
     }
     if (detached && attached) {
-        stream_unref(s); /* the caller holds another */
+        stream_unref(s); /* the caller holds another reference */
         return;
     }
     if (attached && !s->linked) {
@@ -235,8 +235,8 @@ static void take_inbox(struct writer *w, int64_t now, bool own)
 
     while (s) {
         struct stream *next = s->next_queued;
-        /* From here on it may be queued again: what is seen below is then seen twice,
-         * never missed. */
+        /* Cleared before the stream is processed: it may be queued again meanwhile, so
+         * a change is processed twice rather than missed. */
         atomic_store(&s->queued, false);
         service(w, s, now, own);
         stream_unref(s);
@@ -244,8 +244,9 @@ static void take_inbox(struct writer *w, int64_t now, bool own)
     }
 }
 
-/* With the turn, which keeps what is queued where it is: a few streams, none of them to
- * be let go of yet, as far as it is known. */
+/* Process the inbox in place of the sleeping writer, if it holds few streams. With
+ * `turn` locked, no other thread takes streams from the inbox while they are
+ * counted. */
 static void help(struct writer *w)
 {
     int n = 0;
@@ -267,7 +268,7 @@ void writer_wake(struct writer *w)
     if (atomic_load(&w->inbox) && atomic_exchange(&w->asleep, false)) {
         uint64_t one = 1;
         ssize_t n = write(w->wake_fd, &one, sizeof(one));
-        (void)n; /* fails only when the counter is full: awake anyway */
+        (void)n; /* fails only if the counter is full: the writer is awake then */
     }
 }
 
@@ -285,8 +286,8 @@ static void handle_event(struct stream *s, uint32_t events)
     }
 }
 
-/* Once a second: comments on silent streams, an end for clients that have taken nothing
- * for too long. */
+/* Once a second: send comments on silent streams, disconnect clients that have taken
+ * nothing for too long. `why`: set when the server stops. */
 static void sweep_one(struct stream *s, int64_t now, const char *why)
 {
     if (why) {
@@ -305,7 +306,7 @@ static void sweep_one(struct stream *s, int64_t now, const char *why)
         return;
     }
     pthread_mutex_lock(&s->lock);
-    /* not into an event that is half made */
+    /* not into an event that is only half rendered */
     if (s->parked && !s->finished && s->pending.len == 0 && !s->queue) {
         stream_keepalive(s);
     }
@@ -323,8 +324,8 @@ static void sweep(struct writer *w, int64_t now)
     w->sweep_us = now + (why ? SWEEP_US / 20 : SWEEP_US);
 }
 
-/* To the next sweep at most: a stream that is there by then may have been attached by
- * someone else's help. */
+/* Time until the next sweep, even without streams: another thread may attach one in
+ * help(). */
 static int wait_ms(struct writer *w, int64_t now)
 {
     return atomic_load(&w->inbox) ? 0 : (int)MAX(0, (w->sweep_us - now) / 1000 + 1);
@@ -341,8 +342,8 @@ static void *writer_main(void *arg)
         atomic_store(&w->asleep, false);
         pthread_mutex_lock(&w->turn);
         int64_t now = clock_us();
-        /* Events before the inbox: a stream that is let go of there may still be named
-         * by an event fetched here. */
+        /* Events before the inbox: a stream that is released there may have an event
+         * here. */
         for (int i = 0; i < n; i++) {
             if (ev[i].data.ptr) {
                 handle_event(ev[i].data.ptr, ev[i].events);

@@ -1,20 +1,20 @@
 /* Writers: threads that own the sockets of parked connections.
  *
- * A writer has an epoll of its own with every parked socket in it, and an inbox of
- * streams that something happened to. It writes what is pending, sees clients leave
- * (EPOLLRDHUP, which MHD does not while a connection is suspended), puts a comment on
- * silent streams, cuts off clients that do not read, and gives sockets back to MHD.
+ * A writer has an epoll set with every parked socket, and an inbox of streams to look
+ * at. It writes pending events, notices clients that leave (EPOLLRDHUP, which MHD does
+ * not poll for while a connection is suspended), sends a comment on silent streams,
+ * disconnects clients that do not read, and returns sockets to MHD.
  *
- * A client that closes only its sending side counts as gone too: from here it looks the
- * same as one that left, and what it asked for must not go on for nobody.
+ * A client that closes only its sending side counts as gone, too: it looks the same as
+ * one that left, and work must not continue for a client that left.
  *
- * The inbox is a stack of streams, pushed with one compare-and-swap and taken whole; a
- * stream is in it at most once. A push does not wake: writer_wake does, with one
- * eventfd write if the writer sleeps, so a step of the engine costs one.
+ * The inbox is a stack of streams, pushed with one compare-and-swap and taken as a
+ * whole; a stream is in it at most once. A push does not wake the writer: writer_wake
+ * does, with one eventfd write if the writer sleeps, so an engine step costs one write.
  *
- * Waking a thread takes longer than writing an event. So where the writer sleeps and
- * few streams are in its inbox, whoever would wake it takes its turn instead, and
- * writes (nothing here waits for a client). `turn` is held by the one who does.
+ * Waking a thread takes longer than writing an event. So if the writer sleeps and few
+ * streams are in its inbox, the caller of writer_wake locks `turn` and writes itself;
+ * nothing here waits for a client.
  */
 #ifndef QUIRE_SERVER_STREAM_WRITER_H
 #define QUIRE_SERVER_STREAM_WRITER_H
@@ -22,33 +22,35 @@
 #include "server/stream/stream.h"
 
 struct writer {
-    int epoll_fd, wake_fd;
+    int epoll_fd, wake_fd; /* wake_fd: an eventfd in the epoll set */
     pthread_t thread;
-    _Alignas(64) struct stream *_Atomic inbox;
-    atomic_bool asleep;
-    atomic_bool stopping;
-    const char *_Atomic abort_why; /* set: every stream is to end */
-    _Alignas(64) pthread_mutex_t turn;
+    _Alignas(64) struct stream *_Atomic inbox; /* top of the stack, by next_queued */
+    atomic_bool asleep;                        /* in epoll_wait, or about to be */
+    atomic_bool stopping;                      /* set by writer_close */
+    const char *_Atomic abort_why;             /* set: end every stream with this error */
+    _Alignas(64) pthread_mutex_t turn;         /* held by the thread that does the writer's work */
     /* Under `turn`. */
-    struct stream *streams; /* linked */
-    int64_t sweep_us;
+    struct stream *streams; /* attached ones, by prev and next */
+    int64_t sweep_us;       /* time of the next sweep */
 };
 
 int writer_open(struct writer *w, struct stream_hub *h, struct err *e);
-/* Join the thread. No stream may be attached. */
+/* Stop and join the thread. No stream may be attached. */
 void writer_close(struct writer *w);
+/* The writer for a new stream, in turn. */
 struct writer *writer_pick(struct stream_hub *h);
 
-/* Watch s->fd; the writer takes a reference. On an MHD thread. */
+/* Poll s->fd; the writer takes a reference. On an MHD thread. */
 void writer_attach(struct writer *w, struct stream *s);
-/* Watch it no longer (the descriptor is about to be closed). On an MHD thread; push the
- * stream afterwards. */
+/* Stop polling s->fd, which is about to be closed. On an MHD thread; push the stream
+ * afterwards, so that the writer drops its reference. */
 void writer_forget(struct writer *w, struct stream *s);
-/* Something happened to `s`. Any thread. */
+/* Put `s` into the inbox. Any thread. */
 void writer_push(struct writer *w, struct stream *s);
-/* What was pushed is looked at: by the writer, or before this returns. Any thread,
- * under no stream's lock. */
+/* Have the inbox processed: by the writer, or by this call. Any thread, under no
+ * stream's lock. */
 void writer_wake(struct writer *w);
+/* End every stream with the error `why`, a static string. */
 void writer_abort(struct writer *w, const char *why);
 
 #endif

@@ -1,3 +1,4 @@
+/* The subscribers of /debug/kv and the thread that sends them snapshots. */
 #include "server/ui/kv_events.h"
 
 #include <stdlib.h>
@@ -10,34 +11,34 @@
 
 enum {
     PERIOD_US = 100 * 1000,
-    QUIET_US = 1000 * 1000, /* a snapshot that has not changed is told again after so long */
-    COST_SHARE = 100,       /* the engine's thread gives one part of so many */
-    PATIENCE_US = 500 * 1000,
-    END_ROUNDS = 10, /* of PERIOD_US, for a client to read that the server ends */
+    QUIET_US = 1000 * 1000,  /* an unchanged snapshot is sent again after this time */
+    COST_SHARE = 100,        /* snapshots take at most 1/COST_SHARE of the engine's time */
+    TIMEOUT_US = 500 * 1000, /* for the engine to take a snapshot */
+    END_ROUNDS = 10,         /* of PERIOD_US, for a client to read that the server stops */
     EVENT_BYTES = 4 << 20,
 };
 
 /* ---- the list ---- */
 
-static void remove_watcher(struct watchers *w, int i)
+static void remove_subscriber(struct kv_events *w, int i)
 {
-    stream_unref(w->watcher[i].stream);
-    w->watcher[i] = w->watcher[--w->n];
+    stream_unref(w->subscriber[i].stream);
+    w->subscriber[i] = w->subscriber[--w->n];
 }
 
-/* Under lock: those whose client is gone. */
-static void remove_ended(struct watchers *w)
+/* Remove subscribers whose HTTP request is over. Under lock. */
+static void remove_ended(struct kv_events *w)
 {
     for (int i = w->n - 1; i >= 0; i--) {
-        if (stream_over(w->watcher[i].stream)) {
-            remove_watcher(w, i);
+        if (stream_is_over(w->subscriber[i].stream)) {
+            remove_subscriber(w, i);
         }
     }
 }
 
-/* ---- telling ---- */
+/* ---- sending ---- */
 
-static void end_watcher(struct watcher *v)
+static void end_subscriber(struct kv_subscriber *v)
 {
     if (v->ending++ == 0) {
         stream_end(v->stream, 503, "the server is shutting down", false);
@@ -46,11 +47,11 @@ static void end_watcher(struct watcher *v)
     }
 }
 
-/* Under lock: `b` holds "data: " and a snapshot of the watcher's window. */
-static void tell(struct watcher *v, struct buf *b, int64_t now_us)
+/* `b` holds "data: " and a snapshot of the subscriber's window. Under lock. */
+static void send_event(struct kv_subscriber *v, struct buf *b, int64_t now_us)
 {
     static const size_t front = sizeof("data: ") - 1;
-    /* What changes with time alone stands in front of "pool". */
+    /* The members before "pool" change with time alone and are not hashed. */
     const char *body = b->len ? strstr(b->data, "\"pool\"") : NULL;
     uint64_t hash = body ? XXH3_64bits(body, b->len - (size_t)(body - b->data)) : 0;
 
@@ -68,7 +69,7 @@ static void tell(struct watcher *v, struct buf *b, int64_t now_us)
     }
 }
 
-static void tell_snapshot(struct watchers *w, struct watcher *v, struct buf *b)
+static void send_snapshot(struct kv_events *w, struct kv_subscriber *v, struct buf *b)
 {
     buf_clear(b);
     buf_puts(b, "data: ");
@@ -77,12 +78,13 @@ static void tell_snapshot(struct watchers *w, struct watcher *v, struct buf *b)
     if (b->failed) {
         stream_end(v->stream, 503, "out of memory", false);
     } else {
-        tell(v, b, w->snapshot->taken_us);
+        send_event(v, b, w->snapshot->taken_us);
     }
 }
 
-/* The engine is in a long step, or dead. */
-static void tell_stall(const struct watchers *w, struct watcher *v, struct buf *b, const char *why)
+/* No snapshot: the engine is in a long step, or dead. */
+static void send_stall(const struct kv_events *w, struct kv_subscriber *v, struct buf *b,
+                       const char *why)
 {
     int64_t now_us = clock_us();
 
@@ -104,10 +106,10 @@ static void tell_stall(const struct watchers *w, struct watcher *v, struct buf *
 
 /* ---- the thread ---- */
 
-static void round_of(struct watchers *w, struct buf *b)
+static void send_round(struct kv_events *w, struct buf *b)
 {
     struct err e = {0};
-    int rc = engine_kv_snapshot(atomic_load(&w->server->engine), w->snapshot, PATIENCE_US, &e);
+    int rc = engine_kv_snapshot(atomic_load(&w->server->engine), w->snapshot, TIMEOUT_US, &e);
 
     if (!rc) {
         w->taken_us = w->snapshot->taken_us;
@@ -115,20 +117,20 @@ static void round_of(struct watchers *w, struct buf *b)
     pthread_mutex_lock(&w->lock);
     remove_ended(w);
     for (int i = 0; i < w->n; i++) {
-        struct watcher *v = &w->watcher[i];
+        struct kv_subscriber *v = &w->subscriber[i];
         if (atomic_load(&w->server->draining)) {
-            end_watcher(v);
+            end_subscriber(v);
         } else if (rc) {
-            tell_stall(w, v, b, e.text);
+            send_stall(w, v, b, e.text);
         } else {
-            tell_snapshot(w, v, b);
+            send_snapshot(w, v, b);
         }
     }
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Under lock: until it is time for the next snapshot. */
-static void rest(struct watchers *w)
+/* Wait until the next snapshot is due. Under lock. */
+static void rest(struct kv_events *w)
 {
     int64_t pause_us = MAX(PERIOD_US, w->snapshot->cost_us * COST_SHARE);
     int64_t until_us = clock_us() + pause_us;
@@ -137,9 +139,9 @@ static void rest(struct watchers *w)
     }
 }
 
-static void *watch_main(void *arg)
+static void *kv_events_main(void *arg)
 {
-    struct watchers *w = arg;
+    struct kv_events *w = arg;
     struct buf b;
 
     buf_init(&b, EVENT_BYTES);
@@ -152,7 +154,7 @@ static void *watch_main(void *arg)
             continue;
         }
         pthread_mutex_unlock(&w->lock);
-        round_of(w, &b);
+        send_round(w, &b);
         pthread_mutex_lock(&w->lock);
         rest(w);
     }
@@ -163,19 +165,18 @@ static void *watch_main(void *arg)
 
 /* ---- for the server ---- */
 
-int kv_watchers_open(struct watchers *w, struct server *s, struct err *e)
+int kv_events_open(struct kv_events *w, struct server *s, struct err *e)
 {
-
-    *w = (struct watchers){.server = s};
+    *w = (struct kv_events){.server = s};
     pthread_mutex_init(&w->lock, NULL);
     wait_init(&w->changed);
-    w->watcher = calloc(LIMIT_WATCHERS, sizeof(*w->watcher));
-    return w->watcher ? 0 : err_nomem(e, "watchers");
+    w->subscriber = calloc(LIMIT_KV_SUBSCRIBERS, sizeof(*w->subscriber));
+    return w->subscriber ? 0 : err_nomem(e, "subscribers");
 }
 
-void kv_watchers_close(struct watchers *w)
+void kv_events_close(struct kv_events *w)
 {
-    if (!w->watcher) {
+    if (!w->subscriber) {
         return;
     }
     pthread_mutex_lock(&w->lock);
@@ -186,17 +187,17 @@ void kv_watchers_close(struct watchers *w)
         pthread_join(w->thread, NULL);
     }
     while (w->n > 0) {
-        remove_watcher(w, w->n - 1);
+        remove_subscriber(w, w->n - 1);
     }
-    free(w->watcher);
-    w->watcher = NULL;
+    free(w->subscriber);
+    w->subscriber = NULL;
     kv_snapshot_free(w->snapshot);
     pthread_cond_destroy(&w->changed);
     pthread_mutex_destroy(&w->lock);
 }
 
-/* Under lock, with the first watcher: memory and thread. */
-static int begin(struct watchers *w, struct err *e)
+/* With the first subscriber: allocate the snapshot, start the thread. Under lock. */
+static int begin(struct kv_events *w, struct err *e)
 {
     if (!w->snapshot) {
         int rc = kv_snapshot_new(&w->snapshot, atomic_load(&w->server->engine), e);
@@ -204,27 +205,27 @@ static int begin(struct watchers *w, struct err *e)
             return rc;
         }
     }
-    if (!w->started && pthread_create(&w->thread, NULL, watch_main, w) != 0) {
+    if (!w->started && pthread_create(&w->thread, NULL, kv_events_main, w) != 0) {
         return err_set(e, ERR_NOMEM, "cannot start a thread");
     }
     if (!w->started) {
-        pthread_setname_np(w->thread, "watch");
+        pthread_setname_np(w->thread, "kv_events");
     }
     w->started = true;
     return 0;
 }
 
-int kv_watchers_add(struct watchers *w, struct stream *s, struct kv_window window, bool once,
-                    struct err *e)
+int kv_events_subscribe(struct kv_events *w, struct stream *s, struct kv_window window, bool once,
+                        struct err *e)
 {
     pthread_mutex_lock(&w->lock);
     int rc = begin(w, e);
-    if (!rc && w->n == LIMIT_WATCHERS) {
-        rc = err_set(e, ERR_FULL, "%d watch already; close a page and try again", w->n);
+    if (!rc && w->n == LIMIT_KV_SUBSCRIBERS) {
+        rc = err_set(e, ERR_FULL, "%d clients read this already; close a page and try again", w->n);
     }
     if (!rc) {
-        w->watcher[w->n++] =
-            (struct watcher){.stream = stream_ref(s), .window = window, .once = once};
+        w->subscriber[w->n++] =
+            (struct kv_subscriber){.stream = stream_ref(s), .window = window, .once = once};
         pthread_cond_signal(&w->changed);
     }
     pthread_mutex_unlock(&w->lock);

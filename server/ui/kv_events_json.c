@@ -1,12 +1,12 @@
-/* A snapshot of the KV pool as JSON. Arrays of bytes (a block each) are in base64,
- * block tables in runs of neighbours. */
+/* A snapshot of the KV pool as JSON. Arrays with one byte per block are in base64,
+ * block tables are run-length encoded. */
 #include <string.h>
 
 #include "engine/kv_snapshot.h"
 #include "server/stream/sse.h"
 #include "server/ui/kv_events.h"
 
-enum { MAX_RUNS = 1 << 14 }; /* of all tables in one snapshot */
+enum { MAX_RUNS = 1 << 14 }; /* of all block tables in one snapshot */
 
 /* ---- the window ---- */
 
@@ -35,7 +35,7 @@ void kv_window_follow(struct kv_window *w, const struct kv_snapshot *p)
     }
     int32_t have = used_in(p, w->first, w->n), most = have, best = w->first;
     if (2 * have >= MIN(p->n_used, w->n)) {
-        return; /* no other holds more than twice as many */
+        return; /* no window can show more than twice as many */
     }
     for (int32_t first = 0; first < last + stride; first += stride) {
         int32_t n = used_in(p, MIN(first, last), w->n);
@@ -65,11 +65,11 @@ static void put_base64(struct buf *b, const uint8_t *data, int32_t n)
     }
 }
 
-/* Two bytes a cell: the parts of 255 in use and cached. */
+/* Two bytes per cell: the fractions, of 255, of blocks in use and of cached blocks. */
 static void put_overview(struct buf *b, const struct kv_snapshot *p)
 {
-    uint8_t cell[2 * WATCH_CELLS];
-    int32_t size = MAX((int32_t)div_ceil(p->n_blocks, WATCH_CELLS), 1), n = 0;
+    uint8_t cell[2 * KV_OVERVIEW_CELLS];
+    int32_t size = MAX((int32_t)div_ceil(p->n_blocks, KV_OVERVIEW_CELLS), 1), n = 0;
 
     for (int32_t first = 0; first < p->n_blocks; first += size, n++) {
         int32_t end = MIN(first + size, p->n_blocks), used = 0, cached = 0;
@@ -77,7 +77,7 @@ static void put_overview(struct buf *b, const struct kv_snapshot *p)
             used += is_used(p->block[i]);
             cached += p->block[i] == KV_CACHED;
         }
-        /* Never 0 where there is something. */
+        /* Rounded up: 0 only if there is no such block. */
         cell[2 * n] = (uint8_t)div_ceil((int64_t)used * 255, end - first);
         cell[2 * n + 1] = (uint8_t)div_ceil((int64_t)cached * 255, end - first);
     }
@@ -88,7 +88,7 @@ static void put_overview(struct buf *b, const struct kv_snapshot *p)
 
 /* ---- requests ---- */
 
-/* [place in the table, block, how many …]: the entries that the window shows. */
+/* [index in the table, block, length, …]: runs of the blocks in [from, to). */
 static void put_runs(struct buf *b, const struct kv_snapshot *p, const struct kv_seq *q,
                      int32_t from, int32_t to, int32_t *runs_left)
 {
@@ -147,7 +147,7 @@ static void put_events(struct buf *b, const struct kv_snapshot *p)
     buf_printf(b, "],\"events_lost\":%lld,", (long long)p->events_lost);
 }
 
-/* ---- the whole ---- */
+/* ---- the document ---- */
 
 static void put_server(struct buf *b, const struct engine *engine)
 {

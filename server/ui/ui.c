@@ -1,5 +1,5 @@
-/* The page at / and the snapshots of the KV pool that it draws. The page is one file,
- * put into the program as it is. */
+/* The page at / and the KV-pool snapshots that it shows (/debug/kv). The page is one
+ * HTML file, embedded in the executable. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@ __asm__(".section .rodata\n"
         ".previous\n");
 extern const char page_html[], page_html_end[];
 
-/* Where the page has its script's and style's nonce, new for each answer. */
+/* The placeholder of the CSP nonce in the page, replaced in every response. */
 #define NONCE_MARK "@NONCE@"
 
 static bool is_off(const struct http_request *x, struct reply *r)
@@ -63,8 +63,8 @@ void handle_page(struct http_request *x, const char *arg, struct reply *r)
 
 /* ---- /debug/kv ---- */
 
-/* A number from the URL: false, and refused, when it is none between `least` and
- * `most`. */
+/* Read a number from the URL, if it is there. False: it is not in [least, most], and
+ * `r` is the refusal. */
 static bool read_number(const struct http_request *x, const char *name, int32_t least, int32_t most,
                         int32_t *ret, struct reply *r)
 {
@@ -92,7 +92,7 @@ static bool read_window(const struct http_request *x, struct kv_window *w, struc
     *w = (struct kv_window){.n = KV_WINDOW_BLOCKS,
                             .follow = !http_request_argument(x, "first", &text)};
     return read_number(x, "first", 0, INT32_MAX, &w->first, r) &&
-           read_number(x, "n", 1, WATCH_MAX_BLOCKS, &w->n, r);
+           read_number(x, "n", 1, KV_WINDOW_MAX_BLOCKS, &w->n, r);
 }
 
 void handle_kv_events(struct http_request *x, const char *arg, struct reply *r)
@@ -116,7 +116,7 @@ void handle_kv_events(struct http_request *x, const char *arg, struct reply *r)
     int rc = stream_new_plain(&stream, &s->hub, once ? STREAM_COLLECT : events, &e);
     if (!rc) {
         stream->chunked = !x->http_1_0;
-        rc = kv_watchers_add(&s->watchers, stream, window, once, &e);
+        rc = kv_events_subscribe(&s->kv_events, stream, window, once, &e);
         if (rc) {
             stream_unref(stream);
         }

@@ -301,9 +301,9 @@ static struct server *start(struct engine **ret_engine)
 
     CHECK(settings_load(&settings, ARRAY_LEN(argv), argv, NULL, &help, &e) == 0);
     s.settings = &settings;
-    s.front = (struct door){.server = &s, .fd = -1};
-    pthread_mutex_init(&s.peers_lock, NULL);
-    CHECK(keys_open(&s.keys, &settings, &e) == 0 && watchers_open(&s.watchers, &s, &e) == 0);
+    s.main_listener = (struct listener){.server = &s, .fd = -1};
+    pthread_mutex_init(&s.conns_lock, NULL);
+    CHECK(keys_open(&s.keys, &settings, &e) == 0 && kv_events_open(&s.kv_events, &s, &e) == 0);
     s.requests = calloc((size_t)n_routes + 1, sizeof(*s.requests));
     CHECK(s.requests);
     log_setup(LOG_TEXT, LOG_ERROR);
@@ -331,7 +331,7 @@ static void read_answer(struct MHD_Connection *c)
     }
 }
 
-static enum MHD_Result deliver(struct door *d, struct MHD_Connection *c, const char *version,
+static enum MHD_Result deliver(struct listener *d, struct MHD_Connection *c, const char *version,
                                void **context)
 {
     size_t n = 0;
@@ -423,9 +423,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             atomic_store(&s->engine, NULL);
         }
         enum MHD_Result ok =
-            deliver(&s->front, &c, size % 7 == 0 ? "HTTP/1.0" : "HTTP/1.1", &context);
+            deliver(&s->main_listener, &c, size % 7 == 0 ? "HTTP/1.0" : "HTTP/1.1", &context);
         CHECK(ok == MHD_NO || c.status != 0);
-        http_on_completed(&s->front, &c, &context,
+        http_on_completed(&s->main_listener, &c, &context,
                           ok == MHD_YES ? MHD_REQUEST_TERMINATED_COMPLETED_OK
                                         : MHD_REQUEST_TERMINATED_WITH_ERROR);
         CHECK(!context);

@@ -74,7 +74,7 @@ static void use(struct keys *k, const struct settings *s, int fd, char *first, c
                 const char *header)
 {
     struct err e = {0};
-    struct grant g;
+    struct auth_result g;
     int32_t n = 0;
 
     write_file(fd, first, strlen(first));

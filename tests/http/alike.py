@@ -1,14 +1,13 @@
-"""Whether two servers gave the same answer, where their arithmetic is not the same to the last
-bit (ranks that share layers, another device): equal, or different from a token on that was
-nearly a tie.
+"""Compare the answers of two servers whose arithmetic differs in the last bits (tensor
+parallelism, another device): they must be equal, or diverge at a token that was nearly a tie.
 
-Both must have been asked with logprobs. The token that is drawn has the greatest
-logit / temperature + noise, and the noise is known (kernels/noise.h). So it can be told how
-near the tie of a draw was, if the request has a seed and return_token_ids, and neither top_k,
-top_p nor min_p, at whose edges a token may leave."""
+Both requests need logprobs. The sampled token has the greatest logit / temperature + noise,
+and the noise is known (kernels/noise.h). So the margin of each sample can be computed if the
+request has a seed and return_token_ids, and no top_k, top_p or min_p, since rounding may move
+a token across their thresholds."""
 import math
 
-NEAR = 0.1  # of log-probabilities that rounding may turn
+NEAR = 0.1  # difference of log-probabilities that rounding may reverse
 WORD = (1 << 64) - 1
 STEP = 0x9E3779B97F4A7C15
 
@@ -20,7 +19,7 @@ def mix(x):
 
 
 def noise(seed, index, position, token):
-    """The Gumbel noise of a token of sample `index` of a request with such a seed."""
+    """The Gumbel noise of a token, for sample `index` of a request with this seed."""
     of_sample = mix(seed + index * STEP & WORD)
     key = mix(of_sample ^ mix(position * STEP + 1 & WORD))
     bits = mix(key + (token + 1) * STEP & WORD) >> 32
@@ -28,14 +27,14 @@ def noise(seed, index, position, token):
 
 
 def logprobs_near(x, y, penalty=0.0):
-    """One of the two tokens may have had the presence penalty: log-probabilities are told as
-    they were before it."""
+    """One of the two tokens may have had the presence penalty, which the reported
+    log-probabilities do not include."""
     return min(abs(x - y), abs(abs(x - y) - penalty)) < NEAR
 
 
 def alike_tokens(a, b, penalty, noise_of):
-    """How many tokens of two choices are the same. noise_of(i, token) is what a draw adds to the
-    log-probability of a token at place i."""
+    """The number of leading tokens that two choices have in common. noise_of(i, token) is the
+    noise added to the log-probability of a token at position i."""
     x, y = a["logprobs"], b["logprobs"]
     key = "token_ids" if "token_ids" in a else None
     tokens = zip(a[key], b[key]) if key else zip(x["tokens"], y["tokens"])
@@ -55,8 +54,8 @@ def alike_tokens(a, b, penalty, noise_of):
 
 
 def assert_alike(a, b, penalty=0.0, temperature=0.0, seed=0):
-    """Of answers to a greedy request, or to one with such a temperature and seed. Returns how
-    many tokens are the same."""
+    """For answers to a greedy request, or to one with this temperature and seed. Returns the
+    number of equal tokens."""
     assert len(a["choices"]) == len(b["choices"])
     same = 0
     for k, (x, y) in enumerate(zip(a["choices"], b["choices"])):
@@ -69,7 +68,7 @@ def assert_alike(a, b, penalty=0.0, temperature=0.0, seed=0):
 
 
 def assert_beams_alike(a, b):
-    """The hypotheses of each place are nearly equally likely."""
+    """The hypotheses of each rank are nearly equally likely."""
     def sums(answer):
         return [sum(c["logprobs"]["token_logprobs"]) for c in answer["choices"]]
     assert len(a["choices"]) == len(b["choices"])

@@ -19,7 +19,7 @@ def find():
 
 
 class Browser:
-    """One tab. What the page complains about gathers in `complaints`."""
+    """One tab. Errors of the page are collected in `complaints`."""
 
     def __init__(self):
         self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -79,13 +79,13 @@ class Browser:
         self.call("Page.navigate", url=url)
 
     def js(self, expression):
-        """The value of a JavaScript expression."""
+        """Evaluate a JavaScript expression."""
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
     def wait(self, expression, seconds=PATIENCE_S):
-        """Until the expression is true."""
+        """Wait until the expression is true."""
         end = time.monotonic() + seconds
         while not (value := self.js(f"document.readyState !== 'loading' && ({expression})")):
             assert time.monotonic() < end, (expression, self.complaints, self.js("document.body.innerText"))

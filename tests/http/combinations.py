@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""Random combinations of every field, each alone and in company, against servers with
-small pools.
+"""Random combinations of all request fields, each alone and among other requests, against
+servers with small pools.
 
     tests/http/combinations.py [--runs 20000] [--seed N] [--configs swap,null] [--url http://…]
 
-Every request is drawn from the server's own /openapi.json (combo_draw.py), asked of a
-quiet server, then asked again among others, in another form (combo_variants.py),
-while clients leave in the middle; a small pool makes all of them queue, be preempted
-and come back. In deterministic mode the answers must be equal, each must keep the
-laws of combo_laws.py, and afterwards every gauge must be back where it was. A failure
-is shrunk to a body; the seed and the batch that are printed with it replay it:
+Every request is generated from the server's own /openapi.json (combo_draw.py), sent to
+an idle server, then sent again among others and in another form (combo_variants.py),
+while clients disconnect; a small pool makes requests queue, be preempted and resume. In
+deterministic mode the answers must be equal. Each must satisfy the laws of
+combo_laws.py, and afterwards every gauge must have its old value. A failure is shrunk to
+a small body; the printed seed and batch replay it:
 
     tests/http/combinations.py --seed N --batch B
 
-With --url a server that runs already is asked, in deterministic mode and by nobody
-else; what it holds afterwards is compared too, texts are not compared with token ids.
-QUIRE_BIN names the server's program.
+With --url a running server is tested; it must be in deterministic mode and have no other
+clients. Its gauges are compared, too; texts are not compared with token ids. QUIRE_BIN
+names the server's program.
 """
 import argparse
 import asyncio
@@ -37,7 +37,7 @@ ROUNDS = 4  # of a batch: one server
 
 
 class Failure:
-    """What went wrong, with all that is needed to see it again."""
+    """A failure, with all that is needed to reproduce it."""
 
     def __init__(self, broken, case, mode, variant=None, company=(), phase=None):
         self.kind, self.detail, self.case = broken.kind, broken.detail, case
@@ -60,8 +60,8 @@ class Failure:
         )
 
     def covers(self, later):
-        """Whether a later failure is likely this one again: it is of the same kind
-        and has all that this one needs."""
+        """Whether a later failure is probably the same one: of the same kind, with
+        all fields that this one needs."""
         mine = self.small or self.case
         fields = {k for k, v in mine.body.items() if k not in ("prompt", "messages")}
         return (
@@ -72,7 +72,7 @@ class Failure:
 
 
 class Counts:
-    """What a run did."""
+    """Counters of a run."""
 
     def __init__(self):
         self.runs = self.asked = self.accepted = self.refused = self.busy = self.left = (
@@ -94,7 +94,7 @@ class Counts:
 
 
 def with_ids(case, facts):
-    """The case with its token ids told, where it does not say whether."""
+    """The case with return_token_ids, unless it sets the field itself."""
     if (
         "return_token_ids" in case.body
         or "return_token_ids" not in facts.schemas[case.route]["properties"]
@@ -104,8 +104,8 @@ def with_ids(case, facts):
 
 
 async def ask(rig, case, key=None, patient=True):
-    """One request's Outcome; Broken where a law does not hold. A full queue is asked
-    again for a while."""
+    """One request's Outcome; Broken if a law does not hold. If the queue is full, the
+    request is repeated for a while."""
     for wait in (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 0):
         answer = await rig.client.post(case.route, case.text(), key)
         if answer.status not in (429, 503) or not patient or not wait:
@@ -117,7 +117,7 @@ async def ask(rig, case, key=None, patient=True):
 
 
 async def against(rig, case, base, name, salt):
-    """Asks a case in another form and compares; `name` None: as it stands."""
+    """Sends a case in another form and compares; `name` None: unchanged."""
     if name is None:
         kind = "alone or in company"
         compare(base, await ask(rig, case), kind, names_for(case, rig.facts))
@@ -131,7 +131,7 @@ async def against(rig, case, base, name, salt):
 
 
 async def caught(coroutine, case, mode, **more):
-    """The Failure of what runs, or None."""
+    """The Failure of the coroutine, or None."""
     try:
         await coroutine
         return None
@@ -140,7 +140,7 @@ async def caught(coroutine, case, mode, **more):
 
 
 async def alone(rig, cases):
-    """Each on a quiet server: outcomes (None where it failed) and failures."""
+    """Each alone on the server: outcomes (None if it failed) and failures."""
     outcomes, failures = [], []
     for case in cases:
         try:
@@ -152,7 +152,7 @@ async def alone(rig, cases):
 
 
 async def together(rig, rng, cases, outcomes, salt):
-    """All of them at once, as drawn and in another form, among clients that leave."""
+    """All concurrently, as generated and in another form, among clients that disconnect."""
     jobs, company = [], [c for c, o in zip(cases, outcomes) if o]
     for case, base in zip(cases, outcomes):
         if base is None:
@@ -235,7 +235,7 @@ async def play_batch(options, counts, batch, n, rounds=ROUNDS):
 
 
 async def sort_out(options, known, failures, say):
-    """Shrinks what is new and adds it to `known`."""
+    """Shrinks new failures and adds them to `known`."""
     for failure in failures:
         same = next((k for k in known if k.covers(failure)), None)
         if same:
@@ -250,7 +250,7 @@ async def sort_out(options, known, failures, say):
 
 
 async def play(options, say=lambda failure: None, progress=lambda text: None):
-    """The run as `options` want it: (Counts, distinct failures)."""
+    """A run with these options: (Counts, distinct failures)."""
     counts, known = Counts(), []
     batch, last = options.batch if options.batch is not None else 0, time.monotonic()
     while counts.runs < options.runs:

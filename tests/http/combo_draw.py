@@ -1,14 +1,14 @@
-"""Draws request bodies for tests/http/combinations.py.
+"""Random request bodies for tests/http/combinations.py.
 
 The fields come from the server's own /openapi.json, which is printed from the table
-in server/api/api_table.c. A field that is not named in IDEAS is drawn from its schema
-alone, so that a new field takes part without a line here.
+in server/api/api_table.c. A field that is not named in IDEAS is generated from its schema
+alone, so a new field is covered without a change here.
 """
 
 import json
 import math
 
-# Fragments of what the bundled model writes: stop strings and bad words that do occur.
+# Fragments of the bundled model's output, so that stop strings and bad words occur.
 TEXT = (
     "Once upon a time, there was a little girl named Lily. She lived in a cozy little house "
     "with her mom and dad. One day, Lily went to the park to play with her friends. They saw "
@@ -44,12 +44,12 @@ GENERATING = ("/v1/completions", "/v1/chat/completions")
 
 
 class Raw(str):
-    """JSON text that goes into a body as it stands: numbers that Python would not
+    """JSON text that is inserted into a body unchanged: numbers that Python would not
     write."""
 
 
 def dumps(body):
-    """A body's JSON text, with every Raw written as it stands."""
+    """A body's JSON text, with every Raw inserted unchanged."""
     raw = []
 
     def mark(value):
@@ -70,7 +70,7 @@ def dumps(body):
 
 
 def branches(schema):
-    """The schemas of which one must hold, `null` left out."""
+    """The alternative schemas, without `null`."""
     for key in ("anyOf", "oneOf", "allOf"):
         if key in schema:
             return [b for s in schema[key] for b in branches(s) if b.get("type") != "null"]
@@ -104,7 +104,7 @@ def sizes_hold(schema, value):
 
 
 def holds(schema, value):
-    """Whether `value` is what `schema` wants, `null` not counted as such."""
+    """Whether `value` satisfies `schema`; `null` does not."""
     options = branches(schema)
     if len(options) > 1 or options[0] is not schema:
         return any(holds(o, value) for o in options)
@@ -213,7 +213,7 @@ def draw_wrong(rng, schema):
     """A value that `schema` refuses, or SKIP where none is known."""
     kinds = {b.get("type") for b in branches(schema)}
     numbers = NUMBERS
-    if "number" in kinds:  # any number of digits is right in itself
+    if "number" in kinds:  # any number of digits is valid by itself
         numbers = [
             v for v in NUMBERS if not isinstance(v, Raw) or v in ("1e400", "-1e400", "NaN", "01")
         ]
@@ -234,8 +234,7 @@ def some_text(rng, least=1, most=60):
 
 
 def story(rng):
-    """A prompt; many of them begin alike, so that the prefix cache has something to
-    find."""
+    """A prompt; many have the same beginning, so that the prefix cache is hit."""
     if rng.random() < 0.5:
         return TEXT[: rng.choice([4, 16, 40, 90, 140])] + rng.choice(
             ["", " ", " The", " And then", "."]
@@ -308,7 +307,7 @@ def choose(*values):
     return lambda rng, facts: rng.choice(values)
 
 
-# Name: (how often, how). A field that is named by nobody here is drawn from its schema.
+# Name: (probability, generator). A field that is not listed is generated from its schema.
 IDEAS = {
     "prompt": (1, draw_prompt),
     "messages": (1, draw_messages),
@@ -361,7 +360,7 @@ IDEAS = {
 
 
 def plain_prompt(rng, facts):
-    """/tokenize: any text, the empty one too."""
+    """/tokenize: any text, even an empty one."""
     return "" if rng.random() < 0.05 else story(rng)
 
 
@@ -396,7 +395,7 @@ def is_beam(body):
 
 
 def width_of(body):
-    """Sequences of one prompt."""
+    """The number of sequences of one prompt."""
     if is_beam(body):
         return body.get("beam_width") or body.get("best_of") or n_of(body)
     return body.get("best_of") or n_of(body)
@@ -441,7 +440,7 @@ def mend_lengths(rng, body, route):
 
 
 def mend(rng, body, route, facts):
-    """Makes of a drawn body one that breaks no rule between fields."""
+    """Changes a random body so that it breaks no rule between fields."""
     mend_decoding(body, facts)
     mend_lengths(rng, body, route)
     if not body.get("stream"):
@@ -456,11 +455,11 @@ def mend(rng, body, route, facts):
 
 
 class Case:
-    """One drawn request: what is sent and what is expected of it.
+    """One random request, and what is expected of the answer.
 
-    `spoiled`: the one field that its schema refuses. `rough`: rules between fields
-    may be broken too, and a refusal may name any of them. `clean`: it must be
-    answered 200.
+    `spoiled`: the one field with a value that its schema refuses. `rough`: rules between
+    fields may be broken, too, and a refusal may name any of them. `clean`: it must be
+    answered with 200.
     """
 
     def __init__(self, route, body, spoiled=None, clean=False, rough=False):
@@ -475,7 +474,7 @@ class Case:
 
 
 def may_be_impossible(body):
-    """Whether rules about tokens may leave none to draw, or no finite number."""
+    """Whether the rules about tokens may leave no token to sample, or no finite logit."""
     bans = any(body.get(k) for k in ("bad_words", "min_tokens", "logit_bias"))
     penalty = body.get("repetition_penalty") or 1
     return (
@@ -486,8 +485,8 @@ def may_be_impossible(body):
 
 
 def tighten(rng, body):
-    """Sometimes rules about tokens that leave none to draw: all that is allowed is
-    banned besides."""
+    """Sometimes rules about tokens that leave none to sample: all allowed ones are also
+    banned."""
     if body.get("allowed_token_ids") and rng.random() < 0.3:
         only = body["allowed_token_ids"][0]
         body |= {"allowed_token_ids": [only], "stop_token_ids": [only]}

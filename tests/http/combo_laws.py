@@ -1,9 +1,8 @@
-"""What holds for every answer, whatever was asked: the laws of
-tests/http/combinations.py.
+"""The laws of tests/http/combinations.py: what holds for the answer to every request.
 
-An answer becomes an Outcome, the same for a stream and for one body. `check` raises
-Broken where a law does not hold; `compare` where two outcomes that must be equal are
-not.
+An answer is turned into an Outcome, which is the same for a stream and for one body.
+`check` raises Broken if a law does not hold, `compare` if two outcomes that must be equal
+differ.
 """
 
 import codecs
@@ -15,7 +14,7 @@ FINISHES = {"stop", "length", "error"}
 
 
 class Broken(Exception):
-    """A law that does not hold. `kind` is short and the same for like failures."""
+    """A law that does not hold. `kind` is short and the same for similar failures."""
 
     def __init__(self, kind, detail):
         super().__init__(f"{kind}: {detail}")
@@ -55,7 +54,7 @@ def load(data, what):
 
 
 def extend(have, piece):
-    """Appends the lists of a chunk's logprobs to those that came before."""
+    """Appends the lists of a chunk's logprobs to those of earlier chunks."""
     for name, value in piece.items():
         if isinstance(value, list):
             have.setdefault(name, []).extend(value)
@@ -89,7 +88,7 @@ def add_piece(outcome, chunk, piece, chat):
 
 
 def read_chunk(outcome, chunk, chat, usage_wanted):
-    """One event's JSON."""
+    """The JSON of one event."""
     if "error" in chunk and "choices" not in chunk:
         outcome.error = chunk["error"]
         return
@@ -106,7 +105,7 @@ def read_chunk(outcome, chunk, chat, usage_wanted):
 
 
 def read_stream(outcome, body, case):
-    """Server-sent events to an Outcome, with the laws of the stream itself."""
+    """An Outcome from server-sent events; checks the laws of streams."""
     chat = case.route == "/v1/chat/completions"
     options = case.body.get("stream_options") or {}
     need(body.endswith(b"data: [DONE]\n\n"), "a stream without [DONE]", lambda: repr(body[-200:]))
@@ -175,7 +174,7 @@ def is_json(text):
 
 
 def check_status(case, answer, outcome):
-    """What may be answered at all."""
+    """The refusals that are possible."""
     need(not answer.late, "hang", "no whole answer within the bound")
     need(not answer.cut, "connection cut", lambda: answer.body.decode())
     need(
@@ -212,8 +211,8 @@ def check_status(case, answer, outcome):
 
 
 class Text:
-    """A choice's text as its token ids say it: bytes, special tokens, stop strings,
-    where each token's text begins."""
+    """A choice's text according to its token ids: bytes, special tokens, stop strings,
+    the offset of each token's text."""
 
     def __init__(self, facts, body):
         self.facts, self.skip = facts, body.get("skip_special_tokens") is not False
@@ -233,7 +232,7 @@ class Text:
         return self.decoder.decode(self.facts.bytes[token], final)
 
     def match(self, text, before):
-        """(where the first stop string that ends behind `before` ends, that string)."""
+        """(end of the first stop string that ends after `before`, that string)."""
         ends = [
             (at + len(s), -len(s), s)
             for s in self.stops
@@ -243,8 +242,8 @@ class Text:
         return min(ends, default=None)
 
     def generated(self, tokens, finish, stop_reason):
-        """(text, stop string or None) of generated tokens; the prompt's were pushed
-        before, for echo."""
+        """(text, stop string or None) of generated tokens; with echo the prompt's tokens
+        were pushed before."""
         text = ""
         for i, token in enumerate(tokens):
             last = i == len(tokens) - 1
@@ -261,7 +260,7 @@ class Text:
 
 
 def check_text(case, facts, choice):
-    """The text against the token ids, where both are there."""
+    """The text must match the token ids, if both are present."""
     tokens, prompt = choice.get("token_ids"), choice.get("prompt_token_ids")
     if (
         tokens is None
@@ -288,7 +287,7 @@ def check_text(case, facts, choice):
 
 
 def check_stop(case, facts, choice):
-    """finish_reason and stop_reason against the request."""
+    """finish_reason and stop_reason must fit the request."""
     body, finish, reason = case.body, choice["finish_reason"], choice.get("stop_reason")
     need(finish in FINISHES, "finish_reason", lambda: repr(finish))
     if finish == "error":
@@ -333,7 +332,7 @@ def most_tokens(case):
 
 
 def check_tokens(case, facts, choice):
-    """The ids against the request's rules about tokens."""
+    """The ids must obey the request's rules about tokens."""
     tokens, body, finish = choice.get("token_ids"), case.body, choice["finish_reason"]
     if tokens is None or finish == "error":
         return
@@ -379,8 +378,7 @@ def check_number(value, what):
 
 
 def check_offsets(choice, lp):
-    """Each plain token stands in the text where its offset says; no offset lies
-    outside."""
+    """Each plain token is in the text at its offset; no offset is outside of it."""
     text, offsets = choice["text"], lp["text_offset"]
     before = 0
     for i, (token, at) in enumerate(zip(lp["tokens"], offsets)):
@@ -515,8 +513,8 @@ def n_prompts(case):
 
 
 def check_unshared_noise(case, outcome):
-    """Equal prompts without a seed must not draw the same: their texts are long
-    enough never to agree by chance."""
+    """Equal prompts without a seed must get different tokens: their texts are too long
+    to agree by chance."""
     body, prompts = case.body, case.body.get("prompt")
     hot = (body.get("temperature") or 0) >= 1 and not any(
         body.get(k) for k in ("top_p", "top_k", "min_p", "logit_bias")
@@ -564,7 +562,7 @@ def check_tokenizer(case, outcome):
 
 
 def check(case, answer, facts):
-    """The Outcome of an answer; Broken where a law does not hold."""
+    """The Outcome of an answer; Broken if a law does not hold."""
     outcome = Outcome(answer.status)
     if answer.status >= 400 and answer.status != 500 and not answer.late and not answer.cut:
         read_error(outcome, answer.body)
@@ -611,8 +609,7 @@ SAME = (
 
 
 def plain(value):
-    """Without what a stream and one body write in different ways: the nulls and the
-    empty."""
+    """Without nulls and empty values, which a stream and one body write differently."""
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items() if v is not None and k != "refusal"} or None
     return value
@@ -632,8 +629,8 @@ def compare_choice(i, a, b, names, kind):
 
 
 def compare(a, b, kind, names=SAME):
-    """Two outcomes of what is the same request. Fields that only one of them has are
-    not compared."""
+    """Compare two outcomes of the same request. Fields that only one of them has are
+    ignored."""
     if a.status in (429, 503) or b.status in (429, 503):
         return
     need(

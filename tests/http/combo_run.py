@@ -1,5 +1,5 @@
-"""What tests/http/combinations.py talks to: servers of several configurations, and a
-client that takes many answers at once."""
+"""Servers of several configurations for tests/http/combinations.py, and a client with many
+concurrent requests."""
 
 import asyncio
 import json
@@ -20,8 +20,8 @@ TEMPLATE = (
 )
 KEYS = "name=red key=sk-red-0123456789 weight=3\nname=blue key=sk-blue-0123456789\n"
 
-# Pools are small: company has to queue, to be preempted and to come back. Each server
-# is one process group on the CPU.
+# The pools are small, so that concurrent requests queue, are preempted and resume. Each
+# server is one process group on the CPU.
 COMMON = [
     "--device",
     "cpu",
@@ -120,8 +120,7 @@ CONFIGS = {
     ],
 }
 
-# Fields that are drawn by their schema and still leave a request one that must be
-# answered.
+# Fields with any value of their schema, with which a request must still be answered.
 HARMLESS = {
     "include_stop_str_in_output",
     "ignore_eos",
@@ -142,9 +141,8 @@ def is_sanitized():
 
 
 class Bounds:
-    """When an answer counts as one that never comes: `whole_s` after its request, or
-    once the engine has made no step for `still_s` while it is waited for. Neither is
-    about speed."""
+    """When an answer counts as missing: `whole_s` after its request, or when the engine has
+    made no step for `still_s` meanwhile. Neither bound is about speed."""
 
     def __init__(self, whole_s=120.0, still_s=15.0):
         scale = 5 if is_sanitized() else 1
@@ -152,8 +150,8 @@ class Bounds:
 
 
 class Answer:
-    """What came back. `late`: nothing, or not all of it, within the bounds. `cut`:
-    the connection ended too early."""
+    """An answer. `late`: not complete within the bounds. `cut`: the connection ended too
+    early."""
 
     def __init__(self, status=0, headers=None, body=b"", late=False, cut=False):
         self.status, self.headers, self.body, self.late, self.cut = (
@@ -166,7 +164,7 @@ class Answer:
 
 
 class Client:
-    """Requests over connections that are kept open."""
+    """Requests over keep-alive connections."""
 
     def __init__(self, host, port, keys=(), bounds=None):
         self.host, self.port, self.keys, self.idle = host, port, list(keys), []
@@ -225,7 +223,7 @@ class Client:
         return await asyncio.wait_for(self.exchange("GET", path, b"", None), self.bounds.whole_s)
 
     async def steps(self):
-        """Steps of the engine so far; None where the server does not say."""
+        """Steps of the engine so far; None if the server does not report them."""
         try:
             page = (
                 await asyncio.wait_for(self.exchange("GET", "/metrics", b"", None), 20)
@@ -253,8 +251,8 @@ class Client:
         return task.result()
 
     async def leave(self, path, text, phase, key=None):
-        """A client that goes away: 0 in the middle of its body, 1 with it sent, 2
-        once something has come, 3 later."""
+        """A client that disconnects: 0 within its body, 1 after it, 2 after the first bytes
+        of the answer, 3 later."""
         body = text.encode("utf-8", "surrogatepass")
         try:
             reader, writer = await self.connect()
@@ -277,15 +275,15 @@ class Client:
 
 
 def byte_level():
-    """Characters of a byte-level vocabulary to bytes, as GPT-2 has them."""
+    """The mapping of characters to bytes in GPT-2's byte-level vocabulary."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [b for b in range(256) if b not in plain]
     return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(rest)}
 
 
 class Facts:
-    """What bodies are drawn from and answers are compared with: the document, the
-    vocabulary, the pool."""
+    """The facts from which bodies are generated and answers checked: the OpenAPI document,
+    the vocabulary, the pool."""
 
     def __init__(self, model_dir):
         self.schemas, self.known, self.keys = {}, HARMLESS, []
@@ -333,7 +331,7 @@ class Facts:
         self.likely_ids = sorted(set(json.loads(answer.body)["tokens"]))
 
     def prompt_bound(self, route, body):
-        """No prompt of the request has more tokens."""
+        """An upper bound of the tokens of each prompt."""
         if route == "/v1/chat/completions":
             text = json.dumps(body["messages"], ensure_ascii=False)
             return len(text.encode()) + 20
@@ -345,8 +343,7 @@ class Facts:
         return max(len(p.encode()) + 1 if isinstance(p, str) else len(p) for p in prompt)
 
     def fits(self, route, body):
-        """Whether the pool holds the request, by a bound that may say no to one that
-        would fit."""
+        """Whether the request certainly fits into the pool."""
         if route not in GENERATING:
             return False
         most = body.get("max_completion_tokens") or body.get("max_tokens")
@@ -358,7 +355,7 @@ class Facts:
 
 
 async def debug_kv(client):
-    """One picture of the pool."""
+    """One snapshot of the pool."""
     reader, writer = await client.connect()
     writer.write(client.head("GET", "/debug/kv", 0))
     try:
@@ -369,7 +366,7 @@ async def debug_kv(client):
 
 
 class Rig:
-    """A server of one configuration, with what is known of it."""
+    """A server of one configuration, with its facts."""
 
     def __init__(self, name, bounds=None):
         self.name, self.bounds, self.folder = (
@@ -413,7 +410,7 @@ class Rig:
         return path
 
     def chat_model(self):
-        """The bundled model with a chat template, which it has not of its own."""
+        """The bundled model with a chat template added."""
         demo, folder = os.path.join(ROOT, "models", "demo"), os.path.join(self.folder, "demo")
         os.mkdir(folder)
         for name in os.listdir(demo):
@@ -426,8 +423,8 @@ class Rig:
         return folder
 
     async def gauges(self):
-        """Every gauge of /metrics but the number of connections: what is held has to
-        come back to what it was."""
+        """All gauges of /metrics except the number of connections: they must return to their
+        old values."""
         page = (await self.client.get("/metrics")).body.decode()
         names = set(re.findall(r"^# TYPE (\S+) gauge", page, re.M)) - {"quire_http_connections"}
         lines = re.findall(r"^([^#\s{]+)(\{\S*\})? (\S+)$", page, re.M)
@@ -436,7 +433,7 @@ class Rig:
         return values | {"pool used": pool["used"], "pool host_used": pool["host_used"]}
 
     async def leaked(self):
-        """What has not come back within the bound, as text; empty when all has."""
+        """The gauges that have not returned to their values in time, as text, or ""."""
         end = time.monotonic() + self.client.bounds.still_s
         while True:
             held = await self.gauges()
@@ -452,12 +449,12 @@ class Rig:
         return sum(int(n) for n in re.findall(r"^quire_num_preemptions_total\S* (\d+)", page, re.M))
 
     def stop(self):
-        """Ends the server; its exit status."""
+        """Stops the server; returns its exit status."""
         self.client.close()
         return self.server.stop(seconds=self.client.bounds.whole_s)
 
     def fault(self):
-        """The server's own complaint: it ended, or a sanitizer spoke. Empty when
+        """The reason why the server is broken: it exited, or a sanitizer reported; "" if
         there is none."""
         log = self.server.log
         found = re.search(
@@ -473,7 +470,7 @@ class Rig:
 
 
 class Remote(Rig):
-    """A server that runs already, of which only what it tells is known."""
+    """A running server, of which only its API is known."""
 
     def __init__(self, url, bounds=None):
         super().__init__(url, bounds)

@@ -1,5 +1,5 @@
-"""A failure made small: fields taken out, values made simpler, company sent away, as
-long as it still fails alike."""
+"""Shrinking a failure: remove fields, simplify values, remove concurrent requests, as long
+as it still fails in the same way."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ COMPANY_TRIES = 4
 
 
 def simpler(value):
-    """Values that are simpler than this one, the simplest first."""
+    """Values simpler than this one, simplest first."""
     if isinstance(value, Raw) or isinstance(value, bool) or value is None:
         return
     if isinstance(value, str):
@@ -48,7 +48,7 @@ def simpler(value):
 
 
 class Shrinker:
-    """Tries on servers of one configuration; a server that has failed is replaced."""
+    """Runs attempts on servers of one configuration; a failed server is replaced."""
 
     def __init__(self, failure, make_rig, ask, against, with_ids):
         self.failure, self.make_rig = failure, make_rig
@@ -69,7 +69,7 @@ class Shrinker:
             self.rig = None
 
     async def once(self, case, company):
-        """The kind of failure that the case shows now, or None."""
+        """The kind of failure of this attempt, or None."""
         rig, f = await self.server(), self.failure
         try:
             if f.mode == "leak":
@@ -102,7 +102,7 @@ class Shrinker:
         return False
 
     async def send_away(self, case):
-        """As little company as is needed: none, a half, again and again."""
+        """The fewest concurrent requests that are needed: none, or repeatedly a half."""
         company = self.failure.company if self.failure.mode == "variant" else []
         if not company or await self.fails(case, []):
             return []
@@ -120,7 +120,7 @@ class Shrinker:
         return company
 
     async def find_leak(self):
-        """The first request of the round that leaves something behind."""
+        """The first request of the round after which a gauge stays changed."""
         for case, phase in self.failure.company:
             self.failure.phase = phase
             if time.monotonic() < self.end and await self.once(case, []) == "leak":
@@ -128,7 +128,7 @@ class Shrinker:
         return None
 
     async def better(self, case, body, company):
-        """The case with this body if it still fails alike, else as it was."""
+        """The case with this body if it still fails in the same way, else unchanged."""
         smaller = Case(case.route, body, case.spoiled, rough=case.rough)
         return (
             smaller if time.monotonic() < self.end and await self.fails(smaller, company) else case
@@ -169,7 +169,7 @@ class Shrinker:
 
 
 async def shrink(failure, make_rig, ask, against, with_ids):
-    """Sets failure.small and failure.company where the failure shows again."""
+    """Sets failure.small and failure.company if the failure can be reproduced."""
     if failure.mode == "round":
         return
     shrinker = Shrinker(failure, make_rig, ask, against, with_ids)

@@ -1,9 +1,8 @@
-"""The same request said in another way: what must then be equal, or a known part of
-it.
+"""The same request in another form, whose answer must be equal, or equal in a known part.
 
 Each function of VARIANTS takes (rng, case, base outcome, facts) and returns the other
-case, a function that compares (base, other), or None where it does not apply. Nothing
-but its arguments decides, so that a failure can be shrunk.
+case and a function that compares (base, other), or None if it does not apply. Its result
+depends only on its arguments, so that a failure can be shrunk.
 """
 
 from combo_draw import GENERATING, TEXT, Case, is_beam, n_of, width_of
@@ -13,8 +12,8 @@ UNSEEDED = ("prompt_token_ids", "prompt_logprobs")
 
 
 def is_fixed(case, facts):
-    """Whether the request's tokens follow from it alone. What the null model says
-    follows from seeds alone."""
+    """Whether the tokens depend on the request alone. Those of the null model depend on seeds
+    alone."""
     body = case.body
     greedy = is_beam(body) or body.get("temperature") == 0
     return case.route not in GENERATING or body.get("seed") is not None or (greedy and facts.greedy)
@@ -25,7 +24,7 @@ def names_for(case, facts):
 
 
 def other(case, **fields):
-    """The same case with some fields; None takes one out."""
+    """The same case with some fields changed; None removes a field."""
     body = {k: v for k, v in (case.body | fields).items() if not (k in fields and v is None)}
     return Case(case.route, body, case.spoiled, case.clean, case.rough)
 
@@ -44,7 +43,7 @@ def again(rng, case, base, facts):
 
 
 def stream(rng, case, base, facts):
-    """A stream is the body in pieces."""
+    """A stream has the same content as the body."""
     if case.route not in GENERATING or case.spoiled or base.status != 200:
         return None
     if case.body.get("stream"):
@@ -57,7 +56,7 @@ def stream(rng, case, base, facts):
 
 
 def nulls(rng, case, base, facts):
-    """A field that is null is one that is not there."""
+    """A field that is null counts as absent."""
     schema = facts.schemas[case.route]
     absent = [k for k in schema["properties"] if k not in case.body and k not in schema["required"]]
     picked = rng.sample(absent, min(3, len(absent)))
@@ -66,7 +65,7 @@ def nulls(rng, case, base, facts):
 
 
 def one_prompt(rng, case, base, facts):
-    """A prompt of a list gives what it gives on its own."""
+    """A prompt in a list gives the same answer as alone."""
     if (
         case.route != "/v1/completions"
         or base.status != 200
@@ -89,7 +88,7 @@ def one_prompt(rng, case, base, facts):
 
 
 def one_choice(rng, case, base, facts):
-    """The first of n is what n 1 gives; for beams, at the same width."""
+    """The first of n choices is that of n 1; for beams, at the same width."""
     if (
         base.status != 200
         or n_of(case.body) < 2
@@ -99,7 +98,7 @@ def one_choice(rng, case, base, facts):
         return None
     lengths = ("max_tokens", "max_completion_tokens")
     if case.route == "/v1/chat/completions" and not any(case.body.get(k) for k in lengths):
-        return None  # how long an answer may be follows from the room that n leaves
+        return None  # the maximum length of an answer depends on the blocks that n choices leave
     if is_beam(case.body):
         twin = other(case, n=1, beam_width=width_of(case.body), best_of=None)
     elif samples(case):
@@ -118,7 +117,7 @@ def one_choice(rng, case, base, facts):
 
 
 def shorter(rng, case, base, facts):
-    """With a smaller max_tokens the same tokens, as far as they go."""
+    """A smaller max_tokens gives a prefix of the same tokens."""
     body = case.body
     name = "max_completion_tokens" if body.get("max_completion_tokens") else "max_tokens"
     most = body.get(name)
@@ -147,7 +146,7 @@ def shorter(rng, case, base, facts):
 
 
 def by_ids(rng, case, base, facts):
-    """A prompt as ids is the prompt as text."""
+    """A prompt as ids gives the same answer as the prompt as text."""
     if (
         case.route != "/v1/completions"
         or base.status != 200
@@ -163,7 +162,7 @@ def by_ids(rng, case, base, facts):
 
 
 def more_told(rng, case, base, facts):
-    """What is told besides changes no text."""
+    """Additional output does not change the text."""
     if base.status != 200 or case.route not in GENERATING:
         return None
     told = 3 if case.route == "/v1/completions" else True
@@ -178,7 +177,7 @@ def more_told(rng, case, base, facts):
 
 
 def echoed(rng, case, base, facts):
-    """echo puts the prompt before the text and changes nothing behind it."""
+    """echo puts the prompt before the text and changes nothing after it."""
     if (
         case.route != "/v1/completions"
         or base.status != 200
@@ -200,7 +199,7 @@ def echoed(rng, case, base, facts):
 
 
 def cut_by_stop(rng, case, base, facts):
-    """A stop string out of the text that came ends it there, and is told."""
+    """A stop string taken from the text ends it there, and is reported."""
     if (
         base.status != 200
         or not samples(case)
@@ -265,7 +264,7 @@ VARIANTS = {
 
 
 def choose(rng, case, base, facts):
-    """The name of a variant that applies."""
+    """The name of a random variant that applies."""
     names = list(VARIANTS)
     rng.shuffle(names)
     for name in names:

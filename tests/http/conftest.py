@@ -1,4 +1,4 @@
-"""A real server for each module of tests, on a free port, with the null model: its answers are made up, everything else is real."""
+"""A real server for each test module, on a free port, with the null model: its answers are synthetic, everything else is real."""
 import contextlib
 import functools
 import os
@@ -15,29 +15,29 @@ import pytest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 QUIRE = os.environ.get("QUIRE_BIN", os.path.join(ROOT, "build", "quire"))
 
-# The longest wait for what must come: reached only when it never does, however slow and loaded the machine.
+# The longest wait for an event that must occur; only reached if it never does, however slow the machine.
 PATIENCE_S = 120
 
-# Ten milliseconds a step, at least. `LONG` of test_connections takes five minutes of it: what runs when a test looks still
-# runs when it acts, on any machine. (The undelayed null model has it done in less than a second.)
+# At least ten milliseconds per step. `LONG` of test_connections takes five minutes with it, so a request that runs when a
+# test looks still runs when the test acts, on any machine. (Without the delay it would take less than a second.)
 PACED = "null:10000"
 
 
 def clean_environment():
-    """This process's, without settings of Quire's. What the machine is told to be stays."""
+    """This process's environment without Quire's settings; variables that select the hardware stay."""
     machine = ("QUIRE_CPU_ISA", "QUIRE_CUDA_SMEM_LIMIT")
     return {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_") or k in machine}
 
 
 @functools.cache
 def instruction_sets():
-    """Those that the CPU backend can be told to use on this machine, or the one that it is told
-    to. The plain loops, which are slow, only where there is nothing else."""
+    """The instruction sets that the CPU backend can use on this machine, or the one that is
+    selected. The slow plain loops only if there is no other."""
     if os.environ.get("QUIRE_CPU_ISA"):
         return [os.environ["QUIRE_CPU_ISA"]]
 
     def taken(isa):
-        """A pool that no machine holds ends the start just after the backend is open."""
+        """The start fails just after the backend is open, because no machine has memory for this pool."""
         command = [QUIRE, "serve", "--device", "cpu", "--port", "0", "--kv-blocks", "2000000000",
                    "--model", os.path.join(ROOT, "models", "demo")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S,
@@ -55,8 +55,8 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(scope="module")
 def isa(request):
-    """What compares texts that a model's arithmetic decides runs once for each instruction set:
-    servers that are started meanwhile use it."""
+    """Run a test that compares generated texts once for each instruction set; servers started
+    in it use that set."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QUIRE_CPU_ISA", request.param)
         yield request.param
@@ -111,7 +111,7 @@ class Server:
         return self.ask("GET", path, headers={"Authorization": "Bearer " + key} if key else {}).raise_for_status().text
 
     def metric(self, name, **labels):
-        """The value of one metric without its prefix; the sum over what the labels leave open."""
+        """The value of a metric, named without its prefix; the sum over labels that are not given."""
         total = 0.0
         for line in self.get("/metrics").splitlines():
             found = re.fullmatch(r"quire_(\w+)(?:\{(.*)\})? (\S+)", line)
@@ -126,7 +126,7 @@ class Server:
             time.sleep(0.02)
 
     def wait_idle(self):
-        """Everything that was asked for has been given back."""
+        """No request is left: all streams, sequences and blocks are released."""
         for name in ("http_streams", "num_requests_running", "num_requests_waiting", "num_requests_swapped"):
             self.wait_metric(name, 0)
         self.wait_metric("kv_cache_usage_perc", 0)
@@ -145,7 +145,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(*flags, **options):
-    """A server for several tests; in the end it must be idle and stop well."""
+    """A server for several tests; in the end it must be idle and stop cleanly."""
     s = Server(*flags, **options)
     try:
         yield s
@@ -170,7 +170,7 @@ def delayed():
 
 @pytest.fixture
 def start():
-    """Start servers with flags of one's own; they are stopped at the end."""
+    """Start servers with given flags; they are stopped at the end."""
     made = []
 
     def begin(*flags, **options):

@@ -1,7 +1,7 @@
-/* Preloaded into a server: every n-th call of some functions fails, as a machine in
- * trouble would make them. FAULTS names them: "accept=7 recv=11", with FAULTS_FILE only
- * while that file is there. What a call would have done is not done. FAULTS_CLOCK: the
- * wall clock is so many seconds off, as if it were set while the process runs. */
+/* A library to preload into a server: it makes every n-th call of some functions fail,
+ * without doing what the call would have done. FAULTS names them: "accept=7 recv=11";
+ * with FAULTS_FILE calls fail only while that file exists. FAULTS_CLOCK: the wall clock
+ * is wrong by this many seconds, as if it were set while the process runs. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -25,7 +25,7 @@ static int is_trouble(void)
     return !file || stat(file, &s) == 0;
 }
 
-/* Whether this call fails. `count` is the function's own. */
+/* Whether this call fails. `count`: of the calls of this function. */
 static int fails(const char *name, atomic_ulong *count)
 {
     const char *list = getenv("FAULTS");

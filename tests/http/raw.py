@@ -1,4 +1,4 @@
-"""HTTP by hand: what an SDK would never send."""
+"""Raw HTTP, for requests that no SDK would send."""
 import json
 
 
@@ -11,7 +11,7 @@ def post(path, body, *headers, version="1.1", length=None):
 
 
 class Reader:
-    """Reads answers off a socket, one after another."""
+    """Reads responses from a socket, one after another."""
 
     def __init__(self, sock):
         self.sock = sock
@@ -44,7 +44,7 @@ class Reader:
         return int(lines[0].split()[1]), headers
 
     def chunks(self):
-        """The chunks of a chunked body, each as it was framed."""
+        """The chunks of a chunked body."""
         while True:
             size = int(self.until(b"\r\n"), 16)
             data = self.exactly(size)
@@ -54,7 +54,7 @@ class Reader:
             yield data
 
     def answer(self):
-        """Status, headers, body of the next answer."""
+        """Status, headers and body of the next response."""
         status, headers = self.head()
         if headers.get("transfer-encoding") == "chunked":
             return status, headers, b"".join(self.chunks())
@@ -67,7 +67,7 @@ class Reader:
 
 
 def events(body):
-    """The payloads of server-sent events; comments are left out."""
+    """The payloads of server-sent events, without comments."""
     out = []
     for event in body.decode().split("\n\n"):
         if event.startswith("data: "):

@@ -1,4 +1,4 @@
-"""The judge of near ties: it knows the noise of the draws, and lets nothing pass that is no tie."""
+"""The comparison of near ties (alike.py): it knows the sampling noise, and accepts only real ties."""
 import os
 
 import pytest
@@ -8,8 +8,8 @@ from conftest import ROOT, serving
 
 
 def test_each_draw_is_the_greatest_with_its_noise():
-    """The first tokens of samples of one prompt: each sample would have drawn any other sample's
-    token, had that been greater."""
+    """The first tokens of the samples of one prompt: with the noise of its own, each sample's token is
+    the greatest."""
     fields = dict(prompt="Once upon a time there was a", n=24, best_of=24, max_tokens=1, seed=11,
                   temperature=1.3, top_p=1, logprobs=0, return_token_ids=True)
     with serving("--device", "cpu", model=os.path.join(ROOT, "models", "demo")) as server:

@@ -1,7 +1,7 @@
-"""What has hung or crashed other servers: every row is refused with its status, and the engine lives and has its blocks back.
+"""Inputs that have hung or crashed other servers: each is refused with its status, and the engine goes on without leaking blocks.
 
-One row an input: what it is, the body (a dictionary, or bytes as they are sent), the status, and the field that the refusal
-names where it can name one. Below them, clients that leave: in the queue, in prefill, while decoding, in a beam search, swapped out.
+One row per input: its name, the body (a dictionary, or raw bytes), the status, and the field that the error names, if any.
+Below them, clients that disconnect: in the queue, in prefill, while decoding, in a beam search, swapped out.
 """
 import json
 import socket
@@ -18,7 +18,7 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
 def raw(text, **values):
-    """JSON that no dictionary gives: `text` with @ for the value."""
+    """JSON that no dictionary can express: `text` with @ for the value."""
     return b'{"prompt":"x","max_tokens":1,' + text.encode() + b"}"
 
 
@@ -51,7 +51,7 @@ COMPLETIONS = [
     ("a prompt longer than the model", dict(prompt="x" * 100_000), 400, "prompt"),
     ("no prompt in a list", dict(prompt=[]), 400, "prompt"),
     ("an empty prompt among others", dict(prompt=["x", ""]), 400, "prompt"),
-    # numbers that are none
+    # invalid numbers
     ("NaN", raw('"temperature":NaN'), 400, None),
     ("Infinity", raw('"temperature":Infinity'), 400, None),
     ("-Infinity in a bias", raw('"logit_bias":{"1":-Infinity}'), 400, None),
@@ -96,7 +96,7 @@ COMPLETIONS = [
     ("an escaped NUL in a request's id", b'{"prompt":"x","request_id":"a\\u0000b"}', 400, "request_id"),
     ("an escaped NUL in a salt", b'{"prompt":"x","cache_salt":"a\\u0000b"}', 400, "cache_salt"),
     ("an escaped NUL in the model's name", b'{"prompt":"x","model":"null\\u0000"}', 400, "model"),
-    # lists that make every token cost
+    # lists that make every token expensive
     ("seventeen stops", dict(prompt="x", stop=[str(i) for i in range(17)]), 400, "stop"),
     ("a hundred thousand stops", dict(prompt="x", stop=["y"] * 100_000), 400, "stop"),
     ("a stop of a megabyte", dict(prompt="x", stop="y" * 1_000_000), 400, "stop"),
@@ -113,7 +113,7 @@ COMPLETIONS = [
     ("a schema as a format", dict(prompt="x", response_format={"type": "json_schema", "json_schema": {"$ref": "#"}}), 400,
      "response_format"),
     ("embeddings instead of a prompt", dict(prompt="x", prompt_embeds="AAAA"), 400, "prompt_embeds"),
-    # what does not go together
+    # contradicting fields
     ("many equal answers", dict(prompt="x", n=4, temperature=0), 400, "n"),
     ("the best of a stream", dict(prompt="x", best_of=4, stream=True), 400, "best_of"),
     ("beams that are sampled", dict(prompt="x", use_beam_search=True, n=2, temperature=1), 400, "temperature"),
@@ -166,7 +166,7 @@ def test_refused_elsewhere(server, path, body, status, param):
 
 # ---- clients that leave ----
 
-# When: flags of the server, how many ask what, and the metric that says that they have come to where they are to leave.
+# When: flags of the server, the number of clients and their request, and the metric that tells when to disconnect.
 LEAVING = {
     "in the queue": (["--max-num-seqs", "1"], 4, dict(prompt="x", max_tokens=30_000), ("num_requests_waiting", 3)),
     "in prefill": (["--max-num-batched-tokens", "64", "--max-num-seqs", "4"], 2, dict(prompt=[1] * 30_000, max_tokens=2),
@@ -205,7 +205,7 @@ def test_who_leaves_takes_nothing_along(start, when, reset):
 
 
 def test_who_sends_on_while_it_is_answered(start):
-    """Pipelined streams behind one that does not end, and then the client is gone."""
+    """Streams pipelined after one that does not end; then the client disconnects."""
     s = start(model="null:5000")
     with s.connect() as c:
         c.sendall(post("/v1/completions", dict(prompt="x", max_tokens=30_000, stream=True, ignore_eos=True)) * 50)

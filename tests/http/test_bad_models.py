@@ -1,4 +1,4 @@
-"""Model directories that are broken, lying or half there: `quire serve` says what is wrong in one line, ends with 1, and at once."""
+"""Model directories that are broken, inconsistent or incomplete: `quire serve` exits with 1 at once, and one line says what is wrong."""
 import json
 import os
 import re
@@ -43,7 +43,7 @@ def cut(name, part):
 
 
 def header(edit):
-    """The header of model.safetensors edited, the values as they are."""
+    """Edit the header of model.safetensors; the data stays."""
     def change(d):
         with open(d / "model.safetensors", "rb") as f:
             n = struct.unpack("<Q", f.read(8))[0]
@@ -149,7 +149,7 @@ def test_refused(tmp_path, start, name):
 
 
 def test_what_backtracks_without_end_is_refused_by_the_request(tmp_path, start):
-    """A regular expression of a model may be a bomb; the text that sets it off gets an error, the server goes on."""
+    """A model's regular expression may take exponential time; the text that triggers it gets an error, and the server goes on."""
     directory = tmp_path / "model"
     shutil.copytree(DEMO, directory)
     tokenizer(lambda t: t.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [

@@ -1,4 +1,4 @@
-"""What clients do not read is bounded in bytes, all of it together (client-buffer-bytes), and comes back when they are gone."""
+"""The memory for answers that clients do not read is bounded (client-buffer-bytes), and is freed when they disconnect."""
 import json
 import socket
 
@@ -9,7 +9,7 @@ from raw import Reader, post
 
 MIB = 1 << 20
 BUDGET = 64 * MIB
-# Far below what the answers would take, far above the budget and what else a server holds, also with a sanitizer's memory.
+# Far below the size of the answers, far above the budget and the server's other memory, even with a sanitizer.
 MOST_RSS = 500 * MIB
 
 
@@ -19,7 +19,7 @@ def rss(server):
 
 
 def ask_unread(server, path, body):
-    """A request whose answer stays in the server but for what a small socket takes."""
+    """A request with an answer that stays in the server, except for what a small socket buffer takes."""
     s = socket.socket()
     s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     s.settimeout(PATIENCE_S)
@@ -29,14 +29,14 @@ def ask_unread(server, path, body):
 
 
 def statuses(sockets):
-    """Of each answer, and whether it says when to come again."""
+    """The status of each answer, and whether it has Retry-After."""
     for s in sockets:
         status, headers = Reader(s).head()
         yield status, "retry-after" in headers
 
 
 ANSWERS = {
-    # 24 MiB of JSON, of which most is certain beforehand.
+    # 24 MiB of JSON, most of it known before it is computed.
     "completion": ("/v1/completions", dict(prompt="a" * 4000, max_tokens=1, n=32, echo=True, logprobs=20)),
     # 30 MiB: four million ids and their texts.
     "tokenize": ("/tokenize", dict(prompt="a" * 4_000_000, return_token_strs=True)),
@@ -69,7 +69,7 @@ def test_unread_answers_are_bounded(start, kind):
 
 
 def test_an_answer_that_outgrows_the_budget_is_given_up(start):
-    """Its size is not known before: it ends with an error that says why, and others go on."""
+    """The size of the answer is not known before: it ends with an error, and others go on."""
     s = start("--client-buffer-bytes", str(BUDGET))
     r = s.ask("POST", "/v1/completions", json=dict(prompt="a", max_tokens=8000, n=64, logprobs=20, seed=1))
     assert r.status_code == 503 and "client-buffer-bytes" in r.json()["error"]["message"]
@@ -79,7 +79,7 @@ def test_an_answer_that_outgrows_the_budget_is_given_up(start):
 
 
 def test_bodies_count(start):
-    """Requests that are being sent hold bytes too."""
+    """Request bodies being received count, too."""
     s = start("--client-buffer-bytes", str(4 * MIB), "--max-body-bytes", str(8 * MIB))
     data = json.dumps(dict(prompt="a" * (6 * MIB), max_tokens=1)).encode()
     with s.connect() as one:

@@ -187,7 +187,7 @@ def test_fields_of_completions_are_not_chats(chat):
 
 @pytest.mark.parametrize("flags, blocks", [((), 16), (("--preemption", "swap", "--swap-space", "1GiB"), 16)])
 def test_a_pool_that_holds_the_model_once(start, tmp_path, flags, blocks):
-    """What nobody asked for yields to what the pool holds, however many sequences there are."""
+    """The default of max_tokens is lowered to what the pool can hold, for any number of sequences."""
     s = start("--device", "cpu", "--kv-blocks", str(blocks), "--max-model-len", str(blocks * 16), *flags,
               model=model_with(tmp_path / "demo", TEMPLATE))
     for fields in (dict(n=2), dict(n=1), dict(n=1, best_of=3), dict(n=2, use_beam_search=True, beam_width=4)):

@@ -1,7 +1,7 @@
-"""Clients that people use, against a null server and, for chats, the demo model; each is skipped where it is not installed.
+"""Popular clients against the null model and, for chats, the demo model; each is skipped if it is not installed.
 
-The Python ones are heavy, so scripts/check does not install them: build/venv/bin/pip install langchain-openai litellm
-(LiteLLM may want another openai than scripts/requirements.txt: a virtual environment of its own does.)
+The Python ones are large, so scripts/check does not install them: build/venv/bin/pip install langchain-openai litellm
+(LiteLLM may need another version of openai than scripts/requirements.txt; then use a separate virtual environment.)
 """
 import asyncio
 import json
@@ -71,7 +71,7 @@ def test_litellm_completions(server):
 
 
 def test_benchmark_by_url(server):
-    """What benchmark clients of other servers send to /v1/completions, and what they read of the answer."""
+    """The requests that other servers' benchmark clients send to /v1/completions, and the fields that they read."""
     body = {"model": "null", "prompt": "hello " * 20, "temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": 30, "logprobs": None,
             "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True, "best_of": 1, "n": 1}
     a = server.ask("POST", "/v1/completions", json=body, headers={"Authorization": "Bearer none"})

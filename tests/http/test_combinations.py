@@ -1,7 +1,7 @@
-"""Three hundred random combinations of every field (combinations.py), and proof that
-its laws see what is wrong.
+"""Three hundred random combinations of every field (combinations.py), and tests
+that its laws detect errors.
 
-QUIRE_COMBINATIONS and QUIRE_COMBINATIONS_SEED ask for more of them, or for others.
+QUIRE_COMBINATIONS and QUIRE_COMBINATIONS_SEED set their number and seed.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def test_combinations(config):
     assert counts.runs == RUNS // len(CONFIGS) and counts.accepted > counts.asked / 2, str(counts)
 
 
-# ---- the laws themselves: an answer that is right, and what is wrong with it ----
+# ---- the laws themselves: a correct answer, and wrong variants of it ----
 
 ASKED = {
     "prompt": "ab",

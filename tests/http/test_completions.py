@@ -1,4 +1,4 @@
-"""The OpenAI SDK and plain JSON against /v1/completions and its neighbours."""
+"""The OpenAI SDK and plain JSON against /v1/completions and related routes."""
 import json
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,4 +1,4 @@
-"""What clients do to connections: pipelining, leaving, dawdling, flooding."""
+"""Connections of difficult clients: pipelining, disconnecting, slow, too many."""
 import json
 import random
 import socket
@@ -11,13 +11,13 @@ import pytest
 from conftest import PACED, PATIENCE_S
 from raw import Reader, error_of, events, post
 
-# On a delayed server five minutes of work.
+# Takes five minutes on a delayed server.
 LONG = dict(prompt="x", max_tokens=30000, stream=True, ignore_eos=True)
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(request):
-    """After every test: no stream, no sequence, no block, no connection but the one that asks."""
+    """After every test: no stream, sequence or block is left, and no connection but the one for metrics."""
     yield
     for name in {"server", "delayed"} & set(request.fixturenames):
         request.getfixturevalue(name).wait_idle()
@@ -112,7 +112,7 @@ def test_client_that_leaves_frees_its_blocks(delayed, stream):
 
 
 def test_long_lists_of_allowed_ids_stop_nobody(start):
-    """The longest list of ids there may be, in more requests than any list of all of them has room for."""
+    """The longest list of ids, in more requests than all lists together have room for."""
     server = start("--max-num-seqs", "64", model=PACED)
     body = post("/v1/completions", dict(LONG, allowed_token_ids=[65 + i % 26 for i in range(65536)], stream=True))
     socks = [server.connect() for _ in range(17)]
@@ -158,7 +158,7 @@ def test_client_that_leaves_while_waiting(start):
 
 
 def test_silent_stream_gets_comments(start):
-    """A stream that waits for its turn is kept alive; the comment is no event."""
+    """A stream in the queue gets keepalive comments, which are not events."""
     s = start("--max-num-seqs", "1", model=PACED)
     with s.connect() as first, s.connect() as waiting:
         first.sendall(post("/v1/completions", LONG))
@@ -215,7 +215,7 @@ def test_slow_reader_is_cut_off(start):
 
 
 def test_slow_reader_that_reads_gets_all(server):
-    """Events gather while the client sleeps, and none is lost."""
+    """Events accumulate while the client sleeps, and none is lost."""
     with server.connect() as s:
         s.sendall(post("/v1/completions", dict(prompt="x", max_tokens=2000, stream=True, seed=1)))
         r = Reader(s)
@@ -235,7 +235,7 @@ def test_dawdling_headers_do_not_stop_others(server):
     with server.connect() as s:
         s.sendall(post("/v1/completions", dict(prompt="x", max_tokens=5)))
         assert Reader(s).answer()[0] == 200
-    server.wait_metric("http_connections", 51)  # none of them had to end for it
+    server.wait_metric("http_connections", 51)  # none of them was closed for it
     for s in loris:
         s.close()
 
@@ -330,7 +330,7 @@ def test_queue_full(start):
 
 
 def test_queue_timeout(start):
-    """A request that waits too long is refused, in the form it asked for."""
+    """A request that waits too long is refused, in its own response format."""
     s = start("--max-num-seqs", "1", "--queue-timeout", "0.5", model=PACED)
     with s.connect() as running, s.connect() as waiting, s.connect() as stream:
         running.sendall(post("/v1/completions", LONG))
@@ -346,7 +346,7 @@ def test_queue_timeout(start):
 
 
 def test_request_timeout(start):
-    """A request that runs too long ends where it is."""
+    """A request that runs too long is ended."""
     s = start("--request-timeout", "2", model=PACED)
     with s.connect() as c:
         c.sendall(post("/v1/completions", dict(LONG, stream=False)))
@@ -357,7 +357,7 @@ def test_request_timeout(start):
 
 
 def test_many_clients_come_and_go(server):
-    """Streams, answers and disconnects at random; everything comes back."""
+    """Random streams, answers and disconnects; everything is released."""
 
     def one(seed):
         rng = random.Random(seed)

@@ -128,7 +128,7 @@ def test_unix_socket(start, tmp_path):
     assert run("health", "--url", s.url).returncode == 0
     assert run("serve", "--model", "null", "--uds", path).returncode == 1
     assert s.stop() == 0
-    again = start("--uds", path)  # the path of a server that is gone is taken over
+    again = start("--uds", path)  # the path of a dead server is replaced
     assert again.stop() == 0
 
 
@@ -143,7 +143,7 @@ def test_ipv6(start):
 
 @contextlib.contextmanager
 def serving_inherited(redirections=""):
-    """A server on a socket that it was started with, as systemd does: its process and its URL."""
+    """A server with an inherited socket, as from systemd: its process and its URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = "http://127.0.0.1:%d" % listener.getsockname()[1]
         script = f'exec 3<&{listener.fileno()} {redirections}; export LISTEN_FDS=1 LISTEN_PID=$$; exec "{QUIRE}" serve --model null'
@@ -226,7 +226,7 @@ def test_json_log(start):
 
 
 def test_stalled_step_turns_health_red(start, tmp_path):
-    """A step that takes a minute: red, and no food for the watchdog."""
+    """A step that takes a minute: /health fails, and the watchdog is not fed."""
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
         told.bind(path)
@@ -238,14 +238,14 @@ def test_stalled_step_turns_health_red(start, tmp_path):
             with pytest.raises(BlockingIOError):
                 while True:
                     told.recv(100)
-            time.sleep(1.2)  # fed, it would be every half second
+            time.sleep(1.2)  # if fed, then every half second
             with pytest.raises(BlockingIOError):
                 told.recv(100)
             assert run("health", "--url", s.url).returncode == 1
 
 
 def test_health_is_green_again_after_a_stall(start):
-    """Steps of one and a half seconds: green for a third of each, red for the rest."""
+    """Steps of one and a half seconds: /health succeeds for the first third of each, then fails."""
     s = start("--step-timeout", "0.5", model="null:1500000")
     with s.connect() as c:
         c.sendall(post("/v1/completions", LONG))
@@ -275,7 +275,7 @@ def signal_drain(s):
 
 
 def test_drain_under_load(start):
-    """What was accepted, running or waiting, is answered to its end; what comes later is refused."""
+    """Accepted requests, running or waiting, are answered to the end; later ones are refused."""
     s = start("--max-num-seqs", "5", "--shutdown-timeout", "1000", model=PACED)
 
     def one(i):
@@ -307,7 +307,7 @@ def test_drain_under_load(start):
 
 
 def test_drain_has_an_end(start):
-    """One request runs and three wait; all are told, in the form they asked for."""
+    """One request runs and three wait; all get an error, in their own response format."""
     s = start("--max-num-seqs", "1", "--shutdown-timeout", "0.3", model=PACED)
     socks = [s.connect() for _ in range(4)]
     for i, c in enumerate(socks):
@@ -329,10 +329,10 @@ def test_drain_does_not_wait_for_a_client_that_does_not_read(start):
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect((s.host, s.port))
-        # More than the sockets take. (A machine that needs more than five seconds for it has cut the client off by then.)
+        # More than the socket buffers hold. (If this takes more than five seconds, the client has been disconnected by then.)
         slow.sendall(post("/v1/completions", dict(prompt="x", max_tokens=20000, ignore_eos=True, stream=True)))
         s.wait_metric("request_success_total", 1)
-        assert s.stop(seconds=50) == 0  # a client that takes nothing is otherwise given a minute
+        assert s.stop(seconds=50) == 0  # normally a client that takes nothing is disconnected after a minute
 
 
 def test_second_signal_ends_at_once(start):

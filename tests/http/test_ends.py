@@ -1,4 +1,4 @@
-"""How choices end: stops of beams, choices that cannot go on, prompts alone; and where tokens stand in the text."""
+"""How choices end: stops of beams, choices that cannot go on, prompts alone; and the offsets of tokens in the text."""
 import json
 import os
 
@@ -33,7 +33,7 @@ def complete(http, **body):
 
 
 def stream(http, **body):
-    """The choices as their events tell them."""
+    """The choices according to their events."""
     answer = http.post("/v1/completions", json=dict(body, stream=True))
     assert answer.status_code == 200, answer.text
     choices = {}
@@ -52,7 +52,7 @@ def stream(http, **body):
 
 
 def both(http, **body):
-    """A request's choices, which are the same streamed and not."""
+    """A request's choices, which must be the same with and without stream."""
     choices = complete(http, **body)
     assert stream(http, **body) == choices
     return choices
@@ -123,7 +123,7 @@ def test_what_is_impossible_from_the_start_is_refused(http, body, param, method)
 
 
 def test_a_choice_that_cannot_go_on_ends_alone(http):
-    """Behind an "a" nothing is allowed."""
+    """After an "a" no token is allowed."""
     ask = dict(prompt=["x", "y"], n=16, seed=1, max_tokens=3, allowed_token_ids=[97, 98, 99], bad_words=["aa", "ab", "ac"])
     choices = both(http, **ask)
     for c in choices:
@@ -144,7 +144,7 @@ def test_a_choice_that_cannot_go_on_is_no_best_one(http):
 
 
 def test_beams_that_cannot_go_on(demo):
-    """Behind one sign nothing is allowed; behind the other one both."""
+    """After one character no token is allowed; after the other one both are."""
     def tokens(text):
         return demo.post("/tokenize", json=dict(prompt=text, add_special_tokens=False)).json()["tokens"]
 
@@ -158,7 +158,7 @@ def test_beams_that_cannot_go_on(demo):
 
 
 def positions(raw):
-    """The text of bytes, and for each byte the place of its character."""
+    """The text of the bytes, and for each byte the offset of its character."""
     text, at = "", []
     while len(at) < len(raw):
         left = raw[len(at):]
@@ -177,7 +177,7 @@ def valid(raw):
 
 
 def begins(raw):
-    """More bytes can make a character of these."""
+    """Whether more bytes can complete a character."""
     try:
         raw.decode()
         return False

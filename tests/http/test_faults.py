@@ -1,4 +1,4 @@
-"""System calls that fail: a request may be lost, the server is not, and nothing stays behind."""
+"""System calls that fail: a request may be lost, but the server goes on and leaks nothing."""
 import os
 import shutil
 import subprocess
@@ -52,13 +52,13 @@ def test_a_server_outlives_failing_calls(start, library, tmp_path, faults):
     trouble.unlink()
     assert all(ask(server, i) for i in range(10)), server.log
     server.wait_idle()
-    server.wait_metric("http_connections", 1)  # the one that asks
+    server.wait_metric("http_connections", 1)  # the one for metrics
     assert len(os.listdir(descriptors)) < 40
     assert server.stop() == 0, server.log
 
 
 def test_a_set_that_lets_nothing_out_ends_the_server_with_its_reason(start, library, tmp_path):
-    """libmicrohttpd cannot go on then: exit 1 and a line in the log, no abort."""
+    """libmicrohttpd cannot go on then: exit status 1 and a log line, no abort."""
     trouble = tmp_path / "trouble"
     server = start(env={"LD_PRELOAD": library, "FAULTS": "epoll_del=1", "FAULTS_FILE": str(trouble)}, model=PACED)
     trouble.touch()
@@ -69,7 +69,7 @@ def test_a_set_that_lets_nothing_out_ends_the_server_with_its_reason(start, libr
 
 @pytest.mark.parametrize("faults", ["mmap=1", "read=1"])
 def test_a_model_that_cannot_be_read_is_refused(library, start, faults, tmp_path):
-    """From the first call on, or from any later one: the model is loaded or a sentence says why it is not."""
+    """A failure from the first or any later call on: the model is loaded, or one sentence says why not."""
     for every in (1, 2, 5):
         server = start(model=os.path.join(ROOT, "models", "demo"), wait=False,
                        env={"LD_PRELOAD": library, "FAULTS": faults.replace("1", str(every))})

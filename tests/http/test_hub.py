@@ -1,7 +1,7 @@
-"""Models by their hub name against a hub of our own: `quire serve --model org/name` with HF_ENDPOINT on this machine.
+"""Models by hub name, from a local fake hub: `quire serve --model org/name` with HF_ENDPOINT on this machine.
 
-The hub lists files as huggingface.co does and redirects weights to another port, where the token must not arrive. What goes wrong is
-set by a test on `hub`; every test has a cache of its own.
+The hub lists files as huggingface.co does and redirects weights to another port, where the token must not arrive. Tests
+configure faults on `hub`; every test has its own cache.
 """
 import hashlib
 import http.server
@@ -37,7 +37,7 @@ def sibling(name, data):
 
 
 class Hub:
-    """Two servers: `endpoint` answers the API and small files, and sends those who want weights to the other."""
+    """Two servers: `endpoint` serves the API and small files, and redirects requests for weights to the other."""
 
     def __init__(self):
         self.files = {name: open(os.path.join(DEMO, name), "rb").read()
@@ -153,7 +153,7 @@ def serve(hub, cache, start):
 
 
 def fails(server, *texts):
-    """Ends with 1 and one line that says all of `texts`."""
+    """Exits with 1 and one line that contains all of `texts`."""
     assert server.process.wait(PATIENCE_S) == 1, server.log
     line = [x for x in server.log.splitlines() if "cannot start" in x]
     assert len(line) == 1 and all(t in line[0] for t in texts), server.log
@@ -220,7 +220,7 @@ def test_token_file_and_cache_variables(hub, tmp_path, serve):
 
 
 def test_taken_up_where_it_stopped(hub, cache, serve):
-    """A part from before, then a connection that is cut, then the rest: every byte is asked for once."""
+    """A partial file, then a broken connection, then the rest: every byte is requested once."""
     size = len(hub.files["model.safetensors"])
     blobs = cache / REPO / "blobs"
     blobs.mkdir(parents=True)
@@ -297,7 +297,7 @@ def test_disk_too_small(hub, cache, serve):
 
 
 def test_disk_full_meanwhile(hub, cache, tmp_path):
-    """A file may not grow beyond 1 MB: what there is stays for the next attempt."""
+    """Files cannot grow beyond 1 MB: the partial file stays for the next attempt."""
     def limit():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
@@ -333,7 +333,7 @@ def test_hostile_index(hub, cache, serve, shard, text):
 
 
 def split(data, parts):
-    """A safetensors file as `parts` shards and their index."""
+    """Split a safetensors file into `parts` shards and an index."""
     size = int.from_bytes(data[:8], "little")
     header, values = json.loads(data[8:8 + size]), data[8 + size:]
     names = sorted(n for n in header if n != "__metadata__")
@@ -374,7 +374,7 @@ def test_one_gguf_file_of_several(hub, cache, serve):
 
 
 def test_two_at_once_fetch_each_file_once(hub, cache, serve):
-    """The first holds the weights back until the second has asked for the list."""
+    """The first server's weights are delayed until the second has requested the list."""
     both = threading.Event()
     hub.before = lambda name: name == "model.safetensors" and both.wait(PATIENCE_S)
     listings = lambda: sum("/api/" in path for _, path, _ in hub.requests)  # noqa: E731

@@ -1,4 +1,4 @@
-"""Keys with names and limits: what their owners may use, and how the file is replaced under way."""
+"""Keys with names and limits: the limits, and reloading the file while the server runs."""
 import hashlib
 import json
 import signal
@@ -52,15 +52,15 @@ def test_limits_are_told_and_kept(start, keys):
         assert "x-ratelimit-limit-tokens" not in a.headers
     a = alice()
     error = error_of(a.content)
-    assert a.status_code == 429 and error["type"] == "rate_limit_error" and "3 requests a minute" in error["message"]
+    assert a.status_code == 429 and error["type"] == "rate_limit_error" and "3 requests per minute" in error["message"]
     wait_s = int(a.headers["retry-after"])  # one every 20 s
     assert 1 <= wait_s <= 20 and wait_s == -(-int(a.headers["retry-after-ms"]) // 1000)
     assert a.headers["x-ratelimit-remaining-requests"] == "0" and a.headers["x-ratelimit-reset-requests"].endswith("s")
-    a = bob(max_tokens=58)  # 4 of the prompt, 58 made: 2 below zero, at one a second
+    a = bob(max_tokens=58)  # 4 of the prompt, 58 generated: the level is -2, refilled by 1 per second
     assert a.status_code == 200 and a.headers["x-ratelimit-limit-tokens"] == "60"
     s.wait_metric("key_generation_tokens_total", 58, key="bob")
     a = bob()
-    assert a.status_code == 429 and "60 tokens a minute" in error_of(a.content)["message"]
+    assert a.status_code == 429 and "60 tokens per minute" in error_of(a.content)["message"]
     assert 1 <= int(a.headers["retry-after"]) <= 6
     assert plain().status_code == 200 and "x-ratelimit-limit-requests" not in plain().headers
     for name, value in (("key_requests_total", 4), ("key_requests_limited_total", 1)):
@@ -123,7 +123,7 @@ def test_texts_that_make_no_token_are_limited(start, keys):
     assert a.status_code == 200 and a.headers["x-ratelimit-remaining-requests"] == "1"
     assert send("ka", "/v1/chat/completions", messages=[]).status_code == 400
     a = send("ka", "/tokenize", prompt="x")
-    assert a.status_code == 429 and "3 requests a minute" in error_of(a.content)["message"]
+    assert a.status_code == 429 and "3 requests per minute" in error_of(a.content)["message"]
     # 60 tokens are 960 bytes: one larger body takes the bucket below zero.
     assert send("kb", "/tokenize", prompt="x" * 4000).status_code == 200
     for path, body in (("/tokenize", dict(prompt="x" * 200)), ("/detokenize", dict(tokens=[65] * 100)),
@@ -156,13 +156,13 @@ def test_a_key_does_not_see_what_another_sent(start, keys, tmp_path):
     pinned, whole = len(PREFIX) // 16 * 16, whole_blocks(COMMON)
     assert 0 < pinned < whole
     s = start("--api-key-file", str(keys), *config)
-    for key in ("ka", "kb", "kc", "kd"):  # the prefixes of the settings are everybody's
+    for key in ("ka", "kb", "kc", "kd"):  # the setting prefixes is shared by all keys
         assert [cached(s, key), cached(s, key)] == [pinned, whole]
-    # A salt keeps apart within a key, and no salt of one key is another's.
+    # A salt separates requests of one key, and salts of different keys are distinct.
     assert cached(s, "ka", cache_salt="x") == pinned
     assert cached(s, "kb", cache_salt="x") == pinned
     assert cached(s, "ka", cache_salt="x") == whole
-    # Keys without a name change places: what the third line's key sent is not its successor's.
+    # Keys without a name are reordered: the cache of the third line's key is not shared with its successor.
     keys.write_text("name=a key=ka\nname=b key=kb\nkd\nke\n")
     s.process.send_signal(signal.SIGHUP)
     wait_log(s, "keys reloaded")
@@ -246,7 +246,7 @@ def test_reload_takes_the_new_file_or_keeps_the_old(start, keys):
         wait_log(s, '"keys reloaded" keys=1')
         assert "restart" in s.log  # the settings are not read again
         assert old().status_code == 401 and new().status_code == 200
-        for _ in range(3):  # what runs goes on
+        for _ in range(3):  # running requests go on
             r.more()
             assert not r.closed
     assert s.stop() == 0
@@ -299,7 +299,7 @@ def test_mismatched_certificate_at_start(start, tmp_path):
 
 
 def test_a_flood_leaves_room_in_the_queue(start, keys):
-    """With fair shares one key's flood takes half of the queue at most, and another key's request runs at once."""
+    """With policy fair one key's flood takes at most half of the queue, and another key's request runs at once."""
     keys.write_text("name=flood key=f\nname=calm key=c\n")
     s = start("--api-key-file", str(keys), "--policy", "fair", "--max-num-seqs", "4", "--max-queue", "20", model=PACED)
     flood, status = [], 200

@@ -20,7 +20,7 @@ HISTOGRAMS = ["time_to_first_token_seconds", "inter_token_latency_seconds", "req
 def test_all_of_them(start, prefix):
     s = start("--metrics-prefix", prefix, "--served-model-name", 'a "model"')
     assert s.ask("POST", "/v1/completions", json=dict(prompt="abc", max_tokens=5, n=2)).status_code == 200
-    # A request is counted when its answer has left: the client may be the faster one.
+    # A request is counted after its response was sent, which the client may see earlier.
     deadline = time.monotonic() + PATIENCE_S
     while 'route="/v1/completions",status="200"} 1' not in (text := s.get("/metrics")):
         assert time.monotonic() < deadline, text

@@ -1,4 +1,4 @@
-"""deploy/nginx/quire.conf, run: equal beginnings share a replica, streams arrive as they are made, a dead replica is passed over."""
+"""deploy/nginx/quire.conf in operation: equal prefixes go to the same replica, streams are not buffered, a dead replica is skipped."""
 import json
 import os
 import shutil
@@ -24,7 +24,7 @@ def free_port():
 
 
 class Proxy:
-    """nginx with the example as it is, but for the ports, in front of two replicas."""
+    """nginx with the example configuration, except for the ports, in front of two replicas."""
 
     def __init__(self, folder, replicas):
         self.port = free_port()
@@ -61,7 +61,7 @@ class Proxy:
 
 @pytest.fixture
 def proxied(start, tmp_path):
-    """Makes a proxy in front of two replicas of a model."""
+    """Start a proxy in front of two replicas of a model."""
     made = []
 
     def begin(model):
@@ -76,13 +76,13 @@ def proxied(start, tmp_path):
 
 
 def share(replicas, n, send):
-    """Run `send`, which sends n requests; how many of them each replica has answered, in ascending order."""
+    """Run `send`, which sends n requests; returns the number that each replica has answered, in ascending order."""
     def served():
         return [r.metric("http_requests_total", route="/v1/completions") for r in replicas]
     before = served()
     send()
     end = time.monotonic() + 30
-    while sum(now := served()) < sum(before) + n:  # counted when the answer is gone, a little after it was read
+    while sum(now := served()) < sum(before) + n:  # counted after the response was sent, which may be after it was read
         assert time.monotonic() < end
         time.sleep(0.02)
     return sorted(b - a for a, b in zip(before, now))

@@ -1,5 +1,5 @@
-"""One model on several nodes: each a process of its own with its ranks, which meet over TCP. Here all are one machine; where it may be,
-they stand in network namespaces of their own."""
+"""One model on several nodes: each is a process with its ranks, connected by TCP. Here all run on one machine, if possible in separate
+network namespaces."""
 import os
 import re
 import shutil
@@ -76,7 +76,7 @@ def same_answers(one, many, ranks):
 @pytest.mark.parametrize("ranks, stages, nodes", [(2, 1, 2), (4, 1, 2), (1, 3, 3), (2, 2, 2)])
 def test_answers_are_those_of_one_rank(start, alone, node, ranks, stages, nodes):
     flags = cluster(free_port(), ranks, nodes, stages=stages)
-    others = [node(*flags, "--node-rank", str(i)) for i in range(1, nodes)]  # which node comes first is all one
+    others = [node(*flags, "--node-rank", str(i)) for i in range(1, nodes)]  # the nodes may start in any order
     s = start(*flags, model=DEMO)
     same_answers(alone, s, ranks)
     assert s.metric("rank_up") == ranks * stages
@@ -200,7 +200,7 @@ def test_a_port_in_use_is_told():
     (["--tensor-parallel-size", "4", "--nnodes", "2"], {}, "master_addr is missing"),
     (["--pipeline-parallel-size", "3", "--nnodes", "2"], {}, "nnodes 2 does not divide the 3 ranks"),
     (["--pipeline-parallel-size", "9", "--tensor-parallel-size", "8"], {}, "is more than 64 ranks"),
-    (["--tensor-parallel-size", "4", "--node-rank", "1"], {}, "node_rank 1: there are 1 nodes"),
+    (["--tensor-parallel-size", "4", "--node-rank", "1"], {}, "node_rank 1 must be less than nnodes 1"),
     (["--tensor-parallel-size", "2"], {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, "neither MASTER_ADDR nor"),
     (["--tensor-parallel-size", "2"], {"WORLD_SIZE": "3", "RANK": "0", "MASTER_ADDR": "x"}, "nnodes 3 does not divide"),
 ])
@@ -215,7 +215,7 @@ def ip(*words):
 
 @pytest.fixture
 def namespaces():
-    """Two machines, as far as the network goes: names of the namespaces, the first one's address."""
+    """Two network namespaces in place of two machines: their names, and the address of the first."""
     if not shutil.which("ip") or os.geteuid() != 0:
         pytest.skip("network namespaces need root and ip")
     a, b = (f"quire-{os.getpid()}-{x}" for x in "ab")

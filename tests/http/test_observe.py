@@ -1,4 +1,4 @@
-"""What operators see: the line of a request, traces, SIGUSR1, a crash, the dashboard."""
+"""Observability: the log line of a request, traces, SIGUSR1, a crash, the dashboard."""
 import json
 import os
 import re
@@ -16,7 +16,7 @@ PARENT = "00f067aa0ba902b7"
 
 
 def wait_line(s, *parts):
-    """The first line of the log that has all parts."""
+    """The first log line that contains all of the parts."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         for line in s.log.splitlines():
@@ -41,7 +41,7 @@ def test_line_of_a_request(start):
     line = fields(wait_line(s, "id=second"))
     assert line["finish"] == "length" and line["preemptions"] == "0"
     assert int(line["cached_tokens"]) == 48 and line["prompt_tokens"] == str(len(prompt))
-    # 19 steps of 2 ms; the first token's time may be late, not the last one's.
+    # 19 steps of 2 ms; the time of the first token may be late, but not that of the last.
     assert float(line["decode_ms"]) >= 17 * 2 and float(line["prefill_ms"]) > 0
     assert float(line["ms"]) >= float(line["prefill_ms"]) + float(line["decode_ms"])
     assert float(line["ttft_ms"]) > 0
@@ -56,7 +56,7 @@ def test_line_names_the_key(start):
 
 
 def test_preempted_requests_say_so(start):
-    """Two requests in a pool that holds one and a half."""
+    """Two requests in a pool with space for one and a half."""
     s = start("--kv-blocks", "12", "--no-prefix-cache", model="null:1000")
     body = dict(prompt=["x" * 20, "y" * 20], max_tokens=100, ignore_eos=True)
     assert s.ask("POST", "/v1/completions", json=body, headers={"X-Request-Id": "both"}).status_code == 200

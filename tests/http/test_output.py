@@ -1,4 +1,4 @@
-"""Answers that are long to make: they are right, and a stream beside them goes on."""
+"""Answers that take long to render: they are correct, and other streams go on meanwhile."""
 import json
 import threading
 
@@ -23,7 +23,7 @@ LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
 def streamed(server, body):
-    """The choices of a streamed answer, put together; and its chunks."""
+    """The joined choices of a streamed answer, and its chunks."""
     choices = {}
     with server.connect() as s:
         s.sendall(post("/v1/completions", dict(body, stream=True)))
@@ -105,7 +105,7 @@ def delayed_fast():
 
 
 def test_a_long_answer_to_many_who_leave(server):
-    """Nothing of what was being made is kept."""
+    """Partly rendered output is dropped."""
     for name in LONG:
         for n in (0, 100, 100000):
             with server.connect() as s:
@@ -118,8 +118,8 @@ def test_a_long_answer_to_many_who_leave(server):
 
 
 def test_many_wide_requests_that_end_at_once_are_all_answered(start):
-    """The ends of groups go out in portions. An end needs less than what is asked for on its
-    behalf where its choices have ended before, and nothing may come after the last one."""
+    """The ends of groups are delivered in portions. An end needs less than was reserved for it if
+    its choices have ended before, and nothing may follow the last one."""
     server = start(model="null:1000")
     body = dict(prompt=["x"] * 64, n=64, max_tokens=8000, stop_token_ids=list(range(97, 123)))
     done = []

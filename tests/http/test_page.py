@@ -1,4 +1,4 @@
-"""The page at / and what it draws: /debug/kv, in a real browser where there is one."""
+"""The page at / and its data, /debug/kv; in a real browser if one is installed."""
 import base64
 import json
 import time
@@ -25,7 +25,7 @@ def fnv1a(data):
 
 
 def watch(s, query=""):
-    """A socket with /debug/kv's events, and a reader behind their headers."""
+    """A socket with the events of /debug/kv, and a reader positioned after their headers."""
     sock = s.connect()
     sock.sendall(f"GET /debug/kv{query} HTTP/1.1\r\nHost: quire\r\n\r\n".encode())
     reader = Reader(sock)
@@ -72,7 +72,7 @@ def test_key_is_asked(start):
     assert once(s, headers={"Authorization": "Bearer k"}).status_code == 200
 
 
-# ---- pictures ----
+# ---- snapshots ----
 
 def test_snapshot(start):
     s = start("--kv-blocks", "2000", model="null:10000")
@@ -123,7 +123,7 @@ def test_events(start):
         pass
     sock.close()
     s.wait_metric("http_streams", 0)
-    assert s.metric("clients_gone_total") == 1  # the completion's; who watches may leave
+    assert s.metric("clients_gone_total") == 1  # the completion's; subscribers that leave are not counted
 
 
 def test_many_watch_and_some_do_not_read(start):
@@ -152,7 +152,7 @@ def test_watchers_do_not_hold_a_drain(start):
 
 
 def test_long_step(start):
-    """A step of a minute: pictures say so, and /health answers all the while."""
+    """A step of a minute: snapshots report the stall, and /health answers."""
     s = start("--step-timeout", "1", model="null:60000000")
     sock, reader = watch(s)
     seen = pictures(reader)
@@ -181,7 +181,7 @@ def chromium():
     b.close()
 
 
-# Distinct colours of the canvas that are no greys, each with many pixels.
+# Distinct colours of the canvas other than greys, each with many pixels.
 COLOURS = """(() => {
     const c = document.getElementById("grid"), d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data, n = {};
     for (let i = 0; i < d.length; i += 4) {

@@ -1,8 +1,8 @@
-"""Requests that two readers could take for different ones, and those that never end: each is refused, and nothing behind it on
-its connection is read as a request. And how many connections there may be.
+"""Ambiguous and endless requests: each is refused, and nothing after it on its connection is read as a request. And the limits on
+connections.
 
-One row a request: what it is, its bytes, the status. Behind each comes a second request in the same bytes, which must never
-be answered; for a server that took the first one's end to be elsewhere it is the smuggled one.
+One row per request: its name, its bytes, the status. Each is followed by a second request in the same bytes, which must never
+be answered: to a server that mistakes the end of the first one it would be smuggled.
 """
 import contextlib
 import json
@@ -21,7 +21,7 @@ SMUGGLED = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def request(*lines, body=b"", host=b"Host: x", line=b"POST /v1/completions HTTP/1.1"):
-    """A request of these header lines, as they are."""
+    """A request with exactly these header lines."""
     head = [line] + ([host] if host else []) + list(lines)
     return b"\r\n".join(head) + b"\r\n\r\n" + body
 
@@ -33,7 +33,7 @@ def chunked(body, *lines):
 GOOD = b"1\r\n{\r\n"  # a chunk
 
 FRAMING = [
-    # which of two lengths
+    # two lengths
     ("Content-Length and Transfer-Encoding", request(b"Content-Length: 4", b"Transfer-Encoding: chunked", body=b"0\r\n\r\n"), 400),
     ("Transfer-Encoding and Content-Length", request(b"Transfer-Encoding: chunked", b"Content-Length: 4", body=b"0\r\n\r\n"), 400),
     ("a bad length beside Transfer-Encoding", request(b"Transfer-Encoding: chunked", b"Content-Length: +5", body=b"0\r\n\r\n"), 400),
@@ -41,7 +41,7 @@ FRAMING = [
     ("two equal Content-Lengths", request(b"Content-Length: 0", b"content-length: 0"), 400),
     ("a second Content-Length that is none", request(b"Content-Length: 0", b"Content-Length: +5"), 400),
     ("Content-Length on HTTP/1.0 twice", request(b"Content-Length: 0", b"Content-Length: 1", line=b"POST / HTTP/1.0"), 400),
-    # which transfer coding
+    # transfer codings
     *((f"Transfer-Encoding {value!r}", request(b"Transfer-Encoding: " + value, body=b"0\r\n\r\n"), status) for value, status in (
         (b"xchunked", 501), (b"gzip", 501), (b"identity", 501), (b"gzip, chunked", 501), (b"chunked, identity", 501),
         (b"identity, chunked", 501), (b"chunked, chunked", 400), (b"chunked,", 400), (b",chunked", 400), (b"", 400), (b",", 400),
@@ -59,7 +59,7 @@ FRAMING = [
     ("a space in a name", request(b"X Y: 1"), 400),
     ("a name above ASCII", request(b"X\xff: 1"), 400),
     ("no name", request(b": 1"), 400),
-    # lines that go on
+    # folded lines
     ("a folded header", request(b"X-A: 1", b" Transfer-Encoding: chunked", body=b"0\r\n\r\n"), 400),
     ("a header folded between two", request(b"X-A: 1", b" b", b"X-C: 2"), 400),
     ("a header folded twice", request(b"X-A: 1", b" b", b"\tc", b"X-C: 2"), 400),
@@ -76,7 +76,7 @@ FRAMING = [
     *((f"byte {byte} in a value", request(b"X-A: a" + bytes([byte]) + b"b"), 400) for byte in (0, 1, 8, 11, 12, 14, 27, 31, 127)),
     *((f"byte {byte} at the end of a value", request(b"X-A: a" + bytes([byte])), 400) for byte in (0, 1, 11, 13)),
     *((f"byte {byte} before a value", request(b"X-A: " + bytes([byte]) + b"a", b"X-B: b"), 400) for byte in (0, 1, 11)),
-    # which host
+    # hosts
     ("no Host", request(host=None), 400),
     ("two Hosts", request(b"Host: y"), 400),
     ("two equal Hosts", request(b"Host: x"), 400),
@@ -94,11 +94,11 @@ FRAMING = [
     ("many headers", request(*[b"X-A: aaaaaaaaaaaaaaaaa"] * 120), 431),
     ("many small headers", request(*[b"a:"] * 120), 431),
     ("a long target", b"GET /" + b"a" * 8000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
-    # lengths that no body has
+    # invalid lengths
     ("a length of 2^63", request(b"Content-Length: 9223372036854775808"), 413),
 ]
 
-# What libmicrohttpd refuses before it tells of the request: its own answer (docs/operations.md), or none.
+# Refused by libmicrohttpd before it reports the request: with its own response (docs/operations.md), or none.
 BY_THE_LIBRARY = [
     *((f"Content-Length {value!r}", request(b"Content-Length: " + value)) for value in (
         b"", b"+0", b"+5", b"-1", b"-0", b"0x0", b"0x5", b"5 5", b"0.0", b"1e1", b"0_0", b"'0'", b"\"0\"", b"0;", b"\xd9\xa0", b"0, 0", b"0, 35", b"5, 5",
@@ -124,7 +124,7 @@ BY_THE_LIBRARY = [
     ("bytes of all kinds", bytes(range(1, 256)) * 10),
 ]
 
-# Chunked bodies that the library takes although another reader may see another end of them.
+# Chunked bodies that the library accepts although another parser may see another end.
 LAX_CHUNKS = [
     ("a chunk size that a LF ends", chunked(b"1\n{\r\n0\r\n\r\n")),
     ("an extension that a LF ends", chunked(b"1;a\n{\r\n0\r\n\r\n")),
@@ -153,7 +153,7 @@ def all_answers(sock):
 
 @contextlib.contextmanager
 def none_smuggled(server):
-    """The route of the request behind is not reached."""
+    """The route of the second request is not reached."""
     asked = dict(route="/version", status="200")
     before = server.metric("http_requests_total", **asked)
     yield
@@ -212,7 +212,7 @@ def test_a_chunked_stream_closes_behind_it(server):
 
 
 def test_byte_by_byte_is_refused_just_so(server):
-    """The reader's state does not depend on how the bytes are cut."""
+    """The result does not depend on how the bytes are split."""
     for data in (FRAMING[0][1], request(b"X-A: 1\x00"), request(b"X-A: 1", b" b")):
         with server.connect() as s:
             s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -282,7 +282,7 @@ def test_continue_is_said_once_and_only_where_the_body_is_wanted(server):
 
 
 def test_a_flood_of_requests_ahead_is_answered_in_order(server):
-    """More than the server reads at once; others are answered meanwhile."""
+    """More than the server reads at once; other requests are answered meanwhile."""
     n = 3000
     with server.connect() as s:
         s.sendall(b"".join(b"GET /v1/models/%d HTTP/1.1\r\nHost: x\r\n\r\n" % i for i in range(200)))
@@ -329,7 +329,7 @@ def test_a_refusal_is_in_the_log_and_metrics(start):
 # ---- time ----
 
 def ends(sock, data=b""):
-    """Whether the server ends the connection without an answer, while `data` goes to it now and then."""
+    """Whether the server closes the connection without a response while `data` is sent to it from time to time."""
     sock.settimeout(0.05)
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
@@ -353,7 +353,7 @@ def test_a_head_must_be_whole_in_time(start, data):
 
 @pytest.mark.parametrize("begin", [b"GET /", b"GET /version HTTP/1.1\r\nX: "])
 def test_a_head_that_never_ends_does_not_win_time(start, begin):
-    """A byte now and then is no progress."""
+    """Single bytes do not extend the deadline."""
     s = start("--header-timeout", "0.5")
     with s.connect() as c:
         send(c, begin)
@@ -362,7 +362,7 @@ def test_a_head_that_never_ends_does_not_win_time(start, begin):
 
 @pytest.mark.parametrize("begin", [b"GET", b"GET /version HTTP/1.1\r\nX: "])
 def test_the_next_request_has_its_own_time(start, begin):
-    """Between two requests a connection may rest for longer than a head may take."""
+    """Between two requests a connection may be idle for longer than header-timeout."""
     s = start("--header-timeout", "1")
     with s.connect() as c:
         r = Reader(c)
@@ -389,12 +389,12 @@ def test_a_body_that_keeps_its_rate_may_take_longer(start):
         data = post("/v1/completions", body)
         for i in range(0, len(data), 1 << 18):
             c.sendall(data[i:i + (1 << 18)])
-            time.sleep(0.4)  # 640 KiB a second, for longer than body-timeout
+            time.sleep(0.4)  # 640 KiB per second, for longer than body-timeout
         assert Reader(c).answer()[0] == 200
 
 
 def test_an_answer_may_take_longer(start):
-    """The limits are the request's; what is computed, and a client that reads slowly, have other ones."""
+    """The deadlines apply to receiving the request, not to computing or sending the answer."""
     s = start("--header-timeout", "1", "--body-timeout", "1", model="null:10")
     with s.connect() as c:
         c.sendall(post("/v1/completions", dict(prompt="x", max_tokens=30, ignore_eos=True)))
@@ -417,7 +417,7 @@ def test_a_tls_handshake_must_be_done_in_time(start, tmp_path):
             assert r.more() == b""
 
 
-# ---- how many ----
+# ---- limits on connections ----
 
 def fill(server, n, data=b""):
     socks = []
@@ -450,7 +450,7 @@ def test_silent_sockets_do_not_lock_health_out(start, data):
 
 
 def test_connections_come_back(start):
-    """What is given back is counted back, whatever way the connections ended."""
+    """The counts return to zero, however the connections ended."""
     s = start("--max-connections", "20")
     for _ in range(5):
         socks = fill(s, 20, b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -488,7 +488,7 @@ def test_connections_of_one_address(start, flags, most):
         assert s.metric("http_connections_refused_total") == 12 - most
 
 
-# ---- the operator's door ----
+# ---- the admin listener ----
 
 def admin_of(server):
     return re.search(r" admin url=(\S+)", server.log)[1]
@@ -511,7 +511,7 @@ def test_admin_listen_serves_what_the_operator_asks(start):
         assert ask(path, b"{}" if method == b"POST" else b"", method)[0] in (401, 404)
     for c in socks:
         c.close()
-    assert s.ask("GET", "/metrics").status_code == 401  # at the front door it is asked for
+    assert s.ask("GET", "/metrics").status_code == 401  # the main listener asks for a key
 
 
 @pytest.mark.parametrize("data", [b"", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["silent", "answers that are not taken"])

@@ -1,7 +1,7 @@
-"""One model on several ranks, which share layers or divide them: a real server, real processes, and what happens when one of them
-is gone.
+"""One model on several ranks, with tensor or pipeline parallelism: a real server, real processes, and what happens when one of
+them dies.
 
-What must still run when a test acts is made to: a rank that is stopped (SIGSTOP) holds every step until it goes on."""
+To keep a request running until a test acts, a rank is stopped (SIGSTOP), which holds every step until it continues."""
 import json
 import os
 import signal
@@ -21,7 +21,7 @@ STORY = dict(prompt="Once upon a time, there was a little fox", temperature=0)
 
 
 def stat(pid):
-    """(state, parent) of a process; None when there is none, or nothing but its entry in the table."""
+    """(state, parent) of a process; None if it does not exist or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as f:
             state, parent = f.read().rsplit(")", 1)[1].split()[:2]
@@ -62,7 +62,7 @@ def stop_process(pid):
 
 
 def stream(server, **fields):
-    """A stream that has begun; its connection's reader."""
+    """Start a stream; returns the reader of its connection."""
     sock = server.connect(timeout=PATIENCE_S)
     sock.sendall(post("/v1/completions", STORY | dict(stream=True, max_tokens=20, ignore_eos=True) | fields))
     reader = Reader(sock)
@@ -80,8 +80,8 @@ def held_stream(server):
 
 
 def assert_same(one, many, ranks, **fields):
-    """Stages compute what one process does, bit for bit. Ranks that share layers add up in another
-    order; with top_p a token at the edge may leave, and how near it was is not to be seen."""
+    """Pipeline stages compute exactly what one process does. Tensor parallelism adds in another order;
+    with top_p a token at the threshold may drop out, and its margin is not visible."""
     if "temperature" in fields:
         fields |= dict(return_token_ids=True, **{} if ranks == 1 else dict(top_p=1))
     fields = dict(logprobs=0) | fields
@@ -104,7 +104,7 @@ def alone(isa):
     assert s.stop() == 0, s.log
 
 
-MANY = dict(max_tokens=8, n=24, best_of=24, temperature=0.8, seed=7)  # enough sequences for stages to work at the same time
+MANY = dict(max_tokens=8, n=24, best_of=24, temperature=0.8, seed=7)  # enough sequences for the stages to work concurrently
 
 
 @pytest.mark.parametrize("ranks, stages", [(2, 1), (4, 1), (1, 2), (1, 3), (2, 2)])

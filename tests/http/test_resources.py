@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""The largest legal request of every route and field: what the server holds for it,
-and what others get meanwhile.
+"""The largest legal request of every route and field: the server's memory for it, and the
+progress of other clients meanwhile.
 
     tests/http/test_resources.py --measure [--runs 5] [NAME ...]
 
 prints figures: memory, descriptors, the worst gap of another client's stream.
 
-As a test nothing is timed: another client's stream must go on (events are counted),
-descriptors and memory must come back, and the peak of the server's resident memory
-must stay below the limit in LIMITS. A program with sanitizers holds memory of its
-own, so there all but the memory is judged.
+The test does not measure time: another client's stream must go on (events are counted),
+descriptors and memory must be released, and the peak of the server's resident memory
+must stay below the limit in LIMITS. With sanitizers, which need memory of their own,
+memory is not checked.
 """
 import argparse
 import contextlib
@@ -28,14 +28,14 @@ from combo_run import Facts, Rig, is_sanitized  # noqa: E402
 from conftest import PATIENCE_S, Server  # noqa: E402
 from raw import Reader, post  # noqa: E402
 
-MODEL = "null:1000"  # a step a millisecond: its tokens are bytes, its vocabulary 256
+MODEL = "null:1000"  # one step per millisecond; its tokens are bytes, its vocabulary 256
 LENGTH, PROMPTS, CHOICES = 32768, 1024, 128
 LETTERS = [
     32,
     *range(97, 123),
-]  # all that the null model writes: a choice ends with its first token
-ROUNDS = 8  # of a shape: what an allocator keeps of one is used again by the next
-STAYS_MIB = 16  # what the last of them may leave behind
+]  # matches anything the null model writes: a choice ends with its first token
+ROUNDS = 8  # of a shape: memory that the allocator keeps is reused by the next one
+STAYS_MIB = 16  # growth that may remain after the last one
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
@@ -48,9 +48,8 @@ def long_prompt(n):
 
 
 class Shape:
-    """One row of LIMITS: a request as large as may be, `copies` of it at once, whose
-    answers are read or not, and the MiB that the server's resident memory may grow by
-    meanwhile (`peak`)."""
+    """One row of LIMITS: a largest request, sent `copies` times at once, whether its answers
+    are read, and the MiB by which the server's resident memory may grow (`peak`)."""
 
     def __init__(self, name, route, body, peak, copies=1, read=True, fields=()):
         self.name, self.route, self.body, self.copies, self.read = name, route, body, copies, read
@@ -251,8 +250,8 @@ LIMITS = [
 
 
 def be_victim(host, port, max_tokens):
-    """Streams without end; a line in asks for a line out: events and the worst gap in
-    ms since the line before."""
+    """Endless streams; for each input line it prints one line: events and the worst gap in ms
+    since the previous line."""
     body = json.dumps(
         {"prompt": "v", "max_tokens": max_tokens, "ignore_eos": True, "seed": 2, "stream": True}
     ).encode()
@@ -300,7 +299,7 @@ class Victim:
             time.sleep(0.02)
 
     def take(self):
-        """(events, worst gap in ms) since it was asked before."""
+        """(events, worst gap in ms) since the last call."""
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         events, gap = self.process.stdout.readline().split()
@@ -329,7 +328,7 @@ def descriptors(server):
 
 
 def idle_descriptors(server, at_most):
-    """How many are open once those of connections that ended are closed."""
+    """The number of open descriptors once those of ended connections are closed."""
     end = time.monotonic() + PATIENCE_S
     while descriptors(server) > at_most and time.monotonic() < end:
         time.sleep(0.02)
@@ -337,7 +336,7 @@ def idle_descriptors(server, at_most):
 
 
 class Figures:
-    """What one shape did."""
+    """The measurements of one shape."""
 
     def __init__(self):
         (
@@ -360,7 +359,7 @@ class Figures:
 
 
 def read_status(sock):
-    """Reads one answer to its end; its status."""
+    """Reads one answer to its end; returns the status."""
     reader = Reader(sock)
     status, headers = reader.head()
     left = int(headers.get("content-length", 0)) - len(reader.buffer)
@@ -374,8 +373,8 @@ def read_status(sock):
 
 
 def wait_made(server):
-    """Until all that was asked for is made, but for the victim's stream: what was not
-    taken is held now."""
+    """Wait until everything but the other client's stream is generated: what was not read is
+    held now."""
     server.wait_metric("num_requests_waiting", 0)
     end = time.monotonic() + PATIENCE_S
     while server.metric("num_requests_running") > 1 and time.monotonic() < end:
@@ -413,15 +412,14 @@ def play(server, shape, victim):
 
 
 def judge(shape, figures, again=False):
-    """What breaks a limit, as text; empty when none is broken. `again`: it is the
-    not the first round."""
+    """The limits that are exceeded, as text, or "". `again`: it is not the first round."""
     wrong = []
     if not figures.status <= {200, 400, 429, 503}:
         wrong.append(f"answered {figures.status}")
     if figures.descriptors > 0:
         wrong.append(f"{figures.descriptors} descriptors are left open")
-    # A thousand steps a second are made. Two events a second say that a stream goes
-    # on, on any machine.
+    # The engine makes a thousand steps per second. Two events per second show that
+    # a stream goes on, on any machine.
     if figures.events < 2 * figures.seconds - 10:
         wrong.append(f"another stream got {figures.events} events in {figures.seconds:.1f} s")
     if not is_sanitized():
@@ -434,8 +432,7 @@ def judge(shape, figures, again=False):
 
 @contextlib.contextmanager
 def served(route):
-    """A server for a route; chats need a model that has a template, so theirs is the
-    bundled one."""
+    """A server for a route; chats use the bundled model, because they need a template."""
     rig = Rig("swap")
     flags = ["--access-log", "none", "--http-threads", "2"]
     if route == CHAT:
@@ -494,7 +491,7 @@ def test_every_field_that_may_be_large_has_a_row(server):
 
 
 def measure(names, runs):
-    """Figures of each shape: the median of the worst gaps, the greatest of everything
+    """The figures of each shape: the median of the worst gaps, and the maximum of everything
     else."""
     for shape in LIMITS:
         if names and not any(n in repr(shape) for n in names):

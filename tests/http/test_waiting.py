@@ -1,4 +1,4 @@
-"""What requests cost that wait for their turn, and those for which there is no room."""
+"""The memory of requests that wait in the queue, and of those that do not fit into it."""
 import contextlib
 import json
 import re
@@ -8,11 +8,11 @@ import pytest
 from conftest import PACED
 from raw import post
 
-# Holds every row for more than a minute of the delayed model's time.
+# Occupies every place in the batch for more than a minute with the delayed model.
 BLOCKER = dict(prompt="x", n=128, max_tokens=8000, ignore_eos=True)
 MOST_BYTES = 64 << 20
 
-# For each: a body, how many of them, the prompts of one.
+# For each: a body, the number of copies, the prompts of one.
 SHAPES = {
     "n with a penalty": (dict(prompt=["x"] * 64, n=64, max_tokens=400, repetition_penalty=1.1), 15, 64),
     "samples to be collected": (dict(prompt=["x"] * 32, n=128, max_tokens=400), 31, 32),
@@ -49,7 +49,7 @@ def test_waiting_requests_hold_little(start, shape):
 
 
 def test_prompts_share_long_lists(start):
-    """A list that goes with a thousand prompts is there once, also while the body is read."""
+    """A list shared by a thousand prompts exists once in memory, even while the body is parsed."""
     s = start("--max-num-seqs", "128", model=PACED)
     body = dict(prompt=["x"] * 1024, allowed_token_ids=[65] * 65536, max_tokens=1)
     with s.connect() as blocker, s.connect() as c:
@@ -70,7 +70,7 @@ def test_a_full_queue_is_told_before_the_body_is_read(start):
         s.wait_metric("num_requests_running", 1)
         waiting.sendall(post("/v1/completions", dict(BLOCKER, n=1, prompt=["x"] * 3)))
         s.wait_metric("num_requests_waiting", 3)
-        # There is room for one: only their number is looked at, not what is wrong with them.
+        # One place is free: only the number of prompts is checked, not their contents.
         a = s.ask("POST", "/v1/completions", json=dict(prompt=[[-1], [-1]]))
         assert a.status_code == 429 and int(a.headers["retry-after"]) >= 1
         a = s.ask("POST", "/v1/completions", json=dict(prompt=[[-1]] * 5))

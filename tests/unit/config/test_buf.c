@@ -83,7 +83,7 @@ static void json_replaces_invalid_utf8(void **state)
     check_escape("\xF0\x80\x80\x80", 4, BAD BAD BAD BAD);
     check_escape("\xED\xA0\x80", 3, BAD BAD BAD);         /* surrogate */
     check_escape("\xF4\x90\x80\x80", 4, BAD BAD BAD BAD); /* over U+10FFFF */
-    check_escape("\xE2\x82", 2, BAD BAD); /* cut short: the byte after is not read */
+    check_escape("\xE2\x82", 2, BAD BAD); /* truncated: the byte after it is not read */
     check_escape("\xF0\x9F\x98", 3, BAD BAD BAD);
 }
 

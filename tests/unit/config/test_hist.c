@@ -1,4 +1,4 @@
-/* Histograms: which bucket a value falls into, and sums under several writers. */
+/* Histograms: the bucket of a value, and sums with several writers. */
 #include "config/base/hist.h"
 
 #include <math.h>

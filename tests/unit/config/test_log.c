@@ -1,4 +1,4 @@
-/* Log lines, read back from a pipe in place of stderr. */
+/* Log lines, read from a pipe in place of stderr. */
 #include "config/base/log.h"
 
 #include <errno.h>
@@ -13,7 +13,7 @@
 
 static char captured[16384];
 
-/* What log_event(...) writes, without the time in front; `captured` holds it. */
+/* Capture what log_event(...) writes, without the time, in `captured`. */
 #define CAPTURE(...)                  \
     do {                              \
         int saved_ = capture_begin(); \
@@ -163,8 +163,8 @@ static void a_full_disk_is_counted_not_fatal(void **state)
     assert_int_equal(after, EBUSY);
 }
 
-/* Were a line written all the same, this test would hang: the alarm ends it. */
-static void a_reader_that_stands_still_stops_nobody(void **state)
+/* If the line were written, this test would hang; the alarm would end it. */
+static void a_stalled_reader_blocks_no_thread(void **state)
 {
     (void)state;
     int pipe_fd[2];
@@ -197,7 +197,7 @@ int main(void)
         cmocka_unit_test(long_values_leave_a_readable_line),
         cmocka_unit_test(a_text_of_any_length_and_any_characters),
         cmocka_unit_test(a_full_disk_is_counted_not_fatal),
-        cmocka_unit_test(a_reader_that_stands_still_stops_nobody),
+        cmocka_unit_test(a_stalled_reader_blocks_no_thread),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* Settings: every source, the order in which they win, and everything malformed. */
+/* Settings: every source, their precedence, and malformed input. */
 #include "config/settings/settings.h"
 
 #include <setjmp.h>
@@ -227,20 +227,20 @@ static void keys_come_from_all_places_and_never_go_out(void **state)
 static void wrong_flags(void **state)
 {
     (void)state;
-    expect_error("--prot 1", "", "--prot is no flag; the nearest is --port");
+    expect_error("--prot 1", "", "--prot is not a flag; the nearest is --port");
     expect_error("--max-num-sequences=1", "", "the nearest is --max-num-seqs");
-    expect_error("--no-port", "", "--no-port is no flag");
+    expect_error("--no-port", "", "--no-port is not a flag");
     expect_error("--no-ui=true", "", "takes no value");
-    expect_error("--", "", "is no flag");
-    expect_error("--=3", "", "is no flag");
+    expect_error("--", "", "is not a flag");
+    expect_error("--=3", "", "is not a flag");
     expect_error("-p 3", "", "flags begin with two dashes");
     expect_error("--port", "", "--port: a value must follow");
     expect_error("--port --ui", "", "--port: a value must follow");
-    expect_error("a b", "", "'b': one MODEL is wanted, 'a' was given before");
-    expect_error("--prefixes x", "", "YAML file only");
+    expect_error("a b", "", "'b': only one MODEL is allowed, and 'a' was given before");
+    expect_error("--prefixes x", "", "only be given in the YAML file");
     char big[600] = "--";
     memset(big + 2, 'x', 500);
-    expect_error(big, "", "is no flag; the nearest is");
+    expect_error(big, "", "is not a flag; the nearest is");
 }
 
 static void wrong_values(void **state)
@@ -270,13 +270,13 @@ static void wrong_values(void **state)
         {"--shutdown-timeout 1d", "the unit is one of ms, s, m, h"},
         {"--shutdown-timeout 25h", "out of range"},
         {"--ui=maybe", "--ui: 'maybe' is not true or false"},
-        {"--device tpu", "'tpu' is none of auto, cpu, cuda"},
-        {"--device CPU", "is none of"},
-        {"--generation-config maybe", "is none of auto, none"},
+        {"--device tpu", "'tpu' is not one of auto, cpu, cuda"},
+        {"--device CPU", "is not one of"},
+        {"--generation-config maybe", "is not one of auto, none"},
         {"--metrics-prefix 1a", "a metric prefix"},
         {"--metrics-prefix a-b", "a metric prefix"},
         {"--max-logprobs 21", "allowed: 0 to 20"},
-        {"--host=", "--host: is empty"},
+        {"--host=", "--host: the value is empty"},
         {"--ssl-certfile a", "ssl_keyfile is missing"},
         {"--ssl-keyfile a", "ssl_certfile is missing"},
         {"--max-num-seqs 8 --max-num-batched-tokens 4", "less than max_num_seqs, 8"},
@@ -348,16 +348,16 @@ static void malformed_yaml(void **state)
 {
     (void)state;
     static const char *const bad[][2] = {
-        {"port: 1\nprot: 2\n", "line 2: prot is no setting; the nearest is 'port'"},
-        {"port: 1\nport: 2\n", "line 2: port: is set twice"},
-        {"prefix_cache: true\nenable_prefix_caching: true\n", "is set twice"},
-        {"port: [1]\n", "line 1: port: a single value is wanted"},
-        {"port: {a: 1}\n", "a single value is wanted"},
+        {"port: 1\nprot: 2\n", "line 2: prot is not a setting; the nearest is 'port'"},
+        {"port: 1\nport: 2\n", "line 2: port: set twice"},
+        {"prefix_cache: true\nenable_prefix_caching: true\n", "set twice"},
+        {"port: [1]\n", "line 1: port: a single value is required"},
+        {"port: {a: 1}\n", "a single value is required"},
         {"port: eighty\n", "line 1: port: 'eighty' is not a whole number"},
         {"config: other.yaml\n", "cannot name another"},
         {"- a\n- b\n", "the file must be a mapping"},
         {"just text\n", "the file must be a mapping"},
-        {"? [a]\n: b\n", "a key must be a setting's name"},
+        {"? [a]\n: b\n", "a key must be the name of a setting"},
         {"port: 1\n---\nport: 2\n", "more than one document"},
         {"port: 1\n--- {a: 1}\n", "more than one document"},
         {"port: \"1\n", "is not valid YAML"},
@@ -365,16 +365,16 @@ static void malformed_yaml(void **state)
         {"{{{{", "is not valid YAML"},
         {"a: *b\n", "is not valid YAML"},
         {"host: \"a\\0b\"\n", "NUL character"},
-        {"\"po\\0rt\": 1\n", "a key must be a setting's name"},
+        {"\"po\\0rt\": 1\n", "a key must be the name of a setting"},
         {"host: \xff\xfe\n", "is not valid YAML"},
         {"prefixes: [{txt: a}]\n", "one key 'text'"},
         {"prefixes: [{text: a, more: b}]\n", "one key 'text'"},
-        {"prefixes: [{text: [a]}]\n", "a single value is wanted"},
+        {"prefixes: [{text: [a]}]\n", "a single value is required"},
         {"prefixes: [{[a]: b}]\n", "one key 'text'"},
-        {"prefixes: [[a]]\n", "a single value is wanted"},
+        {"prefixes: [[a]]\n", "a single value is required"},
         {"prefixes: [a, '']\n", "an entry is empty"},
-        {"prefixes: {text: a}\n", "a single value is wanted"},
-        {"api_key: [a, {b: c}]\n", "a single value is wanted"},
+        {"prefixes: {text: a}\n", "a single value is required"},
+        {"api_key: [a, {b: c}]\n", "a single value is required"},
         {"api_key: ''\n", "a key is empty"},
     };
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
@@ -441,7 +441,7 @@ static void what_is_printed_reads_back_the_same(void **state)
     settings_release(&again);
 }
 
-/* What a rank of the same model is started with. */
+/* The flags with which a worker process is started. */
 static void what_is_passed_on_reads_back_without_keys(void **state)
 {
     (void)state;
@@ -520,8 +520,8 @@ static void help_and_reference_name_every_setting(void **state)
     free(table);
 }
 
-/* config/quire.yaml, which `make install` puts into /etc: as it is, and with the '#' of
- * every setting taken away. */
+/* config/quire.yaml, which `make install` puts into /etc, as it is and with all
+ * settings uncommented. */
 static void the_shipped_file_shows_every_default(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* Which connections are taken, by number and by peer address. */
+/* Which connections are admitted, by number and by peer address. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -48,8 +48,8 @@ static void open_with(struct admission *a, int64_t most, int64_t per_address, ch
     assert_int_equal(admission_open(a, &s, most, &e), 0);
 }
 
-/* How many of 20 connections from this address are taken; all of them leave again. */
-static int taken_of_20(struct admission *a, const char *address)
+/* How many of 20 connections from this address are admitted; all are closed again. */
+static int admitted_of_20(struct admission *a, const char *address)
 {
     struct admitted m[20];
     int n = 0;
@@ -70,21 +70,21 @@ static void an_address_has_a_share(void **state)
 
     (void)state;
     open_with(&a, 12, 0, NULL);
-    assert_int_equal(taken_of_20(&a, "192.0.2.1"), 3); /* a quarter */
-    assert_int_equal(taken_of_20(&a, "::ffff:192.0.2.1"), 3);
-    assert_int_equal(taken_of_20(&a, "2001:db8::1"), 3);
+    assert_int_equal(admitted_of_20(&a, "192.0.2.1"), 3); /* a quarter */
+    assert_int_equal(admitted_of_20(&a, "::ffff:192.0.2.1"), 3);
+    assert_int_equal(admitted_of_20(&a, "2001:db8::1"), 3);
     admission_close(&a);
     open_with(&a, 2, 0, NULL);
-    assert_int_equal(taken_of_20(&a, "192.0.2.1"), 1);
+    assert_int_equal(admitted_of_20(&a, "192.0.2.1"), 1);
     admission_close(&a);
     open_with(&a, 100, 7, NULL);
     for (int again = 0; again < 3; again++) {
-        assert_int_equal(taken_of_20(&a, "192.0.2.1"), 7);
+        assert_int_equal(admitted_of_20(&a, "192.0.2.1"), 7);
     }
     admission_close(&a);
 }
 
-static void addresses_are_told_apart(void **state)
+static void addresses_are_distinguished(void **state)
 {
     struct admission a;
     struct admitted m[6];
@@ -117,12 +117,12 @@ static void some_are_not_counted(void **state)
                                        "::1",         "::ffff:127.0.0.1", "10.127.255.255",
                                        "203.0.113.7", "::ffff:10.1.2.3",  "2001:db8:7fff::1"};
     for (size_t i = 0; i < ARRAY_LEN(free); i++) {
-        assert_int_equal(taken_of_20(&a, free[i]), 20);
+        assert_int_equal(admitted_of_20(&a, free[i]), 20);
     }
     static const char *const counted[] = {"10.128.0.0", "203.0.113.6", "2001:db8:8000::1",
                                           "126.255.255.255", "::2"};
     for (size_t i = 0; i < ARRAY_LEN(counted); i++) {
-        assert_int_equal(taken_of_20(&a, counted[i]), 1);
+        assert_int_equal(admitted_of_20(&a, counted[i]), 1);
     }
     admission_close(&a);
 }
@@ -153,8 +153,8 @@ static void bad_lists_are_refused(void **state)
     }
 }
 
-/* Connections beyond the limit on real sockets: whose turn it is to yield is seen at
- * their other ends. */
+/* Connections beyond the limit, on real sockets: the other ends show which one was shut
+ * down. */
 static void the_oldest_reserved_one_yields(void **state)
 {
     enum { N = LIMIT_RESERVED_CONNECTIONS + 1 };
@@ -193,7 +193,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_address_has_a_share),
-        cmocka_unit_test(addresses_are_told_apart),
+        cmocka_unit_test(addresses_are_distinguished),
         cmocka_unit_test(some_are_not_counted),
         cmocka_unit_test(bad_lists_are_refused),
         cmocka_unit_test(the_oldest_reserved_one_yields),

@@ -1,5 +1,5 @@
-/* Bodies: what is accepted and what becomes of it; and every refusal, with the field it
- * names. */
+/* Request bodies: the parsed values of accepted ones, and every error with the field
+ * that it names. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 static int parse(struct completion *c, const char *body, struct err *e)
 {
     *e = (struct err){0};
-    /* Behind the end of the body stands nothing that may be read. */
+    /* Nothing after the end of the body may be read. */
     size_t len = strlen(body);
     char *copy = malloc(len ? len : 1);
     memcpy(copy, body, len);
@@ -50,7 +50,7 @@ static void refuse_all(const struct refusal *r, size_t n, int code)
     }
 }
 
-/* ---- what is accepted ---- */
+/* ---- accepted bodies ---- */
 
 static void test_defaults_stand(void **state)
 {
@@ -114,7 +114,7 @@ static void test_every_field_arrives(void **state)
     assert_true(p->include_stop_str && p->ignore_eos && p->echo && !p->skip_special &&
                 !p->spaces_between_special);
     assert_int_equal(p->n_logprobs, 2);
-    assert_int_equal(p->n_prompt_logprobs, 2); /* echo with logprobs asks for the prompt's too */
+    assert_int_equal(p->n_prompt_logprobs, 2); /* echo with logprobs includes the prompt's */
     assert_true(c.echo_logprobs && c.has_prompt_logprobs && c.return_token_ids);
     assert_int_equal(p->priority, -4);
     assert_string_equal(p->cache_salt, "s");
@@ -184,7 +184,7 @@ static void test_seed_is_exact(void **state)
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(t); i++) {
         struct completion c;
-        /* A seed deeper in the body is not the seed. */
+        /* A nested member called seed is not the seed. */
         snprintf(body, sizeof(body), "{\"x\":{\"seed\":1}, \"\\u0073eed\" : %s ,\"prompt\":\"x\"}",
                  t[i].text);
         accept_body(&c, body);
@@ -207,7 +207,7 @@ static void test_prompts_without_a_seed_share_none(void **state)
     completion_release(&c);
 }
 
-/* `field`: the digits of a number with 100,000 zeros in their midst. */
+/* Numbers with 100,000 zeros in the middle. */
 static void test_long_numbers(void **state)
 {
     enum { ZEROS = 100000 };
@@ -311,12 +311,12 @@ static void test_unknown_fields_are_named(void **state)
     assert_non_null(strstr(e.text, "Temperature"));
 }
 
-static void test_room(void **state)
+static void test_lengths(void **state)
 {
     struct completion c;
 
     (void)state;
-    /* 16 tokens that nobody asked for give way to a long prompt. */
+    /* The default of 16 tokens is lowered for a long prompt. */
     char body[1200] = "{\"add_special_tokens\":false,\"prompt\":\"";
     size_t at = strlen(body);
     memset(body + at, 'a', 990);
@@ -329,7 +329,7 @@ static void test_room(void **state)
     completion_release(&c);
 }
 
-/* Requests of one body share what it asks for, which lives as long as the last of
+/* The requests of one body share its parameters, which live as long as the last of
  * them. */
 static void test_prompts_share_their_parameters(void **state)
 {
@@ -358,7 +358,7 @@ static void test_prompts_share_their_parameters(void **state)
     request_unref(r[1]);
 }
 
-/* ---- room is asked for first ---- */
+/* ---- the queue is checked first ---- */
 
 struct asked {
     int32_t n[4], n_asked, room, n_encoded;
@@ -380,8 +380,8 @@ static int count_encode(void *arg, const char *text, size_t len, bool add_specia
     return test_encode(arg, text, len, add_special, max_tokens, ret_ids, ret_n, e);
 }
 
-/* Once before the body is read, once for its prompts before any of them is. */
-static void test_room_is_asked_for_before_the_work(void **state)
+/* Once before the body is parsed, once for all prompts before the first is encoded. */
+static void test_the_queue_is_checked_before_the_work(void **state)
 {
     struct asked a = {.room = 2};
     struct api_context ctx = test_context;
@@ -408,7 +408,7 @@ static void test_room_is_asked_for_before_the_work(void **state)
     assert_int_equal(http_status_of(ERR_FULL), 429);
 }
 
-/* ---- what is refused ---- */
+/* ---- refused bodies ---- */
 
 static void test_refused_json(void **state)
 {
@@ -762,7 +762,7 @@ static void test_tokenize(void **state)
     assert_string_equal(e.param, "tokens");
 }
 
-/* ---- answers ---- */
+/* ---- responses ---- */
 
 static void test_error_body(void **state)
 {
@@ -799,7 +799,7 @@ static void test_openapi_is_json(void **state)
     assert_non_null(cJSON_GetObjectItem(properties, "repetition_penalty"));
     assert_non_null(strstr(b.data, "\"maximum\":255"));
     assert_null(strchr(b.data, '@'));
-    /* what is not there is not promised */
+    /* fields that are not supported are not listed */
     assert_null(cJSON_GetObjectItem(properties, "guided_json"));
     cJSON_Delete(tree);
     buf_release(&b);
@@ -818,9 +818,9 @@ int main(void)
         cmocka_unit_test(test_nul_is_a_character),
         cmocka_unit_test(test_beams),
         cmocka_unit_test(test_unknown_fields_are_named),
-        cmocka_unit_test(test_room),
+        cmocka_unit_test(test_lengths),
         cmocka_unit_test(test_prompts_share_their_parameters),
-        cmocka_unit_test(test_room_is_asked_for_before_the_work),
+        cmocka_unit_test(test_the_queue_is_checked_before_the_work),
         cmocka_unit_test(test_refused_json),
         cmocka_unit_test(test_refused_depth_and_size),
         cmocka_unit_test(test_refused_fields),

@@ -1,5 +1,5 @@
-/* What `quire bench` reads and computes: streamed answers in any pieces, percentiles,
- * workloads, flags. */
+/* The parts of `quire bench`: streamed answers split anywhere, percentiles, workloads,
+ * flags. */
 #include "server/bench/bench.h"
 
 #include <setjmp.h>
@@ -22,7 +22,7 @@ static const char answer[] =
     "a\r\n: [DONE]\n\n\r\n"
     "0\r\n\r\n";
 
-/* However the bytes arrive, the same is seen. */
+/* The result does not depend on how the bytes are split. */
 static void an_answer_in_any_pieces(void **state)
 {
     (void)state;
@@ -76,20 +76,20 @@ static void errors_are_kept_with_their_text(void **state)
 static void percentiles_are_right_to_a_percent(void **state)
 {
     (void)state;
-    static struct spread s;
+    static struct latency_hist s;
     for (int64_t us = 1; us <= 1000000; us++) {
-        spread_add(&s, us);
+        latency_hist_add(&s, us);
     }
     for (double p = 1; p < 100; p += 7) {
-        double got = spread_percentile_ms(&s, p), want = p * 10;
+        double got = latency_hist_percentile_ms(&s, p), want = p * 10;
         assert_true(got > want * 0.99 && got < want * 1.01);
     }
-    assert_true(spread_percentile_ms(&s, 100) == 1000);
-    assert_true(spread_mean_ms(&s) > 499.9 && spread_mean_ms(&s) < 500.1);
-    static struct spread one;
-    spread_add(&one, 1234567);
-    assert_true(spread_percentile_ms(&one, 1) == 1234.567 &&
-                spread_percentile_ms(&one, 99) == 1234.567);
+    assert_true(latency_hist_percentile_ms(&s, 100) == 1000);
+    assert_true(latency_hist_mean_ms(&s) > 499.9 && latency_hist_mean_ms(&s) < 500.1);
+    static struct latency_hist one;
+    latency_hist_add(&one, 1234567);
+    assert_true(latency_hist_percentile_ms(&one, 1) == 1234.567 &&
+                latency_hist_percentile_ms(&one, 99) == 1234.567);
 }
 
 static int load_file(struct bench_load *l, const char *text, struct err *e)

@@ -1,5 +1,5 @@
-/* Bytes held for clients: counted exactly, refused beyond the limit, taken from the
- * slowest; long bodies freed as they are read. */
+/* Memory held for clients: counted exactly, refused beyond the limit, freed by
+ * disconnecting the slowest; long bodies are freed as they are read. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -31,9 +31,10 @@ static void test_accounts_add_up(void **state)
     assert_true(account_try(&two, 40));
     assert_int_equal(held(&b), 100);
     assert_false(budget_is_over(&b));
-    account_set(&one, 61); /* what was let in may grow, and then somebody has to go */
+    account_set(&one,
+                61); /* an existing account may grow beyond the limit; one has to be cut off then */
     assert_true(budget_is_over(&b));
-    assert_true(account_try(&two, 10)); /* less is always let in */
+    assert_true(account_try(&two, 10)); /* a decrease always succeeds */
     assert_int_equal(held(&b), 71);
     account_close(&one);
     account_close(&two);
@@ -71,7 +72,7 @@ static void test_the_slowest_goes_then_the_largest(void **state)
     budget_make_room(&b);
     assert_true(a[1].cut && !a[0].cut && !a[2].cut);
     assert_int_equal(read(fd[1], &c, 1), 0); /* its socket was shut down */
-    budget_make_room(&b);                    /* too soon: what was cut has had no time to end */
+    budget_make_room(&b);                    /* too soon after the last cut-off */
     assert_true(!a[0].cut && !a[2].cut);
     account_close(&a[1]);
     atomic_store(&b.looked_us, 0);
@@ -79,7 +80,7 @@ static void test_the_slowest_goes_then_the_largest(void **state)
     assert_true(!a[0].cut && a[2].cut);
     account_close(&a[2]);
     atomic_store(&b.looked_us, 0);
-    budget_make_room(&b); /* there is room */
+    budget_make_room(&b); /* not over the limit */
     assert_false(a[0].cut);
     assert_int_equal(budget_sweep(&b, 60000000), 0);
     atomic_store(&a[0].since_us, clock_us() - 61000000);

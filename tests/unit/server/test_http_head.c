@@ -1,5 +1,5 @@
-/* Heads that are refused although the library takes them: its parsing in place is done
- * here as it does it, and what is left is handed to the check. */
+/* Heads that are refused although libmicrohttpd accepts them. The test parses them in
+ * place as the library does, and passes the result to the check. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@
 
 enum { MOST_FIELDS = 200 };
 
-/* The line at *at, its end overwritten; *at goes behind it. */
+/* The line at *at with its end overwritten; *at moves to after it. */
 static char *cut_line(char **at, const char *end)
 {
     char *line = *at, *lf = memchr(line, '\n', (size_t)(end - line));
@@ -30,7 +30,7 @@ static char *cut_line(char **at, const char *end)
     return line;
 }
 
-/* As libmicrohttpd 0.9.75 cuts a head (which has no folded lines) of `len` bytes. */
+/* Split a head of `len` bytes, without folded lines, as libmicrohttpd 0.9.75 does. */
 static struct http_verdict check(const char *text, size_t len, bool in_place)
 {
     char *copy = malloc(len + 1), *at = copy, *line;
@@ -85,14 +85,14 @@ static const struct row rows[] = {
     ROW("GET http://x/a%20b HTTP/1.1\r\nHost: [::1]:80\r\n\r\n", 0, false),
     ROW(HEAD "Content-Length: 18446744073709551615\r\n\r\n", 0, false),
     ROW(HEAD "X: \xc3\xa9\r\n\r\n", 0, false),
-    /* Line ends: a bare LF is taken, and the connection closes. */
+    /* Line ends: a bare LF is accepted, and the connection is closed. */
     ROW("GET / HTTP/1.1\nHost: x\r\n\r\n", 0, true),
     ROW("GET / HTTP/1.1\r\nHost: x\n\r\n", 0, true),
     ROW("GET / HTTP/1.1\r\nHost: x\nX: y\r\n\r\n", 0, true),
     ROW("GET / HTTP/1.1\r\nHost: x\r\n\n", 0, true),
     ROW("GET / HTTP/1.1\nHost: x\n\n", 0, true),
     ROW("GET / HTTP/1.0\n\n", 0, true),
-    /* What the library cuts off. */
+    /* What the library drops. */
     ROW(HEAD "X: a\0\r\n\r\n", 400, true),
     ROW(HEAD "X: a\0b\r\nY: c\r\n\r\n", 400, true),
     ROW(HEAD "X: \0b\r\n\r\n", 400, true),
@@ -159,7 +159,7 @@ static void each_row(void **state)
     }
 }
 
-/* Every byte, at the end of a value and between two: a NUL, too, is what it is. */
+/* Every byte, NUL included, at the end of a value and between two bytes of it. */
 static void each_byte_of_a_value(void **state)
 {
     (void)state;
@@ -176,7 +176,7 @@ static void each_byte_of_a_value(void **state)
     }
 }
 
-/* Strings that lie elsewhere are those of lines that the library has joined. */
+/* Strings in another place are those of lines that the library has joined. */
 static void strings_out_of_their_place(void **state)
 {
     char text[] = "GET\0/\0HTTP/1.1\0\0Host\0 x\0\0\0\0", name[] = "Host", far[] = "x";

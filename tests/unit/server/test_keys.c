@@ -81,35 +81,32 @@ static void entries_and_keys_alone(void **state)
     key_list_release(&l);
 }
 
-static void what_is_wrong_is_told_with_its_line_and_without_the_key(void **state)
+static void errors_name_the_line_and_not_the_key(void **state)
 {
     static const struct {
         const char *text, *says;
     } bad[] = {
         {"# none\n", "holds no key"},
         {"ok\nsk-secret two\n", "line 2: a key holds a character"},
-        {"ok\nname=a sk-secret\n", "line 2: an entry is words"},
+        {"ok\nname=a sk-secret\n", "line 2: an entry must consist"},
         {"name=a\n", "neither key nor sha256"},
         {"name=a key=sk-secret key=sk-secret2\n", "one key or one sha256"},
-        {"name=a key=\n", "a key has 1 to"},
+        {"name=a key=\n", "a key must have 1 to"},
         {"name=a sha256=9f86\n", "64 hexadecimal digits"},
-        {"name=a key=sk-secret\nname=a key=sk-secret2\n", "line 2: the name 'a' is there twice"},
-        {"name=a key=sk-secret\nname=b key=sk-secret\n",
-         "line 2: the key of 'b' is that of 'a' too"},
-        {"name= key=sk-secret\n", "a name has 1 to"},
-        {"name=a\"b key=sk-secret\n", "a name has 1 to"},
-        {"name=a key=sk-secret colour=red\n", "a word is not known"},
-        {"name=a sk-secret==\n", "a word is not known"},
+        {"name=a key=sk-secret\nname=a key=sk-secret2\n", "line 2: the name 'a' appears twice"},
+        {"name=a key=sk-secret\nname=b key=sk-secret\n", "line 2: 'b' has the same key as 'a'"},
+        {"name= key=sk-secret\n", "a name must be 1 to"},
+        {"name=a\"b key=sk-secret\n", "a name must be 1 to"},
+        {"name=a key=sk-secret colour=red\n", "an unknown word"},
+        {"name=a sk-secret==\n", "an unknown word"},
         {"name=a weight=sk-secret\n", "weight must be"},
         {"name=a key=sk-secret weight=0\n", "weight must be"},
         {"name=a key=sk-secret weight=nan\n", "weight must be"},
-        {"name=a key=sk-secret requests_per_minute=0\n",
-         "requests_per_minute must be a whole number"},
-        {"name=a key=sk-secret tokens_per_minute=-1\n", "tokens_per_minute must be a whole number"},
+        {"name=a key=sk-secret requests_per_minute=0\n", "requests_per_minute must be an integer"},
+        {"name=a key=sk-secret tokens_per_minute=-1\n", "tokens_per_minute must be an integer"},
         {"name=a key=sk-secret tokens_per_minute=99999999999999999999\n",
-         "tokens_per_minute must be a whole number"},
-        {"name=a key=sk-secret concurrent_requests=1x\n",
-         "concurrent_requests must be a whole number"},
+         "tokens_per_minute must be an integer"},
+        {"name=a key=sk-secret concurrent_requests=1x\n", "concurrent_requests must be an integer"},
         {"name=a key=sk-secret priority=5..1\n", "priority must be"},
         {"name=a key=sk-secret priority=1..\n", "priority must be"},
         {"name=a key=sk-secret priority=..2\n", "priority must be"},
@@ -142,7 +139,7 @@ static void keys_are_found(void **state)
     char *list[] = {"alpha", "beta"};
     struct settings s = {.api_key = list, .n_api_keys = 2};
     struct keys k;
-    struct grant g;
+    struct auth_result g;
 
     (void)state;
     assert_int_equal(keys_open(&k, &s, NULL), 0);
@@ -168,7 +165,7 @@ static void a_reload_replaces_all_or_nothing(void **state)
 {
     struct settings s = {.api_key_file = path};
     struct keys k;
-    struct grant g;
+    struct auth_result g;
     struct err e = {0};
     struct quota_refusal why;
 
@@ -190,7 +187,7 @@ static void a_reload_replaces_all_or_nothing(void **state)
     assert_int_equal(keys_reload(&k, &s, &e), 0);
     assert_false(keys_find(&k, "Bearer one", &g) || keys_find(&k, "Bearer two", &g));
     assert_true(keys_find(&k, "Bearer three", &g));
-    assert_ptr_equal(g.client, a); /* what it has used stays with the name */
+    assert_ptr_equal(g.client, a); /* the counters stay with the name */
     assert_true(client_begin(a, &g.limits, 0, 1, &why));
     assert_false(client_begin(a, &g.limits, 0, 1, &why));
     assert_true(keys_find(&k, "Bearer four", &g));
@@ -220,7 +217,7 @@ static void names_come_and_go_without_end(void **state)
         fclose(f);
         assert_int_equal(keys_reload(&k, &s, &e), 0);
     }
-    struct grant g;
+    struct auth_result g;
     assert_true(keys_find(&k, "Bearer k2-1000", &g));
     assert_string_equal(g.client->name, "n2-1000");
     assert_true(k.n_clients <= LIMIT_TENANTS);
@@ -257,7 +254,7 @@ static void buckets_fill_evenly(void **state)
     client_release(&c);
 }
 
-static void answers_are_paid_at_their_end(void **state)
+static void generated_tokens_are_charged_at_the_end(void **state)
 {
     struct client c;
     struct key_limits l = key_limits_none();
@@ -269,7 +266,7 @@ static void answers_are_paid_at_their_end(void **state)
     assert_true(client_begin(&c, &l, 0, 0, &why));
     assert_true(client_take_tokens(&c, &l, 100, 0, &why));
     client_end(&c);
-    client_charge(&c, 700); /* 200 below zero, at 10 a second */
+    client_charge(&c, 700); /* 200 below zero, refilled by 10 per second */
     assert_false(client_take_tokens(&c, &l, 50, 0, &why));
     assert_int_equal(why.wait_us, 25 * SECOND_US);
     assert_true(client_take_tokens(&c, &l, 50, 25 * SECOND_US, &why));
@@ -277,14 +274,14 @@ static void answers_are_paid_at_their_end(void **state)
     assert_true(client_take_tokens(&c, &l, 50, 25 * SECOND_US, &why));
     assert_int_equal(atomic_load(&c.prompt_tokens), 150);
     assert_int_equal(atomic_load(&c.generation_tokens), 700);
-    /* More than the bucket holds: when it is full. */
+    /* More than the bucket holds: allowed when it is full. */
     assert_false(client_take_tokens(&c, &l, 5000, 25 * SECOND_US, &why));
     assert_int_equal(why.wait_us, 60 * SECOND_US);
     assert_true(client_take_tokens(&c, &l, 5000, 85 * SECOND_US, &why));
     client_release(&c);
 }
 
-static void bodies_are_paid_in_bytes(void **state)
+static void bodies_are_charged_in_bytes(void **state)
 {
     struct client c;
     struct key_limits l = key_limits_none();
@@ -296,10 +293,10 @@ static void bodies_are_paid_in_bytes(void **state)
     assert_true(client_begin(&c, &l, 9000, 0, &why));
     assert_false(client_begin(&c, &l, 760, 0, &why));
     assert_int_equal(why.wait_us, SECOND_US);
-    assert_non_null(strstr(why.text, "9600 bytes of request bodies a minute"));
+    assert_non_null(strstr(why.text, "9600 bytes of request bodies per minute"));
     assert_int_equal(atomic_load(&c.n_limited[QUOTA_BYTES]), 1);
     assert_true(client_begin(&c, &l, 760, SECOND_US, &why));
-    /* More than the bucket holds: when it is full. */
+    /* More than the bucket holds: allowed when it is full. */
     assert_false(client_begin(&c, &l, 1 << 20, 60 * SECOND_US, &why));
     assert_int_equal(why.wait_us, SECOND_US);
     assert_true(client_begin(&c, &l, 1 << 20, 61 * SECOND_US, &why));
@@ -310,7 +307,7 @@ static void bodies_are_paid_in_bytes(void **state)
     client_release(&c);
 }
 
-static void requests_at_once(void **state)
+static void concurrent_requests_are_limited(void **state)
 {
     struct client c;
     struct key_limits l = key_limits_none();
@@ -322,9 +319,9 @@ static void requests_at_once(void **state)
     l.requests_per_minute = 3;
     assert_true(client_begin(&c, &l, 0, 0, &why) && client_begin(&c, &l, 0, 0, &why));
     assert_false(client_begin(&c, &l, 0, 0, &why));
-    assert_non_null(strstr(why.text, "2 requests at once"));
+    assert_non_null(strstr(why.text, "2 concurrent requests"));
     client_end(&c);
-    /* who was refused took nothing from the bucket */
+    /* a refused request takes nothing from the bucket */
     assert_true(client_begin(&c, &l, 0, 0, &why));
     client_release(&c);
 }
@@ -333,15 +330,15 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(entries_and_keys_alone),
-        cmocka_unit_test(what_is_wrong_is_told_with_its_line_and_without_the_key),
+        cmocka_unit_test(errors_name_the_line_and_not_the_key),
         cmocka_unit_test(a_nul_is_no_end),
         cmocka_unit_test(keys_are_found),
         cmocka_unit_test(a_reload_replaces_all_or_nothing),
         cmocka_unit_test(names_come_and_go_without_end),
         cmocka_unit_test(buckets_fill_evenly),
-        cmocka_unit_test(answers_are_paid_at_their_end),
-        cmocka_unit_test(bodies_are_paid_in_bytes),
-        cmocka_unit_test(requests_at_once),
+        cmocka_unit_test(generated_tokens_are_charged_at_the_end),
+        cmocka_unit_test(bodies_are_charged_in_bytes),
+        cmocka_unit_test(concurrent_requests_are_limited),
     };
 
     return cmocka_run_group_tests(tests, make_file, remove_file);

@@ -1,5 +1,5 @@
-/* What the output side makes itself and what it leaves to the renderers, and that a
- * stream's events stay in their order. */
+/* Which outputs the output thread renders itself and which it leaves to the renderers,
+ * and that a stream's events keep their order. */
 #include <math.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -24,8 +24,8 @@ static void desk_open(struct desk *d)
     assert_int_equal(tokenizer_open_bytes(&d->tokenizer, NULL), 0);
 }
 
-/* A stream of one request, without a client; the test has a reference, the engine
- * another. */
+/* A stream of one request, without a client; the test and the engine hold one reference
+ * each. */
 static struct stream *ask(struct desk *d, const char *body)
 {
     struct completion c;
@@ -104,7 +104,7 @@ static void test_long_pieces_are_left_to_the_renderers(void **state)
     say(&d, s, 0, "x");
     say_prompt(&d, s, 1);
     say(&d, s, 1, "y");
-    say(&d, other, 0, "plain"); /* made at once, whatever else is asked for */
+    say(&d, other, 0, "plain"); /* rendered at once, whatever the other stream wants */
     assert_null(other->queue);
     assert_non_null(strstr(other->pending.data, "plain"));
     end(&d, s);

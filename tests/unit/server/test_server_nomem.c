@@ -1,5 +1,5 @@
-/* Every allocation of the request path made to fail in turn: a clean refusal, and
- * nothing is leaked. */
+/* Each allocation of the request path fails in turn: the request is refused and nothing
+ * leaks. */
 #include "tests/unit/nomem.h"
 
 #include "server/access/auth.h"

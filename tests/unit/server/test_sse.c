@@ -1,4 +1,4 @@
-/* The bytes of events and of JSON answers, golden. */
+/* The exact bytes of events and of JSON answers. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -116,8 +116,8 @@ static void test_logprobs(void **state)
 {
     struct sse_style s = style();
     struct usage u = {0};
-    /* The best one twice by id, then a token that is part of a character, and one that
-     * is masked. */
+    /* The best token twice, then a token that is part of a character, and a masked
+     * one. */
     int32_t top[] = {'b', 'a'}, top2[] = {0xe2, 'c'};
     float lp[] = {-0.5f, -1.25f}, lp2[] = {-0.25f, -INFINITY};
     struct token_out t[] = {{.id = 'a',
@@ -191,7 +191,7 @@ static void test_prompt_logprobs(void **state)
     sse_style_release(&s);
 }
 
-static void test_full_buffer_is_told(void **state)
+static void test_full_buffer_is_an_error(void **state)
 {
     struct sse_style s = style();
     struct usage u = {0};
@@ -302,7 +302,7 @@ static void test_numbers(void **state)
 
 /* ---- in portions ---- */
 
-/* A request whose prompt goes out, with its log-probabilities. */
+/* A request with an echoed prompt and its log-probabilities. */
 static struct request *echoed(struct tokenizer **t)
 {
     static const char prompt[] = "h\xc3\xa9 \xe2\x82\xac\n";
@@ -383,7 +383,7 @@ static void test_portions_make_the_same(void **state)
     sse_style_release(&s);
 }
 
-/* A prompt is collected once, in portions, and stands in the body of each of its
+/* An echoed prompt is collected once, in portions, and appears in each of its
  * choices. */
 static void test_a_prompt_is_collected_once(void **state)
 {
@@ -408,7 +408,7 @@ static void test_a_prompt_is_collected_once(void **state)
     for (int32_t portion = 1; portion < 40; portion++) {
         buf_init(&b, 1 << 20);
         collector_init(&c, 2);
-        collector_share(&c, 1);
+        collector_share_prompts(&c, 1);
         for (int32_t i = 0; i < 2; i++) {
             struct sse_cursor at = {0};
             int32_t units = portion, rc;
@@ -448,7 +448,7 @@ int main(void)
         cmocka_unit_test(test_continuous_usage_and_ids),
         cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_prompt_logprobs),
-        cmocka_unit_test(test_full_buffer_is_told),
+        cmocka_unit_test(test_full_buffer_is_an_error),
         cmocka_unit_test(test_a_choice_that_could_not_go_on),
         cmocka_unit_test(test_collected_body),
         cmocka_unit_test(test_numbers),

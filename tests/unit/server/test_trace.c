@@ -1,4 +1,4 @@
-/* traceparent: what is valid is taken, all else passed over. */
+/* traceparent: valid headers are used, others ignored. */
 #include "server/http/trace.h"
 
 #include <setjmp.h>
