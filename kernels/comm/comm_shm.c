@@ -15,8 +15,8 @@
 enum { SLOT_FLOATS = 1 << 18 };
 
 struct shared {
-    struct counter came[COMM_MAX_RANKS]; /* exchanges each rank has come to */
-    struct gathering all;
+    struct counter arrived[COMM_MAX_RANKS]; /* exchanges each rank has come to */
+    struct sync_group group;
     _Alignas(64) float slot[]; /* [2][n_ranks][SLOT_FLOATS] */
 };
 
@@ -38,16 +38,16 @@ static float *slot_of(const struct comm_shm *c, int32_t rank)
 
 static int shm_check(struct comm *base, struct err *e)
 {
-    return fate_check(&CONTAINER_OF(base, struct comm_shm, base)->shared->all.fate, e);
+    return failure_check(&CONTAINER_OF(base, struct comm_shm, base)->shared->group.failure, e);
 }
 
 static void shm_abort(struct comm *base, const char *why)
 {
     struct comm_shm *c = CONTAINER_OF(base, struct comm_shm, base);
 
-    fate_set(&c->shared->all.fate, why);
+    failure_set(&c->shared->group.failure, why);
     for (int32_t r = 0; r < base->n_ranks; r++) {
-        counter_wake(&c->shared->came[r]);
+        counter_wake(&c->shared->arrived[r]);
     }
 }
 
@@ -57,10 +57,10 @@ static int exchange(struct comm_shm *c, struct err *e)
 {
     struct shared *s = c->shared;
 
-    counter_set(&s->all, &s->came[c->base.rank], c->n);
+    counter_set(&s->group, &s->arrived[c->base.rank], c->n);
     for (int32_t r = 0; r < c->base.n_ranks; r++) {
         int rc = r == c->base.rank ? 0
-                                   : counter_await(&s->all, &s->came[r], c->n,
+                                   : counter_await(&s->group, &s->arrived[r], c->n,
                                                    c->base.first_rank + r, c->base.timeout_us, e);
         if (rc < 0) {
             return rc;
@@ -93,14 +93,14 @@ static float *row_of(struct mat m, int64_t r)
     return (float *)m.data + r * m.stride;
 }
 
-static void put(float *slot, struct mat m)
+static void copy_in(float *slot, struct mat m)
 {
     for (int32_t r = 0; r < m.rows; r++) {
         memcpy(slot + (int64_t)r * m.cols, row_of(m, r), (size_t)m.cols * sizeof(float));
     }
 }
 
-static void take(struct mat m, const float *slot)
+static void copy_out(struct mat m, const float *slot)
 {
     for (int32_t r = 0; r < m.rows; r++) {
         memcpy(row_of(m, r), slot + (int64_t)r * m.cols, (size_t)m.cols * sizeof(float));
@@ -128,12 +128,12 @@ static int reduce_tile(struct comm_shm *c, struct mat x, struct err *e)
     if (rc < 0) {
         return rc;
     }
-    put(slot_of(c, c->base.rank), x);
+    copy_in(slot_of(c, c->base.rank), x);
     rc = exchange(c, e);
     if (rc < 0) {
         return rc;
     }
-    take(x, slot_of(c, 0));
+    copy_out(x, slot_of(c, 0));
     for (int32_t i = 1; i < c->base.n_ranks; i++) {
         for (int32_t r = 0; r < x.rows; r++) {
             add(row_of(x, r), slot_of(c, i) + (int64_t)r * x.cols, x.cols);
@@ -177,11 +177,11 @@ static int gather_tile(struct comm_shm *c, struct mat out, struct mat part, int3
     if (rc < 0) {
         return rc;
     }
-    put(slot_of(c, c->base.rank),
-        mat_cols(part, MIN(col, part.cols), MAX(MIN(cols, part.cols - col), 0)));
+    copy_in(slot_of(c, c->base.rank),
+            mat_cols(part, MIN(col, part.cols), MAX(MIN(cols, part.cols - col), 0)));
     rc = exchange(c, e);
     for (int32_t r = 0; rc == 0 && c->base.rank == 0 && r < c->base.n_ranks; r++) {
-        take(columns_of(out, r, width, col, cols), slot_of(c, r));
+        copy_out(columns_of(out, r, width, col, cols), slot_of(c, r));
     }
     return rc;
 }

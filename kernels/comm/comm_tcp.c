@@ -12,21 +12,21 @@
 #include "kernels/comm/comm.h"
 #include "kernels/comm/comm_wait.h"
 
-enum { PIECE_FLOATS = 1 << 16 };
+enum { CHUNK_FLOATS = 1 << 16 };
 
 struct comm_tcp {
     struct comm base;
     int fd[COMM_MAX_RANKS]; /* rank 0: all others'; else [0] */
-    struct fate fate;
-    float *piece; /* [PIECE_FLOATS]: rank 0's sum */
-    float *other; /* [PIECE_FLOATS]: what came */
+    struct failure failure;
+    float *chunk; /* [CHUNK_FLOATS]: rank 0's sum */
+    float *other; /* [CHUNK_FLOATS]: what came */
 };
 
 static void tcp_abort(struct comm *base, const char *why)
 {
     struct comm_tcp *c = CONTAINER_OF(base, struct comm_tcp, base);
 
-    sockets_abort(&c->fate, c->fd, base->n_ranks, why);
+    sockets_abort(&c->failure, c->fd, base->n_ranks, why);
 }
 
 static int tcp_check(struct comm *base, struct err *e)
@@ -35,7 +35,7 @@ static int tcp_check(struct comm *base, struct err *e)
     int rc = 0;
 
     for (int32_t r = 0; r < base->n_ranks && rc == 0; r++) {
-        rc = socket_check(&c->fate, c->fd[r], base->first_rank + r, e);
+        rc = socket_check(&c->failure, c->fd[r], base->first_rank + r, e);
     }
     return rc;
 }
@@ -45,7 +45,7 @@ static int move(struct comm_tcp *c, int32_t rank, void *data, size_t n_bytes, bo
                 struct err *e)
 {
     int64_t timeout_us = c->base.timeout_us;
-    int rc = socket_move(&c->fate, c->fd[rank], c->base.first_rank + rank, data, n_bytes, out,
+    int rc = socket_move(&c->failure, c->fd[rank], c->base.first_rank + rank, data, n_bytes, out,
                          timeout_us, e);
 
     if (rc < 0) {
@@ -70,21 +70,21 @@ static int tcp_broadcast(struct comm *base, void *data, size_t n_bytes, struct e
 }
 
 /* piece[n] summed over the ranks; on rank 0 in place, on the others it is replaced. */
-static int reduce_piece(struct comm_tcp *c, int64_t n, struct err *e)
+static int reduce_chunk(struct comm_tcp *c, int64_t n, struct err *e)
 {
     size_t n_bytes = (size_t)n * sizeof(float);
     int rc = 0;
 
     if (c->base.rank > 0) {
-        rc = move(c, 0, c->piece, n_bytes, true, e);
+        rc = move(c, 0, c->chunk, n_bytes, true, e);
     }
     for (int32_t r = 1; c->base.rank == 0 && r < c->base.n_ranks && rc == 0; r++) {
         rc = move(c, r, c->other, n_bytes, false, e);
         for (int64_t i = 0; i < n && rc == 0; i++) {
-            c->piece[i] += c->other[i];
+            c->chunk[i] += c->other[i];
         }
     }
-    return rc < 0 ? rc : tcp_broadcast(&c->base, c->piece, n_bytes, e);
+    return rc < 0 ? rc : tcp_broadcast(&c->base, c->chunk, n_bytes, e);
 }
 
 static float *row_of(struct mat m, int32_t r)
@@ -108,14 +108,14 @@ static int tcp_all_reduce(struct comm *base, struct mat x, struct err *e)
     struct comm_tcp *c = CONTAINER_OF(base, struct comm_tcp, base);
     int64_t total = (int64_t)x.rows * x.cols;
 
-    for (int64_t first = 0; first < total; first += PIECE_FLOATS) {
-        int64_t n = MIN(total - first, PIECE_FLOATS);
-        copy_elements(x, first, n, c->piece, true);
-        int rc = reduce_piece(c, n, e);
+    for (int64_t first = 0; first < total; first += CHUNK_FLOATS) {
+        int64_t n = MIN(total - first, CHUNK_FLOATS);
+        copy_elements(x, first, n, c->chunk, true);
+        int rc = reduce_chunk(c, n, e);
         if (rc < 0) {
             return rc;
         }
-        copy_elements(x, first, n, c->piece, false);
+        copy_elements(x, first, n, c->chunk, false);
     }
     return 0;
 }
@@ -125,17 +125,17 @@ static int move_rows(struct comm_tcp *c, int32_t rank, struct mat m, bool out, s
 {
     int64_t total = (int64_t)m.rows * m.cols;
 
-    for (int64_t first = 0; first < total; first += PIECE_FLOATS) {
-        int64_t n = MIN(total - first, PIECE_FLOATS);
+    for (int64_t first = 0; first < total; first += CHUNK_FLOATS) {
+        int64_t n = MIN(total - first, CHUNK_FLOATS);
         if (out) {
-            copy_elements(m, first, n, c->piece, true);
+            copy_elements(m, first, n, c->chunk, true);
         }
-        int rc = move(c, rank, c->piece, (size_t)n * sizeof(float), out, e);
+        int rc = move(c, rank, c->chunk, (size_t)n * sizeof(float), out, e);
         if (rc < 0) {
             return rc;
         }
         if (!out) {
-            copy_elements(m, first, n, c->piece, false);
+            copy_elements(m, first, n, c->chunk, false);
         }
     }
     return 0;
@@ -164,8 +164,8 @@ static int tcp_barrier(struct comm *base, struct err *e)
 {
     struct comm_tcp *c = CONTAINER_OF(base, struct comm_tcp, base);
 
-    c->piece[0] = 0;
-    return reduce_piece(c, 1, e);
+    c->chunk[0] = 0;
+    return reduce_chunk(c, 1, e);
 }
 
 static void tcp_free(struct comm *base)
@@ -173,7 +173,7 @@ static void tcp_free(struct comm *base)
     struct comm_tcp *c = CONTAINER_OF(base, struct comm_tcp, base);
 
     sockets_close(c->fd, base->n_ranks);
-    free(c->piece);
+    free(c->chunk);
     free(c->other);
     free(c);
 }
@@ -204,9 +204,9 @@ int comm_tcp_open(struct comm **ret, const int *fd, int32_t rank, int32_t n_rank
     for (int32_t r = 0; r < n_ranks; r++) {
         c->fd[r] = -1;
     }
-    c->piece = malloc(PIECE_FLOATS * sizeof(float));
-    c->other = malloc(PIECE_FLOATS * sizeof(float));
-    if (!c->piece || !c->other) {
+    c->chunk = malloc(CHUNK_FLOATS * sizeof(float));
+    c->other = malloc(CHUNK_FLOATS * sizeof(float));
+    if (!c->chunk || !c->other) {
         tcp_free(&c->base);
         return err_nomem(e, "exchange between ranks");
     }

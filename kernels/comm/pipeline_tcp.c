@@ -11,7 +11,7 @@ enum { SOURCE = COMM_MAX_RANKS, N_SOCKETS };
 
 struct pipeline_tcp {
     struct pipeline base;
-    struct fate fate;
+    struct failure failure;
     int fd[N_SOCKETS]; /* targets by their rank in the next stage; then the source */
     int32_t target_rank[COMM_MAX_RANKS]; /* their numbers among all ranks */
 };
@@ -20,14 +20,14 @@ static void tcp_abort(struct pipeline *p, const char *why)
 {
     struct pipeline_tcp *t = CONTAINER_OF(p, struct pipeline_tcp, base);
 
-    sockets_abort(&t->fate, t->fd, N_SOCKETS, why);
+    sockets_abort(&t->failure, t->fd, N_SOCKETS, why);
 }
 
 /* n_bytes to (`out`) or from a rank. A failure is all ranks'. */
 static int move(struct pipeline_tcp *t, int fd, int32_t rank, void *data, size_t n_bytes, bool out,
                 struct err *e)
 {
-    int rc = socket_move(&t->fate, fd, rank, data, n_bytes, out, t->base.timeout_us, e);
+    int rc = socket_move(&t->failure, fd, rank, data, n_bytes, out, t->base.timeout_us, e);
 
     if (rc < 0) {
         tcp_abort(&t->base, e->text);
@@ -52,10 +52,10 @@ static int tcp_receive(struct pipeline *p, void *data, size_t n_bytes, struct er
 static int tcp_check(struct pipeline *p, struct err *e)
 {
     struct pipeline_tcp *t = CONTAINER_OF(p, struct pipeline_tcp, base);
-    int rc = socket_check(&t->fate, t->fd[SOURCE], pipeline_source(&p->at), e);
+    int rc = socket_check(&t->failure, t->fd[SOURCE], pipeline_source(&p->at), e);
 
     for (int32_t i = 0; i < p->at.n_ranks && rc == 0; i++) {
-        rc = socket_check(&t->fate, t->fd[i], t->target_rank[i], e);
+        rc = socket_check(&t->failure, t->fd[i], t->target_rank[i], e);
     }
     return rc;
 }

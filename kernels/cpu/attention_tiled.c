@@ -1,4 +1,4 @@
-/* Paged attention by parts of PART_KEYS keys, with an online softmax (Milakov and
+/* Paged attention by parts of TILE_KEYS keys, with an online softmax (Milakov and
  * Gimelshein 2018).
  *
  * A unit is one KV head of one sequence with up to UNIT_ROWS rows: query heads of that
@@ -29,7 +29,7 @@ struct attention_unit {
     int32_t token, n_tokens; /* of the step */
     int32_t head, n_heads;   /* of the KV head's group */
     int32_t split, n_splits;
-    int32_t n_parts; /* units that share these rows, each with one split; 1: this one has all */
+    int32_t n_partials; /* units that share these rows, each with one split; 1: this one has all */
 };
 
 struct attention_job {
@@ -38,7 +38,7 @@ struct attention_job {
     const struct attention *att;
     const struct attention_unit *unit;
     int32_t n_units;
-    float *partial;       /* [n_units * n_kv_heads] states, when splits are apart */
+    float *partial;       /* [n_units * n_kv_heads] states, when splits are split_kv */
     int64_t state_floats; /* of one state */
 };
 
@@ -51,10 +51,10 @@ struct state {
 
 /* A thread's scratch, cut from one allocation. */
 struct attention_scratch {
-    float *score;        /* [UNIT_ROWS, PART_KEYS] */
-    float *key;          /* [head_dim, PART_KEYS] */
-    float *value;        /* [PART_KEYS, head_dim] */
-    float *total, *part; /* states */
+    float *score;           /* [UNIT_ROWS, TILE_KEYS] */
+    float *key;             /* [head_dim, TILE_KEYS] */
+    float *value;           /* [TILE_KEYS, head_dim] */
+    float *total, *partial; /* states */
     const float *query[UNIT_ROWS];
 };
 
@@ -71,39 +71,39 @@ static struct state state_at(float *base)
 
 /* Floats a thread needs, a multiple of a cache line's; fills `ret` when base is not
  * NULL. */
-static int64_t scratch_cut(struct attention_scratch *ret, float *base, int32_t head_dim)
+static int64_t scratch_layout(struct attention_scratch *ret, float *base, int32_t head_dim)
 {
     int64_t dim = div_ceil(head_dim, 16) * 16;
     int64_t state = UNIT_ROWS * (2 + dim);
-    int64_t key = UNIT_ROWS * PART_KEYS;
-    int64_t value = key + dim * PART_KEYS;
-    int64_t total = value + dim * PART_KEYS;
+    int64_t key = UNIT_ROWS * TILE_KEYS;
+    int64_t value = key + dim * TILE_KEYS;
+    int64_t total = value + dim * TILE_KEYS;
 
     if (base) {
         *ret = (struct attention_scratch){.score = base,
                                           .key = base + key,
                                           .value = base + value,
                                           .total = base + total,
-                                          .part = base + total + state};
+                                          .partial = base + total + state};
     }
     return total + 2 * state;
 }
 
 /* ---- one part of keys ---- */
 
-struct part {
-    int32_t first; /* cache index of its first key, a multiple of PART_KEYS */
+struct key_tile {
+    int32_t first; /* cache index of its first key, a multiple of TILE_KEYS */
     /* those of its keys that some row of the unit sees; the others are not touched */
     int32_t lo, hi;
-    const void *key[PART_KEYS];
-    const void *value[PART_KEYS];
+    const void *key[TILE_KEYS];
+    const void *value[TILE_KEYS];
     enum dtype value_type;
 };
 
 /* Where the part's keys and values lie; the keys transposed, the values of many rows
  * converted. */
-static void load_part(const struct attention_job *j, const struct attention_unit *u,
-                      int32_t kv_head, const struct attention_scratch *s, struct part *p)
+static void load_tile(const struct attention_job *j, const struct attention_unit *u,
+                      int32_t kv_head, const struct attention_scratch *s, struct key_tile *p)
 {
     const struct cpu_backend *c = j->c;
     const struct kv_layout *l = &c->kv;
@@ -126,7 +126,7 @@ static void load_part(const struct attention_job *j, const struct attention_unit
         p->key[i] = k;
         p->value[i] = k + l->kv_stride * bytes;
     }
-    for (int32_t i = 0; i < PART_KEYS; i++) {
+    for (int32_t i = 0; i < TILE_KEYS; i++) {
         p->key[i] = i < p->lo ? p->key[p->lo] : i >= p->hi ? p->key[p->hi - 1] : p->key[i];
     }
     c->k.transpose_keys(s->key, p->key, dim, l->dtype);
@@ -142,8 +142,8 @@ static void load_part(const struct attention_job *j, const struct attention_unit
 
 /* Fold a part into the state of the unit's rows, the first of which stands at cache
  * index `index`. */
-static void fold_part(const struct attention_job *j, const struct attention_unit *u,
-                      const struct attention_scratch *s, const struct part *p,
+static void fold_tile(const struct attention_job *j, const struct attention_unit *u,
+                      const struct attention_scratch *s, const struct key_tile *p,
                       const struct state *to, int32_t index)
 {
     const struct cpu_kernels *k = &j->c->k;
@@ -153,23 +153,23 @@ static void fold_part(const struct attention_job *j, const struct attention_unit
     float keep[UNIT_ROWS];
 
     k->scores(s->score, s->query, rows, s->key, j->att->head_dim, j->att->scale);
-    for (int32_t i = 0; i < rows * PART_KEYS && cap > 0; i++) {
+    for (int32_t i = 0; i < rows * TILE_KEYS && cap > 0; i++) {
         s->score[i] = cap * tanhf(s->score[i] / cap);
     }
     for (int32_t r = 0; r < rows; r++) {
         int32_t at = index + r / u->n_heads - p->first; /* of the row, among the part's keys */
         int32_t hi = MIN(p->hi, at + 1);
         int32_t lo = window > 0 ? MAX(p->lo, at + 1 - window) : p->lo;
-        float *score = s->score + r * PART_KEYS;
+        float *score = s->score + r * TILE_KEYS;
         keep[r] = 1;
         if (lo < hi) {
             keep[r] = k->softmax(score, lo, hi, &to->max[r], &to->sum[r]);
         } else {
-            memset(score, 0, PART_KEYS * sizeof(*score));
+            memset(score, 0, TILE_KEYS * sizeof(*score));
         }
     }
-    k->weigh(to->acc, j->att->head_dim, keep, s->score, rows, p->value, p->lo, p->hi,
-             p->value_type);
+    k->accumulate(to->acc, j->att->head_dim, keep, s->score, rows, p->value, p->lo, p->hi,
+                  p->value_type);
 }
 
 /* ---- one split, merging ---- */
@@ -191,13 +191,13 @@ static void run_split(const struct attention_job *j, const struct attention_unit
         to.sum[r] = 0;
     }
     memset(to.acc, 0, (size_t)rows * (size_t)j->att->head_dim * sizeof(float));
-    struct part p;
-    for (p.first = MAX(split * SPLIT_KEYS, first_seen / PART_KEYS * PART_KEYS); p.first < end;
-         p.first += PART_KEYS) {
+    struct key_tile p;
+    for (p.first = MAX(split * SPLIT_KEYS, first_seen / TILE_KEYS * TILE_KEYS); p.first < end;
+         p.first += TILE_KEYS) {
         p.lo = MAX(first_seen - p.first, 0);
-        p.hi = MIN(end - p.first, PART_KEYS);
-        load_part(j, u, kv_head, s, &p);
-        fold_part(j, u, s, &p, &to, index);
+        p.hi = MIN(end - p.first, TILE_KEYS);
+        load_tile(j, u, kv_head, s, &p);
+        fold_tile(j, u, s, &p, &to, index);
     }
 }
 
@@ -262,23 +262,23 @@ static void unit_task(void *arg, int32_t task, int32_t thread)
     const struct attention_unit *u = &j->unit[at];
     struct attention_scratch s;
 
-    scratch_cut(&s, j->c->attention_scratch + thread * j->c->attention_scratch_floats,
-                j->att->head_dim);
+    scratch_layout(&s, j->c->attention_scratch + thread * j->c->attention_scratch_floats,
+                   j->att->head_dim);
     find_queries(j, u, kv_head, &s);
-    if (u->n_parts > 1) {
+    if (u->n_partials > 1) {
         run_split(j, u, kv_head, u->split, &s,
                   j->partial + ((int64_t)at * n_kv + kv_head) * j->state_floats);
         return;
     }
     run_split(j, u, kv_head, u->split, &s, s.total);
     for (int32_t i = 1; i < u->n_splits; i++) {
-        run_split(j, u, kv_head, u->split + i, &s, s.part);
-        merge(j, u->n_tokens * u->n_heads, s.total, s.part);
+        run_split(j, u, kv_head, u->split + i, &s, s.partial);
+        merge(j, u->n_tokens * u->n_heads, s.total, s.partial);
     }
     write_rows(j, u, kv_head, s.total);
 }
 
-/* Units whose splits were apart: the first of them adds up all. */
+/* Units whose splits were split_kv: the first of them adds up all. */
 static void merge_task(void *arg, int32_t task, int32_t thread)
 {
     (void)thread;
@@ -287,11 +287,11 @@ static void merge_task(void *arg, int32_t task, int32_t thread)
     int32_t at = task / n_kv;
     int32_t kv_head = task % n_kv;
     const struct attention_unit *u = &j->unit[at];
-    if (u->n_parts == 1 || (at > 0 && u[-1].token == u->token && u[-1].head == u->head)) {
+    if (u->n_partials == 1 || (at > 0 && u[-1].token == u->token && u[-1].head == u->head)) {
         return;
     }
     float *total = j->partial + ((int64_t)at * n_kv + kv_head) * j->state_floats;
-    for (int32_t i = 1; i < u->n_parts; i++) {
+    for (int32_t i = 1; i < u->n_partials; i++) {
         merge(j, u->n_tokens * u->n_heads, total, total + (int64_t)i * n_kv * j->state_floats);
     }
     write_rows(j, u, kv_head, total);
@@ -326,9 +326,9 @@ static int grow_units(struct cpu_backend *c, int64_t n)
     return 0;
 }
 
-/* One unit a group of rows; `apart`: one for each of its splits. Returns the number of
- * units or ERR_NOMEM. */
-static int32_t list_units(const struct attention_job *j, bool apart)
+/* One unit a group of rows; `split_kv`: one for each of its splits. Returns the number
+ * of units or ERR_NOMEM. */
+static int32_t list_units(const struct attention_job *j, bool split_kv)
 {
     struct cpu_backend *c = j->c;
     const struct batch *b = &c->batch;
@@ -345,15 +345,15 @@ static int32_t list_units(const struct attention_job *j, bool apart)
                                            .n_tokens = MIN(tokens, b->q_start[s + 1] - t),
                                            .head = h,
                                            .n_heads = MIN(heads, group - h),
-                                           .n_parts = 1};
+                                           .n_partials = 1};
                 count_splits(j, &u);
-                int32_t parts = apart ? u.n_splits : 1;
+                int32_t parts = split_kv ? u.n_splits : 1;
                 if (grow_units(c, n + parts) < 0) {
                     return ERR_NOMEM;
                 }
                 for (int32_t i = 0; i < parts; i++) {
                     c->attention_unit[n] = u;
-                    c->attention_unit[n].n_parts = parts;
+                    c->attention_unit[n].n_partials = parts;
                     c->attention_unit[n++].split += i;
                 }
             }
@@ -364,7 +364,7 @@ static int32_t list_units(const struct attention_job *j, bool apart)
 
 static int prepare(struct cpu_backend *c, int32_t head_dim)
 {
-    int64_t need = scratch_cut(NULL, NULL, head_dim);
+    int64_t need = scratch_layout(NULL, NULL, head_dim);
 
     if (need <= c->attention_scratch_floats) {
         return 0;
@@ -397,13 +397,13 @@ void cpu_attention_tiled(struct cpu_backend *c, struct mat out, struct mat qkv,
     int rc = prepare(c, a->head_dim);
 
     j.n_units = rc < 0 ? rc : list_units(&j, false);
-    bool apart =
+    bool split_kv =
         j.n_units > 0 && j.n_units * a->n_kv_heads < TASKS_PER_THREAD * cpu_pool_threads(c->pool);
-    if (apart) {
+    if (split_kv) {
         int32_t whole = j.n_units;
         j.n_units = list_units(&j, true);
         rc = j.n_units < 0 ? j.n_units : prepare_partial(&j);
-        apart = j.n_units > whole;
+        split_kv = j.n_units > whole;
     }
     if (rc < 0 || j.n_units < 0) {
         cpu_fail(c, ERR_NOMEM, "out of memory for attention");
@@ -411,7 +411,7 @@ void cpu_attention_tiled(struct cpu_backend *c, struct mat out, struct mat qkv,
     }
     j.unit = c->attention_unit;
     cpu_pool_run(c->pool, j.n_units * a->n_kv_heads, unit_task, &j);
-    if (apart) {
+    if (split_kv) {
         cpu_pool_run(c->pool, j.n_units * a->n_kv_heads, merge_task, &j);
     }
 }

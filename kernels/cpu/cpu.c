@@ -11,7 +11,7 @@ static void cpu_free(struct backend *b)
 {
     struct cpu_backend *c = cpu_of(b);
 
-    cpu_hugepages_free(c->settle);
+    cpu_hugepages_free(c->hugepages);
     cpu_pool_free(c->pool);
     cpu_steps_release(c);
     cpu_memory_release(c);
@@ -100,7 +100,7 @@ int cpu_backend_open(struct backend **ret, int abi, const struct backend_config 
     rc = cpu_isa_detect(&isa, e);
     if (rc == 0) {
         cpu_kernels_for(&c->k, isa);
-        rc = cpu_pool_new_share(&c->pool, config->threads, config->share, config->local_world_size,
+        rc = cpu_pool_new_local(&c->pool, config->threads, config->share, config->local_world_size,
                                 e);
     }
     if (rc == 0) {

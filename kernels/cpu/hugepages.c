@@ -39,7 +39,7 @@ struct span {
 struct cpu_hugepages {
     struct span *span; /* [n] */
     int32_t n, cap;
-    _Atomic int64_t waiting_bytes; /* to be moved yet */
+    _Atomic int64_t pending_bytes; /* to be moved yet */
     pthread_t thread;
     bool started;
     _Atomic bool stop;
@@ -84,12 +84,12 @@ bool cpu_reads_in_place(const struct weight_desc *d, int64_t stride)
     return one_memory_node();
 }
 
-int cpu_hugepages_later(struct cpu_backend *c, const void *data, int64_t n_bytes, struct err *e)
+int cpu_hugepages_add(struct cpu_backend *c, const void *data, int64_t n_bytes, struct err *e)
 {
-    struct cpu_hugepages *s = c->settle;
+    struct cpu_hugepages *s = c->hugepages;
 
     if (!s) {
-        s = c->settle = calloc(1, sizeof(*s));
+        s = c->hugepages = calloc(1, sizeof(*s));
     }
     if (s && s->n == s->cap) {
         int32_t cap = MAX(2 * s->cap, 64);
@@ -104,13 +104,13 @@ int cpu_hugepages_later(struct cpu_backend *c, const void *data, int64_t n_bytes
         return err_nomem(e, "list of weights");
     }
     s->span[s->n++] = (struct span){.at = (char *)(uintptr_t)data, .n_bytes = (size_t)n_bytes};
-    s->waiting_bytes += n_bytes;
+    s->pending_bytes += n_bytes;
     return 0;
 }
 
-int64_t cpu_hugepages_waiting_bytes(const struct cpu_backend *c)
+int64_t cpu_hugepages_pending_bytes(const struct cpu_backend *c)
 {
-    return c->settle ? c->settle->waiting_bytes : 0;
+    return c->hugepages ? c->hugepages->pending_bytes : 0;
 }
 
 /* ---- the move ---- */
@@ -156,7 +156,7 @@ static void join_spans(struct cpu_hugepages *s)
         int64_t gap = s->span[i].at - end;
         if (last && (gap == 0 || (gap <= GAP_BYTES && in_one_file(end, s->span[i].at)))) {
             last->n_bytes += (size_t)gap + s->span[i].n_bytes;
-            s->waiting_bytes += gap;
+            s->pending_bytes += gap;
         } else {
             s->span[n++] = s->span[i];
         }
@@ -196,7 +196,7 @@ static bool move_span(struct cpu_hugepages *s, const struct span *span)
         if (!move_chunk(s, at, n)) {
             return false;
         }
-        s->waiting_bytes -= (int64_t)n;
+        s->pending_bytes -= (int64_t)n;
         at += n;
     }
     return true;
@@ -207,13 +207,13 @@ static void *hugepages_main(void *arg)
     struct cpu_hugepages *s = arg;
     bool ok = true;
 
-    pthread_setname_np(pthread_self(), "quire-settle");
+    pthread_setname_np(pthread_self(), "quire-hugepages");
     setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
     join_spans(s);
     for (int32_t i = 0; i < s->n && ok; i++) {
         ok = move_span(s, &s->span[i]);
     }
-    s->waiting_bytes = 0;
+    s->pending_bytes = 0;
     if (ok) {
         log_event(LOG_DEBUG, "weights moved into large pages");
     } else if (!s->stop) {
@@ -225,13 +225,13 @@ static void *hugepages_main(void *arg)
 
 int cpu_hugepages_start(struct cpu_backend *c, struct err *e)
 {
-    struct cpu_hugepages *s = c->settle;
+    struct cpu_hugepages *s = c->hugepages;
 
     if (!s || s->started) {
         return 0;
     }
     if (!huge_pages()) {
-        s->waiting_bytes = 0;
+        s->pending_bytes = 0;
         return 0;
     }
     if (pthread_create(&s->thread, NULL, hugepages_main, s) != 0) {

@@ -15,8 +15,8 @@
 
 enum {
     LINE_BYTES = 64,
-    TASKS_PER_SHARE = 8,
-    PART_TILES = 16,
+    TASKS_PER_THREAD = 8,
+    TASK_TILES = 16,
     GROUP_ROWS = PANEL_TILES * TILE_ROWS
 };
 
@@ -27,9 +27,9 @@ struct panel_job {
     int32_t padded;            /* columns, a multiple of TILE_CHUNK */
     int32_t first_col, n_cols; /* of the block under way */
     int32_t n_tiles;
-    int32_t share_panels; /* of w, of a thread */
-    int32_t n_parts;
-    int32_t part_tiles; /* of x in a task */
+    int32_t thread_panels; /* of w, of a thread */
+    int32_t n_ranges;
+    int32_t task_tiles; /* of x in a task */
     int64_t panel_floats;
 };
 
@@ -60,18 +60,18 @@ static void pack_panel(const struct panel_job *j, int32_t first, float *panel)
 }
 
 /* What the next panel is made of, spread over this one's tiles. */
-static struct line_walk next_panel(const struct panel_job *j, int32_t first, int32_t n_tiles)
+static struct line_prefetch next_panel(const struct panel_job *j, int32_t first, int32_t n_tiles)
 {
     int32_t rows = MAX(MIN(PANEL_ROWS, j->w.rows - first - PANEL_ROWS), 0);
     int64_t bytes = dtype_bytes(j->w.dtype);
     int32_t row_lines = (int32_t)div_ceil(j->n_cols * bytes, LINE_BYTES);
     int64_t at = (int64_t)(first + PANEL_ROWS) * j->w.stride + j->first_col;
 
-    return (struct line_walk){.at = (const char *)j->w.data + at * bytes,
-                              .left = rows * row_lines,
-                              .a_tile = (int32_t)div_ceil((int64_t)rows * row_lines, n_tiles),
-                              .row_lines = row_lines,
-                              .skip = j->w.stride * bytes - (int64_t)row_lines * LINE_BYTES};
+    return (struct line_prefetch){.at = (const char *)j->w.data + at * bytes,
+                                  .left = rows * row_lines,
+                                  .per_tile = (int32_t)div_ceil((int64_t)rows * row_lines, n_tiles),
+                                  .row_lines = row_lines,
+                                  .skip = j->w.stride * bytes - (int64_t)row_lines * LINE_BYTES};
 }
 
 /* Places in out are asked for while they are computed: each lies a row apart, and would
@@ -88,8 +88,8 @@ static void fetch_places(const struct panel_job *j, int32_t first, int32_t n, in
 
 /* Sums of rows [from, end) of x with n rows of w: added to those of the blocks before,
  * after the last through the epilogue. */
-static void finish_rows(const struct panel_job *j, int32_t first, int32_t n, int32_t from,
-                        int32_t end, float *sum)
+static void store_rows(const struct panel_job *j, int32_t first, int32_t n, int32_t from,
+                       int32_t end, float *sum)
 {
     const struct cpu_kernels *k = &j->c->k;
     const struct epilogue none = {0};
@@ -101,9 +101,9 @@ static void finish_rows(const struct panel_job *j, int32_t first, int32_t n, int
         if (j->first_col > 0) {
             k->add(sum, out, n);
         }
-        k->finish(out, sum, bias != NULL ? bias + first : NULL,
-                  ep->residual.data != NULL ? mat_row_const(ep->residual, r) + first : NULL, n,
-                  ep->act);
+        k->epilogue(out, sum, bias != NULL ? bias + first : NULL,
+                    ep->residual.data != NULL ? mat_row_const(ep->residual, r) + first : NULL, n,
+                    ep->act);
     }
 }
 
@@ -113,16 +113,16 @@ static void panel_task(void *arg, int32_t task, int32_t thread)
     const float *x = (const float *)(const void *)j->c->packed;
     _Alignas(LINE_BYTES) float sum[GROUP_ROWS * PANEL_ROWS];
     float *panel = j->c->panel + thread * j->panel_floats;
-    int32_t share = task / (j->share_panels * j->n_parts);
-    int32_t first = (share * j->share_panels + task % j->share_panels) * PANEL_ROWS;
+    int32_t share = task / (j->thread_panels * j->n_ranges);
+    int32_t first = (share * j->thread_panels + task % j->thread_panels) * PANEL_ROWS;
     int32_t n = MIN(PANEL_ROWS, j->w.rows - first);
-    int32_t from = task / j->share_panels % j->n_parts * j->part_tiles;
-    int32_t end = MIN(from + j->part_tiles, j->n_tiles);
+    int32_t from = task / j->thread_panels % j->n_ranges * j->task_tiles;
+    int32_t end = MIN(from + j->task_tiles, j->n_tiles);
 
     if (n <= 0 || from >= end) {
         return;
     }
-    struct line_walk ahead = next_panel(j, first, end - from);
+    struct line_prefetch ahead = next_panel(j, first, end - from);
     pack_panel(j, first, panel);
     for (int32_t tile = from; tile < end; tile += PANEL_TILES) {
         int32_t count = MIN(PANEL_TILES, end - tile);
@@ -130,7 +130,7 @@ static void panel_task(void *arg, int32_t task, int32_t thread)
         int32_t end_row = MIN(row + count * TILE_ROWS, j->x.rows);
         fetch_places(j, first, n, row, end_row);
         j->c->k.panels.dots(sum, panel, x, tile, count, j->n_tiles, j->n_cols, &ahead);
-        finish_rows(j, first, n, row, end_row, sum);
+        store_rows(j, first, n, row, end_row, sum);
     }
 }
 
@@ -148,7 +148,7 @@ static int make_room(struct panel_job *j)
         c->panel_floats = c->panel ? need : 0;
     }
     int64_t packed = n_cols * TILE_ROWS * j->n_tiles + PANEL_SLACK;
-    return c->panel ? cpu_packed_room(c, packed * (int64_t)sizeof(float)) : ERR_NOMEM;
+    return c->panel ? cpu_reserve_packed(c, packed * (int64_t)sizeof(float)) : ERR_NOMEM;
 }
 
 /* A copy of the residual where it lies in out, which blocks before the last overwrite;
@@ -181,10 +181,10 @@ void cpu_linear_panels(struct cpu_backend *c, struct mat out, struct mat x, stru
 
     j.padded = (int32_t)(div_ceil(x.cols, TILE_CHUNK) * TILE_CHUNK);
     j.n_tiles = (int32_t)div_ceil(x.rows, TILE_ROWS);
-    j.share_panels = (int32_t)div_ceil(div_ceil(w.rows, PANEL_ROWS), cpu_pool_threads(c->pool));
-    j.n_parts =
-        (int32_t)MIN(div_ceil(TASKS_PER_SHARE, j.share_panels), MAX(j.n_tiles / PART_TILES, 1));
-    j.part_tiles = (int32_t)div_ceil(j.n_tiles, j.n_parts);
+    j.thread_panels = (int32_t)div_ceil(div_ceil(w.rows, PANEL_ROWS), cpu_pool_threads(c->pool));
+    j.n_ranges =
+        (int32_t)MIN(div_ceil(TASKS_PER_THREAD, j.thread_panels), MAX(j.n_tiles / TASK_TILES, 1));
+    j.task_tiles = (int32_t)div_ceil(j.n_tiles, j.n_ranges);
     if (make_room(&j) < 0 || copy_residual(&j, &mine, &residual) < 0) {
         cpu_fail(c, ERR_NOMEM, "out of memory for a matrix product");
         return;
@@ -192,7 +192,7 @@ void cpu_linear_panels(struct cpu_backend *c, struct mat out, struct mat x, stru
     for (; j.first_col < j.padded; j.first_col += j.n_cols) {
         j.n_cols = MIN(c->k.panels.k_block, j.padded - j.first_col);
         cpu_pool_run(c->pool, j.n_tiles, pack_tile, &j);
-        cpu_pool_run_shares(c->pool, j.share_panels * j.n_parts, panel_task, &j, NULL);
+        cpu_pool_run_ranges(c->pool, j.thread_panels * j.n_ranges, panel_task, &j, NULL);
     }
     free(residual);
 }

@@ -98,7 +98,7 @@ int cpu_memory(struct backend *b, struct backend_memory *ret, struct err *e)
     if (page <= 0 || total <= 0 || free_pages < 0) {
         return err_set(e, ERR_IO, "cpu: the machine's memory size is not known");
     }
-    int64_t taken = cpu_hugepages_waiting_bytes(cpu_of(b));
+    int64_t taken = cpu_hugepages_pending_bytes(cpu_of(b));
     *ret = (struct backend_memory){.total_bytes = total * page,
                                    .free_bytes = MAX(free_pages * page - taken, 0)};
     return 0;
@@ -237,7 +237,7 @@ static int copy_weight(struct cpu_backend *c, struct fill *f, struct err *e)
 static int place_weight(struct cpu_backend *c, struct fill *f, struct err *e)
 {
     f->m.data = (void *)(uintptr_t)f->desc->piece[0].data; /* only read */
-    return cpu_hugepages_later(c, f->m.data, weight_bytes(&f->m), e);
+    return cpu_hugepages_add(c, f->m.data, weight_bytes(&f->m), e);
 }
 
 int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e)

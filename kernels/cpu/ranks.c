@@ -42,12 +42,12 @@ void cpu_gather_logits(struct backend *b, struct mat logits, struct mat part)
     }
 }
 
-bool cpu_draws(const struct cpu_backend *c)
+bool cpu_samples_tokens(const struct cpu_backend *c)
 {
     return !c->config.comm || c->config.comm->rank == 0;
 }
 
-void cpu_share_tokens(struct cpu_backend *c, int32_t first, int32_t end)
+void cpu_broadcast_tokens(struct cpu_backend *c, int32_t first, int32_t end)
 {
     struct comm *m = c->config.comm;
     struct err e;

@@ -146,8 +146,9 @@ static const float *process(struct cpu_backend *c, const float *raw, int32_t voc
 
 /* top-k, top-p and min-p of the tokens with z > least, if those decide: false when a
  * token below might stay. */
-static bool cut(struct cpu_backend *c, struct cpu_survivor *survivor, const float *l, int32_t vocab,
-                float max, const struct sample_row *s, float least, int32_t *ret_n)
+static bool filter(struct cpu_backend *c, struct cpu_survivor *survivor, const float *l,
+                   int32_t vocab, float max, const struct sample_row *s, float least,
+                   int32_t *ret_n)
 {
     uint64_t total;
     bool all = least < -28.0f; /* e^-28 < 2^-40: no mass below */
@@ -184,7 +185,8 @@ static bool cut(struct cpu_backend *c, struct cpu_survivor *survivor, const floa
 
 /* Gumbel-max. Noise beats `best - z` only when its bits are below 2^32 exp(z - best):
  * most need no logarithm. */
-static int32_t race(const struct cpu_survivor *survivor, int32_t n, const struct sample_row *s)
+static int32_t gumbel_max(const struct cpu_survivor *survivor, int32_t n,
+                          const struct sample_row *s)
 {
     uint64_t key = noise_key(s->seed, s->position);
     float best = -INFINITY;
@@ -209,23 +211,23 @@ static int32_t race(const struct cpu_survivor *survivor, int32_t n, const struct
 
 /* The tokens that matter are usually few and near the best: they are looked for there
  * first. */
-static int32_t draw(struct cpu_backend *c, struct cpu_survivor *survivor, const float *l,
-                    int32_t vocab, float max, const struct sample_row *s)
+static int32_t sample_filtered(struct cpu_backend *c, struct cpu_survivor *survivor, const float *l,
+                               int32_t vocab, float max, const struct sample_row *s)
 {
     static const float least[] = {-8.0f, -16.0f, -INFINITY};
-    bool uncut = s->top_k <= 0 && s->top_p >= 1.0f && s->min_p <= 0;
+    bool unfiltered = s->top_k <= 0 && s->top_p >= 1.0f && s->min_p <= 0;
     int32_t n = 0;
 
-    for (size_t i = uncut ? ARRAY_LEN(least) - 1 : 0; i < ARRAY_LEN(least); i++) {
-        if (cut(c, survivor, l, vocab, max, s, least[i], &n)) {
+    for (size_t i = unfiltered ? ARRAY_LEN(least) - 1 : 0; i < ARRAY_LEN(least); i++) {
+        if (filter(c, survivor, l, vocab, max, s, least[i], &n)) {
             break;
         }
     }
-    return race(survivor, n, s);
+    return gumbel_max(survivor, n, s);
 }
 
-static int32_t choose(struct cpu_backend *c, const float *l, int32_t vocab,
-                      const struct sample_row *s, int32_t thread)
+static int32_t sample_token(struct cpu_backend *c, const float *l, int32_t vocab,
+                            const struct sample_row *s, int32_t thread)
 {
     struct row_max m = greatest(c, l, vocab);
 
@@ -235,7 +237,8 @@ static int32_t choose(struct cpu_backend *c, const float *l, int32_t vocab,
     if (s->temperature == 0 || s->top_k == 1) {
         return m.token;
     }
-    return draw(c, c->survivor + (int64_t)thread * c->sample_vocab, l, vocab, m.value, s);
+    return sample_filtered(c, c->survivor + (int64_t)thread * c->sample_vocab, l, vocab, m.value,
+                           s);
 }
 
 /* ---- answers ---- */
@@ -302,7 +305,7 @@ static void sample_row(void *arg, int32_t task, int32_t thread)
     int32_t token = m.token < 0 ? TOKEN_NO_NUMBER
                     : s->kind == SAMPLE_SCORE
                         ? s->target
-                        : choose(c, process(c, raw, vocab, s, thread), vocab, s, thread);
+                        : sample_token(c, process(c, raw, vocab, s, thread), vocab, s, thread);
     if (token < 0 || token >= vocab) {
         write_nothing(r, i, MIN(token, TOKEN_NO_NUMBER), n_best);
         return;
@@ -337,7 +340,7 @@ void cpu_sample(struct backend *b, struct mat logits, int32_t first)
     struct cpu_backend *c = cpu_of(b);
     const struct batch *batch = &c->batch;
 
-    if (cpu_draws(c) && prepare(c, logits.cols) < 0) {
+    if (cpu_samples_tokens(c) && prepare(c, logits.cols) < 0) {
         cpu_fail(c, ERR_NOMEM, "out of memory for sampling");
         return;
     }
@@ -350,8 +353,8 @@ void cpu_sample(struct backend *b, struct mat logits, int32_t first)
         end++;
     }
     struct sample_job job = {.c = c, .logits = logits, .first_logits = first, .first_sample = from};
-    if (cpu_draws(c)) {
+    if (cpu_samples_tokens(c)) {
         cpu_pool_run(c->pool, end - from, sample_row, &job);
     }
-    cpu_share_tokens(c, from, end);
+    cpu_broadcast_tokens(c, from, end);
 }

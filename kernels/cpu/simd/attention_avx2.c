@@ -7,7 +7,7 @@
 
 INLINE void transpose_type(float *out, const void *const *key, int32_t dim, const enum dtype t)
 {
-    for (int32_t first = 0; first < PART_KEYS; first += 8) {
+    for (int32_t first = 0; first < TILE_KEYS; first += 8) {
         int32_t d = 0;
         for (; d + 8 <= dim; d += 8) {
             __m256 r[8];
@@ -18,12 +18,12 @@ INLINE void transpose_type(float *out, const void *const *key, int32_t dim, cons
             transpose8(r);
 #pragma GCC unroll 8
             for (int i = 0; i < 8; i++) {
-                _mm256_store_ps(out + (d + i) * PART_KEYS + first, r[i]);
+                _mm256_store_ps(out + (d + i) * TILE_KEYS + first, r[i]);
             }
         }
         for (; d < dim; d++) {
             for (int i = 0; i < 8; i++) {
-                out[d * PART_KEYS + first + i] = dtype_load(key[first + i], t, d);
+                out[d * TILE_KEYS + first + i] = dtype_load(key[first + i], t, d);
             }
         }
     }
@@ -54,7 +54,7 @@ INLINE void score_tile(float *score, const float *const *q, const float *keys, i
         __m256 k[8];
 #pragma GCC unroll 8
         for (int i = 0; i < n_v; i++) {
-            k[i] = _mm256_load_ps(keys + (int64_t)d * PART_KEYS + 8 * i);
+            k[i] = _mm256_load_ps(keys + (int64_t)d * TILE_KEYS + 8 * i);
         }
 #pragma GCC unroll 2
         for (int r = 0; r < n_rows; r++) {
@@ -67,7 +67,7 @@ INLINE void score_tile(float *score, const float *const *q, const float *keys, i
     }
 #pragma GCC unroll 8
     for (int i = 0; i < n_rows * n_v; i++) {
-        _mm256_store_ps(score + i / n_v * PART_KEYS + i % n_v * 8,
+        _mm256_store_ps(score + i / n_v * TILE_KEYS + i % n_v * 8,
                         _mm256_mul_ps(a[i], _mm256_set1_ps(scale)));
     }
 }
@@ -78,11 +78,11 @@ static void scores(float *score, const float *const *q, int32_t rows, const floa
     int32_t r = 0;
 
     for (; r + 2 <= rows; r += 2) {
-        score_tile(score + r * PART_KEYS, q + r, keys, dim, scale, 2, 4);
-        score_tile(score + r * PART_KEYS + 32, q + r, keys + 32, dim, scale, 2, 4);
+        score_tile(score + r * TILE_KEYS, q + r, keys, dim, scale, 2, 4);
+        score_tile(score + r * TILE_KEYS + 32, q + r, keys + 32, dim, scale, 2, 4);
     }
     if (r < rows) {
-        score_tile(score + r * PART_KEYS, q + r, keys, dim, scale, 1, 8);
+        score_tile(score + r * TILE_KEYS, q + r, keys, dim, scale, 1, 8);
     }
 }
 
@@ -90,10 +90,10 @@ static void scores(float *score, const float *const *q, int32_t rows, const floa
 static float softmax(float *s, int32_t lo, int32_t hi, float *max, float *sum)
 {
     const __m256 minus = _mm256_set1_ps(-INFINITY);
-    __m256 v[PART_KEYS / 8];
+    __m256 v[TILE_KEYS / 8];
     __m256 best = minus;
 
-    for (int i = 0; i < PART_KEYS / 8; i++) {
+    for (int i = 0; i < TILE_KEYS / 8; i++) {
         v[i] = _mm256_load_ps(s + 8 * i);
         if (8 * i < lo || 8 * i + 8 > hi) {
             __m256i at = _mm256_add_epi32(_mm256_set1_epi32(8 * i),
@@ -108,7 +108,7 @@ static float softmax(float *s, int32_t lo, int32_t hi, float *max, float *sum)
     *max = MAX(old, max_lanes(best));
     __m256 m = _mm256_set1_ps(*max);
     __m256 total = _mm256_setzero_ps();
-    for (int i = 0; i < PART_KEYS / 8; i++) {
+    for (int i = 0; i < TILE_KEYS / 8; i++) {
         __m256 p = exp8(_mm256_sub_ps(v[i], m));
         _mm256_store_ps(s + 8 * i, p);
         total = _mm256_add_ps(total, p);
@@ -119,9 +119,9 @@ static float softmax(float *s, int32_t lo, int32_t hi, float *max, float *sum)
 }
 
 /* Columns [0, 8 n_v) of n_rows rows of acc in registers while the keys go by. */
-INLINE void weigh_tile(float *acc, int32_t stride, const float *keep, const float *p,
-                       const void *const *value, int32_t lo, int32_t hi, int64_t at,
-                       const enum dtype t, const int n_rows, const int n_v)
+INLINE void accumulate_tile(float *acc, int32_t stride, const float *keep, const float *p,
+                            const void *const *value, int32_t lo, int32_t hi, int64_t at,
+                            const enum dtype t, const int n_rows, const int n_v)
 {
     __m256 a[8];
 
@@ -138,7 +138,7 @@ INLINE void weigh_tile(float *acc, int32_t stride, const float *keep, const floa
         }
 #pragma GCC unroll 2
         for (int r = 0; r < n_rows; r++) {
-            __m256 w = _mm256_broadcast_ss(p + r * PART_KEYS + j);
+            __m256 w = _mm256_broadcast_ss(p + r * TILE_KEYS + j);
 #pragma GCC unroll 8
             for (int i = 0; i < n_v; i++) {
                 a[r * n_v + i] = _mm256_fmadd_ps(w, v[i], a[r * n_v + i]);
@@ -151,51 +151,54 @@ INLINE void weigh_tile(float *acc, int32_t stride, const float *keep, const floa
     }
 }
 
-INLINE void weigh_rows(float *acc, int32_t dim, const float *keep, const float *p,
-                       const void *const *value, int32_t lo, int32_t hi, const enum dtype t,
-                       const int n_rows)
+INLINE void accumulate_rows(float *acc, int32_t dim, const float *keep, const float *p,
+                            const void *const *value, int32_t lo, int32_t hi, const enum dtype t,
+                            const int n_rows)
 {
     int32_t at = 0;
 
     for (; at + 32 <= dim; at += 32) {
-        weigh_tile(acc, dim, keep, p, value, lo, hi, at, t, n_rows, 4);
+        accumulate_tile(acc, dim, keep, p, value, lo, hi, at, t, n_rows, 4);
     }
     for (; at + 8 <= dim; at += 8) {
-        weigh_tile(acc, dim, keep, p, value, lo, hi, at, t, n_rows, 1);
+        accumulate_tile(acc, dim, keep, p, value, lo, hi, at, t, n_rows, 1);
     }
     for (; at < dim; at++) {
         for (int r = 0; r < n_rows; r++) {
             float a = acc[r * dim + at] * keep[r];
             for (int32_t j = lo; j < hi; j++) {
-                a = fmaf(p[r * PART_KEYS + j], dtype_load(value[j], t, at), a);
+                a = fmaf(p[r * TILE_KEYS + j], dtype_load(value[j], t, at), a);
             }
             acc[r * dim + at] = a;
         }
     }
 }
 
-INLINE void weigh_type(float *acc, int32_t dim, const float *keep, const float *p, int32_t rows,
-                       const void *const *value, int32_t lo, int32_t hi, const enum dtype t)
+INLINE void accumulate_type(float *acc, int32_t dim, const float *keep, const float *p,
+                            int32_t rows, const void *const *value, int32_t lo, int32_t hi,
+                            const enum dtype t)
 {
     int32_t r = 0;
 
     for (; r + 2 <= rows; r += 2) {
-        weigh_rows(acc + (int64_t)r * dim, dim, keep + r, p + r * PART_KEYS, value, lo, hi, t, 2);
+        accumulate_rows(acc + (int64_t)r * dim, dim, keep + r, p + r * TILE_KEYS, value, lo, hi, t,
+                        2);
     }
     if (r < rows) {
-        weigh_rows(acc + (int64_t)r * dim, dim, keep + r, p + r * PART_KEYS, value, lo, hi, t, 1);
+        accumulate_rows(acc + (int64_t)r * dim, dim, keep + r, p + r * TILE_KEYS, value, lo, hi, t,
+                        1);
     }
 }
 
-static void weigh(float *acc, int32_t dim, const float *keep, const float *p, int32_t rows,
-                  const void *const *value, int32_t lo, int32_t hi, enum dtype t)
+static void accumulate(float *acc, int32_t dim, const float *keep, const float *p, int32_t rows,
+                       const void *const *value, int32_t lo, int32_t hi, enum dtype t)
 {
     if (t == DTYPE_BF16) {
-        weigh_type(acc, dim, keep, p, rows, value, lo, hi, DTYPE_BF16);
+        accumulate_type(acc, dim, keep, p, rows, value, lo, hi, DTYPE_BF16);
     } else if (t == DTYPE_F16) {
-        weigh_type(acc, dim, keep, p, rows, value, lo, hi, DTYPE_F16);
+        accumulate_type(acc, dim, keep, p, rows, value, lo, hi, DTYPE_F16);
     } else {
-        weigh_type(acc, dim, keep, p, rows, value, lo, hi, DTYPE_F32);
+        accumulate_type(acc, dim, keep, p, rows, value, lo, hi, DTYPE_F32);
     }
 }
 
@@ -204,5 +207,5 @@ void cpu_attention_avx2(struct cpu_kernels *k)
     k->transpose_keys = transpose_keys;
     k->scores = scores;
     k->softmax = softmax;
-    k->weigh = weigh;
+    k->accumulate = accumulate;
 }

@@ -18,7 +18,7 @@ INLINE void transpose4(float32x4_t r[4])
 
 INLINE void transpose_type(float *out, const void *const *key, int32_t dim, const enum dtype t)
 {
-    for (int32_t first = 0; first < PART_KEYS; first += 4) {
+    for (int32_t first = 0; first < TILE_KEYS; first += 4) {
         int32_t d = 0;
         for (; d + 4 <= dim; d += 4) {
             float32x4_t r[4];
@@ -29,12 +29,12 @@ INLINE void transpose_type(float *out, const void *const *key, int32_t dim, cons
             transpose4(r);
 #pragma GCC unroll 4
             for (int i = 0; i < 4; i++) {
-                vst1q_f32(out + (d + i) * PART_KEYS + first, r[i]);
+                vst1q_f32(out + (d + i) * TILE_KEYS + first, r[i]);
             }
         }
         for (; d < dim; d++) {
             for (int i = 0; i < 4; i++) {
-                out[d * PART_KEYS + first + i] = dtype_load(key[first + i], t, d);
+                out[d * TILE_KEYS + first + i] = dtype_load(key[first + i], t, d);
             }
         }
     }
@@ -64,7 +64,7 @@ INLINE void score_tile(float *score, const float *const *q, const float *keys, i
     for (int32_t d = 0; d < dim; d++) {
 #pragma GCC unroll 8
         for (int i = 0; i < n_v; i++) {
-            float32x4_t k = vld1q_f32(keys + (int64_t)d * PART_KEYS + 4 * i);
+            float32x4_t k = vld1q_f32(keys + (int64_t)d * TILE_KEYS + 4 * i);
 #pragma GCC unroll 2
             for (int r = 0; r < n_rows; r++) {
                 a[r * n_v + i] = vfmaq_n_f32(a[r * n_v + i], k, q[r][d]);
@@ -73,20 +73,20 @@ INLINE void score_tile(float *score, const float *const *q, const float *keys, i
     }
 #pragma GCC unroll 16
     for (int i = 0; i < n_rows * n_v; i++) {
-        vst1q_f32(score + i / n_v * PART_KEYS + i % n_v * 4, vmulq_n_f32(a[i], scale));
+        vst1q_f32(score + i / n_v * TILE_KEYS + i % n_v * 4, vmulq_n_f32(a[i], scale));
     }
 }
 
 static void scores(float *score, const float *const *q, int32_t rows, const float *keys,
                    int32_t dim, float scale)
 {
-    for (int32_t at = 0; at < PART_KEYS; at += 32) {
+    for (int32_t at = 0; at < TILE_KEYS; at += 32) {
         int32_t r = 0;
         for (; r + 2 <= rows; r += 2) {
-            score_tile(score + r * PART_KEYS + at, q + r, keys + at, dim, scale, 2, 8);
+            score_tile(score + r * TILE_KEYS + at, q + r, keys + at, dim, scale, 2, 8);
         }
         if (r < rows) {
-            score_tile(score + r * PART_KEYS + at, q + r, keys + at, dim, scale, 1, 8);
+            score_tile(score + r * TILE_KEYS + at, q + r, keys + at, dim, scale, 1, 8);
         }
     }
 }
@@ -96,10 +96,10 @@ static float softmax(float *s, int32_t lo, int32_t hi, float *max, float *sum)
 {
     static const int32_t steps[4] = {0, 1, 2, 3};
     const float32x4_t minus = vdupq_n_f32(-INFINITY);
-    float32x4_t v[PART_KEYS / 4];
+    float32x4_t v[TILE_KEYS / 4];
     float32x4_t best = minus;
 
-    for (int i = 0; i < PART_KEYS / 4; i++) {
+    for (int i = 0; i < TILE_KEYS / 4; i++) {
         int32x4_t at = vaddq_s32(vdupq_n_s32(4 * i), vld1q_s32(steps));
         uint32x4_t in = vandq_u32(vcgeq_s32(at, vdupq_n_s32(lo)), vcltq_s32(at, vdupq_n_s32(hi)));
         v[i] = vbslq_f32(in, vld1q_f32(s + 4 * i), minus);
@@ -108,7 +108,7 @@ static float softmax(float *s, int32_t lo, int32_t hi, float *max, float *sum)
     float old = *max;
     *max = MAX(old, vmaxvq_f32(best));
     float32x4_t total = vdupq_n_f32(0);
-    for (int i = 0; i < PART_KEYS / 4; i++) {
+    for (int i = 0; i < TILE_KEYS / 4; i++) {
         float32x4_t p = exp4(vsubq_f32(v[i], vdupq_n_f32(*max)));
         vst1q_f32(s + 4 * i, p);
         total = vaddq_f32(total, p);
@@ -119,8 +119,8 @@ static float softmax(float *s, int32_t lo, int32_t hi, float *max, float *sum)
 }
 
 /* Columns [at, at + 4 n_v) of a row of acc in registers while the keys go by. */
-INLINE void weigh_tile(float *acc, float keep, const float *p, const void *const *value, int32_t lo,
-                       int32_t hi, int64_t at, const enum dtype t, const int n_v)
+INLINE void accumulate_tile(float *acc, float keep, const float *p, const void *const *value,
+                            int32_t lo, int32_t hi, int64_t at, const enum dtype t, const int n_v)
 {
     float32x4_t a[8];
 
@@ -140,16 +140,17 @@ INLINE void weigh_tile(float *acc, float keep, const float *p, const void *const
     }
 }
 
-INLINE void weigh_type(float *acc, int32_t dim, const float *keep, const float *p, int32_t rows,
-                       const void *const *value, int32_t lo, int32_t hi, const enum dtype t)
+INLINE void accumulate_type(float *acc, int32_t dim, const float *keep, const float *p,
+                            int32_t rows, const void *const *value, int32_t lo, int32_t hi,
+                            const enum dtype t)
 {
-    for (int32_t r = 0; r < rows; r++, acc += dim, p += PART_KEYS) {
+    for (int32_t r = 0; r < rows; r++, acc += dim, p += TILE_KEYS) {
         int32_t at = 0;
         for (; at + 32 <= dim; at += 32) {
-            weigh_tile(acc, keep[r], p, value, lo, hi, at, t, 8);
+            accumulate_tile(acc, keep[r], p, value, lo, hi, at, t, 8);
         }
         for (; at + 4 <= dim; at += 4) {
-            weigh_tile(acc, keep[r], p, value, lo, hi, at, t, 1);
+            accumulate_tile(acc, keep[r], p, value, lo, hi, at, t, 1);
         }
         for (; at < dim; at++) {
             float a = acc[at] * keep[r];
@@ -161,15 +162,15 @@ INLINE void weigh_type(float *acc, int32_t dim, const float *keep, const float *
     }
 }
 
-static void weigh(float *acc, int32_t dim, const float *keep, const float *p, int32_t rows,
-                  const void *const *value, int32_t lo, int32_t hi, enum dtype t)
+static void accumulate(float *acc, int32_t dim, const float *keep, const float *p, int32_t rows,
+                       const void *const *value, int32_t lo, int32_t hi, enum dtype t)
 {
     if (t == DTYPE_BF16) {
-        weigh_type(acc, dim, keep, p, rows, value, lo, hi, DTYPE_BF16);
+        accumulate_type(acc, dim, keep, p, rows, value, lo, hi, DTYPE_BF16);
     } else if (t == DTYPE_F16) {
-        weigh_type(acc, dim, keep, p, rows, value, lo, hi, DTYPE_F16);
+        accumulate_type(acc, dim, keep, p, rows, value, lo, hi, DTYPE_F16);
     } else {
-        weigh_type(acc, dim, keep, p, rows, value, lo, hi, DTYPE_F32);
+        accumulate_type(acc, dim, keep, p, rows, value, lo, hi, DTYPE_F32);
     }
 }
 
@@ -178,5 +179,5 @@ void cpu_attention_neon(struct cpu_kernels *k)
     k->transpose_keys = transpose_keys;
     k->scores = scores;
     k->softmax = softmax;
-    k->weigh = weigh;
+    k->accumulate = accumulate;
 }

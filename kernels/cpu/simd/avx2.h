@@ -1,9 +1,9 @@
-/* What the AVX2 files share: lanes, exp, loads of any type. Included by *_avx2.c
- * only. */
+/* Shared by the AVX2 and AVX-512 files: sums over lanes, exp, loads of any type,
+ * transposes. */
 #ifndef QUIRE_KERNELS_CPU_SIMD_AVX2_H
 #define QUIRE_KERNELS_CPU_SIMD_AVX2_H
 
-#ifdef __AVX2__ /* nothing for whoever checks that headers compile alone on the oldest machine */
+#ifdef __AVX2__ /* empty where a header is compiled alone, without -mavx2 */
 
 #include <immintrin.h>
 
@@ -11,6 +11,7 @@
 #include "kernels/cpu/simd/fetch.h"
 #include "kernels/cpu/simd/kernels.h"
 
+/* The sum of the lanes, always in the same tree. */
 static inline float sum_lanes(__m256 v)
 {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -27,8 +28,8 @@ static inline float max_lanes(__m256 v)
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
 
-/* e^x for x <= 88, 0 below -87.3; relative error about 1e-7. Cephes' reduction and
- * polynomial. */
+/* e^x for x <= 88, 0 below -87.3; relative error about 1e-7. Range reduction and
+ * polynomial of Cephes. */
 static inline __m256 exp8(__m256 x)
 {
     __m256 low = _mm256_cmp_ps(x, _mm256_set1_ps(-87.3f), _CMP_LT_OQ);
@@ -60,8 +61,8 @@ INLINE __m256 load8(const void *x, enum dtype t, int64_t i)
                           : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
-/* Sixteen floats as the lanes meet them: when the stored rows are bfloat16 the even
- * ones first. */
+/* Sixteen floats of x in the order in which stored elements of type t reach the lanes:
+ * for bfloat16 the even ones first. */
 INLINE void split16(__m256 ret[2], const float *x, enum dtype t)
 {
     ret[0] = _mm256_loadu_ps(x);
@@ -74,7 +75,7 @@ INLINE void split16(__m256 ret[2], const float *x, enum dtype t)
     }
 }
 
-/* Eight rows of eight floats become eight columns. */
+/* Transpose 8 x 8 floats. */
 INLINE void transpose8(__m256 r[8])
 {
     __m256 a[8];

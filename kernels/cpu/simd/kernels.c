@@ -63,8 +63,8 @@ static void gate_row(float *out, const float *gate, const float *up, int32_t n, 
     }
 }
 
-static void finish_row(float *out, const float *sum, const float *bias, const float *residual,
-                       int32_t n, enum activation act)
+static void epilogue_row(float *out, const float *sum, const float *bias, const float *residual,
+                         int32_t n, enum activation act)
 {
     for (int32_t i = 0; i < n; i++) {
         float v = activate(act, bias != NULL ? sum[i] + bias[i] : sum[i]);
@@ -135,7 +135,7 @@ static int32_t survivors(struct cpu_survivor *out, const float *logits, int32_t 
     return found;
 }
 
-static void spread_rows(float *out, int32_t stride, const float *sum, int32_t n, int32_t n_x)
+static void transpose_sums(float *out, int32_t stride, const float *sum, int32_t n, int32_t n_x)
 {
     for (int32_t i = 0; i < n; i++) {
         for (int32_t x = 0; x < n_x; x++) {
@@ -149,14 +149,14 @@ void cpu_kernels_plain(struct cpu_kernels *k)
     *k = (struct cpu_kernels){.norm = norm_row,
                               .add = add_row,
                               .gate = gate_row,
-                              .finish = finish_row,
+                              .epilogue = epilogue_row,
                               .load = load_row,
                               .store = store_row,
                               .rotate = rotate_row,
                               .scan = scan_row,
                               .sum_exp = sum_exp_row,
                               .survivors = survivors,
-                              .spread = spread_rows};
+                              .transpose_sums = transpose_sums};
 }
 
 /* ---- choice ---- */

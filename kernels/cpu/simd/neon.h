@@ -1,9 +1,8 @@
-/* What the NEON files share: lanes, exp, loads of any type. Included by *_neon.c
- * only. */
+/* Shared by the NEON files: loads and stores of any type and number, exp. */
 #ifndef QUIRE_KERNELS_CPU_SIMD_NEON_H
 #define QUIRE_KERNELS_CPU_SIMD_NEON_H
 
-#ifdef __aarch64__ /* nothing for whoever checks that headers compile alone on another machine */
+#ifdef __aarch64__ /* empty where a header is compiled alone on another machine */
 
 #include <arm_neon.h>
 #include <string.h>
@@ -24,6 +23,7 @@ INLINE float32x4_t load_some(const float *x, int32_t n)
     return vld1q_f32(v);
 }
 
+/* The first n lanes; all four where n >= 4. */
 INLINE void store_some(float *x, float32x4_t v, int32_t n)
 {
     float some[4];
@@ -47,8 +47,8 @@ INLINE float32x4_t load4(const void *x, const enum dtype t, int64_t i)
                           : vreinterpretq_f32_u32(vshll_n_u16(h, 16));
 }
 
-/* e^x for x <= 88, 0 below -87.3; relative error about 1e-7. Cephes' reduction and
- * polynomial. */
+/* e^x for x <= 88, 0 below -87.3; relative error about 1e-7. Range reduction and
+ * polynomial of Cephes. */
 INLINE float32x4_t exp4(float32x4_t x)
 {
     uint32x4_t low = vcltq_f32(x, vdupq_n_f32(-87.3f));

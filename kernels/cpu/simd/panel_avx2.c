@@ -177,7 +177,7 @@ INLINE void lane_tile(struct partial *p, const float *panel, const float *x, int
     fold_lane(p, a, l);
 }
 
-INLINE void walk_on(struct line_walk *w, int32_t n)
+INLINE void prefetch_lines(struct line_prefetch *w, int32_t n)
 {
     for (int32_t i = 0; i < n && w->left > 0; i++, w->left--) {
         _mm_prefetch(w->at, _MM_HINT_T1);
@@ -191,7 +191,7 @@ INLINE void walk_on(struct line_walk *w, int32_t n)
 
 /* A lane's part of the panel stays in the first-level cache while the tiles meet it. */
 static void panel_dots(float *sum, const float *panel, const float *x, int32_t tile, int32_t count,
-                       int32_t n_tiles, int32_t n, struct line_walk *ahead)
+                       int32_t n_tiles, int32_t n, struct line_prefetch *ahead)
 {
     struct partial p[PANEL_TILES];
     int32_t n_steps = n / LANES;
@@ -201,7 +201,7 @@ static void panel_dots(float *sum, const float *panel, const float *x, int32_t t
 #pragma GCC unroll 8
     for (int l = 0; l < LANES; l++) {
         for (int32_t t = 0; t < count; t++) {
-            walk_on(ahead, ahead->a_tile / LANES + 1);
+            prefetch_lines(ahead, ahead->per_tile / LANES + 1);
             lane_tile(&p[t], panel, x + t * tile_floats, n_steps, l);
         }
         panel += panel_lane(n);

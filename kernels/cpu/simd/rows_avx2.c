@@ -182,8 +182,8 @@ static void gate_row(float *out, const float *gate, const float *up, int32_t n, 
     }
 }
 
-static void finish_row(float *out, const float *sum, const float *bias, const float *residual,
-                       int32_t n, enum activation act)
+static void epilogue_row(float *out, const float *sum, const float *bias, const float *residual,
+                         int32_t n, enum activation act)
 {
     for (int32_t i = 0; i < n; i += 8) {
         int32_t left = n - i;
@@ -336,7 +336,7 @@ static int32_t survivors(struct cpu_survivor *out, const float *logits, int32_t 
 
 /* ---- sums of tiles to rows ---- */
 
-static void spread_rows(float *out, int32_t stride, const float *sum, int32_t n, int32_t n_x)
+static void transpose_sums(float *out, int32_t stride, const float *sum, int32_t n, int32_t n_x)
 {
     int32_t i = 0;
 
@@ -363,12 +363,12 @@ void cpu_kernels_avx2(struct cpu_kernels *k)
     k->norm = norm_row;
     k->add = add_row;
     k->gate = gate_row;
-    k->finish = finish_row;
+    k->epilogue = epilogue_row;
     k->load = load_row;
     k->store = store_row;
     k->rotate = rotate_row;
     k->scan = scan_row;
     k->sum_exp = sum_exp_row;
     k->survivors = survivors;
-    k->spread = spread_rows;
+    k->transpose_sums = transpose_sums;
 }

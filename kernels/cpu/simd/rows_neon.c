@@ -134,8 +134,8 @@ static void gate_row(float *out, const float *gate, const float *up, int32_t n, 
     }
 }
 
-static void finish_row(float *out, const float *sum, const float *bias, const float *residual,
-                       int32_t n, enum activation act)
+static void epilogue_row(float *out, const float *sum, const float *bias, const float *residual,
+                         int32_t n, enum activation act)
 {
     for (int32_t i = 0; i < n; i += 4) {
         int32_t left = n - i;
@@ -208,7 +208,7 @@ void cpu_kernels_neon(struct cpu_kernels *k)
 {
     k->norm = norm_row;
     k->gate = gate_row;
-    k->finish = finish_row;
+    k->epilogue = epilogue_row;
     k->load = load_row;
     k->store = store_row;
     k->rotate = rotate_row;

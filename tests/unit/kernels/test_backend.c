@@ -116,17 +116,17 @@ static void every_task_of_every_share_runs_once(void **state)
         struct cpu_pool *p = NULL;
         struct err e = {0};
         static char data[4096];
-        struct cpu_ahead ahead = {.data = data,
-                                  .n_total = sizeof(data),
-                                  .share_bytes = 1024,
-                                  .stream_bytes = 256,
-                                  .n_bytes = 1 << 20,
-                                  .n_streams = 4};
+        struct cpu_readahead ahead = {.data = data,
+                                      .n_total = sizeof(data),
+                                      .thread_bytes = 1024,
+                                      .stream_bytes = 256,
+                                      .n_bytes = 1 << 20,
+                                      .n_streams = 4};
         assert_int_equal(cpu_pool_new(&p, threads, &e), 0);
         struct tally *t = rig_alloc(sizeof(*t));
         t->n_threads = threads;
         for (int32_t job = 0; job < 300; job++) {
-            cpu_pool_run_shares(p, job % 7 == 0 ? 200 : job % 5, count_task, t,
+            cpu_pool_run_ranges(p, job % 7 == 0 ? 200 : job % 5, count_task, t,
                                 job % 2 == 0 ? &ahead : NULL);
             cpu_pool_run(p, job % 3, count_task, t);
         }

@@ -33,7 +33,7 @@ static int open_rig(void **state)
     struct backend_config config = {
         .threads = 2, .max_tokens = 8, .max_seqs = 2, .max_samples = 2, .max_blocks_per_seq = 4};
     struct err e = {0};
-    char path[] = "/tmp/quire-settle-XXXXXX";
+    char path[] = "/tmp/quire-hugepages-XXXXXX";
 
     r.fd = mkstemp(path);
     r.expected = malloc(N_BYTES);
@@ -132,7 +132,7 @@ static void wait_for_the_move(struct rig *r)
     assert_int_equal(cpu_hugepages_start(cpu_of(r->b), &e), 0);
     /* whoever asks twice starts it once */
     assert_int_equal(cpu_hugepages_start(cpu_of(r->b), &e), 0);
-    for (int i = 0; cpu_hugepages_waiting_bytes(cpu_of(r->b)) > 0; i++) {
+    for (int i = 0; cpu_hugepages_pending_bytes(cpu_of(r->b)) > 0; i++) {
         assert_true(i < 100000);
         assert_memory_equal(r->data, r->expected, N_BYTES);
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
@@ -156,7 +156,7 @@ static void values_and_address_stay_while_the_pages_change(void **state)
         skip();
     }
     assert_true(in_place(r, &d));
-    assert_int_equal(cpu_hugepages_waiting_bytes(cpu_of(r->b)), (int64_t)N_BYTES);
+    assert_int_equal(cpu_hugepages_pending_bytes(cpu_of(r->b)), (int64_t)N_BYTES);
     wait_for_the_move(r);
     /* The file no longer matters, but for the weight's ends. */
     zero_in_file(r, N_BYTES / 2);
