@@ -1,9 +1,10 @@
-/* Ranks of one machine exchange through memory they share (see comm.h).
+/* Collectives through shared memory, for the ranks of one machine (see comm.h).
  *
- * Everything is one step, the exchange: a rank writes its part into its slot and raises
- * its counter; when the counters of all have risen, all slots may be read. Two sets of
- * slots alternate, so no second meeting is needed: who writes set k again in exchange k
- * + 2 has passed exchange k + 1, to which everyone came after reading set k.
+ * Every collective is a sequence of exchanges: each rank writes its part into its slot
+ * and raises its counter; once all counters have risen, all slots may be read. Two sets
+ * of slots alternate, which makes a second barrier unnecessary: a rank writes a set
+ * again in exchange k + 2, after it has seen every rank's counter of exchange k + 1,
+ * and a rank raises that only when it has read the slots of exchange k.
  */
 #include "kernels/comm/comm.h"
 
@@ -15,8 +16,8 @@
 enum { SLOT_FLOATS = 1 << 18 };
 
 struct shared {
-    struct counter arrived[COMM_MAX_RANKS]; /* exchanges each rank has come to */
-    struct sync_group group;
+    struct counter arrived[COMM_MAX_RANKS]; /* exchanges that each rank has joined */
+    struct sync_group group;                 /* of all ranks */
     _Alignas(64) float slot[]; /* [2][n_ranks][SLOT_FLOATS] */
 };
 
@@ -51,8 +52,8 @@ static void shm_abort(struct comm *base, const char *why)
     }
 }
 
-/* What stands in slot_of(c, own rank) is everyone's to read on return, until the
- * exchange after next. */
+/* Publish slot_of(c, own rank). On return all ranks' slots can be read, until this rank
+ * begins the exchange after next. */
 static int exchange(struct comm_shm *c, struct err *e)
 {
     struct shared *s = c->shared;
@@ -69,6 +70,7 @@ static int exchange(struct comm_shm *c, struct err *e)
     return 0;
 }
 
+/* Start an exchange: from here on slot_of gives its slots. */
 static int begin(struct comm_shm *c, struct err *e)
 {
     int rc = shm_check(&c->base, e);
@@ -79,7 +81,7 @@ static int begin(struct comm_shm *c, struct err *e)
 
 /* ---- floats ---- */
 
-/* A rectangle of a mat that fits a slot. */
+/* The rectangle of m at (row, col) that fits into a slot. */
 static struct mat tile_of(struct mat m, int32_t row, int32_t col)
 {
     int32_t cols = MIN(m.cols, SLOT_FLOATS), rows = MIN(m.rows - row, SLOT_FLOATS / cols);
@@ -159,8 +161,8 @@ static int shm_all_reduce(struct comm *base, struct mat x, struct err *e)
     return 0;
 }
 
-/* The columns of `out` that rank r holds the first `cols` of, from `col` of its part
- * on. */
+/* The columns of `out` for columns [col, col + cols) of rank r's part, as far as out
+ * has them. */
 static struct mat columns_of(struct mat out, int32_t r, int32_t width, int32_t col, int32_t cols)
 {
     int32_t first = MIN(r * width + col, out.cols),

@@ -1,10 +1,10 @@
-/* Ranks of several machines exchange over sockets (see comm.h): a star, in whose middle
- * rank 0 adds up.
+/* Collectives over sockets, for ranks on several machines (see comm.h): a star with
+ * rank 0 in the middle.
  *
- * A sum goes to rank 0 piece by piece, is taken there in the order of the ranks, in
- * float32, and comes back: the same bits as through shared memory. Two ways over the
- * network a sum, which is what control and CPUs need; devices have their own
- * collectives and only use the first broadcast, abort and check.
+ * An all-reduce goes to rank 0 chunk by chunk, is summed there in the order of the
+ * ranks, in float32, and is sent back, which gives the same bits as shared memory. Each
+ * costs two trips over the network: enough for CPUs and for control. Devices have their
+ * own collectives and use only broadcast, abort and check from here.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,10 +16,10 @@ enum { CHUNK_FLOATS = 1 << 16 };
 
 struct comm_tcp {
     struct comm base;
-    int fd[COMM_MAX_RANKS]; /* rank 0: all others'; else [0] */
-    struct failure failure;
-    float *chunk; /* [CHUNK_FLOATS]: rank 0's sum */
-    float *other; /* [CHUNK_FLOATS]: what came */
+    int fd[COMM_MAX_RANKS]; /* by rank; -1 where there is no connection (see comm.h) */
+    struct failure failure; /* of this rank's connections */
+    float *chunk;           /* [CHUNK_FLOATS] being sent, received or summed */
+    float *other;           /* [CHUNK_FLOATS] rank 0: another rank's summand */
 };
 
 static void tcp_abort(struct comm *base, const char *why)
@@ -40,7 +40,7 @@ static int tcp_check(struct comm *base, struct err *e)
     return rc;
 }
 
-/* n_bytes to (`out`) or from a rank. A failure is all ranks'. */
+/* n_bytes to (`out`) or from a rank. A failure is passed on to all ranks. */
 static int move(struct comm_tcp *c, int32_t rank, void *data, size_t n_bytes, bool out,
                 struct err *e)
 {
@@ -54,7 +54,6 @@ static int move(struct comm_tcp *c, int32_t rank, void *data, size_t n_bytes, bo
     return rc;
 }
 
-/* data of rank 0 to all. */
 static int tcp_broadcast(struct comm *base, void *data, size_t n_bytes, struct err *e)
 {
     struct comm_tcp *c = CONTAINER_OF(base, struct comm_tcp, base);
@@ -69,7 +68,7 @@ static int tcp_broadcast(struct comm *base, void *data, size_t n_bytes, struct e
     return rc;
 }
 
-/* piece[n] summed over the ranks; on rank 0 in place, on the others it is replaced. */
+/* chunk[n] = its sum over the ranks, on every rank. */
 static int reduce_chunk(struct comm_tcp *c, int64_t n, struct err *e)
 {
     size_t n_bytes = (size_t)n * sizeof(float);
@@ -92,7 +91,8 @@ static float *row_of(struct mat m, int32_t r)
     return (float *)m.data + r * m.stride;
 }
 
-/* Elements [first, first + n) of a mat, row by row, to or from contiguous memory. */
+/* Elements [first, first + n) of a mat in row-major order, to (`out`) or from
+ * contiguous memory. */
 static void copy_elements(struct mat m, int64_t first, int64_t n, float *flat, bool out)
 {
     for (int64_t at = 0; at < n;) {
@@ -120,7 +120,7 @@ static int tcp_all_reduce(struct comm *base, struct mat x, struct err *e)
     return 0;
 }
 
-/* A rank's part of rows between rank 0's `m` and the network. */
+/* The mat m to (`out`) or from a rank. */
 static int move_rows(struct comm_tcp *c, int32_t rank, struct mat m, bool out, struct err *e)
 {
     int64_t total = (int64_t)m.rows * m.cols;

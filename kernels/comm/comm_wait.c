@@ -1,5 +1,5 @@
-/* See comm_wait.h. Counters are raised before `sleeping` is read, and sleepers counted
- * before counters are read again, so that nobody sleeps through. */
+/* See comm_wait.h. No wake-up is lost: a counter is raised before `sleeping` is read,
+ * and a sleeper is counted in `sleeping` before it reads the counter again. */
 #include "kernels/comm/comm_wait.h"
 
 #include <errno.h>
@@ -14,11 +14,11 @@
 #include <unistd.h>
 
 enum {
-    SPIN_ROUNDS = 2000,
-    YIELD_EVERY = 500,
-    SOCKET_ROUNDS = 200,
-    NAP_MS = 100, /* between looks at the clock */
-    SOCKET_NAP_MS = 50,
+    SPIN_ROUNDS = 2000,  /* looks at a counter before sleeping */
+    YIELD_EVERY = 500,   /* rounds between offers of the core to other threads */
+    SOCKET_ROUNDS = 200, /* tries of a socket before polling it */
+    NAP_MS = 100, /* longest sleep on a counter before timeout and failure are checked */
+    SOCKET_NAP_MS = 50, /* the same on a socket */
     MOST_WAITERS = 1 << 20,
 };
 
@@ -80,7 +80,8 @@ static void relax(int round)
 #endif
 }
 
-/* Sleep until the counter moves, a nap is over or something happens. */
+/* Sleep until the counter differs from `seen`, the group fails, or NAP_MS have
+ * passed. */
 static void nap(struct sync_group *g, struct counter *c, unsigned seen)
 {
     struct timespec t = {.tv_nsec = NAP_MS * 1000000L};
@@ -130,8 +131,8 @@ static int connection_closed(struct failure *f, int32_t rank, struct err *e)
     return failure_check(f, e);
 }
 
-/* Until the socket can go on; 0, or why it will not. *start_us is when waiting began,
- * 0: now. */
+/* Wait until the socket is ready or SOCKET_NAP_MS have passed. *start_us: when waiting
+ * began, set where 0. 0, or ERR_DEVICE: the wait has failed or has lasted too long. */
 static int await_socket(struct failure *f, int fd, int32_t rank, bool out, int64_t *start_us,
                         int64_t timeout_us, struct err *e)
 {

@@ -1,8 +1,8 @@
-/* Stages of one machine: each rank has an inbox in shared memory, a ring of bytes with
- * one who writes and one who reads.
+/* Pipeline stages on one machine: each rank has an inbox in shared memory, a ring of
+ * bytes with one writer and one reader (see pipeline.h).
  *
- * An inbox holds the activations of a micro-batch of decodes, and more of a prompt than
- * is on its way at a time; what does not fit goes on as the reader takes it.
+ * An inbox holds the activations of a micro-batch of decodes. More, such as a prompt's,
+ * are sent piece by piece as the reader makes space.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -14,13 +14,13 @@
 enum { INBOX_BYTES = 1 << 22 };
 
 struct inbox {
-    struct counter written, read; /* bytes so far, modulo 2^32 */
-    _Alignas(64) char ring[INBOX_BYTES];
+    struct counter written, read;        /* bytes so far, modulo 2^32 */
+    _Alignas(64) char ring[INBOX_BYTES]; /* byte i is at i modulo INBOX_BYTES */
 };
 
 struct shared {
-    struct sync_group group;
-    struct inbox inbox[]; /* by the number among all ranks */
+    struct sync_group group; /* of all ranks of all stages */
+    struct inbox inbox[];    /* by number among all ranks */
 };
 
 struct pipeline_shm {
@@ -50,7 +50,7 @@ size_t pipeline_shm_bytes(int32_t n_ranks)
     return sizeof(struct shared) + (size_t)n_ranks * sizeof(struct inbox);
 }
 
-/* The ring's memory from byte `at` on; *n_bytes shrinks to what lies in one piece. */
+/* The ring's memory from byte `at` on; *n_bytes is cut down to what is contiguous. */
 static char *contiguous(struct inbox *b, unsigned at, size_t *n_bytes)
 {
     size_t first = at % INBOX_BYTES;

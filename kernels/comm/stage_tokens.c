@@ -1,9 +1,9 @@
 /* See stage_tokens.h.
  *
- * The first stage works ahead: it takes the tokens of earlier parts when a part reads
- * them, and in any case so that no more parts are on their way than there are stages to
- * work on them. So what waits between two stages stays bounded, and the few bytes of
- * the tokens never keep the last stage waiting: the ring cannot stand still.
+ * The first stage receives the tokens of an earlier micro-batch only when a micro-batch
+ * reads them, or when as many micro-batches are in flight as there are stages. So what
+ * waits between two stages is bounded, and the last stage, whose tokens are few bytes,
+ * never blocks in sending them: the ring cannot deadlock.
  */
 #include "kernels/comm/stage_tokens.h"
 
@@ -51,8 +51,7 @@ static int receive_oldest(struct stage_tokens *t, struct err *e)
     return p->ops->receive(p, token, (size_t)a->n * sizeof(*token), e);
 }
 
-/* The last sampling row of the step before that a token of this part comes from; -1:
- * none does. */
+/* The last sampling row of the step before that this micro-batch reads; -1: none. */
 static int32_t last_source(const struct batch *b)
 {
     int32_t last = -1;
@@ -63,8 +62,8 @@ static int32_t last_source(const struct batch *b)
     return last;
 }
 
-/* Before a step's first part overwrites the tokens of the step before the last, those
- * of it that have not come. */
+/* Receive the tokens still to come of the step before the last, whose array the step
+ * that begins will overwrite. */
 static int receive_overwritten(struct stage_tokens *t, struct err *e)
 {
     int rc = 0;
@@ -76,6 +75,8 @@ static int receive_overwritten(struct stage_tokens *t, struct err *e)
     return rc;
 }
 
+/* Receive the tokens that this micro-batch reads, and older ones until fewer
+ * micro-batches than stages are in flight. */
 static int receive_needed(struct stage_tokens *t, const struct batch *b, struct err *e)
 {
     int32_t last = last_source(b);
