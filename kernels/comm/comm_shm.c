@@ -17,8 +17,8 @@ enum { SLOT_FLOATS = 1 << 18 };
 
 struct shared {
     struct counter arrived[COMM_MAX_RANKS]; /* exchanges that each rank has joined */
-    struct sync_group group;                 /* of all ranks */
-    _Alignas(64) float slot[]; /* [2][n_ranks][SLOT_FLOATS] */
+    struct sync_group group;                /* of all ranks */
+    _Alignas(64) float slot[];              /* [2][n_ranks][SLOT_FLOATS] */
 };
 
 struct comm_shm {

@@ -17,8 +17,8 @@ enum {
     SPIN_ROUNDS = 2000,  /* looks at a counter before sleeping */
     YIELD_EVERY = 500,   /* rounds between offers of the core to other threads */
     SOCKET_ROUNDS = 200, /* tries of a socket before polling it */
-    NAP_MS = 100, /* longest sleep on a counter before timeout and failure are checked */
-    SOCKET_NAP_MS = 50, /* the same on a socket */
+    NAP_MS = 100,        /* longest sleep on a counter before timeout and failure are checked */
+    SOCKET_NAP_MS = 50,  /* the same on a socket */
     MOST_WAITERS = 1 << 20,
 };
 

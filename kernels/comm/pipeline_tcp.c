@@ -12,7 +12,7 @@ enum { SOURCE = COMM_MAX_RANKS, N_SOCKETS };
 struct pipeline_tcp {
     struct pipeline base;
     struct failure failure; /* of this rank's connections */
-    int fd[N_SOCKETS]; /* targets by their rank in the next stage, [SOURCE]; -1: none */
+    int fd[N_SOCKETS];      /* targets by their rank in the next stage, [SOURCE]; -1: none */
     int32_t target_rank[COMM_MAX_RANKS]; /* the targets' numbers among all ranks */
 };
 

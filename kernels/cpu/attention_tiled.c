@@ -1,13 +1,14 @@
-/* Paged attention by parts of TILE_KEYS keys, with an online softmax (Milakov and
- * Gimelshein 2018).
+/* Paged attention by tiles of TILE_KEYS keys, with an online softmax (Milakov and
+ * Gimelshein 2018), split over the keys where there are few rows (split-KV).
  *
- * A unit is one KV head of one sequence with up to UNIT_ROWS rows: query heads of that
- * KV head times query tokens. Keys and values are read where they lie, through the
- * block table, once for all rows; heads are never copied. Parts and splits (SPLIT_KEYS
- * keys) begin at fixed cache indices, and a split's partial result is merged into the
- * total in order whether one thread takes all splits or each goes to another, so an
- * answer does not depend on the batch, on how a prompt is cut into chunks, or on the
- * number of threads.
+ * A unit of work is up to UNIT_ROWS rows (query tokens times query heads of one KV
+ * head) of one sequence. It reads keys and values through the block table, once for all
+ * its rows.
+ *
+ * Batch invariance: tiles and splits (SPLIT_KEYS keys) begin at fixed cache indices,
+ * and the partial results of splits are merged in order, whether one thread computes
+ * them all or several do. Results do not depend on the batch, on how a prompt is cut
+ * into chunks, or on the number of threads.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -20,16 +21,17 @@ enum {
     UNIT_ROWS = 32,
     /* from this many rows on, values are converted to float32 once for all of them */
     CONVERT_ROWS = 8,
-    TASKS_PER_THREAD = 4,
+    TASKS_PER_THREAD = 4, /* with fewer, units are divided by splits */
 };
 
-/* Which rows, which splits. */
+/* The rows and the key splits of one unit; each task takes it for one KV head. */
 struct attention_unit {
-    int32_t seq;
+    int32_t seq;             /* of the step */
     int32_t token, n_tokens; /* of the step */
-    int32_t head, n_heads;   /* of the KV head's group */
-    int32_t split, n_splits;
-    int32_t n_partials; /* units that share these rows, each with one split; 1: this one has all */
+    int32_t head, n_heads;   /* in the KV head's group of query heads */
+    int32_t split, n_splits; /* first split that the rows see, or this unit's own; their number */
+    /* units with the same rows, which compute one split each; 1: this unit has all */
+    int32_t n_partials;
 };
 
 struct attention_job {
@@ -38,24 +40,24 @@ struct attention_job {
     const struct attention *att;
     const struct attention_unit *unit;
     int32_t n_units;
-    float *partial;       /* [n_units * n_kv_heads] states, when splits are split_kv */
+    float *partial;       /* [n_units * n_kv_heads] states, with split-KV */
     int64_t state_floats; /* of one state */
 };
 
-/* What is known of a unit's rows after some keys: per row the greatest score, the sum
- * of weights, the weighted values. */
+/* The online softmax of a unit's rows over some keys: per row the greatest score, the
+ * sum of weights, and the weighted sum of values. */
 struct state {
     float *max, *sum; /* [UNIT_ROWS] */
     float *acc;       /* [UNIT_ROWS, head_dim] */
 };
 
-/* A thread's scratch, cut from one allocation. */
+/* A thread's scratch, in one allocation. */
 struct attention_scratch {
-    float *score;           /* [UNIT_ROWS, TILE_KEYS] */
-    float *key;             /* [head_dim, TILE_KEYS] */
-    float *value;           /* [TILE_KEYS, head_dim] */
-    float *total, *partial; /* states */
-    const float *query[UNIT_ROWS];
+    float *score;                  /* [UNIT_ROWS, TILE_KEYS] */
+    float *key;                    /* [head_dim, TILE_KEYS] */
+    float *value;                  /* [TILE_KEYS, head_dim] */
+    float *total, *partial;        /* states: of the splits so far, of the latest */
+    const float *query[UNIT_ROWS]; /* by row */
 };
 
 static int64_t state_floats(int32_t head_dim)
@@ -69,8 +71,8 @@ static struct state state_at(float *base)
         .max = base, .sum = base + UNIT_ROWS, .acc = base + 2 * (int64_t)UNIT_ROWS};
 }
 
-/* Floats a thread needs, a multiple of a cache line's; fills `ret` when base is not
- * NULL. */
+/* Floats of a thread's scratch, a multiple of a cache line's; fills `ret` when base is
+ * not NULL. */
 static int64_t scratch_layout(struct attention_scratch *ret, float *base, int32_t head_dim)
 {
     int64_t dim = div_ceil(head_dim, 16) * 16;
@@ -89,19 +91,19 @@ static int64_t scratch_layout(struct attention_scratch *ret, float *base, int32_
     return total + 2 * state;
 }
 
-/* ---- one part of keys ---- */
+/* ---- one tile of keys ---- */
 
 struct key_tile {
     int32_t first; /* cache index of its first key, a multiple of TILE_KEYS */
-    /* those of its keys that some row of the unit sees; the others are not touched */
+    /* keys [lo, hi) are seen by some row of the unit; the others are not read */
     int32_t lo, hi;
     const void *key[TILE_KEYS];
     const void *value[TILE_KEYS];
     enum dtype value_type;
 };
 
-/* Where the part's keys and values lie; the keys transposed, the values of many rows
- * converted. */
+/* Find the tile's keys and values, transpose the keys, and convert the values if the
+ * unit has many rows. */
 static void load_tile(const struct attention_job *j, const struct attention_unit *u,
                       int32_t kv_head, const struct attention_scratch *s, struct key_tile *p)
 {
@@ -140,8 +142,8 @@ static void load_tile(const struct attention_job *j, const struct attention_unit
     }
 }
 
-/* Fold a part into the state of the unit's rows, the first of which stands at cache
- * index `index`. */
+/* Fold a tile into the state of the unit's rows; `index` is the cache index of the
+ * unit's first token. */
 static void fold_tile(const struct attention_job *j, const struct attention_unit *u,
                       const struct attention_scratch *s, const struct key_tile *p,
                       const struct state *to, int32_t index)
@@ -157,7 +159,7 @@ static void fold_tile(const struct attention_job *j, const struct attention_unit
         s->score[i] = cap * tanhf(s->score[i] / cap);
     }
     for (int32_t r = 0; r < rows; r++) {
-        int32_t at = index + r / u->n_heads - p->first; /* of the row, among the part's keys */
+        int32_t at = index + r / u->n_heads - p->first; /* of the row, in the tile */
         int32_t hi = MIN(p->hi, at + 1);
         int32_t lo = window > 0 ? MAX(p->lo, at + 1 - window) : p->lo;
         float *score = s->score + r * TILE_KEYS;
@@ -174,6 +176,7 @@ static void fold_tile(const struct attention_job *j, const struct attention_unit
 
 /* ---- one split, merging ---- */
 
+/* The state of the unit's rows after the keys of one split, at `base`. */
 static void run_split(const struct attention_job *j, const struct attention_unit *u,
                       int32_t kv_head, int32_t split, const struct attention_scratch *s,
                       float *base)
@@ -256,7 +259,7 @@ static void unit_task(void *arg, int32_t task, int32_t thread)
 {
     const struct attention_job *j = arg;
     int32_t n_kv = j->att->n_kv_heads;
-    /* the last tokens of a prompt see the most: they go first */
+    /* the last tokens of a prompt see the most keys: start with them */
     int32_t at = j->n_units - 1 - task / n_kv;
     int32_t kv_head = task % n_kv;
     const struct attention_unit *u = &j->unit[at];
@@ -278,7 +281,7 @@ static void unit_task(void *arg, int32_t task, int32_t thread)
     write_rows(j, u, kv_head, s.total);
 }
 
-/* Units whose splits were split_kv: the first of them adds up all. */
+/* Of units that share their rows, the first merges the partial states of all. */
 static void merge_task(void *arg, int32_t task, int32_t thread)
 {
     (void)thread;
@@ -299,8 +302,8 @@ static void merge_task(void *arg, int32_t task, int32_t thread)
 
 /* ---- the work list ---- */
 
-/* Splits of keys that the unit's tokens see: first in u->split, count in u->n_splits
- * (at least 1). */
+/* The splits that the unit's tokens see: u->split is the first, u->n_splits their
+ * number, at least 1. */
 static void count_splits(const struct attention_job *j, struct attention_unit *u)
 {
     const struct batch *b = &j->c->batch;
@@ -326,8 +329,8 @@ static int grow_units(struct cpu_backend *c, int64_t n)
     return 0;
 }
 
-/* One unit a group of rows; `split_kv`: one for each of its splits. Returns the number
- * of units or ERR_NOMEM. */
+/* List the step's units: one per group of rows or, with split_kv, one per split of it.
+ * Returns their number, or ERR_NOMEM. */
 static int32_t list_units(const struct attention_job *j, bool split_kv)
 {
     struct cpu_backend *c = j->c;

@@ -1,5 +1,5 @@
-/* The specification of linear: out = epilogue(x W^T), float32 accumulation over the
- * input; by tiles where the table has them. */
+/* The specification of linear: out = epilogue(x W^T), accumulated in float32 along the
+ * input. Where the instruction set has tiles, linear_tiled.c takes over. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/convert.h"
 

@@ -1,32 +1,31 @@
-/* linear for a few rows of x (one tile), where time is what it takes to read w once:
- * decoding.
+/* linear for one tile of x, as in decoding, where the time is that of reading w once.
  *
- * Every thread has a share of neighbouring rows of w and reads it as STREAMS pieces
- * side by side, so that as many streams of loads run, from the share's first rows to
- * its last without a break between tasks. While a thread waits (for the others, through
- * a norm, for attention) it fetches the beginning of its share of the weight that came
- * next in the step before, so that memory does not pause between products.
+ * Every thread has a range of neighbouring rows of w, and reads it as STREAMS streams
+ * side by side, from the range's first rows to its last without a break between tasks.
+ * While a thread waits (for other threads, or through a norm or attention) it
+ * prefetches the beginning of its range of the weight that followed in the step before,
+ * so that memory does not idle between products.
  */
 #include "kernels/cpu/cpu.h"
 
 enum {
     STREAMS = 4,
-    SLICE_STEP = 3, /* STREAMS slices of it are a multiple of every tile's rows of w */
-    SLICE_MAX = 60, /* rows of one stream in a task */
-    TASK_BYTES = 32 << 10,
-    TASKS_PER_THREAD = 8, /* at least, where the rows allow */
-    STREAM_AHEAD_BYTES = 1024,
-    WAIT_AHEAD_BYTES = 192 << 10, /* of a share, in the second-level cache */
+    SLICE_STEP = 3,               /* STREAMS * SLICE_STEP is a multiple of every tile's rows of w */
+    SLICE_MAX = 60,               /* rows of one stream in a task */
+    TASK_BYTES = 32 << 10,        /* of w, about */
+    TASKS_PER_THREAD = 8,         /* at least, where the rows allow */
+    STREAM_AHEAD_BYTES = 1024,    /* prefetched ahead of each stream */
+    WAIT_AHEAD_BYTES = 192 << 10, /* prefetched of the next range, for the second-level cache */
 };
 
 struct stream_job {
     struct cpu_backend *c;
     struct mat out, x, w;
     const struct epilogue *ep;
-    int32_t thread_rows; /* of w, of a thread */
-    int32_t run;         /* of a stream */
-    int32_t slice;       /* of a stream in a task */
-    int32_t n_each;      /* tasks of a share */
+    int32_t thread_rows; /* rows of w per thread */
+    int32_t run;         /* rows of a stream */
+    int32_t slice;       /* rows of a stream in a task */
+    int32_t n_each;      /* tasks per thread */
 };
 
 static int64_t row_bytes(struct mat w)
@@ -34,10 +33,10 @@ static int64_t row_bytes(struct mat w)
     return w.stride * dtype_bytes(w.dtype);
 }
 
-/* What one task reads: n[s] rows of stream s from first[s] on. */
+/* The rows of one task: n[s] rows of stream s from first[s] on. */
 struct slices {
     int32_t first[STREAMS], n[STREAMS];
-    int32_t longest;
+    int32_t longest; /* the greatest n */
 };
 
 static struct slices task_slices(const struct stream_job *j, int32_t task)
@@ -53,8 +52,8 @@ static struct slices task_slices(const struct stream_job *j, int32_t task)
     return s;
 }
 
-/* sum [rows in the order read][n_x] to out where nothing is added and no stream ends
- * early, as in most tasks. */
+/* Store sum [rows in the order read][n_x] to out, where there is no epilogue and no
+ * stream ends early, as in most tasks. */
 static void store_sums(const struct stream_job *j, const struct slices *s, const float *sum)
 {
     int32_t n_x = j->x.rows;
@@ -70,7 +69,7 @@ static void store_sums(const struct stream_job *j, const struct slices *s, const
     }
 }
 
-/* The same stream by stream through the epilogue. */
+/* The same for any task, through the epilogue. */
 static void store_slices(const struct stream_job *j, const struct slices *s, const float *sum)
 {
     float line[TILE_ROWS][STREAMS][SLICE_MAX];
@@ -131,7 +130,8 @@ static void plan_ranges(struct stream_job *j)
     j->n_each = (int32_t)div_ceil(j->run, j->slice);
 }
 
-/* Where the threads will begin to read the weight that followed this one last time. */
+/* Record that this weight is read now; returns where the threads will begin to read the
+ * weight that followed it last time. */
 static struct cpu_readahead ahead_of(const struct stream_job *j)
 {
     struct cpu_weight *now = j->w.priv;

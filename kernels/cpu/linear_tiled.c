@@ -1,11 +1,11 @@
-/* linear by tiles: the order in which rows of w and of x meet, so that memory is read
- * once and caches are reused.
+/* linear by tiles: the order of the products, such that w is read from memory once and
+ * caches are reused.
  *
- * x is packed first (tiles of TILE_ROWS rows). A task is a block of w's rows that fits
- * the second-level cache and a range of tiles of x: the block stays there while every
- * tile meets it, block of k_block elements by block, the tile's share of x in the
- * first-level cache. What is not used yet of w is fetched ahead meanwhile. With one
- * tile of x a block is read once: linear_stream.c.
+ * x is packed first, in tiles of TILE_ROWS rows. A task is a block of rows of w, which
+ * fits into the second-level cache, and a range of tiles of x. Each tile is multiplied
+ * with the whole block, k_block elements at a time, so that the tile stays in the
+ * first-level cache; the next block is prefetched meanwhile. A single tile of x goes to
+ * linear_stream.c, many rows to linear_panels.c where the instruction set has panels.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,10 +16,10 @@ enum {
     BLOCK_BYTES = 192 << 10, /* of w, in the second-level cache */
     BLOCK_STEP = 24,         /* a multiple of every tile's rows of w, halved for long rows */
     BLOCK_MAX_ROWS = 240,
-    TASKS_PER_THREAD = 8, /* at least, where the rows allow */
-    TASK_TILES = 8,       /* of x in a task, at least */
-    SERIAL_PACK_TILES = 8,
-    PANELS_FROM = 48, /* rows of x */
+    TASKS_PER_THREAD = 8,  /* at least, where the rows allow */
+    TASK_TILES = 8,        /* of x in a task, at least */
+    SERIAL_PACK_TILES = 8, /* up to as many are packed by the calling thread */
+    PANELS_FROM = 48,      /* rows of x, from which panels are faster */
 };
 
 struct linear_job {
@@ -29,10 +29,10 @@ struct linear_job {
     int64_t tile_bytes;  /* of a full tile, packed */
     int32_t n_tiles;     /* of x */
     int32_t block_rows;  /* of w in a block */
-    int32_t thread_rows; /* of w, of a thread */
-    int32_t n_blocks;    /* in a share */
+    int32_t thread_rows; /* rows of w per thread */
+    int32_t n_blocks;    /* of a thread */
     int32_t task_tiles;  /* of x in a task */
-    int32_t n_ranges;
+    int32_t n_ranges;    /* ranges of tiles, one per task of a block */
 };
 
 static int32_t tile_rows(const struct linear_job *j, int32_t tile)
@@ -83,7 +83,7 @@ static int pack_all(struct linear_job *j)
     return 0;
 }
 
-/* sum [n][n_x] to rows of out through the epilogue. */
+/* Store sum [n][n_x] to out through the epilogue. */
 static void store_tile(const struct linear_job *j, int32_t tile, int32_t first, int32_t n,
                        const float *sum)
 {
@@ -132,18 +132,18 @@ static void linear_task(void *arg, int32_t task, int32_t thread)
 {
     (void)thread;
     const struct linear_job *j = arg;
-    int32_t share = task / (j->n_blocks * j->n_ranges);
-    int32_t first = share * j->thread_rows + task % j->n_blocks * j->block_rows;
-    int32_t end = MIN(MIN(first + j->block_rows, (share + 1) * j->thread_rows), j->w.rows);
+    int32_t range = task / (j->n_blocks * j->n_ranges); /* the thread it is meant for */
+    int32_t first = range * j->thread_rows + task % j->n_blocks * j->block_rows;
+    int32_t end = MIN(MIN(first + j->block_rows, (range + 1) * j->thread_rows), j->w.rows);
     int32_t from = task / j->n_blocks % j->n_ranges * j->task_tiles;
     if (first < end && from < j->n_tiles) {
         run_block(j, first, end - first, from, MIN(from + j->task_tiles, j->n_tiles));
     }
 }
 
-/* Each thread has neighbouring rows of w, so that what it fetches ahead is its own;
- * blocks as large as the cache allows, but enough of them that threads which run at
- * different speeds end together. Returns the tasks of a share. */
+/* Each thread gets neighbouring rows of w, so that it prefetches what it will read
+ * itself. Blocks are as large as the cache allows, but enough of them that threads of
+ * different speeds end together. Returns the tasks per thread. */
 static int32_t plan(struct linear_job *j)
 {
     int32_t threads = cpu_pool_threads(j->c->pool);

@@ -1,14 +1,15 @@
-/* Threads of the CPU backend.
+/* Threads of the CPU backend: thread 0 is the caller, the others are helpers.
  *
- * One job at a time. A job is published by raising `epoch`; helpers that see a new
- * epoch take task numbers from `next` until none is left, then raise `done`. The caller
- * does the same and waits for `done` of all helpers, so that when cpu_pool_run returns
- * no helper looks at the job any more. A helper that has spun in vain sets `sleeping`
- * and waits on the futex `epoch`; the caller wakes only when someone sleeps.
+ * There is one job at a time. The caller publishes it by raising `epoch`. Helpers that
+ * see a new epoch take tasks until none is left, then raise `done`. The caller takes
+ * tasks too, and returns once `done` counts every helper, so that no helper looks at a
+ * job that has ended. A helper that has spun for long enough counts itself in
+ * `sleeping` and waits on the futex `epoch`; the caller makes the system call that
+ * wakes helpers only if `sleeping` is above 0.
  *
- * Tasks stand in ranges. A plain job has one range, that of thread 0, and all take from
- * its front. A job in shares has one a thread: the owner takes from the front, and who
- * has none left takes from the end of another's.
+ * Tasks are ranges of numbers. A plain job has one range, thread 0's, and every thread
+ * takes from its front. A job by ranges has one per thread: its owner takes from the
+ * front, and threads whose own range is empty steal from the end.
  */
 #include "kernels/cpu/pool.h"
 
@@ -31,15 +32,15 @@ struct helper {
     struct cpu_pool *pool;
     pthread_t thread;
     int32_t index; /* thread number, 1 .. n_threads-1 */
-    int32_t core;  /* pinned here; -1: not */
+    int32_t core;  /* that it is pinned to; -1: none */
 };
 
-/* What belongs to one thread, on cache lines of its own. */
+/* Of one thread, on cache lines of its own. */
 struct thread_state {
-    /* of tasks left: first, and behind the last in the upper half */
+    /* tasks left: the first in the lower half, one past the last in the upper half */
     _Alignas(64) _Atomic uint64_t range;
-    _Alignas(64) struct cpu_readahead ahead; /* from here on touched by its thread alone */
-    int64_t fetched;                         /* bytes of each stream of `ahead` */
+    _Alignas(64) struct cpu_readahead ahead; /* this and `fetched`: its thread's alone */
+    int64_t fetched;                         /* bytes done of each stream of `ahead` */
 };
 
 struct cpu_pool {
@@ -48,16 +49,17 @@ struct cpu_pool {
     struct helper *helper;
     struct thread_state *state; /* [n_threads] */
 
+    /* The job; written by the caller before it raises `epoch`. */
     cpu_task_fn *fn;
     void *arg;
     bool by_ranges;
     struct cpu_readahead ahead;
 
     /* Each on a cache line of its own. */
-    _Alignas(64) atomic_uint epoch;
-    _Alignas(64) atomic_int done;
-    _Alignas(64) atomic_int sleeping;
-    atomic_bool stop;
+    _Alignas(64) atomic_uint epoch;   /* number of the job; helpers sleep on it */
+    _Alignas(64) atomic_int done;     /* helpers that have finished the job */
+    _Alignas(64) atomic_int sleeping; /* helpers in futex_wait, or about to be */
+    atomic_bool stop;                 /* helpers end at the next epoch */
 };
 
 static void futex_wait(atomic_uint *word, unsigned value)
@@ -77,7 +79,7 @@ static uint64_t make_range(int32_t first, int32_t end)
     return (uint64_t)(uint32_t)end << 32 | (uint32_t)first;
 }
 
-/* A task of share `of`: its first one, or its last. -1: none is left. */
+/* Take the first (or `last`) task from the range of thread `of`. -1: it is empty. */
 static int32_t take(struct cpu_pool *p, int32_t of, bool last)
 {
     _Atomic uint64_t *range = &p->state[of].range;
@@ -116,8 +118,7 @@ static void work(struct cpu_pool *p, int32_t thread)
     }
 }
 
-/* A little of what will be read soon; called over and over while there is nothing else
- * to do. */
+/* Prefetch the next cache line of each stream; called again and again while waiting. */
 static void fetch_ahead(struct thread_state *s, int32_t thread)
 {
     const struct cpu_readahead *a = &s->ahead;
@@ -136,7 +137,7 @@ static void fetch_ahead(struct thread_state *s, int32_t thread)
 
 /* ---- threads ---- */
 
-/* Until the epoch is no longer `seen`; the new one. */
+/* Wait until the epoch differs from `seen`; returns it. */
 static unsigned await_job(struct cpu_pool *p, int32_t thread, unsigned seen)
 {
     for (int i = 0; i < SPIN_ROUNDS; i++) {
@@ -151,8 +152,8 @@ static unsigned await_job(struct cpu_pool *p, int32_t thread, unsigned seen)
         }
     }
     for (;;) {
-        /* Sequentially consistent: either the caller sees the sleeper, or the sleeper
-         * sees the new epoch. */
+        /* Sequentially consistent, so that either the caller sees the sleeper or the
+         * sleeper sees the new epoch. */
         atomic_fetch_add(&p->sleeping, 1);
         if (atomic_load(&p->epoch) == seen) {
             futex_wait(&p->epoch, seen);
@@ -184,7 +185,7 @@ static void *helper_main(void *arg)
     }
 }
 
-/* Publish the job, whose tasks stand in the shares, take part, wait for the others. */
+/* Publish the job, whose ranges are set, work on it, and wait for the helpers. */
 static void run_job(struct cpu_pool *p, cpu_task_fn *fn, void *arg, bool by_ranges,
                     const struct cpu_readahead *ahead)
 {
@@ -202,7 +203,7 @@ static void run_job(struct cpu_pool *p, cpu_task_fn *fn, void *arg, bool by_rang
         fetch_ahead(&p->state[0], 0);
         cpu_relax();
         if (i % YIELD_EVERY == 0) {
-            sched_yield(); /* a helper may have lost its core to another process */
+            sched_yield(); /* a helper may wait for this core */
         }
     }
 }
@@ -234,7 +235,8 @@ int32_t cpu_pool_threads(const struct cpu_pool *p)
     return p->n_threads;
 }
 
-/* First of the cores listed in a file like "0,64" or "0-1"; -1 when unreadable. */
+/* The first hardware thread of `core`'s physical core, from a list like "0,64" or
+ * "0-1"; -1: unknown. */
 static int first_sibling(int core)
 {
     char path[96];
@@ -252,7 +254,7 @@ static int first_sibling(int core)
     return first;
 }
 
-/* Processors' worth of time the cgroup grants, rounded up; 0: no quota. */
+/* The cgroup's quota in processors, rounded up; 0: no quota. */
 static int cgroup_quota(void)
 {
     FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re");
@@ -268,8 +270,8 @@ static int cgroup_quota(void)
     return quota > 0 && period > 0 ? (int)MAX(1, div_ceil(quota, period)) : 0;
 }
 
-/* Logical processors this process may use, one a physical core, in core[]. Returns how
- * many (at least 1). */
+/* core[] = one logical processor for each physical core that this process may use.
+ * Returns their number, at least 1. */
 static int usable_cores(int core[CPU_POOL_MAX_THREADS])
 {
     cpu_set_t allowed;
@@ -290,7 +292,7 @@ static int usable_cores(int core[CPU_POOL_MAX_THREADS])
         }
     }
     if (n == 0) {
-        core[n++] = -1;
+        core[n++] = -1; /* not pinned */
     }
     int quota = cgroup_quota();
     return quota > 0 ? MIN(n, quota) : n;
@@ -308,14 +310,14 @@ static int start_helper(struct helper *h, struct err *e)
         cpu_set_t one;
         CPU_ZERO(&one);
         CPU_SET(h->core, &one);
-        /* a wish: without it the thread only wanders */
+        /* best effort: the thread works unpinned too */
         pthread_setaffinity_np(h->thread, sizeof(one), &one);
     }
     return 0;
 }
 
-/* Keep the share's part of core[n]: how many. Cores fewer than shares are shared by all
- * of them. */
+/* Keep this process's fraction of core[n], and return its size. If there are fewer
+ * cores than processes, each gets one thread that is not pinned. */
 static int divide_cores(int *core, int n, int32_t local_rank, int32_t local_world_size)
 {
     if (n < local_world_size) {

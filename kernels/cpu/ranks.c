@@ -1,8 +1,8 @@
-/* What the ranks of a model that is cut tell each other, by way of the backend's comm.
+/* Tensor parallelism on CPUs, through the backend's comm.
  *
- * Rank 0 draws: it alone gets the whole logits rows, and hands its tokens to the
- * others, which need them as the input of the step launched next. So ranks on unlike
- * machines cannot come to different tokens.
+ * Rank 0 samples: it alone gets whole rows of logits, and broadcasts its tokens, which
+ * the other ranks need as inputs of the next step. So ranks on different kinds of
+ * machines cannot disagree on a token.
  */
 #include "kernels/comm/comm.h"
 #include "kernels/cpu/cpu.h"

@@ -1,5 +1,5 @@
-/* The plain row functions, which are the specification of the others, and the choice of
- * a table. */
+/* The plain row functions, which are the specification of the others, and the table of
+ * each instruction set. */
 #include "kernels/cpu/simd/kernels.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 
 /* ---- rows ---- */
 
-/* Vectors made by cpu_weight are float32. */
+/* cpu_weight makes float32 of all vectors. */
 static void norm_row(float *out, const float *x, int32_t n, const struct norm *k)
 {
     const float *w = k->weight.data;
@@ -159,7 +159,7 @@ void cpu_kernels_plain(struct cpu_kernels *k)
                               .transpose_sums = transpose_sums};
 }
 
-/* ---- choice ---- */
+/* ---- tables ---- */
 
 void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
 {
@@ -171,7 +171,7 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
         cpu_attention_avx2(k);
     }
     if (isa == CPU_AVX2) {
-        cpu_panels_avx2(k); /* the tiles of AVX-512 add up in another order */
+        cpu_panels_avx2(k); /* AVX-512's tiles sum in another order */
     }
     if (isa == CPU_AVX512) {
         cpu_tiles_avx512(k);

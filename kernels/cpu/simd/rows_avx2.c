@@ -13,8 +13,8 @@ static inline __m256i first_lanes(int32_t n)
     return _mm256_loadu_si256((const __m256i *)(tail_mask + 8 - n));
 }
 
-/* Up to eight floats, n >= 1; masked stores are slow on some processors, so only a tail
- * pays for being one. */
+/* Up to eight floats, n >= 1, the lanes beyond 0. Only tails are masked, because masked
+ * stores are slow on some processors. */
 static inline __m256 load_some(const float *x, int32_t n)
 {
     return n >= 8 ? _mm256_loadu_ps(x) : _mm256_maskload_ps(x, first_lanes(n));
@@ -276,8 +276,8 @@ static inline __m256 sample_exp8(__m256 z)
     return _mm256_and_ps(in_range, _mm256_mul_ps(p, _mm256_castsi256_ps(e)));
 }
 
-/* The masses of eight tokens added to four sums: whole numbers below 2^53, so that
- * doubles hold them exactly. */
+/* Add the masses of eight tokens to four sums: integers below 2^53, which doubles hold
+ * exactly. */
 static inline __m256d add_masses(__m256d sum, __m256 exp_z)
 {
     __m256 scaled = _mm256_mul_ps(exp_z, _mm256_set1_ps(0x1p40f));
@@ -325,7 +325,7 @@ static int32_t survivors(struct cpu_survivor *out, const float *logits, int32_t 
                     .z = zs[i], .token = t + i, .mass = (uint64_t)(ps[i] * 0x1p40f)};
             }
         }
-        if (t % 8192 == 0) { /* 2048 masses of at most 2^40 a sum */
+        if (t % 8192 == 0) { /* at most 2048 masses of at most 2^40 in a sum */
             total += take_masses(sum);
             sum = _mm256_setzero_pd();
         }
