@@ -1,5 +1,5 @@
-/* Shared by the AVX2 and AVX-512 files: sums over lanes, exp, loads of any type,
- * transposes. */
+/* Vector primitives of AVX2: what rows_vec.h and attention_vec.h need (vec_*, the same
+ * names as in neon.h), and what the tiles and panels of AVX2 and AVX-512 share. */
 #ifndef QUIRE_KERNELS_CPU_SIMD_AVX2_H
 #define QUIRE_KERNELS_CPU_SIMD_AVX2_H
 
@@ -11,8 +11,68 @@
 #include "kernels/cpu/simd/fetch.h"
 #include "kernels/cpu/simd/kernels.h"
 
+#define VEC_LANES 8
+typedef __m256 vec;
+
+INLINE vec vec_set1(float x)
+{
+    return _mm256_set1_ps(x);
+}
+
+INLINE vec vec_broadcast(const float *x)
+{
+    return _mm256_broadcast_ss(x);
+}
+
+INLINE vec vec_load(const float *x)
+{
+    return _mm256_loadu_ps(x);
+}
+
+/* x a multiple of the vector's size. */
+INLINE vec vec_load_aligned(const float *x)
+{
+    return _mm256_load_ps(x);
+}
+
+INLINE void vec_store(float *x, vec v)
+{
+    _mm256_storeu_ps(x, v);
+}
+
+INLINE void vec_store_aligned(float *x, vec v)
+{
+    _mm256_store_ps(x, v);
+}
+
+INLINE vec vec_add(vec a, vec b)
+{
+    return _mm256_add_ps(a, b);
+}
+
+INLINE vec vec_sub(vec a, vec b)
+{
+    return _mm256_sub_ps(a, b);
+}
+
+INLINE vec vec_mul(vec a, vec b)
+{
+    return _mm256_mul_ps(a, b);
+}
+
+INLINE vec vec_max(vec a, vec b)
+{
+    return _mm256_max_ps(a, b);
+}
+
+/* a * b + c, rounded once. */
+INLINE vec vec_fma(vec a, vec b, vec c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+
 /* The sum of the lanes, always in the same tree. */
-static inline float sum_lanes(__m256 v)
+static inline float vec_sum(__m256 v)
 {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
 
@@ -20,7 +80,8 @@ static inline float sum_lanes(__m256 v)
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
-static inline float max_lanes(__m256 v)
+/* The greatest lane. */
+static inline float vec_max_lane(__m256 v)
 {
     __m128 s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
 
@@ -30,7 +91,7 @@ static inline float max_lanes(__m256 v)
 
 /* e^x for x <= 88, 0 below -87.3; relative error about 1e-7. Range reduction and
  * polynomial of Cephes. */
-static inline __m256 exp8(__m256 x)
+static inline __m256 vec_exp(__m256 x)
 {
     __m256 low = _mm256_cmp_ps(x, _mm256_set1_ps(-87.3f), _CMP_LT_OQ);
     __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)),
@@ -50,8 +111,8 @@ static inline __m256 exp8(__m256 x)
     return _mm256_andnot_ps(low, _mm256_mul_ps(p, _mm256_castsi256_ps(e)));
 }
 
-/* Elements [i, i + 8) of an array of t. */
-INLINE __m256 load8(const void *x, enum dtype t, int64_t i)
+/* Elements [i, i + VEC_LANES) of an array of t. */
+INLINE __m256 vec_load_type(const void *x, enum dtype t, int64_t i)
 {
     if (t == DTYPE_F32) {
         return _mm256_loadu_ps((const float *)x + i);
@@ -76,7 +137,7 @@ INLINE void split16(__m256 ret[2], const float *x, enum dtype t)
 }
 
 /* Transpose 8 x 8 floats. */
-INLINE void transpose8(__m256 r[8])
+INLINE void vec_transpose(__m256 r[8])
 {
     __m256 a[8];
 

@@ -43,7 +43,7 @@ INLINE __m256 lane_elements(const void *w, const enum dtype t, const int part)
         return _mm256_castsi256_ps(part == 0 ? _mm256_slli_epi32(both, 16)
                                              : _mm256_and_si256(both, _mm256_set1_epi32(-65536)));
     }
-    return load8(w, t, (int64_t)part * 8);
+    return vec_load_type(w, t, (int64_t)part * 8);
 }
 
 INLINE void pack_type(float *panel, const void *const *row, int64_t first, int32_t n,
@@ -61,7 +61,7 @@ INLINE void pack_type(float *panel, const void *const *row, int64_t first, int32
                     r[i] = lane_elements(
                         (const char *)row[8 * v + i] + (first + at) * dtype_bytes(t), t, part);
                 }
-                transpose8(r);
+                vec_transpose(r);
 #pragma GCC unroll 8
                 for (int l = 0; l < LANES; l++) {
                     _mm256_store_ps(

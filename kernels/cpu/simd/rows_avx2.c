@@ -34,7 +34,7 @@ static inline __m256 sigmoid8(__m256 x)
 {
     __m256 sign = _mm256_set1_ps(-0.0f);
     __m256 one = _mm256_set1_ps(1.0f);
-    __m256 e = exp8(_mm256_or_ps(x, sign));
+    __m256 e = vec_exp(_mm256_or_ps(x, sign));
     __m256 top = _mm256_blendv_ps(one, e, x);
 
     return _mm256_div_ps(top, _mm256_add_ps(one, e));
@@ -85,7 +85,7 @@ static void load_row(float *out, const void *x, enum dtype t, int32_t n, float s
     int32_t i = 0;
 
     for (; i + 8 <= n; i += 8) {
-        _mm256_storeu_ps(out + i, _mm256_mul_ps(load8(x, t, i), s));
+        _mm256_storeu_ps(out + i, _mm256_mul_ps(vec_load_type(x, t, i), s));
     }
     for (; i < n; i++) {
         out[i] = dtype_load(x, t, i) * scale;
@@ -119,7 +119,7 @@ static float mean_row(const float *x, int32_t n)
     for (int32_t i = 0; i < n; i += 8) {
         sum = _mm256_add_ps(sum, load_some(x + i, n - i));
     }
-    return sum_lanes(sum) / (float)n;
+    return vec_sum(sum) / (float)n;
 }
 
 static float square_sum_row(const float *x, int32_t n, float mean)
@@ -135,7 +135,7 @@ static float square_sum_row(const float *x, int32_t n, float mean)
         a = _mm256_fmadd_ps(u, u, a);
         b = _mm256_fmadd_ps(v, v, b);
     }
-    float sum = sum_lanes(_mm256_add_ps(a, b));
+    float sum = vec_sum(_mm256_add_ps(a, b));
     for (; i < n; i++) {
         sum += (x[i] - mean) * (x[i] - mean);
     }
@@ -224,7 +224,7 @@ static struct row_scan scan_row(const float *x, int32_t n)
         bad = _mm256_or_ps(bad, _mm256_cmp_ps(v, inf, _CMP_NLT_UQ));
     }
     struct row_scan s = {.bad = _mm256_movemask_ps(bad) != 0};
-    s.max = s.bad ? NAN : max_lanes(best);
+    s.max = s.bad ? NAN : vec_max_lane(best);
     for (; i < n; i++) {
         s.bad = s.bad || !(x[i] < INFINITY);
         s.max = x[i] > s.max ? x[i] : s.max;
@@ -244,9 +244,9 @@ static double sum_exp_row(const float *x, int32_t n, float max)
         __m256 a = _mm256_setzero_ps();
         int32_t i = from;
         for (; i + 8 <= end; i += 8) {
-            a = _mm256_add_ps(a, exp8(_mm256_sub_ps(_mm256_loadu_ps(x + i), m)));
+            a = _mm256_add_ps(a, vec_exp(_mm256_sub_ps(_mm256_loadu_ps(x + i), m)));
         }
-        total += (double)sum_lanes(a);
+        total += (double)vec_sum(a);
         for (; i < end; i++) {
             total += (double)expf(x[i] - max);
         }

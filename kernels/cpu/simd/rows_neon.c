@@ -8,7 +8,7 @@
 INLINE float32x4_t sigmoid4(float32x4_t x)
 {
     float32x4_t one = vdupq_n_f32(1.0f);
-    float32x4_t e = exp4(vnegq_f32(vabsq_f32(x)));
+    float32x4_t e = vec_exp(vnegq_f32(vabsq_f32(x)));
 
     return vdivq_f32(vbslq_f32(vcltzq_f32(x), e, one), vaddq_f32(one, e));
 }
@@ -56,7 +56,7 @@ static void load_row(float *out, const void *x, enum dtype t, int32_t n, float s
     int32_t i = 0;
 
     for (; i + 4 <= n; i += 4) {
-        vst1q_f32(out + i, vmulq_n_f32(load4(x, t, i), scale));
+        vst1q_f32(out + i, vmulq_n_f32(vec_load_type(x, t, i), scale));
     }
     for (; i < n; i++) {
         out[i] = dtype_load(x, t, i) * scale;
@@ -194,7 +194,7 @@ static double sum_exp_row(const float *x, int32_t n, float max)
         float32x4_t a = vdupq_n_f32(0);
         int32_t i = from;
         for (; i + 4 <= end; i += 4) {
-            a = vaddq_f32(a, exp4(vsubq_f32(vld1q_f32(x + i), vdupq_n_f32(max))));
+            a = vaddq_f32(a, vec_exp(vsubq_f32(vld1q_f32(x + i), vdupq_n_f32(max))));
         }
         total += (double)vaddvq_f32(a);
         for (; i < end; i++) {

@@ -14,7 +14,7 @@ enum { K_BLOCK = 2048, HALVES = 2 };
 INLINE float32x4_t stored(const char *w, const enum dtype t, const int part, const int half)
 {
     if (t != DTYPE_BF16) {
-        return load4(w, t, 8 * part + 4 * half);
+        return vec_load_type(w, t, 8 * part + 4 * half);
     }
     uint32x4_t both = vreinterpretq_u32_u8(vld1q_u8((const uint8_t *)w + 16 * half));
     return vreinterpretq_f32_u32(part == 0 ? vshlq_n_u32(both, 16)
