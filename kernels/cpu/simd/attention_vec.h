@@ -1,5 +1,6 @@
-/* The frame of attention's inner loops, the same for every instruction set with vectors:
- * keys are transposed, so that the scores of TILE_KEYS keys are rows of an outer product.
+/* The frame of attention's inner loops, the same for every instruction set with
+ * vectors: keys are transposed, so that the scores of TILE_KEYS keys are rows of an
+ * outer product.
  *
  * An attention_*.c file includes it once, after the primitives vec_* of its instruction
  * set and after defining

@@ -1,5 +1,5 @@
-/* The row functions of kernels.h for AVX2 with FMA and F16C: eight floats at a time,
- * tails by mask. */
+/* The row functions of kernels.h for AVX2 with FMA and F16C (see rows_vec.h): eight
+ * floats at a time, tails by mask. */
 #include <immintrin.h>
 #include <math.h>
 
@@ -30,7 +30,7 @@ static inline void store_some(float *x, __m256 v, int32_t n)
 }
 
 /* 1 / (1 + e^-x), from e^-|x| so that nothing overflows. */
-static inline __m256 sigmoid8(__m256 x)
+static inline vec vec_sigmoid(vec x)
 {
     __m256 sign = _mm256_set1_ps(-0.0f);
     __m256 one = _mm256_set1_ps(1.0f);
@@ -39,33 +39,6 @@ static inline __m256 sigmoid8(__m256 x)
 
     return _mm256_div_ps(top, _mm256_add_ps(one, e));
 }
-
-static inline __m256 activate8(enum activation act, __m256 x)
-{
-    switch (act) {
-    case ACT_RELU:
-        return _mm256_max_ps(x, _mm256_setzero_ps());
-    case ACT_SILU:
-        return _mm256_mul_ps(x, sigmoid8(x));
-    case ACT_GELU_TANH: { /* (1 + tanh y) / 2 = sigmoid(2y) */
-        __m256 cube = _mm256_mul_ps(_mm256_mul_ps(x, x), x);
-        __m256 y = _mm256_fmadd_ps(cube, _mm256_set1_ps(0.044715f), x);
-        return _mm256_mul_ps(x, sigmoid8(_mm256_mul_ps(y, _mm256_set1_ps(1.59576912f))));
-    }
-    case ACT_GELU_ERF: {
-        float v[8];
-        _mm256_storeu_ps(v, x);
-        for (int i = 0; i < 8; i++) {
-            v[i] = 0.5f * v[i] * (1.0f + erff(v[i] * 0.70710678f));
-        }
-        return _mm256_loadu_ps(v);
-    }
-    default:
-        return x;
-    }
-}
-
-/* ---- loads and stores of any type ---- */
 
 static inline __m128i to_bf16(__m256 x)
 {
@@ -79,47 +52,14 @@ static inline __m128i to_bf16(__m256 x)
     return _mm_packus_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
 }
 
-static void load_row(float *out, const void *x, enum dtype t, int32_t n, float scale)
+INLINE void vec_store_type(void *out, enum dtype t, int64_t i, vec v)
 {
-    __m256 s = _mm256_set1_ps(scale);
-    int32_t i = 0;
-
-    for (; i + 8 <= n; i += 8) {
-        _mm256_storeu_ps(out + i, _mm256_mul_ps(vec_load_type(x, t, i), s));
+    if (t == DTYPE_F32) {
+        vec_store((float *)out + i, v);
+    } else {
+        __m128i h = t == DTYPE_F16 ? _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT) : to_bf16(v);
+        _mm_storeu_si128((__m128i *)((uint16_t *)out + i), h);
     }
-    for (; i < n; i++) {
-        out[i] = dtype_load(x, t, i) * scale;
-    }
-}
-
-static void store_row(void *out, enum dtype t, const float *x, int32_t n)
-{
-    int32_t i = 0;
-
-    for (; i + 8 <= n; i += 8) {
-        __m256 v = _mm256_loadu_ps(x + i);
-        if (t == DTYPE_F32) {
-            _mm256_storeu_ps((float *)out + i, v);
-        } else {
-            __m128i h = t == DTYPE_F16 ? _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT) : to_bf16(v);
-            _mm_storeu_si128((__m128i *)((uint16_t *)out + i), h);
-        }
-    }
-    for (; i < n; i++) {
-        dtype_store(out, t, i, x[i]);
-    }
-}
-
-/* ---- norm, add, activation ---- */
-
-static float mean_row(const float *x, int32_t n)
-{
-    __m256 sum = _mm256_setzero_ps();
-
-    for (int32_t i = 0; i < n; i += 8) {
-        sum = _mm256_add_ps(sum, load_some(x + i, n - i));
-    }
-    return vec_sum(sum) / (float)n;
 }
 
 static float square_sum_row(const float *x, int32_t n, float mean)
@@ -142,24 +82,17 @@ static float square_sum_row(const float *x, int32_t n, float mean)
     return sum;
 }
 
-static void norm_row(float *out, const float *x, int32_t n, const struct norm *k)
+INLINE vec vec_mul2_sub(vec a, vec b, vec c, vec d)
 {
-    const float *w = k->weight.data;
-    const float *bias = k->bias.data;
-    float mean = k->kind == NORM_LAYER ? mean_row(x, n) : 0;
-    float inv = 1.0f / sqrtf(square_sum_row(x, n, mean) / (float)n + k->eps);
-    __m256 vm = _mm256_set1_ps(mean);
-    __m256 vi = _mm256_set1_ps(inv);
-    __m256 off = _mm256_set1_ps(k->weight_offset);
-
-    for (int32_t i = 0; i < n; i += 8) {
-        int32_t left = n - i;
-        __m256 v = _mm256_mul_ps(_mm256_sub_ps(load_some(x + i, left), vm), vi);
-        v = _mm256_mul_ps(v, _mm256_add_ps(load_some(w + i, left), off));
-        v = bias ? _mm256_add_ps(v, load_some(bias + i, left)) : v;
-        store_some(out + i, v, left);
-    }
+    return _mm256_fmsub_ps(a, b, _mm256_mul_ps(c, d));
 }
+
+INLINE vec vec_mul2_add(vec a, vec b, vec c, vec d)
+{
+    return _mm256_fmadd_ps(a, b, _mm256_mul_ps(c, d));
+}
+
+#include "kernels/cpu/simd/rows_vec.h"
 
 static void add_row(float *x, const float *y, int32_t n)
 {
@@ -170,41 +103,6 @@ static void add_row(float *x, const float *y, int32_t n)
     }
     for (; i < n; i++) {
         x[i] += y[i];
-    }
-}
-
-static void gate_row(float *out, const float *gate, const float *up, int32_t n, enum activation act)
-{
-    for (int32_t i = 0; i < n; i += 8) {
-        int32_t left = n - i;
-        __m256 v = activate8(act, load_some(gate + i, left));
-        store_some(out + i, _mm256_mul_ps(v, load_some(up + i, left)), left);
-    }
-}
-
-static void epilogue_row(float *out, const float *sum, const float *bias, const float *residual,
-                         int32_t n, enum activation act)
-{
-    for (int32_t i = 0; i < n; i += 8) {
-        int32_t left = n - i;
-        __m256 v = load_some(sum + i, left);
-        v = bias ? _mm256_add_ps(v, load_some(bias + i, left)) : v;
-        v = act != ACT_NONE ? activate8(act, v) : v;
-        v = residual ? _mm256_add_ps(v, load_some(residual + i, left)) : v;
-        store_some(out + i, v, left);
-    }
-}
-
-static void rotate_row(float *head, const float *cos_sin, int32_t half)
-{
-    for (int32_t i = 0; i < half; i += 8) {
-        int32_t left = half - i;
-        __m256 x = load_some(head + i, left);
-        __m256 y = load_some(head + half + i, left);
-        __m256 c = load_some(cos_sin + i, left);
-        __m256 s = load_some(cos_sin + half + i, left);
-        store_some(head + i, _mm256_fmsub_ps(x, c, _mm256_mul_ps(y, s)), left);
-        store_some(head + half + i, _mm256_fmadd_ps(y, c, _mm256_mul_ps(x, s)), left);
     }
 }
 
@@ -230,28 +128,6 @@ static struct row_scan scan_row(const float *x, int32_t n)
         s.max = x[i] > s.max ? x[i] : s.max;
     }
     return s;
-}
-
-/* Lanes are added up in double every 1024 elements, so that a wide vocabulary loses
- * nothing. */
-static double sum_exp_row(const float *x, int32_t n, float max)
-{
-    __m256 m = _mm256_set1_ps(max);
-    double total = 0;
-
-    for (int32_t from = 0; from < n; from += 1024) {
-        int32_t end = MIN(n, from + 1024);
-        __m256 a = _mm256_setzero_ps();
-        int32_t i = from;
-        for (; i + 8 <= end; i += 8) {
-            a = _mm256_add_ps(a, vec_exp(_mm256_sub_ps(_mm256_loadu_ps(x + i), m)));
-        }
-        total += (double)vec_sum(a);
-        for (; i < end; i++) {
-            total += (double)expf(x[i] - max);
-        }
-    }
-    return total;
 }
 
 /* sample_exp of kernels/noise.h, eight at a time: the same operations, none fused. */
