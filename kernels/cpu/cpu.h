@@ -30,7 +30,7 @@
 
 /* A bump allocator's region of 2 MiB pages, which lives as long as the backend. */
 struct cpu_region {
-    struct cpu_region *next;    /* in the order in which regions are looked at */
+    struct cpu_region *next;    /* of the list; the head has the most memory left */
     char *base;                 /* multiple of CPU_HUGE_BYTES */
     size_t n_bytes, used_bytes; /* used_bytes is a multiple of 64 */
 };
@@ -61,7 +61,7 @@ struct cpu_backend {
     struct backend_config config;    /* as given to cpu_backend_open */
     struct cpu_kernels k;            /* inner loops for this machine */
     struct cpu_pool *pool;           /* threads; the caller is one of them */
-    struct cpu_region *region;       /* list; allocations come from its head */
+    struct cpu_region *region;       /* list of all; allocations come from its head */
     struct cpu_hugepages *hugepages; /* of weights read in their file; NULL: none */
     uint64_t n_dummies;              /* dummy weights made so far, the salt of their values */
 
