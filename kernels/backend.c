@@ -1,5 +1,5 @@
-/* What all backends share: names, the cache's layout, and opening one by name (plugins
- * included). */
+/* What all backends share: names of types, the cache's layout, and opening a backend by
+ * name (plugins included). */
 #include "kernels/backend.h"
 
 #include <dlfcn.h>
@@ -40,8 +40,8 @@ void kv_layout_init(struct kv_layout *l, int32_t block_size, int32_t n_layers, i
     l->block_stride = l->layer_stride * n_layers;
 }
 
-/* The plugin's path in `dir` below the executable's folder; false when it is not
- * there. */
+/* The plugin's path in `dir`, relative to the executable's folder; false if there is no
+ * such file. */
 static bool plugin_path(char *path, size_t path_bytes, const char *dir, const char *file)
 {
     char exe[PATH_MAX];
@@ -60,8 +60,8 @@ static bool plugin_path(char *path, size_t path_bytes, const char *dir, const ch
     return len > 0 && (size_t)len < path_bytes && access(path, R_OK) == 0;
 }
 
-/* Open libquire_<name>.so: beside the executable, in ../lib/quire, then as the loader
- * finds it. NULL: none. */
+/* Open libquire_<name>.so: beside the executable, in ../lib/quire, then where the
+ * loader looks. NULL: not usable, `why` says why. */
 static void *plugin_load(const char *name, char *why, size_t why_bytes)
 {
     char file[64];
@@ -80,8 +80,8 @@ static void *plugin_load(const char *name, char *why, size_t why_bytes)
     return so;
 }
 
-/* A plugin stays loaded for the process's life: its device runtime does not survive
- * being unloaded. */
+/* A plugin that was opened stays loaded for the process's life: its device runtime does
+ * not survive being unloaded. */
 static int plugin_open(struct backend **ret, const char *name, const struct backend_config *c,
                        struct err *e)
 {

@@ -1,17 +1,25 @@
-/* The seam to the device: a table of about twenty operations.
+/* The device seam: one table of operations per backend.
  *
- * `cpu` is compiled in and is the specification: every other backend is compared with
- * it by tests/unit/kernels/test_ops.c. `cuda` is a plugin, libquire_cuda.so, opened
- * when asked for or when a GPU is there; it exports `quire_backend_open` of type
- * backend_open_fn.
+ * The `cpu` backend is compiled in and is the specification:
+ * tests/unit/kernels/test_ops.c compares every other backend with it. `cuda` is a
+ * plugin, libquire_cuda.so, which exports `quire_backend_open` of type backend_open_fn.
  *
- * Everything is a 2-D `mat`, row-major, except the key/value cache. Operations are
- * ordered as they are called. They return nothing: a device error is sticky and
- * reported by step_end or step_wait. Operations have the grain at which devices fuse,
- * so a family's forward stays straight and no backend has to guess.
+ * A step is
+ *     step_begin   the backend takes the batch
+ *     operations   the model's forward pass, then gather and sample; a successful
+ *                  replay stands for all of them
+ *     step_end     everything is enqueued (async) or done
+ *     step_wait    hands out the results of the oldest step not yet waited for
+ * With an async backend the next step may begin before the last one is waited for.
+ * Operations take effect in the order of their calls. They return nothing: the first
+ * failure of a device is sticky, and step_end or step_wait reports it.
  *
- * Thread: all calls come from one thread (the engine's, or the runner's own when
- * `async` is false).
+ * Data are 2-D matrices, row-major, except for the key/value cache. Operations are as
+ * coarse as devices fuse them, so that a model's forward pass is straight-line code and
+ * a backend does not have to recognise patterns.
+ *
+ * Threads: all calls come from one thread, the engine's or, where `async` is false, the
+ * runner's own.
  */
 #ifndef QUIRE_KERNELS_BACKEND_H
 #define QUIRE_KERNELS_BACKEND_H
@@ -21,7 +29,9 @@
 struct comm;     /* comm.h */
 struct pipeline; /* pipeline.h */
 
-#define BACKEND_ABI 8 /* raised with every change of this header, batch.h, comm.h or pipeline.h */
+/* Raised whenever a type, or the meaning of an operation, changes in this header,
+ * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
+#define BACKEND_ABI 8
 
 enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32 };
 static inline int64_t dtype_bytes(enum dtype t)
@@ -30,15 +40,16 @@ static inline int64_t dtype_bytes(enum dtype t)
 }
 const char *dtype_name(enum dtype t);
 
-/* A view of backend memory. [rows, cols], element (r, c) at data + (r * stride + c) *
- * dtype_bytes. */
+/* A matrix [rows, cols] in the backend's memory, or a view of one. Element (r, c) lies
+ * at data + (r * stride + c) * dtype_bytes(dtype). Owned by the backend that made
+ * it. */
 struct mat {
-    void *data;
-    int64_t stride; /* elements between rows */
+    void *data;     /* in memory of the device; NULL: no matrix */
+    int64_t stride; /* elements between rows, >= cols */
     int32_t rows;
     int32_t cols;
-    enum dtype dtype;
-    void *priv; /* backend's own handle of a weight (packing, scales, algorithm); NULL otherwise */
+    enum dtype dtype; /* of an element */
+    void *priv;       /* a weight's handle (packing, scales, algorithm), for its backend alone */
     /* A result that the next operation reads and no later one: a backend that does both
      * at once need not store it. */
     bool transient;
@@ -60,13 +71,15 @@ static inline struct mat mat_cols(struct mat m, int32_t first, int32_t n)
     return m;
 }
 
+/* ---- weights ---- */
+
 /* One slice of a stored tensor in host memory (usually a mapped file). */
 struct weight_piece {
-    const void *data;
-    enum dtype dtype;
-    int32_t rows, cols; /* of the slice as stored */
+    const void *data;   /* first element of the slice */
+    enum dtype dtype;   /* as stored */
+    int32_t rows, cols; /* of the slice as stored, before transposing */
     int64_t stride;     /* elements between stored rows */
-    bool transposed;    /* stored [in, out] (GPT-2's Conv1D): the result is its transpose */
+    bool transposed;    /* stored [in, out] (GPT-2's Conv1D): the weight is its transpose */
 };
 
 enum weight_kind {
@@ -77,27 +90,32 @@ enum weight_kind {
     WEIGHT_TABLE,  /* [rows, cols], read by rope_kv or embed_position; kept as given */
 };
 
-/* How to make one weight: pieces stacked by rows (fused qkv is three pieces). No
- * pieces: dummy, uniform in +-1e-3. */
+/* How to make one weight: its pieces stacked by rows (a fused qkv has three), those of
+ * a WEIGHT_VECTOR side by side. Without pieces the weight is a dummy, uniform in
+ * +-1e-3. */
 struct weight_desc {
     const char *name; /* for messages */
     enum weight_kind kind;
-    enum dtype dtype; /* wanted */
-    int32_t rows, cols;
+    enum dtype dtype;   /* wanted; pieces of another type are converted */
+    int32_t rows, cols; /* of the weight */
+    /* [n_pieces], copied by the call; what they point to must stay until `ready` has
+     * returned */
     const struct weight_piece *piece;
-    int32_t n_pieces;
-    bool tied_head; /* an embedding that linear() reads too */
-    bool mapped;    /* the pieces stay valid for the backend's life, so it may read them in place */
+    int32_t n_pieces; /* 0: dummy */
+    bool tied_head;   /* an embedding that linear() reads too */
+    bool mapped; /* the pieces stay valid for the backend's life, so it may read them in place */
 };
+
+/* ---- key/value cache ---- */
 
 /* Where a block's keys and values lie. The only place that knows the order of the axes:
  * [block][layer][k|v][kv_head][token][dim]. */
 struct kv_layout {
     int32_t block_size; /* tokens */
-    int32_t n_layers;
+    int32_t n_layers;   /* of this pipeline stage */
     int32_t n_kv_heads; /* of this rank */
-    int32_t head_dim;
-    enum dtype dtype;
+    int32_t head_dim;   /* elements of one head's key or value */
+    enum dtype dtype;   /* of an element */
     int64_t block_stride, layer_stride, kv_stride, head_stride, token_stride; /* elements */
 };
 void kv_layout_init(struct kv_layout *l, int32_t block_size, int32_t n_layers, int32_t n_kv_heads,
@@ -107,14 +125,16 @@ static inline int64_t kv_layout_block_bytes(const struct kv_layout *l)
     return l->block_stride * dtype_bytes(l->dtype);
 }
 
+/* ---- parameters of operations ---- */
+
 enum activation { ACT_NONE, ACT_RELU, ACT_GELU_ERF, ACT_GELU_TANH, ACT_SILU };
 enum norm_kind { NORM_RMS, NORM_LAYER };
 
 struct norm {
     enum norm_kind kind;
-    struct mat weight; /* [1, n] */
-    struct mat bias;   /* [1, n], data NULL: none */
-    float eps;
+    struct mat weight;   /* [1, n] */
+    struct mat bias;     /* [1, n], data NULL: none */
+    float eps;           /* added to the mean square (RMS) or the variance (layer norm) */
     float weight_offset; /* added to the weight: 1 for Gemma's (1 + w), else 0 */
 };
 
@@ -127,38 +147,42 @@ struct epilogue {
 };
 
 struct rope {
-    struct mat
-        /* WEIGHT_TABLE [positions, rot_dim], float32: rot_dim/2 cosines, then as many
-         * sines; data NULL: no rotation */
-        cos_sin;
-    int32_t rot_dim;            /* leading dims of a head that turn; even */
+    /* WEIGHT_TABLE [positions, rot_dim], float32: rot_dim/2 cosines, then as many
+     * sines; data NULL: no rotation */
+    struct mat cos_sin;
+    int32_t rot_dim;            /* leading dims of a head that are rotated; even */
     bool interleaved;           /* pairs (2i, 2i+1) instead of (i, i + rot_dim/2) */
     struct norm q_norm, k_norm; /* per head, before the rotation (Qwen3); weight.data NULL: none */
 };
 
 struct attention {
-    int32_t layer;
+    int32_t layer;                         /* of the cache, from 0 on every pipeline stage */
     int32_t n_heads, n_kv_heads, head_dim; /* of this rank */
-    float scale;
-    float softcap;  /* 0: none */
+    float scale;                           /* of q.k, before the soft cap */
+    float softcap;                         /* 0: none */
     int32_t window; /* a token sees the last `window` tokens, itself included; 0: all */
 };
+
+/* ---- the backend ---- */
 
 struct backend_config {
     int32_t threads;            /* CPU: 0 = physical cores */
     int32_t device;             /* CUDA ordinal */
     int32_t max_tokens;         /* of a step */
-    int32_t max_seqs;           /* table rows, and sequences of a step */
+    int32_t max_seqs;           /* block-table rows, and sequences of a step */
     int32_t max_samples;        /* sampling rows of a step */
-    int32_t max_blocks_per_seq; /* width of a table row */
-    int32_t vocab;              /* ids of a mask, and of a row of logits; 0: not known, no masks */
-    /* rows of logits sampled at a time; 0: not known, room for them is made when met */
+    int32_t max_blocks_per_seq; /* width of a block-table row */
+    int32_t vocab;              /* ids of a mask, and columns of the logits; 0: unknown, no masks */
+    /* rows of logits that one call of sample gets; 0: unknown, buffers for them are
+     * allocated on first use */
     int32_t max_logits;
+    /* results must be batch-invariant: a row's bits do not depend on what else is in
+     * the step (CUDA; the CPU's never do) */
     bool deterministic;
-    struct comm *comm;         /* the other ranks that share each layer; NULL: there are none */
-    struct pipeline *pipeline; /* the stages that hold other layers; NULL: there are none */
-    /* This rank's place among those of this machine, which divide its cores or have a
-     * GPU each; local_world_size 0: alone. */
+    struct comm *comm;         /* tensor parallelism: the ranks that share each layer; NULL: one */
+    struct pipeline *pipeline; /* pipeline parallelism: the other stages; NULL: one stage */
+    /* This process's rank among those of its machine, and their number. They divide its
+     * cores, or have a GPU each; local_world_size 0: alone. */
     int32_t share, local_world_size;
 };
 
@@ -167,18 +191,21 @@ struct backend_memory {
 };
 
 struct backend {
-    const struct backend_ops *ops;
-    const char *name; /* "cpu", "cuda" */
-    char device[128]; /* for logs: "2 threads, AVX2", "NVIDIA H200" */
-    /* for logs: what was amiss at opening and has been made good; empty: nothing */
-    char note[256];
+    const struct backend_ops *ops; /* static table of its kind */
+    const char *name;              /* "cpu", "cuda" */
+    char device[128];              /* for logs: "2 threads, avx2", "NVIDIA H200" */
+    char note[256];             /* for logs: a problem found at opening and worked around, or "" */
     bool async;                 /* operations return before they are done */
     enum dtype act_dtype_of[4]; /* activations' type for weights of a given enum dtype */
 };
 
-/* Who calls what: once, at start */
+/* Functions that return int give 0, or a negative code and the reason in `e`. */
 struct backend_ops {
+    /* ---- once, around the backend's life ---- */
+
+    /* Wait for what runs, and free everything the backend owns. */
     void (*free)(struct backend *b);
+    /* The memory that is free now: the runner sizes the cache by it. */
     int (*memory)(struct backend *b, struct backend_memory *ret, struct err *e);
     /* Allocate and fill a weight. Owned by the backend. */
     int (*weight)(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e);
@@ -192,41 +219,46 @@ struct backend_ops {
     /* Block until weights are in place. (optional) */
     int (*ready)(struct backend *b, struct err *e);
 
-    /* a step */
+    /* ---- a step ---- */
+
     /* Take the batch: memory operations, table updates, inputs, the attention work
      * list. The arrays are not read after return. */
     int (*step_begin)(struct backend *b, const struct batch *batch, struct err *e);
-    /* Replay a recorded step of the same shape between step_begin and step_end: true =
-     * done, do not call the operations. False = call them; they may be recorded. `key`
-     * names what is called (the model). (optional) */
+    /* Between step_begin and step_end, before any operation: launch the recorded graph
+     * of a step of the same shape. True: the step's operations are done and must not be
+     * called. False: call them; the backend may record them. A backend serves one
+     * model, so the batch alone identifies the graph. (optional) */
     bool (*replay)(struct backend *b, const struct batch *batch);
     /* Everything of the step is enqueued (async) or done. */
     int (*step_end)(struct backend *b, struct err *e);
-    /* Results of the oldest step not waited for. `ret`'s arrays hold until the step
-     * after next begins. */
+    /* Results of the oldest step not yet waited for. The arrays of `ret` hold until the
+     * step after next begins. */
     int (*step_wait)(struct backend *b, struct results *ret, struct err *e);
 
-    /* operations of a forward pass, inside a step */
+    /* ---- operations of a forward pass, inside a step ---- */
+
     /* out[i] = table[token of i] * scale (embedding scale: 1 but for Gemma). Ids were
-     * checked at submit. */
+     * checked at submission. */
     void (*embed)(struct backend *b, struct mat out, struct mat table, float scale);
     /* x[i] += table[position of i + offset] (learned positions). */
     void (*embed_position)(struct backend *b, struct mat x, struct mat table, int32_t offset);
     /* out = norm(x). */
     void (*norm)(struct backend *b, struct mat out, struct mat x, const struct norm *n);
-    /* x += y; out = norm(x). `partial`: y is this rank's summand and is summed over the
-     * ranks first. */
+    /* x += y; out = norm(x). `partial`: y is this rank's summand and is all-reduced
+     * first. */
     void (*add_norm)(struct backend *b, struct mat out, struct mat x, struct mat y,
                      const struct norm *n, bool partial);
-    /* out = epilogue(x W^T). x [rows, in], w [out, in]. */
+    /* out = epilogue(x W^T). x [rows, in], w [out, in]; ep NULL: nothing but the
+     * product. */
     void (*linear)(struct backend *b, struct mat out, struct mat x, struct mat w,
                    const struct epilogue *ep);
     /* out [rows, n] = act(x Wg^T + bias) * (x Wu^T + bias): w [2n, in] and bias [1, 2n]
-     * (data NULL: none) hold gate's rows, then up's. `room` [rows, 2n], as out: where a
-     * backend may put the two factors; its contents are undefined afterwards. */
-    void (*linear_gated)(struct backend *b, struct mat out, struct mat room, struct mat x,
+     * (data NULL: none) hold gate's rows, then up's. `workspace` [rows, 2n], of out's
+     * type: a backend may put the two factors there; its contents are undefined
+     * afterwards. */
+    void (*linear_gated)(struct backend *b, struct mat out, struct mat workspace, struct mat x,
                          struct mat w, struct mat bias, enum activation act);
-    /* qkv [n_tokens, (n_heads + 2 n_kv_heads) * head_dim]: norm and turn q and k in
+    /* qkv [n_tokens, (n_heads + 2 n_kv_heads) * head_dim]: norm and rotate q and k in
      * place, write k and v to the cache. */
     void (*rope_kv)(struct backend *b, struct mat qkv, const struct rope *r,
                     const struct attention *a);
@@ -240,35 +272,43 @@ struct backend_ops {
     /* x[i] = cap * tanh(x[i] / cap), float32 (Gemma-2's logits). */
     void (*soft_cap)(struct backend *b, struct mat x, float cap);
     /* Sampling rows whose logits_row lies in [first, first + logits.rows); logits
-     * float32 [rows, vocab]; may be overwritten. Of many ranks the first draws; the
-     * others take its tokens, for the step after, and those of the first stage too. */
+     * float32 [rows, vocab], which may be overwritten. With tensor parallelism each row
+     * is sampled by one rank (on CPUs always rank 0), and every rank gets its token as
+     * input of the next step; with a pipeline so does stage 0. Rank 0 of the last stage
+     * has the results. */
     void (*sample)(struct backend *b, struct mat logits, int32_t first);
-    /* These three exist where there are many ranks. */
-    /* x summed over the ranks, in place. (optional: one rank) */
+
+    /* ---- tensor parallelism (optional with one rank) ---- */
+
+    /* x = the sum of the ranks' x, on every rank, in place. */
     void (*all_reduce)(struct backend *b, struct mat x);
-    /* embed where `table` holds the ids [first, first + table.rows) alone: the ranks'
-     * tables together give every row. (optional: one rank) */
+    /* embed where `table` holds the ids [first, first + table.rows) alone: together the
+     * ranks' tables have every id. out is the same on every rank. */
     void (*embed_part)(struct backend *b, struct mat out, struct mat table, int32_t first,
                        float scale);
-    /* logits [rows, vocab], float32, for the rank that samples: the ranks' parts, each
-     * the next div_ceil(vocab, ranks) columns. Ranks that share the drawing get the
-     * rows that they draw, and where sample needs no whole row the parts may stay where
-     * they are: `logits` is for sample alone. Every rank's is a piece of scratch of the
-     * same shape. (optional: one rank) */
+    /* logits [rows, vocab], float32, from the ranks' parts, each the next
+     * div_ceil(vocab, ranks) columns. `logits` is scratch of the same shape on every
+     * rank and is for `sample` alone: a rank gets the rows that it samples, and where
+     * `sample` needs no whole row nothing moves. */
     void (*gather_logits)(struct backend *b, struct mat logits, struct mat part);
-    /* These two exist where there are several stages. */
-    /* x = what the stage before sent. (optional: one stage) */
+
+    /* ---- pipeline parallelism (optional with one stage) ---- */
+
+    /* x = what the stage before sent. */
     void (*stage_receive)(struct backend *b, struct mat x);
-    /* x to the next stage. (optional: one stage) */
+    /* x to the next stage. */
     void (*stage_send)(struct backend *b, struct mat x);
-    /* Copy a mat to host memory as float32, rows * cols, when all before it is done:
-     * tests and profiling only. */
+
+    /* ---- tests and profiling ---- */
+
+    /* Copy a mat to host memory as float32, rows * cols, when all before it is done. */
     int (*download)(struct backend *b, struct mat m, float *out, struct err *e);
+    /* The reverse: float32 from host memory, converted to the mat's type. */
     int (*upload)(struct backend *b, struct mat m, const float *in, struct err *e);
 };
 
-/* Plugins export this under the name quire_backend_open; `abi` must equal
- * BACKEND_ABI. */
+/* Plugins export this under the name quire_backend_open. They refuse an `abi` other
+ * than their own BACKEND_ABI. */
 typedef int backend_open_fn(struct backend **ret, int abi, const struct backend_config *c,
                             struct err *e);
 

@@ -1,19 +1,19 @@
-/* The arithmetic of sampling that every backend must do to the last bit: hash, Gumbel
- * noise, fixed-point mass.
+/* The arithmetic of sampling that all backends must agree on to the last bit: hash,
+ * Gumbel noise, fixed-point mass.
  *
- * Usable from C and from CUDA. Only single IEEE operations rounded to nearest appear
- * here, none fused (the C build has no contraction under -std=c11; CUDA uses the _rn
- * intrinsics, which are never fused), so that a vector unit, a scalar unit and a GPU
- * agree. Given the same logits, two backends then draw the same token.
+ * Usable from C and from CUDA. All floating-point operations here are single IEEE
+ * operations rounded to nearest, none fused (-std=c11 turns contraction off in the C
+ * build; CUDA's _rn intrinsics are never fused), so that scalar units, vector units and
+ * GPUs agree. Given the same logits, any two backends sample the same token.
  *
- *     key   = noise_key(seed, position)                once a row
- *     z     = (logit - max) * inv_temperature <= 0, inv_temperature =
- *           noise_inv_temperature(T)
- *     mass  = sample_mass(z)                           0 .. 2^40; exp(z) as fixed point
- *     score = z + noise_gumbel(noise_bits(key, token)) the greatest wins, the smallest id on a tie
+ *     key   = noise_key(seed, position)                  one per row
+ *     z     = (logit - max) * noise_inv_temperature(T)   <= 0
+ *     mass  = sample_mass(z)                             0 .. 2^40: exp(z) in fixed point
+ *     score = z + noise_gumbel(noise_bits(key, token))   the greatest wins; on a tie, the
+ *                                                        smallest id
  *
- * The noise lies in [NOISE_MIN, NOISE_MAX], 26 nats apart, and a token of mass 0 lies
- * 27.7 below the best one: it can never win, so tokens of mass 0 need not be looked at.
+ * The noise lies in [NOISE_MIN, NOISE_MAX], a range of about 26 nats. A token of mass 0
+ * lies 27.7 nats or more below the best one, so it can never win and may be skipped.
  */
 #ifndef QUIRE_KERNELS_NOISE_H
 #define QUIRE_KERNELS_NOISE_H
@@ -39,9 +39,12 @@
 #define NOISE_DIV(a, b) ((a) / (b))
 #endif
 
+/* Bounds of noise_gumbel. */
 #define NOISE_MAX 22.9f
 #define NOISE_MIN (-3.2f)
-#define MASS_BITS 40 /* of a probability of 1; 2^22 tokens (LIMIT_VOCAB) fit into 64 bits */
+/* The best token's mass is 2^MASS_BITS; the sum over 2^22 tokens (LIMIT_VOCAB) fits
+ * into 64 bits. */
+#define MASS_BITS 40
 
 /* The finaliser of SplitMix64 (Steele, Lea, Flood 2014). */
 NOISE_FN uint64_t noise_mix(uint64_t x)
@@ -51,11 +54,15 @@ NOISE_FN uint64_t noise_mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
+/* The key of one sampling row: the sequence's seed and the position of the token to be
+ * sampled. */
 NOISE_FN uint64_t noise_key(uint64_t seed, int32_t position)
 {
     return noise_mix(seed ^ noise_mix((uint64_t)(uint32_t)position * 0x9E3779B97F4A7C15ull + 1));
 }
 
+/* 32 uniform bits for one token id: counter-based, so ids can be evaluated in any
+ * order. */
 NOISE_FN uint32_t noise_bits(uint64_t key, int32_t token)
 {
     return (uint32_t)(noise_mix(key + ((uint64_t)(uint32_t)token + 1) * 0x9E3779B97F4A7C15ull) >>
@@ -111,8 +118,8 @@ NOISE_FN float noise_log(float x)
     return NOISE_ADD(NOISE_MUL((float)e, 0.693147181f), a);
 }
 
-/* A Gumbel variate -log(-log u), u = 1 - (bits + 1/2) / 2^32, keeping all 32 bits where
- * u is near 1. */
+/* A Gumbel variate -log(-log u), u = 1 - (bits + 1/2) / 2^32. Near u = 1 the logarithm
+ * is taken of 1 - w with w = 1 - u, which keeps all 32 bits. */
 NOISE_FN float noise_gumbel(uint32_t bits)
 {
     float e; /* -log u */
@@ -127,7 +134,7 @@ NOISE_FN float noise_gumbel(uint32_t bits)
     return -noise_log(e);
 }
 
-/* Temperatures below 1e-5 count as 1e-5. */
+/* 1 / temperature; temperatures below 1e-5 count as 1e-5. */
 NOISE_FN float noise_inv_temperature(float temperature)
 {
     return NOISE_DIV(1.0f, temperature < 1e-5f ? 1e-5f : temperature);
@@ -152,14 +159,15 @@ NOISE_FN float sample_exp(float z)
     return NOISE_MUL(p, noise_bits_float((uint32_t)((int32_t)n + 127) << 23));
 }
 
-/* Probability relative to the best token's, in units of 2^-MASS_BITS. Sums do not
- * depend on the order. */
+/* Probability relative to the best token's, in units of 2^-MASS_BITS. An integer, so
+ * that sums do not depend on the order of summation. */
 NOISE_FN uint64_t sample_mass(float z)
 {
     return (uint64_t)NOISE_MUL(sample_exp(z), 1099511627776.0f);
 }
 
-/* What the tokens kept by top-p must weigh together, of `total`. At least 1. */
+/* The mass that the tokens kept by top-p must reach together, of `total`: at least
+ * 1. */
 NOISE_FN uint64_t sample_mass_goal(float top_p, uint64_t total)
 {
     uint64_t goal = (uint64_t)((double)top_p * (double)total);
@@ -167,7 +175,7 @@ NOISE_FN uint64_t sample_mass_goal(float top_p, uint64_t total)
     return goal == 0 ? 1 : goal > total ? total : goal;
 }
 
-/* An unsigned key that orders as the float does (no NaN); -0 just below +0. */
+/* An unsigned key that orders as the float does (not for NaN); -0 is just below +0. */
 NOISE_FN uint32_t sample_order(float x)
 {
     uint32_t u = noise_float_bits(x);

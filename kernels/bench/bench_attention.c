@@ -4,16 +4,16 @@
 
 #include "kernels/bench/bench_impl.h"
 
-/* What a step attends to, and where its blocks lie. */
+/* The sequences of a step, and the blocks they lie in. */
 struct scene {
     struct mat qkv, out;
-    int32_t *len, *query, *row, *q_start, *lcp; /* [max_seqs + 1] */
-    struct table_update *update;                /* [2 max_seqs] */
-    int32_t *block;                             /* [n_blocks] all, shuffled */
+    int32_t *len, *query, *row, *q_start, *lcp; /* [max_seqs + 1] by sequence */
+    struct table_update *update;                /* [2 (max_seqs + 1)] */
+    int32_t *block;                             /* [n_blocks] every block id, shuffled */
     int32_t n_seqs;
 };
 
-static void call_attention(struct times *t, int i, void *arg)
+static void call_attention(struct bench_timer *t, int i, void *arg)
 {
     const struct bench_shape *m = &t->shape;
     struct scene *s = arg;
@@ -26,7 +26,7 @@ static void call_attention(struct times *t, int i, void *arg)
     t->b->ops->attention(t->b, s->out, s->qkv, &a);
 }
 
-static void call_write(struct times *t, int i, void *arg)
+static void call_write(struct bench_timer *t, int i, void *arg)
 {
     struct scene *s = arg;
     struct rope r = {.rot_dim = 0};
@@ -38,8 +38,8 @@ static void call_write(struct times *t, int i, void *arg)
     t->b->ops->rope_kv(t->b, s->qkv, &r, &a);
 }
 
-/* Noise into every slot of the cache. */
-static void fill_cache(struct times *t, struct scene *s)
+/* Write noise into every slot of the cache. */
+static void fill_cache(struct bench_timer *t, struct scene *s)
 {
     const struct bench_shape *m = &t->shape;
     int32_t slots = m->n_blocks * m->block_size,
@@ -80,7 +80,7 @@ static void close_scene(struct scene *s)
     free(s->block);
 }
 
-static void open_scene(struct times *t, struct scene *s)
+static void open_scene(struct bench_timer *t, struct scene *s)
 {
     const struct bench_shape *m = &t->shape;
     size_t n = (size_t)m->max_seqs + 1;
@@ -121,11 +121,11 @@ static void set_sequences(struct scene *s, int32_t n, int32_t len, int32_t query
     }
 }
 
-/* us of one layer's attention. The first `shared` blocks of the sequences are those of
- * the first of their group; told: the step says so. NAN: the cache has not so many
- * blocks. */
-static double attention_us(struct times *t, struct scene *s, int32_t group, int32_t shared,
-                           bool told)
+/* us of one layer's attention. Sequences come in groups of `group`, whose first
+ * `shared` blocks are the same; lcp_given: the batch's lcp_blocks says so. NAN: the
+ * cache has too few blocks. */
+static double attention_us(struct bench_timer *t, struct scene *s, int32_t group, int32_t shared,
+                           bool lcp_given)
 {
     struct batch a = {.token = t->zero,
                       .position = t->zero,
@@ -155,7 +155,7 @@ static double attention_us(struct times *t, struct scene *s, int32_t group, int3
         a.n_tokens += s->query[i];
         a.n_decode += s->query[i] == 1;
         s->q_start[i + 1] = a.n_tokens;
-        s->lcp[i] = follows && told ? shared : 0;
+        s->lcp[i] = follows && lcp_given ? shared : 0;
     }
     if (a.n_table_block > t->shape.n_blocks || a.n_tokens > t->shape.max_tokens) {
         return NAN;
@@ -166,13 +166,13 @@ static double attention_us(struct times *t, struct scene *s, int32_t group, int3
 }
 
 /* Bytes of keys and values of a token in one layer. */
-static double token_bytes(const struct times *t)
+static double token_bytes(const struct bench_timer *t)
 {
     return 2.0 * t->shape.kv_heads * t->shape.dim *
            (double)dtype_bytes(t->b->act_dtype_of[DTYPE_BF16]);
 }
 
-static void decode_line(struct times *t, struct scene *s, int32_t n, int32_t context)
+static void decode_line(struct bench_timer *t, struct scene *s, int32_t n, int32_t context)
 {
     int32_t len = MAX(context / t->shape.context_over, 16);
 
@@ -186,8 +186,9 @@ static void decode_line(struct times *t, struct scene *s, int32_t n, int32_t con
                "decode attention, heads of %d, %d x %d", t->shape.dim, n, len);
 }
 
-/* The tokens of 32 sequences, evenly or most of them in one. */
-static void skew_lines(struct times *t, struct scene *s)
+/* 32 sequences with the same number of tokens in all, even or with most of them in
+ * one. */
+static void skew_lines(struct bench_timer *t, struct scene *s)
 {
     double us[2];
 
@@ -204,9 +205,9 @@ static void skew_lines(struct times *t, struct scene *s)
     }
 }
 
-/* Samples or beams of one prompt, whose blocks are read for each of them and once for
- * all. */
-static void group_lines(struct times *t, struct scene *s)
+/* Samples or beams of one prompt: the prompt's blocks read for each of them, and once
+ * per group. */
+static void group_lines(struct bench_timer *t, struct scene *s)
 {
     static const int32_t groups[][4] = {
         {128, 4, 128, 32}, {128, 4, 512, 64}, {128, 8, 512, 64}, {256, 8, 512, 64}};
@@ -214,19 +215,19 @@ static void group_lines(struct times *t, struct scene *s)
     for (size_t i = 0; i < ARRAY_LEN(groups); i++) {
         int32_t n = groups[i][0], members = groups[i][1],
                 shared = groups[i][2] / t->shape.block_size, own = groups[i][3];
-        for (int told = 0; told < 2; told++) {
+        for (int lcp_given = 0; lcp_given < 2; lcp_given++) {
             set_sequences(s, n, groups[i][2] + own, 1);
-            double us = attention_us(t, s, members, shared, told);
+            double us = attention_us(t, s, members, shared, lcp_given);
             double tokens =
-                (double)n * own + (double)groups[i][2] * (told ? (double)n / members : n);
+                (double)n * own + (double)groups[i][2] * (lcp_given ? (double)n / members : n);
             bench_line(t, us, tokens * token_bytes(t), 0,
                        "decode, %d of %d + %d, %d share the %d%s", n, groups[i][2], own, members,
-                       groups[i][2], told ? ": once" : "");
+                       groups[i][2], lcp_given ? ": once" : "");
         }
     }
 }
 
-static void decode_lines(struct times *t, struct scene *s)
+static void decode_lines(struct bench_timer *t, struct scene *s)
 {
     static const int32_t cases[][2] = {{1, 1024},  {1, 4096},  {1, 32768},  {8, 1024},
                                        {32, 4096}, {64, 1024}, {256, 1024}, {64, 4096}};
@@ -238,8 +239,9 @@ static void decode_lines(struct times *t, struct scene *s)
     group_lines(t, s);
 }
 
-/* n prompts of `len` tokens, of which the last `query` are computed. */
-static void prefill_line(struct times *t, struct scene *s, int32_t n, int32_t len, int32_t query)
+/* Prefill of n prompts of `len` tokens, of which the last `query` are computed. */
+static void prefill_line(struct bench_timer *t, struct scene *s, int32_t n, int32_t len,
+                         int32_t query)
 {
     len /= t->shape.context_over;
     query /= t->shape.context_over;
@@ -249,7 +251,7 @@ static void prefill_line(struct times *t, struct scene *s, int32_t n, int32_t le
                "prefill attention, heads of %d, %d x %d of %d", t->shape.dim, n, query, len);
 }
 
-static void prefill_lines(struct times *t, struct scene *s)
+static void prefill_lines(struct bench_timer *t, struct scene *s)
 {
     static const int32_t cases[][3] = {
         {1, 4096, 4096}, {1, 16384, 16384}, {8, 2048, 2048}, {1, 16384, 2048}};
@@ -264,14 +266,14 @@ static void prefill_lines(struct times *t, struct scene *s)
                "attention, %d x %d decoding and a prompt of %d", n, s->len[0], s->len[n]);
 }
 
-/* The same for heads of other sizes, over a cache of their own. */
-static void other_heads(struct times *t, bool decode, bool prefill)
+/* Heads of other sizes, each with a backend and cache of its own. */
+static void other_heads(struct bench_timer *t, bool decode, bool prefill)
 {
     static const int32_t heads[][3] = {
         {64, 32, 8}, {80, 32, 32}, {96, 32, 32}, {256, 16, 8}}; /* dims, heads, KV heads */
 
     for (size_t i = 0; i < ARRAY_LEN(heads) && t->rc == 0; i++) {
-        struct times other = *t;
+        struct bench_timer other = *t;
         struct scene s = {0};
         struct kv_layout l;
         struct backend_config c = {
@@ -307,7 +309,7 @@ static void other_heads(struct times *t, bool decode, bool prefill)
     }
 }
 
-void bench_attention(struct times *t, bool decode, bool prefill)
+void bench_attention(struct bench_timer *t, bool decode, bool prefill)
 {
     struct scene s;
 

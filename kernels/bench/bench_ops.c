@@ -35,19 +35,19 @@ static const struct bench_shape small = {.hidden = 256,
                                          .max_seqs = 512,
                                          .context_over = 64};
 
-bool bench_failed(struct times *t, int rc)
+bool bench_failed(struct bench_timer *t, int rc)
 {
     t->rc = t->rc < 0 ? t->rc : rc;
     return t->rc < 0;
 }
 
-uint64_t bench_random(struct times *t)
+uint64_t bench_random(struct bench_timer *t)
 {
     t->rng = t->rng * 6364136223846793005ull + 1442695040888963407ull;
     return t->rng >> 33;
 }
 
-struct mat bench_mat(struct times *t, int32_t rows, int32_t cols, enum dtype type)
+struct mat bench_mat(struct bench_timer *t, int32_t rows, int32_t cols, enum dtype type)
 {
     struct mat m = {0};
 
@@ -57,7 +57,7 @@ struct mat bench_mat(struct times *t, int32_t rows, int32_t cols, enum dtype typ
     return m;
 }
 
-struct mat bench_weight(struct times *t, enum weight_kind kind, int32_t rows, int32_t cols,
+struct mat bench_weight(struct bench_timer *t, enum weight_kind kind, int32_t rows, int32_t cols,
                         enum dtype type)
 {
     struct mat m = {0};
@@ -77,15 +77,15 @@ static int by_time(const void *x, const void *y)
     return (a > c) - (a < c);
 }
 
-static void call_product(struct times *t, int i, void *arg)
+static void call_product(struct bench_timer *t, int i, void *arg)
 {
     (void)i;
     struct bench_ceiling *c = arg;
     t->b->ops->linear(t->b, c->out, c->x, c->w, NULL);
 }
 
-/* us of the step. */
-static double step_us(struct times *t, struct bench_job *j)
+/* Device time of one step, us; NAN after a failure. */
+static double step_us(struct bench_timer *t, struct bench_job *j)
 {
     const struct backend_ops *ops = t->b->ops;
     struct results r = {0};
@@ -104,7 +104,7 @@ static double step_us(struct times *t, struct bench_job *j)
     return ended && !bench_failed(t, ops->step_wait(t->b, &r, t->e)) ? (double)r.device_us : NAN;
 }
 
-double bench_us(struct times *t, struct bench_job *j)
+double bench_us(struct bench_timer *t, struct bench_job *j)
 {
     double us[REPEATS];
 
@@ -122,7 +122,8 @@ double bench_us(struct times *t, struct bench_job *j)
     return (us[REPEATS / 2] - ahead) / j->calls;
 }
 
-void bench_line(struct times *t, double us, double bytes, double flops, const char *format, ...)
+void bench_line(struct bench_timer *t, double us, double bytes, double flops, const char *format,
+                ...)
 {
     char name[96];
     va_list args;
@@ -150,7 +151,7 @@ void bench_line(struct times *t, double us, double bytes, double flops, const ch
     fflush(t->out);
 }
 
-struct batch bench_batch(struct times *t, int32_t n)
+struct batch bench_batch(struct bench_timer *t, int32_t n)
 {
     static int32_t q_start[2], kv_len;
 
@@ -166,9 +167,9 @@ struct batch bench_batch(struct times *t, int32_t n)
                           .lcp_blocks = t->zero};
 }
 
-struct bench_layer *bench_layer_of(struct times *t, int32_t rows)
+struct bench_layer *bench_layer_of(struct bench_timer *t, int32_t rows)
 {
-    for (int i = 0; i < TIMES_GLUE_ROWS; i++) {
+    for (int i = 0; i < BENCH_STEP_ROWS; i++) {
         if (t->layer[i].rows == rows) {
             return &t->layer[i];
         }
@@ -178,8 +179,8 @@ struct bench_layer *bench_layer_of(struct times *t, int32_t rows)
 
 /* ---- ceilings ---- */
 
-/* us of [rows, in] times [out, in]. */
-static double product_us(struct times *t, struct bench_ceiling *c, int32_t rows, int32_t in,
+/* us of the product of [rows, in] and [out, in]. */
+static double product_us(struct bench_timer *t, struct bench_ceiling *c, int32_t rows, int32_t in,
                          int32_t out)
 {
     *c = (struct bench_ceiling){
@@ -191,8 +192,8 @@ static double product_us(struct times *t, struct bench_ceiling *c, int32_t rows,
     return bench_us(t, &j);
 }
 
-/* Blocks copied to others, all in one step; the cache is there already. */
-static double copied_bytes_us(struct times *t, int64_t block_bytes)
+/* Bytes read and written per us by block copies, all in one step; needs the cache. */
+static double copied_bytes_us(struct bench_timer *t, int64_t block_bytes)
 {
     int32_t n = MIN(t->shape.n_blocks / 2, 1024);
     struct block_copy *copy = calloc((size_t)n, sizeof(*copy));
@@ -210,7 +211,7 @@ static double copied_bytes_us(struct times *t, int64_t block_bytes)
     return 2.0 * (double)block_bytes * n / us;
 }
 
-static void measure_ceilings(struct times *t, const struct kv_layout *l)
+static void measure_ceilings(struct bench_timer *t, const struct kv_layout *l)
 {
     bool gpu = t->shape.context_over == 1;
     int32_t wide = gpu ? 262144 : 16384, in = gpu ? 8192 : 1024, side = gpu ? 8192 : 512;
@@ -232,10 +233,10 @@ static void measure_ceilings(struct times *t, const struct kv_layout *l)
     }
 }
 
-/* ---- a decode step, by its parts ---- */
+/* ---- breakdown of a decode step ---- */
 
-/* Products, attention and everything else of a step of so many rows of 1,024 tokens. */
-static void print_share(struct times *t, const struct bench_layer *l)
+/* Products, attention and everything else, for sequences of 1,024 tokens. */
+static void print_share(struct bench_timer *t, const struct bench_layer *l)
 {
     double layers = t->shape.layers, products = layers * l->products + l->head,
            attention = layers * l->attention;
@@ -251,7 +252,7 @@ static void print_share(struct times *t, const struct bench_layer *l)
     }
 }
 
-static int open_bench(struct times *t, const char *device)
+static int open_bench(struct bench_timer *t, const char *device)
 {
     struct backend_config c = {.max_tokens = llama_8b.max_tokens,
                                .max_seqs = llama_8b.max_seqs,
@@ -274,8 +275,8 @@ static int open_bench(struct times *t, const char *device)
     for (size_t i = 0; i < n; i++) {
         t->count[i] = (int32_t)i;
     }
-    for (int i = 0; i < TIMES_GLUE_ROWS; i++) {
-        static const int32_t rows[TIMES_GLUE_ROWS] = {1, 64, 256};
+    for (int i = 0; i < BENCH_STEP_ROWS; i++) {
+        static const int32_t rows[BENCH_STEP_ROWS] = {1, 64, 256};
         t->layer[i] = (struct bench_layer){rows[i], NAN, NAN, NAN, NAN, NAN, NAN};
     }
     struct kv_layout l;
@@ -315,7 +316,7 @@ static int read_words(int n_what, char **what, bool *want, struct err *e)
 int bench_run(const char *device, int n_what, char **what, FILE *out, struct err *e)
 {
     bool want[ARRAY_LEN(words)];
-    struct times t = {.out = out, .e = e, .rng = 1};
+    struct bench_timer t = {.out = out, .e = e, .rng = 1};
     int rc = read_words(n_what, what, want, e);
 
     if (rc < 0) {
@@ -335,7 +336,7 @@ int bench_run(const char *device, int n_what, char **what, FILE *out, struct err
         if (want[0]) {
             bench_linear(&t);
         }
-        for (int i = 0; i < TIMES_GLUE_ROWS; i++) {
+        for (int i = 0; i < BENCH_STEP_ROWS; i++) {
             print_share(&t, &t.layer[i]);
         }
         rc = t.rc;

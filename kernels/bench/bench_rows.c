@@ -1,4 +1,4 @@
-/* Operations on rows: matrix products, what stands between them, sampling. */
+/* Micro-benchmarks of operations on rows: matrix products, norms and rope, sampling. */
 #include <string.h>
 
 #include "kernels/bench/bench_impl.h"
@@ -11,22 +11,23 @@ struct products {
     int n;
 };
 
-static void call_linear(struct times *t, int i, void *arg)
+static void call_linear(struct bench_timer *t, int i, void *arg)
 {
     struct products *p = arg;
 
     t->b->ops->linear(t->b, p->out, p->x, p->w[i % p->n], NULL);
 }
 
-static void call_gated(struct times *t, int i, void *arg)
+static void call_gated(struct bench_timer *t, int i, void *arg)
 {
     struct products *p = arg;
 
     t->b->ops->linear_gated(t->b, p->act, p->out, p->x, p->w[i % p->n], (struct mat){0}, ACT_SILU);
 }
 
-/* One product of a layer, or the head; `rows` of x. */
-static void product_line(struct times *t, struct products *p, int32_t out, int32_t in, int32_t rows)
+/* One product of a layer or of the output head, for `rows` rows of x. */
+static void product_line(struct bench_timer *t, struct products *p, int32_t out, int32_t in,
+                         int32_t rows)
 {
     const struct bench_shape *m = &t->shape;
     bool head = out == m->vocab, gated = out == 2 * m->inner;
@@ -47,7 +48,7 @@ static void product_line(struct times *t, struct products *p, int32_t out, int32
                "%s %d x %d, %d rows", gated ? "gated product" : "product", out, in, rows);
 }
 
-void bench_linear(struct times *t)
+void bench_linear(struct bench_timer *t)
 {
     const struct bench_shape *m = &t->shape;
     const int32_t shape[][2] = {{(m->heads + 2 * m->kv_heads) * m->dim, m->hidden},
@@ -57,7 +58,7 @@ void bench_linear(struct times *t)
                                 {m->vocab, m->hidden}};
     static const int32_t rows[] = {1, 4, 8, 16, 32, 64, 128, 256, 8192};
 
-    for (int i = 0; i < TIMES_GLUE_ROWS; i++) {
+    for (int i = 0; i < BENCH_STEP_ROWS; i++) {
         t->layer[i].products = t->layer[i].head = 0;
     }
     for (size_t s = 0; s < ARRAY_LEN(shape); s++) {
@@ -74,21 +75,21 @@ void bench_linear(struct times *t)
     }
 }
 
-/* ---- what stands between products and attention ---- */
+/* ---- operations between products and attention ---- */
 
 struct glue {
     struct mat x, y, out, qkv, table, cos_sin, logits;
     struct norm norm;
 };
 
-static void call_norm(struct times *t, int i, void *arg)
+static void call_norm(struct bench_timer *t, int i, void *arg)
 {
     (void)i;
     struct glue *g = arg;
     t->b->ops->add_norm(t->b, g->out, g->x, g->y, &g->norm, false);
 }
 
-static void call_rope(struct times *t, int i, void *arg)
+static void call_rope(struct bench_timer *t, int i, void *arg)
 {
     const struct bench_shape *m = &t->shape;
     struct glue *g = arg;
@@ -101,8 +102,8 @@ static void call_rope(struct times *t, int i, void *arg)
     t->b->ops->rope_kv(t->b, g->qkv, &r, &a);
 }
 
-/* What a step has once: embedding, last norm, rows gathered, greedy sampling. */
-static void call_ends(struct times *t, int i, void *arg)
+/* Operations that a step has once: embedding, gather, last norm, greedy sampling. */
+static void call_ends(struct bench_timer *t, int i, void *arg)
 {
     (void)i;
     struct glue *g = arg;
@@ -116,7 +117,7 @@ static const struct sample_row greedy = {
     .top_p = 1, .repetition_penalty = 1, .n_logprobs = -1, .mask_first = -1};
 
 /* A step of n sequences of one token, each sampled as `s` says. */
-static struct batch sampling_batch(struct times *t, int32_t n, const struct sample_row *s,
+static struct batch sampling_batch(struct bench_timer *t, int32_t n, const struct sample_row *s,
                                    struct sample_row *row)
 {
     struct batch a = bench_batch(t, n);
@@ -133,7 +134,7 @@ static struct batch sampling_batch(struct times *t, int32_t n, const struct samp
     return a;
 }
 
-static void glue_lines(struct times *t, int32_t n)
+static void glue_lines(struct bench_timer *t, int32_t n)
 {
     const struct bench_shape *m = &t->shape;
     enum dtype act = t->b->act_dtype_of[DTYPE_BF16];
@@ -179,7 +180,7 @@ static void glue_lines(struct times *t, int32_t n)
     free(row);
 }
 
-void bench_glue(struct times *t)
+void bench_glue(struct bench_timer *t)
 {
     static const int32_t rows[] = {1, 64, 256, 8192};
 
@@ -205,14 +206,14 @@ static const struct {
     {"beam candidates, 8", ASKED(.kind = SAMPLE_CANDIDATES, .n_candidates = 8, .top_p = 1)},
 };
 
-static void call_sample(struct times *t, int i, void *arg)
+static void call_sample(struct bench_timer *t, int i, void *arg)
 {
     (void)i;
     t->b->ops->sample(t->b, *(struct mat *)arg, 0);
 }
 
-/* Logits as sums of three uniform numbers: few great ones. */
-static struct mat random_logits(struct times *t, int32_t n)
+/* Logits that are sums of three uniform numbers, so that few are large. */
+static struct mat random_logits(struct bench_timer *t, int32_t n)
 {
     struct mat logits = bench_mat(t, n, t->shape.vocab, DTYPE_F32);
     int64_t count = (int64_t)n * t->shape.vocab;
@@ -232,7 +233,7 @@ static struct mat random_logits(struct times *t, int32_t n)
     return logits;
 }
 
-void bench_sample(struct times *t)
+void bench_sample(struct bench_timer *t)
 {
     static const int32_t rows[] = {1, 64, 128, 256};
     struct sample_row row[256];

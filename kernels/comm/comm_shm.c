@@ -1,9 +1,10 @@
-/* Ranks of one machine exchange through memory they share (see comm.h).
+/* Collectives through shared memory, for the ranks of one machine (see comm.h).
  *
- * Everything is one step, the exchange: a rank writes its part into its slot and raises
- * its counter; when the counters of all have risen, all slots may be read. Two sets of
- * slots alternate, so no second meeting is needed: who writes set k again in exchange k
- * + 2 has passed exchange k + 1, to which everyone came after reading set k.
+ * Every collective is a sequence of exchanges: each rank writes its part into its slot
+ * and raises its counter; once all counters have risen, all slots may be read. Two sets
+ * of slots alternate, which makes a second barrier unnecessary: a rank writes a set
+ * again in exchange k + 2, after it has seen every rank's counter of exchange k + 1,
+ * and a rank raises that only when it has read the slots of exchange k.
  */
 #include "kernels/comm/comm.h"
 
@@ -15,9 +16,9 @@
 enum { SLOT_FLOATS = 1 << 18 };
 
 struct shared {
-    struct counter came[COMM_MAX_RANKS]; /* exchanges each rank has come to */
-    struct gathering all;
-    _Alignas(64) float slot[]; /* [2][n_ranks][SLOT_FLOATS] */
+    struct counter arrived[COMM_MAX_RANKS]; /* exchanges that each rank has joined */
+    struct sync_group group;                /* of all ranks */
+    _Alignas(64) float slot[];              /* [2][n_ranks][SLOT_FLOATS] */
 };
 
 struct comm_shm {
@@ -38,29 +39,29 @@ static float *slot_of(const struct comm_shm *c, int32_t rank)
 
 static int shm_check(struct comm *base, struct err *e)
 {
-    return fate_check(&CONTAINER_OF(base, struct comm_shm, base)->shared->all.fate, e);
+    return failure_check(&CONTAINER_OF(base, struct comm_shm, base)->shared->group.failure, e);
 }
 
 static void shm_abort(struct comm *base, const char *why)
 {
     struct comm_shm *c = CONTAINER_OF(base, struct comm_shm, base);
 
-    fate_set(&c->shared->all.fate, why);
+    failure_set(&c->shared->group.failure, why);
     for (int32_t r = 0; r < base->n_ranks; r++) {
-        counter_wake(&c->shared->came[r]);
+        counter_wake(&c->shared->arrived[r]);
     }
 }
 
-/* What stands in slot_of(c, own rank) is everyone's to read on return, until the
- * exchange after next. */
+/* Publish slot_of(c, own rank). On return all ranks' slots can be read, until this rank
+ * begins the exchange after next. */
 static int exchange(struct comm_shm *c, struct err *e)
 {
     struct shared *s = c->shared;
 
-    counter_set(&s->all, &s->came[c->base.rank], c->n);
+    counter_set(&s->group, &s->arrived[c->base.rank], c->n);
     for (int32_t r = 0; r < c->base.n_ranks; r++) {
         int rc = r == c->base.rank ? 0
-                                   : counter_await(&s->all, &s->came[r], c->n,
+                                   : counter_await(&s->group, &s->arrived[r], c->n,
                                                    c->base.first_rank + r, c->base.timeout_us, e);
         if (rc < 0) {
             return rc;
@@ -69,6 +70,7 @@ static int exchange(struct comm_shm *c, struct err *e)
     return 0;
 }
 
+/* Start an exchange: from here on slot_of gives its slots. */
 static int begin(struct comm_shm *c, struct err *e)
 {
     int rc = shm_check(&c->base, e);
@@ -79,7 +81,7 @@ static int begin(struct comm_shm *c, struct err *e)
 
 /* ---- floats ---- */
 
-/* A rectangle of a mat that fits a slot. */
+/* The rectangle of m at (row, col) that fits into a slot. */
 static struct mat tile_of(struct mat m, int32_t row, int32_t col)
 {
     int32_t cols = MIN(m.cols, SLOT_FLOATS), rows = MIN(m.rows - row, SLOT_FLOATS / cols);
@@ -93,14 +95,14 @@ static float *row_of(struct mat m, int64_t r)
     return (float *)m.data + r * m.stride;
 }
 
-static void put(float *slot, struct mat m)
+static void copy_in(float *slot, struct mat m)
 {
     for (int32_t r = 0; r < m.rows; r++) {
         memcpy(slot + (int64_t)r * m.cols, row_of(m, r), (size_t)m.cols * sizeof(float));
     }
 }
 
-static void take(struct mat m, const float *slot)
+static void copy_out(struct mat m, const float *slot)
 {
     for (int32_t r = 0; r < m.rows; r++) {
         memcpy(row_of(m, r), slot + (int64_t)r * m.cols, (size_t)m.cols * sizeof(float));
@@ -128,12 +130,12 @@ static int reduce_tile(struct comm_shm *c, struct mat x, struct err *e)
     if (rc < 0) {
         return rc;
     }
-    put(slot_of(c, c->base.rank), x);
+    copy_in(slot_of(c, c->base.rank), x);
     rc = exchange(c, e);
     if (rc < 0) {
         return rc;
     }
-    take(x, slot_of(c, 0));
+    copy_out(x, slot_of(c, 0));
     for (int32_t i = 1; i < c->base.n_ranks; i++) {
         for (int32_t r = 0; r < x.rows; r++) {
             add(row_of(x, r), slot_of(c, i) + (int64_t)r * x.cols, x.cols);
@@ -159,8 +161,8 @@ static int shm_all_reduce(struct comm *base, struct mat x, struct err *e)
     return 0;
 }
 
-/* The columns of `out` that rank r holds the first `cols` of, from `col` of its part
- * on. */
+/* The columns of `out` for columns [col, col + cols) of rank r's part, as far as out
+ * has them. */
 static struct mat columns_of(struct mat out, int32_t r, int32_t width, int32_t col, int32_t cols)
 {
     int32_t first = MIN(r * width + col, out.cols),
@@ -177,11 +179,11 @@ static int gather_tile(struct comm_shm *c, struct mat out, struct mat part, int3
     if (rc < 0) {
         return rc;
     }
-    put(slot_of(c, c->base.rank),
-        mat_cols(part, MIN(col, part.cols), MAX(MIN(cols, part.cols - col), 0)));
+    copy_in(slot_of(c, c->base.rank),
+            mat_cols(part, MIN(col, part.cols), MAX(MIN(cols, part.cols - col), 0)));
     rc = exchange(c, e);
     for (int32_t r = 0; rc == 0 && c->base.rank == 0 && r < c->base.n_ranks; r++) {
-        take(columns_of(out, r, width, col, cols), slot_of(c, r));
+        copy_out(columns_of(out, r, width, col, cols), slot_of(c, r));
     }
     return rc;
 }

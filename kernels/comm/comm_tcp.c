@@ -1,10 +1,10 @@
-/* Ranks of several machines exchange over sockets (see comm.h): a star, in whose middle
- * rank 0 adds up.
+/* Collectives over sockets, for ranks on several machines (see comm.h): a star with
+ * rank 0 in the middle.
  *
- * A sum goes to rank 0 piece by piece, is taken there in the order of the ranks, in
- * float32, and comes back: the same bits as through shared memory. Two ways over the
- * network a sum, which is what control and CPUs need; devices have their own
- * collectives and only use the first broadcast, abort and check.
+ * An all-reduce goes to rank 0 chunk by chunk, is summed there in the order of the
+ * ranks, in float32, and is sent back, which gives the same bits as shared memory. Each
+ * costs two trips over the network: enough for CPUs and for control. Devices have their
+ * own collectives and use only broadcast, abort and check from here.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,21 +12,21 @@
 #include "kernels/comm/comm.h"
 #include "kernels/comm/comm_wait.h"
 
-enum { PIECE_FLOATS = 1 << 16 };
+enum { CHUNK_FLOATS = 1 << 16 };
 
 struct comm_tcp {
     struct comm base;
-    int fd[COMM_MAX_RANKS]; /* rank 0: all others'; else [0] */
-    struct fate fate;
-    float *piece; /* [PIECE_FLOATS]: rank 0's sum */
-    float *other; /* [PIECE_FLOATS]: what came */
+    int fd[COMM_MAX_RANKS]; /* by rank; -1 where there is no connection (see comm.h) */
+    struct failure failure; /* of this rank's connections */
+    float *chunk;           /* [CHUNK_FLOATS] being sent, received or summed */
+    float *other;           /* [CHUNK_FLOATS] rank 0: another rank's summand */
 };
 
 static void tcp_abort(struct comm *base, const char *why)
 {
     struct comm_tcp *c = CONTAINER_OF(base, struct comm_tcp, base);
 
-    sockets_abort(&c->fate, c->fd, base->n_ranks, why);
+    sockets_abort(&c->failure, c->fd, base->n_ranks, why);
 }
 
 static int tcp_check(struct comm *base, struct err *e)
@@ -35,17 +35,17 @@ static int tcp_check(struct comm *base, struct err *e)
     int rc = 0;
 
     for (int32_t r = 0; r < base->n_ranks && rc == 0; r++) {
-        rc = socket_check(&c->fate, c->fd[r], base->first_rank + r, e);
+        rc = socket_check(&c->failure, c->fd[r], base->first_rank + r, e);
     }
     return rc;
 }
 
-/* n_bytes to (`out`) or from a rank. A failure is all ranks'. */
+/* n_bytes to (`out`) or from a rank. A failure is passed on to all ranks. */
 static int move(struct comm_tcp *c, int32_t rank, void *data, size_t n_bytes, bool out,
                 struct err *e)
 {
     int64_t timeout_us = c->base.timeout_us;
-    int rc = socket_move(&c->fate, c->fd[rank], c->base.first_rank + rank, data, n_bytes, out,
+    int rc = socket_move(&c->failure, c->fd[rank], c->base.first_rank + rank, data, n_bytes, out,
                          timeout_us, e);
 
     if (rc < 0) {
@@ -54,7 +54,6 @@ static int move(struct comm_tcp *c, int32_t rank, void *data, size_t n_bytes, bo
     return rc;
 }
 
-/* data of rank 0 to all. */
 static int tcp_broadcast(struct comm *base, void *data, size_t n_bytes, struct err *e)
 {
     struct comm_tcp *c = CONTAINER_OF(base, struct comm_tcp, base);
@@ -69,22 +68,22 @@ static int tcp_broadcast(struct comm *base, void *data, size_t n_bytes, struct e
     return rc;
 }
 
-/* piece[n] summed over the ranks; on rank 0 in place, on the others it is replaced. */
-static int reduce_piece(struct comm_tcp *c, int64_t n, struct err *e)
+/* chunk[n] = its sum over the ranks, on every rank. */
+static int reduce_chunk(struct comm_tcp *c, int64_t n, struct err *e)
 {
     size_t n_bytes = (size_t)n * sizeof(float);
     int rc = 0;
 
     if (c->base.rank > 0) {
-        rc = move(c, 0, c->piece, n_bytes, true, e);
+        rc = move(c, 0, c->chunk, n_bytes, true, e);
     }
     for (int32_t r = 1; c->base.rank == 0 && r < c->base.n_ranks && rc == 0; r++) {
         rc = move(c, r, c->other, n_bytes, false, e);
         for (int64_t i = 0; i < n && rc == 0; i++) {
-            c->piece[i] += c->other[i];
+            c->chunk[i] += c->other[i];
         }
     }
-    return rc < 0 ? rc : tcp_broadcast(&c->base, c->piece, n_bytes, e);
+    return rc < 0 ? rc : tcp_broadcast(&c->base, c->chunk, n_bytes, e);
 }
 
 static float *row_of(struct mat m, int32_t r)
@@ -92,7 +91,8 @@ static float *row_of(struct mat m, int32_t r)
     return (float *)m.data + r * m.stride;
 }
 
-/* Elements [first, first + n) of a mat, row by row, to or from contiguous memory. */
+/* Elements [first, first + n) of a mat in row-major order, to (`out`) or from
+ * contiguous memory. */
 static void copy_elements(struct mat m, int64_t first, int64_t n, float *flat, bool out)
 {
     for (int64_t at = 0; at < n;) {
@@ -108,34 +108,34 @@ static int tcp_all_reduce(struct comm *base, struct mat x, struct err *e)
     struct comm_tcp *c = CONTAINER_OF(base, struct comm_tcp, base);
     int64_t total = (int64_t)x.rows * x.cols;
 
-    for (int64_t first = 0; first < total; first += PIECE_FLOATS) {
-        int64_t n = MIN(total - first, PIECE_FLOATS);
-        copy_elements(x, first, n, c->piece, true);
-        int rc = reduce_piece(c, n, e);
+    for (int64_t first = 0; first < total; first += CHUNK_FLOATS) {
+        int64_t n = MIN(total - first, CHUNK_FLOATS);
+        copy_elements(x, first, n, c->chunk, true);
+        int rc = reduce_chunk(c, n, e);
         if (rc < 0) {
             return rc;
         }
-        copy_elements(x, first, n, c->piece, false);
+        copy_elements(x, first, n, c->chunk, false);
     }
     return 0;
 }
 
-/* A rank's part of rows between rank 0's `m` and the network. */
+/* The mat m to (`out`) or from a rank. */
 static int move_rows(struct comm_tcp *c, int32_t rank, struct mat m, bool out, struct err *e)
 {
     int64_t total = (int64_t)m.rows * m.cols;
 
-    for (int64_t first = 0; first < total; first += PIECE_FLOATS) {
-        int64_t n = MIN(total - first, PIECE_FLOATS);
+    for (int64_t first = 0; first < total; first += CHUNK_FLOATS) {
+        int64_t n = MIN(total - first, CHUNK_FLOATS);
         if (out) {
-            copy_elements(m, first, n, c->piece, true);
+            copy_elements(m, first, n, c->chunk, true);
         }
-        int rc = move(c, rank, c->piece, (size_t)n * sizeof(float), out, e);
+        int rc = move(c, rank, c->chunk, (size_t)n * sizeof(float), out, e);
         if (rc < 0) {
             return rc;
         }
         if (!out) {
-            copy_elements(m, first, n, c->piece, false);
+            copy_elements(m, first, n, c->chunk, false);
         }
     }
     return 0;
@@ -164,8 +164,8 @@ static int tcp_barrier(struct comm *base, struct err *e)
 {
     struct comm_tcp *c = CONTAINER_OF(base, struct comm_tcp, base);
 
-    c->piece[0] = 0;
-    return reduce_piece(c, 1, e);
+    c->chunk[0] = 0;
+    return reduce_chunk(c, 1, e);
 }
 
 static void tcp_free(struct comm *base)
@@ -173,7 +173,7 @@ static void tcp_free(struct comm *base)
     struct comm_tcp *c = CONTAINER_OF(base, struct comm_tcp, base);
 
     sockets_close(c->fd, base->n_ranks);
-    free(c->piece);
+    free(c->chunk);
     free(c->other);
     free(c);
 }
@@ -204,9 +204,9 @@ int comm_tcp_open(struct comm **ret, const int *fd, int32_t rank, int32_t n_rank
     for (int32_t r = 0; r < n_ranks; r++) {
         c->fd[r] = -1;
     }
-    c->piece = malloc(PIECE_FLOATS * sizeof(float));
-    c->other = malloc(PIECE_FLOATS * sizeof(float));
-    if (!c->piece || !c->other) {
+    c->chunk = malloc(CHUNK_FLOATS * sizeof(float));
+    c->other = malloc(CHUNK_FLOATS * sizeof(float));
+    if (!c->chunk || !c->other) {
         tcp_free(&c->base);
         return err_nomem(e, "exchange between ranks");
     }

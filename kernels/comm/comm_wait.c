@@ -1,5 +1,5 @@
-/* See comm_wait.h. Counters are raised before `sleeping` is read, and sleepers counted
- * before counters are read again, so that nobody sleeps through. */
+/* See comm_wait.h. No wake-up is lost: a counter is raised before `sleeping` is read,
+ * and a sleeper is counted in `sleeping` before it reads the counter again. */
 #include "kernels/comm/comm_wait.h"
 
 #include <errno.h>
@@ -14,27 +14,27 @@
 #include <unistd.h>
 
 enum {
-    SPIN_ROUNDS = 2000,
-    YIELD_EVERY = 500,
-    SOCKET_ROUNDS = 200,
-    NAP_MS = 100, /* between looks at the clock */
-    SOCKET_NAP_MS = 50,
+    SPIN_ROUNDS = 2000,  /* looks at a counter before sleeping */
+    YIELD_EVERY = 500,   /* rounds between offers of the core to other threads */
+    SOCKET_ROUNDS = 200, /* tries of a socket before polling it */
+    NAP_MS = 100,        /* longest sleep on a counter before timeout and failure are checked */
+    SOCKET_NAP_MS = 50,  /* the same on a socket */
     MOST_WAITERS = 1 << 20,
 };
 
-bool fate_set(struct fate *f, const char *why)
+bool failure_set(struct failure *f, const char *why)
 {
     int none = 0;
 
     if (!atomic_compare_exchange_strong(&f->state, &none, 1)) {
         return false;
     }
-    snprintf(f->why, FATE_BYTES, "%s", why);
+    snprintf(f->why, FAILURE_BYTES, "%s", why);
     atomic_store(&f->state, 2);
     return true;
 }
 
-int fate_check(struct fate *f, struct err *e)
+int failure_check(struct failure *f, struct err *e)
 {
     if (atomic_load_explicit(&f->state, memory_order_relaxed) == 0) {
         return 0;
@@ -42,17 +42,17 @@ int fate_check(struct fate *f, struct err *e)
     while (atomic_load(&f->state) == 1) {
         sched_yield();
     }
-    return err_set(e, ERR_DEVICE, "%.*s", FATE_BYTES, f->why);
+    return err_set(e, ERR_DEVICE, "%.*s", FAILURE_BYTES, f->why);
 }
 
-int fate_silence(struct fate *f, int32_t rank, int64_t timeout_us, struct err *e)
+int failure_timeout(struct failure *f, int32_t rank, int64_t timeout_us, struct err *e)
 {
     char why[80];
 
     snprintf(why, sizeof(why), "rank %d did not answer for %.0f s", rank,
              (double)timeout_us * 1e-6);
-    fate_set(f, why);
-    return fate_check(f, e);
+    failure_set(f, why);
+    return failure_check(f, e);
 }
 
 /* ---- shared memory ---- */
@@ -62,7 +62,7 @@ void counter_wake(struct counter *c)
     syscall(SYS_futex, &c->n, FUTEX_WAKE, MOST_WAITERS, NULL, NULL, 0);
 }
 
-void counter_set(struct gathering *g, struct counter *c, unsigned n)
+void counter_set(struct sync_group *g, struct counter *c, unsigned n)
 {
     atomic_store(&c->n, n);
     if (atomic_load(&g->sleeping) > 0) {
@@ -80,19 +80,20 @@ static void relax(int round)
 #endif
 }
 
-/* Sleep until the counter moves, a nap is over or something happens. */
-static void nap(struct gathering *g, struct counter *c, unsigned seen)
+/* Sleep until the counter differs from `seen`, the group fails, or NAP_MS have
+ * passed. */
+static void nap(struct sync_group *g, struct counter *c, unsigned seen)
 {
     struct timespec t = {.tv_nsec = NAP_MS * 1000000L};
 
     atomic_fetch_add(&g->sleeping, 1);
-    if (atomic_load(&c->n) == seen && !atomic_load(&g->fate.state)) {
+    if (atomic_load(&c->n) == seen && !atomic_load(&g->failure.state)) {
         syscall(SYS_futex, &c->n, FUTEX_WAIT, seen, &t, NULL, 0);
     }
     atomic_fetch_sub(&g->sleeping, 1);
 }
 
-int counter_await(struct gathering *g, struct counter *c, unsigned least, int32_t rank,
+int counter_await(struct sync_group *g, struct counter *c, unsigned least, int32_t rank,
                   int64_t timeout_us, struct err *e)
 {
     int64_t start_us = 0;
@@ -102,7 +103,7 @@ int counter_await(struct gathering *g, struct counter *c, unsigned least, int32_
         if ((int)(now - least) >= 0) {
             return 0;
         }
-        int rc = fate_check(&g->fate, e);
+        int rc = failure_check(&g->failure, e);
         if (rc < 0) {
             return rc;
         }
@@ -113,7 +114,7 @@ int counter_await(struct gathering *g, struct counter *c, unsigned least, int32_
         int64_t now_us = clock_us();
         start_us = start_us ? start_us : now_us;
         if (now_us - start_us > timeout_us) {
-            return fate_silence(&g->fate, rank, timeout_us, e);
+            return failure_timeout(&g->failure, rank, timeout_us, e);
         }
         nap(g, c, now);
     }
@@ -121,40 +122,40 @@ int counter_await(struct gathering *g, struct counter *c, unsigned least, int32_
 
 /* ---- sockets ---- */
 
-static int lost(struct fate *f, int32_t rank, struct err *e)
+static int connection_closed(struct failure *f, int32_t rank, struct err *e)
 {
     char why[80];
 
     snprintf(why, sizeof(why), "rank %d closed its connection", rank);
-    fate_set(f, why);
-    return fate_check(f, e);
+    failure_set(f, why);
+    return failure_check(f, e);
 }
 
-/* Until the socket can go on; 0, or why it will not. *start_us is when waiting began,
- * 0: now. */
-static int await_socket(struct fate *f, int fd, int32_t rank, bool out, int64_t *start_us,
+/* Wait until the socket is ready or SOCKET_NAP_MS have passed. *start_us: when waiting
+ * began, set where 0. 0, or ERR_DEVICE: the wait has failed or has lasted too long. */
+static int await_socket(struct failure *f, int fd, int32_t rank, bool out, int64_t *start_us,
                         int64_t timeout_us, struct err *e)
 {
     int64_t now_us = clock_us();
 
     *start_us = *start_us ? *start_us : now_us;
-    int rc = fate_check(f, e);
+    int rc = failure_check(f, e);
     if (rc < 0) {
         return rc;
     }
     if (now_us - *start_us > timeout_us) {
-        return fate_silence(f, rank, timeout_us, e);
+        return failure_timeout(f, rank, timeout_us, e);
     }
     struct pollfd wait = {.fd = fd, .events = out ? POLLOUT : POLLIN};
     poll(&wait, 1, SOCKET_NAP_MS);
     return 0;
 }
 
-int socket_move(struct fate *f, int fd, int32_t rank, void *data, size_t n_bytes, bool out,
+int socket_move(struct failure *f, int fd, int32_t rank, void *data, size_t n_bytes, bool out,
                 int64_t timeout_us, struct err *e)
 {
     int64_t start_us = 0;
-    int idle = 0, rc = fate_check(f, e);
+    int idle = 0, rc = failure_check(f, e);
 
     for (size_t at = 0; at < n_bytes && rc == 0;) {
         ssize_t n = out ? send(fd, (char *)data + at, n_bytes - at, MSG_DONTWAIT | MSG_NOSIGNAL)
@@ -163,7 +164,7 @@ int socket_move(struct fate *f, int fd, int32_t rank, void *data, size_t n_bytes
             at += (size_t)n;
             start_us = idle = 0;
         } else if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
-            rc = lost(f, rank, e);
+            rc = connection_closed(f, rank, e);
         } else if (idle++ >= SOCKET_ROUNDS) {
             rc = await_socket(f, fd, rank, out, &start_us, timeout_us, e);
         }
@@ -171,20 +172,20 @@ int socket_move(struct fate *f, int fd, int32_t rank, void *data, size_t n_bytes
     return rc;
 }
 
-int socket_check(struct fate *f, int fd, int32_t rank, struct err *e)
+int socket_check(struct failure *f, int fd, int32_t rank, struct err *e)
 {
     char byte;
-    int rc = fate_check(f, e);
+    int rc = failure_check(f, e);
 
     if (rc == 0 && fd >= 0 && recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) {
-        return lost(f, rank, e);
+        return connection_closed(f, rank, e);
     }
     return rc;
 }
 
-void sockets_abort(struct fate *f, const int *fd, int32_t n, const char *why)
+void sockets_abort(struct failure *f, const int *fd, int32_t n, const char *why)
 {
-    fate_set(f, why);
+    failure_set(f, why);
     for (int32_t i = 0; i < n; i++) {
         if (fd[i] >= 0) {
             shutdown(fd[i], SHUT_RDWR); /* the others see that it ended */

@@ -1,5 +1,5 @@
-/* Inside comm_*.c and pipeline_*.c: waiting for another rank, and the word that ranks
- * cannot go on. Nobody else includes this. */
+/* Private to comm_*.c and pipeline_*.c: waiting for another rank, and the reason why
+ * ranks cannot go on. */
 #ifndef QUIRE_KERNELS_COMM_COMM_WAIT_H
 #define QUIRE_KERNELS_COMM_COMM_WAIT_H
 
@@ -7,57 +7,57 @@
 
 #include "config/base/base.h"
 
-enum { FATE_BYTES = 256 };
+enum { FAILURE_BYTES = 256 };
 
-/* The first reason for which ranks cannot go on. Zeroed: they can. Any thread. */
-struct fate {
-    atomic_int state; /* 0, 1: being written, 2: `why` holds */
-    char why[FATE_BYTES];
+/* The first reason why ranks cannot go on. All zeros: none. Any thread. */
+struct failure {
+    atomic_int state;        /* 0: none, 1: `why` is being written, 2: it is valid */
+    char why[FAILURE_BYTES]; /* the reason; never changes in state 2 */
 };
 
-/* True: this is the first reason, and it stays. */
-bool fate_set(struct fate *f, const char *why);
-/* 0, or ERR_DEVICE with the reason. */
-int fate_check(struct fate *f, struct err *e);
-/* Sets that `rank` has not answered for so long, unless there is a reason. Returns
- * ERR_DEVICE. */
-int fate_silence(struct fate *f, int32_t rank, int64_t timeout_us, struct err *e);
+/* True: this is the first reason, and it stays. False: there was one. */
+bool failure_set(struct failure *f, const char *why);
+/* 0: no failure; else ERR_DEVICE with the reason. */
+int failure_check(struct failure *f, struct err *e);
+/* Set as the reason, if there is none, that `rank` did not answer for timeout_us.
+ * Returns ERR_DEVICE. */
+int failure_timeout(struct failure *f, int32_t rank, int64_t timeout_us, struct err *e);
 
 /* ---- shared memory: counters that only grow, modulo 2^32 ---- */
 
-/* Alone on its cache line; a futex. */
+/* On a cache line of its own. */
 struct counter {
-    _Alignas(64) atomic_uint n;
+    _Alignas(64) atomic_uint n; /* also the futex that waiters sleep on */
 };
 
-/* Of all processes that share the memory. Zeroed. */
-struct gathering {
-    _Alignas(64) atomic_int sleeping;
-    _Alignas(64) struct fate fate;
+/* Shared by all processes that wait for each other. Starts as zeros. */
+struct sync_group {
+    _Alignas(64) atomic_int sleeping;    /* processes that sleep on some counter */
+    _Alignas(64) struct failure failure; /* of the whole group */
 };
 
-/* c = n; whoever sleeps on it wakes. */
-void counter_set(struct gathering *g, struct counter *c, unsigned n);
+/* c = n; wakes the processes that sleep on it. */
+void counter_set(struct sync_group *g, struct counter *c, unsigned n);
 void counter_wake(struct counter *c);
-/* Until c has reached `least`, by the doing of `rank`, who is given timeout_us. Spins
- * for a moment (a step's meetings are microseconds apart), then sleeps. 0, or
- * ERR_DEVICE and the fate is set. */
-int counter_await(struct gathering *g, struct counter *c, unsigned least, int32_t rank,
+/* Wait until `rank` has raised c to `least`, for at most timeout_us. Spins for a while,
+ * because a step's collectives are microseconds apart, then sleeps. 0, or ERR_DEVICE
+ * with the group's failure set. */
+int counter_await(struct sync_group *g, struct counter *c, unsigned least, int32_t rank,
                   int64_t timeout_us, struct err *e);
 
 /* ---- sockets ---- */
 
-/* n_bytes to (`out`) or from `rank`, at the other end of a connected stream, never
- * without a byte for longer than timeout_us. ERR_DEVICE: the fate is set, by somebody
- * else or because the connection ended or was silent; sockets_abort tells the
- * others. */
-int socket_move(struct fate *f, int fd, int32_t rank, void *data, size_t n_bytes, bool out,
+/* Move n_bytes to (`out`) or from `rank`, the peer of the connected stream fd, waiting
+ * at most timeout_us for each byte. ERR_DEVICE: `f` is set, from elsewhere or because
+ * the connection was closed or silent; the caller then calls sockets_abort for the
+ * other ranks. */
+int socket_move(struct failure *f, int fd, int32_t rank, void *data, size_t n_bytes, bool out,
                 int64_t timeout_us, struct err *e);
-/* 0, or ERR_DEVICE: the fate is set, or becomes so because the connection has ended. -1
- * is none. */
-int socket_check(struct fate *f, int fd, int32_t rank, struct err *e);
-/* The fate is set, and the others see that their connections ended. */
-void sockets_abort(struct fate *f, const int *fd, int32_t n, const char *why);
+/* 0, or ERR_DEVICE: `f` is set, which it becomes if the connection was closed. fd -1:
+ * no connection to look at. */
+int socket_check(struct failure *f, int fd, int32_t rank, struct err *e);
+/* Set the failure, and shut the connections down so that the other ranks see it. */
+void sockets_abort(struct failure *f, const int *fd, int32_t n, const char *why);
 void sockets_close(const int *fd, int32_t n);
 
 #endif

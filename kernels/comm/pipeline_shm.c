@@ -1,8 +1,8 @@
-/* Stages of one machine: each rank has an inbox in shared memory, a ring of bytes with
- * one who writes and one who reads.
+/* Pipeline stages on one machine: each rank has an inbox in shared memory, a ring of
+ * bytes with one writer and one reader (see pipeline.h).
  *
- * An inbox holds the activations of a micro-batch of decodes, and more of a prompt than
- * is on its way at a time; what does not fit goes on as the reader takes it.
+ * An inbox holds the activations of a micro-batch of decodes. More, such as a prompt's,
+ * are sent piece by piece as the reader makes space.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -14,13 +14,13 @@
 enum { INBOX_BYTES = 1 << 22 };
 
 struct inbox {
-    struct counter written, read; /* bytes so far, modulo 2^32 */
-    _Alignas(64) char ring[INBOX_BYTES];
+    struct counter written, read;        /* bytes so far, modulo 2^32 */
+    _Alignas(64) char ring[INBOX_BYTES]; /* byte i is at i modulo INBOX_BYTES */
 };
 
 struct shared {
-    struct gathering all;
-    struct inbox inbox[]; /* by the number among all ranks */
+    struct sync_group group; /* of all ranks of all stages */
+    struct inbox inbox[];    /* by number among all ranks */
 };
 
 struct pipeline_shm {
@@ -50,8 +50,8 @@ size_t pipeline_shm_bytes(int32_t n_ranks)
     return sizeof(struct shared) + (size_t)n_ranks * sizeof(struct inbox);
 }
 
-/* The ring's memory from byte `at` on; *n_bytes shrinks to what lies in one piece. */
-static char *piece(struct inbox *b, unsigned at, size_t *n_bytes)
+/* The ring's memory from byte `at` on; *n_bytes is cut down to what is contiguous. */
+static char *contiguous(struct inbox *b, unsigned at, size_t *n_bytes)
 {
     size_t first = at % INBOX_BYTES;
 
@@ -68,19 +68,19 @@ static int shm_send(struct pipeline *p, int32_t to, const void *data, size_t n_b
     struct inbox *b = &s->inbox[target[to]];
     for (size_t at = 0; at < n_bytes;) {
         unsigned written = atomic_load_explicit(&b->written.n, memory_order_relaxed);
-        int rc = counter_await(&s->all, &b->read, written - INBOX_BYTES + 1, target[to],
+        int rc = counter_await(&s->group, &b->read, written - INBOX_BYTES + 1, target[to],
                                p->timeout_us, e);
         if (rc < 0) {
             return rc;
         }
-        size_t room = INBOX_BYTES - (size_t)(written - atomic_load(&b->read.n)),
-               n = MIN(n_bytes - at, room);
-        char *to_here = piece(b, written, &n);
-        memcpy(to_here, (const char *)data + at, n);
-        counter_set(&s->all, &b->written, written + (unsigned)n);
+        size_t space = INBOX_BYTES - (size_t)(written - atomic_load(&b->read.n)),
+               n = MIN(n_bytes - at, space);
+        char *dst = contiguous(b, written, &n);
+        memcpy(dst, (const char *)data + at, n);
+        counter_set(&s->group, &b->written, written + (unsigned)n);
         at += n;
     }
-    return fate_check(&s->all.fate, e);
+    return failure_check(&s->group.failure, e);
 }
 
 static int shm_receive(struct pipeline *p, void *data, size_t n_bytes, struct err *e)
@@ -90,25 +90,25 @@ static int shm_receive(struct pipeline *p, void *data, size_t n_bytes, struct er
 
     for (size_t at = 0; at < n_bytes;) {
         unsigned read = atomic_load_explicit(&b->read.n, memory_order_relaxed);
-        int rc = counter_await(&s->all, &b->written, read + 1, pipeline_source(&p->at),
+        int rc = counter_await(&s->group, &b->written, read + 1, pipeline_source(&p->at),
                                p->timeout_us, e);
         if (rc < 0) {
             return rc;
         }
         size_t there = atomic_load(&b->written.n) - read, n = MIN(n_bytes - at, there);
-        const char *from_here = piece(b, read, &n);
-        memcpy((char *)data + at, from_here, n);
-        counter_set(&s->all, &b->read, read + (unsigned)n);
+        const char *src = contiguous(b, read, &n);
+        memcpy((char *)data + at, src, n);
+        counter_set(&s->group, &b->read, read + (unsigned)n);
         at += n;
     }
-    return fate_check(&s->all.fate, e);
+    return failure_check(&s->group.failure, e);
 }
 
 static void shm_abort(struct pipeline *p, const char *why)
 {
     struct shared *s = CONTAINER_OF(p, struct pipeline_shm, base)->shared;
 
-    fate_set(&s->all.fate, why);
+    failure_set(&s->group.failure, why);
     for (int32_t r = 0; r < p->at.n_stages * p->at.n_ranks; r++) {
         counter_wake(&s->inbox[r].written);
         counter_wake(&s->inbox[r].read);
@@ -117,7 +117,7 @@ static void shm_abort(struct pipeline *p, const char *why)
 
 static int shm_check(struct pipeline *p, struct err *e)
 {
-    return fate_check(&CONTAINER_OF(p, struct pipeline_shm, base)->shared->all.fate, e);
+    return failure_check(&CONTAINER_OF(p, struct pipeline_shm, base)->shared->group.failure, e);
 }
 
 static void shm_free(struct pipeline *p)

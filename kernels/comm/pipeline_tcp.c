@@ -1,6 +1,6 @@
-/* Stages of several machines: a connection from each rank to the one it sends to (see
- * pipeline.h). What the network takes is on its way while the sender goes on; the rest
- * of a long prompt's activations waits for the receiver. */
+/* Pipeline stages on several machines: a connection from each rank to each rank that it
+ * sends to (see pipeline.h). The sender continues once the sockets' buffers have taken
+ * everything; a long prompt's activations wait for the receiver. */
 #include <stdlib.h>
 
 #include "kernels/comm/comm.h"
@@ -11,23 +11,23 @@ enum { SOURCE = COMM_MAX_RANKS, N_SOCKETS };
 
 struct pipeline_tcp {
     struct pipeline base;
-    struct fate fate;
-    int fd[N_SOCKETS]; /* targets by their rank in the next stage; then the source */
-    int32_t target_rank[COMM_MAX_RANKS]; /* their numbers among all ranks */
+    struct failure failure; /* of this rank's connections */
+    int fd[N_SOCKETS];      /* targets by their rank in the next stage, [SOURCE]; -1: none */
+    int32_t target_rank[COMM_MAX_RANKS]; /* the targets' numbers among all ranks */
 };
 
 static void tcp_abort(struct pipeline *p, const char *why)
 {
     struct pipeline_tcp *t = CONTAINER_OF(p, struct pipeline_tcp, base);
 
-    sockets_abort(&t->fate, t->fd, N_SOCKETS, why);
+    sockets_abort(&t->failure, t->fd, N_SOCKETS, why);
 }
 
-/* n_bytes to (`out`) or from a rank. A failure is all ranks'. */
+/* n_bytes to (`out`) or from a rank. A failure is passed on to all ranks. */
 static int move(struct pipeline_tcp *t, int fd, int32_t rank, void *data, size_t n_bytes, bool out,
                 struct err *e)
 {
-    int rc = socket_move(&t->fate, fd, rank, data, n_bytes, out, t->base.timeout_us, e);
+    int rc = socket_move(&t->failure, fd, rank, data, n_bytes, out, t->base.timeout_us, e);
 
     if (rc < 0) {
         tcp_abort(&t->base, e->text);
@@ -52,10 +52,10 @@ static int tcp_receive(struct pipeline *p, void *data, size_t n_bytes, struct er
 static int tcp_check(struct pipeline *p, struct err *e)
 {
     struct pipeline_tcp *t = CONTAINER_OF(p, struct pipeline_tcp, base);
-    int rc = socket_check(&t->fate, t->fd[SOURCE], pipeline_source(&p->at), e);
+    int rc = socket_check(&t->failure, t->fd[SOURCE], pipeline_source(&p->at), e);
 
     for (int32_t i = 0; i < p->at.n_ranks && rc == 0; i++) {
-        rc = socket_check(&t->fate, t->fd[i], t->target_rank[i], e);
+        rc = socket_check(&t->failure, t->fd[i], t->target_rank[i], e);
     }
     return rc;
 }

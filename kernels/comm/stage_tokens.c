@@ -1,9 +1,9 @@
 /* See stage_tokens.h.
  *
- * The first stage works ahead: it takes the tokens of earlier parts when a part reads
- * them, and in any case so that no more parts are on their way than there are stages to
- * work on them. So what waits between two stages stays bounded, and the few bytes of
- * the tokens never keep the last stage waiting: the ring cannot stand still.
+ * The first stage receives the tokens of an earlier micro-batch only when a micro-batch
+ * reads them, or when as many micro-batches are in flight as there are stages. So what
+ * waits between two stages is bounded, and the last stage, whose tokens are few bytes,
+ * never blocks in sending them: the ring cannot deadlock.
  */
 #include "kernels/comm/stage_tokens.h"
 
@@ -35,24 +35,23 @@ static bool is_first(const struct stage_tokens *t)
     return t->pipeline && t->pipeline->at.stage == 0;
 }
 
-static const struct awaited_part *oldest(const struct stage_tokens *t)
+static const struct pending_microbatch *oldest(const struct stage_tokens *t)
 {
-    return t->n_awaited > 0 ? &t->awaited[t->awaited_first % AWAITED_PARTS] : NULL;
+    return t->n_pending > 0 ? &t->pending[t->pending_first % PENDING_MAX] : NULL;
 }
 
-static int take_oldest(struct stage_tokens *t, struct err *e)
+static int receive_oldest(struct stage_tokens *t, struct err *e)
 {
-    const struct awaited_part *a = oldest(t);
+    const struct pending_microbatch *a = oldest(t);
     struct pipeline *p = t->pipeline;
 
-    t->awaited_first++;
-    t->n_awaited--;
-    int32_t *token = t->step[a->which].token + a->first;
+    t->pending_first++;
+    t->n_pending--;
+    int32_t *token = t->step[a->step_index].token + a->first;
     return p->ops->receive(p, token, (size_t)a->n * sizeof(*token), e);
 }
 
-/* The last sampling row of the step before that a token of this part comes from; -1:
- * none does. */
+/* The last sampling row of the step before that this micro-batch reads; -1: none. */
 static int32_t last_source(const struct batch *b)
 {
     int32_t last = -1;
@@ -63,30 +62,32 @@ static int32_t last_source(const struct batch *b)
     return last;
 }
 
-/* Before a step's first part overwrites the tokens of the step before the last, those
- * of it that have not come. */
-static int settle(struct stage_tokens *t, struct err *e)
+/* Receive the tokens still to come of the step before the last, whose array the step
+ * that begins will overwrite. */
+static int receive_overwritten(struct stage_tokens *t, struct err *e)
 {
     int rc = 0;
 
-    for (const struct awaited_part *a = oldest(t); a && a->which == t->now && rc == 0;
+    for (const struct pending_microbatch *a = oldest(t); a && a->step_index == t->now && rc == 0;
          a = oldest(t)) {
-        rc = take_oldest(t, e);
+        rc = receive_oldest(t, e);
     }
     return rc;
 }
 
-static int take_read(struct stage_tokens *t, const struct batch *b, struct err *e)
+/* Receive the tokens that this micro-batch reads, and older ones until fewer
+ * micro-batches than stages are in flight. */
+static int receive_needed(struct stage_tokens *t, const struct batch *b, struct err *e)
 {
     int32_t last = last_source(b);
     uint32_t n_stages = (uint32_t)t->pipeline->at.n_stages;
     int rc = 0;
 
-    for (const struct awaited_part *a = oldest(t); a && rc == 0; a = oldest(t)) {
-        if (t->n_awaited < n_stages && (a->which == t->now || a->first > last)) {
+    for (const struct pending_microbatch *a = oldest(t); a && rc == 0; a = oldest(t)) {
+        if (t->n_pending < n_stages && (a->step_index == t->now || a->first > last)) {
             break;
         }
-        rc = take_oldest(t, e);
+        rc = receive_oldest(t, e);
     }
     return rc;
 }
@@ -97,17 +98,17 @@ int stage_tokens_begin(struct stage_tokens *t, const struct batch *b, struct err
 
     if (b->part == 0) {
         t->now = 1 - t->now;
-        rc = settle(t, e);
+        rc = receive_overwritten(t, e);
         t->step[t->now].n = 0;
     }
     if (rc < 0 || !is_first(t)) {
         return rc;
     }
-    rc = take_read(t, b, e);
+    rc = receive_needed(t, b, e);
     if (b->n_samples > 0) {
-        uint32_t at = (t->awaited_first + t->n_awaited++) % AWAITED_PARTS;
-        t->awaited[at] =
-            (struct awaited_part){.which = t->now, .first = b->first_sample, .n = b->n_samples};
+        uint32_t at = (t->pending_first + t->n_pending++) % PENDING_MAX;
+        t->pending[at] = (struct pending_microbatch){
+            .step_index = t->now, .first = b->first_sample, .n = b->n_samples};
     }
     return rc;
 }

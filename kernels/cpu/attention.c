@@ -1,8 +1,8 @@
 /* The specification of paged attention: one query head at a time, scores in float32,
- * two passes of softmax.
+ * softmax in two passes.
  *
- * Query token i of a sequence with n query tokens stands at cache index kv_len - n + i
- * and sees the keys up to its own index, of those the last `window`. Key j lies in the
+ * Of n query tokens of a sequence, token i has cache index kv_len - n + i. It attends
+ * to the keys up to its own index, and of those to the last `window`. Key j lies in
  * block table[j / block_size] at offset j % block_size.
  */
 #include <math.h>
@@ -27,7 +27,7 @@ static int64_t cache_at(const struct attention_job *job, const int32_t *table, i
            kv * l->kv_stride + kv_head * l->head_stride + j % l->block_size * l->token_stride;
 }
 
-/* scores[j - from] = softcapped, scaled q.k_j for j in [from, end); returns the
+/* scores[j - from] = scaled, then soft-capped q.k_j for j in [from, end). Returns the
  * greatest. */
 static float score_keys(const struct attention_job *job, const int32_t *table, int32_t kv_head,
                         const float *q, int32_t from, int32_t end, float *scores)
@@ -75,7 +75,7 @@ static void attend_head(const struct attention_job *job, const int32_t *table, i
     }
 }
 
-/* The sequence token t belongs to: the last whose first token is <= t. */
+/* The sequence of token t: the last whose first token is <= t. */
 static int32_t sequence_of(const struct batch *b, int32_t t)
 {
     int32_t low = 0;

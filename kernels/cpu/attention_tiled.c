@@ -1,13 +1,14 @@
-/* Paged attention by parts of PART_KEYS keys, with an online softmax (Milakov and
- * Gimelshein 2018).
+/* Paged attention by tiles of TILE_KEYS keys, with an online softmax (Milakov and
+ * Gimelshein 2018), split over the keys where there are few rows (split-KV).
  *
- * A unit is one KV head of one sequence with up to UNIT_ROWS rows: query heads of that
- * KV head times query tokens. Keys and values are read where they lie, through the
- * block table, once for all rows; heads are never copied. Parts and splits (SPLIT_KEYS
- * keys) begin at fixed cache indices, and a split's partial result is merged into the
- * total in order whether one thread takes all splits or each goes to another, so an
- * answer does not depend on the batch, on how a prompt is cut into chunks, or on the
- * number of threads.
+ * A unit of work is up to UNIT_ROWS rows (query tokens times query heads of one KV
+ * head) of one sequence. It reads keys and values through the block table, once for all
+ * its rows.
+ *
+ * Batch invariance: tiles and splits (SPLIT_KEYS keys) begin at fixed cache indices,
+ * and the partial results of splits are merged in order, whether one thread computes
+ * them all or several do. Results do not depend on the batch, on how a prompt is cut
+ * into chunks, or on the number of threads.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -20,16 +21,17 @@ enum {
     UNIT_ROWS = 32,
     /* from this many rows on, values are converted to float32 once for all of them */
     CONVERT_ROWS = 8,
-    TASKS_PER_THREAD = 4,
+    TASKS_PER_THREAD = 4, /* with fewer, units are divided by splits */
 };
 
-/* Which rows, which splits. */
+/* The rows and the key splits of one unit; each task takes it for one KV head. */
 struct attention_unit {
-    int32_t seq;
+    int32_t seq;             /* of the step */
     int32_t token, n_tokens; /* of the step */
-    int32_t head, n_heads;   /* of the KV head's group */
-    int32_t split, n_splits;
-    int32_t n_parts; /* units that share these rows, each with one split; 1: this one has all */
+    int32_t head, n_heads;   /* in the KV head's group of query heads */
+    int32_t split, n_splits; /* first split that the rows see, or this unit's own; their number */
+    /* units with the same rows, which compute one split each; 1: this unit has all */
+    int32_t n_partials;
 };
 
 struct attention_job {
@@ -38,24 +40,24 @@ struct attention_job {
     const struct attention *att;
     const struct attention_unit *unit;
     int32_t n_units;
-    float *partial;       /* [n_units * n_kv_heads] states, when splits are apart */
+    float *partial;       /* [n_units * n_kv_heads] states, with split-KV */
     int64_t state_floats; /* of one state */
 };
 
-/* What is known of a unit's rows after some keys: per row the greatest score, the sum
- * of weights, the weighted values. */
+/* The online softmax of a unit's rows over some keys: per row the greatest score, the
+ * sum of weights, and the weighted sum of values. */
 struct state {
     float *max, *sum; /* [UNIT_ROWS] */
     float *acc;       /* [UNIT_ROWS, head_dim] */
 };
 
-/* A thread's scratch, cut from one allocation. */
+/* A thread's scratch, in one allocation. */
 struct attention_scratch {
-    float *score;        /* [UNIT_ROWS, PART_KEYS] */
-    float *key;          /* [head_dim, PART_KEYS] */
-    float *value;        /* [PART_KEYS, head_dim] */
-    float *total, *part; /* states */
-    const float *query[UNIT_ROWS];
+    float *score;                  /* [UNIT_ROWS, TILE_KEYS] */
+    float *key;                    /* [head_dim, TILE_KEYS] */
+    float *value;                  /* [TILE_KEYS, head_dim] */
+    float *total, *partial;        /* states: of the splits so far, of the latest */
+    const float *query[UNIT_ROWS]; /* by row */
 };
 
 static int64_t state_floats(int32_t head_dim)
@@ -69,41 +71,41 @@ static struct state state_at(float *base)
         .max = base, .sum = base + UNIT_ROWS, .acc = base + 2 * (int64_t)UNIT_ROWS};
 }
 
-/* Floats a thread needs, a multiple of a cache line's; fills `ret` when base is not
- * NULL. */
-static int64_t scratch_cut(struct attention_scratch *ret, float *base, int32_t head_dim)
+/* Floats of a thread's scratch, a multiple of a cache line's; fills `ret` when base is
+ * not NULL. */
+static int64_t scratch_layout(struct attention_scratch *ret, float *base, int32_t head_dim)
 {
     int64_t dim = div_ceil(head_dim, 16) * 16;
     int64_t state = UNIT_ROWS * (2 + dim);
-    int64_t key = UNIT_ROWS * PART_KEYS;
-    int64_t value = key + dim * PART_KEYS;
-    int64_t total = value + dim * PART_KEYS;
+    int64_t key = UNIT_ROWS * TILE_KEYS;
+    int64_t value = key + dim * TILE_KEYS;
+    int64_t total = value + dim * TILE_KEYS;
 
     if (base) {
         *ret = (struct attention_scratch){.score = base,
                                           .key = base + key,
                                           .value = base + value,
                                           .total = base + total,
-                                          .part = base + total + state};
+                                          .partial = base + total + state};
     }
     return total + 2 * state;
 }
 
-/* ---- one part of keys ---- */
+/* ---- one tile of keys ---- */
 
-struct part {
-    int32_t first; /* cache index of its first key, a multiple of PART_KEYS */
-    /* those of its keys that some row of the unit sees; the others are not touched */
+struct key_tile {
+    int32_t first; /* cache index of its first key, a multiple of TILE_KEYS */
+    /* keys [lo, hi) are seen by some row of the unit; the others are not read */
     int32_t lo, hi;
-    const void *key[PART_KEYS];
-    const void *value[PART_KEYS];
+    const void *key[TILE_KEYS];
+    const void *value[TILE_KEYS];
     enum dtype value_type;
 };
 
-/* Where the part's keys and values lie; the keys transposed, the values of many rows
- * converted. */
-static void load_part(const struct attention_job *j, const struct attention_unit *u,
-                      int32_t kv_head, const struct attention_scratch *s, struct part *p)
+/* Find the tile's keys and values, transpose the keys, and convert the values if the
+ * unit has many rows. */
+static void load_tile(const struct attention_job *j, const struct attention_unit *u,
+                      int32_t kv_head, const struct attention_scratch *s, struct key_tile *p)
 {
     const struct cpu_backend *c = j->c;
     const struct kv_layout *l = &c->kv;
@@ -126,7 +128,7 @@ static void load_part(const struct attention_job *j, const struct attention_unit
         p->key[i] = k;
         p->value[i] = k + l->kv_stride * bytes;
     }
-    for (int32_t i = 0; i < PART_KEYS; i++) {
+    for (int32_t i = 0; i < TILE_KEYS; i++) {
         p->key[i] = i < p->lo ? p->key[p->lo] : i >= p->hi ? p->key[p->hi - 1] : p->key[i];
     }
     c->k.transpose_keys(s->key, p->key, dim, l->dtype);
@@ -140,10 +142,10 @@ static void load_part(const struct attention_job *j, const struct attention_unit
     }
 }
 
-/* Fold a part into the state of the unit's rows, the first of which stands at cache
- * index `index`. */
-static void fold_part(const struct attention_job *j, const struct attention_unit *u,
-                      const struct attention_scratch *s, const struct part *p,
+/* Fold a tile into the state of the unit's rows; `index` is the cache index of the
+ * unit's first token. */
+static void fold_tile(const struct attention_job *j, const struct attention_unit *u,
+                      const struct attention_scratch *s, const struct key_tile *p,
                       const struct state *to, int32_t index)
 {
     const struct cpu_kernels *k = &j->c->k;
@@ -153,27 +155,28 @@ static void fold_part(const struct attention_job *j, const struct attention_unit
     float keep[UNIT_ROWS];
 
     k->scores(s->score, s->query, rows, s->key, j->att->head_dim, j->att->scale);
-    for (int32_t i = 0; i < rows * PART_KEYS && cap > 0; i++) {
+    for (int32_t i = 0; i < rows * TILE_KEYS && cap > 0; i++) {
         s->score[i] = cap * tanhf(s->score[i] / cap);
     }
     for (int32_t r = 0; r < rows; r++) {
-        int32_t at = index + r / u->n_heads - p->first; /* of the row, among the part's keys */
+        int32_t at = index + r / u->n_heads - p->first; /* of the row, in the tile */
         int32_t hi = MIN(p->hi, at + 1);
         int32_t lo = window > 0 ? MAX(p->lo, at + 1 - window) : p->lo;
-        float *score = s->score + r * PART_KEYS;
+        float *score = s->score + r * TILE_KEYS;
         keep[r] = 1;
         if (lo < hi) {
             keep[r] = k->softmax(score, lo, hi, &to->max[r], &to->sum[r]);
         } else {
-            memset(score, 0, PART_KEYS * sizeof(*score));
+            memset(score, 0, TILE_KEYS * sizeof(*score));
         }
     }
-    k->weigh(to->acc, j->att->head_dim, keep, s->score, rows, p->value, p->lo, p->hi,
-             p->value_type);
+    k->accumulate(to->acc, j->att->head_dim, keep, s->score, rows, p->value, p->lo, p->hi,
+                  p->value_type);
 }
 
 /* ---- one split, merging ---- */
 
+/* The state of the unit's rows after the keys of one split, at `base`. */
 static void run_split(const struct attention_job *j, const struct attention_unit *u,
                       int32_t kv_head, int32_t split, const struct attention_scratch *s,
                       float *base)
@@ -191,13 +194,13 @@ static void run_split(const struct attention_job *j, const struct attention_unit
         to.sum[r] = 0;
     }
     memset(to.acc, 0, (size_t)rows * (size_t)j->att->head_dim * sizeof(float));
-    struct part p;
-    for (p.first = MAX(split * SPLIT_KEYS, first_seen / PART_KEYS * PART_KEYS); p.first < end;
-         p.first += PART_KEYS) {
+    struct key_tile p;
+    for (p.first = MAX(split * SPLIT_KEYS, first_seen / TILE_KEYS * TILE_KEYS); p.first < end;
+         p.first += TILE_KEYS) {
         p.lo = MAX(first_seen - p.first, 0);
-        p.hi = MIN(end - p.first, PART_KEYS);
-        load_part(j, u, kv_head, s, &p);
-        fold_part(j, u, s, &p, &to, index);
+        p.hi = MIN(end - p.first, TILE_KEYS);
+        load_tile(j, u, kv_head, s, &p);
+        fold_tile(j, u, s, &p, &to, index);
     }
 }
 
@@ -256,29 +259,29 @@ static void unit_task(void *arg, int32_t task, int32_t thread)
 {
     const struct attention_job *j = arg;
     int32_t n_kv = j->att->n_kv_heads;
-    /* the last tokens of a prompt see the most: they go first */
+    /* the last tokens of a prompt see the most keys: start with them */
     int32_t at = j->n_units - 1 - task / n_kv;
     int32_t kv_head = task % n_kv;
     const struct attention_unit *u = &j->unit[at];
     struct attention_scratch s;
 
-    scratch_cut(&s, j->c->attention_scratch + thread * j->c->attention_scratch_floats,
-                j->att->head_dim);
+    scratch_layout(&s, j->c->attention_scratch + thread * j->c->attention_scratch_floats,
+                   j->att->head_dim);
     find_queries(j, u, kv_head, &s);
-    if (u->n_parts > 1) {
+    if (u->n_partials > 1) {
         run_split(j, u, kv_head, u->split, &s,
                   j->partial + ((int64_t)at * n_kv + kv_head) * j->state_floats);
         return;
     }
     run_split(j, u, kv_head, u->split, &s, s.total);
     for (int32_t i = 1; i < u->n_splits; i++) {
-        run_split(j, u, kv_head, u->split + i, &s, s.part);
-        merge(j, u->n_tokens * u->n_heads, s.total, s.part);
+        run_split(j, u, kv_head, u->split + i, &s, s.partial);
+        merge(j, u->n_tokens * u->n_heads, s.total, s.partial);
     }
     write_rows(j, u, kv_head, s.total);
 }
 
-/* Units whose splits were apart: the first of them adds up all. */
+/* Of units that share their rows, the first merges the partial states of all. */
 static void merge_task(void *arg, int32_t task, int32_t thread)
 {
     (void)thread;
@@ -287,11 +290,11 @@ static void merge_task(void *arg, int32_t task, int32_t thread)
     int32_t at = task / n_kv;
     int32_t kv_head = task % n_kv;
     const struct attention_unit *u = &j->unit[at];
-    if (u->n_parts == 1 || (at > 0 && u[-1].token == u->token && u[-1].head == u->head)) {
+    if (u->n_partials == 1 || (at > 0 && u[-1].token == u->token && u[-1].head == u->head)) {
         return;
     }
     float *total = j->partial + ((int64_t)at * n_kv + kv_head) * j->state_floats;
-    for (int32_t i = 1; i < u->n_parts; i++) {
+    for (int32_t i = 1; i < u->n_partials; i++) {
         merge(j, u->n_tokens * u->n_heads, total, total + (int64_t)i * n_kv * j->state_floats);
     }
     write_rows(j, u, kv_head, total);
@@ -299,8 +302,8 @@ static void merge_task(void *arg, int32_t task, int32_t thread)
 
 /* ---- the work list ---- */
 
-/* Splits of keys that the unit's tokens see: first in u->split, count in u->n_splits
- * (at least 1). */
+/* The splits that the unit's tokens see: u->split is the first, u->n_splits their
+ * number, at least 1. */
 static void count_splits(const struct attention_job *j, struct attention_unit *u)
 {
     const struct batch *b = &j->c->batch;
@@ -326,9 +329,9 @@ static int grow_units(struct cpu_backend *c, int64_t n)
     return 0;
 }
 
-/* One unit a group of rows; `apart`: one for each of its splits. Returns the number of
- * units or ERR_NOMEM. */
-static int32_t list_units(const struct attention_job *j, bool apart)
+/* List the step's units: one per group of rows or, with split_kv, one per split of it.
+ * Returns their number, or ERR_NOMEM. */
+static int32_t list_units(const struct attention_job *j, bool split_kv)
 {
     struct cpu_backend *c = j->c;
     const struct batch *b = &c->batch;
@@ -345,15 +348,15 @@ static int32_t list_units(const struct attention_job *j, bool apart)
                                            .n_tokens = MIN(tokens, b->q_start[s + 1] - t),
                                            .head = h,
                                            .n_heads = MIN(heads, group - h),
-                                           .n_parts = 1};
+                                           .n_partials = 1};
                 count_splits(j, &u);
-                int32_t parts = apart ? u.n_splits : 1;
+                int32_t parts = split_kv ? u.n_splits : 1;
                 if (grow_units(c, n + parts) < 0) {
                     return ERR_NOMEM;
                 }
                 for (int32_t i = 0; i < parts; i++) {
                     c->attention_unit[n] = u;
-                    c->attention_unit[n].n_parts = parts;
+                    c->attention_unit[n].n_partials = parts;
                     c->attention_unit[n++].split += i;
                 }
             }
@@ -364,7 +367,7 @@ static int32_t list_units(const struct attention_job *j, bool apart)
 
 static int prepare(struct cpu_backend *c, int32_t head_dim)
 {
-    int64_t need = scratch_cut(NULL, NULL, head_dim);
+    int64_t need = scratch_layout(NULL, NULL, head_dim);
 
     if (need <= c->attention_scratch_floats) {
         return 0;
@@ -397,13 +400,13 @@ void cpu_attention_tiled(struct cpu_backend *c, struct mat out, struct mat qkv,
     int rc = prepare(c, a->head_dim);
 
     j.n_units = rc < 0 ? rc : list_units(&j, false);
-    bool apart =
+    bool split_kv =
         j.n_units > 0 && j.n_units * a->n_kv_heads < TASKS_PER_THREAD * cpu_pool_threads(c->pool);
-    if (apart) {
+    if (split_kv) {
         int32_t whole = j.n_units;
         j.n_units = list_units(&j, true);
         rc = j.n_units < 0 ? j.n_units : prepare_partial(&j);
-        apart = j.n_units > whole;
+        split_kv = j.n_units > whole;
     }
     if (rc < 0 || j.n_units < 0) {
         cpu_fail(c, ERR_NOMEM, "out of memory for attention");
@@ -411,7 +414,7 @@ void cpu_attention_tiled(struct cpu_backend *c, struct mat out, struct mat qkv,
     }
     j.unit = c->attention_unit;
     cpu_pool_run(c->pool, j.n_units * a->n_kv_heads, unit_task, &j);
-    if (apart) {
+    if (split_kv) {
         cpu_pool_run(c->pool, j.n_units * a->n_kv_heads, merge_task, &j);
     }
 }

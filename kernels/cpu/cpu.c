@@ -1,4 +1,4 @@
-/* Opening and closing the CPU backend. */
+/* Opening and closing the CPU backend, and its table of operations. */
 #include "kernels/cpu/cpu.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@ static void cpu_free(struct backend *b)
 {
     struct cpu_backend *c = cpu_of(b);
 
-    cpu_hugepages_free(c->settle);
+    cpu_hugepages_free(c->hugepages);
     cpu_pool_free(c->pool);
     cpu_steps_release(c);
     cpu_memory_release(c);
@@ -56,7 +56,7 @@ void cpu_fail(struct cpu_backend *c, int rc, const char *what)
 {
     if (c->failed.code == 0) {
         err_set(&c->failed, rc, "cpu: %s", what);
-        if (c->config.comm) { /* the others wait for this rank's part */
+        if (c->config.comm) { /* the other ranks are waiting for this one */
             c->config.comm->ops->abort(c->config.comm, what);
         }
         if (c->config.pipeline) {
@@ -93,14 +93,14 @@ int cpu_backend_open(struct backend **ret, int abi, const struct backend_config 
     if (!c) {
         return err_nomem(e, "the cpu backend");
     }
-    /* act_dtype_of: all DTYPE_F32, which is 0 */
+    /* act_dtype_of is DTYPE_F32, which is 0, for all */
     c->base = (struct backend){.ops = &cpu_ops, .name = "cpu"};
     c->config = *config;
     enum cpu_isa isa;
     rc = cpu_isa_detect(&isa, e);
     if (rc == 0) {
         cpu_kernels_for(&c->k, isa);
-        rc = cpu_pool_new_share(&c->pool, config->threads, config->share, config->local_world_size,
+        rc = cpu_pool_new_local(&c->pool, config->threads, config->share, config->local_world_size,
                                 e);
     }
     if (rc == 0) {

@@ -1,22 +1,21 @@
-/* The CPU backend's inside: its state, and which file holds which operation.
+/* Private to the CPU backend: its state, and which file holds which operation.
  *
  *     cpu.c        open, free, the table of operations
  *     memory.c     arena, weights, scratch, the cache
- *     hugepages.c     weights read in their mapped file
+ *     hugepages.c  moves weights that are read from their mapped file into 2 MiB pages
  *     step.c       the batch's copy, block tables, block copies, results
  *     ops.c        embed, norm, add, activation, gather
  *     rope.c       rotation and cache write
  *     linear.c     products with weights, as plain loops; linear_tiled.c by tiles,
- *                  linear_stream.c of one tile, linear_panels.c of many
- *     attention.c  over the block table, as plain loops; attention_tiled.c by parts
- *     kernels.c    the inner loops, plain; rows_*.c, tile_*.c, attention_*.c by
- *                  instruction set
- *     ranks.c      sums and exchanges with other ranks
- *     stages.c     what goes from stage to stage of a pipeline
- *     sample.c     sampling, the specification of all backends; select.c its threshold
- *                  selection
+ *                  linear_stream.c for a single tile of x, linear_panels.c for many
+ *     attention.c  over the block table, as plain loops; attention_tiled.c by tiles
+ *     ranks.c      collectives of tensor parallelism
+ *     stages.c     activations between pipeline stages
+ *     sample.c     sampling, the specification of all backends; select.c its selection
+ *                  by threshold
  *     pool.c       threads
- *     isa.c        choice of instruction set
+ *     simd/        the inner loops: kernels.c plain, rows_*.c, tile_*.c, panel_*.c and
+ *                  attention_*.c by instruction set; isa.c chooses
  *
  * Activations are float32 whatever the weights are; the cache has its layout's type.
  */
@@ -29,83 +28,84 @@
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/simd/kernels.h"
 
-/* Memory that lives as long as the backend, cut from large regions of 2 MiB pages. */
+/* A bump allocator's region of 2 MiB pages, which lives as long as the backend. */
 struct cpu_region {
-    struct cpu_region *next;
-    char *base;
-    size_t n_bytes, used_bytes;
+    struct cpu_region *next;    /* of the list; the head has the most memory left */
+    char *base;                 /* multiple of CPU_HUGE_BYTES */
+    size_t n_bytes, used_bytes; /* used_bytes is a multiple of 64 */
 };
 
-/* A weight that linear reads; mat.priv of it. */
+/* mat.priv of every weight. */
 struct cpu_weight {
-    struct mat m;
-    struct cpu_weight *next; /* read after it the last time; NULL: not known yet */
+    struct mat m;            /* the weight itself */
+    struct cpu_weight *next; /* the weight that was read after it last time; NULL: unknown */
 };
 
-/* Results of one step; a ring of them, because two steps may be in flight and answers
- * outlive the next wait. */
+/* Results of one step, as struct results of batch.h, in a ring: two steps may be in
+ * flight, and results outlive the next wait. */
 enum { CPU_RESULTS = 4 };
 struct cpu_results {
-    uint64_t step;
-    int32_t n_samples;
-    int32_t top_stride;
-    int64_t device_us;
+    uint64_t step;      /* of the batch */
+    int32_t n_samples;  /* of the batch */
+    int32_t top_stride; /* columns of top_token and top_logprob */
+    int64_t device_us;  /* between step_begin and step_end */
     int32_t *token;     /* [max_samples] */
     float *logprob;     /* [max_samples] */
-    int32_t *top_token; /* [n_samples, top_stride], top_cap entries */
-    float *top_logprob;
-    int64_t top_cap;
+    int32_t *top_token; /* [n_samples, top_stride] */
+    float *top_logprob; /* [n_samples, top_stride] */
+    int64_t top_cap;    /* elements allocated of top_token and of top_logprob */
 };
 
 struct cpu_backend {
-    struct backend base;
-    struct backend_config config;
-    struct cpu_kernels k;
-    struct cpu_pool *pool;
-    struct cpu_region *region;
-    struct cpu_hugepages *settle; /* of weights read in their file; NULL: there are none */
-    uint64_t n_dummies;           /* dummy weights made so far: each gets other numbers */
+    struct backend base;             /* what the runner sees */
+    struct backend_config config;    /* as given to cpu_backend_open */
+    struct cpu_kernels k;            /* inner loops for this machine */
+    struct cpu_pool *pool;           /* threads; the caller is one of them */
+    struct cpu_region *region;       /* list of all; allocations come from its head */
+    struct cpu_hugepages *hugepages; /* of weights read in their file; NULL: none */
+    uint64_t n_dummies;              /* dummy weights made so far, the salt of their values */
 
+    /* The cache; kv_data is NULL before kv_create. */
     struct kv_layout kv;
-    int32_t n_blocks, n_host_blocks;
-    char *kv_data, *kv_host;
-    int32_t *
-        /* [n_blocks + n_host_blocks, block_size] token ids of the device's blocks, then
-         * of the host's */
-        slot_token;
+    int32_t n_blocks, n_host_blocks; /* of kv_data, of kv_host */
+    char *kv_data, *kv_host;         /* blocks that attention reads; blocks swapped out */
+    /* [n_blocks + n_host_blocks, block_size] ids of the tokens in kv_data's blocks,
+     * then in kv_host's */
+    int32_t *slot_token;
     int32_t *table; /* [max_seqs, max_blocks_per_seq] block ids */
 
-    char *packed; /* activations packed for linear's tiles; grows to the largest seen */
-    size_t packed_bytes;
-    float *panel; /* [threads] panels of weights, of linear_panels.c; grows alike */
-    int64_t panel_floats;
-    struct cpu_weight *last_weight; /* read last by a product of few rows */
+    /* Scratch of linear; grows to the largest seen. */
+    char *packed;                   /* x packed for tiles, or for panels */
+    size_t packed_bytes;            /* allocated */
+    float *panel;                   /* [threads] panels of weights of linear_panels.c */
+    int64_t panel_floats;           /* allocated, of all threads */
+    struct cpu_weight *last_weight; /* read last by linear_stream.c; NULL: none yet */
 
-    /* Scratch of the threads. */
+    /* Scratch of the other operations. */
     float *attention_scratch; /* [threads, attention_scratch_floats] */
     int64_t attention_scratch_floats;
-    struct attention_unit *attention_unit; /* work list of attention_tiled.c */
+    struct attention_unit *attention_unit; /* [attention_unit_cap] work list, attention_tiled.c */
     int64_t attention_unit_cap;
-    float *attention_partial;
+    float *attention_partial; /* [attention_partial_floats] results of KV splits, to be merged */
     int64_t attention_partial_floats;
-    float *scores; /* [threads, scores_cap] attention weights of one query head */
-    int64_t scores_cap;
+    float *scores;          /* [threads, scores_cap] of one query head, attention.c */
+    int64_t scores_cap;     /* tokens of the longest sequence */
     float *sample_logits;   /* [threads, sample_vocab] processed logits */
     uint32_t *sample_count; /* [threads, sample_vocab] occurrences by token, 0 between rows */
     struct cpu_survivor *survivor; /* [threads, sample_vocab] */
-    int32_t sample_vocab;
+    int32_t sample_vocab;          /* widest vocabulary seen; 0: scratch not allocated yet */
 
     /* The step under way. */
-    struct batch batch; /* arrays in `arena` */
-    char *arena;
-    size_t arena_bytes;
-    bool in_step;
-    int64_t step_start_us;
+    struct batch batch;    /* arrays in `arena` */
+    char *arena;           /* grows to the largest step seen */
+    size_t arena_bytes;    /* allocated */
+    bool in_step;          /* between step_begin and step_end */
+    int64_t step_start_us; /* when step_begin was called */
     struct cpu_results results[CPU_RESULTS];
-    /* parts of steps; results of part i are results[i % CPU_RESULTS] */
+    /* batches begun and waited for; those of number i use results[i % CPU_RESULTS] */
     uint64_t n_begun, n_waited;
-    struct stage_tokens tokens; /* of the step before */
-    struct err failed;          /* sticky; code 0: none */
+    struct stage_tokens tokens; /* sampled in this step and in the one before */
+    struct err failed;          /* first failure, sticky; code 0: none */
 };
 
 static inline struct cpu_backend *cpu_of(struct backend *b)
@@ -113,16 +113,16 @@ static inline struct cpu_backend *cpu_of(struct backend *b)
     return CONTAINER_OF(b, struct cpu_backend, base);
 }
 
-/* Remember the first error of an operation; step_end reports it. */
+/* Record the first failure of an operation, and abort the other ranks' calls; step_end
+ * reports it. */
 void cpu_fail(struct cpu_backend *c, int code, const char *what);
 
 #define CPU_HUGE_BYTES ((size_t)2 << 20)
 
-/* memory.c: fresh memory of large pages, n_bytes a multiple of CPU_HUGE_BYTES and so is
- * the address; munmap frees it. NULL: none. */
+/* memory.c: zeroed memory of huge pages, n_bytes and the address multiples of
+ * CPU_HUGE_BYTES; munmap frees it. NULL: out of memory. */
 char *cpu_map_huge(size_t n_bytes);
-/* Zeroed (fresh pages), aligned to 64 bytes, freed with the backend. NULL: no
- * memory. */
+/* Zeroed, aligned to 64 bytes, freed with the backend. NULL: out of memory. */
 void *cpu_alloc(struct cpu_backend *c, size_t n_bytes);
 void cpu_memory_release(struct cpu_backend *c);
 int cpu_memory(struct backend *b, struct backend_memory *ret, struct err *e);
@@ -134,16 +134,17 @@ int cpu_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks
 int cpu_download(struct backend *b, struct mat m, float *out, struct err *e);
 int cpu_upload(struct backend *b, struct mat m, const float *in, struct err *e);
 
-/* hugepages.c: whether a weight's rows, `stride` elements apart, may be read where its
- * pieces lie. */
+/* hugepages.c: whether a weight of rows `stride` elements apart can be read in its
+ * mapped file. */
 bool cpu_reads_in_place(const struct weight_desc *d, int64_t stride);
-/* The weight is read at `data`: move it into large pages once cpu_hugepages_start was
- * called. */
-int cpu_hugepages_later(struct cpu_backend *c, const void *data, int64_t n_bytes, struct err *e);
-/* Memory that the move will take yet. */
-int64_t cpu_hugepages_waiting_bytes(const struct cpu_backend *c);
+/* Register a weight that is read in its file at `data`, for the thread that
+ * cpu_hugepages_start starts. */
+int cpu_hugepages_add(struct cpu_backend *c, const void *data, int64_t n_bytes, struct err *e);
+/* Memory that the move will still take. */
+int64_t cpu_hugepages_pending_bytes(const struct cpu_backend *c);
+/* Start moving the registered weights into huge pages, on a thread of its own. */
 int cpu_hugepages_start(struct cpu_backend *c, struct err *e);
-/* Ends the move where it is. Takes NULL. */
+/* Stop the move, whose weights may be moved in part. Takes NULL. */
 void cpu_hugepages_free(struct cpu_hugepages *s);
 
 /* step.c */
@@ -152,14 +153,14 @@ void cpu_steps_release(struct cpu_backend *c);
 int cpu_step_begin(struct backend *b, const struct batch *batch, struct err *e);
 int cpu_step_end(struct backend *b, struct err *e);
 int cpu_step_wait(struct backend *b, struct results *ret, struct err *e);
-/* Results being written. */
+/* Where the step under way writes its results. */
 struct cpu_results *cpu_results_now(struct cpu_backend *c);
-/* The id of token i of the step; a token that could not be drawn (NaN) counts as 0. */
+/* The id of token i of the step; one that could not be sampled counts as 0. */
 int32_t cpu_input_token(const struct cpu_backend *c, int32_t i);
 
-/* operations */
+/* ops.c, linear.c, rope.c, attention.c, sample.c: operations of backend_ops */
 void cpu_embed(struct backend *b, struct mat out, struct mat table, float scale);
-/* Rows of out with a token of [first, first + table.rows), zeros in the others. */
+/* embed for the ids [first, first + table.rows); rows of other ids become 0. */
 void cpu_embed_range(struct cpu_backend *c, struct mat out, struct mat table, int32_t first,
                      float scale);
 void cpu_embed_position(struct backend *b, struct mat x, struct mat table, int32_t offset);
@@ -171,38 +172,39 @@ void cpu_linear(struct backend *b, struct mat out, struct mat x, struct mat w,
 void cpu_rope_kv(struct backend *b, struct mat qkv, const struct rope *r,
                  const struct attention *a);
 void cpu_attention(struct backend *b, struct mat out, struct mat qkv, const struct attention *a);
-void cpu_linear_gated(struct backend *b, struct mat out, struct mat room, struct mat x,
+void cpu_linear_gated(struct backend *b, struct mat out, struct mat workspace, struct mat x,
                       struct mat w, struct mat bias, enum activation act);
 void cpu_soft_cap(struct backend *b, struct mat x, float cap);
 void cpu_add(struct backend *b, struct mat x, struct mat y, bool partial);
 void cpu_gather(struct backend *b, struct mat out, struct mat x, int32_t first);
 void cpu_sample(struct backend *b, struct mat logits, int32_t first);
 
-/* ranks.c: with one rank they do nothing. */
+/* ranks.c: with one rank these communicate nothing. */
 void cpu_all_reduce(struct backend *b, struct mat x);
 void cpu_embed_part(struct backend *b, struct mat out, struct mat table, int32_t first,
                     float scale);
 void cpu_gather_logits(struct backend *b, struct mat logits, struct mat part);
-/* Whether this rank draws tokens. */
-bool cpu_draws(const struct cpu_backend *c);
-/* The drawing rank's tokens of sampling rows [first, end) to all. */
-void cpu_share_tokens(struct cpu_backend *c, int32_t first, int32_t end);
+/* Whether this rank samples: rank 0 does. */
+bool cpu_samples_tokens(const struct cpu_backend *c);
+/* Rank 0's tokens of sampling rows [first, end) to all ranks. */
+void cpu_broadcast_tokens(struct cpu_backend *c, int32_t first, int32_t end);
 
-/* stages.c: with one stage they do nothing. */
+/* stages.c: with one stage these do nothing. */
 void cpu_stage_receive(struct backend *b, struct mat x);
 void cpu_stage_send(struct backend *b, struct mat x);
 
-/* The same two by tiles; needs c->k.dots. */
+/* linear_tiled.c: linear by tiles. Needs c->k.linear. */
 void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
                       const struct epilogue *ep);
-/* For x of many rows; needs c->k.panels. */
+/* linear_panels.c: linear for many rows of x. Needs c->k.panels. */
 void cpu_linear_panels(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
                        const struct epilogue *ep);
-/* c->packed holds n_bytes. 0 or ERR_NOMEM. */
-int cpu_packed_room(struct cpu_backend *c, int64_t n_bytes);
-/* For x of at most TILE_ROWS rows, packed at c->packed. */
+/* linear_tiled.c: make c->packed hold n_bytes. 0 or ERR_NOMEM. */
+int cpu_reserve_packed(struct cpu_backend *c, int64_t n_bytes);
+/* linear_stream.c: linear for at most TILE_ROWS rows of x, packed at c->packed. */
 void cpu_linear_stream(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
                        const struct epilogue *ep);
+/* attention_tiled.c: attention by tiles. Needs c->k.scores and its fellows. */
 void cpu_attention_tiled(struct cpu_backend *c, struct mat out, struct mat qkv,
                          const struct attention *a);
 

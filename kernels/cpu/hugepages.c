@@ -1,16 +1,17 @@
-/* Weights are read where their file is mapped, so that a server is ready before they
- * are copied; then a thread of its own moves them into 2 MiB pages while steps run.
+/* Large weights are read in their mapped file, so that a server is ready without
+ * copying them; a background thread then moves them into 2 MiB pages while steps run.
  *
- * Pages of a mapped file are 4 KiB, and streaming through them costs a decode step up
- * to a quarter in TLB misses. So whole 2 MiB of a weight at a time are copied aside and
- * the copy is put in the file's place (mremap): the addresses stay, a step that reads
- * them meanwhile finds the same values before and after, or waits in the page fault for
- * the two to be exchanged. What lies between two weights of one file goes along, so
- * that little but the file's ends stays as it is. Weights of less than LARGE_BYTES are
- * copied at once instead (memory.c): a model of such ones is small.
+ * A mapped file has pages of 4 KiB, and a decode step that streams through them loses
+ * much time in TLB misses. The thread copies the weights, a multiple of 2 MiB at a
+ * time, into huge pages and puts the copy in the place of the file's pages (mremap).
+ * Addresses do not change: a step that reads meanwhile finds the same values before and
+ * after, or waits in the page fault for the exchange. Small gaps between two weights of
+ * one file are moved with them, so that only the ends of the file are left in small
+ * pages.
  *
- * On machines with several memory nodes nothing is read in place: there the threads
- * that read a row copy it, each near itself.
+ * Weights of less than LARGE_BYTES are copied at load (memory.c). On machines with
+ * several NUMA nodes nothing is read in place: there the threads that will read a row
+ * copy it at load, each into memory near itself.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -24,13 +25,13 @@
 #include "config/base/log.h"
 #include "kernels/cpu/cpu.h"
 
-#define CHUNK_BYTES ((size_t)32 << 20) /* put in place at once */
-#define LARGE_BYTES ((int64_t)512 << 10)
-#define GAP_BYTES ((int64_t)1 << 20) /* of what is not read in place, between two that are */
+#define CHUNK_BYTES ((size_t)32 << 20)   /* moved at a time */
+#define LARGE_BYTES ((int64_t)512 << 10) /* the smallest weight that is read in place */
+#define GAP_BYTES ((int64_t)1 << 20)     /* the largest gap that is moved with its neighbours */
 
-enum { NICE = 10 }; /* steps go first, but it takes turns with threads that never rest */
+enum { NICE = 10 }; /* below the threads of a step, which spin */
 
-/* Weights of one mapping that touch, or nearly so, are one span. */
+/* A range of weights in one mapping, with the gaps between them. */
 struct span {
     char *at;
     size_t n_bytes;
@@ -39,10 +40,10 @@ struct span {
 struct cpu_hugepages {
     struct span *span; /* [n] */
     int32_t n, cap;
-    _Atomic int64_t waiting_bytes; /* to be moved yet */
-    pthread_t thread;
+    _Atomic int64_t pending_bytes; /* still to be moved */
+    pthread_t thread;              /* valid when started */
     bool started;
-    _Atomic bool stop;
+    _Atomic bool stop; /* set to end the thread early */
 };
 
 static bool one_memory_node(void)
@@ -84,12 +85,12 @@ bool cpu_reads_in_place(const struct weight_desc *d, int64_t stride)
     return one_memory_node();
 }
 
-int cpu_hugepages_later(struct cpu_backend *c, const void *data, int64_t n_bytes, struct err *e)
+int cpu_hugepages_add(struct cpu_backend *c, const void *data, int64_t n_bytes, struct err *e)
 {
-    struct cpu_hugepages *s = c->settle;
+    struct cpu_hugepages *s = c->hugepages;
 
     if (!s) {
-        s = c->settle = calloc(1, sizeof(*s));
+        s = c->hugepages = calloc(1, sizeof(*s));
     }
     if (s && s->n == s->cap) {
         int32_t cap = MAX(2 * s->cap, 64);
@@ -104,13 +105,13 @@ int cpu_hugepages_later(struct cpu_backend *c, const void *data, int64_t n_bytes
         return err_nomem(e, "list of weights");
     }
     s->span[s->n++] = (struct span){.at = (char *)(uintptr_t)data, .n_bytes = (size_t)n_bytes};
-    s->waiting_bytes += n_bytes;
+    s->pending_bytes += n_bytes;
     return 0;
 }
 
-int64_t cpu_hugepages_waiting_bytes(const struct cpu_backend *c)
+int64_t cpu_hugepages_pending_bytes(const struct cpu_backend *c)
 {
-    return c->settle ? c->settle->waiting_bytes : 0;
+    return c->hugepages ? c->hugepages->pending_bytes : 0;
 }
 
 /* ---- the move ---- */
@@ -123,7 +124,7 @@ static int by_address(const void *a, const void *b)
     return x->at < y->at ? -1 : x->at > y->at;
 }
 
-/* Whether [from, to) lies in one mapping of a file that nobody writes: only such bytes
+/* Whether [from, to) lies in one private read-only mapping of a file: only such bytes
  * may be exchanged for a copy. */
 static bool in_one_file(const char *from, const char *to)
 {
@@ -143,8 +144,8 @@ static bool in_one_file(const char *from, const char *to)
     return found;
 }
 
-/* Sorted, and neighbours joined: rows of one weight may end in the 2 MiB where the next
- * begins. */
+/* Sort the spans and join neighbours, because one weight may end in the 2 MiB in which
+ * the next begins. */
 static void join_spans(struct cpu_hugepages *s)
 {
     int32_t n = 0;
@@ -156,7 +157,7 @@ static void join_spans(struct cpu_hugepages *s)
         int64_t gap = s->span[i].at - end;
         if (last && (gap == 0 || (gap <= GAP_BYTES && in_one_file(end, s->span[i].at)))) {
             last->n_bytes += (size_t)gap + s->span[i].n_bytes;
-            s->waiting_bytes += gap;
+            s->pending_bytes += gap;
         } else {
             s->span[n++] = s->span[i];
         }
@@ -164,8 +165,8 @@ static void join_spans(struct cpu_hugepages *s)
     s->n = n;
 }
 
-/* Put 2 MiB pages of the same contents in the place of [at, at + n_bytes), whole
- * ones. */
+/* Put huge pages of the same contents in the place of [at, at + n_bytes), both
+ * multiples of CPU_HUGE_BYTES. */
 static bool move_chunk(struct cpu_hugepages *s, char *at, size_t n_bytes)
 {
     char *copy = cpu_map_huge(n_bytes);
@@ -196,7 +197,7 @@ static bool move_span(struct cpu_hugepages *s, const struct span *span)
         if (!move_chunk(s, at, n)) {
             return false;
         }
-        s->waiting_bytes -= (int64_t)n;
+        s->pending_bytes -= (int64_t)n;
         at += n;
     }
     return true;
@@ -207,13 +208,13 @@ static void *hugepages_main(void *arg)
     struct cpu_hugepages *s = arg;
     bool ok = true;
 
-    pthread_setname_np(pthread_self(), "quire-settle");
+    pthread_setname_np(pthread_self(), "quire-hugepages");
     setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
     join_spans(s);
     for (int32_t i = 0; i < s->n && ok; i++) {
         ok = move_span(s, &s->span[i]);
     }
-    s->waiting_bytes = 0;
+    s->pending_bytes = 0;
     if (ok) {
         log_event(LOG_DEBUG, "weights moved into large pages");
     } else if (!s->stop) {
@@ -225,13 +226,13 @@ static void *hugepages_main(void *arg)
 
 int cpu_hugepages_start(struct cpu_backend *c, struct err *e)
 {
-    struct cpu_hugepages *s = c->settle;
+    struct cpu_hugepages *s = c->hugepages;
 
     if (!s || s->started) {
         return 0;
     }
     if (!huge_pages()) {
-        s->waiting_bytes = 0;
+        s->pending_bytes = 0;
         return 0;
     }
     if (pthread_create(&s->thread, NULL, hugepages_main, s) != 0) {

@@ -1,5 +1,5 @@
-/* The specification of linear: out = epilogue(x W^T), float32 accumulation over the
- * input; by tiles where the table has them. */
+/* The specification of linear: out = epilogue(x W^T), accumulated in float32 along the
+ * input. Where the instruction set has tiles, linear_tiled.c takes over. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/convert.h"
 
@@ -27,10 +27,10 @@ static void linear_task(void *arg, int32_t task, int32_t thread)
                     x[i] * dtype_load(j->w.data, j->w.dtype, (first + col) * j->w.stride + i);
             }
         }
-        j->c->k.finish(mat_row(j->out, r) + first, sum, bias != NULL ? bias + first : NULL,
-                       j->ep->residual.data != NULL ? mat_row_const(j->ep->residual, r) + first
-                                                    : NULL,
-                       n, j->ep->act);
+        j->c->k.epilogue(mat_row(j->out, r) + first, sum, bias != NULL ? bias + first : NULL,
+                         j->ep->residual.data != NULL ? mat_row_const(j->ep->residual, r) + first
+                                                      : NULL,
+                         n, j->ep->act);
     }
 }
 

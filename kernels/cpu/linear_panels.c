@@ -1,11 +1,12 @@
-/* linear for many rows of x, by panels: PANEL_ROWS rows of w become float32 in the
- * order the inner loop reads them, stay in the second-level cache, and meet every tile
- * of x. The rows after them are fetched meanwhile. A task is one panel, or a part of
- * its tiles where panels are few.
+/* linear for many rows of x, by panels: PANEL_ROWS rows of w are converted to float32
+ * in the order in which the inner loop reads them, and stay in the second-level cache
+ * while they are multiplied with every tile of x. The next panel's rows are prefetched
+ * meanwhile. A task is one panel with all tiles, or with a range of them where panels
+ * are few.
  *
- * More columns than k_block are taken block by block through all of w, so that the
- * block of packed x, which every panel reads, is small enough for the last-level cache;
- * sums of the blocks so far wait in out.
+ * Of more columns than k_block, one block at a time is taken through all of w, so that
+ * the block of packed x, which every panel reads, fits into the last-level cache. The
+ * sums of the blocks so far are kept in out.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -15,9 +16,9 @@
 
 enum {
     LINE_BYTES = 64,
-    TASKS_PER_SHARE = 8,
-    PART_TILES = 16,
-    GROUP_ROWS = PANEL_TILES * TILE_ROWS
+    TASKS_PER_THREAD = 8,                /* at least, where the tiles allow */
+    TASK_TILES = 16,                     /* of x in a task, at least */
+    GROUP_ROWS = PANEL_TILES * TILE_ROWS /* of x in one call of dots */
 };
 
 struct panel_job {
@@ -26,11 +27,11 @@ struct panel_job {
     const struct epilogue *ep;
     int32_t padded;            /* columns, a multiple of TILE_CHUNK */
     int32_t first_col, n_cols; /* of the block under way */
-    int32_t n_tiles;
-    int32_t share_panels; /* of w, of a thread */
-    int32_t n_parts;
-    int32_t part_tiles; /* of x in a task */
-    int64_t panel_floats;
+    int32_t n_tiles;           /* of x */
+    int32_t thread_panels;     /* panels of w per thread */
+    int32_t n_ranges;          /* ranges of tiles, one per task of a panel */
+    int32_t task_tiles;        /* of a range */
+    int64_t panel_floats;      /* of one thread's panel */
 };
 
 static void pack_tile(void *arg, int32_t tile, int32_t thread)
@@ -46,8 +47,8 @@ static void pack_tile(void *arg, int32_t tile, int32_t thread)
                           MIN(j->n_cols, j->x.cols - j->first_col), j->n_cols, j->w.dtype);
 }
 
-/* The block's columns of PANEL_ROWS rows from `first` on; the last panel is filled up
- * with its last row. */
+/* Pack the block's columns of PANEL_ROWS rows from `first` on. The last panel is filled
+ * up with copies of w's last row. */
 static void pack_panel(const struct panel_job *j, int32_t first, float *panel)
 {
     const void *row[PANEL_ROWS];
@@ -59,24 +60,24 @@ static void pack_panel(const struct panel_job *j, int32_t first, float *panel)
     j->c->k.panels.pack_rows(panel, row, j->first_col, j->n_cols, j->w.dtype);
 }
 
-/* What the next panel is made of, spread over this one's tiles. */
-static struct line_walk next_panel(const struct panel_job *j, int32_t first, int32_t n_tiles)
+/* The stored rows of the next panel, to be prefetched over this panel's tiles. */
+static struct line_prefetch next_panel(const struct panel_job *j, int32_t first, int32_t n_tiles)
 {
     int32_t rows = MAX(MIN(PANEL_ROWS, j->w.rows - first - PANEL_ROWS), 0);
     int64_t bytes = dtype_bytes(j->w.dtype);
     int32_t row_lines = (int32_t)div_ceil(j->n_cols * bytes, LINE_BYTES);
     int64_t at = (int64_t)(first + PANEL_ROWS) * j->w.stride + j->first_col;
 
-    return (struct line_walk){.at = (const char *)j->w.data + at * bytes,
-                              .left = rows * row_lines,
-                              .a_tile = (int32_t)div_ceil((int64_t)rows * row_lines, n_tiles),
-                              .row_lines = row_lines,
-                              .skip = j->w.stride * bytes - (int64_t)row_lines * LINE_BYTES};
+    return (struct line_prefetch){.at = (const char *)j->w.data + at * bytes,
+                                  .left = rows * row_lines,
+                                  .per_tile = (int32_t)div_ceil((int64_t)rows * row_lines, n_tiles),
+                                  .row_lines = row_lines,
+                                  .skip = j->w.stride * bytes - (int64_t)row_lines * LINE_BYTES};
 }
 
-/* Places in out are asked for while they are computed: each lies a row apart, and would
- * be waited for. */
-static void fetch_places(const struct panel_job *j, int32_t first, int32_t n, int32_t from,
+/* Prefetch the elements of out that are about to be computed: they lie a row apart, so
+ * that stores to them would miss. */
+static void prefetch_out(const struct panel_job *j, int32_t first, int32_t n, int32_t from,
                          int32_t end)
 {
     for (int32_t r = from; r < end; r++) {
@@ -86,10 +87,10 @@ static void fetch_places(const struct panel_job *j, int32_t first, int32_t n, in
     }
 }
 
-/* Sums of rows [from, end) of x with n rows of w: added to those of the blocks before,
- * after the last through the epilogue. */
-static void finish_rows(const struct panel_job *j, int32_t first, int32_t n, int32_t from,
-                        int32_t end, float *sum)
+/* Store the sums of rows [from, end) of x with n rows of w: added to those of the
+ * blocks before and, with the last block, through the epilogue. */
+static void store_rows(const struct panel_job *j, int32_t first, int32_t n, int32_t from,
+                       int32_t end, float *sum)
 {
     const struct cpu_kernels *k = &j->c->k;
     const struct epilogue none = {0};
@@ -101,9 +102,9 @@ static void finish_rows(const struct panel_job *j, int32_t first, int32_t n, int
         if (j->first_col > 0) {
             k->add(sum, out, n);
         }
-        k->finish(out, sum, bias != NULL ? bias + first : NULL,
-                  ep->residual.data != NULL ? mat_row_const(ep->residual, r) + first : NULL, n,
-                  ep->act);
+        k->epilogue(out, sum, bias != NULL ? bias + first : NULL,
+                    ep->residual.data != NULL ? mat_row_const(ep->residual, r) + first : NULL, n,
+                    ep->act);
     }
 }
 
@@ -113,29 +114,29 @@ static void panel_task(void *arg, int32_t task, int32_t thread)
     const float *x = (const float *)(const void *)j->c->packed;
     _Alignas(LINE_BYTES) float sum[GROUP_ROWS * PANEL_ROWS];
     float *panel = j->c->panel + thread * j->panel_floats;
-    int32_t share = task / (j->share_panels * j->n_parts);
-    int32_t first = (share * j->share_panels + task % j->share_panels) * PANEL_ROWS;
+    int32_t range = task / (j->thread_panels * j->n_ranges); /* the thread it is meant for */
+    int32_t first = (range * j->thread_panels + task % j->thread_panels) * PANEL_ROWS;
     int32_t n = MIN(PANEL_ROWS, j->w.rows - first);
-    int32_t from = task / j->share_panels % j->n_parts * j->part_tiles;
-    int32_t end = MIN(from + j->part_tiles, j->n_tiles);
+    int32_t from = task / j->thread_panels % j->n_ranges * j->task_tiles;
+    int32_t end = MIN(from + j->task_tiles, j->n_tiles);
 
     if (n <= 0 || from >= end) {
         return;
     }
-    struct line_walk ahead = next_panel(j, first, end - from);
+    struct line_prefetch ahead = next_panel(j, first, end - from);
     pack_panel(j, first, panel);
     for (int32_t tile = from; tile < end; tile += PANEL_TILES) {
         int32_t count = MIN(PANEL_TILES, end - tile);
         int32_t row = tile * TILE_ROWS;
         int32_t end_row = MIN(row + count * TILE_ROWS, j->x.rows);
-        fetch_places(j, first, n, row, end_row);
+        prefetch_out(j, first, n, row, end_row);
         j->c->k.panels.dots(sum, panel, x, tile, count, j->n_tiles, j->n_cols, &ahead);
-        finish_rows(j, first, n, row, end_row, sum);
+        store_rows(j, first, n, row, end_row, sum);
     }
 }
 
-/* Room for packed x and the threads' panels; both grow to the largest seen. */
-static int make_room(struct panel_job *j)
+/* Allocate packed x and the threads' panels; both grow to the largest seen. */
+static int reserve(struct panel_job *j)
 {
     struct cpu_backend *c = j->c;
     int64_t n_cols = MIN(j->padded, c->k.panels.k_block);
@@ -148,7 +149,7 @@ static int make_room(struct panel_job *j)
         c->panel_floats = c->panel ? need : 0;
     }
     int64_t packed = n_cols * TILE_ROWS * j->n_tiles + PANEL_SLACK;
-    return c->panel ? cpu_packed_room(c, packed * (int64_t)sizeof(float)) : ERR_NOMEM;
+    return c->panel ? cpu_reserve_packed(c, packed * (int64_t)sizeof(float)) : ERR_NOMEM;
 }
 
 /* A copy of the residual where it lies in out, which blocks before the last overwrite;
@@ -181,18 +182,18 @@ void cpu_linear_panels(struct cpu_backend *c, struct mat out, struct mat x, stru
 
     j.padded = (int32_t)(div_ceil(x.cols, TILE_CHUNK) * TILE_CHUNK);
     j.n_tiles = (int32_t)div_ceil(x.rows, TILE_ROWS);
-    j.share_panels = (int32_t)div_ceil(div_ceil(w.rows, PANEL_ROWS), cpu_pool_threads(c->pool));
-    j.n_parts =
-        (int32_t)MIN(div_ceil(TASKS_PER_SHARE, j.share_panels), MAX(j.n_tiles / PART_TILES, 1));
-    j.part_tiles = (int32_t)div_ceil(j.n_tiles, j.n_parts);
-    if (make_room(&j) < 0 || copy_residual(&j, &mine, &residual) < 0) {
+    j.thread_panels = (int32_t)div_ceil(div_ceil(w.rows, PANEL_ROWS), cpu_pool_threads(c->pool));
+    j.n_ranges =
+        (int32_t)MIN(div_ceil(TASKS_PER_THREAD, j.thread_panels), MAX(j.n_tiles / TASK_TILES, 1));
+    j.task_tiles = (int32_t)div_ceil(j.n_tiles, j.n_ranges);
+    if (reserve(&j) < 0 || copy_residual(&j, &mine, &residual) < 0) {
         cpu_fail(c, ERR_NOMEM, "out of memory for a matrix product");
         return;
     }
     for (; j.first_col < j.padded; j.first_col += j.n_cols) {
         j.n_cols = MIN(c->k.panels.k_block, j.padded - j.first_col);
         cpu_pool_run(c->pool, j.n_tiles, pack_tile, &j);
-        cpu_pool_run_shares(c->pool, j.share_panels * j.n_parts, panel_task, &j, NULL);
+        cpu_pool_run_ranges(c->pool, j.thread_panels * j.n_ranges, panel_task, &j, NULL);
     }
     free(residual);
 }

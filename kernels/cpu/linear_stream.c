@@ -1,32 +1,31 @@
-/* linear for a few rows of x (one tile), where time is what it takes to read w once:
- * decoding.
+/* linear for one tile of x, as in decoding, where the time is that of reading w once.
  *
- * Every thread has a share of neighbouring rows of w and reads it as STREAMS pieces
- * side by side, so that as many streams of loads run, from the share's first rows to
- * its last without a break between tasks. While a thread waits (for the others, through
- * a norm, for attention) it fetches the beginning of its share of the weight that came
- * next in the step before, so that memory does not pause between products.
+ * Every thread has a range of neighbouring rows of w, and reads it as STREAMS streams
+ * side by side, from the range's first rows to its last without a break between tasks.
+ * While a thread waits (for other threads, or through a norm or attention) it
+ * prefetches the beginning of its range of the weight that followed in the step before,
+ * so that memory does not idle between products.
  */
 #include "kernels/cpu/cpu.h"
 
 enum {
     STREAMS = 4,
-    SLICE_STEP = 3, /* STREAMS slices of it are a multiple of every tile's rows of w */
-    SLICE_MAX = 60, /* rows of one stream in a task */
-    TASK_BYTES = 32 << 10,
-    TASKS_PER_SHARE = 8, /* at least, where the rows allow */
-    STREAM_AHEAD_BYTES = 1024,
-    WAIT_AHEAD_BYTES = 192 << 10, /* of a share, in the second-level cache */
+    SLICE_STEP = 3,               /* STREAMS * SLICE_STEP is a multiple of every tile's rows of w */
+    SLICE_MAX = 60,               /* rows of one stream in a task */
+    TASK_BYTES = 32 << 10,        /* of w, about */
+    TASKS_PER_THREAD = 8,         /* at least, where the rows allow */
+    STREAM_AHEAD_BYTES = 1024,    /* prefetched ahead of each stream */
+    WAIT_AHEAD_BYTES = 192 << 10, /* prefetched of the next range, for the second-level cache */
 };
 
 struct stream_job {
     struct cpu_backend *c;
     struct mat out, x, w;
     const struct epilogue *ep;
-    int32_t share_rows; /* of w, of a thread */
-    int32_t run;        /* of a stream */
-    int32_t slice;      /* of a stream in a task */
-    int32_t n_each;     /* tasks of a share */
+    int32_t thread_rows; /* rows of w per thread */
+    int32_t run;         /* rows of a stream */
+    int32_t slice;       /* rows of a stream in a task */
+    int32_t n_each;      /* tasks per thread */
 };
 
 static int64_t row_bytes(struct mat w)
@@ -34,10 +33,10 @@ static int64_t row_bytes(struct mat w)
     return w.stride * dtype_bytes(w.dtype);
 }
 
-/* What one task reads: n[s] rows of stream s from first[s] on. */
+/* The rows of one task: n[s] rows of stream s from first[s] on. */
 struct slices {
     int32_t first[STREAMS], n[STREAMS];
-    int32_t longest;
+    int32_t longest; /* the greatest n */
 };
 
 static struct slices task_slices(const struct stream_job *j, int32_t task)
@@ -46,16 +45,16 @@ static struct slices task_slices(const struct stream_job *j, int32_t task)
     int32_t at = task % j->n_each * j->slice;
 
     for (int32_t i = 0; i < STREAMS; i++) {
-        s.first[i] = task / j->n_each * j->share_rows + i * j->run + at;
+        s.first[i] = task / j->n_each * j->thread_rows + i * j->run + at;
         s.n[i] = MAX(MIN(MIN(j->slice, j->run - at), j->w.rows - s.first[i]), 0);
         s.longest = MAX(s.longest, s.n[i]);
     }
     return s;
 }
 
-/* sum [rows in the order read][n_x] to out where nothing is added and no stream ends
- * early, as in most tasks. */
-static void place_sums(const struct stream_job *j, const struct slices *s, const float *sum)
+/* Store sum [rows in the order read][n_x] to out, where there is no epilogue and no
+ * stream ends early, as in most tasks. */
+static void store_sums(const struct stream_job *j, const struct slices *s, const float *sum)
 {
     int32_t n_x = j->x.rows;
 
@@ -70,8 +69,8 @@ static void place_sums(const struct stream_job *j, const struct slices *s, const
     }
 }
 
-/* The same stream by stream through the epilogue. */
-static void finish_slices(const struct stream_job *j, const struct slices *s, const float *sum)
+/* The same for any task, through the epilogue. */
+static void store_slices(const struct stream_job *j, const struct slices *s, const float *sum)
 {
     float line[TILE_ROWS][STREAMS][SLICE_MAX];
     const float *bias = j->ep->bias.data;
@@ -87,9 +86,9 @@ static void finish_slices(const struct stream_job *j, const struct slices *s, co
     for (int32_t x = 0; x < n_x; x++) {
         for (int32_t i = 0; i < STREAMS; i++) {
             const float *residual = j->ep->residual.data ? mat_row_const(j->ep->residual, x) : NULL;
-            j->c->k.finish(mat_row(j->out, x) + s->first[i], line[x][i],
-                           bias != NULL ? bias + s->first[i] : NULL,
-                           residual != NULL ? residual + s->first[i] : NULL, s->n[i], j->ep->act);
+            j->c->k.epilogue(mat_row(j->out, x) + s->first[i], line[x][i],
+                             bias != NULL ? bias + s->first[i] : NULL,
+                             residual != NULL ? residual + s->first[i] : NULL, s->n[i], j->ep->act);
         }
     }
 }
@@ -115,24 +114,25 @@ static void stream_task(void *arg, int32_t task, int32_t thread)
                             &(struct prefetch){.distance = STREAM_AHEAD_BYTES, .period = 1});
         bool whole = w.n == STREAMS * s.longest;
         bool plain = !j->ep->bias.data && !j->ep->residual.data && j->ep->act == ACT_NONE;
-        (whole && plain ? place_sums : finish_slices)(j, &s, sum);
+        (whole && plain ? store_sums : store_slices)(j, &s, sum);
     }
 }
 
-static void plan_shares(struct stream_job *j)
+static void plan_ranges(struct stream_job *j)
 {
     int32_t threads = cpu_pool_threads(j->c->pool);
 
     j->run = (int32_t)div_ceil(j->w.rows, threads * STREAMS);
-    j->share_rows = j->run * STREAMS;
-    int64_t slice = MIN(TASK_BYTES / (STREAMS * row_bytes(j->w)), j->run / TASKS_PER_SHARE) /
+    j->thread_rows = j->run * STREAMS;
+    int64_t slice = MIN(TASK_BYTES / (STREAMS * row_bytes(j->w)), j->run / TASKS_PER_THREAD) /
                     SLICE_STEP * SLICE_STEP;
     j->slice = (int32_t)MIN(MAX(slice, SLICE_STEP), SLICE_MAX);
     j->n_each = (int32_t)div_ceil(j->run, j->slice);
 }
 
-/* Where the threads will begin to read the weight that followed this one last time. */
-static struct cpu_ahead ahead_of(const struct stream_job *j)
+/* Record that this weight is read now; returns where the threads will begin to read the
+ * weight that followed it last time. */
+static struct cpu_readahead ahead_of(const struct stream_job *j)
 {
     struct cpu_weight *now = j->w.priv;
     struct cpu_weight *before = j->c->last_weight;
@@ -142,17 +142,17 @@ static struct cpu_ahead ahead_of(const struct stream_job *j)
     }
     j->c->last_weight = now;
     if (!now || !now->next) {
-        return (struct cpu_ahead){0};
+        return (struct cpu_readahead){0};
     }
     struct stream_job next = {.c = j->c, .w = now->next->m};
-    plan_shares(&next);
+    plan_ranges(&next);
     int64_t bytes = row_bytes(next.w);
-    return (struct cpu_ahead){.data = next.w.data,
-                              .n_total = next.w.rows * bytes,
-                              .share_bytes = next.share_rows * bytes,
-                              .stream_bytes = next.run * bytes,
-                              .n_bytes = MIN(next.run * bytes, WAIT_AHEAD_BYTES / STREAMS),
-                              .n_streams = STREAMS};
+    return (struct cpu_readahead){.data = next.w.data,
+                                  .n_total = next.w.rows * bytes,
+                                  .thread_bytes = next.thread_rows * bytes,
+                                  .stream_bytes = next.run * bytes,
+                                  .n_bytes = MIN(next.run * bytes, WAIT_AHEAD_BYTES / STREAMS),
+                                  .n_streams = STREAMS};
 }
 
 void cpu_linear_stream(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
@@ -160,7 +160,7 @@ void cpu_linear_stream(struct cpu_backend *c, struct mat out, struct mat x, stru
 {
     struct stream_job j = {.c = c, .out = out, .x = x, .w = w, .ep = ep};
 
-    plan_shares(&j);
-    struct cpu_ahead ahead = ahead_of(&j);
-    cpu_pool_run_shares(c->pool, j.n_each, stream_task, &j, &ahead);
+    plan_ranges(&j);
+    struct cpu_readahead ahead = ahead_of(&j);
+    cpu_pool_run_ranges(c->pool, j.n_each, stream_task, &j, &ahead);
 }

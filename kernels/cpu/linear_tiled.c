@@ -1,11 +1,11 @@
-/* linear by tiles: the order in which rows of w and of x meet, so that memory is read
- * once and caches are reused.
+/* linear by tiles: the order of the products, such that w is read from memory once and
+ * caches are reused.
  *
- * x is packed first (tiles of TILE_ROWS rows). A task is a block of w's rows that fits
- * the second-level cache and a range of tiles of x: the block stays there while every
- * tile meets it, block of k_block elements by block, the tile's share of x in the
- * first-level cache. What is not used yet of w is fetched ahead meanwhile. With one
- * tile of x a block is read once: linear_stream.c.
+ * x is packed first, in tiles of TILE_ROWS rows. A task is a block of rows of w, which
+ * fits into the second-level cache, and a range of tiles of x. Each tile is multiplied
+ * with the whole block, k_block elements at a time, so that the tile stays in the
+ * first-level cache; the next block is prefetched meanwhile. A single tile of x goes to
+ * linear_stream.c, many rows to linear_panels.c where the instruction set has panels.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,23 +16,23 @@ enum {
     BLOCK_BYTES = 192 << 10, /* of w, in the second-level cache */
     BLOCK_STEP = 24,         /* a multiple of every tile's rows of w, halved for long rows */
     BLOCK_MAX_ROWS = 240,
-    TASKS_PER_SHARE = 8, /* at least, where the rows allow */
-    PART_TILES = 8,      /* of x in a task, at least */
-    SERIAL_PACK_TILES = 8,
-    PANELS_FROM = 48, /* rows of x */
+    TASKS_PER_THREAD = 8,  /* at least, where the rows allow */
+    TASK_TILES = 8,        /* of x in a task, at least */
+    SERIAL_PACK_TILES = 8, /* up to as many are packed by the calling thread */
+    PANELS_FROM = 48,      /* rows of x, from which panels are faster */
 };
 
 struct linear_job {
     struct cpu_backend *c;
     struct mat out, x, w;
     const struct epilogue *ep;
-    int64_t tile_bytes; /* of a full tile, packed */
-    int32_t n_tiles;    /* of x */
-    int32_t block_rows; /* of w in a block */
-    int32_t share_rows; /* of w, of a thread */
-    int32_t n_blocks;   /* in a share */
-    int32_t part_tiles; /* of x in a task */
-    int32_t n_parts;
+    int64_t tile_bytes;  /* of a full tile, packed */
+    int32_t n_tiles;     /* of x */
+    int32_t block_rows;  /* of w in a block */
+    int32_t thread_rows; /* rows of w per thread */
+    int32_t n_blocks;    /* of a thread */
+    int32_t task_tiles;  /* of x in a task */
+    int32_t n_ranges;    /* ranges of tiles, one per task of a block */
 };
 
 static int32_t tile_rows(const struct linear_job *j, int32_t tile)
@@ -52,7 +52,7 @@ static void pack_tile(void *arg, int32_t tile, int32_t thread)
     j->c->k.linear.pack(j->c->packed + tile * j->tile_bytes, row, n, j->x.cols, j->w.dtype);
 }
 
-int cpu_packed_room(struct cpu_backend *c, int64_t n_bytes)
+int cpu_reserve_packed(struct cpu_backend *c, int64_t n_bytes)
 {
     size_t need = ((size_t)n_bytes + 63) / 64 * 64;
 
@@ -70,7 +70,7 @@ static int pack_all(struct linear_job *j)
     int64_t padded = div_ceil(j->x.cols, TILE_CHUNK) * TILE_CHUNK;
 
     j->tile_bytes = padded * TILE_ROWS * c->k.linear.packed_bytes(j->w.dtype);
-    if (cpu_packed_room(c, j->tile_bytes * j->n_tiles) < 0) {
+    if (cpu_reserve_packed(c, j->tile_bytes * j->n_tiles) < 0) {
         return ERR_NOMEM;
     }
     if (j->n_tiles <= SERIAL_PACK_TILES) {
@@ -83,21 +83,21 @@ static int pack_all(struct linear_job *j)
     return 0;
 }
 
-/* sum [n][n_x] to rows of out through the epilogue. */
-static void finish_tile(const struct linear_job *j, int32_t tile, int32_t first, int32_t n,
-                        const float *sum)
+/* Store sum [n][n_x] to out through the epilogue. */
+static void store_tile(const struct linear_job *j, int32_t tile, int32_t first, int32_t n,
+                       const float *sum)
 {
     const float *bias = j->ep->bias.data;
     int32_t n_x = tile_rows(j, tile);
     float line[TILE_ROWS][BLOCK_MAX_ROWS];
 
-    j->c->k.spread(line[0], BLOCK_MAX_ROWS, sum, n, n_x);
+    j->c->k.transpose_sums(line[0], BLOCK_MAX_ROWS, sum, n, n_x);
     for (int32_t x = 0; x < n_x; x++) {
         int32_t r = tile * TILE_ROWS + x;
-        j->c->k.finish(mat_row(j->out, r) + first, line[x], bias != NULL ? bias + first : NULL,
-                       j->ep->residual.data != NULL ? mat_row_const(j->ep->residual, r) + first
-                                                    : NULL,
-                       n, j->ep->act);
+        j->c->k.epilogue(mat_row(j->out, r) + first, line[x], bias != NULL ? bias + first : NULL,
+                         j->ep->residual.data != NULL ? mat_row_const(j->ep->residual, r) + first
+                                                      : NULL,
+                         n, j->ep->act);
     }
 }
 
@@ -124,7 +124,7 @@ static void run_block(const struct linear_job *j, int32_t first, int32_t n, int3
             k->dots(sum, &w, x + w.first * n_x * k->packed_bytes(w.dtype), n_x,
                     (int32_t)div_ceil(n_k, TILE_CHUNK), w.first > 0, &ahead);
         }
-        finish_tile(j, tile, first, n, sum);
+        store_tile(j, tile, first, n, sum);
     }
 }
 
@@ -132,33 +132,33 @@ static void linear_task(void *arg, int32_t task, int32_t thread)
 {
     (void)thread;
     const struct linear_job *j = arg;
-    int32_t share = task / (j->n_blocks * j->n_parts);
-    int32_t first = share * j->share_rows + task % j->n_blocks * j->block_rows;
-    int32_t end = MIN(MIN(first + j->block_rows, (share + 1) * j->share_rows), j->w.rows);
-    int32_t from = task / j->n_blocks % j->n_parts * j->part_tiles;
+    int32_t range = task / (j->n_blocks * j->n_ranges); /* the thread it is meant for */
+    int32_t first = range * j->thread_rows + task % j->n_blocks * j->block_rows;
+    int32_t end = MIN(MIN(first + j->block_rows, (range + 1) * j->thread_rows), j->w.rows);
+    int32_t from = task / j->n_blocks % j->n_ranges * j->task_tiles;
     if (first < end && from < j->n_tiles) {
-        run_block(j, first, end - first, from, MIN(from + j->part_tiles, j->n_tiles));
+        run_block(j, first, end - first, from, MIN(from + j->task_tiles, j->n_tiles));
     }
 }
 
-/* Each thread has neighbouring rows of w, so that what it fetches ahead is its own;
- * blocks as large as the cache allows, but enough of them that threads which run at
- * different speeds end together. Returns the tasks of a share. */
+/* Each thread gets neighbouring rows of w, so that it prefetches what it will read
+ * itself. Blocks are as large as the cache allows, but enough of them that threads of
+ * different speeds end together. Returns the tasks per thread. */
 static int32_t plan(struct linear_job *j)
 {
     int32_t threads = cpu_pool_threads(j->c->pool);
-    int32_t want = threads == 1 ? 1 : TASKS_PER_SHARE;
+    int32_t want = threads == 1 ? 1 : TASKS_PER_THREAD;
     int32_t step = BLOCK_STEP / 2;
     int64_t row_bytes = j->w.stride * dtype_bytes(j->w.dtype);
 
-    j->share_rows = (int32_t)div_ceil(div_ceil(j->w.rows, threads), step) * step;
+    j->thread_rows = (int32_t)div_ceil(div_ceil(j->w.rows, threads), step) * step;
     int64_t fit = MAX(BLOCK_BYTES / row_bytes / BLOCK_STEP * BLOCK_STEP, step);
-    int64_t even = div_ceil(div_ceil(j->share_rows, want), step) * step;
+    int64_t even = div_ceil(div_ceil(j->thread_rows, want), step) * step;
     j->block_rows = (int32_t)MIN(MIN(fit, even), BLOCK_MAX_ROWS);
-    j->n_blocks = (int32_t)div_ceil(j->share_rows, j->block_rows);
-    j->n_parts = (int32_t)MIN(div_ceil(want, j->n_blocks), MAX(j->n_tiles / PART_TILES, 1));
-    j->part_tiles = (int32_t)div_ceil(j->n_tiles, j->n_parts);
-    return j->n_blocks * j->n_parts;
+    j->n_blocks = (int32_t)div_ceil(j->thread_rows, j->block_rows);
+    j->n_ranges = (int32_t)MIN(div_ceil(want, j->n_blocks), MAX(j->n_tiles / TASK_TILES, 1));
+    j->task_tiles = (int32_t)div_ceil(j->n_tiles, j->n_ranges);
+    return j->n_blocks * j->n_ranges;
 }
 
 void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
@@ -177,6 +177,6 @@ void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struc
     if (j.n_tiles == 1) {
         cpu_linear_stream(c, out, x, w, ep);
     } else {
-        cpu_pool_run_shares(c->pool, plan(&j), linear_task, &j, NULL);
+        cpu_pool_run_ranges(c->pool, plan(&j), linear_task, &j, NULL);
     }
 }

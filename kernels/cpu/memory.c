@@ -1,10 +1,10 @@
-/* Memory of the CPU backend: weights, scratch and the cache, all cut from regions of 2
- * MiB pages.
+/* Memory of the CPU backend: weights, scratch and the cache, all allocated from regions
+ * of 2 MiB pages.
  *
- * Weights are copied, but for large ones that lie in their mapped file as they are
- * needed (hugepages.c). Rows stay as stored, [out, in], padded with zeros to whole
- * chunks of the tiles: the kernels read whole rows, so decoding, prefill, embedding and
- * a tied head share one copy.
+ * Weights are copied, except for large ones whose mapped file has the layout that the
+ * kernels need (hugepages.c). Rows stay as stored, [out, in], zero-padded to whole
+ * chunks of the tiles. Every kernel reads whole rows, so decoding, prefill, embedding
+ * and a tied head share one copy.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@
 #include "kernels/cpu/simd/convert.h"
 #include "kernels/weight_pieces.h"
 
-#define REGION_BYTES ((size_t)64 << 20)
+#define REGION_BYTES ((size_t)64 << 20) /* of a region, at least */
 
 static size_t round_up(size_t n, size_t to)
 {
@@ -38,7 +38,7 @@ char *cpu_map_huge(size_t n_bytes)
     if (raw + CPU_HUGE_BYTES > base) {
         munmap(base + n_bytes, (size_t)(raw + CPU_HUGE_BYTES - base));
     }
-    madvise(base, n_bytes, MADV_HUGEPAGE); /* a wish: kernels without it serve 4 KiB pages */
+    madvise(base, n_bytes, MADV_HUGEPAGE); /* a hint: without support there are 4 KiB pages */
     return base;
 }
 
@@ -65,7 +65,7 @@ void *cpu_alloc(struct cpu_backend *c, size_t n_bytes)
         if (!fresh) {
             return NULL;
         }
-        /* The region with more room left stays in front. */
+        /* The region with more memory left stays at the head. */
         if (r && fresh->n_bytes - n_bytes < r->n_bytes - r->used_bytes) {
             fresh->next = r->next;
             r->next = fresh;
@@ -99,7 +99,7 @@ int cpu_memory(struct backend *b, struct backend_memory *ret, struct err *e)
     if (page <= 0 || total <= 0 || free_pages < 0) {
         return err_set(e, ERR_IO, "cpu: the machine's memory size is not known");
     }
-    int64_t taken = cpu_hugepages_waiting_bytes(cpu_of(b));
+    int64_t taken = cpu_hugepages_pending_bytes(cpu_of(b));
     *ret = (struct backend_memory){.total_bytes = total * page,
                                    .free_bytes = MAX(free_pages * page - taken, 0)};
     return 0;
@@ -109,13 +109,14 @@ int cpu_memory(struct backend *b, struct backend_memory *ret, struct err *e)
 
 enum { WEIGHT_TASK_ROWS = 64 };
 
+/* A weight being made. */
 struct fill {
     const struct weight_desc *desc;
-    struct mat m;
-    uint64_t salt; /* of dummies */
+    struct mat m;  /* the weight */
+    uint64_t salt; /* of a dummy's values */
 };
 
-/* A number in +-1e-3 that depends on the weight and the element only. */
+/* A number in +-1e-3, a function of the weight and the element alone. */
 static float dummy_value(uint64_t salt, int64_t index)
 {
     uint64_t x = (salt * 0x9E3779B97F4A7C15ull) ^ (uint64_t)index;
@@ -125,7 +126,7 @@ static float dummy_value(uint64_t salt, int64_t index)
     return ((float)(x >> 40) * 0x1p-23f - 1.0f) * 1e-3f;
 }
 
-/* Row r of the weight from row r - first of piece p. */
+/* Row r of the weight = row r - first of piece p. */
 static void copy_row(struct mat m, int64_t r, const struct weight_piece *p, int64_t first)
 {
     char *out = (char *)m.data + r * m.stride * dtype_bytes(m.dtype);
@@ -165,8 +166,8 @@ static void fill_rows(void *arg, int32_t task, int32_t thread)
     }
 }
 
-/* A vector in several pieces ([1, n] each, biases of a fused qkv) is joined along its
- * columns. */
+/* The pieces of a vector ([1, n] each, as the biases of a fused qkv) are joined side by
+ * side. */
 static void fill_vector(struct fill *f)
 {
     int64_t at = 0;
@@ -202,10 +203,10 @@ static int copy_weight(struct cpu_backend *c, struct fill *f, struct err *e)
     return 0;
 }
 
-static int place_weight(struct cpu_backend *c, struct fill *f, struct err *e)
+static int map_weight(struct cpu_backend *c, struct fill *f, struct err *e)
 {
     f->m.data = (void *)(uintptr_t)f->desc->piece[0].data; /* only read */
-    return cpu_hugepages_later(c, f->m.data, weight_bytes(&f->m), e);
+    return cpu_hugepages_add(c, f->m.data, weight_bytes(&f->m), e);
 }
 
 int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e)
@@ -216,8 +217,8 @@ int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, 
     if (rc < 0) {
         return rc;
     }
-    /* Vectors are small and read by float32 operations: they are kept as float32, which
-     * loses nothing. */
+    /* Vectors are small and are read by float32 operations, so they are stored as
+     * float32. */
     enum dtype t = d->kind == WEIGHT_VECTOR ? DTYPE_F32 : d->dtype;
     int64_t stride = d->kind == WEIGHT_LINEAR || d->kind == WEIGHT_EMBEDDING
                          ? (int64_t)round_up((size_t)d->cols, TILE_CHUNK)
@@ -225,7 +226,7 @@ int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, 
     struct fill f = {.desc = d,
                      .m = {.stride = stride, .rows = d->rows, .cols = d->cols, .dtype = t},
                      .salt = ++c->n_dummies};
-    rc = cpu_reads_in_place(d, stride) ? place_weight(c, &f, e) : copy_weight(c, &f, e);
+    rc = cpu_reads_in_place(d, stride) ? map_weight(c, &f, e) : copy_weight(c, &f, e);
     if (rc < 0) {
         return rc;
     }
@@ -247,8 +248,8 @@ int cpu_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtype t, str
     if (rows < 1 || cols < 1) {
         return err_set(e, ERR_INVALID, "scratch of [%d, %d] is not possible", rows, cols);
     }
-    /* An odd number of cache lines: rows a power of two apart would fall into one set
-     * of the cache. */
+    /* An odd number of cache lines, because rows a power of two apart would fall into
+     * the same cache sets. */
     int64_t stride = (int64_t)(round_up((size_t)cols, 16) | 16);
     void *data = cpu_alloc(cpu_of(b), (size_t)rows * (size_t)stride * (size_t)dtype_bytes(t));
     if (!data) {
@@ -287,11 +288,8 @@ int cpu_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks
     c->kv_data = data;
     c->kv_host = host;
     c->scores_cap = scores_cap;
-    return cpu_hugepages_start(
-        c,
-        /* the model is whole by now: its file stays mapped for as long as the backend
-         * lives */
-        e);
+    /* By now the model is loaded, and its file stays mapped for the backend's life. */
+    return cpu_hugepages_start(c, e);
 }
 
 int cpu_download(struct backend *b, struct mat m, float *out, struct err *e)

@@ -1,5 +1,5 @@
-/* Element-wise operations: a group of rows a task, each row by the table of
- * kernels.h. */
+/* Operations on rows, by the row functions of kernels.h: TASK_ROWS rows are one
+ * task. */
 #include <math.h>
 #include <string.h>
 
@@ -8,7 +8,8 @@
 
 enum { TASK_ROWS = 16 };
 
-/* Everything an operation here needs; each uses its part. */
+/* Arguments of the operations in this file; each uses some. `out` has as many rows as
+ * the operation. */
 struct rows_job {
     struct cpu_backend *c;
     struct mat out, x, y;
@@ -136,12 +137,12 @@ static void gated_act_row(const struct rows_job *j, int32_t r)
     j->c->k.gate(mat_row(j->out, r), gate, gate + j->out.cols, j->out.cols, j->act);
 }
 
-void cpu_linear_gated(struct backend *b, struct mat out, struct mat room, struct mat x,
+void cpu_linear_gated(struct backend *b, struct mat out, struct mat workspace, struct mat x,
                       struct mat w, struct mat bias, enum activation act)
 {
-    cpu_linear(b, room, x, w, &(struct epilogue){.bias = bias});
+    cpu_linear(b, workspace, x, w, &(struct epilogue){.bias = bias});
     run_rows(&(struct rows_job){
-        .c = cpu_of(b), .out = out, .x = room, .act = act, .row = gated_act_row});
+        .c = cpu_of(b), .out = out, .x = workspace, .act = act, .row = gated_act_row});
 }
 
 static void soft_cap_row(const struct rows_job *j, int32_t r)
@@ -159,7 +160,7 @@ void cpu_soft_cap(struct backend *b, struct mat x, float cap)
         &(struct rows_job){.c = cpu_of(b), .out = x, .x = x, .scale = cap, .row = soft_cap_row});
 }
 
-/* ---- output rows ---- */
+/* ---- rows of the output head ---- */
 
 static void gather_row(const struct rows_job *j, int32_t r)
 {

@@ -1,14 +1,15 @@
-/* Threads of the CPU backend.
+/* Threads of the CPU backend: thread 0 is the caller, the others are helpers.
  *
- * One job at a time. A job is published by raising `epoch`; helpers that see a new
- * epoch take task numbers from `next` until none is left, then raise `done`. The caller
- * does the same and waits for `done` of all helpers, so that when cpu_pool_run returns
- * no helper looks at the job any more. A helper that has spun in vain sets `sleeping`
- * and waits on the futex `epoch`; the caller wakes only when someone sleeps.
+ * There is one job at a time. The caller publishes it by raising `epoch`. Helpers that
+ * see a new epoch take tasks until none is left, then raise `done`. The caller takes
+ * tasks too, and returns once `done` counts every helper, so that no helper looks at a
+ * job that has ended. A helper that has spun for long enough counts itself in
+ * `sleeping` and waits on the futex `epoch`; the caller makes the system call that
+ * wakes helpers only if `sleeping` is above 0.
  *
- * Tasks stand in ranges. A plain job has one range, that of thread 0, and all take from
- * its front. A job in shares has one a thread: the owner takes from the front, and who
- * has none left takes from the end of another's.
+ * Tasks are ranges of numbers. A plain job has one range, thread 0's, and every thread
+ * takes from its front. A job by ranges has one per thread: its owner takes from the
+ * front, and threads whose own range is empty steal from the end.
  */
 #include "kernels/cpu/pool.h"
 
@@ -31,33 +32,34 @@ struct helper {
     struct cpu_pool *pool;
     pthread_t thread;
     int32_t index; /* thread number, 1 .. n_threads-1 */
-    int32_t core;  /* pinned here; -1: not */
+    int32_t core;  /* that it is pinned to; -1: none */
 };
 
-/* What belongs to one thread, on cache lines of its own. */
-struct share {
-    /* of tasks left: first, and behind the last in the upper half */
+/* Of one thread, on cache lines of its own. */
+struct thread_state {
+    /* tasks left: the first in the lower half, one past the last in the upper half */
     _Alignas(64) _Atomic uint64_t range;
-    _Alignas(64) struct cpu_ahead ahead; /* from here on touched by its thread alone */
-    int64_t fetched;                     /* bytes of each stream of `ahead` */
+    _Alignas(64) struct cpu_readahead ahead; /* this and `fetched`: its thread's alone */
+    int64_t fetched;                         /* bytes done of each stream of `ahead` */
 };
 
 struct cpu_pool {
     int32_t n_threads;
     int32_t n_started; /* helpers running */
     struct helper *helper;
-    struct share *share; /* [n_threads] */
+    struct thread_state *state; /* [n_threads] */
 
+    /* The job; written by the caller before it raises `epoch`. */
     cpu_task_fn *fn;
     void *arg;
-    bool in_shares;
-    struct cpu_ahead ahead;
+    bool by_ranges;
+    struct cpu_readahead ahead;
 
     /* Each on a cache line of its own. */
-    _Alignas(64) atomic_uint epoch;
-    _Alignas(64) atomic_int done;
-    _Alignas(64) atomic_int sleeping;
-    atomic_bool stop;
+    _Alignas(64) atomic_uint epoch;   /* number of the job; helpers sleep on it */
+    _Alignas(64) atomic_int done;     /* helpers that have finished the job */
+    _Alignas(64) atomic_int sleeping; /* helpers in futex_wait, or about to be */
+    atomic_bool stop;                 /* helpers end at the next epoch */
 };
 
 static void futex_wait(atomic_uint *word, unsigned value)
@@ -77,10 +79,10 @@ static uint64_t make_range(int32_t first, int32_t end)
     return (uint64_t)(uint32_t)end << 32 | (uint32_t)first;
 }
 
-/* A task of share `of`: its first one, or its last. -1: none is left. */
+/* Take the first (or `last`) task from the range of thread `of`. -1: it is empty. */
 static int32_t take(struct cpu_pool *p, int32_t of, bool last)
 {
-    _Atomic uint64_t *range = &p->share[of].range;
+    _Atomic uint64_t *range = &p->state[of].range;
     uint64_t now = atomic_load_explicit(range, memory_order_relaxed);
 
     for (;;) {
@@ -100,33 +102,32 @@ static int32_t take(struct cpu_pool *p, int32_t of, bool last)
 static void work(struct cpu_pool *p, int32_t thread)
 {
     int32_t task;
-    int32_t own = p->in_shares ? thread : 0;
+    int32_t own = p->by_ranges ? thread : 0;
 
     while ((task = take(p, own, false)) >= 0) {
         p->fn(p->arg, task, thread);
     }
-    for (int32_t i = 1; i < p->n_threads && p->in_shares; i++) {
+    for (int32_t i = 1; i < p->n_threads && p->by_ranges; i++) {
         while ((task = take(p, (thread + i) % p->n_threads, true)) >= 0) {
             p->fn(p->arg, task, thread);
         }
     }
-    if (p->in_shares) {
-        p->share[thread].ahead = p->ahead;
-        p->share[thread].fetched = 0;
+    if (p->by_ranges) {
+        p->state[thread].ahead = p->ahead;
+        p->state[thread].fetched = 0;
     }
 }
 
-/* A little of what will be read soon; called over and over while there is nothing else
- * to do. */
-static void fetch_ahead(struct share *s, int32_t thread)
+/* Prefetch the next cache line of each stream; called again and again while waiting. */
+static void fetch_ahead(struct thread_state *s, int32_t thread)
 {
-    const struct cpu_ahead *a = &s->ahead;
+    const struct cpu_readahead *a = &s->ahead;
 
     if (!a->data || s->fetched >= a->n_bytes) {
         return;
     }
     for (int32_t i = 0; i < a->n_streams; i++) {
-        int64_t at = thread * a->share_bytes + i * a->stream_bytes + s->fetched;
+        int64_t at = thread * a->thread_bytes + i * a->stream_bytes + s->fetched;
         if (at < a->n_total) {
             __builtin_prefetch(a->data + at, 0, 2);
         }
@@ -136,7 +137,7 @@ static void fetch_ahead(struct share *s, int32_t thread)
 
 /* ---- threads ---- */
 
-/* Until the epoch is no longer `seen`; the new one. */
+/* Wait until the epoch differs from `seen`; returns it. */
 static unsigned await_job(struct cpu_pool *p, int32_t thread, unsigned seen)
 {
     for (int i = 0; i < SPIN_ROUNDS; i++) {
@@ -144,15 +145,15 @@ static unsigned await_job(struct cpu_pool *p, int32_t thread, unsigned seen)
         if (now != seen) {
             return now;
         }
-        fetch_ahead(&p->share[thread], thread);
+        fetch_ahead(&p->state[thread], thread);
         cpu_relax();
         if (i % YIELD_EVERY == YIELD_EVERY - 1) {
             sched_yield();
         }
     }
     for (;;) {
-        /* Sequentially consistent: either the caller sees the sleeper, or the sleeper
-         * sees the new epoch. */
+        /* Sequentially consistent, so that either the caller sees the sleeper or the
+         * sleeper sees the new epoch. */
         atomic_fetch_add(&p->sleeping, 1);
         if (atomic_load(&p->epoch) == seen) {
             futex_wait(&p->epoch, seen);
@@ -184,14 +185,14 @@ static void *helper_main(void *arg)
     }
 }
 
-/* Publish the job, whose tasks stand in the shares, take part, wait for the others. */
-static void run_job(struct cpu_pool *p, cpu_task_fn *fn, void *arg, bool in_shares,
-                    const struct cpu_ahead *ahead)
+/* Publish the job, whose ranges are set, work on it, and wait for the helpers. */
+static void run_job(struct cpu_pool *p, cpu_task_fn *fn, void *arg, bool by_ranges,
+                    const struct cpu_readahead *ahead)
 {
     p->fn = fn;
     p->arg = arg;
-    p->in_shares = in_shares;
-    p->ahead = ahead ? *ahead : (struct cpu_ahead){0};
+    p->by_ranges = by_ranges;
+    p->ahead = ahead ? *ahead : (struct cpu_readahead){0};
     atomic_store_explicit(&p->done, 0, memory_order_relaxed);
     atomic_fetch_add(&p->epoch, 1);
     if (atomic_load(&p->sleeping) > 0) {
@@ -199,10 +200,10 @@ static void run_job(struct cpu_pool *p, cpu_task_fn *fn, void *arg, bool in_shar
     }
     work(p, 0);
     for (int i = 1; atomic_load_explicit(&p->done, memory_order_acquire) < p->n_started; i++) {
-        fetch_ahead(&p->share[0], 0);
+        fetch_ahead(&p->state[0], 0);
         cpu_relax();
         if (i % YIELD_EVERY == 0) {
-            sched_yield(); /* a helper may have lost its core to another process */
+            sched_yield(); /* a helper may wait for this core */
         }
     }
 }
@@ -215,15 +216,15 @@ void cpu_pool_run(struct cpu_pool *p, int32_t n_tasks, cpu_task_fn *fn, void *ar
         }
         return;
     }
-    atomic_store_explicit(&p->share[0].range, make_range(0, n_tasks), memory_order_relaxed);
+    atomic_store_explicit(&p->state[0].range, make_range(0, n_tasks), memory_order_relaxed);
     run_job(p, fn, arg, false, NULL);
 }
 
-void cpu_pool_run_shares(struct cpu_pool *p, int32_t n_each, cpu_task_fn *fn, void *arg,
-                         const struct cpu_ahead *ahead)
+void cpu_pool_run_ranges(struct cpu_pool *p, int32_t n_each, cpu_task_fn *fn, void *arg,
+                         const struct cpu_readahead *ahead)
 {
     for (int32_t t = 0; t < p->n_threads; t++) {
-        atomic_store_explicit(&p->share[t].range, make_range(t * n_each, (t + 1) * n_each),
+        atomic_store_explicit(&p->state[t].range, make_range(t * n_each, (t + 1) * n_each),
                               memory_order_relaxed);
     }
     run_job(p, fn, arg, true, ahead);
@@ -234,7 +235,8 @@ int32_t cpu_pool_threads(const struct cpu_pool *p)
     return p->n_threads;
 }
 
-/* First of the cores listed in a file like "0,64" or "0-1"; -1 when unreadable. */
+/* The first hardware thread of `core`'s physical core, from a list like "0,64" or
+ * "0-1"; -1: unknown. */
 static int first_sibling(int core)
 {
     char path[96];
@@ -252,7 +254,7 @@ static int first_sibling(int core)
     return first;
 }
 
-/* Processors' worth of time the cgroup grants, rounded up; 0: no quota. */
+/* The cgroup's quota in processors, rounded up; 0: no quota. */
 static int cgroup_quota(void)
 {
     FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re");
@@ -268,8 +270,8 @@ static int cgroup_quota(void)
     return quota > 0 && period > 0 ? (int)MAX(1, div_ceil(quota, period)) : 0;
 }
 
-/* Logical processors this process may use, one a physical core, in core[]. Returns how
- * many (at least 1). */
+/* core[] = one logical processor for each physical core that this process may use.
+ * Returns their number, at least 1. */
 static int usable_cores(int core[CPU_POOL_MAX_THREADS])
 {
     cpu_set_t allowed;
@@ -290,7 +292,7 @@ static int usable_cores(int core[CPU_POOL_MAX_THREADS])
         }
     }
     if (n == 0) {
-        core[n++] = -1;
+        core[n++] = -1; /* not pinned */
     }
     int quota = cgroup_quota();
     return quota > 0 ? MIN(n, quota) : n;
@@ -308,32 +310,32 @@ static int start_helper(struct helper *h, struct err *e)
         cpu_set_t one;
         CPU_ZERO(&one);
         CPU_SET(h->core, &one);
-        /* a wish: without it the thread only wanders */
+        /* best effort: the thread works unpinned too */
         pthread_setaffinity_np(h->thread, sizeof(one), &one);
     }
     return 0;
 }
 
-/* Keep the share's part of core[n]: how many. Cores fewer than shares are shared by all
- * of them. */
-static int share_cores(int *core, int n, int32_t share, int32_t local_world_size)
+/* Keep this process's fraction of core[n], and return its size. If there are fewer
+ * cores than processes, each gets one thread that is not pinned. */
+static int divide_cores(int *core, int n, int32_t local_rank, int32_t local_world_size)
 {
     if (n < local_world_size) {
         core[0] = -1;
         return 1;
     }
-    int first = share * n / local_world_size;
-    int end = (share + 1) * n / local_world_size;
+    int first = local_rank * n / local_world_size;
+    int end = (local_rank + 1) * n / local_world_size;
     memmove(core, core + first, (size_t)(end - first) * sizeof(*core));
     return end - first;
 }
 
 int cpu_pool_new(struct cpu_pool **ret, int32_t threads, struct err *e)
 {
-    return cpu_pool_new_share(ret, threads, 0, 1, e);
+    return cpu_pool_new_local(ret, threads, 0, 1, e);
 }
 
-int cpu_pool_new_share(struct cpu_pool **ret, int32_t threads, int32_t share,
+int cpu_pool_new_local(struct cpu_pool **ret, int32_t threads, int32_t local_rank,
                        int32_t local_world_size, struct err *e)
 {
     if (threads < 0 || threads > CPU_POOL_MAX_THREADS) {
@@ -344,7 +346,7 @@ int cpu_pool_new_share(struct cpu_pool **ret, int32_t threads, int32_t share,
     int core[CPU_POOL_MAX_THREADS];
     int n_cores = usable_cores(core);
     if (local_world_size > 1) {
-        n_cores = share_cores(core, n_cores, share, local_world_size);
+        n_cores = divide_cores(core, n_cores, local_rank, local_world_size);
         threads = threads > 0 ? MAX(threads / local_world_size, 1) : 0;
     }
     struct cpu_pool *p = aligned_alloc(64, (sizeof(*p) + 63) / 64 * 64);
@@ -355,12 +357,12 @@ int cpu_pool_new_share(struct cpu_pool **ret, int32_t threads, int32_t share,
     p->n_threads = threads > 0 ? threads : n_cores;
     int rc = 0;
     p->helper = calloc((size_t)p->n_threads, sizeof(*p->helper));
-    p->share = aligned_alloc(64, (size_t)p->n_threads * sizeof(*p->share));
-    if (!p->helper || !p->share) {
+    p->state = aligned_alloc(64, (size_t)p->n_threads * sizeof(*p->state));
+    if (!p->helper || !p->state) {
         rc = err_nomem(e, "threads");
         goto out;
     }
-    memset(p->share, 0, (size_t)p->n_threads * sizeof(*p->share));
+    memset(p->state, 0, (size_t)p->n_threads * sizeof(*p->state));
     for (int32_t i = 1; i < p->n_threads && rc == 0; i++) {
         struct helper *h = &p->helper[i];
         *h = (struct helper){.pool = p, .index = i, .core = p->n_threads <= n_cores ? core[i] : -1};
@@ -388,6 +390,6 @@ void cpu_pool_free(struct cpu_pool *p)
         pthread_join(p->helper[i].thread, NULL);
     }
     free(p->helper);
-    free(p->share);
+    free(p->state);
     free(p);
 }

@@ -1,8 +1,8 @@
-/* What the ranks of a model that is cut tell each other, by way of the backend's comm.
+/* Tensor parallelism on CPUs, through the backend's comm.
  *
- * Rank 0 draws: it alone gets the whole logits rows, and hands its tokens to the
- * others, which need them as the input of the step launched next. So ranks on unlike
- * machines cannot come to different tokens.
+ * Rank 0 samples: it alone gets whole rows of logits, and broadcasts its tokens, which
+ * the other ranks need as inputs of the next step. So ranks on different kinds of
+ * machines cannot disagree on a token.
  */
 #include "kernels/comm/comm.h"
 #include "kernels/cpu/cpu.h"
@@ -42,12 +42,12 @@ void cpu_gather_logits(struct backend *b, struct mat logits, struct mat part)
     }
 }
 
-bool cpu_draws(const struct cpu_backend *c)
+bool cpu_samples_tokens(const struct cpu_backend *c)
 {
     return !c->config.comm || c->config.comm->rank == 0;
 }
 
-void cpu_share_tokens(struct cpu_backend *c, int32_t first, int32_t end)
+void cpu_broadcast_tokens(struct cpu_backend *c, int32_t first, int32_t end)
 {
     struct comm *m = c->config.comm;
     struct err e;

@@ -1,5 +1,5 @@
-/* rope_kv: per-head norms, rotation in place, and the write of keys and values into the
- * cache. */
+/* rope_kv: per-head norms and rotation in place, then the write of keys and values into
+ * the cache. */
 #include "kernels/cpu/cpu.h"
 
 enum { TASK_TOKENS = 8 };
@@ -11,7 +11,7 @@ struct rope_job {
     const struct attention *att;
 };
 
-/* Turn one head by the angles of its position. Table row: rot_dim/2 cosines, then
+/* Rotate one head by the angles of its position. cos_sin: rot_dim/2 cosines, then
  * rot_dim/2 sines. */
 static void rotate(const struct cpu_kernels *k, float *head, const float *cos_sin,
                    const struct rope *r)
@@ -41,7 +41,7 @@ static void norm_and_rotate(float *head, const struct rope_job *j, const struct 
     }
 }
 
-/* Keys (kv 0) or values (kv 1) of a token, [n_kv_heads, head_dim], into its slot. */
+/* Write a token's keys (kv 0) or values (kv 1), [n_kv_heads, head_dim], to its slot. */
 static void write_cache(const struct rope_job *j, const float *from, int32_t slot, int32_t kv)
 {
     const struct kv_layout *l = &j->c->kv;
@@ -58,7 +58,7 @@ static void rope_token(const struct rope_job *j, int32_t t)
 {
     const struct attention *a = j->att;
     const struct batch *b = &j->c->batch;
-    float *q = mat_row(j->qkv, t); // [n_heads + 2 n_kv_heads, head_dim]
+    float *q = mat_row(j->qkv, t); /* [n_heads + 2 n_kv_heads, head_dim] */
     float *k = q + (int64_t)a->n_heads * a->head_dim;
     float *v = k + (int64_t)a->n_kv_heads * a->head_dim;
 

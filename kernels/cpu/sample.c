@@ -1,24 +1,28 @@
 /* Sampling: the specification for every backend.
  *
- * One row: l = a copy of its logits, in float32, all operations rounded singly:
- *   1. the `position` tokens in the row's blocks, of which the first n_prompt are the
- *      prompt and the rest the output: repetition r: tokens that occur in prompt or
- *      output: l > 0 ? l / r : l * r frequency f, n occurrences in the output: l -= f *
- *      n; presence p: l -= p where n > 0
- *   2. l += bias;  3. tokens that a mask leaves out: l = -infinity
- *   4. a NaN or +infinity among the l, or a greatest l of -infinity: logprobs
- *      -infinity, and token TOKEN_NO_NUMBER where the logits came like that, else
+ * One row: l = a copy of its logits, in float32, every operation rounded on its own:
+ *   1. penalties, by the `position` tokens in the row's blocks, of which the first
+ *      n_prompt are the prompt and the rest the output:
+ *        repetition r   for tokens in prompt or output: l > 0 ? l / r : l * r
+ *        frequency f    for tokens n > 0 times in the output: l -= f * n
+ *        presence p     for the same: l -= p
+ *   2. l += bias
+ *   3. for tokens that the mask bans: l = -infinity
+ *   4. if l holds a NaN or +infinity, or nothing above -infinity: logprobs are -infinity
+ *      and the token is TOKEN_NO_NUMBER if that is so before step 1, else
  *      TOKEN_NONE_ALLOWED
- *   5. temperature 0, or top_k 1: the greatest, the smallest id on a tie
- *   6. else z, mass and noise of kernels/noise.h; tokens of mass 0 leave; top-k: leave
- *      z below the k-th greatest (ties at the edge stay); top-p, of what is left: keep
- *      z >= v, v the greatest value that keeps a mass of at least sample_mass_goal;
- *      min-p: keep mass >= min_p * 2^MASS_BITS
- *   7. the greatest z + noise, the smallest id on a tie.
- * logprob: log-softmax of the logits as they came, of the token drawn (SAMPLE_SCORE: of
- * target). SAMPLE_CANDIDATES: of l after step 3; its token is the best one. Best
- * tokens: greatest first, the smallest id first on a tie, tokens at -infinity are not
- * taken; columns left over hold token -1 and -infinity.
+ *   5. temperature 0 or top_k 1: the greatest l, the smallest id on a tie
+ *   6. else z and mass of kernels/noise.h; tokens of mass 0 are dropped
+ *        top-k   keep z >= the k-th greatest (ties with it stay)
+ *        top-p   of these, keep z >= v, where v is the greatest value that keeps a mass
+ *                of at least sample_mass_goal
+ *        min-p   of these, keep mass >= min_p * 2^MASS_BITS
+ *   7. the greatest z + noise, the smallest id on a tie
+ *
+ * logprob: log-softmax of the logits before step 1, of the sampled token (SAMPLE_SCORE:
+ * of target). SAMPLE_CANDIDATES: log-softmax of l after step 3, whose best token is the
+ * result. Best tokens: greatest first, the smaller id first on a tie; tokens at
+ * -infinity are skipped, and columns left over hold token -1 and -infinity.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -32,13 +36,13 @@ struct sample_job {
     struct cpu_backend *c;
     struct mat logits;
     int32_t first_logits; /* logits_row of logits' row 0 */
-    int32_t first_sample;
+    int32_t first_sample; /* the sampling row of task 0 */
 };
 
-/* What a row's scan of the logits found. */
+/* The greatest of a row of logits. */
 struct row_max {
     float value;
-    int32_t token; /* TOKEN_NO_NUMBER: a NaN or +infinity, or all -infinity */
+    int32_t token; /* its smallest id; TOKEN_NO_NUMBER: a NaN or +infinity, or all -infinity */
 };
 
 static struct row_max greatest(const struct cpu_backend *c, const float *l, int32_t vocab)
@@ -61,7 +65,9 @@ static float log_sum_exp(const struct cpu_backend *c, const float *l, int32_t vo
 
 /* ---- steps 1 to 3 ---- */
 
-enum { COUNT_PROMPT = 1, COUNT_OUTPUT = 2 }; /* what an occurrence adds, or sets */
+/* sample_count of a token: bit 0 is set by an occurrence in the prompt, each in the
+ * output adds COUNT_OUTPUT. */
+enum { COUNT_PROMPT = 1, COUNT_OUTPUT = 2 };
 
 static float penalised(float x, uint32_t count, const struct sample_row *s)
 {
@@ -77,7 +83,7 @@ static float penalised(float x, uint32_t count, const struct sample_row *s)
     return x;
 }
 
-/* Where the token at `position` of the row's sequence stands. */
+/* The token at `position` of the row's sequence. */
 static int32_t token_at(const struct cpu_backend *c, const struct sample_row *s, int32_t position)
 {
     int32_t size = c->kv.block_size;
@@ -86,8 +92,8 @@ static int32_t token_at(const struct cpu_backend *c, const struct sample_row *s,
     return c->slot_token[(int64_t)block * size + position % size];
 }
 
-/* Two walks over the sequence's tokens: the first counts them, the second applies
- * each count once and clears it. */
+/* Two passes over the sequence's tokens: the first counts, the second applies each
+ * count once and clears it. */
 static void apply_penalties(float *l, int32_t vocab, const struct sample_row *s,
                             struct cpu_backend *c, uint32_t *count)
 {
@@ -114,7 +120,7 @@ static void apply_mask(float *l, int32_t vocab, const uint32_t *mask)
     }
 }
 
-/* The processed logits: the row itself when nothing is asked for, else made in the
+/* The logits after steps 1 to 3: the row itself if there is nothing to do, else in the
  * thread's scratch. */
 static const float *process(struct cpu_backend *c, const float *raw, int32_t vocab,
                             const struct sample_row *s, int32_t thread)
@@ -144,10 +150,11 @@ static const float *process(struct cpu_backend *c, const float *raw, int32_t voc
 
 /* ---- steps 6 and 7 ---- */
 
-/* top-k, top-p and min-p of the tokens with z > least, if those decide: false when a
- * token below might stay. */
-static bool cut(struct cpu_backend *c, struct cpu_survivor *survivor, const float *l, int32_t vocab,
-                float max, const struct sample_row *s, float least, int32_t *ret_n)
+/* top-k, top-p and min-p over the tokens with z > least, if these decide the result:
+ * false if a token below might have to be kept. */
+static bool filter(struct cpu_backend *c, struct cpu_survivor *survivor, const float *l,
+                   int32_t vocab, float max, const struct sample_row *s, float least,
+                   int32_t *ret_n)
 {
     uint64_t total;
     bool all = least < -28.0f; /* e^-28 < 2^-40: no mass below */
@@ -182,13 +189,15 @@ static bool cut(struct cpu_backend *c, struct cpu_survivor *survivor, const floa
     return true;
 }
 
-/* Gumbel-max. Noise beats `best - z` only when its bits are below 2^32 exp(z - best):
- * most need no logarithm. */
-static int32_t race(const struct cpu_survivor *survivor, int32_t n, const struct sample_row *s)
+/* Step 7. Noise can exceed `best - z` only if its bits are below 2^32 exp(z - best), so
+ * most tokens need no logarithm. */
+static int32_t gumbel_max(const struct cpu_survivor *survivor, int32_t n,
+                          const struct sample_row *s)
 {
     uint64_t key = noise_key(s->seed, s->position);
     float best = -INFINITY;
-    /* of a mass; with exp(-best), and 1 % for rounding, an upper bound of the bits */
+    /* mass * scale is an upper bound of the bits: it includes exp(-best), and 1 % for
+     * rounding */
     double scale = 0x1p-40 * 0x1p32;
     int32_t token = -1;
 
@@ -207,40 +216,41 @@ static int32_t race(const struct cpu_survivor *survivor, int32_t n, const struct
     return token;
 }
 
-/* The tokens that matter are usually few and near the best: they are looked for there
- * first. */
-static int32_t draw(struct cpu_backend *c, struct cpu_survivor *survivor, const float *l,
-                    int32_t vocab, float max, const struct sample_row *s)
+/* Steps 6 and 7. The tokens that decide are usually few and near the best, so the
+ * search starts there. */
+static int32_t sample_filtered(struct cpu_backend *c, struct cpu_survivor *survivor, const float *l,
+                               int32_t vocab, float max, const struct sample_row *s)
 {
     static const float least[] = {-8.0f, -16.0f, -INFINITY};
-    bool uncut = s->top_k <= 0 && s->top_p >= 1.0f && s->min_p <= 0;
+    bool unfiltered = s->top_k <= 0 && s->top_p >= 1.0f && s->min_p <= 0;
     int32_t n = 0;
 
-    for (size_t i = uncut ? ARRAY_LEN(least) - 1 : 0; i < ARRAY_LEN(least); i++) {
-        if (cut(c, survivor, l, vocab, max, s, least[i], &n)) {
+    for (size_t i = unfiltered ? ARRAY_LEN(least) - 1 : 0; i < ARRAY_LEN(least); i++) {
+        if (filter(c, survivor, l, vocab, max, s, least[i], &n)) {
             break;
         }
     }
-    return race(survivor, n, s);
+    return gumbel_max(survivor, n, s);
 }
 
-static int32_t choose(struct cpu_backend *c, const float *l, int32_t vocab,
-                      const struct sample_row *s, int32_t thread)
+static int32_t sample_token(struct cpu_backend *c, const float *l, int32_t vocab,
+                            const struct sample_row *s, int32_t thread)
 {
     struct row_max m = greatest(c, l, vocab);
 
     if (m.token < 0) {
-        return TOKEN_NONE_ALLOWED; /* the logits as they came were looked at before */
+        return TOKEN_NONE_ALLOWED; /* the caller has checked the unprocessed logits */
     }
     if (s->temperature == 0 || s->top_k == 1) {
         return m.token;
     }
-    return draw(c, c->survivor + (int64_t)thread * c->sample_vocab, l, vocab, m.value, s);
+    return sample_filtered(c, c->survivor + (int64_t)thread * c->sample_vocab, l, vocab, m.value,
+                           s);
 }
 
-/* ---- answers ---- */
+/* ---- results ---- */
 
-/* The n best log-probabilities of l, whose log-sum-exp is lse, into columns [0, n). */
+/* Columns [0, n) of row i = the n best log-probabilities of l; lse: its log-sum-exp. */
 static void write_best(struct cpu_results *r, int32_t i, const float *l, int32_t vocab, float lse,
                        int32_t n)
 {
@@ -254,7 +264,7 @@ static void write_best(struct cpu_results *r, int32_t i, const float *l, int32_t
     }
 }
 
-/* A row without an answer; `why` is its token. */
+/* Row i has no token, for the reason `why` (enum of batch.h). */
 static void write_nothing(struct cpu_results *r, int32_t i, int32_t why, int32_t n)
 {
     r->token[i] = why;
@@ -302,7 +312,7 @@ static void sample_row(void *arg, int32_t task, int32_t thread)
     int32_t token = m.token < 0 ? TOKEN_NO_NUMBER
                     : s->kind == SAMPLE_SCORE
                         ? s->target
-                        : choose(c, process(c, raw, vocab, s, thread), vocab, s, thread);
+                        : sample_token(c, process(c, raw, vocab, s, thread), vocab, s, thread);
     if (token < 0 || token >= vocab) {
         write_nothing(r, i, MIN(token, TOKEN_NO_NUMBER), n_best);
         return;
@@ -315,7 +325,7 @@ static void sample_row(void *arg, int32_t task, int32_t thread)
     }
 }
 
-/* Scratch for the widest vocabulary seen; made at the first step. */
+/* Allocate scratch, for the widest vocabulary seen. */
 static int prepare(struct cpu_backend *c, int32_t vocab)
 {
     if (vocab <= c->sample_vocab) {
@@ -337,7 +347,7 @@ void cpu_sample(struct backend *b, struct mat logits, int32_t first)
     struct cpu_backend *c = cpu_of(b);
     const struct batch *batch = &c->batch;
 
-    if (cpu_draws(c) && prepare(c, logits.cols) < 0) {
+    if (cpu_samples_tokens(c) && prepare(c, logits.cols) < 0) {
         cpu_fail(c, ERR_NOMEM, "out of memory for sampling");
         return;
     }
@@ -350,8 +360,8 @@ void cpu_sample(struct backend *b, struct mat logits, int32_t first)
         end++;
     }
     struct sample_job job = {.c = c, .logits = logits, .first_logits = first, .first_sample = from};
-    if (cpu_draws(c)) {
+    if (cpu_samples_tokens(c)) {
         cpu_pool_run(c->pool, end - from, sample_row, &job);
     }
-    cpu_share_tokens(c, from, end);
+    cpu_broadcast_tokens(c, from, end);
 }

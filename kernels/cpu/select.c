@@ -1,7 +1,8 @@
-/* Threshold selection by radix: sample_order maps z to an integer that orders alike;
- * eleven, eleven and ten bits at a time, a histogram of counts (top-k) or of masses
- * (top-p) tells which bucket holds the threshold. Three passes over the survivors,
- * whatever the distribution, and the same answer in any order of them.
+/* Selection by threshold, as a radix search: sample_order maps z to an integer of the
+ * same order, whose eleven, eleven and ten bits are decided in three passes. In each, a
+ * histogram of counts (top-k) or of masses (top-p) tells which bucket holds the
+ * threshold. The cost does not depend on the distribution, nor the result on the order
+ * of the survivors.
  */
 #include "kernels/cpu/select.h"
 
@@ -12,13 +13,13 @@
 
 enum { RADIX_BITS = 11, RADIX_BUCKETS = 1 << RADIX_BITS };
 
-/* The greatest key t such that the weights of the survivors with key >= t sum to at
- * least `goal` (1 <= goal <= the sum of all). Weight: 1 each, or the mass. */
+/* The greatest key t for which the survivors with key >= t sum to at least `goal`, 1 <=
+ * goal <= the sum of all. Each counts as 1 or, by_mass, as its mass. */
 static uint32_t threshold_key(const struct cpu_survivor *s, int32_t n, uint64_t goal, bool by_mass)
 {
     static const int shifts[] = {21, 10, 0};
     uint32_t prefix = 0;
-    uint32_t decided = 0; /* mask of the bits that `prefix` holds */
+    uint32_t decided = 0; /* mask of the bits known in `prefix` */
 
     for (size_t pass = 0; pass < ARRAY_LEN(shifts); pass++) {
         uint64_t bucket[RADIX_BUCKETS] = {0};
@@ -72,7 +73,7 @@ uint64_t survivor_mass(const struct cpu_survivor *s, int32_t n)
     return total;
 }
 
-/* ---- the n best, by a heap whose root is the worst kept ---- */
+/* ---- the n greatest, by a heap with the worst of them at its root ---- */
 
 struct heap {
     const float *v;
@@ -136,7 +137,7 @@ int32_t select_best(const float *v, int32_t n_values, int32_t n, int32_t *ret_in
         }
     }
     int32_t found = h.n;
-    while (h.n > 1) { /* the worst goes to the end: greatest first */
+    while (h.n > 1) { /* the worst moves to the end, which leaves the greatest first */
         heap_swap(&h, 0, --h.n);
         heap_sink(&h, 0);
     }

@@ -1,5 +1,5 @@
-/* What a stage of a pipeline hands to the next (pipeline.h), on the CPU: the residual
- * stream of a part of a step. */
+/* Pipeline parallelism on CPUs (pipeline.h): a stage sends the residual stream of a
+ * micro-batch to the next one. */
 #include "kernels/comm/pipeline.h"
 #include "kernels/cpu/cpu.h"
 
@@ -15,7 +15,8 @@ static void check(struct cpu_backend *c, int rc, const struct err *e)
     }
 }
 
-/* A mat of ours has no gaps between its rows, or is sent row by row. */
+/* The mat goes as one run of bytes if its rows have no gaps between them, else as one
+ * run per row. Returns the bytes of a run. */
 static size_t run_of(struct mat x, int32_t *ret_runs)
 {
     bool whole = x.stride == x.cols;

@@ -1,8 +1,8 @@
 /* A step's state on the CPU: the batch's copy, block copies, block tables, results.
  *
- * Everything is done when step_end returns; step_wait only hands out the oldest results
- * not asked for. The tokens of the step before stay in `tokens`, where token_src looks
- * them up.
+ * A step is done when step_end returns; step_wait only hands out the oldest results not
+ * yet waited for. The tokens of the step before stay in cpu_backend.tokens, where
+ * token_src finds them.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -52,14 +52,14 @@ void cpu_steps_release(struct cpu_backend *c)
     free(c->arena);
 }
 
-/* One array of the batch: where its pointer is, how many bytes it holds. */
+/* One array of the batch. */
 struct batch_array {
-    const void **at;
+    const void **at; /* the batch's pointer to it */
     size_t n_bytes;
 };
 
-/* Point c->batch's arrays at copies of them. The arena grows to the largest step seen
- * and stays. */
+/* Replace c->batch's arrays by copies in the arena, which grows to the largest step
+ * seen. */
 static int copy_arrays(struct cpu_backend *c, struct err *e)
 {
     struct batch *b = &c->batch;
@@ -125,7 +125,7 @@ static int check_batch(const struct cpu_backend *c, const struct batch *b, struc
     return 0;
 }
 
-/* Room for the best tokens of this step's samples. */
+/* Allocate space for the best tokens of this step's samples. */
 static int prepare_results(struct cpu_backend *c, struct err *e)
 {
     struct cpu_results *r = cpu_results_now(c);
@@ -153,7 +153,7 @@ static int prepare_results(struct cpu_backend *c, struct err *e)
     return 0;
 }
 
-/* Blocks as they lie in one pool, keys and values and the tokens' ids. */
+/* The blocks of the device or of the host: keys and values, and the tokens' ids. */
 struct pool_view {
     char *kv;
     int32_t *token;
@@ -181,7 +181,7 @@ static void copy_blocks(struct cpu_backend *c, const struct block_copy *copy, in
     }
 }
 
-/* The ids of the step's tokens, where their keys and values go. */
+/* Note the ids of the step's tokens at their slots. */
 static void note_tokens(struct cpu_backend *c)
 {
     for (int32_t i = 0; i < c->batch.n_tokens; i++) {
@@ -225,7 +225,7 @@ int cpu_step_begin(struct backend *b, const struct batch *batch, struct err *e)
     c->in_step = true;
     struct err why;
     if (c->failed.code == 0 && (rc = stage_tokens_begin(&c->tokens, &c->batch, &why)) < 0) {
-        cpu_fail(c, rc, why.text); /* step_end tells */
+        cpu_fail(c, rc, why.text); /* step_end reports it */
     }
     update_tables(c);
     if (c->kv_data) {

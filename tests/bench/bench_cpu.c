@@ -1,13 +1,12 @@
-/* What the CPU backend gets out of the machine: read bandwidth and multiply-add peak,
- * and linear and attention against them.
+/* The CPU backend against the machine's limits: linear, attention and sampling, as
+ * fractions of the read bandwidth and multiply-add peak measured first.
  *
  *     build/tests/bench/bench_cpu [--threads N] [--seconds S] [--clock cpu] [--rows N]
  *                                 [read|peak|gemv|gemm|attention|sample]...
  *
- * `--clock cpu` counts this process's processor time divided by its threads: for
- * compute-bound lines on a busy machine. Every line gives a rate and its share of the
- * ceiling measured in the same run. Weights of the decode lines are larger than the
- * last-level cache and each is used once a round, as in a model.
+ * `--clock cpu` takes this process's processor time divided by its threads, for
+ * compute-bound lines on a busy machine. The weights of the decode lines are larger
+ * than the last-level cache, and each is used once per round, as in a model.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,8 +64,7 @@ struct reader {
 };
 
 #if defined(__x86_64__)
-/* Four streams of loads, the best of what was tried (one stream gets about half of
- * it). */
+/* Four streams of loads: one stream alone does not reach the read bandwidth. */
 __attribute__((target("avx2"))) static uint64_t read_range(const char *p, int64_t n)
 {
     __m256i a = _mm256_setzero_si256(), b = a, c = a, d = a;
@@ -219,7 +217,7 @@ static struct mat random_mat(struct backend *b, int32_t rows, int32_t cols, enum
     return m;
 }
 
-/* A dummy weight: random, as the backend makes it. */
+/* A dummy weight, whose random values the backend makes. */
 static struct mat weight(struct backend *b, int32_t rows, int32_t cols, enum dtype t)
 {
     struct err e = {0};
@@ -238,8 +236,8 @@ struct shape {
     int32_t out, in;
 };
 
-/* Rate of one shape: rounds over copies of the weight that together pass the last-level
- * cache. Returns seconds a call. */
+/* Seconds per call of one shape: rounds over copies of the weight that together exceed
+ * the last-level cache. */
 static double time_linear(struct backend *b, const struct shape *s, enum dtype t, int32_t rows,
                           int64_t total_bytes)
 {
@@ -500,7 +498,7 @@ int main(int argc, char **argv)
         chosen(argc, argv, "attention")) {
         measure_peak(pool);
     }
-    cpu_pool_free(pool); /* its helpers would hold the cores the backend's are pinned to */
+    cpu_pool_free(pool); /* its threads would take the cores of the backend's */
     if (chosen(argc, argv, "gemv")) {
         measure_linear(1, DTYPE_BF16);
     }

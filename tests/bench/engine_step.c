@@ -1,12 +1,12 @@
-/* Engine host time a step: the null executor behind a pause, N sequences decoding,
- * everything real but the model and HTTP.
+/* The engine's host time per step: N sequences decode on the null executor with a
+ * delay; all is real except for the model and HTTP.
  *
  *     build/tests/bench/engine_step [steps]
  *
- * One line for 1, 256 and 1024 running: the engine thread's own time a step (struct
- * engine_stats.step_host_s: plan, pack, launch, commit, deltas; not the wait), and the
- * output thread's processor time a token. Then 256 sequences of 4096 tokens, of as many
- * different ids, without penalties and with them.
+ * One line each for 1, 256 and 1024 running: the engine thread's own time per step
+ * (engine_stats.step_host_s: plan, pack, launch, commit, deltas, without the wait), and
+ * the output thread's processor time per token. Then 256 sequences of 4096 tokens, all
+ * of different ids, with and without penalties.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -35,8 +35,8 @@ static void flush(struct sink *s)
                           memory_order_relaxed);
 }
 
-/* The null executor, with a wait that takes as long as a device would: the output side
- * keeps up, as it does in earnest. */
+/* The null executor with waits as long as a device's, so that the output thread keeps
+ * up as it does in service. */
 struct delayed {
     struct executor base;
     struct executor *inner;
@@ -72,7 +72,7 @@ static void die(const struct err *e)
     exit(1);
 }
 
-/* What runs: so many sequences behind prompts of so many tokens. */
+/* The load: the number of sequences and the length of their prompts. */
 struct load {
     int32_t n_running, n_prompt;
     bool penalties;
@@ -95,7 +95,7 @@ static struct engine *open_engine(struct sink *sink, int64_t pause_us)
         die(&e);
     }
     p->pause_us = pause_us;
-    p->inner->info.vocab = VOCAB; /* of prompts: what it draws are bytes */
+    p->inner->info.vocab = VOCAB; /* of prompts; its output tokens are bytes */
     p->base = (struct executor){.info = p->inner->info,
                                 .launch = delayed_launch,
                                 .wait = delayed_wait,

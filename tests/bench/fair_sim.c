@@ -1,7 +1,8 @@
-/* What a flood of one tenant does to another who asks once a second, in virtual time:
- * the scheduler that serves, a device that takes fixed + tokens * per_token + context *
- * per_context for a step, look-ahead of one. No load on the machine changes it.
- * tests/bench/fairness measures the same with a real server.
+/* The time to first token of a tenant that sends one request a second while another
+ * tenant floods the server, in virtual time: the real scheduler, look-ahead of one, and
+ * a device whose step takes fixed + tokens * per_token + context * per_context. Results
+ * do not depend on the load of the machine. tests/bench/fairness measures the same with
+ * a real server.
  *
  *     build/tests/bench/fair_sim [--seconds N] [--flood N] [--prompt N] [--tokens N]
  */
@@ -39,7 +40,7 @@ struct run {
     struct sched *sched;
     struct sched_config config;
     struct plan plan[DEPTH + 1];
-    /* when the steps in flight end, and the device with them */
+    /* when each step in flight ends; when the device is free */
     int64_t end_us[DEPTH + 1], free_us;
     uint64_t launched, committed;
     struct launch_delay pace;
@@ -136,7 +137,7 @@ static void take_requests(struct run *r)
     }
 }
 
-/* As engine/loop/loop.c does it. */
+/* One turn of the loop, as in engine/loop/loop.c. */
 static void turn(struct run *r)
 {
     take_requests(r);
@@ -154,7 +155,7 @@ static void turn(struct run *r)
     }
     if (r->launched - r->committed > (n > 0 ? DEPTH : 0)) {
         commit(r);
-    } else if (n == 0) { /* idle until the next one asks */
+    } else if (n == 0) { /* idle until the next arrival */
         r->now_us = MAX(r->now_us + 1, (int64_t)r->n_asked * 1000000 + 500000);
     }
     decode_reap(r->sched, &r->out);

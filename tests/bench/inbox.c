@@ -1,12 +1,12 @@
 /* The request queue against Concurrency Kit's ck_ring (multi-producer, single
- * consumer): nanoseconds a request, producers and consumer running flat out, submitted
- * one by one and in sets of eight.
+ * consumer): nanoseconds per request at full load, submitted one by one and in sets of
+ * eight.
  *
  *     build/tests/bench/inbox [producers] [requests a producer]
  *
- * ck_ring has no sets and no limit of its own below its capacity, so its side is timed
- * with the same counter of waiting requests that all-or-none needs in front of it
- * ("ck_ring + count"), and bare ("ck_ring").
+ * ck_ring has neither sets nor a limit below its capacity. It is timed as it is
+ * ("ck_ring"), and with the counter of waiting requests that all-or-none submission
+ * needs in front of it ("ck_ring + count").
  */
 #include <ck_ring.h>
 #include <pthread.h>

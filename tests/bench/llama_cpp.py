@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Quire beside llama.cpp on the same weights and threads, in turns, because a machine's speed moves from run to run.
+"""Quire and llama.cpp on the same weights and threads, in turns, because a machine's speed varies between runs.
 
     LLAMA_CPP_BIN=/path/to/llama.cpp/build/bin tests/bench/llama_cpp.py MODEL_DIR MODEL.gguf [--rounds 5] [--threads 2]
 
-MODEL_DIR is a Hugging Face directory, MODEL.gguf the same weights (llama.cpp's convert_hf_to_gguf.py --outtype bf16).
-Each round runs every figure once for both; the line at the end gives the medians and the median of the rounds' ratios.
-`best way` runs llama-bench with its weights copied into huge pages. Decode is also told as a share of the best read bandwidth of
-the run (build/tests/bench/bench_cpu read, before each pair), and N clients at once meet `llama-server -np N`. Nothing else may run
-on the machine.
+MODEL_DIR is a Hugging Face directory, MODEL.gguf the same weights (llama.cpp's convert_hf_to_gguf.py --outtype
+bf16). Each round measures everything once for both; the last line of each gives the medians, and the median of
+the rounds' ratios. `best way` runs llama-bench with its weights copied into huge pages. Decode is also printed as
+a fraction of the best read bandwidth of the run (build/tests/bench/bench_cpu read, before each pair), and with N
+concurrent clients against `llama-server -np N`. Nothing else may run on the machine.
 """
 import argparse
 import contextlib
@@ -57,19 +57,19 @@ class Bench:
                               "--output-len", str(generate), "--json", "-"]))
 
     def read_gbs(self):
-        """The best read bandwidth of this moment; bench_cpu is built by `make bench`."""
+        """The read bandwidth, measured now; bench_cpu is built by `make bench`."""
         text = run([f"{os.path.dirname(self.args.quire)}/tests/bench/bench_cpu", "read", "--threads", str(self.args.threads)])
         return float(re.search(r"four streams: ([0-9.]+) GB/s", text)[1])
 
     def share_of_bandwidth(self):
-        """Bytes of the weights read a token, over what could be read in that time. A tied embedding is read once, as the head."""
+        """Weight bytes read per token, as a fraction of what could be read in that time. A tied embedding is read once, as the head."""
         size = sum(entry.stat().st_size for entry in os.scandir(self.args.model) if entry.name.endswith(".safetensors"))
         read = self.read_gbs()
         return size * self.quire(1, 16, self.args.tokens)["decode_tok_s"] / 1e9 / max(read, self.read_gbs())
 
     @contextlib.contextmanager
     def serving(self, command):
-        """A server of either kind on a free port, from its first healthy answer on."""
+        """A server of either kind on a free port, healthy."""
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
@@ -89,7 +89,7 @@ class Bench:
             server.wait()
 
     def clients(self, command):
-        """`quire bench serve` against a server: N clients of 64 tokens in and out. A first, short round is not counted."""
+        """`quire bench serve` against a server: N clients of 64 tokens in and out, after a short round that does not count."""
         n = self.args.clients
         with self.serving(command) as url, tempfile.NamedTemporaryFile("r") as out:
             for requests, prompt, generate in ((n, 8, 2), (self.args.requests or n, 64, 64)):
@@ -124,8 +124,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clients", type=int, default=16, help="at once, against the server; 0: none")
-    parser.add_argument("--requests", type=int, default=0, help="of all clients together; 0: one each")
-    parser.add_argument("--tokens", type=int, default=128, help="generated tokens of the one-stream figures")
+    parser.add_argument("--requests", type=int, default=0, help="of all clients together; 0: one per client")
+    parser.add_argument("--tokens", type=int, default=128, help="generated tokens with one stream")
     args = parser.parse_args()
     if args.tokens < 32:
         parser.error("--tokens must be at least 32: quire bench leaves out the first and last steps")

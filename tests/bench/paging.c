@@ -1,14 +1,13 @@
-/* What paging costs and what swapping brings, by block size: the device's part of
+/* The cost of paging in attention and of swapping, by block size: the device side of
  * figures 18 and 19 of the PagedAttention paper.
  *
  *     build/tests/bench/paging [--device cuda] [BLOCK SIZE ...]      8 to 256 where
  *                                                                    none is named
  *
- * Shape: Llama-3.1-8B (32 layers, 32/8 heads of 128, bf16: 128 KiB a token). For each
- * block size one line of JSON: one layer's decode attention for 8 and 32 sequences over
- * shuffled blocks, and for the same sequences in blocks that lie in order (what a cache
- * without pages would read); and a token's way to the host and back, 256 of them at a
- * time.
+ * Shape: Llama-3.1-8B (32 layers, 32/8 heads of 128, bf16: 128 KiB per token). One line
+ * of JSON per block size: one layer's decode attention for 8 and 32 sequences over
+ * shuffled blocks, and over contiguous ones (as a cache without pages would have them);
+ * and the time per token of swapping 256 tokens out and in.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,12 +22,12 @@ enum {
     DIM = 128,
     MAX_SEQS = 32,
     POOL_TOKENS = 65536,
-    /* as many as are pinned before the start ends, and as a recomputed prompt has */
+    /* as many as a recomputed prompt has, and no more than are pinned at start */
     SWAP_TOKENS = 256,
     HOST_TOKENS = SWAP_TOKENS,
     FILL_TOKENS = 8192,
     REPEATS = 9,
-    SWAP_REPEATS = 6, /* the best counts */
+    SWAP_REPEATS = 6, /* the best one counts */
     CALLS = 32,
 };
 
@@ -101,7 +100,7 @@ static int64_t wait_us(struct bench *p)
     return r.device_us;
 }
 
-/* Noise into every slot. */
+/* Write noise into every slot. */
 static void fill_cache(struct bench *p)
 {
     struct rope rope = {.rot_dim = 0};
@@ -140,8 +139,8 @@ static int by_time(const void *x, const void *y)
     return (a > c) - (a < c);
 }
 
-/* Microseconds of one layer's decode attention, layers in turn so that nothing is found
- * in the cache. */
+/* Microseconds of one layer's decode attention, with the layers in turn so that caches
+ * do not help. */
 static double attention_us(struct bench *p, int32_t n_seqs, int32_t context, const int32_t *block)
 {
     struct table_update update[MAX_SEQS];
@@ -189,9 +188,9 @@ static double attention_us(struct bench *p, int32_t n_seqs, int32_t context, con
     return (double)us[REPEATS / 2] / CALLS;
 }
 
-/* The best time for SWAP_TOKENS tokens' blocks, shuffled on the device. A step waits
- * for what comes back, so the first that comes back after the others left tells that
- * they are gone; its own way is in the time. */
+/* The best time for the blocks of SWAP_TOKENS tokens, shuffled on the device. A step
+ * waits for blocks that are swapped in, so the end of swapping out is seen by swapping
+ * one block in afterwards; that block's time is included. */
 static double swap_us(struct bench *p, bool out)
 {
     int32_t n = SWAP_TOKENS / p->block_size;
@@ -279,7 +278,7 @@ static void measure(const char *device, int32_t block_size)
         printf("}");
     }
     double in = swap_us(&p, false), gb = 4e-3 * LAYERS * KV_HEADS * DIM * SWAP_TOKENS;
-    /* less the block that comes back */
+    /* without the block that is swapped in afterwards */
     double out = swap_us(&p, true) - in * block_size / SWAP_TOKENS;
     printf("}, \"swap_out_us\": %.4f, \"swap_in_us\": %.4f, \"swap_out_gb_s\": %.1f, "
            "\"swap_in_gb_s\": %.1f}\n",

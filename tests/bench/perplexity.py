@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Perplexity of a text by a running server against transformers over the same weights.
+"""Perplexity of a text by a running server and by transformers, over the same weights.
 
     build/quire serve --model models/cache/smollm2 &
     tests/bench/perplexity.py --url http://127.0.0.1:8000 --model models/cache/smollm2 --tokens 65536 FILE...
 
-The text is cut into windows of --window tokens, each scored on its own (prompt log-probabilities on our side, float32 over
-the stored weights on theirs). Prints both perplexities and their ratio. Needs torch and transformers.
+The text is cut into windows of --window tokens, each scored on its own: by prompt log-probabilities of the server,
+and in float32 over the stored weights by transformers. Prints both perplexities and their ratio. Needs torch and
+transformers.
 """
 import argparse
 import json

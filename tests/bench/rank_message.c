@@ -1,15 +1,14 @@
-/* What a step's message to the ranks costs, without any model: in microseconds,
- * medians.
+/* The cost of sending a step to the ranks, without a model: medians in microseconds.
  *
  *     build/tests/bench/rank_message [--ranks N] [--seqs N] [--steps N] [--pause US]
  *
- * publish   rank 0: serialise the batch into the ring and wake who sleeps
+ * publish   rank 0: serialise the batch into the ring and wake sleeping ranks
  * read      another rank: check the message and point into it
  * arrive    from the beginning of publish to the last rank's end of read
  *
- * Ranks are threads over one mapping here, which is the same memory and the same
- * futexes as processes. They spin while steps come: arrive means something only where
- * there is a core for each. --pause US lets them fall asleep between steps. */
+ * Ranks are threads over one mapping, with the same memory and futexes as processes.
+ * They spin between steps, so `arrive` is meaningful only with a core for each; --pause
+ * US lets them fall asleep between steps. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -81,8 +80,8 @@ static void *taker_main(void *arg)
     return NULL;
 }
 
-/* Decoding, look-ahead, contexts of 500 tokens, a new block each for one sequence in
- * sixteen. */
+/* Decoding with look-ahead, contexts of 500 tokens; one sequence in sixteen gets a new
+ * block. */
 static void make_batch(struct batch *ret, int32_t n, const struct executor_info *x)
 {
     static int32_t token[MAX_SEQS], src[MAX_SEQS], position[MAX_SEQS], slot[MAX_SEQS],
@@ -149,7 +148,7 @@ static void pause_for(int32_t us)
     }
 }
 
-/* One step to all; when the last one had read it. */
+/* Send one step to all ranks. Returns when the last one had read it. */
 static int64_t one_step(struct bench *b, struct step_channel *l, struct batch *batch, int32_t i,
                         double *ret_publish_us)
 {

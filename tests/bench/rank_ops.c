@@ -1,11 +1,11 @@
-/* Times of sums over ranks through the backend seam, inside recorded steps: the fused
- * one against the library's.
+/* All-reduces through the backend seam, inside recorded steps: the fused kernel against
+ * the library's.
  *
  *     build/tests/bench/rank_ops --device cuda --ranks 2 [--cols 4096]
  *
- * A step of `rows` sums CALLS times; the figure is the device's time by call, the
- * median over steps, the slowest rank's. Rows of an uneven number of columns are none
- * of the fused kernel's, so they show what NCCL and a norm behind it take.
+ * A step has CALLS all-reduces of `rows` rows. The result is the device's time per
+ * call, the median over steps, of the slowest rank. The fused kernel does not take rows
+ * with an odd number of columns, so these give the time of NCCL followed by a norm.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,7 +58,7 @@ static int measure(struct rank_rig *r, int32_t rows, int32_t cols, struct mat x,
     return 0;
 }
 
-/* One kind of sum only: a recorded step is known by its rows. */
+/* One kind of sum per call, because a recorded step is identified by its rows alone. */
 static int figures(struct rank_rig *r, int32_t cols, const char *what, struct err *e)
 {
     static const int32_t rows[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 2048};

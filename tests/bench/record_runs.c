@@ -1,14 +1,14 @@
-/* What real texts do to a scheduler, recorded for `quire simulate`: how long they grow,
- * and how beams fork and die.
+/* Records runs of a real model for `quire simulate`: lengths of outputs, and how beams
+ * fork and die.
  *
  *     build/tests/bench/record_runs PROMPTS WIDTH [quire's options, --model DIR among them]
  *
- * PROMPTS has a prompt a line as a JSON string. WIDTH 0: each is sampled once
- * (temperature 1) until it ends, and a line "length PROMPT OUTPUT STOP" tells its
- * tokens and whether it ended by itself. Otherwise each is a beam search of that width,
- * and a line "beam WIDTH STEP STEP ..." has a word a step: for each live beam, best
- * first, the rank that its parent had in the step before, one letter each, a for the
- * best. All requests run together, as they would in the server.
+ * PROMPTS has one prompt per line, as a JSON string. With WIDTH 0 each is sampled once
+ * (temperature 1) until it ends; its line "length PROMPT OUTPUT STOP" gives its tokens,
+ * and whether it ended by itself. Otherwise each is a beam search of that width; its
+ * line "beam WIDTH STEP STEP ..." has one word per step, with one letter for each live
+ * beam, best first: the rank of its parent in the step before, a for the best. All
+ * requests run together, as they would in the server.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -138,8 +138,7 @@ static int32_t tips(const struct group *g, int32_t *ret)
     return n;
 }
 
-/* Which beams of the step before the live ones come from, if the step moved this
- * search. */
+/* Record the parents of the live beams, if the step advanced this search. */
 static void record_step(struct prompt *p)
 {
     int32_t now[LIMIT_CHOICES], n = tips(p->group, now);

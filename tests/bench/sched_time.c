@@ -1,11 +1,11 @@
-/* Host time of a step in the engine's heart, without any model: plan, pack and commit,
- * in microseconds.
+/* Host time of the scheduler per step, without a model: plan, pack and commit, medians
+ * in microseconds on one core.
  *
  *     build/tests/bench/sched_time [--steps N]
  *
- * Steady state of decoding with contexts of 500 tokens in blocks of 16, look-ahead as
- * with an executor of depth 1. The last lines show what waiting requests and cached
- * blocks cost: nothing, if all is O(1) in them. Medians; one core. */
+ * Steady state of decoding, with contexts of 500 tokens in blocks of 16 and look-ahead
+ * as with an executor of depth 1. The last lines add waiting requests and cached
+ * blocks, which must cost nothing: every operation is O(1) in them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -207,8 +207,8 @@ static void run(const struct bench *b, int32_t steps)
         if (i < warm) {
             continue;
         }
-        /* Groups with beams wait for their candidates: they plan in one turn and commit
-         * in the next. */
+        /* Groups with beams wait for their candidates: they are planned in one turn and
+         * committed in the next. */
         plan_us[n] = items > 0 ? planned - start : n > 0 ? plan_us[n - 1] : 0;
         pack_us[n] = items > 0 ? packed - planned : n > 0 ? pack_us[n - 1] : 0;
         commit_us[n] = commit > 0 ? commit : n > 0 ? commit_us[n - 1] : 0;
@@ -224,7 +224,7 @@ static void run(const struct bench *b, int32_t steps)
     free(commit_us);
 }
 
-/* In a process of its own, so that no heap is worn by the run before. */
+/* In a process of its own, so that each run starts with a fresh heap. */
 static void run_apart(const struct bench *b, int32_t steps)
 {
     int status = 1;

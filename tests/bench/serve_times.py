@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What a user of a server waits for: the start, and the first token of a long prompt that was seen before.
+"""Waiting times of a server's user: the start, and the first token of a long prompt that is cached.
 
     tests/bench/serve_times.py MODEL [--tokens 4096] [--rounds 3] [--quire build/quire] [-- options of quire serve]
 
-Ready: from exec to the first `ready` of /health; the first start of a round of them warms the page cache and does not count.
-Prefix hit: time to first token of a prompt of random ids, cold and then again, in pairs of fresh prompts; what the
-second time finds is told by usage.prompt_tokens_details.
+Ready: from exec to the first `ready` of /health; the first start warms the page cache and does not count. Prefix
+hit: time to first token of a prompt of random ids, cold and then again, in pairs of fresh prompts; the tokens found
+in the cache are those of usage.prompt_tokens_details.
 """
 import argparse
 import http.client
@@ -24,7 +24,7 @@ def free_port():
 
 
 class Server:
-    """A server from its start to its end; `ready_s` after the block has begun."""
+    """A running server as a context manager; ready_s: seconds from its start to ready."""
 
     def __init__(self, args):
         self.args = args
@@ -54,7 +54,7 @@ class Server:
             return False
 
     def first_token(self, prompt):
-        """Seconds to the first event, and the tokens found in the cache."""
+        """Returns the seconds to the first event, and the number of tokens found in the cache."""
         c = http.client.HTTPConnection("127.0.0.1", self.port)
         body = {"prompt": prompt, "max_tokens": 2, "temperature": 0, "ignore_eos": True, "stream": True,
                 "stream_options": {"include_usage": True}}

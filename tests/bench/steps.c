@@ -1,15 +1,17 @@
-/* Whole steps of a model with dummy weights on a backend, without the engine: decode at
- * a fixed batch and context, prefill.
+/* Whole steps of a model with dummy weights on a backend, without the engine: decodes
+ * of a fixed batch and context, prefills, and both in one step.
  *
  *     build/tests/bench/steps [--device cuda] --model DIR
  *         [[rs]BATCHxCONTEXT ... | pTOKENSxCONTEXT ... | mBATCHxCONTEXT+TOKENS ...]
  *
- * Decode: every sequence holds CONTEXT tokens and draws greedily; step N + 1 is
- * launched before step N is waited for, as the engine does. Prints the mean interval of
- * 64 steps, the device's own time, and tokens a second. pTxC: one chunk of T prompt
- * tokens that ends at length C. mBxC+T: B decodes and T tokens of prompts in one step.
- * sBxC draws at temperature 0.8, rBxC also with penalties, of prompts of half the
- * context; `host` is the time in which a step is handed to the device.
+ * BxC: a decode step of B sequences of C tokens, sampled greedily. sBxC: sampled at
+ * temperature 0.8; rBxC: with penalties too, where half of each context is prompt.
+ * pTxC: one chunk of T prompt tokens that ends at length C. mBxC+T: B decodes and T
+ * tokens of prompts in one step.
+ *
+ * Step N + 1 is launched before step N is waited for, as the engine does. Prints the
+ * mean interval of 64 steps, the device's own time, `host`, the time of handing a step
+ * to the device, and tokens per second.
  */
 #include <math.h>
 #include <stdio.h>
@@ -50,7 +52,7 @@ struct lists {
 static struct lists l;
 static int32_t *block; /* shuffled ids; sequence s owns [s * own, (s + 1) * own) */
 
-/* Tables for n_seqs sequences of `own` blocks each. */
+/* Set block tables for n_seqs sequences of `own` blocks each. */
 static void set_tables(struct batch *a, int32_t n_seqs, int32_t own)
 {
     for (int32_t s = 0; s < n_seqs; s++) {
@@ -97,7 +99,7 @@ static int64_t wait_us(void)
     return r.device_us;
 }
 
-/* What rows of a decode step ask for. */
+/* Sampling parameters of a decode step. */
 struct asked {
     float temperature;
     bool penalties;
@@ -115,7 +117,7 @@ static struct sample_row row_of(int32_t i, float temperature)
                                .mask_first = -1};
 }
 
-/* Ids of all kinds in every slot, as a model's own tokens are. */
+/* Write varied token ids to every slot, as a model's output would be. */
 static void note_tokens(void)
 {
     for (int32_t first = 0; first < BLOCKS * BLOCK; first += MAX_TOKENS) {
@@ -226,9 +228,9 @@ static void prefill(int32_t n, int32_t context)
     printf("prefill %5d of %6d: %9.1f us, %8.1f tok/s\n", n, context, best, n * 1e6 / best);
 }
 
-/* One step of n decodes at `context` and prompts of PROMPT tokens, `chunk` in all, the
- * last one cut off. Launched one ahead, as the engine does: the interval is what those
- * who decode wait for their next token. */
+/* Steps of n decodes at `context` with `chunk` tokens of prompts of PROMPT tokens, the
+ * last one cut off. The interval between steps is the inter-token latency of the
+ * decodes. */
 static void mixed(int32_t n, int32_t context, int32_t chunk)
 {
     enum { PROMPT = 512, REPEATS = 12 };

@@ -1,17 +1,16 @@
-/* What the clients of a GPU see, in virtual time: streams that ask again as soon as
- * they are answered, or requests that all come at once, before the scheduler that
- * serves, with look-ahead of one. A step takes what one H200 takes for the shape of
- * Llama-3.1-8B: its products by rows, as steps under load took them, the rest by
- * tokens, logits rows and context. So what a rule of the scheduler does is known before
- * it is on a GPU: it was within 3 % of `quire bench serve` with 64 and 256 streams. No
- * load on the machine changes it.
+/* Latencies and throughput of a GPU server in virtual time, to try scheduling rules
+ * without a GPU: the real scheduler, look-ahead of one, and streams that send their
+ * next request as soon as one is answered, or requests that all arrive at once. A step
+ * takes as long as on an H200 with the shape of Llama-3.1-8B: products by rows, under
+ * load, the rest by tokens, logits rows and context. Results do not depend on the load
+ * of the machine.
  *
  *     build/tests/bench/streams_sim [--streams N] [--requests N] [--prompt N] [--tokens N]
  *                                   [--itl-ms N] [--quantum N] [--workload FILE] [--steps FILE]
  *
- * A workload has a line "PROMPT OUTPUT" a request (scripts/make-workload). --steps
- * writes a line a step: its end in ms, tokens, decodes, running and waiting groups, and
- * its ms.
+ * A workload has one line "PROMPT OUTPUT" per request (scripts/make-workload). --steps
+ * writes one line per step: its end in ms, tokens, decodes, running and waiting groups,
+ * and its length in ms.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,14 +21,14 @@
 
 enum { STREAMS_MAX = 4096, REQUESTS_MAX = 1 << 16, SAMPLES = 20000, DEPTH = 1, LAYERS = 32 };
 
-/* Microseconds of a layer's four products by rows. */
+/* Microseconds of a layer's four products, by rows. */
 static const struct point {
     double rows, us;
 } PRODUCTS[] = {{1, 118},     {64, 130},    {128, 155},   {256, 212},   {320, 265},  {384, 310},
                 {512, 375},   {768, 544},   {1024, 710},  {1280, 884},  {1536, 998}, {1792, 1235},
                 {2048, 1357}, {2304, 1560}, {2560, 1628}, {2816, 1800}, {8192, 5170}};
 
-/* As the start measures it on such a device, which is not hot yet. */
+/* The cost model that the start-up measurement finds on such a device. */
 static const struct step_cost COST = {.fixed_us = 5028, .token_us = 14.58};
 
 struct options {
@@ -53,7 +52,7 @@ struct run {
     struct sched *sched;
     struct sched_config config;
     struct plan plan[DEPTH + 1];
-    /* of the steps in flight; free_us: the last one ends */
+    /* of the steps in flight; free_us: when the last of them ends */
     int64_t begin_us[DEPTH + 1], end_us[DEPTH + 1], free_us;
     uint64_t launched, committed;
     struct delta_out out;
@@ -63,7 +62,7 @@ struct run {
     int32_t n_streams, n_requests, n_asked, n_ended;
     int64_t n_tokens;
     struct spread itl, ttft; /* [all outputs], [n_requests] */
-    FILE *steps;             /* NULL: not told */
+    FILE *steps;             /* of --steps; NULL: none */
 };
 
 static void die(const char *what)
@@ -89,7 +88,7 @@ static int64_t step_us(const struct plan *p)
 {
     const double FIXED = 840, TOKEN = 1.95, LOGITS = 1.75, CONTEXT = 0.0305,
                  PROMPT_CONTEXT = 0.0006;
-    enum { FREE_LOGITS = 200 }; /* the head's weights are read anyway */
+    enum { FREE_LOGITS = 200 }; /* rows that cost nothing: the head's weights are read anyway */
     double us = FIXED + LAYERS * products_us(p->n_tokens) + TOKEN * p->n_tokens +
                 LOGITS * MAX(p->n_logits - FREE_LOGITS, 0);
 

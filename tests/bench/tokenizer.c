@@ -1,11 +1,11 @@
-/* Tokenizer measurements and comparisons, one thread:
+/* Speed of the tokenizer on one thread, and a filter for scripts that compare it:
  *
  *     tokenizer load DIR             milliseconds to open the tokenizer, best of ten
  *     tokenizer speed DIR FILE       encoding and decoding a text file
- *     tokenizer ids DIR              a filter for scripts: reads frames (uint32 length,
- *                                    bytes), answers each with a frame of int32: code, n,
- *                                    ids[n], then a frame of text: all ids decoded; then
- *                                    the ids streamed
+ *     tokenizer ids DIR              reads frames (uint32 length, bytes) and answers each
+ *                                    with a frame of int32 (code, n, ids[n]), a frame of
+ *                                    text with all ids decoded at once, and one with the
+ *                                    ids decoded as a stream
  */
 #include "models/tokenizer/tokenizer.h"
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Encoding speed of Quire's tokenizer beside Hugging Face tokenizers (Rust), one thread each, in turns.
+"""Encoding speed of Quire's tokenizer and of Hugging Face tokenizers (Rust), one thread each, in turns.
 
     tokenizer_vs_hf.py DIR TEXT [--tool build/tests/bench/tokenizer] [--rounds 5]
 
-The text is given whole to Quire; tokenizers gets it by paragraphs through encode_batch_fast, its quickest way (no offsets). The best of
-the rounds counts. Prints one line of JSON.
+Quire gets the text whole, tokenizers by paragraphs through encode_batch_fast, its fastest way (no offsets). The best
+of the rounds counts. Prints one line of JSON.
 """
 import argparse
 import json

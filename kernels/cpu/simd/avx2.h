@@ -1,9 +1,9 @@
-/* What the AVX2 files share: lanes, exp, loads of any type. Included by *_avx2.c
- * only. */
+/* Vector primitives of AVX2: what rows_vec.h and attention_vec.h need (vec_*, the same
+ * names as in neon.h), and what the tiles and panels of AVX2 and AVX-512 share. */
 #ifndef QUIRE_KERNELS_CPU_SIMD_AVX2_H
 #define QUIRE_KERNELS_CPU_SIMD_AVX2_H
 
-#ifdef __AVX2__ /* nothing for whoever checks that headers compile alone on the oldest machine */
+#ifdef __AVX2__ /* empty where a header is compiled alone, without -mavx2 */
 
 #include <immintrin.h>
 
@@ -11,7 +11,68 @@
 #include "kernels/cpu/simd/fetch.h"
 #include "kernels/cpu/simd/kernels.h"
 
-static inline float sum_lanes(__m256 v)
+#define VEC_LANES 8
+typedef __m256 vec;
+
+INLINE vec vec_set1(float x)
+{
+    return _mm256_set1_ps(x);
+}
+
+INLINE vec vec_broadcast(const float *x)
+{
+    return _mm256_broadcast_ss(x);
+}
+
+INLINE vec vec_load(const float *x)
+{
+    return _mm256_loadu_ps(x);
+}
+
+/* x a multiple of the vector's size. */
+INLINE vec vec_load_aligned(const float *x)
+{
+    return _mm256_load_ps(x);
+}
+
+INLINE void vec_store(float *x, vec v)
+{
+    _mm256_storeu_ps(x, v);
+}
+
+INLINE void vec_store_aligned(float *x, vec v)
+{
+    _mm256_store_ps(x, v);
+}
+
+INLINE vec vec_add(vec a, vec b)
+{
+    return _mm256_add_ps(a, b);
+}
+
+INLINE vec vec_sub(vec a, vec b)
+{
+    return _mm256_sub_ps(a, b);
+}
+
+INLINE vec vec_mul(vec a, vec b)
+{
+    return _mm256_mul_ps(a, b);
+}
+
+INLINE vec vec_max(vec a, vec b)
+{
+    return _mm256_max_ps(a, b);
+}
+
+/* a * b + c, rounded once. */
+INLINE vec vec_fma(vec a, vec b, vec c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+
+/* The sum of the lanes, always in the same tree. */
+static inline float vec_sum(__m256 v)
 {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
 
@@ -19,7 +80,8 @@ static inline float sum_lanes(__m256 v)
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
-static inline float max_lanes(__m256 v)
+/* The greatest lane. */
+static inline float vec_max_lane(__m256 v)
 {
     __m128 s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
 
@@ -27,9 +89,9 @@ static inline float max_lanes(__m256 v)
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
 
-/* e^x for x <= 88, 0 below -87.3; relative error about 1e-7. Cephes' reduction and
- * polynomial. */
-static inline __m256 exp8(__m256 x)
+/* e^x for x <= 88, 0 below -87.3; relative error about 1e-7. Range reduction and
+ * polynomial of Cephes. */
+static inline __m256 vec_exp(__m256 x)
 {
     __m256 low = _mm256_cmp_ps(x, _mm256_set1_ps(-87.3f), _CMP_LT_OQ);
     __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)),
@@ -49,8 +111,8 @@ static inline __m256 exp8(__m256 x)
     return _mm256_andnot_ps(low, _mm256_mul_ps(p, _mm256_castsi256_ps(e)));
 }
 
-/* Elements [i, i + 8) of an array of t. */
-INLINE __m256 load8(const void *x, enum dtype t, int64_t i)
+/* Elements [i, i + VEC_LANES) of an array of t. */
+INLINE __m256 vec_load_type(const void *x, enum dtype t, int64_t i)
 {
     if (t == DTYPE_F32) {
         return _mm256_loadu_ps((const float *)x + i);
@@ -60,8 +122,8 @@ INLINE __m256 load8(const void *x, enum dtype t, int64_t i)
                           : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
-/* Sixteen floats as the lanes meet them: when the stored rows are bfloat16 the even
- * ones first. */
+/* Sixteen floats of x in the order in which stored elements of type t reach the lanes:
+ * for bfloat16 the even ones first. */
 INLINE void split16(__m256 ret[2], const float *x, enum dtype t)
 {
     ret[0] = _mm256_loadu_ps(x);
@@ -74,8 +136,8 @@ INLINE void split16(__m256 ret[2], const float *x, enum dtype t)
     }
 }
 
-/* Eight rows of eight floats become eight columns. */
-INLINE void transpose8(__m256 r[8])
+/* Transpose 8 x 8 floats. */
+INLINE void vec_transpose(__m256 r[8])
 {
     __m256 a[8];
 

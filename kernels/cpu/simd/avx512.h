@@ -1,20 +1,21 @@
-/* What the two AVX-512 tile files share. Included by *_avx512*.c only. */
+/* Shared by the two AVX-512 tile files: the tile for rows of x packed as floats. */
 #ifndef QUIRE_KERNELS_CPU_SIMD_AVX512_H
 #define QUIRE_KERNELS_CPU_SIMD_AVX512_H
 
-#ifdef __AVX512F__ /* nothing for whoever checks that headers compile alone on the oldest machine */
+#ifdef __AVX512F__ /* empty where a header is compiled alone, without -mavx512f */
 
 #include <immintrin.h>
 #include <string.h>
 
 #include "kernels/cpu/simd/avx2.h"
 
-/* The sums over the lanes of four accumulators, always in the same tree. */
+/* Lower half + upper half. */
 INLINE __m256 fold16(__m512 a)
 {
     return _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
 }
 
+/* The sums over the lanes of four accumulators, always in the same tree. */
 INLINE __m128 sum4(__m512 a, __m512 b, __m512 c, __m512 d)
 {
     __m256 s =
@@ -26,7 +27,8 @@ INLINE __m128 sum4(__m512 a, __m512 b, __m512 c, __m512 d)
 /* Write the n_w x n_x accumulators as [n_w][n_x]. */
 INLINE void put_tile(float *sum, const __m512 *acc, const int n_w, const int n_x, bool add)
 {
-    /* with three, the fourth float belongs to the next row, which is written next */
+    /* where n_x is 3, the fourth float belongs to the next row, which is written
+     * next */
     const int step = n_x == 3 ? 3 : 4;
 
 #pragma GCC unroll 8
@@ -37,8 +39,8 @@ INLINE void put_tile(float *sum, const __m512 *acc, const int n_w, const int n_x
     }
 }
 
-/* Thirty-two floats as multiplied with float32 or float16 rows; the even ones first for
- * bfloat16 rows. */
+/* Pack thirty-two floats in the order in which stored elements of type t reach the
+ * lanes: for bfloat16 the even ones first. */
 INLINE void pack32(float *out, const float *x, enum dtype t)
 {
     __m512 a = _mm512_loadu_ps(x);
@@ -55,6 +57,7 @@ INLINE void pack32(float *out, const float *x, enum dtype t)
     _mm512_store_ps(out + 16, b);
 }
 
+/* cpu_tiles' pack, as floats. */
 INLINE void pack_floats(float *to, const float *const *x, int32_t n_x, int32_t n, enum dtype t)
 {
     for (int32_t at = 0; at < n; at += TILE_CHUNK) {
@@ -70,8 +73,8 @@ INLINE void pack_floats(float *to, const float *const *x, int32_t n_x, int32_t n
     }
 }
 
-/* Elements of thirty-two stored ones that meet lanes [0, 16) and [16, 32) of packed
- * x. */
+/* Of thirty-two stored elements, those that are multiplied with elements [0, 16) and
+ * [16, 32) of packed x. */
 INLINE __m512 stored_low(const void *w, enum dtype t)
 {
     if (t == DTYPE_BF16) {

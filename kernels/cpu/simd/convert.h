@@ -1,5 +1,5 @@
-/* Scalar conversions between float32 and the 16-bit floats, rounding to nearest even,
- * NaN kept. */
+/* Scalar conversions between float32 and the 16-bit floats. They round to nearest, ties
+ * to even; a NaN stays a NaN. */
 #ifndef QUIRE_KERNELS_CPU_SIMD_CONVERT_H
 #define QUIRE_KERNELS_CPU_SIMD_CONVERT_H
 
@@ -46,8 +46,8 @@ static inline float f16_load(uint16_t h)
     if (rest >= 0x7C00u) { /* infinity, NaN */
         return f32_of_bits(sign | 0x7F800000u | (rest & 0x3FFu) << 13);
     }
-    /* 2^112 corrects the exponent's bias, and makes normal numbers of the subnormal
-     * ones. */
+    /* The product with 2^112 corrects the exponent's bias and normalises subnormal
+     * numbers. */
     return f32_of_bits(sign | bits_of_f32(f32_of_bits(rest << 13) * 0x1p112f));
 }
 
@@ -82,6 +82,7 @@ static inline float dtype_load(const void *data, enum dtype t, int64_t i)
     return 0;
 }
 
+/* Element i of an array of `t` = f. */
 static inline void dtype_store(void *data, enum dtype t, int64_t i, float f)
 {
     switch (t) {

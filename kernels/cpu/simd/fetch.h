@@ -1,5 +1,4 @@
-/* What a tile fetches while it computes: all its rows `stream` bytes ahead, or (0) up
- * to two others, into the second-level cache, a line a chunk. */
+/* Software prefetch of the tiles, and the INLINE macro of all inner loops. */
 #ifndef QUIRE_KERNELS_CPU_SIMD_FETCH_H
 #define QUIRE_KERNELS_CPU_SIMD_FETCH_H
 
@@ -8,8 +7,8 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* A line that will be written: the other cores give it up at once. Where the
- * instruction is not known it does nothing. */
+/* Prefetch a cache line for writing, taking it from the other cores' caches. A no-op on
+ * processors that do not know the instruction. */
 INLINE void fetch_to_write(const void *line)
 {
 #if defined(__x86_64__)
@@ -19,12 +18,13 @@ INLINE void fetch_to_write(const void *line)
 #endif
 }
 
+/* What a tile prefetches into the second-level cache while it computes. */
 struct fetch {
-    int64_t stream;
-    const char *row[2];
+    int64_t stream;     /* bytes ahead of the tile's own rows; 0: `row` instead */
+    const char *row[2]; /* up to two rows that a later tile reads; NULL: none */
 };
 
-/* Once a chunk; n_lines of a chunk of a stored row. */
+/* To be called once per chunk; n_lines: cache lines of a chunk of a stored row. */
 INLINE void fetch_chunk(struct fetch *f, const char *const *row, const int n_w, const int n_lines)
 {
     if (f->stream != 0) {

@@ -1,11 +1,11 @@
-/* Run-time choice of instruction set. */
+/* Detection and choice of the instruction set at run time. */
 #include "kernels/cpu/simd/isa.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #ifdef __aarch64__
-enum { HAS_NEON = true }; /* every one of them has it */
+enum { HAS_NEON = true }; /* part of the architecture */
 #else
 enum { HAS_NEON = false };
 #endif
@@ -28,7 +28,8 @@ static bool has(enum cpu_isa isa)
     }
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    /* Every CPU with AVX2 has F16C too, a word that clang 14 does not know here. */
+    /* Not asked: F16C, which every CPU with AVX2 has, and which clang 14 does not
+     * accept as a name here. */
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");

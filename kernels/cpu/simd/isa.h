@@ -1,7 +1,8 @@
-/* Which instruction set the CPU backend runs on, found at start, never at build time.
+/* The instruction set of the CPU backend, chosen when it opens, not at build time.
  *
- * The environment variable QUIRE_CPU_ISA (plain, avx2, avx512, avx512bf16, neon) asks
- * for another, usually a lower one, so that tests reach every variant the machine has.
+ * By default it is the best that the machine has. The environment variable
+ * QUIRE_CPU_ISA (plain, avx2, avx512, avx512bf16, neon) selects another one that the
+ * machine has, so that tests reach every variant.
  */
 #ifndef QUIRE_KERNELS_CPU_SIMD_ISA_H
 #define QUIRE_KERNELS_CPU_SIMD_ISA_H
@@ -11,10 +12,10 @@
 enum cpu_isa { CPU_PLAIN, CPU_AVX2, CPU_AVX512, CPU_AVX512_BF16, CPU_NEON };
 
 const char *cpu_isa_name(enum cpu_isa isa);
-/* The best this machine and QUIRE_CPU_ISA allow; ERR_UNSUPPORTED when the variable
- * names one that is not there. */
+/* ERR_UNSUPPORTED: QUIRE_CPU_ISA names one that the machine does not have. */
 int cpu_isa_detect(enum cpu_isa *ret, struct err *e);
 
+/* A hint to the processor in a loop that spins. */
 static inline void cpu_relax(void)
 {
 #if defined(__x86_64__)

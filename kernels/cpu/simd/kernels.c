@@ -1,5 +1,5 @@
-/* The plain row functions, which are the specification of the others, and the choice of
- * a table. */
+/* The plain row functions, which are the specification of the others, and the table of
+ * each instruction set. */
 #include "kernels/cpu/simd/kernels.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 
 /* ---- rows ---- */
 
-/* Vectors made by cpu_weight are float32. */
+/* cpu_weight makes float32 of all vectors. */
 static void norm_row(float *out, const float *x, int32_t n, const struct norm *k)
 {
     const float *w = k->weight.data;
@@ -63,8 +63,8 @@ static void gate_row(float *out, const float *gate, const float *up, int32_t n, 
     }
 }
 
-static void finish_row(float *out, const float *sum, const float *bias, const float *residual,
-                       int32_t n, enum activation act)
+static void epilogue_row(float *out, const float *sum, const float *bias, const float *residual,
+                         int32_t n, enum activation act)
 {
     for (int32_t i = 0; i < n; i++) {
         float v = activate(act, bias != NULL ? sum[i] + bias[i] : sum[i]);
@@ -135,7 +135,7 @@ static int32_t survivors(struct cpu_survivor *out, const float *logits, int32_t 
     return found;
 }
 
-static void spread_rows(float *out, int32_t stride, const float *sum, int32_t n, int32_t n_x)
+static void transpose_sums(float *out, int32_t stride, const float *sum, int32_t n, int32_t n_x)
 {
     for (int32_t i = 0; i < n; i++) {
         for (int32_t x = 0; x < n_x; x++) {
@@ -149,17 +149,17 @@ void cpu_kernels_plain(struct cpu_kernels *k)
     *k = (struct cpu_kernels){.norm = norm_row,
                               .add = add_row,
                               .gate = gate_row,
-                              .finish = finish_row,
+                              .epilogue = epilogue_row,
                               .load = load_row,
                               .store = store_row,
                               .rotate = rotate_row,
                               .scan = scan_row,
                               .sum_exp = sum_exp_row,
                               .survivors = survivors,
-                              .spread = spread_rows};
+                              .transpose_sums = transpose_sums};
 }
 
-/* ---- choice ---- */
+/* ---- tables ---- */
 
 void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
 {
@@ -171,7 +171,7 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
         cpu_attention_avx2(k);
     }
     if (isa == CPU_AVX2) {
-        cpu_panels_avx2(k); /* the tiles of AVX-512 add up in another order */
+        cpu_panels_avx2(k); /* AVX-512's tiles sum in another order */
     }
     if (isa == CPU_AVX512) {
         cpu_tiles_avx512(k);

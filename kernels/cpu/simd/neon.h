@@ -1,9 +1,9 @@
-/* What the NEON files share: lanes, exp, loads of any type. Included by *_neon.c
- * only. */
+/* Vector primitives of NEON: what rows_vec.h and attention_vec.h need (vec_*, the same
+ * names as in avx2.h). */
 #ifndef QUIRE_KERNELS_CPU_SIMD_NEON_H
 #define QUIRE_KERNELS_CPU_SIMD_NEON_H
 
-#ifdef __aarch64__ /* nothing for whoever checks that headers compile alone on another machine */
+#ifdef __aarch64__ /* empty where a header is compiled alone on another machine */
 
 #include <arm_neon.h>
 #include <string.h>
@@ -11,6 +11,78 @@
 #include "kernels/cpu/simd/convert.h"
 #include "kernels/cpu/simd/fetch.h"
 #include "kernels/cpu/simd/kernels.h"
+
+#define VEC_LANES 4
+typedef float32x4_t vec;
+
+INLINE vec vec_set1(float x)
+{
+    return vdupq_n_f32(x);
+}
+
+INLINE vec vec_broadcast(const float *x)
+{
+    return vld1q_dup_f32(x);
+}
+
+INLINE vec vec_load(const float *x)
+{
+    return vld1q_f32(x);
+}
+
+/* x a multiple of the vector's size. */
+INLINE vec vec_load_aligned(const float *x)
+{
+    return vld1q_f32(x);
+}
+
+INLINE void vec_store(float *x, vec v)
+{
+    vst1q_f32(x, v);
+}
+
+INLINE void vec_store_aligned(float *x, vec v)
+{
+    vst1q_f32(x, v);
+}
+
+INLINE vec vec_add(vec a, vec b)
+{
+    return vaddq_f32(a, b);
+}
+
+INLINE vec vec_sub(vec a, vec b)
+{
+    return vsubq_f32(a, b);
+}
+
+INLINE vec vec_mul(vec a, vec b)
+{
+    return vmulq_f32(a, b);
+}
+
+INLINE vec vec_max(vec a, vec b)
+{
+    return vmaxq_f32(a, b);
+}
+
+/* a * b + c, rounded once. */
+INLINE vec vec_fma(vec a, vec b, vec c)
+{
+    return vfmaq_f32(c, a, b);
+}
+
+/* The sum of the lanes, always in the same tree. */
+INLINE float vec_sum(vec v)
+{
+    return vaddvq_f32(v);
+}
+
+/* The greatest lane. */
+INLINE float vec_max_lane(vec v)
+{
+    return vmaxvq_f32(v);
+}
 
 /* Up to four floats, n >= 1; lanes beyond are 0. */
 INLINE float32x4_t load_some(const float *x, int32_t n)
@@ -24,6 +96,7 @@ INLINE float32x4_t load_some(const float *x, int32_t n)
     return vld1q_f32(v);
 }
 
+/* The first n lanes; all four where n >= 4. */
 INLINE void store_some(float *x, float32x4_t v, int32_t n)
 {
     float some[4];
@@ -36,8 +109,8 @@ INLINE void store_some(float *x, float32x4_t v, int32_t n)
     }
 }
 
-/* Elements [i, i + 4) of an array of t. */
-INLINE float32x4_t load4(const void *x, const enum dtype t, int64_t i)
+/* Elements [i, i + VEC_LANES) of an array of t. */
+INLINE float32x4_t vec_load_type(const void *x, const enum dtype t, int64_t i)
 {
     if (t == DTYPE_F32) {
         return vld1q_f32((const float *)x + i);
@@ -47,9 +120,9 @@ INLINE float32x4_t load4(const void *x, const enum dtype t, int64_t i)
                           : vreinterpretq_f32_u32(vshll_n_u16(h, 16));
 }
 
-/* e^x for x <= 88, 0 below -87.3; relative error about 1e-7. Cephes' reduction and
- * polynomial. */
-INLINE float32x4_t exp4(float32x4_t x)
+/* e^x for x <= 88, 0 below -87.3; relative error about 1e-7. Range reduction and
+ * polynomial of Cephes. */
+INLINE float32x4_t vec_exp(float32x4_t x)
 {
     uint32x4_t low = vcltq_f32(x, vdupq_n_f32(-87.3f));
     float32x4_t n = vrndnq_f32(vmulq_n_f32(x, 1.44269504f));
@@ -66,6 +139,18 @@ INLINE float32x4_t exp4(float32x4_t x)
     int32x4_t e = vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23);
     return vreinterpretq_f32_u32(
         vbicq_u32(vreinterpretq_u32_f32(vmulq_f32(p, vreinterpretq_f32_s32(e))), low));
+}
+
+/* Transpose 4 x 4 floats. */
+INLINE void vec_transpose(float32x4_t r[4])
+{
+    float32x4x2_t a = vtrnq_f32(r[0], r[1]);
+    float32x4x2_t b = vtrnq_f32(r[2], r[3]);
+
+    r[0] = vcombine_f32(vget_low_f32(a.val[0]), vget_low_f32(b.val[0]));
+    r[1] = vcombine_f32(vget_low_f32(a.val[1]), vget_low_f32(b.val[1]));
+    r[2] = vcombine_f32(vget_high_f32(a.val[0]), vget_high_f32(b.val[0]));
+    r[3] = vcombine_f32(vget_high_f32(a.val[1]), vget_high_f32(b.val[1]));
 }
 
 #endif

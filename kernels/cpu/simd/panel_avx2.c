@@ -1,13 +1,14 @@
 /* Inner products of many rows of x with stored rows, AVX2 and FMA: an outer product
  * over panels.
  *
- * tile_avx2.c adds each product's elements up in eight lanes and the lanes in one tree.
- * Here the same sums are taken in the same order, so bits do not depend on which of the
- * two was called, but a lane at a time: panels lie as [lane][step][row], packed x as
- * [lane][tile][step][row], an accumulator holds one lane's sums of eight rows of w with
- * one of x, and lanes are added when all eight are there. So no sum goes across a
- * register, and of sixteen registers twelve are sums, three of w, one of x. Weights
- * become float32 and are turned once a panel, which pays from some ten rows of x on.
+ * tile_avx2.c sums the elements of a product in eight lanes, and the lanes in one tree.
+ * This file takes the same sums in the same order, so the bits do not depend on which
+ * of the two runs, but one lane at a time. Panels lie as [lane][step][row], packed x as
+ * [lane][tile][step][row]; an accumulator holds one lane's sums of eight rows of w with
+ * one row of x, and the lanes are added as they become complete. No sum crosses lanes
+ * of a register, and of the sixteen registers twelve hold sums, three w and one x.
+ * Weights are converted to float32 and transposed once per panel, which needs many rows
+ * of x to pay.
  */
 #include <immintrin.h>
 #include <string.h>
@@ -16,10 +17,10 @@
 
 enum {
     LANES = 8,
-    GROUP = 16, /* elements that give each lane two */
+    GROUP = 16, /* elements packed together: two for each lane */
     VECTORS = PANEL_ROWS / 8,
     SUMS = VECTORS * TILE_ROWS,
-    /* floats between lanes, which would else fall into one set of the cache */
+    /* floats between lanes, so that they do not fall into the same cache sets */
     LANE_PAD = PANEL_SLACK / LANES,
 };
 
@@ -33,8 +34,8 @@ static int64_t x_lane(int32_t n, int32_t n_tiles)
     return (int64_t)n / LANES * TILE_ROWS * n_tiles + LANE_PAD;
 }
 
-/* The elements of sixteen stored ones that the lanes take first (part 0) and then, as
- * tile_avx2.c does. */
+/* Of sixteen stored elements, those that the lanes take first (part 0) or second, as in
+ * tile_avx2.c. */
 INLINE __m256 lane_elements(const void *w, const enum dtype t, const int part)
 {
     if (t == DTYPE_BF16) {
@@ -42,7 +43,7 @@ INLINE __m256 lane_elements(const void *w, const enum dtype t, const int part)
         return _mm256_castsi256_ps(part == 0 ? _mm256_slli_epi32(both, 16)
                                              : _mm256_and_si256(both, _mm256_set1_epi32(-65536)));
     }
-    return load8(w, t, (int64_t)part * 8);
+    return vec_load_type(w, t, (int64_t)part * 8);
 }
 
 INLINE void pack_type(float *panel, const void *const *row, int64_t first, int32_t n,
@@ -60,7 +61,7 @@ INLINE void pack_type(float *panel, const void *const *row, int64_t first, int32
                     r[i] = lane_elements(
                         (const char *)row[8 * v + i] + (first + at) * dtype_bytes(t), t, part);
                 }
-                transpose8(r);
+                vec_transpose(r);
 #pragma GCC unroll 8
                 for (int l = 0; l < LANES; l++) {
                     _mm256_store_ps(
@@ -82,7 +83,7 @@ static void pack_rows(float *panel, const void *const *row, int64_t first, int32
     }
 }
 
-/* Four rows' eight lanes to one step of each lane. */
+/* Transpose four rows of eight lanes into one step of each lane. */
 INLINE void put_step(float *out, int64_t lane_stride, const __m256 r[TILE_ROWS])
 {
     __m256 low[2] = {_mm256_unpacklo_ps(r[0], r[1]), _mm256_unpackhi_ps(r[0], r[1])};
@@ -124,13 +125,13 @@ static void pack_x(float *out, int32_t tile, int32_t n_tiles, const float *const
     }
 }
 
-/* What is kept of a tile between its lanes: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))
- * needs three at a time. */
+/* Partial sums of a tile between its lanes: the tree
+ * ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)) needs up to three at a time. */
 struct partial {
     __m256 at[3][SUMS];
 };
 
-/* Lane l's sums join the tree. */
+/* Add lane l's sums into the tree. */
 INLINE void fold_lane(struct partial *p, const __m256 *a, const int l)
 {
     static const int place[LANES] = {0, 0, 1, 1, 1, 1, 2, 2};
@@ -149,7 +150,7 @@ INLINE void fold_lane(struct partial *p, const __m256 *a, const int l)
     }
 }
 
-/* Lane l of one tile, in registers while the lane's steps go by. */
+/* Lane l of one tile, summed in registers over the lane's steps. */
 INLINE void lane_tile(struct partial *p, const float *panel, const float *x, int32_t n_steps,
                       const int l)
 {
@@ -177,7 +178,7 @@ INLINE void lane_tile(struct partial *p, const float *panel, const float *x, int
     fold_lane(p, a, l);
 }
 
-INLINE void walk_on(struct line_walk *w, int32_t n)
+INLINE void prefetch_lines(struct line_prefetch *w, int32_t n)
 {
     for (int32_t i = 0; i < n && w->left > 0; i++, w->left--) {
         _mm_prefetch(w->at, _MM_HINT_T1);
@@ -189,9 +190,9 @@ INLINE void walk_on(struct line_walk *w, int32_t n)
     }
 }
 
-/* A lane's part of the panel stays in the first-level cache while the tiles meet it. */
+/* A lane of the panel stays in the first-level cache while all tiles use it. */
 static void panel_dots(float *sum, const float *panel, const float *x, int32_t tile, int32_t count,
-                       int32_t n_tiles, int32_t n, struct line_walk *ahead)
+                       int32_t n_tiles, int32_t n, struct line_prefetch *ahead)
 {
     struct partial p[PANEL_TILES];
     int32_t n_steps = n / LANES;
@@ -201,7 +202,7 @@ static void panel_dots(float *sum, const float *panel, const float *x, int32_t t
 #pragma GCC unroll 8
     for (int l = 0; l < LANES; l++) {
         for (int32_t t = 0; t < count; t++) {
-            walk_on(ahead, ahead->a_tile / LANES + 1);
+            prefetch_lines(ahead, ahead->per_tile / LANES + 1);
             lane_tile(&p[t], panel, x + t * tile_floats, n_steps, l);
         }
         panel += panel_lane(n);

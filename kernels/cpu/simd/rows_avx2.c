@@ -1,5 +1,5 @@
-/* The row functions of kernels.h for AVX2 with FMA and F16C: eight floats at a time,
- * tails by mask. */
+/* The row functions of kernels.h for AVX2 with FMA and F16C (see rows_vec.h): eight
+ * floats at a time, tails by mask. */
 #include <immintrin.h>
 #include <math.h>
 
@@ -13,8 +13,8 @@ static inline __m256i first_lanes(int32_t n)
     return _mm256_loadu_si256((const __m256i *)(tail_mask + 8 - n));
 }
 
-/* Up to eight floats, n >= 1; masked stores are slow on some processors, so only a tail
- * pays for being one. */
+/* Up to eight floats, n >= 1, the lanes beyond 0. Only tails are masked, because masked
+ * stores are slow on some processors. */
 static inline __m256 load_some(const float *x, int32_t n)
 {
     return n >= 8 ? _mm256_loadu_ps(x) : _mm256_maskload_ps(x, first_lanes(n));
@@ -30,42 +30,15 @@ static inline void store_some(float *x, __m256 v, int32_t n)
 }
 
 /* 1 / (1 + e^-x), from e^-|x| so that nothing overflows. */
-static inline __m256 sigmoid8(__m256 x)
+static inline vec vec_sigmoid(vec x)
 {
     __m256 sign = _mm256_set1_ps(-0.0f);
     __m256 one = _mm256_set1_ps(1.0f);
-    __m256 e = exp8(_mm256_or_ps(x, sign));
+    __m256 e = vec_exp(_mm256_or_ps(x, sign));
     __m256 top = _mm256_blendv_ps(one, e, x);
 
     return _mm256_div_ps(top, _mm256_add_ps(one, e));
 }
-
-static inline __m256 activate8(enum activation act, __m256 x)
-{
-    switch (act) {
-    case ACT_RELU:
-        return _mm256_max_ps(x, _mm256_setzero_ps());
-    case ACT_SILU:
-        return _mm256_mul_ps(x, sigmoid8(x));
-    case ACT_GELU_TANH: { /* (1 + tanh y) / 2 = sigmoid(2y) */
-        __m256 cube = _mm256_mul_ps(_mm256_mul_ps(x, x), x);
-        __m256 y = _mm256_fmadd_ps(cube, _mm256_set1_ps(0.044715f), x);
-        return _mm256_mul_ps(x, sigmoid8(_mm256_mul_ps(y, _mm256_set1_ps(1.59576912f))));
-    }
-    case ACT_GELU_ERF: {
-        float v[8];
-        _mm256_storeu_ps(v, x);
-        for (int i = 0; i < 8; i++) {
-            v[i] = 0.5f * v[i] * (1.0f + erff(v[i] * 0.70710678f));
-        }
-        return _mm256_loadu_ps(v);
-    }
-    default:
-        return x;
-    }
-}
-
-/* ---- loads and stores of any type ---- */
 
 static inline __m128i to_bf16(__m256 x)
 {
@@ -79,47 +52,14 @@ static inline __m128i to_bf16(__m256 x)
     return _mm_packus_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
 }
 
-static void load_row(float *out, const void *x, enum dtype t, int32_t n, float scale)
+INLINE void vec_store_type(void *out, enum dtype t, int64_t i, vec v)
 {
-    __m256 s = _mm256_set1_ps(scale);
-    int32_t i = 0;
-
-    for (; i + 8 <= n; i += 8) {
-        _mm256_storeu_ps(out + i, _mm256_mul_ps(load8(x, t, i), s));
+    if (t == DTYPE_F32) {
+        vec_store((float *)out + i, v);
+    } else {
+        __m128i h = t == DTYPE_F16 ? _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT) : to_bf16(v);
+        _mm_storeu_si128((__m128i *)((uint16_t *)out + i), h);
     }
-    for (; i < n; i++) {
-        out[i] = dtype_load(x, t, i) * scale;
-    }
-}
-
-static void store_row(void *out, enum dtype t, const float *x, int32_t n)
-{
-    int32_t i = 0;
-
-    for (; i + 8 <= n; i += 8) {
-        __m256 v = _mm256_loadu_ps(x + i);
-        if (t == DTYPE_F32) {
-            _mm256_storeu_ps((float *)out + i, v);
-        } else {
-            __m128i h = t == DTYPE_F16 ? _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT) : to_bf16(v);
-            _mm_storeu_si128((__m128i *)((uint16_t *)out + i), h);
-        }
-    }
-    for (; i < n; i++) {
-        dtype_store(out, t, i, x[i]);
-    }
-}
-
-/* ---- norm, add, activation ---- */
-
-static float mean_row(const float *x, int32_t n)
-{
-    __m256 sum = _mm256_setzero_ps();
-
-    for (int32_t i = 0; i < n; i += 8) {
-        sum = _mm256_add_ps(sum, load_some(x + i, n - i));
-    }
-    return sum_lanes(sum) / (float)n;
 }
 
 static float square_sum_row(const float *x, int32_t n, float mean)
@@ -135,31 +75,24 @@ static float square_sum_row(const float *x, int32_t n, float mean)
         a = _mm256_fmadd_ps(u, u, a);
         b = _mm256_fmadd_ps(v, v, b);
     }
-    float sum = sum_lanes(_mm256_add_ps(a, b));
+    float sum = vec_sum(_mm256_add_ps(a, b));
     for (; i < n; i++) {
         sum += (x[i] - mean) * (x[i] - mean);
     }
     return sum;
 }
 
-static void norm_row(float *out, const float *x, int32_t n, const struct norm *k)
+INLINE vec vec_mul2_sub(vec a, vec b, vec c, vec d)
 {
-    const float *w = k->weight.data;
-    const float *bias = k->bias.data;
-    float mean = k->kind == NORM_LAYER ? mean_row(x, n) : 0;
-    float inv = 1.0f / sqrtf(square_sum_row(x, n, mean) / (float)n + k->eps);
-    __m256 vm = _mm256_set1_ps(mean);
-    __m256 vi = _mm256_set1_ps(inv);
-    __m256 off = _mm256_set1_ps(k->weight_offset);
-
-    for (int32_t i = 0; i < n; i += 8) {
-        int32_t left = n - i;
-        __m256 v = _mm256_mul_ps(_mm256_sub_ps(load_some(x + i, left), vm), vi);
-        v = _mm256_mul_ps(v, _mm256_add_ps(load_some(w + i, left), off));
-        v = bias ? _mm256_add_ps(v, load_some(bias + i, left)) : v;
-        store_some(out + i, v, left);
-    }
+    return _mm256_fmsub_ps(a, b, _mm256_mul_ps(c, d));
 }
+
+INLINE vec vec_mul2_add(vec a, vec b, vec c, vec d)
+{
+    return _mm256_fmadd_ps(a, b, _mm256_mul_ps(c, d));
+}
+
+#include "kernels/cpu/simd/rows_vec.h"
 
 static void add_row(float *x, const float *y, int32_t n)
 {
@@ -170,41 +103,6 @@ static void add_row(float *x, const float *y, int32_t n)
     }
     for (; i < n; i++) {
         x[i] += y[i];
-    }
-}
-
-static void gate_row(float *out, const float *gate, const float *up, int32_t n, enum activation act)
-{
-    for (int32_t i = 0; i < n; i += 8) {
-        int32_t left = n - i;
-        __m256 v = activate8(act, load_some(gate + i, left));
-        store_some(out + i, _mm256_mul_ps(v, load_some(up + i, left)), left);
-    }
-}
-
-static void finish_row(float *out, const float *sum, const float *bias, const float *residual,
-                       int32_t n, enum activation act)
-{
-    for (int32_t i = 0; i < n; i += 8) {
-        int32_t left = n - i;
-        __m256 v = load_some(sum + i, left);
-        v = bias ? _mm256_add_ps(v, load_some(bias + i, left)) : v;
-        v = act != ACT_NONE ? activate8(act, v) : v;
-        v = residual ? _mm256_add_ps(v, load_some(residual + i, left)) : v;
-        store_some(out + i, v, left);
-    }
-}
-
-static void rotate_row(float *head, const float *cos_sin, int32_t half)
-{
-    for (int32_t i = 0; i < half; i += 8) {
-        int32_t left = half - i;
-        __m256 x = load_some(head + i, left);
-        __m256 y = load_some(head + half + i, left);
-        __m256 c = load_some(cos_sin + i, left);
-        __m256 s = load_some(cos_sin + half + i, left);
-        store_some(head + i, _mm256_fmsub_ps(x, c, _mm256_mul_ps(y, s)), left);
-        store_some(head + half + i, _mm256_fmadd_ps(y, c, _mm256_mul_ps(x, s)), left);
     }
 }
 
@@ -224,34 +122,12 @@ static struct row_scan scan_row(const float *x, int32_t n)
         bad = _mm256_or_ps(bad, _mm256_cmp_ps(v, inf, _CMP_NLT_UQ));
     }
     struct row_scan s = {.bad = _mm256_movemask_ps(bad) != 0};
-    s.max = s.bad ? NAN : max_lanes(best);
+    s.max = s.bad ? NAN : vec_max_lane(best);
     for (; i < n; i++) {
         s.bad = s.bad || !(x[i] < INFINITY);
         s.max = x[i] > s.max ? x[i] : s.max;
     }
     return s;
-}
-
-/* Lanes are added up in double every 1024 elements, so that a wide vocabulary loses
- * nothing. */
-static double sum_exp_row(const float *x, int32_t n, float max)
-{
-    __m256 m = _mm256_set1_ps(max);
-    double total = 0;
-
-    for (int32_t from = 0; from < n; from += 1024) {
-        int32_t end = MIN(n, from + 1024);
-        __m256 a = _mm256_setzero_ps();
-        int32_t i = from;
-        for (; i + 8 <= end; i += 8) {
-            a = _mm256_add_ps(a, exp8(_mm256_sub_ps(_mm256_loadu_ps(x + i), m)));
-        }
-        total += (double)sum_lanes(a);
-        for (; i < end; i++) {
-            total += (double)expf(x[i] - max);
-        }
-    }
-    return total;
 }
 
 /* sample_exp of kernels/noise.h, eight at a time: the same operations, none fused. */
@@ -276,8 +152,8 @@ static inline __m256 sample_exp8(__m256 z)
     return _mm256_and_ps(in_range, _mm256_mul_ps(p, _mm256_castsi256_ps(e)));
 }
 
-/* The masses of eight tokens added to four sums: whole numbers below 2^53, so that
- * doubles hold them exactly. */
+/* Add the masses of eight tokens to four sums: integers below 2^53, which doubles hold
+ * exactly. */
 static inline __m256d add_masses(__m256d sum, __m256 exp_z)
 {
     __m256 scaled = _mm256_mul_ps(exp_z, _mm256_set1_ps(0x1p40f));
@@ -325,7 +201,7 @@ static int32_t survivors(struct cpu_survivor *out, const float *logits, int32_t 
                     .z = zs[i], .token = t + i, .mass = (uint64_t)(ps[i] * 0x1p40f)};
             }
         }
-        if (t % 8192 == 0) { /* 2048 masses of at most 2^40 a sum */
+        if (t % 8192 == 0) { /* at most 2048 masses of at most 2^40 in a sum */
             total += take_masses(sum);
             sum = _mm256_setzero_pd();
         }
@@ -336,7 +212,7 @@ static int32_t survivors(struct cpu_survivor *out, const float *logits, int32_t 
 
 /* ---- sums of tiles to rows ---- */
 
-static void spread_rows(float *out, int32_t stride, const float *sum, int32_t n, int32_t n_x)
+static void transpose_sums(float *out, int32_t stride, const float *sum, int32_t n, int32_t n_x)
 {
     int32_t i = 0;
 
@@ -363,12 +239,12 @@ void cpu_kernels_avx2(struct cpu_kernels *k)
     k->norm = norm_row;
     k->add = add_row;
     k->gate = gate_row;
-    k->finish = finish_row;
+    k->epilogue = epilogue_row;
     k->load = load_row;
     k->store = store_row;
     k->rotate = rotate_row;
     k->scan = scan_row;
     k->sum_exp = sum_exp_row;
     k->survivors = survivors;
-    k->spread = spread_rows;
+    k->transpose_sums = transpose_sums;
 }

@@ -1,12 +1,12 @@
 /* Inner products of stored rows with packed rows of activations, AVX2 and FMA.
  *
- * Rows are summed along their elements, sixteen at a time, into eight lanes an
- * accumulator; nothing is transposed or repacked, because weights lie as [out, in] and
- * are converted in registers. A bfloat16 is the upper half of a float32: of sixteen
- * loaded, a shift yields the even and a mask the odd ones, so x is packed with the even
- * elements of sixteen first. Tiles hold twelve accumulators (three rows of w by four of
- * x), enough to hide the FMA's latency; with one row of x the loop is bound by memory,
- * and four rows of w in parallel are four streams of loads.
+ * Rows are summed along their elements, sixteen at a time, into accumulators of eight
+ * lanes. Weights are used as stored, [out, in], and converted in registers. A bfloat16
+ * is the upper half of a float32: of sixteen loaded, a shift gives the even and a mask
+ * the odd ones, so x is packed with the even elements of each sixteen first. A tile has
+ * twelve accumulators (three rows of w by four of x), enough to hide the latency of
+ * FMA. With one row of x the loop is bound by memory, and reads four rows of w as four
+ * streams.
  */
 #include <immintrin.h>
 #include <string.h>
@@ -15,15 +15,16 @@
 
 enum { K_BLOCK = 2048 };
 
-/* All sixteen registers are taken: twelve sums, three rows of w, one of x. The compiler
- * must not keep what it has loaded for a second use, which would push sums out to
- * memory; after this it takes a pointer for a new one. */
+/* Makes the compiler take `pointer` for a new one. All sixteen registers are in use
+ * (twelve sums, three rows of w, one of x), so it must not keep a loaded value for a
+ * second use, which would spill sums to memory. */
 #define FORGET(pointer) __asm__("" : "+r"(pointer))
 
 static const _Alignas(32) int32_t upper_halves[8] = {-65536, -65536, -65536, -65536,
                                                      -65536, -65536, -65536, -65536};
 
-/* Elements of sixteen stored ones that meet lanes [0, 8) and [8, 16) of packed x. */
+/* Of sixteen stored elements, those that are multiplied with elements [0, 8) and [8,
+ * 16) of packed x. */
 INLINE __m256 stored_low(const void *w, enum dtype t)
 {
     if (t == DTYPE_BF16) {
@@ -62,7 +63,7 @@ INLINE void put_tile(float *sum, const __m256 *acc, const int n_w, const int n_x
 {
     const __m256 zero = _mm256_setzero_ps();
 
-    if (n_x == 3) { /* the fourth float belongs to the next row, which is written next */
+    if (n_x == 3) { /* the fourth float is the next row's, which is written after it */
         for (int w = 0; w < n_w; w++) {
             put4(sum + 3 * w, sum4(acc[3 * w], acc[3 * w + 1], acc[3 * w + 2], zero), add);
         }
@@ -73,8 +74,8 @@ INLINE void put_tile(float *sum, const __m256 *acc, const int n_w, const int n_x
     }
 }
 
-/* One tile: n_w rows of w, n_x of x, n_chunks chunks of 32 elements. All but the last
- * three are constants. */
+/* One tile: n_w rows of w, n_x of x, n_chunks chunks of 32 elements (see
+ * tile_rows.h). */
 INLINE void tile(float *sum, const char *const *w, const void *packed, const enum dtype t,
                  const int n_w, const int n_x, int32_t n_chunks, bool add, struct fetch *fetch)
 {

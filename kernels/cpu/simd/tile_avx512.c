@@ -1,5 +1,5 @@
-/* Inner products of stored rows with packed rows of activations, AVX-512: tile_avx2.c
- * with sixteen lanes and up to twenty-four sums.
+/* Inner products of stored rows with packed rows of activations, AVX-512: as
+ * tile_avx2.c, with sixteen lanes and up to twenty-four accumulators.
  */
 #include "kernels/cpu/simd/avx512.h"
 

@@ -1,6 +1,6 @@
-/* Inner products with AVX-512's bfloat16 instruction: 32 products a lane group at a
- * time, rows as stored, x rounded to bfloat16 (which is what a GPU's activations are
- * with bfloat16 weights). Other types go as in tile_avx512.c.
+/* Inner products with AVX-512's bfloat16 instruction, 32 products at a time: rows as
+ * stored, x rounded to bfloat16 (the type that a GPU's activations have with bfloat16
+ * weights). Other types as in tile_avx512.c.
  */
 #include "kernels/cpu/simd/avx512.h"
 

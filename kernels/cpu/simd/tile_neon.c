@@ -1,26 +1,28 @@
 /* Inner products of stored rows with packed rows of activations, NEON.
  *
- * The same eight lanes a sum as in tile_avx2.c, as two registers of four, and the same
- * packing of x for bfloat16: of eight loaded, a shift yields the even and a mask the
- * odd ones. Of 32 registers up to 24 are sums: three rows of w by four of x.
+ * As in tile_avx2.c a sum has eight lanes, here two registers of four, and x is packed
+ * with the even elements first for bfloat16: of eight loaded, a shift gives the even
+ * and a mask the odd ones. Up to 24 of the 32 registers are sums: three rows of w by
+ * four of x.
  */
 #include "kernels/cpu/simd/neon.h"
 
 enum { K_BLOCK = 2048, HALVES = 2 };
 
-/* Lanes [4 half, 4 half + 4) of sixteen stored elements' part 0 or 1. */
+/* Of sixteen stored elements, lanes [4 half, 4 half + 4) of those that are multiplied
+ * with elements [0, 8) (part 0) or [8, 16) of packed x. */
 INLINE float32x4_t stored(const char *w, const enum dtype t, const int part, const int half)
 {
     if (t != DTYPE_BF16) {
-        return load4(w, t, 8 * part + 4 * half);
+        return vec_load_type(w, t, 8 * part + 4 * half);
     }
     uint32x4_t both = vreinterpretq_u32_u8(vld1q_u8((const uint8_t *)w + 16 * half));
     return vreinterpretq_f32_u32(part == 0 ? vshlq_n_u32(both, 16)
                                            : vandq_u32(both, vdupq_n_u32(0xFFFF0000u)));
 }
 
-/* One tile: n_w rows of w, n_x of x, n_chunks chunks of 32 elements. All but the last
- * three are constants. */
+/* One tile: n_w rows of w, n_x of x, n_chunks chunks of 32 elements (see
+ * tile_rows.h). */
 INLINE void tile(float *sum, const char *const *w, const void *packed, const enum dtype t,
                  const int n_w, const int n_x, int32_t n_chunks, bool add, struct fetch *fetch)
 {
@@ -40,7 +42,7 @@ INLINE void tile(float *sum, const char *const *w, const void *packed, const enu
     for (int32_t c = 0; c < n_chunks; c++) {
         fetch_chunk(fetch, row, n_w, width / 32);
 #pragma GCC unroll 8
-        /* four elements of each row: sixteen's half, part, lanes */
+        /* four elements of each row: which sixteen, which part, which lanes */
         for (int at = 0; at < 8; at++) {
             const int h = at / 4, part = at / 2 % 2, half = at % 2;
             float32x4_t u[8];
@@ -81,8 +83,8 @@ enum { ROWS_1 = 4, ROWS_2 = 4, ROWS_3 = 4, ROWS_4 = 3, TILE_SUMS = 12 };
 
 #include "kernels/cpu/simd/tile_rows.h"
 
-/* Eight floats to where the lanes of their sixteen's two parts meet them: the even ones
- * to `out`, the odd to out + 8. */
+/* Pack eight floats: for bfloat16 the even ones to `out` and the odd to out + 8, which
+ * are lanes of the two parts of their sixteen. */
 INLINE void pack8(float *out, const float *x, enum dtype t)
 {
     if (t == DTYPE_BF16) {

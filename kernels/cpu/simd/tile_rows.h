@@ -1,25 +1,25 @@
-/* What the tile files share: rows of w in groups of the tile's height, blocks of
- * K_BLOCK elements, a function a type.
+/* The frame of `dots` (kernels.h), the same for every instruction set: rows of w in
+ * groups of the tile's height, blocks of K_BLOCK elements, one function per type.
  *
- * Included once by each tile_*.c after it has defined, for its instruction set,
+ * A tile_*.c file includes it once, after defining
  *     tile(sum, w, x, t, n_w, n_x, n_chunks, add, fetch)
- *         inlined; t, n_w and n_x constant; moves fetch->row on
- *     packed_bytes(t), K_BLOCK, TILE_SUMS (the most sums),
- *     ROWS_1 .. ROWS_4 (rows of w in a tile of so many rows of x)
- * and it defines `dots` of kernels.h.
+ *         inlined with constant t, n_w and n_x; advances fetch->row
+ *     packed_bytes(t)      as in struct cpu_tiles
+ *     K_BLOCK, TILE_SUMS   cpu_tiles.k_block; sums of the largest tile
+ *     ROWS_1 .. ROWS_4     rows of w in a tile of so many rows of x
  */
 #ifdef INLINE
 
 enum { TILE_MAX_ROWS = 8 };
 
-/* All rows of w, n_w at a time; the last group is filled up with its last row, whose
- * surplus sums are dropped. */
+/* All rows of w, n_w at a time. The last group is filled up with copies of its last
+ * row, whose sums are dropped. */
 INLINE void all_rows(float *sum, const struct dot_rows *w, const char *x, const enum dtype t,
                      const int n_w, const int n_x, int32_t n_chunks, bool add,
                      const struct prefetch *ahead)
 {
     int64_t offset = w->first * dtype_bytes(t);
-    int32_t fetch_at = ahead->phase; /* the next row to be fetched at ahead->distance */
+    int32_t fetch_at = ahead->phase; /* the next row to be prefetched at ahead->distance */
 
     for (int32_t i = 0; i < w->n; i += n_w) {
         const char *row[TILE_MAX_ROWS];

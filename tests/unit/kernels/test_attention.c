@@ -2,8 +2,8 @@
  *
  * A scene builds sequences whose tokens arrive over several steps (chunked prefill,
  * then decodes) with blocks in shuffled order. The reference keeps every sequence's
- * keys and values in plain arrays, rounded as the cache rounds them, so one wrong slot,
- * block, position or mask shows.
+ * keys and values in plain arrays, rounded as the cache rounds them, so that a
+ * single wrong slot, block, position or mask fails the test.
  *
  *     build/tests/unit/kernels/test_attention [--device cpu|cuda]
  */
@@ -18,7 +18,7 @@ struct scene_case {
     float softcap;
     int32_t rot_dim; /* 0: no rotation */
     bool interleaved, qk_norm;
-    bool wide_norm;   /* its weights are float32 whatever dtype is */
+    bool wide_norm;   /* the norms' weights are float32 whatever dtype is */
     enum dtype dtype; /* of weights; the cache has the activations' */
 };
 
@@ -84,7 +84,7 @@ static void scene_open_config(struct scene *s, const struct scene_case *c, bool 
     s->at = act_of(&s->r, c->dtype);
     s->cache = c->dtype;
     if (s->at != DTYPE_F32) {
-        s->cache = s->at; /* a device whose activations are 16-bit caches them as they are */
+        s->cache = s->at; /* 16-bit activations are cached unchanged */
     }
     s->att = (struct attention){.layer = 1,
                                 .n_heads = c->n_heads,
@@ -158,8 +158,8 @@ RIG_UNWATCHED static void rope_reference(const struct scene *s, const float *hea
     }
 }
 
-/* Attention of one query head at cache index `index`: float64, and float32 as a plain
- * implementation does it. */
+/* Attention of one query head at cache index `index`, in float64, and in float32 as a
+ * plain implementation computes it. */
 RIG_UNWATCHED static void attend_reference(const struct scene *s, const struct scene_seq *q,
                                            const float *head, int32_t kv_head, int32_t index,
                                            double *ref, float *plain)
@@ -265,7 +265,7 @@ static void pack_step(struct scene *s, struct packed *p, const struct scene_step
     p->b.table_block = p->block;
 }
 
-/* Check the rotated q and k against float64, and remember k and v as the cache holds
+/* Check the rotated q and k against float64, and keep k and v as the cache holds
  * them. */
 static void take_qkv(struct scene *s, const struct packed *p, const float *before,
                      const float *after)
@@ -360,8 +360,8 @@ static void scene_run(struct scene *s, const struct scene_step *step)
 
 static void run_case(const struct scene_case *c)
 {
-    /* Prefill in chunks, decodes beside them, then all decode; lengths off the block
-     * borders. */
+    /* Prefill in chunks with decodes beside them, then decodes alone; lengths are not
+     * multiples of the block size. */
     static const struct scene_step steps[] = {
         {.n = {0, 0, 0, 5, 37, 64}}, {.n = {0, 0, 1, 1, 50, 133}}, {.n = {1, 2, 1, 1, 1, 200}},
         {.n = {1, 1, 1, 1, 1, 1}},   {.n = {0, 0, 40, 3, 17, 16}}, {.n = {1, 1, 1, 1, 1, 1}},
@@ -451,7 +451,7 @@ static void attention_over_shuffled_blocks(void **state)
         for (size_t t = 0; t < ARRAY_LEN(types); t++) {
             struct scene_case c = cases[i];
             c.dtype = types[t];
-            /* shapes and types are independent */
+            /* shapes and types are independent: not every pair is needed */
             if ((i < 2 && RIG_SHORTER == 1 && !rig_small()) || t == i % 3) {
                 run_case(&c);
             }
@@ -459,8 +459,8 @@ static void attention_over_shuffled_blocks(void **state)
     }
 }
 
-/* What a GPU has tensor-core kernels for, and heads and blocks beside it; 16-bit types
- * in turn. */
+/* Sizes for which a GPU has tensor-core kernels, and others; the 16-bit types in
+ * turn. */
 static void heads_and_blocks_of_many_sizes(void **state)
 {
     (void)state;
@@ -472,7 +472,7 @@ static void heads_and_blocks_of_many_sizes(void **state)
             (head_block[i][1] % 16 == 0) == (head_block[i][0] == 128 || i % 2 != 0)) {
             continue;
         }
-        /* one KV head for all, for some, for each */
+        /* one KV head for all query heads, for several, for each */
         int32_t d = head_block[i][0], kv = i % 3 == 0 ? 1 : 2;
         char name[48];
         snprintf(name, sizeof(name), "%d, blocks of %d", d, head_block[i][1]);
@@ -488,7 +488,7 @@ static void heads_and_blocks_of_many_sizes(void **state)
     }
 }
 
-/* So many KV heads that a GPU gives each of its warps sequences of its own. */
+/* So many KV heads that each warp of a GPU gets sequences of its own. */
 static void many_heads_decode(void **state)
 {
     (void)state;
@@ -562,8 +562,8 @@ static void attention_variants(void **state)
     }
 }
 
-/* Heads that turn as a whole, in part, by halves or by pairs, with and without norms,
- * whose dims divide among lanes or do not; of many rows a GPU gives each of its threads
+/* Heads rotated whole or in part, by halves or by pairs, with and without norms, with
+ * dims that divide among lanes or do not. With many rows a thread of a GPU takes
  * several heads. */
 static void rotations_and_norms_of_heads(void **state)
 {
@@ -612,8 +612,8 @@ static void rotations_and_norms_of_heads(void **state)
     }
 }
 
-/* With a window of one token the answer is that token's value: the write and the read
- * of v to the last bit. */
+/* With a window of one token the result is that token's value, so v must be written and
+ * read to the last bit. */
 static void cache_writes_are_exact(void **state)
 {
     (void)state;
@@ -650,8 +650,8 @@ static void cache_writes_are_exact(void **state)
     }
 }
 
-/* More sequences of a few tokens than a device has warps for their heads: prefixes of
- * the scene's, with queries of their own. */
+/* More short sequences than a device has warps for their heads: prefixes of the scene's
+ * sequences, with queries of their own. */
 static void many_short_sequences(void **state)
 {
     (void)state;
@@ -704,8 +704,8 @@ static void many_short_sequences(void **state)
     scene_close(&s);
 }
 
-/* Sequences 4 and 5 share the first two blocks of 3; lcp_blocks may be used or ignored,
- * the answer is the same. */
+/* Sequences 4 and 5 share the first two blocks of sequence 3. Whether or not a backend
+ * uses lcp_blocks, the result is the same. */
 static void shared_leading_blocks(void **state)
 {
     (void)state;
@@ -742,8 +742,8 @@ static void shared_leading_blocks(void **state)
     scene_close(&s);
 }
 
-/* The last tokens of a sequence, computed alone, in one chunk, beside others: the same
- * bits every time. */
+/* The last tokens of a sequence, computed alone, in one chunk, or beside others, give
+ * the same bits. */
 static void attention_does_not_depend_on_the_batch(void **state)
 {
     (void)state;
@@ -810,8 +810,8 @@ static void attention_does_not_depend_on_the_batch(void **state)
     }
 }
 
-/* A captured step is padded with sequences of length 0 and tokens of slot -1: they
- * write and answer nothing harmful. */
+/* A captured step is padded with sequences of length 0 and tokens of slot -1, which
+ * must not change anything. */
 static void padding_rows_are_harmless(void **state)
 {
     (void)state;
@@ -855,8 +855,8 @@ static void padding_rows_are_harmless(void **state)
     scene_close(&s);
 }
 
-/* A block copied on the device, and another sent out and fetched back to other places,
- * read as the originals. */
+/* A block copied on the device, and one swapped out and in to another block, read as
+ * the originals. */
 static void block_copies_and_swaps_move_every_layer(void **state)
 {
     (void)state;

@@ -53,7 +53,7 @@ static void a_block_is_one_contiguous_segment(void **state)
     (void)state;
     struct kv_layout l;
     kv_layout_init(&l, 16, 32, 8, 128, DTYPE_BF16);
-    assert_int_equal(kv_layout_block_bytes(&l), 2 << 20); /* DESIGN: 2 MiB for an 8B model */
+    assert_int_equal(kv_layout_block_bytes(&l), 2 << 20); /* 2 MiB for an 8B model */
     assert_int_equal(l.token_stride, 128);
     assert_int_equal(l.head_stride, 16 * 128);
     assert_int_equal(l.kv_stride, 8 * 16 * 128);
@@ -77,7 +77,7 @@ static void count_task(void *arg, int32_t task, int32_t thread)
     }
 }
 
-/* Many short jobs back to back, with pauses in which the helpers fall asleep. */
+/* Many short jobs back to back, with pauses long enough for the helpers to sleep. */
 static void every_task_runs_once(void **state)
 {
     (void)state;
@@ -107,26 +107,25 @@ static void every_task_runs_once(void **state)
     }
 }
 
-/* The same in shares: however slow a thread is, the others take what it leaves, and
- * each task runs once. */
-static void every_task_of_every_share_runs_once(void **state)
+/* The same by ranges: each task runs once, whichever threads steal it. */
+static void every_task_of_every_range_runs_once(void **state)
 {
     (void)state;
     for (int32_t threads = 1; threads <= 5; threads++) {
         struct cpu_pool *p = NULL;
         struct err e = {0};
         static char data[4096];
-        struct cpu_ahead ahead = {.data = data,
-                                  .n_total = sizeof(data),
-                                  .share_bytes = 1024,
-                                  .stream_bytes = 256,
-                                  .n_bytes = 1 << 20,
-                                  .n_streams = 4};
+        struct cpu_readahead ahead = {.data = data,
+                                      .n_total = sizeof(data),
+                                      .thread_bytes = 1024,
+                                      .stream_bytes = 256,
+                                      .n_bytes = 1 << 20,
+                                      .n_streams = 4};
         assert_int_equal(cpu_pool_new(&p, threads, &e), 0);
         struct tally *t = rig_alloc(sizeof(*t));
         t->n_threads = threads;
         for (int32_t job = 0; job < 300; job++) {
-            cpu_pool_run_shares(p, job % 7 == 0 ? 200 : job % 5, count_task, t,
+            cpu_pool_run_ranges(p, job % 7 == 0 ? 200 : job % 5, count_task, t,
                                 job % 2 == 0 ? &ahead : NULL);
             cpu_pool_run(p, job % 3, count_task, t);
         }
@@ -152,7 +151,7 @@ int main(void)
         cmocka_unit_test(wrong_sizes_and_interfaces_are_refused),
         cmocka_unit_test(a_block_is_one_contiguous_segment),
         cmocka_unit_test(every_task_runs_once),
-        cmocka_unit_test(every_task_of_every_share_runs_once),
+        cmocka_unit_test(every_task_of_every_range_runs_once),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

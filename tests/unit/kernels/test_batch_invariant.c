@@ -1,6 +1,5 @@
-/* Under `deterministic` a row of a matrix product is the same bit for bit whatever
- * other rows there are. The CPU's products are so always: the plain loops take a row at
- * a time, the others the smaller shapes here. On a GPU:
+/* Batch invariance: under `deterministic` a row of a matrix product has the same bits
+ * whatever other rows are in the step. On a CPU that is always so. For a GPU:
  * build/tests/unit/kernels/test_batch_invariant --device cuda. */
 #include "tests/unit/ops.h"
 

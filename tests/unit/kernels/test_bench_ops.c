@@ -1,4 +1,4 @@
-/* `quire bench kernels` on a CPU: every line it promises is there, with numbers. */
+/* `quire bench kernels` on a CPU prints every line it should, with numbers. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,7 +12,7 @@
 
 #include "kernels/bench/bench_ops.h"
 
-/* What is printed for one word; to be freed. */
+/* The output for one word; the caller frees it. */
 static char *bench_of(char *what, int want_rc)
 {
     char *text = NULL;

@@ -1,5 +1,6 @@
-/* Ranks as threads, over one shared mapping and over sockets: sums in rank order,
- * gathers of uneven widths, and what happens when one does not come. */
+/* Collectives between ranks that are threads, over one shared mapping and over sockets:
+ * sums in rank order, gathers of uneven widths, and ranks that are silent or
+ * missing. */
 #include "kernels/comm/comm.h"
 
 #include <pthread.h>
@@ -18,20 +19,20 @@ enum { RANKS = 3, LONG_S = 60 };
 
 static bool over_tcp; /* which comm the tests run over */
 
-/* One rank's thread and what it found. */
-struct member {
+/* One rank's thread and its results. */
+struct rank_thread {
     void *shared;
     int fd[COMM_MAX_RANKS]; /* over_tcp */
     int32_t rank, n_ranks;
     int64_t timeout_us;
-    int (*body)(struct member *m, struct comm *c, struct err *e);
+    int (*body)(struct rank_thread *m, struct comm *c, struct err *e);
     int rc;
     struct err err;
 };
 
 static void *member_main(void *arg)
 {
-    struct member *m = arg;
+    struct rank_thread *m = arg;
     struct comm *c = NULL;
 
     m->rc = over_tcp ? comm_tcp_open(&c, m->fd, m->rank, m->n_ranks, m->timeout_us, &m->err)
@@ -45,8 +46,8 @@ static void *member_main(void *arg)
     return NULL;
 }
 
-static void run(struct member *m, int32_t n, int64_t timeout_us,
-                int (*body)(struct member *, struct comm *, struct err *))
+static void run(struct rank_thread *m, int32_t n, int64_t timeout_us,
+                int (*body)(struct rank_thread *, struct comm *, struct err *))
 {
     pthread_t thread[COMM_MAX_RANKS];
     size_t n_bytes = comm_shm_bytes(n);
@@ -54,7 +55,7 @@ static void run(struct member *m, int32_t n, int64_t timeout_us,
 
     assert_true(shared != MAP_FAILED);
     for (int32_t r = 0; r < n; r++) {
-        m[r] = (struct member){
+        m[r] = (struct rank_thread){
             .shared = shared, .rank = r, .n_ranks = n, .timeout_us = timeout_us, .body = body};
     }
     for (int32_t r = 1; r < n && over_tcp; r++) {
@@ -72,7 +73,7 @@ static void run(struct member *m, int32_t n, int64_t timeout_us,
     munmap(shared, n_bytes);
 }
 
-static void all_well(const struct member *m, int32_t n)
+static void all_well(const struct rank_thread *m, int32_t n)
 {
     for (int32_t r = 0; r < n; r++) {
         if (m[r].rc < 0) {
@@ -93,16 +94,15 @@ static struct mat floats(float *data, int32_t rows, int32_t cols, int64_t stride
             return err_set(e, ERR_INVALID, "line %d: %s", __LINE__, #cond); \
     } while (0)
 
-/* What rank r holds at i: numbers whose sum depends on the order in which they are
- * added. */
+/* Rank r's element i: numbers whose sum depends on the order of summation. */
 static float value(int32_t r, int64_t i)
 {
     return ((float)(i * 7 % 1000) + 0.1f) * (r == 0 ? 1e6f : r == 1 ? -1e6f : 1e-3f);
 }
 
-/* Rows longer than a slot, narrower than their stride, and again and again, so that
- * slots are used anew. */
-static int sums(struct member *m, struct comm *c, struct err *e)
+/* Rows longer than a slot, and narrower than their stride, many times, so that slots
+ * are reused. */
+static int sums(struct rank_thread *m, struct comm *c, struct err *e)
 {
     static const int32_t shape[][3] = {
         {1, 1, 1}, {5, 7, 16}, {600, 576, 576}, {2, 300000, 300001}, {3, 64, 64}};
@@ -136,7 +136,7 @@ static int sums(struct member *m, struct comm *c, struct err *e)
 static void sums_are_taken_in_rank_order(void **state)
 {
     (void)state;
-    struct member m[4];
+    struct rank_thread m[4];
     for (int32_t n = 1; n <= 4; n++) {
         run(m, n, LONG_S * INT64_C(1000000), sums);
         all_well(m, n);
@@ -148,8 +148,8 @@ static float cell(int32_t row, int32_t col)
     return (float)(row * 1000003 + col);
 }
 
-/* 67 columns over 3 ranks: 23, 23, 21. And more columns than a slot holds. */
-static int gathers(struct member *m, struct comm *c, struct err *e)
+/* 67 columns over 3 ranks (23, 23, 21), and more columns than a slot holds. */
+static int gathers(struct rank_thread *m, struct comm *c, struct err *e)
 {
     static const int32_t shape[][2] = {{5, 67}, {1, 3}, {3, 900001}, {70, 4099}};
 
@@ -179,12 +179,12 @@ static int gathers(struct member *m, struct comm *c, struct err *e)
 static void columns_come_to_the_first_rank(void **state)
 {
     (void)state;
-    struct member m[RANKS];
+    struct rank_thread m[RANKS];
     run(m, RANKS, LONG_S * INT64_C(1000000), gathers);
     all_well(m, RANKS);
 }
 
-static int broadcasts(struct member *m, struct comm *c, struct err *e)
+static int broadcasts(struct rank_thread *m, struct comm *c, struct err *e)
 {
     enum { N = 3000000 };
     char *data = malloc(N);
@@ -207,13 +207,13 @@ static int broadcasts(struct member *m, struct comm *c, struct err *e)
 static void bytes_of_the_first_rank_come_to_all(void **state)
 {
     (void)state;
-    struct member m[RANKS];
+    struct rank_thread m[RANKS];
     run(m, RANKS, LONG_S * INT64_C(1000000), broadcasts);
     all_well(m, RANKS);
 }
 
-/* Rank 2 is there and says nothing, for longer than the others wait. */
-static int silent_third(struct member *m, struct comm *c, struct err *e)
+/* Rank 2 is connected but silent, for longer than the others wait. */
+static int silent_third(struct rank_thread *m, struct comm *c, struct err *e)
 {
     if (m->rank < 2) {
         return c->ops->barrier(c, e);
@@ -227,15 +227,15 @@ static int silent_third(struct member *m, struct comm *c, struct err *e)
 static void a_rank_that_says_nothing_is_named(void **state)
 {
     (void)state;
-    struct member m[RANKS];
+    struct rank_thread m[RANKS];
     run(m, RANKS, 200000, silent_third);
     assert_int_equal(m[0].rc, ERR_DEVICE);
     assert_int_equal(m[1].rc, ERR_DEVICE);
     assert_non_null(strstr(m[0].err.text, "did not answer"));
 }
 
-/* Rank 2 stays away. */
-static int two_of_three(struct member *m, struct comm *c, struct err *e)
+/* Rank 2 is missing. */
+static int two_of_three(struct rank_thread *m, struct comm *c, struct err *e)
 {
     return m->rank == 2 ? 0 : c->ops->barrier(c, e);
 }
@@ -243,18 +243,18 @@ static int two_of_three(struct member *m, struct comm *c, struct err *e)
 static void a_rank_that_does_not_come_is_named(void **state)
 {
     (void)state;
-    struct member m[RANKS];
+    struct rank_thread m[RANKS];
     run(m, RANKS, 200000, two_of_three);
     for (int32_t r = 0; r < 2; r++) {
         assert_int_equal(m[r].rc, ERR_DEVICE);
-        if (r == 0 || !over_tcp) { /* where ranks see rank 0 alone, it is what rank 1 misses */
+        if (r == 0 || !over_tcp) { /* over sockets rank 1 waits for rank 0 alone */
             assert_non_null(strstr(m[r].err.text, over_tcp ? "rank 2 closed its connection"
                                                            : "rank 2 did not answer"));
         }
     }
 }
 
-static int leaves(struct member *m, struct comm *c, struct err *e)
+static int leaves(struct rank_thread *m, struct comm *c, struct err *e)
 {
     if (m->rank == 2) {
         c->ops->abort(c, "rank 2 was ended");
@@ -263,13 +263,13 @@ static int leaves(struct member *m, struct comm *c, struct err *e)
     float x = 1;
     int rc = c->ops->all_reduce(c, floats(&x, 1, 1, 1), e);
     CHECK(rc == ERR_DEVICE);
-    return c->ops->broadcast(c, &x, sizeof(x), e); /* and for good */
+    return c->ops->broadcast(c, &x, sizeof(x), e); /* the failure is sticky */
 }
 
 static void an_abort_lets_everyone_go_with_its_reason(void **state)
 {
     (void)state;
-    struct member m[RANKS];
+    struct rank_thread m[RANKS];
     run(m, RANKS, LONG_S * INT64_C(1000000), leaves);
     for (int32_t r = 0; r < RANKS; r++) {
         assert_int_equal(m[r].rc, ERR_DEVICE);

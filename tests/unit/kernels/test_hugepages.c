@@ -1,5 +1,5 @@
-/* Weights that the CPU backend reads in their mapped file: which ones, and that they
- * are the same while and after they move into large pages. */
+/* Weights that the CPU backend reads in their mapped file: which ones, and that their
+ * values are the same while and after they move into huge pages. */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,7 +16,7 @@
 
 enum { COLS = 2048, ROWS = 6144, FIRST_ROWS = 2048 }; /* 24 MiB of bf16 */
 #define N_BYTES ((size_t)ROWS * COLS * 2)
-/* Where the tensor begins in its file: not on a page, as behind a header. */
+/* Where the tensor begins in its file: not on a page boundary, as behind a header. */
 enum { OFFSET = 4104 };
 
 struct rig {
@@ -33,7 +33,7 @@ static int open_rig(void **state)
     struct backend_config config = {
         .threads = 2, .max_tokens = 8, .max_seqs = 2, .max_samples = 2, .max_blocks_per_seq = 4};
     struct err e = {0};
-    char path[] = "/tmp/quire-settle-XXXXXX";
+    char path[] = "/tmp/quire-hugepages-XXXXXX";
 
     r.fd = mkstemp(path);
     r.expected = malloc(N_BYTES);
@@ -62,8 +62,7 @@ static int close_rig(void **state)
     return close(r->fd);
 }
 
-/* A weight of two pieces that follow each other in the file, changed by whoever
- * asks. */
+/* A weight of two pieces that are contiguous in the file; tests change it. */
 static struct weight_desc two_pieces(struct rig *r, struct weight_piece *p)
 {
     p[0] = (struct weight_piece){
@@ -104,7 +103,7 @@ static void only_what_lies_as_it_is_needed_is_read_in_place(void **state)
     d = two_pieces(r, p); /* other values than the file's */
     d.dtype = DTYPE_F16;
     assert_false(in_place(r, &d));
-    d = two_pieces(r, p); /* a cut along the columns */
+    d = two_pieces(r, p); /* a range of columns */
     d.cols = p[0].cols = p[1].cols = COLS / 2;
     assert_false(in_place(r, &d));
     d = two_pieces(r, p); /* small: most of it would stay in small pages */
@@ -130,9 +129,9 @@ static void wait_for_the_move(struct rig *r)
     struct err e = {0};
 
     assert_int_equal(cpu_hugepages_start(cpu_of(r->b), &e), 0);
-    /* whoever asks twice starts it once */
+    /* a second call does nothing */
     assert_int_equal(cpu_hugepages_start(cpu_of(r->b), &e), 0);
-    for (int i = 0; cpu_hugepages_waiting_bytes(cpu_of(r->b)) > 0; i++) {
+    for (int i = 0; cpu_hugepages_pending_bytes(cpu_of(r->b)) > 0; i++) {
         assert_true(i < 100000);
         assert_memory_equal(r->data, r->expected, N_BYTES);
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
@@ -156,15 +155,15 @@ static void values_and_address_stay_while_the_pages_change(void **state)
         skip();
     }
     assert_true(in_place(r, &d));
-    assert_int_equal(cpu_hugepages_waiting_bytes(cpu_of(r->b)), (int64_t)N_BYTES);
+    assert_int_equal(cpu_hugepages_pending_bytes(cpu_of(r->b)), (int64_t)N_BYTES);
     wait_for_the_move(r);
-    /* The file no longer matters, but for the weight's ends. */
+    /* The file is no longer read, except for the weight's ends. */
     zero_in_file(r, N_BYTES / 2);
     assert_memory_equal(r->data, r->expected, N_BYTES);
 }
 
-/* Three weights; 64 KiB between the first two, 4 MiB before the third, which stay the
- * file's. */
+/* Three weights: the 64 KiB between the first two are moved with them, the 4 MiB before
+ * the third stay in the file. */
 static void what_lies_between_two_weights_goes_along(void **state)
 {
     static const int32_t first[] = {0, 2064, 5120}, end[] = {2048, 4096, ROWS};

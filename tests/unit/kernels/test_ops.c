@@ -1,4 +1,4 @@
-/* Every operation but attention and sampling, on a grid of shapes, against float64.
+/* Every operation except attention and sampling, on a grid of shapes, against float64.
  *
  *     build/tests/unit/kernels/test_ops [--device cpu|cuda]
  */
@@ -271,7 +271,7 @@ static double activate_reference(enum activation act, double x)
     }
 }
 
-/* A weight [2n, in] each of whose rows picks one column of x, so that the factors of a
+/* A weight [2n, in] of rows that each select one column of x, so that the factors of a
  * gated product are known exactly: gate's column c is x's column c % in, up's is x's
  * column (c * 7 + 3) % in. */
 static struct mat picking_weight(struct rig *r, enum dtype t, int32_t n, int32_t in)
@@ -349,7 +349,7 @@ static void soft_caps_follow_float64(void **state)
     rig_close(&r);
 }
 
-/* exp must neither overflow to NaN nor lose the sign for inputs far out. */
+/* Large inputs: exp must neither overflow to NaN nor lose the sign. */
 static void activations_are_finite_far_out(void **state)
 {
     (void)state;
@@ -428,7 +428,7 @@ struct linear_case {
     enum activation act;
 };
 
-/* What a plain implementation of the same precision gives, and the float64 truth. */
+/* The results of a plain implementation of the same precision, and of float64. */
 static void linear_references(const struct linear_case *k, const float *x, const float *w,
                               const float *bias, const float *res, enum dtype operand,
                               enum dtype to, float *plain, double *ref)
@@ -459,7 +459,7 @@ static void check_linear(struct rig *r, const struct linear_case *k, enum dtype 
     float *bias = rig_floats(r, k->out, 1, t);
     float *res = rig_floats(r, n, 4, to);
     struct mat mw = rig_weight(r, tied ? WEIGHT_EMBEDDING : WEIGHT_LINEAR, t, k->out, k->in, w);
-    /* x and out are columns of wider matrices, as a fused projection's parts are. */
+    /* x and out are columns of wider matrices, as those of a fused projection. */
     struct mat mx = mat_cols(rig_mat(r, k->rows, k->in + 64, at, NULL), 32, k->in);
     struct mat out = mat_cols(rig_mat(r, k->rows, k->out + 32, to, NULL), 16, k->out);
 
@@ -537,8 +537,7 @@ static void linear_applies_its_epilogue(void **state)
     rig_close(&r);
 }
 
-/* Long sums and wide outputs, where blocking over the input and over the output
- * begins. */
+/* Sums so long and outputs so wide that both are computed in blocks. */
 static void linear_blocks_large_shapes_right(void **state)
 {
     (void)state;
@@ -558,8 +557,8 @@ static void linear_blocks_large_shapes_right(void **state)
     rig_close(&r);
 }
 
-/* Shapes that a GPU cuts along k between its multiprocessors: several pieces a tile,
- * tiles that end early. */
+/* Shapes for which a GPU splits k between its multiprocessors: several slices per tile,
+ * tiles at the edges. */
 static void products_cut_between_multiprocessors_add_up(void **state)
 {
     (void)state;
@@ -652,7 +651,7 @@ static void gated_products_are_as_good_as_plain(void **state)
     rig_close(&r);
 }
 
-/* A row's product is the same to the last bit whatever rows stand beside it. */
+/* A row's product has the same bits whatever other rows there are. */
 static void linear_does_not_depend_on_the_batch(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* Stages as threads, over one shared mapping and over sockets: bytes go round the ring
- * whole and in order, however many, and what happens when a rank does not come. */
+/* Pipeline stages that are threads, over one shared mapping and over sockets: any
+ * number of bytes goes round the ring whole and in order; a rank that is missing fails
+ * all. */
 #include "kernels/comm/pipeline.h"
 
 #include <pthread.h>
@@ -27,8 +28,8 @@ static const int64_t LONG_US = 60000000;
 
 static bool over_tcp; /* which pipeline the tests run over */
 
-/* One rank's thread and what it found. */
-struct member {
+/* One rank's thread and its results. */
+struct rank_thread {
     void *shared;
     int source, target[RANKS]; /* over_tcp */
     struct pipeline_place at;
@@ -40,7 +41,7 @@ struct member {
 
 static void *member_main(void *arg)
 {
-    struct member *m = arg;
+    struct rank_thread *m = arg;
     struct pipeline *p = NULL;
 
     m->rc = over_tcp ? pipeline_tcp_open(&p, m->source, m->target, &m->at, m->timeout_us, &m->err)
@@ -54,8 +55,8 @@ static void *member_main(void *arg)
     return NULL;
 }
 
-/* Sockets from each rank to those it sends to. */
-static void connect_all(struct member *m)
+/* Connect each rank to its targets. */
+static void connect_all(struct rank_thread *m)
 {
     int32_t to[RANKS];
     int pair[2];
@@ -75,7 +76,8 @@ static void connect_all(struct member *m)
     }
 }
 
-static void run(struct member *m, int64_t timeout_us, int (*body)(struct pipeline *, struct err *))
+static void run(struct rank_thread *m, int64_t timeout_us,
+                int (*body)(struct pipeline *, struct err *))
 {
     pthread_t thread[ALL];
     size_t n_bytes = pipeline_shm_bytes(ALL);
@@ -83,11 +85,11 @@ static void run(struct member *m, int64_t timeout_us, int (*body)(struct pipelin
 
     assert_true(shared != MAP_FAILED);
     for (int32_t r = 0; r < ALL; r++) {
-        m[r] = (struct member){.shared = shared,
-                               .source = -1,
-                               .at = pipeline_place_of(r, STAGES, RANKS),
-                               .timeout_us = timeout_us,
-                               .body = body};
+        m[r] = (struct rank_thread){.shared = shared,
+                                    .source = -1,
+                                    .at = pipeline_place_of(r, STAGES, RANKS),
+                                    .timeout_us = timeout_us,
+                                    .body = body};
     }
     if (over_tcp) {
         connect_all(m);
@@ -107,7 +109,8 @@ static void run(struct member *m, int64_t timeout_us, int (*body)(struct pipelin
             return err_set(e, ERR_INVALID, "line %d: %s", __LINE__, #cond); \
     } while (0)
 
-/* From a byte to more than an inbox holds, and sizes that do not fit its end. */
+/* From one byte to more than an inbox holds, including sizes that wrap around its
+ * end. */
 static size_t size_of_round(int32_t round)
 {
     return round % 12 == 7 ? MOST_BYTES : (size_t)1 + (size_t)(round * 7919) % 300000;
@@ -137,7 +140,7 @@ static int compute(struct pipeline *p, char *data, int32_t round, struct err *e)
     return rc;
 }
 
-/* The first stage is two rounds ahead of what has come back. */
+/* The first stage sends two rounds ahead of what it has received. */
 static int go_round(struct pipeline *p, struct err *e)
 {
     char *data = malloc(MOST_BYTES);
@@ -164,7 +167,7 @@ static int go_round(struct pipeline *p, struct err *e)
 static void bytes_go_round_in_order(void **state)
 {
     (void)state;
-    struct member m[ALL];
+    struct rank_thread m[ALL];
     run(m, LONG_US, go_round);
     for (int32_t r = 0; r < ALL; r++) {
         if (m[r].rc < 0) {
@@ -173,8 +176,8 @@ static void bytes_go_round_in_order(void **state)
     }
 }
 
-/* Rank 4 waits for rank 2; all others are there, say nothing, and go when they see that
- * something failed. */
+/* Rank 4 waits for rank 2; all others are silent, and leave when they see the
+ * failure. */
 static int only_one_waits(struct pipeline *p, struct err *e)
 {
     char byte = 0;
@@ -191,7 +194,7 @@ static int only_one_waits(struct pipeline *p, struct err *e)
 static void a_stage_that_says_nothing_is_named(void **state)
 {
     (void)state;
-    struct member m[ALL];
+    struct rank_thread m[ALL];
     run(m, 200000, only_one_waits);
     assert_int_equal(m[4].rc, ERR_DEVICE);
     assert_non_null(strstr(m[4].err.text, "rank 2 did not answer"));
@@ -207,7 +210,7 @@ static int leaves(struct pipeline *p, struct err *e)
     }
     int rc = p->ops->receive(p, &byte, 1, e);
     CHECK(rc == ERR_DEVICE);
-    rc = p->ops->receive(p, &byte, 1, e); /* and for good */
+    rc = p->ops->receive(p, &byte, 1, e); /* the failure is sticky */
     CHECK(rc == ERR_DEVICE);
     return p->ops->check(p, e);
 }
@@ -215,11 +218,11 @@ static int leaves(struct pipeline *p, struct err *e)
 static void an_abort_lets_everyone_go(void **state)
 {
     (void)state;
-    struct member m[ALL];
+    struct rank_thread m[ALL];
     run(m, LONG_US, leaves);
     for (int32_t r = 0; r < ALL; r++) {
-        /* over sockets a rank sees its neighbours go; the first stage waits for the
-         * last, which waits for the second */
+        /* over sockets a rank sees its neighbours' connections close; the first stage
+         * waits for the last, which waits for the second */
         assert_int_equal(m[r].rc, ERR_DEVICE);
         if (r == 2 || !over_tcp) {
             assert_string_equal(m[r].err.text, "rank 2 was ended");

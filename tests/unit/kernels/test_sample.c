@@ -1,8 +1,8 @@
-/* Sampling against an implementation by full sort, to the last token, and against the
- * distribution it should have.
+/* Sampling against an implementation by full sort, token by token, and against the
+ * expected distribution.
  *
- * Given the same logits every backend draws the same token (kernels/noise.h), so tokens
- * are compared exactly; log-probabilities are compared with float64.
+ * Given the same logits every backend samples the same token (kernels/noise.h), so
+ * tokens are compared exactly; log-probabilities are compared with float64.
  *
  *     build/tests/unit/kernels/test_sample [--device cpu|cuda]
  */
@@ -11,8 +11,8 @@
 
 enum { CONTEXT = 200, MASK_WORDS = 1 << 17 };
 
-/* The lists that rows name, and the tokens of the sequences whose rows they are, as
- * the backend's blocks hold them. */
+/* The bias lists and masks of sampling rows, and the tokens of their sequences as the
+ * backend's blocks hold them. */
 struct table {
     struct token_bias bias[4096];
     uint32_t mask[MASK_WORDS];
@@ -31,9 +31,9 @@ static struct sample_row plain_row(int32_t logits_row)
                                .mask_first = -1};
 }
 
-/* Begin a step of n_logits rows (one token each) with these samples; logits [n_logits,
- * vocab] go through in chunks, each in a matrix of QUIRE_TEST_ROWS rows at least: on a
- * GPU so many keep blocks from sharing a row, which racecheck cannot follow. */
+/* Run a step of n_logits rows (one token each) with these samples. Logits [n_logits,
+ * vocab] are sampled in chunks, each in a matrix of at least QUIRE_TEST_ROWS rows: with
+ * so many, a GPU's blocks do not share a row, which racecheck cannot follow. */
 static struct results run_sampling(struct rig *r, const float *logits, int32_t n_logits,
                                    int32_t vocab, const struct sample_row *row, int32_t n,
                                    const struct table *t, int32_t chunk)
@@ -79,7 +79,7 @@ static struct results run_sampling(struct rig *r, const float *logits, int32_t n
 
 /* ---- sequences in the backend's blocks ---- */
 
-/* A cache of one small layer: its blocks are there for the tokens' ids. */
+/* A cache of one small layer, for the tokens' ids that its blocks hold. */
 static void open_cached(struct rig *r, int32_t block_size, int32_t n_blocks, int32_t n_host_blocks)
 {
     struct err e = {0};
@@ -92,14 +92,14 @@ static void open_cached(struct rig *r, int32_t block_size, int32_t n_blocks, int
     }
 }
 
-/* What a step does with the blocks besides. */
+/* A step's memory operations. */
 struct moves {
     const struct block_copy *out, *in, *copy;
     int32_t n_out, n_in, n_copy;
 };
 
-/* A step that writes tokens [first, first + n) of the sequence in table row `row`,
- * whose blocks are `block`. */
+/* A step that writes tokens [first, first + n) of the sequence with table row `row` and
+ * blocks `block`. */
 static void write_piece(struct rig *r, int32_t row, const int32_t *block, int32_t block_size,
                         const int32_t *token, int32_t first, int32_t n, const struct moves *m)
 {
@@ -151,13 +151,13 @@ static void open_contexts(struct rig *r)
     open_cached(r, CONTEXT_BLOCK, RIG_SEQS * CONTEXT_BLOCKS, 0);
 }
 
-/* Sequences of any ids, most of them of few, in all table rows. */
+/* Random sequences, most of them with few different ids, in all table rows. */
 static void random_contexts(struct rig *r, struct table *t, int32_t vocab)
 {
     for (int32_t row = 0; row < RIG_SEQS; row++) {
         int32_t block[CONTEXT_BLOCKS];
         for (int32_t i = 0; i < CONTEXT_BLOCKS; i++) {
-            block[i] = i * RIG_SEQS + row; /* of no sequence two behind one another */
+            block[i] = i * RIG_SEQS + row; /* no two consecutive blocks are of one sequence */
         }
         for (int32_t i = 0; i < CONTEXT; i++) {
             t->token[row][i] = rig_below(r, rig_below(r, 3) > 0 ? MIN(vocab, 12) : vocab);
@@ -167,7 +167,7 @@ static void random_contexts(struct rig *r, struct table *t, int32_t vocab)
     t->n_bias = t->n_mask = 0;
 }
 
-/* ---- the reference: processed logits, sort, cut, draw ---- */
+/* ---- the reference: process the logits, sort, filter, sample ---- */
 
 struct entry {
     float z;
@@ -228,7 +228,7 @@ static void process_reference(float *l, int32_t vocab, const struct sample_row *
     }
 }
 
-/* How many of the sorted entries survive. */
+/* How many of the sorted entries are kept. */
 static int32_t cut_reference(const struct entry *e, int32_t n, const struct sample_row *s)
 {
     int32_t keep = n;
@@ -326,7 +326,7 @@ static void check_top(const struct results *res, int32_t i, const float *l, int3
 
 /* ---- random rows ---- */
 
-/* Logits of different temper: flat, peaked, with ties, with a few banned. */
+/* Logits of several kinds: flat, peaked, with ties, with a few at -infinity. */
 static void random_logits(struct rig *r, float *l, int32_t vocab)
 {
     int32_t kind = rig_below(r, 5);
@@ -430,8 +430,8 @@ static void every_row_draws_what_a_full_sort_draws(void **state)
     rig_close(&r);
 }
 
-/* On a GPU the number of rows says how many blocks share one, and whether they keep it
- * in shared memory. */
+/* On a GPU the number of rows decides how many blocks share a row, and whether they
+ * keep it in shared memory. */
 static void rows_of_every_number_draw_what_a_full_sort_draws(void **state)
 {
     (void)state;
@@ -444,7 +444,7 @@ static void rows_of_every_number_draw_what_a_full_sort_draws(void **state)
     struct sample_row row[MOST];
     for (size_t k = 0; k < ARRAY_LEN(rows_of); k++) {
         random_contexts(&r, t, VOCAB);
-        /* small: most rows are sampled by nobody */
+        /* small: most rows are not sampled */
         int32_t n = 0, every = rig_small() ? rows_of[k] / 3 : 1;
         for (int32_t i = 0; i < rows_of[k]; i++) {
             random_logits(&r, logits + (int64_t)i * VOCAB, VOCAB);
@@ -467,7 +467,7 @@ static void rows_of_every_number_draw_what_a_full_sort_draws(void **state)
     rig_close(&r);
 }
 
-/* Rows that are too wide to be kept in shared memory, and one that just fits. */
+/* Rows too wide for a GPU's shared memory, and one that just fits. */
 static void wide_rows_draw_what_a_full_sort_draws(void **state)
 {
     (void)state;
@@ -504,8 +504,8 @@ static void wide_rows_draw_what_a_full_sort_draws(void **state)
     rig_close(&r);
 }
 
-/* As samples of one request do; every row's drawn token is one that the list raises, so
- * its own logit must have been kept. */
+/* Rows share a bias list, as samples of one request do. Every row's sampled token is
+ * one that the list raises, so each must have used its own logit. */
 static void rows_that_share_lists_keep_their_own_logits(void **state)
 {
     (void)state;
@@ -660,7 +660,7 @@ static void bad_logits_give_no_token(void **state)
     rig_close(&r);
 }
 
-/* The model's logits are sound in rows 0 and 1, and hold a NaN in row 2. */
+/* The model's logits are valid in rows 0 and 1, and hold a NaN in row 2. */
 static void a_request_that_leaves_no_token_is_told_from_bad_logits(void **state)
 {
     (void)state;
@@ -713,8 +713,8 @@ static void a_request_that_leaves_no_token_is_told_from_bad_logits(void **state)
     rig_close(&r);
 }
 
-/* The token drawn by the step before, unknown to the host, is penalised and fed
- * back. */
+/* The token sampled by the step before, which the host does not know yet, is fed back
+ * and counts for penalties. */
 static void the_step_before_is_looked_up_on_the_device(void **state)
 {
     (void)state;
@@ -779,8 +779,8 @@ static void the_step_before_is_looked_up_on_the_device(void **state)
     rig_close(&r);
 }
 
-/* Whether the processed logits of rows that look at a level row say that each counts
- * exactly `token`. */
+/* Check, from the processed logits of a level row, that the sequence of table row `row`
+ * counts exactly the tokens `token`. */
 static void check_counts(struct rig *r, int32_t row, const int32_t *token, int32_t n,
                          int32_t n_prompt)
 {
@@ -804,8 +804,8 @@ static void check_counts(struct rig *r, int32_t row, const int32_t *token, int32
     check_top(&res, 0, logits, VOCAB, VOCAB);
 }
 
-/* Copied with their blocks, swapped out and in, shared, and overwritten: a
- * sequence's tokens are those in its blocks. */
+/* Blocks are copied, swapped out and in, shared, and overwritten: a sequence's tokens
+ * are always those in its blocks. */
 static void tokens_go_where_their_blocks_go(void **state)
 {
     (void)state;
@@ -826,7 +826,7 @@ static void tokens_go_where_their_blocks_go(void **state)
         check_counts(&r, 5, token, N - 1, 40);
         check_counts(&r, 5, token, 17, 40);
 
-        memcpy(fork, token, sizeof(fork)); /* a fork: the last block is its own */
+        memcpy(fork, token, sizeof(fork)); /* a fork: only the last block is its own */
         fork[N - 1] = 70;
         token[N - 1] = 71;
         other[n_blocks - 1] = 3 * MOST;
@@ -853,12 +853,12 @@ static void tokens_go_where_their_blocks_go(void **state)
         check_counts(&r, 7, third, N - 1, 3);
         write_piece(&r, 7, back, size, fork, N - 1, 1, &(struct moves){.in = in, .n_in = n_blocks});
         check_counts(&r, 7, fork, N, 40);
-        check_counts(&r, 6, third, N - 1, 3); /* its blocks hold what the third wrote there */
+        check_counts(&r, 6, third, N - 1, 3); /* its blocks hold what the third sequence wrote */
         rig_close(&r);
     }
 }
 
-/* The counts of long sequences, of wide vocabularies, do not fit into a GPU block's
+/* The counts of long sequences over wide vocabularies do not fit into a GPU block's
  * shared memory at once. */
 static void long_contexts_are_counted_whole(void **state)
 {
@@ -915,8 +915,8 @@ static void long_contexts_are_counted_whole(void **state)
     rig_close(&r);
 }
 
-/* Decode steps of one size, which a GPU records and replays, asked for something
- * else each time. */
+/* Decode steps of one size, which a GPU records and replays, with other parameters each
+ * time. */
 static void replayed_steps_ask_what_they_ask(void **state)
 {
     (void)state;
@@ -977,8 +977,8 @@ static void replayed_steps_ask_what_they_ask(void **state)
     rig_close(&r);
 }
 
-/* As many samples of one row as it likes, changed and unchanged ones in turn: each
- * sees the row as it came. */
+/* Many samples of one row, with and without processing in turn: each starts from the
+ * unprocessed row. */
 static void samples_of_one_row_leave_it_as_it_was(void **state)
 {
     (void)state;
@@ -1018,7 +1018,7 @@ static void samples_of_one_row_leave_it_as_it_was(void **state)
     rig_close(&r);
 }
 
-/* Two steps are in flight at once, and answers outlive the next wait. */
+/* Two steps are in flight at once, and results outlive the next wait. */
 static void answers_are_kept_for_two_steps(void **state)
 {
     (void)state;
@@ -1145,8 +1145,8 @@ static void draws_follow_the_distribution(void **state)
         for (int32_t v = 0; v < VOCAB; v++) {
             assert_true(p[v] > 0 || count[v] == 0);
         }
-        /* Five standard deviations; the seeds are fixed, so this passes or fails for
-         * good. */
+        /* Five standard deviations; the seeds are fixed, so the outcome never
+         * varies. */
         if (chi > freedom + 5 * sqrt(2.0 * freedom) + 1e-9) {
             fail_msg("%s: chi-square %.1f with %d degrees of freedom", c->name, chi, freedom);
         }
@@ -1155,8 +1155,8 @@ static void draws_follow_the_distribution(void **state)
     rig_close(&r);
 }
 
-/* Neighbouring positions, and neighbouring seeds, are independent: pairs of draws fill
- * their square evenly. */
+/* Neighbouring positions and neighbouring seeds are independent: pairs of sampled
+ * tokens fill their square evenly. */
 static void draws_are_independent(void **state)
 {
     (void)state;

@@ -1,7 +1,6 @@
-/* Blocks that leave for the host and come back while steps overwrite, write and read
- * their neighbours: what a sequence's attention sees afterwards is what it saw before,
- * bit for bit. On a device that copies beside its steps this fails where a step or a
- * copy does not wait for what it must.
+/* Blocks that are swapped out and in while steps overwrite, write and read other
+ * blocks: a sequence's attention gives the same bits before and after. On a device
+ * whose copies overlap with steps, this fails if a step or a copy misses a dependency.
  *
  *     build/tests/unit/kernels/test_swap [--device cpu|cuda]
  */
@@ -51,8 +50,8 @@ static void close_scene(struct scene *s)
     free(s->zero);
 }
 
-/* A step that moves blocks and writes `rows` into the blocks [first, first + PER_SEQ);
- * first < 0: writes nothing. */
+/* A step that copies blocks, and writes `rows` into the blocks [first, first + PER_SEQ)
+ * unless first < 0. */
 static void write_step(struct scene *s, int32_t first, struct mat rows,
                        const struct block_copy *out, int32_t n_out, const struct block_copy *in,
                        int32_t n_in)
@@ -143,8 +142,8 @@ static void moves(struct block_copy *copy, int32_t src, int32_t dst)
     }
 }
 
-/* Sequence i lies in blocks i * PER_SEQ and on, leaves, comes back N_SEQS * PER_SEQ
- * later. */
+/* Sequence i has the blocks from i * PER_SEQ on, is swapped out, and comes back to
+ * blocks N_SEQS * PER_SEQ further on. */
 static void what_leaves_comes_back(void **state)
 {
     (void)state;
@@ -162,8 +161,8 @@ static void what_leaves_comes_back(void **state)
         }
         float *before = look(&s, here);
         for (int32_t i = 0; i < N_SEQS; i++) {
-            /* Written by the step in flight, it leaves; overwritten by the step that it
-             * leaves with, or by the next. */
+            /* Swapped out while the step in flight writes it; then overwritten by the
+             * step that swaps it out, or by the next. */
             bool at_once = (round + i) % 2 == 0;
             moves(out, here[i], i * PER_SEQ);
             moves(in, i * PER_SEQ, there[i]);
@@ -177,7 +176,7 @@ static void what_leaves_comes_back(void **state)
                 write_step(&s, here[i], i % 2 == 0 ? s.noise : s.qkv, NULL, 0, NULL, 0);
                 wait_steps(&s, 1);
             }
-            /* Back to where a step in flight still writes. */
+            /* Back into blocks that a step in flight still writes. */
             write_step(&s, there[i], s.noise, NULL, 0, NULL, 0);
             wait_steps(&s, 1);
             write_step(&s, -1, s.noise, NULL, 0, in, PER_SEQ);
