@@ -18,7 +18,7 @@ static void plan_clear(struct plan *p)
  * complete. */
 static struct plan_item *add_item(struct sched *s, struct plan *p, struct seq *q, int32_t n)
 {
-    struct plan_item *it = n == 1 ? &p->item[p->n_items++] : &s->piece[s->n_pieces++];
+    struct plan_item *it = n == 1 ? &p->item[p->n_items++] : &s->chunk[s->n_chunks++];
 
     *it = (struct plan_item){.seq = q, .first = q->n_computed, .n = n, .src_row = -1};
     s->tokens_left -= n;
@@ -56,7 +56,7 @@ static bool may_look_ahead(const struct sched *s, const struct group *g)
     for (int32_t i = 0; i < g->width; i++) {
         const struct seq *q = &g->seq[i];
         if (q->state == SEQ_LIVE && q->n_tokens > g->n_prompt + q->n_out &&
-            q->draw_step != s->step) {
+            q->sample_step != s->step) {
             return false;
         }
     }
@@ -87,11 +87,11 @@ bool plan_decode(struct sched *s, struct group *g, struct plan *p)
     }
     for (int32_t i = 0; i < g->width; i++) {
         struct seq *q = &g->seq[i];
-        if (q->state != SEQ_LIVE || !can_draw(g, q)) {
+        if (q->state != SEQ_LIVE || !can_sample(g, q)) {
             continue; /* a sequence at its max_tokens waits for its last token to be committed */
         }
         seq_own_next_block(s, q, p);
-        add_item(s, p, q, 1)->n_draws = 1;
+        add_item(s, p, q, 1)->n_sampled = 1;
     }
     return true;
 }
@@ -128,8 +128,8 @@ static double planned_us(const struct sched *s, const struct plan *p)
     for (int32_t i = 0; i < p->n_items; i++) {
         us += item_us(s, &p->item[i]);
     }
-    for (int32_t i = 0; i < s->n_pieces; i++) {
-        us += item_us(s, &s->piece[i]);
+    for (int32_t i = 0; i < s->n_chunks; i++) {
+        us += item_us(s, &s->chunk[i]);
     }
     return us;
 }
@@ -226,7 +226,7 @@ static int32_t plan_scores(struct sched *s, struct group *g, struct plan_item *i
     return n;
 }
 
-static void plan_piece(struct sched *s, struct seq *q, struct plan *p)
+static void plan_chunk(struct sched *s, struct seq *q, struct plan *p)
 {
     struct group *g = q->group;
     int32_t n = MIN(prefill_target(g, q) - q->n_computed, s->tokens_left);
@@ -243,7 +243,7 @@ static void plan_piece(struct sched *s, struct seq *q, struct plan *p)
     g->n_scores_planned += it->n_scores;
     if (q->n_tokens == g->n_prompt && it->first + n == g->n_prompt) {
         it->last_prompt = true;
-        it->n_draws = g->max_tokens == 0 ? 0 : g->beam ? 1 : g->width;
+        it->n_sampled = g->max_tokens == 0 ? 0 : g->beam ? 1 : g->width;
     }
 }
 
@@ -256,7 +256,7 @@ void plan_prefill(struct sched *s, struct group *g, struct plan *p)
         struct seq *q = &g->seq[i];
         if (q->state == SEQ_LIVE && q->n_computed < prefill_target(g, q) &&
             (i == g->root || shared_is_there)) {
-            plan_piece(s, q, p);
+            plan_chunk(s, q, p);
         }
     }
 }
@@ -290,7 +290,7 @@ static void plan_ahead(struct sched *s, int64_t now_us, struct plan *p)
          (g = waiting_first(s)) && is_poorer(s, g, rich) && sched_admit_one(s, now_us, p);) {
         g->ahead_step = s->step + 1;
     }
-    s->ahead = p->n_items + s->n_pieces > 0;
+    s->ahead = p->n_items + s->n_chunks > 0;
 }
 
 /* The same by turns, so that one tenant's long prompts do not stand before another's
@@ -304,16 +304,16 @@ static void plan_prefills_fairly(struct sched *s, int64_t now_us, struct plan *p
             continue;
         }
         int32_t i = n++; /* few: admission stops where the budget ends */
-        for (; i > 0 && turn_before(s, g, s->line[i - 1]); i--) {
-            s->line[i] = s->line[i - 1];
+        for (; i > 0 && turn_before(s, g, s->prefill_order[i - 1]); i--) {
+            s->prefill_order[i] = s->prefill_order[i - 1];
         }
-        s->line[i] = g;
+        s->prefill_order[i] = g;
     }
     for (int32_t i = 0; i < n; i++) {
-        for (struct group *g; (g = waiting_first(s)) && turn_before(s, g, s->line[i]) &&
+        for (struct group *g; (g = waiting_first(s)) && turn_before(s, g, s->prefill_order[i]) &&
                               sched_admit_one(s, now_us, p);)
             ;
-        plan_prefill(s, s->line[i], p);
+        plan_prefill(s, s->prefill_order[i], p);
     }
     while (sched_admit_one(s, now_us, p))
         ;
@@ -373,12 +373,12 @@ static double due_prefill(struct sched *s, int64_t now_us, const struct plan *p)
            waited_us = oldest ? (double)(now_us - oldest->request->arrival_us) : 0;
     double decodes_us =
         /* left to steps without prompts */
-        READY_US - waited_us - backlog * s->c.cost.token_us * s->pace;
+        READY_US - waited_us - backlog * s->c.cost.token_us * s->cost_scale;
 
     if (decodes_us <= 0) {
         return INFINITY;
     }
-    return MAX(backlog * planned_us(s, p) * s->pace / decodes_us,
+    return MAX(backlog * planned_us(s, p) * s->cost_scale / decodes_us,
                (double)TOKENS_A_DECODE * p->n_items);
 }
 
@@ -391,7 +391,7 @@ static void bound_prefill(struct sched *s, int64_t now_us, const struct plan *p)
     if (target_us == 0 || s->c.cost.token_us <= 0 || (p->n_items == 0 && !s->shared)) {
         return;
     }
-    double us = (double)target_us / (s->shared ? 1 : s->pace) - planned_us(s, p);
+    double us = (double)target_us / (s->shared ? 1 : s->cost_scale) - planned_us(s, p);
     double most = MAX(us / s->c.cost.token_us, 0);
     if (!s->shared) {
         int32_t others = s->c.max_num_batched_tokens - s->tokens_left;
@@ -410,8 +410,9 @@ void sched_observe(struct sched *s, const struct plan *p, int64_t us)
     if (us <= 0 || !mixed || p->estimate_us <= 0) {
         return;
     }
-    double weight = MAX(WEIGHT, 1.0 / ++s->n_delayed); /* the first ones tell most */
-    s->pace = MIN(MAX(s->pace + weight * ((double)us / p->estimate_us - s->pace), LEAST), MOST);
+    double weight = MAX(WEIGHT, 1.0 / ++s->n_observed); /* the first ones tell most */
+    s->cost_scale = MIN(
+        MAX(s->cost_scale + weight * ((double)us / p->estimate_us - s->cost_scale), LEAST), MOST);
 }
 
 /* ---- numbering and bookkeeping of the finished plan ---- */
@@ -420,8 +421,8 @@ void sched_observe(struct sched *s, const struct plan *p, int64_t us)
 static void draw(struct sched *s, struct seq *q, int32_t row)
 {
     q->n_tokens++;
-    q->draw_step = s->step;
-    q->draw_row = row;
+    q->sample_step = s->step;
+    q->sample_row = row;
     tenant_charge(s, q->group, 1);
 }
 
@@ -432,21 +433,21 @@ static void account(struct sched *s, struct plan *p, struct plan_item *it)
 
     /* its last token is drawn by the step before */
     if (it->first + it->n > g->n_prompt + q->n_out) {
-        assert(q->draw_step == s->step - 1 && it->n == 1 && it->first == q->n_tokens - 1);
-        it->src_row = q->draw_row;
+        assert(q->sample_step == s->step - 1 && it->n == 1 && it->first == q->n_tokens - 1);
+        it->src_row = q->sample_row;
     }
     it->sample_first = p->n_samples;
     p->n_tokens += it->n;
-    p->n_logits += it->n_scores + (it->n_draws > 0);
-    p->n_samples += it->n_scores + it->n_draws;
+    p->n_logits += it->n_scores + (it->n_sampled > 0);
+    p->n_samples += it->n_scores + it->n_sampled;
     q->n_computed += it->n;
     int32_t row = it->sample_first + it->n_scores;
-    for (int32_t i = 1; i < it->n_draws; i++) {
+    for (int32_t i = 1; i < it->n_sampled; i++) {
         seq_fork(s, &g->seq[i], q);
         g->n_live++;
         draw(s, &g->seq[i], row + i);
     }
-    if (it->n_draws > 0) {
+    if (it->n_sampled > 0) {
         draw(s, q, row);
     }
     if (g->plan_step != s->step) {
@@ -459,15 +460,15 @@ static int32_t finish_plan(struct sched *s, struct plan *p)
 {
     p->estimate_us = s->c.cost.token_us > 0 ? planned_us(s, p) : 0;
     p->n_decode = p->n_items;
-    memcpy(p->item + p->n_items, s->piece, (size_t)s->n_pieces * sizeof(*s->piece));
-    p->n_items += s->n_pieces;
+    memcpy(p->item + p->n_items, s->chunk, (size_t)s->n_chunks * sizeof(*s->chunk));
+    p->n_items += s->n_chunks;
     if (p->n_items == 0) {
         return 0; /* swap-outs, if any, wait for a step to travel with */
     }
     p->step = ++s->step;
-    memcpy(p->swap_out, s->out, (size_t)s->n_out * sizeof(*s->out));
-    p->n_swap_out = s->n_out;
-    s->n_out = 0;
+    memcpy(p->swap_out, s->swap_out, (size_t)s->n_swap_out * sizeof(*s->swap_out));
+    p->n_swap_out = s->n_swap_out;
+    s->n_swap_out = 0;
     for (int32_t i = 0; i < p->n_items; i++) {
         account(s, p, &p->item[i]);
     }
@@ -479,7 +480,7 @@ int32_t sched_plan(struct sched *s, int64_t now_us, struct plan *p)
 {
     assert(s->n_in_flight < MAX_IN_FLIGHT);
     plan_clear(p);
-    s->n_pieces = 0;
+    s->n_chunks = 0;
     s->preempted = s->made_way = s->ahead = false;
     s->shared = sched_is_shared(s, now_us);
     s->tokens_left = s->c.max_num_batched_tokens;

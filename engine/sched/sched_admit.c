@@ -78,7 +78,7 @@ static void find_prefix(struct sched *s, struct group *g, struct demand *d)
 static int32_t watermark(const struct sched *s)
 {
     enum { STEPS = 8 };
-    int32_t n_seqs = s->c.max_num_seqs - s->n_rows;
+    int32_t n_seqs = s->c.max_num_seqs - s->n_free_slots;
 
     if (s->contiguous) {
         return 0; /* who runs has all that it will need */
@@ -87,7 +87,7 @@ static int32_t watermark(const struct sched *s)
                             : 0;
 }
 
-static bool rows_fit(const struct sched *s, int32_t rows)
+static bool slots_fit(const struct sched *s, int32_t rows)
 {
     return s->n_reserved + rows <= s->c.max_num_seqs;
 }
@@ -138,7 +138,7 @@ static void take_blocks(struct sched *s, struct group *g, const struct demand *d
     root->n_blocks = d->found;
     root->n_computed = root->n_stored = d->found * s->c.block_size;
     extend_table(s, root, blocks_for(s, prefill_target(g, root)));
-    seq_take_row(s, root);
+    seq_take_slot(s, root);
     for (struct seq *q = root + 1; q < g->seq + g->width; q++) {
         if (q->state != SEQ_LIVE) {
             continue;
@@ -151,13 +151,13 @@ static void take_blocks(struct sched *s, struct group *g, const struct demand *d
         q->n_computed = q->n_stored = d->shared * s->c.block_size;
         prefix_start(&s->prefix, &q->chain, g->request->params.cache_salt);
         extend_table(s, q, blocks_for(s, prefill_target(g, q)));
-        seq_take_row(s, q);
+        seq_take_slot(s, q);
     }
 }
 
 static void group_reserve(struct sched *s, struct group *g)
 {
-    reserve_rows(s, g, group_rows(g));
+    reserve_slots(s, g, group_slots(g));
     if (g->request->params.n_allowed > 0) {
         g->mask = s->mask[--s->n_masks];
     }
@@ -191,7 +191,7 @@ static bool take_memory(struct sched *s, struct group *g)
     if (!started && !group_start(s, g)) {
         return false;
     }
-    if (take_room(s, g)) {
+    if (take_reservations(s, g)) {
         return true;
     }
     if (!started) {
@@ -200,12 +200,12 @@ static bool take_memory(struct sched *s, struct group *g)
     return false;
 }
 
-bool has_room(struct sched *s, struct group *g)
+bool fits_now(struct sched *s, struct group *g)
 {
     struct demand d;
     bool started = g->memory != NULL;
 
-    if (!rows_fit(s, group_rows(g)) || !can_start(s, g) || !blocks_fit(s, g, &d)) {
+    if (!slots_fit(s, group_slots(g)) || !can_start(s, g) || !blocks_fit(s, g, &d)) {
         return false;
     }
     if (!s->contiguous) {
@@ -214,7 +214,7 @@ bool has_room(struct sched *s, struct group *g)
     if (!take_memory(s, g)) {
         return false;
     }
-    give_room(s, g);
+    give_reservations(s, g);
     if (!started) {
         group_end_memory(s, g);
     }
@@ -235,13 +235,13 @@ bool sched_admit_one(struct sched *s, int64_t now_us, struct plan *p)
     if (swapped && !goes_before_swapped(s, g, swapped)) {
         return false;
     }
-    if (!rows_fit(s, group_rows(g)) || !can_start(s, g) || !blocks_fit(s, g, &d) ||
+    if (!slots_fit(s, group_slots(g)) || !can_start(s, g) || !blocks_fit(s, g, &d) ||
         !take_memory(s, g)) {
         return false;
     }
     admit(s, g, &d, now_us);
     plan_prefill(s, g, p);
-    return p->n_items + s->n_pieces > 0;
+    return p->n_items + s->n_chunks > 0;
 }
 
 int32_t sched_pin(struct sched *s, const int32_t *token, int32_t n_tokens)
@@ -373,7 +373,7 @@ static void swap_in(struct sched *s, struct group *g, struct plan *p)
             q->block[b] = swap_in_block(s, q->block[b], p);
         }
         q->n_stored = q->n_computed;
-        seq_take_row(s, q);
+        seq_take_slot(s, q);
     }
     clear_marks(s, p, first_in);
     /* Only now: what takes a block must not see the marks of another table. */
@@ -397,7 +397,8 @@ void sched_resume(struct sched *s, struct plan *p)
             g->resume_need = blocks_to_resume(s, g);
         }
         int32_t need = g->resume_need + watermark(s);
-        if (!rows_fit(s, group_rows(g)) || need > kvpool_available(&s->pool) || !take_room(s, g)) {
+        if (!slots_fit(s, group_slots(g)) || need > kvpool_available(&s->pool) ||
+            !take_reservations(s, g)) {
             return;
         }
         list_remove(&s->swapped, g);

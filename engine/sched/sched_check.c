@@ -72,7 +72,7 @@ static const char *check_tenants(const struct sched *s)
         const struct tenant *t = &s->tenant[i];
         bool ready =
             t->ready_index >= 0 && t->ready_index < s->n_ready && s->ready[t->ready_index] == i;
-        if (ready != (t->first != NULL) || (!ready && t->ready_index != -1) || t->n_rows < 0) {
+        if (ready != (t->first != NULL) || (!ready && t->ready_index != -1) || t->n_slots < 0) {
             return "S1: a tenant with waiting groups does not stand ready, or one without does";
         }
         if (ready && (t->key > t->service || t->first->prev)) {
@@ -102,7 +102,7 @@ static const char *check_waiting(const struct sched *s)
         }
         for (int32_t k = 0; k < g->n_seqs; k++) {
             if (g->seq[k].state == SEQ_LIVE &&
-                (g->seq[k].n_blocks > 0 || g->seq[k].row >= 0 || g->seq[k].n_computed > 0)) {
+                (g->seq[k].n_blocks > 0 || g->seq[k].slot >= 0 || g->seq[k].n_computed > 0)) {
                 return "S2: a waiting group holds memory, or counts on some";
             }
         }
@@ -178,10 +178,10 @@ static const char *check_room(const struct sched *s)
 
     for (const struct group *g = s->running.first; g && s->contiguous; g = g->next) {
         for (int32_t i = 0; i < g->width; i++) {
-            if ((g->seq[i].room.size > 0) != (g->seq[i].state != SEQ_DONE)) {
+            if ((g->seq[i].reservation.size > 0) != (g->seq[i].state != SEQ_DONE)) {
                 return "S4: a running sequence has no room set aside, or one that is done has";
             } else {
-                n += g->seq[i].room.size > 0;
+                n += g->seq[i].reservation.size > 0;
             }
         }
     }
@@ -189,7 +189,7 @@ static const char *check_room(const struct sched *s)
                                                         : NULL;
 }
 
-static const char *check_rows(struct sched *s)
+static const char *check_slots(struct sched *s)
 {
     int32_t held = 0, reserved = 0, masks = 0;
     bool once = true;
@@ -198,7 +198,7 @@ static const char *check_rows(struct sched *s)
         int32_t of_group = 0;
         masks += g->mask >= 0;
         for (int32_t i = 0; i < g->width; i++) {
-            if (g->seq[i].row < 0) {
+            if (g->seq[i].slot < 0) {
                 continue;
             }
             if (g->seq[i].state != SEQ_LIVE) {
@@ -214,22 +214,22 @@ static const char *check_rows(struct sched *s)
     }
     int32_t of_tenants = 0;
     for (int32_t i = 0; i < s->n_tenants; i++) {
-        of_tenants += s->tenant[i].n_rows;
+        of_tenants += s->tenant[i].n_slots;
     }
-    uint8_t *seen = s->row_seen;
+    uint8_t *seen = s->slot_seen;
     memset(seen, 0, (size_t)s->c.max_num_seqs);
-    for (int32_t i = 0; i < s->n_rows; i++) {
-        once = once && seen[s->row[i]]++ == 0;
+    for (int32_t i = 0; i < s->n_free_slots; i++) {
+        once = once && seen[s->free_slot[i]]++ == 0;
     }
     for (const struct group *g = s->running.first; g; g = g->next) {
         for (int32_t i = 0; i < g->width; i++) {
-            once = once && (g->seq[i].row < 0 || seen[g->seq[i].row]++ == 0);
+            once = once && (g->seq[i].slot < 0 || seen[g->seq[i].slot]++ == 0);
         }
     }
     if (masks + s->n_masks != s->c.max_num_seqs) {
         return "S4: a mask's place is held twice, or lost";
     }
-    if (!once || held + s->n_rows != s->c.max_num_seqs) {
+    if (!once || held + s->n_free_slots != s->c.max_num_seqs) {
         return "S4: a table row is held twice, or lost";
     }
     return reserved == s->n_reserved && of_tenants == reserved && reserved <= s->c.max_num_seqs
@@ -248,7 +248,7 @@ static bool writes_own_block(const struct sched *s, const struct plan_item *it, 
      * others read it; and in a step that forks behind the prompt, the parent, whose
      * children hold the block from the next step on. */
     return (it->seq->index == g->root && (b + 1) * s->c.block_size <= g->n_shared) ||
-           it->n_draws > 1;
+           it->n_sampled > 1;
 }
 
 static const char *check_plan(const struct sched *s, const struct plan *p)
@@ -332,7 +332,7 @@ const char *sched_check(struct sched *s, const struct plan *p)
         wrong = check_seqs(s);
     }
     if (!wrong) {
-        wrong = check_rows(s);
+        wrong = check_slots(s);
     }
     if (!wrong) {
         wrong = check_room(s);

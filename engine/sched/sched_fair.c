@@ -272,19 +272,19 @@ bool goes_before_swapped(struct sched *s, const struct group *g, const struct gr
 
 /* ---- room ---- */
 
-void reserve_rows(struct sched *s, struct group *g, int32_t n)
+void reserve_slots(struct sched *s, struct group *g, int32_t n)
 {
     g->n_reserved += n;
     s->n_reserved += n;
-    s->tenant[g->tenant].n_rows += n;
+    s->tenant[g->tenant].n_slots += n;
 }
 
 /* Rows for its weight, with `more` of them. */
-static double rows_held(const struct sched *s, const struct group *g, int32_t more)
+static double slots_held(const struct sched *s, const struct group *g, int32_t more)
 {
     const struct tenant *t = &s->tenant[g->tenant];
 
-    return (t->n_rows + more) / t->weight;
+    return (t->n_slots + more) / t->weight;
 }
 
 struct group *heaviest(const struct sched *s)
@@ -292,7 +292,7 @@ struct group *heaviest(const struct sched *s)
     struct group *most = NULL;
 
     for (struct group *g = s->running.last; g; g = g->prev) {
-        if (!goes_ahead(s, g) && (!most || rows_held(s, g, 0) > rows_held(s, most, 0))) {
+        if (!goes_ahead(s, g) && (!most || slots_held(s, g, 0) > slots_held(s, most, 0))) {
             most = g;
         }
     }
@@ -302,7 +302,8 @@ struct group *heaviest(const struct sched *s)
 bool is_poorer(const struct sched *s, const struct group *g, const struct group *other)
 {
     return s->tenant[g->tenant].service < s->tenant[other->tenant].service &&
-           rows_held(s, g, g->state == GROUP_WAITING ? group_rows(g) : 0) < rows_held(s, other, 0);
+           slots_held(s, g, g->state == GROUP_WAITING ? group_slots(g) : 0) <
+               slots_held(s, other, 0);
 }
 
 /* A group to preempt so that `g` can run; NULL: its tenant has its share. */
@@ -310,7 +311,7 @@ static struct group *who_gives_way(const struct sched *s, const struct group *g)
 {
     struct group *victim = heaviest(s);
 
-    return victim && rows_held(s, g, group_rows(g)) <= rows_held(s, victim, -victim->n_reserved)
+    return victim && slots_held(s, g, group_slots(g)) <= slots_held(s, victim, -victim->n_reserved)
                ? victim
                : NULL;
 }
@@ -324,7 +325,7 @@ void make_way(struct sched *s)
         (swapped && !goes_before_swapped(s, g, swapped))) {
         return;
     }
-    while (!has_room(s, g) && (victim = who_gives_way(s, g)) != NULL) {
+    while (!fits_now(s, g) && (victim = who_gives_way(s, g)) != NULL) {
         preempt(s, victim);
     }
     s->made_way = s->preempted; /* the room is for who waits, in this step */

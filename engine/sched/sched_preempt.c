@@ -69,13 +69,13 @@ static int32_t swap_out_block(struct sched *s, int32_t block)
     }
     int32_t h = kvpool_take(&s->host);
     s->mark[block] = h + 1;
-    s->out[s->n_out++] = (struct block_copy){.src = block, .dst = h};
+    s->swap_out[s->n_swap_out++] = (struct block_copy){.src = block, .dst = h};
     return h;
 }
 
 static void preempt_swap(struct sched *s, struct group *g)
 {
-    int32_t first_out = s->n_out;
+    int32_t first_out = s->n_swap_out;
 
     leave_running(s, g);
     for (int32_t i = 0; i < g->width; i++) {
@@ -95,8 +95,8 @@ static void preempt_swap(struct sched *s, struct group *g)
         seq_drop_memory(s, q);
         q->n_blocks = keep;
     }
-    for (int32_t i = first_out; i < s->n_out; i++) {
-        s->mark[s->out[i].src] = 0;
+    for (int32_t i = first_out; i < s->n_swap_out; i++) {
+        s->mark[s->swap_out[i].src] = 0;
     }
     s->counted.preempt_swap++;
     g->resume_need = -1;

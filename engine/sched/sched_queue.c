@@ -263,7 +263,7 @@ void sched_counts(const struct sched *s, struct sched_counts *ret)
 {
     *ret = s->counted;
     ret->running_groups = s->running.n;
-    ret->running_seqs = s->c.max_num_seqs - s->n_rows;
+    ret->running_seqs = s->c.max_num_seqs - s->n_free_slots;
     ret->waiting_groups = s->n_waiting;
     ret->swapped_groups = s->swapped.n;
     ret->blocks_used = kvpool_used(&s->pool);

@@ -11,10 +11,10 @@ int32_t take_block(struct sched *s)
     return kvpool_take(&s->pool);
 }
 
-void seq_take_row(struct sched *s, struct seq *q)
+void seq_take_slot(struct sched *s, struct seq *q)
 {
-    assert(s->n_rows > 0 && q->row < 0);
-    q->row = s->row[--s->n_rows];
+    assert(s->n_free_slots > 0 && q->slot < 0);
+    q->slot = s->free_slot[--s->n_free_slots];
     q->n_synced = 0;
 }
 
@@ -22,9 +22,9 @@ void seq_take_row(struct sched *s, struct seq *q)
  * more, because another one may get the same block in the same step. */
 static void forget_swap_out(struct sched *s, int32_t host_block)
 {
-    for (int32_t i = 0; i < s->n_out; i++) {
-        if (s->out[i].dst == host_block) {
-            s->out[i] = s->out[--s->n_out];
+    for (int32_t i = 0; i < s->n_swap_out; i++) {
+        if (s->swap_out[i].dst == host_block) {
+            s->swap_out[i] = s->swap_out[--s->n_swap_out];
             return;
         }
     }
@@ -51,9 +51,9 @@ void seq_drop_memory(struct sched *s, struct seq *q)
            0) { /* tail first: the head of a chain is worth most to the prefix cache */
         kvpool_unref(&s->pool, q->block[--q->n_blocks]);
     }
-    if (q->row >= 0) {
-        s->row[s->n_rows++] = q->row;
-        q->row = -1;
+    if (q->slot >= 0) {
+        s->free_slot[s->n_free_slots++] = q->slot;
+        q->slot = -1;
     }
 }
 
@@ -66,8 +66,8 @@ void seq_fork(struct sched *s, struct seq *child, const struct seq *parent)
     child->n_out = parent->n_out;
     memcpy(child->out, parent->out, (size_t)parent->n_out * sizeof(*parent->out));
     child->chain = parent->chain;
-    child->draw_step = parent->draw_step;
-    child->draw_row = parent->draw_row;
+    child->sample_step = parent->sample_step;
+    child->sample_row = parent->sample_row;
     child->cum_logprob = parent->cum_logprob;
     struct kvpool *pool = child->group->state == GROUP_SWAPPED ? &s->host : &s->pool;
     for (int32_t i = 0; i < parent->n_blocks; i++) {
@@ -76,7 +76,7 @@ void seq_fork(struct sched *s, struct seq *child, const struct seq *parent)
     memcpy(child->block, parent->block, (size_t)parent->n_blocks * sizeof(*parent->block));
     child->n_blocks = parent->n_blocks;
     if (child->group->state == GROUP_RUNNING) {
-        seq_take_row(s, child);
+        seq_take_slot(s, child);
     }
 }
 
@@ -88,39 +88,39 @@ void seq_finish(struct sched *s, struct seq *q, int finish)
     q->state = SEQ_DONE;
     q->finish = finish;
     if (g->state == GROUP_RUNNING) {
-        reserve_rows(s, g, -1);
+        reserve_slots(s, g, -1);
     }
     if (s->contiguous) {
-        contiguous_give(s->contiguous, &q->room);
+        contiguous_give(s->contiguous, &q->reservation);
     }
     if (--g->n_live == 0) {
         group_finish(s, g);
     }
 }
 
-bool take_room(struct sched *s, struct group *g)
+bool take_reservations(struct sched *s, struct group *g)
 {
     for (int32_t i = 0; s->contiguous && i < g->width; i++) {
         if (g->seq[i].state != SEQ_DONE &&
-            !contiguous_take(s->contiguous, g->n_prompt, g->max_tokens, &g->seq[i].room)) {
-            give_room(s, g);
+            !contiguous_take(s->contiguous, g->n_prompt, g->max_tokens, &g->seq[i].reservation)) {
+            give_reservations(s, g);
             return false;
         }
     }
     return true;
 }
 
-void give_room(struct sched *s, struct group *g)
+void give_reservations(struct sched *s, struct group *g)
 {
     for (int32_t i = 0; s->contiguous && i < g->width; i++) {
-        contiguous_give(s->contiguous, &g->seq[i].room);
+        contiguous_give(s->contiguous, &g->seq[i].reservation);
     }
 }
 
 void group_unreserve(struct sched *s, struct group *g)
 {
-    reserve_rows(s, g, -g->n_reserved);
-    give_room(s, g);
+    reserve_slots(s, g, -g->n_reserved);
+    give_reservations(s, g);
     if (g->mask >= 0) {
         s->mask[s->n_masks++] = g->mask;
         g->mask = -1;
@@ -179,7 +179,7 @@ int32_t decode_need(struct sched *s, const struct kvpool *pool, struct group *g)
         for (int32_t i = 0; i < g->width; i++) {
             const struct seq *q = &g->seq[i];
             int32_t b = q->n_computed / s->c.block_size;
-            if (q->state != SEQ_LIVE || !can_draw(g, q)) {
+            if (q->state != SEQ_LIVE || !can_sample(g, q)) {
                 continue;
             }
             if (b >= q->n_blocks) {

@@ -8,7 +8,7 @@ static void snapshot_pool(uint8_t *ret, const struct kvpool *pool)
 {
     for (int32_t b = 0; b < pool->n_blocks; b++) {
         const struct kvblock *k = &pool->block[b];
-        ret[b] = (uint8_t)(k->count > 0 ? MIN(k->count, KV_MANY) : k->named ? KV_CACHED : KV_FREE);
+        ret[b] = (uint8_t)(k->count > 0 ? MIN(k->count, KV_MANY) : k->hashed ? KV_CACHED : KV_FREE);
     }
 }
 

@@ -142,7 +142,7 @@ bool group_start(struct sched *s, struct group *g)
         struct seq *q = &g->seq[i];
         q->group = g;
         q->index = i;
-        q->row = -1;
+        q->slot = -1;
         q->n_tokens = g->n_prompt;
         q->seed = seq_seed(g->request->seed, i);
     }

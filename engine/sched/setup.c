@@ -39,7 +39,7 @@ void kvpool_release(struct kvpool *p)
     *p = (struct kvpool){0};
 }
 
-int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, int32_t name_bits,
+int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, int32_t hash_bits,
                 uint64_t secret, struct err *e)
 {
     uint32_t buckets = 1;
@@ -49,8 +49,8 @@ int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, int3
     }
     *px = (struct prefix){
         .pool = pool, .block_size = block_size, .bucket_mask = buckets - 1, .secret = secret};
-    px->name_mask = name_bits == 0 ? (struct prefix_name){UINT64_MAX, UINT64_MAX}
-                                   : (struct prefix_name){(UINT64_C(1) << name_bits) - 1, 0};
+    px->hash_mask = hash_bits == 0 ? (struct block_hash){UINT64_MAX, UINT64_MAX}
+                                   : (struct block_hash){(UINT64_C(1) << hash_bits) - 1, 0};
     px->entry = array(pool->n_blocks, sizeof(*px->entry));
     px->token = array((int64_t)pool->n_blocks * block_size, sizeof(*px->token));
     px->bucket = array(buckets, sizeof(*px->bucket));
@@ -236,7 +236,7 @@ static int allocate(struct sched *s, struct err *e)
         rc = kvpool_init(&s->host, c->n_host_blocks, e);
     }
     if (rc == 0) {
-        rc = prefix_init(&s->prefix, &s->pool, c->block_size, c->name_bits, c->secret, e);
+        rc = prefix_init(&s->prefix, &s->pool, c->block_size, c->hash_bits, c->secret, e);
     }
     if (rc < 0) {
         return rc;
@@ -247,20 +247,21 @@ static int allocate(struct sched *s, struct err *e)
     }
     s->tenant = array(most_tenants(c), sizeof(*s->tenant));
     s->ready = array(most_tenants(c), sizeof(*s->ready));
-    s->line = array(c->max_num_seqs, sizeof(*s->line));
+    s->prefill_order = array(c->max_num_seqs, sizeof(*s->prefill_order));
     s->waiting = array((int64_t)c->max_waiting + c->max_started, sizeof(*s->waiting));
-    s->row = array(c->max_num_seqs, sizeof(*s->row));
-    s->row_seen = array(c->max_num_seqs, sizeof(*s->row_seen));
+    s->free_slot = array(c->max_num_seqs, sizeof(*s->free_slot));
+    s->slot_seen = array(c->max_num_seqs, sizeof(*s->slot_seen));
     s->mask = array(c->max_num_seqs, sizeof(*s->mask));
-    s->out = array(c->n_host_blocks, sizeof(*s->out));
+    s->swap_out = array(c->n_host_blocks, sizeof(*s->swap_out));
     s->pinned = array(c->n_blocks, sizeof(*s->pinned));
     s->mark = array(MAX(c->n_blocks, c->n_host_blocks), sizeof(*s->mark));
     s->found = array(c->n_host_blocks, sizeof(*s->found));
     s->tokens = array(c->block_size, sizeof(*s->tokens));
     s->hit = array(div_ceil(c->max_len, c->block_size), sizeof(*s->hit));
-    s->piece = array(c->max_num_seqs, sizeof(*s->piece));
-    if (!s->tenant || !s->ready || !s->line || !s->waiting || !s->row || !s->row_seen || !s->mask ||
-        !s->out || !s->pinned || !s->mark || !s->found || !s->tokens || !s->hit || !s->piece) {
+    s->chunk = array(c->max_num_seqs, sizeof(*s->chunk));
+    if (!s->tenant || !s->ready || !s->prefill_order || !s->waiting || !s->free_slot ||
+        !s->slot_seen || !s->mask || !s->swap_out || !s->pinned || !s->mark || !s->found ||
+        !s->tokens || !s->hit || !s->chunk) {
         return err_nomem(e, "the scheduler");
     }
     rc = regions_init(&s->regions, c->group_bytes, c->max_started, e);
@@ -290,7 +291,7 @@ int sched_new(struct sched **ret, const struct sched_config *c, struct err *e)
         return err_nomem(e, "the scheduler");
     }
     s->c = *c;
-    s->pace = 1;
+    s->cost_scale = 1;
     complete_config(&s->c);
     rc = allocate(s, e);
     if (rc < 0) {
@@ -298,9 +299,9 @@ int sched_new(struct sched **ret, const struct sched_config *c, struct err *e)
         return rc;
     }
     s->c.group_bytes = regions_bytes(&s->regions);
-    s->n_rows = s->n_masks = c->max_num_seqs;
-    for (int32_t i = 0; i < s->n_rows; i++) {
-        s->row[i] = s->mask[i] = s->n_rows - 1 - i; /* row 0 is taken first */
+    s->n_free_slots = s->n_masks = c->max_num_seqs;
+    for (int32_t i = 0; i < s->n_free_slots; i++) {
+        s->free_slot[i] = s->mask[i] = s->n_free_slots - 1 - i; /* row 0 is taken first */
     }
     for (int32_t i = 0; i < most_tenants(c); i++) {
         s->tenant[i] = (struct tenant){.ready_index = -1, .weight = 1};
@@ -334,18 +335,18 @@ void sched_free(struct sched *s)
     contiguous_free(s->contiguous);
     free(s->tenant);
     free(s->ready);
-    free(s->line);
+    free(s->prefill_order);
     free(s->waiting);
-    free(s->row);
-    free(s->row_seen);
+    free(s->free_slot);
+    free(s->slot_seen);
     free(s->mask);
-    free(s->out);
+    free(s->swap_out);
     free(s->mark);
     free(s->found);
     free(s->pinned);
     free(s->tokens);
     free(s->hit);
-    free(s->piece);
+    free(s->chunk);
     regions_release(&s->regions);
     buf_release(&s->text);
     free(s);

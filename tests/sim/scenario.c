@@ -52,7 +52,7 @@ static void random_config(struct scenario *s, struct rng *r)
     for (int32_t i = 0; i < c->n_eos; i++) {
         c->eos[i] = rng_range(r, 0, c->vocab - 1);
     }
-    c->name_bits = rng_chance(r, 20) ? rng_range(r, 1, 3) : 0;
+    c->hash_bits = rng_chance(r, 20) ? rng_range(r, 1, 3) : 0;
     s->depth = rng_chance(r, 20) ? 0 : rng_chance(r, 75) ? 1 : 2;
     s->fail_at = rng_chance(r, 3) ? (uint64_t)rng_range(r, 2, 30) : 0;
     if (c->policy == POLICY_FAIR) {
@@ -221,7 +221,7 @@ static void random_pins(struct scenario *s, struct rng *r)
     if (c->preemption == PREEMPT_SWAP) {
         most = MIN(most, c->n_host_blocks);
     }
-    if (!c->prefix_cache || c->name_bits > 0 || most < 1 || !rng_chance(r, 30)) {
+    if (!c->prefix_cache || c->hash_bits > 0 || most < 1 || !rng_chance(r, 30)) {
         return;
     }
     c->n_pinned = rng_range(r, 1, most);

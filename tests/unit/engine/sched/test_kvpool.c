@@ -57,8 +57,8 @@ static void named_blocks_are_taken_last_and_oldest_first(void **state)
     for (int i = 0; i < 6; i++) {
         b[i] = kvpool_take(&pool);
     }
-    kvpool_name(&pool, b[1], true);
-    kvpool_name(&pool, b[4], true);
+    kvpool_set_hashed(&pool, b[1], true);
+    kvpool_set_hashed(&pool, b[4], true);
     for (int i = 5; i >= 0; i--) {
         kvpool_unref(&pool, b[i]); /* b[4] is freed before b[1] */
     }
@@ -76,7 +76,7 @@ static void a_cached_block_comes_back_to_life(void **state)
 {
     (void)state;
     int32_t b = kvpool_take(&pool);
-    kvpool_name(&pool, b, true);
+    kvpool_set_hashed(&pool, b, true);
     kvpool_unref(&pool, b);
     kvpool_ref(&pool, b);
     assert_int_equal(kvpool_used(&pool), 1);
@@ -88,9 +88,9 @@ static void a_block_that_loses_its_name_is_taken_first(void **state)
 {
     (void)state;
     int32_t b = kvpool_take(&pool);
-    kvpool_name(&pool, b, true);
+    kvpool_set_hashed(&pool, b, true);
     kvpool_unref(&pool, b);
-    kvpool_name(&pool, b, false);
+    kvpool_set_hashed(&pool, b, false);
     assert_int_equal(kvpool_peek(&pool), b);
     assert_null(kvpool_check(&pool));
 }

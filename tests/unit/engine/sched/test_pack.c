@@ -157,7 +157,7 @@ static void penalties_send_nothing_but_where_the_tokens_are(void **state)
     p.repetition_penalty = 1.5F;
     struct rig_request *q = rig_add(&rig, p, 10, 3);
     rig_plan(&rig);
-    assert_int_equal(rig.batch.sample[0].row, q->group->seq[0].row);
+    assert_int_equal(rig.batch.sample[0].row, q->group->seq[0].slot);
     assert_int_equal(rig.batch.sample[0].n_prompt, 3);
     assert_int_equal(rig.batch.sample[0].position, 3);
     rig_commit(&rig);

@@ -13,11 +13,11 @@ static struct kvpool pool;
 static struct prefix px;
 static const int32_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
 
-static int open_with(int32_t name_bits)
+static int open_with(int32_t hash_bits)
 {
     int rc = kvpool_init(&pool, BLOCKS, NULL);
 
-    return rc < 0 ? rc : prefix_init(&px, &pool, SIZE, name_bits, 42, NULL);
+    return rc < 0 ? rc : prefix_init(&px, &pool, SIZE, hash_bits, 42, NULL);
 }
 
 static int open_cache(void **state)
@@ -194,7 +194,7 @@ static void an_equal_block_keeps_the_first_name(void **state)
     assert_int_equal(prefix_find(&px, &chain, tokens), a[0]);
     kvpool_ref(&pool, a[0]);
     publish(NULL, tokens, 1, b);
-    assert_false(pool.block[b[0]].named);
+    assert_false(pool.block[b[0]].hashed);
     kvpool_unref(&pool, a[0]);
 }
 
