@@ -108,7 +108,7 @@ static int check_fit(const struct request *r, int32_t width, int32_t max_tokens,
         return err_set_param(e, ERR_INVALID, field,
                              "%d prompt tokens and %d sequences of up to %d tokens need %lld KV "
                              "blocks; preemption is swap, "
-                             "and swap_space has room for %d",
+                             "and swap_space holds %d",
                              r->n_prompt, width, max_tokens, (long long)need, c->n_host_blocks);
     }
     struct reserve_rule rule = sched_reserve_rule(c);
@@ -180,7 +180,8 @@ static void group_read_params(struct group *g, int32_t max_tokens, const struct 
     g->lookahead = p->beam_width == 0; /* the host ranks the candidates of beams */
     for (int32_t w = 0; w < g->words.n; w++) {
         if (g->words.first[w + 1] - g->words.first[w] > 1) {
-            /* whether its last token is banned depends on tokens that the host must know */
+            /* whether its last token is banned depends on tokens that the host must
+             * know */
             g->lookahead = false;
         }
     }

@@ -1,10 +1,10 @@
-/* The invariants of sched.h as code: for tests and debug builds, at a cost of
- * everything there is. */
+/* The invariants of sched.h as code, for tests and debug builds: a check walks
+ * everything. */
 #include <string.h>
 
 #include "engine/sched/sched_impl.h"
 
-/* Walk what every table holds, adding `sign` to mark[block]. */
+/* Add `sign` to mark[block] for every entry of every table of the list. */
 static void mark_tables(struct sched *s, const struct group_list *l, int32_t sign)
 {
     for (const struct group *g = l->first; g; g = g->next) {
@@ -45,7 +45,7 @@ static const char *check_list(const struct group_list *l, int state)
     return n == l->n && l->last == before ? NULL : "S1: a queue's ends do not match";
 }
 
-/* The groups right behind `g` in its tenant's heap; -1: something is out of order. */
+/* The number of children of `g` in its leftist heap; -1: the heap is broken there. */
 static int32_t count_children(const struct group *g)
 {
     const struct group *const child[] = {g->child, g->next};
@@ -166,27 +166,26 @@ static const char *check_swapped(struct sched *s)
 {
     for (struct group *g = s->swapped.first; g; g = g->next) {
         if (g->resume_need >= 0 && g->resume_need != blocks_to_resume(s, g)) {
-            return "S9: a swapped group needs other blocks than were counted";
+            return "S9: a swapped group does not need the number of blocks that was counted";
         }
     }
     return NULL;
 }
 
-static const char *check_room(const struct sched *s)
+static const char *check_reservations(const struct sched *s)
 {
     int32_t n = 0;
 
     for (const struct group *g = s->running.first; g && s->contiguous; g = g->next) {
         for (int32_t i = 0; i < g->width; i++) {
             if ((g->seq[i].reservation.size > 0) != (g->seq[i].state != SEQ_DONE)) {
-                return "S4: a running sequence has no room set aside, or one that is done has";
+                return "S4: a running sequence has no reservation, or one that is done has";
             } else {
                 n += g->seq[i].reservation.size > 0;
             }
         }
     }
-    return s->contiguous && n != s->contiguous->n_taken ? "S4: room set aside does not add up"
-                                                        : NULL;
+    return s->contiguous && n != s->contiguous->n_taken ? "S4: reservations do not add up" : NULL;
 }
 
 static const char *check_slots(struct sched *s)
@@ -202,12 +201,12 @@ static const char *check_slots(struct sched *s)
                 continue;
             }
             if (g->seq[i].state != SEQ_LIVE) {
-                return "S4: a sequence that is not live holds a row";
+                return "S4: a sequence that is not live holds a slot";
             }
             of_group++;
         }
         if (of_group > g->n_reserved) {
-            return "S4: a group holds more rows than were set aside for it";
+            return "S4: a group holds more slots than were reserved for it";
         }
         held += of_group;
         reserved += g->n_reserved;
@@ -227,14 +226,14 @@ static const char *check_slots(struct sched *s)
         }
     }
     if (masks + s->n_masks != s->c.max_num_seqs) {
-        return "S4: a mask's place is held twice, or lost";
+        return "S4: a mask is held twice, or lost";
     }
     if (!once || held + s->n_free_slots != s->c.max_num_seqs) {
-        return "S4: a table row is held twice, or lost";
+        return "S4: a slot is held twice, or lost";
     }
     return reserved == s->n_reserved && of_tenants == reserved && reserved <= s->c.max_num_seqs
                ? NULL
-               : "S4: reserved rows do not add up";
+               : "S4: reserved slots do not add up";
 }
 
 static bool writes_own_block(const struct sched *s, const struct plan_item *it, int32_t b)
@@ -244,9 +243,9 @@ static bool writes_own_block(const struct sched *s, const struct plan_item *it, 
     if (s->pool.block[it->seq->block[b]].count == 1) {
         return true;
     }
-    /* The two who may write what others hold: the root of a recompute, before the
-     * others read it; and in a step that forks behind the prompt, the parent, whose
-     * children hold the block from the next step on. */
+    /* Two exceptions: the root of a recompute writes shared blocks before its siblings
+     * read them; and in a step that forks behind the prompt the parent writes a block
+     * that its children read from the next step on. */
     return (it->seq->index == g->root && (b + 1) * s->c.block_size <= g->n_shared) ||
            it->n_sampled > 1;
 }
@@ -335,7 +334,7 @@ const char *sched_check(struct sched *s, const struct plan *p)
         wrong = check_slots(s);
     }
     if (!wrong) {
-        wrong = check_room(s);
+        wrong = check_reservations(s);
     }
     if (!wrong) {
         wrong = check_memory(s);

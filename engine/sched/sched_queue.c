@@ -1,5 +1,5 @@
-/* The queues: the waiting groups, ordered lists of running and swapped ones, the ended
- * ones. */
+/* The queues: waiting groups, ordered lists of running and swapped groups, ended
+ * groups. */
 #include <assert.h>
 #include <string.h>
 
@@ -18,7 +18,7 @@ void list_append(struct group_list *l, struct group *g)
     l->n++;
 }
 
-/* In order, sought from the end: what comes is nearly always the newest. */
+/* In order; searched from the end, because `g` is usually the newest. */
 void list_insert(struct group_list *l, struct group *g)
 {
     struct group *after = l->last;
@@ -176,8 +176,8 @@ bool sched_has_ended(const struct sched *s)
     return s->ended.first != NULL;
 }
 
-/* The output side has closed every open choice. While a group runs decode_commit sees
- * to that. */
+/* Whether the output side has closed every open choice of a group that does not run.
+ * (Of running groups decode_commit ends the choices.) */
 static bool all_stopped(const struct group *g)
 {
     if (g->state == GROUP_RUNNING || !g->started || g->beams) {
@@ -221,12 +221,12 @@ static void sweep_list(struct sched *s, struct group_list *l, int64_t now_us)
     }
 }
 
-enum {
-    SWEPT_A_STEP = 64
-}; /* waiting groups looked at in a step: all in turn, at a cost that does not grow with them */
+/* Waiting groups checked in a step, in turn, so that the cost does not grow with their
+ * number. */
+enum { SWEPT_A_STEP = 64 };
 
-/* Where many wait, none of those to be looked at is in a cache: they are fetched side
- * by side. */
+/* Prefetch the groups to be checked: with many waiting ones they are not in the CPU's
+ * caches. */
 static void fetch_waiting(const struct sched *s)
 {
     int32_t last = MIN(s->sweep + SWEPT_A_STEP, s->n_waiting);

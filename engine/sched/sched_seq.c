@@ -1,5 +1,4 @@
-/* What happens to one sequence: blocks, rows, and the verbs fork and free (append is
- * decode.c's). */
+/* Blocks and slot of one sequence, and the verbs fork and free (append: decode.c). */
 #include <assert.h>
 #include <string.h>
 
@@ -18,8 +17,8 @@ void seq_take_slot(struct sched *s, struct seq *q)
     q->n_synced = 0;
 }
 
-/* A host block is going back: a swap-out into it that was not launched must not be any
- * more, because another one may get the same block in the same step. */
+/* A host block is released: cancel a swap-out into it that was not launched yet,
+ * because another one may get the same block in the same step. */
 static void forget_swap_out(struct sched *s, int32_t host_block)
 {
     for (int32_t i = 0; i < s->n_swap_out; i++) {
@@ -47,8 +46,8 @@ void seq_drop_memory(struct sched *s, struct seq *q)
         drop_host_blocks(s, q);
         return;
     }
-    while (q->n_blocks >
-           0) { /* tail first: the head of a chain is worth most to the prefix cache */
+    /* Tail first: the head of a chain is worth most to the prefix cache. */
+    while (q->n_blocks > 0) {
         kvpool_unref(&s->pool, q->block[--q->n_blocks]);
     }
     if (q->slot >= 0) {
@@ -137,7 +136,7 @@ void seq_publish(struct sched *s, struct seq *q)
     }
     while ((q->chain.n_blocks + 1) * size <= q->n_stored) {
         int32_t first = q->chain.n_blocks * size;
-        /* A block's tokens lie in the prompt, in the output, or across both. */
+        /* Its tokens are of the prompt, of the output, or of both. */
         assert(first + size <= g->n_prompt + q->n_out);
         for (int32_t i = 0; i < size; i++) {
             s->tokens[i] = seq_token(q, first + i);
@@ -171,8 +170,8 @@ bool in_prefill(const struct group *g)
 
 int32_t decode_need(struct sched *s, const struct kvpool *pool, struct group *g)
 {
-    /* Of the holders of a shared block all but the last copy it: mark[block] counts
-     * those seen. */
+    /* All holders of a shared block but the last copy it; mark[block] counts those
+     * seen. */
     int32_t n = 0;
 
     for (int pass = 0; pass < 2; pass++) {

@@ -1,5 +1,5 @@
-/* What observers see of the scheduler: every block's condition, and the groups with
- * their tables, as far as they fit. */
+/* Fills a kv_snapshot for observers: the state of every block, and as many groups and
+ * block tables as fit. */
 #include <string.h>
 
 #include "engine/sched/sched_impl.h"

@@ -158,8 +158,7 @@ static inline int32_t seq_token(const struct seq *s, int32_t position)
 {
     const struct group *g = s->group;
 
-    return position < g->n_prompt ? g->request->prompt[position]
-                                  : s->out[position - g->n_prompt];
+    return position < g->n_prompt ? g->request->prompt[position] : s->out[position - g->n_prompt];
 }
 
 /* Seed of sample `index` of a request: a bijective mix, so that samples of one request

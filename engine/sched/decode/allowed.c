@@ -1,6 +1,6 @@
 /* Refuses requests that ban every first token, before any work is done for them. A
- * choice that runs out of allowed tokens later (by a bad word of several tokens) ends at
- * commit: decode.c, beam.c. */
+ * choice that runs out of allowed tokens later (by a bad word of several tokens) ends
+ * at commit: decode.c, beam.c. */
 #include <math.h>
 #include <stdlib.h>
 

@@ -84,14 +84,14 @@ static void emit_node(struct delta_out *out, const struct group *g, int32_t choi
     out->emit(out, g, &d);
 }
 
-/* Emit the tokens on which all live beams and returnable hypotheses agree, at most *left
- * deltas. */
+/* Emit the tokens on which all live beams and returnable hypotheses agree, at most
+ * *left deltas. */
 static enum beam_progress emit_agreed(struct delta_out *out, struct group *g, int32_t *left)
 {
     struct beam *b = g->beam;
 
-    /* A node that is held has no children: it ends a hypothesis or a live beam. Once the
-     * search is over, only a node that some choices already have is emitted to the
+    /* A node that is held has no children: it ends a hypothesis or a live beam. Once
+     * the search is over, only a node that some choices already have is emitted to the
      * others: the rest follows in beam_report. */
     while (b->n_sent < b->n || (!b->reporting && b->node[b->agreed].n_children == 1)) {
         if (*left == 0) {
@@ -247,8 +247,8 @@ static bool best_choice(struct beam *b, const struct results *r, const struct pl
     return found;
 }
 
-/* Whether a candidate, as the n_out-th token, ends its beam: by its id, by length, or by
- * a stop string that it completes. Sets finish, stop_token and is_stop of `h`. */
+/* Whether a candidate, as the n_out-th token, ends its beam: by its id, by length, or
+ * by a stop string that it completes. Sets finish, stop_token and is_stop of `h`. */
 static void candidate_end(const struct commit *c, const struct group *g,
                           const struct beam_choice *x, int32_t n_out, struct beam_hypothesis *h)
 {

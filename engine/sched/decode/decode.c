@@ -7,8 +7,8 @@
 #include "engine/sched/decode/beam.h"
 #include "engine/sched/decode/commit.h"
 
-/* Emit `d`, which has kind, choice and token, with the log-probabilities of sampling row
- * `row` (-1: none). */
+/* Emit `d`, which has kind, choice and token, with the log-probabilities of sampling
+ * row `row` (-1: none). */
 static void emit_token(struct commit *c, const struct group *g, struct delta d, int32_t row,
                        int32_t n_top)
 {
@@ -85,8 +85,9 @@ int finish_by_token(const struct sched *s, const struct group *g, int32_t token,
 }
 
 const char *const NO_NUMBER = "the model's logits for the next token are NaN or infinite";
-const char *const IMPOSSIBLE = "no next token is allowed: allowed_token_ids, logit_bias, bad_words, "
-                               "min_tokens and the penalties leave none";
+const char *const IMPOSSIBLE =
+    "no next token is allowed: allowed_token_ids, logit_bias, bad_words, "
+    "min_tokens and the penalties leave none";
 
 /* Whether the output side has ended the choice by a stop string. */
 static bool stop_marked(const struct seq *q)
@@ -269,8 +270,8 @@ static bool reap_group(struct sched *s, struct group *g, struct delta_out *out)
     return true;
 }
 
-/* Report a portion of each beam search that is over, in turn, so that a long report does
- * not delay short ones. */
+/* Report a portion of each beam search that is over, in turn, so that a long report
+ * does not delay short ones. */
 static void report_beams(struct sched *s, struct delta_out *out)
 {
     for (struct group *g = s->ended.first, *next; g; g = next) {

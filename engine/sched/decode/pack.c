@@ -18,8 +18,8 @@ static void send_run(struct packer *p, struct batch *b, const struct seq *q, int
     b->n_table_block += count;
 }
 
-/* Send what changed in the sequence's block table since its slot was last updated, as at
- * most PACK_RUNS runs. */
+/* Send what changed in the sequence's block table since its slot was last updated, as
+ * at most PACK_RUNS runs. */
 static void pack_table(struct packer *p, struct batch *b, struct seq *q)
 {
     int32_t *shadow = p->shadow + (int64_t)q->slot * p->table_width;
