@@ -108,7 +108,7 @@ static void salts_keep_tenants_apart(void **state)
     assert_int_equal(found("one", tokens, 2), 2);
 }
 
-/* Pin what publish has named without a salt. */
+/* Pin blocks that were published without a salt. */
 static void share(const int32_t *block, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {
@@ -125,13 +125,13 @@ static void shared_blocks_are_found_with_any_salt(void **state)
     share(pinned, 2);
     assert_int_equal(found(NULL, tokens, 3), 2);
     assert_int_equal(found("one", tokens, 3), 2);
-    publish(NULL, tokens, 3, block); /* the third belongs to no salt */
+    publish(NULL, tokens, 3, block); /* the third is not shared */
     assert_int_equal(found(NULL, tokens, 3), 3);
     assert_int_equal(found("one", tokens, 3), 2);
     publish("one", tokens, 3, block);
     assert_int_equal(found("one", tokens, 3), 3);
     assert_int_equal(found("two", tokens, 3), 2);
-    /* Behind other tokens, and behind a block of a salt's own, nothing is shared. */
+    /* Behind other tokens, and behind a block of a salt, nothing is found. */
     const int32_t turned[] = {9, 10, 11, 12, 1, 2, 3, 4, 5, 6, 7, 8};
     publish("one", turned, 3, block);
     assert_int_equal(found("one", turned, 3), 3);
@@ -148,7 +148,7 @@ static void what_is_shared_keeps_its_name(void **state)
     int32_t pinned[1], block[1];
     publish(NULL, tokens, 1, pinned);
     share(pinned, 1);
-    for (int32_t i = 0; i < 200; i++) { /* with two bits of hash most of these want its name */
+    for (int32_t i = 0; i < 200; i++) { /* with two bits of hash most of these collide with it */
         int32_t mine[SIZE] = {i, 7, 7, 7};
         publish(i % 2 ? "one" : NULL, mine, 1, block);
         assert_int_equal(found("two", tokens, 1), 1);
@@ -176,10 +176,11 @@ static void nothing_is_found_behind_a_lost_parent(void **state)
     publish(NULL, tokens, 3, block);
     prefix_drop(&px, block[0]);
     assert_int_equal(found(NULL, tokens, 3), 0);
-    /* Even when the parent is computed anew: its children stood on the old one. */
+    /* Even if the parent is computed again: its children were computed on the old
+     * one. */
     publish(NULL, tokens, 1, again);
     assert_int_equal(found(NULL, tokens, 3), 1);
-    /* And they can be published anew. */
+    /* And they can be published again. */
     publish(NULL, tokens, 3, block);
     assert_int_equal(found(NULL, tokens, 3), 3);
 }
