@@ -90,7 +90,7 @@ static void a_slot_used_again_gets_its_whole_table(void **state)
     (void)hold;
 }
 
-static void decodes_stand_before_pieces(void **state)
+static void decodes_stand_before_chunks(void **state)
 {
     (void)state;
     rig_add(&rig, rig_params(), 10, 6);
@@ -310,7 +310,7 @@ int main(void)
         CASE(a_prompt_is_laid_out_token_by_token),
         CASE(only_new_blocks_are_sent),
         CASE(a_slot_used_again_gets_its_whole_table),
-        CASE(decodes_stand_before_pieces),
+        CASE(decodes_stand_before_chunks),
         CASE(a_token_in_flight_is_named_by_its_row),
         CASE(samples_of_a_prompt_read_one_row_with_seeds_of_their_own),
         CASE(penalties_send_nothing_but_where_the_tokens_are),

@@ -142,7 +142,7 @@ static void shared_blocks_are_found_with_any_salt(void **state)
     }
 }
 
-static void what_is_shared_keeps_its_name(void **state)
+static void a_shared_block_keeps_its_entry(void **state)
 {
     (void)state;
     int32_t pinned[1], block[1];
@@ -185,7 +185,7 @@ static void nothing_is_found_behind_a_lost_parent(void **state)
     assert_int_equal(found(NULL, tokens, 3), 3);
 }
 
-static void an_equal_block_keeps_the_first_name(void **state)
+static void an_equal_block_keeps_the_first_entry(void **state)
 {
     (void)state;
     int32_t a[1], b[1];
@@ -224,11 +224,12 @@ int main(void)
         cmocka_unit_test_setup_teardown(salts_keep_tenants_apart, open_cache, close_cache),
         cmocka_unit_test_setup_teardown(shared_blocks_are_found_with_any_salt, open_cache,
                                         close_cache),
-        cmocka_unit_test_setup_teardown(what_is_shared_keeps_its_name, open_colliding, close_cache),
+        cmocka_unit_test_setup_teardown(a_shared_block_keeps_its_entry, open_colliding,
+                                        close_cache),
         cmocka_unit_test_setup_teardown(a_chain_is_taken_from_its_tail, open_cache, close_cache),
         cmocka_unit_test_setup_teardown(nothing_is_found_behind_a_lost_parent, open_cache,
                                         close_cache),
-        cmocka_unit_test_setup_teardown(an_equal_block_keeps_the_first_name, open_cache,
+        cmocka_unit_test_setup_teardown(an_equal_block_keeps_the_first_entry, open_cache,
                                         close_cache),
         cmocka_unit_test_setup_teardown(a_hash_is_never_proof, open_colliding, close_cache),
     };

@@ -678,7 +678,7 @@ static void what_no_reservation_can_hold_is_refused(void **state)
     rig_open(&rig, &config);
 }
 
-static void rows_are_set_aside_for_samples_to_come(void **state)
+static void slots_are_reserved_for_samples_to_come(void **state)
 {
     (void)state;
     struct gen_params p = tokens(4);
@@ -710,7 +710,7 @@ static void leave(struct rig_request **q, int32_t n)
 
 /* The longest list of allowed ids that the API accepts, in each of many requests: none
  * waits for the arrays of a batch. */
-static void long_lists_of_ids_keep_no_row_idle(void **state)
+static void long_lists_of_ids_keep_no_slot_idle(void **state)
 {
     (void)state;
     enum { N = 40 };
@@ -740,7 +740,7 @@ static void long_lists_of_ids_keep_no_row_idle(void **state)
 }
 
 /* No request waits because of the tokens that penalties may have to count. */
-static void penalties_over_long_models_keep_no_row_idle(void **state)
+static void penalties_over_long_models_keep_no_slot_idle(void **state)
 {
     (void)state;
     enum { N = 60 };
@@ -809,9 +809,9 @@ int main(void)
         CASE(prefill_beside_decodes_keeps_to_the_itl_target),
         CASE(prefill_beside_decodes_is_spread),
         CASE(large_steps_are_multiples_of_the_quantum),
-        CASE(rows_are_set_aside_for_samples_to_come),
-        CASE(long_lists_of_ids_keep_no_row_idle),
-        CASE(penalties_over_long_models_keep_no_row_idle),
+        CASE(slots_are_reserved_for_samples_to_come),
+        CASE(long_lists_of_ids_keep_no_slot_idle),
+        CASE(penalties_over_long_models_keep_no_slot_idle),
         cmocka_unit_test_setup(lists_beyond_their_limits_are_refused, start),
         CASE(reservations_limit_admission),
         CASE(what_no_reservation_can_hold_is_refused),

@@ -96,7 +96,7 @@ static void shares_follow_weights(void **state)
     assert_in_range(sampled(1) * 10 / sampled(2), 25, 36);
 }
 
-static void a_flood_makes_way_at_once(void **state)
+static void a_flood_is_preempted_at_once(void **state)
 {
     (void)state;
     rig_open(&rig, &config);
@@ -112,7 +112,7 @@ static void a_flood_makes_way_at_once(void **state)
     assert_int_equal(flood[7].group->state, GROUP_WAITING);
 }
 
-static void blocks_are_room_too(void **state)
+static void blocks_count_like_slots(void **state)
 {
     (void)state;
     config.n_blocks = 16;
@@ -130,7 +130,7 @@ static void blocks_are_room_too(void **state)
     assert_true(large->ended);
 }
 
-static void rooms_are_not_taken_back_and_forth(void **state)
+static void tenants_do_not_preempt_each_other_in_turn(void **state)
 {
     (void)state;
     rig_open(&rig, &config);
@@ -290,9 +290,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(two_floods_share_alike, start, stop),
         cmocka_unit_test_setup_teardown(shares_follow_weights, start, stop),
-        cmocka_unit_test_setup_teardown(a_flood_makes_way_at_once, start, stop),
-        cmocka_unit_test_setup_teardown(blocks_are_room_too, start, stop),
-        cmocka_unit_test_setup_teardown(rooms_are_not_taken_back_and_forth, start, stop),
+        cmocka_unit_test_setup_teardown(a_flood_is_preempted_at_once, start, stop),
+        cmocka_unit_test_setup_teardown(blocks_count_like_slots, start, stop),
+        cmocka_unit_test_setup_teardown(tenants_do_not_preempt_each_other_in_turn, start, stop),
         cmocka_unit_test_setup_teardown(a_pause_brings_no_credit, start, stop),
         cmocka_unit_test_setup_teardown(no_tenant_starves, start, stop),
         cmocka_unit_test_setup_teardown(a_long_prompt_lets_a_short_one_pass, start, stop),
