@@ -2,7 +2,8 @@
  * folders, except simulations and tests.
  *
  *     sched.c           a step: decodes, prefill, numbering of sampling rows
- *     sched_queue.c     the queues, ends, time-outs
+ *     sched_queue.c     the queues
+ *     sched_end.c       ends and time-outs
  *     sched_fair.c      tenants: their turns among waiting groups, whose group is preempted
  *     sched_admit.c     WAITING -> RUNNING, SWAPPED -> RUNNING
  *     sched_preempt.c   RUNNING -> WAITING, RUNNING -> SWAPPED
@@ -116,10 +117,6 @@ void list_append(struct group_list *l, struct group *g);
 void list_remove(struct group_list *l, struct group *g);
 void waiting_push(struct sched *s, struct group *g);
 void waiting_remove(struct sched *s, struct group *g);
-/* End groups that were cancelled or have timed out. */
-void sched_sweep(struct sched *s, int64_t now_us);
-/* Move a group without live sequences to the ended queue. */
-void group_finish(struct sched *s, struct group *g);
 
 /* sched_fair.c */
 static inline bool is_fair(const struct sched *s)
@@ -174,8 +171,6 @@ void seq_drop_memory(struct sched *s, struct seq *q);
 /* `child`, which holds nothing, becomes a LIVE copy of `parent` over the same
  * blocks. */
 void seq_fork(struct sched *s, struct seq *child, const struct seq *parent);
-/* LIVE -> DONE, memory returned; ends the group with its last one. */
-void seq_finish(struct sched *s, struct seq *q, int finish);
 /* The group leaves RUNNING: give back its reserved slots, reservations and mask. */
 void group_unreserve(struct sched *s, struct group *g);
 /* Publish the full blocks that committed steps have written in the prefix cache. */
@@ -246,6 +241,13 @@ bool group_start(struct sched *s, struct group *g);
 /* Give the memory back; no step in flight names the group. It is as before group_start,
  * except for the state of its first sequence. */
 void group_end_memory(struct sched *s, struct group *g);
+/* sched_end.c */
+/* LIVE -> DONE, memory returned; ends the group with its last one. */
+void seq_finish(struct sched *s, struct seq *q, int finish);
+/* End groups that were cancelled or have timed out: all running and swapped ones, and
+ * some of the waiting ones in turn. */
+void sched_sweep(struct sched *s, int64_t now_us);
+
 /* sched_preempt.c */
 /* RUNNING -> SWAPPED or WAITING, by the preemption setting. */
 void preempt(struct sched *s, struct group *g);

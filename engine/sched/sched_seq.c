@@ -79,24 +79,6 @@ void seq_fork(struct sched *s, struct seq *child, const struct seq *parent)
     }
 }
 
-void seq_finish(struct sched *s, struct seq *q, int finish)
-{
-    struct group *g = q->group;
-
-    seq_drop_memory(s, q);
-    q->state = SEQ_DONE;
-    q->finish = finish;
-    if (g->state == GROUP_RUNNING) {
-        reserve_slots(s, g, -1);
-    }
-    if (s->contiguous) {
-        contiguous_give(s->contiguous, &q->reservation);
-    }
-    if (--g->n_live == 0) {
-        group_finish(s, g);
-    }
-}
-
 bool take_reservations(struct sched *s, struct group *g)
 {
     for (int32_t i = 0; s->contiguous && i < g->width; i++) {

@@ -89,3 +89,15 @@ void sched_snapshot(const struct sched *s, struct kv_snapshot *p)
         snapshot_group(p, s->waiting[i], KV_WAITING);
     }
 }
+
+void sched_counts(const struct sched *s, struct sched_counts *ret)
+{
+    *ret = s->counted;
+    ret->running_groups = s->running.n;
+    ret->running_seqs = s->c.max_num_seqs - s->n_free_slots;
+    ret->waiting_groups = s->n_waiting;
+    ret->swapped_groups = s->swapped.n;
+    ret->blocks_used = kvpool_used(&s->pool);
+    ret->blocks_cached = s->pool.n_cached;
+    ret->host_blocks_used = kvpool_used(&s->host);
+}

@@ -351,6 +351,11 @@ void sched_free(struct sched *s)
     free(s);
 }
 
+const struct sched_config *sched_config(const struct sched *s)
+{
+    return &s->c;
+}
+
 /* ---- the packer ---- */
 
 /* An array that is written before it is read, so that it needs no zeros, which would

@@ -1,4 +1,5 @@
-/* Inside commit: shared by decode.c and beam.c only. */
+/* The part of commit that samples (decode.c) and beams (beam.c) share. For these files
+ * only. */
 #ifndef QUIRE_ENGINE_SCHED_DECODE_COMMIT_H
 #define QUIRE_ENGINE_SCHED_DECODE_COMMIT_H
 
@@ -12,16 +13,6 @@ struct commit {
     struct delta_out *out;   /* where its deltas go */
     int64_t now_us;          /* time of the commit */
 };
-
-static inline bool id_in(const int32_t *list, int32_t n, int32_t token)
-{
-    for (int32_t i = 0; i < n; i++) {
-        if (list[i] == token) {
-            return true;
-        }
-    }
-    return false;
-}
 
 /* How `token`, as the n_out-th generated one, ends a sequence of the group:
  * FINISH_STOP, FINISH_LENGTH or FINISH_NONE. *ret_stop_token is set if it is a stop

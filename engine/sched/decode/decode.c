@@ -26,21 +26,6 @@ static void emit_token(struct commit *c, const struct group *g, struct delta d, 
     c->out->emit(c->out, g, &d);
 }
 
-void emit_finish(struct delta_out *out, const struct group *g, int32_t choice, int finish,
-                 int32_t stop_token, const char *error)
-{
-    struct delta d = {.request = g->request,
-                      .kind = DELTA_FINISH,
-                      .choice = choice,
-                      .token = -1,
-                      .finish = finish,
-                      .stop_token = stop_token,
-                      .cached_tokens = g->cached_tokens,
-                      .error = error};
-
-    out->emit(out, g, &d);
-}
-
 /* ---- prompt log-probabilities ---- */
 
 static void commit_scores(struct commit *c, const struct plan_item *it)
@@ -62,32 +47,6 @@ static void commit_scores(struct commit *c, const struct plan_item *it)
 }
 
 /* ---- one token ---- */
-
-void seq_append(struct seq *q, int32_t token)
-{
-    q->out[q->n_out++] = token;
-}
-
-int finish_by_token(const struct sched *s, const struct group *g, int32_t token, int32_t n_out,
-                    int32_t *ret_stop_token)
-{
-    const struct gen_params *p = &g->request->params;
-    bool may_stop = n_out > p->min_tokens;
-
-    if (may_stop && !p->ignore_eos && id_in(s->c.eos, s->c.n_eos, token)) {
-        return FINISH_STOP;
-    }
-    if (may_stop && id_in(p->stop_token, p->n_stop_token, token)) {
-        *ret_stop_token = token;
-        return FINISH_STOP;
-    }
-    return n_out >= g->max_tokens ? FINISH_LENGTH : FINISH_NONE;
-}
-
-const char *const NO_NUMBER = "the model's logits for the next token are NaN or infinite";
-const char *const IMPOSSIBLE =
-    "no next token is allowed: allowed_token_ids, logit_bias, bad_words, "
-    "min_tokens and the penalties leave none";
 
 /* Whether the output side has ended the choice by a stop string. */
 static bool stop_marked(const struct seq *q)
