@@ -166,6 +166,8 @@ static void group_reserve(struct sched *s, struct group *g)
 
 static void admit(struct sched *s, struct group *g, const struct demand *d, int64_t now_us)
 {
+    int32_t n_computed = 0;
+
     waiting_remove(s, g);
     group_reserve(s, g);
     take_blocks(s, g, d);
@@ -177,9 +179,11 @@ static void admit(struct sched *s, struct group *g, const struct demand *d, int6
         g->cached_tokens = g->seq[g->root].n_computed;
         s->counted.prefix_queries += (uint64_t)g->n_prompt;
         s->counted.prefix_hits += (uint64_t)g->cached_tokens;
-        tenant_charge(s, g, g->n_prompt - g->cached_tokens);
+        n_computed = g->n_prompt - g->cached_tokens;
     }
-    s->last_tenant = g->tenant;
+    if (s->policy->admitted) {
+        s->policy->admitted(s, g, n_computed);
+    }
     g->state = GROUP_RUNNING;
     list_insert(&s->running, g);
 }
@@ -222,27 +226,26 @@ bool fits_now(struct sched *s, struct group *g)
     return true;
 }
 
-bool sched_admit_one(struct sched *s, int64_t now_us, struct plan *p)
+struct group *sched_admit(struct sched *s, int64_t now_us)
 {
-    struct group *g = waiting_first(s), *swapped = swapped_first(s);
+    struct group *g = waiting_first(s), *swapped = s->policy->first_swapped(s);
     struct demand d;
 
-    if (!g || s->tokens_left <= 0 || (s->preempted && !s->made_way)) {
-        return false;
+    if (!g || s->tokens_left <= 0 || s->admission_closed) {
+        return NULL;
     }
     if (g->n_inflight > 0) { /* just preempted: a step in flight still samples a token of it */
-        return false;
+        return NULL;
     }
     if (swapped && !goes_before_swapped(s, g, swapped)) {
-        return false;
+        return NULL;
     }
     if (!slots_fit(s, group_slots(g)) || !can_start(s, g) || !blocks_fit(s, g, &d) ||
         !take_memory(s, g)) {
-        return false;
+        return NULL;
     }
     admit(s, g, &d, now_us);
-    plan_prefill(s, g, p);
-    return p->n_items + s->n_chunks > 0;
+    return g;
 }
 
 int32_t sched_pin(struct sched *s, const int32_t *token, int32_t n_tokens)
@@ -386,28 +389,27 @@ static void swap_in(struct sched *s, struct group *g, struct plan *p)
     }
 }
 
-/* Resume swapped groups in turn. A resumed group runs in this step, because its swap-in
- * is sent with a step. */
-void sched_resume(struct sched *s, struct plan *p)
+struct group *sched_resume(struct sched *s, struct plan *p)
 {
-    while (s->swapped.first && !s->preempted) {
-        struct group *g = swapped_first(s), *waiting = waiting_first(s);
-        if (!g || g->n_inflight > 0 || (waiting && goes_before_swapped(s, waiting, g))) {
-            return;
-        }
-        if (g->resume_need < 0) { /* it does not change while nothing is in flight */
-            g->resume_need = blocks_to_resume(s, g);
-        }
-        int32_t need = g->resume_need + watermark(s);
-        if (!slots_fit(s, group_slots(g)) || need > kvpool_available(&s->pool) ||
-            !take_reservations(s, g)) {
-            return;
-        }
-        list_remove(&s->swapped, g);
-        group_reserve(s, g);
-        swap_in(s, g, p);
-        g->state = GROUP_RUNNING;
-        list_insert(&s->running, g);
-        plan_decode(s, g, p);
+    if (!s->swapped.first || s->preempted) {
+        return NULL;
     }
+    struct group *g = s->policy->first_swapped(s), *waiting = waiting_first(s);
+    if (!g || g->n_inflight > 0 || (waiting && goes_before_swapped(s, waiting, g))) {
+        return NULL;
+    }
+    if (g->resume_need < 0) { /* it does not change while nothing is in flight */
+        g->resume_need = blocks_to_resume(s, g);
+    }
+    int32_t need = g->resume_need + watermark(s);
+    if (!slots_fit(s, group_slots(g)) || need > kvpool_available(&s->pool) ||
+        !take_reservations(s, g)) {
+        return NULL;
+    }
+    list_remove(&s->swapped, g);
+    group_reserve(s, g);
+    swap_in(s, g, p);
+    g->state = GROUP_RUNNING;
+    list_insert(&s->running, g);
+    return g;
 }

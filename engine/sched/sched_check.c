@@ -64,38 +64,14 @@ static int32_t count_children(const struct group *g)
     return rank[0] >= rank[1] && g->heap_rank == rank[1] + 1 ? n : -1;
 }
 
-static const char *check_tenants(const struct sched *s)
-{
-    int32_t n = 0;
-
-    for (int32_t i = 0; i < s->n_tenants; i++) {
-        const struct tenant *t = &s->tenant[i];
-        bool ready =
-            t->ready_index >= 0 && t->ready_index < s->n_ready && s->ready[t->ready_index] == i;
-        if (ready != (t->first != NULL) || (!ready && t->ready_index != -1) || t->n_slots < 0) {
-            return "S1: a tenant with waiting groups does not stand ready, or one without does";
-        }
-        if (ready && (t->key > t->service || t->first->prev)) {
-            return "S1: a tenant's place among the others is wrong";
-        }
-        n += ready;
-    }
-    for (int32_t i = 1; i < s->n_ready; i++) {
-        if (s->tenant[s->ready[i]].key < s->tenant[s->ready[(i - 1) / 2]].key) {
-            return "S1: the heap of tenants is broken";
-        }
-    }
-    return n == s->n_ready ? NULL : "S1: tenants that stand ready are miscounted";
-}
-
 static const char *check_waiting(const struct sched *s)
 {
-    int32_t behind = s->n_ready; /* each is behind another, or its tenant's first */
+    int32_t n_children = 0; /* the others are the tops of heaps */
 
     for (int32_t i = 0; i < s->n_waiting; i++) {
         const struct group *g = s->waiting[i];
         int32_t n = count_children(g);
-        behind += MAX(n, 0);
+        n_children += MAX(n, 0);
         if (g->state != GROUP_WAITING || g->wait_index != i || n < 0 ||
             g->started != (i < s->n_preempted)) {
             return "S1: the heap of waiting groups is broken";
@@ -107,8 +83,7 @@ static const char *check_waiting(const struct sched *s)
             }
         }
     }
-    return behind == s->n_waiting ? check_tenants(s)
-                                  : "S1: a waiting group is not in its tenant's heap";
+    return s->policy->check(s, s->n_waiting - n_children);
 }
 
 static const char *check_seqs(const struct sched *s)
@@ -211,10 +186,6 @@ static const char *check_slots(struct sched *s)
         held += of_group;
         reserved += g->n_reserved;
     }
-    int32_t of_tenants = 0;
-    for (int32_t i = 0; i < s->n_tenants; i++) {
-        of_tenants += s->tenant[i].n_slots;
-    }
     uint8_t *seen = s->slot_seen;
     memset(seen, 0, (size_t)s->c.max_num_seqs);
     for (int32_t i = 0; i < s->n_free_slots; i++) {
@@ -231,7 +202,7 @@ static const char *check_slots(struct sched *s)
     if (!once || held + s->n_free_slots != s->c.max_num_seqs) {
         return "S4: a slot is held twice, or lost";
     }
-    return reserved == s->n_reserved && of_tenants == reserved && reserved <= s->c.max_num_seqs
+    return reserved == s->n_reserved && reserved <= s->c.max_num_seqs
                ? NULL
                : "S4: reserved slots do not add up";
 }

@@ -1,17 +1,20 @@
 /* Inside the scheduler: shared by its sources and by commit (decode/). Not for other
  * folders, except simulations and tests.
  *
- *     sched.c           a step: decodes, prefill, numbering of sampling rows
- *     sched_queue.c     the queues
- *     sched_end.c       ends and time-outs
- *     sched_fair.c      tenants: their turns among waiting groups, whose group is preempted
+ * Each file calls only those below it; policies are called through struct sched_policy.
+ *
+ *     sched_fair.c      policy: fair
+ *     sched.c           a step: decodes, prefill, numbering of sampling rows; policy: fcfs
+ *                       and priority
  *     sched_admit.c     WAITING -> RUNNING, SWAPPED -> RUNNING
  *     sched_preempt.c   RUNNING -> WAITING, RUNNING -> SWAPPED
- *     sched_seq.c       fork, free, blocks and slot of one sequence
+ *     sched_end.c       ends and time-outs
+ *     sched_queue.c     the queues
+ *     sched_seq.c       fork, blocks and slot of one sequence
  *     sched_start.c     memory of a group from its start to its end
- *     sched_check.c     the invariants
- *     sched_snapshot.c  what observers see
- *     setup.c           everything that allocates
+ *
+ * Beside these: setup.c (everything that allocates), sched_check.c (the invariants),
+ * sched_snapshot.c (what observers see).
  */
 #ifndef QUIRE_ENGINE_SCHED_SCHED_IMPL_H
 #define QUIRE_ENGINE_SCHED_SCHED_IMPL_H
@@ -28,14 +31,63 @@ struct group_list {
     int32_t n;                  /* groups in it */
 };
 
-/* One API key under policy: fair; else one tenant for all requests. */
+/* What depends on the policy setting: first come, first served, also within priorities
+ * (sched.c), or fair (sched_fair.c). Functions are required unless NULL is allowed. */
+struct sched_policy {
+    /* The order of waiting groups: add one, remove one, the first one (NULL: none). */
+    void (*push)(struct sched *s, struct group *g);
+    void (*remove)(struct sched *s, struct group *g);
+    struct group *(*first)(struct sched *s);
+    /* Whether `a` has its turn before `b`. */
+    bool (*before)(const struct sched *s, const struct group *a, const struct group *b);
+    /* The swapped group to resume next; NULL: none that is not parked. */
+    struct group *(*first_swapped)(const struct sched *s);
+    /* Whether a group may start while a swapped one waits whose turn is later. */
+    bool starts_before_swapped;
+
+    /* Accounting; NULL: none. A group was submitted; admitted, with n tokens of
+     * prompt to compute, 0 if it had started; has sampled a token; has n more
+     * reserved slots. */
+    void (*submitted)(struct sched *s, const struct group *g, int64_t now_us);
+    void (*admitted)(struct sched *s, const struct group *g, int32_t n);
+    void (*sampled)(struct sched *s, const struct group *g);
+    void (*reserved)(struct sched *s, const struct group *g, int32_t n);
+
+    /* The parts of sched_plan, in this order. */
+    void (*begin)(struct sched *s, int64_t now_us, struct plan *p); /* NULL: nothing */
+    void (*decodes)(struct sched *s, struct plan *p);
+    /* Prefill tokens that may join; INFINITY: as many as the step has left. */
+    double (*prefill_budget)(struct sched *s, int64_t now_us, const struct plan *p);
+    void (*prefills)(struct sched *s, int64_t now_us, struct plan *p); /* and admissions */
+
+    /* For sched_check: the policy's part of S1 and S4. n_heaps: tops of heaps among the
+     * waiting groups. */
+    const char *(*check)(const struct sched *s, int32_t n_heaps);
+};
+extern const struct sched_policy policy_fcfs, policy_fair;
+
+/* policy: fair: one API key. */
 struct tenant {
-    struct group *first; /* top of its heap of waiting groups; NULL: none waits */
-    int32_t ready_index; /* index in sched->ready; -1: no group waits */
-    int32_t n_slots;     /* reserved for its running groups */
-    double weight;       /* its share, by its newest request */
-    double service;      /* tokens computed and sampled for it, divided by its weight */
-    double key; /* `service` when its index in sched->ready was found: service only grows */
+    struct group *waiting; /* top of its heap of waiting groups; NULL: none waits */
+    int32_t ready_index;   /* index in fair->ready; -1: no group waits */
+    int32_t n_slots;       /* reserved for its running groups */
+    double weight;         /* its share, by its newest request */
+    double service;        /* tokens computed and sampled for it, divided by its weight */
+    double key; /* `service` when its index in fair->ready was found: service only grows */
+};
+
+/* The state of policy: fair (sched_fair.c). */
+struct fair {
+    struct tenant *tenant;        /* [LIMIT_TENANTS] */
+    int32_t n_tenants;            /* up to the last one that has submitted a group */
+    int32_t *ready;               /* [LIMIT_TENANTS] heap of waiting tenants, least `key` on top */
+    int32_t n_ready;              /* of `ready` */
+    int32_t last_admitted;        /* tenant of the group admitted last */
+    int32_t last_submitter;       /* tenant of the group submitted last */
+    int64_t shared_until_us;      /* until then tenants share; 0: one alone has submitted */
+    uint64_t turn_order;          /* `order` of the group that plan_turns decoded last */
+    struct group **prefill_order; /* [max_num_seqs] scratch */
+    bool shared;                  /* the step being planned is to be short */
 };
 
 enum { MAX_IN_FLIGHT = 16 }; /* plans made and not committed */
@@ -45,20 +97,16 @@ struct sched {
     struct kvpool pool, host; /* blocks of the device, and of the host for swapping */
     struct prefix prefix;     /* cached blocks of `pool` */
 
+    const struct sched_policy *policy;
+    struct group *queue; /* policy_fcfs: top of its heap of waiting groups; NULL: none waits */
+    struct fair fair;    /* policy_fair */
+
     /* [max_waiting + max_started] all waiting groups, those that have started first;
-     * else in no order (their order is that of the tenants' heaps). */
+     * else in no order. */
     struct group **waiting;
     int32_t n_waiting;
-    int32_t n_preempted;    /* leading ones that have started */
-    int64_t waiting_tokens; /* that they have to compute if the prefix cache has none */
-    struct tenant *tenant;  /* [LIMIT_TENANTS], 1 unless policy: fair */
-    int32_t n_tenants;      /* up to the last one that has submitted a group */
-    int32_t *ready;  /* [LIMIT_TENANTS] heap of tenants with waiting groups, least `key` on top */
-    int32_t n_ready; /* of `ready` */
-    int32_t last_tenant;       /* of the group admitted last */
-    int32_t last_asker;        /* of the group added last */
-    int64_t shared_until_us;   /* until then tenants count as sharing; 0: one alone has asked */
-    uint64_t turn_order;       /* of the group that plan_turns decoded last */
+    int32_t n_preempted;       /* leading ones that have started */
+    int64_t waiting_tokens;    /* that they have to compute if the prefix cache has none */
     int32_t sweep;             /* entry of `waiting` to check next for cancels and time-outs */
     struct group_list running; /* by group_before */
     struct group_list swapped; /* by group_before */
@@ -87,15 +135,14 @@ struct sched {
     int32_t *tokens; /* [block_size] scratch */
     int32_t *hit;    /* [blocks of max_len] scratch: cached blocks of the group probed */
 
-    struct plan_item *chunk;      /* [max_num_seqs] scratch: items of several tokens */
-    int32_t n_chunks;             /* of these */
-    struct group **prefill_order; /* [max_num_seqs] scratch: policy: fair */
+    struct plan_item *chunk; /* [max_num_seqs] scratch: items of several tokens */
+    int32_t n_chunks;        /* of these */
+
     /* Of the step being planned: */
     int32_t tokens_left, scores_left; /* budget of tokens, and of score rows */
-    bool preempted;                   /* some group was preempted */
-    bool made_way;                    /* and only for a waiting group */
-    bool ahead;  /* it begins with prefill of tenants that hold less than others */
-    bool shared; /* it is to be short, because tenants share */
+    bool preempted;                   /* a group was preempted: none is resumed */
+    bool admission_closed; /* and, unless that was for a waiting group, none is admitted */
+    bool prefill_first;    /* prefill was planned before the decodes, which must fit behind */
 
     double cost_scale;                     /* time of mixed steps over the cost model's estimate */
     uint64_t n_observed;                   /* steps that cost_scale was learned from */
@@ -115,49 +162,21 @@ static inline bool group_before(const struct group *a, const struct group *b)
 void list_insert(struct group_list *l, struct group *g);
 void list_append(struct group_list *l, struct group *g);
 void list_remove(struct group_list *l, struct group *g);
+/* A leftist heap by group_before; *root NULL: empty. */
+void heap_push(struct group **root, struct group *g);
+void heap_remove(struct group **root, struct group *g);
+/* -> WAITING, and out of it. */
 void waiting_push(struct sched *s, struct group *g);
 void waiting_remove(struct sched *s, struct group *g);
-
-/* sched_fair.c */
-static inline bool is_fair(const struct sched *s)
-{
-    return s->c.policy == POLICY_FAIR;
-}
-/* The next waiting group among those that can have their memory; NULL: none waits. */
+/* The next waiting group; NULL: none waits. While memory is short it is one that has
+ * started, if there is one. */
 struct group *waiting_first(struct sched *s);
-/* Whether `a` has its turn before `b`: the group of the tenant that was served less, or
- * by group_before within a tenant. */
-bool turn_before(const struct sched *s, const struct group *a, const struct group *b);
-/* The swapped group to resume next; NULL: none that is not parked. */
-struct group *swapped_first(const struct sched *s);
-/* Whether waiting `g` goes before swapped `other`: while a group is swapped out, no
- * group is started out of turn. */
+/* Whether waiting `g` goes before swapped `other`. */
 bool goes_before_swapped(struct sched *s, const struct group *g, const struct group *other);
-/* Count tokens served to the group's tenant. */
-void tenant_charge(struct sched *s, const struct group *g, int32_t n_tokens);
-/* Add a waiting group to its tenant's heap, or remove it; called by waiting_push and
- * waiting_remove. */
-void tenant_push(struct sched *s, struct group *g);
-void tenant_remove(struct sched *s, struct group *g);
-/* Reserve n more slots for a running group; n < 0: fewer. */
-void reserve_slots(struct sched *s, struct group *g, int32_t n);
-/* The newest running group of the tenant with most slots for its weight, without groups
- * that this step has planned; NULL: none. */
-struct group *heaviest(const struct sched *s);
-/* The tenant has submitted a group: whether tenants share. */
-void tenant_asks(struct sched *s, int32_t tenant, int64_t now_us);
-/* policy: fair, before the step is planned: preempt so that the next waiting group
- * fits, if its tenant holds less than others. */
-void make_way(struct sched *s);
-/* `g`'s tenant holds fewer slots for its weight than `other`'s and was served less. */
-bool is_poorer(const struct sched *s, const struct group *g, const struct group *other);
-/* Whether the step being planned begins with this group's prefill. */
-static inline bool goes_ahead(const struct sched *s, const struct group *g)
-{
-    return g->ahead_step == s->step + 1;
-}
 
 /* sched_seq.c */
+/* Reserve n more slots for a running group; n < 0: fewer. */
+void reserve_slots(struct sched *s, struct group *g, int32_t n);
 /* Without paging: reservations for every sequence that is not done, or for none. True
  * if there are, or with paging. */
 bool take_reservations(struct sched *s, struct group *g);
@@ -224,10 +243,12 @@ void seq_own_next_block(struct sched *s, struct seq *q, struct plan *p);
 /* Blocks that a swapped group, which no step in flight names, needs to resume: those
  * that it has on the host, and what it needs to run at once. O(its blocks). */
 int32_t blocks_to_resume(struct sched *s, struct group *g);
-void sched_resume(struct sched *s, struct plan *p);
-/* Admit the next waiting group into this step; false: none waits, or it does not
- * fit. */
-bool sched_admit_one(struct sched *s, int64_t now_us, struct plan *p);
+/* Resume the next swapped group, if it fits; the caller plans its next tokens, because
+ * its swap-in is sent with this step. Returns it; NULL: none. */
+struct group *sched_resume(struct sched *s, struct plan *p);
+/* Admit the next waiting group, if it fits; the caller plans its prefill. Returns it;
+ * NULL: none. */
+struct group *sched_admit(struct sched *s, int64_t now_us);
 /* Whether slots, memory and blocks suffice to admit a waiting group. */
 bool fits_now(struct sched *s, struct group *g);
 /* sched_start.c */
@@ -251,8 +272,24 @@ void sched_sweep(struct sched *s, int64_t now_us);
 /* sched_preempt.c */
 /* RUNNING -> SWAPPED or WAITING, by the preemption setting. */
 void preempt(struct sched *s, struct group *g);
-/* sched.c */
+/* sched.c: what policies put a step together from */
+/* Whether the group could decode in this step. */
+bool will_decode(const struct sched *s, const struct group *g);
+/* Plan one token for each live sequence of a group behind its prefill, if it will
+ * decode. If blocks are missing, the newest groups are preempted. False: `g` itself
+ * was. */
 bool plan_decode(struct sched *s, struct group *g, struct plan *p);
+/* Plan the decodes of all running groups, oldest first. */
+void plan_decodes(struct sched *s, struct plan *p);
+/* Plan prefill chunks of a running group, as far as the budget allows. */
 void plan_prefill(struct sched *s, struct group *g, struct plan *p);
+/* Admit the next waiting group and plan its prefill; false: none waits, or it does not
+ * fit. */
+bool plan_admission(struct sched *s, int64_t now_us, struct plan *p);
+/* The prefill budget by target_itl_us and by what is due. */
+double prefill_budget(struct sched *s, int64_t now_us, const struct plan *p);
+/* The time of an item, and of the plan so far, by the cost model. */
+double item_us(const struct sched *s, const struct plan_item *it);
+double planned_us(const struct sched *s, const struct plan *p);
 
 #endif

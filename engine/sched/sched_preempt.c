@@ -21,8 +21,7 @@ static void leave_running(struct sched *s, struct group *g)
     list_remove(&s->running, g);
     group_unreserve(s, g);
     g->n_preempted++;
-    s->preempted = true;
-    s->made_way = false;
+    s->preempted = s->admission_closed = true;
 }
 
 static void preempt_recompute(struct sched *s, struct group *g)

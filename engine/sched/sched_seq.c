@@ -79,6 +79,15 @@ void seq_fork(struct sched *s, struct seq *child, const struct seq *parent)
     }
 }
 
+void reserve_slots(struct sched *s, struct group *g, int32_t n)
+{
+    g->n_reserved += n;
+    s->n_reserved += n;
+    if (s->policy->reserved) {
+        s->policy->reserved(s, g, n);
+    }
+}
+
 bool take_reservations(struct sched *s, struct group *g)
 {
     for (int32_t i = 0; s->contiguous && i < g->width; i++) {

@@ -223,7 +223,7 @@ static int check_config(const struct sched_config *c, struct err *e)
 
 static int32_t most_tenants(const struct sched_config *c)
 {
-    return c->policy == POLICY_FAIR ? LIMIT_TENANTS : 1;
+    return c->policy == POLICY_FAIR ? LIMIT_TENANTS : 0;
 }
 
 static int allocate(struct sched *s, struct err *e)
@@ -244,9 +244,9 @@ static int allocate(struct sched *s, struct err *e)
     if (c->kv_policy != KV_PAGED && contiguous_open(&s->contiguous, &rule, e) < 0) {
         return e->code;
     }
-    s->tenant = array(most_tenants(c), sizeof(*s->tenant));
-    s->ready = array(most_tenants(c), sizeof(*s->ready));
-    s->prefill_order = array(c->max_num_seqs, sizeof(*s->prefill_order));
+    s->fair.tenant = array(most_tenants(c), sizeof(*s->fair.tenant));
+    s->fair.ready = array(most_tenants(c), sizeof(*s->fair.ready));
+    s->fair.prefill_order = array(c->max_num_seqs, sizeof(struct group *));
     s->waiting = array((int64_t)c->max_waiting + c->max_started, sizeof(*s->waiting));
     s->free_slot = array(c->max_num_seqs, sizeof(*s->free_slot));
     s->slot_seen = array(c->max_num_seqs, sizeof(*s->slot_seen));
@@ -258,9 +258,9 @@ static int allocate(struct sched *s, struct err *e)
     s->tokens = array(c->block_size, sizeof(*s->tokens));
     s->hit = array(div_ceil(c->max_len, c->block_size), sizeof(*s->hit));
     s->chunk = array(c->max_num_seqs, sizeof(*s->chunk));
-    if (!s->tenant || !s->ready || !s->prefill_order || !s->waiting || !s->free_slot ||
-        !s->slot_seen || !s->mask || !s->swap_out || !s->pinned || !s->mark || !s->found ||
-        !s->tokens || !s->hit || !s->chunk) {
+    if (!s->fair.tenant || !s->fair.ready || !s->fair.prefill_order || !s->waiting ||
+        !s->free_slot || !s->slot_seen || !s->mask || !s->swap_out || !s->pinned || !s->mark ||
+        !s->found || !s->tokens || !s->hit || !s->chunk) {
         return err_nomem(e, "the scheduler");
     }
     rc = regions_init(&s->regions, c->group_bytes, c->max_started, e);
@@ -290,6 +290,7 @@ int sched_new(struct sched **ret, const struct sched_config *c, struct err *e)
         return err_nomem(e, "the scheduler");
     }
     s->c = *c;
+    s->policy = c->policy == POLICY_FAIR ? &policy_fair : &policy_fcfs;
     s->cost_scale = 1;
     complete_config(&s->c);
     rc = allocate(s, e);
@@ -303,7 +304,7 @@ int sched_new(struct sched **ret, const struct sched_config *c, struct err *e)
         s->free_slot[i] = s->mask[i] = s->n_free_slots - 1 - i; /* slot 0 is taken first */
     }
     for (int32_t i = 0; i < most_tenants(c); i++) {
-        s->tenant[i] = (struct tenant){.ready_index = -1, .weight = 1};
+        s->fair.tenant[i] = (struct tenant){.ready_index = -1, .weight = 1};
     }
     *ret = s;
     return 0;
@@ -332,9 +333,9 @@ void sched_free(struct sched *s)
     kvpool_release(&s->pool);
     kvpool_release(&s->host);
     contiguous_free(s->contiguous);
-    free(s->tenant);
-    free(s->ready);
-    free(s->prefill_order);
+    free(s->fair.tenant);
+    free(s->fair.ready);
+    free(s->fair.prefill_order);
     free(s->waiting);
     free(s->free_slot);
     free(s->slot_seen);
