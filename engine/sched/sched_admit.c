@@ -87,9 +87,9 @@ static int32_t watermark(const struct sched *s)
                             : 0;
 }
 
-static bool slots_fit(const struct sched *s, int32_t rows)
+static bool slots_fit(const struct sched *s, int32_t n_slots)
 {
-    return s->n_reserved + rows <= s->c.max_num_seqs;
+    return s->n_reserved + n_slots <= s->c.max_num_seqs;
 }
 
 /* Whether to look up a group in the prefix cache that did not fit before: if more

@@ -42,12 +42,13 @@ struct sched_policy {
     bool (*before)(const struct sched *s, const struct group *a, const struct group *b);
     /* The swapped group to resume next; NULL: none that is not parked. */
     struct group *(*first_swapped)(const struct sched *s);
-    /* Whether a group may start while a swapped one waits whose turn is later. */
+    /* Whether a group may start before swapped ones whose turn is later; else none starts
+     * while a group is swapped out. */
     bool starts_before_swapped;
 
-    /* Accounting; NULL: none. A group was submitted; admitted, with n tokens of
-     * prompt to compute, 0 if it had started; has sampled a token; has n more
-     * reserved slots. */
+    /* Accounting; NULL: none. A group was submitted; was admitted, with n prompt tokens
+     * to compute, or 0 if it had started before; samples a token; has n more slots
+     * reserved. */
     void (*submitted)(struct sched *s, const struct group *g, int64_t now_us);
     void (*admitted)(struct sched *s, const struct group *g, int32_t n);
     void (*sampled)(struct sched *s, const struct group *g);

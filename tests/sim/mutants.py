@@ -76,7 +76,7 @@ MUTANTS = [
     ("a resumed group keeps its host blocks", "engine/sched/sched_admit.c", "}\n    kvpool_unref(&s->host, h);", "};"),
     ("a half-known group is resumed", "engine/sched/sched_admit.c", "if (!g || g->n_inflight > 0 || (waiting && goes_before_swapped(s, waiting, g))) {", "if (!g || (waiting && goes_before_swapped(s, waiting, g))) {"),
     ("a half-known group is admitted", "engine/sched/sched_admit.c", "if (g->n_inflight > 0) { /* just preempted: a step in flight still samples a token of it */", "if (false) { /* just preempted: a step in flight still samples a token of it */"),
-    ("slots are overbooked", "engine/sched/sched_admit.c", "return s->n_reserved + rows <= s->c.max_num_seqs;", "return true;"),
+    ("slots are overbooked", "engine/sched/sched_admit.c", "return s->n_reserved + n_slots <= s->c.max_num_seqs;", "return true;"),
     ("a prompt's blocks are undercounted", "engine/sched/sched_admit.c", "if (d->blocks - d->found_held <= available) {", "if (d->blocks - d->found <= available) {"),
     ("the running list is out of order", "engine/sched/sched_queue.c", "while (after && group_before(g, after)) {\n        after = after->prev;\n    }\n    if (!after || after == l->last) {", "if (!after || after == l->last) {"),
     ("children of a group that leaves the queue are lost", "engine/sched/sched_queue.c", "struct group *above = g->prev, *rest = heap_meld(g->child, g->next);", "struct group *above = g->prev, *rest = g->child;"),
@@ -169,8 +169,8 @@ def users_of(path):
 
 def main():
     ap = argparse.ArgumentParser()
-    ap.add_argument("--runs", type=int, default=40000)
-    ap.add_argument("--seconds", type=int, default=120, help="a mutant that runs longer is caught")
+    ap.add_argument("--runs", type=int, default=200000)
+    ap.add_argument("--seconds", type=int, default=600, help="a mutant that runs longer is caught")
     ap.add_argument("--only", default="", help="mutants whose description holds this text")
     args = ap.parse_args()
     work = pathlib.Path(tempfile.mkdtemp(prefix="mutants-"))
