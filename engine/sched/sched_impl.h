@@ -42,8 +42,8 @@ struct sched_policy {
     bool (*before)(const struct sched *s, const struct group *a, const struct group *b);
     /* The swapped group to resume next; NULL: none that is not parked. */
     struct group *(*first_swapped)(const struct sched *s);
-    /* Whether a group may start before swapped ones whose turn is later; else none starts
-     * while a group is swapped out. */
+    /* Whether a group may start before swapped ones whose turn is later; else none
+     * starts while any is swapped out. */
     bool starts_before_swapped;
 
     /* Accounting; NULL: none. A group was submitted; was admitted, with n prompt tokens
